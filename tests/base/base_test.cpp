@@ -1,0 +1,92 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "base/errors.h"
+#include "base/files.h"
+#include "base/hash.h"
+#include "base/rng.h"
+#include "base/text.h"
+#include "base/threads.h"
+#include "testing/temporary_directory.h"
+
+namespace heddle {
+namespace {
+
+TEST(Text, NearestFindsTheTypoAndRefusesTheUnrelated) {
+  EXPECT_EQ(text::nearest("learning_rat", {"learning_rate", "weight_decay"}), "learning_rate");
+  EXPECT_EQ(text::nearest("zzzzzzzz", {"lr", "seed"}), "");
+}
+
+TEST(Text, GlobMatchesNames) {
+  EXPECT_TRUE(text::matches_glob("*.A_log", "model.layers.0.linear_attn.A_log"));
+  EXPECT_TRUE(text::matches_glob("model.layers.?.mlp.*", "model.layers.3.mlp.gate_proj.weight"));
+  EXPECT_FALSE(text::matches_glob("model.layers.?.mlp.*", "model.layers.13.mlp.gate_proj.weight"));
+  EXPECT_TRUE(text::matches_glob("*", ""));
+}
+
+TEST(Files, AtomicFileLeavesNothingWithoutCommit) {
+  const testing::TemporaryDirectory dir;
+  files::write_atomically(dir / "a", "old");
+  {
+    files::AtomicFile file(dir / "a");
+    file.write("half of the new");
+  }
+  EXPECT_EQ(files::read(dir / "a"), "old");
+  EXPECT_FALSE(std::filesystem::exists(dir / "a.tmp"));
+}
+
+TEST(Files, AFullDiskIsAnErrorThatNamesPathAndReason) {
+  files::AtomicFile* file = nullptr;
+  EXPECT_THROW(file = new files::AtomicFile("/proc/heddle"), FileError);
+  EXPECT_EQ(file, nullptr);
+  try {
+    files::read("/nonexistent/file");
+    FAIL();
+  } catch (const FileError& e) {
+    EXPECT_THAT(e.what(), ::testing::HasSubstr("/nonexistent/file: No such file"));
+  }
+}
+
+TEST(Files, MapsAnEmptyFile) {
+  const testing::TemporaryDirectory dir;
+  std::ofstream(dir / "empty").flush();
+  EXPECT_TRUE(files::MappedFile(dir / "empty").bytes().empty());
+}
+
+TEST(CounterRng, DependsOnlyOnSeedNameAndIndex) {
+  const CounterRng a(1, "x"), b(1, "x"), c(2, "x"), d(1, "y");
+  EXPECT_EQ(a.words(12345), b.words(12345));
+  EXPECT_NE(a.words(12345), c.words(12345));
+  EXPECT_NE(a.words(12345), d.words(12345));
+  EXPECT_NE(a.words(0), a.words(1));
+}
+
+TEST(CounterRng, NormalHasUnitMoments) {
+  const CounterRng rng(3, "normal");
+  double sum = 0, squares = 0;
+  constexpr int kCount = 200000;
+  for (int i = 0; i < kCount; ++i) {
+    const double x = rng.normal(i);
+    sum += x;
+    squares += x * x;
+  }
+  EXPECT_NEAR(sum / kCount, 0, 0.01);
+  EXPECT_NEAR(squares / kCount, 1, 0.02);
+}
+
+TEST(Threads, ParallelItemsVisitsEachOnceAndRethrows) {
+  std::vector<int> seen(1000);
+  parallel_items(1000, 4, [&](std::int64_t i) { ++seen[i]; });
+  EXPECT_THAT(seen, ::testing::Each(1));
+  EXPECT_THROW(parallel_items(10, 3, [](std::int64_t i) { if (i == 5) throw DataError("row 5"); }),
+               DataError);
+}
+
+TEST(Hash, SeparatesPieces) {
+  EXPECT_NE(hash::Hasher().add("ab").add("c").hex(), hash::Hasher().add("a").add("bc").hex());
+}
+
+}  // namespace
+}  // namespace heddle
