@@ -1,0 +1,59 @@
+#pragma once
+
+#include "ops/registry.h"
+#include "ops/sequences.h"
+
+namespace heddle::ops {
+
+struct Attention {
+  static constexpr const char* kName = "attention";
+  struct Inputs {
+    at::Tensor q;     ///< [Tq,Hq,D]
+    at::Tensor k, v;  ///< [Tk,Hkv,D]; query head h reads KV head h / (Hq/Hkv).
+    Sequences q_sequences,
+        k_sequences;  ///< Same count; equal in training. In sequence s, query i of m sees keys up
+                      ///< to n - m + i of n (causal, aligned at the end).
+    double scale = 0;  ///< 0 means D^-1/2.
+  };
+  struct Forward {
+    at::Tensor o;
+    std::vector<at::Tensor> saved;
+  };
+  struct Gradients {
+    at::Tensor q, k, v;
+  };
+  struct Functions {
+    Forward (*forward)(const Inputs&, bool keep);
+    Gradients (*backward)(const Inputs&, const Forward&, const at::Tensor& grad_o);
+    /// One query for each of B sequences: q [B,Hq,D]; caches [slots,capacity,Hkv,D]; slots and
+    /// lengths [B] on the host (keys 0..length-1 are seen). Returns [B,Hq,D].
+    at::Tensor (*step)(const at::Tensor& q, const at::Tensor& k_cache, const at::Tensor& v_cache,
+                       const std::vector<std::int64_t>& slots,
+                       const std::vector<std::int64_t>& lengths, double scale);
+  };
+};
+
+/// Causal softmax attention over packed sequences, softmax in fp32 or wider, memory linear in T. o
+/// [Tq,Hq,D]. Differentiable in q, k, v.
+at::Tensor attention(const KernelTable& kernels, const Attention::Inputs& inputs);
+
+at::Tensor attention_step(const KernelTable& kernels, const at::Tensor& q,
+                          const at::Tensor& k_cache, const at::Tensor& v_cache,
+                          const std::vector<std::int64_t>& slots,
+                          const std::vector<std::int64_t>& lengths, double scale);
+
+struct OutputGate {
+  static constexpr const char* kName = "output_gate";
+  struct Functions {
+    at::Tensor (*forward)(const at::Tensor& x, const at::Tensor& gate);
+    /// Gradients of x and gate.
+    std::pair<at::Tensor, at::Tensor> (*backward)(const at::Tensor& x, const at::Tensor& gate,
+                                                  const at::Tensor& grad_y);
+  };
+};
+
+/// y = x * sigmoid(gate). x [T,n,D] contiguous; gate [T,n,D] with unit stride over D (a view into
+/// the q projection). Differentiable.
+at::Tensor output_gate(const KernelTable& kernels, const at::Tensor& x, const at::Tensor& gate);
+
+}  // namespace heddle::ops

@@ -1,0 +1,19 @@
+#pragma once
+
+#include "ops/registry.h"
+
+/// Each operator's folder defines the function that adds its kernels; builtin_registry() calls them
+/// all.
+namespace heddle::ops {
+
+void register_gated_delta_net(Registry& registry);  ///< gated_delta_rule, gdn_gates, gated_rms_norm
+void register_causal_conv1d(Registry& registry);
+void register_rms_norm(Registry& registry);
+void register_rotary(Registry& registry);
+void register_attention(Registry& registry);  ///< attention, output_gate
+void register_swiglu(Registry& registry);
+void register_moe(Registry& registry);
+void register_linear_cross_entropy(Registry& registry);
+void register_optimizer_step(Registry& registry);
+
+}  // namespace heddle::ops

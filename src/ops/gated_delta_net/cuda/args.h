@@ -1,0 +1,65 @@
+// What every kernel of this folder receives, and the layout of the saved buffer and the workspace.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include "gated_delta_net.h"
+
+namespace heddle::ops::cuda::gdn {
+
+constexpr int kChunk = 64;
+constexpr float kLog2e = 1.4426950408889634f;
+
+struct ChunkInfo {
+  int token;     // first token of the chunk
+  int length;    // 1 to 64
+  int sequence;  // of the batch
+  int index;     // within the sequence
+};
+
+/// Device pointers. "chunk" arrays are indexed by the global chunk number, sequences in order.
+struct Args {
+  int tokens, sequences, k_heads, v_heads, max_chunks;
+  float scale;
+  bool normalize;
+  const __nv_bfloat16 *q, *k, *v;
+  int64_t q_stride, k_stride, v_stride;
+  const float *g, *beta, *initial_state;
+  const int* cu_seqlens;
+
+  // Saved by the forward.
+  int* first_chunk;      // [sequences + 1]; the last entry is the number of chunks
+  int* order;            // [sequences], longest first
+  ChunkInfo* chunks;     // [max_chunks]
+  float* decay;          // [chunk, v_head, 64] in-chunk cumulative g in base 2, constant past the end
+  float *q_rms, *k_rms;  // [chunk, k_head, 64] 1 / norm, 0 past the end
+  __nv_bfloat16* solve;  // [chunk, v_head] swizzled 64 x 64 image of T diag(beta)
+  __nv_bfloat16* u;      // [token, v_head, V], null when not for backward
+
+  // Forward outputs.
+  __nv_bfloat16* o;
+  int64_t o_stride;
+  float* final_state;
+
+  // Backward. Tensors dv and u share the token layout; states and d_states are swizzled images
+  // [chunk, v_head, part, 64 (rows of V), K], transposed.
+  const __nv_bfloat16* d_o;
+  int64_t do_stride, dq_stride, dk_stride, dv_stride;
+  const float* d_final_state;
+  __nv_bfloat16 *states, *d_states;
+  __nv_bfloat16 *dq, *dk, *dv;
+  float *dg, *dbeta, *d_initial_state;
+};
+
+/// Kernels in launch order. H: false = mma.sync, true = wgmma.
+void launch_plan(const Args& a, cudaStream_t s);
+void launch_prepare(const Args& a, int head_dim, cudaStream_t s);
+void launch_forward(const Args& a, int head_dim, bool hopper, cudaStream_t s);
+void launch_states(const Args& a, int head_dim, bool hopper, cudaStream_t s);
+void launch_chain(const Args& a, int head_dim, bool hopper, cudaStream_t s);
+void launch_gradients(const Args& a, int head_dim, bool hopper, cudaStream_t s);
+
+/// Throws std::runtime_error naming `what` when the last launch failed.
+void check_launch(const char* what);
+
+}  // namespace heddle::ops::cuda::gdn

@@ -1,0 +1,237 @@
+// Tensor-core products on swizzled shared-memory tiles (see tile_address), in two interchangeable
+// forms. A "group" is 4 warps that own 64 rows, 16 a warp, in the mma accumulator layout; a wgmma
+// accumulator has exactly that layout per warp, so the code around the products is shared.
+//
+//   rs: acc[64 x N] (+)= A (registers, KS steps of 16) * B (shared)
+//   ss: acc[64 x N] (+)= A (shared) * B (shared)
+//
+// kTransB = false: tile rows are N, columns the contraction. kTransB = true: rows are the contraction.
+// kTransA = false: tile rows are M (64 of them). kTransA = true: rows are the contraction, 64 columns M.
+// Every tile here has 64 rows, so column blocks lie 64 * 128 bytes apart.
+#pragma once
+
+#include "ptx.cuh"
+
+namespace heddle::ops::cuda::gdn {
+
+constexpr u32 kBlockBytes = 64 * 128;
+
+template <int N>
+__device__ __forceinline__ void zero(float (&a)[N][4]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) a[i][0] = a[i][1] = a[i][2] = a[i][3] = 0.f;
+}
+
+/// Keeps the compiler from moving uses of registers that an asynchronous product owns.
+template <int N>
+__device__ __forceinline__ void pin(float (&a)[N][4]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i)
+    asm volatile("" : "+f"(a[i][0]), "+f"(a[i][1]), "+f"(a[i][2]), "+f"(a[i][3])::"memory");
+}
+template <int N>
+__device__ __forceinline__ void pin(u32 (&a)[N][4]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i)
+    asm volatile("" : "+r"(a[i][0]), "+r"(a[i][1]), "+r"(a[i][2]), "+r"(a[i][3])::"memory");
+}
+
+__device__ __forceinline__ void mma_bf16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/// mma.sync, sm_80 and later. Products complete when the call returns.
+struct MmaPortable {
+  static constexpr bool kHopper = false;
+  __device__ static void fence() {}
+  __device__ static void commit() {}
+  template <int N>
+  __device__ static void wait() {}
+
+  template <bool kTransB, int NB>
+  __device__ static void step(float (&acc)[NB][4], const u32 (&a)[4], u32 b, int k0, int lane) {
+    int m = lane >> 3, r = lane & 7;
+#pragma unroll
+    for (int n = 0; n < NB; n += 2) {
+      u32 f[4];
+      if constexpr (kTransB)
+        ldmatrix4_trans(f, tile_address(b, 64, k0 + (m & 1) * 8 + r, n * 8 + (m >> 1) * 8));
+      else
+        ldmatrix4(f, tile_address(b, 64, n * 8 + (m >> 1) * 8 + r, k0 + (m & 1) * 8));
+      mma_bf16(acc[n], a, f[0], f[1]);
+      mma_bf16(acc[n + 1], a, f[2], f[3]);
+    }
+  }
+  template <bool kTransB, int NB, int KS>
+  __device__ static void rs(float (&acc)[NB][4], const u32 (&a)[KS][4], u32 b, bool accumulate) {
+    if (!accumulate) zero(acc);
+#pragma unroll
+    for (int k = 0; k < KS; ++k) step<kTransB>(acc, a[k], b, k * 16, threadIdx.x & 31);
+  }
+  template <int KS, bool kTransA, bool kTransB, int NB>
+  __device__ static void ss(float (&acc)[NB][4], u32 a, u32 b, bool accumulate) {
+    int lane = threadIdx.x & 31, m0 = ((threadIdx.x >> 5) & 3) * 16, m = lane >> 3, r = lane & 7;
+    if (!accumulate) zero(acc);
+#pragma unroll
+    for (int k = 0; k < KS; ++k) {
+      u32 f[4];
+      if constexpr (kTransA)
+        load_fragment_trans(f, a, 64, k * 16, m0, lane);
+      else
+        ldmatrix4(f, tile_address(a, 64, m0 + (m & 1) * 8 + r, k * 16 + (m >> 1) * 8));
+      step<kTransB>(acc, f, b, k * 16, lane);
+    }
+  }
+};
+
+/// Shared-memory matrix descriptor: 128-byte swizzle, 1024 bytes between groups of 8 rows, and (for
+/// operands whose rows are the contraction) kBlockBytes between blocks of 64 columns.
+__device__ __forceinline__ u64 make_descriptor(u32 address) {
+  return (u64{1} << 62) | (u64{1024 >> 4} << 32) | (u64{kBlockBytes >> 4} << 16) |
+         ((address & 0x3ffff) >> 4);
+}
+
+template <int kTransB>
+__device__ __forceinline__ void wgmma_rs(float (&d)[8][4], const u32 (&a)[4], u64 b, int scale_d) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  asm volatile(
+      "{.reg .pred p; setp.ne.b32 p, %37, 0; "
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, "
+      "%25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, p, 1, 1, %38;} "
+      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
+        "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
+        "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+        "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
+        "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]),
+        "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
+        "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
+        "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(scale_d), "n"(kTransB));
+#endif
+}
+
+template <int kTransA, int kTransB>
+__device__ __forceinline__ void wgmma_ss(float (&d)[8][4], u64 a, u64 b, int scale_d) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  asm volatile(
+      "{.reg .pred p; setp.ne.b32 p, %34, 0; "
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, "
+      "%25, %26, %27, %28, %29, %30, %31}, %32, %33, p, 1, 1, %35, %36;} "
+      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
+        "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
+        "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+        "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
+        "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]),
+        "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
+        "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
+        "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
+      : "l"(a), "l"(b), "r"(scale_d), "n"(kTransA), "n"(kTransB));
+#endif
+}
+
+template <int kTransB>
+__device__ __forceinline__ void wgmma_rs(float (&d)[16][4], const u32 (&a)[4], u64 b, int scale_d) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  asm volatile(
+      "{.reg .pred p; setp.ne.b32 p, %69, 0; "
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, "
+      "%25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, "
+      "%42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, "
+      "%59, %60, %61, %62, %63}, {%64, %65, %66, %67}, %68, p, 1, 1, %70;} "
+      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
+        "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
+        "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+        "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
+        "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]),
+        "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
+        "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
+        "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]),
+        "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]),
+        "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]),
+        "+f"(d[10][0]), "+f"(d[10][1]), "+f"(d[10][2]), "+f"(d[10][3]),
+        "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),
+        "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]),
+        "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]),
+        "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]),
+        "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(scale_d), "n"(kTransB));
+#endif
+}
+
+template <int kTransA, int kTransB>
+__device__ __forceinline__ void wgmma_ss(float (&d)[16][4], u64 a, u64 b, int scale_d) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  asm volatile(
+      "{.reg .pred p; setp.ne.b32 p, %66, 0; "
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, "
+      "%25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, "
+      "%42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, "
+      "%59, %60, %61, %62, %63}, %64, %65, p, 1, 1, %67, %68;} "
+      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]),
+        "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
+        "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),
+        "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
+        "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]),
+        "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
+        "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]),
+        "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]),
+        "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]),
+        "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]),
+        "+f"(d[10][0]), "+f"(d[10][1]), "+f"(d[10][2]), "+f"(d[10][3]),
+        "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),
+        "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]),
+        "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]),
+        "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]),
+        "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])
+      : "l"(a), "l"(b), "r"(scale_d), "n"(kTransA), "n"(kTransB));
+#endif
+}
+
+/// wgmma, sm_90a. Products are asynchronous: fence before the first, commit, wait, then pin the registers.
+struct MmaHopper {
+  static constexpr bool kHopper = true;
+  __device__ static void fence() {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+  }
+  __device__ static void commit() {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+  }
+  template <int N>
+  __device__ static void wait() {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+#endif
+  }
+  /// Step k of an operand whose rows are the contraction moves 16 rows; otherwise 16 columns.
+  template <bool kRowsAreK>
+  __device__ static constexpr u32 offset(int k) {
+    return kRowsAreK ? k * 2048 : (k / 4) * kBlockBytes + (k % 4) * 32;
+  }
+  template <bool kTransB, int NB, int KS>
+  __device__ static void rs(float (&acc)[NB][4], const u32 (&a)[KS][4], u32 b, bool accumulate) {
+#pragma unroll
+    for (int k = 0; k < KS; ++k)
+      wgmma_rs<kTransB>(acc, a[k], make_descriptor(b + offset<kTransB>(k)), accumulate || k > 0);
+  }
+  template <int KS, bool kTransA, bool kTransB, int NB>
+  __device__ static void ss(float (&acc)[NB][4], u32 a, u32 b, bool accumulate) {
+#pragma unroll
+    for (int k = 0; k < KS; ++k)
+      wgmma_ss<kTransA, kTransB>(acc, make_descriptor(a + offset<kTransA>(k)),
+                                 make_descriptor(b + offset<kTransB>(k)), accumulate || k > 0);
+  }
+};
+
+}  // namespace heddle::ops::cuda::gdn

@@ -1,0 +1,303 @@
+// Chunk table, and the part of a chunk that does not depend on the state: row norms, cumulative decay
+// and the inverse T = (I + L)^-1.
+#include "args.h"
+#include "mma.cuh"
+
+namespace heddle::ops::cuda::gdn {
+namespace {
+
+constexpr int kMaxSorted = 4096;  // more sequences than this keep their order
+
+/// One CTA. Writes first_chunk, order and chunks.
+__global__ void __launch_bounds__(1024) plan_kernel(Args a) {
+  __shared__ int length[kMaxSorted];
+  __shared__ int warp_sum[32];
+  __shared__ int carry;
+  int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
+  if (tid == 0) carry = 0;
+  __syncthreads();
+  for (int base = 0; base < a.sequences; base += 1024) {
+    int s = base + tid, n = s < a.sequences ? a.cu_seqlens[s + 1] - a.cu_seqlens[s] : 0;
+    if (s < a.sequences && s < kMaxSorted) length[s] = n;
+    int chunks = (n + kChunk - 1) / kChunk, x = chunks;
+    for (int d = 1; d < 32; d *= 2) {
+      int y = __shfl_up_sync(~0u, x, d);
+      if (lane >= d) x += y;
+    }
+    if (lane == 31) warp_sum[warp] = x;
+    __syncthreads();
+    if (warp == 0) {
+      int w = warp_sum[lane], t = w;
+      for (int d = 1; d < 32; d *= 2) {
+        int y = __shfl_up_sync(~0u, t, d);
+        if (lane >= d) t += y;
+      }
+      warp_sum[lane] = t - w + carry;
+    }
+    __syncthreads();
+    x += warp_sum[warp];
+    if (s < a.sequences) a.first_chunk[s] = x - chunks;
+    if (s == a.sequences - 1) a.first_chunk[a.sequences] = x;
+    __syncthreads();
+    if (tid == 1023) carry = x;
+    __syncthreads();
+  }
+  for (int s = tid; s < a.sequences; s += 1024) {
+    int rank = s;
+    if (a.sequences <= kMaxSorted) {
+      rank = 0;
+      int n = length[s];
+      for (int t = 0; t < a.sequences; ++t) rank += length[t] > n || (length[t] == n && t < s);
+    }
+    a.order[rank] = s;
+  }
+  for (int c = tid; c < carry; c += 1024) {
+    int lo = 0, hi = a.sequences;  // the last sequence with first_chunk <= c
+    while (hi - lo > 1) {
+      int mid = (lo + hi) / 2;
+      (a.first_chunk[mid] <= c ? lo : hi) = mid;
+    }
+    int index = c - a.first_chunk[lo], token = a.cu_seqlens[lo] + index * kChunk;
+    a.chunks[c] = {token, min(kChunk, a.cu_seqlens[lo + 1] - token), lo, index};
+  }
+}
+
+__device__ __forceinline__ void mma_f16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+constexpr int kPitch = 72;        // halves per row of an fp16 64 x 64 matrix; 16 B more than 128 B
+constexpr int kDiagStride = 260;  // floats per 16 x 16 diagonal block, padded by one 16-byte access
+
+/// D[16 x 8 N] = A * B with A rows at (ra, ca) of `a`, B rows at (rb, cb) of `b`, 16 KS deep.
+template <int KS, int N>
+__device__ __forceinline__ void block_product(float (&d)[N][4], const u32 (&a)[KS][4],
+                                              const __half* b, int rb, int cb, int lane) {
+  zero(d);
+#pragma unroll
+  for (int k = 0; k < KS; ++k)
+#pragma unroll
+    for (int n = 0; n < N; n += 2) {
+      u32 f[4];
+      int m = lane >> 3, r = lane & 7;
+      ldmatrix4_trans(f, smem_u32(b + (rb + k * 16 + (m & 1) * 8 + r) * kPitch + cb + n * 8 +
+                                  (m >> 1) * 8));
+      mma_f16(d[n], a[k], f[0], f[1]);
+      mma_f16(d[n + 1], a[k], f[2], f[3]);
+    }
+}
+/// t[r0.., c0..] = -(t[r0.., k0..] * l[k0.., c0..]) * t[c0.., c0..] for 16 rows and 16 KS columns.
+template <int KS>
+__device__ __forceinline__ void merge_rows(__half* t, const __half* l, int r0, int k0, int c0,
+                                           int lane) {
+  u32 a[KS][4];
+  int m = lane >> 3, r = lane & 7;
+#pragma unroll
+  for (int k = 0; k < KS; ++k)
+    ldmatrix4(a[k], smem_u32(t + (r0 + (m & 1) * 8 + r) * kPitch + k0 + k * 16 + (m >> 1) * 8));
+  float y[2 * KS][4];
+  block_product<KS>(y, a, l, k0, c0, lane);
+#pragma unroll
+  for (int k = 0; k < KS; ++k) {
+    a[k][0] = pack_f16(-y[2 * k][0], -y[2 * k][1]);
+    a[k][1] = pack_f16(-y[2 * k][2], -y[2 * k][3]);
+    a[k][2] = pack_f16(-y[2 * k + 1][0], -y[2 * k + 1][1]);
+    a[k][3] = pack_f16(-y[2 * k + 1][2], -y[2 * k + 1][3]);
+  }
+  block_product<KS>(y, a, t, c0, c0, lane);
+#pragma unroll
+  for (int n = 0; n < 2 * KS; ++n) {
+    __half* p = t + (r0 + (lane >> 2)) * kPitch + c0 + n * 8 + (lane & 3) * 2;
+    *reinterpret_cast<u32*>(p) = pack_f16(y[n][0], y[n][1]);
+    *reinterpret_cast<u32*>(p + 8 * kPitch) = pack_f16(y[n][2], y[n][3]);
+  }
+}
+
+/// Sum of squares of 8 bf16 values, reduced over the lanes that share a row.
+template <int LANES>
+__device__ __forceinline__ float row_square(uint4 x) {
+  const u32 w[4] = {x.x, x.y, x.z, x.w};
+  float s = 0;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) s += bf16_lo(w[i]) * bf16_lo(w[i]) + bf16_hi(w[i]) * bf16_hi(w[i]);
+#pragma unroll
+  for (int d = 1; d < LANES; d *= 2) s += __shfl_xor_sync(~0u, s, d);
+  return s;
+}
+
+/// CTA (128 threads) = one chunk of one key head and all value heads of its group, two at a time.
+/// K K^T stays in registers (warp w owns rows 16 w..). Per value head: L = beta_i k_i.k_j below the
+/// diagonal; each thread solves one column of a 16 x 16 diagonal block in fp32; two merges in fp16
+/// (entries of T are bounded by beta) double the block to 32 and 64. Written: T_ij e^{G_i-G_j} beta_j.
+///
+/// Shared memory: K tile 128 D B, later the two L (18 KB); two T in fp16 (18 KB); the diagonal
+/// blocks in fp32 (8.3 KB); G, beta, norms (1.3 KB).
+template <int D>
+__global__ void __launch_bounds__(128) prepare_kernel(Args a) {
+  __shared__ __align__(1024) uint8_t raw[2 * 64 * kPitch * 2];  // K tile, then L of both heads
+  __shared__ __align__(16) __half t_all[2][64 * kPitch];
+  __shared__ __align__(16) float diag_all[8 * kDiagStride];
+  __shared__ float g_all[2][64], beta_all[2][64], rk[64];
+  static_assert(64 * D * 2 <= sizeof(raw));
+  int chunk = blockIdx.x, hk = blockIdx.y;
+  if (chunk >= a.first_chunk[a.sequences]) return;
+  ChunkInfo info = a.chunks[chunk];
+  int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5, group = a.v_heads / a.k_heads;
+  u32 k_tile = smem_u32(raw);
+
+  load_tile_async<D>(k_tile, a.k + info.token * a.k_stride + hk * D, a.k_stride, info.length, tid);
+  cp_async_commit();
+  constexpr int kPerRow = D / 8, kRows = 128 / kPerRow;
+  int64_t out = (int64_t{chunk} * a.k_heads + hk) * 64;
+  int row = tid / kPerRow, col = tid % kPerRow;
+#pragma unroll
+  for (int i = 0; i < 64 / kRows; ++i) {
+    int r = row + i * kRows;
+    uint4 x = {0, 0, 0, 0};
+    if (a.normalize && r < info.length)
+      x = *reinterpret_cast<const uint4*>(a.q + (info.token + r) * a.q_stride + hk * D + col * 8);
+    float s = row_square<kPerRow>(x);
+    if (col == 0)
+      a.q_rms[out + r] = r < info.length ? (a.normalize ? rsqrtf(s + 1e-6f) : 1.f) : 0.f;
+  }
+  cp_async_wait<0>();
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 64 / kRows; ++i) {
+    int r = row + i * kRows;
+    float s = row_square<kPerRow>(ld_shared16(tile_address(k_tile, 64, r, col * 8)));
+    float n = r < info.length ? (a.normalize ? rsqrtf(s + 1e-6f) : 1.f) : 0.f;
+    if (col == 0) {
+      a.k_rms[out + r] = n;
+      rk[r] = n;
+    }
+  }
+  float kk[8][4];
+  MmaPortable::ss<D / 16, false, false>(kk, k_tile, k_tile, false);
+  int i0 = warp * 16 + (lane >> 2), j0 = (lane & 3) * 2;
+
+  for (int pair = 0; pair < group; pair += 2) {
+    __syncthreads();  // the K tile and the previous pair's matrices are no longer read
+    if (warp < 2 && pair + warp < group) {
+      int h = hk * group + pair + warp;
+      const float* g = a.g + int64_t{info.token} * a.v_heads + h;
+      const float* b = a.beta + int64_t{info.token} * a.v_heads + h;
+      int t = lane * 2;
+      float x0 = t < info.length ? g[int64_t{t} * a.v_heads] * kLog2e : 0.f;
+      float x1 = t + 1 < info.length ? g[int64_t{t + 1} * a.v_heads] * kLog2e : 0.f;
+      float s = x0 + x1;
+#pragma unroll
+      for (int d = 1; d < 32; d *= 2) {
+        float y = __shfl_up_sync(~0u, s, d);
+        if (lane >= d) s += y;
+      }
+      float before = __shfl_up_sync(~0u, s, 1);
+      if (lane == 0) before = 0.f;
+      float* gs = g_all[warp];
+      gs[t] = before + x0;
+      gs[t + 1] = before + x0 + x1;
+      beta_all[warp][t] = t < info.length ? b[int64_t{t} * a.v_heads] : 0.f;
+      beta_all[warp][t + 1] = t + 1 < info.length ? b[int64_t{t + 1} * a.v_heads] : 0.f;
+      float* saved = a.decay + (int64_t{chunk} * a.v_heads + h) * 64;
+      *reinterpret_cast<float2*>(saved + t) = make_float2(before + x0, before + x0 + x1);
+    }
+    for (int i = tid; i < 2 * 64 * kPitch / 8; i += 128)
+      reinterpret_cast<uint4*>(t_all)[i] = make_uint4(0, 0, 0, 0);
+    __syncthreads();
+#pragma unroll
+    for (int hh = 0; hh < 2; ++hh) {
+      __half* l = reinterpret_cast<__half*>(raw) + hh * 64 * kPitch;
+      if (pair + hh >= group) break;
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        int i = i0 + e * 8;
+        float scale = beta_all[hh][i] * rk[i];
+#pragma unroll
+        for (int n = 0; n < 8; ++n) {
+          int j = n * 8 + j0;
+          float x0 = j < i ? kk[n][2 * e] * scale * rk[j] : 0.f;
+          float x1 = j + 1 < i ? kk[n][2 * e + 1] * scale * rk[j + 1] : 0.f;
+          if (n / 2 == warp)
+            *reinterpret_cast<float2*>(diag_all + (hh * 4 + warp) * kDiagStride + (i & 15) * 16 +
+                                       (j & 15)) = make_float2(x0, x1);
+          else if (n / 2 < warp)
+            *reinterpret_cast<u32*>(l + i * kPitch + j) = pack_f16(x0, x1);
+        }
+      }
+    }
+    __syncthreads();
+    bool active = pair + (warp >> 1) < group;
+    __half* t = t_all[warp >> 1];
+    const __half* l = reinterpret_cast<__half*>(raw) + (warp >> 1) * 64 * kPitch;
+    if (active) {
+      int block = (tid >> 4) & 3, j = tid & 15;
+      const float* d = diag_all + (tid >> 4) * kDiagStride;
+      float x[16];
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        float s0 = i == j ? 1.f : 0.f, s1 = 0.f;
+#pragma unroll
+        for (int m = 0; m < i; m += 4) {
+          float4 c = *reinterpret_cast<const float4*>(d + i * 16 + m);
+          s0 -= c.x * x[m];
+          if (m + 1 < i) s1 -= c.y * x[m + 1];
+          if (m + 2 < i) s0 -= c.z * x[m + 2];
+          if (m + 3 < i) s1 -= c.w * x[m + 3];
+        }
+        x[i] = s0 + s1;
+      }
+#pragma unroll
+      for (int i = 0; i < 16; ++i)
+        t[(block * 16 + i) * kPitch + block * 16 + j] = __float2half_rn(x[i]);
+    }
+    __syncthreads();
+    int half = (warp & 1) * 32;
+    if (active) merge_rows<1>(t, l, half + 16, half + 16, half, lane);
+    __syncthreads();
+    if (active) merge_rows<2>(t, l, 32 + half / 2, 32, 0, lane);
+    __syncthreads();
+    for (int hh = 0; hh < 2 && pair + hh < group; ++hh) {
+      const float *g = g_all[hh], *b = beta_all[hh];
+      bf16* dst = a.solve + (int64_t{chunk} * a.v_heads + hk * group + pair + hh) * 4096;
+#pragma unroll
+      for (int n = 0; n < 4; ++n) {
+        int i = n * 16 + (tid >> 3), c = tid & 7;
+        uint4 x = *reinterpret_cast<const uint4*>(t_all[hh] + i * kPitch + c * 8);
+        const __half2* p = reinterpret_cast<const __half2*>(&x);
+        u32 y[4];
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          float2 f = __half22float2(p[e]);
+          int j = c * 8 + e * 2;
+          float lo = j <= i ? f.x * b[j] * exp2_fast(g[i] - g[j]) : 0.f;
+          float hi = j + 1 <= i ? f.y * b[j + 1] * exp2_fast(g[i] - g[j + 1]) : 0.f;
+          y[e] = pack_bf16(lo, hi);
+        }
+        *reinterpret_cast<uint4*>(dst + i * 64 + ((c ^ (i & 7)) * 8)) =
+            make_uint4(y[0], y[1], y[2], y[3]);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void launch_plan(const Args& a, cudaStream_t s) {
+  plan_kernel<<<1, 1024, 0, s>>>(a);
+  check_launch("gated_delta_net plan");
+}
+
+void launch_prepare(const Args& a, int head_dim, cudaStream_t s) {
+  dim3 grid(a.max_chunks, a.k_heads);
+  if (head_dim == 128)
+    prepare_kernel<128><<<grid, 128, 0, s>>>(a);
+  else
+    prepare_kernel<64><<<grid, 128, 0, s>>>(a);
+  check_launch("gated_delta_net prepare");
+}
+
+}  // namespace heddle::ops::cuda::gdn

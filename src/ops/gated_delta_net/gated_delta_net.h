@@ -1,0 +1,109 @@
+#pragma once
+
+#include "ops/registry.h"
+#include "ops/sequences.h"
+
+namespace heddle::ops {
+
+struct GatedDeltaRuleOptions {
+  double scale = 0;          ///< Multiplies q after normalisation; 0 means K^-1/2.
+  bool normalize_qk = true;  ///< q and k are divided by sqrt(sum of squares + 1e-6) first.
+  bool want_final_state = false;
+};
+
+/// Saved by a kernel's forward for its own backward; other kernels cannot read it.
+struct GatedDeltaRuleForward {
+  at::Tensor o;
+  at::Tensor final_state;  ///< Undefined unless asked for.
+  std::vector<at::Tensor> saved;
+};
+
+struct GatedDeltaRuleGradients {
+  at::Tensor q, k, v, g, beta, initial_state;  ///< initial_state undefined if there was none.
+};
+
+struct GatedDeltaRule {
+  static constexpr const char* kName = "gated_delta_rule";
+  struct Inputs {
+    at::Tensor q, k, v, g, beta;
+    at::Tensor initial_state;  ///< May be undefined: zero.
+    Sequences sequences;
+    GatedDeltaRuleOptions options;
+  };
+  struct Functions {
+    /// `keep` false: nothing will be differentiated, save nothing.
+    GatedDeltaRuleForward (*forward)(const Inputs&, bool keep);
+    /// Either gradient may be undefined (zero).
+    GatedDeltaRuleGradients (*backward)(const Inputs&, const GatedDeltaRuleForward&,
+                                        const at::Tensor& grad_o,
+                                        const at::Tensor& grad_final_state);
+    /// One token for each of B sequences, whose states are updated in place: q,k [B,Hk,K], v
+    /// [B,Hv,V], g,beta [B,Hv], states [slots,Hv,K,V] fp32 (fp64 for fp64), slots [B] int64 on the
+    /// host. Returns o [B,Hv,V]. Null: the kernel does not generate, the reference does.
+    at::Tensor (*step)(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                       const at::Tensor& g, const at::Tensor& beta, at::Tensor& states,
+                       const std::vector<std::int64_t>& slots, const GatedDeltaRuleOptions&);
+  };
+};
+
+struct GatedDeltaRuleResult {
+  at::Tensor o;            ///< [T,Hv,V], dtype of v.
+  at::Tensor final_state;  ///< [S,Hv,K,V], fp32 (fp64 for fp64 inputs); undefined unless asked for.
+};
+
+/// The gated delta rule over packed sequences, differentiable in all tensors. q,k [T,Hk,K]; v
+/// [T,Hv,V], Hv a multiple of Hk, value head j uses key head j / (Hv/Hk); g [T,Hv] natural-log
+/// decay <= 0 and beta [T,Hv], both fp32 or wider; initial_state [S,Hv,K,V] or undefined. "Gated
+/// Delta Networks" (arXiv 2412.06464); chunked form and backward identities in docs/gdn.md. Each
+/// sequence starts from its own state and sees nothing of its neighbours.
+GatedDeltaRuleResult gated_delta_rule(const KernelTable& kernels,
+                                      const GatedDeltaRule::Inputs& inputs);
+
+/// One generation step for B sequences (see Functions::step); not differentiable.
+at::Tensor gated_delta_rule_step(const KernelTable& kernels, const at::Tensor& q,
+                                 const at::Tensor& k, const at::Tensor& v, const at::Tensor& g,
+                                 const at::Tensor& beta, at::Tensor& states,
+                                 const std::vector<std::int64_t>& slots,
+                                 const GatedDeltaRuleOptions& options);
+
+struct GdnGates {
+  static constexpr const char* kName = "gdn_gates";
+  struct Functions {
+    std::pair<at::Tensor, at::Tensor> (*forward)(const at::Tensor& a, const at::Tensor& b,
+                                                 const at::Tensor& a_log,
+                                                 const at::Tensor& dt_bias);
+    /// Gradients of a, b, a_log, dt_bias.
+    std::vector<at::Tensor> (*backward)(const at::Tensor& a, const at::Tensor& b,
+                                        const at::Tensor& a_log, const at::Tensor& dt_bias,
+                                        const at::Tensor& g, const at::Tensor& beta,
+                                        const at::Tensor& grad_g, const at::Tensor& grad_beta);
+  };
+};
+
+/// g = -exp(a_log) softplus(a + dt_bias) and beta = sigmoid(b), both [T,Hv] in fp32 (fp64 for
+/// fp64). a,b [T,Hv] in the model's dtype; a_log, dt_bias [Hv]. Exponentials in fp32 or wider.
+/// Differentiable.
+std::pair<at::Tensor, at::Tensor> gdn_gates(const KernelTable& kernels, const at::Tensor& a,
+                                            const at::Tensor& b, const at::Tensor& a_log,
+                                            const at::Tensor& dt_bias);
+
+struct GatedRmsNorm {
+  static constexpr const char* kName = "gated_rms_norm";
+  struct Functions {
+    /// Returns y and what the backward needs (rstd).
+    std::pair<at::Tensor, at::Tensor> (*forward)(const at::Tensor& x, const at::Tensor& z,
+                                                 const at::Tensor& weight, double eps);
+    /// Gradients of x, z, weight.
+    std::vector<at::Tensor> (*backward)(const at::Tensor& x, const at::Tensor& z,
+                                        const at::Tensor& weight, const at::Tensor& rstd,
+                                        const at::Tensor& grad_y);
+  };
+};
+
+/// y = (weight * x * rsqrt(mean(x^2) + eps)) * silu(z) over the last dimension. x,z [T,Hv,V];
+/// weight [V], not zero-centred. Statistics and gate in fp32 or wider. Differentiable. Source:
+/// Qwen3_5RMSNormGated.
+at::Tensor gated_rms_norm(const KernelTable& kernels, const at::Tensor& x, const at::Tensor& z,
+                          const at::Tensor& weight, double eps);
+
+}  // namespace heddle::ops

@@ -1,0 +1,39 @@
+#pragma once
+
+#include "ops/registry.h"
+
+namespace heddle::ops {
+
+struct LinearCrossEntropy {
+  static constexpr const char* kName = "linear_cross_entropy";
+  struct Inputs {
+    at::Tensor hidden;          ///< [N,H]
+    at::Tensor weight;          ///< [V,H]
+    at::Tensor labels;          ///< [N] int64, -100 = ignored
+    at::Tensor loss_weights;    ///< [N] fp32 or wider; undefined = 1
+    double gradient_scale = 1;  ///< The gradients are those of gradient_scale * loss_sum.
+  };
+  struct Result {
+    at::Tensor loss_sum;     ///< 0-d fp32 (fp64): sum of loss weight x cross-entropy (not scaled).
+    at::Tensor logprobs;     ///< [N] fp32 (fp64): log p(label); 0 where ignored.
+    at::Tensor grad_hidden;  ///< [N,H], zero where ignored; undefined unless asked for.
+    at::Tensor grad_weight;  ///< [V,H]; undefined unless asked for and no buffer was given.
+  };
+  struct Functions {
+    /// Forward and gradients in one pass over row chunks: the loss is linear in its gradient, so
+    /// nothing needs to wait for the backward. Ignored rows are dropped first.
+    /// `grad_weight_buffer`, if defined, is added to.
+    Result (*forward)(const Inputs&, bool want_grad_hidden, bool want_grad_weight,
+                      at::Tensor& grad_weight_buffer);
+  };
+};
+
+/// Cross-entropy of the language-model head without ever holding all logits: at most `chunk` rows
+/// of [V] at a time. Not recorded by autograd: the caller feeds grad_hidden into the backward of
+/// the trunk.
+LinearCrossEntropy::Result linear_cross_entropy(const KernelTable& kernels,
+                                                const LinearCrossEntropy::Inputs& inputs,
+                                                bool want_grad_hidden, bool want_grad_weight,
+                                                at::Tensor grad_weight_buffer = {});
+
+}  // namespace heddle::ops

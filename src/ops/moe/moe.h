@@ -1,0 +1,57 @@
+#pragma once
+
+#include "ops/registry.h"
+#include "ops/sequences.h"
+
+namespace heddle::ops {
+
+struct MoeRouting {
+  at::Tensor weights;        ///< [T,k], dtype of the logits; differentiable.
+  at::Tensor experts;        ///< [T,k] int64.
+  at::Tensor probabilities;  ///< [T,E] softmax over all experts, fp32 (fp64); differentiable
+                             ///< (auxiliary loss).
+};
+
+/// Softmax over all experts in fp32 or wider, top-k, weights renormalised to sum 1 if `normalize`.
+/// logits [T,E]. Ties go to the lower index. Differentiable in the logits. Source:
+/// Qwen3NextTopKRouter / Qwen3_5MoeTopKRouter.
+MoeRouting moe_route(const at::Tensor& logits, std::int64_t top_k, bool normalize);
+
+struct MoeExperts {
+  static constexpr const char* kName = "moe_experts";
+  struct Inputs {
+    at::Tensor x;        ///< [T,H]
+    at::Tensor weights;  ///< [T,k]
+    at::Tensor experts;  ///< [T,k] int64
+    at::Tensor gate_up;  ///< [E,2I,H], gate rows first
+    at::Tensor down;     ///< [E,H,I]
+  };
+  struct Forward {
+    at::Tensor y;
+    std::vector<at::Tensor> saved;
+  };
+  struct Gradients {
+    at::Tensor x, weights, gate_up,
+        down;  ///< gate_up and down undefined unless `want_weight_gradients`.
+  };
+  struct Functions {
+    Forward (*forward)(const Inputs&, bool keep);
+    Gradients (*backward)(const Inputs&, const Forward&, const at::Tensor& grad_y,
+                          bool want_weight_gradients);
+  };
+};
+
+/// y[t] = sum over j of weights[t,j] * down_e (silu(gate_e x[t]) * up_e x[t]) with e =
+/// experts[t,j]: tokens sorted by expert, one product per expert that received any. y [T,H].
+/// Differentiable in x, weights, gate_up, down.
+at::Tensor moe_experts(const KernelTable& kernels, const MoeExperts::Inputs& inputs);
+
+/// Load-balancing loss E * sum_e f_e P_e, f_e = assignments of expert e / tokens (sums to k), P_e =
+/// mean probability. Additive form: computed per sequence and weighted by its token count, returned
+/// as a sum over tokens (divide by the global token count); tokens from `real_tokens` on count
+/// nowhere. `pooled`: over all tokens of the call at once, as transformers does within one layer.
+/// probabilities [T,E], experts [T,k]. Differentiable in the probabilities.
+at::Tensor moe_auxiliary_loss(const at::Tensor& probabilities, const at::Tensor& experts,
+                              const Sequences& sequences, std::int64_t real_tokens, bool pooled);
+
+}  // namespace heddle::ops

@@ -1,0 +1,53 @@
+#pragma once
+
+#include "ops/registry.h"
+
+namespace heddle::ops {
+
+/// One parameter in an optimizer step. All tensors have its shape.
+struct AdamwTensor {
+  at::Tensor parameter;  ///< Updated in place.
+  at::Tensor gradient;   ///< Any floating dtype.
+  at::Tensor exp_avg;    ///< fp32 (fp64 for fp64), updated in place.
+  at::Tensor exp_avg_sq;
+  at::Tensor master;  ///< fp32 copy of a bf16 parameter, updated in place and rounded into it;
+                      ///< undefined if none.
+  double weight_decay = 0;
+};
+
+struct AdamwOptions {
+  double lr = 0, beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
+  std::int64_t step = 1;           ///< From 1: the bias corrections.
+  double gradient_multiplier = 1;  ///< Applied to every gradient first (clipping).
+};
+
+struct AdamwStep {
+  static constexpr const char* kName = "adamw";
+  struct Functions {
+    void (*step)(const std::vector<AdamwTensor>&, const AdamwOptions&);
+  };
+};
+
+/// Decoupled weight decay ("Decoupled Weight Decay Regularization", arXiv 1711.05101), with
+/// torch.optim.AdamW's order of operations: p *= 1 - lr wd; m, v; p -= lr / (1 - b1^t) * m /
+/// (sqrt(v) / sqrt(1 - b2^t) + eps).
+void adamw_step(const KernelTable& kernels, const std::vector<AdamwTensor>& tensors,
+                const AdamwOptions& options);
+
+struct SgdTensor {
+  at::Tensor parameter, gradient;
+  at::Tensor momentum_buffer;  ///< Undefined without momentum.
+  at::Tensor master;
+  double weight_decay = 0;  ///< Coupled (added to the gradient), as torch.optim.SGD.
+};
+
+/// p -= lr * (momentum * buffer + gradient * gradient_multiplier + wd p); the first step fills the
+/// buffer.
+void sgd_step(const std::vector<SgdTensor>& tensors, double lr, double momentum, bool first_step,
+              double gradient_multiplier);
+
+/// Square root of the sum of squares over all tensors, accumulated in fp64, as a host number (one
+/// synchronisation).
+double gradient_norm(const std::vector<at::Tensor>& gradients);
+
+}  // namespace heddle::ops

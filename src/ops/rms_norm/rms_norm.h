@@ -1,0 +1,38 @@
+#pragma once
+
+#include "ops/registry.h"
+
+namespace heddle::ops {
+
+struct RmsNorm {
+  static constexpr const char* kName = "rms_norm";
+  struct Forward {
+    at::Tensor y;
+    at::Tensor sum;   ///< x + residual; undefined without a residual.
+    at::Tensor rstd;  ///< One per row, fp32 (fp64).
+  };
+  struct Functions {
+    /// `residual` may be undefined.
+    Forward (*forward)(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
+                       double eps);
+    /// `input` is x, or x + residual. `grad_sum` (may be undefined) is what flows back along the
+    /// residual stream and is added to the gradient of the input. Returns the gradients of the
+    /// input and of the weight.
+    std::pair<at::Tensor, at::Tensor> (*backward)(const at::Tensor& input, const at::Tensor& weight,
+                                                  const at::Tensor& rstd, const at::Tensor& grad_y,
+                                                  const at::Tensor& grad_sum);
+  };
+};
+
+/// y = x * rsqrt(mean(x^2) + eps) * (1 + weight) over the last dimension (zero-centred weight [D]),
+/// computed in fp32 or wider and cast once at the end. x [...,D]. Differentiable. Source:
+/// Qwen3_5RMSNorm.
+at::Tensor rms_norm(const KernelTable& kernels, const at::Tensor& x, const at::Tensor& weight,
+                    double eps);
+
+/// sum = x + residual, y = rms_norm(sum): {y, sum}. Differentiable.
+std::pair<at::Tensor, at::Tensor> add_rms_norm(const KernelTable& kernels, const at::Tensor& x,
+                                               const at::Tensor& residual, const at::Tensor& weight,
+                                               double eps);
+
+}  // namespace heddle::ops

@@ -1,0 +1,21 @@
+#pragma once
+
+#include "ops/registry.h"
+
+namespace heddle::ops {
+
+struct Swiglu {
+  static constexpr const char* kName = "swiglu";
+  struct Functions {
+    at::Tensor (*forward)(const at::Tensor& gate, const at::Tensor& up);
+    /// Gradients of gate and up. Recomputes the activation from its inputs.
+    std::pair<at::Tensor, at::Tensor> (*backward)(const at::Tensor& gate, const at::Tensor& up,
+                                                  const at::Tensor& grad_y);
+  };
+};
+
+/// y = silu(gate) * up. gate, up [T,F] with unit stride over F; y [T,F] contiguous. Computed in
+/// fp32 or wider. Differentiable.
+at::Tensor swiglu(const KernelTable& kernels, const at::Tensor& gate, const at::Tensor& up);
+
+}  // namespace heddle::ops
