@@ -1,0 +1,40 @@
+#pragma once
+
+#include "ckpt/safetensors.h"
+
+namespace heddle::ckpt {
+
+/// A directory that is filled under a temporary name and takes its final name, whole, when commit()
+/// returns.
+class StagingDirectory {
+ public:
+  /// Makes `temporary`. What an interrupted run left there is removed, if a marker file shows that
+  /// it is ours; otherwise throws FileError.
+  StagingDirectory(Path final, Path temporary);
+  /// Without a commit, removes the temporary directory.
+  ~StagingDirectory();
+  StagingDirectory(const StagingDirectory&) = delete;
+  StagingDirectory& operator=(const StagingDirectory&) = delete;
+
+  /// Where to write until commit().
+  const Path& path() const { return temporary_; }
+  /// Flushes the directory, exchanges it with what stands at the final name (or renames it there),
+  /// flushes the parent and removes what was replaced. Throws FileError.
+  void commit();
+
+ private:
+  Path final_;
+  Path temporary_;
+  bool committed_ = false;
+};
+
+/// Throws FileError unless a directory may be written at `path`: it is absent or empty, or
+/// `overwrite` is set and it holds `expected_file`, which shows that it is of the kind that is to
+/// be written.
+void check_output_directory(const Path& path, bool overwrite, const std::string& expected_file);
+
+/// Renames `path` to a temporary name first, so that an interruption leaves no half of it under its
+/// own name.
+void remove_directory_whole(const Path& path);
+
+}  // namespace heddle::ckpt

@@ -1,0 +1,128 @@
+#pragma once
+
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <nlohmann/json.hpp>
+
+#include "ckpt/safetensors.h"
+
+namespace heddle::ckpt {
+
+/// Everything that a run needs to continue. The part of a tensor's name before the first '/' names
+/// the file it goes to: "weights/lm_head.weight", "adam_m/lm_head.weight"; without one it goes to
+/// "tensors".
+struct CheckpointState {
+  nlohmann::ordered_json
+      state;  // step, schedule, RNG, data cursor, configuration, versions: the caller's
+  std::vector<std::pair<std::string, at::Tensor>> tensors;
+};
+
+struct CheckpointInfo {
+  std::int64_t step = 0;
+  Path path;
+  std::optional<double> metric;  // lower is better
+};
+
+struct RejectedCheckpoint {
+  Path path;
+  std::string reason;
+};
+
+/// A checkpoint on disk, mapped: tensors are read when they are copied out, so that loading needs
+/// no second copy.
+class TrainingCheckpoint {
+ public:
+  enum class Verify { kSizes, kContents };
+
+  /// Checks the manifest: every file is there with its size and, with kContents, its xxh3-128.
+  /// Throws ModelError that names the file and what differs.
+  static TrainingCheckpoint open(const Path& path, Verify verify = Verify::kContents);
+
+  const CheckpointInfo& info() const { return info_; }
+  const nlohmann::ordered_json& state() const { return state_; }
+  /// Names as they were given to save(), sorted.
+  std::vector<std::string> names() const;
+  /// nullptr if there is none of that name.
+  const StoredTensor* find(std::string_view name) const;
+  /// Throws ModelError that names the nearest name there is.
+  const StoredTensor& at(std::string_view name) const;
+
+ private:
+  TrainingCheckpoint() = default;
+  CheckpointInfo info_;
+  nlohmann::ordered_json state_;
+  std::map<std::string, StoredTensor, std::less<>> tensors_;
+};
+
+struct CheckpointStoreOptions {
+  int keep_last = 3;  // >= 1
+  int keep_best = 1;  // how many with the lowest metric are kept besides
+  bool background =
+      true;  // false: save() writes before it returns and takes no copy of CPU tensors
+};
+
+/// The training checkpoints of one run: directories "step-00000100" that appear whole or not at
+/// all. One process may write to a folder at a time; others may read.
+class CheckpointStore {
+ public:
+  /// Makes the folder and removes what dead processes left under temporary names. Throws FileError.
+  CheckpointStore(Path directory, CheckpointStoreOptions options);
+  CheckpointStore(Path directory, int keep_last, int keep_best)
+      : CheckpointStore(std::move(directory), CheckpointStoreOptions{keep_last, keep_best}) {}
+  /// Waits for the save under way; logs its error.
+  ~CheckpointStore();
+  CheckpointStore(const CheckpointStore&) = delete;
+  CheckpointStore& operator=(const CheckpointStore&) = delete;
+
+  /// Waits for the save before, copies the tensors to host memory, and returns while a thread
+  /// writes them. Throws the error of the save before (FileError: disk full, no permission); then
+  /// this one is not started. A step saved twice is replaced.
+  void save(std::int64_t step, CheckpointState state, std::optional<double> metric = {});
+  /// Returns when the last save is on disk, and throws its error once.
+  void wait();
+  bool is_saving() const;
+  /// Seconds that save() kept the caller, and that writing took, of the last save that ended.
+  double last_blocking_s() const { return last_blocking_s_; }
+  double last_write_s() const { return last_write_s_; }
+
+  /// Complete by name, oldest first; contents not verified.
+  std::vector<CheckpointInfo> list() const;
+  /// The newest whose contents match its manifest; logs a warning for each newer one that does not,
+  /// and adds it to `rejected`. Temporary names are never looked at.
+  std::optional<CheckpointInfo> latest_complete(
+      std::vector<RejectedCheckpoint>* rejected = nullptr) const;
+  /// The one with the lowest metric.
+  std::optional<CheckpointInfo> best() const;
+
+  /// All of a checkpoint as CPU tensors, sorted by name. Throws ModelError.
+  CheckpointState load(const Path& checkpoint) const;
+
+  const Path& directory() const { return directory_; }
+
+ private:
+  struct Writing;
+  void write(Writing& writing) const;
+  void prune(const Path& newest) const;
+  void join();
+
+  Path directory_;
+  CheckpointStoreOptions options_;
+  std::unique_ptr<Writing> writing_;
+  double last_blocking_s_ = 0;
+  double last_write_s_ = 0;
+};
+
+/// Removes "*.tmp-<pid>" of processes that no longer run, and returns their paths. Throws
+/// FileError.
+std::vector<Path> remove_stale_temporaries(const Path& directory);
+
+}  // namespace heddle::ckpt
