@@ -1,0 +1,85 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+namespace heddle::data {
+
+/// How a JSON object is to be understood. kAuto decides row by row from the fields that are there,
+/// in the order of this list.
+enum class RowFormat {
+  kAuto,
+  kTokens,         ///< `input_ids`, optional `labels`
+  kMessages,       ///< `messages`, optional `tools`
+  kConversations,  ///< ShareGPT: `conversations` of `from` and `value`, optional `system`, `tools`
+  kPromptCompletion,  ///< `prompt` and `completion`: two strings or two lists of messages
+  kInstruction,       ///< Alpaca: `instruction`, `input`, `output`, optional `system`, `history`
+  kText,              ///< `text`
+};
+
+/// "auto", "tokens", "messages", "conversations", "prompt_completion", "instruction", "text".
+std::string_view name_of(RowFormat format);
+/// Throws ConfigError that lists the names.
+RowFormat row_format_of(std::string_view name);
+
+/// What a row is for.
+enum class Task {
+  kLanguageModel,
+  kClassification,  ///< needs an integer `label` >= 0
+  kRegression,      ///< needs a finite number `label`; also rewards
+  kEmbedding,       ///< text or tokens only, nothing to predict
+};
+
+/// The names of the fields in a data file.
+struct FieldNames {
+  std::string messages = "messages";
+  std::string tools = "tools";
+  std::string weight = "weight";  ///< in a message
+  std::string conversations = "conversations";
+  std::string from = "from";    ///< in a conversation's turn
+  std::string value = "value";  ///< in a conversation's turn
+  std::string prompt = "prompt";
+  std::string completion = "completion";
+  std::string instruction = "instruction";
+  std::string input = "input";
+  std::string output = "output";
+  std::string system = "system";
+  std::string history = "history";
+  std::string text = "text";
+  std::string input_ids = "input_ids";
+  std::string labels = "labels";
+  std::string label = "label";
+};
+
+/// A row in one of three normal forms: a conversation, a raw text (whose prompt may be set apart),
+/// or tokens.
+struct Row {
+  enum class Form { kConversation, kText, kTokens };
+
+  Form form = Form::kText;
+  RowFormat format = RowFormat::kText;
+  Task task = Task::kLanguageModel;
+  nlohmann::ordered_json
+      messages;  ///< kConversation: list of objects with `role`; contents are strings
+  nlohmann::ordered_json tools;  ///< list, or null
+  std::vector<double>
+      message_weights;  ///< one per message; of assistant messages unless loss is on all
+  std::string prompt;   ///< kText: what comes before `text` and carries no loss
+  std::string text;     ///< kText
+  std::vector<std::int32_t> input_ids;  ///< kTokens
+  std::vector<std::int32_t>
+      labels;                    ///< kTokens: unshifted, as long as input_ids, or empty = input_ids
+  std::optional<double> target;  ///< class index or regression target
+};
+
+/// Turns one parsed JSON value into a Row. Throws DataError "field 'x': reason" without file and
+/// line, which the reader puts before it.
+Row parse_row(const nlohmann::ordered_json& value, RowFormat format, const FieldNames& fields,
+              Task task = Task::kLanguageModel);
+
+}  // namespace heddle::data

@@ -1,0 +1,93 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "data/readers/row.h"
+
+namespace heddle::data {
+
+class ChatTemplate;
+class Tokenizer;
+
+/// Which tokens of a conversation or a prompt/completion row carry loss. Plain text always does.
+enum class LossOn { kAssistant, kAll };
+enum class Truncation { kDrop, kKeepStart, kKeepEnd };
+
+struct RenderOptions {
+  std::int64_t max_length = 0;  ///< tokens of a row; 0 = no limit
+  Truncation truncation = Truncation::kDrop;
+  LossOn loss_on = LossOn::kAssistant;
+  bool append_eos = true;  ///< after raw text and completions; chat templates end their own turns
+  std::string chat_template;  ///< Jinja source; "" takes the tokenizer's
+  nlohmann::ordered_json
+      template_variables;  ///< object handed to the template, e.g. {"enable_thinking": false}
+};
+
+/// Bytes [begin, end) of a rendering that the assistant wrote, and the weight of their loss.
+struct LossSpan {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  double weight = 1;
+};
+
+/// The text of a row with the spans that carry loss, before tokenising.
+struct RenderedText {
+  std::string text;
+  std::vector<LossSpan> spans;
+};
+
+/// The tokens of one row.
+struct TokenizedRow {
+  std::vector<std::int32_t> tokens;
+  std::vector<std::int32_t> labels;  ///< shifted, -100 = none
+  std::vector<float> weights;        ///< of labels
+  double target = 0;
+  std::int64_t loss_rows = 0;
+  double loss_weight_sum = 0;
+
+  enum class Fate { kKept, kTruncated, kDroppedLong, kDroppedNoLoss };
+  Fate fate = Fate::kKept;
+  std::int64_t full_length = 0;  ///< tokens before truncation
+
+  bool kept() const { return fate == Fate::kKept || fate == Fate::kTruncated; }
+};
+
+/// Turns rows into text, tokens and loss weights. Const and safe to use from several threads.
+class Renderer {
+ public:
+  /// Throws DataError when the template cannot be parsed. A tokenizer without a template is
+  /// accepted until a conversation comes.
+  Renderer(const Tokenizer& tokenizer, RenderOptions options);
+  ~Renderer();
+  Renderer(const Renderer&) = delete;
+  Renderer& operator=(const Renderer&) = delete;
+
+  /// Text and loss spans of a conversation or text row. Throws DataError "field ...: reason", also
+  /// when it cannot be told for certain what the assistant wrote.
+  RenderedText render(const Row& row) const;
+  /// Ids (equal to encoding the whole rendering) with labels and weights, cut to max_length by the
+  /// policy.
+  TokenizedRow tokenize(const Row& row) const;
+  /// Tokens of a prompt that waits for the assistant's turn (conversations: with the generation
+  /// prompt), not truncated.
+  std::vector<std::int32_t> tokenize_prompt(const Row& row) const;
+
+  /// Everything a row's tokens depend on besides its content, for cache keys.
+  std::string fingerprint() const;
+  const RenderOptions& options() const { return options_; }
+
+ private:
+  RenderedText render_conversation(const Row& row) const;
+
+  const Tokenizer& tokenizer_;
+  RenderOptions options_;
+  std::unique_ptr<ChatTemplate> chat_template_;
+};
+
+}  // namespace heddle::data
