@@ -20,6 +20,10 @@ Hasher& Hasher::add(std::string_view bytes) {
   // The length separates the pieces: ("ab", "c") and ("a", "bc") are different keys.
   const std::uint64_t size = bytes.size();
   XXH3_128bits_update(static_cast<XXH3_state_t*>(state_), &size, sizeof size);
+  return append(bytes);
+}
+
+Hasher& Hasher::append(std::string_view bytes) {
   XXH3_128bits_update(static_cast<XXH3_state_t*>(state_), bytes.data(), bytes.size());
   return *this;
 }
