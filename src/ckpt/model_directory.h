@@ -36,10 +36,11 @@ class ModelDirectory {
   const StoredTensor& at(std::string_view name) const;
   /// Bytes of all tensors.
   std::uint64_t bytes() const;
-  std::vector<Path> weight_files() const { return weight_files_; }
+  const std::vector<Path>& weight_files() const { return weight_files_; }
 
  private:
   ModelDirectory() = default;
+  void read_headers();
 
   Path path_;
   nlohmann::ordered_json config_;

@@ -46,6 +46,10 @@ struct StoredTensor : TensorSpec {
   void drop(std::size_t begin, std::size_t count) const;
 };
 
+/// Throws ModelError: `place` has no tensor `name`; names the nearest of `tensors`.
+[[noreturn]] void throw_missing_tensor(const std::string& place, std::string_view name,
+                                       const std::vector<StoredTensor>& tensors);
+
 /// What the first bytes of a safetensors file say, checked against the format.
 struct SafetensorsHeader {
   struct Entry : TensorSpec {

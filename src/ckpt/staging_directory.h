@@ -33,8 +33,8 @@ class StagingDirectory {
 /// be written.
 void check_output_directory(const Path& path, bool overwrite, const std::string& expected_file);
 
-/// Renames `path` to a temporary name first, so that an interruption leaves no half of it under its
-/// own name.
-void remove_directory_whole(const Path& path);
+/// Renames `path` to `temporary` and removes that, so that an interruption leaves no half of it
+/// under its own name. Throws FileError.
+void remove_directory_whole(const Path& path, const Path& temporary);
 
 }  // namespace heddle::ckpt

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -61,6 +62,11 @@ LoadReport load_tensors(const ModelDirectory& directory, std::vector<LoadTarget>
 /// The same for whole tensors.
 LoadReport load_tensors(const ModelDirectory& directory, const std::vector<NamedTensor>& targets,
                         const std::vector<std::string>& may_be_unused = {});
+
+/// How `tensor` is stored as `type` (nothing = its own). Throws InternalError if the format has no
+/// such type.
+TensorSpec spec_of(const std::string& name, const at::Tensor& tensor,
+                   std::optional<at::ScalarType> type = {});
 
 /// Appends the values of `tensor` (any device, any strides) as type `dtype` to the writer's tensor
 /// `name`, in pieces.

@@ -1,0 +1,259 @@
+#include "ckpt/model_directory.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <set>
+#include <system_error>
+#include <unordered_set>
+#include <utility>
+
+#include "base/errors.h"
+#include "base/files.h"
+#include "base/text.h"
+
+namespace heddle::ckpt {
+namespace {
+
+constexpr const char* kSingleFile = "model.safetensors";
+constexpr const char* kIndexFile = "model.safetensors.index.json";
+
+/// What quantised formats add beside, or store instead of, a weight.
+constexpr std::array<std::string_view, 9> kQuantisedSuffixes = {
+    ".weight_scale_inv", ".weight_scale", ".input_scale", ".weight_packed", ".qweight",
+    ".qzeros",           ".g_idx",        ".absmax",      ".weight_blocks"};
+
+/// Json: nlohmann::json where keys are many (it finds one in logarithmic time), ordered_json where
+/// their order matters.
+template <class Json>
+Json parse_object(const Path& path) {
+  const std::string file = path.string();
+  using Event = typename Json::parse_event_t;
+  // The callback sees a key before its value: the parser itself keeps the last of two equal keys
+  // without a word.
+  std::vector<std::unordered_set<std::string>> keys;
+  const auto callback = [&](int, Event event, Json& value) {
+    if (event == Event::object_start) {
+      keys.emplace_back();
+    } else if (event == Event::object_end) {
+      keys.pop_back();
+    } else if (event == Event::key) {
+      auto key = value.template get<std::string>();
+      if (!keys.back().insert(key).second) {
+        throw_error<ModelError>("{}: the key '{}' occurs twice", file, key);
+      }
+    }
+    return true;
+  };
+  Json json;
+  try {
+    json = Json::parse(files::read(path), callback);
+  } catch (const nlohmann::json::exception& error) {
+    throw_error<ModelError>("{}: not valid JSON: {}", file, error.what());
+  }
+  if (!json.is_object()) throw_error<ModelError>("{}: must hold a JSON object", file);
+  return json;
+}
+
+/// weight_map of the index: tensor name -> file name.
+std::map<std::string, std::string> read_weight_map(const Path& path) {
+  const auto json = parse_object<nlohmann::json>(path);
+  const std::string file = path.string();
+  const auto found = json.find("weight_map");
+  if (found == json.end() || !found->is_object() || found->empty()) {
+    throw_error<ModelError>(
+        "{}: 'weight_map' (an object of tensor name and file name) is missing or empty", file);
+  }
+  std::map<std::string, std::string> weight_map;
+  for (const auto& [name, shard] : found->items()) {
+    const std::string value = shard.is_string() ? shard.get<std::string>() : "";
+    if (value.empty() || value == ".." || Path(value).filename() != Path(value)) {
+      throw_error<ModelError>(
+          "{}: weight_map: '{}' is said to be in {}, which is no plain file name", file, name,
+          shard.dump());
+    }
+    weight_map.emplace(name, value);
+  }
+  return weight_map;
+}
+
+/// The distinct files of the index. Throws ModelError that lists those that are not there.
+std::vector<Path> find_shards(const Path& path,
+                              const std::map<std::string, std::string>& weight_map) {
+  std::set<std::string> shards;
+  for (const auto& [name, shard] : weight_map) shards.insert(shard);
+  std::vector<std::string> missing;
+  std::vector<Path> found;
+  for (const std::string& shard : shards) {
+    std::error_code ignored;
+    if (!std::filesystem::exists(path / shard, ignored)) missing.push_back(shard);
+    found.push_back(path / shard);
+  }
+  if (!missing.empty()) {
+    throw_error<ModelError>("{}: {} of {} shards listed in {} are missing: {}", path.string(),
+                            missing.size(), shards.size(), kIndexFile, text::list_some(missing));
+  }
+  return found;
+}
+
+void check_index(const ModelDirectory& model,
+                 const std::map<std::string, std::string>& weight_map) {
+  std::vector<std::string> absent, unlisted;
+  for (const auto& [name, shard] : weight_map) {
+    const StoredTensor* tensor = model.find(name);
+    if (!tensor || tensor->file.filename() != shard) {
+      absent.push_back(fmt::format("{} (expected in {})", name, shard));
+    }
+  }
+  for (const StoredTensor& tensor : model.tensors()) {
+    if (!weight_map.contains(tensor.name)) {
+      unlisted.push_back(fmt::format("{} (in {})", tensor.name, tensor.file.filename().string()));
+    }
+  }
+  std::string message;
+  if (!absent.empty()) {
+    message += fmt::format("; {} tensors of the index are not in their shard: {}", absent.size(),
+                           text::list_some(absent));
+  }
+  if (!unlisted.empty()) {
+    message += fmt::format("; {} tensors are in a shard and not in the index: {}", unlisted.size(),
+                           text::list_some(unlisted));
+  }
+  if (message.empty()) return;
+  throw_error<ModelError>("{}: {} does not fit the shards{}", model.path().string(), kIndexFile,
+                          message);
+}
+
+[[noreturn]] void fail_without_weights(const Path& path) {
+  std::vector<std::string> pickles, others;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator(path, ignored)) {
+    const std::string name = entry.path().filename().string();
+    const std::string extension = entry.path().extension().string();
+    if (extension == ".bin" || extension == ".pt" || extension == ".pth") pickles.push_back(name);
+    if (extension == ".safetensors") others.push_back(name);
+  }
+  std::sort(pickles.begin(), pickles.end());
+  std::sort(others.begin(), others.end());
+  if (std::find(others.begin(), others.end(), "adapter_model.safetensors") != others.end()) {
+    throw_error<ModelError>(
+        "{}: an adapter directory, not a model: give the base model, and this folder as the "
+        "adapter",
+        path.string());
+  }
+  if (!pickles.empty()) {
+    throw_error<ModelError>(
+        "{}: only PyTorch pickle files ({}), which can run code when they are read. Convert them "
+        "once: "
+        "python -c \"from transformers import AutoModelForCausalLM as M; "
+        "M.from_pretrained('{}', dtype='auto').save_pretrained('{}-safetensors')\"",
+        path.string(), text::list_some(pickles), path.string(), path.string());
+  }
+  throw_error<ModelError>("{}: no weights: expected {} or {}{}", path.string(), kSingleFile,
+                          kIndexFile, others.empty() ? "" : "; found " + text::list_some(others));
+}
+
+void check_not_quantised(const Path& path, const std::vector<StoredTensor>& tensors) {
+  std::vector<std::string> found;
+  for (const StoredTensor& tensor : tensors) {
+    const bool named = std::any_of(
+        kQuantisedSuffixes.begin(), kQuantisedSuffixes.end(),
+        [&](std::string_view suffix) { return std::string_view(tensor.name).ends_with(suffix); });
+    if (named || is_scaled_float(tensor.dtype)) {
+      found.push_back(fmt::format("{} ({})", tensor.name, name_of(tensor.dtype)));
+    }
+  }
+  if (found.empty()) return;
+  throw_error<ModelError>(
+      "{}: {} tensors are of a quantised checkpoint: {}. Heddle trains F32, BF16 and F16 weights: "
+      "take the unquantised "
+      "release of the model (for an '-FP8' repository the one without the suffix), or dequantise "
+      "it once: python -c "
+      "\"from transformers import AutoModelForCausalLM as M, FineGrainedFP8Config as C; "
+      "M.from_pretrained('{}', "
+      "dtype='bfloat16', quantization_config=C(dequantize=True)).save_pretrained('{}-bf16')\"",
+      path.string(), found.size(), text::list_some(found), path.string(), path.string());
+}
+
+}  // namespace
+
+nlohmann::ordered_json read_json_object(const Path& path) {
+  return parse_object<nlohmann::ordered_json>(path);
+}
+
+ModelDirectory ModelDirectory::open(const Path& path) {
+  std::error_code ignored;
+  const auto exists = [&](const char* name) {
+    return std::filesystem::exists(path / name, ignored);
+  };
+  if (!std::filesystem::is_directory(path, ignored)) {
+    throw_error<ModelError>(
+        "{}: {}", path.string(),
+        exists("") ? "a model is a folder, this is a file" : "there is no such folder");
+  }
+  const bool is_sharded = exists(kIndexFile);
+  if (!is_sharded && !exists(kSingleFile)) fail_without_weights(path);
+  if (is_sharded && exists(kSingleFile)) {
+    throw_error<ModelError>(
+        "{}: holds both {} and {}, which may be two models: remove the one that is old",
+        path.string(), kSingleFile, kIndexFile);
+  }
+  if (!exists("config.json")) throw_error<ModelError>("{}: config.json is missing", path.string());
+
+  ModelDirectory model;
+  model.path_ = path;
+  model.config_ = read_json_object(path / "config.json");
+  if (exists("generation_config.json")) {
+    model.generation_config_ = read_json_object(path / "generation_config.json");
+  }
+  std::map<std::string, std::string> weight_map;
+  if (is_sharded) {
+    weight_map = read_weight_map(path / kIndexFile);
+    model.weight_files_ = find_shards(path, weight_map);
+  } else {
+    model.weight_files_ = {path / kSingleFile};
+  }
+  model.read_headers();
+  if (is_sharded) check_index(model, weight_map);
+  check_not_quantised(path, model.tensors_);
+  return model;
+}
+
+void ModelDirectory::read_headers() {
+  std::vector<std::string> duplicates;
+  for (const Path& file : weight_files_) {
+    const SafetensorsFile shard(file);
+    for (const StoredTensor& tensor : shard.tensors()) {
+      const auto [place, is_new] = index_.emplace(tensor.name, tensors_.size());
+      if (is_new) {
+        tensors_.push_back(tensor);
+      } else {
+        duplicates.push_back(fmt::format("{} ({} and {})", tensor.name,
+                                         tensors_[place->second].file.filename().string(),
+                                         file.filename().string()));
+      }
+    }
+  }
+  if (!duplicates.empty()) {
+    throw_error<ModelError>("{}: {} tensors are in two shards: {}", path_.string(),
+                            duplicates.size(), text::list_some(duplicates));
+  }
+}
+
+const StoredTensor* ModelDirectory::find(std::string_view name) const {
+  const auto found = index_.find(std::string(name));
+  return found == index_.end() ? nullptr : &tensors_[found->second];
+}
+
+const StoredTensor& ModelDirectory::at(std::string_view name) const {
+  if (const StoredTensor* tensor = find(name)) return *tensor;
+  throw_missing_tensor(path_.string(), name, tensors_);
+}
+
+std::uint64_t ModelDirectory::bytes() const {
+  std::uint64_t sum = 0;
+  for (const StoredTensor& tensor : tensors_) sum += tensor.data.size();
+  return sum;
+}
+
+}  // namespace heddle::ckpt

@@ -1,0 +1,126 @@
+#include "ckpt/staging_directory.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <system_error>
+#include <utility>
+
+#include "base/errors.h"
+#include "base/log.h"
+
+namespace heddle::ckpt {
+namespace {
+
+// Shows that a directory under a temporary name was made here and may be deleted.
+constexpr const char* kMarker = ".heddle-incomplete";
+
+bool is_missing_or_empty(const Path& path) {
+  std::error_code error;
+  if (!std::filesystem::exists(std::filesystem::symlink_status(path, error))) return true;
+  return std::filesystem::is_directory(path, error) && std::filesystem::is_empty(path, error) &&
+         !error;
+}
+
+[[noreturn]] void fail(const char* what, const Path& path, int code) {
+  throw_error<FileError>("cannot {} {}: {}", what, path.string(), strerror(code));
+}
+
+void rename_path(const Path& from, const Path& to) {
+  if (::rename(from.c_str(), to.c_str()) != 0) fail("rename to", to, errno);
+}
+
+Path parent_of(const Path& path) {
+  const Path parent = path.parent_path();
+  return parent.empty() ? Path(".") : parent;
+}
+
+/// "a/b/" -> "a/b": a name that other names can be made from.
+Path without_trailing_slash(Path path) { return path.has_filename() ? path : path.parent_path(); }
+
+}  // namespace
+
+StagingDirectory::StagingDirectory(Path final, Path temporary)
+    : final_(without_trailing_slash(std::move(final))),
+      temporary_(without_trailing_slash(std::move(temporary))) {
+  std::error_code error;
+  if (!is_missing_or_empty(temporary_)) {
+    if (!std::filesystem::exists(temporary_ / kMarker, error)) {
+      throw_error<FileError>("{} is in the way and was not made by an interrupted run: move it",
+                             temporary_.string());
+    }
+    std::filesystem::remove_all(temporary_, error);
+    if (error) fail("remove", temporary_, error.value());
+  }
+  files::make_writable_directory(parent_of(temporary_));
+  std::filesystem::create_directory(temporary_, error);
+  if (error) fail("make the folder", temporary_, error.value());
+  try {
+    files::write_atomically(temporary_ / kMarker, "");
+  } catch (...) {
+    std::filesystem::remove_all(temporary_, error);
+    throw;
+  }
+}
+
+StagingDirectory::~StagingDirectory() {
+  if (committed_) return;
+  std::error_code error;
+  std::filesystem::remove_all(temporary_, error);
+  if (error) log::warning("cannot remove {}: {}", temporary_.string(), error.message());
+}
+
+void StagingDirectory::commit() {
+  if (::unlink((temporary_ / kMarker).c_str()) != 0) fail("remove", temporary_ / kMarker, errno);
+  files::sync_directory(temporary_);
+  if (is_missing_or_empty(final_)) {
+    rename_path(temporary_, final_);  // also over an empty directory
+    committed_ = true;
+    files::sync_directory(parent_of(final_));
+    return;
+  }
+  // The exchange is one step: at no instant is there nothing under the final name.
+  if (::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, final_.c_str(), RENAME_EXCHANGE) != 0) {
+    if (errno != EINVAL && errno != ENOSYS) fail("exchange with", final_, errno);
+    // Some network file systems cannot exchange.
+    const Path old = temporary_.string() + ".replaced";
+    rename_path(final_, old);
+    rename_path(temporary_, final_);
+    rename_path(old, temporary_);
+  }
+  committed_ = true;
+  files::sync_directory(parent_of(final_));
+  std::error_code error;
+  std::filesystem::remove_all(temporary_, error);
+  if (error)
+    log::warning("cannot remove the replaced {}: {}", temporary_.string(), error.message());
+}
+
+void check_output_directory(const Path& path, bool overwrite, const std::string& expected_file) {
+  if (is_missing_or_empty(path)) return;
+  std::error_code error;
+  if (!std::filesystem::is_directory(path, error)) {
+    throw_error<FileError>("{} exists and is no folder", path.string());
+  }
+  if (!overwrite) {
+    throw_error<FileError>(
+        "{} exists and is not empty: give another folder, or ask to overwrite it", path.string());
+  }
+  if (!std::filesystem::exists(path / expected_file, error)) {
+    throw_error<FileError>(
+        "{} is not overwritten: it holds no {}, so it is something else than what would replace it",
+        path.string(), expected_file);
+  }
+}
+
+void remove_directory_whole(const Path& path, const Path& temporary) {
+  rename_path(path, temporary);
+  std::error_code error;
+  std::filesystem::remove_all(temporary, error);
+  if (error) fail("remove", temporary, error.value());
+}
+
+}  // namespace heddle::ckpt
