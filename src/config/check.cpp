@@ -1,0 +1,155 @@
+#include "config/check.h"
+
+#include "base/errors.h"
+#include "base/text.h"
+#include "config/field.h"
+
+namespace heddle::config {
+namespace {
+
+class Checker {
+ public:
+  Checker(const RunConfig& config, const std::string& source) : c_(config), source_(source) {}
+
+  void required() const {
+    for (const Section& section : schema()) {
+      for (const Field& field : section.fields) {
+        const Json value = field.required ? field.get(c_) : Json();
+        const bool is_missing = value.is_string() ? value.get_ref<const std::string&>().empty()
+                                                  : value.is_array() && value.empty();
+        if (is_missing) {
+          throw_error<ConfigError>("{}: required key '{}' is missing: {}", source_, field.key,
+                                   field.doc);
+        }
+      }
+    }
+  }
+
+  void head() const {
+    if (c_.model.head == Head::kClassify && c_.model.num_labels == 0) {
+      fail("model.head", "classify needs model.num_labels >= 1");
+    }
+  }
+
+  void length() const {
+    if (c_.train.max_steps == 0 && c_.train.epochs == 0) {
+      fail("train.epochs", "0 with train.max_steps 0 trains nothing; set one of them");
+    }
+    if (c_.train.micro_batch_tokens < c_.data.max_length) {
+      fail("train.micro_batch_tokens",
+           fmt::format("{} is less than data.max_length {}: the longest row would not fit",
+                       c_.train.micro_batch_tokens, c_.data.max_length));
+    }
+  }
+
+  void schedule() const {
+    const OptimSection& o = c_.optim;
+    if (o.schedule == Schedule::kWsd && o.decay_steps == 0) {
+      fail("optim.schedule", "wsd needs optim.decay_steps >= 1");
+    }
+    const std::int64_t decay = o.schedule == Schedule::kWsd ? o.decay_steps : 0;
+    if (c_.train.max_steps > 0 && o.warmup_steps + decay > c_.train.max_steps) {
+      fail(o.warmup_steps > 0 ? "optim.warmup_steps" : "optim.decay_steps",
+           fmt::format("warm-up {} and decay {} steps are more than train.max_steps {}",
+                       o.warmup_steps, decay, c_.train.max_steps));
+    }
+  }
+
+  void adapter() const {
+    if (c_.train.method != Method::kLora) return;
+    if (c_.adapter.rank == 0) fail("adapter.rank", "train.method lora needs a rank >= 1");
+    if (c_.adapter.targets.empty() && c_.adapter.modules_to_save.empty()) {
+      fail("adapter.targets", "train.method lora with no target trains nothing");
+    }
+  }
+
+  void evaluation() const {
+    if (!c_.data.eval.empty()) return;
+    if (c_.train.early_stop_patience > 0) {
+      fail("train.early_stop_patience", "early stopping needs data.eval");
+    }
+    if (c_.ckpt.keep_best) fail("ckpt.keep_best", "the best checkpoint is found with data.eval");
+    if (c_.train.eval_every > 0) fail("train.eval_every", "evaluation needs data.eval");
+  }
+
+  void stopping() const {
+    if (c_.train.early_stop_patience > 0 && c_.train.eval_every == 0) {
+      fail("train.early_stop_patience", "early stopping needs train.eval_every >= 1");
+    }
+  }
+
+  void layout() const {
+    for (const Field& field : find_section("parallel")->fields) {
+      if (!field.type.starts_with("integer")) continue;
+      const auto degree = field.get(c_).get<std::int64_t>();
+      if (degree != 1) {
+        fail(field.key, fmt::format("{} ranks asked for, but this build runs one rank", degree));
+      }
+    }
+  }
+
+  void device() const {
+    if (c_.model.dtype == Dtype::kFloat64 && c_.device.name.type == DeviceType::kNpu) {
+      fail("model.dtype", "float64 is not available on device npu");
+    }
+  }
+
+ private:
+  [[noreturn]] void fail(const std::string& key, const std::string& message) const {
+    const std::string start = c_.is_set(key) ? where(c_, key) : source_ + ": " + key;
+    throw_error<ConfigError>("{}: {}", start, message);
+  }
+
+  const RunConfig& c_;
+  const std::string& source_;
+};
+
+}  // namespace
+
+void check(const RunConfig& config, const std::string& source, Completeness completeness) {
+  const Checker checker(config, source);
+  checker.layout();
+  if (completeness == Completeness::kPartial) return;
+  checker.required();
+  checker.head();
+  checker.length();
+  checker.schedule();
+  checker.adapter();
+  checker.evaluation();
+  checker.stopping();
+  checker.device();
+}
+
+std::vector<std::string> unused_keys(const RunConfig& config) {
+  std::vector<std::string> found;
+  const auto note = [&](const std::string& key, std::string_view reason) {
+    const Field* field = find_field(key);
+    // A file that spells out every default (config.resolved.yaml) asks for nothing.
+    if (config.is_set(key) && field->get(config) != field->get(RunConfig())) {
+      found.push_back(fmt::format("{} has no effect: {}", where(config, key), reason));
+    }
+  };
+  if (config.train.method != Method::kLora) {
+    for (const Field& field : find_section("adapter")->fields)
+      note(field.key, "train.method is full");
+  }
+  if (config.optim.name == OptimName::kAdamW) note("optim.momentum", "optim.name is adamw");
+  if (config.optim.name == OptimName::kSgd) {
+    note("optim.betas", "optim.name is sgd");
+    note("optim.eps", "optim.name is sgd");
+  }
+  if (config.optim.schedule != Schedule::kWsd)
+    note("optim.decay_steps", "optim.schedule is not wsd");
+  if (config.optim.schedule == Schedule::kConstant) {
+    note("optim.min_lr_ratio", "optim.schedule is constant");
+  }
+  if (config.model.head != Head::kClassify) note("model.num_labels", "model.head is not classify");
+  if (config.model.head != Head::kEmbed) note("model.normalize", "model.head is not embed");
+  if (config.train.max_steps > 0) note("train.epochs", "train.max_steps decides");
+  if (config.parallel.cp == 1) note("parallel.cp_method", "parallel.cp is 1");
+  if (config.parallel.pp == 1) note("parallel.pp_schedule", "parallel.pp is 1");
+  if (config.log.sample_prompts.empty()) note("log.sample_tokens", "log.sample_prompts is empty");
+  return found;
+}
+
+}  // namespace heddle::config

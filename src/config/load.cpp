@@ -1,0 +1,205 @@
+#include <algorithm>
+#include <map>
+#include <optional>
+
+#include "base/errors.h"
+#include "base/files.h"
+#include "base/text.h"
+#include "config/check.h"
+#include "config/config.h"
+#include "config/field.h"
+
+namespace heddle::config {
+namespace {
+
+/// Where a YAML text comes from and at which key of the configuration it hangs.
+struct Source {
+  std::string name;
+  bool has_lines = true;
+
+  std::string at(const YAML::Mark& mark) const {
+    return has_lines && !mark.is_null() ? fmt::format("{}:{}", name, mark.line + 1) : name;
+  }
+};
+
+std::string last_part(std::string_view key) {
+  return std::string(key.substr(key.rfind('.') + 1));  // npos + 1 == 0
+}
+
+/// The valid key that was most likely meant: another program's name for it, the right name in the
+/// wrong section, or a typing error; "" if nothing is near.
+std::string nearest_key(const std::string& key) {
+  const std::string name = last_part(key);
+  const std::string section = key.substr(0, key.size() - std::min(key.size(), name.size() + 1));
+  std::vector<std::string> siblings, elsewhere, keys, sections;
+  for (const Section& s : schema()) {
+    sections.push_back(s.key);
+    for (const Field& field : s.fields) {
+      keys.push_back(field.key);
+      const bool same = last_part(field.key) == name || std::ranges::count(field.aliases, name) > 0;
+      if (same) (s.key == section ? siblings : elsewhere).push_back(field.key);
+    }
+  }
+  if (!siblings.empty()) return siblings.front();
+  const std::string typo = text::nearest(key, keys);
+  if (typo.starts_with(section + ".") && !section.empty()) return typo;
+  if (!elsewhere.empty()) return elsewhere.front();
+  const std::string section_typo = text::nearest(key, sections);
+  return section_typo.empty() ? typo : section_typo;
+}
+
+class Reader {
+ public:
+  explicit Reader(RunConfig& config) : config_(config) {}
+
+  void file(std::string_view yaml, const std::string& name) {
+    source_ = {name, true};
+    given_.clear();
+    std::vector<YAML::Node> documents;
+    try {
+      documents = YAML::LoadAll(std::string(yaml));
+    } catch (const YAML::Exception& e) {
+      throw_error<ConfigError>("{}: not valid YAML: {}", source_.at(e.mark), e.msg);
+    }
+    if (documents.size() > 1) {
+      throw_error<ConfigError>("{}: expected one YAML document, found {}", name, documents.size());
+    }
+    if (documents.empty() || documents[0].IsNull()) return;
+    if (!documents[0].IsMap()) {
+      throw_error<ConfigError>("{}: expected sections (model:, data:, ...), found {}",
+                               source_.at(documents[0].Mark()), describe(documents[0]));
+    }
+    mapping("", documents[0]);
+  }
+
+  void override_with(const std::string& argument) {
+    source_ = {"command line", false};
+    given_.clear();
+    const std::size_t equals = argument.find('=');
+    if (equals == std::string::npos || equals == 0) {
+      throw_error<ConfigError>("command line: expected key=value (as optim.lr=3e-4), found '{}'",
+                               argument);
+    }
+    YAML::Node value;
+    try {
+      value = YAML::Load(argument.substr(equals + 1));
+    } catch (const YAML::Exception& e) {
+      throw_error<ConfigError>("command line: {}: the value is not valid YAML: {}", argument,
+                               e.msg);
+    }
+    assign(argument.substr(0, equals), value.Mark(), value);
+  }
+
+ private:
+  void mapping(const std::string& prefix, const YAML::Node& node) {
+    for (const auto& entry : node) {
+      if (!entry.first.IsScalar()) {
+        throw_error<ConfigError>("{}: expected a key, found {}", source_.at(entry.first.Mark()),
+                                 describe(entry.first));
+      }
+      const std::string& name = entry.first.Scalar();
+      assign(prefix.empty() ? name : prefix + "." + name, entry.first.Mark(), entry.second);
+    }
+  }
+
+  void assign(const std::string& key, const YAML::Mark& mark, const YAML::Node& value) {
+    const std::string position = source_.at(mark);
+    const auto [earlier, is_new] = given_.try_emplace(key, position);
+    if (!is_new) {
+      throw_error<ConfigError>("{}: '{}' is given twice, first at {}", position, key,
+                               earlier->second);
+    }
+    if (const Section* section = find_section(key)) return section_value(*section, mark, value);
+    if (const Field* field = find_field(key)) {
+      return set(key, mark, value, [&] { field->set(config_, value); });
+    }
+    const std::size_t dot = key.rfind('.');
+    if (dot != std::string::npos && dot + 1 < key.size()) {
+      const Section* section = find_section(key.substr(0, dot));
+      if (section != nullptr && section->open) {
+        return set(key, mark, value,
+                   [&] { section->open->set(config_, key.substr(dot + 1), value); });
+      }
+    }
+    const std::string meant = nearest_key(key);
+    throw_error<ConfigError>("{}: unknown key '{}'{}", position, key,
+                             meant.empty() ? "" : fmt::format(" (did you mean '{}'?)", meant));
+  }
+
+  void section_value(const Section& section, const YAML::Mark& mark, const YAML::Node& value) {
+    if (value.IsNull()) return;
+    if (value.IsMap()) return mapping(section.key, value);
+    if (value.IsScalar() && !section.scalar_key.empty()) {
+      return assign(section.scalar_key, mark, value);
+    }
+    throw_error<ConfigError>("{}: {}: expected a section with keys, found {}", source_.at(mark),
+                             section.key, describe(value));
+  }
+
+  template <class Set>
+  void set(const std::string& key, const YAML::Mark& mark, const YAML::Node& value, Set apply) {
+    try {
+      apply();
+    } catch (const BadValue& bad) {
+      throw_error<ConfigError>("{}: {}: expected {}, found {}{}", source_.at(mark), key,
+                               bad.expected, bad.found,
+                               bad.hint.empty() ? "" : fmt::format(" ({})", bad.hint));
+    }
+    config_.origins[key] = source_.at(mark);
+  }
+
+  RunConfig& config_;
+  Source source_;
+  std::map<std::string, std::string> given_;  // within one file or one override: key -> position
+};
+
+/// Defaults that follow from other keys, so that a printed configuration shows what will really be
+/// used.
+void fill_in(RunConfig& config, const std::string& name) {
+  if (config.train.output_dir.empty()) {
+    const std::string stem = std::filesystem::path(name).stem().string();
+    config.train.output_dir = "runs/" + (stem.empty() ? std::string("run") : stem);
+  }
+  if (config.model.tokenizer.empty()) config.model.tokenizer = config.model.path;
+  if (config.data.cache_dir.empty()) config.data.cache_dir = config.train.output_dir + "/cache";
+  if (config.train.micro_batch_tokens == 0) {
+    config.train.micro_batch_tokens = config.data.max_length;
+  }
+  if (config.train.method == Method::kLora && !config.is_set("optim.lr")) config.optim.lr = 2e-4;
+  if (!config.is_set("adapter.seed")) config.adapter.seed = config.train.seed;
+}
+
+RunConfig read(std::optional<std::string_view> yaml, const std::string& name,
+               std::span<const std::string> overrides, Completeness completeness) {
+  RunConfig config;
+  Reader reader(config);
+  if (yaml) reader.file(*yaml, name);
+  for (const std::string& argument : overrides) reader.override_with(argument);
+  fill_in(config, name);
+  check(config, yaml ? name : "command line", completeness);
+  return config;
+}
+
+}  // namespace
+
+RunConfig load(const std::filesystem::path& file, std::span<const std::string> overrides,
+               Completeness completeness) {
+  if (file.empty()) return read({}, "", overrides, completeness);
+  if (!std::filesystem::exists(file)) {
+    throw_error<ConfigError>("{}: no such configuration file", file.string());
+  }
+  const std::string yaml = files::read(file);
+  return read(yaml, file.string(), overrides, completeness);
+}
+
+RunConfig parse(std::string_view yaml, const std::string& name,
+                std::span<const std::string> overrides, Completeness completeness) {
+  return read(yaml, name, overrides, completeness);
+}
+
+std::string where(const RunConfig& config, const std::string& key) {
+  const auto origin = config.origins.find(key);
+  return origin == config.origins.end() ? key : origin->second + ": " + key;
+}
+
+}  // namespace heddle::config

@@ -1,0 +1,270 @@
+#pragma once
+
+#include <array>
+#include <concepts>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <variant>
+#include <vector>
+
+/// What a run can be told, one plain struct per section of the YAML file. The members' initialisers
+/// are the defaults; names, documentation, ranges and allowed values stand beside them in
+/// schema.cpp.
+namespace heddle::config {
+
+/// The spellings of an enumeration, in the order of its values.
+template <class E>
+inline constexpr std::array<std::string_view, 0> kNames{};
+
+template <class E>
+concept NamedEnum = std::is_enum_v<E> &&(kNames<E>.size() > 0);
+
+template <NamedEnum E>
+constexpr std::string_view to_string(E value) {
+  return kNames<E>[static_cast<std::size_t>(value)];
+}
+
+enum class Dtype { kFloat64, kFloat32, kBFloat16 };
+template <>
+inline constexpr std::array<std::string_view, 3> kNames<Dtype>{"float64", "float32", "bfloat16"};
+
+enum class Head { kLanguageModel, kClassify, kEmbed };
+template <>
+inline constexpr std::array<std::string_view, 3> kNames<Head>{"lm", "classify", "embed"};
+
+struct ModelSection {
+  std::string path;
+  std::string tokenizer;
+  Dtype dtype = Dtype::kFloat32;
+  Head head = Head::kLanguageModel;
+  std::int64_t num_labels = 0;
+  bool normalize = true;
+  std::vector<std::string> added_tokens;
+  std::int64_t resize_vocab = 0;
+};
+
+/// A file (or files by pattern) and how often its rows are taken relative to the others.
+struct DataSource {
+  std::string path;
+  double weight = 1;
+  bool operator==(const DataSource&) const = default;
+};
+
+enum class DataFormat { kAuto, kMessages, kPromptCompletion, kText, kShareGpt, kAlpaca, kTokens };
+template <>
+inline constexpr std::array<std::string_view, 7> kNames<DataFormat>{
+    "auto", "messages", "prompt_completion", "text", "sharegpt", "alpaca", "tokens"};
+
+enum class Truncation { kDrop, kKeepStart, kKeepEnd };
+template <>
+inline constexpr std::array<std::string_view, 3> kNames<Truncation>{"drop", "keep_start",
+                                                                    "keep_end"};
+
+enum class BadLine { kError, kSkip };
+template <>
+inline constexpr std::array<std::string_view, 2> kNames<BadLine>{"error", "skip"};
+
+enum class LossOn { kAssistant, kAll };
+template <>
+inline constexpr std::array<std::string_view, 2> kNames<LossOn>{"assistant", "all"};
+
+/// Under which names a row keeps its parts.
+struct DataFields {
+  std::string messages = "messages";
+  std::string tools = "tools";
+  std::string role = "role";
+  std::string content = "content";
+  std::string prompt = "prompt";
+  std::string completion = "completion";
+  std::string text = "text";
+  std::string conversations = "conversations";
+  std::string from = "from";
+  std::string value = "value";
+  std::string instruction = "instruction";
+  std::string input = "input";
+  std::string output = "output";
+  std::string input_ids = "input_ids";
+  std::string labels = "labels";
+  std::string label = "label";
+  std::string weight = "weight";
+};
+
+/// A value handed to the chat template.
+using Scalar = std::variant<bool, std::int64_t, double, std::string>;
+
+struct DataSection {
+  std::vector<DataSource> train;
+  std::vector<DataSource> eval;
+  DataFormat format = DataFormat::kAuto;
+  bool packing = true;
+  std::int64_t max_length = 2048;
+  Truncation truncation = Truncation::kKeepStart;
+  BadLine on_bad_line = BadLine::kError;
+  bool shuffle = true;
+  LossOn loss_on = LossOn::kAssistant;
+  std::string chat_template;
+  std::map<std::string, Scalar> template_args;
+  std::string cache_dir;
+  DataFields fields;
+};
+
+enum class Method { kFull, kLora };
+template <>
+inline constexpr std::array<std::string_view, 2> kNames<Method>{"full", "lora"};
+
+enum class Recompute { kOff, kSelective, kFull };
+template <>
+inline constexpr std::array<std::string_view, 3> kNames<Recompute>{"off", "selective", "full"};
+
+enum class AuxLoss { kSequence, kHf };
+template <>
+inline constexpr std::array<std::string_view, 2> kNames<AuxLoss>{"sequence", "hf"};
+
+struct TrainSection {
+  Method method = Method::kFull;
+  std::int64_t global_batch_size = 8;
+  std::int64_t micro_batch_tokens = 0;  ///< load() replaces 0 by data.max_length
+  std::int64_t max_steps = 0;
+  double epochs = 1;
+  std::uint64_t seed = 0;
+  std::string output_dir;  ///< load() replaces "" by runs/<name of the file>
+  std::string resume = "auto";
+  std::vector<std::string> freeze;
+  Recompute recompute = Recompute::kOff;
+  double router_aux_loss_coef = -1;
+  AuxLoss router_aux_loss = AuxLoss::kSequence;
+  std::int64_t eval_every = 0;
+  std::int64_t early_stop_patience = 0;
+  bool deterministic = false;
+};
+
+enum class OptimName { kAdamW, kSgd };
+template <>
+inline constexpr std::array<std::string_view, 2> kNames<OptimName>{"adamw", "sgd"};
+
+enum class Schedule { kConstant, kLinear, kCosine, kWsd };
+template <>
+inline constexpr std::array<std::string_view, 4> kNames<Schedule>{"constant", "linear", "cosine",
+                                                                  "wsd"};
+
+struct OptimSection {
+  OptimName name = OptimName::kAdamW;
+  double lr = 2e-5;  ///< load() makes it 2e-4 for train.method lora if the user gave none
+  double weight_decay = 0;
+  std::array<double, 2> betas = {0.9, 0.999};
+  double eps = 1e-8;
+  double momentum = 0;
+  double clip_norm = 1;
+  Schedule schedule = Schedule::kCosine;
+  std::int64_t warmup_steps = 0;
+  std::int64_t decay_steps = 0;
+  double min_lr_ratio = 0;
+  std::vector<std::string> no_decay;
+  Dtype grad_dtype = Dtype::kFloat32;
+};
+
+struct AdapterSection {
+  std::int64_t rank = 16;
+  double alpha = 32;
+  bool rslora = false;
+  double dropout = 0;
+  std::vector<std::string> targets = {"all-linear"};
+  std::vector<std::string> modules_to_save;
+  std::uint64_t seed = 0;  ///< load() makes it train.seed if the user gave none
+};
+
+enum class CpMethod { kState, kUlysses };
+template <>
+inline constexpr std::array<std::string_view, 2> kNames<CpMethod>{"state", "ulysses"};
+
+enum class PpSchedule { kOneForwardOneBackward, kInterleaved };
+template <>
+inline constexpr std::array<std::string_view, 2> kNames<PpSchedule>{"1f1b", "interleaved"};
+
+struct ParallelSection {
+  std::int64_t dp = 1;
+  std::int64_t fsdp = 1;
+  std::int64_t tp = 1;
+  std::int64_t cp = 1;
+  std::int64_t pp = 1;
+  std::int64_t ep = 1;
+  CpMethod cp_method = CpMethod::kState;
+  PpSchedule pp_schedule = PpSchedule::kOneForwardOneBackward;
+  double timeout_s = 600;
+};
+
+enum class Fallback { kRefuse, kAllow };
+template <>
+inline constexpr std::array<std::string_view, 2> kNames<Fallback>{"refuse", "allow"};
+
+struct KernelsSection {
+  Fallback fallback = Fallback::kRefuse;
+  std::map<std::string, std::string> choice;  ///< operator -> name of the kernel that must be used
+};
+
+struct ExportSection {
+  std::int64_t max_shard_size = 5'000'000'000;  ///< bytes
+};
+
+struct CheckpointSection {
+  std::int64_t every = 500;
+  std::int64_t keep_last = 2;
+  bool keep_best = false;
+  ExportSection export_;
+};
+
+enum class LogLevel { kDebug, kInfo, kWarning, kError };
+template <>
+inline constexpr std::array<std::string_view, 4> kNames<LogLevel>{"debug", "info", "warning",
+                                                                  "error"};
+
+struct LogSection {
+  std::int64_t every = 1;
+  LogLevel level = LogLevel::kInfo;
+  bool tensorboard = true;
+  bool report = true;
+  std::vector<std::string> sample_prompts;
+  std::int64_t sample_tokens = 64;
+};
+
+enum class DeviceType { kCpu, kCuda, kNpu };
+template <>
+inline constexpr std::array<std::string_view, 3> kNames<DeviceType>{"cpu", "cuda", "npu"};
+
+/// Written cpu, cuda, cuda:1, npu, npu:1.
+struct DeviceName {
+  DeviceType type = DeviceType::kCpu;
+  std::int64_t index = 0;
+  bool operator==(const DeviceName&) const = default;
+};
+std::string to_string(const DeviceName& device);
+/// Throws ConfigError: "device: expected cpu, cuda[:N] or npu[:N], found ...".
+DeviceName parse_device(std::string_view text);
+
+struct DeviceSection {
+  DeviceName name;
+  std::int64_t threads = 0;  ///< 0: the cores this process may run on
+};
+
+struct RunConfig {
+  ModelSection model;
+  DataSection data;
+  TrainSection train;
+  OptimSection optim;
+  AdapterSection adapter;
+  ParallelSection parallel;
+  KernelsSection kernels;
+  CheckpointSection ckpt;
+  LogSection log;
+  DeviceSection device;
+
+  /// For each key the user gave: where ("run.yaml:12", "command line").
+  std::map<std::string, std::string> origins;
+
+  bool is_set(const std::string& key) const { return origins.contains(key); }
+};
+
+}  // namespace heddle::config

@@ -1,0 +1,373 @@
+#include <utility>
+
+#include "config/codec.h"
+#include "config/field.h"
+
+// The one place where a key is declared. Order is the order of every printout.
+
+namespace heddle::config {
+namespace {
+
+struct Extra {
+  Range range = {};
+  std::vector<std::string> aliases = {};
+  bool required = false;
+};
+
+/// Binds members of one section struct, found in a RunConfig by `owner`.
+template <class Owner>
+class Table {
+ public:
+  Table(Section& section, Owner RunConfig::*owner)
+      : section_(section), locate_([owner](RunConfig& c) -> Owner& { return c.*owner; }) {}
+  template <class Parent>
+  Table(Section& section, Parent RunConfig::*parent, Owner Parent::*owner)
+      : section_(section),
+        locate_([parent, owner](RunConfig& c) -> Owner& { return c.*parent.*owner; }) {}
+
+  /// `Wire` is the type whose codec reads and writes the member; the member's own unless given.
+  template <class Wire = void, class T>
+  Table& key(const std::string& name, T Owner::*member, std::string doc, Extra extra = {}) {
+    using W = std::conditional_t<std::is_void_v<Wire>, T, Wire>;
+    Field field;
+    field.key = section_.key + "." + name;
+    field.type = Codec<W>::type(extra.range);
+    field.doc = std::move(doc);
+    field.aliases = std::move(extra.aliases);
+    field.required = extra.required;
+    field.set = [locate = locate_, member, range = extra.range](RunConfig& c,
+                                                                const YAML::Node& node) {
+      locate(c).*member = from_wire<T>(Codec<W>::read(node, range));
+    };
+    field.get = [locate = locate_, member](const RunConfig& c) {
+      return Codec<W>::write(W{locate(const_cast<RunConfig&>(c)).*member});
+    };
+    section_.fields.push_back(std::move(field));
+    return *this;
+  }
+
+  /// Keys of any name, kept in a map.
+  template <class T>
+  Table& open(std::string placeholder, std::map<std::string, T> Owner::*member, std::string doc) {
+    section_.open = OpenKeys{
+        std::move(placeholder), Codec<T>::type({}), std::move(doc),
+        [locate = locate_, member](RunConfig& c, const std::string& name, const YAML::Node& node) {
+          (locate(c).*member)[name] = Codec<T>::read(node, {});
+        },
+        [locate = locate_, member](const RunConfig& c) {
+          Json object = Json::object();
+          for (const auto& [name, value] : locate(const_cast<RunConfig&>(c)).*member) {
+            object[name] = Codec<T>::write(value);
+          }
+          return object;
+        }};
+    return *this;
+  }
+
+ private:
+  template <class T, class W>
+  static T from_wire(W value) {
+    if constexpr (std::is_same_v<W, Bytes>) {
+      return value.count;
+    } else {
+      return value;
+    }
+  }
+
+  Section& section_;
+  std::function<Owner&(RunConfig&)> locate_;
+};
+
+Section make(std::string key, std::string doc) {
+  Section section;
+  section.key = std::move(key);
+  section.doc = std::move(doc);
+  return section;
+}
+
+Section model_section() {
+  Section s = make("model", "The model to start from.");
+  Table<ModelSection>(s, &RunConfig::model)
+      .key("path", &ModelSection::path, "folder of a Hugging Face checkpoint",
+           {.aliases = {"model_name_or_path", "base_model", "model_path"}, .required = true})
+      .key("tokenizer", &ModelSection::tokenizer,
+           "folder with tokenizer.json and chat template; empty: model.path")
+      .key("dtype", &ModelSection::dtype,
+           "of weights and activations in training; optimizer state is at least float32",
+           {.aliases = {"torch_dtype", "precision", "bf16", "fp16"}})
+      .key("head", &ModelSection::head,
+           "what the model predicts: next token, labels of a sequence, or an embedding")
+      .key("num_labels", &ModelSection::num_labels,
+           "outputs of head classify; 1 is regression or reward", {.range = at_least(0)})
+      .key("normalize", &ModelSection::normalize, "head embed: scale embeddings to length 1")
+      .key("added_tokens", &ModelSection::added_tokens,
+           "new special tokens; the vocabulary grows where the checkpoint has no spare rows",
+           {.aliases = {"special_tokens", "additional_special_tokens"}})
+      .key("resize_vocab", &ModelSection::resize_vocab,
+           "rows of the embedding; 0: as the checkpoint and added_tokens need",
+           {.range = at_least(0)});
+  return s;
+}
+
+Section data_section() {
+  Section s = make("data", "The rows to train and evaluate on.");
+  Table<DataSection>(s, &RunConfig::data)
+      .key("train", &DataSection::train, "training files: .jsonl, also .gz or .zst",
+           {.aliases = {"dataset", "datasets", "train_file", "train_path", "path"},
+            .required = true})
+      .key("eval", &DataSection::eval, "held-out files; empty: no evaluation",
+           {.aliases = {"validation", "eval_file", "eval_path", "test"}})
+      .key("format", &DataSection::format, "what a row holds; auto looks at its fields")
+      .key("packing", &DataSection::packing,
+           "fill rows of max_length with several sequences, kept apart by cu_seqlens")
+      .key("max_length", &DataSection::max_length,
+           "tokens of a packed row, and of a sequence at most",
+           {.range = at_least(2),
+            .aliases = {"max_seq_length", "seq_length", "seq_len", "cutoff_len", "sequence_len"}})
+      .key("truncation", &DataSection::truncation, "what happens to a longer sequence")
+      .key("on_bad_line", &DataSection::on_bad_line,
+           "stop at an unusable row, or skip and count it")
+      .key("shuffle", &DataSection::shuffle, "new order each epoch, from train.seed")
+      .key("loss_on", &DataSection::loss_on, "assistant turns and completions only, or every token",
+           {.aliases = {"train_on_inputs"}})
+      .key("chat_template", &DataSection::chat_template,
+           "Jinja file used instead of the tokenizer's template")
+      .key("cache_dir", &DataSection::cache_dir,
+           "folder of tokenized data; empty: <train.output_dir>/cache");
+  return s;
+}
+
+Section template_section() {
+  Section s = make("data.template_args", "Variables of the chat template.");
+  Table<DataSection>(s, &RunConfig::data)
+      .open("<name>", &DataSection::template_args, "for example enable_thinking: false");
+  return s;
+}
+
+Section fields_section() {
+  Section s = make("data.fields", "Under which names a row keeps its parts.");
+  Table<DataFields>(s, &RunConfig::data, &DataSection::fields)
+      .key("messages", &DataFields::messages, "list of turns")
+      .key("tools", &DataFields::tools, "list of tool descriptions beside the messages")
+      .key("role", &DataFields::role, "of a turn: system, user, assistant, tool")
+      .key("content", &DataFields::content, "of a turn")
+      .key("prompt", &DataFields::prompt, "carries no loss")
+      .key("completion", &DataFields::completion, "carries loss")
+      .key("text", &DataFields::text, "plain text, all of it with loss")
+      .key("conversations", &DataFields::conversations, "ShareGPT: list of turns")
+      .key("from", &DataFields::from, "ShareGPT: human, gpt, system")
+      .key("value", &DataFields::value, "ShareGPT: content of a turn")
+      .key("instruction", &DataFields::instruction, "Alpaca")
+      .key("input", &DataFields::input, "Alpaca, may be empty")
+      .key("output", &DataFields::output, "Alpaca")
+      .key("input_ids", &DataFields::input_ids, "tokenized beforehand")
+      .key("labels", &DataFields::labels, "as input_ids, -100 where there is no loss")
+      .key("label", &DataFields::label, "head classify: class number, or number for regression")
+      .key("weight", &DataFields::weight, "loss weight of a turn");
+  return s;
+}
+
+Section train_section() {
+  Section s = make("train", "What is trained, for how long, and where it goes.");
+  Table<TrainSection>(s, &RunConfig::train)
+      .key("method", &TrainSection::method, "all weights, or a low-rank adapter beside frozen ones",
+           {.aliases = {"finetuning_type", "peft", "lora", "adapter"}})
+      .key("global_batch_size", &TrainSection::global_batch_size,
+           "rows per optimizer step: sequences, or packed rows with data.packing",
+           {.range = at_least(1), .aliases = {"batch_size", "train_batch_size"}})
+      .key("micro_batch_tokens", &TrainSection::micro_batch_tokens,
+           "tokens per forward pass at most; sets memory, not results; 0: data.max_length",
+           {.range = at_least(0),
+            .aliases = {"micro_batch_size", "per_device_train_batch_size",
+                        "gradient_accumulation_steps"}})
+      .key("max_steps", &TrainSection::max_steps, "optimizer steps; 0: as many as epochs gives",
+           {.range = at_least(0), .aliases = {"steps", "num_steps", "train_steps"}})
+      .key("epochs", &TrainSection::epochs, "passes over data.train; ignored with max_steps",
+           {.range = at_least(0), .aliases = {"num_epochs", "num_train_epochs"}})
+      .key("seed", &TrainSection::seed, "of order, dropout and new weights",
+           {.range = at_least(0), .aliases = {"random_seed"}})
+      .key("output_dir", &TrainSection::output_dir,
+           "run directory; empty: runs/<name of the configuration file>",
+           {.aliases = {"output", "save_dir", "run_dir"}})
+      .key("resume", &TrainSection::resume,
+           "auto: from the newest checkpoint of output_dir, if any; never; or a checkpoint folder",
+           {.aliases = {"resume_from_checkpoint"}})
+      .key("freeze", &TrainSection::freeze, "parameters not trained, by name pattern (* and ?)",
+           {.aliases = {"frozen", "freeze_modules"}})
+      .key("recompute", &TrainSection::recompute,
+           "recompute activations in backward: less memory, more time",
+           {.aliases = {"gradient_checkpointing", "activation_checkpointing"}})
+      .key("router_aux_loss_coef", &TrainSection::router_aux_loss_coef,
+           "load balance of mixture-of-experts models; -1: as the checkpoint says",
+           {.range = at_least(-1), .aliases = {"aux_loss_coef"}})
+      .key("router_aux_loss", &TrainSection::router_aux_loss,
+           "per layer and sequence, or pooled over layers and batch as transformers does")
+      .key("eval_every", &TrainSection::eval_every,
+           "steps between evaluations on data.eval; 0: at the end only",
+           {.range = at_least(0), .aliases = {"eval_steps", "eval_interval"}})
+      .key("early_stop_patience", &TrainSection::early_stop_patience,
+           "evaluations without a better loss before stopping; 0: never", {.range = at_least(0)})
+      .key("deterministic", &TrainSection::deterministic,
+           "bit-identical steps also on a GPU, at some cost");
+  return s;
+}
+
+Section optim_section() {
+  Section s = make("optim", "Optimizer and learning-rate schedule.");
+  Table<OptimSection>(s, &RunConfig::optim)
+      .key("name", &OptimSection::name, "AdamW with float32 master weights, or SGD",
+           {.aliases = {"optimizer", "optim", "type"}})
+      .key("lr", &OptimSection::lr, "peak learning rate; 2e-4 with train.method lora unless given",
+           {.range = at_least(0), .aliases = {"learning_rate", "max_lr"}})
+      .key("weight_decay", &OptimSection::weight_decay, "decoupled; never on 1-D tensors",
+           {.range = at_least(0), .aliases = {"wd"}})
+      .key("betas", &OptimSection::betas, "AdamW",
+           {.range = from_up_to(0, 1), .aliases = {"adam_betas", "adam_beta1", "adam_beta2"}})
+      .key("eps", &OptimSection::eps, "AdamW",
+           {.range = above(0), .aliases = {"adam_epsilon", "epsilon"}})
+      .key("momentum", &OptimSection::momentum, "SGD", {.range = from_up_to(0, 1)})
+      .key("clip_norm", &OptimSection::clip_norm, "largest norm of the whole gradient; 0: off",
+           {.range = at_least(0), .aliases = {"max_grad_norm", "grad_clip", "gradient_clipping"}})
+      .key("schedule", &OptimSection::schedule, "after warm-up; wsd holds, then decays",
+           {.aliases = {"lr_scheduler", "lr_scheduler_type", "scheduler"}})
+      .key("warmup_steps", &OptimSection::warmup_steps, "steps from 0 to lr",
+           {.range = at_least(0), .aliases = {"warmup", "warmup_ratio", "num_warmup_steps"}})
+      .key("decay_steps", &OptimSection::decay_steps, "wsd: steps of the final decay",
+           {.range = at_least(0), .aliases = {"num_decay_steps"}})
+      .key("min_lr_ratio", &OptimSection::min_lr_ratio, "end of the schedule, as a fraction of lr",
+           {.range = within(0, 1), .aliases = {"min_lr", "lr_min"}})
+      .key("no_decay", &OptimSection::no_decay,
+           "further parameters without weight decay, by name pattern")
+      .key("grad_dtype", &OptimSection::grad_dtype,
+           "in which gradients are summed over micro-batches and ranks");
+  return s;
+}
+
+Section adapter_section() {
+  Section s = make("adapter", "LoRA, with train.method lora.");
+  Table<AdapterSection>(s, &RunConfig::adapter)
+      .key("rank", &AdapterSection::rank, "of A and B",
+           {.range = at_least(0), .aliases = {"r", "lora_r", "lora_rank"}})
+      .key("alpha", &AdapterSection::alpha, "the update is scaled by alpha / rank",
+           {.range = above(0), .aliases = {"lora_alpha"}})
+      .key("rslora", &AdapterSection::rslora, "scale by alpha / sqrt(rank) instead",
+           {.aliases = {"use_rslora"}})
+      .key("dropout", &AdapterSection::dropout, "on the input of A",
+           {.range = from_up_to(0, 1), .aliases = {"lora_dropout"}})
+      .key("targets", &AdapterSection::targets,
+           "all-linear (all but the head), or names as q_proj, in_proj_qkv, *.mlp.*",
+           {.aliases = {"target_modules", "lora_target", "lora_target_modules"}})
+      .key("modules_to_save", &AdapterSection::modules_to_save,
+           "modules trained in full beside the adapter, as lm_head")
+      .key("seed", &AdapterSection::seed, "of A; train.seed unless given", {.range = at_least(0)});
+  return s;
+}
+
+Section parallel_section() {
+  Section s = make("parallel", "How ranks share the work; their product is the number of ranks.");
+  const auto degree = [](std::string alias) {
+    return Extra{.range = at_least(1), .aliases = {std::move(alias)}};
+  };
+  Table<ParallelSection>(s, &RunConfig::parallel)
+      .key("dp", &ParallelSection::dp, "replicas of the model", degree("data_parallel_size"))
+      .key("fsdp", &ParallelSection::fsdp, "ranks over which parameters are sharded",
+           degree("fsdp_size"))
+      .key("tp", &ParallelSection::tp, "tensor parallel", degree("tensor_parallel_size"))
+      .key("cp", &ParallelSection::cp, "context parallel: one sequence over several ranks",
+           degree("context_parallel_size"))
+      .key("pp", &ParallelSection::pp, "pipeline stages", degree("pipeline_parallel_size"))
+      .key("ep", &ParallelSection::ep, "expert parallel, carved from the others",
+           degree("expert_parallel_size"))
+      .key("cp_method", &ParallelSection::cp_method, "state passing, or all-to-all to heads")
+      .key("pp_schedule", &ParallelSection::pp_schedule, "order of micro-batches in the pipeline")
+      .key("timeout_s", &ParallelSection::timeout_s, "deadline of every collective operation",
+           {.range = above(0), .aliases = {"timeout"}});
+  return s;
+}
+
+Section kernels_section() {
+  Section s = make("kernels", "Which kernel runs each operator; `heddle doctor` lists them.");
+  Table<KernelsSection>(s, &RunConfig::kernels)
+      .key("fallback", &KernelsSection::fallback,
+           "whether an accelerator may use a reference kernel where a faster one exists")
+      .open("<operator>", &KernelsSection::choice,
+            "name of the kernel this operator must use, else the run stops");
+  return s;
+}
+
+Section checkpoint_section() {
+  Section s = make("ckpt", "Training checkpoints, in <train.output_dir>/checkpoints.");
+  Table<CheckpointSection>(s, &RunConfig::ckpt)
+      .key("every", &CheckpointSection::every, "steps; 0: only when stopped and at the end",
+           {.range = at_least(0), .aliases = {"save_steps", "save_every", "save_interval"}})
+      .key("keep_last", &CheckpointSection::keep_last, "older ones are removed",
+           {.range = at_least(1), .aliases = {"save_total_limit"}})
+      .key("keep_best", &CheckpointSection::keep_best,
+           "also keep the one with the lowest evaluation loss",
+           {.aliases = {"load_best_model_at_end", "save_best"}});
+  return s;
+}
+
+Section export_section() {
+  Section s = make("ckpt.export", "The Hugging Face folder written at the end.");
+  Table<ExportSection>(s, &RunConfig::ckpt, &CheckpointSection::export_)
+      .key<Bytes>("max_shard_size", &ExportSection::max_shard_size, "largest safetensors file",
+                  {.aliases = {"shard_size"}});
+  return s;
+}
+
+Section log_section() {
+  Section s = make("log", "What is shown and recorded.");
+  Table<LogSection>(s, &RunConfig::log)
+      .key("every", &LogSection::every,
+           "steps between lines when the output is no terminal; metrics.jsonl has every step",
+           {.range = at_least(1), .aliases = {"logging_steps", "log_every"}})
+      .key("level", &LogSection::level, "of messages", {.aliases = {"verbosity", "log_level"}})
+      .key("tensorboard", &LogSection::tensorboard, "write <train.output_dir>/tensorboard",
+           {.aliases = {"report_to"}})
+      .key("report", &LogSection::report, "write <train.output_dir>/report.html")
+      .key("sample_prompts", &LogSection::sample_prompts,
+           "answered before and after training, for the report")
+      .key("sample_tokens", &LogSection::sample_tokens, "length of these answers at most",
+           {.range = at_least(1)});
+  return s;
+}
+
+Section device_section() {
+  Section s = make("device", "Where this rank computes; `device: cuda:1` is short for its name.");
+  s.scalar_key = "device.name";
+  Table<DeviceSection>(s, &RunConfig::device)
+      .key("name", &DeviceSection::name, "N counts the devices this process sees")
+      .key("threads", &DeviceSection::threads, "CPU threads; 0: every core this process may use",
+           {.range = within(0, 4096), .aliases = {"num_threads", "cpus"}});
+  return s;
+}
+
+}  // namespace
+
+const std::vector<Section>& schema() {
+  static const std::vector<Section> sections = {
+      model_section(),   data_section(),       template_section(), fields_section(),
+      train_section(),   optim_section(),      adapter_section(),  parallel_section(),
+      kernels_section(), checkpoint_section(), export_section(),   log_section(),
+      device_section()};
+  return sections;
+}
+
+const Section* find_section(std::string_view key) {
+  for (const Section& section : schema()) {
+    if (section.key == key) return &section;
+  }
+  return nullptr;
+}
+
+const Field* find_field(std::string_view key) {
+  for (const Section& section : schema()) {
+    for (const Field& field : section.fields) {
+      if (field.key == key) return &field;
+    }
+  }
+  return nullptr;
+}
+
+}  // namespace heddle::config

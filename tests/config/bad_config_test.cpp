@@ -1,0 +1,234 @@
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "base/errors.h"
+#include "config/config.h"
+
+namespace heddle::config {
+namespace {
+
+struct BadConfig {
+  const char* name;
+  std::string yaml;
+  std::vector<std::string> overrides;
+  std::string message;
+};
+
+void PrintTo(const BadConfig& c, std::ostream* out) { *out << c.name; }
+
+class BadConfigs : public ::testing::TestWithParam<BadConfig> {};
+
+TEST_P(BadConfigs, GiveTheirMessage) {
+  const BadConfig& bad = GetParam();
+  try {
+    parse(bad.yaml, "run.yaml", bad.overrides);
+    FAIL() << "accepted; expected: " << bad.message;
+  } catch (const ConfigError& e) {
+    EXPECT_EQ(e.what(), bad.message);
+    EXPECT_EQ(e.exit_status(), 2);
+  }
+}
+
+/// A good start of three lines; what follows begins in line 4.
+std::string after_good(const std::string& rest) {
+  return "model: {path: m}\ndata:\n  train: a.jsonl\n" + rest;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Config, BadConfigs,
+    ::testing::Values(
+        BadConfig{"UnknownKeyOfAnotherProgram",
+                  after_good("optim:\n  learning_rate: 1e-4\n"),
+                  {},
+                  "run.yaml:5: unknown key 'optim.learning_rate' (did you mean 'optim.lr'?)"},
+        BadConfig{"TypingError",
+                  after_good("optim:\n  warmup_step: 10\n"),
+                  {},
+                  "run.yaml:5: unknown key 'optim.warmup_step' (did you mean "
+                  "'optim.warmup_steps'?)"},
+        BadConfig{"RightNameWrongSection",
+                  after_good("train:\n  lr: 1e-4\n"),
+                  {},
+                  "run.yaml:5: unknown key 'train.lr' (did you mean 'optim.lr'?)"},
+        BadConfig{"NoSection",
+                  after_good("seed: 1\n"),
+                  {},
+                  "run.yaml:4: unknown key 'seed' (did you mean 'train.seed'?)"},
+        BadConfig{"UnknownSection",
+                  after_good("optimizr:\n  lr: 1\n"),
+                  {},
+                  "run.yaml:4: unknown key 'optimizr' (did you mean 'optim'?)"},
+        BadConfig{"NothingIsNear", after_good("quux: 1\n"), {}, "run.yaml:4: unknown key 'quux'"},
+        BadConfig{"UnknownOverride",
+                  after_good(""),
+                  {"lora_r=8"},
+                  "command line: unknown key 'lora_r' (did you mean 'adapter.rank'?)"},
+        BadConfig{"UnknownKeyBelowAScalar",
+                  after_good("optim: {lr: {peak: 1}}\n"),
+                  {},
+                  "run.yaml:4: optim.lr: expected a number >= 0, found a mapping"},
+        BadConfig{"TextForANumber",
+                  after_good("optim: {lr: fast}\n"),
+                  {},
+                  "run.yaml:4: optim.lr: expected a number >= 0, found 'fast'"},
+        BadConfig{"NumberWithUnit",
+                  after_good(""),
+                  {"optim.eps=1e-8x"},
+                  "command line: optim.eps: expected a number > 0, found '1e-8x'"},
+        BadConfig{"NotANumber",
+                  after_good(""),
+                  {"optim.lr=nan"},
+                  "command line: optim.lr: expected a number >= 0, found 'nan'"},
+        BadConfig{"Negative",
+                  after_good("optim: {lr: -1}\n"),
+                  {},
+                  "run.yaml:4: optim.lr: expected a number >= 0, found '-1'"},
+        BadConfig{"OutOfHalfOpenRange",
+                  after_good("adapter: {dropout: 1}\n"),
+                  {},
+                  "run.yaml:4: adapter.dropout: expected a number in [0, 1), found '1'"},
+        BadConfig{"FractionForAnInteger",
+                  after_good("train: {max_steps: 1.5}\n"),
+                  {},
+                  "run.yaml:4: train.max_steps: expected an integer >= 0, found '1.5'"},
+        BadConfig{"IntegerTooLarge",
+                  after_good("train: {max_steps: 99999999999999999999}\n"),
+                  {},
+                  "run.yaml:4: train.max_steps: expected an integer >= 0, found "
+                  "'99999999999999999999'"},
+        BadConfig{"NothingForANumber",
+                  after_good("optim:\n  lr:\n"),
+                  {},
+                  "run.yaml:5: optim.lr: expected a number >= 0, found nothing"},
+        BadConfig{"ListForANumber",
+                  after_good("optim:\n  lr: [1, 2]\n"),
+                  {},
+                  "run.yaml:5: optim.lr: expected a number >= 0, found a list of 2"},
+        BadConfig{"WordForABoolean",
+                  after_good("train: {deterministic: sure}\n"),
+                  {},
+                  "run.yaml:4: train.deterministic: expected true|false, found 'sure'"},
+        BadConfig{"UnknownValueWithANearOne",
+                  after_good("optim: {name: adam}\n"),
+                  {},
+                  "run.yaml:4: optim.name: expected adamw|sgd, found 'adam' (did you mean "
+                  "'adamw'?)"},
+        BadConfig{"UnknownValue",
+                  after_good("model: {path: m, dtype: int4}\n").substr(17),
+                  {},
+                  "run.yaml:3: model.dtype: expected float64|float32|bfloat16, found 'int4'"},
+        BadConfig{"OneBeta",
+                  after_good("optim: {betas: [0.9]}\n"),
+                  {},
+                  "run.yaml:4: optim.betas: expected two numbers in [0, 1), as in [0.9, 0.999], "
+                  "found a list of 1"},
+        BadConfig{"MappingInsideAListOfTexts",
+                  after_good("train: {freeze: [{a: b}]}\n"),
+                  {},
+                  "run.yaml:4: train.freeze: expected texts in the list, found a mapping"},
+        BadConfig{"UnknownKeyOfADataSource",
+                  after_good("").substr(0, 23) + "  train: [{file: a}]\n",
+                  {},
+                  "run.yaml:3: data.train: expected {path: text, weight: number > 0}, found 'file' "
+                  "in the mapping"},
+        BadConfig{"WeightOfADataSource",
+                  after_good("").substr(0, 23) + "  train: [{path: a, weight: 0}]\n",
+                  {},
+                  "run.yaml:3: data.train: expected a number > 0, found '0'"},
+        BadConfig{"UnknownDevice",
+                  after_good("device: gpu\n"),
+                  {},
+                  "run.yaml:4: device.name: expected cpu|cuda[:N]|npu[:N], found 'gpu'"},
+        BadConfig{"ShardSizeWithoutSense",
+                  after_good("ckpt: {export: {max_shard_size: big}}\n"),
+                  {},
+                  "run.yaml:4: ckpt.export.max_shard_size: expected a number of bytes, as 5GB or "
+                  "512MiB, found 'big'"},
+        BadConfig{"ScalarForASection",
+                  after_good("optim: adamw\n"),
+                  {},
+                  "run.yaml:4: optim: expected a section with keys, found 'adamw'"},
+        BadConfig{"KeyTwice",
+                  after_good("train:\n  seed: 1\n  epochs: 2\n  seed: 2\n"),
+                  {},
+                  "run.yaml:7: 'train.seed' is given twice, first at run.yaml:5"},
+        BadConfig{"SectionTwice",
+                  after_good("data:\n  eval: b\n"),
+                  {},
+                  "run.yaml:4: 'data' is given twice, first at run.yaml:2"},
+        BadConfig{"NotYaml",
+                  after_good("optim: {lr: 1\n"),
+                  {},
+                  "run.yaml:5: not valid YAML: end of map flow not found"},
+        BadConfig{"TwoDocuments",
+                  after_good("---\nmodel: {path: n}\n"),
+                  {},
+                  "run.yaml: expected one YAML document, found 2"},
+        BadConfig{"AListAtTheTop",
+                  "- model\n",
+                  {},
+                  "run.yaml:1: expected sections (model:, data:, ...), found a list of 1"},
+        BadConfig{"OverrideWithoutEquals",
+                  after_good(""),
+                  {"optim.lr"},
+                  "command line: expected key=value (as optim.lr=3e-4), found 'optim.lr'"},
+        BadConfig{"OverrideThatIsNoYaml",
+                  after_good(""),
+                  {"optim.betas=[0.9"},
+                  "command line: optim.betas=[0.9: the value is not valid YAML: end of sequence "
+                  "flow not found"},
+        BadConfig{"EmptyFile",
+                  "",
+                  {},
+                  "run.yaml: required key 'model.path' is missing: folder of a Hugging Face "
+                  "checkpoint"},
+        BadConfig{"NoData",
+                  "model: {path: m}\n",
+                  {},
+                  "run.yaml: required key 'data.train' is missing: training files: .jsonl, also "
+                  ".gz or .zst"},
+        BadConfig{"LoraWithoutRank",
+                  after_good("train: {method: lora}\nadapter:\n  rank: 0\n"),
+                  {},
+                  "run.yaml:6: adapter.rank: train.method lora needs a rank >= 1"},
+        BadConfig{"ClassifyWithoutLabels",
+                  after_good(""),
+                  {"model.head=classify"},
+                  "command line: model.head: classify needs model.num_labels >= 1"},
+        BadConfig{"WsdWithoutDecay",
+                  after_good("optim: {schedule: wsd}\n"),
+                  {},
+                  "run.yaml:4: optim.schedule: wsd needs optim.decay_steps >= 1"},
+        BadConfig{"WarmupLongerThanTheRun",
+                  after_good("optim: {warmup_steps: 100}\ntrain: {max_steps: 50}\n"),
+                  {},
+                  "run.yaml:4: optim.warmup_steps: warm-up 100 and decay 0 steps are more than "
+                  "train.max_steps 50"},
+        BadConfig{"NothingToTrain",
+                  after_good("train: {epochs: 0}\n"),
+                  {},
+                  "run.yaml:4: train.epochs: 0 with train.max_steps 0 trains nothing; set one of "
+                  "them"},
+        BadConfig{"MicroBatchSmallerThanARow",
+                  after_good("train: {micro_batch_tokens: 512}\n"),
+                  {},
+                  "run.yaml:4: train.micro_batch_tokens: 512 is less than data.max_length 2048: "
+                  "the longest row would not fit"},
+        BadConfig{"EarlyStopWithoutEvaluation",
+                  after_good("train: {early_stop_patience: 2}\n"),
+                  {},
+                  "run.yaml:4: train.early_stop_patience: early stopping needs data.eval"},
+        BadConfig{"SeveralRanks",
+                  after_good("parallel: {tp: 2}\n"),
+                  {},
+                  "run.yaml:4: parallel.tp: 2 ranks asked for, but this build runs one rank"},
+        BadConfig{"Float64OnAscend",
+                  after_good("device: npu\n"),
+                  {"model.dtype=float64"},
+                  "command line: model.dtype: float64 is not available on device npu"}),
+    [](const ::testing::TestParamInfo<BadConfig>& info) { return std::string(info.param.name); });
+
+}  // namespace
+}  // namespace heddle::config

@@ -1,0 +1,173 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "base/errors.h"
+#include "base/files.h"
+#include "config/config.h"
+#include "testing/temporary_directory.h"
+
+namespace heddle::config {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr std::string_view kSmall = "model: {path: m}\ndata: {train: a.jsonl}\n";
+
+TEST(Config, ReadsEverySpellingOfDataFiles) {
+  const RunConfig c = parse(
+      "model: {path: m}\n"
+      "data:\n"
+      "  train:\n"
+      "    - a.jsonl\n"
+      "    - {path: b.jsonl.zst, weight: 0.25}\n"
+      "  eval: held out.jsonl\n",
+      "run.yaml");
+  EXPECT_THAT(c.data.train, ElementsAre(DataSource{"a.jsonl", 1}, DataSource{"b.jsonl.zst", 0.25}));
+  EXPECT_THAT(c.data.eval, ElementsAre(DataSource{"held out.jsonl", 1}));
+}
+
+TEST(Config, OverridesWinAndKeepTheirOrigin) {
+  const std::vector<std::string> overrides = {"optim.lr=3e-4", "data.train=[a.jsonl,b.jsonl]",
+                                              "optim.betas=[0.8, 0.9]", "device=cuda:1",
+                                              "kernels.gated_delta_rule=reference"};
+  const RunConfig c =
+      parse("model: {path: m}\n\noptim:\n  lr: 1\n  eps: 1e-6\n", "run.yaml", overrides);
+  EXPECT_EQ(c.optim.lr, 3e-4);
+  EXPECT_EQ(c.optim.eps, 1e-6);
+  EXPECT_THAT(c.optim.betas, ElementsAre(0.8, 0.9));
+  EXPECT_THAT(c.data.train, ElementsAre(DataSource{"a.jsonl"}, DataSource{"b.jsonl"}));
+  EXPECT_EQ(c.device.name, (DeviceName{DeviceType::kCuda, 1}));
+  EXPECT_EQ(c.kernels.choice.at("gated_delta_rule"), "reference");
+  EXPECT_EQ(where(c, "optim.lr"), "command line: optim.lr");
+  EXPECT_EQ(where(c, "optim.eps"), "run.yaml:5: optim.eps");
+  EXPECT_EQ(where(c, "optim.clip_norm"), "optim.clip_norm");
+}
+
+TEST(Config, DeviceMayBeAScalarOrASection) {
+  EXPECT_EQ(parse("device: npu\nmodel: {path: m}\ndata: {train: a}", "f").device.name.type,
+            DeviceType::kNpu);
+  const RunConfig c =
+      parse("device: {name: cuda:3, threads: 2}\nmodel: {path: m}\ndata: {train: a}", "f");
+  EXPECT_EQ(to_string(c.device.name), "cuda:3");
+  EXPECT_EQ(c.device.threads, 2);
+  EXPECT_EQ(parse_device("cuda"), (DeviceName{DeviceType::kCuda, 0}));
+  for (const char* bad : {"", "gpu", "cuda:", "cuda:-1", "cuda:x", "cpu:1", "cuda:1:2"}) {
+    EXPECT_THROW(parse_device(bad), ConfigError) << bad;
+  }
+}
+
+TEST(Config, DefaultsThatFollowFromOtherKeysAreFilledIn) {
+  const RunConfig full = parse(kSmall, "dir/first.yaml");
+  EXPECT_EQ(full.train.output_dir, "runs/first");
+  EXPECT_EQ(full.data.cache_dir, "runs/first/cache");
+  EXPECT_EQ(full.train.micro_batch_tokens, full.data.max_length);
+  EXPECT_EQ(full.optim.lr, 2e-5);
+  const std::vector<std::string> lora = {"train.method=lora", "train.seed=7"};
+  EXPECT_EQ(parse(kSmall, "f", lora).optim.lr, 2e-4);
+  EXPECT_EQ(parse(kSmall, "f", lora).adapter.seed, 7u);
+  const std::vector<std::string> given = {"train.method=lora", "optim.lr=1e-3", "adapter.seed=3"};
+  EXPECT_EQ(parse(kSmall, "f", given).optim.lr, 1e-3);
+  EXPECT_EQ(parse(kSmall, "f", given).adapter.seed, 3u);
+}
+
+TEST(Config, TemplateArgumentsKeepTheirType) {
+  const RunConfig c = parse(
+      "model: {path: m}\n"
+      "data:\n"
+      "  train: a\n"
+      "  template_args: {enable_thinking: false, depth: 3, share: 0.5, style: \"3\"}\n",
+      "f");
+  EXPECT_EQ(c.data.template_args.at("enable_thinking"), Scalar(false));
+  EXPECT_EQ(c.data.template_args.at("depth"), Scalar(std::int64_t{3}));
+  EXPECT_EQ(c.data.template_args.at("share"), Scalar(0.5));
+  EXPECT_EQ(c.data.template_args.at("style"), Scalar(std::string("3")));
+}
+
+TEST(Config, DumpReadsBackToTheSame) {
+  const std::vector<std::string> overrides = {
+      "optim.lr=0.1",
+      "optim.weight_decay=1e-300",
+      "model.path='a: b # c'",
+      "model.added_tokens=['<|x|>', 'true', '12', ' x', '-', \"tab\\t\\\"quoted\\\"\", 'ümlaut']",
+      "data.train=[{path: 'a,b', weight: 0.3}, c]",
+      "data.template_args={a: true, b: 'true', c: '1e5', d: 7}",
+      "kernels.gated_delta_rule=cpu.avx512.chunk64",
+      "ckpt.export.max_shard_size=123456789",
+      "train.recompute=off",
+      "train.seed=18446744073709551615"};
+  const RunConfig before = parse(kSmall, "run.yaml", overrides);
+  const std::string yaml = dump_yaml(before);
+  const RunConfig after = parse(yaml, "config.resolved.yaml");
+  EXPECT_THAT(differences(before, after), IsEmpty());
+  EXPECT_EQ(dump_yaml(after), yaml);
+  EXPECT_EQ(after.train.seed, 18446744073709551615u);
+  EXPECT_EQ(after.ckpt.export_.max_shard_size, 123456789);
+  EXPECT_EQ(after.model.added_tokens, before.model.added_tokens);
+  EXPECT_EQ(dump_json(after), dump_json(before));
+}
+
+TEST(Config, ByteCountsTakeUnits) {
+  const auto bytes = [](const std::string& text) {
+    const std::vector<std::string> overrides = {"ckpt.export.max_shard_size=" + text};
+    return parse(kSmall, "f", overrides).ckpt.export_.max_shard_size;
+  };
+  EXPECT_EQ(bytes("5GB"), 5'000'000'000);
+  EXPECT_EQ(bytes("1.5 GiB"), 1'610'612'736);
+  EXPECT_EQ(bytes("512MiB"), 536'870'912);
+  EXPECT_EQ(bytes("1000"), 1000);
+}
+
+TEST(Config, DifferencesNameKeyOldAndNew) {
+  const std::vector<std::string> changed = {"optim.lr=1e-3", "kernels.rms_norm=cpu"};
+  EXPECT_THAT(differences(parse(kSmall, "run.yaml"), parse(kSmall, "run.yaml", changed)),
+              ElementsAre("optim.lr: 2e-05 -> 0.001", "kernels.rms_norm: (unset) -> cpu"));
+}
+
+TEST(Config, KeysWithoutEffectAreNamed) {
+  const std::vector<std::string> overrides = {"adapter.rank=8", "optim.decay_steps=10",
+                                              "train.max_steps=20", "train.epochs=3"};
+  EXPECT_THAT(
+      unused_keys(parse(kSmall, "run.yaml", overrides)),
+      ElementsAre("command line: adapter.rank has no effect: train.method is full",
+                  "command line: optim.decay_steps has no effect: optim.schedule is not wsd",
+                  "command line: train.epochs has no effect: train.max_steps decides"));
+  EXPECT_THAT(unused_keys(parse(dump_yaml(parse(kSmall, "a")), "b")), IsEmpty());
+}
+
+TEST(Config, AMissingFileIsNamed) {
+  try {
+    load("/nonexistent/run.yaml");
+    FAIL();
+  } catch (const ConfigError& e) {
+    EXPECT_STREQ(e.what(), "/nonexistent/run.yaml: no such configuration file");
+  }
+}
+
+TEST(Config, PartialNeedsNoRequiredKey) {
+  EXPECT_NO_THROW(load({}, {}, Completeness::kPartial));
+  EXPECT_THROW(load({}, {}, Completeness::kComplete), ConfigError);
+}
+
+// The surface that scripts rely on. A change is deliberate: write the files anew with
+// `heddle config --reference [--markdown]`.
+TEST(ConfigSurface, ReferenceIsFrozen) {
+  EXPECT_EQ(reference_yaml(), files::read(HEDDLE_SOURCE_DIR "/tests/config/reference.yaml"));
+}
+
+TEST(ConfigSurface, DocumentationHoldsTheReference) {
+  EXPECT_THAT(files::read(HEDDLE_SOURCE_DIR "/docs/configuration.md"),
+              HasSubstr(reference_markdown()));
+}
+
+TEST(ConfigSurface, TheReferenceItselfLoadsToTheDefaults) {
+  const std::vector<std::string> needed = {"model.path=m", "data.train=a.jsonl"};
+  const RunConfig from_reference = parse(reference_yaml(), "run.yaml", needed);
+  EXPECT_THAT(differences(parse(kSmall, "run.yaml"), from_reference), IsEmpty());
+}
+
+}  // namespace
+}  // namespace heddle::config
