@@ -41,11 +41,14 @@ std::string nearest_key(const std::string& key) {
     }
   }
   if (!siblings.empty()) return siblings.front();
+  if (section.empty()) {
+    if (!elsewhere.empty()) return elsewhere.front();
+    const auto start = std::ranges::find_if(sections, [&](auto& s) { return key.starts_with(s); });
+    return start != sections.end() ? *start : text::nearest(key, sections);
+  }
   const std::string typo = text::nearest(key, keys);
-  if (typo.starts_with(section + ".") && !section.empty()) return typo;
-  if (!elsewhere.empty()) return elsewhere.front();
-  const std::string section_typo = text::nearest(key, sections);
-  return section_typo.empty() ? typo : section_typo;
+  if (typo.starts_with(section + ".") || elsewhere.empty()) return typo;
+  return elsewhere.front();
 }
 
 class Reader {
