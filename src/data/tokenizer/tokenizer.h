@@ -14,31 +14,37 @@ namespace heddle::data {
 struct EncodeOptions {
   /// Adds what the file's post-processor template adds around a single sequence (nothing for Qwen).
   bool add_special_tokens = false;
-  /// Treats added tokens that are marked special as plain text: for text of a user who must not forge a turn.
+  /// Treats added tokens that are marked special as plain text: for text of a user who must not
+  /// forge a turn.
   bool special_tokens_as_text = false;
 };
 
-/// Byte-level BPE as `tokenizer.json` of the `tokenizers` library describes it: the same ids for the same text.
-/// Immutable after load; every function may be called from several threads.
+/// Byte-level BPE as `tokenizer.json` of the `tokenizers` library describes it: the same ids for
+/// the same text. Immutable after load; every function may be called from several threads.
 class Tokenizer {
  public:
-  /// Reads tokenizer.json and, where present, tokenizer_config.json, special_tokens_map.json and chat_template.jinja
-  /// of the folder. Throws DataError that names file and key, also for a component that is not supported.
+  /// Reads tokenizer.json and, where present, tokenizer_config.json, special_tokens_map.json and
+  /// chat_template.jinja of the folder. Throws DataError that names file and key, also for a
+  /// component that is not supported.
   static std::shared_ptr<const Tokenizer> load(const std::filesystem::path& directory);
-  /// The same from the text of the files; "" means absent. `name` stands for the folder in messages.
-  static std::shared_ptr<const Tokenizer> parse(std::string_view tokenizer_json, std::string_view tokenizer_config = {},
+  /// The same from the text of the files; "" means absent. `name` stands for the folder in
+  /// messages.
+  static std::shared_ptr<const Tokenizer> parse(std::string_view tokenizer_json,
+                                                std::string_view tokenizer_config = {},
                                                 std::string_view special_tokens_map = {},
                                                 const std::string& name = "tokenizer");
   ~Tokenizer();
 
-  /// Token ids of a text. Bytes that are not UTF-8 are read as U+FFFD, as Python's errors="replace" does. Added tokens
-  /// that stand in the text are recognised.
+  /// Token ids of a text. Bytes that are not UTF-8 are read as U+FFFD, as Python's errors="replace"
+  /// does. Added tokens that stand in the text are recognised.
   std::vector<std::int32_t> encode(std::string_view utf8, const EncodeOptions& options = {}) const;
   /// encode() of each text, on up to `threads` threads.
-  std::vector<std::vector<std::int32_t>> encode_batch(std::span<const std::string> texts, int threads,
+  std::vector<std::vector<std::int32_t>> encode_batch(std::span<const std::string> texts,
+                                                      int threads,
                                                       const EncodeOptions& options = {}) const;
-  /// The text of the ids, always valid UTF-8: an incomplete or invalid sequence becomes U+FFFD. Throws DataError for an
-  /// id outside [0, vocab_size()); an id inside that names no token gives no text.
+  /// The text of the ids, always valid UTF-8: an incomplete or invalid sequence becomes U+FFFD.
+  /// Throws DataError for an id outside [0, vocab_size()); an id inside that names no token gives
+  /// no text.
   std::string decode(std::span<const std::int32_t> ids, bool skip_special_tokens = false) const;
 
   /// Highest id + 1, with added tokens. A model's embedding may have more rows than this.
@@ -47,7 +53,8 @@ class Tokenizer {
   std::optional<std::int32_t> id_of(std::string_view token) const;
   /// The spelling in the file; "" for an id that names no token.
   std::string token_of(std::int32_t id) const;
-  /// The bytes that a token stands for; may be a part of a UTF-8 sequence. "" for an id that names no token.
+  /// The bytes that a token stands for; may be a part of a UTF-8 sequence. "" for an id that names
+  /// no token.
   std::string_view bytes_of(std::int32_t id) const;
   bool is_special(std::int32_t id) const;
 
@@ -57,7 +64,8 @@ class Tokenizer {
   std::optional<std::int32_t> bos_id() const;
   /// Hash of all that decides on the ids of a text; keys the tokenised cache.
   const std::string& content_hash() const;
-  /// chat_template.jinja, else "chat_template" of tokenizer_config.json (of several named ones, "default").
+  /// chat_template.jinja, else "chat_template" of tokenizer_config.json (of several named ones,
+  /// "default").
   std::optional<std::string> chat_template() const;
 
  private:
@@ -66,11 +74,14 @@ class Tokenizer {
   std::unique_ptr<Parts> parts_;
 };
 
-/// Turns ids that arrive one by one into text; a UTF-8 sequence that is not complete yet is held back.
+/// Turns ids that arrive one by one into text; a UTF-8 sequence that is not complete yet is held
+/// back.
 class StreamDecoder {
  public:
-  explicit StreamDecoder(std::shared_ptr<const Tokenizer> tokenizer, bool skip_special_tokens = false);
-  /// The text that this id completes, possibly "". The pieces joined, with finish(), equal Tokenizer::decode.
+  explicit StreamDecoder(std::shared_ptr<const Tokenizer> tokenizer,
+                         bool skip_special_tokens = false);
+  /// The text that this id completes, possibly "". The pieces joined, with finish(), equal
+  /// Tokenizer::decode.
   std::string push(std::int32_t id);
   /// What was held back, as U+FFFD.
   std::string finish();
