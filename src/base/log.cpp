@@ -4,6 +4,10 @@
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include <cstdio>
+#include <mutex>
+#include <utility>
+
 #include "base/errors.h"
 
 namespace heddle::log {
@@ -19,6 +23,30 @@ spdlog::logger& logger() {
     return made;
   }();
   return *instance;
+}
+
+// What stands at the bottom of the terminal, under one lock with what is written above it.
+struct Live {
+  std::mutex mutex;
+  std::string text;
+
+  void erase() const {
+    if (text.empty()) return;
+    std::string codes = "\r\x1b[K";
+    for (const char c : text) {
+      if (c == '\n') codes += "\x1b[1A\x1b[2K";
+    }
+    std::fwrite(codes.data(), 1, codes.size(), stderr);
+  }
+  void draw() const {
+    std::fwrite(text.data(), 1, text.size(), stderr);
+    std::fflush(stderr);
+  }
+};
+
+Live& live() {
+  static Live instance;
+  return instance;
 }
 
 spdlog::level::level_enum to_spdlog(Level level) {
@@ -51,7 +79,19 @@ void add_file(const std::string& path) {
 
 void write(Level level, std::string_view message) {
   const char* prefix = level == Level::kWarning ? "warning: " : level == Level::kError ? "error: " : "";
+  const std::scoped_lock lock(live().mutex);
+  const bool is_shown = logger().should_log(to_spdlog(level));
+  if (is_shown) live().erase();
   logger().log(to_spdlog(level), "{}{}", prefix, message);
+  if (is_shown) live().draw();
+}
+
+void set_live(std::string text) {
+  const std::scoped_lock lock(live().mutex);
+  if (text == live().text) return;
+  live().erase();
+  live().text = std::move(text);
+  live().draw();
 }
 
 }  // namespace heddle::log

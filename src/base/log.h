@@ -16,6 +16,10 @@ void set_level(Level level);
 void add_file(const std::string& path);
 void write(Level level, std::string_view message);
 
+/// The text kept at the bottom of the terminal while messages scroll by above it, for progress; "" takes it away.
+/// Its lines must be narrower than the terminal, which is the standard error.
+void set_live(std::string text);
+
 template <class... Args>
 void debug(fmt::format_string<Args...> format, Args&&... args) {
   write(Level::kDebug, fmt::format(format, std::forward<Args>(args)...));
