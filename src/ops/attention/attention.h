@@ -11,8 +11,8 @@ struct Attention {
     at::Tensor q;     ///< [Tq,Hq,D]
     at::Tensor k, v;  ///< [Tk,Hkv,D]; query head h reads KV head h / (Hq/Hkv).
     Sequences q_sequences,
-        k_sequences;  ///< Same count; equal in training. In sequence s, query i of m sees keys up
-                      ///< to n - m + i of n (causal, aligned at the end).
+        k_sequences;   ///< Same count; equal in training. In sequence s, query i of m sees keys up
+                       ///< to n - m + i of n (causal, aligned at the end).
     double scale = 0;  ///< 0 means D^-1/2.
   };
   struct Forward {

@@ -1,0 +1,116 @@
+#include "ops/attention/attention.h"
+
+#include <cmath>
+#include <memory>
+
+#include "ops/attention/kernels.h"
+#include "ops/autograd.h"
+#include "ops/builtin.h"
+#include "ops/compute_type.h"
+
+namespace heddle::ops {
+namespace {
+
+void check(const Attention::Inputs& in) {
+  TORCH_CHECK(in.q.dim() == 3 && in.k.dim() == 3 && in.k.sizes() == in.v.sizes() &&
+                  in.q.size(2) == in.k.size(2),
+              "attention: q ", in.q.sizes(), " must be [Tq,Hq,D], k ", in.k.sizes(), " and v ",
+              in.v.sizes(), " [Tk,Hkv,D]");
+  TORCH_CHECK(in.k.size(1) > 0 && in.q.size(1) % in.k.size(1) == 0, "attention: ", in.q.size(1),
+              " query heads are no multiple of ", in.k.size(1), " KV heads");
+  TORCH_CHECK(in.q_sequences.count() == in.k_sequences.count(),
+              "attention: ", in.q_sequences.count(), " query sequences but ",
+              in.k_sequences.count(), " key sequences");
+  TORCH_CHECK(in.q_sequences.total() == in.q.size(0) && in.k_sequences.total() == in.k.size(0),
+              "attention: cu_seqlens end at ", in.q_sequences.total(), " and ",
+              in.k_sequences.total(), ", but q has ", in.q.size(0), " and k ", in.k.size(0),
+              " tokens");
+  TORCH_CHECK(in.q.scalar_type() == in.k.scalar_type() && in.q.scalar_type() == in.v.scalar_type(),
+              "attention: q ", in.q.scalar_type(), ", k ", in.k.scalar_type(), " and v ",
+              in.v.scalar_type(), " must have one dtype");
+}
+
+}  // namespace
+
+at::Tensor attention(const KernelTable& kernels, const Attention::Inputs& inputs) {
+  check(inputs);
+  const Attention::Functions functions = kernels.get<Attention>();
+  const Tensors differentiable = {inputs.q, inputs.k, inputs.v};
+  const bool keep = needs_gradient(differentiable);
+  Attention::Forward result = run_without_gradient([&] { return functions.forward(inputs, keep); });
+  if (!keep) return result.o;
+  Attention::Inputs saved_inputs = inputs;
+  saved_inputs.q = detached(inputs.q);
+  saved_inputs.k = detached(inputs.k);
+  saved_inputs.v = detached(inputs.v);
+  const at::Tensor o = result.o;
+  result.o = detached(result.o);
+  return with_gradient("attention", differentiable, {o},
+                       [functions, saved_inputs = std::move(saved_inputs),
+                        result = std::move(result)](const Tensors& grads) -> Tensors {
+                         if (!grads[0].defined()) return {{}, {}, {}};
+                         Attention::Gradients g =
+                             functions.backward(saved_inputs, result, grads[0]);
+                         return {g.q, g.k, g.v};
+                       })[0];
+}
+
+at::Tensor attention_step(const KernelTable& kernels, const at::Tensor& q,
+                          const at::Tensor& k_cache, const at::Tensor& v_cache,
+                          const std::vector<std::int64_t>& slots,
+                          const std::vector<std::int64_t>& lengths, double scale) {
+  TORCH_CHECK(q.dim() == 3 && k_cache.dim() == 4 && k_cache.sizes() == v_cache.sizes() &&
+                  k_cache.size(3) == q.size(2) && q.size(1) % k_cache.size(2) == 0,
+              "attention_step: q ", q.sizes(), " must be [B,Hq,D] and the caches ", k_cache.sizes(),
+              " and ", v_cache.sizes(), " [slots,capacity,Hkv,D]");
+  const auto batch = static_cast<std::size_t>(q.size(0));
+  TORCH_CHECK(slots.size() == batch && lengths.size() == batch, "attention_step: ", slots.size(),
+              " slots and ", lengths.size(), " lengths for ", batch, " queries");
+  for (std::size_t b = 0; b < batch; ++b) {
+    TORCH_CHECK(slots[b] >= 0 && slots[b] < k_cache.size(0) && lengths[b] >= 0 &&
+                    lengths[b] <= k_cache.size(1),
+                "attention_step: query ", b, " asks for ", lengths[b], " keys of slot ", slots[b],
+                "; the cache is ", k_cache.sizes());
+  }
+  if (scale == 0) scale = 1 / std::sqrt(static_cast<double>(q.size(2)));
+  const NoGradient guard;
+  return kernels.get<Attention>().step(q, k_cache, v_cache, slots, lengths, scale);
+}
+
+at::Tensor output_gate(const KernelTable& kernels, const at::Tensor& x, const at::Tensor& gate) {
+  TORCH_CHECK(x.sizes() == gate.sizes() && x.scalar_type() == gate.scalar_type(), "output_gate: x ",
+              x.sizes(), " ", x.scalar_type(), " and gate ", gate.sizes(), " ", gate.scalar_type(),
+              " must be equal [T,n,D]");
+  const OutputGate::Functions functions = kernels.get<OutputGate>();
+  at::Tensor y = run_without_gradient([&] { return functions.forward(x, gate); });
+  return with_gradient(
+      "output_gate", {x, gate}, {y},
+      [functions, x = detached(x), gate = detached(gate)](const Tensors& grads) -> Tensors {
+        if (!grads[0].defined()) return {{}, {}};
+        auto [dx, d_gate] = functions.backward(x, gate, grads[0]);
+        return {dx, d_gate};
+      })[0];
+}
+
+void register_attention(Registry& registry) {
+  attention_flash_varlen::add(registry);
+  registry.add<Attention>(
+      {.op = "",
+       .name = "reference",
+       .device = {},
+       .dtypes = reference_dtypes(),
+       .is_reference = true,
+       .refuse = {},
+       .on_chip_bytes = {}},
+      {attention_reference::forward, attention_reference::backward, attention_reference::step});
+  registry.add<OutputGate>({.op = "",
+                            .name = "reference",
+                            .device = {},
+                            .dtypes = reference_dtypes(),
+                            .is_reference = true,
+                            .refuse = {},
+                            .on_chip_bytes = {}},
+                           {output_gate_reference::forward, output_gate_reference::backward});
+}
+
+}  // namespace heddle::ops

@@ -1,0 +1,70 @@
+// libtorch's FlashAttention-2 for packed sequences. The entry points go through the dispatcher, so
+// this compiles without CUDA; the registry offers the kernel on CUDA devices only.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/_flash_attention_backward.h>
+#include <ATen/ops/_flash_attention_forward.h>
+#include <fmt/format.h>
+
+#include <cmath>
+#include <optional>
+#include <string>
+
+#include "ops/attention/kernels.h"
+
+namespace heddle::ops::attention_flash_varlen {
+namespace {
+
+double scale_of(const Attention::Inputs& in) {
+  return in.scale != 0 ? in.scale : 1 / std::sqrt(static_cast<double>(in.q.size(2)));
+}
+
+std::optional<std::string> refuse(const Dims& dims) {
+  const auto head_dim = dims.find("head_dim");
+  if (head_dim == dims.end()) return "the request names no head_dim";
+  if (head_dim->second > 256 || head_dim->second % 8 != 0) {
+    return fmt::format("head_dim {} is not a multiple of 8 up to 256", head_dim->second);
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+Attention::Forward forward(const Attention::Inputs& in, bool keep) {
+  TORCH_CHECK(in.q.is_cuda(), "cuda.flash_varlen: q is on ", in.q.device());
+  auto [o, lse, rng_state, unused, debug] = at::_flash_attention_forward(
+      in.q, in.k, in.v, in.q_sequences.cu_seqlens, in.k_sequences.cu_seqlens,
+      in.q_sequences.max_seqlen, in.k_sequences.max_seqlen, /*dropout_p=*/0.0, /*is_causal=*/true,
+      /*return_debug_mask=*/false, scale_of(in));
+  Attention::Forward result;
+  result.o = o;
+  if (keep) result.saved = {lse, rng_state, unused};
+  return result;
+}
+
+Attention::Gradients backward(const Attention::Inputs& in, const Attention::Forward& saved,
+                              const at::Tensor& grad_o) {
+  auto [dq, dk, dv] = at::_flash_attention_backward(
+      grad_o.contiguous(), in.q, in.k, in.v, saved.o, saved.saved[0], in.q_sequences.cu_seqlens,
+      in.k_sequences.cu_seqlens, in.q_sequences.max_seqlen, in.k_sequences.max_seqlen,
+      /*dropout_p=*/0.0, /*is_causal=*/true, saved.saved[1], saved.saved[2], scale_of(in));
+  return {dq, dk, dv};
+}
+
+at::Tensor step(const at::Tensor& q, const at::Tensor& k_cache, const at::Tensor& v_cache,
+                const std::vector<std::int64_t>& slots, const std::vector<std::int64_t>& lengths,
+                double scale) {
+  return attention_reference::step(q, k_cache, v_cache, slots, lengths, scale);
+}
+
+void add(Registry& registry) {
+  registry.add<Attention>({.op = "",
+                           .name = "cuda.flash_varlen",
+                           .device = c10::DeviceType::CUDA,
+                           .dtypes = {c10::ScalarType::BFloat16, c10::ScalarType::Half},
+                           .is_reference = false,
+                           .refuse = refuse,
+                           .on_chip_bytes = {}},
+                          {forward, backward, step});
+}
+
+}  // namespace heddle::ops::attention_flash_varlen

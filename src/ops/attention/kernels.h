@@ -1,0 +1,37 @@
+#pragma once
+
+#include <utility>
+
+#include "ops/attention/attention.h"
+
+namespace heddle::ops::attention_reference {
+
+Attention::Forward forward(const Attention::Inputs& inputs, bool keep);
+Attention::Gradients backward(const Attention::Inputs& inputs, const Attention::Forward& saved,
+                              const at::Tensor& grad_o);
+at::Tensor step(const at::Tensor& q, const at::Tensor& k_cache, const at::Tensor& v_cache,
+                const std::vector<std::int64_t>& slots, const std::vector<std::int64_t>& lengths,
+                double scale);
+
+}  // namespace heddle::ops::attention_reference
+
+namespace heddle::ops::attention_flash_varlen {
+
+Attention::Forward forward(const Attention::Inputs& inputs, bool keep);
+Attention::Gradients backward(const Attention::Inputs& inputs, const Attention::Forward& saved,
+                              const at::Tensor& grad_o);
+at::Tensor step(const at::Tensor& q, const at::Tensor& k_cache, const at::Tensor& v_cache,
+                const std::vector<std::int64_t>& slots, const std::vector<std::int64_t>& lengths,
+                double scale);
+/// Adds "cuda.flash_varlen".
+void add(Registry& registry);
+
+}  // namespace heddle::ops::attention_flash_varlen
+
+namespace heddle::ops::output_gate_reference {
+
+at::Tensor forward(const at::Tensor& x, const at::Tensor& gate);
+std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& x, const at::Tensor& gate,
+                                           const at::Tensor& grad_y);
+
+}  // namespace heddle::ops::output_gate_reference

@@ -1,0 +1,10 @@
+#pragma once
+
+#include "ops/linear_cross_entropy/linear_cross_entropy.h"
+
+namespace heddle::ops::linear_cross_entropy_reference {
+
+LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& inputs, bool want_grad_hidden,
+                                   bool want_grad_weight, at::Tensor& grad_weight_buffer);
+
+}  // namespace heddle::ops::linear_cross_entropy_reference

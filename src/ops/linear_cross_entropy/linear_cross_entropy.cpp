@@ -1,0 +1,50 @@
+#include "ops/linear_cross_entropy/linear_cross_entropy.h"
+
+#include "ops/autograd.h"
+#include "ops/builtin.h"
+#include "ops/compute_type.h"
+#include "ops/linear_cross_entropy/kernels.h"
+
+namespace heddle::ops {
+
+LinearCrossEntropy::Result linear_cross_entropy(const KernelTable& kernels,
+                                                const LinearCrossEntropy::Inputs& inputs,
+                                                bool want_grad_hidden, bool want_grad_weight,
+                                                at::Tensor grad_weight_buffer) {
+  const std::int64_t rows = inputs.hidden.size(0);
+  TORCH_CHECK(inputs.hidden.dim() == 2 && inputs.weight.dim() == 2 &&
+                  inputs.hidden.size(1) == inputs.weight.size(1) &&
+                  inputs.hidden.scalar_type() == inputs.weight.scalar_type(),
+              "linear_cross_entropy: hidden ", inputs.hidden.sizes(), " ",
+              inputs.hidden.scalar_type(), " must be [N,H] and weight ", inputs.weight.sizes(), " ",
+              inputs.weight.scalar_type(), " [V,H]");
+  TORCH_CHECK(inputs.labels.dim() == 1 && inputs.labels.size(0) == rows &&
+                  inputs.labels.scalar_type() == at::kLong,
+              "linear_cross_entropy: labels ", inputs.labels.sizes(), " ",
+              inputs.labels.scalar_type(), " must be int64 [N] with N = ", rows);
+  TORCH_CHECK(!inputs.loss_weights.defined() ||
+                  (inputs.loss_weights.dim() == 1 && inputs.loss_weights.size(0) == rows),
+              "linear_cross_entropy: loss_weights must be [N] with N = ", rows);
+  TORCH_CHECK(!grad_weight_buffer.defined() || grad_weight_buffer.sizes() == inputs.weight.sizes(),
+              "linear_cross_entropy: the gradient buffer must have the weight's shape ",
+              inputs.weight.sizes());
+  const NoGradient guard;
+  LinearCrossEntropy::Inputs plain = inputs;
+  plain.hidden = detached(inputs.hidden);
+  plain.weight = detached(inputs.weight);
+  return kernels.get<LinearCrossEntropy>().forward(plain, want_grad_hidden, want_grad_weight,
+                                                   grad_weight_buffer);
+}
+
+void register_linear_cross_entropy(Registry& registry) {
+  registry.add<LinearCrossEntropy>({.op = "",
+                                    .name = "reference",
+                                    .device = {},
+                                    .dtypes = reference_dtypes(),
+                                    .is_reference = true,
+                                    .refuse = {},
+                                    .on_chip_bytes = {}},
+                                   {linear_cross_entropy_reference::forward});
+}
+
+}  // namespace heddle::ops

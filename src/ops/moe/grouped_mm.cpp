@@ -1,0 +1,118 @@
+// The products of all experts in one launch each. The entry point goes through the dispatcher, so
+// this compiles without CUDA; the registry offers the kernel on CUDA devices only.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/_grouped_mm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/sum.h>
+#include <fmt/format.h>
+
+#include <optional>
+#include <string>
+
+#include "ops/compute_type.h"
+#include "ops/moe/kernels.h"
+
+namespace heddle::ops::moe_experts_grouped_mm {
+namespace {
+
+/// Where each expert's rows end, as the grouped product wants it.
+at::Tensor ends(const MoeOrder& order, c10::Device device) {
+  const auto count = static_cast<std::int64_t>(order.starts.size()) - 1;
+  at::Tensor host = at::empty({count}, at::kInt);
+  for (std::int64_t e = 0; e < count; ++e) {
+    host.mutable_data_ptr<std::int32_t>()[e] =
+        static_cast<std::int32_t>(order.starts[static_cast<std::size_t>(e) + 1]);
+  }
+  return host.to(device);
+}
+
+at::Tensor activation(const at::Tensor& gate_up) {
+  const std::int64_t width = gate_up.size(1) / 2;
+  const at::Tensor g = gate_up.narrow(1, 0, width).to(at::kFloat);
+  return (g * at::sigmoid(g) * gate_up.narrow(1, width, width)).to(gate_up.scalar_type());
+}
+
+at::Tensor activation_backward(const at::Tensor& gate_up, const at::Tensor& grad) {
+  const std::int64_t width = gate_up.size(1) / 2;
+  const at::Tensor g = gate_up.narrow(1, 0, width).to(at::kFloat), dy = grad.to(at::kFloat);
+  const at::Tensor s = at::sigmoid(g);
+  at::Tensor result = at::empty(gate_up.sizes(), gate_up.options());
+  result.narrow(1, 0, width).copy_(dy * gate_up.narrow(1, width, width) * s * (1 + g * (1 - s)));
+  result.narrow(1, width, width).copy_(dy * g * s);
+  return result;
+}
+
+/// The weighted sum over each token's assignments, in fp32.
+at::Tensor combine(const at::Tensor& rows, const MoeOrder& order, std::int64_t tokens,
+                   const at::Tensor& weights) {
+  const at::Tensor by_token =
+      at::index_select(rows, 0, order.place).view({tokens, -1, rows.size(1)}).to(at::kFloat);
+  return at::sum(weights.defined() ? by_token * weights.to(at::kFloat).unsqueeze(-1) : by_token,
+                 {1})
+      .to(rows.scalar_type());
+}
+
+std::optional<std::string> refuse(const Dims& dims) {
+  for (const char* name : {"hidden_size", "moe_intermediate_size"}) {
+    const auto size = dims.find(name);
+    if (size == dims.end()) return fmt::format("the request names no {}", name);
+    // Rows must start on 16 bytes.
+    if (size->second % 8 != 0) return fmt::format("{} {} is no multiple of 8", name, size->second);
+  }
+  return std::nullopt;
+}
+
+MoeExperts::Forward forward(const MoeExperts::Inputs& in, bool keep) {
+  TORCH_CHECK(in.x.is_cuda(), "cuda.grouped_mm: x is on ", in.x.device());
+  const MoeOrder order = moe_order(in.experts, in.gate_up.size(0));
+  const at::Tensor offsets = ends(order, in.x.device());
+  const at::Tensor rows = at::index_select(in.x, 0, order.token);
+  const at::Tensor gate_up = at::_grouped_mm(rows, in.gate_up.transpose(1, 2), offsets);
+  const at::Tensor out = at::_grouped_mm(activation(gate_up), in.down.transpose(1, 2), offsets);
+  MoeExperts::Forward result;
+  result.y = combine(out, order, in.x.size(0), in.weights);
+  if (keep) result.saved = {gate_up, out};
+  return result;
+}
+
+MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::Forward& saved,
+                               const at::Tensor& grad_y, bool want_weight_gradients) {
+  const MoeOrder order = moe_order(in.experts, in.gate_up.size(0));
+  const at::Tensor offsets = ends(order, in.x.device());
+  const at::Tensor &gate_up = saved.saved[0], &out = saved.saved[1];
+  const at::Tensor dy = at::index_select(grad_y, 0, order.token).to(at::kFloat);
+  const at::Tensor row_weight =
+      at::index_select(in.weights.reshape({-1}), 0, order.source).to(at::kFloat).unsqueeze(1);
+  MoeExperts::Gradients result;
+  result.weights = at::index_select(at::sum(dy * out, {1}), 0, order.place)
+                       .view(in.weights.sizes())
+                       .to(in.weights.scalar_type());
+  const at::Tensor d_out = (dy * row_weight).to(in.x.scalar_type());
+  const at::Tensor d_gate_up =
+      activation_backward(gate_up, at::_grouped_mm(d_out, in.down, offsets));
+  result.x =
+      combine(at::_grouped_mm(d_gate_up, in.gate_up, offsets), order, in.x.size(0), at::Tensor());
+  if (want_weight_gradients) {
+    const at::Tensor rows = at::index_select(in.x, 0, order.token);
+    result.down = at::_grouped_mm(d_out.t(), activation(gate_up), offsets);
+    result.gate_up = at::_grouped_mm(d_gate_up.t(), rows, offsets);
+  }
+  return result;
+}
+
+}  // namespace
+
+void add(Registry& registry) {
+  registry.add<MoeExperts>({.op = "",
+                            .name = "cuda.grouped_mm",
+                            .device = c10::DeviceType::CUDA,
+                            .dtypes = {c10::ScalarType::BFloat16},
+                            .is_reference = false,
+                            .refuse = refuse,
+                            .on_chip_bytes = {}},
+                           {forward, backward});
+}
+
+}  // namespace heddle::ops::moe_experts_grouped_mm

@@ -1,0 +1,61 @@
+#include "ops/moe/moe.h"
+
+#include "ops/autograd.h"
+#include "ops/builtin.h"
+#include "ops/compute_type.h"
+#include "ops/moe/kernels.h"
+
+namespace heddle::ops {
+namespace {
+
+void check(const MoeExperts::Inputs& in) {
+  TORCH_CHECK(in.x.dim() == 2 && in.weights.dim() == 2 && in.weights.size(0) == in.x.size(0) &&
+                  in.experts.sizes() == in.weights.sizes() && in.experts.scalar_type() == at::kLong,
+              "moe_experts: x ", in.x.sizes(), " must be [T,H], weights ", in.weights.sizes(),
+              " and experts ", in.experts.sizes(), " ", in.experts.scalar_type(),
+              " [T,k], the experts int64");
+  TORCH_CHECK(in.gate_up.dim() == 3 && in.down.dim() == 3 &&
+                  in.gate_up.size(0) == in.down.size(0) && in.gate_up.size(2) == in.x.size(1) &&
+                  in.down.size(1) == in.x.size(1) && in.gate_up.size(1) == 2 * in.down.size(2),
+              "moe_experts: gate_up ", in.gate_up.sizes(), " must be [E,2I,H] and down ",
+              in.down.sizes(), " [E,H,I] with H = ", in.x.size(1));
+}
+
+}  // namespace
+
+at::Tensor moe_experts(const KernelTable& kernels, const MoeExperts::Inputs& inputs) {
+  check(inputs);
+  const MoeExperts::Functions functions = kernels.get<MoeExperts>();
+  const Tensors differentiable = {inputs.x, inputs.weights, inputs.gate_up, inputs.down};
+  const bool keep = needs_gradient(differentiable);
+  MoeExperts::Forward result =
+      run_without_gradient([&] { return functions.forward(inputs, keep); });
+  if (!keep) return result.y;
+  const bool want_weight_gradients = inputs.gate_up.requires_grad() || inputs.down.requires_grad();
+  MoeExperts::Inputs saved{detached(inputs.x), detached(inputs.weights), inputs.experts,
+                           detached(inputs.gate_up), detached(inputs.down)};
+  const at::Tensor y = std::move(result.y);
+  result.y = at::Tensor();
+  return with_gradient("moe_experts", differentiable, {y},
+                       [functions, saved = std::move(saved), result = std::move(result),
+                        want_weight_gradients](const Tensors& grads) -> Tensors {
+                         if (!grads[0].defined()) return {{}, {}, {}, {}};
+                         MoeExperts::Gradients g =
+                             functions.backward(saved, result, grads[0], want_weight_gradients);
+                         return {g.x, g.weights, g.gate_up, g.down};
+                       })[0];
+}
+
+void register_moe(Registry& registry) {
+  moe_experts_grouped_mm::add(registry);
+  registry.add<MoeExperts>({.op = "",
+                            .name = "reference",
+                            .device = {},
+                            .dtypes = reference_dtypes(),
+                            .is_reference = true,
+                            .refuse = {},
+                            .on_chip_bytes = {}},
+                           {moe_experts_reference::forward, moe_experts_reference::backward});
+}
+
+}  // namespace heddle::ops

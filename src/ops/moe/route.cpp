@@ -1,0 +1,116 @@
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/bincount.h>
+#include <ATen/ops/gather.h>
+#include <ATen/ops/repeat_interleave.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/sort.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+
+#include "ops/autograd.h"
+#include "ops/compute_type.h"
+#include "ops/moe/moe.h"
+
+namespace heddle::ops {
+namespace {
+
+at::Tensor host_vector(const std::vector<std::int64_t>& values, c10::Device device) {
+  at::Tensor host = at::zeros({static_cast<std::int64_t>(values.size())}, at::kLong);
+  std::copy(values.begin(), values.end(), host.mutable_data_ptr<std::int64_t>());
+  return host.to(device);
+}
+
+}  // namespace
+
+MoeRouting moe_route(const at::Tensor& logits, std::int64_t top_k, bool normalize) {
+  TORCH_CHECK(logits.dim() == 2 && top_k >= 1 && top_k <= logits.size(1), "moe_route: top_k ",
+              top_k, " of logits ", logits.sizes(), " [T,E]");
+  const c10::ScalarType type = compute_type(logits);
+  MoeRouting routing;
+  at::Tensor chosen;
+  {
+    const NoGradient guard;
+    routing.probabilities = at::softmax(logits, -1, type);
+    // A stable sort keeps the lower index first among equals; topk promises nothing.
+    const at::Tensor order =
+        std::get<1>(at::sort(routing.probabilities, /*stable=*/true, -1, /*descending=*/true));
+    routing.experts = order.narrow(1, 0, top_k).contiguous();
+    chosen = at::gather(routing.probabilities, 1, routing.experts);
+    routing.weights = (normalize ? chosen / at::sum(chosen, {1}, /*keepdim=*/true) : chosen)
+                          .to(logits.scalar_type());
+    // fp32 logits without normalisation would make the weights an alias of what is saved.
+    if (routing.weights.is_same(chosen)) routing.weights = chosen.clone();
+  }
+  if (!needs_gradient({logits})) return routing;
+  const Tensors outputs = with_gradient(
+      "moe_route", {logits}, {routing.weights, routing.probabilities},
+      [p = detached(routing.probabilities), experts = routing.experts, chosen, normalize, type,
+       dtype = logits.scalar_type()](const Tensors& grads) -> Tensors {
+        at::Tensor dp = grads[1].defined() ? grads[1].clone() : at::zeros_like(p);
+        if (grads[0].defined()) {
+          at::Tensor dw = grads[0].to(type);
+          if (normalize) {
+            const at::Tensor sum = at::sum(chosen, {1}, /*keepdim=*/true);
+            dw = (dw - at::sum(dw * chosen, {1}, /*keepdim=*/true) / sum) / sum;
+          }
+          dp.scatter_add_(1, experts, dw);
+        }
+        return {(p * (dp - at::sum(dp * p, {1}, /*keepdim=*/true))).to(dtype)};
+      });
+  routing.weights = outputs[0];
+  routing.probabilities = outputs[1];
+  return routing;
+}
+
+at::Tensor moe_auxiliary_loss(const at::Tensor& probabilities, const at::Tensor& experts,
+                              const Sequences& sequences, std::int64_t real_tokens, bool pooled) {
+  const std::int64_t tokens = probabilities.size(0), expert_count = probabilities.size(1);
+  TORCH_CHECK(experts.dim() == 2 && experts.size(0) == tokens && sequences.total() == tokens &&
+                  real_tokens >= 0 && real_tokens <= tokens,
+              "moe_auxiliary_loss: probabilities ", probabilities.sizes(), ", experts ",
+              experts.sizes(), ", cu_seqlens ending at ", sequences.total(), " and ", real_tokens,
+              " real tokens do not fit together");
+  // loss = sum over tokens and experts of p[t,e] * E * count[s(t),e] / n[s(t)]: linear in p.
+  at::Tensor coefficient;
+  {
+    const NoGradient guard;
+    std::vector<std::int64_t> lengths;
+    if (pooled) {
+      lengths = {real_tokens};
+    } else {
+      for (std::size_t s = 0; s + 1 < sequences.cu_seqlens_host.size(); ++s) {
+        const std::int64_t begin = sequences.cu_seqlens_host[s],
+                           end = sequences.cu_seqlens_host[s + 1];
+        lengths.push_back(std::max<std::int64_t>(std::min(end, real_tokens) - begin, 0));
+      }
+    }
+    const auto groups = static_cast<std::int64_t>(lengths.size());
+    const at::Tensor length = host_vector(lengths, probabilities.device());
+    const at::Tensor group = at::repeat_interleave(at::arange(groups, length.options()), length,
+                                                   /*dim=*/0, /*output_size=*/real_tokens);
+    const at::Tensor keys =
+        (group.unsqueeze(1) * expert_count + experts.narrow(0, 0, real_tokens)).reshape({-1});
+    const c10::ScalarType type = compute_type(probabilities);
+    const at::Tensor counts =
+        at::bincount(keys, {}, groups * expert_count).view({groups, expert_count}).to(type);
+    coefficient =
+        (counts * static_cast<double>(expert_count) / length.to(type).clamp_min(1).unsqueeze(1))
+            .index_select(0, group);
+  }
+  at::Tensor loss = run_without_gradient(
+      [&] { return at::sum(probabilities.narrow(0, 0, real_tokens) * coefficient); });
+  return with_gradient("moe_auxiliary_loss", {probabilities}, {loss},
+                       [coefficient, real_tokens, sizes = probabilities.sizes().vec(),
+                        options = probabilities.options()](const Tensors& grads) -> Tensors {
+                         if (!grads[0].defined()) return {{}};
+                         at::Tensor dp = at::zeros(sizes, options);
+                         dp.narrow(0, 0, real_tokens).copy_(coefficient * grads[0]);
+                         return {dp};
+                       })[0];
+}
+
+}  // namespace heddle::ops

@@ -1,0 +1,83 @@
+// libtorch's fused AdamW on CUDA. The entry point goes through the dispatcher, so this compiles
+// without CUDA; the registry offers the kernel on CUDA devices only.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/full.h>
+
+#include <map>
+#include <tuple>
+
+#include "ops/optimizer_step/kernels.h"
+
+namespace heddle::ops::adamw_cuda {
+namespace {
+
+/// Gradients are converted or scaled into temporaries; this many elements of them at a time.
+constexpr std::int64_t kGroupElements = std::int64_t{64} << 20;
+
+void step_group(const std::vector<const AdamwTensor*>& group, const AdamwOptions& options) {
+  std::vector<at::Tensor> parameters, gradients, exp_avgs, exp_avg_sqs, masters, rounded;
+  for (const AdamwTensor* tensor : group) {
+    const at::Tensor& p = tensor->master.defined() ? tensor->master : tensor->parameter;
+    at::Tensor g = tensor->gradient.to(p.scalar_type());
+    if (options.gradient_multiplier != 1) g = g * options.gradient_multiplier;
+    parameters.push_back(p);
+    gradients.push_back(g);
+    exp_avgs.push_back(tensor->exp_avg);
+    exp_avg_sqs.push_back(tensor->exp_avg_sq);
+    if (tensor->master.defined()) {
+      masters.push_back(tensor->master);
+      rounded.push_back(tensor->parameter);
+    }
+  }
+  const at::Tensor count =
+      at::full({}, static_cast<double>(options.step), parameters[0].options().dtype(at::kFloat));
+  const std::vector<at::Tensor> counts(parameters.size(), count);
+  at::_fused_adamw_(parameters, gradients, exp_avgs, exp_avg_sqs, /*max_exp_avg_sqs=*/{}, counts,
+                    options.lr, options.beta1, options.beta2, group[0]->weight_decay, options.eps,
+                    /*amsgrad=*/false, /*maximize=*/false);
+  if (!masters.empty()) at::_foreach_copy_(rounded, masters);
+}
+
+void step(const std::vector<AdamwTensor>& tensors, const AdamwOptions& options) {
+  // The fused kernel takes one weight decay and one dtype for all its tensors.
+  std::map<std::tuple<double, c10::ScalarType, bool>, std::vector<const AdamwTensor*>> groups;
+  for (const AdamwTensor& tensor : tensors) {
+    TORCH_CHECK(tensor.parameter.is_cuda(), "cuda.fused: a parameter is on ",
+                tensor.parameter.device());
+    if (tensor.parameter.numel() == 0) continue;
+    groups[{tensor.weight_decay, tensor.exp_avg.scalar_type(), tensor.master.defined()}].push_back(
+        &tensor);
+  }
+  for (const auto& [key, members] : groups) {
+    std::vector<const AdamwTensor*> part;
+    std::int64_t elements = 0;
+    for (const AdamwTensor* tensor : members) {
+      if (!part.empty() && elements + tensor->parameter.numel() > kGroupElements) {
+        step_group(part, options);
+        part.clear();
+        elements = 0;
+      }
+      part.push_back(tensor);
+      elements += tensor->parameter.numel();
+    }
+    if (!part.empty()) step_group(part, options);
+  }
+}
+
+}  // namespace
+
+void add(Registry& registry) {
+  registry.add<AdamwStep>({.op = "",
+                           .name = "cuda.fused",
+                           .device = c10::DeviceType::CUDA,
+                           .dtypes = {c10::ScalarType::Float, c10::ScalarType::BFloat16,
+                                      c10::ScalarType::Half, c10::ScalarType::Double},
+                           .is_reference = false,
+                           .refuse = {},
+                           .on_chip_bytes = {}},
+                          {step});
+}
+
+}  // namespace heddle::ops::adamw_cuda

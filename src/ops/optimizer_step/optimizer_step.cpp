@@ -1,0 +1,93 @@
+#include "ops/optimizer_step/optimizer_step.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/stack.h>
+
+#include <cmath>
+
+#include "ops/autograd.h"
+#include "ops/builtin.h"
+#include "ops/compute_type.h"
+#include "ops/optimizer_step/kernels.h"
+
+namespace heddle::ops {
+
+void adamw_step(const KernelTable& kernels, const std::vector<AdamwTensor>& tensors,
+                const AdamwOptions& options) {
+  TORCH_CHECK(options.step >= 1, "adamw_step: step ", options.step, " must count from 1");
+  for (const AdamwTensor& tensor : tensors) {
+    const auto sizes = tensor.parameter.sizes();
+    TORCH_CHECK(tensor.gradient.sizes() == sizes && tensor.exp_avg.sizes() == sizes &&
+                    tensor.exp_avg_sq.sizes() == sizes &&
+                    (!tensor.master.defined() || tensor.master.sizes() == sizes),
+                "adamw_step: gradient ", tensor.gradient.sizes(), ", exp_avg ",
+                tensor.exp_avg.sizes(), ", exp_avg_sq ", tensor.exp_avg_sq.sizes(),
+                " and master must have the parameter's shape ", sizes);
+    const c10::ScalarType state = tensor.exp_avg.scalar_type();
+    TORCH_CHECK(state == compute_type(tensor.parameter) &&
+                    tensor.exp_avg_sq.scalar_type() == state &&
+                    (tensor.master.defined() ? tensor.master.scalar_type() == state
+                                             : tensor.parameter.scalar_type() == state),
+                "adamw_step: a ", tensor.parameter.scalar_type(), " parameter needs ",
+                compute_type(tensor.parameter), " moments",
+                tensor.parameter.scalar_type() == state ? "" : " and master");
+    TORCH_CHECK(tensor.parameter.is_contiguous() && tensor.exp_avg.is_contiguous() &&
+                    tensor.exp_avg_sq.is_contiguous() &&
+                    (!tensor.master.defined() || tensor.master.is_contiguous()),
+                "adamw_step: a tensor of shape ", sizes, " is not contiguous");
+  }
+  const NoGradient guard;
+  kernels.get<AdamwStep>().step(tensors, options);
+}
+
+void sgd_step(const std::vector<SgdTensor>& tensors, double lr, double momentum, bool first_step,
+              double gradient_multiplier) {
+  const NoGradient guard;
+  for (const SgdTensor& tensor : tensors) {
+    at::Tensor p = tensor.master.defined() ? tensor.master : tensor.parameter;
+    TORCH_CHECK(tensor.gradient.sizes() == p.sizes() && tensor.parameter.sizes() == p.sizes() &&
+                    (momentum == 0 || (tensor.momentum_buffer.defined() &&
+                                       tensor.momentum_buffer.sizes() == p.sizes())),
+                "sgd_step: gradient ", tensor.gradient.sizes(),
+                " and momentum buffer must have the parameter's shape ", p.sizes());
+    at::Tensor g = tensor.gradient.to(compute_type(p)) * gradient_multiplier;
+    if (tensor.weight_decay != 0) g.add_(p, tensor.weight_decay);
+    if (momentum != 0) {
+      at::Tensor buffer = tensor.momentum_buffer;
+      if (first_step) {
+        buffer.copy_(g);
+      } else {
+        buffer.mul_(momentum).add_(g);
+      }
+      g = buffer;
+    }
+    p.add_(g, -lr);
+    if (tensor.master.defined()) tensor.parameter.copy_(p);
+  }
+}
+
+double gradient_norm(const std::vector<at::Tensor>& gradients) {
+  const NoGradient guard;
+  std::vector<at::Tensor> norms;
+  for (const at::Tensor& gradient : gradients) {
+    if (!gradient.defined() || gradient.numel() == 0) continue;
+    norms.push_back(at::linalg_vector_norm(gradient, 2, {}, false, at::kDouble));
+  }
+  if (norms.empty()) return 0;
+  return at::linalg_vector_norm(at::stack(norms)).item().toDouble();
+}
+
+void register_optimizer_step(Registry& registry) {
+  adamw_cuda::add(registry);
+  registry.add<AdamwStep>({.op = "",
+                           .name = "reference",
+                           .device = {},
+                           .dtypes = reference_dtypes(),
+                           .is_reference = true,
+                           .refuse = {},
+                           .on_chip_bytes = {}},
+                          {adamw_reference::step});
+}
+
+}  // namespace heddle::ops

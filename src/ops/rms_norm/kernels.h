@@ -1,0 +1,15 @@
+#pragma once
+
+#include <utility>
+
+#include "ops/rms_norm/rms_norm.h"
+
+namespace heddle::ops::rms_norm_reference {
+
+RmsNorm::Forward forward(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
+                         double eps);
+std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& input, const at::Tensor& weight,
+                                           const at::Tensor& rstd, const at::Tensor& grad_y,
+                                           const at::Tensor& grad_sum);
+
+}  // namespace heddle::ops::rms_norm_reference

@@ -1,0 +1,67 @@
+#include "ops/rms_norm/rms_norm.h"
+
+#include "ops/autograd.h"
+#include "ops/builtin.h"
+#include "ops/compute_type.h"
+#include "ops/rms_norm/kernels.h"
+
+namespace heddle::ops {
+namespace {
+
+void check(const at::Tensor& x, const at::Tensor& weight) {
+  TORCH_CHECK(x.dim() >= 1 && weight.dim() == 1 && weight.size(0) == x.size(-1), "rms_norm: x ",
+              x.sizes(), " and weight ", weight.sizes(), " must agree in the last dimension");
+}
+
+}  // namespace
+
+at::Tensor rms_norm(const KernelTable& kernels, const at::Tensor& x, const at::Tensor& weight,
+                    double eps) {
+  check(x, weight);
+  const RmsNorm::Functions functions = kernels.get<RmsNorm>();
+  RmsNorm::Forward result =
+      run_without_gradient([&] { return functions.forward(x, {}, weight, eps); });
+  if (!needs_gradient({x, weight})) return result.y;
+  return with_gradient("rms_norm", {x, weight}, {result.y},
+                       [functions, x = detached(x), weight = detached(weight),
+                        rstd = result.rstd](const Tensors& grads) -> Tensors {
+                         if (!grads[0].defined()) return {{}, {}};
+                         auto [dx, dw] = functions.backward(x, weight, rstd, grads[0], {});
+                         return {dx, dw};
+                       })[0];
+}
+
+std::pair<at::Tensor, at::Tensor> add_rms_norm(const KernelTable& kernels, const at::Tensor& x,
+                                               const at::Tensor& residual, const at::Tensor& weight,
+                                               double eps) {
+  check(x, weight);
+  TORCH_CHECK(residual.sizes() == x.sizes() && residual.scalar_type() == x.scalar_type(),
+              "add_rms_norm: residual ", residual.sizes(), " ", residual.scalar_type(),
+              " must equal x ", x.sizes(), " ", x.scalar_type());
+  const RmsNorm::Functions functions = kernels.get<RmsNorm>();
+  RmsNorm::Forward result =
+      run_without_gradient([&] { return functions.forward(x, residual, weight, eps); });
+  if (!needs_gradient({x, residual, weight})) return {result.y, result.sum};
+  const Tensors outputs =
+      with_gradient("add_rms_norm", {x, residual, weight}, {result.y, result.sum},
+                    [functions, sum = detached(result.sum), weight = detached(weight),
+                     rstd = result.rstd](const Tensors& grads) -> Tensors {
+                      if (!grads[0].defined()) return {grads[1], grads[1], {}};
+                      auto [dx, dw] = functions.backward(sum, weight, rstd, grads[0], grads[1]);
+                      return {dx, dx, dw};
+                    });
+  return {outputs[0], outputs[1]};
+}
+
+void register_rms_norm(Registry& registry) {
+  registry.add<RmsNorm>({.op = "",
+                         .name = "reference",
+                         .device = {},
+                         .dtypes = reference_dtypes(),
+                         .is_reference = true,
+                         .refuse = {},
+                         .on_chip_bytes = {}},
+                        {rms_norm_reference::forward, rms_norm_reference::backward});
+}
+
+}  // namespace heddle::ops

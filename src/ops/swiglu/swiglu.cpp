@@ -1,0 +1,37 @@
+#include "ops/swiglu/swiglu.h"
+
+#include "ops/autograd.h"
+#include "ops/builtin.h"
+#include "ops/compute_type.h"
+#include "ops/swiglu/kernels.h"
+
+namespace heddle::ops {
+
+at::Tensor swiglu(const KernelTable& kernels, const at::Tensor& gate, const at::Tensor& up) {
+  TORCH_CHECK(
+      gate.dim() == 2 && gate.sizes() == up.sizes() && gate.scalar_type() == up.scalar_type(),
+      "swiglu: gate ", gate.sizes(), " ", gate.scalar_type(), " and up ", up.sizes(), " ",
+      up.scalar_type(), " must be equal [T,F]");
+  const Swiglu::Functions functions = kernels.get<Swiglu>();
+  at::Tensor y = run_without_gradient([&] { return functions.forward(gate, up); });
+  return with_gradient(
+      "swiglu", {gate, up}, {y},
+      [functions, gate = detached(gate), up = detached(up)](const Tensors& grads) -> Tensors {
+        if (!grads[0].defined()) return {{}, {}};
+        auto [d_gate, d_up] = functions.backward(gate, up, grads[0]);
+        return {d_gate, d_up};
+      })[0];
+}
+
+void register_swiglu(Registry& registry) {
+  registry.add<Swiglu>({.op = "",
+                        .name = "reference",
+                        .device = {},
+                        .dtypes = reference_dtypes(),
+                        .is_reference = true,
+                        .refuse = {},
+                        .on_chip_bytes = {}},
+                       {swiglu_reference::forward, swiglu_reference::backward});
+}
+
+}  // namespace heddle::ops
