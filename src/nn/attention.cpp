@@ -1,0 +1,105 @@
+#include "nn/attention.h"
+
+#include <ATen/ops/cat.h>
+
+#include <algorithm>
+
+#include "ops/attention/attention.h"
+#include "ops/rotary/rotary.h"
+
+namespace heddle::nn {
+
+using comm::Dim;
+
+Attention::Attention(const std::string& prefix, const AttentionDims& dims)
+    : dims_(dims),
+      q_proj_(prefix + "q_proj.weight", 2 * dims.num_attention_heads * dims.head_dim,
+              dims.hidden_size, {{Dim::kTp, 0, {}}}),
+      k_proj_(prefix + "k_proj.weight", dims.num_key_value_heads * dims.head_dim, dims.hidden_size,
+              {{Dim::kTp, 0, {}}}),
+      v_proj_(prefix + "v_proj.weight", dims.num_key_value_heads * dims.head_dim, dims.hidden_size,
+              {{Dim::kTp, 0, {}}}),
+      o_proj_(prefix + "o_proj.weight", dims.hidden_size, dims.num_attention_heads * dims.head_dim,
+              {{Dim::kTp, 1, {}}}),
+      q_norm_(prefix + "q_norm.weight", {dims.head_dim}),
+      k_norm_(prefix + "k_norm.weight", {dims.head_dim}) {}
+
+Attention::Projected Attention::project(const at::Tensor& x, const BlockInputs& inputs) {
+  const std::int64_t T = x.size(0), D = dims_.head_dim;
+  const at::Tensor q_gate_TH2D = q_proj_.forward(x).view({T, dims_.num_attention_heads, 2 * D});
+  const at::Tensor k_THD = k_proj_.forward(x).view({T, dims_.num_key_value_heads, D});
+  Projected projected;
+  projected.v = v_proj_.forward(x).view({T, dims_.num_key_value_heads, D});
+  projected.gate = q_gate_TH2D.narrow(2, D, D);
+  projected.q = ops::qk_norm_rope(*inputs.kernels, q_gate_TH2D.narrow(2, 0, D), q_norm_.value(),
+                                  inputs.cos, inputs.sin, dims_.rms_norm_eps);
+  projected.k = ops::qk_norm_rope(*inputs.kernels, k_THD, k_norm_.value(), inputs.cos, inputs.sin,
+                                  dims_.rms_norm_eps);
+  return projected;
+}
+
+at::Tensor Attention::finish(const at::Tensor& o, const Projected& projected,
+                             const BlockInputs& inputs) {
+  const at::Tensor gated = ops::output_gate(*inputs.kernels, o, projected.gate);
+  return o_proj_.forward(gated.view({o.size(0), dims_.num_attention_heads * dims_.head_dim}));
+}
+
+at::Tensor Attention::forward(const at::Tensor& x, const BlockInputs& inputs) {
+  const Projected projected = project(x, inputs);
+  const at::Tensor o = ops::attention(*inputs.kernels, {projected.q, projected.k, projected.v,
+                                                        inputs.sequences, inputs.sequences, 0});
+  return finish(o, projected, inputs);
+}
+
+at::Tensor Attention::generate(const at::Tensor& x, const BlockInputs& inputs, CacheView& cache) {
+  const Projected projected = project(x, inputs);
+  const ops::Sequences& sequences = inputs.sequences;
+  const std::int64_t count = sequences.count();
+  LayerCache& layer = *cache.layer;
+  std::vector<std::int64_t> after = cache.lengths;
+  for (std::int64_t s = 0; s < count; ++s) {
+    const std::int64_t begin = sequences.cu_seqlens_host[s],
+                       length = sequences.cu_seqlens_host[s + 1] - begin;
+    layer.keys[cache.slots[s]]
+        .narrow(0, cache.lengths[s], length)
+        .copy_(projected.k.narrow(0, begin, length));
+    layer.values[cache.slots[s]]
+        .narrow(0, cache.lengths[s], length)
+        .copy_(projected.v.narrow(0, begin, length));
+    after[s] += length;
+  }
+  at::Tensor o;
+  if (sequences.max_seqlen == 1 && sequences.total() == count) {
+    o = ops::attention_step(*inputs.kernels, projected.q, layer.keys, layer.values, cache.slots,
+                            after, 0);
+  } else if (std::all_of(cache.lengths.begin(), cache.lengths.end(),
+                         [](std::int64_t n) { return n == 0; })) {
+    o = ops::attention(*inputs.kernels,
+                       {projected.q, projected.k, projected.v, sequences, sequences, 0});
+  } else {
+    // A prompt in pieces: each sequence's new queries against its whole cache.
+    std::vector<at::Tensor> keys, values;
+    std::vector<std::int32_t> boundaries = {0};
+    for (std::int64_t s = 0; s < count; ++s) {
+      keys.push_back(layer.keys[cache.slots[s]].narrow(0, 0, after[s]));
+      values.push_back(layer.values[cache.slots[s]].narrow(0, 0, after[s]));
+      boundaries.push_back(boundaries.back() + static_cast<std::int32_t>(after[s]));
+    }
+    const ops::Sequences key_sequences = ops::Sequences::from_host(boundaries, x.device());
+    o = ops::attention(*inputs.kernels,
+                       {projected.q, at::cat(keys), at::cat(values), sequences, key_sequences, 0});
+  }
+  return finish(o, projected, inputs);
+}
+
+void Attention::visit_parameters(const std::function<void(Parameter&)>& visit) {
+  visit_linears([&](Linear& linear) { visit(linear.weight()); });
+  visit(q_norm_);
+  visit(k_norm_);
+}
+
+void Attention::visit_linears(const std::function<void(Linear&)>& visit) {
+  for (Linear* linear : {&q_proj_, &k_proj_, &v_proj_, &o_proj_}) visit(*linear);
+}
+
+}  // namespace heddle::nn

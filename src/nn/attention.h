@@ -1,0 +1,39 @@
+#pragma once
+
+#include "nn/block.h"
+#include "nn/cache.h"
+#include "nn/linear.h"
+
+namespace heddle::nn {
+
+struct AttentionDims {
+  std::int64_t hidden_size, num_attention_heads, num_key_value_heads, head_dim;
+  double rms_norm_eps;
+};
+
+/// Gated full attention of Qwen3-Next and Qwen3.5: q_proj gives query and gate per head, RMSNorm of
+/// q and k per head, partial RoPE, causal GQA, output x sigmoid(gate).
+class Attention {
+ public:
+  /// `prefix` ends before "q_proj.weight", for example "model.layers.3.self_attn.".
+  Attention(const std::string& prefix, const AttentionDims& dims);
+
+  at::Tensor forward(const at::Tensor& x, const BlockInputs& inputs);
+  /// Generation: appends this pass's keys and values to the cache, attends over all of it.
+  at::Tensor generate(const at::Tensor& x, const BlockInputs& inputs, CacheView& cache);
+  void visit_parameters(const std::function<void(Parameter&)>& visit);
+  void visit_linears(const std::function<void(Linear&)>& visit);
+
+ private:
+  struct Projected {
+    at::Tensor q, k, v, gate;
+  };
+  Projected project(const at::Tensor& x, const BlockInputs& inputs);
+  at::Tensor finish(const at::Tensor& o, const Projected& projected, const BlockInputs& inputs);
+
+  AttentionDims dims_;
+  Linear q_proj_, k_proj_, v_proj_, o_proj_;
+  Parameter q_norm_, k_norm_;
+};
+
+}  // namespace heddle::nn

@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "nn/parameter.h"
+#include "ops/registry.h"
+#include "ops/sequences.h"
+
+namespace heddle::nn {
+
+/// What every block of one forward pass is given besides its hidden states.
+struct BlockInputs {
+  const ops::KernelTable* kernels = nullptr;
+  ops::Sequences sequences;
+  at::Tensor cos, sin;           ///< [T, rotary/2], see ops::rotary_tables.
+  std::int64_t real_tokens = 0;  ///< Tokens before the dummy tail.
+  bool training = false;         ///< Dropout and auxiliary losses are on.
+  bool pooled_auxiliary_loss = false;
+  std::uint64_t dropout_stream =
+      0;  ///< Differs between steps and micro-batches; same in a recomputation.
+};
+
+struct BlockOutput {
+  at::Tensor hidden;          ///< [T,H]
+  at::Tensor auxiliary_loss;  ///< 0-d sum over tokens; undefined if the stage has none.
+};
+
+/// One decoder layer: the unit of memory, sharding and recomputation (docs/design.md 3.5). It runs
+/// in stages, each an autograd island from hidden states to hidden states.
+class Block {
+ public:
+  virtual ~Block() = default;
+  virtual std::size_t stages() const = 0;
+  /// `stage` 0 is the mixer, 1 the MLP.
+  virtual BlockOutput forward(std::size_t stage, const at::Tensor& hidden,
+                              const BlockInputs& inputs) = 0;
+  virtual void visit_parameters(const std::function<void(Parameter&)>& visit) = 0;
+};
+
+}  // namespace heddle::nn

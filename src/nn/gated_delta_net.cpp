@@ -1,0 +1,138 @@
+#include "nn/gated_delta_net.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/tensor.h>
+
+#include <algorithm>
+
+#include "ops/causal_conv1d/causal_conv1d.h"
+#include "ops/gated_delta_net/gated_delta_net.h"
+
+namespace heddle::nn {
+
+using comm::Dim;
+
+GatedDeltaNet::GatedDeltaNet(const std::string& prefix, const GatedDeltaNetDims& dims)
+    : dims_(dims),
+      out_proj_(prefix + "out_proj.weight", dims.hidden_size, dims.value_dim(),
+                {{Dim::kTp, 1, {}}}),
+      conv_(prefix + "conv1d.weight", {dims.conv_channels(), 1, dims.conv_kernel},
+            {{Dim::kTp, 0, {dims.key_dim(), dims.key_dim(), dims.value_dim()}}}),
+      a_log_(prefix + "A_log", {dims.num_value_heads}, {{Dim::kTp, 0, {}}}),
+      dt_bias_(prefix + "dt_bias", {dims.num_value_heads}, {{Dim::kTp, 0, {}}}),
+      norm_(prefix + "norm.weight", {dims.value_head_dim}) {
+  const std::int64_t H = dims.hidden_size, K = dims.key_dim(), V = dims.value_dim(),
+                     Hv = dims.num_value_heads;
+  if (dims.interleaved_projections) {
+    projections_.push_back(std::make_unique<Linear>(prefix + "in_proj_qkvz.weight", 2 * K + 2 * V,
+                                                    H, Placement{{Dim::kTp, 0, {}}}));
+    projections_.push_back(std::make_unique<Linear>(prefix + "in_proj_ba.weight", 2 * Hv, H,
+                                                    Placement{{Dim::kTp, 0, {}}}));
+  } else {
+    projections_.push_back(std::make_unique<Linear>(prefix + "in_proj_qkv.weight", 2 * K + V, H,
+                                                    Placement{{Dim::kTp, 0, {K, K, V}}}));
+    projections_.push_back(
+        std::make_unique<Linear>(prefix + "in_proj_z.weight", V, H, Placement{{Dim::kTp, 0, {}}}));
+    projections_.push_back(
+        std::make_unique<Linear>(prefix + "in_proj_b.weight", Hv, H, Placement{{Dim::kTp, 0, {}}}));
+    projections_.push_back(
+        std::make_unique<Linear>(prefix + "in_proj_a.weight", Hv, H, Placement{{Dim::kTp, 0, {}}}));
+  }
+}
+
+GatedDeltaNet::Projected GatedDeltaNet::project(const at::Tensor& x) {
+  const std::int64_t T = x.size(0), Hk = dims_.num_key_heads, Hv = dims_.num_value_heads;
+  const std::int64_t K = dims_.key_head_dim, V = dims_.value_head_dim, r = Hv / Hk;
+  if (!dims_.interleaved_projections) {
+    return {projections_[0]->forward(x), projections_[1]->forward(x).view({T, Hv, V}),
+            projections_[2]->forward(x), projections_[3]->forward(x)};
+  }
+  // Per key head: [q K, k K, v r*V, z r*V] and [b r, a r].
+  const at::Tensor qkvz = projections_[0]->forward(x).view({T, Hk, 2 * K + 2 * r * V});
+  const at::Tensor ba = projections_[1]->forward(x).view({T, Hk, 2 * r});
+  const auto flat = [T](const at::Tensor& t) { return t.reshape({T, -1}); };
+  return {at::cat({flat(qkvz.narrow(2, 0, K)), flat(qkvz.narrow(2, K, K)),
+                   flat(qkvz.narrow(2, 2 * K, r * V))},
+                  1),
+          qkvz.narrow(2, 2 * K + r * V, r * V).reshape({T, Hv, V}),
+          ba.narrow(2, 0, r).reshape({T, Hv}), ba.narrow(2, r, r).reshape({T, Hv})};
+}
+
+at::Tensor GatedDeltaNet::finish(const at::Tensor& o, const Projected& projected,
+                                 const BlockInputs& inputs) {
+  const at::Tensor y =
+      ops::gated_rms_norm(*inputs.kernels, o, projected.z, norm_.value(), dims_.rms_norm_eps);
+  return out_proj_.forward(y.view({o.size(0), dims_.value_dim()}));
+}
+
+namespace {
+
+struct QueryKeyValue {
+  at::Tensor q, k, v;
+};
+
+QueryKeyValue split(const at::Tensor& qkv, const GatedDeltaNetDims& dims) {
+  const std::int64_t T = qkv.size(0);
+  return {qkv.narrow(1, 0, dims.key_dim()).view({T, dims.num_key_heads, dims.key_head_dim}),
+          qkv.narrow(1, dims.key_dim(), dims.key_dim())
+              .view({T, dims.num_key_heads, dims.key_head_dim}),
+          qkv.narrow(1, 2 * dims.key_dim(), dims.value_dim())
+              .view({T, dims.num_value_heads, dims.value_head_dim})};
+}
+
+}  // namespace
+
+at::Tensor GatedDeltaNet::forward(const at::Tensor& x, const BlockInputs& inputs) {
+  const Projected projected = project(x);
+  ops::CausalConv1d::Inputs conv;
+  conv.x = projected.qkv;
+  conv.weight = conv_.value().squeeze(1);
+  conv.sequences = inputs.sequences;
+  const auto [q, k, v] = split(ops::causal_conv1d(*inputs.kernels, conv).y, dims_);
+  const auto [g, beta] =
+      ops::gdn_gates(*inputs.kernels, projected.a, projected.b, a_log_.value(), dt_bias_.value());
+  const auto rule =
+      ops::gated_delta_rule(*inputs.kernels, {q, k, v, g, beta, {}, inputs.sequences, {}});
+  return finish(rule.o, projected, inputs);
+}
+
+at::Tensor GatedDeltaNet::generate(const at::Tensor& x, const BlockInputs& inputs,
+                                   CacheView& cache) {
+  const Projected projected = project(x);
+  const auto [g, beta] =
+      ops::gdn_gates(*inputs.kernels, projected.a, projected.b, a_log_.value(), dt_bias_.value());
+  LayerCache& layer = *cache.layer;
+  const at::Tensor weight = conv_.value().squeeze(1);
+  const ops::Sequences& sequences = inputs.sequences;
+  if (sequences.max_seqlen == 1 && sequences.total() == sequences.count()) {
+    const auto [q, k, v] = split(
+        ops::causal_conv1d_step(*inputs.kernels, projected.qkv, weight, layer.conv, cache.slots),
+        dims_);
+    return finish(
+        ops::gated_delta_rule_step(*inputs.kernels, q, k, v, g, beta, layer.state, cache.slots, {}),
+        projected, inputs);
+  }
+  const at::Tensor slots = at::tensor(cache.slots, at::kLong).to(x.device());
+  const auto conv = ops::causal_conv1d(
+      *inputs.kernels, {projected.qkv, weight, layer.conv.index_select(0, slots), sequences, true});
+  const auto [q, k, v] = split(conv.y, dims_);
+  ops::GatedDeltaRuleOptions options;
+  options.want_final_state = true;
+  const auto rule = ops::gated_delta_rule(
+      *inputs.kernels, {q, k, v, g, beta, layer.state.index_select(0, slots), sequences, options});
+  layer.conv.index_copy_(0, slots, conv.final_state);
+  layer.state.index_copy_(0, slots, rule.final_state);
+  return finish(rule.o, projected, inputs);
+}
+
+void GatedDeltaNet::visit_parameters(const std::function<void(Parameter&)>& visit) {
+  visit_linears([&](Linear& linear) { visit(linear.weight()); });
+  for (Parameter* parameter : {&conv_, &a_log_, &dt_bias_, &norm_}) visit(*parameter);
+}
+
+void GatedDeltaNet::visit_linears(const std::function<void(Linear&)>& visit) {
+  for (const auto& linear : projections_) visit(*linear);
+  visit(out_proj_);
+}
+
+}  // namespace heddle::nn

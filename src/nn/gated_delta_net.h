@@ -1,0 +1,52 @@
+#pragma once
+
+#include "nn/block.h"
+#include "nn/cache.h"
+#include "nn/linear.h"
+
+namespace heddle::nn {
+
+struct GatedDeltaNetDims {
+  std::int64_t hidden_size, num_key_heads, num_value_heads, key_head_dim, value_head_dim,
+      conv_kernel;
+  double rms_norm_eps;
+  /// Qwen3-Next: in_proj_qkvz and in_proj_ba, interleaved per key head, instead of
+  /// in_proj_{qkv,z,b,a}.
+  bool interleaved_projections;
+
+  std::int64_t key_dim() const { return num_key_heads * key_head_dim; }
+  std::int64_t value_dim() const { return num_value_heads * value_head_dim; }
+  std::int64_t conv_channels() const { return 2 * key_dim() + value_dim(); }
+};
+
+/// Gated DeltaNet mixer: projections, causal convolution + SiLU over q|k|v, gates, gated delta
+/// rule, gated RMSNorm, output projection. Formulas: docs/gdn.md; source: Qwen3_5GatedDeltaNet,
+/// Qwen3NextGatedDeltaNet.
+class GatedDeltaNet {
+ public:
+  /// `prefix` for example "model.layers.0.linear_attn.".
+  GatedDeltaNet(const std::string& prefix, const GatedDeltaNetDims& dims);
+
+  at::Tensor forward(const at::Tensor& x, const BlockInputs& inputs);
+  /// Generation: continues from the cached convolution inputs and states of the slots and updates
+  /// them.
+  at::Tensor generate(const at::Tensor& x, const BlockInputs& inputs, CacheView& cache);
+  void visit_parameters(const std::function<void(Parameter&)>& visit);
+  void visit_linears(const std::function<void(Linear&)>& visit);
+
+ private:
+  struct Projected {
+    at::Tensor qkv;   ///< [T, conv_channels]
+    at::Tensor z;     ///< [T, Hv, V]
+    at::Tensor b, a;  ///< [T, Hv]
+  };
+  Projected project(const at::Tensor& x);
+  at::Tensor finish(const at::Tensor& o, const Projected& projected, const BlockInputs& inputs);
+
+  GatedDeltaNetDims dims_;
+  std::vector<std::unique_ptr<Linear>> projections_;  ///< {qkv, z, b, a} or {qkvz, ba}
+  Linear out_proj_;
+  Parameter conv_, a_log_, dt_bias_, norm_;
+};
+
+}  // namespace heddle::nn

@@ -1,0 +1,47 @@
+#include "nn/linear.h"
+
+#include <ATen/ops/embedding_dense_backward.h>
+#include <ATen/ops/mm.h>
+
+#include "ops/autograd.h"
+
+namespace heddle::nn {
+
+at::Tensor linear(const at::Tensor& x, Parameter& weight) {
+  at::Tensor y = ops::run_without_gradient([&] { return at::mm(x, weight.value().t()); });
+  // A frozen weight needs no input kept; an input without gradient needs no product.
+  const at::Tensor saved = weight.trainable() ? ops::detached(x) : at::Tensor();
+  const bool want_input = x.requires_grad();
+  return ops::with_gradient(
+      "linear", {x, weight.anchor()}, {y},
+      [saved, want_input, &weight](const ops::Tensors& grads) -> ops::Tensors {
+        const at::Tensor& dy = grads[0];
+        if (!dy.defined()) return {{}, {}};
+        if (saved.defined()) {
+          if (weight.accumulates_in_place() && weight.gradient().defined()) {
+            weight.gradient_buffer().addmm_(dy.t(), saved);
+          } else {
+            weight.add_gradient(at::mm(dy.t(), saved));
+          }
+        }
+        return {want_input ? at::mm(dy, weight.value()) : at::Tensor(), {}};
+      })[0];
+}
+
+at::Tensor embedding(const at::Tensor& tokens, Parameter& table) {
+  at::Tensor y = ops::run_without_gradient([&] { return table.value().index_select(0, tokens); });
+  return ops::with_gradient("embedding", {table.anchor()}, {y},
+                            [tokens, &table](const ops::Tensors& grads) -> ops::Tensors {
+                              const at::Tensor& dy = grads[0];
+                              if (!dy.defined()) return {{}};
+                              if (table.accumulates_in_place() && tokens.is_cpu()) {
+                                table.gradient_buffer().index_add_(0, tokens, dy);
+                              } else {
+                                table.add_gradient(at::embedding_dense_backward(
+                                    dy, tokens, table.value().size(0), -1, false));
+                              }
+                              return {{}};
+                            })[0];
+}
+
+}  // namespace heddle::nn

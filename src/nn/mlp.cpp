@@ -1,0 +1,71 @@
+#include "nn/mlp.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/sigmoid.h>
+
+#include "ops/moe/moe.h"
+#include "ops/swiglu/swiglu.h"
+
+namespace heddle::nn {
+
+using comm::Dim;
+
+Mlp::Mlp(const std::string& prefix, std::int64_t hidden_size, std::int64_t intermediate_size)
+    : gate_proj_(prefix + "gate_proj.weight", intermediate_size, hidden_size, {{Dim::kTp, 0, {}}}),
+      up_proj_(prefix + "up_proj.weight", intermediate_size, hidden_size, {{Dim::kTp, 0, {}}}),
+      down_proj_(prefix + "down_proj.weight", hidden_size, intermediate_size, {{Dim::kTp, 1, {}}}) {
+}
+
+at::Tensor Mlp::forward(const at::Tensor& x, const BlockInputs& inputs) {
+  return down_proj_.forward(
+      ops::swiglu(*inputs.kernels, gate_proj_.forward(x), up_proj_.forward(x)));
+}
+
+void Mlp::visit_parameters(const std::function<void(Parameter&)>& visit) {
+  visit_linears([&](Linear& linear) { visit(linear.weight()); });
+}
+
+void Mlp::visit_linears(const std::function<void(Linear&)>& visit) {
+  for (Linear* linear : {&gate_proj_, &up_proj_, &down_proj_}) visit(*linear);
+}
+
+Moe::Moe(const std::string& prefix, const MoeDims& dims)
+    : dims_(dims),
+      gate_(prefix + "gate.weight", dims.num_experts, dims.hidden_size),
+      gate_up_(prefix + "experts.gate_up_proj",
+               {dims.num_experts, 2 * dims.moe_intermediate_size, dims.hidden_size}),
+      down_(prefix + "experts.down_proj",
+            {dims.num_experts, dims.hidden_size, dims.moe_intermediate_size}),
+      shared_expert_(prefix + "shared_expert.", dims.hidden_size,
+                     dims.shared_expert_intermediate_size),
+      shared_expert_gate_(prefix + "shared_expert_gate.weight", 1, dims.hidden_size) {}
+
+BlockOutput Moe::forward(const at::Tensor& x, const BlockInputs& inputs, bool want_auxiliary_loss) {
+  const ops::MoeRouting routing =
+      ops::moe_route(gate_.forward(x), dims_.num_experts_per_tok, dims_.normalize_top_k);
+  const at::Tensor routed = ops::moe_experts(
+      *inputs.kernels, {x, routing.weights, routing.experts, gate_up_.value(), down_.value()});
+  const at::Tensor shared =
+      shared_expert_.forward(x, inputs) * at::sigmoid(shared_expert_gate_.forward(x));
+  BlockOutput output{routed + shared, {}};
+  if (want_auxiliary_loss && inputs.training) {
+    output.auxiliary_loss =
+        ops::moe_auxiliary_loss(routing.probabilities, routing.experts, inputs.sequences,
+                                inputs.real_tokens, inputs.pooled_auxiliary_loss);
+  }
+  return output;
+}
+
+void Moe::visit_parameters(const std::function<void(Parameter&)>& visit) {
+  visit_linears([&](Linear& linear) { visit(linear.weight()); });
+  visit(gate_up_);
+  visit(down_);
+}
+
+void Moe::visit_linears(const std::function<void(Linear&)>& visit) {
+  visit(gate_);
+  shared_expert_.visit_linears(visit);
+  visit(shared_expert_gate_);
+}
+
+}  // namespace heddle::nn

@@ -1,0 +1,45 @@
+#pragma once
+
+#include "nn/block.h"
+#include "nn/linear.h"
+
+namespace heddle::nn {
+
+/// down(silu(gate x) * up x).
+class Mlp {
+ public:
+  /// `prefix` for example "model.layers.0.mlp.".
+  Mlp(const std::string& prefix, std::int64_t hidden_size, std::int64_t intermediate_size);
+  at::Tensor forward(const at::Tensor& x, const BlockInputs& inputs);
+  void visit_parameters(const std::function<void(Parameter&)>& visit);
+  void visit_linears(const std::function<void(Linear&)>& visit);
+
+ private:
+  Linear gate_proj_, up_proj_, down_proj_;
+};
+
+struct MoeDims {
+  std::int64_t hidden_size, num_experts, num_experts_per_tok, moe_intermediate_size,
+      shared_expert_intermediate_size;
+  bool normalize_top_k;
+};
+
+/// Routed experts plus a gated shared expert. Experts are held fused, gate_up [E,2I,H] with the
+/// gate rows first.
+class Moe {
+ public:
+  Moe(const std::string& prefix, const MoeDims& dims);
+  /// The auxiliary loss is defined while training if `want_auxiliary_loss`.
+  BlockOutput forward(const at::Tensor& x, const BlockInputs& inputs, bool want_auxiliary_loss);
+  void visit_parameters(const std::function<void(Parameter&)>& visit);
+  void visit_linears(const std::function<void(Linear&)>& visit);
+
+ private:
+  MoeDims dims_;
+  Linear gate_;
+  Parameter gate_up_, down_;
+  Mlp shared_expert_;
+  Linear shared_expert_gate_;
+};
+
+}  // namespace heddle::nn
