@@ -6,36 +6,21 @@
 #include <vector>
 
 #include "ckpt/adapter_config.h"
+#include "ckpt/adapter_names.h"
 #include "ckpt/safetensors.h"
 #include "ckpt/tensor_io.h"
 
 namespace heddle::ckpt {
 
-/// How an adapter file spells the decoder's modules, after "base_model.model.": it depends on the
-/// transformers class that the adapter was made for.
-enum class AdapterSpelling {
-  kText,        // model.layers.0...                 causal language model, sequence classification
-  kNested,      // model.language_model.layers.0...  image-text class
-  kBare,        // layers.0...                       text model without a head
-  kBareNested,  // language_model.layers.0...        image-text model without a head
-};
-
-/// The spelling that fits `architectures` of config.json ("Qwen3_5ForConditionalGeneration":
-/// nested; "...ForCausalLM",
-/// "...ForSequenceClassification" and anything unknown: text; "...TextModel": bare; "...Model":
-/// bare nested).
-AdapterSpelling spelling_for(const nlohmann::ordered_json& config);
-/// A module or parameter name in any of the spellings, as the causal language model spells it:
-/// "model.layers.0...", "model.embed_tokens", "lm_head".
-std::string to_text_spelling(std::string_view name);
-/// The reverse: a name in the text spelling in another one.
-std::string from_text_spelling(std::string_view name, AdapterSpelling spelling);
-
-/// LoRA on one module, y += scaling * B (A x).
+/// LoRA on one linear module, y += scaling * B (A x), or on one parameter (PEFT's
+/// target_parameters), for example "gate_up_proj" of "model.layers.0.mlp.experts". For E experts A
+/// is [E * rank, in] with the expert outer, B is [out, rank * E] with the expert inner, as PEFT
+/// stores them.
 struct LoraPair {
-  std::string module;  // text spelling, for example "model.layers.0.self_attn.q_proj"
-  StoredTensor a;      // [rank, in_features]
-  StoredTensor b;      // [out_features, rank]
+  std::string module;     // text spelling, for example "model.layers.0.self_attn.q_proj"
+  std::string parameter;  // "" = the module is linear
+  StoredTensor a;         // [rank, in_features]
+  StoredTensor b;         // [out_features, rank]
   std::int64_t rank = 0;
   double scaling = 0;
 };
@@ -74,8 +59,9 @@ class AdapterDirectory {
 struct AdapterTensors {
   struct Pair {
     std::string module;
-    at::Tensor a;  // [rank, in_features]
-    at::Tensor b;  // [out_features, rank]
+    std::string parameter;  // as in LoraPair
+    at::Tensor a;           // [rank, in_features]
+    at::Tensor b;           // [out_features, rank]
   };
   std::vector<Pair> pairs;
   std::vector<NamedTensor> saved;  // parameters of modules_to_save: "lm_head.weight"

@@ -1,33 +1,15 @@
 #include "ckpt/model_writer.h"
 
 #include <algorithm>
-#include <array>
-#include <set>
 #include <utility>
 
 #include "base/errors.h"
 #include "base/text.h"
+#include "ckpt/companions.h"
 #include "ckpt/staging_directory.h"
 
 namespace heddle::ckpt {
 namespace {
-
-constexpr std::array<const char*, 16> kCompanions = {"tokenizer.json",
-                                                     "tokenizer_config.json",
-                                                     "special_tokens_map.json",
-                                                     "added_tokens.json",
-                                                     "vocab.json",
-                                                     "merges.txt",
-                                                     "chat_template.jinja",
-                                                     "chat_template.json",
-                                                     "generation_config.json",
-                                                     "preprocessor_config.json",
-                                                     "processor_config.json",
-                                                     "video_preprocessor_config.json",
-                                                     "LICENSE",
-                                                     "LICENSE.txt",
-                                                     "NOTICE",
-                                                     "README.md"};
 
 constexpr std::size_t kPieceBytes = 8 << 20;
 
@@ -43,8 +25,7 @@ void append_stored(SafetensorsWriter& writer, const StoredTensor& stored) {
 }  // namespace
 
 ModelWriter::ModelWriter(Path directory, ModelWriterOptions options)
-    : directory_(std::move(directory)), options_(options) {
-  if (!directory_.has_filename()) directory_ = directory_.parent_path();  // "out/"
+    : directory_(without_trailing_slash(std::move(directory))), options_(options) {
   check_output_directory(directory_, options_.overwrite, "config.json");
 }
 
@@ -95,13 +76,11 @@ std::vector<std::string> ModelWriter::carry_matching(const ModelDirectory& sourc
 void ModelWriter::set_config(nlohmann::ordered_json config) { config_ = std::move(config); }
 
 void ModelWriter::copy_companions_from(const Path& source) {
-  for (const char* name : kCompanions) {
-    std::error_code ignored;
-    const bool is_taken = std::any_of(copies_.begin(), copies_.end(),
-                                      [&](const auto& copy) { return copy.first == name; });
-    if (!is_taken && std::filesystem::is_regular_file(source / name, ignored)) {
-      copies_.emplace_back(name, source / name);
-    }
+  for (auto& companion : find_companions(source, Companions::kAll)) {
+    const bool is_taken = std::any_of(copies_.begin(), copies_.end(), [&](const auto& copy) {
+      return copy.first == companion.first;
+    });
+    if (!is_taken) copies_.push_back(std::move(companion));
   }
 }
 
@@ -174,16 +153,10 @@ ModelWriterReport ModelWriter::commit() {
     files::write_atomically(staging.path() / "model.safetensors.index.json", index.dump(2) + "\n");
   }
   files::write_atomically(staging.path() / "config.json", config_.dump(2) + "\n");
-  std::set<std::string> written;
-  for (const auto& [name, content] : files_) {
+  copy_files(copies_, staging.path());
+  for (const auto& [name, path] : copies_) report.copied_files.push_back(name);
+  for (const auto& [name, content] : files_)
     files::write_atomically(staging.path() / name, content);
-    written.insert(name);
-  }
-  for (const auto& [name, source] : copies_) {
-    if (written.contains(name)) continue;
-    files::write_atomically(staging.path() / name, files::read(source));
-    report.copied_files.push_back(name);
-  }
 
   const ModelDirectory written_model = ModelDirectory::open(staging.path());
   for (const Item& item : items_) {

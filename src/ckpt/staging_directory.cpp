@@ -15,8 +15,10 @@
 namespace heddle::ckpt {
 namespace {
 
-// Shows that a directory under a temporary name was made here and may be deleted.
-constexpr const char* kMarker = ".heddle-incomplete";
+// Shows that a directory under a temporary name was made here and may be deleted. It stays until
+// after the rename, and the directory that is replaced gets one before: at no instant does an
+// interruption leave a temporary name without it.
+constexpr const char* kMarker = ".heddle-staging";
 
 bool is_missing_or_empty(const Path& path) {
   std::error_code error;
@@ -33,37 +35,20 @@ void rename_path(const Path& from, const Path& to) {
   if (::rename(from.c_str(), to.c_str()) != 0) fail("rename to", to, errno);
 }
 
+/// In one step where the system can: at no instant is there nothing under either name.
+void exchange(const Path& a, const Path& b) {
+  if (::renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0) return;
+  if (errno != EINVAL && errno != ENOSYS) fail("exchange with", b, errno);
+  // Some network file systems cannot.
+  const Path aside = a.string() + ".replaced";
+  rename_path(b, aside);
+  rename_path(a, b);
+  rename_path(aside, a);
+}
+
 Path parent_of(const Path& path) {
   const Path parent = path.parent_path();
   return parent.empty() ? Path(".") : parent;
-}
-
-/// "a/b/" -> "a/b": a name that other names can be made from.
-Path without_trailing_slash(Path path) { return path.has_filename() ? path : path.parent_path(); }
-
-}  // namespace
-
-StagingDirectory::StagingDirectory(Path final, Path temporary)
-    : final_(without_trailing_slash(std::move(final))),
-      temporary_(without_trailing_slash(std::move(temporary))) {
-  std::error_code error;
-  if (!is_missing_or_empty(temporary_)) {
-    if (!std::filesystem::exists(temporary_ / kMarker, error)) {
-      throw_error<FileError>("{} is in the way and was not made by an interrupted run: move it",
-                             temporary_.string());
-    }
-    std::filesystem::remove_all(temporary_, error);
-    if (error) fail("remove", temporary_, error.value());
-  }
-  files::make_writable_directory(parent_of(temporary_));
-  std::filesystem::create_directory(temporary_, error);
-  if (error) fail("make the folder", temporary_, error.value());
-  try {
-    files::write_atomically(temporary_ / kMarker, "");
-  } catch (...) {
-    std::filesystem::remove_all(temporary_, error);
-    throw;
-  }
 }
 
 StagingDirectory::~StagingDirectory() {
@@ -74,25 +59,18 @@ StagingDirectory::~StagingDirectory() {
 }
 
 void StagingDirectory::commit() {
-  if (::unlink((temporary_ / kMarker).c_str()) != 0) fail("remove", temporary_ / kMarker, errno);
   files::sync_directory(temporary_);
-  if (is_missing_or_empty(final_)) {
+  const bool is_replacing = !is_missing_or_empty(final_);
+  if (is_replacing) {
+    files::write_atomically(final_ / kMarker, "");
+    exchange(temporary_, final_);
+  } else {
     rename_path(temporary_, final_);  // also over an empty directory
-    committed_ = true;
-    files::sync_directory(parent_of(final_));
-    return;
-  }
-  // The exchange is one step: at no instant is there nothing under the final name.
-  if (::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, final_.c_str(), RENAME_EXCHANGE) != 0) {
-    if (errno != EINVAL && errno != ENOSYS) fail("exchange with", final_, errno);
-    // Some network file systems cannot exchange.
-    const Path old = temporary_.string() + ".replaced";
-    rename_path(final_, old);
-    rename_path(temporary_, final_);
-    rename_path(old, temporary_);
   }
   committed_ = true;
   files::sync_directory(parent_of(final_));
+  if (::unlink((final_ / kMarker).c_str()) != 0) fail("remove", final_ / kMarker, errno);
+  if (!is_replacing) return;
   std::error_code error;
   std::filesystem::remove_all(temporary_, error);
   if (error)

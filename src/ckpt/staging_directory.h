@@ -28,6 +28,9 @@ class StagingDirectory {
   bool committed_ = false;
 };
 
+/// "a/b/" -> "a/b": a name that other names can be made from.
+Path without_trailing_slash(Path path);
+
 /// Throws FileError unless a directory may be written at `path`: it is absent or empty, or
 /// `overwrite` is set and it holds `expected_file`, which shows that it is of the kind that is to
 /// be written.

@@ -1,0 +1,196 @@
+#include "ckpt/adapter_directory.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <system_error>
+#include <utility>
+
+#include "base/errors.h"
+#include "base/text.h"
+#include "ckpt/model_directory.h"
+
+namespace heddle::ckpt {
+namespace {
+
+constexpr const char* kConfigFile = "adapter_config.json";
+constexpr const char* kWeightsFile = "adapter_model.safetensors";
+constexpr std::string_view kA = ".lora_A.weight";
+constexpr std::string_view kB = ".lora_B.weight";
+constexpr std::string_view kBaseLayer = ".base_layer";
+
+/// Sorts the tensors of an adapter file into pairs and saved parameters and collects what is wrong.
+class Sorter {
+ public:
+  Sorter(const SafetensorsFile& file, const AdapterConfig& config) : file_(file), config_(config) {}
+
+  void run() {
+    for (const StoredTensor& tensor : file_.tensors()) sort(tensor);
+    for (auto& [module, halves] : halves_) make_pair(module, halves);
+    if (!spellings_.empty() && spellings_.size() > 1) {
+      wrong_.push_back("modules are spelled for more than one model class (" +
+                       text::join({examples_.begin(), examples_.end()}, ", ") + ")");
+    }
+    if (!wrong_.empty()) {
+      throw_error<ModelError>("{}: {}", file_.path().string(), text::list_some(wrong_));
+    }
+    if (pairs.empty() && saved.empty()) {
+      throw_error<ModelError>("{}: holds no tensor", file_.path().string());
+    }
+  }
+
+  AdapterSpelling spelling() const {
+    return spellings_.empty() ? AdapterSpelling::kText : *spellings_.begin();
+  }
+
+  std::vector<LoraPair> pairs;
+  std::vector<SavedParameter> saved;
+
+ private:
+  struct Halves {
+    const StoredTensor* a = nullptr;
+    const StoredTensor* b = nullptr;
+  };
+
+  void sort(const StoredTensor& tensor) {
+    if (!tensor.name.starts_with(kAdapterPrefix)) {
+      wrong_.push_back(fmt::format("'{}' does not begin with '{}'", tensor.name, kAdapterPrefix));
+      return;
+    }
+    if (!is_plain_float(tensor.dtype)) {
+      wrong_.push_back(fmt::format("'{}' is {}, expected F32, BF16, F16 or F64", tensor.name,
+                                   name_of(tensor.dtype)));
+      return;
+    }
+    std::string name = tensor.name.substr(kAdapterPrefix.size());
+    if (const auto spelling = spelling_of(name)) {
+      if (spellings_.insert(*spelling).second) examples_.push_back(tensor.name);
+    }
+    if (name.ends_with(kA)) {
+      halves_[name.substr(0, name.size() - kA.size())].a = &tensor;
+    } else if (name.ends_with(kB)) {
+      halves_[name.substr(0, name.size() - kB.size())].b = &tensor;
+    } else if (name.find("lora_") != std::string::npos) {
+      wrong_.push_back(
+          fmt::format("'{}' is of a kind of LoRA that is not supported (embedding, DoRA or bias)",
+                      tensor.name));
+    } else {
+      save(tensor, name);
+    }
+  }
+
+  void save(const StoredTensor& tensor, std::string name) {
+    // PEFT writes a resized or targeted embedding as the base layer, and old versions kept their
+    // wrapper's name.
+    for (const std::string part : {".base_layer.", ".modules_to_save."}) {
+      if (const auto at = name.rfind(part); at != std::string::npos)
+        name.replace(at, part.size(), ".");
+    }
+    const std::string module = name.substr(0, name.rfind('.'));
+    const bool is_listed =
+        std::any_of(config_.modules_to_save.begin(), config_.modules_to_save.end(),
+                    [&](const std::string& saved) {
+                      return ("." + module + ".").find("." + saved + ".") != std::string::npos;
+                    });
+    const bool is_vocabulary = module.ends_with("embed_tokens") || module.ends_with("lm_head");
+    if (!is_listed && !is_vocabulary) {
+      wrong_.push_back(fmt::format("'{}' is neither LoRA nor in modules_to_save", tensor.name));
+      return;
+    }
+    saved.push_back({to_text_spelling(name), tensor});
+  }
+
+  void make_pair(const std::string& full, const Halves& halves) {
+    if (!halves.a || !halves.b) {
+      const StoredTensor& tensor = *(halves.a ? halves.a : halves.b);
+      wrong_.push_back(fmt::format("'{}' has no {}", tensor.name, halves.a ? "lora_B" : "lora_A"));
+      return;
+    }
+    std::string module = full;
+    std::size_t depth = 0;
+    while (std::string_view(module).ends_with(kBaseLayer)) {
+      module.resize(module.size() - kBaseLayer.size());
+      ++depth;
+    }
+    LoraPair pair;
+    const auto parameters = targeted_parameters(config_, module);
+    if (depth < parameters.size()) {
+      pair.parameter = parameters[parameters.size() - 1 - depth];
+    } else if (depth > 0 || !config_.targets(module)) {
+      wrong_.push_back(
+          fmt::format("'{}' is on a module that target_modules does not name", halves.a->name));
+      return;
+    }
+    const std::string key = pair.parameter.empty() ? module : module + "." + pair.parameter;
+    pair.module = to_text_spelling(module);
+    pair.a = *halves.a;
+    pair.b = *halves.b;
+    pair.rank = config_.rank_of(key);
+    pair.scaling = config_.scaling_of(key);
+    check_shapes(pair);
+    pairs.push_back(std::move(pair));
+  }
+
+  void check_shapes(const LoraPair& pair) {
+    if (pair.a.shape.size() != 2 || pair.b.shape.size() != 2 ||
+        pair.a.shape[0] != pair.b.shape[1]) {
+      wrong_.push_back(
+          fmt::format("'{}' is [{}] and its B is [{}], expected [rank, in] and [out, rank]",
+                      pair.a.name, fmt::join(pair.a.shape, ", "), fmt::join(pair.b.shape, ", ")));
+      return;
+    }
+    const std::int64_t rows = pair.a.shape[0];
+    const bool fits =
+        pair.parameter.empty() ? rows == pair.rank : rows > 0 && rows % pair.rank == 0;
+    if (!fits) {
+      wrong_.push_back(
+          fmt::format("'{}' has rank {}, {} says {}", pair.a.name, rows, kConfigFile, pair.rank));
+    }
+  }
+
+  const SafetensorsFile& file_;
+  const AdapterConfig& config_;
+  std::map<std::string, Halves> halves_;
+  std::set<AdapterSpelling> spellings_;
+  std::vector<std::string> examples_;
+  std::vector<std::string> wrong_;
+};
+
+}  // namespace
+
+bool AdapterDirectory::is_one(const Path& path) {
+  std::error_code ignored;
+  return std::filesystem::exists(path / kConfigFile, ignored);
+}
+
+AdapterDirectory AdapterDirectory::open(const Path& path) {
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(path, ignored)) {
+    throw_error<ModelError>("{}: there is no such adapter folder", path.string());
+  }
+  if (!is_one(path)) {
+    throw_error<ModelError>("{}: {} is missing: not a PEFT adapter folder", path.string(),
+                            kConfigFile);
+  }
+  AdapterDirectory adapter;
+  adapter.path_ = path;
+  adapter.config_ =
+      AdapterConfig::from_json(read_json_object(path / kConfigFile), (path / kConfigFile).string());
+  if (!std::filesystem::exists(path / kWeightsFile, ignored)) {
+    const bool has_pickle = std::filesystem::exists(path / "adapter_model.bin", ignored);
+    throw_error<ModelError>(
+        "{}: {} is missing{}", path.string(), kWeightsFile,
+        has_pickle ? "; adapter_model.bin is a pickle, which can run code when it is read: load it "
+                     "once with PEFT and save_pretrained() it"
+                   : "");
+  }
+  const SafetensorsFile file(path / kWeightsFile);
+  Sorter sorter(file, adapter.config_);
+  sorter.run();
+  adapter.spelling_ = sorter.spelling();
+  adapter.pairs_ = std::move(sorter.pairs);
+  adapter.saved_ = std::move(sorter.saved);
+  return adapter;
+}
+
+}  // namespace heddle::ckpt
