@@ -51,6 +51,33 @@ Path parent_of(const Path& path) {
   return parent.empty() ? Path(".") : parent;
 }
 
+}  // namespace
+
+Path without_trailing_slash(Path path) { return path.has_filename() ? path : path.parent_path(); }
+
+StagingDirectory::StagingDirectory(Path final, Path temporary)
+    : final_(without_trailing_slash(std::move(final))),
+      temporary_(without_trailing_slash(std::move(temporary))) {
+  std::error_code error;
+  if (!is_missing_or_empty(temporary_)) {
+    if (!std::filesystem::exists(temporary_ / kMarker, error)) {
+      throw_error<FileError>("{} is in the way and was not made by an interrupted run: move it",
+                             temporary_.string());
+    }
+    std::filesystem::remove_all(temporary_, error);
+    if (error) fail("remove", temporary_, error.value());
+  }
+  files::make_writable_directory(parent_of(temporary_));
+  std::filesystem::create_directory(temporary_, error);
+  if (error) fail("make the folder", temporary_, error.value());
+  try {
+    files::write_atomically(temporary_ / kMarker, "");
+  } catch (...) {
+    std::filesystem::remove_all(temporary_, error);
+    throw;
+  }
+}
+
 StagingDirectory::~StagingDirectory() {
   if (committed_) return;
   std::error_code error;
