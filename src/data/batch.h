@@ -50,7 +50,8 @@ struct Batch {
   std::vector<double>
       targets;  ///< [real_sequences] for classification and regression, otherwise empty
 
-  /// Lays the sequences end to end. `with_targets` fills `targets`. Throws DataError when they
+  /// Lays the sequences end to end. `with_targets` fills `targets`, and then
+  /// loss_rows and loss_weight_sum count sequences. Throws DataError when they
   /// exceed the capacity, when one is empty, or when its spans differ in length. No sequence at all
   /// gives one dummy token (a rank without rows).
   static Batch from_sequences(std::span<const SequenceView> sequences, BatchCapacity capacity = {},

@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -104,6 +105,8 @@ class Dataset {
 
  private:
   Dataset() = default;
+  /// The file and the row in it.
+  std::pair<std::size_t, std::int64_t> locate(std::int64_t row) const;
 
   std::vector<std::shared_ptr<const TokenStore>> stores_;
   std::vector<File> files_;

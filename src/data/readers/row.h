@@ -66,16 +66,20 @@ struct Row {
   Task task = Task::kLanguageModel;
   nlohmann::ordered_json
       messages;  ///< kConversation: list of objects with `role`; contents are strings
-  nlohmann::ordered_json tools;  ///< list, or null
-  std::vector<double>
-      message_weights;  ///< one per message; of assistant messages unless loss is on all
-  std::string prompt;   ///< kText: what comes before `text` and carries no loss
-  std::string text;     ///< kText
+  nlohmann::ordered_json tools;         ///< list, or null
+  std::vector<double> message_weights;  ///< one per message; NaN where the row says nothing
+  std::size_t prompt_messages = 0;  ///< the first so many are a prompt, whose turns are not learnt
+  std::string prompt;               ///< kText: what comes before `text` and carries no loss
+  std::string text;                 ///< kText
   std::vector<std::int32_t> input_ids;  ///< kTokens
   std::vector<std::int32_t>
       labels;                    ///< kTokens: unshifted, as long as input_ids, or empty = input_ids
   std::optional<double> target;  ///< class index or regression target
 };
+
+/// Deepest nesting of lists and objects in a JSON text, told without parsing it; stops counting
+/// beyond `limit`. What is too deep must not reach recursive code.
+int nesting_of(std::string_view json, int limit);
 
 /// Turns one parsed JSON value into a Row. Throws DataError "field 'x': reason" without file and
 /// line, which the reader puts before it.

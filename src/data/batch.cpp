@@ -1,0 +1,115 @@
+#include "data/batch.h"
+
+#include <algorithm>
+#include <limits>
+
+#include <ATen/ops/empty.h>
+
+#include "base/errors.h"
+
+namespace heddle::data {
+namespace {
+
+void check(const SequenceView& sequence) {
+  if (sequence.tokens.empty()) {
+    throw_error<DataError>("row {} has no token; a sequence of a batch needs at least one",
+                           sequence.row);
+  }
+  if (sequence.labels.size() != sequence.tokens.size() ||
+      sequence.weights.size() != sequence.tokens.size()) {
+    throw_error<DataError>("row {} has {} tokens but {} labels and {} weights", sequence.row,
+                           sequence.tokens.size(), sequence.labels.size(), sequence.weights.size());
+  }
+}
+
+}  // namespace
+
+Batch Batch::from_sequences(std::span<const SequenceView> sequences, BatchCapacity capacity,
+                            bool with_targets) {
+  Batch batch;
+  std::int64_t content = 0;
+  for (const SequenceView& sequence : sequences) {
+    check(sequence);
+    content += static_cast<std::int64_t>(sequence.tokens.size());
+  }
+  const auto count = static_cast<std::int64_t>(sequences.size());
+  // Without any content one dummy token stands in, so that a rank without rows still runs the step.
+  const std::int64_t size =
+      capacity.tokens > 0 ? capacity.tokens : std::max<std::int64_t>(content, 1);
+  if (content > size) {
+    throw_error<DataError>("{} tokens do not fit the batch's capacity of {}", content, size);
+  }
+  if (size > std::numeric_limits<std::int32_t>::max()) {
+    throw_error<DataError>("a batch of {} tokens passes the 2^31 of cu_seqlens", size);
+  }
+  const bool has_tail = content < size;
+  const std::int64_t slots =
+      capacity.sequences > 0 ? capacity.sequences : count + (has_tail ? 1 : 0);
+  if (count + (has_tail ? 1 : 0) > slots) {
+    throw_error<DataError>("{} sequences{} do not fit the batch's capacity of {}", count,
+                           has_tail ? " and the dummy tail" : "", slots);
+  }
+
+  batch.tokens = at::empty({size}, at::kLong);
+  batch.position_ids = at::empty({size}, at::kLong);
+  batch.labels = at::empty({size}, at::kLong);
+  batch.loss_weights = at::empty({size}, at::kFloat);
+  auto* tokens = batch.tokens.mutable_data_ptr<std::int64_t>();
+  auto* positions = batch.position_ids.mutable_data_ptr<std::int64_t>();
+  auto* labels = batch.labels.mutable_data_ptr<std::int64_t>();
+  auto* weights = batch.loss_weights.mutable_data_ptr<float>();
+
+  batch.cu_seqlens_host.reserve(static_cast<std::size_t>(slots) + 1);
+  batch.cu_seqlens_host.push_back(0);
+  std::int64_t at = 0;
+  for (const SequenceView& sequence : sequences) {
+    const auto length = static_cast<std::int64_t>(sequence.tokens.size());
+    for (std::int64_t t = 0; t < length; ++t, ++at) {
+      tokens[at] = sequence.tokens[t];
+      positions[at] = t;
+      // The last position has no successor of its own; whatever it carries must not leak over.
+      const bool last = t + 1 == length;
+      const std::int64_t label = last ? kIgnoredLabel : sequence.labels[t];
+      const bool has_loss = label != kIgnoredLabel && sequence.weights[t] != 0;
+      labels[at] = has_loss ? label : kIgnoredLabel;
+      weights[at] = has_loss ? sequence.weights[t] : 0;
+      batch.loss_rows += has_loss;
+      batch.loss_weight_sum += weights[at];
+    }
+    batch.cu_seqlens_host.push_back(static_cast<std::int32_t>(at));
+    batch.max_seqlen = std::max(batch.max_seqlen, length);
+    batch.row_ids.push_back(sequence.row);
+    if (with_targets) batch.targets.push_back(sequence.target);
+  }
+  if (with_targets) {
+    batch.loss_rows = count;
+    batch.loss_weight_sum = static_cast<double>(count);
+  }
+  batch.real_tokens = content;
+  batch.real_sequences = count;
+  batch.max_seqlen = std::max(batch.max_seqlen, size - content);
+  for (std::int64_t t = 0; at < size; ++t, ++at) {
+    tokens[at] = 0;
+    positions[at] = t;
+    labels[at] = kIgnoredLabel;
+    weights[at] = 0;
+  }
+  while (static_cast<std::int64_t>(batch.cu_seqlens_host.size()) <= slots) {
+    batch.cu_seqlens_host.push_back(static_cast<std::int32_t>(size));
+  }
+  batch.cu_seqlens = at::empty({static_cast<std::int64_t>(batch.cu_seqlens_host.size())}, at::kInt);
+  std::copy(batch.cu_seqlens_host.begin(), batch.cu_seqlens_host.end(),
+            batch.cu_seqlens.mutable_data_ptr<std::int32_t>());
+  return batch;
+}
+
+Batch Batch::to(const c10::Device& device, bool non_blocking) const {
+  Batch moved = *this;
+  for (at::Tensor* tensor : {&moved.tokens, &moved.cu_seqlens, &moved.position_ids, &moved.labels,
+                             &moved.loss_weights}) {
+    *tensor = tensor->to(device, tensor->scalar_type(), non_blocking);
+  }
+  return moved;
+}
+
+}  // namespace heddle::data

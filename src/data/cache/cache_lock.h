@@ -1,0 +1,22 @@
+#pragma once
+
+#include <filesystem>
+
+namespace heddle::data {
+
+/// An exclusive lock on a file, so that of several ranks on a host one tokenises and the others
+/// wait for its result. The system takes the lock from a process that dies.
+class CacheLock {
+ public:
+  /// Waits for the lock, at most `timeout_s`. Throws FileError that names the file when the time is
+  /// over or the file system has no locks.
+  CacheLock(const std::filesystem::path& path, double timeout_s);
+  ~CacheLock();
+  CacheLock(const CacheLock&) = delete;
+  CacheLock& operator=(const CacheLock&) = delete;
+
+ private:
+  int descriptor_ = -1;
+};
+
+}  // namespace heddle::data

@@ -1,0 +1,138 @@
+#include "data/cache/token_store.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <string_view>
+#include <utility>
+
+#include "base/errors.h"
+
+namespace heddle::data {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "the cache files are little-endian");
+
+constexpr std::string_view kHead = "HEDTOK01";
+constexpr std::string_view kTail = "HEDEND01";
+constexpr std::size_t kHeadBytes = 64;
+constexpr std::size_t kTailBytes = 24;  // table bytes, JSON bytes, magic
+constexpr std::size_t kBytesPerToken = 2 * sizeof(std::int32_t) + sizeof(float);
+constexpr std::size_t kFlushBytes = 1 << 20;
+
+std::size_t table_bytes(std::size_t rows) { return (5 * rows + 1) * 8; }
+
+}  // namespace
+
+std::shared_ptr<const TokenStore> TokenStore::open(const std::filesystem::path& path) {
+  std::shared_ptr<TokenStore> store(new TokenStore());
+  store->file_ = std::make_unique<files::MappedFile>(path);
+  store->parse(store->file_->bytes(), path.string());
+  return store;
+}
+
+std::shared_ptr<const TokenStore> TokenStore::from_bytes(std::string bytes,
+                                                         const std::string& name) {
+  std::shared_ptr<TokenStore> store(new TokenStore());
+  store->memory_ = std::move(bytes);
+  store->parse(std::as_bytes(std::span(store->memory_)), name);
+  return store;
+}
+
+void TokenStore::parse(std::span<const std::byte> bytes, const std::string& name) {
+  const auto damaged = [&](const char* what) {
+    throw_error<DataError>("{} is not a whole token cache: {}; remove it", name, what);
+  };
+  const std::string_view all(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  if (all.size() < kHeadBytes + kTailBytes || !all.starts_with(kHead)) damaged("no head");
+  if (!all.ends_with(kTail)) damaged("no tail");
+  std::uint64_t sizes[2];
+  std::memcpy(sizes, all.data() + all.size() - kTailBytes, sizeof sizes);
+  const auto [table, json] = std::pair(sizes[0], sizes[1]);
+  const std::uint64_t room = all.size() - kHeadBytes - kTailBytes;
+  if (table > room || json > room - table || table < 8 || (table / 8 - 1) % 5 != 0 ||
+      table % 8 != 0) {
+    damaged("its sizes do not fit");
+  }
+  const std::uint64_t table_at = all.size() - kTailBytes - json - table;
+  if (table_at % 8 != 0) damaged("its row table is not aligned");
+  rows_ = static_cast<std::int64_t>((table / 8 - 1) / 5);
+  data_ = bytes.data() + kHeadBytes;
+  starts_ = reinterpret_cast<const std::int64_t*>(bytes.data() + table_at);
+  lines_ = starts_ + rows_ + 1;
+  loss_rows_ = lines_ + rows_;
+  loss_weights_ = reinterpret_cast<const double*>(loss_rows_ + rows_);
+  targets_ = loss_weights_ + rows_;
+  const auto most = static_cast<std::int64_t>((table_at - kHeadBytes) / kBytesPerToken);
+  if (starts_[0] != 0 || starts_[rows_] > most) damaged("its row table does not fit");
+  for (std::int64_t row = 0; row < rows_; ++row) {
+    if (starts_[row + 1] <= starts_[row]) damaged("its row table is not increasing");
+  }
+  const std::string_view text = all.substr(table_at + table, json);
+  meta_ = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!meta_.is_object()) damaged("its description is not valid JSON");
+}
+
+SequenceView TokenStore::row(std::int64_t row) const {
+  const auto count = static_cast<std::size_t>(length(row));
+  const std::byte* at = data_ + starts_[row] * kBytesPerToken;
+  const auto* tokens = reinterpret_cast<const std::int32_t*>(at);
+  return {.tokens = {tokens, count},
+          .labels = {tokens + count, count},
+          .weights = {reinterpret_cast<const float*>(tokens + 2 * count), count},
+          .row = row,
+          .target = targets_[row]};
+}
+
+TokenStoreWriter::TokenStoreWriter() {
+  buffer_ = kHead;
+  buffer_.resize(kHeadBytes);
+}
+
+TokenStoreWriter::TokenStoreWriter(const std::filesystem::path& path) : TokenStoreWriter() {
+  file_ = std::make_unique<files::AtomicFile>(path);
+}
+
+void TokenStoreWriter::put(const void* bytes, std::size_t count) {
+  buffer_.append(static_cast<const char*>(bytes), count);
+  if (file_ != nullptr && buffer_.size() >= kFlushBytes) {
+    file_->write(buffer_);
+    written_ += buffer_.size();
+    buffer_.clear();
+  }
+}
+
+void TokenStoreWriter::add(const TokenizedRow& row, std::int64_t line) {
+  const std::size_t count = row.tokens.size();
+  put(row.tokens.data(), count * sizeof(std::int32_t));
+  put(row.labels.data(), count * sizeof(std::int32_t));
+  put(row.weights.data(), count * sizeof(float));
+  starts_.push_back(starts_.back() + static_cast<std::int64_t>(count));
+  lines_.push_back(line);
+  loss_rows_.push_back(row.loss_rows);
+  loss_weights_.push_back(row.loss_weight_sum);
+  targets_.push_back(row.target);
+}
+
+std::string TokenStoreWriter::finish(const nlohmann::json& meta) {
+  const std::uint64_t zero = 0;
+  put(&zero, (8 - (written_ + buffer_.size()) % 8) % 8);
+  const auto put_list = [&](const auto& list) { put(list.data(), list.size() * 8); };
+  put_list(starts_);
+  put_list(lines_);
+  put_list(loss_rows_);
+  put_list(loss_weights_);
+  put_list(targets_);
+  const std::string text = meta.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+  put(text.data(), text.size());
+  const std::uint64_t sizes[2] = {table_bytes(lines_.size()), text.size()};
+  put(sizes, sizeof sizes);
+  put(kTail.data(), kTail.size());
+  if (file_ == nullptr) return std::exchange(buffer_, {});
+  file_->write(buffer_);
+  buffer_.clear();
+  file_->commit();
+  return "";
+}
+
+}  // namespace heddle::data

@@ -1,0 +1,325 @@
+#include "data/rendering/renderer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string_view>
+#include <utility>
+
+#include "base/errors.h"
+#include "base/hash.h"
+#include "data/batch.h"
+#include "data/jinja/chat_template.h"
+#include "data/rendering/assistant_spans.h"
+#include "data/tokenizer/tokenizer.h"
+
+namespace heddle::data {
+namespace {
+
+using nlohmann::ordered_json;
+
+/// Raised when rendering or masking changes its results, so that older caches are not used.
+constexpr int kRenderingVersion = 1;
+
+std::string template_source(const Tokenizer& tokenizer, const RenderOptions& options) {
+  return options.chat_template.empty() ? tokenizer.chat_template().value_or("")
+                                       : options.chat_template;
+}
+
+/// What `transformers` hands to a template besides the messages: the special tokens, then the
+/// user's variables.
+ordered_json template_variables(const Tokenizer& tokenizer, const ordered_json& given) {
+  ordered_json variables = ordered_json::object();
+  for (const auto& [name, id] :
+       {std::pair("bos_token", tokenizer.bos_id()), std::pair("eos_token", tokenizer.eos_id()),
+        std::pair("pad_token", tokenizer.pad_id())}) {
+    if (id) variables[name] = std::string(tokenizer.bytes_of(*id));
+  }
+  for (const auto& [name, value] : given.items()) variables[name] = value;
+  return variables;
+}
+
+/// Ends of the tokens in the bytes they stand for.
+std::vector<std::int64_t> token_ends(const Tokenizer& tokenizer,
+                                     const std::vector<std::int32_t>& ids) {
+  std::vector<std::int64_t> ends;
+  ends.reserve(ids.size());
+  std::int64_t end = 0;
+  for (const std::int32_t id : ids) {
+    end += static_cast<std::int64_t>(tokenizer.bytes_of(id).size());
+    ends.push_back(end);
+  }
+  return ends;
+}
+
+bool spells(const Tokenizer& tokenizer, const std::vector<std::int32_t>& ids,
+            std::string_view text) {
+  for (const std::int32_t id : ids) {
+    const std::string_view bytes = tokenizer.bytes_of(id);
+    if (!text.starts_with(bytes)) return false;
+    text.remove_prefix(bytes.size());
+  }
+  return text.empty();
+}
+
+/// Maps byte positions of a text to positions in the bytes of its tokens, which differ where the
+/// tokenizer normalises (Unicode NFC): by encoding the text up to the position.
+class PositionMap {
+ public:
+  PositionMap(const Tokenizer& tokenizer, std::string_view text,
+              const std::vector<std::int32_t>& ids)
+      : tokenizer_(tokenizer), text_(text), is_identity_(spells(tokenizer, ids, text)) {
+    if (is_identity_) return;
+    for (const std::int32_t id : ids) spelled_ += tokenizer.bytes_of(id);
+  }
+  std::int64_t operator()(std::int64_t position) const {
+    if (is_identity_) return position;
+    std::string before;
+    for (const std::int32_t id : tokenizer_.encode(text_.substr(0, position))) {
+      before += tokenizer_.bytes_of(id);
+    }
+    if (!std::string_view(spelled_).starts_with(before)) {
+      throw_error<DataError>(
+          "cannot tell which tokens stand for the text from byte {} on: the tokenizer changes the "
+          "text there",
+          position);
+    }
+    return static_cast<std::int64_t>(before.size());
+  }
+
+ private:
+  const Tokenizer& tokenizer_;
+  std::string_view text_;
+  bool is_identity_;
+  std::string spelled_;
+};
+
+/// The weight of each token as a target: that of the last span that shares a byte with it.
+std::vector<float> token_weights(const Tokenizer& tokenizer, const RenderedText& rendered,
+                                 const std::vector<std::int32_t>& ids) {
+  std::vector<float> weights(ids.size(), 0);
+  const std::vector<std::int64_t> ends = token_ends(tokenizer, ids);
+  const PositionMap map(tokenizer, rendered.text, ids);
+  for (const LossSpan& span : rendered.spans) {
+    const std::int64_t begin = map(span.begin), end = map(span.end);
+    if (begin >= end) continue;
+    auto t =
+        static_cast<std::size_t>(std::upper_bound(ends.begin(), ends.end(), begin) - ends.begin());
+    for (; t < ids.size() && (t == 0 ? 0 : ends[t - 1]) < end; ++t) {
+      weights[t] = static_cast<float>(span.weight);
+    }
+  }
+  return weights;
+}
+
+void truncate(TokenizedRow& row, std::vector<float>& weights, std::vector<std::int32_t>& targets,
+              const RenderOptions& options) {
+  const auto limit = static_cast<std::size_t>(options.max_length);
+  if (options.max_length <= 0 || row.tokens.size() <= limit) return;
+  if (options.truncation == Truncation::kDrop) {
+    row.fate = TokenizedRow::Fate::kDroppedLong;
+    return;
+  }
+  row.fate = TokenizedRow::Fate::kTruncated;
+  const std::size_t cut = row.tokens.size() - limit;
+  const auto shorten = [&](auto& list) {
+    if (options.truncation == Truncation::kKeepEnd) {
+      list.erase(list.begin(), list.begin() + static_cast<std::ptrdiff_t>(cut));
+    } else {
+      list.resize(limit);
+    }
+  };
+  shorten(row.tokens);
+  shorten(weights);
+  shorten(targets);
+}
+
+}  // namespace
+
+Renderer::Renderer(const Tokenizer& tokenizer, RenderOptions options)
+    : tokenizer_(tokenizer), options_(std::move(options)) {
+  if (!options_.template_variables.is_null() && !options_.template_variables.is_object()) {
+    throw_error<ConfigError>("data.template_variables is a JSON {}, expected an object",
+                             options_.template_variables.type_name());
+  }
+  const std::string source = template_source(tokenizer_, options_);
+  if (!source.empty()) {
+    chat_template_ =
+        std::make_unique<ChatTemplate>(ChatTemplate::parse(source, "the chat template"));
+  }
+}
+
+Renderer::~Renderer() = default;
+
+RenderedText Renderer::render_conversation(const Row& row) const {
+  if (chat_template_ == nullptr) {
+    throw_error<DataError>(
+        "field '{}': the row is a conversation but the tokenizer has no chat template; put "
+        "chat_template.jinja beside tokenizer.json or set data.chat_template",
+        name_of(row.format));
+  }
+  ChatTemplate::Options options;
+  options.tools = row.tools;
+  options.variables = template_variables(tokenizer_, options_.template_variables);
+  const ChatTemplate::Rendered full = chat_template_->render(row.messages, options);
+  RenderedText rendered;
+  rendered.text = full.text;
+  if (row.task != Task::kLanguageModel) return rendered;
+
+  std::vector<std::size_t> turns;
+  bool has_weights = false;
+  for (std::size_t i = 0; i < row.messages.size(); ++i) {
+    const bool is_given = !std::isnan(row.message_weights[i]);
+    if (row.messages[i]["role"] == "assistant") {
+      turns.push_back(i);
+      has_weights |= is_given;
+    } else if (is_given && options_.loss_on == LossOn::kAll) {
+      throw_error<DataError>(
+          "field 'messages[{}].weight': only assistant messages can have a weight", i);
+    }
+  }
+  const bool all = options_.loss_on == LossOn::kAll;
+  if (all) rendered.spans.push_back({0, static_cast<std::int64_t>(rendered.text.size()), 1});
+  if (turns.empty() || (all && !has_weights)) return rendered;
+
+  const auto weight_of = [&](std::size_t message) {
+    const double given = row.message_weights[message];
+    if (!std::isnan(given)) return given;
+    return all || message >= row.prompt_messages ? 1.0 : 0.0;
+  };
+  const bool is_uniform = std::all_of(turns.begin(), turns.end(), [&](std::size_t turn) {
+    return weight_of(turn) == weight_of(turns[0]);
+  });
+  if (chat_template_->has_generation_blocks() && is_uniform) {
+    // A turn may be written in several blocks; with one weight for all it does not matter whose a
+    // block is.
+    for (const auto& [begin, end] : full.generation_spans) {
+      rendered.spans.push_back(
+          {static_cast<std::int64_t>(begin), static_cast<std::int64_t>(end), weight_of(turns[0])});
+    }
+    return rendered;
+  }
+  const AssistantSpans finder(*chat_template_, options.variables);
+  const std::vector<TextSpan> spans = finder.find(row.messages, row.tools, full);
+  for (std::size_t i = 0; i < spans.size(); ++i) {
+    rendered.spans.push_back({spans[i].begin, spans[i].end, weight_of(turns[i])});
+  }
+  return rendered;
+}
+
+RenderedText Renderer::render(const Row& row) const {
+  switch (row.form) {
+    case Row::Form::kConversation:
+      return render_conversation(row);
+    case Row::Form::kText: {
+      RenderedText rendered;
+      rendered.text = row.prompt + row.text;
+      const auto begin =
+          static_cast<std::int64_t>(options_.loss_on == LossOn::kAll ? 0 : row.prompt.size());
+      rendered.spans.push_back({begin, static_cast<std::int64_t>(rendered.text.size()), 1});
+      return rendered;
+    }
+    case Row::Form::kTokens:
+      break;
+  }
+  RenderedText rendered;
+  rendered.text = tokenizer_.decode(row.input_ids);
+  return rendered;
+}
+
+TokenizedRow Renderer::tokenize(const Row& row) const {
+  TokenizedRow out;
+  std::vector<float> weights;         // of token t as a target
+  std::vector<std::int32_t> targets;  // what is to be predicted at token t's place, mostly token t
+  if (row.form == Row::Form::kTokens) {
+    out.tokens = row.input_ids;
+    targets = row.labels.empty() ? row.input_ids : row.labels;
+    for (const std::int32_t id : out.tokens) {
+      if (id < tokenizer_.vocab_size()) continue;
+      throw_error<DataError>("field 'input_ids': {} is beyond the tokenizer's {} tokens", id,
+                             tokenizer_.vocab_size());
+    }
+    for (const std::int32_t id : targets) {
+      if (id >= tokenizer_.vocab_size()) {
+        throw_error<DataError>("field 'labels': {} is beyond the tokenizer's {} tokens", id,
+                               tokenizer_.vocab_size());
+      }
+      weights.push_back(id == kIgnoredLabel ? 0 : 1);
+    }
+  } else {
+    const RenderedText rendered = render(row);
+    out.tokens = tokenizer_.encode(rendered.text);
+    weights = token_weights(tokenizer_, rendered, out.tokens);
+    if (row.form == Row::Form::kText && options_.append_eos && row.task == Task::kLanguageModel) {
+      const auto eos = tokenizer_.eos_id();
+      if (!eos) {
+        throw_error<DataError>(
+            "the tokenizer names no eos token to put after a text; name one in "
+            "tokenizer_config.json or set data.append_eos: false");
+      }
+      if (out.tokens.empty() || out.tokens.back() != *eos) {
+        out.tokens.push_back(*eos);
+        weights.push_back(1);
+      }
+    }
+    targets = out.tokens;
+  }
+  if (out.tokens.empty()) throw_error<DataError>("the row gives no token");
+  out.full_length = static_cast<std::int64_t>(out.tokens.size());
+  out.target = row.target.value_or(0);
+  truncate(out, weights, targets, options_);
+  if (!out.kept()) return out;
+
+  const std::size_t length = out.tokens.size();
+  out.labels.assign(length, kIgnoredLabel);
+  out.weights.assign(length, 0);
+  if (row.task == Task::kLanguageModel) {
+    for (std::size_t t = 0; t + 1 < length; ++t) {
+      if (weights[t + 1] == 0) continue;
+      out.labels[t] = targets[t + 1];
+      out.weights[t] = weights[t + 1];
+      out.loss_weight_sum += weights[t + 1];
+      ++out.loss_rows;
+    }
+    if (out.loss_rows == 0) out.fate = TokenizedRow::Fate::kDroppedNoLoss;
+  } else if (row.target) {
+    out.loss_rows = 1;
+    out.loss_weight_sum = 1;
+  }
+  return out;
+}
+
+std::vector<std::int32_t> Renderer::tokenize_prompt(const Row& row) const {
+  if (row.form == Row::Form::kTokens) return row.input_ids;
+  if (row.form == Row::Form::kText) {
+    return tokenizer_.encode(row.prompt.empty() ? row.text : row.prompt);
+  }
+  if (chat_template_ == nullptr) {
+    throw_error<DataError>("the row is a conversation but the tokenizer has no chat template");
+  }
+  ordered_json messages = row.messages;
+  while (!messages.empty() && messages.back()["role"] == "assistant") {
+    messages.erase(messages.size() - 1);
+  }
+  ChatTemplate::Options options;
+  options.tools = row.tools;
+  options.add_generation_prompt = true;
+  options.variables = template_variables(tokenizer_, options_.template_variables);
+  return tokenizer_.encode(chat_template_->render(messages, options).text);
+}
+
+std::string Renderer::fingerprint() const {
+  const nlohmann::json value = {
+      {"version", kRenderingVersion},
+      {"tokenizer", tokenizer_.content_hash()},
+      {"chat_template", template_source(tokenizer_, options_)},
+      {"variables", template_variables(tokenizer_, options_.template_variables).dump()},
+      {"max_length", options_.max_length},
+      {"truncation", static_cast<int>(options_.truncation)},
+      {"loss_on", static_cast<int>(options_.loss_on)},
+      {"append_eos", options_.append_eos}};
+  hash::Hasher hasher;
+  hasher.add(value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+  return hasher.hex();
+}
+
+}  // namespace heddle::data
