@@ -127,7 +127,10 @@ ModelWriterReport ModelWriter::commit() {
   if (!config_.is_object())
     throw_error<InternalError>("{}: no config.json was given", directory_.string());
   if (items_.empty()) throw_error<InternalError>("{}: no tensor was given", directory_.string());
+  std::uint64_t needed = 0;
+  for (const Item& item : items_) needed += item.bytes();
   StagingDirectory staging(directory_, directory_.string() + ".tmp");
+  require_free_space(directory_, needed);
 
   ModelWriterReport report;
   const auto shards = plan_shards();

@@ -11,6 +11,7 @@
 
 #include "base/errors.h"
 #include "base/log.h"
+#include "base/text.h"
 
 namespace heddle::ckpt {
 namespace {
@@ -33,6 +34,13 @@ bool is_missing_or_empty(const Path& path) {
 
 void rename_path(const Path& from, const Path& to) {
   if (::rename(from.c_str(), to.c_str()) != 0) fail("rename to", to, errno);
+}
+
+void make_marker(const Path& directory) {
+  const Path marker = directory / kMarker;
+  const int descriptor = ::open(marker.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+  if (descriptor < 0) fail("write", marker, errno);
+  ::close(descriptor);
 }
 
 /// In one step where the system can: at no instant is there nothing under either name.
@@ -71,7 +79,7 @@ StagingDirectory::StagingDirectory(Path final, Path temporary)
   std::filesystem::create_directory(temporary_, error);
   if (error) fail("make the folder", temporary_, error.value());
   try {
-    files::write_atomically(temporary_ / kMarker, "");
+    make_marker(temporary_);
   } catch (...) {
     std::filesystem::remove_all(temporary_, error);
     throw;
@@ -89,7 +97,7 @@ void StagingDirectory::commit() {
   files::sync_directory(temporary_);
   const bool is_replacing = !is_missing_or_empty(final_);
   if (is_replacing) {
-    files::write_atomically(final_ / kMarker, "");
+    make_marker(final_);
     exchange(temporary_, final_);
   } else {
     rename_path(temporary_, final_);  // also over an empty directory
@@ -119,6 +127,17 @@ void check_output_directory(const Path& path, bool overwrite, const std::string&
         "{} is not overwritten: it holds no {}, so it is something else than what would replace it",
         path.string(), expected_file);
   }
+}
+
+void require_free_space(const Path& path, std::uint64_t bytes) {
+  std::error_code error;
+  const auto space = std::filesystem::space(parent_of(without_trailing_slash(path)), error);
+  // A file system that cannot say is asked by writing to it.
+  if (error || space.available == static_cast<std::uintmax_t>(-1) || space.available >= bytes)
+    return;
+  throw_error<FileError>("{} needs {}, and its disk has {} free", path.string(),
+                         text::format_bytes(static_cast<double>(bytes)),
+                         text::format_bytes(static_cast<double>(space.available)));
 }
 
 void remove_directory_whole(const Path& path, const Path& temporary) {

@@ -36,6 +36,10 @@ Path without_trailing_slash(Path path);
 /// be written.
 void check_output_directory(const Path& path, bool overwrite, const std::string& expected_file);
 
+/// Throws FileError if the file system that `path` would be made on says that it has less than
+/// `bytes` left.
+void require_free_space(const Path& path, std::uint64_t bytes);
+
 /// Renames `path` to `temporary` and removes that, so that an interruption leaves no half of it
 /// under its own name. Throws FileError.
 void remove_directory_whole(const Path& path, const Path& temporary);

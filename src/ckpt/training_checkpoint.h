@@ -1,12 +1,12 @@
 #pragma once
 
 #include <cstdint>
-#include <exception>
+#include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -100,6 +100,9 @@ class CheckpointStore {
   /// and adds it to `rejected`. Temporary names are never looked at.
   std::optional<CheckpointInfo> latest_complete(
       std::vector<RejectedCheckpoint>* rejected = nullptr) const;
+  /// Removes every checkpoint with a larger step: what a run that goes on from an older one leaves
+  /// behind would be taken for its latest. Throws FileError.
+  void remove_newer_than(std::int64_t step);
   /// The one with the lowest metric.
   std::optional<CheckpointInfo> best() const;
 
@@ -111,8 +114,8 @@ class CheckpointStore {
  private:
   struct Writing;
   void write(Writing& writing) const;
-  void prune(const Path& newest) const;
-  void join();
+  void prune(std::int64_t newest) const;
+  Path temporary_for(const Path& checkpoint) const;
 
   Path directory_;
   CheckpointStoreOptions options_;
@@ -120,6 +123,11 @@ class CheckpointStore {
   double last_blocking_s_ = 0;
   double last_write_s_ = 0;
 };
+
+/// The same as the members, for a process that only reads.
+std::vector<CheckpointInfo> list_checkpoints(const Path& directory);
+std::optional<CheckpointInfo> latest_complete_checkpoint(
+    const Path& directory, std::vector<RejectedCheckpoint>* rejected = nullptr);
 
 /// Removes "*.tmp-<pid>" of processes that no longer run, and returns their paths. Throws
 /// FileError.

@@ -1,0 +1,108 @@
+#include "ckpt/checkpoint_format.h"
+
+#include <algorithm>
+#include <cmath>
+#include <system_error>
+
+#include <nlohmann/json.hpp>
+
+#include "base/errors.h"
+#include "base/files.h"
+#include "base/hash.h"
+#include "ckpt/model_directory.h"
+
+namespace heddle::ckpt {
+namespace {
+
+constexpr const char* kFormat = "heddle-training-checkpoint";
+// Raised when a reader of the version before could not read the files.
+constexpr int kFormatVersion = 1;
+constexpr std::string_view kStepPrefix = "step-";
+constexpr std::size_t kPieceBytes = 8 << 20;
+
+}  // namespace
+
+std::string step_name(std::int64_t step) { return fmt::format("{}{:08}", kStepPrefix, step); }
+
+std::optional<std::int64_t> parse_step(const std::string& name) {
+  if (!name.starts_with(kStepPrefix)) return std::nullopt;
+  const std::string digits = name.substr(kStepPrefix.size());
+  const bool is_number =
+      digits.size() >= 8 && digits.size() <= 18 &&
+      std::all_of(digits.begin(), digits.end(), [](char c) { return c >= '0' && c <= '9'; });
+  if (!is_number) return std::nullopt;
+  return std::stoll(digits);
+}
+
+std::string to_text(const Manifest& manifest) {
+  nlohmann::ordered_json files = nlohmann::ordered_json::array();
+  for (const ManifestFile& file : manifest.files) {
+    files.push_back({{"name", file.name}, {"bytes", file.bytes}, {"xxh3_128", file.digest}});
+  }
+  const bool has_metric = manifest.metric && std::isfinite(*manifest.metric);
+  const nlohmann::ordered_json json = {
+      {"format", kFormat},
+      {"format_version", kFormatVersion},
+      {"step", manifest.step},
+      {"metric",
+       has_metric ? nlohmann::ordered_json(*manifest.metric) : nlohmann::ordered_json(nullptr)},
+      {"files", files}};
+  return json.dump(2) + "\n";
+}
+
+Manifest read_manifest(const Path& checkpoint) {
+  const Path path = checkpoint / kManifestFile;
+  std::error_code ignored;
+  if (!std::filesystem::exists(path, ignored)) {
+    throw_error<ModelError>("{}: {} is missing: not a complete training checkpoint",
+                            checkpoint.string(), kManifestFile);
+  }
+  const auto json = read_json_object(path);
+  Manifest manifest;
+  try {
+    if (json.value("format", "") != kFormat) {
+      throw_error<ModelError>("{}: 'format' is not '{}'", path.string(), kFormat);
+    }
+    if (json.at("format_version").get<int>() > kFormatVersion) {
+      throw_error<ModelError>("{}: format version {} is newer than the {} that this program reads",
+                              path.string(), json.at("format_version").get<int>(), kFormatVersion);
+    }
+    manifest.step = json.at("step").get<std::int64_t>();
+    if (!json.at("metric").is_null()) manifest.metric = json.at("metric").get<double>();
+    for (const auto& file : json.at("files")) {
+      manifest.files.push_back({file.at("name").get<std::string>(),
+                                file.at("bytes").get<std::uint64_t>(),
+                                file.at("xxh3_128").get<std::string>()});
+      const Path name = manifest.files.back().name;
+      if (name.empty() || name.filename() != name) {
+        throw_error<ModelError>("{}: '{}' is no plain file name", path.string(), name.string());
+      }
+    }
+  } catch (const nlohmann::json::exception& error) {
+    throw_error<ModelError>("{}: {}", path.string(), error.what());
+  }
+  const auto step = parse_step(checkpoint.filename().string());
+  if (step && *step != manifest.step) {
+    throw_error<ModelError>("{}: 'step' is {}, its folder is {}", path.string(), manifest.step,
+                            checkpoint.filename().string());
+  }
+  const bool has_state =
+      std::any_of(manifest.files.begin(), manifest.files.end(),
+                  [](const ManifestFile& file) { return file.name == kStateFile; });
+  if (!has_state) throw_error<ModelError>("{}: {} is not listed", path.string(), kStateFile);
+  return manifest;
+}
+
+std::string digest_of(const Path& path) {
+  const files::MappedFile map(path);
+  const auto bytes = map.bytes();
+  hash::Hasher hasher;
+  for (std::size_t begin = 0; begin < bytes.size(); begin += kPieceBytes) {
+    const std::size_t count = std::min(kPieceBytes, bytes.size() - begin);
+    hasher.append({reinterpret_cast<const char*>(bytes.data()) + begin, count});
+    map.drop(begin, count);
+  }
+  return hasher.hex();
+}
+
+}  // namespace heddle::ckpt

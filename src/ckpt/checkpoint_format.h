@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ckpt/safetensors.h"
+
+namespace heddle::ckpt {
+
+inline constexpr const char* kStateFile = "state.json";
+inline constexpr const char* kManifestFile = "manifest.json";
+
+struct ManifestFile {
+  std::string name;
+  std::uint64_t bytes = 0;
+  std::string digest;  // xxh3-128, as `xxh128sum` prints it
+};
+
+/// manifest.json: what a training checkpoint consists of.
+struct Manifest {
+  std::int64_t step = 0;
+  std::optional<double> metric;
+  std::vector<ManifestFile> files;
+};
+
+/// "step-00000100".
+std::string step_name(std::int64_t step);
+/// Nothing for any other name, temporary ones among them.
+std::optional<std::int64_t> parse_step(const std::string& name);
+
+std::string to_text(const Manifest& manifest);
+/// Throws ModelError that names the folder: no manifest, not one of ours, of a newer format, of
+/// another step.
+Manifest read_manifest(const Path& checkpoint);
+
+/// xxh3-128 of a file, without keeping its pages resident. Throws FileError.
+std::string digest_of(const Path& path);
+
+}  // namespace heddle::ckpt

@@ -1,0 +1,244 @@
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <exception>
+#include <set>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "base/errors.h"
+#include "base/files.h"
+#include "base/hash.h"
+#include "base/log.h"
+#include "ckpt/checkpoint_format.h"
+#include "ckpt/staging_directory.h"
+#include "ckpt/tensor_io.h"
+#include "ckpt/training_checkpoint.h"
+
+namespace heddle::ckpt {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+/// A copy in host memory that later steps do not change.
+at::Tensor snapshot(const at::Tensor& tensor) {
+  const at::Tensor values = tensor.detach();
+  return values.is_cpu() ? values.clone(at::MemoryFormat::Contiguous)
+                         : values.to(at::kCPU).contiguous();
+}
+
+std::string file_of(const std::string& tensor) {
+  const auto slash = tensor.find('/');
+  const std::string group = slash == std::string::npos ? "tensors" : tensor.substr(0, slash);
+  const bool is_plain =
+      !group.empty() && std::all_of(group.begin(), group.end(), [](unsigned char c) {
+        return std::isalnum(c) || c == '_' || c == '-';
+      });
+  if (!is_plain) {
+    throw_error<InternalError>(
+        "tensor '{}': the part before '/' must be letters, digits, '_' and '-'", tensor);
+  }
+  return group + ".safetensors";
+}
+
+using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
+
+/// Writes one file and lets go of each tensor as soon as it is on its way to the disk.
+ManifestFile write_group(const Path& directory, const std::string& name, NamedTensors& all,
+                         const std::vector<std::size_t>& members) {
+  std::vector<TensorSpec> specs;
+  std::map<std::string_view, std::size_t> by_name;
+  for (const std::size_t i : members) {
+    specs.push_back(spec_of(all[i].first, all[i].second));
+    by_name.emplace(all[i].first, i);
+  }
+  hash::Hasher hasher;
+  SafetensorsWriter writer(directory / name, std::move(specs), {{"format", "pt"}}, &hasher);
+  for (const TensorSpec& spec : writer.order()) {
+    at::Tensor& tensor = all[by_name.at(spec.name)].second;
+    append_tensor(writer, spec.name, tensor, spec.dtype);
+    tensor.reset();
+  }
+  writer.commit();
+  return {name, writer.bytes_written(), hasher.hex()};
+}
+
+ManifestFile write_state(const Path& directory, const nlohmann::ordered_json& state) {
+  const std::string text = state.dump(2) + "\n";
+  files::write_atomically(directory / kStateFile, text);
+  return {kStateFile, text.size(), hash::Hasher().append(text).hex()};
+}
+
+}  // namespace
+
+/// One save: what is to be written, the thread that does it, and how it ended.
+struct CheckpointStore::Writing {
+  std::int64_t step = 0;
+  CheckpointState state;
+  std::optional<double> metric;
+  std::thread thread;
+  std::atomic<bool> is_done = false;
+  std::exception_ptr error;
+  double seconds = 0;
+};
+
+CheckpointStore::CheckpointStore(Path directory, CheckpointStoreOptions options)
+    : directory_(without_trailing_slash(std::move(directory))), options_(options) {
+  if (options_.keep_last < 1 || options_.keep_best < 0) {
+    throw_error<ConfigError>(
+        "checkpoints: keep_last must be at least 1 and keep_best at least 0, they are {} and {}",
+        options_.keep_last, options_.keep_best);
+  }
+  files::make_writable_directory(directory_);
+  for (const Path& removed : remove_stale_temporaries(directory_)) {
+    log::info("removed {}, which an interrupted run left", removed.string());
+  }
+}
+
+CheckpointStore::~CheckpointStore() {
+  try {
+    wait();
+  } catch (const std::exception& error) {
+    log::error("the last checkpoint was not saved: {}", error.what());
+  }
+}
+
+bool CheckpointStore::is_saving() const { return writing_ && !writing_->is_done; }
+
+void CheckpointStore::wait() {
+  if (!writing_) return;
+  if (writing_->thread.joinable()) writing_->thread.join();
+  const std::unique_ptr<Writing> ended = std::move(writing_);
+  last_write_s_ = ended->seconds;
+  if (ended->error) std::rethrow_exception(ended->error);
+}
+
+void CheckpointStore::save(std::int64_t step, CheckpointState state, std::optional<double> metric) {
+  const auto start = Clock::now();
+  if (step < 0) throw_error<InternalError>("a checkpoint of step {}", step);
+  for (const auto& [name, tensor] : state.tensors) {
+    file_of(name);
+    spec_of(name, tensor);
+  }
+  wait();
+  auto writing = std::make_unique<Writing>();
+  writing->step = step;
+  writing->metric = metric;
+  writing->state = std::move(state);
+  const auto run = [this](Writing& job) {
+    const auto begun = Clock::now();
+    try {
+      write(job);
+    } catch (...) {
+      job.error = std::current_exception();
+    }
+    job.state = {};
+    job.seconds = seconds_since(begun);
+    job.is_done = true;
+  };
+  if (!options_.background) {
+    run(*writing);
+    writing_ = std::move(writing);
+    wait();
+    last_blocking_s_ = seconds_since(start);
+    return;
+  }
+  for (auto& [name, tensor] : writing->state.tensors) tensor = snapshot(tensor);
+  // Signals stay with the threads that the program set up for them.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, &before);
+  Writing& job = *writing;
+  writing->thread = std::thread([run, &job] { run(job); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  writing_ = std::move(writing);
+  last_blocking_s_ = seconds_since(start);
+}
+
+Path CheckpointStore::temporary_for(const Path& checkpoint) const {
+  return fmt::format("{}.tmp-{}", checkpoint.string(), ::getpid());
+}
+
+void CheckpointStore::write(Writing& writing) const {
+  NamedTensors& tensors = writing.state.tensors;
+  std::map<std::string, std::vector<std::size_t>> groups;
+  std::uint64_t bytes = 0;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    groups[file_of(tensors[i].first)].push_back(i);
+    bytes += tensors[i].second.nbytes();
+  }
+  const Path final = directory_ / step_name(writing.step);
+  require_free_space(final, bytes);
+  StagingDirectory staging(final, temporary_for(final));
+  Manifest manifest{writing.step, writing.metric, {}};
+  manifest.files.push_back(write_state(staging.path(), writing.state.state));
+  for (const auto& [name, members] : groups) {
+    manifest.files.push_back(write_group(staging.path(), name, tensors, members));
+  }
+  files::write_atomically(staging.path() / kManifestFile, to_text(manifest));
+  staging.commit();
+  prune(writing.step);
+}
+
+void CheckpointStore::prune(std::int64_t newest) const {
+  const auto all = list();  // oldest first
+  std::set<std::int64_t> kept = {newest};
+  for (std::size_t i = 0; i < all.size() && i < static_cast<std::size_t>(options_.keep_last); ++i) {
+    kept.insert(all[all.size() - 1 - i].step);
+  }
+  std::vector<CheckpointInfo> rated;
+  std::copy_if(all.begin(), all.end(), std::back_inserter(rated),
+               [](const CheckpointInfo& info) { return info.metric.has_value(); });
+  std::stable_sort(
+      rated.begin(), rated.end(),
+      [](const CheckpointInfo& a, const CheckpointInfo& b) { return *a.metric < *b.metric; });
+  for (std::size_t i = 0; i < rated.size() && i < static_cast<std::size_t>(options_.keep_best);
+       ++i) {
+    kept.insert(rated[i].step);
+  }
+  for (const CheckpointInfo& info : all) {
+    if (!kept.contains(info.step)) remove_directory_whole(info.path, temporary_for(info.path));
+  }
+}
+
+std::vector<CheckpointInfo> CheckpointStore::list() const { return list_checkpoints(directory_); }
+
+std::optional<CheckpointInfo> CheckpointStore::latest_complete(
+    std::vector<RejectedCheckpoint>* rejected) const {
+  return latest_complete_checkpoint(directory_, rejected);
+}
+
+void CheckpointStore::remove_newer_than(std::int64_t step) {
+  wait();
+  for (const CheckpointInfo& info : list()) {
+    if (info.step > step) remove_directory_whole(info.path, temporary_for(info.path));
+  }
+}
+
+std::optional<CheckpointInfo> CheckpointStore::best() const {
+  std::optional<CheckpointInfo> best;
+  for (const CheckpointInfo& info : list()) {
+    if (info.metric && (!best || *info.metric < *best->metric)) best = info;
+  }
+  return best;
+}
+
+CheckpointState CheckpointStore::load(const Path& checkpoint) const {
+  const TrainingCheckpoint stored = TrainingCheckpoint::open(checkpoint);
+  CheckpointState state;
+  state.state = stored.state();
+  for (const std::string& name : stored.names()) {
+    state.tensors.emplace_back(name, read_tensor(stored.at(name)));
+  }
+  return state;
+}
+
+}  // namespace heddle::ckpt
