@@ -1,5 +1,9 @@
 #pragma once
 
+#include <array>
+#include <utility>
+#include <vector>
+
 #include "ops/registry.h"
 #include "ops/sequences.h"
 
@@ -18,6 +22,8 @@ struct GatedDeltaRuleForward {
   std::vector<at::Tensor> saved;
 };
 
+/// q, k and v may be the columns of one tensor, in this order: split_qkv's backward then needs no
+/// copy.
 struct GatedDeltaRuleGradients {
   at::Tensor q, k, v, g, beta, initial_state;  ///< initial_state undefined if there was none.
 };
@@ -25,7 +31,8 @@ struct GatedDeltaRuleGradients {
 struct GatedDeltaRule {
   static constexpr const char* kName = "gated_delta_rule";
   struct Inputs {
-    at::Tensor q, k, v, g, beta;
+    at::Tensor q, k, v;  ///< Any token stride: columns of a fused projection need no copy.
+    at::Tensor g, beta;
     at::Tensor initial_state;  ///< May be undefined: zero.
     Sequences sequences;
     GatedDeltaRuleOptions options;
@@ -59,7 +66,15 @@ struct GatedDeltaRuleResult {
 GatedDeltaRuleResult gated_delta_rule(const KernelTable& kernels,
                                       const GatedDeltaRule::Inputs& inputs);
 
-/// One generation step for B sequences (see Functions::step); not differentiable.
+/// The columns of qkv [T, 2*Hk*K + Hv*V] as q [T,Hk,K], k [T,Hk,K] and v [T,Hv,V], sharing its
+/// memory. Differentiable; gradients that are again columns of one tensor are joined without a
+/// copy.
+std::array<at::Tensor, 3> split_qkv(const at::Tensor& qkv, std::int64_t num_k_heads,
+                                    std::int64_t head_k_dim, std::int64_t num_v_heads,
+                                    std::int64_t head_v_dim);
+
+/// One generation step for B sequences (see Functions::step); not differentiable. TORCH_CHECKs that
+/// every slot exists; two sequences must not share one.
 at::Tensor gated_delta_rule_step(const KernelTable& kernels, const at::Tensor& q,
                                  const at::Tensor& k, const at::Tensor& v, const at::Tensor& g,
                                  const at::Tensor& beta, at::Tensor& states,

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <utility>
+#include <vector>
+
+#include "ops/gated_delta_net/gated_delta_net.h"
+
+namespace heddle::ops {
+
+/// The chunked form in ATen operators, any device; batched products over all chunks, one short loop
+/// over the chunks of the longest sequence, nothing read back to the host.
+namespace gated_delta_rule_reference {
+GatedDeltaRuleForward forward(const GatedDeltaRule::Inputs& inputs, bool keep);
+GatedDeltaRuleGradients backward(const GatedDeltaRule::Inputs& inputs,
+                                 const GatedDeltaRuleForward& forward, const at::Tensor& grad_o,
+                                 const at::Tensor& grad_final_state);
+at::Tensor step(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& g,
+                const at::Tensor& beta, at::Tensor& states, const std::vector<std::int64_t>& slots,
+                const GatedDeltaRuleOptions& options);
+/// (I + lower)^-1 of strictly lower triangular lower [..., C, C], C a multiple of 16 that is 16
+/// times a power of two: substitution inside 16x16 blocks, then merges.
+at::Tensor unit_lower_inverse(const at::Tensor& lower);
+}  // namespace gated_delta_rule_reference
+
+/// The recurrence token by token in double, CPU tensors only: the definition that everything else
+/// is tested against.
+namespace gated_delta_rule_sequential {
+GatedDeltaRuleForward forward(const GatedDeltaRule::Inputs& inputs, bool keep);
+GatedDeltaRuleGradients backward(const GatedDeltaRule::Inputs& inputs,
+                                 const GatedDeltaRuleForward& forward, const at::Tensor& grad_o,
+                                 const at::Tensor& grad_final_state);
+}  // namespace gated_delta_rule_sequential
+
+namespace gdn_gates_reference {
+std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& a, const at::Tensor& b,
+                                          const at::Tensor& a_log, const at::Tensor& dt_bias);
+std::vector<at::Tensor> backward(const at::Tensor& a, const at::Tensor& b, const at::Tensor& a_log,
+                                 const at::Tensor& dt_bias, const at::Tensor& g,
+                                 const at::Tensor& beta, const at::Tensor& grad_g,
+                                 const at::Tensor& grad_beta);
+}  // namespace gdn_gates_reference
+
+namespace gated_rms_norm_reference {
+std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor& z,
+                                          const at::Tensor& weight, double eps);
+std::vector<at::Tensor> backward(const at::Tensor& x, const at::Tensor& z, const at::Tensor& weight,
+                                 const at::Tensor& rstd, const at::Tensor& grad_y);
+}  // namespace gated_rms_norm_reference
+
+}  // namespace heddle::ops

@@ -1,0 +1,336 @@
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/baddbmm.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/cumsum.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/exp.h>
+#include <ATen/ops/eye.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/rsqrt.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <tuple>
+#include <utility>
+
+#include "ops/compute_type.h"
+#include "ops/gated_delta_net/kernels.h"
+
+namespace heddle::ops::gated_delta_rule_reference {
+namespace {
+
+constexpr std::int64_t kChunk = 64;
+constexpr double kNormEps = 1e-6;
+
+at::Tensor on_device(const std::vector<std::int64_t>& values, c10::Device device) {
+  at::Tensor host = at::empty({static_cast<std::int64_t>(values.size())}, at::kLong);
+  std::copy(values.begin(), values.end(), host.mutable_data_ptr<std::int64_t>());
+  return host.to(device, /*non_blocking=*/true);
+}
+
+/// Chunks of all sequences, "time-major": step c holds the c-th chunk of every sequence that has
+/// one, longest sequences first, so that each step is a slice of the chunk axis and the states of
+/// the sequences still running are a prefix.
+struct Chunks {
+  std::int64_t count = 0;               // N
+  std::vector<std::int64_t> step_rows;  // chunks in each step
+  at::Tensor tokens;                    // [N*64] token of each row, 0 where padded
+  at::Tensor padded;                    // [N*64] bool
+  at::Tensor slots;                     // [T] row of each token
+  at::Tensor order, rank;               // [S] sorted position -> sequence, and back
+
+  Chunks(const Sequences& sequences, c10::Device device) {
+    const std::int64_t S = sequences.count();
+    const std::vector<std::int32_t>& cu = sequences.cu_seqlens_host;
+    std::vector<std::int64_t> sorted(S), position(S);
+    std::iota(sorted.begin(), sorted.end(), 0);
+    const auto chunks_of = [&](std::int64_t s) {
+      return (cu[s + 1] - cu[s] + kChunk - 1) / kChunk;
+    };
+    std::stable_sort(sorted.begin(), sorted.end(),
+                     [&](std::int64_t a, std::int64_t b) { return chunks_of(a) > chunks_of(b); });
+    for (std::int64_t i = 0; i < S; ++i) position[sorted[i]] = i;
+    std::vector<std::int64_t> token, pad, slot(sequences.total());
+    const std::int64_t steps = S == 0 ? 0 : chunks_of(sorted[0]);
+    for (std::int64_t c = 0; c < steps; ++c) {
+      std::int64_t rows = 0;
+      for (; rows < S && chunks_of(sorted[rows]) > c; ++rows) {
+        const std::int64_t first = cu[sorted[rows]] + c * kChunk;
+        for (std::int64_t i = 0; i < kChunk; ++i) {
+          const bool real = first + i < cu[sorted[rows] + 1];
+          if (real) slot[first + i] = static_cast<std::int64_t>(token.size());
+          token.push_back(real ? first + i : 0);
+          pad.push_back(!real);
+        }
+      }
+      step_rows.push_back(rows);
+      count += rows;
+    }
+    tokens = on_device(token, device);
+    padded = on_device(pad, device).to(at::kBool);
+    slots = on_device(slot, device);
+    order = on_device(sorted, device);
+    rank = on_device(position, device);
+  }
+
+  /// x [T,H,...] to [N,H,64,...] in `type`, zero where padded.
+  at::Tensor gather(const at::Tensor& x, c10::ScalarType type) const {
+    at::Tensor rows = x.index_select(0, tokens).to(type);
+    std::vector<std::int64_t> mask_shape(x.dim(), 1);
+    mask_shape[0] = rows.size(0);
+    rows = rows.masked_fill(padded.view(mask_shape), 0);
+    std::vector<std::int64_t> shape{count, kChunk};
+    shape.insert(shape.end(), x.sizes().begin() + 1, x.sizes().end());
+    return rows.view(shape).transpose(1, 2).contiguous();
+  }
+  /// The inverse: x [N,H,64,...] to [T,H,...].
+  at::Tensor scatter(const at::Tensor& x, c10::ScalarType type) const {
+    std::vector<std::int64_t> shape{count * kChunk, x.size(1)};
+    shape.insert(shape.end(), x.sizes().begin() + 3, x.sizes().end());
+    return x.transpose(1, 2).reshape(shape).index_select(0, slots).to(type);
+  }
+};
+
+at::Tensor transposed(const at::Tensor& x) { return x.transpose(-1, -2); }
+
+/// Everything of a chunk that does not depend on the state; [N,Hv,...] in the compute type.
+struct Prepared {
+  std::int64_t Hk, Hv, K, V;
+  double scale;
+  c10::ScalarType type;
+  Chunks chunks;
+  at::Tensor rq, rk;         // [N,Hk,64,1] factors that make unit rows
+  at::Tensor q, k, v, beta;  // q normalised and scaled, k normalised, beta [N,Hv,64,1]
+  at::Tensor eG, tail_decay, chunk_decay;  // e^G and e^(G_C - G) [N,Hv,64,1], e^G_C [N,Hv,1,1]
+  at::Tensor decay;                        // e^(G_i - G_j) for i >= j, else 0 [N,Hv,64,64]
+  at::Tensor M;                            // stril(decay * k k^T)
+  at::Tensor inverse;                      // (I + diag(beta) M)^-1
+  at::Tensor P;                            // tril(decay * q k^T)
+
+  explicit Prepared(const GatedDeltaRule::Inputs& in)
+      : Hk(in.q.size(1)),
+        Hv(in.v.size(1)),
+        K(in.q.size(2)),
+        V(in.v.size(2)),
+        scale(in.options.scale != 0 ? in.options.scale : 1 / std::sqrt(static_cast<double>(K))),
+        type(compute_type(in.q)),
+        chunks(in.sequences, in.q.device()) {
+    q = chunks.gather(in.q, type);
+    k = chunks.gather(in.k, type);
+    if (in.options.normalize_qk) {
+      rq = at::rsqrt(at::sum(q * q, {-1}, true) + kNormEps);
+      rk = at::rsqrt(at::sum(k * k, {-1}, true) + kNormEps);
+      q = q * rq;
+      k = k * rk;
+    }
+    q = repeat_heads(q * scale);
+    k = repeat_heads(k);
+    v = chunks.gather(in.v, type);
+    beta = chunks.gather(in.beta, type).unsqueeze(-1);
+    // Padded rows have g = 0, so G stays at the last real value.
+    const at::Tensor G = at::cumsum(chunks.gather(in.g, type), -1).unsqueeze(-1);
+    const at::Tensor G_C = G.narrow(-2, kChunk - 1, 1);
+    eG = at::exp(G);
+    tail_decay = at::exp(G_C - G);
+    chunk_decay = at::exp(G_C);
+    const at::Tensor upper = at::ones({kChunk, kChunk}, in.q.options().dtype(at::kBool)).triu(1);
+    decay =
+        at::exp((G - transposed(G)).masked_fill(upper, -std::numeric_limits<double>::infinity()));
+    M = (decay * at::matmul(k, transposed(k))).tril(-1);
+    inverse = unit_lower_inverse(beta * M);
+    P = decay * at::matmul(q, transposed(k));
+  }
+
+  at::Tensor repeat_heads(const at::Tensor& x) const {
+    return x.unsqueeze(2)
+        .expand({x.size(0), Hk, Hv / Hk, kChunk, x.size(3)})
+        .reshape({x.size(0), Hv, kChunk, x.size(3)});
+  }
+  at::Tensor sum_heads(const at::Tensor& x) const {
+    return at::sum(x.view({x.size(0), Hk, Hv / Hk, kChunk, x.size(3)}), {2});
+  }
+  /// The gradient of the raw q or k [T,Hk,K] from that of y, the unit rows times `factor`.
+  at::Tensor through_norm(const at::Tensor& dy, const at::Tensor& y, const at::Tensor& r,
+                          double factor, c10::ScalarType out) const {
+    at::Tensor dx = sum_heads(dy) * factor;
+    if (r.defined()) {
+      const at::Tensor unit =
+          y.view({y.size(0), Hk, Hv / Hk, kChunk, y.size(3)}).select(2, 0) / factor;
+      dx = r * (dx - unit * at::sum(unit * dx, {-1}, true));
+    }
+    return chunks.scatter(dx, out);
+  }
+  /// [S,Hv,K,V] in sorted order, for the state at the start.
+  at::Tensor sorted_states(const at::Tensor& states, const Sequences& sequences,
+                           const at::Tensor& like) const {
+    if (!states.defined()) {
+      return at::zeros({sequences.count(), Hv, K, V}, like.options().dtype(type));
+    }
+    return states.to(type).index_select(0, chunks.order);
+  }
+};
+
+/// Views [rows*Hv, ...] of the chunks of one step.
+at::Tensor slice(const at::Tensor& x, std::int64_t first, std::int64_t rows) {
+  return x.narrow(0, first, rows).flatten(0, 1);
+}
+
+}  // namespace
+
+at::Tensor unit_lower_inverse(const at::Tensor& lower) {
+  const std::int64_t C = lower.size(-1);
+  constexpr std::int64_t kBlock = 16;
+  const at::Tensor flat = lower.reshape({-1, C, C});
+  const std::int64_t blocks = C / kBlock;
+  // Diagonal blocks [B, blocks, 16, 16], by substitution row after row.
+  std::vector<at::Tensor> diagonal;
+  for (std::int64_t b = 0; b < blocks; ++b) {
+    diagonal.push_back(flat.narrow(1, b * kBlock, kBlock).narrow(2, b * kBlock, kBlock));
+  }
+  const at::Tensor L = at::stack(diagonal, 1);
+  at::Tensor X = at::eye(kBlock, L.options()).expand_as(L).clone();
+  for (std::int64_t i = 1; i < kBlock; ++i) {
+    const at::Tensor row = at::matmul(L.narrow(2, i, 1).narrow(3, 0, i), X.narrow(2, 0, i));
+    X.narrow(2, i, 1).sub_(row);
+  }
+  at::Tensor inverse = at::zeros_like(flat);
+  for (std::int64_t b = 0; b < blocks; ++b) {
+    inverse.narrow(1, b * kBlock, kBlock).narrow(2, b * kBlock, kBlock).copy_(X.select(1, b));
+  }
+  // T21 = -T22 L21 T11, block size 16, 32, ...
+  for (std::int64_t size = kBlock; size < C; size *= 2) {
+    for (std::int64_t at = 0; at < C; at += 2 * size) {
+      const auto block = [&](const at::Tensor& m, std::int64_t i, std::int64_t j) {
+        return m.narrow(1, at + i * size, size).narrow(2, at + j * size, size);
+      };
+      block(inverse, 1, 0)
+          .copy_(
+              at::matmul(block(inverse, 1, 1), at::matmul(block(flat, 1, 0), block(inverse, 0, 0)))
+                  .neg());
+    }
+  }
+  return inverse.view(lower.sizes());
+}
+
+GatedDeltaRuleForward forward(const GatedDeltaRule::Inputs& in, bool keep) {
+  const Prepared p(in);
+  const at::Tensor read = p.eG * p.k;           // [N,Hv,64,K]
+  const at::Tensor write = p.tail_decay * p.k;  // [N,Hv,64,K]
+  const at::Tensor solve = p.inverse * transposed(p.beta);
+  at::Tensor U = at::empty_like(p.v);
+  at::Tensor entry = at::empty({p.chunks.count, p.Hv, p.K, p.V}, p.v.options());
+  at::Tensor S = p.sorted_states(in.initial_state, in.sequences, p.v);
+  std::int64_t first = 0;
+  for (const std::int64_t rows : p.chunks.step_rows) {
+    at::Tensor state = S.narrow(0, 0, rows).flatten(0, 1);
+    entry.narrow(0, first, rows).copy_(S.narrow(0, 0, rows));
+    const at::Tensor W =
+        at::baddbmm(slice(p.v, first, rows), slice(read, first, rows), state, 1, -1);
+    const at::Tensor u = at::bmm(slice(solve, first, rows), W);
+    slice(U, first, rows).copy_(u);
+    state.copy_(at::baddbmm(state * slice(p.chunk_decay, first, rows),
+                            transposed(slice(write, first, rows)), u));
+    first += rows;
+  }
+  GatedDeltaRuleForward out;
+  out.o = p.chunks.scatter(at::matmul(p.eG * p.q, entry) + at::matmul(p.P, U), in.v.scalar_type());
+  if (in.options.want_final_state) out.final_state = S.index_select(0, p.chunks.rank);
+  if (keep) out.saved = {U, entry};
+  return out;
+}
+
+GatedDeltaRuleGradients backward(const GatedDeltaRule::Inputs& in,
+                                 const GatedDeltaRuleForward& forward, const at::Tensor& grad_o,
+                                 const at::Tensor& grad_final_state) {
+  const Prepared p(in);
+  const at::Tensor &U = forward.saved.at(0), &entry = forward.saved.at(1);
+  const at::Tensor dO = grad_o.defined() ? p.chunks.gather(grad_o, p.type) : at::zeros_like(p.v);
+  const at::Tensor read = p.eG * p.k, write = p.tail_decay * p.k;
+  const at::Tensor transposed_inverse = transposed(p.inverse).contiguous();
+  const at::Tensor from_output = at::matmul(transposed(p.P), dO);      // P^T dO
+  const at::Tensor to_state = at::matmul(transposed(p.eG * p.q), dO);  // (e^G Q)^T dO
+  at::Tensor dWh = at::empty_like(p.v), leaving = at::empty_like(entry);
+  at::Tensor dS = p.sorted_states(grad_final_state, in.sequences, p.v);
+  std::int64_t first = p.chunks.count;
+  for (auto step = p.chunks.step_rows.rbegin(); step != p.chunks.step_rows.rend(); ++step) {
+    const std::int64_t rows = *step;
+    first -= rows;
+    at::Tensor state = dS.narrow(0, 0, rows).flatten(0, 1);
+    leaving.narrow(0, first, rows).copy_(dS.narrow(0, 0, rows));
+    const at::Tensor dU =
+        at::baddbmm(slice(from_output, first, rows), slice(write, first, rows), state);
+    const at::Tensor dwh = at::bmm(slice(transposed_inverse, first, rows), dU);
+    slice(dWh, first, rows).copy_(dwh);
+    const at::Tensor dv = slice(p.beta, first, rows) * dwh;
+    state.copy_(
+        at::baddbmm(state * slice(p.chunk_decay, first, rows) + slice(to_state, first, rows),
+                    transposed(slice(read, first, rows)), dv, 1, -1));
+  }
+
+  const at::Tensor dWh_U = at::matmul(dWh, transposed(U));
+  const at::Tensor dWh_S = at::matmul(dWh, transposed(entry));  // [N,Hv,64,K]
+  const at::Tensor D = (p.decay * p.beta * dWh_U).tril(-1).neg();
+  const at::Tensor dP = p.decay * at::matmul(dO, transposed(U));
+  const at::Tensor dq = p.eG * at::matmul(dO, transposed(entry)) + at::matmul(dP, p.k);
+  const at::Tensor through_state = p.tail_decay * at::matmul(U, transposed(leaving));
+  const at::Tensor dk_write =
+      through_state + at::matmul(transposed(dP), p.q) + at::matmul(transposed(D), p.k);
+  const at::Tensor dk_read = at::matmul(D, p.k) - p.eG * p.beta * dWh_S;
+
+  const at::Tensor dot = [](const at::Tensor& a, const at::Tensor& b) {
+    return at::sum(a * b, {-1});
+  }(dWh, p.v);
+  const at::Tensor dbeta = dot - at::sum(p.eG * dWh_S * p.k, {-1}) - at::sum(dWh_U * p.M, {-1});
+  at::Tensor dG = at::sum(p.q * dq + p.k * (dk_read - dk_write), {-1});
+  // <dS_C, S_C>, with S_C written out as decayed entry state plus what the chunk wrote.
+  dG.select(-1, kChunk - 1)
+      .add_(p.chunk_decay.flatten(1) * at::sum(leaving * entry, {-1, -2}) +
+            at::sum(p.k * through_state, {-1, -2}));
+  const at::Tensor dg = dG.flip({-1}).cumsum(-1).flip({-1});
+
+  GatedDeltaRuleGradients grads;
+  grads.q = p.through_norm(dq, p.q, p.rq, p.scale, in.q.scalar_type());
+  grads.k = p.through_norm(dk_write + dk_read, p.k, p.rk, 1, in.k.scalar_type());
+  grads.v = p.chunks.scatter(p.beta * dWh, in.v.scalar_type());
+  grads.g = p.chunks.scatter(dg, in.g.scalar_type());
+  grads.beta = p.chunks.scatter(dbeta, in.beta.scalar_type());
+  if (in.initial_state.defined()) {
+    grads.initial_state = dS.index_select(0, p.chunks.rank).to(in.initial_state.scalar_type());
+  }
+  return grads;
+}
+
+at::Tensor step(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& g,
+                const at::Tensor& beta, at::Tensor& states, const std::vector<std::int64_t>& slots,
+                const GatedDeltaRuleOptions& options) {
+  const c10::ScalarType type = states.scalar_type();
+  const std::int64_t B = q.size(0), Hk = q.size(1), K = q.size(2), Hv = v.size(1), V = v.size(2);
+  const double scale = options.scale != 0 ? options.scale : 1 / std::sqrt(static_cast<double>(K));
+  const auto rows = [&](const at::Tensor& x, double factor) {
+    at::Tensor y = x.to(type);
+    if (options.normalize_qk) y = y * at::rsqrt(at::sum(y * y, {-1}, true) + kNormEps);
+    return (y * factor).unsqueeze(2).expand({B, Hk, Hv / Hk, K}).reshape({B * Hv, 1, K});
+  };
+  const at::Tensor query = rows(q, scale), key = rows(k, 1);
+  const at::Tensor index = on_device(slots, states.device());
+  at::Tensor S =
+      states.index_select(0, index).view({B * Hv, K, V}) * at::exp(g.to(type)).view({B * Hv, 1, 1});
+  const at::Tensor u = beta.to(type).reshape({B * Hv, 1, 1}) *
+                       (v.to(type).reshape({B * Hv, 1, V}) - at::bmm(key, S));
+  S = at::baddbmm(S, transposed(key), u);
+  states.index_copy_(0, index, S.view({B, Hv, K, V}));
+  return at::bmm(query, S).view({B, Hv, V}).to(v.scalar_type());
+}
+
+}  // namespace heddle::ops::gated_delta_rule_reference

@@ -1,0 +1,30 @@
+#include "ops/builtin.h"
+#include "ops/compute_type.h"
+#include "ops/gated_delta_net/gated_delta_net.h"
+#include "ops/gated_delta_net/kernels.h"
+
+namespace heddle::ops {
+
+void register_gated_delta_net(Registry& registry) {
+  const KernelInfo reference{.op = "",
+                             .name = "reference",
+                             .device = {},
+                             .dtypes = reference_dtypes(),
+                             .is_reference = true,
+                             .refuse = {},
+                             .on_chip_bytes = {}};
+  registry.add<GatedDeltaRule>(
+      reference, {gated_delta_rule_reference::forward, gated_delta_rule_reference::backward,
+                  gated_delta_rule_reference::step});
+  // Never chosen unless asked for: the exact recurrence, to compare with.
+  KernelInfo sequential = reference;
+  sequential.name = "cpu.sequential";
+  sequential.device = c10::DeviceType::CPU;
+  registry.add<GatedDeltaRule>(sequential, {gated_delta_rule_sequential::forward,
+                                            gated_delta_rule_sequential::backward, nullptr});
+  registry.add<GdnGates>(reference, {gdn_gates_reference::forward, gdn_gates_reference::backward});
+  registry.add<GatedRmsNorm>(
+      reference, {gated_rms_norm_reference::forward, gated_rms_norm_reference::backward});
+}
+
+}  // namespace heddle::ops

@@ -1,0 +1,494 @@
+#include "ops/gated_delta_net/gated_delta_net.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/abs.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/eye.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/log_sigmoid.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "ops/autograd.h"
+#include "ops/builtin.h"
+#include "ops/gated_delta_net/kernels.h"
+#include "ops/operator_support.h"
+
+namespace heddle::ops {
+namespace {
+
+using testing::gradients_match;
+using testing::gradients_of;
+using testing::identical;
+using testing::randn;
+
+enum class Gate { kLogSigmoid, kInitialisation, kZero, kMixed };
+enum class Keys { kRandom, kCorrelated, kIdentical, kAlternating };
+
+struct Case {
+  std::vector<std::int32_t> lengths;
+  std::int64_t Hk = 1, group = 2, K = 16, V = 16;
+  Gate gate = Gate::kLogSigmoid;
+  Keys keys = Keys::kRandom;
+  double beta_shift = 0;  // of the logits: -60 is beta near 0, 20 is beta 1
+  bool initial = true, normalize = true;
+  double scale = 0;
+
+  std::string text() const {
+    std::string s = "lengths";
+    for (const std::int32_t n : lengths) s += " " + std::to_string(n);
+    return s + ", heads " + std::to_string(Hk) + "x" + std::to_string(group) + ", K " +
+           std::to_string(K) + ", V " + std::to_string(V) + ", gate " +
+           std::to_string(static_cast<int>(gate)) + ", keys " +
+           std::to_string(static_cast<int>(keys)) + ", beta shift " + std::to_string(beta_shift);
+  }
+};
+
+struct Problem {
+  Tensors inputs;  // q, k, v, g, beta, initial_state (or none)
+  Sequences sequences;
+  GatedDeltaRuleOptions options;
+};
+
+Problem make(const Case& c, c10::ScalarType dtype) {
+  std::vector<std::int32_t> cu{0};
+  for (const std::int32_t n : c.lengths) cu.push_back(cu.back() + n);
+  const std::int64_t T = cu.back(), S = static_cast<std::int64_t>(c.lengths.size());
+  const std::int64_t Hv = c.Hk * c.group;
+  // Everything is rounded to `dtype` first: all kernels see the same numbers.
+  const auto rounded = [&](const at::Tensor& x) { return x.to(dtype); };
+  const auto wide = dtype == at::kDouble ? at::kDouble : at::kFloat;
+  at::Tensor k = randn({T, c.Hk, c.K}, at::kDouble, 2);
+  const at::Tensor common = randn({1, c.Hk, c.K}, at::kDouble, 20);
+  if (c.keys == Keys::kCorrelated) k = 0.5 * k + common;
+  if (c.keys == Keys::kIdentical || c.keys == Keys::kAlternating) k = common.expand_as(k).clone();
+  if (c.keys == Keys::kAlternating) {
+    for (std::int64_t t = 1; t < T; t += 2) k.select(0, t).neg_();
+  }
+  const at::Tensor noise = randn({T, Hv}, at::kDouble, 4);
+  at::Tensor g = at::log_sigmoid(noise) / 16;
+  if (c.gate == Gate::kInitialisation) g = -10 + 3 * noise.clamp(-3, 3);
+  if (c.gate == Gate::kZero) g = at::zeros_like(noise);
+  if (c.gate == Gate::kMixed) {
+    for (std::int64_t h = 0; h < Hv; h += 4) g.select(1, h).zero_();
+  }
+  Problem p;
+  p.inputs = {rounded(randn({T, c.Hk, c.K}, at::kDouble, 1)), rounded(k),
+              rounded(randn({T, Hv, c.V}, at::kDouble, 3)), g.to(wide),
+              at::sigmoid(randn({T, Hv}, at::kDouble, 5) + c.beta_shift).to(wide)};
+  p.inputs.push_back(c.initial ? randn({S, Hv, c.K, c.V}, wide, 6) : at::Tensor());
+  p.sequences = Sequences::from_host(cu, at::kCPU);
+  p.options.want_final_state = true;
+  p.options.normalize_qk = c.normalize;
+  p.options.scale = c.scale;
+  return p;
+}
+
+KernelTable table(const std::string& kernel, c10::ScalarType dtype) {
+  return testing::table_of(register_gated_delta_net, "gated_delta_rule", kernel, dtype);
+}
+
+Tensors call(const Problem& p, const KernelTable& kernels, const Tensors& x) {
+  const GatedDeltaRuleResult out = gated_delta_rule(
+      kernels,
+      {x[0], x[1], x[2], x[3], x[4], x.size() > 5 ? x[5] : at::Tensor(), p.sequences, p.options});
+  return {out.o, out.final_state};
+}
+
+const std::vector<std::string>& names() {
+  static const std::vector<std::string> names = {"o",  "final_state", "dq",    "dk",
+                                                 "dv", "dg",          "dbeta", "dinitial_state"};
+  return names;
+}
+
+/// Outputs and gradients, in the order of names().
+Tensors run(const Problem& p, const std::string& kernel, c10::ScalarType dtype) {
+  const KernelTable kernels = table(kernel, dtype);
+  Tensors inputs = p.inputs;
+  if (!inputs.back().defined()) inputs.pop_back();
+  Tensors result;
+  const Tensors gradients = gradients_of(
+      [&](const Tensors& x) {
+        const Tensors outputs = call(p, kernels, x);
+        result = {outputs[0].detach(), outputs[1].detach()};
+        return outputs;
+      },
+      inputs);
+  result.insert(result.end(), gradients.begin(), gradients.end());
+  return result;
+}
+
+Problem in_double(Problem p) {
+  for (at::Tensor& x : p.inputs) {
+    if (x.defined()) x = x.to(at::kDouble);
+  }
+  return p;
+}
+
+double rms_error(const at::Tensor& found, const at::Tensor& expected) {
+  const at::Tensor f = found.to(at::kDouble), e = expected.to(at::kDouble);
+  const double scale = std::sqrt((e * e).sum().item().toDouble());
+  return std::sqrt(((f - e) * (f - e)).sum().item().toDouble()) / std::max(scale, 1e-2);
+}
+
+struct Kernel {
+  std::string name;
+  c10::ScalarType dtype;
+};
+
+std::vector<Kernel> kernels_under_test() {
+  std::vector<Kernel> kernels;
+  Registry registry;
+  register_gated_delta_net(registry);
+  for (const Registry::Entry& entry : registry.entries()) {
+    if (entry.info.op != "gated_delta_rule" || entry.info.name == "cpu.sequential" ||
+        (entry.info.device && *entry.info.device != c10::DeviceType::CPU)) {
+      continue;
+    }
+    for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
+      kernels.push_back({entry.info.name, dtype});
+    }
+  }
+  return kernels;
+}
+
+/// Relative RMS errors: fp32 sums of 64 to 128 terms; bf16 is the rounding of outputs alone.
+double tolerance_of(c10::ScalarType dtype) {
+  if (dtype == at::kDouble) return 1e-12;
+  return dtype == at::kFloat ? 2e-6 : 4e-3;
+}
+
+class GatedDeltaRuleKernels : public ::testing::TestWithParam<Kernel> {
+ protected:
+  /// Every output and gradient against the recurrence in double from the same numbers.
+  void expect_close(const Case& c, double slack = 1) const {
+    const Kernel& kernel = GetParam();
+    const Problem problem = make(c, kernel.dtype);
+    const Tensors found = run(problem, kernel.name, kernel.dtype);
+    const Tensors expected = run(in_double(problem), "cpu.sequential", at::kDouble);
+    ASSERT_EQ(found.size(), expected.size());
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      ASSERT_TRUE(found[i].defined()) << names()[i];
+      ASSERT_EQ(found[i].sizes(), expected[i].sizes()) << names()[i];
+      if (found[i].numel() == 0) continue;
+      // dg is a difference of large sums: any chunked form loses one to two digits.
+      const bool cancels = names()[i] == "dg" && kernel.dtype == at::kFloat;
+      EXPECT_LE(rms_error(found[i], expected[i]),
+                slack * tolerance_of(kernel.dtype) * (cancels ? 50 : 1))
+          << names()[i] << ", " << c.text();
+    }
+  }
+};
+
+TEST_P(GatedDeltaRuleKernels, EveryLength) {
+  for (const std::int32_t n : {1, 2, 15, 16, 17, 29, 63, 64, 65, 128, 129, 200}) {
+    Case c;
+    c.lengths = {n};
+    expect_close(c);
+    c.initial = false;
+    expect_close(c);
+  }
+}
+
+TEST_P(GatedDeltaRuleKernels, PackedWithEmptySequences) {
+  Case c;
+  c.Hk = 2;
+  c.lengths = {0, 65, 1, 0, 129, 29, 0, 64};
+  expect_close(c);
+}
+
+TEST_P(GatedDeltaRuleKernels, NoTokensAtAll) {
+  Case c;
+  c.lengths = {0, 0};
+  const Problem p = make(c, GetParam().dtype);
+  const Tensors found = run(p, GetParam().name, GetParam().dtype);
+  EXPECT_EQ(found[0].size(0), 0);
+  EXPECT_TRUE(identical(found[1], p.inputs[5]));
+}
+
+TEST_P(GatedDeltaRuleKernels, HeadGroups) {
+  for (const std::int64_t group : {1, 2, 3, 4}) {
+    Case c;
+    c.lengths = {70, 13};
+    c.Hk = 3;
+    c.group = group;
+    expect_close(c);
+  }
+}
+
+TEST_P(GatedDeltaRuleKernels, HeadSizes) {
+  const std::vector<std::pair<std::int64_t, std::int64_t>> sizes = {
+      {32, 16}, {16, 48}, {64, 64}, {128, 128}, {64, 128}, {96, 80}, {256, 32}};
+  for (const auto& [K, V] : sizes) {
+    Case c;
+    c.lengths = {67, 9};
+    c.K = K;
+    c.V = V;
+    expect_close(c);
+  }
+}
+
+TEST_P(GatedDeltaRuleKernels, GateKinds) {
+  for (const Gate gate : {Gate::kLogSigmoid, Gate::kInitialisation, Gate::kZero, Gate::kMixed}) {
+    Case c;
+    c.lengths = {150, 33};
+    c.Hk = 2;
+    c.K = c.V = 32;
+    c.gate = gate;
+    expect_close(c);
+  }
+}
+
+TEST_P(GatedDeltaRuleKernels, KeyKinds) {
+  for (const Keys keys : {Keys::kRandom, Keys::kCorrelated, Keys::kIdentical, Keys::kAlternating}) {
+    Case c;
+    c.lengths = {150, 64};
+    c.K = c.V = 32;
+    c.keys = keys;
+    c.beta_shift = 2;
+    expect_close(c, 4);
+  }
+}
+
+TEST_P(GatedDeltaRuleKernels, BetaNearZeroAndOne) {
+  for (const double shift : {-60.0, -8.0, 8.0, 30.0}) {
+    Case c;
+    c.lengths = {80};
+    c.beta_shift = shift;
+    expect_close(c, 2);
+  }
+}
+
+TEST_P(GatedDeltaRuleKernels, BetaZeroStillHasItsGradient) {
+  Case c;
+  c.lengths = {50};
+  Problem p = make(c, GetParam().dtype);
+  p.inputs[4].zero_();
+  const Tensors found = run(p, GetParam().name, GetParam().dtype);
+  const Tensors expected = run(in_double(p), "cpu.sequential", at::kDouble);
+  EXPECT_LE(rms_error(found[6], expected[6]), tolerance_of(GetParam().dtype));
+}
+
+TEST_P(GatedDeltaRuleKernels, RawKeysAndGivenScale) {
+  Case c;
+  c.lengths = {40, 30};
+  c.normalize = false;
+  c.scale = 0.37;
+  Problem p = make(c, GetParam().dtype);
+  p.inputs[1] = p.inputs[1] * 0.125;  // a power of two: exact in every dtype
+  const Tensors found = run(p, GetParam().name, GetParam().dtype);
+  const Tensors expected = run(in_double(p), "cpu.sequential", at::kDouble);
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    EXPECT_LE(rms_error(found[i], expected[i]), 15 * tolerance_of(GetParam().dtype)) << names()[i];
+  }
+}
+
+TEST_P(GatedDeltaRuleKernels, OnlyOneOutputIsUsed) {
+  Case c;
+  c.lengths = {70, 0, 20};
+  const Problem p = make(c, GetParam().dtype);
+  for (const std::size_t used : {0, 1}) {
+    const auto only = [&](const KernelTable& kernels) {
+      return [&, kernels](const Tensors& x) -> Tensors { return {call(p, kernels, x)[used]}; };
+    };
+    const Tensors found = gradients_of(only(table(GetParam().name, GetParam().dtype)), p.inputs);
+    const Tensors expected =
+        gradients_of(only(table("cpu.sequential", at::kDouble)), in_double(p).inputs);
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      EXPECT_LE(rms_error(found[i], expected[i]), 15 * tolerance_of(GetParam().dtype))
+          << names()[i + 2] << " through output " << used;
+    }
+  }
+}
+
+TEST_P(GatedDeltaRuleKernels, StateCarriesAcrossACut) {
+  Case c;
+  c.lengths = {150};
+  const Problem whole = make(c, GetParam().dtype);
+  const KernelTable kernels = table(GetParam().name, GetParam().dtype);
+  const Tensors expected = call(whole, kernels, whole.inputs);
+  at::Tensor state = whole.inputs[5];
+  Tensors pieces;
+  for (const auto& [from, to] : {std::pair{0, 37}, {37, 38}, {38, 150}}) {
+    Problem part = whole;
+    part.sequences = Sequences::from_host({0, to - from}, at::kCPU);
+    Tensors inputs;
+    for (int i = 0; i < 5; ++i) inputs.push_back(whole.inputs[i].narrow(0, from, to - from));
+    inputs.push_back(state);
+    const Tensors out = call(part, kernels, inputs);
+    pieces.push_back(out[0]);
+    state = out[1];
+  }
+  EXPECT_LE(rms_error(at::cat(pieces), expected[0]), tolerance_of(GetParam().dtype));
+  EXPECT_LE(rms_error(state, expected[1]), tolerance_of(GetParam().dtype));
+}
+
+TEST_P(GatedDeltaRuleKernels, NeighboursDoNotLeak) {
+  Case c;
+  c.lengths = {33, 65, 17};
+  c.Hk = 2;
+  const Problem clean = make(c, GetParam().dtype);
+  Problem poisoned = clean;
+  for (at::Tensor& x : poisoned.inputs) {
+    x = x.clone();
+    const bool state = x.dim() == 4;
+    const double nan = std::numeric_limits<double>::quiet_NaN();
+    for (const std::int64_t s : {0, 2}) {
+      const std::int64_t from = state ? s : (s == 0 ? 0 : 98), count = state ? 1 : s == 0 ? 33 : 17;
+      x.narrow(0, from, count).fill_(nan);
+    }
+  }
+  const Tensors expected = run(clean, GetParam().name, GetParam().dtype);
+  const Tensors found = run(poisoned, GetParam().name, GetParam().dtype);
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    const bool state = found[i].dim() == 4;
+    const std::int64_t from = state ? 1 : 33, count = state ? 1 : 65;
+    EXPECT_TRUE(identical(found[i].narrow(0, from, count), expected[i].narrow(0, from, count)))
+        << names()[i];
+  }
+}
+
+TEST_P(GatedDeltaRuleKernels, ColumnsOfOneProjection) {
+  Case c;
+  c.lengths = {45, 30};
+  c.Hk = 2;
+  const Problem p = make(c, GetParam().dtype);
+  const KernelTable kernels = table(GetParam().name, GetParam().dtype);
+  const at::Tensor qkv =
+      at::cat({p.inputs[0].flatten(1), p.inputs[1].flatten(1), p.inputs[2].flatten(1)}, 1);
+  const Tensors gates{p.inputs[3], p.inputs[4], p.inputs[5]};
+  const auto joined = [&](const Tensors& x) {
+    const auto [q, k, v] = split_qkv(x[0], c.Hk, c.K, c.Hk * c.group, c.V);
+    return call(p, kernels, {q, k, v, x[1], x[2], x[3]});
+  };
+  const Tensors expected =
+      gradients_of([&](const Tensors& x) { return call(p, kernels, x); }, p.inputs);
+  // A row stride beyond the columns, with NaN between the rows.
+  const Tensors found =
+      gradients_of(joined, {testing::with_poisoned_gaps(qkv), gates[0], gates[1], gates[2]});
+  EXPECT_TRUE(identical(
+      found[0],
+      at::cat({expected[0].flatten(1), expected[1].flatten(1), expected[2].flatten(1)}, 1)));
+  for (int i = 1; i < 4; ++i) EXPECT_TRUE(identical(found[i], expected[i + 2]));
+}
+
+TEST_P(GatedDeltaRuleKernels, SameBitsEveryTime) {
+  Case c;
+  c.lengths = {100, 3, 260};
+  c.Hk = 2;
+  c.K = c.V = 64;
+  const Problem p = make(c, GetParam().dtype);
+  const Tensors first = run(p, GetParam().name, GetParam().dtype);
+  for (int again = 0; again < 3; ++again) {
+    const Tensors next = run(p, GetParam().name, GetParam().dtype);
+    for (std::size_t i = 0; i < first.size(); ++i) {
+      EXPECT_TRUE(identical(next[i], first[i])) << names()[i];
+    }
+  }
+}
+
+TEST_P(GatedDeltaRuleKernels, StepsEqualTheSequence) {
+  Case c;
+  c.lengths = {7, 7, 7};
+  c.Hk = 2;
+  c.group = 3;
+  c.K = 32;
+  const Problem p = make(c, GetParam().dtype);
+  const KernelTable kernels = table(GetParam().name, GetParam().dtype);
+  const Tensors expected = call(p, kernels, p.inputs);
+  const std::vector<std::int64_t> slots{4, 0, 2};
+  at::Tensor states =
+      at::full({5, 6, c.K, c.V}, std::numeric_limits<double>::quiet_NaN(), p.inputs[5].options());
+  for (int s = 0; s < 3; ++s) states.select(0, slots[s]).copy_(p.inputs[5].select(0, s));
+  for (int t = 0; t < 7; ++t) {
+    const auto rows = [&](int i) {
+      return at::cat({p.inputs[i].narrow(0, t, 1), p.inputs[i].narrow(0, 7 + t, 1),
+                      p.inputs[i].narrow(0, 14 + t, 1)});
+    };
+    const at::Tensor o = gated_delta_rule_step(kernels, rows(0), rows(1), rows(2), rows(3), rows(4),
+                                               states, slots, p.options);
+    for (int s = 0; s < 3; ++s) {
+      EXPECT_LE(rms_error(o.select(0, s), expected[0].select(0, 7 * s + t)),
+                2 * tolerance_of(GetParam().dtype));
+    }
+  }
+  for (int s = 0; s < 3; ++s) {
+    EXPECT_LE(rms_error(states.select(0, slots[s]), expected[1].select(0, s)),
+              tolerance_of(GetParam().dtype));
+  }
+  EXPECT_TRUE(states.select(0, 1).isnan().all().item().toBool());
+  EXPECT_TRUE(states.select(0, 3).isnan().all().item().toBool());
+}
+
+INSTANTIATE_TEST_SUITE_P(All, GatedDeltaRuleKernels, ::testing::ValuesIn(kernels_under_test()),
+                         [](const auto& info) {
+                           std::string name = info.param.name;
+                           for (char& c : name) c = c == '.' ? '_' : c;
+                           return name + "_" + c10::toString(info.param.dtype);
+                         });
+
+TEST(GatedDeltaRule, GradientsMatchFiniteDifferences) {
+  for (const std::int32_t n : {1, 29, 65}) {
+    for (const std::string kernel : {"cpu.sequential", "reference"}) {
+      Case c;
+      c.lengths = {n, 0, 3};
+      c.K = 4;
+      c.V = 3;
+      const Problem p = make(c, at::kDouble);
+      const KernelTable kernels = table(kernel, at::kDouble);
+      EXPECT_TRUE(gradients_match([&](const Tensors& x) { return call(p, kernels, x); }, p.inputs))
+          << kernel << ", " << c.text();
+    }
+  }
+}
+
+TEST(GatedDeltaRule, TriangularInverse) {
+  for (const Keys keys : {Keys::kRandom, Keys::kCorrelated, Keys::kIdentical, Keys::kAlternating}) {
+    Case c;
+    c.lengths = {64};
+    c.K = 128;
+    c.keys = keys;
+    const at::Tensor k = make(c, at::kFloat).inputs[1].select(1, 0);
+    const at::Tensor unit = k / (k * k).sum({-1}, true).sqrt();
+    const double beta = keys == Keys::kCorrelated ? 0.9 : 1;
+    const at::Tensor lower = beta * at::matmul(unit, unit.t()).tril(-1);
+    const at::Tensor inverse = gated_delta_rule_reference::unit_lower_inverse(lower.unsqueeze(0));
+    const at::Tensor exact =
+        gated_delta_rule_reference::unit_lower_inverse(lower.to(at::kDouble).unsqueeze(0));
+    const at::Tensor product =
+        at::matmul(at::eye(64, exact.options()) + lower.to(at::kDouble).unsqueeze(0), exact);
+    EXPECT_LE((product - at::eye(64, exact.options())).abs().max().item().toDouble(), 1e-12);
+    EXPECT_LE((inverse.to(at::kDouble) - exact).abs().max().item().toDouble(), 2e-6)
+        << "keys " << static_cast<int>(keys);
+  }
+}
+
+TEST(GatedDeltaRule, RefusesWhatDoesNotFit) {
+  Case c;
+  c.lengths = {5};
+  const Problem p = make(c, at::kFloat);
+  const KernelTable kernels = table("reference", at::kFloat);
+  const auto with = [&](std::size_t i, const at::Tensor& x) {
+    Tensors inputs = p.inputs;
+    inputs[i] = x;
+    return inputs;
+  };
+  EXPECT_THROW(call(p, kernels, with(1, p.inputs[1].narrow(2, 0, 8))), c10::Error);
+  EXPECT_THROW(call(p, kernels, with(2, p.inputs[2].to(at::kDouble))), c10::Error);
+  EXPECT_THROW(call(p, kernels, with(3, p.inputs[3].to(at::kBFloat16))), c10::Error);
+  EXPECT_THROW(call(p, kernels, with(5, p.inputs[5].narrow(1, 0, 1))), c10::Error);
+  Problem shorter = p;
+  shorter.sequences = Sequences::from_host({0, 4}, at::kCPU);
+  EXPECT_THROW(call(shorter, kernels, p.inputs), c10::Error);
+}
+
+}  // namespace
+}  // namespace heddle::ops
