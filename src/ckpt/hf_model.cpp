@@ -65,7 +65,7 @@ void fill_new_rows(at::Tensor table, std::int64_t read_rows) {
 at::ScalarType stored_dtype(const ModelDirectory& source, const std::string& name,
                             const at::Tensor& tensor) {
   const StoredTensor* stored = source.find(name);
-  return stored != nullptr ? to_scalar_type(stored->dtype) : tensor.scalar_type();
+  return stored != nullptr ? to_scalar_type(stored->dtype).value() : tensor.scalar_type();
 }
 
 }  // namespace
@@ -124,6 +124,11 @@ std::unique_ptr<adapters::LoraSet> load_adapter(const AdapterDirectory& director
   };
   std::vector<adapters::LoraSet::Module> modules;
   for (const LoraPair& pair : directory.pairs()) {
+    if (!pair.parameter.empty()) {
+      throw_error<ModelError>(
+          "{}: target_parameters ('{}' of '{}') are not built; adapt linear layers instead",
+          directory.path().string(), pair.parameter, pair.module);
+    }
     modules.push_back({name_in_model(pair.module), pair.rank, pair.scaling});
   }
   adapters::LoraOptions options;
@@ -182,7 +187,8 @@ ModelWriterReport export_model(Model& model, const ModelDirectory& source, const
   // A tied model whose file repeats the table as lm_head must not keep the old one.
   const StoredTensor* repeated = source.find("lm_head.weight");
   if (model.tied() && repeated != nullptr) {
-    writer.add("lm_head.weight", model.head_weight().data(), to_scalar_type(repeated->dtype));
+    writer.add("lm_head.weight", model.head_weight().data(),
+               to_scalar_type(repeated->dtype).value());
   }
   writer.carry_matching(source, {"*"});
 
@@ -230,7 +236,7 @@ void export_adapter(Model& model, const adapters::LoraSet& set,
   for (const auto& lora : set.adapters()) {
     adapted.insert(lora->module());
     suffixes.insert(lora->module().substr(lora->module().rfind('.') + 1));
-    tensors.pairs.push_back({text_name(lora->module()), lora->a().data(), lora->b().data()});
+    tensors.pairs.push_back({text_name(lora->module()), "", lora->a().data(), lora->b().data()});
   }
   // Suffixes ("q_proj") where they mean exactly the adapted modules, whole names otherwise.
   model.visit_linears([&](nn::Linear& linear) {
@@ -246,7 +252,7 @@ void export_adapter(Model& model, const adapters::LoraSet& set,
     config.target_modules.assign(suffixes.begin(), suffixes.end());
   } else {
     for (const auto& lora : set.adapters()) {
-      config.target_modules.push_back(from_text_spelling(text_name(lora->module()), spelling));
+      config.target_modules.push_back(to_spelling(text_name(lora->module()), spelling));
     }
   }
   for (nn::Parameter* parameter : saved) {

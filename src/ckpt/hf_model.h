@@ -7,6 +7,7 @@
 
 #include "adapters/lora.h"
 #include "ckpt/adapter_directory.h"
+#include "ckpt/adapter_names.h"
 #include "ckpt/model_directory.h"
 #include "ckpt/model_writer.h"
 #include "models/qwen3_5/model.h"

@@ -7,6 +7,14 @@
 
 namespace heddle::nn {
 
+void accumulate_product(Parameter& weight, const at::Tensor& dy, const at::Tensor& x) {
+  if (weight.accumulates_in_place() && weight.gradient().defined()) {
+    weight.gradient_buffer().addmm_(dy.t(), x);
+  } else {
+    weight.add_gradient(at::mm(dy.t(), x));
+  }
+}
+
 at::Tensor linear(const at::Tensor& x, Parameter& weight) {
   at::Tensor y = ops::run_without_gradient([&] { return at::mm(x, weight.value().t()); });
   // A frozen weight needs no input kept; an input without gradient needs no product.
@@ -17,13 +25,7 @@ at::Tensor linear(const at::Tensor& x, Parameter& weight) {
       [saved, want_input, &weight](const ops::Tensors& grads) -> ops::Tensors {
         const at::Tensor& dy = grads[0];
         if (!dy.defined()) return {{}, {}};
-        if (saved.defined()) {
-          if (weight.accumulates_in_place() && weight.gradient().defined()) {
-            weight.gradient_buffer().addmm_(dy.t(), saved);
-          } else {
-            weight.add_gradient(at::mm(dy.t(), saved));
-          }
-        }
+        if (saved.defined()) accumulate_product(weight, dy, saved);
         return {want_input ? at::mm(dy, weight.value()) : at::Tensor(), {}};
       })[0];
 }

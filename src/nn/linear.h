@@ -1,6 +1,9 @@
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <string>
+#include <utility>
 
 #include <ATen/core/Tensor.h>
 
@@ -8,16 +11,20 @@
 
 namespace heddle::nn {
 
+/// Adds dy^T x to the parameter's gradient: dy [T,out], x [T,in], both detached.
+void accumulate_product(Parameter& weight, const at::Tensor& dy, const at::Tensor& x);
+
 /// x W^T. x [T,in], weight [out,in]. The graph holds the parameter by handle, not its tensor, and
 /// the weight gradient is accumulated by the product itself.
 at::Tensor linear(const at::Tensor& x, Parameter& weight);
 
-/// Something added to a linear layer's output from the same input (LoRA).
+/// Something that changes what a linear layer computes from its input (LoRA).
 class LinearAdapter {
  public:
   virtual ~LinearAdapter() = default;
-  /// Returns y + delta(x). x [T,in], y [T,out].
-  virtual at::Tensor apply(const at::Tensor& x, const at::Tensor& y) = 0;
+  /// The adapted product, in place of linear(x, weight). x [T,in]; returns [T,out].
+  virtual at::Tensor forward(const at::Tensor& x, Parameter& weight) = 0;
+  virtual void visit_parameters(const std::function<void(Parameter&)>& visit) = 0;
 };
 
 /// A projection without bias.
@@ -28,12 +35,13 @@ class Linear {
       : weight_(std::move(name), {out_features, in_features}, std::move(placement)) {}
 
   at::Tensor forward(const at::Tensor& x) {
-    at::Tensor y = linear(x, weight_);
-    return adapter_ ? adapter_->apply(x, y) : y;
+    return adapter_ ? adapter_->forward(x, weight_) : linear(x, weight_);
   }
   Parameter& weight() { return weight_; }
+  std::int64_t out_features() const { return weight_.global_shape()[0]; }
+  std::int64_t in_features() const { return weight_.global_shape()[1]; }
   void set_adapter(std::shared_ptr<LinearAdapter> adapter) { adapter_ = std::move(adapter); }
-  const std::shared_ptr<LinearAdapter>& adapter() const { return adapter_; }
+  LinearAdapter* adapter() const { return adapter_.get(); }
 
  private:
   Parameter weight_;

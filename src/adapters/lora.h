@@ -1,0 +1,94 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "nn/linear.h"
+#include "runtime/context.h"
+
+namespace heddle::adapters {
+
+struct LoraOptions {
+  std::int64_t rank = 16;
+  double alpha = 32;
+  bool rslora = false;  ///< Scale by alpha / sqrt(rank) instead of alpha / rank.
+  double dropout = 0;   ///< Of the adapter's input, while training.
+  std::uint64_t seed = 0;
+
+  double scaling() const;
+};
+
+/// y = x W^T + scaling (dropout(x) A^T) B^T. "LoRA" (arXiv 2106.09685). A [rank,in], B [out,rank].
+class Lora : public nn::LinearAdapter {
+ public:
+  /// `module` is the name of the linear layer without ".weight".
+  Lora(std::string module, std::int64_t in_features, std::int64_t out_features, double scaling,
+       std::int64_t rank, double dropout, std::uint64_t seed);
+
+  at::Tensor forward(const at::Tensor& x, nn::Parameter& weight) override;
+  void visit_parameters(const std::function<void(nn::Parameter&)>& visit) override;
+
+  const std::string& module() const { return module_; }
+  nn::Parameter& a() { return a_; }
+  nn::Parameter& b() { return b_; }
+  std::int64_t rank() const { return a_.global_shape()[0]; }
+  double scaling() const { return scaling_; }
+  /// A uniform in +-1/sqrt(in) (Kaiming with a = sqrt 5, as PEFT), B zero; keyed by seed, name and
+  /// index.
+  void initialize();
+  /// Which dropout mask the next forward draws; a recomputation sets the same. 0 turns dropout off.
+  void set_dropout_stream(std::uint64_t stream) { dropout_stream_ = stream; }
+  /// scaling B A, [out,in], in at least fp32: what merging adds to the weight.
+  at::Tensor delta() const;
+
+ private:
+  at::Tensor dropout_mask(const at::Tensor& x) const;
+
+  std::string module_;
+  nn::Parameter a_, b_;
+  double scaling_, dropout_;
+  std::uint64_t seed_, dropout_stream_ = 0;
+};
+
+/// All adapters of one model, in the order of its layers.
+class LoraSet {
+ public:
+  /// Puts a Lora on every linear layer whose module name matches a target: a glob over the whole
+  /// name, or the name or dotted suffix itself ("q_proj", "linear_attn.in_proj_qkv"), or
+  /// "all-linear" for every projection outside routed experts, router, head and classifier, as PEFT
+  /// does. Throws ConfigError naming targets that match nothing.
+  LoraSet(const std::function<void(const std::function<void(nn::Linear&)>&)>& visit_linears,
+          const std::vector<std::string>& targets, const LoraOptions& options,
+          const runtime::Context& context);
+
+  /// One adapter as it was read from a file.
+  struct Module {
+    std::string name;
+    std::int64_t rank;
+    double scaling;
+  };
+  /// Puts adapters on exactly these modules. Throws ModelError naming those that the model does not
+  /// have.
+  LoraSet(const std::function<void(const std::function<void(nn::Linear&)>&)>& visit_linears,
+          const std::vector<Module>& modules, const LoraOptions& options,
+          const runtime::Context& context);
+
+  const std::vector<std::shared_ptr<Lora>>& adapters() const { return adapters_; }
+  const LoraOptions& options() const { return options_; }
+  std::vector<std::string> modules() const;
+  void visit_parameters(const std::function<void(nn::Parameter&)>& visit);
+  void set_dropout_stream(std::uint64_t stream);
+
+ private:
+  void add(nn::Linear& linear, std::int64_t rank, double scaling, const runtime::Context& context);
+
+  LoraOptions options_;
+  std::vector<std::shared_ptr<Lora>> adapters_;
+};
+
+/// The module name of a parameter: without ".weight".
+std::string module_of(const std::string& parameter);
+
+}  // namespace heddle::adapters

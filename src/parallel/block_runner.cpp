@@ -1,0 +1,101 @@
+#include "parallel/block_runner.h"
+
+#include <ATen/ops/full.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "ops/autograd.h"
+
+namespace heddle::parallel {
+
+BlockRunner::BlockRunner(std::vector<BlockEntry> blocks, Recompute recompute)
+    : blocks_(std::move(blocks)), recompute_(recompute) {}
+
+bool BlockRunner::is_recomputed(std::size_t stage) const {
+  return recompute_ == Recompute::kFull || (recompute_ == Recompute::kSelective && stage > 0);
+}
+
+at::Tensor BlockRunner::forward(const at::Tensor& hidden, const nn::BlockInputs& inputs,
+                                bool wants_input_gradient, Pass& pass) {
+  pass.inputs = inputs;
+  bool differentiates = wants_input_gradient;
+  at::Tensor current = ops::detached(hidden);
+  for (std::size_t i = 0; i < blocks_.size(); ++i) {
+    differentiates =
+        differentiates ||
+        std::any_of(blocks_[i].parameters.begin(), blocks_[i].parameters.end(),
+                    [](const nn::Parameter* parameter) { return parameter->trainable(); });
+    for (std::size_t stage = 0; stage < blocks_[i].block->stages(); ++stage) {
+      const bool recompute = is_recomputed(stage);
+      nn::BlockOutput output;
+      if (differentiates && !recompute) {
+        current.set_requires_grad(true);
+        output = blocks_[i].block->forward(stage, current, inputs);
+      } else {
+        output = ops::run_without_gradient(
+            [&] { return blocks_[i].block->forward(stage, current, inputs); });
+      }
+      if (output.auxiliary_loss.defined()) {
+        const at::Tensor value = ops::detached(output.auxiliary_loss);
+        pass.auxiliary_loss =
+            pass.auxiliary_loss.defined()
+                ? ops::run_without_gradient([&] { return pass.auxiliary_loss.add(value); })
+                : value;
+      }
+      const at::Tensor next = ops::detached(output.hidden);
+      if (differentiates) {
+        Pass::Island island{i, stage, std::move(current), {}, {}, recompute};
+        if (!recompute) {
+          island.output = std::move(output.hidden);
+          island.auxiliary = std::move(output.auxiliary_loss);
+        }
+        pass.islands.push_back(std::move(island));
+      }
+      current = next;
+    }
+  }
+  return current;
+}
+
+at::Tensor BlockRunner::backward(const at::Tensor& grad_hidden, double auxiliary_scale,
+                                 Pass& pass) {
+  at::Tensor gradient = grad_hidden;
+  while (!pass.islands.empty()) {
+    Pass::Island island = std::move(pass.islands.back());
+    pass.islands.pop_back();
+    if (island.recompute) {
+      island.input.set_requires_grad(true);
+      nn::BlockOutput output =
+          blocks_[island.block].block->forward(island.stage, island.input, pass.inputs);
+      island.output = std::move(output.hidden);
+      island.auxiliary = std::move(output.auxiliary_loss);
+    }
+    ops::Tensors outputs = {island.output}, gradients = {gradient};
+    if (island.auxiliary.defined() && island.auxiliary.requires_grad() && auxiliary_scale != 0) {
+      outputs.push_back(island.auxiliary);
+      gradients.push_back(
+          at::full({}, auxiliary_scale, island.auxiliary.options().requires_grad(false)));
+    }
+    ops::run_backward(outputs, gradients);
+    gradient = island.input.grad();
+    island.input.mutable_grad().reset();
+    if (island.stage == 0) {
+      for (nn::Parameter* parameter : blocks_[island.block].parameters)
+        parameter->collect_gradient();
+    }
+  }
+  return gradient;
+}
+
+at::Tensor BlockRunner::evaluate(at::Tensor hidden, const nn::BlockInputs& inputs) {
+  const ops::NoGradient guard;
+  for (const BlockEntry& entry : blocks_) {
+    for (std::size_t stage = 0; stage < entry.block->stages(); ++stage) {
+      hidden = entry.block->forward(stage, hidden, inputs).hidden;
+    }
+  }
+  return hidden;
+}
+
+}  // namespace heddle::parallel

@@ -1,0 +1,70 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "nn/block.h"
+
+namespace heddle::parallel {
+
+/// What of a block's activations is kept for its backward.
+enum class Recompute {
+  kOff,        ///< Everything.
+  kSelective,  ///< The mixer's; the MLP, whose activations are the widest, runs again.
+  kFull,       ///< Only the block's input.
+};
+
+/// A block with all parameters it uses, adapters included.
+struct BlockEntry {
+  nn::Block* block;
+  std::vector<nn::Parameter*> parameters;
+};
+
+/// Runs the decoder blocks forward and backward, each stage of each block an autograd island: its
+/// input is detached, no edge spans islands, and this runner calls every backward itself. A policy
+/// such as recomputation lives here and not in the model.
+class BlockRunner {
+ public:
+  BlockRunner(std::vector<BlockEntry> blocks, Recompute recompute);
+
+  /// What one micro-batch leaves for its backward; several may be in flight.
+  class Pass {
+   public:
+    /// Sum of the blocks' auxiliary losses, undefined if there are none.
+    at::Tensor auxiliary_loss;
+
+   private:
+    friend class BlockRunner;
+    struct Island {
+      std::size_t block = 0, stage = 0;
+      at::Tensor input;              ///< Detached; asks for a gradient.
+      at::Tensor output, auxiliary;  ///< With their graph, unless recomputed.
+      bool recompute = false;
+    };
+    nn::BlockInputs inputs;
+    std::vector<Island> islands;
+  };
+
+  /// Hidden states after the last block, detached. `wants_input_gradient`: something before the
+  /// blocks is trained. Islands that have nothing trained in or before them keep nothing.
+  at::Tensor forward(const at::Tensor& hidden, const nn::BlockInputs& inputs,
+                     bool wants_input_gradient, Pass& pass);
+
+  /// Accumulates the parameters' gradients and returns that of the input (undefined if it was not
+  /// wanted). `auxiliary_scale` multiplies the gradient of the auxiliary losses. Consumes the pass.
+  at::Tensor backward(const at::Tensor& grad_hidden, double auxiliary_scale, Pass& pass);
+
+  /// Without gradients, keeping nothing: evaluation and scoring.
+  at::Tensor evaluate(at::Tensor hidden, const nn::BlockInputs& inputs);
+
+ private:
+  bool is_recomputed(std::size_t stage) const;
+
+  std::vector<BlockEntry> blocks_;
+  Recompute recompute_;
+};
+
+}  // namespace heddle::parallel
