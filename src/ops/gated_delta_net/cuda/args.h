@@ -51,13 +51,24 @@ struct Args {
   float *dg, *dbeta, *d_initial_state;
 };
 
-/// Kernels in launch order. H: false = mma.sync, true = wgmma.
+/// The checked arguments of an entry point; separate so that the benchmark can time single kernels.
+Args forward_args(const GatedDeltaNetShape& shape, const GatedDeltaNetOptions& options,
+                  const GatedDeltaNetInputs& in, const GatedDeltaNetForward& out);
+Args backward_args(const GatedDeltaNetShape& shape, const GatedDeltaNetOptions& options,
+                   const GatedDeltaNetInputs& in, const GatedDeltaNetBackward& out);
+bool use_hopper(GatedDeltaNetKernel kernel);
+
+/// Kernels in launch order; hopper: wgmma, otherwise mma.sync.
 void launch_plan(const Args& a, cudaStream_t s);
 void launch_prepare(const Args& a, int head_dim, cudaStream_t s);
 void launch_forward(const Args& a, int head_dim, bool hopper, cudaStream_t s);
 void launch_states(const Args& a, int head_dim, bool hopper, cudaStream_t s);
 void launch_chain(const Args& a, int head_dim, bool hopper, cudaStream_t s);
 void launch_gradients(const Args& a, int head_dim, bool hopper, cudaStream_t s);
+
+/// Whether the serial kernels give each value head two CTAs: with fewer sequence-heads than this, both
+/// halves find an SM of their own (an H200 has 132).
+inline bool split_values(const Args& a) { return a.sequences * a.v_heads <= 80; }
 
 /// Throws std::runtime_error naming `what` when the last launch failed.
 void check_launch(const char* what);

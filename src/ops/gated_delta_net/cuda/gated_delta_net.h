@@ -76,9 +76,6 @@ size_t gated_delta_net_saved_bytes(const GatedDeltaNetShape& shape, bool for_bac
 /// Scratch bytes of one backward call (2 head_dim^2 bf16 values per 64 tokens and value head).
 size_t gated_delta_net_workspace_bytes(const GatedDeltaNetShape& shape);
 
-/// Largest dynamic shared memory per CTA of the kernels for this head size, to compare with the device.
-size_t gated_delta_net_shared_bytes(int head_dim);
-
 /// What kAuto means on the current device; throws nothing, kPortable when the build lacks sm_90a code.
 GatedDeltaNetKernel gated_delta_net_kernel_for_device();
 

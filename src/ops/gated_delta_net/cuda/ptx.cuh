@@ -31,6 +31,11 @@ __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
+/// Arrives at `bar` when all earlier copies of this thread have landed; counts as an expected arrival.
+__device__ __forceinline__ void cp_async_arrive(u32 bar) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar) : "memory");
+}
+
 /// Orders this thread's ordinary shared-memory writes before later reads by wgmma.
 __device__ __forceinline__ void fence_async_proxy() {
 #if __CUDA_ARCH__ >= 900
@@ -186,10 +191,13 @@ __device__ __forceinline__ void load_tile_async(u32 tile, const bf16* src, int64
   int r = tid / kPerRow, c = (tid % kPerRow) * 8;
   u32 dst = tile_address(tile, 64, r, c);
   const bf16* p = src + r * row_stride + c;
-#pragma unroll
+  int64_t step = kRows * row_stride;
+#pragma unroll 2  // few addresses alive at once: the load group has few registers
   for (int i = 0; i < 64 / kRows; ++i) {
-    bool ok = r + i * kRows < valid;
-    cp_async16(dst + i * kRows * 128, ok ? p + i * kRows * row_stride : src, ok);
+    cp_async16(dst, p, r < valid);
+    dst += kRows * 128;
+    r += kRows;
+    p += step;
   }
 }
 
@@ -200,11 +208,14 @@ __device__ __forceinline__ void store_tile(bf16* dst, u32 tile, int64_t row_stri
   constexpr int kPerRow = COLS / 8, kRows = 128 / kPerRow;
   int r = tid / kPerRow, c = (tid % kPerRow) * 8;
   u32 src = tile_address(tile, 64, r, c);
-#pragma unroll
+  bf16* p = dst + r * row_stride + c;
+  int64_t step = kRows * row_stride;
+#pragma unroll 2
   for (int i = 0; i < 64 / kRows; ++i) {
-    uint4 v = ld_shared16(src + i * kRows * 128);
-    if (r + i * kRows < valid)
-      *reinterpret_cast<uint4*>(dst + (r + i * kRows) * row_stride + c) = v;
+    if (r < valid) *reinterpret_cast<uint4*>(p) = ld_shared16(src);
+    src += kRows * 128;
+    r += kRows;
+    p += step;
   }
 }
 

@@ -1,0 +1,230 @@
+// Fused forward: o, final state and the written values u of one sequence and value head.
+#include "serial.cuh"
+
+namespace heddle::ops::cuda::gdn {
+namespace {
+
+template <class M, int D, int NS>
+struct ForwardSmem {
+  static constexpr int kStages = M::kHopper ? 3 : 2;
+  static constexpr u32 kWide = 64 * D * 2;                      // K or Q tile
+  static constexpr u32 kStage = 2 * kWide + (NS + 1) * 8192;  // K, Q, V (later U), T
+  static constexpr u32 kScores = kStages * kStage;
+  static constexpr u32 kOut = kScores + 2 * 8192;
+  static constexpr u32 kScales = kOut + NS * 8192;
+  static constexpr u32 kBarriers = kScales + kStages * sizeof(Scales);
+  static constexpr u32 kBytes = kBarriers + 128;
+};
+
+/// CTA = (sequence, value head, 64 NS columns of V). State groups, per chunk, all transposed:
+///   X = S K^T;  O = S Q^T;  U = (V - X e^G) (T beta)^T;  S = e^{G_C} S + (U e^{G_C-G}) K;
+///   O = O s e^G + U P^T
+/// with S^T (fp32) and every left operand in registers. Side group: P = mask(Q K^T), one chunk ahead,
+/// and the copies of U (staged in the buffer of V) and O to memory.
+///
+/// Shared memory (D = 128, NS = 2): 3 x (K 16, Q 16, V 16, T 8) + P 2 x 8 + O 16 = 200 KB, scales 5 KB.
+/// Barriers: full/empty[stage] tiles and scales; scores[2] P stored; u_ready[2], o_ready[2] results
+/// staged (o_ready also ends the state groups' reads of the stage and of P); o_empty O copied out.
+template <class M, int D, int NS>
+__global__ void __launch_bounds__((NS + 2) * 128, 1)
+    forward_kernel(const __grid_constant__ Args a) {
+  using Smem = ForwardSmem<M, D, NS>;
+  constexpr int KS = D / 16, NB = D / 8, kStages = Smem::kStages;
+  extern __shared__ __align__(1024) uint8_t smem[];
+  u32 base = smem_u32(smem);
+  Scales* scales = reinterpret_cast<Scales*>(smem + Smem::kScales);
+  u32 full = base + Smem::kBarriers, empty = full + 24, scores_ready = full + 48,
+      u_ready = full + 64, o_ready = full + 80, o_empty = full + 96;
+  Work w(a, D / 64 / NS, NS * 64);
+  int group = threadIdx.x >> 7, tid = threadIdx.x & 127, lane = tid & 31, warp = tid >> 5;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < 3; ++i) {
+      mbar_init(full + i * 8, 128);
+      mbar_init(empty + i * 8, 128);
+    }
+    for (int i = 0; i < 2; ++i) {
+      mbar_init(scores_ready + i * 8, 128);
+      mbar_init(u_ready + i * 8, NS * 128);
+      mbar_init(o_ready + i * 8, NS * 128);
+    }
+    mbar_init(o_empty, 128);
+  }
+  __syncthreads();
+
+  if (group == NS + 1) {
+    load_registers<M>();
+    ScaleLoad row, previous;
+    auto publish = [&](int c) {
+      if (tid < 64) previous.store(scales[c % kStages], tid);
+      fence_async_proxy();
+      mbar_arrive(full + c % kStages * 8);
+    };
+    for (int c = 0; c < w.chunks; ++c) {
+      if (c >= kStages) mbar_wait(empty + c % kStages * 8, (c / kStages - 1) & 1);
+      u32 k = base + c % kStages * Smem::kStage, v = k + 2 * Smem::kWide;
+      int64_t t = w.token + c * kChunk;
+      int valid = w.valid(c);
+      if (tid < 64) row.load(a, w.first_chunk + c, w.h, w.hk, tid);
+      load_tile_async<D>(k, a.k + t * a.k_stride + w.hk * D, a.k_stride, valid, tid);
+      load_tile_async<D>(k + Smem::kWide, a.q + t * a.q_stride + w.hk * D, a.q_stride, valid, tid);
+      load_tile_async<NS * 64>(v, a.v + t * a.v_stride + w.h * D + w.v0, a.v_stride, valid, tid);
+      load_image_async<8192>(v + NS * 8192,
+                             a.solve + (int64_t{w.first_chunk + c} * a.v_heads + w.h) * 4096, tid);
+      cp_async_commit();
+      if constexpr (kStages > 2) {  // one chunk late, so that two are in flight
+        cp_async_wait<1>();
+        if (c > 0) publish(c - 1);
+        previous = row;
+      } else {
+        previous = row;
+        cp_async_wait<0>();
+        publish(c);
+      }
+    }
+    if (kStages > 2 && w.chunks > 0) {
+      cp_async_wait<0>();
+      publish(w.chunks - 1);
+    }
+    return;
+  }
+
+  if (group == NS) {
+    side_registers<M>();
+    auto make_scores = [&](int c) {
+      int s = c % kStages;
+      u32 k = base + s * Smem::kStage;
+      float acc[8][4];
+      u32 p[4][4];
+      mbar_wait(full + s * 8, (c / kStages) & 1);
+      M::fence();
+      M::template ss<KS, false, false>(acc, k + Smem::kWide, k, false);
+      M::commit();
+      M::template wait<0>();
+      pin(acc);
+      score_fragments<false>(p, acc, scales[s], warp, lane);
+      u32 scores = base + Smem::kScores + (c & 1) * 8192;
+#pragma unroll
+      for (int n = 0; n < 4; ++n) store_fragment(scores, 64, warp * 16, n * 16, lane, p[n]);
+      fence_async_proxy();
+      mbar_arrive(scores_ready + (c & 1) * 8);
+    };
+    if (w.chunks > 0) make_scores(0);
+    for (int c = 0; c < w.chunks; ++c) {
+      if (c + 1 < w.chunks) make_scores(c + 1);
+      int phase = (c >> 1) & 1, valid = w.valid(c);
+      int64_t t = w.token + c * kChunk;
+      if (a.u != nullptr) {
+        mbar_wait(u_ready + (c & 1) * 8, phase);
+        store_tile<NS * 64>(a.u + (t * a.v_heads + w.h) * D + w.v0,
+                            base + c % kStages * Smem::kStage + 2 * Smem::kWide,
+                            int64_t{a.v_heads} * D, valid, tid);
+      }
+      mbar_wait(o_ready + (c & 1) * 8, phase);
+      mbar_arrive(empty + c % kStages * 8);
+      store_tile<NS * 64>(a.o + t * a.o_stride + w.h * D + w.v0, base + Smem::kOut, a.o_stride,
+                          valid, tid);
+      mbar_arrive(o_empty);
+    }
+    return;
+  }
+
+  state_registers<M>();
+  int v0 = w.v0 + group * 64;
+  int64_t state_offset = (int64_t{w.sequence} * a.v_heads + w.h) * D * D;
+  float s[NB][4];
+  load_state(s, a.initial_state ? a.initial_state + state_offset : nullptr, D, v0, warp, lane);
+  u32 sb[KS][4];
+  for (int c = 0; c < w.chunks; ++c) {
+    int stage = c % kStages;
+    u32 k = base + stage * Smem::kStage, q = k + Smem::kWide, v = q + Smem::kWide + group * 8192,
+        t = q + Smem::kWide + NS * 8192, scores = base + Smem::kScores + (c & 1) * 8192,
+        out = base + Smem::kOut + group * 8192;
+    const Scales& sc = scales[stage];
+    to_fragments(sb, s);
+    mbar_wait(full + stage * 8, (c / kStages) & 1);
+    float x[8][4], o[8][4];
+    M::fence();
+    M::template rs<false>(x, sb, k, false);
+    M::commit();
+    M::template rs<false>(o, sb, q, false);
+    M::commit();
+    u32 f[4][4];
+    M::template wait<1>();
+    pin(x);
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      // Loaded only now: held across the wait, V would not fit beside S and the accumulators.
+      if (n % 2 == 0) load_fragment_trans(f[n / 2], v, 64, n * 8, warp * 16, lane);
+      float2 e = *reinterpret_cast<const float2*>(sc.read_k + n * 8 + (lane & 3) * 2);
+      u32 &f0 = f[n >> 1][(n & 1) * 2], &f1 = f[n >> 1][(n & 1) * 2 + 1];
+      f0 = pack_bf16(bf16_lo(f0) - e.x * x[n][0], bf16_hi(f0) - e.y * x[n][1]);
+      f1 = pack_bf16(bf16_lo(f1) - e.x * x[n][2], bf16_hi(f1) - e.y * x[n][3]);
+    }
+    M::template wait<0>();  // the next product queues behind this one anyway; frees sb
+    pin(o);
+    pin(sb);
+    M::fence();
+    M::template rs<false>(x, f, t, false);
+    M::commit();
+    scale(s, sc.carry);
+    M::template wait<0>();
+    pin(x);
+    pin(f);
+    u32 us[4][4];
+    to_fragments(us, x, sc.write, lane);
+    pin(s);
+    M::fence();
+    M::template rs<true>(s, us, k, true);
+    M::commit();
+    to_fragments(f, x);
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      float2 e = *reinterpret_cast<const float2*>(sc.read_q + n * 8 + (lane & 3) * 2);
+      o[n][0] *= e.x;
+      o[n][1] *= e.y;
+      o[n][2] *= e.x;
+      o[n][3] *= e.y;
+    }
+    mbar_wait(scores_ready + (c & 1) * 8, (c >> 1) & 1);
+    pin(o);
+    M::fence();
+    M::template rs<false>(o, f, scores, true);
+    M::commit();
+    if (a.u != nullptr) {  // a warp reads and overwrites only its own 16 columns of V
+#pragma unroll
+      for (int n = 0; n < 4; ++n) store_fragment_trans(v, 64, n * 16, warp * 16, lane, f[n]);
+      mbar_arrive(u_ready + (c & 1) * 8);
+    }
+    M::template wait<0>();
+    pin(s);
+    pin(o);
+    pin(us);
+    pin(f);
+    to_fragments(f, o);
+    if (c > 0) mbar_wait(o_empty, (c - 1) & 1);
+#pragma unroll
+    for (int n = 0; n < 4; ++n) store_fragment_trans(out, 64, n * 16, warp * 16, lane, f[n]);
+    mbar_arrive(o_ready + (c & 1) * 8);
+  }
+  save_state(s, a.final_state ? a.final_state + state_offset : nullptr, D, v0, warp, lane);
+}
+
+template <class M, int D, int NS>
+void launch(const Args& a, cudaStream_t stream) {
+  constexpr u32 bytes = ForwardSmem<M, D, NS>::kBytes;
+  cudaFuncSetAttribute(forward_kernel<M, D, NS>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                       bytes);
+  dim3 grid(a.v_heads * (D / 64 / NS), a.sequences);
+  forward_kernel<M, D, NS><<<grid, (NS + 2) * 128, bytes, stream>>>(a);
+  check_launch("gated_delta_net forward");
+}
+
+}  // namespace
+
+void launch_forward(const Args& a, int head_dim, bool hopper, cudaStream_t s) {
+  if (head_dim == 64) return hopper ? launch<MmaHopper, 64, 1>(a, s) : launch<MmaPortable, 64, 1>(a, s);
+  if (!hopper) return launch<MmaPortable, 128, 1>(a, s);
+  split_values(a) ? launch<MmaHopper, 128, 1>(a, s) : launch<MmaHopper, 128, 2>(a, s);
+}
+
+}  // namespace heddle::ops::cuda::gdn

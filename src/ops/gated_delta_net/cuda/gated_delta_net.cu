@@ -1,0 +1,185 @@
+// Entry points: checks, the layout of the saved buffer and the workspace, and the order of kernels.
+#include "gated_delta_net.h"
+
+#include <stdexcept>
+#include <string>
+
+#include "args.h"
+
+namespace heddle::ops::cuda {
+namespace gdn {
+
+void check_launch(const char* what) {
+  cudaError_t e = cudaGetLastError();
+  if (e != cudaSuccess) throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(e));
+}
+
+namespace {
+
+/// Hands out 256-byte aligned pieces; with a null base it only measures.
+struct Arena {
+  char* base;
+  size_t used = 0;
+  template <class T>
+  T* take(size_t count) {
+    size_t at = used;
+    used += (count * sizeof(T) + 255) / 256 * 256;
+    return base == nullptr ? nullptr : reinterpret_cast<T*>(base + at);
+  }
+};
+
+int max_chunks(const GatedDeltaNetShape& s) { return s.tokens / kChunk + s.sequences; }
+
+size_t place_saved(Args& a, const GatedDeltaNetShape& s, bool for_backward, void* base) {
+  Arena m{static_cast<char*>(base)};
+  size_t chunks = max_chunks(s);
+  a.first_chunk = m.take<int>(s.sequences + 1);
+  a.order = m.take<int>(s.sequences);
+  a.chunks = m.take<ChunkInfo>(chunks);
+  a.decay = m.take<float>(chunks * s.v_heads * kChunk);
+  a.q_rms = m.take<float>(chunks * s.k_heads * kChunk);
+  a.k_rms = m.take<float>(chunks * s.k_heads * kChunk);
+  a.solve = m.take<__nv_bfloat16>(chunks * s.v_heads * kChunk * kChunk);
+  // The backward's pointers must not move with the flag, so the optional part comes last.
+  a.u = for_backward ? m.take<__nv_bfloat16>(size_t(s.tokens) * s.v_heads * s.head_dim) : nullptr;
+  return m.used;
+}
+
+size_t place_workspace(Args& a, const GatedDeltaNetShape& s, void* base) {
+  Arena m{static_cast<char*>(base)};
+  size_t count = size_t(max_chunks(s)) * s.v_heads * s.head_dim * s.head_dim;
+  a.states = m.take<__nv_bfloat16>(count);
+  a.d_states = m.take<__nv_bfloat16>(count);
+  return m.used;
+}
+
+void require(bool ok, const char* what) {
+  if (!ok) throw std::invalid_argument(std::string("gated_delta_net (cuda): ") + what);
+}
+
+const __nv_bfloat16* checked(const GatedDeltaNetTensor& t, int heads, int head_dim, bool empty) {
+  require(empty || t.data != nullptr, "null tensor");
+  require(reinterpret_cast<uintptr_t>(t.data) % 16 == 0 && t.stride % 8 == 0,
+          "tensors and token strides must be multiples of 16 bytes");
+  require(t.stride >= int64_t(heads) * head_dim, "token stride below heads * head_dim");
+  return static_cast<const __nv_bfloat16*>(t.data);
+}
+
+Args make_args(const GatedDeltaNetShape& s, const GatedDeltaNetOptions& o,
+               const GatedDeltaNetInputs& in) {
+  require(s.head_dim == 64 || s.head_dim == 128, "head_dim must be 64 or 128");
+  require(s.tokens >= 0 && s.sequences >= 1 && s.sequences <= 65535,
+          "tokens must be >= 0 and sequences within 1..65535");
+  require(s.k_heads >= 1 && s.k_heads <= 65535 && s.v_heads >= 1 && s.v_heads % s.k_heads == 0,
+          "v_heads must be a positive multiple of k_heads");
+  Args a{};
+  a.tokens = s.tokens;
+  a.sequences = s.sequences;
+  a.k_heads = s.k_heads;
+  a.v_heads = s.v_heads;
+  a.max_chunks = max_chunks(s);
+  a.scale = o.scale;
+  a.normalize = o.normalize_qk;
+  bool empty = s.tokens == 0;
+  a.q = checked(in.q, s.k_heads, s.head_dim, empty);
+  a.k = checked(in.k, s.k_heads, s.head_dim, empty);
+  a.v = checked(in.v, s.v_heads, s.head_dim, empty);
+  a.q_stride = in.q.stride;
+  a.k_stride = in.k.stride;
+  a.v_stride = in.v.stride;
+  require((empty || (in.g && in.beta)) && in.cu_seqlens, "g, beta and cu_seqlens are required");
+  a.g = in.g;
+  a.beta = in.beta;
+  a.cu_seqlens = in.cu_seqlens;
+  a.initial_state = in.initial_state;
+  return a;
+}
+
+}  // namespace
+
+bool use_hopper(GatedDeltaNetKernel kernel) {
+  GatedDeltaNetKernel best = gated_delta_net_kernel_for_device();
+  require(kernel != GatedDeltaNetKernel::kHopper || best == GatedDeltaNetKernel::kHopper,
+          "the wgmma kernels need a device of compute capability 9.0 and a build for sm_90a");
+  return (kernel == GatedDeltaNetKernel::kAuto ? best : kernel) == GatedDeltaNetKernel::kHopper;
+}
+
+Args forward_args(const GatedDeltaNetShape& shape, const GatedDeltaNetOptions& options,
+                  const GatedDeltaNetInputs& in, const GatedDeltaNetForward& out) {
+  Args a = make_args(shape, options, in);
+  require(out.saved != nullptr, "saved buffer is required");
+  place_saved(a, shape, out.for_backward, out.saved);
+  a.o = const_cast<__nv_bfloat16*>(
+      checked(out.o, shape.v_heads, shape.head_dim, shape.tokens == 0));
+  a.o_stride = out.o.stride;
+  a.final_state = out.final_state;
+  return a;
+}
+
+Args backward_args(const GatedDeltaNetShape& shape, const GatedDeltaNetOptions& options,
+                   const GatedDeltaNetInputs& in, const GatedDeltaNetBackward& out) {
+  Args a = make_args(shape, options, in);
+  require(out.saved != nullptr && out.workspace != nullptr, "saved and workspace are required");
+  place_saved(a, shape, true, const_cast<void*>(out.saved));
+  place_workspace(a, shape, out.workspace);
+  bool empty = shape.tokens == 0;
+  a.d_o = checked(out.d_o, shape.v_heads, shape.head_dim, empty);
+  a.dq = const_cast<__nv_bfloat16*>(checked(out.dq, shape.k_heads, shape.head_dim, empty));
+  a.dk = const_cast<__nv_bfloat16*>(checked(out.dk, shape.k_heads, shape.head_dim, empty));
+  a.dv = const_cast<__nv_bfloat16*>(checked(out.dv, shape.v_heads, shape.head_dim, empty));
+  a.do_stride = out.d_o.stride;
+  a.dq_stride = out.dq.stride;
+  a.dk_stride = out.dk.stride;
+  a.dv_stride = out.dv.stride;
+  a.d_final_state = out.d_final_state;
+  a.d_initial_state = out.d_initial_state;
+  require(empty || (out.dg && out.dbeta), "dg and dbeta are required");
+  a.dg = out.dg;
+  a.dbeta = out.dbeta;
+  return a;
+}
+
+}  // namespace gdn
+
+size_t gated_delta_net_saved_bytes(const GatedDeltaNetShape& shape, bool for_backward) {
+  gdn::Args a{};
+  return gdn::place_saved(a, shape, for_backward, nullptr);
+}
+
+size_t gated_delta_net_workspace_bytes(const GatedDeltaNetShape& shape) {
+  gdn::Args a{};
+  return gdn::place_workspace(a, shape, nullptr);
+}
+
+GatedDeltaNetKernel gated_delta_net_kernel_for_device() {
+#ifdef HEDDLE_CUDA_SM90A
+  int device = 0, major = 0, minor = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  if (major == 9 && minor == 0) return GatedDeltaNetKernel::kHopper;
+#endif
+  return GatedDeltaNetKernel::kPortable;
+}
+
+void gated_delta_net_forward(const GatedDeltaNetShape& shape, const GatedDeltaNetOptions& options,
+                             const GatedDeltaNetInputs& in, const GatedDeltaNetForward& out,
+                             cudaStream_t stream) {
+  gdn::Args a = gdn::forward_args(shape, options, in, out);
+  bool hopper = gdn::use_hopper(options.kernel);
+  gdn::launch_plan(a, stream);
+  gdn::launch_prepare(a, shape.head_dim, stream);
+  gdn::launch_forward(a, shape.head_dim, hopper, stream);
+}
+
+void gated_delta_net_backward(const GatedDeltaNetShape& shape, const GatedDeltaNetOptions& options,
+                              const GatedDeltaNetInputs& in, const GatedDeltaNetBackward& out,
+                              cudaStream_t stream) {
+  gdn::Args a = gdn::backward_args(shape, options, in, out);
+  bool hopper = gdn::use_hopper(options.kernel);
+  gdn::launch_states(a, shape.head_dim, hopper, stream);
+  gdn::launch_chain(a, shape.head_dim, hopper, stream);
+  gdn::launch_gradients(a, shape.head_dim, hopper, stream);
+}
+
+}  // namespace heddle::ops::cuda

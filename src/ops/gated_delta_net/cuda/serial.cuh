@@ -1,0 +1,176 @@
+// Shared by the kernels that walk one sequence chunk by chunk with the state in registers. A CTA has
+// NS + 2 groups of 128 threads: NS state groups, each owning 64 rows of S^T (rows = V), 16 a warp; a
+// side group that computes the state-independent 64 x 64 matrix and writes results out; a load group
+// that keeps the next chunks' tiles and row scales in flight.
+#pragma once
+
+#include "args.h"
+#include "mma.cuh"
+
+namespace heddle::ops::cuda::gdn {
+
+/// Named barriers of one group each; 0 is __syncthreads.
+__device__ __forceinline__ void group_sync() { named_sync(1 + (threadIdx.x >> 7), 128); }
+
+/// Registers a thread of each role may use (setmaxnreg, Hopper only): 192 NS + 88 + 40 <= 512.
+template <class M>
+__device__ __forceinline__ void state_registers() {
+  if constexpr (M::kHopper) set_max_registers_up<192>();
+}
+template <class M>
+__device__ __forceinline__ void side_registers() {
+  if constexpr (M::kHopper) set_max_registers_down<88>();
+}
+template <class M>
+__device__ __forceinline__ void load_registers() {
+  if constexpr (M::kHopper) set_max_registers_down<40>();
+}
+
+/// Row factors of one chunk, in shared memory. With G the cumulative decay and G_C its last value:
+/// read_k = e^G / |k|, read_q = scale e^G / |q|, write = e^(G_C - G) / |k|.
+struct Scales {
+  float read_k[64], read_q[64], write[64];
+  float g[64], q[64], k[64];  // G (base 2), scale / |q|, 1 / |k|
+  float carry;                // e^G_C
+  float pad[3];
+};
+
+/// The values from which a thread below 64 makes row `i` of the scales; loaded early, stored late.
+struct ScaleLoad {
+  float g, last, rq, rk;
+  __device__ void load(const Args& a, int64_t chunk, int h, int hk, int i) {
+    g = a.decay[(chunk * a.v_heads + h) * 64 + i];
+    last = a.decay[(chunk * a.v_heads + h) * 64 + 63];
+    rq = a.q_rms[(chunk * a.k_heads + hk) * 64 + i] * a.scale;
+    rk = a.k_rms[(chunk * a.k_heads + hk) * 64 + i];
+  }
+  __device__ void store(Scales& s, int i) const {
+    float e = exp2_fast(g);
+    s.read_k[i] = e * rk;
+    s.read_q[i] = e * rq;
+    s.write[i] = exp2_fast(last - g) * rk;
+    s.g[i] = g;
+    s.q[i] = rq;
+    s.k[i] = rk;
+    if (i == 0) s.carry = exp2_fast(last);
+  }
+};
+
+/// Which sequence, value head and columns of V (from v0) this CTA owns; longest sequences come first.
+struct Work {
+  int sequence, token, length, chunks, first_chunk, h, hk, v0;
+  __device__ Work(const Args& a, int parts, int v_cols) {
+    h = blockIdx.x / parts;
+    v0 = (blockIdx.x % parts) * v_cols;
+    hk = h / (a.v_heads / a.k_heads);
+    sequence = a.order[blockIdx.y];
+    token = a.cu_seqlens[sequence];
+    length = a.cu_seqlens[sequence + 1] - token;
+    chunks = (length + kChunk - 1) / kChunk;
+    first_chunk = a.first_chunk[sequence];
+  }
+  __device__ int valid(int c) const { return min(kChunk, length - c * kChunk); }
+};
+
+/// S^T rows 16 warp .. of this group in accumulator layout, from or to fp32 [K, V] in global memory.
+template <int NB>
+__device__ __forceinline__ void load_state(float (&s)[NB][4], const float* src, int v_dim, int v0,
+                                           int warp, int lane) {
+  if (src == nullptr) return zero(s);
+  const float* p = src + v0 + warp * 16 + (lane >> 2);
+#pragma unroll
+  for (int n = 0; n < NB; ++n) {
+    int64_t k = n * 8 + (lane & 3) * 2;
+    s[n][0] = p[k * v_dim];
+    s[n][1] = p[(k + 1) * v_dim];
+    s[n][2] = p[k * v_dim + 8];
+    s[n][3] = p[(k + 1) * v_dim + 8];
+  }
+}
+template <int NB>
+__device__ __forceinline__ void save_state(const float (&s)[NB][4], float* dst, int v_dim, int v0,
+                                           int warp, int lane) {
+  if (dst == nullptr) return;
+  float* p = dst + v0 + warp * 16 + (lane >> 2);
+#pragma unroll
+  for (int n = 0; n < NB; ++n) {
+    int64_t k = n * 8 + (lane & 3) * 2;
+    p[k * v_dim] = s[n][0];
+    p[(k + 1) * v_dim] = s[n][1];
+    p[k * v_dim + 8] = s[n][2];
+    p[(k + 1) * v_dim + 8] = s[n][3];
+  }
+}
+
+/// Accumulators to bf16 A fragments of the next product: columns become the contraction.
+template <int KS>
+__device__ __forceinline__ void to_fragments(u32 (&f)[KS][4], const float (&s)[2 * KS][4]) {
+#pragma unroll
+  for (int k = 0; k < KS; ++k) {
+    f[k][0] = pack_bf16(s[2 * k][0], s[2 * k][1]);
+    f[k][1] = pack_bf16(s[2 * k][2], s[2 * k][3]);
+    f[k][2] = pack_bf16(s[2 * k + 1][0], s[2 * k + 1][1]);
+    f[k][3] = pack_bf16(s[2 * k + 1][2], s[2 * k + 1][3]);
+  }
+}
+/// The same with a factor per column.
+template <int KS>
+__device__ __forceinline__ void to_fragments(u32 (&f)[KS][4], const float (&s)[2 * KS][4],
+                                             const float* column, int lane) {
+#pragma unroll
+  for (int k = 0; k < KS; ++k)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      float2 c = *reinterpret_cast<const float2*>(column + k * 16 + e * 8 + (lane & 3) * 2);
+      f[k][2 * e] = pack_bf16(s[2 * k + e][0] * c.x, s[2 * k + e][1] * c.y);
+      f[k][2 * e + 1] = pack_bf16(s[2 * k + e][2] * c.x, s[2 * k + e][3] * c.y);
+    }
+}
+/// bf16 fragments times a factor per column.
+template <int KS>
+__device__ __forceinline__ void scale_fragments(u32 (&out)[KS][4], const u32 (&f)[KS][4],
+                                                const float* column, int lane) {
+#pragma unroll
+  for (int k = 0; k < KS; ++k)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      float2 c = *reinterpret_cast<const float2*>(column + k * 16 + e * 8 + (lane & 3) * 2);
+#pragma unroll
+      for (int r = 2 * e; r < 2 * e + 2; ++r)
+        out[k][r] = pack_bf16(bf16_lo(f[k][r]) * c.x, bf16_hi(f[k][r]) * c.y);
+    }
+}
+template <int NB>
+__device__ __forceinline__ void scale(float (&s)[NB][4], float f) {
+#pragma unroll
+  for (int n = 0; n < NB; ++n)
+#pragma unroll
+    for (int e = 0; e < 4; ++e) s[n][e] *= f;
+}
+
+/// The causal score matrix e^{G_i - G_j} scale q_i.k_j, i >= j, from raw products held by the service
+/// group, as fragments. kTransposed: accumulator rows are j, columns i.
+template <bool kTransposed>
+__device__ __forceinline__ void score_fragments(u32 (&f)[4][4], float (&acc)[8][4], const Scales& s,
+                                                int warp, int lane) {
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    int r = warp * 16 + (lane >> 2) + e * 8;
+    float gr = s.g[r], row = kTransposed ? s.k[r] : s.q[r];
+    const float* column = kTransposed ? s.q : s.k;
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      int c = n * 8 + (lane & 3) * 2;
+      float2 gc = *reinterpret_cast<const float2*>(s.g + c);
+      float2 cc = *reinterpret_cast<const float2*>(column + c);
+      float d0 = kTransposed ? gc.x - gr : gr - gc.x, d1 = kTransposed ? gc.y - gr : gr - gc.y;
+      bool in0 = kTransposed ? c >= r : r >= c, in1 = kTransposed ? c + 1 >= r : r >= c + 1;
+      // Selected, not multiplied: above the diagonal the exponential may overflow.
+      float x0 = in0 ? acc[n][2 * e] * row * cc.x * exp2_fast(d0) : 0.f;
+      float x1 = in1 ? acc[n][2 * e + 1] * row * cc.y * exp2_fast(d1) : 0.f;
+      f[n >> 1][(n & 1) * 2 + e] = pack_bf16(x0, x1);
+    }
+  }
+}
+
+}  // namespace heddle::ops::cuda::gdn

@@ -1,0 +1,145 @@
+// First pass of the backward: the state at the entry of every chunk, from the saved u.
+#include "serial.cuh"
+
+namespace heddle::ops::cuda::gdn {
+namespace {
+
+template <class M, int D, int NS>
+struct StatesSmem {
+  static constexpr int kStages = M::kHopper ? 3 : 2;
+  static constexpr u32 kWide = 64 * D * 2;
+  static constexpr u32 kStage = kWide + NS * 8192;  // K, U
+  static constexpr u32 kOut = kStages * kStage;     // two buffers of NS images
+  static constexpr u32 kScales = kOut + 2 * NS * kWide;
+  static constexpr u32 kBarriers = kScales + kStages * sizeof(Scales);
+  static constexpr u32 kBytes = kBarriers + 128;
+};
+
+/// CTA = (sequence, value head, 64 NS columns of V). Per chunk: S^T is staged in bf16, then
+/// S = e^{G_C} S + (U e^{G_C-G}) K with U^T scaled in registers. The side group copies the images out.
+///
+/// Shared memory (D = 128, NS = 2): 3 x (K 16, U 16) + 2 x 32 = 160 KB, scales 5 KB.
+template <class M, int D, int NS>
+__global__ void __launch_bounds__((NS + 2) * 128, 1)
+    states_kernel(const __grid_constant__ Args a) {
+  using Smem = StatesSmem<M, D, NS>;
+  constexpr int KS = D / 16, NB = D / 8, kStages = Smem::kStages;
+  extern __shared__ __align__(1024) uint8_t smem[];
+  u32 base = smem_u32(smem);
+  Scales* scales = reinterpret_cast<Scales*>(smem + Smem::kScales);
+  u32 full = base + Smem::kBarriers, empty = full + 24, ready = full + 48, copied = full + 64;
+  Work w(a, D / 64 / NS, NS * 64);
+  int group = threadIdx.x >> 7, tid = threadIdx.x & 127, lane = tid & 31, warp = tid >> 5;
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < 3; ++i) {
+      mbar_init(full + i * 8, 128);
+      mbar_init(empty + i * 8, NS * 128);
+    }
+    for (int i = 0; i < 2; ++i) {
+      mbar_init(ready + i * 8, NS * 128);
+      mbar_init(copied + i * 8, 128);
+    }
+  }
+  __syncthreads();
+
+  if (group == NS + 1) {
+    load_registers<M>();
+    ScaleLoad row, previous;
+    auto publish = [&](int c) {
+      if (tid < 64) previous.store(scales[c % kStages], tid);
+      fence_async_proxy();
+      mbar_arrive(full + c % kStages * 8);
+    };
+    for (int c = 0; c < w.chunks; ++c) {
+      if (c >= kStages) mbar_wait(empty + c % kStages * 8, (c / kStages - 1) & 1);
+      u32 k = base + c % kStages * Smem::kStage;
+      int64_t t = w.token + c * kChunk;
+      int valid = w.valid(c);
+      if (tid < 64) row.load(a, w.first_chunk + c, w.h, w.hk, tid);
+      load_tile_async<D>(k, a.k + t * a.k_stride + w.hk * D, a.k_stride, valid, tid);
+      load_tile_async<NS * 64>(k + Smem::kWide, a.u + (t * a.v_heads + w.h) * D + w.v0,
+                               int64_t{a.v_heads} * D, valid, tid);
+      cp_async_commit();
+      if constexpr (kStages > 2) {  // one chunk late, so that two are in flight
+        cp_async_wait<1>();
+        if (c > 0) publish(c - 1);
+        previous = row;
+      } else {
+        previous = row;
+        cp_async_wait<0>();
+        publish(c);
+      }
+    }
+    if (kStages > 2 && w.chunks > 0) {
+      cp_async_wait<0>();
+      publish(w.chunks - 1);
+    }
+    return;
+  }
+
+  if (group == NS) {
+    side_registers<M>();
+    for (int c = 0; c < w.chunks; ++c) {
+      mbar_wait(ready + (c & 1) * 8, (c >> 1) & 1);
+      int64_t image = (int64_t{w.first_chunk + c} * a.v_heads + w.h) * (D / 64) + w.v0 / 64;
+      store_image<NS * Smem::kWide>(a.states + image * 64 * D,
+                                    base + Smem::kOut + (c & 1) * NS * Smem::kWide, tid);
+      mbar_arrive(copied + (c & 1) * 8);
+    }
+    return;
+  }
+
+  state_registers<M>();
+  float s[NB][4];
+  load_state(s,
+             a.initial_state
+                 ? a.initial_state + (int64_t{w.sequence} * a.v_heads + w.h) * D * D
+                 : nullptr,
+             D, w.v0 + group * 64, warp, lane);
+  for (int c = 0; c < w.chunks; ++c) {
+    int stage = c % kStages;
+    u32 k = base + stage * Smem::kStage,
+        out = base + Smem::kOut + ((c & 1) * NS + group) * Smem::kWide;
+    u32 sb[KS][4], us[4][4];
+    to_fragments(sb, s);
+    if (c >= 2) mbar_wait(copied + (c & 1) * 8, ((c >> 1) - 1) & 1);
+#pragma unroll
+    for (int n = 0; n < KS; ++n) store_fragment(out, 64, warp * 16, n * 16, lane, sb[n]);
+    mbar_arrive(ready + (c & 1) * 8);
+    mbar_wait(full + stage * 8, (c / kStages) & 1);
+    const Scales& sc = scales[stage];
+#pragma unroll
+    for (int n = 0; n < 4; ++n)
+      load_fragment_trans(us[n], k + Smem::kWide + group * 8192, 64, n * 16, warp * 16, lane);
+    scale_fragments(us, us, sc.write, lane);
+    scale(s, sc.carry);
+    pin(s);
+    M::fence();
+    M::template rs<true>(s, us, k, true);
+    M::commit();
+    M::template wait<0>();
+    pin(s);
+    pin(us);
+    mbar_arrive(empty + stage * 8);
+  }
+}
+
+template <class M, int D, int NS>
+void launch(const Args& a, cudaStream_t stream) {
+  constexpr u32 bytes = StatesSmem<M, D, NS>::kBytes;
+  cudaFuncSetAttribute(states_kernel<M, D, NS>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  dim3 grid(a.v_heads * (D / 64 / NS), a.sequences);
+  states_kernel<M, D, NS><<<grid, (NS + 2) * 128, bytes, stream>>>(a);
+  check_launch("gated_delta_net states");
+}
+
+}  // namespace
+
+void launch_states(const Args& a, int head_dim, bool hopper, cudaStream_t s) {
+  if (head_dim == 64)
+    return hopper ? launch<MmaHopper, 64, 1>(a, s) : launch<MmaPortable, 64, 1>(a, s);
+  if (!hopper) return launch<MmaPortable, 128, 1>(a, s);
+  split_values(a) ? launch<MmaHopper, 128, 1>(a, s) : launch<MmaHopper, 128, 2>(a, s);
+}
+
+}  // namespace heddle::ops::cuda::gdn
