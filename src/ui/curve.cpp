@@ -13,9 +13,9 @@ using Point = std::pair<double, double>;
 
 // The drawing area in units of the view box; the page scales it to the width it has.
 constexpr double kWidth = 640, kHeight = 250, kLeft = 62, kRight = 14, kTop = 12, kBottom = 30;
-constexpr std::size_t kColumns = 280;           // two points each: about one a unit
-constexpr std::size_t kSmoothFrom = 60;         // fewer points are readable as they are
-constexpr std::size_t kSmoothWindowShare = 40;  // of the number of points
+constexpr std::size_t kColumns = 280;     // two points each: about one a unit
+constexpr std::size_t kSmoothFrom = 60;   // fewer points are readable as they are
+constexpr std::size_t kSmoothShare = 80;  // of the points, on each side
 
 struct Bounds {
   double x_low = std::numeric_limits<double>::infinity();
@@ -123,16 +123,21 @@ std::vector<Point> thin_out(std::span<const Point> points, std::size_t columns) 
   return out;
 }
 
-std::vector<Point> smooth(std::span<const Point> points, double window) {
-  const double keep = 1 - 1 / std::max(1., window);
-  std::vector<Point> out;
-  double sum = 0, weight = 0;
+std::vector<Point> smooth(std::span<const Point> points, std::size_t window) {
+  // Prefix sums over the finite values.
+  std::vector<std::pair<double, double>> sums = {{0, 0}};  // sum, count
   for (const auto& [x, y] : points) {
-    if (std::isfinite(y)) {
-      sum = keep * sum + y;
-      weight = keep * weight + 1;
-    }
-    out.emplace_back(x, std::isfinite(y) ? sum / weight : y);
+    const bool is_finite = std::isfinite(y);
+    sums.emplace_back(sums.back().first + (is_finite ? y : 0),
+                      sums.back().second + (is_finite ? 1 : 0));
+  }
+  std::vector<Point> out;
+  for (std::size_t i = 0; i < points.size(); ++i) {
+    const std::size_t reach = std::min({window, i, points.size() - 1 - i});
+    const auto& [low_sum, low_count] = sums[i - reach];
+    const auto& [high_sum, high_count] = sums[i + reach + 1];
+    const auto& [x, y] = points[i];
+    out.emplace_back(x, std::isfinite(y) ? (high_sum - low_sum) / (high_count - low_count) : y);
   }
   return out;
 }
@@ -157,10 +162,10 @@ std::vector<double> round_ticks(double low, double high, int count) {
 }
 
 std::vector<Curve> curves_of(std::span<const StepMetrics> rows) {
-  Curve loss{"Loss", "", {{"training", {}}, {"evaluation", {}, true}}};
-  Curve lr{"Learning rate", "", {{"lr", {}}}};
-  Curve norm{"Gradient norm", "before clipping", {{"grad norm", {}}}};
-  Curve speed{"Speed", "tokens/s", {{"tokens/s", {}}}};
+  Curve loss{"Loss", "", {{"training"}, {"evaluation", {}, Drawing::kSparse}}};
+  Curve lr{"Learning rate", "", {{"lr", {}, Drawing::kExact}}};
+  Curve norm{"Gradient norm", "before clipping", {{"grad norm"}}};
+  Curve speed{"Speed", "tokens/s", {{"tokens/s"}}};
   std::vector<Curve> others;
   for (const StepMetrics& row : rows) {
     const auto x = static_cast<double>(row.step);
@@ -175,7 +180,8 @@ std::vector<Curve> curves_of(std::span<const StepMetrics> rows) {
       }
       auto found = std::ranges::find(others, name, &Curve::title);
       if (found == others.end()) {
-        others.push_back({name, "", {{name, {}, name.starts_with("eval_")}}});
+        const bool is_eval = name.starts_with("eval_");
+        others.push_back({name, "", {{name, {}, is_eval ? Drawing::kSparse : Drawing::kNoisy}}});
         found = others.end() - 1;
       }
       found->series[0].points.emplace_back(x, value);
@@ -202,16 +208,16 @@ std::string render_svg(const Curve& curve) {
   for (std::size_t i = 0; i < curve.series.size(); ++i) {
     const Series& series = curve.series[i];
     const auto drawn = thin_out(series.points, kColumns);
-    const bool is_smoothed = !series.is_sparse && series.points.size() >= kSmoothFrom;
+    const bool is_smoothed =
+        series.drawing == Drawing::kNoisy && series.points.size() >= kSmoothFrom;
     auto line = drawn;
     if (is_smoothed) {
       out += fmt::format("<path class='raw s{}' d='{}'/>", i + 1, path_of(drawn, bounds));
-      const double window = static_cast<double>(series.points.size()) / kSmoothWindowShare;
-      line = thin_out(smooth(series.points, window), kColumns);
+      line = thin_out(smooth(series.points, series.points.size() / kSmoothShare), kColumns);
     }
     out += fmt::format("<path class='line s{}' d='{}' data-name='{}' data-points='{}'/>", i + 1,
                        path_of(line, bounds), escape_html(series.name), data_of(drawn));
-    if (!series.is_sparse && series.points.size() > 1) continue;
+    if (series.drawing != Drawing::kSparse && series.points.size() > 1) continue;
     for (const auto& [x, y] : drawn) {
       if (!std::isfinite(y)) continue;
       out += fmt::format("<circle class='s{}' cx='{:.1f}' cy='{:.1f}' r='3.5'/>", i + 1,

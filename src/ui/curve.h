@@ -9,11 +9,15 @@
 
 namespace heddle::ui {
 
+/// How the points of a series are drawn: noisy ones faint under their moving mean, exact ones as
+/// they are, sparse ones (evaluations) with dots.
+enum class Drawing { kNoisy, kExact, kSparse };
+
 /// One line of a chart. Not-finite values leave a gap.
 struct Series {
   std::string name;
-  std::vector<std::pair<double, double>> points;  ///< x ascending
-  bool is_sparse = false;  ///< few points, such as evaluations: drawn with dots, never smoothed
+  std::vector<std::pair<double, double>> points = {};  ///< x ascending
+  Drawing drawing = Drawing::kNoisy;
 };
 
 struct Curve {
@@ -29,9 +33,10 @@ std::vector<Curve> curves_of(std::span<const StepMetrics> rows);
 /// At most `columns` buckets, each as its least and its greatest point, so that peaks stay visible.
 std::vector<std::pair<double, double>> thin_out(std::span<const std::pair<double, double>> points,
                                                 std::size_t columns);
-/// Exponential moving average over about `window` points, without the bias of its start.
+/// Centred moving mean over up to `window` points each side, fewer near the ends so that it never
+/// lags.
 std::vector<std::pair<double, double>> smooth(std::span<const std::pair<double, double>> points,
-                                              double window);
+                                              std::size_t window);
 /// About `count` round values (1, 2 or 5 times a power of ten) that cover [low, high].
 std::vector<double> round_ticks(double low, double high, int count);
 

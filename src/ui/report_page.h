@@ -10,7 +10,7 @@ inline constexpr std::string_view kReportStyle = R"css(
 :root { color-scheme: light dark; --page: #fcfcfa; --card: #ffffff; --ink: #1c1c1a; --soft: #686862; --line: #e3e3dd;
   --s1: #1f63c6; --s2: #c4590a; --good: #1d7a43; --warn: #8a5a00; --warn-back: #fdf3dc; }
 @media (prefers-color-scheme: dark) {
-  :root { --page: #141413; --card: #1d1d1b; --ink: #ececE8; --soft: #a3a39c; --line: #353532;
+  :root { --page: #141413; --card: #1d1d1b; --ink: #ececea; --soft: #a3a39c; --line: #353532;
     --s1: #74a9ff; --s2: #f0a058; --good: #62c98c; --warn: #f0c469; --warn-back: #33290f; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
@@ -19,14 +19,15 @@ h1 { font-size: 24px; line-height: 1.25; margin: 0 0 4px; }
 h2 { font-size: 17px; margin: 36px 0 12px; }
 h3 { font-size: 14px; margin: 0; font-weight: 600; }
 .soft { color: var(--soft); }
+.tile .soft, .head .soft { font-size: 13px; }
 code, pre { font: 13px/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; margin: 0; }
 .grid { display: grid; gap: 14px; }
-.tiles { grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); margin-top: 22px; }
+.tiles { grid-template-columns: repeat(auto-fit, minmax(172px, 1fr)); margin-top: 22px; }
 .charts { grid-template-columns: repeat(auto-fit, minmax(min(100%, 460px), 1fr)); }
 .pair { grid-template-columns: repeat(auto-fit, minmax(min(100%, 320px), 1fr)); margin-top: 10px; }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 14px 16px; min-width: 0; }
-.tile .value { font-size: 21px; font-weight: 600; font-variant-numeric: tabular-nums; }
+.tile .value { font-size: 18px; font-weight: 600; font-variant-numeric: tabular-nums; }
 .head { display: flex; justify-content: space-between; gap: 12px; flex-wrap: wrap; align-items: baseline; }
 .key { display: inline-block; width: 14px; height: 3px; border-radius: 2px; margin: 0 5px 3px 12px; }
 .key.s1 { background: var(--s1); } .key.s2 { background: var(--s2); }
