@@ -46,7 +46,8 @@ struct ModelSection {
   std::int64_t resize_vocab = 0;
 };
 
-/// A file (or files by pattern) and how often its rows are taken relative to the others.
+/// A file and how often its rows are seen in an epoch: 1 once, 2.5 twice and half of them a third
+/// time.
 struct DataSource {
   std::string path;
   double weight = 1;
@@ -75,8 +76,6 @@ inline constexpr std::array<std::string_view, 2> kNames<LossOn>{"assistant", "al
 struct DataFields {
   std::string messages = "messages";
   std::string tools = "tools";
-  std::string role = "role";
-  std::string content = "content";
   std::string prompt = "prompt";
   std::string completion = "completion";
   std::string text = "text";
@@ -86,6 +85,8 @@ struct DataFields {
   std::string instruction = "instruction";
   std::string input = "input";
   std::string output = "output";
+  std::string system = "system";
+  std::string history = "history";
   std::string input_ids = "input_ids";
   std::string labels = "labels";
   std::string label = "label";
@@ -128,7 +129,7 @@ struct TrainSection {
   std::int64_t global_batch_size = 8;
   std::int64_t micro_batch_tokens = 0;  ///< load() replaces 0 by data.max_length
   std::int64_t max_steps = 0;
-  double epochs = 1;
+  std::int64_t epochs = 1;
   std::uint64_t seed = 0;
   std::string output_dir;  ///< load() replaces "" by runs/<name of the file>
   std::string resume = "auto";

@@ -112,7 +112,8 @@ Section model_section() {
 Section data_section() {
   Section s = make("data", "The rows to train and evaluate on.");
   Table<DataSection>(s, &RunConfig::data)
-      .key("train", &DataSection::train, "training files: .jsonl, also .gz or .zst",
+      .key("train", &DataSection::train,
+           "training files, .jsonl, also .gz or .zst; weight: how often a row is seen in an epoch",
            {.aliases = {"dataset", "datasets", "train_file", "train_path", "path"},
             .required = true})
       .key("eval", &DataSection::eval, "held-out files; empty: no evaluation",
@@ -149,8 +150,6 @@ Section fields_section() {
   Table<DataFields>(s, &RunConfig::data, &DataSection::fields)
       .key("messages", &DataFields::messages, "list of turns")
       .key("tools", &DataFields::tools, "list of tool descriptions beside the messages")
-      .key("role", &DataFields::role, "of a turn: system, user, assistant, tool")
-      .key("content", &DataFields::content, "of a turn")
       .key("prompt", &DataFields::prompt, "carries no loss")
       .key("completion", &DataFields::completion, "carries loss")
       .key("text", &DataFields::text, "plain text, all of it with loss")
@@ -160,6 +159,8 @@ Section fields_section() {
       .key("instruction", &DataFields::instruction, "Alpaca")
       .key("input", &DataFields::input, "Alpaca, may be empty")
       .key("output", &DataFields::output, "Alpaca")
+      .key("system", &DataFields::system, "ShareGPT and Alpaca, may be missing")
+      .key("history", &DataFields::history, "Alpaca: earlier turns, may be missing")
       .key("input_ids", &DataFields::input_ids, "tokenized beforehand")
       .key("labels", &DataFields::labels, "as input_ids, -100 where there is no loss")
       .key("label", &DataFields::label, "head classify: class number, or number for regression")
@@ -320,7 +321,7 @@ Section log_section() {
   Section s = make("log", "What is shown and recorded.");
   Table<LogSection>(s, &RunConfig::log)
       .key("every", &LogSection::every,
-           "steps between lines when the output is no terminal; metrics.jsonl has every step",
+           "steps between lines when the output is no terminal, at most one a second",
            {.range = at_least(1), .aliases = {"logging_steps", "log_every"}})
       .key("level", &LogSection::level, "of messages", {.aliases = {"verbosity", "log_level"}})
       .key("tensorboard", &LogSection::tensorboard, "write <train.output_dir>/tensorboard",

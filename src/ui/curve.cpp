@@ -133,9 +133,8 @@ std::vector<Point> smooth(std::span<const Point> points, std::size_t window) {
   }
   std::vector<Point> out;
   for (std::size_t i = 0; i < points.size(); ++i) {
-    const std::size_t reach = std::min({window, i, points.size() - 1 - i});
-    const auto& [low_sum, low_count] = sums[i - reach];
-    const auto& [high_sum, high_count] = sums[i + reach + 1];
+    const auto& [low_sum, low_count] = sums[i - std::min(window, i)];
+    const auto& [high_sum, high_count] = sums[std::min(i + window + 1, points.size())];
     const auto& [x, y] = points[i];
     out.emplace_back(x, std::isfinite(y) ? (high_sum - low_sum) / (high_count - low_count) : y);
   }

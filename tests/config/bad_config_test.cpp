@@ -187,8 +187,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadConfig{"NoData",
                   "model: {path: m}\n",
                   {},
-                  "run.yaml: required key 'data.train' is missing: training files: .jsonl, also "
-                  ".gz or .zst"},
+                  "run.yaml: required key 'data.train' is missing: training files, .jsonl, also "
+                  ".gz or .zst; weight: how often a row is seen in an epoch"},
         BadConfig{"LoraWithoutRank",
                   after_good("train: {method: lora}\nadapter:\n  rank: 0\n"),
                   {},
