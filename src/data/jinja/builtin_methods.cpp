@@ -1,0 +1,517 @@
+#include <algorithm>
+#include <chrono>
+#include <ctime>
+
+#include "data/jinja/interpreter.h"
+#include "data/jinja/python_text.h"
+#include "data/tokenizer/utf8.h"
+
+namespace heddle::data::jinja {
+namespace {
+
+using Kind = Value::Kind;
+using python_text::Property;
+
+struct Call {
+  Interpreter& interpreter;
+  const Value& self;
+  const std::string& name;
+  const CallArguments& arguments;
+
+  ArgumentReader read(std::initializer_list<const char*> names) const {
+    return {name, arguments, names};
+  }
+  const std::string& text() const { return self.as_string(); }
+};
+
+struct Method {
+  std::string_view name;
+  Value (*call)(const Call&);
+};
+
+std::optional<std::string_view> optional_view(const std::optional<std::string>& text) {
+  return text ? std::optional<std::string_view>(*text) : std::nullopt;
+}
+
+Value strings(std::vector<std::string> parts, const Call& call) {
+  call.interpreter.work(parts.size());
+  Values out;
+  out.reserve(parts.size());
+  for (std::string& part : parts) {
+    call.interpreter.built(part.size());
+    out.push_back(Value::string(std::move(part)));
+  }
+  return Value::list(std::move(out));
+}
+
+std::string need_string(const ArgumentReader& arguments, int index) {
+  arguments.at(index);
+  const std::optional<std::string> text = arguments.string(index);
+  if (!text) throw TypeError{"expected a string, found None"};
+  return *text;
+}
+
+Value strip(const Call& call,
+            std::string_view (*how)(std::string_view, std::optional<std::string_view>)) {
+  const std::optional<std::string> chars = call.read({"chars"}).string(0);
+  return Value::string(std::string(how(call.text(), optional_view(chars))));
+}
+
+Value split(const Call& call, bool from_right) {
+  const auto arguments = call.read({"sep", "maxsplit"});
+  const std::optional<std::string> separator = arguments.string(0);
+  if (separator && separator->empty()) throw TypeError{"empty separator"};
+  return strings(python_text::split(call.text(), optional_view(separator), arguments.integer(1, -1),
+                                    from_right),
+                 call);
+}
+
+/// The part of the text that start and end, in characters, leave; and where it begins, in
+/// characters.
+std::pair<std::string_view, std::int64_t> window(const Call& call, const ArgumentReader& arguments,
+                                                 int first) {
+  const std::string_view text = call.text();
+  if (!arguments.has(first) && !arguments.has(first + 1)) return {text, 0};
+  const auto count = static_cast<std::int64_t>(utf8::length(text));
+  const auto clamp = [&](std::int64_t at) {
+    return std::clamp<std::int64_t>(at < 0 ? std::max<std::int64_t>(at, -count) + count : at, 0,
+                                    count);
+  };
+  const std::int64_t begin = clamp(arguments.integer(first, 0)),
+                     end = clamp(arguments.integer(first + 1, count));
+  std::size_t at = 0, from = 0;
+  std::int64_t index = 0;
+  for (; index < std::max(begin, end) && at < text.size(); ++index) {
+    if (index == begin) from = at;
+    at += utf8::decode(text, at).bytes;
+  }
+  if (begin >= end) return {std::string_view(), arguments.integer(first, 0) > count ? -1 : begin};
+  return {text.substr(from, at - from), begin};
+}
+
+Value affix(const Call& call, bool at_end) {
+  const auto arguments = call.read({"prefix", "start", "end"});
+  const auto [text, begin] = window(call, arguments, 1);
+  const auto holds = [&, text = text, begin = begin](const Value& candidate) {
+    if (!candidate.is_string()) {
+      throw TypeError{fmt::format("{} first arg must be str or a tuple of str, not {}", call.name,
+                                  candidate.type_name())};
+    }
+    if (begin < 0) return false;
+    return at_end ? text.ends_with(candidate.as_string()) : text.starts_with(candidate.as_string());
+  };
+  const Value& what = arguments.at(0);
+  if (what.is(Kind::kList) && what.as_list().form == ListData::Form::kTuple) {
+    for (const Value& candidate : what.as_list().items) {
+      if (holds(candidate)) return Value::boolean(true);
+    }
+    return Value::boolean(false);
+  }
+  return Value::boolean(holds(what));
+}
+
+Value find(const Call& call, bool from_right, bool must_exist) {
+  const auto arguments = call.read({"sub", "start", "end"});
+  const std::string what = need_string(arguments, 0);
+  const auto [text, begin] = window(call, arguments, 1);
+  const std::size_t at = begin < 0    ? std::string_view::npos
+                         : from_right ? text.rfind(what)
+                                      : text.find(what);
+  if (at == std::string_view::npos) {
+    if (must_exist) throw TypeError{"substring not found"};
+    return Value::integer(-1);
+  }
+  return Value::integer(begin + static_cast<std::int64_t>(utf8::length(text.substr(0, at))));
+}
+
+Value replace(const Call& call) {
+  const auto arguments = call.read({"old", "new", "count"});
+  const std::string from = need_string(arguments, 0), to = need_string(arguments, 1);
+  const std::int64_t most = arguments.integer(2, -1);
+  // What the result can grow to is checked before it is built.
+  std::size_t count = from.empty() ? call.text().size() + 1 : 0;
+  for (std::size_t at = 0; !from.empty() && (at = call.text().find(from, at)) != std::string::npos;
+       at += from.size())
+    ++count;
+  if (most >= 0) count = std::min(count, static_cast<std::size_t>(most));
+  if (to.size() > from.size() && count > call.interpreter.max_bytes() / (to.size() - from.size())) {
+    throw TypeError{fmt::format("a text of more than {} bytes", call.interpreter.max_bytes())};
+  }
+  return Value::string(python_text::replace(call.text(), from, to, most));
+}
+
+Value justify(const Call& call, int side) {
+  const auto arguments = call.read({"width", "fillchar"});
+  arguments.at(0);
+  const std::string fill = arguments.string(1).value_or(" ");
+  if (utf8::length(fill) != 1)
+    throw TypeError{"The fill character must be exactly one character long"};
+  const std::int64_t width = arguments.integer(0, 0);
+  const auto length = static_cast<std::int64_t>(utf8::length(call.text()));
+  if (width <= length) return call.self;
+  if (width > static_cast<std::int64_t>(call.interpreter.max_bytes() / fill.size()))
+    throw TypeError{"the width is too large"};
+  const std::int64_t missing = width - length;
+  // Python's str.center puts the odd space left if the width is odd.
+  const std::int64_t left = side < 0 ? 0 : side > 0 ? missing : missing / 2 + (missing & width & 1);
+  std::string out;
+  for (std::int64_t i = 0; i < left; ++i) out += fill;
+  out += call.text();
+  for (std::int64_t i = left; i < missing; ++i) out += fill;
+  return Value::string(std::move(out));
+}
+
+Value zfill(const Call& call) {
+  const std::int64_t width = call.read({"width"}).integer(0, 0);
+  const auto length = static_cast<std::int64_t>(utf8::length(call.text()));
+  if (width <= length) return call.self;
+  if (width > static_cast<std::int64_t>(call.interpreter.max_bytes()))
+    throw TypeError{"the width is too large"};
+  std::string out = call.text();
+  const bool has_sign = out.starts_with('+') || out.starts_with('-');
+  return Value::string(out.insert(has_sign ? 1 : 0, static_cast<std::size_t>(width - length), '0'));
+}
+
+Value partition(const Call& call, bool from_right) {
+  const std::string separator = need_string(call.read({"sep"}), 0);
+  if (separator.empty()) throw TypeError{"empty separator"};
+  const std::string& text = call.text();
+  const std::size_t at = from_right ? text.rfind(separator) : text.find(separator);
+  if (at == std::string::npos) {
+    return from_right ? Value::tuple({Value::string(""), Value::string(""), call.self})
+                      : Value::tuple({call.self, Value::string(""), Value::string("")});
+  }
+  return Value::tuple({Value::string(text.substr(0, at)), Value::string(separator),
+                       Value::string(text.substr(at + separator.size()))});
+}
+
+Value join(const Call& call) {
+  TextSink out(call.interpreter.max_bytes());
+  bool first = true;
+  const Values items = iterate(call.read({"iterable"}).at(0));
+  for (const Value& item : items) {
+    if (!item.is_string())
+      throw TypeError{
+          fmt::format("sequence item: expected str instance, {} found", item.type_name())};
+    if (!first) out.add(call.text());
+    first = false;
+    out.add(item.as_string());
+  }
+  call.interpreter.work(items.size());
+  return Value::string(out.take());
+}
+
+Value count(const Call& call) {
+  const auto arguments = call.read({"sub", "start", "end"});
+  const std::string what = need_string(arguments, 0);
+  const auto [text, begin] = window(call, arguments, 1);
+  if (begin < 0) return Value::integer(0);
+  if (what.empty()) return Value::integer(static_cast<std::int64_t>(utf8::length(text)) + 1);
+  std::int64_t found = 0;
+  for (std::size_t at = 0; (at = text.find(what, at)) != std::string_view::npos; at += what.size())
+    ++found;
+  return Value::integer(found);
+}
+
+Value expand_tabs(const Call& call) {
+  const std::int64_t size = call.read({"tabsize"}).integer(0, 8);
+  if (size > 1000) throw TypeError{"tabsize is too large"};
+  TextSink out(call.interpreter.max_bytes());
+  std::int64_t column = 0;
+  const std::string& text = call.text();
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t bytes = utf8::decode(text, at).bytes;
+    if (text[at] == '\t') {
+      const std::int64_t spaces = size > 0 ? size - column % size : 0;
+      out.add(std::string(static_cast<std::size_t>(spaces), ' '));
+      column += spaces;
+    } else {
+      out.add(std::string_view(text).substr(at, bytes));
+      column = text[at] == '\n' || text[at] == '\r' ? 0 : column + 1;
+    }
+    at += bytes;
+  }
+  return Value::string(out.take());
+}
+
+template <Property property>
+Value has_property(const Call& call) {
+  call.read({});
+  return Value::boolean(python_text::all(call.text(), property));
+}
+
+constexpr Method kStringMethods[] = {
+    {"strip", [](const Call& call) { return strip(call, python_text::strip); }},
+    {"lstrip", [](const Call& call) { return strip(call, python_text::strip_left); }},
+    {"rstrip", [](const Call& call) { return strip(call, python_text::strip_right); }},
+    {"split", [](const Call& call) { return split(call, false); }},
+    {"rsplit", [](const Call& call) { return split(call, true); }},
+    {"splitlines",
+     [](const Call& call) {
+       return strings(
+           python_text::split_lines(call.text(), call.read({"keepends"}).boolean(0, false)), call);
+     }},
+    {"startswith", [](const Call& call) { return affix(call, false); }},
+    {"endswith", [](const Call& call) { return affix(call, true); }},
+    {"removeprefix",
+     [](const Call& call) {
+       const std::string prefix = need_string(call.read({"prefix"}), 0);
+       return call.text().starts_with(prefix) ? Value::string(call.text().substr(prefix.size()))
+                                              : call.self;
+     }},
+    {"removesuffix",
+     [](const Call& call) {
+       const std::string suffix = need_string(call.read({"suffix"}), 0);
+       return call.text().ends_with(suffix)
+                  ? Value::string(call.text().substr(0, call.text().size() - suffix.size()))
+                  : call.self;
+     }},
+    {"find", [](const Call& call) { return find(call, false, false); }},
+    {"rfind", [](const Call& call) { return find(call, true, false); }},
+    {"index", [](const Call& call) { return find(call, false, true); }},
+    {"rindex", [](const Call& call) { return find(call, true, true); }},
+    {"count", count},
+    {"replace", replace},
+    {"join", join},
+    {"partition", [](const Call& call) { return partition(call, false); }},
+    {"rpartition", [](const Call& call) { return partition(call, true); }},
+    {"upper", [](const Call& call) { return Value::string(python_text::upper(call.text())); }},
+    {"lower", [](const Call& call) { return Value::string(python_text::lower(call.text())); }},
+    {"capitalize",
+     [](const Call& call) { return Value::string(python_text::capitalize(call.text())); }},
+    {"title", [](const Call& call) { return Value::string(python_text::title(call.text())); }},
+    {"swapcase",
+     [](const Call& call) { return Value::string(python_text::swapcase(call.text())); }},
+    {"ljust", [](const Call& call) { return justify(call, -1); }},
+    {"rjust", [](const Call& call) { return justify(call, 1); }},
+    {"center", [](const Call& call) { return justify(call, 0); }},
+    {"zfill", zfill},
+    {"expandtabs", expand_tabs},
+    {"format",
+     [](const Call& call) {
+       return Value::string(
+           format_braces(call.text(), call.arguments, call.interpreter.max_bytes()));
+     }},
+    {"isalpha", has_property<Property::kAlpha>},
+    {"isdigit", has_property<Property::kDigit>},
+    {"isdecimal", has_property<Property::kDecimal>},
+    {"isnumeric", has_property<Property::kNumeric>},
+    {"isalnum", has_property<Property::kAlnum>},
+    {"isspace", has_property<Property::kSpace>},
+    {"isascii", has_property<Property::kAscii>},
+    {"islower",
+     [](const Call& call) { return Value::boolean(python_text::is_lower(call.text())); }},
+    {"isupper",
+     [](const Call& call) { return Value::boolean(python_text::is_upper(call.text())); }},
+    {"istitle",
+     [](const Call& call) { return Value::boolean(python_text::is_title(call.text())); }},
+};
+
+constexpr Method kDictMethods[] = {
+    {"get",
+     [](const Call& call) {
+       const auto arguments = call.read({"key", "default"});
+       const Value* found = call.self.as_dict().find(arguments.at(0));
+       return found != nullptr ? *found : arguments.has(1) ? arguments.at(1) : Value::none();
+     }},
+    {"items",
+     [](const Call& call) {
+       Values pairs;
+       for (const auto& [key, value] : call.self.as_dict().items)
+         pairs.push_back(Value::tuple({key, value}));
+       return Value::view(std::move(pairs));
+     }},
+    {"keys", [](const Call& call) { return Value::view(iterate(call.self)); }},
+    {"values",
+     [](const Call& call) {
+       Values values;
+       for (const auto& [key, value] : call.self.as_dict().items) values.push_back(value);
+       return Value::view(std::move(values));
+     }},
+    {"copy", [](const Call& call) { return call.self; }},
+};
+
+constexpr Method kListMethods[] = {
+    {"index",
+     [](const Call& call) {
+       const Values& items = call.self.as_list().items;
+       const Value& what = call.read({"value"}).at(0);
+       for (std::size_t i = 0; i < items.size(); ++i) {
+         if (equal(items[i], what)) return Value::integer(static_cast<std::int64_t>(i));
+       }
+       throw TypeError{"value is not in list"};
+     }},
+    {"count",
+     [](const Call& call) {
+       const Value& what = call.read({"value"}).at(0);
+       std::int64_t found = 0;
+       for (const Value& item : call.self.as_list().items) found += equal(item, what);
+       return Value::integer(found);
+     }},
+    {"copy", [](const Call& call) { return call.self; }},
+};
+
+const Method* find_method(const Value& self, std::string_view name) {
+  const auto search = [&](const auto& methods) -> const Method* {
+    for (const Method& method : methods) {
+      if (method.name == name) return &method;
+    }
+    return nullptr;
+  };
+  switch (self.kind()) {
+    case Kind::kString:
+      return search(kStringMethods);
+    case Kind::kDict:
+      return search(kDictMethods);
+    case Kind::kList: {
+      if (self.as_list().form == ListData::Form::kView) return nullptr;
+      const Method* found = search(kListMethods);
+      return found != nullptr && name == "copy" && self.as_list().form == ListData::Form::kTuple
+                 ? nullptr
+                 : found;
+    }
+    default:
+      return nullptr;
+  }
+}
+
+/// The local time in strftime's format; %f is microseconds, as in Python.
+std::string local_time(std::string format) {
+  using Clock = std::chrono::system_clock;
+  const auto now = Clock::now();
+  const std::time_t seconds = Clock::to_time_t(now);
+  const auto micros =
+      std::chrono::duration_cast<std::chrono::microseconds>(now.time_since_epoch()).count() %
+      1'000'000;
+  std::tm parts{};
+  localtime_r(&seconds, &parts);
+  for (std::size_t at = 0;
+       (at = format.find('%', at)) != std::string::npos && at + 1 < format.size(); at += 2) {
+    if (format[at + 1] == 'f') format.replace(at, 2, fmt::format("{:06}", micros));
+  }
+  constexpr std::size_t kLongest = 4096;
+  if (format.size() > kLongest) throw TypeError{"strftime_now() format is too long"};
+  std::string out(16 * kLongest, '\0');
+  format += ' ';  // so that an empty result is not taken for a failure
+  out.resize(std::strftime(out.data(), out.size(), format.c_str(), &parts));
+  if (out.empty()) throw TypeError{"strftime_now() result is too long"};
+  out.pop_back();
+  return out;
+}
+
+Value make_range(Interpreter& interpreter, const CallArguments& arguments) {
+  constexpr std::int64_t kLongest = 100'000;  // as the sandbox of transformers allows
+  if (!arguments.named.empty() || arguments.positional.empty() || arguments.positional.size() > 3) {
+    throw TypeError{"range() takes 1 to 3 arguments"};
+  }
+  for (const Value& value : arguments.positional) {
+    if (value.is_undefined()) interpreter.fail_undefined(value.as_undefined());
+    if (!value.is_integral())
+      throw TypeError{
+          fmt::format("'{}' object cannot be interpreted as an integer", value.type_name())};
+  }
+  const bool one = arguments.positional.size() == 1;
+  const std::int64_t begin = one ? 0 : arguments.positional[0].as_int();
+  const std::int64_t end =
+      one ? arguments.positional[0].as_int() : arguments.positional[1].as_int();
+  const std::int64_t step = arguments.positional.size() == 3 ? arguments.positional[2].as_int() : 1;
+  if (step == 0) throw TypeError{"range() arg 3 must not be zero"};
+  Values items;
+  for (std::int64_t i = begin; step > 0 ? i < end : i > end;) {
+    if (static_cast<std::int64_t>(items.size()) >= kLongest)
+      throw TypeError{fmt::format("range too big: at most {} items", kLongest)};
+    items.push_back(Value::integer(i));
+    if (__builtin_add_overflow(i, step, &i)) break;
+  }
+  interpreter.work(items.size());
+  return Value::list(std::move(items));
+}
+
+/// The items of dict(...) and namespace(...): a mapping or pairs, and keywords.
+std::vector<std::pair<Value, Value>> pairs_of(const std::string& name,
+                                              const CallArguments& arguments) {
+  std::vector<std::pair<Value, Value>> items;
+  if (arguments.positional.size() > 1)
+    throw TypeError{fmt::format("{}() takes at most one positional argument", name)};
+  if (!arguments.positional.empty()) {
+    const Value& from = arguments.positional[0];
+    if (from.is_dict()) {
+      items = from.as_dict().items;
+    } else {
+      for (const Value& pair : iterate(from)) {
+        Values parts = iterate(pair);
+        if (parts.size() != 2)
+          throw TypeError{fmt::format("{}() needs pairs of key and value", name)};
+        items.emplace_back(std::move(parts[0]), std::move(parts[1]));
+      }
+    }
+  }
+  for (const auto& [key, value] : arguments.named) items.emplace_back(Value::string(key), value);
+  return items;
+}
+
+}  // namespace
+
+bool is_function(std::string_view name) {
+  for (const std::string_view known : {"range", "dict", "namespace", "raise_exception",
+                                       "strftime_now", "lipsum", "cycler", "joiner"}) {
+    if (name == known) return true;
+  }
+  return false;
+}
+
+Value call_function(Interpreter& interpreter, const std::string& name,
+                    const CallArguments& arguments) {
+  if (name == "range") return make_range(interpreter, arguments);
+  if (name == "dict") return Value::dict(pairs_of(name, arguments));
+  if (name == "namespace") {
+    Namespace* space = interpreter.make_namespace();
+    for (auto& [key, value] : pairs_of(name, arguments)) {
+      if (!key.is_string()) throw TypeError{"a namespace needs strings as names"};
+      if (key.as_string().starts_with('_')) {
+        throw TypeError{fmt::format("a namespace cannot have an attribute '{}'", key.as_string())};
+      }
+      space->values[key.as_string()] = std::move(value);
+    }
+    return Value::from(space);
+  }
+  if (name == "raise_exception") {
+    const ArgumentReader reader(name, arguments, {"message"});
+    throw TypeError{
+        fmt::format("raise_exception: {}", to_text(reader.at(0), interpreter.max_bytes()))};
+  }
+  if (name == "strftime_now") {
+    return Value::string(
+        local_time(ArgumentReader(name, arguments, {"format"}).string(0).value_or("")));
+  }
+  throw TypeError{fmt::format("the function '{}' is not supported", name)};
+}
+
+bool has_method(const Value& self, std::string_view name) {
+  return find_method(self, name) != nullptr;
+}
+
+bool is_forbidden_method(const Value& self, std::string_view name) {
+  if (self.is_dict()) {
+    for (const std::string_view forbidden : {"clear", "pop", "popitem", "setdefault", "update"}) {
+      if (name == forbidden) return true;
+    }
+  }
+  if (self.is(Kind::kList) && self.as_list().form == ListData::Form::kList) {
+    for (const std::string_view forbidden :
+         {"append", "clear", "extend", "insert", "pop", "remove", "reverse", "sort"}) {
+      if (name == forbidden) return true;
+    }
+  }
+  return false;
+}
+
+Value call_method(Interpreter& interpreter, const Value& self, const std::string& name,
+                  const CallArguments& arguments) {
+  interpreter.work(1 + Interpreter::cost(self));
+  Value result = find_method(self, name)->call({interpreter, self, name, arguments});
+  if (result.is_string()) interpreter.built(result.as_string().size());
+  return result;
+}
+
+}  // namespace heddle::data::jinja

@@ -1,0 +1,149 @@
+#include "data/jinja/interpreter.h"
+#include "data/jinja/python_text.h"
+
+namespace heddle::data::jinja {
+namespace {
+
+using Kind = Value::Kind;
+
+/// What a test works with; the other value of a comparison is its first argument.
+struct Call {
+  Interpreter& interpreter;
+  const std::string& name;
+  const Value& subject;
+  const CallArguments& arguments;
+
+  const Value& other() const { return ArgumentReader(name, arguments, {"other"}).at(0); }
+  std::int64_t integer() const {
+    if (subject.is_undefined()) interpreter.fail_undefined(subject.as_undefined());
+    if (!subject.is_integral())
+      throw TypeError{fmt::format("test '{}' needs an integer, not {}", name, subject.type_name())};
+    return subject.as_int();
+  }
+  bool ordered(bool (*holds)(const Value&, const Value&)) const {
+    const Value& b = other();
+    for (const Value* value : {&subject, &b}) {
+      if (value->is_undefined()) interpreter.fail_undefined(value->as_undefined());
+    }
+    interpreter.work(Interpreter::cost(b));
+    return holds(subject, b);
+  }
+};
+
+bool is_sequence(const Value& value) {
+  return value.is_string() || value.is_dict() || value.is_undefined() ||
+         (value.is(Kind::kList) && value.as_list().form != ListData::Form::kView);
+}
+
+bool is_same(const Value& a, const Value& b) {
+  if (a.kind() != b.kind()) return false;
+  if (a.is(Kind::kList)) return &a.as_list() == &b.as_list();
+  if (a.is_dict()) return &a.as_dict() == &b.as_dict();
+  return equal(a, b);
+}
+
+bool divides(const Call& call) {
+  const std::int64_t value = call.integer();
+  const std::int64_t divisor = ArgumentReader(call.name, call.arguments, {"num"}).integer(0, 0);
+  if (divisor == 0) throw TypeError{"integer modulo by zero"};
+  return divisor == -1 || value % divisor == 0;
+}
+
+struct Test {
+  std::string_view name;
+  bool (*holds)(const Call&);
+};
+
+constexpr auto kEqual = [](const Call& call) { return equal(call.subject, call.other()); };
+constexpr auto kNotEqual = [](const Call& call) { return !equal(call.subject, call.other()); };
+constexpr auto kLess = [](const Call& call) { return call.ordered(less); };
+constexpr auto kGreater = [](const Call& call) {
+  return call.ordered([](const Value& a, const Value& b) { return less(b, a); });
+};
+constexpr auto kLessOrEqual = [](const Call& call) {
+  return call.ordered([](const Value& a, const Value& b) { return less(a, b) || equal(a, b); });
+};
+constexpr auto kGreaterOrEqual = [](const Call& call) {
+  return call.ordered([](const Value& a, const Value& b) { return less(b, a) || equal(a, b); });
+};
+
+constexpr Test kTests[] = {
+    {"defined", [](const Call& call) { return !call.subject.is_undefined(); }},
+    {"undefined", [](const Call& call) { return call.subject.is_undefined(); }},
+    {"none", [](const Call& call) { return call.subject.is_none(); }},
+    {"boolean", [](const Call& call) { return call.subject.is(Kind::kBool); }},
+    {"true",
+     [](const Call& call) { return call.subject.is(Kind::kBool) && call.subject.as_bool(); }},
+    {"false",
+     [](const Call& call) { return call.subject.is(Kind::kBool) && !call.subject.as_bool(); }},
+    {"integer", [](const Call& call) { return call.subject.is(Kind::kInt); }},
+    {"float", [](const Call& call) { return call.subject.is(Kind::kFloat); }},
+    {"number", [](const Call& call) { return call.subject.is_number(); }},
+    {"string", [](const Call& call) { return call.subject.is_string(); }},
+    {"mapping", [](const Call& call) { return call.subject.is_dict(); }},
+    {"sequence", [](const Call& call) { return is_sequence(call.subject); }},
+    {"iterable",
+     [](const Call& call) {
+       return is_sequence(call.subject) || call.subject.is(Kind::kList) ||
+              call.subject.is(Kind::kIterator) || call.subject.is(Kind::kLoop);
+     }},
+    {"callable", [](const Call& call) { return call.subject.is(Kind::kCallable); }},
+    {"sameas", [](const Call& call) { return is_same(call.subject, call.other()); }},
+    {"in",
+     [](const Call& call) {
+       const Value& container = ArgumentReader(call.name, call.arguments, {"seq"}).at(0);
+       call.interpreter.work(Interpreter::cost(container));
+       return contains(container, call.subject);
+     }},
+    {"odd", [](const Call& call) { return call.integer() % 2 != 0; }},
+    {"even", [](const Call& call) { return call.integer() % 2 == 0; }},
+    {"divisibleby", divides},
+    {"lower",
+     [](const Call& call) {
+       return python_text::is_lower(to_text(call.subject, call.interpreter.max_bytes()));
+     }},
+    {"upper",
+     [](const Call& call) {
+       return python_text::is_upper(to_text(call.subject, call.interpreter.max_bytes()));
+     }},
+    {"filter",
+     [](const Call& call) {
+       return is_filter(to_text(call.subject, call.interpreter.max_bytes()));
+     }},
+    {"test",
+     [](const Call& call) { return is_test(to_text(call.subject, call.interpreter.max_bytes())); }},
+    {"eq", kEqual},
+    {"equalto", kEqual},
+    {"==", kEqual},
+    {"ne", kNotEqual},
+    {"!=", kNotEqual},
+    {"lt", kLess},
+    {"lessthan", kLess},
+    {"<", kLess},
+    {"le", kLessOrEqual},
+    {"<=", kLessOrEqual},
+    {"gt", kGreater},
+    {"greaterthan", kGreater},
+    {">", kGreater},
+    {"ge", kGreaterOrEqual},
+    {">=", kGreaterOrEqual},
+};
+
+const Test* find_test(std::string_view name) {
+  for (const Test& test : kTests) {
+    if (test.name == name) return &test;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+bool is_test(std::string_view name) { return find_test(name) != nullptr; }
+
+bool apply_test(Interpreter& interpreter, const std::string& name, const Value& subject,
+                const CallArguments& arguments) {
+  interpreter.work(1 + Interpreter::cost(subject));
+  return find_test(name)->holds({interpreter, name, subject, arguments});
+}
+
+}  // namespace heddle::data::jinja
