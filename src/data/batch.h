@@ -63,7 +63,7 @@ struct Batch {
     std::optional<at::Tensor>
         loss_weights;  ///< [B, S], aligned with `labels`; default 1 where there is a label
     std::optional<at::Tensor> position_ids;  ///< [B, S] or [3, B, S]
-    BatchCapacity capacity;
+    BatchCapacity capacity = {};
   };
 
   /// From the padded form. tokens [B, S]; attention_mask of rank 2 [B, S] (1 = real token, padding

@@ -167,7 +167,7 @@ class FileTokenizer {
   DatasetReport report_;
 };
 
-/// The cached store, or null when there is none that is whole.
+/// The cached store, or null when there is none that is whole; says so when there is a damaged one.
 std::shared_ptr<const TokenStore> open_cached(const fs::path& path) {
   if (!fs::exists(path)) return nullptr;
   try {
@@ -237,18 +237,13 @@ std::shared_ptr<const Dataset> Dataset::open(const DatasetOptions& options,
       store = TokenStore::from_bytes(tokenize(writer), file.path);
     } else {
       const fs::path path = cache / (key + ".tokens");
+      const CacheLock lock(cache / (key + ".lock"), kLockTimeoutSeconds);
       store = open_cached(path);
-      if (store == nullptr) {
-        const CacheLock lock(cache / (key + ".lock"), kLockTimeoutSeconds);
-        store = open_cached(path);
-        from_cache = store != nullptr;
-        if (store == nullptr) {
-          TokenStoreWriter writer(path);
-          tokenize(writer);
-          store = TokenStore::open(path);
-        }
-      } else {
-        from_cache = true;
+      from_cache = store != nullptr;
+      if (!from_cache) {
+        TokenStoreWriter writer(path);
+        tokenize(writer);
+        store = TokenStore::open(path);
       }
     }
     File entry;

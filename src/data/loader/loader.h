@@ -26,9 +26,9 @@ struct LoaderOptions {
   std::int64_t max_steps = 0;  ///< 0 = until the epochs are over
   int rank = 0;                ///< data rank (dp x fsdp), not the world's
   int world = 1;
-  int prefetch_steps = 2;  ///< steps prepared ahead by a thread; 0 = prepared in next()
-  BatchCapacity capacity;  ///< of every micro-batch; `tokens` then bounds micro-batches like
-                           ///< micro_batch_tokens
+  int prefetch_steps = 2;       ///< steps prepared ahead by a thread; 0 = prepared in next()
+  BatchCapacity capacity = {};  ///< of every micro-batch; `tokens` then bounds micro-batches like
+                                ///< micro_batch_tokens
 };
 
 /// What one optimizer step of this rank works on.
@@ -105,7 +105,7 @@ class EvaluationLoader {
     int rank = 0;
     int world = 1;
     std::int64_t max_rows = 0;  ///< the first rows only; 0 = all
-    BatchCapacity capacity;
+    BatchCapacity capacity = {};
   };
   /// Throws ConfigError when a row is longer than a micro-batch.
   EvaluationLoader(std::shared_ptr<const Dataset> dataset, Options options);

@@ -1,0 +1,329 @@
+#include "data/readers/jsonl_reader.h"
+
+#include <cmath>
+#include <fstream>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <zlib.h>
+#include <zstd.h>
+
+#include "base/errors.h"
+#include "base/files.h"
+#include "testing/temporary_directory.h"
+
+namespace heddle::data {
+namespace {
+
+using heddle::testing::TemporaryDirectory;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+
+void write(const std::filesystem::path& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary) << bytes;
+}
+
+std::string gzip(const std::string& text) {
+  z_stream stream{};
+  deflateInit2(&stream, 6, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY);
+  std::string out(deflateBound(&stream, text.size()) + 64, '\0');
+  stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(text.data()));
+  stream.avail_in = static_cast<uInt>(text.size());
+  stream.next_out = reinterpret_cast<Bytef*>(out.data());
+  stream.avail_out = static_cast<uInt>(out.size());
+  deflate(&stream, Z_FINISH);
+  out.resize(stream.total_out);
+  deflateEnd(&stream);
+  return out;
+}
+
+std::string zstd(const std::string& text) {
+  std::string out(ZSTD_compressBound(text.size()), '\0');
+  out.resize(ZSTD_compress(out.data(), out.size(), text.data(), text.size(), 3));
+  return out;
+}
+
+std::vector<std::string> lines_of(const std::filesystem::path& path) {
+  LineReader reader(path);
+  std::vector<std::string> lines;
+  std::string line;
+  while (reader.next(line)) lines.push_back(std::to_string(reader.line()) + ":" + line);
+  return lines;
+}
+
+template <class F>
+std::string error_of(F&& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+Row parse(const std::string& line, ReaderOptions options = {}) {
+  return parse_line(line, {"data.jsonl", 12}, options);
+}
+std::string complaint(const std::string& line, ReaderOptions options = {}) {
+  return error_of([&] { parse(line, options); });
+}
+
+TEST(LineReader, StripsMarksAndEndsAndCountsBlankLines) {
+  const TemporaryDirectory folder;
+  write(folder / "a", "\xef\xbb\xbf{\"a\": 1}\r\n\n  \t\r\n{\"b\": 2}\nlast");
+  EXPECT_THAT(lines_of(folder / "a"), ElementsAre("1:{\"a\": 1}", "4:{\"b\": 2}", "5:last"));
+  LineReader reader(folder / "a");
+  std::string line;
+  while (reader.next(line)) {
+  }
+  EXPECT_EQ(reader.blank_lines(), 2);
+  EXPECT_EQ(reader.bytes_consumed(), std::filesystem::file_size(folder / "a"));
+}
+
+TEST(LineReader, ReadsCompressedFilesOfSeveralParts) {
+  const TemporaryDirectory folder;
+  std::string text, half;
+  for (int i = 0; i < 70'000; ++i) {
+    text += "line " + std::to_string(i * 7919) + "\n";
+    if (i == 35'000) half = text;
+  }
+  write(folder / "plain", text);
+  const auto expected = lines_of(folder / "plain");
+  EXPECT_EQ(expected.size(), 70'000u);
+  const std::string rest = text.substr(half.size());
+  // The names say nothing about the content, on purpose.
+  write(folder / "one", gzip(text));
+  write(folder / "two", gzip(half) + gzip(rest) + std::string(512, '\0'));
+  write(folder / "three", zstd(text));
+  write(folder / "four", zstd(half) + zstd("") + zstd(rest));
+  for (const char* name : {"one", "two", "three", "four"}) {
+    EXPECT_EQ(lines_of(folder / name), expected) << name;
+  }
+}
+
+TEST(LineReader, SaysThatACompressedFileIsCutOrDamaged) {
+  const TemporaryDirectory folder;
+  std::string text;
+  for (int i = 0; i < 5000; ++i) text += std::to_string(i * 104729) + "\n";
+  for (auto* compress : {&gzip, &zstd}) {
+    const std::string whole = compress(text);
+    write(folder / "cut", whole.substr(0, whole.size() / 2));
+    EXPECT_THAT(error_of([&] { lines_of(folder / "cut"); }), HasSubstr("it is cut"));
+    std::string damaged = whole;
+    for (std::size_t i = 20; i < damaged.size(); i += 7) damaged[i] ^= 0x55;
+    write(folder / "damaged", damaged);
+    EXPECT_THAT(error_of([&] { lines_of(folder / "damaged"); }),
+                ::testing::AnyOf(HasSubstr("is damaged"), HasSubstr("it is cut")));
+  }
+}
+
+TEST(LineReader, GoesOnBehindALineThatIsTooLong) {
+  const TemporaryDirectory folder;
+  write(folder / "a",
+        "short\n" + std::string(3'000'000, 'x') + "\nafter\n" + std::string(999, 'y'));
+  LineReader reader(folder / "a", 100);
+  std::string line;
+  EXPECT_TRUE(reader.next(line));
+  EXPECT_THAT(error_of([&] { reader.next(line); }), HasSubstr("a:2: line is longer than 100 B"));
+  EXPECT_TRUE(reader.next(line));
+  EXPECT_EQ(line, "after");
+  EXPECT_THROW(reader.next(line), LineTooLong);
+  EXPECT_FALSE(reader.next(line));
+}
+
+TEST(LineReader, NamesFilesThatItCannotRead) {
+  const TemporaryDirectory folder;
+  EXPECT_THAT(error_of([&] { LineReader reader(folder / "missing.jsonl"); }),
+              HasSubstr("missing.jsonl: No such file"));
+  EXPECT_THAT(error_of([&] { LineReader reader(folder.path()); }), HasSubstr("is a folder"));
+  write(folder / "data.parquet", "PAR1\x15\x04");
+  EXPECT_THAT(error_of([&] { LineReader reader(folder / "data.parquet"); }),
+              ::testing::AllOf(HasSubstr("row 1"), HasSubstr("Parquet"), HasSubstr("to_json")));
+  write(folder / "data.arrow", "ARROW1");
+  EXPECT_THAT(error_of([&] { LineReader reader(folder / "data.arrow"); }), HasSubstr("feather"));
+  write(folder / "empty", "");
+  EXPECT_THAT(lines_of(folder / "empty"), ElementsAre());
+}
+
+TEST(Row, ReadsMessagesWithToolsAndWeights) {
+  const Row row = parse(R"({"id": 7, "messages": [{"role": "system", "content": "Be kind."},
+      {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+      {"role": "assistant", "content": null, "tool_calls": [{"function": {"name": "f"}}], "weight": 0},
+      {"role": "tool", "content": "3"},
+      {"role": "assistant", "content": "four", "reasoning_content": "r", "weight": 0.25}],
+      "tools": "[{\"type\": \"function\"}]"})");
+  EXPECT_EQ(row.format, RowFormat::kMessages);
+  EXPECT_EQ(row.form, Row::Form::kConversation);
+  ASSERT_EQ(row.messages.size(), 5u);
+  EXPECT_EQ(row.messages[1]["content"], "ab");
+  EXPECT_EQ(row.messages[2]["content"], "");
+  EXPECT_EQ(row.messages[4]["reasoning_content"], "r");
+  EXPECT_FALSE(row.messages[4].contains("weight"));
+  EXPECT_TRUE(std::isnan(row.message_weights[1]));
+  EXPECT_EQ(row.message_weights[2], 0);
+  EXPECT_EQ(row.message_weights[4], 0.25);
+  EXPECT_EQ(row.tools.size(), 1u);
+}
+
+TEST(Row, ReadsTheOtherFormats) {
+  Row row =
+      parse(R"({"conversations": [{"from": "system", "value": "s"}, {"from": "human", "value": "q"},
+                       {"from": "gpt", "value": "a", "weight": 0.5}, {"from": "observation", "value": "o"}]})");
+  EXPECT_EQ(row.messages.dump(),
+            R"([{"role":"system","content":"s"},{"role":"user","content":"q"},)"
+            R"({"role":"assistant","content":"a"},{"role":"tool","content":"o"}])");
+  EXPECT_EQ(row.message_weights[2], 0.5);
+  row = parse(
+      R"({"conversations": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]})");
+  EXPECT_EQ(row.messages[1]["content"], "a");
+
+  row = parse(R"({"instruction": "Add.", "input": "1 2", "output": "3", "system": "s",
+                  "history": [["q1", "a1"]]})");
+  EXPECT_EQ(row.format, RowFormat::kInstruction);
+  EXPECT_EQ(row.messages.size(), 5u);
+  EXPECT_EQ(row.messages[3]["content"], "Add.\n\n1 2");
+  EXPECT_EQ(parse(R"({"instruction": "Add.", "input": "", "output": "3"})").messages[0]["content"],
+            "Add.");
+
+  row = parse(R"({"prompt": "2 + 2 =", "completion": " 4"})");
+  EXPECT_EQ(row.form, Row::Form::kText);
+  EXPECT_EQ(row.prompt, "2 + 2 =");
+  EXPECT_EQ(row.text, " 4");
+  row = parse(R"({"prompt": [{"role": "user", "content": "q"}],
+                  "completion": [{"role": "assistant", "content": "a"}]})");
+  EXPECT_EQ(row.form, Row::Form::kConversation);
+  EXPECT_EQ(row.prompt_messages, 1u);
+
+  row = parse(R"({"text": "plain", "meta": {"source": "x"}, "prompt": null})");
+  EXPECT_EQ(row.format, RowFormat::kText);
+  EXPECT_EQ(row.text, "plain");
+
+  row = parse(R"({"input_ids": [1, 2, 3], "labels": [-100, 2, 3], "text": "also here"})");
+  EXPECT_EQ(row.form, Row::Form::kTokens);
+  EXPECT_THAT(row.labels, ElementsAre(-100, 2, 3));
+}
+
+TEST(Row, ReadsTargetsAndRenamedFields) {
+  ReaderOptions options;
+  options.task = Task::kClassification;
+  EXPECT_EQ(parse(R"({"text": "good", "label": 3})", options).target, 3);
+  EXPECT_THAT(complaint(R"({"text": "good", "label": 1.5})", options),
+              HasSubstr("field 'label': is 1.5"));
+  EXPECT_THAT(complaint(R"({"text": "good", "label": -1})", options),
+              HasSubstr("number of a class"));
+  EXPECT_THAT(complaint(R"({"text": "good"})", options), HasSubstr("field 'label': is missing"));
+  options.task = Task::kRegression;
+  EXPECT_EQ(parse(R"({"text": "good", "label": -1.5})", options).target, -1.5);
+
+  options = {};
+  options.fields.text = "content";
+  EXPECT_EQ(parse(R"({"content": "x"})", options).text, "x");
+  options.format = RowFormat::kText;
+  EXPECT_THAT(complaint(R"({"contents": "x"})", options), HasSubstr("did you mean 'contents'"));
+}
+
+struct BadLine {
+  const char* line;
+  const char* reason;
+};
+class BadRows : public ::testing::TestWithParam<BadLine> {};
+
+TEST_P(BadRows, NameFileLineFieldAndReason) {
+  const std::string message = complaint(GetParam().line);
+  EXPECT_THAT(message, StartsWith("data.jsonl:12: "));
+  EXPECT_THAT(message, HasSubstr(GetParam().reason));
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Row, BadRows,
+    ::testing::Values(
+        BadLine{R"({"text": "x")", "not valid JSON"},
+        BadLine{R"({"text": "x"} y)", "not valid JSON"}, BadLine{"{\"text\": \"\xff\"}", "UTF-8"},
+        BadLine{R"({"text": "\ud800"})", "not valid JSON"},
+        BadLine{"12", "the line holds a JSON number, expected an object"},
+        BadLine{R"([{"text": "x"}])", "jq -c '.[]'"}, BadLine{"{}", "the row has no field"},
+        BadLine{R"({"txet": "x"})", "no field tells the row's format"},
+        BadLine{R"({"text": ""})", "field 'text': is empty"},
+        BadLine{R"({"text": 5})", "field 'text': is a JSON number, expected a string"},
+        BadLine{R"({"messages": "x"})", "field 'messages': is a JSON string, expected a list"},
+        BadLine{R"({"messages": []})", "field 'messages': is an empty list"},
+        BadLine{R"({"messages": [5]})", "field 'messages[0]': is a JSON number"},
+        BadLine{R"({"messages": [{"content": "x"}]})", "field 'messages[0].role': is missing"},
+        BadLine{R"({"messages": [{"role": "", "content": "x"}]})",
+                "field 'messages[0].role': is empty"},
+        BadLine{R"({"messages": [{"role": "user"}]})", "field 'messages[0].content': is missing"},
+        BadLine{R"({"messages": [{"role": "user", "content": 5}]})",
+                "field 'messages[0].content': is a JSON"},
+        BadLine{R"({"messages": [{"role": "assistant", "content": "x", "weight": -1}]})",
+                "field 'messages[0].weight': is -1, expected a finite number >= 0"},
+        BadLine{R"({"messages": [{"role": "assistant", "content": "x", "weight": "a"}]})",
+                "field 'messages[0].weight': is a JSON string"},
+        BadLine{R"({"messages": [{"role": "user", "content": "x", "weight": 1}]})",
+                "only assistant messages carry loss"},
+        BadLine{
+            R"({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}]})",
+            "field 'messages[0].content[0]': holds a part of type 'image_url'. Heddle trains on "
+            "text"},
+        BadLine{R"({"messages": [{"role": "user", "content": [{"type": "text"}]}]})",
+                "a part without 'text'"},
+        BadLine{R"({"messages": [{"role": "user", "content": "x"}], "tools": {"a": 1}})",
+                "field 'tools': is a JSON object, expected a list"},
+        BadLine{R"({"messages": [{"role": "user", "content": "x"}], "tools": "[{"})",
+                "not valid JSON"},
+        BadLine{R"({"text": "see", "images": ["a.png"]})",
+                "field 'images': the row comes with media"},
+        BadLine{R"({"text": "see", "audio": "a.wav"})", "jq -c 'del(.audio)'"},
+        BadLine{R"({"conversations": [{"from": "alien", "value": "x"}]})",
+                "field 'conversations[0].from': is 'alien', expected human"},
+        BadLine{R"({"conversations": [{"from": "gpt"}]})",
+                "field 'conversations[0].value': is missing"},
+        BadLine{R"({"prompt": "x", "completion": []})", "both must be strings or both lists"},
+        BadLine{R"({"prompt": "x", "completion": ""})", "field 'completion': is empty"},
+        BadLine{R"({"instruction": "x", "output": null})", "no field tells"},
+        BadLine{R"({"instruction": "", "output": "x"})", "field 'instruction': is empty"},
+        BadLine{R"({"instruction": "x", "output": "y", "history": [["a"]]})", "not a pair"},
+        BadLine{R"({"input_ids": []})", "field 'input_ids': is an empty list"},
+        BadLine{R"({"input_ids": [1, -2]})", "field 'input_ids[1]': is -2, expected a token id"},
+        BadLine{R"({"input_ids": [1.5]})", "field 'input_ids[0]': is a JSON number"},
+        BadLine{R"({"input_ids": [18446744073709551615]})",
+                "field 'input_ids[0]': is 18446744073709551615"},
+        BadLine{R"({"input_ids": [1, 2], "labels": [1]})", "has 1 entries but 'input_ids' has 2"},
+        BadLine{R"({"input_ids": [1], "labels": [-1]})", "field 'labels[0]': is -1"}));
+
+TEST(Row, IsNotReadWhenNestedTooDeep) {
+  const std::string deep =
+      "{\"text\": " + std::string(100'000, '[') + std::string(100'000, ']') + "}";
+  EXPECT_THAT(complaint(deep), HasSubstr("nested deeper than 100"));
+  const std::string tools(5000, '[');
+  EXPECT_THAT(
+      complaint(R"({"messages": [{"role": "user", "content": "x"}], "tools": ")" + tools + "\"}"),
+      HasSubstr("field 'tools': is nested deeper"));
+  // Brackets inside a string are text.
+  EXPECT_EQ(parse("{\"text\": \"" + std::string(5000, '[') + "\\\"[\"}").text.size(), 5002u);
+}
+
+TEST(JsonlReader, GoesOnAfterABadLine) {
+  const TemporaryDirectory folder;
+  write(folder / "a.jsonl", "{\"text\": \"x\"}\n\n{\"text\": }\n{\"text\": \"z\", \"id\": 9}\n");
+  JsonlReader reader(folder / "a.jsonl");
+  EXPECT_EQ(reader.next()->row.text, "x");
+  EXPECT_THAT(error_of([&] { reader.next(); }), HasSubstr("a.jsonl:3: not valid JSON"));
+  const auto last = reader.next();
+  EXPECT_EQ(last->row.text, "z");
+  EXPECT_EQ(last->value["id"], 9);
+  EXPECT_EQ(last->line, 4);
+  EXPECT_FALSE(reader.next());
+}
+
+TEST(RowFormat, HasANameEach) {
+  for (const RowFormat format :
+       {RowFormat::kAuto, RowFormat::kTokens, RowFormat::kMessages, RowFormat::kConversations,
+        RowFormat::kPromptCompletion, RowFormat::kInstruction, RowFormat::kText}) {
+    EXPECT_EQ(row_format_of(name_of(format)), format);
+  }
+  EXPECT_THAT(error_of([] { row_format_of("sharegpt"); }), HasSubstr("conversations"));
+}
+
+}  // namespace
+}  // namespace heddle::data
