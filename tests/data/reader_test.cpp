@@ -118,6 +118,24 @@ TEST(LineReader, SaysThatACompressedFileIsCutOrDamaged) {
   }
 }
 
+TEST(LineReader, EndsAfterADamagedStream) {
+  const TemporaryDirectory folder;
+  const std::string whole = gzip("{\"text\": \"x\"}\n{\"text\": \"y\"}\n");
+  write(folder / "cut", whole.substr(0, whole.size() - 6));
+  JsonlReader reader(folder / "cut");
+  int rows = 0, errors = 0;
+  for (bool more = true; more && errors < 5;) {
+    try {
+      more = reader.next().has_value();
+      rows += more;
+    } catch (const DataError&) {
+      ++errors;
+    }
+  }
+  EXPECT_EQ(errors, 1);
+  EXPECT_LE(rows, 2);
+}
+
 TEST(LineReader, GoesOnBehindALineThatIsTooLong) {
   const TemporaryDirectory folder;
   write(folder / "a",
@@ -322,7 +340,7 @@ TEST(RowFormat, HasANameEach) {
         RowFormat::kPromptCompletion, RowFormat::kInstruction, RowFormat::kText}) {
     EXPECT_EQ(row_format_of(name_of(format)), format);
   }
-  EXPECT_THAT(error_of([] { row_format_of("sharegpt"); }), HasSubstr("conversations"));
+  EXPECT_THAT(error_of([] { row_format_of("shargpt"); }), HasSubstr("sharegpt"));
 }
 
 }  // namespace

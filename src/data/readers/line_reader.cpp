@@ -186,21 +186,25 @@ void refuse_columnar(std::string_view head, const std::string& name) {
 }  // namespace
 
 std::unique_ptr<ByteSource> ByteSource::open(const std::filesystem::path& path) {
-  auto file = std::make_unique<FileSource>(path);
+  return decompress(std::make_unique<FileSource>(path), path.string());
+}
+
+std::unique_ptr<ByteSource> ByteSource::decompress(std::unique_ptr<ByteSource> raw,
+                                                   const std::string& name) {
   std::string head(8, '\0');
   std::size_t have = 0;
   while (have < head.size()) {
-    const std::size_t got = file->read(head.data() + have, head.size() - have);
+    const std::size_t got = raw->read(head.data() + have, head.size() - have);
     if (got == 0) break;
     have += got;
   }
   head.resize(have);
-  refuse_columnar(head, path.string());
+  refuse_columnar(head, name);
   const bool is_gzip = head.starts_with("\x1f\x8b");
   const bool is_zstd = head.starts_with("\x28\xb5\x2f\xfd");
-  auto whole = std::make_unique<PeekedSource>(std::move(head), std::move(file));
-  if (is_gzip) return std::make_unique<GzipSource>(std::move(whole), path.string());
-  if (is_zstd) return std::make_unique<ZstdSource>(std::move(whole), path.string());
+  auto whole = std::make_unique<PeekedSource>(std::move(head), std::move(raw));
+  if (is_gzip) return std::make_unique<GzipSource>(std::move(whole), name);
+  if (is_zstd) return std::make_unique<ZstdSource>(std::move(whole), name);
   return whole;
 }
 
@@ -216,7 +220,14 @@ bool LineReader::fill() {
   buffer_.erase(0, std::exchange(position_, 0));
   const std::size_t have = buffer_.size();
   buffer_.resize(have + kChunk);
-  buffer_.resize(have + source_->read(buffer_.data() + have, kChunk));
+  try {
+    buffer_.resize(have + source_->read(buffer_.data() + have, kChunk));
+  } catch (...) {
+    // Who goes on after the error finds the end, not the same error for ever.
+    ended_ = true;
+    buffer_.clear();
+    throw;
+  }
   ended_ = buffer_.size() == have;
   return !ended_;
 }

@@ -22,6 +22,9 @@ class ByteSource {
   virtual std::uint64_t bytes_consumed() const = 0;
   /// Throws FileError, and DataError for Parquet and Arrow files (with the way to convert them).
   static std::unique_ptr<ByteSource> open(const std::filesystem::path& path);
+  /// Looks at the first bytes of `raw` and decompresses it if need be; `name` is used in messages.
+  static std::unique_ptr<ByteSource> decompress(std::unique_ptr<ByteSource> raw,
+                                                const std::string& name);
 };
 
 /// A line beyond the limit: the reader can go on after it, which it cannot after other errors.

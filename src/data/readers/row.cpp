@@ -18,9 +18,9 @@ constexpr std::array<std::pair<RowFormat, std::string_view>, 7> kNames = {
     {{RowFormat::kAuto, "auto"},
      {RowFormat::kTokens, "tokens"},
      {RowFormat::kMessages, "messages"},
-     {RowFormat::kConversations, "conversations"},
+     {RowFormat::kConversations, "sharegpt"},
      {RowFormat::kPromptCompletion, "prompt_completion"},
-     {RowFormat::kInstruction, "instruction"},
+     {RowFormat::kInstruction, "alpaca"},
      {RowFormat::kText, "text"}}};
 
 constexpr double kUnsetWeight = std::numeric_limits<double>::quiet_NaN();

@@ -22,7 +22,7 @@ enum class RowFormat {
   kText,              ///< `text`
 };
 
-/// "auto", "tokens", "messages", "conversations", "prompt_completion", "instruction", "text".
+/// "auto", "tokens", "messages", "sharegpt", "prompt_completion", "alpaca", "text".
 std::string_view name_of(RowFormat format);
 /// Throws ConfigError that lists the names.
 RowFormat row_format_of(std::string_view name);

@@ -138,7 +138,7 @@ void truncate(TokenizedRow& row, std::vector<float>& weights, std::vector<std::i
 Renderer::Renderer(const Tokenizer& tokenizer, RenderOptions options)
     : tokenizer_(tokenizer), options_(std::move(options)) {
   if (!options_.template_variables.is_null() && !options_.template_variables.is_object()) {
-    throw_error<ConfigError>("data.template_variables is a JSON {}, expected an object",
+    throw_error<ConfigError>("data.template_args is a JSON {}, expected an object",
                              options_.template_variables.type_name());
   }
   const std::string source = template_source(tokenizer_, options_);
@@ -254,7 +254,7 @@ TokenizedRow Renderer::tokenize(const Row& row) const {
       if (!eos) {
         throw_error<DataError>(
             "the tokenizer names no eos token to put after a text; name one in "
-            "tokenizer_config.json or set data.append_eos: false");
+            "tokenizer_config.json");
       }
       if (out.tokens.empty() || out.tokens.back() != *eos) {
         out.tokens.push_back(*eos);

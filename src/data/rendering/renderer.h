@@ -25,8 +25,8 @@ struct RenderOptions {
   LossOn loss_on = LossOn::kAssistant;
   bool append_eos = true;  ///< after raw text and completions; chat templates end their own turns
   std::string chat_template;  ///< Jinja source; "" takes the tokenizer's
-  nlohmann::ordered_json
-      template_variables;  ///< object handed to the template, e.g. {"enable_thinking": false}
+  /// An object handed to the template, e.g. {"enable_thinking": false}.
+  nlohmann::ordered_json template_variables;
 };
 
 /// Bytes [begin, end) of a rendering that the assistant wrote, and the weight of their loss.
