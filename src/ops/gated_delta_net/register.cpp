@@ -1,5 +1,6 @@
 #include "ops/builtin.h"
 #include "ops/compute_type.h"
+#include "ops/gated_delta_net/cpu/rule.h"
 #include "ops/gated_delta_net/gated_delta_net.h"
 #include "ops/gated_delta_net/kernels.h"
 
@@ -13,6 +14,14 @@ void register_gated_delta_net(Registry& registry) {
                              .is_reference = true,
                              .refuse = {},
                              .on_chip_bytes = {}};
+  KernelInfo chunk{.op = "",
+                   .name = "cpu.chunk",
+                   .device = c10::DeviceType::CPU,
+                   .dtypes = cpu_kernel_dtypes(),
+                   .is_reference = false,
+                   .refuse = gdn_cpu::refuse,
+                   .on_chip_bytes = {}};
+  registry.add<GatedDeltaRule>(chunk, {gdn_cpu::forward, gdn_cpu::backward, gdn_cpu::step});
   registry.add<GatedDeltaRule>(
       reference, {gated_delta_rule_reference::forward, gated_delta_rule_reference::backward,
                   gated_delta_rule_reference::step});
