@@ -26,4 +26,21 @@ inline std::vector<c10::ScalarType> reference_dtypes() {
           c10::ScalarType::Double};
 }
 
+/// The same order in the CPU kernels' tables of vector functions.
+enum CpuElement : int { kCpuFloat = 0, kCpuBFloat16 = 1, kCpuDouble = 2 };
+
+inline int cpu_element(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case c10::ScalarType::Float:
+      return kCpuFloat;
+    case c10::ScalarType::BFloat16:
+      return kCpuBFloat16;
+    case c10::ScalarType::Double:
+      return kCpuDouble;
+    default:
+      TORCH_CHECK(false, "the CPU kernels take float32, bfloat16 and float64, not ",
+                  tensor.scalar_type());
+  }
+}
+
 }  // namespace heddle::ops

@@ -104,6 +104,14 @@ void register_attention(Registry& registry) {
        .on_chip_bytes = {}},
       {attention_reference::forward, attention_reference::backward, attention_reference::step});
   registry.add<OutputGate>({.op = "",
+                            .name = "cpu",
+                            .device = c10::DeviceType::CPU,
+                            .dtypes = cpu_kernel_dtypes(),
+                            .is_reference = false,
+                            .refuse = {},
+                            .on_chip_bytes = {}},
+                           {output_gate_cpu::forward, output_gate_cpu::backward});
+  registry.add<OutputGate>({.op = "",
                             .name = "reference",
                             .device = {},
                             .dtypes = reference_dtypes(),

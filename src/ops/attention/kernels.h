@@ -35,3 +35,11 @@ std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& x, const at::Tensor
                                            const at::Tensor& grad_y);
 
 }  // namespace heddle::ops::output_gate_reference
+
+namespace heddle::ops::output_gate_cpu {
+
+at::Tensor forward(const at::Tensor& x, const at::Tensor& gate);
+std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& x, const at::Tensor& gate,
+                                           const at::Tensor& grad_y);
+
+}  // namespace heddle::ops::output_gate_cpu

@@ -8,3 +8,10 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& inputs, boo
                                    bool want_grad_weight, at::Tensor& grad_weight_buffer);
 
 }  // namespace heddle::ops::linear_cross_entropy_reference
+
+namespace heddle::ops::linear_cross_entropy_cpu {
+
+LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& inputs, bool want_grad_hidden,
+                                   bool want_grad_weight, at::Tensor& grad_weight_buffer);
+
+}  // namespace heddle::ops::linear_cross_entropy_cpu

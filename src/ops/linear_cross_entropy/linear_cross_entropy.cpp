@@ -38,6 +38,14 @@ LinearCrossEntropy::Result linear_cross_entropy(const KernelTable& kernels,
 
 void register_linear_cross_entropy(Registry& registry) {
   registry.add<LinearCrossEntropy>({.op = "",
+                                    .name = "cpu",
+                                    .device = c10::DeviceType::CPU,
+                                    .dtypes = cpu_kernel_dtypes(),
+                                    .is_reference = false,
+                                    .refuse = {},
+                                    .on_chip_bytes = {}},
+                                   {linear_cross_entropy_cpu::forward});
+  registry.add<LinearCrossEntropy>({.op = "",
                                     .name = "reference",
                                     .device = {},
                                     .dtypes = reference_dtypes(),

@@ -69,17 +69,31 @@ void sgd_step(const std::vector<SgdTensor>& tensors, double lr, double momentum,
 
 double gradient_norm(const std::vector<at::Tensor>& gradients) {
   const NoGradient guard;
-  std::vector<at::Tensor> norms;
+  std::vector<at::Tensor> norms, on_cpu;
   for (const at::Tensor& gradient : gradients) {
     if (!gradient.defined() || gradient.numel() == 0) continue;
+    if (gradient.is_cpu() && gradient.scalar_type() != at::kHalf) {
+      on_cpu.push_back(gradient);
+      continue;
+    }
     norms.push_back(at::linalg_vector_norm(gradient, 2, {}, false, at::kDouble));
   }
-  if (norms.empty()) return 0;
-  return at::linalg_vector_norm(at::stack(norms)).item().toDouble();
+  const double cpu_sum = optimizer_step_cpu::square_sum(on_cpu);
+  if (norms.empty()) return std::sqrt(cpu_sum);
+  const double norm = at::linalg_vector_norm(at::stack(norms)).item().toDouble();
+  return std::sqrt(norm * norm + cpu_sum);
 }
 
 void register_optimizer_step(Registry& registry) {
   adamw_cuda::add(registry);
+  registry.add<AdamwStep>({.op = "",
+                           .name = "cpu",
+                           .device = c10::DeviceType::CPU,
+                           .dtypes = cpu_kernel_dtypes(),
+                           .is_reference = false,
+                           .refuse = {},
+                           .on_chip_bytes = {}},
+                          {optimizer_step_cpu::adamw});
   registry.add<AdamwStep>({.op = "",
                            .name = "reference",
                            .device = {},

@@ -13,3 +13,13 @@ std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& input, const at::Te
                                            const at::Tensor& grad_sum);
 
 }  // namespace heddle::ops::rms_norm_reference
+
+namespace heddle::ops::rms_norm_cpu {
+
+RmsNorm::Forward forward(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
+                         double eps);
+std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& input, const at::Tensor& weight,
+                                           const at::Tensor& rstd, const at::Tensor& grad_y,
+                                           const at::Tensor& grad_sum);
+
+}  // namespace heddle::ops::rms_norm_cpu

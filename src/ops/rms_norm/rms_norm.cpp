@@ -55,6 +55,14 @@ std::pair<at::Tensor, at::Tensor> add_rms_norm(const KernelTable& kernels, const
 
 void register_rms_norm(Registry& registry) {
   registry.add<RmsNorm>({.op = "",
+                         .name = "cpu",
+                         .device = c10::DeviceType::CPU,
+                         .dtypes = cpu_kernel_dtypes(),
+                         .is_reference = false,
+                         .refuse = {},
+                         .on_chip_bytes = {}},
+                        {rms_norm_cpu::forward, rms_norm_cpu::backward});
+  registry.add<RmsNorm>({.op = "",
                          .name = "reference",
                          .device = {},
                          .dtypes = reference_dtypes(),

@@ -13,3 +13,13 @@ std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& x, const at::Tensor
                                            const at::Tensor& rstd, const at::Tensor& grad_y);
 
 }  // namespace heddle::ops::qk_norm_rope_reference
+
+namespace heddle::ops::qk_norm_rope_cpu {
+
+std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor& weight,
+                                          const at::Tensor& cos, const at::Tensor& sin, double eps);
+std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& x, const at::Tensor& weight,
+                                           const at::Tensor& cos, const at::Tensor& sin,
+                                           const at::Tensor& rstd, const at::Tensor& grad_y);
+
+}  // namespace heddle::ops::qk_norm_rope_cpu

@@ -83,6 +83,14 @@ at::Tensor qk_norm_rope(const KernelTable& kernels, const at::Tensor& x, const a
 
 void register_rotary(Registry& registry) {
   registry.add<QkNormRope>({.op = "",
+                            .name = "cpu",
+                            .device = c10::DeviceType::CPU,
+                            .dtypes = cpu_kernel_dtypes(),
+                            .is_reference = false,
+                            .refuse = {},
+                            .on_chip_bytes = {}},
+                           {qk_norm_rope_cpu::forward, qk_norm_rope_cpu::backward});
+  registry.add<QkNormRope>({.op = "",
                             .name = "reference",
                             .device = {},
                             .dtypes = reference_dtypes(),

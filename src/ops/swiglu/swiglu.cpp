@@ -25,6 +25,14 @@ at::Tensor swiglu(const KernelTable& kernels, const at::Tensor& gate, const at::
 
 void register_swiglu(Registry& registry) {
   registry.add<Swiglu>({.op = "",
+                        .name = "cpu",
+                        .device = c10::DeviceType::CPU,
+                        .dtypes = cpu_kernel_dtypes(),
+                        .is_reference = false,
+                        .refuse = {},
+                        .on_chip_bytes = {}},
+                       {swiglu_cpu::forward, swiglu_cpu::backward});
+  registry.add<Swiglu>({.op = "",
                         .name = "reference",
                         .device = {},
                         .dtypes = reference_dtypes(),

@@ -1,0 +1,46 @@
+#include "ops/linear_cross_entropy/cpu/vector/softmax_rows.h"
+
+#include "ops/vector_math.h"
+
+namespace heddle::ops::HEDDLE_CPU_ARCH {
+namespace {
+
+/// Partial sums this long keep fp32 sums over a large vocabulary exact to a few ulp.
+constexpr long kSumBlock = 4096;
+
+template <class C>
+void run(C* __restrict logits, long width, long label, const C* factor, C* logprob) {
+  C largest = logits[0];
+#pragma omp simd reduction(max : largest)
+  for (long i = 0; i < width; ++i) largest = logits[i] > largest ? logits[i] : largest;
+  const C label_logit = logits[label];
+  double sum = 0;
+  for (long begin = 0; begin < width; begin += kSumBlock) {
+    const long end = begin + kSumBlock < width ? begin + kSumBlock : width;
+    C part = 0;
+    if (factor != nullptr) {
+#pragma omp simd reduction(+ : part)
+      for (long i = begin; i < end; ++i) {
+        const C e = exp_of(logits[i] - largest);
+        logits[i] = e;
+        part += e;
+      }
+    } else {
+#pragma omp simd reduction(+ : part)
+      for (long i = begin; i < end; ++i) part += exp_of(logits[i] - largest);
+    }
+    sum += part;
+  }
+  *logprob = static_cast<C>(static_cast<double>(label_logit - largest) - __builtin_log(sum));
+  if (factor == nullptr) return;
+  const C scale = static_cast<C>(*factor / sum);
+#pragma omp simd
+  for (long i = 0; i < width; ++i) logits[i] *= scale;
+  logits[label] -= *factor;
+}
+
+}  // namespace
+
+SoftmaxRowKernels softmax_row_kernels() { return {run<float>, run<double>}; }
+
+}  // namespace heddle::ops::HEDDLE_CPU_ARCH

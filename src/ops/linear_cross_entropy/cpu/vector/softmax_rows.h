@@ -1,0 +1,16 @@
+#pragma once
+
+#include "ops/cpu_dispatch.h"
+
+namespace heddle::ops {
+
+/// One row of logits (float or double). Writes log p(label) to `logprob`; if `factor` is given,
+/// turns the row into factor * (softmax - one_hot(label)).
+struct SoftmaxRowKernels {
+  void (*run_float)(float* logits, long width, long label, const float* factor, float* logprob);
+  void (*run_double)(double* logits, long width, long label, const double* factor, double* logprob);
+};
+
+HEDDLE_CPU_DECLARE(SoftmaxRowKernels softmax_row_kernels())
+
+}  // namespace heddle::ops

@@ -1,0 +1,124 @@
+#include "ops/linear_cross_entropy/linear_cross_entropy.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/log_softmax.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/zeros.h>
+
+#include <limits>
+
+#include "ops/builtin.h"
+#include "ops/operator_support.h"
+
+namespace heddle::ops::testing {
+namespace {
+
+KernelTable table(const std::string& name, c10::ScalarType dtype) {
+  return table_of(register_linear_cross_entropy, LinearCrossEntropy::kName, name, dtype);
+}
+
+LinearCrossEntropy::Inputs make(std::int64_t rows, std::int64_t hidden, std::int64_t vocab,
+                                c10::ScalarType dtype) {
+  LinearCrossEntropy::Inputs in;
+  in.hidden = randn({rows, hidden}, dtype, 1);
+  in.weight = randn({vocab, hidden}, dtype, 2) * 0.3;
+  in.labels = (randn({rows}, at::kDouble, 3).abs() * vocab / 5).to(at::kLong).clamp_max(vocab - 1);
+  for (std::int64_t i = 0; i < rows; i += 3) in.labels[i].fill_(-100);
+  in.loss_weights = randn({rows}, at::kFloat, 4).abs();
+  in.gradient_scale = 0.37;
+  return in;
+}
+
+/// All logits at once, in fp64.
+LinearCrossEntropy::Result dense(const LinearCrossEntropy::Inputs& in) {
+  const at::Tensor h = in.hidden.to(at::kDouble), w = in.weight.to(at::kDouble);
+  const at::Tensor lw = in.loss_weights.defined() ? in.loss_weights.to(at::kDouble)
+                                                  : at::full({h.size(0)}, 1.0, h.options());
+  const at::Tensor kept = (in.labels != -100).to(at::kDouble);
+  const at::Tensor label = in.labels.clamp_min(0).unsqueeze(1);
+  const at::Tensor logits = at::mm(h, w.t());
+  LinearCrossEntropy::Result r;
+  r.logprobs = at::log_softmax(logits, -1).gather(1, label).squeeze(1) * kept;
+  r.loss_sum = -at::sum(r.logprobs * lw);
+  at::Tensor d = at::softmax(logits, -1);
+  d.scatter_add_(1, label, at::full(label.sizes(), -1.0, d.options()));
+  d = d * (kept * lw * in.gradient_scale).unsqueeze(1);
+  r.grad_hidden = at::mm(d, w);
+  r.grad_weight = at::mm(d.t(), h);
+  return r;
+}
+
+TEST(LinearCrossEntropy, EqualsTheDenseFormula) {
+  for (const char* name : {"reference", "cpu"}) {
+    for (const c10::ScalarType dtype : kernel_dtypes()) {
+      const KernelTable kernels = table(name, dtype);
+      for (const auto& [rows, hidden, vocab] :
+           {std::tuple{1, 5, 7}, {2, 16, 63}, {65, 33, 1031}, {400, 64, 20011}}) {
+        SCOPED_TRACE(std::string(name) + " " + c10::toString(dtype) + " " + std::to_string(vocab));
+        LinearCrossEntropy::Inputs in = make(rows, hidden, vocab, dtype);
+        const auto expected = dense(in);
+        const auto r = linear_cross_entropy(kernels, in, true, true);
+        const double tolerance = tolerance_of(dtype);
+        EXPECT_TRUE(close(r.loss_sum, expected.loss_sum, tolerance));
+        EXPECT_TRUE(close(r.logprobs, expected.logprobs, tolerance));
+        EXPECT_TRUE(close(r.grad_hidden, expected.grad_hidden, tolerance));
+        EXPECT_TRUE(close(r.grad_weight, expected.grad_weight, tolerance));
+        EXPECT_EQ(r.grad_hidden.scalar_type(), dtype);
+        EXPECT_EQ(r.loss_sum.scalar_type(), dtype == at::kDouble ? at::kDouble : at::kFloat);
+      }
+    }
+  }
+}
+
+TEST(LinearCrossEntropy, AddsIntoTheGivenBufferAndComputesOnlyWhatIsAsked) {
+  for (const char* name : {"reference", "cpu"}) {
+    for (const c10::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      const KernelTable kernels = table(name, dtype);
+      const auto in = make(50, 24, 301, dtype);
+      at::Tensor buffer = at::full({301, 24}, 2.0, at::TensorOptions().dtype(at::kFloat));
+      const auto r = linear_cross_entropy(kernels, in, false, true, buffer);
+      EXPECT_FALSE(r.grad_hidden.defined());
+      EXPECT_TRUE(close(buffer - 2, dense(in).grad_weight, tolerance_of(dtype)));
+      const auto only_loss = linear_cross_entropy(kernels, in, false, false);
+      EXPECT_FALSE(only_loss.grad_weight.defined());
+      EXPECT_TRUE(identical(only_loss.logprobs, r.logprobs));
+      const auto only_hidden = linear_cross_entropy(kernels, in, true, false);
+      EXPECT_FALSE(only_hidden.grad_weight.defined());
+      EXPECT_TRUE(close(only_hidden.grad_hidden, dense(in).grad_hidden, tolerance_of(dtype)));
+    }
+  }
+}
+
+TEST(LinearCrossEntropy, NeverTouchesIgnoredRows) {
+  for (const char* name : {"reference", "cpu"}) {
+    const KernelTable kernels = table(name, at::kFloat);
+    auto in = make(31, 16, 77, at::kFloat);
+    const auto clean = linear_cross_entropy(kernels, in, true, true);
+    for (std::int64_t i = 0; i < 31; i += 3) {
+      in.hidden.select(0, i).fill_(std::numeric_limits<float>::quiet_NaN());
+      in.loss_weights[i].fill_(std::numeric_limits<float>::quiet_NaN());
+    }
+    const auto r = linear_cross_entropy(kernels, in, true, true);
+    EXPECT_TRUE(identical(r.grad_weight, clean.grad_weight));
+    EXPECT_TRUE(identical(r.grad_hidden, clean.grad_hidden));
+    EXPECT_TRUE(identical(r.logprobs, clean.logprobs));
+    in.labels.fill_(-100);
+    const auto none = linear_cross_entropy(kernels, in, true, true);
+    EXPECT_EQ(none.loss_sum.item().toDouble(), 0);
+    EXPECT_EQ(none.grad_weight.abs().max().item().toDouble(), 0);
+    EXPECT_EQ(none.grad_hidden.abs().max().item().toDouble(), 0);
+  }
+}
+
+TEST(LinearCrossEntropy, NamesALabelOutsideTheVocabulary) {
+  auto in = make(5, 8, 11, at::kFloat);
+  in.labels[4].fill_(11);
+  EXPECT_THROW(linear_cross_entropy(table("cpu", at::kFloat), in, true, true), c10::Error);
+}
+
+}  // namespace
+}  // namespace heddle::ops::testing

@@ -1,0 +1,188 @@
+#include "ops/optimizer_step/optimizer_step.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/zeros.h>
+
+#include <cmath>
+
+#include "ops/builtin.h"
+#include "ops/operator_support.h"
+
+namespace heddle::ops::testing {
+namespace {
+
+KernelTable table(const std::string& name, c10::ScalarType dtype) {
+  return table_of(register_optimizer_step, AdamwStep::kName, name, dtype);
+}
+
+const std::vector<std::int64_t> kSizes = {1, 0, 5, 64, 1023, 4097, 70001};
+
+struct Model {
+  std::vector<AdamwTensor> tensors;
+};
+
+Model make(c10::ScalarType dtype) {
+  Model model;
+  for (std::size_t i = 0; i < kSizes.size(); ++i) {
+    AdamwTensor t;
+    const auto state = dtype == at::kDouble ? at::kDouble : at::kFloat;
+    t.parameter = randn({kSizes[i]}, state, 100 + i);
+    if (dtype == at::kBFloat16) {
+      t.master = t.parameter;
+      t.parameter = t.master.to(at::kBFloat16);
+    }
+    t.exp_avg = at::zeros({kSizes[i]}, at::TensorOptions().dtype(state));
+    t.exp_avg_sq = at::zeros({kSizes[i]}, at::TensorOptions().dtype(state));
+    t.weight_decay = i % 2 == 0 ? 0.1 : 0;
+    model.tensors.push_back(t);
+  }
+  return model;
+}
+
+void steps(const KernelTable& kernels, Model& model, c10::ScalarType gradient_dtype, int count,
+           double multiplier = 1) {
+  AdamwOptions options;
+  options.lr = 1e-3;
+  options.beta2 = 0.95;
+  options.gradient_multiplier = multiplier;
+  for (int step = 1; step <= count; ++step) {
+    options.step = step;
+    for (std::size_t i = 0; i < kSizes.size(); ++i) {
+      model.tensors[i].gradient = randn({kSizes[i]}, gradient_dtype, 1000 * step + i);
+    }
+    adamw_step(kernels, model.tensors, options);
+  }
+}
+
+/// The published algorithm, one number at a time in fp64.
+std::vector<double> oracle(const at::Tensor& start, const std::vector<at::Tensor>& gradients,
+                           double wd) {
+  std::vector<double> p, m(static_cast<std::size_t>(start.numel())), v(m);
+  const at::Tensor s = start.to(at::kDouble);
+  for (std::int64_t j = 0; j < start.numel(); ++j) p.push_back(s[j].item().toDouble());
+  for (std::size_t t = 1; t <= gradients.size(); ++t) {
+    const at::Tensor gradient = gradients[t - 1].to(at::kDouble).contiguous();
+    for (std::size_t j = 0; j < p.size(); ++j) {
+      const double g = gradient.const_data_ptr<double>()[j];
+      p[j] *= 1 - 1e-3 * wd;
+      m[j] = 0.9 * m[j] + 0.1 * g;
+      v[j] = 0.95 * v[j] + 0.05 * g * g;
+      const double m_hat = m[j] / (1 - std::pow(0.9, double(t)));
+      p[j] -= 1e-3 * m_hat / (std::sqrt(v[j] / (1 - std::pow(0.95, double(t)))) + 1e-8);
+    }
+  }
+  return p;
+}
+
+TEST(Adamw, FollowsThePublishedAlgorithmOverTwentySteps) {
+  for (const char* name : {"reference", "cpu"}) {
+    for (const c10::ScalarType dtype : {at::kFloat, at::kDouble}) {
+      Model model = make(dtype);
+      const at::Tensor start = model.tensors[4].parameter.clone();
+      steps(table(name, dtype), model, dtype, 20);
+      std::vector<at::Tensor> gradients;
+      for (int step = 1; step <= 20; ++step) {
+        gradients.push_back(randn({kSizes[4]}, dtype, 1000 * step + 4));
+      }
+      const std::vector<double> expected = oracle(start, gradients, 0.1);
+      const at::Tensor p = model.tensors[4].parameter.to(at::kDouble);
+      for (std::size_t j = 0; j < expected.size(); ++j) {
+        // fp32 rounds each of the twenty parameter updates.
+        const double bound = dtype == at::kDouble ? 1e-13 : 1e-6;
+        ASSERT_NEAR(p[static_cast<std::int64_t>(j)].item().toDouble(), expected[j],
+                    bound * std::max(1.0, std::abs(expected[j])));
+      }
+    }
+  }
+}
+
+TEST(Adamw, KernelEqualsReference) {
+  for (const c10::ScalarType dtype : kernel_dtypes()) {
+    for (const c10::ScalarType gradient : {at::kFloat, at::kBFloat16}) {
+      Model a = make(dtype), b = make(dtype);
+      steps(table("cpu", dtype), a, gradient, 5, 0.7);
+      steps(table("reference", dtype), b, gradient, 5, 0.7);
+      for (std::size_t i = 0; i < kSizes.size(); ++i) {
+        const AdamwTensor &x = a.tensors[i], &y = b.tensors[i];
+        const double tolerance = dtype == at::kDouble ? 1e-12 : 1e-6;
+        EXPECT_TRUE(close(x.exp_avg, y.exp_avg, tolerance));
+        EXPECT_TRUE(close(x.exp_avg_sq, y.exp_avg_sq, tolerance));
+        EXPECT_TRUE(close(x.master.defined() ? x.master : x.parameter,
+                          y.master.defined() ? y.master : y.parameter, tolerance));
+        if (x.master.defined()) {
+          EXPECT_TRUE(identical(x.parameter, x.master.to(at::kBFloat16)));
+        }
+      }
+    }
+  }
+}
+
+TEST(Adamw, SameBitsForEveryThreadCount) {
+  const int threads = at::get_num_threads();
+  at::set_num_threads(1);
+  Model one = make(at::kBFloat16);
+  steps(table("cpu", at::kBFloat16), one, at::kBFloat16, 3);
+  at::set_num_threads(2);
+  Model two = make(at::kBFloat16);
+  steps(table("cpu", at::kBFloat16), two, at::kBFloat16, 3);
+  at::set_num_threads(threads);
+  for (std::size_t i = 0; i < kSizes.size(); ++i) {
+    EXPECT_TRUE(identical(one.tensors[i].master, two.tensors[i].master));
+    EXPECT_TRUE(identical(one.tensors[i].exp_avg_sq, two.tensors[i].exp_avg_sq));
+  }
+}
+
+TEST(Adamw, RefusesAHalfPrecisionParameterWithoutAMaster) {
+  Model model = make(at::kBFloat16);
+  for (AdamwTensor& t : model.tensors) {
+    t.master = at::Tensor(), t.gradient = t.parameter;
+  }
+  EXPECT_THROW(adamw_step(table("cpu", at::kBFloat16), model.tensors, {}), c10::Error);
+}
+
+TEST(Sgd, AppliesMomentumDecayAndMultiplier) {
+  const at::Tensor start = randn({257}, at::kFloat, 1);
+  SgdTensor t;
+  t.master = start.clone();
+  t.parameter = start.to(at::kBFloat16);
+  t.momentum_buffer = at::zeros({257});
+  t.weight_decay = 0.01;
+  at::Tensor p = start.to(at::kDouble), buffer;
+  for (int step = 0; step < 4; ++step) {
+    t.gradient = randn({257}, at::kFloat, 50 + step);
+    sgd_step({t}, 0.1, 0.9, step == 0, 0.5);
+    const at::Tensor g = t.gradient.to(at::kDouble) * 0.5 + p * 0.01;
+    buffer = step == 0 ? g : buffer * 0.9 + g;
+    p = p - buffer * 0.1;
+  }
+  EXPECT_TRUE(close(t.master, p, 1e-6));
+  EXPECT_TRUE(identical(t.parameter, t.master.to(at::kBFloat16)));
+}
+
+TEST(GradientNorm, SumsAllTensorsInDouble) {
+  std::vector<at::Tensor> gradients;
+  double expected = 0;
+  for (std::size_t i = 0; i < kSizes.size(); ++i) {
+    const c10::ScalarType dtype = kernel_dtypes()[i % 3];
+    gradients.push_back(randn({kSizes[i]}, dtype, 10 + i));
+    expected += (gradients.back().to(at::kDouble) * gradients.back().to(at::kDouble))
+                    .sum()
+                    .item()
+                    .toDouble();
+  }
+  gradients.push_back(at::Tensor());
+  gradients.push_back(with_poisoned_gaps(randn({9, 11}, at::kFloat, 5)));
+  expected += gradients.back().to(at::kDouble).pow(2).sum().item().toDouble();
+  EXPECT_NEAR(gradient_norm(gradients), std::sqrt(expected), 1e-12 * std::sqrt(expected));
+  EXPECT_EQ(gradient_norm({}), 0);
+  const int threads = at::get_num_threads();
+  at::set_num_threads(1);
+  const double one = gradient_norm(gradients);
+  at::set_num_threads(2);
+  EXPECT_EQ(one, gradient_norm(gradients));
+  at::set_num_threads(threads);
+}
+
+}  // namespace
+}  // namespace heddle::ops::testing

@@ -1,0 +1,105 @@
+#include "ops/rms_norm/rms_norm.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+
+#include "ops/builtin.h"
+#include "ops/operator_support.h"
+
+namespace heddle::ops::testing {
+namespace {
+
+KernelTable table(const std::string& name, c10::ScalarType dtype) {
+  return table_of(register_rms_norm, RmsNorm::kName, name, dtype);
+}
+
+Tensors both(const KernelTable& kernels, const Tensors& in) {
+  auto [y, sum] = add_rms_norm(kernels, in[0], in[1], in[2], 1e-6);
+  return {y, sum};
+}
+
+class RmsNormKernel : public ::testing::TestWithParam<const char*> {};
+
+TEST_P(RmsNormKernel, GradientsMatchFiniteDifferences) {
+  const KernelTable kernels = table(GetParam(), at::kDouble);
+  const Tensors inputs = {randn({5, 7}, at::kDouble, 1), randn({5, 7}, at::kDouble, 2),
+                          randn({7}, at::kDouble, 3)};
+  EXPECT_TRUE(gradients_match(
+      [&](const Tensors& in) { return Tensors{rms_norm(kernels, in[0], in[1], 1e-6)}; },
+      {inputs[0], inputs[2]}));
+  EXPECT_TRUE(gradients_match([&](const Tensors& in) { return both(kernels, in); }, inputs));
+}
+
+INSTANTIATE_TEST_SUITE_P(, RmsNormKernel, ::testing::Values("reference", "cpu"));
+
+TEST(RmsNorm, KernelEqualsReference) {
+  for (const c10::ScalarType dtype : kernel_dtypes()) {
+    const KernelTable kernel = table("cpu", dtype), reference = table("reference", dtype);
+    for (const std::int64_t rows : {0, 1, 3, 129, 1000}) {
+      for (const std::int64_t width : {3, 15, 64, 257}) {
+        SCOPED_TRACE(std::to_string(rows) + " x " + std::to_string(width) + " " +
+                     c10::toString(dtype));
+        const Tensors inputs = {randn({rows, width}, dtype, 1), randn({rows, width}, dtype, 2),
+                                randn({width}, dtype, 3)};
+        const auto run = [&](const KernelTable& t) {
+          return [&](const Tensors& in) { return both(t, in); };
+        };
+        const Tensors y = run(kernel)(inputs), expected = run(reference)(inputs);
+        const double tolerance = tolerance_of(dtype);
+        EXPECT_TRUE(close(y[0], expected[0], tolerance));
+        EXPECT_TRUE(identical(y[1], expected[1]));
+        const Tensors g = gradients_of(run(kernel), inputs),
+                      g_expected = gradients_of(run(reference), inputs);
+        for (std::size_t i = 0; i < g.size(); ++i) {
+          EXPECT_TRUE(close(g[i], g_expected[i], tolerance)) << i;
+        }
+      }
+    }
+  }
+}
+
+TEST(RmsNorm, ReadsOnlyItsViewAndKeepsTheShape) {
+  for (const c10::ScalarType dtype : kernel_dtypes()) {
+    const KernelTable kernel = table("cpu", dtype);
+    const at::Tensor x = randn({3, 4, 33}, dtype, 5), w = randn({33}, dtype, 6);
+    const at::Tensor y = rms_norm(kernel, with_poisoned_gaps(x), w, 1e-6);
+    EXPECT_TRUE(identical(y, rms_norm(kernel, x, w, 1e-6)));
+    EXPECT_EQ(y.sizes(), x.sizes());
+  }
+}
+
+TEST(RmsNorm, OnlyTheResidualStreamFlowsBack) {
+  const KernelTable kernel = table("cpu", at::kFloat);
+  const Tensors inputs = {randn({4, 8}, at::kFloat, 1), randn({4, 8}, at::kFloat, 2),
+                          randn({8}, at::kFloat, 3)};
+  const Tensors g = gradients_of(
+      [&](const Tensors& in) {
+        return Tensors{add_rms_norm(kernel, in[0], in[1], in[2], 1e-6).second};
+      },
+      inputs);
+  EXPECT_TRUE(identical(g[0], g[1]));
+  EXPECT_FALSE(g[2].defined());
+}
+
+TEST(RmsNorm, SameBitsForEveryThreadCount) {
+  const KernelTable kernel = table("cpu", at::kFloat);
+  const Tensors inputs = {randn({777, 96}, at::kFloat, 1), randn({777, 96}, at::kFloat, 2),
+                          randn({96}, at::kFloat, 3)};
+  const auto f = [&](const Tensors& in) { return both(kernel, in); };
+  const int threads = at::get_num_threads();
+  at::set_num_threads(1);
+  const Tensors one = gradients_of(f, inputs);
+  at::set_num_threads(2);
+  const Tensors two = gradients_of(f, inputs);
+  at::set_num_threads(threads);
+  for (std::size_t i = 0; i < one.size(); ++i) EXPECT_TRUE(identical(one[i], two[i])) << i;
+}
+
+TEST(RmsNorm, RefusesAWeightOfAnotherWidth) {
+  const KernelTable kernel = table("cpu", at::kFloat);
+  EXPECT_THROW(rms_norm(kernel, randn({4, 8}, at::kFloat, 1), randn({7}, at::kFloat, 1), 1e-6),
+               c10::Error);
+}
+
+}  // namespace
+}  // namespace heddle::ops::testing
