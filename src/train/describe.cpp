@@ -1,0 +1,109 @@
+#include "train/describe.h"
+
+#include <algorithm>
+#include <map>
+
+#include "base/log.h"
+#include "base/text.h"
+#include "device/device.h"
+
+namespace heddle::train {
+namespace {
+
+std::string kind_of(const std::string& name) {
+  const auto has = [&](const char* part) { return name.find(part) != std::string::npos; };
+  if (has(".lora_")) return "LoRA adapters";
+  if (has("embed_tokens")) return "embedding";
+  if (name == "lm_head.weight" || name == "score.weight") return "head";
+  if (has(".mlp.experts.")) return "routed experts";
+  if (has(".linear_attn.")) return "Gated DeltaNet";
+  if (has(".self_attn.")) return "attention";
+  if (has(".mlp.")) return "MLP";
+  return "norms";
+}
+
+}  // namespace
+
+double activation_bytes_per_token(const models::qwen3_5::Config& config, std::int64_t element_bytes,
+                                  config::Recompute recompute) {
+  const auto H = static_cast<double>(config.hidden_size);
+  const double q = static_cast<double>(config.num_attention_heads * config.head_dim);
+  const double kv = static_cast<double>(config.num_key_value_heads * config.head_dim);
+  const double k = static_cast<double>(config.linear_num_key_heads * config.linear_key_head_dim);
+  const double v =
+      static_cast<double>(config.linear_num_value_heads * config.linear_value_head_dim);
+  double elements = 0;
+  for (std::int64_t i = 0; i < config.num_hidden_layers; ++i) {
+    elements += 2 * H;  // the inputs of both stages
+    if (recompute != config::Recompute::kFull) {
+      // norm, projections, what the mixer's operators keep, the input of the output projection
+      elements += config.full_attention[i] ? H + 2 * q + 2 * kv + 2 * q + kv + q
+                                           : H + 2 * (2 * k + v) + v + 3 * v;
+    }
+    if (recompute == config::Recompute::kOff) {
+      const double width =
+          config.sparse_mlp[i]
+              ? static_cast<double>(config.num_experts_per_tok * config.moe_intermediate_size +
+                                    config.shared_expert_intermediate_size)
+              : static_cast<double>(config.intermediate_size);
+      elements += H + 3 * width;
+    }
+  }
+  return elements * static_cast<double>(element_bytes);
+}
+
+RunInfo describe_setup(const Setup& setup, const config::RunConfig& config,
+                       const Optimizer& optimizer) {
+  RunInfo info;
+  const models::qwen3_5::Config& model = setup.model->config();
+  info.model_type = model.model_type;
+  std::map<std::string, std::int64_t> kinds;
+  std::int64_t weight_bytes = 0, gradient_bytes = 0;
+  const auto count = [&](nn::Parameter& parameter) {
+    kinds[kind_of(parameter.name())] += parameter.numel();
+    info.total_parameters += parameter.numel();
+    weight_bytes += static_cast<std::int64_t>(parameter.value().nbytes());
+    if (!parameter.trainable()) return;
+    info.trainable_parameters += parameter.numel();
+    const std::int64_t size =
+        parameter.accumulates_in_place() ? parameter.value().element_size() : 4;
+    gradient_bytes += parameter.numel() * size;
+  };
+  setup.model->visit_parameters(count);
+  if (setup.adapters) setup.adapters->visit_parameters(count);
+  for (const char* kind : {"embedding", "Gated DeltaNet", "attention", "MLP", "routed experts",
+                           "norms", "head", "LoRA adapters"}) {
+    if (kinds.count(kind) > 0) info.parameters.emplace_back(kind, kinds[kind]);
+  }
+  info.layout = setup.context.mesh.describe();
+  info.device = device::properties(setup.context.device, 0).name;
+  info.dtype = runtime::dtype_name(setup.context.dtype);
+  const double tokens =
+      static_cast<double>(std::max(config.train.micro_batch_tokens, config.data.max_length));
+  info.memory = {
+      {"weights", weight_bytes},
+      {"gradients", gradient_bytes},
+      {"optimizer", optimizer.state_bytes()},
+      {"activations (estimate)",
+       static_cast<std::int64_t>(
+           tokens * activation_bytes_per_token(
+                        model, static_cast<std::int64_t>(c10::elementSize(setup.context.dtype)),
+                        config.train.recompute))}};
+  info.kernels = setup.model->kernels().lines();
+  info.undecayed = optimizer.undecayed();
+  info.defaulted = model.defaulted;
+  info.data_summary = setup.train->report().summary();
+
+  const bool has_mtp =
+      std::any_of(setup.load_report.carried.begin(), setup.load_report.carried.end(),
+                  [](const std::string& name) { return name.rfind("mtp.", 0) == 0; });
+  if (has_mtp && config.train.method == config::Method::kFull) {
+    log::warning(
+        "the checkpoint has an MTP head (mtp.*), which is carried through unchanged: after full "
+        "fine-tuning it no "
+        "longer matches the model, and speculative decoding with it will accept fewer tokens");
+  }
+  return info;
+}
+
+}  // namespace heddle::train

@@ -1,0 +1,152 @@
+#include "train/head.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/mse_loss.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+
+#include "base/errors.h"
+#include "ops/autograd.h"
+#include "ops/linear_cross_entropy/linear_cross_entropy.h"
+
+namespace heddle::train {
+namespace {
+
+using models::qwen3_5::Head;
+
+/// Rows with a label and a weight, as host indices on the model's device; undefined if that is
+/// every row.
+at::Tensor labelled_rows(const data::Batch& batch, c10::Device device) {
+  const at::Tensor labels = batch.labels.cpu(), weights = batch.loss_weights.cpu();
+  const auto* label = labels.const_data_ptr<std::int64_t>();
+  const auto* weight = weights.const_data_ptr<float>();
+  std::vector<std::int64_t> rows;
+  rows.reserve(static_cast<std::size_t>(batch.loss_rows));
+  for (std::int64_t t = 0; t < labels.numel(); ++t) {
+    if (label[t] != data::kIgnoredLabel && weight[t] != 0) rows.push_back(t);
+  }
+  if (static_cast<std::int64_t>(rows.size()) == labels.numel()) return {};
+  return at::tensor(rows, at::kLong).to(device);
+}
+
+HeadResult language_model(Model& model, const at::Tensor& hidden, const data::Batch& batch,
+                          double gradient_scale, bool want_gradients) {
+  const c10::Device device = hidden.device();
+  const auto wide = hidden.options().dtype(model.context().wide_dtype()).requires_grad(false);
+  if (batch.loss_rows == 0) {
+    return {at::zeros({}, wide), want_gradients ? at::zeros_like(hidden) : at::Tensor()};
+  }
+  const at::Tensor rows = labelled_rows(batch, device);
+  const auto pick = [&](const at::Tensor& t) {
+    return rows.defined() ? t.to(device).index_select(0, rows) : t.to(device);
+  };
+
+  at::Tensor trunk = ops::detached(hidden);
+  if (want_gradients) trunk.set_requires_grad(true);
+  at::Tensor normalized;
+  {
+    // Evaluation records nothing.
+    const auto forward = [&] {
+      return model.final_norm(rows.defined() ? trunk.index_select(0, rows) : trunk);
+    };
+    normalized = want_gradients ? forward() : ops::run_without_gradient(forward);
+  }
+  nn::Parameter& weight = model.head_weight();
+  const bool want_weight = want_gradients && weight.trainable();
+  at::Tensor buffer;
+  if (want_weight && weight.accumulates_in_place()) buffer = weight.gradient_buffer();
+  const auto result = ops::run_without_gradient([&] {
+    return ops::linear_cross_entropy(model.kernels(),
+                                     {ops::detached(normalized), weight.data(), pick(batch.labels),
+                                      pick(batch.loss_weights), gradient_scale},
+                                     want_gradients, want_weight, buffer);
+  });
+  if (want_weight && result.grad_weight.defined()) {
+    const ops::NoGradient guard;
+    weight.add_gradient(result.grad_weight);
+  }
+  if (!want_gradients) return {result.loss_sum, {}};
+  ops::run_backward({normalized}, {result.grad_hidden});
+  return {result.loss_sum, trunk.grad()};
+}
+
+HeadResult classification(Model& model, const at::Tensor& hidden, const data::Batch& batch,
+                          double gradient_scale, bool want_gradients) {
+  const auto wide = model.context().wide_dtype();
+  if (batch.targets.empty()) {
+    return {at::zeros({}, hidden.options().dtype(wide).requires_grad(false)),
+            want_gradients ? at::zeros_like(hidden) : at::Tensor()};
+  }
+  at::Tensor trunk = ops::detached(hidden);
+  if (want_gradients) trunk.set_requires_grad(true);
+  const auto forward = [&] {
+    const at::Tensor logits =
+        model.score().forward(model.final_norm(last_token_rows(trunk, batch))).to(wide);
+    const at::Tensor targets = at::tensor(batch.targets, at::kDouble).to(hidden.device());
+    if (model.num_labels() == 1) {
+      return at::mse_loss(logits.squeeze(1), targets.to(wide), at::Reduction::Sum);
+    }
+    return at::cross_entropy_loss(logits, targets.to(at::kLong), {}, at::Reduction::Sum);
+  };
+  if (!want_gradients) return {ops::run_without_gradient(forward), {}};
+  const at::Tensor loss = forward();
+  ops::run_backward(
+      {loss}, {ops::run_without_gradient([&] {
+        return at::tensor(gradient_scale, at::kDouble).to(loss.options().requires_grad(false));
+      })});
+  return {ops::detached(loss), trunk.grad()};
+}
+
+}  // namespace
+
+at::Tensor last_token_rows(const at::Tensor& hidden, const data::Batch& batch) {
+  std::vector<std::int64_t> rows;
+  for (std::int64_t s = 0; s < batch.real_sequences; ++s)
+    rows.push_back(batch.cu_seqlens_host[s + 1] - 1);
+  return hidden.index_select(0, at::tensor(rows, at::kLong).to(hidden.device()));
+}
+
+HeadResult run_head(Model& model, const at::Tensor& hidden, const data::Batch& batch,
+                    double gradient_scale, bool want_gradients) {
+  switch (model.head()) {
+    case Head::kLanguageModel:
+      return language_model(model, hidden, batch, gradient_scale, want_gradients);
+    case Head::kClassify:
+      return classification(model, hidden, batch, gradient_scale, want_gradients);
+    case Head::kEmbed:
+      break;
+  }
+  throw_error<ConfigError>(
+      "model.head embed has no training objective in this version: use it with `heddle score`");
+}
+
+ScoreResult score_head(Model& model, const at::Tensor& hidden, const data::Batch& batch,
+                       bool normalize_embedding) {
+  const ops::NoGradient guard;
+  const auto wide = model.context().wide_dtype();
+  ScoreResult result;
+  if (model.head() == Head::kLanguageModel) {
+    at::Tensor labels = batch.labels.to(hidden.device());
+    const auto scored = ops::linear_cross_entropy(
+        model.kernels(), {model.final_norm(hidden), model.head_weight().data(), labels, {}, 1},
+        false, false);
+    result.logprobs = scored.logprobs;
+    return result;
+  }
+  const at::Tensor last = model.final_norm(last_token_rows(hidden, batch));
+  if (model.head() == Head::kClassify) {
+    result.outputs = model.score().forward(last).to(wide);
+  } else {
+    result.outputs = last.to(wide);
+    if (normalize_embedding) {
+      result.outputs =
+          result.outputs / at::linalg_vector_norm(result.outputs, 2, {-1}, true).clamp_min(1e-12);
+    }
+  }
+  return result;
+}
+
+}  // namespace heddle::train

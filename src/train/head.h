@@ -1,0 +1,39 @@
+#pragma once
+
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "data/batch.h"
+#include "models/qwen3_5/model.h"
+
+namespace heddle::train {
+
+using models::qwen3_5::Model;
+
+struct HeadResult {
+  at::Tensor loss_sum;     ///< 0-d, fp32 (fp64): sum of loss weight x loss, not divided.
+  at::Tensor grad_hidden;  ///< [T,H], of gradient_scale x loss_sum; undefined without gradients.
+};
+
+/// Final norm, head and loss on the hidden states [T,H] of one micro-batch (tensors of `batch` on
+/// the host or the device), forward and backward at once; accumulates the gradients of norm and
+/// head. Language model: cross-entropy of the labelled rows. Classification: cross-entropy, or
+/// squared error with one label, of each sequence's last token against its target.
+HeadResult run_head(Model& model, const at::Tensor& hidden, const data::Batch& batch,
+                    double gradient_scale, bool want_gradients);
+
+/// What `score` reports of one micro-batch, without gradients.
+struct ScoreResult {
+  at::Tensor logprobs;  ///< Language model: [T] of labels[t] given the tokens up to t; 0 where
+                        ///< there is no label.
+  at::Tensor outputs;   ///< Classification: logits [S, num_labels]; embedding: [S, H].
+};
+ScoreResult score_head(Model& model, const at::Tensor& hidden, const data::Batch& batch,
+                       bool normalize_embedding);
+
+/// Hidden states of each real sequence's last token, found through cu_seqlens. [S,H],
+/// differentiable.
+at::Tensor last_token_rows(const at::Tensor& hidden, const data::Batch& batch);
+
+}  // namespace heddle::train

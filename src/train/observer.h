@@ -1,0 +1,69 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+namespace heddle::train {
+
+/// What the start-up table shows.
+struct RunInfo {
+  std::string model_type;
+  std::vector<std::pair<std::string, std::int64_t>>
+      parameters;  ///< By kind: "embedding", "linear attention", ...
+  std::int64_t total_parameters = 0, trainable_parameters = 0;
+  std::string layout;  ///< The mesh in words.
+  std::string device;
+  std::string dtype;
+  double peak_flops = 0;  ///< 0: unknown.
+  std::vector<std::pair<std::string, std::int64_t>>
+      memory;                          ///< By purpose, bytes; activations are an estimate.
+  std::vector<std::string> kernels;    ///< "gated_delta_rule: cpu.chunk32"
+  std::vector<std::string> undecayed;  ///< Parameters without weight decay.
+  std::vector<std::string> defaulted;  ///< Model values that config.json did not give.
+  std::string data_summary;
+  std::int64_t tokens_per_epoch = 0, steps_per_epoch = 0, total_steps = 0, first_step = 0;
+  double packing_efficiency = 1;
+};
+
+/// One optimizer step.
+struct StepInfo {
+  std::int64_t step = 0;  ///< From 1.
+  double epoch = 0;
+  double loss = 0, lr = 0, grad_norm = 0;
+  std::int64_t tokens = 0, loss_tokens = 0;
+  double seconds = 0, tokens_per_s = 0, mfu = 0;  ///< mfu 0: unknown
+  std::int64_t memory_bytes = 0;
+  std::map<std::string, double> extra;  ///< "aux_loss", ...
+};
+
+struct Summary {
+  std::int64_t steps = 0;
+  double first_loss = 0, last_loss = 0;
+  double best_eval_loss = 0;
+  bool has_eval = false;
+  bool stopped = false;        ///< On request, before the end.
+  bool stopped_early = false;  ///< No improvement for early_stop_patience evaluations.
+  double seconds = 0;
+  std::filesystem::path output;  ///< final/, empty if stopped.
+};
+
+/// Receives what happens in a run; the trainer knows nothing of terminals and files of metrics.
+class Observer {
+ public:
+  virtual ~Observer() = default;
+  virtual void on_tokenize(const std::string& file, double fraction, std::int64_t rows) {}
+  virtual void on_start(const RunInfo& info) {}
+  virtual void on_resume(std::int64_t step, const std::filesystem::path& checkpoint) {}
+  virtual void on_step(const StepInfo& step) {}
+  virtual void on_evaluation(std::int64_t step, double loss, bool best) {}
+  virtual void on_checkpoint(std::int64_t step, const std::filesystem::path& path) {}
+  virtual void on_finish(const Summary& summary) {}
+};
+
+}  // namespace heddle::train

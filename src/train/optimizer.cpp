@@ -1,0 +1,113 @@
+#include "train/optimizer.h"
+
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+
+#include "base/text.h"
+#include "ops/autograd.h"
+#include "ops/optimizer_step/optimizer_step.h"
+
+namespace heddle::train {
+
+Optimizer::Optimizer(std::vector<nn::Parameter*> parameters, const config::OptimSection& options)
+    : options_(options) {
+  const ops::NoGradient guard;
+  for (nn::Parameter* parameter : parameters) {
+    const at::Tensor data = parameter->data();
+    const bool narrow = data.scalar_type() == at::kBFloat16 || data.scalar_type() == at::kHalf;
+    const auto wide = data.options().dtype(narrow ? at::kFloat : data.scalar_type());
+    Slot slot{parameter, {}, {}, {}, {}, options.weight_decay};
+    const bool exempt =
+        data.dim() <= 1 || std::any_of(options.no_decay.begin(), options.no_decay.end(),
+                                       [&](const std::string& pattern) {
+                                         return text::matches_glob(pattern, parameter->name());
+                                       });
+    if (exempt) slot.weight_decay = 0;
+    if (narrow) slot.master = data.to(at::kFloat);
+    if (options.name == config::OptimName::kAdamW) {
+      slot.exp_avg = at::zeros(data.sizes(), wide);
+      slot.exp_avg_sq = at::zeros(data.sizes(), wide);
+    } else if (options.momentum != 0) {
+      slot.momentum = at::zeros(data.sizes(), wide);
+    }
+    if (narrow && options.grad_dtype == config::Dtype::kFloat32)
+      parameter->set_gradient_dtype(at::kFloat);
+    slots_.push_back(std::move(slot));
+  }
+}
+
+double Optimizer::gradient_norm() const {
+  std::vector<at::Tensor> gradients;
+  for (const Slot& slot : slots_) {
+    if (slot.parameter->gradient().defined()) gradients.push_back(slot.parameter->gradient());
+  }
+  return gradients.empty() ? 0 : ops::gradient_norm(gradients);
+}
+
+void Optimizer::step(const ops::KernelTable& kernels, double lr, double gradient_multiplier) {
+  const ops::NoGradient guard;
+  ++steps_;
+  const auto gradient_of = [](nn::Parameter& parameter) {
+    return parameter.gradient().defined() ? parameter.gradient() : at::zeros_like(parameter.data());
+  };
+  if (options_.name == config::OptimName::kAdamW) {
+    std::vector<ops::AdamwTensor> tensors;
+    for (Slot& slot : slots_) {
+      tensors.push_back({slot.parameter->data(), gradient_of(*slot.parameter), slot.exp_avg,
+                         slot.exp_avg_sq, slot.master, slot.weight_decay});
+    }
+    ops::AdamwOptions step;
+    step.lr = lr;
+    step.beta1 = options_.betas[0];
+    step.beta2 = options_.betas[1];
+    step.eps = options_.eps;
+    step.step = steps_;
+    step.gradient_multiplier = gradient_multiplier;
+    ops::adamw_step(kernels, tensors, step);
+  } else {
+    std::vector<ops::SgdTensor> tensors;
+    for (Slot& slot : slots_) {
+      tensors.push_back({slot.parameter->data(), gradient_of(*slot.parameter), slot.momentum,
+                         slot.master, slot.weight_decay});
+    }
+    ops::sgd_step(tensors, lr, options_.momentum, steps_ == 1, gradient_multiplier);
+  }
+  for (Slot& slot : slots_) slot.parameter->clear_gradient();
+}
+
+std::vector<std::string> Optimizer::undecayed() const {
+  std::vector<std::string> names;
+  for (const Slot& slot : slots_) {
+    if (slot.weight_decay == 0) names.push_back(slot.parameter->name());
+  }
+  return names;
+}
+
+std::vector<std::pair<std::string, at::Tensor>> Optimizer::state() const {
+  std::vector<std::pair<std::string, at::Tensor>> tensors;
+  for (const Slot& slot : slots_) {
+    const std::string& name = slot.parameter->name();
+    tensors.emplace_back("weights/" + name, slot.parameter->data());
+    for (const auto& [kind, tensor] :
+         {std::pair{"master/", slot.master}, std::pair{"exp_avg/", slot.exp_avg},
+          std::pair{"exp_avg_sq/", slot.exp_avg_sq}, std::pair{"momentum/", slot.momentum}}) {
+      if (tensor.defined()) tensors.emplace_back(kind + name, tensor);
+    }
+  }
+  return tensors;
+}
+
+std::int64_t Optimizer::state_bytes() const {
+  std::int64_t bytes = 0;
+  for (const Slot& slot : slots_) {
+    for (const at::Tensor* tensor :
+         {&slot.master, &slot.exp_avg, &slot.exp_avg_sq, &slot.momentum}) {
+      if (tensor->defined()) bytes += static_cast<std::int64_t>(tensor->nbytes());
+    }
+  }
+  return bytes;
+}
+
+}  // namespace heddle::train

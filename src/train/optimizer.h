@@ -1,0 +1,49 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "config/run_config.h"
+#include "nn/parameter.h"
+#include "ops/registry.h"
+
+namespace heddle::train {
+
+/// AdamW or SGD over the trainable parameters; keeps the moments and, for parameters below fp32, an
+/// fp32 master copy.
+class Optimizer {
+ public:
+  /// Parameters with one dimension, and those that match `optim.no_decay`, get no weight decay.
+  Optimizer(std::vector<nn::Parameter*> parameters, const config::OptimSection& options);
+
+  /// sqrt of the sum of squares of all gradients, after the division by the global loss weight.
+  double gradient_norm() const;
+  /// One update with gradients multiplied by `gradient_multiplier`; clears the gradients. A
+  /// parameter without gradient in this step is updated as with a zero one.
+  void step(const ops::KernelTable& kernels, double lr, double gradient_multiplier);
+
+  std::int64_t steps() const { return steps_; }
+  /// Names of the parameters that get no weight decay.
+  std::vector<std::string> undecayed() const;
+  std::int64_t state_bytes() const;
+
+  /// "weights/NAME", "exp_avg/NAME", ...: everything that changes in training, as live tensors.
+  std::vector<std::pair<std::string, at::Tensor>> state() const;
+  void set_steps(std::int64_t steps) { steps_ = steps; }
+
+ private:
+  struct Slot {
+    nn::Parameter* parameter;
+    at::Tensor master, exp_avg, exp_avg_sq, momentum;
+    double weight_decay;
+  };
+  std::vector<Slot> slots_;
+  config::OptimSection options_;
+  std::int64_t steps_ = 0;
+};
+
+}  // namespace heddle::train

@@ -1,0 +1,37 @@
+#include "train/schedule.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+namespace heddle::train {
+
+double learning_rate(const config::OptimSection& options, std::int64_t step, std::int64_t total) {
+  if (step < options.warmup_steps) {
+    return options.lr * static_cast<double>(step + 1) / static_cast<double>(options.warmup_steps);
+  }
+  // Progress 0 at the first step after the warm-up, 1 at the step after the last.
+  const auto fraction = [&](std::int64_t begin) {
+    const std::int64_t length = std::max<std::int64_t>(1, total - begin);
+    return std::clamp(static_cast<double>(step - begin) / static_cast<double>(length), 0.0, 1.0);
+  };
+  double factor = 1;
+  switch (options.schedule) {
+    case config::Schedule::kConstant:
+      break;
+    case config::Schedule::kLinear:
+      factor = 1 - fraction(options.warmup_steps);
+      break;
+    case config::Schedule::kCosine:
+      factor = 0.5 * (1 + std::cos(std::numbers::pi * fraction(options.warmup_steps)));
+      break;
+    case config::Schedule::kWsd: {
+      const std::int64_t begin = std::max(options.warmup_steps, total - options.decay_steps);
+      factor = step < begin ? 1 : 1 - fraction(begin);
+      break;
+    }
+  }
+  return options.lr * (options.min_lr_ratio + (1 - options.min_lr_ratio) * factor);
+}
+
+}  // namespace heddle::train

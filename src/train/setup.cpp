@@ -1,0 +1,262 @@
+#include "train/setup.h"
+
+#include <algorithm>
+#include <array>
+
+#include "base/errors.h"
+#include "base/files.h"
+#include "base/log.h"
+#include "base/text.h"
+#include "device/device.h"
+
+namespace heddle::train {
+namespace {
+
+using models::qwen3_5::Head;
+
+Head head_of(config::Head head) {
+  switch (head) {
+    case config::Head::kLanguageModel:
+      return Head::kLanguageModel;
+    case config::Head::kClassify:
+      return Head::kClassify;
+    case config::Head::kEmbed:
+      return Head::kEmbed;
+  }
+  return Head::kLanguageModel;
+}
+
+data::RowFormat row_format(config::DataFormat format) {
+  switch (format) {
+    case config::DataFormat::kAuto:
+      return data::RowFormat::kAuto;
+    case config::DataFormat::kMessages:
+      return data::RowFormat::kMessages;
+    case config::DataFormat::kPromptCompletion:
+      return data::RowFormat::kPromptCompletion;
+    case config::DataFormat::kText:
+      return data::RowFormat::kText;
+    case config::DataFormat::kShareGpt:
+      return data::RowFormat::kConversations;
+    case config::DataFormat::kAlpaca:
+      return data::RowFormat::kInstruction;
+    case config::DataFormat::kTokens:
+      return data::RowFormat::kTokens;
+  }
+  return data::RowFormat::kAuto;
+}
+
+data::Task task_of(const config::ModelSection& model) {
+  if (model.head == config::Head::kClassify) {
+    return model.num_labels == 1 ? data::Task::kRegression : data::Task::kClassification;
+  }
+  return model.head == config::Head::kEmbed ? data::Task::kEmbedding : data::Task::kLanguageModel;
+}
+
+bool matches_any(const std::vector<std::string>& patterns, const std::string& name) {
+  return std::any_of(patterns.begin(), patterns.end(),
+                     [&](const std::string& pattern) { return text::matches_glob(pattern, name); });
+}
+
+/// modules_to_save names a module ("lm_head", "embed_tokens") or a dotted suffix of one.
+bool is_saved_whole(const std::vector<std::string>& modules, const std::string& parameter) {
+  const std::string module = adapters::module_of(parameter);
+  return std::any_of(modules.begin(), modules.end(), [&](const std::string& wanted) {
+    return module == wanted || module.ends_with("." + wanted);
+  });
+}
+
+void choose_trainable(const config::RunConfig& config, Setup& setup) {
+  const bool lora = config.train.method == config::Method::kLora;
+  std::vector<std::string> unmatched = config.train.freeze;
+  for (nn::Parameter* parameter : setup.model->parameters()) {
+    const bool whole = lora && is_saved_whole(config.adapter.modules_to_save, parameter->name());
+    // A classification head that starts from random numbers is always trained.
+    const bool head = lora && parameter->name() == "score.weight";
+    const bool trainable =
+        (!lora || whole || head) && !matches_any(config.train.freeze, parameter->name());
+    std::erase_if(unmatched,
+                  [&](const std::string& p) { return text::matches_glob(p, parameter->name()); });
+    parameter->set_trainable(trainable);
+    if (trainable) setup.trainable.push_back(parameter);
+    if (trainable && lora) setup.saved_whole.push_back(parameter);
+  }
+  if (setup.adapters) {
+    setup.adapters->visit_parameters(
+        [&](nn::Parameter& parameter) { setup.trainable.push_back(&parameter); });
+  }
+  if (!unmatched.empty()) {
+    throw_error<ConfigError>("train.freeze: '{}' matches no parameter of this model",
+                             unmatched.front());
+  }
+  if (setup.trainable.empty())
+    throw ConfigError("nothing to train: train.freeze matches every parameter");
+}
+
+data::FieldNames field_names(const config::DataFields& fields) {
+  data::FieldNames names;
+  names.messages = fields.messages;
+  names.tools = fields.tools;
+  names.weight = fields.weight;
+  names.conversations = fields.conversations;
+  names.from = fields.from;
+  names.value = fields.value;
+  names.prompt = fields.prompt;
+  names.completion = fields.completion;
+  names.instruction = fields.instruction;
+  names.input = fields.input;
+  names.output = fields.output;
+  names.text = fields.text;
+  names.input_ids = fields.input_ids;
+  names.labels = fields.labels;
+  names.label = fields.label;
+  return names;
+}
+
+nlohmann::ordered_json template_variables(const std::map<std::string, config::Scalar>& arguments) {
+  nlohmann::ordered_json variables = nlohmann::ordered_json::object();
+  for (const auto& [name, value] : arguments) {
+    std::visit([&, &key = name](const auto& v) { variables[key] = v; }, value);
+  }
+  return variables;
+}
+
+models::qwen3_5::Config read_model_config(const ckpt::ModelDirectory& source) {
+  return models::qwen3_5::parse_config(source.config(), (source.path() / "config.json").string());
+}
+
+void check_vocabulary(const Setup& setup) {
+  const std::int64_t rows = setup.model->config().vocab_size;
+  if (setup.tokenizer->vocab_size() > rows) {
+    throw_error<ModelError>(
+        "the tokenizer has ids up to {}, the model has {} embedding rows; set model.resize_vocab "
+        "to at least {}",
+        setup.tokenizer->vocab_size() - 1, rows, setup.tokenizer->vocab_size());
+  }
+}
+
+}  // namespace
+
+runtime::Context make_context(const config::RunConfig& config) {
+  runtime::Context context;
+  device::set_cpu_threads(static_cast<int>(config.device.threads));
+  context.device = device::parse(config::to_string(config.device.name));
+  context.dtype =
+      runtime::parse_dtype(std::string(config::to_string(config.model.dtype)), "model.dtype");
+  const config::ParallelSection& p = config.parallel;
+  context.mesh = comm::Mesh({p.tp, p.cp, p.fsdp, p.dp, p.pp}, 0, 1);
+  context.seed = config.train.seed;
+  return context;
+}
+
+data::DatasetOptions dataset_options(const config::RunConfig& config,
+                                     const std::vector<config::DataSource>& files, bool training) {
+  data::DatasetOptions options;
+  for (const config::DataSource& file : files)
+    options.files.push_back({file.path, training ? file.weight : 1});
+  options.reader.format = row_format(config.data.format);
+  options.reader.fields = field_names(config.data.fields);
+  options.reader.task = task_of(config.model);
+  options.bad_rows = config.data.on_bad_line == config::BadLine::kSkip ? data::BadRowPolicy::kSkip
+                                                                       : data::BadRowPolicy::kError;
+  options.rendering.max_length = config.data.max_length;
+  options.rendering.truncation =
+      config.data.truncation == config::Truncation::kDrop        ? data::Truncation::kDrop
+      : config.data.truncation == config::Truncation::kKeepStart ? data::Truncation::kKeepStart
+                                                                 : data::Truncation::kKeepEnd;
+  options.rendering.loss_on =
+      config.data.loss_on == config::LossOn::kAll ? data::LossOn::kAll : data::LossOn::kAssistant;
+  if (!config.data.chat_template.empty())
+    options.rendering.chat_template = files::read(config.data.chat_template);
+  options.rendering.template_variables = template_variables(config.data.template_args);
+  options.cache_directory = config.data.cache_dir;
+  return options;
+}
+
+Setup make_setup(const config::RunConfig& config, Observer& observer) {
+  Setup setup;
+  setup.context = make_context(config);
+  setup.source =
+      std::make_unique<ckpt::ModelDirectory>(ckpt::ModelDirectory::open(config.model.path));
+  models::qwen3_5::Config model_config = read_model_config(*setup.source);
+
+  setup.tokenizer_directory =
+      config.model.tokenizer.empty() ? config.model.path : config.model.tokenizer;
+  setup.tokenizer = data::Tokenizer::load(setup.tokenizer_directory);
+  const auto progress = [&](const data::TokenizeProgress& p) {
+    observer.on_tokenize(p.file, p.fraction, p.rows);
+  };
+  setup.train = data::Dataset::open(dataset_options(config, config.data.train, true),
+                                    *setup.tokenizer, progress);
+  if (!config.data.eval.empty()) {
+    setup.eval = data::Dataset::open(dataset_options(config, config.data.eval, false),
+                                     *setup.tokenizer, progress);
+  }
+
+  if (config.model.resize_vocab > 0) {
+    if (config.model.resize_vocab < model_config.vocab_size) {
+      throw_error<ConfigError>(
+          "model.resize_vocab is {}: the model already has {} rows, shrinking is not built",
+          config.model.resize_vocab, model_config.vocab_size);
+    }
+    model_config.vocab_size = config.model.resize_vocab;
+  }
+  models::qwen3_5::ModelOptions options;
+  options.head = head_of(config.model.head);
+  options.num_labels =
+      config.model.num_labels > 0 ? config.model.num_labels : model_config.num_labels;
+  const double coefficient = config.train.router_aux_loss_coef >= 0
+                                 ? config.train.router_aux_loss_coef
+                             : model_config.output_router_logits ? model_config.router_aux_loss_coef
+                                                                 : 0;
+  options.auxiliary_loss = model_config.is_moe() && coefficient > 0;
+  options.kernel_policy.allow_fallback = config.kernels.fallback == config::Fallback::kAllow;
+  options.kernel_policy.chosen_by_user = config.kernels.choice;
+  const std::string prefix = ckpt::text_prefix(*setup.source);
+  setup.model = std::make_unique<models::qwen3_5::Model>(std::move(model_config), prefix,
+                                                         setup.context, options);
+  check_vocabulary(setup);
+  setup.model->allocate();
+  setup.load_report = ckpt::load_model(*setup.source, *setup.model, config.train.seed);
+
+  if (config.train.method == config::Method::kLora) {
+    adapters::LoraOptions lora;
+    lora.rank = config.adapter.rank;
+    lora.alpha = config.adapter.alpha;
+    lora.rslora = config.adapter.rslora;
+    lora.dropout = config.adapter.dropout;
+    lora.seed = config.adapter.seed;
+    setup.adapters = std::make_unique<adapters::LoraSet>(
+        [&](const std::function<void(nn::Linear&)>& visit) { setup.model->visit_linears(visit); },
+        config.adapter.targets, lora, setup.context);
+    for (const auto& adapter : setup.adapters->adapters()) adapter->initialize();
+  }
+  choose_trainable(config, setup);
+  return setup;
+}
+
+LoadedModel load_for_inference(const std::filesystem::path& directory,
+                               const std::filesystem::path& adapter,
+                               const runtime::Context& context, models::qwen3_5::Head head) {
+  LoadedModel loaded;
+  loaded.context = context;
+  loaded.source = std::make_unique<ckpt::ModelDirectory>(ckpt::ModelDirectory::open(directory));
+  models::qwen3_5::Config config = read_model_config(*loaded.source);
+  models::qwen3_5::ModelOptions options;
+  options.head = head;
+  options.num_labels = std::max<std::int64_t>(1, config.num_labels);
+  loaded.model = std::make_unique<models::qwen3_5::Model>(
+      std::move(config), ckpt::text_prefix(*loaded.source), context, options);
+  loaded.model->allocate();
+  loaded.load_report = ckpt::load_model(*loaded.source, *loaded.model, context.seed);
+  if (!adapter.empty())
+    loaded.adapters = ckpt::load_adapter(ckpt::AdapterDirectory::open(adapter), *loaded.model);
+  for (nn::Parameter* parameter : loaded.model->parameters()) parameter->set_trainable(false);
+  if (loaded.adapters) {
+    loaded.adapters->visit_parameters(
+        [](nn::Parameter& parameter) { parameter.set_trainable(false); });
+  }
+  return loaded;
+}
+
+}  // namespace heddle::train

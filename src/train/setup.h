@@ -1,0 +1,57 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "adapters/lora.h"
+#include "ckpt/hf_model.h"
+#include "ckpt/model_directory.h"
+#include "config/run_config.h"
+#include "data/loader/dataset.h"
+#include "data/tokenizer/tokenizer.h"
+#include "models/qwen3_5/model.h"
+#include "runtime/context.h"
+#include "train/observer.h"
+
+namespace heddle::train {
+
+/// Everything a run stands on, made in one order: device, model directory, tokenizer, data, model,
+/// adapters.
+struct Setup {
+  runtime::Context context;
+  std::unique_ptr<ckpt::ModelDirectory> source;
+  std::filesystem::path tokenizer_directory;
+  std::shared_ptr<const data::Tokenizer> tokenizer;
+  std::shared_ptr<const data::Dataset> train, eval;  ///< eval is null without data.eval
+  std::unique_ptr<models::qwen3_5::Model> model;
+  std::unique_ptr<adapters::LoraSet> adapters;  ///< null for full training
+  std::vector<nn::Parameter*> trainable;        ///< In the order of the model
+  std::vector<nn::Parameter*> saved_whole;      ///< modules_to_save
+  ckpt::ModelLoadReport load_report;
+};
+
+/// Throws ConfigError, DataError, ModelError, DeviceError; writes nothing but the token cache.
+Setup make_setup(const config::RunConfig& config, Observer& observer);
+
+/// The context of one rank from the configuration; sets the CPU threads.
+runtime::Context make_context(const config::RunConfig& config);
+
+/// How rows become tokens under this configuration.
+data::DatasetOptions dataset_options(const config::RunConfig& config,
+                                     const std::vector<config::DataSource>& files, bool training);
+
+/// A model of a directory with its weights, for scoring, generation and export. `adapter` may be
+/// empty.
+struct LoadedModel {
+  runtime::Context context;
+  std::unique_ptr<ckpt::ModelDirectory> source;
+  std::unique_ptr<models::qwen3_5::Model> model;
+  std::unique_ptr<adapters::LoraSet> adapters;
+  ckpt::ModelLoadReport load_report;
+};
+LoadedModel load_for_inference(const std::filesystem::path& directory,
+                               const std::filesystem::path& adapter,
+                               const runtime::Context& context, models::qwen3_5::Head head);
+
+}  // namespace heddle::train

@@ -1,0 +1,354 @@
+#include "train/trainer.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/zeros.h>
+
+#include <chrono>
+#include <cmath>
+#include <utility>
+
+#include "base/errors.h"
+#include "base/files.h"
+#include "base/log.h"
+#include "config/config.h"
+#include "device/device.h"
+#include "models/qwen3_5/flops.h"
+#include "ops/autograd.h"
+#include "train/describe.h"
+#include "train/head.h"
+#include "train/schedule.h"
+
+namespace heddle::train {
+namespace {
+
+std::vector<parallel::BlockEntry> block_entries(Setup& setup) {
+  std::vector<parallel::BlockEntry> entries;
+  for (const auto& layer : setup.model->layers()) {
+    parallel::BlockEntry entry{layer.get(), {}};
+    const auto add = [&](nn::Parameter& parameter) { entry.parameters.push_back(&parameter); };
+    layer->visit_parameters(add);
+    layer->visit_linears([&](nn::Linear& linear) {
+      if (linear.adapter() != nullptr) linear.adapter()->visit_parameters(add);
+    });
+    entries.push_back(std::move(entry));
+  }
+  return entries;
+}
+
+parallel::Recompute recompute_of(config::Recompute policy) {
+  switch (policy) {
+    case config::Recompute::kOff:
+      return parallel::Recompute::kOff;
+    case config::Recompute::kSelective:
+      return parallel::Recompute::kSelective;
+    case config::Recompute::kFull:
+      return parallel::Recompute::kFull;
+  }
+  return parallel::Recompute::kOff;
+}
+
+double auxiliary_coefficient(const config::RunConfig& config, const Model& model) {
+  if (!model.config().is_moe()) return 0;
+  if (config.train.router_aux_loss_coef >= 0) return config.train.router_aux_loss_coef;
+  return model.config().output_router_logits ? model.config().router_aux_loss_coef : 0;
+}
+
+data::LoaderOptions loader_options(const config::RunConfig& config, const comm::Mesh& mesh) {
+  data::LoaderOptions options;
+  options.global_batch_size = config.train.global_batch_size;
+  options.micro_batch_tokens = config.train.micro_batch_tokens;
+  options.packing = config.data.packing;
+  options.max_length = config.data.max_length;
+  options.shuffle = config.data.shuffle;
+  options.seed = config.train.seed;
+  // A number of steps may need more epochs than the default one.
+  options.epochs = config.train.max_steps > 0 && !config.is_set("train.epochs")
+                       ? 0
+                       : static_cast<std::int64_t>(std::ceil(config.train.epochs));
+  options.max_steps = config.train.max_steps;
+  options.rank = static_cast<int>(mesh.data_rank());
+  options.world = static_cast<int>(mesh.data_size());
+  return options;
+}
+
+std::int64_t sparse_layers(const Model& model) {
+  std::int64_t count = 0;
+  for (const bool sparse : model.config().sparse_mlp) count += sparse;
+  return count;
+}
+
+ops::Sequences sequences_of(const data::Batch& batch) {
+  return {batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen};
+}
+
+/// What the sums of one step are divided by: loss weights of tokens, or sequences for a
+/// classification head.
+double normalizer(const Model& model, double loss_weights, std::int64_t sequences) {
+  return model.head() == models::qwen3_5::Head::kLanguageModel ? loss_weights
+                                                               : static_cast<double>(sequences);
+}
+
+}  // namespace
+
+Trainer::Trainer(const config::RunConfig& config, Observer& observer, const std::atomic<bool>& stop)
+    : config_(config),
+      observer_(observer),
+      stop_(stop),
+      setup_(make_setup(config, observer)),
+      optimizer_(setup_.trainable, config.optim),
+      runner_(block_entries(setup_), recompute_of(config.train.recompute)),
+      loader_(std::make_unique<data::Loader>(setup_.train,
+                                             loader_options(config, setup_.context.mesh))),
+      auxiliary_coefficient_(auxiliary_coefficient(config, *setup_.model)) {
+  files::make_writable_directory(config.train.output_dir);
+  ckpt::CheckpointStoreOptions store;
+  store.keep_last = static_cast<int>(config.ckpt.keep_last);
+  store.keep_best = config.ckpt.keep_best ? 1 : 0;
+  checkpoints_ = std::make_unique<ckpt::CheckpointStore>(
+      std::filesystem::path(config.train.output_dir) / "checkpoints", store);
+  const int bits = static_cast<int>(8 * c10::elementSize(setup_.context.dtype));
+  peak_flops_ = device::properties(setup_.context.device, bits).peak_flops;
+  resume();
+}
+
+void Trainer::resume() {
+  const std::string& mode = config_.train.resume;
+  if (mode == "auto" || mode == "never") {
+    const auto latest = checkpoints_->latest_complete();
+    if (!latest) return;
+    if (mode == "never") {
+      throw_error<ConfigError>(
+          "train.resume is 'never', but {} already holds a checkpoint of step {}; continue it with "
+          "train.resume=auto or "
+          "choose another train.output_dir",
+          config_.train.output_dir, latest->step);
+    }
+    restore(ckpt::TrainingCheckpoint::open(latest->path));
+    observer_.on_resume(first_step_, latest->path);
+    return;
+  }
+  restore(ckpt::TrainingCheckpoint::open(mode));
+  observer_.on_resume(first_step_, mode);
+}
+
+void Trainer::restore(const ckpt::TrainingCheckpoint& checkpoint) {
+  const ops::NoGradient guard;
+  const nlohmann::ordered_json& state = checkpoint.state();
+  for (auto [name, tensor] : optimizer_.state()) ckpt::copy_into(checkpoint.at(name), tensor);
+  optimizer_.set_steps(state.at("optimizer_steps"));
+  first_step_ = state.at("step");
+  last_saved_ = first_step_;
+  first_loss_ = state.value("first_loss", 0.0);
+  last_loss_ = state.value("last_loss", 0.0);
+  if (state.contains("best_eval") && !state["best_eval"].is_null())
+    best_eval_ = state["best_eval"].get<double>();
+  evaluations_without_gain_ = state.value("evaluations_without_gain", std::int64_t{0});
+  loader_->seek(nlohmann::json(state.at("cursor")));
+  const config::RunConfig before = config::parse(state.at("config").get<std::string>(),
+                                                 "checkpoint", {}, config::Completeness::kPartial);
+  for (const std::string& difference : config::differences(before, config_)) {
+    log::warning("the configuration changed since the checkpoint: {}", difference);
+  }
+}
+
+void Trainer::save(std::int64_t step) {
+  ckpt::CheckpointState state;
+  state.state["heddle"] = 1;
+  state.state["step"] = step;
+  state.state["optimizer_steps"] = optimizer_.steps();
+  state.state["seed"] = config_.train.seed;
+  state.state["cursor"] = loader_->cursor();
+  state.state["first_loss"] = first_loss_;
+  state.state["last_loss"] = last_loss_;
+  state.state["best_eval"] =
+      best_eval_ ? nlohmann::ordered_json(*best_eval_) : nlohmann::ordered_json();
+  state.state["evaluations_without_gain"] = evaluations_without_gain_;
+  state.state["kernels"] = setup_.model->kernels().lines();
+  state.state["config"] = config::dump_yaml(config_);
+  state.tensors = optimizer_.state();
+  checkpoints_->save(step, std::move(state), last_eval_);
+  last_saved_ = step;
+  observer_.on_checkpoint(step, checkpoints_->directory());
+}
+
+Trainer::BatchResult Trainer::train_batch(const data::Batch& host_batch, double gradient_scale,
+                                          double auxiliary_scale, std::uint64_t dropout_stream) {
+  Model& model = *setup_.model;
+  const data::Batch batch = host_batch.to(setup_.context.device);
+  if (setup_.adapters) setup_.adapters->set_dropout_stream(dropout_stream);
+  const nn::BlockInputs inputs = model.block_inputs(sequences_of(batch), batch.position_ids,
+                                                    batch.real_tokens, /*training=*/true);
+  const at::Tensor embedded = model.embed(batch.tokens);
+  const bool embedding_trained = embedded.requires_grad();
+  parallel::BlockRunner::Pass pass;
+  const at::Tensor hidden = runner_.forward(embedded, inputs, embedding_trained, pass);
+  const HeadResult head =
+      run_head(model, hidden, host_batch, gradient_scale, /*want_gradients=*/true);
+  const BatchResult result{head.loss_sum, pass.auxiliary_loss};
+  const at::Tensor gradient = runner_.backward(head.grad_hidden, auxiliary_scale, pass);
+  if (embedding_trained && gradient.defined()) ops::run_backward({embedded}, {gradient});
+  for (nn::Parameter* parameter : setup_.trainable) parameter->collect_gradient();
+  return result;
+}
+
+StepInfo Trainer::train_step(const data::Step& step) {
+  const auto start = std::chrono::steady_clock::now();
+  const Model& model = *setup_.model;
+  const double divisor = normalizer(model, step.loss_weight_sum, step.sequences);
+  if (divisor <= 0)
+    throw_error<DataError>("optimizer step {} has no token with a loss weight", step.step + 1);
+  const double sparse_tokens =
+      static_cast<double>(std::max<std::int64_t>(1, sparse_layers(model) * step.tokens));
+
+  const auto wide =
+      at::TensorOptions().dtype(setup_.context.wide_dtype()).device(setup_.context.device);
+  at::Tensor loss_sum = at::zeros({}, wide), auxiliary_sum = at::zeros({}, wide);
+  for (std::size_t i = 0; i < step.micro_batches.size(); ++i) {
+    // Streams are numbered from 1, 0 means no dropout.
+    const auto stream = static_cast<std::uint64_t>(step.step) * 65536 + i + 1;
+    const BatchResult result = train_batch(step.micro_batches[i], 1 / divisor,
+                                           auxiliary_coefficient_ / sparse_tokens, stream);
+    loss_sum.add_(result.loss_sum);
+    if (result.auxiliary_sum.defined()) auxiliary_sum.add_(result.auxiliary_sum);
+  }
+  const comm::Group group = setup_.context.mesh.loss_group();
+  group.all_reduce_sum(loss_sum);
+
+  StepInfo info;
+  info.step = step.step + 1;
+  info.loss = loss_sum.item<double>() / divisor;
+  info.grad_norm = optimizer_.gradient_norm();
+  if (!std::isfinite(info.loss) || !std::isfinite(info.grad_norm)) {
+    throw_error<Error>(
+        "step {}: the loss is {} and the gradient norm {}; nothing was updated. Lower optim.lr, "
+        "check the data of this "
+        "step, or resume from the last checkpoint with another train.seed",
+        info.step, info.loss, info.grad_norm);
+  }
+  info.lr = learning_rate(config_.optim, step.step, loader_->info().total_steps);
+  const double clip = config_.optim.clip_norm;
+  const double multiplier = clip > 0 ? std::min(1.0, clip / (info.grad_norm + 1e-6)) : 1;
+  optimizer_.step(model.kernels(), info.lr, multiplier);
+  device::synchronize(setup_.context.device);
+
+  info.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  info.tokens = step.tokens;
+  info.loss_tokens = step.loss_rows;
+  info.tokens_per_s = static_cast<double>(step.tokens) / info.seconds;
+  const std::int64_t per_epoch = std::max<std::int64_t>(1, loader_->info().steps_per_epoch);
+  info.epoch = static_cast<double>(info.step) / static_cast<double>(per_epoch);
+  if (peak_flops_ > 0 && step.sequences > 0) {
+    const double length = static_cast<double>(step.tokens) / static_cast<double>(step.sequences);
+    const double share = setup_.adapters ? 2.0 / 3.0 : 1.0;
+    info.mfu = models::qwen3_5::training_flops_per_token(model.config(), length, share) *
+               info.tokens_per_s / peak_flops_;
+  }
+  info.memory_bytes = device::memory(setup_.context.device).used_bytes;
+  if (auxiliary_coefficient_ > 0)
+    info.extra["aux_loss"] = auxiliary_sum.item<double>() / sparse_tokens;
+  return info;
+}
+
+double Trainer::evaluate() {
+  Model& model = *setup_.model;
+  if (setup_.adapters) setup_.adapters->set_dropout_stream(0);
+  data::EvaluationLoader::Options options;
+  options.micro_batch_tokens = config_.train.micro_batch_tokens;
+  data::EvaluationLoader loader(setup_.eval, options);
+  double loss = 0, weights = 0;
+  std::int64_t sequences = 0;
+  while (const auto host_batch = loader.next()) {
+    const ops::NoGradient guard;
+    const data::Batch batch = host_batch->to(setup_.context.device);
+    const nn::BlockInputs inputs = model.block_inputs(sequences_of(batch), batch.position_ids,
+                                                      batch.real_tokens, /*training=*/false);
+    const at::Tensor hidden = runner_.evaluate(model.embed(batch.tokens), inputs);
+    loss +=
+        run_head(model, hidden, *host_batch, 1, /*want_gradients=*/false).loss_sum.item<double>();
+    weights += host_batch->loss_weight_sum;
+    sequences += host_batch->real_sequences;
+  }
+  return loss / normalizer(model, weights, sequences);
+}
+
+bool Trainer::after_step(std::int64_t step, bool last) {
+  const std::int64_t every = config_.train.eval_every;
+  bool stop_early = false, improved = false;
+  last_eval_.reset();
+  if (setup_.eval && (last || (every > 0 && step % every == 0))) {
+    last_eval_ = evaluate();
+    improved = !best_eval_ || *last_eval_ < *best_eval_;
+    if (improved) best_eval_ = last_eval_;
+    evaluations_without_gain_ = improved ? 0 : evaluations_without_gain_ + 1;
+    observer_.on_evaluation(step, *last_eval_, improved);
+    const std::int64_t patience = config_.train.early_stop_patience;
+    stop_early = patience > 0 && evaluations_without_gain_ >= patience;
+  }
+  const bool due = config_.ckpt.every > 0 && step % config_.ckpt.every == 0;
+  if (due || last || stop_early || stop_ || (improved && config_.ckpt.keep_best)) save(step);
+  return stop_early;
+}
+
+Summary Trainer::run() {
+  observer_.on_start(describe());
+  const auto start = std::chrono::steady_clock::now();
+  Summary summary;
+  std::int64_t done = first_step_;
+  const std::int64_t total = loader_->info().total_steps;
+  bool fresh = first_step_ == 0;
+  while (!stop_) {
+    auto step = loader_->next();
+    if (!step) break;
+    const StepInfo info = train_step(*step);
+    done = info.step;
+    last_loss_ = info.loss;
+    if (std::exchange(fresh, false)) first_loss_ = info.loss;
+    observer_.on_step(info);
+    if (after_step(done, done >= total)) {
+      summary.stopped_early = true;
+      break;
+    }
+  }
+  summary.stopped = stop_ && done < total && !summary.stopped_early;
+  if (last_saved_ != done && (done > 0 || summary.stopped)) save(done);
+  checkpoints_->wait();
+  if (!summary.stopped) summary.output = export_final();
+  summary.steps = done;
+  summary.first_loss = first_loss_;
+  summary.last_loss = last_loss_;
+  summary.has_eval = best_eval_.has_value();
+  summary.best_eval_loss = best_eval_.value_or(0);
+  summary.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  observer_.on_finish(summary);
+  return summary;
+}
+
+RunInfo Trainer::describe() const {
+  RunInfo info = describe_setup(setup_, config_, optimizer_);
+  const data::LoaderInfo& loader = loader_->info();
+  info.peak_flops = peak_flops_;
+  info.tokens_per_epoch = loader.tokens_per_epoch;
+  info.steps_per_epoch = loader.steps_per_epoch;
+  info.total_steps = loader.total_steps;
+  info.packing_efficiency = loader.packing_efficiency;
+  info.first_step = first_step_;
+  return info;
+}
+
+std::filesystem::path Trainer::export_final() {
+  const std::filesystem::path output = std::filesystem::path(config_.train.output_dir) / "final";
+  if (setup_.adapters) {
+    ckpt::export_adapter(*setup_.model, *setup_.adapters, setup_.saved_whole, *setup_.source,
+                         std::filesystem::absolute(config_.model.path).lexically_normal().string(),
+                         output,
+                         /*overwrite=*/true);
+    return output;
+  }
+  ckpt::ModelWriterOptions options;
+  options.overwrite = true;
+  options.max_shard_bytes = static_cast<std::uint64_t>(config_.ckpt.export_.max_shard_size);
+  ckpt::export_model(*setup_.model, *setup_.source, output, options);
+  return output;
+}
+
+}  // namespace heddle::train

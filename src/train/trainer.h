@@ -1,0 +1,64 @@
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "ckpt/training_checkpoint.h"
+#include "config/run_config.h"
+#include "data/loader/loader.h"
+#include "parallel/block_runner.h"
+#include "train/observer.h"
+#include "train/optimizer.h"
+#include "train/setup.h"
+
+namespace heddle::train {
+
+/// The optimizer loop of one run: micro-batches forward and backward, clip, update, evaluation,
+/// checkpoints, and the final model or adapter directory.
+class Trainer {
+ public:
+  /// Loads everything, resumes if the configuration says so. `stop` is read after every step: when
+  /// it turns true the run saves a checkpoint and returns.
+  Trainer(const config::RunConfig& config, Observer& observer, const std::atomic<bool>& stop);
+
+  Summary run();
+  const Setup& setup() const { return setup_; }
+  Setup& setup() { return setup_; }
+
+ private:
+  struct BatchResult {
+    at::Tensor loss_sum, auxiliary_sum;
+  };
+  BatchResult train_batch(const data::Batch& host_batch, double gradient_scale,
+                          double auxiliary_scale, std::uint64_t dropout_stream);
+  StepInfo train_step(const data::Step& step);
+  double evaluate();
+  void save(std::int64_t step);
+  void resume();
+  void restore(const ckpt::TrainingCheckpoint& checkpoint);
+  RunInfo describe() const;
+  std::filesystem::path export_final();
+  /// True if the run should stop early.
+  bool after_step(std::int64_t step, bool last);
+
+  config::RunConfig config_;
+  Observer& observer_;
+  const std::atomic<bool>& stop_;
+  Setup setup_;
+  Optimizer optimizer_;
+  parallel::BlockRunner runner_;
+  std::unique_ptr<data::Loader> loader_;
+  std::unique_ptr<ckpt::CheckpointStore> checkpoints_;
+  double auxiliary_coefficient_ = 0;
+  double peak_flops_ = 0;
+  std::int64_t first_step_ = 0;
+  std::int64_t last_saved_ = -1;
+  double first_loss_ = 0, last_loss_ = 0;
+  std::optional<double> best_eval_, last_eval_;
+  std::int64_t evaluations_without_gain_ = 0;
+};
+
+}  // namespace heddle::train
