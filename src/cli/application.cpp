@@ -1,0 +1,196 @@
+#include "cli/application.h"
+
+#include <cxxabi.h>
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <ostream>
+#include <typeinfo>
+
+#include "base/errors.h"
+#include "base/log.h"
+#include "base/text.h"
+#include "cli/version.h"
+
+namespace heddle::cli {
+namespace {
+
+std::string type_name(const std::exception& e) {
+  int status = 0;
+  const std::unique_ptr<char, decltype(&std::free)> name(
+      abi::__cxa_demangle(typeid(e).name(), nullptr, nullptr, &status), &std::free);
+  return status == 0 ? name.get() : typeid(e).name();
+}
+
+/// libtorch puts a stack trace below the first line of its messages; only --debug shows it.
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+int report(const std::exception& e, bool is_debug) {
+  const auto* ours = dynamic_cast<const Error*>(&e);
+  const bool is_foreign = ours == nullptr;
+  std::string message = e.what();
+  if (dynamic_cast<const std::bad_alloc*>(&e) != nullptr) message = "out of memory";
+  if (is_foreign && !is_debug) message = first_line(message);
+  if (is_debug) message = fmt::format("{}\n  type: {}", message, type_name(e));
+  log::error("{}", message);
+  return is_foreign ? 1 : ours->exit_status();
+}
+
+/// Positional arguments are shown as the user will think of them ("FILE", "[key=value ...]"), not
+/// by an inner name.
+class HelpFormatter : public CLI::Formatter {
+ public:
+  HelpFormatter() { column_width(32); }
+
+  std::string make_option_name(const CLI::Option* option, bool is_positional) const override {
+    return is_positional ? option->get_type_name()
+                         : CLI::Formatter::make_option_name(option, false);
+  }
+  std::string make_option_opts(const CLI::Option* option) const override {
+    const bool is_hidden = option->get_positional() || option->get_type_size() == 0;
+    return is_hidden ? "" : " " + option->get_type_name();
+  }
+  std::string make_option_usage(const CLI::Option* option) const override {
+    return option->get_type_name();
+  }
+};
+
+const CLI::App& selected(const CLI::App& app) {
+  const auto subcommands = app.get_subcommands();
+  return subcommands.empty() ? app : selected(*subcommands.front());
+}
+
+/// What this command would have accepted: options with their dashes, or the subcommands.
+std::vector<std::string> accepted(const CLI::App& command, bool wants_option) {
+  std::vector<std::string> names;
+  if (!wants_option) {
+    for (const CLI::App* sub : command.get_subcommands({})) names.push_back(sub->get_name());
+    return names;
+  }
+  for (const CLI::Option* option : command.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  return names;
+}
+
+/// One line for a command line that does not parse.
+std::string explain(const CLI::App& app, const CLI::ParseError& e) {
+  const CLI::App& command = selected(app);
+  const std::string call = &command == &app ? "heddle" : "heddle " + command.get_name();
+  std::string message = e.what();
+  if (dynamic_cast<const CLI::ExtrasError*>(&e) != nullptr) {
+    const std::vector<std::string> left = app.remaining(true);
+    const std::string word = left.empty() ? "" : left.front();
+    const bool is_option = word.starts_with("-");
+    const bool is_command = &command == &app && !is_option;
+    const char* kind = is_option ? "option" : is_command ? "command" : "argument";
+    message = fmt::format("unknown {} '{}'", kind, word);
+    const std::string near =
+        text::nearest(word.substr(0, word.find('=')), accepted(command, is_option));
+    if (!near.empty()) message += fmt::format(" (did you mean '{}'?)", near);
+  }
+  return fmt::format("{}; see {} --help", first_line(message), call);
+}
+
+int parse_and_run(std::span<const std::string> arguments, const Session& session) {
+  CLI::App app("Post-trains hybrid Gated-DeltaNet language models: Qwen3-Next, Qwen3.5.", "heddle");
+  Action action;
+  add_commands(app, action);
+  std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());  // as CLI11 wants them
+  try {
+    app.parse(std::move(reversed));
+  } catch (const CLI::CallForHelp&) {
+    session.out << app.help();
+    return 0;
+  } catch (const CLI::ParseError& e) {
+    throw ConfigError(explain(app, e));
+  }
+  if (!action) {
+    session.out << app.help();
+    return 0;
+  }
+  return action(session);
+}
+
+}  // namespace
+
+void add_commands(CLI::App& app, Action& action) {
+  app.require_subcommand(0, 1);
+  app.fallthrough();
+  app.set_help_flag("-h,--help", "Show this help");
+  app.formatter(std::make_shared<HelpFormatter>());
+  app.add_flag_callback(
+      "--debug", [] {}, "Show the type and the whole text of an error");
+  app.add_flag_callback(
+      "--version",
+      [&action] {
+        action = [](const Session& session) {
+          session.out << version_line() << "\n";
+          return 0;
+        };
+      },
+      "Show the version");
+  app.footer(
+      "Examples:\n"
+      "  heddle config --reference > run.yaml    write a commented configuration\n"
+      "  heddle doctor                           see what this machine offers\n"
+      "  heddle COMMAND --help                   see what a command takes");
+
+  add_config_command(app, action);
+  add_report_command(app, action);
+  add_doctor_command(app, action);
+  add_completion_command(app, action);
+}
+
+int run(std::span<const std::string> arguments, const Session& session) {
+  const bool is_debug = std::ranges::find(arguments, "--debug") != arguments.end();
+  try {
+    const int status = parse_and_run(arguments, session);
+    session.out.flush();
+    if (!session.out) throw FileError("cannot write to the standard output");
+    return status;
+  } catch (const std::exception& e) {
+    return report(e, is_debug);
+  }
+}
+
+std::string quote_command(std::span<const std::string> arguments) {
+  std::string out = "heddle";
+  for (const std::string& argument : arguments) {
+    constexpr std::string_view kPlain = "_-./:=+,@%^";
+    const bool is_plain = !argument.empty() && std::ranges::all_of(argument, [&](unsigned char c) {
+      return std::isalnum(c) || kPlain.find(static_cast<char>(c)) != std::string_view::npos;
+    });
+    std::string quoted = argument;
+    if (!is_plain) {
+      quoted = "'";
+      for (const char c : argument) quoted += c == '\'' ? std::string("'\\''") : std::string(1, c);
+      quoted += "'";
+    }
+    out += " " + quoted;
+  }
+  return out;
+}
+
+ConfigArguments split_config_arguments(const std::vector<std::string>& arguments) {
+  ConfigArguments split;
+  for (const std::string& argument : arguments) {
+    const bool is_override = argument.find('=') != std::string::npos;
+    const bool is_first = &argument == &arguments.front();
+    if (is_override && !(is_first && std::filesystem::exists(argument))) {
+      split.overrides.push_back(argument);
+    } else if (split.file.empty()) {
+      split.file = argument;
+    } else {
+      throw_error<ConfigError>(
+          "command line: expected one configuration file and key=value, found a second file '{}'",
+          argument);
+    }
+  }
+  return split;
+}
+
+}  // namespace heddle::cli

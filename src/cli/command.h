@@ -1,0 +1,41 @@
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <iosfwd>
+#include <string>
+#include <vector>
+
+namespace CLI {
+class App;
+}
+
+namespace heddle::cli {
+
+/// Where a command's results go, and how it was called.
+struct Session {
+  std::ostream& out;  ///< results only; messages go through heddle::log
+  bool out_has_color = false;
+  int out_width = 0;              ///< columns of the terminal, 0 without one
+  std::string command_line = {};  ///< as typed, for reports
+};
+
+/// What a parsed command line does; returns the exit status. Throws Error for everything else.
+using Action = std::function<int(const Session&)>;
+
+// One function per subcommand. Each declares its options and, when the subcommand is the one that
+// was typed, puts what must be done into `action`.
+void add_config_command(CLI::App& app, Action& action);
+void add_completion_command(CLI::App& app, Action& action);
+void add_doctor_command(CLI::App& app, Action& action);
+void add_report_command(CLI::App& app, Action& action);
+
+/// FILE and key=value arguments in any number. The first is the file, unless it is an override.
+struct ConfigArguments {
+  std::filesystem::path file;  ///< empty: overrides only
+  std::vector<std::string> overrides;
+};
+/// Throws ConfigError for a second file.
+ConfigArguments split_config_arguments(const std::vector<std::string>& arguments);
+
+}  // namespace heddle::cli

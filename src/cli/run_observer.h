@@ -1,0 +1,58 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/command.h"
+#include "config/run_config.h"
+#include "train/observer.h"
+#include "train/setup.h"
+#include "ui/metrics.h"
+#include "ui/progress.h"
+#include "ui/report.h"
+#include "ui/tensorboard.h"
+
+namespace heddle::cli {
+
+/// Shows a run on the terminal and records it in its directory: start-up table, progress line, metrics.jsonl, TensorBoard
+/// events, config.resolved.yaml, report.html, and the answers to log.sample_prompts before and after.
+class RunObserver : public train::Observer {
+ public:
+  RunObserver(std::string command, const config::RunConfig& config, const Session& session);
+  ~RunObserver() override;
+
+  /// Lets the samples be generated with the model in training.
+  void attach(train::Setup& setup) { setup_ = &setup; }
+
+  void on_tokenize(const std::string& file, double fraction, std::int64_t rows) override;
+  void on_start(const train::RunInfo& info) override;
+  void on_resume(std::int64_t step, const std::filesystem::path& checkpoint) override;
+  void on_step(const train::StepInfo& step) override;
+  void on_evaluation(std::int64_t step, double loss, bool best) override;
+  void on_checkpoint(std::int64_t step, const std::filesystem::path& path) override;
+  void on_finish(const train::Summary& summary) override;
+
+ private:
+  std::vector<std::string> sample();
+  void fill_facts(const train::RunInfo& info);
+  void flush_step();
+
+  std::string command_;
+  const config::RunConfig& config_;
+  const Session& session_;
+  std::filesystem::path directory_;
+  train::Setup* setup_ = nullptr;
+  std::int64_t resumed_step_ = 0;
+  std::unique_ptr<ui::Progress> tokenizing_, progress_;
+  std::string tokenizing_file_;
+  std::unique_ptr<ui::MetricsWriter> metrics_;
+  std::unique_ptr<ui::TensorBoardWriter> tensorboard_;
+  /// The last step, held back until the next so that its evaluation stands in the same row.
+  std::optional<ui::StepMetrics> pending_;
+  std::vector<std::string> answers_before_;
+  ui::ReportFacts facts_;
+};
+
+}  // namespace heddle::cli

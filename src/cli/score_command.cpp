@@ -1,0 +1,194 @@
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cmath>
+#include <memory>
+#include <ostream>
+
+#include <nlohmann/json.hpp>
+
+#include "base/errors.h"
+#include "base/files.h"
+#include "base/log.h"
+#include "cli/command.h"
+#include "cli/model_arguments.h"
+#include "data/readers/jsonl_reader.h"
+#include "data/rendering/renderer.h"
+#include "train/scorer.h"
+
+namespace heddle::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using models::qwen3_5::Head;
+
+struct ScoreOptions {
+  ModelArguments model;
+  std::string input, output;
+  std::string head = "lm";
+  std::int64_t batch_tokens = 8192;
+  bool normalize = true;
+  bool json = false;
+};
+
+struct Totals {
+  std::int64_t rows = 0, tokens = 0, scored = 0;
+  double logprob_sum = 0;
+};
+
+Head parse_head(const std::string& name) {
+  if (name == "lm") return Head::kLanguageModel;
+  if (name == "classify") return Head::kClassify;
+  if (name == "embed") return Head::kEmbed;
+  throw_error<ConfigError>("--head is '{}': expected lm, classify or embed", name);
+}
+
+Json to_json(const std::vector<double>& values) {
+  Json array = Json::array();
+  for (const double value : values) array.push_back(std::isnan(value) ? Json() : Json(value));
+  return array;
+}
+
+class Scoring {
+ public:
+  explicit Scoring(const ScoreOptions& options)
+      : options_(options),
+        head_(parse_head(options.head)),
+        model_(load(options.model, head_)),
+        tokenizer_(data::Tokenizer::load(options.model.directory)),
+        renderer_(*tokenizer_, render_options()),
+        output_(options.output) {}
+
+  Totals run() {
+    data::ReaderOptions reader_options;
+    reader_options.task = data::Task::kEmbedding;  // nothing is to be learned from the rows
+    data::JsonlReader reader(options_.input, reader_options);
+    while (auto item = reader.next()) {
+      std::vector<std::int32_t> tokens = tokens_of(item->row, item->line);
+      if (waiting_tokens_ > 0 &&
+          waiting_tokens_ + static_cast<std::int64_t>(tokens.size()) > options_.batch_tokens) {
+        flush();
+      }
+      waiting_tokens_ += static_cast<std::int64_t>(tokens.size());
+      values_.push_back(std::move(item->value));
+      rows_.push_back(std::move(tokens));
+    }
+    flush();
+    output_.commit();
+    return totals_;
+  }
+
+ private:
+  static data::RenderOptions render_options() {
+    data::RenderOptions options;
+    options.loss_on = data::LossOn::kAll;
+    options.append_eos = false;
+    return options;
+  }
+
+  std::vector<std::int32_t> tokens_of(const data::Row& row, std::int64_t line) {
+    try {
+      std::vector<std::int32_t> tokens = renderer_.tokenize(row).tokens;
+      if (tokens.empty()) throw DataError("the row has no token");
+      for (const std::int32_t id : tokens) {
+        if (id < 0 || id >= model_.model->config().vocab_size) {
+          throw_error<DataError>("token id {} is outside the model's vocabulary of {}", id,
+                                 model_.model->config().vocab_size);
+        }
+      }
+      return tokens;
+    } catch (const DataError& e) {
+      throw_error<DataError>("{}:{}: {}", options_.input, line, e.what());
+    }
+  }
+
+  void flush() {
+    if (rows_.empty()) return;
+    const auto scores = train::score_rows(*model_.model, rows_, options_.normalize);
+    for (std::size_t r = 0; r < rows_.size(); ++r) {
+      Json& value = values_[r];
+      value["input_ids"] = rows_[r];
+      if (head_ == Head::kLanguageModel) {
+        value["logprobs"] = to_json(scores[r].logprobs);
+        for (std::size_t i = 1; i < scores[r].logprobs.size(); ++i)
+          totals_.logprob_sum += scores[r].logprobs[i];
+        totals_.scored += static_cast<std::int64_t>(rows_[r].size()) - 1;
+      } else {
+        value[head_ == Head::kClassify ? "logits" : "embedding"] = to_json(scores[r].outputs);
+      }
+      totals_.tokens += static_cast<std::int64_t>(rows_[r].size());
+      ++totals_.rows;
+      output_.write(value.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
+    }
+    rows_.clear();
+    values_.clear();
+    waiting_tokens_ = 0;
+  }
+
+  const ScoreOptions& options_;
+  Head head_;
+  train::LoadedModel model_;
+  std::shared_ptr<const data::Tokenizer> tokenizer_;
+  data::Renderer renderer_;
+  files::AtomicFile output_;
+  std::vector<Json> values_;
+  std::vector<std::vector<std::int32_t>> rows_;
+  std::int64_t waiting_tokens_ = 0;
+  Totals totals_;
+};
+
+int run(const ScoreOptions& options, const Session& session) {
+  const auto start = std::chrono::steady_clock::now();
+  const Totals totals = Scoring(options).run();
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  const double mean =
+      totals.scored > 0 ? -totals.logprob_sum / static_cast<double>(totals.scored) : 0;
+  Json summary = {{"rows", totals.rows}, {"tokens", totals.tokens}, {"seconds", seconds}};
+  if (options.head == "lm") {
+    summary["mean_nll"] = mean;
+    summary["perplexity"] = std::exp(mean);
+  }
+  if (options.json) {
+    session.out << summary.dump() << "\n";
+    return 0;
+  }
+  session.out << fmt::format("{} rows, {} tokens in {:.1f} s", totals.rows, totals.tokens, seconds);
+  if (options.head == "lm")
+    session.out << fmt::format("; mean loss {:.6f}, perplexity {:.4f}", mean, std::exp(mean));
+  session.out << "\n";
+  return 0;
+}
+
+}  // namespace
+
+void add_score_command(CLI::App& app, Action& action) {
+  auto options = std::make_shared<ScoreOptions>();
+  CLI::App* command =
+      app.add_subcommand("score", "Log-probabilities, class logits or embeddings of rows");
+  add_model_arguments(*command, options->model);
+  command->add_option("--input", options->input, "JSONL rows with input_ids, text or messages")
+      ->required()
+      ->type_name("IN.jsonl");
+  command
+      ->add_option("--output", options->output,
+                   "The same rows, in order, with input_ids and logprobs")
+      ->required()
+      ->type_name("OUT.jsonl");
+  command->add_option("--head", options->head, "lm, classify (logits) or embed (last token)")
+      ->capture_default_str();
+  command->add_flag("!--no-normalize", options->normalize,
+                    "embed: do not scale vectors to length 1");
+  command->add_option("--batch-tokens", options->batch_tokens, "Tokens scored together")
+      ->capture_default_str();
+  command->add_flag("--json", options->json, "Print the summary as one JSON document");
+  command->footer(
+      "logprobs[i] is log p(token i | tokens before i); the first is null.\n"
+      "\n"
+      "Example:\n"
+      "  heddle score runs/chat/final --input test.jsonl --output scored.jsonl");
+  command->callback([options, &action] {
+    action = [options](const Session& session) { return run(*options, session); };
+  });
+}
+
+}  // namespace heddle::cli

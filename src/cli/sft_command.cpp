@@ -1,0 +1,70 @@
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <ostream>
+
+#include "cli/application.h"
+#include "cli/command.h"
+#include "cli/run_observer.h"
+#include "cli/stop_request.h"
+#include "config/config.h"
+#include "train/trainer.h"
+
+namespace heddle::cli {
+namespace {
+
+int run(const std::string& name, const std::vector<std::string>& arguments, std::vector<std::string> defaults,
+        const Session& session) {
+  const ConfigArguments split = split_config_arguments(arguments);
+  // What the command stands for comes first, so that the user's own overrides win.
+  defaults.insert(defaults.end(), split.overrides.begin(), split.overrides.end());
+  const config::RunConfig config = config::load(split.file, defaults);
+  StopRequest stop;
+  RunObserver observer(name, config, session);
+  train::Trainer trainer(config, observer, stop.flag());
+  observer.attach(trainer.setup());
+  const train::Summary summary = trainer.run();
+  if (!summary.stopped) return 0;
+  std::vector<std::string> again = {"heddle", name};
+  again.insert(again.end(), arguments.begin(), arguments.end());
+  session.out << "stopped after step " << summary.steps << "; continue with:\n  " << quote_command(again) << "\n";
+  return 0;
+}
+
+void add(CLI::App& app, Action& action, const std::string& name, const std::string& about, const std::string& footer,
+         std::vector<std::string> defaults) {
+  auto arguments = std::make_shared<std::vector<std::string>>();
+  CLI::App* command = app.add_subcommand(name, about);
+  command->add_option("config", *arguments, "A YAML file, and overrides such as optim.lr=3e-4")
+      ->required()
+      ->type_name("CONFIG.yaml [key=value ...]");
+  command->footer(footer);
+  command->callback([arguments, name, defaults, &action] {
+    action = [arguments, name, defaults](const Session& session) { return run(name, *arguments, defaults, session); };
+  });
+}
+
+}  // namespace
+
+void add_sft_command(CLI::App& app, Action& action) {
+  add(app, action, "sft", "Fine-tune a model on conversations, completions or text",
+      "Writes train.output_dir: metrics.jsonl, report.html, TensorBoard events, checkpoints/, and at the end\n"
+      "final/, a Hugging Face model directory (train.method full) or a PEFT adapter directory (lora).\n"
+      "The same command continues an interrupted run. Ctrl-C saves and stops; a second one stops at once.\n"
+      "All keys: heddle config --reference\n"
+      "\n"
+      "Example:\n"
+      "  heddle sft run.yaml model.path=Qwen3.5-0.8B data.train=chat.jsonl train.method=lora",
+      {});
+}
+
+void add_pt_command(CLI::App& app, Action& action) {
+  add(app, action, "pt", "Train on plain text (continued pretraining, or from `heddle init`)",
+      "As sft, with every token of a row in the loss. Rows are JSONL with a `text` field.\n"
+      "\n"
+      "Example:\n"
+      "  heddle init --preset small-10m --tokenizer examples/tokenizer-4k --output models/small\n"
+      "  heddle pt model.path=models/small data.train=text.jsonl optim.lr=1e-3 train.max_steps=500",
+      {"data.loss_on=all"});
+}
+
+}  // namespace heddle::cli
