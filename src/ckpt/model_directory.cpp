@@ -187,9 +187,10 @@ ModelDirectory ModelDirectory::open(const Path& path) {
     return std::filesystem::exists(path / name, ignored);
   };
   if (!std::filesystem::is_directory(path, ignored)) {
-    throw_error<ModelError>(
-        "{}: {}", path.string(),
-        exists("") ? "a model is a folder, this is a file" : "there is no such folder");
+    throw_error<ModelError>("{}: {}", path.string(),
+                            std::filesystem::exists(path, ignored)
+                                ? "a model is a folder, this is a file"
+                                : "there is no such folder");
   }
   const bool is_sharded = exists(kIndexFile);
   if (!is_sharded && !exists(kSingleFile)) fail_without_weights(path);

@@ -15,7 +15,21 @@ namespace {
 
 // Large enough that a copy is bound by memory, small enough to stay near the last-level cache and
 // to bound what a load holds besides the destination.
-constexpr std::int64_t kPieceBytes = 8 << 20;
+constexpr std::int64_t kPieceBytes = 4 << 20;
+
+/// Room for one piece, shared by all tensors of a load: a buffer for each leaves holes in the heap
+/// that add up to a fifth of a small model.
+class PieceBuffer {
+ public:
+  at::Tensor get(std::int64_t count, at::ScalarType type) {
+    if (!bytes_.defined()) bytes_ = at::empty({kPieceBytes}, at::TensorOptions(at::kByte));
+    const auto needed = count * static_cast<std::int64_t>(c10::elementSize(type));
+    return bytes_.narrow(0, 0, needed).view(type);
+  }
+
+ private:
+  at::Tensor bytes_;
+};
 
 /// The selected part of a stored tensor, copied piece by piece.
 class BoxCopy {
@@ -50,7 +64,8 @@ class BoxCopy {
   const std::vector<std::int64_t>& sizes() const { return sizes_; }
   at::ScalarType type() const { return type_; }
 
-  void run(at::Tensor& destination) {
+  void run(const at::Tensor& destination, PieceBuffer& buffer) {
+    buffer_ = &buffer;
     std::int64_t offset = 0;
     for (std::size_t d = 0; d < sizes_.size(); ++d) offset += starts_[d] * strides_[d];
     copy(destination, 0, offset);
@@ -84,15 +99,12 @@ class BoxCopy {
     std::vector<std::int64_t> sizes(sizes_.begin() + dim, sizes_.end());
     if (!sizes.empty()) sizes[0] = rows;
     const bool is_direct = piece.scalar_type() == type_ && piece.is_cpu() && piece.is_contiguous();
-    // A fresh buffer for each piece would be zeroed by the system each time: keep one.
     const std::int64_t count = piece.numel();
-    if (!is_direct && (!buffer_.defined() || buffer_.numel() < count)) {
-      buffer_ = at::empty({count}, at::TensorOptions(type_));
-    }
-    char* out = static_cast<char*>(is_direct ? piece.data_ptr() : buffer_.data_ptr());
+    const at::Tensor packed = is_direct ? piece : buffer_->get(count, type_);
+    char* const out = static_cast<char*>(packed.data_ptr());
     const char* const end = gather(out, sizes, dim, offset);
     TORCH_INTERNAL_ASSERT(end == out + count * element_bytes_);
-    if (!is_direct) piece.copy_(buffer_.narrow(0, 0, count).view(sizes));
+    if (!is_direct) piece.copy_(packed.view(sizes));
 
     std::int64_t last = offset;
     for (std::size_t d = 0; d < sizes.size(); ++d) last += (sizes[d] - 1) * strides_[dim + d];
@@ -122,7 +134,7 @@ class BoxCopy {
   std::vector<std::int64_t> sizes_, starts_, strides_;  // strides in elements
   at::ScalarType type_;
   std::int64_t element_bytes_ = 0;
-  at::Tensor buffer_;
+  PieceBuffer* buffer_ = nullptr;
 };
 
 bool can_convert(Dtype from, at::ScalarType to) {
@@ -131,10 +143,8 @@ bool can_convert(Dtype from, at::ScalarType to) {
   return is_plain_float(from) && target && is_plain_float(*target);
 }
 
-}  // namespace
-
-void copy_into(const StoredTensor& source, at::Tensor& destination,
-               const std::vector<Range>& ranges) {
+void fill(const StoredTensor& source, const at::Tensor& destination,
+          const std::vector<Range>& ranges, PieceBuffer& buffer) {
   BoxCopy copy(source, ranges);
   if (destination.sizes() != at::IntArrayRef(copy.sizes())) {
     throw_error<ModelError>("{}{} has shape [{}], expected [{}]", source.where(),
@@ -146,8 +156,15 @@ void copy_into(const StoredTensor& source, at::Tensor& destination,
                             name_of(source.dtype), at::toString(destination.scalar_type()));
   }
   // Filling a parameter is no step of the computation that autograd follows.
-  at::Tensor target = destination.detach();
-  copy.run(target);
+  copy.run(destination.detach(), buffer);
+}
+
+}  // namespace
+
+void copy_into(const StoredTensor& source, at::Tensor& destination,
+               const std::vector<Range>& ranges) {
+  PieceBuffer buffer;
+  fill(source, destination, ranges, buffer);
 }
 
 at::Tensor read_tensor(const StoredTensor& source, at::ScalarType dtype, at::Device device,
@@ -209,8 +226,9 @@ LoadReport load_tensors(const ModelDirectory& directory, std::vector<LoadTarget>
   std::stable_sort(order.begin(), order.end(), [](const auto& a, const auto& b) {
     return a.first < b.first;  // elements of one vector, which is in that order
   });
+  PieceBuffer buffer;
   for (const auto& [stored, target] : order) {
-    copy_into(*stored, target->destination, target->ranges);
+    fill(*stored, target->destination, target->ranges, buffer);
     report.bytes_read += target->destination.numel() * bits_of(stored->dtype) / 8;
   }
   return report;
