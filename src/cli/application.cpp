@@ -139,6 +139,13 @@ void add_commands(CLI::App& app, Action& action) {
       "  heddle doctor                           see what this machine offers\n"
       "  heddle COMMAND --help                   see what a command takes");
 
+  add_init_command(app, action);
+  add_sft_command(app, action);
+  add_pt_command(app, action);
+  add_generate_command(app, action);
+  add_score_command(app, action);
+  add_export_command(app, action);
+  add_tokenize_command(app, action);
   add_config_command(app, action);
   add_report_command(app, action);
   add_doctor_command(app, action);

@@ -25,6 +25,13 @@ using Action = std::function<int(const Session&)>;
 
 // One function per subcommand. Each declares its options and, when the subcommand is the one that
 // was typed, puts what must be done into `action`.
+void add_init_command(CLI::App& app, Action& action);
+void add_sft_command(CLI::App& app, Action& action);
+void add_pt_command(CLI::App& app, Action& action);
+void add_generate_command(CLI::App& app, Action& action);
+void add_score_command(CLI::App& app, Action& action);
+void add_export_command(CLI::App& app, Action& action);
+void add_tokenize_command(CLI::App& app, Action& action);
 void add_config_command(CLI::App& app, Action& action);
 void add_completion_command(CLI::App& app, Action& action);
 void add_doctor_command(CLI::App& app, Action& action);

@@ -76,7 +76,9 @@ std::string to_json(const DoctorFacts& facts) {
     accelerators.push_back(
         {{"name", a.name}, {"capability", a.capability}, {"memory_bytes", a.memory_bytes}});
   }
-  for (const KernelFacts& k : facts.kernels) kernels[k.op] = k.kernels;
+  for (const KernelFacts& k : facts.kernels) {
+    kernels[k.op] = {{"kernels", k.kernels}, {"unusable", k.unusable}};
+  }
   for (const Finding& f : facts.findings) {
     findings.push_back({{"is_problem", f.is_problem}, {"what", f.what}, {"remedy", f.remedy}});
   }
@@ -125,7 +127,13 @@ std::string render(const DoctorFacts& facts, bool has_color, int width) {
   table.section("Libraries");
   for (const auto& [name, path] : facts.libraries) table.row({name, path});
   if (!facts.kernels.empty()) table.section("Kernels, in the order in which they are tried");
-  for (const KernelFacts& k : facts.kernels) table.row({k.op, text::join(k.kernels, ", ")});
+  for (const KernelFacts& k : facts.kernels) {
+    std::vector<std::string> names = k.kernels;
+    for (std::string& name : names) {
+      if (std::ranges::count(k.unusable, name) > 0) name += " (no such device here)";
+    }
+    table.row({k.op, text::join(names, ", ")});
+  }
 
   std::string out =
       table.render(width > 0 ? ui::TableStyle::kBox : ui::TableStyle::kPlain, has_color, width);

@@ -110,7 +110,7 @@ std::vector<std::pair<std::string, std::string>> loaded_libraries() {
     constexpr std::array<std::string_view, 12> kStarts = {
         "libtorch_cpu", "libtorch_cuda", "libtorch_npu", "libc10.",  "libcudart", "libcudnn.",
         "libcublas.",   "libnccl",       "libgomp",      "libiomp5", "libmkl_",   "libopenblas"};
-    const std::filesystem::path path = info->dlpi_name;
+    const auto path = std::filesystem::path(info->dlpi_name).lexically_normal();
     const std::string name = path.filename().string();
     const bool matters = std::ranges::any_of(
         kStarts, [&](std::string_view start) { return name.starts_with(start); });

@@ -1,7 +1,6 @@
 #pragma once
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,8 +15,9 @@
 
 namespace heddle::cli {
 
-/// Shows a run on the terminal and records it in its directory: start-up table, progress line, metrics.jsonl, TensorBoard
-/// events, config.resolved.yaml, report.html, and the answers to log.sample_prompts before and after.
+/// Shows a run on the terminal and records it in its directory: start-up table, progress line,
+/// metrics.jsonl, TensorBoard events, config.resolved.yaml, report.html, and the answers to
+/// log.sample_prompts before and after.
 class RunObserver : public train::Observer {
  public:
   RunObserver(std::string command, const config::RunConfig& config, const Session& session);
@@ -37,7 +37,6 @@ class RunObserver : public train::Observer {
  private:
   std::vector<std::string> sample();
   void fill_facts(const train::RunInfo& info);
-  void flush_step();
 
   std::string command_;
   const config::RunConfig& config_;
@@ -49,8 +48,6 @@ class RunObserver : public train::Observer {
   std::string tokenizing_file_;
   std::unique_ptr<ui::MetricsWriter> metrics_;
   std::unique_ptr<ui::TensorBoardWriter> tensorboard_;
-  /// The last step, held back until the next so that its evaluation stands in the same row.
-  std::optional<ui::StepMetrics> pending_;
   std::vector<std::string> answers_before_;
   ui::ReportFacts facts_;
 };

@@ -12,8 +12,8 @@
 namespace heddle::cli {
 namespace {
 
-int run(const std::string& name, const std::vector<std::string>& arguments, std::vector<std::string> defaults,
-        const Session& session) {
+int run(const std::string& name, const std::vector<std::string>& arguments,
+        std::vector<std::string> defaults, const Session& session) {
   const ConfigArguments split = split_config_arguments(arguments);
   // What the command stands for comes first, so that the user's own overrides win.
   defaults.insert(defaults.end(), split.overrides.begin(), split.overrides.end());
@@ -26,12 +26,13 @@ int run(const std::string& name, const std::vector<std::string>& arguments, std:
   if (!summary.stopped) return 0;
   std::vector<std::string> again = {"heddle", name};
   again.insert(again.end(), arguments.begin(), arguments.end());
-  session.out << "stopped after step " << summary.steps << "; continue with:\n  " << quote_command(again) << "\n";
+  session.out << "stopped after step " << summary.steps << "; continue with:\n  "
+              << quote_command(again) << "\n";
   return 0;
 }
 
-void add(CLI::App& app, Action& action, const std::string& name, const std::string& about, const std::string& footer,
-         std::vector<std::string> defaults) {
+void add(CLI::App& app, Action& action, const std::string& name, const std::string& about,
+         const std::string& footer, std::vector<std::string> defaults) {
   auto arguments = std::make_shared<std::vector<std::string>>();
   CLI::App* command = app.add_subcommand(name, about);
   command->add_option("config", *arguments, "A YAML file, and overrides such as optim.lr=3e-4")
@@ -39,7 +40,9 @@ void add(CLI::App& app, Action& action, const std::string& name, const std::stri
       ->type_name("CONFIG.yaml [key=value ...]");
   command->footer(footer);
   command->callback([arguments, name, defaults, &action] {
-    action = [arguments, name, defaults](const Session& session) { return run(name, *arguments, defaults, session); };
+    action = [arguments, name, defaults](const Session& session) {
+      return run(name, *arguments, defaults, session);
+    };
   });
 }
 
@@ -47,9 +50,12 @@ void add(CLI::App& app, Action& action, const std::string& name, const std::stri
 
 void add_sft_command(CLI::App& app, Action& action) {
   add(app, action, "sft", "Fine-tune a model on conversations, completions or text",
-      "Writes train.output_dir: metrics.jsonl, report.html, TensorBoard events, checkpoints/, and at the end\n"
-      "final/, a Hugging Face model directory (train.method full) or a PEFT adapter directory (lora).\n"
-      "The same command continues an interrupted run. Ctrl-C saves and stops; a second one stops at once.\n"
+      "Writes train.output_dir: metrics.jsonl, report.html, TensorBoard events, checkpoints/, and "
+      "at the end\n"
+      "final/, a Hugging Face model directory (train.method full) or a PEFT adapter directory "
+      "(lora).\n"
+      "The same command continues an interrupted run. Ctrl-C saves and stops; a second one stops "
+      "at once.\n"
       "All keys: heddle config --reference\n"
       "\n"
       "Example:\n"

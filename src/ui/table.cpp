@@ -33,6 +33,20 @@ int frame_width(const Frame& frame, std::size_t columns) {
          display_width(frame.between) * static_cast<int>(columns - 1);
 }
 
+/// A cell as the lines it takes in a column of that width.
+std::vector<std::string> lines_of(const std::string& cell, int width) {
+  std::vector<std::string> lines;
+  for (const std::string& line : text::split(cell, '\n')) {
+    const bool has_escapes = line.find('\x1b') != std::string::npos;
+    if (has_escapes || width < 2) {
+      lines.push_back(fit(line, width));
+    } else {
+      for (std::string& part : wrap(line, width)) lines.push_back(std::move(part));
+    }
+  }
+  return lines;
+}
+
 /// What stands above and below a horizontal rule.
 enum class Kind { kEdge, kCells, kSection };
 
@@ -105,7 +119,7 @@ std::string Table::render(TableStyle style, bool has_color, int width) const {
     std::vector<std::vector<std::string>> parts;
     std::size_t height = 1;
     for (const std::string& cell : cells) {
-      parts.push_back(text::split(cell, '\n'));
+      parts.push_back(lines_of(cell, widths[parts.size()]));
       height = std::max(height, parts.back().size());
     }
     for (std::size_t y = 0; y < height; ++y) {
@@ -114,7 +128,7 @@ std::string Table::render(TableStyle style, bool has_color, int width) const {
         if (i > 0) text += frame.between;
         const std::string cell = i < parts.size() && y < parts[i].size() ? parts[i][y] : "";
         const bool is_right = i < alignments_.size() && alignments_[i] == Align::kRight;
-        text += paint(pad(fit(cell, widths[i]), widths[i], is_right), color, has_color);
+        text += paint(pad(cell, widths[i], is_right), color, has_color);
       }
       text += frame.right;
       if (!is_box) text.erase(text.find_last_not_of(' ') + 1);

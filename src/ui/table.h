@@ -21,8 +21,8 @@ class Table {
   Table& section(std::string title);
 
   bool empty() const { return rows_.empty(); }
-  /// Ends with a line break. `width` > 0 cuts the widest column until a line fits; `has_color`
-  /// styles titles.
+  /// Ends with a line break. `width` > 0 narrows the widest column, wrapping its cells, until a
+  /// line fits; `has_color` styles titles.
   std::string render(TableStyle style, bool has_color = false, int width = 0) const;
 
  private:

@@ -133,6 +133,25 @@ std::string fit(std::string_view text, int width) {
   return has_escape ? out + "\x1b[0m" : out;
 }
 
+std::vector<std::string> wrap(std::string_view text, int width) {
+  std::vector<std::string> lines;
+  while (display_width(text) > width) {
+    std::size_t end = 0, space = 0;
+    for (int used = 0; end < text.size();) {
+      const CodePoint c = decode_utf8(text.substr(end));
+      used += columns(c.value);
+      if (used > width && end > 0) break;
+      end += c.bytes;
+      if (end < text.size() && text[end] == ' ') space = end;
+    }
+    if (space > 0) end = space;
+    lines.emplace_back(text.substr(0, end));
+    text.remove_prefix(std::min(end + (space > 0 ? 1 : 0), text.size()));
+  }
+  if (!text.empty() || lines.empty()) lines.emplace_back(text);
+  return lines;
+}
+
 std::string pad(std::string_view text, int width, bool is_right_aligned) {
   const std::string space(static_cast<std::size_t>(std::max(0, width - display_width(text))), ' ');
   return is_right_aligned ? space + std::string(text) : std::string(text) + space;

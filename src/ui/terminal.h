@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <string>
 #include <string_view>
+#include <vector>
 
 /// What the terminal can show, and text measured as it shows it.
 namespace heddle::ui {
@@ -21,6 +22,9 @@ int display_width(std::string_view text);
 /// The longest start of `text` that takes at most `width` columns, ending in "…" if something was
 /// cut.
 std::string fit(std::string_view text, int width);
+/// `text` in lines of at most `width` > 1 columns, broken at spaces where there are any. For text
+/// without escape codes.
+std::vector<std::string> wrap(std::string_view text, int width);
 /// `text` with spaces on its right (or left) up to `width` columns.
 std::string pad(std::string_view text, int width, bool is_right_aligned = false);
 

@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 
 #include "base/text.h"
@@ -33,6 +34,19 @@ TEST(Terminal, FitNeverExceedsTheWidth) {
   const std::string mixed = "\x1b[31mgröße 漢字 e\u0301 😀\x1b[0m end";
   for (int width = 0; width < 25; ++width) EXPECT_LE(display_width(fit(mixed, width)), width);
   EXPECT_THAT(fit(mixed, 4), ::testing::EndsWith("\x1b[0m"));
+}
+
+TEST(Terminal, WrapsAtSpacesAndLosesNothingElse) {
+  EXPECT_THAT(wrap("rebuild with: cmake --preset cuda", 14),
+              ::testing::ElementsAre("rebuild with:", "cmake --preset", "cuda"));
+  EXPECT_THAT(wrap("/a/long/path", 5), ::testing::ElementsAre("/a/lo", "ng/pa", "th"));
+  EXPECT_THAT(wrap("漢字漢字 x", 5), ::testing::ElementsAre("漢字", "漢字", "x"));
+  EXPECT_THAT(wrap("", 5), ::testing::ElementsAre(""));
+  for (int width = 2; width < 30; ++width) {
+    for (const std::string& line : wrap("größe 漢字 and a_long_word_without_spaces end", width)) {
+      EXPECT_LE(display_width(line), width);
+    }
+  }
 }
 
 TEST(Terminal, DecodesAndRefusesUtf8) {
@@ -70,10 +84,12 @@ TEST(Table, BoxHasOneWidthOnEveryLine) {
   EXPECT_THAT(table.render(TableStyle::kBox), Not(HasSubstr("\x1b")));
 }
 
-TEST(Table, IsCutToTheTerminal) {
+TEST(Table, IsWrappedToTheTerminal) {
   Table table;
-  table.row({"key", std::string(200, 'x')});
-  for (const auto& line : text::split(table.render(TableStyle::kBox, false, 60), '\n')) {
+  table.row({"key", std::string(200, 'x')}).row({"key", "some words " + std::string(99, 'y')});
+  const std::string box = table.render(TableStyle::kBox, false, 60);
+  EXPECT_EQ(std::ranges::count(box, 'x'), 200);
+  for (const auto& line : text::split(box, '\n')) {
     EXPECT_LE(display_width(line), 60);
   }
   EXPECT_EQ(Table().render(TableStyle::kPlain), "");

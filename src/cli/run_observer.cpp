@@ -1,0 +1,203 @@
+#include "cli/run_observer.h"
+
+#include <unistd.h>
+
+#include <ostream>
+
+#include "base/files.h"
+#include "base/log.h"
+#include "base/text.h"
+#include "config/config.h"
+#include "rollout/engine.h"
+#include "ui/table.h"
+
+namespace heddle::cli {
+namespace {
+
+ui::StepMetrics to_metrics(const train::StepInfo& step) {
+  ui::StepMetrics metrics;
+  metrics.step = step.step;
+  metrics.epoch = step.epoch;
+  metrics.loss = step.loss;
+  metrics.lr = step.lr;
+  metrics.grad_norm = step.grad_norm;
+  metrics.tokens = step.tokens;
+  metrics.loss_tokens = step.loss_tokens;
+  metrics.tokens_per_s = step.tokens_per_s;
+  metrics.step_s = step.seconds;
+  metrics.mfu = step.mfu;
+  metrics.memory_bytes = step.memory_bytes;
+  for (const auto& [name, value] : step.extra) metrics.extras.emplace_back(name, value);
+  return metrics;
+}
+
+std::string percent(std::int64_t part, std::int64_t whole) {
+  return fmt::format(
+      "{:.1f} %", whole > 0 ? 100.0 * static_cast<double>(part) / static_cast<double>(whole) : 0.0);
+}
+
+ui::Table startup_table(const train::RunInfo& info) {
+  ui::Table table({}, {ui::Align::kLeft, ui::Align::kRight, ui::Align::kRight});
+  table.section("model: " + info.model_type + ", " + info.dtype);
+  for (const auto& [kind, count] : info.parameters) {
+    table.row({kind, text::format_count(static_cast<double>(count)),
+               percent(count, info.total_parameters)});
+  }
+  table.row({"all parameters", text::format_count(static_cast<double>(info.total_parameters)), ""});
+  table.row({"trained", text::format_count(static_cast<double>(info.trainable_parameters)),
+             percent(info.trainable_parameters, info.total_parameters)});
+  table.section("memory on " + info.device);
+  std::int64_t total = 0;
+  for (const auto& [purpose, bytes] : info.memory) {
+    table.row({purpose, text::format_bytes(static_cast<double>(bytes)), ""});
+    total += bytes;
+  }
+  table.row({"sum", text::format_bytes(static_cast<double>(total)), ""});
+  table.section("layout: " + info.layout);
+  table.section("data: " + info.data_summary);
+  table.row(
+      {"tokens per epoch", text::format_count(static_cast<double>(info.tokens_per_epoch)), ""});
+  table.row({"steps per epoch", std::to_string(info.steps_per_epoch), ""});
+  table.row({"steps", std::to_string(info.total_steps), ""});
+  table.row({"packing efficiency", fmt::format("{:.1f} %", 100 * info.packing_efficiency), ""});
+  table.section("kernels");
+  for (const std::string& line : info.kernels) {
+    const std::size_t colon = line.find(": ");
+    table.row({line.substr(0, colon), line.substr(colon + 2), ""});
+  }
+  return table;
+}
+
+}  // namespace
+
+RunObserver::RunObserver(std::string command, const config::RunConfig& config,
+                         const Session& session)
+    : command_(std::move(command)),
+      config_(config),
+      session_(session),
+      directory_(config.train.output_dir) {
+  facts_.command = session.command_line;
+}
+
+RunObserver::~RunObserver() = default;
+
+void RunObserver::on_tokenize(const std::string& file, double fraction, std::int64_t rows) {
+  if (file != tokenizing_file_) {
+    tokenizing_file_ = file;
+    tokenizing_ = std::make_unique<ui::Progress>(
+        "tokenize " + std::filesystem::path(file).filename().string(), 1000,
+        ui::ProgressStyle::detect(1000));
+  }
+  tokenizing_->update(static_cast<std::int64_t>(fraction * 1000), {fmt::format("{} rows", rows)});
+  if (fraction >= 1) tokenizing_.reset();
+}
+
+void RunObserver::on_resume(std::int64_t step, const std::filesystem::path& checkpoint) {
+  resumed_step_ = step;
+  log::info("continuing after step {} from {}", step, checkpoint.string());
+}
+
+std::vector<std::string> RunObserver::sample() {
+  if (config_.log.sample_prompts.empty() || setup_ == nullptr) return {};
+  return rollout::answer_prompts(*setup_->model, setup_->tokenizer, config_.log.sample_prompts,
+                                 config_.log.sample_tokens);
+}
+
+void RunObserver::on_start(const train::RunInfo& info) {
+  tokenizing_.reset();
+  files::make_writable_directory(directory_);
+  files::write_atomically(directory_ / "config.resolved.yaml", config::dump_yaml(config_));
+  log::info("{}", ui::render_for(startup_table(info), STDERR_FILENO));
+  for (const std::string& value : info.defaulted)
+    log::info("config.json does not give it, default used: {}", value);
+  if (!info.undecayed.empty() && config_.optim.weight_decay > 0) {
+    log::info("no weight decay on {} parameters: {}", info.undecayed.size(),
+              text::list_some(info.undecayed, 6));
+  }
+  fill_facts(info);
+  metrics_ = std::make_unique<ui::MetricsWriter>(directory_ / "metrics.jsonl", resumed_step_);
+  if (config_.log.tensorboard) {
+    tensorboard_ =
+        std::make_unique<ui::TensorBoardWriter>(directory_ / "tensorboard", resumed_step_);
+  }
+  if (resumed_step_ == 0) {
+    answers_before_ = sample();
+    for (std::size_t i = 0; i < answers_before_.size(); ++i) {
+      facts_.samples.push_back({config_.log.sample_prompts[i], answers_before_[i], ""});
+    }
+  }
+  if (config_.log.report) ui::write_report(directory_, facts_);
+  progress_ = std::make_unique<ui::Progress>(
+      command_, info.total_steps, ui::ProgressStyle::detect(config_.log.every), "", resumed_step_);
+}
+
+void RunObserver::fill_facts(const train::RunInfo& info) {
+  facts_.title = fmt::format("{}: {}", command_,
+                             std::filesystem::path(config_.model.path).filename().string());
+  facts_.status = "running";
+  facts_.figures = {
+      {"parameters", text::format_count(static_cast<double>(info.total_parameters))},
+      {"trained", text::format_count(static_cast<double>(info.trainable_parameters))},
+      {"tokens per epoch", text::format_count(static_cast<double>(info.tokens_per_epoch))}};
+  ui::ReportTable parameters{"Parameters", {"kind", "count"}, {}, false};
+  for (const auto& [kind, count] : info.parameters)
+    parameters.rows.push_back({kind, std::to_string(count)});
+  ui::ReportTable memory{"Memory", {"purpose", "size"}, {}, false};
+  for (const auto& [purpose, bytes] : info.memory) {
+    memory.rows.push_back({purpose, text::format_bytes(static_cast<double>(bytes))});
+  }
+  ui::ReportTable layout{
+      "Layout", {}, {{"mesh", info.layout}, {"device", info.device}, {"dtype", info.dtype}}, false};
+  ui::ReportTable kernels{"Kernels", {"operator", "kernel"}, {}, false};
+  for (const std::string& line : info.kernels) {
+    const std::size_t colon = line.find(": ");
+    kernels.rows.push_back({line.substr(0, colon), line.substr(colon + 2)});
+  }
+  ui::ReportTable configuration{"Configuration", {"key", "value"}, {}, true};
+  for (const auto& [key, value] : config::entries(config_))
+    configuration.rows.push_back({key, value});
+  facts_.tables = {parameters, memory, layout, kernels, configuration};
+}
+
+void RunObserver::on_step(const train::StepInfo& step) {
+  const ui::StepMetrics metrics = to_metrics(step);
+  metrics_->write(metrics);
+  if (tensorboard_) tensorboard_->write(metrics);
+  progress_->update(metrics);
+}
+
+void RunObserver::on_evaluation(std::int64_t step, double loss, bool best) {
+  log::info("step {}: evaluation loss {:.4f}{}", step, loss, best ? " (best so far)" : "");
+}
+
+void RunObserver::on_checkpoint(std::int64_t, const std::filesystem::path&) {
+  if (config_.log.report) ui::write_report(directory_, facts_);
+}
+
+void RunObserver::on_finish(const train::Summary& summary) {
+  progress_->finish();
+  progress_.reset();
+  if (!summary.stopped) {
+    const std::vector<std::string> answers = sample();
+    for (std::size_t i = 0; i < answers.size() && i < facts_.samples.size(); ++i)
+      facts_.samples[i].after = answers[i];
+  }
+  facts_.status = summary.stopped ? fmt::format("stopped after step {}", summary.steps)
+                  : summary.stopped_early
+                      ? fmt::format("stopped early after step {}", summary.steps)
+                      : "finished";
+  if (config_.log.report) ui::write_report(directory_, facts_);
+  std::ostream& out = session_.out;
+  out << fmt::format("{} steps in {}, loss {:.4f} -> {:.4f}", summary.steps,
+                     text::format_duration(summary.seconds), summary.first_loss, summary.last_loss);
+  if (summary.has_eval) out << fmt::format(", best evaluation loss {:.4f}", summary.best_eval_loss);
+  out << "\n";
+  for (const ui::ReportSample& answer : facts_.samples) {
+    out << "prompt: " << answer.prompt << "\n  before: " << answer.before
+        << "\n  after:  " << answer.after << "\n";
+  }
+  if (!summary.output.empty()) out << "model:  " << summary.output.string() << "\n";
+  if (config_.log.report) out << "report: " << (directory_ / "report.html").string() << "\n";
+}
+
+}  // namespace heddle::cli
