@@ -1,0 +1,288 @@
+#include <ATen/ops/zeros.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "ckpt/adapter_directory.h"
+#include "fixtures.h"
+#include "testing/temporary_directory.h"
+
+namespace heddle::ckpt {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using testing::is_identical;
+using testing::message_of;
+using testing::random_tensor;
+
+nlohmann::ordered_json config_json(const nlohmann::ordered_json& changes = {}) {
+  nlohmann::ordered_json json = {{"peft_type", "LORA"},
+                                 {"r", 4},
+                                 {"lora_alpha", 8},
+                                 {"target_modules", {"q_proj", "up_proj"}}};
+  if (changes.is_object()) json.update(changes);
+  return json;
+}
+
+AdapterConfig parse(const nlohmann::ordered_json& changes) {
+  return AdapterConfig::from_json(config_json(changes), "adapter_config.json");
+}
+
+TEST(AdapterConfigs, RoundTripsThroughJson) {
+  AdapterConfig config;
+  config.base_model_name_or_path = "models/base";
+  config.task_type = "SEQ_CLS";
+  config.rank = 16;
+  config.alpha = 12.5;
+  config.dropout = 0.05;
+  config.use_rslora = true;
+  config.target_modules = {"q_proj", "in_proj_qkv"};
+  config.exclude_modules = {"layers.0.self_attn.q_proj"};
+  config.target_parameters = {"mlp.experts.down_proj"};
+  config.modules_to_save = {"score"};
+  config.rank_pattern = {{"^model.layers.0.*", 4}};
+  config.alpha_pattern = {{"q_proj", 3}};
+  config.layers_to_transform = {0, 2};
+  const auto json = config.to_json();
+  EXPECT_EQ(AdapterConfig::from_json(json, "x").to_json(), json);
+  EXPECT_EQ(json["peft_type"], "LORA");
+  EXPECT_EQ(json["bias"], "none");
+  EXPECT_EQ(json["lora_alpha"], 12.5);
+  EXPECT_TRUE(AdapterConfig().to_json()["lora_alpha"].is_number_integer());
+}
+
+TEST(AdapterConfigs, PatternsGiveRankAlphaAndScaling) {
+  const AdapterConfig config =
+      parse({{"rank_pattern", {{"layers.0.self_attn.q_proj", 2}, {".*\\.up_proj", 16}}},
+             {"alpha_pattern", {{"up_proj", 32}}}});
+  EXPECT_EQ(config.rank_of("model.layers.0.self_attn.q_proj"), 2);
+  EXPECT_EQ(config.rank_of("model.layers.10.self_attn.q_proj"), 4);
+  EXPECT_EQ(config.rank_of("model.layers.3.mlp.up_proj"), 16);
+  EXPECT_EQ(config.rank_of("model.layers.3.mlp.gate_up_proj"), 4);
+  EXPECT_EQ(config.scaling_of("model.layers.0.self_attn.q_proj"), 4.0);
+  EXPECT_EQ(config.scaling_of("model.layers.3.mlp.up_proj"), 2.0);
+  EXPECT_EQ(parse({{"use_rslora", true}}).scaling_of("q_proj"), 8.0 / std::sqrt(4.0));
+}
+
+TEST(AdapterConfigs, TargetsAsPeftDoes) {
+  const AdapterConfig list = parse({{"exclude_modules", {"layers.1.self_attn.q_proj"}}});
+  EXPECT_TRUE(list.targets("model.layers.0.self_attn.q_proj"));
+  EXPECT_FALSE(list.targets("model.layers.1.self_attn.q_proj"));
+  EXPECT_FALSE(list.targets("model.layers.0.mlp.gate_up_proj"));
+  const AdapterConfig pattern = parse({{"target_modules", ".*layers\\.(0|1)\\..*\\.(q|v)_proj"}});
+  EXPECT_TRUE(pattern.targets("model.layers.1.self_attn.v_proj"));
+  EXPECT_FALSE(pattern.targets("model.layers.11.self_attn.v_proj"));
+  const AdapterConfig layers = parse({{"layers_to_transform", {0, 12}}});
+  EXPECT_TRUE(layers.targets("model.layers.12.self_attn.q_proj"));
+  EXPECT_FALSE(layers.targets("model.layers.1.self_attn.q_proj"));
+  const AdapterConfig all = parse({{"target_modules", "all-linear"}});
+  EXPECT_TRUE(all.targets("model.layers.12.linear_attn.in_proj_a"));
+  EXPECT_FALSE(all.targets("lm_head"));
+  const AdapterConfig saved = parse({{"modules_to_save", {"q_proj"}}});
+  EXPECT_FALSE(saved.targets("model.layers.0.self_attn.q_proj"));
+}
+
+TEST(AdapterConfigs, NamesTheKeyOfWhatIsNotSupported) {
+  const std::vector<std::pair<nlohmann::ordered_json, std::string>> cases = {
+      {{{"peft_type", "IA3"}}, "'peft_type' is 'IA3': only LORA"},
+      {{{"peft_type", nullptr}}, "'peft_type' is missing"},
+      {{{"bias", "lora_only"}}, "'bias' is 'lora_only'"},
+      {{{"use_dora", true}}, "'use_dora' is true: DoRA is not supported"},
+      {{{"lora_bias", true}}, "'lora_bias' is true"},
+      {{{"fan_in_fan_out", true}}, "'fan_in_fan_out' is true"},
+      {{{"layer_replication", {{0, 4}, {2, 5}}}}, "'layer_replication' is [[0,4],[2,5]]"},
+      {{{"trainable_token_indices", {1, 2}}}, "'trainable_token_indices' is [1,2]"},
+      {{{"loftq_config", {{"loftq_bits", 4}}}}, "'loftq_config' is {\"loftq_bits\":4}"},
+      {{{"init_lora_weights", "pissa"}}, "'init_lora_weights' is \"pissa\""},
+      {{{"r", 0}}, "'r' must be a whole number above 0, is 0"},
+      {{{"r", "8"}}, "'r' must be a whole number above 0, is \"8\""},
+      {{{"lora_alpha", "x"}}, "'lora_alpha' must be a number"},
+      {{{"lora_dropout", 1.0}}, "'lora_dropout' must be in [0, 1), is 1"},
+      {{{"use_rslora", 1}}, "'use_rslora' must be true or false, is 1"},
+      {{{"target_modules", nullptr}}, "'target_modules' names nothing"},
+      {{{"target_modules", {1}}}, "'target_modules' must be a list of names, holds 1"},
+      {{{"target_modules", "(q_proj"}},
+       "'target_modules': not a regular expression at its character 7"},
+      {{{"rank_pattern", {{"q_proj", -1}}}},
+       "'rank_pattern' must be a whole number above 0, is -1"},
+      {{{"alpha_pattern", {1}}}, "'alpha_pattern' must be an object"},
+  };
+  for (const auto& [changes, message] : cases) {
+    EXPECT_THAT(message_of<ModelError>([&] { parse(changes); }),
+                AllOf(HasSubstr("adapter_config.json: "), HasSubstr(message)))
+        << changes;
+  }
+}
+
+TEST(AdapterNames, TranslatesAllSpellings) {
+  const std::string text = "model.layers.3.mlp.up_proj";
+  for (const std::string name :
+       {"model.layers.3.mlp.up_proj", "model.language_model.layers.3.mlp.up_proj",
+        "layers.3.mlp.up_proj", "language_model.layers.3.mlp.up_proj"}) {
+    EXPECT_EQ(to_text_spelling(name), text);
+    EXPECT_EQ(to_spelling(text, *spelling_of(name)), name);
+  }
+  EXPECT_EQ(to_spelling("lm_head", AdapterSpelling::kNested), "lm_head");
+  EXPECT_EQ(to_spelling("model.visual.blocks.0.mlp.fc1", AdapterSpelling::kNested),
+            "model.visual.blocks.0.mlp.fc1");
+  EXPECT_EQ(to_text_spelling("embed_tokens.weight"), "model.embed_tokens.weight");
+  EXPECT_EQ(spelling_of("score"), std::nullopt);
+  EXPECT_EQ(spelling_for({{"architectures", {"Qwen3_5ForConditionalGeneration"}}}),
+            AdapterSpelling::kNested);
+  EXPECT_EQ(spelling_for({{"architectures", {"Qwen3NextForCausalLM"}}}), AdapterSpelling::kText);
+  EXPECT_EQ(spelling_for({{"architectures", {"Qwen3_5Model"}}, {"text_config", {{"x", 1}}}}),
+            AdapterSpelling::kBareNested);
+  EXPECT_EQ(spelling_for({{"architectures", {"Qwen3_5TextModel"}}}), AdapterSpelling::kBare);
+  EXPECT_EQ(spelling_for(nlohmann::ordered_json::object()), AdapterSpelling::kText);
+}
+
+class AdapterDirectories : public ::testing::Test {
+ protected:
+  static AdapterTensors tensors() {
+    return {{{"model.layers.0.self_attn.q_proj", "", random_tensor("a", {4, 29}),
+              random_tensor("b", {63, 4})},
+             {"model.layers.1.mlp.up_proj", "", random_tensor("c", {4, 29}),
+              random_tensor("d", {17, 4})}},
+            {{"lm_head.weight", random_tensor("h", {33, 29})}}};
+  }
+  static AdapterConfig config() { return parse({{"modules_to_save", {"lm_head"}}}); }
+  /// An adapter directory of these raw tensors.
+  std::string open_error(const nlohmann::ordered_json& json,
+                         const std::vector<NamedTensor>& stored) {
+    std::filesystem::create_directories(dir_ / "bad");
+    files::write_atomically(dir_ / "bad" / "adapter_config.json", json.dump());
+    write_tensors(dir_ / "bad" / "adapter_model.safetensors", stored);
+    return message_of<ModelError>([&] { AdapterDirectory::open(dir_ / "bad"); });
+  }
+  heddle::testing::TemporaryDirectory dir_;
+};
+
+TEST_F(AdapterDirectories, RoundTripsInEverySpelling) {
+  for (const AdapterSpelling spelling : {AdapterSpelling::kText, AdapterSpelling::kNested,
+                                         AdapterSpelling::kBare, AdapterSpelling::kBareNested}) {
+    const Path path = dir_ / fmt::format("adapter{}", static_cast<int>(spelling));
+    write_adapter(path, config(), tensors(), spelling);
+    EXPECT_TRUE(AdapterDirectory::is_one(path));
+    const auto adapter = AdapterDirectory::open(path);
+    EXPECT_EQ(adapter.spelling(), spelling);
+    ASSERT_EQ(adapter.pairs().size(), 2u);
+    for (std::size_t i = 0; i < 2; ++i) {
+      const LoraPair& pair = adapter.pairs()[i];
+      EXPECT_EQ(pair.module, tensors().pairs[i].module);
+      EXPECT_TRUE(is_identical(read_tensor(pair.a), tensors().pairs[i].a));
+      EXPECT_TRUE(is_identical(read_tensor(pair.b), tensors().pairs[i].b));
+      EXPECT_EQ(pair.rank, 4);
+      EXPECT_EQ(pair.scaling, 2.0);
+    }
+    ASSERT_EQ(adapter.saved().size(), 1u);
+    EXPECT_EQ(adapter.saved()[0].name, "lm_head.weight");
+  }
+  const SafetensorsFile nested(dir_ / "adapter1" / "adapter_model.safetensors");
+  EXPECT_NE(
+      nested.find("base_model.model.model.language_model.layers.0.self_attn.q_proj.lora_A.weight"),
+      nullptr);
+  EXPECT_NE(nested.find("base_model.model.lm_head.weight"), nullptr);
+}
+
+TEST_F(AdapterDirectories, StoresInTheTypeAskedForAndCopiesTheTokenizer) {
+  std::filesystem::create_directory(dir_ / "base");
+  files::write_atomically(dir_ / "base" / "tokenizer.json", "{}");
+  files::write_atomically(dir_ / "base" / "generation_config.json", "{}");
+  write_adapter(dir_ / "a", config(), tensors(), AdapterSpelling::kText, at::kBFloat16,
+                dir_ / "base");
+  EXPECT_EQ(AdapterDirectory::open(dir_ / "a").pairs()[0].a.dtype, Dtype::kBF16);
+  EXPECT_TRUE(std::filesystem::exists(dir_ / "a" / "tokenizer.json"));
+  EXPECT_FALSE(std::filesystem::exists(dir_ / "a" / "generation_config.json"));
+  EXPECT_THROW(write_adapter(dir_ / "a", config(), tensors(), AdapterSpelling::kText), FileError);
+  write_adapter(dir_ / "a", config(), tensors(), AdapterSpelling::kText, {}, {}, true);
+  EXPECT_EQ(AdapterDirectory::open(dir_ / "a").pairs()[0].a.dtype, Dtype::kF32);
+}
+
+TEST_F(AdapterDirectories, ExpertParametersAreNestedAsPeftNestsThem) {
+  const AdapterConfig both =
+      parse({{"target_parameters", {"mlp.experts.gate_up_proj", "mlp.experts.down_proj"}},
+             {"rank_pattern", {{"experts.down_proj", 2}}}});
+  const std::string experts = "model.layers.0.mlp.experts";
+  write_adapter(dir_ / "a", both,
+                {{{experts, "gate_up_proj", at::zeros({12, 5}), at::zeros({14, 12})},
+                  {experts, "down_proj", at::zeros({6, 7}), at::zeros({5, 6})}},
+                 {}},
+                AdapterSpelling::kText);
+  const SafetensorsFile file(dir_ / "a" / "adapter_model.safetensors");
+  EXPECT_EQ(file.at("base_model.model.model.layers.0.mlp.experts.base_layer.lora_A.weight").shape,
+            (std::vector<std::int64_t>{12, 5}));
+  EXPECT_EQ(file.at("base_model.model.model.layers.0.mlp.experts.lora_A.weight").shape,
+            (std::vector<std::int64_t>{6, 7}));
+  const auto adapter = AdapterDirectory::open(dir_ / "a");
+  ASSERT_EQ(adapter.pairs().size(), 2u);
+  for (const LoraPair& pair : adapter.pairs()) {
+    EXPECT_EQ(pair.module, experts);
+    EXPECT_EQ(pair.rank, pair.parameter == "down_proj" ? 2 : 4);
+    EXPECT_EQ(pair.a.shape[1], pair.parameter == "down_proj" ? 7 : 5);
+  }
+}
+
+TEST_F(AdapterDirectories, ListsTensorsThatDoNotFit) {
+  const std::string q = "base_model.model.model.layers.0.self_attn.q_proj";
+  const at::Tensor a = at::zeros({4, 5}), b = at::zeros({6, 4});
+  EXPECT_THAT(open_error(config_json(), {{q + ".lora_A.weight", a}}),
+              HasSubstr("q_proj.lora_A.weight' has no lora_B"));
+  EXPECT_THAT(open_error(config_json(), {{q + ".lora_A.weight", b}, {q + ".lora_B.weight", b}}),
+              HasSubstr("is [6, 4] and its B is [6, 4], expected [rank, in] and [out, rank]"));
+  EXPECT_THAT(
+      open_error(config_json({{"r", 3}}), {{q + ".lora_A.weight", a}, {q + ".lora_B.weight", b}}),
+      HasSubstr("has rank 4, adapter_config.json says 3"));
+  EXPECT_THAT(open_error(config_json({{"target_modules", {"k_proj"}}}),
+                         {{q + ".lora_A.weight", a}, {q + ".lora_B.weight", b}}),
+              HasSubstr("on a module that target_modules does not name"));
+  EXPECT_THAT(open_error(config_json(), {{q + ".lora_magnitude_vector.weight", a}}),
+              HasSubstr("(embedding, DoRA or bias)"));
+  EXPECT_THAT(open_error(config_json(), {{"base_model.model.model.norm.weight", a}}),
+              HasSubstr("is neither LoRA nor in modules_to_save"));
+  EXPECT_THAT(open_error(config_json(), {{"model.layers.0.self_attn.q_proj.lora_A.weight", a}}),
+              HasSubstr("does not begin with 'base_model.model.'"));
+  EXPECT_THAT(open_error(config_json(), {{q + ".lora_A.weight", a.to(at::kLong)}}),
+              HasSubstr("is I64, expected F32"));
+  EXPECT_THAT(open_error(config_json(), {}), HasSubstr("holds no tensor"));
+  const std::string nested = "base_model.model.model.language_model.layers.1.self_attn.q_proj";
+  EXPECT_THAT(open_error(config_json(), {{q + ".lora_A.weight", a},
+                                         {q + ".lora_B.weight", b},
+                                         {nested + ".lora_A.weight", a},
+                                         {nested + ".lora_B.weight", b}}),
+              HasSubstr("spelled for more than one model class"));
+}
+
+TEST_F(AdapterDirectories, SaysWhatIsMissing) {
+  EXPECT_THAT(message_of<ModelError>([&] { AdapterDirectory::open(dir_ / "none"); }),
+              HasSubstr("no such adapter folder"));
+  std::filesystem::create_directory(dir_ / "a");
+  EXPECT_FALSE(AdapterDirectory::is_one(dir_ / "a"));
+  EXPECT_THAT(message_of<ModelError>([&] { AdapterDirectory::open(dir_ / "a"); }),
+              HasSubstr("adapter_config.json is missing"));
+  files::write_atomically(dir_ / "a" / "adapter_config.json", config_json().dump());
+  files::write_atomically(dir_ / "a" / "adapter_model.bin", "");
+  EXPECT_THAT(message_of<ModelError>([&] { AdapterDirectory::open(dir_ / "a"); }),
+              AllOf(HasSubstr("adapter_model.safetensors is missing"),
+                    HasSubstr("adapter_model.bin is a pickle")));
+}
+
+TEST_F(AdapterDirectories, WritingGuardsItsCaller) {
+  AdapterTensors wrong_rank = tensors();
+  wrong_rank.pairs[0].a = at::zeros({3, 29});
+  EXPECT_THROW(write_adapter(dir_ / "a", config(), wrong_rank, AdapterSpelling::kText),
+               InternalError);
+  AdapterTensors no_target = tensors();
+  no_target.pairs[0].module = "model.layers.0.self_attn.k_proj";
+  EXPECT_THROW(write_adapter(dir_ / "a", config(), no_target, AdapterSpelling::kText),
+               InternalError);
+  AdapterTensors twice = tensors();
+  twice.pairs.push_back(twice.pairs[0]);
+  EXPECT_THROW(write_adapter(dir_ / "a", config(), twice, AdapterSpelling::kText), InternalError);
+  EXPECT_FALSE(std::filesystem::exists(dir_ / "a"));
+}
+
+}  // namespace
+}  // namespace heddle::ckpt
