@@ -17,17 +17,18 @@ namespace {
 constexpr int kLongestBar = 28;
 constexpr int kShortestBar = 8;
 
+double fraction(const ProgressLine& line) {
+  return line.total > 0 ? std::clamp(line.done / line.total, 0., 1.) : 0;
+}
+
 std::string count_text(const ProgressLine& line) {
   const auto number = [&](double x) {
     return line.unit.empty() || x < 1e5 ? fmt::format("{:.0f}", x) : text::format_count(x);
   };
+  if (line.unit == "%") return fmt::format("{:.0f} %", std::floor(100 * fraction(line)));
   std::string out = number(line.done);
   if (line.total > 0) out += "/" + number(line.total);
   return line.unit.empty() ? out : out + " " + line.unit;
-}
-
-double fraction(const ProgressLine& line) {
-  return line.total > 0 ? std::clamp(line.done / line.total, 0., 1.) : 0;
 }
 
 std::string bar(double part, int width, bool has_color) {
@@ -100,7 +101,8 @@ std::string render_live(const ProgressLine& line, int width, bool has_color) {
 
 std::string render_plain(const ProgressLine& line) {
   std::string out = line.label + " " + count_text(line);
-  if (line.total > 0) out += fmt::format(" ({:.0f} %)", std::floor(100 * fraction(line)));
+  if (line.total > 0 && line.unit != "%")
+    out += fmt::format(" ({:.0f} %)", std::floor(100 * fraction(line)));
   for (const std::string& fact : line.facts) out += "  " + fact;
   if (line.seconds_left && line.done < line.total) {
     out += "  " + text::format_duration(*line.seconds_left) + " left";

@@ -30,7 +30,7 @@ struct ProgressLine {
   std::string label;
   double done = 0;
   double total = 0;  ///< 0: not known, then neither bar nor time left
-  std::string unit;  ///< "rows"; "" for training steps
+  std::string unit;  ///< "rows"; "" for training steps; "%" shows the share only
   std::vector<std::string> facts;
   std::optional<double> seconds_left;
 };

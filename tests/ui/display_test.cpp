@@ -128,6 +128,8 @@ TEST(Progress, PlainLineSaysTheSame) {
             "sft 120/1000 (12 %)  loss 2.3145  lr 1.95e-04  grad norm 0.831  12.4 k tokens/s  "
             "41 % of speed of light  5.2 GiB  3 min 20 s left");
   EXPECT_EQ(render_plain({"Tokenizing", 1234567, 0, "rows", {}, {}}), "Tokenizing 1.2 M rows");
+  EXPECT_EQ(render_plain({"tokenize a.jsonl", 345, 1000, "%", {"12 rows"}, {}}),
+            "tokenize a.jsonl 34 %  12 rows");
   EXPECT_EQ(render_plain({"sft", 1000, 1000, "", {"loss 1"}, 0.}), "sft 1000/1000 (100 %)  loss 1");
 }
 
