@@ -94,6 +94,14 @@ at::Tensor output_gate(const KernelTable& kernels, const at::Tensor& x, const at
 
 void register_attention(Registry& registry) {
   attention_flash_varlen::add(registry);
+  registry.add<Attention>({.op = "",
+                           .name = "cpu",
+                           .device = c10::DeviceType::CPU,
+                           .dtypes = cpu_kernel_dtypes(),
+                           .is_reference = false,
+                           .refuse = {},
+                           .on_chip_bytes = {}},
+                          {attention_cpu::forward, attention_cpu::backward, attention_cpu::step});
   registry.add<Attention>(
       {.op = "",
        .name = "reference",

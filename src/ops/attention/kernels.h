@@ -43,3 +43,14 @@ std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& x, const at::Tensor
                                            const at::Tensor& grad_y);
 
 }  // namespace heddle::ops::output_gate_cpu
+
+namespace heddle::ops::attention_cpu {
+
+Attention::Forward forward(const Attention::Inputs& inputs, bool keep);
+Attention::Gradients backward(const Attention::Inputs& inputs, const Attention::Forward& saved,
+                              const at::Tensor& grad_o);
+at::Tensor step(const at::Tensor& q, const at::Tensor& k_cache, const at::Tensor& v_cache,
+                const std::vector<std::int64_t>& slots, const std::vector<std::int64_t>& lengths,
+                double scale);
+
+}  // namespace heddle::ops::attention_cpu

@@ -8,6 +8,7 @@
 #include <ATen/ops/sum.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <optional>
 #include <string>
 
@@ -48,7 +49,9 @@ at::Tensor activation_backward(const at::Tensor& gate_up, const at::Tensor& grad
 at::Tensor combine(const at::Tensor& rows, const MoeOrder& order, std::int64_t tokens,
                    const at::Tensor& weights) {
   const at::Tensor by_token =
-      at::index_select(rows, 0, order.place).view({tokens, -1, rows.size(1)}).to(at::kFloat);
+      at::index_select(rows, 0, order.place)
+          .view({tokens, order.place.size(0) / std::max<std::int64_t>(tokens, 1), rows.size(1)})
+          .to(at::kFloat);
   return at::sum(weights.defined() ? by_token * weights.to(at::kFloat).unsqueeze(-1) : by_token,
                  {1})
       .to(rows.scalar_type());

@@ -32,3 +32,11 @@ namespace heddle::ops::moe_experts_grouped_mm {
 void add(Registry& registry);
 
 }  // namespace heddle::ops::moe_experts_grouped_mm
+
+namespace heddle::ops::moe_experts_cpu {
+
+MoeExperts::Forward forward(const MoeExperts::Inputs& inputs, bool keep);
+MoeExperts::Gradients backward(const MoeExperts::Inputs& inputs, const MoeExperts::Forward& saved,
+                               const at::Tensor& grad_y, bool want_weight_gradients);
+
+}  // namespace heddle::ops::moe_experts_cpu

@@ -49,6 +49,14 @@ at::Tensor moe_experts(const KernelTable& kernels, const MoeExperts::Inputs& inp
 void register_moe(Registry& registry) {
   moe_experts_grouped_mm::add(registry);
   registry.add<MoeExperts>({.op = "",
+                            .name = "cpu",
+                            .device = c10::DeviceType::CPU,
+                            .dtypes = cpu_kernel_dtypes(),
+                            .is_reference = false,
+                            .refuse = {},
+                            .on_chip_bytes = {}},
+                           {moe_experts_cpu::forward, moe_experts_cpu::backward});
+  registry.add<MoeExperts>({.op = "",
                             .name = "reference",
                             .device = {},
                             .dtypes = reference_dtypes(),

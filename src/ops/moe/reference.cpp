@@ -53,7 +53,8 @@ MoeExperts::Forward forward(const MoeExperts::Inputs& in, bool keep) {
     out.narrow(0, begin, count).copy_(at::mm(activation(expert_gate_up), in.down.select(0, e).t()));
   });
   const c10::ScalarType type = compute_type(in.x);
-  const at::Tensor by_token = at::index_select(out, 0, order.place).view({tokens, -1, hidden});
+  const at::Tensor by_token =
+      at::index_select(out, 0, order.place).view({tokens, in.experts.size(1), hidden});
   MoeExperts::Forward result;
   result.y =
       at::sum(by_token.to(type) * in.weights.to(type).unsqueeze(-1), {1}).to(in.x.scalar_type());
@@ -74,7 +75,7 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
 
   MoeExperts::Gradients result;
   result.weights = at::index_select(at::sum(dy * out, {1}), 0, order.place)
-                       .view({tokens, -1})
+                       .view({tokens, in.experts.size(1)})
                        .to(in.weights.scalar_type());
   const at::Tensor d_out = (dy * row_weight).to(in.x.scalar_type());
   at::Tensor dx = at::empty({n, hidden}, in.x.options());
@@ -92,8 +93,11 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
     result.down.select(0, e).copy_(at::mm(expert_d_out.t(), activation(expert_gate_up)));
     result.gate_up.select(0, e).copy_(at::mm(d_gate_up.t(), rows.narrow(0, begin, count)));
   });
-  result.x = at::sum(at::index_select(dx, 0, order.place).view({tokens, -1, hidden}).to(type), {1})
-                 .to(in.x.scalar_type());
+  result.x =
+      at::sum(
+          at::index_select(dx, 0, order.place).view({tokens, in.experts.size(1), hidden}).to(type),
+          {1})
+          .to(in.x.scalar_type());
   return result;
 }
 

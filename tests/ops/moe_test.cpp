@@ -1,0 +1,179 @@
+#include "ops/moe/moe.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/softmax.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/zeros.h>
+
+#include "ops/builtin.h"
+#include "ops/operator_support.h"
+
+namespace heddle::ops::testing {
+namespace {
+
+KernelTable table(const std::string& name, c10::ScalarType dtype) {
+  return table_of(register_moe, MoeExperts::kName, name, dtype);
+}
+
+struct Case {
+  Tensors in;  // x, weights, gate_up, down
+  at::Tensor experts;
+};
+
+Case make(std::int64_t tokens, std::int64_t k, std::int64_t experts, std::int64_t hidden,
+          std::int64_t width, c10::ScalarType dtype) {
+  const MoeRouting routing = moe_route(randn({tokens, experts}, dtype, 1), k, true);
+  return {
+      {randn({tokens, hidden}, dtype, 2), routing.weights,
+       randn({experts, 2 * width, hidden}, dtype, 3), randn({experts, hidden, width}, dtype, 4)},
+      routing.experts};
+}
+
+std::function<Tensors(const Tensors&)> run(const KernelTable& kernels, const at::Tensor& experts) {
+  return [&kernels, experts](const Tensors& in) {
+    return Tensors{moe_experts(kernels, {in[0], in[1], experts, in[2], in[3]})};
+  };
+}
+
+TEST(MoeRoute, TakesTheLowerIndexOfEqualsAndNormalizes) {
+  const MoeRouting even = moe_route(at::zeros({3, 7}), 3, true);
+  for (std::int64_t t = 0; t < 3; ++t) {
+    for (std::int64_t j = 0; j < 3; ++j) {
+      EXPECT_EQ(even.experts[t][j].item().toLong(), j);
+      EXPECT_FLOAT_EQ(even.weights[t][j].item().toFloat(), 1.0f / 3);
+    }
+  }
+  const at::Tensor logits = randn({65, 33}, at::kFloat, 5);
+  const MoeRouting plain = moe_route(logits, 4, false), sum_one = moe_route(logits, 4, true);
+  const at::Tensor p = at::softmax(logits, -1);
+  EXPECT_TRUE(close(plain.weights, p.gather(1, plain.experts), 1e-6));
+  EXPECT_TRUE(
+      close(sum_one.weights, plain.weights / at::sum(plain.weights, {1}, /*keepdim=*/true), 1e-6));
+  EXPECT_TRUE(identical(plain.experts, sum_one.experts));
+  const at::Tensor smallest_chosen = plain.weights.select(1, 3).unsqueeze(1);
+  EXPECT_TRUE(((p > smallest_chosen).sum(1) == 3).all().item().toBool());
+  EXPECT_EQ(moe_route(logits.to(at::kBFloat16), 2, true).weights.scalar_type(), at::kBFloat16);
+}
+
+TEST(MoeRoute, GradientsMatchFiniteDifferences) {
+  for (const bool normalize : {true, false}) {
+    EXPECT_TRUE(gradients_match(
+        [&](const Tensors& in) {
+          const MoeRouting r = moe_route(in[0], 3, normalize);
+          return Tensors{r.weights, r.probabilities};
+        },
+        {randn({4, 9}, at::kDouble, 6)}));
+  }
+}
+
+TEST(MoeExperts, EqualsTheFormulaTokenByToken) {
+  const Case c = make(9, 2, 5, 6, 4, at::kDouble);
+  for (const char* name : {"reference", "cpu"}) {
+    const KernelTable kernels = table(name, at::kDouble);
+    const at::Tensor y = run(kernels, c.experts)(c.in)[0];
+    for (std::int64_t t = 0; t < 9; ++t) {
+      at::Tensor expected = at::zeros({6}, y.options());
+      for (std::int64_t j = 0; j < 2; ++j) {
+        const std::int64_t e = c.experts[t][j].item().toLong();
+        const at::Tensor h = at::matmul(c.in[2].select(0, e), c.in[0].select(0, t));
+        const at::Tensor g = h.narrow(0, 0, 4), u = h.narrow(0, 4, 4);
+        expected += c.in[1][t][j] * at::matmul(c.in[3].select(0, e), g * at::sigmoid(g) * u);
+      }
+      EXPECT_TRUE(close(y.select(0, t), expected, 1e-12)) << name << t;
+    }
+  }
+}
+
+TEST(MoeExperts, GradientsMatchFiniteDifferences) {
+  const Case c = make(6, 2, 4, 5, 3, at::kDouble);
+  for (const char* name : {"reference", "cpu"}) {
+    const KernelTable kernels = table(name, at::kDouble);
+    EXPECT_TRUE(gradients_match(run(kernels, c.experts), c.in)) << name;
+  }
+}
+
+TEST(MoeExperts, KernelEqualsReference) {
+  for (const c10::ScalarType dtype : kernel_dtypes()) {
+    const KernelTable kernel = table("cpu", dtype), reference = table("reference", dtype);
+    for (const auto& [tokens, k, experts] :
+         {std::tuple{0, 2, 4}, {1, 1, 1}, {65, 3, 40}, {300, 2, 4}, {129, 8, 64}}) {
+      const Case c = make(tokens, k, experts, 33, 29, dtype);
+      const double tolerance = dtype == at::kBFloat16 ? 2e-2 : 2 * tolerance_of(dtype);
+      EXPECT_TRUE(
+          close(run(kernel, c.experts)(c.in)[0], run(reference, c.experts)(c.in)[0], tolerance));
+      const Tensors g = gradients_of(run(kernel, c.experts), c.in);
+      const Tensors expected = gradients_of(run(reference, c.experts), c.in);
+      for (std::size_t i = 0; i < 4; ++i) EXPECT_TRUE(close(g[i], expected[i], tolerance)) << i;
+    }
+  }
+}
+
+TEST(MoeExperts, FrozenExpertsGetNoGradient) {
+  const Case c = make(20, 2, 4, 8, 6, at::kFloat);
+  for (const char* name : {"reference", "cpu"}) {
+    const KernelTable kernels = table(name, at::kFloat);
+    const Tensors all = gradients_of(run(kernels, c.experts), c.in);
+    const Tensors some = gradients_of(
+        [&](const Tensors& in) {
+          return Tensors{moe_experts(kernels, {in[0], in[1], c.experts, c.in[2], c.in[3]})};
+        },
+        {c.in[0], c.in[1]});
+    EXPECT_TRUE(identical(all[0], some[0]));
+    EXPECT_TRUE(identical(all[1], some[1]));
+  }
+}
+
+TEST(MoeExperts, SameBitsForEveryThreadCount) {
+  const KernelTable kernel = table("cpu", at::kFloat);
+  const Case c = make(200, 4, 16, 64, 48, at::kFloat);
+  const Tensors first = gradients_of(run(kernel, c.experts), c.in);
+  const Tensors second = gradients_of(run(kernel, c.experts), c.in);
+  for (std::size_t i = 0; i < 4; ++i) EXPECT_TRUE(identical(first[i], second[i])) << i;
+}
+
+TEST(MoeExperts, NamesAnExpertThatDoesNotExist) {
+  Case c = make(3, 2, 4, 8, 6, at::kFloat);
+  c.experts[1][1].fill_(4);
+  EXPECT_THROW(run(table("cpu", at::kFloat), c.experts)(c.in), c10::Error);
+}
+
+Sequences packed(std::vector<std::int32_t> boundaries) {
+  return Sequences::from_host(std::move(boundaries), c10::Device(c10::DeviceType::CPU));
+}
+
+TEST(MoeAuxiliaryLoss, IsAdditiveOverSequencesAndPooledWithinACall) {
+  const at::Tensor logits = randn({31, 6}, at::kDouble, 8);
+  const MoeRouting r = moe_route(logits, 2, true);
+  const Sequences sequences = packed({0, 11, 11, 20, 31});
+  const auto formula = [&](std::int64_t begin, std::int64_t count) {
+    double total = 0;
+    for (std::int64_t e = 0; e < 6; ++e) {
+      const double f = (r.experts.narrow(0, begin, count) == e).sum().item().toDouble() / count;
+      total += f * r.probabilities.narrow(0, begin, count).select(1, e).mean().item().toDouble();
+    }
+    return total * 6 * count;
+  };
+  const auto loss = [&](std::int64_t real, bool pooled) {
+    return moe_auxiliary_loss(r.probabilities, r.experts, sequences, real, pooled)
+        .item()
+        .toDouble();
+  };
+  EXPECT_NEAR(loss(31, false), formula(0, 11) + formula(11, 9) + formula(20, 11), 1e-10);
+  EXPECT_NEAR(loss(25, false), formula(0, 11) + formula(11, 9) + formula(20, 5), 1e-10);
+  EXPECT_NEAR(loss(31, true), formula(0, 31), 1e-10);
+  EXPECT_NEAR(loss(25, true), formula(0, 25), 1e-10);
+  EXPECT_EQ(loss(0, true), 0);
+  for (const bool pooled : {true, false}) {
+    EXPECT_TRUE(gradients_match(
+        [&](const Tensors& in) {
+          return Tensors{moe_auxiliary_loss(in[0], r.experts, sequences, 25, pooled)};
+        },
+        {r.probabilities}));
+  }
+}
+
+}  // namespace
+}  // namespace heddle::ops::testing
