@@ -14,16 +14,26 @@ struct Extra {
   bool required = false;
 };
 
-/// Binds members of one section struct, found in a RunConfig by `owner`.
+/// Finds a section struct in a configuration.
+template <class Owner>
+struct Location {
+  std::function<Owner&(RunConfig&)> in;
+  std::function<const Owner&(const RunConfig&)> in_const;
+};
+
+/// Binds members of one section struct to keys.
 template <class Owner>
 class Table {
  public:
   Table(Section& section, Owner RunConfig::*owner)
-      : section_(section), locate_([owner](RunConfig& c) -> Owner& { return c.*owner; }) {}
+      : section_(section),
+        location_{[owner](RunConfig& c) -> Owner& { return c.*owner; },
+                  [owner](const RunConfig& c) -> const Owner& { return c.*owner; }} {}
   template <class Parent>
   Table(Section& section, Parent RunConfig::*parent, Owner Parent::*owner)
       : section_(section),
-        locate_([parent, owner](RunConfig& c) -> Owner& { return c.*parent.*owner; }) {}
+        location_{[=](RunConfig& c) -> Owner& { return c.*parent.*owner; },
+                  [=](const RunConfig& c) -> const Owner& { return c.*parent.*owner; }} {}
 
   /// `Wire` is the type whose codec reads and writes the member; the member's own unless given.
   template <class Wire = void, class T>
@@ -35,12 +45,12 @@ class Table {
     field.doc = std::move(doc);
     field.aliases = std::move(extra.aliases);
     field.required = extra.required;
-    field.set = [locate = locate_, member, range = extra.range](RunConfig& c,
-                                                                const YAML::Node& node) {
-      locate(c).*member = from_wire<T>(Codec<W>::read(node, range));
+    field.set = [location = location_, member, range = extra.range](RunConfig& c,
+                                                                    const YAML::Node& node) {
+      location.in(c).*member = from_wire<T>(Codec<W>::read(node, range));
     };
-    field.get = [locate = locate_, member](const RunConfig& c) {
-      return Codec<W>::write(W{locate(const_cast<RunConfig&>(c)).*member});
+    field.get = [location = location_, member](const RunConfig& c) {
+      return Codec<W>::write(W{location.in_const(c).*member});
     };
     section_.fields.push_back(std::move(field));
     return *this;
@@ -49,18 +59,18 @@ class Table {
   /// Keys of any name, kept in a map.
   template <class T>
   Table& open(std::string placeholder, std::map<std::string, T> Owner::*member, std::string doc) {
-    section_.open = OpenKeys{
-        std::move(placeholder), Codec<T>::type({}), std::move(doc),
-        [locate = locate_, member](RunConfig& c, const std::string& name, const YAML::Node& node) {
-          (locate(c).*member)[name] = Codec<T>::read(node, {});
-        },
-        [locate = locate_, member](const RunConfig& c) {
-          Json object = Json::object();
-          for (const auto& [name, value] : locate(const_cast<RunConfig&>(c)).*member) {
-            object[name] = Codec<T>::write(value);
-          }
-          return object;
-        }};
+    section_.open = OpenKeys{std::move(placeholder), Codec<T>::type({}), std::move(doc),
+                             [location = location_, member](RunConfig& c, const std::string& name,
+                                                            const YAML::Node& node) {
+                               (location.in(c).*member)[name] = Codec<T>::read(node, {});
+                             },
+                             [location = location_, member](const RunConfig& c) {
+                               Json object = Json::object();
+                               for (const auto& [name, value] : location.in_const(c).*member) {
+                                 object[name] = Codec<T>::write(value);
+                               }
+                               return object;
+                             }};
     return *this;
   }
 
@@ -75,7 +85,7 @@ class Table {
   }
 
   Section& section_;
-  std::function<Owner&(RunConfig&)> locate_;
+  Location<Owner> location_;
 };
 
 Section make(std::string key, std::string doc) {
