@@ -44,12 +44,16 @@ class Generation {
         model_(load(options.model, models::qwen3_5::Head::kLanguageModel)),
         tokenizer_(data::Tokenizer::load(options.model.directory)),
         renderer_(*tokenizer_, {}) {
-    if (!options.ignore_eos) stop_ids_ = rollout::end_tokens(tokenizer_, eos_of(model_.source->generation_config()));
+    if (!options.ignore_eos)
+      stop_ids_ = rollout::end_tokens(tokenizer_, eos_of(model_.source->generation_config()));
   }
 
   void one(const Session& session) {
-    const auto on_text = [&](std::size_t, const std::string& piece) { session.out << piece << std::flush; };
-    rollout::generate(*model_.model, tokenizer_, {request(prompt_tokens(options_.prompt))}, options_.engine, on_text);
+    const auto on_text = [&](std::size_t, const std::string& piece) {
+      session.out << piece << std::flush;
+    };
+    rollout::generate(*model_.model, tokenizer_, {request(prompt_tokens(options_.prompt))},
+                      options_.engine, on_text);
     session.out << "\n";
   }
 
@@ -68,12 +72,14 @@ class Generation {
       }
       values.push_back(std::move(item->value));
     }
-    const auto completions = rollout::generate(*model_.model, tokenizer_, requests, options_.engine);
+    const auto completions =
+        rollout::generate(*model_.model, tokenizer_, requests, options_.engine);
     for (std::size_t i = 0; i < values.size(); ++i) {
       values[i]["output_ids"] = completions[i].output_ids;
       values[i]["text"] = completions[i].text;
       values[i]["logprobs"] = completions[i].logprobs;
-      values[i]["finish_reason"] = completions[i].finish_reason == rollout::FinishReason::kStop ? "stop" : "length";
+      values[i]["finish_reason"] =
+          completions[i].finish_reason == rollout::FinishReason::kStop ? "stop" : "length";
       output.write(values[i].dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
     }
     output.commit();
@@ -91,7 +97,8 @@ class Generation {
 
   rollout::Request request(std::vector<std::int32_t> prompt) const {
     if (prompt.empty()) throw DataError("the prompt has no token");
-    return {std::move(prompt), options_.max_new_tokens, options_.sampling, stop_ids_, options_.stop};
+    return {std::move(prompt), options_.max_new_tokens, options_.sampling, stop_ids_,
+            options_.stop};
   }
 
   const GenerateOptions& options_;
@@ -105,9 +112,11 @@ int run(const GenerateOptions& options, const Session& session) {
   if (options.prompt.empty() == options.input.empty()) {
     throw ConfigError("give either --prompt TEXT, or --input IN.jsonl with --output OUT.jsonl");
   }
-  if (!options.input.empty() && options.output.empty()) throw ConfigError("--input needs --output OUT.jsonl");
+  if (!options.input.empty() && options.output.empty())
+    throw ConfigError("--input needs --output OUT.jsonl");
   if (options.sampling.temperature < 0) throw ConfigError("--temperature must not be negative");
-  if (options.sampling.top_p <= 0 || options.sampling.top_p > 1) throw ConfigError("--top-p must be in (0, 1]");
+  if (options.sampling.top_p <= 0 || options.sampling.top_p > 1)
+    throw ConfigError("--top-p must be in (0, 1]");
   if (options.max_new_tokens < 1) throw ConfigError("--max-new-tokens must be at least 1");
   Generation generation(options);
   if (options.input.empty()) {
@@ -124,22 +133,32 @@ void add_generate_command(CLI::App& app, Action& action) {
   auto options = std::make_shared<GenerateOptions>();
   CLI::App* command = app.add_subcommand("generate", "Continue prompts");
   add_model_arguments(*command, options->model);
-  command->add_option("--prompt", options->prompt, "One prompt, streamed (through the chat template if there is one)");
+  command->add_option("--prompt", options->prompt,
+                      "One prompt, streamed (through the chat template if there is one)");
   command->add_flag("--raw", options->raw, "Take --prompt as it is, without the chat template");
-  command->add_option("--input", options->input, "JSONL rows with messages, text or input_ids")->type_name("IN.jsonl");
-  command->add_option("--output", options->output, "Rows with output_ids, text, logprobs, finish_reason")
+  command->add_option("--input", options->input, "JSONL rows with messages, text or input_ids")
+      ->type_name("IN.jsonl");
+  command
+      ->add_option("--output", options->output,
+                   "Rows with output_ids, text, logprobs, finish_reason")
       ->type_name("OUT.jsonl");
-  command->add_option("--max-new-tokens", options->max_new_tokens, "At most so many")->capture_default_str();
-  command->add_option("--temperature", options->sampling.temperature, "0: the most likely token")->capture_default_str();
-  command->add_option("--top-p", options->sampling.top_p, "Smallest set with this probability")->capture_default_str();
-  command->add_option("--top-k", options->sampling.top_k, "The k most likely; 0: all")->capture_default_str();
+  command->add_option("--max-new-tokens", options->max_new_tokens, "At most so many")
+      ->capture_default_str();
+  command->add_option("--temperature", options->sampling.temperature, "0: the most likely token")
+      ->capture_default_str();
+  command->add_option("--top-p", options->sampling.top_p, "Smallest set with this probability")
+      ->capture_default_str();
+  command->add_option("--top-k", options->sampling.top_k, "The k most likely; 0: all")
+      ->capture_default_str();
   command->add_option("--seed", options->sampling.seed, "Of the sampling")->capture_default_str();
   command->add_option("--stop", options->stop, "End where this text begins (repeatable)");
   command->add_flag("--ignore-eos", options->ignore_eos, "Do not end at end-of-sequence tokens");
-  command->add_option("--max-sequences", options->engine.max_sequences, "Generated at a time")->capture_default_str();
+  command->add_option("--max-sequences", options->engine.max_sequences, "Generated at a time")
+      ->capture_default_str();
   command->footer(
       "Example:\n"
-      "  heddle generate runs/chat/final --prompt 'What is 12 + 30?' --temperature 0 --max-new-tokens 32");
+      "  heddle generate runs/chat/final --prompt 'What is 12 + 30?' --temperature 0 "
+      "--max-new-tokens 32");
   command->callback([options, &action] {
     action = [options](const Session& session) { return run(*options, session); };
   });

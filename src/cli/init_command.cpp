@@ -24,7 +24,8 @@ struct InitOptions {
 };
 
 /// The configuration and the JSON that is written for it.
-std::pair<Config, nlohmann::ordered_json> read_config(const InitOptions& options, const data::Tokenizer& tokenizer) {
+std::pair<Config, nlohmann::ordered_json> read_config(const InitOptions& options,
+                                                      const data::Tokenizer& tokenizer) {
   if (options.preset.empty() == options.config.empty()) {
     throw_error<ConfigError>("give either --preset NAME or --config FILE; presets: {}",
                              text::join(models::qwen3_5::preset_names(), ", "));
@@ -33,8 +34,9 @@ std::pair<Config, nlohmann::ordered_json> read_config(const InitOptions& options
     nlohmann::ordered_json json = ckpt::read_json_object(options.config);
     Config config = models::qwen3_5::parse_config(json, options.config);
     if (config.nested) {
-      throw_error<ModelError>("{}: random weights for a multimodal model ('{}') are not built; give its text_config",
-                              options.config, config.model_type);
+      throw_error<ModelError>(
+          "{}: random weights for a multimodal model ('{}') are not built; give its text_config",
+          options.config, config.model_type);
     }
     return {std::move(config), std::move(json)};
   }
@@ -52,8 +54,8 @@ int run(const InitOptions& options, const Session& session) {
   const auto tokenizer = data::Tokenizer::load(options.tokenizer);
   auto [config, json] = read_config(options, *tokenizer);
   if (tokenizer->vocab_size() > config.vocab_size) {
-    throw_error<ModelError>("the tokenizer has {} ids, the configuration {} embedding rows", tokenizer->vocab_size(),
-                            config.vocab_size);
+    throw_error<ModelError>("the tokenizer has {} ids, the configuration {} embedding rows",
+                            tokenizer->vocab_size(), config.vocab_size);
   }
   runtime::Context context;
   device::set_cpu_threads(0);
@@ -73,7 +75,8 @@ int run(const InitOptions& options, const Session& session) {
   writer.set_config(std::move(json));
   writer.copy_companions_from(options.tokenizer);
   writer.commit();
-  session.out << text::format_count(static_cast<double>(count)) << " parameters: " << options.output << "\n";
+  session.out << text::format_count(static_cast<double>(count)) << " parameters: " << options.output
+              << "\n";
   return 0;
 }
 
@@ -82,17 +85,24 @@ int run(const InitOptions& options, const Session& session) {
 void add_init_command(CLI::App& app, Action& action) {
   auto options = std::make_shared<InitOptions>();
   CLI::App* command = app.add_subcommand("init", "Make a model directory with random weights");
-  command->add_option("--preset", options->preset, "A named shape (small-10m, qwen3.5-0.8b, ...)")->type_name("NAME");
-  command->add_option("--config", options->config, "Or a config.json of a text model")->type_name("FILE");
-  command->add_option("--tokenizer", options->tokenizer, "Folder with tokenizer.json")->required()->type_name("DIR");
-  command->add_option("--output", options->output, "The directory to make")->required()->type_name("DIR");
+  command->add_option("--preset", options->preset, "A named shape (small-10m, qwen3.5-0.8b, ...)")
+      ->type_name("NAME");
+  command->add_option("--config", options->config, "Or a config.json of a text model")
+      ->type_name("FILE");
+  command->add_option("--tokenizer", options->tokenizer, "Folder with tokenizer.json")
+      ->required()
+      ->type_name("DIR");
+  command->add_option("--output", options->output, "The directory to make")
+      ->required()
+      ->type_name("DIR");
   command->add_option("--seed", options->seed, "Of the weights")->capture_default_str();
   command->add_option("--dtype", options->dtype, "Of the stored weights")->capture_default_str();
   command->add_flag("--overwrite", options->overwrite, "Replace a model directory that is there");
   command->footer("Presets: " + text::join(models::qwen3_5::preset_names(), ", ") +
                   "\n\n"
                   "Example:\n"
-                  "  heddle init --preset small-10m --tokenizer examples/tokenizer-4k --output models/small --seed 1");
+                  "  heddle init --preset small-10m --tokenizer examples/tokenizer-4k --output "
+                  "models/small --seed 1");
   command->callback([options, &action] {
     action = [options](const Session& session) { return run(*options, session); };
   });

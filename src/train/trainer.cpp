@@ -271,22 +271,19 @@ double Trainer::evaluate() {
   return loss / normalizer(model, weights, sequences);
 }
 
-bool Trainer::after_step(std::int64_t step, bool last) {
+bool Trainer::evaluate_if_due(StepInfo& info, bool last) {
   const std::int64_t every = config_.train.eval_every;
-  bool stop_early = false, improved = false;
   last_eval_.reset();
-  if (setup_.eval && (last || (every > 0 && step % every == 0))) {
-    last_eval_ = evaluate();
-    improved = !best_eval_ || *last_eval_ < *best_eval_;
-    if (improved) best_eval_ = last_eval_;
-    evaluations_without_gain_ = improved ? 0 : evaluations_without_gain_ + 1;
-    observer_.on_evaluation(step, *last_eval_, improved);
-    const std::int64_t patience = config_.train.early_stop_patience;
-    stop_early = patience > 0 && evaluations_without_gain_ >= patience;
-  }
-  const bool due = config_.ckpt.every > 0 && step % config_.ckpt.every == 0;
-  if (due || last || stop_early || stop_ || (improved && config_.ckpt.keep_best)) save(step);
-  return stop_early;
+  improved_ = false;
+  if (!setup_.eval || !(last || (every > 0 && info.step % every == 0))) return false;
+  last_eval_ = evaluate();
+  improved_ = !best_eval_ || *last_eval_ < *best_eval_;
+  if (improved_) best_eval_ = last_eval_;
+  evaluations_without_gain_ = improved_ ? 0 : evaluations_without_gain_ + 1;
+  info.extra["eval_loss"] = *last_eval_;
+  observer_.on_evaluation(info.step, *last_eval_, improved_);
+  const std::int64_t patience = config_.train.early_stop_patience;
+  return patience > 0 && evaluations_without_gain_ >= patience;
 }
 
 Summary Trainer::run() {
@@ -299,15 +296,16 @@ Summary Trainer::run() {
   while (!stop_) {
     auto step = loader_->next();
     if (!step) break;
-    const StepInfo info = train_step(*step);
+    StepInfo info = train_step(*step);
     done = info.step;
     last_loss_ = info.loss;
     if (std::exchange(fresh, false)) first_loss_ = info.loss;
+    const bool last = done >= total;
+    summary.stopped_early = evaluate_if_due(info, last);
     observer_.on_step(info);
-    if (after_step(done, done >= total)) {
-      summary.stopped_early = true;
-      break;
-    }
+    const bool due = config_.ckpt.every > 0 && done % config_.ckpt.every == 0;
+    if (due || last || (improved_ && config_.ckpt.keep_best)) save(done);
+    if (summary.stopped_early) break;
   }
   summary.stopped = stop_ && done < total && !summary.stopped_early;
   if (last_saved_ != done && (done > 0 || summary.stopped)) save(done);

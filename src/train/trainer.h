@@ -41,8 +41,8 @@ class Trainer {
   void restore(const ckpt::TrainingCheckpoint& checkpoint);
   RunInfo describe() const;
   std::filesystem::path export_final();
-  /// True if the run should stop early.
-  bool after_step(std::int64_t step, bool last);
+  /// Evaluates after the last step and every train.eval_every; true if the run should stop early.
+  bool evaluate_if_due(StepInfo& info, bool last);
 
   config::RunConfig config_;
   Observer& observer_;
@@ -58,6 +58,7 @@ class Trainer {
   std::int64_t last_saved_ = -1;
   double first_loss_ = 0, last_loss_ = 0;
   std::optional<double> best_eval_, last_eval_;
+  bool improved_ = false;  ///< The evaluation after the last step was the best so far.
   std::int64_t evaluations_without_gain_ = 0;
 };
 

@@ -1,0 +1,97 @@
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <ostream>
+
+#include "base/errors.h"
+#include "base/files.h"
+#include "cli/command.h"
+#include "config/config.h"
+#include "data/readers/jsonl_reader.h"
+#include "data/rendering/renderer.h"
+#include "data/tokenizer/tokenizer.h"
+#include "train/setup.h"
+#include "ui/token_colors.h"
+
+namespace heddle::cli {
+namespace {
+
+struct TokenizeOptions {
+  std::vector<std::string> arguments;
+  std::string text, input;
+  std::int64_t rows = 3;
+  bool ids = false;
+};
+
+void show(const data::Tokenizer& tokenizer, const data::TokenizedRow& row, bool ids,
+          const Session& session) {
+  std::vector<ui::TokenText> shown;
+  std::int64_t with_loss = 0;
+  for (std::size_t i = 0; i < row.tokens.size(); ++i) {
+    // labels[i - 1] says whether token i is predicted.
+    const bool loss = i > 0 && row.labels[i - 1] >= 0 && row.weights[i - 1] != 0;
+    with_loss += loss;
+    const std::int32_t id = row.tokens[i];
+    std::string text = tokenizer.decode(std::vector<std::int32_t>{id});
+    if (ids) text += fmt::format("({})", id);
+    shown.push_back({std::move(text), loss, tokenizer.is_special(id)});
+  }
+  session.out << ui::render_tokens(shown, session.out_has_color)
+              << fmt::format("\n{} tokens, {} with loss\n\n", row.tokens.size(), with_loss);
+}
+
+int run(const TokenizeOptions& options, const Session& session) {
+  const ConfigArguments split = split_config_arguments(options.arguments);
+  const config::RunConfig config =
+      config::load(split.file, split.overrides, config::Completeness::kPartial);
+  const std::string directory =
+      config.model.tokenizer.empty() ? config.model.path : config.model.tokenizer;
+  if (directory.empty()) throw ConfigError("model.path is needed: it names the tokenizer");
+  const auto tokenizer = data::Tokenizer::load(directory);
+  session.out << ui::token_legend(session.out_has_color) << "\n\n";
+  data::DatasetOptions dataset = train::dataset_options(config, config.data.train, true);
+  const data::Renderer renderer(*tokenizer, dataset.rendering);
+  if (!options.text.empty()) {
+    data::Row row;
+    row.text = options.text;
+    show(*tokenizer, renderer.tokenize(row), options.ids, session);
+    return 0;
+  }
+  std::string input = options.input;
+  if (input.empty() && !config.data.train.empty()) input = config.data.train.front().path;
+  if (input.empty())
+    throw ConfigError(
+        "nothing to show: give --text, --input FILE, or data.train in the configuration");
+  data::JsonlReader reader(input, dataset.reader);
+  for (std::int64_t i = 0; i < options.rows; ++i) {
+    const auto item = reader.next();
+    if (!item) break;
+    session.out << input << ":" << item->line << "\n";
+    show(*tokenizer, renderer.tokenize(item->row), options.ids, session);
+  }
+  return 0;
+}
+
+}  // namespace
+
+void add_tokenize_command(CLI::App& app, Action& action) {
+  auto options = std::make_shared<TokenizeOptions>();
+  CLI::App* command = app.add_subcommand(
+      "tokenize", "Show rows as the model sees them, and which tokens carry loss");
+  command
+      ->add_option("config", options->arguments,
+                   "A YAML file, and overrides such as model.path=DIR")
+      ->type_name("[CONFIG.yaml] [key=value ...]");
+  command->add_option("--text", options->text, "This text instead of a file");
+  command->add_option("--input", options->input, "Rows of this JSONL file; default: data.train")
+      ->type_name("FILE");
+  command->add_option("--rows", options->rows, "How many rows")->capture_default_str();
+  command->add_flag("--ids", options->ids, "With the id of each token");
+  command->footer(
+      "Example:\n"
+      "  heddle tokenize model.path=models/small --input chat.jsonl --rows 1 --ids");
+  command->callback([options, &action] {
+    action = [options](const Session& session) { return run(*options, session); };
+  });
+}
+
+}  // namespace heddle::cli

@@ -1,0 +1,51 @@
+#include "rollout/text_stream.h"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+
+namespace heddle::rollout {
+
+TextStream::TextStream(std::shared_ptr<const data::Tokenizer> tokenizer, std::vector<std::string> stop_strings)
+    : decoder_(std::move(tokenizer), /*skip_special=*/true),
+      stop_strings_(std::move(stop_strings)) {
+  std::erase(stop_strings_, "");
+}
+
+std::string TextStream::push(std::int32_t id) {
+  if (stopped_) return {};
+  held_ += decoder_.push(id);
+  return release(false);
+}
+
+std::string TextStream::finish() {
+  if (!stopped_) held_ += decoder_.finish();
+  return release(true);
+}
+
+std::string TextStream::release(bool all) {
+  std::size_t stop = std::string::npos;
+  for (const std::string& word : stop_strings_) stop = std::min(stop, held_.find(word));
+  if (stop != std::string::npos) {
+    stopped_ = true;
+    held_.resize(stop);
+    return std::exchange(held_, {});
+  }
+  std::size_t certain = held_.size();
+  if (!all) {
+    // The longest tail that begins a stop string may still become one.
+    for (const std::string& word : stop_strings_) {
+      for (std::size_t n = std::min(word.size() - 1, held_.size()); n > 0; --n) {
+        if (std::string_view(held_).ends_with(std::string_view(word).substr(0, n))) {
+          certain = std::min(certain, held_.size() - n);
+          break;
+        }
+      }
+    }
+  }
+  std::string out = held_.substr(0, certain);
+  held_.erase(0, certain);
+  return out;
+}
+
+}  // namespace heddle::rollout

@@ -1,0 +1,32 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "data/tokenizer/tokenizer.h"
+
+namespace heddle::rollout {
+
+/// Text of a growing token sequence: gives out what is certain, holding back incomplete UTF-8 and a
+/// tail that could become a stop string; ends where the first stop string begins.
+class TextStream {
+ public:
+  TextStream(std::shared_ptr<const data::Tokenizer> tokenizer, std::vector<std::string> stop_strings);
+
+  /// The text that became certain with this token.
+  std::string push(std::int32_t id);
+  /// The text that was held back.
+  std::string finish();
+  bool stopped() const { return stopped_; }
+
+ private:
+  std::string release(bool all);
+
+  data::StreamDecoder decoder_;
+  std::vector<std::string> stop_strings_;
+  std::string held_;
+  bool stopped_ = false;
+};
+
+}  // namespace heddle::rollout

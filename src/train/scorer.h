@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "train/setup.h"
+
+namespace heddle::train {
+
+/// What scoring tells of one row.
+struct RowScore {
+  std::vector<double> logprobs;  ///< Language model: [n], entry i is log p(token i | tokens before
+                                 ///< i); entry 0 is NaN.
+  std::vector<double> outputs;   ///< Classification: logits; embedding: the vector.
+};
+
+/// Scores rows of tokens in one packed pass, in order. Throws DataError for an empty row or an id
+/// outside the vocabulary.
+std::vector<RowScore> score_rows(models::qwen3_5::Model& model,
+                                 std::span<const std::vector<std::int32_t>> rows,
+                                 bool normalize_embedding);
+
+}  // namespace heddle::train
