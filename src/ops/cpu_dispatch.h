@@ -40,7 +40,13 @@ CpuCapability heddle_cpu_capability();
        : (::heddle::ops::heddle_cpu_capability() == ::heddle::ops::CpuCapability::kAvx2 \
               ? avx2::function                                                          \
               : baseline::function))
+/// `function` of every namespace, narrowest first, for tests of all variants: run the first
+/// 1 + heddle_cpu_capability() of them.
+#define HEDDLE_CPU_EACH(function) \
+  { baseline::function, avx2::function, avx512::function }
 #else
+#define HEDDLE_CPU_EACH(function) \
+  { baseline::function }
 #define HEDDLE_CPU_DECLARE(declaration) \
   namespace baseline {                  \
   declaration;                          \

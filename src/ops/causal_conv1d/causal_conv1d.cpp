@@ -2,6 +2,7 @@
 
 #include "ops/autograd.h"
 #include "ops/builtin.h"
+#include "ops/causal_conv1d/cpu/causal_conv1d.h"
 #include "ops/causal_conv1d/kernels.h"
 #include "ops/compute_type.h"
 
@@ -69,6 +70,14 @@ at::Tensor causal_conv1d_step(const KernelTable& kernels, const at::Tensor& x,
 }
 
 void register_causal_conv1d(Registry& registry) {
+  registry.add<CausalConv1d>({.op = "",
+                              .name = "cpu.vector",
+                              .device = c10::DeviceType::CPU,
+                              .dtypes = cpu_kernel_dtypes(),
+                              .is_reference = false,
+                              .refuse = {},
+                              .on_chip_bytes = {}},
+                             {conv_cpu::forward, conv_cpu::backward, conv_cpu::step});
   registry.add<CausalConv1d>({.op = "",
                               .name = "reference",
                               .device = {},

@@ -1,5 +1,6 @@
 #include "ops/builtin.h"
 #include "ops/compute_type.h"
+#include "ops/gated_delta_net/cpu/norm.h"
 #include "ops/gated_delta_net/cpu/rule.h"
 #include "ops/gated_delta_net/gated_delta_net.h"
 #include "ops/gated_delta_net/kernels.h"
@@ -32,6 +33,10 @@ void register_gated_delta_net(Registry& registry) {
   registry.add<GatedDeltaRule>(sequential, {gated_delta_rule_sequential::forward,
                                             gated_delta_rule_sequential::backward, nullptr});
   registry.add<GdnGates>(reference, {gdn_gates_reference::forward, gdn_gates_reference::backward});
+  KernelInfo norm = chunk;
+  norm.name = "cpu.vector";
+  norm.refuse = gdn_cpu::refuse_norm;
+  registry.add<GatedRmsNorm>(norm, {gdn_cpu::norm_forward, gdn_cpu::norm_backward});
   registry.add<GatedRmsNorm>(
       reference, {gated_rms_norm_reference::forward, gated_rms_norm_reference::backward});
 }

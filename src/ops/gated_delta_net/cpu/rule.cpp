@@ -13,32 +13,13 @@
 #include <fmt/format.h>
 
 #include "ops/compute_type.h"
+#include "ops/gated_delta_net/cpu/rows.h"
 #include "ops/gated_delta_net/cpu/rule_kernels.h"
 
 namespace heddle::ops::gdn_cpu {
 namespace {
 
 const RuleKernels& kernels() { return HEDDLE_CPU_SELECT(rule_kernels)(); }
-
-int dtype_index(const at::Tensor& x) {
-  switch (x.scalar_type()) {
-    case at::kFloat:
-      return kRuleFloat;
-    case at::kBFloat16:
-      return kRuleBFloat16;
-    case at::kDouble:
-      return kRuleDouble;
-    default:
-      TORCH_CHECK(false, "cpu.chunk: no kernel for ", x.scalar_type());
-  }
-}
-
-/// x [T,H,D] as it is when the heads of a token are contiguous, else a copy.
-at::Tensor rows(const at::Tensor& x) {
-  const bool contiguous_tokens =
-      x.stride(2) == 1 && (x.stride(1) == x.size(2) || x.size(1) == 1) && x.stride(0) >= 0;
-  return contiguous_tokens || x.numel() == 0 ? x : x.contiguous();
-}
 
 void check_head_dims(const at::Tensor& q, const at::Tensor& v) {
   const auto reason = refuse({{"head_k_dim", q.size(2)}, {"head_v_dim", v.size(2)}});
@@ -55,9 +36,9 @@ struct Call {
   RuleArgs args{};
 
   explicit Call(const GatedDeltaRule::Inputs& in)
-      : q(rows(in.q)),
-        k(rows(in.k)),
-        v(rows(in.v)),
+      : q(head_rows(in.q)),
+        k(head_rows(in.k)),
+        v(head_rows(in.v)),
         g(in.g.contiguous()),
         beta(in.beta.contiguous()),
         initial(in.initial_state.defined() ? in.initial_state.contiguous() : at::Tensor()) {

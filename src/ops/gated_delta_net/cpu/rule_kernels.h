@@ -47,8 +47,7 @@ struct RuleUnit {
   long sequence, key_head, first_head, heads, part;
 };
 
-enum RuleDtype { kRuleFloat, kRuleBFloat16, kRuleDouble };
-
+/// Arrays of functions are indexed by dtype: float, bf16, double.
 struct RuleKernels {
   /// Bytes that one unit works in.
   unsigned long (*scratch_bytes)(const RuleArgs&, long heads, bool backward);

@@ -13,7 +13,8 @@ using simd::load;
 using simd::store;
 using simd::Vec;
 
-/// A factor read element by element: at(i, k) = data[i * row + k * depth]. One of the strides is 1.
+/// The first factor, a(i, k) = data[i * stride + k] or, transposed, data[k * stride + i]: the
+/// second form has the elements of a tile side by side and is the faster one.
 template <class T>
 struct Rows {
   const T* data;
@@ -71,9 +72,11 @@ HEDDLE_INLINE void product(long rows, long cols, long depth, const A& a, const T
   for (; j + 2 * W <= cols; j += 2 * W) {
     for (long i = 0; i < rows; i += kRows) tile<kRows, 2>(i, j, depth, a, b, b_stride, init, done);
   }
+  // A transposed factor needs one pointer, any other one for each row: sixteen would spill.
+  constexpr int kSingle = A::kTransposed ? 2 * kRows : kRows;
   for (; j < cols; j += W) {
-    for (long i = 0; i < rows; i += 2 * kRows) {
-      tile<2 * kRows, 1>(i, j, depth, a, b, b_stride, init, done);
+    for (long i = 0; i < rows; i += kSingle) {
+      tile<kSingle, 1>(i, j, depth, a, b, b_stride, init, done);
     }
   }
 }

@@ -69,7 +69,7 @@ HEDDLE_INLINE void load_rows(T* to, const X* from, long stride, long n, long D) 
 template <class T>
 struct Shared {
   T* qk_rows;  // [2C][K]: C rows of q, then C of k
-  T *qT, *kT;  // [K][C]
+  T* qkT;      // [K][2C]: the same transposed
   T *qk, *kk;  // [C][C] q_i.k_j, k_i.k_j
   T *rq, *rk;  // [C] factors that made unit rows
 };
@@ -78,8 +78,7 @@ template <class T>
 void take_shared(Arena& arena, Shared<T>* shared, long K) {
   for (long c = 0; c < kChunks; ++c) {
     shared[c].qk_rows = arena.take<T>(2 * C * K);
-    shared[c].qT = arena.take<T>(K * C);
-    shared[c].kT = arena.take<T>(K * C);
+    shared[c].qkT = arena.take<T>(2 * K * C);
     shared[c].qk = arena.take<T>(C * C);
     shared[c].kk = arena.take<T>(C * C);
     shared[c].rq = arena.take<T>(C);
@@ -99,19 +98,17 @@ HEDDLE_INLINE void unit_rows(T* rows, T* r, const X* from, long stride, long n, 
 }
 
 template <class X, class T>
-void prepare(const RuleArgs& a, const RuleUnit& unit, long token, long n, bool backward,
-             const Shared<T>& s) {
+void prepare(const RuleArgs& a, const RuleUnit& unit, long token, long n, const Shared<T>& s) {
   const long K = a.K;
   T *q = s.qk_rows, *k = s.qk_rows + C * K;
   unit_rows(q, s.rq, static_cast<const X*>(a.q) + token * a.q_stride + unit.key_head * K,
             a.q_stride, n, K, T(a.scale), a.normalize);
   unit_rows(k, s.rk, static_cast<const X*>(a.k) + token * a.k_stride + unit.key_head * K,
             a.k_stride, n, K, T(1), a.normalize);
-  simd::transpose(s.kT, C, k, K, C, K);
-  if (backward) simd::transpose(s.qT, C, q, K, C, K);
-  product(2 * C, C, K, Rows<T>{s.qk_rows, K}, s.kT, C, Zero<T>{}, [&](long i, long j, Vec<T> v) {
-    store((i < C ? s.qk + i * C : s.kk + (i - C) * C) + j, v);
-  });
+  simd::transpose(s.qkT, 2 * C, s.qk_rows, K, 2 * C, K);
+  product(
+      2 * C, C, K, Columns<T>{s.qkT, 2 * C}, s.qkT + C, 2 * C, Zero<T>{},
+      [&](long i, long j, Vec<T> v) { store((i < C ? s.qk + i * C : s.kk + (i - C) * C) + j, v); });
 }
 
 /// The decays of one chunk of one value head.
@@ -274,7 +271,7 @@ void forward(const RuleArgs& a, const RuleUnit& unit, void* memory) {
   for (long first = begin; first < end; first += kSegment, ++segment) {
     const long last = first + kSegment < end ? first + kSegment : end;
     for (long token = first, c = 0; token < last; token += C, ++c) {
-      prepare<X>(a, unit, token, last - token < C ? last - token : C, false, f.shared[c]);
+      prepare<X>(a, unit, token, last - token < C ? last - token : C, f.shared[c]);
     }
     for (long h = 0; h < unit.heads; ++h) {
       const long head = unit.first_head + h;
@@ -290,7 +287,7 @@ void forward(const RuleArgs& a, const RuleUnit& unit, void* memory) {
         load_rows(f.w, static_cast<const X*>(a.v) + token * a.v_stride + head * V, a.v_stride, n,
                   V);
         // Q S and W = V - e^G K S in one pass over the state.
-        product(2 * C, V, K, Rows<T>{s.qk_rows, K}, S, ld, Zero<T>{},
+        product(2 * C, V, K, Columns<T>{s.qkT, 2 * C}, S, ld, Zero<T>{},
                 [&](long i, long j, Vec<T> v) {
                   if (i < C) {
                     store(f.o + i * V + j, x.grow[i] * v);
@@ -372,7 +369,7 @@ void backward_chunk(const RuleArgs& a, long head, long token, long n, const Shar
   simd::transpose(f.uT, C, u, V, C, V);
 
   // dU = e^(G_C - G) K dS + P^T dO, then the triangular system.
-  product(C, V, K, Rows<T>{k, K}, dS, ld, Zero<T>{},
+  product(C, V, K, Columns<T>{s.qkT + C, 2 * C}, dS, ld, Zero<T>{},
           [&](long i, long j, Vec<T> v) { store(f.dwh + i * V + j, x.tail[i] * v); });
   product(
       C, V, C, Columns<T>{x.P, C}, dO, V, [&](long i, long j) { return load(f.dwh + i * V + j); },
@@ -396,13 +393,14 @@ void backward_chunk(const RuleArgs& a, long head, long token, long n, const Shar
 
   // dP = decay dO U^T and D = -stril(decay dv U^T); their share of dG is rows minus columns of
   // dP * q k^T + D * k k^T.
-  product(2 * C, C, V, Rows<T>{f.grads, V}, f.uT, C, Zero<T>{}, [&](long i, long j, Vec<T> v) {
-    if (i < C) {
-      store(f.dP + i * C + j, v * load(x.decay + i * C + j));
-    } else {
-      store(f.D + (i - C) * C + j, -v * load(x.decay + (i - C) * C + j));
-    }
-  });
+  product(2 * C, C, V, Columns<T>{f.gradsT, 2 * C}, f.uT, C, Zero<T>{},
+          [&](long i, long j, Vec<T> v) {
+            if (i < C) {
+              store(f.dP + i * C + j, v * load(x.decay + i * C + j));
+            } else {
+              store(f.D + (i - C) * C + j, -v * load(x.decay + (i - C) * C + j));
+            }
+          });
   for (long i = 0; i < C; ++i) f.D[i * C + i] = 0;
   T row_sums[C];
   Vec<T> column_sums[C / W];
@@ -432,12 +430,12 @@ void backward_chunk(const RuleArgs& a, long head, long token, long n, const Shar
     const long lane = j < C ? j : j - C;
     T* to = (j < C ? dqT : dkT) + i * C + lane;
     const Vec<T> d = (j < C ? v : -v) * load(x.grow + lane);
-    dG[lane / W] += d * load((j < C ? s.qT : s.kT) + i * C + lane);
+    dG[lane / W] += d * load(s.qkT + i * 2 * C + j);
     store(to, load(to) + d);
   });
   product(K, C, V, Rows<T>{dS, ld}, f.uT, C, Zero<T>{}, [&](long i, long j, Vec<T> v) {
     const Vec<T> d = v * load(x.tail + j);
-    written[j / W] += d * load(s.kT + i * C + j);
+    written[j / W] += d * load(s.qkT + i * 2 * C + C + j);
     store(dkT + i * C + j, load(dkT + i * C + j) + d);
   });
   // Inside the chunk: dq += dP k, dk += dP^T q + (D + D^T) k.
@@ -511,8 +509,7 @@ void backward(const RuleArgs& a, const RuleUnit& unit, void* memory) {
       const long left = last - first - c * C;
       return left < C ? left : C;
     };
-    for (long c = 0; c < chunks; ++c)
-      prepare<X>(a, unit, first + c * C, rows_of(c), true, f.shared[c]);
+    for (long c = 0; c < chunks; ++c) prepare<X>(a, unit, first + c * C, rows_of(c), f.shared[c]);
     zero(f.dqT, kSegment * K);
     zero(f.dkT, kSegment * K);
     for (long h = 0; h < unit.heads; ++h) {

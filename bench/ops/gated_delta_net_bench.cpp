@@ -1,0 +1,192 @@
+// The gated delta rule, its gates, the gated norm and the causal convolution on the CPU: our
+// kernels and the composite of ATen operators ("reference") in one run, best of several
+// repetitions.
+//   gated_delta_net_bench [repetitions]
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/log_sigmoid.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/randn.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdlib>
+#include <functional>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "ops/autograd.h"
+#include "ops/builtin.h"
+#include "ops/causal_conv1d/causal_conv1d.h"
+#include "ops/gated_delta_net/gated_delta_net.h"
+
+namespace {
+
+using namespace heddle::ops;
+
+double best_ms(int repetitions, const std::function<void()>& work) {
+  double best = std::numeric_limits<double>::infinity();
+  for (int i = 0; i < repetitions; ++i) {
+    const auto start = std::chrono::steady_clock::now();
+    work();
+    const std::chrono::duration<double, std::milli> passed =
+        std::chrono::steady_clock::now() - start;
+    best = std::min(best, passed.count());
+  }
+  return best;
+}
+
+const Registry& registry() {
+  static const Registry registry = [] {
+    Registry made;
+    register_gated_delta_net(made);
+    register_causal_conv1d(made);
+    return made;
+  }();
+  return registry;
+}
+
+KernelTable table(const std::string& op, const std::string& kernel, c10::ScalarType dtype) {
+  KernelPolicy policy;
+  policy.chosen_by_user[op] = kernel;
+  return KernelTable::choose(registry(), c10::DeviceType::CPU, dtype, {{op, {{}}}}, policy);
+}
+
+/// Names of the kernels of `op` on the CPU, the oracle left out.
+std::vector<std::string> kernels_of(const std::string& op) {
+  std::vector<std::string> names;
+  for (const Registry::Entry& entry : registry().entries()) {
+    const bool here = !entry.info.device || *entry.info.device == c10::DeviceType::CPU;
+    if (entry.info.op == op && here && entry.info.name != "cpu.sequential") {
+      names.push_back(entry.info.name);
+    }
+  }
+  return names;
+}
+
+struct Shape {
+  const char* name;
+  std::int64_t sequences, length, Hk, Hv, D;
+  std::int64_t tokens() const { return sequences * length; }
+  std::int64_t channels() const { return (2 * Hk + Hv) * D; }
+  Sequences packed() const {
+    std::vector<std::int32_t> cu;
+    for (std::int64_t s = 0; s <= sequences; ++s) cu.push_back(static_cast<int>(s * length));
+    return Sequences::from_host(cu, at::kCPU);
+  }
+};
+
+void rule(const Shape& s, c10::ScalarType dtype, int repetitions) {
+  const std::int64_t T = s.tokens();
+  const at::Tensor qkv = at::randn({T, s.channels()}, dtype);
+  const auto parts = split_qkv(qkv, s.Hk, s.D, s.Hv, s.D);
+  const GatedDeltaRule::Inputs in{parts[0],
+                                  parts[1],
+                                  parts[2],
+                                  at::log_sigmoid(at::randn({T, s.Hv})) / 16,
+                                  at::sigmoid(at::randn({T, s.Hv})),
+                                  {},
+                                  s.packed(),
+                                  {}};
+  const at::Tensor grad = at::randn({T, s.Hv, s.D}, dtype);
+  for (const std::string& name : kernels_of("gated_delta_rule")) {
+    const auto functions = table("gated_delta_rule", name, dtype).get<GatedDeltaRule>();
+    const int n = name == "reference" ? std::max(1, repetitions / 10) : repetitions;
+    GatedDeltaRuleForward out;
+    const double infer = best_ms(n, [&] { functions.forward(in, false); });
+    const double forward = best_ms(n, [&] { out = functions.forward(in, true); });
+    const double backward = best_ms(n, [&] { functions.backward(in, out, grad, {}); });
+    // The products that the chunked form of chunk 16 needs, triangles counted in full.
+    const double macs = static_cast<double>(T * s.Hv) * static_cast<double>(9 * s.D * s.D) +
+                        static_cast<double>(T * s.Hv) * 10.5 * 16 * static_cast<double>(s.D);
+    fmt::print(
+        "{:22} {:8} {:10} infer {:7.2f}  forward {:7.2f}  backward {:7.2f}  both {:7.2f} ms"
+        "  {:5.1f} GFLOP/s\n",
+        s.name, c10::toString(dtype), name, infer, forward, backward, forward + backward,
+        2e-6 * macs / (forward + backward));
+  }
+}
+
+void step(std::int64_t B, std::int64_t Hk, std::int64_t Hv, std::int64_t D, int repetitions) {
+  at::Tensor states = at::zeros({B, Hv, D, D});
+  std::vector<std::int64_t> slots;
+  for (std::int64_t i = 0; i < B; ++i) slots.push_back(i);
+  const at::Tensor q = at::randn({B, Hk, D}), k = at::randn({B, Hk, D}), v = at::randn({B, Hv, D});
+  const at::Tensor g = at::full({B, Hv}, -0.1), beta = at::full({B, Hv}, 0.5);
+  for (const std::string& name : kernels_of("gated_delta_rule")) {
+    const KernelTable kernels = table("gated_delta_rule", name, at::kFloat);
+    const double ms = best_ms(
+        repetitions, [&] { gated_delta_rule_step(kernels, q, k, v, g, beta, states, slots, {}); });
+    const double bytes = 2.0 * static_cast<double>(states.numel()) * 4;
+    fmt::print("step B={:<3} {}/{}x{} {:10} {:8.3f} ms  {:6.1f} GB/s of states\n", B, Hk, Hv, D,
+               name, ms, bytes / ms * 1e-6);
+  }
+}
+
+void convolution(const Shape& s, c10::ScalarType dtype, int repetitions) {
+  const at::Tensor x = at::randn({s.tokens(), s.channels()}, dtype);
+  const at::Tensor w = at::randn({s.channels(), 4}, dtype), grad = at::randn(x.sizes(), dtype);
+  const CausalConv1d::Inputs in{x, w, {}, s.packed(), false};
+  for (const std::string& name : kernels_of("causal_conv1d")) {
+    const auto functions = table("causal_conv1d", name, dtype).get<CausalConv1d>();
+    const double forward = best_ms(repetitions, [&] { functions.forward(in); });
+    const double backward = best_ms(repetitions, [&] { functions.backward(in, grad, {}); });
+    fmt::print("conv {:17} {:8} {:10} forward {:7.2f}  backward {:7.2f} ms\n", s.name,
+               c10::toString(dtype), name, forward, backward);
+  }
+}
+
+void gates_and_norm(const Shape& s, c10::ScalarType dtype, int repetitions) {
+  const std::int64_t T = s.tokens();
+  const at::Tensor a = at::randn({T, s.Hv}, dtype), b = at::randn({T, s.Hv}, dtype);
+  const at::Tensor a_log = at::randn({s.Hv}), dt_bias = at::ones({s.Hv});
+  const at::Tensor dg = at::randn({T, s.Hv});
+  for (const std::string& name : kernels_of("gdn_gates")) {
+    const auto functions = table("gdn_gates", name, dtype).get<GdnGates>();
+    const auto out = functions.forward(a, b, a_log, dt_bias);
+    const double forward = best_ms(repetitions, [&] { functions.forward(a, b, a_log, dt_bias); });
+    const double backward = best_ms(repetitions, [&] {
+      functions.backward(a, b, a_log, dt_bias, out.first, out.second, dg, dg);
+    });
+    fmt::print("gates {:16} {:8} {:10} forward {:7.2f}  backward {:7.2f} ms\n", s.name,
+               c10::toString(dtype), name, forward, backward);
+  }
+  const at::Tensor x = at::randn({T, s.Hv, s.D}, dtype), z = at::randn(x.sizes(), dtype);
+  const at::Tensor w = at::ones({s.D}), grad = at::randn(x.sizes(), dtype);
+  for (const std::string& name : kernels_of("gated_rms_norm")) {
+    const auto functions = table("gated_rms_norm", name, dtype).get<GatedRmsNorm>();
+    const auto out = functions.forward(x, z, w, 1e-6);
+    const double forward = best_ms(repetitions, [&] { functions.forward(x, z, w, 1e-6); });
+    const double backward =
+        best_ms(repetitions, [&] { functions.backward(x, z, w, out.second, grad); });
+    fmt::print("norm {:17} {:8} {:10} forward {:7.2f}  backward {:7.2f} ms\n", s.name,
+               c10::toString(dtype), name, forward, backward);
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int repetitions = argc > 1 ? std::atoi(argv[1]) : 20;
+  const NoGradient guard;
+  fmt::print("{} threads\n", at::get_num_threads());
+  const Shape small{"4x512 4/8 heads 64", 4, 512, 4, 8, 64};
+  const Shape large{"2x1024 4/8 heads 128", 2, 1024, 4, 8, 128};
+  const Shape single{"1x2048 2/8 heads 128", 1, 2048, 2, 8, 128};
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const Shape& s : {small, large, single}) rule(s, dtype, repetitions);
+  }
+  for (const std::int64_t B : {1, 16}) step(B, 4, 8, 128, repetitions * 20);
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const Shape& s : {small, large}) convolution(s, dtype, repetitions);
+    for (const Shape& s : {small, large}) gates_and_norm(s, dtype, repetitions);
+  }
+  return 0;
+}

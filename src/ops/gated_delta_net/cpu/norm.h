@@ -1,0 +1,21 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "ops/gated_delta_net/gated_delta_net.h"
+
+/// "cpu.vector" of gated_rms_norm, parallel over blocks of rows. The weight's gradient is summed
+/// over the blocks in their order: the same bits for any number of threads.
+namespace heddle::ops::gdn_cpu {
+
+std::optional<std::string> refuse_norm(const Dims& dims);
+std::pair<at::Tensor, at::Tensor> norm_forward(const at::Tensor& x, const at::Tensor& z,
+                                               const at::Tensor& weight, double eps);
+std::vector<at::Tensor> norm_backward(const at::Tensor& x, const at::Tensor& z,
+                                      const at::Tensor& weight, const at::Tensor& rstd,
+                                      const at::Tensor& grad_y);
+
+}  // namespace heddle::ops::gdn_cpu
