@@ -61,8 +61,16 @@ void write_adapter(const Path& path, const AdapterConfig& config, const AdapterT
     add(wrapped + ".lora_A.weight", pair.a);
     add(wrapped + ".lora_B.weight", pair.b);
   }
-  for (const NamedTensor& saved : tensors.saved)
-    add(to_spelling(saved.name, spelling), saved.tensor);
+  for (const NamedTensor& saved : tensors.saved) {
+    std::string name = to_spelling(saved.name, spelling);
+    // Under LoRA, PEFT keeps the module's own parameters one level deeper.
+    const auto dot = name.rfind('.');
+    const std::string module = std::string(kAdapterPrefix) + name.substr(0, dot);
+    if (dot != std::string::npos && by_name.contains(module + ".lora_A.weight")) {
+      name.insert(dot, ".base_layer");
+    }
+    add(name, saved.tensor);
+  }
 
   check_output_directory(path, overwrite, "adapter_config.json");
   StagingDirectory staging(path, without_trailing_slash(path).string() + ".tmp");

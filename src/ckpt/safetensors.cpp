@@ -13,6 +13,8 @@
 namespace heddle::ckpt {
 
 std::int64_t TensorSpec::numel() const {
+  // An empty tensor may have other dimensions whose product overflows.
+  if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return 0;
   std::int64_t count = 1;
   for (const std::int64_t size : shape) count *= size;
   return count;
