@@ -8,7 +8,6 @@
 #include <ATen/ops/sum.h>
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <optional>
 #include <string>
 
@@ -45,16 +44,14 @@ at::Tensor activation_backward(const at::Tensor& gate_up, const at::Tensor& grad
   return result;
 }
 
-/// The weighted sum over each token's assignments, in fp32.
-at::Tensor combine(const at::Tensor& rows, const MoeOrder& order, std::int64_t tokens,
+/// The weighted sum over each token's k assignments, in fp32; weights undefined: 1.
+at::Tensor combine(const at::Tensor& rows, const MoeOrder& order, const at::Tensor& experts,
                    const at::Tensor& weights) {
-  const at::Tensor by_token =
-      at::index_select(rows, 0, order.place)
-          .view({tokens, order.place.size(0) / std::max<std::int64_t>(tokens, 1), rows.size(1)})
-          .to(at::kFloat);
-  return at::sum(weights.defined() ? by_token * weights.to(at::kFloat).unsqueeze(-1) : by_token,
-                 {1})
-      .to(rows.scalar_type());
+  at::Tensor by_token = at::index_select(rows, 0, order.place)
+                            .view({experts.size(0), experts.size(1), rows.size(1)})
+                            .to(at::kFloat);
+  if (weights.defined()) by_token = by_token * weights.to(at::kFloat).unsqueeze(-1);
+  return at::sum(by_token, {1}).to(rows.scalar_type());
 }
 
 std::optional<std::string> refuse(const Dims& dims) {
@@ -75,7 +72,7 @@ MoeExperts::Forward forward(const MoeExperts::Inputs& in, bool keep) {
   const at::Tensor gate_up = at::_grouped_mm(rows, in.gate_up.transpose(1, 2), offsets);
   const at::Tensor out = at::_grouped_mm(activation(gate_up), in.down.transpose(1, 2), offsets);
   MoeExperts::Forward result;
-  result.y = combine(out, order, in.x.size(0), in.weights);
+  result.y = combine(out, order, in.experts, in.weights);
   if (keep) result.saved = {gate_up, out};
   return result;
 }
@@ -96,7 +93,7 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
   const at::Tensor d_gate_up =
       activation_backward(gate_up, at::_grouped_mm(d_out, in.down, offsets));
   result.x =
-      combine(at::_grouped_mm(d_gate_up, in.gate_up, offsets), order, in.x.size(0), at::Tensor());
+      combine(at::_grouped_mm(d_gate_up, in.gate_up, offsets), order, in.experts, at::Tensor());
   if (want_weight_gradients) {
     const at::Tensor rows = at::index_select(in.x, 0, order.token);
     result.down = at::_grouped_mm(d_out.t(), activation(gate_up), offsets);

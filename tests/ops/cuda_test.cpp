@@ -1,0 +1,244 @@
+// The kernels that go through libtorch's CUDA operators, against the reference in fp64 on the CPU.
+#include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/zeros.h>
+
+#include "ops/attention/attention.h"
+#include "ops/builtin.h"
+#include "ops/linear_cross_entropy/linear_cross_entropy.h"
+#include "ops/moe/moe.h"
+#include "ops/operator_support.h"
+#include "ops/optimizer_step/optimizer_step.h"
+#include "ops/rms_norm/rms_norm.h"
+#include "ops/rotary/rotary.h"
+
+namespace heddle::ops::testing {
+namespace {
+
+const c10::Device kGpu(c10::DeviceType::CUDA, 0);
+
+KernelTable gpu_table(void (*add)(Registry&), const std::string& op, const std::string& name,
+                      c10::ScalarType dtype, const Dims& dims = {}) {
+  Registry registry;
+  add(registry);
+  KernelPolicy policy;
+  policy.chosen_by_user[op] = name;
+  return KernelTable::choose(registry, c10::DeviceType::CUDA, dtype, {{op, {dims}}}, policy);
+}
+
+Tensors to_gpu(const Tensors& tensors, c10::ScalarType dtype) {
+  Tensors moved;
+  for (const at::Tensor& x : tensors) moved.push_back(x.to(kGpu, dtype));
+  return moved;
+}
+
+/// Gradients of outputs weighted as gradients_of does, but with weights and leaves on the GPU.
+Tensors gpu_gradients(const std::function<Tensors(const Tensors&)>& f, const Tensors& inputs) {
+  Tensors leaves;
+  for (const at::Tensor& input : inputs) {
+    leaves.push_back(input.detach());
+    leaves.back().requires_grad_();
+  }
+  const Tensors outputs = f(leaves);
+  Tensors seeds;
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    seeds.push_back(
+        randn(outputs[i].sizes(), at::kDouble, 7000 + i).to(kGpu, outputs[i].scalar_type()));
+  }
+  run_backward(outputs, seeds);
+  Tensors gradients;
+  for (const at::Tensor& leaf : leaves) gradients.push_back(leaf.grad());
+  return gradients;
+}
+
+class GpuOps : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device, or libtorch_cuda is not linked";
+  }
+};
+
+TEST_F(GpuOps, FlashAttentionEqualsReference) {
+  const std::vector<std::int32_t> q_ends = {0, 5, 70, 70, 335}, k_ends = {0, 205, 270, 275, 540};
+  for (const auto& [q_boundaries, k_boundaries] : {std::pair{q_ends, q_ends}, {q_ends, k_ends}}) {
+    for (const std::int64_t dim : {64, 128, 256}) {
+      // The reference sees the same bf16 values.
+      Tensors in;
+      const std::int64_t tq = q_boundaries.back(), tk = k_boundaries.back();
+      for (const auto& [tokens, heads, seed] : {std::tuple{tq, 4, 1}, {tk, 2, 2}, {tk, 2, 3}}) {
+        in.push_back(randn({tokens, heads, dim}, at::kBFloat16, static_cast<std::uint64_t>(seed))
+                         .to(at::kDouble));
+      }
+      const auto run = [&](const KernelTable& kernels, c10::Device device) {
+        const auto q = Sequences::from_host(q_boundaries, device);
+        const auto k = Sequences::from_host(k_boundaries, device);
+        return [&kernels, q, k](const Tensors& x) {
+          return Tensors{attention(kernels, {x[0], x[1], x[2], q, k, 0})};
+        };
+      };
+      const KernelTable reference =
+          table_of(register_attention, Attention::kName, "reference", at::kDouble);
+      const KernelTable flash = gpu_table(register_attention, Attention::kName, "cuda.flash_varlen",
+                                          at::kBFloat16, {{"head_dim", dim}});
+      const auto on_cpu = run(reference, c10::Device(c10::DeviceType::CPU));
+      const auto on_gpu = run(flash, kGpu);
+      const Tensors gpu_in = to_gpu(in, at::kBFloat16);
+      EXPECT_TRUE(close(on_gpu(gpu_in)[0].cpu(), on_cpu(in)[0], 1e-2)) << dim;
+      const Tensors actual = gpu_gradients(on_gpu, gpu_in), expected = gradients_of(on_cpu, in);
+      for (std::size_t i = 0; i < 3; ++i) {
+        EXPECT_TRUE(close(actual[i].cpu(), expected[i], 2e-2)) << dim << " gradient " << i;
+      }
+    }
+  }
+}
+
+TEST_F(GpuOps, ReferenceAttentionAndStepRunInFp32) {
+  const std::vector<std::int32_t> ends = {0, 33, 300};
+  const Tensors in = {randn({300, 4, 64}, at::kFloat, 1), randn({300, 2, 64}, at::kFloat, 2),
+                      randn({300, 2, 64}, at::kFloat, 3)};
+  const KernelTable cpu = table_of(register_attention, Attention::kName, "reference", at::kFloat);
+  const KernelTable gpu = gpu_table(register_attention, Attention::kName, "reference", at::kFloat);
+  const auto run = [&](const KernelTable& kernels, c10::Device device, const Tensors& x) {
+    const auto sequences = Sequences::from_host(ends, device);
+    return attention(kernels, {x[0], x[1], x[2], sequences, sequences, 0});
+  };
+  const Tensors gpu_in = to_gpu(in, at::kFloat);
+  EXPECT_TRUE(close(run(gpu, kGpu, gpu_in).cpu(), run(cpu, c10::Device(at::kCPU), in), 1e-5));
+  const at::Tensor cache = randn({3, 50, 2, 64}, at::kFloat, 4);
+  const at::Tensor q = in[0].narrow(0, 0, 2);
+  EXPECT_TRUE(close(
+      attention_step(gpu, q.to(kGpu), cache.to(kGpu), cache.to(kGpu), {2, 0}, {50, 7}, 0).cpu(),
+      attention_step(cpu, q, cache, cache, {2, 0}, {50, 7}, 0), 1e-5));
+}
+
+TEST_F(GpuOps, GroupedExpertsEqualReference) {
+  for (const auto& [tokens, k, experts] : {std::tuple{0, 2, 4}, {1, 1, 3}, {333, 4, 32}}) {
+    const MoeRouting routing = moe_route(randn({tokens, experts}, at::kDouble, 1), k, true);
+    Tensors in = {randn({tokens, 64}, at::kBFloat16, 2), routing.weights,
+                  randn({experts, 2 * 48, 64}, at::kBFloat16, 3) * 0.2,
+                  randn({experts, 64, 48}, at::kBFloat16, 4) * 0.2};
+    for (at::Tensor& x : in) x = x.to(at::kBFloat16).to(at::kDouble);
+    const KernelTable reference =
+        table_of(register_moe, MoeExperts::kName, "reference", at::kDouble);
+    const KernelTable grouped =
+        gpu_table(register_moe, MoeExperts::kName, "cuda.grouped_mm", at::kBFloat16,
+                  {{"hidden_size", 64}, {"moe_intermediate_size", 48}});
+    const auto run = [&](const KernelTable& kernels, const at::Tensor& chosen) {
+      return [&kernels, chosen](const Tensors& x) {
+        return Tensors{moe_experts(kernels, {x[0], x[1], chosen, x[2], x[3]})};
+      };
+    };
+    const auto on_cpu = run(reference, routing.experts);
+    const auto on_gpu = run(grouped, routing.experts.to(kGpu));
+    const Tensors gpu_in = to_gpu(in, at::kBFloat16);
+    EXPECT_TRUE(close(on_gpu(gpu_in)[0].cpu(), on_cpu(in)[0], 2e-2));
+    const Tensors actual = gpu_gradients(on_gpu, gpu_in), expected = gradients_of(on_cpu, in);
+    for (std::size_t i = 0; i < 4; ++i) {
+      EXPECT_TRUE(close(actual[i].cpu(), expected[i], 3e-2)) << tokens << " gradient " << i;
+    }
+  }
+}
+
+TEST_F(GpuOps, RouterAuxiliaryLossAndNormRunOnTheDevice) {
+  const at::Tensor logits = randn({65, 16}, at::kFloat, 1);
+  const MoeRouting cpu = moe_route(logits, 4, true), gpu = moe_route(logits.to(kGpu), 4, true);
+  EXPECT_TRUE(identical(gpu.experts.cpu(), cpu.experts));
+  EXPECT_TRUE(close(gpu.weights.cpu(), cpu.weights, 1e-5));
+  const auto loss = [&](const MoeRouting& r, c10::Device device) {
+    return moe_auxiliary_loss(r.probabilities, r.experts, Sequences::from_host({0, 20, 65}, device),
+                              60, false);
+  };
+  EXPECT_TRUE(close(loss(gpu, kGpu).cpu(), loss(cpu, c10::Device(at::kCPU)), 1e-5));
+  EXPECT_NEAR(gradient_norm({logits.to(kGpu), logits.to(kGpu, at::kBFloat16)}),
+              gradient_norm({logits, logits.to(at::kBFloat16)}), 1e-4);
+}
+
+TEST_F(GpuOps, LinearCrossEntropyEqualsReference) {
+  for (const c10::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    LinearCrossEntropy::Inputs in;
+    in.hidden = randn({300, 64}, dtype, 1);
+    in.weight = randn({1000, 64}, dtype, 2) * 0.3;
+    in.labels = (randn({300}, at::kDouble, 3).abs() * 200).to(at::kLong);
+    in.labels.narrow(0, 10, 50).fill_(-100);
+    in.loss_weights = randn({300}, at::kFloat, 4).abs();
+    in.gradient_scale = 0.5;
+    LinearCrossEntropy::Inputs wide = in, moved = in;
+    wide.hidden = in.hidden.to(at::kDouble), wide.weight = in.weight.to(at::kDouble);
+    moved.hidden = in.hidden.to(kGpu), moved.weight = in.weight.to(kGpu);
+    moved.labels = in.labels.to(kGpu), moved.loss_weights = in.loss_weights.to(kGpu);
+    const auto expected =
+        linear_cross_entropy(table_of(register_linear_cross_entropy, LinearCrossEntropy::kName,
+                                      "reference", at::kDouble),
+                             wide, true, true);
+    const auto r = linear_cross_entropy(
+        gpu_table(register_linear_cross_entropy, LinearCrossEntropy::kName, "reference", dtype),
+        moved, true, true);
+    const double tolerance = dtype == at::kFloat ? 1e-5 : 1e-2;
+    EXPECT_TRUE(close(r.loss_sum.cpu(), expected.loss_sum, 1e-5));
+    EXPECT_TRUE(close(r.logprobs.cpu(), expected.logprobs, 1e-5));
+    EXPECT_TRUE(close(r.grad_hidden.cpu(), expected.grad_hidden, tolerance));
+    EXPECT_TRUE(close(r.grad_weight.cpu(), expected.grad_weight, tolerance));
+  }
+}
+
+TEST_F(GpuOps, FusedAdamwEqualsReference) {
+  for (const c10::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    std::vector<AdamwTensor> cpu, gpu;
+    for (const std::int64_t size : {1, 0, 1023, 70001}) {
+      AdamwTensor t;
+      t.parameter = randn({size}, at::kFloat, static_cast<std::uint64_t>(size));
+      t.exp_avg = at::zeros({size}), t.exp_avg_sq = at::zeros({size});
+      t.weight_decay = size > 10 ? 0.1 : 0;
+      AdamwTensor moved = t;
+      moved.parameter = t.parameter.to(kGpu), moved.exp_avg = t.exp_avg.to(kGpu);
+      moved.exp_avg_sq = t.exp_avg_sq.to(kGpu);
+      if (dtype == at::kBFloat16) {
+        t.master = t.parameter, t.parameter = t.master.to(dtype);
+        moved.master = moved.parameter, moved.parameter = moved.master.to(dtype);
+      }
+      cpu.push_back(t), gpu.push_back(moved);
+    }
+    AdamwOptions options;
+    options.lr = 1e-3;
+    options.gradient_multiplier = 0.5;
+    for (int step = 1; step <= 5; ++step) {
+      options.step = step;
+      for (std::size_t i = 0; i < cpu.size(); ++i) {
+        cpu[i].gradient = randn(cpu[i].parameter.sizes(), dtype, 10 * step + i);
+        gpu[i].gradient = cpu[i].gradient.to(kGpu);
+      }
+      adamw_step(table_of(register_optimizer_step, AdamwStep::kName, "reference", dtype), cpu,
+                 options);
+      adamw_step(gpu_table(register_optimizer_step, AdamwStep::kName, "cuda.fused", dtype), gpu,
+                 options);
+    }
+    for (std::size_t i = 0; i < cpu.size(); ++i) {
+      const bool half = dtype == at::kBFloat16;
+      EXPECT_TRUE(close((half ? gpu[i].master : gpu[i].parameter).cpu(),
+                        half ? cpu[i].master : cpu[i].parameter, 1e-6));
+      if (half) EXPECT_TRUE(identical(gpu[i].parameter.cpu(), gpu[i].master.cpu().to(dtype)));
+    }
+  }
+}
+
+TEST_F(GpuOps, NormAndRopeRunOnTheDevice) {
+  const Tensors in = {randn({37, 3, 64}, at::kFloat, 1), randn({64}, at::kFloat, 2)};
+  const auto positions = at::zeros({37}, at::kLong) + 5;
+  const auto run = [&](const KernelTable& kernels, c10::Device device) {
+    auto [cos, sin] = rotary_tables(positions.to(device), 16, 1e4, {}, at::kFloat);
+    return [&kernels, cos = cos, sin = sin](const Tensors& x) {
+      return Tensors{qk_norm_rope(kernels, x[0], x[1], cos, sin, 1e-6)};
+    };
+  };
+  const KernelTable cpu = table_of(register_rotary, QkNormRope::kName, "reference", at::kFloat);
+  const KernelTable gpu = gpu_table(register_rotary, QkNormRope::kName, "reference", at::kFloat);
+  const auto on_cpu = run(cpu, c10::Device(at::kCPU)), on_gpu = run(gpu, kGpu);
+  const Tensors gpu_in = to_gpu(in, at::kFloat);
+  EXPECT_TRUE(close(on_gpu(gpu_in)[0].cpu(), on_cpu(in)[0], 1e-5));
+  const Tensors actual = gpu_gradients(on_gpu, gpu_in), expected = gradients_of(on_cpu, in);
+  EXPECT_TRUE(close(actual[0].cpu(), expected[0], 1e-5));
+  EXPECT_TRUE(close(actual[1].cpu(), expected[1], 1e-5));
+}
+
+}  // namespace
+}  // namespace heddle::ops::testing
