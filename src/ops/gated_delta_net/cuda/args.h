@@ -1,6 +1,7 @@
 // What every kernel of this folder receives, and the layout of the saved buffer and the workspace.
 #pragma once
 
+#include <cuda.h>
 #include <cuda_bf16.h>
 
 #include "gated_delta_net.h"
@@ -17,8 +18,12 @@ struct ChunkInfo {
   int index;     // within the sequence
 };
 
+/// Tensors that are moved as 64 x 64 boxes: [tokens, heads * head_dim], see make_maps.
+enum Map { kMapQ, kMapK, kMapV, kMapU, kMapO, kMapGradO, kMapGradV, kMapCount };
+
 /// Device pointers. "chunk" arrays are indexed by the global chunk number, sequences in order.
 struct Args {
+  CUtensorMap maps[kMapCount];  // filled only for the wgmma kernels
   int tokens, sequences, k_heads, v_heads, max_chunks;
   float scale;
   bool normalize;
@@ -57,10 +62,12 @@ Args forward_args(const GatedDeltaNetShape& shape, const GatedDeltaNetOptions& o
 Args backward_args(const GatedDeltaNetShape& shape, const GatedDeltaNetOptions& options,
                    const GatedDeltaNetInputs& in, const GatedDeltaNetBackward& out);
 bool use_hopper(GatedDeltaNetKernel kernel);
+/// Describes every tensor that is set to the bulk copy engine.
+void make_maps(Args& a, int head_dim);
 
 /// Kernels in launch order; hopper: wgmma, otherwise mma.sync.
 void launch_plan(const Args& a, cudaStream_t s);
-void launch_prepare(const Args& a, int head_dim, cudaStream_t s);
+void launch_prepare(const Args& a, int head_dim, bool hopper, cudaStream_t s);
 void launch_forward(const Args& a, int head_dim, bool hopper, cudaStream_t s);
 void launch_states(const Args& a, int head_dim, bool hopper, cudaStream_t s);
 void launch_chain(const Args& a, int head_dim, bool hopper, cudaStream_t s);

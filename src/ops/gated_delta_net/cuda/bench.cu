@@ -89,7 +89,7 @@ void bench(int k_heads, int v_heads, int batch, int length, GatedDeltaNetKernel 
   Args af = forward_args(shape, options, in, fwd), ab = backward_args(shape, options, in, bwd);
   bool hopper = use_hopper(kernel);
   double part[] = {time_ms([&] { launch_plan(af, nullptr); }),
-                   time_ms([&] { launch_prepare(af, d, nullptr); }),
+                   time_ms([&] { launch_prepare(af, d, hopper, nullptr); }),
                    time_ms([&] { launch_forward(af, d, hopper, nullptr); }),
                    time_ms([&] { launch_states(ab, d, hopper, nullptr); }),
                    time_ms([&] { launch_chain(ab, d, hopper, nullptr); }),

@@ -19,11 +19,12 @@ struct ChainSmem {
 /// CTA = (sequence, value head, 64 NS columns of V). State groups, per chunk from the last, transposed:
 ///   stage dS;  Y = dO P;  X = dS K^T;  dU = X e^{G_C-G} + Y;  dv = dU (T beta);
 ///   dS = e^{G_C} dS + (dO s e^G) Q - (dv e^G) K
-/// Side group: P^T = mask(K Q^T), one chunk ahead; copies of dS and of dv (staged in the buffer of dO).
+/// Side group: P^T = mask(K Q^T), one chunk ahead. Load group: copies dv (staged in the buffer of dO)
+/// out, then refills that chunk's stage; dS is copied by another thread of it (portable: side group).
 ///
 /// Shared memory (D = 128, NS = 2): 3 x (K 16, Q 16, dO 16, T 8) + P 2 x 8 + dS 32 = 216 KB, scales 5.
-/// Barriers: full/empty[stage]; scores[2]; s_ready, s_empty staged dS; done[2] dv staged and every read
-/// of the stage and of P over.
+/// Barriers: full[stage]; scores[2]; s_ready, s_empty staged dS; done[2] dv staged and every read of the
+/// stage and of P over.
 template <class M, int D, int NS>
 __global__ void __launch_bounds__((NS + 2) * 128, 1) chain_kernel(const __grid_constant__ Args a) {
   using Smem = ChainSmem<M, D, NS>;
@@ -31,95 +32,90 @@ __global__ void __launch_bounds__((NS + 2) * 128, 1) chain_kernel(const __grid_c
   extern __shared__ __align__(1024) uint8_t smem[];
   u32 base = smem_u32(smem);
   Scales* scales = reinterpret_cast<Scales*>(smem + Smem::kScales);
-  u32 full = base + Smem::kBarriers, empty = full + 24, scores_ready = full + 48, done = full + 64,
-      s_ready = full + 80, s_empty = full + 88;
+  u32 full = base + Smem::kBarriers, scores_ready = full + 24, done = full + 40,
+      s_ready = full + 56, s_empty = full + 64;
   Work w(a, D / 64 / NS, NS * 64);
   int group = threadIdx.x >> 7, tid = threadIdx.x & 127, lane = tid & 31, warp = tid >> 5;
   if (threadIdx.x == 0) {
-    for (int i = 0; i < 3; ++i) {
-      mbar_init(full + i * 8, 128);
-      mbar_init(empty + i * 8, 128);
-    }
+    for (int i = 0; i < 3; ++i) mbar_init(full + i * 8, kLoaders<M>);
     for (int i = 0; i < 2; ++i) {
       mbar_init(scores_ready + i * 8, 128);
       mbar_init(done + i * 8, NS * 128);
     }
     mbar_init(s_ready, NS * 128);
-    mbar_init(s_empty, 128);
+    mbar_init(s_empty, M::kHopper ? 1 : 128);
   }
   __syncthreads();
 
+  auto image = [&](int i) {
+    return (int64_t{w.first_chunk + w.chunks - 1 - i} * a.v_heads + w.h) * (D / 64) + w.v0 / 64;
+  };
   if (group == NS + 1) {
     load_registers<M>();
-    ScaleLoad row, previous;
-    auto publish = [&](int i) {
-      if (tid < 64) previous.store(scales[i % kStages], tid);
-      fence_async_proxy();
-      mbar_arrive(full + i % kStages * 8);
-    };
-    for (int i = 0; i < w.chunks; ++i) {
-      int c = w.chunks - 1 - i, valid = w.valid(c);
-      if (i >= kStages) mbar_wait(empty + i % kStages * 8, (i / kStages - 1) & 1);
-      u32 k = base + i % kStages * Smem::kStage, d = k + 2 * Smem::kWide;
-      int64_t t = w.token + c * kChunk;
-      if (tid < 64) row.load(a, w.first_chunk + c, w.h, w.hk, tid);
-      load_tile_async<D>(k, a.k + t * a.k_stride + w.hk * D, a.k_stride, valid, tid);
-      load_tile_async<D>(k + Smem::kWide, a.q + t * a.q_stride + w.hk * D, a.q_stride, valid, tid);
-      load_tile_async<NS * 64>(d, a.d_o + t * a.do_stride + w.h * D + w.v0, a.do_stride, valid, tid);
-      load_image_async<8192>(d + NS * 8192,
-                             a.solve + (int64_t{w.first_chunk + c} * a.v_heads + w.h) * 4096, tid);
-      cp_async_commit();
-      if constexpr (kStages > 2) {  // one chunk late, so that two are in flight
-        cp_async_wait<1>();
-        if (i > 0) publish(i - 1);
-        previous = row;
-      } else {
-        previous = row;
-        cp_async_wait<0>();
-        publish(i);
+    constexpr int L = kLoaders<M>;
+    if (M::kHopper && tid == 32) {  // a thread of its own for dS
+      for (int i = 0; i < w.chunks; ++i) {
+        mbar_wait(s_ready, i & 1);
+        bulk_store(a.d_states + image(i) * 64 * D, base + Smem::kOut, NS * Smem::kWide);
+        bulk_commit();
+        bulk_wait_read<0>();
+        mbar_arrive(s_empty);
       }
+      bulk_wait_all();
     }
-    if (kStages > 2 && w.chunks > 0) {
-      cp_async_wait<0>();
-      publish(w.chunks - 1);
+    if (tid >= L) return;
+    ScaleRows<L> rows;  // of the next chunk to load
+    if (w.chunks > 0) rows.load(a, w.first_chunk + w.chunks - 1, w.h, w.hk, tid);
+    for (int i = 0; i < w.chunks + kStages; ++i) {
+      u32 stage = base + i % kStages * Smem::kStage;
+      int old = i - kStages, c = w.chunks - 1 - i;  // old: the last user of this stage
+      if (old >= 0 && old < w.chunks) {
+        mbar_wait(done + (old & 1) * 8, (old >> 1) & 1);
+        store_chunk<M, D, NS>(a, w, w.chunks - 1 - old, stage + 2 * Smem::kWide, kMapGradV, a.dv,
+                              a.dv_stride, tid);
+        bulk_wait_read<0>();
+        loaders_sync<M>();  // the stage has been read
+      }
+      if (c < 0) continue;
+      rows.store(scales[i % kStages], tid);
+      if (c > 0) rows.load(a, w.first_chunk + c - 1, w.h, w.hk, tid);
+      load_stage<M, D, NS>(a, w, c, stage, full + i % kStages * 8, kMapGradO, a.d_o, a.do_stride,
+                           tid);
     }
+    cp_async_wait<0>();
+    bulk_wait_all();
     return;
   }
 
   if (group == NS) {
     side_registers<M>();
-    auto make_scores = [&](int i) {
+    auto copy_state = [&](int i) {
+      if (M::kHopper) return;
+      mbar_wait(s_ready, i & 1);
+      store_image<NS * Smem::kWide>(a.d_states + image(i) * 64 * D, base + Smem::kOut, tid);
+      mbar_arrive(s_empty);
+    };
+    for (int i = 0; i < w.chunks; ++i) {
       int s = i % kStages;
-      u32 k = base + s * Smem::kStage;
+      u32 k = base + s * Smem::kStage, scores = base + Smem::kScores + (i & 1) * 8192;
       float acc[8][4];
       u32 p[4][4];
-      mbar_wait(full + s * 8, (i / kStages) & 1);
+      wait_filled(full + s * 8, (i / kStages) & 1,
+                !M::kHopper || w.valid(w.chunks - 1 - i) < kChunk);
       M::fence();
       M::template ss<KS, false, false>(acc, k, k + Smem::kWide, false);
       M::commit();
       M::template wait<0>();
       pin(acc);
       score_fragments<true>(p, acc, scales[s], warp, lane);
-      u32 scores = base + Smem::kScores + (i & 1) * 8192;
+      if (i >= 2) mbar_wait(done + (i & 1) * 8, ((i >> 1) - 1) & 1);
 #pragma unroll
       for (int n = 0; n < 4; ++n) store_fragment(scores, 64, warp * 16, n * 16, lane, p[n]);
       fence_async_proxy();
       mbar_arrive(scores_ready + (i & 1) * 8);
-    };
-    if (w.chunks > 0) make_scores(0);
-    for (int i = 0; i < w.chunks; ++i) {
-      if (i + 1 < w.chunks) make_scores(i + 1);
-      int c = w.chunks - 1 - i;
-      int64_t image = (int64_t{w.first_chunk + c} * a.v_heads + w.h) * (D / 64) + w.v0 / 64;
-      mbar_wait(s_ready, i & 1);
-      store_image<NS * Smem::kWide>(a.d_states + image * 64 * D, base + Smem::kOut, tid);
-      mbar_arrive(s_empty);
-      mbar_wait(done + (i & 1) * 8, (i >> 1) & 1);
-      store_tile<NS * 64>(a.dv + (w.token + c * kChunk) * a.dv_stride + w.h * D + w.v0,
-                          base + i % kStages * Smem::kStage + 2 * Smem::kWide, a.dv_stride,
-                          w.valid(c), tid);
-      mbar_arrive(empty + i % kStages * 8);
+      if (i > 0) copy_state(i - 1);
     }
+    if (w.chunks > 0) copy_state(w.chunks - 1);
     return;
   }
 
@@ -136,7 +132,8 @@ __global__ void __launch_bounds__((NS + 2) * 128, 1) chain_kernel(const __grid_c
         out = base + Smem::kOut + group * Smem::kWide;
     const Scales& sc = scales[stage];
     to_fragments(sb, s);
-    mbar_wait(full + stage * 8, (i / kStages) & 1);
+    wait_filled(full + stage * 8, (i / kStages) & 1,
+                !M::kHopper || w.valid(w.chunks - 1 - i) < kChunk);
     mbar_wait(scores_ready + (i & 1) * 8, (i >> 1) & 1);
     float x[8][4], y[8][4];
     M::fence();
@@ -147,6 +144,7 @@ __global__ void __launch_bounds__((NS + 2) * 128, 1) chain_kernel(const __grid_c
     if (i > 0) mbar_wait(s_empty, (i - 1) & 1);
 #pragma unroll
     for (int n = 0; n < KS; ++n) store_fragment(out, 64, warp * 16, n * 16, lane, sb[n]);
+    fence_async_proxy();  // dS leaves by bulk copy
     mbar_arrive(s_ready);
     M::template wait<0>();
     pin(x);
@@ -194,6 +192,7 @@ __global__ void __launch_bounds__((NS + 2) * 128, 1) chain_kernel(const __grid_c
     pin(s);
     pin(ds);
     pin(dvs);
+    fence_async_proxy();  // dv leaves by bulk copy
     mbar_arrive(done + (i & 1) * 8);
   }
   save_state(s, a.d_initial_state ? a.d_initial_state + state_offset : nullptr, D, v0, warp, lane);

@@ -19,12 +19,12 @@ struct ForwardSmem {
 /// CTA = (sequence, value head, 64 NS columns of V). State groups, per chunk, all transposed:
 ///   X = S K^T;  O = S Q^T;  U = (V - X e^G) (T beta)^T;  S = e^{G_C} S + (U e^{G_C-G}) K;
 ///   O = O s e^G + U P^T
-/// with S^T (fp32) and every left operand in registers. Side group: P = mask(Q K^T), one chunk ahead,
-/// and the copies of U (staged in the buffer of V) and O to memory.
+/// with S^T (fp32) and every left operand in registers. Side group: P = mask(Q K^T), one chunk ahead.
+/// Load group: copies U (staged in the buffer of V) and O out, then refills that chunk's stage.
 ///
 /// Shared memory (D = 128, NS = 2): 3 x (K 16, Q 16, V 16, T 8) + P 2 x 8 + O 16 = 200 KB, scales 5 KB.
-/// Barriers: full/empty[stage] tiles and scales; scores[2] P stored; u_ready[2], o_ready[2] results
-/// staged (o_ready also ends the state groups' reads of the stage and of P); o_empty O copied out.
+/// Barriers: full[stage] tiles and scales; scores[2] P stored; done[2] U and O staged and every read of
+/// the stage and of P over; o_empty O copied out.
 template <class M, int D, int NS>
 __global__ void __launch_bounds__((NS + 2) * 128, 1)
     forward_kernel(const __grid_constant__ Args a) {
@@ -33,97 +33,67 @@ __global__ void __launch_bounds__((NS + 2) * 128, 1)
   extern __shared__ __align__(1024) uint8_t smem[];
   u32 base = smem_u32(smem);
   Scales* scales = reinterpret_cast<Scales*>(smem + Smem::kScales);
-  u32 full = base + Smem::kBarriers, empty = full + 24, scores_ready = full + 48,
-      u_ready = full + 64, o_ready = full + 80, o_empty = full + 96;
+  u32 full = base + Smem::kBarriers, scores_ready = full + 24, done = full + 40,
+      o_empty = full + 56;
   Work w(a, D / 64 / NS, NS * 64);
   int group = threadIdx.x >> 7, tid = threadIdx.x & 127, lane = tid & 31, warp = tid >> 5;
   if (threadIdx.x == 0) {
-    for (int i = 0; i < 3; ++i) {
-      mbar_init(full + i * 8, 128);
-      mbar_init(empty + i * 8, 128);
-    }
+    for (int i = 0; i < 3; ++i) mbar_init(full + i * 8, kLoaders<M>);
     for (int i = 0; i < 2; ++i) {
       mbar_init(scores_ready + i * 8, 128);
-      mbar_init(u_ready + i * 8, NS * 128);
-      mbar_init(o_ready + i * 8, NS * 128);
+      mbar_init(done + i * 8, NS * 128);
     }
-    mbar_init(o_empty, 128);
+    mbar_init(o_empty, kLoaders<M>);
   }
   __syncthreads();
 
   if (group == NS + 1) {
     load_registers<M>();
-    ScaleLoad row, previous;
-    auto publish = [&](int c) {
-      if (tid < 64) previous.store(scales[c % kStages], tid);
-      fence_async_proxy();
-      mbar_arrive(full + c % kStages * 8);
-    };
-    for (int c = 0; c < w.chunks; ++c) {
-      if (c >= kStages) mbar_wait(empty + c % kStages * 8, (c / kStages - 1) & 1);
-      u32 k = base + c % kStages * Smem::kStage, v = k + 2 * Smem::kWide;
-      int64_t t = w.token + c * kChunk;
-      int valid = w.valid(c);
-      if (tid < 64) row.load(a, w.first_chunk + c, w.h, w.hk, tid);
-      load_tile_async<D>(k, a.k + t * a.k_stride + w.hk * D, a.k_stride, valid, tid);
-      load_tile_async<D>(k + Smem::kWide, a.q + t * a.q_stride + w.hk * D, a.q_stride, valid, tid);
-      load_tile_async<NS * 64>(v, a.v + t * a.v_stride + w.h * D + w.v0, a.v_stride, valid, tid);
-      load_image_async<8192>(v + NS * 8192,
-                             a.solve + (int64_t{w.first_chunk + c} * a.v_heads + w.h) * 4096, tid);
-      cp_async_commit();
-      if constexpr (kStages > 2) {  // one chunk late, so that two are in flight
-        cp_async_wait<1>();
-        if (c > 0) publish(c - 1);
-        previous = row;
-      } else {
-        previous = row;
-        cp_async_wait<0>();
-        publish(c);
+    constexpr int L = kLoaders<M>;
+    if (tid >= L) return;
+    ScaleRows<L> rows;  // of the next chunk to load
+    if (w.chunks > 0) rows.load(a, w.first_chunk, w.h, w.hk, tid);
+    for (int c = 0; c < w.chunks + kStages; ++c) {
+      u32 stage = base + c % kStages * Smem::kStage, v = stage + 2 * Smem::kWide;
+      int old = c - kStages;  // the last user of this stage
+      if (old >= 0 && old < w.chunks) {
+        mbar_wait(done + (old & 1) * 8, (old >> 1) & 1);
+        store_chunk<M, D, NS>(a, w, old, base + Smem::kOut, kMapO, a.o, a.o_stride, tid);
+        if (a.u != nullptr)
+          store_chunk<M, D, NS>(a, w, old, v, kMapU, a.u, int64_t{a.v_heads} * D, tid);
+        bulk_wait_read<0>();
+        mbar_arrive(o_empty);
+        loaders_sync<M>();  // the stage has been read
       }
+      if (c >= w.chunks) continue;
+      rows.store(scales[c % kStages], tid);
+      if (c + 1 < w.chunks) rows.load(a, w.first_chunk + c + 1, w.h, w.hk, tid);
+      load_stage<M, D, NS>(a, w, c, stage, full + c % kStages * 8, kMapV, a.v, a.v_stride, tid);
     }
-    if (kStages > 2 && w.chunks > 0) {
-      cp_async_wait<0>();
-      publish(w.chunks - 1);
-    }
+    cp_async_wait<0>();
+    bulk_wait_all();
     return;
   }
 
   if (group == NS) {
     side_registers<M>();
-    auto make_scores = [&](int c) {
+    for (int c = 0; c < w.chunks; ++c) {
       int s = c % kStages;
-      u32 k = base + s * Smem::kStage;
+      u32 k = base + s * Smem::kStage, scores = base + Smem::kScores + (c & 1) * 8192;
       float acc[8][4];
       u32 p[4][4];
-      mbar_wait(full + s * 8, (c / kStages) & 1);
+      wait_filled(full + s * 8, (c / kStages) & 1, !M::kHopper || w.valid(c) < kChunk);
       M::fence();
       M::template ss<KS, false, false>(acc, k + Smem::kWide, k, false);
       M::commit();
       M::template wait<0>();
       pin(acc);
       score_fragments<false>(p, acc, scales[s], warp, lane);
-      u32 scores = base + Smem::kScores + (c & 1) * 8192;
+      if (c >= 2) mbar_wait(done + (c & 1) * 8, ((c >> 1) - 1) & 1);
 #pragma unroll
       for (int n = 0; n < 4; ++n) store_fragment(scores, 64, warp * 16, n * 16, lane, p[n]);
       fence_async_proxy();
       mbar_arrive(scores_ready + (c & 1) * 8);
-    };
-    if (w.chunks > 0) make_scores(0);
-    for (int c = 0; c < w.chunks; ++c) {
-      if (c + 1 < w.chunks) make_scores(c + 1);
-      int phase = (c >> 1) & 1, valid = w.valid(c);
-      int64_t t = w.token + c * kChunk;
-      if (a.u != nullptr) {
-        mbar_wait(u_ready + (c & 1) * 8, phase);
-        store_tile<NS * 64>(a.u + (t * a.v_heads + w.h) * D + w.v0,
-                            base + c % kStages * Smem::kStage + 2 * Smem::kWide,
-                            int64_t{a.v_heads} * D, valid, tid);
-      }
-      mbar_wait(o_ready + (c & 1) * 8, phase);
-      mbar_arrive(empty + c % kStages * 8);
-      store_tile<NS * 64>(a.o + t * a.o_stride + w.h * D + w.v0, base + Smem::kOut, a.o_stride,
-                          valid, tid);
-      mbar_arrive(o_empty);
     }
     return;
   }
@@ -141,26 +111,28 @@ __global__ void __launch_bounds__((NS + 2) * 128, 1)
         out = base + Smem::kOut + group * 8192;
     const Scales& sc = scales[stage];
     to_fragments(sb, s);
-    mbar_wait(full + stage * 8, (c / kStages) & 1);
+    wait_filled(full + stage * 8, (c / kStages) & 1, !M::kHopper || w.valid(c) < kChunk);
     float x[8][4], o[8][4];
     M::fence();
     M::template rs<false>(x, sb, k, false);
     M::commit();
     M::template rs<false>(o, sb, q, false);
     M::commit();
-    u32 f[4][4];
     M::template wait<1>();
     pin(x);
+    u32 f[4][4];
 #pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      // Loaded only now: held across the wait, V would not fit beside S and the accumulators.
-      if (n % 2 == 0) load_fragment_trans(f[n / 2], v, 64, n * 8, warp * 16, lane);
-      float2 e = *reinterpret_cast<const float2*>(sc.read_k + n * 8 + (lane & 3) * 2);
-      u32 &f0 = f[n >> 1][(n & 1) * 2], &f1 = f[n >> 1][(n & 1) * 2 + 1];
-      f0 = pack_bf16(bf16_lo(f0) - e.x * x[n][0], bf16_hi(f0) - e.y * x[n][1]);
-      f1 = pack_bf16(bf16_lo(f1) - e.x * x[n][2], bf16_hi(f1) - e.y * x[n][3]);
+    for (int n = 0; n < 4; ++n) {
+      load_fragment_trans(f[n], v, 64, n * 16, warp * 16, lane);
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        float2 e = *reinterpret_cast<const float2*>(sc.read_k + n * 16 + (r >> 1) * 8 +
+                                                    (lane & 3) * 2);
+        const float* y = &x[2 * n + (r >> 1)][(r & 1) * 2];
+        f[n][r] = pack_bf16(bf16_lo(f[n][r]) - e.x * y[0], bf16_hi(f[n][r]) - e.y * y[1]);
+      }
     }
-    M::template wait<0>();  // the next product queues behind this one anyway; frees sb
+    M::template wait<0>();
     pin(o);
     pin(sb);
     M::fence();
@@ -193,7 +165,6 @@ __global__ void __launch_bounds__((NS + 2) * 128, 1)
     if (a.u != nullptr) {  // a warp reads and overwrites only its own 16 columns of V
 #pragma unroll
       for (int n = 0; n < 4; ++n) store_fragment_trans(v, 64, n * 16, warp * 16, lane, f[n]);
-      mbar_arrive(u_ready + (c & 1) * 8);
     }
     M::template wait<0>();
     pin(s);
@@ -204,7 +175,8 @@ __global__ void __launch_bounds__((NS + 2) * 128, 1)
     if (c > 0) mbar_wait(o_empty, (c - 1) & 1);
 #pragma unroll
     for (int n = 0; n < 4; ++n) store_fragment_trans(out, 64, n * 16, warp * 16, lane, f[n]);
-    mbar_arrive(o_ready + (c & 1) * 8);
+    fence_async_proxy();  // U and O leave by bulk copy
+    mbar_arrive(done + (c & 1) * 8);
   }
   save_state(s, a.final_state ? a.final_state + state_offset : nullptr, D, v0, warp, lane);
 }

@@ -104,6 +104,38 @@ bool use_hopper(GatedDeltaNetKernel kernel) {
   return (kernel == GatedDeltaNetKernel::kAuto ? best : kernel) == GatedDeltaNetKernel::kHopper;
 }
 
+void make_maps(Args& a, int head_dim) {
+  using Encode = decltype(&cuTensorMapEncodeTiled);
+  static const Encode encode = [] {
+    void* f = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found);
+    return reinterpret_cast<Encode>(f);
+  }();
+  if (encode == nullptr)
+    throw std::runtime_error("gated_delta_net (cuda): the driver lacks cuTensorMapEncodeTiled");
+  auto make = [&](Map m, const __nv_bfloat16* p, int heads, int64_t stride) {
+    if (p == nullptr || a.tokens == 0) return;
+    cuuint64_t size[] = {cuuint64_t(heads) * head_dim, cuuint64_t(a.tokens)};
+    cuuint64_t pitch[] = {cuuint64_t(stride) * 2};
+    cuuint32_t box[] = {64, 64}, step[] = {1, 1};
+    CUresult r = encode(&a.maps[m], CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2,
+                        const_cast<__nv_bfloat16*>(p), size, pitch, box, step,
+                        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (r != CUDA_SUCCESS)
+      throw std::runtime_error("gated_delta_net (cuda): cuTensorMapEncodeTiled failed with " +
+                               std::to_string(int(r)));
+  };
+  make(kMapQ, a.q, a.k_heads, a.q_stride);
+  make(kMapK, a.k, a.k_heads, a.k_stride);
+  make(kMapV, a.v, a.v_heads, a.v_stride);
+  make(kMapU, a.u, a.v_heads, int64_t(a.v_heads) * head_dim);
+  make(kMapO, a.o, a.v_heads, a.o_stride);
+  make(kMapGradO, a.d_o, a.v_heads, a.do_stride);
+  make(kMapGradV, a.dv, a.v_heads, a.dv_stride);
+}
+
 Args forward_args(const GatedDeltaNetShape& shape, const GatedDeltaNetOptions& options,
                   const GatedDeltaNetInputs& in, const GatedDeltaNetForward& out) {
   Args a = make_args(shape, options, in);
@@ -113,6 +145,7 @@ Args forward_args(const GatedDeltaNetShape& shape, const GatedDeltaNetOptions& o
       checked(out.o, shape.v_heads, shape.head_dim, shape.tokens == 0));
   a.o_stride = out.o.stride;
   a.final_state = out.final_state;
+  if (use_hopper(options.kernel)) make_maps(a, shape.head_dim);
   return a;
 }
 
@@ -136,6 +169,7 @@ Args backward_args(const GatedDeltaNetShape& shape, const GatedDeltaNetOptions& 
   require(empty || (out.dg && out.dbeta), "dg and dbeta are required");
   a.dg = out.dg;
   a.dbeta = out.dbeta;
+  if (use_hopper(options.kernel)) make_maps(a, shape.head_dim);
   return a;
 }
 
@@ -168,7 +202,7 @@ void gated_delta_net_forward(const GatedDeltaNetShape& shape, const GatedDeltaNe
   gdn::Args a = gdn::forward_args(shape, options, in, out);
   bool hopper = gdn::use_hopper(options.kernel);
   gdn::launch_plan(a, stream);
-  gdn::launch_prepare(a, shape.head_dim, stream);
+  gdn::launch_prepare(a, shape.head_dim, hopper, stream);
   gdn::launch_forward(a, shape.head_dim, hopper, stream);
 }
 

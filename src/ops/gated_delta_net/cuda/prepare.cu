@@ -90,17 +90,17 @@ __device__ __forceinline__ void block_product(float (&d)[N][4], const u32 (&a)[K
       mma_f16(d[n + 1], a[k], f[2], f[3]);
     }
 }
-/// t[r0.., c0..] = -(t[r0.., k0..] * l[k0.., c0..]) * t[c0.., c0..] for 16 rows and 16 KS columns.
-template <int KS>
-__device__ __forceinline__ void merge_rows(__half* t, const __half* l, int r0, int k0, int c0,
-                                           int lane) {
+/// Diagonal blocks of t hold the inverse, the block at (k0, c0) still L. Computes rows r0.. (16 of them)
+/// of -T(k0, k0) L(k0, c0) T(c0, c0), 16 KS columns, and after `ready` stores them over L.
+template <int KS, class Sync>
+__device__ __forceinline__ void merge_rows(__half* t, int r0, int k0, int c0, int lane, Sync ready) {
   u32 a[KS][4];
   int m = lane >> 3, r = lane & 7;
 #pragma unroll
   for (int k = 0; k < KS; ++k)
     ldmatrix4(a[k], smem_u32(t + (r0 + (m & 1) * 8 + r) * kPitch + k0 + k * 16 + (m >> 1) * 8));
   float y[2 * KS][4];
-  block_product<KS>(y, a, l, k0, c0, lane);
+  block_product<KS>(y, a, t, k0, c0, lane);
 #pragma unroll
   for (int k = 0; k < KS; ++k) {
     a[k][0] = pack_f16(-y[2 * k][0], -y[2 * k][1]);
@@ -109,6 +109,7 @@ __device__ __forceinline__ void merge_rows(__half* t, const __half* l, int r0, i
     a[k][3] = pack_f16(-y[2 * k + 1][2], -y[2 * k + 1][3]);
   }
   block_product<KS>(y, a, t, c0, c0, lane);
+  ready();
 #pragma unroll
   for (int n = 0; n < 2 * KS; ++n) {
     __half* p = t + (r0 + (lane >> 2)) * kPitch + c0 + n * 8 + (lane & 3) * 2;
@@ -117,29 +118,74 @@ __device__ __forceinline__ void merge_rows(__half* t, const __half* l, int r0, i
   }
 }
 
-/// Sum of squares of 8 bf16 values, reduced over the lanes that share a row.
-template <int LANES>
-__device__ __forceinline__ float row_square(uint4 x) {
+__device__ __forceinline__ float square(uint4 x) {
   const u32 w[4] = {x.x, x.y, x.z, x.w};
   float s = 0;
 #pragma unroll
   for (int i = 0; i < 4; ++i) s += bf16_lo(w[i]) * bf16_lo(w[i]) + bf16_hi(w[i]) * bf16_hi(w[i]);
-#pragma unroll
-  for (int d = 1; d < LANES; d *= 2) s += __shfl_xor_sync(~0u, s, d);
   return s;
 }
+/// Sums s[0..N) over groups of LANES lanes; lane l of a group ends with the sum of s[l / (LANES / N)].
+/// Each step halves the values a lane carries, so this takes N shuffles and not N log2(LANES).
+template <int N, int LANES>
+__device__ __forceinline__ float transpose_sum(float (&s)[N], int lane) {
+#pragma unroll
+  for (int n = N / 2, d = LANES / 2; d > 0; n /= 2, d /= 2) {
+    if (n == 0) {
+      s[0] += __shfl_xor_sync(~0u, s[0], d);
+      continue;
+    }
+    bool high = lane & d;
+#pragma unroll
+    for (int i = 0; i < n; ++i) {
+      float give = high ? s[i] : s[i + n], keep = high ? s[i + n] : s[i];
+      s[i] = keep + __shfl_xor_sync(~0u, give, d);
+    }
+  }
+  return s[0];
+}
+
+/// g and beta of two tokens a lane for one value head.
+struct GateLoad {
+  float g0 = 0, g1 = 0, b0 = 0, b1 = 0;
+  __device__ void load(const Args& a, const ChunkInfo& info, int h, bool active, int lane) {
+    int t = lane * 2;
+    const float* g = a.g + (int64_t{info.token} + t) * a.v_heads + h;
+    const float* b = a.beta + (int64_t{info.token} + t) * a.v_heads + h;
+    bool in0 = active && t < info.length, in1 = active && t + 1 < info.length;
+    g0 = in0 ? g[0] * kLog2e : 0.f;
+    g1 = in1 ? g[a.v_heads] * kLog2e : 0.f;
+    b0 = in0 ? b[0] : 0.f;
+    b1 = in1 ? b[a.v_heads] : 0.f;
+  }
+  /// Writes the inclusive sums of g to `saved` and `gs`, beta to `bs`.
+  __device__ void store(float* saved, float* gs, float* bs, int lane) const {
+    float s = g0 + g1;
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+      float y = __shfl_up_sync(~0u, s, d);
+      if (lane >= d) s += y;
+    }
+    float before = __shfl_up_sync(~0u, s, 1);
+    if (lane == 0) before = 0.f;
+    float2 sums = make_float2(before + g0, before + g0 + g1);
+    *reinterpret_cast<float2*>(saved + lane * 2) = sums;
+    *reinterpret_cast<float2*>(gs + lane * 2) = sums;
+    *reinterpret_cast<float2*>(bs + lane * 2) = make_float2(b0, b1);
+  }
+};
 
 /// CTA (128 threads) = one chunk of one key head and all value heads of its group, two at a time.
 /// K K^T stays in registers (warp w owns rows 16 w..). Per value head: L = beta_i k_i.k_j below the
 /// diagonal; each thread solves one column of a 16 x 16 diagonal block in fp32; two merges in fp16
 /// (entries of T are bounded by beta) double the block to 32 and 64. Written: T_ij e^{G_i-G_j} beta_j.
 ///
-/// Shared memory: K tile 128 D B, later the two L (18 KB); two T in fp16 (18 KB); the diagonal
-/// blocks in fp32 (8.3 KB); G, beta, norms (1.3 KB).
-template <int D>
-__global__ void __launch_bounds__(128) prepare_kernel(Args a) {
-  __shared__ __align__(1024) uint8_t raw[2 * 64 * kPitch * 2];  // K tile, then L of both heads
-  __shared__ __align__(16) __half t_all[2][64 * kPitch];
+/// Shared memory: K tile 128 D B, later two fp16 matrices that begin as L and end as T (18 KB); the
+/// diagonal blocks of L in fp32 (8.3 KB); G, beta, norms (1.3 KB).
+template <class M, int D>
+__global__ void __launch_bounds__(128, 6) prepare_kernel(const __grid_constant__ Args a) {
+  __shared__ __align__(1024) uint8_t raw[2 * 64 * kPitch * 2];  // K tile, then L and T of two heads
+  __half* t_all[2] = {reinterpret_cast<__half*>(raw), reinterpret_cast<__half*>(raw) + 64 * kPitch};
   __shared__ __align__(16) float diag_all[8 * kDiagStride];
   __shared__ float g_all[2][64], beta_all[2][64], rk[64];
   static_assert(64 * D * 2 <= sizeof(raw));
@@ -151,66 +197,68 @@ __global__ void __launch_bounds__(128) prepare_kernel(Args a) {
 
   load_tile_async<D>(k_tile, a.k + info.token * a.k_stride + hk * D, a.k_stride, info.length, tid);
   cp_async_commit();
-  constexpr int kPerRow = D / 8, kRows = 128 / kPerRow;
-  int64_t out = (int64_t{chunk} * a.k_heads + hk) * 64;
+  // All loads first: nothing below may wait for memory more than once.
+  constexpr int kPerRow = D / 8, kRows = 128 / kPerRow, kLoads = 64 / kRows;
   int row = tid / kPerRow, col = tid % kPerRow;
+  uint4 x[kLoads];
+  const bf16* q = a.q + (info.token + row) * a.q_stride + hk * D + col * 8;
 #pragma unroll
-  for (int i = 0; i < 64 / kRows; ++i) {
-    int r = row + i * kRows;
-    uint4 x = {0, 0, 0, 0};
-    if (a.normalize && r < info.length)
-      x = *reinterpret_cast<const uint4*>(a.q + (info.token + r) * a.q_stride + hk * D + col * 8);
-    float s = row_square<kPerRow>(x);
-    if (col == 0)
-      a.q_rms[out + r] = r < info.length ? (a.normalize ? rsqrtf(s + 1e-6f) : 1.f) : 0.f;
+  for (int i = 0; i < kLoads; ++i) {
+    x[i] = make_uint4(0, 0, 0, 0);
+    if (a.normalize && row + i * kRows < info.length)
+      x[i] = *reinterpret_cast<const uint4*>(q + i * kRows * a.q_stride);
+  }
+  GateLoad gates;
+  gates.load(a, info, hk * group + warp, warp < 2 && warp < group, lane);
+  int64_t out = (int64_t{chunk} * a.k_heads + hk) * 64;
+  float sq[kLoads];
+#pragma unroll
+  for (int i = 0; i < kLoads; ++i) sq[i] = square(x[i]);
+  float q_square = transpose_sum<kLoads, kPerRow>(sq, lane);
+  if (col % (kPerRow / kLoads) == 0) {
+    int r = row + col / (kPerRow / kLoads) * kRows;
+    a.q_rms[out + r] = r < info.length ? (a.normalize ? rsqrtf(q_square + 1e-6f) : 1.f) : 0.f;
   }
   cp_async_wait<0>();
+  fence_async_proxy();
   __syncthreads();
+  float kk[8][4];
+  M::fence();
+  M::template ss<D / 16, false, false>(kk, k_tile, k_tile, false);
+  M::commit();
+  M::template wait<0>();
+  pin(kk);
+  int i0 = warp * 16 + (lane >> 2), j0 = (lane & 3) * 2;
+  // |k_i|^2 is the diagonal; row i meets column i in lane (i % 8) / 2 of its quad.
 #pragma unroll
-  for (int i = 0; i < 64 / kRows; ++i) {
-    int r = row + i * kRows;
-    float s = row_square<kPerRow>(ld_shared16(tile_address(k_tile, 64, r, col * 8)));
-    float n = r < info.length ? (a.normalize ? rsqrtf(s + 1e-6f) : 1.f) : 0.f;
-    if (col == 0) {
-      a.k_rms[out + r] = n;
-      rk[r] = n;
+  for (int e = 0; e < 2; ++e) {
+    int i = i0 + e * 8;
+    float s = 0.f;
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {  // arithmetic select: an index known at run time would spill kk
+      float here = (i & 1) ? kk[n][2 * e + 1] : kk[n][2 * e];
+      s += n == 2 * warp + e ? here : 0.f;
+    }
+    s = i < info.length ? (a.normalize ? rsqrtf(s + 1e-6f) : 1.f) : 0.f;
+    if ((lane & 3) == (lane >> 3)) {
+      a.k_rms[out + i] = s;
+      rk[i] = s;
     }
   }
-  float kk[8][4];
-  MmaPortable::ss<D / 16, false, false>(kk, k_tile, k_tile, false);
-  int i0 = warp * 16 + (lane >> 2), j0 = (lane & 3) * 2;
 
   for (int pair = 0; pair < group; pair += 2) {
     __syncthreads();  // the K tile and the previous pair's matrices are no longer read
     if (warp < 2 && pair + warp < group) {
-      int h = hk * group + pair + warp;
-      const float* g = a.g + int64_t{info.token} * a.v_heads + h;
-      const float* b = a.beta + int64_t{info.token} * a.v_heads + h;
-      int t = lane * 2;
-      float x0 = t < info.length ? g[int64_t{t} * a.v_heads] * kLog2e : 0.f;
-      float x1 = t + 1 < info.length ? g[int64_t{t + 1} * a.v_heads] * kLog2e : 0.f;
-      float s = x0 + x1;
-#pragma unroll
-      for (int d = 1; d < 32; d *= 2) {
-        float y = __shfl_up_sync(~0u, s, d);
-        if (lane >= d) s += y;
-      }
-      float before = __shfl_up_sync(~0u, s, 1);
-      if (lane == 0) before = 0.f;
-      float* gs = g_all[warp];
-      gs[t] = before + x0;
-      gs[t + 1] = before + x0 + x1;
-      beta_all[warp][t] = t < info.length ? b[int64_t{t} * a.v_heads] : 0.f;
-      beta_all[warp][t + 1] = t + 1 < info.length ? b[int64_t{t + 1} * a.v_heads] : 0.f;
-      float* saved = a.decay + (int64_t{chunk} * a.v_heads + h) * 64;
-      *reinterpret_cast<float2*>(saved + t) = make_float2(before + x0, before + x0 + x1);
+      if (pair > 0) gates.load(a, info, hk * group + pair + warp, true, lane);
+      gates.store(a.decay + (int64_t{chunk} * a.v_heads + hk * group + pair + warp) * 64,
+                  g_all[warp], beta_all[warp], lane);
     }
     for (int i = tid; i < 2 * 64 * kPitch / 8; i += 128)
-      reinterpret_cast<uint4*>(t_all)[i] = make_uint4(0, 0, 0, 0);
+      reinterpret_cast<uint4*>(raw)[i] = make_uint4(0, 0, 0, 0);
     __syncthreads();
 #pragma unroll
     for (int hh = 0; hh < 2; ++hh) {
-      __half* l = reinterpret_cast<__half*>(raw) + hh * 64 * kPitch;
+      __half* l = t_all[hh];
       if (pair + hh >= group) break;
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
@@ -231,8 +279,7 @@ __global__ void __launch_bounds__(128) prepare_kernel(Args a) {
     }
     __syncthreads();
     bool active = pair + (warp >> 1) < group;
-    __half* t = t_all[warp >> 1];
-    const __half* l = reinterpret_cast<__half*>(raw) + (warp >> 1) * 64 * kPitch;
+    __half* t = t_all[0] + (warp >> 1) * 64 * kPitch;
     if (active) {
       int block = (tid >> 4) & 3, j = tid & 15;
       const float* d = diag_all + (tid >> 4) * kDiagStride;
@@ -256,9 +303,12 @@ __global__ void __launch_bounds__(128) prepare_kernel(Args a) {
     }
     __syncthreads();
     int half = (warp & 1) * 32;
-    if (active) merge_rows<1>(t, l, half + 16, half + 16, half, lane);
+    if (active) merge_rows<1>(t, half + 16, half + 16, half, lane, [] {});
     __syncthreads();
-    if (active) merge_rows<2>(t, l, 32 + half / 2, 32, 0, lane);
+    // Both warps of a head read the whole block of L before either overwrites its rows.
+    if (active)
+      merge_rows<2>(t, 32 + half / 2, 32, 0, lane,
+                    [&] { warp < 2 ? named_sync(1, 64) : named_sync(2, 64); });
     __syncthreads();
     for (int hh = 0; hh < 2 && pair + hh < group; ++hh) {
       const float *g = g_all[hh], *b = beta_all[hh];
@@ -291,12 +341,12 @@ void launch_plan(const Args& a, cudaStream_t s) {
   check_launch("gated_delta_net plan");
 }
 
-void launch_prepare(const Args& a, int head_dim, cudaStream_t s) {
+void launch_prepare(const Args& a, int head_dim, bool hopper, cudaStream_t s) {
   dim3 grid(a.max_chunks, a.k_heads);
-  if (head_dim == 128)
-    prepare_kernel<128><<<grid, 128, 0, s>>>(a);
-  else
-    prepare_kernel<64><<<grid, 128, 0, s>>>(a);
+  auto kernel = head_dim == 128
+                    ? (hopper ? prepare_kernel<MmaHopper, 128> : prepare_kernel<MmaPortable, 128>)
+                    : (hopper ? prepare_kernel<MmaHopper, 64> : prepare_kernel<MmaPortable, 64>);
+  kernel<<<grid, 128, 0, s>>>(a);
   check_launch("gated_delta_net prepare");
 }
 

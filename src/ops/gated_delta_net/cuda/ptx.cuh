@@ -129,6 +129,57 @@ __device__ __forceinline__ void st_shared4(u32 addr, u32 v) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(addr), "r"(v) : "memory");
 }
 
+// Bulk copies (sm_90): one thread moves a whole tile, the barrier counts bytes.
+#if __CUDA_ARCH__ >= 900
+#define HEDDLE_GDN_BULK(...) asm volatile(__VA_ARGS__)
+#else
+#define HEDDLE_GDN_BULK(...)
+#endif
+/// One arrival at `bar` that also announces `bytes` of bulk copies.
+__device__ __forceinline__ void mbar_expect(u32 bar, u32 bytes) {
+  HEDDLE_GDN_BULK("{.reg .b64 t; mbarrier.arrive.expect_tx.shared::cta.b64 t, [%0], %1;}" ::"r"(bar),
+                  "r"(bytes)
+                  : "memory");
+}
+/// 64 x 64 box at (row, column) of a tensor map, 128-byte swizzled: one column block of a tile.
+__device__ __forceinline__ void bulk_load_box(u32 dst, const void* map, int column, int row, u32 bar) {
+  HEDDLE_GDN_BULK(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3}], [%4];" ::"r"(dst),
+      "l"(map), "r"(column), "r"(row), "r"(bar)
+      : "memory");
+}
+__device__ __forceinline__ void bulk_load(u32 dst, const void* src, u32 bytes, u32 bar) {
+  HEDDLE_GDN_BULK(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          dst),
+      "l"(src), "r"(bytes), "r"(bar)
+      : "memory");
+}
+__device__ __forceinline__ void bulk_store_box(const void* map, int column, int row, u32 src) {
+  HEDDLE_GDN_BULK("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(
+                      map),
+                  "r"(column), "r"(row), "r"(src)
+                  : "memory");
+}
+__device__ __forceinline__ void bulk_store(void* dst, u32 src, u32 bytes) {
+  HEDDLE_GDN_BULK("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst), "r"(src),
+                  "r"(bytes)
+                  : "memory");
+}
+__device__ __forceinline__ void bulk_commit() {
+  HEDDLE_GDN_BULK("cp.async.bulk.commit_group;" ::: "memory");
+}
+/// Until at most N groups of this thread still read shared memory.
+template <int N>
+__device__ __forceinline__ void bulk_wait_read() {
+  HEDDLE_GDN_BULK("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
+}
+__device__ __forceinline__ void bulk_wait_all() {
+  HEDDLE_GDN_BULK("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+#undef HEDDLE_GDN_BULK
+
 /// Byte address of element (r, c), c a multiple of 8, in a bf16 tile of `rows` rows: column blocks of
 /// 64 (128 bytes a row), the 16-byte pieces of a row exchanged by XOR with row % 8. This is the
 /// 128-byte swizzle that wgmma descriptors name, and ldmatrix reads it without bank conflicts.
@@ -183,48 +234,55 @@ __device__ __forceinline__ void load_fragment_trans(u32 (&f)[4], u32 tile, int r
   ldmatrix4_trans(f, tile_address(tile, rows, r0 + (m >> 1) * 8 + r, c0 + (m & 1) * 8));
 }
 
-/// Starts the copy of a 64 x COLS tile by 128 threads; rows from `valid` on become zero.
-template <int COLS>
+/// Starts the copy of a 64 x COLS tile by THREADS threads; rows from `valid` on become zero.
+template <int COLS, int THREADS = 128>
 __device__ __forceinline__ void load_tile_async(u32 tile, const bf16* src, int64_t row_stride,
                                                 int valid, int tid) {
-  constexpr int kPerRow = COLS / 8, kRows = 128 / kPerRow;
+  constexpr int kPerRow = COLS / 8, kRows = THREADS / kPerRow;
   int r = tid / kPerRow, c = (tid % kPerRow) * 8;
-  u32 dst = tile_address(tile, 64, r, c);
   const bf16* p = src + r * row_stride + c;
   int64_t step = kRows * row_stride;
+  if constexpr (kRows % 8 == 0) {  // the swizzle of a thread's rows is always the same
+    u32 dst = tile_address(tile, 64, r, c);
 #pragma unroll 2  // few addresses alive at once: the load group has few registers
-  for (int i = 0; i < 64 / kRows; ++i) {
-    cp_async16(dst, p, r < valid);
-    dst += kRows * 128;
-    r += kRows;
-    p += step;
+    for (int i = 0; i < 64 / kRows; ++i) {
+      cp_async16(dst, p, r < valid);
+      dst += kRows * 128;
+      r += kRows;
+      p += step;
+    }
+  } else {
+#pragma unroll 8
+    for (int i = 0; i < 64 / kRows; ++i) {
+      cp_async16(tile_address(tile, 64, r, c), p, r < valid);
+      r += kRows;
+      p += step;
+    }
   }
 }
 
-/// Writes rows [0, valid) of a 64 x COLS tile to global memory with 128 threads.
-template <int COLS>
+/// Writes rows [0, valid) of a 64 x COLS tile to global memory with THREADS threads.
+template <int COLS, int THREADS = 128>
 __device__ __forceinline__ void store_tile(bf16* dst, u32 tile, int64_t row_stride, int valid,
                                            int tid) {
-  constexpr int kPerRow = COLS / 8, kRows = 128 / kPerRow;
+  constexpr int kPerRow = COLS / 8, kRows = THREADS / kPerRow;
   int r = tid / kPerRow, c = (tid % kPerRow) * 8;
-  u32 src = tile_address(tile, 64, r, c);
   bf16* p = dst + r * row_stride + c;
   int64_t step = kRows * row_stride;
 #pragma unroll 2
   for (int i = 0; i < 64 / kRows; ++i) {
-    if (r < valid) *reinterpret_cast<uint4*>(p) = ld_shared16(src);
-    src += kRows * 128;
+    if (r < valid) *reinterpret_cast<uint4*>(p) = ld_shared16(tile_address(tile, 64, r, c));
     r += kRows;
     p += step;
   }
 }
 
-/// Copies `BYTES` of an already swizzled tile image with 128 threads.
-template <int BYTES>
+/// Copies `BYTES` of an already swizzled tile image with THREADS threads.
+template <int BYTES, int THREADS = 128>
 __device__ __forceinline__ void load_image_async(u32 tile, const bf16* src, int tid) {
-#pragma unroll
-  for (int i = 0; i < BYTES / 2048; ++i)
-    cp_async16(tile + i * 2048 + tid * 16, src + i * 1024 + tid * 8, true);
+#pragma unroll 8
+  for (int i = 0; i < BYTES / (THREADS * 16); ++i)
+    cp_async16(tile + (i * THREADS + tid) * 16, src + (i * THREADS + tid) * 8, true);
 }
 template <int BYTES>
 __device__ __forceinline__ void store_image(bf16* dst, u32 tile, int tid) {

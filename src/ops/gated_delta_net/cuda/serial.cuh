@@ -12,18 +12,18 @@ namespace heddle::ops::cuda::gdn {
 /// Named barriers of one group each; 0 is __syncthreads.
 __device__ __forceinline__ void group_sync() { named_sync(1 + (threadIdx.x >> 7), 128); }
 
-/// Registers a thread of each role may use (setmaxnreg, Hopper only): 192 NS + 88 + 40 <= 512.
+/// Registers a thread of each role may use (setmaxnreg, Hopper only): 192 NS + 80 + 48 <= 512.
 template <class M>
 __device__ __forceinline__ void state_registers() {
   if constexpr (M::kHopper) set_max_registers_up<192>();
 }
 template <class M>
 __device__ __forceinline__ void side_registers() {
-  if constexpr (M::kHopper) set_max_registers_down<88>();
+  if constexpr (M::kHopper) set_max_registers_down<80>();
 }
 template <class M>
 __device__ __forceinline__ void load_registers() {
-  if constexpr (M::kHopper) set_max_registers_down<40>();
+  if constexpr (M::kHopper) set_max_registers_down<48>();
 }
 
 /// Row factors of one chunk, in shared memory. With G the cumulative decay and G_C its last value:
@@ -34,6 +34,24 @@ struct Scales {
   float carry;                // e^G_C
   float pad[3];
 };
+
+/// Waits until a stage is filled and makes it visible to wgmma. Whole chunks come by bulk copy, which
+/// needs no fence; tails by cp.async.
+__device__ __forceinline__ void wait_filled(u32 bar, int phase, bool tail) {
+  mbar_wait(bar, phase);
+  if (tail) fence_async_proxy();
+}
+
+/// Threads of the load group that take part: with bulk copies one warp is enough.
+template <class M>
+constexpr int kLoaders = M::kHopper ? 32 : 128;
+template <class M>
+__device__ __forceinline__ void loaders_sync() {
+  if constexpr (M::kHopper)
+    __syncwarp();
+  else
+    group_sync();
+}
 
 /// The values from which a thread below 64 makes row `i` of the scales; loaded early, stored late.
 struct ScaleLoad {
@@ -55,6 +73,19 @@ struct ScaleLoad {
     if (i == 0) s.carry = exp2_fast(last);
   }
 };
+/// All 64 rows, by L threads.
+template <int L>
+struct ScaleRows {
+  ScaleLoad row[64 / L > 0 ? 64 / L : 1];
+  __device__ void load(const Args& a, int64_t chunk, int h, int hk, int tid) {
+    if (tid >= 64) return;
+    for (int i = 0; i * L < 64; ++i) row[i].load(a, chunk, h, hk, tid + i * L);
+  }
+  __device__ void store(Scales& s, int tid) const {
+    if (tid >= 64) return;
+    for (int i = 0; i * L < 64; ++i) row[i].store(s, tid + i * L);
+  }
+};
 
 /// Which sequence, value head and columns of V (from v0) this CTA owns; longest sequences come first.
 struct Work {
@@ -71,6 +102,58 @@ struct Work {
   }
   __device__ int valid(int c) const { return min(kChunk, length - c * kChunk); }
 };
+
+/// Starts filling a stage (K, Q, 64 NS columns of a value tensor, T) for chunk c and arrives at `full`
+/// once per loader when it and the scales are there.
+template <class M, int D, int NS>
+__device__ __forceinline__ void load_stage(const Args& a, const Work& w, int c, u32 stage, u32 full,
+                                           Map value_map, const bf16* value, int64_t value_stride,
+                                           int tid) {
+  constexpr int L = kLoaders<M>;
+  constexpr u32 kWide = 64 * D * 2;
+  u32 v = stage + 2 * kWide, solve = v + NS * 8192;
+  int64_t t = w.token + c * kChunk;
+  const bf16* image = a.solve + (int64_t{w.first_chunk + c} * a.v_heads + w.h) * 4096;
+  int valid = w.valid(c);
+  if (M::kHopper && valid == kChunk) {
+    if (tid > 0) return mbar_arrive(full);
+    mbar_expect(full, 2 * kWide + (NS + 1) * 8192);
+#pragma unroll
+    for (int b = 0; b < D / 64; ++b) {
+      bulk_load_box(stage + b * 8192, &a.maps[kMapK], w.hk * D + b * 64, t, full);
+      bulk_load_box(stage + kWide + b * 8192, &a.maps[kMapQ], w.hk * D + b * 64, t, full);
+    }
+#pragma unroll
+    for (int b = 0; b < NS; ++b)
+      bulk_load_box(v + b * 8192, &a.maps[value_map], w.h * D + w.v0 + b * 64, t, full);
+    bulk_load(solve, image, 8192, full);
+    return;
+  }
+  load_tile_async<D, L>(stage, a.k + t * a.k_stride + w.hk * D, a.k_stride, valid, tid);
+  load_tile_async<D, L>(stage + kWide, a.q + t * a.q_stride + w.hk * D, a.q_stride, valid, tid);
+  load_tile_async<NS * 64, L>(v, value + t * value_stride + w.h * D + w.v0, value_stride, valid, tid);
+  load_image_async<8192, L>(solve, image, tid);
+  cp_async_arrive(full);
+}
+
+/// Starts writing a 64 x 64 NS tile of chunk c out of shared memory; a whole chunk as one bulk group of
+/// thread 0, a tail by all loaders at once.
+template <class M, int D, int NS>
+__device__ __forceinline__ void store_chunk(const Args& a, const Work& w, int c, u32 tile, Map map,
+                                            bf16* dst, int64_t stride, int tid) {
+  int64_t t = w.token + c * kChunk;
+  int valid = w.valid(c);
+  if (M::kHopper && valid == kChunk) {
+    if (tid == 0) {
+#pragma unroll
+      for (int b = 0; b < NS; ++b)
+        bulk_store_box(&a.maps[map], w.h * D + w.v0 + b * 64, t, tile + b * 8192);
+    }
+  } else {
+    store_tile<NS * 64, kLoaders<M>>(dst + t * stride + w.h * D + w.v0, tile, stride, valid, tid);
+  }
+  if (M::kHopper && tid == 0) bulk_commit();
+}
 
 /// S^T rows 16 warp .. of this group in accumulator layout, from or to fp32 [K, V] in global memory.
 template <int NB>

@@ -32,60 +32,70 @@ __global__ void __launch_bounds__((NS + 2) * 128, 1)
   int group = threadIdx.x >> 7, tid = threadIdx.x & 127, lane = tid & 31, warp = tid >> 5;
   if (threadIdx.x == 0) {
     for (int i = 0; i < 3; ++i) {
-      mbar_init(full + i * 8, 128);
+      mbar_init(full + i * 8, kLoaders<M>);
       mbar_init(empty + i * 8, NS * 128);
     }
     for (int i = 0; i < 2; ++i) {
       mbar_init(ready + i * 8, NS * 128);
-      mbar_init(copied + i * 8, 128);
+      mbar_init(copied + i * 8, M::kHopper ? 1 : 128);
     }
   }
   __syncthreads();
 
   if (group == NS + 1) {
     load_registers<M>();
-    ScaleLoad row, previous;
-    auto publish = [&](int c) {
-      if (tid < 64) previous.store(scales[c % kStages], tid);
-      fence_async_proxy();
-      mbar_arrive(full + c % kStages * 8);
-    };
+    constexpr int L = kLoaders<M>;
+    if (tid >= L) return;
+    ScaleRows<L> rows;  // of the next chunk to load
+    if (w.chunks > 0) rows.load(a, w.first_chunk, w.h, w.hk, tid);
     for (int c = 0; c < w.chunks; ++c) {
-      if (c >= kStages) mbar_wait(empty + c % kStages * 8, (c / kStages - 1) & 1);
-      u32 k = base + c % kStages * Smem::kStage;
+      int s = c % kStages, valid = w.valid(c);
+      if (c >= kStages) mbar_wait(empty + s * 8, (c / kStages - 1) & 1);
+      u32 k = base + s * Smem::kStage, u = k + Smem::kWide;
       int64_t t = w.token + c * kChunk;
-      int valid = w.valid(c);
-      if (tid < 64) row.load(a, w.first_chunk + c, w.h, w.hk, tid);
-      load_tile_async<D>(k, a.k + t * a.k_stride + w.hk * D, a.k_stride, valid, tid);
-      load_tile_async<NS * 64>(k + Smem::kWide, a.u + (t * a.v_heads + w.h) * D + w.v0,
-                               int64_t{a.v_heads} * D, valid, tid);
-      cp_async_commit();
-      if constexpr (kStages > 2) {  // one chunk late, so that two are in flight
-        cp_async_wait<1>();
-        if (c > 0) publish(c - 1);
-        previous = row;
-      } else {
-        previous = row;
-        cp_async_wait<0>();
-        publish(c);
+      rows.store(scales[s], tid);
+      if (c + 1 < w.chunks) rows.load(a, w.first_chunk + c + 1, w.h, w.hk, tid);
+      if (M::kHopper && valid == kChunk) {
+        if (tid > 0) {
+          mbar_arrive(full + s * 8);
+          continue;
+        }
+        mbar_expect(full + s * 8, Smem::kStage);
+#pragma unroll
+        for (int b = 0; b < D / 64; ++b)
+          bulk_load_box(k + b * 8192, &a.maps[kMapK], w.hk * D + b * 64, t, full + s * 8);
+#pragma unroll
+        for (int b = 0; b < NS; ++b)
+          bulk_load_box(u + b * 8192, &a.maps[kMapU], w.h * D + w.v0 + b * 64, t, full + s * 8);
+        continue;
       }
+      load_tile_async<D, L>(k, a.k + t * a.k_stride + w.hk * D, a.k_stride, valid, tid);
+      load_tile_async<NS * 64, L>(u, a.u + (t * a.v_heads + w.h) * D + w.v0, int64_t{a.v_heads} * D,
+                                  valid, tid);
+      cp_async_arrive(full + s * 8);
     }
-    if (kStages > 2 && w.chunks > 0) {
-      cp_async_wait<0>();
-      publish(w.chunks - 1);
-    }
+    cp_async_wait<0>();
     return;
   }
 
   if (group == NS) {
     side_registers<M>();
+    if (M::kHopper && tid > 0) return;
     for (int c = 0; c < w.chunks; ++c) {
       mbar_wait(ready + (c & 1) * 8, (c >> 1) & 1);
       int64_t image = (int64_t{w.first_chunk + c} * a.v_heads + w.h) * (D / 64) + w.v0 / 64;
-      store_image<NS * Smem::kWide>(a.states + image * 64 * D,
-                                    base + Smem::kOut + (c & 1) * NS * Smem::kWide, tid);
+      bf16* dst = a.states + image * 64 * D;
+      u32 src = base + Smem::kOut + (c & 1) * NS * Smem::kWide;
+      if constexpr (M::kHopper) {
+        bulk_store(dst, src, NS * Smem::kWide);
+        bulk_commit();
+        bulk_wait_read<0>();
+      } else {
+        store_image<NS * Smem::kWide>(dst, src, tid);
+      }
       mbar_arrive(copied + (c & 1) * 8);
     }
+    bulk_wait_all();
     return;
   }
 
@@ -105,8 +115,9 @@ __global__ void __launch_bounds__((NS + 2) * 128, 1)
     if (c >= 2) mbar_wait(copied + (c & 1) * 8, ((c >> 1) - 1) & 1);
 #pragma unroll
     for (int n = 0; n < KS; ++n) store_fragment(out, 64, warp * 16, n * 16, lane, sb[n]);
+    fence_async_proxy();  // the image leaves by bulk copy
     mbar_arrive(ready + (c & 1) * 8);
-    mbar_wait(full + stage * 8, (c / kStages) & 1);
+    wait_filled(full + stage * 8, (c / kStages) & 1, !M::kHopper || w.valid(c) < kChunk);
     const Scales& sc = scales[stage];
 #pragma unroll
     for (int n = 0; n < 4; ++n)
