@@ -88,6 +88,8 @@ void RunObserver::on_tokenize(const std::string& file, double fraction, std::int
         "tokenize " + std::filesystem::path(file).filename().string(), 1000,
         ui::ProgressStyle::detect(1000));
   }
+  // A small compressed file is read to its end while most of its rows are still to come.
+  if (tokenizing_ == nullptr) return;
   tokenizing_->update(static_cast<std::int64_t>(fraction * 1000), {fmt::format("{} rows", rows)});
   if (fraction >= 1) tokenizing_.reset();
 }
