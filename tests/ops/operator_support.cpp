@@ -65,7 +65,7 @@ double tolerance_of(c10::ScalarType dtype) {
 ::testing::AssertionResult identical(const at::Tensor& a, const at::Tensor& b) {
   const at::Tensor x = a.contiguous(), y = b.contiguous();
   if (x.sizes() == y.sizes() && x.scalar_type() == y.scalar_type() &&
-      std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0) {
+      (x.nbytes() == 0 || std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0)) {
     return ::testing::AssertionSuccess();
   }
   return ::testing::AssertionFailure() << "the bits differ";

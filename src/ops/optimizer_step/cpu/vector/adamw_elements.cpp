@@ -32,12 +32,20 @@ void adamw(const AdamwElements& a, const AdamwScalars& s, long begin, long end) 
 template <class T>
 double square_sum(const void* elements, long begin, long end) {
   const T* __restrict x = static_cast<const T*>(elements);
-  double sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (long i = begin; i < end; ++i) {
-    const double value = widen(x[i]);
-    sum += value * value;
+  // Many sums side by side: one chain of additions would wait for each of them.
+  constexpr long kSums = 64;
+  double sums[kSums] = {};
+  long i = begin;
+  for (; i + kSums <= end; i += kSums) {
+#pragma omp simd
+    for (long j = 0; j < kSums; ++j) {
+      const double value = widen(x[i + j]);
+      sums[j] += value * value;
+    }
   }
+  double sum = 0;
+  for (; i < end; ++i) sum += static_cast<double>(widen(x[i])) * widen(x[i]);
+  for (long j = 0; j < kSums; ++j) sum += sums[j];
   return sum;
 }
 
