@@ -122,7 +122,7 @@ TEST_F(GpuOps, GroupedExpertsEqualReference) {
         table_of(register_moe, MoeExperts::kName, "reference", at::kDouble);
     const KernelTable grouped =
         gpu_table(register_moe, MoeExperts::kName, "cuda.grouped_mm", at::kBFloat16,
-                  {{"hidden_size", 64}, {"moe_intermediate_size", 48}});
+                  {{"hidden_size", 64}, {"intermediate_size", 48}});
     const auto run = [&](const KernelTable& kernels, const at::Tensor& chosen) {
       return [&kernels, chosen](const Tensors& x) {
         return Tensors{moe_experts(kernels, {x[0], x[1], chosen, x[2], x[3]})};

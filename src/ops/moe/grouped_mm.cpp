@@ -55,7 +55,7 @@ at::Tensor combine(const at::Tensor& rows, const MoeOrder& order, const at::Tens
 }
 
 std::optional<std::string> refuse(const Dims& dims) {
-  for (const char* name : {"hidden_size", "moe_intermediate_size"}) {
+  for (const char* name : {"hidden_size", "intermediate_size"}) {
     const auto size = dims.find(name);
     if (size == dims.end()) return fmt::format("the request names no {}", name);
     // Rows must start on 16 bytes.
