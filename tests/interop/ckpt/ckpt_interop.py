@@ -20,6 +20,7 @@ import transformers
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextForSequenceClassification
 
 warnings.filterwarnings("ignore")
 transformers.logging.set_verbosity_error()
@@ -49,7 +50,7 @@ def image_text_model():
 
 def classifier():
     config = transformers.Qwen3_5TextConfig(**SHAPE, intermediate_size=48, num_labels=1, pad_token_id=0)
-    return transformers.Qwen3_5ForSequenceClassification(config)
+    return Qwen3_5TextForSequenceClassification(config)
 
 
 def logits(model):
@@ -174,30 +175,34 @@ def check_spelling_fits_both_classes(rewrite, work):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--rewrite", required=True, type=pathlib.Path)
-    rewrite = parser.parse_args().rewrite.resolve()
+    parser.add_argument("--only", choices=("models", "adapters"))
+    arguments = parser.parse_args()
+    rewrite = arguments.rewrite.resolve()
     with tempfile.TemporaryDirectory() as folder:
         work = pathlib.Path(folder)
         torch.manual_seed(1)
-        for dtype in (torch.float32, torch.bfloat16):
-            check_model(rewrite, work, "dense", text_model(), dtype)
-            check_model(rewrite, work, "moe", moe_model(), dtype)
-            check_model(rewrite, work, "image-text", image_text_model(), dtype)
-        check_adapter(rewrite, work, "all-linear", text_model, LoraConfig(
-            r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM", modules_to_save=["lm_head", "embed_tokens"]),
-            ("same", "nested", "bare"))
-        check_adapter(rewrite, work, "patterns", text_model, LoraConfig(
-            r=4, lora_alpha=3, use_rslora=True, target_modules=r".*\.(q_proj|in_proj_qkv|down_proj)", lora_dropout=0.1,
-            rank_pattern={"layers.0.linear_attn.in_proj_qkv": 7, "^model.layers.1.*": 2}, alpha_pattern={"down_proj": 5}))
-        check_adapter(rewrite, work, "layers", text_model, LoraConfig(
-            r=4, target_modules=["up_proj"], layers_to_transform=[1, 3], exclude_modules=["layers.3.mlp.up_proj"]))
-        check_adapter(rewrite, work, "head", text_model, LoraConfig(r=4, target_modules=["lm_head", "out_proj"]))
-        check_adapter(rewrite, work, "nested", image_text_model, LoraConfig(
-            r=4, target_modules=r".*language_model.*(q_proj|in_proj_z)"), ("same", "bare-nested"))
-        check_adapter(rewrite, work, "classifier", classifier, LoraConfig(
-            r=4, target_modules=["q_proj", "in_proj_a"], task_type="SEQ_CLS"))
-        check_adapter(rewrite, work, "experts", moe_model, LoraConfig(
-            r=2, target_modules=["q_proj"], target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]))
-        check_spelling_fits_both_classes(rewrite, work)
+        if arguments.only != "adapters":
+            for dtype in (torch.float32, torch.bfloat16):
+                check_model(rewrite, work, "dense", text_model(), dtype)
+                check_model(rewrite, work, "moe", moe_model(), dtype)
+                check_model(rewrite, work, "image-text", image_text_model(), dtype)
+        if arguments.only != "models":
+            check_adapter(rewrite, work, "all-linear", text_model, LoraConfig(
+                r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM", modules_to_save=["lm_head", "embed_tokens"]),
+                ("same", "nested", "bare"))
+            check_adapter(rewrite, work, "patterns", text_model, LoraConfig(
+                r=4, lora_alpha=3, use_rslora=True, target_modules=r".*\.(q_proj|in_proj_qkv|down_proj)", lora_dropout=0.1,
+                rank_pattern={"layers.0.linear_attn.in_proj_qkv": 7, "^model.layers.1.*": 2}, alpha_pattern={"down_proj": 5}))
+            check_adapter(rewrite, work, "layers", text_model, LoraConfig(
+                r=4, target_modules=["up_proj"], layers_to_transform=[1, 3], exclude_modules=["layers.3.mlp.up_proj"]))
+            check_adapter(rewrite, work, "head", text_model, LoraConfig(r=4, target_modules=["lm_head", "out_proj"]))
+            check_adapter(rewrite, work, "nested", image_text_model, LoraConfig(
+                r=4, target_modules=r".*language_model.*(q_proj|in_proj_z)"), ("same", "bare-nested"))
+            check_adapter(rewrite, work, "classifier", classifier, LoraConfig(
+                r=4, target_modules=["q_proj", "in_proj_a"], task_type="SEQ_CLS"))
+            check_adapter(rewrite, work, "experts", moe_model, LoraConfig(
+                r=2, target_modules=["q_proj"], target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]))
+            check_spelling_fits_both_classes(rewrite, work)
 
 
 if __name__ == "__main__":
