@@ -239,17 +239,17 @@ Value filter_int(const Call& call) {
 }
 
 Value filter_format(const Call& call) {
+  const Value format = call.subject.is_string() ? call.subject : Value::string(call.text());
   if (!call.arguments.named.empty()) {
     if (!call.arguments.positional.empty())
       throw TypeError{"can't handle positional and keyword arguments at the same time"};
     std::vector<std::pair<Value, Value>> items;
     for (const auto& [name, value] : call.arguments.named)
       items.emplace_back(Value::string(name), value);
-    return Value::string(
-        format_percent(call.text(), Value::dict(std::move(items)), call.interpreter.max_bytes()));
+    return format_percent(format, Value::dict(std::move(items)), call.interpreter.max_bytes());
   }
-  return Value::string(format_percent(call.text(), Value::tuple(call.arguments.positional),
-                                      call.interpreter.max_bytes()));
+  return format_percent(format, Value::tuple(call.arguments.positional),
+                        call.interpreter.max_bytes());
 }
 
 Value filter_indent(const Call& call) {
@@ -451,7 +451,7 @@ Value filter_round(const Call& call) {
                      scale);
 }
 
-Value filter_safe(const Call& call) { return Value::string(call.text()); }
+Value filter_safe(const Call& call) { return Value::string(call.text(), true); }
 
 Value filter_sort(const Call& call) {
   const auto arguments = call.read({"reverse", "case_sensitive", "attribute"});
@@ -467,7 +467,7 @@ Value filter_sum(const Call& call) {
     if (arguments.has(0) && !arguments.at(0).is_none())
       item = dotted(call.interpreter, item, arguments.at(0), nullptr);
     if (item.is_string() || total.is_string()) throw TypeError{"sum() can't sum strings"};
-    total = add(total, item);
+    total = add(total, item, call.interpreter.max_bytes());
     call.interpreter.work(Interpreter::cost(total));
   }
   return total;
@@ -567,6 +567,10 @@ struct Filter {
   Value (*apply)(const Call&);
 };
 
+/// Filters that leave the mark of `safe` on a text, as Python's methods of Markup do.
+constexpr std::string_view kKeepMarkup[] = {"capitalize", "center", "indent", "lower",
+                                            "reverse",    "string", "trim",   "upper"};
+
 constexpr Filter kFilters[] = {
     {"abs", filter_abs},
     {"attr", filter_attr},
@@ -626,6 +630,10 @@ Value apply_filter(Interpreter& interpreter, const std::string& name, const Valu
   interpreter.work(1 + Interpreter::cost(subject));
   Value result = find_filter(name)->apply({interpreter, name, subject, arguments});
   if (result.is_string()) interpreter.built(result.as_string().size());
+  if (subject.is_markup() && result.is_string() &&
+      std::find(std::begin(kKeepMarkup), std::end(kKeepMarkup), name) != std::end(kKeepMarkup)) {
+    return Value::string(result.as_string(), true);
+  }
   return result;
 }
 

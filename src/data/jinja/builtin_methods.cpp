@@ -126,7 +126,9 @@ Value find(const Call& call, bool from_right, bool must_exist) {
 
 Value replace(const Call& call) {
   const auto arguments = call.read({"old", "new", "count"});
-  const std::string from = need_string(arguments, 0), to = need_string(arguments, 1);
+  const std::string from = need_string(arguments, 0);
+  std::string to = need_string(arguments, 1);
+  if (call.self.is_markup()) to = escaped(arguments.at(1), call.interpreter.max_bytes());
   const std::int64_t most = arguments.integer(2, -1);
   // What the result can grow to is checked before it is built.
   std::size_t count = from.empty() ? call.text().size() + 1 : 0;
@@ -195,7 +197,7 @@ Value join(const Call& call) {
           fmt::format("sequence item: expected str instance, {} found", item.type_name())};
     if (!first) out.add(call.text());
     first = false;
-    out.add(item.as_string());
+    out.add(call.self.is_markup() ? escaped(item, call.interpreter.max_bytes()) : item.as_string());
   }
   call.interpreter.work(items.size());
   return Value::string(out.take());
@@ -289,8 +291,7 @@ constexpr Method kStringMethods[] = {
     {"expandtabs", expand_tabs},
     {"format",
      [](const Call& call) {
-       return Value::string(
-           format_braces(call.text(), call.arguments, call.interpreter.max_bytes()));
+       return format_braces(call.self, call.arguments, call.interpreter.max_bytes());
      }},
     {"isalpha", has_property<Property::kAlpha>},
     {"isdigit", has_property<Property::kDigit>},
@@ -373,6 +374,16 @@ const Method* find_method(const Value& self, std::string_view name) {
     default:
       return nullptr;
   }
+}
+
+/// The texts of a result as markup.
+Value marked(const Value& value) {
+  if (value.is_string()) return Value::string(value.as_string(), true);
+  if (!value.is(Kind::kList)) return value;
+  Values items;
+  for (const Value& item : value.as_list().items) items.push_back(marked(item));
+  return value.as_list().form == ListData::Form::kTuple ? Value::tuple(std::move(items))
+                                                        : Value::list(std::move(items));
 }
 
 /// The local time in strftime's format; %f is microseconds, as in Python.
@@ -511,7 +522,7 @@ Value call_method(Interpreter& interpreter, const Value& self, const std::string
   interpreter.work(1 + Interpreter::cost(self));
   Value result = find_method(self, name)->call({interpreter, self, name, arguments});
   if (result.is_string()) interpreter.built(result.as_string().size());
-  return result;
+  return self.is_markup() ? marked(result) : result;
 }
 
 }  // namespace heddle::data::jinja

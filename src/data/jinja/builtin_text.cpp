@@ -238,12 +238,14 @@ std::string pad(std::string text, const Conversion& how) {
   return std::string(missing, ' ') + text;
 }
 
-std::string convert(const Value& value, const Conversion& how, std::size_t max_bytes) {
+std::string convert(const Value& value, const Conversion& how, bool escapes,
+                    std::size_t max_bytes) {
   std::string text;
   switch (how.type) {
     case 's':
     case 'r':
       text = how.type == 's' ? to_text(value, max_bytes) : to_repr(value, max_bytes);
+      if (escapes) text = escaped(how.type == 's' ? value : Value::string(text), max_bytes);
       if (how.precision >= 0) {
         const std::u32string code_points = python_text::to_code_points(text);
         if (code_points.size() > static_cast<std::size_t>(how.precision)) {
@@ -292,6 +294,34 @@ std::string convert(const Value& value, const Conversion& how, std::size_t max_b
 
 }  // namespace
 
+std::string escaped(const Value& value, std::size_t max_bytes) {
+  const std::string text = to_text(value, max_bytes);
+  if (value.is_markup()) return text;
+  TextSink out(max_bytes);
+  for (const char& c : text) {
+    switch (c) {
+      case '&':
+        out.add("&amp;");
+        break;
+      case '<':
+        out.add("&lt;");
+        break;
+      case '>':
+        out.add("&gt;");
+        break;
+      case '\'':
+        out.add("&#39;");
+        break;
+      case '"':
+        out.add("&#34;");
+        break;
+      default:
+        out.add({&c, 1});
+    }
+  }
+  return out.take();
+}
+
 std::string to_repr(const Value& value, std::size_t max_bytes) {
   TextSink out(max_bytes);
   repr(value, out);
@@ -310,8 +340,9 @@ std::string to_json(const Value& value, const JsonStyle& style, std::size_t max_
   return out.take();
 }
 
-std::string format_percent(const std::string& format, const Value& arguments,
-                           std::size_t max_bytes) {
+Value format_percent(const Value& format_value, const Value& arguments, std::size_t max_bytes) {
+  const std::string& format = format_value.as_string();
+  const bool escapes = format_value.is_markup();
   constexpr std::int64_t kWidest = 1'000'000;
   const bool is_tuple =
       arguments.is(Value::Kind::kList) && arguments.as_list().form == ListData::Form::kTuple;
@@ -377,17 +408,19 @@ std::string format_percent(const std::string& format, const Value& arguments,
     }
     if (i >= format.size()) throw TypeError{"incomplete format"};
     how.type = format[i];
-    out.add(convert(chosen != nullptr ? *chosen : next(), how, max_bytes));
+    out.add(convert(chosen != nullptr ? *chosen : next(), how, escapes, max_bytes));
   }
   if (!named &&
       (is_tuple ? used < arguments.as_list().items.size() : used == 0 && !arguments.is_dict())) {
     throw TypeError{"not all arguments converted during string formatting"};
   }
-  return out.take();
+  return Value::string(out.take(), escapes);
 }
 
-std::string format_braces(const std::string& format, const CallArguments& arguments,
-                          std::size_t max_bytes) {
+Value format_braces(const Value& format_value, const CallArguments& arguments,
+                    std::size_t max_bytes) {
+  const std::string& format = format_value.as_string();
+  const bool escapes = format_value.is_markup();
   TextSink out(max_bytes);
   std::size_t automatic = 0;
   for (std::size_t i = 0; i < format.size(); ++i) {
@@ -419,7 +452,7 @@ std::string format_braces(const std::string& format, const CallArguments& argume
       }
       if (value == nullptr)
         throw TypeError{fmt::format("no argument for the replacement field '{{{}}}'", field)};
-      out.add(to_text(*value, max_bytes));
+      out.add(escapes ? escaped(*value, max_bytes) : to_text(*value, max_bytes));
       i = end;
     } else {
       const std::size_t end = std::min(format.find_first_of("{}", i), format.size());
@@ -427,7 +460,7 @@ std::string format_braces(const std::string& format, const CallArguments& argume
       i = end - 1;
     }
   }
-  return out.take();
+  return Value::string(out.take(), escapes);
 }
 
 }  // namespace heddle::data::jinja

@@ -118,13 +118,16 @@ std::int64_t length(const Value& value) {
   }
 }
 
-Value add(const Value& a, const Value& b) {
+Value add(const Value& a, const Value& b, std::size_t max_bytes) {
   if (are_integral(a, b)) {
     std::int64_t result;
     if (__builtin_add_overflow(a.as_int(), b.as_int(), &result)) overflow();
     return Value::integer(result);
   }
-  if (a.is_string() && b.is_string()) return Value::string(a.as_string() + b.as_string());
+  if (a.is_string() && b.is_string()) {
+    if (!a.is_markup() && !b.is_markup()) return Value::string(a.as_string() + b.as_string());
+    return Value::string(escaped(a, max_bytes) + escaped(b, max_bytes), true);
+  }
   if (a.is(Value::Kind::kList) && b.is(Value::Kind::kList) &&
       a.as_list().form == b.as_list().form && a.as_list().form != ListData::Form::kView) {
     Values items = a.as_list().items;
@@ -163,7 +166,7 @@ Value multiply(const Value& a, const Value& b, std::size_t max_bytes) {
       std::string out;
       out.reserve(text.size() * count);
       for (std::uint64_t i = 0; i < count && !text.empty(); ++i) out += text;
-      return Value::string(std::move(out));
+      return Value::string(std::move(out), what.is_markup());
     }
     const ListData& list = what.as_list();
     if (list.form == ListData::Form::kView) unsupported_operands("*", a, b);

@@ -94,7 +94,7 @@ struct JsonStyle {
 };
 std::string to_json(const Value& value, const JsonStyle& style, std::size_t max_bytes);
 
-Value add(const Value& a, const Value& b);
+Value add(const Value& a, const Value& b, std::size_t max_bytes);
 Value subtract(const Value& a, const Value& b);
 Value multiply(const Value& a, const Value& b, std::size_t max_bytes);
 Value divide(const Value& a, const Value& b);
@@ -103,10 +103,10 @@ Value modulo(const Value& a, const Value& b);
 Value power(const Value& a, const Value& b);
 bool contains(const Value& container, const Value& item);
 /// `%` on a string.
-std::string format_percent(const std::string& format, const Value& arguments,
-                           std::size_t max_bytes);
+Value format_percent(const Value& format, const Value& arguments, std::size_t max_bytes);
 /// str.format.
-std::string format_braces(const std::string& format, const CallArguments& arguments,
-                          std::size_t max_bytes);
+Value format_braces(const Value& format, const CallArguments& arguments, std::size_t max_bytes);
+/// The text with & < > ' " as HTML entities; markup stays as it is.
+std::string escaped(const Value& value, std::size_t max_bytes);
 
 }  // namespace heddle::data::jinja

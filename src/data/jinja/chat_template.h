@@ -30,7 +30,7 @@ class ChatTemplate {
     nlohmann::ordered_json variables;
     /// Bounds on one rendering; passing one is a DataError. The defaults are far above any real
     /// conversation.
-    std::uint64_t max_steps = 50'000'000;
+    std::uint64_t max_steps = 20'000'000;
     std::size_t max_bytes = std::size_t{256} << 20;
   };
   struct Rendered {

@@ -158,9 +158,6 @@ Interpreter::Flow Interpreter::run_if(const Statement& statement) {
 
 Interpreter::Flow Interpreter::run_for(const Statement& statement) {
   auto loop = std::make_shared<LoopData>();
-  const Value* around = scope_->find(Template::kLoop);
-  if (around != nullptr && around->is(Value::Kind::kLoop))
-    loop->level = around->as_loop().level + 1;
   loop->items = iterate(evaluate(*statement.expr));
   work(loop->items.size());
   if (statement.condition) {

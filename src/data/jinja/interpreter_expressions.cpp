@@ -27,9 +27,9 @@ const Value* attribute_of_loop(const LoopData& loop, const std::string& name, Va
   else if (name == "length")
     storage = Value::integer(count);
   else if (name == "depth")
-    storage = Value::integer(loop.level);
+    storage = Value::integer(1);  // deeper only in recursive loops
   else if (name == "depth0")
-    storage = Value::integer(loop.level - 1);
+    storage = Value::integer(0);
   else if (name == "previtem")
     storage = index > 0 ? loop.items[index - 1] : Value::undefined();
   else if (name == "nextitem")
@@ -244,7 +244,7 @@ Value Interpreter::evaluate_slice(const Expr& expr) {
                 [&](std::size_t i) { out += source[i]; });
     std::string text = python_text::from_code_points(out);
     built(text.size());
-    return Value::string(std::move(text));
+    return Value::string(std::move(text), object.is_markup());
   }
   if (object.is(Value::Kind::kList) && object.as_list().form != ListData::Form::kView) {
     const ListData& list = object.as_list();
@@ -399,7 +399,7 @@ Value Interpreter::evaluate_binary(const Expr& expr) {
   Value result;
   switch (expr.op) {
     case Op::kAdd:
-      result = add(left, right);
+      result = add(left, right, limits_.max_bytes);
       break;
     case Op::kSub:
       return subtract(left, right);
@@ -411,9 +411,8 @@ Value Interpreter::evaluate_binary(const Expr& expr) {
     case Op::kFloorDiv:
       return floor_divide(left, right);
     case Op::kMod:
-      result = left.is_string()
-                   ? Value::string(format_percent(left.as_string(), right, limits_.max_bytes))
-                   : modulo(left, right);
+      result =
+          left.is_string() ? format_percent(left, right, limits_.max_bytes) : modulo(left, right);
       break;
     case Op::kPow:
       return power(left, right);

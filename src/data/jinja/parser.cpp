@@ -38,9 +38,8 @@ class Parser : public ExpressionParser {
 
   /// Statements up to a block that begins with one of `ends` (whose name is then the current
   /// token), or to the end of the template if there are none.
-  Body body(std::initializer_list<std::string_view> ends) {
+  Body body(std::initializer_list<std::string_view> ends, int begin_line = 1) {
     const Level level(*this);
-    const int begin_line = current().line;
     Body out;
     for (;;) {
       switch (current().type) {
@@ -80,8 +79,9 @@ class Parser : public ExpressionParser {
   /// current token.
   Body block(std::initializer_list<std::string_view> ends) {
     skip_op(":");
+    const int line = current().line;
     expect(Type::kBlockEnd, "'%}'");
-    return body(ends);
+    return body(ends, line);
   }
   Body whole_block(std::string_view end) {
     Body out = block({end});

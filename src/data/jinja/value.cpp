@@ -96,9 +96,9 @@ Value Value::real(double d) {
   value.data_ = d;
   return value;
 }
-Value Value::string(std::string s) {
+Value Value::string(std::string s, bool is_markup) {
   Value value;
-  value.data_ = std::make_shared<const std::string>(std::move(s));
+  value.data_ = std::make_shared<const StringData>(StringData{std::move(s), is_markup});
   return value;
 }
 

@@ -14,6 +14,7 @@
 namespace heddle::data::jinja {
 
 class Value;
+struct StringData;
 struct ListData;
 struct DictData;
 struct IteratorData;
@@ -55,7 +56,9 @@ class Value {
   static Value boolean(bool value);
   static Value integer(std::int64_t value);
   static Value real(double value);
-  static Value string(std::string value);
+  /// `is_markup`: marked by the filter `safe`, so that `+`, `%` and methods escape what is joined
+  /// to it, as in Python.
+  static Value string(std::string value, bool is_markup = false);
   static Value list(Values items);
   static Value tuple(Values items);
   /// A generator: true whatever it holds, without a length, and empty once it has been run through.
@@ -84,18 +87,14 @@ class Value {
   bool as_bool() const { return std::get<bool>(data_); }
   std::int64_t as_int() const;
   double as_double() const;
-  const std::string& as_string() const {
-    return *std::get<std::shared_ptr<const std::string>>(data_);
-  }
+  const std::string& as_string() const;
+  bool is_markup() const;
   const ListData& as_list() const { return *std::get<std::shared_ptr<const ListData>>(data_); }
   const DictData& as_dict() const { return *std::get<std::shared_ptr<const DictData>>(data_); }
   IteratorData& as_iterator() const { return *std::get<std::shared_ptr<IteratorData>>(data_); }
   Namespace& as_namespace() const { return *std::get<Namespace*>(data_); }
   LoopData& as_loop() const { return *std::get<std::shared_ptr<LoopData>>(data_); }
   const Callable& as_callable() const { return *std::get<std::shared_ptr<const Callable>>(data_); }
-  const std::shared_ptr<const std::string>& shared_string() const {
-    return std::get<std::shared_ptr<const std::string>>(data_);
-  }
 
   bool truthy() const;
   /// Levels of lists and dictionaries below and with this one, and the values they hold in all.
@@ -114,11 +113,16 @@ class Value {
 
  private:
   struct None {};
-  std::variant<Undefined, None, bool, std::int64_t, double, std::shared_ptr<const std::string>,
+  std::variant<Undefined, None, bool, std::int64_t, double, std::shared_ptr<const StringData>,
                std::shared_ptr<const ListData>, std::shared_ptr<const DictData>,
                std::shared_ptr<IteratorData>, Namespace*, std::shared_ptr<LoopData>,
                std::shared_ptr<const Callable>>
       data_;
+};
+
+struct StringData {
+  std::string text;
+  bool is_markup = false;
 };
 
 struct ListData {
@@ -156,9 +160,15 @@ struct Namespace {
 struct LoopData {
   Values items;
   std::size_t index = 0;
-  int level = 1;
   Value::Extent extent;
 };
+
+inline const std::string& Value::as_string() const {
+  return std::get<std::shared_ptr<const StringData>>(data_)->text;
+}
+inline bool Value::is_markup() const {
+  return is_string() && std::get<std::shared_ptr<const StringData>>(data_)->is_markup;
+}
 
 /// Python's ==.
 bool equal(const Value& a, const Value& b);

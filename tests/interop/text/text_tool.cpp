@@ -1,7 +1,8 @@
 // Drives the tokenizer and the chat template for the comparison scripts beside it:
-//   text_tool encode DIR IN OUT [THREADS]   IN, OUT: records of a 64-bit length and so many bytes / int32 ids
-//   text_tool decode DIR IN OUT             the reverse; with StreamDecoder's pieces checked against decode()
-//   text_tool render CASES OUT              CASES: a JSON line each {template, messages, tools, add_generation_prompt, variables}
+//   text_tool encode DIR IN OUT [THREADS]   IN, OUT: records of a 64-bit length and so many bytes /
+//   int32 ids text_tool decode DIR IN OUT             the reverse; with StreamDecoder's pieces
+//   checked against decode() text_tool render CASES OUT              CASES: a JSON line each
+//   {template, messages, tools, add_generation_prompt, variables}
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -40,7 +41,8 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-void encode(const std::string& directory, const std::string& in, const std::string& out, int threads) {
+void encode(const std::string& directory, const std::string& in, const std::string& out,
+            int threads) {
   auto begin = std::chrono::steady_clock::now();
   const auto tokenizer = Tokenizer::load(directory);
   const double load_s = seconds_since(begin);
@@ -66,7 +68,8 @@ void decode(const std::string& directory, const std::string& in, const std::stri
     std::string joined;
     for (const std::int32_t id : ids) joined += stream.push(id);
     joined += stream.finish();
-    if (joined != text) heddle::throw_error<heddle::InternalError>("streamed text differs from decoded text");
+    if (joined != text)
+      heddle::throw_error<heddle::InternalError>("streamed text differs from decoded text");
     write_record(file, text.data(), text.size());
   }
 }
@@ -82,7 +85,8 @@ void render(const std::string& in, const std::string& out) {
       const std::string source = row["template"];
       auto found = parsed.find(source);
       if (found == parsed.end()) {
-        found = parsed.emplace(source, ChatTemplate::parse(source, row.value("name", "template"))).first;
+        found = parsed.emplace(source, ChatTemplate::parse(source, row.value("name", "template")))
+                    .first;
       }
       ChatTemplate::Options options;
       options.tools = row["tools"];
@@ -104,7 +108,8 @@ int main(int argc, char** argv) {
   const std::vector<std::string> arguments(argv + 1, argv + argc);
   try {
     if (arguments.size() >= 4 && arguments[0] == "encode") {
-      encode(arguments[1], arguments[2], arguments[3], arguments.size() > 4 ? std::stoi(arguments[4]) : 1);
+      encode(arguments[1], arguments[2], arguments[3],
+             arguments.size() > 4 ? std::stoi(arguments[4]) : 1);
     } else if (arguments.size() == 4 && arguments[0] == "decode") {
       decode(arguments[1], arguments[2], arguments[3]);
     } else if (arguments.size() == 3 && arguments[0] == "render") {

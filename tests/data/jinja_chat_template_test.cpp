@@ -1,0 +1,176 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/errors.h"
+#include "base/files.h"
+#include "data/jinja/chat_template.h"
+
+namespace heddle::data {
+namespace {
+
+using nlohmann::ordered_json;
+using ::testing::HasSubstr;
+
+const std::string kFolder = HEDDLE_SOURCE_DIR;
+
+std::string error_of(const std::string& source, const ordered_json& variables = nullptr) {
+  try {
+    ChatTemplate::Options options;
+    options.variables = variables;
+    options.max_steps = 1'000'000;
+    options.max_bytes = 1 << 24;
+    const auto rendered = ChatTemplate::parse(source, "chat.jinja")
+                              .render({{{"role", "user"}, {"content", "Hi"}}}, options);
+    return "no error but: " + rendered.text;
+  } catch (const DataError& error) {
+    return error.what();
+  }
+}
+
+ChatTemplate::Rendered render(const std::string& source, const ordered_json& messages,
+                              const ordered_json& variables = nullptr) {
+  ChatTemplate::Options options;
+  options.variables = variables;
+  return ChatTemplate::parse(source, "chat.jinja").render(messages, options);
+}
+
+void expect_as_golden(const ordered_json& golden, const std::string& source,
+                      const ordered_json& messages, const ChatTemplate::Options& options) {
+  try {
+    const auto rendered = ChatTemplate::parse(source, "golden").render(messages, options);
+    ASSERT_TRUE(golden.contains("text"))
+        << source << "\nraises in Python: " << golden["error"] << "\nbut gives " << rendered.text;
+    EXPECT_EQ(rendered.text, golden["text"].get<std::string>()) << source;
+    EXPECT_EQ(ordered_json(rendered.generation_spans), golden["spans"]) << source;
+  } catch (const DataError& error) {
+    EXPECT_TRUE(golden.contains("error")) << source << "\n" << error.what();
+  }
+}
+
+// Expected texts come from transformers: tests/interop/text/make_golden.py.
+TEST(ChatTemplate, ConstructsRenderAsInTransformers) {
+  const auto golden = ordered_json::parse(files::read(kFolder + "/tests/data/jinja_golden.json"));
+  ASSERT_GT(golden["cases"].size(), 500u);
+  ChatTemplate::Options options;
+  options.variables = golden["variables"];
+  for (const auto& row : golden["cases"]) {
+    expect_as_golden(row, row["template"], golden["messages"], options);
+  }
+}
+
+TEST(ChatTemplate, ExampleTemplateRendersAsInTransformers) {
+  const auto golden = ordered_json::parse(files::read(kFolder + "/tests/data/jinja_golden.json"));
+  const std::string source = files::read(kFolder + "/examples/tokenizer-4k/chat_template.jinja");
+  for (const auto& row : golden["conversations"]) {
+    ChatTemplate::Options options;
+    options.tools = row["tools"];
+    options.add_generation_prompt = row["prompt"];
+    options.variables = row["variables"];
+    expect_as_golden(row, source, row["messages"], options);
+  }
+}
+
+TEST(ChatTemplate, GenerationSpansAreByteRangesOfTheAssistantsText) {
+  const std::string source =
+      "{% for m in messages %}<{{ m.role }}>{% if m.role == 'assistant' %}{% generation %}"
+      "{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}";
+  const auto rendered = render(source, {{{"role", "user"}, {"content", "é"}},
+                                        {{"role", "assistant"}, {"content", "日本"}},
+                                        {{"role", "assistant"}, {"content", ""}}});
+  ASSERT_EQ(rendered.generation_spans.size(), 2u);
+  const auto [begin, end] = rendered.generation_spans[0];
+  EXPECT_EQ(rendered.text.substr(begin, end - begin), "日本");
+  EXPECT_EQ(rendered.generation_spans[1].first, rendered.generation_spans[1].second);
+  EXPECT_TRUE(ChatTemplate::parse(source, "t").has_generation_blocks());
+  EXPECT_FALSE(ChatTemplate::parse("{{ x }}", "t").has_generation_blocks());
+}
+
+TEST(ChatTemplate, ReasoningIsFoundUnderItsOtherNames) {
+  const std::string source = "{{ messages[0].reasoning_content }}/{{ messages[0].thinking }}";
+  for (const char* name : {"reasoning", "thinking", "reasoning_content"}) {
+    EXPECT_EQ(render(source, {{{"role", "assistant"}, {name, "r"}}}).text, "r/r") << name;
+  }
+  EXPECT_EQ(render(source, {{{"role", "assistant"}}}).text, "/");
+}
+
+TEST(ChatTemplate, ErrorsNameTemplateLineAndConstruct) {
+  EXPECT_EQ(error_of("a\n{% include 'x' %}"),
+            "chat.jinja:2: the statement 'include' is not supported");
+  EXPECT_EQ(error_of("{{ 'a' |\n pprint }}"), "chat.jinja:2: filter 'pprint' is not supported");
+  EXPECT_EQ(error_of("\n\n{{ x is nonsense }}"), "chat.jinja:3: test 'nonsense' is not supported");
+  EXPECT_EQ(error_of("{% for x in y recursive %}{% endfor %}"),
+            "chat.jinja:1: a recursive loop is not supported");
+  EXPECT_EQ(error_of("\n{{ raise_exception('Roles must alternate') }}"),
+            "chat.jinja:2: raise_exception: Roles must alternate");
+  EXPECT_EQ(error_of("{{ messages[0].content.name.first }}"),
+            "chat.jinja:1: a value has no attribute or key 'name'");
+  EXPECT_EQ(error_of("a\nb {{ missing.x }}"), "chat.jinja:2: 'missing' is undefined");
+  EXPECT_THAT(error_of("{% if x %}\n\n"),
+              HasSubstr("chat.jinja:2: the block that begins on line 1 is not closed"));
+  EXPECT_THAT(error_of("{% set x %}{% generation %}{% endgeneration %}{% endset %}"),
+              HasSubstr("generation block inside a macro"));
+  EXPECT_THAT(error_of("\xff"), HasSubstr("not valid UTF-8 at byte 0"));
+  EXPECT_THAT(error_of("{{ 99999999999999999999 }}"), HasSubstr("cannot be read"));
+  EXPECT_THAT(error_of("{{ x }}", {{"x", 18446744073709551615ull}}),
+              HasSubstr("more than 64 bits"));
+}
+
+TEST(ChatTemplate, MessagesMustBeAListOfObjects) {
+  const auto chat = ChatTemplate::parse("", "chat.jinja");
+  EXPECT_THROW(chat.render(ordered_json::object(), {}), DataError);
+  EXPECT_THROW(chat.render({"text"}, {}), DataError);
+  EXPECT_EQ(chat.render(ordered_json::array(), {}).text, "");
+}
+
+// Each would take for ever, or all memory, or the stack, without a bound.
+TEST(ChatTemplate, HostileTemplatesEndWithAnError) {
+  const std::string loops =
+      "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
+  EXPECT_THAT(error_of(loops), HasSubstr("steps"));
+  EXPECT_THAT(error_of("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}"),
+              HasSubstr("nested evaluations"));
+  EXPECT_THAT(error_of("{{ 'x' * 99999999999 }}"), HasSubstr("bytes"));
+  EXPECT_THAT(error_of("{% set n = namespace(x='xxxxxxxx') %}{% for i in range(99) %}{% set n.x = "
+                       "n.x ~ n.x %}{% endfor %}"),
+              HasSubstr("bytes"));
+  EXPECT_THAT(error_of("{% set n = namespace(x=[1]) %}{% for i in range(99) %}{% set n.x = [n.x, "
+                       "n.x] %}{% endfor %}"),
+              HasSubstr("values"));
+  EXPECT_THAT(error_of("{% set n = namespace(x=[1]) %}{% for i in range(9999) %}{% set n.x = [n.x] "
+                       "%}{% endfor %}"),
+              HasSubstr("nested deeper"));
+  EXPECT_THAT(error_of("{{ " + std::string(100000, '(') + "1" + std::string(100000, ')') + " }}"),
+              HasSubstr("nested"));
+  EXPECT_THAT(error_of("{{ " + std::string(100000, '[') + std::string(100000, ']') + " }}"),
+              HasSubstr("nested"));
+  std::string sum = "{{ 1", nots = "{{ ", ifs;
+  for (int i = 0; i < 5000; ++i) {
+    sum += "+1";
+    nots += "not ";
+    ifs += "{% if x %}";
+  }
+  EXPECT_THAT(error_of(sum + " }}"), HasSubstr("steps"));
+  EXPECT_THAT(error_of(nots + "1 }}"), HasSubstr("nested"));
+  EXPECT_THAT(error_of(ifs), HasSubstr("nested"));
+  ordered_json deep = 1;
+  for (int i = 0; i < 500; ++i) deep = ordered_json::array({deep});
+  EXPECT_THAT(error_of("", {{"x", deep}}), HasSubstr("nested deeper"));
+}
+
+// A template is shared by the threads that prepare data.
+TEST(ChatTemplate, RendersFromSeveralThreads) {
+  const auto chat =
+      ChatTemplate::parse("{% for m in messages %}{{ m.content * 3 }}{% endfor %}", "t");
+  std::vector<std::string> texts(64);
+#pragma omp parallel for
+  for (int i = 0; i < 64; ++i) {
+    texts[i] = chat.render({{{"role", "user"}, {"content", std::to_string(i)}}}, {}).text;
+  }
+  for (int i = 0; i < 64; ++i) {
+    const std::string one = std::to_string(i);
+    EXPECT_EQ(texts[i], one + one + one);
+  }
+}
+
+}  // namespace
+}  // namespace heddle::data
