@@ -2,9 +2,13 @@
 // this compiles without CUDA; the registry offers the kernel on CUDA devices only.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_grouped_mm.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/floor_divide.h>
 #include <ATen/ops/index_select.h>
+#include <ATen/ops/searchsorted.h>
 #include <ATen/ops/sigmoid.h>
+#include <ATen/ops/sort.h>
 #include <ATen/ops/sum.h>
 #include <fmt/format.h>
 
@@ -17,15 +21,27 @@
 namespace heddle::ops::moe_experts_grouped_mm {
 namespace {
 
-/// Where each expert's rows end, as the grouped product wants it.
-at::Tensor ends(const MoeOrder& order, c10::Device device) {
-  const auto count = static_cast<std::int64_t>(order.starts.size()) - 1;
-  at::Tensor host = at::empty({count}, at::kInt);
-  for (std::int64_t e = 0; e < count; ++e) {
-    host.mutable_data_ptr<std::int32_t>()[e] =
-        static_cast<std::int32_t>(order.starts[static_cast<std::size_t>(e) + 1]);
-  }
-  return host.to(device);
+/// moe_order on the device: nothing comes back to the host, hence indices are not checked.
+struct DeviceOrder {
+  at::Tensor source, place, token;  ///< As in MoeOrder.
+  at::Tensor ends;                  ///< [E] int32: where each expert's rows end.
+};
+
+at::Tensor tokens_of(const at::Tensor& source, std::int64_t k) {
+  return at::floor_divide(source, at::Scalar(k));
+}
+
+DeviceOrder device_order(const at::Tensor& experts, std::int64_t expert_count) {
+  const at::Tensor flat = experts.reshape({-1});
+  auto [sorted, source] = at::sort(flat, /*stable=*/true, 0, /*descending=*/false);
+  DeviceOrder order;
+  order.source = source;
+  order.place = at::empty(flat.sizes(), flat.options());
+  order.place.scatter_(0, source, at::arange(flat.size(0), flat.options()));
+  order.token = tokens_of(source, experts.size(1));
+  order.ends = at::searchsorted(sorted, at::arange(expert_count, flat.options()),
+                                /*out_int32=*/true, /*right=*/true);
+  return order;
 }
 
 at::Tensor activation(const at::Tensor& gate_up) {
@@ -45,9 +61,9 @@ at::Tensor activation_backward(const at::Tensor& gate_up, const at::Tensor& grad
 }
 
 /// The weighted sum over each token's k assignments, in fp32; weights undefined: 1.
-at::Tensor combine(const at::Tensor& rows, const MoeOrder& order, const at::Tensor& experts,
+at::Tensor combine(const at::Tensor& rows, const at::Tensor& place, const at::Tensor& experts,
                    const at::Tensor& weights) {
-  at::Tensor by_token = at::index_select(rows, 0, order.place)
+  at::Tensor by_token = at::index_select(rows, 0, place)
                             .view({experts.size(0), experts.size(1), rows.size(1)})
                             .to(at::kFloat);
   if (weights.defined()) by_token = by_token * weights.to(at::kFloat).unsqueeze(-1);
@@ -66,36 +82,36 @@ std::optional<std::string> refuse(const Dims& dims) {
 
 MoeExperts::Forward forward(const MoeExperts::Inputs& in, bool keep) {
   TORCH_CHECK(in.x.is_cuda(), "cuda.grouped_mm: x is on ", in.x.device());
-  const MoeOrder order = moe_order(in.experts, in.gate_up.size(0));
-  const at::Tensor offsets = ends(order, in.x.device());
+  const DeviceOrder order = device_order(in.experts, in.gate_up.size(0));
+  const at::Tensor& offsets = order.ends;
   const at::Tensor rows = at::index_select(in.x, 0, order.token);
   const at::Tensor gate_up = at::_grouped_mm(rows, in.gate_up.transpose(1, 2), offsets);
   const at::Tensor out = at::_grouped_mm(activation(gate_up), in.down.transpose(1, 2), offsets);
   MoeExperts::Forward result;
-  result.y = combine(out, order, in.experts, in.weights);
-  if (keep) result.saved = {gate_up, out};
+  result.y = combine(out, order.place, in.experts, in.weights);
+  if (keep) result.saved = {gate_up, out, order.source, order.place, order.ends};
   return result;
 }
 
 MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::Forward& saved,
                                const at::Tensor& grad_y, bool want_weight_gradients) {
-  const MoeOrder order = moe_order(in.experts, in.gate_up.size(0));
-  const at::Tensor offsets = ends(order, in.x.device());
-  const at::Tensor &gate_up = saved.saved[0], &out = saved.saved[1];
-  const at::Tensor dy = at::index_select(grad_y, 0, order.token).to(at::kFloat);
+  const at::Tensor &gate_up = saved.saved[0], &out = saved.saved[1], &source = saved.saved[2],
+                   &place = saved.saved[3], &offsets = saved.saved[4];
+  const at::Tensor token = tokens_of(source, in.experts.size(1));
+  const at::Tensor dy = at::index_select(grad_y, 0, token).to(at::kFloat);
   const at::Tensor row_weight =
-      at::index_select(in.weights.reshape({-1}), 0, order.source).to(at::kFloat).unsqueeze(1);
+      at::index_select(in.weights.reshape({-1}), 0, source).to(at::kFloat).unsqueeze(1);
   MoeExperts::Gradients result;
-  result.weights = at::index_select(at::sum(dy * out, {1}), 0, order.place)
+  result.weights = at::index_select(at::sum(dy * out, {1}), 0, place)
                        .view(in.weights.sizes())
                        .to(in.weights.scalar_type());
   const at::Tensor d_out = (dy * row_weight).to(in.x.scalar_type());
   const at::Tensor d_gate_up =
       activation_backward(gate_up, at::_grouped_mm(d_out, in.down, offsets));
   result.x =
-      combine(at::_grouped_mm(d_gate_up, in.gate_up, offsets), order, in.experts, at::Tensor());
+      combine(at::_grouped_mm(d_gate_up, in.gate_up, offsets), place, in.experts, at::Tensor());
   if (want_weight_gradients) {
-    const at::Tensor rows = at::index_select(in.x, 0, order.token);
+    const at::Tensor rows = at::index_select(in.x, 0, token);
     result.down = at::_grouped_mm(d_out.t(), activation(gate_up), offsets);
     result.gate_up = at::_grouped_mm(d_gate_up.t(), rows, offsets);
   }

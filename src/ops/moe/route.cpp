@@ -1,3 +1,4 @@
+#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/bincount.h>
@@ -24,6 +25,45 @@ at::Tensor host_vector(const std::vector<std::int64_t>& values, c10::Device devi
   return host.to(device);
 }
 
+/// The k largest of one row in falling order; of equals, and of NaN, the lower index comes first.
+template <class C>
+void top_k_of_row(const C* row, std::int64_t width, std::int64_t k, std::int64_t* best) {
+  std::int64_t found = 0;
+  for (std::int64_t i = 0; i < width; ++i) {
+    std::int64_t at = found;
+    while (at > 0 && row[i] > row[best[at - 1]]) --at;
+    if (at == k) continue;
+    found = std::min(found + 1, k);
+    for (std::int64_t j = found - 1; j > at; --j) best[j] = best[j - 1];
+    best[at] = i;
+  }
+}
+
+at::Tensor top_k_indices(const at::Tensor& values, std::int64_t k) {
+  if (!values.is_cpu()) {
+    // A stable sort keeps the lower index first among equals; topk promises nothing.
+    return std::get<1>(at::sort(values, /*stable=*/true, -1, /*descending=*/true))
+        .narrow(1, 0, k)
+        .contiguous();
+  }
+  const at::Tensor rows = values.contiguous();
+  at::Tensor indices = at::zeros({rows.size(0), k}, at::kLong);
+  std::int64_t* const out = indices.mutable_data_ptr<std::int64_t>();
+  const std::int64_t width = rows.size(1);
+  const auto run = [&](const auto* data) {
+    at::parallel_for(0, rows.size(0), 64, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t t = begin; t < end; ++t)
+        top_k_of_row(data + t * width, width, k, out + t * k);
+    });
+  };
+  if (rows.scalar_type() == at::kDouble) {
+    run(rows.const_data_ptr<double>());
+  } else {
+    run(rows.const_data_ptr<float>());
+  }
+  return indices;
+}
+
 }  // namespace
 
 MoeRouting moe_route(const at::Tensor& logits, std::int64_t top_k, bool normalize) {
@@ -35,10 +75,7 @@ MoeRouting moe_route(const at::Tensor& logits, std::int64_t top_k, bool normaliz
   {
     const NoGradient guard;
     routing.probabilities = at::softmax(logits, -1, type);
-    // A stable sort keeps the lower index first among equals; topk promises nothing.
-    const at::Tensor order =
-        std::get<1>(at::sort(routing.probabilities, /*stable=*/true, -1, /*descending=*/true));
-    routing.experts = order.narrow(1, 0, top_k).contiguous();
+    routing.experts = top_k_indices(routing.probabilities, top_k);
     chosen = at::gather(routing.probabilities, 1, routing.experts);
     routing.weights = (normalize ? chosen / at::sum(chosen, {1}, /*keepdim=*/true) : chosen)
                           .to(logits.scalar_type());
