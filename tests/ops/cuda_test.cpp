@@ -216,7 +216,9 @@ TEST_F(GpuOps, FusedAdamwEqualsReference) {
       const bool half = dtype == at::kBFloat16;
       EXPECT_TRUE(close((half ? gpu[i].master : gpu[i].parameter).cpu(),
                         half ? cpu[i].master : cpu[i].parameter, 1e-6));
-      if (half) EXPECT_TRUE(identical(gpu[i].parameter.cpu(), gpu[i].master.cpu().to(dtype)));
+      if (half) {
+        EXPECT_TRUE(identical(gpu[i].parameter.cpu(), gpu[i].master.cpu().to(dtype)));
+      }
     }
   }
 }
