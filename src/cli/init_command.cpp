@@ -10,6 +10,7 @@
 #include "data/tokenizer/tokenizer.h"
 #include "device/device.h"
 #include "models/qwen3_5/model.h"
+#include "ui/terminal.h"
 
 namespace heddle::cli {
 namespace {
@@ -98,7 +99,8 @@ void add_init_command(CLI::App& app, Action& action) {
   command->add_option("--seed", options->seed, "Of the weights")->capture_default_str();
   command->add_option("--dtype", options->dtype, "Of the stored weights")->capture_default_str();
   command->add_flag("--overwrite", options->overwrite, "Replace a model directory that is there");
-  command->footer("Presets: " + text::join(models::qwen3_5::preset_names(), ", ") +
+  const std::string presets = text::join(models::qwen3_5::preset_names(), ", ");
+  command->footer("Presets:\n  " + text::join(ui::wrap(presets, 96), "\n  ") +
                   "\n\n"
                   "Example:\n"
                   "  heddle init --preset small-10m --tokenizer examples/tokenizer-4k --output "
