@@ -41,6 +41,7 @@ target_link_options(
   heddle_torch_cuda INTERFACE
   "SHELL:-Wl,--no-as-needed,${HEDDLE_TORCH_DIR}/lib/libtorch_cuda.so,${HEDDLE_TORCH_DIR}/lib/libc10_cuda.so,--as-needed")
 
-set(CMAKE_BUILD_RPATH ${HEDDLE_TORCH_DIR}/lib)
-# An installed binary finds libraries beside it first, then torch where it stood when it was built.
-set(CMAKE_INSTALL_RPATH "$ORIGIN/../lib/heddle;$ORIGIN/../lib/heddle/torch/lib;${HEDDLE_TORCH_DIR}/lib")
+# A program finds libraries beside it first, then torch where it stood when it was built (see HeddleInstall.cmake). The same
+# in the build folder: CMake would pad a shorter path with empty parts, which mean the working directory.
+set(CMAKE_INSTALL_RPATH "$ORIGIN;$ORIGIN/torch/lib;${HEDDLE_TORCH_DIR}/lib")
+set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)

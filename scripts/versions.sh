@@ -1,9 +1,21 @@
-# Every version that Heddle pins, in one place. Sourced by the other scripts; read by cmake/HeddleTorch.cmake.
+# Every version that Heddle pins, in one place. Sourced by the other scripts.
 TORCH_VERSION=2.11.0
+# CUDA of that libtorch. Its CPU library too loads the runtime and CUPTI, also on machines without a GPU.
+CUDA_VERSION=13.0
 CUDA_RUNTIME_VERSION=13.0.96
 CUDA_CUPTI_VERSION=13.0.85
+# Which wheel of torch is taken; Heddle runs no Python.
+WHEEL_PYTHON_VERSION=3.12
+# What libtorch_cuda loads on a machine with a GPU.
+CUDA_LIBRARIES="nvidia-cublas==13.1.0.3 nvidia-cuda-nvrtc==13.0.88 nvidia-cudnn-cu13==9.19.0.56 nvidia-cufft==12.0.0.61
+  nvidia-cufile==1.15.1.6 nvidia-curand==10.4.0.35 nvidia-cusolver==12.0.4.66 nvidia-cusparse==12.6.3.3
+  nvidia-cusparselt-cu13==0.8.0 nvidia-nccl-cu13==2.28.9 nvidia-nvjitlink==13.0.88 nvidia-nvshmem-cu13==3.4.5
+  nvidia-nvtx==13.0.85"
+# Formats differ between versions of clang-format.
+CLANG_FORMAT_VERSION=14.0.6
 # The oracles of tests/interop, in a virtual environment outside the build.
 ORACLE_TRANSFORMERS_VERSION=5.23.0
 ORACLE_PEFT_VERSION=0.21.2
 ORACLE_SAFETENSORS_VERSION=0.8.0
 ORACLE_TOKENIZERS_VERSION=0.23.3
+ORACLE_PYTEST_VERSION=9.2.0
