@@ -470,6 +470,17 @@ TEST(GatedDeltaRule, TriangularInverse) {
   }
 }
 
+TEST(GatedDeltaRule, OddHeadDimsTakeTheReference) {
+  Registry registry;
+  register_gated_delta_net(registry);
+  for (const auto& [dim, kernel] : {std::pair{24, "reference"}, {48, "cpu.chunk"}}) {
+    const KernelTable chosen =
+        KernelTable::choose(registry, c10::DeviceType::CPU, at::kFloat,
+                            {{"gated_delta_rule", {{{"head_k_dim", 64}, {"head_v_dim", dim}}}}});
+    EXPECT_EQ(chosen.choices()[0].kernel, kernel);
+  }
+}
+
 TEST(GatedDeltaRule, RefusesWhatDoesNotFit) {
   Case c;
   c.lengths = {5};

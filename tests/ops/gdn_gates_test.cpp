@@ -114,6 +114,13 @@ TEST(GatedRmsNorm, KernelEqualsReference) {
 }
 
 TEST(GatedRmsNorm, RefusesOddHeadDims) {
+  Registry registry;
+  register_gated_delta_net(registry);
+  for (const auto& [dim, kernel] : {std::pair{15, "reference"}, {64, "cpu.vector"}}) {
+    const KernelTable chosen = KernelTable::choose(registry, c10::DeviceType::CPU, at::kFloat,
+                                                   {{"gated_rms_norm", {{{"dim", dim}}}}});
+    EXPECT_EQ(chosen.choices()[0].kernel, kernel);
+  }
   const at::Tensor x = randn({3, 2, 15}, at::kFloat, 1);
   EXPECT_THROW(
       gated_rms_norm(norm_table("cpu.vector", at::kFloat), x, x, randn({15}, at::kFloat, 2), 1e-6),
