@@ -118,12 +118,12 @@ HEDDLE_INLINE T sum(Vec<T> v) {
   return parts[0];
 }
 
-/// 2^n e^r of x = n ln 2 + r; Taylor coefficients from r^2 on, highest first.
+/// e^x = 2^n e^r with x = n ln 2 + r, |r| <= ln2 / 2; coefficients of e^r from r^2 on, highest
+/// first: minimax in fp32 (Cephes), Taylor in fp64.
 template <class T>
 struct ExpTable;
 template <>
 struct ExpTable<float> {
-  // Minimax on |r| <= ln2/2 (Cephes), below 1 ulp with the two leading terms added last.
   static constexpr float kCoefficients[] = {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f,
                                             4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
   static constexpr float kLog2e = 1.44269504088896341f, kLn2High = 0.693359375f,

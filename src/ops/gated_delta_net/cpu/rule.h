@@ -8,7 +8,7 @@
 
 /// "cpu.chunk": the chunked gated delta rule in vectors, parallel over sequences and heads, fp32
 /// (bf16 in fp32, fp64 in fp64). Memory besides the outputs: e [Hv,T,V] and a state every 64 tokens
-/// when a backward follows, and less than 2 MiB per thread.
+/// when a backward follows, and about 1.5 MiB per thread at two heads of 128.
 namespace heddle::ops::gdn_cpu {
 
 inline constexpr std::int64_t kMaxHeadDim = 1024;
