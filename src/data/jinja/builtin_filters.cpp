@@ -508,7 +508,7 @@ Value filter_tojson(const Call& call) {
     } else {
       style.indent = static_cast<int>(std::clamp<std::int64_t>(arguments.integer(1, 0), 0, 1000));
     }
-    style.item_separator = ",";
+    style.item_separator.assign(1, ',');
   }
   if (arguments.has(2) && !arguments.at(2).is_none()) {
     const Values pair = iterate(arguments.at(2));

@@ -7,7 +7,6 @@
 #include "base/errors.h"
 #include "base/files.h"
 #include "base/hash.h"
-#include "base/log.h"
 #include "base/threads.h"
 #include "data/tokenizer/added_tokens.h"
 #include "data/tokenizer/bpe.h"
@@ -105,6 +104,7 @@ void Tokenizer::Parts::add_tokens(const TokenizerFile& file, const std::string& 
 
 void Tokenizer::Parts::build(const TokenizerFile& file, const std::string& name) {
   const std::string where = name + "/tokenizer.json";
+  ids.reserve(file.vocab.size() + file.added_tokens.size());
   for (const auto& [token, id] : file.vocab) {
     if (static_cast<std::size_t>(id) >= tokens.size()) tokens.resize(id + 1);
     if (!tokens[id].spelling.empty()) {

@@ -1,16 +1,16 @@
 #include "data/tokenizer/tokenizer_file.h"
 
-#include <limits>
+#include <algorithm>
+#include <iterator>
 #include <nlohmann/json.hpp>
 
 #include "base/errors.h"
-#include "base/log.h"
 
 namespace heddle::data {
 namespace {
 
-// Ordered, so that messages and duplicates come in the order of the file.
-using Json = nlohmann::ordered_json;
+// Not ordered_json: that looks a key up by a scan, and a vocabulary has 250,000.
+using Json = nlohmann::json;
 
 // No real vocabulary comes near; keeps an id from asking for gigabytes.
 constexpr std::int64_t kHighestId = 1 << 24;
@@ -236,6 +236,7 @@ void read_config(const Node& config, TokenizerFile& out) {
   out.bos_token = named_token(config, "bos_token");
   if (config.has("added_tokens_decoder")) {
     const Node added = config.at("added_tokens_decoder");
+    std::vector<AddedToken> more;
     if (!added.json().is_object())
       added.fail("expected an object, found {}", added.json().type_name());
     for (const auto& [key, value] : added.json().items()) {
@@ -250,8 +251,13 @@ void read_config(const Node& config, TokenizerFile& out) {
       token.id = static_cast<std::int32_t>(id);
       bool known = false;
       for (const AddedToken& other : out.added_tokens) known |= other.content == token.content;
-      if (!known) out.added_tokens.push_back(std::move(token));
+      if (!known) more.push_back(std::move(token));
     }
+    // By number, not by spelling: ids that are not in the vocabulary are given out in this order.
+    std::sort(more.begin(), more.end(),
+              [](const AddedToken& a, const AddedToken& b) { return a.id < b.id; });
+    out.added_tokens.insert(out.added_tokens.end(), std::make_move_iterator(more.begin()),
+                            std::make_move_iterator(more.end()));
   }
   if (!config.has("chat_template")) return;
   const Node chat = config.at("chat_template");

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
 #include <fstream>
 #include <iostream>
 #include <map>
@@ -46,13 +47,19 @@ void encode(const std::string& directory, const std::string& in, const std::stri
   auto begin = std::chrono::steady_clock::now();
   const auto tokenizer = Tokenizer::load(directory);
   const double load_s = seconds_since(begin);
+  const double load_cpu_s = static_cast<double>(std::clock()) / CLOCKS_PER_SEC;
   const std::vector<std::string> texts = read_records(in);
+  const std::clock_t cpu_begin = std::clock();
   begin = std::chrono::steady_clock::now();
   const auto ids = tokenizer->encode_batch(texts, threads);
   const double encode_s = seconds_since(begin);
+  const double encode_cpu_s = static_cast<double>(std::clock() - cpu_begin) / CLOCKS_PER_SEC;
   std::size_t bytes = 0;
   for (const std::string& text : texts) bytes += text.size();
-  std::printf("{\"load_s\": %.4f, \"encode_s\": %.4f, \"bytes\": %zu}\n", load_s, encode_s, bytes);
+  std::printf(
+      "{\"load_s\": %.4f, \"load_cpu_s\": %.4f, \"encode_s\": %.4f, \"encode_cpu_s\": %.4f, "
+      "\"bytes\": %zu}\n",
+      load_s, load_cpu_s, encode_s, encode_cpu_s, bytes);
   std::ofstream file(out, std::ios::binary);
   for (const auto& row : ids) write_record(file, row.data(), row.size() * sizeof(row[0]));
 }
