@@ -449,6 +449,31 @@ TEST(GatedDeltaRule, GradientsMatchFiniteDifferences) {
   }
 }
 
+// fp32 errors do not grow with the length, even where nothing is forgotten.
+TEST(SlowGatedDeltaRule, LongSequencesStayAccurate) {
+  for (const Gate gate : {Gate::kLogSigmoid, Gate::kInitialisation, Gate::kZero, Gate::kMixed}) {
+    for (const Keys keys : {Keys::kRandom, Keys::kCorrelated}) {
+      Case c;
+      c.lengths = {8192};
+      c.group = 1;
+      c.K = c.V = 64;
+      c.gate = gate;
+      c.keys = keys;
+      const Problem problem = make(c, at::kFloat);
+      const Tensors expected = run(in_double(problem), "cpu.sequential", at::kDouble);
+      for (const std::string kernel : {"cpu.chunk", "reference"}) {
+        const Tensors found = run(problem, kernel, at::kFloat);
+        for (std::size_t i = 0; i < found.size(); ++i) {
+          const double error = rms_error(found[i], expected[i]);
+          RecordProperty(kernel + "." + names()[i], std::to_string(error));
+          EXPECT_LE(error, names()[i] == "dg" ? 3e-4 : 5e-6)
+              << kernel << " " << names()[i] << ", " << c.text();
+        }
+      }
+    }
+  }
+}
+
 TEST(GatedDeltaRule, TriangularInverse) {
   for (const Keys keys : {Keys::kRandom, Keys::kCorrelated, Keys::kIdentical, Keys::kAlternating}) {
     Case c;
