@@ -85,12 +85,12 @@ void RunObserver::on_tokenize(const std::string& file, double fraction, std::int
   if (file != tokenizing_file_) {
     tokenizing_file_ = file;
     tokenizing_ = std::make_unique<ui::Progress>(
-        "tokenize " + std::filesystem::path(file).filename().string(), 1000,
-        ui::ProgressStyle::detect(1000));
+        "tokenize " + std::filesystem::path(file).filename().string(), 100,
+        ui::ProgressStyle::detect(100), "%");
   }
   // A small compressed file is read to its end while most of its rows are still to come.
   if (tokenizing_ == nullptr) return;
-  tokenizing_->update(static_cast<std::int64_t>(fraction * 1000), {fmt::format("{} rows", rows)});
+  tokenizing_->update(static_cast<std::int64_t>(fraction * 100), {fmt::format("{} rows", rows)});
   if (fraction >= 1) tokenizing_.reset();
 }
 
@@ -127,6 +127,11 @@ void RunObserver::on_start(const train::RunInfo& info) {
     for (std::size_t i = 0; i < answers_before_.size(); ++i) {
       facts_.samples.push_back({config_.log.sample_prompts[i], answers_before_[i], ""});
     }
+  }
+  if (resumed_step_ > 0 && std::filesystem::exists(directory_ / "report.json")) {
+    // The answers of the untrained model were written when the run began.
+    const auto path = directory_ / "report.json";
+    facts_.samples = ui::report_facts_from_json(files::read(path), path.string()).samples;
   }
   if (config_.log.report) ui::write_report(directory_, facts_);
   progress_ = std::make_unique<ui::Progress>(

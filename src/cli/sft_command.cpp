@@ -2,6 +2,7 @@
 #include <memory>
 #include <ostream>
 
+#include "base/log.h"
 #include "cli/application.h"
 #include "cli/command.h"
 #include "cli/run_observer.h"
@@ -18,13 +19,15 @@ int run(const std::string& name, const std::vector<std::string>& arguments,
   // What the command stands for comes first, so that the user's own overrides win.
   defaults.insert(defaults.end(), split.overrides.begin(), split.overrides.end());
   const config::RunConfig config = config::load(split.file, defaults);
+  log::set_level(static_cast<log::Level>(config.log.level));
+  for (const std::string& sentence : config::unused_keys(config)) log::warning("{}", sentence);
   StopRequest stop;
   RunObserver observer(name, config, session);
   train::Trainer trainer(config, observer, stop.flag());
   observer.attach(trainer.setup());
   const train::Summary summary = trainer.run();
   if (!summary.stopped) return 0;
-  std::vector<std::string> again = {"heddle", name};
+  std::vector<std::string> again = {name};
   again.insert(again.end(), arguments.begin(), arguments.end());
   session.out << "stopped after step " << summary.steps << "; continue with:\n  "
               << quote_command(again) << "\n";

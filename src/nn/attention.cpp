@@ -30,9 +30,11 @@ Attention::Projected Attention::project(const at::Tensor& x, const BlockInputs& 
   const at::Tensor k_THD = k_proj_.forward(x).view({T, dims_.num_key_value_heads, D});
   Projected projected;
   projected.v = v_proj_.forward(x).view({T, dims_.num_key_value_heads, D});
-  projected.gate = q_gate_TH2D.narrow(2, D, D);
-  projected.q = ops::qk_norm_rope(*inputs.kernels, q_gate_TH2D.narrow(2, 0, D), q_norm_.value(),
-                                  inputs.cos, inputs.sin, dims_.rms_norm_eps);
+  // One split: its gradient is one concatenation.
+  const std::vector<at::Tensor> q_and_gate = q_gate_TH2D.split(D, 2);
+  projected.gate = q_and_gate[1];
+  projected.q = ops::qk_norm_rope(*inputs.kernels, q_and_gate[0], q_norm_.value(), inputs.cos,
+                                  inputs.sin, dims_.rms_norm_eps);
   projected.k = ops::qk_norm_rope(*inputs.kernels, k_THD, k_norm_.value(), inputs.cos, inputs.sin,
                                   dims_.rms_norm_eps);
   return projected;

@@ -73,11 +73,11 @@ struct QueryKeyValue {
 
 QueryKeyValue split(const at::Tensor& qkv, const GatedDeltaNetDims& dims) {
   const std::int64_t T = qkv.size(0);
-  return {qkv.narrow(1, 0, dims.key_dim()).view({T, dims.num_key_heads, dims.key_head_dim}),
-          qkv.narrow(1, dims.key_dim(), dims.key_dim())
-              .view({T, dims.num_key_heads, dims.key_head_dim}),
-          qkv.narrow(1, 2 * dims.key_dim(), dims.value_dim())
-              .view({T, dims.num_value_heads, dims.value_head_dim})};
+  const std::vector<at::Tensor> parts =
+      qkv.split_with_sizes({dims.key_dim(), dims.key_dim(), dims.value_dim()}, 1);
+  return {parts[0].view({T, dims.num_key_heads, dims.key_head_dim}),
+          parts[1].view({T, dims.num_key_heads, dims.key_head_dim}),
+          parts[2].view({T, dims.num_value_heads, dims.value_head_dim})};
 }
 
 }  // namespace

@@ -55,7 +55,7 @@ class Parameter {
 
   /// Accumulated gradient of this step in the gradient dtype; undefined if none arrived.
   const at::Tensor& gradient() const { return gradient_; }
-  /// The buffer to accumulate into, zeros on first use in the step; only if accumulates_in_place().
+  /// The buffer to accumulate into, in the gradient dtype; zeros on first use in the step.
   at::Tensor& gradient_buffer();
   /// Dtype of the accumulated gradient; the default is the parameter's own.
   void set_gradient_dtype(c10::ScalarType dtype) { gradient_dtype_ = dtype; }

@@ -28,8 +28,9 @@ struct Active {
 
 class Engine {
  public:
-  Engine(Model& model, const std::shared_ptr<const data::Tokenizer>& tokenizer, const std::vector<Request>& requests,
-         const EngineOptions& options, const TextCallback& on_text)
+  Engine(Model& model, const std::shared_ptr<const data::Tokenizer>& tokenizer,
+         const std::vector<Request>& requests, const EngineOptions& options,
+         const TextCallback& on_text)
       : model_(model),
         tokenizer_(tokenizer),
         requests_(requests),
@@ -206,7 +207,8 @@ class Engine {
 
 }  // namespace
 
-std::vector<Completion> generate(Model& model, const std::shared_ptr<const data::Tokenizer>& tokenizer,
+std::vector<Completion> generate(Model& model,
+                                 const std::shared_ptr<const data::Tokenizer>& tokenizer,
                                  const std::vector<Request>& requests, const EngineOptions& options,
                                  const TextCallback& on_text) {
   if (requests.empty()) return {};
@@ -223,7 +225,8 @@ std::vector<std::int32_t> end_tokens(const std::shared_ptr<const data::Tokenizer
   return {ids.begin(), ids.end()};
 }
 
-std::vector<std::string> answer_prompts(Model& model, const std::shared_ptr<const data::Tokenizer>& tokenizer,
+std::vector<std::string> answer_prompts(Model& model,
+                                        const std::shared_ptr<const data::Tokenizer>& tokenizer,
                                         const std::vector<std::string>& prompts,
                                         std::int64_t max_new_tokens) {
   std::optional<data::ChatTemplate> chat;

@@ -42,7 +42,8 @@ using TextCallback = std::function<void(std::size_t index, const std::string& pi
 /// Generates all requests with continuous batching: a sequence that ends gives its slot to the next
 /// request. Results are in the order of the requests and depend on neither batch size nor order.
 /// Throws DataError for an empty prompt or an id outside the vocabulary.
-std::vector<Completion> generate(models::qwen3_5::Model& model, const std::shared_ptr<const data::Tokenizer>& tokenizer,
+std::vector<Completion> generate(models::qwen3_5::Model& model,
+                                 const std::shared_ptr<const data::Tokenizer>& tokenizer,
                                  const std::vector<Request>& requests, const EngineOptions& options,
                                  const TextCallback& on_text = {});
 

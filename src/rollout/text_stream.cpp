@@ -6,15 +6,18 @@
 
 namespace heddle::rollout {
 
-TextStream::TextStream(std::shared_ptr<const data::Tokenizer> tokenizer, std::vector<std::string> stop_strings)
-    : decoder_(std::move(tokenizer), /*skip_special=*/true),
+TextStream::TextStream(std::shared_ptr<const data::Tokenizer> tokenizer,
+                       std::vector<std::string> stop_strings)
+    : known_ids_(tokenizer->vocab_size()),
+      decoder_(std::move(tokenizer), /*skip_special=*/true),
       stop_strings_(std::move(stop_strings)) {
   std::erase(stop_strings_, "");
 }
 
 std::string TextStream::push(std::int32_t id) {
   if (stopped_) return {};
-  held_ += decoder_.push(id);
+  // Embedding rows beyond the tokenizer are padding: they stand for no text.
+  if (id < known_ids_) held_ += decoder_.push(id);
   return release(false);
 }
 

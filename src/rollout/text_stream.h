@@ -12,7 +12,8 @@ namespace heddle::rollout {
 /// tail that could become a stop string; ends where the first stop string begins.
 class TextStream {
  public:
-  TextStream(std::shared_ptr<const data::Tokenizer> tokenizer, std::vector<std::string> stop_strings);
+  TextStream(std::shared_ptr<const data::Tokenizer> tokenizer,
+             std::vector<std::string> stop_strings);
 
   /// The text that became certain with this token.
   std::string push(std::int32_t id);
@@ -23,6 +24,7 @@ class TextStream {
  private:
   std::string release(bool all);
 
+  std::int64_t known_ids_;
   data::StreamDecoder decoder_;
   std::vector<std::string> stop_strings_;
   std::string held_;

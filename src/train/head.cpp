@@ -56,18 +56,13 @@ HeadResult language_model(Model& model, const at::Tensor& hidden, const data::Ba
   }
   nn::Parameter& weight = model.head_weight();
   const bool want_weight = want_gradients && weight.trainable();
-  at::Tensor buffer;
-  if (want_weight && weight.accumulates_in_place()) buffer = weight.gradient_buffer();
+  const at::Tensor buffer = want_weight ? weight.gradient_buffer() : at::Tensor();
   const auto result = ops::run_without_gradient([&] {
     return ops::linear_cross_entropy(model.kernels(),
                                      {ops::detached(normalized), weight.data(), pick(batch.labels),
                                       pick(batch.loss_weights), gradient_scale},
                                      want_gradients, want_weight, buffer);
   });
-  if (want_weight && result.grad_weight.defined()) {
-    const ops::NoGradient guard;
-    weight.add_gradient(result.grad_weight);
-  }
   if (!want_gradients) return {result.loss_sum, {}};
   ops::run_backward({normalized}, {result.grad_hidden});
   return {result.loss_sum, trunk.grad()};

@@ -106,6 +106,8 @@ data::FieldNames field_names(const config::DataFields& fields) {
   names.instruction = fields.instruction;
   names.input = fields.input;
   names.output = fields.output;
+  names.system = fields.system;
+  names.history = fields.history;
   names.text = fields.text;
   names.input_ids = fields.input_ids;
   names.labels = fields.labels;

@@ -127,7 +127,17 @@ void Trainer::resume() {
     observer_.on_resume(first_step_, latest->path);
     return;
   }
+  const bool own = std::filesystem::weakly_canonical(mode).parent_path() ==
+                   std::filesystem::weakly_canonical(checkpoints_->directory());
+  if (const auto latest = checkpoints_->latest_complete(); latest && !own) {
+    throw_error<ConfigError>(
+        "train.resume names {}, but {} holds checkpoints of its own (step {}); choose another "
+        "train.output_dir",
+        mode, config_.train.output_dir, latest->step);
+  }
   restore(ckpt::TrainingCheckpoint::open(mode));
+  // What was saved after it belongs to a past that is being rewritten.
+  checkpoints_->remove_newer_than(first_step_);
   observer_.on_resume(first_step_, mode);
 }
 

@@ -17,7 +17,8 @@ struct LinearCrossEntropy {
     at::Tensor loss_sum;     ///< 0-d fp32 (fp64): sum of loss weight x cross-entropy (not scaled).
     at::Tensor logprobs;     ///< [N] fp32 (fp64): log p(label); 0 where ignored.
     at::Tensor grad_hidden;  ///< [N,H], zero where ignored; undefined unless asked for.
-    at::Tensor grad_weight;  ///< [V,H]; undefined unless asked for and no buffer was given.
+    at::Tensor grad_weight;  ///< [V,H]: the buffer that was given, or a new one; undefined unless
+                             ///< asked for.
   };
   struct Functions {
     /// Forward and gradients in one pass over row chunks: the loss is linear in its gradient, so

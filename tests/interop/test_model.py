@@ -1,0 +1,239 @@
+"""The same numbers as transformers and peft, in both directions."""
+import json
+
+import pytest
+import torch
+import transformers
+from conftest import heddle, read_rows, write_rows
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+LANGUAGE_MODELS = ["dense_tied", "dense_untied", "moe", "next", "nested"]
+
+
+def load(path):
+    config = json.loads((path / "config.json").read_text())
+    architecture = config["architectures"][0]
+    return getattr(transformers, architecture).from_pretrained(path, dtype=torch.float32)
+
+
+def token_rows(lengths, seed=1, low=2, high=258):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(low, high, (n,), generator=generator).tolist() for n in lengths]
+
+
+def logits_of(model, row):
+    with torch.no_grad():
+        return model(input_ids=torch.tensor([row])).logits[0]
+
+
+def tensors_of(path):
+    tensors = {}
+    for file in sorted(path.glob("*.safetensors")):
+        tensors.update(load_file(file))
+    return tensors
+
+
+def train(tmp_path, model, rows, *overrides, max_length=256, batch=None):
+    data = write_rows(tmp_path / "train.jsonl", rows)
+    output = tmp_path / "run"
+    heddle("sft", f"model.path={model}", f"data.train={data}", "data.format=tokens", "data.packing=false",
+           f"data.max_length={max_length}", "data.shuffle=false", f"train.output_dir={output}",
+           f"train.global_batch_size={batch or len(rows)}", "train.micro_batch_tokens=300", "optim.schedule=constant",
+           "log.report=false", "log.tensorboard=false", *overrides)
+    return output
+
+
+def hf_loss(model, rows):
+    """Sum of token losses over their number, as one global batch."""
+    total, count = 0.0, 0
+    for row in rows:
+        logits = model(input_ids=torch.tensor([row])).logits[0]
+        total = total + torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(row[1:]), reduction="sum")
+        count += len(row) - 1
+    return total / count
+
+
+@pytest.mark.parametrize("kind", LANGUAGE_MODELS)
+def test_logprobs_equal_transformers(models, tmp_path, kind):
+    rows = token_rows((1, 5, 64, 65, 130, 200))
+    source = write_rows(tmp_path / "in.jsonl", [{"input_ids": row} for row in rows])
+    heddle("score", models / kind, "--input", source, "--output", tmp_path / "out.jsonl")
+    model = load(models / kind)
+    for row, scored in zip(rows, read_rows(tmp_path / "out.jsonl")):
+        assert scored["input_ids"] == row
+        assert scored["logprobs"][0] is None
+        expected = logits_of(model, row).log_softmax(-1)
+        for i in range(1, len(row)):
+            assert scored["logprobs"][i] == pytest.approx(expected[i - 1, row[i]].item(), abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", LANGUAGE_MODELS)
+def test_greedy_generation_equals_transformers(models, tmp_path, kind):
+    rows = token_rows((7, 70), seed=5)
+    source = write_rows(tmp_path / "in.jsonl", [{"input_ids": row} for row in rows])
+    heddle("generate", models / kind, "--input", source, "--output", tmp_path / "out.jsonl", "--max-new-tokens", 64,
+           "--temperature", 0, "--ignore-eos")
+    model = load(models / kind)
+    for row, made in zip(rows, read_rows(tmp_path / "out.jsonl")):
+        out = model.generate(torch.tensor([row]), max_new_tokens=64, do_sample=False, pad_token_id=0, eos_token_id=None)
+        assert made["output_ids"] == out[0, len(row):].tolist()
+        assert made["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("kind", LANGUAGE_MODELS)
+def test_gradients_equal_transformers(models, tmp_path, kind):
+    rows = token_rows((40, 65, 130))
+    lr = 1.0
+    output = train(tmp_path, models / kind, [{"input_ids": row} for row in rows], "train.max_steps=1", "optim.name=sgd",
+                   f"optim.lr={lr}", "optim.clip_norm=0")
+    model = load(models / kind)
+    hf_loss(model, rows).backward()
+    before, after = tensors_of(models / kind), tensors_of(output / "final")
+    assert before.keys() == after.keys()
+    reference = load(models / kind)  # the file's names for the module's parameters
+    with torch.no_grad():
+        for mine, parameter in zip(reference.parameters(), model.parameters()):
+            if parameter.grad is not None:
+                mine.sub_(lr * parameter.grad)
+    reference.save_pretrained(tmp_path / "reference")
+    expected = tensors_of(tmp_path / "reference")
+    worst = 0
+    for name in before:
+        step, expected_step = after[name] - before[name], expected[name] - before[name]
+        norm = expected_step.norm().item()
+        if norm == 0:
+            assert step.norm().item() == 0, name
+            continue
+        worst = max(worst, (step - expected_step).norm().item() / norm)
+    assert worst < 1e-4, worst
+
+
+@pytest.mark.parametrize("kind", LANGUAGE_MODELS)
+def test_twenty_adamw_steps_follow_transformers(models, tmp_path, kind):
+    steps = [token_rows((30, 65, 100), seed=100 + i) for i in range(20)]
+    rows = [{"input_ids": row} for step in steps for row in step]
+    output = train(tmp_path, models / kind, rows, "train.max_steps=20", "optim.lr=1e-4", "optim.weight_decay=0",
+                   "optim.clip_norm=1", batch=3)
+    mine = [row["loss"] for row in read_rows(output / "metrics.jsonl")]
+    model = load(models / kind)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0)
+    for i, step in enumerate(steps):
+        loss = hf_loss(model, step)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_([p for p in model.parameters() if p.grad is not None], 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert mine[i] == pytest.approx(loss.item(), abs=1e-4), i
+
+
+@pytest.mark.parametrize("kind", LANGUAGE_MODELS)
+def test_full_export_loads_and_loses_nothing(models, tmp_path, kind):
+    rows = token_rows((40, 65))
+    output = train(tmp_path, models / kind, [{"input_ids": row} for row in rows], "train.max_steps=2", "optim.lr=1e-3")
+    final = output / "final"
+    before, after = tensors_of(models / kind), tensors_of(final)
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        assert tensor.dtype == after[name].dtype and tensor.shape == after[name].shape
+        if "visual" in name:
+            assert torch.equal(tensor, after[name])
+    with safe_open(next(final.glob("*.safetensors")), framework="pt") as file:
+        assert file.metadata() == {"format": "pt"}
+    source = write_rows(tmp_path / "in.jsonl", [{"input_ids": rows[0]}])
+    heddle("score", final, "--input", source, "--output", tmp_path / "out.jsonl")
+    expected = logits_of(load(final), rows[0]).log_softmax(-1)
+    scored = read_rows(tmp_path / "out.jsonl")[0]["logprobs"]
+    for i in range(1, len(rows[0])):
+        assert scored[i] == pytest.approx(expected[i - 1, rows[0][i]].item(), abs=1e-4)
+    transformers.AutoTokenizer.from_pretrained(final)
+
+
+@pytest.mark.parametrize("kind", ["dense_tied", "moe", "next", "nested"])
+def test_adapter_loads_in_peft_and_merges(models, tmp_path, kind):
+    from peft import PeftModel
+
+    rows = token_rows((40, 65))
+    output = train(tmp_path, models / kind, [{"input_ids": row} for row in rows], "train.max_steps=3", "optim.lr=1e-2",
+                   "train.method=lora", "adapter.rank=4", "adapter.alpha=8")
+    final = output / "final"
+    source = write_rows(tmp_path / "in.jsonl", [{"input_ids": row} for row in rows])
+    heddle("score", models / kind, "--adapter", final, "--input", source, "--output", tmp_path / "adapted.jsonl")
+    heddle("export", models / kind, "--adapter", final, "--output", tmp_path / "merged")
+    adapted = PeftModel.from_pretrained(load(models / kind), final)
+    merged = load(tmp_path / "merged")
+    base = load(models / kind)
+    moved = 0
+    for row, scored in zip(rows, read_rows(tmp_path / "adapted.jsonl")):
+        expected = logits_of(adapted, row)
+        assert torch.allclose(logits_of(merged, row), expected, atol=1e-4)
+        moved = max(moved, (logits_of(base, row) - expected).abs().max().item())
+        logprobs = expected.log_softmax(-1)
+        for i in range(1, len(row)):
+            assert scored["logprobs"][i] == pytest.approx(logprobs[i - 1, row[i]].item(), abs=1e-4)
+    assert moved > 1e-2
+
+
+def test_lora_step_equals_peft(models, tmp_path):
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    rows = token_rows((40, 65, 100))
+    first = train(tmp_path / "a" if (tmp_path / "a").mkdir() is None else None, models / "dense_tied",
+                  [{"input_ids": row} for row in rows], "train.max_steps=1", "optim.lr=1e-2", "train.method=lora",
+                  "adapter.rank=4", "adapter.alpha=8")
+    second = train(tmp_path / "b" if (tmp_path / "b").mkdir() is None else None, models / "dense_tied",
+                   [{"input_ids": row} for row in rows], "train.max_steps=6", "optim.lr=1e-2", "train.method=lora",
+                   "adapter.rank=4", "adapter.alpha=8")
+    wanted = sorted({name.split(".")[-1] for name in
+                     json.loads((first / "final/adapter_config.json").read_text())["target_modules"]})
+    model = get_peft_model(load(models / "dense_tied"), LoraConfig(r=4, lora_alpha=8, target_modules=wanted))
+    assert sorted(json.loads((first / "final/adapter_config.json").read_text())["target_modules"]) == sorted(
+        name for name in wanted)
+    started = PeftModel.from_pretrained(load(models / "dense_tied"), first / "final", is_trainable=True)
+    losses = [row["loss"] for row in read_rows(second / "metrics.jsonl")]
+    # After one step the optimizer has moments; compare the loss that the first step's adapter gives.
+    assert losses[1] == pytest.approx(hf_loss(started, rows).item(), abs=1e-4)
+    assert sum(p.numel() for p in model.parameters() if p.requires_grad) == sum(
+        p.numel() for p in started.parameters() if p.requires_grad)
+
+
+def test_classification_head(models, tmp_path):
+    rows = token_rows((20, 64, 65, 90))
+    source = write_rows(tmp_path / "in.jsonl", [{"input_ids": row} for row in rows])
+    heddle("score", models / "classify", "--head", "classify", "--input", source, "--output", tmp_path / "out.jsonl")
+    model = load(models / "classify")
+    for row, scored in zip(rows, read_rows(tmp_path / "out.jsonl")):
+        with torch.no_grad():
+            expected = model(input_ids=torch.tensor([row])).logits[0].tolist()
+        assert scored["logits"] == pytest.approx(expected, abs=1e-4)
+    labels = [0, 2, 1, 2]
+    output = train(tmp_path, models / "classify", [{"input_ids": r, "label": c} for r, c in zip(rows, labels)],
+                   "train.max_steps=20", "train.epochs=20", "optim.lr=1e-4", "optim.weight_decay=0", "model.head=classify",
+                   "model.num_labels=3")
+    mine = [row["loss"] for row in read_rows(output / "metrics.jsonl")]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0)
+    for i in range(20):
+        logits = torch.cat([model(input_ids=torch.tensor([row])).logits for row in rows])
+        loss = torch.nn.functional.cross_entropy(logits, torch.tensor(labels))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert mine[i] == pytest.approx(loss.item(), abs=1e-4), i
+    trained = load(output / "final")
+    with torch.no_grad():
+        logits = torch.cat([trained(input_ids=torch.tensor([row])).logits for row in rows])
+        expected = torch.cat([model(input_ids=torch.tensor([row])).logits for row in rows])
+    assert torch.allclose(logits, expected, atol=2e-3)
+
+
+def test_embedding_head(models, tmp_path):
+    rows = token_rows((20, 64, 65))
+    source = write_rows(tmp_path / "in.jsonl", [{"input_ids": row} for row in rows])
+    heddle("score", models / "dense_tied", "--head", "embed", "--input", source, "--output", tmp_path / "out.jsonl")
+    model = load(models / "dense_tied").model
+    for row, scored in zip(rows, read_rows(tmp_path / "out.jsonl")):
+        with torch.no_grad():
+            hidden = model(input_ids=torch.tensor([row])).last_hidden_state[0, -1]
+        expected = torch.nn.functional.normalize(hidden, dim=-1).tolist()
+        assert scored["embedding"] == pytest.approx(expected, abs=1e-5)

@@ -1,0 +1,221 @@
+#include "models/qwen3_5/model.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "base/errors.h"
+#include "models/tiny_model.h"
+#include "ops/autograd.h"
+#include "parallel/block_runner.h"
+#include "train/head.h"
+
+namespace heddle {
+namespace {
+
+using models::qwen3_5::Model;
+using parallel::Recompute;
+
+std::vector<parallel::BlockEntry> entries(Model& model) {
+  std::vector<parallel::BlockEntry> blocks;
+  for (const auto& layer : model.layers()) {
+    blocks.push_back({layer.get(), {}});
+    layer->visit_parameters([&](nn::Parameter& p) { blocks.back().parameters.push_back(&p); });
+  }
+  return blocks;
+}
+
+struct Gradients {
+  double loss = 0;
+  std::map<std::string, at::Tensor> by_name;
+};
+
+/// One forward and backward of each batch, summed.
+Gradients differentiate(Model& model, const std::vector<data::Batch>& batches, Recompute recompute,
+                        double auxiliary_scale = 0) {
+  parallel::BlockRunner runner(entries(model), recompute);
+  Gradients result;
+  for (const data::Batch& batch : batches) {
+    const auto inputs =
+        model.block_inputs({batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen},
+                           batch.position_ids, batch.real_tokens, true);
+    const at::Tensor embedded = model.embed(batch.tokens);
+    parallel::BlockRunner::Pass pass;
+    const at::Tensor hidden = runner.forward(embedded, inputs, true, pass);
+    const auto head = train::run_head(model, hidden, batch, 1, true);
+    const at::Tensor gradient = runner.backward(head.grad_hidden, auxiliary_scale, pass);
+    ops::run_backward({embedded}, {gradient});
+    result.loss += head.loss_sum.item<double>();
+  }
+  model.visit_parameters([&](nn::Parameter& parameter) {
+    parameter.collect_gradient();
+    result.by_name[parameter.name()] = parameter.gradient();
+    parameter.clear_gradient();
+  });
+  return result;
+}
+
+void expect_equal(const Gradients& a, const Gradients& b, double tolerance) {
+  EXPECT_NEAR(a.loss, b.loss, tolerance * std::abs(a.loss));
+  for (const auto& [name, gradient] : a.by_name) {
+    const at::Tensor& other = b.by_name.at(name);
+    ASSERT_TRUE(gradient.defined()) << name << " got no gradient";
+    const double norm = gradient.norm().item<double>();
+    EXPECT_GT(norm, 0) << name;
+    EXPECT_LE((gradient - other).norm().item<double>(), tolerance * norm) << name;
+  }
+}
+
+class ModelTest : public ::testing::TestWithParam<bool> {};
+
+TEST_P(ModelTest, PackedEqualsSeparate) {
+  const auto model = testing::tiny_model(at::kDouble, GetParam());
+  const Gradients packed = differentiate(
+      *model, {testing::batch_of({{1, 70}, {2, 1}, {3, 64}, {4, 29}})}, Recompute::kOff);
+  const Gradients separate =
+      differentiate(*model,
+                    {testing::batch_of({{1, 70}}), testing::batch_of({{2, 1}}),
+                     testing::batch_of({{3, 64}}), testing::batch_of({{4, 29}})},
+                    Recompute::kOff);
+  expect_equal(packed, separate, 1e-9);
+}
+
+TEST_P(ModelTest, RecomputationChangesNoBit) {
+  const auto model = testing::tiny_model(at::kFloat, GetParam());
+  const std::vector<data::Batch> batches = {testing::batch_of({{1, 65}, {2, 40}})};
+  const Gradients off = differentiate(*model, batches, Recompute::kOff, 0.01);
+  for (const Recompute policy : {Recompute::kSelective, Recompute::kFull}) {
+    const Gradients other = differentiate(*model, batches, policy, 0.01);
+    for (const auto& [name, gradient] : off.by_name)
+      EXPECT_TRUE(at::equal(gradient, other.by_name.at(name))) << name;
+  }
+}
+
+TEST_P(ModelTest, PaddedEqualsPacked) {
+  const auto model = testing::tiny_model(at::kDouble, GetParam());
+  const data::Batch packed = testing::batch_of({{1, 20}, {3, 33}});
+  at::Tensor tokens = at::zeros({2, 40}, at::kLong), mask = at::zeros({2, 40}, at::kLong),
+             labels = at::full({2, 40}, -100, at::kLong);
+  // The first row is padded on the right, the second on the left.
+  const auto place = [&](std::int64_t row, std::int64_t at, std::int64_t begin,
+                         std::int64_t length) {
+    const at::Tensor sequence = packed.tokens.narrow(0, begin, length);
+    tokens[row].narrow(0, at, length).copy_(sequence);
+    labels[row].narrow(0, at, length).copy_(sequence);
+    mask[row].narrow(0, at, length).fill_(1);
+  };
+  place(0, 0, 0, 20);
+  place(1, 7, 20, 33);
+  data::Batch::PaddedOptions options;
+  options.labels = labels;
+  const data::Batch padded = data::Batch::from_padded(tokens, mask, options);
+  expect_equal(differentiate(*model, {packed}, Recompute::kOff),
+               differentiate(*model, {padded}, Recompute::kOff), 1e-12);
+}
+
+TEST_P(ModelTest, GenerationInPiecesEqualsOneForwardPass) {
+  const auto model = testing::tiny_model(at::kDouble, GetParam());
+  const data::Batch batch = testing::batch_of({{5, 80}});
+  const ops::NoGradient guard;
+  parallel::BlockRunner runner(entries(*model), Recompute::kOff);
+  const auto inputs = model->block_inputs(
+      {batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen}, batch.position_ids, 80, false);
+  const at::Tensor whole = runner.evaluate(model->embed(batch.tokens), inputs);
+  auto cache = model->make_cache(3, 80);
+  std::vector<at::Tensor> pieces;
+  std::int64_t done = 0;
+  for (const std::int64_t length : {37, 1, 1, 30, 1, 10}) {
+    const auto sequences =
+        ops::Sequences::from_host({0, static_cast<std::int32_t>(length)}, at::kCPU);
+    pieces.push_back(
+        model->generate(batch.tokens.narrow(0, done, length), sequences, cache, {2}, {done}));
+    done += length;
+  }
+  EXPECT_LE((at::cat(pieces) - whole).abs().max().item<double>(), 1e-9);
+}
+
+INSTANTIATE_TEST_SUITE_P(DenseAndMoe, ModelTest, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "moe" : "dense"; });
+
+TEST(Model, AFrozenTrunkKeepsNothingAndGetsNoGradient) {
+  const auto model = testing::tiny_model(at::kFloat);
+  model->visit_parameters(
+      [](nn::Parameter& p) { p.set_trainable(p.name().find("layers.3.") != std::string::npos); });
+  parallel::BlockRunner runner(entries(*model), Recompute::kOff);
+  const data::Batch batch = testing::batch_of({{1, 30}});
+  const auto inputs = model->block_inputs(
+      {batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen}, batch.position_ids, 30, true);
+  parallel::BlockRunner::Pass pass;
+  const at::Tensor embedded = model->embed(batch.tokens);
+  EXPECT_FALSE(embedded.requires_grad());
+  const at::Tensor hidden = runner.forward(embedded, inputs, false, pass);
+  const auto head = train::run_head(*model, hidden, batch, 1, true);
+  runner.backward(head.grad_hidden, 0, pass);
+  model->visit_parameters([](nn::Parameter& p) {
+    EXPECT_EQ(p.gradient().defined(), p.name().find("layers.3.") != std::string::npos) << p.name();
+  });
+}
+
+TEST(Model, InitialisationDependsOnNameAndSeedOnly) {
+  const auto a = testing::tiny_model(at::kDouble), b = testing::tiny_model(at::kFloat);
+  auto pa = a->parameters(), pb = b->parameters();
+  for (std::size_t i = 0; i < pa.size(); ++i) {
+    EXPECT_TRUE(at::equal(pa[i]->data().to(at::kFloat), pb[i]->data().to(at::kFloat)))
+        << pa[i]->name();
+  }
+}
+
+struct BadConfig {
+  const char* what;
+  nlohmann::ordered_json change;
+  const char* message;
+};
+
+class ModelConfigTest : public ::testing::TestWithParam<BadConfig> {};
+
+TEST_P(ModelConfigTest, IsRefusedWithTheKey) {
+  nlohmann::ordered_json json = {{"model_type", "qwen3_5_text"}, {"num_hidden_layers", 4}};
+  json.update(GetParam().change);
+  try {
+    models::qwen3_5::parse_config(json, "config.json");
+    FAIL() << "accepted";
+  } catch (const ModelError& e) {
+    EXPECT_THAT(e.what(), ::testing::HasSubstr(GetParam().message));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Configs, ModelConfigTest,
+    ::testing::Values(
+        BadConfig{"type", {{"model_type", "llama"}}, "model_type 'llama' is not one of"},
+        BadConfig{"layers",
+                  {{"layer_types", {"full_attention"}}},
+                  "layer_types has 1 entries, num_hidden_layers is 4"},
+        BadConfig{"kind",
+                  {{"layer_types", {"full_attention", "mamba", "mamba", "mamba"}}},
+                  "layer_types[1] is 'mamba'"},
+        BadConfig{
+            "interval",
+            {{"full_attention_interval", 2},
+             {"layer_types",
+              {"linear_attention", "linear_attention", "linear_attention", "full_attention"}}},
+            "contradicts full_attention_interval 2"},
+        BadConfig{
+            "heads", {{"num_attention_heads", 6}, {"num_key_value_heads", 4}}, "does not divide"},
+        BadConfig{
+            "hidden", {{"hidden_size", "big"}}, "'hidden_size' is \"big\": expected an integer"},
+        BadConfig{"zero", {{"head_dim", 0}}, "'head_dim' is 0: expected a positive integer"},
+        BadConfig{"bias", {{"attention_bias", true}}, "'attention_bias' is true: expected false"},
+        BadConfig{"act", {{"hidden_act", "gelu"}}, "'hidden_act' is \"gelu\""},
+        BadConfig{"rope", {{"rope_parameters", {{"rope_type", "yarn"}}}}, "rope_type is 'yarn'"}),
+    [](const auto& info) { return info.param.what; });
+
+}  // namespace
+}  // namespace heddle

@@ -1,0 +1,263 @@
+#include "train/trainer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <fstream>
+#include <random>
+#include <sstream>
+#include <thread>
+
+#include "base/errors.h"
+#include "base/files.h"
+#include "cli/application.h"
+#include "config/config.h"
+#include "testing/temporary_directory.h"
+
+namespace heddle {
+namespace {
+
+namespace fs = std::filesystem;
+
+const fs::path kTokenizer = fs::path(HEDDLE_SOURCE_DIR) / "examples/tokenizer-4k";
+
+int run_cli(const std::vector<std::string>& arguments, std::string* output = nullptr) {
+  std::ostringstream out;
+  const int status = cli::run(arguments, {out});
+  if (output != nullptr) *output = out.str();
+  return status;
+}
+
+/// A folder with a small model and a few hundred rows.
+class TrainerTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    nlohmann::ordered_json config = {{"model_type", "qwen3_5_text"},
+                                     {"vocab_size", 4096},
+                                     {"hidden_size", 32},
+                                     {"intermediate_size", 64},
+                                     {"num_hidden_layers", 4},
+                                     {"num_attention_heads", 2},
+                                     {"num_key_value_heads", 1},
+                                     {"head_dim", 16},
+                                     {"linear_num_key_heads", 2},
+                                     {"linear_num_value_heads", 2},
+                                     {"linear_key_head_dim", 16},
+                                     {"linear_value_head_dim", 16},
+                                     {"tie_word_embeddings", true}};
+    files::write_atomically(dir_ / "config.json", config.dump());
+    ASSERT_EQ(run_cli({"init", "--config", (dir_ / "config.json").string(), "--tokenizer",
+                       kTokenizer.string(), "--output", (dir_ / "model").string(), "--seed", "3"}),
+              0);
+    std::ofstream data(dir_ / "train.jsonl");
+    for (int i = 0; i < 300; ++i) {
+      data << nlohmann::json{{"text", "row " + std::to_string(i * 7919 % 1000) + " holds " +
+                                          std::to_string(i)}}
+           << "\n";
+    }
+  }
+
+  std::vector<std::string> arguments(const std::string& run,
+                                     std::vector<std::string> more = {}) const {
+    std::vector<std::string> all = {"model.path=" + (dir_ / "model").string(),
+                                    "data.train=" + (dir_ / "train.jsonl").string(),
+                                    "data.max_length=64",
+                                    "train.global_batch_size=4",
+                                    "train.micro_batch_tokens=128",
+                                    "train.max_steps=12",
+                                    "optim.lr=1e-3",
+                                    "optim.warmup_steps=3",
+                                    "ckpt.every=3",
+                                    "log.report=false",
+                                    "log.tensorboard=false",
+                                    "device.threads=1",
+                                    "train.output_dir=" + (dir_ / run).string()};
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  }
+  config::RunConfig config(const std::string& run, std::vector<std::string> more = {}) const {
+    return config::load("", arguments(run, std::move(more)));
+  }
+  std::string weights(const std::string& run, const char* file = "final/model.safetensors") const {
+    return files::read(dir_ / run / file);
+  }
+
+  testing::TemporaryDirectory dir_;
+};
+
+/// Asks for a stop after a step.
+class StopAfter : public train::Observer {
+ public:
+  StopAfter(std::int64_t step, std::atomic<bool>& stop) : step_(step), stop_(stop) {}
+  void on_step(const train::StepInfo& info) override {
+    losses.push_back(info.loss);
+    if (info.step == step_) stop_ = true;
+  }
+  std::vector<double> losses;
+
+ private:
+  std::int64_t step_;
+  std::atomic<bool>& stop_;
+};
+
+train::Summary train_until(const config::RunConfig& config, std::int64_t step,
+                           std::vector<double>* losses = nullptr) {
+  std::atomic<bool> stop = false;
+  StopAfter observer(step, stop);
+  train::Trainer trainer(config, observer, stop);
+  const train::Summary summary = trainer.run();
+  if (losses != nullptr)
+    losses->insert(losses->end(), observer.losses.begin(), observer.losses.end());
+  return summary;
+}
+
+TEST_F(TrainerTest, AStoppedRunContinuesBitIdentically) {
+  std::vector<double> whole, parts;
+  train_until(config("whole"), 1000, &whole);
+  EXPECT_TRUE(train_until(config("parts"), 5, &parts).stopped);
+  EXPECT_FALSE(fs::exists(dir_ / "parts/final"));
+  EXPECT_FALSE(train_until(config("parts"), 1000, &parts).stopped);
+  EXPECT_EQ(whole.size(), 12u);
+  EXPECT_EQ(whole, parts);
+  EXPECT_EQ(weights("whole"), weights("parts"));
+  EXPECT_LT(whole.back(), whole.front());
+}
+
+TEST_F(TrainerTest, ALoraRunWithDropoutContinuesBitIdentically) {
+  const std::vector<std::string> lora = {"train.method=lora", "adapter.rank=4",
+                                         "adapter.dropout=0.1", "model.dtype=bfloat16"};
+  train_until(config("whole", lora), 1000);
+  train_until(config("parts", lora), 7);
+  train_until(config("parts", lora), 1000);
+  EXPECT_EQ(weights("whole", "final/adapter_model.safetensors"),
+            weights("parts", "final/adapter_model.safetensors"));
+}
+
+TEST_F(TrainerTest, AccumulationDoesNotChangeTheLoss) {
+  std::vector<double> one, many;
+  train_until(config("one", {"model.dtype=float64", "train.micro_batch_tokens=256"}), 1000, &one);
+  train_until(config("many", {"model.dtype=float64", "train.micro_batch_tokens=64"}), 1000, &many);
+  for (std::size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(one[i], many[i], 1e-9 * one[i]);
+}
+
+TEST_F(TrainerTest, NeverResumingRefusesAnOldRun) {
+  train_until(config("run"), 5);
+  EXPECT_THROW(train_until(config("run", {"train.resume=never"}), 1000), ConfigError);
+}
+
+TEST_F(TrainerTest, EarlyStopAndBestCheckpoint) {
+  std::ofstream(dir_ / "eval.jsonl") << R"({"text": "row 1 holds 2"})"
+                                     << "\n";
+  const auto summary = train_until(
+      config("run", {"data.eval=" + (dir_ / "eval.jsonl").string(), "train.eval_every=2",
+                     "optim.lr=1e-30", "train.early_stop_patience=2", "ckpt.keep_best=true"}),
+      1000);
+  // The loss cannot fall at this learning rate: the first evaluation is the best, two more end the
+  // run.
+  EXPECT_TRUE(summary.stopped_early);
+  EXPECT_EQ(summary.steps, 6);
+  EXPECT_TRUE(fs::exists(dir_ / "run/checkpoints/step-00000002"));
+  EXPECT_TRUE(fs::exists(dir_ / "run/final/model.safetensors"));
+}
+
+TEST_F(TrainerTest, TheCommandsWorkTogether) {
+  std::string out;
+  std::vector<std::string> sft = {"pt"};
+  for (const std::string& argument : arguments("run")) sft.push_back(argument);
+  ASSERT_EQ(run_cli(sft, &out), 0);
+  EXPECT_THAT(out, ::testing::HasSubstr("12 steps in"));
+  EXPECT_TRUE(fs::exists(dir_ / "run/config.resolved.yaml"));
+  std::ifstream metrics(dir_ / "run/metrics.jsonl");
+  std::string line;
+  int rows = 0;
+  while (std::getline(metrics, line)) {
+    const auto row = nlohmann::json::parse(line);
+    EXPECT_EQ(row.at("step"), ++rows);
+    for (const char* key : {"loss", "lr", "grad_norm", "tokens", "tokens_per_s"})
+      EXPECT_TRUE(row.contains(key)) << key;
+  }
+  EXPECT_EQ(rows, 12);
+  const std::string model = (dir_ / "run/final").string();
+  EXPECT_EQ(run_cli({"score", model, "--input", (dir_ / "train.jsonl").string(), "--output",
+                     (dir_ / "scored").string()}),
+            0);
+  ASSERT_EQ(
+      run_cli({"generate", model, "--prompt", "row 7", "--raw", "--max-new-tokens", "5"}, &out), 0);
+  EXPECT_EQ(run_cli({"tokenize", "model.path=" + model, "--text", "row 7 holds"}), 0);
+  EXPECT_EQ(run_cli({"generate", model}), 2);
+}
+
+/// Starts the program itself, so that it can be killed.
+pid_t start(const std::vector<std::string>& arguments) {
+  const pid_t child = fork();
+  if (child != 0) return child;
+  std::vector<char*> argv = {const_cast<char*>(HEDDLE_BINARY)};
+  for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+  argv.push_back(nullptr);
+  if (freopen("/dev/null", "w", stdout) == nullptr || freopen("/dev/null", "w", stderr) == nullptr)
+    _exit(126);
+  execv(HEDDLE_BINARY, argv.data());
+  _exit(127);
+}
+
+void kill_and_resume(const std::vector<std::string>& arguments, int kills, unsigned seed) {
+  std::mt19937 random(seed);
+  int killed = 0, status = 0;
+  while (killed < kills) {
+    const pid_t child = start(arguments);
+    // From the loading of the program to the writing of the last file.
+    std::this_thread::sleep_for(
+        std::chrono::milliseconds(std::uniform_int_distribution<int>(300, 2500)(random)));
+    kill(child, SIGKILL);
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    ++killed;
+    if (WIFEXITED(status)) {
+      ASSERT_EQ(WEXITSTATUS(status), 0);
+      break;  // it was done before the signal
+    }
+  }
+  const pid_t child = start(arguments);
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+class FaultTrainerTest : public TrainerTest {};
+
+TEST_F(FaultTrainerTest, KilledAtTwentyRandomMomentsEndsBitIdentically) {
+  const auto with = [&](const char* run) {
+    std::vector<std::string> all = {"pt"};
+    for (std::string& argument : arguments(run, {"train.max_steps=400", "ckpt.every=5"}))
+      all.push_back(argument);
+    return all;
+  };
+  int status = 0;
+  ASSERT_EQ(waitpid(start(with("whole")), &status, 0) > 0, true);
+  ASSERT_EQ(status, 0);
+  kill_and_resume(with("killed"), 20, 17);
+  EXPECT_EQ(weights("whole"), weights("killed"));
+  for (const auto& entry : fs::directory_iterator(dir_ / "killed/checkpoints")) {
+    EXPECT_EQ(entry.path().filename().string().find(".tmp"), std::string::npos) << entry.path();
+  }
+}
+
+TEST_F(TrainerTest, SigintSavesAndExitsWithZero) {
+  std::vector<std::string> all = {"pt"};
+  for (std::string& argument : arguments("run", {"train.max_steps=100000", "ckpt.every=0"}))
+    all.push_back(argument);
+  const pid_t child = start(all);
+  const fs::path metrics = dir_ / "run/metrics.jsonl";
+  while (!fs::exists(metrics) || fs::file_size(metrics) == 0) std::this_thread::yield();
+  kill(child, SIGINT);
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  EXPECT_FALSE(fs::is_empty(dir_ / "run/checkpoints"));
+}
+
+}  // namespace
+}  // namespace heddle
