@@ -33,10 +33,10 @@ struct Args {
   const int* cu_seqlens;
 
   // Saved by the forward.
-  int* first_chunk;      // [sequences + 1]; the last entry is the number of chunks
-  int* order;            // [sequences], longest first
-  ChunkInfo* chunks;     // [max_chunks]
-  float* decay;          // [chunk, v_head, 64] in-chunk cumulative g in base 2, constant past the end
+  int* first_chunk;   // [sequences + 1]; the last entry is the number of chunks
+  int* order;         // [sequences], longest first
+  ChunkInfo* chunks;  // [max_chunks]
+  float* decay;       // [chunk, v_head, 64] in-chunk cumulative g in base 2, constant past the end
   float *q_rms, *k_rms;  // [chunk, k_head, 64] 1 / norm, 0 past the end
   __nv_bfloat16* solve;  // [chunk, v_head] swizzled 64 x 64 image of T diag(beta)
   __nv_bfloat16* u;      // [token, v_head, V], null when not for backward
@@ -69,12 +69,11 @@ void make_maps(Args& a, int head_dim);
 void launch_plan(const Args& a, cudaStream_t s);
 void launch_prepare(const Args& a, int head_dim, bool hopper, cudaStream_t s);
 void launch_forward(const Args& a, int head_dim, bool hopper, cudaStream_t s);
-void launch_states(const Args& a, int head_dim, bool hopper, cudaStream_t s);
-void launch_chain(const Args& a, int head_dim, bool hopper, cudaStream_t s);
+void launch_serial(const Args& a, int head_dim, bool hopper, cudaStream_t s);
 void launch_gradients(const Args& a, int head_dim, bool hopper, cudaStream_t s);
 
-/// Whether the serial kernels give each value head two CTAs: with fewer sequence-heads than this, both
-/// halves find an SM of their own (an H200 has 132).
+/// Whether the serial kernels give each value head two CTAs: with fewer sequence-heads than this,
+/// both halves find an SM of their own (an H200 has 132).
 inline bool split_values(const Args& a) { return a.sequences * a.v_heads <= 80; }
 
 /// Throws std::runtime_error naming `what` when the last launch failed.

@@ -1,5 +1,6 @@
-// Times the CUDA gated delta rule: forward, backward and each kernel, bf16, head size 128, normalisation
-// of q and k included. Gates: logsigmoid(normal)/16, a quarter of the heads without decay.
+// Times the CUDA gated delta rule: forward, backward and each kernel, bf16, head size 128,
+// normalisation of q and k included. Gates: logsigmoid(normal)/16, a quarter of the heads without
+// decay.
 //   gdn_cuda_bench [portable|hopper] [k_heads v_heads batch length]
 #include <algorithm>
 #include <cmath>
@@ -26,7 +27,8 @@ __global__ void fill_normal(__nv_bfloat16* x, size_t n, uint32_t stream) {
     x[i] = __float2bfloat16(normal(i, stream));
 }
 __global__ void fill_gates(float* g, float* beta, size_t n, int heads) {
-  for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
+  for (size_t i = blockIdx.x * size_t(blockDim.x) + threadIdx.x; i < n;
+       i += gridDim.x * blockDim.x) {
     g[i] = int(i % heads) < heads / 4 ? 0.f : -log1pf(expf(-normal(i, 90))) / 16;
     beta[i] = 1 / (1 + expf(-normal(i, 92)));
   }
@@ -91,11 +93,10 @@ void bench(int k_heads, int v_heads, int batch, int length, GatedDeltaNetKernel 
   double part[] = {time_ms([&] { launch_plan(af, nullptr); }),
                    time_ms([&] { launch_prepare(af, d, hopper, nullptr); }),
                    time_ms([&] { launch_forward(af, d, hopper, nullptr); }),
-                   time_ms([&] { launch_states(ab, d, hopper, nullptr); }),
-                   time_ms([&] { launch_chain(ab, d, hopper, nullptr); }),
+                   time_ms([&] { launch_serial(ab, d, hopper, nullptr); }),
                    time_ms([&] { launch_gradients(ab, d, hopper, nullptr); })};
-  std::printf("%2d/%2d %2d x %6d | %7.3f %7.3f | %6.3f %6.3f %6.3f %6.3f %6.3f %6.3f\n", k_heads,
-              v_heads, batch, length, f, b, part[0], part[1], part[2], part[3], part[4], part[5]);
+  std::printf("%2d/%2d %2d x %6d | %7.3f %7.3f | %6.3f %6.3f %6.3f %6.3f %6.3f\n", k_heads, v_heads,
+              batch, length, f, b, part[0], part[1], part[2], part[3], part[4]);
 }
 
 }  // namespace
@@ -104,15 +105,22 @@ void bench(int k_heads, int v_heads, int batch, int length, GatedDeltaNetKernel 
 int main(int argc, char** argv) {
   using namespace heddle::ops::cuda;
   std::string which = argc > 1 ? argv[1] : "";
-  auto kernel = which == "portable" ? GatedDeltaNetKernel::kPortable
-                                    : gated_delta_net_kernel_for_device();
-  std::printf("%s\nheads  batch x T  | forward backward | plan prepare forward states chain gradients (ms)\n",
-              kernel == GatedDeltaNetKernel::kHopper ? "hopper (wgmma)" : "portable (mma.sync)");
+  auto kernel =
+      which == "portable" ? GatedDeltaNetKernel::kPortable : gated_delta_net_kernel_for_device();
+  std::printf(
+      "%s\nheads  batch x T  | forward backward | plan prepare forward serial gradients (ms)\n",
+      kernel == GatedDeltaNetKernel::kHopper ? "hopper (wgmma)" : "portable (mma.sync)");
   if (argc > 5) {
-    gdn::bench(std::atoi(argv[2]), std::atoi(argv[3]), std::atoi(argv[4]), std::atoi(argv[5]), kernel);
+    gdn::bench(std::atoi(argv[2]), std::atoi(argv[3]), std::atoi(argv[4]), std::atoi(argv[5]),
+               kernel);
     return 0;
   }
-  for (auto [hk, hv, b, t] : {std::array{16, 16, 4, 8192}, {16, 32, 4, 8192}, {16, 32, 1, 32768},
-                              {16, 16, 1, 32768}, {16, 64, 4, 8192}, {16, 48, 4, 8192}, {32, 32, 4, 4096}})
+  for (auto [hk, hv, b, t] : {std::array{16, 16, 4, 8192},
+                              {16, 32, 4, 8192},
+                              {16, 32, 1, 32768},
+                              {16, 16, 1, 32768},
+                              {16, 64, 4, 8192},
+                              {16, 48, 4, 8192},
+                              {32, 32, 4, 4096}})
     gdn::bench(hk, hv, b, t, kernel);
 }

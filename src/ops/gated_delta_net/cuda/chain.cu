@@ -1,5 +1,8 @@
-// Second pass of the backward, in reverse: the gradient of the state after every chunk, and dv.
-#include "serial.cuh"
+// The two serial passes of the backward in one launch: the states at chunk entries (states.cuh)
+// and, in reverse, the gradient of the state after every chunk together with dv.
+#include <algorithm>
+
+#include "states.cuh"
 
 namespace heddle::ops::cuda::gdn {
 namespace {
@@ -16,17 +19,23 @@ struct ChainSmem {
   static constexpr u32 kBytes = kBarriers + 128;
 };
 
-/// CTA = (sequence, value head, 64 NS columns of V). State groups, per chunk from the last, transposed:
-///   stage dS;  Y = dO P;  X = dS K^T;  dU = X e^{G_C-G} + Y;  dv = dU (T beta);
-///   dS = e^{G_C} dS + (dO s e^G) Q - (dv e^G) K
-/// Side group: P^T = mask(K Q^T), one chunk ahead. Load group: copies dv (staged in the buffer of dO)
-/// out, then refills that chunk's stage; dS is copied by another thread of it (portable: side group).
+/// CTA = (sequence, value head, 64 NS columns of V). State groups, per chunk from the last,
+/// transposed:
 ///
-/// Shared memory (D = 128, NS = 2): 3 x (K 16, Q 16, dO 16, T 8) + P 2 x 8 + dS 32 = 216 KB, scales 5.
-/// Barriers: full[stage]; scores[2]; s_ready, s_empty staged dS; done[2] dv staged and every read of the
-/// stage and of P over.
+///   stage dS,  Y = dO P,  X = dS K^T,  dU = X e^{G_C-G} + Y,  dv = dU (T beta),
+///   dS = e^{G_C} dS + (dO s e^G) Q - (dv e^G) K
+///
+/// Side group: P^T = mask(K Q^T), one chunk ahead. Load group: copies dv (staged in the buffer of
+/// dO) out, then refills that chunk's stage; another thread of it copies dS (portable: the side
+/// group).
+///
+/// Shared memory (D = 128, NS = 2): 3 x (K 16, Q 16, dO 16, T 8) + P 2 x 8 + dS 32 = 216 KB,
+/// scales 5.
+///
+/// Barriers: full[stage]; scores[2]; s_ready, s_empty staged dS; done[2] dv staged and every read
+/// of the stage and of P over.
 template <class M, int D, int NS>
-__global__ void __launch_bounds__((NS + 2) * 128, 1) chain_kernel(const __grid_constant__ Args a) {
+__device__ __forceinline__ void chain_pass(const Args& a) {
   using Smem = ChainSmem<M, D, NS>;
   constexpr int KS = D / 16, NB = D / 8, kStages = Smem::kStages;
   extern __shared__ __align__(1024) uint8_t smem[];
@@ -101,7 +110,7 @@ __global__ void __launch_bounds__((NS + 2) * 128, 1) chain_kernel(const __grid_c
       float acc[8][4];
       u32 p[4][4];
       wait_filled(full + s * 8, (i / kStages) & 1,
-                !M::kHopper || w.valid(w.chunks - 1 - i) < kChunk);
+                  !M::kHopper || w.valid(w.chunks - 1 - i) < kChunk);
       M::fence();
       M::template ss<KS, false, false>(acc, k, k + Smem::kWide, false);
       M::commit();
@@ -198,18 +207,28 @@ __global__ void __launch_bounds__((NS + 2) * 128, 1) chain_kernel(const __grid_c
   save_state(s, a.d_initial_state ? a.d_initial_state + state_offset : nullptr, D, v0, warp, lane);
 }
 
+/// The passes do not depend on each other, so with few sequence-heads they run side by side. The
+/// longer one comes first.
+template <class M, int D, int NS>
+__global__ void __launch_bounds__((NS + 2) * 128, 1) serial_kernel(const __grid_constant__ Args a) {
+  if (blockIdx.z == 0)
+    chain_pass<M, D, NS>(a);
+  else
+    states_pass<M, D, NS>(a);
+}
+
 template <class M, int D, int NS>
 void launch(const Args& a, cudaStream_t stream) {
-  constexpr u32 bytes = ChainSmem<M, D, NS>::kBytes;
-  cudaFuncSetAttribute(chain_kernel<M, D, NS>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  dim3 grid(a.v_heads * (D / 64 / NS), a.sequences);
-  chain_kernel<M, D, NS><<<grid, (NS + 2) * 128, bytes, stream>>>(a);
-  check_launch("gated_delta_net chain");
+  constexpr u32 bytes = std::max(ChainSmem<M, D, NS>::kBytes, StatesSmem<M, D, NS>::kBytes);
+  cudaFuncSetAttribute(serial_kernel<M, D, NS>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  dim3 grid(a.v_heads * (D / 64 / NS), a.sequences, 2);
+  serial_kernel<M, D, NS><<<grid, (NS + 2) * 128, bytes, stream>>>(a);
+  check_launch("gated_delta_net serial passes");
 }
 
 }  // namespace
 
-void launch_chain(const Args& a, int head_dim, bool hopper, cudaStream_t s) {
+void launch_serial(const Args& a, int head_dim, bool hopper, cudaStream_t s) {
   if (head_dim == 64)
     return hopper ? launch<MmaHopper, 64, 1>(a, s) : launch<MmaPortable, 64, 1>(a, s);
   if (!hopper) return launch<MmaPortable, 128, 1>(a, s);

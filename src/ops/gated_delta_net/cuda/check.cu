@@ -1,4 +1,5 @@
-// Checks of the CUDA gated delta rule against the double-precision recurrence; exit status 1 on failure.
+// Checks of the CUDA gated delta rule against the double-precision recurrence; exit status 1 on
+// failure.
 //   gdn_cuda_check [portable|hopper|all] [long|small]
 #include <algorithm>
 #include <cstring>
@@ -16,7 +17,7 @@ using bf16 = __nv_bfloat16;
 
 /// The data kinds of docs/gdn.md, "Numerics".
 enum Kind { kLogSigmoid, kNoDecay, kStrong, kCorrelated, kIdentical, kBetaEdges };
-const char* const kKindNames[] = {"logsigmoid/16", "no decay", "strong gate",
+const char* const kKindNames[] = {"logsigmoid/16", "no decay",  "strong gate",
                                   "correlated",    "same keys", "beta 0 and 1"};
 
 struct Case {
@@ -110,9 +111,8 @@ struct Problem {
         workspace(gated_delta_net_workspace_bytes(shape));
     for (auto* b : {&saved, &workspace}) b->poison(garbage);
     int64_t sk = stride(c.k_heads), sv = stride(c.v_heads);
-    GatedDeltaNetInputs in{{bq.p, sk}, {bk.p, sk}, {bv.p, sv},
-                           bg.p,       bb.p,       bcu.p,
-                           c.states ? bi.p : nullptr};
+    GatedDeltaNetInputs in{
+        {bq.p, sk}, {bk.p, sk}, {bv.p, sv}, bg.p, bb.p, bcu.p, c.states ? bi.p : nullptr};
     GatedDeltaNetForward fwd{{o.p, sv}, c.states ? fs.p : nullptr, saved.p, true};
     GatedDeltaNetBackward bwd;
     bwd.d_o = {bdo.p, sv};
@@ -143,8 +143,7 @@ struct Problem {
     }
     GDN_CUDA(cudaStreamSynchronize(s));
     cudaStreamDestroy(s);
-    return {o.host(),  dq.host(), dk.host(), dv.host(),
-            fs.host(), dg.host(), db.host(), di.host()};
+    return {o.host(), dq.host(), dk.host(), dv.host(), fs.host(), dg.host(), db.host(), di.host()};
   }
 };
 
@@ -188,7 +187,8 @@ Errors compare(const Problem& p, const Outputs& out) {
         h.scale = 1 / std::sqrt(double(d));
         for (int t = t0; t < t0 + h.tokens; ++t) {
           for (int e = 0; e < d; ++e) {
-            size_t ik = t * p.stride(c.k_heads) + hk * d + e, iv = t * p.stride(c.v_heads) + hv * d + e;
+            size_t ik = t * p.stride(c.k_heads) + hk * d + e,
+                   iv = t * p.stride(c.v_heads) + hv * d + e;
             h.q.push_back(__bfloat162float(p.q[ik]) * rq[size_t(t) * c.k_heads + hk]);
             h.k.push_back(__bfloat162float(p.k[ik]) * rk[size_t(t) * c.k_heads + hk]);
             h.v.push_back(__bfloat162float(p.v[iv]));
@@ -217,8 +217,7 @@ Errors compare(const Problem& p, const Outputs& out) {
           dy[side].assign(d, 0);
           for (int m = 0; m < group; ++m) {
             const OracleHead& h = heads[size_t(seq) * c.v_heads + hk * group + m];
-            for (int e = 0; e < d; ++e)
-              dy[side][e] += (side ? h.dk : h.dq)[size_t(t) * d + e];
+            for (int e = 0; e < d; ++e) dy[side][e] += (side ? h.dk : h.dq)[size_t(t) * d + e];
             const auto& src = side ? h.k : h.q;
             y[side].assign(src.begin() + size_t(t) * d, src.begin() + size_t(t + 1) * d);
           }
@@ -227,7 +226,8 @@ Errors compare(const Problem& p, const Outputs& out) {
           for (int e = 0; e < d; ++e) dot += y[side][e] * dy[side][e];
           for (int e = 0; e < d; ++e)
             err.add(1 + side,
-                    __bfloat162float((side ? out.dk : out.dq)[token * p.stride(c.k_heads) + hk * d + e]),
+                    __bfloat162float(
+                        (side ? out.dk : out.dq)[token * p.stride(c.k_heads) + hk * d + e]),
                     c.normalize ? r * (dy[side][e] - y[side][e] * dot) : dy[side][e]);
         }
       }
@@ -261,7 +261,8 @@ void expect(bool ok, const std::string& what) {
   if (!ok) std::printf("FAILED %s\n", what.c_str());
 }
 
-/// Bounds: bf16 operands give 2e-3 to 1e-2 (docs/gdn.md, "Numerics"); dg of correlated keys is the worst.
+/// Bounds: bf16 operands give 2e-3 to 1e-2 (docs/gdn.md, "Numerics"); dg of correlated keys is the
+/// worst.
 void check_case(const Case& c, GatedDeltaNetKernel kernel, int seed) {
   Problem p(c, seed);
   Outputs out = p.run(kernel);
@@ -269,13 +270,15 @@ void check_case(const Case& c, GatedDeltaNetKernel kernel, int seed) {
   bool hard = c.kind == kCorrelated || c.kind == kIdentical;
   std::string line, name = std::string(kKindNames[c.kind]) + " " + std::to_string(c.k_heads) + "/" +
                            std::to_string(c.v_heads) + "x" + std::to_string(c.dim) + " T=";
-  for (size_t i = 0; i < c.lengths.size() && i < 8; ++i) name += (i ? "," : "") + std::to_string(c.lengths[i]);
+  for (size_t i = 0; i < c.lengths.size() && i < 8; ++i)
+    name += (i ? "," : "") + std::to_string(c.lengths[i]);
   bool ok = true;
   for (int i = 0; i < Errors::kCount; ++i) {
     char buf[64];
     std::snprintf(buf, sizeof buf, " %s %.1e", Errors::kNames[i], e.rel(i));
     if (e.ref[i] > 0 || e.diff[i] > 0) line += buf;
-    // With one key direction the decay hardly matters: dg is a cancellation, without a scale of its own.
+    // With one key direction the decay hardly matters: dg is a cancellation, without a scale of its
+    // own.
     if (i == 4 && c.kind == kIdentical) continue;
     double bound = i == 4 ? (hard ? 6e-2 : 2e-2) : hard ? 1.5e-2 : 8e-3;
     if (!(e.rel(i) <= bound)) ok = false;
@@ -299,7 +302,8 @@ void check_isolation(GatedDeltaNetKernel kernel) {
   Outputs a = clean.run(kernel), b = dirty.run(kernel);
   bool same = true;
   auto rows = [&](const auto& x, const auto& y, size_t width, size_t first, size_t last) {
-    same &= std::memcmp(&x[first * width], &y[first * width], (last - first) * width * sizeof(x[0])) == 0;
+    same &= std::memcmp(&x[first * width], &y[first * width],
+                        (last - first) * width * sizeof(x[0])) == 0;
   };
   for (int s : {0, 2}) {
     size_t t0 = clean.cu[s], t1 = clean.cu[s + 1];
@@ -324,20 +328,23 @@ void check_graph(GatedDeltaNetKernel kernel) {
 }
 
 void check_all(GatedDeltaNetKernel kernel, const std::string& extent) {
-  std::printf("-- %s\n", kernel == GatedDeltaNetKernel::kHopper ? "hopper (wgmma)" : "portable (mma.sync)");
+  std::printf("-- %s\n",
+              kernel == GatedDeltaNetKernel::kHopper ? "hopper (wgmma)" : "portable (mma.sync)");
   if (extent == "small") {
     check_case({{29, 0, 65}, 1, 2, 128, kLogSigmoid, true, true, 8}, kernel, 1);
     return;
   }
   int seed = 1;
-  for (int n : {1, 29, 63, 64, 65, 129}) check_case({{n}, 1, 1, 128, kLogSigmoid, true, true}, kernel, ++seed);
+  for (int n : {1, 29, 63, 64, 65, 129})
+    check_case({{n}, 1, 1, 128, kLogSigmoid, true, true}, kernel, ++seed);
   check_case({{0, 1, 0, 200, 64, 0, 0, 31}, 2, 2, 128, kLogSigmoid, true, true, 8}, kernel, ++seed);
   for (int group : {1, 2, 3, 4})
     check_case({{320}, 2, 2 * group, 128, kLogSigmoid, false, true}, kernel, ++seed);
   check_case({{300, 150}, 2, 4, 128, kLogSigmoid, true, false}, kernel, ++seed);
   for (Kind kind : {kNoDecay, kStrong, kCorrelated, kIdentical, kBetaEdges})
     check_case({{1024}, 1, 4, 128, kind, kind != kIdentical, true}, kernel, ++seed);
-  std::vector<int> many(300);  // enough sequence-heads for the unsplit kernels, and several ring turns
+  std::vector<int> many(
+      300);  // enough sequence-heads for the unsplit kernels, and several ring turns
   for (int i = 0; i < 300; ++i) many[i] = i * 37 % 151;
   check_case({many, 1, 2, 128, kLogSigmoid, true, true}, kernel, ++seed);
   check_case({{129, 1, 0, 500}, 2, 4, 64, kLogSigmoid, true, true}, kernel, ++seed);

@@ -7,7 +7,7 @@ namespace {
 template <class M, int D, int NS>
 struct ForwardSmem {
   static constexpr int kStages = M::kHopper ? 3 : 2;
-  static constexpr u32 kWide = 64 * D * 2;                      // K or Q tile
+  static constexpr u32 kWide = 64 * D * 2;                    // K or Q tile
   static constexpr u32 kStage = 2 * kWide + (NS + 1) * 8192;  // K, Q, V (later U), T
   static constexpr u32 kScores = kStages * kStage;
   static constexpr u32 kOut = kScores + 2 * 8192;
@@ -16,15 +16,20 @@ struct ForwardSmem {
   static constexpr u32 kBytes = kBarriers + 128;
 };
 
-/// CTA = (sequence, value head, 64 NS columns of V). State groups, per chunk, all transposed:
-///   X = S K^T;  O = S Q^T;  U = (V - X e^G) (T beta)^T;  S = e^{G_C} S + (U e^{G_C-G}) K;
-///   O = O s e^G + U P^T
-/// with S^T (fp32) and every left operand in registers. Side group: P = mask(Q K^T), one chunk ahead.
-/// Load group: copies U (staged in the buffer of V) and O out, then refills that chunk's stage.
+/// CTA = (sequence, value head, 64 NS columns of V). State groups, per chunk, all transposed, with
+/// S^T (fp32) and every left operand in registers:
 ///
-/// Shared memory (D = 128, NS = 2): 3 x (K 16, Q 16, V 16, T 8) + P 2 x 8 + O 16 = 200 KB, scales 5 KB.
-/// Barriers: full[stage] tiles and scales; scores[2] P stored; done[2] U and O staged and every read of
-/// the stage and of P over; o_empty O copied out.
+///   X = S K^T,  O = S Q^T,  U = (V - X e^G) (T beta)^T,  S = e^{G_C} S + (U e^{G_C-G}) K,
+///   O = O s e^G + U P^T
+///
+/// Side group: P = mask(Q K^T), one chunk ahead. Load group: copies U (staged in the buffer of V)
+/// and O out, then refills that chunk's stage.
+///
+/// Shared memory (D = 128, NS = 2): 3 x (K 16, Q 16, V 16, T 8) + P 2 x 8 + O 16 = 200 KB,
+/// scales 5.
+///
+/// Barriers: full[stage] tiles and scales; scores[2] P stored; done[2] U and O staged and every
+/// read of the stage and of P over; o_empty O copied out.
 template <class M, int D, int NS>
 __global__ void __launch_bounds__((NS + 2) * 128, 1)
     forward_kernel(const __grid_constant__ Args a) {
@@ -126,8 +131,8 @@ __global__ void __launch_bounds__((NS + 2) * 128, 1)
       load_fragment_trans(f[n], v, 64, n * 16, warp * 16, lane);
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
-        float2 e = *reinterpret_cast<const float2*>(sc.read_k + n * 16 + (r >> 1) * 8 +
-                                                    (lane & 3) * 2);
+        float2 e =
+            *reinterpret_cast<const float2*>(sc.read_k + n * 16 + (r >> 1) * 8 + (lane & 3) * 2);
         const float* y = &x[2 * n + (r >> 1)][(r & 1) * 2];
         f[n][r] = pack_bf16(bf16_lo(f[n][r]) - e.x * y[0], bf16_hi(f[n][r]) - e.y * y[1]);
       }
@@ -142,13 +147,15 @@ __global__ void __launch_bounds__((NS + 2) * 128, 1)
     M::template wait<0>();
     pin(x);
     pin(f);
+    // S advances by the rounded u that is saved, so that the backward's replay of S is exact:
+    // without decay, differences between the two would add up over the whole sequence.
     u32 us[4][4];
-    to_fragments(us, x, sc.write, lane);
+    to_fragments(f, x);
+    scale_fragments(us, f, sc.write, lane);
     pin(s);
     M::fence();
     M::template rs<true>(s, us, k, true);
     M::commit();
-    to_fragments(f, x);
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
       float2 e = *reinterpret_cast<const float2*>(sc.read_q + n * 8 + (lane & 3) * 2);
@@ -194,7 +201,8 @@ void launch(const Args& a, cudaStream_t stream) {
 }  // namespace
 
 void launch_forward(const Args& a, int head_dim, bool hopper, cudaStream_t s) {
-  if (head_dim == 64) return hopper ? launch<MmaHopper, 64, 1>(a, s) : launch<MmaPortable, 64, 1>(a, s);
+  if (head_dim == 64)
+    return hopper ? launch<MmaHopper, 64, 1>(a, s) : launch<MmaPortable, 64, 1>(a, s);
   if (!hopper) return launch<MmaPortable, 128, 1>(a, s);
   split_values(a) ? launch<MmaHopper, 128, 1>(a, s) : launch<MmaHopper, 128, 2>(a, s);
 }

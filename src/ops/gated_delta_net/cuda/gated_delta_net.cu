@@ -109,7 +109,8 @@ void make_maps(Args& a, int head_dim) {
   static const Encode encode = [] {
     void* f = nullptr;
     cudaDriverEntryPointQueryResult found{};
-    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault, &found);
+    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault,
+                                     &found);
     return reinterpret_cast<Encode>(f);
   }();
   if (encode == nullptr)
@@ -119,10 +120,10 @@ void make_maps(Args& a, int head_dim) {
     cuuint64_t size[] = {cuuint64_t(heads) * head_dim, cuuint64_t(a.tokens)};
     cuuint64_t pitch[] = {cuuint64_t(stride) * 2};
     cuuint32_t box[] = {64, 64}, step[] = {1, 1};
-    CUresult r = encode(&a.maps[m], CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2,
-                        const_cast<__nv_bfloat16*>(p), size, pitch, box, step,
-                        CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                        CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    CUresult r =
+        encode(&a.maps[m], CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<__nv_bfloat16*>(p), size,
+               pitch, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (r != CUDA_SUCCESS)
       throw std::runtime_error("gated_delta_net (cuda): cuTensorMapEncodeTiled failed with " +
                                std::to_string(int(r)));
@@ -141,8 +142,8 @@ Args forward_args(const GatedDeltaNetShape& shape, const GatedDeltaNetOptions& o
   Args a = make_args(shape, options, in);
   require(out.saved != nullptr, "saved buffer is required");
   place_saved(a, shape, out.for_backward, out.saved);
-  a.o = const_cast<__nv_bfloat16*>(
-      checked(out.o, shape.v_heads, shape.head_dim, shape.tokens == 0));
+  a.o =
+      const_cast<__nv_bfloat16*>(checked(out.o, shape.v_heads, shape.head_dim, shape.tokens == 0));
   a.o_stride = out.o.stride;
   a.final_state = out.final_state;
   if (use_hopper(options.kernel)) make_maps(a, shape.head_dim);
@@ -211,8 +212,7 @@ void gated_delta_net_backward(const GatedDeltaNetShape& shape, const GatedDeltaN
                               cudaStream_t stream) {
   gdn::Args a = gdn::backward_args(shape, options, in, out);
   bool hopper = gdn::use_hopper(options.kernel);
-  gdn::launch_states(a, shape.head_dim, hopper, stream);
-  gdn::launch_chain(a, shape.head_dim, hopper, stream);
+  gdn::launch_serial(a, shape.head_dim, hopper, stream);
   gdn::launch_gradients(a, shape.head_dim, hopper, stream);
 }
 

@@ -1,5 +1,5 @@
-// CUDA kernels of the gated delta rule, forward and backward, over packed sequences. Plain C++ header:
-// raw pointers, sizes and a stream. Mathematics and notation: docs/gdn.md.
+// CUDA kernels of the gated delta rule, forward and backward, over packed sequences. Plain C++
+// header: raw pointers, sizes and a stream. Mathematics and notation: docs/gdn.md.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,11 +9,12 @@
 
 namespace heddle::ops::cuda {
 
-/// kPortable: mma.sync, sm_80 and later. kHopper: wgmma, sm_90a. kAuto takes kHopper where it can run.
+/// kPortable: mma.sync, sm_80 and later. kHopper: wgmma, sm_90a. kAuto takes kHopper where it can
+/// run.
 enum class GatedDeltaNetKernel { kAuto, kPortable, kHopper };
 
-/// tokens: length of the packed axis (= cu_seqlens[sequences]); v_heads a multiple of k_heads (1 to 8
-/// times); head_dim K = V = 64 or 128.
+/// tokens: length of the packed axis (= cu_seqlens[sequences]); v_heads a multiple of k_heads (1 to
+/// 8 times); head_dim K = V = 64 or 128.
 struct GatedDeltaNetShape {
   int tokens = 0;
   int sequences = 0;
@@ -22,24 +23,24 @@ struct GatedDeltaNetShape {
   int head_dim = 128;
 };
 
-/// scale multiplies q (usually head_dim^-0.5). normalize_qk: q and k are given raw and are divided by
-/// sqrt(sum x^2 + 1e-6) inside; gradients are then those of the raw q and k.
+/// scale multiplies q (usually head_dim^-0.5). normalize_qk: q and k are given raw and are divided
+/// by sqrt(sum x^2 + 1e-6) inside; gradients are then those of the raw q and k.
 struct GatedDeltaNetOptions {
   float scale = 0.0883883476f;
   bool normalize_qk = true;
   GatedDeltaNetKernel kernel = GatedDeltaNetKernel::kAuto;
 };
 
-/// A bf16 tensor [tokens, heads, head_dim]: heads contiguous, tokens `stride` elements apart (so that a
-/// slice of a fused projection can be passed). Base and stride are multiples of 16 bytes.
+/// A bf16 tensor [tokens, heads, head_dim]: heads contiguous, tokens `stride` elements apart (so
+/// that a slice of a fused projection can be passed). Base and stride are multiples of 16 bytes.
 struct GatedDeltaNetTensor {
   void* data = nullptr;
   int64_t stride = 0;
 };
 
-/// Inputs both directions read. g: natural-log decay <= 0; beta: write strength; fp32 [tokens, v_heads],
-/// contiguous. cu_seqlens: int32 [sequences + 1] on the device, non-decreasing; empty sequences allowed.
-/// initial_state: fp32 [sequences, v_heads, K, V] or null.
+/// Inputs both directions read. g: natural-log decay <= 0; beta: write strength; fp32 [tokens,
+/// v_heads], contiguous. cu_seqlens: int32 [sequences + 1] on the device, non-decreasing; empty
+/// sequences allowed. initial_state: fp32 [sequences, v_heads, K, V] or null.
 struct GatedDeltaNetInputs {
   GatedDeltaNetTensor q, k, v;
   const float* g = nullptr;
@@ -58,7 +59,8 @@ struct GatedDeltaNetForward {
 };
 
 /// d_final_state, d_initial_state: fp32 [sequences, v_heads, K, V] or null. dg, dbeta: fp32
-/// [tokens, v_heads]. dbeta is 0 where |beta| < 1e-18. workspace: gated_delta_net_workspace_bytes(shape).
+/// [tokens, v_heads]. dbeta is 0 where |beta| < 1e-18. workspace:
+/// gated_delta_net_workspace_bytes(shape).
 struct GatedDeltaNetBackward {
   GatedDeltaNetTensor d_o;
   const float* d_final_state = nullptr;
@@ -76,11 +78,12 @@ size_t gated_delta_net_saved_bytes(const GatedDeltaNetShape& shape, bool for_bac
 /// Scratch bytes of one backward call (2 head_dim^2 bf16 values per 64 tokens and value head).
 size_t gated_delta_net_workspace_bytes(const GatedDeltaNetShape& shape);
 
-/// What kAuto means on the current device; throws nothing, kPortable when the build lacks sm_90a code.
+/// What kAuto means on the current device; throws nothing, kPortable when the build lacks sm_90a
+/// code.
 GatedDeltaNetKernel gated_delta_net_kernel_for_device();
 
-/// Enqueue on `stream`; no host synchronisation, no allocation, capturable in a CUDA graph. Results are
-/// bitwise reproducible. Throw std::invalid_argument on a shape that does not fit and
+/// Enqueue on `stream`; no host synchronisation, no allocation, capturable in a CUDA graph. Results
+/// are bitwise reproducible. Throw std::invalid_argument on a shape that does not fit and
 /// std::runtime_error on a CUDA error.
 void gated_delta_net_forward(const GatedDeltaNetShape& shape, const GatedDeltaNetOptions& options,
                              const GatedDeltaNetInputs& in, const GatedDeltaNetForward& out,

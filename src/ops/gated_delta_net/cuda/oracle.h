@@ -1,5 +1,6 @@
-// Double-precision reference of the gated delta rule: the four lines of the recurrence, token by token,
-// and their reverse-time derivative. For tests only; one call handles one (sequence, value head).
+// Double-precision reference of the gated delta rule: the four lines of the recurrence, token by
+// token, and their reverse-time derivative. For tests only; one call handles one (sequence, value
+// head).
 #pragma once
 
 #include <cmath>
@@ -11,7 +12,7 @@ namespace heddle::ops::cuda::gdn {
 struct OracleHead {
   int tokens = 0, dim = 0;
   double scale = 1.0;
-  std::vector<double> q, k, v, g, beta, initial, d_o, d_final;      // in; states [K, V]
+  std::vector<double> q, k, v, g, beta, initial, d_o, d_final;     // in; states [K, V]
   std::vector<double> o, final, dq, dk, dv, dg, dbeta, d_initial;  // out
 };
 

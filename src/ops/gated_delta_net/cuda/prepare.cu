@@ -1,5 +1,5 @@
-// Chunk table, and the part of a chunk that does not depend on the state: row norms, cumulative decay
-// and the inverse T = (I + L)^-1.
+// Chunk table, and the part of a chunk that does not depend on the state: row norms, cumulative
+// decay and the inverse T = (I + L)^-1.
 #include "args.h"
 #include "mma.cuh"
 
@@ -84,16 +84,17 @@ __device__ __forceinline__ void block_product(float (&d)[N][4], const u32 (&a)[K
     for (int n = 0; n < N; n += 2) {
       u32 f[4];
       int m = lane >> 3, r = lane & 7;
-      ldmatrix4_trans(f, smem_u32(b + (rb + k * 16 + (m & 1) * 8 + r) * kPitch + cb + n * 8 +
-                                  (m >> 1) * 8));
+      ldmatrix4_trans(
+          f, smem_u32(b + (rb + k * 16 + (m & 1) * 8 + r) * kPitch + cb + n * 8 + (m >> 1) * 8));
       mma_f16(d[n], a[k], f[0], f[1]);
       mma_f16(d[n + 1], a[k], f[2], f[3]);
     }
 }
-/// Diagonal blocks of t hold the inverse, the block at (k0, c0) still L. Computes rows r0.. (16 of them)
-/// of -T(k0, k0) L(k0, c0) T(c0, c0), 16 KS columns, and after `ready` stores them over L.
+/// Diagonal blocks of t hold the inverse, the block at (k0, c0) still L. Computes rows r0.. (16 of
+/// them) of -T(k0, k0) L(k0, c0) T(c0, c0), 16 KS columns, and after `ready` stores them over L.
 template <int KS, class Sync>
-__device__ __forceinline__ void merge_rows(__half* t, int r0, int k0, int c0, int lane, Sync ready) {
+__device__ __forceinline__ void merge_rows(__half* t, int r0, int k0, int c0, int lane,
+                                           Sync ready) {
   u32 a[KS][4];
   int m = lane >> 3, r = lane & 7;
 #pragma unroll
@@ -125,8 +126,8 @@ __device__ __forceinline__ float square(uint4 x) {
   for (int i = 0; i < 4; ++i) s += bf16_lo(w[i]) * bf16_lo(w[i]) + bf16_hi(w[i]) * bf16_hi(w[i]);
   return s;
 }
-/// Sums s[0..N) over groups of LANES lanes; lane l of a group ends with the sum of s[l / (LANES / N)].
-/// Each step halves the values a lane carries, so this takes N shuffles and not N log2(LANES).
+/// Sums s[0..N) over groups of LANES lanes; lane l of a group ends with the sum of s[l / (LANES /
+/// N)]. Each step halves the values a lane carries, so this takes N shuffles and not N log2(LANES).
 template <int N, int LANES>
 __device__ __forceinline__ float transpose_sum(float (&s)[N], int lane) {
 #pragma unroll
@@ -178,7 +179,8 @@ struct GateLoad {
 /// CTA (128 threads) = one chunk of one key head and all value heads of its group, two at a time.
 /// K K^T stays in registers (warp w owns rows 16 w..). Per value head: L = beta_i k_i.k_j below the
 /// diagonal; each thread solves one column of a 16 x 16 diagonal block in fp32; two merges in fp16
-/// (entries of T are bounded by beta) double the block to 32 and 64. Written: T_ij e^{G_i-G_j} beta_j.
+/// (entries of T are bounded by beta) double the block to 32 and 64. Written: T_ij e^{G_i-G_j}
+/// beta_j.
 ///
 /// Shared memory: K tile 128 D B, later two fp16 matrices that begin as L and end as T (18 KB); the
 /// diagonal blocks of L in fp32 (8.3 KB); G, beta, norms (1.3 KB).
@@ -303,7 +305,7 @@ __global__ void __launch_bounds__(128, 6) prepare_kernel(const __grid_constant__
     }
     __syncthreads();
     int half = (warp & 1) * 32;
-    if (active) merge_rows<1>(t, half + 16, half + 16, half, lane, [] {});
+    if (active) merge_rows<1>(t, half + 16, half + 16, half, lane, [] { __syncwarp(); });
     __syncthreads();
     // Both warps of a head read the whole block of L before either overwrites its rows.
     if (active)

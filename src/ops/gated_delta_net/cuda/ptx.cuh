@@ -1,5 +1,5 @@
-// Thin wrappers of the PTX this folder needs: asynchronous copies, barriers, matrix loads and stores,
-// and the swizzled shared-memory tile that both tensor-core paths read.
+// Thin wrappers of the PTX this folder needs: asynchronous copies, barriers, matrix loads and
+// stores, and the swizzled shared-memory tile that both tensor-core paths read.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -31,7 +31,8 @@ __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 }
 
-/// Arrives at `bar` when all earlier copies of this thread have landed; counts as an expected arrival.
+/// Arrives at `bar` when all earlier copies of this thread have landed; counts as an expected
+/// arrival.
 __device__ __forceinline__ void cp_async_arrive(u32 bar) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(bar) : "memory");
 }
@@ -137,12 +138,13 @@ __device__ __forceinline__ void st_shared4(u32 addr, u32 v) {
 #endif
 /// One arrival at `bar` that also announces `bytes` of bulk copies.
 __device__ __forceinline__ void mbar_expect(u32 bar, u32 bytes) {
-  HEDDLE_GDN_BULK("{.reg .b64 t; mbarrier.arrive.expect_tx.shared::cta.b64 t, [%0], %1;}" ::"r"(bar),
-                  "r"(bytes)
-                  : "memory");
+  HEDDLE_GDN_BULK(
+      "{.reg .b64 t; mbarrier.arrive.expect_tx.shared::cta.b64 t, [%0], %1;}" ::"r"(bar), "r"(bytes)
+      : "memory");
 }
 /// 64 x 64 box at (row, column) of a tensor map, 128-byte swizzled: one column block of a tile.
-__device__ __forceinline__ void bulk_load_box(u32 dst, const void* map, int column, int row, u32 bar) {
+__device__ __forceinline__ void bulk_load_box(u32 dst, const void* map, int column, int row,
+                                              u32 bar) {
   HEDDLE_GDN_BULK(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
       "[%0], [%1, {%2, %3}], [%4];" ::"r"(dst),
@@ -151,20 +153,20 @@ __device__ __forceinline__ void bulk_load_box(u32 dst, const void* map, int colu
 }
 __device__ __forceinline__ void bulk_load(u32 dst, const void* src, u32 bytes, u32 bar) {
   HEDDLE_GDN_BULK(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-          dst),
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(dst),
       "l"(src), "r"(bytes), "r"(bar)
       : "memory");
 }
 __device__ __forceinline__ void bulk_store_box(const void* map, int column, int row, u32 src) {
-  HEDDLE_GDN_BULK("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(
-                      map),
-                  "r"(column), "r"(row), "r"(src)
-                  : "memory");
+  HEDDLE_GDN_BULK(
+      "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
+      "r"(column), "r"(row), "r"(src)
+      : "memory");
 }
 __device__ __forceinline__ void bulk_store(void* dst, u32 src, u32 bytes) {
-  HEDDLE_GDN_BULK("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst), "r"(src),
-                  "r"(bytes)
+  HEDDLE_GDN_BULK("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst),
+                  "r"(src), "r"(bytes)
                   : "memory");
 }
 __device__ __forceinline__ void bulk_commit() {
@@ -180,8 +182,8 @@ __device__ __forceinline__ void bulk_wait_all() {
 }
 #undef HEDDLE_GDN_BULK
 
-/// Byte address of element (r, c), c a multiple of 8, in a bf16 tile of `rows` rows: column blocks of
-/// 64 (128 bytes a row), the 16-byte pieces of a row exchanged by XOR with row % 8. This is the
+/// Byte address of element (r, c), c a multiple of 8, in a bf16 tile of `rows` rows: column blocks
+/// of 64 (128 bytes a row), the 16-byte pieces of a row exchanged by XOR with row % 8. This is the
 /// 128-byte swizzle that wgmma descriptors name, and ldmatrix reads it without bank conflicts.
 __device__ __forceinline__ u32 tile_address(u32 base, int rows, int r, int c) {
   return base + (c >> 6) * rows * 128 + r * 128 + ((((c & 63) >> 3) ^ (r & 7)) << 4);
@@ -252,7 +254,7 @@ __device__ __forceinline__ void load_tile_async(u32 tile, const bf16* src, int64
       p += step;
     }
   } else {
-#pragma unroll 8
+#pragma unroll 2
     for (int i = 0; i < 64 / kRows; ++i) {
       cp_async16(tile_address(tile, 64, r, c), p, r < valid);
       r += kRows;
@@ -280,7 +282,7 @@ __device__ __forceinline__ void store_tile(bf16* dst, u32 tile, int64_t row_stri
 /// Copies `BYTES` of an already swizzled tile image with THREADS threads.
 template <int BYTES, int THREADS = 128>
 __device__ __forceinline__ void load_image_async(u32 tile, const bf16* src, int tid) {
-#pragma unroll 8
+#pragma unroll 4
   for (int i = 0; i < BYTES / (THREADS * 16); ++i)
     cp_async16(tile + (i * THREADS + tid) * 16, src + (i * THREADS + tid) * 8, true);
 }

@@ -1,7 +1,7 @@
-// Shared by the kernels that walk one sequence chunk by chunk with the state in registers. A CTA has
-// NS + 2 groups of 128 threads: NS state groups, each owning 64 rows of S^T (rows = V), 16 a warp; a
-// side group that computes the state-independent 64 x 64 matrix and writes results out; a load group
-// that keeps the next chunks' tiles and row scales in flight.
+// Shared by the kernels that walk one sequence chunk by chunk with the state in registers. A CTA
+// has NS + 2 groups of 128 threads: NS state groups, each owning 64 rows of S^T (rows = V), 16 a
+// warp; a side group that computes the state-independent 64 x 64 matrix and writes results out; a
+// load group that keeps the next chunks' tiles and row scales in flight.
 #pragma once
 
 #include "args.h"
@@ -35,8 +35,8 @@ struct Scales {
   float pad[3];
 };
 
-/// Waits until a stage is filled and makes it visible to wgmma. Whole chunks come by bulk copy, which
-/// needs no fence; tails by cp.async.
+/// Waits until a stage is filled and makes it visible to wgmma. Whole chunks come by bulk copy,
+/// which needs no fence; tails by cp.async.
 __device__ __forceinline__ void wait_filled(u32 bar, int phase, bool tail) {
   mbar_wait(bar, phase);
   if (tail) fence_async_proxy();
@@ -87,7 +87,8 @@ struct ScaleRows {
   }
 };
 
-/// Which sequence, value head and columns of V (from v0) this CTA owns; longest sequences come first.
+/// Which sequence, value head and columns of V (from v0) this CTA owns; longest sequences come
+/// first.
 struct Work {
   int sequence, token, length, chunks, first_chunk, h, hk, v0;
   __device__ Work(const Args& a, int parts, int v_cols) {
@@ -103,8 +104,8 @@ struct Work {
   __device__ int valid(int c) const { return min(kChunk, length - c * kChunk); }
 };
 
-/// Starts filling a stage (K, Q, 64 NS columns of a value tensor, T) for chunk c and arrives at `full`
-/// once per loader when it and the scales are there.
+/// Starts filling a stage (K, Q, 64 NS columns of a value tensor, T) for chunk c and arrives at
+/// `full` once per loader when it and the scales are there.
 template <class M, int D, int NS>
 __device__ __forceinline__ void load_stage(const Args& a, const Work& w, int c, u32 stage, u32 full,
                                            Map value_map, const bf16* value, int64_t value_stride,
@@ -131,13 +132,14 @@ __device__ __forceinline__ void load_stage(const Args& a, const Work& w, int c, 
   }
   load_tile_async<D, L>(stage, a.k + t * a.k_stride + w.hk * D, a.k_stride, valid, tid);
   load_tile_async<D, L>(stage + kWide, a.q + t * a.q_stride + w.hk * D, a.q_stride, valid, tid);
-  load_tile_async<NS * 64, L>(v, value + t * value_stride + w.h * D + w.v0, value_stride, valid, tid);
+  load_tile_async<NS * 64, L>(v, value + t * value_stride + w.h * D + w.v0, value_stride, valid,
+                              tid);
   load_image_async<8192, L>(solve, image, tid);
   cp_async_arrive(full);
 }
 
-/// Starts writing a 64 x 64 NS tile of chunk c out of shared memory; a whole chunk as one bulk group of
-/// thread 0, a tail by all loaders at once.
+/// Starts writing a 64 x 64 NS tile of chunk c out of shared memory; a whole chunk as one bulk
+/// group of thread 0, a tail by all loaders at once.
 template <class M, int D, int NS>
 __device__ __forceinline__ void store_chunk(const Args& a, const Work& w, int c, u32 tile, Map map,
                                             bf16* dst, int64_t stride, int tid) {
@@ -155,7 +157,8 @@ __device__ __forceinline__ void store_chunk(const Args& a, const Work& w, int c,
   if (M::kHopper && tid == 0) bulk_commit();
 }
 
-/// S^T rows 16 warp .. of this group in accumulator layout, from or to fp32 [K, V] in global memory.
+/// S^T rows 16 warp .. of this group in accumulator layout, from or to fp32 [K, V] in global
+/// memory.
 template <int NB>
 __device__ __forceinline__ void load_state(float (&s)[NB][4], const float* src, int v_dim, int v0,
                                            int warp, int lane) {
@@ -231,8 +234,8 @@ __device__ __forceinline__ void scale(float (&s)[NB][4], float f) {
     for (int e = 0; e < 4; ++e) s[n][e] *= f;
 }
 
-/// The causal score matrix e^{G_i - G_j} scale q_i.k_j, i >= j, from raw products held by the service
-/// group, as fragments. kTransposed: accumulator rows are j, columns i.
+/// The causal score matrix e^{G_i - G_j} scale q_i.k_j, i >= j, from raw products held by the
+/// service group, as fragments. kTransposed: accumulator rows are j, columns i.
 template <bool kTransposed>
 __device__ __forceinline__ void score_fragments(u32 (&f)[4][4], float (&acc)[8][4], const Scales& s,
                                                 int warp, int lane) {

@@ -1,8 +1,9 @@
-// First pass of the backward: the state at the entry of every chunk, from the saved u.
+// Backward: the state at the entry of every chunk, from the saved u.
+#pragma once
+
 #include "serial.cuh"
 
 namespace heddle::ops::cuda::gdn {
-namespace {
 
 template <class M, int D, int NS>
 struct StatesSmem {
@@ -16,12 +17,12 @@ struct StatesSmem {
 };
 
 /// CTA = (sequence, value head, 64 NS columns of V). Per chunk: S^T is staged in bf16, then
-/// S = e^{G_C} S + (U e^{G_C-G}) K with U^T scaled in registers. The side group copies the images out.
+/// S = e^{G_C} S + (U e^{G_C-G}) K with U^T scaled in registers. The side group copies the images
+/// out.
 ///
 /// Shared memory (D = 128, NS = 2): 3 x (K 16, U 16) + 2 x 32 = 160 KB, scales 5 KB.
 template <class M, int D, int NS>
-__global__ void __launch_bounds__((NS + 2) * 128, 1)
-    states_kernel(const __grid_constant__ Args a) {
+__device__ __forceinline__ void states_pass(const Args& a) {
   using Smem = StatesSmem<M, D, NS>;
   constexpr int KS = D / 16, NB = D / 8, kStages = Smem::kStages;
   extern __shared__ __align__(1024) uint8_t smem[];
@@ -101,11 +102,10 @@ __global__ void __launch_bounds__((NS + 2) * 128, 1)
 
   state_registers<M>();
   float s[NB][4];
-  load_state(s,
-             a.initial_state
-                 ? a.initial_state + (int64_t{w.sequence} * a.v_heads + w.h) * D * D
-                 : nullptr,
-             D, w.v0 + group * 64, warp, lane);
+  load_state(
+      s,
+      a.initial_state ? a.initial_state + (int64_t{w.sequence} * a.v_heads + w.h) * D * D : nullptr,
+      D, w.v0 + group * 64, warp, lane);
   for (int c = 0; c < w.chunks; ++c) {
     int stage = c % kStages;
     u32 k = base + stage * Smem::kStage,
@@ -133,24 +133,6 @@ __global__ void __launch_bounds__((NS + 2) * 128, 1)
     pin(us);
     mbar_arrive(empty + stage * 8);
   }
-}
-
-template <class M, int D, int NS>
-void launch(const Args& a, cudaStream_t stream) {
-  constexpr u32 bytes = StatesSmem<M, D, NS>::kBytes;
-  cudaFuncSetAttribute(states_kernel<M, D, NS>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  dim3 grid(a.v_heads * (D / 64 / NS), a.sequences);
-  states_kernel<M, D, NS><<<grid, (NS + 2) * 128, bytes, stream>>>(a);
-  check_launch("gated_delta_net states");
-}
-
-}  // namespace
-
-void launch_states(const Args& a, int head_dim, bool hopper, cudaStream_t s) {
-  if (head_dim == 64)
-    return hopper ? launch<MmaHopper, 64, 1>(a, s) : launch<MmaPortable, 64, 1>(a, s);
-  if (!hopper) return launch<MmaPortable, 128, 1>(a, s);
-  split_values(a) ? launch<MmaHopper, 128, 1>(a, s) : launch<MmaHopper, 128, 2>(a, s);
 }
 
 }  // namespace heddle::ops::cuda::gdn
