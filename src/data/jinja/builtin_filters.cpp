@@ -325,6 +325,8 @@ Value filter_string(const Call& call) { return Value::string(call.text()); }
 
 Value filter_map(const Call& call) {
   Values out;
+  if (!call.subject.truthy())
+    return Value::iterator({});  // Jinja asks before it iterates: None is empty here
   const CallArguments& given = call.arguments;
   if (given.positional.empty()) {
     const auto arguments = call.read({"attribute", "default"});
@@ -365,6 +367,7 @@ Value filter_min(const Call& call) { return extreme(call, false); }
 
 /// select, reject, selectattr, rejectattr.
 Value choose(const Call& call, bool by_attribute, bool wanted) {
+  if (!call.subject.truthy()) return Value::iterator({});
   const CallArguments& given = call.arguments;
   std::size_t used = 0;
   Value attribute;

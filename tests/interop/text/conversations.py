@@ -97,8 +97,10 @@ def random_conversation(rng):
     def words():
         return "".join(rng.choice(WORDS) + rng.choice(["", " ", "\n"]) for _ in range(rng.randrange(0, 6)))
 
+    in_parts = rng.random() < 0.15
+
     def content():
-        return [text(words()) for _ in range(rng.randrange(1, 3))] if rng.random() < 0.15 else words()
+        return [text(words()) for _ in range(rng.randrange(1, 3))] if in_parts and rng.random() < 0.5 else words()
 
     def value(depth=0):
         kind = rng.randrange(8 if depth < 2 else 6)
