@@ -76,6 +76,11 @@ void launch_gradients(const Args& a, int head_dim, bool hopper, cudaStream_t s);
 /// both halves find an SM of their own (an H200 has 132).
 inline bool split_values(const Args& a) { return a.sequences * a.v_heads <= 80; }
 
+/// Dynamic shared memory of a CTA of each of these kernels, the largest variant.
+size_t forward_shared_bytes(int head_dim, bool hopper);
+size_t serial_shared_bytes(int head_dim, bool hopper);
+size_t gradients_shared_bytes(int head_dim, bool hopper);
+
 /// Throws std::runtime_error naming `what` when the last launch failed.
 void check_launch(const char* what);
 

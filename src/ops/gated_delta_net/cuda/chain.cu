@@ -218,8 +218,11 @@ __global__ void __launch_bounds__((NS + 2) * 128, 1) serial_kernel(const __grid_
 }
 
 template <class M, int D, int NS>
+constexpr u32 kSerialBytes = std::max(ChainSmem<M, D, NS>::kBytes, StatesSmem<M, D, NS>::kBytes);
+
+template <class M, int D, int NS>
 void launch(const Args& a, cudaStream_t stream) {
-  constexpr u32 bytes = std::max(ChainSmem<M, D, NS>::kBytes, StatesSmem<M, D, NS>::kBytes);
+  constexpr u32 bytes = kSerialBytes<M, D, NS>;
   cudaFuncSetAttribute(serial_kernel<M, D, NS>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   dim3 grid(a.v_heads * (D / 64 / NS), a.sequences, 2);
   serial_kernel<M, D, NS><<<grid, (NS + 2) * 128, bytes, stream>>>(a);
@@ -227,6 +230,12 @@ void launch(const Args& a, cudaStream_t stream) {
 }
 
 }  // namespace
+
+size_t serial_shared_bytes(int head_dim, bool hopper) {
+  if (head_dim == 64)
+    return hopper ? kSerialBytes<MmaHopper, 64, 1> : kSerialBytes<MmaPortable, 64, 1>;
+  return hopper ? kSerialBytes<MmaHopper, 128, 2> : kSerialBytes<MmaPortable, 128, 1>;
+}
 
 void launch_serial(const Args& a, int head_dim, bool hopper, cudaStream_t s) {
   if (head_dim == 64)

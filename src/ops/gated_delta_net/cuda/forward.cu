@@ -200,6 +200,12 @@ void launch(const Args& a, cudaStream_t stream) {
 
 }  // namespace
 
+size_t forward_shared_bytes(int head_dim, bool hopper) {
+  if (head_dim == 64)
+    return hopper ? ForwardSmem<MmaHopper, 64, 1>::kBytes : ForwardSmem<MmaPortable, 64, 1>::kBytes;
+  return hopper ? ForwardSmem<MmaHopper, 128, 2>::kBytes : ForwardSmem<MmaPortable, 128, 1>::kBytes;
+}
+
 void launch_forward(const Args& a, int head_dim, bool hopper, cudaStream_t s) {
   if (head_dim == 64)
     return hopper ? launch<MmaHopper, 64, 1>(a, s) : launch<MmaPortable, 64, 1>(a, s);

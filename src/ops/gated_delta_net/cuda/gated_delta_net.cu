@@ -1,6 +1,7 @@
 // Entry points: checks, the layout of the saved buffer and the workspace, and the order of kernels.
 #include "gated_delta_net.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 
@@ -184,6 +185,13 @@ size_t gated_delta_net_saved_bytes(const GatedDeltaNetShape& shape, bool for_bac
 size_t gated_delta_net_workspace_bytes(const GatedDeltaNetShape& shape) {
   gdn::Args a{};
   return gdn::place_workspace(a, shape, nullptr);
+}
+
+size_t gated_delta_net_shared_bytes(int head_dim, GatedDeltaNetKernel kernel) {
+  bool hopper = kernel == GatedDeltaNetKernel::kHopper;
+  return std::max({gdn::forward_shared_bytes(head_dim, hopper),
+                   gdn::serial_shared_bytes(head_dim, hopper),
+                   gdn::gradients_shared_bytes(head_dim, hopper)});
 }
 
 GatedDeltaNetKernel gated_delta_net_kernel_for_device() {

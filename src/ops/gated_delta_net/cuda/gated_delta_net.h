@@ -78,6 +78,10 @@ size_t gated_delta_net_saved_bytes(const GatedDeltaNetShape& shape, bool for_bac
 /// Scratch bytes of one backward call (2 head_dim^2 bf16 values per 64 tokens and value head).
 size_t gated_delta_net_workspace_bytes(const GatedDeltaNetShape& shape);
 
+/// Largest dynamic shared memory of a CTA over all kernels of a path, to compare with the device's
+/// limit (227 KB on sm_90, 163 KB on sm_80). kernel must not be kAuto.
+size_t gated_delta_net_shared_bytes(int head_dim, GatedDeltaNetKernel kernel);
+
 /// What kAuto means on the current device; throws nothing, kPortable when the build lacks sm_90a
 /// code.
 GatedDeltaNetKernel gated_delta_net_kernel_for_device();

@@ -444,6 +444,12 @@ void launch(const Args& a, cudaStream_t stream) {
 
 }  // namespace
 
+size_t gradients_shared_bytes(int head_dim, bool hopper) {
+  if (head_dim == 64)
+    return hopper ? GradientSmem<MmaHopper, 64>::kBytes : GradientSmem<MmaPortable, 64>::kBytes;
+  return hopper ? GradientSmem<MmaHopper, 128>::kBytes : GradientSmem<MmaPortable, 128>::kBytes;
+}
+
 void launch_gradients(const Args& a, int head_dim, bool hopper, cudaStream_t s) {
   if (head_dim == 128)
     hopper ? launch<MmaHopper, 128>(a, s) : launch<MmaPortable, 128>(a, s);
