@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "base/errors.h"
+#include "base/log.h"
 #include "data/tokenizer/byte_level.h"
 #include "data/tokenizer/tokenizer.h"
 #include "data/tokenizer/utf8.h"
@@ -43,6 +44,11 @@ void round_trip(std::string_view text) {
 }
 
 }  // namespace
+
+extern "C" int LLVMFuzzerInitialize(int*, char***) {
+  heddle::log::set_level(heddle::log::Level::kError);
+  return 0;
+}
 
 extern "C" int LLVMFuzzerTestOneInput(const unsigned char* data, std::size_t size) {
   std::string_view input(reinterpret_cast<const char*>(data), size);

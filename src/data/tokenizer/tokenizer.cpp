@@ -7,6 +7,7 @@
 #include "base/errors.h"
 #include "base/files.h"
 #include "base/hash.h"
+#include "base/log.h"
 #include "base/threads.h"
 #include "data/tokenizer/added_tokens.h"
 #include "data/tokenizer/bpe.h"
@@ -148,7 +149,13 @@ void Tokenizer::Parts::build(const TokenizerFile& file, const std::string& name)
     built.add_prefix_space = stage.add_prefix_space;
     if (stage.kind == TokenizerFile::PreTokenizer::Kind::kSplit) {
       built.split = make_known_split(stage.pattern);
-      if (!built.split) built.split = make_regex_split(stage.pattern, stage.where);
+      if (!built.split) {
+        built.split = make_regex_split(stage.pattern, stage.where);
+        log::warning(
+            "{}: not a split pattern of the Qwen family; PCRE2 matches it, and may cut characters "
+            "that are newer than its Unicode version elsewhere than the tokenizers library does",
+            stage.where);
+      }
     }
     stages.push_back(std::move(built));
   }
