@@ -530,7 +530,8 @@ TEST_F(DatasetTest, ReadsTheExampleData) {
   const std::string examples = std::string(HEDDLE_SOURCE_DIR) + "/examples/";
   options.files = {{examples + "text/stories.jsonl.gz", 1},
                    {examples + "text/docstrings.jsonl.gz", 1},
-                   {examples + "instructions/train.jsonl", 1}};
+                   {examples + "instructions/train.jsonl", 1},
+                   {examples + "instructions/hard-train.jsonl", 1}};
   const auto tokenizer = make_tokenizer(testing::chatml_template());
   const auto data = Dataset::open(options, *tokenizer);
   EXPECT_GT(data->rows(), 12'000);
