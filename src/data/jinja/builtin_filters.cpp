@@ -254,6 +254,9 @@ Value filter_format(const Call& call) {
 
 Value filter_indent(const Call& call) {
   const auto arguments = call.read({"width", "first", "blank"});
+  if (!call.subject.is_string()) {
+    throw TypeError{fmt::format("indent() needs a string, not {}", call.subject.type_name())};
+  }
   std::string indentation;
   if (arguments.has(0) && arguments.at(0).is_string()) {
     indentation = arguments.at(0).as_string();

@@ -14,11 +14,10 @@ struct Call {
   const CallArguments& arguments;
 
   const Value& other() const { return ArgumentReader(name, arguments, {"other"}).at(0); }
-  std::int64_t integer() const {
+  /// subject % divisor == rest
+  bool leaves(const Value& divisor, std::int64_t rest) const {
     if (subject.is_undefined()) interpreter.fail_undefined(subject.as_undefined());
-    if (!subject.is_integral())
-      throw TypeError{fmt::format("test '{}' needs an integer, not {}", name, subject.type_name())};
-    return subject.as_int();
+    return equal(modulo(subject, divisor), Value::integer(rest));
   }
   bool ordered(bool (*holds)(const Value&, const Value&)) const {
     const Value& b = other();
@@ -40,13 +39,6 @@ bool is_same(const Value& a, const Value& b) {
   if (a.is(Kind::kList)) return &a.as_list() == &b.as_list();
   if (a.is_dict()) return &a.as_dict() == &b.as_dict();
   return equal(a, b);
-}
-
-bool divides(const Call& call) {
-  const std::int64_t value = call.integer();
-  const std::int64_t divisor = ArgumentReader(call.name, call.arguments, {"num"}).integer(0, 0);
-  if (divisor == 0) throw TypeError{"integer modulo by zero"};
-  return divisor == -1 || value % divisor == 0;
 }
 
 struct Test {
@@ -87,7 +79,10 @@ constexpr Test kTests[] = {
        return is_sequence(call.subject) || call.subject.is(Kind::kList) ||
               call.subject.is(Kind::kIterator) || call.subject.is(Kind::kLoop);
      }},
-    {"callable", [](const Call& call) { return call.subject.is(Kind::kCallable); }},
+    {"callable",
+     [](const Call& call) {
+       return call.subject.is(Kind::kCallable) || call.subject.is_undefined();
+     }},
     {"sameas", [](const Call& call) { return is_same(call.subject, call.other()); }},
     {"in",
      [](const Call& call) {
@@ -95,9 +90,12 @@ constexpr Test kTests[] = {
        call.interpreter.work(Interpreter::cost(container));
        return contains(container, call.subject);
      }},
-    {"odd", [](const Call& call) { return call.integer() % 2 != 0; }},
-    {"even", [](const Call& call) { return call.integer() % 2 == 0; }},
-    {"divisibleby", divides},
+    {"odd", [](const Call& call) { return call.leaves(Value::integer(2), 1); }},
+    {"even", [](const Call& call) { return call.leaves(Value::integer(2), 0); }},
+    {"divisibleby",
+     [](const Call& call) {
+       return call.leaves(ArgumentReader(call.name, call.arguments, {"num"}).at(0), 0);
+     }},
     {"lower",
      [](const Call& call) {
        return python_text::is_lower(to_text(call.subject, call.interpreter.max_bytes()));

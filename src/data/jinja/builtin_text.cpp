@@ -410,8 +410,10 @@ Value format_percent(const Value& format_value, const Value& arguments, std::siz
     how.type = format[i];
     out.add(convert(chosen != nullptr ? *chosen : next(), how, escapes, max_bytes));
   }
+  // What can be indexed, a text aside, could have been meant by name.
+  const bool may_be_unused = arguments.is_dict() || arguments.is(Value::Kind::kList);
   if (!named &&
-      (is_tuple ? used < arguments.as_list().items.size() : used == 0 && !arguments.is_dict())) {
+      (is_tuple ? used < arguments.as_list().items.size() : used == 0 && !may_be_unused)) {
     throw TypeError{"not all arguments converted during string formatting"};
   }
   return Value::string(out.take(), escapes);

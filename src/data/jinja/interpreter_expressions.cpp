@@ -255,7 +255,7 @@ Value Interpreter::evaluate_slice(const Expr& expr) {
     return list.form == ListData::Form::kTuple ? Value::tuple(std::move(out))
                                                : Value::list(std::move(out));
   }
-  return Value::undefined();  // as the sandbox answers a subscript that the type does not have
+  throw TypeError{fmt::format("'{}' object is not subscriptable by a slice", object.type_name())};
 }
 
 Value Interpreter::evaluate_list(const Expr& expr) {

@@ -53,15 +53,15 @@ bool contains(std::u32string_view set, char32_t c) {
 
 std::string title_character(std::string_view character) {
   const char32_t c = utf8::decode(character, 0).code_point;
-  const std::string upper_case = upper(character);
-  // One to one, except where the upper case is several characters: then only the first stays upper.
-  if (utf8::length(upper_case) == 1) {
-    std::string out;
-    utf8::append(out, static_cast<char32_t>(u_totitle(static_cast<UChar32>(c))));
-    return out;
+  if (utf8::length(upper(character)) > 1) {  // the title case may be several characters too
+    return map_case(character, [](char16_t* to, std::int32_t size, const char16_t* from,
+                                  std::int32_t length, UErrorCode* status) {
+      return u_strToTitle(to, size, from, length, nullptr, "", status);
+    });
   }
-  const std::size_t first = utf8::decode(upper_case, 0).bytes;
-  return upper_case.substr(0, first) + lower(std::string_view(upper_case).substr(first));
+  std::string out;
+  utf8::append(out, static_cast<char32_t>(u_totitle(static_cast<UChar32>(c))));
+  return out;
 }
 
 }  // namespace

@@ -38,7 +38,7 @@ ws|trim ;; ws|trim('x') ;; 'xxaxx'|trim('x') ;; s|length ;; u|length ;; lst|leng
 s|replace('l', 'L') ;; s|replace('l', 'L', 1) ;; s|replace('', '-') ;; u|reverse ;; lst|reverse|list ;; s|reverse ;; lst|first ;; lst|last ;; el|first is defined ;; s|first ;; d|first ;; u|last
 lst|join ;; lst|join(', ') ;; words|join('|') ;; people|join(', ', attribute='name') ;; people|map(attribute='name')|join('+') ;; [1, none, 2.5, true]|join(' ') ;; e|join('x') ;; s|join('.')
 lst|sort ;; lst|sort(reverse=true) ;; words|sort ;; words|sort(case_sensitive=true) ;; people|sort(attribute='age')|map(attribute='name')|list ;; people|sort(attribute='age,name', reverse=true)|map(attribute='name')|list
-no|selectattr('a')|list ;; z|map('upper')|list ;; no|reject|list ;; el|map('nope')|list ;; words|unique|list ;; words|unique(true)|list ;; [1, 1.0, true, 2]|unique|list ;; people|unique(attribute='age')|map(attribute='name')|list ;; lst|max ;; lst|min ;; words|max ;; words|min(case_sensitive=true) ;; el|max is defined ;; people|max(attribute='age')
+no|selectattr('a')|list ;; f is divisibleby 2.5 ;; missing is callable ;; 'ŉß'.title() ;; '' % lst ;; z|map('upper')|list ;; no|reject|list ;; el|map('nope')|list ;; words|unique|list ;; words|unique(true)|list ;; [1, 1.0, true, 2]|unique|list ;; people|unique(attribute='age')|map(attribute='name')|list ;; lst|max ;; lst|min ;; words|max ;; words|min(case_sensitive=true) ;; el|max is defined ;; people|max(attribute='age')
 lst|sum ;; people|sum(attribute='age') ;; lst|sum(start=10) ;; people|map(attribute='tags.k', default='-')|list ;; words|map('upper')|list ;; words|map('replace', 'a', 'A')|list ;; lst|map('string')|join
 lst|select('odd')|list ;; lst|reject('odd')|list ;; lst|select|list ;; [0, 1, '', 'a']|reject|list ;; people|selectattr('age', 'equalto', 30)|map(attribute='name')|list ;; people|rejectattr('tags')|list ;; people|selectattr('age', '>', 26)|list|length
 people|selectattr('tags', 'defined')|list|length ;; people|selectattr('name', 'in', ['Ann'])|list|length ;; lst|select('>', 1)|list ;; lst|select('divisibleby', 3)|list ;; words|select('equalto', 'beta')|first
@@ -70,7 +70,7 @@ messages|length ;; messages[-1] ;; messages[::-1][0].content ;; tools ;; documen
 ERRORS = r"""
 missing + 1 ;; missing.x ;; missing['x'] ;; missing() ;; missing|tojson ;; no + 1 ;; no() ;; n() ;; 'a' + 1 ;; 1 + 'a' ;; lst + (1,) ;; [] < 1 ;; n.x.y ;; lst|first(1) ;; 1 / 0 ;; 1 // 0 ;; 1 % 0 ;; 'a' * 'b' ;; -s ;; d.items.x.y ;; for ;; 5 in 5 ;; 1 in 'a' ;; none in 'a'
 lst.append(1) ;; d.update({}) ;; d.pop('a') ;; s.nope() ;; raise_exception('stop') ;; range(1000000) ;; lst|sort('x', 'y', 'z', 'w') ;; [1, 'a']|sort ;; {[]: 1} ;; n|length ;; n|list ;; n|join ;; '%d' % 'a' ;; '%s %s' % 'a' ;; '{}'.format() ;; 'abc'.index('z') ;; ''.split('')
--missing ;; missing < 1 ;; lst|round ;; 'x'|abs ;; d|dictsort(by='z') ;; ('a', 'b')|sum ;; lst[::0] ;; lst['a':] ;; dict(1) ;; namespace(_x=1) ;; (lst|map('string'))|length ;; (lst|map('string'))|last ;; (lst|map('string'))|tojson ;; d.items()|tojson ;; range(1, 2, 0) ;; 1 ** 'a'
+-missing ;; f[:2] ;; (lst|map('string'))[:1] ;; n|indent ;; d[1:] ;; missing < 1 ;; lst|round ;; 'x'|abs ;; d|dictsort(by='z') ;; ('a', 'b')|sum ;; lst[::0] ;; lst['a':] ;; dict(1) ;; namespace(_x=1) ;; (lst|map('string'))|length ;; (lst|map('string'))|last ;; (lst|map('string'))|tojson ;; d.items()|tojson ;; range(1, 2, 0) ;; 1 ** 'a'
 """
 
 STATEMENTS = [
