@@ -54,12 +54,17 @@ function(heddle_test name)
     set(ARG_TIMEOUT 120)
   endif()
   include(GoogleTest)
+  # A CUDA build may be made where its libraries cannot be loaded: then the tests are listed when they are run.
+  set(discovery POST_BUILD)
+  if(HEDDLE_CUDA)
+    set(discovery PRE_TEST)
+  endif()
   # A suite named SlowX, FaultX, FuzzX or GpuX carries that label; the default run leaves these out.
-  gtest_discover_tests(${name} TEST_FILTER "-Slow*:Fault*:Fuzz*:Gpu*" DISCOVERY_TIMEOUT 60
+  gtest_discover_tests(${name} TEST_FILTER "-Slow*:Fault*:Fuzz*:Gpu*" DISCOVERY_TIMEOUT 60 DISCOVERY_MODE ${discovery}
                        PROPERTIES LABELS fast TIMEOUT ${ARG_TIMEOUT})
   foreach(label Slow Fault Fuzz Gpu)
     string(TOLOWER ${label} lower)
-    gtest_discover_tests(${name} TEST_FILTER "${label}*" TEST_LIST ${name}_${lower} DISCOVERY_TIMEOUT 60
+    gtest_discover_tests(${name} TEST_FILTER "${label}*" TEST_LIST ${name}_${lower} DISCOVERY_TIMEOUT 60 DISCOVERY_MODE ${discovery}
                          PROPERTIES LABELS ${lower} TIMEOUT 3600)
   endforeach()
 endfunction()

@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <utility>
@@ -111,8 +112,12 @@ bool in_all_linear(const std::string& module) {
   return module != "lm_head" && module != "score" && !module.ends_with(".mlp.gate");
 }
 
-bool matches(const std::string& target, const std::string& module) {
-  if (target == "all-linear") return in_all_linear(module);
+bool matches(const std::string& target, const std::string& module, const LoraOptions& options) {
+  if (target == "all-linear") {
+    return in_all_linear(module) &&
+           std::none_of(options.excluded.begin(), options.excluded.end(),
+                        [&](const std::string& glob) { return text::matches_glob(glob, module); });
+  }
   return module == target || module.ends_with("." + target) || text::matches_glob(target, module);
 }
 
@@ -129,7 +134,7 @@ LoraSet::LoraSet(const std::function<void(const std::function<void(nn::Linear&)>
     known.push_back(module.substr(module.rfind('.') + 1));
     bool wanted = false;
     for (std::size_t i = 0; i < targets.size(); ++i) {
-      if (matches(targets[i], module)) wanted = used[i] = true;
+      if (matches(targets[i], module, options)) wanted = used[i] = true;
     }
     if (!wanted) return;
     if (module == "lm_head") {

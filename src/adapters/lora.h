@@ -16,6 +16,7 @@ struct LoraOptions {
   bool rslora = false;  ///< Scale by alpha / sqrt(rank) instead of alpha / rank.
   double dropout = 0;   ///< Of the adapter's input, while training.
   std::uint64_t seed = 0;
+  std::vector<std::string> excluded;  ///< Globs of modules that "all-linear" leaves out.
 
   double scaling() const;
 };

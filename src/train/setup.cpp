@@ -228,6 +228,15 @@ Setup make_setup(const config::RunConfig& config, Observer& observer) {
     lora.rslora = config.adapter.rslora;
     lora.dropout = config.adapter.dropout;
     lora.seed = config.adapter.seed;
+    // PEFT reads gate_proj, up_proj and down_proj of this model type as its routed experts,
+    // whatever stands before them, so an adapter on the shared expert could not be loaded there.
+    if (setup.model->config().text_model_type == "qwen3_next") {
+      lora.excluded = {"*.mlp.shared_expert.*_proj"};
+      log::info(
+          "adapter.targets: all-linear leaves out mlp.shared_expert of Qwen3-Next, which PEFT "
+          "cannot load; name it "
+          "to adapt it all the same");
+    }
     setup.adapters = std::make_unique<adapters::LoraSet>(
         [&](const std::function<void(nn::Linear&)>& visit) { setup.model->visit_linears(visit); },
         config.adapter.targets, lora, setup.context);
