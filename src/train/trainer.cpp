@@ -253,7 +253,7 @@ StepInfo Trainer::train_step(const data::Step& step) {
     info.mfu = models::qwen3_5::training_flops_per_token(model.config(), length, share) *
                info.tokens_per_s / peak_flops_;
   }
-  info.memory_bytes = device::memory(setup_.context.device).used_bytes;
+  info.memory_bytes = device::memory(setup_.context.device).peak_bytes;
   if (auxiliary_coefficient_ > 0)
     info.extra["aux_loss"] = auxiliary_sum.item<double>() / sparse_tokens;
   return info;
