@@ -8,7 +8,8 @@
 
 namespace heddle {
 
-/// Anything that stops a command. `main` prints what() as one readable line and leaves with exit_status().
+/// Anything that stops a command. `main` prints what() as one readable line and leaves with
+/// exit_status().
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -23,7 +24,8 @@ class UserError : public Error {
   int exit_status() const override { return 2; }
 };
 
-/// What the user wrote in a configuration or on the command line: names file, line, key and the nearest valid key.
+/// What the user wrote in a configuration or on the command line: names file, line, key and the
+/// nearest valid key.
 class ConfigError : public UserError {
  public:
   using UserError::UserError;
@@ -35,13 +37,15 @@ class DataError : public UserError {
   using UserError::UserError;
 };
 
-/// A checkpoint or model configuration: names the tensor or key, what was expected and what was found.
+/// A checkpoint or model configuration: names the tensor or key, what was expected and what was
+/// found.
 class ModelError : public UserError {
  public:
   using UserError::UserError;
 };
 
-/// A collective, rendezvous or remote call: names operation, group, rank, peer and the seconds waited.
+/// A collective, rendezvous or remote call: names operation, group, rank, peer and the seconds
+/// waited.
 class CommError : public Error {
  public:
   using Error::Error;

@@ -56,7 +56,8 @@ void write_atomically(const Path& path, std::string_view bytes) {
 void make_writable_directory(const Path& path) {
   std::error_code error;
   std::filesystem::create_directories(path, error);
-  if (error) throw_error<FileError>("cannot make the folder {}: {}", path.string(), error.message());
+  if (error)
+    throw_error<FileError>("cannot make the folder {}: {}", path.string(), error.message());
   if (access(path.c_str(), W_OK | X_OK) != 0) fail("write to the folder", path);
 }
 

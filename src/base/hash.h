@@ -17,8 +17,8 @@ class Hasher {
   Hasher(const Hasher&) = delete;
   Hasher& operator=(const Hasher&) = delete;
   Hasher& add(std::string_view bytes);
-  /// Adds bytes without separating them from what was added before: hex() after nothing but append() is what
-  /// `xxh128sum` prints for a file of these bytes, whatever the pieces.
+  /// Adds bytes without separating them from what was added before: hex() after nothing but
+  /// append() is what `xxh128sum` prints for a file of these bytes, whatever the pieces.
   Hasher& append(std::string_view bytes);
   std::string hex() const;
 

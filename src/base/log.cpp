@@ -13,7 +13,8 @@
 namespace heddle::log {
 namespace {
 
-// The terminal is one per process, so is the logger that writes to it; ranks that run as threads share it.
+// The terminal is one per process, so is the logger that writes to it; ranks that run as threads
+// share it.
 spdlog::logger& logger() {
   static const auto instance = [] {
     auto terminal = std::make_shared<spdlog::sinks::stderr_color_sink_mt>();
@@ -78,7 +79,9 @@ void add_file(const std::string& path) {
 }
 
 void write(Level level, std::string_view message) {
-  const char* prefix = level == Level::kWarning ? "warning: " : level == Level::kError ? "error: " : "";
+  const char* prefix = level == Level::kWarning ? "warning: "
+                       : level == Level::kError ? "error: "
+                                                : "";
   const std::scoped_lock lock(live().mutex);
   const bool is_shown = logger().should_log(to_spdlog(level));
   if (is_shown) live().erase();

@@ -5,7 +5,8 @@
 
 #include <fmt/format.h>
 
-/// Messages to the person at the terminal (stderr). Results go to stdout or to files, never through here.
+/// Messages to the person at the terminal (stderr). Results go to stdout or to files, never through
+/// here.
 namespace heddle::log {
 
 enum class Level { kDebug, kInfo, kWarning, kError };
@@ -16,8 +17,8 @@ void set_level(Level level);
 void add_file(const std::string& path);
 void write(Level level, std::string_view message);
 
-/// The text kept at the bottom of the terminal while messages scroll by above it, for progress; "" takes it away.
-/// Its lines must be narrower than the terminal, which is the standard error.
+/// The text kept at the bottom of the terminal while messages scroll by above it, for progress; ""
+/// takes it away. Its lines must be narrower than the terminal, which is the standard error.
 void set_live(std::string text);
 
 template <class... Args>

@@ -40,7 +40,8 @@ double CounterRng::uniform(std::uint64_t index) const {
 double CounterRng::normal(std::uint64_t index) const {
   const auto w = words(index);
   // The first is in (0, 1], so that its logarithm is finite.
-  const double u = (static_cast<double>(static_cast<std::uint64_t>(w[1]) << 32 | w[0]) + 1) * 0x1p-64;
+  const double u =
+      (static_cast<double>(static_cast<std::uint64_t>(w[1]) << 32 | w[0]) + 1) * 0x1p-64;
   const double v = static_cast<double>(static_cast<std::uint64_t>(w[3]) << 32 | w[2]) * 0x1p-64;
   return std::sqrt(-2 * std::log(u)) * std::cos(2 * std::numbers::pi * v);
 }

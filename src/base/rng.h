@@ -6,8 +6,9 @@
 
 namespace heddle {
 
-/// Counter-based random numbers, Philox4x32-10 ("Parallel random numbers: as easy as 1, 2, 3", Salmon et al. 2011):
-/// a value depends only on (seed, name, index), so it is the same on any rank, in any layout and in any order.
+/// Counter-based random numbers, Philox4x32-10 ("Parallel random numbers: as easy as 1, 2, 3",
+/// Salmon et al. 2011): a value depends only on (seed, name, index), so it is the same on any rank,
+/// in any layout and in any order.
 class CounterRng {
  public:
   /// `name` says what the numbers are for, for example a parameter's name.

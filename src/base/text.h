@@ -7,7 +7,8 @@
 
 namespace heddle::text {
 
-/// The candidate with the smallest edit distance to `word`, or "" if none is close enough to be meant.
+/// The candidate with the smallest edit distance to `word`, or "" if none is close enough to be
+/// meant.
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates);
 
 /// "1.5 GiB", "12.0 MiB", "512 B".

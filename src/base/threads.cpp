@@ -17,7 +17,8 @@ int available_cores() {
   return std::max(1u, std::thread::hardware_concurrency());
 }
 
-void parallel_items(std::int64_t count, int threads, const std::function<void(std::int64_t)>& body) {
+void parallel_items(std::int64_t count, int threads,
+                    const std::function<void(std::int64_t)>& body) {
   std::atomic<std::int64_t> next = 0;
   std::exception_ptr failure;
   std::mutex failure_mutex;

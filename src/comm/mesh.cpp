@@ -27,15 +27,18 @@ Mesh::Mesh(std::array<std::int64_t, kDims> sizes, std::int64_t rank, std::int64_
   std::int64_t product = 1;
   for (std::size_t i = 0; i < kDims; ++i) {
     if (sizes_[i] < 1) {
-      throw_error<ConfigError>("parallel.{} is {}: expected at least 1", name(static_cast<Dim>(i)), sizes_[i]);
+      throw_error<ConfigError>("parallel.{} is {}: expected at least 1", name(static_cast<Dim>(i)),
+                               sizes_[i]);
     }
     coordinates_[i] = rank / product % sizes_[i];
     product *= sizes_[i];
   }
   if (product != world) {
-    throw_error<ConfigError>("the mesh {} does not match the {} rank(s) that were started", describe(), world);
+    throw_error<ConfigError>("the mesh {} does not match the {} rank(s) that were started",
+                             describe(), world);
   }
-  if (rank < 0 || rank >= world) throw_error<ConfigError>("rank {} is outside the {} rank(s)", rank, world);
+  if (rank < 0 || rank >= world)
+    throw_error<ConfigError>("rank {} is outside the {} rank(s)", rank, world);
 }
 
 Group Mesh::loss_group() const {

@@ -13,7 +13,8 @@ enum class Dim { kTp, kCp, kFsdp, kDp, kPp };
 constexpr std::size_t kDims = 5;
 const char* name(Dim dim);
 
-/// The ranks along one dimension. A group of size 1 has no process group: its collectives are the identity.
+/// The ranks along one dimension. A group of size 1 has no process group: its collectives are the
+/// identity.
 class Group {
  public:
   Group(std::string name, std::int64_t rank, std::int64_t size);
@@ -47,7 +48,9 @@ class Mesh {
   std::int64_t rank() const { return rank_; }
   /// Data ranks: those that read different rows (dp x fsdp), and this rank's place among them.
   std::int64_t data_size() const { return size(Dim::kDp) * size(Dim::kFsdp); }
-  std::int64_t data_rank() const { return coordinate(Dim::kDp) * size(Dim::kFsdp) + coordinate(Dim::kFsdp); }
+  std::int64_t data_rank() const {
+    return coordinate(Dim::kDp) * size(Dim::kFsdp) + coordinate(Dim::kFsdp);
+  }
   /// The ranks over which losses and token counts are summed (dp x fsdp x cp).
   Group loss_group() const;
   /// "tp 1 x cp 1 x fsdp 1 x dp 1 x pp 1 = 1 rank"

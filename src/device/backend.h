@@ -5,7 +5,8 @@
 
 #include "device/device.h"
 
-/// What a vendor's back end provides. device/cuda/ defines these in a CUDA build; device/stub/ in any other.
+/// What a vendor's back end provides. device/cuda/ defines these in a CUDA build; device/stub/ in
+/// any other.
 namespace heddle::device::cuda {
 
 /// Why no CUDA device can be used, or nothing if one can.

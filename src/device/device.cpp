@@ -73,7 +73,8 @@ double accelerator_flops(const std::string& name, int dtype_bits) {
                                          {"RTX 4090", 165, 82.6},
                                          {"A10", 125, 31.2}}};
   for (const Row& row : kRows) {
-    if (name.find(row.name) != std::string::npos) return (dtype_bits == 16 ? row.bf16 : row.fp32) * 1e12;
+    if (name.find(row.name) != std::string::npos)
+      return (dtype_bits == 16 ? row.bf16 : row.fp32) * 1e12;
   }
   return 0;
 }
@@ -89,14 +90,17 @@ c10::Device parse(const std::string& text) {
     device.emplace(text);
   } catch (const c10::Error&) {
   }
-  if (!device || (device->type() != c10::DeviceType::CPU && device->type() != c10::DeviceType::CUDA)) {
+  if (!device ||
+      (device->type() != c10::DeviceType::CPU && device->type() != c10::DeviceType::CUDA)) {
     throw_error<ConfigError>("device '{}': expected cpu, cuda, cuda:N, npu or npu:N", text);
   }
   if (device->type() == c10::DeviceType::CPU) return c10::Device(c10::DeviceType::CPU);
-  if (const auto reason = cuda::unavailable()) throw_error<DeviceError>("device '{}': {}", text, *reason);
+  if (const auto reason = cuda::unavailable())
+    throw_error<DeviceError>("device '{}': {}", text, *reason);
   const int index = device->has_index() ? device->index() : 0;
   const auto count = static_cast<int>(cuda::list().size());
-  if (index >= count) throw_error<DeviceError>("device '{}': the machine has {} CUDA device(s)", text, count);
+  if (index >= count)
+    throw_error<DeviceError>("device '{}': the machine has {} CUDA device(s)", text, count);
   return c10::Device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(index));
 }
 
@@ -140,7 +144,9 @@ Properties properties(c10::Device device, int dtype_bits) {
   return result;
 }
 
-void set_cpu_threads(int threads) { at::set_num_threads(threads > 0 ? threads : available_cores()); }
+void set_cpu_threads(int threads) {
+  at::set_num_threads(threads > 0 ? threads : available_cores());
+}
 
 std::vector<Accelerator> accelerators(std::string& why_none) {
   if (const auto reason = cuda::unavailable()) {

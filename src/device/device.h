@@ -9,26 +9,29 @@
 
 namespace heddle::device {
 
-/// "cpu", "cuda", "cuda:1", "npu:0". Throws ConfigError for other text and DeviceError when this build or machine has no
-/// such device, saying what to rebuild with or install.
+/// "cpu", "cuda", "cuda:1", "npu:0". Throws ConfigError for other text and DeviceError when this
+/// build or machine has no such device, saying what to rebuild with or install.
 c10::Device parse(const std::string& text);
 
 /// Waits until all work queued on the device is done. Nothing to do on the CPU.
 void synchronize(c10::Device device);
 
 struct Memory {
-  std::int64_t used_bytes = 0;   ///< Held by tensors now (CPU: resident set of the process).
-  std::int64_t peak_bytes = 0;   ///< Highest since the start or the last reset (CPU: highest resident set).
+  std::int64_t used_bytes = 0;  ///< Held by tensors now (CPU: resident set of the process).
+  std::int64_t peak_bytes =
+      0;  ///< Highest since the start or the last reset (CPU: highest resident set).
   std::int64_t total_bytes = 0;  ///< What the device, or the machine or its cgroup, has.
 };
 Memory memory(c10::Device device);
 
 struct Properties {
-  std::string name;                     ///< "NVIDIA H200", "AMD EPYC (2 cores, AVX-512)".
-  double peak_flops = 0;                ///< Matrix products per second in the dtype, dense; 0 if unknown.
-  std::int64_t on_chip_bytes = 0;       ///< Shared memory per block or unified buffer; 0 if it limits nothing.
+  std::string name;       ///< "NVIDIA H200", "AMD EPYC (2 cores, AVX-512)".
+  double peak_flops = 0;  ///< Matrix products per second in the dtype, dense; 0 if unknown.
+  std::int64_t on_chip_bytes =
+      0;  ///< Shared memory per block or unified buffer; 0 if it limits nothing.
 };
-/// `dtype_bits` 16, 32 or 64. On the CPU the peak is what a matrix product reached just now (about 50 ms).
+/// `dtype_bits` 16, 32 or 64. On the CPU the peak is what a matrix product reached just now (about
+/// 50 ms).
 Properties properties(c10::Device device, int dtype_bits);
 
 /// Threads of one tensor kernel on the CPU; 0 leaves the cores this process may run on.

@@ -9,8 +9,8 @@
 
 namespace heddle::runtime {
 
-/// One rank: what it runs on and where it stands among the others. Passed down, never global, so that ranks can be
-/// threads of one process and a trainer and a rollout engine can share one.
+/// One rank: what it runs on and where it stands among the others. Passed down, never global, so
+/// that ranks can be threads of one process and a trainer and a rollout engine can share one.
 struct Context {
   c10::Device device = c10::Device(c10::DeviceType::CPU);
   c10::ScalarType dtype = c10::ScalarType::Float;  ///< Of parameters and activations.

@@ -80,7 +80,10 @@ TEST(Threads, ParallelItemsVisitsEachOnceAndRethrows) {
   std::vector<int> seen(1000);
   parallel_items(1000, 4, [&](std::int64_t i) { ++seen[i]; });
   EXPECT_THAT(seen, ::testing::Each(1));
-  EXPECT_THROW(parallel_items(10, 3, [](std::int64_t i) { if (i == 5) throw DataError("row 5"); }),
+  EXPECT_THROW(parallel_items(10, 3,
+                              [](std::int64_t i) {
+                                if (i == 5) throw DataError("row 5");
+                              }),
                DataError);
 }
 

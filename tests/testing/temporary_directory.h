@@ -4,7 +4,8 @@
 
 namespace heddle::testing {
 
-/// A fresh folder under the system's temporary folder, removed with all it holds at the end of its life.
+/// A fresh folder under the system's temporary folder, removed with all it holds at the end of its
+/// life.
 class TemporaryDirectory {
  public:
   TemporaryDirectory();

@@ -33,7 +33,8 @@ std::vector<Accelerator> list() {
 
 std::int64_t on_chip_bytes(int index) {
   int bytes = 0;
-  if (cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, index) != cudaSuccess) return 0;
+  if (cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, index) != cudaSuccess)
+    return 0;
   return bytes;
 }
 
