@@ -1,7 +1,12 @@
 #include "nn/linear.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/embedding_dense_backward.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/mv.h>
+
+#include <algorithm>
 
 #include "ops/autograd.h"
 
@@ -15,8 +20,22 @@ void accumulate_product(Parameter& weight, const at::Tensor& dy, const at::Tenso
   }
 }
 
+at::Tensor product(const at::Tensor& x, const at::Tensor& weight) {
+  if (x.size(0) != 1 || !x.is_cpu()) return at::mm(x, weight.t());
+  // One row reads the weight once, and the BLAS does that on one thread: give each thread its rows.
+  const at::Tensor vector = ops::detached(x).select(0, 0), matrix = ops::detached(weight);
+  at::Tensor y = at::empty({1, matrix.size(0)}, vector.options());
+  constexpr std::int64_t kGrainElements = 1 << 16;
+  const std::int64_t grain = std::max<std::int64_t>(1, kGrainElements / matrix.size(1));
+  at::parallel_for(0, matrix.size(0), grain, [&](std::int64_t begin, std::int64_t end) {
+    at::Tensor part = y.select(0, 0).narrow(0, begin, end - begin);
+    at::mv_out(part, matrix.narrow(0, begin, end - begin), vector);
+  });
+  return y;
+}
+
 at::Tensor linear(const at::Tensor& x, Parameter& weight) {
-  at::Tensor y = ops::run_without_gradient([&] { return at::mm(x, weight.value().t()); });
+  at::Tensor y = ops::run_without_gradient([&] { return product(x, weight.value()); });
   // A frozen weight needs no input kept; an input without gradient needs no product.
   const at::Tensor saved = weight.trainable() ? ops::detached(x) : at::Tensor();
   const bool want_input = x.requires_grad();

@@ -14,6 +14,9 @@ namespace heddle::nn {
 /// Adds dy^T x to the parameter's gradient: dy [T,out], x [T,in], both detached.
 void accumulate_product(Parameter& weight, const at::Tensor& dy, const at::Tensor& x);
 
+/// x W^T of plain tensors, not recorded. x [T,in], weight [out,in].
+at::Tensor product(const at::Tensor& x, const at::Tensor& weight);
+
 /// x W^T. x [T,in], weight [out,in]. The graph holds the parameter by handle, not its tensor, and
 /// the weight gradient is accumulated by the product itself.
 at::Tensor linear(const at::Tensor& x, Parameter& weight);

@@ -3,7 +3,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -179,7 +178,7 @@ nn::Parameter& Model::head_weight() { return lm_head_ ? lm_head_->weight() : emb
 at::Tensor Model::logits(const at::Tensor& normalized) {
   const ops::NoGradient guard;
   if (lm_head_) return lm_head_->forward(normalized);
-  return at::mm(normalized, embed_tokens_.value().t());
+  return nn::product(normalized, embed_tokens_.value());
 }
 
 std::vector<nn::LayerCache> Model::make_cache(std::int64_t slots, std::int64_t capacity) const {
