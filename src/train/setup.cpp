@@ -7,6 +7,7 @@
 #include "base/files.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "config/config.h"
 #include "device/device.h"
 
 namespace heddle::train {
@@ -176,6 +177,16 @@ data::DatasetOptions dataset_options(const config::RunConfig& config,
 }
 
 Setup make_setup(const config::RunConfig& config, Observer& observer) {
+  if (!config.model.added_tokens.empty()) {
+    throw_error<ConfigError>(
+        "{}: this version does not extend the tokenizer; add the tokens to tokenizer.json and use "
+        "model.resize_vocab",
+        config::where(config, "model.added_tokens"));
+  }
+  if (config.train.router_aux_loss == config::AuxLoss::kHf) {
+    throw_error<ConfigError>("{}: 'hf' (pooled over all layers) is not built; use 'sequence'",
+                             config::where(config, "train.router_aux_loss"));
+  }
   Setup setup;
   setup.context = make_context(config);
   setup.source =
