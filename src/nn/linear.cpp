@@ -1,14 +1,10 @@
 #include "nn/linear.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/embedding_dense_backward.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
-#include <ATen/ops/mv.h>
-
-#include <algorithm>
 
 #include "ops/autograd.h"
+#include "ops/linear/few_rows.h"
 
 namespace heddle::nn {
 
@@ -21,17 +17,10 @@ void accumulate_product(Parameter& weight, const at::Tensor& dy, const at::Tenso
 }
 
 at::Tensor product(const at::Tensor& x, const at::Tensor& weight) {
-  if (x.size(0) != 1 || !x.is_cpu()) return at::mm(x, weight.t());
-  // One row reads the weight once, and the BLAS does that on one thread: give each thread its rows.
-  const at::Tensor vector = ops::detached(x).select(0, 0), matrix = ops::detached(weight);
-  at::Tensor y = at::empty({1, matrix.size(0)}, vector.options());
-  constexpr std::int64_t kGrainElements = 1 << 16;
-  const std::int64_t grain = std::max<std::int64_t>(1, kGrainElements / matrix.size(1));
-  at::parallel_for(0, matrix.size(0), grain, [&](std::int64_t begin, std::int64_t end) {
-    at::Tensor part = y.select(0, 0).narrow(0, begin, end - begin);
-    at::mv_out(part, matrix.narrow(0, begin, end - begin), vector);
-  });
-  return y;
+  if (ops::few_rows_fits(x, weight)) {
+    return ops::few_rows_product(ops::detached(x), ops::detached(weight));
+  }
+  return at::mm(x, weight.t());
 }
 
 at::Tensor linear(const at::Tensor& x, Parameter& weight) {

@@ -1,0 +1,68 @@
+#include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+
+#include "ops/linear/cpu/vector/few_rows_kernel.h"
+#include "ops/linear/few_rows.h"
+#include "ops/operator_support.h"
+
+namespace heddle::ops::testing {
+namespace {
+
+at::Tensor exact(const at::Tensor& x, const at::Tensor& weight) {
+  return at::mm(x.to(at::kDouble), weight.to(at::kDouble).t());
+}
+
+TEST(FewRows, EqualsTheProductForEveryRowCount) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    for (const std::int64_t depth : {7, 64, 515}) {
+      for (std::int64_t rows = 1; rows <= 32; ++rows) {
+        const at::Tensor x = with_poisoned_gaps(randn({rows, depth}, dtype, 1));
+        const at::Tensor weight = with_poisoned_gaps(randn({77, depth}, dtype, 2));
+        ASSERT_TRUE(few_rows_fits(x, weight));
+        EXPECT_TRUE(close(few_rows_product(x, weight), exact(x, weight), tolerance_of(dtype)))
+            << rows << " rows of " << depth;
+      }
+    }
+  }
+}
+
+TEST(FewRows, ThreadsDoNotChangeTheBits) {
+  const int before = at::get_num_threads();
+  const at::Tensor weight = randn({1001, 300}, at::kFloat, 3);
+  for (const std::int64_t rows : {1, 3, 16, 20}) {
+    const at::Tensor x = randn({rows, 300}, at::kFloat, 4);
+    at::set_num_threads(1);
+    const at::Tensor one = few_rows_product(x, weight);
+    at::set_num_threads(3);
+    EXPECT_TRUE(identical(one, few_rows_product(x, weight)));
+  }
+  at::set_num_threads(before);
+}
+
+TEST(FewRows, EveryInstructionSetAgrees) {
+  FewRowsKernels (*const variants[])(bool) = HEDDLE_CPU_EACH(few_rows_kernels);
+  const at::Tensor weight = randn({37, 129}, at::kFloat, 5), x = randn({19, 129}, at::kFloat, 6);
+  for (int v = 0; v <= static_cast<int>(heddle_cpu_capability()); ++v) {
+    const FewRowsKernels kernels = variants[v](false);
+    at::Tensor y = at::empty({19, 37}), lanes = at::empty({2, 129, kPackedRows});
+    const FewRows a{
+        x.const_data_ptr(), weight.const_data_ptr(), y.mutable_data_ptr(), 19, 129, 37, 129, 129};
+    kernels.pack(a, lanes.mutable_data_ptr<float>());
+    for (const float* const packed : {lanes.const_data_ptr<float>(), (const float*)nullptr}) {
+      kernels.multiply(a, packed, 0, 37);
+      EXPECT_TRUE(close(y, exact(x, weight), tolerance_of(at::kFloat))) << v;
+    }
+  }
+}
+
+TEST(FewRows, LeavesOtherProductsToTheLibrary) {
+  const at::Tensor weight = randn({8, 16}, at::kFloat, 1);
+  EXPECT_FALSE(few_rows_fits(randn({33, 16}, at::kFloat, 2), weight));
+  EXPECT_FALSE(few_rows_fits(randn({2, 16}, at::kDouble, 2), weight.to(at::kDouble)));
+  EXPECT_FALSE(few_rows_fits(randn({16, 2}, at::kFloat, 2).t(), weight));
+}
+
+}  // namespace
+}  // namespace heddle::ops::testing
