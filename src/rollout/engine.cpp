@@ -1,5 +1,6 @@
 #include "rollout/engine.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
@@ -154,13 +155,21 @@ class Engine {
     const at::Tensor logits =
         model_.logits(model_.final_norm(hidden)).to(at::kFloat).cpu().contiguous();
     const auto vocabulary = static_cast<std::size_t>(logits.size(1));
-    const float* row = logits.const_data_ptr<float>();
-    for (Active* active : sequences) {
+    const float* const rows = logits.const_data_ptr<float>();
+    std::vector<SampledToken> tokens(sequences.size());
+    at::parallel_for(
+        0, static_cast<std::int64_t>(tokens.size()), 1, [&](std::int64_t begin, std::int64_t end) {
+          for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
+            const std::size_t index = sequences[i]->index;
+            tokens[i] = sample({rows + i * vocabulary, vocabulary}, requests_[index].sampling,
+                               index, completions_[index].output_ids.size());
+          }
+        });
+    for (std::size_t i = 0; i < sequences.size(); ++i) {
+      Active* const active = sequences[i];
       const Request& request = requests_[active->index];
       Completion& completion = completions_[active->index];
-      const SampledToken token =
-          sample({row, vocabulary}, request.sampling, active->index, completion.output_ids.size());
-      row += vocabulary;
+      const SampledToken& token = tokens[i];
       active->last = token.id;
       completion.output_ids.push_back(token.id);
       completion.logprobs.push_back(token.logprob);

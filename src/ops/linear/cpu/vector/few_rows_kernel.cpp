@@ -57,7 +57,7 @@ void dot_columns(const FewRows& a, long column) {
 template <class T>
 void multiply_dots(const FewRows& a, long begin, long end) {
   long column = begin;
-  // Registers hold kX times kW sums: many weight rows for one row of x, fewer for several.
+  // Registers hold kX times kW sums: many weight rows for few rows of x, fewer for several.
   if (a.rows == 1) {
     for (; column + kStreams <= end; column += kStreams) dot_columns<T, kStreams>(a, column);
   }
@@ -72,7 +72,7 @@ void packed_tile(const FewRows& a, const float* lanes, long first_row, long colu
   constexpr int kVectors = kPackedRows / kLane;
   const float* const w = static_cast<const float*>(a.weight) + column * a.weight_stride;
   Vec<float> sums[kW][kVectors] = {};
-  for (long k = 0; k < a.depth; ++k) {
+  const auto add = [&](long k) __attribute__((always_inline)) {
     Vec<float> values[kVectors];
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) values[v] = load(lanes + k * kPackedRows + v * kLane);
@@ -82,7 +82,18 @@ void packed_tile(const FewRows& a, const float* lanes, long first_row, long colu
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) sums[j][v] += values[v] * weight;
     }
+  };
+  constexpr long kLineElements = 64 / sizeof(float);
+  long k = 0;
+  for (; k + kLineElements <= a.depth; k += kLineElements) {
+#pragma GCC unroll 8
+    for (int j = 0; j < kW; ++j) {
+      // The next tile's: as far ahead as this tile takes, whatever the depth.
+      __builtin_prefetch(w + (kW + j) * a.weight_stride + k);
+    }
+    for (long i = k; i < k + kLineElements; ++i) add(i);
   }
+  for (; k < a.depth; ++k) add(k);
   const long rows = a.rows - first_row < kPackedRows ? a.rows - first_row : kPackedRows;
   for (int j = 0; j < kW; ++j) {
     float results[kPackedRows];
@@ -93,7 +104,7 @@ void packed_tile(const FewRows& a, const float* lanes, long first_row, long colu
 }
 
 void multiply_packed(const FewRows& a, const float* lanes, long begin, long end) {
-  constexpr int kW = kVectorRegisters >= 32 ? 8 : 2;
+  constexpr int kW = kVectorRegisters >= 32 ? 8 : kVectorBytes >= 32 ? 4 : 2;
   long column = begin;
   for (; column + kW <= end; column += kW) {
     for (long row = 0; row < a.rows; row += kPackedRows) {
@@ -130,7 +141,7 @@ void pack(const FewRows& a, float* lanes) {
 
 FewRowsKernels few_rows_kernels(bool bfloat16) {
   if (bfloat16) return {multiply_bfloat16, nullptr, 1L << 30};
-  return {multiply_floats, pack, kVectorRegisters >= 32 ? 5 : 9};
+  return {multiply_floats, pack, kVectorRegisters >= 32 ? 2 : 4};
 }
 
 }  // namespace heddle::ops::HEDDLE_CPU_ARCH
