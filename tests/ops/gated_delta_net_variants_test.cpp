@@ -87,7 +87,7 @@ std::vector<Values> run_rule(const gdn_cpu::RuleKernels& kernels, long K, long V
     char bytes[64];
   };
   std::vector<Line> scratch(
-      std::max(kernels.scratch_bytes(a, 2, false), kernels.scratch_bytes(a, 2, true)) / 64 + 1);
+      std::max(kernels.forward_bytes(a, 2), kernels.backward_bytes(a, 2)) / 64 + 1);
   for (const auto work : {kernels.forward[0], kernels.backward[0]}) {
     for (long s = 0; s < 3; ++s) {
       for (long h = 0; h < a.Hk; ++h) work(a, {s, h, 2 * h, 2, 0}, scratch.data());

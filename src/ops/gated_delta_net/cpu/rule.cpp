@@ -100,8 +100,8 @@ struct Plan {
   /// Each unit on whichever thread is free; a unit's result does not depend on the thread.
   void run(void (*work)(const RuleArgs&, const RuleUnit&, void*), const RuleArgs& a,
            bool backward) const {
-    const std::int64_t bytes =
-        static_cast<std::int64_t>(kernels().scratch_bytes(a, heads, backward));
+    const auto count = backward ? kernels().backward_bytes : kernels().forward_bytes;
+    const auto bytes = static_cast<std::int64_t>(count(a, heads));
     const std::int64_t workers =
         std::min<std::int64_t>(at::get_num_threads(), static_cast<std::int64_t>(units.size()));
     std::atomic<std::size_t> next{0};

@@ -2,7 +2,7 @@
 
 #include "ops/cpu_dispatch.h"
 
-/// The interface between cpu/rule.cpp, which knows tensors and threads, and cpu/vector/rule.cpp,
+/// The interface between cpu/rule.cpp, which knows tensors and threads, and cpu/vector/,
 /// which knows vectors. Plain C++.
 namespace heddle::ops::gdn_cpu {
 
@@ -50,7 +50,8 @@ struct RuleUnit {
 /// Arrays of functions are indexed by dtype: float, bf16, double.
 struct RuleKernels {
   /// Bytes that one unit works in.
-  unsigned long (*scratch_bytes)(const RuleArgs&, long heads, bool backward);
+  unsigned long (*forward_bytes)(const RuleArgs&, long heads);
+  unsigned long (*backward_bytes)(const RuleArgs&, long heads);
   void (*forward[3])(const RuleArgs&, const RuleUnit&, void* scratch);
   void (*backward[3])(const RuleArgs&, const RuleUnit&, void* scratch);
   /// dq and dk of tokens [first, last) from `parts` shares.
