@@ -45,6 +45,21 @@ function(heddle_cpu_variants target)
   endforeach()
 endfunction()
 
+# heddle_cuda_kernels(TARGET SOURCES...): compiles .cu sources, which know no libtorch, for HEDDLE_CUDA_ARCHITECTURES.
+# Objects and not sources of the target itself, so that programs are still linked as C++ and with the shared CUDA runtime.
+function(heddle_cuda_kernels target)
+  add_library(${target}_cuda OBJECT ${ARGN})
+  # C++17: CMake 3.25 does not know that CUDA 13 has C++20.
+  set_target_properties(${target}_cuda PROPERTIES CUDA_ARCHITECTURES "${HEDDLE_CUDA_ARCHITECTURES}" CUDA_STANDARD 17)
+  target_compile_options(${target}_cuda PRIVATE -lineinfo)
+  if("90a-real" IN_LIST HEDDLE_CUDA_ARCHITECTURES)
+    # Says that wgmma code is in this build; without it only the mma.sync kernels are offered.
+    target_compile_definitions(${target}_cuda PRIVATE HEDDLE_CUDA_SM90A)
+  endif()
+  target_include_directories(${target}_cuda PRIVATE ${PROJECT_SOURCE_DIR}/src)
+  target_sources(${target} PRIVATE $<TARGET_OBJECTS:${target}_cuda>)
+endfunction()
+
 function(heddle_test name)
   cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;DEPS" ${ARGN})
   add_executable(${name} ${ARG_SOURCES})

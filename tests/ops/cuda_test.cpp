@@ -19,36 +19,13 @@ const c10::Device kGpu(c10::DeviceType::CUDA, 0);
 
 KernelTable gpu_table(void (*add)(Registry&), const std::string& op, const std::string& name,
                       c10::ScalarType dtype, const Dims& dims = {}) {
-  Registry registry;
-  add(registry);
-  KernelPolicy policy;
-  policy.chosen_by_user[op] = name;
-  return KernelTable::choose(registry, c10::DeviceType::CUDA, dtype, {{op, {dims}}}, policy);
+  return table_of(add, op, name, dtype, c10::DeviceType::CUDA, dims);
 }
 
 Tensors to_gpu(const Tensors& tensors, c10::ScalarType dtype) {
   Tensors moved;
   for (const at::Tensor& x : tensors) moved.push_back(x.to(kGpu, dtype));
   return moved;
-}
-
-/// Gradients of outputs weighted as gradients_of does, but with weights and leaves on the GPU.
-Tensors gpu_gradients(const std::function<Tensors(const Tensors&)>& f, const Tensors& inputs) {
-  Tensors leaves;
-  for (const at::Tensor& input : inputs) {
-    leaves.push_back(input.detach());
-    leaves.back().requires_grad_();
-  }
-  const Tensors outputs = f(leaves);
-  Tensors seeds;
-  for (std::size_t i = 0; i < outputs.size(); ++i) {
-    seeds.push_back(
-        randn(outputs[i].sizes(), at::kDouble, 7000 + i).to(kGpu, outputs[i].scalar_type()));
-  }
-  run_backward(outputs, seeds);
-  Tensors gradients;
-  for (const at::Tensor& leaf : leaves) gradients.push_back(leaf.grad());
-  return gradients;
 }
 
 class GpuOps : public ::testing::Test {
@@ -84,7 +61,7 @@ TEST_F(GpuOps, FlashAttentionEqualsReference) {
       const auto on_gpu = run(flash, kGpu);
       const Tensors gpu_in = to_gpu(in, at::kBFloat16);
       EXPECT_TRUE(close(on_gpu(gpu_in)[0].cpu(), on_cpu(in)[0], 1e-2)) << dim;
-      const Tensors actual = gpu_gradients(on_gpu, gpu_in), expected = gradients_of(on_cpu, in);
+      const Tensors actual = gradients_of(on_gpu, gpu_in), expected = gradients_of(on_cpu, in);
       for (std::size_t i = 0; i < 3; ++i) {
         EXPECT_TRUE(close(actual[i].cpu(), expected[i], 2e-2)) << dim << " gradient " << i;
       }
@@ -132,7 +109,7 @@ TEST_F(GpuOps, GroupedExpertsEqualReference) {
     const auto on_gpu = run(grouped, routing.experts.to(kGpu));
     const Tensors gpu_in = to_gpu(in, at::kBFloat16);
     EXPECT_TRUE(close(on_gpu(gpu_in)[0].cpu(), on_cpu(in)[0], 2e-2));
-    const Tensors actual = gpu_gradients(on_gpu, gpu_in), expected = gradients_of(on_cpu, in);
+    const Tensors actual = gradients_of(on_gpu, gpu_in), expected = gradients_of(on_cpu, in);
     for (std::size_t i = 0; i < 4; ++i) {
       EXPECT_TRUE(close(actual[i].cpu(), expected[i], 3e-2)) << tokens << " gradient " << i;
     }
@@ -237,7 +214,7 @@ TEST_F(GpuOps, NormAndRopeRunOnTheDevice) {
   const auto on_cpu = run(cpu, c10::Device(at::kCPU)), on_gpu = run(gpu, kGpu);
   const Tensors gpu_in = to_gpu(in, at::kFloat);
   EXPECT_TRUE(close(on_gpu(gpu_in)[0].cpu(), on_cpu(in)[0], 1e-5));
-  const Tensors actual = gpu_gradients(on_gpu, gpu_in), expected = gradients_of(on_cpu, in);
+  const Tensors actual = gradients_of(on_gpu, gpu_in), expected = gradients_of(on_cpu, in);
   EXPECT_TRUE(close(actual[0].cpu(), expected[0], 1e-5));
   EXPECT_TRUE(close(actual[1].cpu(), expected[1], 1e-5));
 }

@@ -15,12 +15,12 @@
 namespace heddle::ops::testing {
 
 KernelTable table_of(void (*add)(Registry&), const std::string& op, const std::string& name,
-                     c10::ScalarType dtype) {
+                     c10::ScalarType dtype, c10::DeviceType device, const Dims& dims) {
   Registry registry;
   add(registry);
   KernelPolicy policy;
   policy.chosen_by_user[op] = name;
-  return KernelTable::choose(registry, c10::DeviceType::CPU, dtype, {{op, {{}}}}, policy);
+  return KernelTable::choose(registry, device, dtype, {{op, {dims}}}, policy);
 }
 
 at::Tensor randn(at::IntArrayRef sizes, c10::ScalarType dtype, std::uint64_t seed) {
@@ -74,7 +74,7 @@ double tolerance_of(c10::ScalarType dtype) {
 namespace {
 
 at::Tensor weight_of(const at::Tensor& output, std::size_t index) {
-  return randn(output.sizes(), at::kDouble, 7000 + index).to(output.scalar_type());
+  return randn(output.sizes(), at::kDouble, 7000 + index).to(output.device(), output.scalar_type());
 }
 
 double objective(const Tensors& outputs) {

@@ -13,9 +13,10 @@
 /// What the tests of the operators share.
 namespace heddle::ops::testing {
 
-/// A table with one operator's kernel `name` on the CPU, from the kernels that `add` registers.
+/// A table with one operator's kernel `name`, from the kernels that `add` registers.
 KernelTable table_of(void (*add)(Registry&), const std::string& op, const std::string& name,
-                     c10::ScalarType dtype);
+                     c10::ScalarType dtype, c10::DeviceType device = c10::DeviceType::CPU,
+                     const Dims& dims = {});
 
 /// Normal deviates; the same for the same seed.
 at::Tensor randn(at::IntArrayRef sizes, c10::ScalarType dtype, std::uint64_t seed);
@@ -39,7 +40,7 @@ double tolerance_of(c10::ScalarType dtype);
 ::testing::AssertionResult gradients_match(const std::function<Tensors(const Tensors&)>& f,
                                            const Tensors& inputs, double tolerance = 1e-7);
 
-/// The gradients of sum(f(inputs) * fixed random weights) with respect to inputs.
+/// The gradients of sum(f(inputs) * fixed random weights) with respect to inputs, on any device.
 Tensors gradients_of(const std::function<Tensors(const Tensors&)>& f, const Tensors& inputs);
 
 inline const std::vector<c10::ScalarType>& kernel_dtypes() {

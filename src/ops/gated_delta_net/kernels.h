@@ -31,6 +31,11 @@ GatedDeltaRuleGradients backward(const GatedDeltaRule::Inputs& inputs,
                                  const at::Tensor& grad_final_state);
 }  // namespace gated_delta_rule_sequential
 
+namespace gated_delta_rule_cuda {
+/// Adds "cuda.sm90.chunk64" and "cuda.mma.chunk64"; nothing in a build without CUDA.
+void add(Registry& registry);
+}  // namespace gated_delta_rule_cuda
+
 namespace gdn_gates_reference {
 std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& a, const at::Tensor& b,
                                           const at::Tensor& a_log, const at::Tensor& dt_bias);

@@ -1,0 +1,212 @@
+// The CUDA kernels of the gated delta rule against the recurrence in double on the CPU, from the
+// same bf16 numbers.
+#include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <cuda_runtime_api.h>
+
+#include <limits>
+
+#include "base/errors.h"
+#include "ops/builtin.h"
+#include "ops/gated_delta_net/cuda/gated_delta_net.h"
+#include "ops/gated_delta_rule_support.h"
+
+namespace heddle::ops::testing {
+namespace {
+
+const c10::Device kGpu(c10::DeviceType::CUDA, 0);
+
+Dims dims_of(const Case& c) {
+  return {{"head_k_dim", c.K},
+          {"head_v_dim", c.V},
+          {"num_k_heads", c.Hk},
+          {"num_v_heads", c.Hk * c.group}};
+}
+
+class GatedDeltaRuleCuda : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+    if (GetParam() == "cuda.sm90.chunk64" &&
+        cuda::gated_delta_net_kernel_for_device() != cuda::GatedDeltaNetKernel::kHopper) {
+      GTEST_SKIP() << "no Hopper device";
+    }
+  }
+  static KernelTable table(const Case& c) {
+    return table_of(register_gated_delta_net, "gated_delta_rule", GetParam(), at::kBFloat16,
+                    c10::DeviceType::CUDA, dims_of(c));
+  }
+  static Tensors on_gpu(const Problem& p, const Case& c) {
+    Tensors results = run(on_device(p, kGpu), table(c));
+    for (at::Tensor& x : results) {
+      if (x.defined()) x = x.cpu();
+    }
+    return results;
+  }
+  /// Bounds are 1.5 times what docs/gdn.md's kinds of data measured at 8192 tokens; `slack` for
+  /// kinds that are harder.
+  static void expect_close(const Case& c, double slack = 1) {
+    const Problem p = make(c, at::kBFloat16);
+    const KernelTable sequential =
+        table_of(register_gated_delta_net, "gated_delta_rule", "cpu.sequential", at::kDouble);
+    const Tensors expected = run(in_double(p), sequential), found = on_gpu(p, c);
+    ASSERT_EQ(found.size(), expected.size());
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      ASSERT_EQ(found[i].sizes(), expected[i].sizes()) << names()[i];
+      EXPECT_LE(rms_error(found[i], expected[i]), 8e-3 * slack) << names()[i] << ", " << c.text();
+    }
+  }
+};
+
+Case shape(std::vector<std::int32_t> lengths, std::int64_t heads, std::int64_t group,
+           std::int64_t dim) {
+  Case c;
+  c.lengths = std::move(lengths);
+  c.Hk = heads;
+  c.group = group;
+  c.K = c.V = dim;
+  return c;
+}
+
+TEST_P(GatedDeltaRuleCuda, EqualsTheRecurrence) {
+  for (const std::int64_t dim : {128, 64}) {
+    for (const std::int64_t group : {1, 2, 3, 4}) {
+      Case c = shape({0, 65, 1, 0, 129, 29, 64}, 2, group, dim);
+      expect_close(c);
+      c.initial = false;
+      expect_close(c);
+    }
+  }
+}
+
+TEST_P(GatedDeltaRuleCuda, KindsOfGatesAndKeys) {
+  for (const Gate gate : {Gate::kInitialisation, Gate::kZero, Gate::kMixed}) {
+    Case c = shape({700, 33}, 2, 2, 128);
+    c.gate = gate;
+    expect_close(c);
+  }
+  Case c = shape({700, 33}, 2, 2, 128);
+  c.keys = Keys::kCorrelated;
+  c.beta_shift = 2;
+  expect_close(c, 3);
+}
+
+TEST_P(GatedDeltaRuleCuda, RawKeysAndGivenScale) {
+  Case c = shape({40, 130}, 1, 2, 64);
+  c.normalize = false;
+  c.scale = 0.37;
+  Problem p = make(c, at::kBFloat16);
+  p.inputs[1] = p.inputs[1] * 0.0625;  // a power of two: exact in bf16
+  const Tensors expected = run(in_double(p), table_of(register_gated_delta_net, "gated_delta_rule",
+                                                      "cpu.sequential", at::kDouble));
+  const Tensors found = on_gpu(p, c);
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    EXPECT_LE(rms_error(found[i], expected[i]), 1.5e-2) << names()[i];
+  }
+}
+
+TEST_P(GatedDeltaRuleCuda, NeighboursDoNotLeakAndBitsRepeat) {
+  const Case c = shape({33, 165, 17}, 2, 2, 128);
+  const Problem clean = make(c, at::kBFloat16);
+  Problem poisoned = clean;
+  for (at::Tensor& x : poisoned.inputs) {
+    x = x.clone();
+    const bool state = x.dim() == 4;
+    const double nan = std::numeric_limits<double>::quiet_NaN();
+    x.narrow(0, 0, state ? 1 : 33).fill_(nan);
+    x.narrow(0, state ? 2 : 198, state ? 1 : 17).fill_(nan);
+  }
+  const Tensors expected = on_gpu(clean, c), found = on_gpu(poisoned, c);
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    const bool state = found[i].dim() == 4;
+    const std::int64_t from = state ? 1 : 33, count = state ? 1 : 165;
+    EXPECT_TRUE(identical(found[i].narrow(0, from, count), expected[i].narrow(0, from, count)))
+        << names()[i];
+  }
+}
+
+TEST_P(GatedDeltaRuleCuda, OnlyOneOutputIsUsed) {
+  const Case c = shape({70, 0, 20}, 1, 2, 128);
+  const Problem p = make(c, at::kBFloat16), moved = on_device(p, kGpu);
+  const KernelTable sequential =
+      table_of(register_gated_delta_net, "gated_delta_rule", "cpu.sequential", at::kDouble);
+  const Problem wide = in_double(p);
+  for (const std::size_t used : {0, 1}) {
+    const auto gradients = [&](const Problem& problem, const KernelTable& kernels) {
+      return gradients_of(
+          [&](const Tensors& x) -> Tensors { return {call(problem, kernels, x)[used]}; },
+          problem.inputs);
+    };
+    const Tensors found = gradients(moved, table(c)), expected = gradients(wide, sequential);
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      // Nothing flows from the state to q.
+      EXPECT_LE(rms_error(found[i].cpu(), expected[i]), 2e-2)
+          << names()[i + 2] << " through output " << used;
+    }
+  }
+}
+
+TEST_P(GatedDeltaRuleCuda, ColumnsOfOneProjection) {
+  const Case c = shape({45, 130}, 2, 2, 128);
+  const Problem p = on_device(make(c, at::kBFloat16), kGpu);
+  const KernelTable kernels = table(c);
+  const Tensors expected =
+      gradients_of([&](const Tensors& x) { return call(p, kernels, x); }, p.inputs);
+  const at::Tensor qkv =
+      at::cat({p.inputs[0].flatten(1), p.inputs[1].flatten(1), p.inputs[2].flatten(1)}, 1);
+  // A row stride beyond the columns, with NaN between the rows; 16 bytes keep the rows aligned.
+  for (const std::int64_t gap : {16, 5}) {
+    const Tensors found = gradients_of(
+        [&](const Tensors& x) {
+          const auto [q, k, v] = split_qkv(x[0], c.Hk, c.K, c.Hk * c.group, c.V);
+          return call(p, kernels, {q, k, v, x[1], x[2], x[3]});
+        },
+        {with_poisoned_gaps(qkv, gap), p.inputs[3], p.inputs[4], p.inputs[5]});
+    EXPECT_TRUE(identical(
+        found[0].cpu(),
+        at::cat({expected[0].flatten(1), expected[1].flatten(1), expected[2].flatten(1)}, 1)
+            .cpu()));
+    for (int i = 1; i < 4; ++i) EXPECT_TRUE(identical(found[i].cpu(), expected[i + 2].cpu()));
+  }
+}
+
+TEST_P(GatedDeltaRuleCuda, NoTokensAtAll) {
+  const Case c = shape({0, 0}, 1, 2, 128);
+  const Problem p = make(c, at::kBFloat16);
+  const Tensors found = on_gpu(p, c);
+  EXPECT_EQ(found[0].size(0), 0);
+  EXPECT_TRUE(identical(found[1], p.inputs[5]));
+}
+
+TEST_P(GatedDeltaRuleCuda, RefusesWhatDoesNotFit) {
+  const auto choose = [&](const Case& c, std::int64_t on_chip) {
+    Registry registry;
+    register_gated_delta_net(registry);
+    KernelPolicy policy;
+    policy.chosen_by_user["gated_delta_rule"] = GetParam();
+    policy.on_chip_limit_bytes = on_chip;
+    return KernelTable::choose(registry, c10::DeviceType::CUDA, at::kBFloat16,
+                               {{"gated_delta_rule", {dims_of(c)}}}, policy);
+  };
+  EXPECT_NO_THROW(choose(shape({}, 16, 2, 128), 232448));
+  EXPECT_THROW(choose(shape({}, 16, 2, 96), 232448), DeviceError);
+  EXPECT_THROW(choose(shape({}, 16, 9, 128), 232448), DeviceError);
+  try {
+    choose(shape({}, 16, 2, 128), 101376);
+    FAIL() << "99 KB cannot hold the tiles";
+  } catch (const DeviceError& error) {
+    EXPECT_NE(std::string(error.what()).find("101376"), std::string::npos) << error.what();
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, GatedDeltaRuleCuda,
+                         ::testing::Values("cuda.sm90.chunk64", "cuda.mma.chunk64"),
+                         [](const auto& info) {
+                           std::string name = info.param;
+                           for (char& ch : name) ch = ch == '.' ? '_' : ch;
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace heddle::ops::testing
