@@ -7,6 +7,7 @@
 
 #include "ckpt/adapter_config.h"
 #include "ckpt/adapter_names.h"
+#include "ckpt/companions.h"
 #include "ckpt/safetensors.h"
 #include "ckpt/tensor_io.h"
 
@@ -68,11 +69,11 @@ struct AdapterTensors {
 };
 
 /// Writes a PEFT adapter directory through "<path>.tmp" and a rename. `dtype` is the stored type of
-/// all tensors, nothing = each tensor's own. `companions`: a folder whose tokenizer and template
-/// files are copied, "" = none. Throws FileError; InternalError if a pair's rank is not the
+/// all tensors, nothing = each tensor's own. `tokenizer` is written beside them unless its
+/// folder is "". Throws FileError; InternalError if a pair's rank is not the
 /// configuration's or its module is no target.
 void write_adapter(const Path& path, const AdapterConfig& config, const AdapterTensors& tensors,
                    AdapterSpelling spelling, std::optional<at::ScalarType> dtype = {},
-                   const Path& companions = {}, bool overwrite = false);
+                   const TokenizerSource& tokenizer = {}, bool overwrite = false);
 
 }  // namespace heddle::ckpt

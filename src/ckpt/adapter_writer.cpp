@@ -4,7 +4,6 @@
 #include "base/errors.h"
 #include "base/files.h"
 #include "ckpt/adapter_directory.h"
-#include "ckpt/companions.h"
 #include "ckpt/staging_directory.h"
 
 namespace heddle::ckpt {
@@ -47,7 +46,7 @@ void check_rank(const AdapterConfig& config, const std::string& key,
 
 void write_adapter(const Path& path, const AdapterConfig& config, const AdapterTensors& tensors,
                    AdapterSpelling spelling, std::optional<at::ScalarType> dtype,
-                   const Path& companions, bool overwrite) {
+                   const TokenizerSource& tokenizer, bool overwrite) {
   std::map<std::string, at::Tensor> by_name;
   const auto add = [&](const std::string& name, const at::Tensor& tensor) {
     if (!by_name.emplace(std::string(kAdapterPrefix) + name, tensor).second) {
@@ -82,9 +81,7 @@ void write_adapter(const Path& path, const AdapterConfig& config, const AdapterT
   }
   writer.commit();
   files::write_atomically(staging.path() / "adapter_config.json", config.to_json().dump(2) + "\n");
-  if (!companions.empty()) {
-    copy_files(find_companions(companions, Companions::kTokenizer), staging.path());
-  }
+  if (!tokenizer.directory.empty()) copy_tokenizer(tokenizer, staging.path());
   AdapterDirectory::open(staging.path());  // what cannot be read back must not take the final name
   staging.commit();
 }

@@ -37,10 +37,11 @@ std::vector<std::pair<std::string, Path>> find_companions(const Path& directory,
     if (std::filesystem::is_regular_file(directory / name, ignored))
       found.emplace_back(name, directory / name);
   };
-  for (const char* name : kTokenizerFiles) add(name);
-  if (which == Companions::kAll) {
+  if (which != Companions::kTokenizer) {
     for (const char* name : kOtherFiles) add(name);
   }
+  if (which == Companions::kOther) return found;
+  for (const char* name : kTokenizerFiles) add(name);
   // Named templates beside the default one.
   std::error_code ignored;
   const Path templates = "additional_chat_templates";
@@ -57,6 +58,12 @@ void copy_files(const std::vector<std::pair<std::string, Path>>& sources, const 
     files::make_writable_directory((directory / name).parent_path());
     files::write_atomically(directory / name, files::read(source));
   }
+}
+
+void copy_tokenizer(const TokenizerSource& source, const Path& directory) {
+  copy_files(find_companions(source.directory, Companions::kTokenizer), directory);
+  for (const auto& [name, content] : source.changed)
+    files::write_atomically(directory / name, content);
 }
 
 }  // namespace heddle::ckpt

@@ -10,7 +10,15 @@ namespace heddle::ckpt {
 
 enum class Companions {
   kTokenizer,  // tokenizer and chat template
-  kAll,        // these, and generation, processor, licence and README files
+  kOther,      // generation, processor, licence and README files
+  kAll,
+};
+
+/// Where the tokenizer of a new directory comes from: a folder, and files of which it holds another
+/// text (name, content).
+struct TokenizerSource {
+  Path directory;
+  std::vector<std::pair<std::string, std::string>> changed = {};
 };
 
 /// The files beside the weights that a new directory must carry along and that stand in
@@ -18,5 +26,7 @@ enum class Companions {
 std::vector<std::pair<std::string, Path>> find_companions(const Path& directory, Companions which);
 /// Copies each (name, path) to `directory`/name. Throws FileError.
 void copy_files(const std::vector<std::pair<std::string, Path>>& files, const Path& directory);
+/// Writes tokenizer and chat template into `directory`. Throws FileError.
+void copy_tokenizer(const TokenizerSource& source, const Path& directory);
 
 }  // namespace heddle::ckpt

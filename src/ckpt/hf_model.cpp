@@ -1,6 +1,7 @@
 #include "ckpt/hf_model.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/equal.h>
 
 #include <algorithm>
 #include <map>
@@ -55,11 +56,23 @@ std::vector<std::string> may_be_unused(const Model& model) {
 
 void fill_new_rows(at::Tensor table, std::int64_t read_rows) {
   if (table.size(0) == read_rows) return;
-  // The mean of the trained rows: a new token starts neither loud nor confident (as transformers
-  // resizes).
+  // The mean of the trained rows: a new token starts neither loud nor confident.
   const auto wide = table.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor mean = table.narrow(0, 0, read_rows).to(wide).mean(0);
   table.narrow(0, read_rows, table.size(0) - read_rows).copy_(mean);
+}
+
+/// A tied model has one table: an adapter that was trained on two different ones does not fit.
+void check_tied_head(const AdapterDirectory& directory, const SavedParameter& head) {
+  for (const SavedParameter& saved : directory.saved()) {
+    if (!saved.name.ends_with("embed_tokens.weight")) continue;
+    if (at::equal(read_tensor(saved.tensor), read_tensor(head.tensor))) return;
+    break;
+  }
+  throw_error<ModelError>(
+      "{}: modules_to_save holds an lm_head.weight of its own, but this model's head is tied to "
+      "its embedding; merge it with PEFT into an untied model",
+      directory.path().string());
 }
 
 at::ScalarType stored_dtype(const ModelDirectory& source, const std::string& name,
@@ -116,6 +129,17 @@ ModelLoadReport load_model(const ModelDirectory& directory, Model& model, std::u
   return report;
 }
 
+std::int64_t vocabulary_rows(const AdapterDirectory& directory) {
+  std::int64_t rows = 0;
+  for (const SavedParameter& saved : directory.saved()) {
+    const bool vocabulary =
+        saved.name.ends_with("embed_tokens.weight") || saved.name == "lm_head.weight";
+    if (vocabulary && saved.tensor.shape.size() == 2)
+      rows = std::max(rows, static_cast<std::int64_t>(saved.tensor.shape[0]));
+  }
+  return rows;
+}
+
 std::unique_ptr<adapters::LoraSet> load_adapter(const AdapterDirectory& directory, Model& model) {
   const ops::NoGradient guard;
   const std::string text = "model.";
@@ -149,18 +173,29 @@ std::unique_ptr<adapters::LoraSet> load_adapter(const AdapterDirectory& director
   std::map<std::string, nn::Parameter*> parameters;
   for (nn::Parameter* parameter : model.parameters()) parameters[parameter->name()] = parameter;
   for (const SavedParameter& saved : directory.saved()) {
+    if (saved.name == "lm_head.weight" && model.tied()) {
+      check_tied_head(directory, saved);
+      continue;
+    }
     const auto it = parameters.find(name_in_model(saved.name));
     if (it == parameters.end()) {
       throw_error<ModelError>("{}: modules_to_save holds '{}', which this model does not have",
                               directory.path().string(), saved.name);
     }
     at::Tensor data = it->second->data();
+    if (saved.tensor.shape != it->second->global_shape()) {
+      throw_error<ModelError>("{}: modules_to_save holds '{}' as [{}], this model has [{}]",
+                              directory.path().string(), saved.name,
+                              fmt::join(saved.tensor.shape, ", "),
+                              fmt::join(it->second->global_shape(), ", "));
+    }
     copy_into(saved.tensor, data);
   }
   return set;
 }
 
-ModelWriterReport export_model(Model& model, const ModelDirectory& source, const Path& output,
+ModelWriterReport export_model(Model& model, const ModelDirectory& source,
+                               const TokenizerSource& tokenizer, const Path& output,
                                const ModelWriterOptions& options) {
   const ops::NoGradient guard;
   std::map<std::string, adapters::Lora*> adapters;
@@ -212,13 +247,15 @@ ModelWriterReport export_model(Model& model, const ModelDirectory& source, const
                                                     : "Qwen3_5TextForSequenceClassification"};
   }
   writer.set_config(std::move(config));
+  writer.set_tokenizer(tokenizer);
   writer.copy_companions_from(source.path());
   return writer.commit();
 }
 
 void export_adapter(Model& model, const adapters::LoraSet& set,
                     const std::vector<nn::Parameter*>& saved, const ModelDirectory& source,
-                    const std::string& base_model, const Path& output, bool overwrite) {
+                    const std::string& base_model, const TokenizerSource& tokenizer,
+                    const Path& output, bool overwrite) {
   const auto text_name = [&](const std::string& name) { return to_text_spelling(name); };
   AdapterConfig config;
   config.base_model_name_or_path = base_model;
@@ -259,8 +296,12 @@ void export_adapter(Model& model, const adapters::LoraSet& set,
     const std::string module = adapters::module_of(parameter->name());
     config.modules_to_save.push_back(module.substr(module.rfind('.') + 1));
     tensors.saved.push_back({text_name(parameter->name()), parameter->data()});
+    if (parameter == &model.head_weight() && model.tied() && model.head() == Head::kLanguageModel) {
+      config.modules_to_save.push_back("lm_head");
+      tensors.saved.push_back({"lm_head.weight", parameter->data()});
+    }
   }
-  write_adapter(output, config, tensors, spelling, {}, source.path(), overwrite);
+  write_adapter(output, config, tensors, spelling, {}, tokenizer, overwrite);
 }
 
 }  // namespace heddle::ckpt

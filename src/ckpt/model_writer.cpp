@@ -5,7 +5,6 @@
 
 #include "base/errors.h"
 #include "base/text.h"
-#include "ckpt/companions.h"
 #include "ckpt/staging_directory.h"
 
 namespace heddle::ckpt {
@@ -76,12 +75,20 @@ std::vector<std::string> ModelWriter::carry_matching(const ModelDirectory& sourc
 void ModelWriter::set_config(nlohmann::ordered_json config) { config_ = std::move(config); }
 
 void ModelWriter::copy_companions_from(const Path& source) {
-  for (auto& companion : find_companions(source, Companions::kAll)) {
+  const Companions which = has_tokenizer_ ? Companions::kOther : Companions::kAll;
+  for (auto& companion : find_companions(source, which)) {
     const bool is_taken = std::any_of(copies_.begin(), copies_.end(), [&](const auto& copy) {
       return copy.first == companion.first;
     });
     if (!is_taken) copies_.push_back(std::move(companion));
   }
+}
+
+void ModelWriter::set_tokenizer(const TokenizerSource& source) {
+  has_tokenizer_ = true;
+  for (auto& file : find_companions(source.directory, Companions::kTokenizer))
+    copies_.push_back(std::move(file));
+  for (const auto& [name, content] : source.changed) add_file(name, content);
 }
 
 void ModelWriter::add_file(const std::string& name, std::string content) {

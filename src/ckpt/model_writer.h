@@ -7,6 +7,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "ckpt/companions.h"
 #include "ckpt/model_directory.h"
 #include "ckpt/tensor_io.h"
 
@@ -56,6 +57,8 @@ class ModelWriter {
   /// are copied as they are. May be called with several folders: the first that has a file gives
   /// it.
   void copy_companions_from(const Path& source);
+  /// Takes the tokenizer from there alone; copy_companions_from() then gives the other files.
+  void set_tokenizer(const TokenizerSource& source);
   /// A further file with this content; takes precedence over a copied one.
   void add_file(const std::string& name, std::string content);
 
@@ -80,6 +83,7 @@ class ModelWriter {
   std::vector<Item> items_;
   std::unordered_map<std::string, std::size_t> index_;
   nlohmann::ordered_json config_;
+  bool has_tokenizer_ = false;
   std::vector<std::pair<std::string, Path>> copies_;
   std::vector<std::pair<std::string, std::string>> files_;
 };

@@ -28,7 +28,8 @@ int run(const ExportOptions& options, const Session& session) {
   ckpt::ModelWriterOptions writer;
   writer.max_shard_bytes = options.max_shard_bytes;
   writer.overwrite = options.overwrite;
-  const auto report = ckpt::export_model(*loaded.model, *loaded.source, options.output, writer);
+  const auto report = ckpt::export_model(*loaded.model, *loaded.source,
+                                         {loaded.tokenizer_directory}, options.output, writer);
   session.out << report.tensors << " tensors, "
               << text::format_bytes(static_cast<double>(report.bytes)) << " in "
               << report.weight_files.size() << " file(s): " << options.output << "\n";

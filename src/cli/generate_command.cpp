@@ -42,7 +42,7 @@ class Generation {
   explicit Generation(const GenerateOptions& options)
       : options_(options),
         model_(load(options.model, models::qwen3_5::Head::kLanguageModel)),
-        tokenizer_(data::Tokenizer::load(options.model.directory)),
+        tokenizer_(data::Tokenizer::load(model_.tokenizer_directory)),
         renderer_(*tokenizer_, {}) {
     if (!options.ignore_eos)
       stop_ids_ = rollout::end_tokens(tokenizer_, eos_of(model_.source->generation_config()));

@@ -54,7 +54,7 @@ class Scoring {
       : options_(options),
         head_(parse_head(options.head)),
         model_(load(options.model, head_)),
-        tokenizer_(data::Tokenizer::load(options.model.directory)),
+        tokenizer_(data::Tokenizer::load(model_.tokenizer_directory)),
         renderer_(*tokenizer_, render_options()),
         output_(options.output) {}
 

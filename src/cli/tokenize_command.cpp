@@ -10,6 +10,7 @@
 #include "data/rendering/renderer.h"
 #include "data/tokenizer/tokenizer.h"
 #include "train/setup.h"
+#include "train/vocabulary.h"
 #include "ui/token_colors.h"
 
 namespace heddle::cli {
@@ -43,10 +44,9 @@ int run(const TokenizeOptions& options, const Session& session) {
   const ConfigArguments split = split_config_arguments(options.arguments);
   const config::RunConfig config =
       config::load(split.file, split.overrides, config::Completeness::kPartial);
-  const std::string directory =
-      config.model.tokenizer.empty() ? config.model.path : config.model.tokenizer;
-  if (directory.empty()) throw ConfigError("model.path is needed: it names the tokenizer");
-  const auto tokenizer = data::Tokenizer::load(directory);
+  if (config.model.path.empty() && config.model.tokenizer.empty())
+    throw ConfigError("model.path is needed: it names the tokenizer");
+  const auto tokenizer = train::load_tokenizer(config).tokenizer;
   session.out << ui::token_legend(session.out_has_color) << "\n\n";
   data::DatasetOptions dataset = train::dataset_options(config, config.data.train, true);
   const data::Renderer renderer(*tokenizer, dataset.rendering);

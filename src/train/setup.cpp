@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 
 #include "base/errors.h"
 #include "base/files.h"
@@ -9,6 +10,7 @@
 #include "base/text.h"
 #include "config/config.h"
 #include "device/device.h"
+#include "train/vocabulary.h"
 
 namespace heddle::train {
 namespace {
@@ -128,16 +130,6 @@ models::qwen3_5::Config read_model_config(const ckpt::ModelDirectory& source) {
   return models::qwen3_5::parse_config(source.config(), (source.path() / "config.json").string());
 }
 
-void check_vocabulary(const Setup& setup) {
-  const std::int64_t rows = setup.model->config().vocab_size;
-  if (setup.tokenizer->vocab_size() > rows) {
-    throw_error<ModelError>(
-        "the tokenizer has ids up to {}, the model has {} embedding rows; set model.resize_vocab "
-        "to at least {}",
-        setup.tokenizer->vocab_size() - 1, rows, setup.tokenizer->vocab_size());
-  }
-}
-
 }  // namespace
 
 runtime::Context make_context(const config::RunConfig& config) {
@@ -177,12 +169,6 @@ data::DatasetOptions dataset_options(const config::RunConfig& config,
 }
 
 Setup make_setup(const config::RunConfig& config, Observer& observer) {
-  if (!config.model.added_tokens.empty()) {
-    throw_error<ConfigError>(
-        "{}: this version does not extend the tokenizer; add the tokens to tokenizer.json and use "
-        "model.resize_vocab",
-        config::where(config, "model.added_tokens"));
-  }
   if (config.train.router_aux_loss == config::AuxLoss::kHf) {
     throw_error<ConfigError>("{}: 'hf' (pooled over all layers) is not built; use 'sequence'",
                              config::where(config, "train.router_aux_loss"));
@@ -193,9 +179,11 @@ Setup make_setup(const config::RunConfig& config, Observer& observer) {
       std::make_unique<ckpt::ModelDirectory>(ckpt::ModelDirectory::open(config.model.path));
   models::qwen3_5::Config model_config = read_model_config(*setup.source);
 
-  setup.tokenizer_directory =
-      config.model.tokenizer.empty() ? config.model.path : config.model.tokenizer;
-  setup.tokenizer = data::Tokenizer::load(setup.tokenizer_directory);
+  check_added_tokens_trained(config, model_config);
+  RunTokenizer tokenizer = load_tokenizer(config);
+  setup.tokenizer = tokenizer.tokenizer;
+  setup.tokenizer_source = std::move(tokenizer.source);
+  model_config.vocab_size = vocabulary_rows(config, *setup.tokenizer, model_config.vocab_size);
   const auto progress = [&](const data::TokenizeProgress& p) {
     observer.on_tokenize(p.file, p.fraction, p.rows);
   };
@@ -206,14 +194,6 @@ Setup make_setup(const config::RunConfig& config, Observer& observer) {
                                      *setup.tokenizer, progress);
   }
 
-  if (config.model.resize_vocab > 0) {
-    if (config.model.resize_vocab < model_config.vocab_size) {
-      throw_error<ConfigError>(
-          "model.resize_vocab is {}: the model already has {} rows, shrinking is not built",
-          config.model.resize_vocab, model_config.vocab_size);
-    }
-    model_config.vocab_size = config.model.resize_vocab;
-  }
   models::qwen3_5::ModelOptions options;
   options.head = head_of(config.model.head);
   options.num_labels =
@@ -228,7 +208,6 @@ Setup make_setup(const config::RunConfig& config, Observer& observer) {
   const std::string prefix = ckpt::text_prefix(*setup.source);
   setup.model = std::make_unique<models::qwen3_5::Model>(std::move(model_config), prefix,
                                                          setup.context, options);
-  check_vocabulary(setup);
   setup.model->allocate();
   setup.load_report = ckpt::load_model(*setup.source, *setup.model, config.train.seed);
 
@@ -264,6 +243,13 @@ LoadedModel load_for_inference(const std::filesystem::path& directory,
   loaded.context = context;
   loaded.source = std::make_unique<ckpt::ModelDirectory>(ckpt::ModelDirectory::open(directory));
   models::qwen3_5::Config config = read_model_config(*loaded.source);
+  std::optional<ckpt::AdapterDirectory> put_on;
+  loaded.tokenizer_directory = directory;
+  if (!adapter.empty()) {
+    put_on = ckpt::AdapterDirectory::open(adapter);
+    config.vocab_size = std::max(config.vocab_size, ckpt::vocabulary_rows(*put_on));
+    if (std::filesystem::exists(adapter / "tokenizer.json")) loaded.tokenizer_directory = adapter;
+  }
   models::qwen3_5::ModelOptions options;
   options.head = head;
   options.num_labels = std::max<std::int64_t>(1, config.num_labels);
@@ -271,8 +257,7 @@ LoadedModel load_for_inference(const std::filesystem::path& directory,
       std::move(config), ckpt::text_prefix(*loaded.source), context, options);
   loaded.model->allocate();
   loaded.load_report = ckpt::load_model(*loaded.source, *loaded.model, context.seed);
-  if (!adapter.empty())
-    loaded.adapters = ckpt::load_adapter(ckpt::AdapterDirectory::open(adapter), *loaded.model);
+  if (put_on) loaded.adapters = ckpt::load_adapter(*put_on, *loaded.model);
   for (nn::Parameter* parameter : loaded.model->parameters()) parameter->set_trainable(false);
   if (loaded.adapters) {
     loaded.adapters->visit_parameters(

@@ -21,8 +21,8 @@ namespace heddle::train {
 struct Setup {
   runtime::Context context;
   std::unique_ptr<ckpt::ModelDirectory> source;
-  std::filesystem::path tokenizer_directory;
   std::shared_ptr<const data::Tokenizer> tokenizer;
+  ckpt::TokenizerSource tokenizer_source;            ///< What final/ gets
   std::shared_ptr<const data::Dataset> train, eval;  ///< eval is null without data.eval
   std::unique_ptr<models::qwen3_5::Model> model;
   std::unique_ptr<adapters::LoraSet> adapters;  ///< null for full training
@@ -46,6 +46,8 @@ data::DatasetOptions dataset_options(const config::RunConfig& config,
 struct LoadedModel {
   runtime::Context context;
   std::unique_ptr<ckpt::ModelDirectory> source;
+  /// The adapter's, if it comes with a tokenizer (which may know more tokens); else the model's.
+  std::filesystem::path tokenizer_directory;
   std::unique_ptr<models::qwen3_5::Model> model;
   std::unique_ptr<adapters::LoraSet> adapters;
   ckpt::ModelLoadReport load_report;

@@ -348,14 +348,13 @@ std::filesystem::path Trainer::export_final() {
   if (setup_.adapters) {
     ckpt::export_adapter(*setup_.model, *setup_.adapters, setup_.saved_whole, *setup_.source,
                          std::filesystem::absolute(config_.model.path).lexically_normal().string(),
-                         output,
-                         /*overwrite=*/true);
+                         setup_.tokenizer_source, output, /*overwrite=*/true);
     return output;
   }
   ckpt::ModelWriterOptions options;
   options.overwrite = true;
   options.max_shard_bytes = static_cast<std::uint64_t>(config_.ckpt.export_.max_shard_size);
-  ckpt::export_model(*setup_.model, *setup_.source, output, options);
+  ckpt::export_model(*setup_.model, *setup_.source, setup_.tokenizer_source, output, options);
   return output;
 }
 

@@ -192,9 +192,10 @@ TEST_F(AdapterDirectories, StoresInTheTypeAskedForAndCopiesTheTokenizer) {
   files::write_atomically(dir_ / "base" / "tokenizer.json", "{}");
   files::write_atomically(dir_ / "base" / "generation_config.json", "{}");
   write_adapter(dir_ / "a", config(), tensors(), AdapterSpelling::kText, at::kBFloat16,
-                dir_ / "base");
+                {dir_ / "base", {{"tokenizer_config.json", "{}"}}});
   EXPECT_EQ(AdapterDirectory::open(dir_ / "a").pairs()[0].a.dtype, Dtype::kBF16);
   EXPECT_TRUE(std::filesystem::exists(dir_ / "a" / "tokenizer.json"));
+  EXPECT_TRUE(std::filesystem::exists(dir_ / "a" / "tokenizer_config.json"));
   EXPECT_FALSE(std::filesystem::exists(dir_ / "a" / "generation_config.json"));
   EXPECT_THROW(write_adapter(dir_ / "a", config(), tensors(), AdapterSpelling::kText), FileError);
   write_adapter(dir_ / "a", config(), tensors(), AdapterSpelling::kText, {}, {}, true);

@@ -240,3 +240,70 @@ def test_embedding_head(models, tmp_path):
             hidden = model(input_ids=torch.tensor([row])).last_hidden_state[0, -1]
         expected = torch.nn.functional.normalize(hidden, dim=-1).tolist()
         assert scored["embedding"] == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["dense_tied", "dense_untied", "nested"])
+def test_added_tokens_grow_tokenizer_and_model(models, tmp_path, kind):
+    """VOCAB rows are more than the tokenizer's ids: enough tokens are added to pass both."""
+    tokens = [f"<|new-{i}|>" for i in range(70)]
+    texts = [f"abc{tokens[3]} d{tokens[69]}é{tokens[0]}", f"{tokens[68]}{tokens[68]} x"]
+    output = train(tmp_path, models / kind, [{"text": text} for text in texts], "train.max_steps=2", "optim.lr=1e-2",
+                   f"model.added_tokens={json.dumps(tokens)}", "data.format=text")
+    final = output / "final"
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(final)
+    reference = transformers.PreTrainedTokenizerFast.from_pretrained(models / kind)
+    reference.add_special_tokens({"additional_special_tokens": tokens})
+    assert len(tokenizer) == len(reference) > 320
+    config = json.loads((final / "config.json").read_text())
+    assert config.get("text_config", config)["vocab_size"] == len(tokenizer)
+    source = write_rows(tmp_path / "in.jsonl", [{"text": text} for text in texts])
+    heddle("score", final, "--input", source, "--output", tmp_path / "out.jsonl")
+    model = load(final)
+    assert model.get_input_embeddings().weight.shape[0] == len(tokenizer)
+    for text, scored in zip(texts, read_rows(tmp_path / "out.jsonl")):
+        ids = reference(text)["input_ids"]
+        assert scored["input_ids"] == ids == tokenizer(text)["input_ids"]
+        expected = logits_of(model, ids).log_softmax(-1)
+        for i in range(1, len(ids)):
+            assert scored["logprobs"][i] == pytest.approx(expected[i - 1, ids[i]].item(), abs=1e-4)
+    assert tokenizer.decode(tokenizer(texts[0])["input_ids"], skip_special_tokens=True) == "abc dé"
+
+
+def test_new_rows_start_at_the_mean_of_the_old(models, tmp_path):
+    tokens = [f"<|new-{i}|>" for i in range(70)]
+    output = train(tmp_path, models / "dense_untied", [{"text": "abcdef"}], "train.max_steps=1", "optim.lr=0",
+                   f"model.added_tokens={json.dumps(tokens)}", "data.format=text")
+    before, after = tensors_of(models / "dense_untied"), tensors_of(output / "final")
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        old = before[name]
+        assert torch.equal(after[name][:len(old)], old)
+        assert torch.allclose(after[name][len(old):], old.mean(0), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind, saved", [("dense_tied", ["embed_tokens"]), ("dense_untied", ["embed_tokens", "lm_head"])])
+def test_added_tokens_with_lora_load_in_peft(models, tmp_path, kind, saved):
+    from peft import PeftModel
+
+    tokens = [f"<|new-{i}|>" for i in range(70)]
+    rows = [{"text": f"abc{tokens[3]} d{tokens[69]}e"}]
+    common = ("train.max_steps=3", "optim.lr=1e-2", "train.method=lora", "adapter.rank=4", "data.format=text",
+              f"model.added_tokens={json.dumps(tokens)}")
+    output = train(tmp_path, models / kind, rows, *common, f"adapter.modules_to_save={json.dumps(saved)}")
+    final = output / "final"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(final)
+    ids = tokenizer(rows[0]["text"])["input_ids"]
+    assert max(ids) == len(tokenizer) - 1
+    base = load(models / kind)
+    base.resize_token_embeddings(len(tokenizer))
+    adapted = PeftModel.from_pretrained(base, final)
+    expected = logits_of(adapted, ids).log_softmax(-1)
+    source = write_rows(tmp_path / "in.jsonl", rows)
+    heddle("export", models / kind, "--adapter", final, "--output", tmp_path / "merged")
+    merged = logits_of(load(tmp_path / "merged"), ids).log_softmax(-1)
+    for model, adapter in ((models / kind, ["--adapter", final]), (tmp_path / "merged", [])):
+        heddle("score", model, *adapter, "--input", source, "--output", tmp_path / "out.jsonl")
+        scored = read_rows(tmp_path / "out.jsonl")[0]
+        assert scored["input_ids"] == ids
+        for i in range(1, len(ids)):
+            assert scored["logprobs"][i] == pytest.approx(expected[i - 1, ids[i]].item(), abs=1e-4)
+            assert scored["logprobs"][i] == pytest.approx(merged[i - 1, ids[i]].item(), abs=1e-4)

@@ -260,10 +260,14 @@ std::shared_ptr<const Tokenizer> Tokenizer::parse(std::string_view tokenizer_jso
   return tokenizer;
 }
 
-std::shared_ptr<const Tokenizer> Tokenizer::load(const std::filesystem::path& directory) {
-  const auto optional_file = [&](const char* name) {
+std::shared_ptr<const Tokenizer> Tokenizer::load(const std::filesystem::path& directory,
+                                                 const TextFiles& changed) {
+  const auto file = [&](const char* name) -> std::string {
+    for (const auto& [changed_name, content] : changed) {
+      if (changed_name == name) return content;
+    }
     const std::filesystem::path path = directory / name;
-    return std::filesystem::exists(path) ? files::read(path) : std::string();
+    return std::filesystem::exists(path) ? files::read(path) : "";
   };
   if (!std::filesystem::exists(directory / "tokenizer.json")) {
     throw_error<DataError>(
@@ -272,10 +276,10 @@ std::shared_ptr<const Tokenizer> Tokenizer::load(const std::filesystem::path& di
         directory.string());
   }
   auto tokenizer = std::const_pointer_cast<Tokenizer>(
-      parse(files::read(directory / "tokenizer.json"), optional_file("tokenizer_config.json"),
-            optional_file("special_tokens_map.json"), directory.string()));
+      parse(file("tokenizer.json"), file("tokenizer_config.json"), file("special_tokens_map.json"),
+            directory.string()));
   if (std::filesystem::exists(directory / "chat_template.jinja")) {
-    tokenizer->parts_->chat_template = files::read(directory / "chat_template.jinja");
+    tokenizer->parts_->chat_template = file("chat_template.jinja");
   }
   return tokenizer;
 }

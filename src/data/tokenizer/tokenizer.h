@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace heddle::data {
@@ -19,14 +20,18 @@ struct EncodeOptions {
   bool special_tokens_as_text = false;
 };
 
+/// The text of files by their names.
+using TextFiles = std::vector<std::pair<std::string, std::string>>;
+
 /// Byte-level BPE as `tokenizer.json` of the `tokenizers` library describes it: the same ids for
 /// the same text. Immutable after load; every function may be called from several threads.
 class Tokenizer {
  public:
   /// Reads tokenizer.json and, where present, tokenizer_config.json, special_tokens_map.json and
-  /// chat_template.jinja of the folder. Throws DataError that names file and key, also for a
-  /// component that is not supported.
-  static std::shared_ptr<const Tokenizer> load(const std::filesystem::path& directory);
+  /// chat_template.jinja of the folder; `changed` takes the place of files of those names. Throws
+  /// DataError that names file and key, also for a component that is not supported.
+  static std::shared_ptr<const Tokenizer> load(const std::filesystem::path& directory,
+                                               const TextFiles& changed = {});
   /// The same from the text of the files; "" means absent. `name` stands for the folder in
   /// messages.
   static std::shared_ptr<const Tokenizer> parse(std::string_view tokenizer_json,
