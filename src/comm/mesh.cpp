@@ -1,8 +1,13 @@
 #include "comm/mesh.h"
 
+#include <algorithm>
+#include <map>
+#include <mutex>
 #include <utility>
 
 #include "base/errors.h"
+#include "comm/group.h"
+#include "comm/world.h"
 
 namespace heddle::comm {
 
@@ -11,19 +16,17 @@ const char* name(Dim dim) {
   return kNames[static_cast<std::size_t>(dim)];
 }
 
-Group::Group(std::string name, std::int64_t rank, std::int64_t size)
-    : name_(std::move(name)), rank_(rank), size_(size) {
-  if (size != 1) {
-    throw_error<CommError>("group {} of {} ranks: this version runs one rank", name_, size);
-  }
-}
+struct Mesh::Groups {
+  std::mutex mutex;
+  std::map<std::vector<Dim>, Group> made;
+};
 
-void Group::all_reduce_sum(at::Tensor&) const {}
-double Group::all_reduce_sum(double value) const { return value; }
-bool Group::any(bool value) const { return value; }
-
-Mesh::Mesh(std::array<std::int64_t, kDims> sizes, std::int64_t rank, std::int64_t world)
-    : sizes_(sizes), coordinates_{}, rank_(rank), world_(world) {
+Mesh::Mesh(Sizes sizes, std::int64_t rank, std::int64_t world)
+    : sizes_(sizes),
+      coordinates_{},
+      rank_(rank),
+      world_size_(world),
+      groups_(std::make_shared<Groups>()) {
   std::int64_t product = 1;
   for (std::size_t i = 0; i < kDims; ++i) {
     if (sizes_[i] < 1) {
@@ -34,16 +37,61 @@ Mesh::Mesh(std::array<std::int64_t, kDims> sizes, std::int64_t rank, std::int64_
     product *= sizes_[i];
   }
   if (product != world) {
-    throw_error<ConfigError>("the mesh {} does not match the {} rank(s) that were started",
-                             describe(), world);
+    throw_error<ConfigError>(
+        "the layout {} does not match the {} rank{} that {} started: use `heddle launch --nproc "
+        "{}`, "
+        "or change parallel.*",
+        describe(), world, world == 1 ? "" : "s", world == 1 ? "was" : "were", product);
   }
   if (rank < 0 || rank >= world)
     throw_error<ConfigError>("rank {} is outside the {} rank(s)", rank, world);
 }
 
-Group Mesh::loss_group() const {
-  return Group("dp x fsdp x cp", data_rank() * size(Dim::kCp) + coordinate(Dim::kCp),
-               data_size() * size(Dim::kCp));
+Mesh::Mesh(Sizes sizes, std::shared_ptr<World> world)
+    : Mesh(sizes, world ? world->rank() : 0, world ? world->size() : 1) {
+  world_ = std::move(world);
+}
+
+std::vector<std::int64_t> Mesh::ranks_along(const std::vector<Dim>& dims) const {
+  std::vector<std::int64_t> ranks = {rank_};
+  std::int64_t stride = 1;
+  for (std::size_t i = 0; i < kDims; ++i) {
+    const Dim dim = static_cast<Dim>(i);
+    if (std::find(dims.begin(), dims.end(), dim) != dims.end()) {
+      std::vector<std::int64_t> more;
+      for (std::int64_t c = 0; c < sizes_[i]; ++c) {
+        for (const std::int64_t rank : ranks) more.push_back(rank + (c - coordinates_[i]) * stride);
+      }
+      ranks = std::move(more);
+    }
+    stride *= sizes_[i];
+  }
+  std::sort(ranks.begin(), ranks.end());
+  return ranks;
+}
+
+Group Mesh::group(const std::vector<Dim>& dims) const {
+  const std::scoped_lock lock(groups_->mutex);
+  const auto found = groups_->made.find(dims);
+  if (found != groups_->made.end()) return found->second;
+  std::vector<std::string> names;
+  for (const Dim dim : dims) names.emplace_back(comm::name(dim));
+  const std::string label = fmt::format("{}", fmt::join(names, " x "));
+  std::vector<std::int64_t> ranks = ranks_along(dims);
+  if (ranks.size() > 1 && !world_) {
+    throw_error<InternalError>("group {} of {} ranks: this mesh has no processes", label,
+                               ranks.size());
+  }
+  const Group group =
+      ranks.size() == 1 ? Group(label) : Group(label, std::move(ranks), world_, label);
+  groups_->made.emplace(dims, group);
+  return group;
+}
+
+Group Mesh::loss_group() const { return group({Dim::kDp, Dim::kFsdp, Dim::kCp}); }
+
+Group Mesh::world_group() const {
+  return group({Dim::kTp, Dim::kCp, Dim::kFsdp, Dim::kDp, Dim::kPp});
 }
 
 std::string Mesh::describe() const {

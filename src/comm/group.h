@@ -1,0 +1,75 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "comm/world.h"
+
+namespace heddle::comm {
+
+/// A collective under way; what it reads and writes must stay as it is until wait() has returned.
+class Pending {
+ public:
+  Pending() = default;
+  explicit Pending(std::function<void()> finish) : finish_(std::move(finish)) {}
+  /// Returns when the result is there. Throws CommError. Nothing to do a second time.
+  void wait();
+
+ private:
+  std::function<void()> finish_;
+};
+
+/// The ranks along one dimension of the mesh, or along several, and the collectives among them.
+/// Every wait ends at the deadline of the job with a CommError that names operation, group, rank
+/// and the ranks that give no sign of life. A group of size 1 has no process group: its collectives
+/// are the identity. Tensors are contiguous.
+class Group {
+ public:
+  /// Of one rank.
+  explicit Group(std::string name);
+  /// `ranks` of the world in the order of their places in the group. Connects when first used; all
+  /// members use their groups for the first time in the same order. `identity` distinguishes groups
+  /// of one name, and may be empty.
+  Group(std::string name, std::vector<std::int64_t> ranks, std::shared_ptr<World> world,
+        const std::string& identity);
+
+  const std::string& name() const;
+  std::int64_t rank() const;  ///< Place of this rank.
+  std::int64_t size() const;
+  /// Their numbers in the world; empty for a group of one.
+  const std::vector<std::int64_t>& ranks() const;
+
+  /// Sum over the group, in place.
+  void all_reduce_sum(at::Tensor& tensor) const;
+  void all_reduce_max(at::Tensor& tensor) const;
+  double all_reduce_sum(double value) const;
+  /// True everywhere if true anywhere.
+  bool any(bool value) const;
+  /// output [size * N ...] is the members' inputs [N, ...] in the order of their places.
+  void all_gather(at::Tensor& output, const at::Tensor& input) const;
+  Pending all_gather_async(at::Tensor& output, const at::Tensor& input) const;
+  /// output [N, ...] is this member's part of the sum of the inputs [size * N, ...].
+  void reduce_scatter_sum(at::Tensor& output, const at::Tensor& input) const;
+  Pending reduce_scatter_sum_async(at::Tensor& output, const at::Tensor& input) const;
+  /// Rows input_rows[r] of the input go to member r, which receives them as its output_rows[this].
+  void all_to_all(at::Tensor& output, const std::vector<std::int64_t>& output_rows,
+                  const at::Tensor& input, const std::vector<std::int64_t>& input_rows) const;
+  void broadcast(at::Tensor& tensor, std::int64_t root) const;
+  void send(const at::Tensor& tensor, std::int64_t to, int tag = 0) const;
+  void receive(at::Tensor& tensor, std::int64_t from, int tag = 0) const;
+  void barrier() const;
+  /// What every member gave, in the order of their places; texts may be empty and of any length.
+  /// Travels over Gloo only.
+  std::vector<std::string> all_gather_objects(const std::string& object) const;
+
+ private:
+  class Connection;
+  std::shared_ptr<Connection> connection_;
+};
+
+}  // namespace heddle::comm

@@ -1,0 +1,171 @@
+#include "comm/launch_environment.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <utility>
+
+#include "base/errors.h"
+#include "base/hash.h"
+
+namespace heddle::comm {
+namespace {
+
+/// Names of the variables in which a launcher says where a process stands.
+struct Spelling {
+  const char* launcher;
+  const char *rank, *world, *local_rank, *local_world;
+  const char* job;  ///< Identifies the job.
+};
+
+constexpr Spelling kTorchrun = {"torchrun",   "RANK",
+                                "WORLD_SIZE", "LOCAL_RANK",
+                                "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"};
+constexpr Spelling kSlurm = {"Slurm",       "SLURM_PROCID",
+                             "SLURM_NTASKS", "SLURM_LOCALID",
+                             "SLURM_NTASKS_PER_NODE", "SLURM_JOB_ID"};
+constexpr Spelling kOpenMpi = {"OpenMPI",
+                               "OMPI_COMM_WORLD_RANK",
+                               "OMPI_COMM_WORLD_SIZE",
+                               "OMPI_COMM_WORLD_LOCAL_RANK",
+                               "OMPI_COMM_WORLD_LOCAL_SIZE",
+                               "PMIX_NAMESPACE"};
+constexpr Spelling kPmi = {"PMI",
+                           "PMI_RANK",
+                           "PMI_SIZE",
+                           "MPI_LOCALRANKID",
+                           "MPI_LOCALNRANKS",
+                           "PMI_JOBID"};
+
+class Reader {
+ public:
+  Reader(const Getenv& getenv, const Spelling& names) : getenv_(getenv), names_(names) {}
+
+  std::optional<std::int64_t> number(const char* name) const {
+    const auto text = getenv_(name);
+    if (!text) return std::nullopt;
+    std::int64_t value = 0;
+    const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
+    if (error != std::errc() || end != text->data() + text->size() || value < 0) {
+      throw_error<ConfigError>("{}: '{}' is no count (environment of {})", name, *text,
+                               names_.launcher);
+    }
+    return value;
+  }
+
+  std::int64_t required(const char* name) const {
+    if (const auto value = number(name)) return *value;
+    throw_error<ConfigError>("{} is not set, though {} is (environment of {})", name, names_.rank,
+                             names_.launcher);
+  }
+
+  LaunchEnvironment place() const {
+    LaunchEnvironment e;
+    e.launcher = names_.launcher;
+    e.rank = required(names_.rank);
+    e.world = required(names_.world);
+    e.local_world = number(names_.local_world).value_or(1);
+    e.local_rank = number(names_.local_rank).value_or(e.rank % std::max<std::int64_t>(1, e.local_world));
+    if (e.world < 1 || e.rank >= e.world) {
+      throw_error<ConfigError>("{}={} with {}={}: the rank must be below the number of ranks",
+                               names_.rank, e.rank, names_.world, e.world);
+    }
+    return e;
+  }
+
+ private:
+  const Getenv& getenv_;
+  const Spelling& names_;
+};
+
+/// A port from the job's name, the same on every rank, outside the range that systems give out.
+std::uint16_t port_of(const std::string& job) {
+  const std::string digest = hash::Hasher().append(job).hex();
+  return static_cast<std::uint16_t>(15000 + std::stoul(digest.substr(0, 8), nullptr, 16) % 10000);
+}
+
+/// MASTER_ADDR and MASTER_PORT, else `host` and a port that follows from the job.
+Endpoint master_of(const Getenv& getenv, const std::string& host, const std::string& job) {
+  const auto address = getenv("MASTER_ADDR"), port = getenv("MASTER_PORT");
+  return make_endpoint(address.value_or(host), port ? parse_port(*port, "MASTER_PORT") : port_of(job),
+                       address ? "MASTER_ADDR" : "host of rank 0");
+}
+
+LaunchEnvironment from_torchrun(const Getenv& getenv) {
+  LaunchEnvironment e = Reader(getenv, kTorchrun).place();
+  if (e.world == 1) return e;
+  for (const char* name : {"MASTER_ADDR", "MASTER_PORT"}) {
+    if (!getenv(name)) {
+      throw_error<ConfigError>("{} is not set, though WORLD_SIZE is {} (environment of torchrun)",
+                               name, e.world);
+    }
+  }
+  e.master = master_of(getenv, "", "");
+  if (const auto nonce = getenv(kNonceVariable)) {
+    e.launcher = "heddle launch";
+    e.nonce = *nonce;
+    return e;
+  }
+  // Under torchrun its agent already serves the port; other programs only set the variables.
+  e.serves_store = e.rank == 0 && getenv("TORCHELASTIC_USE_AGENT_STORE").value_or("") != "True";
+  e.nonce = getenv(kTorchrun.job).value_or("none") + "/" +
+            getenv("TORCHELASTIC_RESTART_COUNT").value_or("0");
+  return e;
+}
+
+LaunchEnvironment from_scheduler(const Getenv& getenv, const Spelling& names,
+                                 const std::string& host) {
+  LaunchEnvironment e = Reader(getenv, names).place();
+  if (e.world == 1) return e;
+  const std::string job = getenv(names.job).value_or("none");
+  if (host.empty() && !getenv("MASTER_ADDR")) {
+    throw_error<ConfigError>(
+        "MASTER_ADDR is not set: {} started {} ranks on several hosts, name that of rank 0 in it",
+        names.launcher, e.world);
+  }
+  e.nonce = job + "." + getenv("SLURM_STEP_ID").value_or("0");
+  e.master = master_of(getenv, host, e.nonce);
+  e.serves_store = e.rank == 0;
+  return e;
+}
+
+}  // namespace
+
+std::string first_slurm_host(const std::string& node_list) {
+  const auto end = node_list.find_first_of(",[");
+  if (end == std::string::npos || node_list[end] == ',') return node_list.substr(0, end);
+  const auto close = node_list.find(']', end);
+  if (close == std::string::npos) {
+    throw_error<ConfigError>("SLURM_JOB_NODELIST: '{}' has no closing bracket", node_list);
+  }
+  const std::string inside = node_list.substr(end + 1, close - end - 1);
+  const auto after = node_list.substr(close + 1);
+  return node_list.substr(0, end) + inside.substr(0, inside.find_first_of(",-")) +
+         after.substr(0, after.find(','));
+}
+
+std::optional<LaunchEnvironment> read_launch_environment(const Getenv& getenv) {
+  if (getenv(kTorchrun.rank) && getenv(kTorchrun.world)) return from_torchrun(getenv);
+  // A Slurm allocation without srun (salloc, sbatch) has a node list but no step.
+  if (getenv(kSlurm.rank) && getenv("SLURM_STEP_ID")) {
+    const auto nodes = getenv("SLURM_STEP_NODELIST");
+    return from_scheduler(getenv, kSlurm,
+                          first_slurm_host(nodes ? *nodes : getenv("SLURM_JOB_NODELIST").value_or("")));
+  }
+  for (const Spelling& names : {kOpenMpi, kPmi}) {
+    if (!getenv(names.rank)) continue;
+    const auto local = getenv(names.local_world);
+    const bool one_host = local && local == getenv(names.world);
+    return from_scheduler(getenv, names, one_host ? "127.0.0.1" : "");
+  }
+  return std::nullopt;
+}
+
+std::optional<LaunchEnvironment> read_launch_environment() {
+  return read_launch_environment([](const std::string& name) -> std::optional<std::string> {
+    const char* value = std::getenv(name.c_str());
+    return value == nullptr ? std::nullopt : std::optional<std::string>(value);
+  });
+}
+
+}  // namespace heddle::comm

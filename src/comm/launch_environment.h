@@ -1,0 +1,44 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "comm/endpoint.h"
+
+namespace heddle::comm {
+
+/// What a launcher told this process.
+struct LaunchEnvironment {
+  std::string launcher;  ///< "heddle launch", "torchrun", "Slurm", "OpenMPI", "PMI".
+  std::int64_t rank = 0, world = 1;
+  std::int64_t local_rank = 0, local_world = 1;  ///< Among the ranks of this host.
+  Endpoint master;                               ///< Of the rendezvous store.
+  /// True if this rank serves the store; false if a launcher does.
+  bool serves_store = false;
+  /// Known to the ranks of this job only, so that a stranger or a stale process is recognised.
+  std::string nonce;
+};
+
+/// The value of a variable, nothing if it is not set.
+using Getenv = std::function<std::optional<std::string>(const std::string&)>;
+
+/// Reads the variables of `heddle launch`, torchrun (RANK, WORLD_SIZE, MASTER_ADDR, ...), Slurm
+/// (SLURM_PROCID, ... inside `srun`), OpenMPI (OMPI_COMM_WORLD_RANK, ...) or PMI (PMI_RANK, ...;
+/// MPICH, Intel MPI, Cray PALS), in this order. Nothing outside of a launcher. Throws ConfigError
+/// that names the variable which is missing or does not fit.
+std::optional<LaunchEnvironment> read_launch_environment(const Getenv& getenv);
+/// Of this process.
+std::optional<LaunchEnvironment> read_launch_environment();
+
+/// The first host of a Slurm node list: "node[007-010,20],login1" -> "node007".
+std::string first_slurm_host(const std::string& node_list);
+
+/// Set by `heddle launch` beside torchrun's names; its presence says that the launcher serves the
+/// store.
+inline constexpr const char* kNonceVariable = "HEDDLE_LAUNCH_NONCE";
+/// The file to which rank 0, whose messages go to the terminal, also writes them.
+inline constexpr const char* kLogVariable = "HEDDLE_LAUNCH_LOG";
+
+}  // namespace heddle::comm

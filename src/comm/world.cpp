@@ -1,0 +1,211 @@
+#include "comm/world.h"
+
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <condition_variable>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "base/errors.h"
+#include "base/text.h"
+
+namespace heddle::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// A rank is called silent when it has missed three of these.
+constexpr Seconds kPulseInterval{0.5};
+constexpr Seconds kDiagnosis{2};
+constexpr Seconds kLeaving{5};
+
+std::string pulse_key(std::int64_t rank) { return fmt::format("pulse/{}", rank); }
+std::string arrival_key(std::int64_t rank) { return fmt::format("arrived/{}", rank); }
+
+}  // namespace
+
+std::string local_address(const Endpoint& peer) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_DGRAM;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(peer.address().c_str(), std::to_string(peer.port).c_str(), &hints, &found) != 0)
+    return "127.0.0.1";
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> addresses(found, &freeaddrinfo);
+  // Connecting a datagram socket sends nothing; it only asks for the route.
+  const int descriptor = ::socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+  sockaddr_storage own{};
+  socklen_t length = sizeof own;
+  char text[NI_MAXHOST] = "127.0.0.1";
+  if (descriptor >= 0 && ::connect(descriptor, found->ai_addr, found->ai_addrlen) == 0 &&
+      ::getsockname(descriptor, reinterpret_cast<sockaddr*>(&own), &length) == 0) {
+    getnameinfo(reinterpret_cast<sockaddr*>(&own), length, text, sizeof text, nullptr, 0,
+                NI_NUMERICHOST);
+  }
+  if (descriptor >= 0) ::close(descriptor);
+  return text;
+}
+
+/// A thread that tells the store twice a second that this rank runs, and what it does.
+class World::Pulse {
+ public:
+  Pulse(Store store, std::int64_t rank) : store_(std::move(store)), key_(pulse_key(rank)) {
+    beat();
+    thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
+  }
+
+  void set_activity(const std::string& activity) {
+    const std::scoped_lock lock(mutex_);
+    activity_ = activity;
+  }
+
+ private:
+  void beat() {
+    std::string text;
+    {
+      const std::scoped_lock lock(mutex_);
+      text = fmt::format("{} {}", ++count_, activity_.empty() ? "computing" : activity_);
+    }
+    store_.set(key_, text);
+  }
+
+  void run(const std::stop_token& stop) {
+    std::mutex mutex;
+    std::unique_lock lock(mutex);
+    std::condition_variable_any wake;
+    while (!wake.wait_for(lock, stop, kPulseInterval, [&] { return stop.stop_requested(); })) {
+      try {
+        beat();
+      } catch (const std::exception&) {
+        return;  // the store is gone; the next collective says so
+      }
+    }
+  }
+
+  Store store_;
+  std::string key_;
+  std::mutex mutex_;
+  std::string activity_ = "starting";
+  std::int64_t count_ = 0;
+  std::jthread thread_;  // last: it uses the others
+};
+
+World::World(LaunchEnvironment environment, Store store, Seconds timeout)
+    : environment_(std::move(environment)),
+      timeout_(timeout),
+      store_(std::move(store)),
+      address_(environment_.local_world == environment_.world ? "127.0.0.1"
+                                                             : local_address(environment_.master)) {
+}
+
+World::~World() = default;
+
+std::shared_ptr<World> World::join(const LaunchEnvironment& environment, Seconds timeout) {
+  const auto open = [&] {
+    if (!environment.serves_store) return Store::connect(environment.master, timeout);
+    Endpoint everywhere;
+    everywhere.port = environment.master.port;
+    return Store::serve(Listener(everywhere), timeout);
+  };
+  std::shared_ptr<World> world(new World(environment, open().below("heddle"), timeout));
+  world->arrive();
+  world->pulse_ =
+      std::make_unique<Pulse>(world->store_.reconnected(), environment.rank);
+  return world;
+}
+
+void World::arrive() {
+  const std::string where = store_.endpoint().to_string();
+  const std::string job = store_.set_if_absent("job", environment_.nonce);
+  if (job != environment_.nonce) {
+    throw_error<CommError>(
+        "rendezvous at {}: it belongs to another job ('{}'), rank {} is of job '{}'; is this a "
+        "process of an earlier run, or do two jobs use one port?",
+        where, job, rank(), environment_.nonce);
+  }
+  const std::string size_text = store_.set_if_absent("size", std::to_string(size()));
+  if (size_text != std::to_string(size())) {
+    throw_error<CommError>("rendezvous at {}: rank {} was told of {} ranks, another one of {}",
+                           where, rank(), size(), size_text);
+  }
+  if (store_.add(arrival_key(rank()), 1) != 1) {
+    throw_error<CommError>("rendezvous at {}: two processes say that they are rank {} of {}", where,
+                           rank(), size());
+  }
+  if (store_.add("arrived", 1) == size()) store_.set("complete", "1");
+  if (!store_.wait("complete", timeout_)) {
+    throw_error<CommError>("rendezvous at {}: rank {} waited {:.0f} s for {}", where, rank(),
+                           timeout_.count(), missing_ranks());
+  }
+}
+
+std::string World::missing_ranks() const {
+  std::vector<std::string> missing;
+  for (std::int64_t r = 0; r < size(); ++r) {
+    if (!store_.find(arrival_key(r))) missing.push_back(fmt::format("rank {}", r));
+  }
+  return fmt::format("{} of {} ranks that did not arrive: {}", missing.size(), size(),
+                     text::list_some(missing, 16));
+}
+
+void World::fail(const std::string& message) noexcept {
+  try {
+    store_.set_if_absent(kFailureKey, fmt::format("{} {}", rank(), message));
+  } catch (const std::exception&) {
+    // Without a store there is nobody left to tell.
+  }
+}
+
+std::optional<std::string> World::failure_of_another() const {
+  const auto found = store_.find(kFailureKey);
+  if (!found) return std::nullopt;
+  const auto space = found->find(' ');
+  const std::string who = found->substr(0, space);
+  if (who == std::to_string(rank())) return std::nullopt;
+  return fmt::format("rank {} failed: {}", who, found->substr(space + 1));
+}
+
+void World::leave() noexcept {
+  try {
+    set_activity("leaving");
+    if (store_.add("left", 1) == size()) store_.set("empty", "1");
+    if (environment_.serves_store) store_.wait("empty", kLeaving);
+  } catch (const std::exception&) {
+    // The others are gone already.
+  }
+}
+
+void World::set_activity(const std::string& activity) { pulse_->set_activity(activity); }
+
+std::string World::diagnose(const std::vector<std::int64_t>& ranks) const {
+  std::vector<std::string> silent, busy;
+  try {
+    const Store store = store_.reconnected();
+    std::map<std::int64_t, std::string> before;
+    for (const std::int64_t r : ranks) before[r] = store.find(pulse_key(r)).value_or("");
+    std::this_thread::sleep_for(kDiagnosis);
+    for (const std::int64_t r : ranks) {
+      if (r == rank()) continue;
+      const std::string now = store.find(pulse_key(r)).value_or("");
+      const std::string activity = now.substr(std::min(now.size(), now.find(' ') + 1));
+      if (now == before[r]) {
+        silent.push_back(fmt::format("rank {} (last seen {})", r,
+                                     activity.empty() ? "before it arrived" : activity));
+      } else {
+        busy.push_back(fmt::format("rank {} is {}", r, activity));
+      }
+    }
+  } catch (const std::exception& error) {
+    return fmt::format("the store cannot be asked who is missing: {}", error.what());
+  }
+  if (!silent.empty()) {
+    return fmt::format("no sign of life from {}", text::list_some(silent, 8));
+  }
+  return fmt::format("all ranks run: {}", text::list_some(busy, 8));
+}
+
+}  // namespace heddle::comm

@@ -1,0 +1,72 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/launch_environment.h"
+#include "comm/store.h"
+
+namespace heddle::comm {
+
+/// All ranks of one job, seen from one of them: the store through which they met, a sign of life
+/// of each, and the first failure. One rank alone has no World.
+class World {
+ public:
+  /// Returns when every rank has arrived. Throws CommError before `timeout` is over: who is
+  /// missing, that the store belongs to another job (nonce), that two processes claim one rank, or
+  /// that the ranks disagree about their number.
+  static std::shared_ptr<World> join(const LaunchEnvironment& environment, Seconds timeout);
+  ~World();
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+
+  std::int64_t rank() const { return environment_.rank; }
+  std::int64_t size() const { return environment_.world; }
+  const LaunchEnvironment& environment() const { return environment_; }
+  /// Deadline of every operation.
+  Seconds timeout() const { return timeout_; }
+  const Store& store() const { return store_; }
+  /// The address under which this host talks to the others.
+  const std::string& address() const { return address_; }
+
+  /// Lets all ranks know that this one cannot go on; the first message stands. Does not throw.
+  void fail(const std::string& message) noexcept;
+  /// "rank 3 failed: ...", nothing as long as no other rank has failed.
+  std::optional<std::string> failure_of_another() const;
+  /// Waits until every rank has called it, at most a few seconds: the one that serves the store must
+  /// go last. Does not throw.
+  void leave() noexcept;
+
+  /// How many groups this rank has made under the key before this one.
+  std::int64_t count_group(const std::string& key) { return groups_made_[key]++; }
+  /// What this rank is doing, for the others' diagnoses; an empty text is "computing".
+  void set_activity(const std::string& activity);
+  /// One sentence on each of these ranks that has given no sign of life lately, or if all have, on
+  /// what they are doing. Takes a few seconds.
+  std::string diagnose(const std::vector<std::int64_t>& ranks) const;
+
+ private:
+  class Pulse;
+  World(LaunchEnvironment environment, Store store, Seconds timeout);
+  void arrive();
+  std::string missing_ranks() const;
+
+  LaunchEnvironment environment_;
+  Seconds timeout_;
+  Store store_;
+  std::string address_;
+  std::map<std::string, std::int64_t> groups_made_;
+  std::unique_ptr<Pulse> pulse_;
+};
+
+/// The address of this host on the way to `peer`; "127.0.0.1" if all ranks are on one host.
+std::string local_address(const Endpoint& peer);
+
+/// Key of the store under which a job's first failure stands: "RANK MESSAGE".
+inline constexpr const char* kFailureKey = "failure";
+
+}  // namespace heddle::comm

@@ -1,0 +1,113 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <unistd.h>
+
+#include <thread>
+
+#include "base/errors.h"
+#include "comm/ranks.h"
+#include "comm/world.h"
+
+namespace heddle::comm {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+using heddle::testing::environments;
+
+/// A store that a launcher would serve.
+struct Served {
+  Listener listener{std::uint16_t{0}};
+  Endpoint master = listener.local_endpoint();
+  Store store = Store::serve(std::move(listener), Seconds(10));
+};
+
+std::string join_error(const LaunchEnvironment& environment, double timeout_s) {
+  try {
+    World::join(environment, Seconds(timeout_s))->leave();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+TEST(Rendezvous, RankZeroMayServe) {
+  Listener listener(std::uint16_t{0});
+  const std::uint16_t port = listener.port();
+  ::close(listener.release());
+  auto all = environments(2, make_endpoint("127.0.0.1", port, "test"));
+  all[0].serves_store = true;
+  std::string late;
+  // The client comes first and must try again until the server listens.
+  std::jthread client([&] { late = join_error(all[1], 20); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  EXPECT_EQ(join_error(all[0], 20), "");
+  client.join();
+  EXPECT_EQ(late, "");
+}
+
+TEST(Rendezvous, NamesWhoIsMissing) {
+  const Served served;
+  EXPECT_THAT(join_error(environments(3, served.master)[1], 1),
+              AllOf(HasSubstr("rank 1 waited 1 s"), HasSubstr("rank 0, rank 2")));
+}
+
+TEST(Rendezvous, RefusesAStaleProcess) {
+  const Served served;
+  std::string first;
+  std::jthread good([&] { first = join_error(environments(2, served.master, "new")[0], 3); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  EXPECT_THAT(join_error(environments(2, served.master, "old")[1], 3),
+              AllOf(HasSubstr("another job ('new')"), HasSubstr("'old'")));
+  good.join();
+  EXPECT_THAT(first, HasSubstr("did not arrive: rank 1"));
+}
+
+TEST(Rendezvous, RefusesTwoProcessesOfOneRank) {
+  const Served served;
+  std::string first;
+  std::jthread other([&] { first = join_error(environments(2, served.master)[1], 2); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  EXPECT_THAT(join_error(environments(2, served.master)[1], 2),
+              HasSubstr("two processes say that they are rank 1"));
+}
+
+TEST(Rendezvous, RefusesWrongSizes) {
+  const Served served;
+  std::string first;
+  std::jthread other([&] { first = join_error(environments(2, served.master)[0], 2); });
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  EXPECT_THAT(join_error(environments(3, served.master)[1], 2),
+              HasSubstr("rank 1 was told of 3 ranks, another one of 2"));
+}
+
+TEST(Rendezvous, ASquatterIsNoStore) {
+  // Something listens and never answers.
+  const Listener squatter(std::uint16_t{0});
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_THAT(join_error(environments(2, squatter.local_endpoint())[1], 2),
+              HasSubstr(squatter.local_endpoint().to_string()));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(8));
+  auto serving = environments(2, squatter.local_endpoint())[0];
+  serving.serves_store = true;
+  EXPECT_THAT(join_error(serving, 2), HasSubstr("another job or program holds the port"));
+}
+
+TEST(Rendezvous, WorksOverIpv6) {
+  Endpoint loopback = make_endpoint("::1", 0, "test");
+  Listener listener(loopback);
+  loopback.port = listener.port();
+  const Store store = Store::serve(std::move(listener), Seconds(10));
+  auto all = environments(2, loopback);
+  std::string other;
+  std::jthread thread([&] { other = join_error(all[1], 10); });
+  EXPECT_EQ(join_error(all[0], 10), "");
+  thread.join();
+  EXPECT_EQ(other, "");
+}
+
+}  // namespace
+}  // namespace heddle::comm
