@@ -22,8 +22,8 @@ struct Endpoint {
   bool operator==(const Endpoint&) const = default;
 };
 
-/// From "HOST:PORT" or "[IPV6%SCOPE]:PORT". Throws ConfigError that begins with `what` and says what
-/// is wrong.
+/// From "HOST:PORT" or "[IPV6%SCOPE]:PORT". Throws ConfigError that begins with `what` and says
+/// what is wrong.
 Endpoint parse_endpoint(std::string_view text, std::string_view what);
 
 /// From a host without port and a port. Throws ConfigError as parse_endpoint.

@@ -83,16 +83,17 @@ class Group::Connection {
 
   void check(const char* operation, const at::Tensor& tensor) const {
     if (tensor.is_cpu() && tensor.is_contiguous()) return;
-    throw_error<CommError>("{} of group {}: Gloo takes contiguous tensors of the CPU, this one is {}",
-                           operation, name_,
-                           tensor.is_cpu() ? "not contiguous" : tensor.device().str());
+    throw_error<CommError>(
+        "{} of group {}: Gloo takes contiguous tensors of the CPU, this one is {}", operation,
+        name_, tensor.is_cpu() ? "not contiguous" : tensor.device().str());
   }
 
   void connect() {
     if (backend_) return;
     const auto begun = Clock::now();
     world_->set_activity(describe("connect"));
-    // Members that make a group of the same ranks again must not find the addresses of the last one.
+    // Members that make a group of the same ranks again must not find the addresses of the last
+    // one.
     const std::string key = fmt::format("{}/{}", key_, world_->count_group(key_));
     try {
       backend_ = run_watched(
@@ -109,13 +110,13 @@ class Group::Connection {
 
   void wait(const char* operation, Clock::time_point begun, c10d::Work& work) {
     // Point to point, c10d waits for the transport itself, once and with the whole deadline.
-    const bool is_sliced = std::strcmp(operation, "send") != 0 &&
-                           std::strcmp(operation, "receive") != 0;
+    const bool is_sliced =
+        std::strcmp(operation, "send") != 0 && std::strcmp(operation, "receive") != 0;
     for (;;) {
       try {
-        work.wait(is_sliced ? kSlice
-                            : std::chrono::duration_cast<std::chrono::milliseconds>(
-                                  world_->timeout()));
+        work.wait(is_sliced
+                      ? kSlice
+                      : std::chrono::duration_cast<std::chrono::milliseconds>(world_->timeout()));
         return;
       } catch (const std::exception& error) {
         if (!is_sliced || work.isCompleted()) {
@@ -178,8 +179,8 @@ Group::Group(std::string name)
 Group::Group(std::string name, std::vector<std::int64_t> ranks, std::shared_ptr<World> world,
              const std::string& identity) {
   if (ranks.size() == 1) ranks.clear();
-  connection_ = std::make_shared<Connection>(std::move(name), std::move(ranks), std::move(world),
-                                             identity);
+  connection_ =
+      std::make_shared<Connection>(std::move(name), std::move(ranks), std::move(world), identity);
 }
 
 const std::string& Group::name() const { return connection_->name(); }
@@ -201,10 +202,9 @@ void Group::all_reduce_sum(at::Tensor& tensor) const {
   if (size() == 1) return;
   std::vector<at::Tensor> tensors = {tensor};
   connection_
-      ->launch("all_reduce", {tensor},
-               [&](c10d::Backend& b) {
-                 return b.allreduce(tensors, reduction(c10d::ReduceOp::SUM));
-               })
+      ->launch(
+          "all_reduce", {tensor},
+          [&](c10d::Backend& b) { return b.allreduce(tensors, reduction(c10d::ReduceOp::SUM)); })
       .wait();
 }
 
@@ -212,10 +212,9 @@ void Group::all_reduce_max(at::Tensor& tensor) const {
   if (size() == 1) return;
   std::vector<at::Tensor> tensors = {tensor};
   connection_
-      ->launch("all_reduce", {tensor},
-               [&](c10d::Backend& b) {
-                 return b.allreduce(tensors, reduction(c10d::ReduceOp::MAX));
-               })
+      ->launch(
+          "all_reduce", {tensor},
+          [&](c10d::Backend& b) { return b.allreduce(tensors, reduction(c10d::ReduceOp::MAX)); })
       .wait();
 }
 

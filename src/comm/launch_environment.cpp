@@ -18,23 +18,17 @@ struct Spelling {
   const char* job;  ///< Identifies the job.
 };
 
-constexpr Spelling kTorchrun = {"torchrun",   "RANK",
-                                "WORLD_SIZE", "LOCAL_RANK",
-                                "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"};
-constexpr Spelling kSlurm = {"Slurm",       "SLURM_PROCID",
-                             "SLURM_NTASKS", "SLURM_LOCALID",
-                             "SLURM_NTASKS_PER_NODE", "SLURM_JOB_ID"};
+constexpr Spelling kTorchrun = {
+    "torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"};
+constexpr Spelling kSlurm = {"Slurm",         "SLURM_PROCID",          "SLURM_NTASKS",
+                             "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE", "SLURM_JOB_ID"};
 constexpr Spelling kOpenMpi = {"OpenMPI",
                                "OMPI_COMM_WORLD_RANK",
                                "OMPI_COMM_WORLD_SIZE",
                                "OMPI_COMM_WORLD_LOCAL_RANK",
                                "OMPI_COMM_WORLD_LOCAL_SIZE",
                                "PMIX_NAMESPACE"};
-constexpr Spelling kPmi = {"PMI",
-                           "PMI_RANK",
-                           "PMI_SIZE",
-                           "MPI_LOCALRANKID",
-                           "MPI_LOCALNRANKS",
+constexpr Spelling kPmi = {"PMI",      "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS",
                            "PMI_JOBID"};
 
 class Reader {
@@ -65,7 +59,8 @@ class Reader {
     e.rank = required(names_.rank);
     e.world = required(names_.world);
     e.local_world = number(names_.local_world).value_or(1);
-    e.local_rank = number(names_.local_rank).value_or(e.rank % std::max<std::int64_t>(1, e.local_world));
+    e.local_rank =
+        number(names_.local_rank).value_or(e.rank % std::max<std::int64_t>(1, e.local_world));
     if (e.world < 1 || e.rank >= e.world) {
       throw_error<ConfigError>("{}={} with {}={}: the rank must be below the number of ranks",
                                names_.rank, e.rank, names_.world, e.world);
@@ -87,7 +82,8 @@ std::uint16_t port_of(const std::string& job) {
 /// MASTER_ADDR and MASTER_PORT, else `host` and a port that follows from the job.
 Endpoint master_of(const Getenv& getenv, const std::string& host, const std::string& job) {
   const auto address = getenv("MASTER_ADDR"), port = getenv("MASTER_PORT");
-  return make_endpoint(address.value_or(host), port ? parse_port(*port, "MASTER_PORT") : port_of(job),
+  return make_endpoint(address.value_or(host),
+                       port ? parse_port(*port, "MASTER_PORT") : port_of(job),
                        address ? "MASTER_ADDR" : "host of rank 0");
 }
 
@@ -149,8 +145,9 @@ std::optional<LaunchEnvironment> read_launch_environment(const Getenv& getenv) {
   // A Slurm allocation without srun (salloc, sbatch) has a node list but no step.
   if (getenv(kSlurm.rank) && getenv("SLURM_STEP_ID")) {
     const auto nodes = getenv("SLURM_STEP_NODELIST");
-    return from_scheduler(getenv, kSlurm,
-                          first_slurm_host(nodes ? *nodes : getenv("SLURM_JOB_NODELIST").value_or("")));
+    return from_scheduler(
+        getenv, kSlurm,
+        first_slurm_host(nodes ? *nodes : getenv("SLURM_JOB_NODELIST").value_or("")));
   }
   for (const Spelling& names : {kOpenMpi, kPmi}) {
     if (!getenv(names.rank)) continue;

@@ -42,9 +42,9 @@ Bound bind_to(const addrinfo& address) {
     bound.descriptor = -1;
     return bound;
   }
-  bound.port = ntohs(taken.ss_family == AF_INET6
-                         ? reinterpret_cast<const sockaddr_in6&>(taken).sin6_port
-                         : reinterpret_cast<const sockaddr_in&>(taken).sin_port);
+  bound.port =
+      ntohs(taken.ss_family == AF_INET6 ? reinterpret_cast<const sockaddr_in6&>(taken).sin6_port
+                                        : reinterpret_cast<const sockaddr_in&>(taken).sin_port);
   return bound;
 }
 

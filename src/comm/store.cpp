@@ -43,7 +43,7 @@ std::shared_ptr<const StoreHandle> wrap(c10::intrusive_ptr<c10d::Store> store) {
 }
 
 std::shared_ptr<const StoreHandle> open_store(const Endpoint& endpoint, Seconds timeout,
-                                           std::optional<int> descriptor) {
+                                              std::optional<int> descriptor) {
   c10d::TCPStoreOptions options;
   options.port = endpoint.port;
   options.isServer = descriptor.has_value();
@@ -58,8 +58,8 @@ std::shared_ptr<const StoreHandle> open_store(const Endpoint& endpoint, Seconds 
   return guarded(endpoint, descriptor ? "serving" : "connecting", [&] {
     return run_watched(open, kSlice, [&] {
       if (std::chrono::steady_clock::now() < deadline) return;
-      throw_error<CommError>(
-          "no answer for {:.0f} s; another program may hold the port", timeout.count());
+      throw_error<CommError>("no answer for {:.0f} s; another program may hold the port",
+                             timeout.count());
     });
   });
 }
@@ -79,7 +79,8 @@ Store Store::connect(const Endpoint& endpoint, Seconds timeout) {
 }
 
 Store Store::reconnected() const {
-  return {guarded(endpoint_, "connecting", [&] { return wrap(handle_->store->clone()); }), endpoint_};
+  return {guarded(endpoint_, "connecting", [&] { return wrap(handle_->store->clone()); }),
+          endpoint_};
 }
 
 Store Store::below(const std::string& prefix) const {
@@ -91,7 +92,8 @@ void Store::set(const std::string& key, std::string_view value) const {
 }
 
 std::string Store::set_if_absent(const std::string& key, const std::string& value) const {
-  return guarded(endpoint_, "compare_set", [&] { return handle_->store->compareSet(key, "", value); });
+  return guarded(endpoint_, "compare_set",
+                 [&] { return handle_->store->compareSet(key, "", value); });
 }
 
 std::int64_t Store::add(const std::string& key, std::int64_t amount) const {

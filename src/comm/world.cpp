@@ -98,9 +98,9 @@ World::World(LaunchEnvironment environment, Store store, Seconds timeout)
     : environment_(std::move(environment)),
       timeout_(timeout),
       store_(std::move(store)),
-      address_(environment_.local_world == environment_.world ? "127.0.0.1"
-                                                             : local_address(environment_.master)) {
-}
+      address_(environment_.local_world == environment_.world
+                   ? "127.0.0.1"
+                   : local_address(environment_.master)) {}
 
 World::~World() = default;
 
@@ -113,8 +113,7 @@ std::shared_ptr<World> World::join(const LaunchEnvironment& environment, Seconds
   };
   std::shared_ptr<World> world(new World(environment, open().below("heddle"), timeout));
   world->arrive();
-  world->pulse_ =
-      std::make_unique<Pulse>(world->store_.reconnected(), environment.rank);
+  world->pulse_ = std::make_unique<Pulse>(world->store_.reconnected(), environment.rank);
   return world;
 }
 

@@ -37,8 +37,8 @@ class World {
   void fail(const std::string& message) noexcept;
   /// "rank 3 failed: ...", nothing as long as no other rank has failed.
   std::optional<std::string> failure_of_another() const;
-  /// Waits until every rank has called it, at most a few seconds: the one that serves the store must
-  /// go last. Does not throw.
+  /// Waits until every rank has called it, at most a few seconds: the one that serves the store
+  /// must go last. Does not throw.
   void leave() noexcept;
 
   /// How many groups this rank has made under the key before this one.

@@ -27,9 +27,10 @@ RunTokenizer load_tokenizer(const config::RunConfig& config) {
   result.tokenizer = extended.tokenizer;
   result.source.changed = std::move(extended.changed);
   std::vector<std::string> added;
-  for (const auto& [token, id] : extended.added) added.push_back(fmt::format("'{}' = {}", token, id));
-  log::info("model.added_tokens: {}", added.empty() ? "the tokenizer has them already"
-                                                    : "new ids " + text::list_some(added));
+  for (const auto& [token, id] : extended.added)
+    added.push_back(fmt::format("'{}' = {}", token, id));
+  log::info("model.added_tokens: {}",
+            added.empty() ? "the tokenizer has them already" : "new ids " + text::list_some(added));
   return result;
 }
 

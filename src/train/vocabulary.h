@@ -22,8 +22,8 @@ RunTokenizer load_tokenizer(const config::RunConfig& config);
 
 /// How many rows the embedding of this run has: as many as the checkpoint, more where
 /// model.added_tokens needs them or model.resize_vocab asks for them. Throws ConfigError for a size
-/// that is below the checkpoint's or the tokenizer's, ModelError for a tokenizer that is larger than
-/// the model without being told so.
+/// that is below the checkpoint's or the tokenizer's, ModelError for a tokenizer that is larger
+/// than the model without being told so.
 std::int64_t vocabulary_rows(const config::RunConfig& config, const data::Tokenizer& tokenizer,
                              std::int64_t checkpoint_rows);
 

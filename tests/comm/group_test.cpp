@@ -16,9 +16,9 @@
 namespace heddle::comm {
 namespace {
 
+using heddle::testing::run_ranks;
 using ::testing::Each;
 using ::testing::HasSubstr;
-using heddle::testing::run_ranks;
 
 Group all(const std::shared_ptr<World>& world) {
   return Mesh({1, 1, 1, world->size(), 1}, world).world_group();
@@ -126,10 +126,13 @@ TEST(Mesh, RanksAlongSeveralDimensions) {
 }
 
 TEST(Mesh, ProductMustBeTheWorld) {
-  EXPECT_THAT([] { Mesh({2, 1, 1, 2, 1}, 0, 3); },
-              ::testing::ThrowsMessage<ConfigError>(
-                  ::testing::AllOf(HasSubstr("tp 2 x cp 1 x fsdp 1 x dp 2 x pp 1 = 4 ranks"),
-                                   HasSubstr("3 ranks"), HasSubstr("--nproc 4"))));
+  EXPECT_THAT(
+      [] {
+        Mesh({2, 1, 1, 2, 1}, 0, 3);
+      },
+      ::testing::ThrowsMessage<ConfigError>(
+          ::testing::AllOf(HasSubstr("tp 2 x cp 1 x fsdp 1 x dp 2 x pp 1 = 4 ranks"),
+                           HasSubstr("3 ranks"), HasSubstr("--nproc 4"))));
 }
 
 TEST(Group, AFailureReachesThoseWhoWait) {
@@ -144,7 +147,8 @@ TEST(Group, AFailureReachesThoseWhoWait) {
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   EXPECT_EQ(errors[1], "row 7 is broken");
   for (const int r : {0, 2}) {
-    EXPECT_THAT(errors[r], HasSubstr("all_reduce of group tp x cp x fsdp x dp x pp (ranks 0, 1, 2)"));
+    EXPECT_THAT(errors[r],
+                HasSubstr("all_reduce of group tp x cp x fsdp x dp x pp (ranks 0, 1, 2)"));
     EXPECT_THAT(errors[r], HasSubstr("rank 1 failed: row 7 is broken"));
   }
   EXPECT_LT(seconds, 10);

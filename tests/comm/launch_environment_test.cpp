@@ -21,9 +21,12 @@ std::optional<LaunchEnvironment> read(const Variables& variables) {
   });
 }
 
-const Variables kTorchrun = {{"RANK", "3"},        {"WORLD_SIZE", "8"},
-                             {"LOCAL_RANK", "1"},  {"LOCAL_WORLD_SIZE", "2"},
-                             {"MASTER_PORT", "29501"}, {"MASTER_ADDR", "node1"}};
+const Variables kTorchrun = {{"RANK", "3"},
+                             {"WORLD_SIZE", "8"},
+                             {"LOCAL_RANK", "1"},
+                             {"LOCAL_WORLD_SIZE", "2"},
+                             {"MASTER_PORT", "29501"},
+                             {"MASTER_ADDR", "node1"}};
 
 Variables with(Variables variables, const Variables& more) {
   for (const auto& [name, value] : more) variables[name] = value;
@@ -42,8 +45,8 @@ TEST(LaunchEnvironment, WorldSizeOneNeedsNothingElse) {
 }
 
 TEST(LaunchEnvironment, ReadsTorchrun) {
-  const auto e = read(with(kTorchrun, {{"TORCHELASTIC_RUN_ID", "job"},
-                                       {"TORCHELASTIC_USE_AGENT_STORE", "True"}}));
+  const auto e = read(
+      with(kTorchrun, {{"TORCHELASTIC_RUN_ID", "job"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}}));
   ASSERT_TRUE(e);
   EXPECT_EQ(e->launcher, "torchrun");
   EXPECT_EQ(e->rank, 3);
@@ -67,10 +70,11 @@ TEST(LaunchEnvironment, ReadsItsOwnLauncher) {
 }
 
 TEST(LaunchEnvironment, ReadsSlurm) {
-  const Variables slurm = {{"SLURM_PROCID", "5"},  {"SLURM_NTASKS", "16"},
-                           {"SLURM_LOCALID", "1"}, {"SLURM_STEP_ID", "0"},
-                           {"SLURM_JOB_ID", "77"}, {"SLURM_STEP_NODELIST", "node[007-010,20]"},
-                           {"SLURM_NTASKS_PER_NODE", "4"}};
+  const Variables slurm = {
+      {"SLURM_PROCID", "5"},         {"SLURM_NTASKS", "16"},
+      {"SLURM_LOCALID", "1"},        {"SLURM_STEP_ID", "0"},
+      {"SLURM_JOB_ID", "77"},        {"SLURM_STEP_NODELIST", "node[007-010,20]"},
+      {"SLURM_NTASKS_PER_NODE", "4"}};
   const auto e = read(slurm);
   ASSERT_TRUE(e);
   EXPECT_EQ(e->launcher, "Slurm");
@@ -96,15 +100,24 @@ TEST(LaunchEnvironment, ReadsOpenMpiAndPmi) {
   ASSERT_TRUE(pmi);
   EXPECT_EQ(pmi->launcher, "PMI");
   EXPECT_EQ(pmi->master.host, "10.0.0.9");
-  EXPECT_THAT([] { read({{"PMI_RANK", "2"}, {"PMI_SIZE", "4"}}); },
-              ThrowsMessage<ConfigError>(HasSubstr("MASTER_ADDR is not set")));
+  EXPECT_THAT(
+      [] {
+        read({{"PMI_RANK", "2"}, {"PMI_SIZE", "4"}});
+      },
+      ThrowsMessage<ConfigError>(HasSubstr("MASTER_ADDR is not set")));
 }
 
 TEST(LaunchEnvironment, NamesTheVariableThatDoesNotFit) {
-  EXPECT_THAT([] { read(with(kTorchrun, {{"RANK", "x"}})); },
-              ThrowsMessage<ConfigError>(HasSubstr("RANK: 'x'")));
-  EXPECT_THAT([] { read(with(kTorchrun, {{"RANK", "8"}})); },
-              ThrowsMessage<ConfigError>(HasSubstr("RANK=8 with WORLD_SIZE=8")));
+  EXPECT_THAT(
+      [] {
+        read(with(kTorchrun, {{"RANK", "x"}}));
+      },
+      ThrowsMessage<ConfigError>(HasSubstr("RANK: 'x'")));
+  EXPECT_THAT(
+      [] {
+        read(with(kTorchrun, {{"RANK", "8"}}));
+      },
+      ThrowsMessage<ConfigError>(HasSubstr("RANK=8 with WORLD_SIZE=8")));
   Variables no_port = kTorchrun;
   no_port.erase("MASTER_PORT");
   EXPECT_THAT([&] { read(no_port); }, ThrowsMessage<ConfigError>(HasSubstr("MASTER_PORT")));

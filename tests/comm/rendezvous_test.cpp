@@ -12,11 +12,11 @@
 namespace heddle::comm {
 namespace {
 
+using heddle::testing::environments;
 using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
-using heddle::testing::environments;
 
 /// A store that a launcher would serve.
 struct Served {

@@ -108,7 +108,7 @@ class StopAfter : public train::Observer {
 };
 
 inline train::Summary train_until(const config::RunConfig& config, std::int64_t step,
-                           std::vector<double>* losses = nullptr) {
+                                  std::vector<double>* losses = nullptr) {
   std::atomic<bool> stop = false;
   StopAfter observer(step, stop);
   train::Trainer trainer(config, observer, stop);

@@ -17,12 +17,15 @@ class VocabularyTest : public TrainerTest {
   /// More tokens than the model's 4096 rows have room for.
   static std::string many_tokens() {
     std::string list;
-    for (int i = 0; i < 30; ++i) list += (i == 0 ? "'<|new-" : ", '<|new-") + std::to_string(i) + "|>'";
+    for (int i = 0; i < 30; ++i)
+      list += (i == 0 ? "'<|new-" : ", '<|new-") + std::to_string(i) + "|>'";
     return "model.added_tokens=[" + list + "]";
   }
   std::vector<std::string> with_tokens(std::vector<std::string> more = {}) const {
-    std::ofstream(dir_ / "marked.jsonl") << R"({"text": "row <|new-0|> holds <|new-29|>"})" << "\n"
-                                         << R"({"text": "<|new-7|> row"})" << "\n";
+    std::ofstream(dir_ / "marked.jsonl") << R"({"text": "row <|new-0|> holds <|new-29|>"})"
+                                         << "\n"
+                                         << R"({"text": "<|new-7|> row"})"
+                                         << "\n";
     more.push_back(many_tokens());
     more.push_back("data.train=" + (dir_ / "marked.jsonl").string());
     return more;
@@ -46,19 +49,19 @@ TEST_F(VocabularyTest, NewTokensAreTrainedExportedAndResumed) {
   const auto before = data::Tokenizer::load(dir_ / "model");
   EXPECT_EQ(tokenizer->vocab_size(), before->vocab_size() + 30);
   EXPECT_EQ(tokenizer->id_of("<|new-29|>"), tokenizer->vocab_size() - 1);
-  const auto exported =
-      nlohmann::json::parse(files::read(dir_ / "whole/final/config.json"));
+  const auto exported = nlohmann::json::parse(files::read(dir_ / "whole/final/config.json"));
   EXPECT_EQ(exported.at("vocab_size"), tokenizer->vocab_size());
   // The result is a model like any other: it goes on, and the tokens are known by now.
-  train_until(config("again", with_tokens({"model.path=" + (dir_ / "whole/final").string()})), 1000);
+  train_until(config("again", with_tokens({"model.path=" + (dir_ / "whole/final").string()})),
+              1000);
   EXPECT_EQ(data::Tokenizer::load(dir_ / "again/final")->vocab_size(), tokenizer->vocab_size());
 }
 
 TEST_F(VocabularyTest, SpareRowsAreUsedBeforeTheTableGrows) {
   make_model("roomy", {{"vocab_size", 4200}});
-  train_until(config("run", {"model.added_tokens=['<|one|>']",
-                             "model.path=" + (dir_ / "roomy").string()}),
-              1000);
+  train_until(
+      config("run", {"model.added_tokens=['<|one|>']", "model.path=" + (dir_ / "roomy").string()}),
+      1000);
   const auto exported = nlohmann::json::parse(files::read(dir_ / "run/final/config.json"));
   EXPECT_EQ(exported.at("vocab_size"), 4200);
   EXPECT_TRUE(data::Tokenizer::load(dir_ / "run/final")->id_of("<|one|>").has_value());
@@ -77,8 +80,9 @@ TEST_F(VocabularyTest, AnAdapterMustTrainTheNewRows) {
                      "--input", (dir_ / "marked.jsonl").string(), "--output",
                      (dir_ / "scored").string(), "--threads", "1"}),
             0);
-  EXPECT_THAT(files::read(dir_ / "scored"),
-              HasSubstr(std::to_string(data::Tokenizer::load(dir_ / "run/final")->vocab_size() - 1)));
+  EXPECT_THAT(
+      files::read(dir_ / "scored"),
+      HasSubstr(std::to_string(data::Tokenizer::load(dir_ / "run/final")->vocab_size() - 1)));
 }
 
 TEST_F(VocabularyTest, WrongSizesAndTokensAreNamed) {

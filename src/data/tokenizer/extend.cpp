@@ -57,8 +57,8 @@ std::optional<Range> value_of(std::string_view json, std::string_view key) {
 }
 
 Json entry_of(const std::string& token) {
-  return {{"content", token},     {"single_word", false}, {"lstrip", false},
-          {"rstrip", false},      {"normalized", false},  {"special", true}};
+  return {{"content", token}, {"single_word", false}, {"lstrip", false},
+          {"rstrip", false},  {"normalized", false},  {"special", true}};
 }
 
 /// tokenizer.json with further entries in added_tokens.
@@ -78,8 +78,8 @@ std::string with_added_tokens(const std::string& json,
     std::size_t at = list->end - 1;
     while (std::isspace(static_cast<unsigned char>(json[at - 1]))) --at;
     const bool is_empty = json[at - 1] == '[';
-    return json.substr(0, at) + (is_empty ? "" : ",") + entries +
-           (is_empty ? "\n  " : "") + json.substr(at);
+    return json.substr(0, at) + (is_empty ? "" : ",") + entries + (is_empty ? "\n  " : "") +
+           json.substr(at);
   }
   const std::string whole = "[" + entries + "\n  ]";
   if (list) return json.substr(0, list->begin) + whole + json.substr(list->end);
