@@ -10,6 +10,7 @@
 #include "base/errors.h"
 #include "base/files.h"
 #include "base/log.h"
+#include "comm/group.h"
 #include "config/config.h"
 #include "device/device.h"
 #include "models/qwen3_5/flops.h"
