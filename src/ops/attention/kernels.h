@@ -54,3 +54,10 @@ at::Tensor step(const at::Tensor& q, const at::Tensor& k_cache, const at::Tensor
                 double scale);
 
 }  // namespace heddle::ops::attention_cpu
+
+namespace heddle::ops::output_gate_cuda {
+
+/// Adds "cuda.fused"; nothing in a build without CUDA.
+void add(Registry& registry);
+
+}  // namespace heddle::ops::output_gate_cuda

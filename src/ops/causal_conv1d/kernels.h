@@ -14,3 +14,10 @@ at::Tensor step(const at::Tensor& x, const at::Tensor& weight, at::Tensor& state
                 const std::vector<std::int64_t>& slots);
 
 }  // namespace heddle::ops::causal_conv1d_reference
+
+namespace heddle::ops::causal_conv1d_cuda {
+
+/// Adds "cuda.fused"; nothing in a build without CUDA.
+void add(Registry& registry);
+
+}  // namespace heddle::ops::causal_conv1d_cuda

@@ -36,6 +36,14 @@ namespace gated_delta_rule_cuda {
 void add(Registry& registry);
 }  // namespace gated_delta_rule_cuda
 
+/// Each adds "cuda.fused"; nothing in a build without CUDA.
+namespace gdn_gates_cuda {
+void add(Registry& registry);
+}  // namespace gdn_gates_cuda
+namespace gated_rms_norm_cuda {
+void add(Registry& registry);
+}  // namespace gated_rms_norm_cuda
+
 namespace gdn_gates_reference {
 std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& a, const at::Tensor& b,
                                           const at::Tensor& a_log, const at::Tensor& dt_bias);

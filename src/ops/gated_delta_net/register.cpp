@@ -33,6 +33,8 @@ void register_gated_delta_net(Registry& registry) {
   sequential.device = c10::DeviceType::CPU;
   registry.add<GatedDeltaRule>(sequential, {gated_delta_rule_sequential::forward,
                                             gated_delta_rule_sequential::backward, nullptr});
+  gdn_gates_cuda::add(registry);
+  gated_rms_norm_cuda::add(registry);
   registry.add<GdnGates>(reference, {gdn_gates_reference::forward, gdn_gates_reference::backward});
   KernelInfo norm = chunk;
   norm.name = "cpu.vector";

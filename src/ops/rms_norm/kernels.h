@@ -23,3 +23,10 @@ std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& input, const at::Te
                                            const at::Tensor& grad_sum);
 
 }  // namespace heddle::ops::rms_norm_cpu
+
+namespace heddle::ops::rms_norm_cuda {
+
+/// Adds "cuda.fused"; nothing in a build without CUDA.
+void add(Registry& registry);
+
+}  // namespace heddle::ops::rms_norm_cuda

@@ -19,3 +19,10 @@ std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& gate, const at::Ten
                                            const at::Tensor& grad_y);
 
 }  // namespace heddle::ops::swiglu_cpu
+
+namespace heddle::ops::swiglu_cuda {
+
+/// Adds "cuda.fused"; nothing in a build without CUDA.
+void add(Registry& registry);
+
+}  // namespace heddle::ops::swiglu_cuda

@@ -1,0 +1,43 @@
+// Joins the CUDA kernels of the output gate with ATen.
+#include <ATen/ops/empty.h>
+
+#include "ops/attention/kernels.h"
+#include "ops/cuda/gated_product.h"
+#include "ops/cuda/tensor.h"
+
+namespace heddle::ops::output_gate_cuda {
+namespace {
+
+cuda::GatedProductShape shape_of(const at::Tensor& x) {
+  return {cuda::GateActivation::kSigmoid, cuda::element_of(x), x.size(0), x.size(1), x.size(2)};
+}
+
+at::Tensor forward(const at::Tensor& x, const at::Tensor& gate) {
+  const cuda::OnDevice on(x);
+  const at::Tensor in = cuda::with_unit_stride(x), g = cuda::with_unit_stride(gate);
+  at::Tensor y = at::empty(x.sizes(), x.options());
+  cuda::gated_product_forward(shape_of(x), cuda::input_rows(in), cuda::input_rows(g),
+                              cuda::output_rows(y), on.stream());
+  return y;
+}
+
+std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& x, const at::Tensor& gate,
+                                           const at::Tensor& grad_y) {
+  const cuda::OnDevice on(x);
+  const at::Tensor in = cuda::with_unit_stride(x), g = cuda::with_unit_stride(gate),
+                   dy = cuda::with_unit_stride(grad_y);
+  at::Tensor dx = at::empty(x.sizes(), x.options());
+  at::Tensor d_gate = at::empty(gate.sizes(), gate.options());
+  cuda::gated_product_backward(shape_of(x), cuda::input_rows(in), cuda::input_rows(g),
+                               cuda::input_rows(dy), cuda::output_rows(dx),
+                               cuda::output_rows(d_gate), on.stream());
+  return {dx, d_gate};
+}
+
+}  // namespace
+
+void add(Registry& registry) {
+  registry.add<OutputGate>(cuda::kernel_info("cuda.fused"), {forward, backward});
+}
+
+}  // namespace heddle::ops::output_gate_cuda

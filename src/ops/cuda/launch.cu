@@ -1,0 +1,24 @@
+#include <stdexcept>
+#include <string>
+
+#include "ops/cuda/element.h"
+
+namespace heddle::ops::cuda {
+
+void check_launch(const char* what) {
+  const cudaError_t status = cudaGetLastError();
+  if (status != cudaSuccess) {
+    throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(status));
+  }
+}
+
+int multiprocessors() {
+  int device = 0, count = 0;
+  if (cudaGetDevice(&device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
+    throw std::runtime_error("no CUDA device is current");
+  }
+  return count;
+}
+
+}  // namespace heddle::ops::cuda

@@ -1,0 +1,65 @@
+#include "ops/cuda/tensor.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/cuda/CUDAStream.h>
+
+namespace heddle::ops::cuda {
+
+OnDevice::OnDevice(const at::Tensor& tensor) : guard_(tensor.device()), stream_(nullptr) {
+  TORCH_CHECK(tensor.is_cuda(), "a CUDA kernel was given a tensor on ", tensor.device());
+  stream_ = c10::cuda::getCurrentCUDAStream(tensor.device().index()).stream();
+}
+
+Element element_of(const at::Tensor& tensor) {
+  const c10::ScalarType type = tensor.scalar_type();
+  TORCH_CHECK(type == at::kFloat || type == at::kBFloat16,
+              "the CUDA kernels take float32 and bfloat16, not ", type);
+  return type == at::kFloat ? Element::kFloat32 : Element::kBFloat16;
+}
+
+at::Tensor with_unit_stride(const at::Tensor& tensor) {
+  return !tensor.defined() || tensor.stride(-1) == 1 || tensor.size(-1) <= 1 ? tensor
+                                                                             : tensor.contiguous();
+}
+
+namespace {
+
+template <class Pointer>
+Rows<Pointer> rows_of(const at::Tensor& tensor, Pointer data) {
+  TORCH_CHECK(tensor.dim() == 2 || tensor.dim() == 3, "rows of ", tensor.sizes());
+  return {data, tensor.stride(0), tensor.dim() == 3 ? tensor.stride(1) : 0};
+}
+
+}  // namespace
+
+InputRows input_rows(const at::Tensor& tensor) {
+  if (!tensor.defined()) return {};
+  return rows_of<const void*>(tensor, tensor.const_data_ptr());
+}
+
+OutputRows output_rows(const at::Tensor& tensor) {
+  if (!tensor.defined()) return {};
+  return rows_of<void*>(tensor, tensor.mutable_data_ptr());
+}
+
+KernelInfo kernel_info(const char* name,
+                       std::function<std::optional<std::string>(const Dims&)> refuse) {
+  return {.op = "",
+          .name = name,
+          .device = c10::DeviceType::CUDA,
+          .dtypes = {c10::ScalarType::Float, c10::ScalarType::BFloat16},
+          .is_reference = false,
+          .refuse = std::move(refuse),
+          .on_chip_bytes = {}};
+}
+
+std::int64_t dimension(const Dims& dims, const char* name) {
+  const auto found = dims.find(name);
+  return found == dims.end() ? 0 : found->second;
+}
+
+at::Tensor workspace_on(const at::Tensor& tensor, std::int64_t floats) {
+  return at::empty({floats}, tensor.options().dtype(at::kFloat));
+}
+
+}  // namespace heddle::ops::cuda

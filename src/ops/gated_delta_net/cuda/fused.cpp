@@ -1,0 +1,133 @@
+// Joins the CUDA kernels of the gates and of the gated norm with ATen.
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include "ops/cuda/tensor.h"
+#include "ops/gated_delta_net/cuda/gated_rms_norm.h"
+#include "ops/gated_delta_net/cuda/gates.h"
+#include "ops/gated_delta_net/kernels.h"
+
+namespace heddle::ops {
+namespace gdn_gates_cuda {
+namespace {
+
+cuda::GdnGatesShape shape_of(const at::Tensor& a, const at::Tensor& a_log,
+                             const at::Tensor& dt_bias) {
+  return {cuda::element_of(a), cuda::element_of(a_log), cuda::element_of(dt_bias), a.size(0),
+          a.size(1)};
+}
+
+std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& a, const at::Tensor& b,
+                                          const at::Tensor& a_log, const at::Tensor& dt_bias) {
+  const cuda::OnDevice on(a);
+  const at::Tensor a_rows = cuda::with_unit_stride(a), b_rows = cuda::with_unit_stride(b);
+  const at::Tensor rate = a_log.contiguous(), bias = dt_bias.contiguous();
+  at::Tensor g = at::empty(a.sizes(), a.options().dtype(at::kFloat));
+  at::Tensor beta = at::empty(a.sizes(), a.options().dtype(at::kFloat));
+  cuda::gdn_gates_forward(shape_of(a, rate, bias), cuda::input_rows(a_rows),
+                          cuda::input_rows(b_rows), rate.const_data_ptr(), bias.const_data_ptr(),
+                          g.mutable_data_ptr<float>(), beta.mutable_data_ptr<float>(), on.stream());
+  return {g, beta};
+}
+
+std::vector<at::Tensor> backward(const at::Tensor& a, const at::Tensor& b, const at::Tensor& a_log,
+                                 const at::Tensor& dt_bias, const at::Tensor& g,
+                                 const at::Tensor& beta, const at::Tensor& grad_g,
+                                 const at::Tensor& grad_beta) {
+  const cuda::OnDevice on(a);
+  const at::Tensor a_rows = cuda::with_unit_stride(a);
+  const at::Tensor rate = a_log.contiguous(), bias = dt_bias.contiguous();
+  const cuda::GdnGatesShape shape = shape_of(a, rate, bias);
+  std::vector<at::Tensor> grads(4);
+  at::Tensor dg, d_beta;
+  if (grad_g.defined()) {
+    dg = grad_g.contiguous();
+    grads[0] = at::empty(a.sizes(), a.options());
+    grads[2] = at::empty(a_log.sizes(), a_log.options());
+    grads[3] = at::empty(dt_bias.sizes(), dt_bias.options());
+  }
+  if (grad_beta.defined()) {
+    d_beta = grad_beta.contiguous();
+    grads[1] = at::empty(b.sizes(), b.options());
+  }
+  const auto pointer = [](const at::Tensor& t) -> void* {
+    return t.defined() ? t.mutable_data_ptr() : nullptr;
+  };
+  const auto values = [](const at::Tensor& t) {
+    return t.defined() ? t.const_data_ptr<float>() : nullptr;
+  };
+  const at::Tensor workspace = cuda::workspace_on(a, cuda::gdn_gates_backward_workspace(shape));
+  cuda::gdn_gates_backward(shape, cuda::input_rows(a_rows), rate.const_data_ptr(),
+                           bias.const_data_ptr(), values(g), values(beta), values(dg),
+                           values(d_beta), pointer(grads[0]), pointer(grads[1]), pointer(grads[2]),
+                           pointer(grads[3]), workspace.mutable_data_ptr<float>(), on.stream());
+  return grads;
+}
+
+std::optional<std::string> refuse(const Dims& dims) {
+  const std::int64_t heads = cuda::dimension(dims, "num_v_heads");
+  if (heads <= cuda::kGdnGatesMostHeads) return std::nullopt;
+  return fmt::format("{} value heads, at most {} fit a block", heads, cuda::kGdnGatesMostHeads);
+}
+
+}  // namespace
+
+void add(Registry& registry) {
+  registry.add<GdnGates>(cuda::kernel_info("cuda.fused", refuse), {forward, backward});
+}
+
+}  // namespace gdn_gates_cuda
+
+namespace gated_rms_norm_cuda {
+namespace {
+
+cuda::GatedRmsNormShape shape_of(const at::Tensor& x, const at::Tensor& weight) {
+  return {cuda::element_of(x), cuda::element_of(weight), x.size(0), x.size(1), x.size(2)};
+}
+
+std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor& z,
+                                          const at::Tensor& weight, double eps) {
+  const cuda::OnDevice on(x);
+  const at::Tensor x_rows = cuda::with_unit_stride(x), z_rows = cuda::with_unit_stride(z),
+                   w = weight.contiguous();
+  at::Tensor y = at::empty(x.sizes(), x.options());
+  at::Tensor rstd = at::empty({x.size(0), x.size(1)}, x.options().dtype(at::kFloat));
+  cuda::gated_rms_norm_forward(shape_of(x, w), cuda::input_rows(x_rows), cuda::input_rows(z_rows),
+                               w.const_data_ptr(), static_cast<float>(eps), y.mutable_data_ptr(),
+                               rstd.mutable_data_ptr<float>(), on.stream());
+  return {y, rstd};
+}
+
+std::vector<at::Tensor> backward(const at::Tensor& x, const at::Tensor& z, const at::Tensor& weight,
+                                 const at::Tensor& rstd, const at::Tensor& grad_y) {
+  const cuda::OnDevice on(x);
+  const at::Tensor x_rows = cuda::with_unit_stride(x), z_rows = cuda::with_unit_stride(z),
+                   dy = cuda::with_unit_stride(grad_y), w = weight.contiguous();
+  at::Tensor dx = at::empty(x.sizes(), x.options()), dz = at::empty(z.sizes(), z.options());
+  at::Tensor dw = at::empty(weight.sizes(), weight.options());
+  const cuda::GatedRmsNormShape shape = shape_of(x, w);
+  const at::Tensor workspace =
+      cuda::workspace_on(x, cuda::gated_rms_norm_backward_workspace(shape));
+  cuda::gated_rms_norm_backward(shape, cuda::input_rows(x_rows), cuda::input_rows(z_rows),
+                                w.const_data_ptr(), rstd.const_data_ptr<float>(),
+                                cuda::input_rows(dy), dx.mutable_data_ptr(), dz.mutable_data_ptr(),
+                                dw.mutable_data_ptr(), workspace.mutable_data_ptr<float>(),
+                                on.stream());
+  return {dx, dz, dw};
+}
+
+std::optional<std::string> refuse(const Dims& dims) {
+  const std::int64_t width = cuda::dimension(dims, "dim");
+  if (width <= cuda::kGatedRmsNormLongestRow) return std::nullopt;
+  return fmt::format("rows of {} elements, at most {} fit the registers of a warp", width,
+                     cuda::kGatedRmsNormLongestRow);
+}
+
+}  // namespace
+
+void add(Registry& registry) {
+  registry.add<GatedRmsNorm>(cuda::kernel_info("cuda.fused", refuse), {forward, backward});
+}
+
+}  // namespace gated_rms_norm_cuda
+}  // namespace heddle::ops

@@ -1,0 +1,73 @@
+// Joins the CUDA kernels of the norm with ATen.
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include "ops/cuda/tensor.h"
+#include "ops/rms_norm/cuda/rms_norm.h"
+#include "ops/rms_norm/kernels.h"
+
+namespace heddle::ops::rms_norm_cuda {
+namespace {
+
+using cuda::Element;
+
+/// [rows, width] over the same memory where the strides allow it.
+at::Tensor matrix(const at::Tensor& x) {
+  return x.defined() ? cuda::with_unit_stride(x).reshape({-1, x.size(-1)}) : x;
+}
+
+cuda::RmsNormShape shape_of(const at::Tensor& x, const at::Tensor& weight) {
+  const std::int64_t width = x.size(-1);
+  return {cuda::element_of(x), cuda::element_of(weight), width == 0 ? 0 : x.numel() / width, width};
+}
+
+RmsNorm::Forward forward(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
+                         double eps) {
+  const cuda::OnDevice on(x);
+  const cuda::RmsNormShape shape = shape_of(x, weight);
+  const at::Tensor rows = matrix(x), added = matrix(residual), w = weight.contiguous();
+  std::vector<std::int64_t> leading = x.sizes().vec();
+  leading.pop_back();
+  RmsNorm::Forward result;
+  result.y = at::empty(x.sizes(), x.options());
+  if (residual.defined()) result.sum = at::empty(x.sizes(), x.options());
+  result.rstd = at::empty(leading, x.options().dtype(at::kFloat));
+  cuda::rms_norm_forward(shape, cuda::input_rows(rows), cuda::input_rows(added), w.const_data_ptr(),
+                         static_cast<float>(eps), result.y.mutable_data_ptr(),
+                         residual.defined() ? result.sum.mutable_data_ptr() : nullptr,
+                         result.rstd.mutable_data_ptr<float>(), on.stream());
+  return result;
+}
+
+std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& input, const at::Tensor& weight,
+                                           const at::Tensor& rstd, const at::Tensor& grad_y,
+                                           const at::Tensor& grad_sum) {
+  const cuda::OnDevice on(input);
+  const cuda::RmsNormShape shape = shape_of(input, weight);
+  const at::Tensor rows = matrix(input), dy = matrix(grad_y), ds = matrix(grad_sum),
+                   w = weight.contiguous();
+  at::Tensor dx = at::empty(input.sizes(), input.options());
+  at::Tensor dw = at::empty(weight.sizes(), weight.options());
+  const at::Tensor workspace = cuda::workspace_on(input, cuda::rms_norm_backward_workspace(shape));
+  cuda::rms_norm_backward(shape, cuda::input_rows(rows), w.const_data_ptr(),
+                          rstd.const_data_ptr<float>(), cuda::input_rows(dy), cuda::input_rows(ds),
+                          dx.mutable_data_ptr(), dw.mutable_data_ptr(),
+                          workspace.mutable_data_ptr<float>(), on.stream());
+  return {dx, dw};
+}
+
+std::optional<std::string> refuse(const Dims& dims) {
+  const std::int64_t width = cuda::dimension(dims, "dim");
+  const std::int64_t limit =
+      width % 8 == 0 ? cuda::kRmsNormLongestRow : cuda::kRmsNormLongestOddRow;
+  if (width <= limit) return std::nullopt;
+  return fmt::format("rows of {} elements, at most {} fit the registers of a block", width, limit);
+}
+
+}  // namespace
+
+void add(Registry& registry) {
+  registry.add<RmsNorm>(cuda::kernel_info("cuda.fused", refuse), {forward, backward});
+}
+
+}  // namespace heddle::ops::rms_norm_cuda

@@ -1,0 +1,35 @@
+// CUDA kernels of the zero-centred RMSNorm with the residual addition in it. Plain C++ header.
+#pragma once
+
+#include "ops/cuda/element.h"
+
+namespace heddle::ops::cuda {
+
+/// Rows of one norm. The weight [width] has a type of its own.
+struct RmsNormShape {
+  Element type = Element::kBFloat16;
+  Element weight_type = Element::kBFloat16;
+  int64_t rows = 0, width = 0;
+};
+
+/// Longest row: registers hold it. Shorter where rows or pointers are not multiples of 16 bytes.
+constexpr int64_t kRmsNormLongestRow = 8192, kRmsNormLongestOddRow = 4096;
+
+/// y = s * rstd * (1 + weight), rstd = rsqrt(mean(s^2) + eps); s = x, or x + residual rounded to
+/// the type and stored in `sum`. y, sum and rstd (fp32 [rows]) are contiguous; residual and sum are
+/// both null or both set. Bytes per row: 2 (4 with a residual) x width x element + 4.
+void rms_norm_forward(const RmsNormShape& shape, const InputRows& x, const InputRows& residual,
+                      const void* weight, float eps, void* y, void* sum, float* rstd,
+                      cudaStream_t stream);
+
+/// Floats of scratch that the backward needs: one row of partial sums per CTA.
+int64_t rms_norm_backward_workspace(const RmsNormShape& shape);
+
+/// grad_input = rstd * (dn - n mean(dn n)) + grad_sum with n = input * rstd, dn = grad_y * (1 +
+/// weight); grad_sum may be null. grad_weight [width], of weight_type, = sum over rows of grad_y n.
+/// grad_input is contiguous. Bytes per row: 4 (3 without grad_sum) x width x element + 4.
+void rms_norm_backward(const RmsNormShape& shape, const InputRows& input, const void* weight,
+                       const float* rstd, const InputRows& grad_y, const InputRows& grad_sum,
+                       void* grad_input, void* grad_weight, float* workspace, cudaStream_t stream);
+
+}  // namespace heddle::ops::cuda

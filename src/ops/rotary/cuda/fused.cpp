@@ -1,0 +1,71 @@
+// Joins the CUDA kernels of the query and key norm with ATen.
+#include <ATen/ops/empty.h>
+#include <fmt/format.h>
+
+#include "ops/cuda/tensor.h"
+#include "ops/rotary/cuda/qk_norm_rope.h"
+#include "ops/rotary/kernels.h"
+
+namespace heddle::ops::qk_norm_rope_cuda {
+namespace {
+
+/// What both directions read, contiguous and in the kernels' types.
+struct Prepared {
+  at::Tensor x, weight, cos, sin;
+  cuda::QkNormRopeShape shape;
+
+  Prepared(const at::Tensor& x_THD, const at::Tensor& w, const at::Tensor& c, const at::Tensor& s)
+      : x(cuda::with_unit_stride(x_THD)),
+        weight(w.contiguous()),
+        cos(c.to(at::kFloat).contiguous()),
+        sin(s.to(at::kFloat).contiguous()),
+        shape{cuda::element_of(x), cuda::element_of(weight), x.size(0), x.size(1), x.size(2),
+              cos.size(1)} {}
+};
+
+std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor& weight,
+                                          const at::Tensor& cos, const at::Tensor& sin,
+                                          double eps) {
+  const cuda::OnDevice on(x);
+  const Prepared in(x, weight, cos, sin);
+  at::Tensor y = at::empty(x.sizes(), x.options());
+  at::Tensor rstd = at::empty({x.size(0), x.size(1)}, x.options().dtype(at::kFloat));
+  cuda::qk_norm_rope_forward(in.shape, cuda::input_rows(in.x), in.weight.const_data_ptr(),
+                             in.cos.const_data_ptr<float>(), in.sin.const_data_ptr<float>(),
+                             static_cast<float>(eps), y.mutable_data_ptr(),
+                             rstd.mutable_data_ptr<float>(), on.stream());
+  return {y, rstd};
+}
+
+std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& x, const at::Tensor& weight,
+                                           const at::Tensor& cos, const at::Tensor& sin,
+                                           const at::Tensor& rstd, const at::Tensor& grad_y) {
+  const cuda::OnDevice on(x);
+  const Prepared in(x, weight, cos, sin);
+  const at::Tensor dy = cuda::with_unit_stride(grad_y);
+  at::Tensor dx = at::empty(x.sizes(), x.options());
+  at::Tensor dw = at::empty(weight.sizes(), weight.options());
+  const at::Tensor workspace =
+      cuda::workspace_on(x, cuda::qk_norm_rope_backward_workspace(in.shape));
+  cuda::qk_norm_rope_backward(in.shape, cuda::input_rows(in.x), in.weight.const_data_ptr(),
+                              in.cos.const_data_ptr<float>(), in.sin.const_data_ptr<float>(),
+                              rstd.const_data_ptr<float>(), cuda::input_rows(dy),
+                              cuda::output_rows(dx), dw.mutable_data_ptr(),
+                              workspace.mutable_data_ptr<float>(), on.stream());
+  return {dx, dw};
+}
+
+std::optional<std::string> refuse(const Dims& dims) {
+  const std::int64_t width = cuda::dimension(dims, "head_dim");
+  if (width <= cuda::kQkNormRopeLongestRow) return std::nullopt;
+  return fmt::format("heads of {} elements, at most {} fit the registers of a warp", width,
+                     cuda::kQkNormRopeLongestRow);
+}
+
+}  // namespace
+
+void add(Registry& registry) {
+  registry.add<QkNormRope>(cuda::kernel_info("cuda.fused", refuse), {forward, backward});
+}
+
+}  // namespace heddle::ops::qk_norm_rope_cuda

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <ATen/Context.h>
+#include <gtest/gtest.h>
+
+#include "ops/operator_support.h"
+
+/// What the tests of the fused CUDA kernels share.
+namespace heddle::ops::testing {
+
+inline c10::Device gpu() { return c10::Device(c10::DeviceType::CUDA, 0); }
+
+/// An operator as a function of tensors only, run with a table's kernel.
+using Operator = std::function<Tensors(const KernelTable&, const Tensors&)>;
+
+/// Whose kernels, under which name.
+struct Registered {
+  void (*add)(Registry&);
+  const char* op;
+};
+
+/// `tensors` rounded to dtype and held in fp64: what both sides are given.
+Tensors rounded(const Tensors& tensors, c10::ScalarType dtype);
+Tensors on_gpu(const Tensors& tensors, c10::ScalarType dtype);
+
+/// Compares outputs and gradients of "cuda.fused" in `dtype` with the reference in fp64 on the CPU,
+/// and two runs of it bit by bit. Inputs are fp64.
+void expect_fused_equals_reference(const Registered& kernels, const Operator& run,
+                                   const Tensors& inputs, c10::ScalarType dtype);
+
+/// The fused kernel's table.
+KernelTable fused_table(const Registered& kernels, c10::ScalarType dtype);
+
+inline double fused_tolerance(c10::ScalarType dtype) { return dtype == at::kFloat ? 1e-5 : 1e-2; }
+
+class GpuFused : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device, or libtorch_cuda is not linked";
+  }
+};
+
+}  // namespace heddle::ops::testing
