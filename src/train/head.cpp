@@ -60,7 +60,8 @@ HeadResult language_model(Model& model, const at::Tensor& hidden, const data::Ba
   const auto result = ops::run_without_gradient([&] {
     return ops::linear_cross_entropy(model.kernels(),
                                      {ops::detached(normalized), weight.data(), pick(batch.labels),
-                                      pick(batch.loss_weights), gradient_scale},
+                                      pick(batch.loss_weights), gradient_scale,
+                                      /*all_rows_labelled=*/true},
                                      want_gradients, want_weight, buffer);
   });
   if (!want_gradients) return {result.loss_sum, {}};

@@ -12,6 +12,8 @@ struct LinearCrossEntropy {
     at::Tensor labels;          ///< [N] int64, -100 = ignored
     at::Tensor loss_weights;    ///< [N] fp32 or wider; undefined = 1
     double gradient_scale = 1;  ///< The gradients are those of gradient_scale * loss_sum.
+    /// No label is -100: a device need not be asked, and waited for, which rows to drop.
+    bool all_rows_labelled = false;
   };
   struct Result {
     at::Tensor loss_sum;     ///< 0-d fp32 (fp64): sum of loss weight x cross-entropy (not scaled).

@@ -1,0 +1,134 @@
+// The head in chunks of rows: products by cuBLAS, softmax and its gradient by one kernel in place.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/nonzero.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+
+#include "ops/cuda/tensor.h"
+#include "ops/linear_cross_entropy/cuda/softmax_gradient.h"
+#include "ops/linear_cross_entropy/kernels.h"
+
+namespace heddle::ops::linear_cross_entropy_cuda {
+namespace {
+
+/// Logits held at once. Every chunk reads and writes the whole gradient of the weight: few are
+/// good.
+constexpr std::int64_t kLogitsBytes = std::int64_t{2} << 30;
+
+std::int64_t chunk_rows(const at::Tensor& weight) {
+  const std::int64_t row = weight.size(0) * static_cast<std::int64_t>(weight.element_size());
+  // Multiples of the products' tiles.
+  return std::max<std::int64_t>(128, kLogitsBytes / std::max<std::int64_t>(1, row) / 128 * 128);
+}
+
+/// The gradient of the weight, added up in fp32 over the chunks and rounded into a narrower buffer
+/// once, at the end.
+class WeightGradient {
+ public:
+  WeightGradient(const at::Tensor& buffer, bool one_chunk) : buffer_(buffer), sum_(buffer) {
+    if (buffer.scalar_type() == at::kFloat || one_chunk) return;
+    sum_ = at::zeros(buffer.sizes(), buffer.options().dtype(at::kFloat));
+  }
+  void add(const at::Tensor& d_logits, const at::Tensor& hidden) {
+    if (sum_.scalar_type() == d_logits.scalar_type()) {
+      sum_.addmm_(d_logits.t(), hidden);
+    } else {
+      at::addmm_out(sum_, sum_, d_logits.t(), hidden, sum_.scalar_type());
+    }
+  }
+  void finish() {
+    if (!sum_.is_same(buffer_)) buffer_.add_(sum_);
+  }
+
+ private:
+  at::Tensor buffer_, sum_;
+};
+
+/// The rows that have a label, and what belongs to them.
+struct LabelledRows {
+  at::Tensor index;  ///< Undefined: all.
+  at::Tensor hidden, labels, loss_weights;
+
+  explicit LabelledRows(const LinearCrossEntropy::Inputs& in) {
+    if (!in.all_rows_labelled) {
+      index = at::nonzero(in.labels != -100).squeeze(1);
+      if (index.size(0) == in.labels.size(0)) index = at::Tensor();
+    }
+    const auto pick = [&](const at::Tensor& t) {
+      return index.defined() ? at::index_select(t, 0, index) : t.contiguous();
+    };
+    hidden = pick(in.hidden);
+    labels = pick(in.labels);
+    if (in.loss_weights.defined()) loss_weights = pick(in.loss_weights).to(at::kFloat);
+  }
+
+  /// Values of these rows at their places among all `rows`, zero elsewhere.
+  at::Tensor spread(const at::Tensor& values, std::int64_t rows) const {
+    if (!index.defined()) return values;
+    std::vector<std::int64_t> sizes = values.sizes().vec();
+    sizes[0] = rows;
+    return at::zeros(sizes, values.options()).index_copy_(0, index, values);
+  }
+};
+
+LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool want_grad_hidden,
+                                   bool want_grad_weight, at::Tensor& grad_weight_buffer) {
+  const cuda::OnDevice on(in.hidden);
+  const LabelledRows rows(in);
+  const std::int64_t count = rows.hidden.size(0), vocabulary = in.weight.size(0);
+  const std::int64_t chunk = std::min(chunk_rows(in.weight), std::max<std::int64_t>(1, count));
+  const auto wide = in.hidden.options().dtype(at::kFloat);
+  at::Tensor logprobs = at::empty({count}, wide), grad_hidden;
+  if (want_grad_hidden) grad_hidden = at::empty(rows.hidden.sizes(), in.hidden.options());
+  std::optional<WeightGradient> grad_weight;
+  if (want_grad_weight) {
+    if (!grad_weight_buffer.defined()) {
+      grad_weight_buffer = at::zeros(in.weight.sizes(), in.weight.options());
+    }
+    grad_weight.emplace(grad_weight_buffer, count <= chunk);
+  }
+  const at::Tensor logits = at::empty({chunk, vocabulary}, in.hidden.options());
+  for (std::int64_t begin = 0; begin < count; begin += chunk) {
+    const std::int64_t length = std::min(chunk, count - begin);
+    const at::Tensor hidden = rows.hidden.narrow(0, begin, length);
+    at::Tensor part = logits.narrow(0, 0, length);
+    at::mm_out(part, hidden, in.weight.t());
+    cuda::SoftmaxGradientRows parameters;
+    parameters.labels = rows.labels.const_data_ptr<std::int64_t>() + begin;
+    parameters.loss_weights =
+        rows.loss_weights.defined() ? rows.loss_weights.const_data_ptr<float>() + begin : nullptr;
+    parameters.gradient_scale = static_cast<float>(in.gradient_scale);
+    parameters.logprobs = logprobs.mutable_data_ptr<float>() + begin;
+    parameters.want_gradient = want_grad_hidden || want_grad_weight;
+    cuda::softmax_gradient({cuda::element_of(part), length, vocabulary}, part.mutable_data_ptr(),
+                           parameters, on.stream());
+    if (want_grad_hidden) {
+      at::Tensor d_hidden = grad_hidden.narrow(0, begin, length);
+      at::mm_out(d_hidden, part, in.weight);
+    }
+    if (want_grad_weight) grad_weight->add(part, hidden);
+  }
+  LinearCrossEntropy::Result result;
+  result.loss_sum = -at::sum(rows.loss_weights.defined() ? logprobs * rows.loss_weights : logprobs);
+  result.logprobs = rows.spread(logprobs, in.hidden.size(0));
+  if (want_grad_hidden) result.grad_hidden = rows.spread(grad_hidden, in.hidden.size(0));
+  if (want_grad_weight) {
+    grad_weight->finish();
+    result.grad_weight = grad_weight_buffer;
+  }
+  return result;
+}
+
+}  // namespace
+
+void add(Registry& registry) {
+  registry.add<LinearCrossEntropy>(cuda::kernel_info("cuda.fused"), {forward});
+}
+
+}  // namespace heddle::ops::linear_cross_entropy_cuda

@@ -1,0 +1,97 @@
+#include "ops/linear_cross_entropy/linear_cross_entropy.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/zeros.h>
+
+#include "ops/builtin.h"
+#include "ops/cuda/fused_support.h"
+
+namespace heddle::ops::testing {
+namespace {
+
+const Registered kHead{register_linear_cross_entropy, LinearCrossEntropy::kName};
+
+/// Values rounded to dtype, on the GPU.
+LinearCrossEntropy::Inputs head_inputs(std::int64_t rows, std::int64_t width,
+                                       std::int64_t vocabulary, c10::ScalarType dtype) {
+  LinearCrossEntropy::Inputs in;
+  in.hidden = randn({rows, width}, dtype, 1).to(gpu());
+  in.weight = (randn({vocabulary, width}, at::kFloat, 2) * 0.3).to(dtype).to(gpu());
+  in.labels = (randn({rows}, at::kDouble, 3).abs() * static_cast<double>(vocabulary) / 6)
+                  .clamp_max(static_cast<double>(vocabulary - 1))
+                  .to(at::kLong)
+                  .to(gpu());
+  in.loss_weights = randn({rows}, at::kFloat, 4).abs().to(gpu());
+  in.gradient_scale = 0.5;
+  return in;
+}
+
+/// The fused kernel against the reference in fp64, both on the GPU, with a gradient buffer that
+/// already holds something.
+void expect_equal(const LinearCrossEntropy::Inputs& in, c10::ScalarType buffer_dtype) {
+  const c10::ScalarType dtype = in.hidden.scalar_type();
+  LinearCrossEntropy::Inputs wide = in;
+  wide.hidden = in.hidden.to(at::kDouble), wide.weight = in.weight.to(at::kDouble);
+  const at::Tensor before = randn(in.weight.sizes(), buffer_dtype, 5).to(gpu()) * 0.1;
+  const auto expected = linear_cross_entropy(
+      table_of(kHead.add, kHead.op, "reference", at::kDouble, c10::DeviceType::CUDA), wide, true,
+      true, before.to(at::kDouble));
+  const KernelTable fused = fused_table(kHead, dtype);
+  const auto actual = linear_cross_entropy(fused, in, true, true, before.clone());
+  // Logits in bf16: a relative error of 2^-9 in each, hence of that times the logit in each
+  // probability.
+  const bool half = dtype == at::kBFloat16;
+  EXPECT_TRUE(close(actual.loss_sum.cpu(), expected.loss_sum.cpu(), half ? 1e-3 : 1e-5));
+  EXPECT_TRUE(close(actual.logprobs.cpu(), expected.logprobs.cpu(), half ? 4e-3 : 1e-5));
+  EXPECT_TRUE(close(actual.grad_hidden.cpu(), expected.grad_hidden.cpu(), half ? 1e-2 : 1e-5));
+  EXPECT_TRUE(close(actual.grad_weight.cpu(), expected.grad_weight.cpu(), half ? 1e-2 : 1e-5));
+  const auto again = linear_cross_entropy(fused, in, true, true, before.clone());
+  EXPECT_TRUE(identical(actual.logprobs.cpu(), again.logprobs.cpu()));
+  EXPECT_TRUE(identical(actual.grad_hidden.cpu(), again.grad_hidden.cpu()));
+  const auto scored = linear_cross_entropy(fused, in, false, false);
+  EXPECT_TRUE(identical(actual.logprobs.cpu(), scored.logprobs.cpu()));
+}
+
+TEST_F(GpuFused, LinearCrossEntropyEqualsReference) {
+  for (const c10::ScalarType dtype : {at::kBFloat16, at::kFloat}) {
+    // One CTA, clusters of two and eight, odd rows, and a row too long for a cluster.
+    for (const std::int64_t vocabulary : {8, 1000, 1001, 40000, 248320, 600000}) {
+      SCOPED_TRACE(std::to_string(vocabulary) + " " + c10::toString(dtype));
+      LinearCrossEntropy::Inputs in = head_inputs(77, 24, vocabulary, dtype);
+      expect_equal(in, at::kFloat);
+      in.labels.narrow(0, 10, 50).fill_(-100);
+      expect_equal(in, dtype);
+    }
+  }
+}
+
+TEST_F(GpuFused, LinearCrossEntropyAddsUpOverChunks) {
+  // 248320 bf16 logits a row: 4224 rows fill a chunk.
+  LinearCrossEntropy::Inputs in = head_inputs(9000, 32, 248320, at::kBFloat16);
+  in.all_rows_labelled = true;
+  expect_equal(in, at::kFloat);
+  expect_equal(in, at::kBFloat16);
+}
+
+TEST_F(GpuFused, LinearCrossEntropyTakesNoRows) {
+  LinearCrossEntropy::Inputs in = head_inputs(5, 16, 100, at::kBFloat16);
+  in.labels.fill_(-100);
+  in.loss_weights = at::Tensor();
+  const auto result = linear_cross_entropy(fused_table(kHead, at::kBFloat16), in, true, true);
+  EXPECT_EQ(result.loss_sum.item().toDouble(), 0);
+  EXPECT_EQ(result.grad_hidden.abs().sum().item().toDouble(), 0);
+  EXPECT_EQ(result.grad_weight.abs().sum().item().toDouble(), 0);
+}
+
+TEST_F(GpuFused, LinearCrossEntropyMarksALabelBeyondTheVocabulary) {
+  LinearCrossEntropy::Inputs in = head_inputs(5, 16, 100, at::kFloat);
+  in.labels.select(0, 3).fill_(100);
+  const at::Tensor logprobs =
+      linear_cross_entropy(fused_table(kHead, at::kFloat), in, false, false).logprobs.cpu();
+  for (std::int64_t row = 0; row < 5; ++row) {
+    EXPECT_EQ(std::isnan(logprobs.const_data_ptr<float>()[row]), row == 3) << row;
+  }
+}
+
+}  // namespace
+}  // namespace heddle::ops::testing
