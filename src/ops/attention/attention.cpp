@@ -94,6 +94,7 @@ at::Tensor output_gate(const KernelTable& kernels, const at::Tensor& x, const at
 
 void register_attention(Registry& registry) {
   output_gate_cuda::add(registry);
+  attention_cudnn::add(registry);
   attention_flash_varlen::add(registry);
   registry.add<Attention>({.op = "",
                            .name = "cpu",

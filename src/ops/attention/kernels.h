@@ -28,6 +28,13 @@ void add(Registry& registry);
 
 }  // namespace heddle::ops::attention_flash_varlen
 
+namespace heddle::ops::attention_cudnn {
+
+/// Adds "cuda.cudnn_or_flash_varlen".
+void add(Registry& registry);
+
+}  // namespace heddle::ops::attention_cudnn
+
 namespace heddle::ops::output_gate_reference {
 
 at::Tensor forward(const at::Tensor& x, const at::Tensor& gate);
