@@ -5,27 +5,32 @@
 
 #include <algorithm>
 
+#include "base/hash.h"
 #include "base/text.h"
 #include "ops/autograd.h"
 #include "ops/optimizer_step/optimizer_step.h"
 
 namespace heddle::train {
 
-Optimizer::Optimizer(std::vector<nn::Parameter*> parameters, const config::OptimSection& options)
+Optimizer::Optimizer(std::vector<nn::Parameter*> parameters, const config::OptimSection& options,
+                     std::uint64_t seed)
     : options_(options) {
   const ops::NoGradient guard;
   for (nn::Parameter* parameter : parameters) {
     const at::Tensor data = parameter->data();
     const bool narrow = data.scalar_type() == at::kBFloat16 || data.scalar_type() == at::kHalf;
-    const auto wide = data.options().dtype(narrow ? at::kFloat : data.scalar_type());
-    Slot slot{parameter, {}, {}, {}, {}, options.weight_decay};
+    const bool rounded = data.scalar_type() == at::kBFloat16 &&
+                         options.name == config::OptimName::kAdamW &&
+                         options.state_dtype == config::Dtype::kBFloat16;
+    const auto wide = data.options().dtype(narrow && !rounded ? at::kFloat : data.scalar_type());
+    Slot slot{parameter, {}, {}, {}, {}, options.weight_decay, hash::of(parameter->name(), seed)};
     const bool exempt =
         data.dim() <= 1 || std::any_of(options.no_decay.begin(), options.no_decay.end(),
                                        [&](const std::string& pattern) {
                                          return text::matches_glob(pattern, parameter->name());
                                        });
     if (exempt) slot.weight_decay = 0;
-    if (narrow) slot.master = data.to(at::kFloat);
+    if (narrow && !rounded) slot.master = data.to(at::kFloat);
     if (options.name == config::OptimName::kAdamW) {
       slot.exp_avg = at::zeros(data.sizes(), wide);
       slot.exp_avg_sq = at::zeros(data.sizes(), wide);
@@ -55,8 +60,11 @@ void Optimizer::step(const ops::KernelTable& kernels, double lr, double gradient
   if (options_.name == config::OptimName::kAdamW) {
     std::vector<ops::AdamwTensor> tensors;
     for (Slot& slot : slots_) {
+      // Odd multiples of one constant: every step of a parameter starts elsewhere.
+      const std::uint64_t key =
+          slot.rounding_key ^ (static_cast<std::uint64_t>(steps_) * 0xd1342543de82ef95u);
       tensors.push_back({slot.parameter->data(), gradient_of(*slot.parameter), slot.exp_avg,
-                         slot.exp_avg_sq, slot.master, slot.weight_decay});
+                         slot.exp_avg_sq, slot.master, slot.weight_decay, key});
     }
     ops::AdamwOptions step;
     step.lr = lr;

@@ -14,11 +14,13 @@
 namespace heddle::train {
 
 /// AdamW or SGD over the trainable parameters; keeps the moments and, for parameters below fp32, an
-/// fp32 master copy.
+/// fp32 master copy unless `optim.state_dtype` is bfloat16.
 class Optimizer {
  public:
   /// Parameters with one dimension, and those that match `optim.no_decay`, get no weight decay.
-  Optimizer(std::vector<nn::Parameter*> parameters, const config::OptimSection& options);
+  /// `seed` keys stochastic rounding.
+  Optimizer(std::vector<nn::Parameter*> parameters, const config::OptimSection& options,
+            std::uint64_t seed);
 
   /// sqrt of the sum of squares of all gradients, after the division by the global loss weight.
   double gradient_norm() const;
@@ -40,6 +42,7 @@ class Optimizer {
     nn::Parameter* parameter;
     at::Tensor master, exp_avg, exp_avg_sq, momentum;
     double weight_decay;
+    std::uint64_t rounding_key;
   };
   std::vector<Slot> slots_;
   config::OptimSection options_;

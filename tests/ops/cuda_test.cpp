@@ -200,6 +200,45 @@ TEST_F(GpuOps, FusedAdamwEqualsReference) {
   }
 }
 
+TEST_F(GpuOps, RoundedAdamwEqualsReference) {
+  for (const c10::ScalarType gradient : {at::kFloat, at::kBFloat16}) {
+    std::vector<AdamwTensor> cpu, gpu;
+    // More tensors than one launch takes, and sizes that are no multiple of a vector.
+    for (std::int64_t i = 0; i < 70; ++i) {
+      const std::int64_t size = i == 3 ? 0 : i == 5 ? 100003 : 1 + 37 * i;
+      AdamwTensor t;
+      t.parameter = randn({size}, at::kBFloat16, 4 * i);
+      t.gradient = randn({size}, gradient, 4 * i + 1);
+      t.exp_avg = randn({size}, at::kBFloat16, 4 * i + 2);
+      t.exp_avg_sq = randn({size}, at::kBFloat16, 4 * i + 3).abs();
+      t.weight_decay = i % 2 == 0 ? 0.1 : 0;
+      t.rounding_key = 0x123456789abcdefu * (i + 1);
+      AdamwTensor moved = t;
+      moved.parameter = t.parameter.to(kGpu), moved.gradient = t.gradient.to(kGpu);
+      moved.exp_avg = t.exp_avg.to(kGpu), moved.exp_avg_sq = t.exp_avg_sq.to(kGpu);
+      cpu.push_back(t), gpu.push_back(moved);
+    }
+    AdamwOptions options;
+    options.lr = 1e-2, options.step = 7, options.gradient_multiplier = 0.5;
+    adamw_step(table_of(register_optimizer_step, AdamwStep::kName, "reference", at::kBFloat16), cpu,
+               options);
+    adamw_step(gpu_table(register_optimizer_step, AdamwStep::kName, "cuda.fused", at::kBFloat16),
+               gpu, options);
+    std::int64_t differing = 0, count = 0;
+    for (std::size_t i = 0; i < cpu.size(); ++i) {
+      for (const auto& [a, b] : {std::pair{cpu[i].parameter, gpu[i].parameter},
+                                 {cpu[i].exp_avg, gpu[i].exp_avg},
+                                 {cpu[i].exp_avg_sq, gpu[i].exp_avg_sq}}) {
+        // The same random bits; fp32 sums that differ in the last place may round apart.
+        EXPECT_TRUE(close(b.cpu(), a, 8e-3)) << i;
+        differing += (b.cpu() != a).sum().item().toLong();
+        count += a.numel();
+      }
+    }
+    EXPECT_LT(differing, count / 1000) << "of " << count;
+  }
+}
+
 TEST_F(GpuOps, NormAndRopeRunOnTheDevice) {
   const Tensors in = {randn({37, 3, 64}, at::kFloat, 1), randn({64}, at::kFloat, 2)};
   const auto positions = at::zeros({37}, at::kLong) + 5;

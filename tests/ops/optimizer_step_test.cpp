@@ -5,9 +5,11 @@
 #include <ATen/ops/zeros.h>
 
 #include <cmath>
+#include <cstring>
 
 #include "ops/builtin.h"
 #include "ops/operator_support.h"
+#include "ops/optimizer_step/rounding.h"
 
 namespace heddle::ops::testing {
 namespace {
@@ -139,6 +141,59 @@ TEST(Adamw, RefusesAHalfPrecisionParameterWithoutAMaster) {
     t.master = at::Tensor(), t.gradient = t.parameter;
   }
   EXPECT_THROW(adamw_step(table("cpu", at::kBFloat16), model.tensors, {}), c10::Error);
+}
+
+/// bf16 of x by the rule of rounding.h, one number at a time.
+float rounded(float x, std::uint64_t bits) {
+  std::uint32_t pattern = 0;
+  std::memcpy(&pattern, &x, 4);
+  pattern = (pattern + static_cast<std::uint32_t>(bits & 0xffff)) & 0xffff0000u;
+  std::memcpy(&x, &pattern, 4);
+  return x;
+}
+
+TEST(Adamw, RoundsBfloat16StateByKeyAndIndex) {
+  AdamwTensor t;
+  const std::int64_t n = 1023;
+  t.parameter = randn({n}, at::kBFloat16, 1), t.gradient = randn({n}, at::kBFloat16, 2);
+  t.exp_avg = randn({n}, at::kBFloat16, 3), t.exp_avg_sq = randn({n}, at::kBFloat16, 4).abs();
+  t.weight_decay = 0.1;
+  t.rounding_key = 0xfedcba9876543210u;
+  AdamwTensor wide = t;
+  wide.parameter = t.parameter.to(at::kFloat), wide.exp_avg = t.exp_avg.to(at::kFloat);
+  wide.exp_avg_sq = t.exp_avg_sq.to(at::kFloat);
+  AdamwOptions options;
+  options.lr = 1e-3, options.step = 3;
+  adamw_step(table("reference", at::kFloat), {wide}, options);
+  adamw_step(table("cpu", at::kBFloat16), {t}, options);
+  const at::Tensor *found[] = {&t.parameter, &t.exp_avg, &t.exp_avg_sq},
+                   *exact[] = {&wide.parameter, &wide.exp_avg, &wide.exp_avg_sq};
+  for (int kind = 0; kind < 3; ++kind) {
+    for (std::int64_t i = 0; i < n; ++i) {
+      const std::uint64_t bits = rounding_bits(t.rounding_key, static_cast<std::uint64_t>(i));
+      ASSERT_EQ((*found[kind])[i].item().toFloat(),
+                rounded((*exact[kind])[i].item().toFloat(), bits >> (16 * kind)))
+          << kind << " element " << i;
+    }
+  }
+}
+
+// Steps of 1e-5 on weights near 1, where bf16 has steps of 4e-3 to 8e-3: rounded to nearest they
+// would all be lost.
+TEST(Adamw, StochasticRoundingKeepsTheMean) {
+  AdamwTensor t;
+  const std::int64_t n = 20000;
+  t.parameter = (at::zeros({n}) + 1).to(at::kBFloat16);
+  t.gradient = t.parameter.clone();
+  t.exp_avg = at::zeros({n}, at::kBFloat16), t.exp_avg_sq = at::zeros({n}, at::kBFloat16);
+  AdamwOptions options;
+  options.lr = 1e-5;
+  for (options.step = 1; options.step <= 20; ++options.step) {
+    t.rounding_key = static_cast<std::uint64_t>(options.step) * 77777;
+    adamw_step(table("cpu", at::kBFloat16), {t}, options);
+  }
+  // 20 steps of lr; the standard error of the mean is 1e-5.
+  EXPECT_NEAR(t.parameter.to(at::kDouble).mean().item().toDouble(), 1 - 20e-5, 6e-5);
 }
 
 TEST(Sgd, AppliesMomentumDecayAndMultiplier) {

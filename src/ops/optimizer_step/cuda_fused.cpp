@@ -77,7 +77,7 @@ void add(Registry& registry) {
                            .is_reference = false,
                            .refuse = {},
                            .on_chip_bytes = {}},
-                          {step});
+                          {step, step_rounded()});
 }
 
 }  // namespace heddle::ops::adamw_cuda

@@ -5,6 +5,7 @@
 namespace heddle::ops::adamw_reference {
 
 void step(const std::vector<AdamwTensor>& tensors, const AdamwOptions& options);
+void step_rounded(const std::vector<AdamwTensor>& tensors, const AdamwOptions& options);
 
 }  // namespace heddle::ops::adamw_reference
 
@@ -12,6 +13,9 @@ namespace heddle::ops::adamw_cuda {
 
 /// Adds "cuda.fused".
 void add(Registry& registry);
+using StepRounded = void (*)(const std::vector<AdamwTensor>&, const AdamwOptions&);
+/// The kernel for bf16 moments; null in a build without CUDA.
+StepRounded step_rounded();
 
 }  // namespace heddle::ops::adamw_cuda
 

@@ -1,10 +1,12 @@
 #include "ops/optimizer_step/optimizer_step.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/stack.h>
 
 #include <cmath>
+#include <map>
 
 #include "ops/autograd.h"
 #include "ops/builtin.h"
@@ -12,6 +14,14 @@
 #include "ops/optimizer_step/kernels.h"
 
 namespace heddle::ops {
+namespace {
+
+bool is_rounded(const AdamwTensor& tensor) {
+  return tensor.parameter.scalar_type() == at::kBFloat16 &&
+         tensor.exp_avg.scalar_type() == at::kBFloat16 && !tensor.master.defined();
+}
+
+}  // namespace
 
 void adamw_step(const KernelTable& kernels, const std::vector<AdamwTensor>& tensors,
                 const AdamwOptions& options) {
@@ -25,7 +35,8 @@ void adamw_step(const KernelTable& kernels, const std::vector<AdamwTensor>& tens
                 tensor.exp_avg.sizes(), ", exp_avg_sq ", tensor.exp_avg_sq.sizes(),
                 " and master must have the parameter's shape ", sizes);
     const c10::ScalarType state = tensor.exp_avg.scalar_type();
-    TORCH_CHECK(state == compute_type(tensor.parameter) &&
+    const bool rounded = is_rounded(tensor);
+    TORCH_CHECK((rounded || state == compute_type(tensor.parameter)) &&
                     tensor.exp_avg_sq.scalar_type() == state &&
                     (tensor.master.defined() ? tensor.master.scalar_type() == state
                                              : tensor.parameter.scalar_type() == state),
@@ -38,7 +49,13 @@ void adamw_step(const KernelTable& kernels, const std::vector<AdamwTensor>& tens
                 "adamw_step: a tensor of shape ", sizes, " is not contiguous");
   }
   const NoGradient guard;
-  kernels.get<AdamwStep>().step(tensors, options);
+  const AdamwStep::Functions& functions = kernels.get<AdamwStep>();
+  std::vector<AdamwTensor> wide, rounded;
+  for (const AdamwTensor& tensor : tensors) (is_rounded(tensor) ? rounded : wide).push_back(tensor);
+  if (!wide.empty()) functions.step(wide, options);
+  if (rounded.empty()) return;
+  (functions.step_rounded != nullptr ? functions.step_rounded : adamw_reference::step_rounded)(
+      rounded, options);
 }
 
 void sgd_step(const std::vector<SgdTensor>& tensors, double lr, double momentum, bool first_step,
@@ -69,17 +86,23 @@ void sgd_step(const std::vector<SgdTensor>& tensors, double lr, double momentum,
 
 double gradient_norm(const std::vector<at::Tensor>& gradients) {
   const NoGradient guard;
-  std::vector<at::Tensor> norms, on_cpu;
+  // Tensors of one dtype share their launches.
+  std::map<c10::ScalarType, std::vector<at::Tensor>> on_device;
+  std::vector<at::Tensor> on_cpu;
   for (const at::Tensor& gradient : gradients) {
     if (!gradient.defined() || gradient.numel() == 0) continue;
     if (gradient.is_cpu() && gradient.scalar_type() != at::kHalf) {
       on_cpu.push_back(gradient);
       continue;
     }
-    norms.push_back(at::linalg_vector_norm(gradient, 2, {}, false, at::kDouble));
+    on_device[gradient.scalar_type()].push_back(gradient);
   }
   const double cpu_sum = optimizer_step_cpu::square_sum(on_cpu);
-  if (norms.empty()) return std::sqrt(cpu_sum);
+  if (on_device.empty()) return std::sqrt(cpu_sum);
+  std::vector<at::Tensor> norms;
+  for (const auto& [dtype, tensors] : on_device) {
+    for (const at::Tensor& norm : at::_foreach_norm(tensors, 2, at::kDouble)) norms.push_back(norm);
+  }
   const double norm = at::linalg_vector_norm(at::stack(norms)).item().toDouble();
   return std::sqrt(norm * norm + cpu_sum);
 }
@@ -93,7 +116,7 @@ void register_optimizer_step(Registry& registry) {
                            .is_reference = false,
                            .refuse = {},
                            .on_chip_bytes = {}},
-                          {optimizer_step_cpu::adamw});
+                          {optimizer_step_cpu::adamw, nullptr});
   registry.add<AdamwStep>({.op = "",
                            .name = "reference",
                            .device = {},
@@ -101,7 +124,7 @@ void register_optimizer_step(Registry& registry) {
                            .is_reference = true,
                            .refuse = {},
                            .on_chip_bytes = {}},
-                          {adamw_reference::step});
+                          {adamw_reference::step, adamw_reference::step_rounded});
 }
 
 }  // namespace heddle::ops

@@ -8,11 +8,13 @@ namespace heddle::ops {
 struct AdamwTensor {
   at::Tensor parameter;  ///< Updated in place.
   at::Tensor gradient;   ///< Any floating dtype.
-  at::Tensor exp_avg;    ///< fp32 (fp64 for fp64), updated in place.
+  at::Tensor exp_avg;    ///< fp32 (fp64 for fp64), updated in place; or bf16, see adamw_step.
   at::Tensor exp_avg_sq;
   at::Tensor master;  ///< fp32 copy of a bf16 parameter, updated in place and rounded into it;
                       ///< undefined if none.
   double weight_decay = 0;
+  std::uint64_t rounding_key =
+      0;  ///< Of stochastic rounding; differs between parameters and steps.
 };
 
 struct AdamwOptions {
@@ -25,12 +27,16 @@ struct AdamwStep {
   static constexpr const char* kName = "adamw";
   struct Functions {
     void (*step)(const std::vector<AdamwTensor>&, const AdamwOptions&);
+    /// The same for tensors with bf16 moments. Null: the reference does it.
+    void (*step_rounded)(const std::vector<AdamwTensor>&, const AdamwOptions&);
   };
 };
 
 /// Decoupled weight decay ("Decoupled Weight Decay Regularization", arXiv 1711.05101), with
 /// torch.optim.AdamW's order of operations: p *= 1 - lr wd; m, v; p -= lr / (1 - b1^t) * m /
-/// (sqrt(v) / sqrt(1 - b2^t) + eps).
+/// (sqrt(v) / sqrt(1 - b2^t) + eps). Where a bf16 parameter has bf16 moments and no master, the
+/// arithmetic is fp32 and all three are rounded stochastically, by the bits of rounding.h: up with
+/// the probability that makes the mean exact.
 void adamw_step(const KernelTable& kernels, const std::vector<AdamwTensor>& tensors,
                 const AdamwOptions& options);
 

@@ -1,9 +1,13 @@
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/isfinite.h>
 #include <ATen/ops/sqrt.h>
+#include <ATen/ops/where.h>
 
 #include <cmath>
 
 #include "ops/optimizer_step/kernels.h"
+#include "ops/optimizer_step/rounding.h"
 
 namespace heddle::ops::adamw_reference {
 
@@ -20,6 +24,44 @@ void step(const std::vector<AdamwTensor>& tensors, const AdamwOptions& options) 
     const at::Tensor denominator = at::sqrt(v).div_(std::sqrt(correction2)).add_(options.eps);
     p.addcdiv_(m, denominator, -options.lr / correction1);
     if (tensor.master.defined()) tensor.parameter.copy_(p);
+  }
+}
+
+namespace {
+
+/// x >> bits of a 64-bit pattern, zeros moving in.
+at::Tensor shifted(const at::Tensor& x, int bits) {
+  return x.bitwise_right_shift(bits).bitwise_and((std::int64_t{1} << (64 - bits)) - 1);
+}
+
+/// rounding_bits(key, 0..count-1), int64.
+at::Tensor bits_of(std::uint64_t key, std::int64_t count, c10::Device device) {
+  const auto number = [](std::uint64_t x) { return static_cast<std::int64_t>(x); };
+  at::Tensor x = at::arange(1, count + 1, at::TensorOptions().dtype(at::kLong).device(device));
+  x = x * number(kRoundingStride) + number(key);
+  x = x.bitwise_xor(shifted(x, 30)) * number(kRoundingMix1);
+  x = x.bitwise_xor(shifted(x, 27)) * number(kRoundingMix2);
+  return x.bitwise_xor(shifted(x, 31));
+}
+
+/// fp32 x as bf16: the lower half of the pattern plus 16 random bits carries into the upper half.
+at::Tensor rounded(const at::Tensor& x, const at::Tensor& bits, int shift) {
+  const at::Tensor noise = bits.bitwise_right_shift(shift).bitwise_and(0xffff).to(at::kInt);
+  const at::Tensor pattern = (x.view(at::kInt) + noise).bitwise_and(~std::int64_t{0xffff});
+  return at::where(at::isfinite(x), pattern.view(at::kFloat), x).to(at::kBFloat16);
+}
+
+}  // namespace
+
+void step_rounded(const std::vector<AdamwTensor>& tensors, const AdamwOptions& options) {
+  for (const AdamwTensor& tensor : tensors) {
+    at::Tensor p = tensor.parameter, m = tensor.exp_avg, v = tensor.exp_avg_sq;
+    const at::Tensor p32 = p.to(at::kFloat), m32 = m.to(at::kFloat), v32 = v.to(at::kFloat);
+    step({{p32, tensor.gradient, m32, v32, {}, tensor.weight_decay}}, options);
+    const at::Tensor bits = bits_of(tensor.rounding_key, p.numel(), p.device()).view(p.sizes());
+    p.copy_(rounded(p32, bits, 0));
+    m.copy_(rounded(m32, bits, 16));
+    v.copy_(rounded(v32, bits, 32));
   }
 }
 

@@ -1,0 +1,36 @@
+// AdamW over many tensors whose weights and moments are bf16, rounded stochastically. Plain C++
+// header: raw pointers, sizes and a stream.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace heddle::ops::cuda {
+
+/// One parameter: `count` contiguous elements. Weight and moments bf16, gradient bf16 or fp32.
+struct AdamwRoundedTensor {
+  void* parameter = nullptr;
+  const void* gradient = nullptr;
+  void* exp_avg = nullptr;
+  void* exp_avg_sq = nullptr;
+  std::int64_t count = 0;
+  std::uint64_t rounding_key = 0;
+  float decay = 1;  ///< 1 - lr * weight decay
+  bool gradient_is_float = false;
+};
+
+struct AdamwRoundedScalars {
+  float beta1, beta2, eps;
+  float step_size;                 ///< lr / (1 - beta1^t)
+  float inverse_root_correction2;  ///< (1 - beta2^t)^-1/2
+  float gradient_multiplier;
+};
+
+/// Enqueues the update of all tensors on `stream`, 64 of them a launch; no host synchronisation.
+/// Throws std::runtime_error on a CUDA error.
+void adamw_rounded(const std::vector<AdamwRoundedTensor>& tensors,
+                   const AdamwRoundedScalars& scalars, cudaStream_t stream);
+
+}  // namespace heddle::ops::cuda
