@@ -1,9 +1,9 @@
-# heddle_library(NAME [TORCH] [DEPS ...])  a layer: every .cpp of the folder (tests and benches excluded) as heddle::NAME
+# heddle_library(NAME [TORCH] [DEPS ...])  a layer: every .cpp of the folder (tests and main excluded) as heddle::NAME
 # heddle_test(NAME SOURCES... [DEPS ...])  a GoogleTest program; test suites are labelled by their name's prefix
 function(heddle_library name)
   cmake_parse_arguments(ARG "TORCH" "" "DEPS;EXCLUDE" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp)
-  list(FILTER sources EXCLUDE REGEX "/(test|bench|fuzz|main)[^/]*\\.cpp$")
+  list(FILTER sources EXCLUDE REGEX "/(test|fuzz|main)[^/]*\\.cpp$")
   list(FILTER sources EXCLUDE REGEX "/(cuda|npu|sim|stub|vector)/")
   foreach(pattern ${ARG_EXCLUDE})
     list(FILTER sources EXCLUDE REGEX ${pattern})

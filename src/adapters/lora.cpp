@@ -1,8 +1,10 @@
 #include "adapters/lora.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
 #include <cmath>
@@ -46,16 +48,129 @@ at::Tensor Lora::dropout_mask(const at::Tensor& x) const {
   return mask.to(x.options());
 }
 
-at::Tensor Lora::forward(const at::Tensor& x, nn::Parameter& weight) {
-  const bool drop = dropout_ > 0 && dropout_stream_ != 0;
-  const at::Tensor input = ops::detached(x);
-  const at::Tensor mask = drop ? dropout_mask(input) : at::Tensor();
+namespace {
+
+/// A layer with its adapter, in a pass without dropout.
+struct Adapted {
+  Lora* lora;
+  nn::Parameter* weight;
+};
+
+at::Tensor stacked_a(const std::vector<Adapted>& adapted) {
+  Tensors rows;
+  for (const Adapted& one : adapted) rows.push_back(one.lora->a().data());
+  return rows.size() == 1 ? rows[0] : at::cat(rows);
+}
+
+/// The columns of `low` [T, sum of ranks] that belong to each adapter.
+Tensors split(const at::Tensor& low, const std::vector<Adapted>& adapted) {
+  Tensors parts;
+  std::int64_t first = 0;
+  for (const Adapted& one : adapted) {
+    parts.push_back(low.narrow(1, first, one.lora->rank()));
+    first += one.lora->rank();
+  }
+  return parts;
+}
+
+/// Gradients of the adapters, and of the input [T,in] if it is wanted.
+at::Tensor backward(const std::vector<Adapted>& adapted, const Tensors& grads,
+                    const at::Tensor& low, const std::function<at::Tensor()>& input,
+                    bool want_input) {
+  const Tensors lows = split(low, adapted);
+  Tensors d_lows;
+  at::Tensor dx;
+  for (std::size_t i = 0; i < adapted.size(); ++i) {
+    const auto& [lora, weight] = adapted[i];
+    const at::Tensor& dy = grads[i];
+    if (!dy.defined()) {
+      d_lows.push_back(at::zeros_like(lows[i]));
+      continue;
+    }
+    // The scale sits on the side of the rank, which is narrow.
+    d_lows.push_back(at::mm(dy, lora->b().value()).mul_(lora->scaling()));
+    if (lora->b().trainable()) nn::accumulate_product(lora->b(), dy, lows[i]);
+    if (weight->trainable()) nn::accumulate_product(*weight, dy, input());
+    if (!want_input) continue;
+    if (dx.defined()) {
+      dx.addmm_(dy, weight->data());
+    } else {
+      dx = at::mm(dy, weight->data());
+    }
+  }
+  const at::Tensor d_low = d_lows.size() == 1 ? d_lows[0] : at::cat(d_lows, 1);
+  if (dx.defined()) dx.addmm_(d_low, stacked_a(adapted));
+  const bool trains_a = std::any_of(adapted.begin(), adapted.end(),
+                                    [](const Adapted& one) { return one.lora->a().trainable(); });
+  if (!trains_a) return dx;
+  // One read of the input for all of them.
+  const at::Tensor d_a = at::mm(d_low.t(), input());
+  std::int64_t first = 0;
+  for (const Adapted& one : adapted) {
+    if (one.lora->a().trainable())
+      one.lora->a().add_gradient(d_a.narrow(0, first, one.lora->rank()));
+    first += one.lora->rank();
+  }
+  return dx;
+}
+
+Tensors forward_together(const nn::LinearInput& given, const std::vector<Adapted>& adapted) {
+  const at::Tensor& x = given.value;
+  Tensors outputs, inputs = {x};
+  at::Tensor low;
+  {
+    const ops::NoGradient guard;
+    const at::Tensor input = ops::detached(x);
+    low = at::mm(input, stacked_a(adapted).t());
+    const Tensors lows = split(low, adapted);
+    for (std::size_t i = 0; i < adapted.size(); ++i) {
+      const auto& [lora, weight] = adapted[i];
+      outputs.push_back(at::mm(input, weight->data().t()));
+      at::Tensor scaled = lows[i];
+      scaled.mul_(lora->scaling());
+      outputs.back().addmm_(scaled, lora->b().data().t());
+    }
+  }
+  for (const Adapted& one : adapted) {
+    inputs.push_back(one.weight->anchor());
+    inputs.push_back(one.lora->a().anchor());
+    inputs.push_back(one.lora->b().anchor());
+  }
+  const auto input = given.again ? given.again : [saved = ops::detached(x)] { return saved; };
+  const bool want_input = x.requires_grad();
+  return ops::with_gradient(
+      "lora_linear", inputs, outputs,
+      [adapted, input, low, want_input, count = inputs.size()](const Tensors& grads) -> Tensors {
+        Tensors result(count);
+        result[0] = backward(adapted, grads, low, input, want_input);
+        return result;
+      });
+}
+
+}  // namespace
+
+std::vector<at::Tensor> Lora::forward(const nn::LinearInput& x,
+                                      const std::vector<nn::Linear*>& layers) {
+  std::vector<Adapted> adapted;
+  for (nn::Linear* layer : layers) {
+    auto* lora = dynamic_cast<Lora*>(layer->adapter());
+    if (lora != nullptr && !lora->drops()) adapted.push_back({lora, &layer->weight()});
+  }
+  if (adapted.size() == layers.size()) return forward_together(x, adapted);
+  if (layers.size() == 1) return {forward_with_dropout(x.value, layers[0]->weight())};
+  std::vector<at::Tensor> outputs;
+  for (nn::Linear* layer : layers) outputs.push_back(layer->forward(x));
+  return outputs;
+}
+
+at::Tensor Lora::forward_with_dropout(const at::Tensor& x, nn::Parameter& weight) {
+  const at::Tensor input = ops::detached(x), mask = dropout_mask(input);
   at::Tensor y, low;
   {
     const ops::NoGradient guard;
     y = at::mm(input, weight.value().t());
-    low = at::mm(drop ? input * mask : input, a_.value().t());
-    y.addmm_(low, b_.value().t(), 1, scaling_);
+    low = at::mm(input * mask, a_.value().t()).mul_(scaling_);
+    y.addmm_(low, b_.value().t());
   }
   const bool want_input = x.requires_grad();
   return ops::with_gradient(
@@ -63,19 +178,13 @@ at::Tensor Lora::forward(const at::Tensor& x, nn::Parameter& weight) {
       [this, input, mask, low, want_input, &weight](const Tensors& grads) -> Tensors {
         const at::Tensor& dy = grads[0];
         if (!dy.defined()) return {{}, {}, {}, {}};
-        const at::Tensor scaled = dy * scaling_;
-        const at::Tensor d_low = at::mm(scaled, b_.value());
-        if (b_.trainable()) nn::accumulate_product(b_, scaled, low);
-        if (a_.trainable())
-          nn::accumulate_product(a_, d_low, mask.defined() ? input * mask : input);
+        const at::Tensor d_low = at::mm(dy, b_.value()).mul_(scaling_);
+        if (b_.trainable()) nn::accumulate_product(b_, dy, low);
+        if (a_.trainable()) nn::accumulate_product(a_, d_low, input * mask);
         if (weight.trainable()) nn::accumulate_product(weight, dy, input);
         if (!want_input) return {{}, {}, {}, {}};
         at::Tensor dx = at::mm(dy, weight.value());
-        if (mask.defined()) {
-          dx.add_(at::mm(d_low, a_.value()).mul_(mask));
-        } else {
-          dx.addmm_(d_low, a_.value());
-        }
+        dx.add_(at::mm(d_low, a_.value()).mul_(mask));
         return {dx, {}, {}, {}};
       })[0];
 }

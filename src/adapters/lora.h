@@ -28,7 +28,8 @@ class Lora : public nn::LinearAdapter {
   Lora(std::string module, std::int64_t in_features, std::int64_t out_features, double scaling,
        std::int64_t rank, double dropout, std::uint64_t seed);
 
-  at::Tensor forward(const at::Tensor& x, nn::Parameter& weight) override;
+  std::vector<at::Tensor> forward(const nn::LinearInput& x,
+                                  const std::vector<nn::Linear*>& layers) override;
   void visit_parameters(const std::function<void(nn::Parameter&)>& visit) override;
 
   const std::string& module() const { return module_; }
@@ -45,7 +46,9 @@ class Lora : public nn::LinearAdapter {
   at::Tensor delta() const;
 
  private:
+  bool drops() const { return dropout_ > 0 && dropout_stream_ != 0; }
   at::Tensor dropout_mask(const at::Tensor& x) const;
+  at::Tensor forward_with_dropout(const at::Tensor& x, nn::Parameter& weight);
 
   std::string module_;
   nn::Parameter a_, b_;

@@ -88,6 +88,17 @@ class Checker {
     }
   }
 
+  void optimizer_state() const {
+    if (c_.optim.state_dtype == Dtype::kFloat64) {
+      fail("optim.state_dtype",
+           "expected float32 or bfloat16 (model.dtype float64 has float64 "
+           "moments with float32)");
+    }
+    if (c_.optim.state_dtype == Dtype::kBFloat16 && c_.model.dtype != Dtype::kBFloat16) {
+      fail("optim.state_dtype", "bfloat16 moments need model.dtype bfloat16");
+    }
+  }
+
   void device() const {
     if (c_.model.dtype == Dtype::kFloat64 && c_.device.name.type == DeviceType::kNpu) {
       fail("model.dtype", "float64 is not available on device npu");
@@ -117,6 +128,7 @@ void check(const RunConfig& config, const std::string& source, Completeness comp
   checker.adapter();
   checker.evaluation();
   checker.stopping();
+  checker.optimizer_state();
   checker.device();
 }
 
@@ -137,6 +149,7 @@ std::vector<std::string> unused_keys(const RunConfig& config) {
   if (config.optim.name == OptimName::kSgd) {
     note("optim.betas", "optim.name is sgd");
     note("optim.eps", "optim.name is sgd");
+    note("optim.state_dtype", "optim.name is sgd");
   }
   if (config.optim.schedule != Schedule::kWsd)
     note("optim.decay_steps", "optim.schedule is not wsd");

@@ -116,9 +116,10 @@ enum class Method { kFull, kLora };
 template <>
 inline constexpr std::array<std::string_view, 2> kNames<Method>{"full", "lora"};
 
-enum class Recompute { kOff, kSelective, kFull };
+enum class Recompute { kOff, kElementwise, kSelective, kFull };
 template <>
-inline constexpr std::array<std::string_view, 3> kNames<Recompute>{"off", "selective", "full"};
+inline constexpr std::array<std::string_view, 4> kNames<Recompute>{"off", "elementwise",
+                                                                   "selective", "full"};
 
 enum class AuxLoss { kSequence, kHf };
 template <>
@@ -165,6 +166,7 @@ struct OptimSection {
   double min_lr_ratio = 0;
   std::vector<std::string> no_decay;
   Dtype grad_dtype = Dtype::kFloat32;
+  Dtype state_dtype = Dtype::kFloat32;
 };
 
 struct AdapterSection {
@@ -229,6 +231,7 @@ struct LogSection {
   bool report = true;
   std::vector<std::string> sample_prompts;
   std::int64_t sample_tokens = 64;
+  std::int64_t profile_step = 0;
 };
 
 enum class DeviceType { kCpu, kCuda, kNpu };

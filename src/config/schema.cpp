@@ -206,7 +206,9 @@ Section train_section() {
       .key("freeze", &TrainSection::freeze, "parameters not trained, by name pattern (* and ?)",
            {.aliases = {"frozen", "freeze_modules"}})
       .key("recompute", &TrainSection::recompute,
-           "recompute activations in backward: less memory, more time",
+           "activations made again in the backward instead of kept: none, norms and gates (a few "
+           "percent "
+           "of time), these and the MLP, or everything inside a block",
            {.aliases = {"gradient_checkpointing", "activation_checkpointing"}})
       .key("router_aux_loss_coef", &TrainSection::router_aux_loss_coef,
            "load balance of mixture-of-experts models; -1: as the checkpoint says",
@@ -226,7 +228,7 @@ Section train_section() {
 Section optim_section() {
   Section s = make("optim", "Optimizer and learning-rate schedule.");
   Table<OptimSection>(s, &RunConfig::optim)
-      .key("name", &OptimSection::name, "AdamW with float32 master weights, or SGD",
+      .key("name", &OptimSection::name, "AdamW or SGD, with float32 master weights",
            {.aliases = {"optimizer", "optim", "type"}})
       .key("lr", &OptimSection::lr, "peak learning rate; 2e-4 with train.method lora unless given",
            {.range = at_least(0), .aliases = {"learning_rate", "max_lr"}})
@@ -250,7 +252,10 @@ Section optim_section() {
       .key("no_decay", &OptimSection::no_decay,
            "further parameters without weight decay, by name pattern")
       .key("grad_dtype", &OptimSection::grad_dtype,
-           "in which gradients are summed over micro-batches and ranks");
+           "in which gradients are summed over micro-batches and ranks")
+      .key("state_dtype", &OptimSection::state_dtype,
+           "of AdamW's moments; bfloat16 also drops the float32 master of bfloat16 weights and "
+           "rounds stochastically");
   return s;
 }
 
@@ -340,7 +345,11 @@ Section log_section() {
       .key("sample_prompts", &LogSection::sample_prompts,
            "answered before and after training, for the report")
       .key("sample_tokens", &LogSection::sample_tokens, "length of these answers at most",
-           {.range = at_least(1)});
+           {.range = at_least(1)})
+      .key("profile_step", &LogSection::profile_step,
+           "step whose kernels are timed, into <train.output_dir>/profile.txt and profile.json; "
+           "0: none",
+           {.range = at_least(0), .aliases = {"profile", "profiler"}});
   return s;
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "ops/attention/attention.h"
+#include "ops/autograd.h"
 #include "ops/rotary/rotary.h"
 
 namespace heddle::nn {
@@ -24,12 +25,13 @@ Attention::Attention(const std::string& prefix, const AttentionDims& dims)
       q_norm_(prefix + "q_norm.weight", {dims.head_dim}),
       k_norm_(prefix + "k_norm.weight", {dims.head_dim}) {}
 
-Attention::Projected Attention::project(const at::Tensor& x, const BlockInputs& inputs) {
-  const std::int64_t T = x.size(0), D = dims_.head_dim;
-  const at::Tensor q_gate_TH2D = q_proj_.forward(x).view({T, dims_.num_attention_heads, 2 * D});
-  const at::Tensor k_THD = k_proj_.forward(x).view({T, dims_.num_key_value_heads, D});
+Attention::Projected Attention::project(const LinearInput& x, const BlockInputs& inputs) {
+  const std::int64_t T = x.value.size(0), D = dims_.head_dim;
+  const std::vector<at::Tensor> outputs = forward_all(x, {&q_proj_, &k_proj_, &v_proj_});
+  const at::Tensor q_gate_TH2D = outputs[0].view({T, dims_.num_attention_heads, 2 * D});
+  const at::Tensor k_THD = outputs[1].view({T, dims_.num_key_value_heads, D});
   Projected projected;
-  projected.v = v_proj_.forward(x).view({T, dims_.num_key_value_heads, D});
+  projected.v = outputs[2].view({T, dims_.num_key_value_heads, D});
   // One split: its gradient is one concatenation.
   const std::vector<at::Tensor> q_and_gate = q_gate_TH2D.split(D, 2);
   projected.gate = q_and_gate[1];
@@ -42,11 +44,15 @@ Attention::Projected Attention::project(const at::Tensor& x, const BlockInputs& 
 
 at::Tensor Attention::finish(const at::Tensor& o, const Projected& projected,
                              const BlockInputs& inputs) {
-  const at::Tensor gated = ops::output_gate(*inputs.kernels, o, projected.gate);
-  return o_proj_.forward(gated.view({o.size(0), dims_.num_attention_heads * dims_.head_dim}));
+  const std::vector<std::int64_t> flat = {o.size(0), dims_.num_attention_heads * dims_.head_dim};
+  const at::Tensor gated = ops::output_gate(*inputs.kernels, o, projected.gate).view(flat);
+  if (!inputs.recompute_elementwise) return o_proj_.forward(gated);
+  return o_proj_.forward(
+      {gated, [kernels = inputs.kernels, o = ops::detached(o), gate = ops::detached(projected.gate),
+               flat] { return ops::output_gate(*kernels, o, gate).view(flat); }});
 }
 
-at::Tensor Attention::forward(const at::Tensor& x, const BlockInputs& inputs) {
+at::Tensor Attention::forward(const LinearInput& x, const BlockInputs& inputs) {
   const Projected projected = project(x, inputs);
   const at::Tensor o = ops::attention(*inputs.kernels, {projected.q, projected.k, projected.v,
                                                         inputs.sequences, inputs.sequences, 0});

@@ -18,7 +18,7 @@ class Attention {
   /// `prefix` ends before "q_proj.weight", for example "model.layers.3.self_attn.".
   Attention(const std::string& prefix, const AttentionDims& dims);
 
-  at::Tensor forward(const at::Tensor& x, const BlockInputs& inputs);
+  at::Tensor forward(const LinearInput& x, const BlockInputs& inputs);
   /// Generation: appends this pass's keys and values to the cache, attends over all of it.
   at::Tensor generate(const at::Tensor& x, const BlockInputs& inputs, CacheView& cache);
   void visit_parameters(const std::function<void(Parameter&)>& visit);
@@ -28,7 +28,7 @@ class Attention {
   struct Projected {
     at::Tensor q, k, v, gate;
   };
-  Projected project(const at::Tensor& x, const BlockInputs& inputs);
+  Projected project(const LinearInput& x, const BlockInputs& inputs);
   at::Tensor finish(const at::Tensor& o, const Projected& projected, const BlockInputs& inputs);
 
   AttentionDims dims_;

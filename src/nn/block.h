@@ -19,6 +19,9 @@ struct BlockInputs {
   at::Tensor cos, sin;           ///< [T, rotary/2], see ops::rotary_tables.
   std::int64_t real_tokens = 0;  ///< Tokens before the dummy tail.
   bool training = false;         ///< Dropout and auxiliary losses are on.
+  /// Results of elementwise operators and norms that only feed a product are not kept for its
+  /// backward but made again there.
+  bool recompute_elementwise = false;
   bool pooled_auxiliary_loss = false;
   std::uint64_t dropout_stream =
       0;  ///< Differs between steps and micro-batches; same in a recomputation.

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "ops/autograd.h"
 #include "ops/causal_conv1d/causal_conv1d.h"
 #include "ops/gated_delta_net/gated_delta_net.h"
 
@@ -40,16 +41,18 @@ GatedDeltaNet::GatedDeltaNet(const std::string& prefix, const GatedDeltaNetDims&
   }
 }
 
-GatedDeltaNet::Projected GatedDeltaNet::project(const at::Tensor& x) {
-  const std::int64_t T = x.size(0), Hk = dims_.num_key_heads, Hv = dims_.num_value_heads;
+GatedDeltaNet::Projected GatedDeltaNet::project(const LinearInput& x) {
+  const std::int64_t T = x.value.size(0), Hk = dims_.num_key_heads, Hv = dims_.num_value_heads;
   const std::int64_t K = dims_.key_head_dim, V = dims_.value_head_dim, r = Hv / Hk;
+  std::vector<Linear*> layers;
+  for (const auto& layer : projections_) layers.push_back(layer.get());
+  const std::vector<at::Tensor> outputs = forward_all(x, layers);
   if (!dims_.interleaved_projections) {
-    return {projections_[0]->forward(x), projections_[1]->forward(x).view({T, Hv, V}),
-            projections_[2]->forward(x), projections_[3]->forward(x)};
+    return {outputs[0], outputs[1].view({T, Hv, V}), outputs[2], outputs[3]};
   }
   // Per key head: [q K, k K, v r*V, z r*V] and [b r, a r].
-  const at::Tensor qkvz = projections_[0]->forward(x).view({T, Hk, 2 * K + 2 * r * V});
-  const at::Tensor ba = projections_[1]->forward(x).view({T, Hk, 2 * r});
+  const at::Tensor qkvz = outputs[0].view({T, Hk, 2 * K + 2 * r * V});
+  const at::Tensor ba = outputs[1].view({T, Hk, 2 * r});
   const auto flat = [T](const at::Tensor& t) { return t.reshape({T, -1}); };
   return {at::cat({flat(qkvz.narrow(2, 0, K)), flat(qkvz.narrow(2, K, K)),
                    flat(qkvz.narrow(2, 2 * K, r * V))},
@@ -60,39 +63,40 @@ GatedDeltaNet::Projected GatedDeltaNet::project(const at::Tensor& x) {
 
 at::Tensor GatedDeltaNet::finish(const at::Tensor& o, const Projected& projected,
                                  const BlockInputs& inputs) {
-  const at::Tensor y =
-      ops::gated_rms_norm(*inputs.kernels, o, projected.z, norm_.value(), dims_.rms_norm_eps);
-  return out_proj_.forward(y.view({o.size(0), dims_.value_dim()}));
+  const std::vector<std::int64_t> flat = {o.size(0), dims_.value_dim()};
+  const auto norm = [kernels = inputs.kernels, flat, eps = dims_.rms_norm_eps](
+                        const at::Tensor& x, const at::Tensor& z, const at::Tensor& weight) {
+    return ops::gated_rms_norm(*kernels, x, z, weight, eps).view(flat);
+  };
+  const at::Tensor y = norm(o, projected.z, norm_.value());
+  if (!inputs.recompute_elementwise) return out_proj_.forward(y);
+  return out_proj_.forward({y, [norm, o = ops::detached(o), z = ops::detached(projected.z),
+                                weight = norm_.data()] { return norm(o, z, weight); }});
 }
 
-namespace {
-
-struct QueryKeyValue {
-  at::Tensor q, k, v;
-};
-
-QueryKeyValue split(const at::Tensor& qkv, const GatedDeltaNetDims& dims) {
-  const std::int64_t T = qkv.size(0);
-  const std::vector<at::Tensor> parts =
-      qkv.split_with_sizes({dims.key_dim(), dims.key_dim(), dims.value_dim()}, 1);
-  return {parts[0].view({T, dims.num_key_heads, dims.key_head_dim}),
-          parts[1].view({T, dims.num_key_heads, dims.key_head_dim}),
-          parts[2].view({T, dims.num_value_heads, dims.value_head_dim})};
+std::array<at::Tensor, 3> GatedDeltaNet::split_qkv(const at::Tensor& qkv) const {
+  return ops::split_qkv(qkv, dims_.num_key_heads, dims_.key_head_dim, dims_.num_value_heads,
+                        dims_.value_head_dim);
 }
 
-}  // namespace
-
-at::Tensor GatedDeltaNet::forward(const at::Tensor& x, const BlockInputs& inputs) {
+at::Tensor GatedDeltaNet::forward(const LinearInput& x, const BlockInputs& inputs) {
   const Projected projected = project(x);
   ops::CausalConv1d::Inputs conv;
   conv.x = projected.qkv;
   conv.weight = conv_.value().squeeze(1);
   conv.sequences = inputs.sequences;
-  const auto [q, k, v] = split(ops::causal_conv1d(*inputs.kernels, conv).y, dims_);
+  const auto [q, k, v] = split_qkv(ops::causal_conv1d(*inputs.kernels, conv).y);
   const auto [g, beta] =
       ops::gdn_gates(*inputs.kernels, projected.a, projected.b, a_log_.value(), dt_bias_.value());
-  const auto rule =
-      ops::gated_delta_rule(*inputs.kernels, {q, k, v, g, beta, {}, inputs.sequences, {}});
+  ops::GatedDeltaRule::Inputs rule_inputs{q, k, v, g, beta, {}, inputs.sequences, {}, {}};
+  if (inputs.recompute_elementwise) {
+    conv.x = ops::detached(conv.x);
+    conv.weight = ops::detached(conv.weight);
+    rule_inputs.qkv_again = [this, conv, kernels = inputs.kernels] {
+      return split_qkv(ops::causal_conv1d(*kernels, conv).y);
+    };
+  }
+  const auto rule = ops::gated_delta_rule(*inputs.kernels, rule_inputs);
   return finish(rule.o, projected, inputs);
 }
 
@@ -105,9 +109,8 @@ at::Tensor GatedDeltaNet::generate(const at::Tensor& x, const BlockInputs& input
   const at::Tensor weight = conv_.value().squeeze(1);
   const ops::Sequences& sequences = inputs.sequences;
   if (sequences.max_seqlen == 1 && sequences.total() == sequences.count()) {
-    const auto [q, k, v] = split(
-        ops::causal_conv1d_step(*inputs.kernels, projected.qkv, weight, layer.conv, cache.slots),
-        dims_);
+    const auto [q, k, v] = split_qkv(
+        ops::causal_conv1d_step(*inputs.kernels, projected.qkv, weight, layer.conv, cache.slots));
     return finish(
         ops::gated_delta_rule_step(*inputs.kernels, q, k, v, g, beta, layer.state, cache.slots, {}),
         projected, inputs);
@@ -115,11 +118,12 @@ at::Tensor GatedDeltaNet::generate(const at::Tensor& x, const BlockInputs& input
   const at::Tensor slots = at::tensor(cache.slots, at::kLong).to(x.device());
   const auto conv = ops::causal_conv1d(
       *inputs.kernels, {projected.qkv, weight, layer.conv.index_select(0, slots), sequences, true});
-  const auto [q, k, v] = split(conv.y, dims_);
+  const auto [q, k, v] = split_qkv(conv.y);
   ops::GatedDeltaRuleOptions options;
   options.want_final_state = true;
   const auto rule = ops::gated_delta_rule(
-      *inputs.kernels, {q, k, v, g, beta, layer.state.index_select(0, slots), sequences, options});
+      *inputs.kernels,
+      {q, k, v, g, beta, layer.state.index_select(0, slots), sequences, options, {}});
   layer.conv.index_copy_(0, slots, conv.final_state);
   layer.state.index_copy_(0, slots, rule.final_state);
   return finish(rule.o, projected, inputs);

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <array>
+
 #include "nn/block.h"
 #include "nn/cache.h"
 #include "nn/linear.h"
@@ -27,7 +29,7 @@ class GatedDeltaNet {
   /// `prefix` for example "model.layers.0.linear_attn.".
   GatedDeltaNet(const std::string& prefix, const GatedDeltaNetDims& dims);
 
-  at::Tensor forward(const at::Tensor& x, const BlockInputs& inputs);
+  at::Tensor forward(const LinearInput& x, const BlockInputs& inputs);
   /// Generation: continues from the cached convolution inputs and states of the slots and updates
   /// them.
   at::Tensor generate(const at::Tensor& x, const BlockInputs& inputs, CacheView& cache);
@@ -40,7 +42,8 @@ class GatedDeltaNet {
     at::Tensor z;     ///< [T, Hv, V]
     at::Tensor b, a;  ///< [T, Hv]
   };
-  Projected project(const at::Tensor& x);
+  Projected project(const LinearInput& x);
+  std::array<at::Tensor, 3> split_qkv(const at::Tensor& qkv) const;
   at::Tensor finish(const at::Tensor& o, const Projected& projected, const BlockInputs& inputs);
 
   GatedDeltaNetDims dims_;

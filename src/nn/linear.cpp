@@ -1,7 +1,10 @@
 #include "nn/linear.h"
 
+#include <ATen/ops/addmm.h>
 #include <ATen/ops/embedding_dense_backward.h>
 #include <ATen/ops/mm.h>
+
+#include <algorithm>
 
 #include "ops/autograd.h"
 #include "ops/linear/few_rows.h"
@@ -9,7 +12,15 @@
 namespace heddle::nn {
 
 void accumulate_product(Parameter& weight, const at::Tensor& dy, const at::Tensor& x) {
-  if (weight.accumulates_in_place() && weight.gradient().defined()) {
+  if (!weight.accumulates_in_place() && x.is_cuda()) {
+    // cuBLAS sums half precision in fp32: keep those sums, add to them in the product.
+    if (weight.gradient().defined()) {
+      at::Tensor& sum = weight.gradient_buffer();
+      at::addmm_out(sum, sum, dy.t(), x, sum.scalar_type());
+    } else {
+      weight.add_gradient(at::mm(dy.t(), x, at::kFloat));
+    }
+  } else if (weight.accumulates_in_place() && weight.gradient().defined()) {
     weight.gradient_buffer().addmm_(dy.t(), x);
   } else {
     weight.add_gradient(at::mm(dy.t(), x));
@@ -23,19 +34,59 @@ at::Tensor product(const at::Tensor& x, const at::Tensor& weight) {
   return at::mm(x, weight.t());
 }
 
-at::Tensor linear(const at::Tensor& x, Parameter& weight) {
-  at::Tensor y = ops::run_without_gradient([&] { return product(x, weight.value()); });
+std::vector<at::Tensor> linears(const LinearInput& input, const std::vector<Parameter*>& weights) {
+  const at::Tensor& x = input.value;
+  const ops::Tensors outputs = ops::run_without_gradient([&] {
+    ops::Tensors products;
+    for (const Parameter* weight : weights) products.push_back(product(x, weight->value()));
+    return products;
+  });
   // A frozen weight needs no input kept; an input without gradient needs no product.
-  const at::Tensor saved = weight.trainable() ? ops::detached(x) : at::Tensor();
+  const bool any_trained = std::any_of(weights.begin(), weights.end(),
+                                       [](const Parameter* weight) { return weight->trainable(); });
+  const auto again = any_trained ? input.again : std::function<at::Tensor()>();
+  const at::Tensor saved = any_trained && !again ? ops::detached(x) : at::Tensor();
   const bool want_input = x.requires_grad();
+  ops::Tensors inputs = {x};
+  for (const Parameter* weight : weights) inputs.push_back(weight->anchor());
   return ops::with_gradient(
-      "linear", {x, weight.anchor()}, {y},
-      [saved, want_input, &weight](const ops::Tensors& grads) -> ops::Tensors {
-        const at::Tensor& dy = grads[0];
-        if (!dy.defined()) return {{}, {}};
-        if (saved.defined()) accumulate_product(weight, dy, saved);
-        return {want_input ? at::mm(dy, weight.value()) : at::Tensor(), {}};
-      })[0];
+      "linear", inputs, outputs,
+      [saved, again, want_input, weights](const ops::Tensors& grads) -> ops::Tensors {
+        ops::Tensors result(weights.size() + 1);
+        const at::Tensor x = again ? again() : saved;
+        for (std::size_t i = 0; i < weights.size(); ++i) {
+          const at::Tensor& dy = grads[i];
+          if (!dy.defined()) continue;
+          if (weights[i]->trainable()) accumulate_product(*weights[i], dy, x);
+          if (!want_input) continue;
+          // The products add into one gradient, so that no pass over it does.
+          at::Tensor& dx = result[0];
+          if (dx.defined()) {
+            dx.addmm_(dy, weights[i]->data());
+          } else {
+            dx = at::mm(dy, weights[i]->data());
+          }
+        }
+        return result;
+      });
+}
+
+at::Tensor linear(const LinearInput& x, Parameter& weight) { return linears(x, {&weight})[0]; }
+
+std::vector<at::Tensor> forward_all(const LinearInput& x, const std::vector<Linear*>& layers) {
+  const auto adapted = std::count_if(layers.begin(), layers.end(), [](const Linear* layer) {
+    return layer->adapter() != nullptr;
+  });
+  if (adapted == 0) {
+    std::vector<Parameter*> weights;
+    for (Linear* layer : layers) weights.push_back(&layer->weight());
+    return linears(x, weights);
+  }
+  if (adapted == static_cast<std::ptrdiff_t>(layers.size()))
+    return layers[0]->adapter()->forward(x, layers);
+  std::vector<at::Tensor> outputs;
+  for (Linear* layer : layers) outputs.push_back(layer->forward(x));
+  return outputs;
 }
 
 at::Tensor embedding(const at::Tensor& tokens, Parameter& table) {

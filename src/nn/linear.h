@@ -4,6 +4,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
@@ -17,18 +18,38 @@ void accumulate_product(Parameter& weight, const at::Tensor& dy, const at::Tenso
 /// x W^T of plain tensors, not recorded. x [T,in], weight [out,in].
 at::Tensor product(const at::Tensor& x, const at::Tensor& weight);
 
+/// What linear layers read. `again`, unless empty, makes the value anew in the backward, so that it
+/// is not kept until then.
+struct LinearInput {
+  LinearInput(at::Tensor x, std::function<at::Tensor()> make_again = {})
+      : value(std::move(x)), again(std::move(make_again)) {}
+  at::Tensor value;
+  std::function<at::Tensor()> again;
+};
+
 /// x W^T. x [T,in], weight [out,in]. The graph holds the parameter by handle, not its tensor, and
 /// the weight gradient is accumulated by the product itself.
-at::Tensor linear(const at::Tensor& x, Parameter& weight);
+at::Tensor linear(const LinearInput& x, Parameter& weight);
+
+/// x W^T of several weights that share their input, as linear() of each; the gradients of x are
+/// summed inside the products.
+std::vector<at::Tensor> linears(const LinearInput& x, const std::vector<Parameter*>& weights);
+
+class Linear;
 
 /// Something that changes what a linear layer computes from its input (LoRA).
 class LinearAdapter {
  public:
   virtual ~LinearAdapter() = default;
-  /// The adapted product, in place of linear(x, weight). x [T,in]; returns [T,out].
-  virtual at::Tensor forward(const at::Tensor& x, Parameter& weight) = 0;
+  /// The adapted products of layers that share their input and all have an adapter, in order. This
+  /// adapter belongs to the first of them.
+  virtual std::vector<at::Tensor> forward(const LinearInput& x,
+                                          const std::vector<Linear*>& layers) = 0;
   virtual void visit_parameters(const std::function<void(Parameter&)>& visit) = 0;
 };
+
+/// The outputs of layers that share their input, in order, adapted where a layer has an adapter.
+std::vector<at::Tensor> forward_all(const LinearInput& x, const std::vector<Linear*>& layers);
 
 /// A projection without bias.
 class Linear {
@@ -37,9 +58,7 @@ class Linear {
          Placement placement = {})
       : weight_(std::move(name), {out_features, in_features}, std::move(placement)) {}
 
-  at::Tensor forward(const at::Tensor& x) {
-    return adapter_ ? adapter_->forward(x, weight_) : linear(x, weight_);
-  }
+  at::Tensor forward(const LinearInput& x) { return forward_all(x, {this})[0]; }
   Parameter& weight() { return weight_; }
   std::int64_t out_features() const { return weight_.global_shape()[0]; }
   std::int64_t in_features() const { return weight_.global_shape()[1]; }

@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/sigmoid.h>
 
+#include "ops/autograd.h"
 #include "ops/moe/moe.h"
 #include "ops/swiglu/swiglu.h"
 
@@ -16,9 +17,13 @@ Mlp::Mlp(const std::string& prefix, std::int64_t hidden_size, std::int64_t inter
       down_proj_(prefix + "down_proj.weight", hidden_size, intermediate_size, {{Dim::kTp, 1, {}}}) {
 }
 
-at::Tensor Mlp::forward(const at::Tensor& x, const BlockInputs& inputs) {
+at::Tensor Mlp::forward(const LinearInput& x, const BlockInputs& inputs) {
+  const std::vector<at::Tensor> gate_up = forward_all(x, {&gate_proj_, &up_proj_});
+  const at::Tensor y = ops::swiglu(*inputs.kernels, gate_up[0], gate_up[1]);
+  if (!inputs.recompute_elementwise) return down_proj_.forward(y);
   return down_proj_.forward(
-      ops::swiglu(*inputs.kernels, gate_proj_.forward(x), up_proj_.forward(x)));
+      {y, [kernels = inputs.kernels, gate = ops::detached(gate_up[0]),
+           up = ops::detached(gate_up[1])] { return ops::swiglu(*kernels, gate, up); }});
 }
 
 void Mlp::visit_parameters(const std::function<void(Parameter&)>& visit) {

@@ -10,7 +10,7 @@ class Mlp {
  public:
   /// `prefix` for example "model.layers.0.mlp.".
   Mlp(const std::string& prefix, std::int64_t hidden_size, std::int64_t intermediate_size);
-  at::Tensor forward(const at::Tensor& x, const BlockInputs& inputs);
+  at::Tensor forward(const LinearInput& x, const BlockInputs& inputs);
   void visit_parameters(const std::function<void(Parameter&)>& visit);
   void visit_linears(const std::function<void(Linear&)>& visit);
 

@@ -66,8 +66,10 @@ at::Tensor BlockRunner::backward(const at::Tensor& grad_hidden, double auxiliary
     pass.islands.pop_back();
     if (island.recompute) {
       island.input.set_requires_grad(true);
+      nn::BlockInputs inputs = pass.inputs;
+      inputs.recompute_elementwise = false;  // its backward follows at once
       nn::BlockOutput output =
-          blocks_[island.block].block->forward(island.stage, island.input, pass.inputs);
+          blocks_[island.block].block->forward(island.stage, island.input, inputs);
       island.output = std::move(output.hidden);
       island.auxiliary = std::move(output.auxiliary_loss);
     }

@@ -12,7 +12,7 @@ namespace heddle::parallel {
 
 /// What of a block's activations is kept for its backward.
 enum class Recompute {
-  kOff,        ///< Everything.
+  kOff,        ///< Everything (but see BlockInputs::recompute_elementwise).
   kSelective,  ///< The mixer's; the MLP, whose activations are the widest, runs again.
   kFull,       ///< Only the block's input.
 };

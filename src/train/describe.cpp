@@ -36,17 +36,21 @@ double activation_bytes_per_token(const models::qwen3_5::Config& config, std::in
   for (std::int64_t i = 0; i < config.num_hidden_layers; ++i) {
     elements += 2 * H;  // the inputs of both stages
     if (recompute != config::Recompute::kFull) {
-      // norm, projections, what the mixer's operators keep, the input of the output projection
-      elements += config.full_attention[i] ? H + 2 * q + 2 * kv + 2 * q + kv + q
-                                           : H + 2 * (2 * k + v) + v + 3 * v;
+      // projections and what the mixer's operators keep
+      elements +=
+          config.full_attention[i] ? 2 * q + 2 * kv + 2 * q + kv : (2 * k + v) + v + 2.5 * v;
     }
     if (recompute == config::Recompute::kOff) {
+      // norm, convolution, the input of the output projection
+      elements += config.full_attention[i] ? H + q : H + 2 * k + v + v;
+    }
+    if (recompute == config::Recompute::kOff || recompute == config::Recompute::kElementwise) {
       const double width =
           config.sparse_mlp[i]
               ? static_cast<double>(config.num_experts_per_tok * config.moe_intermediate_size +
                                     config.shared_expert_intermediate_size)
               : static_cast<double>(config.intermediate_size);
-      elements += H + 3 * width;
+      elements += recompute == config::Recompute::kOff ? H + 3 * width : 2 * width;
     }
   }
   return elements * static_cast<double>(element_bytes);

@@ -126,6 +126,11 @@ nlohmann::ordered_json template_variables(const std::map<std::string, config::Sc
   return variables;
 }
 
+/// What the chosen kernels' tiles must fit into; 0 (no limit) on the CPU.
+std::int64_t on_chip_limit(c10::Device device) {
+  return device.is_cpu() ? 0 : device::properties(device, 16).on_chip_bytes;
+}
+
 models::qwen3_5::Config read_model_config(const ckpt::ModelDirectory& source) {
   return models::qwen3_5::parse_config(source.config(), (source.path() / "config.json").string());
 }
@@ -168,6 +173,38 @@ data::DatasetOptions dataset_options(const config::RunConfig& config,
   return options;
 }
 
+ops::KernelPolicy kernel_policy(const config::RunConfig& config, c10::Device device) {
+  ops::KernelPolicy policy;
+  policy.allow_fallback = config.kernels.fallback == config::Fallback::kAllow;
+  policy.chosen_by_user = config.kernels.choice;
+  policy.on_chip_limit_bytes = on_chip_limit(device);
+  return policy;
+}
+
+std::unique_ptr<adapters::LoraSet> make_adapters(const config::RunConfig& config,
+                                                 models::qwen3_5::Model& model) {
+  adapters::LoraOptions lora;
+  lora.rank = config.adapter.rank;
+  lora.alpha = config.adapter.alpha;
+  lora.rslora = config.adapter.rslora;
+  lora.dropout = config.adapter.dropout;
+  lora.seed = config.adapter.seed;
+  // PEFT reads gate_proj, up_proj and down_proj of this model type as its routed experts,
+  // whatever stands before them, so an adapter on the shared expert could not be loaded there.
+  if (model.config().text_model_type == "qwen3_next") {
+    lora.excluded = {"*.mlp.shared_expert.*_proj"};
+    log::info(
+        "adapter.targets: all-linear leaves out mlp.shared_expert of Qwen3-Next, which PEFT "
+        "cannot load; name it "
+        "to adapt it all the same");
+  }
+  auto set = std::make_unique<adapters::LoraSet>(
+      [&](const std::function<void(nn::Linear&)>& visit) { model.visit_linears(visit); },
+      config.adapter.targets, lora, model.context());
+  for (const auto& adapter : set->adapters()) adapter->initialize();
+  return set;
+}
+
 Setup make_setup(const config::RunConfig& config, Observer& observer) {
   if (config.train.router_aux_loss == config::AuxLoss::kHf) {
     throw_error<ConfigError>("{}: 'hf' (pooled over all layers) is not built; use 'sequence'",
@@ -203,8 +240,7 @@ Setup make_setup(const config::RunConfig& config, Observer& observer) {
                              : model_config.output_router_logits ? model_config.router_aux_loss_coef
                                                                  : 0;
   options.auxiliary_loss = model_config.is_moe() && coefficient > 0;
-  options.kernel_policy.allow_fallback = config.kernels.fallback == config::Fallback::kAllow;
-  options.kernel_policy.chosen_by_user = config.kernels.choice;
+  options.kernel_policy = kernel_policy(config, setup.context.device);
   const std::string prefix = ckpt::text_prefix(*setup.source);
   setup.model = std::make_unique<models::qwen3_5::Model>(std::move(model_config), prefix,
                                                          setup.context, options);
@@ -212,25 +248,7 @@ Setup make_setup(const config::RunConfig& config, Observer& observer) {
   setup.load_report = ckpt::load_model(*setup.source, *setup.model, config.train.seed);
 
   if (config.train.method == config::Method::kLora) {
-    adapters::LoraOptions lora;
-    lora.rank = config.adapter.rank;
-    lora.alpha = config.adapter.alpha;
-    lora.rslora = config.adapter.rslora;
-    lora.dropout = config.adapter.dropout;
-    lora.seed = config.adapter.seed;
-    // PEFT reads gate_proj, up_proj and down_proj of this model type as its routed experts,
-    // whatever stands before them, so an adapter on the shared expert could not be loaded there.
-    if (setup.model->config().text_model_type == "qwen3_next") {
-      lora.excluded = {"*.mlp.shared_expert.*_proj"};
-      log::info(
-          "adapter.targets: all-linear leaves out mlp.shared_expert of Qwen3-Next, which PEFT "
-          "cannot load; name it "
-          "to adapt it all the same");
-    }
-    setup.adapters = std::make_unique<adapters::LoraSet>(
-        [&](const std::function<void(nn::Linear&)>& visit) { setup.model->visit_linears(visit); },
-        config.adapter.targets, lora, setup.context);
-    for (const auto& adapter : setup.adapters->adapters()) adapter->initialize();
+    setup.adapters = make_adapters(config, *setup.model);
   }
   choose_trainable(config, setup);
   return setup;
@@ -253,6 +271,7 @@ LoadedModel load_for_inference(const std::filesystem::path& directory,
   models::qwen3_5::ModelOptions options;
   options.head = head;
   options.num_labels = std::max<std::int64_t>(1, config.num_labels);
+  options.kernel_policy.on_chip_limit_bytes = on_chip_limit(context.device);
   loaded.model = std::make_unique<models::qwen3_5::Model>(
       std::move(config), ckpt::text_prefix(*loaded.source), context, options);
   loaded.model->allocate();

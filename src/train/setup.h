@@ -37,6 +37,13 @@ Setup make_setup(const config::RunConfig& config, Observer& observer);
 /// The context of one rank from the configuration; sets the CPU threads.
 runtime::Context make_context(const config::RunConfig& config);
 
+/// Which kernels the configuration allows on a device.
+ops::KernelPolicy kernel_policy(const config::RunConfig& config, c10::Device device);
+
+/// The adapters of train.method lora on a model with weights, initialised.
+std::unique_ptr<adapters::LoraSet> make_adapters(const config::RunConfig& config,
+                                                 models::qwen3_5::Model& model);
+
 /// How rows become tokens under this configuration.
 data::DatasetOptions dataset_options(const config::RunConfig& config,
                                      const std::vector<config::DataSource>& files, bool training);

@@ -17,36 +17,12 @@
 #include "ops/autograd.h"
 #include "train/describe.h"
 #include "train/head.h"
+#include "train/micro_batch.h"
 #include "train/schedule.h"
+#include "train/step_profile.h"
 
 namespace heddle::train {
 namespace {
-
-std::vector<parallel::BlockEntry> block_entries(Setup& setup) {
-  std::vector<parallel::BlockEntry> entries;
-  for (const auto& layer : setup.model->layers()) {
-    parallel::BlockEntry entry{layer.get(), {}};
-    const auto add = [&](nn::Parameter& parameter) { entry.parameters.push_back(&parameter); };
-    layer->visit_parameters(add);
-    layer->visit_linears([&](nn::Linear& linear) {
-      if (linear.adapter() != nullptr) linear.adapter()->visit_parameters(add);
-    });
-    entries.push_back(std::move(entry));
-  }
-  return entries;
-}
-
-parallel::Recompute recompute_of(config::Recompute policy) {
-  switch (policy) {
-    case config::Recompute::kOff:
-      return parallel::Recompute::kOff;
-    case config::Recompute::kSelective:
-      return parallel::Recompute::kSelective;
-    case config::Recompute::kFull:
-      return parallel::Recompute::kFull;
-  }
-  return parallel::Recompute::kOff;
-}
 
 double auxiliary_coefficient(const config::RunConfig& config, const Model& model) {
   if (!model.config().is_moe()) return 0;
@@ -96,8 +72,8 @@ Trainer::Trainer(const config::RunConfig& config, Observer& observer, const std:
       observer_(observer),
       stop_(stop),
       setup_(make_setup(config, observer)),
-      optimizer_(setup_.trainable, config.optim),
-      runner_(block_entries(setup_), recompute_of(config.train.recompute)),
+      optimizer_(setup_.trainable, config.optim, config.train.seed),
+      runner_(block_entries(*setup_.model), recompute_of(config.train.recompute)),
       loader_(std::make_unique<data::Loader>(setup_.train,
                                              loader_options(config, setup_.context.mesh))),
       auxiliary_coefficient_(auxiliary_coefficient(config, *setup_.model)) {
@@ -182,26 +158,6 @@ void Trainer::save(std::int64_t step) {
   observer_.on_checkpoint(step, checkpoints_->directory());
 }
 
-Trainer::BatchResult Trainer::train_batch(const data::Batch& host_batch, double gradient_scale,
-                                          double auxiliary_scale, std::uint64_t dropout_stream) {
-  Model& model = *setup_.model;
-  const data::Batch batch = host_batch.to(setup_.context.device);
-  if (setup_.adapters) setup_.adapters->set_dropout_stream(dropout_stream);
-  const nn::BlockInputs inputs = model.block_inputs(sequences_of(batch), batch.position_ids,
-                                                    batch.real_tokens, /*training=*/true);
-  const at::Tensor embedded = model.embed(batch.tokens);
-  const bool embedding_trained = embedded.requires_grad();
-  parallel::BlockRunner::Pass pass;
-  const at::Tensor hidden = runner_.forward(embedded, inputs, embedding_trained, pass);
-  const HeadResult head =
-      run_head(model, hidden, host_batch, gradient_scale, /*want_gradients=*/true);
-  const BatchResult result{head.loss_sum, pass.auxiliary_loss};
-  const at::Tensor gradient = runner_.backward(head.grad_hidden, auxiliary_scale, pass);
-  if (embedding_trained && gradient.defined()) ops::run_backward({embedded}, {gradient});
-  for (nn::Parameter* parameter : setup_.trainable) parameter->collect_gradient();
-  return result;
-}
-
 StepInfo Trainer::train_step(const data::Step& step) {
   const auto start = std::chrono::steady_clock::now();
   const Model& model = *setup_.model;
@@ -217,8 +173,12 @@ StepInfo Trainer::train_step(const data::Step& step) {
   for (std::size_t i = 0; i < step.micro_batches.size(); ++i) {
     // Streams are numbered from 1, 0 means no dropout.
     const auto stream = static_cast<std::uint64_t>(step.step) * 65536 + i + 1;
-    const BatchResult result = train_batch(step.micro_batches[i], 1 / divisor,
-                                           auxiliary_coefficient_ / sparse_tokens, stream);
+    const MicroBatchLoss result = run_micro_batch(
+        *setup_.model, setup_.adapters.get(), runner_, setup_.trainable, step.micro_batches[i],
+        {.gradient_scale = 1 / divisor,
+         .auxiliary_scale = auxiliary_coefficient_ / sparse_tokens,
+         .dropout_stream = stream,
+         .recompute_elementwise = config_.train.recompute != config::Recompute::kOff});
     loss_sum.add_(result.loss_sum);
     if (result.auxiliary_sum.defined()) auxiliary_sum.add_(result.auxiliary_sum);
   }
@@ -307,7 +267,10 @@ Summary Trainer::run() {
   while (!stop_) {
     auto step = loader_->next();
     if (!step) break;
+    std::optional<StepProfile> profile;
+    if (step->step + 1 == config_.log.profile_step) profile.emplace(setup_.context.device);
     StepInfo info = train_step(*step);
+    if (profile) profile->finish(config_.train.output_dir);
     done = info.step;
     last_loss_ = info.loss;
     if (std::exchange(fresh, false)) first_loss_ = info.loss;

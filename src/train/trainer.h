@@ -29,11 +29,6 @@ class Trainer {
   Setup& setup() { return setup_; }
 
  private:
-  struct BatchResult {
-    at::Tensor loss_sum, auxiliary_sum;
-  };
-  BatchResult train_batch(const data::Batch& host_batch, double gradient_scale,
-                          double auxiliary_scale, std::uint64_t dropout_stream);
   StepInfo train_step(const data::Step& step);
   double evaluate();
   void save(std::int64_t step);

@@ -9,9 +9,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <map>
-
 #include "base/errors.h"
+#include "models/gradients.h"
 #include "models/tiny_model.h"
 #include "ops/autograd.h"
 #include "parallel/block_runner.h"
@@ -22,45 +21,8 @@ namespace {
 
 using models::qwen3_5::Model;
 using parallel::Recompute;
-
-std::vector<parallel::BlockEntry> entries(Model& model) {
-  std::vector<parallel::BlockEntry> blocks;
-  for (const auto& layer : model.layers()) {
-    blocks.push_back({layer.get(), {}});
-    layer->visit_parameters([&](nn::Parameter& p) { blocks.back().parameters.push_back(&p); });
-  }
-  return blocks;
-}
-
-struct Gradients {
-  double loss = 0;
-  std::map<std::string, at::Tensor> by_name;
-};
-
-/// One forward and backward of each batch, summed.
-Gradients differentiate(Model& model, const std::vector<data::Batch>& batches, Recompute recompute,
-                        double auxiliary_scale = 0) {
-  parallel::BlockRunner runner(entries(model), recompute);
-  Gradients result;
-  for (const data::Batch& batch : batches) {
-    const auto inputs =
-        model.block_inputs({batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen},
-                           batch.position_ids, batch.real_tokens, true);
-    const at::Tensor embedded = model.embed(batch.tokens);
-    parallel::BlockRunner::Pass pass;
-    const at::Tensor hidden = runner.forward(embedded, inputs, true, pass);
-    const auto head = train::run_head(model, hidden, batch, 1, true);
-    const at::Tensor gradient = runner.backward(head.grad_hidden, auxiliary_scale, pass);
-    ops::run_backward({embedded}, {gradient});
-    result.loss += head.loss_sum.item<double>();
-  }
-  model.visit_parameters([&](nn::Parameter& parameter) {
-    parameter.collect_gradient();
-    result.by_name[parameter.name()] = parameter.gradient();
-    parameter.clear_gradient();
-  });
-  return result;
-}
+using testing::differentiate;
+using testing::Gradients;
 
 void expect_equal(const Gradients& a, const Gradients& b, double tolerance) {
   EXPECT_NEAR(a.loss, b.loss, tolerance * std::abs(a.loss));
@@ -91,8 +53,9 @@ TEST_P(ModelTest, RecomputationChangesNoBit) {
   const auto model = testing::tiny_model(at::kFloat, GetParam());
   const std::vector<data::Batch> batches = {testing::batch_of({{1, 65}, {2, 40}})};
   const Gradients off = differentiate(*model, batches, Recompute::kOff, 0.01);
-  for (const Recompute policy : {Recompute::kSelective, Recompute::kFull}) {
-    const Gradients other = differentiate(*model, batches, policy, 0.01);
+  for (const Recompute policy : {Recompute::kOff, Recompute::kSelective, Recompute::kFull}) {
+    const Gradients other =
+        differentiate(*model, batches, policy, 0.01, /*recompute_elementwise=*/true);
     for (const auto& [name, gradient] : off.by_name)
       EXPECT_TRUE(at::equal(gradient, other.by_name.at(name))) << name;
   }
@@ -124,7 +87,7 @@ TEST_P(ModelTest, GenerationInPiecesEqualsOneForwardPass) {
   const auto model = testing::tiny_model(at::kDouble, GetParam());
   const data::Batch batch = testing::batch_of({{5, 80}});
   const ops::NoGradient guard;
-  parallel::BlockRunner runner(entries(*model), Recompute::kOff);
+  parallel::BlockRunner runner(train::block_entries(*model), Recompute::kOff);
   const auto inputs = model->block_inputs(
       {batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen}, batch.position_ids, 80, false);
   const at::Tensor whole = runner.evaluate(model->embed(batch.tokens), inputs);
@@ -148,7 +111,7 @@ TEST(Model, AFrozenTrunkKeepsNothingAndGetsNoGradient) {
   const auto model = testing::tiny_model(at::kFloat);
   model->visit_parameters(
       [](nn::Parameter& p) { p.set_trainable(p.name().find("layers.3.") != std::string::npos); });
-  parallel::BlockRunner runner(entries(*model), Recompute::kOff);
+  parallel::BlockRunner runner(train::block_entries(*model), Recompute::kOff);
   const data::Batch batch = testing::batch_of({{1, 30}});
   const auto inputs = model->block_inputs(
       {batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen}, batch.position_ids, 30, true);

@@ -81,6 +81,20 @@ TEST(RmsNorm, OnlyTheResidualStreamFlowsBack) {
   EXPECT_FALSE(g[2].defined());
 }
 
+// The residual stream as a second output: the norm and the identity of the same input.
+TEST(RmsNorm, BranchAddsTheGradientOfTheStream) {
+  for (const char* name : {"reference", "cpu"}) {
+    const KernelTable kernels = table(name, at::kDouble);
+    const Tensors inputs = {randn({5, 7}, at::kDouble, 1), randn({7}, at::kDouble, 3)};
+    const auto branch = [&](const Tensors& in) {
+      auto [y, x] = rms_norm_branch(kernels, in[0], in[1], 1e-6);
+      return Tensors{y, x};
+    };
+    EXPECT_TRUE(identical(branch(inputs)[1], inputs[0]));
+    EXPECT_TRUE(gradients_match(branch, inputs)) << name;
+  }
+}
+
 TEST(RmsNorm, SameBitsForEveryThreadCount) {
   const KernelTable kernel = table("cpu", at::kFloat);
   const Tensors inputs = {randn({777, 96}, at::kFloat, 1), randn({777, 96}, at::kFloat, 2),

@@ -57,19 +57,27 @@ DecoderLayer::DecoderLayer(const Config& config, const std::string& prefix, std:
 nn::BlockOutput DecoderLayer::forward(std::size_t stage, const at::Tensor& hidden,
                                       const nn::BlockInputs& inputs) {
   if (stage == 1) return mlp(hidden, inputs);
-  const at::Tensor x =
-      ops::rms_norm(*inputs.kernels, hidden, input_layernorm_.value(), rms_norm_eps_);
-  return {
-      hidden + (attention_ ? attention_->forward(x, inputs) : gated_delta_net_->forward(x, inputs)),
-      {}};
+  const auto [x, residual] = normalized(hidden, input_layernorm_, inputs);
+  const at::Tensor mixed =
+      attention_ ? attention_->forward(x, inputs) : gated_delta_net_->forward(x, inputs);
+  return {residual + mixed, {}};
+}
+
+std::pair<nn::LinearInput, at::Tensor> DecoderLayer::normalized(
+    const at::Tensor& hidden, const nn::Parameter& weight, const nn::BlockInputs& inputs) const {
+  const auto [x, residual] =
+      ops::rms_norm_branch(*inputs.kernels, hidden, weight.value(), rms_norm_eps_);
+  if (!inputs.recompute_elementwise) return {x, residual};
+  return {{x, [kernels = inputs.kernels, hidden = ops::detached(hidden), weight = weight.data(),
+               eps = rms_norm_eps_] { return ops::rms_norm(*kernels, hidden, weight, eps); }},
+          residual};
 }
 
 nn::BlockOutput DecoderLayer::mlp(const at::Tensor& hidden, const nn::BlockInputs& inputs) {
-  const at::Tensor x =
-      ops::rms_norm(*inputs.kernels, hidden, post_attention_layernorm_.value(), rms_norm_eps_);
-  if (dense_) return {hidden + dense_->forward(x, inputs), {}};
-  nn::BlockOutput output = moe_->forward(x, inputs, want_auxiliary_loss_);
-  output.hidden = hidden + output.hidden;
+  const auto [x, residual] = normalized(hidden, post_attention_layernorm_, inputs);
+  if (dense_) return {residual + dense_->forward(x, inputs), {}};
+  nn::BlockOutput output = moe_->forward(x.value, inputs, want_auxiliary_loss_);
+  output.hidden = residual + output.hidden;
   return output;
 }
 

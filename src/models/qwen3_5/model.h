@@ -39,6 +39,10 @@ class DecoderLayer : public nn::Block {
 
  private:
   nn::BlockOutput mlp(const at::Tensor& hidden, const nn::BlockInputs& inputs);
+  /// The normalised hidden states as the projections read them, and the residual stream.
+  std::pair<nn::LinearInput, at::Tensor> normalized(const at::Tensor& hidden,
+                                                    const nn::Parameter& weight,
+                                                    const nn::BlockInputs& inputs) const;
 
   double rms_norm_eps_;
   bool want_auxiliary_loss_;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <utility>
 #include <vector>
 
@@ -36,6 +37,8 @@ struct GatedDeltaRule {
     at::Tensor initial_state;  ///< May be undefined: zero.
     Sequences sequences;
     GatedDeltaRuleOptions options;
+    /// Unless empty, makes q, k and v anew in the backward, so that they are not kept until then.
+    std::function<std::array<at::Tensor, 3>()> qkv_again = {};
   };
   struct Functions {
     /// `keep` false: nothing will be differentiated, save nothing.

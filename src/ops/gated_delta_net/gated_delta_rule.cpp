@@ -2,6 +2,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include <tuple>
+
 #include "ops/autograd.h"
 #include "ops/builtin.h"
 #include "ops/compute_type.h"
@@ -66,18 +68,21 @@ GatedDeltaRuleResult gated_delta_rule(const KernelTable& kernels,
   const bool keep = needs_gradient(inputs);
   GatedDeltaRule::Inputs saved{detached(in.q), detached(in.k),    detached(in.v),
                                detached(in.g), detached(in.beta), detached(in.initial_state),
-                               in.sequences,   in.options};
+                               in.sequences,   in.options,        in.qkv_again};
   GatedDeltaRuleForward out = run_without_gradient([&] { return functions.forward(saved, keep); });
   if (!keep) return {out.o, out.final_state};
   const Tensors outputs{out.o, out.final_state};
   // The outputs will carry this closure: keep only what the backward reads.
   out.o = at::Tensor();
   out.final_state = at::Tensor();
+  if (saved.qkv_again) saved.q = saved.k = saved.v = at::Tensor();
   const Tensors recorded = with_gradient(
       "gated_delta_rule", inputs, outputs,
       [functions, saved = std::move(saved), out = std::move(out)](const Tensors& grads) -> Tensors {
         if (!grads[0].defined() && !grads[1].defined()) return Tensors(6);
-        GatedDeltaRuleGradients d = functions.backward(saved, out, grads[0], grads[1]);
+        GatedDeltaRule::Inputs all = saved;
+        if (all.qkv_again) std::tie(all.q, all.k, all.v) = std::tuple_cat(all.qkv_again());
+        GatedDeltaRuleGradients d = functions.backward(all, out, grads[0], grads[1]);
         return {d.q, d.k, d.v, d.g, d.beta, d.initial_state};
       });
   return {recorded[0], recorded[1]};

@@ -17,18 +17,25 @@ void check(const at::Tensor& x, const at::Tensor& weight) {
 
 at::Tensor rms_norm(const KernelTable& kernels, const at::Tensor& x, const at::Tensor& weight,
                     double eps) {
+  return rms_norm_branch(kernels, x, weight, eps).first;
+}
+
+std::pair<at::Tensor, at::Tensor> rms_norm_branch(const KernelTable& kernels, const at::Tensor& x,
+                                                  const at::Tensor& weight, double eps) {
   check(x, weight);
   const RmsNorm::Functions functions = kernels.get<RmsNorm>();
   RmsNorm::Forward result =
       run_without_gradient([&] { return functions.forward(x, {}, weight, eps); });
-  if (!needs_gradient({x, weight})) return result.y;
-  return with_gradient("rms_norm", {x, weight}, {result.y},
-                       [functions, x = detached(x), weight = detached(weight),
-                        rstd = result.rstd](const Tensors& grads) -> Tensors {
-                         if (!grads[0].defined()) return {{}, {}};
-                         auto [dx, dw] = functions.backward(x, weight, rstd, grads[0], {});
-                         return {dx, dw};
-                       })[0];
+  if (!needs_gradient({x, weight})) return {result.y, x};
+  const Tensors outputs =
+      with_gradient("rms_norm", {x, weight}, {result.y, detached(x)},
+                    [functions, x = detached(x), weight = detached(weight),
+                     rstd = result.rstd](const Tensors& grads) -> Tensors {
+                      if (!grads[0].defined()) return {grads[1], {}};
+                      auto [dx, dw] = functions.backward(x, weight, rstd, grads[0], grads[1]);
+                      return {dx, dw};
+                    });
+  return {outputs[0], outputs[1]};
 }
 
 std::pair<at::Tensor, at::Tensor> add_rms_norm(const KernelTable& kernels, const at::Tensor& x,

@@ -30,6 +30,11 @@ struct RmsNorm {
 at::Tensor rms_norm(const KernelTable& kernels, const at::Tensor& x, const at::Tensor& weight,
                     double eps);
 
+/// {rms_norm(x), x}: the residual stream goes on from the second, so that its gradient is added
+/// inside the backward of the norm and not by a pass of its own. Differentiable.
+std::pair<at::Tensor, at::Tensor> rms_norm_branch(const KernelTable& kernels, const at::Tensor& x,
+                                                  const at::Tensor& weight, double eps);
+
 /// sum = x + residual, y = rms_norm(sum): {y, sum}. Differentiable.
 std::pair<at::Tensor, at::Tensor> add_rms_norm(const KernelTable& kernels, const at::Tensor& x,
                                                const at::Tensor& residual, const at::Tensor& weight,

@@ -1,0 +1,60 @@
+#include "train/micro_batch.h"
+
+#include <utility>
+
+#include "ops/autograd.h"
+#include "train/head.h"
+
+namespace heddle::train {
+
+std::vector<parallel::BlockEntry> block_entries(models::qwen3_5::Model& model) {
+  std::vector<parallel::BlockEntry> entries;
+  for (const auto& layer : model.layers()) {
+    parallel::BlockEntry entry{layer.get(), {}};
+    const auto add = [&](nn::Parameter& parameter) { entry.parameters.push_back(&parameter); };
+    layer->visit_parameters(add);
+    layer->visit_linears([&](nn::Linear& linear) {
+      if (linear.adapter() != nullptr) linear.adapter()->visit_parameters(add);
+    });
+    entries.push_back(std::move(entry));
+  }
+  return entries;
+}
+
+parallel::Recompute recompute_of(config::Recompute policy) {
+  switch (policy) {
+    case config::Recompute::kOff:
+    case config::Recompute::kElementwise:
+      return parallel::Recompute::kOff;
+    case config::Recompute::kSelective:
+      return parallel::Recompute::kSelective;
+    case config::Recompute::kFull:
+      return parallel::Recompute::kFull;
+  }
+  return parallel::Recompute::kOff;
+}
+
+MicroBatchLoss run_micro_batch(models::qwen3_5::Model& model, adapters::LoraSet* adapters,
+                               parallel::BlockRunner& runner,
+                               const std::vector<nn::Parameter*>& trainable,
+                               const data::Batch& host_batch, const MicroBatchOptions& options) {
+  const data::Batch batch = host_batch.to(model.context().device);
+  if (adapters != nullptr) adapters->set_dropout_stream(options.dropout_stream);
+  nn::BlockInputs inputs =
+      model.block_inputs({batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen},
+                         batch.position_ids, batch.real_tokens, /*training=*/true);
+  inputs.recompute_elementwise = options.recompute_elementwise;
+  const at::Tensor embedded = model.embed(batch.tokens);
+  const bool embedding_trained = embedded.requires_grad();
+  parallel::BlockRunner::Pass pass;
+  const at::Tensor hidden = runner.forward(embedded, inputs, embedding_trained, pass);
+  const HeadResult head =
+      run_head(model, hidden, host_batch, options.gradient_scale, /*want_gradients=*/true);
+  const MicroBatchLoss result{head.loss_sum, pass.auxiliary_loss};
+  const at::Tensor gradient = runner.backward(head.grad_hidden, options.auxiliary_scale, pass);
+  if (embedding_trained && gradient.defined()) ops::run_backward({embedded}, {gradient});
+  for (nn::Parameter* parameter : trainable) parameter->collect_gradient();
+  return result;
+}
+
+}  // namespace heddle::train

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "adapters/lora.h"
+#include "config/run_config.h"
+#include "data/batch.h"
+#include "models/qwen3_5/model.h"
+#include "parallel/block_runner.h"
+
+namespace heddle::train {
+
+/// The model's layers as the runner takes them, with their adapters' parameters.
+std::vector<parallel::BlockEntry> block_entries(models::qwen3_5::Model& model);
+
+/// The runner's part of train.recompute; the elementwise part is in MicroBatchOptions.
+parallel::Recompute recompute_of(config::Recompute policy);
+
+struct MicroBatchOptions {
+  double gradient_scale = 1;   ///< Gradients are those of gradient_scale * loss_sum.
+  double auxiliary_scale = 0;  ///< The same of the router's loss.
+  std::uint64_t dropout_stream = 0;
+  bool recompute_elementwise = false;  ///< See nn::BlockInputs.
+};
+
+struct MicroBatchLoss {
+  at::Tensor loss_sum;       ///< 0-d, fp32 or wider.
+  at::Tensor auxiliary_sum;  ///< Undefined without a router's loss.
+};
+
+/// Forward and backward of one micro-batch, which is on the host: adds to the gradients of
+/// `trainable` and waits for nothing. `adapters` may be null.
+MicroBatchLoss run_micro_batch(models::qwen3_5::Model& model, adapters::LoraSet* adapters,
+                               parallel::BlockRunner& runner,
+                               const std::vector<nn::Parameter*>& trainable,
+                               const data::Batch& host_batch, const MicroBatchOptions& options);
+
+}  // namespace heddle::train

@@ -1,0 +1,70 @@
+// The whole model in bf16 on a GPU, with the kernels it would choose, against fp64 on the CPU.
+#include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "models/gradients.h"
+#include "models/tiny_model.h"
+
+namespace heddle {
+namespace {
+
+using models::qwen3_5::Model;
+
+std::unique_ptr<Model> model_on(c10::Device device, c10::ScalarType dtype) {
+  // The heads' sizes are those of the published models.
+  const nlohmann::ordered_json json = {
+      {"model_type", "qwen3_5_text"}, {"vocab_size", 512},
+      {"hidden_size", 256},           {"intermediate_size", 640},
+      {"num_hidden_layers", 4},       {"num_attention_heads", 4},
+      {"num_key_value_heads", 2},     {"head_dim", 256},
+      {"linear_num_key_heads", 2},    {"linear_num_value_heads", 4},
+      {"linear_key_head_dim", 128},   {"linear_value_head_dim", 128},
+      {"initializer_range", 0.05},    {"tie_word_embeddings", true}};
+  runtime::Context context;
+  context.device = device;
+  context.dtype = dtype;
+  auto model = std::make_unique<Model>(models::qwen3_5::parse_config(json, "test"), "model.",
+                                       context, models::qwen3_5::ModelOptions{});
+  model->allocate();
+  model->initialize(11);
+  model->visit_parameters([](nn::Parameter& parameter) {
+    at::Tensor data = parameter.data();
+    if (parameter.name().ends_with("A_log")) data.fill_(-1.5);
+    if (parameter.name().ends_with("dt_bias")) data.fill_(-0.5);
+    data.copy_(data.to(at::kBFloat16));  // both see the same numbers
+  });
+  return model;
+}
+
+TEST(GpuModel, Bf16GradientsFollowFp64) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  const auto exact = model_on(c10::Device(c10::DeviceType::CPU), at::kDouble);
+  const auto found = model_on(c10::Device(c10::DeviceType::CUDA, 0), at::kBFloat16);
+  // Ragged, and of one length, which attention may run otherwise.
+  for (const auto& lengths : {std::vector<std::pair<int, int>>{{1, 300}, {2, 65}, {3, 190}},
+                              std::vector<std::pair<int, int>>{{4, 256}, {5, 256}}}) {
+    const std::vector<data::Batch> batches = {testing::batch_of(lengths)};
+    const auto expected = testing::differentiate(*exact, batches, parallel::Recompute::kOff);
+    for (const bool elementwise : {false, true}) {
+      const auto actual =
+          testing::differentiate(*found, batches, parallel::Recompute::kOff, 0, elementwise);
+      EXPECT_NEAR(actual.loss, expected.loss, 2e-3 * expected.loss);
+      double error = 0, norm = 0;
+      for (const auto& [name, gradient] : expected.by_name) {
+        const at::Tensor difference =
+            actual.by_name.at(name).cpu().to(at::kDouble) - gradient.to(at::kDouble);
+        const double e = difference.norm().item<double>(), n = gradient.norm().item<double>();
+        EXPECT_LE(e, 0.06 * n) << name;
+        error += e * e, norm += n * n;
+      }
+      EXPECT_LE(std::sqrt(error / norm), 0.03);
+      std::printf("relative RMS of all gradients: %.4f\n", std::sqrt(error / norm));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace heddle
