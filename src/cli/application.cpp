@@ -148,6 +148,7 @@ void add_commands(CLI::App& app, Action& action) {
   add_tokenize_command(app, action);
   add_config_command(app, action);
   add_report_command(app, action);
+  add_bench_command(app, action);
   add_doctor_command(app, action);
   add_completion_command(app, action);
 }
