@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "adapters/expert_lora.h"
+#include "nn/expert_weights.h"
 #include "nn/linear.h"
 #include "runtime/context.h"
 
@@ -56,30 +58,39 @@ class Lora : public nn::LinearAdapter {
   std::uint64_t seed_, dropout_stream_ = 0;
 };
 
+/// What of a model adapters can sit on.
+struct Adaptable {
+  std::function<void(const std::function<void(nn::Linear&)>&)> visit_linears;
+  std::function<void(const std::function<void(nn::ExpertWeights&)>&)> visit_expert_weights;
+};
+
 /// All adapters of one model, in the order of its layers.
 class LoraSet {
  public:
   /// Puts a Lora on every linear layer whose module name matches a target: a glob over the whole
   /// name, or the name or dotted suffix itself ("q_proj", "linear_attn.in_proj_qkv"), or
   /// "all-linear" for every projection outside routed experts, router, head and classifier, as PEFT
-  /// does. Throws ConfigError naming targets that match nothing.
-  LoraSet(const std::function<void(const std::function<void(nn::Linear&)>&)>& visit_linears,
-          const std::vector<std::string>& targets, const LoraOptions& options,
+  /// does; and an ExpertLora on the stacked matrices of routed experts whose name matches one of
+  /// `target_parameters` in the same ways. Throws ConfigError naming targets that match nothing.
+  LoraSet(const Adaptable& model, const std::vector<std::string>& targets,
+          const std::vector<std::string>& target_parameters, const LoraOptions& options,
           const runtime::Context& context);
 
   /// One adapter as it was read from a file.
   struct Module {
-    std::string name;
+    std::string name;  ///< Of the linear module, or of the experts' parameter.
     std::int64_t rank;
     double scaling;
   };
   /// Puts adapters on exactly these modules. Throws ModelError naming those that the model does not
   /// have.
-  LoraSet(const std::function<void(const std::function<void(nn::Linear&)>&)>& visit_linears,
-          const std::vector<Module>& modules, const LoraOptions& options,
+  LoraSet(const Adaptable& model, const std::vector<Module>& modules, const LoraOptions& options,
           const runtime::Context& context);
 
   const std::vector<std::shared_ptr<Lora>>& adapters() const { return adapters_; }
+  const std::vector<std::shared_ptr<ExpertLora>>& expert_adapters() const { return experts_; }
+  /// Draws the start of every adapter: nothing is changed yet.
+  void initialize();
   const LoraOptions& options() const { return options_; }
   std::vector<std::string> modules() const;
   void visit_parameters(const std::function<void(nn::Parameter&)>& visit);
@@ -87,9 +98,16 @@ class LoraSet {
 
  private:
   void add(nn::Linear& linear, std::int64_t rank, double scaling, const runtime::Context& context);
+  void add(nn::ExpertWeights& weights, std::int64_t rank, double scaling,
+           const runtime::Context& context);
+  void choose_linears(const Adaptable& model, const std::vector<std::string>& targets,
+                      const runtime::Context& context);
+  void choose_experts(const Adaptable& model, const std::vector<std::string>& targets,
+                      const runtime::Context& context);
 
   LoraOptions options_;
   std::vector<std::shared_ptr<Lora>> adapters_;
+  std::vector<std::shared_ptr<ExpertLora>> experts_;
 };
 
 /// The module name of a parameter: without ".weight".

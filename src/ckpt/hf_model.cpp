@@ -1,12 +1,13 @@
 #include "ckpt/hf_model.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/equal.h>
+#include <ATen/ops/empty_like.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
-#include <set>
 
+#include "adapters/lora.h"
 #include "base/errors.h"
 #include "base/text.h"
 #include "ops/autograd.h"
@@ -20,6 +21,7 @@ using models::qwen3_5::Head;
 struct Piece {
   std::string name;
   at::Tensor part;
+  std::int64_t expert = -1, row = 0;  ///< Of a single expert's matrix: which, and its first row.
 };
 
 /// The file tensors of one parameter, in the spelling of the directory.
@@ -36,12 +38,14 @@ std::vector<Piece> pieces(nn::Parameter& parameter, const ModelDirectory& direct
   for (std::int64_t e = 0; e < data.size(0); ++e) {
     const at::Tensor expert = data.select(0, e);
     if (!gate_up) {
-      result.push_back({fmt::format("{}{}.down_proj.weight", prefix, e), expert});
+      result.push_back({fmt::format("{}{}.down_proj.weight", prefix, e), expert, e});
       continue;
     }
     const std::int64_t half = expert.size(0) / 2;
-    result.push_back({fmt::format("{}{}.gate_proj.weight", prefix, e), expert.narrow(0, 0, half)});
-    result.push_back({fmt::format("{}{}.up_proj.weight", prefix, e), expert.narrow(0, half, half)});
+    result.push_back(
+        {fmt::format("{}{}.gate_proj.weight", prefix, e), expert.narrow(0, 0, half), e});
+    result.push_back(
+        {fmt::format("{}{}.up_proj.weight", prefix, e), expert.narrow(0, half, half), e, half});
   }
   return result;
 }
@@ -62,17 +66,23 @@ void fill_new_rows(at::Tensor table, std::int64_t read_rows) {
   table.narrow(0, read_rows, table.size(0) - read_rows).copy_(mean);
 }
 
-/// A tied model has one table: an adapter that was trained on two different ones does not fit.
-void check_tied_head(const AdapterDirectory& directory, const SavedParameter& head) {
-  for (const SavedParameter& saved : directory.saved()) {
-    if (!saved.name.ends_with("embed_tokens.weight")) continue;
-    if (at::equal(read_tensor(saved.tensor), read_tensor(head.tensor))) return;
-    break;
+at::Tensor merged(const Piece& piece, const adapters::Lora& lora) {
+  const at::Tensor delta = lora.delta();
+  return piece.part.to(delta.scalar_type()) + delta;
+}
+
+/// Expert by expert, so that a wide copy of one matrix is all that stands beside the result.
+at::Tensor merged(const Piece& piece, const adapters::ExpertLora& lora) {
+  if (piece.expert >= 0) {
+    const at::Tensor delta = lora.delta(piece.expert).narrow(0, piece.row, piece.part.size(0));
+    return piece.part.to(delta.scalar_type()) + delta;
   }
-  throw_error<ModelError>(
-      "{}: modules_to_save holds an lm_head.weight of its own, but this model's head is tied to "
-      "its embedding; merge it with PEFT into an untied model",
-      directory.path().string());
+  at::Tensor result = at::empty_like(piece.part);
+  for (std::int64_t e = 0; e < result.size(0); ++e) {
+    const at::Tensor delta = lora.delta(e);
+    result.select(0, e).copy_(piece.part.select(0, e).to(delta.scalar_type()) + delta);
+  }
+  return result;
 }
 
 at::ScalarType stored_dtype(const ModelDirectory& source, const std::string& name,
@@ -129,94 +139,30 @@ ModelLoadReport load_model(const ModelDirectory& directory, Model& model, std::u
   return report;
 }
 
-std::int64_t vocabulary_rows(const AdapterDirectory& directory) {
-  std::int64_t rows = 0;
-  for (const SavedParameter& saved : directory.saved()) {
-    const bool vocabulary =
-        saved.name.ends_with("embed_tokens.weight") || saved.name == "lm_head.weight";
-    if (vocabulary && saved.tensor.shape.size() == 2)
-      rows = std::max(rows, static_cast<std::int64_t>(saved.tensor.shape[0]));
-  }
-  return rows;
-}
-
-std::unique_ptr<adapters::LoraSet> load_adapter(const AdapterDirectory& directory, Model& model) {
-  const ops::NoGradient guard;
-  const std::string text = "model.";
-  const auto name_in_model = [&](const std::string& name) {
-    return name.rfind(text, 0) == 0 ? model.prefix() + name.substr(text.size()) : name;
-  };
-  std::vector<adapters::LoraSet::Module> modules;
-  for (const LoraPair& pair : directory.pairs()) {
-    if (!pair.parameter.empty()) {
-      throw_error<ModelError>(
-          "{}: target_parameters ('{}' of '{}') are not built; adapt linear layers instead",
-          directory.path().string(), pair.parameter, pair.module);
-    }
-    modules.push_back({name_in_model(pair.module), pair.rank, pair.scaling});
-  }
-  adapters::LoraOptions options;
-  options.rank = directory.config().rank;
-  options.alpha = directory.config().alpha;
-  options.rslora = directory.config().use_rslora;
-  auto set = std::make_unique<adapters::LoraSet>(
-      [&](const std::function<void(nn::Linear&)>& visit) { model.visit_linears(visit); }, modules,
-      options, model.context());
-  std::map<std::string, adapters::Lora*> by_module;
-  for (const auto& lora : set->adapters()) by_module[lora->module()] = lora.get();
-  for (const LoraPair& pair : directory.pairs()) {
-    adapters::Lora& lora = *by_module.at(name_in_model(pair.module));
-    at::Tensor a = lora.a().data(), b = lora.b().data();
-    copy_into(pair.a, a);
-    copy_into(pair.b, b);
-  }
-  std::map<std::string, nn::Parameter*> parameters;
-  for (nn::Parameter* parameter : model.parameters()) parameters[parameter->name()] = parameter;
-  for (const SavedParameter& saved : directory.saved()) {
-    if (saved.name == "lm_head.weight" && model.tied()) {
-      check_tied_head(directory, saved);
-      continue;
-    }
-    const auto it = parameters.find(name_in_model(saved.name));
-    if (it == parameters.end()) {
-      throw_error<ModelError>("{}: modules_to_save holds '{}', which this model does not have",
-                              directory.path().string(), saved.name);
-    }
-    at::Tensor data = it->second->data();
-    if (saved.tensor.shape != it->second->global_shape()) {
-      throw_error<ModelError>("{}: modules_to_save holds '{}' as [{}], this model has [{}]",
-                              directory.path().string(), saved.name,
-                              fmt::join(saved.tensor.shape, ", "),
-                              fmt::join(it->second->global_shape(), ", "));
-    }
-    copy_into(saved.tensor, data);
-  }
-  return set;
-}
-
 ModelWriterReport export_model(Model& model, const ModelDirectory& source,
                                const TokenizerSource& tokenizer, const Path& output,
                                const ModelWriterOptions& options) {
   const ops::NoGradient guard;
-  std::map<std::string, adapters::Lora*> adapters;
+  std::map<std::string, std::function<at::Tensor(const Piece&)>> merge;
   model.visit_linears([&](nn::Linear& linear) {
     if (auto* lora = dynamic_cast<adapters::Lora*>(linear.adapter()))
-      adapters[linear.weight().name()] = lora;
+      merge[linear.weight().name()] = [lora](const Piece& piece) { return merged(piece, *lora); };
+  });
+  model.visit_expert_weights([&](nn::ExpertWeights& weights) {
+    if (auto* lora = dynamic_cast<adapters::ExpertLora*>(weights.adapter()))
+      merge[weights.weight().name()] = [lora](const Piece& piece) { return merged(piece, *lora); };
   });
   ModelWriter writer(output, options);
   for (nn::Parameter* parameter : model.parameters()) {
-    const auto lora = adapters.find(parameter->name());
+    const auto adapter = merge.find(parameter->name());
     for (const Piece& piece : pieces(*parameter, source)) {
       const at::ScalarType dtype = stored_dtype(source, piece.name, piece.part);
-      if (lora == adapters.end()) {
+      if (adapter == merge.end()) {
         writer.add(piece.name, piece.part, dtype);
         continue;
       }
       writer.add(piece.name, piece.part.sizes().vec(), dtype,
-                 [part = piece.part, adapter = lora->second] {
-                   const at::Tensor delta = adapter->delta();
-                   return part.to(delta.scalar_type()) + delta;
-                 });
+                 [piece, make = adapter->second] { return make(piece); });
     }
   }
   // A tied model whose file repeats the table as lm_head must not keep the old one.
@@ -250,58 +196,6 @@ ModelWriterReport export_model(Model& model, const ModelDirectory& source,
   writer.set_tokenizer(tokenizer);
   writer.copy_companions_from(source.path());
   return writer.commit();
-}
-
-void export_adapter(Model& model, const adapters::LoraSet& set,
-                    const std::vector<nn::Parameter*>& saved, const ModelDirectory& source,
-                    const std::string& base_model, const TokenizerSource& tokenizer,
-                    const Path& output, bool overwrite) {
-  const auto text_name = [&](const std::string& name) { return to_text_spelling(name); };
-  AdapterConfig config;
-  config.base_model_name_or_path = base_model;
-  config.task_type = model.head() == Head::kClassify ? "SEQ_CLS"
-                     : model.head() == Head::kEmbed  ? "FEATURE_EXTRACTION"
-                                                     : "CAUSAL_LM";
-  config.rank = set.options().rank;
-  config.alpha = set.options().alpha;
-  config.dropout = set.options().dropout;
-  config.use_rslora = set.options().rslora;
-
-  AdapterTensors tensors;
-  std::set<std::string> suffixes, all_suffixes_elsewhere;
-  std::set<std::string> adapted;
-  for (const auto& lora : set.adapters()) {
-    adapted.insert(lora->module());
-    suffixes.insert(lora->module().substr(lora->module().rfind('.') + 1));
-    tensors.pairs.push_back({text_name(lora->module()), "", lora->a().data(), lora->b().data()});
-  }
-  // Suffixes ("q_proj") where they mean exactly the adapted modules, whole names otherwise.
-  model.visit_linears([&](nn::Linear& linear) {
-    const std::string module = adapters::module_of(linear.weight().name());
-    if (adapted.count(module) == 0)
-      all_suffixes_elsewhere.insert(module.substr(module.rfind('.') + 1));
-  });
-  const bool exact = std::none_of(suffixes.begin(), suffixes.end(), [&](const std::string& s) {
-    return all_suffixes_elsewhere.count(s) > 0;
-  });
-  const AdapterSpelling spelling = spelling_for(source.config());
-  if (exact) {
-    config.target_modules.assign(suffixes.begin(), suffixes.end());
-  } else {
-    for (const auto& lora : set.adapters()) {
-      config.target_modules.push_back(to_spelling(text_name(lora->module()), spelling));
-    }
-  }
-  for (nn::Parameter* parameter : saved) {
-    const std::string module = adapters::module_of(parameter->name());
-    config.modules_to_save.push_back(module.substr(module.rfind('.') + 1));
-    tensors.saved.push_back({text_name(parameter->name()), parameter->data()});
-    if (parameter == &model.head_weight() && model.tied() && model.head() == Head::kLanguageModel) {
-      config.modules_to_save.push_back("lm_head");
-      tensors.saved.push_back({"lm_head.weight", parameter->data()});
-    }
-  }
-  write_adapter(output, config, tensors, spelling, {}, tokenizer, overwrite);
 }
 
 }  // namespace heddle::ckpt

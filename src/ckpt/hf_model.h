@@ -1,13 +1,8 @@
 #pragma once
 
-#include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "adapters/lora.h"
-#include "ckpt/adapter_directory.h"
-#include "ckpt/adapter_names.h"
 #include "ckpt/companions.h"
 #include "ckpt/model_directory.h"
 #include "ckpt/model_writer.h"
@@ -39,26 +34,11 @@ struct ModelLoadReport {
 /// extra or of another shape, before anything is written.
 ModelLoadReport load_model(const ModelDirectory& directory, Model& model, std::uint64_t seed);
 
-/// Rows of the embedding that an adapter brings along (modules_to_save); 0 if it brings none. The
-/// model it is put on needs as many.
-std::int64_t vocabulary_rows(const AdapterDirectory& directory);
-
-/// Puts the adapter of a PEFT directory on the model and fills it (and parameters of
-/// modules_to_save).
-std::unique_ptr<adapters::LoraSet> load_adapter(const AdapterDirectory& directory, Model& model);
-
 /// Writes a model directory that transformers loads: the model's parameters under the names, the
 /// expert layout and the dtypes of `source`, adapters merged, every other tensor of the source bit
 /// for bit, with the tokenizer and template of `tokenizer` and the other files of the source.
 ModelWriterReport export_model(Model& model, const ModelDirectory& source,
                                const TokenizerSource& tokenizer, const Path& output,
                                const ModelWriterOptions& options);
-
-/// Writes a PEFT adapter directory. `saved`: parameters trained whole beside the adapter; a tied
-/// embedding is written as lm_head too, because PEFT unties the two.
-void export_adapter(Model& model, const adapters::LoraSet& adapters,
-                    const std::vector<nn::Parameter*>& saved, const ModelDirectory& source,
-                    const std::string& base_model, const TokenizerSource& tokenizer,
-                    const Path& output, bool overwrite);
 
 }  // namespace heddle::ckpt

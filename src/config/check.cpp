@@ -58,8 +58,14 @@ class Checker {
   void adapter() const {
     if (c_.train.method != Method::kLora) return;
     if (c_.adapter.rank == 0) fail("adapter.rank", "train.method lora needs a rank >= 1");
-    if (c_.adapter.targets.empty() && c_.adapter.modules_to_save.empty()) {
+    if (c_.adapter.targets.empty() && c_.adapter.target_parameters.empty() &&
+        c_.adapter.modules_to_save.empty()) {
       fail("adapter.targets", "train.method lora with no target trains nothing");
+    }
+    if (!c_.adapter.target_parameters.empty() && c_.adapter.dropout > 0) {
+      fail("adapter.dropout",
+           "adapters on experts (adapter.target_parameters) have no dropout, in PEFT neither; set "
+           "it to 0");
     }
   }
 

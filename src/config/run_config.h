@@ -175,6 +175,7 @@ struct AdapterSection {
   bool rslora = false;
   double dropout = 0;
   std::vector<std::string> targets = {"all-linear"};
+  std::vector<std::string> target_parameters;
   std::vector<std::string> modules_to_save;
   std::uint64_t seed = 0;  ///< load() makes it train.seed if the user gave none
 };

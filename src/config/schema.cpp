@@ -273,6 +273,9 @@ Section adapter_section() {
       .key("targets", &AdapterSection::targets,
            "all-linear (all but the head), or names as q_proj, in_proj_qkv, *.mlp.*",
            {.aliases = {"target_modules", "lora_target", "lora_target_modules"}})
+      .key("target_parameters", &AdapterSection::target_parameters,
+           "stacked matrices of routed experts, as mlp.experts.gate_up_proj, mlp.experts.down_proj",
+           {.aliases = {"lora_target_parameters"}})
       .key("modules_to_save", &AdapterSection::modules_to_save,
            "modules trained in full beside the adapter, as lm_head")
       .key("seed", &AdapterSection::seed, "of A; train.seed unless given", {.range = at_least(0)});

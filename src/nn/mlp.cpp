@@ -37,10 +37,10 @@ void Mlp::visit_linears(const std::function<void(Linear&)>& visit) {
 Moe::Moe(const std::string& prefix, const MoeDims& dims)
     : dims_(dims),
       gate_(prefix + "gate.weight", dims.num_experts, dims.hidden_size),
-      gate_up_(prefix + "experts.gate_up_proj",
-               {dims.num_experts, 2 * dims.moe_intermediate_size, dims.hidden_size}),
-      down_(prefix + "experts.down_proj",
-            {dims.num_experts, dims.hidden_size, dims.moe_intermediate_size}),
+      gate_up_(prefix + "experts.gate_up_proj", dims.num_experts, 2 * dims.moe_intermediate_size,
+               dims.hidden_size),
+      down_(prefix + "experts.down_proj", dims.num_experts, dims.hidden_size,
+            dims.moe_intermediate_size),
       shared_expert_(prefix + "shared_expert.", dims.hidden_size,
                      dims.shared_expert_intermediate_size),
       shared_expert_gate_(prefix + "shared_expert_gate.weight", 1, dims.hidden_size) {}
@@ -49,7 +49,8 @@ BlockOutput Moe::forward(const at::Tensor& x, const BlockInputs& inputs, bool wa
   const ops::MoeRouting routing =
       ops::moe_route(gate_.forward(x), dims_.num_experts_per_tok, dims_.normalize_top_k);
   const at::Tensor routed = ops::moe_experts(
-      *inputs.kernels, {x, routing.weights, routing.experts, gate_up_.value(), down_.value()});
+      *inputs.kernels, {x, routing.weights, routing.experts, gate_up_.weight().value(),
+                        down_.weight().value(), gate_up_.change(), down_.change()});
   const at::Tensor shared =
       shared_expert_.forward(x, inputs) * at::sigmoid(shared_expert_gate_.forward(x));
   BlockOutput output{routed + shared, {}};
@@ -63,14 +64,18 @@ BlockOutput Moe::forward(const at::Tensor& x, const BlockInputs& inputs, bool wa
 
 void Moe::visit_parameters(const std::function<void(Parameter&)>& visit) {
   visit_linears([&](Linear& linear) { visit(linear.weight()); });
-  visit(gate_up_);
-  visit(down_);
+  visit_expert_weights([&](ExpertWeights& weights) { visit(weights.weight()); });
 }
 
 void Moe::visit_linears(const std::function<void(Linear&)>& visit) {
   visit(gate_);
   shared_expert_.visit_linears(visit);
   visit(shared_expert_gate_);
+}
+
+void Moe::visit_expert_weights(const std::function<void(ExpertWeights&)>& visit) {
+  visit(gate_up_);
+  visit(down_);
 }
 
 }  // namespace heddle::nn

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "nn/block.h"
+#include "nn/expert_weights.h"
 #include "nn/linear.h"
 
 namespace heddle::nn {
@@ -33,11 +34,12 @@ class Moe {
   BlockOutput forward(const at::Tensor& x, const BlockInputs& inputs, bool want_auxiliary_loss);
   void visit_parameters(const std::function<void(Parameter&)>& visit);
   void visit_linears(const std::function<void(Linear&)>& visit);
+  void visit_expert_weights(const std::function<void(ExpertWeights&)>& visit);
 
  private:
   MoeDims dims_;
   Linear gate_;
-  Parameter gate_up_, down_;
+  ExpertWeights gate_up_, down_;
   Mlp shared_expert_;
   Linear shared_expert_gate_;
 };

@@ -16,6 +16,9 @@ std::vector<parallel::BlockEntry> block_entries(models::qwen3_5::Model& model) {
     layer->visit_linears([&](nn::Linear& linear) {
       if (linear.adapter() != nullptr) linear.adapter()->visit_parameters(add);
     });
+    layer->visit_expert_weights([&](nn::ExpertWeights& weights) {
+      if (weights.adapter() != nullptr) weights.adapter()->visit_parameters(add);
+    });
     entries.push_back(std::move(entry));
   }
   return entries;

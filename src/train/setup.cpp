@@ -198,10 +198,10 @@ std::unique_ptr<adapters::LoraSet> make_adapters(const config::RunConfig& config
         "cannot load; name it "
         "to adapt it all the same");
   }
-  auto set = std::make_unique<adapters::LoraSet>(
-      [&](const std::function<void(nn::Linear&)>& visit) { model.visit_linears(visit); },
-      config.adapter.targets, lora, model.context());
-  for (const auto& adapter : set->adapters()) adapter->initialize();
+  auto set = std::make_unique<adapters::LoraSet>(ckpt::adaptable(model), config.adapter.targets,
+                                                 config.adapter.target_parameters, lora,
+                                                 model.context());
+  set->initialize();
   return set;
 }
 

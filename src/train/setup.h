@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "adapters/lora.h"
+#include "ckpt/hf_adapter.h"
 #include "ckpt/hf_model.h"
 #include "ckpt/model_directory.h"
 #include "config/run_config.h"

@@ -307,3 +307,71 @@ def test_added_tokens_with_lora_load_in_peft(models, tmp_path, kind, saved):
         for i in range(1, len(ids)):
             assert scored["logprobs"][i] == pytest.approx(expected[i - 1, ids[i]].item(), abs=1e-4)
             assert scored["logprobs"][i] == pytest.approx(merged[i - 1, ids[i]].item(), abs=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["moe", "next"])
+@pytest.mark.parametrize("targets", [[], ["all-linear"]])
+def test_expert_adapter_loads_in_peft_and_merges(models, tmp_path, kind, targets):
+    from peft import PeftModel
+
+    rows = token_rows((40, 65))
+    output = train(tmp_path, models / kind, [{"input_ids": row} for row in rows], "train.max_steps=3", "optim.lr=1e-2",
+                   "train.method=lora", "adapter.rank=4", "adapter.alpha=8", f"adapter.targets={json.dumps(targets)}",
+                   "adapter.target_parameters=[mlp.experts.gate_up_proj, mlp.experts.down_proj]")
+    final = output / "final"
+    source = write_rows(tmp_path / "in.jsonl", [{"input_ids": row} for row in rows])
+    heddle("score", models / kind, "--adapter", final, "--input", source, "--output", tmp_path / "adapted.jsonl")
+    heddle("export", models / kind, "--adapter", final, "--output", tmp_path / "merged")
+    adapted = PeftModel.from_pretrained(load(models / kind), final)
+    merged, base = load(tmp_path / "merged"), load(models / kind)
+    moved = 0
+    for row, scored in zip(rows, read_rows(tmp_path / "adapted.jsonl")):
+        expected = logits_of(adapted, row)
+        assert torch.allclose(logits_of(merged, row), expected, atol=1e-4)
+        moved = max(moved, (logits_of(base, row) - expected).abs().max().item())
+        logprobs = expected.log_softmax(-1)
+        for i in range(1, len(row)):
+            assert scored["logprobs"][i] == pytest.approx(logprobs[i - 1, row[i]].item(), abs=1e-4)
+    assert moved > 1e-2
+    assert tensors_of(models / kind).keys() == tensors_of(tmp_path / "merged").keys()
+
+
+def test_expert_adapter_of_peft_is_read(models, tmp_path):
+    """PEFT draws both factors at random."""
+    from peft import LoraConfig, get_peft_model
+
+    rows = token_rows((40, 65, 100))
+    torch.manual_seed(5)
+    model = get_peft_model(load(models / "moe"), LoraConfig(
+        r=3, lora_alpha=6, init_lora_weights=False,
+        target_parameters=["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]))
+    model.save_pretrained(tmp_path / "peft")
+    source = write_rows(tmp_path / "in.jsonl", [{"input_ids": row} for row in rows])
+    heddle("score", models / "moe", "--adapter", tmp_path / "peft", "--input", source, "--output", tmp_path / "out.jsonl")
+    for row, scored in zip(rows, read_rows(tmp_path / "out.jsonl")):
+        expected = logits_of(model, row).log_softmax(-1)
+        for i in range(1, len(row)):
+            assert scored["logprobs"][i] == pytest.approx(expected[i - 1, row[i]].item(), abs=1e-4)
+
+
+def test_expert_adapter_follows_peft(models, tmp_path):
+    """AdamW from Heddle's own start, which a run without a step writes."""
+    from peft import PeftModel
+
+    steps = [token_rows((30, 65, 100), seed=300 + i) for i in range(8)]
+    common = ("optim.lr=1e-3", "optim.weight_decay=0", "train.method=lora", "adapter.rank=4", "adapter.targets=[]",
+              "adapter.target_parameters=[mlp.experts.gate_up_proj, mlp.experts.down_proj]")
+    rows = [{"input_ids": row} for step in steps for row in step]
+    (tmp_path / "start").mkdir()
+    start = train(tmp_path / "start", models / "moe", rows, *common, "train.max_steps=1", "optim.lr=0", batch=3)
+    output = train(tmp_path, models / "moe", rows, *common, "train.max_steps=8", batch=3)
+    mine = [row["loss"] for row in read_rows(output / "metrics.jsonl")]
+    model = PeftModel.from_pretrained(load(models / "moe"), start / "final", is_trainable=True)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3, weight_decay=0)
+    for i, step in enumerate(steps):
+        loss = hf_loss(model, step)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert mine[i] == pytest.approx(loss.item(), abs=1e-4), i

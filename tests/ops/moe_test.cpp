@@ -175,5 +175,74 @@ TEST(MoeAuxiliaryLoss, IsAdditiveOverSequencesAndPooledWithinACall) {
   }
 }
 
+/// Factors of rank r for every expert.
+ExpertLowRank low_rank(std::int64_t experts, std::int64_t r, std::int64_t in, std::int64_t out,
+                       c10::ScalarType dtype, int seed) {
+  return {randn({experts, r, in}, dtype, seed) * 0.3,
+          randn({experts, out, r}, dtype, seed + 1) * 0.3};
+}
+
+std::function<Tensors(const Tensors&)> run_changed(const KernelTable& kernels,
+                                                   const at::Tensor& experts) {
+  return [&kernels, experts](const Tensors& in) {
+    return Tensors{moe_experts(
+        kernels, {in[0], in[1], experts, in[2], in[3], {in[4], in[5]}, {in[6], in[7]}})};
+  };
+}
+
+Tensors with_changes(const Case& c, std::int64_t r, c10::ScalarType dtype) {
+  const std::int64_t experts = c.in[2].size(0), hidden = c.in[2].size(2), width = c.in[3].size(2);
+  const ExpertLowRank one = low_rank(experts, r, hidden, 2 * width, dtype, 20),
+                      two = low_rank(experts, r + 1, width, hidden, dtype, 30);
+  Tensors all = c.in;
+  all.insert(all.end(), {one.down, one.up, two.down, two.up});
+  return all;
+}
+
+TEST(MoeExperts, ALowRankChangeEqualsChangedMatrices) {
+  for (const char* name : {"reference", "cpu"}) {
+    const KernelTable kernels = table(name, at::kDouble);
+    const Case c = make(37, 2, 5, 7, 6, at::kDouble);
+    const Tensors in = with_changes(c, 3, at::kDouble);
+    const Tensors merged = {in[0], in[1], in[2] + at::matmul(in[5], in[4]),
+                            in[3] + at::matmul(in[7], in[6])};
+    EXPECT_TRUE(
+        close(run_changed(kernels, c.experts)(in)[0], run(kernels, c.experts)(merged)[0], 1e-12))
+        << name;
+    const Tensors g = gradients_of(run_changed(kernels, c.experts), in);
+    const Tensors expected = gradients_of(run(kernels, c.experts), merged);
+    for (std::size_t i = 0; i < 4; ++i) EXPECT_TRUE(close(g[i], expected[i], 1e-11)) << name << i;
+    // dW = d(up down): the chain rule through the merged matrices.
+    EXPECT_TRUE(close(g[4], at::matmul(in[5].transpose(1, 2), expected[2]), 1e-11)) << name;
+    EXPECT_TRUE(close(g[5], at::matmul(expected[2], in[4].transpose(1, 2)), 1e-11)) << name;
+    EXPECT_TRUE(close(g[6], at::matmul(in[7].transpose(1, 2), expected[3]), 1e-11)) << name;
+    EXPECT_TRUE(close(g[7], at::matmul(expected[3], in[6].transpose(1, 2)), 1e-11)) << name;
+  }
+}
+
+TEST(MoeExperts, KernelsAgreeOnLowRankChangesOfFrozenExperts) {
+  for (const c10::ScalarType dtype : kernel_dtypes()) {
+    const KernelTable kernel = table("cpu", dtype), reference = table("reference", dtype);
+    for (const auto& [tokens, k, experts] : {std::tuple{1, 1, 1}, {65, 3, 40}, {129, 8, 64}}) {
+      const Case c = make(tokens, k, experts, 33, 29, dtype);
+      const Tensors in = with_changes(c, 4, dtype);
+      const auto frozen = [&](const KernelTable& kernels) {
+        return [&](const Tensors& some) {
+          return Tensors{moe_experts(
+              kernels,
+              {some[0], some[1], c.experts, in[2], in[3], {some[2], some[3]}, {some[4], some[5]}})};
+        };
+      };
+      const Tensors trained = {in[0], in[1], in[4], in[5], in[6], in[7]};
+      const double tolerance = dtype == at::kBFloat16 ? 3e-2 : 2 * tolerance_of(dtype);
+      const Tensors g = gradients_of(frozen(kernel), trained);
+      const Tensors expected = gradients_of(frozen(reference), trained);
+      for (std::size_t i = 0; i < g.size(); ++i) {
+        EXPECT_TRUE(close(g[i], expected[i], tolerance)) << i << " " << at::toString(dtype);
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace heddle::ops::testing

@@ -106,6 +106,10 @@ void DecoderLayer::visit_linears(const std::function<void(nn::Linear&)>& visit) 
   if (moe_) moe_->visit_linears(visit);
 }
 
+void DecoderLayer::visit_expert_weights(const std::function<void(nn::ExpertWeights&)>& visit) {
+  if (moe_) moe_->visit_expert_weights(visit);
+}
+
 Model::Model(Config config, std::string prefix, const runtime::Context& context,
              const ModelOptions& options)
     : config_(std::move(config)),
@@ -159,6 +163,10 @@ void Model::visit_linears(const std::function<void(nn::Linear&)>& visit) {
   for (const auto& layer : layers_) layer->visit_linears(visit);
   if (lm_head_) visit(*lm_head_);
   if (score_) visit(*score_);
+}
+
+void Model::visit_expert_weights(const std::function<void(nn::ExpertWeights&)>& visit) {
+  for (const auto& layer : layers_) layer->visit_expert_weights(visit);
 }
 
 nn::BlockInputs Model::block_inputs(ops::Sequences sequences, const at::Tensor& position_ids,

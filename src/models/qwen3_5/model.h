@@ -35,6 +35,7 @@ class DecoderLayer : public nn::Block {
                       nn::CacheView& cache);
   void visit_parameters(const std::function<void(nn::Parameter&)>& visit) override;
   void visit_linears(const std::function<void(nn::Linear&)>& visit);
+  void visit_expert_weights(const std::function<void(nn::ExpertWeights&)>& visit);
   bool is_full_attention() const { return attention_.has_value(); }
 
  private:
@@ -89,6 +90,8 @@ class Model {
   std::vector<nn::Parameter*> parameters();
   /// Every projection, the language model or classification head included.
   void visit_linears(const std::function<void(nn::Linear&)>& visit);
+  /// The routed experts of every sparse layer.
+  void visit_expert_weights(const std::function<void(nn::ExpertWeights&)>& visit);
 
   // The pieces of a forward pass, in order; the block runner drives the layers.
   nn::BlockInputs block_inputs(ops::Sequences sequences, const at::Tensor& position_ids,

@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_grouped_mm.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/floor_divide.h>
 #include <ATen/ops/index_select.h>
@@ -60,6 +61,37 @@ at::Tensor activation_backward(const at::Tensor& gate_up, const at::Tensor& grad
   return result;
 }
 
+/// Factors whose rank is a multiple of 8: rows must start on 16 bytes.
+ExpertLowRank padded(const ExpertLowRank& change) {
+  if (!change.defined()) return change;
+  const std::int64_t missing = -change.down.size(1) & 7;
+  if (missing == 0) return {change.down.contiguous(), change.up.contiguous()};
+  return {at::constant_pad_nd(change.down, {0, 0, 0, missing}, 0),
+          at::constant_pad_nd(change.up, {0, missing}, 0)};
+}
+
+/// y += (x down_e^T) up_e^T; returns x down_e^T.
+at::Tensor add_change(const ExpertLowRank& change, const at::Tensor& x, const at::Tensor& offsets,
+                      at::Tensor& y) {
+  if (!change.defined()) return {};
+  const ExpertLowRank factors = padded(change);
+  at::Tensor low = at::_grouped_mm(x, factors.down.transpose(1, 2), offsets);
+  y = y + at::_grouped_mm(low, factors.up.transpose(1, 2), offsets);
+  return low;
+}
+
+ExpertLowRank add_change_backward(const ExpertLowRank& change, const at::Tensor& x,
+                                  const at::Tensor& low, const at::Tensor& dy,
+                                  const at::Tensor& offsets, at::Tensor& dx) {
+  if (!change.defined()) return {};
+  const ExpertLowRank factors = padded(change);
+  const at::Tensor d_low = at::_grouped_mm(dy, factors.up, offsets);
+  dx = dx + at::_grouped_mm(d_low, factors.down, offsets);
+  const std::int64_t rank = change.down.size(1);
+  return {at::_grouped_mm(d_low.t(), x, offsets).narrow(1, 0, rank),
+          at::_grouped_mm(dy.t(), low, offsets).narrow(2, 0, rank)};
+}
+
 /// The weighted sum over each token's k assignments, in fp32; weights undefined: 1.
 at::Tensor combine(const at::Tensor& rows, const at::Tensor& place, const at::Tensor& experts,
                    const at::Tensor& weights) {
@@ -85,11 +117,14 @@ MoeExperts::Forward forward(const MoeExperts::Inputs& in, bool keep) {
   const DeviceOrder order = device_order(in.experts, in.gate_up.size(0));
   const at::Tensor& offsets = order.ends;
   const at::Tensor rows = at::index_select(in.x, 0, order.token);
-  const at::Tensor gate_up = at::_grouped_mm(rows, in.gate_up.transpose(1, 2), offsets);
-  const at::Tensor out = at::_grouped_mm(activation(gate_up), in.down.transpose(1, 2), offsets);
+  at::Tensor gate_up = at::_grouped_mm(rows, in.gate_up.transpose(1, 2), offsets);
+  const at::Tensor low_1 = add_change(in.gate_up_change, rows, offsets, gate_up);
+  const at::Tensor hidden = activation(gate_up);
+  at::Tensor out = at::_grouped_mm(hidden, in.down.transpose(1, 2), offsets);
+  const at::Tensor low_2 = add_change(in.down_change, hidden, offsets, out);
   MoeExperts::Forward result;
   result.y = combine(out, order.place, in.experts, in.weights);
-  if (keep) result.saved = {gate_up, out, order.source, order.place, order.ends};
+  if (keep) result.saved = {gate_up, out, order.source, order.place, order.ends, low_1, low_2};
   return result;
 }
 
@@ -106,13 +141,20 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
                        .view(in.weights.sizes())
                        .to(in.weights.scalar_type());
   const at::Tensor d_out = (dy * row_weight).to(in.x.scalar_type());
-  const at::Tensor d_gate_up =
-      activation_backward(gate_up, at::_grouped_mm(d_out, in.down, offsets));
-  result.x =
-      combine(at::_grouped_mm(d_gate_up, in.gate_up, offsets), place, in.experts, at::Tensor());
+  const bool want_hidden = want_weight_gradients || in.down_change.defined();
+  const bool want_rows = want_weight_gradients || in.gate_up_change.defined();
+  const at::Tensor hidden = want_hidden ? activation(gate_up) : at::Tensor();
+  const at::Tensor rows = want_rows ? at::index_select(in.x, 0, token) : at::Tensor();
+  at::Tensor d_hidden = at::_grouped_mm(d_out, in.down, offsets);
+  result.down_change =
+      add_change_backward(in.down_change, hidden, saved.saved[6], d_out, offsets, d_hidden);
+  const at::Tensor d_gate_up = activation_backward(gate_up, d_hidden);
+  at::Tensor dx = at::_grouped_mm(d_gate_up, in.gate_up, offsets);
+  result.gate_up_change =
+      add_change_backward(in.gate_up_change, rows, saved.saved[5], d_gate_up, offsets, dx);
+  result.x = combine(dx, place, in.experts, at::Tensor());
   if (want_weight_gradients) {
-    const at::Tensor rows = at::index_select(in.x, 0, token);
-    result.down = at::_grouped_mm(d_out.t(), activation(gate_up), offsets);
+    result.down = at::_grouped_mm(d_out.t(), hidden, offsets);
     result.gate_up = at::_grouped_mm(d_gate_up.t(), rows, offsets);
   }
   return result;

@@ -16,6 +16,19 @@ struct MoeOrder {
 /// Stable counting sort by expert. TORCH_CHECKs that the indices lie in [0, expert_count).
 MoeOrder moe_order(const at::Tensor& experts, std::int64_t expert_count);
 
+/// y += (x down_e^T) up_e^T for the rows of expert e; `low` receives x down_e^T. x [n,in], low
+/// [n,r], y [n,out]. Does nothing without a change.
+void add_low_rank(const ExpertLowRank& change, std::int64_t e, const at::Tensor& x, at::Tensor low,
+                  at::Tensor y);
+/// The backward of add_low_rank: adds to dx and writes the gradients of expert e.
+void add_low_rank_backward(const ExpertLowRank& change, std::int64_t e, const at::Tensor& x,
+                           const at::Tensor& low, const at::Tensor& dy, at::Tensor dx,
+                           ExpertLowRank& gradients);
+/// Room for `low` of n rows; undefined without a change.
+at::Tensor low_rank_rows(const ExpertLowRank& change, std::int64_t n);
+/// Zero gradients of the shape of a change (experts without rows keep them); undefined without one.
+ExpertLowRank low_rank_zeros(const ExpertLowRank& change);
+
 }  // namespace heddle::ops
 
 namespace heddle::ops::moe_experts_reference {

@@ -17,6 +17,14 @@ struct MoeRouting {
 /// Qwen3NextTopKRouter / Qwen3_5MoeTopKRouter.
 MoeRouting moe_route(const at::Tensor& logits, std::int64_t top_k, bool normalize);
 
+/// A low-rank change of one matrix of every expert: W_e + up_e down_e. Undefined: none.
+struct ExpertLowRank {
+  at::Tensor down;  ///< [E,r,in]
+  at::Tensor up;    ///< [E,out,r], with whatever scales the change
+
+  bool defined() const { return down.defined(); }
+};
+
 struct MoeExperts {
   static constexpr const char* kName = "moe_experts";
   struct Inputs {
@@ -25,6 +33,7 @@ struct MoeExperts {
     at::Tensor experts;  ///< [T,k] int64
     at::Tensor gate_up;  ///< [E,2I,H], gate rows first
     at::Tensor down;     ///< [E,H,I]
+    ExpertLowRank gate_up_change = {}, down_change = {};
   };
   struct Forward {
     at::Tensor y;
@@ -33,6 +42,7 @@ struct MoeExperts {
   struct Gradients {
     at::Tensor x, weights, gate_up,
         down;  ///< gate_up and down undefined unless `want_weight_gradients`.
+    ExpertLowRank gate_up_change, down_change;  ///< Defined where the input is.
   };
   struct Functions {
     Forward (*forward)(const Inputs&, bool keep);
@@ -43,7 +53,9 @@ struct MoeExperts {
 
 /// y[t] = sum over j of weights[t,j] * down_e (silu(gate_e x[t]) * up_e x[t]) with e =
 /// experts[t,j]: tokens sorted by expert, one product per expert that received any. y [T,H].
-/// Differentiable in x, weights, gate_up, down.
+/// Low-rank changes enter as two thin products beside each large one, so that frozen experts get
+/// neither a changed copy nor a gradient of their size. Differentiable in x, weights, gate_up, down
+/// and the changes.
 at::Tensor moe_experts(const KernelTable& kernels, const MoeExperts::Inputs& inputs);
 
 /// Load-balancing loss E * sum_e f_e P_e, f_e = assignments of expert e / tokens (sums to k), P_e =

@@ -20,6 +20,11 @@ void for_each_expert(const MoeOrder& order, F&& f) {
   }
 }
 
+/// Rows of a tensor that may be undefined.
+at::Tensor part(const at::Tensor& t, std::int64_t begin, std::int64_t count) {
+  return t.defined() ? t.narrow(0, begin, count) : t;
+}
+
 /// silu(gate) * up of rows [gate | up], in the dtype of the rows.
 at::Tensor activation(const at::Tensor& gate_up) {
   const std::int64_t width = gate_up.size(1) / 2;
@@ -47,10 +52,17 @@ MoeExperts::Forward forward(const MoeExperts::Inputs& in, bool keep) {
   const at::Tensor rows = at::index_select(in.x, 0, order.token);
   at::Tensor gate_up = at::empty({n, in.gate_up.size(1)}, in.x.options());
   at::Tensor out = at::empty({n, hidden}, in.x.options());
+  const at::Tensor low_1 = low_rank_rows(in.gate_up_change, n);
+  const at::Tensor low_2 = low_rank_rows(in.down_change, n);
   for_each_expert(order, [&](std::int64_t e, std::int64_t begin, std::int64_t count) {
+    const at::Tensor x = rows.narrow(0, begin, count);
     at::Tensor expert_gate_up = gate_up.narrow(0, begin, count);
-    expert_gate_up.copy_(at::mm(rows.narrow(0, begin, count), in.gate_up.select(0, e).t()));
-    out.narrow(0, begin, count).copy_(at::mm(activation(expert_gate_up), in.down.select(0, e).t()));
+    expert_gate_up.copy_(at::mm(x, in.gate_up.select(0, e).t()));
+    add_low_rank(in.gate_up_change, e, x, part(low_1, begin, count), expert_gate_up);
+    const at::Tensor h = activation(expert_gate_up);
+    at::Tensor expert_out = out.narrow(0, begin, count);
+    expert_out.copy_(at::mm(h, in.down.select(0, e).t()));
+    add_low_rank(in.down_change, e, h, part(low_2, begin, count), expert_out);
   });
   const c10::ScalarType type = compute_type(in.x);
   const at::Tensor by_token =
@@ -58,7 +70,7 @@ MoeExperts::Forward forward(const MoeExperts::Inputs& in, bool keep) {
   MoeExperts::Forward result;
   result.y =
       at::sum(by_token.to(type) * in.weights.to(type).unsqueeze(-1), {1}).to(in.x.scalar_type());
-  if (keep) result.saved = {gate_up, out};
+  if (keep) result.saved = {gate_up, out, low_1, low_2};
   return result;
 }
 
@@ -67,7 +79,8 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
   const MoeOrder order = moe_order(in.experts, in.gate_up.size(0));
   const std::int64_t tokens = in.x.size(0), hidden = in.x.size(1), n = order.source.size(0);
   const c10::ScalarType type = compute_type(in.x);
-  const at::Tensor &gate_up = saved.saved[0], &out = saved.saved[1];
+  const at::Tensor &gate_up = saved.saved[0], &out = saved.saved[1], &low_1 = saved.saved[2],
+                   &low_2 = saved.saved[3];
   const at::Tensor rows = at::index_select(in.x, 0, order.token);
   const at::Tensor dy = at::index_select(grad_y, 0, order.token).to(type);  // sorted
   const at::Tensor row_weight =
@@ -83,12 +96,21 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
     result.gate_up = at::zeros(in.gate_up.sizes(), in.gate_up.options());
     result.down = at::zeros(in.down.sizes(), in.down.options());
   }
+  result.gate_up_change = low_rank_zeros(in.gate_up_change);
+  result.down_change = low_rank_zeros(in.down_change);
   for_each_expert(order, [&](std::int64_t e, std::int64_t begin, std::int64_t count) {
     const at::Tensor expert_gate_up = gate_up.narrow(0, begin, count);
     const at::Tensor expert_d_out = d_out.narrow(0, begin, count);
-    const at::Tensor d_gate_up =
-        activation_backward(expert_gate_up, at::mm(expert_d_out, in.down.select(0, e)));
-    dx.narrow(0, begin, count).copy_(at::mm(d_gate_up, in.gate_up.select(0, e)));
+    const at::Tensor d_hidden = at::mm(expert_d_out, in.down.select(0, e));
+    if (in.down_change.defined()) {
+      add_low_rank_backward(in.down_change, e, activation(expert_gate_up),
+                            part(low_2, begin, count), expert_d_out, d_hidden, result.down_change);
+    }
+    const at::Tensor d_gate_up = activation_backward(expert_gate_up, d_hidden);
+    at::Tensor expert_dx = dx.narrow(0, begin, count);
+    expert_dx.copy_(at::mm(d_gate_up, in.gate_up.select(0, e)));
+    add_low_rank_backward(in.gate_up_change, e, rows.narrow(0, begin, count),
+                          part(low_1, begin, count), d_gate_up, expert_dx, result.gate_up_change);
     if (!want_weight_gradients) return;
     result.down.select(0, e).copy_(at::mm(expert_d_out.t(), activation(expert_gate_up)));
     result.gate_up.select(0, e).copy_(at::mm(d_gate_up.t(), rows.narrow(0, begin, count)));

@@ -22,6 +22,11 @@ struct Expert {
   std::int64_t index, begin, count;
 };
 
+/// The rows of an expert; undefined stays undefined.
+at::Tensor part(const at::Tensor& t, const Expert& e) {
+  return t.defined() ? t.narrow(0, e.begin, e.count) : t;
+}
+
 std::vector<Expert> non_empty(const MoeOrder& order) {
   std::vector<Expert> experts;
   for (std::size_t e = 0; e + 1 < order.starts.size(); ++e) {
@@ -116,19 +121,23 @@ MoeExperts::Forward forward(const MoeExperts::Inputs& in, bool keep) {
   const at::Tensor w1 = detached(in.gate_up), w2 = detached(in.down);
   const at::Tensor rows = at::index_select(in.x, 0, order.token);
   at::Tensor gate_up = at::empty({n, w1.size(1)}, in.x.options());
+  const at::Tensor low_1 = low_rank_rows(in.gate_up_change, n);
   for_each_expert(experts, n, [&](const Expert& e) {
-    at::Tensor out = gate_up.narrow(0, e.begin, e.count);
-    at::mm_out(out, rows.narrow(0, e.begin, e.count), w1.select(0, e.index).t());
+    at::Tensor out = part(gate_up, e);
+    at::mm_out(out, part(rows, e), w1.select(0, e.index).t());
+    add_low_rank(in.gate_up_change, e.index, part(rows, e), part(low_1, e), out);
   });
   const at::Tensor hidden = activation(gate_up);
   at::Tensor out = at::empty({n, in.x.size(1)}, in.x.options());
+  const at::Tensor low_2 = low_rank_rows(in.down_change, n);
   for_each_expert(experts, n, [&](const Expert& e) {
-    at::Tensor expert_out = out.narrow(0, e.begin, e.count);
-    at::mm_out(expert_out, hidden.narrow(0, e.begin, e.count), w2.select(0, e.index).t());
+    at::Tensor expert_out = part(out, e);
+    at::mm_out(expert_out, part(hidden, e), w2.select(0, e.index).t());
+    add_low_rank(in.down_change, e.index, part(hidden, e), part(low_2, e), expert_out);
   });
   MoeExperts::Forward result;
   result.y = combine(out, weights, order, in.x.size(0), in.experts.size(1));
-  if (keep) result.saved = {gate_up, out};
+  if (keep) result.saved = {gate_up, out, low_1, low_2};
   return result;
 }
 
@@ -141,7 +150,8 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
   const at::Tensor grad_y = grad_y_in.contiguous();
   const at::Tensor weights = in.weights.to(in.x.scalar_type()).contiguous();
   const at::Tensor w1 = detached(in.gate_up), w2 = detached(in.down);
-  const at::Tensor &gate_up = saved.saved[0], &out = saved.saved[1];
+  const at::Tensor &gate_up = saved.saved[0], &out = saved.saved[1], &low_1 = saved.saved[2],
+                   &low_2 = saved.saved[3];
 
   MoeExperts::Gradients result;
   // d_out[p] = weight * dy[token], d_weight = dy[token] . out[p]: one pass over the sorted rows.
@@ -161,27 +171,35 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
                    [&](std::int64_t begin, std::int64_t end) { kernels.scatter(a, begin, end); });
   result.weights = d_weights.to(in.weights.scalar_type());
 
+  const bool want_hidden = want_weight_gradients || in.down_change.defined();
+  const bool want_rows = want_weight_gradients || in.gate_up_change.defined();
+  const at::Tensor hidden = want_hidden ? activation(gate_up) : at::Tensor();
+  const at::Tensor rows = want_rows ? at::index_select(in.x, 0, order.token) : at::Tensor();
+  result.gate_up_change = low_rank_zeros(in.gate_up_change);
+  result.down_change = low_rank_zeros(in.down_change);
   at::Tensor d_hidden = at::empty({n, w2.size(2)}, in.x.options());
   for_each_expert(experts, n, [&](const Expert& e) {
-    at::Tensor d = d_hidden.narrow(0, e.begin, e.count);
-    at::mm_out(d, d_out.narrow(0, e.begin, e.count), w2.select(0, e.index));
+    at::Tensor d = part(d_hidden, e);
+    at::mm_out(d, part(d_out, e), w2.select(0, e.index));
+    add_low_rank_backward(in.down_change, e.index, part(hidden, e), part(low_2, e), part(d_out, e),
+                          d, result.down_change);
   });
   const at::Tensor d_gate_up = activation_backward(gate_up, d_hidden);
   at::Tensor dx = at::empty({n, hidden_size}, in.x.options());
   for_each_expert(experts, n, [&](const Expert& e) {
-    at::Tensor d = dx.narrow(0, e.begin, e.count);
-    at::mm_out(d, d_gate_up.narrow(0, e.begin, e.count), w1.select(0, e.index));
+    at::Tensor d = part(dx, e);
+    at::mm_out(d, part(d_gate_up, e), w1.select(0, e.index));
+    add_low_rank_backward(in.gate_up_change, e.index, part(rows, e), part(low_1, e),
+                          part(d_gate_up, e), d, result.gate_up_change);
   });
   result.x = combine(dx, at::Tensor(), order, tokens, k);
   if (!want_weight_gradients) return result;
 
-  const at::Tensor hidden = activation(gate_up);
-  const at::Tensor rows = at::index_select(in.x, 0, order.token);
   at::Tensor d_w1 = at::zeros(w1.sizes(), w1.options()), d_w2 = at::zeros(w2.sizes(), w2.options());
   for_each_expert(experts, n, [&](const Expert& e) {
     at::Tensor d1 = d_w1.select(0, e.index), d2 = d_w2.select(0, e.index);
-    at::mm_out(d1, d_gate_up.narrow(0, e.begin, e.count).t(), rows.narrow(0, e.begin, e.count));
-    at::mm_out(d2, d_out.narrow(0, e.begin, e.count).t(), hidden.narrow(0, e.begin, e.count));
+    at::mm_out(d1, part(d_gate_up, e).t(), part(rows, e));
+    at::mm_out(d2, part(d_out, e).t(), part(hidden, e));
   });
   result.gate_up = d_w1;
   result.down = d_w2;

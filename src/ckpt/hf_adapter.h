@@ -1,0 +1,36 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "adapters/lora.h"
+#include "ckpt/adapter_directory.h"
+#include "ckpt/companions.h"
+#include "ckpt/model_directory.h"
+#include "models/qwen3_5/model.h"
+
+/// Between a PEFT adapter directory and the adapters of the model.
+namespace heddle::ckpt {
+
+using models::qwen3_5::Model;
+
+/// Where adapters can sit on a model.
+adapters::Adaptable adaptable(Model& model);
+
+/// Rows of the embedding that an adapter brings along (modules_to_save); 0 if it brings none. The
+/// model it is put on needs as many.
+std::int64_t vocabulary_rows(const AdapterDirectory& directory);
+
+/// Puts the adapter of a PEFT directory on the model and fills it (and parameters of
+/// modules_to_save).
+std::unique_ptr<adapters::LoraSet> load_adapter(const AdapterDirectory& directory, Model& model);
+
+/// Writes a PEFT adapter directory. `saved`: parameters trained whole beside the adapter; a tied
+/// embedding is written as lm_head too, because PEFT unties the two.
+void export_adapter(Model& model, const adapters::LoraSet& adapters,
+                    const std::vector<nn::Parameter*>& saved, const ModelDirectory& source,
+                    const std::string& base_model, const TokenizerSource& tokenizer,
+                    const Path& output, bool overwrite);
+
+}  // namespace heddle::ckpt

@@ -1,0 +1,100 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/errors.h"
+#include "train/trainer_fixture.h"
+
+namespace heddle {
+namespace {
+
+using ::testing::HasSubstr;
+
+/// A small mixture of experts.
+class MoeTraining : public TrainerTest {
+ protected:
+  void SetUp() override {
+    TrainerTest::SetUp();
+    make_model("moe", {{"model_type", "qwen3_5_moe_text"},
+                       {"num_experts", 6},
+                       {"num_experts_per_tok", 2},
+                       {"moe_intermediate_size", 24},
+                       {"shared_expert_intermediate_size", 16}});
+  }
+  std::vector<std::string> moe(std::vector<std::string> more) const {
+    more.insert(more.begin(), "model.path=" + (dir_ / "moe").string());
+    return more;
+  }
+  std::vector<std::string> experts(std::vector<std::string> more = {}) const {
+    more.insert(more.begin(), {"train.method=lora", "adapter.rank=3", "optim.lr=1e-2",
+                               "adapter.target_parameters=[mlp.experts.gate_up_proj, "
+                               "mlp.experts.down_proj]"});
+    return moe(std::move(more));
+  }
+  std::string message_of(const std::vector<std::string>& more) const {
+    try {
+      train_until(config("refused", more), 1000);
+    } catch (const UserError& error) {
+      return error.what();
+    }
+    return "no error";
+  }
+  std::vector<double> logprobs(const std::string& model, const std::string& adapter) const {
+    std::vector<std::string> command = {"score", model, "--input", (dir_ / "train.jsonl").string(),
+                                        "--output", (dir_ / "scored.jsonl").string(), "--threads",
+                                        "1", "--dtype", "float64"};
+    if (!adapter.empty()) command.insert(command.end(), {"--adapter", adapter});
+    EXPECT_EQ(run_cli(command), 0);
+    std::vector<double> all;
+    std::ifstream scored(dir_ / "scored.jsonl");
+    for (std::string line; std::getline(scored, line);) {
+      const nlohmann::json row = nlohmann::json::parse(line);
+      for (const auto& value : row.at("logprobs")) {
+        if (value.is_number()) all.push_back(value);
+      }
+    }
+    return all;
+  }
+};
+
+TEST_F(MoeTraining, AdaptersOnExpertsLearnResumeAndMerge) {
+  std::vector<double> losses;
+  const auto only_experts = experts({"adapter.targets=[]"});
+  train_until(config("whole", only_experts), 1000, &losses);
+  EXPECT_LT(losses.back(), losses.front());
+  train_until(config("parts", only_experts), 5);
+  train_until(config("parts", only_experts), 1000);
+  EXPECT_EQ(weights("whole", "final/adapter_model.safetensors"),
+            weights("parts", "final/adapter_model.safetensors"));
+
+  const std::string model = (dir_ / "moe").string(), adapter = (dir_ / "whole/final").string();
+  ASSERT_EQ(run_cli({"export", model, "--adapter", adapter, "--output", (dir_ / "merged").string(),
+                     "--dtype", "float64"}),
+            0);
+  const auto base = logprobs(model, ""), adapted = logprobs(model, adapter),
+             merged = logprobs((dir_ / "merged").string(), "");
+  ASSERT_FALSE(base.empty());
+  double moved = 0;
+  for (std::size_t i = 0; i < base.size(); ++i) {
+    EXPECT_NEAR(adapted[i], merged[i], 1e-4);  // stored in float32
+    moved = std::max(moved, std::abs(adapted[i] - base[i]));
+  }
+  EXPECT_GT(moved, 0.05);
+}
+
+TEST_F(MoeTraining, RecomputationGivesTheSameAdapters) {
+  for (const char* recompute : {"off", "full"})
+    train_until(config(recompute, experts({std::string("train.recompute=") + recompute})), 1000);
+  EXPECT_EQ(weights("off", "final/adapter_model.safetensors"),
+            weights("full", "final/adapter_model.safetensors"));
+}
+
+TEST_F(MoeTraining, WrongExpertTargetsAreNamed) {
+  EXPECT_THAT(message_of({"train.method=lora", "adapter.target_parameters=[experts.gate_up_proj]"}),
+              HasSubstr("this model has no routed experts"));
+  EXPECT_THAT(message_of(moe({"train.method=lora", "adapter.target_parameters=[experts.up_proj]"})),
+              HasSubstr("'experts.up_proj' matches no parameter"));
+  EXPECT_THAT(message_of(experts({"adapter.dropout=0.1"})), HasSubstr("have no dropout"));
+}
+
+}  // namespace
+}  // namespace heddle
