@@ -42,7 +42,8 @@ at::Tensor ExpertLora::peft_a() const {
 }
 
 at::Tensor ExpertLora::peft_b() const {
-  return b_.data().permute({1, 2, 0}).reshape({b_.global_shape()[1], rank() * a_.global_shape()[0]});
+  return b_.data().permute({1, 2, 0}).reshape(
+      {b_.global_shape()[1], rank() * a_.global_shape()[0]});
 }
 
 void ExpertLora::set_from_peft(const at::Tensor& a, const at::Tensor& b) {

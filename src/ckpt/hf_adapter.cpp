@@ -39,9 +39,8 @@ std::vector<std::string> target_names(const std::vector<std::string>& adapted,
   std::set<std::string> suffixes, elsewhere;
   for (const std::string& name : adapted) suffixes.insert(suffix(name));
   for (const std::string& name : others) elsewhere.insert(suffix(name));
-  const bool exact = std::none_of(suffixes.begin(), suffixes.end(), [&](const std::string& s) {
-    return elsewhere.count(s) > 0;
-  });
+  const bool exact = std::none_of(suffixes.begin(), suffixes.end(),
+                                  [&](const std::string& s) { return elsewhere.count(s) > 0; });
   if (exact) return {suffixes.begin(), suffixes.end()};
   std::vector<std::string> names;
   for (const std::string& name : adapted)
@@ -157,8 +156,8 @@ void export_adapter(Model& model, const adapters::LoraSet& set,
     const std::string& name = lora->parameter();
     parameters.push_back(name);
     const std::size_t dot = name.rfind('.');
-    tensors.pairs.push_back({text_name(name.substr(0, dot)), name.substr(dot + 1), lora->peft_a(),
-                             lora->peft_b()});
+    tensors.pairs.push_back(
+        {text_name(name.substr(0, dot)), name.substr(dot + 1), lora->peft_a(), lora->peft_b()});
   }
   model.visit_linears([&](nn::Linear& linear) {
     if (linear.adapter() == nullptr)

@@ -114,6 +114,7 @@ struct Bench {
         *model, adapters.get(), *runner, trainable, batch,
         {.gradient_scale = 1 / batch.loss_weight_sum,
          .auxiliary_scale = 0,
+         .pooled_auxiliary_loss = false,
          .dropout_stream = 0,
          .recompute_elementwise = config.train.recompute != config::Recompute::kOff});
     const double norm = optimizer->gradient_norm();

@@ -22,14 +22,18 @@ struct BlockInputs {
   /// Results of elementwise operators and norms that only feed a product are not kept for its
   /// backward but made again there.
   bool recompute_elementwise = false;
+  /// Auxiliary losses pool all layers: blocks hand out their load instead of a loss.
   bool pooled_auxiliary_loss = false;
   std::uint64_t dropout_stream =
       0;  ///< Differs between steps and micro-batches; same in a recomputation.
 };
 
 struct BlockOutput {
-  at::Tensor hidden;          ///< [T,H]
-  at::Tensor auxiliary_loss;  ///< 0-d sum over tokens; undefined if the stage has none.
+  at::Tensor hidden;  ///< [T,H]
+  /// 0-d sum over tokens; undefined if the stage has none. Pooled: [E] sums of the router's
+  /// probabilities, of which the loss is made when all layers are known.
+  at::Tensor auxiliary_loss;
+  at::Tensor expert_assignments;  ///< Pooled: [E] how often each expert was chosen.
 };
 
 /// One decoder layer: the unit of memory, sharding and recomputation (docs/design.md 3.5). It runs

@@ -3,6 +3,8 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/sigmoid.h>
 
+#include <utility>
+
 #include "ops/autograd.h"
 #include "ops/moe/moe.h"
 #include "ops/swiglu/swiglu.h"
@@ -53,11 +55,15 @@ BlockOutput Moe::forward(const at::Tensor& x, const BlockInputs& inputs, bool wa
                         down_.weight().value(), gate_up_.change(), down_.change()});
   const at::Tensor shared =
       shared_expert_.forward(x, inputs) * at::sigmoid(shared_expert_gate_.forward(x));
-  BlockOutput output{routed + shared, {}};
-  if (want_auxiliary_loss && inputs.training) {
-    output.auxiliary_loss =
-        ops::moe_auxiliary_loss(routing.probabilities, routing.experts, inputs.sequences,
-                                inputs.real_tokens, inputs.pooled_auxiliary_loss);
+  BlockOutput output{routed + shared, {}, {}};
+  if (!want_auxiliary_loss || !inputs.training) return output;
+  if (inputs.pooled_auxiliary_loss) {
+    ops::MoeLoad load = ops::moe_load(routing.probabilities, routing.experts, inputs.real_tokens);
+    output.auxiliary_loss = std::move(load.probabilities);
+    output.expert_assignments = std::move(load.assignments);
+  } else {
+    output.auxiliary_loss = ops::moe_auxiliary_loss(routing.probabilities, routing.experts,
+                                                    inputs.sequences, inputs.real_tokens);
   }
   return output;
 }

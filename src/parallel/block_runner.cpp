@@ -1,5 +1,6 @@
 #include "parallel/block_runner.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>
 
 #include <algorithm>
@@ -8,6 +9,16 @@
 #include "ops/autograd.h"
 
 namespace heddle::parallel {
+namespace {
+
+/// sum += value, detached; undefined is 0.
+void add_up(at::Tensor& sum, const at::Tensor& value) {
+  if (!value.defined()) return;
+  sum = sum.defined() ? ops::run_without_gradient([&] { return sum.add(value); })
+                      : ops::detached(value);
+}
+
+}  // namespace
 
 BlockRunner::BlockRunner(std::vector<BlockEntry> blocks, Recompute recompute)
     : blocks_(std::move(blocks)), recompute_(recompute) {}
@@ -36,13 +47,8 @@ at::Tensor BlockRunner::forward(const at::Tensor& hidden, const nn::BlockInputs&
         output = ops::run_without_gradient(
             [&] { return blocks_[i].block->forward(stage, current, inputs); });
       }
-      if (output.auxiliary_loss.defined()) {
-        const at::Tensor value = ops::detached(output.auxiliary_loss);
-        pass.auxiliary_loss =
-            pass.auxiliary_loss.defined()
-                ? ops::run_without_gradient([&] { return pass.auxiliary_loss.add(value); })
-                : value;
-      }
+      add_up(pass.auxiliary_loss, output.auxiliary_loss);
+      add_up(pass.expert_assignments, output.expert_assignments);
       const at::Tensor next = ops::detached(output.hidden);
       if (differentiates) {
         Pass::Island island{i, stage, std::move(current), {}, {}, recompute};
@@ -76,8 +82,11 @@ at::Tensor BlockRunner::backward(const at::Tensor& grad_hidden, double auxiliary
     ops::Tensors outputs = {island.output}, gradients = {gradient};
     if (island.auxiliary.defined() && island.auxiliary.requires_grad() && auxiliary_scale != 0) {
       outputs.push_back(island.auxiliary);
-      gradients.push_back(
-          at::full({}, auxiliary_scale, island.auxiliary.options().requires_grad(false)));
+      const auto options = island.auxiliary.options().requires_grad(false);
+      gradients.push_back(ops::run_without_gradient([&] {
+        return pass.auxiliary_gradient.defined() ? pass.auxiliary_gradient.mul(auxiliary_scale)
+                                                 : at::full({}, auxiliary_scale, options);
+      }));
     }
     ops::run_backward(outputs, gradients);
     gradient = island.input.grad();

@@ -33,8 +33,12 @@ class BlockRunner {
   /// What one micro-batch leaves for its backward; several may be in flight.
   class Pass {
    public:
-    /// Sum of the blocks' auxiliary losses, undefined if there are none.
+    /// Sum of the blocks' auxiliary losses, undefined if there are none; of pooled ones see
+    /// nn::BlockOutput.
     at::Tensor auxiliary_loss;
+    at::Tensor expert_assignments;
+    /// What a unit of the auxiliary loss weighs in each entry of `auxiliary_loss`; undefined: 1.
+    at::Tensor auxiliary_gradient;
 
    private:
     friend class BlockRunner;

@@ -1,8 +1,10 @@
 #include "train/micro_batch.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "ops/autograd.h"
+#include "train/auxiliary_loss.h"
 #include "train/head.h"
 
 namespace heddle::train {
@@ -47,13 +49,18 @@ MicroBatchLoss run_micro_batch(models::qwen3_5::Model& model, adapters::LoraSet*
       model.block_inputs({batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen},
                          batch.position_ids, batch.real_tokens, /*training=*/true);
   inputs.recompute_elementwise = options.recompute_elementwise;
+  inputs.pooled_auxiliary_loss = options.pooled_auxiliary_loss;
   const at::Tensor embedded = model.embed(batch.tokens);
   const bool embedding_trained = embedded.requires_grad();
   parallel::BlockRunner::Pass pass;
   const at::Tensor hidden = runner.forward(embedded, inputs, embedding_trained, pass);
   const HeadResult head =
       run_head(model, hidden, host_batch, options.gradient_scale, /*want_gradients=*/true);
-  const MicroBatchLoss result{head.loss_sum, pass.auxiliary_loss};
+  MicroBatchLoss result{head.loss_sum, pass.auxiliary_loss};
+  if (pass.expert_assignments.defined()) {
+    const auto rows = static_cast<double>(sparse_layers(model.config()) * batch.real_tokens);
+    result.auxiliary_sum = pool_auxiliary_loss(pass, std::max(rows, 1.0));
+  }
   const at::Tensor gradient = runner.backward(head.grad_hidden, options.auxiliary_scale, pass);
   if (embedding_trained && gradient.defined()) ops::run_backward({embedded}, {gradient});
   for (nn::Parameter* parameter : trainable) parameter->collect_gradient();

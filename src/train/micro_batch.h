@@ -18,8 +18,9 @@ std::vector<parallel::BlockEntry> block_entries(models::qwen3_5::Model& model);
 parallel::Recompute recompute_of(config::Recompute policy);
 
 struct MicroBatchOptions {
-  double gradient_scale = 1;   ///< Gradients are those of gradient_scale * loss_sum.
-  double auxiliary_scale = 0;  ///< The same of the router's loss.
+  double gradient_scale = 1;           ///< Gradients are those of gradient_scale * loss_sum.
+  double auxiliary_scale = 0;          ///< The same of the router's loss.
+  bool pooled_auxiliary_loss = false;  ///< train.router_aux_loss hf.
   std::uint64_t dropout_stream = 0;
   bool recompute_elementwise = false;  ///< See nn::BlockInputs.
 };

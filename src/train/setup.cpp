@@ -10,6 +10,7 @@
 #include "base/text.h"
 #include "config/config.h"
 #include "device/device.h"
+#include "train/auxiliary_loss.h"
 #include "train/vocabulary.h"
 
 namespace heddle::train {
@@ -198,18 +199,14 @@ std::unique_ptr<adapters::LoraSet> make_adapters(const config::RunConfig& config
         "cannot load; name it "
         "to adapt it all the same");
   }
-  auto set = std::make_unique<adapters::LoraSet>(ckpt::adaptable(model), config.adapter.targets,
-                                                 config.adapter.target_parameters, lora,
-                                                 model.context());
+  auto set =
+      std::make_unique<adapters::LoraSet>(ckpt::adaptable(model), config.adapter.targets,
+                                          config.adapter.target_parameters, lora, model.context());
   set->initialize();
   return set;
 }
 
 Setup make_setup(const config::RunConfig& config, Observer& observer) {
-  if (config.train.router_aux_loss == config::AuxLoss::kHf) {
-    throw_error<ConfigError>("{}: 'hf' (pooled over all layers) is not built; use 'sequence'",
-                             config::where(config, "train.router_aux_loss"));
-  }
   Setup setup;
   setup.context = make_context(config);
   setup.source =
@@ -235,11 +232,7 @@ Setup make_setup(const config::RunConfig& config, Observer& observer) {
   options.head = head_of(config.model.head);
   options.num_labels =
       config.model.num_labels > 0 ? config.model.num_labels : model_config.num_labels;
-  const double coefficient = config.train.router_aux_loss_coef >= 0
-                                 ? config.train.router_aux_loss_coef
-                             : model_config.output_router_logits ? model_config.router_aux_loss_coef
-                                                                 : 0;
-  options.auxiliary_loss = model_config.is_moe() && coefficient > 0;
+  options.auxiliary_loss = auxiliary_coefficient(config, model_config) > 0;
   options.kernel_policy = kernel_policy(config, setup.context.device);
   const std::string prefix = ckpt::text_prefix(*setup.source);
   setup.model = std::make_unique<models::qwen3_5::Model>(std::move(model_config), prefix,

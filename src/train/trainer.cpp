@@ -15,6 +15,7 @@
 #include "device/device.h"
 #include "models/qwen3_5/flops.h"
 #include "ops/autograd.h"
+#include "train/auxiliary_loss.h"
 #include "train/describe.h"
 #include "train/head.h"
 #include "train/micro_batch.h"
@@ -23,12 +24,6 @@
 
 namespace heddle::train {
 namespace {
-
-double auxiliary_coefficient(const config::RunConfig& config, const Model& model) {
-  if (!model.config().is_moe()) return 0;
-  if (config.train.router_aux_loss_coef >= 0) return config.train.router_aux_loss_coef;
-  return model.config().output_router_logits ? model.config().router_aux_loss_coef : 0;
-}
 
 data::LoaderOptions loader_options(const config::RunConfig& config, const comm::Mesh& mesh) {
   data::LoaderOptions options;
@@ -46,12 +41,6 @@ data::LoaderOptions loader_options(const config::RunConfig& config, const comm::
   options.rank = static_cast<int>(mesh.data_rank());
   options.world = static_cast<int>(mesh.data_size());
   return options;
-}
-
-std::int64_t sparse_layers(const Model& model) {
-  std::int64_t count = 0;
-  for (const bool sparse : model.config().sparse_mlp) count += sparse;
-  return count;
 }
 
 ops::Sequences sequences_of(const data::Batch& batch) {
@@ -76,7 +65,7 @@ Trainer::Trainer(const config::RunConfig& config, Observer& observer, const std:
       runner_(block_entries(*setup_.model), recompute_of(config.train.recompute)),
       loader_(std::make_unique<data::Loader>(setup_.train,
                                              loader_options(config, setup_.context.mesh))),
-      auxiliary_coefficient_(auxiliary_coefficient(config, *setup_.model)) {
+      auxiliary_coefficient_(auxiliary_coefficient(config, setup_.model->config())) {
   files::make_writable_directory(config.train.output_dir);
   ckpt::CheckpointStoreOptions store;
   store.keep_last = static_cast<int>(config.ckpt.keep_last);
@@ -164,8 +153,15 @@ StepInfo Trainer::train_step(const data::Step& step) {
   const double divisor = normalizer(model, step.loss_weight_sum, step.sequences);
   if (divisor <= 0)
     throw_error<DataError>("optimizer step {} has no token with a loss weight", step.step + 1);
+  if (auxiliary_coefficient_ > 0 && config_.train.router_aux_loss == config::AuxLoss::kHf &&
+      step.micro_batches.size() > 1 && !std::exchange(warned_of_pooling_, true)) {
+    log::warning(
+        "train.router_aux_loss: hf pools each of the {} micro-batches of a step by itself, so the "
+        "result depends on train.micro_batch_tokens",
+        step.micro_batches.size());
+  }
   const double sparse_tokens =
-      static_cast<double>(std::max<std::int64_t>(1, sparse_layers(model) * step.tokens));
+      static_cast<double>(std::max<std::int64_t>(1, sparse_layers(model.config()) * step.tokens));
 
   const auto wide =
       at::TensorOptions().dtype(setup_.context.wide_dtype()).device(setup_.context.device);
@@ -177,6 +173,7 @@ StepInfo Trainer::train_step(const data::Step& step) {
         *setup_.model, setup_.adapters.get(), runner_, setup_.trainable, step.micro_batches[i],
         {.gradient_scale = 1 / divisor,
          .auxiliary_scale = auxiliary_coefficient_ / sparse_tokens,
+         .pooled_auxiliary_loss = config_.train.router_aux_loss == config::AuxLoss::kHf,
          .dropout_stream = stream,
          .recompute_elementwise = config_.train.recompute != config::Recompute::kOff});
     loss_sum.add_(result.loss_sum);

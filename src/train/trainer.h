@@ -48,6 +48,7 @@ class Trainer {
   std::unique_ptr<data::Loader> loader_;
   std::unique_ptr<ckpt::CheckpointStore> checkpoints_;
   double auxiliary_coefficient_ = 0;
+  bool warned_of_pooling_ = false;
   double peak_flops_ = 0;
   std::int64_t first_step_ = 0;
   std::int64_t last_saved_ = -1;

@@ -375,3 +375,31 @@ def test_expert_adapter_follows_peft(models, tmp_path):
         optimizer.step()
         optimizer.zero_grad()
         assert mine[i] == pytest.approx(loss.item(), abs=1e-4), i
+
+
+@pytest.mark.parametrize("kind", ["moe", "next"])
+def test_pooled_router_loss_equals_transformers(models, tmp_path, kind):
+    """Loss and gradient (one SGD step) with output_router_logits, rows of one length as one batch."""
+    rows, lr, coefficient = token_rows((60, 60, 60)), 1.0, 0.3
+    output = train(tmp_path, models / kind, [{"input_ids": row} for row in rows], "train.max_steps=1", "optim.name=sgd",
+                   f"optim.lr={lr}", "optim.clip_norm=0", "train.router_aux_loss=hf",
+                   f"train.router_aux_loss_coef={coefficient}")
+    model = load(models / kind)
+    model.router_aux_loss_coef = coefficient
+    ids = torch.tensor(rows)
+    result = model(input_ids=ids, labels=ids, output_router_logits=True)
+    result.loss.backward()
+    step = read_rows(output / "metrics.jsonl")[0]
+    assert step["aux_loss"] == pytest.approx(result.aux_loss.item(), abs=1e-5)
+    assert step["loss"] + coefficient * step["aux_loss"] == pytest.approx(result.loss.item(), abs=1e-5)
+    before, after = tensors_of(models / kind), tensors_of(output / "final")
+    reference = load(models / kind)
+    with torch.no_grad():
+        for mine, parameter in zip(reference.parameters(), model.parameters()):
+            if parameter.grad is not None:
+                mine.sub_(lr * parameter.grad)
+    reference.save_pretrained(tmp_path / "reference")
+    expected = tensors_of(tmp_path / "reference")
+    for name in before:
+        moved, expected_moved = after[name] - before[name], expected[name] - before[name]
+        assert (moved - expected_moved).norm() <= 1e-4 * expected_moved.norm() + 1e-9, name

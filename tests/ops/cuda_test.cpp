@@ -123,7 +123,7 @@ TEST_F(GpuOps, RouterAuxiliaryLossAndNormRunOnTheDevice) {
   EXPECT_TRUE(close(gpu.weights.cpu(), cpu.weights, 1e-5));
   const auto loss = [&](const MoeRouting& r, c10::Device device) {
     return moe_auxiliary_loss(r.probabilities, r.experts, Sequences::from_host({0, 20, 65}, device),
-                              60, false);
+                              60);
   };
   EXPECT_TRUE(close(loss(gpu, kGpu).cpu(), loss(cpu, c10::Device(at::kCPU)), 1e-5));
   EXPECT_NEAR(gradient_norm({logits.to(kGpu), logits.to(kGpu, at::kBFloat16)}),

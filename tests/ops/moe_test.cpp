@@ -144,7 +144,7 @@ Sequences packed(std::vector<std::int32_t> boundaries) {
   return Sequences::from_host(std::move(boundaries), c10::Device(c10::DeviceType::CPU));
 }
 
-TEST(MoeAuxiliaryLoss, IsAdditiveOverSequencesAndPooledWithinACall) {
+TEST(MoeAuxiliaryLoss, IsAdditiveOverSequences) {
   const at::Tensor logits = randn({31, 6}, at::kDouble, 8);
   const MoeRouting r = moe_route(logits, 2, true);
   const Sequences sequences = packed({0, 11, 11, 20, 31});
@@ -156,21 +156,30 @@ TEST(MoeAuxiliaryLoss, IsAdditiveOverSequencesAndPooledWithinACall) {
     }
     return total * 6 * count;
   };
-  const auto loss = [&](std::int64_t real, bool pooled) {
-    return moe_auxiliary_loss(r.probabilities, r.experts, sequences, real, pooled)
-        .item()
-        .toDouble();
+  const auto loss = [&](std::int64_t real) {
+    return moe_auxiliary_loss(r.probabilities, r.experts, sequences, real).item().toDouble();
   };
-  EXPECT_NEAR(loss(31, false), formula(0, 11) + formula(11, 9) + formula(20, 11), 1e-10);
-  EXPECT_NEAR(loss(25, false), formula(0, 11) + formula(11, 9) + formula(20, 5), 1e-10);
-  EXPECT_NEAR(loss(31, true), formula(0, 31), 1e-10);
-  EXPECT_NEAR(loss(25, true), formula(0, 25), 1e-10);
-  EXPECT_EQ(loss(0, true), 0);
-  for (const bool pooled : {true, false}) {
+  EXPECT_NEAR(loss(31), formula(0, 11) + formula(11, 9) + formula(20, 11), 1e-10);
+  EXPECT_NEAR(loss(25), formula(0, 11) + formula(11, 9) + formula(20, 5), 1e-10);
+  EXPECT_EQ(loss(0), 0);
+  EXPECT_TRUE(gradients_match(
+      [&](const Tensors& in) {
+        return Tensors{moe_auxiliary_loss(in[0], r.experts, sequences, 25)};
+      },
+      {r.probabilities}));
+}
+
+TEST(MoeLoad, CountsRealTokensAndSumsTheirProbabilities) {
+  const MoeRouting r = moe_route(randn({31, 6}, at::kDouble, 8), 2, true);
+  for (const std::int64_t real : {std::int64_t{0}, std::int64_t{25}, std::int64_t{31}}) {
+    const MoeLoad load = moe_load(r.probabilities, r.experts, real);
+    for (std::int64_t e = 0; e < 6; ++e) {
+      EXPECT_EQ(load.assignments[e].item().toDouble(),
+                (r.experts.narrow(0, 0, real) == e).sum().item().toDouble());
+    }
+    EXPECT_TRUE(close(load.probabilities, at::sum(r.probabilities.narrow(0, 0, real), {0}), 1e-12));
     EXPECT_TRUE(gradients_match(
-        [&](const Tensors& in) {
-          return Tensors{moe_auxiliary_loss(in[0], r.experts, sequences, 25, pooled)};
-        },
+        [&](const Tensors& in) { return Tensors{moe_load(in[0], r.experts, real).probabilities}; },
         {r.probabilities}));
   }
 }

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "base/errors.h"
+#include "train/auxiliary_loss.h"
 #include "train/trainer_fixture.h"
 
 namespace heddle {
@@ -39,9 +40,11 @@ class MoeTraining : public TrainerTest {
     return "no error";
   }
   std::vector<double> logprobs(const std::string& model, const std::string& adapter) const {
-    std::vector<std::string> command = {"score", model, "--input", (dir_ / "train.jsonl").string(),
-                                        "--output", (dir_ / "scored.jsonl").string(), "--threads",
-                                        "1", "--dtype", "float64"};
+    std::vector<std::string> command = {"score",     model,
+                                        "--input",   (dir_ / "train.jsonl").string(),
+                                        "--output",  (dir_ / "scored.jsonl").string(),
+                                        "--threads", "1",
+                                        "--dtype",   "float64"};
     if (!adapter.empty()) command.insert(command.end(), {"--adapter", adapter});
     EXPECT_EQ(run_cli(command), 0);
     std::vector<double> all;
@@ -94,6 +97,45 @@ TEST_F(MoeTraining, WrongExpertTargetsAreNamed) {
   EXPECT_THAT(message_of(moe({"train.method=lora", "adapter.target_parameters=[experts.up_proj]"})),
               HasSubstr("'experts.up_proj' matches no parameter"));
   EXPECT_THAT(message_of(experts({"adapter.dropout=0.1"})), HasSubstr("have no dropout"));
+}
+
+TEST_F(MoeTraining, OneCoefficientForAllOfARun) {
+  models::qwen3_5::Config model;
+  model.num_experts = 4;
+  model.router_aux_loss_coef = 0.25;
+  model.sparse_mlp = {true};
+  config::RunConfig run;
+  ASSERT_TRUE(model.is_moe());
+  EXPECT_EQ(train::auxiliary_coefficient(run, model), 0);
+  model.output_router_logits = true;
+  EXPECT_EQ(train::auxiliary_coefficient(run, model), 0.25);
+  run.train.router_aux_loss_coef = 0.5;
+  EXPECT_EQ(train::auxiliary_coefficient(run, model), 0.5);
+}
+
+TEST_F(MoeTraining, PooledBalancingDiffersFromThatOfSequences) {
+  std::vector<double> aux[2];
+  for (const int pooled : {0, 1}) {
+    std::atomic<bool> stop = false;
+    struct Keep : train::Observer {
+      void on_step(const train::StepInfo& info) override {
+        aux->push_back(info.extra.at("aux_loss"));
+      }
+      std::vector<double>* aux;
+    } keep;
+    keep.aux = &aux[pooled];
+    train::Trainer trainer(
+        config(pooled ? "hf" : "sequence",
+               moe({"train.router_aux_loss_coef=0.5", "train.micro_batch_tokens=4096",
+                    pooled ? "train.router_aux_loss=hf" : "train.router_aux_loss=sequence"})),
+        keep, stop);
+    trainer.run();
+  }
+  // Balanced experts give k = 2; pooling smooths, so that it is nearer.
+  for (std::size_t i = 0; i < aux[0].size(); ++i) {
+    EXPECT_GT(aux[0][i], aux[1][i]);
+    EXPECT_GT(aux[1][i], 1.95);
+  }
 }
 
 }  // namespace

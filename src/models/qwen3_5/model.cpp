@@ -60,7 +60,7 @@ nn::BlockOutput DecoderLayer::forward(std::size_t stage, const at::Tensor& hidde
   const auto [x, residual] = normalized(hidden, input_layernorm_, inputs);
   const at::Tensor mixed =
       attention_ ? attention_->forward(x, inputs) : gated_delta_net_->forward(x, inputs);
-  return {residual + mixed, {}};
+  return {residual + mixed, {}, {}};
 }
 
 std::pair<nn::LinearInput, at::Tensor> DecoderLayer::normalized(
@@ -75,7 +75,7 @@ std::pair<nn::LinearInput, at::Tensor> DecoderLayer::normalized(
 
 nn::BlockOutput DecoderLayer::mlp(const at::Tensor& hidden, const nn::BlockInputs& inputs) {
   const auto [x, residual] = normalized(hidden, post_attention_layernorm_, inputs);
-  if (dense_) return {residual + dense_->forward(x, inputs), {}};
+  if (dense_) return {residual + dense_->forward(x, inputs), {}, {}};
   nn::BlockOutput output = moe_->forward(x.value, inputs, want_auxiliary_loss_);
   output.hidden = residual + output.hidden;
   return output;

@@ -59,11 +59,21 @@ struct MoeExperts {
 at::Tensor moe_experts(const KernelTable& kernels, const MoeExperts::Inputs& inputs);
 
 /// Load-balancing loss E * sum_e f_e P_e, f_e = assignments of expert e / tokens (sums to k), P_e =
-/// mean probability. Additive form: computed per sequence and weighted by its token count, returned
-/// as a sum over tokens (divide by the global token count); tokens from `real_tokens` on count
-/// nowhere. `pooled`: over all tokens of the call at once, as transformers does within one layer.
-/// probabilities [T,E], experts [T,k]. Differentiable in the probabilities.
+/// mean probability ("Switch Transformers", arXiv 2101.03961, eq. 4-6). Additive form: computed per
+/// sequence and weighted by its token count, returned as a sum over tokens (divide by the global
+/// token count); tokens from `real_tokens` on count nowhere. probabilities [T,E], experts [T,k].
+/// Differentiable in the probabilities.
 at::Tensor moe_auxiliary_loss(const at::Tensor& probabilities, const at::Tensor& experts,
-                              const Sequences& sequences, std::int64_t real_tokens, bool pooled);
+                              const Sequences& sequences, std::int64_t real_tokens);
+
+/// How one layer loads its experts: what a balancing loss that pools several layers adds up.
+struct MoeLoad {
+  at::Tensor probabilities;  ///< [E] sums over tokens, fp32 (fp64); differentiable.
+  at::Tensor assignments;    ///< [E] of the same dtype: how often each expert was chosen.
+};
+
+/// The load of the first `real_tokens` tokens. probabilities [T,E], experts [T,k].
+MoeLoad moe_load(const at::Tensor& probabilities, const at::Tensor& experts,
+                 std::int64_t real_tokens);
 
 }  // namespace heddle::ops

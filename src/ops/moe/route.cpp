@@ -104,7 +104,7 @@ MoeRouting moe_route(const at::Tensor& logits, std::int64_t top_k, bool normaliz
 }
 
 at::Tensor moe_auxiliary_loss(const at::Tensor& probabilities, const at::Tensor& experts,
-                              const Sequences& sequences, std::int64_t real_tokens, bool pooled) {
+                              const Sequences& sequences, std::int64_t real_tokens) {
   const std::int64_t tokens = probabilities.size(0), expert_count = probabilities.size(1);
   TORCH_CHECK(experts.dim() == 2 && experts.size(0) == tokens && sequences.total() == tokens &&
                   real_tokens >= 0 && real_tokens <= tokens,
@@ -116,14 +116,10 @@ at::Tensor moe_auxiliary_loss(const at::Tensor& probabilities, const at::Tensor&
   {
     const NoGradient guard;
     std::vector<std::int64_t> lengths;
-    if (pooled) {
-      lengths = {real_tokens};
-    } else {
-      for (std::size_t s = 0; s + 1 < sequences.cu_seqlens_host.size(); ++s) {
-        const std::int64_t begin = sequences.cu_seqlens_host[s],
-                           end = sequences.cu_seqlens_host[s + 1];
-        lengths.push_back(std::max<std::int64_t>(std::min(end, real_tokens) - begin, 0));
-      }
+    for (std::size_t s = 0; s + 1 < sequences.cu_seqlens_host.size(); ++s) {
+      const std::int64_t begin = sequences.cu_seqlens_host[s],
+                         end = sequences.cu_seqlens_host[s + 1];
+      lengths.push_back(std::max<std::int64_t>(std::min(end, real_tokens) - begin, 0));
     }
     const auto groups = static_cast<std::int64_t>(lengths.size());
     const at::Tensor length = host_vector(lengths, probabilities.device());
@@ -148,6 +144,32 @@ at::Tensor moe_auxiliary_loss(const at::Tensor& probabilities, const at::Tensor&
                          dp.narrow(0, 0, real_tokens).copy_(coefficient * grads[0]);
                          return {dp};
                        })[0];
+}
+
+MoeLoad moe_load(const at::Tensor& probabilities, const at::Tensor& experts,
+                 std::int64_t real_tokens) {
+  TORCH_CHECK(probabilities.dim() == 2 && experts.dim() == 2 &&
+                  experts.size(0) == probabilities.size(0) && real_tokens >= 0 &&
+                  real_tokens <= probabilities.size(0),
+              "moe_load: probabilities ", probabilities.sizes(), ", experts ", experts.sizes(),
+              " and ", real_tokens, " real tokens do not fit together");
+  MoeLoad load;
+  const at::Tensor sum = run_without_gradient([&] {
+    const at::Tensor chosen = experts.narrow(0, 0, real_tokens).reshape({-1});
+    load.assignments =
+        at::bincount(chosen, {}, probabilities.size(1)).to(compute_type(probabilities));
+    return at::sum(probabilities.narrow(0, 0, real_tokens), {0});
+  });
+  load.probabilities = with_gradient(
+      "moe_load", {probabilities}, {sum},
+      [real_tokens, sizes = probabilities.sizes().vec(),
+       options = probabilities.options()](const Tensors& grads) -> Tensors {
+        if (!grads[0].defined()) return {{}};
+        at::Tensor dp = at::zeros(sizes, options);
+        dp.narrow(0, 0, real_tokens).copy_(grads[0].unsqueeze(0).expand({real_tokens, sizes[1]}));
+        return {dp};
+      })[0];
+  return load;
 }
 
 }  // namespace heddle::ops
