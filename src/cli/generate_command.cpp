@@ -9,6 +9,7 @@
 #include "base/files.h"
 #include "cli/command.h"
 #include "cli/model_arguments.h"
+#include "cli/template_arguments.h"
 #include "data/jinja/chat_template.h"
 #include "data/readers/jsonl_reader.h"
 #include "data/rendering/renderer.h"
@@ -24,7 +25,7 @@ struct GenerateOptions {
   std::string prompt, input, output;
   std::int64_t max_new_tokens = 128;
   rollout::SamplingOptions sampling;
-  std::vector<std::string> stop;
+  std::vector<std::string> stop, template_arguments;
   bool ignore_eos = false;
   bool raw = false;
   rollout::EngineOptions engine;
@@ -43,7 +44,7 @@ class Generation {
       : options_(options),
         model_(load(options.model, models::qwen3_5::Head::kLanguageModel)),
         tokenizer_(data::Tokenizer::load(model_.tokenizer_directory)),
-        renderer_(*tokenizer_, {}) {
+        renderer_(*tokenizer_, render_options(options)) {
     if (!options.ignore_eos)
       stop_ids_ = rollout::end_tokens(tokenizer_, eos_of(model_.source->generation_config()));
   }
@@ -86,6 +87,12 @@ class Generation {
   }
 
  private:
+  static data::RenderOptions render_options(const GenerateOptions& options) {
+    data::RenderOptions rendering;
+    rendering.template_variables = template_variables(options.template_arguments);
+    return rendering;
+  }
+
   std::vector<std::int32_t> prompt_tokens(const std::string& prompt) const {
     const auto source = tokenizer_->chat_template();
     if (options_.raw || !source) return tokenizer_->encode(prompt);
@@ -136,6 +143,7 @@ void add_generate_command(CLI::App& app, Action& action) {
   command->add_option("--prompt", options->prompt,
                       "One prompt, streamed (through the chat template if there is one)");
   command->add_flag("--raw", options->raw, "Take --prompt as it is, without the chat template");
+  add_template_arguments(*command, options->template_arguments);
   command->add_option("--input", options->input, "JSONL rows with messages, text or input_ids")
       ->type_name("IN.jsonl");
   command

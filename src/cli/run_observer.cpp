@@ -101,8 +101,9 @@ void RunObserver::on_resume(std::int64_t step, const std::filesystem::path& chec
 
 std::vector<std::string> RunObserver::sample() {
   if (config_.log.sample_prompts.empty() || setup_ == nullptr) return {};
-  return rollout::answer_prompts(*setup_->model, setup_->tokenizer, config_.log.sample_prompts,
-                                 config_.log.sample_tokens);
+  return rollout::answer_prompts(
+      *setup_->model, setup_->tokenizer, config_.log.sample_prompts, config_.log.sample_tokens,
+      train::dataset_options(config_, config_.data.train, /*training=*/true).rendering);
 }
 
 void RunObserver::on_start(const train::RunInfo& info) {

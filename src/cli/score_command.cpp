@@ -11,6 +11,7 @@
 #include "base/log.h"
 #include "cli/command.h"
 #include "cli/model_arguments.h"
+#include "cli/template_arguments.h"
 #include "data/readers/jsonl_reader.h"
 #include "data/rendering/renderer.h"
 #include "train/scorer.h"
@@ -24,6 +25,7 @@ using models::qwen3_5::Head;
 struct ScoreOptions {
   ModelArguments model;
   std::string input, output;
+  std::vector<std::string> template_arguments;
   std::string head = "lm";
   std::int64_t batch_tokens = 8192;
   bool normalize = true;
@@ -55,7 +57,7 @@ class Scoring {
         head_(parse_head(options.head)),
         model_(load(options.model, head_)),
         tokenizer_(data::Tokenizer::load(model_.tokenizer_directory)),
-        renderer_(*tokenizer_, render_options()),
+        renderer_(*tokenizer_, render_options(options)),
         output_(options.output) {}
 
   Totals run() {
@@ -78,11 +80,12 @@ class Scoring {
   }
 
  private:
-  static data::RenderOptions render_options() {
-    data::RenderOptions options;
-    options.loss_on = data::LossOn::kAll;
-    options.append_eos = false;
-    return options;
+  static data::RenderOptions render_options(const ScoreOptions& options) {
+    data::RenderOptions rendering;
+    rendering.loss_on = data::LossOn::kAll;
+    rendering.append_eos = false;
+    rendering.template_variables = template_variables(options.template_arguments);
+    return rendering;
   }
 
   std::vector<std::int32_t> tokens_of(const data::Row& row, std::int64_t line) {
@@ -174,6 +177,7 @@ void add_score_command(CLI::App& app, Action& action) {
                    "The same rows, in order, with input_ids and logprobs")
       ->required()
       ->type_name("OUT.jsonl");
+  add_template_arguments(*command, options->template_arguments);
   command->add_option("--head", options->head, "lm, classify (logits) or embed (last token)")
       ->capture_default_str();
   command->add_flag("!--no-normalize", options->normalize,

@@ -8,7 +8,6 @@
 #include <set>
 
 #include "base/errors.h"
-#include "data/jinja/chat_template.h"
 #include "ops/autograd.h"
 #include "rollout/text_stream.h"
 
@@ -237,21 +236,20 @@ std::vector<std::int32_t> end_tokens(const std::shared_ptr<const data::Tokenizer
 std::vector<std::string> answer_prompts(Model& model,
                                         const std::shared_ptr<const data::Tokenizer>& tokenizer,
                                         const std::vector<std::string>& prompts,
-                                        std::int64_t max_new_tokens) {
-  std::optional<data::ChatTemplate> chat;
-  if (const auto source = tokenizer->chat_template())
-    chat = data::ChatTemplate::parse(*source, "chat template");
+                                        std::int64_t max_new_tokens,
+                                        const data::RenderOptions& rendering) {
+  const data::Renderer renderer(*tokenizer, rendering);
+  const bool chat = !rendering.chat_template.empty() || tokenizer->chat_template().has_value();
   std::vector<Request> requests;
   for (const std::string& prompt : prompts) {
-    Request request;
-    std::string text = prompt;
+    data::Row row;
+    row.text = prompt;
     if (chat) {
-      data::ChatTemplate::Options options;
-      options.add_generation_prompt = true;
-      const nlohmann::ordered_json messages = {{{"role", "user"}, {"content", prompt}}};
-      text = chat->render(messages, options).text;
+      row.form = data::Row::Form::kConversation;
+      row.messages = nlohmann::ordered_json::array({{{"role", "user"}, {"content", prompt}}});
     }
-    request.prompt = tokenizer->encode(text);
+    Request request;
+    request.prompt = renderer.tokenize_prompt(row);
     request.max_new_tokens = max_new_tokens;
     request.sampling.temperature = 0;
     request.stop_ids = end_tokens(tokenizer, {});

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "data/rendering/renderer.h"
 #include "data/tokenizer/tokenizer.h"
 #include "models/qwen3_5/model.h"
 #include "rollout/sampler.h"
@@ -52,11 +53,12 @@ std::vector<Completion> generate(models::qwen3_5::Model& model,
 std::vector<std::int32_t> end_tokens(const std::shared_ptr<const data::Tokenizer>& tokenizer,
                                      const std::vector<std::int64_t>& generation_eos);
 
-/// Greedy answers to prompts, through the chat template if the tokenizer has one: the samples of a
-/// training run.
+/// Greedy answers to prompts, through the chat template if there is one, rendered as the run
+/// renders its data: the samples of a training run.
 std::vector<std::string> answer_prompts(models::qwen3_5::Model& model,
                                         const std::shared_ptr<const data::Tokenizer>& tokenizer,
                                         const std::vector<std::string>& prompts,
-                                        std::int64_t max_new_tokens);
+                                        std::int64_t max_new_tokens,
+                                        const data::RenderOptions& rendering);
 
 }  // namespace heddle::rollout

@@ -1,5 +1,6 @@
 """The same numbers as transformers and peft, in both directions."""
 import json
+import pathlib
 
 import pytest
 import torch
@@ -403,3 +404,36 @@ def test_pooled_router_loss_equals_transformers(models, tmp_path, kind):
     for name in before:
         moved, expected_moved = after[name] - before[name], expected[name] - before[name]
         assert (moved - expected_moved).norm() <= 1e-4 * expected_moved.norm() + 1e-9, name
+
+
+def test_template_arguments_equal_transformers(tmp_path):
+    root = pathlib.Path(__file__).resolve().parents[2]
+    config = {"model_type": "qwen3_5_text", "vocab_size": 4096, "hidden_size": 32, "intermediate_size": 64,
+              "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
+              "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 16,
+              "linear_value_head_dim": 16, "tie_word_embeddings": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    heddle("init", "--config", tmp_path / "config.json", "--tokenizer", root / "examples/tokenizer-4k", "--output",
+           tmp_path / "model", "--seed", "3")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "model")
+    messages = [{"role": "user", "content": "What is 2 + 3?"}]
+
+    def generated(row, *arguments):
+        source = write_rows(tmp_path / "in.jsonl", [row])
+        heddle("generate", tmp_path / "model", "--input", source, "--output", tmp_path / "out.jsonl", "--max-new-tokens", 8,
+               "--temperature", 0, "--ignore-eos", *arguments)
+        return read_rows(tmp_path / "out.jsonl")[0]["output_ids"]
+
+    made = {}
+    for value in (True, False):
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, enable_thinking=value)
+        made[value] = generated({"messages": messages}, "--template-arg", f"enable_thinking={json.dumps(value)}")
+        assert made[value] == generated({"input_ids": tokenizer(text, add_special_tokens=False)["input_ids"]})
+    assert made[True] != made[False]
+    # score renders the conversation itself
+    for value in (True, False):
+        text = tokenizer.apply_chat_template(messages, tokenize=False, enable_thinking=value)
+        source = write_rows(tmp_path / "in.jsonl", [{"messages": messages}])
+        heddle("score", tmp_path / "model", "--input", source, "--output", tmp_path / "out.jsonl", "--template-arg",
+               f"enable_thinking={json.dumps(value)}")
+        assert read_rows(tmp_path / "out.jsonl")[0]["input_ids"] == tokenizer(text, add_special_tokens=False)["input_ids"]

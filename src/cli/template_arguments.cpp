@@ -1,0 +1,39 @@
+#include "cli/template_arguments.h"
+
+#include <CLI/CLI.hpp>
+
+#include "base/errors.h"
+
+namespace heddle::cli {
+
+void add_template_arguments(CLI::App& command, std::vector<std::string>& arguments) {
+  command
+      .add_option("--template-arg", arguments,
+                  "Variable of the chat template, as enable_thinking=false")
+      ->type_name("NAME=JSON")
+      ->allow_extra_args(false);
+}
+
+nlohmann::ordered_json template_variables(const std::vector<std::string>& arguments) {
+  nlohmann::ordered_json variables = nlohmann::ordered_json::object();
+  for (const std::string& argument : arguments) {
+    const std::size_t equals = argument.find('=');
+    if (equals == std::string::npos || equals == 0) {
+      throw_error<ConfigError>("--template-arg: expected NAME=JSON, found '{}'", argument);
+    }
+    const std::string name = argument.substr(0, equals), text = argument.substr(equals + 1);
+    const auto value = nlohmann::ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
+    if (value.is_discarded()) {
+      throw_error<ConfigError>(
+          "--template-arg {}: '{}' is not JSON: write true, false, a number, or a text in double "
+          "quotes ({}='\"...\"')",
+          name, text, name);
+    }
+    if (variables.contains(name))
+      throw_error<ConfigError>("--template-arg {} is given twice", name);
+    variables[name] = value;
+  }
+  return variables;
+}
+
+}  // namespace heddle::cli
