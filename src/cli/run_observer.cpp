@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <limits>
 #include <ostream>
 
 #include "base/files.h"
@@ -174,8 +175,19 @@ void RunObserver::on_step(const train::StepInfo& step) {
   progress_->update(metrics);
 }
 
-void RunObserver::on_evaluation(std::int64_t step, double loss, bool best) {
-  log::info("step {}: evaluation loss {:.4f}{}", step, loss, best ? " (best so far)" : "");
+void RunObserver::on_evaluation(std::int64_t step, const train::Evaluation& evaluation, bool best) {
+  std::string line = fmt::format("step {}: evaluation loss {:.4f}", step, evaluation.loss);
+  for (const auto& [name, value] : evaluation.metrics)
+    line += fmt::format(", {} {:.4f}", name, value);
+  log::info("{}{}", line, best ? " (best so far)" : "");
+  if (step > 0) return;
+  // No step has been made: a row of its own, without what only training gives.
+  train::StepInfo info;
+  info.loss = info.lr = info.grad_norm = std::numeric_limits<double>::quiet_NaN();
+  info.add(evaluation);
+  const ui::StepMetrics metrics = to_metrics(info);
+  metrics_->write(metrics);
+  if (tensorboard_) tensorboard_->write(metrics);
 }
 
 void RunObserver::on_checkpoint(std::int64_t, const std::filesystem::path&) {

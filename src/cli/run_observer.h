@@ -30,7 +30,7 @@ class RunObserver : public train::Observer {
   void on_start(const train::RunInfo& info) override;
   void on_resume(std::int64_t step, const std::filesystem::path& checkpoint) override;
   void on_step(const train::StepInfo& step) override;
-  void on_evaluation(std::int64_t step, double loss, bool best) override;
+  void on_evaluation(std::int64_t step, const train::Evaluation& evaluation, bool best) override;
   void on_checkpoint(std::int64_t step, const std::filesystem::path& path) override;
   void on_finish(const train::Summary& summary) override;
 

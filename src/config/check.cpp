@@ -76,6 +76,7 @@ class Checker {
     }
     if (c_.ckpt.keep_best) fail("ckpt.keep_best", "the best checkpoint is found with data.eval");
     if (c_.train.eval_every > 0) fail("train.eval_every", "evaluation needs data.eval");
+    if (c_.train.eval_on_start) fail("train.eval_on_start", "evaluation needs data.eval");
   }
 
   void stopping() const {

@@ -139,6 +139,7 @@ struct TrainSection {
   double router_aux_loss_coef = -1;
   AuxLoss router_aux_loss = AuxLoss::kSequence;
   std::int64_t eval_every = 0;
+  bool eval_on_start = false;
   std::int64_t early_stop_patience = 0;
   bool deterministic = false;
 };

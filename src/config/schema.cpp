@@ -218,6 +218,8 @@ Section train_section() {
       .key("eval_every", &TrainSection::eval_every,
            "steps between evaluations on data.eval; 0: at the end only",
            {.range = at_least(0), .aliases = {"eval_steps", "eval_interval"}})
+      .key("eval_on_start", &TrainSection::eval_on_start,
+           "also evaluate before the first step, as step 0", {.aliases = {"eval_at_start"}})
       .key("early_stop_patience", &TrainSection::early_stop_patience,
            "evaluations without a better loss before stopping; 0: never", {.range = at_least(0)})
       .key("deterministic", &TrainSection::deterministic,

@@ -31,6 +31,12 @@ struct RunInfo {
   double packing_efficiency = 1;
 };
 
+/// One pass over data.eval.
+struct Evaluation {
+  double loss = 0;
+  std::map<std::string, double> metrics;  ///< Beside the loss: "accuracy_at_1", "mrr_at_10", ...
+};
+
 /// One optimizer step.
 struct StepInfo {
   std::int64_t step = 0;  ///< From 1.
@@ -39,7 +45,12 @@ struct StepInfo {
   std::int64_t tokens = 0, loss_tokens = 0;
   double seconds = 0, tokens_per_s = 0, mfu = 0;  ///< mfu 0: unknown
   std::int64_t memory_bytes = 0;
-  std::map<std::string, double> extra;  ///< "aux_loss", ...
+  std::map<std::string, double> extra;  ///< "aux_loss", "eval_loss", ...
+
+  void add(const Evaluation& evaluation) {
+    extra["eval_loss"] = evaluation.loss;
+    for (const auto& [name, value] : evaluation.metrics) extra["eval_" + name] = value;
+  }
 };
 
 struct Summary {
@@ -61,7 +72,8 @@ class Observer {
   virtual void on_start(const RunInfo& info) {}
   virtual void on_resume(std::int64_t step, const std::filesystem::path& checkpoint) {}
   virtual void on_step(const StepInfo& step) {}
-  virtual void on_evaluation(std::int64_t step, double loss, bool best) {}
+  /// Before the on_step of the same step; step 0 is before the first.
+  virtual void on_evaluation(std::int64_t step, const Evaluation& evaluation, bool best) {}
   virtual void on_checkpoint(std::int64_t step, const std::filesystem::path& path) {}
   virtual void on_finish(const Summary& summary) {}
 };

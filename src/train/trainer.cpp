@@ -217,7 +217,7 @@ StepInfo Trainer::train_step(const data::Step& step) {
   return info;
 }
 
-double Trainer::evaluate() {
+Evaluation Trainer::evaluate() {
   Model& model = *setup_.model;
   if (setup_.adapters) setup_.adapters->set_dropout_stream(0);
   data::EvaluationLoader::Options options;
@@ -236,7 +236,12 @@ double Trainer::evaluate() {
     weights += host_batch->loss_weight_sum;
     sequences += host_batch->real_sequences;
   }
-  return loss / normalizer(model, weights, sequences);
+  return {loss / normalizer(model, weights, sequences), {}};
+}
+
+void Trainer::evaluate_on_start() {
+  if (!config_.train.eval_on_start || !setup_.eval || first_step_ > 0) return;
+  observer_.on_evaluation(0, evaluate(), /*best=*/false);
 }
 
 bool Trainer::evaluate_if_due(StepInfo& info, bool last) {
@@ -244,18 +249,20 @@ bool Trainer::evaluate_if_due(StepInfo& info, bool last) {
   last_eval_.reset();
   improved_ = false;
   if (!setup_.eval || !(last || (every > 0 && info.step % every == 0))) return false;
-  last_eval_ = evaluate();
+  const Evaluation evaluation = evaluate();
+  last_eval_ = evaluation.loss;
   improved_ = !best_eval_ || *last_eval_ < *best_eval_;
   if (improved_) best_eval_ = last_eval_;
   evaluations_without_gain_ = improved_ ? 0 : evaluations_without_gain_ + 1;
-  info.extra["eval_loss"] = *last_eval_;
-  observer_.on_evaluation(info.step, *last_eval_, improved_);
+  info.add(evaluation);
+  observer_.on_evaluation(info.step, evaluation, improved_);
   const std::int64_t patience = config_.train.early_stop_patience;
   return patience > 0 && evaluations_without_gain_ >= patience;
 }
 
 Summary Trainer::run() {
   observer_.on_start(describe());
+  evaluate_on_start();
   const auto start = std::chrono::steady_clock::now();
   Summary summary;
   std::int64_t done = first_step_;

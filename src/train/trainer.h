@@ -30,7 +30,9 @@ class Trainer {
 
  private:
   StepInfo train_step(const data::Step& step);
-  double evaluate();
+  Evaluation evaluate();
+  /// Before the first step.
+  void evaluate_on_start();
   void save(std::int64_t step);
   void resume();
   void restore(const ckpt::TrainingCheckpoint& checkpoint);

@@ -168,10 +168,12 @@ std::vector<Curve> curves_of(std::span<const StepMetrics> rows) {
   std::vector<Curve> others;
   for (const StepMetrics& row : rows) {
     const auto x = static_cast<double>(row.step);
-    loss.series[0].points.emplace_back(x, row.loss);
-    lr.series[0].points.emplace_back(x, row.lr);
-    norm.series[0].points.emplace_back(x, row.grad_norm);
-    speed.series[0].points.emplace_back(x, row.tokens_per_s);
+    if (row.step > 0) {
+      loss.series[0].points.emplace_back(x, row.loss);
+      lr.series[0].points.emplace_back(x, row.lr);
+      norm.series[0].points.emplace_back(x, row.grad_norm);
+      speed.series[0].points.emplace_back(x, row.tokens_per_s);
+    }
     for (const auto& [name, value] : row.extras) {
       if (name == "eval_loss") {
         loss.series[1].points.emplace_back(x, value);

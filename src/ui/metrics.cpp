@@ -109,7 +109,7 @@ MetricsWriter::MetricsWriter(std::filesystem::path file, std::int64_t resumed_st
     const std::string old = files::read(file_);
     std::string kept;
     for_each_row(file_, old, [&](std::string_view line, const StepMetrics& row) {
-      if (row.step <= resumed_step) kept.append(line).append("\n");
+      if (resumed_step > 0 && row.step <= resumed_step) kept.append(line).append("\n");
     });
     if (kept != old) files::write_atomically(file_, kept);
   }

@@ -28,16 +28,19 @@ double last_loss(std::span<const StepMetrics> rows) {
 
 std::string tiles(const ReportFacts& facts, std::span<const StepMetrics> rows) {
   std::string out = "<div class='grid tiles'>\n";
-  if (!rows.empty()) {
+  // Step 0 is an evaluation before training.
+  const std::span<const StepMetrics> steps =
+      !rows.empty() && rows.front().step == 0 ? rows.subspan(1) : rows;
+  if (!steps.empty()) {
     double seconds = 0, tokens = 0, best_eval = std::nan("");
     for (const StepMetrics& row : rows) {
       seconds += row.step_s;
       tokens += static_cast<double>(row.tokens);
       if (const double* eval = row.extra("eval_loss")) best_eval = std::fmin(best_eval, *eval);
     }
-    out += tile("Steps", fmt::format("{}", rows.back().step));
+    out += tile("Steps", fmt::format("{}", steps.back().step));
     out += tile("Loss, first → last",
-                fmt::format("{:.3f} → {:.3f}", rows.front().loss, last_loss(rows)));
+                fmt::format("{:.3f} → {:.3f}", steps.front().loss, last_loss(steps)));
     if (!std::isnan(best_eval))
       out += tile("Best evaluation loss", fmt::format("{:.4f}", best_eval));
     out += tile("Tokens", text::format_count(tokens));

@@ -112,14 +112,16 @@ void TensorBoardWriter::scalar(std::string_view tag, std::int64_t step, double v
 
 void TensorBoardWriter::write(const StepMetrics& m) {
   std::string summary, field;
-  append_scalar(summary, "train/loss", m.loss);
-  append_scalar(summary, "train/lr", m.lr);
-  append_scalar(summary, "train/grad_norm", m.grad_norm);
-  append_scalar(summary, "train/epoch", m.epoch);
-  append_scalar(summary, "speed/tokens_per_s", m.tokens_per_s);
-  append_scalar(summary, "speed/step_s", m.step_s);
-  if (m.mfu > 0) append_scalar(summary, "speed/mfu", m.mfu);
-  append_scalar(summary, "speed/memory_gib", static_cast<double>(m.memory_bytes) / (1 << 30));
+  if (m.step > 0) {
+    append_scalar(summary, "train/loss", m.loss);
+    append_scalar(summary, "train/lr", m.lr);
+    append_scalar(summary, "train/grad_norm", m.grad_norm);
+    append_scalar(summary, "train/epoch", m.epoch);
+    append_scalar(summary, "speed/tokens_per_s", m.tokens_per_s);
+    append_scalar(summary, "speed/step_s", m.step_s);
+    if (m.mfu > 0) append_scalar(summary, "speed/mfu", m.mfu);
+    append_scalar(summary, "speed/memory_gib", static_cast<double>(m.memory_bytes) / (1 << 30));
+  }
   for (const auto& [name, value] : m.extras) {
     const bool is_eval = name.starts_with("eval_");
     append_scalar(summary, is_eval ? "eval/" + name.substr(5) : "train/" + name, value);

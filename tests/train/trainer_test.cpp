@@ -66,6 +66,38 @@ TEST_F(TrainerTest, EarlyStopAndBestCheckpoint) {
   EXPECT_TRUE(fs::exists(dir_ / "run/final/model.safetensors"));
 }
 
+TEST_F(TrainerTest, EvaluationOnStartIsAStepZero) {
+  std::ofstream(dir_ / "eval.jsonl") << R"({"text": "row 1 holds 2"})"
+                                     << "\n";
+  std::vector<std::string> command = {"pt"};
+  for (const std::string& argument :
+       arguments("run", {"data.eval=" + (dir_ / "eval.jsonl").string(), "train.eval_on_start=true",
+                         "log.report=true", "train.max_steps=3"}))
+    command.push_back(argument);
+  ASSERT_EQ(run_cli(command), 0);
+  std::ifstream metrics(dir_ / "run/metrics.jsonl");
+  std::string line;
+  std::vector<nlohmann::json> rows;
+  while (std::getline(metrics, line)) rows.push_back(nlohmann::json::parse(line));
+  ASSERT_EQ(rows.size(), 4u);
+  EXPECT_EQ(rows[0].at("step"), 0);
+  EXPECT_TRUE(rows[0].at("loss").is_null());
+  EXPECT_GT(rows[0].at("eval_loss").get<double>(), rows[3].at("eval_loss").get<double>());
+  const std::string report = files::read(dir_ / "run/report.html");
+  EXPECT_EQ(report.find(">nan"), std::string::npos);
+  // A run that goes on does not evaluate the start again.
+  command.push_back("train.max_steps=5");
+  ASSERT_EQ(run_cli(command), 0);
+  std::ifstream again(dir_ / "run/metrics.jsonl");
+  int zeros = 0, count = 0;
+  while (std::getline(again, line)) {
+    zeros += nlohmann::json::parse(line).at("step") == 0;
+    ++count;
+  }
+  EXPECT_EQ(zeros, 1);
+  EXPECT_EQ(count, 6);
+}
+
 TEST_F(TrainerTest, TheCommandsWorkTogether) {
   std::string out;
   std::vector<std::string> sft = {"pt"};
