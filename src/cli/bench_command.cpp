@@ -112,8 +112,8 @@ struct Bench {
   double step(const data::Batch& batch) {
     const train::MicroBatchLoss loss = train::run_micro_batch(
         *model, adapters.get(), *runner, trainable, batch,
-        {.gradient_scale = 1 / batch.loss_weight_sum,
-         .auxiliary_scale = 0,
+        train::training_head(*model, 1 / batch.loss_weight_sum),
+        {.auxiliary_scale = 0,
          .pooled_auxiliary_loss = false,
          .dropout_stream = 0,
          .recompute_elementwise = config.train.recompute != config::Recompute::kOff});

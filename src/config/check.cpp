@@ -29,6 +29,15 @@ class Checker {
     if (c_.model.head == Head::kClassify && c_.model.num_labels == 0) {
       fail("model.head", "classify needs model.num_labels >= 1");
     }
+    if (c_.model.head != Head::kLanguageModel && !c_.log.sample_prompts.empty()) {
+      fail("log.sample_prompts", "only model.head lm generates text");
+    }
+    if (c_.model.head == Head::kEmbed && c_.train.method == Method::kLora) {
+      for (const std::string& module : c_.adapter.modules_to_save) {
+        if (module == "lm_head")
+          fail("adapter.modules_to_save", "head embed has no lm_head to train");
+      }
+    }
   }
 
   void length() const {
@@ -164,7 +173,10 @@ std::vector<std::string> unused_keys(const RunConfig& config) {
     note("optim.min_lr_ratio", "optim.schedule is constant");
   }
   if (config.model.head != Head::kClassify) note("model.num_labels", "model.head is not classify");
-  if (config.model.head != Head::kEmbed) note("model.normalize", "model.head is not embed");
+  if (config.model.head != Head::kEmbed) {
+    note("model.normalize", "model.head is not embed");
+    note("train.infonce_temperature", "model.head is not embed");
+  }
   if (config.train.max_steps > 0) note("train.epochs", "train.max_steps decides");
   if (config.parallel.cp == 1) note("parallel.cp_method", "parallel.cp is 1");
   if (config.parallel.pp == 1) note("parallel.pp_schedule", "parallel.pp is 1");

@@ -166,8 +166,12 @@ void fill_in(RunConfig& config, const std::string& name) {
   if (config.model.tokenizer.empty()) config.model.tokenizer = config.model.path;
   if (config.data.cache_dir.empty()) config.data.cache_dir = config.train.output_dir + "/cache";
   if (config.train.micro_batch_tokens == 0) {
-    config.train.micro_batch_tokens = config.data.max_length;
+    // A row of head embed is several texts.
+    config.train.micro_batch_tokens =
+        config.data.max_length * (config.model.head == Head::kEmbed ? 8 : 1);
   }
+  if (config.model.head == Head::kEmbed && !config.is_set("data.packing"))
+    config.data.packing = false;
   if (config.train.method == Method::kLora && !config.is_set("optim.lr")) config.optim.lr = 2e-4;
   if (!config.is_set("adapter.seed")) config.adapter.seed = config.train.seed;
 }

@@ -54,10 +54,19 @@ struct DataSource {
   bool operator==(const DataSource&) const = default;
 };
 
-enum class DataFormat { kAuto, kMessages, kPromptCompletion, kText, kShareGpt, kAlpaca, kTokens };
+enum class DataFormat {
+  kAuto,
+  kMessages,
+  kPromptCompletion,
+  kText,
+  kShareGpt,
+  kAlpaca,
+  kTokens,
+  kPairs
+};
 template <>
-inline constexpr std::array<std::string_view, 7> kNames<DataFormat>{
-    "auto", "messages", "prompt_completion", "text", "sharegpt", "alpaca", "tokens"};
+inline constexpr std::array<std::string_view, 8> kNames<DataFormat>{
+    "auto", "messages", "prompt_completion", "text", "sharegpt", "alpaca", "tokens", "pairs"};
 
 enum class Truncation { kDrop, kKeepStart, kKeepEnd };
 template <>
@@ -91,6 +100,9 @@ struct DataFields {
   std::string labels = "labels";
   std::string label = "label";
   std::string weight = "weight";
+  std::string query = "query";
+  std::string positive = "positive";
+  std::string negatives = "negatives";
 };
 
 /// A value handed to the chat template.
@@ -100,7 +112,7 @@ struct DataSection {
   std::vector<DataSource> train;
   std::vector<DataSource> eval;
   DataFormat format = DataFormat::kAuto;
-  bool packing = true;
+  bool packing = true;  ///< load() makes it false for model.head embed if the user gave none
   std::int64_t max_length = 2048;
   Truncation truncation = Truncation::kKeepStart;
   BadLine on_bad_line = BadLine::kError;
@@ -128,7 +140,7 @@ inline constexpr std::array<std::string_view, 2> kNames<AuxLoss>{"sequence", "hf
 struct TrainSection {
   Method method = Method::kFull;
   std::int64_t global_batch_size = 8;
-  std::int64_t micro_batch_tokens = 0;  ///< load() replaces 0 by data.max_length
+  std::int64_t micro_batch_tokens = 0;  ///< load() replaces 0 by data.max_length, for embed 8 x
   std::int64_t max_steps = 0;
   std::int64_t epochs = 1;
   std::uint64_t seed = 0;
@@ -138,6 +150,7 @@ struct TrainSection {
   Recompute recompute = Recompute::kOff;
   double router_aux_loss_coef = -1;
   AuxLoss router_aux_loss = AuxLoss::kSequence;
+  double infonce_temperature = 0.05;
   std::int64_t eval_every = 0;
   bool eval_on_start = false;
   std::int64_t early_stop_patience = 0;

@@ -130,7 +130,8 @@ Section data_section() {
            {.aliases = {"validation", "eval_file", "eval_path", "test"}})
       .key("format", &DataSection::format, "what a row holds; auto looks at its fields")
       .key("packing", &DataSection::packing,
-           "fill rows of max_length with several sequences, kept apart by cu_seqlens")
+           "fill rows of max_length with several sequences, kept apart by cu_seqlens; false with "
+           "head embed unless given")
       .key("max_length", &DataSection::max_length,
            "tokens of a packed row, and of a sequence at most",
            {.range = at_least(2),
@@ -174,7 +175,13 @@ Section fields_section() {
       .key("input_ids", &DataFields::input_ids, "tokenized beforehand")
       .key("labels", &DataFields::labels, "as input_ids, -100 where there is no loss")
       .key("label", &DataFields::label, "head classify: class number, or number for regression")
-      .key("weight", &DataFields::weight, "loss weight of a turn");
+      .key("weight", &DataFields::weight, "loss weight of a turn")
+      .key("query", &DataFields::query, "head embed: what is searched with",
+           {.aliases = {"anchor", "sentence1"}})
+      .key("positive", &DataFields::positive, "head embed: the text that fits the query",
+           {.aliases = {"document", "sentence2"}})
+      .key("negatives", &DataFields::negatives,
+           "head embed: texts that do not fit it, may be missing", {.aliases = {"negative"}});
   return s;
 }
 
@@ -186,11 +193,13 @@ Section train_section() {
       .key("global_batch_size", &TrainSection::global_batch_size,
            "rows per optimizer step: sequences, or packed rows with data.packing",
            {.range = at_least(1), .aliases = {"batch_size", "train_batch_size"}})
-      .key("micro_batch_tokens", &TrainSection::micro_batch_tokens,
-           "tokens per forward pass at most; sets memory, not results; 0: data.max_length",
-           {.range = at_least(0),
-            .aliases = {"micro_batch_size", "per_device_train_batch_size",
-                        "gradient_accumulation_steps"}})
+      .key(
+          "micro_batch_tokens", &TrainSection::micro_batch_tokens,
+          "tokens per forward pass at most; sets memory, not results; 0: data.max_length, for head "
+          "embed 8 times that",
+          {.range = at_least(0),
+           .aliases = {"micro_batch_size", "per_device_train_batch_size",
+                       "gradient_accumulation_steps"}})
       .key("max_steps", &TrainSection::max_steps, "optimizer steps; 0: as many as epochs gives",
            {.range = at_least(0), .aliases = {"steps", "num_steps", "train_steps"}})
       .key("epochs", &TrainSection::epochs, "passes over data.train; ignored with max_steps",
@@ -215,6 +224,9 @@ Section train_section() {
            {.range = at_least(-1), .aliases = {"aux_loss_coef"}})
       .key("router_aux_loss", &TrainSection::router_aux_loss,
            "per layer and sequence, or pooled over layers and batch as transformers does")
+      .key("infonce_temperature", &TrainSection::infonce_temperature,
+           "head embed: similarities are divided by it (1 / scale of sentence-transformers)",
+           {.range = above(0), .aliases = {"temperature", "contrastive_temperature"}})
       .key("eval_every", &TrainSection::eval_every,
            "steps between evaluations on data.eval; 0: at the end only",
            {.range = at_least(0), .aliases = {"eval_steps", "eval_interval"}})

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <utility>
 
 #include <ATen/ops/empty.h>
 
@@ -100,6 +101,29 @@ Batch Batch::from_sequences(std::span<const SequenceView> sequences, BatchCapaci
   batch.cu_seqlens = at::empty({static_cast<std::int64_t>(batch.cu_seqlens_host.size())}, at::kInt);
   std::copy(batch.cu_seqlens_host.begin(), batch.cu_seqlens_host.end(),
             batch.cu_seqlens.mutable_data_ptr<std::int32_t>());
+  return batch;
+}
+
+Batch Batch::from_groups(std::span<const SequenceView> groups, BatchCapacity capacity) {
+  std::vector<SequenceView> texts;
+  std::vector<std::int64_t> text_of_row;
+  for (const SequenceView& group : groups) {
+    for (std::size_t begin = 0; begin < group.tokens.size();) {
+      std::size_t end = begin + 1;
+      while (end < group.tokens.size() && group.labels[end] == group.labels[begin]) ++end;
+      const std::size_t count = end - begin;
+      texts.push_back({.tokens = group.tokens.subspan(begin, count),
+                       .labels = group.labels.subspan(begin, count),
+                       .weights = group.weights.subspan(begin, count),
+                       .row = group.row,
+                       .target = 0});
+      text_of_row.push_back(group.labels[begin]);
+      begin = end;
+    }
+  }
+  // Weights are 0, so that the numbers of the texts are not taken for labels.
+  Batch batch = from_sequences(texts, capacity);
+  batch.text_of_row = std::move(text_of_row);
   return batch;
 }
 

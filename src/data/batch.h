@@ -49,6 +49,8 @@ struct Batch {
   std::vector<std::int64_t> row_ids;  ///< [real_sequences] the input row of each sequence
   std::vector<double>
       targets;  ///< [real_sequences] for classification and regression, otherwise empty
+  std::vector<std::int64_t> text_of_row;  ///< [real_sequences] of groups: 0 the query, 1 the
+                                          ///< positive, then the negatives; otherwise empty
 
   /// Lays the sequences end to end. `with_targets` fills `targets`, and then
   /// loss_rows and loss_weight_sum count sequences. Throws DataError when they
@@ -56,6 +58,10 @@ struct Batch {
   /// gives one dummy token (a rank without rows).
   static Batch from_sequences(std::span<const SequenceView> sequences, BatchCapacity capacity = {},
                               bool with_targets = false);
+
+  /// From groups of texts (TokenizedRow::labels then hold the number of the text): each text is a
+  /// sequence of its own, those of a group follow each other, `row_ids` names the group.
+  static Batch from_groups(std::span<const SequenceView> groups, BatchCapacity capacity = {});
 
   struct PaddedOptions {
     std::optional<at::Tensor>

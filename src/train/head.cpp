@@ -115,8 +115,22 @@ HeadResult run_head(Model& model, const at::Tensor& hidden, const data::Batch& b
     case Head::kEmbed:
       break;
   }
-  throw_error<ConfigError>(
-      "model.head embed has no training objective in this version: use it with `heddle score`");
+  throw InternalError("the loss of an embedding spans micro-batches: train_embed_head");
+}
+
+at::Tensor embed_head(Model& model, const at::Tensor& hidden, const data::Batch& batch) {
+  return model.final_norm(last_token_rows(hidden, batch));
+}
+
+HeadResult train_embed_head(
+    Model& model, const at::Tensor& hidden, const data::Batch& batch,
+    const std::function<ContrastiveResult(const at::Tensor& embeddings)>& loss) {
+  at::Tensor trunk = ops::detached(hidden);
+  trunk.set_requires_grad(true);
+  const at::Tensor embeddings = embed_head(model, trunk, batch);
+  const ContrastiveResult result = loss(ops::detached(embeddings));
+  ops::run_backward({embeddings}, {result.gradient});
+  return {result.loss_sum, trunk.grad()};
 }
 
 ScoreResult score_head(Model& model, const at::Tensor& hidden, const data::Batch& batch,
@@ -132,7 +146,7 @@ ScoreResult score_head(Model& model, const at::Tensor& hidden, const data::Batch
     result.logprobs = scored.logprobs;
     return result;
   }
-  const at::Tensor last = model.final_norm(last_token_rows(hidden, batch));
+  const at::Tensor last = embed_head(model, hidden, batch);
   if (model.head() == Head::kClassify) {
     result.outputs = model.score().forward(last).to(wide);
   } else {

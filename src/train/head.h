@@ -1,11 +1,13 @@
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include "data/batch.h"
 #include "models/qwen3_5/model.h"
+#include "train/contrastive.h"
 
 namespace heddle::train {
 
@@ -19,9 +21,19 @@ struct HeadResult {
 /// Final norm, head and loss on the hidden states [T,H] of one micro-batch (tensors of `batch` on
 /// the host or the device), forward and backward at once; accumulates the gradients of norm and
 /// head. Language model: cross-entropy of the labelled rows. Classification: cross-entropy, or
-/// squared error with one label, of each sequence's last token against its target.
+/// squared error with one label, of each sequence's last token against its target. An embedding's
+/// loss spans micro-batches: see train_embed_head.
 HeadResult run_head(Model& model, const at::Tensor& hidden, const data::Batch& batch,
                     double gradient_scale, bool want_gradients);
+
+/// Embeddings of each sequence's last token after the final norm, [S,H].
+at::Tensor embed_head(Model& model, const at::Tensor& hidden, const data::Batch& batch);
+
+/// Forward and backward of an embedding head: `loss` turns the embeddings [S,H] of the batch into a
+/// sum and its gradient, which goes on to the hidden states and the norm.
+HeadResult train_embed_head(
+    Model& model, const at::Tensor& hidden, const data::Batch& batch,
+    const std::function<ContrastiveResult(const at::Tensor& embeddings)>& loss);
 
 /// What `score` reports of one micro-batch, without gradients.
 struct ScoreResult {

@@ -5,7 +5,6 @@
 
 #include "ops/autograd.h"
 #include "train/auxiliary_loss.h"
-#include "train/head.h"
 
 namespace heddle::train {
 
@@ -39,10 +38,17 @@ parallel::Recompute recompute_of(config::Recompute policy) {
   return parallel::Recompute::kOff;
 }
 
+HeadFunction training_head(models::qwen3_5::Model& model, double gradient_scale) {
+  return [&model, gradient_scale](const at::Tensor& hidden, const data::Batch& batch) {
+    return run_head(model, hidden, batch, gradient_scale, /*want_gradients=*/true);
+  };
+}
+
 MicroBatchLoss run_micro_batch(models::qwen3_5::Model& model, adapters::LoraSet* adapters,
                                parallel::BlockRunner& runner,
                                const std::vector<nn::Parameter*>& trainable,
-                               const data::Batch& host_batch, const MicroBatchOptions& options) {
+                               const data::Batch& host_batch, const HeadFunction& head_function,
+                               const MicroBatchOptions& options) {
   const data::Batch batch = host_batch.to(model.context().device);
   if (adapters != nullptr) adapters->set_dropout_stream(options.dropout_stream);
   nn::BlockInputs inputs =
@@ -54,8 +60,7 @@ MicroBatchLoss run_micro_batch(models::qwen3_5::Model& model, adapters::LoraSet*
   const bool embedding_trained = embedded.requires_grad();
   parallel::BlockRunner::Pass pass;
   const at::Tensor hidden = runner.forward(embedded, inputs, embedding_trained, pass);
-  const HeadResult head =
-      run_head(model, hidden, host_batch, options.gradient_scale, /*want_gradients=*/true);
+  const HeadResult head = head_function(hidden, host_batch);
   MicroBatchLoss result{head.loss_sum, pass.auxiliary_loss};
   if (pass.expert_assignments.defined()) {
     const auto rows = static_cast<double>(sparse_layers(model.config()) * batch.real_tokens);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "adapters/lora.h"
@@ -8,6 +9,7 @@
 #include "data/batch.h"
 #include "models/qwen3_5/model.h"
 #include "parallel/block_runner.h"
+#include "train/head.h"
 
 namespace heddle::train {
 
@@ -35,6 +37,7 @@ struct MicroBatchLoss {
 MicroBatchLoss run_micro_batch(models::qwen3_5::Model& model, adapters::LoraSet* adapters,
                                parallel::BlockRunner& runner,
                                const std::vector<nn::Parameter*>& trainable,
-                               const data::Batch& host_batch, const MicroBatchOptions& options);
+                               const data::Batch& host_batch, const HeadFunction& head_function,
+                               const MicroBatchOptions& options);
 
 }  // namespace heddle::train

@@ -46,6 +46,8 @@ data::RowFormat row_format(config::DataFormat format) {
       return data::RowFormat::kInstruction;
     case config::DataFormat::kTokens:
       return data::RowFormat::kTokens;
+    case config::DataFormat::kPairs:
+      return data::RowFormat::kPairs;
   }
   return data::RowFormat::kAuto;
 }
@@ -54,7 +56,7 @@ data::Task task_of(const config::ModelSection& model) {
   if (model.head == config::Head::kClassify) {
     return model.num_labels == 1 ? data::Task::kRegression : data::Task::kClassification;
   }
-  return model.head == config::Head::kEmbed ? data::Task::kEmbedding : data::Task::kLanguageModel;
+  return model.head == config::Head::kEmbed ? data::Task::kContrastive : data::Task::kLanguageModel;
 }
 
 bool matches_any(const std::vector<std::string>& patterns, const std::string& name) {
@@ -116,6 +118,9 @@ data::FieldNames field_names(const config::DataFields& fields) {
   names.input_ids = fields.input_ids;
   names.labels = fields.labels;
   names.label = fields.label;
+  names.query = fields.query;
+  names.positive = fields.positive;
+  names.negatives = fields.negatives;
   return names;
 }
 

@@ -47,8 +47,8 @@ ops::Sequences sequences_of(const data::Batch& batch) {
   return {batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen};
 }
 
-/// What the sums of one step are divided by: loss weights of tokens, or sequences for a
-/// classification head.
+/// What the sums of one step are divided by: loss weights of tokens, sequences for a
+/// classification head, queries for an embedding.
 double normalizer(const Model& model, double loss_weights, std::int64_t sequences) {
   return model.head() == models::qwen3_5::Head::kLanguageModel ? loss_weights
                                                                : static_cast<double>(sequences);
@@ -147,6 +147,17 @@ void Trainer::save(std::int64_t step) {
   observer_.on_checkpoint(step, checkpoints_->directory());
 }
 
+std::uint64_t Trainer::dropout_stream(const data::Step& step, std::size_t micro_batch) {
+  return static_cast<std::uint64_t>(step.step) * 65536 + micro_batch + 1;
+}
+
+std::vector<HeadFunction> Trainer::heads_of(const data::Step& step, double gradient_scale) {
+  if (setup_.model->head() == models::qwen3_5::Head::kEmbed)
+    return embed_heads_of(step, gradient_scale);
+  return std::vector<HeadFunction>(step.micro_batches.size(),
+                                   training_head(*setup_.model, gradient_scale));
+}
+
 StepInfo Trainer::train_step(const data::Step& step) {
   const auto start = std::chrono::steady_clock::now();
   const Model& model = *setup_.model;
@@ -166,15 +177,14 @@ StepInfo Trainer::train_step(const data::Step& step) {
   const auto wide =
       at::TensorOptions().dtype(setup_.context.wide_dtype()).device(setup_.context.device);
   at::Tensor loss_sum = at::zeros({}, wide), auxiliary_sum = at::zeros({}, wide);
+  const std::vector<HeadFunction> heads = heads_of(step, 1 / divisor);
   for (std::size_t i = 0; i < step.micro_batches.size(); ++i) {
-    // Streams are numbered from 1, 0 means no dropout.
-    const auto stream = static_cast<std::uint64_t>(step.step) * 65536 + i + 1;
     const MicroBatchLoss result = run_micro_batch(
         *setup_.model, setup_.adapters.get(), runner_, setup_.trainable, step.micro_batches[i],
-        {.gradient_scale = 1 / divisor,
-         .auxiliary_scale = auxiliary_coefficient_ / sparse_tokens,
+        heads[i],
+        {.auxiliary_scale = auxiliary_coefficient_ / sparse_tokens,
          .pooled_auxiliary_loss = config_.train.router_aux_loss == config::AuxLoss::kHf,
-         .dropout_stream = stream,
+         .dropout_stream = dropout_stream(step, i),
          .recompute_elementwise = config_.train.recompute != config::Recompute::kOff});
     loss_sum.add_(result.loss_sum);
     if (result.auxiliary_sum.defined()) auxiliary_sum.add_(result.auxiliary_sum);
@@ -219,6 +229,7 @@ StepInfo Trainer::train_step(const data::Step& step) {
 
 Evaluation Trainer::evaluate() {
   Model& model = *setup_.model;
+  if (model.head() == models::qwen3_5::Head::kEmbed) return evaluate_embeddings();
   if (setup_.adapters) setup_.adapters->set_dropout_stream(0);
   data::EvaluationLoader::Options options;
   options.micro_batch_tokens = config_.train.micro_batch_tokens;

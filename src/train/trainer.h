@@ -10,6 +10,7 @@
 #include "config/run_config.h"
 #include "data/loader/loader.h"
 #include "parallel/block_runner.h"
+#include "train/micro_batch.h"
 #include "train/observer.h"
 #include "train/optimizer.h"
 #include "train/setup.h"
@@ -29,8 +30,17 @@ class Trainer {
   Setup& setup() { return setup_; }
 
  private:
+  /// Which dropout masks a micro-batch draws; numbered from 1, 0 means no dropout.
+  static std::uint64_t dropout_stream(const data::Step& step, std::size_t micro_batch);
+  /// One function a micro-batch of the step.
+  std::vector<HeadFunction> heads_of(const data::Step& step, double gradient_scale);
+  /// The same for head embed, whose loss spans the step.
+  std::vector<HeadFunction> embed_heads_of(const data::Step& step, double gradient_scale);
+  /// Embeddings [S,H] without gradients.
+  at::Tensor embeddings_of(const data::Batch& host_batch, std::uint64_t dropout_stream);
   StepInfo train_step(const data::Step& step);
   Evaluation evaluate();
+  Evaluation evaluate_embeddings();
   /// Before the first step.
   void evaluate_on_start();
   void save(std::int64_t step);

@@ -334,10 +334,61 @@ TEST(JsonlReader, GoesOnAfterABadLine) {
   EXPECT_FALSE(reader.next());
 }
 
+Row pairs_of(const std::string& json, const FieldNames& fields = {}) {
+  return parse_row(nlohmann::ordered_json::parse(json), RowFormat::kAuto, fields,
+                   Task::kContrastive);
+}
+
+TEST(Pairs, AreTextsConversationsOrTokens) {
+  const Row row = pairs_of(
+      R"({"query": "a?", "positive": [{"role": "user", "content": "b"}], "negatives": [[3, 4], "c"]})");
+  ASSERT_EQ(row.form, Row::Form::kGroup);
+  ASSERT_EQ(row.texts.size(), 4u);
+  EXPECT_EQ(row.texts[0].text, "a?");
+  EXPECT_EQ(row.texts[1].form, Row::Form::kConversation);
+  EXPECT_EQ(row.texts[1].messages[0]["content"], "b");
+  EXPECT_EQ(row.texts[2].input_ids, (std::vector<std::int32_t>{3, 4}));
+  EXPECT_EQ(row.texts[3].text, "c");
+  EXPECT_EQ(pairs_of(R"({"query": "a", "positive": ["b"]})").texts.size(), 2u);
+  EXPECT_EQ(pairs_of(R"({"query": "a", "positive": "b", "negatives": []})").texts.size(), 2u);
+  EXPECT_EQ(pairs_of(R"({"query": "a", "positive": "b", "negatives": "c"})").texts[2].text, "c");
+}
+
+TEST(Pairs, TakeTheFieldsOfOtherTrainersByName) {
+  FieldNames swift;
+  swift.query = "messages", swift.positive = "positive_messages",
+  swift.negatives = "negative_messages";
+  const Row row = pairs_of(R"({"messages": [{"role": "user", "content": "q"}],
+      "positive_messages": [[{"role": "user", "content": "p"}]],
+      "negative_messages": [[{"role": "user", "content": "n1"}], [{"role": "user", "content": "n2"}]]})",
+                           swift);
+  ASSERT_EQ(row.texts.size(), 4u);
+  EXPECT_EQ(row.texts[3].messages[0]["content"], "n2");
+}
+
+TEST(Pairs, NameWhatIsWrong) {
+  const auto error = [](const std::string& json) { return error_of([&] { pairs_of(json); }); };
+  EXPECT_THAT(error(R"({"query": "a", "document": "b"})"),
+              HasSubstr("field 'positive': is missing"));
+  EXPECT_THAT(error(R"({"query": "", "positive": "b"})"), HasSubstr("field 'query': is empty"));
+  EXPECT_THAT(error(R"({"query": "a", "positive": ["b", "c"]})"), HasSubstr("holds 2 texts"));
+  EXPECT_THAT(error(R"({"query": "a", "positive": "b", "negatives": ["c", 3]})"),
+              HasSubstr("field 'negatives[1]'"));
+  EXPECT_THAT(error(R"({"query": {"a": 1}, "positive": "b"})"), HasSubstr("expected a text"));
+  EXPECT_THAT(error_of([] {
+                parse_row({{"query", "a"}, {"positive", "b"}}, RowFormat::kPairs, {});
+              }),
+              HasSubstr("only model.head embed learns from pairs"));
+  EXPECT_THAT(error_of([] {
+                parse_row({{"text", "a"}}, RowFormat::kText, {}, Task::kContrastive);
+              }),
+              HasSubstr("learns from 'pairs'"));
+}
+
 TEST(RowFormat, HasANameEach) {
-  for (const RowFormat format :
-       {RowFormat::kAuto, RowFormat::kTokens, RowFormat::kMessages, RowFormat::kConversations,
-        RowFormat::kPromptCompletion, RowFormat::kInstruction, RowFormat::kText}) {
+  for (const RowFormat format : {RowFormat::kAuto, RowFormat::kTokens, RowFormat::kMessages,
+                                 RowFormat::kConversations, RowFormat::kPromptCompletion,
+                                 RowFormat::kInstruction, RowFormat::kText, RowFormat::kPairs}) {
     EXPECT_EQ(row_format_of(name_of(format)), format);
   }
   EXPECT_THAT(error_of([] { row_format_of("shargpt"); }), HasSubstr("sharegpt"));

@@ -406,6 +406,71 @@ def test_pooled_router_loss_equals_transformers(models, tmp_path, kind):
         assert (moved - expected_moved).norm() <= 1e-4 * expected_moved.norm() + 1e-9, name
 
 
+def pair_rows(count, seed=11):
+    """Pairs of token ids, every third with a negative."""
+    queries, positives = token_rows([9 + i % 4 for i in range(count)], seed), token_rows([20 + i % 5 for i in range(count)], seed + 1)
+    negatives = token_rows([17] * count, seed + 2)
+    return [{"query": q, "positive": p, "negatives": [n] if i % 3 == 0 else []}
+            for i, (q, p, n) in enumerate(zip(queries, positives, negatives))]
+
+
+def info_nce(model, rows, temperature, normalize):
+    def embed(ids):
+        hidden = model(input_ids=torch.tensor([ids])).last_hidden_state[0, -1]
+        return torch.nn.functional.normalize(hidden, dim=-1) if normalize else hidden
+
+    queries = torch.stack([embed(row["query"]) for row in rows])
+    documents = torch.stack([embed(row["positive"]) for row in rows] + [embed(n) for row in rows for n in row["negatives"]])
+    return torch.nn.functional.cross_entropy(queries @ documents.T / temperature, torch.arange(len(rows)))
+
+
+@pytest.mark.parametrize("micro", [300, 90])
+@pytest.mark.parametrize("normalize, temperature", [(True, 0.05), (False, 20.0)])
+def test_embedding_training_equals_the_formula(models, tmp_path, normalize, temperature, micro):
+    rows = pair_rows(18)
+    output = train(tmp_path, models / "dense_tied", rows, "model.head=embed", "data.format=pairs", "train.max_steps=3",
+                   "optim.lr=1e-4", "optim.weight_decay=0", f"model.normalize={str(normalize).lower()}",
+                   f"train.infonce_temperature={temperature}", f"train.micro_batch_tokens={micro}",
+                   max_length=64, batch=6)
+    mine = [row["loss"] for row in read_rows(output / "metrics.jsonl")]
+    model = load(models / "dense_tied").model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0)
+    for i in range(3):
+        loss = info_nce(model, rows[6 * i:6 * i + 6], temperature, normalize)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert mine[i] == pytest.approx(loss.item(), abs=1e-4), i
+    source = write_rows(tmp_path / "in.jsonl", [{"input_ids": row["query"]} for row in rows])
+    heddle("score", output / "final", "--head", "embed", "--input", source, "--output", tmp_path / "out.jsonl")
+    exported = load(output / "final").model
+    for row, scored in zip(rows, read_rows(tmp_path / "out.jsonl")):
+        with torch.no_grad():
+            hidden = exported(input_ids=torch.tensor([row["query"]])).last_hidden_state[0, -1]
+        expected = torch.nn.functional.normalize(hidden, dim=-1)
+        assert scored["embedding"] == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+def test_embedding_adapter_loads_in_peft(models, tmp_path):
+    from peft import PeftModel
+
+    rows = pair_rows(6)
+    output = train(tmp_path, models / "dense_tied", rows, "model.head=embed", "train.max_steps=3", "optim.lr=1e-2",
+                   "train.method=lora", "adapter.rank=4", "data.format=pairs", max_length=64)
+    config = json.loads((output / "final/adapter_config.json").read_text())
+    assert config["task_type"] == "FEATURE_EXTRACTION"
+    model = PeftModel.from_pretrained(transformers.AutoModel.from_pretrained(models / "dense_tied", dtype=torch.float32),
+                                      output / "final")
+    source = write_rows(tmp_path / "in.jsonl", [{"input_ids": row["query"]} for row in rows])
+    heddle("score", models / "dense_tied", "--adapter", output / "final", "--head", "embed", "--input", source, "--output",
+           tmp_path / "out.jsonl")
+    for row, scored in zip(rows, read_rows(tmp_path / "out.jsonl")):
+        with torch.no_grad():
+            hidden = model(input_ids=torch.tensor([row["query"]])).last_hidden_state[0, -1]
+        assert scored["embedding"] == pytest.approx(torch.nn.functional.normalize(hidden, dim=-1).tolist(), abs=1e-5)
+
+
 def test_template_arguments_equal_transformers(tmp_path):
     root = pathlib.Path(__file__).resolve().parents[2]
     config = {"model_type": "qwen3_5_text", "vocab_size": 4096, "hidden_size": 32, "intermediate_size": 64,

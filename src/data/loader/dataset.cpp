@@ -54,9 +54,10 @@ std::string reader_fingerprint(const ReaderOptions& options, BadRowPolicy policy
                                 static_cast<int>(options.task), options.max_line_bytes,
                                 options.max_depth, static_cast<int>(policy));
   for (const std::string* name :
-       {&f.messages, &f.tools, &f.weight, &f.conversations, &f.from, &f.value, &f.prompt,
-        &f.completion, &f.instruction, &f.input, &f.output, &f.system, &f.history, &f.text,
-        &f.input_ids, &f.labels, &f.label}) {
+       {&f.messages, &f.tools,  &f.weight,     &f.conversations, &f.from,
+        &f.value,    &f.prompt, &f.completion, &f.instruction,   &f.input,
+        &f.output,   &f.system, &f.history,    &f.text,          &f.input_ids,
+        &f.labels,   &f.label,  &f.query,      &f.positive,      &f.negatives}) {
     all += '\n' + *name;
   }
   return all;

@@ -14,14 +14,15 @@ namespace {
 
 using nlohmann::ordered_json;
 
-constexpr std::array<std::pair<RowFormat, std::string_view>, 7> kNames = {
+constexpr std::array<std::pair<RowFormat, std::string_view>, 8> kNames = {
     {{RowFormat::kAuto, "auto"},
      {RowFormat::kTokens, "tokens"},
      {RowFormat::kMessages, "messages"},
      {RowFormat::kConversations, "sharegpt"},
      {RowFormat::kPromptCompletion, "prompt_completion"},
      {RowFormat::kInstruction, "alpaca"},
-     {RowFormat::kText, "text"}}};
+     {RowFormat::kText, "text"},
+     {RowFormat::kPairs, "pairs"}}};
 
 constexpr double kUnsetWeight = std::numeric_limits<double>::quiet_NaN();
 constexpr int kDeepestTools = 100;
@@ -322,6 +323,61 @@ void parse_text(const ordered_json& value, const FieldNames& fields, Row& row) {
   if (row.text.empty()) fail(fields.text, "is empty");
 }
 
+/// One text of a pair: a string, a list of messages, or a list of token ids.
+Row parse_pair_text(const ordered_json& value, const std::string& field, const FieldNames& fields) {
+  Row row;
+  row.task = Task::kEmbedding;
+  if (value.is_string()) {
+    row.text = value.get<std::string>();
+    if (row.text.empty()) fail(field, "is empty");
+    return row;
+  }
+  if (!value.is_array()) {
+    fail(field, "is a JSON {}, expected a text, a list of messages or a list of token ids",
+         value.type_name());
+  }
+  if (!value.empty() && value[0].is_number()) {
+    row.form = Row::Form::kTokens;
+    row.format = RowFormat::kTokens;
+    row.input_ids = parse_ids(value, field, false);
+    return row;
+  }
+  row.form = Row::Form::kConversation;
+  row.format = RowFormat::kMessages;
+  append_messages(value, field, fields, row);
+  return row;
+}
+
+/// Whether a list holds texts, and is not one text itself (of messages or token ids).
+bool is_list_of_texts(const ordered_json& value) {
+  return value.is_array() && !value.empty() && (value[0].is_string() || value[0].is_array());
+}
+
+void parse_pairs(const ordered_json& value, const FieldNames& fields, Row& row) {
+  row.form = Row::Form::kGroup;
+  row.texts.push_back(parse_pair_text(require(value, fields.query), fields.query, fields));
+  const ordered_json& positive = require(value, fields.positive);
+  if (is_list_of_texts(positive)) {
+    // Some data sets keep a list of positives; a row has one.
+    if (positive.size() != 1) {
+      fail(fields.positive, "holds {} texts, expected one; make a row of each", positive.size());
+    }
+    row.texts.push_back(parse_pair_text(positive[0], fields.positive + "[0]", fields));
+  } else {
+    row.texts.push_back(parse_pair_text(positive, fields.positive, fields));
+  }
+  const ordered_json* negatives = find(value, fields.negatives);
+  if (negatives == nullptr || (negatives->is_array() && negatives->empty())) return;
+  if (!is_list_of_texts(*negatives)) {
+    row.texts.push_back(parse_pair_text(*negatives, fields.negatives, fields));
+    return;
+  }
+  for (std::size_t i = 0; i < negatives->size(); ++i) {
+    row.texts.push_back(
+        parse_pair_text((*negatives)[i], fmt::format("{}[{}]", fields.negatives, i), fields));
+  }
+}
+
 RowFormat detect(const ordered_json& value, const FieldNames& fields) {
   const auto has = [&](const std::string& name) { return find(value, name) != nullptr; };
   if (has(fields.input_ids)) return RowFormat::kTokens;
@@ -420,9 +476,20 @@ Row parse_row(const ordered_json& value, RowFormat format, const FieldNames& fie
   refuse_media(value);
   Row row;
   row.task = task;
-  row.format = format == RowFormat::kAuto ? detect(value, fields) : format;
+  const bool wants_pairs = task == Task::kContrastive;
+  if (format != RowFormat::kAuto && (format == RowFormat::kPairs) != wants_pairs) {
+    throw_error<ConfigError>("data.format is '{}', but {}", name_of(format),
+                             wants_pairs ? "model.head embed learns from 'pairs'"
+                                         : "only model.head embed learns from pairs");
+  }
+  row.format = wants_pairs                  ? RowFormat::kPairs
+               : format == RowFormat::kAuto ? detect(value, fields)
+                                            : format;
   row.form = Row::Form::kConversation;
   switch (row.format) {
+    case RowFormat::kPairs:
+      parse_pairs(value, fields, row);
+      break;
     case RowFormat::kTokens:
       parse_tokens(value, fields, row);
       break;

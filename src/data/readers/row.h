@@ -20,9 +20,11 @@ enum class RowFormat {
   kPromptCompletion,  ///< `prompt` and `completion`: two strings or two lists of messages
   kInstruction,       ///< Alpaca: `instruction`, `input`, `output`, optional `system`, `history`
   kText,              ///< `text`
+  kPairs,  ///< `query`, `positive`, optional `negatives`: texts, lists of messages or token ids
 };
 
-/// "auto", "tokens", "messages", "sharegpt", "prompt_completion", "alpaca", "text".
+/// "auto", "tokens", "messages", "sharegpt", "prompt_completion", "alpaca", "text",
+/// "pairs".
 std::string_view name_of(RowFormat format);
 /// Throws ConfigError that lists the names.
 RowFormat row_format_of(std::string_view name);
@@ -33,6 +35,7 @@ enum class Task {
   kClassification,  ///< needs an integer `label` >= 0
   kRegression,      ///< needs a finite number `label`; also rewards
   kEmbedding,       ///< text or tokens only, nothing to predict
+  kContrastive,     ///< pairs for training an embedding
 };
 
 /// The names of the fields in a data file.
@@ -54,12 +57,15 @@ struct FieldNames {
   std::string input_ids = "input_ids";
   std::string labels = "labels";
   std::string label = "label";
+  std::string query = "query";
+  std::string positive = "positive";
+  std::string negatives = "negatives";
 };
 
-/// A row in one of three normal forms: a conversation, a raw text (whose prompt may be set apart),
-/// or tokens.
+/// A row in one of four normal forms: a conversation, a raw text (whose prompt may be set apart),
+/// tokens, or several texts that belong together.
 struct Row {
-  enum class Form { kConversation, kText, kTokens };
+  enum class Form { kConversation, kText, kTokens, kGroup };
 
   Form form = Form::kText;
   RowFormat format = RowFormat::kText;
@@ -75,6 +81,7 @@ struct Row {
   std::vector<std::int32_t>
       labels;                    ///< kTokens: unshifted, as long as input_ids, or empty = input_ids
   std::optional<double> target;  ///< class index or regression target
+  std::vector<Row> texts;        ///< kGroup: the query, the positive, then the negatives
 };
 
 /// Deepest nesting of lists and objects in a JSON text, told without parsing it; stops counting

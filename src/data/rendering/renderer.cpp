@@ -220,13 +220,32 @@ RenderedText Renderer::render(const Row& row) const {
     }
     case Row::Form::kTokens:
       break;
+    case Row::Form::kGroup:
+      throw_error<InternalError>("a group of texts has no single rendering");
   }
   RenderedText rendered;
   rendered.text = tokenizer_.decode(row.input_ids);
   return rendered;
 }
 
+TokenizedRow Renderer::tokenize_group(const Row& row) const {
+  TokenizedRow out;
+  for (std::size_t i = 0; i < row.texts.size(); ++i) {
+    const TokenizedRow text = tokenize(row.texts[i]);
+    out.full_length += text.full_length;
+    if (text.fate != TokenizedRow::Fate::kKept) out.fate = text.fate;
+    if (!text.kept()) return out;
+    out.tokens.insert(out.tokens.end(), text.tokens.begin(), text.tokens.end());
+    out.labels.resize(out.tokens.size(), static_cast<std::int32_t>(i));
+  }
+  out.weights.assign(out.tokens.size(), 0);
+  out.loss_rows = 1;
+  out.loss_weight_sum = 1;
+  return out;
+}
+
 TokenizedRow Renderer::tokenize(const Row& row) const {
+  if (row.form == Row::Form::kGroup) return tokenize_group(row);
   TokenizedRow out;
   std::vector<float> weights;         // of token t as a target
   std::vector<std::int32_t> targets;  // what is to be predicted at token t's place, mostly token t

@@ -45,7 +45,7 @@ struct RenderedText {
 /// The tokens of one row.
 struct TokenizedRow {
   std::vector<std::int32_t> tokens;
-  std::vector<std::int32_t> labels;  ///< shifted, -100 = none
+  std::vector<std::int32_t> labels;  ///< shifted, -100 = none; of a group: the text's number
   std::vector<float> weights;        ///< of labels
   double target = 0;
   std::int64_t loss_rows = 0;
@@ -84,6 +84,8 @@ class Renderer {
 
  private:
   RenderedText render_conversation(const Row& row) const;
+  /// Each text cut to max_length by itself, laid end to end; labels hold the number of the text.
+  TokenizedRow tokenize_group(const Row& row) const;
 
   const Tokenizer& tokenizer_;
   RenderOptions options_;
