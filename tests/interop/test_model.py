@@ -471,6 +471,26 @@ def test_embedding_adapter_loads_in_peft(models, tmp_path):
         assert scored["embedding"] == pytest.approx(torch.nn.functional.normalize(hidden, dim=-1).tolist(), abs=1e-5)
 
 
+@pytest.mark.parametrize("kind", LANGUAGE_MODELS)
+def test_distributions_equal_transformers(models, tmp_path, kind):
+    """The whole next-token distribution, told by scoring every token after a context: mean KL below 1e-6."""
+    contexts = token_rows((1, 7, 64, 65, 130), seed=21)
+    vocabulary = range(258)  # what the tokenizer has; the model's further rows are never predicted
+    source = write_rows(tmp_path / "in.jsonl", [{"input_ids": [*context, token]} for context in contexts for token in vocabulary])
+    heddle("score", models / kind, "--input", source, "--output", tmp_path / "out.jsonl")
+    mine = torch.tensor([row["logprobs"][-1] for row in read_rows(tmp_path / "out.jsonl")],
+                        dtype=torch.float64).view(len(contexts), len(vocabulary))
+    model = load(models / kind)
+    divergences = []
+    for context, logprobs in zip(contexts, mine):
+        logits = logits_of(model, context)[-1].double()
+        expected = logits.log_softmax(-1)[:len(vocabulary)]
+        assert torch.allclose(logprobs, expected, atol=1e-4)
+        p = expected.exp()
+        divergences.append((p * (expected - logprobs)).sum().item() + (logprobs.exp() - p).sum().item())
+    assert sum(divergences) / len(divergences) < 1e-6, divergences
+
+
 def test_template_arguments_equal_transformers(tmp_path):
     root = pathlib.Path(__file__).resolve().parents[2]
     config = {"model_type": "qwen3_5_text", "vocab_size": 4096, "hidden_size": 32, "intermediate_size": 64,
