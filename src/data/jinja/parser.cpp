@@ -174,7 +174,7 @@ class Parser : public ExpressionParser {
     if (skip_name("if")) out->condition = expression();
     if (is_name("recursive")) fail("a recursive loop is not supported");
     ++loops_;
-    out->body = block({"endfor", "else"});
+    out->body = block({"else", "endfor"});
     --loops_;
     if (take().text == "else") out->other = whole_block("endfor");
     return out;

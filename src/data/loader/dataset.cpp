@@ -35,6 +35,8 @@ struct PendingLine {
 };
 
 std::string hash_of_file(const std::string& path) {
+  // What the configuration names is the user's to put there: not a failure of the disk.
+  if (!fs::exists(path)) throw_error<DataError>("cannot open {}: No such file or directory", path);
   if (fs::is_directory(path)) throw_error<DataError>("{} is a folder, expected a JSONL file", path);
   const files::MappedFile file(path);
   const auto bytes = file.bytes();

@@ -24,6 +24,8 @@ class FileSource : public ByteSource {
  public:
   explicit FileSource(const std::filesystem::path& path)
       : path_(path), descriptor_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+    if (descriptor_ < 0 && errno == ENOENT)
+      throw_error<DataError>("cannot open {}: No such file or directory", path_.string());
     if (descriptor_ < 0) fail("open");
     struct stat status {};
     if (fstat(descriptor_, &status) == 0 && S_ISDIR(status.st_mode)) {
