@@ -19,9 +19,14 @@ std::vector<parallel::BlockEntry> block_entries(models::qwen3_5::Model& model);
 /// The runner's part of train.recompute; the elementwise part is in MicroBatchOptions.
 parallel::Recompute recompute_of(config::Recompute policy);
 
+/// Loss and gradient on the hidden states [T,H] of one micro-batch, which is on the host.
+using HeadFunction = std::function<HeadResult(const at::Tensor& hidden, const data::Batch&)>;
+
+/// run_head for training: gradients are those of gradient_scale * loss_sum.
+HeadFunction training_head(models::qwen3_5::Model& model, double gradient_scale);
+
 struct MicroBatchOptions {
-  double gradient_scale = 1;           ///< Gradients are those of gradient_scale * loss_sum.
-  double auxiliary_scale = 0;          ///< The same of the router's loss.
+  double auxiliary_scale = 0;          ///< Of the gradient of the router's loss.
   bool pooled_auxiliary_loss = false;  ///< train.router_aux_loss hf.
   std::uint64_t dropout_stream = 0;
   bool recompute_elementwise = false;  ///< See nn::BlockInputs.

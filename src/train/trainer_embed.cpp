@@ -31,8 +31,7 @@ at::Tensor Trainer::embeddings_of(const data::Batch& host_batch, std::uint64_t d
   return embed_head(model, runner_.evaluate(model.embed(batch.tokens), inputs), batch);
 }
 
-std::vector<Trainer::HeadFunction> Trainer::embed_heads_of(const data::Step& step,
-                                                           double gradient_scale) {
+std::vector<HeadFunction> Trainer::embed_heads_of(const data::Step& step, double gradient_scale) {
   const ContrastiveOptions options = options_of(config_);
   if (step.micro_batches.size() == 1) {
     return {[=, this](const at::Tensor& hidden, const data::Batch& batch) {
