@@ -116,6 +116,43 @@ TEST_F(GpuOps, GroupedExpertsEqualReference) {
   }
 }
 
+TEST_F(GpuOps, GroupedExpertsWithLowRankChangesEqualReference) {
+  // A rank that is no multiple of 8 is padded; experts without a row keep zero gradients.
+  for (const auto& [tokens, experts, rank] : {std::tuple{333, 32, 16}, {50, 3, 5}, {2, 8, 8}}) {
+    const MoeRouting routing = moe_route(randn({tokens, experts}, at::kDouble, 1), 2, true);
+    Tensors in = {randn({tokens, 64}, at::kBFloat16, 2),
+                  routing.weights,
+                  randn({experts, rank, 64}, at::kBFloat16, 5) * 0.2,
+                  randn({experts, 2 * 48, rank}, at::kBFloat16, 6) * 0.2,
+                  randn({experts, rank, 48}, at::kBFloat16, 7) * 0.2,
+                  randn({experts, 64, rank}, at::kBFloat16, 8) * 0.2};
+    for (at::Tensor& x : in) x = x.to(at::kBFloat16).to(at::kDouble);
+    const at::Tensor gate_up = randn({experts, 2 * 48, 64}, at::kBFloat16, 3) * 0.2,
+                     down = randn({experts, 64, 48}, at::kBFloat16, 4) * 0.2;
+    const KernelTable reference =
+        table_of(register_moe, MoeExperts::kName, "reference", at::kDouble);
+    const KernelTable grouped =
+        gpu_table(register_moe, MoeExperts::kName, "cuda.grouped_mm", at::kBFloat16,
+                  {{"hidden_size", 64}, {"intermediate_size", 48}});
+    const auto run = [&](const KernelTable& kernels, const at::Tensor& chosen, const Tensors& w) {
+      return [&kernels, chosen, w](const Tensors& x) {
+        return Tensors{
+            moe_experts(kernels, {x[0], x[1], chosen, w[0], w[1], {x[2], x[3]}, {x[4], x[5]}})};
+      };
+    };
+    const auto on_cpu =
+        run(reference, routing.experts, {gate_up.to(at::kDouble), down.to(at::kDouble)});
+    const auto on_gpu =
+        run(grouped, routing.experts.to(kGpu), to_gpu({gate_up, down}, at::kBFloat16));
+    const Tensors gpu_in = to_gpu(in, at::kBFloat16);
+    EXPECT_TRUE(close(on_gpu(gpu_in)[0].cpu(), on_cpu(in)[0], 2e-2));
+    const Tensors actual = gradients_of(on_gpu, gpu_in), expected = gradients_of(on_cpu, in);
+    for (std::size_t i = 0; i < in.size(); ++i) {
+      EXPECT_TRUE(close(actual[i].cpu(), expected[i], 3e-2)) << tokens << " gradient " << i;
+    }
+  }
+}
+
 TEST_F(GpuOps, RouterAuxiliaryLossAndNormRunOnTheDevice) {
   const at::Tensor logits = randn({65, 16}, at::kFloat, 1);
   const MoeRouting cpu = moe_route(logits, 4, true), gpu = moe_route(logits.to(kGpu), 4, true);
