@@ -114,8 +114,9 @@ TEST_F(GpuFused, GatedRmsNormTakesColumnsOfAProjection) {
     const at::Tensor columns = flat.view({37, 4, 64});
     const at::Tensor expected = gated_rms_norm(fused, x, z, w, 1e-6);
     EXPECT_TRUE(identical(gated_rms_norm(fused, x, columns, w, 1e-6).cpu(), expected.cpu()));
-    EXPECT_TRUE(
-        identical(gated_rms_norm(fused, x, with_poisoned_gaps(z), w, 1e-6).cpu(), expected.cpu()));
+    // Narrow accesses sum in another order.
+    EXPECT_TRUE(close(gated_rms_norm(fused, x, with_poisoned_gaps(z), w, 1e-6).cpu(),
+                      expected.cpu(), fused_tolerance(dtype)));
   }
 }
 

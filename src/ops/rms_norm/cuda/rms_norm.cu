@@ -105,7 +105,7 @@ struct BackwardRow {
 };
 
 template <class T, int N, int kVectors>
-__global__ void __launch_bounds__(N == 1 ? 1024 : 512)
+__global__ void __launch_bounds__(N == 1 ? 1024 : 512, N > 1 && kVectors == 1 ? 2 : 1)
     backward_kernel(const __grid_constant__ Arguments a) {
   __shared__ float scratch[2][32];
   float dw[kVectors][N] = {};
@@ -118,20 +118,22 @@ __global__ void __launch_bounds__(N == 1 ? 1024 : 512)
     if (!kFetchAhead) next.fetch(a, row);
     const BackwardRow<T, N, kVectors> in = next;
     if (kFetchAhead && row + gridDim.x < a.rows) next.fetch(a, row + gridDim.x);
-    float dot = 0;
+    // n: the normalised input; g: the gradient with respect to it.
+    float n[kVectors][N], g[kVectors][N], dot = 0;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       const uint32_t vector = v * blockDim.x + threadIdx.x;
       if (vector >= a.vectors) continue;
-      float n[N], g[N], w[N];
-      unpack(in.x[v], n);
-      unpack(in.dy[v], g);
+      float w[N];
+      unpack(in.x[v], n[v]);
+      unpack(in.dy[v], g[v]);
       read_weight(a.weight, a.weight_type, vector * N, w);
 #pragma unroll
       for (int i = 0; i < N; ++i) {
-        n[i] *= in.rstd;
-        dw[v][i] += g[i] * n[i];
-        dot += g[i] * (1.f + w[i]) * n[i];
+        n[v][i] *= in.rstd;
+        dw[v][i] += g[v][i] * n[v][i];
+        g[v][i] *= 1.f + w[i];
+        dot += g[v][i] * n[v][i];
       }
     }
     const float mean = block_sum(dot, scratch[phase]) / static_cast<float>(a.width);
@@ -139,21 +141,15 @@ __global__ void __launch_bounds__(N == 1 ? 1024 : 512)
     for (int v = 0; v < kVectors; ++v) {
       const uint32_t vector = v * blockDim.x + threadIdx.x;
       if (vector >= a.vectors) continue;
-      float n[N], g[N], w[N];
-      unpack(in.x[v], n);
-      unpack(in.dy[v], g);
-      read_weight(a.weight, a.weight_type, vector * N, w);
 #pragma unroll
-      for (int i = 0; i < N; ++i) {
-        g[i] = in.rstd * (g[i] * (1.f + w[i]) - n[i] * in.rstd * mean);
-      }
+      for (int i = 0; i < N; ++i) g[v][i] = in.rstd * (g[v][i] - n[v][i] * mean);
       if (a.grad_sum.data != nullptr) {
         float s[N];
         unpack(in.sum[v], s);
 #pragma unroll
-        for (int i = 0; i < N; ++i) g[i] += s[i];
+        for (int i = 0; i < N; ++i) g[v][i] += s[i];
       }
-      write(static_cast<T*>(a.y) + static_cast<int64_t>(row) * a.width + vector * N, g);
+      write(static_cast<T*>(a.y) + static_cast<int64_t>(row) * a.width + vector * N, g[v]);
     }
   }
 #pragma unroll

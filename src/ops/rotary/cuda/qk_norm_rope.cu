@@ -1,6 +1,7 @@
-// A group of lanes holds one head of one token in registers (a warp at 256 bf16 elements), CTAs are
-// persistent. The other half of a rotated pair sits in another lane: it is read again, from the
-// first-level cache. The next row's loads are issued before this row is worked on.
+// A group of lanes (a warp at 256 bf16 elements) takes a token and walks over its heads, one head
+// in registers at a time: the token's angles and the weight stay in registers too. The other half
+// of a rotated pair sits in another lane and comes by a shuffle. The next head's loads are issued
+// before this head is worked on.
 #include "ops/rotary/cuda/qk_norm_rope.h"
 
 #include <algorithm>
@@ -14,7 +15,7 @@ namespace {
 constexpr int kThreads = kLaneRowThreads;
 
 struct Arguments {
-  uint32_t rows, heads, width, vectors, half;
+  uint32_t tokens, heads, width, half;
   Element weight_type;
   float eps;
   InputRows x, grad_y;
@@ -26,164 +27,211 @@ struct Arguments {
   float* partial;
 };
 
-/// N entries of a table of angles from `first` on.
-template <int N>
-__device__ __forceinline__ void read_angles(const float* table, float (&angles)[N]) {
-  if constexpr (N == 8) {
-    read_weight(table, Element::kFloat32, 0, angles);
-  } else {
-    read(table, angles);
+/// The elements of a head that a lane holds, kVectors accesses of N, and what belongs to them.
+template <class T, int N, int kLanes, int kVectors>
+struct Lane {
+  // One access each: the partners of a lane's elements are all in one other lane. Otherwise they
+  // are read again.
+  static constexpr bool kShuffles = kVectors == 1 && N > 1;
+
+  const Arguments& a;
+  uint32_t first;                                      // element of access 0
+  float weight[kVectors][N];                           // 1 + weight
+  float cos[kVectors][N] = {}, sin[kVectors][N] = {};  // of this token; sin carries the sign
+
+  __device__ explicit Lane(const Arguments& arguments)
+      : a(arguments), first(threadIdx.x % kLanes * N) {
+    each([&](int v, uint32_t i) {
+      read_weight(a.weight, a.weight_type, i, weight[v]);
+#pragma unroll
+      for (int j = 0; j < N; ++j) weight[v][j] += 1.f;
+    });
   }
-}
 
-/// The turn of the element at i: its partner's offset in the row, and the sign of the sine where
-/// out = own * cos + sign * partner * sin. The backward turns by the negative angle.
-struct Turn {
-  uint32_t partner, angle;
-  float sign;
-
-  __device__ Turn(uint32_t i, uint32_t half)
-      : partner(i < half ? i + half : i - half),
-        angle(i < half ? i : i - half),
-        sign(i < half ? -1.f : 1.f) {}
-};
-
-/// What a lane reads of one row of one tensor: its own elements and the partners of those that are
-/// rotated.
-template <class T, int N, int kVectors>
-struct Row {
-  Packed<T, N> own[kVectors], partner[kVectors];
-
-  __device__ __forceinline__ void fetch(const T* row, const Arguments& a, uint32_t first,
-                                        uint32_t step) {
+  /// f(v, i) for the accesses inside the head; i: their first element.
+  template <class F>
+  __device__ __forceinline__ void each(const F& f) const {
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
-      const uint32_t i = first + v * step;
-      if (i < a.width) own[v] = load<N>(row + i);
-      if (i < 2 * a.half) partner[v] = load<N>(row + Turn(i, a.half).partner);
+      const uint32_t i = first + v * (kLanes * N);
+      if (i < a.width) f(v, i);
     }
+  }
+
+  __device__ __forceinline__ bool rotates(uint32_t i) const { return i < 2 * a.half; }
+  __device__ __forceinline__ uint32_t partner(uint32_t i) const {
+    return i < a.half ? i + a.half : i - a.half;
+  }
+
+  /// out = own * cos + partner * sin turns forward; elements that are not rotated have cos 1, sin
+  /// 0.
+  __device__ __forceinline__ void read_angles(uint32_t token) {
+    const int64_t row = static_cast<int64_t>(token) * a.half;
+    each([&](int v, uint32_t i) {
+      const uint32_t angle = i < a.half ? i : i - a.half;
+      if (rotates(i)) {
+        read_weight(a.cos, Element::kFloat32, row + angle, cos[v]);
+        read_weight(a.sin, Element::kFloat32, row + angle, sin[v]);
+      }
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        cos[v][j] = rotates(i) ? cos[v][j] : 1.f;
+        sin[v][j] = rotates(i) ? (i < a.half ? -sin[v][j] : sin[v][j]) : 0.f;
+      }
+    });
+  }
+
+  /// Turns the elements; `reread(i, values)` gives partners where they do not come by a shuffle.
+  /// Every lane of the warp takes part.
+  template <class F>
+  __device__ __forceinline__ void turn(float (&values)[kVectors][N], float direction,
+                                       const F& reread) const {
+    if constexpr (kShuffles) {
+      const uint32_t source = rotates(first) ? partner(first) / N : first / N;
+#pragma unroll
+      for (int j = 0; j < N; ++j) {
+        const float other = __shfl_sync(0xffffffffu, values[0][j], source, kLanes);
+        values[0][j] = values[0][j] * cos[0][j] + direction * sin[0][j] * other;
+      }
+    } else {
+      each([&](int v, uint32_t i) {
+        if (!rotates(i)) return;
+        float other[N];
+        reread(partner(i), other);
+#pragma unroll
+        for (int j = 0; j < N; ++j) {
+          values[v][j] = values[v][j] * cos[v][j] + direction * sin[v][j] * other[j];
+        }
+      });
+    }
+  }
+};
+
+/// The place of one head, walked over head by head and token by token.
+struct Walk {
+  uint32_t token, head = 0;
+
+  /// On to the next head, or to the first of the token `stride` further on.
+  __device__ __forceinline__ void advance(const Arguments& a, uint32_t stride) {
+    if (++head == a.heads) head = 0, token += stride;
+  }
+  template <class Pointer>
+  __device__ __forceinline__ int64_t offset(const Rows<Pointer>& rows) const {
+    return token * rows.outer_stride + head * rows.inner_stride;
   }
 };
 
 template <class T, int N, int kLanes, int kVectors>
 __global__ void __launch_bounds__(kThreads, kVectors* N <= 8 ? 4 : 1)
     forward_kernel(const __grid_constant__ Arguments a) {
-  constexpr uint32_t kGroups = kThreads / kLanes, kStep = kLanes * N;
-  const uint32_t i0 = threadIdx.x % kLanes * N, stride = gridDim.x * kGroups;
-  const float width = static_cast<float>(a.width);
-  Row<T, N, kVectors> next;
-  uint32_t row = blockIdx.x * kGroups + threadIdx.x / kLanes;
-  if (row < a.rows) next.fetch(row_address<T>(a.x, row, a.heads), a, i0, kStep);
-  // Whole warps stay together: every lane takes part in the sums.
-  for (uint32_t first = blockIdx.x * kGroups; first < a.rows; first += stride, row += stride) {
-    const bool active = row < a.rows;
-    const Row<T, N, kVectors> x = next;
-    if (row + stride < a.rows) {
-      next.fetch(row_address<T>(a.x, row + stride, a.heads), a, i0, kStep);
-    }
-    float square = 0;
+  constexpr uint32_t kGroups = kThreads / kLanes;
+  Lane<T, N, kLanes, kVectors> lane(a);
+  const uint32_t stride = gridDim.x * kGroups;
+  const float scale = 1.f / static_cast<float>(a.width);
+  const T* x = static_cast<const T*>(a.x.data);
+  Packed<T, N> next[kVectors] = {};
+  const auto fetch = [&](const Walk& at) {
+    if (at.token >= a.tokens) return;
+    const T* head = x + at.offset(a.x);
+    lane.each([&](int v, uint32_t i) { next[v] = load<N>(head + i); });
+  };
+  Walk ahead{blockIdx.x * kGroups + threadIdx.x / kLanes};
+  fetch(ahead);
+  // Whole warps stay together: every lane takes part in sums and shuffles.
+  for (uint32_t first = blockIdx.x * kGroups; first < a.tokens; first += stride) {
+    const uint32_t token = first + threadIdx.x / kLanes;
+    const bool active = token < a.tokens;
+    if (active) lane.read_angles(token);
+    for (uint32_t h = 0; h < a.heads; ++h) {
+      float n[kVectors][N] = {};
+      lane.each([&](int v, uint32_t) { unpack(next[v], n[v]); });
+      ahead.advance(a, stride);
+      fetch(ahead);
+      float square = 0;
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      if (!active || i0 + v * kStep >= a.width) continue;
-      float n[N];
-      unpack(x.own[v], n);
+      for (int v = 0; v < kVectors; ++v) {
 #pragma unroll
-      for (int j = 0; j < N; ++j) square += n[j] * n[j];
-    }
-    const float rstd = rsqrtf(lane_sum<kLanes>(square) / width + a.eps);
-    if (!active) continue;
-    if (i0 == 0) a.rstd[row] = rstd;
-    const int64_t angles = static_cast<int64_t>(row / a.heads) * a.half;
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      const uint32_t i = i0 + v * kStep;
-      if (i >= a.width) continue;
-      float n[N], w[N];
-      unpack(x.own[v], n);
-      read_weight(a.weight, a.weight_type, i, w);
-#pragma unroll
-      for (int j = 0; j < N; ++j) n[j] = n[j] * rstd * (1.f + w[j]);
-      if (i < 2 * a.half) {
-        const Turn turn(i, a.half);
-        float other[N], cos[N], sin[N];
-        unpack(x.partner[v], other);
-        read_weight(a.weight, a.weight_type, turn.partner, w);
-        read_angles(a.cos + angles + turn.angle, cos);
-        read_angles(a.sin + angles + turn.angle, sin);
-#pragma unroll
-        for (int j = 0; j < N; ++j) {
-          n[j] = n[j] * cos[j] + turn.sign * (other[j] * rstd * (1.f + w[j])) * sin[j];
-        }
+        for (int j = 0; j < N; ++j) square += n[v][j] * n[v][j];
       }
-      write(static_cast<T*>(a.y) + static_cast<int64_t>(row) * a.width + i, n);
+      const float rstd = rsqrtf(lane_sum<kLanes>(square) * scale + a.eps);
+      lane.each([&](int v, uint32_t) {
+#pragma unroll
+        for (int j = 0; j < N; ++j) n[v][j] *= rstd * lane.weight[v][j];
+      });
+      const T* head = x + Walk{active ? token : 0, h}.offset(a.x);
+      lane.turn(n, 1.f, [&](uint32_t i, float(&other)[N]) {
+        float w[N];
+        read(head + i, other);
+        read_weight(a.weight, a.weight_type, i, w);
+#pragma unroll
+        for (int j = 0; j < N; ++j) other[j] *= rstd * (1.f + w[j]);
+      });
+      if (!active) continue;
+      const int64_t row = static_cast<int64_t>(token) * a.heads + h;
+      if (lane.first == 0) a.rstd[row] = rstd;
+      lane.each([&](int v, uint32_t i) { write(static_cast<T*>(a.y) + row * a.width + i, n[v]); });
     }
   }
 }
 
 template <class T, int N, int kLanes, int kVectors>
-__global__ void __launch_bounds__(kThreads, kVectors* N <= 8 ? 4 : 1)
+__global__ void __launch_bounds__(kThreads, kVectors* N <= 8 ? 3 : 1)
     backward_kernel(const __grid_constant__ Arguments a) {
-  constexpr uint32_t kGroups = kThreads / kLanes, kStep = kLanes * N;
-  const uint32_t i0 = threadIdx.x % kLanes * N, stride = gridDim.x * kGroups;
+  constexpr uint32_t kGroups = kThreads / kLanes;
+  Lane<T, N, kLanes, kVectors> lane(a);
+  const uint32_t stride = gridDim.x * kGroups;
+  const float scale = 1.f / static_cast<float>(a.width);
+  const T* x = static_cast<const T*>(a.x.data);
+  const T* dy = static_cast<const T*>(a.grad_y.data);
   float dw[kVectors][N] = {};
-  Packed<T, N> next_x[kVectors];
-  Row<T, N, kVectors> next_dy;
+  Packed<T, N> next_x[kVectors] = {}, next_dy[kVectors] = {};
   float next_rstd = 0;
-  const auto fetch = [&](uint32_t row) {
-    const T* x = row_address<T>(a.x, row, a.heads);
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      if (i0 + v * kStep < a.width) next_x[v] = load<N>(x + i0 + v * kStep);
-    }
-    next_dy.fetch(row_address<T>(a.grad_y, row, a.heads), a, i0, kStep);
-    next_rstd = a.rstd[row];
+  const auto fetch = [&](const Walk& at) {
+    if (at.token >= a.tokens) return;
+    const T *x_head = x + at.offset(a.x), *dy_head = dy + at.offset(a.grad_y);
+    lane.each([&](int v, uint32_t i) {
+      next_x[v] = load<N>(x_head + i);
+      next_dy[v] = load<N>(dy_head + i);
+    });
+    next_rstd = a.rstd[static_cast<int64_t>(at.token) * a.heads + at.head];
   };
-  uint32_t row = blockIdx.x * kGroups + threadIdx.x / kLanes;
-  if (row < a.rows) fetch(row);
-  for (uint32_t first = blockIdx.x * kGroups; first < a.rows; first += stride, row += stride) {
-    const bool active = row < a.rows;
-    const Row<T, N, kVectors> dy = next_dy;
-    const float rstd = next_rstd;
-    // n: the normalised x before the weight; dn: the gradient with respect to it.
-    float n[kVectors][N], dn[kVectors][N], dot = 0;
+  Walk ahead{blockIdx.x * kGroups + threadIdx.x / kLanes};
+  fetch(ahead);
+  for (uint32_t first = blockIdx.x * kGroups; first < a.tokens; first += stride) {
+    const uint32_t token = first + threadIdx.x / kLanes;
+    const bool active = token < a.tokens;
+    if (active) lane.read_angles(token);
+    for (uint32_t h = 0; h < a.heads; ++h) {
+      // n: the normalised x before the weight; dn: the gradient with respect to it.
+      float n[kVectors][N] = {}, dn[kVectors][N] = {}, dot = 0;
+      lane.each([&](int v, uint32_t) {
+        unpack(next_x[v], n[v]);
+        unpack(next_dy[v], dn[v]);
+      });
+      const float rstd = next_rstd;
+      ahead.advance(a, stride);
+      fetch(ahead);
+      const T* dy_head = dy + Walk{active ? token : 0, h}.offset(a.grad_y);
+      lane.turn(dn, -1.f, [&](uint32_t i, float(&other)[N]) { read(dy_head + i, other); });
+      if (active) {
+        lane.each([&](int v, uint32_t) {
 #pragma unroll
-    for (int v = 0; v < kVectors; ++v) unpack(next_x[v], n[v]);
-    if (row + stride < a.rows) fetch(row + stride);
-    const int64_t angles = static_cast<int64_t>(row / a.heads) * a.half;
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      const uint32_t i = i0 + v * kStep;
-      if (!active || i >= a.width) continue;
-      unpack(dy.own[v], dn[v]);
-      if (i < 2 * a.half) {
-        const Turn turn(i, a.half);
-        float other[N], cos[N], sin[N];
-        unpack(dy.partner[v], other);
-        read_angles(a.cos + angles + turn.angle, cos);
-        read_angles(a.sin + angles + turn.angle, sin);
-#pragma unroll
-        for (int j = 0; j < N; ++j) dn[v][j] = dn[v][j] * cos[j] - turn.sign * other[j] * sin[j];
+          for (int j = 0; j < N; ++j) {
+            n[v][j] *= rstd;
+            dw[v][j] += dn[v][j] * n[v][j];
+            dn[v][j] *= lane.weight[v][j];
+            dot += dn[v][j] * n[v][j];
+          }
+        });
       }
-      float w[N];
-      read_weight(a.weight, a.weight_type, i, w);
+      const float mean = lane_sum<kLanes>(dot) * scale;
+      if (!active) continue;
+      T* dx = static_cast<T*>(a.grad_x.data) + Walk{token, h}.offset(a.grad_x);
+      lane.each([&](int v, uint32_t i) {
 #pragma unroll
-      for (int j = 0; j < N; ++j) {
-        n[v][j] *= rstd;
-        dw[v][j] += dn[v][j] * n[v][j];
-        dn[v][j] *= 1.f + w[j];
-        dot += dn[v][j] * n[v][j];
-      }
-    }
-    const float mean = lane_sum<kLanes>(dot) / static_cast<float>(a.width);
-    if (!active) continue;
-    T* dx = row_address<T>(a.grad_x, row, a.heads);
-#pragma unroll
-    for (int v = 0; v < kVectors; ++v) {
-      const uint32_t i = i0 + v * kStep;
-      if (i >= a.width) continue;
-#pragma unroll
-      for (int j = 0; j < N; ++j) dn[v][j] = rstd * (dn[v][j] - n[v][j] * mean);
-      write(dx + i, dn[v]);
+        for (int j = 0; j < N; ++j) dn[v][j] = rstd * (dn[v][j] - n[v][j] * mean);
+        write(dx + i, dn[v]);
+      });
     }
   }
   store_column_sums<N, kLanes, kVectors>(dw, a.width,
@@ -193,13 +241,14 @@ __global__ void __launch_bounds__(kThreads, kVectors* N <= 8 ? 4 : 1)
 int64_t rows_of(const QkNormRopeShape& shape) { return shape.tokens * shape.heads; }
 
 int64_t backward_blocks(const QkNormRopeShape& shape) {
-  return lane_row_blocks(rows_of(shape) / 8, multiprocessors() * int64_t{4});
+  // A warp and more per token in every case; as many CTAs as fit at once.
+  return lane_row_blocks(shape.tokens / (kThreads / 32), multiprocessors() * int64_t{3});
 }
 
 Arguments arguments_of(const QkNormRopeShape& shape, const InputRows& x, const void* weight,
                        const float* cos, const float* sin) {
   Arguments a{};
-  a.rows = static_cast<uint32_t>(rows_of(shape));
+  a.tokens = static_cast<uint32_t>(shape.tokens);
   a.heads = static_cast<uint32_t>(shape.heads);
   a.width = static_cast<uint32_t>(shape.width);
   a.half = static_cast<uint32_t>(shape.half);
@@ -237,7 +286,7 @@ void qk_norm_rope_forward(const QkNormRopeShape& shape, const InputRows& x, cons
     dispatch_lanes<N>("qk_norm_rope", shape.width, [&](auto lanes, auto vectors) {
       constexpr int kLanes = decltype(lanes)::value, kVectors = decltype(vectors)::value;
       const auto blocks = static_cast<unsigned>(lane_row_blocks(
-          (rows_of(shape) * kLanes + kThreads - 1) / kThreads, multiprocessors() * int64_t{4}));
+          (shape.tokens * kLanes + kThreads - 1) / kThreads, multiprocessors() * int64_t{4}));
       forward_kernel<T, N, kLanes, kVectors><<<blocks, kThreads, 0, stream>>>(a);
     });
   });
