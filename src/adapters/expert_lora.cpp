@@ -28,7 +28,7 @@ void ExpertLora::visit_parameters(const std::function<void(nn::Parameter&)>& vis
 
 void ExpertLora::initialize() {
   fill_kaiming(a_, seed_);
-  b_.data().zero_();
+  b_.owned().zero_();
 }
 
 at::Tensor ExpertLora::delta(std::int64_t e) const {
@@ -37,24 +37,24 @@ at::Tensor ExpertLora::delta(std::int64_t e) const {
   return at::mm(b_.value().select(0, e).to(wide), a_.value().select(0, e).to(wide)) * scaling_;
 }
 
-at::Tensor ExpertLora::peft_a() const {
-  return a_.data().reshape({a_.global_shape()[0] * rank(), a_.global_shape()[2]});
+at::Tensor ExpertLora::peft_a(const at::Tensor& whole) const {
+  return whole.reshape({a_.global_shape()[0] * rank(), a_.global_shape()[2]});
 }
 
-at::Tensor ExpertLora::peft_b() const {
-  return b_.data().permute({1, 2, 0}).reshape(
+at::Tensor ExpertLora::peft_b(const at::Tensor& whole) const {
+  return whole.permute({1, 2, 0}).reshape(
       {b_.global_shape()[1], rank() * a_.global_shape()[0]});
 }
 
 void ExpertLora::set_from_peft(const at::Tensor& a, const at::Tensor& b) {
   const ops::NoGradient guard;
   const std::int64_t experts = a_.global_shape()[0], out = b_.global_shape()[1];
-  if (a.sizes() != peft_a().sizes() || b.sizes() != at::IntArrayRef({out, rank() * experts})) {
+  if (a.sizes() != peft_a(a_.data()).sizes() || b.sizes() != at::IntArrayRef({out, rank() * experts})) {
     throw_error<ModelError>(
         "the adapter of '{}' has A [{}] and B [{}], this model's {} experts with rank {} need "
         "[{}] and [{}, {}]",
         parameter_, fmt::join(a.sizes(), ", "), fmt::join(b.sizes(), ", "), experts, rank(),
-        fmt::join(peft_a().sizes(), ", "), out, rank() * experts);
+        fmt::join(peft_a(a_.data()).sizes(), ", "), out, rank() * experts);
   }
   a_.data().copy_(a.view({experts, rank(), a.size(1)}));
   b_.data().copy_(b.view({out, rank(), experts}).permute({2, 0, 1}));

@@ -27,10 +27,12 @@ class ExpertLora : public nn::ExpertAdapter {
   /// scaling B_e A_e, [out,in], in at least fp32: what merging adds to the matrix of expert e.
   at::Tensor delta(std::int64_t e) const;
 
-  /// As PEFT stores them: A [E * rank, in] with the expert outer, B [out, rank * E] with the expert
-  /// inner.
-  at::Tensor peft_a() const;
-  at::Tensor peft_b() const;
+  nn::Parameter& a() { return a_; }
+  nn::Parameter& b() { return b_; }
+  /// The whole of A and B as PEFT stores them: A [E * rank, in] with the expert outer, B [out, rank *
+  /// E] with the expert inner.
+  at::Tensor peft_a(const at::Tensor& whole) const;
+  at::Tensor peft_b(const at::Tensor& whole) const;
   /// The reverse. Throws ModelError that names both shapes if they do not fit.
   void set_from_peft(const at::Tensor& a, const at::Tensor& b);
 

@@ -16,7 +16,7 @@ void fill_kaiming(nn::Parameter& parameter, std::uint64_t seed) {
   double* out = host.mutable_data_ptr<double>();
   const double bound = 1 / std::sqrt(static_cast<double>(parameter.global_shape().back()));
   for (std::int64_t i = 0; i < host.numel(); ++i) out[i] = (2 * rng.uniform(i) - 1) * bound;
-  parameter.data().copy_(host);
+  parameter.write_owned(host);
 }
 
 }  // namespace heddle::adapters

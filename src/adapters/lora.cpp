@@ -197,7 +197,7 @@ void Lora::visit_parameters(const std::function<void(nn::Parameter&)>& visit) {
 
 void Lora::initialize() {
   fill_kaiming(a_, seed_);
-  b_.data().zero_();
+  b_.owned().zero_();
 }
 
 at::Tensor Lora::delta() const {

@@ -9,6 +9,7 @@
 #include "base/errors.h"
 #include "base/files.h"
 #include "base/hash.h"
+#include "base/text.h"
 #include "ckpt/model_directory.h"
 
 namespace heddle::ckpt {
@@ -16,7 +17,7 @@ namespace {
 
 constexpr const char* kFormat = "heddle-training-checkpoint";
 // Raised when a reader of the version before could not read the files.
-constexpr int kFormatVersion = 1;
+constexpr int kFormatVersion = 2;  // 2: tensors in parts
 constexpr std::string_view kStepPrefix = "step-";
 constexpr std::size_t kPieceBytes = 8 << 20;
 
@@ -91,6 +92,36 @@ Manifest read_manifest(const Path& checkpoint) {
                   [](const ManifestFile& file) { return file.name == kStateFile; });
   if (!has_state) throw_error<ModelError>("{}: {} is not listed", path.string(), kStateFile);
   return manifest;
+}
+
+std::string to_text(const PartName& name) {
+  return fmt::format("{}@{}:{}", name.tensor, fmt::join(name.shape, ","),
+                     fmt::join(name.offset, ","));
+}
+
+PartName parse_part_name(const std::string& name, const std::vector<std::int64_t>& shape) {
+  const auto at = name.rfind('@');
+  if (at == std::string::npos) return {name, shape, std::vector<std::int64_t>(shape.size(), 0)};
+  const auto numbers = [&](const std::string& text) {
+    std::vector<std::int64_t> values;
+    for (const std::string& part : text::split(text, ',')) {
+      const bool is_number = !part.empty() && part.size() < 19 &&
+                             part.find_first_not_of("0123456789") == std::string::npos;
+      if (!is_number) throw_error<ModelError>("'{}' is no name of a part of a tensor", name);
+      values.push_back(std::stoll(part));
+    }
+    return values;
+  };
+  const auto colon = name.find(':', at);
+  if (colon == std::string::npos) {
+    throw_error<ModelError>("'{}' is no name of a part of a tensor", name);
+  }
+  PartName part = {name.substr(0, at), numbers(name.substr(at + 1, colon - at - 1)),
+                   numbers(name.substr(colon + 1))};
+  if (part.shape.size() != shape.size() || part.offset.size() != shape.size()) {
+    throw_error<ModelError>("'{}' does not fit a part with {} dimensions", name, shape.size());
+  }
+  return part;
 }
 
 std::string digest_of(const Path& path) {

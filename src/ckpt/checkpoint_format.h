@@ -35,6 +35,16 @@ std::string to_text(const Manifest& manifest);
 /// another step.
 Manifest read_manifest(const Path& checkpoint);
 
+/// Which part of which tensor a tensor of a checkpoint's file is.
+struct PartName {
+  std::string tensor;
+  std::vector<std::int64_t> shape, offset;  // of the whole tensor; where the part begins
+};
+/// "weights/x@4096,32:1024,0": the part that begins at row 1024 of a tensor [4096, 32].
+std::string to_text(const PartName& name);
+/// A name without '@' is a whole tensor of the given shape.
+PartName parse_part_name(const std::string& name, const std::vector<std::int64_t>& shape);
+
 /// xxh3-128 of a file, without keeping its pages resident. Throws FileError.
 std::string digest_of(const Path& path);
 

@@ -18,11 +18,15 @@
 #include "ckpt/staging_directory.h"
 #include "ckpt/tensor_io.h"
 #include "ckpt/training_checkpoint.h"
+#include "comm/world.h"
 
 namespace heddle::ckpt {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+// How often a rank that waits for another one's part looks whether the job still stands.
+constexpr comm::Seconds kSlice{0.5};
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -35,7 +39,8 @@ at::Tensor snapshot(const at::Tensor& tensor) {
                          : values.to(at::kCPU).contiguous();
 }
 
-std::string file_of(const std::string& tensor) {
+/// "weights.safetensors", or of one of several ranks "weights-00001-of-00004.safetensors".
+std::string file_of(const std::string& tensor, const comm::World* world) {
   const auto slash = tensor.find('/');
   const std::string group = slash == std::string::npos ? "tensors" : tensor.substr(0, slash);
   const bool is_plain =
@@ -46,7 +51,8 @@ std::string file_of(const std::string& tensor) {
     throw_error<InternalError>(
         "tensor '{}': the part before '/' must be letters, digits, '_' and '-'", tensor);
   }
-  return group + ".safetensors";
+  if (world == nullptr) return group + ".safetensors";
+  return fmt::format("{}-{:05}-of-{:05}.safetensors", group, world->rank() + 1, world->size());
 }
 
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
@@ -82,6 +88,7 @@ ManifestFile write_state(const Path& directory, const nlohmann::ordered_json& st
 /// One save: what is to be written, the thread that does it, and how it ended.
 struct CheckpointStore::Writing {
   std::int64_t step = 0;
+  std::int64_t number = 0;  ///< Of this save, the same on all ranks.
   CheckpointState state;
   std::optional<double> metric;
   std::thread thread;
@@ -98,6 +105,7 @@ CheckpointStore::CheckpointStore(Path directory, CheckpointStoreOptions options)
         options_.keep_last, options_.keep_best);
   }
   files::make_writable_directory(directory_);
+  if (options_.world && options_.world->rank() > 0) return;
   for (const Path& removed : remove_stale_temporaries(directory_)) {
     log::info("removed {}, which an interrupted run left", removed.string());
   }
@@ -124,13 +132,18 @@ void CheckpointStore::wait() {
 void CheckpointStore::save(std::int64_t step, CheckpointState state, std::optional<double> metric) {
   const auto start = Clock::now();
   if (step < 0) throw_error<InternalError>("a checkpoint of step {}", step);
+  for (TensorPart& part : state.parts) {
+    state.tensors.emplace_back(to_text(PartName{part.name, part.shape, part.offset}), part.tensor);
+  }
+  state.parts.clear();
   for (const auto& [name, tensor] : state.tensors) {
-    file_of(name);
+    file_of(name, nullptr);
     spec_of(name, tensor);
   }
   wait();
   auto writing = std::make_unique<Writing>();
   writing->step = step;
+  writing->number = saves_++;
   writing->metric = metric;
   writing->state = std::move(state);
   const auto run = [this](Writing& job) {
@@ -168,23 +181,132 @@ Path CheckpointStore::temporary_for(const Path& checkpoint) const {
 }
 
 void CheckpointStore::write(Writing& writing) const {
-  NamedTensors& tensors = writing.state.tensors;
-  std::map<std::string, std::vector<std::size_t>> groups;
-  std::uint64_t bytes = 0;
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    groups[file_of(tensors[i].first)].push_back(i);
-    bytes += tensors[i].second.nbytes();
+  if (options_.world) {
+    write_with_others(writing);
+  } else {
+    write_alone(writing);
   }
+}
+
+namespace {
+
+/// Writes this rank's tensors to their files.
+std::vector<ManifestFile> write_groups(const Path& directory, NamedTensors& tensors,
+                                       const comm::World* world) {
+  std::map<std::string, std::vector<std::size_t>> groups;
+  for (std::size_t i = 0; i < tensors.size(); ++i)
+    groups[file_of(tensors[i].first, world)].push_back(i);
+  std::vector<ManifestFile> written;
+  for (const auto& [name, members] : groups)
+    written.push_back(write_group(directory, name, tensors, members));
+  return written;
+}
+
+std::uint64_t bytes_of(const NamedTensors& tensors) {
+  std::uint64_t bytes = 0;
+  for (const auto& [name, tensor] : tensors) bytes += tensor.nbytes();
+  return bytes;
+}
+
+/// What the ranks tell each other about one save, through the job's store.
+class SaveExchange {
+ public:
+  SaveExchange(const comm::World& world, std::int64_t number)
+      : world_(world),
+        store_(world.store().reconnected().below(fmt::format("checkpoint/{}", number))) {}
+
+  void announce(const std::string& key, const nlohmann::ordered_json& value) const {
+    store_.set(key, value.dump());
+  }
+  /// Throws CommError at the deadline, or FileError with what another rank announced as "error".
+  nlohmann::ordered_json expect(const std::string& key, const std::string& what) const {
+    const auto begun = Clock::now();
+    std::optional<std::string> found;
+    while (!(found = store_.wait(key, kSlice))) {
+      const auto failure = world_.failure_of_another();
+      if (failure || world_.is_broken() || seconds_since(begun) > world_.timeout().count()) {
+        throw_error<CommError>("saving a checkpoint: rank {} waited {:.0f} s for {}{}",
+                               world_.rank(), seconds_since(begun), what,
+                               failure ? ": " + *failure : "");
+      }
+    }
+    auto value = nlohmann::ordered_json::parse(*found);
+    if (value.contains("error"))
+      throw_error<FileError>("saving a checkpoint: {}: {}", what,
+                             value["error"].get<std::string>());
+    return value;
+  }
+
+ private:
+  const comm::World& world_;
+  comm::Store store_;
+};
+
+nlohmann::ordered_json to_json(const std::vector<ManifestFile>& files) {
+  nlohmann::ordered_json list = nlohmann::ordered_json::array();
+  for (const ManifestFile& file : files) list.push_back({file.name, file.bytes, file.digest});
+  return {{"files", list}};
+}
+
+/// A rank other than 0: writes where rank 0 says, reports, and waits for the end.
+void write_as_follower(const comm::World& world, const SaveExchange& exchange,
+                       NamedTensors& tensors) {
+  const auto place = exchange.expect("directory", "rank 0 to make the directory");
+  const std::string mine = fmt::format("files/{}", world.rank());
+  try {
+    const Path directory = place.at("path").get<std::string>();
+    exchange.announce(mine, to_json(write_groups(directory, tensors, &world)));
+  } catch (const std::exception& error) {
+    exchange.announce(mine, {{"error", error.what()}});
+    throw;
+  }
+  exchange.expect("done", "rank 0 to complete it");
+}
+
+}  // namespace
+
+void CheckpointStore::write_alone(Writing& writing) const {
+  NamedTensors& tensors = writing.state.tensors;
   const Path final = directory_ / step_name(writing.step);
-  require_free_space(final, bytes);
+  require_free_space(final, bytes_of(tensors));
   StagingDirectory staging(final, temporary_for(final));
   Manifest manifest{writing.step, writing.metric, {}};
   manifest.files.push_back(write_state(staging.path(), writing.state.state));
-  for (const auto& [name, members] : groups) {
-    manifest.files.push_back(write_group(staging.path(), name, tensors, members));
-  }
+  for (ManifestFile& file : write_groups(staging.path(), tensors, nullptr))
+    manifest.files.push_back(std::move(file));
   files::write_atomically(staging.path() / kManifestFile, to_text(manifest));
   staging.commit();
+  prune(writing.step);
+}
+
+void CheckpointStore::write_with_others(Writing& writing) const {
+  const comm::World& world = *options_.world;
+  const SaveExchange exchange(world, writing.number);
+  NamedTensors& tensors = writing.state.tensors;
+  if (world.rank() > 0) return write_as_follower(world, exchange, tensors);
+  try {
+    const Path final = directory_ / step_name(writing.step);
+    require_free_space(final, bytes_of(tensors));
+    StagingDirectory staging(final, temporary_for(final));
+    exchange.announce("directory", {{"path", std::filesystem::absolute(staging.path()).string()}});
+    Manifest manifest{writing.step, writing.metric, {}};
+    manifest.files.push_back(write_state(staging.path(), writing.state.state));
+    for (ManifestFile& file : write_groups(staging.path(), tensors, &world))
+      manifest.files.push_back(std::move(file));
+    for (std::int64_t rank = 1; rank < world.size(); ++rank) {
+      const auto told = exchange.expect(fmt::format("files/{}", rank),
+                                        fmt::format("rank {} to write its part", rank));
+      for (const auto& file : told.at("files"))
+        manifest.files.push_back({file.at(0), file.at(1), file.at(2)});
+    }
+    files::write_atomically(staging.path() / kManifestFile, to_text(manifest));
+    staging.commit();
+  } catch (const std::exception& error) {
+    exchange.announce("directory", {{"error", error.what()}});
+    exchange.announce("done", {{"error", error.what()}});
+    throw;
+  }
+  exchange.announce("done", nlohmann::ordered_json::object());
   prune(writing.step);
 }
 
@@ -218,6 +340,7 @@ std::optional<CheckpointInfo> CheckpointStore::latest_complete(
 
 void CheckpointStore::remove_newer_than(std::int64_t step) {
   wait();
+  if (options_.world && options_.world->rank() > 0) return;
   for (const CheckpointInfo& info : list()) {
     if (info.step > step) remove_directory_whole(info.path, temporary_for(info.path));
   }
@@ -236,7 +359,7 @@ CheckpointState CheckpointStore::load(const Path& checkpoint) const {
   CheckpointState state;
   state.state = stored.state();
   for (const std::string& name : stored.names()) {
-    state.tensors.emplace_back(name, read_tensor(stored.at(name)));
+    state.tensors.emplace_back(name, stored.whole(name));
   }
   return state;
 }

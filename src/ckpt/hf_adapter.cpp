@@ -128,7 +128,7 @@ std::unique_ptr<adapters::LoraSet> load_adapter(const AdapterDirectory& director
 void export_adapter(Model& model, const adapters::LoraSet& set,
                     const std::vector<nn::Parameter*>& saved, const ModelDirectory& source,
                     const std::string& base_model, const TokenizerSource& tokenizer,
-                    const Path& output, bool overwrite) {
+                    const Path& output, bool overwrite, const ReadWhole& read) {
   const auto text_name = [&](const std::string& name) { return to_text_spelling(name); };
   AdapterConfig config;
   config.base_model_name_or_path = base_model;
@@ -150,14 +150,15 @@ void export_adapter(Model& model, const adapters::LoraSet& set,
   std::vector<std::string> modules, parameters, other_modules, other_parameters;
   for (const auto& lora : set.adapters()) {
     modules.push_back(lora->module());
-    tensors.pairs.push_back({text_name(lora->module()), "", lora->a().data(), lora->b().data()});
+    tensors.pairs.push_back({text_name(lora->module()), "", read(lora->a()), read(lora->b())});
   }
   for (const auto& lora : set.expert_adapters()) {
     const std::string& name = lora->parameter();
     parameters.push_back(name);
     const std::size_t dot = name.rfind('.');
     tensors.pairs.push_back(
-        {text_name(name.substr(0, dot)), name.substr(dot + 1), lora->peft_a(), lora->peft_b()});
+        {text_name(name.substr(0, dot)), name.substr(dot + 1), lora->peft_a(read(lora->a())),
+         lora->peft_b(read(lora->b()))});
   }
   model.visit_linears([&](nn::Linear& linear) {
     if (linear.adapter() == nullptr)
@@ -173,10 +174,10 @@ void export_adapter(Model& model, const adapters::LoraSet& set,
   for (nn::Parameter* parameter : saved) {
     const std::string module = adapters::module_of(parameter->name());
     config.modules_to_save.push_back(module.substr(module.rfind('.') + 1));
-    tensors.saved.push_back({text_name(parameter->name()), parameter->data()});
+    tensors.saved.push_back({text_name(parameter->name()), read(*parameter)});
     if (parameter == &model.head_weight() && model.tied() && model.head() == Head::kLanguageModel) {
       config.modules_to_save.push_back("lm_head");
-      tensors.saved.push_back({"lm_head.weight", parameter->data()});
+      tensors.saved.push_back({"lm_head.weight", read(*parameter)});
     }
   }
   write_adapter(output, config, tensors, spelling, {}, tokenizer, overwrite);

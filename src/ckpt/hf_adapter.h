@@ -7,13 +7,12 @@
 #include "adapters/lora.h"
 #include "ckpt/adapter_directory.h"
 #include "ckpt/companions.h"
+#include "ckpt/hf_model.h"
 #include "ckpt/model_directory.h"
 #include "models/qwen3_5/model.h"
 
 /// Between a PEFT adapter directory and the adapters of the model.
 namespace heddle::ckpt {
-
-using models::qwen3_5::Model;
 
 /// Where adapters can sit on a model.
 adapters::Adaptable adaptable(Model& model);
@@ -31,6 +30,6 @@ std::unique_ptr<adapters::LoraSet> load_adapter(const AdapterDirectory& director
 void export_adapter(Model& model, const adapters::LoraSet& adapters,
                     const std::vector<nn::Parameter*>& saved, const ModelDirectory& source,
                     const std::string& base_model, const TokenizerSource& tokenizer,
-                    const Path& output, bool overwrite);
+                    const Path& output, bool overwrite, const ReadWhole& read = read_from_memory);
 
 }  // namespace heddle::ckpt

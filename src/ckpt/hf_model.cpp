@@ -1,6 +1,7 @@
 #include "ckpt/hf_model.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
 #include <algorithm>
@@ -17,37 +18,97 @@ namespace {
 
 using models::qwen3_5::Head;
 
-/// A part of a parameter and the file tensor that holds it.
-struct Piece {
+/// A file tensor and the part of a parameter that it holds, in the parameter's dimensions.
+struct FilePart {
   std::string name;
-  at::Tensor part;
-  std::int64_t expert = -1, row = 0;  ///< Of a single expert's matrix: which, and its first row.
+  std::vector<std::int64_t> offset, shape;
+  bool is_one_expert = false;  ///< The file's tensor lacks dimension 0, which has size 1 here.
+
+  std::vector<std::int64_t> file_shape() const {
+    return {shape.begin() + (is_one_expert ? 1 : 0), shape.end()};
+  }
+  /// The part as the file has it, of the whole parameter.
+  at::Tensor of(const at::Tensor& whole) const {
+    at::Tensor part = whole;
+    for (std::size_t d = 0; d < shape.size(); ++d)
+      part = part.narrow(static_cast<std::int64_t>(d), offset[d], shape[d]);
+    return is_one_expert ? part.select(0, 0) : part;
+  }
 };
 
-/// The file tensors of one parameter, in the spelling of the directory.
-std::vector<Piece> pieces(nn::Parameter& parameter, const ModelDirectory& directory) {
+/// The file's table if the model has more vocabulary rows than it, else null.
+const StoredTensor* smaller_table(const nn::Parameter& parameter, const ModelDirectory& directory) {
   const std::string& name = parameter.name();
+  if (!name.ends_with("embed_tokens.weight") && name != "lm_head.weight") return nullptr;
+  const StoredTensor* stored = directory.find(name);
+  const bool is_smaller = stored != nullptr && stored->shape.size() == 2 &&
+                          stored->shape[0] < parameter.global_shape()[0];
+  return is_smaller ? stored : nullptr;
+}
+
+/// The file tensors of one parameter, in the spelling of the directory.
+std::vector<FilePart> file_parts(const nn::Parameter& parameter, const ModelDirectory& directory) {
+  const std::string& name = parameter.name();
+  const std::vector<std::int64_t>& shape = parameter.global_shape();
   const bool gate_up = name.ends_with(".experts.gate_up_proj");
   if (!(gate_up || name.ends_with(".experts.down_proj")) || directory.find(name) != nullptr) {
-    return {{name, parameter.data()}};
+    return {{name, std::vector<std::int64_t>(shape.size(), 0), shape}};
   }
   // One by one: experts.E.{gate,up,down}_proj.weight.
   const std::string prefix = name.substr(0, name.rfind('.') + 1);
-  const at::Tensor data = parameter.data();
-  std::vector<Piece> result;
-  for (std::int64_t e = 0; e < data.size(0); ++e) {
-    const at::Tensor expert = data.select(0, e);
+  std::vector<FilePart> result;
+  for (std::int64_t e = 0; e < shape[0]; ++e) {
+    const auto add = [&](const char* projection, std::int64_t row, std::int64_t rows) {
+      result.push_back({fmt::format("{}{}.{}.weight", prefix, e, projection),
+                        {e, row, 0},
+                        {1, rows, shape[2]},
+                        true});
+    };
     if (!gate_up) {
-      result.push_back({fmt::format("{}{}.down_proj.weight", prefix, e), expert, e});
+      add("down_proj", 0, shape[1]);
       continue;
     }
-    const std::int64_t half = expert.size(0) / 2;
-    result.push_back(
-        {fmt::format("{}{}.gate_proj.weight", prefix, e), expert.narrow(0, 0, half), e});
-    result.push_back(
-        {fmt::format("{}{}.up_proj.weight", prefix, e), expert.narrow(0, half, half), e, half});
+    add("gate_proj", 0, shape[1] / 2);
+    add("up_proj", shape[1] / 2, shape[1] / 2);
   }
   return result;
+}
+
+/// The same without the rows that the file's vocabulary does not have.
+std::vector<FilePart> parts_to_read(const nn::Parameter& parameter,
+                                    const ModelDirectory& directory) {
+  std::vector<FilePart> parts = file_parts(parameter, directory);
+  if (const StoredTensor* table = smaller_table(parameter, directory))
+    parts.front().shape = table->shape;
+  return parts;
+}
+
+/// What of the file tensor goes into this rank's memory of the parameter. Without any, one target
+/// that reads nothing says that the model knows the tensor.
+std::vector<LoadTarget> targets_of(const FilePart& part, const std::vector<nn::Box>& boxes) {
+  std::vector<LoadTarget> targets;
+  for (const nn::Box& box : boxes) {
+    at::Tensor destination = box.tensor;
+    std::vector<Range> ranges;
+    bool is_empty = false;
+    for (std::size_t d = 0; d < part.shape.size(); ++d) {
+      const auto dim = static_cast<std::int64_t>(d);
+      const std::int64_t begin = std::max(part.offset[d], box.offset[d]);
+      const std::int64_t end =
+          std::min(part.offset[d] + part.shape[d], box.offset[d] + box.tensor.size(dim));
+      is_empty = is_empty || begin >= end;
+      if (is_empty) break;
+      destination = destination.narrow(dim, begin - box.offset[d], end - begin);
+      const bool is_partial = end - begin != part.shape[d];
+      if (is_partial)
+        ranges.push_back({dim - (part.is_one_expert ? 1 : 0), begin - part.offset[d], end - begin});
+    }
+    if (is_empty) continue;
+    if (part.is_one_expert) destination = destination.select(0, 0);
+    targets.push_back({part.name, part.file_shape(), destination, ranges});
+  }
+  if (targets.empty()) targets.push_back({part.name, part.file_shape(), {}, {}});
+  return targets;
 }
 
 /// Names of the model's tensors that a checkpoint may hold without this model using them.
@@ -58,29 +119,38 @@ std::vector<std::string> may_be_unused(const Model& model) {
   return patterns;
 }
 
-void fill_new_rows(at::Tensor table, std::int64_t read_rows) {
-  if (table.size(0) == read_rows) return;
-  // The mean of the trained rows: a new token starts neither loud nor confident.
-  const auto wide = table.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  const at::Tensor mean = table.narrow(0, 0, read_rows).to(wide).mean(0);
-  table.narrow(0, read_rows, table.size(0) - read_rows).copy_(mean);
+/// Rows beyond those of the file: the mean of the trained rows, so that a new token starts neither
+/// loud nor confident (as transformers resizes).
+void fill_new_rows(const std::vector<nn::Box>& table, const StoredTensor& stored) {
+  if (table.empty()) return;
+  const std::int64_t read_rows = stored.shape[0];
+  const auto dtype = table.front().tensor.scalar_type();
+  const auto wide = dtype == at::kDouble ? at::kDouble : at::kFloat;
+  const at::Tensor mean = read_tensor(stored, dtype).to(wide).mean(0);
+  for (const nn::Box& box : table) {
+    const std::int64_t first = std::max<std::int64_t>(0, read_rows - box.offset[0]);
+    if (first >= box.tensor.size(0)) continue;
+    box.tensor.narrow(0, first, box.tensor.size(0) - first)
+        .copy_(mean.narrow(0, box.offset[1], box.tensor.size(1)));
+  }
 }
 
-at::Tensor merged(const Piece& piece, const adapters::Lora& lora) {
+at::Tensor merged(const at::Tensor& tensor, const FilePart&, const adapters::Lora& lora) {
   const at::Tensor delta = lora.delta();
-  return piece.part.to(delta.scalar_type()) + delta;
+  return tensor.to(delta.scalar_type()) + delta;
 }
 
 /// Expert by expert, so that a wide copy of one matrix is all that stands beside the result.
-at::Tensor merged(const Piece& piece, const adapters::ExpertLora& lora) {
-  if (piece.expert >= 0) {
-    const at::Tensor delta = lora.delta(piece.expert).narrow(0, piece.row, piece.part.size(0));
-    return piece.part.to(delta.scalar_type()) + delta;
+at::Tensor merged(const at::Tensor& tensor, const FilePart& part,
+                  const adapters::ExpertLora& lora) {
+  if (part.is_one_expert) {
+    const at::Tensor delta = lora.delta(part.offset[0]).narrow(0, part.offset[1], part.shape[1]);
+    return tensor.to(delta.scalar_type()) + delta;
   }
-  at::Tensor result = at::empty_like(piece.part);
+  at::Tensor result = at::empty_like(tensor);
   for (std::int64_t e = 0; e < result.size(0); ++e) {
     const at::Tensor delta = lora.delta(e);
-    result.select(0, e).copy_(piece.part.select(0, e).to(delta.scalar_type()) + delta);
+    result.select(0, e).copy_(tensor.select(0, e).to(delta.scalar_type()) + delta);
   }
   return result;
 }
@@ -108,7 +178,7 @@ ModelLoadReport load_model(const ModelDirectory& directory, Model& model, std::u
   const ops::NoGradient guard;
   ModelLoadReport report;
   std::vector<LoadTarget> targets;
-  std::vector<std::pair<at::Tensor, std::int64_t>> grown;
+  std::vector<std::pair<std::vector<nn::Box>, const StoredTensor*>> grown;
   for (nn::Parameter* parameter : model.parameters()) {
     const std::string& name = parameter->name();
     if (name == "score.weight" && directory.find(name) == nullptr) {
@@ -116,60 +186,77 @@ ModelLoadReport load_model(const ModelDirectory& directory, Model& model, std::u
       report.initialized.push_back(name);
       continue;
     }
-    const bool vocabulary = name.ends_with("embed_tokens.weight") || name == "lm_head.weight";
-    const StoredTensor* stored = directory.find(name);
-    if (vocabulary && stored != nullptr && stored->shape.size() == 2 &&
-        stored->shape[0] < parameter->global_shape()[0]) {
-      const at::Tensor table = parameter->data();
-      const std::int64_t rows = stored->shape[0];
-      targets.push_back({name, {rows, table.size(1)}, table.narrow(0, 0, rows)});
-      grown.emplace_back(table, rows);
-      report.initialized.push_back(fmt::format("{} rows {} to {}", name, rows, table.size(0) - 1));
-      continue;
+    const std::vector<nn::Box> boxes = parameter->boxes(parameter->owned());
+    if (const StoredTensor* stored = smaller_table(*parameter, directory)) {
+      grown.emplace_back(boxes, stored);
+      report.initialized.push_back(fmt::format("{} rows {} to {}", name, stored->shape[0],
+                                               parameter->global_shape()[0] - 1));
     }
-    for (Piece& piece : pieces(*parameter, directory)) {
-      targets.push_back({piece.name, piece.part.sizes().vec(), piece.part});
+    for (const FilePart& part : parts_to_read(*parameter, directory)) {
+      for (LoadTarget& target : targets_of(part, boxes)) targets.push_back(std::move(target));
     }
   }
   LoadReport loaded = load_tensors(directory, targets, may_be_unused(model));
-  for (const auto& [table, rows] : grown) fill_new_rows(table, rows);
+  for (const auto& [boxes, stored] : grown) fill_new_rows(boxes, *stored);
   report.bytes_read = loaded.bytes_read;
   report.carried = std::move(loaded.carried);
   report.converted = std::move(loaded.converted);
   return report;
 }
 
+at::Tensor read_from_memory(const nn::Parameter& parameter) { return parameter.data(); }
+
+at::Tensor read_from_directory(const ModelDirectory& directory, const nn::Parameter& parameter) {
+  const ops::NoGradient guard;
+  const at::Tensor whole = at::empty(parameter.global_shape(), parameter.value().scalar_type());
+  const std::vector<nn::Box> boxes = {
+      {std::vector<std::int64_t>(parameter.global_shape().size(), 0), whole}};
+  for (const FilePart& part : parts_to_read(parameter, directory)) {
+    for (LoadTarget& target : targets_of(part, boxes))
+      copy_into(directory.at(target.name), target.destination, target.ranges);
+  }
+  if (const StoredTensor* table = smaller_table(parameter, directory)) fill_new_rows(boxes, *table);
+  return whole;
+}
+
 ModelWriterReport export_model(Model& model, const ModelDirectory& source,
                                const TokenizerSource& tokenizer, const Path& output,
-                               const ModelWriterOptions& options) {
+                               const ModelWriterOptions& options, const ReadWhole& read) {
   const ops::NoGradient guard;
-  std::map<std::string, std::function<at::Tensor(const Piece&)>> merge;
+  using Merge = std::function<at::Tensor(const at::Tensor&, const FilePart&)>;
+  std::map<std::string, Merge> merge;
   model.visit_linears([&](nn::Linear& linear) {
-    if (auto* lora = dynamic_cast<adapters::Lora*>(linear.adapter()))
-      merge[linear.weight().name()] = [lora](const Piece& piece) { return merged(piece, *lora); };
+    if (auto* lora = dynamic_cast<adapters::Lora*>(linear.adapter())) {
+      merge[linear.weight().name()] = [lora](const at::Tensor& tensor, const FilePart& part) {
+        return merged(tensor, part, *lora);
+      };
+    }
   });
   model.visit_expert_weights([&](nn::ExpertWeights& weights) {
-    if (auto* lora = dynamic_cast<adapters::ExpertLora*>(weights.adapter()))
-      merge[weights.weight().name()] = [lora](const Piece& piece) { return merged(piece, *lora); };
+    if (auto* lora = dynamic_cast<adapters::ExpertLora*>(weights.adapter())) {
+      merge[weights.weight().name()] = [lora](const at::Tensor& tensor, const FilePart& part) {
+        return merged(tensor, part, *lora);
+      };
+    }
   });
   ModelWriter writer(output, options);
   for (nn::Parameter* parameter : model.parameters()) {
     const auto adapter = merge.find(parameter->name());
-    for (const Piece& piece : pieces(*parameter, source)) {
-      const at::ScalarType dtype = stored_dtype(source, piece.name, piece.part);
-      if (adapter == merge.end()) {
-        writer.add(piece.name, piece.part, dtype);
-        continue;
-      }
-      writer.add(piece.name, piece.part.sizes().vec(), dtype,
-                 [piece, make = adapter->second] { return make(piece); });
+    const Merge make = adapter == merge.end() ? Merge() : adapter->second;
+    for (const FilePart& part : file_parts(*parameter, source)) {
+      const at::ScalarType dtype = stored_dtype(source, part.name, parameter->value());
+      writer.add(part.name, part.file_shape(), dtype, [&read, parameter, part, make] {
+        const at::Tensor tensor = part.of(read(*parameter));
+        return make ? make(tensor, part) : tensor;
+      });
     }
   }
   // A tied model whose file repeats the table as lm_head must not keep the old one.
   const StoredTensor* repeated = source.find("lm_head.weight");
   if (model.tied() && repeated != nullptr) {
-    writer.add("lm_head.weight", model.head_weight().data(),
-               to_scalar_type(repeated->dtype).value());
+    nn::Parameter& head = model.head_weight();
+    writer.add("lm_head.weight", head.global_shape(), to_scalar_type(repeated->dtype).value(),
+               [&read, &head] { return read(head); });
   }
   writer.carry_matching(source, {"*"});
 

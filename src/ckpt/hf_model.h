@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -34,11 +35,19 @@ struct ModelLoadReport {
 /// extra or of another shape, before anything is written.
 ModelLoadReport load_model(const ModelDirectory& directory, Model& model, std::uint64_t seed);
 
+/// Gives the whole tensor of a parameter, wherever its parts are.
+using ReadWhole = std::function<at::Tensor(const nn::Parameter&)>;
+/// Of a parameter that this rank holds whole.
+at::Tensor read_from_memory(const nn::Parameter& parameter);
+/// As load_model would read it, on the CPU.
+at::Tensor read_from_directory(const ModelDirectory& directory, const nn::Parameter& parameter);
+
 /// Writes a model directory that transformers loads: the model's parameters under the names, the
 /// expert layout and the dtypes of `source`, adapters merged, every other tensor of the source bit
 /// for bit, with the tokenizer and template of `tokenizer` and the other files of the source.
 ModelWriterReport export_model(Model& model, const ModelDirectory& source,
                                const TokenizerSource& tokenizer, const Path& output,
-                               const ModelWriterOptions& options);
+                               const ModelWriterOptions& options,
+                               const ReadWhole& read = read_from_memory);
 
 }  // namespace heddle::ckpt

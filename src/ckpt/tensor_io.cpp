@@ -195,7 +195,8 @@ LoadReport load_tensors(const ModelDirectory& directory, std::vector<LoadTarget>
                                         fmt::join(stored->shape, ", "),
                                         fmt::join(target.shape, ", ")));
       }
-    } else if (is_first && to_scalar_type(stored->dtype) != target.destination.scalar_type()) {
+    } else if (is_first && target.destination.defined() &&
+               to_scalar_type(stored->dtype) != target.destination.scalar_type()) {
       report.converted.push_back(fmt::format("{} ({} -> {})", target.name, name_of(stored->dtype),
                                              at::toString(target.destination.scalar_type())));
     }
@@ -222,7 +223,9 @@ LoadReport load_tensors(const ModelDirectory& directory, std::vector<LoadTarget>
   }
   // In the order of the files, so that a disk or a network file system reads forward.
   std::vector<std::pair<const StoredTensor*, LoadTarget*>> order;
-  for (LoadTarget& target : targets) order.emplace_back(&directory.at(target.name), &target);
+  for (LoadTarget& target : targets) {
+    if (target.destination.defined()) order.emplace_back(&directory.at(target.name), &target);
+  }
   std::stable_sort(order.begin(), order.end(), [](const auto& a, const auto& b) {
     return a.first < b.first;  // elements of one vector, which is in that order
   });

@@ -44,7 +44,7 @@ at::Tensor read_tensor(const StoredTensor& source);
 struct LoadTarget {
   std::string name;                 // in the directory
   std::vector<std::int64_t> shape;  // it must have there
-  at::Tensor destination;           // shape after `ranges`; may be a view
+  at::Tensor destination;           // shape after `ranges`; may be a view; undefined: not read here
   std::vector<Range> ranges = {};
 };
 

@@ -1,5 +1,7 @@
 #include "ckpt/training_checkpoint.h"
 
+#include <ATen/ops/empty.h>
+
 #include <algorithm>
 #include <system_error>
 #include <utility>
@@ -11,6 +13,7 @@
 #include "base/text.h"
 #include "ckpt/checkpoint_format.h"
 #include "ckpt/model_directory.h"
+#include "ckpt/tensor_io.h"
 
 namespace heddle::ckpt {
 namespace {
@@ -63,9 +66,15 @@ TrainingCheckpoint TrainingCheckpoint::open(const Path& path, Verify verify) {
     if (Path(file.name).extension() != ".safetensors") continue;
     const SafetensorsFile tensors(path / file.name);
     for (const StoredTensor& tensor : tensors.tensors()) {
-      if (!checkpoint.tensors_.emplace(tensor.name, tensor).second) {
+      const PartName name = parse_part_name(tensor.name, tensor.shape);
+      Parts& parts = checkpoint.tensors_[name.tensor];
+      if (parts.parts.empty()) parts.shape = name.shape;
+      const bool is_new = std::none_of(parts.parts.begin(), parts.parts.end(),
+                                       [&](const auto& p) { return p.first == name.offset; });
+      if (!is_new || parts.shape != name.shape) {
         throw_error<ModelError>("{}: tensor '{}' is in two files", path.string(), tensor.name);
       }
+      parts.parts.emplace_back(name.offset, tensor);
     }
   }
   return checkpoint;
@@ -77,17 +86,58 @@ std::vector<std::string> TrainingCheckpoint::names() const {
   return names;
 }
 
-const StoredTensor* TrainingCheckpoint::find(std::string_view name) const {
+const TrainingCheckpoint::Parts& TrainingCheckpoint::at(std::string_view name) const {
   const auto found = tensors_.find(name);
-  return found == tensors_.end() ? nullptr : &found->second;
-}
-
-const StoredTensor& TrainingCheckpoint::at(std::string_view name) const {
-  if (const StoredTensor* tensor = find(name)) return *tensor;
+  if (found != tensors_.end()) return found->second;
   const std::string near = text::nearest(name, names());
   throw_error<ModelError>("{}: there is no tensor '{}' among its {}{}", info_.path.string(), name,
                           tensors_.size(),
                           near.empty() ? "" : fmt::format("; the nearest is '{}'", near));
+}
+
+void TrainingCheckpoint::copy_box(std::string_view name, const std::vector<std::int64_t>& offset,
+                                  at::Tensor destination) const {
+  const Parts& tensor = at(name);
+  const std::size_t dims = tensor.shape.size();
+  bool fits = offset.size() == dims && destination.dim() == static_cast<std::int64_t>(dims);
+  for (std::size_t d = 0; fits && d < dims; ++d)
+    fits = offset[d] + destination.size(static_cast<std::int64_t>(d)) <= tensor.shape[d];
+  if (!fits) {
+    throw_error<ModelError>("{}: tensor '{}' is [{}], the run wants [{}] from [{}] on",
+                            info_.path.string(), name, fmt::join(tensor.shape, ", "),
+                            fmt::join(destination.sizes(), ", "), fmt::join(offset, ", "));
+  }
+  std::int64_t copied = 0;
+  for (const auto& [begins, stored] : tensor.parts) {
+    at::Tensor target = destination;
+    std::vector<Range> ranges;
+    bool is_empty = false;
+    for (std::size_t d = 0; d < dims && !is_empty; ++d) {
+      const auto dim = static_cast<std::int64_t>(d);
+      const std::int64_t begin = std::max(begins[d], offset[d]);
+      const std::int64_t end =
+          std::min(begins[d] + stored.shape[d], offset[d] + destination.size(dim));
+      is_empty = begin >= end;
+      if (is_empty) break;
+      target = target.narrow(dim, begin - offset[d], end - begin);
+      ranges.push_back({dim, begin - begins[d], end - begin});
+    }
+    if (is_empty) continue;
+    copy_into(stored, target, ranges);
+    copied += target.numel();
+  }
+  if (copied != destination.numel()) {
+    throw_error<ModelError>("{}: of tensor '{}', {} of {} elements are there", info_.path.string(),
+                            name, copied, destination.numel());
+  }
+}
+
+at::Tensor TrainingCheckpoint::whole(std::string_view name) const {
+  const Parts& tensor = at(name);
+  const auto type = to_scalar_type(tensor.parts.front().second.dtype);
+  at::Tensor result = at::empty(tensor.shape, type.value());
+  copy_box(name, std::vector<std::int64_t>(tensor.shape.size(), 0), result);
+  return result;
 }
 
 std::vector<CheckpointInfo> list_checkpoints(const Path& directory) {

@@ -15,7 +15,18 @@
 
 #include "ckpt/safetensors.h"
 
+namespace heddle::comm {
+class World;
+}
+
 namespace heddle::ckpt {
+
+/// A rectangular part of a tensor that several ranks hold together.
+struct TensorPart {
+  std::string name;
+  at::Tensor tensor;
+  std::vector<std::int64_t> offset, shape;  // of the whole: where the part begins, its size
+};
 
 /// Everything that a run needs to continue. The part of a tensor's name before the first '/' names
 /// the file it goes to: "weights/lm_head.weight", "adam_m/lm_head.weight"; without one it goes to
@@ -24,6 +35,7 @@ struct CheckpointState {
   nlohmann::ordered_json
       state;  // step, schedule, RNG, data cursor, configuration, versions: the caller's
   std::vector<std::pair<std::string, at::Tensor>> tensors;
+  std::vector<TensorPart> parts;  // with several ranks: what this one holds
 };
 
 struct CheckpointInfo {
@@ -51,16 +63,27 @@ class TrainingCheckpoint {
   const nlohmann::ordered_json& state() const { return state_; }
   /// Names as they were given to save(), sorted.
   std::vector<std::string> names() const;
-  /// nullptr if there is none of that name.
-  const StoredTensor* find(std::string_view name) const;
-  /// Throws ModelError that names the nearest name there is.
-  const StoredTensor& at(std::string_view name) const;
+  bool has(std::string_view name) const { return tensors_.contains(name); }
+  /// Copies the box of the tensor that begins at `offset` and has the sizes of `destination`, no
+  /// matter in which parts the tensor was saved. Throws ModelError: no tensor of this name (names
+  /// the nearest), of another shape, or with parts missing.
+  void copy_box(std::string_view name, const std::vector<std::int64_t>& offset,
+                at::Tensor destination) const;
+  /// All of a tensor, on the CPU in its stored type. Throws ModelError.
+  at::Tensor whole(std::string_view name) const;
 
  private:
   TrainingCheckpoint() = default;
+  /// A tensor as it lies in the files; one that was saved whole is one part.
+  struct Parts {
+    std::vector<std::int64_t> shape;
+    std::vector<std::pair<std::vector<std::int64_t>, StoredTensor>> parts;  // by offset
+  };
+  const Parts& at(std::string_view name) const;
+
   CheckpointInfo info_;
   nlohmann::ordered_json state_;
-  std::map<std::string, StoredTensor, std::less<>> tensors_;
+  std::map<std::string, Parts, std::less<>> tensors_;
 };
 
 struct CheckpointStoreOptions {
@@ -68,10 +91,14 @@ struct CheckpointStoreOptions {
   int keep_best = 1;  // how many with the lowest metric are kept besides
   bool background =
       true;  // false: save() writes before it returns and takes no copy of CPU tensors
+  std::shared_ptr<comm::World> world;  // ranks that save together, each its parts; null: one rank
 };
 
 /// The training checkpoints of one run: directories "step-00000100" that appear whole or not at
-/// all. One process may write to a folder at a time; others may read.
+/// all. One process may write to a folder at a time, or the ranks of one job, which see one file
+/// system; others may read. With several ranks every save() is called by all, and each writes its
+/// parts to a file of its own; rank 0 collects their digests, writes the manifest and gives the
+/// directory its name.
 class CheckpointStore {
  public:
   /// Makes the folder and removes what dead processes left under temporary names. Throws FileError.
@@ -114,12 +141,15 @@ class CheckpointStore {
  private:
   struct Writing;
   void write(Writing& writing) const;
+  void write_alone(Writing& writing) const;
+  void write_with_others(Writing& writing) const;
   void prune(std::int64_t newest) const;
   Path temporary_for(const Path& checkpoint) const;
 
   Path directory_;
   CheckpointStoreOptions options_;
   std::unique_ptr<Writing> writing_;
+  std::int64_t saves_ = 0;
   double last_blocking_s_ = 0;
   double last_write_s_ = 0;
 };

@@ -142,6 +142,7 @@ void add_commands(CLI::App& app, Action& action) {
   add_init_command(app, action);
   add_sft_command(app, action);
   add_pt_command(app, action);
+  add_launch_command(app, action);
   add_generate_command(app, action);
   add_score_command(app, action);
   add_export_command(app, action);

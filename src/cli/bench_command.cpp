@@ -102,6 +102,7 @@ struct Bench {
     }
     if (lora) {
       adapters = train::make_adapters(config, *model);
+      adapters->initialize();
       adapters->visit_parameters([&](nn::Parameter& p) { trainable.push_back(&p); });
     }
     optimizer.emplace(trainable, config.optim, config.train.seed);

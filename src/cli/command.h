@@ -37,6 +37,7 @@ void add_completion_command(CLI::App& app, Action& action);
 void add_doctor_command(CLI::App& app, Action& action);
 void add_report_command(CLI::App& app, Action& action);
 void add_bench_command(CLI::App& app, Action& action);
+void add_launch_command(CLI::App& app, Action& action);
 
 /// FILE and key=value arguments in any number. The first is the file, unless it is an override.
 struct ConfigArguments {

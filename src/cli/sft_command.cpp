@@ -1,4 +1,5 @@
 #include <CLI/CLI.hpp>
+#include <cstdlib>
 #include <memory>
 #include <ostream>
 
@@ -7,11 +8,35 @@
 #include "cli/command.h"
 #include "cli/run_observer.h"
 #include "cli/stop_request.h"
+#include "comm/launch_environment.h"
+#include "comm/world.h"
 #include "config/config.h"
 #include "train/trainer.h"
 
 namespace heddle::cli {
 namespace {
+
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+/// Rank 0 shows and records the run; the others only train.
+train::Summary train_as_rank(const std::string& name, const config::RunConfig& config,
+                             const StopRequest& stop, const std::shared_ptr<comm::World>& world,
+                             const Session& session) {
+  try {
+    if (world && world->rank() > 0) {
+      train::Observer quiet;
+      return train::Trainer(config, quiet, stop.flag(), world).run();
+    }
+    RunObserver observer(name, config, session);
+    train::Trainer trainer(config, observer, stop.flag(), world);
+    observer.attach(trainer.setup());
+    return trainer.run();
+  } catch (const std::exception& error) {
+    // The others wait for this rank: what they report is its message.
+    if (world) world->fail(first_line(error.what()));
+    throw;
+  }
+}
 
 int run(const std::string& name, const std::vector<std::string>& arguments,
         std::vector<std::string> defaults, const Session& session) {
@@ -22,13 +47,17 @@ int run(const std::string& name, const std::vector<std::string>& arguments,
   log::set_level(static_cast<log::Level>(config.log.level));
   for (const std::string& sentence : config::unused_keys(config)) log::warning("{}", sentence);
   StopRequest stop;
-  RunObserver observer(name, config, session);
-  train::Trainer trainer(config, observer, stop.flag());
-  observer.attach(trainer.setup());
-  const train::Summary summary = trainer.run();
-  if (!summary.stopped) return 0;
+  if (const char* file = std::getenv(comm::kLogVariable)) log::add_file(file);
+  const std::shared_ptr<comm::World> world = train::join_world(config);
+  const train::Summary summary = train_as_rank(name, config, stop, world, session);
+  if (world) world->leave();
+  if (!summary.stopped || (world && world->rank() > 0)) return 0;
   std::vector<std::string> again = {name};
   again.insert(again.end(), arguments.begin(), arguments.end());
+  if (world) {
+    again.insert(again.begin(),
+                 {"launch", "--nproc", std::to_string(world->environment().local_world), "--"});
+  }
   session.out << "stopped after step " << summary.steps << "; continue with:\n  "
               << quote_command(again) << "\n";
   return 0;

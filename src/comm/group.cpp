@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <utility>
 
 #include "base/errors.h"
@@ -44,8 +45,9 @@ class Group::Connection {
   }
 
   ~Connection() {
-    // Gloo's threads wait for operations that will not end: they go with the process.
-    if (is_broken_ && backend_) backend_.release();
+    if (!backend_) return;
+    // Gloo's threads may wait for operations that will not end: then they go with the process.
+    if (world_->is_broken() || std::uncaught_exceptions() > 0) backend_.release();
   }
 
   const std::string& name() const { return name_; }
@@ -143,7 +145,7 @@ class Group::Connection {
   /// Throws the CommError of an operation that did not end.
   [[noreturn]] void give_up(const char* operation, Clock::time_point begun,
                             const std::string& reason, std::string cause = "") {
-    is_broken_ = true;
+    world_->set_broken();
     const double waited = since(begun).count();
     if (cause.empty()) {
       cause = world_->diagnose(ranks_);
@@ -163,7 +165,6 @@ class Group::Connection {
   std::string key_;
   std::int64_t rank_ = 0;
   Backend backend_;
-  bool is_broken_ = false;
 };
 
 void Pending::wait() {

@@ -103,6 +103,7 @@ LaunchEnvironment from_torchrun(const Getenv& getenv) {
     return e;
   }
   // Under torchrun its agent already serves the port; other programs only set the variables.
+  e.announces_job = e.rank == 0;
   e.serves_store = e.rank == 0 && getenv("TORCHELASTIC_USE_AGENT_STORE").value_or("") != "True";
   e.nonce = getenv(kTorchrun.job).value_or("none") + "/" +
             getenv("TORCHELASTIC_RESTART_COUNT").value_or("0");
@@ -121,7 +122,7 @@ LaunchEnvironment from_scheduler(const Getenv& getenv, const Spelling& names,
   }
   e.nonce = job + "." + getenv("SLURM_STEP_ID").value_or("0");
   e.master = master_of(getenv, host, e.nonce);
-  e.serves_store = e.rank == 0;
+  e.serves_store = e.announces_job = e.rank == 0;
   return e;
 }
 

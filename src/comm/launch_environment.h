@@ -17,6 +17,8 @@ struct LaunchEnvironment {
   Endpoint master;                               ///< Of the rendezvous store.
   /// True if this rank serves the store; false if a launcher does.
   bool serves_store = false;
+  /// True if this rank says which job the store belongs to, because no launcher of ours has.
+  bool announces_job = false;
   /// Known to the ranks of this job only, so that a stranger or a stale process is recognised.
   std::string nonce;
 };

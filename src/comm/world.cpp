@@ -105,26 +105,41 @@ World::World(LaunchEnvironment environment, Store store, Seconds timeout)
 World::~World() = default;
 
 std::shared_ptr<World> World::join(const LaunchEnvironment& environment, Seconds timeout) {
-  const auto open = [&] {
-    if (!environment.serves_store) return Store::connect(environment.master, timeout);
+  if (environment.serves_store) {
     Endpoint everywhere;
     everywhere.port = environment.master.port;
-    return Store::serve(Listener(everywhere), timeout);
-  };
-  std::shared_ptr<World> world(new World(environment, open().below("heddle"), timeout));
+    return serve(environment, Listener(everywhere), timeout);
+  }
+  return meet(environment, Store::connect(environment.master, timeout).below(kStorePrefix),
+              timeout);
+}
+
+std::shared_ptr<World> World::serve(const LaunchEnvironment& environment, Listener listener,
+                                    Seconds timeout) {
+  return meet(environment, Store::serve(std::move(listener), timeout).below(kStorePrefix), timeout);
+}
+
+std::shared_ptr<World> World::meet(const LaunchEnvironment& environment, const Store& store,
+                                   Seconds timeout) {
+  if (environment.announces_job) store.set(kJobKey, environment.nonce);
+  std::shared_ptr<World> world(new World(environment, store, timeout));
   world->arrive();
-  world->pulse_ = std::make_unique<Pulse>(world->store_.reconnected(), environment.rank);
+  world->pulse_ = std::make_unique<Pulse>(store.reconnected(), environment.rank);
   return world;
 }
 
 void World::arrive() {
   const std::string where = store_.endpoint().to_string();
-  const std::string job = store_.set_if_absent("job", environment_.nonce);
-  if (job != environment_.nonce) {
+  const auto job = store_.wait(kJobKey, timeout_);
+  if (!job) {
+    throw_error<CommError>("rendezvous at {}: rank {} waited {:.0f} s for rank 0 to open job '{}'",
+                           where, rank(), timeout_.count(), environment_.nonce);
+  }
+  if (*job != environment_.nonce) {
     throw_error<CommError>(
         "rendezvous at {}: it belongs to another job ('{}'), rank {} is of job '{}'; is this a "
         "process of an earlier run, or do two jobs use one port?",
-        where, job, rank(), environment_.nonce);
+        where, *job, rank(), environment_.nonce);
   }
   const std::string size_text = store_.set_if_absent("size", std::to_string(size()));
   if (size_text != std::to_string(size())) {

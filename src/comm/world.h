@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -20,6 +21,9 @@ class World {
   /// missing, that the store belongs to another job (nonce), that two processes claim one rank, or
   /// that the ranks disagree about their number.
   static std::shared_ptr<World> join(const LaunchEnvironment& environment, Seconds timeout);
+  /// The same for a rank that serves the store on a socket that was bound before.
+  static std::shared_ptr<World> serve(const LaunchEnvironment& environment, Listener listener,
+                                      Seconds timeout);
   ~World();
   World(const World&) = delete;
   World& operator=(const World&) = delete;
@@ -43,6 +47,9 @@ class World {
 
   /// How many groups this rank has made under the key before this one.
   std::int64_t count_group(const std::string& key) { return groups_made_[key]++; }
+  /// After a collective that did not end, nothing may wait for the threads that still try.
+  void set_broken() { is_broken_ = true; }
+  bool is_broken() const { return is_broken_; }
   /// What this rank is doing, for the others' diagnoses; an empty text is "computing".
   void set_activity(const std::string& activity);
   /// One sentence on each of these ranks that has given no sign of life lately, or if all have, on
@@ -52,6 +59,8 @@ class World {
  private:
   class Pulse;
   World(LaunchEnvironment environment, Store store, Seconds timeout);
+  static std::shared_ptr<World> meet(const LaunchEnvironment& environment, const Store& store,
+                                     Seconds timeout);
   void arrive();
   std::string missing_ranks() const;
 
@@ -60,13 +69,18 @@ class World {
   Store store_;
   std::string address_;
   std::map<std::string, std::int64_t> groups_made_;
+  std::atomic<bool> is_broken_ = false;
   std::unique_ptr<Pulse> pulse_;
 };
 
 /// The address of this host on the way to `peer`; "127.0.0.1" if all ranks are on one host.
 std::string local_address(const Endpoint& peer);
 
-/// Key of the store under which a job's first failure stands: "RANK MESSAGE".
+/// Below this prefix of the store stands what follows.
+inline constexpr const char* kStorePrefix = "heddle";
+/// The nonce of the job that the store belongs to, written by whoever serves it.
+inline constexpr const char* kJobKey = "job";
+/// A job's first failure: "RANK MESSAGE".
 inline constexpr const char* kFailureKey = "failure";
 
 }  // namespace heddle::comm

@@ -95,12 +95,30 @@ class Checker {
   }
 
   void layout() const {
-    for (const Field& field : find_section("parallel")->fields) {
-      if (!field.type.starts_with("integer")) continue;
-      const auto degree = field.get(c_).get<std::int64_t>();
+    const ParallelSection& p = c_.parallel;
+    if (p.dp.is_auto() && p.fsdp.is_auto()) {
+      fail("parallel.fsdp", "only one of parallel.dp and parallel.fsdp can be auto");
+    }
+    for (const auto& [key, degree] :
+         {std::pair{"parallel.tp", p.tp}, std::pair{"parallel.cp", p.cp},
+          std::pair{"parallel.pp", p.pp}, std::pair{"parallel.ep", p.ep}}) {
       if (degree != 1) {
-        fail(field.key, fmt::format("{} ranks asked for, but this build runs one rank", degree));
+        fail(key, fmt::format("{} ranks asked for, but this version divides the work by "
+                              "parallel.dp and parallel.fsdp only",
+                              degree));
       }
+    }
+    const bool is_sharded = p.fsdp != Degree{};
+    const bool is_divided = is_sharded || p.dp != Degree{};
+    if (is_divided && c_.model.head == Head::kEmbed) {
+      fail("model.head", "embed compares all rows of a batch, which several ranks do not share yet");
+    }
+    if (is_divided && c_.train.router_aux_loss == AuxLoss::kHf) {
+      fail("train.router_aux_loss",
+           "hf pools what one rank sees, so that several would give another result; use sequence");
+    }
+    if (is_sharded && !c_.log.sample_prompts.empty()) {
+      fail("log.sample_prompts", "needs the whole model on one rank, so parallel.fsdp 1");
     }
   }
 

@@ -222,6 +222,24 @@ struct Codec<DeviceName> {
   static bool parse(std::string_view text, DeviceName& device);
 };
 
+template <>
+struct Codec<Degree> {
+  static std::string type(const Range& range) {
+    return Codec<std::int64_t>::type(range) + " or auto";
+  }
+  static Degree read(const YAML::Node& node, const Range& range) {
+    if (node.IsScalar() && node.Scalar() == "auto") return {0};
+    Degree degree;
+    if (!parse_number(node, degree.value) || !range.holds(static_cast<double>(degree.value))) {
+      mismatch("an " + type(range), node);
+    }
+    return degree;
+  }
+  static Json write(const Degree& value) {
+    return value.is_auto() ? Json("auto") : Json(value.value);
+  }
+};
+
 /// A count of bytes: an integer, or a number with a unit (5GB, 512MiB).
 struct Bytes {
   std::int64_t count = 0;

@@ -202,9 +202,17 @@ enum class PpSchedule { kOneForwardOneBackward, kInterleaved };
 template <>
 inline constexpr std::array<std::string_view, 2> kNames<PpSchedule>{"1f1b", "interleaved"};
 
+/// A number of ranks along one dimension of the mesh, or `auto`: what the other dimensions leave of
+/// the ranks that were started.
+struct Degree {
+  std::int64_t value = 1;  ///< 0: auto
+  bool is_auto() const { return value == 0; }
+  bool operator==(const Degree&) const = default;
+};
+
 struct ParallelSection {
-  std::int64_t dp = 1;
-  std::int64_t fsdp = 1;
+  Degree dp;
+  Degree fsdp;
   std::int64_t tp = 1;
   std::int64_t cp = 1;
   std::int64_t pp = 1;

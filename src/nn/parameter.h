@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -22,6 +23,12 @@ struct Shard {
 /// One entry per mesh dimension that divides the parameter; over the others it is replicated.
 using Placement = std::vector<Shard>;
 
+/// A rectangular part of a global tensor and the memory that holds it.
+struct Box {
+  std::vector<std::int64_t> offset;  ///< In the global tensor; the sizes are the memory's.
+  at::Tensor tensor;
+};
+
 /// A tensor of the model under its published name. It knows its global shape and placement, from
 /// which loading, export, sharding and weight exchange are derived.
 class Parameter {
@@ -41,9 +48,26 @@ class Parameter {
   bool allocated() const { return value_.defined(); }
   /// What the block's arithmetic reads; valid between acquire and release of its block.
   const at::Tensor& value() const { return value_; }
-  /// The same storage without history, to write into.
+  /// The same storage without history, to write into. Throws InternalError between release_memory
+  /// and take_memory.
   at::Tensor data() const;
-  void set_data(at::Tensor data);
+
+  // Sharding (parallel/sharding.h) keeps this rank's rows elsewhere and gives the value its memory
+  // for as long as its block runs. The tensor stays the same object, so that graphs keep no memory.
+  /// As allocate, without memory.
+  void allocate_released(c10::ScalarType dtype, c10::Device device);
+  /// Moves the memory of a fresh tensor of the value's shape into the value.
+  void take_memory(at::Tensor full);
+  void release_memory();
+  bool has_memory() const;
+  /// The rows of dimension 0, from `first_row` on, that this rank alone updates and saves.
+  void set_owned(at::Tensor rows, std::int64_t first_row);
+  /// They, or all of data() if nothing divides them.
+  at::Tensor owned() const;
+  /// `like_owned`, of the shape of owned(), in terms of the global tensor; no box if it is empty.
+  std::vector<Box> boxes(const at::Tensor& like_owned) const;
+  /// Copies this rank's part of a whole tensor into owned().
+  void write_owned(const at::Tensor& whole);
 
   bool trainable() const { return trainable_; }
   void set_trainable(bool trainable);
@@ -59,6 +83,9 @@ class Parameter {
   at::Tensor& gradient_buffer();
   /// Dtype of the accumulated gradient; the default is the parameter's own.
   void set_gradient_dtype(c10::ScalarType dtype) { gradient_dtype_ = dtype; }
+  c10::ScalarType gradient_dtype() const {
+    return accumulates_in_place() ? value_.scalar_type() : gradient_dtype_;
+  }
   /// True if the gradient has the parameter's dtype, so that products may write into it directly.
   bool accumulates_in_place() const;
   void add_gradient(const at::Tensor& gradient);
@@ -66,6 +93,8 @@ class Parameter {
   /// of the block.
   void collect_gradient();
   void clear_gradient() { gradient_.reset(); }
+  /// Replaces the accumulated gradient by its sum over the ranks, of the shape of owned().
+  void set_reduced_gradient(at::Tensor gradient) { gradient_ = std::move(gradient); }
 
  private:
   std::string name_;
@@ -73,6 +102,8 @@ class Parameter {
   Placement placement_;
   bool trainable_ = true;
   at::Tensor value_, anchor_, gradient_;
+  at::Tensor owned_;  ///< Undefined unless sharding divides the rows.
+  std::int64_t first_owned_row_ = 0;
   c10::ScalarType gradient_dtype_ = c10::ScalarType::Undefined;
 };
 

@@ -20,8 +20,20 @@ void add_up(at::Tensor& sum, const at::Tensor& value) {
 
 }  // namespace
 
-BlockRunner::BlockRunner(std::vector<BlockEntry> blocks, Recompute recompute)
-    : blocks_(std::move(blocks)), recompute_(recompute) {}
+BlockRunner::BlockRunner(std::vector<BlockEntry> blocks, Recompute recompute, Sharding* sharding)
+    : blocks_(std::move(blocks)), recompute_(recompute), sharding_(sharding) {}
+
+void BlockRunner::acquire(std::size_t block) {
+  if (sharding_ != nullptr) sharding_->acquire(blocks_[block].unit);
+}
+
+void BlockRunner::prefetch(std::size_t block) {
+  if (sharding_ != nullptr) sharding_->prefetch(blocks_[block].unit);
+}
+
+void BlockRunner::release(std::size_t block) {
+  if (sharding_ != nullptr) sharding_->release(blocks_[block].unit);
+}
 
 bool BlockRunner::is_recomputed(std::size_t stage) const {
   return recompute_ == Recompute::kFull || (recompute_ == Recompute::kSelective && stage > 0);
@@ -37,6 +49,8 @@ at::Tensor BlockRunner::forward(const at::Tensor& hidden, const nn::BlockInputs&
         differentiates ||
         std::any_of(blocks_[i].parameters.begin(), blocks_[i].parameters.end(),
                     [](const nn::Parameter* parameter) { return parameter->trainable(); });
+    acquire(i);
+    if (i + 1 < blocks_.size()) prefetch(i + 1);
     for (std::size_t stage = 0; stage < blocks_[i].block->stages(); ++stage) {
       const bool recompute = is_recomputed(stage);
       nn::BlockOutput output;
@@ -60,16 +74,19 @@ at::Tensor BlockRunner::forward(const at::Tensor& hidden, const nn::BlockInputs&
       }
       current = next;
     }
+    release(i);
   }
   return current;
 }
 
-at::Tensor BlockRunner::backward(const at::Tensor& grad_hidden, double auxiliary_scale,
-                                 Pass& pass) {
+at::Tensor BlockRunner::backward(const at::Tensor& grad_hidden, double auxiliary_scale, Pass& pass,
+                                 bool is_last) {
   at::Tensor gradient = grad_hidden;
   while (!pass.islands.empty()) {
     Pass::Island island = std::move(pass.islands.back());
     pass.islands.pop_back();
+    acquire(island.block);
+    if (island.stage == 0 && !pass.islands.empty()) prefetch(pass.islands.back().block);
     if (island.recompute) {
       island.input.set_requires_grad(true);
       nn::BlockInputs inputs = pass.inputs;
@@ -94,6 +111,8 @@ at::Tensor BlockRunner::backward(const at::Tensor& grad_hidden, double auxiliary
     if (island.stage == 0) {
       for (nn::Parameter* parameter : blocks_[island.block].parameters)
         parameter->collect_gradient();
+      release(island.block);
+      if (sharding_ != nullptr && is_last) sharding_->reduce(blocks_[island.block].unit);
     }
   }
   return gradient;
@@ -101,10 +120,13 @@ at::Tensor BlockRunner::backward(const at::Tensor& grad_hidden, double auxiliary
 
 at::Tensor BlockRunner::evaluate(at::Tensor hidden, const nn::BlockInputs& inputs) {
   const ops::NoGradient guard;
-  for (const BlockEntry& entry : blocks_) {
-    for (std::size_t stage = 0; stage < entry.block->stages(); ++stage) {
-      hidden = entry.block->forward(stage, hidden, inputs).hidden;
+  for (std::size_t i = 0; i < blocks_.size(); ++i) {
+    acquire(i);
+    if (i + 1 < blocks_.size()) prefetch(i + 1);
+    for (std::size_t stage = 0; stage < blocks_[i].block->stages(); ++stage) {
+      hidden = blocks_[i].block->forward(stage, hidden, inputs).hidden;
     }
+    release(i);
   }
   return hidden;
 }

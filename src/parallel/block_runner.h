@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "nn/block.h"
+#include "parallel/sharding.h"
 
 namespace heddle::parallel {
 
@@ -21,6 +22,7 @@ enum class Recompute {
 struct BlockEntry {
   nn::Block* block;
   std::vector<nn::Parameter*> parameters;
+  std::size_t unit = 0;  ///< Of the sharding, if there is one.
 };
 
 /// Runs the decoder blocks forward and backward, each stage of each block an autograd island: its
@@ -28,7 +30,8 @@ struct BlockEntry {
 /// such as recomputation lives here and not in the model.
 class BlockRunner {
  public:
-  BlockRunner(std::vector<BlockEntry> blocks, Recompute recompute);
+  /// `sharding`, which may be null, gives each block its parameters while it runs.
+  BlockRunner(std::vector<BlockEntry> blocks, Recompute recompute, Sharding* sharding = nullptr);
 
   /// What one micro-batch leaves for its backward; several may be in flight.
   class Pass {
@@ -59,16 +62,23 @@ class BlockRunner {
 
   /// Accumulates the parameters' gradients and returns that of the input (undefined if it was not
   /// wanted). `auxiliary_scale` multiplies the gradient of the auxiliary losses. Consumes the pass.
-  at::Tensor backward(const at::Tensor& grad_hidden, double auxiliary_scale, Pass& pass);
+  /// `is_last`: no further micro-batch adds to the gradients of this step, so their sum over the
+  /// ranks starts as soon as each block has its own.
+  at::Tensor backward(const at::Tensor& grad_hidden, double auxiliary_scale, Pass& pass,
+                      bool is_last = true);
 
   /// Without gradients, keeping nothing: evaluation and scoring.
   at::Tensor evaluate(at::Tensor hidden, const nn::BlockInputs& inputs);
 
  private:
   bool is_recomputed(std::size_t stage) const;
+  void acquire(std::size_t block);
+  void prefetch(std::size_t block);
+  void release(std::size_t block);
 
   std::vector<BlockEntry> blocks_;
   Recompute recompute_;
+  Sharding* sharding_;
 };
 
 }  // namespace heddle::parallel

@@ -11,7 +11,7 @@ namespace heddle::train {
 std::vector<parallel::BlockEntry> block_entries(models::qwen3_5::Model& model) {
   std::vector<parallel::BlockEntry> entries;
   for (const auto& layer : model.layers()) {
-    parallel::BlockEntry entry{layer.get(), {}};
+    parallel::BlockEntry entry{layer.get(), {}, entries.size() + 1};
     const auto add = [&](nn::Parameter& parameter) { entry.parameters.push_back(&parameter); };
     layer->visit_parameters(add);
     layer->visit_linears([&](nn::Linear& linear) {
@@ -49,6 +49,7 @@ MicroBatchLoss run_micro_batch(models::qwen3_5::Model& model, adapters::LoraSet*
                                const std::vector<nn::Parameter*>& trainable,
                                const data::Batch& host_batch, const HeadFunction& head_function,
                                const MicroBatchOptions& options) {
+  if (options.sharding != nullptr) options.sharding->acquire(kRootUnit);
   const data::Batch batch = host_batch.to(model.context().device);
   if (adapters != nullptr) adapters->set_dropout_stream(options.dropout_stream);
   nn::BlockInputs inputs =
@@ -66,9 +67,13 @@ MicroBatchLoss run_micro_batch(models::qwen3_5::Model& model, adapters::LoraSet*
     const auto rows = static_cast<double>(sparse_layers(model.config()) * batch.real_tokens);
     result.auxiliary_sum = pool_auxiliary_loss(pass, std::max(rows, 1.0));
   }
-  const at::Tensor gradient = runner.backward(head.grad_hidden, options.auxiliary_scale, pass);
+  const at::Tensor gradient = runner.backward(head.grad_hidden, options.auxiliary_scale, pass, options.is_last);
   if (embedding_trained && gradient.defined()) ops::run_backward({embedded}, {gradient});
   for (nn::Parameter* parameter : trainable) parameter->collect_gradient();
+  if (options.sharding != nullptr) {
+    options.sharding->release(kRootUnit);
+    if (options.is_last) options.sharding->reduce(kRootUnit);
+  }
   return result;
 }
 

@@ -9,9 +9,13 @@
 #include "data/batch.h"
 #include "models/qwen3_5/model.h"
 #include "parallel/block_runner.h"
+#include "parallel/sharding.h"
 #include "train/head.h"
 
 namespace heddle::train {
+
+/// The unit of the sharding that holds what surrounds the blocks; block i is unit i + 1.
+inline constexpr std::size_t kRootUnit = 0;
 
 /// The model's layers as the runner takes them, with their adapters' parameters.
 std::vector<parallel::BlockEntry> block_entries(models::qwen3_5::Model& model);
@@ -30,6 +34,10 @@ struct MicroBatchOptions {
   bool pooled_auxiliary_loss = false;  ///< train.router_aux_loss hf.
   std::uint64_t dropout_stream = 0;
   bool recompute_elementwise = false;  ///< See nn::BlockInputs.
+  /// With several ranks: what holds the parameters, and whether this is the step's last micro-batch,
+  /// after which the gradients are summed.
+  parallel::Sharding* sharding = nullptr;
+  bool is_last = true;
 };
 
 struct MicroBatchLoss {

@@ -4,6 +4,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "base/hash.h"
 #include "base/text.h"
@@ -13,11 +14,11 @@
 namespace heddle::train {
 
 Optimizer::Optimizer(std::vector<nn::Parameter*> parameters, const config::OptimSection& options,
-                     std::uint64_t seed)
-    : options_(options) {
+                     std::uint64_t seed, comm::Group owners)
+    : options_(options), owners_(std::move(owners)) {
   const ops::NoGradient guard;
   for (nn::Parameter* parameter : parameters) {
-    const at::Tensor data = parameter->data();
+    const at::Tensor data = parameter->owned();
     const bool narrow = data.scalar_type() == at::kBFloat16 || data.scalar_type() == at::kHalf;
     const bool rounded = data.scalar_type() == at::kBFloat16 &&
                          options.name == config::OptimName::kAdamW &&
@@ -48,22 +49,24 @@ double Optimizer::gradient_norm() const {
   for (const Slot& slot : slots_) {
     if (slot.parameter->gradient().defined()) gradients.push_back(slot.parameter->gradient());
   }
-  return gradients.empty() ? 0 : ops::gradient_norm(gradients);
+  const double own = gradients.empty() ? 0 : ops::gradient_norm(gradients);
+  return owners_.size() == 1 ? own : std::sqrt(owners_.all_reduce_sum(own * own));
 }
 
 void Optimizer::step(const ops::KernelTable& kernels, double lr, double gradient_multiplier) {
   const ops::NoGradient guard;
   ++steps_;
   const auto gradient_of = [](nn::Parameter& parameter) {
-    return parameter.gradient().defined() ? parameter.gradient() : at::zeros_like(parameter.data());
+    return parameter.gradient().defined() ? parameter.gradient() : at::zeros_like(parameter.owned());
   };
   if (options_.name == config::OptimName::kAdamW) {
     std::vector<ops::AdamwTensor> tensors;
     for (Slot& slot : slots_) {
+      if (slot.parameter->owned().numel() == 0) continue;  // another rank's
       // Odd multiples of one constant: every step of a parameter starts elsewhere.
       const std::uint64_t key =
           slot.rounding_key ^ (static_cast<std::uint64_t>(steps_) * 0xd1342543de82ef95u);
-      tensors.push_back({slot.parameter->data(), gradient_of(*slot.parameter), slot.exp_avg,
+      tensors.push_back({slot.parameter->owned(), gradient_of(*slot.parameter), slot.exp_avg,
                          slot.exp_avg_sq, slot.master, slot.weight_decay, key});
     }
     ops::AdamwOptions step;
@@ -77,7 +80,8 @@ void Optimizer::step(const ops::KernelTable& kernels, double lr, double gradient
   } else {
     std::vector<ops::SgdTensor> tensors;
     for (Slot& slot : slots_) {
-      tensors.push_back({slot.parameter->data(), gradient_of(*slot.parameter), slot.momentum,
+      if (slot.parameter->owned().numel() == 0) continue;
+      tensors.push_back({slot.parameter->owned(), gradient_of(*slot.parameter), slot.momentum,
                          slot.master, slot.weight_decay});
     }
     ops::sgd_step(tensors, lr, options_.momentum, steps_ == 1, gradient_multiplier);
@@ -93,18 +97,22 @@ std::vector<std::string> Optimizer::undecayed() const {
   return names;
 }
 
-std::vector<std::pair<std::string, at::Tensor>> Optimizer::state() const {
-  std::vector<std::pair<std::string, at::Tensor>> tensors;
+std::vector<ckpt::TensorPart> Optimizer::state() const {
+  std::vector<ckpt::TensorPart> parts;
   for (const Slot& slot : slots_) {
-    const std::string& name = slot.parameter->name();
-    tensors.emplace_back("weights/" + name, slot.parameter->data());
+    const nn::Parameter& parameter = *slot.parameter;
     for (const auto& [kind, tensor] :
-         {std::pair{"master/", slot.master}, std::pair{"exp_avg/", slot.exp_avg},
-          std::pair{"exp_avg_sq/", slot.exp_avg_sq}, std::pair{"momentum/", slot.momentum}}) {
-      if (tensor.defined()) tensors.emplace_back(kind + name, tensor);
+         {std::pair{"weights/", parameter.owned()}, std::pair{"master/", slot.master},
+          std::pair{"exp_avg/", slot.exp_avg}, std::pair{"exp_avg_sq/", slot.exp_avg_sq},
+          std::pair{"momentum/", slot.momentum}}) {
+      if (!tensor.defined()) continue;
+      for (nn::Box& box : parameter.boxes(tensor)) {
+        parts.push_back({kind + parameter.name(), box.tensor, std::move(box.offset),
+                         parameter.global_shape()});
+      }
     }
   }
-  return tensors;
+  return parts;
 }
 
 std::int64_t Optimizer::state_bytes() const {

@@ -7,20 +7,23 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "ckpt/training_checkpoint.h"
+#include "comm/group.h"
 #include "config/run_config.h"
 #include "nn/parameter.h"
 #include "ops/registry.h"
 
 namespace heddle::train {
 
-/// AdamW or SGD over the trainable parameters; keeps the moments and, for parameters below fp32, an
-/// fp32 master copy unless `optim.state_dtype` is bfloat16.
+/// AdamW or SGD over the trainable parameters, of each the rows that this rank owns; keeps their
+/// moments and, for parameters below fp32, an fp32 master copy unless `optim.state_dtype` is
+/// bfloat16.
 class Optimizer {
  public:
   /// Parameters with one dimension, and those that match `optim.no_decay`, get no weight decay.
-  /// `seed` keys stochastic rounding.
+  /// `seed` keys stochastic rounding. `owners`: the ranks over which the rows are divided.
   Optimizer(std::vector<nn::Parameter*> parameters, const config::OptimSection& options,
-            std::uint64_t seed);
+            std::uint64_t seed, comm::Group owners = comm::Group("alone"));
 
   /// sqrt of the sum of squares of all gradients, after the division by the global loss weight.
   double gradient_norm() const;
@@ -33,8 +36,9 @@ class Optimizer {
   std::vector<std::string> undecayed() const;
   std::int64_t state_bytes() const;
 
-  /// "weights/NAME", "exp_avg/NAME", ...: everything that changes in training, as live tensors.
-  std::vector<std::pair<std::string, at::Tensor>> state() const;
+  /// "weights/NAME", "exp_avg/NAME", ...: everything that changes in training, as live tensors of
+  /// this rank.
+  std::vector<ckpt::TensorPart> state() const;
   void set_steps(std::int64_t steps) { steps_ = steps; }
 
  private:
@@ -46,6 +50,7 @@ class Optimizer {
   };
   std::vector<Slot> slots_;
   config::OptimSection options_;
+  comm::Group owners_;
   std::int64_t steps_ = 0;
 };
 

@@ -3,14 +3,18 @@
 #include <algorithm>
 #include <array>
 #include <optional>
+#include <set>
 
 #include "base/errors.h"
 #include "base/files.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "base/threads.h"
+#include "comm/launch_environment.h"
 #include "config/config.h"
 #include "device/device.h"
 #include "train/auxiliary_loss.h"
+#include "train/micro_batch.h"
 #include "train/vocabulary.h"
 
 namespace heddle::train {
@@ -141,16 +145,105 @@ models::qwen3_5::Config read_model_config(const ckpt::ModelDirectory& source) {
   return models::qwen3_5::parse_config(source.config(), (source.path() / "config.json").string());
 }
 
+/// Degrees of the mesh for `world` ranks, `auto` resolved.
+comm::Mesh::Sizes mesh_sizes(const config::ParallelSection& p, std::int64_t world) {
+  const std::int64_t given = p.tp * p.cp * p.pp * std::max<std::int64_t>(1, p.dp.value) *
+                             std::max<std::int64_t>(1, p.fsdp.value);
+  const auto degree = [&](const config::Degree& d, const char* key) {
+    if (!d.is_auto()) return d.value;
+    if (world % given != 0) {
+      throw_error<ConfigError>(
+          "{}: auto: {} ranks do not divide by the other degrees of parallel.*, whose product is "
+          "{}",
+          key, world, given);
+    }
+    return world / given;
+  };
+  return {p.tp, p.cp, degree(p.fsdp, "parallel.fsdp"), degree(p.dp, "parallel.dp"), p.pp};
+}
+
+/// Gives the model's parameters to the sharding: what surrounds the blocks, then each block.
+void shard_parameters(Setup& setup) {
+  models::qwen3_5::Model& model = *setup.model;
+  const auto member = [&](nn::Parameter& parameter) {
+    return parallel::Sharding::Member{&parameter, model.dtype_of(parameter)};
+  };
+  std::set<const nn::Parameter*> in_blocks;
+  std::vector<std::vector<parallel::Sharding::Member>> blocks;
+  for (const auto& layer : model.layers()) {
+    blocks.emplace_back();
+    layer->visit_parameters([&](nn::Parameter& parameter) {
+      in_blocks.insert(&parameter);
+      blocks.back().push_back(member(parameter));
+    });
+  }
+  std::vector<parallel::Sharding::Member> root;
+  model.visit_parameters([&](nn::Parameter& parameter) {
+    if (!in_blocks.contains(&parameter)) root.push_back(member(parameter));
+  });
+  setup.sharding = std::make_unique<parallel::Sharding>(setup.context.mesh);
+  setup.sharding->add(kRootUnit, root, setup.context.device);
+  for (std::size_t i = 0; i < blocks.size(); ++i)
+    setup.sharding->add(i + 1, blocks[i], setup.context.device);
+}
+
+/// The same for the adapters, each in the unit of its linear layer.
+void shard_adapters(Setup& setup) {
+  std::set<const nn::LinearAdapter*> in_blocks;
+  const auto members_of = [&](nn::LinearAdapter& adapter) {
+    std::vector<parallel::Sharding::Member> members;
+    adapter.visit_parameters([&](nn::Parameter& parameter) {
+      members.push_back({&parameter, setup.context.dtype});
+    });
+    return members;
+  };
+  const auto& layers = setup.model->layers();
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    std::vector<parallel::Sharding::Member> members;
+    layers[i]->visit_linears([&](nn::Linear& linear) {
+      if (linear.adapter() == nullptr) return;
+      in_blocks.insert(linear.adapter());
+      for (const auto& member : members_of(*linear.adapter())) members.push_back(member);
+    });
+    layers[i]->visit_expert_weights([&](nn::ExpertWeights& weights) {
+      if (weights.adapter() == nullptr) return;
+      weights.adapter()->visit_parameters([&](nn::Parameter& parameter) {
+        members.push_back({&parameter, setup.context.dtype});
+      });
+    });
+    setup.sharding->add(i + 1, members, setup.context.device);
+  }
+  for (const auto& adapter : setup.adapters->adapters()) {
+    if (!in_blocks.contains(adapter.get()))
+      setup.sharding->add(kRootUnit, members_of(*adapter), setup.context.device);
+  }
+}
+
 }  // namespace
 
-runtime::Context make_context(const config::RunConfig& config) {
+std::shared_ptr<comm::World> join_world(const config::RunConfig& config) {
+  const auto environment = comm::read_launch_environment();
+  if (!environment || environment->world == 1) return nullptr;
+  comm::Mesh(mesh_sizes(config.parallel, environment->world), environment->rank,
+             environment->world);
+  if (config.device.name.type != config::DeviceType::kCpu) {
+    throw_error<ConfigError>("{}: this version runs several ranks on the CPU only",
+                             config::where(config, "device.name"));
+  }
+  return comm::World::join(*environment, comm::Seconds(config.parallel.timeout_s));
+}
+
+runtime::Context make_context(const config::RunConfig& config, std::shared_ptr<comm::World> world) {
   runtime::Context context;
-  device::set_cpu_threads(static_cast<int>(config.device.threads));
+  std::int64_t threads = config.device.threads;
+  if (threads == 0 && world)
+    threads = std::max<std::int64_t>(1, available_cores() / world->environment().local_world);
+  device::set_cpu_threads(static_cast<int>(threads));
   context.device = device::parse(config::to_string(config.device.name));
   context.dtype =
       runtime::parse_dtype(std::string(config::to_string(config.model.dtype)), "model.dtype");
-  const config::ParallelSection& p = config.parallel;
-  context.mesh = comm::Mesh({p.tp, p.cp, p.fsdp, p.dp, p.pp}, 0, 1);
+  const comm::Mesh::Sizes sizes = mesh_sizes(config.parallel, world ? world->size() : 1);
+  context.mesh = comm::Mesh(sizes, std::move(world));
   context.seed = config.train.seed;
   return context;
 }
@@ -204,16 +297,15 @@ std::unique_ptr<adapters::LoraSet> make_adapters(const config::RunConfig& config
         "cannot load; name it "
         "to adapt it all the same");
   }
-  auto set =
-      std::make_unique<adapters::LoraSet>(ckpt::adaptable(model), config.adapter.targets,
-                                          config.adapter.target_parameters, lora, model.context());
-  set->initialize();
-  return set;
+  return std::make_unique<adapters::LoraSet>(ckpt::adaptable(model), config.adapter.targets,
+                                             config.adapter.target_parameters, lora,
+                                             model.context());
 }
 
-Setup make_setup(const config::RunConfig& config, Observer& observer) {
+Setup make_setup(const config::RunConfig& config, Observer& observer,
+                 std::shared_ptr<comm::World> world) {
   Setup setup;
-  setup.context = make_context(config);
+  setup.context = make_context(config, std::move(world));
   if (config.model.head == config::Head::kEmbed && setup.context.mesh.data_size() > 1) {
     throw_error<ConfigError>(
         "{}: embed takes its negatives from the whole batch, and gathering them from {} data ranks "
@@ -248,13 +340,24 @@ Setup make_setup(const config::RunConfig& config, Observer& observer) {
   const std::string prefix = ckpt::text_prefix(*setup.source);
   setup.model = std::make_unique<models::qwen3_5::Model>(std::move(model_config), prefix,
                                                          setup.context, options);
-  setup.model->allocate();
+  const bool is_alone = setup.context.mesh.world_size() == 1;
+  if (is_alone) {
+    setup.model->allocate();
+  } else {
+    shard_parameters(setup);
+  }
   setup.load_report = ckpt::load_model(*setup.source, *setup.model, config.train.seed);
 
   if (config.train.method == config::Method::kLora) {
     setup.adapters = make_adapters(config, *setup.model);
+    if (!is_alone) shard_adapters(setup);
+    setup.adapters->initialize();
   }
   choose_trainable(config, setup);
+  if (setup.sharding) {
+    setup.sharding->publish();
+    setup.sharding->drop_frozen_copies();
+  }
   return setup;
 }
 

@@ -8,10 +8,12 @@
 #include "ckpt/hf_adapter.h"
 #include "ckpt/hf_model.h"
 #include "ckpt/model_directory.h"
+#include "comm/world.h"
 #include "config/run_config.h"
 #include "data/loader/dataset.h"
 #include "data/tokenizer/tokenizer.h"
 #include "models/qwen3_5/model.h"
+#include "parallel/sharding.h"
 #include "runtime/context.h"
 #include "train/observer.h"
 
@@ -26,22 +28,29 @@ struct Setup {
   ckpt::TokenizerSource tokenizer_source;            ///< What final/ gets
   std::shared_ptr<const data::Dataset> train, eval;  ///< eval is null without data.eval
   std::unique_ptr<models::qwen3_5::Model> model;
-  std::unique_ptr<adapters::LoraSet> adapters;  ///< null for full training
-  std::vector<nn::Parameter*> trainable;        ///< In the order of the model
-  std::vector<nn::Parameter*> saved_whole;      ///< modules_to_save
+  std::unique_ptr<adapters::LoraSet> adapters;   ///< null for full training
+  std::unique_ptr<parallel::Sharding> sharding;  ///< null for one rank
+  std::vector<nn::Parameter*> trainable;         ///< In the order of the model
+  std::vector<nn::Parameter*> saved_whole;       ///< modules_to_save
   ckpt::ModelLoadReport load_report;
 };
 
+/// Meets the other ranks if a launcher started several; null for one rank, which needs no launcher.
+/// Throws ConfigError if parallel.* does not fit their number, before it waits for anybody.
+std::shared_ptr<comm::World> join_world(const config::RunConfig& config);
+
 /// Throws ConfigError, DataError, ModelError, DeviceError; writes nothing but the token cache.
-Setup make_setup(const config::RunConfig& config, Observer& observer);
+Setup make_setup(const config::RunConfig& config, Observer& observer,
+                 std::shared_ptr<comm::World> world = nullptr);
 
 /// The context of one rank from the configuration; sets the CPU threads.
-runtime::Context make_context(const config::RunConfig& config);
+runtime::Context make_context(const config::RunConfig& config,
+                              std::shared_ptr<comm::World> world = nullptr);
 
 /// Which kernels the configuration allows on a device.
 ops::KernelPolicy kernel_policy(const config::RunConfig& config, c10::Device device);
 
-/// The adapters of train.method lora on a model with weights, initialised.
+/// The adapters of train.method lora on a model; LoraSet::initialize() gives them their start.
 std::unique_ptr<adapters::LoraSet> make_adapters(const config::RunConfig& config,
                                                  models::qwen3_5::Model& model);
 

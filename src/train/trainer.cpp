@@ -56,13 +56,16 @@ double normalizer(const Model& model, double loss_weights, std::int64_t sequence
 
 }  // namespace
 
-Trainer::Trainer(const config::RunConfig& config, Observer& observer, const std::atomic<bool>& stop)
+Trainer::Trainer(const config::RunConfig& config, Observer& observer, const std::atomic<bool>& stop,
+                 std::shared_ptr<comm::World> world)
     : config_(config),
       observer_(observer),
       stop_(stop),
-      setup_(make_setup(config, observer)),
-      optimizer_(setup_.trainable, config.optim, config.train.seed),
-      runner_(block_entries(*setup_.model), recompute_of(config.train.recompute)),
+      setup_(make_setup(config, observer, std::move(world))),
+      optimizer_(setup_.trainable, config.optim, config.train.seed,
+                 setup_.context.mesh.loss_group()),
+      runner_(block_entries(*setup_.model), recompute_of(config.train.recompute),
+              setup_.sharding.get()),
       loader_(std::make_unique<data::Loader>(setup_.train,
                                              loader_options(config, setup_.context.mesh))),
       auxiliary_coefficient_(auxiliary_coefficient(config, setup_.model->config())) {
@@ -70,36 +73,47 @@ Trainer::Trainer(const config::RunConfig& config, Observer& observer, const std:
   ckpt::CheckpointStoreOptions store;
   store.keep_last = static_cast<int>(config.ckpt.keep_last);
   store.keep_best = config.ckpt.keep_best ? 1 : 0;
+  store.world = setup_.context.mesh.world();
   checkpoints_ = std::make_unique<ckpt::CheckpointStore>(
       std::filesystem::path(config.train.output_dir) / "checkpoints", store);
   const int bits = static_cast<int>(8 * c10::elementSize(setup_.context.dtype));
-  peak_flops_ = device::properties(setup_.context.device, bits).peak_flops;
+  peak_flops_ = device::properties(setup_.context.device, bits).peak_flops *
+                static_cast<double>(setup_.context.mesh.world_size());
   resume();
+}
+
+std::string Trainer::agreed(const std::string& text) const {
+  return setup_.context.mesh.world_group().all_gather_objects(text)[0];
 }
 
 void Trainer::resume() {
   const std::string& mode = config_.train.resume;
+  // The ranks must not differ in what they find: rank 0 looks.
+  std::string latest;
+  if (setup_.context.mesh.rank() == 0) {
+    if (const auto found = checkpoints_->latest_complete()) latest = found->path.string();
+  }
+  latest = agreed(latest);
   if (mode == "auto" || mode == "never") {
-    const auto latest = checkpoints_->latest_complete();
-    if (!latest) return;
+    if (latest.empty()) return;
     if (mode == "never") {
       throw_error<ConfigError>(
-          "train.resume is 'never', but {} already holds a checkpoint of step {}; continue it with "
+          "train.resume is 'never', but {} already holds the checkpoint {}; continue it with "
           "train.resume=auto or "
           "choose another train.output_dir",
-          config_.train.output_dir, latest->step);
+          config_.train.output_dir, std::filesystem::path(latest).filename().string());
     }
-    restore(ckpt::TrainingCheckpoint::open(latest->path));
-    observer_.on_resume(first_step_, latest->path);
+    restore(ckpt::TrainingCheckpoint::open(latest));
+    observer_.on_resume(first_step_, latest);
     return;
   }
   const bool own = std::filesystem::weakly_canonical(mode).parent_path() ==
                    std::filesystem::weakly_canonical(checkpoints_->directory());
-  if (const auto latest = checkpoints_->latest_complete(); latest && !own) {
+  if (!latest.empty() && !own) {
     throw_error<ConfigError>(
-        "train.resume names {}, but {} holds checkpoints of its own (step {}); choose another "
+        "train.resume names {}, but {} holds checkpoints of its own ({}); choose another "
         "train.output_dir",
-        mode, config_.train.output_dir, latest->step);
+        mode, config_.train.output_dir, std::filesystem::path(latest).filename().string());
   }
   restore(ckpt::TrainingCheckpoint::open(mode));
   // What was saved after it belongs to a past that is being rewritten.
@@ -110,7 +124,9 @@ void Trainer::resume() {
 void Trainer::restore(const ckpt::TrainingCheckpoint& checkpoint) {
   const ops::NoGradient guard;
   const nlohmann::ordered_json& state = checkpoint.state();
-  for (auto [name, tensor] : optimizer_.state()) ckpt::copy_into(checkpoint.at(name), tensor);
+  for (const ckpt::TensorPart& part : optimizer_.state())
+    checkpoint.copy_box(part.name, part.offset, part.tensor);
+  if (setup_.sharding) setup_.sharding->publish();
   optimizer_.set_steps(state.at("optimizer_steps"));
   first_step_ = state.at("step");
   last_saved_ = first_step_;
@@ -141,14 +157,23 @@ void Trainer::save(std::int64_t step) {
   state.state["evaluations_without_gain"] = evaluations_without_gain_;
   state.state["kernels"] = setup_.model->kernels().lines();
   state.state["config"] = config::dump_yaml(config_);
-  state.tensors = optimizer_.state();
+  state.parts = optimizer_.state();
+  if (!setup_.sharding) {
+    for (ckpt::TensorPart& part : state.parts)
+      state.tensors.emplace_back(std::move(part.name), std::move(part.tensor));
+    state.parts.clear();
+  }
   checkpoints_->save(step, std::move(state), last_eval_);
   last_saved_ = step;
   observer_.on_checkpoint(step, checkpoints_->directory());
 }
 
-std::uint64_t Trainer::dropout_stream(const data::Step& step, std::size_t micro_batch) {
-  return static_cast<std::uint64_t>(step.step) * 65536 + micro_batch + 1;
+std::uint64_t Trainer::dropout_stream(const data::Step& step, std::size_t micro_batch) const {
+  // The ranks draw different masks.
+  const comm::Mesh& mesh = setup_.context.mesh;
+  const auto number = micro_batch * static_cast<std::size_t>(mesh.data_size()) +
+                      static_cast<std::size_t>(mesh.data_rank());
+  return static_cast<std::uint64_t>(step.step) * 65536 + number + 1;
 }
 
 std::vector<HeadFunction> Trainer::heads_of(const data::Step& step, double gradient_scale) {
@@ -185,12 +210,16 @@ StepInfo Trainer::train_step(const data::Step& step) {
         {.auxiliary_scale = auxiliary_coefficient_ / sparse_tokens,
          .pooled_auxiliary_loss = config_.train.router_aux_loss == config::AuxLoss::kHf,
          .dropout_stream = dropout_stream(step, i),
-         .recompute_elementwise = config_.train.recompute != config::Recompute::kOff});
+         .recompute_elementwise = config_.train.recompute != config::Recompute::kOff,
+         .sharding = setup_.sharding.get(),
+         .is_last = i + 1 == step.micro_batches.size()});
     loss_sum.add_(result.loss_sum);
     if (result.auxiliary_sum.defined()) auxiliary_sum.add_(result.auxiliary_sum);
   }
   const comm::Group group = setup_.context.mesh.loss_group();
   group.all_reduce_sum(loss_sum);
+  if (auxiliary_coefficient_ > 0) group.all_reduce_sum(auxiliary_sum);
+  if (setup_.sharding) setup_.sharding->finish_reduction();
 
   StepInfo info;
   info.step = step.step + 1;
@@ -207,6 +236,7 @@ StepInfo Trainer::train_step(const data::Step& step) {
   const double clip = config_.optim.clip_norm;
   const double multiplier = clip > 0 ? std::min(1.0, clip / (info.grad_norm + 1e-6)) : 1;
   optimizer_.step(model.kernels(), info.lr, multiplier);
+  if (setup_.sharding) setup_.sharding->publish();
   device::synchronize(setup_.context.device);
 
   info.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -233,7 +263,10 @@ Evaluation Trainer::evaluate() {
   if (setup_.adapters) setup_.adapters->set_dropout_stream(0);
   data::EvaluationLoader::Options options;
   options.micro_batch_tokens = config_.train.micro_batch_tokens;
+  options.rank = static_cast<int>(setup_.context.mesh.data_rank());
+  options.world = static_cast<int>(setup_.context.mesh.data_size());
   data::EvaluationLoader loader(setup_.eval, options);
+  if (setup_.sharding) setup_.sharding->acquire(kRootUnit);
   double loss = 0, weights = 0;
   std::int64_t sequences = 0;
   while (const auto host_batch = loader.next()) {
@@ -247,6 +280,11 @@ Evaluation Trainer::evaluate() {
     weights += host_batch->loss_weight_sum;
     sequences += host_batch->real_sequences;
   }
+  if (setup_.sharding) setup_.sharding->release(kRootUnit);
+  const comm::Group group = setup_.context.mesh.loss_group();
+  loss = group.all_reduce_sum(loss);
+  weights = group.all_reduce_sum(weights);
+  sequences = std::llround(group.all_reduce_sum(static_cast<double>(sequences)));
   return {loss / normalizer(model, weights, sequences), {}};
 }
 
@@ -279,11 +317,14 @@ Summary Trainer::run() {
   std::int64_t done = first_step_;
   const std::int64_t total = loader_->info().total_steps;
   bool fresh = first_step_ == 0;
-  while (!stop_) {
+  const comm::Group everybody = setup_.context.mesh.world_group();
+  bool is_stopping = false;
+  while (!(is_stopping = everybody.any(stop_))) {
     auto step = loader_->next();
     if (!step) break;
     std::optional<StepProfile> profile;
-    if (step->step + 1 == config_.log.profile_step) profile.emplace(setup_.context.device);
+    if (step->step + 1 == config_.log.profile_step && everybody.rank() == 0)
+      profile.emplace(setup_.context.device);
     StepInfo info = train_step(*step);
     if (profile) profile->finish(config_.train.output_dir);
     done = info.step;
@@ -296,7 +337,7 @@ Summary Trainer::run() {
     if (due || last || (improved_ && config_.ckpt.keep_best)) save(done);
     if (summary.stopped_early) break;
   }
-  summary.stopped = stop_ && done < total && !summary.stopped_early;
+  summary.stopped = is_stopping && done < total && !summary.stopped_early;
   if (last_saved_ != done && (done > 0 || summary.stopped)) save(done);
   checkpoints_->wait();
   if (!summary.stopped) summary.output = export_final();
@@ -322,18 +363,33 @@ RunInfo Trainer::describe() const {
   return info;
 }
 
+ckpt::ReadWhole Trainer::whole_tensors() const {
+  if (!setup_.sharding) return ckpt::read_from_memory;
+  const auto latest = checkpoints_->latest_complete();
+  if (!latest) throw_error<InternalError>("{}: no checkpoint to export", config_.train.output_dir);
+  const auto checkpoint = std::make_shared<const ckpt::TrainingCheckpoint>(
+      ckpt::TrainingCheckpoint::open(latest->path, ckpt::TrainingCheckpoint::Verify::kSizes));
+  return [this, checkpoint](const nn::Parameter& parameter) {
+    const std::string name = "weights/" + parameter.name();
+    return checkpoint->has(name) ? checkpoint->whole(name)
+                                 : ckpt::read_from_directory(*setup_.source, parameter);
+  };
+}
+
 std::filesystem::path Trainer::export_final() {
   const std::filesystem::path output = std::filesystem::path(config_.train.output_dir) / "final";
+  if (setup_.context.mesh.rank() > 0) return output;
   if (setup_.adapters) {
     ckpt::export_adapter(*setup_.model, *setup_.adapters, setup_.saved_whole, *setup_.source,
                          std::filesystem::absolute(config_.model.path).lexically_normal().string(),
-                         setup_.tokenizer_source, output, /*overwrite=*/true);
+                         setup_.tokenizer_source, output, /*overwrite=*/true, whole_tensors());
     return output;
   }
   ckpt::ModelWriterOptions options;
   options.overwrite = true;
   options.max_shard_bytes = static_cast<std::uint64_t>(config_.ckpt.export_.max_shard_size);
-  ckpt::export_model(*setup_.model, *setup_.source, setup_.tokenizer_source, output, options);
+  ckpt::export_model(*setup_.model, *setup_.source, setup_.tokenizer_source, output, options,
+                     whole_tensors());
   return output;
 }
 

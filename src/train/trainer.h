@@ -22,8 +22,10 @@ namespace heddle::train {
 class Trainer {
  public:
   /// Loads everything, resumes if the configuration says so. `stop` is read after every step: when
-  /// it turns true the run saves a checkpoint and returns.
-  Trainer(const config::RunConfig& config, Observer& observer, const std::atomic<bool>& stop);
+  /// it turns true on any rank the run saves a checkpoint and returns. `world`: the ranks that
+  /// train together, each with a Trainer of the same configuration; null for one rank.
+  Trainer(const config::RunConfig& config, Observer& observer, const std::atomic<bool>& stop,
+          std::shared_ptr<comm::World> world = nullptr);
 
   Summary run();
   const Setup& setup() const { return setup_; }
@@ -31,7 +33,7 @@ class Trainer {
 
  private:
   /// Which dropout masks a micro-batch draws; numbered from 1, 0 means no dropout.
-  static std::uint64_t dropout_stream(const data::Step& step, std::size_t micro_batch);
+  std::uint64_t dropout_stream(const data::Step& step, std::size_t micro_batch) const;
   /// One function a micro-batch of the step.
   std::vector<HeadFunction> heads_of(const data::Step& step, double gradient_scale);
   /// The same for head embed, whose loss spans the step.
@@ -47,7 +49,13 @@ class Trainer {
   void resume();
   void restore(const ckpt::TrainingCheckpoint& checkpoint);
   RunInfo describe() const;
+  /// Called by all ranks; rank 0 writes.
   std::filesystem::path export_final();
+  /// Where a whole tensor comes from when the ranks divide it: the checkpoint just written, or for
+  /// what is not trained the source.
+  ckpt::ReadWhole whole_tensors() const;
+  /// What rank 0 says.
+  std::string agreed(const std::string& text) const;
   /// Evaluates after the last step and every train.eval_every; true if the run should stop early.
   bool evaluate_if_due(StepInfo& info, bool last);
 

@@ -67,12 +67,12 @@ TEST_F(TrainingCheckpoints, RoundTripsStateAndTensorsBitForBit) {
   ASSERT_EQ(loaded.tensors.size(), saved.tensors.size());
   const auto checkpoint = TrainingCheckpoint::open(latest->path);
   for (const auto& [name, tensor] : saved.tensors) {
-    EXPECT_TRUE(is_identical(read_tensor(checkpoint.at(name)), tensor)) << name;
+    EXPECT_TRUE(is_identical(checkpoint.whole(name), tensor)) << name;
   }
   EXPECT_THAT(names_in(latest->path),
               ElementsAre("adam_m.safetensors", "adam_v.safetensors", "manifest.json", "state.json",
                           "tensors.safetensors", "weights.safetensors"));
-  EXPECT_THAT(message_of<ModelError>([&] { checkpoint.at("weights/v"); }),
+  EXPECT_THAT(message_of<ModelError>([&] { checkpoint.whole("weights/v"); }),
               HasSubstr("the nearest is 'weights/w'"));
   EXPECT_GT(store.last_write_s(), 0);
 }
@@ -184,10 +184,10 @@ TEST_F(TrainingCheckpoints, ANewerFormatSaysSo) {
   store.wait();
   const Path manifest = dir_ / "step-00000001" / "manifest.json";
   std::string text = files::read(manifest);
-  text.replace(text.find("\"format_version\": 1"), 19, "\"format_version\": 2");
+  text.replace(text.find("\"format_version\": 2"), 19, "\"format_version\": 3");
   files::write_atomically(manifest, text);
   EXPECT_THAT(message_of<ModelError>([&] { store.load(dir_ / "step-00000001"); }),
-              HasSubstr("format version 2 is newer than the 1"));
+              HasSubstr("format version 3 is newer than the 2"));
 }
 
 TEST_F(TrainingCheckpoints, RemovesTemporariesOfDeadProcessesOnly) {

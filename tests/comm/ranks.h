@@ -18,7 +18,7 @@ inline std::vector<comm::LaunchEnvironment> environments(std::int64_t count,
                                                          const std::string& nonce = "test") {
   std::vector<comm::LaunchEnvironment> all;
   for (std::int64_t r = 0; r < count; ++r) {
-    all.push_back({"test", r, count, r, count, master, false, nonce});
+    all.push_back({"test", r, count, r, count, master, false, false, nonce});
   }
   return all;
 }
@@ -30,6 +30,7 @@ inline std::vector<std::string> run_ranks(
   comm::Listener listener(std::uint16_t{0});
   const comm::Endpoint master = listener.local_endpoint();
   const comm::Store store = comm::Store::serve(std::move(listener), comm::Seconds(timeout_s));
+  store.below(comm::kStorePrefix).set(comm::kJobKey, "test");
   std::vector<std::string> errors(static_cast<std::size_t>(count));
   std::vector<std::jthread> threads;
   for (const comm::LaunchEnvironment& environment : environments(count, master)) {

@@ -20,6 +20,9 @@ using ::testing::ThrowsMessage;
 
 /// A store that a launcher would serve.
 struct Served {
+  explicit Served(const std::string& nonce = "test") {
+    store.below(kStorePrefix).set(kJobKey, nonce);
+  }
   Listener listener{std::uint16_t{0}};
   Endpoint master = listener.local_endpoint();
   Store store = Store::serve(std::move(listener), Seconds(10));
@@ -39,7 +42,7 @@ TEST(Rendezvous, RankZeroMayServe) {
   const std::uint16_t port = listener.port();
   ::close(listener.release());
   auto all = environments(2, make_endpoint("127.0.0.1", port, "test"));
-  all[0].serves_store = true;
+  all[0].serves_store = all[0].announces_job = true;
   std::string late;
   // The client comes first and must try again until the server listens.
   std::jthread client([&] { late = join_error(all[1], 20); });
@@ -56,7 +59,7 @@ TEST(Rendezvous, NamesWhoIsMissing) {
 }
 
 TEST(Rendezvous, RefusesAStaleProcess) {
-  const Served served;
+  const Served served("new");
   std::string first;
   std::jthread good([&] { first = join_error(environments(2, served.master, "new")[0], 3); });
   std::this_thread::sleep_for(std::chrono::milliseconds(300));
@@ -92,7 +95,7 @@ TEST(Rendezvous, ASquatterIsNoStore) {
               HasSubstr(squatter.local_endpoint().to_string()));
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(8));
   auto serving = environments(2, squatter.local_endpoint())[0];
-  serving.serves_store = true;
+  serving.serves_store = serving.announces_job = true;
   EXPECT_THAT(join_error(serving, 2), HasSubstr("another job or program holds the port"));
 }
 
@@ -102,6 +105,7 @@ TEST(Rendezvous, WorksOverIpv6) {
   loopback.port = listener.port();
   const Store store = Store::serve(std::move(listener), Seconds(10));
   auto all = environments(2, loopback);
+  all[0].announces_job = true;
   std::string other;
   std::jthread thread([&] { other = join_error(all[1], 10); });
   EXPECT_EQ(join_error(all[0], 10), "");

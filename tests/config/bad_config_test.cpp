@@ -220,10 +220,12 @@ INSTANTIATE_TEST_SUITE_P(
                   after_good("train: {early_stop_patience: 2}\n"),
                   {},
                   "run.yaml:4: train.early_stop_patience: early stopping needs data.eval"},
-        BadConfig{"SeveralRanks",
-                  after_good("parallel: {tp: 2}\n"),
-                  {},
-                  "run.yaml:4: parallel.tp: 2 ranks asked for, but this build runs one rank"},
+        BadConfig{
+            "SeveralRanks",
+            after_good("parallel: {tp: 2}\n"),
+            {},
+            "run.yaml:4: parallel.tp: 2 ranks asked for, but this version divides the work by "
+            "parallel.dp and parallel.fsdp only"},
         BadConfig{"Float64OnAscend",
                   after_good("device: npu\n"),
                   {"model.dtype=float64"},

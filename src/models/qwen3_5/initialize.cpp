@@ -12,9 +12,9 @@
 namespace heddle::models::qwen3_5 {
 namespace {
 
-void fill(at::Tensor destination, const std::function<double(std::uint64_t)>& value) {
-  const ops::NoGradient guard;
-  at::Tensor host = at::empty(destination.sizes(), at::kDouble);
+/// Element i of the whole parameter is value(i), however the ranks divide it.
+void fill(nn::Parameter& parameter, const std::function<double(std::uint64_t)>& value) {
+  at::Tensor host = at::empty(parameter.global_shape(), at::kDouble);
   double* out = host.mutable_data_ptr<double>();
   const std::int64_t count = host.numel();
   constexpr std::int64_t kPiece = 1 << 16;
@@ -23,7 +23,7 @@ void fill(at::Tensor destination, const std::function<double(std::uint64_t)>& va
       out[i] = value(static_cast<std::uint64_t>(i));
     }
   });
-  destination.copy_(host);
+  parameter.write_owned(host);
 }
 
 }  // namespace
@@ -33,18 +33,19 @@ void Model::initialize(std::uint64_t seed, const std::vector<std::string>& names
   visit_parameters([&](nn::Parameter& parameter) {
     const std::string& name = parameter.name();
     if (!names.empty() && std::find(names.begin(), names.end(), name) == names.end()) return;
-    at::Tensor data = parameter.data();
+    at::Tensor owned = parameter.owned();
     const CounterRng rng(seed, name);
     if (name.ends_with(".A_log")) {
       // The lower bound keeps the logarithm finite.
-      fill(data, [&](std::uint64_t i) { return std::log(0.01 + (16 - 0.01) * rng.uniform(i)); });
+      fill(parameter,
+           [&](std::uint64_t i) { return std::log(0.01 + (16 - 0.01) * rng.uniform(i)); });
     } else if (name.ends_with(".dt_bias") || name.ends_with("linear_attn.norm.weight")) {
-      data.fill_(1);
+      owned.fill_(1);
     } else if (parameter.global_shape().size() == 1) {
-      data.zero_();  // zero-centred norms
+      owned.zero_();  // zero-centred norms
     } else {
       const double std = config_.initializer_range;
-      fill(data, [&](std::uint64_t i) { return std * rng.normal(i); });
+      fill(parameter, [&](std::uint64_t i) { return std * rng.normal(i); });
     }
   });
 }

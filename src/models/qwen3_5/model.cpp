@@ -138,11 +138,14 @@ Model::Model(Config config, std::string prefix, const runtime::Context& context,
 }
 
 void Model::allocate() {
-  visit_parameters([&](nn::Parameter& parameter) {
-    const std::string& name = parameter.name();
-    const bool wide = name.ends_with(".A_log") || name.ends_with(".dt_bias");
-    parameter.allocate(wide ? context_.wide_dtype() : context_.dtype, context_.device);
-  });
+  visit_parameters(
+      [&](nn::Parameter& parameter) { parameter.allocate(dtype_of(parameter), context_.device); });
+}
+
+c10::ScalarType Model::dtype_of(const nn::Parameter& parameter) const {
+  const std::string& name = parameter.name();
+  const bool wide = name.ends_with(".A_log") || name.ends_with(".dt_bias");
+  return wide ? context_.wide_dtype() : context_.dtype;
 }
 
 void Model::visit_parameters(const std::function<void(nn::Parameter&)>& visit) {

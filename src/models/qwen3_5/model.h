@@ -79,9 +79,10 @@ class Model {
   Head head() const { return options_.head; }
   std::int64_t num_labels() const { return options_.num_labels; }
 
-  /// Gives every parameter storage in the model's dtype (A_log and dt_bias in fp32 at least),
-  /// uninitialised.
+  /// Gives every parameter storage, uninitialised.
   void allocate();
+  /// The model's dtype; A_log and dt_bias have fp32 at least.
+  c10::ScalarType dtype_of(const nn::Parameter& parameter) const;
   /// Random weights as transformers draws them (normal, std initializer_range; A_log = log U(0.01,
   /// 16); dt_bias = 1; norms neutral), keyed by seed, name and index. `names` empty: all.
   void initialize(std::uint64_t seed, const std::vector<std::string>& names = {});

@@ -1,0 +1,99 @@
+#include "ops/collectives.h"
+
+#include <ATen/ops/empty.h>
+
+#include <numeric>
+
+#include "ops/autograd.h"
+
+namespace heddle::ops {
+namespace {
+
+std::vector<std::int64_t> with_rows(const at::Tensor& x, std::int64_t rows) {
+  std::vector<std::int64_t> shape = x.sizes().vec();
+  shape[0] = rows;
+  return shape;
+}
+
+at::Tensor summed(const at::Tensor& x, const comm::Group& group) {
+  at::Tensor y = detached(x).clone(at::MemoryFormat::Contiguous);
+  group.all_reduce_sum(y);
+  return y;
+}
+
+at::Tensor gathered(const at::Tensor& x, const comm::Group& group) {
+  at::Tensor y = at::empty(with_rows(x, group.size() * x.size(0)), x.options());
+  group.all_gather(y, detached(x).contiguous());
+  return y;
+}
+
+at::Tensor scattered(const at::Tensor& x, const comm::Group& group) {
+  TORCH_CHECK(x.size(0) % group.size() == 0, "reduce_scatter_rows: ", x.size(0),
+              " rows do not divide by the ", group.size(), " ranks of group ", group.name());
+  at::Tensor y = at::empty(with_rows(x, x.size(0) / group.size()), x.options());
+  group.reduce_scatter_sum(y, detached(x).contiguous());
+  return y;
+}
+
+at::Tensor exchanged(const at::Tensor& x, const std::vector<std::int64_t>& input_rows,
+                     const std::vector<std::int64_t>& output_rows, const comm::Group& group) {
+  const std::int64_t rows =
+      std::accumulate(output_rows.begin(), output_rows.end(), std::int64_t{0});
+  at::Tensor y = at::empty(with_rows(x, rows), x.options());
+  group.all_to_all(y, output_rows, detached(x).contiguous(), input_rows);
+  return y;
+}
+
+/// An operator of one input whose forward and backward are collectives.
+template <class Forward, class Backward>
+at::Tensor one_input(const char* name, const at::Tensor& x, Forward&& forward,
+                     Backward&& backward) {
+  at::Tensor y = run_without_gradient([&] { return forward(x); });
+  return with_gradient(name, {x}, {y}, [backward](const Tensors& grads) -> Tensors {
+    if (!grads[0].defined()) return {{}};
+    return {backward(grads[0])};
+  })[0];
+}
+
+}  // namespace
+
+at::Tensor copy_to_group(const at::Tensor& x, const comm::Group& group) {
+  if (group.size() == 1) return x;
+  return one_input(
+      "copy_to_group", x, [](const at::Tensor& t) { return detached(t).clone(); },
+      [group](const at::Tensor& dy) { return summed(dy, group); });
+}
+
+at::Tensor reduce_from_group(const at::Tensor& x, const comm::Group& group) {
+  if (group.size() == 1) return x;
+  return one_input(
+      "reduce_from_group", x, [&](const at::Tensor& t) { return summed(t, group); },
+      [](const at::Tensor& dy) { return dy; });
+}
+
+at::Tensor all_gather_rows(const at::Tensor& x, const comm::Group& group) {
+  if (group.size() == 1) return x;
+  return one_input(
+      "all_gather_rows", x, [&](const at::Tensor& t) { return gathered(t, group); },
+      [group](const at::Tensor& dy) { return scattered(dy, group); });
+}
+
+at::Tensor reduce_scatter_rows(const at::Tensor& x, const comm::Group& group) {
+  if (group.size() == 1) return x;
+  return one_input(
+      "reduce_scatter_rows", x, [&](const at::Tensor& t) { return scattered(t, group); },
+      [group](const at::Tensor& dy) { return gathered(dy, group); });
+}
+
+at::Tensor all_to_all_rows(const at::Tensor& x, const std::vector<std::int64_t>& input_rows,
+                           const std::vector<std::int64_t>& output_rows, const comm::Group& group) {
+  if (group.size() == 1) return x;
+  return one_input(
+      "all_to_all_rows", x,
+      [&](const at::Tensor& t) { return exchanged(t, input_rows, output_rows, group); },
+      [group, input_rows, output_rows](const at::Tensor& dy) {
+        return exchanged(dy, output_rows, input_rows, group);
+      });
+}
+
+}  // namespace heddle::ops

@@ -1,0 +1,71 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "comm/group.h"
+#include "comm/mesh.h"
+#include "nn/parameter.h"
+
+namespace heddle::parallel {
+
+/// Data parallelism of every kind over the parameters of one rank. Each parameter's rows (dimension
+/// 0) are divided into equal runs over all data ranks; this rank owns one run: it loads, updates
+/// and saves it, with its optimizer state, and nobody else does (ZeRO-1 over dp, FSDP over fsdp x
+/// cp).
+///
+///     fsdp x cp = 1   values stay whole; gradients are reduce-scattered over dp, new rows gathered
+///     otherwise       values exist while their unit runs: gathered over fsdp x cp by acquire(),
+///                     let go by release(); gradients reduce-scattered over fsdp x cp, then dp
+///
+/// A unit is a block with its adapters, or what surrounds the blocks. Its runs lie in one buffer
+/// per dtype, so that a gather is one collective. "ZeRO" (arXiv 1910.02054), "FSDP" (arXiv
+/// 2304.11277).
+class Sharding {
+ public:
+  /// Of the ranks of the mesh; made only if there are several. Collective calls come in the same
+  /// order on all of them.
+  explicit Sharding(const comm::Mesh& mesh);
+  ~Sharding();
+  Sharding(const Sharding&) = delete;
+  Sharding& operator=(const Sharding&) = delete;
+
+  struct Member {
+    nn::Parameter* parameter;
+    c10::ScalarType dtype;
+  };
+  /// Divides parameters without memory and gives them to the unit `unit` (0, 1, ...); a unit may
+  /// get several such lists. Their owned rows are uninitialised until they are loaded.
+  void add(std::size_t unit, const std::vector<Member>& members, c10::Device device);
+  /// After owned rows were written: lets the other replicas have them.
+  void publish();
+  /// After it is known what is trained: frozen values that stay whole need no owned rows besides.
+  void drop_frozen_copies();
+
+  /// Starts the gather of a unit; acquire() then waits for less.
+  void prefetch(std::size_t unit);
+  /// Gives the unit's values their memory. Nothing to do if they have it.
+  void acquire(std::size_t unit);
+  void release(std::size_t unit);
+  /// Starts the sum of the unit's gradients over the data ranks.
+  void reduce(std::size_t unit);
+  /// After this, gradient() of every reduced parameter is that of its owned rows.
+  void finish_reduction();
+
+ private:
+  struct Shelf;
+  struct Unit;
+  struct Reduction;
+
+  void gather_into_values(Shelf& shelf, const at::Tensor& runs) const;
+
+  comm::Group shard_group_;    ///< fsdp x cp
+  comm::Group replica_group_;  ///< dp
+  std::vector<Unit> units_;
+  std::vector<Reduction> reductions_;
+};
+
+}  // namespace heddle::parallel

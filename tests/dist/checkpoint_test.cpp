@@ -1,0 +1,81 @@
+// P14 of the parallel engine: a checkpoint of one layout continues under any other.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "dist/launched_run.h"
+
+namespace heddle {
+namespace {
+
+using testing::LaunchedRuns;
+using Words = std::vector<std::string>;
+namespace fs = std::filesystem;
+
+class LayoutCheckpointTest : public ::testing::Test {
+ protected:
+  /// A copy of a run's folder under another name, to continue it there.
+  void copy_run(const std::string& from, const std::string& to) const {
+    fs::copy(runs_.directory() / from, runs_.directory() / to, fs::copy_options::recursive);
+  }
+  std::string exported(const std::string& run) const {
+    return files::read(runs_.directory() / run / "final/model.safetensors");
+  }
+  void expect_run(const std::string& run, std::int64_t ranks, const Words& words) const {
+    ASSERT_EQ(runs_.run(run, ranks, "moe", words), 0) << runs_.printed(run);
+  }
+
+  LaunchedRuns runs_;
+};
+
+Words with_steps(int steps, Words words) {
+  words.push_back("train.max_steps=" + std::to_string(steps));
+  words.push_back("model.dtype=float64");
+  words.push_back("optim.schedule=constant");
+  return words;
+}
+
+TEST_F(LayoutCheckpointTest, ContinuesUnderAnyOtherLayout) {
+  expect_run("whole", 0, with_steps(9, {}));
+  const auto whole = runs_.metrics("whole");
+  // dp2 fsdp2 -> fsdp3 -> one rank, three steps each.
+  expect_run("run", 4, with_steps(3, {"parallel.dp=2", "parallel.fsdp=2"}));
+  EXPECT_TRUE(fs::exists(runs_.directory() /
+                         "run/checkpoints/step-00000003/weights-00004-of-00004.safetensors"));
+  expect_run("run", 3, with_steps(6, {"parallel.fsdp=3"}));
+  expect_run("run", 0, with_steps(9, {}));
+  const auto steps = runs_.metrics("run");
+  ASSERT_EQ(steps.size(), whole.size());
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    EXPECT_NEAR(steps[i].loss, whole[i].loss, 1e-9 * whole[i].loss) << "step " << i + 1;
+    EXPECT_NEAR(steps[i].grad_norm, whole[i].grad_norm, 1e-9 * whole[i].grad_norm);
+  }
+}
+
+TEST_F(LayoutCheckpointTest, OneCheckpointExportsTheSameBytesUnderEveryLayout) {
+  expect_run("run", 2, with_steps(3, {"parallel.fsdp=2"}));
+  // Continued by no step: what is exported is what was read.
+  for (const auto& [name, ranks, words] :
+       {std::tuple{"one", 0, Words{}}, std::tuple{"dp", 3, Words{"parallel.dp=3"}},
+        std::tuple{"mixed", 4, Words{"parallel.dp=2", "parallel.fsdp=2"}}}) {
+    copy_run("run", name);
+    fs::remove_all(runs_.directory() / name / "final");
+    expect_run(name, ranks, with_steps(3, words));
+    EXPECT_EQ(exported(name), exported("run")) << name;
+  }
+}
+
+TEST_F(LayoutCheckpointTest, AdaptersAreExportedFromTheRanksThatShareThem) {
+  const Words lora = {"train.method=lora", "adapter.rank=4"};
+  Words many = lora;
+  many.push_back("parallel.fsdp=3");
+  expect_run("one", 0, with_steps(3, lora));
+  expect_run("three", 3, with_steps(3, many));
+  for (const char* run : {"one", "three"})
+    EXPECT_TRUE(fs::exists(runs_.directory() / run / "final/adapter_model.safetensors"));
+  EXPECT_NEAR(runs_.metrics("three")[2].loss, runs_.metrics("one")[2].loss, 1e-9);
+}
+
+}  // namespace
+}  // namespace heddle

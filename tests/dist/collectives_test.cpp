@@ -1,0 +1,96 @@
+// Gradients of the differentiable collectives against finite differences of what they compute.
+#include "ops/collectives.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cos.h>
+#include <ATen/ops/sin.h>
+#include <ATen/ops/zeros.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "comm/mesh.h"
+#include "comm/ranks.h"
+#include "ops/autograd.h"
+
+namespace heddle {
+namespace {
+
+using comm::Group;
+using Operator = std::function<at::Tensor(const at::Tensor&, const Group&)>;
+
+/// Element-wise weights of a rank's output, so that no two elements count alike.
+at::Tensor weights_like(const at::Tensor& y, std::int64_t rank) {
+  return at::sin(at::arange(y.numel(), at::kDouble).add(static_cast<double>(10 * rank)))
+      .view(y.sizes());
+}
+
+/// The job's loss: the sum over ranks of a weighted sum of outputs.
+double loss(const at::Tensor& x, const Group& group, const Operator& op) {
+  const ops::NoGradient guard;
+  const at::Tensor y = op(x, group);
+  return group.all_reduce_sum((y * weights_like(y, group.rank())).sum().item<double>());
+}
+
+void check_gradient(const Operator& op, std::int64_t rows) {
+  const auto errors = testing::run_ranks(3, [&](const std::shared_ptr<comm::World>& world) {
+    const Group group = comm::Mesh({1, 1, 1, 3, 1}, world).world_group();
+    at::Tensor x = at::cos(at::arange(rows * 2, at::kDouble).add(static_cast<double>(group.rank())))
+                       .view({rows, 2});
+    at::Tensor leaf = x.clone().set_requires_grad(true);
+    const at::Tensor y = op(leaf, group);
+    ops::run_backward({y}, {weights_like(y, group.rank())});
+    const double step = 1e-5;
+    for (std::int64_t rank = 0; rank < 3; ++rank) {
+      for (std::int64_t i = 0; i < x.numel(); ++i) {
+        // All ranks compute; only one moves its input.
+        const auto at = [&](double by) {
+          at::Tensor moved = x.clone();
+          if (group.rank() == rank) moved.view({-1})[i].add_(by);
+          return loss(moved, group, op);
+        };
+        const double expected = (at(step) - at(-step)) / (2 * step);
+        if (group.rank() == rank) {
+          EXPECT_NEAR(leaf.grad().view({-1})[i].item<double>(), expected, 1e-8)
+              << "rank " << rank << ", element " << i;
+        }
+      }
+    }
+  });
+  EXPECT_THAT(errors, ::testing::Each(""));
+}
+
+TEST(Collectives, AllGatherRows) { check_gradient(ops::all_gather_rows, 3); }
+
+TEST(Collectives, ReduceScatterRows) { check_gradient(ops::reduce_scatter_rows, 6); }
+
+TEST(Collectives, AllToAllRowsWithUnevenAndEmptyParts) {
+  const std::vector<std::vector<std::int64_t>> rows = {{2, 0, 1}, {1, 1, 1}, {0, 3, 0}};
+  check_gradient(
+      [&](const at::Tensor& x, const Group& group) {
+        std::vector<std::int64_t> received;
+        for (const auto& sent : rows) received.push_back(sent[group.rank()]);
+        return ops::all_to_all_rows(x, rows[group.rank()], received, group);
+      },
+      3);
+}
+
+TEST(Collectives, CopyThenReduceIsASumOfShares) {
+  // A column and a row of a product: every rank scales the same x in its own way, the shares are
+  // summed, and the loss counts the sum once.
+  const auto errors = testing::run_ranks(3, [](const std::shared_ptr<comm::World>& world) {
+    const Group group = comm::Mesh({3, 1, 1, 1, 1}, world).group({comm::Dim::kTp});
+    at::Tensor x = at::arange(4, at::kDouble).set_requires_grad(true);
+    const double own = static_cast<double>(group.rank() + 1);
+    const at::Tensor y = ops::reduce_from_group(ops::copy_to_group(x, group) * own, group);
+    EXPECT_EQ(y[3].item<double>(), 3 * (1 + 2 + 3));
+    ops::run_backward({y}, {at::arange(4, at::kDouble)});
+    EXPECT_EQ(x.grad()[3].item<double>(), 3 * (1 + 2 + 3));
+  });
+  EXPECT_THAT(errors, ::testing::Each(""));
+}
+
+}  // namespace
+}  // namespace heddle

@@ -1,0 +1,157 @@
+// P13 of the parallel engine: a dead, frozen or failing rank is named, nothing hangs, nothing is
+// left behind.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <random>
+#include <thread>
+
+#include "base/text.h"
+#include "dist/launched_run.h"
+
+namespace heddle {
+namespace {
+
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+using testing::LaunchedRuns;
+using Words = std::vector<std::string>;
+using Clock = std::chrono::steady_clock;
+namespace fs = std::filesystem;
+
+double seconds_since(Clock::time_point start) {
+  return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+/// Children of a process, in the order of their start.
+std::vector<pid_t> children_of(pid_t parent) {
+  std::vector<pid_t> children;
+  for (const auto& entry : fs::directory_iterator("/proc")) {
+    const std::string name = entry.path().filename();
+    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
+    std::ifstream stat(entry.path() / "stat");
+    std::string text;
+    std::getline(stat, text);
+    const auto close = text.rfind(')');
+    if (close == std::string::npos) continue;
+    const auto fields = text::split(text.substr(close + 2), ' ');
+    if (fields.size() > 1 && std::stoi(fields[1]) == parent) children.push_back(std::stoi(name));
+  }
+  std::sort(children.begin(), children.end());
+  return children;
+}
+
+bool is_running(pid_t pid) { return kill(pid, 0) == 0; }
+
+class LaunchFailureTest : public ::testing::Test {
+ protected:
+  /// A launched endless run whose first step is done.
+  pid_t start(const std::string& run, std::int64_t ranks, Words words) {
+    words.push_back("train.max_steps=100000");
+    words.push_back("ckpt.every=3");
+    const pid_t launcher =
+        testing::start_heddle(runs_.command(run, ranks, "dense", words), runs_.log_of(run));
+    const fs::path metrics = runs_.directory() / run / "metrics.jsonl";
+    const auto begun = Clock::now();
+    while (!fs::exists(metrics) || fs::file_size(metrics) == 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      if (seconds_since(begun) > 100) ADD_FAILURE() << runs_.printed(run);
+      if (seconds_since(begun) > 100) break;
+    }
+    ranks_ = children_of(launcher);
+    EXPECT_EQ(static_cast<std::int64_t>(ranks_.size()), ranks);
+    return launcher;
+  }
+  void expect_nothing_left(const std::string& run) const {
+    for (const pid_t rank : ranks_) EXPECT_FALSE(is_running(rank));
+    for (const auto& entry : fs::directory_iterator(runs_.directory() / run / "checkpoints")) {
+      // What a killed rank was writing has another name, and the next run removes it.
+      if (entry.path().extension() != "") continue;
+      EXPECT_TRUE(fs::exists(entry.path() / "manifest.json")) << entry.path();
+    }
+  }
+
+  LaunchedRuns runs_;
+  std::vector<pid_t> ranks_;
+};
+
+TEST_F(LaunchFailureTest, AUsersMistakeIsPrintedWithItsStatus) {
+  const auto begun = Clock::now();
+  EXPECT_EQ(runs_.run("run", 2, "dense", {"parallel.dp=3"}), 2);
+  EXPECT_THAT(runs_.printed("run"), HasSubstr("dp 3"));
+  EXPECT_THAT(runs_.printed("run"), HasSubstr("--nproc 3"));
+  EXPECT_LT(seconds_since(begun), 60);
+}
+
+TEST_F(LaunchFailureTest, WhatIsNotBuiltIsRefusedBeforeAnyRankWaits) {
+  EXPECT_EQ(runs_.run("run", 2, "dense", {"parallel.tp=2"}), 2);
+  EXPECT_THAT(runs_.printed("run"), HasSubstr("parallel.tp"));
+}
+
+TEST_F(LaunchFailureTest, AKilledRankEndsTheOthers) {
+  const pid_t launcher = start("run", 2, {"parallel.dp=2"});
+  const auto begun = Clock::now();
+  kill(ranks_[1], SIGKILL);
+  EXPECT_EQ(testing::wait_for(launcher), 128 + SIGKILL);
+  EXPECT_LT(seconds_since(begun), 10);
+  EXPECT_THAT(runs_.printed("run"), HasSubstr("rank 1 was ended by signal 9"));
+  expect_nothing_left("run");
+  // And the run continues from its last checkpoint.
+  EXPECT_EQ(runs_.run("run", 2, "dense", {"parallel.fsdp=2", "train.max_steps=12"}), 0)
+      << runs_.printed("run");
+}
+
+TEST_F(LaunchFailureTest, AFrozenRankIsNamedAtTheDeadline) {
+  const pid_t launcher = start("run", 2, {"parallel.fsdp=2", "parallel.timeout_s=4"});
+  kill(ranks_[1], SIGSTOP);
+  EXPECT_EQ(testing::wait_for(launcher), 1);
+  EXPECT_THAT(runs_.printed("run"), HasSubstr("no sign of life from rank 1"));
+  EXPECT_THAT(runs_.printed("run"), HasSubstr("gave up after 4"));
+  expect_nothing_left("run");
+}
+
+TEST_F(LaunchFailureTest, TheLaunchersDeathEndsTheRanks) {
+  const pid_t launcher = start("run", 2, {"parallel.dp=2"});
+  kill(launcher, SIGKILL);
+  testing::wait_for(launcher);
+  const auto begun = Clock::now();
+  while ((is_running(ranks_[0]) || is_running(ranks_[1])) && seconds_since(begun) < 10)
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  EXPECT_LT(seconds_since(begun), 10);
+}
+
+TEST_F(LaunchFailureTest, AStopRequestSavesOnAllRanks) {
+  const pid_t launcher = start("run", 2, {"parallel.fsdp=2"});
+  kill(launcher, SIGINT);
+  EXPECT_EQ(testing::wait_for(launcher), 0) << runs_.printed("run");
+  EXPECT_THAT(runs_.printed("run"), HasSubstr("heddle launch --nproc 2 -- pt"));
+  expect_nothing_left("run");
+}
+
+class FaultLaunchTest : public LaunchFailureTest {};
+
+TEST_F(FaultLaunchTest, RandomKillsNeverHangAndNeverLeaveHalfACheckpoint) {
+  std::mt19937 random(7);
+  for (int i = 0; i < 20; ++i) {
+    const std::string run = "run";
+    Words words = {i % 2 == 0 ? "parallel.dp=3" : "parallel.fsdp=3", "parallel.timeout_s=20",
+                   "train.max_steps=100000", "ckpt.every=2"};
+    const pid_t launcher =
+        testing::start_heddle(runs_.command(run, 3, "dense", words), runs_.log_of(run));
+    std::this_thread::sleep_for(
+        std::chrono::milliseconds(std::uniform_int_distribution<int>(300, 6000)(random)));
+    ranks_ = children_of(launcher);
+    if (!ranks_.empty()) kill(ranks_[random() % ranks_.size()], SIGKILL);
+    const auto begun = Clock::now();
+    EXPECT_NE(testing::wait_for(launcher), 0);
+    EXPECT_LT(seconds_since(begun), 12) << runs_.printed(run);
+    for (const pid_t rank : ranks_) EXPECT_FALSE(is_running(rank));
+  }
+  EXPECT_EQ(runs_.run("run", 2, "dense", {"parallel.dp=2", "train.max_steps=2"}), 0)
+      << runs_.printed("run");
+}
+
+}  // namespace
+}  // namespace heddle

@@ -1,0 +1,153 @@
+#pragma once
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "base/files.h"
+#include "testing/temporary_directory.h"
+
+namespace heddle::testing {
+
+/// Starts this build's program with its output in `log`, as a process of its own.
+inline pid_t start_heddle(const std::vector<std::string>& arguments,
+                          const std::filesystem::path& log,
+                          const std::map<std::string, std::string>& environment = {}) {
+  const pid_t child = fork();
+  if (child != 0) return child;
+  for (const auto& [name, value] : environment) setenv(name.c_str(), value.c_str(), 1);
+  if (freopen(log.c_str(), "w", stdout) == nullptr || dup2(STDOUT_FILENO, STDERR_FILENO) < 0)
+    _exit(126);
+  std::vector<char*> argv = {const_cast<char*>(HEDDLE_BINARY)};
+  for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+  argv.push_back(nullptr);
+  execv(HEDDLE_BINARY, argv.data());
+  _exit(127);
+}
+
+inline int wait_for(pid_t child) {
+  int status = 0;
+  waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+/// A folder with tiny models and rows, in which runs are launched.
+class LaunchedRuns {
+ public:
+  LaunchedRuns() {
+    std::ofstream rows(directory_ / "train.jsonl");
+    for (int i = 0; i < 64; ++i) {
+      std::string text = "row " + std::to_string(i);
+      for (int j = 0; j < i * 7 % 11; ++j) text += " holds " + std::to_string(i * 37 % 91 + j);
+      rows << nlohmann::json{{"text", text}} << "\n";
+    }
+    for (const bool moe : {false, true}) make_model(moe);
+  }
+
+  const std::filesystem::path& directory() const { return directory_.path(); }
+
+  /// The overrides of a run of ten steps.
+  std::vector<std::string> overrides(const std::string& run, const std::string& model,
+                                     const std::vector<std::string>& more) const {
+    std::vector<std::string> all = {"model.path=" + (directory() / model).string(),
+                                    "data.train=" + (directory() / "train.jsonl").string(),
+                                    "data.max_length=48",
+                                    "train.global_batch_size=8",
+                                    "train.max_steps=10",
+                                    "optim.lr=1e-4",
+                                    "ckpt.every=0",
+                                    "log.report=false",
+                                    "log.tensorboard=false",
+                                    "device.threads=1",
+                                    "parallel.timeout_s=120",
+                                    "train.output_dir=" + (directory() / run).string()};
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  }
+
+  /// `heddle launch --nproc ranks -- pt ...`, or `heddle pt ...` for 0 ranks; returns the exit
+  /// status. What it printed is in log_of(run).
+  int run(const std::string& run, std::int64_t ranks, const std::string& model,
+          const std::vector<std::string>& more) const {
+    return wait_for(start_heddle(command(run, ranks, model, more), log_of(run)));
+  }
+  std::vector<std::string> command(const std::string& run, std::int64_t ranks,
+                                   const std::string& model,
+                                   const std::vector<std::string>& more) const {
+    std::vector<std::string> words;
+    if (ranks > 0) {
+      words = {"launch",
+               "--nproc",
+               std::to_string(ranks),
+               "--log-dir",
+               (directory() / (run + ".logs")).string(),
+               "--"};
+    }
+    words.push_back("pt");
+    for (std::string& word : overrides(run, model, more)) words.push_back(std::move(word));
+    return words;
+  }
+
+  std::filesystem::path log_of(const std::string& run) const {
+    return directory() / (run + ".log");
+  }
+  std::string printed(const std::string& run) const { return files::read(log_of(run)); }
+
+  struct Step {
+    double loss, grad_norm, tokens;
+    double eval_loss, aux_loss;  ///< 0 where there is none
+  };
+  std::vector<Step> metrics(const std::string& run) const {
+    std::vector<Step> steps;
+    std::ifstream file(directory() / run / "metrics.jsonl");
+    for (std::string line; std::getline(file, line);) {
+      const auto row = nlohmann::json::parse(line);
+      steps.push_back({row.at("loss"), row.at("grad_norm"), row.at("tokens"),
+                       row.value("eval_loss", 0.0), row.value("aux_loss", 0.0)});
+    }
+    return steps;
+  }
+
+ private:
+  void make_model(bool moe) const {
+    const std::string name = moe ? "moe" : "dense";
+    const nlohmann::ordered_json config = {
+        {"model_type", moe ? "qwen3_5_moe_text" : "qwen3_5_text"},
+        {"vocab_size", 4096},
+        {"hidden_size", 32},
+        {"intermediate_size", 48},
+        {"num_hidden_layers", 4},
+        {"num_attention_heads", 4},
+        {"num_key_value_heads", 2},
+        {"head_dim", 16},
+        {"linear_num_key_heads", 4},
+        {"linear_num_value_heads", 8},
+        {"linear_key_head_dim", 8},
+        {"linear_value_head_dim", 8},
+        {"num_experts", 6},
+        {"num_experts_per_tok", 2},
+        {"moe_intermediate_size", 16},
+        {"shared_expert_intermediate_size", 24},
+        {"output_router_logits", moe},
+        {"router_aux_loss_coef", 0.01},
+        {"initializer_range", 0.1},
+        {"tie_word_embeddings", !moe}};
+    files::write_atomically(directory() / (name + ".json"), config.dump());
+    wait_for(start_heddle({"init", "--config", (directory() / (name + ".json")).string(),
+                           "--tokenizer", HEDDLE_SOURCE_DIR "/examples/tokenizer-4k", "--output",
+                           (directory() / name).string(), "--seed", "3", "--dtype", "float32"},
+                          directory() / "init.log"));
+  }
+
+  TemporaryDirectory directory_;
+};
+
+}  // namespace heddle::testing

@@ -1,0 +1,157 @@
+// P1 of the parallel engine: every layout gives the numbers of one rank. All rows:
+//   heddle_dist_test --gtest_filter='*Parity*'
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <iostream>
+
+#include "dist/launched_run.h"
+
+namespace heddle {
+namespace {
+
+using testing::LaunchedRuns;
+using Words = std::vector<std::string>;
+
+struct Layout {
+  const char* name;
+  std::int64_t ranks;
+  Words overrides;
+};
+
+const std::vector<Layout> kLayouts = {
+    {"dp2", 2, {"parallel.dp=2"}},
+    {"fsdp2", 2, {"parallel.fsdp=2"}},
+    {"dp2 x fsdp2", 4, {"parallel.dp=2", "parallel.fsdp=2"}},
+    {"fsdp3", 3, {"parallel.fsdp=auto"}},
+};
+
+/// What is trained and how; each is compared with one rank of its own.
+struct Variant {
+  const char* name;
+  const char* model;
+  Words overrides;
+};
+
+const std::vector<Variant> kVariants = {
+    {"dense, full", "dense", {}},
+    {"dense, LoRA", "dense", {"train.method=lora", "adapter.rank=4"}},
+    {"dense, full, unpacked, accumulated",
+     "dense",
+     {"data.packing=false", "train.micro_batch_tokens=64"}},
+    {"dense, full, recomputed", "dense", {"train.recompute=full"}},
+    {"dense, full, fewer rows than ranks",
+     "dense",
+     {"train.global_batch_size=1", "data.packing=false"}},
+    {"dense, some frozen, evaluated",
+     "dense",
+     {"train.freeze=['*.layers.0.*', '*embed_tokens*']", "train.eval_every=5"}},
+    {"moe, full", "moe", {}},
+    {"moe, full, accumulated, recomputed",
+     "moe",
+     {"train.micro_batch_tokens=64", "train.recompute=selective"}},
+    {"moe, LoRA, accumulated",
+     "moe",
+     {"train.method=lora", "adapter.rank=4", "train.micro_batch_tokens=64"}},
+};
+
+struct Precision {
+  const char* name;
+  double bound;
+};
+constexpr Precision kFloat64 = {"float64", 1e-9}, kFloat32 = {"float32", 1e-5};
+
+double relative(double a, double b) { return std::abs(a - b) / std::max(std::abs(b), 1e-30); }
+
+/// One LaunchedRuns for all tests: its models are made once.
+class ParityTest : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() { runs_ = std::make_unique<LaunchedRuns>(); }
+  static void TearDownTestSuite() { runs_.reset(); }
+
+  static const std::vector<LaunchedRuns::Step>& one_rank(const Variant& variant,
+                                                         const Precision& precision) {
+    auto& steps = references_[fmt::format("{}/{}", variant.name, precision.name)];
+    if (!steps.empty()) return steps;
+    const std::string run = fmt::format("one-{}", references_.size());
+    EXPECT_EQ(runs_->run(run, 0, variant.model, words(variant, {}, precision)), 0)
+        << runs_->printed(run);
+    steps = runs_->metrics(run);
+    EXPECT_EQ(steps.size(), 10u);
+    return steps;
+  }
+
+  /// Prints a row of the table and asserts its bound.
+  static void compare(const Variant& variant, const Layout& layout, const Precision& precision) {
+    const auto& expected = one_rank(variant, precision);
+    const std::string run = fmt::format("many-{}", count_++);
+    ASSERT_EQ(
+        runs_->run(run, layout.ranks, variant.model, words(variant, layout.overrides, precision)),
+        0)
+        << variant.name << ", " << layout.name << ":\n"
+        << runs_->printed(run);
+    const auto steps = runs_->metrics(run);
+    ASSERT_EQ(steps.size(), expected.size());
+    double loss = 0, norm = 0, others = 0;
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      loss = std::max(loss, relative(steps[i].loss, expected[i].loss));
+      norm = std::max(norm, relative(steps[i].grad_norm, expected[i].grad_norm));
+      EXPECT_EQ(steps[i].tokens, expected[i].tokens);
+      if (expected[i].eval_loss != 0)
+        others = std::max(others, relative(steps[i].eval_loss, expected[i].eval_loss));
+      if (expected[i].aux_loss != 0)
+        others = std::max(others, relative(steps[i].aux_loss, expected[i].aux_loss));
+    }
+    std::cout << fmt::format("{:<38} {:<14} {:<8} loss {:.1e}  gradient norm {:.1e}\n",
+                             variant.name, layout.name, precision.name, loss, norm)
+              << std::flush;
+    EXPECT_LT(loss, precision.bound) << variant.name << ", " << layout.name;
+    EXPECT_LT(norm, precision.bound) << variant.name << ", " << layout.name;
+    EXPECT_LT(others, precision.bound) << variant.name << ", " << layout.name;
+  }
+
+ private:
+  static Words words(const Variant& variant, Words more, const Precision& precision) {
+    more.insert(more.end(), variant.overrides.begin(), variant.overrides.end());
+    more.push_back(std::string("model.dtype=") + precision.name);
+    more.push_back("data.eval=" + (runs_->directory() / "train.jsonl").string());
+    return more;
+  }
+
+  static inline std::unique_ptr<LaunchedRuns> runs_;
+  static inline std::map<std::string, std::vector<LaunchedRuns::Step>> references_;
+  static inline int count_ = 0;
+};
+
+TEST_F(ParityTest, OfEveryKindOne) {
+  const auto variant = [](const char* name) -> const Variant& {
+    for (const Variant& v : kVariants) {
+      if (std::string(v.name) == name) return v;
+    }
+    throw std::out_of_range(name);
+  };
+  compare(variant("dense, full"), kLayouts[0], kFloat64);
+  compare(variant("dense, full"), kLayouts[3], kFloat32);
+  compare(variant("dense, LoRA"), kLayouts[2], kFloat64);
+  compare(variant("moe, full"), kLayouts[1], kFloat64);
+  compare(variant("moe, full, accumulated, recomputed"), kLayouts[2], kFloat64);
+  compare(variant("moe, LoRA, accumulated"), kLayouts[1], kFloat32);
+  compare(variant("dense, full, fewer rows than ranks"), kLayouts[0], kFloat64);
+  compare(variant("dense, some frozen, evaluated"), kLayouts[1], kFloat64);
+}
+
+class SlowParityTest : public ParityTest {};
+
+TEST_F(SlowParityTest, AllLayouts) {
+  for (const Variant& variant : kVariants) {
+    for (const Layout& layout : kLayouts) {
+      compare(variant, layout, kFloat64);
+      compare(variant, layout, kFloat32);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace heddle
