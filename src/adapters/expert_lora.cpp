@@ -42,14 +42,14 @@ at::Tensor ExpertLora::peft_a(const at::Tensor& whole) const {
 }
 
 at::Tensor ExpertLora::peft_b(const at::Tensor& whole) const {
-  return whole.permute({1, 2, 0}).reshape(
-      {b_.global_shape()[1], rank() * a_.global_shape()[0]});
+  return whole.permute({1, 2, 0}).reshape({b_.global_shape()[1], rank() * a_.global_shape()[0]});
 }
 
 void ExpertLora::set_from_peft(const at::Tensor& a, const at::Tensor& b) {
   const ops::NoGradient guard;
   const std::int64_t experts = a_.global_shape()[0], out = b_.global_shape()[1];
-  if (a.sizes() != peft_a(a_.data()).sizes() || b.sizes() != at::IntArrayRef({out, rank() * experts})) {
+  if (a.sizes() != peft_a(a_.data()).sizes() ||
+      b.sizes() != at::IntArrayRef({out, rank() * experts})) {
     throw_error<ModelError>(
         "the adapter of '{}' has A [{}] and B [{}], this model's {} experts with rank {} need "
         "[{}] and [{}, {}]",

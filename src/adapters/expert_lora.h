@@ -29,8 +29,8 @@ class ExpertLora : public nn::ExpertAdapter {
 
   nn::Parameter& a() { return a_; }
   nn::Parameter& b() { return b_; }
-  /// The whole of A and B as PEFT stores them: A [E * rank, in] with the expert outer, B [out, rank *
-  /// E] with the expert inner.
+  /// The whole of A and B as PEFT stores them: A [E * rank, in] with the expert outer, B [out, rank
+  /// * E] with the expert inner.
   at::Tensor peft_a(const at::Tensor& whole) const;
   at::Tensor peft_b(const at::Tensor& whole) const;
   /// The reverse. Throws ModelError that names both shapes if they do not fit.

@@ -156,9 +156,8 @@ void export_adapter(Model& model, const adapters::LoraSet& set,
     const std::string& name = lora->parameter();
     parameters.push_back(name);
     const std::size_t dot = name.rfind('.');
-    tensors.pairs.push_back(
-        {text_name(name.substr(0, dot)), name.substr(dot + 1), lora->peft_a(read(lora->a())),
-         lora->peft_b(read(lora->b()))});
+    tensors.pairs.push_back({text_name(name.substr(0, dot)), name.substr(dot + 1),
+                             lora->peft_a(read(lora->a())), lora->peft_b(read(lora->b()))});
   }
   model.visit_linears([&](nn::Linear& linear) {
     if (linear.adapter() == nullptr)

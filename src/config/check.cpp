@@ -111,7 +111,8 @@ class Checker {
     const bool is_sharded = p.fsdp != Degree{};
     const bool is_divided = is_sharded || p.dp != Degree{};
     if (is_divided && c_.model.head == Head::kEmbed) {
-      fail("model.head", "embed compares all rows of a batch, which several ranks do not share yet");
+      fail("model.head",
+           "embed compares all rows of a batch, which several ranks do not share yet");
     }
     if (is_divided && c_.train.router_aux_loss == AuxLoss::kHf) {
       fail("train.router_aux_loss",

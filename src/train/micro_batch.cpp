@@ -67,7 +67,8 @@ MicroBatchLoss run_micro_batch(models::qwen3_5::Model& model, adapters::LoraSet*
     const auto rows = static_cast<double>(sparse_layers(model.config()) * batch.real_tokens);
     result.auxiliary_sum = pool_auxiliary_loss(pass, std::max(rows, 1.0));
   }
-  const at::Tensor gradient = runner.backward(head.grad_hidden, options.auxiliary_scale, pass, options.is_last);
+  const at::Tensor gradient =
+      runner.backward(head.grad_hidden, options.auxiliary_scale, pass, options.is_last);
   if (embedding_trained && gradient.defined()) ops::run_backward({embedded}, {gradient});
   for (nn::Parameter* parameter : trainable) parameter->collect_gradient();
   if (options.sharding != nullptr) {

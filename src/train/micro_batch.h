@@ -34,8 +34,8 @@ struct MicroBatchOptions {
   bool pooled_auxiliary_loss = false;  ///< train.router_aux_loss hf.
   std::uint64_t dropout_stream = 0;
   bool recompute_elementwise = false;  ///< See nn::BlockInputs.
-  /// With several ranks: what holds the parameters, and whether this is the step's last micro-batch,
-  /// after which the gradients are summed.
+  /// With several ranks: what holds the parameters, and whether this is the step's last
+  /// micro-batch, after which the gradients are summed.
   parallel::Sharding* sharding = nullptr;
   bool is_last = true;
 };

@@ -57,7 +57,8 @@ void Optimizer::step(const ops::KernelTable& kernels, double lr, double gradient
   const ops::NoGradient guard;
   ++steps_;
   const auto gradient_of = [](nn::Parameter& parameter) {
-    return parameter.gradient().defined() ? parameter.gradient() : at::zeros_like(parameter.owned());
+    return parameter.gradient().defined() ? parameter.gradient()
+                                          : at::zeros_like(parameter.owned());
   };
   if (options_.name == config::OptimName::kAdamW) {
     std::vector<ops::AdamwTensor> tensors;
@@ -107,8 +108,8 @@ std::vector<ckpt::TensorPart> Optimizer::state() const {
           std::pair{"momentum/", slot.momentum}}) {
       if (!tensor.defined()) continue;
       for (nn::Box& box : parameter.boxes(tensor)) {
-        parts.push_back({kind + parameter.name(), box.tensor, std::move(box.offset),
-                         parameter.global_shape()});
+        parts.push_back(
+            {kind + parameter.name(), box.tensor, std::move(box.offset), parameter.global_shape()});
       }
     }
   }

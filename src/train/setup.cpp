@@ -306,12 +306,6 @@ Setup make_setup(const config::RunConfig& config, Observer& observer,
                  std::shared_ptr<comm::World> world) {
   Setup setup;
   setup.context = make_context(config, std::move(world));
-  if (config.model.head == config::Head::kEmbed && setup.context.mesh.data_size() > 1) {
-    throw_error<ConfigError>(
-        "{}: embed takes its negatives from the whole batch, and gathering them from {} data ranks "
-        "is not built; run it on one rank",
-        config::where(config, "model.head"), setup.context.mesh.data_size());
-  }
   setup.source =
       std::make_unique<ckpt::ModelDirectory>(ckpt::ModelDirectory::open(config.model.path));
   models::qwen3_5::Config model_config = read_model_config(*setup.source);

@@ -24,11 +24,11 @@ inline Gradients differentiate(models::qwen3_5::Model& model,
   parallel::BlockRunner runner(train::block_entries(model), recompute);
   Gradients result;
   for (const data::Batch& batch : batches) {
+    train::MicroBatchOptions options;
+    options.auxiliary_scale = auxiliary_scale;
+    options.recompute_elementwise = recompute_elementwise;
     const auto loss = train::run_micro_batch(model, nullptr, runner, model.parameters(), batch,
-                                             {.gradient_scale = 1,
-                                              .auxiliary_scale = auxiliary_scale,
-                                              .dropout_stream = 0,
-                                              .recompute_elementwise = recompute_elementwise});
+                                             train::training_head(model, 1), options);
     result.loss += loss.loss_sum.item<double>();
   }
   model.visit_parameters([&](nn::Parameter& parameter) {
