@@ -18,6 +18,7 @@
 #include "ops/gated_delta_net/cuda/gated_rms_norm.h"
 #include "ops/gated_delta_net/cuda/gates.h"
 #include "ops/linear_cross_entropy/cuda/softmax_gradient.h"
+#include "ops/optimizer_step/cuda/adamw.h"
 #include "ops/rms_norm/cuda/rms_norm.h"
 #include "ops/rotary/cuda/qk_norm_rope.h"
 
@@ -257,6 +258,26 @@ void head() {
   report("softmax gradient", 4 * n, [&] { softmax_gradient(shape, logits, parameters, nullptr); });
 }
 
+void optimizer() {
+  Pool pool;
+  const int64_t tensors = 300, count = 1000003;
+  std::vector<AdamwEntry> entries;
+  for (int64_t i = 0; i < tensors; ++i) {
+    AdamwEntry entry;
+    entry.weight = pool.single(count), entry.rounded = pool.half(count);
+    entry.gradient = pool.single(count);
+    entry.exp_avg = pool.single(count), entry.exp_avg_sq = pool.single(count);
+    // Squares are not negative.
+    check(cudaMemset(entry.exp_avg_sq, 0, static_cast<size_t>(count) * 4));
+    entry.count = count;
+    entries.push_back(entry);
+  }
+  const AdamwScalars scalars{0.9f, 0.95f, 1e-8f, 1e-4f, 1.f, 1.f};
+  std::printf("optimizer, 300 tensors of a million elements, fp32 gradients, bf16 weights\n");
+  report("adamw", 30. * static_cast<double>(tensors * count),
+         [&] { adamw(entries, scalars, nullptr); });
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -276,6 +297,7 @@ int main(int argc, char** argv) {
       feed_forward(m, T);
     }
     head();
+    optimizer();
   } catch (const std::exception& error) {
     std::fprintf(stderr, "heddle_fused_bench: %s\n", error.what());
     return 1;

@@ -198,7 +198,10 @@ TEST_F(GpuOps, LinearCrossEntropyEqualsReference) {
 TEST_F(GpuOps, FusedAdamwEqualsReference) {
   for (const c10::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
     std::vector<AdamwTensor> cpu, gpu;
-    for (const std::int64_t size : {1, 0, 1023, 70001}) {
+    // More tensors than one launch takes, and sizes that are no multiple of a vector.
+    std::vector<std::int64_t> sizes = {1, 0, 1023, 70001};
+    for (std::int64_t i = 0; i < 130; ++i) sizes.push_back(2 + 7 * i);
+    for (const std::int64_t size : sizes) {
       AdamwTensor t;
       t.parameter = randn({size}, at::kFloat, static_cast<std::uint64_t>(size));
       t.exp_avg = at::zeros({size}), t.exp_avg_sq = at::zeros({size});

@@ -1,5 +1,6 @@
-// libtorch's fused AdamW on CUDA. The entry point goes through the dispatcher, so this compiles
-// without CUDA; the registry offers the kernel on CUDA devices only.
+// libtorch's fused AdamW on CUDA, for what our own kernel does not take. The entry point goes
+// through the dispatcher, so this compiles without CUDA; the registry offers the kernel on CUDA
+// devices only.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/_fused_adamw.h>
@@ -40,7 +41,9 @@ void step_group(const std::vector<const AdamwTensor*>& group, const AdamwOptions
   if (!masters.empty()) at::_foreach_copy_(rounded, masters);
 }
 
-void step(const std::vector<AdamwTensor>& tensors, const AdamwOptions& options) {
+}  // namespace
+
+void step_by_libtorch(const std::vector<AdamwTensor>& tensors, const AdamwOptions& options) {
   // The fused kernel takes one weight decay and one dtype for all its tensors.
   std::map<std::tuple<double, c10::ScalarType, bool>, std::vector<const AdamwTensor*>> groups;
   for (const AdamwTensor& tensor : tensors) {
@@ -66,18 +69,17 @@ void step(const std::vector<AdamwTensor>& tensors, const AdamwOptions& options) 
   }
 }
 
-}  // namespace
-
 void add(Registry& registry) {
-  registry.add<AdamwStep>({.op = "",
-                           .name = "cuda.fused",
-                           .device = c10::DeviceType::CUDA,
-                           .dtypes = {c10::ScalarType::Float, c10::ScalarType::BFloat16,
-                                      c10::ScalarType::Half, c10::ScalarType::Double},
-                           .is_reference = false,
-                           .refuse = {},
-                           .on_chip_bytes = {}},
-                          {step, step_rounded()});
+  registry.add<AdamwStep>(
+      {.op = "",
+       .name = "cuda.fused",
+       .device = c10::DeviceType::CUDA,
+       .dtypes = {c10::ScalarType::Float, c10::ScalarType::BFloat16, c10::ScalarType::Half,
+                  c10::ScalarType::Double},
+       .is_reference = false,
+       .refuse = {},
+       .on_chip_bytes = {}},
+      {step_wide() != nullptr ? step_wide() : step_by_libtorch, step_rounded()});
 }
 
 }  // namespace heddle::ops::adamw_cuda

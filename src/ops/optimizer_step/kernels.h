@@ -13,9 +13,14 @@ namespace heddle::ops::adamw_cuda {
 
 /// Adds "cuda.fused".
 void add(Registry& registry);
-using StepRounded = void (*)(const std::vector<AdamwTensor>&, const AdamwOptions&);
+/// libtorch's fused AdamW: tensors of any dtype, gradients converted and scaled beforehand.
+void step_by_libtorch(const std::vector<AdamwTensor>& tensors, const AdamwOptions& options);
+using Step = void (*)(const std::vector<AdamwTensor>&, const AdamwOptions&);
+/// Our kernel for fp32 moments, which leaves to libtorch's what it does not take; null in a build
+/// without CUDA.
+Step step_wide();
 /// The kernel for bf16 moments; null in a build without CUDA.
-StepRounded step_rounded();
+Step step_rounded();
 
 }  // namespace heddle::ops::adamw_cuda
 

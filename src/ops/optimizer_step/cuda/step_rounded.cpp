@@ -53,6 +53,6 @@ void run(const std::vector<AdamwTensor>& tensors, const AdamwOptions& options) {
 
 }  // namespace
 
-StepRounded step_rounded() { return run; }
+Step step_rounded() { return run; }
 
 }  // namespace heddle::ops::adamw_cuda

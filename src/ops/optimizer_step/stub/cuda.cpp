@@ -3,6 +3,8 @@
 
 namespace heddle::ops::adamw_cuda {
 
-StepRounded step_rounded() { return nullptr; }
+Step step_wide() { return nullptr; }
+
+Step step_rounded() { return nullptr; }
 
 }  // namespace heddle::ops::adamw_cuda

@@ -1,0 +1,65 @@
+// A block updates kBlockElements neighbours of one tensor, four a thread and step; nothing but the
+// state itself goes through memory: the gradient is scaled, and the bf16 weight rounded, on the
+// way.
+#include "ops/optimizer_step/cuda/adamw.h"
+
+#include "ops/cuda/vector.cuh"
+#include "ops/optimizer_step/cuda/tensor_table.cuh"
+
+namespace heddle::ops::cuda {
+namespace {
+
+constexpr int kThreads = 256, kWidth = 4, kSteps = 4;
+constexpr int kBlockElements = kThreads * kWidth * kSteps;
+using Table = TensorTable<AdamwEntry, kBlockElements>;
+
+__device__ __forceinline__ void update(float& p, float& m, float& v, float g, float decay,
+                                       const AdamwScalars& s) {
+  g *= s.gradient_multiplier;
+  p *= decay;
+  m += (1.f - s.beta1) * (g - m);
+  v = v * s.beta2 + (1.f - s.beta2) * g * g;
+  p -= s.step_size * m / (sqrtf(v) * s.inverse_root_correction2 + s.eps);
+}
+
+template <int N>
+__device__ __forceinline__ void update_at(const AdamwEntry& t, int64_t i, const AdamwScalars& s) {
+  float p[N], m[N], v[N], g[N];
+  read(t.weight + i, p);
+  read(t.exp_avg + i, m);
+  read(t.exp_avg_sq + i, v);
+  read_weight(t.gradient, t.gradient_type, i, g);
+#pragma unroll
+  for (int j = 0; j < N; ++j) update(p[j], m[j], v[j], g[j], t.decay, s);
+  write(t.weight + i, p);
+  write(t.exp_avg + i, m);
+  write(t.exp_avg_sq + i, v);
+  if (t.rounded != nullptr) write(static_cast<bf16*>(t.rounded) + i, p);
+}
+
+__global__ void __launch_bounds__(kThreads)
+    adamw_kernel(const __grid_constant__ Table table, const __grid_constant__ AdamwScalars s) {
+  const auto [tensor, begin] = table.place();
+  const AdamwEntry& t = table.entries[tensor];
+#pragma unroll
+  for (int k = 0; k < kSteps; ++k) {
+    const int64_t i = begin + (k * kThreads + static_cast<int>(threadIdx.x)) * kWidth;
+    if (i + kWidth <= t.count) {
+      update_at<kWidth>(t, i, s);
+    } else {
+      for (int64_t j = i; j < t.count; ++j) update_at<1>(t, j, s);
+    }
+  }
+}
+
+}  // namespace
+
+void adamw(const std::vector<AdamwEntry>& entries, const AdamwScalars& scalars,
+           cudaStream_t stream) {
+  Table::for_each(entries, [&](const Table& table, int blocks) {
+    adamw_kernel<<<blocks, kThreads, 0, stream>>>(table, scalars);
+  });
+  check_launch("adamw");
+}
+
+}  // namespace heddle::ops::cuda

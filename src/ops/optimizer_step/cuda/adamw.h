@@ -1,0 +1,32 @@
+// AdamW over many tensors with fp32 weights and moments. Plain C++ header.
+#pragma once
+
+#include <vector>
+
+#include "ops/cuda/element.h"
+
+namespace heddle::ops::cuda {
+
+/// One parameter: `count` contiguous elements; every pointer on 16 bytes (narrow ones on 8).
+struct AdamwEntry {
+  float* weight = nullptr;  ///< fp32: the parameter, or its master copy.
+  void* rounded = nullptr;  ///< bf16 parameter that gets the rounded master; null without.
+  const void* gradient = nullptr;
+  float *exp_avg = nullptr, *exp_avg_sq = nullptr;
+  int64_t count = 0;
+  float decay = 1;  ///< 1 - lr * weight decay
+  Element gradient_type = Element::kFloat32;
+};
+
+struct AdamwScalars {
+  float beta1, beta2, eps;
+  float step_size;                 ///< lr / (1 - beta1^t)
+  float inverse_root_correction2;  ///< (1 - beta2^t)^-1/2
+  float gradient_multiplier;
+};
+
+/// Enqueues the update of all parameters. Bytes per element: 24, the gradient's, 2 where rounded.
+void adamw(const std::vector<AdamwEntry>& entries, const AdamwScalars& scalars,
+           cudaStream_t stream);
+
+}  // namespace heddle::ops::cuda

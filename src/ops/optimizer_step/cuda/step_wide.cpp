@@ -1,0 +1,73 @@
+// Joins the CUDA kernel of AdamW with fp32 state to tensors.
+#include <c10/core/DeviceGuard.h>
+
+#include <cmath>
+#include <vector>
+
+#include "ops/cuda/tensor.h"
+#include "ops/optimizer_step/cuda/adamw.h"
+#include "ops/optimizer_step/kernels.h"
+
+namespace heddle::ops::adamw_cuda {
+namespace {
+
+bool is_aligned(const at::Tensor& x) {
+  return reinterpret_cast<std::uintptr_t>(x.const_data_ptr()) % 16 == 0;
+}
+
+/// What the kernel takes: fp32 moments, an fp32 weight or a bf16 one with a master, a gradient in
+/// either.
+bool fits(const AdamwTensor& t) {
+  const c10::ScalarType weight = t.parameter.scalar_type(), gradient = t.gradient.scalar_type();
+  return t.exp_avg.scalar_type() == at::kFloat &&
+         (t.master.defined() ? weight == at::kBFloat16 : weight == at::kFloat) &&
+         (gradient == at::kFloat || gradient == at::kBFloat16) && t.gradient.is_contiguous() &&
+         is_aligned(t.gradient) && is_aligned(t.parameter) && is_aligned(t.exp_avg) &&
+         is_aligned(t.exp_avg_sq) && (!t.master.defined() || is_aligned(t.master));
+}
+
+cuda::AdamwEntry entry_of(const AdamwTensor& t, const AdamwOptions& options) {
+  const at::Tensor& weight = t.master.defined() ? t.master : t.parameter;
+  cuda::AdamwEntry entry;
+  entry.weight = weight.mutable_data_ptr<float>();
+  entry.rounded = t.master.defined() ? t.parameter.mutable_data_ptr() : nullptr;
+  entry.gradient = t.gradient.const_data_ptr();
+  entry.exp_avg = t.exp_avg.mutable_data_ptr<float>();
+  entry.exp_avg_sq = t.exp_avg_sq.mutable_data_ptr<float>();
+  entry.count = weight.numel();
+  entry.decay = static_cast<float>(1 - options.lr * t.weight_decay);
+  entry.gradient_type = cuda::element_of(t.gradient);
+  return entry;
+}
+
+void run(const std::vector<AdamwTensor>& tensors, const AdamwOptions& options) {
+  const double steps = static_cast<double>(options.step);
+  cuda::AdamwScalars scalars{};
+  scalars.beta1 = static_cast<float>(options.beta1);
+  scalars.beta2 = static_cast<float>(options.beta2);
+  scalars.eps = static_cast<float>(options.eps);
+  scalars.step_size = static_cast<float>(options.lr / (1 - std::pow(options.beta1, steps)));
+  scalars.inverse_root_correction2 =
+      static_cast<float>(1 / std::sqrt(1 - std::pow(options.beta2, steps)));
+  scalars.gradient_multiplier = static_cast<float>(options.gradient_multiplier);
+  std::vector<cuda::AdamwEntry> entries;
+  std::vector<AdamwTensor> others;
+  for (const AdamwTensor& tensor : tensors) {
+    if (tensor.parameter.numel() == 0) continue;
+    if (!tensor.parameter.is_cuda() || !fits(tensor)) {
+      others.push_back(tensor);
+    } else {
+      entries.push_back(entry_of(tensor, options));
+    }
+  }
+  if (!others.empty()) step_by_libtorch(others, options);
+  if (entries.empty()) return;
+  const cuda::OnDevice on(tensors.front().parameter);
+  cuda::adamw(entries, scalars, on.stream());
+}
+
+}  // namespace
+
+Step step_wide() { return run; }
+
+}  // namespace heddle::ops::adamw_cuda
