@@ -189,12 +189,13 @@ StepInfo Trainer::train_step(const data::Step& step) {
   const double divisor = normalizer(model, step.loss_weight_sum, step.sequences);
   if (divisor <= 0)
     throw_error<DataError>("optimizer step {} has no token with a loss weight", step.step + 1);
-  if (auxiliary_coefficient_ > 0 && config_.train.router_aux_loss == config::AuxLoss::kHf &&
-      step.micro_batches.size() > 1 && !std::exchange(warned_of_pooling_, true)) {
+  const bool cut = step.micro_batches.size() > 1 || setup_.context.mesh.data_size() > 1;
+  if (auxiliary_coefficient_ > 0 && config_.train.router_aux_loss == config::AuxLoss::kHf && cut &&
+      !std::exchange(warned_of_pooling_, true)) {
     log::warning(
-        "train.router_aux_loss: hf pools each of the {} micro-batches of a step by itself, so the "
-        "result depends on train.micro_batch_tokens",
-        step.micro_batches.size());
+        "train.router_aux_loss: hf pools every micro-batch by itself, and a step has {} on each of "
+        "{} data ranks: the result depends on that cut",
+        step.micro_batches.size(), setup_.context.mesh.data_size());
   }
   const double sparse_tokens =
       static_cast<double>(std::max<std::int64_t>(1, sparse_layers(model.config()) * step.tokens));
