@@ -47,9 +47,37 @@ std::string shortened(const std::string& name) {
   return name.size() <= kWidth ? name : name.substr(0, kWidth - 3) + "...";
 }
 
+struct Interval {
+  std::uint64_t from, to;
+  std::string name;
+};
+
+/// The longest waits of the device, with what ran before and after: host work that nothing hides.
+std::string waits(std::vector<Interval> intervals) {
+  constexpr std::size_t kShown = 12;
+  std::sort(intervals.begin(), intervals.end(),
+            [](const Interval& a, const Interval& b) { return a.from < b.from; });
+  std::vector<std::pair<double, std::string>> gaps;
+  const Interval* last = nullptr;
+  for (const Interval& next : intervals) {
+    if (last != nullptr && next.from > last->to) {
+      gaps.emplace_back(static_cast<double>(next.from - last->to) * 1e-6,
+                        fmt::format("{:.60} -> {:.60}", last->name, next.name));
+    }
+    if (last == nullptr || next.to > last->to) last = &next;
+  }
+  std::stable_sort(gaps.begin(), gaps.end(),
+                   [](const auto& a, const auto& b) { return a.first > b.first; });
+  if (gaps.size() > kShown) gaps.resize(kShown);
+  std::string text = "\nlongest waits of the device\n";
+  for (const auto& [ms, between] : gaps) text += fmt::format("{:10.3f} ms  {}\n", ms, between);
+  return text;
+}
+
 std::string table(const ProfilerResult& result, c10::DeviceType device) {
   std::map<std::string, Row> rows;
   std::vector<std::pair<std::uint64_t, std::uint64_t>> busy;
+  std::vector<Interval> intervals;
   std::uint64_t first = ~std::uint64_t{0}, last = 0;
   for (const KinetoEvent& event : result.events()) {
     first = std::min(first, event.startNs());
@@ -60,6 +88,7 @@ std::string table(const ProfilerResult& result, c10::DeviceType device) {
     ++row.calls;
     row.ms += static_cast<double>(event.durationNs()) * 1e-6;
     busy.emplace_back(event.startNs(), event.endNs());
+    intervals.push_back({event.startNs(), event.endNs(), event.name()});
   }
   std::vector<Row> sorted;
   double sum = 0;
@@ -80,6 +109,7 @@ std::string table(const ProfilerResult& result, c10::DeviceType device) {
     text += fmt::format("{:10.3f} {:6.1f}% {:7}  {}\n", row.ms, sum > 0 ? 100 * row.ms / sum : 0,
                         row.calls, shortened(row.name));
   }
+  if (device != c10::DeviceType::CPU) text += waits(std::move(intervals));
   return text;
 }
 

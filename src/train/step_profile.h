@@ -15,8 +15,9 @@ class StepProfile {
   ~StepProfile();
 
   /// Waits for the device and writes into `directory`: profile.txt, a table of the device's kernels
-  /// (on the CPU: of operators) by total time, and profile.json, a trace for chrome://tracing or
-  /// Perfetto. Throws Error if a file cannot be written.
+  /// (on the CPU: of operators, each with what it calls) by total time and of its longest waits,
+  /// and profile.json, a trace for chrome://tracing or Perfetto. Throws Error if a file cannot be
+  /// written.
   void finish(const std::filesystem::path& directory);
 
  private:
