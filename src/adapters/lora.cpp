@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <map>
 #include <utility>
 
@@ -25,14 +26,31 @@ double LoraOptions::scaling() const {
   return rslora ? alpha / std::sqrt(static_cast<double>(rank)) : alpha / static_cast<double>(rank);
 }
 
+namespace {
+
+/// The part of the weight's placement that divides one of its dimensions.
+nn::Placement along(const nn::Placement& weight, std::int64_t tensor_dim) {
+  nn::Placement placement;
+  std::copy_if(weight.begin(), weight.end(), std::back_inserter(placement),
+               [&](const nn::Shard& shard) { return shard.tensor_dim == tensor_dim; });
+  return placement;
+}
+
+}  // namespace
+
 Lora::Lora(std::string module, std::int64_t in_features, std::int64_t out_features, double scaling,
-           std::int64_t rank, double dropout, std::uint64_t seed)
+           std::int64_t rank, double dropout, std::uint64_t seed,
+           const nn::Placement& weight_placement)
     : module_(std::move(module)),
-      a_(module_ + ".lora_A.weight", {rank, in_features}),
-      b_(module_ + ".lora_B.weight", {out_features, rank}),
+      a_(module_ + ".lora_A.weight", {rank, in_features}, along(weight_placement, 1)),
+      b_(module_ + ".lora_B.weight", {out_features, rank}, along(weight_placement, 0)),
       scaling_(scaling),
       dropout_(dropout),
-      seed_(seed) {}
+      seed_(seed) {
+  // Where the weight is divided, the other factor is whole and sees the work of one rank.
+  if (!a_.placement().empty()) b_.set_partial_gradient();
+  if (!b_.placement().empty()) a_.set_partial_gradient();
+}
 
 at::Tensor Lora::dropout_mask(const at::Tensor& x) const {
   const CounterRng rng(seed_, fmt::format("{}/dropout/{}", module_, dropout_stream_));
@@ -314,11 +332,13 @@ LoraSet::LoraSet(const Adaptable& model, const std::vector<Module>& modules,
 
 void LoraSet::add(nn::Linear& linear, std::int64_t rank, double scaling,
                   const runtime::Context& context) {
-  auto lora =
-      std::make_shared<Lora>(module_of(linear.weight().name()), linear.in_features(),
-                             linear.out_features(), scaling, rank, options_.dropout, options_.seed);
-  lora->visit_parameters(
-      [&](nn::Parameter& parameter) { parameter.allocate(context.dtype, context.device); });
+  auto lora = std::make_shared<Lora>(module_of(linear.weight().name()), linear.in_features(),
+                                     linear.out_features(), scaling, rank, options_.dropout,
+                                     options_.seed, linear.weight().placement());
+  lora->visit_parameters([&](nn::Parameter& parameter) {
+    parameter.place(context.mesh);
+    parameter.allocate(context.dtype, context.device);
+  });
   linear.set_adapter(lora);
   adapters_.push_back(std::move(lora));
 }
@@ -327,8 +347,10 @@ void LoraSet::add(nn::ExpertWeights& weights, std::int64_t rank, double scaling,
                   const runtime::Context& context) {
   auto lora =
       std::make_shared<ExpertLora>(weights.weight().name(), weights, scaling, rank, options_.seed);
-  lora->visit_parameters(
-      [&](nn::Parameter& parameter) { parameter.allocate(context.dtype, context.device); });
+  lora->visit_parameters([&](nn::Parameter& parameter) {
+    parameter.place(context.mesh);
+    parameter.allocate(context.dtype, context.device);
+  });
   weights.set_adapter(lora);
   experts_.push_back(std::move(lora));
 }

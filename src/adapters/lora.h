@@ -26,9 +26,10 @@ struct LoraOptions {
 /// y = x W^T + scaling (dropout(x) A^T) B^T. "LoRA" (arXiv 2106.09685). A [rank,in], B [out,rank].
 class Lora : public nn::LinearAdapter {
  public:
-  /// `module` is the name of the linear layer without ".weight".
+  /// `module` is the name of the linear layer without ".weight"; A and B are divided as its weight.
   Lora(std::string module, std::int64_t in_features, std::int64_t out_features, double scaling,
-       std::int64_t rank, double dropout, std::uint64_t seed);
+       std::int64_t rank, double dropout, std::uint64_t seed,
+       const nn::Placement& weight_placement = {});
 
   std::vector<at::Tensor> forward(const nn::LinearInput& x,
                                   const std::vector<nn::Linear*>& layers) override;

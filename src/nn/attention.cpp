@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "nn/tensor_parallel.h"
 #include "ops/attention/attention.h"
 #include "ops/autograd.h"
 #include "ops/rotary/rotary.h"
@@ -12,7 +13,7 @@ namespace heddle::nn {
 
 using comm::Dim;
 
-Attention::Attention(const std::string& prefix, const AttentionDims& dims)
+Attention::Attention(const std::string& prefix, const AttentionDims& dims, std::int64_t ranks)
     : dims_(dims),
       q_proj_(prefix + "q_proj.weight", 2 * dims.num_attention_heads * dims.head_dim,
               dims.hidden_size, {{Dim::kTp, 0, {}}}),
@@ -23,7 +24,13 @@ Attention::Attention(const std::string& prefix, const AttentionDims& dims)
       o_proj_(prefix + "o_proj.weight", dims.hidden_size, dims.num_attention_heads * dims.head_dim,
               {{Dim::kTp, 1, {}}}),
       q_norm_(prefix + "q_norm.weight", {dims.head_dim}),
-      k_norm_(prefix + "k_norm.weight", {dims.head_dim}) {}
+      k_norm_(prefix + "k_norm.weight", {dims.head_dim}) {
+  if (ranks == 1) return;
+  dims_.num_attention_heads /= ranks;
+  dims_.num_key_value_heads /= ranks;
+  q_norm_.set_partial_gradient();
+  k_norm_.set_partial_gradient();
+}
 
 Attention::Projected Attention::project(const LinearInput& x, const BlockInputs& inputs) {
   const std::int64_t T = x.value.size(0), D = dims_.head_dim;
@@ -46,14 +53,17 @@ at::Tensor Attention::finish(const at::Tensor& o, const Projected& projected,
                              const BlockInputs& inputs) {
   const std::vector<std::int64_t> flat = {o.size(0), dims_.num_attention_heads * dims_.head_dim};
   const at::Tensor gated = ops::output_gate(*inputs.kernels, o, projected.gate).view(flat);
-  if (!inputs.recompute_elementwise) return o_proj_.forward(gated);
-  return o_proj_.forward(
-      {gated, [kernels = inputs.kernels, o = ops::detached(o), gate = ops::detached(projected.gate),
-               flat] { return ops::output_gate(*kernels, o, gate).view(flat); }});
+  LinearInput input(gated);
+  if (inputs.recompute_elementwise) {
+    input.again = [kernels = inputs.kernels, o = ops::detached(o),
+                   gate = ops::detached(projected.gate),
+                   flat] { return ops::output_gate(*kernels, o, gate).view(flat); };
+  }
+  return leave_tensor_parallel(o_proj_.forward(input), inputs);
 }
 
 at::Tensor Attention::forward(const LinearInput& x, const BlockInputs& inputs) {
-  const Projected projected = project(x, inputs);
+  const Projected projected = project(enter_tensor_parallel(x, inputs), inputs);
   const at::Tensor o = ops::attention(*inputs.kernels, {projected.q, projected.k, projected.v,
                                                         inputs.sequences, inputs.sequences, 0});
   return finish(o, projected, inputs);

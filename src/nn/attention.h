@@ -15,8 +15,9 @@ struct AttentionDims {
 /// q and k per head, partial RoPE, causal GQA, output x sigmoid(gate).
 class Attention {
  public:
-  /// `prefix` ends before "q_proj.weight", for example "model.layers.3.self_attn.".
-  Attention(const std::string& prefix, const AttentionDims& dims);
+  /// `prefix` ends before "q_proj.weight", for example "model.layers.3.self_attn."; `ranks` share
+  /// the heads.
+  Attention(const std::string& prefix, const AttentionDims& dims, std::int64_t ranks = 1);
 
   at::Tensor forward(const LinearInput& x, const BlockInputs& inputs);
   /// Generation: appends this pass's keys and values to the cache, attends over all of it.
@@ -31,7 +32,7 @@ class Attention {
   Projected project(const LinearInput& x, const BlockInputs& inputs);
   at::Tensor finish(const at::Tensor& o, const Projected& projected, const BlockInputs& inputs);
 
-  AttentionDims dims_;
+  AttentionDims dims_;  ///< Of this rank.
   Linear q_proj_, k_proj_, v_proj_, o_proj_;
   Parameter q_norm_, k_norm_;
 };

@@ -6,6 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "comm/group.h"
 #include "nn/parameter.h"
 #include "ops/registry.h"
 #include "ops/sequences.h"
@@ -16,7 +17,9 @@ namespace heddle::nn {
 struct BlockInputs {
   const ops::KernelTable* kernels = nullptr;
   ops::Sequences sequences;
-  at::Tensor cos, sin;           ///< [T, rotary/2], see ops::rotary_tables.
+  at::Tensor cos, sin;  ///< [T, rotary/2], see ops::rotary_tables.
+  /// The ranks that share each block's heads and widths; null if this rank has all.
+  const comm::Group* tensor_group = nullptr;
   std::int64_t real_tokens = 0;  ///< Tokens before the dummy tail.
   bool training = false;         ///< Dropout and auxiliary losses are on.
   /// Results of elementwise operators and norms that only feed a product are not kept for its

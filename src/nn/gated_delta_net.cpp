@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "nn/tensor_parallel.h"
 #include "ops/autograd.h"
 #include "ops/causal_conv1d/causal_conv1d.h"
 #include "ops/gated_delta_net/gated_delta_net.h"
@@ -13,7 +14,8 @@ namespace heddle::nn {
 
 using comm::Dim;
 
-GatedDeltaNet::GatedDeltaNet(const std::string& prefix, const GatedDeltaNetDims& dims)
+GatedDeltaNet::GatedDeltaNet(const std::string& prefix, const GatedDeltaNetDims& dims,
+                             std::int64_t ranks)
     : dims_(dims),
       out_proj_(prefix + "out_proj.weight", dims.hidden_size, dims.value_dim(),
                 {{Dim::kTp, 1, {}}}),
@@ -39,6 +41,10 @@ GatedDeltaNet::GatedDeltaNet(const std::string& prefix, const GatedDeltaNetDims&
     projections_.push_back(
         std::make_unique<Linear>(prefix + "in_proj_a.weight", Hv, H, Placement{{Dim::kTp, 0, {}}}));
   }
+  if (ranks == 1) return;
+  dims_.num_key_heads /= ranks;
+  dims_.num_value_heads /= ranks;
+  norm_.set_partial_gradient();
 }
 
 GatedDeltaNet::Projected GatedDeltaNet::project(const LinearInput& x) {
@@ -69,9 +75,12 @@ at::Tensor GatedDeltaNet::finish(const at::Tensor& o, const Projected& projected
     return ops::gated_rms_norm(*kernels, x, z, weight, eps).view(flat);
   };
   const at::Tensor y = norm(o, projected.z, norm_.value());
-  if (!inputs.recompute_elementwise) return out_proj_.forward(y);
-  return out_proj_.forward({y, [norm, o = ops::detached(o), z = ops::detached(projected.z),
-                                weight = norm_.data()] { return norm(o, z, weight); }});
+  LinearInput input(y);
+  if (inputs.recompute_elementwise) {
+    input.again = [norm, o = ops::detached(o), z = ops::detached(projected.z),
+                   weight = norm_.data()] { return norm(o, z, weight); };
+  }
+  return leave_tensor_parallel(out_proj_.forward(input), inputs);
 }
 
 std::array<at::Tensor, 3> GatedDeltaNet::split_qkv(const at::Tensor& qkv) const {
@@ -80,7 +89,7 @@ std::array<at::Tensor, 3> GatedDeltaNet::split_qkv(const at::Tensor& qkv) const 
 }
 
 at::Tensor GatedDeltaNet::forward(const LinearInput& x, const BlockInputs& inputs) {
-  const Projected projected = project(x);
+  const Projected projected = project(enter_tensor_parallel(x, inputs));
   ops::CausalConv1d::Inputs conv;
   conv.x = projected.qkv;
   conv.weight = conv_.value().squeeze(1);

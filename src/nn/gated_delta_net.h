@@ -26,8 +26,9 @@ struct GatedDeltaNetDims {
 /// Qwen3NextGatedDeltaNet.
 class GatedDeltaNet {
  public:
-  /// `prefix` for example "model.layers.0.linear_attn.".
-  GatedDeltaNet(const std::string& prefix, const GatedDeltaNetDims& dims);
+  /// `prefix` for example "model.layers.0.linear_attn."; `ranks` share the key heads, each with its
+  /// value heads.
+  GatedDeltaNet(const std::string& prefix, const GatedDeltaNetDims& dims, std::int64_t ranks = 1);
 
   at::Tensor forward(const LinearInput& x, const BlockInputs& inputs);
   /// Generation: continues from the cached convolution inputs and states of the slots and updates
@@ -46,7 +47,7 @@ class GatedDeltaNet {
   std::array<at::Tensor, 3> split_qkv(const at::Tensor& qkv) const;
   at::Tensor finish(const at::Tensor& o, const Projected& projected, const BlockInputs& inputs);
 
-  GatedDeltaNetDims dims_;
+  GatedDeltaNetDims dims_;                            ///< Of this rank.
   std::vector<std::unique_ptr<Linear>> projections_;  ///< {qkv, z, b, a} or {qkvz, ba}
   Linear out_proj_;
   Parameter conv_, a_log_, dt_bias_, norm_;

@@ -5,6 +5,7 @@
 
 #include <utility>
 
+#include "nn/tensor_parallel.h"
 #include "ops/autograd.h"
 #include "ops/moe/moe.h"
 #include "ops/swiglu/swiglu.h"
@@ -20,12 +21,15 @@ Mlp::Mlp(const std::string& prefix, std::int64_t hidden_size, std::int64_t inter
 }
 
 at::Tensor Mlp::forward(const LinearInput& x, const BlockInputs& inputs) {
-  const std::vector<at::Tensor> gate_up = forward_all(x, {&gate_proj_, &up_proj_});
+  const std::vector<at::Tensor> gate_up =
+      forward_all(enter_tensor_parallel(x, inputs), {&gate_proj_, &up_proj_});
   const at::Tensor y = ops::swiglu(*inputs.kernels, gate_up[0], gate_up[1]);
-  if (!inputs.recompute_elementwise) return down_proj_.forward(y);
-  return down_proj_.forward(
-      {y, [kernels = inputs.kernels, gate = ops::detached(gate_up[0]),
-           up = ops::detached(gate_up[1])] { return ops::swiglu(*kernels, gate, up); }});
+  LinearInput input(y);
+  if (inputs.recompute_elementwise) {
+    input.again = [kernels = inputs.kernels, gate = ops::detached(gate_up[0]),
+                   up = ops::detached(gate_up[1])] { return ops::swiglu(*kernels, gate, up); };
+  }
+  return leave_tensor_parallel(down_proj_.forward(input), inputs);
 }
 
 void Mlp::visit_parameters(const std::function<void(Parameter&)>& visit) {

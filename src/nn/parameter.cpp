@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "base/errors.h"
@@ -13,7 +14,36 @@ namespace heddle::nn {
 Parameter::Parameter(std::string name, std::vector<std::int64_t> global_shape, Placement placement)
     : name_(std::move(name)),
       global_shape_(std::move(global_shape)),
-      placement_(std::move(placement)) {}
+      local_shape_(global_shape_),
+      placement_(std::move(placement)) {
+  for (const std::int64_t size : global_shape_) segments_.push_back({{0, 0, size}});
+}
+
+void Parameter::place(const comm::Mesh& mesh) {
+  bool is_divided = false;
+  for (const Shard& shard : placement_) {
+    const std::int64_t ranks = mesh.size(shard.mesh_dim), place = mesh.coordinate(shard.mesh_dim);
+    if (ranks == 1) continue;
+    is_divided = is_divided || shard.mesh_dim == comm::Dim::kTp;
+    const auto dim = static_cast<std::size_t>(shard.tensor_dim);
+    const std::vector<std::int64_t> blocks =
+        shard.blocks.empty() ? std::vector<std::int64_t>{global_shape_[dim]} : shard.blocks;
+    segments_[dim].clear();
+    std::int64_t local = 0, global = 0;
+    for (const std::int64_t block : blocks) {
+      if (block % ranks != 0) {
+        throw_error<ModelError>("{}: {} of dimension {} do not divide by the {} ranks along {}",
+                                name_, block, dim, ranks, comm::name(shard.mesh_dim));
+      }
+      const std::int64_t part = block / ranks;
+      segments_[dim].push_back({local, global + place * part, part});
+      local += part;
+      global += block;
+    }
+    local_shape_[dim] = local;
+  }
+  is_copy_ = !is_divided && mesh.coordinate(comm::Dim::kTp) > 0;
+}
 
 std::int64_t Parameter::numel() const {
   std::int64_t count = 1;
@@ -23,7 +53,7 @@ std::int64_t Parameter::numel() const {
 
 void Parameter::allocate(c10::ScalarType dtype, c10::Device device) {
   const auto options = at::TensorOptions().dtype(dtype).device(device);
-  value_ = at::empty(global_shape_, options);
+  value_ = at::empty(local_shape_, options);
   anchor_ = at::empty({0}, options);
   set_trainable(trainable_);
 }
@@ -37,7 +67,7 @@ at::Tensor Parameter::data() const {
 void Parameter::allocate_released(c10::ScalarType dtype, c10::Device device) {
   const auto options = at::TensorOptions().dtype(dtype).device(device);
   value_ = at::empty({0}, options);
-  value_.unsafeGetTensorImpl()->set_sizes_contiguous(global_shape_);
+  value_.unsafeGetTensorImpl()->set_sizes_contiguous(local_shape_);
   anchor_ = at::empty({0}, options);
   set_trainable(trainable_);
 }
@@ -73,9 +103,25 @@ at::Tensor Parameter::owned() const { return owned_.defined() ? owned_ : data();
 
 std::vector<Box> Parameter::boxes(const at::Tensor& like_owned) const {
   if (like_owned.numel() == 0) return {};
-  std::vector<std::int64_t> offset(global_shape_.size(), 0);
-  if (!offset.empty()) offset[0] = first_owned_row_;
-  return {{std::move(offset), like_owned}};
+  std::vector<Box> boxes = {{{}, like_owned}};
+  for (std::size_t d = 0; d < global_shape_.size(); ++d) {
+    const auto dim = static_cast<std::int64_t>(d);
+    const std::int64_t first = d == 0 ? first_owned_row_ : 0;
+    std::vector<Box> cut;
+    for (const Box& box : boxes) {
+      for (const Segment& segment : segments_[d]) {
+        const std::int64_t begin = std::max(first, segment.local);
+        const std::int64_t end =
+            std::min(first + like_owned.size(dim), segment.local + segment.size);
+        if (begin >= end) continue;
+        Box part{box.offset, box.tensor.narrow(dim, begin - first, end - begin)};
+        part.offset.push_back(segment.global + begin - segment.local);
+        cut.push_back(std::move(part));
+      }
+    }
+    boxes = std::move(cut);
+  }
+  return boxes;
 }
 
 void Parameter::write_owned(const at::Tensor& whole) {

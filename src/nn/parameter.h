@@ -40,6 +40,18 @@ class Parameter {
 
   const std::string& name() const { return name_; }
   const std::vector<std::int64_t>& global_shape() const { return global_shape_; }
+  /// Shape of the value on this rank: what the placement leaves of the global shape.
+  const std::vector<std::int64_t>& local_shape() const { return local_shape_; }
+  /// Divides the parameter as its placement says. Before allocate(). Throws ModelError if a block
+  /// does not divide by the mesh dimension.
+  void place(const comm::Mesh& mesh);
+  /// True on all but the first of the ranks along tp that hold the same values: they do not count
+  /// in norms and do not save.
+  bool is_copy() const { return is_copy_; }
+  /// Each rank along tp sees a part of what this replicated parameter acts on, so its gradient is
+  /// the sum over them.
+  bool has_partial_gradient() const { return has_partial_gradient_; }
+  void set_partial_gradient() { has_partial_gradient_ = true; }
   const Placement& placement() const { return placement_; }
   std::int64_t numel() const;
 
@@ -98,8 +110,14 @@ class Parameter {
 
  private:
   std::string name_;
-  std::vector<std::int64_t> global_shape_;
+  std::vector<std::int64_t> global_shape_, local_shape_;
   Placement placement_;
+  /// For each dimension, which of its runs this rank holds.
+  struct Segment {
+    std::int64_t local, global, size;
+  };
+  std::vector<std::vector<Segment>> segments_;
+  bool is_copy_ = false, has_partial_gradient_ = false;
   bool trainable_ = true;
   at::Tensor value_, anchor_, gradient_;
   at::Tensor owned_;  ///< Undefined unless sharding divides the rows.

@@ -1,5 +1,6 @@
 #include "parallel/sharding.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
@@ -100,7 +101,9 @@ struct Sharding::Reduction {
 };
 
 Sharding::Sharding(const comm::Mesh& mesh)
-    : shard_group_(mesh.group({Dim::kCp, Dim::kFsdp})), replica_group_(mesh.group({Dim::kDp})) {}
+    : tensor_group_(mesh.group({Dim::kTp})),
+      shard_group_(mesh.group({Dim::kCp, Dim::kFsdp})),
+      replica_group_(mesh.group({Dim::kDp})) {}
 
 Sharding::~Sharding() = default;
 
@@ -213,6 +216,26 @@ void Sharding::release(std::size_t unit) {
   units_[unit].is_acquired = false;
 }
 
+void Sharding::sum_partial_gradients(const std::vector<nn::Parameter*>& parameters) const {
+  if (tensor_group_.size() == 1) return;
+  std::vector<nn::Parameter*> partial;
+  std::vector<at::Tensor> gradients;
+  for (nn::Parameter* parameter : parameters) {
+    if (!parameter->has_partial_gradient()) continue;
+    partial.push_back(parameter);
+    gradients.push_back(parameter->gradient_buffer().view({-1}));
+  }
+  if (partial.empty()) return;
+  at::Tensor sum = at::cat(gradients);
+  tensor_group_.all_reduce_sum(sum);
+  std::int64_t offset = 0;
+  for (nn::Parameter* parameter : partial) {
+    at::Tensor& gradient = parameter->gradient_buffer();
+    gradient.copy_(sum.narrow(0, offset, gradient.numel()).view(gradient.sizes()));
+    offset += gradient.numel();
+  }
+}
+
 void Sharding::reduce(std::size_t unit) {
   const ops::NoGradient guard;
   const std::int64_t ranks = shard_group_.size() * replica_group_.size();
@@ -223,6 +246,7 @@ void Sharding::reduce(std::size_t unit) {
     }
   }
   for (auto& [dtype, parameters] : by_dtype) {
+    sum_partial_gradients(parameters);
     Reduction reduction;
     std::int64_t size = 0;
     for (const nn::Parameter* parameter : parameters) {

@@ -61,7 +61,9 @@ class Sharding {
   struct Reduction;
 
   void gather_into_values(Shelf& shelf, const at::Tensor& runs) const;
+  void sum_partial_gradients(const std::vector<nn::Parameter*>& parameters) const;
 
+  comm::Group tensor_group_;   ///< tp
   comm::Group shard_group_;    ///< fsdp x cp
   comm::Group replica_group_;  ///< dp
   std::vector<Unit> units_;

@@ -47,7 +47,8 @@ Optimizer::Optimizer(std::vector<nn::Parameter*> parameters, const config::Optim
 double Optimizer::gradient_norm() const {
   std::vector<at::Tensor> gradients;
   for (const Slot& slot : slots_) {
-    if (slot.parameter->gradient().defined()) gradients.push_back(slot.parameter->gradient());
+    if (slot.parameter->gradient().defined() && !slot.parameter->is_copy())
+      gradients.push_back(slot.parameter->gradient());
   }
   const double own = gradients.empty() ? 0 : ops::gradient_norm(gradients);
   return owners_.size() == 1 ? own : std::sqrt(owners_.all_reduce_sum(own * own));
@@ -98,10 +99,11 @@ std::vector<std::string> Optimizer::undecayed() const {
   return names;
 }
 
-std::vector<ckpt::TensorPart> Optimizer::state() const {
+std::vector<ckpt::TensorPart> Optimizer::state(bool with_copies) const {
   std::vector<ckpt::TensorPart> parts;
   for (const Slot& slot : slots_) {
     const nn::Parameter& parameter = *slot.parameter;
+    if (parameter.is_copy() && !with_copies) continue;
     for (const auto& [kind, tensor] :
          {std::pair{"weights/", parameter.owned()}, std::pair{"master/", slot.master},
           std::pair{"exp_avg/", slot.exp_avg}, std::pair{"exp_avg_sq/", slot.exp_avg_sq},

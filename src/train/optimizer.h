@@ -37,8 +37,8 @@ class Optimizer {
   std::int64_t state_bytes() const;
 
   /// "weights/NAME", "exp_avg/NAME", ...: everything that changes in training, as live tensors of
-  /// this rank.
-  std::vector<ckpt::TensorPart> state() const;
+  /// this rank. `with_copies`: also of parameters that another rank along tp holds and saves.
+  std::vector<ckpt::TensorPart> state(bool with_copies) const;
   void set_steps(std::int64_t steps) { steps_ = steps; }
 
  private:

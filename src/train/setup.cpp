@@ -13,6 +13,7 @@
 #include "comm/launch_environment.h"
 #include "config/config.h"
 #include "device/device.h"
+#include "parallel/layout.h"
 #include "train/auxiliary_loss.h"
 #include "train/micro_batch.h"
 #include "train/vocabulary.h"
@@ -309,6 +310,7 @@ Setup make_setup(const config::RunConfig& config, Observer& observer,
   setup.source =
       std::make_unique<ckpt::ModelDirectory>(ckpt::ModelDirectory::open(config.model.path));
   models::qwen3_5::Config model_config = read_model_config(*setup.source);
+  parallel::check_layout(setup.context.mesh, model_config);
 
   check_added_tokens_trained(config, model_config);
   RunTokenizer tokenizer = load_tokenizer(config);

@@ -63,7 +63,7 @@ Trainer::Trainer(const config::RunConfig& config, Observer& observer, const std:
       stop_(stop),
       setup_(make_setup(config, observer, std::move(world))),
       optimizer_(setup_.trainable, config.optim, config.train.seed,
-                 setup_.context.mesh.loss_group()),
+                 setup_.context.mesh.world_group()),
       runner_(block_entries(*setup_.model), recompute_of(config.train.recompute),
               setup_.sharding.get()),
       loader_(std::make_unique<data::Loader>(setup_.train,
@@ -124,7 +124,7 @@ void Trainer::resume() {
 void Trainer::restore(const ckpt::TrainingCheckpoint& checkpoint) {
   const ops::NoGradient guard;
   const nlohmann::ordered_json& state = checkpoint.state();
-  for (const ckpt::TensorPart& part : optimizer_.state())
+  for (const ckpt::TensorPart& part : optimizer_.state(/*with_copies=*/true))
     checkpoint.copy_box(part.name, part.offset, part.tensor);
   if (setup_.sharding) setup_.sharding->publish();
   optimizer_.set_steps(state.at("optimizer_steps"));
@@ -157,7 +157,7 @@ void Trainer::save(std::int64_t step) {
   state.state["evaluations_without_gain"] = evaluations_without_gain_;
   state.state["kernels"] = setup_.model->kernels().lines();
   state.state["config"] = config::dump_yaml(config_);
-  state.parts = optimizer_.state();
+  state.parts = optimizer_.state(/*with_copies=*/false);
   if (!setup_.sharding) {
     for (ckpt::TensorPart& part : state.parts)
       state.tensors.emplace_back(std::move(part.name), std::move(part.tensor));

@@ -39,8 +39,8 @@ Words with_steps(int steps, Words words) {
 TEST_F(LayoutCheckpointTest, ContinuesUnderAnyOtherLayout) {
   expect_run("whole", 0, with_steps(9, {}));
   const auto whole = runs_.metrics("whole");
-  // dp2 fsdp2 -> fsdp3 -> one rank, three steps each.
-  expect_run("run", 4, with_steps(3, {"parallel.dp=2", "parallel.fsdp=2"}));
+  // tp2 fsdp2 -> fsdp3 -> one rank, three steps each.
+  expect_run("run", 4, with_steps(3, {"parallel.tp=2", "parallel.fsdp=2"}));
   EXPECT_TRUE(fs::exists(runs_.directory() /
                          "run/checkpoints/step-00000003/weights-00004-of-00004.safetensors"));
   expect_run("run", 3, with_steps(6, {"parallel.fsdp=3"}));

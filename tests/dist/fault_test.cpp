@@ -86,8 +86,8 @@ TEST_F(LaunchFailureTest, AUsersMistakeIsPrintedWithItsStatus) {
 }
 
 TEST_F(LaunchFailureTest, WhatIsNotBuiltIsRefusedBeforeAnyRankWaits) {
-  EXPECT_EQ(runs_.run("run", 2, "dense", {"parallel.tp=2"}), 2);
-  EXPECT_THAT(runs_.printed("run"), HasSubstr("parallel.tp"));
+  EXPECT_EQ(runs_.run("run", 2, "dense", {"parallel.cp=2"}), 2);
+  EXPECT_THAT(runs_.printed("run"), HasSubstr("parallel.cp"));
 }
 
 TEST_F(LaunchFailureTest, AKilledRankEndsTheOthers) {

@@ -26,6 +26,9 @@ const std::vector<Layout> kLayouts = {
     {"fsdp2", 2, {"parallel.fsdp=2"}},
     {"dp2 x fsdp2", 4, {"parallel.dp=2", "parallel.fsdp=2"}},
     {"fsdp3", 3, {"parallel.fsdp=auto"}},
+    {"tp2", 2, {"parallel.tp=2"}},
+    {"tp2 x fsdp2", 4, {"parallel.tp=2", "parallel.fsdp=2"}},
+    {"tp2 x dp2 x fsdp2", 8, {"parallel.tp=2", "parallel.dp=2", "parallel.fsdp=2"}},
 };
 
 /// What is trained and how; each is compared with one rank of its own.
@@ -140,6 +143,9 @@ TEST_F(ParityTest, OfEveryKindOne) {
   compare(variant("moe, LoRA, accumulated"), kLayouts[1], kFloat32);
   compare(variant("dense, full, fewer rows than ranks"), kLayouts[0], kFloat64);
   compare(variant("dense, some frozen, evaluated"), kLayouts[1], kFloat64);
+  compare(variant("dense, full"), kLayouts[4], kFloat64);
+  compare(variant("dense, LoRA"), kLayouts[4], kFloat64);
+  compare(variant("moe, LoRA, accumulated"), kLayouts[5], kFloat64);
 }
 
 class SlowParityTest : public ParityTest {};

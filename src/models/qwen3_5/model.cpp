@@ -34,15 +34,15 @@ nn::GatedDeltaNetDims gated_delta_net_dims(const Config& config) {
 }  // namespace
 
 DecoderLayer::DecoderLayer(const Config& config, const std::string& prefix, std::int64_t index,
-                           bool want_auxiliary_loss)
+                           bool want_auxiliary_loss, std::int64_t ranks)
     : rms_norm_eps_(config.rms_norm_eps),
       want_auxiliary_loss_(want_auxiliary_loss),
       input_layernorm_(prefix + "input_layernorm.weight", {config.hidden_size}),
       post_attention_layernorm_(prefix + "post_attention_layernorm.weight", {config.hidden_size}) {
   if (config.full_attention[index]) {
-    attention_.emplace(prefix + "self_attn.", attention_dims(config));
+    attention_.emplace(prefix + "self_attn.", attention_dims(config), ranks);
   } else {
-    gated_delta_net_.emplace(prefix + "linear_attn.", gated_delta_net_dims(config));
+    gated_delta_net_.emplace(prefix + "linear_attn.", gated_delta_net_dims(config), ranks);
   }
   if (config.sparse_mlp[index]) {
     moe_.emplace(prefix + "mlp.",
@@ -116,25 +116,27 @@ Model::Model(Config config, std::string prefix, const runtime::Context& context,
       prefix_(std::move(prefix)),
       context_(context),
       options_(options),
-      kernels_(ops::KernelTable::choose(ops::builtin_registry(), context.device.type(),
-                                        context.dtype, kernel_requests(config_),
-                                        options.kernel_policy)),
-      embed_tokens_(prefix_ + "embed_tokens.weight", {config_.vocab_size, config_.hidden_size},
-                    {{Dim::kTp, 0, {}}}),
+      kernels_(ops::KernelTable::choose(
+          ops::builtin_registry(), context.device.type(), context.dtype,
+          kernel_requests(config_, context.mesh.size(Dim::kTp)), options.kernel_policy)),
+      tensor_group_(context.mesh.group({Dim::kTp})),
+      embed_tokens_(prefix_ + "embed_tokens.weight", {config_.vocab_size, config_.hidden_size}),
       norm_(prefix_ + "norm.weight", {config_.hidden_size}) {
   for (std::int64_t i = 0; i < config_.num_hidden_layers; ++i) {
-    layers_.push_back(std::make_unique<DecoderLayer>(
-        config_, fmt::format("{}layers.{}.", prefix_, i), i, options.auxiliary_loss));
+    layers_.push_back(
+        std::make_unique<DecoderLayer>(config_, fmt::format("{}layers.{}.", prefix_, i), i,
+                                       options.auxiliary_loss, context.mesh.size(Dim::kTp)));
   }
   if (options.head == Head::kLanguageModel && !config_.tie_word_embeddings) {
-    lm_head_ = std::make_unique<nn::Linear>("lm_head.weight", config_.vocab_size,
-                                            config_.hidden_size, nn::Placement{{Dim::kTp, 0, {}}});
+    lm_head_ =
+        std::make_unique<nn::Linear>("lm_head.weight", config_.vocab_size, config_.hidden_size);
   }
   if (options.head == Head::kClassify) {
     if (options.num_labels < 1)
       throw_error<ConfigError>("model.num_labels must be at least 1 for model.head classify");
     score_ = std::make_unique<nn::Linear>("score.weight", options.num_labels, config_.hidden_size);
   }
+  visit_parameters([&](nn::Parameter& parameter) { parameter.place(context_.mesh); });
 }
 
 void Model::allocate() {
@@ -181,6 +183,7 @@ nn::BlockInputs Model::block_inputs(ops::Sequences sequences, const at::Tensor& 
       position_ids, config_.rotary_dim(), config_.rope_theta,
       position_ids.dim() == 2 ? config_.mrope_section : std::vector<std::int64_t>{},
       context_.dtype);
+  if (tensor_group_.size() > 1) inputs.tensor_group = &tensor_group_;
   inputs.real_tokens = real_tokens;
   inputs.training = training;
   return inputs;
@@ -243,7 +246,7 @@ at::Tensor Model::generate(const at::Tensor& tokens, const ops::Sequences& seque
   return hidden;
 }
 
-std::vector<ops::OpRequest> kernel_requests(const Config& config) {
+std::vector<ops::OpRequest> kernel_requests(const Config& config, std::int64_t ranks) {
   const ops::Dims hidden = {{"dim", config.hidden_size}};
   std::vector<ops::OpRequest> requests = {{"rms_norm", {hidden}}};
   const auto any = [](const std::vector<bool>& flags, bool value) {
@@ -251,26 +254,26 @@ std::vector<ops::OpRequest> kernel_requests(const Config& config) {
   };
   if (any(config.full_attention, false)) {
     requests.push_back({"gated_delta_rule",
-                        {{{"num_k_heads", config.linear_num_key_heads},
-                          {"num_v_heads", config.linear_num_value_heads},
+                        {{{"num_k_heads", config.linear_num_key_heads / ranks},
+                          {"num_v_heads", config.linear_num_value_heads / ranks},
                           {"head_k_dim", config.linear_key_head_dim},
                           {"head_v_dim", config.linear_value_head_dim}}}});
-    requests.push_back({"gdn_gates", {{{"num_v_heads", config.linear_num_value_heads}}}});
+    requests.push_back({"gdn_gates", {{{"num_v_heads", config.linear_num_value_heads / ranks}}}});
     requests.push_back({"gated_rms_norm", {{{"dim", config.linear_value_head_dim}}}});
     requests.push_back({"causal_conv1d",
-                        {{{"channels", gated_delta_net_dims(config).conv_channels()},
+                        {{{"channels", gated_delta_net_dims(config).conv_channels() / ranks},
                           {"width", config.linear_conv_kernel_dim}}}});
   }
   if (any(config.full_attention, true)) {
-    const ops::Dims attention = {{"num_heads", config.num_attention_heads},
-                                 {"num_kv_heads", config.num_key_value_heads},
+    const ops::Dims attention = {{"num_heads", config.num_attention_heads / ranks},
+                                 {"num_kv_heads", config.num_key_value_heads / ranks},
                                  {"head_dim", config.head_dim}};
     requests.push_back(
         {"qk_norm_rope", {{{"head_dim", config.head_dim}, {"rotary_dim", config.rotary_dim()}}}});
     requests.push_back({"attention", {attention}});
     requests.push_back({"output_gate", {attention}});
   }
-  requests.push_back({"swiglu", {{{"dim", config.intermediate_size}}}});
+  requests.push_back({"swiglu", {{{"dim", config.intermediate_size / ranks}}}});
   if (any(config.sparse_mlp, true)) {
     requests.push_back({"moe_experts",
                         {{{"num_experts", config.num_experts},

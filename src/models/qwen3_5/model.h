@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/group.h"
 #include "models/qwen3_5/config.h"
 #include "nn/attention.h"
 #include "nn/block.h"
@@ -25,8 +26,9 @@ enum class Head { kLanguageModel, kClassify, kEmbed };
 /// One decoder layer: h += mixer(norm(h)); h += mlp(norm(h)).
 class DecoderLayer : public nn::Block {
  public:
+  /// `ranks` along tp share the layer.
   DecoderLayer(const Config& config, const std::string& prefix, std::int64_t index,
-               bool want_auxiliary_loss);
+               bool want_auxiliary_loss, std::int64_t ranks = 1);
 
   std::size_t stages() const override { return 2; }
   nn::BlockOutput forward(std::size_t stage, const at::Tensor& hidden,
@@ -125,13 +127,14 @@ class Model {
   runtime::Context context_;
   ModelOptions options_;
   ops::KernelTable kernels_;
+  comm::Group tensor_group_;
   nn::Parameter embed_tokens_;
   std::vector<std::unique_ptr<DecoderLayer>> layers_;
   nn::Parameter norm_;
   std::unique_ptr<nn::Linear> lm_head_, score_;
 };
 
-/// Which operators the model calls and with which dimensions.
-std::vector<ops::OpRequest> kernel_requests(const Config& config);
+/// Which operators the model calls and with which dimensions, where `ranks` along tp share it.
+std::vector<ops::OpRequest> kernel_requests(const Config& config, std::int64_t ranks = 1);
 
 }  // namespace heddle::models::qwen3_5

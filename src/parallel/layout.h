@@ -1,0 +1,12 @@
+#pragma once
+
+#include "comm/mesh.h"
+#include "models/qwen3_5/config.h"
+
+namespace heddle::parallel {
+
+/// Refuses a mesh that the model cannot be divided by, before anything is allocated. Throws
+/// ConfigError with the numbers that do not divide and the nearest degree that works.
+void check_layout(const comm::Mesh& mesh, const models::qwen3_5::Config& model);
+
+}  // namespace heddle::parallel

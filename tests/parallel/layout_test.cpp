@@ -1,0 +1,53 @@
+#include "parallel/layout.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/errors.h"
+
+namespace heddle::parallel {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+models::qwen3_5::Config model() {
+  const nlohmann::ordered_json json = {{"model_type", "qwen3_5_text"},
+                                       {"vocab_size", 97},
+                                       {"hidden_size", 32},
+                                       {"intermediate_size", 48},
+                                       {"num_hidden_layers", 4},
+                                       {"num_attention_heads", 8},
+                                       {"num_key_value_heads", 4},
+                                       {"head_dim", 16},
+                                       {"linear_num_key_heads", 12},
+                                       {"linear_num_value_heads", 24},
+                                       {"linear_key_head_dim", 16},
+                                       {"linear_value_head_dim", 16}};
+  return models::qwen3_5::parse_config(json, "test");
+}
+
+TEST(Layout, TakesWhatDividesHeadsAndWidths) {
+  for (const std::int64_t tp : {1, 2, 4})
+    check_layout(comm::Mesh({tp, 1, 1, 1, 1}, 0, tp), model());
+}
+
+TEST(Layout, RefusesWithTheNumbersAndTheNearestDegree) {
+  EXPECT_THAT(
+      [] {
+        check_layout(comm::Mesh({8, 1, 1, 1, 1}, 0, 8), model());
+      },
+      ThrowsMessage<ConfigError>(AllOf(
+          HasSubstr("parallel.tp is 8"), HasSubstr("num_key_value_heads 4"),
+          HasSubstr("linear_num_key_heads 12"), HasSubstr("the nearest degree that does is 4"))));
+  EXPECT_THAT(
+      [] {
+        check_layout(comm::Mesh({3, 1, 1, 1, 1}, 0, 3), model());
+      },
+      ThrowsMessage<ConfigError>(AllOf(HasSubstr("num_attention_heads 8"),
+                                       HasSubstr("the nearest degree that does is 2"))));
+}
+
+}  // namespace
+}  // namespace heddle::parallel
