@@ -9,6 +9,11 @@
 #include "ops/compute_type.h"
 
 namespace heddle::ops {
+
+double attention_scale(const Attention::Inputs& inputs) {
+  return inputs.scale != 0 ? inputs.scale : 1 / std::sqrt(static_cast<double>(inputs.q.size(2)));
+}
+
 namespace {
 
 void check(const Attention::Inputs& in) {

@@ -3,11 +3,8 @@
 // time of the other. The entry points go through the dispatcher, so this compiles without CUDA.
 #include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
 #include <ATen/ops/_scaled_dot_product_cudnn_attention_backward.h>
-#include <fmt/format.h>
 
-#include <cmath>
-#include <optional>
-#include <string>
+#include <vector>
 
 #include "ops/attention/kernels.h"
 
@@ -34,10 +31,6 @@ at::Tensor batched(const at::Tensor& x, std::int64_t length) {
 
 at::Tensor packed(const at::Tensor& x) { return x.transpose(1, 2).flatten(0, 1); }
 
-double scale_of(const Attention::Inputs& in) {
-  return in.scale != 0 ? in.scale : 1 / std::sqrt(static_cast<double>(in.q.size(2)));
-}
-
 Attention::Forward forward(const Attention::Inputs& in, bool keep) {
   const std::int64_t length = common_length(in);
   if (length == 0) return attention_flash_varlen::forward(in, keep);
@@ -45,7 +38,7 @@ Attention::Forward forward(const Attention::Inputs& in, bool keep) {
       at::_scaled_dot_product_cudnn_attention(
           batched(in.q, length), batched(in.k, length), batched(in.v, length),
           /*attn_bias=*/std::nullopt, /*compute_log_sumexp=*/keep, /*dropout_p=*/0.0,
-          /*is_causal=*/true, /*return_debug_mask=*/false, scale_of(in));
+          /*is_causal=*/true, /*return_debug_mask=*/false, attention_scale(in));
   Attention::Forward result;
   result.o = packed(o);
   if (keep) result.saved = {lse, seed, offset, cu_q, cu_k};
@@ -60,17 +53,8 @@ Attention::Gradients backward(const Attention::Inputs& in, const Attention::Forw
       batched(grad_o, length), batched(in.q, length), batched(in.k, length), batched(in.v, length),
       batched(saved.o, length), saved.saved[0], saved.saved[1], saved.saved[2],
       /*attn_bias=*/at::Tensor(), saved.saved[3], saved.saved[4], length, length,
-      /*dropout_p=*/0.0, /*is_causal=*/true, scale_of(in));
+      /*dropout_p=*/0.0, /*is_causal=*/true, attention_scale(in));
   return {packed(dq), packed(dk), packed(dv)};
-}
-
-std::optional<std::string> refuse(const Dims& dims) {
-  const auto head_dim = dims.find("head_dim");
-  if (head_dim == dims.end()) return "the request names no head_dim";
-  if (head_dim->second > 256 || head_dim->second % 8 != 0) {
-    return fmt::format("head_dim {} is not a multiple of 8 up to 256", head_dim->second);
-  }
-  return std::nullopt;
 }
 
 }  // namespace
@@ -81,7 +65,7 @@ void add(Registry& registry) {
                            .device = c10::DeviceType::CUDA,
                            .dtypes = {c10::ScalarType::BFloat16, c10::ScalarType::Half},
                            .is_reference = false,
-                           .refuse = refuse,
+                           .refuse = attention_flash_varlen::refuse,
                            .on_chip_bytes = {}},
                           {forward, backward, attention_reference::step});
 }

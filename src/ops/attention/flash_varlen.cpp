@@ -5,18 +5,12 @@
 #include <ATen/ops/_flash_attention_forward.h>
 #include <fmt/format.h>
 
-#include <cmath>
 #include <optional>
 #include <string>
 
 #include "ops/attention/kernels.h"
 
 namespace heddle::ops::attention_flash_varlen {
-namespace {
-
-double scale_of(const Attention::Inputs& in) {
-  return in.scale != 0 ? in.scale : 1 / std::sqrt(static_cast<double>(in.q.size(2)));
-}
 
 std::optional<std::string> refuse(const Dims& dims) {
   const auto head_dim = dims.find("head_dim");
@@ -27,14 +21,12 @@ std::optional<std::string> refuse(const Dims& dims) {
   return std::nullopt;
 }
 
-}  // namespace
-
 Attention::Forward forward(const Attention::Inputs& in, bool keep) {
   TORCH_CHECK(in.q.is_cuda(), "cuda.flash_varlen: q is on ", in.q.device());
   auto [o, lse, rng_state, unused, debug] = at::_flash_attention_forward(
       in.q, in.k, in.v, in.q_sequences.cu_seqlens, in.k_sequences.cu_seqlens,
       in.q_sequences.max_seqlen, in.k_sequences.max_seqlen, /*dropout_p=*/0.0, /*is_causal=*/true,
-      /*return_debug_mask=*/false, scale_of(in));
+      /*return_debug_mask=*/false, attention_scale(in));
   Attention::Forward result;
   result.o = o;
   if (keep) result.saved = {lse, rng_state, unused};
@@ -46,7 +38,7 @@ Attention::Gradients backward(const Attention::Inputs& in, const Attention::Forw
   auto [dq, dk, dv] = at::_flash_attention_backward(
       grad_o.contiguous(), in.q, in.k, in.v, saved.o, saved.saved[0], in.q_sequences.cu_seqlens,
       in.k_sequences.cu_seqlens, in.q_sequences.max_seqlen, in.k_sequences.max_seqlen,
-      /*dropout_p=*/0.0, /*is_causal=*/true, saved.saved[1], saved.saved[2], scale_of(in));
+      /*dropout_p=*/0.0, /*is_causal=*/true, saved.saved[1], saved.saved[2], attention_scale(in));
   return {dq, dk, dv};
 }
 

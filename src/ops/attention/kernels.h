@@ -1,5 +1,7 @@
 #pragma once
 
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "ops/attention/attention.h"
@@ -15,8 +17,17 @@ at::Tensor step(const at::Tensor& q, const at::Tensor& k_cache, const at::Tensor
 
 }  // namespace heddle::ops::attention_reference
 
+namespace heddle::ops {
+
+/// The scale asked for, or head_dim^-1/2.
+double attention_scale(const Attention::Inputs& inputs);
+
+}  // namespace heddle::ops
+
 namespace heddle::ops::attention_flash_varlen {
 
+/// Why head dimensions do not fit libtorch's fused attention; nothing if they do.
+std::optional<std::string> refuse(const Dims& dims);
 Attention::Forward forward(const Attention::Inputs& inputs, bool keep);
 Attention::Gradients backward(const Attention::Inputs& inputs, const Attention::Forward& saved,
                               const at::Tensor& grad_o);

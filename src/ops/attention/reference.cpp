@@ -69,10 +69,6 @@ at::Tensor scores(const at::Tensor& q, const at::Tensor& k, const Block& block, 
   return s;
 }
 
-double scale_of(const Attention::Inputs& in) {
-  return in.scale != 0 ? in.scale : 1 / std::sqrt(static_cast<double>(in.q.size(2)));
-}
-
 }  // namespace
 
 Attention::Forward forward(const Attention::Inputs& in, bool keep) {
@@ -86,7 +82,7 @@ Attention::Forward forward(const Attention::Inputs& in, bool keep) {
     const at::Tensor q = grouped(in.q, block.q_begin, block.q_count, hkv, type);
     const at::Tensor k = grouped(in.k, block.k_begin, block.k_count, hkv, type);
     const at::Tensor v = grouped(in.v, block.k_begin, block.k_count, hkv, type);
-    const at::Tensor s = scores(q, k, block, scale_of(in));
+    const at::Tensor s = scores(q, k, block, attention_scale(in));
     // A query that sees no key gets zero, not NaN.
     at::Tensor row_lse = at::logsumexp(s, {-1}, /*keepdim=*/true);
     row_lse.masked_fill_(row_lse == -std::numeric_limits<double>::infinity(), 0);
@@ -102,7 +98,7 @@ Attention::Gradients backward(const Attention::Inputs& in, const Attention::Forw
                               const at::Tensor& grad_o) {
   const c10::ScalarType type = compute_type(in.q);
   const std::int64_t hq = in.q.size(1), hkv = in.k.size(1);
-  const double scale = scale_of(in);
+  const double scale = attention_scale(in);
   at::Tensor dq = at::zeros(in.q.sizes(), in.q.options());
   at::Tensor dk = at::zeros(in.k.sizes(), in.k.options().dtype(type));
   at::Tensor dv = at::zeros(in.v.sizes(), in.v.options().dtype(type));

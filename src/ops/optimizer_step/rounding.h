@@ -2,14 +2,8 @@
 
 #include <cstdint>
 
-#if defined(__CUDACC__)
-#define HEDDLE_HOST_DEVICE __host__ __device__
-#else
-#define HEDDLE_HOST_DEVICE
-#endif
-
 /// Random bits of stochastic rounding: a function of key and index alone, so that every device and
-/// layout rounds alike. Plain C++, also for CUDA sources.
+/// layout rounds alike. Plain C++, constexpr so that CUDA sources may call it too.
 namespace heddle::ops {
 
 constexpr std::uint64_t kRoundingStride = 0x9e3779b97f4a7c15u;
@@ -17,7 +11,7 @@ constexpr std::uint64_t kRoundingMix1 = 0xbf58476d1ce4e5b9u, kRoundingMix2 = 0x9
 
 /// SplitMix64 (Steele, Lea, Flood: "Fast Splittable Pseudorandom Number Generators"). Bits 0-15
 /// round the weight, 16-31 the first and 32-47 the second moment of element `index`.
-HEDDLE_HOST_DEVICE inline std::uint64_t rounding_bits(std::uint64_t key, std::uint64_t index) {
+constexpr std::uint64_t rounding_bits(std::uint64_t key, std::uint64_t index) {
   std::uint64_t x = key + (index + 1) * kRoundingStride;
   x = (x ^ (x >> 30)) * kRoundingMix1;
   x = (x ^ (x >> 27)) * kRoundingMix2;

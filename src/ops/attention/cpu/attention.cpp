@@ -105,10 +105,6 @@ at::Tensor with_unit_stride(const at::Tensor& x) {
   return x.stride(2) == 1 || x.size(2) == 1 ? x : x.contiguous();
 }
 
-double scale_of(const Attention::Inputs& in) {
-  return in.scale != 0 ? in.scale : 1 / std::sqrt(static_cast<double>(in.q.size(2)));
-}
-
 /// Scratch memory in elements of the dtype.
 at::Tensor scratch(std::int64_t elements, c10::ScalarType type) {
   return at::empty({elements}, at::TensorOptions().dtype(type));
@@ -155,7 +151,7 @@ Attention::Forward forward(const Attention::Inputs& in, bool keep) {
     a.keys = s.keys;
     a.dim = dim;
     a.padded = padded;
-    a.scale = scale_of(in);
+    a.scale = attention_scale(in);
     a.q = element_at(q, s.q_begin, task.head);
     a.q_stride = q.stride(0);
     a.out = element_at(result.o, s.q_begin, task.head);
@@ -204,7 +200,7 @@ Attention::Gradients backward(const Attention::Inputs& in, const Attention::Forw
     a.keys = s.keys;
     a.dim = dim;
     a.padded = padded;
-    a.scale = scale_of(in);
+    a.scale = attention_scale(in);
     a.q = element_at(q, s.q_begin, head);
     a.q_stride = q.stride(0);
     a.o = element_at(saved.o, s.q_begin, head);
