@@ -1,14 +1,9 @@
-# Compiler flags, ccache, mold, sanitizers.
+# Compiler flags, ccache, sanitizers.
 find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM)
   # No debug information refers to the build directory, so objects are shared between build directories.
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_NOHASHDIR=1 ${CCACHE_PROGRAM})
   set(CMAKE_CUDA_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_NOHASHDIR=1 ${CCACHE_PROGRAM})
-endif()
-
-find_program(MOLD_PROGRAM mold)
-if(MOLD_PROGRAM)
-  add_link_options(-fuse-ld=mold)
 endif()
 
 set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")

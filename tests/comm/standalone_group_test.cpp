@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
+#include <functional>
 #include <random>
 #include <thread>
 
@@ -12,7 +13,7 @@
 namespace heddle::comm {
 namespace {
 
-using ::testing::AnyOf;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
 
@@ -47,12 +48,28 @@ TEST(StandaloneGroup, BothSidesStartBeforeEitherIsAwaited) {
   EXPECT_EQ(a.all_reduce_sum(3.0), 5);
 }
 
+TEST(StandaloneGroup, WrongSidesAreNamed) {
+  const auto meet = [](const std::function<void(StandaloneOptions&)>& spoil) {
+    Listener listener(std::uint16_t{0});
+    StandaloneOptions right = side(listener.local_endpoint(), 0),
+                      wrong = side(listener.local_endpoint(), 1);
+    right.timeout = wrong.timeout = Seconds(8);
+    spoil(wrong);
+    auto sender = StandaloneMeeting::start(right, std::move(listener));
+    auto receiver = StandaloneMeeting::start(wrong);
+    return outcome(receiver) + "; " + outcome(sender);
+  };
+  EXPECT_THAT(meet([](StandaloneOptions& wrong) { wrong.nonce = "old"; }),
+              AllOf(HasSubstr("another job ('secret#0')"), HasSubstr("did not arrive: rank 1")));
+  EXPECT_THAT(meet([](StandaloneOptions& wrong) { wrong.size = 3; }), HasSubstr("was told of"));
+}
+
 TEST(StandaloneGroup, ANewGenerationRefusesTheOld) {
   Listener listener(std::uint16_t{0});
   const Endpoint endpoint = listener.local_endpoint();
   StandaloneOptions now = side(endpoint, 0), stale = side(endpoint, 1);
   now.generation = 2;
-  now.timeout = Seconds(3);
+  now.timeout = Seconds(8);
   stale.generation = 1;
   auto sender = StandaloneMeeting::start(now, std::move(listener));
   auto receiver = StandaloneMeeting::start(stale);
@@ -69,7 +86,8 @@ TEST(StandaloneGroup, RanksAndListenersMustFit) {
 }
 
 /// One rendezvous with one thing wrong, or none; each must end in success or a named error before
-/// its deadline.
+/// its deadline. Which error is a race where the deadline is short: c10d asks the resolver for the
+/// name of every peer, and a slow one takes seconds. WrongSidesAreNamed says which it should be.
 void meet_somehow(int kind, std::mt19937& random) {
   SCOPED_TRACE(kind);
   const auto pause = [&](int most) {
@@ -80,7 +98,7 @@ void meet_somehow(int kind, std::mt19937& random) {
   Listener listener(wanted);
   wanted.port = listener.port();
   StandaloneOptions sender = side(wanted, 0), receiver = side(wanted, 1);
-  sender.timeout = receiver.timeout = Seconds(kind == 3 || kind == 4 || kind == 6 ? 0.5 : 20);
+  sender.timeout = receiver.timeout = Seconds(kind == 3 || kind == 4 || kind == 6 ? 2 : 20);
   const auto begun = Clock::now();
   std::string sent, received;
   switch (kind) {
@@ -104,34 +122,29 @@ void meet_somehow(int kind, std::mt19937& random) {
     case 2:  // a squatter on the port
       EXPECT_THROW(Listener second(wanted), CommError);
       break;
-    case 3: {  // a stale process with an old nonce
-      receiver.nonce = "old";
+    case 3:    // a stale process with an old nonce
+    case 6: {  // wrong sizes
+      if (kind == 3) receiver.nonce = "old";
+      if (kind == 6) receiver.size = 3;
       auto s = StandaloneMeeting::start(sender, std::move(listener));
       auto r = StandaloneMeeting::start(receiver);
       sent = outcome(s), received = outcome(r);
-      EXPECT_THAT(received + sent, HasSubstr("another job"));
+      EXPECT_NE(sent, "");
+      EXPECT_NE(received, "");
       break;
     }
     case 4: {  // a side that never comes: it threw before
       auto s = StandaloneMeeting::start(sender, std::move(listener));
-      EXPECT_THAT(outcome(s), HasSubstr("did not arrive: rank 1"));
-      break;
-    }
-    case 6: {  // wrong sizes
-      receiver.size = 3;
-      auto s = StandaloneMeeting::start(sender, std::move(listener));
-      auto r = StandaloneMeeting::start(receiver);
-      sent = outcome(s), received = outcome(r);
-      EXPECT_THAT(sent + received, HasSubstr("was told of"));
+      EXPECT_NE(outcome(s), "");
       break;
     }
   }
   EXPECT_LT(Clock::now() - begun, sender.timeout + Seconds(6));
 }
 
-TEST(StandaloneGroup, FiftyRendezvous) {
+TEST(StandaloneGroup, RendezvousOfEveryKind) {
   std::mt19937 random(5);
-  for (int i = 0; i < 49; ++i) meet_somehow(i % 7, random);
+  for (int i = 0; i < 21; ++i) meet_somehow(i % 7, random);
 }
 
 TEST(SlowStandaloneGroup, AThousandRendezvous) {
