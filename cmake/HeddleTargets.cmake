@@ -74,14 +74,12 @@ function(heddle_test name)
   if(HEDDLE_CUDA)
     set(discovery PRE_TEST)
   endif()
-  # c10d asks the resolver for the name of every peer; a machine whose DNS does not answer must not slow the tests down.
-  set(environment "RES_OPTIONS=timeout:1 attempts:1")
   # A suite named SlowX, FaultX, FuzzX or GpuX carries that label; the default run leaves these out.
   gtest_discover_tests(${name} TEST_FILTER "-Slow*:Fault*:Fuzz*:Gpu*" DISCOVERY_TIMEOUT 60 DISCOVERY_MODE ${discovery}
-                       PROPERTIES LABELS fast TIMEOUT ${ARG_TIMEOUT} ENVIRONMENT "${environment}")
+                       PROPERTIES LABELS fast TIMEOUT ${ARG_TIMEOUT})
   foreach(label Slow Fault Fuzz Gpu)
     string(TOLOWER ${label} lower)
     gtest_discover_tests(${name} TEST_FILTER "${label}*" TEST_LIST ${name}_${lower} DISCOVERY_TIMEOUT 60 DISCOVERY_MODE ${discovery}
-                         PROPERTIES LABELS ${lower} TIMEOUT 3600 ENVIRONMENT "${environment}")
+                         PROPERTIES LABELS ${lower} TIMEOUT 3600)
   endforeach()
 endfunction()
