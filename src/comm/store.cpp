@@ -58,8 +58,9 @@ std::shared_ptr<const StoreHandle> open_store(const Endpoint& endpoint, Seconds 
   return guarded(endpoint, descriptor ? "serving" : "connecting", [&] {
     return run_watched(open, kSlice, [&] {
       if (std::chrono::steady_clock::now() < deadline) return;
-      throw_error<CommError>("no answer for {:.3g} s; another program may hold the port, or the resolver is slow",
-                             timeout.count());
+      throw_error<CommError>(
+          "no answer for {:.3g} s; another program may hold the port, or the resolver is slow",
+          timeout.count());
     });
   });
 }

@@ -100,15 +100,14 @@ class Checker {
       fail("parallel.fsdp", "only one of parallel.dp and parallel.fsdp can be auto");
     }
     for (const auto& [key, degree] :
-         {std::pair{"parallel.cp", p.cp}, std::pair{"parallel.pp", p.pp},
-          std::pair{"parallel.ep", p.ep}}) {
+         {std::pair{"parallel.pp", p.pp}, std::pair{"parallel.ep", p.ep}}) {
       if (degree != 1) {
         fail(key, fmt::format("{} ranks asked for, but this version divides the work by "
-                              "parallel.dp, parallel.fsdp and parallel.tp only",
+                              "parallel.dp, parallel.fsdp, parallel.tp and parallel.cp only",
                               degree));
       }
     }
-    const bool is_sharded = p.fsdp != Degree{} || p.tp != 1;
+    const bool is_sharded = p.fsdp != Degree{} || p.tp != 1 || p.cp != 1;
     const bool is_divided = is_sharded || p.dp != Degree{};
     if (is_divided && c_.model.head == Head::kEmbed) {
       fail("model.head",
@@ -120,7 +119,7 @@ class Checker {
     }
     if (is_sharded && !c_.log.sample_prompts.empty()) {
       fail("log.sample_prompts",
-           "needs the whole model on one rank, so parallel.fsdp 1 and parallel.tp 1");
+           "needs the whole model on one rank, so parallel.fsdp, parallel.tp and parallel.cp 1");
     }
   }
 

@@ -79,6 +79,7 @@ Batch Batch::from_sequences(std::span<const SequenceView> sequences, BatchCapaci
     }
     batch.cu_seqlens_host.push_back(static_cast<std::int32_t>(at));
     batch.max_seqlen = std::max(batch.max_seqlen, length);
+    batch.last_tokens.push_back(at - 1);
     batch.row_ids.push_back(sequence.row);
     if (with_targets) batch.targets.push_back(sequence.target);
   }

@@ -46,7 +46,8 @@ struct Batch {
   std::int64_t real_tokens = 0;  ///< T without the dummy tail
   std::int64_t real_sequences =
       0;  ///< S without the dummy tail and empty sequences; the first ones
-  std::vector<std::int64_t> row_ids;  ///< [real_sequences] the input row of each sequence
+  std::vector<std::int64_t> last_tokens;  ///< [real_sequences] where each one's last token is
+  std::vector<std::int64_t> row_ids;      ///< [real_sequences] the input row of each sequence
   std::vector<double>
       targets;  ///< [real_sequences] for classification and regression, otherwise empty
   std::vector<std::int64_t> text_of_row;  ///< [real_sequences] of groups: 0 the query, 1 the

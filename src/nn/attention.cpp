@@ -3,10 +3,12 @@
 #include <ATen/ops/cat.h>
 
 #include <algorithm>
+#include <numeric>
 
 #include "nn/tensor_parallel.h"
 #include "ops/attention/attention.h"
 #include "ops/autograd.h"
+#include "ops/context_parallel/context_parallel.h"
 #include "ops/rotary/rotary.h"
 
 namespace heddle::nn {
@@ -30,6 +32,10 @@ Attention::Attention(const std::string& prefix, const AttentionDims& dims, std::
   dims_.num_key_value_heads /= ranks;
   q_norm_.set_partial_gradient();
   k_norm_.set_partial_gradient();
+}
+
+std::int64_t ulysses_key_copies(std::int64_t num_key_value_heads, std::int64_t ranks) {
+  return ranks / std::gcd(ranks, num_key_value_heads);
 }
 
 Attention::Projected Attention::project(const LinearInput& x, const BlockInputs& inputs) {
@@ -62,11 +68,35 @@ at::Tensor Attention::finish(const at::Tensor& o, const Projected& projected,
   return leave_tensor_parallel(o_proj_.forward(input), inputs);
 }
 
+at::Tensor Attention::attend(const Projected& projected, const BlockInputs& inputs) const {
+  const auto& [q, k, v, gate] = projected;
+  if (!inputs.context) {
+    return ops::attention(*inputs.kernels, {q, k, v, inputs.sequences, inputs.sequences, 0});
+  }
+  if (inputs.context->plan.method() == ops::ContextMethod::kUlysses)
+    return attend_by_ulysses(projected, inputs);
+  return ops::attention(*inputs.kernels, ops::context_attention_inputs(q, k, v, *inputs.context));
+}
+
+at::Tensor Attention::attend_by_ulysses(const Projected& projected,
+                                        const BlockInputs& inputs) const {
+  const ops::ContextParallel& context = *inputs.context;
+  const std::int64_t T = projected.q.size(0), D = dims_.head_dim;
+  const std::int64_t copies = ulysses_key_copies(dims_.num_key_value_heads, context.plan.ranks());
+  const auto copied = [&](const at::Tensor& x) {
+    return x.unsqueeze(2).expand({-1, -1, copies, -1}).flatten(1);
+  };
+  const std::vector<at::Tensor> heads = ops::tokens_to_heads(
+      {projected.q.flatten(1), copied(projected.k), copied(projected.v)}, context);
+  const auto of = [&](std::size_t i) { return heads[i].reshape({heads[i].size(0), -1, D}); };
+  const at::Tensor o = ops::attention(
+      *inputs.kernels, {of(0), of(1), of(2), context.sequences, context.sequences, 0});
+  return ops::heads_to_tokens(o.flatten(1), context).view({T, dims_.num_attention_heads, D});
+}
+
 at::Tensor Attention::forward(const LinearInput& x, const BlockInputs& inputs) {
   const Projected projected = project(enter_tensor_parallel(x, inputs), inputs);
-  const at::Tensor o = ops::attention(*inputs.kernels, {projected.q, projected.k, projected.v,
-                                                        inputs.sequences, inputs.sequences, 0});
-  return finish(o, projected, inputs);
+  return finish(attend(projected, inputs), projected, inputs);
 }
 
 at::Tensor Attention::generate(const at::Tensor& x, const BlockInputs& inputs, CacheView& cache) {

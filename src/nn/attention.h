@@ -11,6 +11,10 @@ struct AttentionDims {
   double rms_norm_eps;
 };
 
+/// How often every key/value head is repeated so that the ranks of Ulysses can divide them; it
+/// divides the query heads of each if the ranks divide all query heads.
+std::int64_t ulysses_key_copies(std::int64_t num_key_value_heads, std::int64_t ranks);
+
 /// Gated full attention of Qwen3-Next and Qwen3.5: q_proj gives query and gate per head, RMSNorm of
 /// q and k per head, partial RoPE, causal GQA, output x sigmoid(gate).
 class Attention {
@@ -30,6 +34,9 @@ class Attention {
     at::Tensor q, k, v, gate;
   };
   Projected project(const LinearInput& x, const BlockInputs& inputs);
+  /// o [T,Hq,D].
+  at::Tensor attend(const Projected& projected, const BlockInputs& inputs) const;
+  at::Tensor attend_by_ulysses(const Projected& projected, const BlockInputs& inputs) const;
   at::Tensor finish(const at::Tensor& o, const Projected& projected, const BlockInputs& inputs);
 
   AttentionDims dims_;  ///< Of this rank.

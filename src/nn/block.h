@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -10,6 +11,10 @@
 #include "nn/parameter.h"
 #include "ops/registry.h"
 #include "ops/sequences.h"
+
+namespace heddle::ops {
+struct ContextParallel;
+}
 
 namespace heddle::nn {
 
@@ -20,6 +25,9 @@ struct BlockInputs {
   at::Tensor cos, sin;  ///< [T, rotary/2], see ops::rotary_tables.
   /// The ranks that share each block's heads and widths; null if this rank has all.
   const comm::Group* tensor_group = nullptr;
+  /// The ranks that share the batch's tokens, whose fragments here `sequences` are; null if this
+  /// rank has all.
+  std::shared_ptr<const ops::ContextParallel> context;
   std::int64_t real_tokens = 0;  ///< Tokens before the dummy tail.
   bool training = false;         ///< Dropout and auxiliary losses are on.
   /// Results of elementwise operators and norms that only feed a product are not kept for its

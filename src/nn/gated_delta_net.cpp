@@ -8,6 +8,7 @@
 #include "nn/tensor_parallel.h"
 #include "ops/autograd.h"
 #include "ops/causal_conv1d/causal_conv1d.h"
+#include "ops/context_parallel/context_parallel.h"
 #include "ops/gated_delta_net/gated_delta_net.h"
 
 namespace heddle::nn {
@@ -88,25 +89,77 @@ std::array<at::Tensor, 3> GatedDeltaNet::split_qkv(const at::Tensor& qkv) const 
                         dims_.value_head_dim);
 }
 
-at::Tensor GatedDeltaNet::forward(const LinearInput& x, const BlockInputs& inputs) {
-  const Projected projected = project(enter_tensor_parallel(x, inputs));
+GatedDeltaNet::Mixing GatedDeltaNet::mixing(const Projected& projected) const {
+  return {projected.qkv,  projected.a,      projected.b,         conv_.value().squeeze(1),
+          a_log_.value(), dt_bias_.value(), dims_.num_key_heads, dims_.num_value_heads};
+}
+
+at::Tensor GatedDeltaNet::run(const Mixing& m, const ops::Sequences& sequences,
+                              const BlockInputs& inputs) const {
+  const ops::ContextParallel* states_from =
+      inputs.context && inputs.context->plan.method() == ops::ContextMethod::kState
+          ? inputs.context.get()
+          : nullptr;
+  const auto split = [m, K = dims_.key_head_dim, V = dims_.value_head_dim](const at::Tensor& qkv) {
+    return ops::split_qkv(qkv, m.num_key_heads, K, m.num_value_heads, V);
+  };
   ops::CausalConv1d::Inputs conv;
-  conv.x = projected.qkv;
-  conv.weight = conv_.value().squeeze(1);
-  conv.sequences = inputs.sequences;
-  const auto [q, k, v] = split_qkv(ops::causal_conv1d(*inputs.kernels, conv).y);
-  const auto [g, beta] =
-      ops::gdn_gates(*inputs.kernels, projected.a, projected.b, a_log_.value(), dt_bias_.value());
-  ops::GatedDeltaRule::Inputs rule_inputs{q, k, v, g, beta, {}, inputs.sequences, {}, {}};
+  conv.x = m.qkv;
+  conv.weight = m.conv_weight;
+  conv.sequences = sequences;
+  if (states_from != nullptr)
+    conv.initial_state = ops::context_conv_state(m.qkv, dims_.conv_kernel, *states_from);
+  const auto [q, k, v] = split(ops::causal_conv1d(*inputs.kernels, conv).y);
+  const auto [g, beta] = ops::gdn_gates(*inputs.kernels, m.a, m.b, m.a_log, m.dt_bias);
+  ops::GatedDeltaRule::Inputs rule{q, k, v, g, beta, {}, sequences, {}, {}};
   if (inputs.recompute_elementwise) {
-    conv.x = ops::detached(conv.x);
-    conv.weight = ops::detached(conv.weight);
-    rule_inputs.qkv_again = [this, conv, kernels = inputs.kernels] {
-      return split_qkv(ops::causal_conv1d(*kernels, conv).y);
+    for (at::Tensor* tensor : {&conv.x, &conv.weight, &conv.initial_state})
+      *tensor = ops::detached(*tensor);
+    rule.qkv_again = [split, conv, kernels = inputs.kernels] {
+      return split(ops::causal_conv1d(*kernels, conv).y);
     };
   }
-  const auto rule = ops::gated_delta_rule(*inputs.kernels, rule_inputs);
-  return finish(rule.o, projected, inputs);
+  if (states_from != nullptr)
+    return ops::context_gated_delta_rule(*inputs.kernels, rule, *states_from);
+  return ops::gated_delta_rule(*inputs.kernels, rule).o;
+}
+
+at::Tensor GatedDeltaNet::mix_by_ulysses(const Projected& projected,
+                                         const BlockInputs& inputs) const {
+  const ops::ContextParallel& context = *inputs.context;
+  const std::int64_t n = context.plan.ranks(), rank = context.plan.rank();
+  const std::int64_t K = dims_.key_dim(), V = dims_.value_dim();
+  const auto by_head = [&](const at::Tensor& x) {
+    const std::int64_t size = x.size(0) / n;
+    return x.narrow(0, rank * size, size);
+  };
+  Mixing m = mixing(projected);
+  const std::vector<at::Tensor> qkv = m.qkv.split_with_sizes({K, K, V}, 1);
+  const std::vector<at::Tensor> mine =
+      ops::tokens_to_heads({qkv[0], qkv[1], qkv[2], m.a, m.b}, context);
+  m.qkv = at::cat({mine[0], mine[1], mine[2]}, 1);
+  m.a = mine[3].contiguous();
+  m.b = mine[4].contiguous();
+  const std::vector<at::Tensor> weights = m.conv_weight.split_with_sizes({K, K, V}, 0);
+  m.conv_weight = at::cat({by_head(weights[0]), by_head(weights[1]), by_head(weights[2])});
+  m.a_log = by_head(m.a_log);
+  m.dt_bias = by_head(m.dt_bias);
+  m.num_key_heads /= n;
+  m.num_value_heads /= n;
+  const at::Tensor o = run(m, context.sequences, inputs);
+  return ops::heads_to_tokens(o.flatten(1), context)
+      .view({projected.qkv.size(0), dims_.num_value_heads, dims_.value_head_dim});
+}
+
+at::Tensor GatedDeltaNet::mix(const Projected& projected, const BlockInputs& inputs) const {
+  if (inputs.context && inputs.context->plan.method() == ops::ContextMethod::kUlysses)
+    return mix_by_ulysses(projected, inputs);
+  return run(mixing(projected), inputs.sequences, inputs);
+}
+
+at::Tensor GatedDeltaNet::forward(const LinearInput& x, const BlockInputs& inputs) {
+  const Projected projected = project(enter_tensor_parallel(x, inputs));
+  return finish(mix(projected, inputs), projected, inputs);
 }
 
 at::Tensor GatedDeltaNet::generate(const at::Tensor& x, const BlockInputs& inputs,

@@ -44,6 +44,19 @@ class GatedDeltaNet {
     at::Tensor b, a;  ///< [T, Hv]
   };
   Projected project(const LinearInput& x);
+  /// What mixes tokens: convolution, gates and rule of some of the heads.
+  struct Mixing {
+    at::Tensor qkv, a, b;  ///< [T, channels], [T, Hv], [T, Hv]
+    at::Tensor conv_weight, a_log, dt_bias;
+    std::int64_t num_key_heads, num_value_heads;
+  };
+  /// Of this rank's heads.
+  Mixing mixing(const Projected& projected) const;
+  /// o [T,Hv,V].
+  at::Tensor mix(const Projected& projected, const BlockInputs& inputs) const;
+  at::Tensor run(const Mixing& mixing, const ops::Sequences& sequences,
+                 const BlockInputs& inputs) const;
+  at::Tensor mix_by_ulysses(const Projected& projected, const BlockInputs& inputs) const;
   std::array<at::Tensor, 3> split_qkv(const at::Tensor& qkv) const;
   at::Tensor finish(const at::Tensor& o, const Projected& projected, const BlockInputs& inputs);
 

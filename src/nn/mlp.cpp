@@ -66,8 +66,9 @@ BlockOutput Moe::forward(const at::Tensor& x, const BlockInputs& inputs, bool wa
     output.auxiliary_loss = std::move(load.probabilities);
     output.expert_assignments = std::move(load.assignments);
   } else {
-    output.auxiliary_loss = ops::moe_auxiliary_loss(routing.probabilities, routing.experts,
-                                                    inputs.sequences, inputs.real_tokens);
+    output.auxiliary_loss =
+        ops::moe_auxiliary_loss(routing.probabilities, routing.experts, inputs.sequences,
+                                inputs.real_tokens, inputs.context.get());
   }
   return output;
 }

@@ -99,10 +99,7 @@ HeadResult classification(Model& model, const at::Tensor& hidden, const data::Ba
 }  // namespace
 
 at::Tensor last_token_rows(const at::Tensor& hidden, const data::Batch& batch) {
-  std::vector<std::int64_t> rows;
-  for (std::int64_t s = 0; s < batch.real_sequences; ++s)
-    rows.push_back(batch.cu_seqlens_host[s + 1] - 1);
-  return hidden.index_select(0, at::tensor(rows, at::kLong).to(hidden.device()));
+  return hidden.index_select(0, at::tensor(batch.last_tokens, at::kLong).to(hidden.device()));
 }
 
 HeadResult run_head(Model& model, const at::Tensor& hidden, const data::Batch& batch,

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "data/context_share.h"
 #include "ops/autograd.h"
+#include "ops/context_parallel/context_parallel.h"
 #include "train/auxiliary_loss.h"
 
 namespace heddle::train {
@@ -38,6 +40,22 @@ parallel::Recompute recompute_of(config::Recompute policy) {
   return parallel::Recompute::kOff;
 }
 
+LocalBatch::LocalBatch(const models::qwen3_5::Model& model, const data::Batch& whole)
+    : host(whole) {
+  host = data::with_dummy_tail(std::move(host), model.least_tokens());
+  context = model.context_of(host.cu_seqlens_host);
+  if (context) host = data::context_share(host, context->plan);
+  device = host.to(model.context().device);
+}
+
+nn::BlockInputs LocalBatch::inputs(const models::qwen3_5::Model& model, bool training) const {
+  nn::BlockInputs inputs =
+      model.block_inputs({device.cu_seqlens, device.cu_seqlens_host, device.max_seqlen},
+                         device.position_ids, device.real_tokens, training);
+  inputs.context = context;
+  return inputs;
+}
+
 HeadFunction training_head(models::qwen3_5::Model& model, double gradient_scale) {
   return [&model, gradient_scale](const at::Tensor& hidden, const data::Batch& batch) {
     return run_head(model, hidden, batch, gradient_scale, /*want_gradients=*/true);
@@ -50,21 +68,19 @@ MicroBatchLoss run_micro_batch(models::qwen3_5::Model& model, adapters::LoraSet*
                                const data::Batch& host_batch, const HeadFunction& head_function,
                                const MicroBatchOptions& options) {
   if (options.sharding != nullptr) options.sharding->acquire(kRootUnit);
-  const data::Batch batch = host_batch.to(model.context().device);
+  const LocalBatch batch(model, host_batch);
   if (adapters != nullptr) adapters->set_dropout_stream(options.dropout_stream);
-  nn::BlockInputs inputs =
-      model.block_inputs({batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen},
-                         batch.position_ids, batch.real_tokens, /*training=*/true);
+  nn::BlockInputs inputs = batch.inputs(model, /*training=*/true);
   inputs.recompute_elementwise = options.recompute_elementwise;
   inputs.pooled_auxiliary_loss = options.pooled_auxiliary_loss;
-  const at::Tensor embedded = model.embed(batch.tokens);
+  const at::Tensor embedded = model.embed(batch.device.tokens);
   const bool embedding_trained = embedded.requires_grad();
   parallel::BlockRunner::Pass pass;
   const at::Tensor hidden = runner.forward(embedded, inputs, embedding_trained, pass);
-  const HeadResult head = head_function(hidden, host_batch);
+  const HeadResult head = head_function(hidden, batch.host);
   MicroBatchLoss result{head.loss_sum, pass.auxiliary_loss};
   if (pass.expert_assignments.defined()) {
-    const auto rows = static_cast<double>(sparse_layers(model.config()) * batch.real_tokens);
+    const auto rows = static_cast<double>(sparse_layers(model.config()) * batch.host.real_tokens);
     result.auxiliary_sum = pool_auxiliary_loss(pass, std::max(rows, 1.0));
   }
   const at::Tensor gradient =

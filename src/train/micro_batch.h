@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "adapters/lora.h"
@@ -22,6 +23,17 @@ std::vector<parallel::BlockEntry> block_entries(models::qwen3_5::Model& model);
 
 /// The runner's part of train.recompute; the elementwise part is in MicroBatchOptions.
 parallel::Recompute recompute_of(config::Recompute policy);
+
+/// What this rank does of a micro-batch that all ranks along cp read.
+struct LocalBatch {
+  LocalBatch(const models::qwen3_5::Model& model, const data::Batch& whole);
+
+  data::Batch host;                                     ///< The rank's tokens, or all.
+  data::Batch device;                                   ///< The same on the model's device.
+  std::shared_ptr<const ops::ContextParallel> context;  ///< Null if the rank has all tokens.
+
+  nn::BlockInputs inputs(const models::qwen3_5::Model& model, bool training) const;
+};
 
 /// Loss and gradient on the hidden states [T,H] of one micro-batch, which is on the host.
 using HeadFunction = std::function<HeadResult(const at::Tensor& hidden, const data::Batch&)>;
@@ -45,8 +57,8 @@ struct MicroBatchLoss {
   at::Tensor auxiliary_sum;  ///< Undefined without a router's loss.
 };
 
-/// Forward and backward of one micro-batch, which is on the host: adds to the gradients of
-/// `trainable` and waits for nothing. `adapters` may be null.
+/// Forward and backward of one micro-batch, which is on the host and the same on all ranks along
+/// cp: adds to the gradients of `trainable` and waits for nothing. `adapters` may be null.
 MicroBatchLoss run_micro_batch(models::qwen3_5::Model& model, adapters::LoraSet* adapters,
                                parallel::BlockRunner& runner,
                                const std::vector<nn::Parameter*>& trainable,

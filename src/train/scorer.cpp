@@ -6,8 +6,8 @@
 #include "base/errors.h"
 #include "data/batch.h"
 #include "ops/autograd.h"
-#include "parallel/block_runner.h"
 #include "train/head.h"
+#include "train/micro_batch.h"
 
 namespace heddle::train {
 
@@ -32,14 +32,13 @@ std::vector<RowScore> score_rows(Model& model, std::span<const std::vector<std::
     weights[r].back() = 0;
     views.push_back({rows[r], labels[r], weights[r], static_cast<std::int64_t>(r), 0});
   }
-  const data::Batch batch = data::Batch::from_sequences(views).to(model.context().device);
-  const nn::BlockInputs inputs =
-      model.block_inputs({batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen},
-                         batch.position_ids, batch.real_tokens, /*training=*/false);
+  const LocalBatch local(model, data::Batch::from_sequences(views));
+  const data::Batch& batch = local.device;
   std::vector<parallel::BlockEntry> blocks;
   for (const auto& layer : model.layers()) blocks.push_back({layer.get(), {}});
-  const at::Tensor hidden = parallel::BlockRunner(std::move(blocks), parallel::Recompute::kOff)
-                                .evaluate(model.embed(batch.tokens), inputs);
+  const at::Tensor hidden =
+      parallel::BlockRunner(std::move(blocks), parallel::Recompute::kOff)
+          .evaluate(model.embed(batch.tokens), local.inputs(model, /*training=*/false));
   const ScoreResult scored = score_head(model, hidden, batch, normalize_embedding);
 
   std::vector<RowScore> result(rows.size());

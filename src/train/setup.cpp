@@ -146,6 +146,11 @@ models::qwen3_5::Config read_model_config(const ckpt::ModelDirectory& source) {
   return models::qwen3_5::parse_config(source.config(), (source.path() / "config.json").string());
 }
 
+ops::ContextMethod context_method(const config::RunConfig& config) {
+  return config.parallel.cp_method == config::CpMethod::kUlysses ? ops::ContextMethod::kUlysses
+                                                                 : ops::ContextMethod::kState;
+}
+
 /// Degrees of the mesh for `world` ranks, `auto` resolved.
 comm::Mesh::Sizes mesh_sizes(const config::ParallelSection& p, std::int64_t world) {
   const std::int64_t given = p.tp * p.cp * p.pp * std::max<std::int64_t>(1, p.dp.value) *
@@ -310,7 +315,7 @@ Setup make_setup(const config::RunConfig& config, Observer& observer,
   setup.source =
       std::make_unique<ckpt::ModelDirectory>(ckpt::ModelDirectory::open(config.model.path));
   models::qwen3_5::Config model_config = read_model_config(*setup.source);
-  parallel::check_layout(setup.context.mesh, model_config);
+  parallel::check_layout(setup.context.mesh, model_config, context_method(config));
 
   check_added_tokens_trained(config, model_config);
   RunTokenizer tokenizer = load_tokenizer(config);
@@ -333,6 +338,7 @@ Setup make_setup(const config::RunConfig& config, Observer& observer,
       config.model.num_labels > 0 ? config.model.num_labels : model_config.num_labels;
   options.auxiliary_loss = auxiliary_coefficient(config, model_config) > 0;
   options.kernel_policy = kernel_policy(config, setup.context.device);
+  options.context_method = context_method(config);
   const std::string prefix = ckpt::text_prefix(*setup.source);
   setup.model = std::make_unique<models::qwen3_5::Model>(std::move(model_config), prefix,
                                                          setup.context, options);

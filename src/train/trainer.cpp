@@ -43,10 +43,6 @@ data::LoaderOptions loader_options(const config::RunConfig& config, const comm::
   return options;
 }
 
-ops::Sequences sequences_of(const data::Batch& batch) {
-  return {batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen};
-}
-
 /// What the sums of one step are divided by: loss weights of tokens, sequences for a
 /// classification head, queries for an embedding.
 double normalizer(const Model& model, double loss_weights, std::int64_t sequences) {
@@ -171,8 +167,11 @@ void Trainer::save(std::int64_t step) {
 std::uint64_t Trainer::dropout_stream(const data::Step& step, std::size_t micro_batch) const {
   // The ranks draw different masks.
   const comm::Mesh& mesh = setup_.context.mesh;
-  const auto number = micro_batch * static_cast<std::size_t>(mesh.data_size()) +
-                      static_cast<std::size_t>(mesh.data_rank());
+  const std::int64_t readers = mesh.data_size() * mesh.size(comm::Dim::kCp);
+  const std::int64_t reader =
+      mesh.data_rank() * mesh.size(comm::Dim::kCp) + mesh.coordinate(comm::Dim::kCp);
+  const auto number =
+      micro_batch * static_cast<std::size_t>(readers) + static_cast<std::size_t>(reader);
   return static_cast<std::uint64_t>(step.step) * 65536 + number + 1;
 }
 
@@ -270,16 +269,15 @@ Evaluation Trainer::evaluate() {
   if (setup_.sharding) setup_.sharding->acquire(kRootUnit);
   double loss = 0, weights = 0;
   std::int64_t sequences = 0;
-  while (const auto host_batch = loader.next()) {
+  while (const auto whole = loader.next()) {
     const ops::NoGradient guard;
-    const data::Batch batch = host_batch->to(setup_.context.device);
-    const nn::BlockInputs inputs = model.block_inputs(sequences_of(batch), batch.position_ids,
-                                                      batch.real_tokens, /*training=*/false);
-    const at::Tensor hidden = runner_.evaluate(model.embed(batch.tokens), inputs);
+    const LocalBatch batch(model, *whole);
+    const at::Tensor hidden =
+        runner_.evaluate(model.embed(batch.device.tokens), batch.inputs(model, /*training=*/false));
     loss +=
-        run_head(model, hidden, *host_batch, 1, /*want_gradients=*/false).loss_sum.item<double>();
-    weights += host_batch->loss_weight_sum;
-    sequences += host_batch->real_sequences;
+        run_head(model, hidden, batch.host, 1, /*want_gradients=*/false).loss_sum.item<double>();
+    weights += batch.host.loss_weight_sum;
+    sequences += batch.host.real_sequences;
   }
   if (setup_.sharding) setup_.sharding->release(kRootUnit);
   const comm::Group group = setup_.context.mesh.loss_group();

@@ -24,11 +24,10 @@ at::Tensor Trainer::embeddings_of(const data::Batch& host_batch, std::uint64_t d
   const ops::NoGradient guard;
   Model& model = *setup_.model;
   if (setup_.adapters) setup_.adapters->set_dropout_stream(dropout_stream);
-  const data::Batch batch = host_batch.to(setup_.context.device);
-  const nn::BlockInputs inputs =
-      model.block_inputs({batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen},
-                         batch.position_ids, batch.real_tokens, /*training=*/false);
-  return embed_head(model, runner_.evaluate(model.embed(batch.tokens), inputs), batch);
+  const LocalBatch batch(model, host_batch);
+  const at::Tensor hidden =
+      runner_.evaluate(model.embed(batch.device.tokens), batch.inputs(model, /*training=*/false));
+  return embed_head(model, hidden, batch.host);
 }
 
 std::vector<HeadFunction> Trainer::embed_heads_of(const data::Step& step, double gradient_scale) {

@@ -222,10 +222,10 @@ INSTANTIATE_TEST_SUITE_P(
                   "run.yaml:4: train.early_stop_patience: early stopping needs data.eval"},
         BadConfig{
             "SeveralRanks",
-            after_good("parallel: {cp: 2}\n"),
+            after_good("parallel: {pp: 2}\n"),
             {},
-            "run.yaml:4: parallel.cp: 2 ranks asked for, but this version divides the work by "
-            "parallel.dp, parallel.fsdp and parallel.tp only"},
+            "run.yaml:4: parallel.pp: 2 ranks asked for, but this version divides the work by "
+            "parallel.dp, parallel.fsdp, parallel.tp and parallel.cp only"},
         BadConfig{"Float64OnAscend",
                   after_good("device: npu\n"),
                   {"model.dtype=float64"},

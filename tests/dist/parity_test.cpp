@@ -29,6 +29,14 @@ const std::vector<Layout> kLayouts = {
     {"tp2", 2, {"parallel.tp=2"}},
     {"tp2 x fsdp2", 4, {"parallel.tp=2", "parallel.fsdp=2"}},
     {"tp2 x dp2 x fsdp2", 8, {"parallel.tp=2", "parallel.dp=2", "parallel.fsdp=2"}},
+    {"cp2", 2, {"parallel.cp=2"}},
+    {"cp3", 3, {"parallel.cp=3"}},
+    {"cp2 x dp2", 4, {"parallel.cp=2", "parallel.dp=2"}},
+    {"cp2 x fsdp2 x tp2", 8, {"parallel.cp=2", "parallel.fsdp=2", "parallel.tp=2"}},
+    {"ulysses2", 2, {"parallel.cp=2", "parallel.cp_method=ulysses"}},
+    {"ulysses4", 4, {"parallel.cp=4", "parallel.cp_method=ulysses"}},
+    {"ulysses2 x dp2", 4, {"parallel.cp=2", "parallel.cp_method=ulysses", "parallel.dp=2"}},
+    {"ulysses2 x tp2", 4, {"parallel.cp=2", "parallel.cp_method=ulysses", "parallel.tp=2"}},
 };
 
 /// What is trained and how; each is compared with one rank of its own.
@@ -128,13 +136,26 @@ class ParityTest : public ::testing::Test {
   static inline int count_ = 0;
 };
 
+template <class Entry>
+const Entry& named(const std::vector<Entry>& all, const char* name) {
+  for (const Entry& entry : all) {
+    if (std::string(entry.name) == name) return entry;
+  }
+  throw std::out_of_range(name);
+}
+
+const Variant& variant(const char* name) { return named(kVariants, name); }
+const Layout& layout(const char* name) { return named(kLayouts, name); }
+
+TEST_F(ParityTest, OfContextParallelism) {
+  compare(variant("dense, full"), layout("cp3"), kFloat64);
+  compare(variant("dense, full"), layout("cp2"), kFloat32);
+  compare(variant("dense, some frozen, evaluated"), layout("ulysses2"), kFloat64);
+  compare(variant("moe, full, accumulated, recomputed"), layout("cp2 x dp2"), kFloat64);
+  compare(variant("moe, LoRA, accumulated"), layout("ulysses2 x tp2"), kFloat64);
+}
+
 TEST_F(ParityTest, OfEveryKindOne) {
-  const auto variant = [](const char* name) -> const Variant& {
-    for (const Variant& v : kVariants) {
-      if (std::string(v.name) == name) return v;
-    }
-    throw std::out_of_range(name);
-  };
   compare(variant("dense, full"), kLayouts[0], kFloat64);
   compare(variant("dense, full"), kLayouts[3], kFloat32);
   compare(variant("dense, LoRA"), kLayouts[2], kFloat64);

@@ -49,5 +49,18 @@ TEST(Layout, RefusesWithTheNumbersAndTheNearestDegree) {
                                        HasSubstr("the nearest degree that does is 2"))));
 }
 
+TEST(Layout, UlyssesDividesHeadsTogetherWithTensorParallelism) {
+  const auto check = [](std::int64_t tp, std::int64_t cp, ops::ContextMethod method) {
+    check_layout(comm::Mesh({tp, cp, 1, 1, 1}, 0, tp * cp), model(), method);
+  };
+  check(2, 2, ops::ContextMethod::kUlysses);
+  check(2, 7, ops::ContextMethod::kState);
+  EXPECT_THAT(
+      [&] { check(2, 4, ops::ContextMethod::kUlysses); },
+      ThrowsMessage<ConfigError>(AllOf(HasSubstr("parallel.cp is 4"), HasSubstr("tp x cp, 8"),
+                                       HasSubstr("linear_num_key_heads 12"),
+                                       HasSubstr("nearest degree that does is 2"))));
+}
+
 }  // namespace
 }  // namespace heddle::parallel

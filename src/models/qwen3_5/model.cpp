@@ -10,6 +10,7 @@
 
 #include "base/errors.h"
 #include "ops/autograd.h"
+#include "ops/context_parallel/context_parallel.h"
 #include "ops/rms_norm/rms_norm.h"
 #include "ops/rotary/rotary.h"
 
@@ -118,8 +119,13 @@ Model::Model(Config config, std::string prefix, const runtime::Context& context,
       options_(options),
       kernels_(ops::KernelTable::choose(
           ops::builtin_registry(), context.device.type(), context.dtype,
-          kernel_requests(config_, context.mesh.size(Dim::kTp)), options.kernel_policy)),
+          kernel_requests(config_, context.mesh.size(Dim::kTp),
+                          options.context_method == ops::ContextMethod::kUlysses
+                              ? context.mesh.size(Dim::kCp)
+                              : 1),
+          options.kernel_policy)),
       tensor_group_(context.mesh.group({Dim::kTp})),
+      context_group_(context.mesh.group({Dim::kCp})),
       embed_tokens_(prefix_ + "embed_tokens.weight", {config_.vocab_size, config_.hidden_size}),
       norm_(prefix_ + "norm.weight", {config_.hidden_size}) {
   for (std::int64_t i = 0; i < config_.num_hidden_layers; ++i) {
@@ -189,6 +195,19 @@ nn::BlockInputs Model::block_inputs(ops::Sequences sequences, const at::Tensor& 
   return inputs;
 }
 
+std::shared_ptr<const ops::ContextParallel> Model::context_of(
+    const std::vector<std::int32_t>& cu_seqlens) const {
+  if (context_group_.size() == 1) return nullptr;
+  return std::make_shared<const ops::ContextParallel>(
+      ops::ContextPlan(options_.context_method, cu_seqlens, context_group_.size(),
+                       context_group_.rank()),
+      context_group_, context_.device);
+}
+
+std::int64_t Model::least_tokens() const {
+  return ops::ContextPlan::segments_of(options_.context_method, context_group_.size());
+}
+
 at::Tensor Model::embed(const at::Tensor& tokens) { return nn::embedding(tokens, embed_tokens_); }
 
 at::Tensor Model::final_norm(const at::Tensor& hidden) {
@@ -246,7 +265,10 @@ at::Tensor Model::generate(const at::Tensor& tokens, const ops::Sequences& seque
   return hidden;
 }
 
-std::vector<ops::OpRequest> kernel_requests(const Config& config, std::int64_t ranks) {
+std::vector<ops::OpRequest> kernel_requests(const Config& config, std::int64_t ranks,
+                                            std::int64_t ulysses) {
+  const std::int64_t head_ranks = ranks * ulysses;
+  const std::int64_t num_kv_heads = config.num_key_value_heads / ranks;
   const ops::Dims hidden = {{"dim", config.hidden_size}};
   std::vector<ops::OpRequest> requests = {{"rms_norm", {hidden}}};
   const auto any = [](const std::vector<bool>& flags, bool value) {
@@ -254,19 +276,21 @@ std::vector<ops::OpRequest> kernel_requests(const Config& config, std::int64_t r
   };
   if (any(config.full_attention, false)) {
     requests.push_back({"gated_delta_rule",
-                        {{{"num_k_heads", config.linear_num_key_heads / ranks},
-                          {"num_v_heads", config.linear_num_value_heads / ranks},
+                        {{{"num_k_heads", config.linear_num_key_heads / head_ranks},
+                          {"num_v_heads", config.linear_num_value_heads / head_ranks},
                           {"head_k_dim", config.linear_key_head_dim},
                           {"head_v_dim", config.linear_value_head_dim}}}});
-    requests.push_back({"gdn_gates", {{{"num_v_heads", config.linear_num_value_heads / ranks}}}});
+    requests.push_back(
+        {"gdn_gates", {{{"num_v_heads", config.linear_num_value_heads / head_ranks}}}});
     requests.push_back({"gated_rms_norm", {{{"dim", config.linear_value_head_dim}}}});
     requests.push_back({"causal_conv1d",
-                        {{{"channels", gated_delta_net_dims(config).conv_channels() / ranks},
+                        {{{"channels", gated_delta_net_dims(config).conv_channels() / head_ranks},
                           {"width", config.linear_conv_kernel_dim}}}});
   }
   if (any(config.full_attention, true)) {
-    const ops::Dims attention = {{"num_heads", config.num_attention_heads / ranks},
-                                 {"num_kv_heads", config.num_key_value_heads / ranks},
+    const std::int64_t copies = nn::ulysses_key_copies(num_kv_heads, ulysses);
+    const ops::Dims attention = {{"num_heads", config.num_attention_heads / head_ranks},
+                                 {"num_kv_heads", num_kv_heads * copies / ulysses},
                                  {"head_dim", config.head_dim}};
     requests.push_back(
         {"qk_norm_rope", {{{"head_dim", config.head_dim}, {"rotary_dim", config.rotary_dim()}}}});

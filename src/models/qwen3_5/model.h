@@ -14,6 +14,7 @@
 #include "nn/gated_delta_net.h"
 #include "nn/linear.h"
 #include "nn/mlp.h"
+#include "ops/context_parallel/plan.h"
 #include "ops/registry.h"
 #include "ops/sequences.h"
 #include "runtime/context.h"
@@ -61,6 +62,7 @@ struct ModelOptions {
   std::int64_t num_labels = 0;  ///< kClassify: 1 = regression or reward.
   bool auxiliary_loss = false;  ///< Compute the router's load-balancing loss while training.
   ops::KernelPolicy kernel_policy;
+  ops::ContextMethod context_method = ops::ContextMethod::kState;  ///< Where cp is above 1.
 };
 
 /// The text model with one head. Parameters have names and shapes from the start, storage after
@@ -97,6 +99,11 @@ class Model {
   void visit_expert_weights(const std::function<void(nn::ExpertWeights&)>& visit);
 
   // The pieces of a forward pass, in order; the block runner drives the layers.
+  /// How the ranks along cp share a batch of these boundaries; null if this rank has all tokens.
+  std::shared_ptr<const ops::ContextParallel> context_of(
+      const std::vector<std::int32_t>& cu_seqlens) const;
+  /// Tokens that a batch must have for every rank along cp to get some.
+  std::int64_t least_tokens() const;
   nn::BlockInputs block_inputs(ops::Sequences sequences, const at::Tensor& position_ids,
                                std::int64_t real_tokens, bool training) const;
   at::Tensor embed(const at::Tensor& tokens);
@@ -127,14 +134,16 @@ class Model {
   runtime::Context context_;
   ModelOptions options_;
   ops::KernelTable kernels_;
-  comm::Group tensor_group_;
+  comm::Group tensor_group_, context_group_;
   nn::Parameter embed_tokens_;
   std::vector<std::unique_ptr<DecoderLayer>> layers_;
   nn::Parameter norm_;
   std::unique_ptr<nn::Linear> lm_head_, score_;
 };
 
-/// Which operators the model calls and with which dimensions, where `ranks` along tp share it.
-std::vector<ops::OpRequest> kernel_requests(const Config& config, std::int64_t ranks = 1);
+/// Which operators the model calls and with which dimensions, where `ranks` along tp share it and
+/// `ulysses` ranks divide the heads of each further while they mix tokens.
+std::vector<ops::OpRequest> kernel_requests(const Config& config, std::int64_t ranks = 1,
+                                            std::int64_t ulysses = 1);
 
 }  // namespace heddle::models::qwen3_5

@@ -5,6 +5,8 @@
 
 namespace heddle::ops {
 
+struct ContextParallel;
+
 struct MoeRouting {
   at::Tensor weights;        ///< [T,k], dtype of the logits; differentiable.
   at::Tensor experts;        ///< [T,k] int64.
@@ -62,9 +64,11 @@ at::Tensor moe_experts(const KernelTable& kernels, const MoeExperts::Inputs& inp
 /// mean probability ("Switch Transformers", arXiv 2101.03961, eq. 4-6). Additive form: computed per
 /// sequence and weighted by its token count, returned as a sum over tokens (divide by the global
 /// token count); tokens from `real_tokens` on count nowhere. probabilities [T,E], experts [T,k].
-/// Differentiable in the probabilities.
+/// `context`: the ranks that share the sequences, which then are this rank's fragments; the loss is
+/// this rank's part of the sum. Differentiable in the probabilities.
 at::Tensor moe_auxiliary_loss(const at::Tensor& probabilities, const at::Tensor& experts,
-                              const Sequences& sequences, std::int64_t real_tokens);
+                              const Sequences& sequences, std::int64_t real_tokens,
+                              const ContextParallel* context = nullptr);
 
 /// How one layer loads its experts: what a balancing loss that pools several layers adds up.
 struct MoeLoad {

@@ -14,6 +14,7 @@
 
 #include "ops/autograd.h"
 #include "ops/compute_type.h"
+#include "ops/context_parallel/context_parallel.h"
 #include "ops/moe/moe.h"
 
 namespace heddle::ops {
@@ -64,6 +65,20 @@ at::Tensor top_k_indices(const at::Tensor& values, std::int64_t k) {
   return indices;
 }
 
+/// [real_tokens] which sequence of the batch each token is of.
+at::Tensor sequence_of_token(const Sequences& sequences, std::int64_t real_tokens,
+                             const ContextParallel* context, c10::Device device) {
+  std::vector<std::int64_t> numbers, lengths;
+  for (std::int64_t s = 0; s < sequences.count(); ++s) {
+    const std::int64_t begin = std::min<std::int64_t>(sequences.cu_seqlens_host[s], real_tokens),
+                       end = std::min<std::int64_t>(sequences.cu_seqlens_host[s + 1], real_tokens);
+    numbers.push_back(context != nullptr ? context->plan.fragments()[s].sequence : s);
+    lengths.push_back(end - begin);
+  }
+  return at::repeat_interleave(host_vector(numbers, device), host_vector(lengths, device),
+                               /*dim=*/0, /*output_size=*/real_tokens);
+}
+
 }  // namespace
 
 MoeRouting moe_route(const at::Tensor& logits, std::int64_t top_k, bool normalize) {
@@ -104,7 +119,8 @@ MoeRouting moe_route(const at::Tensor& logits, std::int64_t top_k, bool normaliz
 }
 
 at::Tensor moe_auxiliary_loss(const at::Tensor& probabilities, const at::Tensor& experts,
-                              const Sequences& sequences, std::int64_t real_tokens) {
+                              const Sequences& sequences, std::int64_t real_tokens,
+                              const ContextParallel* context) {
   const std::int64_t tokens = probabilities.size(0), expert_count = probabilities.size(1);
   TORCH_CHECK(experts.dim() == 2 && experts.size(0) == tokens && sequences.total() == tokens &&
                   real_tokens >= 0 && real_tokens <= tokens,
@@ -115,24 +131,20 @@ at::Tensor moe_auxiliary_loss(const at::Tensor& probabilities, const at::Tensor&
   at::Tensor coefficient;
   {
     const NoGradient guard;
-    std::vector<std::int64_t> lengths;
-    for (std::size_t s = 0; s + 1 < sequences.cu_seqlens_host.size(); ++s) {
-      const std::int64_t begin = sequences.cu_seqlens_host[s],
-                         end = sequences.cu_seqlens_host[s + 1];
-      lengths.push_back(std::max<std::int64_t>(std::min(end, real_tokens) - begin, 0));
-    }
-    const auto groups = static_cast<std::int64_t>(lengths.size());
-    const at::Tensor length = host_vector(lengths, probabilities.device());
-    const at::Tensor group = at::repeat_interleave(at::arange(groups, length.options()), length,
-                                                   /*dim=*/0, /*output_size=*/real_tokens);
+    const at::Tensor sequence =
+        sequence_of_token(sequences, real_tokens, context, experts.device());
+    const std::int64_t count = context != nullptr ? context->sequences.count() : sequences.count();
     const at::Tensor keys =
-        (group.unsqueeze(1) * expert_count + experts.narrow(0, 0, real_tokens)).reshape({-1});
-    const c10::ScalarType type = compute_type(probabilities);
-    const at::Tensor counts =
-        at::bincount(keys, {}, groups * expert_count).view({groups, expert_count}).to(type);
-    coefficient =
-        (counts * static_cast<double>(expert_count) / length.to(type).clamp_min(1).unsqueeze(1))
-            .index_select(0, group);
+        (sequence.unsqueeze(1) * expert_count + experts.narrow(0, 0, real_tokens)).reshape({-1});
+    at::Tensor counts = at::bincount(keys, {}, count * expert_count)
+                            .view({count, expert_count})
+                            .to(compute_type(probabilities));
+    if (context != nullptr) context->group.all_reduce_sum(counts);
+    // Every token is assigned to k experts.
+    const at::Tensor length =
+        (at::sum(counts, {1}, /*keepdim=*/true) / static_cast<double>(experts.size(1)))
+            .clamp_min(1);
+    coefficient = (counts * static_cast<double>(expert_count) / length).index_select(0, sequence);
   }
   at::Tensor loss = run_without_gradient(
       [&] { return at::sum(probabilities.narrow(0, 0, real_tokens) * coefficient); });
