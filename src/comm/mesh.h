@@ -11,26 +11,34 @@ namespace heddle::comm {
 class Group;
 class World;
 
-/// Dimensions of the mesh from fastest to slowest varying rank (docs/design.md 3.4).
-enum class Dim { kTp, kCp, kFsdp, kDp, kPp };
-constexpr std::size_t kDims = 5;
+/// Dimensions of the mesh from fastest to slowest varying rank, and those of the experts' view of
+/// the same ranks (docs/design.md 3.4).
+enum class Dim { kTp, kCp, kFsdp, kDp, kPp, kEp, kEfsdp, kEdp };
+constexpr std::size_t kDims = 5;        ///< Whose product is the world.
+constexpr std::size_t kExpertDims = 3;  ///< Whose product is tp x cp x fsdp x dp.
 const char* name(Dim dim);
 
-/// All ranks as a product of named dimensions, and this rank's place in it.
+/// The divisor of all `numbers` that is nearest to `wanted`, the smaller of two.
+std::int64_t nearest_divisor(std::int64_t wanted, const std::vector<std::int64_t>& numbers);
+
+/// All ranks as a product of named dimensions, and this rank's place in it. Experts see the ranks
+/// tp x cp x fsdp x dp of a pipeline stage as ep x efsdp x edp, ep varying fastest: each rank along
+/// ep has its own experts, their parameters are sharded over efsdp and replicated over edp. Of tp x
+/// cp x fsdp, what ep leaves is efsdp.
 class Mesh {
  public:
   using Sizes = std::array<std::int64_t, kDims>;
 
   /// The geometry alone, without processes. Throws ConfigError if `world` is not the product of the
-  /// sizes, or rank is outside it.
-  Mesh(Sizes sizes, std::int64_t rank, std::int64_t world);
+  /// sizes, rank is outside it, or `ep` does not divide tp x cp x fsdp x dp.
+  Mesh(Sizes sizes, std::int64_t rank, std::int64_t world, std::int64_t ep = 1);
   /// Of the processes of a job.
-  Mesh(Sizes sizes, std::shared_ptr<World> world);
+  Mesh(Sizes sizes, std::shared_ptr<World> world, std::int64_t ep = 1);
   /// One rank, every dimension 1; needs no environment and opens no socket.
   static Mesh single() { return Mesh({1, 1, 1, 1, 1}, 0, 1); }
 
-  std::int64_t size(Dim dim) const { return sizes_[static_cast<std::size_t>(dim)]; }
-  std::int64_t coordinate(Dim dim) const { return coordinates_[static_cast<std::size_t>(dim)]; }
+  std::int64_t size(Dim dim) const { return axis(dim).size; }
+  std::int64_t coordinate(Dim dim) const { return rank_ / axis(dim).stride % axis(dim).size; }
   std::int64_t world_size() const { return world_size_; }
   std::int64_t rank() const { return rank_; }
   /// The processes of the job; null for one rank.
@@ -43,6 +51,7 @@ class Mesh {
   }
 
   /// The ranks that differ from this one in these dimensions alone, in the order of their numbers.
+  /// Dimensions of one view.
   std::vector<std::int64_t> ranks_along(const std::vector<Dim>& dims) const;
   /// Their group, made when it is asked for first and the same from then on. All members ask for
   /// their groups in the same order.
@@ -50,14 +59,19 @@ class Mesh {
   /// The ranks over which losses and token counts are summed (dp x fsdp x cp).
   Group loss_group() const;
   Group world_group() const;
-  /// "tp 1 x cp 1 x fsdp 1 x dp 1 x pp 1 = 1 rank"
+  /// "tp 1 x cp 1 x fsdp 1 x dp 1 x pp 1 = 1 rank", and the experts' view if ep is not 1.
   std::string describe() const;
 
  private:
   struct Groups;
+  struct Axis {
+    std::int64_t size = 1, stride = 1;
+  };
 
-  Sizes sizes_;
-  Sizes coordinates_;
+  const Axis& axis(Dim dim) const { return axes_[static_cast<std::size_t>(dim)]; }
+  void lay_out(Dim first, const std::vector<std::int64_t>& sizes);
+
+  std::array<Axis, kDims + kExpertDims> axes_;
   std::int64_t rank_, world_size_;
   std::shared_ptr<World> world_;
   std::shared_ptr<Groups> groups_;  ///< Shared by the copies of a mesh.

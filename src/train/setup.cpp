@@ -230,8 +230,8 @@ void shard_adapters(Setup& setup) {
 std::shared_ptr<comm::World> join_world(const config::RunConfig& config) {
   const auto environment = comm::read_launch_environment();
   if (!environment || environment->world == 1) return nullptr;
-  comm::Mesh(mesh_sizes(config.parallel, environment->world), environment->rank,
-             environment->world);
+  comm::Mesh(mesh_sizes(config.parallel, environment->world), environment->rank, environment->world,
+             config.parallel.ep);
   if (config.device.name.type != config::DeviceType::kCpu) {
     throw_error<ConfigError>("{}: this version runs several ranks on the CPU only",
                              config::where(config, "device.name"));
@@ -249,7 +249,7 @@ runtime::Context make_context(const config::RunConfig& config, std::shared_ptr<c
   context.dtype =
       runtime::parse_dtype(std::string(config::to_string(config.model.dtype)), "model.dtype");
   const comm::Mesh::Sizes sizes = mesh_sizes(config.parallel, world ? world->size() : 1);
-  context.mesh = comm::Mesh(sizes, std::move(world));
+  context.mesh = comm::Mesh(sizes, std::move(world), config.parallel.ep);
   context.seed = config.train.seed;
   return context;
 }

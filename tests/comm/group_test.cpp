@@ -116,25 +116,6 @@ TEST(Mesh, GroupsAlongItsDimensions) {
   EXPECT_THAT(errors, Each(""));
 }
 
-TEST(Mesh, RanksAlongSeveralDimensions) {
-  const Mesh mesh({2, 2, 1, 2, 1}, 5, 8);  // tp 1, cp 0, dp 1
-  EXPECT_EQ(mesh.coordinate(Dim::kTp), 1);
-  EXPECT_EQ(mesh.coordinate(Dim::kCp), 0);
-  EXPECT_EQ(mesh.coordinate(Dim::kDp), 1);
-  EXPECT_THAT(mesh.ranks_along({Dim::kTp}), ::testing::ElementsAre(4, 5));
-  EXPECT_THAT(mesh.ranks_along({Dim::kCp, Dim::kDp}), ::testing::ElementsAre(1, 3, 5, 7));
-}
-
-TEST(Mesh, ProductMustBeTheWorld) {
-  EXPECT_THAT(
-      [] {
-        Mesh({2, 1, 1, 2, 1}, 0, 3);
-      },
-      ::testing::ThrowsMessage<ConfigError>(
-          ::testing::AllOf(HasSubstr("tp 2 x cp 1 x fsdp 1 x dp 2 x pp 1 = 4 ranks"),
-                           HasSubstr("3 ranks"), HasSubstr("--nproc 4"))));
-}
-
 TEST(Group, AFailureReachesThoseWhoWait) {
   const auto start = std::chrono::steady_clock::now();
   const auto errors = run_ranks(3, [](const std::shared_ptr<World>& world) {

@@ -12,8 +12,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-models::qwen3_5::Config model() {
-  const nlohmann::ordered_json json = {{"model_type", "qwen3_5_text"},
+models::qwen3_5::Config model(bool moe = false) {
+  const nlohmann::ordered_json json = {{"model_type", moe ? "qwen3_5_moe_text" : "qwen3_5_text"},
                                        {"vocab_size", 97},
                                        {"hidden_size", 32},
                                        {"intermediate_size", 48},
@@ -24,7 +24,11 @@ models::qwen3_5::Config model() {
                                        {"linear_num_key_heads", 12},
                                        {"linear_num_value_heads", 24},
                                        {"linear_key_head_dim", 16},
-                                       {"linear_value_head_dim", 16}};
+                                       {"linear_value_head_dim", 16},
+                                       {"num_experts", 12},
+                                       {"num_experts_per_tok", 2},
+                                       {"moe_intermediate_size", 16},
+                                       {"shared_expert_intermediate_size", 24}};
   return models::qwen3_5::parse_config(json, "test");
 }
 
@@ -60,6 +64,22 @@ TEST(Layout, UlyssesDividesHeadsTogetherWithTensorParallelism) {
       ThrowsMessage<ConfigError>(AllOf(HasSubstr("parallel.cp is 4"), HasSubstr("tp x cp, 8"),
                                        HasSubstr("linear_num_key_heads 12"),
                                        HasSubstr("nearest degree that does is 2"))));
+}
+
+TEST(Layout, EpDividesTheExperts) {
+  for (const std::int64_t ep : {1, 2, 4})
+    check_layout(comm::Mesh({1, 1, 2, 4, 1}, 0, 8, ep), model(/*moe=*/true));
+  EXPECT_THAT(
+      [] {
+        check_layout(comm::Mesh({1, 1, 2, 4, 1}, 0, 8, 8), model(/*moe=*/true));
+      },
+      ThrowsMessage<ConfigError>(AllOf(HasSubstr("parallel.ep is 8"), HasSubstr("num_experts 12"),
+                                       HasSubstr("the nearest degree that does is 4"))));
+  EXPECT_THAT(
+      [] {
+        check_layout(comm::Mesh({1, 1, 1, 2, 1}, 0, 2, 2), model());
+      },
+      ThrowsMessage<ConfigError>(HasSubstr("this model has no experts")));
 }
 
 }  // namespace
