@@ -11,11 +11,13 @@
 
 namespace heddle::adapters {
 
-ExpertLora::ExpertLora(std::string parameter, const nn::ExpertWeights& weights, double scaling,
+ExpertLora::ExpertLora(std::string parameter, nn::ExpertWeights& weights, double scaling,
                        std::int64_t rank, std::uint64_t seed)
     : parameter_(std::move(parameter)),
-      a_(parameter_ + ".lora_A.weight", {weights.experts(), rank, weights.in_features()}),
-      b_(parameter_ + ".lora_B.weight", {weights.experts(), weights.out_features(), rank}),
+      a_(parameter_ + ".lora_A.weight", {weights.experts(), rank, weights.in_features()},
+         weights.weight().placement()),
+      b_(parameter_ + ".lora_B.weight", {weights.experts(), weights.out_features(), rank},
+         weights.weight().placement()),
       scaling_(scaling),
       seed_(seed) {}
 

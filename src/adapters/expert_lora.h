@@ -13,8 +13,8 @@ namespace heddle::adapters {
 class ExpertLora : public nn::ExpertAdapter {
  public:
   /// `parameter` is the name of the weights, for example "model.layers.0.mlp.experts.gate_up_proj".
-  ExpertLora(std::string parameter, const nn::ExpertWeights& weights, double scaling,
-             std::int64_t rank, std::uint64_t seed);
+  ExpertLora(std::string parameter, nn::ExpertWeights& weights, double scaling, std::int64_t rank,
+             std::uint64_t seed);
 
   ops::ExpertLowRank change() override;
   void visit_parameters(const std::function<void(nn::Parameter&)>& visit) override;

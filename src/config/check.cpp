@@ -99,15 +99,12 @@ class Checker {
     if (p.dp.is_auto() && p.fsdp.is_auto()) {
       fail("parallel.fsdp", "only one of parallel.dp and parallel.fsdp can be auto");
     }
-    for (const auto& [key, degree] :
-         {std::pair{"parallel.pp", p.pp}, std::pair{"parallel.ep", p.ep}}) {
-      if (degree != 1) {
-        fail(key, fmt::format("{} ranks asked for, but this version divides the work by "
-                              "parallel.dp, parallel.fsdp, parallel.tp and parallel.cp only",
-                              degree));
-      }
+    if (p.pp != 1) {
+      fail("parallel.pp", fmt::format("{} stages asked for, but this version divides the work by "
+                                      "the other keys of parallel only",
+                                      p.pp));
     }
-    const bool is_sharded = p.fsdp != Degree{} || p.tp != 1 || p.cp != 1;
+    const bool is_sharded = p.fsdp != Degree{} || p.tp != 1 || p.cp != 1 || p.ep != 1;
     const bool is_divided = is_sharded || p.dp != Degree{};
     if (is_divided && c_.model.head == Head::kEmbed) {
       fail("model.head",
@@ -119,7 +116,8 @@ class Checker {
     }
     if (is_sharded && !c_.log.sample_prompts.empty()) {
       fail("log.sample_prompts",
-           "needs the whole model on one rank, so parallel.fsdp, parallel.tp and parallel.cp 1");
+           "needs the whole model on one rank, so parallel.fsdp, parallel.tp, parallel.cp and "
+           "parallel.ep 1");
     }
   }
 

@@ -33,6 +33,10 @@ struct BlockInputs {
   /// Results of elementwise operators and norms that only feed a product are not kept for its
   /// backward but made again there.
   bool recompute_elementwise = false;
+  /// The ranks that share the routed experts; null if this rank has all.
+  const comm::Group* expert_group = nullptr;
+  /// [T,k]: the experts of each token, which the router takes instead of its top k (router replay).
+  at::Tensor experts;
   /// Auxiliary losses pool all layers: blocks hand out their load instead of a loss.
   bool pooled_auxiliary_loss = false;
   std::uint64_t dropout_stream =
@@ -45,6 +49,7 @@ struct BlockOutput {
   /// probabilities, of which the loss is made when all layers are known.
   at::Tensor auxiliary_loss;
   at::Tensor expert_assignments;  ///< Pooled: [E] how often each expert was chosen.
+  at::Tensor experts;             ///< [T,k] int64: the experts of each token, if routed.
 };
 
 /// One decoder layer: the unit of memory, sharding and recomputation (docs/design.md 3.5). It runs

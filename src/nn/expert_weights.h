@@ -19,12 +19,13 @@ class ExpertAdapter {
   virtual void visit_parameters(const std::function<void(Parameter&)>& visit) = 0;
 };
 
-/// One matrix of every routed expert of a layer, stacked: [E,out,in].
+/// One matrix of every routed expert of a layer, stacked: [E,out,in]. The ranks
+/// along ep divide the experts.
 class ExpertWeights {
  public:
   ExpertWeights(std::string name, std::int64_t experts, std::int64_t out_features,
                 std::int64_t in_features)
-      : weight_(std::move(name), {experts, out_features, in_features}) {}
+      : weight_(std::move(name), {experts, out_features, in_features}, {{comm::Dim::kEp, 0, {}}}) {}
 
   Parameter& weight() { return weight_; }
   std::int64_t experts() const { return weight_.global_shape()[0]; }

@@ -7,6 +7,7 @@
 
 #include "nn/tensor_parallel.h"
 #include "ops/autograd.h"
+#include "ops/moe/expert_parallel.h"
 #include "ops/moe/moe.h"
 #include "ops/swiglu/swiglu.h"
 
@@ -52,14 +53,13 @@ Moe::Moe(const std::string& prefix, const MoeDims& dims)
       shared_expert_gate_(prefix + "shared_expert_gate.weight", 1, dims.hidden_size) {}
 
 BlockOutput Moe::forward(const at::Tensor& x, const BlockInputs& inputs, bool want_auxiliary_loss) {
-  const ops::MoeRouting routing =
-      ops::moe_route(gate_.forward(x), dims_.num_experts_per_tok, dims_.normalize_top_k);
-  const at::Tensor routed = ops::moe_experts(
-      *inputs.kernels, {x, routing.weights, routing.experts, gate_up_.weight().value(),
-                        down_.weight().value(), gate_up_.change(), down_.change()});
+  const ops::MoeRouting routing = ops::moe_route(gate_.forward(x), dims_.num_experts_per_tok,
+                                                 dims_.normalize_top_k, inputs.experts);
   const at::Tensor shared =
       shared_expert_.forward(x, inputs) * at::sigmoid(shared_expert_gate_.forward(x));
-  BlockOutput output{routed + shared, {}, {}};
+  BlockOutput output;
+  output.hidden = routed(x, routing, inputs) + shared;
+  output.experts = routing.experts;
   if (!want_auxiliary_loss || !inputs.training) return output;
   if (inputs.pooled_auxiliary_loss) {
     ops::MoeLoad load = ops::moe_load(routing.probabilities, routing.experts, inputs.real_tokens);
@@ -71,6 +71,21 @@ BlockOutput Moe::forward(const at::Tensor& x, const BlockInputs& inputs, bool wa
                                 inputs.real_tokens, inputs.context.get());
   }
   return output;
+}
+
+at::Tensor Moe::routed(const at::Tensor& x, const ops::MoeRouting& routing,
+                       const BlockInputs& inputs) {
+  const ops::MoeExperts::Inputs rows{enter_sequence_parallel(x, inputs),
+                                     enter_sequence_parallel(routing.weights, inputs),
+                                     enter_sequence_parallel(routing.experts, inputs),
+                                     gate_up_.weight().value(),
+                                     down_.weight().value(),
+                                     gate_up_.change(),
+                                     down_.change()};
+  const at::Tensor y = inputs.expert_group == nullptr
+                           ? ops::moe_experts(*inputs.kernels, rows)
+                           : ops::moe_experts_parallel(*inputs.kernels, rows, *inputs.expert_group);
+  return leave_sequence_parallel(y, x.size(0), inputs);
 }
 
 void Moe::visit_parameters(const std::function<void(Parameter&)>& visit) {

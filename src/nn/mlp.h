@@ -26,17 +26,20 @@ struct MoeDims {
 };
 
 /// Routed experts plus a gated shared expert. Experts are held fused, gate_up [E,2I,H] with the
-/// gate rows first.
+/// gate rows first; the ranks along ep have E / ep each, and tokens travel to them.
 class Moe {
  public:
   Moe(const std::string& prefix, const MoeDims& dims);
-  /// The auxiliary loss is defined while training if `want_auxiliary_loss`.
+  /// The auxiliary loss is defined while training if `want_auxiliary_loss`. The experts that were
+  /// chosen, or replayed, are always handed out.
   BlockOutput forward(const at::Tensor& x, const BlockInputs& inputs, bool want_auxiliary_loss);
   void visit_parameters(const std::function<void(Parameter&)>& visit);
   void visit_linears(const std::function<void(Linear&)>& visit);
   void visit_expert_weights(const std::function<void(ExpertWeights&)>& visit);
 
  private:
+  at::Tensor routed(const at::Tensor& x, const ops::MoeRouting& routing, const BlockInputs& inputs);
+
   MoeDims dims_;
   Linear gate_;
   ExpertWeights gate_up_, down_;

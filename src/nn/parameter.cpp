@@ -17,14 +17,16 @@ Parameter::Parameter(std::string name, std::vector<std::int64_t> global_shape, P
       local_shape_(global_shape_),
       placement_(std::move(placement)) {
   for (const std::int64_t size : global_shape_) segments_.push_back({{0, 0, size}});
+  is_expert_ = std::any_of(placement_.begin(), placement_.end(),
+                           [](const Shard& shard) { return shard.mesh_dim == comm::Dim::kEp; });
 }
 
 void Parameter::place(const comm::Mesh& mesh) {
-  bool is_divided = false;
+  bool has_own_part = is_expert_;
   for (const Shard& shard : placement_) {
     const std::int64_t ranks = mesh.size(shard.mesh_dim), place = mesh.coordinate(shard.mesh_dim);
     if (ranks == 1) continue;
-    is_divided = is_divided || shard.mesh_dim == comm::Dim::kTp;
+    has_own_part = has_own_part || shard.mesh_dim == comm::Dim::kTp;
     const auto dim = static_cast<std::size_t>(shard.tensor_dim);
     const std::vector<std::int64_t> blocks =
         shard.blocks.empty() ? std::vector<std::int64_t>{global_shape_[dim]} : shard.blocks;
@@ -42,7 +44,7 @@ void Parameter::place(const comm::Mesh& mesh) {
     }
     local_shape_[dim] = local;
   }
-  is_copy_ = !is_divided && mesh.coordinate(comm::Dim::kTp) > 0;
+  is_copy_ = !has_own_part && mesh.coordinate(comm::Dim::kTp) > 0;
 }
 
 std::int64_t Parameter::numel() const {

@@ -45,8 +45,11 @@ class Parameter {
   /// Divides the parameter as its placement says. Before allocate(). Throws ModelError if a block
   /// does not divide by the mesh dimension.
   void place(const comm::Mesh& mesh);
+  /// Its placement names ep: it is sharded, and its gradient summed, over efsdp and edp of the mesh
+  /// instead of fsdp x cp and dp.
+  bool is_expert() const { return is_expert_; }
   /// True on all but the first of the ranks along tp that hold the same values: they do not count
-  /// in norms and do not save.
+  /// in norms and do not save. Never of an expert, whose every row has one owner in the mesh.
   bool is_copy() const { return is_copy_; }
   /// Each rank along tp sees a part of what this replicated parameter acts on, so its gradient is
   /// the sum over them.
@@ -117,7 +120,7 @@ class Parameter {
     std::int64_t local, global, size;
   };
   std::vector<std::vector<Segment>> segments_;
-  bool is_copy_ = false, has_partial_gradient_ = false;
+  bool is_expert_ = false, is_copy_ = false, has_partial_gradient_ = false;
   bool trainable_ = true;
   at::Tensor value_, anchor_, gradient_;
   at::Tensor owned_;  ///< Undefined unless sharding divides the rows.

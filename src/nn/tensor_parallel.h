@@ -19,4 +19,16 @@ inline at::Tensor leave_tensor_parallel(const at::Tensor& y, const BlockInputs& 
   return inputs.tensor_group == nullptr ? y : ops::reduce_from_group(y, *inputs.tensor_group);
 }
 
+/// This rank's rows of what all ranks along tp have: routed experts, which are not divided along
+/// tp, take each token from one rank alone. "Sequence parallelism" (arXiv 2205.05198).
+inline at::Tensor enter_sequence_parallel(const at::Tensor& x, const BlockInputs& inputs) {
+  return inputs.tensor_group == nullptr ? x : ops::split_rows(x, *inputs.tensor_group);
+}
+
+/// All `rows` rows again.
+inline at::Tensor leave_sequence_parallel(const at::Tensor& y, std::int64_t rows,
+                                          const BlockInputs& inputs) {
+  return inputs.tensor_group == nullptr ? y : ops::join_rows(y, rows, *inputs.tensor_group);
+}
+
 }  // namespace heddle::nn

@@ -1,7 +1,9 @@
 #include "ops/collectives.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "ops/autograd.h"
@@ -44,6 +46,31 @@ at::Tensor exchanged(const at::Tensor& x, const std::vector<std::int64_t>& input
   return y;
 }
 
+/// Rows in a run of split_rows.
+std::int64_t run_length(std::int64_t rows, const comm::Group& group) {
+  return (rows + group.size() - 1) / group.size();
+}
+
+at::Tensor own_rows(const at::Tensor& x, const comm::Group& group) {
+  const std::int64_t length = run_length(x.size(0), group);
+  const std::int64_t first = std::min(group.rank() * length, x.size(0));
+  return detached(x)
+      .narrow(0, first, std::min(length, x.size(0) - first))
+      .clone(at::MemoryFormat::Contiguous);
+}
+
+at::Tensor joined(const at::Tensor& x, std::int64_t rows, const comm::Group& group) {
+  const std::int64_t length = run_length(rows, group);
+  TORCH_CHECK(x.size(0) <= length, "join_rows: ", x.size(0), " rows of ", rows, " on rank ",
+              group.rank(), " of ", group.size(), " of group ", group.name());
+  at::Tensor run = detached(x);
+  if (run.size(0) < length) {
+    run = at::zeros(with_rows(x, length), x.options());
+    run.narrow(0, 0, x.size(0)).copy_(detached(x));
+  }
+  return gathered(run, group).narrow(0, 0, rows);
+}
+
 /// An operator of one input whose forward and backward are collectives.
 template <class Forward, class Backward>
 at::Tensor one_input(const char* name, const at::Tensor& x, Forward&& forward,
@@ -83,6 +110,20 @@ at::Tensor reduce_scatter_rows(const at::Tensor& x, const comm::Group& group) {
   return one_input(
       "reduce_scatter_rows", x, [&](const at::Tensor& t) { return scattered(t, group); },
       [group](const at::Tensor& dy) { return gathered(dy, group); });
+}
+
+at::Tensor split_rows(const at::Tensor& x, const comm::Group& group) {
+  if (group.size() == 1) return x;
+  return one_input(
+      "split_rows", x, [&](const at::Tensor& t) { return own_rows(t, group); },
+      [group, rows = x.size(0)](const at::Tensor& dy) { return joined(dy, rows, group); });
+}
+
+at::Tensor join_rows(const at::Tensor& x, std::int64_t T, const comm::Group& group) {
+  if (group.size() == 1) return x;
+  return one_input(
+      "join_rows", x, [&](const at::Tensor& t) { return joined(t, T, group).contiguous(); },
+      [group](const at::Tensor& dy) { return own_rows(dy, group); });
 }
 
 at::Tensor all_to_all_rows(const at::Tensor& x, const std::vector<std::int64_t>& input_rows,

@@ -22,6 +22,12 @@ at::Tensor all_gather_rows(const at::Tensor& x, const comm::Group& group);
 /// y [T / size, ...] = this rank's rows of the sum of the ranks' x [T, ...]; the gradient is
 /// gathered. TORCH_CHECKs that the size divides T.
 at::Tensor reduce_scatter_rows(const at::Tensor& x, const comm::Group& group);
+/// y = this rank's rows of x [T, ...], which all ranks have alike: runs of ceil(T / size), the last
+/// ones shorter or empty. The gradient is gathered, so that every rank has all of it.
+at::Tensor split_rows(const at::Tensor& x, const comm::Group& group);
+/// y [T, ...] = the ranks' rows as split_rows deals them. All go on with the same y, so the
+/// gradient is that of each rank's rows.
+at::Tensor join_rows(const at::Tensor& x, std::int64_t T, const comm::Group& group);
 /// Sends input_rows[r] rows of x to rank r and receives output_rows[r] from it; the gradient goes
 /// the way back.
 at::Tensor all_to_all_rows(const at::Tensor& x, const std::vector<std::int64_t>& input_rows,

@@ -42,6 +42,10 @@ bool BlockRunner::is_recomputed(std::size_t stage) const {
 at::Tensor BlockRunner::forward(const at::Tensor& hidden, const nn::BlockInputs& inputs,
                                 bool wants_input_gradient, Pass& pass) {
   pass.inputs = inputs;
+  TORCH_CHECK(pass.experts.empty() || pass.experts.size() == blocks_.size(),
+              "router replay: the choices of ", pass.experts.size(), " blocks for ",
+              blocks_.size());
+  pass.experts.resize(blocks_.size());
   bool differentiates = wants_input_gradient;
   at::Tensor current = ops::detached(hidden);
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
@@ -51,16 +55,18 @@ at::Tensor BlockRunner::forward(const at::Tensor& hidden, const nn::BlockInputs&
                     [](const nn::Parameter* parameter) { return parameter->trainable(); });
     acquire(i);
     if (i + 1 < blocks_.size()) prefetch(i + 1);
+    pass.inputs.experts = pass.experts[i];
     for (std::size_t stage = 0; stage < blocks_[i].block->stages(); ++stage) {
       const bool recompute = is_recomputed(stage);
       nn::BlockOutput output;
       if (differentiates && !recompute) {
         current.set_requires_grad(true);
-        output = blocks_[i].block->forward(stage, current, inputs);
+        output = blocks_[i].block->forward(stage, current, pass.inputs);
       } else {
         output = ops::run_without_gradient(
-            [&] { return blocks_[i].block->forward(stage, current, inputs); });
+            [&] { return blocks_[i].block->forward(stage, current, pass.inputs); });
       }
+      if (output.experts.defined()) pass.experts[i] = output.experts;
       add_up(pass.auxiliary_loss, output.auxiliary_loss);
       add_up(pass.expert_assignments, output.expert_assignments);
       const at::Tensor next = ops::detached(output.hidden);
@@ -91,6 +97,7 @@ at::Tensor BlockRunner::backward(const at::Tensor& grad_hidden, double auxiliary
       island.input.set_requires_grad(true);
       nn::BlockInputs inputs = pass.inputs;
       inputs.recompute_elementwise = false;  // its backward follows at once
+      inputs.experts = pass.experts[island.block];
       nn::BlockOutput output =
           blocks_[island.block].block->forward(island.stage, island.input, inputs);
       island.output = std::move(output.hidden);

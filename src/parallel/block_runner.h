@@ -40,6 +40,10 @@ class BlockRunner {
     /// nn::BlockOutput.
     at::Tensor auxiliary_loss;
     at::Tensor expert_assignments;
+    /// By block, the experts [T,k] that the forward chose; undefined where there are none. A
+    /// recomputation takes them again. Given before the forward, they are taken there too (router
+    /// replay).
+    std::vector<at::Tensor> experts;
     /// What a unit of the auxiliary loss weighs in each entry of `auxiliary_loss`; undefined: 1.
     at::Tensor auxiliary_gradient;
 

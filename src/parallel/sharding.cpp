@@ -9,80 +9,21 @@
 #include <utility>
 
 #include "ops/autograd.h"
+#include "parallel/runs.h"
 
 namespace heddle::parallel {
-namespace {
 
 using comm::Dim;
 
-/// How one parameter's rows are divided into `ranks` runs.
-struct Run {
-  std::int64_t rows = 0;        ///< of a run; the last ones may be shorter or empty
-  std::int64_t row_numel = 1;   ///< elements of one row
-  std::int64_t whole_rows = 0;  ///< of the parameter
-  std::int64_t offset = 0;      ///< in the buffer of a rank, elements
-
-  std::int64_t numel() const { return rows * row_numel; }
-};
-
-Run run_of(const at::Tensor& value, std::int64_t ranks, std::int64_t offset) {
-  Run run;
-  run.whole_rows = value.dim() == 0 ? 1 : value.size(0);
-  run.row_numel = run.whole_rows == 0 ? 0 : value.numel() / run.whole_rows;
-  run.rows = (run.whole_rows + ranks - 1) / ranks;
-  run.offset = offset;
-  return run;
-}
-
-/// The shape of `rows` rows of a value.
-std::vector<std::int64_t> shape_of_rows(const at::Tensor& value, std::int64_t rows) {
-  std::vector<std::int64_t> shape = value.sizes().vec();
-  if (!shape.empty()) shape[0] = rows;
-  return shape;
-}
-
-/// Copies all rows of a value into the buffers [ranks, size] of all ranks; what lies beyond the
-/// last row stays.
-void scatter_rows(const at::Tensor& value, const Run& run, at::Tensor buffers) {
-  const std::int64_t full = run.rows == 0 ? 0 : run.whole_rows / run.rows;
-  const at::Tensor runs = buffers.narrow(1, run.offset, run.numel());
-  const at::Tensor rows = value.reshape({run.whole_rows, run.row_numel});
-  if (full > 0)
-    runs.narrow(0, 0, full).copy_(rows.narrow(0, 0, full * run.rows).view({full, run.numel()}));
-  const std::int64_t rest = run.whole_rows - full * run.rows;
-  if (rest > 0) {
-    runs[full]
-        .narrow(0, 0, rest * run.row_numel)
-        .copy_(rows.narrow(0, full * run.rows, rest).reshape({rest * run.row_numel}));
-  }
-}
-
-/// The reverse: the value's rows out of the buffers [ranks, size].
-at::Tensor collect_rows(const at::Tensor& buffers, const Run& run, const at::Tensor& like) {
-  at::Tensor whole = at::empty(like.sizes(), buffers.options());
-  const std::int64_t full = run.rows == 0 ? 0 : run.whole_rows / run.rows;
-  const at::Tensor runs = buffers.narrow(1, run.offset, run.numel());
-  at::Tensor rows = whole.view({run.whole_rows, run.row_numel});
-  if (full > 0)
-    rows.narrow(0, 0, full * run.rows).view({full, run.numel()}).copy_(runs.narrow(0, 0, full));
-  const std::int64_t rest = run.whole_rows - full * run.rows;
-  if (rest > 0) {
-    rows.narrow(0, full * run.rows, rest)
-        .copy_(runs[full].narrow(0, 0, rest * run.row_numel).view({rest, run.row_numel}));
-  }
-  return whole;
-}
-
-}  // namespace
-
-/// Parameters of one unit and dtype, with this rank's runs.
+/// Parameters of one unit, division and dtype, with this rank's runs.
 struct Sharding::Shelf {
+  const Division* over = nullptr;
   std::vector<nn::Parameter*> parameters;
   std::vector<Run> runs;
   std::int64_t size = 0;    ///< elements of one rank's runs
   at::Tensor owned;         ///< [size]
-  at::Tensor shard;         ///< [dp * size]: the runs of this rank's replicas; owned if dp is 1
-  at::Tensor gathered;      ///< of a gather under way, [fsdp * cp, dp * size]
+  at::Tensor shard;         ///< [replicas * size]: the runs of this rank's replicas, if gathered
+  at::Tensor gathered;      ///< of a gather under way, [shard ranks, replicas * size]
   comm::Pending gathering;  ///< fills it
 };
 
@@ -91,61 +32,70 @@ struct Sharding::Unit {
   bool is_acquired = false;
 };
 
-/// Gradients on their way: of the parameters of one unit and gradient dtype.
+/// Gradients on their way: of the parameters of one unit, division and gradient dtype.
 struct Sharding::Reduction {
+  const Division* over = nullptr;
   std::vector<nn::Parameter*> parameters;
   std::vector<Run> runs;
-  at::Tensor all;      ///< [fsdp * cp * dp, size], input of the first sum
-  at::Tensor partial;  ///< [dp, size], summed over fsdp x cp
+  at::Tensor all;      ///< [ranks, size], input of the first sum
+  at::Tensor partial;  ///< [replicas, size], summed over the shard ranks
   comm::Pending pending;
 };
 
 Sharding::Sharding(const comm::Mesh& mesh)
     : tensor_group_(mesh.group({Dim::kTp})),
-      shard_group_(mesh.group({Dim::kCp, Dim::kFsdp})),
-      replica_group_(mesh.group({Dim::kDp})) {}
+      dense_{mesh.group({Dim::kCp, Dim::kFsdp}), mesh.group({Dim::kDp})},
+      experts_{mesh.group({Dim::kEfsdp}), mesh.group({Dim::kEdp})} {}
 
 Sharding::~Sharding() = default;
 
+const Sharding::Division& Sharding::division_of(const nn::Parameter& parameter) const {
+  return parameter.is_expert() ? experts_ : dense_;
+}
+
 void Sharding::add(std::size_t unit, const std::vector<Member>& members, c10::Device device) {
   if (units_.size() <= unit) units_.resize(unit + 1);
-  const std::int64_t replicas = replica_group_.size();
-  const std::int64_t ranks = shard_group_.size() * replicas;
-  const std::int64_t place = shard_group_.rank() * replicas + replica_group_.rank();
-  std::map<c10::ScalarType, Shelf> by_dtype;
+  std::map<std::pair<bool, c10::ScalarType>, Shelf> by_kind;
   for (const Member& member : members) {
     nn::Parameter& parameter = *member.parameter;
-    if (shard_group_.size() > 1) {
+    Shelf& shelf = by_kind[{parameter.is_expert(), member.dtype}];
+    shelf.over = &division_of(parameter);
+    if (shelf.over->is_gathered()) {
       parameter.allocate_released(member.dtype, device);
     } else {
       parameter.allocate(member.dtype, device);
     }
-    Shelf& shelf = by_dtype[member.dtype];
     shelf.parameters.push_back(&parameter);
-    shelf.runs.push_back(run_of(parameter.value(), ranks, shelf.size));
+    shelf.runs.push_back(run_of(parameter.value(), shelf.over->ranks(), shelf.size));
     shelf.size += shelf.runs.back().numel();
   }
-  for (auto& [dtype, shelf] : by_dtype) {
-    const auto options = at::TensorOptions().dtype(dtype).device(device);
-    // The ends of uneven runs are never written; they are summed and gathered all the same.
-    shelf.shard = shard_group_.size() > 1 ? at::zeros({replicas * shelf.size}, options)
-                                          : at::zeros({shelf.size}, options);
-    shelf.owned = shard_group_.size() > 1
-                      ? shelf.shard.narrow(0, replica_group_.rank() * shelf.size, shelf.size)
-                      : shelf.shard;
-    for (std::size_t i = 0; i < shelf.parameters.size(); ++i) {
-      const Run& run = shelf.runs[i];
-      const std::int64_t first = std::min(place * run.rows, run.whole_rows);
-      const std::int64_t rows = std::min(run.rows, run.whole_rows - first);
-      shelf.parameters[i]->set_owned(shelf.owned.narrow(0, run.offset, rows * run.row_numel)
-                                         .view(shape_of_rows(shelf.parameters[i]->value(), rows)),
-                                     first);
-    }
+  for (auto& [kind, shelf] : by_kind) {
+    make_owned(shelf, at::TensorOptions().dtype(kind.second).device(device));
     units_[unit].shelves.push_back(std::move(shelf));
   }
 }
 
-void Sharding::gather_into_values(Shelf& shelf, const at::Tensor& runs) const {
+void Sharding::make_owned(Shelf& shelf, const at::TensorOptions& options) {
+  if (shelf.over->ranks() == 1) return;  // values are owned whole
+  const comm::Group& replica = shelf.over->replica;
+  // The ends of uneven runs are never written; they are summed and gathered all the same.
+  if (shelf.over->is_gathered()) {
+    shelf.shard = at::zeros({replica.size() * shelf.size}, options);
+    shelf.owned = shelf.shard.narrow(0, replica.rank() * shelf.size, shelf.size);
+  } else {
+    shelf.owned = at::zeros({shelf.size}, options);
+  }
+  for (std::size_t i = 0; i < shelf.parameters.size(); ++i) {
+    const Run& run = shelf.runs[i];
+    const std::int64_t first = std::min(shelf.over->place() * run.rows, run.whole_rows);
+    const std::int64_t rows = std::min(run.rows, run.whole_rows - first);
+    shelf.parameters[i]->set_owned(shelf.owned.narrow(0, run.offset, rows * run.row_numel)
+                                       .view(shape_of_rows(shelf.parameters[i]->value(), rows)),
+                                   first);
+  }
+}
+
+void Sharding::gather_into_values(Shelf& shelf, const at::Tensor& runs) {
   const at::Tensor buffers = runs.view({-1, shelf.size});
   for (std::size_t i = 0; i < shelf.parameters.size(); ++i) {
     nn::Parameter& parameter = *shelf.parameters[i];
@@ -155,52 +105,52 @@ void Sharding::gather_into_values(Shelf& shelf, const at::Tensor& runs) const {
 
 void Sharding::publish() {
   const ops::NoGradient guard;
-  const std::int64_t replicas = replica_group_.size();
   for (Unit& unit : units_) {
     for (Shelf& shelf : unit.shelves) {
       if (!shelf.owned.defined()) continue;
-      if (shard_group_.size() > 1) {
-        if (replicas == 1) continue;
+      const comm::Group& replica = shelf.over->replica;
+      if (shelf.over->is_gathered()) {
+        if (replica.size() == 1) continue;
         const at::Tensor own = shelf.owned.clone();
-        replica_group_.all_gather(shelf.shard, own);
+        replica.all_gather(shelf.shard, own);
         continue;
       }
-      at::Tensor all = at::empty({replicas * shelf.size}, shelf.owned.options());
-      replica_group_.all_gather(all, shelf.owned);
+      at::Tensor all = at::empty({replica.size() * shelf.size}, shelf.owned.options());
+      replica.all_gather(all, shelf.owned);
       gather_into_values(shelf, all);
     }
   }
 }
 
 void Sharding::drop_frozen_copies() {
-  if (shard_group_.size() > 1) return;
   for (Unit& unit : units_) {
     for (Shelf& shelf : unit.shelves) {
       const bool is_trained =
           std::any_of(shelf.parameters.begin(), shelf.parameters.end(),
                       [](const nn::Parameter* parameter) { return parameter->trainable(); });
-      if (is_trained) continue;
+      if (is_trained || shelf.over->is_gathered()) continue;
       for (nn::Parameter* parameter : shelf.parameters) parameter->set_owned({}, 0);
       shelf.owned.reset();
-      shelf.shard.reset();
     }
   }
 }
 
 void Sharding::prefetch(std::size_t unit) {
-  if (shard_group_.size() == 1 || unit >= units_.size() || units_[unit].is_acquired) return;
+  if (unit >= units_.size() || units_[unit].is_acquired) return;
   for (Shelf& shelf : units_[unit].shelves) {
-    if (shelf.gathered.defined()) continue;
-    shelf.gathered = at::empty({shard_group_.size() * shelf.shard.numel()}, shelf.shard.options());
-    shelf.gathering = shard_group_.all_gather_async(shelf.gathered, shelf.shard);
+    if (!shelf.over->is_gathered() || shelf.gathered.defined()) continue;
+    const comm::Group& shard = shelf.over->shard;
+    shelf.gathered = at::empty({shard.size() * shelf.shard.numel()}, shelf.shard.options());
+    shelf.gathering = shard.all_gather_async(shelf.gathered, shelf.shard);
   }
 }
 
 void Sharding::acquire(std::size_t unit) {
-  if (shard_group_.size() == 1 || units_[unit].is_acquired) return;
+  if (units_[unit].is_acquired) return;
   const ops::NoGradient guard;
   prefetch(unit);
   for (Shelf& shelf : units_[unit].shelves) {
+    if (!shelf.over->is_gathered()) continue;
     shelf.gathering.wait();
     gather_into_values(shelf, shelf.gathered);
     shelf.gathered.reset();
@@ -211,6 +161,7 @@ void Sharding::acquire(std::size_t unit) {
 void Sharding::release(std::size_t unit) {
   if (!units_[unit].is_acquired) return;
   for (const Shelf& shelf : units_[unit].shelves) {
+    if (!shelf.over->is_gathered()) continue;
     for (nn::Parameter* parameter : shelf.parameters) parameter->release_memory();
   }
   units_[unit].is_acquired = false;
@@ -238,39 +189,48 @@ void Sharding::sum_partial_gradients(const std::vector<nn::Parameter*>& paramete
 
 void Sharding::reduce(std::size_t unit) {
   const ops::NoGradient guard;
-  const std::int64_t ranks = shard_group_.size() * replica_group_.size();
-  std::map<c10::ScalarType, std::vector<nn::Parameter*>> by_dtype;
+  std::map<std::pair<bool, c10::ScalarType>, std::vector<nn::Parameter*>> by_kind;
   for (const Shelf& shelf : units_[unit].shelves) {
     for (nn::Parameter* parameter : shelf.parameters) {
-      if (parameter->trainable()) by_dtype[parameter->gradient_dtype()].push_back(parameter);
+      if (parameter->trainable())
+        by_kind[{parameter->is_expert(), parameter->gradient_dtype()}].push_back(parameter);
     }
   }
-  for (auto& [dtype, parameters] : by_dtype) {
+  for (auto& [kind, parameters] : by_kind) {
     sum_partial_gradients(parameters);
-    Reduction reduction;
-    std::int64_t size = 0;
-    for (const nn::Parameter* parameter : parameters) {
-      reduction.runs.push_back(run_of(parameter->value(), ranks, size));
-      size += reduction.runs.back().numel();
-    }
-    const auto options =
-        at::TensorOptions().dtype(dtype).device(parameters.front()->value().device());
-    reduction.all = at::zeros({ranks, size}, options);
-    for (std::size_t i = 0; i < parameters.size(); ++i) {
-      // A rank may have none: no row of its data reached the parameter.
-      if (parameters[i]->gradient().defined())
-        scatter_rows(parameters[i]->gradient(), reduction.runs[i], reduction.all);
-      parameters[i]->clear_gradient();
-    }
-    reduction.parameters = std::move(parameters);
-    if (shard_group_.size() == 1) {
-      reduction.partial = reduction.all;
-    } else {
-      reduction.partial = at::empty({replica_group_.size(), size}, options);
-      reduction.pending = shard_group_.reduce_scatter_sum_async(reduction.partial, reduction.all);
-    }
-    reductions_.push_back(std::move(reduction));
+    if (division_of(*parameters.front()).ranks() > 1)
+      reductions_.push_back(start_reduction(std::move(parameters)));
   }
+}
+
+Sharding::Reduction Sharding::start_reduction(std::vector<nn::Parameter*> parameters) const {
+  Reduction reduction;
+  reduction.over = &division_of(*parameters.front());
+  const std::int64_t ranks = reduction.over->ranks();
+  std::int64_t size = 0;
+  for (const nn::Parameter* parameter : parameters) {
+    reduction.runs.push_back(run_of(parameter->value(), ranks, size));
+    size += reduction.runs.back().numel();
+  }
+  const auto options = at::TensorOptions()
+                           .dtype(parameters.front()->gradient_dtype())
+                           .device(parameters.front()->value().device());
+  reduction.all = at::zeros({ranks, size}, options);
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    // A rank may have none: no row of its data reached the parameter.
+    if (parameters[i]->gradient().defined())
+      scatter_rows(parameters[i]->gradient(), reduction.runs[i], reduction.all);
+    parameters[i]->clear_gradient();
+  }
+  reduction.parameters = std::move(parameters);
+  if (reduction.over->is_gathered()) {
+    reduction.partial = at::empty({reduction.over->replica.size(), size}, options);
+    reduction.pending =
+        reduction.over->shard.reduce_scatter_sum_async(reduction.partial, reduction.all);
+  } else {
+    reduction.partial = reduction.all;
+  }
+  return reduction;
 }
 
 void Sharding::finish_reduction() {
@@ -279,7 +239,7 @@ void Sharding::finish_reduction() {
     reduction.pending.wait();
     const std::int64_t size = reduction.partial.size(1);
     at::Tensor own = at::empty({size}, reduction.partial.options());
-    replica_group_.reduce_scatter_sum(own, reduction.partial.view({-1}));
+    reduction.over->replica.reduce_scatter_sum(own, reduction.partial.view({-1}));
     for (std::size_t i = 0; i < reduction.parameters.size(); ++i) {
       nn::Parameter& parameter = *reduction.parameters[i];
       const at::Tensor rows = parameter.owned();

@@ -13,13 +13,15 @@
 namespace heddle::parallel {
 
 /// Data parallelism of every kind over the parameters of one rank. Each parameter's rows (dimension
-/// 0) are divided into equal runs over all data ranks; this rank owns one run: it loads, updates
-/// and saves it, with its optimizer state, and nobody else does (ZeRO-1 over dp, FSDP over fsdp x
-/// cp).
+/// 0) are divided into equal runs over shard ranks x replicas: fsdp x cp and dp, or for experts
+/// efsdp and edp. This rank owns one run: it loads, updates and saves it, with its optimizer state,
+/// and nobody else does (ZeRO-1 over the replicas, FSDP over the shard ranks).
 ///
-///     fsdp x cp = 1   values stay whole; gradients are reduce-scattered over dp, new rows gathered
-///     otherwise       values exist while their unit runs: gathered over fsdp x cp by acquire(),
-///                     let go by release(); gradients reduce-scattered over fsdp x cp, then dp
+///     one shard rank  values stay whole; gradients are reduce-scattered over the replicas, new
+///                     rows gathered
+///     otherwise       values exist while their unit runs: gathered over the shard ranks by
+///                     acquire(), let go by release(); gradients reduce-scattered over the shard
+///                     ranks, then the replicas
 ///
 /// A unit is a block with its adapters, or what surrounds the blocks. Its runs lie in one buffer
 /// per dtype, so that a gather is one collective. "ZeRO" (arXiv 1910.02054), "FSDP" (arXiv
@@ -56,16 +58,29 @@ class Sharding {
   void finish_reduction();
 
  private:
+  /// The ranks over which a kind of parameter is divided.
+  struct Division {
+    comm::Group shard, replica;
+
+    std::int64_t ranks() const { return shard.size() * replica.size(); }
+    /// Of this rank's run.
+    std::int64_t place() const { return shard.rank() * replica.size() + replica.rank(); }
+    /// Values exist while their unit runs.
+    bool is_gathered() const { return shard.size() > 1; }
+  };
   struct Shelf;
   struct Unit;
   struct Reduction;
 
-  void gather_into_values(Shelf& shelf, const at::Tensor& runs) const;
+  const Division& division_of(const nn::Parameter& parameter) const;
+  static void make_owned(Shelf& shelf, const at::TensorOptions& options);
+  static void gather_into_values(Shelf& shelf, const at::Tensor& runs);
+  Reduction start_reduction(std::vector<nn::Parameter*> parameters) const;
   void sum_partial_gradients(const std::vector<nn::Parameter*>& parameters) const;
 
-  comm::Group tensor_group_;   ///< tp
-  comm::Group shard_group_;    ///< fsdp x cp
-  comm::Group replica_group_;  ///< dp
+  comm::Group tensor_group_;  ///< tp
+  Division dense_;            ///< fsdp x cp and dp
+  Division experts_;          ///< efsdp and edp
   std::vector<Unit> units_;
   std::vector<Reduction> reductions_;
 };

@@ -30,9 +30,8 @@ TEST(Mesh, ProductMustBeTheWorld) {
       [] {
         Mesh({2, 1, 1, 2, 1}, 0, 3);
       },
-      ThrowsMessage<ConfigError>(
-          AllOf(HasSubstr("tp 2 x cp 1 x fsdp 1 x dp 2 x pp 1 = 4 ranks"),
-                           HasSubstr("3 ranks"), HasSubstr("--nproc 4"))));
+      ThrowsMessage<ConfigError>(AllOf(HasSubstr("tp 2 x cp 1 x fsdp 1 x dp 2 x pp 1 = 4 ranks"),
+                                       HasSubstr("3 ranks"), HasSubstr("--nproc 4"))));
 }
 
 TEST(Mesh, ExpertsSeeTheSameRanksAsEpEfsdpEdp) {
@@ -52,11 +51,11 @@ TEST(Mesh, ExpertShardingIsWhatEpLeavesOfTheShardingRanks) {
     Mesh::Sizes sizes;
     std::int64_t ep, efsdp, edp;
   };
-  for (const Case& c : {Case{{1, 1, 2, 2, 1}, 2, 1, 2},    // fsdp goes to ep
-                        Case{{1, 1, 2, 2, 1}, 4, 1, 1},    // and dp too
-                        Case{{1, 1, 1, 4, 1}, 2, 1, 2},    // nothing is sharded
-                        Case{{1, 1, 3, 2, 1}, 2, 3, 1},    // ep lies across fsdp
-                        Case{{1, 1, 4, 3, 1}, 6, 2, 1},    // and shares a factor with it
+  for (const Case& c : {Case{{1, 1, 2, 2, 1}, 2, 1, 2},     // fsdp goes to ep
+                        Case{{1, 1, 2, 2, 1}, 4, 1, 1},     // and dp too
+                        Case{{1, 1, 1, 4, 1}, 2, 1, 2},     // nothing is sharded
+                        Case{{1, 1, 3, 2, 1}, 2, 3, 1},     // ep lies across fsdp
+                        Case{{1, 1, 4, 3, 1}, 6, 2, 1},     // and shares a factor with it
                         Case{{2, 2, 2, 1, 1}, 1, 8, 1}}) {  // without ep
     std::int64_t world = 1;
     for (const std::int64_t size : c.sizes) world *= size;
@@ -65,8 +64,8 @@ TEST(Mesh, ExpertShardingIsWhatEpLeavesOfTheShardingRanks) {
       const Mesh mesh(c.sizes, rank, world, c.ep);
       EXPECT_EQ(mesh.size(Dim::kEfsdp), c.efsdp) << mesh.describe();
       EXPECT_EQ(mesh.size(Dim::kEdp), c.edp) << mesh.describe();
-      places.insert({mesh.coordinate(Dim::kEp), mesh.coordinate(Dim::kEfsdp),
-                     mesh.coordinate(Dim::kEdp)});
+      places.insert(
+          {mesh.coordinate(Dim::kEp), mesh.coordinate(Dim::kEfsdp), mesh.coordinate(Dim::kEdp)});
     }
     EXPECT_EQ(places.size(), static_cast<std::size_t>(world));
   }
@@ -77,9 +76,9 @@ TEST(Mesh, EpMustDivideTheRanksOfAStage) {
       [] {
         Mesh({1, 1, 2, 4, 2}, 0, 16, 6);
       },
-      ThrowsMessage<ConfigError>(
-          AllOf(HasSubstr("parallel.ep is 6"), HasSubstr("tp x cp x fsdp x dp = 8"),
-                HasSubstr("the nearest degree that does is 4"))));
+      ThrowsMessage<ConfigError>(AllOf(HasSubstr("parallel.ep is 6"),
+                                       HasSubstr("tp x cp x fsdp x dp = 8"),
+                                       HasSubstr("the nearest degree that does is 4"))));
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cos.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/sin.h>
 #include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
@@ -88,6 +89,24 @@ TEST(Collectives, CopyThenReduceIsASumOfShares) {
     EXPECT_EQ(y[3].item<double>(), 3 * (1 + 2 + 3));
     ops::run_backward({y}, {at::arange(4, at::kDouble)});
     EXPECT_EQ(x.grad()[3].item<double>(), 3 * (1 + 2 + 3));
+  });
+  EXPECT_THAT(errors, ::testing::Each(""));
+}
+
+TEST(Collectives, SplitThenJoinDealsRowsThatAllRanksHaveAlike) {
+  // Every rank works on rows of its own, the last one on none; the loss counts the joined rows
+  // once.
+  const auto errors = testing::run_ranks(3, [](const std::shared_ptr<comm::World>& world) {
+    const Group group = comm::Mesh({3, 1, 1, 1, 1}, world).group({comm::Dim::kTp});
+    const at::Tensor scale = at::arange(4, at::kDouble).add(1).view({4, 1});
+    at::Tensor x = at::sin(at::arange(8, at::kDouble)).view({4, 2}).set_requires_grad(true);
+    const at::Tensor own = ops::split_rows(x, group);
+    EXPECT_EQ(own.size(0), group.rank() < 2 ? 2 : 0);
+    const at::Tensor y = ops::join_rows(own * ops::split_rows(scale, group), 4, group);
+    EXPECT_TRUE(at::equal(y, x.detach() * scale));
+    const at::Tensor dy = at::cos(y.detach());
+    ops::run_backward({y}, {dy});
+    EXPECT_TRUE(at::equal(x.grad(), dy * scale));
   });
   EXPECT_THAT(errors, ::testing::Each(""));
 }

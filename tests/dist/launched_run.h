@@ -103,7 +103,7 @@ class LaunchedRuns {
 
   struct Step {
     double loss, grad_norm, tokens;
-    double eval_loss, aux_loss;  ///< 0 where there is none
+    double eval_loss, aux_loss, expert_load;  ///< 0 where there is none
   };
   std::vector<Step> metrics(const std::string& run) const {
     std::vector<Step> steps;
@@ -111,7 +111,8 @@ class LaunchedRuns {
     for (std::string line; std::getline(file, line);) {
       const auto row = nlohmann::json::parse(line);
       steps.push_back({row.at("loss"), row.at("grad_norm"), row.at("tokens"),
-                       row.value("eval_loss", 0.0), row.value("aux_loss", 0.0)});
+                       row.value("eval_loss", 0.0), row.value("aux_loss", 0.0),
+                       row.value("moe_load_max_over_mean_avg", 0.0)});
     }
     return steps;
   }
@@ -132,7 +133,7 @@ class LaunchedRuns {
         {"linear_num_value_heads", 8},
         {"linear_key_head_dim", 8},
         {"linear_value_head_dim", 8},
-        {"num_experts", 6},
+        {"num_experts", 8},
         {"num_experts_per_tok", 2},
         {"moe_intermediate_size", 16},
         {"shared_expert_intermediate_size", 24},

@@ -39,6 +39,20 @@ const std::vector<Layout> kLayouts = {
     {"ulysses2 x tp2", 4, {"parallel.cp=2", "parallel.cp_method=ulysses", "parallel.tp=2"}},
 };
 
+/// For models with experts.
+const std::vector<Layout> kExpertLayouts = {
+    {"dp2 ep2", 2, {"parallel.dp=2", "parallel.ep=2"}},
+    {"dp4 ep2", 4, {"parallel.dp=4", "parallel.ep=2"}},
+    {"fsdp2 ep2", 2, {"parallel.fsdp=2", "parallel.ep=2"}},
+    {"fsdp2 x dp2 ep2", 4, {"parallel.fsdp=2", "parallel.dp=2", "parallel.ep=2"}},
+    {"fsdp2 x dp2 ep4", 4, {"parallel.fsdp=2", "parallel.dp=2", "parallel.ep=4"}},
+    {"fsdp4 ep2", 4, {"parallel.fsdp=4", "parallel.ep=2"}},
+    {"fsdp3 x dp2 ep2", 6, {"parallel.fsdp=3", "parallel.dp=2", "parallel.ep=2"}},
+    {"tp2 ep2", 2, {"parallel.tp=2", "parallel.ep=2"}},
+    {"tp2 x dp2 ep4", 4, {"parallel.tp=2", "parallel.dp=2", "parallel.ep=4"}},
+    {"tp2 x fsdp2 ep2", 4, {"parallel.tp=2", "parallel.fsdp=2", "parallel.ep=2"}},
+};
+
 /// What is trained and how; each is compared with one rank of its own.
 struct Variant {
   const char* name;
@@ -63,16 +77,31 @@ const std::vector<Variant> kVariants = {
     {"moe, full, accumulated, recomputed",
      "moe",
      {"train.micro_batch_tokens=64", "train.recompute=selective"}},
+    {"moe, full, fewer rows than ranks",
+     "moe",
+     {"train.global_batch_size=1", "data.packing=false", "train.recompute=full"}},
     {"moe, LoRA, accumulated",
      "moe",
      {"train.method=lora", "adapter.rank=4", "train.micro_batch_tokens=64"}},
+    {"moe, LoRA on experts, recomputed",
+     "moe",
+     {"train.method=lora", "adapter.rank=4",
+      "adapter.target_parameters=[mlp.experts.gate_up_proj,mlp.experts.down_proj]",
+      "train.micro_batch_tokens=64", "train.recompute=full"}},
+    {"moe, experts frozen, evaluated",
+     "moe",
+     {"train.freeze=['*.experts.*']", "train.eval_every=5"}},
 };
 
 struct Precision {
   const char* name;
   double bound;
+  /// Of the gradient norm of a model with experts. In fp32 one rank with another kernel of rms_norm
+  /// moves it by 4.5e-5 in these ten steps (and the loss by 8e-8): a smaller bound would fail
+  /// correct programs.
+  double moe_norm_bound;
 };
-constexpr Precision kFloat64 = {"float64", 1e-9}, kFloat32 = {"float32", 1e-5};
+constexpr Precision kFloat64 = {"float64", 1e-9, 1e-9}, kFloat32 = {"float32", 1e-5, 1e-4};
 
 double relative(double a, double b) { return std::abs(a - b) / std::max(std::abs(b), 1e-30); }
 
@@ -110,6 +139,7 @@ class ParityTest : public ::testing::Test {
       loss = std::max(loss, relative(steps[i].loss, expected[i].loss));
       norm = std::max(norm, relative(steps[i].grad_norm, expected[i].grad_norm));
       EXPECT_EQ(steps[i].tokens, expected[i].tokens);
+      EXPECT_EQ(steps[i].expert_load, expected[i].expert_load);
       if (expected[i].eval_loss != 0)
         others = std::max(others, relative(steps[i].eval_loss, expected[i].eval_loss));
       if (expected[i].aux_loss != 0)
@@ -119,7 +149,9 @@ class ParityTest : public ::testing::Test {
                              variant.name, layout.name, precision.name, loss, norm)
               << std::flush;
     EXPECT_LT(loss, precision.bound) << variant.name << ", " << layout.name;
-    EXPECT_LT(norm, precision.bound) << variant.name << ", " << layout.name;
+    EXPECT_LT(norm,
+              std::string(variant.model) == "moe" ? precision.moe_norm_bound : precision.bound)
+        << variant.name << ", " << layout.name;
     EXPECT_LT(others, precision.bound) << variant.name << ", " << layout.name;
   }
 
@@ -146,6 +178,7 @@ const Entry& named(const std::vector<Entry>& all, const char* name) {
 
 const Variant& variant(const char* name) { return named(kVariants, name); }
 const Layout& layout(const char* name) { return named(kLayouts, name); }
+const Layout& experts(const char* name) { return named(kExpertLayouts, name); }
 
 TEST_F(ParityTest, OfContextParallelism) {
   compare(variant("dense, full"), layout("cp3"), kFloat64);
@@ -169,11 +202,29 @@ TEST_F(ParityTest, OfEveryKindOne) {
   compare(variant("moe, LoRA, accumulated"), kLayouts[5], kFloat64);
 }
 
+TEST_F(ParityTest, OfExperts) {
+  compare(variant("moe, full"), experts("dp2 ep2"), kFloat64);
+  compare(variant("moe, full"), experts("fsdp2 x dp2 ep4"), kFloat32);
+  compare(variant("moe, full"), experts("tp2 ep2"), kFloat64);
+  compare(variant("moe, full, accumulated, recomputed"), experts("fsdp2 x dp2 ep2"), kFloat64);
+  compare(variant("moe, LoRA on experts, recomputed"), experts("dp2 ep2"), kFloat64);
+}
+
 class SlowParityTest : public ParityTest {};
 
 TEST_F(SlowParityTest, AllLayouts) {
   for (const Variant& variant : kVariants) {
     for (const Layout& layout : kLayouts) {
+      compare(variant, layout, kFloat64);
+      compare(variant, layout, kFloat32);
+    }
+  }
+}
+
+TEST_F(SlowParityTest, AllExpertLayouts) {
+  for (const Variant& variant : kVariants) {
+    if (std::string(variant.model) != "moe") continue;
+    for (const Layout& layout : kExpertLayouts) {
       compare(variant, layout, kFloat64);
       compare(variant, layout, kFloat32);
     }

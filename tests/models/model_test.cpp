@@ -126,6 +126,60 @@ TEST(Model, AFrozenTrunkKeepsNothingAndGetsNoGradient) {
   });
 }
 
+TEST(Model, RouterReplayTakesTheRecordedExperts) {
+  const auto model = testing::tiny_model(at::kDouble, /*moe=*/true);
+  parallel::BlockRunner runner(train::block_entries(*model), Recompute::kFull);
+  const data::Batch batch = testing::batch_of({{1, 30}, {2, 11}});
+  const auto inputs = model->block_inputs(
+      {batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen}, batch.position_ids, 41, true);
+  const at::Tensor embedded = model->embed(batch.tokens).detach();
+  parallel::BlockRunner::Pass recorded;
+  const at::Tensor before = runner.forward(embedded, inputs, false, recorded);
+  ASSERT_EQ(recorded.experts.size(), 4u);
+  for (const at::Tensor& experts : recorded.experts)
+    EXPECT_EQ(experts.sizes(), (std::vector{41L, 2L}));
+
+  // The same weights give the same states; others would choose other experts, but do not.
+  parallel::BlockRunner::Pass same;
+  same.experts = recorded.experts;
+  EXPECT_TRUE(at::equal(runner.forward(embedded, inputs, false, same), before));
+  model->visit_parameters([](nn::Parameter& p) {
+    if (p.name().ends_with(".mlp.gate.weight")) p.data().neg_();
+  });
+  parallel::BlockRunner::Pass free, replayed;
+  const at::Tensor free_hidden = runner.forward(embedded, inputs, false, free);
+  EXPECT_FALSE(at::equal(free.experts[0], recorded.experts[0]));
+  replayed.experts = recorded.experts;
+  const at::Tensor hidden = runner.forward(embedded, inputs, false, replayed);
+  for (std::size_t i = 0; i < 4; ++i)
+    EXPECT_TRUE(at::equal(replayed.experts[i], recorded.experts[i])) << "block " << i;
+  EXPECT_FALSE(at::equal(hidden, free_hidden));
+}
+
+TEST(Model, RecomputationTakesTheExpertsOfTheForward) {
+  // Between forward and backward the router turns: only what the forward chose may be trained.
+  const auto model = testing::tiny_model(at::kDouble, /*moe=*/true);
+  parallel::BlockRunner runner(train::block_entries(*model), Recompute::kFull);
+  const data::Batch batch = testing::batch_of({{3, 1}});
+  const auto inputs = model->block_inputs(
+      {batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen}, batch.position_ids, 1, true);
+  parallel::BlockRunner::Pass pass;
+  const at::Tensor hidden =
+      runner.forward(model->embed(batch.tokens).detach(), inputs, false, pass);
+  const at::Tensor chosen = pass.experts[3];
+  model->visit_parameters([](nn::Parameter& p) {
+    if (p.name().ends_with(".mlp.gate.weight")) p.data().neg_();
+  });
+  runner.backward(at::ones_like(hidden), 0, pass);
+  model->visit_parameters([&](nn::Parameter& p) {
+    if (!p.name().ends_with("layers.3.mlp.experts.down_proj")) return;
+    for (std::int64_t e = 0; e < 4; ++e) {
+      EXPECT_EQ(p.gradient()[e].abs().sum().item<double>() > 0, (chosen == e).any().item().toBool())
+          << "expert " << e;
+    }
+  });
+}
+
 TEST(Model, InitialisationDependsOnNameAndSeedOnly) {
   const auto a = testing::tiny_model(at::kDouble), b = testing::tiny_model(at::kFloat);
   auto pa = a->parameters(), pb = b->parameters();

@@ -69,6 +69,19 @@ TEST(MoeRoute, GradientsMatchFiniteDifferences) {
   }
 }
 
+TEST(MoeRoute, ReplaysAChoice) {
+  const at::Tensor logits = randn({9, 7}, at::kDouble, 31);
+  const at::Tensor earlier = moe_route(randn({9, 7}, at::kDouble, 32), 2, true).experts;
+  const MoeRouting replayed = moe_route(logits, 2, true, earlier);
+  EXPECT_TRUE(identical(replayed.experts, earlier));
+  const at::Tensor p = at::softmax(logits, -1).gather(1, earlier);
+  EXPECT_TRUE(close(replayed.weights, p / at::sum(p, {1}, /*keepdim=*/true), 1e-12));
+  EXPECT_TRUE(gradients_match(
+      [&](const Tensors& in) { return Tensors{moe_route(in[0], 2, true, earlier).weights}; },
+      {logits}));
+  EXPECT_THROW(moe_route(logits, 3, true, earlier), c10::Error);
+}
+
 TEST(MoeExperts, EqualsTheFormulaTokenByToken) {
   const Case c = make(9, 2, 5, 6, 4, at::kDouble);
   for (const char* name : {"reference", "cpu"}) {

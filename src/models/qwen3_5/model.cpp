@@ -32,6 +32,11 @@ nn::GatedDeltaNetDims gated_delta_net_dims(const Config& config) {
       config.rms_norm_eps,        config.interleaved_projections()};
 }
 
+Degrees degrees_of(const comm::Mesh& mesh, ops::ContextMethod method) {
+  return {mesh.size(Dim::kTp), method == ops::ContextMethod::kUlysses ? mesh.size(Dim::kCp) : 1,
+          mesh.size(Dim::kEp)};
+}
+
 }  // namespace
 
 DecoderLayer::DecoderLayer(const Config& config, const std::string& prefix, std::int64_t index,
@@ -61,7 +66,9 @@ nn::BlockOutput DecoderLayer::forward(std::size_t stage, const at::Tensor& hidde
   const auto [x, residual] = normalized(hidden, input_layernorm_, inputs);
   const at::Tensor mixed =
       attention_ ? attention_->forward(x, inputs) : gated_delta_net_->forward(x, inputs);
-  return {residual + mixed, {}, {}};
+  nn::BlockOutput output;
+  output.hidden = residual + mixed;
+  return output;
 }
 
 std::pair<nn::LinearInput, at::Tensor> DecoderLayer::normalized(
@@ -76,8 +83,12 @@ std::pair<nn::LinearInput, at::Tensor> DecoderLayer::normalized(
 
 nn::BlockOutput DecoderLayer::mlp(const at::Tensor& hidden, const nn::BlockInputs& inputs) {
   const auto [x, residual] = normalized(hidden, post_attention_layernorm_, inputs);
-  if (dense_) return {residual + dense_->forward(x, inputs), {}, {}};
-  nn::BlockOutput output = moe_->forward(x.value, inputs, want_auxiliary_loss_);
+  nn::BlockOutput output;
+  if (moe_) {
+    output = moe_->forward(x.value, inputs, want_auxiliary_loss_);
+  } else {
+    output.hidden = dense_->forward(x, inputs);
+  }
   output.hidden = residual + output.hidden;
   return output;
 }
@@ -119,13 +130,11 @@ Model::Model(Config config, std::string prefix, const runtime::Context& context,
       options_(options),
       kernels_(ops::KernelTable::choose(
           ops::builtin_registry(), context.device.type(), context.dtype,
-          kernel_requests(config_, context.mesh.size(Dim::kTp),
-                          options.context_method == ops::ContextMethod::kUlysses
-                              ? context.mesh.size(Dim::kCp)
-                              : 1),
+          kernel_requests(config_, degrees_of(context.mesh, options.context_method)),
           options.kernel_policy)),
       tensor_group_(context.mesh.group({Dim::kTp})),
       context_group_(context.mesh.group({Dim::kCp})),
+      expert_group_(context.mesh.group({Dim::kEp})),
       embed_tokens_(prefix_ + "embed_tokens.weight", {config_.vocab_size, config_.hidden_size}),
       norm_(prefix_ + "norm.weight", {config_.hidden_size}) {
   for (std::int64_t i = 0; i < config_.num_hidden_layers; ++i) {
@@ -190,6 +199,7 @@ nn::BlockInputs Model::block_inputs(ops::Sequences sequences, const at::Tensor& 
       position_ids.dim() == 2 ? config_.mrope_section : std::vector<std::int64_t>{},
       context_.dtype);
   if (tensor_group_.size() > 1) inputs.tensor_group = &tensor_group_;
+  if (expert_group_.size() > 1) inputs.expert_group = &expert_group_;
   inputs.real_tokens = real_tokens;
   inputs.training = training;
   return inputs;
@@ -265,10 +275,9 @@ at::Tensor Model::generate(const at::Tensor& tokens, const ops::Sequences& seque
   return hidden;
 }
 
-std::vector<ops::OpRequest> kernel_requests(const Config& config, std::int64_t ranks,
-                                            std::int64_t ulysses) {
-  const std::int64_t head_ranks = ranks * ulysses;
-  const std::int64_t num_kv_heads = config.num_key_value_heads / ranks;
+std::vector<ops::OpRequest> kernel_requests(const Config& config, const Degrees& degrees) {
+  const std::int64_t head_ranks = degrees.tp * degrees.ulysses;
+  const std::int64_t num_kv_heads = config.num_key_value_heads / degrees.tp;
   const ops::Dims hidden = {{"dim", config.hidden_size}};
   std::vector<ops::OpRequest> requests = {{"rms_norm", {hidden}}};
   const auto any = [](const std::vector<bool>& flags, bool value) {
@@ -288,19 +297,19 @@ std::vector<ops::OpRequest> kernel_requests(const Config& config, std::int64_t r
                           {"width", config.linear_conv_kernel_dim}}}});
   }
   if (any(config.full_attention, true)) {
-    const std::int64_t copies = nn::ulysses_key_copies(num_kv_heads, ulysses);
+    const std::int64_t copies = nn::ulysses_key_copies(num_kv_heads, degrees.ulysses);
     const ops::Dims attention = {{"num_heads", config.num_attention_heads / head_ranks},
-                                 {"num_kv_heads", num_kv_heads * copies / ulysses},
+                                 {"num_kv_heads", num_kv_heads * copies / degrees.ulysses},
                                  {"head_dim", config.head_dim}};
     requests.push_back(
         {"qk_norm_rope", {{{"head_dim", config.head_dim}, {"rotary_dim", config.rotary_dim()}}}});
     requests.push_back({"attention", {attention}});
     requests.push_back({"output_gate", {attention}});
   }
-  requests.push_back({"swiglu", {{{"dim", config.intermediate_size / ranks}}}});
+  requests.push_back({"swiglu", {{{"dim", config.intermediate_size / degrees.tp}}}});
   if (any(config.sparse_mlp, true)) {
     requests.push_back({"moe_experts",
-                        {{{"num_experts", config.num_experts},
+                        {{{"num_experts", config.num_experts / degrees.ep},
                           {"top_k", config.num_experts_per_tok},
                           {"hidden_size", config.hidden_size},
                           {"intermediate_size", config.moe_intermediate_size}}}});

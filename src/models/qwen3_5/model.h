@@ -134,16 +134,21 @@ class Model {
   runtime::Context context_;
   ModelOptions options_;
   ops::KernelTable kernels_;
-  comm::Group tensor_group_, context_group_;
+  comm::Group tensor_group_, context_group_, expert_group_;
   nn::Parameter embed_tokens_;
   std::vector<std::unique_ptr<DecoderLayer>> layers_;
   nn::Parameter norm_;
   std::unique_ptr<nn::Linear> lm_head_, score_;
 };
 
-/// Which operators the model calls and with which dimensions, where `ranks` along tp share it and
-/// `ulysses` ranks divide the heads of each further while they mix tokens.
-std::vector<ops::OpRequest> kernel_requests(const Config& config, std::int64_t ranks = 1,
-                                            std::int64_t ulysses = 1);
+/// How many ranks share the parts of a model.
+struct Degrees {
+  std::int64_t tp = 1;       ///< Heads and widths of each block.
+  std::int64_t ulysses = 1;  ///< Heads of each further, while they mix tokens.
+  std::int64_t ep = 1;       ///< Routed experts.
+};
+
+/// Which operators the model calls, and with which dimensions on each rank.
+std::vector<ops::OpRequest> kernel_requests(const Config& config, const Degrees& degrees = {});
 
 }  // namespace heddle::models::qwen3_5

@@ -1,20 +1,19 @@
 #pragma once
 
 #include "ops/moe/moe.h"
+#include "ops/moe/order.h"
 
 namespace heddle::ops {
 
-/// The assignments (t, j) in the order of their experts, ties in the order of t: what every kernel
-/// of moe_experts works on. N = T x k.
-struct MoeOrder {
-  at::Tensor source;                 ///< [N] int64: the assignment t * k + j at each sorted place.
-  at::Tensor place;                  ///< [N] int64: the sorted place of each assignment.
-  at::Tensor token;                  ///< [N] int64: source / k.
-  std::vector<std::int64_t> starts;  ///< [E+1] on the host: first place of each expert.
+/// y [T,H]: y[t] = sum over j of weights[t,j] * the row of assignment (t,j) of rows [N,H]; weights
+/// [T,k] undefined: 1.
+at::Tensor combine_rows(const at::Tensor& rows, const at::Tensor& weights, const MoeOrder& order);
+struct CombineGradients {
+  at::Tensor rows, weights;
 };
-
-/// Stable counting sort by expert. TORCH_CHECKs that the indices lie in [0, expert_count).
-MoeOrder moe_order(const at::Tensor& experts, std::int64_t expert_count);
+/// Of combine_rows with weights.
+CombineGradients combine_rows_backward(const at::Tensor& rows, const at::Tensor& weights,
+                                       const MoeOrder& order, const at::Tensor& grad_y);
 
 /// y += (x down_e^T) up_e^T for the rows of expert e; `low` receives x down_e^T. x [n,in], low
 /// [n,r], y [n,out]. Does nothing without a change.

@@ -16,8 +16,10 @@ struct MoeRouting {
 
 /// Softmax over all experts in fp32 or wider, top-k, weights renormalised to sum 1 if `normalize`.
 /// logits [T,E]. Ties go to the lower index. Differentiable in the logits. Source:
-/// Qwen3NextTopKRouter / Qwen3_5MoeTopKRouter.
-MoeRouting moe_route(const at::Tensor& logits, std::int64_t top_k, bool normalize);
+/// Qwen3NextTopKRouter / Qwen3_5MoeTopKRouter. `chosen`, [T,k] int64, if defined: the experts to
+/// take instead of the top k, with their probabilities of now (router replay).
+MoeRouting moe_route(const at::Tensor& logits, std::int64_t top_k, bool normalize,
+                     const at::Tensor& chosen = {});
 
 /// A low-rank change of one matrix of every expert: W_e + up_e down_e. Undefined: none.
 struct ExpertLowRank {

@@ -1,7 +1,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 
-#include "ops/moe/kernels.h"
+#include "ops/moe/order.h"
 
 namespace heddle::ops {
 
@@ -10,6 +10,7 @@ MoeOrder moe_order(const at::Tensor& experts, std::int64_t expert_count) {
   const at::Tensor host = experts.to(at::kCPU).contiguous();
   const std::int64_t* expert = host.const_data_ptr<std::int64_t>();
   MoeOrder order;
+  order.top_k = k;
   order.starts.assign(static_cast<std::size_t>(expert_count) + 1, 0);
   for (std::int64_t i = 0; i < n; ++i) {
     TORCH_CHECK(expert[i] >= 0 && expert[i] < expert_count, "moe_experts: expert ", expert[i],

@@ -3,7 +3,6 @@
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/sigmoid.h>
-#include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
 
 #include "ops/compute_type.h"
@@ -48,7 +47,7 @@ at::Tensor activation_backward(const at::Tensor& gate_up, const at::Tensor& grad
 
 MoeExperts::Forward forward(const MoeExperts::Inputs& in, bool keep) {
   const MoeOrder order = moe_order(in.experts, in.gate_up.size(0));
-  const std::int64_t tokens = in.x.size(0), hidden = in.x.size(1), n = order.source.size(0);
+  const std::int64_t hidden = in.x.size(1), n = order.source.size(0);
   const at::Tensor rows = at::index_select(in.x, 0, order.token);
   at::Tensor gate_up = at::empty({n, in.gate_up.size(1)}, in.x.options());
   at::Tensor out = at::empty({n, hidden}, in.x.options());
@@ -64,12 +63,8 @@ MoeExperts::Forward forward(const MoeExperts::Inputs& in, bool keep) {
     expert_out.copy_(at::mm(h, in.down.select(0, e).t()));
     add_low_rank(in.down_change, e, h, part(low_2, begin, count), expert_out);
   });
-  const c10::ScalarType type = compute_type(in.x);
-  const at::Tensor by_token =
-      at::index_select(out, 0, order.place).view({tokens, in.experts.size(1), hidden});
   MoeExperts::Forward result;
-  result.y =
-      at::sum(by_token.to(type) * in.weights.to(type).unsqueeze(-1), {1}).to(in.x.scalar_type());
+  result.y = combine_rows(out, in.weights, order);
   if (keep) result.saved = {gate_up, out, low_1, low_2};
   return result;
 }
@@ -77,20 +72,15 @@ MoeExperts::Forward forward(const MoeExperts::Inputs& in, bool keep) {
 MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::Forward& saved,
                                const at::Tensor& grad_y, bool want_weight_gradients) {
   const MoeOrder order = moe_order(in.experts, in.gate_up.size(0));
-  const std::int64_t tokens = in.x.size(0), hidden = in.x.size(1), n = order.source.size(0);
-  const c10::ScalarType type = compute_type(in.x);
+  const std::int64_t hidden = in.x.size(1), n = order.source.size(0);
   const at::Tensor &gate_up = saved.saved[0], &out = saved.saved[1], &low_1 = saved.saved[2],
                    &low_2 = saved.saved[3];
   const at::Tensor rows = at::index_select(in.x, 0, order.token);
-  const at::Tensor dy = at::index_select(grad_y, 0, order.token).to(type);  // sorted
-  const at::Tensor row_weight =
-      at::index_select(in.weights.reshape({n}), 0, order.source).to(type).unsqueeze(1);
 
+  const CombineGradients combined = combine_rows_backward(out, in.weights, order, grad_y);
+  const at::Tensor& d_out = combined.rows;
   MoeExperts::Gradients result;
-  result.weights = at::index_select(at::sum(dy * out, {1}), 0, order.place)
-                       .view({tokens, in.experts.size(1)})
-                       .to(in.weights.scalar_type());
-  const at::Tensor d_out = (dy * row_weight).to(in.x.scalar_type());
+  result.weights = combined.weights;
   at::Tensor dx = at::empty({n, hidden}, in.x.options());
   if (want_weight_gradients) {
     result.gate_up = at::zeros(in.gate_up.sizes(), in.gate_up.options());
@@ -115,11 +105,7 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
     result.down.select(0, e).copy_(at::mm(expert_d_out.t(), activation(expert_gate_up)));
     result.gate_up.select(0, e).copy_(at::mm(d_gate_up.t(), rows.narrow(0, begin, count)));
   });
-  result.x =
-      at::sum(
-          at::index_select(dx, 0, order.place).view({tokens, in.experts.size(1), hidden}).to(type),
-          {1})
-          .to(in.x.scalar_type());
+  result.x = combine_rows(dx, {}, order);
   return result;
 }
 

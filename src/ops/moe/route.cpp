@@ -81,33 +81,38 @@ at::Tensor sequence_of_token(const Sequences& sequences, std::int64_t real_token
 
 }  // namespace
 
-MoeRouting moe_route(const at::Tensor& logits, std::int64_t top_k, bool normalize) {
+MoeRouting moe_route(const at::Tensor& logits, std::int64_t top_k, bool normalize,
+                     const at::Tensor& chosen) {
   TORCH_CHECK(logits.dim() == 2 && top_k >= 1 && top_k <= logits.size(1), "moe_route: top_k ",
               top_k, " of logits ", logits.sizes(), " [T,E]");
+  TORCH_CHECK(!chosen.defined() || (chosen.dim() == 2 && chosen.size(0) == logits.size(0) &&
+                                    chosen.size(1) == top_k && chosen.scalar_type() == at::kLong),
+              "moe_route: the choice to replay is ", chosen.sizes(), ", expected int64 [",
+              logits.size(0), ", ", top_k, "]");
   const c10::ScalarType type = compute_type(logits);
   MoeRouting routing;
-  at::Tensor chosen;
+  at::Tensor kept;
   {
     const NoGradient guard;
     routing.probabilities = at::softmax(logits, -1, type);
-    routing.experts = top_k_indices(routing.probabilities, top_k);
-    chosen = at::gather(routing.probabilities, 1, routing.experts);
-    routing.weights = (normalize ? chosen / at::sum(chosen, {1}, /*keepdim=*/true) : chosen)
-                          .to(logits.scalar_type());
+    routing.experts = chosen.defined() ? chosen : top_k_indices(routing.probabilities, top_k);
+    kept = at::gather(routing.probabilities, 1, routing.experts);
+    routing.weights =
+        (normalize ? kept / at::sum(kept, {1}, /*keepdim=*/true) : kept).to(logits.scalar_type());
     // fp32 logits without normalisation would make the weights an alias of what is saved.
-    if (routing.weights.is_same(chosen)) routing.weights = chosen.clone();
+    if (routing.weights.is_same(kept)) routing.weights = kept.clone();
   }
   if (!needs_gradient({logits})) return routing;
   const Tensors outputs = with_gradient(
       "moe_route", {logits}, {routing.weights, routing.probabilities},
-      [p = detached(routing.probabilities), experts = routing.experts, chosen, normalize, type,
+      [p = detached(routing.probabilities), experts = routing.experts, kept, normalize, type,
        dtype = logits.scalar_type()](const Tensors& grads) -> Tensors {
         at::Tensor dp = grads[1].defined() ? grads[1].clone() : at::zeros_like(p);
         if (grads[0].defined()) {
           at::Tensor dw = grads[0].to(type);
           if (normalize) {
-            const at::Tensor sum = at::sum(chosen, {1}, /*keepdim=*/true);
-            dw = (dw - at::sum(dw * chosen, {1}, /*keepdim=*/true) / sum) / sum;
+            const at::Tensor sum = at::sum(kept, {1}, /*keepdim=*/true);
+            dw = (dw - at::sum(dw * kept, {1}, /*keepdim=*/true) / sum) / sum;
           }
           dp.scatter_add_(1, experts, dw);
         }

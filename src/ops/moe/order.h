@@ -1,0 +1,29 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace heddle::ops {
+
+/// The assignments (t, j) in the order of their experts, ties in the order of t: what the
+/// kernels of moe_experts work on. N = T x k.
+struct MoeOrder {
+  at::Tensor source;                 ///< [N] int64: the assignment t * k + j at each sorted place.
+  at::Tensor place;                  ///< [N] int64: the sorted place of each assignment.
+  at::Tensor token;                  ///< [N] int64: source / k.
+  std::vector<std::int64_t> starts;  ///< [E+1] on the host: first place of each expert.
+  std::int64_t top_k = 1;            ///< k
+};
+
+/// Stable counting sort by expert. TORCH_CHECKs that the indices lie in [0, expert_count).
+MoeOrder moe_order(const at::Tensor& experts, std::int64_t expert_count);
+
+/// The rows [N,H] of x [T,H] in that order, one for each assignment. Differentiable.
+at::Tensor moe_permute(const at::Tensor& x, const MoeOrder& order);
+/// y [T,H]: y[t] = sum over j of weights[t,j] * the row of assignment (t,j) of rows [N,H].
+/// Differentiable in rows and weights.
+at::Tensor moe_unpermute(const at::Tensor& rows, const at::Tensor& weights, const MoeOrder& order);
+
+}  // namespace heddle::ops

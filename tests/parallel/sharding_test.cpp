@@ -1,0 +1,89 @@
+#include "parallel/sharding.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "comm/ranks.h"
+
+namespace heddle::parallel {
+namespace {
+
+using comm::Dim;
+
+struct Layout {
+  comm::Mesh::Sizes sizes;
+  std::int64_t ep;
+};
+
+/// The part of a whole tensor that a rank along ep holds.
+at::Tensor part_of(const nn::Parameter& parameter, const at::Tensor& whole,
+                   const comm::Mesh& mesh) {
+  if (!parameter.is_expert()) return whole;
+  const std::int64_t rows = whole.size(0) / mesh.size(Dim::kEp);
+  return whole.narrow(0, mesh.coordinate(Dim::kEp) * rows, rows);
+}
+
+/// Loads, gathers and reduces a dense parameter and one of experts on every rank. Rank r adds r + 1
+/// to every gradient; a rank along tp holds the same dense gradient as its neighbours.
+void check(const Layout& layout) {
+  std::int64_t world_size = 1;
+  for (const std::int64_t size : layout.sizes) world_size *= size;
+  const auto errors =
+      testing::run_ranks(world_size, [&](const std::shared_ptr<comm::World>& world) {
+        const comm::Mesh mesh(layout.sizes, world, layout.ep);
+        nn::Parameter dense("dense", {5, 3}), expert("expert", {12, 2}, {{Dim::kEp, 0, {}}});
+        Sharding sharding(mesh);
+        for (nn::Parameter* parameter : {&dense, &expert}) parameter->place(mesh);
+        sharding.add(0, {{&dense, at::kDouble}, {&expert, at::kDouble}}, at::kCPU);
+        for (nn::Parameter* parameter : {&dense, &expert}) {
+          parameter->write_owned(
+              at::arange(parameter->numel(), at::kDouble).view(parameter->global_shape()));
+        }
+        sharding.publish();
+        sharding.acquire(0);
+        std::int64_t owned_rows = 0;
+        for (nn::Parameter* parameter : {&dense, &expert}) {
+          const at::Tensor whole =
+              at::arange(parameter->numel(), at::kDouble).view(parameter->global_shape());
+          EXPECT_TRUE(at::equal(parameter->data(), part_of(*parameter, whole, mesh)))
+              << parameter->name() << " on " << mesh.describe();
+          parameter->add_gradient(at::full(parameter->local_shape(),
+                                           static_cast<double>(world->rank() + 1), at::kDouble));
+          if (!parameter->is_copy()) owned_rows += parameter->owned().size(0);
+        }
+        sharding.release(0);
+        EXPECT_EQ(dense.has_memory(), mesh.size(Dim::kFsdp) * mesh.size(Dim::kCp) == 1);
+        EXPECT_EQ(expert.has_memory(), mesh.size(Dim::kEfsdp) == 1);
+        sharding.reduce(0);
+        sharding.finish_reduction();
+        // Every row has one owner, so that norms count it once and checkpoints hold it once.
+        EXPECT_EQ(mesh.world_group().all_reduce_sum(static_cast<double>(owned_rows)), 5 + 12);
+        for (const auto& [parameter, ranks] :
+             {std::pair{&dense, mesh.ranks_along({Dim::kCp, Dim::kFsdp, Dim::kDp})},
+              std::pair{&expert, mesh.ranks_along({Dim::kEfsdp, Dim::kEdp})}}) {
+          double sum = 0;
+          for (const std::int64_t rank : ranks) sum += static_cast<double>(rank + 1);
+          EXPECT_TRUE(at::equal(parameter->gradient(),
+                                at::full(parameter->owned().sizes(), sum, at::kDouble)))
+              << parameter->name() << " on " << mesh.describe();
+        }
+      });
+  EXPECT_THAT(errors, ::testing::Each(""));
+}
+
+TEST(Sharding, ExpertsAreDividedOverTheirOwnRanks) {
+  for (const Layout& layout :
+       {Layout{{1, 1, 1, 2, 1}, 2}, Layout{{1, 1, 2, 2, 1}, 2}, Layout{{1, 1, 3, 2, 1}, 2},
+        Layout{{2, 1, 1, 2, 1}, 1}}) {
+    check(layout);
+  }
+}
+
+}  // namespace
+}  // namespace heddle::parallel
