@@ -7,6 +7,7 @@
 #include "ops/autograd.h"
 #include "ops/context_parallel/context_parallel.h"
 #include "train/auxiliary_loss.h"
+#include "train/expert_load.h"
 
 namespace heddle::train {
 
@@ -77,8 +78,9 @@ MicroBatchLoss run_micro_batch(models::qwen3_5::Model& model, adapters::LoraSet*
   const bool embedding_trained = embedded.requires_grad();
   parallel::BlockRunner::Pass pass;
   const at::Tensor hidden = runner.forward(embedded, inputs, embedding_trained, pass);
-  const HeadResult head = head_function(hidden, batch.host);
-  MicroBatchLoss result{head.loss_sum, pass.auxiliary_loss};
+  MicroBatchLoss result{
+      head.loss_sum, pass.auxiliary_loss,
+      expert_load(pass.experts, model.config().num_experts, batch.host.real_tokens)};
   if (pass.expert_assignments.defined()) {
     const auto rows = static_cast<double>(sparse_layers(model.config()) * batch.host.real_tokens);
     result.auxiliary_sum = pool_auxiliary_loss(pass, std::max(rows, 1.0));

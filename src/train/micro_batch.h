@@ -55,6 +55,7 @@ struct MicroBatchOptions {
 struct MicroBatchLoss {
   at::Tensor loss_sum;       ///< 0-d, fp32 or wider.
   at::Tensor auxiliary_sum;  ///< Undefined without a router's loss.
+  at::Tensor expert_load;    ///< See expert_load.h; undefined without experts.
 };
 
 /// Forward and backward of one micro-batch, which is on the host and the same on all ranks along

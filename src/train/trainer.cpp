@@ -17,6 +17,7 @@
 #include "ops/autograd.h"
 #include "train/auxiliary_loss.h"
 #include "train/describe.h"
+#include "train/expert_load.h"
 #include "train/head.h"
 #include "train/micro_batch.h"
 #include "train/schedule.h"
@@ -201,7 +202,7 @@ StepInfo Trainer::train_step(const data::Step& step) {
 
   const auto wide =
       at::TensorOptions().dtype(setup_.context.wide_dtype()).device(setup_.context.device);
-  at::Tensor loss_sum = at::zeros({}, wide), auxiliary_sum = at::zeros({}, wide);
+  at::Tensor loss_sum = at::zeros({}, wide), auxiliary_sum = at::zeros({}, wide), load;
   const std::vector<HeadFunction> heads = heads_of(step, 1 / divisor);
   for (std::size_t i = 0; i < step.micro_batches.size(); ++i) {
     const MicroBatchLoss result = run_micro_batch(
@@ -215,10 +216,13 @@ StepInfo Trainer::train_step(const data::Step& step) {
          .is_last = i + 1 == step.micro_batches.size()});
     loss_sum.add_(result.loss_sum);
     if (result.auxiliary_sum.defined()) auxiliary_sum.add_(result.auxiliary_sum);
+    if (result.expert_load.defined())
+      load = load.defined() ? load.add_(result.expert_load) : result.expert_load;
   }
   const comm::Group group = setup_.context.mesh.loss_group();
   group.all_reduce_sum(loss_sum);
   if (auxiliary_coefficient_ > 0) group.all_reduce_sum(auxiliary_sum);
+  if (load.defined()) group.all_reduce_sum(load);
   if (setup_.sharding) setup_.sharding->finish_reduction();
 
   StepInfo info;
@@ -254,6 +258,11 @@ StepInfo Trainer::train_step(const data::Step& step) {
   info.memory_bytes = device::memory(setup_.context.device).peak_bytes;
   if (auxiliary_coefficient_ > 0)
     info.extra["aux_loss"] = auxiliary_sum.item<double>() / sparse_tokens;
+  if (load.defined()) {
+    const LoadBalance balance = load_max_over_mean(load);
+    info.extra["moe_load_max_over_mean"] = balance.largest;
+    info.extra["moe_load_max_over_mean_avg"] = balance.mean;
+  }
   return info;
 }
 

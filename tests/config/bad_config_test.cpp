@@ -224,8 +224,8 @@ INSTANTIATE_TEST_SUITE_P(
             "SeveralRanks",
             after_good("parallel: {pp: 2}\n"),
             {},
-            "run.yaml:4: parallel.pp: 2 ranks asked for, but this version divides the work by "
-            "parallel.dp, parallel.fsdp, parallel.tp and parallel.cp only"},
+            "run.yaml:4: parallel.pp: 2 stages asked for, but this version divides the work by the "
+            "other keys of parallel only"},
         BadConfig{"Float64OnAscend",
                   after_good("device: npu\n"),
                   {"model.dtype=float64"},

@@ -1,8 +1,10 @@
+#include <ATen/ops/tensor.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "base/errors.h"
 #include "train/auxiliary_loss.h"
+#include "train/expert_load.h"
 #include "train/trainer_fixture.h"
 
 namespace heddle {
@@ -113,6 +115,21 @@ TEST_F(MoeTraining, OneCoefficientForAllOfARun) {
   EXPECT_EQ(train::auxiliary_coefficient(run, model), 0.5);
 }
 
+TEST(ExpertLoad, CountsRealTokensByLayer) {
+  const at::Tensor experts = at::tensor({0, 2, 2, 1, 2, 0, 1, 1}, at::kLong).view({4, 2});
+  const at::Tensor load = train::expert_load({{}, experts, experts}, 4, 3);
+  ASSERT_EQ(load.sizes(), (std::vector<std::int64_t>{2, 4}));
+  for (const std::int64_t layer : {0, 1}) {
+    for (const auto& [expert, count] : {std::pair{0, 2}, {1, 1}, {2, 3}, {3, 0}})
+      EXPECT_EQ(load[layer][expert].item<std::int64_t>(), count);
+  }
+  EXPECT_FALSE(train::expert_load({{}, {}}, 4, 3).defined());
+  const train::LoadBalance balance =
+      train::load_max_over_mean(at::tensor({1, 1, 1, 1, 0, 4, 0, 0}, at::kLong).view({2, 4}));
+  EXPECT_EQ(balance.largest, 4);
+  EXPECT_EQ(balance.mean, 2.5);
+}
+
 TEST_F(MoeTraining, PooledBalancingDiffersFromThatOfSequences) {
   std::vector<double> aux[2];
   for (const int pooled : {0, 1}) {
@@ -120,6 +137,10 @@ TEST_F(MoeTraining, PooledBalancingDiffersFromThatOfSequences) {
     struct Keep : train::Observer {
       void on_step(const train::StepInfo& info) override {
         aux->push_back(info.extra.at("aux_loss"));
+        const double load = info.extra.at("moe_load_max_over_mean");
+        EXPECT_GE(load, info.extra.at("moe_load_max_over_mean_avg"));
+        EXPECT_GT(load, 1);
+        EXPECT_LE(load, 3);  // E / k
       }
       std::vector<double>* aux;
     } keep;
