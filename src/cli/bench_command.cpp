@@ -86,7 +86,7 @@ struct Bench {
   std::unique_ptr<adapters::LoraSet> adapters;
   std::vector<nn::Parameter*> trainable;
   std::optional<train::Optimizer> optimizer;
-  std::optional<parallel::BlockRunner> runner;
+  std::optional<parallel::Pipeline> pipeline;
 
   Bench(const config::RunConfig& given, const std::string& preset)
       : config(given), context(train::make_context(given)) {
@@ -106,17 +106,17 @@ struct Bench {
       adapters->visit_parameters([&](nn::Parameter& p) { trainable.push_back(&p); });
     }
     optimizer.emplace(trainable, config.optim, config.train.seed);
-    runner.emplace(train::block_entries(*model), train::recompute_of(config.train.recompute));
+    pipeline.emplace(train::block_entries(*model), !lora,
+                     train::recompute_of(config.train.recompute));
   }
 
   /// One optimizer step over one micro-batch; returns the mean loss.
   double step(const data::Batch& batch) {
-    const train::MicroBatchLoss loss = train::run_micro_batch(
-        *model, adapters.get(), *runner, trainable, batch,
-        train::training_head(*model, 1 / batch.loss_weight_sum),
+    const train::MicroBatchLoss loss = train::run_micro_batches(
+        *model, adapters.get(), *pipeline, trainable, {&batch, 1},
+        {train::training_head(*model, 1 / batch.loss_weight_sum)},
         {.auxiliary_scale = 0,
          .pooled_auxiliary_loss = false,
-         .dropout_stream = 0,
          .recompute_elementwise = config.train.recompute != config::Recompute::kOff});
     const double norm = optimizer->gradient_norm();
     const double clip = config.optim.clip_norm;

@@ -166,6 +166,15 @@ void RunObserver::fill_facts(const train::RunInfo& info) {
   for (const auto& [key, value] : config::entries(config_))
     configuration.rows.push_back({key, value});
   facts_.tables = {parameters, memory, layout, kernels, configuration};
+  if (info.pipeline.empty()) return;
+  ui::ReportTable pipeline{"Pipeline: a usual step, forward 0-9, backward a-z",
+                           {"stage rank", "schedule"},
+                           {},
+                           false,
+                           /*is_drawing=*/true};
+  for (std::size_t i = 0; i < info.pipeline.size(); ++i)
+    pipeline.rows.push_back({std::to_string(i), info.pipeline[i]});
+  facts_.tables.insert(facts_.tables.begin() + 3, pipeline);
 }
 
 void RunObserver::on_step(const train::StepInfo& step) {

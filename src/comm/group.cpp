@@ -293,13 +293,14 @@ void Group::broadcast(at::Tensor& tensor, std::int64_t root) const {
 }
 
 void Group::send(const at::Tensor& tensor, std::int64_t to, int tag) const {
-  connection_
-      ->launch("send", {tensor},
-               [&](c10d::Backend& b) {
-                 std::vector<at::Tensor> tensors = {tensor};
-                 return b.send(tensors, static_cast<int>(to), tag);
-               })
-      .wait();
+  send_async(tensor, to, tag).wait();
+}
+
+Pending Group::send_async(const at::Tensor& tensor, std::int64_t to, int tag) const {
+  return connection_->launch("send", {tensor}, [&](c10d::Backend& b) {
+    std::vector<at::Tensor> tensors = {tensor};
+    return b.send(tensors, static_cast<int>(to), tag);
+  });
 }
 
 void Group::receive(at::Tensor& tensor, std::int64_t from, int tag) const {

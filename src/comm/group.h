@@ -61,6 +61,7 @@ class Group {
                   const at::Tensor& input, const std::vector<std::int64_t>& input_rows) const;
   void broadcast(at::Tensor& tensor, std::int64_t root) const;
   void send(const at::Tensor& tensor, std::int64_t to, int tag = 0) const;
+  Pending send_async(const at::Tensor& tensor, std::int64_t to, int tag = 0) const;
   void receive(at::Tensor& tensor, std::int64_t from, int tag = 0) const;
   void barrier() const;
   /// What every member gave, in the order of their places; texts may be empty and of any length.

@@ -113,7 +113,14 @@ Group Mesh::group(const std::vector<Dim>& dims) const {
   return group;
 }
 
-Group Mesh::loss_group() const { return group({Dim::kDp, Dim::kFsdp, Dim::kCp}); }
+Group Mesh::loss_group() const { return group({Dim::kDp, Dim::kFsdp, Dim::kCp, Dim::kPp}); }
+
+Group Mesh::end_stages() const {
+  const std::vector<std::int64_t> all = ranks_along({Dim::kPp});
+  const bool is_end = rank_ == all.front() || rank_ == all.back();
+  if (all.size() == 1 || !is_end) return Group("end stages");
+  return Group("end stages", {all.front(), all.back()}, world_, "end stages");
+}
 
 Group Mesh::world_group() const {
   return group({Dim::kTp, Dim::kCp, Dim::kFsdp, Dim::kDp, Dim::kPp});

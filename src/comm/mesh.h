@@ -56,9 +56,12 @@ class Mesh {
   /// Their group, made when it is asked for first and the same from then on. All members ask for
   /// their groups in the same order.
   Group group(const std::vector<Dim>& dims) const;
-  /// The ranks over which losses and token counts are summed (dp x fsdp x cp).
+  /// The ranks over which losses and token counts are summed (dp x fsdp x cp x pp): each has its
+  /// part, along pp the last stage that of the head.
   Group loss_group() const;
   Group world_group() const;
+  /// The first and the last rank along pp, if this is one of them; else of this rank alone.
+  Group end_stages() const;
   /// "tp 1 x cp 1 x fsdp 1 x dp 1 x pp 1 = 1 rank", and the experts' view if ep is not 1.
   std::string describe() const;
 

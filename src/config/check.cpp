@@ -99,12 +99,7 @@ class Checker {
     if (p.dp.is_auto() && p.fsdp.is_auto()) {
       fail("parallel.fsdp", "only one of parallel.dp and parallel.fsdp can be auto");
     }
-    if (p.pp != 1) {
-      fail("parallel.pp", fmt::format("{} stages asked for, but this version divides the work by "
-                                      "the other keys of parallel only",
-                                      p.pp));
-    }
-    const bool is_sharded = p.fsdp != Degree{} || p.tp != 1 || p.cp != 1 || p.ep != 1;
+    const bool is_sharded = p.fsdp != Degree{} || p.tp != 1 || p.cp != 1 || p.ep != 1 || p.pp != 1;
     const bool is_divided = is_sharded || p.dp != Degree{};
     if (is_divided && c_.model.head == Head::kEmbed) {
       fail("model.head",
@@ -116,8 +111,8 @@ class Checker {
     }
     if (is_sharded && !c_.log.sample_prompts.empty()) {
       fail("log.sample_prompts",
-           "needs the whole model on one rank, so parallel.fsdp, parallel.tp, parallel.cp and "
-           "parallel.ep 1");
+           "needs the whole model on one rank, so parallel.fsdp, parallel.tp, parallel.cp, "
+           "parallel.ep and parallel.pp 1");
     }
   }
 
@@ -197,6 +192,8 @@ std::vector<std::string> unused_keys(const RunConfig& config) {
   if (config.train.max_steps > 0) note("train.epochs", "train.max_steps decides");
   if (config.parallel.cp == 1) note("parallel.cp_method", "parallel.cp is 1");
   if (config.parallel.pp == 1) note("parallel.pp_schedule", "parallel.pp is 1");
+  if (config.parallel.pp_schedule != PpSchedule::kInterleaved)
+    note("parallel.pp_chunks", "parallel.pp_schedule is not interleaved");
   if (config.log.sample_prompts.empty()) note("log.sample_tokens", "log.sample_prompts is empty");
   return found;
 }

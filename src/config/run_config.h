@@ -219,6 +219,7 @@ struct ParallelSection {
   std::int64_t ep = 1;
   CpMethod cp_method = CpMethod::kState;
   PpSchedule pp_schedule = PpSchedule::kOneForwardOneBackward;
+  std::int64_t pp_chunks = 2;
   double timeout_s = 600;
 };
 

@@ -313,6 +313,9 @@ Section parallel_section() {
            degree("expert_parallel_size"))
       .key("cp_method", &ParallelSection::cp_method, "state passing, or all-to-all to heads")
       .key("pp_schedule", &ParallelSection::pp_schedule, "order of micro-batches in the pipeline")
+      .key("pp_chunks", &ParallelSection::pp_chunks,
+           "stages on each rank with pp_schedule interleaved",
+           {.range = at_least(2), .aliases = {"virtual_pipeline_stages"}})
       .key("timeout_s", &ParallelSection::timeout_s, "deadline of every collective operation",
            {.range = above(0), .aliases = {"timeout"}});
   return s;

@@ -74,6 +74,13 @@ void Parameter::allocate_released(c10::ScalarType dtype, c10::Device device) {
   set_trainable(trainable_);
 }
 
+void Parameter::allocate_elsewhere(c10::ScalarType dtype, c10::Device device) {
+  allocate_released(dtype, device);
+  std::vector<std::int64_t> no_rows = local_shape_;
+  no_rows[0] = 0;
+  set_owned(at::empty(no_rows, at::TensorOptions().dtype(dtype).device(device)), 0);
+}
+
 bool Parameter::has_memory() const {
   return value_.defined() && value_.storage().nbytes() >= value_.nbytes();
 }

@@ -48,9 +48,15 @@ class Parameter {
   /// Its placement names ep: it is sharded, and its gradient summed, over efsdp and edp of the mesh
   /// instead of fsdp x cp and dp.
   bool is_expert() const { return is_expert_; }
-  /// True on all but the first of the ranks along tp that hold the same values: they do not count
-  /// in norms and do not save. Never of an expert, whose every row has one owner in the mesh.
+  /// True on all but the first of the ranks that hold the same values (along tp; of a tied
+  /// embedding, the last pipeline stage): they do not count in norms and do not save. Never of an
+  /// expert, whose every row has one owner in the mesh.
   bool is_copy() const { return is_copy_; }
+  void set_copy() { is_copy_ = true; }
+  /// False if the parameter lives in another pipeline stage: here it has name and shapes, but
+  /// nothing of its values.
+  bool is_held() const { return is_held_; }
+  void set_held(bool held) { is_held_ = held; }
   /// Each rank along tp sees a part of what this replicated parameter acts on, so its gradient is
   /// the sum over them.
   bool has_partial_gradient() const { return has_partial_gradient_; }
@@ -71,6 +77,8 @@ class Parameter {
   // for as long as its block runs. The tensor stays the same object, so that graphs keep no memory.
   /// As allocate, without memory.
   void allocate_released(c10::ScalarType dtype, c10::Device device);
+  /// Of a parameter that is not held: a dtype, no memory, and no owned rows.
+  void allocate_elsewhere(c10::ScalarType dtype, c10::Device device);
   /// Moves the memory of a fresh tensor of the value's shape into the value.
   void take_memory(at::Tensor full);
   void release_memory();
@@ -120,7 +128,7 @@ class Parameter {
     std::int64_t local, global, size;
   };
   std::vector<std::vector<Segment>> segments_;
-  bool is_expert_ = false, is_copy_ = false, has_partial_gradient_ = false;
+  bool is_expert_ = false, is_copy_ = false, has_partial_gradient_ = false, is_held_ = true;
   bool trainable_ = true;
   at::Tensor value_, anchor_, gradient_;
   at::Tensor owned_;  ///< Undefined unless sharding divides the rows.

@@ -86,14 +86,29 @@ void check_experts(const comm::Mesh& mesh, const models::qwen3_5::Config& model)
                   {{"num_experts", model.num_experts}, {"tp x cp x fsdp x dp", stage}});
 }
 
+/// Every stage of the pipeline has a layer at least.
+void check_stages(const comm::Mesh& mesh, const models::qwen3_5::Config& model,
+                  std::int64_t chunks) {
+  const std::int64_t pp = mesh.size(Dim::kPp), layers = model.num_hidden_layers;
+  if (pp * chunks <= layers) return;
+  const std::string interleaved =
+      chunks == 1 ? "" : fmt::format(" with {} chunks of layers on each (pp_chunks)", chunks);
+  throw_error<ConfigError>(
+      "parallel.pp is {}{}: {} stages need as many layers, and the model has {}; the nearest "
+      "degree "
+      "that works is {}",
+      pp, interleaved, pp * chunks, layers, std::max<std::int64_t>(1, layers / chunks));
+}
+
 }  // namespace
 
 void check_layout(const comm::Mesh& mesh, const models::qwen3_5::Config& model,
-                  ops::ContextMethod context_method) {
+                  ops::ContextMethod context_method, std::int64_t stage_chunks) {
   require_divides(Dim::kTp, mesh.size(Dim::kTp), divided_by_tp(model));
   if (mesh.size(Dim::kCp) > 1 && context_method == ops::ContextMethod::kUlysses)
     check_ulysses(mesh, model);
   check_experts(mesh, model);
+  check_stages(mesh, model, stage_chunks);
 }
 
 }  // namespace heddle::parallel

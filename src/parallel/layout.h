@@ -9,6 +9,7 @@ namespace heddle::parallel {
 /// Refuses a mesh that the model cannot be divided by, before anything is allocated. Throws
 /// ConfigError with the numbers that do not divide and the nearest degree that works.
 void check_layout(const comm::Mesh& mesh, const models::qwen3_5::Config& model,
-                  ops::ContextMethod context_method = ops::ContextMethod::kState);
+                  ops::ContextMethod context_method = ops::ContextMethod::kState,
+                  std::int64_t stage_chunks = 1);
 
 }  // namespace heddle::parallel

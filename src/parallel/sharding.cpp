@@ -44,6 +44,7 @@ struct Sharding::Reduction {
 
 Sharding::Sharding(const comm::Mesh& mesh)
     : tensor_group_(mesh.group({Dim::kTp})),
+      end_stages_(mesh.end_stages()),
       dense_{mesh.group({Dim::kCp, Dim::kFsdp}), mesh.group({Dim::kDp})},
       experts_{mesh.group({Dim::kEfsdp}), mesh.group({Dim::kEdp})} {}
 
@@ -58,6 +59,10 @@ void Sharding::add(std::size_t unit, const std::vector<Member>& members, c10::De
   std::map<std::pair<bool, c10::ScalarType>, Shelf> by_kind;
   for (const Member& member : members) {
     nn::Parameter& parameter = *member.parameter;
+    if (!parameter.is_held()) {
+      parameter.allocate_elsewhere(member.dtype, device);
+      continue;
+    }
     Shelf& shelf = by_kind[{parameter.is_expert(), member.dtype}];
     shelf.over = &division_of(parameter);
     if (shelf.over->is_gathered()) {
@@ -248,6 +253,14 @@ void Sharding::finish_reduction() {
     }
   }
   reductions_.clear();
+  if (tied_ == nullptr || !tied_->trainable() || !tied_->gradient().defined()) return;
+  at::Tensor sum = tied_->gradient().contiguous();
+  end_stages_.all_reduce_sum(sum);
+  tied_->set_reduced_gradient(sum);
+}
+
+void Sharding::tie_over_stages(nn::Parameter& parameter) {
+  if (end_stages_.size() > 1 && parameter.is_held()) tied_ = &parameter;
 }
 
 }  // namespace heddle::parallel

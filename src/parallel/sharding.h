@@ -42,6 +42,8 @@ class Sharding {
   /// Divides parameters without memory and gives them to the unit `unit` (0, 1, ...); a unit may
   /// get several such lists. Their owned rows are uninitialised until they are loaded.
   void add(std::size_t unit, const std::vector<Member>& members, c10::Device device);
+  /// A parameter that the first and the last pipeline stage both hold: their gradients are summed.
+  void tie_over_stages(nn::Parameter& parameter);
   /// After owned rows were written: lets the other replicas have them.
   void publish();
   /// After it is known what is trained: frozen values that stay whole need no owned rows besides.
@@ -79,8 +81,10 @@ class Sharding {
   void sum_partial_gradients(const std::vector<nn::Parameter*>& parameters) const;
 
   comm::Group tensor_group_;  ///< tp
-  Division dense_;            ///< fsdp x cp and dp
-  Division experts_;          ///< efsdp and edp
+  comm::Group end_stages_;    ///< The first and the last along pp, of which this rank may be one.
+  nn::Parameter* tied_ = nullptr;
+  Division dense_;    ///< fsdp x cp and dp
+  Division experts_;  ///< efsdp and edp
   std::vector<Unit> units_;
   std::vector<Reduction> reductions_;
 };

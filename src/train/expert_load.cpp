@@ -3,19 +3,26 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/bincount.h>
-#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
 
 namespace heddle::train {
 
-at::Tensor expert_load(const std::vector<at::Tensor>& experts, std::int64_t num_experts,
-                       std::int64_t real_tokens) {
-  std::vector<at::Tensor> layers;
+at::Tensor expert_load(const std::vector<at::Tensor>& experts, std::int64_t first_layer,
+                       const std::vector<bool>& sparse, std::int64_t num_experts,
+                       std::int64_t real_tokens, c10::Device device) {
+  const auto rows = std::count(sparse.begin(), sparse.end(), true);
+  if (rows == 0) return {};
+  const at::Tensor load =
+      at::zeros({rows, num_experts}, at::TensorOptions().dtype(at::kLong).device(device));
+  std::int64_t row = std::count(sparse.begin(), sparse.begin() + first_layer, true);
   for (const at::Tensor& chosen : experts) {
-    if (chosen.defined())
-      layers.push_back(
-          at::bincount(chosen.narrow(0, 0, real_tokens).reshape({-1}), {}, num_experts));
+    if (!chosen.defined()) continue;
+    load[row++].copy_(
+        at::bincount(chosen.narrow(0, 0, real_tokens).reshape({-1}), {}, num_experts));
   }
-  return layers.empty() ? at::Tensor() : at::stack(layers);
+  return load;
 }
 
 LoadBalance load_max_over_mean(const at::Tensor& load) {

@@ -1,5 +1,8 @@
 #include "train/micro_batch.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/zeros.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -63,37 +66,167 @@ HeadFunction training_head(models::qwen3_5::Model& model, double gradient_scale)
   };
 }
 
-MicroBatchLoss run_micro_batch(models::qwen3_5::Model& model, adapters::LoraSet* adapters,
-                               parallel::BlockRunner& runner,
-                               const std::vector<nn::Parameter*>& trainable,
-                               const data::Batch& host_batch, const HeadFunction& head_function,
-                               const MicroBatchOptions& options) {
-  if (options.sharding != nullptr) options.sharding->acquire(kRootUnit);
-  const LocalBatch batch(model, host_batch);
-  if (adapters != nullptr) adapters->set_dropout_stream(options.dropout_stream);
-  nn::BlockInputs inputs = batch.inputs(model, /*training=*/true);
-  inputs.recompute_elementwise = options.recompute_elementwise;
-  inputs.pooled_auxiliary_loss = options.pooled_auxiliary_loss;
-  const at::Tensor embedded = model.embed(batch.device.tokens);
-  const bool embedding_trained = embedded.requires_grad();
-  parallel::BlockRunner::Pass pass;
-  const at::Tensor hidden = runner.forward(embedded, inputs, embedding_trained, pass);
-  MicroBatchLoss result{
-      head.loss_sum, pass.auxiliary_loss,
-      expert_load(pass.experts, model.config().num_experts, batch.host.real_tokens)};
-  if (pass.expert_assignments.defined()) {
-    const auto rows = static_cast<double>(sparse_layers(model.config()) * batch.host.real_tokens);
-    result.auxiliary_sum = pool_auxiliary_loss(pass, std::max(rows, 1.0));
+namespace {
+
+/// One step under way.
+class StepRun {
+ public:
+  StepRun(models::qwen3_5::Model& model, adapters::LoraSet* adapters, parallel::Pipeline& pipeline,
+          const std::vector<nn::Parameter*>& trainable, std::span<const data::Batch> batches,
+          const std::vector<HeadFunction>& heads, const MicroBatchOptions& options)
+      : model_(model),
+        adapters_(adapters),
+        pipeline_(pipeline),
+        trainable_(trainable),
+        batches_(batches),
+        heads_(heads),
+        options_(options),
+        flights_(batches.size()) {
+    const auto wide =
+        at::TensorOptions().dtype(model.context().wide_dtype()).device(model.context().device);
+    loss_ = {at::zeros({}, wide), at::zeros({}, wide), {}};
   }
-  const at::Tensor gradient =
-      runner.backward(head.grad_hidden, options.auxiliary_scale, pass, options.is_last);
-  if (embedding_trained && gradient.defined()) ops::run_backward({embedded}, {gradient});
-  for (nn::Parameter* parameter : trainable) parameter->collect_gradient();
+
+  void run(const parallel::PipelineAction& action) {
+    parallel::Pipeline::Stage& stage = pipeline_.stages()[action.chunk];
+    if (adapters_ != nullptr) adapters_->set_dropout_stream(stream_of(action.micro_batch));
+    if (action.is_backward) {
+      backward(stage, action.micro_batch, action.chunk);
+    } else {
+      forward(stage, action.micro_batch, action.chunk);
+    }
+  }
+  const MicroBatchLoss& loss() const { return loss_; }
+
+ private:
+  /// A micro-batch between its first forward here and its last backward.
+  struct Flight {
+    explicit Flight(LocalBatch local, std::size_t chunks)
+        : batch(std::move(local)), passes(chunks) {}
+    LocalBatch batch;
+    std::vector<parallel::BlockRunner::Pass> passes;
+    at::Tensor embedded, grad_hidden;
+  };
+
+  std::uint64_t stream_of(std::int64_t micro_batch) const {
+    return options_.dropout_stream ? options_.dropout_stream(static_cast<std::size_t>(micro_batch))
+                                   : 0;
+  }
+  std::vector<std::int64_t> hidden_sizes(const Flight& flight) const {
+    return {flight.batch.host.size(), model_.config().hidden_size};
+  }
+  at::TensorOptions hidden_options() const {
+    return at::TensorOptions().dtype(model_.context().dtype).device(model_.context().device);
+  }
+
+  void forward(parallel::Pipeline::Stage& stage, std::int64_t m, std::int64_t chunk) {
+    if (!flights_[m])
+      flights_[m] =
+          std::make_unique<Flight>(LocalBatch(model_, batches_[m]), pipeline_.stages().size());
+    Flight& flight = *flights_[m];
+    nn::BlockInputs inputs = flight.batch.inputs(model_, /*training=*/true);
+    inputs.recompute_elementwise = options_.recompute_elementwise;
+    inputs.pooled_auxiliary_loss = options_.pooled_auxiliary_loss;
+    at::Tensor hidden;
+    bool wants_input_gradient = stage.sends_gradient;
+    if (stage.is_first) {
+      hidden = flight.embedded = model_.embed(flight.batch.device.tokens);
+      wants_input_gradient = hidden.requires_grad();
+    } else {
+      hidden = pipeline_.receive_hidden(stage, m, hidden_sizes(flight), hidden_options());
+    }
+    parallel::BlockRunner::Pass& pass = flight.passes[chunk];
+    hidden = stage.runner.forward(hidden, inputs, wants_input_gradient, pass);
+    add_losses(stage, pass, flight.batch.host.real_tokens);
+    if (!stage.is_last) return pipeline_.send_hidden(stage, m, hidden);
+    const HeadResult head = heads_[m](hidden, flight.batch.host);
+    flight.grad_hidden = head.grad_hidden;
+    loss_.loss_sum.add_(head.loss_sum);
+  }
+
+  void add_losses(const parallel::Pipeline::Stage& stage, parallel::BlockRunner::Pass& pass,
+                  std::int64_t real_tokens) {
+    const models::qwen3_5::Config& config = model_.config();
+    if (pass.expert_assignments.defined()) {
+      const auto rows = static_cast<double>(sparse_layers(config) * real_tokens);
+      loss_.auxiliary_sum.add_(pool_auxiliary_loss(pass, std::max(rows, 1.0)));
+    } else if (pass.auxiliary_loss.defined()) {
+      loss_.auxiliary_sum.add_(pass.auxiliary_loss);
+    }
+    const at::Tensor load = expert_load(pass.experts, stage.first_layer, config.sparse_mlp,
+                                        config.num_experts, real_tokens, model_.context().device);
+    if (!load.defined()) return;
+    loss_.expert_load = loss_.expert_load.defined() ? loss_.expert_load.add_(load) : load;
+  }
+
+  void backward(parallel::Pipeline::Stage& stage, std::int64_t m, std::int64_t chunk) {
+    Flight& flight = *flights_[m];
+    const bool is_last_batch = m + 1 == static_cast<std::int64_t>(batches_.size());
+    if (stage.has_backward) {
+      const at::Tensor incoming =
+          stage.is_last
+              ? flight.grad_hidden
+              : pipeline_.receive_gradient(stage, m, hidden_sizes(flight), hidden_options());
+      const at::Tensor outgoing = stage.runner.backward(incoming, options_.auxiliary_scale,
+                                                        flight.passes[chunk], is_last_batch);
+      if (stage.sends_gradient) pipeline_.send_gradient(stage, m, outgoing);
+      if (stage.is_first && outgoing.defined() && flight.embedded.requires_grad())
+        ops::run_backward({flight.embedded}, {outgoing});
+      for (nn::Parameter* parameter : trainable_) parameter->collect_gradient();
+    }
+    if (chunk == 0) flights_[m].reset();
+  }
+
+  models::qwen3_5::Model& model_;
+  adapters::LoraSet* adapters_;
+  parallel::Pipeline& pipeline_;
+  const std::vector<nn::Parameter*>& trainable_;
+  std::span<const data::Batch> batches_;
+  const std::vector<HeadFunction>& heads_;
+  const MicroBatchOptions& options_;
+  std::vector<std::unique_ptr<Flight>> flights_;
+  MicroBatchLoss loss_;
+};
+
+}  // namespace
+
+MicroBatchLoss run_micro_batches(models::qwen3_5::Model& model, adapters::LoraSet* adapters,
+                                 parallel::Pipeline& pipeline,
+                                 const std::vector<nn::Parameter*>& trainable,
+                                 std::span<const data::Batch> batches,
+                                 const std::vector<HeadFunction>& heads,
+                                 const MicroBatchOptions& options) {
+  if (options.sharding != nullptr) options.sharding->acquire(kRootUnit);
+  StepRun run(model, adapters, pipeline, trainable, batches, heads, options);
+  for (const parallel::PipelineAction& action :
+       pipeline.actions(static_cast<std::int64_t>(batches.size())))
+    run.run(action);
+  pipeline.finish_sends();
   if (options.sharding != nullptr) {
     options.sharding->release(kRootUnit);
-    if (options.is_last) options.sharding->reduce(kRootUnit);
+    options.sharding->reduce(kRootUnit);
   }
-  return result;
+  return run.loss();
+}
+
+at::Tensor evaluate_hidden(models::qwen3_5::Model& model, parallel::Pipeline& pipeline,
+                           const LocalBatch& batch) {
+  const ops::NoGradient guard;
+  const nn::BlockInputs inputs = batch.inputs(model, /*training=*/false);
+  at::Tensor hidden;
+  for (parallel::Pipeline::Stage& stage : pipeline.stages()) {
+    hidden =
+        stage.is_first
+            ? model.embed(batch.device.tokens)
+            : pipeline.receive_hidden(
+                  stage, 0, {batch.host.size(), model.config().hidden_size},
+                  at::TensorOptions().dtype(model.context().dtype).device(model.context().device));
+    hidden = stage.runner.evaluate(hidden, inputs);
+    if (stage.is_last) return hidden;
+    pipeline.send_hidden(stage, 0, hidden);
+  }
+  pipeline.finish_sends();
+  return {};
 }
 
 }  // namespace heddle::train

@@ -3,13 +3,14 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "adapters/lora.h"
 #include "config/run_config.h"
 #include "data/batch.h"
 #include "models/qwen3_5/model.h"
-#include "parallel/block_runner.h"
+#include "parallel/pipeline.h"
 #include "parallel/sharding.h"
 #include "train/head.h"
 
@@ -44,26 +45,33 @@ HeadFunction training_head(models::qwen3_5::Model& model, double gradient_scale)
 struct MicroBatchOptions {
   double auxiliary_scale = 0;          ///< Of the gradient of the router's loss.
   bool pooled_auxiliary_loss = false;  ///< train.router_aux_loss hf.
-  std::uint64_t dropout_stream = 0;
+  /// Of each micro-batch; empty: no dropout.
+  std::function<std::uint64_t(std::size_t micro_batch)> dropout_stream = {};
   bool recompute_elementwise = false;  ///< See nn::BlockInputs.
-  /// With several ranks: what holds the parameters, and whether this is the step's last
-  /// micro-batch, after which the gradients are summed.
+  /// With several ranks: what holds the parameters; their gradients are summed with the last
+  /// micro-batch.
   parallel::Sharding* sharding = nullptr;
-  bool is_last = true;
 };
 
 struct MicroBatchLoss {
-  at::Tensor loss_sum;       ///< 0-d, fp32 or wider.
-  at::Tensor auxiliary_sum;  ///< Undefined without a router's loss.
-  at::Tensor expert_load;    ///< See expert_load.h; undefined without experts.
+  at::Tensor loss_sum;       ///< 0-d, fp32 or wider; 0 where the last stage is elsewhere.
+  at::Tensor auxiliary_sum;  ///< 0-d; of the layers that are here.
+  at::Tensor expert_load;    ///< See train/expert_load.h; undefined without experts.
 };
 
-/// Forward and backward of one micro-batch, which is on the host and the same on all ranks along
-/// cp: adds to the gradients of `trainable` and waits for nothing. `adapters` may be null.
-MicroBatchLoss run_micro_batch(models::qwen3_5::Model& model, adapters::LoraSet* adapters,
-                               parallel::BlockRunner& runner,
-                               const std::vector<nn::Parameter*>& trainable,
-                               const data::Batch& host_batch, const HeadFunction& head_function,
-                               const MicroBatchOptions& options);
+/// Forward and backward of a step's micro-batches, which are on the host and the same on all ranks
+/// along cp and pp, in the order of the pipeline: adds to the gradients of `trainable` and waits
+/// for nothing but other ranks. `heads`: one a micro-batch. `adapters` may be null.
+MicroBatchLoss run_micro_batches(models::qwen3_5::Model& model, adapters::LoraSet* adapters,
+                                 parallel::Pipeline& pipeline,
+                                 const std::vector<nn::Parameter*>& trainable,
+                                 std::span<const data::Batch> batches,
+                                 const std::vector<HeadFunction>& heads,
+                                 const MicroBatchOptions& options);
+
+/// Hidden states [T,H] of a batch after the last layer, without gradients; undefined where the last
+/// stage is elsewhere.
+at::Tensor evaluate_hidden(models::qwen3_5::Model& model, parallel::Pipeline& pipeline,
+                           const LocalBatch& batch);
 
 }  // namespace heddle::train

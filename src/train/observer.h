@@ -17,7 +17,8 @@ struct RunInfo {
   std::vector<std::pair<std::string, std::int64_t>>
       parameters;  ///< By kind: "embedding", "linear attention", ...
   std::int64_t total_parameters = 0, trainable_parameters = 0;
-  std::string layout;  ///< The mesh in words.
+  std::string layout;                 ///< The mesh in words.
+  std::vector<std::string> pipeline;  ///< The schedule of a usual step, a line a rank; empty: none.
   std::string device;
   std::string dtype;
   double peak_flops = 0;  ///< 0: unknown.

@@ -80,6 +80,7 @@ bool is_saved_whole(const std::vector<std::string>& modules, const std::string& 
 void choose_trainable(const config::RunConfig& config, Setup& setup) {
   const bool lora = config.train.method == config::Method::kLora;
   std::vector<std::string> unmatched = config.train.freeze;
+  bool is_any_trained = setup.adapters != nullptr;
   for (nn::Parameter* parameter : setup.model->parameters()) {
     const bool whole = lora && is_saved_whole(config.adapter.modules_to_save, parameter->name());
     // A classification head that starts from random numbers is always trained.
@@ -89,19 +90,20 @@ void choose_trainable(const config::RunConfig& config, Setup& setup) {
     std::erase_if(unmatched,
                   [&](const std::string& p) { return text::matches_glob(p, parameter->name()); });
     parameter->set_trainable(trainable);
-    if (trainable) setup.trainable.push_back(parameter);
+    is_any_trained = is_any_trained || trainable;
+    if (trainable && parameter->is_held()) setup.trainable.push_back(parameter);
     if (trainable && lora) setup.saved_whole.push_back(parameter);
   }
   if (setup.adapters) {
-    setup.adapters->visit_parameters(
-        [&](nn::Parameter& parameter) { setup.trainable.push_back(&parameter); });
+    setup.adapters->visit_parameters([&](nn::Parameter& parameter) {
+      if (parameter.is_held()) setup.trainable.push_back(&parameter);
+    });
   }
   if (!unmatched.empty()) {
     throw_error<ConfigError>("train.freeze: '{}' matches no parameter of this model",
                              unmatched.front());
   }
-  if (setup.trainable.empty())
-    throw ConfigError("nothing to train: train.freeze matches every parameter");
+  if (!is_any_trained) throw ConfigError("nothing to train: train.freeze matches every parameter");
 }
 
 data::FieldNames field_names(const config::DataFields& fields) {
@@ -151,6 +153,13 @@ ops::ContextMethod context_method(const config::RunConfig& config) {
                                                                  : ops::ContextMethod::kState;
 }
 
+/// Stages on each rank of the pipeline.
+std::int64_t stage_chunks(const config::RunConfig& config) {
+  const bool is_interleaved =
+      config.parallel.pp > 1 && config.parallel.pp_schedule == config::PpSchedule::kInterleaved;
+  return is_interleaved ? config.parallel.pp_chunks : 1;
+}
+
 /// Degrees of the mesh for `world` ranks, `auto` resolved.
 comm::Mesh::Sizes mesh_sizes(const config::ParallelSection& p, std::int64_t world) {
   const std::int64_t given = p.tp * p.cp * p.pp * std::max<std::int64_t>(1, p.dp.value) *
@@ -188,6 +197,7 @@ void shard_parameters(Setup& setup) {
     if (!in_blocks.contains(&parameter)) root.push_back(member(parameter));
   });
   setup.sharding = std::make_unique<parallel::Sharding>(setup.context.mesh);
+  if (model.tied()) setup.sharding->tie_over_stages(model.embedding_weight());
   setup.sharding->add(kRootUnit, root, setup.context.device);
   for (std::size_t i = 0; i < blocks.size(); ++i)
     setup.sharding->add(i + 1, blocks[i], setup.context.device);
@@ -203,6 +213,16 @@ void shard_adapters(Setup& setup) {
     });
     return members;
   };
+  setup.model->visit_linears([](nn::Linear& linear) {
+    if (linear.adapter() == nullptr) return;
+    linear.adapter()->visit_parameters(
+        [&](nn::Parameter& parameter) { parameter.set_held(linear.weight().is_held()); });
+  });
+  setup.model->visit_expert_weights([](nn::ExpertWeights& weights) {
+    if (weights.adapter() == nullptr) return;
+    weights.adapter()->visit_parameters(
+        [&](nn::Parameter& parameter) { parameter.set_held(weights.weight().is_held()); });
+  });
   const auto& layers = setup.model->layers();
   for (std::size_t i = 0; i < layers.size(); ++i) {
     std::vector<parallel::Sharding::Member> members;
@@ -315,7 +335,8 @@ Setup make_setup(const config::RunConfig& config, Observer& observer,
   setup.source =
       std::make_unique<ckpt::ModelDirectory>(ckpt::ModelDirectory::open(config.model.path));
   models::qwen3_5::Config model_config = read_model_config(*setup.source);
-  parallel::check_layout(setup.context.mesh, model_config, context_method(config));
+  parallel::check_layout(setup.context.mesh, model_config, context_method(config),
+                         stage_chunks(config));
 
   check_added_tokens_trained(config, model_config);
   RunTokenizer tokenizer = load_tokenizer(config);
@@ -342,6 +363,9 @@ Setup make_setup(const config::RunConfig& config, Observer& observer,
   const std::string prefix = ckpt::text_prefix(*setup.source);
   setup.model = std::make_unique<models::qwen3_5::Model>(std::move(model_config), prefix,
                                                          setup.context, options);
+  setup.stages = parallel::StagePlan::balanced(
+      setup.model->config(), setup.context.mesh.size(comm::Dim::kPp), stage_chunks(config));
+  parallel::hold_stages(*setup.model, setup.stages, setup.context.mesh.coordinate(comm::Dim::kPp));
   const bool is_alone = setup.context.mesh.world_size() == 1;
   if (is_alone) {
     setup.model->allocate();

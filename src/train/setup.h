@@ -13,6 +13,7 @@
 #include "data/loader/dataset.h"
 #include "data/tokenizer/tokenizer.h"
 #include "models/qwen3_5/model.h"
+#include "parallel/pipeline.h"
 #include "parallel/sharding.h"
 #include "runtime/context.h"
 #include "train/observer.h"
@@ -30,7 +31,8 @@ struct Setup {
   std::unique_ptr<models::qwen3_5::Model> model;
   std::unique_ptr<adapters::LoraSet> adapters;   ///< null for full training
   std::unique_ptr<parallel::Sharding> sharding;  ///< null for one rank
-  std::vector<nn::Parameter*> trainable;         ///< In the order of the model
+  parallel::StagePlan stages;                    ///< Of the pipeline
+  std::vector<nn::Parameter*> trainable;         ///< In the order of the model; of this rank
   std::vector<nn::Parameter*> saved_whole;       ///< modules_to_save
   ckpt::ModelLoadReport load_report;
 };

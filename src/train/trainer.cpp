@@ -1,7 +1,6 @@
 #include "train/trainer.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/zeros.h>
 
 #include <chrono>
 #include <cmath>
@@ -61,8 +60,9 @@ Trainer::Trainer(const config::RunConfig& config, Observer& observer, const std:
       setup_(make_setup(config, observer, std::move(world))),
       optimizer_(setup_.trainable, config.optim, config.train.seed,
                  setup_.context.mesh.world_group()),
-      runner_(block_entries(*setup_.model), recompute_of(config.train.recompute),
-              setup_.sharding.get()),
+      pipeline_(setup_.context.mesh, setup_.stages, block_entries(*setup_.model),
+                setup_.model->embedding_weight().trainable(), recompute_of(config.train.recompute),
+                setup_.sharding.get()),
       loader_(std::make_unique<data::Loader>(setup_.train,
                                              loader_options(config, setup_.context.mesh))),
       auxiliary_coefficient_(auxiliary_coefficient(config, setup_.model->config())) {
@@ -200,34 +200,23 @@ StepInfo Trainer::train_step(const data::Step& step) {
   const double sparse_tokens =
       static_cast<double>(std::max<std::int64_t>(1, sparse_layers(model.config()) * step.tokens));
 
-  const auto wide =
-      at::TensorOptions().dtype(setup_.context.wide_dtype()).device(setup_.context.device);
-  at::Tensor loss_sum = at::zeros({}, wide), auxiliary_sum = at::zeros({}, wide), load;
   const std::vector<HeadFunction> heads = heads_of(step, 1 / divisor);
-  for (std::size_t i = 0; i < step.micro_batches.size(); ++i) {
-    const MicroBatchLoss result = run_micro_batch(
-        *setup_.model, setup_.adapters.get(), runner_, setup_.trainable, step.micro_batches[i],
-        heads[i],
-        {.auxiliary_scale = auxiliary_coefficient_ / sparse_tokens,
-         .pooled_auxiliary_loss = config_.train.router_aux_loss == config::AuxLoss::kHf,
-         .dropout_stream = dropout_stream(step, i),
-         .recompute_elementwise = config_.train.recompute != config::Recompute::kOff,
-         .sharding = setup_.sharding.get(),
-         .is_last = i + 1 == step.micro_batches.size()});
-    loss_sum.add_(result.loss_sum);
-    if (result.auxiliary_sum.defined()) auxiliary_sum.add_(result.auxiliary_sum);
-    if (result.expert_load.defined())
-      load = load.defined() ? load.add_(result.expert_load) : result.expert_load;
-  }
+  MicroBatchLoss sums = run_micro_batches(
+      *setup_.model, setup_.adapters.get(), pipeline_, setup_.trainable, step.micro_batches, heads,
+      {.auxiliary_scale = auxiliary_coefficient_ / sparse_tokens,
+       .pooled_auxiliary_loss = config_.train.router_aux_loss == config::AuxLoss::kHf,
+       .dropout_stream = [&](std::size_t i) { return dropout_stream(step, i); },
+       .recompute_elementwise = config_.train.recompute != config::Recompute::kOff,
+       .sharding = setup_.sharding.get()});
   const comm::Group group = setup_.context.mesh.loss_group();
-  group.all_reduce_sum(loss_sum);
-  if (auxiliary_coefficient_ > 0) group.all_reduce_sum(auxiliary_sum);
-  if (load.defined()) group.all_reduce_sum(load);
+  group.all_reduce_sum(sums.loss_sum);
+  if (auxiliary_coefficient_ > 0) group.all_reduce_sum(sums.auxiliary_sum);
+  if (sums.expert_load.defined()) group.all_reduce_sum(sums.expert_load);
   if (setup_.sharding) setup_.sharding->finish_reduction();
 
   StepInfo info;
   info.step = step.step + 1;
-  info.loss = loss_sum.item<double>() / divisor;
+  info.loss = sums.loss_sum.item<double>() / divisor;
   info.grad_norm = optimizer_.gradient_norm();
   if (!std::isfinite(info.loss) || !std::isfinite(info.grad_norm)) {
     throw_error<Error>(
@@ -257,9 +246,9 @@ StepInfo Trainer::train_step(const data::Step& step) {
   }
   info.memory_bytes = device::memory(setup_.context.device).peak_bytes;
   if (auxiliary_coefficient_ > 0)
-    info.extra["aux_loss"] = auxiliary_sum.item<double>() / sparse_tokens;
-  if (load.defined()) {
-    const LoadBalance balance = load_max_over_mean(load);
+    info.extra["aux_loss"] = sums.auxiliary_sum.item<double>() / sparse_tokens;
+  if (sums.expert_load.defined()) {
+    const LoadBalance balance = load_max_over_mean(sums.expert_load);
     info.extra["moe_load_max_over_mean"] = balance.largest;
     info.extra["moe_load_max_over_mean_avg"] = balance.mean;
   }
@@ -281,8 +270,8 @@ Evaluation Trainer::evaluate() {
   while (const auto whole = loader.next()) {
     const ops::NoGradient guard;
     const LocalBatch batch(model, *whole);
-    const at::Tensor hidden =
-        runner_.evaluate(model.embed(batch.device.tokens), batch.inputs(model, /*training=*/false));
+    const at::Tensor hidden = evaluate_hidden(model, pipeline_, batch);
+    if (!hidden.defined()) continue;
     loss +=
         run_head(model, hidden, batch.host, 1, /*want_gradients=*/false).loss_sum.item<double>();
     weights += batch.host.loss_weight_sum;
@@ -368,6 +357,15 @@ RunInfo Trainer::describe() const {
   info.total_steps = loader.total_steps;
   info.packing_efficiency = loader.packing_efficiency;
   info.first_step = first_step_;
+  if (setup_.stages.ranks > 1) {
+    const double rows = static_cast<double>(config_.train.global_batch_size) /
+                        static_cast<double>(setup_.context.mesh.data_size());
+    const double micro_batches = std::ceil(rows * loader.mean_row_tokens /
+                                           static_cast<double>(config_.train.micro_batch_tokens));
+    info.pipeline =
+        pipeline_.schedule(std::max<std::int64_t>(1, static_cast<std::int64_t>(micro_batches)))
+            .draw();
+  }
   return info;
 }
 

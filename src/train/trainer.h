@@ -9,7 +9,7 @@
 #include "ckpt/training_checkpoint.h"
 #include "config/run_config.h"
 #include "data/loader/loader.h"
-#include "parallel/block_runner.h"
+#include "parallel/pipeline.h"
 #include "train/micro_batch.h"
 #include "train/observer.h"
 #include "train/optimizer.h"
@@ -64,7 +64,7 @@ class Trainer {
   const std::atomic<bool>& stop_;
   Setup setup_;
   Optimizer optimizer_;
-  parallel::BlockRunner runner_;
+  parallel::Pipeline pipeline_;
   std::unique_ptr<data::Loader> loader_;
   std::unique_ptr<ckpt::CheckpointStore> checkpoints_;
   double auxiliary_coefficient_ = 0;

@@ -25,9 +25,7 @@ at::Tensor Trainer::embeddings_of(const data::Batch& host_batch, std::uint64_t d
   Model& model = *setup_.model;
   if (setup_.adapters) setup_.adapters->set_dropout_stream(dropout_stream);
   const LocalBatch batch(model, host_batch);
-  const at::Tensor hidden =
-      runner_.evaluate(model.embed(batch.device.tokens), batch.inputs(model, /*training=*/false));
-  return embed_head(model, hidden, batch.host);
+  return embed_head(model, evaluate_hidden(model, pipeline_, batch), batch.host);
 }
 
 std::vector<HeadFunction> Trainer::embed_heads_of(const data::Step& step, double gradient_scale) {

@@ -86,7 +86,9 @@ std::string samples(const ReportFacts& facts) {
 }
 
 std::string table_html(const ReportTable& table) {
-  std::string body = "<div class='scroll'><table>";
+  std::string body =
+      table.is_drawing ? "<div class='scroll'><table style='font-family:monospace;white-space:pre'>"
+                       : "<div class='scroll'><table>";
   const auto row = [&](const std::vector<std::string>& cells, const char* tag) {
     body += "<tr>";
     for (const std::string& cell : cells)

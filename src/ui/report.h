@@ -14,7 +14,8 @@ struct ReportTable {
   std::string title;
   std::vector<std::string> headers;  ///< empty: none
   std::vector<std::vector<std::string>> rows;
-  bool is_folded = false;  ///< shown closed, for long ones such as the configuration
+  bool is_folded = false;   ///< shown closed, for long ones such as the configuration
+  bool is_drawing = false;  ///< letters stand under each other
 };
 
 /// An answer before and after training.

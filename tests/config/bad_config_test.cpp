@@ -221,11 +221,11 @@ INSTANTIATE_TEST_SUITE_P(
                   {},
                   "run.yaml:4: train.early_stop_patience: early stopping needs data.eval"},
         BadConfig{
-            "SeveralRanks",
-            after_good("parallel: {pp: 2}\n"),
+            "SeveralRanksAndSamples",
+            after_good("parallel: {pp: 2}\nlog: {sample_prompts: [hello]}\n"),
             {},
-            "run.yaml:4: parallel.pp: 2 stages asked for, but this version divides the work by the "
-            "other keys of parallel only"},
+            "run.yaml:5: log.sample_prompts: needs the whole model on one rank, so parallel.fsdp, "
+            "parallel.tp, parallel.cp, parallel.ep and parallel.pp 1"},
         BadConfig{"Float64OnAscend",
                   after_good("device: npu\n"),
                   {"model.dtype=float64"},

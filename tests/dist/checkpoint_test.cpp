@@ -39,11 +39,11 @@ Words with_steps(int steps, Words words) {
 TEST_F(LayoutCheckpointTest, ContinuesUnderAnyOtherLayout) {
   expect_run("whole", 0, with_steps(9, {}));
   const auto whole = runs_.metrics("whole");
-  // tp2 fsdp2 -> fsdp3 -> one rank, three steps each.
-  expect_run("run", 4, with_steps(3, {"parallel.tp=2", "parallel.fsdp=2"}));
+  // Three steps each.
+  expect_run("run", 8, with_steps(3, {"parallel.dp=2", "parallel.tp=2", "parallel.pp=2"}));
   EXPECT_TRUE(fs::exists(runs_.directory() /
-                         "run/checkpoints/step-00000003/weights-00004-of-00004.safetensors"));
-  expect_run("run", 3, with_steps(6, {"parallel.fsdp=3"}));
+                         "run/checkpoints/step-00000003/weights-00008-of-00008.safetensors"));
+  expect_run("run", 2, with_steps(6, {"parallel.cp=2", "parallel.ep=2"}));
   expect_run("run", 0, with_steps(9, {}));
   const auto steps = runs_.metrics("run");
   ASSERT_EQ(steps.size(), whole.size());
@@ -58,7 +58,7 @@ TEST_F(LayoutCheckpointTest, OneCheckpointExportsTheSameBytesUnderEveryLayout) {
   // Continued by no step: what is exported is what was read.
   for (const auto& [name, ranks, words] :
        {std::tuple{"one", 0, Words{}}, std::tuple{"dp", 3, Words{"parallel.dp=3"}},
-        std::tuple{"mixed", 4, Words{"parallel.dp=2", "parallel.fsdp=2"}}}) {
+        std::tuple{"mixed", 4, Words{"parallel.pp=2", "parallel.fsdp=2", "parallel.ep=2"}}}) {
     copy_run("run", name);
     fs::remove_all(runs_.directory() / name / "final");
     expect_run(name, ranks, with_steps(3, words));

@@ -86,8 +86,8 @@ TEST_F(LaunchFailureTest, AUsersMistakeIsPrintedWithItsStatus) {
 }
 
 TEST_F(LaunchFailureTest, WhatIsNotBuiltIsRefusedBeforeAnyRankWaits) {
-  EXPECT_EQ(runs_.run("run", 2, "dense", {"parallel.pp=2"}), 2);
-  EXPECT_THAT(runs_.printed("run"), HasSubstr("parallel.pp"));
+  EXPECT_EQ(runs_.run("run", 2, "dense", {"parallel.dp=2", "device=cuda"}), 2);
+  EXPECT_THAT(runs_.printed("run"), HasSubstr("several ranks on the CPU only"));
 }
 
 TEST_F(LaunchFailureTest, AKilledRankEndsTheOthers) {

@@ -29,6 +29,12 @@ const std::vector<Layout> kLayouts = {
     {"tp2", 2, {"parallel.tp=2"}},
     {"tp2 x fsdp2", 4, {"parallel.tp=2", "parallel.fsdp=2"}},
     {"tp2 x dp2 x fsdp2", 8, {"parallel.tp=2", "parallel.dp=2", "parallel.fsdp=2"}},
+    {"pp2", 2, {"parallel.pp=2"}},
+    {"pp4", 4, {"parallel.pp=4"}},
+    {"pp2 interleaved", 2, {"parallel.pp=2", "parallel.pp_schedule=interleaved"}},
+    {"pp2 x dp2 x tp2", 8, {"parallel.pp=2", "parallel.dp=2", "parallel.tp=2"}},
+    {"pp2 x fsdp2", 4, {"parallel.pp=2", "parallel.fsdp=2"}},
+    {"pp2 x cp2", 4, {"parallel.pp=2", "parallel.cp=2"}},
     {"cp2", 2, {"parallel.cp=2"}},
     {"cp3", 3, {"parallel.cp=3"}},
     {"cp2 x dp2", 4, {"parallel.cp=2", "parallel.dp=2"}},
@@ -179,6 +185,14 @@ const Entry& named(const std::vector<Entry>& all, const char* name) {
 const Variant& variant(const char* name) { return named(kVariants, name); }
 const Layout& layout(const char* name) { return named(kLayouts, name); }
 const Layout& experts(const char* name) { return named(kExpertLayouts, name); }
+
+TEST_F(ParityTest, OfPipelines) {
+  compare(variant("dense, full, unpacked, accumulated"), layout("pp2"), kFloat64);
+  compare(variant("dense, full, unpacked, accumulated"), layout("pp2 interleaved"), kFloat64);
+  compare(variant("dense, some frozen, evaluated"), layout("pp4"), kFloat64);
+  compare(variant("dense, LoRA"), layout("pp2 x cp2"), kFloat64);
+  compare(variant("moe, full, accumulated, recomputed"), layout("pp2 x fsdp2"), kFloat64);
+}
 
 TEST_F(ParityTest, OfContextParallelism) {
   compare(variant("dense, full"), layout("cp3"), kFloat64);

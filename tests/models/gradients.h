@@ -21,16 +21,16 @@ inline Gradients differentiate(models::qwen3_5::Model& model,
                                const std::vector<data::Batch>& batches,
                                parallel::Recompute recompute, double auxiliary_scale = 0,
                                bool recompute_elementwise = false) {
-  parallel::BlockRunner runner(train::block_entries(model), recompute);
+  parallel::Pipeline pipeline(train::block_entries(model), model.embedding_weight().trainable(),
+                              recompute);
   Gradients result;
-  for (const data::Batch& batch : batches) {
-    train::MicroBatchOptions options;
-    options.auxiliary_scale = auxiliary_scale;
-    options.recompute_elementwise = recompute_elementwise;
-    const auto loss = train::run_micro_batch(model, nullptr, runner, model.parameters(), batch,
-                                             train::training_head(model, 1), options);
-    result.loss += loss.loss_sum.item<double>();
-  }
+  train::MicroBatchOptions options;
+  options.auxiliary_scale = auxiliary_scale;
+  options.recompute_elementwise = recompute_elementwise;
+  const std::vector<train::HeadFunction> heads(batches.size(), train::training_head(model, 1));
+  const auto loss = train::run_micro_batches(model, nullptr, pipeline, model.parameters(), batches,
+                                             heads, options);
+  result.loss = loss.loss_sum.item<double>();
   model.visit_parameters([&](nn::Parameter& parameter) {
     result.by_name[parameter.name()] = parameter.gradient();
     parameter.clear_gradient();

@@ -82,5 +82,17 @@ TEST(Layout, EpDividesTheExperts) {
       ThrowsMessage<ConfigError>(HasSubstr("this model has no experts")));
 }
 
+TEST(Layout, EveryStageOfAPipelineHasALayer) {
+  const auto check = [](std::int64_t pp, std::int64_t chunks) {
+    check_layout(comm::Mesh({1, 1, 1, 1, pp}, 0, pp), model(), ops::ContextMethod::kState, chunks);
+  };
+  check(4, 1);
+  check(2, 2);
+  EXPECT_THAT([&] { check(4, 2); },
+              ThrowsMessage<ConfigError>(AllOf(HasSubstr("parallel.pp is 4 with 2 chunks"),
+                                               HasSubstr("8 stages"), HasSubstr("the model has 4"),
+                                               HasSubstr("degree that works is 2"))));
+}
+
 }  // namespace
 }  // namespace heddle::parallel

@@ -117,13 +117,14 @@ TEST_F(MoeTraining, OneCoefficientForAllOfARun) {
 
 TEST(ExpertLoad, CountsRealTokensByLayer) {
   const at::Tensor experts = at::tensor({0, 2, 2, 1, 2, 0, 1, 1}, at::kLong).view({4, 2});
-  const at::Tensor load = train::expert_load({{}, experts, experts}, 4, 3);
+  const at::Tensor load =
+      train::expert_load({{}, experts, experts}, 0, {false, true, true}, 4, 3, at::kCPU);
   ASSERT_EQ(load.sizes(), (std::vector<std::int64_t>{2, 4}));
   for (const std::int64_t layer : {0, 1}) {
     for (const auto& [expert, count] : {std::pair{0, 2}, {1, 1}, {2, 3}, {3, 0}})
       EXPECT_EQ(load[layer][expert].item<std::int64_t>(), count);
   }
-  EXPECT_FALSE(train::expert_load({{}, {}}, 4, 3).defined());
+  EXPECT_FALSE(train::expert_load({{}, {}}, 0, {false, false}, 4, 3, at::kCPU).defined());
   const train::LoadBalance balance =
       train::load_max_over_mean(at::tensor({1, 1, 1, 1, 0, 4, 0, 0}, at::kLong).view({2, 4}));
   EXPECT_EQ(balance.largest, 4);

@@ -4,6 +4,9 @@
 
 namespace heddle::models::qwen3_5 {
 
+/// The same of one layer, without the head.
+std::int64_t layer_matmul_weights(const Config& config, std::int64_t layer);
+
 /// Weights of the matrix products that one token passes through: projections, active experts, head.
 std::int64_t matmul_weights_per_token(const Config& config);
 

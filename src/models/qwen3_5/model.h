@@ -109,6 +109,7 @@ class Model {
   at::Tensor embed(const at::Tensor& tokens);
   std::vector<std::unique_ptr<DecoderLayer>>& layers() { return layers_; }
   at::Tensor final_norm(const at::Tensor& hidden);
+  nn::Parameter& embedding_weight() { return embed_tokens_; }
   /// [vocab, H]: the head's weight, or the embedding if tied.
   nn::Parameter& head_weight();
   bool tied() const { return config_.tie_word_embeddings; }

@@ -1,0 +1,105 @@
+#include "parallel/pipeline.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+
+#include "models/qwen3_5/flops.h"
+
+namespace heddle::parallel {
+
+using comm::Dim;
+
+StagePlan StagePlan::balanced(const models::qwen3_5::Config& model, std::int64_t ranks,
+                              std::int64_t chunks) {
+  std::vector<double> costs;
+  for (std::int64_t i = 0; i < model.num_hidden_layers; ++i)
+    costs.push_back(static_cast<double>(models::qwen3_5::layer_matmul_weights(model, i)));
+  const auto head = static_cast<double>(model.hidden_size * model.vocab_size);
+  return {ranks, chunks, balanced_stages(costs, ranks * chunks, head)};
+}
+
+void hold_stages(models::qwen3_5::Model& model, const StagePlan& plan, std::int64_t rank) {
+  if (plan.ranks == 1) return;
+  const bool is_first = rank == 0, is_last = rank + 1 == plan.ranks;
+  model.visit_parameters([&](nn::Parameter& parameter) { parameter.set_held(is_last); });
+  nn::Parameter& embedding = model.embedding_weight();
+  embedding.set_held(is_first || (is_last && model.tied()));
+  if (!is_first) embedding.set_copy();
+  for (std::int64_t stage = 0; stage < plan.stages(); ++stage) {
+    const auto [first, last] = plan.layers[stage];
+    for (std::int64_t i = first; i < last; ++i) {
+      model.layers()[i]->visit_parameters(
+          [&](nn::Parameter& parameter) { parameter.set_held(stage % plan.ranks == rank); });
+    }
+  }
+}
+
+Pipeline::Pipeline(const comm::Mesh& mesh, const StagePlan& plan,
+                   const std::vector<BlockEntry>& blocks, bool embedding_trained,
+                   Recompute recompute, Sharding* sharding)
+    : plan_(plan), group_(mesh.group({Dim::kPp})) {
+  bool is_trained = embedding_trained;
+  for (std::int64_t number = 0; number < plan_.stages(); ++number) {
+    const auto [first, last] = plan_.layers[number];
+    const std::vector<BlockEntry> own(blocks.begin() + first, blocks.begin() + last);
+    const bool is_trained_before = is_trained;
+    for (const BlockEntry& block : own) {
+      is_trained = is_trained || std::any_of(block.parameters.begin(), block.parameters.end(),
+                                             [](const nn::Parameter* p) { return p->trainable(); });
+    }
+    if (number % plan_.ranks != group_.rank()) continue;
+    const bool is_last = number + 1 == plan_.stages();
+    stages_.push_back({number, first, number == 0, is_last, is_trained_before && number > 0,
+                       is_trained || is_last, BlockRunner(own, recompute, sharding)});
+  }
+  // All ranks connect now, whatever each does first.
+  if (group_.size() > 1) group_.barrier();
+}
+
+std::vector<PipelineAction> Pipeline::actions(std::int64_t micro_batches) const {
+  return schedule(micro_batches).of(group_.rank());
+}
+
+int Pipeline::tag(std::int64_t micro_batch, std::int64_t stage, bool is_gradient) const {
+  return static_cast<int>(2 * (micro_batch * plan_.stages() + stage) + (is_gradient ? 1 : 0));
+}
+
+void Pipeline::send(std::int64_t to_stage, int tag, const at::Tensor& tensor) {
+  Sent sent{tensor.contiguous(), {}};
+  sent.pending = group_.send_async(sent.tensor, to_stage % plan_.ranks, tag);
+  sent_.push_back(std::move(sent));
+}
+
+at::Tensor Pipeline::receive(std::int64_t from_stage, int tag, at::IntArrayRef sizes,
+                             at::TensorOptions options) {
+  at::Tensor tensor = at::empty(sizes, options);
+  group_.receive(tensor, from_stage % plan_.ranks, tag);
+  return tensor;
+}
+
+void Pipeline::send_hidden(const Stage& stage, std::int64_t micro_batch, const at::Tensor& hidden) {
+  send(stage.number + 1, tag(micro_batch, stage.number, false), hidden);
+}
+
+at::Tensor Pipeline::receive_hidden(const Stage& stage, std::int64_t micro_batch,
+                                    at::IntArrayRef sizes, at::TensorOptions options) {
+  return receive(stage.number - 1, tag(micro_batch, stage.number - 1, false), sizes, options);
+}
+
+void Pipeline::send_gradient(const Stage& stage, std::int64_t micro_batch,
+                             const at::Tensor& gradient) {
+  send(stage.number - 1, tag(micro_batch, stage.number - 1, true), gradient);
+}
+
+at::Tensor Pipeline::receive_gradient(const Stage& stage, std::int64_t micro_batch,
+                                      at::IntArrayRef sizes, at::TensorOptions options) {
+  return receive(stage.number + 1, tag(micro_batch, stage.number, true), sizes, options);
+}
+
+void Pipeline::finish_sends() {
+  for (Sent& sent : sent_) sent.pending.wait();
+  sent_.clear();
+}
+
+}  // namespace heddle::parallel

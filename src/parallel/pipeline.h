@@ -1,0 +1,84 @@
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "comm/mesh.h"
+#include "models/qwen3_5/model.h"
+#include "parallel/block_runner.h"
+#include "parallel/pipeline_schedule.h"
+
+namespace heddle::parallel {
+
+/// Which layers each stage of the pipeline has: stage c * ranks + p is chunk c of rank p. The first
+/// has the embedding besides, the last final norm and head.
+struct StagePlan {
+  std::int64_t ranks = 1, chunks = 1;
+  std::vector<std::pair<std::int64_t, std::int64_t>> layers;  ///< [stage] first and behind the last
+
+  std::int64_t stages() const { return ranks * chunks; }
+  /// Stages of equal cost in matrix products.
+  static StagePlan balanced(const models::qwen3_5::Config& model, std::int64_t ranks,
+                            std::int64_t chunks);
+};
+
+/// Marks what the other ranks of the pipeline hold. A tied embedding is held by the first and the
+/// last rank, and counts on the first.
+void hold_stages(models::qwen3_5::Model& model, const StagePlan& plan, std::int64_t rank);
+
+/// This rank's stages and its neighbours. One rank is a pipeline of one stage.
+class Pipeline {
+ public:
+  struct Stage {
+    std::int64_t number, first_layer;
+    bool is_first, is_last;
+    bool sends_gradient;  ///< Something before it is trained.
+    bool has_backward;    ///< Something in it, before it or behind the last stage is trained.
+    BlockRunner runner;
+  };
+
+  /// `blocks`: all layers of the model. `embedding_trained`: something before the first layer is.
+  Pipeline(const comm::Mesh& mesh, const StagePlan& plan, const std::vector<BlockEntry>& blocks,
+           bool embedding_trained, Recompute recompute, Sharding* sharding = nullptr);
+  /// Of one rank.
+  Pipeline(const std::vector<BlockEntry>& blocks, bool embedding_trained, Recompute recompute)
+      : Pipeline(comm::Mesh::single(), {1, 1, {{0, static_cast<std::int64_t>(blocks.size())}}},
+                 blocks, embedding_trained, recompute) {}
+
+  std::vector<Stage>& stages() { return stages_; }
+  bool has_last_stage() const { return stages_.back().is_last; }
+  /// In which order this rank runs them for the micro-batches of a step.
+  std::vector<PipelineAction> actions(std::int64_t micro_batches) const;
+  PipelineSchedule schedule(std::int64_t micro_batches) const {
+    return PipelineSchedule(plan_.ranks, plan_.chunks, micro_batches);
+  }
+
+  // Hidden states go to the next stage, their gradients to the one before. A send does not wait;
+  // finish_sends() does, and is due before the next step.
+  void send_hidden(const Stage& stage, std::int64_t micro_batch, const at::Tensor& hidden);
+  /// `like`: shape and dtype.
+  at::Tensor receive_hidden(const Stage& stage, std::int64_t micro_batch, at::IntArrayRef sizes,
+                            at::TensorOptions options);
+  void send_gradient(const Stage& stage, std::int64_t micro_batch, const at::Tensor& gradient);
+  at::Tensor receive_gradient(const Stage& stage, std::int64_t micro_batch, at::IntArrayRef sizes,
+                              at::TensorOptions options);
+  void finish_sends();
+
+ private:
+  void send(std::int64_t to_stage, int tag, const at::Tensor& tensor);
+  at::Tensor receive(std::int64_t from_stage, int tag, at::IntArrayRef sizes,
+                     at::TensorOptions options);
+  int tag(std::int64_t micro_batch, std::int64_t stage, bool is_gradient) const;
+
+  StagePlan plan_;
+  comm::Group group_;
+  std::vector<Stage> stages_;
+  struct Sent {
+    at::Tensor tensor;
+    comm::Pending pending;
+  };
+  std::vector<Sent> sent_;
+};
+
+}  // namespace heddle::parallel
