@@ -78,6 +78,7 @@ MicroBatchLoss run_micro_batch(models::qwen3_5::Model& model, adapters::LoraSet*
   const bool embedding_trained = embedded.requires_grad();
   parallel::BlockRunner::Pass pass;
   const at::Tensor hidden = runner.forward(embedded, inputs, embedding_trained, pass);
+  const HeadResult head = head_function(hidden, batch.host);
   MicroBatchLoss result{
       head.loss_sum, pass.auxiliary_loss,
       expert_load(pass.experts, model.config().num_experts, batch.host.real_tokens)};
