@@ -80,9 +80,8 @@ void check(const std::string& kernel, const std::vector<std::int64_t>& tokens,
     const comm::Group group =
         comm::Mesh({1, 1, 1, kRanks, 1}, world, kRanks).group({comm::Dim::kEp});
     const auto rank = static_cast<std::size_t>(world->rank());
-    const std::int64_t first =
-        std::accumulate(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(rank),
-                        std::int64_t{0});
+    const std::int64_t first = std::accumulate(
+        tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(rank), std::int64_t{0});
     const std::int64_t own = kExperts / kRanks, first_expert = world->rank() * own;
     const Tensors mine = part(all, first, tokens[rank], first_expert, own);
     const at::Tensor y = ops::moe_experts_parallel(
@@ -101,10 +100,9 @@ void check(const std::string& kernel, const std::vector<std::int64_t>& tokens,
 
 TEST(ExpertParallel, EqualsAllExpertsOnOneRank) {
   // Tokens differ per rank, one rank has none; expert 4 gets none.
-  const at::Tensor at_random = at::tensor({0, 5, 1, 0, 3, 2, 5, 1, 2, 0, 5, 3, 1, 2, 0, 1, 3, 5, 2,
-                                           3, 5, 0},
-                                          at::kLong)
-                                   .view({11, kTopK});
+  const at::Tensor at_random =
+      at::tensor({0, 5, 1, 0, 3, 2, 5, 1, 2, 0, 5, 3, 1, 2, 0, 1, 3, 5, 2, 3, 5, 0}, at::kLong)
+          .view({11, kTopK});
   // All go to the experts of the first rank: the others receive nothing.
   const at::Tensor to_one_rank = at::arange(2, at::kLong).repeat({11, 1});
   for (const char* kernel : {"reference", "cpu"}) {

@@ -78,9 +78,8 @@ void check(const Layout& layout) {
 }
 
 TEST(Sharding, ExpertsAreDividedOverTheirOwnRanks) {
-  for (const Layout& layout :
-       {Layout{{1, 1, 1, 2, 1}, 2}, Layout{{1, 1, 2, 2, 1}, 2}, Layout{{1, 1, 3, 2, 1}, 2},
-        Layout{{2, 1, 1, 2, 1}, 1}}) {
+  for (const Layout& layout : {Layout{{1, 1, 1, 2, 1}, 2}, Layout{{1, 1, 2, 2, 1}, 2},
+                               Layout{{1, 1, 3, 2, 1}, 2}, Layout{{2, 1, 1, 2, 1}, 1}}) {
     check(layout);
   }
 }

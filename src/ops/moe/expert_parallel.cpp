@@ -41,10 +41,10 @@ at::Tensor moe_experts_parallel(const KernelTable& kernels, const MoeExperts::In
   MoeExperts::Inputs local = inputs;
   local.x = all_to_all_rows(moe_permute(inputs.x, order), to, from, group);
   // From each rank come rows in the order of this rank's experts.
-  local.experts = at::repeat_interleave(at::arange(own_experts, at::kLong).repeat({ranks}),
-                                        received.view({-1}))
-                      .to(device)
-                      .unsqueeze(1);
+  local.experts =
+      at::repeat_interleave(at::arange(own_experts, at::kLong).repeat({ranks}), received.view({-1}))
+          .to(device)
+          .unsqueeze(1);
   // Weights are applied where the token is, so that their gradient stays there.
   local.weights = at::ones(local.experts.sizes(), inputs.weights.options().requires_grad(false));
   const at::Tensor rows = all_to_all_rows(moe_experts(kernels, local), from, to, group);

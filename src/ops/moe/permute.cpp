@@ -30,8 +30,7 @@ CombineGradients combine_rows_backward(const at::Tensor& rows, const at::Tensor&
 }
 
 at::Tensor moe_permute(const at::Tensor& x, const MoeOrder& order) {
-  const at::Tensor rows =
-      run_without_gradient([&] { return at::index_select(x, 0, order.token); });
+  const at::Tensor rows = run_without_gradient([&] { return at::index_select(x, 0, order.token); });
   return with_gradient("moe_permute", {x}, {rows}, [order](const Tensors& grads) -> Tensors {
     if (!grads[0].defined()) return {{}};
     return {combine_rows(grads[0], {}, order)};
@@ -40,14 +39,13 @@ at::Tensor moe_permute(const at::Tensor& x, const MoeOrder& order) {
 
 at::Tensor moe_unpermute(const at::Tensor& rows, const at::Tensor& weights, const MoeOrder& order) {
   const at::Tensor y = run_without_gradient([&] { return combine_rows(rows, weights, order); });
-  return with_gradient("moe_unpermute", {rows, weights}, {y},
-                       [rows = detached(rows), weights = detached(weights),
-                        order](const Tensors& grads) -> Tensors {
-                         if (!grads[0].defined()) return {{}, {}};
-                         const CombineGradients g =
-                             combine_rows_backward(rows, weights, order, grads[0]);
-                         return {g.rows, g.weights};
-                       })[0];
+  return with_gradient(
+      "moe_unpermute", {rows, weights}, {y},
+      [rows = detached(rows), weights = detached(weights), order](const Tensors& grads) -> Tensors {
+        if (!grads[0].defined()) return {{}, {}};
+        const CombineGradients g = combine_rows_backward(rows, weights, order, grads[0]);
+        return {g.rows, g.weights};
+      })[0];
 }
 
 }  // namespace heddle::ops
