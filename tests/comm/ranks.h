@@ -1,6 +1,5 @@
 #pragma once
 
-#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <string>
@@ -28,9 +27,6 @@ inline std::vector<comm::LaunchEnvironment> environments(std::int64_t count,
 inline std::vector<std::string> run_ranks(
     std::int64_t count, const std::function<void(const std::shared_ptr<comm::World>&)>& body,
     double timeout_s = 30) {
-  // libtorch's flight recorder is one per process and takes no lock for a new group: it must not
-  // run where ranks are threads.
-  setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
   comm::Listener listener(std::uint16_t{0});
   const comm::Endpoint master = listener.local_endpoint();
   const comm::Store store = comm::Store::serve(std::move(listener), comm::Seconds(timeout_s));

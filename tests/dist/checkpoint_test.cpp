@@ -37,14 +37,15 @@ Words with_steps(int steps, Words words) {
 }
 
 TEST_F(LayoutCheckpointTest, ContinuesUnderAnyOtherLayout) {
-  expect_run("whole", 0, with_steps(9, {}));
+  expect_run("whole", 0, with_steps(8, {}));
   const auto whole = runs_.metrics("whole");
-  // Three steps each.
-  expect_run("run", 8, with_steps(3, {"parallel.dp=2", "parallel.tp=2", "parallel.pp=2"}));
+  // Two steps each.
+  expect_run("run", 8, with_steps(2, {"parallel.dp=2", "parallel.tp=2", "parallel.pp=2"}));
   EXPECT_TRUE(fs::exists(runs_.directory() /
-                         "run/checkpoints/step-00000003/weights-00008-of-00008.safetensors"));
-  expect_run("run", 2, with_steps(6, {"parallel.cp=2", "parallel.ep=2"}));
-  expect_run("run", 0, with_steps(9, {}));
+                         "run/checkpoints/step-00000002/weights-00008-of-00008.safetensors"));
+  expect_run("run", 2, with_steps(4, {"parallel.cp=2", "parallel.ep=2"}));
+  expect_run("run", 0, with_steps(6, {}));
+  expect_run("run", 2, with_steps(8, {"parallel.fsdp=2"}));
   const auto steps = runs_.metrics("run");
   ASSERT_EQ(steps.size(), whole.size());
   for (std::size_t i = 0; i < steps.size(); ++i) {
@@ -54,10 +55,10 @@ TEST_F(LayoutCheckpointTest, ContinuesUnderAnyOtherLayout) {
 }
 
 TEST_F(LayoutCheckpointTest, OneCheckpointExportsTheSameBytesUnderEveryLayout) {
-  expect_run("run", 2, with_steps(3, {"parallel.fsdp=2"}));
+  expect_run("run", 2, with_steps(3, {"parallel.dp=2", "parallel.ep=2"}));
   // Continued by no step: what is exported is what was read.
   for (const auto& [name, ranks, words] :
-       {std::tuple{"one", 0, Words{}}, std::tuple{"dp", 3, Words{"parallel.dp=3"}},
+       {std::tuple{"one", 0, Words{}}, std::tuple{"fsdp", 3, Words{"parallel.fsdp=3"}},
         std::tuple{"mixed", 4, Words{"parallel.pp=2", "parallel.fsdp=2", "parallel.ep=2"}}}) {
     copy_run("run", name);
     fs::remove_all(runs_.directory() / name / "final");
@@ -67,14 +68,23 @@ TEST_F(LayoutCheckpointTest, OneCheckpointExportsTheSameBytesUnderEveryLayout) {
 }
 
 TEST_F(LayoutCheckpointTest, AdaptersAreExportedFromTheRanksThatShareThem) {
-  const Words lora = {"train.method=lora", "adapter.rank=4"};
-  Words many = lora;
-  many.push_back("parallel.fsdp=3");
+  const Words lora = {"train.method=lora", "adapter.rank=4",
+                      "adapter.target_parameters=[mlp.experts.gate_up_proj]"};
+  Words sharded = lora, experts = lora;
+  sharded.push_back("parallel.fsdp=3");
+  experts.insert(experts.end(), {"parallel.dp=2", "parallel.ep=2"});
   expect_run("one", 0, with_steps(3, lora));
-  expect_run("three", 3, with_steps(3, many));
-  for (const char* run : {"one", "three"})
-    EXPECT_TRUE(fs::exists(runs_.directory() / run / "final/adapter_model.safetensors"));
-  EXPECT_NEAR(runs_.metrics("three")[2].loss, runs_.metrics("one")[2].loss, 1e-9);
+  expect_run("sharded", 3, with_steps(3, sharded));
+  expect_run("experts", 2, with_steps(3, experts));
+  for (const char* run : {"sharded", "experts"})
+    EXPECT_NEAR(runs_.metrics(run)[2].loss, runs_.metrics("one")[2].loss, 1e-9);
+  copy_run("experts", "again");
+  fs::remove_all(runs_.directory() / "again/final");
+  expect_run("again", 0, with_steps(3, lora));
+  const auto adapter = [&](const char* run) {
+    return files::read(runs_.directory() / run / "final/adapter_model.safetensors");
+  };
+  EXPECT_EQ(adapter("again"), adapter("experts"));
 }
 
 }  // namespace

@@ -57,6 +57,13 @@ const std::vector<Layout> kExpertLayouts = {
     {"tp2 ep2", 2, {"parallel.tp=2", "parallel.ep=2"}},
     {"tp2 x dp2 ep4", 4, {"parallel.tp=2", "parallel.dp=2", "parallel.ep=4"}},
     {"tp2 x fsdp2 ep2", 4, {"parallel.tp=2", "parallel.fsdp=2", "parallel.ep=2"}},
+    {"cp2 ep2", 2, {"parallel.cp=2", "parallel.ep=2"}},
+    {"cp2 x tp2 x dp2 ep4",
+     8,
+     {"parallel.cp=2", "parallel.tp=2", "parallel.dp=2", "parallel.ep=4"}},
+    {"ulysses2 x dp2 ep2",
+     4,
+     {"parallel.cp=2", "parallel.cp_method=ulysses", "parallel.dp=2", "parallel.ep=2"}},
 };
 
 /// What is trained and how; each is compared with one rank of its own.
@@ -221,7 +228,7 @@ TEST_F(ParityTest, OfExperts) {
   compare(variant("moe, full"), experts("fsdp2 x dp2 ep4"), kFloat32);
   compare(variant("moe, full"), experts("tp2 ep2"), kFloat64);
   compare(variant("moe, full, accumulated, recomputed"), experts("fsdp2 x dp2 ep2"), kFloat64);
-  compare(variant("moe, LoRA on experts, recomputed"), experts("dp2 ep2"), kFloat64);
+  compare(variant("moe, LoRA on experts, recomputed"), experts("cp2 ep2"), kFloat64);
 }
 
 class SlowParityTest : public ParityTest {};
