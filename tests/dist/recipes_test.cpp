@@ -1,0 +1,70 @@
+// Every file of recipes/ runs, with the tiny models of the tests instead of its own.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "config/config.h"
+#include "dist/launched_run.h"
+
+namespace heddle {
+namespace {
+
+namespace fs = std::filesystem;
+using testing::LaunchedRuns;
+
+class RecipeTest : public ::testing::Test {
+ protected:
+  static fs::path path_of(const std::string& name) {
+    return fs::path(HEDDLE_SOURCE_DIR) / "recipes" / (name + ".yaml");
+  }
+  static std::int64_t ranks_of(const std::string& name) {
+    const config::ParallelSection p = config::load(path_of(name)).parallel;
+    return p.dp.value * p.fsdp.value * p.tp * p.cp * p.pp;
+  }
+
+  /// Three steps of a recipe.
+  void expect_runs(const std::string& name) const {
+    const std::string model = name.starts_with("moe") ? "moe" : "dense";
+    std::vector<std::string> words = {"launch",
+                                      "--nproc",
+                                      std::to_string(ranks_of(name)),
+                                      "--log-dir",
+                                      (runs_.directory() / (name + ".logs")).string(),
+                                      "--",
+                                      "sft",
+                                      path_of(name).string()};
+    for (const std::string& word : runs_.overrides(name, model, {"train.max_steps=3"})) {
+      // What a recipe is about stays its own.
+      if (!word.starts_with("train.global_batch_size") && !word.starts_with("data.max_length"))
+        words.push_back(word);
+    }
+    EXPECT_EQ(testing::wait_for(testing::start_heddle(words, runs_.log_of(name))), 0)
+        << name << ":\n"
+        << runs_.printed(name);
+    EXPECT_EQ(runs_.metrics(name).size(), 3u) << name;
+    EXPECT_TRUE(fs::exists(runs_.directory() / name / "final")) << name;
+  }
+
+  LaunchedRuns runs_;
+};
+
+TEST_F(RecipeTest, EachRunsThreeSteps) {
+  int count = 0;
+  for (const auto& entry : fs::directory_iterator(path_of("single").parent_path())) {
+    if (entry.path().extension() != ".yaml") continue;
+    const std::string name = entry.path().stem().string();
+    if (ranks_of(name) > 8) continue;
+    expect_runs(name);
+    ++count;
+  }
+  EXPECT_EQ(count, 7);
+}
+
+class SlowRecipeTest : public RecipeTest {};
+
+TEST_F(SlowRecipeTest, SixteenRanks) {
+  EXPECT_EQ(ranks_of("dense_dp4_ulysses4"), 16);
+  expect_runs("dense_dp4_ulysses4");
+}
+
+}  // namespace
+}  // namespace heddle
