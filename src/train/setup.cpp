@@ -148,35 +148,6 @@ models::qwen3_5::Config read_model_config(const ckpt::ModelDirectory& source) {
   return models::qwen3_5::parse_config(source.config(), (source.path() / "config.json").string());
 }
 
-ops::ContextMethod context_method(const config::RunConfig& config) {
-  return config.parallel.cp_method == config::CpMethod::kUlysses ? ops::ContextMethod::kUlysses
-                                                                 : ops::ContextMethod::kState;
-}
-
-/// Stages on each rank of the pipeline.
-std::int64_t stage_chunks(const config::RunConfig& config) {
-  const bool is_interleaved =
-      config.parallel.pp > 1 && config.parallel.pp_schedule == config::PpSchedule::kInterleaved;
-  return is_interleaved ? config.parallel.pp_chunks : 1;
-}
-
-/// Degrees of the mesh for `world` ranks, `auto` resolved.
-comm::Mesh::Sizes mesh_sizes(const config::ParallelSection& p, std::int64_t world) {
-  const std::int64_t given = p.tp * p.cp * p.pp * std::max<std::int64_t>(1, p.dp.value) *
-                             std::max<std::int64_t>(1, p.fsdp.value);
-  const auto degree = [&](const config::Degree& d, const char* key) {
-    if (!d.is_auto()) return d.value;
-    if (world % given != 0) {
-      throw_error<ConfigError>(
-          "{}: auto: {} ranks do not divide by the other degrees of parallel.*, whose product is "
-          "{}",
-          key, world, given);
-    }
-    return world / given;
-  };
-  return {p.tp, p.cp, degree(p.fsdp, "parallel.fsdp"), degree(p.dp, "parallel.dp"), p.pp};
-}
-
 /// Gives the model's parameters to the sharding: what surrounds the blocks, then each block.
 void shard_parameters(Setup& setup) {
   models::qwen3_5::Model& model = *setup.model;
@@ -246,6 +217,33 @@ void shard_adapters(Setup& setup) {
 }
 
 }  // namespace
+
+ops::ContextMethod context_method(const config::RunConfig& config) {
+  return config.parallel.cp_method == config::CpMethod::kUlysses ? ops::ContextMethod::kUlysses
+                                                                 : ops::ContextMethod::kState;
+}
+
+std::int64_t stage_chunks(const config::RunConfig& config) {
+  const bool is_interleaved =
+      config.parallel.pp > 1 && config.parallel.pp_schedule == config::PpSchedule::kInterleaved;
+  return is_interleaved ? config.parallel.pp_chunks : 1;
+}
+
+comm::Mesh::Sizes mesh_sizes(const config::ParallelSection& p, std::int64_t world) {
+  const std::int64_t given = p.tp * p.cp * p.pp * std::max<std::int64_t>(1, p.dp.value) *
+                             std::max<std::int64_t>(1, p.fsdp.value);
+  const auto degree = [&](const config::Degree& d, const char* key) {
+    if (!d.is_auto()) return d.value;
+    if (world % given != 0) {
+      throw_error<ConfigError>(
+          "{}: auto: {} ranks do not divide by the other degrees of parallel.*, whose product is "
+          "{}",
+          key, world, given);
+    }
+    return world / given;
+  };
+  return {p.tp, p.cp, degree(p.fsdp, "parallel.fsdp"), degree(p.dp, "parallel.dp"), p.pp};
+}
 
 std::shared_ptr<comm::World> join_world(const config::RunConfig& config) {
   const auto environment = comm::read_launch_environment();

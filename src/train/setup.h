@@ -37,6 +37,12 @@ struct Setup {
   ckpt::ModelLoadReport load_report;
 };
 
+/// Degrees of the mesh for `world` ranks, `auto` resolved. Throws ConfigError if it cannot be.
+comm::Mesh::Sizes mesh_sizes(const config::ParallelSection& parallel, std::int64_t world);
+ops::ContextMethod context_method(const config::RunConfig& config);
+/// Stages on each rank of the pipeline.
+std::int64_t stage_chunks(const config::RunConfig& config);
+
 /// Meets the other ranks if a launcher started several; null for one rank, which needs no launcher.
 /// Throws ConfigError if parallel.* does not fit their number, before it waits for anybody.
 std::shared_ptr<comm::World> join_world(const config::RunConfig& config);

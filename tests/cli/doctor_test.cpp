@@ -7,6 +7,7 @@
 
 #include "base/files.h"
 #include "cli/run_command.h"
+#include "models/qwen3_5/config.h"
 #include "testing/temporary_directory.h"
 
 namespace heddle::cli {
@@ -108,6 +109,62 @@ TEST(DoctorCommand, JsonIsOneDocumentOfThisMachine) {
     has_torch = has_torch || library.at("name") == "libtorch_cpu.so";
   }
   EXPECT_TRUE(has_torch);
+}
+
+class LayoutPlanTest : public ::testing::Test {
+ protected:
+  LayoutPlanTest() {
+    // A layout needs the model's shape alone: no weights.
+    std::filesystem::create_directories(folder_ / "model");
+    files::write_atomically(
+        folder_ / "model/config.json",
+        models::qwen3_5::to_json(models::qwen3_5::preset("qwen3.5-35b-a3b")).dump());
+    files::write_atomically(folder_ / "run.yaml",
+                            "model: {path: " + (folder_ / "model").string() +
+                                ", dtype: bfloat16}\n"
+                                "data: {train: none.jsonl, max_length: 32768}\n"
+                                "train: {global_batch_size: 64, recompute: full}\n");
+  }
+  Outcome plan(std::vector<std::string> words) const {
+    words.insert(words.begin(), {"doctor", "--mesh", (folder_ / "run.yaml").string()});
+    return run_command(words);
+  }
+
+  testing::TemporaryDirectory folder_;
+};
+
+TEST_F(LayoutPlanTest, ShowsGroupsBytesAndMemoryOfManyRanksAndStartsNothing) {
+  const Outcome outcome =
+      plan({"--json", "--ranks", "1024", "parallel.tp=2", "parallel.pp=4", "parallel.ep=8",
+            "parallel.cp=2", "parallel.fsdp=16", "parallel.dp=auto"});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  const auto json = nlohmann::json::parse(outcome.out);
+  EXPECT_EQ(json["groups"][0]["dimension"], "tp");
+  EXPECT_EQ(json["groups"][0]["of_rank0"], (std::vector<int>{0, 1}));
+  EXPECT_EQ(json["memory_bytes"].size(), 4u);
+  double received = 0;
+  for (const auto& row : json["received_bytes"]) received += row["bytes"].get<double>();
+  EXPECT_GT(received, 0);
+}
+
+TEST_F(LayoutPlanTest, MemoryOfShardedStateIsTheWholeDivided) {
+  const auto memory = [&](const std::string& fsdp) {
+    const Outcome outcome = plan({"--json", "parallel.fsdp=" + fsdp});
+    return nlohmann::json::parse(outcome.out)["memory_bytes"][0];
+  };
+  const auto one = memory("1"), eight = memory("8");
+  EXPECT_EQ(one["optimizer"].get<double>(), 8 * eight["optimizer"].get<double>());
+  // 35 billion parameters in bf16.
+  EXPECT_NEAR(one["weights"].get<double>(), 2 * 34.7e9, 1e9);
+}
+
+TEST_F(LayoutPlanTest, RefusesWhatARunWouldRefuse) {
+  const Outcome layout = plan({"parallel.tp=3"});
+  EXPECT_EQ(layout.status, 2);
+  EXPECT_THAT(layout.err, HasSubstr("the nearest degree that does is 2"));
+  const Outcome ranks = plan({"parallel.dp=auto"});
+  EXPECT_EQ(ranks.status, 2);
+  EXPECT_THAT(ranks.err, HasSubstr("--ranks"));
 }
 
 }  // namespace
