@@ -9,11 +9,13 @@
 #include <thread>
 
 #include "base/text.h"
+#include "ckpt/training_checkpoint.h"
 #include "dist/launched_run.h"
 
 namespace heddle {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using testing::LaunchedRuns;
@@ -130,27 +132,77 @@ TEST_F(LaunchFailureTest, AStopRequestSavesOnAllRanks) {
   expect_nothing_left("run");
 }
 
-class FaultLaunchTest : public LaunchFailureTest {};
+/// A layout that is interrupted, and the model that it runs.
+struct Interrupted {
+  std::int64_t ranks;
+  const char* model;
+  Words overrides;
+};
 
-TEST_F(FaultLaunchTest, RandomKillsNeverHangAndNeverLeaveHalfACheckpoint) {
-  std::mt19937 random(7);
-  for (int i = 0; i < 20; ++i) {
-    const std::string run = "run";
-    Words words = {i % 2 == 0 ? "parallel.dp=3" : "parallel.fsdp=3", "parallel.timeout_s=20",
-                   "train.max_steps=100000", "ckpt.every=2"};
-    const pid_t launcher =
-        testing::start_heddle(runs_.command(run, 3, "dense", words), runs_.log_of(run));
+const std::vector<Interrupted> kInterrupted = {
+    {3, "dense", {"parallel.dp=3"}},
+    {3, "dense", {"parallel.fsdp=3"}},
+    {4, "dense", {"parallel.tp=2", "parallel.fsdp=2"}},
+    {3, "dense", {"parallel.cp=3"}},
+    {4, "dense", {"parallel.cp=2", "parallel.cp_method=ulysses", "parallel.dp=2"}},
+    {4, "dense", {"parallel.pp=4"}},
+    {4, "moe", {"parallel.pp=2", "parallel.fsdp=2", "parallel.ep=2"}},
+    {4, "moe", {"parallel.tp=2", "parallel.cp=2", "parallel.ep=4"}},
+};
+
+class KilledLayoutTest : public LaunchFailureTest {
+ protected:
+  /// Starts a run that continues where the last one under its name was killed, and sends `signal`
+  /// to a rank at a random moment. Nothing may hang or stay behind.
+  void interrupt(const Interrupted& layout, int signal, std::mt19937& random) {
+    const std::string run = layout.model;
+    Words words = layout.overrides;
+    words.insert(words.end(), {"parallel.timeout_s=20", "train.max_steps=100000", "ckpt.every=2"});
+    const pid_t launcher = testing::start_heddle(
+        runs_.command(run, layout.ranks, layout.model, words), runs_.log_of(run));
     std::this_thread::sleep_for(
-        std::chrono::milliseconds(std::uniform_int_distribution<int>(300, 6000)(random)));
+        std::chrono::milliseconds(std::uniform_int_distribution<int>(300, 5000)(random)));
     ranks_ = children_of(launcher);
-    if (!ranks_.empty()) kill(ranks_[random() % ranks_.size()], SIGKILL);
+    if (ranks_.empty()) {
+      kill(launcher, SIGTERM);
+    } else {
+      kill(ranks_[random() % ranks_.size()], signal);
+    }
     const auto begun = Clock::now();
-    EXPECT_NE(testing::wait_for(launcher), 0);
-    EXPECT_LT(seconds_since(begun), 12) << runs_.printed(run);
+    EXPECT_NE(testing::wait_for(launcher), 0) << runs_.printed(run);
+    // A frozen rank is found by the deadline of the others, and ended by the launcher.
+    EXPECT_LT(seconds_since(begun), signal == SIGSTOP ? 60 : 15) << runs_.printed(run);
+    EXPECT_THAT(runs_.printed(run), AllOf(HasSubstr("error:"), HasSubstr("rank ")));
     for (const pid_t rank : ranks_) EXPECT_FALSE(is_running(rank));
   }
-  EXPECT_EQ(runs_.run("run", 2, "dense", {"parallel.dp=2", "train.max_steps=2"}), 0)
-      << runs_.printed("run");
+  /// What the kills left continues, under another layout.
+  void expect_continues(const char* model) {
+    const auto latest = ckpt::latest_complete_checkpoint(runs_.directory() / model / "checkpoints");
+    const std::int64_t done = latest ? latest->step : 0;
+    EXPECT_EQ(runs_.run(model, 2, model,
+                        {"parallel.dp=2", "train.max_steps=" + std::to_string(done + 1)}),
+              0)
+        << runs_.printed(model);
+  }
+};
+
+TEST_F(KilledLayoutTest, NoneHangsAndNoneLeavesHalfACheckpoint) {
+  std::mt19937 random(7);
+  for (const Interrupted& layout : kInterrupted) interrupt(layout, SIGKILL, random);
+  for (const char* model : {"dense", "moe"}) expect_continues(model);
+}
+
+class FaultKilledLayoutTest : public KilledLayoutTest {};
+
+TEST_F(FaultKilledLayoutTest, ManyKillsAndFreezes) {
+  std::mt19937 random(8);
+  for (int i = 0; i < 200; ++i) {
+    SCOPED_TRACE(i);
+    interrupt(kInterrupted[i % kInterrupted.size()], i % 20 == 19 ? SIGSTOP : SIGKILL, random);
+    if (i % 25 == 24) {
+      for (const char* model : {"dense", "moe"}) expect_continues(model);
+    }
+  }
 }
 
 }  // namespace
