@@ -199,8 +199,12 @@ const std::vector<Case>& configuration() {
        {"train.freeze: '*.nothing' matches no parameter"}},
       {"NoSuchKernel",
        [](const Folder& f) { return f.train({"kernels.rms_norm=fast"}); },
-       1,
-       {"no kernel for rms_norm", "named 'fast'", "kernels of this build: cpu, reference"}},
+       2,
+       {"kernels.rms_norm: no kernel 'fast' that fits", "kernels of this build: cpu, reference"}},
+      {"KernelOfAnotherModel",
+       [](const Folder& f) { return f.train({"kernels.moe_experts=reference"}); },
+       2,
+       {"kernels.moe_experts: this model has no such operator"}},
       {"NoSuchDevice",
        [](const Folder& f) { return f.train({"device=npu"}); },
        1,
@@ -408,8 +412,22 @@ const std::vector<Case>& checkpoint() {
        [](const Folder& f) {
          return Arguments{"export", f.at("model"), "--output", f.at("model")};
        },
-       1,
+       2,
        {"{dir}/model exists and is not empty"}},
+      {"ExportOverSomethingElse",
+       [](const Folder& f) {
+         fs::create_directory(f.at("notes"));
+         f.write("notes/todo.txt", "mine");
+         return Arguments{"export", f.at("model"), "--output", f.at("notes"), "--overwrite"};
+       },
+       2,
+       {"{dir}/notes is not overwritten: it holds no config.json"}},
+      {"ExportOverAFile",
+       [](const Folder& f) {
+         return Arguments{"export", f.at("model"), "--output", f.at("train.jsonl")};
+       },
+       2,
+       {"{dir}/train.jsonl exists and is no folder"}},
   };
   return cases;
 }

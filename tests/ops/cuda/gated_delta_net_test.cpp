@@ -190,12 +190,12 @@ TEST_P(GatedDeltaRuleCuda, RefusesWhatDoesNotFit) {
                                {{"gated_delta_rule", {dims_of(c)}}}, policy);
   };
   EXPECT_NO_THROW(choose(shape({}, 16, 2, 128), 232448));
-  EXPECT_THROW(choose(shape({}, 16, 2, 96), 232448), DeviceError);
-  EXPECT_THROW(choose(shape({}, 16, 9, 128), 232448), DeviceError);
+  EXPECT_THROW(choose(shape({}, 16, 2, 96), 232448), ConfigError);
+  EXPECT_THROW(choose(shape({}, 16, 9, 128), 232448), ConfigError);
   try {
     choose(shape({}, 16, 2, 128), 101376);
     FAIL() << "99 KB cannot hold the tiles";
-  } catch (const DeviceError& error) {
+  } catch (const ConfigError& error) {
     EXPECT_NE(std::string(error.what()).find("101376"), std::string::npos) << error.what();
   }
 }
