@@ -75,11 +75,11 @@ function(heddle_test name)
     set(discovery PRE_TEST)
   endif()
   # A suite named SlowX, FaultX, FuzzX or GpuX carries that label; the default run leaves these out.
-  gtest_discover_tests(${name} TEST_FILTER "-Slow*:Fault*:Fuzz*:Gpu*" DISCOVERY_TIMEOUT 60 DISCOVERY_MODE ${discovery}
+  gtest_discover_tests(${name} NO_PRETTY_VALUES TEST_FILTER "-Slow*:Fault*:Fuzz*:Gpu*" DISCOVERY_TIMEOUT 60 DISCOVERY_MODE ${discovery}
                        PROPERTIES LABELS fast TIMEOUT ${ARG_TIMEOUT})
   foreach(label Slow Fault Fuzz Gpu)
     string(TOLOWER ${label} lower)
-    gtest_discover_tests(${name} TEST_FILTER "${label}*" TEST_LIST ${name}_${lower} DISCOVERY_TIMEOUT 60 DISCOVERY_MODE ${discovery}
+    gtest_discover_tests(${name} NO_PRETTY_VALUES TEST_FILTER "${label}*" TEST_LIST ${name}_${lower} DISCOVERY_TIMEOUT 60 DISCOVERY_MODE ${discovery}
                          PROPERTIES LABELS ${lower} TIMEOUT 3600)
   endforeach()
 endfunction()

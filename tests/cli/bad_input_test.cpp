@@ -19,6 +19,7 @@
 
 #include "base/files.h"
 #include "cli/run_command.h"
+#include "testing/parameter_name.h"
 #include "testing/temporary_directory.h"
 
 namespace heddle::cli {
@@ -453,12 +454,11 @@ TEST_P(BadInput, IsExplained) {
   EXPECT_FALSE(fs::exists(folder.at("run/final")));
 }
 
-std::string name_of_case(const ::testing::TestParamInfo<Case>& info) { return info.param.name; }
-
 INSTANTIATE_TEST_SUITE_P(Configuration, BadInput, ::testing::ValuesIn(configuration()),
-                         name_of_case);
-INSTANTIATE_TEST_SUITE_P(Data, BadInput, ::testing::ValuesIn(data()), name_of_case);
-INSTANTIATE_TEST_SUITE_P(Checkpoint, BadInput, ::testing::ValuesIn(checkpoint()), name_of_case);
+                         testing::ParameterName());
+INSTANTIATE_TEST_SUITE_P(Data, BadInput, ::testing::ValuesIn(data()), testing::ParameterName());
+INSTANTIATE_TEST_SUITE_P(Checkpoint, BadInput, ::testing::ValuesIn(checkpoint()),
+                         testing::ParameterName());
 
 /// A file system of its own, in a mount namespace that ends with the test.
 class BadDisk : public ::testing::Test {

@@ -202,11 +202,7 @@ TEST_P(GatedDeltaRuleCuda, RefusesWhatDoesNotFit) {
 
 INSTANTIATE_TEST_SUITE_P(Gpu, GatedDeltaRuleCuda,
                          ::testing::Values("cuda.sm90.chunk64", "cuda.mma.chunk64"),
-                         [](const auto& info) {
-                           std::string name = info.param;
-                           for (char& ch : name) ch = ch == '.' ? '_' : ch;
-                           return name;
-                         });
+                         heddle::testing::ParameterName());
 
 }  // namespace
 }  // namespace heddle::ops::testing
