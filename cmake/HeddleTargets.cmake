@@ -1,13 +1,17 @@
-# heddle_library(NAME [TORCH] [DEPS ...])  a layer: every .cpp of the folder (tests and main excluded) as heddle::NAME
+# heddle_library(NAME [TORCH] [DEPS ...] [ONLY REGEX] [EXCLUDE REGEX])  a layer, or a part of one: every .cpp of the folder
+#                                          (tests and main excluded), or those that match, as heddle::NAME
 # heddle_test(NAME SOURCES... [DEPS ...])  a GoogleTest program; test suites are labelled by their name's prefix
 function(heddle_library name)
-  cmake_parse_arguments(ARG "TORCH" "" "DEPS;EXCLUDE" ${ARGN})
+  cmake_parse_arguments(ARG "TORCH" "ONLY;EXCLUDE" "DEPS" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp)
   list(FILTER sources EXCLUDE REGEX "/(test|fuzz|main)[^/]*\\.cpp$")
   list(FILTER sources EXCLUDE REGEX "/(cuda|npu|sim|stub|vector)/")
-  foreach(pattern ${ARG_EXCLUDE})
-    list(FILTER sources EXCLUDE REGEX ${pattern})
-  endforeach()
+  if(ARG_ONLY)
+    list(FILTER sources INCLUDE REGEX ${ARG_ONLY})
+  endif()
+  if(ARG_EXCLUDE)
+    list(FILTER sources EXCLUDE REGEX ${ARG_EXCLUDE})
+  endif()
   if(sources)
     add_library(heddle_${name} STATIC ${sources})
     set(scope PUBLIC)
