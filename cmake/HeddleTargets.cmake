@@ -1,13 +1,17 @@
-# heddle_library(NAME [TORCH] [DEPS ...])  a layer: every .cpp of the folder (tests and main excluded) as heddle::NAME
+# heddle_library(NAME [TORCH] [DEPS ...] [ONLY REGEX] [EXCLUDE REGEX])  a layer, or a part of one: every .cpp of the folder
+#                                          (tests and main excluded), or those that match, as heddle::NAME
 # heddle_test(NAME SOURCES... [DEPS ...])  a GoogleTest program; test suites are labelled by their name's prefix
 function(heddle_library name)
-  cmake_parse_arguments(ARG "TORCH" "" "DEPS;EXCLUDE" ${ARGN})
+  cmake_parse_arguments(ARG "TORCH" "ONLY;EXCLUDE" "DEPS" ${ARGN})
   file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp)
   list(FILTER sources EXCLUDE REGEX "/(test|fuzz|main)[^/]*\\.cpp$")
   list(FILTER sources EXCLUDE REGEX "/(cuda|npu|sim|stub|vector)/")
-  foreach(pattern ${ARG_EXCLUDE})
-    list(FILTER sources EXCLUDE REGEX ${pattern})
-  endforeach()
+  if(ARG_ONLY)
+    list(FILTER sources INCLUDE REGEX ${ARG_ONLY})
+  endif()
+  if(ARG_EXCLUDE)
+    list(FILTER sources EXCLUDE REGEX ${ARG_EXCLUDE})
+  endif()
   if(sources)
     add_library(heddle_${name} STATIC ${sources})
     set(scope PUBLIC)
@@ -75,11 +79,11 @@ function(heddle_test name)
     set(discovery PRE_TEST)
   endif()
   # A suite named SlowX, FaultX, FuzzX or GpuX carries that label; the default run leaves these out.
-  gtest_discover_tests(${name} TEST_FILTER "-Slow*:Fault*:Fuzz*:Gpu*" DISCOVERY_TIMEOUT 60 DISCOVERY_MODE ${discovery}
+  gtest_discover_tests(${name} NO_PRETTY_VALUES TEST_FILTER "-Slow*:Fault*:Fuzz*:Gpu*" DISCOVERY_TIMEOUT 60 DISCOVERY_MODE ${discovery}
                        PROPERTIES LABELS fast TIMEOUT ${ARG_TIMEOUT})
   foreach(label Slow Fault Fuzz Gpu)
     string(TOLOWER ${label} lower)
-    gtest_discover_tests(${name} TEST_FILTER "${label}*" TEST_LIST ${name}_${lower} DISCOVERY_TIMEOUT 60 DISCOVERY_MODE ${discovery}
+    gtest_discover_tests(${name} NO_PRETTY_VALUES TEST_FILTER "${label}*" TEST_LIST ${name}_${lower} DISCOVERY_TIMEOUT 60 DISCOVERY_MODE ${discovery}
                          PROPERTIES LABELS ${lower} TIMEOUT 3600)
   endforeach()
 endfunction()

@@ -32,7 +32,7 @@ class ModelWriter {
  public:
   using Producer = std::function<at::Tensor()>;
 
-  /// Throws FileError if something stands at `directory` that must not be replaced.
+  /// Throws ConfigError if something stands at `directory` that must not be replaced.
   explicit ModelWriter(Path directory, ModelWriterOptions options = {});
 
   /// A tensor to store as `dtype`; its values are read at commit().

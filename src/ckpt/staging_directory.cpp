@@ -116,14 +116,14 @@ void check_output_directory(const Path& path, bool overwrite, const std::string&
   if (is_missing_or_empty(path)) return;
   std::error_code error;
   if (!std::filesystem::is_directory(path, error)) {
-    throw_error<FileError>("{} exists and is no folder", path.string());
+    throw_error<ConfigError>("{} exists and is no folder", path.string());
   }
   if (!overwrite) {
-    throw_error<FileError>(
+    throw_error<ConfigError>(
         "{} exists and is not empty: give another folder, or ask to overwrite it", path.string());
   }
   if (!std::filesystem::exists(path / expected_file, error)) {
-    throw_error<FileError>(
+    throw_error<ConfigError>(
         "{} is not overwritten: it holds no {}, so it is something else than what would replace it",
         path.string(), expected_file);
   }

@@ -31,7 +31,7 @@ class StagingDirectory {
 /// "a/b/" -> "a/b": a name that other names can be made from.
 Path without_trailing_slash(Path path);
 
-/// Throws FileError unless a directory may be written at `path`: it is absent or empty, or
+/// Throws ConfigError unless a directory may be written at `path`: it is absent or empty, or
 /// `overwrite` is set and it holds `expected_file`, which shows that it is of the kind that is to
 /// be written.
 void check_output_directory(const Path& path, bool overwrite, const std::string& expected_file);

@@ -40,7 +40,7 @@ KernelTable KernelTable::choose(const Registry& registry, c10::DeviceType device
     const bool requested =
         std::any_of(requests.begin(), requests.end(),
                     [&, &name = op](const OpRequest& r) { return r.op == name; });
-    if (!requested) throw_error<DeviceError>("kernels.{}: this model has no such operator", op);
+    if (!requested) throw_error<ConfigError>("kernels.{}: this model has no such operator", op);
   }
   for (const OpRequest& request : requests) {
     Choice choice{request.op, "", false, {}};
@@ -65,12 +65,14 @@ KernelTable KernelTable::choose(const Registry& registry, c10::DeviceType device
       }
     }
     if (chosen == nullptr) {
-      throw_error<DeviceError>(
-          "no kernel for {} on {} in {}{}; kernels of this build: {}; refused: {}", request.op,
-          c10::DeviceTypeName(device, true), c10::toString(dtype),
-          by_user != policy.chosen_by_user.end() ? fmt::format(" named '{}'", by_user->second) : "",
-          known.empty() ? "none" : text::join(known, ", "),
+      const std::string found = fmt::format(
+          "{} in {}; kernels of this build: {}; refused: {}", c10::DeviceTypeName(device, true),
+          c10::toString(dtype), known.empty() ? "none" : text::join(known, ", "),
           choice.refused.empty() ? "none" : text::join(choice.refused, "; "));
+      if (by_user == policy.chosen_by_user.end())
+        throw_error<DeviceError>("no kernel for {} on {}", request.op, found);
+      throw_error<ConfigError>("kernels.{}: no kernel '{}' that fits on {}", request.op,
+                               by_user->second, found);
     }
     choice.kernel = chosen->info.name;
     choice.is_reference = chosen->info.is_reference;

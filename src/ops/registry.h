@@ -80,10 +80,10 @@ class KernelTable {
     std::vector<std::string> refused;  ///< "name: reason" of the faster kernels that do not fit
   };
 
-  /// Chooses the first kernel that fits for each request. Throws DeviceError, naming operator,
-  /// kernels and reasons, when none fits, when the user's kernel does not exist or fit, or when on
-  /// an accelerator only the reference fits although a faster kernel exists there and the policy
-  /// does not allow the fallback.
+  /// Chooses the first kernel that fits for each request. Throws, naming operator, kernels and
+  /// reasons, DeviceError when none fits, or when on an accelerator only the reference fits
+  /// although a faster kernel exists there and the policy does not allow the fallback, and
+  /// ConfigError when the user's kernel does not exist or fit or is of an operator not requested.
   static KernelTable choose(const Registry& registry, c10::DeviceType device, c10::ScalarType dtype,
                             const std::vector<OpRequest>& requests,
                             const KernelPolicy& policy = {});

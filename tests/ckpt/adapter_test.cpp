@@ -197,7 +197,7 @@ TEST_F(AdapterDirectories, StoresInTheTypeAskedForAndCopiesTheTokenizer) {
   EXPECT_TRUE(std::filesystem::exists(dir_ / "a" / "tokenizer.json"));
   EXPECT_TRUE(std::filesystem::exists(dir_ / "a" / "tokenizer_config.json"));
   EXPECT_FALSE(std::filesystem::exists(dir_ / "a" / "generation_config.json"));
-  EXPECT_THROW(write_adapter(dir_ / "a", config(), tensors(), AdapterSpelling::kText), FileError);
+  EXPECT_THROW(write_adapter(dir_ / "a", config(), tensors(), AdapterSpelling::kText), ConfigError);
   write_adapter(dir_ / "a", config(), tensors(), AdapterSpelling::kText, {}, {}, true);
   EXPECT_EQ(AdapterDirectory::open(dir_ / "a").pairs()[0].a.dtype, Dtype::kF32);
 }

@@ -98,7 +98,7 @@ TEST_F(ModelWriting, CopiesCompanionsAsTheyAre) {
 
 TEST_F(ModelWriting, OverwritesOnlyAModelAndOnlyWhenTold) {
   testing::write_model(dir_ / "out", {{"old", random_tensor("old", {2})}});
-  EXPECT_THAT(message_of<FileError>([&] { writer(dir_ / "out"); }),
+  EXPECT_THAT(message_of<ConfigError>([&] { writer(dir_ / "out"); }),
               HasSubstr("exists and is not empty"));
   ModelWriter out = writer(dir_ / "out", {.overwrite = true});
   out.add({"new", random_tensor("new", {2})});
@@ -108,10 +108,10 @@ TEST_F(ModelWriting, OverwritesOnlyAModelAndOnlyWhenTold) {
 
   std::filesystem::create_directory(dir_ / "photos");
   files::write_atomically(dir_ / "photos" / "cat.jpg", "meow");
-  EXPECT_THAT(message_of<FileError>([&] { writer(dir_ / "photos", {.overwrite = true}); }),
+  EXPECT_THAT(message_of<ConfigError>([&] { writer(dir_ / "photos", {.overwrite = true}); }),
               HasSubstr("holds no config.json"));
   files::write_atomically(dir_ / "file", "");
-  EXPECT_THAT(message_of<FileError>([&] { writer(dir_ / "file", {.overwrite = true}); }),
+  EXPECT_THAT(message_of<ConfigError>([&] { writer(dir_ / "file", {.overwrite = true}); }),
               HasSubstr("is no folder"));
 }
 

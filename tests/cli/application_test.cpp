@@ -10,6 +10,7 @@
 #include "base/text.h"
 #include "cli/run_command.h"
 #include "config/config.h"
+#include "testing/parameter_name.h"
 #include "testing/temporary_directory.h"
 #include "ui/metrics.h"
 #include "ui/terminal.h"
@@ -70,9 +71,12 @@ TEST(Application, VersionNamesLibtorch) {
 }
 
 struct BadCall {
+  const char* name;
   std::vector<std::string> arguments;
   std::string message;
 };
+
+void PrintTo(const BadCall& c, std::ostream* out) { *out << c.name; }
 
 class BadCalls : public ::testing::TestWithParam<BadCall> {};
 
@@ -86,23 +90,33 @@ TEST_P(BadCalls, GiveOneLineAndStatus2) {
 INSTANTIATE_TEST_SUITE_P(
     Application, BadCalls,
     ::testing::Values(
-        BadCall{{"confg"}, "unknown command 'confg' (did you mean 'config'?); see heddle --help"},
-        BadCall{{"zzzzzz"}, "unknown command 'zzzzzz'; see heddle --help"},
+        BadCall{"Command",
+                {"confg"},
+                "unknown command 'confg' (did you mean 'config'?); see heddle --help"},
+        BadCall{"CommandLikeNone", {"zzzzzz"}, "unknown command 'zzzzzz'; see heddle --help"},
         BadCall{
+            "Option",
             {"config", "--referenc"},
             "unknown option '--referenc' (did you mean '--reference'?); see heddle config --help"},
-        BadCall{{"doctor", "now"}, "unknown argument 'now'; see heddle doctor --help"},
-        BadCall{{"report"}, "run_dir is required; see heddle report --help"},
-        BadCall{{"completion", "bsh"},
+        BadCall{"Argument", {"doctor", "now"}, "unknown argument 'now'; see heddle doctor --help"},
+        BadCall{"MissingArgument", {"report"}, "run_dir is required; see heddle report --help"},
+        BadCall{"Shell",
+                {"completion", "bsh"},
                 "unknown shell 'bsh', expected bash, zsh or fish (did you mean 'bash'?)"},
-        BadCall{{"report", "/nonexistent"},
+        BadCall{"RunDirectory",
+                {"report", "/nonexistent"},
                 "/nonexistent is not a run directory: it has no metrics.jsonl"},
-        BadCall{{"config", "/nonexistent.yaml"}, "/nonexistent.yaml: no such configuration file"},
-        BadCall{{"config", "a.yaml", "b.yaml"},
+        BadCall{"ConfigurationFile",
+                {"config", "/nonexistent.yaml"},
+                "/nonexistent.yaml: no such configuration file"},
+        BadCall{"SecondConfigurationFile",
+                {"config", "a.yaml", "b.yaml"},
                 "command line: expected one configuration file and key=value, found a second file "
                 "'b.yaml'"},
-        BadCall{{"config", "optim.lrr=1"},
-                "command line: unknown key 'optim.lrr' (did you mean 'optim.lr'?)"}));
+        BadCall{"Key",
+                {"config", "optim.lrr=1"},
+                "command line: unknown key 'optim.lrr' (did you mean 'optim.lr'?)"}),
+    testing::ParameterName());
 
 TEST(Application, DebugAddsTheType) {
   const Outcome outcome = run_command({"config", "optim.lr=x", "--debug"});

@@ -19,6 +19,7 @@
 
 #include "base/files.h"
 #include "cli/run_command.h"
+#include "testing/parameter_name.h"
 #include "testing/temporary_directory.h"
 
 namespace heddle::cli {
@@ -199,8 +200,12 @@ const std::vector<Case>& configuration() {
        {"train.freeze: '*.nothing' matches no parameter"}},
       {"NoSuchKernel",
        [](const Folder& f) { return f.train({"kernels.rms_norm=fast"}); },
-       1,
-       {"no kernel for rms_norm", "named 'fast'", "kernels of this build: cpu, reference"}},
+       2,
+       {"kernels.rms_norm: no kernel 'fast' that fits", "kernels of this build: cpu, reference"}},
+      {"KernelOfAnotherModel",
+       [](const Folder& f) { return f.train({"kernels.moe_experts=reference"}); },
+       2,
+       {"kernels.moe_experts: this model has no such operator"}},
       {"NoSuchDevice",
        [](const Folder& f) { return f.train({"device=npu"}); },
        1,
@@ -408,8 +413,22 @@ const std::vector<Case>& checkpoint() {
        [](const Folder& f) {
          return Arguments{"export", f.at("model"), "--output", f.at("model")};
        },
-       1,
+       2,
        {"{dir}/model exists and is not empty"}},
+      {"ExportOverSomethingElse",
+       [](const Folder& f) {
+         fs::create_directory(f.at("notes"));
+         f.write("notes/todo.txt", "mine");
+         return Arguments{"export", f.at("model"), "--output", f.at("notes"), "--overwrite"};
+       },
+       2,
+       {"{dir}/notes is not overwritten: it holds no config.json"}},
+      {"ExportOverAFile",
+       [](const Folder& f) {
+         return Arguments{"export", f.at("model"), "--output", f.at("train.jsonl")};
+       },
+       2,
+       {"{dir}/train.jsonl exists and is no folder"}},
   };
   return cases;
 }
@@ -435,12 +454,11 @@ TEST_P(BadInput, IsExplained) {
   EXPECT_FALSE(fs::exists(folder.at("run/final")));
 }
 
-std::string name_of_case(const ::testing::TestParamInfo<Case>& info) { return info.param.name; }
-
 INSTANTIATE_TEST_SUITE_P(Configuration, BadInput, ::testing::ValuesIn(configuration()),
-                         name_of_case);
-INSTANTIATE_TEST_SUITE_P(Data, BadInput, ::testing::ValuesIn(data()), name_of_case);
-INSTANTIATE_TEST_SUITE_P(Checkpoint, BadInput, ::testing::ValuesIn(checkpoint()), name_of_case);
+                         testing::ParameterName());
+INSTANTIATE_TEST_SUITE_P(Data, BadInput, ::testing::ValuesIn(data()), testing::ParameterName());
+INSTANTIATE_TEST_SUITE_P(Checkpoint, BadInput, ::testing::ValuesIn(checkpoint()),
+                         testing::ParameterName());
 
 /// A file system of its own, in a mount namespace that ends with the test.
 class BadDisk : public ::testing::Test {

@@ -5,6 +5,7 @@
 
 #include "base/errors.h"
 #include "config/config.h"
+#include "testing/parameter_name.h"
 
 namespace heddle::config {
 namespace {
@@ -230,7 +231,7 @@ INSTANTIATE_TEST_SUITE_P(
                   after_good("device: npu\n"),
                   {"model.dtype=float64"},
                   "command line: model.dtype: float64 is not available on device npu"}),
-    [](const ::testing::TestParamInfo<BadConfig>& info) { return std::string(info.param.name); });
+    testing::ParameterName());
 
 }  // namespace
 }  // namespace heddle::config

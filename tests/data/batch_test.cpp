@@ -163,7 +163,8 @@ TEST_P(PaddedSides, MasksOfEveryRankMeanTheSame) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Batch, PaddedSides, ::testing::Values(false, true));
+INSTANTIATE_TEST_SUITE_P(Batch, PaddedSides, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "left" : "right"; });
 
 TEST(BatchFromPadded, ReadsBlockDiagonalMasksWithGaps) {
   // Row 0: sequences [0, 3) and [3, 5), padding 5; row 1: padding 0, [1, 2), padding 2, [3, 6).

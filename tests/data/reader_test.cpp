@@ -10,11 +10,13 @@
 
 #include "base/errors.h"
 #include "base/files.h"
+#include "testing/parameter_name.h"
 #include "testing/temporary_directory.h"
 
 namespace heddle::data {
 namespace {
 
+using heddle::testing::ParameterName;
 using heddle::testing::TemporaryDirectory;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -242,9 +244,13 @@ TEST(Row, ReadsTargetsAndRenamedFields) {
 }
 
 struct BadLine {
+  const char* name;
   const char* line;
   const char* reason;
 };
+
+void PrintTo(const BadLine& c, std::ostream* out) { *out << c.name; }
+
 class BadRows : public ::testing::TestWithParam<BadLine> {};
 
 TEST_P(BadRows, NameFileLineFieldAndReason) {
@@ -256,58 +262,79 @@ TEST_P(BadRows, NameFileLineFieldAndReason) {
 INSTANTIATE_TEST_SUITE_P(
     Row, BadRows,
     ::testing::Values(
-        BadLine{R"({"text": "x")", "not valid JSON"},
-        BadLine{R"({"text": "x"} y)", "not valid JSON"}, BadLine{"{\"text\": \"\xff\"}", "UTF-8"},
-        BadLine{R"({"text": "\ud800"})", "not valid JSON"},
-        BadLine{"12", "the line holds a JSON number, expected an object"},
-        BadLine{R"([{"text": "x"}])", "jq -c '.[]'"}, BadLine{"{}", "the row has no field"},
-        BadLine{R"({"txet": "x"})", "no field tells the row's format"},
-        BadLine{R"({"text": ""})", "field 'text': is empty"},
-        BadLine{R"({"text": 5})", "field 'text': is a JSON number, expected a string"},
-        BadLine{R"({"messages": "x"})", "field 'messages': is a JSON string, expected a list"},
-        BadLine{R"({"messages": []})", "field 'messages': is an empty list"},
-        BadLine{R"({"messages": [5]})", "field 'messages[0]': is a JSON number"},
-        BadLine{R"({"messages": [{"content": "x"}]})", "field 'messages[0].role': is missing"},
-        BadLine{R"({"messages": [{"role": "", "content": "x"}]})",
+        BadLine{"OpenObject", R"({"text": "x")", "not valid JSON"},
+        BadLine{"TextAfterObject", R"({"text": "x"} y)", "not valid JSON"},
+        BadLine{"NoUtf8", "{\"text\": \"\xff\"}", "UTF-8"},
+        BadLine{"LoneSurrogate", R"({"text": "\ud800"})", "not valid JSON"},
+        BadLine{"Number", "12", "the line holds a JSON number, expected an object"},
+        BadLine{"List", R"([{"text": "x"}])", "jq -c '.[]'"},
+        BadLine{"EmptyObject", "{}", "the row has no field"},
+        BadLine{"MisspeltField", R"({"txet": "x"})", "no field tells the row's format"},
+        BadLine{"EmptyText", R"({"text": ""})", "field 'text': is empty"},
+        BadLine{"TextIsNumber", R"({"text": 5})",
+                "field 'text': is a JSON number, expected a string"},
+        BadLine{"MessagesIsString", R"({"messages": "x"})",
+                "field 'messages': is a JSON string, expected a list"},
+        BadLine{"MessagesIsEmpty", R"({"messages": []})", "field 'messages': is an empty list"},
+        BadLine{"MessageIsNumber", R"({"messages": [5]})", "field 'messages[0]': is a JSON number"},
+        BadLine{"MessageWithoutRole", R"({"messages": [{"content": "x"}]})",
+                "field 'messages[0].role': is missing"},
+        BadLine{"EmptyRole", R"({"messages": [{"role": "", "content": "x"}]})",
                 "field 'messages[0].role': is empty"},
-        BadLine{R"({"messages": [{"role": "user"}]})", "field 'messages[0].content': is missing"},
-        BadLine{R"({"messages": [{"role": "user", "content": 5}]})",
+        BadLine{"MessageWithoutContent", R"({"messages": [{"role": "user"}]})",
+                "field 'messages[0].content': is missing"},
+        BadLine{"ContentIsNumber", R"({"messages": [{"role": "user", "content": 5}]})",
                 "field 'messages[0].content': is a JSON"},
-        BadLine{R"({"messages": [{"role": "assistant", "content": "x", "weight": -1}]})",
+        BadLine{"NegativeWeight",
+                R"({"messages": [{"role": "assistant", "content": "x", "weight": -1}]})",
                 "field 'messages[0].weight': is -1, expected a finite number >= 0"},
-        BadLine{R"({"messages": [{"role": "assistant", "content": "x", "weight": "a"}]})",
+        BadLine{"WeightIsString",
+                R"({"messages": [{"role": "assistant", "content": "x", "weight": "a"}]})",
                 "field 'messages[0].weight': is a JSON string"},
-        BadLine{R"({"messages": [{"role": "user", "content": "x", "weight": 1}]})",
+        BadLine{"WeightOfUser", R"({"messages": [{"role": "user", "content": "x", "weight": 1}]})",
                 "only assistant messages carry loss"},
         BadLine{
+            "ImagePart",
             R"({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "u"}}]}]})",
             "field 'messages[0].content[0]': holds a part of type 'image_url'. Heddle trains on "
             "text"},
-        BadLine{R"({"messages": [{"role": "user", "content": [{"type": "text"}]}]})",
+        BadLine{"TextPartWithoutText",
+                R"({"messages": [{"role": "user", "content": [{"type": "text"}]}]})",
                 "a part without 'text'"},
-        BadLine{R"({"messages": [{"role": "user", "content": "x"}], "tools": {"a": 1}})",
+        BadLine{"ToolsIsObject",
+                R"({"messages": [{"role": "user", "content": "x"}], "tools": {"a": 1}})",
                 "field 'tools': is a JSON object, expected a list"},
-        BadLine{R"({"messages": [{"role": "user", "content": "x"}], "tools": "[{"})",
+        BadLine{"ToolsIsCutJson",
+                R"({"messages": [{"role": "user", "content": "x"}], "tools": "[{"})",
                 "not valid JSON"},
-        BadLine{R"({"text": "see", "images": ["a.png"]})",
+        BadLine{"Images", R"({"text": "see", "images": ["a.png"]})",
                 "field 'images': the row comes with media"},
-        BadLine{R"({"text": "see", "audio": "a.wav"})", "jq -c 'del(.audio)'"},
-        BadLine{R"({"conversations": [{"from": "alien", "value": "x"}]})",
+        BadLine{"Audio", R"({"text": "see", "audio": "a.wav"})", "jq -c 'del(.audio)'"},
+        BadLine{"UnknownSpeaker", R"({"conversations": [{"from": "alien", "value": "x"}]})",
                 "field 'conversations[0].from': is 'alien', expected human"},
-        BadLine{R"({"conversations": [{"from": "gpt"}]})",
+        BadLine{"TurnWithoutValue", R"({"conversations": [{"from": "gpt"}]})",
                 "field 'conversations[0].value': is missing"},
-        BadLine{R"({"prompt": "x", "completion": []})", "both must be strings or both lists"},
-        BadLine{R"({"prompt": "x", "completion": ""})", "field 'completion': is empty"},
-        BadLine{R"({"instruction": "x", "output": null})", "no field tells"},
-        BadLine{R"({"instruction": "", "output": "x"})", "field 'instruction': is empty"},
-        BadLine{R"({"instruction": "x", "output": "y", "history": [["a"]]})", "not a pair"},
-        BadLine{R"({"input_ids": []})", "field 'input_ids': is an empty list"},
-        BadLine{R"({"input_ids": [1, -2]})", "field 'input_ids[1]': is -2, expected a token id"},
-        BadLine{R"({"input_ids": [1.5]})", "field 'input_ids[0]': is a JSON number"},
-        BadLine{R"({"input_ids": [18446744073709551615]})",
+        BadLine{"StringPromptListCompletion", R"({"prompt": "x", "completion": []})",
+                "both must be strings or both lists"},
+        BadLine{"EmptyCompletion", R"({"prompt": "x", "completion": ""})",
+                "field 'completion': is empty"},
+        BadLine{"NullOutput", R"({"instruction": "x", "output": null})", "no field tells"},
+        BadLine{"EmptyInstruction", R"({"instruction": "", "output": "x"})",
+                "field 'instruction': is empty"},
+        BadLine{"HistoryIsNoPair", R"({"instruction": "x", "output": "y", "history": [["a"]]})",
+                "not a pair"},
+        BadLine{"NoInputIds", R"({"input_ids": []})", "field 'input_ids': is an empty list"},
+        BadLine{"NegativeInputId", R"({"input_ids": [1, -2]})",
+                "field 'input_ids[1]': is -2, expected a token id"},
+        BadLine{"FractionalInputId", R"({"input_ids": [1.5]})",
+                "field 'input_ids[0]': is a JSON number"},
+        BadLine{"HugeInputId", R"({"input_ids": [18446744073709551615]})",
                 "field 'input_ids[0]': is 18446744073709551615"},
-        BadLine{R"({"input_ids": [1, 2], "labels": [1]})", "has 1 entries but 'input_ids' has 2"},
-        BadLine{R"({"input_ids": [1], "labels": [-1]})", "field 'labels[0]': is -1"}));
+        BadLine{"FewerLabels", R"({"input_ids": [1, 2], "labels": [1]})",
+                "has 1 entries but 'input_ids' has 2"},
+        BadLine{"NegativeLabel", R"({"input_ids": [1], "labels": [-1]})",
+                "field 'labels[0]': is -1"}),
+    ParameterName());
 
 TEST(Row, IsNotReadWhenNestedTooDeep) {
   const std::string deep =

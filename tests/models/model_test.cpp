@@ -14,6 +14,7 @@
 #include "models/tiny_model.h"
 #include "ops/autograd.h"
 #include "parallel/block_runner.h"
+#include "testing/parameter_name.h"
 #include "train/head.h"
 
 namespace heddle {
@@ -190,10 +191,12 @@ TEST(Model, InitialisationDependsOnNameAndSeedOnly) {
 }
 
 struct BadConfig {
-  const char* what;
+  const char* name;
   nlohmann::ordered_json change;
   const char* message;
 };
+
+void PrintTo(const BadConfig& c, std::ostream* out) { *out << c.name; }
 
 class ModelConfigTest : public ::testing::TestWithParam<BadConfig> {};
 
@@ -232,7 +235,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadConfig{"bias", {{"attention_bias", true}}, "'attention_bias' is true: expected false"},
         BadConfig{"act", {{"hidden_act", "gelu"}}, "'hidden_act' is \"gelu\""},
         BadConfig{"rope", {{"rope_parameters", {{"rope_type", "yarn"}}}}, "rope_type is 'yarn'"}),
-    [](const auto& info) { return info.param.what; });
+    testing::ParameterName());
 
 }  // namespace
 }  // namespace heddle

@@ -19,12 +19,8 @@ using testing::close;
 using testing::gradients_match;
 using testing::gradients_of;
 using testing::identical;
+using testing::Kernel;
 using testing::randn;
-
-struct Kernel {
-  std::string name;
-  c10::ScalarType dtype;
-};
 
 KernelTable table(const Kernel& kernel) {
   return testing::table_of(register_causal_conv1d, "causal_conv1d", kernel.name, kernel.dtype);
@@ -166,11 +162,7 @@ std::vector<Kernel> kernels_under_test() {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, CausalConv1dKernels, ::testing::ValuesIn(kernels_under_test()),
-                         [](const auto& info) {
-                           std::string name = info.param.name;
-                           for (char& c : name) c = c == '.' ? '_' : c;
-                           return name + "_" + c10::toString(info.param.dtype);
-                         });
+                         heddle::testing::ParameterName());
 
 TEST(CausalConv1d, GradientsMatchFiniteDifferences) {
   for (const std::string name : {"cpu.vector", "reference"}) {

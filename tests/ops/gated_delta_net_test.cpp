@@ -32,6 +32,7 @@ using testing::gradients_match;
 using testing::gradients_of;
 using testing::identical;
 using testing::in_double;
+using testing::Kernel;
 using testing::Keys;
 using testing::make;
 using testing::names;
@@ -46,11 +47,6 @@ KernelTable table(const std::string& kernel, c10::ScalarType dtype) {
 Tensors run(const Problem& p, const std::string& kernel, c10::ScalarType dtype) {
   return testing::run(p, table(kernel, dtype));
 }
-
-struct Kernel {
-  std::string name;
-  c10::ScalarType dtype;
-};
 
 std::vector<Kernel> kernels_under_test() {
   std::vector<Kernel> kernels;
@@ -337,11 +333,7 @@ TEST_P(GatedDeltaRuleKernels, StepsEqualTheSequence) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, GatedDeltaRuleKernels, ::testing::ValuesIn(kernels_under_test()),
-                         [](const auto& info) {
-                           std::string name = info.param.name;
-                           for (char& c : name) c = c == '.' ? '_' : c;
-                           return name + "_" + c10::toString(info.param.dtype);
-                         });
+                         heddle::testing::ParameterName());
 
 // The other kernels are compared with this one.
 TEST(GatedDeltaRule, GradientsMatchFiniteDifferences) {

@@ -11,8 +11,13 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <ostream>
 
 namespace heddle::ops::testing {
+
+void PrintTo(const Kernel& kernel, std::ostream* out) {
+  *out << kernel.name << " in " << c10::toString(kernel.dtype);
+}
 
 KernelTable table_of(void (*add)(Registry&), const std::string& op, const std::string& name,
                      c10::ScalarType dtype, c10::DeviceType device, const Dims& dims) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <functional>
+#include <iosfwd>
 #include <string>
 #include <vector>
 
@@ -9,6 +10,7 @@
 
 #include "ops/autograd.h"
 #include "ops/registry.h"
+#include "testing/parameter_name.h"
 
 /// What the tests of the operators share.
 namespace heddle::ops::testing {
@@ -17,6 +19,13 @@ namespace heddle::ops::testing {
 KernelTable table_of(void (*add)(Registry&), const std::string& op, const std::string& name,
                      c10::ScalarType dtype, c10::DeviceType device = c10::DeviceType::CPU,
                      const Dims& dims = {});
+
+/// A parameter of a suite that runs for every kernel and dtype.
+struct Kernel {
+  std::string name;
+  c10::ScalarType dtype;
+};
+void PrintTo(const Kernel& kernel, std::ostream* out);
 
 /// Normal deviates; the same for the same seed.
 at::Tensor randn(at::IntArrayRef sizes, c10::ScalarType dtype, std::uint64_t seed);

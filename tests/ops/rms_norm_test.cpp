@@ -18,7 +18,7 @@ Tensors both(const KernelTable& kernels, const Tensors& in) {
   return {y, sum};
 }
 
-class RmsNormKernel : public ::testing::TestWithParam<const char*> {};
+class RmsNormKernel : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(RmsNormKernel, GradientsMatchFiniteDifferences) {
   const KernelTable kernels = table(GetParam(), at::kDouble);
@@ -30,7 +30,8 @@ TEST_P(RmsNormKernel, GradientsMatchFiniteDifferences) {
   EXPECT_TRUE(gradients_match([&](const Tensors& in) { return both(kernels, in); }, inputs));
 }
 
-INSTANTIATE_TEST_SUITE_P(, RmsNormKernel, ::testing::Values("reference", "cpu"));
+INSTANTIATE_TEST_SUITE_P(, RmsNormKernel, ::testing::Values("reference", "cpu"),
+                         heddle::testing::ParameterName());
 
 TEST(RmsNorm, KernelEqualsReference) {
   for (const c10::ScalarType dtype : kernel_dtypes()) {

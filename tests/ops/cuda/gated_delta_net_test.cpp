@@ -190,23 +190,19 @@ TEST_P(GatedDeltaRuleCuda, RefusesWhatDoesNotFit) {
                                {{"gated_delta_rule", {dims_of(c)}}}, policy);
   };
   EXPECT_NO_THROW(choose(shape({}, 16, 2, 128), 232448));
-  EXPECT_THROW(choose(shape({}, 16, 2, 96), 232448), DeviceError);
-  EXPECT_THROW(choose(shape({}, 16, 9, 128), 232448), DeviceError);
+  EXPECT_THROW(choose(shape({}, 16, 2, 96), 232448), ConfigError);
+  EXPECT_THROW(choose(shape({}, 16, 9, 128), 232448), ConfigError);
   try {
     choose(shape({}, 16, 2, 128), 101376);
     FAIL() << "99 KB cannot hold the tiles";
-  } catch (const DeviceError& error) {
+  } catch (const ConfigError& error) {
     EXPECT_NE(std::string(error.what()).find("101376"), std::string::npos) << error.what();
   }
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpu, GatedDeltaRuleCuda,
                          ::testing::Values("cuda.sm90.chunk64", "cuda.mma.chunk64"),
-                         [](const auto& info) {
-                           std::string name = info.param;
-                           for (char& ch : name) ch = ch == '.' ? '_' : ch;
-                           return name;
-                         });
+                         heddle::testing::ParameterName());
 
 }  // namespace
 }  // namespace heddle::ops::testing
