@@ -50,7 +50,7 @@ TEST(Completion, BashOffersCommandsOptionsFilesAndKeys) {
   EXPECT_THAT(bash_completions("heddle config run"), ElementsAre("run.yaml"));
   EXPECT_THAT(bash_completions("heddle config run.yaml optim.l"), ElementsAre("optim.lr="));
   EXPECT_THAT(bash_completions("heddle completion z"), ElementsAre("zsh"));
-  EXPECT_THAT(bash_completions("heddle doctor optim.l"), IsEmpty());
+  EXPECT_THAT(bash_completions("heddle report optim.l"), IsEmpty());
 }
 
 TEST(Completion, ScriptsOfAllShellsNameEveryCommand) {
