@@ -7,6 +7,9 @@ if(CCACHE_PROGRAM)
 endif()
 
 set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")
+if(HEDDLE_SANITIZE)
+  set(CMAKE_CXX_FLAGS_RELEASE "-O1 -g1 -DNDEBUG -D_GLIBCXX_ASSERTIONS")
+endif()
 add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-Wall> $<$<COMPILE_LANGUAGE:CXX>:-Wextra>
                     $<$<COMPILE_LANGUAGE:CXX>:-Wno-unused-parameter>
                     $<$<COMPILE_LANGUAGE:CXX>:-fopenmp>)
@@ -14,7 +17,7 @@ add_link_options(-fopenmp -Wl,--as-needed)
 
 if(HEDDLE_SANITIZE)
   add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fsanitize=${HEDDLE_SANITIZE}>
-                      $<$<COMPILE_LANGUAGE:CXX>:-fno-omit-frame-pointer> $<$<COMPILE_LANGUAGE:CXX>:-g1>
+                      $<$<COMPILE_LANGUAGE:CXX>:-fno-omit-frame-pointer>
                       $<$<COMPILE_LANGUAGE:CXX>:-fno-sanitize-recover=all>)
   add_link_options(-fsanitize=${HEDDLE_SANITIZE})
 endif()

@@ -155,7 +155,8 @@ class Reader {
     if (!value->is_object())
       fail(key, "must be an object of pattern and value, is {}", value->dump());
     for (const auto& [pattern, item] : value->items()) {
-      Pattern("(?:" + pattern + ")", fmt::format("{}: '{}'", file_, key));
+      [[maybe_unused]] const Pattern compiles("(?:" + pattern + ")",
+                                              fmt::format("{}: '{}'", file_, key));
       use(pattern, item);
     }
   }

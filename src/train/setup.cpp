@@ -248,8 +248,9 @@ comm::Mesh::Sizes mesh_sizes(const config::ParallelSection& p, std::int64_t worl
 std::shared_ptr<comm::World> join_world(const config::RunConfig& config) {
   const auto environment = comm::read_launch_environment();
   if (!environment || environment->world == 1) return nullptr;
-  comm::Mesh(mesh_sizes(config.parallel, environment->world), environment->rank, environment->world,
-             config.parallel.ep);
+  // Sizes that do not fit are refused before any rank waits for another.
+  [[maybe_unused]] const comm::Mesh mesh(mesh_sizes(config.parallel, environment->world),
+                                         environment->rank, environment->world, config.parallel.ep);
   if (config.device.name.type != config::DeviceType::kCpu) {
     throw_error<ConfigError>("{}: this version runs several ranks on the CPU only",
                              config::where(config, "device.name"));
