@@ -11,6 +11,9 @@ CUDA_LIBRARIES="nvidia-cublas==13.1.0.3 nvidia-cuda-nvrtc==13.0.88 nvidia-cudnn-
   nvidia-cufile==1.15.1.6 nvidia-curand==10.4.0.35 nvidia-cusolver==12.0.4.66 nvidia-cusparse==12.6.3.3
   nvidia-cusparselt-cu13==0.8.0 nvidia-nccl-cu13==2.28.9 nvidia-nvjitlink==13.0.88 nvidia-nvshmem-cu13==3.4.5
   nvidia-nvtx==13.0.85"
+# The wheel whose headers the Ascend back end is compiled with, and the CANN it was made for (docs/ascend.md).
+TORCH_NPU_VERSION=2.11.0.post3
+CANN_VERSION=9.1.0
 # Formats differ between versions of clang-format.
 CLANG_FORMAT_VERSION=14.0.6
 # The oracles of tests/interop, in a virtual environment outside the build.

@@ -14,6 +14,8 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "cli/version.h"
+#include "device/device.h"
+#include "device/npu_error.h"
 
 namespace heddle::cli {
 namespace {
@@ -33,6 +35,9 @@ int report(const std::exception& e, bool is_debug) {
   const bool is_foreign = ours == nullptr;
   std::string message = e.what();
   if (dynamic_cast<const std::bad_alloc*>(&e) != nullptr) message = "out of memory";
+  if (is_foreign) {
+    if (const auto npu = device::explain_npu_error(message)) message = *npu;
+  }
   if (is_foreign && !is_debug) message = first_line(message);
   if (is_debug) message = fmt::format("{}\n  type: {}", message, type_name(e));
   log::error("{}", message);
@@ -158,6 +163,7 @@ int run(std::span<const std::string> arguments, const Session& session) {
   const bool is_debug = std::ranges::find(arguments, "--debug") != arguments.end();
   try {
     const int status = parse_and_run(arguments, session);
+    device::finish();
     session.out.flush();
     if (!session.out) throw FileError("cannot write to the standard output");
     return status;

@@ -120,9 +120,7 @@ std::string render(const DoctorFacts& facts, bool has_color, int width) {
              fmt::format("{} of {} free", bytes(m.memory_available_bytes), bytes(m.memory_bytes))});
   table.row({"disk", fmt::format("{} free at {}", bytes(m.disk_free_bytes), m.disk_path)});
   table.section("Accelerators");
-  for (std::size_t i = 0; i < facts.accelerators.size(); ++i) {
-    table.row({fmt::format("cuda:{}", i), accelerator_text(facts.accelerators[i])});
-  }
+  for (const AcceleratorFacts& a : facts.accelerators) table.row({a.device, accelerator_text(a)});
   if (facts.accelerators.empty()) table.row({"none", facts.why_no_accelerator});
   table.section("Libraries");
   for (const auto& [name, path] : facts.libraries) table.row({name, path});

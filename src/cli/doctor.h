@@ -31,6 +31,7 @@ struct AcceleratorFacts {
   std::string name;
   std::string capability;
   std::int64_t memory_bytes = 0;
+  std::string device;  ///< "cuda:0", "npu:0"
 };
 
 struct KernelFacts {

@@ -40,7 +40,7 @@ DoctorFacts examine() {
   facts.machine = probe_machine();
   facts.libraries = loaded_libraries();
   for (const device::Accelerator& a : device::accelerators(facts.why_no_accelerator)) {
-    facts.accelerators.push_back({a.name, a.capability, a.memory_bytes});
+    facts.accelerators.push_back({a.name, a.capability, a.memory_bytes, a.device});
   }
   facts.has_nvidia_driver = std::filesystem::exists("/proc/driver/nvidia/version");
   facts.float32_flops = device::properties(c10::Device(c10::DeviceType::CPU), 32).peak_flops;

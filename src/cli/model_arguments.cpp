@@ -25,6 +25,7 @@ runtime::Context context_of(const ModelArguments& arguments) {
   device::set_cpu_threads(arguments.threads);
   context.dtype = runtime::parse_dtype(arguments.dtype, "--dtype");
   context.device = device::parse(arguments.device);
+  device::start(context.device);
   return context;
 }
 

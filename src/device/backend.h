@@ -1,18 +1,37 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "device/device.h"
 
-/// What a vendor's back end provides. device/cuda/ defines these in a CUDA build; device/stub/ in
-/// any other.
-namespace heddle::device::cuda {
+/// What a vendor's back end provides. A build that has it links device/<vendor>/; any other links
+/// device/stub/, which says what to rebuild with. device.cpp is the only caller.
+namespace heddle::device {
 
-/// Why no CUDA device can be used, or nothing if one can.
-std::optional<std::string> unavailable();
-std::vector<Accelerator> list();
-/// Shared memory that one block may use.
-std::int64_t on_chip_bytes(int index);
+struct Backend {
+  const char* name;  ///< As the configuration writes the device: "cuda", "npu".
+  /// Why no such device can be used, or nothing if one can.
+  std::optional<std::string> (*unavailable)();
+  std::vector<Accelerator> (*list)();
+  /// On-chip memory that one block of work may use.
+  std::int64_t (*on_chip_bytes)(int index);
+  /// Held by tensors of the device; total_bytes need not be set.
+  Memory (*memory)(int index);
+  void (*synchronize)(int index);
+  /// Once per process, before the first tensor of the device; null where the runtime starts itself.
+  void (*start)(int index);
+  /// After the last tensor and group, whether started or not; null where there is nothing to end.
+  void (*finish)();
+};
 
-}  // namespace heddle::device::cuda
+namespace cuda {
+const Backend& backend();
+}  // namespace cuda
+
+namespace npu {
+const Backend& backend();
+}  // namespace npu
+
+}  // namespace heddle::device

@@ -4,8 +4,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/ones.h>
-#include <c10/core/CachingDeviceAllocator.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -15,7 +13,10 @@
 #include <fstream>
 #include <utility>
 
+#include <fmt/ranges.h>
+
 #include "base/errors.h"
+#include "base/log.h"
 #include "base/threads.h"
 #include "device/backend.h"
 
@@ -79,34 +80,60 @@ double accelerator_flops(const std::string& name, int dtype_bits) {
   return 0;
 }
 
+constexpr std::array kBackends = {cuda::backend, npu::backend};
+
+const Backend& backend_of(c10::Device device) {
+  return device.is_cuda() ? cuda::backend() : npu::backend();
+}
+
+Accelerator accelerator(c10::Device device) {
+  return backend_of(device).list().at(static_cast<std::size_t>(device.index()));
+}
+
 }  // namespace
 
 c10::Device parse(const std::string& text) {
+  // "npu" is what libtorch calls PrivateUse1 only after its back end has started.
+  const bool is_npu = text == "npu" || text.starts_with("npu:");
   std::optional<c10::Device> device;
   try {
-    if (text.rfind("npu", 0) == 0) {
-      throw_error<DeviceError>("device '{}': this build has no Ascend back end", text);
-    }
-    device.emplace(text);
+    device.emplace(is_npu ? "privateuseone" + text.substr(3) : text);
   } catch (const c10::Error&) {
   }
-  if (!device ||
-      (device->type() != c10::DeviceType::CPU && device->type() != c10::DeviceType::CUDA)) {
+  if (device && device->is_cpu()) return c10::Device(c10::DeviceType::CPU);
+  if (!device || (!is_npu && !device->is_cuda())) {
     throw_error<ConfigError>("device '{}': expected cpu, cuda, cuda:N, npu or npu:N", text);
   }
-  if (device->type() == c10::DeviceType::CPU) return c10::Device(c10::DeviceType::CPU);
-  if (const auto reason = cuda::unavailable())
+  const Backend& backend = backend_of(*device);
+  if (const auto reason = backend.unavailable())
     throw_error<DeviceError>("device '{}': {}", text, *reason);
   const int index = device->has_index() ? device->index() : 0;
-  const auto count = static_cast<int>(cuda::list().size());
-  if (index >= count)
-    throw_error<DeviceError>("device '{}': the machine has {} CUDA device(s)", text, count);
-  return c10::Device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(index));
+  const auto count = static_cast<int>(backend.list().size());
+  if (index >= count) {
+    throw_error<DeviceError>("device '{}': the machine has {} {} device(s)", text, count,
+                             backend.name);
+  }
+  return c10::Device(device->type(), static_cast<c10::DeviceIndex>(index));
+}
+
+void start(c10::Device device) {
+  if (device.is_cpu()) return;
+  if (const auto start = backend_of(device).start) start(device.index());
+}
+
+void finish() noexcept {
+  for (const auto backend : kBackends) {
+    if (backend().finish == nullptr) continue;
+    try {
+      backend().finish();
+    } catch (const std::exception& error) {
+      log::warning("{}: {}", backend().name, error.what());
+    }
+  }
 }
 
 void synchronize(c10::Device device) {
-  if (device.is_cpu()) return;
-  c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+  if (!device.is_cpu()) backend_of(device).synchronize(device.index());
 }
 
 Memory memory(c10::Device device) {
@@ -119,12 +146,8 @@ Memory memory(c10::Device device) {
     result.total_bytes = host_memory_bytes();
     return result;
   }
-  constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-  const auto stats = c10::getDeviceAllocator(device.type())->getDeviceStats(device.index());
-  result.used_bytes = stats.allocated_bytes[kAll].current;
-  result.peak_bytes = stats.allocated_bytes[kAll].peak;
-  const auto all = cuda::list();
-  result.total_bytes = all.at(static_cast<std::size_t>(device.index())).memory_bytes;
+  result = backend_of(device).memory(device.index());
+  result.total_bytes = accelerator(device).memory_bytes;
   return result;
 }
 
@@ -138,9 +161,9 @@ Properties properties(c10::Device device, int dtype_bits) {
     result.peak_flops = measured_gemm_flops(dtype);
     return result;
   }
-  result.name = cuda::list().at(static_cast<std::size_t>(device.index())).name;
+  result.name = accelerator(device).name;
   result.peak_flops = accelerator_flops(result.name, dtype_bits);
-  result.on_chip_bytes = cuda::on_chip_bytes(device.index());
+  result.on_chip_bytes = backend_of(device).on_chip_bytes(device.index());
   return result;
 }
 
@@ -149,11 +172,21 @@ void set_cpu_threads(int threads) {
 }
 
 std::vector<Accelerator> accelerators(std::string& why_none) {
-  if (const auto reason = cuda::unavailable()) {
-    why_none = *reason;
-    return {};
+  std::vector<Accelerator> found;
+  std::vector<std::string> reasons;
+  for (const auto backend : kBackends) {
+    if (const auto reason = backend().unavailable()) {
+      reasons.push_back(*reason);
+      continue;
+    }
+    int index = 0;
+    for (Accelerator& one : backend().list()) {
+      one.device = fmt::format("{}:{}", backend().name, index++);
+      found.push_back(std::move(one));
+    }
   }
-  return cuda::list();
+  if (found.empty()) why_none = fmt::format("{}", fmt::join(reasons, "; "));
+  return found;
 }
 
 }  // namespace heddle::device

@@ -13,6 +13,14 @@ namespace heddle::device {
 /// build or machine has no such device, saying what to rebuild with or install.
 c10::Device parse(const std::string& text);
 
+/// Starts the platform of the device, if it needs that: before its first tensor, before a model is
+/// built, once per process. Throws DeviceError.
+void start(c10::Device device);
+
+/// Ends what start() began in this process; after the last tensor and process group. Does not
+/// throw.
+void finish() noexcept;
+
 /// Waits until all work queued on the device is done. Nothing to do on the CPU.
 void synchronize(c10::Device device);
 
@@ -40,9 +48,10 @@ void set_cpu_threads(int threads);
 struct Accelerator {
   std::string name;
   std::int64_t memory_bytes = 0;
-  std::string capability;  ///< "sm_90"
+  std::string capability;  ///< "sm_90", "Ascend910B3"
+  std::string device;      ///< "cuda:0", "npu:0"
 };
-/// What the driver shows; empty in a build without a back end. `why_none` then says why.
+/// What the drivers show; empty in a build without a back end. `why_none` then says why.
 std::vector<Accelerator> accelerators(std::string& why_none);
 
 }  // namespace heddle::device

@@ -265,6 +265,7 @@ runtime::Context make_context(const config::RunConfig& config, std::shared_ptr<c
     threads = std::max<std::int64_t>(1, available_cores() / world->environment().local_world);
   device::set_cpu_threads(static_cast<int>(threads));
   context.device = device::parse(config::to_string(config.device.name));
+  device::start(context.device);
   context.dtype =
       runtime::parse_dtype(std::string(config::to_string(config.model.dtype)), "model.dtype");
   const comm::Mesh::Sizes sizes = mesh_sizes(config.parallel, world ? world->size() : 1);

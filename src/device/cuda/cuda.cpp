@@ -1,3 +1,5 @@
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <cuda_runtime_api.h>
 
 #include <fmt/format.h>
@@ -6,6 +8,7 @@
 #include "device/backend.h"
 
 namespace heddle::device::cuda {
+namespace {
 
 std::optional<std::string> unavailable() {
   int count = 0;
@@ -36,6 +39,35 @@ std::int64_t on_chip_bytes(int index) {
   if (cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, index) != cudaSuccess)
     return 0;
   return bytes;
+}
+
+Memory memory(int index) {
+  constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  const auto stats = c10::getDeviceAllocator(c10::DeviceType::CUDA)
+                         ->getDeviceStats(static_cast<c10::DeviceIndex>(index));
+  Memory result;
+  result.used_bytes = stats.allocated_bytes[kAll].current;
+  result.peak_bytes = stats.allocated_bytes[kAll].peak;
+  return result;
+}
+
+void synchronize(int index) {
+  c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA)
+      .synchronizeDevice(static_cast<c10::DeviceIndex>(index));
+}
+
+}  // namespace
+
+const Backend& backend() {
+  static const Backend kCuda = {.name = "cuda",
+                                .unavailable = unavailable,
+                                .list = list,
+                                .on_chip_bytes = on_chip_bytes,
+                                .memory = memory,
+                                .synchronize = synchronize,
+                                .start = nullptr,
+                                .finish = nullptr};
+  return kCuda;
 }
 
 }  // namespace heddle::device::cuda

@@ -2,11 +2,24 @@
 
 namespace heddle::device::cuda {
 
-std::optional<std::string> unavailable() {
-  return "this build has no CUDA back end; rebuild with: cmake --preset cuda && cmake --build "
-         "--preset cuda";
+const Backend& backend() {
+  static const Backend kNone = {
+      .name = "cuda",
+      .unavailable =
+          [] {
+            return std::optional<std::string>(
+                "this build has no CUDA back end; rebuild with: cmake --preset cuda && cmake "
+                "--build "
+                "--preset cuda");
+          },
+      .list = [] { return std::vector<Accelerator>(); },
+      .on_chip_bytes = [](int) { return std::int64_t{0}; },
+      .memory = [](int) { return Memory{}; },
+      .synchronize = [](int) {},
+      .start = nullptr,
+      .finish = nullptr,
+  };
+  return kNone;
 }
-std::vector<Accelerator> list() { return {}; }
-std::int64_t on_chip_bytes(int) { return 0; }
 
 }  // namespace heddle::device::cuda

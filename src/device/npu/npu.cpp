@@ -1,0 +1,147 @@
+// The only source of this folder's library that sees torch_npu and ACL. Work itself goes through
+// libtorch's dispatcher; streams and events are c10::Stream and c10::Event, which torch_npu's guard
+// serves. init_npu and finalize_npu exist in a libtorch_npu built with BUILD_LIBTORCH only.
+#include <string>  // which GetCANNInfo.h needs and does not include
+
+#include <acl/acl.h>
+#include <torch_npu/csrc/core/npu/GetCANNInfo.h>
+#include <torch_npu/csrc/core/npu/NPUCachingAllocator.h>
+#include <torch_npu/csrc/core/npu/NPUFunctions.h>
+#include <torch_npu/csrc/libs/init_npu.h>
+
+#include <cstdlib>
+#include <exception>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "base/errors.h"
+#include "base/log.h"
+#include "device/backend.h"
+#include "device/npu_chip.h"
+#include "device/npu_error.h"
+
+namespace heddle::device::npu {
+namespace {
+
+/// Segments that grow instead of blocks of fixed size: packed batches of changing length otherwise
+/// leave memory that fits nothing. The user's own setting stands.
+constexpr const char* kAllocatorVariable = "PYTORCH_NPU_ALLOC_CONF";
+constexpr const char* kAllocatorSettings = "expandable_segments:True";
+
+/// Runs `call`; whatever it throws becomes a DeviceError that names the operation.
+template <class F>
+auto translated(const char* operation, F&& call) {
+  try {
+    return call();
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw_error<DeviceError>("{}: {}", operation,
+                             explain_npu_error(error.what()).value_or(error.what()));
+  }
+}
+
+std::string soc_name() {
+  const char* name = aclrtGetSocName();
+  return name == nullptr ? "unknown" : name;
+}
+
+std::optional<std::string> unavailable() {
+  if (c10_npu::device_count() > 0) return std::nullopt;
+  return "the Ascend driver shows no device; does npu-smi info list one, and is CANN's set_env.sh "
+         "sourced?";
+}
+
+std::int64_t memory_bytes() {
+  std::size_t free = 0, total = 0;
+  // Of the current device; all devices of a host are alike.
+  if (aclrtGetMemInfo(ACL_HBM_MEM, &free, &total) != ACL_SUCCESS) return 0;
+  return static_cast<std::int64_t>(total);
+}
+
+std::vector<Accelerator> list() {
+  Accelerator one;
+  one.name = soc_name();
+  const auto chip = npu_chip(one.name);
+  one.capability = fmt::format("{}, CANN {}", chip ? chip->family : "unknown chip",
+                               GetCANNVersion("CANN"));
+  one.memory_bytes = memory_bytes();
+  return std::vector<Accelerator>(static_cast<std::size_t>(c10_npu::device_count()), one);
+}
+
+std::int64_t on_chip_bytes(int) {
+  const auto chip = npu_chip(soc_name());
+  return chip ? chip->unified_buffer_bytes : npu_chips().front().unified_buffer_bytes;
+}
+
+Memory memory(int index) {
+  using c10_npu::NPUCachingAllocator::StatType;
+  const auto stats = translated("memory statistics", [&] {
+    return c10_npu::NPUCachingAllocator::get()->getDeviceStats(index);
+  });
+  const auto& bytes = stats.allocated_bytes[static_cast<std::size_t>(StatType::AGGREGATE)];
+  Memory result;
+  result.used_bytes = bytes.current;
+  result.peak_bytes = bytes.peak;
+  return result;
+}
+
+void synchronize(int index) {
+  translated("synchronize", [&] {
+    c10_npu::set_device(static_cast<c10::DeviceIndex>(index));
+    c10_npu::device_synchronize();
+  });
+}
+
+/// -1 before start(), -2 after finish(). One process has one device: torch_npu itself is global.
+int& started_device() {
+  static int index = -1;
+  return index;
+}
+
+void start(int index) {
+  int& started = started_device();
+  if (started == index) return;
+  if (started != -1) {
+    throw_error<DeviceError>("npu:{}: {}", index,
+                             started == -2
+                                 ? std::string("the platform was ended and starts once per process")
+                                 : fmt::format("this process has started npu:{} already", started));
+  }
+  setenv(kAllocatorVariable, kAllocatorSettings, /*overwrite=*/0);
+  translated("start the NPU", [&] {
+    torch_npu::init_npu(fmt::format("npu:{}", index));
+    c10_npu::set_device(static_cast<c10::DeviceIndex>(index));
+  });
+  started = index;
+  for (const std::string& mismatch :
+       npu_mismatches(soc_name(), GetCANNVersion("CANN"), NpuVersions{}.torch)) {
+    log::warning("npu:{}: {}", index, mismatch);
+  }
+}
+
+void finish() {
+  if (started_device() < 0) return;
+  started_device() = -2;
+  translated("end the NPU", [] {
+    c10_npu::device_synchronize();
+    torch_npu::finalize_npu();
+  });
+}
+
+}  // namespace
+
+const Backend& backend() {
+  static const Backend kNpu = {.name = "npu",
+                               .unavailable = unavailable,
+                               .list = list,
+                               .on_chip_bytes = on_chip_bytes,
+                               .memory = memory,
+                               .synchronize = synchronize,
+                               .start = start,
+                               .finish = finish};
+  return kNpu;
+}
+
+}  // namespace heddle::device::npu
