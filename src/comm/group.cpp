@@ -8,13 +8,23 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <thread>
 #include <utility>
 
 #include "base/errors.h"
 #include "comm/deadline.h"
 #include "comm/gloo.h"
+#include "comm/hccl.h"
+#include "device/npu_error.h"
 
 namespace heddle::comm {
+
+/// What World::device_group() keeps. HCCL must be called by one thread, the device's.
+struct DeviceGroup {
+  c10::intrusive_ptr<c10d::Backend> backend;
+  std::thread::id owner;
+};
+
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -25,11 +35,16 @@ constexpr std::chrono::milliseconds kSlice{500};
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
+std::string reason_of(const std::exception& error) {
+  return device::explain_npu_error(error.what()).value_or(first_line(error.what()));
+}
+
 Seconds since(Clock::time_point start) { return Clock::now() - start; }
 
 }  // namespace
 
-/// The members of a group and, once it is used, their process group.
+/// The members of a group and, once they are used, their process groups: Gloo's for tensors of the
+/// host, and with them objects and single numbers, the device's for its own tensors.
 class Group::Connection {
  public:
   Connection(std::string name, std::vector<std::int64_t> ranks, std::shared_ptr<World> world,
@@ -41,13 +56,14 @@ class Group::Connection {
       throw_error<InternalError>("rank {} is not in its group {}", world_->rank(), name_);
     }
     rank_ = place - ranks_.begin();
-    key_ = fmt::format("group/{}/{}", identity, fmt::join(ranks_, ","));
+    key_ = fmt::format("group/{}/{}", identity, ranks_key());
   }
 
   ~Connection() {
-    if (!backend_) return;
-    // Gloo's threads may wait for operations that will not end: then they go with the process.
-    if (world_->is_broken() || std::uncaught_exceptions() > 0) backend_.release();
+    if (!world_ || !(world_->is_broken() || std::uncaught_exceptions() > 0)) return;
+    // Their threads may wait for operations that will not end: then they go with the process.
+    backend_.release();
+    if (const auto& group = world_->device_group(ranks_key())) group->backend.release();
   }
 
   const std::string& name() const { return name_; }
@@ -63,13 +79,13 @@ class Group::Connection {
     for (const at::Tensor& tensor : kept) check(operation, tensor);
     const auto begun = Clock::now();
     c10::intrusive_ptr<c10d::Work> work;
-    connect();
+    const Backend backend = kept.front().is_cpu() ? host_backend() : device_backend(operation);
     const std::string activity = describe(operation);
     world_->set_activity(activity);
     try {
-      work = start(*backend_);
+      work = start(*backend);
     } catch (const std::exception& error) {
-      give_up(operation, begun, first_line(error.what()));
+      give_up(operation, begun, reason_of(error));
     }
     return Pending([this, operation, begun, work, activity, tensors = std::move(kept)] {
       world_->set_activity(activity);
@@ -83,15 +99,53 @@ class Group::Connection {
     return fmt::format("{} of group {} (ranks {})", operation, name_, fmt::join(ranks_, ", "));
   }
 
+  std::string ranks_key() const { return fmt::format("{}", fmt::join(ranks_, ",")); }
+
   void check(const char* operation, const at::Tensor& tensor) const {
-    if (tensor.is_cpu() && tensor.is_contiguous()) return;
-    throw_error<CommError>(
-        "{} of group {}: Gloo takes contiguous tensors of the CPU, this one is {}", operation,
-        name_, tensor.is_cpu() ? "not contiguous" : tensor.device().str());
+    const bool is_npu = tensor.device().type() == c10::DeviceType::PrivateUse1;
+    if (!tensor.is_cpu() && !is_npu) {
+      throw_error<CommError>(
+          "{} of group {}: this version has process groups for tensors of the CPU (Gloo) and of "
+          "Ascend NPUs (HCCL), this one is on {}",
+          operation, name_, tensor.device().str());
+    }
+    if (!tensor.is_contiguous()) {
+      throw_error<CommError>("{} of group {}: the tensor {} is not contiguous", operation, name_,
+                             c10::str(tensor.sizes()));
+    }
+    // HCCL moves what fits its alignment; bytes are objects, and those belong to Gloo.
+    if (is_npu && tensor.element_size() == 1) {
+      throw_error<CommError>(
+          "{} of group {}: tensors of one byte per element never travel over HCCL, this one is {}; "
+          "objects go over Gloo",
+          operation, name_, c10::toString(tensor.scalar_type()));
+    }
   }
 
-  void connect() {
-    if (backend_) return;
+  Backend device_backend(const char* operation) {
+    std::shared_ptr<DeviceGroup>& group = world_->device_group(ranks_key());
+    if (!group) {
+      HcclOptions options;
+      options.name = name_;
+      options.ranks = ranks_;
+      options.rank = rank_;
+      options.master_port = world_->environment().master.port;
+      options.timeout = world_->timeout();
+      const Store store = world_->store().reconnected().below("device/" + ranks_key());
+      group = std::make_shared<DeviceGroup>(
+          DeviceGroup{make_hccl(store, options), std::this_thread::get_id()});
+    }
+    if (group->owner != std::this_thread::get_id()) {
+      throw_error<CommError>(
+          "{} of group {} on rank {}: collectives of the device come from the thread that owns it, "
+          "this is another one",
+          operation, name_, world_->rank());
+    }
+    return group->backend;
+  }
+
+  Backend host_backend() {
+    if (backend_) return backend_;
     const auto begun = Clock::now();
     world_->set_activity(describe("connect"));
     // Members that make a group of the same ranks again must not find the addresses of the last
@@ -106,8 +160,9 @@ class Group::Connection {
     } catch (const CommError&) {
       throw;
     } catch (const std::exception& error) {
-      give_up("connect", begun, first_line(error.what()));
+      give_up("connect", begun, reason_of(error));
     }
+    return backend_;
   }
 
   void wait(const char* operation, Clock::time_point begun, c10d::Work& work) {
@@ -123,7 +178,7 @@ class Group::Connection {
       } catch (const std::exception& error) {
         if (!is_sliced || work.isCompleted()) {
           if (is_sliced && work.isSuccess()) return;  // it ended between the two calls
-          give_up(operation, begun, first_line(error.what()));
+          give_up(operation, begun, reason_of(error));
         }
       }
       check_time(operation, begun);

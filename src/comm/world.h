@@ -13,6 +13,9 @@
 
 namespace heddle::comm {
 
+/// The device's process group of one set of ranks; comm/group.cpp knows what it is.
+struct DeviceGroup;
+
 /// All ranks of one job, seen from one of them: the store through which they met, a sign of life
 /// of each, and the first failure. One rank alone has no World.
 class World {
@@ -47,6 +50,9 @@ class World {
 
   /// How many groups this rank has made under the key before this one.
   std::int64_t count_group(const std::string& key) { return groups_made_[key]++; }
+  /// The device's process group of the ranks in `key`, empty until a Group has made it. Groups of
+  /// the same ranks share it: HCCL wants one communicator for one set of ranks.
+  std::shared_ptr<DeviceGroup>& device_group(const std::string& key) { return device_groups_[key]; }
   /// After a collective that did not end, nothing may wait for the threads that still try.
   void set_broken() { is_broken_ = true; }
   bool is_broken() const { return is_broken_; }
@@ -69,6 +75,7 @@ class World {
   Store store_;
   std::string address_;
   std::map<std::string, std::int64_t> groups_made_;
+  std::map<std::string, std::shared_ptr<DeviceGroup>> device_groups_;
   std::atomic<bool> is_broken_ = false;
   std::unique_ptr<Pulse> pulse_;
 };

@@ -1,8 +1,8 @@
 #include "device/npu_error.h"
 
 #include <array>
-#include <charconv>
 #include <cctype>
+#include <charconv>
 
 #include <fmt/format.h>
 
@@ -107,7 +107,8 @@ std::optional<std::string> explain_npu_error(std::string_view message) {
   const int code = number_after(message, "error code is");
   const std::string_view operation = operation_in(message);
   if (code == 0) return fmt::format("{} failed on the NPU", operation);
-  if (is_hccl) return fmt::format("{}: HCCL error {}: {}", operation, code, meaning_of(kHcclCodes, code));
+  if (is_hccl)
+    return fmt::format("{}: HCCL error {}: {}", operation, code, meaning_of(kHcclCodes, code));
   return fmt::format("{}: NPU error {}: {}", operation, code, meaning_of(kAclCodes, code));
 }
 

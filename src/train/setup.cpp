@@ -251,8 +251,8 @@ std::shared_ptr<comm::World> join_world(const config::RunConfig& config) {
   // Sizes that do not fit are refused before any rank waits for another.
   [[maybe_unused]] const comm::Mesh mesh(mesh_sizes(config.parallel, environment->world),
                                          environment->rank, environment->world, config.parallel.ep);
-  if (config.device.name.type != config::DeviceType::kCpu) {
-    throw_error<ConfigError>("{}: this version runs several ranks on the CPU only",
+  if (config.device.name.type == config::DeviceType::kCuda) {
+    throw_error<ConfigError>("{}: this version runs several ranks on the CPU or on NPUs only",
                              config::where(config, "device.name"));
   }
   return comm::World::join(*environment, comm::Seconds(config.parallel.timeout_s));
@@ -264,7 +264,10 @@ runtime::Context make_context(const config::RunConfig& config, std::shared_ptr<c
   if (threads == 0 && world)
     threads = std::max<std::int64_t>(1, available_cores() / world->environment().local_world);
   device::set_cpu_threads(static_cast<int>(threads));
-  context.device = device::parse(config::to_string(config.device.name));
+  config::DeviceName name = config.device.name;
+  // The ranks of a host take its devices in order, from the one that is named.
+  if (world && name.type != config::DeviceType::kCpu) name.index += world->environment().local_rank;
+  context.device = device::parse(config::to_string(name));
   device::start(context.device);
   context.dtype =
       runtime::parse_dtype(std::string(config::to_string(config.model.dtype)), "model.dtype");

@@ -64,8 +64,8 @@ std::vector<Accelerator> list() {
   Accelerator one;
   one.name = soc_name();
   const auto chip = npu_chip(one.name);
-  one.capability = fmt::format("{}, CANN {}", chip ? chip->family : "unknown chip",
-                               GetCANNVersion("CANN"));
+  one.capability =
+      fmt::format("{}, CANN {}", chip ? chip->family : "unknown chip", GetCANNVersion("CANN"));
   one.memory_bytes = memory_bytes();
   return std::vector<Accelerator>(static_cast<std::size_t>(c10_npu::device_count()), one);
 }

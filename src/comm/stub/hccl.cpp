@@ -1,0 +1,15 @@
+#include "comm/hccl.h"
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "base/errors.h"
+
+namespace heddle::comm {
+
+c10::intrusive_ptr<c10d::Backend> make_hccl(const Store&, const HcclOptions& options) {
+  throw_error<CommError>(
+      "group {}: this build has no HCCL; rebuild with: cmake --preset npu (docs/ascend.md)",
+      options.name);
+}
+
+}  // namespace heddle::comm
