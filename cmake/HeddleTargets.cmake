@@ -3,9 +3,11 @@
 # heddle_test(NAME SOURCES... [DEPS ...])  a GoogleTest program; test suites are labelled by their name's prefix
 function(heddle_library name)
   cmake_parse_arguments(ARG "TORCH" "ONLY;EXCLUDE" "DEPS" ${ARGN})
-  file(GLOB_RECURSE sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp)
+  # Relative, so that the name of a folder above the project's is not taken for a vendor's.
+  file(GLOB_RECURSE sources RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cpp)
   list(FILTER sources EXCLUDE REGEX "/(test|fuzz|main)[^/]*\\.cpp$")
   list(FILTER sources EXCLUDE REGEX "/(cuda|npu|sim|stub|vector)/")
+  list(TRANSFORM sources PREPEND ${PROJECT_SOURCE_DIR}/)
   if(ARG_ONLY)
     list(FILTER sources INCLUDE REGEX ${ARG_ONLY})
   endif()

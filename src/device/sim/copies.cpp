@@ -1,0 +1,57 @@
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/_local_scalar_dense.h>
+#include <torch/library.h>
+
+#include "device/sim/driver.h"
+#include "device/sim/rules.h"
+
+namespace heddle::device::sim {
+namespace {
+
+at::Tensor on_host(const at::Tensor& tensor) {
+  return tensor.device().type() == kType ? host_view(tensor) : tensor;
+}
+
+at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
+  require_running("a copy");
+  Driver& d = driver();
+  if (to.is_cpu() && !non_blocking) ++d.copies;
+  if (d.is_recording) record_call("aten::_copy_from", {from, to});
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  on_host(to).copy_(on_host(from));
+  return to;
+}
+
+at::Tensor copy_from_and_resize(const at::Tensor& from, const at::Tensor& to) {
+  if (to.sizes() != from.sizes()) to.resize_(from.sizes());
+  return copy_from(from, to, /*non_blocking=*/false);
+}
+
+at::Scalar local_scalar(const at::Tensor& self) {
+  require_running("item()");
+  Driver& d = driver();
+  ++d.scalars;
+  if (d.is_recording) record_call("aten::_local_scalar_dense", {self});
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  return at::_local_scalar_dense(host_view(self));
+}
+
+}  // namespace
+
+void install_copies() {
+  static torch::Library library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1,
+                                __FILE__, __LINE__);
+  library.impl("_copy_from", &copy_from);
+  library.impl("_copy_from_and_resize", &copy_from_and_resize);
+  library.impl("_local_scalar_dense", &local_scalar);
+  // A conjugated or negated view is resolved by the copy itself; without this the two would call
+  // each other without end.
+  for (const auto key : {c10::DispatchKey::Conjugate, c10::DispatchKey::Negative}) {
+    static std::vector<std::unique_ptr<torch::Library>> lazy;
+    lazy.push_back(
+        std::make_unique<torch::Library>(torch::Library::IMPL, "aten", key, __FILE__, __LINE__));
+    lazy.back()->impl("_copy_from", torch::CppFunction::makeFallthrough());
+  }
+}
+
+}  // namespace heddle::device::sim

@@ -1,0 +1,181 @@
+// Every operator without a kernel of its own: computed by libtorch on views of the same memory as
+// tensors of the CPU. No copy; what comes out is turned into device tensors in place.
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <torch/library.h>
+
+#include <unordered_set>
+
+#include "device/sim/driver.h"
+#include "device/sim/rules.h"
+
+namespace heddle::device::sim {
+namespace {
+
+/// Operators whose result's shape or value the host must know: the real device is waited for.
+bool waits_for_shape(const std::string& name) {
+  static const std::unordered_set<std::string> kNames = {
+      "aten::equal",   "aten::nonzero",          "aten::masked_select",      "aten::_unique2",
+      "aten::_unique", "aten::unique_dim",       "aten::unique_consecutive", "aten::bincount",
+      "aten::histc",   "aten::repeat_interleave"};
+  return kNames.contains(name);
+}
+
+/// One call of an operator: its arguments as tensors of the host, its results as the device's.
+class BoxedCall {
+ public:
+  BoxedCall(const c10::OperatorHandle& op, torch::jit::Stack& stack)
+      : op_(op), stack_(stack), schema_(op.schema()) {}
+
+  void run() {
+    require_running(schema_.name().c_str());
+    lower_arguments();
+    note();
+    {
+      const at::AutoDispatchBelowADInplaceOrView below_autograd;
+      op_.callBoxed(stack_);
+    }
+    for (const Argument& argument : arguments_) {
+      if (argument.is_written) follow(argument.device, argument.host);
+    }
+    const std::size_t first = stack_.size() - schema_.returns().size();
+    for (std::size_t i = first; i < stack_.size(); ++i) raise(stack_[i]);
+  }
+
+ private:
+  struct Argument {
+    at::Tensor device, host;
+    bool is_written;
+  };
+
+  void lower_arguments() {
+    const auto& declared = schema_.arguments();
+    const std::size_t first = stack_.size() - declared.size();
+    for (std::size_t i = 0; i < declared.size(); ++i) {
+      const auto* alias = declared[i].alias_info();
+      lower(stack_[first + i], declared[i], alias != nullptr && alias->isWrite());
+    }
+    // A random operator that names no generator draws from the device's.
+    for (std::size_t i = 0; i < declared.size(); ++i) {
+      if (stack_[first + i].isNone() && is_generator(declared[i]))
+        stack_[first + i] = host_generator(index_);
+    }
+  }
+
+  static bool is_generator(const c10::Argument& argument) {
+    const auto optional = argument.type()->cast<c10::OptionalType>();
+    return optional && optional->getElementType()->kind() == c10::TypeKind::GeneratorType;
+  }
+
+  void lower(c10::IValue& value, const c10::Argument& declared, bool is_written) {
+    if (value.isTensor()) {
+      value = lower(value.toTensor(), declared.name(), is_written);
+    } else if (value.isTensorList()) {
+      c10::List<at::Tensor> lowered;
+      for (const at::Tensor& tensor : value.toTensorVector())
+        lowered.push_back(lower(tensor, declared.name(), is_written));
+      value = lowered;
+    } else if (value.isOptionalTensorList()) {
+      c10::List<std::optional<at::Tensor>> lowered;
+      for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
+        lowered.push_back(tensor ? std::optional(lower(*tensor, declared.name(), is_written))
+                                 : std::nullopt);
+      }
+      value = lowered;
+    } else if (value.isDevice() && value.toDevice().type() == kType) {
+      value = c10::Device(c10::DeviceType::CPU);
+    } else if (value.isGenerator()) {
+      value = host_generator(value.toGenerator());
+    }
+  }
+
+  at::Tensor lower(const at::Tensor& tensor, const std::string& argument, bool is_written) {
+    if (!tensor.defined()) return tensor;
+    if (tensor.device().type() != kType) {
+      // A number that waits in host memory travels with the launch, as on every accelerator.
+      if (tensor.dim() > 0) {
+        refuse(Rule::kMixedDevices, "{}: argument '{}' is a tensor of {} with {} elements",
+               schema_.name(), argument, tensor.device().str(), tensor.numel());
+      }
+      return tensor;
+    }
+    index_ = tensor.device().index();
+    arguments_.push_back({tensor, host_view(tensor), is_written});
+    return arguments_.back().host;
+  }
+
+  void note() const {
+    Driver& d = driver();
+    if (waits_for_shape(schema_.name())) ++d.shapes;
+    if (!d.is_recording) return;
+    std::vector<at::Tensor> tensors;
+    for (const Argument& argument : arguments_) tensors.push_back(argument.host);
+    record_call(schema_.name(), tensors);
+  }
+
+  void raise(c10::IValue& value) const {
+    if (value.isTensor()) {
+      value = raise(value.toTensor());
+    } else if (value.isTensorList()) {
+      c10::List<at::Tensor> raised;
+      for (const at::Tensor& tensor : value.toTensorVector()) raised.push_back(raise(tensor));
+      value = raised;
+    }
+  }
+
+  at::Tensor raise(const at::Tensor& result) const {
+    if (!result.defined() || !result.is_cpu()) return result;
+    for (const Argument& argument : arguments_) {
+      if (result.is_same(argument.host)) return argument.device;
+    }
+    require_dtype(result.scalar_type());
+    const c10::StorageImpl* const memory = result.storage().unsafeGetStorageImpl();
+    c10::Storage storage;
+    for (const Argument& argument : arguments_) {
+      if (argument.host.storage().unsafeGetStorageImpl() == memory)
+        storage = argument.device.storage();
+    }
+    if (!storage)
+      storage = wrap(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
+                         result.storage().unsafeGetStorageImpl()),
+                     index_);
+    c10::TensorImpl* const impl = result.unsafeGetTensorImpl();
+    impl->set_storage_keep_dtype(std::move(storage));
+    impl->_change_backend_component_keys(c10::Device(kType, index_));
+    return result;
+  }
+
+  const c10::OperatorHandle& op_;
+  torch::jit::Stack& stack_;
+  const c10::FunctionSchema& schema_;
+  c10::SmallVector<Argument, 8> arguments_;
+  c10::DeviceIndex index_ = current_device();
+};
+
+void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  BoxedCall(op, *stack).run();
+}
+
+}  // namespace
+
+void install_fallback() {
+  static torch::Library every(torch::Library::IMPL, "_", c10::DispatchKey::PrivateUse1, __FILE__,
+                              __LINE__);
+  every.fallback(torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  // A structured operator has a kernel for any back end that works out shapes by itself and asks
+  // for addresses on the way: these come here directly too.
+  static torch::Library structured(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1,
+                                   __FILE__, __LINE__);
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const c10::OperatorName& name : dispatcher.getAllOpNames()) {
+    const auto op = dispatcher.findSchema(name);
+    if (!op || !name.name.starts_with("aten::")) continue;
+    if (op->hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutogradNonFunctional)) {
+      const std::string overload = name.overload_name.empty() ? "" : "." + name.overload_name;
+      structured.impl((name.name.substr(6) + overload).c_str(),
+                      torch::CppFunction::makeFromBoxedFunction<&fallback>());
+    }
+  }
+}
+
+}  // namespace heddle::device::sim

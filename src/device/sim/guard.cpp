@@ -1,0 +1,84 @@
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+
+#include "device/sim/driver.h"
+#include "device/sim/rules.h"
+
+namespace heddle::device::sim {
+namespace {
+
+thread_local c10::DeviceIndex device_of_thread = 0;
+thread_local std::array<c10::StreamId, kDevices> stream_of_thread{};
+
+c10::DeviceIndex checked(c10::Device device) {
+  if (device.index() >= kDevices)
+    throw_error<DeviceError>("npu:{}: the simulation has {} devices", device.index(), kDevices);
+  return device.index() < 0 ? device_of_thread : device.index();
+}
+
+class Guard final : public c10::impl::DeviceGuardImplInterface {
+ public:
+  c10::DeviceType type() const override { return kType; }
+  c10::Device exchangeDevice(c10::Device device) const override {
+    const c10::Device before = getDevice();
+    device_of_thread = checked(device);
+    return before;
+  }
+  c10::Device getDevice() const override { return c10::Device(kType, device_of_thread); }
+  void setDevice(c10::Device device) const override { device_of_thread = checked(device); }
+  void uncheckedSetDevice(c10::Device device) const noexcept override {
+    device_of_thread = device.index();
+  }
+  c10::Stream getStream(c10::Device device) const override {
+    return stream(device, stream_of_thread[static_cast<std::size_t>(checked(device))]);
+  }
+  c10::Stream getDefaultStream(c10::Device device) const override { return stream(device, 0); }
+  c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override {
+    return getNewStream(device, 0);
+  }
+  c10::Stream getNewStream(c10::Device device, int) const override {
+    static std::atomic<c10::StreamId> made = 0;
+    return stream(device, 1 + made++ % kStreams);
+  }
+  c10::Stream exchangeStream(c10::Stream next) const override {
+    const c10::Stream before = getStream(next.device());
+    stream_of_thread[static_cast<std::size_t>(checked(next.device()))] = next.id();
+    return before;
+  }
+  void destroyEvent(void* event, c10::DeviceIndex) const noexcept override {
+    delete static_cast<Event*>(event);
+  }
+  void record(void** event, const c10::Stream&, c10::DeviceIndex, c10::EventFlag) const override {
+    require_running("an event");
+    if (*event == nullptr) *event = new Event;
+  }
+  void block(void*, const c10::Stream&) const override { require_running("an event"); }
+  bool queryEvent(void*) const override { return true; }
+  c10::DeviceIndex deviceCount() const noexcept override { return kDevices; }
+  bool queryStream(const c10::Stream&) const override { return true; }
+  void synchronizeStream(const c10::Stream&) const override { wait(); }
+  void synchronizeEvent(void*) const override { wait(); }
+  void synchronizeDevice(c10::DeviceIndex) const override { wait(); }
+
+ private:
+  static constexpr c10::StreamId kStreams = 32;
+  struct Event {};
+
+  static c10::Stream stream(c10::Device device, c10::StreamId id) {
+    return c10::Stream(c10::Stream::UNSAFE, c10::Device(kType, checked(device)), id);
+  }
+  static void wait() {
+    require_running("a synchronisation");
+    ++driver().synchronize;
+  }
+};
+
+}  // namespace
+
+c10::DeviceIndex current_device() { return device_of_thread; }
+
+void install_guard() {
+  static const auto* const guard = new Guard;
+  c10::impl::registerDeviceGuard(kType, guard);
+}
+
+}  // namespace heddle::device::sim

@@ -1,0 +1,94 @@
+#include "device/sim/simulation.h"
+
+#include <c10/core/DeviceType.h>
+#include <c10/core/ScalarType.h>
+
+#include <mutex>
+
+#include "device/sim/driver.h"
+#include "device/sim/rules.h"
+
+namespace heddle::device::sim {
+
+Driver& driver() {
+  static auto* const made = new Driver;  // never destroyed: tensors may outlive static objects
+  return *made;
+}
+
+void install() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    c10::register_privateuse1_backend("npu");
+    c10::SetAllocator(kType, &allocator());
+    install_guard();
+    install_hooks();
+    install_fallback();
+    install_factories();
+    install_copies();
+  });
+}
+
+void start(const Options& options) {
+  install();
+  Driver& d = driver();
+  const auto phase = d.phase.load();
+  if (phase == Driver::Phase::kFinished) {
+    refuse(Rule::kStartOrder, "the platform was finished; it starts once in a process");
+  }
+  if (phase == Driver::Phase::kRunning) {
+    if (options.allow_float64 != d.options.allow_float64 || options.has_fp8 != d.options.has_fp8)
+      refuse(Rule::kStartOrder, "the platform runs already, with other options");
+    return;
+  }
+  d.options = options;
+  d.phase = Driver::Phase::kRunning;
+}
+
+void finish() { driver().phase = Driver::Phase::kFinished; }
+
+bool is_running() { return driver().phase == Driver::Phase::kRunning; }
+
+void require_running(const char* what) {
+  const auto phase = driver().phase.load();
+  if (phase == Driver::Phase::kRunning) return;
+  refuse(Rule::kLifetime, "{} {} the platform", what,
+         phase == Driver::Phase::kInstalled ? "before the start of" : "after the end of");
+}
+
+void require_dtype(c10::ScalarType dtype) {
+  const Options& options = driver().options;
+  if ((dtype == c10::kDouble || dtype == c10::kComplexDouble) && !options.allow_float64)
+    refuse(Rule::kDtype, "{} is not available on the device", c10::toString(dtype));
+  if (c10::isFloat8Type(dtype) && !options.has_fp8)
+    refuse(Rule::kDtype, "{} is not available on this chip", c10::toString(dtype));
+}
+
+void record_call(const std::string& op, const std::vector<at::Tensor>& tensors) {
+  Call call{op, {}};
+  for (const at::Tensor& tensor : tensors) call.sizes.push_back(tensor.sizes().vec());
+  Driver& d = driver();
+  const std::scoped_lock lock(d.calls_mutex);
+  d.calls.push_back(std::move(call));
+}
+
+Waits waits() {
+  const Driver& d = driver();
+  return {d.scalars, d.copies, d.shapes, d.synchronize};
+}
+
+Recording::Recording() {
+  Driver& d = driver();
+  const std::scoped_lock lock(d.calls_mutex);
+  d.calls.clear();
+  d.is_recording = true;
+}
+
+Recording::~Recording() { driver().is_recording = false; }
+
+std::vector<Call> Recording::calls() const {
+  Driver& d = driver();
+  const std::scoped_lock lock(d.calls_mutex);
+  return d.calls;
+}
+
+}  // namespace heddle::device::sim
