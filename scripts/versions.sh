@@ -6,10 +6,12 @@ CUDA_RUNTIME_VERSION=13.0.96
 CUDA_CUPTI_VERSION=13.0.85
 # Which wheel of torch is taken; Heddle runs no Python.
 WHEEL_PYTHON_VERSION=3.12
+# The header of the collectives of that libtorch.
+NCCL_VERSION=2.28.9
 # What libtorch_cuda loads on a machine with a GPU.
 CUDA_LIBRARIES="nvidia-cublas==13.1.0.3 nvidia-cuda-nvrtc==13.0.88 nvidia-cudnn-cu13==9.19.0.56 nvidia-cufft==12.0.0.61
   nvidia-cufile==1.15.1.6 nvidia-curand==10.4.0.35 nvidia-cusolver==12.0.4.66 nvidia-cusparse==12.6.3.3
-  nvidia-cusparselt-cu13==0.8.0 nvidia-nccl-cu13==2.28.9 nvidia-nvjitlink==13.0.88 nvidia-nvshmem-cu13==3.4.5
+  nvidia-cusparselt-cu13==0.8.0 nvidia-nccl-cu13==$NCCL_VERSION nvidia-nvjitlink==13.0.88 nvidia-nvshmem-cu13==3.4.5
   nvidia-nvtx==13.0.85"
 # The wheel whose headers the Ascend back end is compiled with, and the CANN it was made for (docs/ascend.md).
 TORCH_NPU_VERSION=2.11.0.post3

@@ -65,10 +65,9 @@ void check(const LaunchOptions& options) {
     fail("--nnodes above 1 needs --master HOST:PORT, the host of --node-rank 0");
   }
   if (options.command.empty()) fail("no command; write it behind the options: -- sft run.yaml");
-  if (options.command.front() != "sft" && options.command.front() != "pt") {
-    fail(fmt::format("'{}' runs as one process; several ranks are for sft and pt",
-                     options.command.front()));
-  }
+  const std::string& command = options.command.front();
+  if (command != "sft" && command != "pt" && command != "bench")
+    fail(fmt::format("'{}' runs as one process; several ranks are for sft, pt and bench", command));
 }
 
 /// Blocks the signals that the launcher hands on, and takes them one by one.

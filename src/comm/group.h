@@ -12,7 +12,10 @@
 
 namespace heddle::comm {
 
+class Connection;
+
 /// A collective under way; what it reads and writes must stay as it is until wait() has returned.
+/// Of tensors on a device: wait() has the current stream wait, not the host.
 class Pending {
  public:
   Pending() = default;
@@ -27,7 +30,8 @@ class Pending {
 /// The ranks along one dimension of the mesh, or along several, and the collectives among them.
 /// Every wait ends at the deadline of the job with a CommError that names operation, group, rank
 /// and the ranks that give no sign of life. A group of size 1 has no process group: its collectives
-/// are the identity. Tensors are contiguous.
+/// are the identity. Tensors are contiguous, all on the CPU (Gloo) or all on the rank's device (its
+/// own library, NCCL on CUDA); there a member that fails shows in the next call, or in wait().
 class Group {
  public:
   /// Of one rank.
@@ -60,6 +64,8 @@ class Group {
   void all_to_all(at::Tensor& output, const std::vector<std::int64_t>& output_rows,
                   const at::Tensor& input, const std::vector<std::int64_t>& input_rows) const;
   void broadcast(at::Tensor& tensor, std::int64_t root) const;
+  /// Messages from one member to another arrive in the order in which they were sent; a tag that
+  /// does not match is noticed on the CPU alone.
   void send(const at::Tensor& tensor, std::int64_t to, int tag = 0) const;
   Pending send_async(const at::Tensor& tensor, std::int64_t to, int tag = 0) const;
   void receive(at::Tensor& tensor, std::int64_t from, int tag = 0) const;
@@ -69,7 +75,6 @@ class Group {
   std::vector<std::string> all_gather_objects(const std::string& object) const;
 
  private:
-  class Connection;
   std::shared_ptr<Connection> connection_;
 };
 

@@ -13,6 +13,7 @@
 
 #include "base/errors.h"
 #include "base/text.h"
+#include "comm/device_watch.h"
 
 namespace heddle::comm {
 namespace {
@@ -102,7 +103,7 @@ World::World(LaunchEnvironment environment, Store store, Seconds timeout)
                    ? "127.0.0.1"
                    : local_address(environment_.master)) {}
 
-World::~World() = default;
+World::~World() { device_groups_.clear(); }
 
 std::shared_ptr<World> World::join(const LaunchEnvironment& environment, Seconds timeout) {
   if (environment.serves_store) {
@@ -125,6 +126,7 @@ std::shared_ptr<World> World::meet(const LaunchEnvironment& environment, const S
   std::shared_ptr<World> world(new World(environment, store, timeout));
   world->arrive();
   world->pulse_ = std::make_unique<Pulse>(store.reconnected(), environment.rank);
+  world->device_watch_ = std::make_unique<DeviceWatch>(*world);
   return world;
 }
 
@@ -186,6 +188,7 @@ std::optional<std::string> World::failure_of_another() const {
 void World::leave() noexcept {
   try {
     set_activity("leaving");
+    device_groups_.clear();
     if (store_.add("left", 1) == size()) store_.set("empty", "1");
     if (environment_.serves_store) store_.wait("empty", kLeaving);
   } catch (const std::exception&) {

@@ -13,8 +13,9 @@
 
 namespace heddle::comm {
 
-/// The device's process group of one set of ranks; comm/group.cpp knows what it is.
+/// The device's process group of some ranks; comm/connection.cpp knows what it is.
 struct DeviceGroup;
+class DeviceWatch;
 
 /// All ranks of one job, seen from one of them: the store through which they met, a sign of life
 /// of each, and the first failure. One rank alone has no World.
@@ -50,12 +51,14 @@ class World {
 
   /// How many groups this rank has made under the key before this one.
   std::int64_t count_group(const std::string& key) { return groups_made_[key]++; }
-  /// The device's process group of the ranks in `key`, empty until a Group has made it. Groups of
-  /// the same ranks share it: HCCL wants one communicator for one set of ranks.
+  /// The device's process group under the key, empty until a Connection has made it. Groups of the
+  /// same ranks share it: HCCL wants one communicator for one set of ranks, and each costs memory.
   std::shared_ptr<DeviceGroup>& device_group(const std::string& key) { return device_groups_[key]; }
   /// After a collective that did not end, nothing may wait for the threads that still try.
   void set_broken() { is_broken_ = true; }
   bool is_broken() const { return is_broken_; }
+  /// Over the collectives that this rank has queued on its device.
+  DeviceWatch& device_watch() { return *device_watch_; }
   /// What this rank is doing, for the others' diagnoses; an empty text is "computing".
   void set_activity(const std::string& activity);
   /// One sentence on each of these ranks that has given no sign of life lately, or if all have, on
@@ -78,6 +81,7 @@ class World {
   std::map<std::string, std::shared_ptr<DeviceGroup>> device_groups_;
   std::atomic<bool> is_broken_ = false;
   std::unique_ptr<Pulse> pulse_;
+  std::unique_ptr<DeviceWatch> device_watch_;  ///< Last: it uses the others.
 };
 
 /// The address of this host on the way to `peer`; "127.0.0.1" if all ranks are on one host.

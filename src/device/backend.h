@@ -20,7 +20,7 @@ struct Backend {
   /// Held by tensors of the device; total_bytes need not be set.
   Memory (*memory)(int index);
   void (*synchronize)(int index);
-  /// Once per process, before the first tensor of the device; null where the runtime starts itself.
+  /// Before the first tensor of the device; makes it the current one of the thread.
   void (*start)(int index);
   /// After the last tensor and group, whether started or not; null where there is nothing to end.
   void (*finish)();

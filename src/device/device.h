@@ -13,8 +13,8 @@ namespace heddle::device {
 /// build or machine has no such device, saying what to rebuild with or install.
 c10::Device parse(const std::string& text);
 
-/// Starts the platform of the device, if it needs that: before its first tensor, before a model is
-/// built, once per process. Throws DeviceError.
+/// Starts the platform of the device, if it needs that, and makes it the current device of this
+/// thread: before its first tensor, before a model is built. Throws DeviceError.
 void start(c10::Device device);
 
 /// Ends what start() began in this process; after the last tensor and process group. Does not

@@ -38,7 +38,9 @@ void hold_stages(models::qwen3_5::Model& model, const StagePlan& plan, std::int6
 Pipeline::Pipeline(const comm::Mesh& mesh, const StagePlan& plan,
                    const std::vector<BlockEntry>& blocks, bool embedding_trained,
                    Recompute recompute, Sharding* sharding)
-    : plan_(plan), group_(mesh.group({Dim::kPp})) {
+    : plan_(plan),
+      hidden_("hidden states", mesh.ranks_along({Dim::kPp}), mesh.world(), "hidden states"),
+      gradients_("gradients", mesh.ranks_along({Dim::kPp}), mesh.world(), "gradients") {
   bool is_trained = embedding_trained;
   for (std::int64_t number = 0; number < plan_.stages(); ++number) {
     const auto [first, last] = plan_.layers[number];
@@ -48,53 +50,55 @@ Pipeline::Pipeline(const comm::Mesh& mesh, const StagePlan& plan,
       is_trained = is_trained || std::any_of(block.parameters.begin(), block.parameters.end(),
                                              [](const nn::Parameter* p) { return p->trainable(); });
     }
-    if (number % plan_.ranks != group_.rank()) continue;
+    if (number % plan_.ranks != hidden_.rank()) continue;
     const bool is_last = number + 1 == plan_.stages();
     stages_.push_back({number, first, number == 0, is_last, is_trained_before && number > 0,
                        is_trained || is_last, BlockRunner(own, recompute, sharding)});
   }
   // All ranks connect now, whatever each does first.
-  if (group_.size() > 1) group_.barrier();
+  hidden_.barrier();
+  gradients_.barrier();
 }
 
 std::vector<PipelineAction> Pipeline::actions(std::int64_t micro_batches) const {
-  return schedule(micro_batches).of(group_.rank());
+  return schedule(micro_batches).of(hidden_.rank());
 }
 
-int Pipeline::tag(std::int64_t micro_batch, std::int64_t stage, bool is_gradient) const {
-  return static_cast<int>(2 * (micro_batch * plan_.stages() + stage) + (is_gradient ? 1 : 0));
+int Pipeline::tag(std::int64_t micro_batch, std::int64_t stage) const {
+  return static_cast<int>(micro_batch * plan_.stages() + stage);
 }
 
-void Pipeline::send(std::int64_t to_stage, int tag, const at::Tensor& tensor) {
+void Pipeline::send(const comm::Group& group, std::int64_t to_stage, int tag,
+                    const at::Tensor& tensor) {
   Sent sent{tensor.contiguous(), {}};
-  sent.pending = group_.send_async(sent.tensor, to_stage % plan_.ranks, tag);
+  sent.pending = group.send_async(sent.tensor, to_stage % plan_.ranks, tag);
   sent_.push_back(std::move(sent));
 }
 
-at::Tensor Pipeline::receive(std::int64_t from_stage, int tag, at::IntArrayRef sizes,
-                             at::TensorOptions options) {
+at::Tensor Pipeline::receive(const comm::Group& group, std::int64_t from_stage, int tag,
+                             at::IntArrayRef sizes, at::TensorOptions options) {
   at::Tensor tensor = at::empty(sizes, options);
-  group_.receive(tensor, from_stage % plan_.ranks, tag);
+  group.receive(tensor, from_stage % plan_.ranks, tag);
   return tensor;
 }
 
 void Pipeline::send_hidden(const Stage& stage, std::int64_t micro_batch, const at::Tensor& hidden) {
-  send(stage.number + 1, tag(micro_batch, stage.number, false), hidden);
+  send(hidden_, stage.number + 1, tag(micro_batch, stage.number), hidden);
 }
 
 at::Tensor Pipeline::receive_hidden(const Stage& stage, std::int64_t micro_batch,
                                     at::IntArrayRef sizes, at::TensorOptions options) {
-  return receive(stage.number - 1, tag(micro_batch, stage.number - 1, false), sizes, options);
+  return receive(hidden_, stage.number - 1, tag(micro_batch, stage.number - 1), sizes, options);
 }
 
 void Pipeline::send_gradient(const Stage& stage, std::int64_t micro_batch,
                              const at::Tensor& gradient) {
-  send(stage.number - 1, tag(micro_batch, stage.number - 1, true), gradient);
+  send(gradients_, stage.number - 1, tag(micro_batch, stage.number), gradient);
 }
 
 at::Tensor Pipeline::receive_gradient(const Stage& stage, std::int64_t micro_batch,
                                       at::IntArrayRef sizes, at::TensorOptions options) {
-  return receive(stage.number + 1, tag(micro_batch, stage.number, true), sizes, options);
+  return receive(gradients_, stage.number + 1, tag(micro_batch, stage.number + 1), sizes, options);
 }
 
 void Pipeline::finish_sends() {

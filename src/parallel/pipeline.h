@@ -66,13 +66,15 @@ class Pipeline {
   void finish_sends();
 
  private:
-  void send(std::int64_t to_stage, int tag, const at::Tensor& tensor);
-  at::Tensor receive(std::int64_t from_stage, int tag, at::IntArrayRef sizes,
-                     at::TensorOptions options);
-  int tag(std::int64_t micro_batch, std::int64_t stage, bool is_gradient) const;
+  void send(const comm::Group& group, std::int64_t to_stage, int tag, const at::Tensor& tensor);
+  at::Tensor receive(const comm::Group& group, std::int64_t from_stage, int tag,
+                     at::IntArrayRef sizes, at::TensorOptions options);
+  int tag(std::int64_t micro_batch, std::int64_t stage) const;
 
   StagePlan plan_;
-  comm::Group group_;
+  // Both of the ranks along pp. Between two ranks hidden states overtake gradients, and the other
+  // way about: each kind has a group of its own.
+  comm::Group hidden_, gradients_;
   std::vector<Stage> stages_;
   struct Sent {
     at::Tensor tensor;

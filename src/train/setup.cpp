@@ -245,16 +245,25 @@ comm::Mesh::Sizes mesh_sizes(const config::ParallelSection& p, std::int64_t worl
   return {p.tp, p.cp, degree(p.fsdp, "parallel.fsdp"), degree(p.dp, "parallel.dp"), p.pp};
 }
 
+/// The device of one of several ranks. Those of a host take its devices in order, from the one that
+/// is named; where the process is shown one alone (as by Slurm's --gpus-per-task) it is that.
+/// Throws DeviceError if there is none.
+c10::Device rank_device(const config::RunConfig& config,
+                        const comm::LaunchEnvironment& environment) {
+  config::DeviceName device = config.device.name;
+  std::string why_none;
+  if (device.type != config::DeviceType::kCpu && device::accelerators(why_none).size() != 1)
+    device.index += environment.local_rank;
+  return device::parse(config::to_string(device));
+}
+
 std::shared_ptr<comm::World> join_world(const config::RunConfig& config) {
   const auto environment = comm::read_launch_environment();
   if (!environment || environment->world == 1) return nullptr;
   // Sizes that do not fit are refused before any rank waits for another.
   [[maybe_unused]] const comm::Mesh mesh(mesh_sizes(config.parallel, environment->world),
                                          environment->rank, environment->world, config.parallel.ep);
-  if (config.device.name.type == config::DeviceType::kCuda) {
-    throw_error<ConfigError>("{}: this version runs several ranks on the CPU or on NPUs only",
-                             config::where(config, "device.name"));
-  }
+  rank_device(config, *environment);
   return comm::World::join(*environment, comm::Seconds(config.parallel.timeout_s));
 }
 
@@ -264,10 +273,8 @@ runtime::Context make_context(const config::RunConfig& config, std::shared_ptr<c
   if (threads == 0 && world)
     threads = std::max<std::int64_t>(1, available_cores() / world->environment().local_world);
   device::set_cpu_threads(static_cast<int>(threads));
-  config::DeviceName name = config.device.name;
-  // The ranks of a host take its devices in order, from the one that is named.
-  if (world && name.type != config::DeviceType::kCpu) name.index += world->environment().local_rank;
-  context.device = device::parse(config::to_string(name));
+  context.device = world ? rank_device(config, world->environment())
+                         : device::parse(config::to_string(config.device.name));
   device::start(context.device);
   context.dtype =
       runtime::parse_dtype(std::string(config::to_string(config.model.dtype)), "model.dtype");
@@ -331,6 +338,41 @@ std::unique_ptr<adapters::LoraSet> make_adapters(const config::RunConfig& config
                                              model.context());
 }
 
+void allocate_model(const config::RunConfig& config, models::qwen3_5::Config model_config,
+                    const std::string& prefix, Setup& setup) {
+  models::qwen3_5::ModelOptions options;
+  options.head = head_of(config.model.head);
+  options.num_labels =
+      config.model.num_labels > 0 ? config.model.num_labels : model_config.num_labels;
+  options.auxiliary_loss = auxiliary_coefficient(config, model_config) > 0;
+  options.kernel_policy = kernel_policy(config, setup.context.device);
+  options.context_method = context_method(config);
+  setup.model = std::make_unique<models::qwen3_5::Model>(std::move(model_config), prefix,
+                                                         setup.context, options);
+  const comm::Mesh& mesh = setup.context.mesh;
+  setup.stages = parallel::StagePlan::balanced(setup.model->config(), mesh.size(comm::Dim::kPp),
+                                               stage_chunks(config));
+  parallel::hold_stages(*setup.model, setup.stages, mesh.coordinate(comm::Dim::kPp));
+  if (mesh.world_size() == 1) {
+    setup.model->allocate();
+  } else {
+    shard_parameters(setup);
+  }
+}
+
+void complete_model(const config::RunConfig& config, Setup& setup) {
+  if (config.train.method == config::Method::kLora) {
+    setup.adapters = make_adapters(config, *setup.model);
+    if (setup.sharding) shard_adapters(setup);
+    setup.adapters->initialize();
+  }
+  choose_trainable(config, setup);
+  if (setup.sharding) {
+    setup.sharding->publish();
+    setup.sharding->drop_frozen_copies();
+  }
+}
+
 Setup make_setup(const config::RunConfig& config, Observer& observer,
                  std::shared_ptr<comm::World> world) {
   Setup setup;
@@ -356,37 +398,9 @@ Setup make_setup(const config::RunConfig& config, Observer& observer,
                                      *setup.tokenizer, progress);
   }
 
-  models::qwen3_5::ModelOptions options;
-  options.head = head_of(config.model.head);
-  options.num_labels =
-      config.model.num_labels > 0 ? config.model.num_labels : model_config.num_labels;
-  options.auxiliary_loss = auxiliary_coefficient(config, model_config) > 0;
-  options.kernel_policy = kernel_policy(config, setup.context.device);
-  options.context_method = context_method(config);
-  const std::string prefix = ckpt::text_prefix(*setup.source);
-  setup.model = std::make_unique<models::qwen3_5::Model>(std::move(model_config), prefix,
-                                                         setup.context, options);
-  setup.stages = parallel::StagePlan::balanced(
-      setup.model->config(), setup.context.mesh.size(comm::Dim::kPp), stage_chunks(config));
-  parallel::hold_stages(*setup.model, setup.stages, setup.context.mesh.coordinate(comm::Dim::kPp));
-  const bool is_alone = setup.context.mesh.world_size() == 1;
-  if (is_alone) {
-    setup.model->allocate();
-  } else {
-    shard_parameters(setup);
-  }
+  allocate_model(config, std::move(model_config), ckpt::text_prefix(*setup.source), setup);
   setup.load_report = ckpt::load_model(*setup.source, *setup.model, config.train.seed);
-
-  if (config.train.method == config::Method::kLora) {
-    setup.adapters = make_adapters(config, *setup.model);
-    if (!is_alone) shard_adapters(setup);
-    setup.adapters->initialize();
-  }
-  choose_trainable(config, setup);
-  if (setup.sharding) {
-    setup.sharding->publish();
-    setup.sharding->drop_frozen_copies();
-  }
+  complete_model(config, setup);
   return setup;
 }
 

@@ -51,6 +51,14 @@ std::shared_ptr<comm::World> join_world(const config::RunConfig& config);
 Setup make_setup(const config::RunConfig& config, Observer& observer,
                  std::shared_ptr<comm::World> world = nullptr);
 
+// The parts of make_setup() that make the model, for what has no files. setup.context is given.
+/// Fills model, stages and sharding: the parameters of this rank, without values.
+void allocate_model(const config::RunConfig& config, models::qwen3_5::Config model_config,
+                    const std::string& prefix, Setup& setup);
+/// When the parameters have values: fills adapters and what is trained, and lets ranks that compute
+/// with each other's parameters have them. Throws ConfigError if nothing is trained.
+void complete_model(const config::RunConfig& config, Setup& setup);
+
 /// The context of one rank from the configuration; sets the CPU threads.
 runtime::Context make_context(const config::RunConfig& config,
                               std::shared_ptr<comm::World> world = nullptr);

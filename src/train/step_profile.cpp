@@ -28,6 +28,11 @@ struct Row {
   double ms = 0;
 };
 
+struct Interval {
+  std::uint64_t from, to;
+  std::string name;
+};
+
 /// Nanoseconds in which at least one of the intervals was open.
 double covered_ns(std::vector<std::pair<std::uint64_t, std::uint64_t>> intervals) {
   std::sort(intervals.begin(), intervals.end());
@@ -41,16 +46,28 @@ double covered_ns(std::vector<std::pair<std::uint64_t, std::uint64_t>> intervals
   return total;
 }
 
+bool is_communication(const std::string& name) {
+  return name.starts_with("nccl") || name.starts_with("hccl");
+}
+
+/// How long collectives ran on the device, and for how long of it nothing else did.
+std::string communication(const std::vector<Interval>& intervals) {
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> collectives, others, all;
+  for (const Interval& interval : intervals) {
+    all.emplace_back(interval.from, interval.to);
+    (is_communication(interval.name) ? collectives : others).push_back(all.back());
+  }
+  if (collectives.empty()) return "";
+  const double exposed = covered_ns(std::move(all)) - covered_ns(std::move(others));
+  return fmt::format("communication {:.1f} ms, {:.1f} ms of it exposed\n",
+                     covered_ns(std::move(collectives)) * 1e-6, exposed * 1e-6);
+}
+
 /// Templates of libtorch have names of hundreds of characters; the front tells them apart.
 std::string shortened(const std::string& name) {
   constexpr std::size_t kWidth = 150;
   return name.size() <= kWidth ? name : name.substr(0, kWidth - 3) + "...";
 }
-
-struct Interval {
-  std::uint64_t from, to;
-  std::string name;
-};
 
 /// The longest waits of the device, with what ran before and after: host work that nothing hides.
 std::string waits(std::vector<Interval> intervals) {
@@ -102,9 +119,10 @@ std::string table(const ProfilerResult& result, c10::DeviceType device) {
                    [](const Row& a, const Row& b) { return a.ms > b.ms; });
   const double span = last > first ? static_cast<double>(last - first) * 1e-6 : 0;
   std::string text = fmt::format(
-      "{:.1f} ms from first to last event, device busy {:.1f} ms; {} calls, {:.1f} ms in all\n\n"
+      "{:.1f} ms from first to last event, device busy {:.1f} ms; {} calls, {:.1f} ms in all\n{}\n"
       "{:>10} {:>7} {:>7}  {}\n",
-      span, covered_ns(std::move(busy)) * 1e-6, calls, sum, "ms", "share", "calls", "name");
+      span, covered_ns(std::move(busy)) * 1e-6, calls, sum, communication(intervals), "ms", "share",
+      "calls", "name");
   for (const Row& row : sorted) {
     text += fmt::format("{:10.3f} {:6.1f}% {:7}  {}\n", row.ms, sum > 0 ? 100 * row.ms / sum : 0,
                         row.calls, shortened(row.name));

@@ -1,4 +1,4 @@
-#include "comm/hccl.h"
+#include "comm/device_backend.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

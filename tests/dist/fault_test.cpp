@@ -87,9 +87,9 @@ TEST_F(LaunchFailureTest, AUsersMistakeIsPrintedWithItsStatus) {
   EXPECT_LT(seconds_since(begun), 60);
 }
 
-TEST_F(LaunchFailureTest, WhatIsNotBuiltIsRefusedBeforeAnyRankWaits) {
-  EXPECT_EQ(runs_.run("run", 2, "dense", {"parallel.dp=2", "device=cuda"}), 2);
-  EXPECT_THAT(runs_.printed("run"), HasSubstr("several ranks on the CPU only"));
+TEST_F(LaunchFailureTest, AMissingDeviceIsNamedBeforeAnyRankWaits) {
+  EXPECT_NE(runs_.run("run", 2, "dense", {"parallel.dp=2", "device=cuda:100"}), 0);
+  EXPECT_THAT(runs_.printed("run"), HasSubstr("device 'cuda:10"));
 }
 
 TEST_F(LaunchFailureTest, AKilledRankEndsTheOthers) {

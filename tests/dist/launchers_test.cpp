@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "comm/listener.h"
 #include "dist/launched_run.h"
 
@@ -113,6 +115,19 @@ TEST_F(LaunchersTest, TwoHosts) {
   }
   for (const pid_t host : hosts) EXPECT_EQ(testing::wait_for(host), 0);
   EXPECT_NEAR(runs_.metrics("run").at(1).loss, runs_.metrics("alone").at(1).loss, 1e-8);
+}
+
+TEST_F(LaunchersTest, BenchTimesTheStepsOfSeveralRanks) {
+  const pid_t launcher = testing::start_heddle(
+      {"launch", "--nproc", "2", "--log-dir", runs_.log_of("bench").string() + "s", "--", "bench",
+       "step", "--json", "--preset", "small-2m", "--length", "64", "--steps", "1", "--warmup", "1",
+       "--micro-batches", "2", "parallel.fsdp=2", "model.dtype=float32"},
+      runs_.log_of("bench"));
+  ASSERT_EQ(testing::wait_for(launcher), 0) << runs_.printed("bench");
+  const std::string printed = runs_.printed("bench");
+  const auto result = nlohmann::json::parse(printed.substr(printed.find('{')));
+  EXPECT_EQ(result.at("tokens_per_step"), 2 * 2 * 64);
+  EXPECT_NEAR(result.at("loss").at(0), std::log(4096.0), 1);
 }
 
 }  // namespace

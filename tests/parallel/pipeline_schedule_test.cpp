@@ -52,6 +52,36 @@ TEST(PipelineSchedule, DoesEverythingOnceWhenItCanBeDone) {
   }
 }
 
+// Devices deliver the messages of one rank to another in the order in which they were sent.
+TEST(PipelineSchedule, WhatARankSendsIsReceivedInTheSameOrder) {
+  using Messages =
+      std::vector<std::pair<std::int64_t, std::int64_t>>;  // sending stage, micro-batch
+  for (std::int64_t ranks = 2; ranks <= 4; ++ranks) {
+    for (std::int64_t chunks = 1; chunks <= 3; ++chunks) {
+      for (std::int64_t micro_batches = 1; micro_batches <= 9; ++micro_batches) {
+        const PipelineSchedule schedule(ranks, chunks, micro_batches);
+        std::map<std::pair<std::int64_t, bool>, Messages> sent, received;  // by sending rank
+        for (std::int64_t rank = 0; rank < ranks; ++rank) {
+          for (const PipelineAction& action : schedule.of(rank)) {
+            const std::int64_t stage = action.chunk * ranks + rank;
+            const std::int64_t before = stage + (action.is_backward ? 1 : -1);
+            const std::int64_t behind = stage + (action.is_backward ? -1 : 1);
+            const auto exists = [&](std::int64_t s) { return s >= 0 && s < ranks * chunks; };
+            if (exists(before)) {
+              received[{before % ranks, action.is_backward}].emplace_back(before,
+                                                                          action.micro_batch);
+            }
+            if (exists(behind))
+              sent[{rank, action.is_backward}].emplace_back(stage, action.micro_batch);
+          }
+        }
+        EXPECT_EQ(sent, received) << ranks << " ranks, " << chunks << " chunks, " << micro_batches
+                                  << " micro-batches";
+      }
+    }
+  }
+}
+
 TEST(PipelineSchedule, OneForwardOneBackwardHoldsFewActivations) {
   const PipelineSchedule schedule(4, 1, 16);
   for (std::int64_t rank = 0; rank < 4; ++rank) EXPECT_EQ(schedule.most_in_flight(rank), 4 - rank);

@@ -1,6 +1,7 @@
 // The only source that sees HCCL's process group. Everything in it runs on the thread that owns the
-// device (comm/group.cpp sees to that), and one group is made of one set of ranks, then reused.
-#include "comm/hccl.h"
+// device (comm/connection.cpp sees to that), and one group is made of one set of ranks, then
+// reused.
+#include "comm/device_backend.h"
 
 #include <torch_npu/csrc/distributed/ProcessGroupHCCL.hpp>
 
@@ -13,7 +14,7 @@
 
 namespace heddle::comm {
 
-c10::intrusive_ptr<c10d::Backend> make_hccl(const Store& store, const HcclOptions& options) {
+Backend make_hccl(const Store& store, const DeviceGroupOptions& options) {
   // Read by HCCL when its first communicator is made. What the user has set stands.
   for (const auto& [name, value] : hccl_port_variables(options.master_port))
     setenv(name.c_str(), value.c_str(), /*overwrite=*/0);

@@ -1,4 +1,4 @@
-#include "comm/hccl.h"
+#include "comm/device_backend.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
@@ -6,7 +6,7 @@
 
 namespace heddle::comm {
 
-c10::intrusive_ptr<c10d::Backend> make_hccl(const Store&, const HcclOptions& options) {
+Backend make_hccl(const Store&, const DeviceGroupOptions& options) {
   throw_error<CommError>(
       "group {}: this build has no HCCL; rebuild with: cmake --preset npu (docs/ascend.md)",
       options.name);

@@ -51,6 +51,11 @@ Memory memory(int index) {
   return result;
 }
 
+void start(int index) {
+  c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA)
+      .setDevice(c10::Device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(index)));
+}
+
 void synchronize(int index) {
   c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA)
       .synchronizeDevice(static_cast<c10::DeviceIndex>(index));
@@ -65,7 +70,7 @@ const Backend& backend() {
                                 .on_chip_bytes = on_chip_bytes,
                                 .memory = memory,
                                 .synchronize = synchronize,
-                                .start = nullptr,
+                                .start = start,
                                 .finish = nullptr};
   return kCuda;
 }

@@ -1,12 +1,11 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include <c10/core/Device.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include "comm/store.h"
@@ -15,21 +14,30 @@ namespace c10d {
 class Backend;
 }
 
+/// Process groups for tensors of a device. comm/<vendor>/ defines each in a build that has the
+/// vendor's library; comm/stub/ in any other, where it throws CommError that says what to rebuild
+/// with.
 namespace heddle::comm {
 
-struct HcclOptions {
+using Backend = c10::intrusive_ptr<c10d::Backend>;
+
+struct DeviceGroupOptions {
   std::string name;                 ///< Of the group, for messages.
   std::vector<std::int64_t> ranks;  ///< Of the world, in the order of their places.
   std::int64_t rank = 0;            ///< This one's place.
+  c10::Device device{c10::DeviceType::CPU};  ///< This rank's.
   std::uint16_t master_port = 0;    ///< Of the rendezvous: HCCL's own ports derive from it.
   Seconds timeout{0};               ///< Of every operation.
 };
 
-/// An HCCL process group for tensors of an NPU, whose members meet in `store` (its keys are this
-/// group's alone). Call it from the thread that owns the device; HCCL itself connects with the
-/// first operation. A build without the Ascend back end throws CommError that says what to rebuild
-/// with.
-c10::intrusive_ptr<c10d::Backend> make_hccl(const Store& store, const HcclOptions& options);
+/// NCCL among the members, who meet in `store` (its keys are this group's alone). Blocks until all
+/// are connected; throws what c10d throws when they are not within the timeout. Nothing of it ends
+/// the process: see DeviceWatch.
+Backend make_nccl(const Store& store, const DeviceGroupOptions& options);
+
+/// HCCL likewise. Called by the thread that owns the device; HCCL connects with the first
+/// operation.
+Backend make_hccl(const Store& store, const DeviceGroupOptions& options);
 
 /// The variables that keep HCCL's listening sockets of two jobs on one host apart, derived from the
 /// port of their rendezvous: a hundred ports of its own for each of 400 neighbouring master ports,

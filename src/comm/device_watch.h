@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/device_backend.h"
+
+namespace c10d {
+class Work;
+}
+
+namespace heddle::comm {
+
+class World;
+
+/// Watches the collectives that are queued on devices. Nobody waits for those on the host, so a
+/// thread of its own looks whether they end. Where none ends within the job's deadline, or another
+/// rank has failed, it aborts the process groups, which lets the host out of whatever waits for the
+/// device, and keeps the error for the next check().
+class DeviceWatch {
+ public:
+  explicit DeviceWatch(World& world);
+  ~DeviceWatch();
+  DeviceWatch(const DeviceWatch&) = delete;
+  DeviceWatch& operator=(const DeviceWatch&) = delete;
+
+  /// `operation`: "all_reduce of group tp (ranks 0, 1)"; `ranks`: its members.
+  void add(std::string operation, const std::vector<std::int64_t>& ranks, Backend backend,
+           c10::intrusive_ptr<c10d::Work> work);
+  /// Before the process group is shut down.
+  void forget(const Backend& backend);
+  /// Throws the CommError of a collective that did not end.
+  void check() const;
+
+ private:
+  class Thread;
+  std::unique_ptr<Thread> thread_;
+};
+
+}  // namespace heddle::comm

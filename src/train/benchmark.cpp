@@ -1,0 +1,190 @@
+#include "train/benchmark.h"
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <utility>
+
+#include "base/files.h"
+#include "base/rng.h"
+#include "comm/group.h"
+#include "device/device.h"
+#include "models/qwen3_5/flops.h"
+#include "ops/autograd.h"
+#include "parallel/layout.h"
+#include "train/micro_batch.h"
+#include "train/optimizer.h"
+#include "train/setup.h"
+#include "train/step_profile.h"
+
+namespace heddle::train {
+namespace {
+
+using models::qwen3_5::Model;
+
+/// Random weights made on the device: no rate depends on their values, and a model of billions of
+/// parameters takes minutes on the host.
+void fill_on_device(Model& model, double std) {
+  const ops::NoGradient guard;
+  model.visit_parameters([&](nn::Parameter& parameter) {
+    if (!parameter.is_held()) return;
+    at::Tensor data = parameter.owned();
+    const std::string& name = parameter.name();
+    if (name.ends_with(".A_log")) {
+      data.uniform_(0.01, 16).log_();
+    } else if (name.ends_with(".dt_bias") || name.ends_with("linear_attn.norm.weight")) {
+      data.fill_(1);
+    } else if (data.dim() == 1) {
+      data.zero_();
+    } else {
+      data.normal_(0, std);
+    }
+  });
+}
+
+/// `count` sequences of `length` random tokens, all but the last position of each in the loss.
+data::Batch random_batch(std::int64_t count, std::int64_t length, std::int64_t vocabulary,
+                         std::uint64_t number) {
+  const CounterRng rng(number, "bench/tokens");
+  const auto size = static_cast<std::size_t>(length);
+  std::vector<std::vector<std::int32_t>> tokens(static_cast<std::size_t>(count)), labels;
+  std::vector<float> weights(size, 1);
+  weights.back() = 0;
+  std::uint64_t index = 0;
+  for (std::vector<std::int32_t>& row : tokens) {
+    for (std::size_t t = 0; t < size; ++t)
+      row.push_back(
+          static_cast<std::int32_t>(rng.below(index++, static_cast<std::uint64_t>(vocabulary))));
+    labels.emplace_back(row.begin() + 1, row.end());
+    labels.back().push_back(static_cast<std::int32_t>(data::kIgnoredLabel));
+  }
+  std::vector<data::SequenceView> views;
+  for (std::size_t i = 0; i < tokens.size(); ++i)
+    views.push_back({tokens[i], labels[i], weights, static_cast<std::int64_t>(i), 0});
+  return data::Batch::from_sequences(views);
+}
+
+/// A model with its optimizer, as a run has them.
+class Bench {
+ public:
+  Bench(const Benchmark& benchmark, const config::RunConfig& config,
+        const std::shared_ptr<comm::World>& world)
+      : benchmark_(benchmark), config_(config) {
+    setup_.context = make_context(config, world);
+    models::qwen3_5::Config shape = models::qwen3_5::preset(benchmark.preset);
+    parallel::check_layout(setup_.context.mesh, shape, context_method(config),
+                           stage_chunks(config));
+    allocate_model(config, std::move(shape), "model.", setup_);
+    fill_on_device(model(), model().config().initializer_range);
+    complete_model(config, setup_);
+    optimizer_.emplace(setup_.trainable, config.optim, config.train.seed, mesh().world_group());
+    pipeline_.emplace(mesh(), setup_.stages, block_entries(model()),
+                      model().embedding_weight().trainable(),
+                      recompute_of(config.train.recompute), setup_.sharding.get());
+  }
+
+  Model& model() { return *setup_.model; }
+  const comm::Mesh& mesh() const { return setup_.context.mesh; }
+  c10::Device device() const { return setup_.context.device; }
+  bool has_adapters() const { return setup_.adapters != nullptr; }
+  std::int64_t tokens() const {
+    return mesh().data_size() * benchmark_.micro_batches * benchmark_.batch * benchmark_.length;
+  }
+
+  /// This data rank's micro-batches of a step.
+  std::vector<data::Batch> batches(std::int64_t step) {
+    std::vector<data::Batch> made;
+    for (std::int64_t i = 0; i < benchmark_.micro_batches; ++i) {
+      const std::int64_t number =
+          (step * mesh().data_size() + mesh().data_rank()) * benchmark_.micro_batches + i;
+      made.push_back(random_batch(benchmark_.batch, benchmark_.length, model().config().vocab_size,
+                                  static_cast<std::uint64_t>(number)));
+    }
+    return made;
+  }
+
+  /// One optimizer step; returns the mean loss.
+  double step(const std::vector<data::Batch>& batches) {
+    double weights = 0;
+    for (const data::Batch& batch : batches) weights += batch.loss_weight_sum;
+    weights *= static_cast<double>(mesh().data_size());
+    const std::vector<HeadFunction> heads(batches.size(), training_head(model(), 1 / weights));
+    MicroBatchLoss sums = run_micro_batches(
+        model(), setup_.adapters.get(), *pipeline_, setup_.trainable, batches, heads,
+        {.auxiliary_scale = 0,
+         .pooled_auxiliary_loss = false,
+         .recompute_elementwise = config_.train.recompute != config::Recompute::kOff,
+         .sharding = setup_.sharding.get()});
+    mesh().loss_group().all_reduce_sum(sums.loss_sum);
+    if (setup_.sharding) setup_.sharding->finish_reduction();
+    const double norm = optimizer_->gradient_norm();
+    const double clip = config_.optim.clip_norm;
+    const double multiplier = clip > 0 ? std::min(1.0, clip / (norm + 1e-6)) : 1;
+    optimizer_->step(model().kernels(), config_.optim.lr, multiplier);
+    if (setup_.sharding) setup_.sharding->publish();
+    return sums.loss_sum.item<double>() / weights;
+  }
+
+ private:
+  const Benchmark& benchmark_;
+  const config::RunConfig& config_;
+  Setup setup_;
+  std::optional<Optimizer> optimizer_;
+  std::optional<parallel::Pipeline> pipeline_;
+};
+
+/// The time of each step after the warm-up, in seconds and sorted.
+std::vector<double> time_steps(const Benchmark& benchmark, Bench& bench, BenchmarkResult& result) {
+  std::vector<double> seconds;
+  for (std::int64_t i = 0; i < benchmark.warmup + benchmark.steps; ++i) {
+    const std::vector<data::Batch> batches = bench.batches(i);
+    bench.mesh().world_group().barrier();
+    device::synchronize(bench.device());
+    const auto start = std::chrono::steady_clock::now();
+    result.last_loss = bench.step(batches);
+    device::synchronize(bench.device());
+    const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
+    if (i == 0) result.first_loss = result.last_loss;
+    if (i >= benchmark.warmup) seconds.push_back(spent.count());
+  }
+  std::sort(seconds.begin(), seconds.end());
+  return seconds;
+}
+
+void profile_step(const Benchmark& benchmark, Bench& bench) {
+  if (benchmark.profile.empty()) return;
+  const std::vector<data::Batch> batches = bench.batches(benchmark.warmup + benchmark.steps);
+  std::optional<StepProfile> profile;
+  if (bench.mesh().rank() == 0) {
+    files::make_writable_directory(benchmark.profile);
+    profile.emplace(bench.device());
+  }
+  bench.step(batches);
+  if (profile) profile->finish(benchmark.profile);
+}
+
+}  // namespace
+
+BenchmarkResult run_benchmark(const Benchmark& benchmark, const config::RunConfig& config,
+                              const std::shared_ptr<comm::World>& world) {
+  Bench bench(benchmark, config, world);
+  BenchmarkResult result;
+  const std::vector<double> seconds = time_steps(benchmark, bench, result);
+  result.peak_bytes = device::memory(bench.device()).peak_bytes;
+  profile_step(benchmark, bench);
+  result.layout = bench.mesh().describe();
+  result.device = device::properties(bench.device(), 16).name;
+  result.kernels = bench.model().kernels().lines();
+  result.tokens = bench.tokens();
+  result.median_s = seconds[seconds.size() / 2];
+  result.min_s = seconds.front();
+  result.max_s = seconds.back();
+  result.tokens_per_s = static_cast<double>(result.tokens) / result.median_s;
+  result.flops_per_s =
+      result.tokens_per_s * models::qwen3_5::training_flops_per_token(
+                                bench.model().config(), static_cast<double>(benchmark.length),
+                                bench.has_adapters() ? 2.0 / 3 : 1);
+  return result;
+}
+
+}  // namespace heddle::train
