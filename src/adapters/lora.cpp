@@ -4,7 +4,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
-#include <ATen/ops/zeros_like.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cmath>
@@ -17,6 +17,7 @@
 #include "base/rng.h"
 #include "base/text.h"
 #include "ops/autograd.h"
+#include "ops/linear/linear.h"
 
 namespace heddle::adapters {
 
@@ -69,127 +70,145 @@ at::Tensor Lora::dropout_mask(const at::Tensor& x) const {
 
 namespace {
 
-/// A layer with its adapter, in a pass without dropout.
-struct Adapted {
+/// A layer and its adapter, null if it has none, in a pass without dropout.
+struct Layer {
   Lora* lora;
   nn::Parameter* weight;
 };
 
-at::Tensor stacked_a(const std::vector<Adapted>& adapted) {
+/// The adapters' A, each with its scale, one below the other [sum of ranks, in]: the input is read
+/// once for all of them.
+at::Tensor scaled_a(const std::vector<Layer>& layers) {
   Tensors rows;
-  for (const Adapted& one : adapted) rows.push_back(one.lora->a().data());
+  for (const Layer& layer : layers) {
+    if (layer.lora != nullptr) rows.push_back(layer.lora->a().data() * layer.lora->scaling());
+  }
   return rows.size() == 1 ? rows[0] : at::cat(rows);
 }
 
-/// The columns of `low` [T, sum of ranks] that belong to each adapter.
-Tensors split(const at::Tensor& low, const std::vector<Adapted>& adapted) {
+/// The part of dimension `dim` of `stacked` that belongs to each layer; undefined without an
+/// adapter.
+Tensors split(const at::Tensor& stacked, std::int64_t dim, const std::vector<Layer>& layers) {
   Tensors parts;
   std::int64_t first = 0;
-  for (const Adapted& one : adapted) {
-    parts.push_back(low.narrow(1, first, one.lora->rank()));
-    first += one.lora->rank();
+  for (const Layer& layer : layers) {
+    if (layer.lora == nullptr) {
+      parts.emplace_back();
+      continue;
+    }
+    parts.push_back(stacked.narrow(dim, first, layer.lora->rank()));
+    first += layer.lora->rank();
   }
   return parts;
 }
 
-/// Gradients of the adapters, and of the input [T,in] if it is wanted.
-at::Tensor backward(const std::vector<Adapted>& adapted, const Tensors& grads,
-                    const at::Tensor& low, const std::function<at::Tensor()>& input,
-                    bool want_input) {
-  const Tensors lows = split(low, adapted);
-  Tensors d_lows;
-  at::Tensor dx;
-  for (std::size_t i = 0; i < adapted.size(); ++i) {
-    const auto& [lora, weight] = adapted[i];
-    const at::Tensor& dy = grads[i];
-    if (!dy.defined()) {
-      d_lows.push_back(at::zeros_like(lows[i]));
-      continue;
+/// What a pass over layers that share their input leaves for its backward.
+struct Pass {
+  std::vector<Layer> layers;
+  at::Tensor a;                       ///< scaled_a
+  at::Tensor low;                     ///< x a^T, [T, sum of ranks]
+  std::function<at::Tensor()> input;  ///< x
+  bool wants_input_gradient;
+  const ops::Linear::Functions* products;
+
+  at::Tensor backward(const Tensors& grads) const;
+};
+
+/// Accumulates the gradients of weights and adapters; returns that of the input, if it is wanted.
+at::Tensor Pass::backward(const Tensors& grads) const {
+  const at::Tensor x = input();
+  const Tensors lows = split(low, 1, layers);
+  std::vector<ops::LowRankChange> changes;
+  std::vector<Lora*> adapters;
+  ops::Products terms;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    const auto& [lora, weight] = layers[i];
+    const at::Tensor dy = grads[i].defined()
+                              ? grads[i]
+                              : at::zeros({low.size(0), weight->local_shape()[0]}, low.options());
+    if (lora != nullptr) {
+      changes.push_back({dy, lora->b().data(), lows[i]});
+      adapters.push_back(lora);
     }
-    // The scale sits on the side of the rank, which is narrow.
-    d_lows.push_back(at::mm(dy, lora->b().value()).mul_(lora->scaling()));
-    if (lora->b().trainable()) nn::accumulate_product(lora->b(), dy, lows[i]);
-    if (weight->trainable()) nn::accumulate_product(*weight, dy, input());
-    if (!want_input) continue;
-    if (dx.defined()) {
-      dx.addmm_(dy, weight->data());
-    } else {
-      dx = at::mm(dy, weight->data());
-    }
+    if (weight->trainable()) nn::accumulate_product(*weight, dy, x);
+    terms.push_back({dy, weight->data()});
   }
-  const at::Tensor d_low = d_lows.size() == 1 ? d_lows[0] : at::cat(d_lows, 1);
-  if (dx.defined()) dx.addmm_(d_low, stacked_a(adapted));
-  const bool trains_a = std::any_of(adapted.begin(), adapted.end(),
-                                    [](const Adapted& one) { return one.lora->a().trainable(); });
-  if (!trains_a) return dx;
-  // One read of the input for all of them.
-  const at::Tensor d_a = at::mm(d_low.t(), input());
+  const auto [d_low, d_b] = products->low_rank_backward(changes);
+  terms.push_back({d_low, a});
+  const at::Tensor d_a = ops::wide_product(d_low, x);
   std::int64_t first = 0;
-  for (const Adapted& one : adapted) {
-    if (one.lora->a().trainable())
-      one.lora->a().add_gradient(d_a.narrow(0, first, one.lora->rank()));
-    first += one.lora->rank();
+  for (std::size_t i = 0; i < adapters.size(); ++i) {
+    Lora& lora = *adapters[i];
+    if (lora.b().trainable()) lora.b().add_gradient(d_b[i]);
+    if (lora.a().trainable())
+      lora.a().add_gradient(d_a.narrow(0, first, lora.rank()).mul_(lora.scaling()));
+    first += lora.rank();
   }
-  return dx;
+  return wants_input_gradient ? products->backward(terms) : at::Tensor();
 }
 
-Tensors forward_together(const nn::LinearInput& given, const std::vector<Adapted>& adapted) {
+Tensors forward_together(const ops::KernelTable& kernels, const nn::LinearInput& given,
+                         const std::vector<Layer>& layers) {
   const at::Tensor& x = given.value;
-  Tensors outputs, inputs = {x};
-  at::Tensor low;
-  {
-    const ops::NoGradient guard;
+  const ops::Linear::Functions& products = kernels.get<ops::Linear>();
+  Pass pass{layers, {}, {}, given.again, x.requires_grad(), &products};
+  if (!pass.input) pass.input = [saved = ops::detached(x)] { return saved; };
+  const Tensors outputs = ops::run_without_gradient([&] {
     const at::Tensor input = ops::detached(x);
-    low = at::mm(input, stacked_a(adapted).t());
-    const Tensors lows = split(low, adapted);
-    for (std::size_t i = 0; i < adapted.size(); ++i) {
-      const auto& [lora, weight] = adapted[i];
-      outputs.push_back(at::mm(input, weight->data().t()));
-      at::Tensor scaled = lows[i];
-      scaled.mul_(lora->scaling());
-      outputs.back().addmm_(scaled, lora->b().data().t());
+    pass.a = scaled_a(layers);
+    pass.low = products.forward({{{input, pass.a}}})[0];
+    const Tensors lows = split(pass.low, 1, layers);
+    std::vector<ops::Products> sums;
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      const auto& [lora, weight] = layers[i];
+      sums.push_back({{input, weight->data()}});
+      if (lora != nullptr) sums.back().push_back({lows[i], lora->b().data()});
     }
+    return products.forward(sums);
+  });
+  Tensors inputs = {x};
+  for (const auto& [lora, weight] : layers) {
+    inputs.push_back(weight->anchor());
+    if (lora == nullptr) continue;
+    inputs.push_back(lora->a().anchor());
+    inputs.push_back(lora->b().anchor());
   }
-  for (const Adapted& one : adapted) {
-    inputs.push_back(one.weight->anchor());
-    inputs.push_back(one.lora->a().anchor());
-    inputs.push_back(one.lora->b().anchor());
-  }
-  const auto input = given.again ? given.again : [saved = ops::detached(x)] { return saved; };
-  const bool want_input = x.requires_grad();
   return ops::with_gradient(
       "lora_linear", inputs, outputs,
-      [adapted, input, low, want_input, count = inputs.size()](const Tensors& grads) -> Tensors {
+      [pass = std::move(pass), count = inputs.size()](const Tensors& grads) -> Tensors {
         Tensors result(count);
-        result[0] = backward(adapted, grads, low, input, want_input);
+        result[0] = pass.backward(grads);
         return result;
       });
 }
 
 }  // namespace
 
-std::vector<at::Tensor> Lora::forward(const nn::LinearInput& x,
+std::vector<at::Tensor> Lora::forward(const ops::KernelTable& kernels, const nn::LinearInput& x,
                                       const std::vector<nn::Linear*>& layers) {
-  std::vector<Adapted> adapted;
+  std::vector<Layer> all;
+  bool drops = false;
   for (nn::Linear* layer : layers) {
     auto* lora = dynamic_cast<Lora*>(layer->adapter());
-    if (lora != nullptr && !lora->drops()) adapted.push_back({lora, &layer->weight()});
+    all.push_back({lora, &layer->weight()});
+    drops = drops || (lora != nullptr && lora->drops());
   }
-  if (adapted.size() == layers.size()) return forward_together(x, adapted);
-  if (layers.size() == 1) return {forward_with_dropout(x.value, layers[0]->weight())};
+  if (!drops) return forward_together(kernels, x, all);
+  if (layers.size() == 1) return {forward_with_dropout(kernels, x.value, layers[0]->weight())};
   std::vector<at::Tensor> outputs;
-  for (nn::Linear* layer : layers) outputs.push_back(layer->forward(x));
+  for (nn::Linear* layer : layers) outputs.push_back(layer->forward(kernels, x));
   return outputs;
 }
 
-at::Tensor Lora::forward_with_dropout(const at::Tensor& x, nn::Parameter& weight) {
+at::Tensor Lora::forward_with_dropout(const ops::KernelTable& kernels, const at::Tensor& x,
+                                      nn::Parameter& weight) {
+  const ops::Linear::Functions& products = kernels.get<ops::Linear>();
   const at::Tensor input = ops::detached(x), mask = dropout_mask(input);
   at::Tensor y, low;
   {
     const ops::NoGradient guard;
-    y = at::mm(input, weight.value().t());
-    low = at::mm(input * mask, a_.value().t()).mul_(scaling_);
-    y.addmm_(low, b_.value().t());
+    low = at::mm(input * mask, a_.data().t()).mul_(scaling_);
+    y = products.forward({{{input, weight.data()}, {low, b_.data()}}})[0];
   }
   const bool want_input = x.requires_grad();
   return ops::with_gradient(

@@ -31,7 +31,7 @@ class Lora : public nn::LinearAdapter {
        std::int64_t rank, double dropout, std::uint64_t seed,
        const nn::Placement& weight_placement = {});
 
-  std::vector<at::Tensor> forward(const nn::LinearInput& x,
+  std::vector<at::Tensor> forward(const ops::KernelTable& kernels, const nn::LinearInput& x,
                                   const std::vector<nn::Linear*>& layers) override;
   void visit_parameters(const std::function<void(nn::Parameter&)>& visit) override;
 
@@ -51,7 +51,8 @@ class Lora : public nn::LinearAdapter {
  private:
   bool drops() const { return dropout_ > 0 && dropout_stream_ != 0; }
   at::Tensor dropout_mask(const at::Tensor& x) const;
-  at::Tensor forward_with_dropout(const at::Tensor& x, nn::Parameter& weight);
+  at::Tensor forward_with_dropout(const ops::KernelTable& kernels, const at::Tensor& x,
+                                  nn::Parameter& weight);
 
   std::string module_;
   nn::Parameter a_, b_;

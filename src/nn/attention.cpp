@@ -40,7 +40,8 @@ std::int64_t ulysses_key_copies(std::int64_t num_key_value_heads, std::int64_t r
 
 Attention::Projected Attention::project(const LinearInput& x, const BlockInputs& inputs) {
   const std::int64_t T = x.value.size(0), D = dims_.head_dim;
-  const std::vector<at::Tensor> outputs = forward_all(x, {&q_proj_, &k_proj_, &v_proj_});
+  const std::vector<at::Tensor> outputs =
+      forward_all(*inputs.kernels, x, {&q_proj_, &k_proj_, &v_proj_});
   const at::Tensor q_gate_TH2D = outputs[0].view({T, dims_.num_attention_heads, 2 * D});
   const at::Tensor k_THD = outputs[1].view({T, dims_.num_key_value_heads, D});
   Projected projected;
@@ -65,7 +66,7 @@ at::Tensor Attention::finish(const at::Tensor& o, const Projected& projected,
                    gate = ops::detached(projected.gate),
                    flat] { return ops::output_gate(*kernels, o, gate).view(flat); };
   }
-  return leave_tensor_parallel(o_proj_.forward(input), inputs);
+  return leave_tensor_parallel(o_proj_.forward(*inputs.kernels, input), inputs);
 }
 
 at::Tensor Attention::attend(const Projected& projected, const BlockInputs& inputs) const {

@@ -48,12 +48,12 @@ GatedDeltaNet::GatedDeltaNet(const std::string& prefix, const GatedDeltaNetDims&
   norm_.set_partial_gradient();
 }
 
-GatedDeltaNet::Projected GatedDeltaNet::project(const LinearInput& x) {
+GatedDeltaNet::Projected GatedDeltaNet::project(const LinearInput& x, const BlockInputs& inputs) {
   const std::int64_t T = x.value.size(0), Hk = dims_.num_key_heads, Hv = dims_.num_value_heads;
   const std::int64_t K = dims_.key_head_dim, V = dims_.value_head_dim, r = Hv / Hk;
   std::vector<Linear*> layers;
   for (const auto& layer : projections_) layers.push_back(layer.get());
-  const std::vector<at::Tensor> outputs = forward_all(x, layers);
+  const std::vector<at::Tensor> outputs = forward_all(*inputs.kernels, x, layers);
   if (!dims_.interleaved_projections) {
     return {outputs[0], outputs[1].view({T, Hv, V}), outputs[2], outputs[3]};
   }
@@ -81,7 +81,7 @@ at::Tensor GatedDeltaNet::finish(const at::Tensor& o, const Projected& projected
     input.again = [norm, o = ops::detached(o), z = ops::detached(projected.z),
                    weight = norm_.data()] { return norm(o, z, weight); };
   }
-  return leave_tensor_parallel(out_proj_.forward(input), inputs);
+  return leave_tensor_parallel(out_proj_.forward(*inputs.kernels, input), inputs);
 }
 
 std::array<at::Tensor, 3> GatedDeltaNet::split_qkv(const at::Tensor& qkv) const {
@@ -158,13 +158,13 @@ at::Tensor GatedDeltaNet::mix(const Projected& projected, const BlockInputs& inp
 }
 
 at::Tensor GatedDeltaNet::forward(const LinearInput& x, const BlockInputs& inputs) {
-  const Projected projected = project(enter_tensor_parallel(x, inputs));
+  const Projected projected = project(enter_tensor_parallel(x, inputs), inputs);
   return finish(mix(projected, inputs), projected, inputs);
 }
 
 at::Tensor GatedDeltaNet::generate(const at::Tensor& x, const BlockInputs& inputs,
                                    CacheView& cache) {
-  const Projected projected = project(x);
+  const Projected projected = project(x, inputs);
   const auto [g, beta] =
       ops::gdn_gates(*inputs.kernels, projected.a, projected.b, a_log_.value(), dt_bias_.value());
   LayerCache& layer = *cache.layer;

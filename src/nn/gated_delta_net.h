@@ -43,7 +43,7 @@ class GatedDeltaNet {
     at::Tensor z;     ///< [T, Hv, V]
     at::Tensor b, a;  ///< [T, Hv]
   };
-  Projected project(const LinearInput& x);
+  Projected project(const LinearInput& x, const BlockInputs& inputs);
   /// What mixes tokens: convolution, gates and rule of some of the heads.
   struct Mixing {
     at::Tensor qkv, a, b;  ///< [T, channels], [T, Hv], [T, Hv]

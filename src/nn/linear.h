@@ -9,14 +9,12 @@
 #include <ATen/core/Tensor.h>
 
 #include "nn/parameter.h"
+#include "ops/registry.h"
 
 namespace heddle::nn {
 
 /// Adds dy^T x to the parameter's gradient: dy [T,out], x [T,in], both detached.
 void accumulate_product(Parameter& weight, const at::Tensor& dy, const at::Tensor& x);
-
-/// x W^T of plain tensors, not recorded. x [T,in], weight [out,in].
-at::Tensor product(const at::Tensor& x, const at::Tensor& weight);
 
 /// What linear layers read. `again`, unless empty, makes the value anew in the backward, so that it
 /// is not kept until then.
@@ -27,13 +25,11 @@ struct LinearInput {
   std::function<at::Tensor()> again;
 };
 
-/// x W^T. x [T,in], weight [out,in]. The graph holds the parameter by handle, not its tensor, and
-/// the weight gradient is accumulated by the product itself.
-at::Tensor linear(const LinearInput& x, Parameter& weight);
-
-/// x W^T of several weights that share their input, as linear() of each; the gradients of x are
-/// summed inside the products.
-std::vector<at::Tensor> linears(const LinearInput& x, const std::vector<Parameter*>& weights);
+/// x W^T of weights that share their input. x [T,in], weight [out,in]. The graph holds the
+/// parameters by handle, not their tensors; the weight gradients are accumulated by the products
+/// themselves, and those of x summed inside them.
+std::vector<at::Tensor> linears(const ops::KernelTable& kernels, const LinearInput& x,
+                                const std::vector<Parameter*>& weights);
 
 class Linear;
 
@@ -41,15 +37,16 @@ class Linear;
 class LinearAdapter {
  public:
   virtual ~LinearAdapter() = default;
-  /// The adapted products of layers that share their input and all have an adapter, in order. This
-  /// adapter belongs to the first of them.
-  virtual std::vector<at::Tensor> forward(const LinearInput& x,
+  /// The outputs of layers that share their input, in order, adapted where a layer has an adapter.
+  /// This adapter belongs to the first of them that has one.
+  virtual std::vector<at::Tensor> forward(const ops::KernelTable& kernels, const LinearInput& x,
                                           const std::vector<Linear*>& layers) = 0;
   virtual void visit_parameters(const std::function<void(Parameter&)>& visit) = 0;
 };
 
 /// The outputs of layers that share their input, in order, adapted where a layer has an adapter.
-std::vector<at::Tensor> forward_all(const LinearInput& x, const std::vector<Linear*>& layers);
+std::vector<at::Tensor> forward_all(const ops::KernelTable& kernels, const LinearInput& x,
+                                    const std::vector<Linear*>& layers);
 
 /// A projection without bias.
 class Linear {
@@ -58,7 +55,9 @@ class Linear {
          Placement placement = {})
       : weight_(std::move(name), {out_features, in_features}, std::move(placement)) {}
 
-  at::Tensor forward(const LinearInput& x) { return forward_all(x, {this})[0]; }
+  at::Tensor forward(const ops::KernelTable& kernels, const LinearInput& x) {
+    return forward_all(kernels, x, {this})[0];
+  }
   Parameter& weight() { return weight_; }
   std::int64_t out_features() const { return weight_.global_shape()[0]; }
   std::int64_t in_features() const { return weight_.global_shape()[1]; }
@@ -71,6 +70,6 @@ class Linear {
 };
 
 /// Rows of the table. tokens [T] int64; returns [T,H].
-at::Tensor embedding(const at::Tensor& tokens, Parameter& table);
+at::Tensor embedding(const ops::KernelTable& kernels, const at::Tensor& tokens, Parameter& table);
 
 }  // namespace heddle::nn

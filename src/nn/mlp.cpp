@@ -23,14 +23,14 @@ Mlp::Mlp(const std::string& prefix, std::int64_t hidden_size, std::int64_t inter
 
 at::Tensor Mlp::forward(const LinearInput& x, const BlockInputs& inputs) {
   const std::vector<at::Tensor> gate_up =
-      forward_all(enter_tensor_parallel(x, inputs), {&gate_proj_, &up_proj_});
+      forward_all(*inputs.kernels, enter_tensor_parallel(x, inputs), {&gate_proj_, &up_proj_});
   const at::Tensor y = ops::swiglu(*inputs.kernels, gate_up[0], gate_up[1]);
   LinearInput input(y);
   if (inputs.recompute_elementwise) {
     input.again = [kernels = inputs.kernels, gate = ops::detached(gate_up[0]),
                    up = ops::detached(gate_up[1])] { return ops::swiglu(*kernels, gate, up); };
   }
-  return leave_tensor_parallel(down_proj_.forward(input), inputs);
+  return leave_tensor_parallel(down_proj_.forward(*inputs.kernels, input), inputs);
 }
 
 void Mlp::visit_parameters(const std::function<void(Parameter&)>& visit) {
@@ -53,10 +53,11 @@ Moe::Moe(const std::string& prefix, const MoeDims& dims)
       shared_expert_gate_(prefix + "shared_expert_gate.weight", 1, dims.hidden_size) {}
 
 BlockOutput Moe::forward(const at::Tensor& x, const BlockInputs& inputs, bool want_auxiliary_loss) {
-  const ops::MoeRouting routing = ops::moe_route(gate_.forward(x), dims_.num_experts_per_tok,
-                                                 dims_.normalize_top_k, inputs.experts);
-  const at::Tensor shared =
-      shared_expert_.forward(x, inputs) * at::sigmoid(shared_expert_gate_.forward(x));
+  const ops::MoeRouting routing =
+      ops::moe_route(gate_.forward(*inputs.kernels, x), dims_.num_experts_per_tok,
+                     dims_.normalize_top_k, inputs.experts);
+  const at::Tensor shared = shared_expert_.forward(x, inputs) *
+                            at::sigmoid(shared_expert_gate_.forward(*inputs.kernels, x));
   BlockOutput output;
   output.hidden = routed(x, routing, inputs) + shared;
   output.experts = routing.experts;

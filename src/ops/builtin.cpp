@@ -7,7 +7,9 @@ const Registry& builtin_registry() {
     Registry made;
     register_gated_delta_net(made);
     register_causal_conv1d(made);
+    register_embedding(made);
     register_rms_norm(made);
+    register_linear(made);
     register_rotary(made);
     register_attention(made);
     register_swiglu(made);

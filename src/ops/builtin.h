@@ -8,7 +8,9 @@ namespace heddle::ops {
 
 void register_gated_delta_net(Registry& registry);  ///< gated_delta_rule, gdn_gates, gated_rms_norm
 void register_causal_conv1d(Registry& registry);
+void register_embedding(Registry& registry);
 void register_rms_norm(Registry& registry);
+void register_linear(Registry& registry);
 void register_rotary(Registry& registry);
 void register_attention(Registry& registry);  ///< attention, output_gate
 void register_swiglu(Registry& registry);

@@ -17,6 +17,12 @@ namespace {
 
 using models::qwen3_5::Head;
 
+/// A copy on the device for which the host does not wait.
+at::Tensor uploaded(const at::Tensor& host, c10::Device device) {
+  return device.is_cuda() && host.is_cpu() ? host.pin_memory().to(device, /*non_blocking=*/true)
+                                           : host.to(device);
+}
+
 /// Rows with a label and a weight, as host indices on the model's device; undefined if that is
 /// every row.
 at::Tensor labelled_rows(const data::Batch& batch, c10::Device device) {
@@ -29,7 +35,7 @@ at::Tensor labelled_rows(const data::Batch& batch, c10::Device device) {
     if (label[t] != data::kIgnoredLabel && weight[t] != 0) rows.push_back(t);
   }
   if (static_cast<std::int64_t>(rows.size()) == labels.numel()) return {};
-  return at::tensor(rows, at::kLong).to(device);
+  return uploaded(at::tensor(rows, at::kLong), device);
 }
 
 HeadResult language_model(Model& model, const at::Tensor& hidden, const data::Batch& batch,
@@ -41,7 +47,8 @@ HeadResult language_model(Model& model, const at::Tensor& hidden, const data::Ba
   }
   const at::Tensor rows = labelled_rows(batch, device);
   const auto pick = [&](const at::Tensor& t) {
-    return rows.defined() ? t.to(device).index_select(0, rows) : t.to(device);
+    const at::Tensor all = uploaded(t, device);
+    return rows.defined() ? all.index_select(0, rows) : all;
   };
 
   at::Tensor trunk = ops::detached(hidden);
@@ -80,7 +87,9 @@ HeadResult classification(Model& model, const at::Tensor& hidden, const data::Ba
   if (want_gradients) trunk.set_requires_grad(true);
   const auto forward = [&] {
     const at::Tensor logits =
-        model.score().forward(model.final_norm(last_token_rows(trunk, batch))).to(wide);
+        model.score()
+            .forward(model.kernels(), model.final_norm(last_token_rows(trunk, batch)))
+            .to(wide);
     const at::Tensor targets = at::tensor(batch.targets, at::kDouble).to(hidden.device());
     if (model.num_labels() == 1) {
       return at::mse_loss(logits.squeeze(1), targets.to(wide), at::Reduction::Sum);
@@ -145,7 +154,7 @@ ScoreResult score_head(Model& model, const at::Tensor& hidden, const data::Batch
   }
   const at::Tensor last = embed_head(model, hidden, batch);
   if (model.head() == Head::kClassify) {
-    result.outputs = model.score().forward(last).to(wide);
+    result.outputs = model.score().forward(model.kernels(), last).to(wide);
   } else {
     result.outputs = last.to(wide);
     if (normalize_embedding) {

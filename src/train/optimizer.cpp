@@ -24,7 +24,8 @@ Optimizer::Optimizer(std::vector<nn::Parameter*> parameters, const config::Optim
                          options.name == config::OptimName::kAdamW &&
                          options.state_dtype == config::Dtype::kBFloat16;
     const auto wide = data.options().dtype(narrow && !rounded ? at::kFloat : data.scalar_type());
-    Slot slot{parameter, {}, {}, {}, {}, options.weight_decay, hash::of(parameter->name(), seed)};
+    Slot slot{
+        parameter, data, {}, {}, {}, {}, options.weight_decay, hash::of(parameter->name(), seed)};
     const bool exempt =
         data.dim() <= 1 || std::any_of(options.no_decay.begin(), options.no_decay.end(),
                                        [&](const std::string& pattern) {
@@ -57,19 +58,19 @@ double Optimizer::gradient_norm() const {
 void Optimizer::step(const ops::KernelTable& kernels, double lr, double gradient_multiplier) {
   const ops::NoGradient guard;
   ++steps_;
-  const auto gradient_of = [](nn::Parameter& parameter) {
-    return parameter.gradient().defined() ? parameter.gradient()
-                                          : at::zeros_like(parameter.owned());
+  const auto gradient_of = [](const Slot& slot) {
+    const at::Tensor& gradient = slot.parameter->gradient();
+    return gradient.defined() ? gradient : at::zeros_like(slot.owned);
   };
   if (options_.name == config::OptimName::kAdamW) {
     std::vector<ops::AdamwTensor> tensors;
     for (Slot& slot : slots_) {
-      if (slot.parameter->owned().numel() == 0) continue;  // another rank's
+      if (slot.owned.numel() == 0) continue;  // another rank's
       // Odd multiples of one constant: every step of a parameter starts elsewhere.
       const std::uint64_t key =
           slot.rounding_key ^ (static_cast<std::uint64_t>(steps_) * 0xd1342543de82ef95u);
-      tensors.push_back({slot.parameter->owned(), gradient_of(*slot.parameter), slot.exp_avg,
-                         slot.exp_avg_sq, slot.master, slot.weight_decay, key});
+      tensors.push_back({slot.owned, gradient_of(slot), slot.exp_avg, slot.exp_avg_sq, slot.master,
+                         slot.weight_decay, key});
     }
     ops::AdamwOptions step;
     step.lr = lr;
@@ -82,9 +83,9 @@ void Optimizer::step(const ops::KernelTable& kernels, double lr, double gradient
   } else {
     std::vector<ops::SgdTensor> tensors;
     for (Slot& slot : slots_) {
-      if (slot.parameter->owned().numel() == 0) continue;
-      tensors.push_back({slot.parameter->owned(), gradient_of(*slot.parameter), slot.momentum,
-                         slot.master, slot.weight_decay});
+      if (slot.owned.numel() == 0) continue;
+      tensors.push_back(
+          {slot.owned, gradient_of(slot), slot.momentum, slot.master, slot.weight_decay});
     }
     ops::sgd_step(tensors, lr, options_.momentum, steps_ == 1, gradient_multiplier);
   }

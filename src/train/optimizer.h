@@ -44,6 +44,7 @@ class Optimizer {
  private:
   struct Slot {
     nn::Parameter* parameter;
+    at::Tensor owned;  ///< Its rows that this rank updates.
     at::Tensor master, exp_avg, exp_avg_sq, momentum;
     double weight_decay;
     std::uint64_t rounding_key;

@@ -3,8 +3,10 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 
+#include "ops/builtin.h"
 #include "ops/linear/cpu/vector/few_rows_kernel.h"
 #include "ops/linear/few_rows.h"
+#include "ops/linear/linear.h"
 #include "ops/operator_support.h"
 
 namespace heddle::ops::testing {
@@ -63,6 +65,46 @@ TEST(FewRows, LeavesOtherProductsToTheLibrary) {
   EXPECT_FALSE(few_rows_fits(randn({2, 16}, at::kDouble, 2), weight.to(at::kDouble)));
   EXPECT_FALSE(few_rows_fits(randn({16, 2}, at::kFloat, 2).t(), weight));
 }
+
+/// Of every kernel that the CPU has.
+class LinearSums : public ::testing::TestWithParam<Kernel> {};
+
+TEST_P(LinearSums, AddTheirTerms) {
+  const auto [name, dtype] = GetParam();
+  const KernelTable kernels = table_of(register_linear, Linear::kName, name, dtype);
+  for (const std::int64_t rows : {1, 40}) {
+    const at::Tensor x = randn({rows, 29}, dtype, 1), low = randn({rows, 3}, dtype, 2);
+    const at::Tensor w = randn({17, 29}, dtype, 3), b = randn({17, 3}, dtype, 4),
+                     v = randn({5, 29}, dtype, 5);
+    const Tensors y = kernels.get<Linear>().forward({{{x, w}, {low, b}}, {{x, v}}});
+    ASSERT_EQ(y.size(), 2);
+    EXPECT_TRUE(close(y[0], exact(x, w) + exact(low, b), tolerance_of(dtype)));
+    EXPECT_TRUE(close(y[1], exact(x, v), tolerance_of(dtype)));
+    const at::Tensor dx = kernels.get<Linear>().backward({{y[0], w}, {y[1], v}});
+    EXPECT_TRUE(close(dx, exact(y[0], w.t()) + exact(y[1], v.t()), tolerance_of(dtype)));
+  }
+}
+
+TEST_P(LinearSums, GiveTheGradientsOfLowRankChanges) {
+  const auto [name, dtype] = GetParam();
+  const KernelTable kernels = table_of(register_linear, Linear::kName, name, dtype);
+  const at::Tensor dy = randn({40, 17}, dtype, 1), b = randn({17, 3}, dtype, 2),
+                   low = randn({40, 3}, dtype, 3);
+  const at::Tensor dz = randn({40, 5}, dtype, 4), c = randn({5, 2}, dtype, 5),
+                   narrow = randn({40, 2}, dtype, 6);
+  const auto gradients = kernels.get<Linear>().low_rank_backward({{dy, b, low}, {dz, c, narrow}});
+  EXPECT_TRUE(close(gradients.d_low.narrow(1, 0, 3), exact(dy, b.t()), tolerance_of(dtype)));
+  EXPECT_TRUE(close(gradients.d_low.narrow(1, 3, 2), exact(dz, c.t()), tolerance_of(dtype)));
+  ASSERT_EQ(gradients.d_b.size(), 2);
+  EXPECT_TRUE(close(gradients.d_b[0], exact(dy.t(), low.t()), tolerance_of(dtype)));
+  EXPECT_TRUE(close(gradients.d_b[1], exact(dz.t(), narrow.t()), tolerance_of(dtype)));
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, LinearSums,
+                         ::testing::Values(Kernel{"cpu", at::kFloat}, Kernel{"cpu", at::kBFloat16},
+                                           Kernel{"reference", at::kFloat},
+                                           Kernel{"reference", at::kDouble}),
+                         heddle::testing::ParameterName());
 
 }  // namespace
 }  // namespace heddle::ops::testing

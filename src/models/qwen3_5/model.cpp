@@ -11,6 +11,7 @@
 #include "base/errors.h"
 #include "ops/autograd.h"
 #include "ops/context_parallel/context_parallel.h"
+#include "ops/linear/linear.h"
 #include "ops/rms_norm/rms_norm.h"
 #include "ops/rotary/rotary.h"
 
@@ -218,7 +219,9 @@ std::int64_t Model::least_tokens() const {
   return ops::ContextPlan::segments_of(options_.context_method, context_group_.size());
 }
 
-at::Tensor Model::embed(const at::Tensor& tokens) { return nn::embedding(tokens, embed_tokens_); }
+at::Tensor Model::embed(const at::Tensor& tokens) {
+  return nn::embedding(kernels_, tokens, embed_tokens_);
+}
 
 at::Tensor Model::final_norm(const at::Tensor& hidden) {
   return ops::rms_norm(kernels_, hidden, norm_.value(), config_.rms_norm_eps);
@@ -228,8 +231,7 @@ nn::Parameter& Model::head_weight() { return lm_head_ ? lm_head_->weight() : emb
 
 at::Tensor Model::logits(const at::Tensor& normalized) {
   const ops::NoGradient guard;
-  if (lm_head_) return lm_head_->forward(normalized);
-  return nn::product(normalized, embed_tokens_.value());
+  return kernels_.get<ops::Linear>().forward({{{normalized, head_weight().data()}}})[0];
 }
 
 std::vector<nn::LayerCache> Model::make_cache(std::int64_t slots, std::int64_t capacity) const {
@@ -279,7 +281,8 @@ std::vector<ops::OpRequest> kernel_requests(const Config& config, const Degrees&
   const std::int64_t head_ranks = degrees.tp * degrees.ulysses;
   const std::int64_t num_kv_heads = config.num_key_value_heads / degrees.tp;
   const ops::Dims hidden = {{"dim", config.hidden_size}};
-  std::vector<ops::OpRequest> requests = {{"rms_norm", {hidden}}};
+  std::vector<ops::OpRequest> requests = {
+      {"embedding", {{}}}, {"rms_norm", {hidden}}, {"linear", {{}}}};
   const auto any = [](const std::vector<bool>& flags, bool value) {
     return std::find(flags.begin(), flags.end(), value) != flags.end();
   };

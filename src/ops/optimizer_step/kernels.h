@@ -24,6 +24,15 @@ Step step_rounded();
 
 }  // namespace heddle::ops::adamw_cuda
 
+namespace heddle::ops::optimizer_step_cuda {
+
+/// Whether square_sum takes the tensor; in a build without CUDA it takes none.
+bool square_sum_fits(const at::Tensor& x);
+/// Sum of squares over at least one tensor, 0-d fp64 on their device: the host does not wait.
+at::Tensor square_sum(const std::vector<at::Tensor>& tensors);
+
+}  // namespace heddle::ops::optimizer_step_cuda
+
 namespace heddle::ops::optimizer_step_cpu {
 
 void adamw(const std::vector<AdamwTensor>& tensors, const AdamwOptions& options);

@@ -86,25 +86,30 @@ void sgd_step(const std::vector<SgdTensor>& tensors, double lr, double momentum,
 
 double gradient_norm(const std::vector<at::Tensor>& gradients) {
   const NoGradient guard;
-  // Tensors of one dtype share their launches.
+  // Tensors of one dtype share libtorch's launches.
   std::map<c10::ScalarType, std::vector<at::Tensor>> on_device;
-  std::vector<at::Tensor> on_cpu;
+  std::vector<at::Tensor> on_cpu, on_cuda;
   for (const at::Tensor& gradient : gradients) {
     if (!gradient.defined() || gradient.numel() == 0) continue;
     if (gradient.is_cpu() && gradient.scalar_type() != at::kHalf) {
       on_cpu.push_back(gradient);
       continue;
     }
+    if (optimizer_step_cuda::square_sum_fits(gradient)) {
+      on_cuda.push_back(gradient);
+      continue;
+    }
     on_device[gradient.scalar_type()].push_back(gradient);
   }
-  const double cpu_sum = optimizer_step_cpu::square_sum(on_cpu);
-  if (on_device.empty()) return std::sqrt(cpu_sum);
+  double sum = optimizer_step_cpu::square_sum(on_cpu);
+  if (!on_cuda.empty()) sum += optimizer_step_cuda::square_sum(on_cuda).item().toDouble();
+  if (on_device.empty()) return std::sqrt(sum);
   std::vector<at::Tensor> norms;
   for (const auto& [dtype, tensors] : on_device) {
     for (const at::Tensor& norm : at::_foreach_norm(tensors, 2, at::kDouble)) norms.push_back(norm);
   }
   const double norm = at::linalg_vector_norm(at::stack(norms)).item().toDouble();
-  return std::sqrt(norm * norm + cpu_sum);
+  return std::sqrt(norm * norm + sum);
 }
 
 void register_optimizer_step(Registry& registry) {

@@ -52,8 +52,8 @@ struct SgdTensor {
 void sgd_step(const std::vector<SgdTensor>& tensors, double lr, double momentum, bool first_step,
               double gradient_multiplier);
 
-/// Square root of the sum of squares over all tensors, accumulated in fp64, as a host number (one
-/// synchronisation).
+/// Square root of the sum of squares over all tensors, accumulated in fp64 (short runs in fp32 on a
+/// GPU), as a host number (one synchronisation).
 double gradient_norm(const std::vector<at::Tensor>& gradients);
 
 }  // namespace heddle::ops

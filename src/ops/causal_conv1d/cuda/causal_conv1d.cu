@@ -381,10 +381,13 @@ Arguments arguments_of(const CausalConv1dShape& shape, const CausalConv1dInputs&
   return a;
 }
 
-/// Tiles along the tokens: `preferred` tokens each, more where the grid would be too tall.
-int64_t tile_of(int64_t tokens, int64_t preferred) {
-  constexpr int64_t kTallest = 65535;
-  return std::max(preferred, (tokens + kTallest - 1) / kTallest);
+/// Tiles along the tokens: `preferred` tokens each, fewer where the grid of `n` channels a thread
+/// would not fill the device, more where it would be too tall.
+int64_t tile_of(const CausalConv1dShape& shape, int64_t n, int64_t preferred) {
+  constexpr int64_t kTallest = 65535, kFewestBlocks = 1024, kSmallest = 32;
+  const int64_t wide = (shape.channels + kThreads * n - 1) / (kThreads * n);
+  while (preferred > kSmallest && shape.tokens / preferred * wide < kFewestBlocks) preferred /= 2;
+  return std::max(preferred, (shape.tokens + kTallest - 1) / kTallest);
 }
 
 dim3 grid_of(const CausalConv1dShape& shape, int64_t n, int64_t tile) {
@@ -415,7 +418,7 @@ void causal_conv1d_forward(const CausalConv1dShape& shape, const CausalConv1dInp
   if (shape.channels == 0) return;
   a.y = y;
   a.final_state = final_state;
-  const int64_t tile = tile_of(shape.tokens, kForwardTile);
+  const int64_t tile = tile_of(shape, 8, kForwardTile);
   a.tile = static_cast<int>(tile);
   if (shape.tokens > 0) {
     dispatch<16>(shape, aligned(in.x, shape.type, shape.channels, 16), [&](auto access, auto taps) {
@@ -435,7 +438,7 @@ void causal_conv1d_forward(const CausalConv1dShape& shape, const CausalConv1dInp
 }
 
 int64_t causal_conv1d_backward_workspace(const CausalConv1dShape& shape) {
-  const int64_t tile = tile_of(shape.tokens, kBackwardTile);
+  const int64_t tile = tile_of(shape, 4, kBackwardTile);
   return (shape.tokens + tile - 1) / tile * shape.channels * shape.width;
 }
 
@@ -450,7 +453,7 @@ void causal_conv1d_backward(const CausalConv1dShape& shape, const CausalConv1dIn
   a.grad_x = grad_x;
   a.grad_initial_state = grad_initial_state;
   a.partial = workspace;
-  const int64_t tile = tile_of(shape.tokens, kBackwardTile);
+  const int64_t tile = tile_of(shape, 4, kBackwardTile);
   a.tile = static_cast<int>(tile);
   if (shape.tokens > 0) {
     // Half as wide as the forward: each channel holds twice the registers.

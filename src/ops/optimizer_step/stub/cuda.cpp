@@ -8,3 +8,11 @@ Step step_wide() { return nullptr; }
 Step step_rounded() { return nullptr; }
 
 }  // namespace heddle::ops::adamw_cuda
+
+namespace heddle::ops::optimizer_step_cuda {
+
+bool square_sum_fits(const at::Tensor&) { return false; }
+
+at::Tensor square_sum(const std::vector<at::Tensor>&) { return {}; }
+
+}  // namespace heddle::ops::optimizer_step_cuda

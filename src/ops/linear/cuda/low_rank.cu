@@ -1,0 +1,258 @@
+// Gradients of low-rank changes: d_low = dy b and d_b = dy^T low from one read of dy, by mma.sync.
+//
+// Work of a CTA: 1024 rows of dy in 8 tiles of 128 x 128, over up to 8 tiles of columns. Warp w
+// takes rows 16 w.. of a tile for d_low, whose sums over all its columns stay in registers (8 tiles
+// x 8), and columns 16 w.. for d_b, whose sums over the rows do. Both go to scratch in fp32, and a
+// second launch adds the parts in their order.
+//
+// Shared memory: 4 stages of a tile, 32 KB each, by bulk copies with the 128-byte swizzle; low of
+// all rows, 48 KB, and b of a tile, 6 KB, in rows of 48 bytes (32 used), which ldmatrix reads
+// without conflicts.
+#include <cuda.h>
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "ops/cuda/vector.cuh"
+#include "ops/gated_delta_net/cuda/mma.cuh"
+#include "ops/linear/cuda/low_rank.h"
+#include "ops/linear/cuda/tensor_map.h"
+
+namespace heddle::ops::cuda {
+namespace {
+
+using gdn::u32;
+
+constexpr int kRank = 16, kTile = 128, kRowTiles = 8, kStripe = kRowTiles * kTile, kStages = 4;
+constexpr int kThreads = 256, kPitch = 48;
+constexpr u32 kTileBytes = kTile * kTile * 2;
+constexpr u32 kSharedBytes =
+    kStages * kTileBytes + (kStripe + kTile) * kPitch + kStages * 8 + 1024;
+
+struct Args {
+  CUtensorMap dy[kMostLowRankGradients];
+  LowRankGradient gradients[kMostLowRankGradients];
+  int first_unit[kMostLowRankGradients];  // a unit: `width` tiles of columns of one gradient
+  float* d_low[kMostLowRankGradients];    // [units, padded rows, 16]
+  float* d_b[kMostLowRankGradients];      // [stripes, padded columns, 16]
+  int count, width, stripes, rank;
+  int64_t rows;
+};
+
+__host__ __device__ inline int tiles_of(int64_t columns) {
+  return static_cast<int>((columns + kTile - 1) / kTile);
+}
+
+#if __CUDA_ARCH__ >= 900
+
+/// Rows [first, first + count) of a [limit, rank] matrix; zeros beyond it.
+__device__ __forceinline__ void load_narrow(u32 to, const void* from, int64_t stride, int64_t first,
+                                            int64_t limit, int count, int rank) {
+  for (int i = threadIdx.x; i < 2 * count; i += kThreads) {
+    const int row = i / 2, column = (i % 2) * 8;
+    uint4 v = make_uint4(0, 0, 0, 0);
+    if (first + row < limit && column < rank)
+      v = *reinterpret_cast<const uint4*>(static_cast<const bf16*>(from) + (first + row) * stride +
+                                          column);
+    asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to + row * kPitch + column * 2),
+                 "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
+  }
+}
+
+/// 16 rows of a narrow matrix as the right operand of a product over them.
+__device__ __forceinline__ void narrow_fragment(u32 (&f)[4], u32 matrix, int row, int lane) {
+  const int m = lane >> 3, r = lane & 7;
+  gdn::ldmatrix4_trans(f, matrix + (row + (m & 1) * 8 + r) * kPitch + (m >> 1) * 16);
+}
+
+/// Accumulators of 16 rows x 16 columns to rows of 16 floats.
+__device__ __forceinline__ void store_part(float* to, const float (&acc)[2][4], int lane) {
+  const int row = lane >> 2, column = (lane & 3) * 2;
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+    *reinterpret_cast<float2*>(to + row * kRank + n * 8 + column) =
+        make_float2(acc[n][0], acc[n][1]);
+    *reinterpret_cast<float2*>(to + (row + 8) * kRank + n * 8 + column) =
+        make_float2(acc[n][2], acc[n][3]);
+  }
+}
+
+#endif
+
+__global__ void __launch_bounds__(kThreads, 1) parts_kernel(const __grid_constant__ Args a) {
+#if __CUDA_ARCH__ >= 900
+  extern __shared__ unsigned char memory[];
+  const u32 stages = (gdn::smem_u32(memory) + 1023) & ~1023u;
+  const u32 low = stages + kStages * kTileBytes, b = low + kStripe * kPitch;
+  const u32 full = b + kTile * kPitch;
+  const int stripe = blockIdx.x % a.stripes, unit = blockIdx.x / a.stripes;
+  int g = 0;
+  while (g + 1 < a.count && unit >= a.first_unit[g + 1]) ++g;
+  const LowRankGradient& gradient = a.gradients[g];
+  const int first_tile = (unit - a.first_unit[g]) * a.width;
+  const int tiles = min(a.width, tiles_of(gradient.columns) - first_tile) * kRowTiles;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, m = lane >> 3, r = lane & 7;
+
+  const auto load_tile = [&](int i) {
+    const u32 to = stages + (i % kStages) * kTileBytes, bar = full + (i % kStages) * 8;
+    const int row = stripe * kStripe + (i % kRowTiles) * kTile;
+    const int column = (first_tile + i / kRowTiles) * kTile;
+    gdn::mbar_expect(bar, kTileBytes);
+    gdn::bulk_load_box(to, &a.dy[g], column, row, bar);
+    gdn::bulk_load_box(to + kTileBytes / 2, &a.dy[g], column + 64, row, bar);
+  };
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < kStages; ++s) gdn::mbar_init(full + s * 8, 1);
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    for (int i = 0; i < min(kStages, tiles); ++i) load_tile(i);
+  }
+  load_narrow(low, gradient.low, gradient.low_stride, int64_t{stripe} * kStripe, a.rows, kStripe,
+              a.rank);
+
+  float d_low[kRowTiles][2][4];
+#pragma unroll
+  for (int t = 0; t < kRowTiles; ++t) gdn::zero(d_low[t]);
+  for (int first = 0; first < tiles; first += kRowTiles) {
+    const int64_t column = int64_t{first_tile + first / kRowTiles} * kTile;
+    load_narrow(b, gradient.b, gradient.b_stride, column, gradient.columns, kTile, a.rank);
+    __syncthreads();
+    u32 right[8][4];
+#pragma unroll
+    for (int k = 0; k < 8; ++k) narrow_fragment(right[k], b, k * 16, lane);
+    float d_b[2][4];
+    gdn::zero(d_b);
+#pragma unroll
+    for (int t = 0; t < kRowTiles; ++t) {
+      const int i = first + t;
+      const u32 tile = stages + (i % kStages) * kTileBytes;
+      gdn::mbar_wait(full + (i % kStages) * 8, (i / kStages) & 1);
+#pragma unroll
+      for (int k = 0; k < 8; ++k) {
+        u32 left[4], narrow[4];
+        gdn::ldmatrix4(left, gdn::tile_address(tile, kTile, warp * 16 + (m & 1) * 8 + r,
+                                               k * 16 + (m >> 1) * 8));
+        gdn::mma_bf16(d_low[t][0], left, right[k][0], right[k][1]);
+        gdn::mma_bf16(d_low[t][1], left, right[k][2], right[k][3]);
+        gdn::load_fragment_trans(left, tile, kTile, k * 16, warp * 16, lane);
+        narrow_fragment(narrow, low, t * kTile + k * 16, lane);
+        gdn::mma_bf16(d_b[0], left, narrow[0], narrow[1]);
+        gdn::mma_bf16(d_b[1], left, narrow[2], narrow[3]);
+      }
+      __syncthreads();
+      if (threadIdx.x == 0 && i + kStages < tiles) load_tile(i + kStages);
+    }
+    const int64_t padded = int64_t{tiles_of(gradient.columns)} * kTile;
+    store_part(a.d_b[g] + (stripe * padded + column + warp * 16) * kRank, d_b, lane);
+  }
+  const int64_t padded = int64_t{a.stripes} * kStripe;
+  float* const part = a.d_low[g] + ((unit - a.first_unit[g]) * padded + stripe * kStripe) * kRank;
+#pragma unroll
+  for (int t = 0; t < kRowTiles; ++t)
+    store_part(part + (t * kTile + warp * 16) * kRank, d_low[t], lane);
+#endif
+}
+
+/// Four columns of a sum over `parts` matrices of `padded` rows of 16.
+__device__ __forceinline__ void sum_parts(const float* from, int parts, int64_t padded, int64_t row,
+                                          int column, float (&total)[4]) {
+#pragma unroll
+  for (int k = 0; k < 4; ++k) total[k] = 0;
+  for (int p = 0; p < parts; ++p) {
+    float x[4];
+    read(from + (p * padded + row) * kRank + column, x);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) total[k] += x[k];
+  }
+}
+
+/// Of gradient y / 2: d_low for even y, d_b for odd. A thread makes four columns of a row.
+__global__ void __launch_bounds__(kThreads) join_kernel(const __grid_constant__ Args a) {
+  const int g = blockIdx.y / 2;
+  const LowRankGradient& gradient = a.gradients[g];
+  const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const int64_t row = i / 4;
+  const int column = static_cast<int>(i % 4) * 4;
+  if (column >= a.rank) return;
+  const int tiles = tiles_of(gradient.columns);
+  float total[4];
+  if (blockIdx.y % 2 == 0) {
+    if (row >= a.rows) return;
+    sum_parts(a.d_low[g], (tiles + a.width - 1) / a.width, int64_t{a.stripes} * kStripe, row,
+              column, total);
+    write(static_cast<bf16*>(gradient.d_low) + row * gradient.d_low_stride + column, total);
+    return;
+  }
+  if (row >= gradient.columns) return;
+  sum_parts(a.d_b[g], a.stripes, int64_t{tiles} * kTile, row, column, total);
+  write(gradient.d_b + row * a.rank + column, total);
+}
+
+/// How the work is divided: wide units save scratch, and there must be one for each multiprocessor.
+struct Plan {
+  int stripes, width;
+};
+
+Plan plan_of(int64_t rows, const std::vector<LowRankGradient>& gradients) {
+  Plan plan{static_cast<int>((rows + kStripe - 1) / kStripe), 8};
+  for (; plan.width > 1; plan.width /= 2) {
+    int units = 0;
+    for (const LowRankGradient& g : gradients)
+      units += (tiles_of(g.columns) + plan.width - 1) / plan.width;
+    if (units * plan.stripes >= 120) break;
+  }
+  return plan;
+}
+
+int64_t low_floats(const Plan& plan, const LowRankGradient& g) {
+  const int units = (tiles_of(g.columns) + plan.width - 1) / plan.width;
+  return int64_t{units} * plan.stripes * kStripe * kRank;
+}
+
+int64_t b_floats(const Plan& plan, const LowRankGradient& g) {
+  return int64_t{plan.stripes} * tiles_of(g.columns) * kTile * kRank;
+}
+
+}  // namespace
+
+int64_t low_rank_workspace(int64_t rows, const std::vector<LowRankGradient>& gradients) {
+  const Plan plan = plan_of(rows, gradients);
+  int64_t floats = 0;
+  for (const LowRankGradient& g : gradients) floats += low_floats(plan, g) + b_floats(plan, g);
+  return floats;
+}
+
+void low_rank_gradients(int64_t rows, int64_t rank, const std::vector<LowRankGradient>& gradients,
+                        float* workspace, cudaStream_t stream) {
+  if (rows == 0 || gradients.empty()) return;
+  if (gradients.size() > kMostLowRankGradients || (rank != 8 && rank != kRank))
+    throw std::runtime_error("low_rank_gradients (cuda): too many gradients, or a rank not 8 or 16");
+  const Plan plan = plan_of(rows, gradients);
+  Args args{};
+  args.count = static_cast<int>(gradients.size());
+  args.width = plan.width;
+  args.stripes = plan.stripes;
+  args.rank = static_cast<int>(rank);
+  args.rows = rows;
+  int units = 0;
+  int64_t longest = rows;
+  for (int i = 0; i < args.count; ++i) {
+    const LowRankGradient& g = gradients[i];
+    args.gradients[i] = g;
+    args.dy[i] = tensor_map(g.dy, rows, g.columns, g.dy_stride, kTile);
+    args.first_unit[i] = units;
+    units += (tiles_of(g.columns) + plan.width - 1) / plan.width;
+    args.d_low[i] = workspace;
+    args.d_b[i] = workspace + low_floats(plan, g);
+    workspace = args.d_b[i] + b_floats(plan, g);
+    longest = std::max(longest, g.columns);
+  }
+  cudaFuncSetAttribute(parts_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+  parts_kernel<<<units * plan.stripes, kThreads, kSharedBytes, stream>>>(args);
+  const dim3 blocks(static_cast<unsigned>((longest * 4 + kThreads - 1) / kThreads),
+                    static_cast<unsigned>(2 * args.count));
+  join_kernel<<<blocks, kThreads, 0, stream>>>(args);
+  check_launch("low_rank_gradients");
+}
+
+}  // namespace heddle::ops::cuda

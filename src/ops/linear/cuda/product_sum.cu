@@ -1,0 +1,347 @@
+// Sums of matrix products by wgmma. One kernel walks over the depth of all terms of a sum, so that
+// neither a low-rank change of a weight nor a second weight costs a pass over the result.
+//
+// Work: persistent clusters of two CTAs; a cluster takes tiles of 256 rows x 256 columns, each CTA
+// 128 of the rows. Both need the same 256 columns of b: each loads half of a stage and sends it to
+// both. Warpgroup 0 loads; warpgroups 1 and 2 multiply 64 rows each, 128 accumulators a thread.
+//
+// Shared memory: 4 stages of 64 in depth, a 16 KB + b 32 KB each; two tiles of 64 x 64 a multiplying
+// warpgroup on the way out, 32 KB; barriers. All tiles have the 128-byte swizzle.
+//
+// full[s]: the bytes of a stage have landed here. empty[s]: the 16 multiplying warps of both CTAs are
+// done with it; both loaders wait for it, because each writes into both CTAs.
+#include <algorithm>
+#include <stdexcept>
+
+#include "ops/cuda/element.h"
+#include "ops/gated_delta_net/cuda/mma.cuh"
+#include "ops/linear/cuda/product_sum.h"
+#include "ops/linear/cuda/tensor_map.h"
+
+namespace heddle::ops::cuda {
+namespace {
+
+using gdn::bf16;
+using gdn::u32;
+using gdn::u64;
+
+constexpr int kRows = 128, kColumns = 256, kDepth = 64, kStages = 4;
+constexpr int kThreads = 384;
+constexpr u32 kBytesA = kRows * kDepth * 2, kBytesB = kColumns * kDepth * 2;
+constexpr u32 kStageBytes = kBytesA + kBytesB;
+constexpr u32 kOutBytes = 64 * 64 * 2;
+constexpr u32 kSharedBytes = kStages * kStageBytes + 4 * kOutBytes + 2 * kStages * 8 + 1024;
+struct Term {
+  int a, b;   // indices of maps
+  int steps;  // of 16 in depth
+};
+
+struct Args {
+  CUtensorMap maps[2 * kMostProductTerms + kMostProductSums];
+  Term terms[kMostProductTerms];
+  struct Sum {
+    int first_tile, first_term, end_term, map;
+  } sums[kMostProductSums];
+  int sum_count, row_pairs, column_tiles;
+};
+
+/// d += a b over 16 in depth. a [64 x 16] and b [256 x 16], or with kTransB [16 x 256].
+template <int kTransB>
+__device__ __forceinline__ void wgmma(float (&d)[32][4], u64 a, u64 b, int scale_d) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  asm volatile(
+      "{.reg .pred p; setp.ne.b32 p, %130, 0; "
+      "wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, "
+      "%9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, "
+      "%27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, "
+      "%45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, "
+      "%63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, %80, "
+      "%81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, "
+      "%99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, "
+      "%114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127}, %128, "
+      "%129, p, 1, 1, 0, %131;}"
+      : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]),
+        "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]),
+        "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]),
+        "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]),
+        "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]), "+f"(d[6][0]),
+        "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]),
+        "+f"(d[7][2]), "+f"(d[7][3]), "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]),
+        "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]),
+        "+f"(d[10][0]), "+f"(d[10][1]), "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]),
+        "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]), "+f"(d[12][0]), "+f"(d[12][1]),
+        "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]),
+        "+f"(d[13][3]), "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]),
+        "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3]), "+f"(d[16][0]),
+        "+f"(d[16][1]), "+f"(d[16][2]), "+f"(d[16][3]), "+f"(d[17][0]), "+f"(d[17][1]),
+        "+f"(d[17][2]), "+f"(d[17][3]), "+f"(d[18][0]), "+f"(d[18][1]), "+f"(d[18][2]),
+        "+f"(d[18][3]), "+f"(d[19][0]), "+f"(d[19][1]), "+f"(d[19][2]), "+f"(d[19][3]),
+        "+f"(d[20][0]), "+f"(d[20][1]), "+f"(d[20][2]), "+f"(d[20][3]), "+f"(d[21][0]),
+        "+f"(d[21][1]), "+f"(d[21][2]), "+f"(d[21][3]), "+f"(d[22][0]), "+f"(d[22][1]),
+        "+f"(d[22][2]), "+f"(d[22][3]), "+f"(d[23][0]), "+f"(d[23][1]), "+f"(d[23][2]),
+        "+f"(d[23][3]), "+f"(d[24][0]), "+f"(d[24][1]), "+f"(d[24][2]), "+f"(d[24][3]),
+        "+f"(d[25][0]), "+f"(d[25][1]), "+f"(d[25][2]), "+f"(d[25][3]), "+f"(d[26][0]),
+        "+f"(d[26][1]), "+f"(d[26][2]), "+f"(d[26][3]), "+f"(d[27][0]), "+f"(d[27][1]),
+        "+f"(d[27][2]), "+f"(d[27][3]), "+f"(d[28][0]), "+f"(d[28][1]), "+f"(d[28][2]),
+        "+f"(d[28][3]), "+f"(d[29][0]), "+f"(d[29][1]), "+f"(d[29][2]), "+f"(d[29][3]),
+        "+f"(d[30][0]), "+f"(d[30][1]), "+f"(d[30][2]), "+f"(d[30][3]), "+f"(d[31][0]),
+        "+f"(d[31][1]), "+f"(d[31][2]), "+f"(d[31][3])
+      : "l"(a), "l"(b), "r"(scale_d), "n"(kTransB));
+#endif
+}
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+__device__ __forceinline__ u32 rank_in_cluster() {
+  u32 r;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
+  return r;
+}
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
+                   : "memory");
+}
+/// Arrives at the barrier that lies at the same place in the shared memory of another CTA.
+__device__ __forceinline__ void arrive_at(u32 bar, u32 rank) {
+  asm volatile(
+      "{.reg .b32 t; mapa.shared::cluster.u32 t, %0, %1; "
+      "mbarrier.arrive.shared::cluster.b64 _, [t];}" ::"r"(bar),
+      "r"(rank)
+      : "memory");
+}
+/// A box at the same place of both CTAs; each one's barrier counts its bytes.
+__device__ __forceinline__ void load_to_both(u32 dst, const void* map, int column, int row,
+                                             u32 bar) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(dst),
+      "l"(map), "r"(column), "r"(row), "r"(bar), "h"(static_cast<unsigned short>(3))
+      : "memory");
+}
+
+/// Tiles of this many row pairs are done for all columns before the next ones: with as many columns
+/// they are what runs at the same time, and share their rows and columns in the cache.
+constexpr int kGroup = 8;
+
+/// Place of a tile: rows of the pair, columns of a sum.
+struct Place {
+  const Args::Sum* sum;
+  int row, column;
+};
+
+__device__ __forceinline__ Place place_of(const Args& a, int tile, int rank) {
+  const int per_group = kGroup * a.column_tiles;
+  const int group = tile / per_group, in_group = tile % per_group;
+  const int height = min(kGroup, a.row_pairs - group * kGroup);
+  const int pair = group * kGroup + in_group % height, column = in_group / height;
+  int s = 0;
+  while (s + 1 < a.sum_count && column >= a.sums[s + 1].first_tile) ++s;
+  return {&a.sums[s], (2 * pair + rank) * kRows, (column - a.sums[s].first_tile) * kColumns};
+}
+
+struct Ring {
+  int stage = 0, phase = 0;
+  __device__ __forceinline__ void next() {
+    if (++stage == kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+template <int kTransB>
+__device__ void load(const Args& a, u32 stages, u32 full, u32 empty, int rank) {
+  Ring ring;
+  const int tiles = a.row_pairs * a.column_tiles;
+  for (int tile = blockIdx.x / 2; tile < tiles; tile += gridDim.x / 2) {
+    const Place place = place_of(a, tile, rank);
+    for (int t = place.sum->first_term; t < place.sum->end_term; ++t) {
+      const void* map_a = &a.maps[a.terms[t].a];
+      const void* map_b = &a.maps[a.terms[t].b];
+      const int depth = a.terms[t].steps * 16;
+#pragma unroll 1
+      for (int k = 0; k < depth; k += kDepth, ring.next()) {
+        gdn::mbar_wait(empty + ring.stage * 8, ring.phase ^ 1);
+        const u32 bar = full + ring.stage * 8, to = stages + ring.stage * kStageBytes;
+        gdn::mbar_expect(bar, kStageBytes);
+        gdn::bulk_load_box(to, map_a, k, place.row, bar);
+        const u32 half = to + kBytesA + rank * (kBytesB / 2);
+        if constexpr (kTransB) {
+          const int column = place.column + rank * (kColumns / 2);
+          load_to_both(half, map_b, column, k, bar);
+          load_to_both(half + gdn::kBlockBytes, map_b, column + 64, k, bar);
+        } else {
+          load_to_both(half, map_b, k, place.column + rank * (kColumns / 2), bar);
+        }
+      }
+    }
+  }
+}
+
+/// One stage: kSteps of 16 in depth. Beyond the depth of its matrices a stage holds zeros, so that
+/// four steps are always right; a rank of 16 takes one.
+template <int kTransB, int kSteps>
+__device__ __forceinline__ void multiply_stage(float (&acc)[32][4], u32 stage, int group,
+                                               bool first) {
+  const u64 da = gdn::make_descriptor(stage + group * gdn::kBlockBytes);
+  const u64 db = gdn::make_descriptor(stage + kBytesA);
+  gdn::MmaHopper::fence();
+#pragma unroll
+  for (int k = 0; k < kSteps; ++k)
+    wgmma<kTransB>(acc, da + ((k * 32) >> 4), db + ((kTransB ? k * 2048 : k * 32) >> 4),
+                   !first || k > 0);
+  gdn::MmaHopper::commit();
+}
+
+/// 64 x 256 sums to memory, 64 columns at a time through two shared tiles.
+__device__ __forceinline__ void write_out(const Args& a, const Place& place, float (&acc)[32][4],
+                                          u32 out, int group) {
+  const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
+  const bool leader = (threadIdx.x & 127) == 0;
+#pragma unroll
+  for (int c = 0; c < 4; ++c) {
+    const u32 tile = out + (c & 1) * kOutBytes;
+    if (leader) gdn::bulk_wait_read<1>();
+    gdn::named_sync(1 + group, 128);
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+      const int n = c * 8 + b * 2;
+      const u32 f[4] = {gdn::pack_bf16(acc[n][0], acc[n][1]), gdn::pack_bf16(acc[n][2], acc[n][3]),
+                        gdn::pack_bf16(acc[n + 1][0], acc[n + 1][1]),
+                        gdn::pack_bf16(acc[n + 1][2], acc[n + 1][3])};
+      gdn::store_fragment(tile, 64, warp * 16, b * 16, lane, f);
+    }
+    gdn::fence_async_proxy();
+    gdn::named_sync(1 + group, 128);
+    if (leader) {
+      gdn::bulk_store_box(&a.maps[place.sum->map], place.column + c * 64, place.row + group * 64,
+                          tile);
+      gdn::bulk_commit();
+    }
+  }
+}
+
+template <int kTransB>
+__device__ void multiply(const Args& a, u32 stages, u32 full, u32 empty, u32 out, int rank) {
+  const int group = threadIdx.x / 128 - 1, lane = threadIdx.x & 31;
+  Ring ring;
+  float acc[32][4];
+  // Lanes 0 and 1 tell the two CTAs.
+  const auto release = [&](int stage) {
+    if (lane < 2) arrive_at(empty + stage * 8, lane);
+  };
+  const int tiles = a.row_pairs * a.column_tiles;
+  for (int tile = blockIdx.x / 2; tile < tiles; tile += gridDim.x / 2) {
+    const Place place = place_of(a, tile, rank);
+    int previous = -1;
+    for (int t = place.sum->first_term; t < place.sum->end_term; ++t) {
+      int steps = a.terms[t].steps;
+#pragma unroll 1
+      for (; steps > 0; steps -= 4, ring.next()) {
+        gdn::mbar_wait(full + ring.stage * 8, ring.phase);
+        const u32 stage = stages + ring.stage * kStageBytes;
+        if (steps > 1) {
+          multiply_stage<kTransB, 4>(acc, stage, group, previous < 0);
+        } else {
+          multiply_stage<kTransB, 1>(acc, stage, group, previous < 0);
+        }
+        gdn::MmaHopper::wait<1>();
+        if (previous >= 0) release(previous);
+        previous = ring.stage;
+      }
+    }
+    gdn::MmaHopper::wait<0>();
+    gdn::pin(acc);
+    release(previous);
+    write_out(a, place, acc, out + group * 2 * kOutBytes, group);
+  }
+  if ((threadIdx.x & 127) == 0) gdn::bulk_wait_all();
+}
+
+#endif
+
+template <int kTransB>
+__global__ void __launch_bounds__(kThreads, 1) product_sum_kernel(const __grid_constant__ Args args) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  extern __shared__ unsigned char memory[];
+  const u32 stages = (gdn::smem_u32(memory) + 1023) & ~1023u;
+  const u32 out = stages + kStages * kStageBytes;
+  const u32 full = out + 4 * kOutBytes, empty = full + kStages * 8;
+  const int rank = static_cast<int>(rank_in_cluster());
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < kStages; ++s) {
+      gdn::mbar_init(full + s * 8, 1);
+      gdn::mbar_init(empty + s * 8, 16);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  }
+  cluster_sync();
+  if (threadIdx.x < 128) {
+    gdn::set_max_registers_down<40>();
+    if (threadIdx.x == 0) load<kTransB>(args, stages, full, empty, rank);
+  } else {
+    gdn::set_max_registers_up<232>();
+    multiply<kTransB>(args, stages, full, empty, out, rank);
+  }
+  // Neither leaves while the other still sends to it.
+  cluster_sync();
+#endif
+}
+
+}  // namespace
+
+bool product_sums_available() {
+#ifdef HEDDLE_CUDA_SM90A
+  int device = 0, major = 0, minor = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  return major == 9 && minor == 0;
+#else
+  return false;
+#endif
+}
+
+void product_sums(int64_t rows, const std::vector<ProductSum>& sums, bool b_has_depth_first,
+                  cudaStream_t stream) {
+  Args args;
+  int maps = 0, terms = 0;
+  args.sum_count = static_cast<int>(sums.size());
+  args.row_pairs = static_cast<int>((rows + 2 * kRows - 1) / (2 * kRows));
+  args.column_tiles = 0;
+  if (sums.empty() || sums.size() > kMostProductSums)
+    throw std::runtime_error("product_sums (cuda): too many sums");
+  for (std::size_t i = 0; i < sums.size(); ++i) {
+    const ProductSum& sum = sums[i];
+    if (terms + sum.terms.size() > kMostProductTerms)
+      throw std::runtime_error("product_sums (cuda): too many terms");
+    args.sums[i] = {args.column_tiles, terms, terms + static_cast<int>(sum.terms.size()), maps};
+    args.maps[maps++] = tensor_map(sum.y, rows, sum.columns, sum.y_stride, 64);
+    args.column_tiles += static_cast<int>((sum.columns + kColumns - 1) / kColumns);
+    for (const ProductTerm& term : sum.terms) {
+      args.terms[terms++] = {maps, maps + 1, static_cast<int>((term.depth + 15) / 16)};
+      args.maps[maps++] = tensor_map(term.a, rows, term.depth, term.a_stride, kRows);
+      args.maps[maps++] = b_has_depth_first
+                              ? tensor_map(term.b, term.depth, sum.columns, term.b_stride, kDepth)
+                              : tensor_map(term.b, sum.columns, term.depth, term.b_stride, kColumns / 2);
+    }
+  }
+  const auto kernel = b_has_depth_first ? product_sum_kernel<1> : product_sum_kernel<0>;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+  const int clusters = std::min(args.row_pairs * args.column_tiles, multiprocessors() / 2);
+  if (clusters == 0) return;
+  cudaLaunchAttribute pairs{};
+  pairs.id = cudaLaunchAttributeClusterDimension;
+  pairs.val.clusterDim = {2, 1, 1};
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = dim3(2 * clusters);
+  launch.blockDim = dim3(kThreads);
+  launch.dynamicSmemBytes = kSharedBytes;
+  launch.stream = stream;
+  launch.attrs = &pairs;
+  launch.numAttrs = 1;
+  cudaLaunchKernelEx(&launch, kernel, args);
+  check_launch("product_sums");
+}
+
+}  // namespace heddle::ops::cuda

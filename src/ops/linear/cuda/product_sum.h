@@ -1,0 +1,42 @@
+// Sums of matrix products in one pass: plain C++, no ATen.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace heddle::ops::cuda {
+
+/// One product of a sum. Both matrices are bf16 with unit stride along their rows; pointers and row
+/// strides are multiples of 16 bytes.
+struct ProductTerm {
+  const void* a = nullptr;  ///< [rows, depth]
+  int64_t a_stride = 0;
+  const void* b = nullptr;  ///< [columns, depth], or [depth, columns] in the transposed form
+  int64_t b_stride = 0;
+  int64_t depth = 0;
+};
+
+/// y [rows, columns] = the sum over terms of a b^T (a b in the transposed form), summed in fp32 and
+/// rounded once.
+struct ProductSum {
+  void* y = nullptr;
+  int64_t y_stride = 0;
+  int64_t columns = 0;
+  std::vector<ProductTerm> terms;
+};
+
+/// At most this many sums, and this many terms of all of them, in one launch.
+constexpr int kMostProductSums = 4;
+constexpr int kMostProductTerms = 10;
+
+/// Whether the current device is of compute capability 9.0 and this build has code for it.
+bool product_sums_available();
+
+/// All sums, of `rows` rows each, in one launch on a device of sm_90. Throws std::runtime_error
+/// where tensor maps cannot be made or the launch fails.
+void product_sums(int64_t rows, const std::vector<ProductSum>& sums, bool b_has_depth_first,
+                  cudaStream_t stream);
+
+}  // namespace heddle::ops::cuda

@@ -1,0 +1,124 @@
+// Joins the sums of products with ATen. One product alone is cuBLAS's; so are few rows, for which a
+// tile of 256 is too high, and matrices that the bulk copies cannot read.
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "ops/cuda/tensor.h"
+#include "ops/linear/cuda/low_rank.h"
+#include "ops/linear/cuda/product_sum.h"
+#include "ops/linear/kernels.h"
+
+namespace heddle::ops::linear_cuda {
+namespace {
+
+constexpr std::int64_t kFewestRows = 512;
+
+bool is_readable(const at::Tensor& x) {
+  return x.scalar_type() == at::kBFloat16 && x.stride(1) == 1 && x.stride(0) % 8 == 0 &&
+         reinterpret_cast<std::uintptr_t>(x.const_data_ptr()) % 16 == 0 && x.size(1) > 0;
+}
+
+/// `columns` of the result of each sum.
+bool fits(const std::vector<Products>& sums, const std::vector<std::int64_t>& columns) {
+  std::size_t terms = 0;
+  for (const Products& sum : sums) {
+    terms += sum.size();
+    for (const Product& product : sum) {
+      if (!is_readable(product.a) || !is_readable(product.b)) return false;
+    }
+  }
+  const std::int64_t rows = sums[0][0].a.size(0);
+  return terms > 1 && terms <= cuda::kMostProductTerms && sums.size() <= cuda::kMostProductSums &&
+         rows >= kFewestRows &&
+         std::all_of(columns.begin(), columns.end(), [](std::int64_t n) { return n % 8 == 0; });
+}
+
+Tensors run(const std::vector<Products>& sums, const std::vector<std::int64_t>& columns,
+            bool b_has_depth_first) {
+  const at::Tensor& first = sums[0][0].a;
+  const cuda::OnDevice on(first);
+  Tensors results;
+  std::vector<cuda::ProductSum> work;
+  for (std::size_t i = 0; i < sums.size(); ++i) {
+    const at::Tensor y = at::empty({first.size(0), columns[i]}, first.options());
+    cuda::ProductSum sum{y.mutable_data_ptr(), columns[i], columns[i], {}};
+    for (const auto& [a, b] : sums[i]) {
+      TORCH_CHECK(a.size(0) == first.size(0) && a.size(1) == b.size(b_has_depth_first ? 0 : 1),
+                  "a product of ", a.sizes(), " and ", b.sizes());
+      sum.terms.push_back(
+          {a.const_data_ptr(), a.stride(0), b.const_data_ptr(), b.stride(0), a.size(1)});
+    }
+    work.push_back(std::move(sum));
+    results.push_back(y);
+  }
+  cuda::product_sums(first.size(0), work, b_has_depth_first, on.stream());
+  return results;
+}
+
+Tensors forward(const std::vector<Products>& sums) {
+  std::vector<std::int64_t> columns;
+  for (const Products& sum : sums) columns.push_back(sum[0].b.size(0));
+  return fits(sums, columns) ? run(sums, columns, false) : linear_reference::forward(sums);
+}
+
+at::Tensor backward(const Products& terms) {
+  const std::vector<std::int64_t> columns = {terms[0].b.size(1)};
+  return fits({terms}, columns) ? run({terms}, columns, true)[0]
+                                : linear_reference::backward(terms);
+}
+
+bool fits(const std::vector<LowRankChange>& changes) {
+  const std::int64_t rank = changes[0].low.size(1);
+  return (rank == 8 || rank == 16) && changes.size() <= cuda::kMostLowRankGradients &&
+         changes[0].low.size(0) >= kFewestRows &&
+         std::all_of(changes.begin(), changes.end(), [&](const LowRankChange& change) {
+           return change.low.size(1) == rank && is_readable(change.dy) && is_readable(change.b) &&
+                  is_readable(change.low);
+         });
+}
+
+Linear::Functions::LowRankGradients low_rank_backward(const std::vector<LowRankChange>& changes) {
+  if (!fits(changes)) return linear_reference::low_rank_backward(changes);
+  const cuda::OnDevice on(changes[0].dy);
+  const std::int64_t rows = changes[0].low.size(0), rank = changes[0].low.size(1);
+  const auto count = static_cast<std::int64_t>(changes.size());
+  Linear::Functions::LowRankGradients result;
+  result.d_low = at::empty({rows, count * rank}, changes[0].low.options());
+  std::vector<cuda::LowRankGradient> work;
+  for (const auto& [dy, b, low] : changes) {
+    TORCH_CHECK(dy.size(0) == rows && low.size(0) == rows && b.size(0) == dy.size(1) &&
+                    b.size(1) == rank,
+                "a low-rank change of ", dy.sizes(), " by ", low.sizes(), " and ", b.sizes());
+    result.d_b.push_back(at::empty({dy.size(1), rank}, dy.options().dtype(at::kFloat)));
+    at::Tensor d_low = result.d_low.narrow(1, (static_cast<std::int64_t>(work.size())) * rank, rank);
+    work.push_back({dy.const_data_ptr(), dy.stride(0), dy.size(1), b.const_data_ptr(), b.stride(0),
+                    low.const_data_ptr(), low.stride(0), d_low.mutable_data_ptr(), count * rank,
+                    result.d_b.back().mutable_data_ptr<float>()});
+  }
+  const at::Tensor workspace =
+      cuda::workspace_on(result.d_low, cuda::low_rank_workspace(rows, work));
+  cuda::low_rank_gradients(rows, rank, work, workspace.mutable_data_ptr<float>(), on.stream());
+  return result;
+}
+
+std::optional<std::string> refuse(const Dims&) {
+  if (cuda::product_sums_available()) return std::nullopt;
+  return "needs a device of compute capability 9.0 and a build for sm_90a";
+}
+
+}  // namespace
+
+void add(Registry& registry) {
+  registry.add<Linear>({.op = "",
+                        .name = "cuda.sm90_or_cublas",
+                        .device = c10::DeviceType::CUDA,
+                        .dtypes = {c10::ScalarType::BFloat16},
+                        .is_reference = false,
+                        .refuse = refuse,
+                        .on_chip_bytes = {}},
+                       {forward, backward, low_rank_backward});
+}
+
+}  // namespace heddle::ops::linear_cuda

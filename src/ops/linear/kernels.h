@@ -1,0 +1,19 @@
+#pragma once
+
+#include "ops/linear/linear.h"
+
+namespace heddle::ops::linear_reference {
+
+/// A product of libtorch for the first term, to which those of the others add.
+Tensors forward(const std::vector<Products>& sums);
+at::Tensor backward(const Products& terms);
+Linear::Functions::LowRankGradients low_rank_backward(const std::vector<LowRankChange>& changes);
+
+}  // namespace heddle::ops::linear_reference
+
+namespace heddle::ops::linear_cuda {
+
+/// Adds "cuda.sm90_or_cublas"; nothing in a build without CUDA.
+void add(Registry& registry);
+
+}  // namespace heddle::ops::linear_cuda

@@ -1,0 +1,43 @@
+#pragma once
+
+#include "ops/autograd.h"
+#include "ops/registry.h"
+
+namespace heddle::ops {
+
+/// One product of a sum of products.
+struct Product {
+  at::Tensor a, b;
+};
+using Products = std::vector<Product>;
+
+/// A low-rank change of an output in its backward: y += low b^T.
+struct LowRankChange {
+  at::Tensor dy;   ///< [T,n]
+  at::Tensor b;    ///< [n,r]
+  at::Tensor low;  ///< [T,r]
+};
+
+/// The products of linear layers, as sums: a low-rank change of a weight is a second term of its
+/// layer's output, and the gradients of layers that share an input are terms of one gradient. Not
+/// differentiable by themselves; see nn/linear.h.
+struct Linear {
+  static constexpr const char* kName = "linear";
+  struct Functions {
+    /// For each sum, y [T,n] = sum of a b^T over its terms: a [T,k], b [n,k]; T is that of all.
+    Tensors (*forward)(const std::vector<Products>& sums);
+    /// sum of a b over the terms: a [T,n], b [n,k] -> [T,k].
+    at::Tensor (*backward)(const Products& terms);
+    struct LowRankGradients {
+      at::Tensor d_low;  ///< dy b of all changes side by side, [T, sum of r]
+      Tensors d_b;       ///< dy^T low of each, [n,r], not narrower than dy
+    };
+    /// At least one change; T is that of all.
+    LowRankGradients (*low_rank_backward)(const std::vector<LowRankChange>& changes);
+  };
+};
+
+/// dy^T x, the gradient of a matrix; of half precision on a GPU in fp32, as it is summed there.
+at::Tensor wide_product(const at::Tensor& dy, const at::Tensor& x);
+
+}  // namespace heddle::ops

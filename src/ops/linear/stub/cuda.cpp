@@ -1,0 +1,8 @@
+// A build without the CUDA back end (cmake --preset cuda has it) offers no kernel of it.
+#include "ops/linear/kernels.h"
+
+namespace heddle::ops::linear_cuda {
+
+void add(Registry&) {}
+
+}  // namespace heddle::ops::linear_cuda

@@ -1,0 +1,120 @@
+// The sums of products of linear layers on the GPU, against the reference in fp64 on the CPU.
+#include "ops/linear/linear.h"
+
+#include <ATen/TensorOperators.h>
+
+#include "ops/builtin.h"
+#include "ops/cuda/fused_support.h"
+
+namespace heddle::ops::testing {
+namespace {
+
+KernelTable table(const std::string& name, c10::ScalarType dtype, c10::DeviceType device) {
+  return table_of(register_linear, Linear::kName, name, dtype, device);
+}
+
+/// The same products in fp64 on the CPU.
+Products exact(const Products& terms) {
+  Products moved;
+  for (const auto& [a, b] : terms)
+    moved.push_back({a.cpu().to(at::kDouble), b.cpu().to(at::kDouble)});
+  return moved;
+}
+
+/// bf16 rows on the GPU with NaN between them; a gap of a multiple of 16 leaves them aligned.
+at::Tensor matrix(std::int64_t rows, std::int64_t columns, std::uint64_t seed, std::int64_t gap) {
+  return with_poisoned_gaps(randn({rows, columns}, at::kBFloat16, seed).to(gpu()), gap);
+}
+
+struct Case {
+  std::int64_t rows;
+  std::vector<std::int64_t> columns;  ///< Of each sum.
+  std::vector<std::int64_t> depths;   ///< Of each term of each sum.
+  std::int64_t gap = 16;
+};
+
+const std::vector<Case> kCases = {
+    {512, {256}, {64, 16}},         {513, {8}, {8, 8}},
+    {640, {1024, 32}, {320, 16}},   {2049, {264, 32, 32, 512}, {1000, 24}},
+    {4096, {2560}, {2560, 64, 16}}, {700, {512, 40}, {136}},
+    {300, {256}, {64, 16}},         {600, {13}, {64, 16}},
+    {600, {64}, {64, 4}},           {600, {64, 32}, {70, 16}, 5}};
+
+class GpuLinear : public GpuFused {};
+
+TEST_F(GpuLinear, OutputsEqualReference) {
+  const KernelTable gpu_table = table("cuda.sm90_or_cublas", at::kBFloat16, c10::DeviceType::CUDA);
+  const KernelTable cpu_table = table("reference", at::kDouble, c10::DeviceType::CPU);
+  std::uint64_t seed = 0;
+  for (const Case& c : kCases) {
+    std::vector<Products> sums, expected_sums;
+    for (const std::int64_t columns : c.columns) {
+      Products terms;
+      for (const std::int64_t depth : c.depths)
+        terms.push_back(
+            {matrix(c.rows, depth, ++seed, c.gap), matrix(columns, depth, ++seed, c.gap)});
+      expected_sums.push_back(exact(terms));
+      sums.push_back(std::move(terms));
+    }
+    const Tensors actual = gpu_table.get<Linear>().forward(sums);
+    const Tensors again = gpu_table.get<Linear>().forward(sums);
+    const Tensors expected = cpu_table.get<Linear>().forward(expected_sums);
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_TRUE(close(actual[i].cpu(), expected[i], 1e-2)) << c.rows << " rows, sum " << i;
+      EXPECT_TRUE(identical(actual[i].cpu(), again[i].cpu())) << c.rows << " rows, sum " << i;
+    }
+  }
+}
+
+TEST_F(GpuLinear, InputGradientsEqualReference) {
+  const KernelTable gpu_table = table("cuda.sm90_or_cublas", at::kBFloat16, c10::DeviceType::CUDA);
+  const KernelTable cpu_table = table("reference", at::kDouble, c10::DeviceType::CPU);
+  std::uint64_t seed = 100;
+  for (const Case& c : kCases) {
+    Products terms;
+    for (const std::int64_t depth : c.depths)
+      terms.push_back(
+          {matrix(c.rows, depth, ++seed, c.gap), matrix(depth, c.columns[0], ++seed, c.gap)});
+    const at::Tensor actual = gpu_table.get<Linear>().backward(terms);
+    EXPECT_TRUE(close(actual.cpu(), cpu_table.get<Linear>().backward(exact(terms)), 1e-2))
+        << c.rows << " rows";
+    EXPECT_TRUE(identical(actual.cpu(), gpu_table.get<Linear>().backward(terms).cpu()))
+        << c.rows << " rows";
+  }
+}
+
+TEST_F(GpuLinear, LowRankGradientsEqualReference) {
+  const KernelTable gpu_table = table("cuda.sm90_or_cublas", at::kBFloat16, c10::DeviceType::CUDA);
+  const KernelTable cpu_table = table("reference", at::kDouble, c10::DeviceType::CPU);
+  std::uint64_t seed = 200;
+  for (const Case& c : std::vector<Case>{{512, {128}, {16}},
+                                         {1000, {264, 32, 1032}, {16}},
+                                         {2049, {8, 2560}, {8}},
+                                         {1500, {300}, {16}},
+                                         {700, {64, 64}, {4}},
+                                         {700, {64, 64}, {32}},
+                                         {100, {64}, {16}},
+                                         {600, {64, 40}, {16}, 5}}) {
+    const std::int64_t rank = c.depths[0];
+    std::vector<LowRankChange> changes, expected_changes;
+    for (const std::int64_t columns : c.columns) {
+      changes.push_back({matrix(c.rows, columns, ++seed, c.gap), matrix(columns, rank, ++seed, c.gap),
+                         matrix(c.rows, rank, ++seed, c.gap)});
+      const auto& [dy, b, low] = changes.back();
+      expected_changes.push_back(
+          {dy.cpu().to(at::kDouble), b.cpu().to(at::kDouble), low.cpu().to(at::kDouble)});
+    }
+    const auto actual = gpu_table.get<Linear>().low_rank_backward(changes);
+    const auto again = gpu_table.get<Linear>().low_rank_backward(changes);
+    const auto expected = cpu_table.get<Linear>().low_rank_backward(expected_changes);
+    EXPECT_TRUE(close(actual.d_low.cpu(), expected.d_low, 1e-2)) << c.rows << " rows";
+    EXPECT_TRUE(identical(actual.d_low.cpu(), again.d_low.cpu())) << c.rows << " rows";
+    for (std::size_t i = 0; i < expected.d_b.size(); ++i) {
+      EXPECT_TRUE(close(actual.d_b[i].cpu(), expected.d_b[i], 1e-4)) << c.rows << " rows, " << i;
+      EXPECT_TRUE(identical(actual.d_b[i].cpu(), again.d_b[i].cpu())) << c.rows << " rows, " << i;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace heddle::ops::testing
