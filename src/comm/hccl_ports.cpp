@@ -10,9 +10,9 @@ std::vector<std::pair<std::string, std::string>> hccl_port_variables(std::uint16
   // The master port's own hundred is left to whoever else derives its ports from it.
   if (master_port >= base && master_port < base + 2 * kPorts)
     base = kFirst + (master_port + kJobs / 2) % kJobs * 2 * kPorts;
-  return {{"HCCL_HOST_SOCKET_PORT_RANGE", fmt::format("{}-{}", base, base + kPorts - 1)},
-          {"HCCL_NPU_SOCKET_PORT_RANGE",
-           fmt::format("{}-{}", base + kPorts, base + 2 * kPorts - 1)}};
+  return {
+      {"HCCL_HOST_SOCKET_PORT_RANGE", fmt::format("{}-{}", base, base + kPorts - 1)},
+      {"HCCL_NPU_SOCKET_PORT_RANGE", fmt::format("{}-{}", base + kPorts, base + 2 * kPorts - 1)}};
 }
 
 }  // namespace heddle::comm
