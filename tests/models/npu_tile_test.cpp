@@ -22,8 +22,8 @@ TEST(NpuConvTile, AcceptsEveryPublishedSizeAt128kTokens) {
       for (const ops::OpRequest& request : kernel_requests(config, degrees)) {
         if (request.op != "causal_conv1d") continue;
         for (const std::int64_t tokens : {kTokens, (kTokens + sp - 1) / sp}) {
-          const ConvShape shape{tokens, request.dims[0].at("channels"),
-                                request.dims[0].at("width"), 2};
+          const ConvShape shape{tokens, request.dims[0].at("channels"), request.dims[0].at("width"),
+                                2};
           const Tile tile = plan_tile(shape, device::kUnifiedBufferBytes);
           EXPECT_LE(tile_bytes(tile, shape), device::kUnifiedBufferBytes) << name << " sp " << sp;
           EXPECT_GE(tile.tokens * tile.channels, 4096) << name << " sp " << sp;

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "base/errors.h"
+#include "base/files.h"
 #include "ops/gated_delta_net/npu/path.h"
 #include "ops/npu/call.h"
 #include "ops/operator_support.h"
@@ -47,7 +48,8 @@ TEST(NpuGdnPath, ElsewhereOurChunksRunAndTheReasonIsSaid) {
   };
   for (const auto& [path, reason] : {
            std::pair{changed([](Environment& e) { e.is_training = true; }), "no backward"},
-           std::pair{changed([](Environment& e) { e.dtype = c10::ScalarType::Float; }), "bf16 only"},
+           std::pair{changed([](Environment& e) { e.dtype = c10::ScalarType::Float; }),
+                     "bf16 only"},
            std::pair{changed([](Environment& e) { e.soc = "Ascend950"; }), "A2 and A3 only"},
            std::pair{changed([](Environment& e) { e.soc = "Ascend310P3"; }), "A2 and A3 only"},
            std::pair{changed([](Environment& e) { e.head_k_dim = 64; }), "heads of 128"},
@@ -63,6 +65,23 @@ TEST(NpuGdnPath, Float64IsRefused) {
   e.dtype = c10::ScalarType::Double;
   EXPECT_EQ(choose_path(e).kernel, "");
   EXPECT_THAT(choose_path(e).reason, HasSubstr("no float64"));
+}
+
+TEST(NpuGdnPath, TheDocumentShowsTheTable) {
+  const std::string text = files::read(std::string(HEDDLE_SOURCE_DIR) + "/docs/ascend.md");
+  std::string table = "| when | kernel | why |\n|---|---|---|\n";
+  for (const auto& row : gated_delta_rule_npu::path_rows()) {
+    table += fmt::format("| {} | {} | {} |\n", row.condition,
+                         row.kernel.empty() ? "refused" : row.kernel, row.reason);
+  }
+  EXPECT_THAT(text, HasSubstr(table));
+}
+
+TEST(NpuKernels, TheDocumentNamesEachOne) {
+  const std::string text = files::read(std::string(HEDDLE_SOURCE_DIR) + "/docs/ascend.md");
+  for (const auto& entry : builtin_registry().entries()) {
+    if (entry.info.name.starts_with("npu.")) EXPECT_THAT(text, HasSubstr(entry.info.name));
+  }
 }
 
 /// The operators for which a model of experts asks, at a published size.

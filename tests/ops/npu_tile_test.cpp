@@ -46,7 +46,8 @@ TEST(NpuConvTile, TheTileKnownToFailIsRefusedWithBothByteCounts) {
   EXPECT_THAT([] { check_tile_bytes(1840384 / 8, kLimit); },
               ThrowsMessage<DeviceError>(AllOf(HasSubstr("230048 bytes"), HasSubstr("196608"),
                                                HasSubstr("1840384"), HasSubstr("1572864"))));
-  // What a plan without regard to the buffer would take for a long context: 128 rows of 256 columns.
+  // What a plan without regard to the buffer would take for a long context: 128 rows of 256
+  // columns.
   const ConvShape shape{131072, 8192, 4, 2};
   EXPECT_THROW(check_tile_bytes(tile_bytes({128, 256}, shape), kLimit), DeviceError);
   EXPECT_NO_THROW(check_tile_bytes(kLimit, kLimit));

@@ -60,8 +60,7 @@ std::vector<at::Tensor> tensors_of(const std::vector<c10::IValue>& results) {
 std::vector<at::Tensor> call(const std::string& name, const Named& arguments,
                              const std::string& overload) {
   const std::string full = "npu::" + name;
-  const auto operation =
-      c10::Dispatcher::singleton().findSchema(c10::OperatorName(full, overload));
+  const auto operation = c10::Dispatcher::singleton().findSchema(c10::OperatorName(full, overload));
   if (!operation) {
     throw_error<DeviceError>(
         "operator {}{}{} is not registered: is libtorch_npu loaded, and of the version in "

@@ -47,14 +47,10 @@ struct Lengths {
 };
 
 npu::Named common_arguments(const Attention::Inputs& in, const Lengths& lengths) {
-  return {{"query", in.q.contiguous()},
-          {"key", in.k.contiguous()},
-          {"value", in.v.contiguous()},
-          {"head_num", in.q.size(1)},
-          {"input_layout", std::string("TND")},
-          {"atten_mask", compressed_mask(in.q.device())},
-          {"actual_seq_qlen", lengths.q},
-          {"actual_seq_kvlen", lengths.k},
+  return {{"query", in.q.contiguous()},         {"key", in.k.contiguous()},
+          {"value", in.v.contiguous()},         {"head_num", in.q.size(1)},
+          {"input_layout", std::string("TND")}, {"atten_mask", compressed_mask(in.q.device())},
+          {"actual_seq_qlen", lengths.q},       {"actual_seq_kvlen", lengths.k},
           {"sparse_mode", kRightDownCausal}};
 }
 
@@ -74,8 +70,7 @@ Attention::Forward forward(const Attention::Inputs& in, bool keep) {
 
 Attention::Gradients backward(const Attention::Inputs& in, const Attention::Forward& saved,
                               const at::Tensor& grad_o) {
-  if (in.q.size(0) == 0)
-    return {at::zeros_like(in.q), at::zeros_like(in.k), at::zeros_like(in.v)};
+  if (in.q.size(0) == 0) return {at::zeros_like(in.q), at::zeros_like(in.k), at::zeros_like(in.v)};
   npu::Named arguments = common_arguments(in, Lengths(in));
   arguments.emplace_back("scale_value", attention_scale(in));
   arguments.emplace_back("dy", grad_o.to(in.q.scalar_type()).contiguous());

@@ -67,9 +67,9 @@ CausalConv1d::Gradients backward(const CausalConv1d::Inputs& in, const at::Tenso
   all.weight = at::empty_like(in.weight);
   if (in.initial_state.defined()) all.initial_state = at::empty_like(in.initial_state);
   for_each_pass(in, [&](std::int64_t first, std::int64_t count) {
-    const CausalConv1d::Gradients some = causal_conv1d_reference::backward(
-        part(in, first, count), channels(grad_y, 1, first, count),
-        channels(grad_final_state, 1, first, count));
+    const CausalConv1d::Gradients some =
+        causal_conv1d_reference::backward(part(in, first, count), channels(grad_y, 1, first, count),
+                                          channels(grad_final_state, 1, first, count));
     all.x.narrow(1, first, count).copy_(some.x);
     all.weight.narrow(0, first, count).copy_(some.weight);
     if (all.initial_state.defined())

@@ -16,9 +16,10 @@ struct ConvShape {
   std::int64_t element_bytes = 2;  ///< Of the activations.
 };
 
-/// Unified buffer that a tile occupies, in bytes: the rows read (with width - 1 rows of history) and
-/// the rows written, each twice in the activations' dtype, since one half moves while the other is
-/// worked on; the rows read and the sum in fp32; the weights in fp32. Rows are padded to 32 bytes.
+/// Unified buffer that a tile occupies, in bytes: the rows read (with width - 1 rows of history)
+/// and the rows written, each twice in the activations' dtype, since one half moves while the other
+/// is worked on; the rows read and the sum in fp32; the weights in fp32. Rows are padded to 32
+/// bytes.
 std::int64_t tile_bytes(const Tile& tile, const ConvShape& shape);
 
 /// The tile with the most elements that fits `limit_bytes`: as many rows as fit beside at least 64

@@ -33,8 +33,9 @@ at::Tensor unit_rows(const at::Tensor& x, bool normalize) {
 }
 
 GatedDeltaRuleForward forward(const GatedDeltaRule::Inputs& in, bool keep) {
-  TORCH_CHECK(!keep, "npu.native: npu_chunk_gated_delta_rule is for generation only, gradients are "
-                     "asked for");
+  TORCH_CHECK(!keep,
+              "npu.native: npu_chunk_gated_delta_rule is for generation only, gradients are "
+              "asked for");
   const std::int64_t S = in.sequences.count(), Hv = in.v.size(1), K = in.q.size(2),
                      V = in.v.size(2);
   const auto half = in.v.options();

@@ -1,5 +1,5 @@
-// The head in chunks of rows: product, npu_cross_entropy_loss and its backward. Rows without a label
-// are not dropped, as finding them would wait for the device: they count with weight 0.
+// The head in chunks of rows: product, npu_cross_entropy_loss and its backward. Rows without a
+// label are not dropped, as finding them would wait for the device: they count with weight 0.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -41,8 +41,7 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
     const std::string reduction = "none";
     const auto loss = npu::call("npu_cross_entropy_loss",
                                 {{"input", logits}, {"target", label}, {"reduction", reduction}});
-    result.logprobs.narrow(0, begin, count)
-        .copy_(-loss[0] * is_labelled.narrow(0, begin, count));
+    result.logprobs.narrow(0, begin, count).copy_(-loss[0] * is_labelled.narrow(0, begin, count));
     if (!want_grad_hidden && !want_grad_weight) continue;
     const at::Tensor d_loss = loss_weights.narrow(0, begin, count) * in.gradient_scale;
     const at::Tensor d_logits =

@@ -1,6 +1,6 @@
-// The experts in CANN's operators: npu_moe_token_permute and unpermute, npu_grouped_matmul, which has
-// no derivative, for the products of both passes, npu_swiglu between them. Nothing comes back to the
-// host.
+// The experts in CANN's operators: npu_moe_token_permute and unpermute, npu_grouped_matmul, which
+// has no derivative, for the products of both passes, npu_swiglu between them. Nothing comes back
+// to the host.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/bincount.h>
 #include <ATen/ops/cumsum.h>
@@ -24,13 +24,12 @@ enum class Groups : std::int64_t { kRows = 0, kInner = 2 };
 
 at::Tensor grouped(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& ends,
                    Groups groups) {
-  return npu::call("npu_grouped_matmul",
-                   {{"x", std::vector<at::Tensor>{x}},
-                    {"weight", std::vector<at::Tensor>{weight}},
-                    {"group_list", ends},
-                    {"split_item", std::int64_t{3}},
-                    {"group_type", static_cast<std::int64_t>(groups)},
-                    {"group_list_type", std::int64_t{0}}})[0];
+  return npu::call("npu_grouped_matmul", {{"x", std::vector<at::Tensor>{x}},
+                                          {"weight", std::vector<at::Tensor>{weight}},
+                                          {"group_list", ends},
+                                          {"split_item", std::int64_t{3}},
+                                          {"group_type", static_cast<std::int64_t>(groups)},
+                                          {"group_list_type", std::int64_t{0}}})[0];
 }
 
 /// rows [N,in] of expert e times matrix e of [E,in,out]: [N,out].
@@ -82,9 +81,9 @@ MoeExperts::Forward forward(const MoeExperts::Inputs& in, bool keep) {
   at::Tensor out = product(hidden, transposed(in.down), ends);
   const at::Tensor low_2 = add_change(in.down_change, hidden, ends, out);
   MoeExperts::Forward result;
-  result.y = npu::call("npu_moe_token_unpermute", {{"permuted_tokens", out},
-                                                   {"sorted_indices", place},
-                                                   {"probs", in.weights}})[0];
+  result.y =
+      npu::call("npu_moe_token_unpermute",
+                {{"permuted_tokens", out}, {"sorted_indices", place}, {"probs", in.weights}})[0];
   if (keep) result.saved = {gate_up, out, place, ends, low_1, low_2};
   return result;
 }
@@ -95,11 +94,11 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
     return moe_experts_reference::backward(in, saved, grad_y, want_weight_gradients);
   const at::Tensor &gate_up = saved.saved[0], &out = saved.saved[1], &place = saved.saved[2],
                    &ends = saved.saved[3];
-  const auto d_unpermuted = npu::call("npu_moe_token_unpermute_grad",
-                                      {{"permuted_tokens", out},
-                                       {"grad_unpermuted_tokens", grad_y.contiguous()},
-                                       {"sorted_indices", place},
-                                       {"probs", in.weights}});
+  const auto d_unpermuted =
+      npu::call("npu_moe_token_unpermute_grad", {{"permuted_tokens", out},
+                                                 {"grad_unpermuted_tokens", grad_y.contiguous()},
+                                                 {"sorted_indices", place},
+                                                 {"probs", in.weights}});
   const at::Tensor& d_out = d_unpermuted[0];
   MoeExperts::Gradients result;
   result.weights = d_unpermuted[1];
@@ -107,9 +106,8 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
   const bool want_rows = want_weight_gradients || in.gate_up_change.defined();
   const at::Tensor hidden = want_hidden ? activation(gate_up) : at::Tensor();
   const at::Tensor rows =
-      want_rows
-          ? npu::call("npu_moe_token_permute", {{"tokens", in.x}, {"indices", in.experts}})[0]
-          : at::Tensor();
+      want_rows ? npu::call("npu_moe_token_permute", {{"tokens", in.x}, {"indices", in.experts}})[0]
+                : at::Tensor();
   at::Tensor d_hidden = product(d_out, in.down, ends);
   result.down_change =
       add_change_backward(in.down_change, hidden, saved.saved[5], d_out, ends, d_hidden);

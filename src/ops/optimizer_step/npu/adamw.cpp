@@ -13,9 +13,9 @@ void step(const std::vector<AdamwTensor>& tensors, const AdamwOptions& options) 
   const auto done = static_cast<double>(options.step - 1);
   for (const AdamwTensor& tensor : tensors) {
     const at::Tensor& p = tensor.master.defined() ? tensor.master : tensor.parameter;
-    TORCH_CHECK(p.scalar_type() == tensor.exp_avg.scalar_type(), "npu.apply_adam_w: a parameter in ",
-                p.scalar_type(), " with moments in ", tensor.exp_avg.scalar_type(),
-                "; the operator takes one dtype");
+    TORCH_CHECK(p.scalar_type() == tensor.exp_avg.scalar_type(),
+                "npu.apply_adam_w: a parameter in ", p.scalar_type(), " with moments in ",
+                tensor.exp_avg.scalar_type(), "; the operator takes one dtype");
     if (p.numel() == 0) continue;
     at::Tensor gradient = tensor.gradient.to(p.scalar_type());
     if (options.gradient_multiplier != 1) gradient = gradient * options.gradient_multiplier;

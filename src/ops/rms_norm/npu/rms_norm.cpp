@@ -1,5 +1,5 @@
-// npu_gemma_rms_norm multiplies by 1 + gamma in fp32; npu_rms_norm would want 1 + w rounded to bf16,
-// which loses about a tenth of a weight of 0.02. It has no backward: that is ours.
+// npu_gemma_rms_norm multiplies by 1 + gamma in fp32; npu_rms_norm would want 1 + w rounded to
+// bf16, which loses about a tenth of a weight of 0.02. It has no backward: that is ours.
 #include <ATen/TensorOperators.h>
 
 #include "ops/compute_type.h"
@@ -14,9 +14,9 @@ RmsNorm::Forward forward(const at::Tensor& x, const at::Tensor& residual, const 
   RmsNorm::Forward result;
   if (residual.defined()) result.sum = x + residual;
   const at::Tensor& input = residual.defined() ? result.sum : x;
-  const auto out = npu::call("npu_gemma_rms_norm", {{"input", input.contiguous()},
-                                                    {"gamma", weight.to(x.scalar_type())},
-                                                    {"epsilon", eps}});
+  const auto out = npu::call(
+      "npu_gemma_rms_norm",
+      {{"input", input.contiguous()}, {"gamma", weight.to(x.scalar_type())}, {"epsilon", eps}});
   result.y = out[0];
   result.rstd = out[1].to(compute_type(x)).reshape(x.sizes().slice(0, x.dim() - 1));
   return result;

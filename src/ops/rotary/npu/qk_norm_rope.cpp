@@ -1,5 +1,5 @@
-// npu_gemma_rms_norm over the heads, then npu_rotary_mul on their first entries. Between the two the
-// values are rounded to the activations' dtype, as transformers does.
+// npu_gemma_rms_norm over the heads, then npu_rotary_mul on their first entries. Between the two
+// the values are rounded to the activations' dtype, as transformers does.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <fmt/format.h>
@@ -18,11 +18,11 @@ at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& 
   const auto angles = [&](const at::Tensor& t) {
     return at::cat({t, t}, -1).to(x.scalar_type()).unsqueeze(1).unsqueeze(0);
   };
-  const at::Tensor y = npu::call("npu_rotary_mul",
-                                 {{"input", x.narrow(-1, 0, turned).contiguous().unsqueeze(0)},
-                                  {"r1", angles(cos)},
-                                  {"r2", angles(sin)}})[0]
-                           .squeeze(0);
+  const at::Tensor y =
+      npu::call("npu_rotary_mul", {{"input", x.narrow(-1, 0, turned).contiguous().unsqueeze(0)},
+                                   {"r1", angles(cos)},
+                                   {"r2", angles(sin)}})[0]
+          .squeeze(0);
   return turned == x.size(-1) ? y : at::cat({y, x.narrow(-1, turned, x.size(-1) - turned)}, -1);
 }
 

@@ -24,9 +24,8 @@ at::Tensor forward(const at::Tensor& gate, const at::Tensor& up) {
 std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& gate, const at::Tensor& up,
                                            const at::Tensor& grad_y) {
   if (gate.numel() == 0) return swiglu_reference::backward(gate, up, grad_y);
-  const at::Tensor grad =
-      npu::call("npu_swiglu_backward", {{"grad_output", grad_y.contiguous()},
-                                        {"input", joined(gate, up)}})[0];
+  const at::Tensor grad = npu::call("npu_swiglu_backward", {{"grad_output", grad_y.contiguous()},
+                                                            {"input", joined(gate, up)}})[0];
   const std::int64_t F = gate.size(1);
   return {grad.narrow(1, 0, F), grad.narrow(1, F, F)};
 }
