@@ -1,5 +1,6 @@
 // What of the NPU kernels can be said without a device: which are offered where, which path of the
 // gated delta rule runs, and what happens where the operators are missing.
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -80,7 +81,9 @@ TEST(NpuGdnPath, TheDocumentShowsTheTable) {
 TEST(NpuKernels, TheDocumentNamesEachOne) {
   const std::string text = files::read(std::string(HEDDLE_SOURCE_DIR) + "/docs/ascend.md");
   for (const auto& entry : builtin_registry().entries()) {
-    if (entry.info.name.starts_with("npu.")) EXPECT_THAT(text, HasSubstr(entry.info.name));
+    if (entry.info.name.starts_with("npu.")) {
+      EXPECT_THAT(text, HasSubstr(entry.info.name));
+    }
   }
 }
 
