@@ -130,6 +130,30 @@ void step(std::int64_t B, std::int64_t Hk, std::int64_t Hv, std::int64_t D, int 
   }
 }
 
+/// The chunked form of libtorch's operators, which NPUs train with, and a loop over tokens of the
+/// same operators.
+void per_token(const Shape& s, int repetitions) {
+  const std::int64_t T = s.tokens();
+  const at::Tensor q = at::randn({T, s.Hk, s.D}), k = at::randn({T, s.Hk, s.D}),
+                   v = at::randn({T, s.Hv, s.D});
+  const at::Tensor g = at::log_sigmoid(at::randn({T, s.Hv})) / 16,
+                   beta = at::sigmoid(at::randn({T, s.Hv}));
+  const auto functions = table("gated_delta_rule", "reference", at::kFloat).get<GatedDeltaRule>();
+  at::Tensor states = at::zeros({1, s.Hv, s.D, s.D});
+  const Sequences one = Sequences::from_host({0, static_cast<std::int32_t>(T)}, at::kCPU);
+  const double loop = best_ms(repetitions, [&] {
+    for (std::int64_t t = 0; t < T; ++t) {
+      const auto row = [&](const at::Tensor& x) { return x.narrow(0, t, 1); };
+      functions.step(row(q), row(k), row(v), row(g), row(beta), states, {0}, {});
+    }
+  });
+  const double chunks = best_ms(repetitions, [&] {
+    functions.forward({q, k, v, g, beta, {}, s.packed(), {}}, false);
+  });
+  fmt::print("{:22} libtorch's operators: per token {:7.1f}  chunks of 64 {:7.1f} ms  {:4.1f} x\n",
+             s.name, loop, chunks, loop / chunks);
+}
+
 void convolution(const Shape& s, c10::ScalarType dtype, int repetitions) {
   const at::Tensor x = at::randn({s.tokens(), s.channels()}, dtype);
   const at::Tensor w = at::randn({s.channels(), 4}, dtype), grad = at::randn(x.sizes(), dtype);
@@ -183,6 +207,7 @@ int main(int argc, char** argv) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     for (const Shape& s : {small, large, single}) rule(s, dtype, repetitions);
   }
+  for (const Shape& s : {large, single}) per_token(s, std::max(1, repetitions / 10));
   for (const std::int64_t B : {1, 16}) step(B, 4, 8, 128, repetitions * 20);
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     for (const Shape& s : {small, large}) convolution(s, dtype, repetitions);

@@ -63,6 +63,13 @@ std::vector<Finding> find_problems(const DoctorFacts& facts) {
         {true, "an NVIDIA driver is here, but no GPU can be used: " + facts.why_no_accelerator,
          "build with cmake --preset cuda, on a machine that has nvcc of CUDA 13"});
   }
+  if (facts.accelerators.empty() && facts.has_ascend_driver) {
+    findings.push_back(
+        {true, "an Ascend driver is here, but no NPU can be used: " + facts.why_no_accelerator,
+         "build with cmake --preset npu, after CANN's set_env.sh (docs/ascend.md)"});
+  }
+  for (const std::string& mismatch : facts.platform_mismatches)
+    findings.push_back({true, mismatch, "the versions that fit stand in docs/ascend.md"});
   return findings;
 }
 
@@ -82,6 +89,10 @@ std::string to_json(const DoctorFacts& facts) {
   for (const Finding& f : facts.findings) {
     findings.push_back({{"is_problem", f.is_problem}, {"what", f.what}, {"remedy", f.remedy}});
   }
+  Json platform = Json::object(), paths = Json::array();
+  for (const auto& [name, value] : facts.platform) platform[name] = value;
+  for (const auto& [when, kernel, reason] : facts.gated_delta_rule_paths)
+    paths.push_back({{"when", when}, {"kernel", kernel}, {"reason", reason}});
   const Json root = {{"version", version()},
                      {"torch_version", torch_version()},
                      {"machine",
@@ -97,8 +108,10 @@ std::string to_json(const DoctorFacts& facts) {
                        {"disk_free_bytes", m.disk_free_bytes}}},
                      {"accelerators", accelerators},
                      {"why_no_accelerator", facts.why_no_accelerator},
+                     {"platform", platform},
                      {"libraries", libraries},
                      {"kernels", kernels},
+                     {"gated_delta_rule_paths", paths},
                      {"findings", findings}};
   return root.dump(2, ' ', false, Json::error_handler_t::replace);
 }
@@ -122,6 +135,7 @@ std::string render(const DoctorFacts& facts, bool has_color, int width) {
   table.section("Accelerators");
   for (const AcceleratorFacts& a : facts.accelerators) table.row({a.device, accelerator_text(a)});
   if (facts.accelerators.empty()) table.row({"none", facts.why_no_accelerator});
+  for (const auto& [name, value] : facts.platform) table.row({name, value});
   table.section("Libraries");
   for (const auto& [name, path] : facts.libraries) table.row({name, path});
   if (!facts.kernels.empty()) table.section("Kernels, in the order in which they are tried");
@@ -132,6 +146,10 @@ std::string render(const DoctorFacts& facts, bool has_color, int width) {
     }
     table.row({k.op, text::join(names, ", ")});
   }
+
+  if (!facts.gated_delta_rule_paths.empty()) table.section("gated_delta_rule on an NPU");
+  for (const auto& [when, kernel, reason] : facts.gated_delta_rule_paths)
+    table.row({when, fmt::format("{}: {}", kernel.empty() ? "refused" : kernel, reason)});
 
   std::string out =
       table.render(width > 0 ? ui::TableStyle::kBox : ui::TableStyle::kPlain, has_color, width);

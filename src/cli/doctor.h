@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <utility>
@@ -53,6 +54,11 @@ struct DoctorFacts {
   std::vector<AcceleratorFacts> accelerators;
   std::string why_no_accelerator;
   bool has_nvidia_driver = false;
+  bool has_ascend_driver = false;
+  std::vector<std::pair<std::string, std::string>> platform;  ///< "CANN", "9.1.0"
+  std::vector<std::string> platform_mismatches;
+  /// Where the device chooses among kernels of the gated delta rule: when, which and why.
+  std::vector<std::array<std::string, 3>> gated_delta_rule_paths;
   double float32_flops = 0;  ///< of a matrix product on the CPU, measured
   std::vector<KernelFacts> kernels;
   std::vector<Finding> findings;

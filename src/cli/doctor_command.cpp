@@ -15,6 +15,7 @@
 #include "cli/doctor.h"
 #include "config/config.h"
 #include "device/device.h"
+#include "ops/gated_delta_net/npu/path.h"
 #include "ops/registry.h"
 #include "train/layout_report.h"
 #include "ui/table.h"
@@ -41,6 +42,17 @@ DoctorFacts examine() {
   facts.libraries = loaded_libraries();
   for (const device::Accelerator& a : device::accelerators(facts.why_no_accelerator)) {
     facts.accelerators.push_back({a.name, a.capability, a.memory_bytes, a.device});
+  }
+  const device::Platform platform = device::platform();
+  facts.platform = platform.parts;
+  facts.platform_mismatches = platform.mismatches;
+  facts.has_ascend_driver = std::filesystem::exists("/dev/davinci_manager");
+  const auto is_npu = [](const AcceleratorFacts& a) { return a.device.starts_with("npu"); };
+  if (std::ranges::any_of(facts.accelerators, is_npu)) {
+    for (const auto& row : ops::gated_delta_rule_npu::path_rows()) {
+      facts.gated_delta_rule_paths.push_back(
+          {std::string(row.condition), std::string(row.kernel), std::string(row.reason)});
+    }
   }
   facts.has_nvidia_driver = std::filesystem::exists("/proc/driver/nvidia/version");
   facts.float32_flops = device::properties(c10::Device(c10::DeviceType::CPU), 32).peak_flops;

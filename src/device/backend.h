@@ -24,6 +24,8 @@ struct Backend {
   void (*start)(int index);
   /// After the last tensor and group, whether started or not; null where there is nothing to end.
   void (*finish)();
+  /// Of an available device; null where there is nothing to say.
+  Platform (*platform)() = nullptr;
 };
 
 namespace cuda {

@@ -11,6 +11,7 @@
 #include <array>
 #include <chrono>
 #include <fstream>
+#include <iterator>
 #include <utility>
 
 #include <fmt/ranges.h>
@@ -169,6 +170,17 @@ Properties properties(c10::Device device, int dtype_bits) {
 
 void set_cpu_threads(int threads) {
   at::set_num_threads(threads > 0 ? threads : available_cores());
+}
+
+Platform platform() {
+  Platform all;
+  for (const auto backend : kBackends) {
+    if (backend().platform == nullptr || backend().unavailable()) continue;
+    Platform one = backend().platform();
+    std::move(one.parts.begin(), one.parts.end(), std::back_inserter(all.parts));
+    std::move(one.mismatches.begin(), one.mismatches.end(), std::back_inserter(all.mismatches));
+  }
+  return all;
 }
 
 std::vector<Accelerator> accelerators(std::string& why_none) {

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <c10/core/Device.h>
@@ -51,6 +52,14 @@ struct Accelerator {
   std::string capability;  ///< "sm_90", "Ascend910B3"
   std::string device;      ///< "cuda:0", "npu:0"
 };
+/// What the software below an accelerator is, and what of it does not fit together.
+struct Platform {
+  std::vector<std::pair<std::string, std::string>> parts;  ///< "CANN", "9.1.0"
+  std::vector<std::string> mismatches;                     ///< Sentences with both versions.
+};
+/// Of the accelerators' back end; empty where it has nothing to say.
+Platform platform();
+
 /// What the drivers show; empty in a build without a back end. `why_none` then says why.
 std::vector<Accelerator> accelerators(std::string& why_none);
 

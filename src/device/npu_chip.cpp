@@ -7,24 +7,11 @@
 namespace heddle::device {
 
 const std::vector<NpuChip>& npu_chips() {
-  // Every chip is planned for with the 192 KB of unified buffer that A2 and A3 have. Operators as
-  // CANN's tables of supported products have them.
+  // Operators as CANN's tables of supported products have them.
   static const std::vector<NpuChip> kChips = {
-      {.family = "A3",
-       .soc_prefix = "Ascend910_93",
-       .unified_buffer_bytes = 196608,
-       .has_fp8 = false,
-       .has_native_gdn = true},
-      {.family = "A2",
-       .soc_prefix = "Ascend910B",
-       .unified_buffer_bytes = 196608,
-       .has_fp8 = false,
-       .has_native_gdn = true},
-      {.family = "950",
-       .soc_prefix = "Ascend950",
-       .unified_buffer_bytes = 196608,
-       .has_fp8 = true,
-       .has_native_gdn = false},
+      {.family = "A3", .soc_prefix = "Ascend910_93", .has_fp8 = false, .has_native_gdn = true},
+      {.family = "A2", .soc_prefix = "Ascend910B", .has_fp8 = false, .has_native_gdn = true},
+      {.family = "950", .soc_prefix = "Ascend950", .has_fp8 = true, .has_native_gdn = false},
   };
   return kChips;
 }

@@ -17,10 +17,12 @@ struct NpuVersions {
   std::string_view cann = "9.1.0";
 };
 
+/// Unified buffer of a vector core of A2 and A3, for which every chip is planned.
+inline constexpr std::int64_t kUnifiedBufferBytes = 192 * 1024;
+
 struct NpuChip {
   std::string_view family;      ///< "A2"
   std::string_view soc_prefix;  ///< How aclrtGetSocName() begins: "Ascend910B".
-  std::int64_t unified_buffer_bytes;
   bool has_fp8;
   bool has_native_gdn;  ///< aclnnChunkGatedDeltaRule and aclnnRecurrentGatedDeltaRule.
 };

@@ -15,6 +15,7 @@
 #include "device/device.h"
 #include "parallel/layout.h"
 #include "train/auxiliary_loss.h"
+#include "train/gdn_path.h"
 #include "train/micro_batch.h"
 #include "train/vocabulary.h"
 
@@ -347,9 +348,13 @@ void allocate_model(const config::RunConfig& config, models::qwen3_5::Config mod
   options.auxiliary_loss = auxiliary_coefficient(config, model_config) > 0;
   options.kernel_policy = kernel_policy(config, setup.context.device);
   options.context_method = context_method(config);
+  const comm::Mesh& mesh = setup.context.mesh;
+  const bool is_ulysses = options.context_method == ops::ContextMethod::kUlysses;
+  choose_gdn_path(model_config, setup.context,
+                  mesh.size(comm::Dim::kTp) * (is_ulysses ? mesh.size(comm::Dim::kCp) : 1),
+                  /*is_training=*/true, options.kernel_policy);
   setup.model = std::make_unique<models::qwen3_5::Model>(std::move(model_config), prefix,
                                                          setup.context, options);
-  const comm::Mesh& mesh = setup.context.mesh;
   setup.stages = parallel::StagePlan::balanced(setup.model->config(), mesh.size(comm::Dim::kPp),
                                                stage_chunks(config));
   parallel::hold_stages(*setup.model, setup.stages, mesh.coordinate(comm::Dim::kPp));
@@ -422,6 +427,7 @@ LoadedModel load_for_inference(const std::filesystem::path& directory,
   options.head = head;
   options.num_labels = std::max<std::int64_t>(1, config.num_labels);
   options.kernel_policy.on_chip_limit_bytes = on_chip_limit(context.device);
+  choose_gdn_path(config, context, /*head_ranks=*/1, /*is_training=*/false, options.kernel_policy);
   loaded.model = std::make_unique<models::qwen3_5::Model>(
       std::move(config), ckpt::text_prefix(*loaded.source), context, options);
   loaded.model->allocate();

@@ -4,6 +4,7 @@
 #include <string>  // which GetCANNInfo.h needs and does not include
 
 #include <acl/acl.h>
+#include <torch/headeronly/version.h>
 #include <torch_npu/csrc/core/npu/GetCANNInfo.h>
 #include <torch_npu/csrc/core/npu/NPUCachingAllocator.h>
 #include <torch_npu/csrc/core/npu/NPUFunctions.h>
@@ -70,11 +71,6 @@ std::vector<Accelerator> list() {
   return std::vector<Accelerator>(static_cast<std::size_t>(c10_npu::device_count()), one);
 }
 
-std::int64_t on_chip_bytes(int) {
-  const auto chip = npu_chip(soc_name());
-  return chip ? chip->unified_buffer_bytes : npu_chips().front().unified_buffer_bytes;
-}
-
 Memory memory(int index) {
   using c10_npu::NPUCachingAllocator::StatType;
   const auto stats = translated("memory statistics", [&] {
@@ -92,6 +88,19 @@ void synchronize(int index) {
     c10_npu::set_device(static_cast<c10::DeviceIndex>(index));
     c10_npu::device_synchronize();
   });
+}
+
+Platform platform() {
+  const std::string soc = soc_name();
+  const auto chip = npu_chip(soc);
+  Platform result;
+  result.parts = {{"chip", fmt::format("{} ({})", soc, chip ? chip->family : "unknown")},
+                  {"driver", GetCANNVersion("DRIVER")},
+                  {"CANN", GetCANNVersion("CANN")},
+                  {"HCCL", GetCANNVersion("HCCL")},
+                  {"torch_npu", fmt::format("headers of {}", NpuVersions{}.torch_npu)}};
+  result.mismatches = npu_mismatches(soc, GetCANNVersion("CANN"), TORCH_VERSION);
+  return result;
 }
 
 /// -1 before start(), -2 after finish(). One process has one device: torch_npu itself is global.
@@ -115,10 +124,8 @@ void start(int index) {
     c10_npu::set_device(static_cast<c10::DeviceIndex>(index));
   });
   started = index;
-  for (const std::string& mismatch :
-       npu_mismatches(soc_name(), GetCANNVersion("CANN"), NpuVersions{}.torch)) {
+  for (const std::string& mismatch : platform().mismatches)
     log::warning("npu:{}: {}", index, mismatch);
-  }
 }
 
 void finish() {
@@ -136,11 +143,12 @@ const Backend& backend() {
   static const Backend kNpu = {.name = "npu",
                                .unavailable = unavailable,
                                .list = list,
-                               .on_chip_bytes = on_chip_bytes,
+                               .on_chip_bytes = [](int) { return kUnifiedBufferBytes; },
                                .memory = memory,
                                .synchronize = synchronize,
                                .start = start,
-                               .finish = finish};
+                               .finish = finish,
+                               .platform = platform};
   return kNpu;
 }
 

@@ -101,6 +101,7 @@ void register_attention(Registry& registry) {
   output_gate_cuda::add(registry);
   attention_cudnn::add(registry);
   attention_flash_varlen::add(registry);
+  attention_npu::add(registry);
   registry.add<Attention>({.op = "",
                            .name = "cpu",
                            .device = c10::DeviceType::CPU,

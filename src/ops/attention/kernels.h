@@ -79,3 +79,10 @@ namespace heddle::ops::output_gate_cuda {
 void add(Registry& registry);
 
 }  // namespace heddle::ops::output_gate_cuda
+
+namespace heddle::ops::attention_npu {
+
+/// Adds "npu.fusion_attention".
+void add(Registry& registry);
+
+}  // namespace heddle::ops::attention_npu

@@ -71,6 +71,7 @@ at::Tensor causal_conv1d_step(const KernelTable& kernels, const at::Tensor& x,
 
 void register_causal_conv1d(Registry& registry) {
   causal_conv1d_cuda::add(registry);
+  causal_conv1d_npu::add(registry);
   registry.add<CausalConv1d>({.op = "",
                               .name = "cpu.vector",
                               .device = c10::DeviceType::CPU,

@@ -21,3 +21,10 @@ namespace heddle::ops::causal_conv1d_cuda {
 void add(Registry& registry);
 
 }  // namespace heddle::ops::causal_conv1d_cuda
+
+namespace heddle::ops::causal_conv1d_npu {
+
+/// Adds "npu.tiled".
+void add(Registry& registry);
+
+}  // namespace heddle::ops::causal_conv1d_npu

@@ -17,8 +17,8 @@ GatedDeltaRuleGradients backward(const GatedDeltaRule::Inputs& inputs,
 at::Tensor step(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& g,
                 const at::Tensor& beta, at::Tensor& states, const std::vector<std::int64_t>& slots,
                 const GatedDeltaRuleOptions& options);
-/// (I + lower)^-1 of strictly lower triangular lower [..., C, C], C a multiple of 16 that is 16
-/// times a power of two: substitution inside 16x16 blocks, then merges.
+/// (I + lower)^-1 of strictly lower triangular lower [..., C, C], C 16 times a power of two: merges
+/// of blocks of size 1, 2, 4, ..., all blocks up to 16 in one batch. No loop over rows.
 at::Tensor unit_lower_inverse(const at::Tensor& lower);
 }  // namespace gated_delta_rule_reference
 
@@ -35,6 +35,11 @@ namespace gated_delta_rule_cuda {
 /// Adds "cuda.sm90.chunk64" and "cuda.mma.chunk64"; nothing in a build without CUDA.
 void add(Registry& registry);
 }  // namespace gated_delta_rule_cuda
+
+namespace gated_delta_rule_npu {
+/// Adds "npu.chunk64", the chunked form above, and "npu.native", CANN's operator for generation.
+void add(Registry& registry);
+}  // namespace gated_delta_rule_npu
 
 /// Each adds "cuda.fused"; nothing in a build without CUDA.
 namespace gdn_gates_cuda {

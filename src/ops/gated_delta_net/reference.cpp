@@ -181,6 +181,15 @@ struct Prepared {
   }
 };
 
+/// 1 in the blocks of [n, n] below the diagonal that join two neighbours of `size` into one of
+/// twice the size, 0 elsewhere.
+at::Tensor joining_blocks(std::int64_t n, std::int64_t size, const at::Tensor& like) {
+  const at::Tensor index = at::arange(n, like.options().dtype(at::kLong));
+  const at::Tensor half = index.bitwise_and(size), pair = index.bitwise_and(-2 * size);
+  const at::Tensor same = pair.unsqueeze(1) == pair;
+  return (same.logical_and(half.unsqueeze(1) > half)).to(like.scalar_type());
+}
+
 /// Views [rows*Hv, ...] of the chunks of one step.
 at::Tensor slice(const at::Tensor& x, std::int64_t first, std::int64_t rows) {
   return x.narrow(0, first, rows).flatten(0, 1);
@@ -193,17 +202,20 @@ at::Tensor unit_lower_inverse(const at::Tensor& lower) {
   constexpr std::int64_t kBlock = 16;
   const at::Tensor flat = lower.reshape({-1, C, C});
   const std::int64_t blocks = C / kBlock;
-  // Diagonal blocks [B, blocks, 16, 16], by substitution row after row.
+  // Diagonal blocks [B * blocks, 16, 16], all in one batch: a product of this size is what a matrix
+  // unit does at once.
   std::vector<at::Tensor> diagonal;
   for (std::int64_t b = 0; b < blocks; ++b) {
     diagonal.push_back(flat.narrow(1, b * kBlock, kBlock).narrow(2, b * kBlock, kBlock));
   }
-  const at::Tensor L = at::stack(diagonal, 1);
-  at::Tensor X = at::eye(kBlock, L.options()).expand_as(L).clone();
-  for (std::int64_t i = 1; i < kBlock; ++i) {
-    const at::Tensor row = at::matmul(L.narrow(2, i, 1).narrow(3, 0, i), X.narrow(2, 0, i));
-    X.narrow(2, i, 1).sub_(row);
+  const at::Tensor L = at::stack(diagonal, 1).flatten(0, 1);
+  // Merges of size 1, 2, 4, 8: with X the inverse of the blocks of one size and L_s the blocks of L
+  // that join two of them, X - X L_s X is that of twice the size; all else in the product is zero.
+  at::Tensor X = at::eye(kBlock, L.options()) - L * joining_blocks(kBlock, 1, L);
+  for (std::int64_t size = 2; size < kBlock; size *= 2) {
+    X = at::baddbmm(X, at::bmm(X, L * joining_blocks(kBlock, size, L)), X, 1, -1);
   }
+  X = X.view({-1, blocks, kBlock, kBlock});
   at::Tensor inverse = at::zeros_like(flat);
   for (std::int64_t b = 0; b < blocks; ++b) {
     inverse.narrow(1, b * kBlock, kBlock).narrow(2, b * kBlock, kBlock).copy_(X.select(1, b));
@@ -215,9 +227,8 @@ at::Tensor unit_lower_inverse(const at::Tensor& lower) {
         return m.narrow(1, at + i * size, size).narrow(2, at + j * size, size);
       };
       block(inverse, 1, 0)
-          .copy_(
-              at::matmul(block(inverse, 1, 1), at::matmul(block(flat, 1, 0), block(inverse, 0, 0)))
-                  .neg());
+          .copy_(at::bmm(block(inverse, 1, 1), at::bmm(block(flat, 1, 0), block(inverse, 0, 0)))
+                     .neg());
     }
   }
   return inverse.view(lower.sizes());
@@ -233,14 +244,13 @@ GatedDeltaRuleForward forward(const GatedDeltaRule::Inputs& in, bool keep) {
   at::Tensor S = p.sorted_states(in.initial_state, in.sequences, p.v);
   std::int64_t first = 0;
   for (const std::int64_t rows : p.chunks.step_rows) {
-    at::Tensor state = S.narrow(0, 0, rows).flatten(0, 1);
+    at::Tensor state = S.narrow(0, 0, rows).flatten(0, 1), u = slice(U, first, rows);
     entry.narrow(0, first, rows).copy_(S.narrow(0, 0, rows));
     const at::Tensor W =
         at::baddbmm(slice(p.v, first, rows), slice(read, first, rows), state, 1, -1);
-    const at::Tensor u = at::bmm(slice(solve, first, rows), W);
-    slice(U, first, rows).copy_(u);
-    state.copy_(at::baddbmm(state * slice(p.chunk_decay, first, rows),
-                            transposed(slice(write, first, rows)), u));
+    at::bmm_out(u, slice(solve, first, rows), W);
+    state.mul_(slice(p.chunk_decay, first, rows))
+        .baddbmm_(transposed(slice(write, first, rows)), u);
     first += rows;
   }
   GatedDeltaRuleForward out;
@@ -270,12 +280,12 @@ GatedDeltaRuleGradients backward(const GatedDeltaRule::Inputs& in,
     leaving.narrow(0, first, rows).copy_(dS.narrow(0, 0, rows));
     const at::Tensor dU =
         at::baddbmm(slice(from_output, first, rows), slice(write, first, rows), state);
-    const at::Tensor dwh = at::bmm(slice(transposed_inverse, first, rows), dU);
-    slice(dWh, first, rows).copy_(dwh);
+    at::Tensor dwh = slice(dWh, first, rows);
+    at::bmm_out(dwh, slice(transposed_inverse, first, rows), dU);
     const at::Tensor dv = slice(p.beta, first, rows) * dwh;
-    state.copy_(
-        at::baddbmm(state * slice(p.chunk_decay, first, rows) + slice(to_state, first, rows),
-                    transposed(slice(read, first, rows)), dv, 1, -1));
+    state.mul_(slice(p.chunk_decay, first, rows))
+        .add_(slice(to_state, first, rows))
+        .baddbmm_(transposed(slice(read, first, rows)), dv, 1, -1);
   }
 
   const at::Tensor dWh_U = at::matmul(dWh, transposed(U));

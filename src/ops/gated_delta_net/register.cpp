@@ -9,6 +9,7 @@ namespace heddle::ops {
 
 void register_gated_delta_net(Registry& registry) {
   gated_delta_rule_cuda::add(registry);
+  gated_delta_rule_npu::add(registry);
   const KernelInfo reference{.op = "",
                              .name = "reference",
                              .device = {},

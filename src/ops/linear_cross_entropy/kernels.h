@@ -22,3 +22,10 @@ namespace heddle::ops::linear_cross_entropy_cuda {
 void add(Registry& registry);
 
 }  // namespace heddle::ops::linear_cross_entropy_cuda
+
+namespace heddle::ops::linear_cross_entropy_npu {
+
+/// Adds "npu.cross_entropy_loss".
+void add(Registry& registry);
+
+}  // namespace heddle::ops::linear_cross_entropy_npu

@@ -38,6 +38,7 @@ LinearCrossEntropy::Result linear_cross_entropy(const KernelTable& kernels,
 
 void register_linear_cross_entropy(Registry& registry) {
   linear_cross_entropy_cuda::add(registry);
+  linear_cross_entropy_npu::add(registry);
   registry.add<LinearCrossEntropy>({.op = "",
                                     .name = "cpu",
                                     .device = c10::DeviceType::CPU,

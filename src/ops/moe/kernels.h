@@ -52,3 +52,10 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& inputs, const MoeExpert
                                const at::Tensor& grad_y, bool want_weight_gradients);
 
 }  // namespace heddle::ops::moe_experts_cpu
+
+namespace heddle::ops::moe_experts_npu {
+
+/// Adds "npu.grouped_matmul".
+void add(Registry& registry);
+
+}  // namespace heddle::ops::moe_experts_npu

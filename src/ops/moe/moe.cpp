@@ -79,6 +79,7 @@ at::Tensor moe_experts(const KernelTable& kernels, const MoeExperts::Inputs& inp
 
 void register_moe(Registry& registry) {
   moe_experts_grouped_mm::add(registry);
+  moe_experts_npu::add(registry);
   registry.add<MoeExperts>({.op = "",
                             .name = "cpu",
                             .device = c10::DeviceType::CPU,

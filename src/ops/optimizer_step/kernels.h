@@ -40,3 +40,10 @@ void adamw(const std::vector<AdamwTensor>& tensors, const AdamwOptions& options)
 double square_sum(const std::vector<at::Tensor>& tensors);
 
 }  // namespace heddle::ops::optimizer_step_cpu
+
+namespace heddle::ops::adamw_npu {
+
+/// Adds "npu.apply_adam_w".
+void add(Registry& registry);
+
+}  // namespace heddle::ops::adamw_npu

@@ -114,6 +114,7 @@ double gradient_norm(const std::vector<at::Tensor>& gradients) {
 
 void register_optimizer_step(Registry& registry) {
   adamw_cuda::add(registry);
+  adamw_npu::add(registry);
   registry.add<AdamwStep>({.op = "",
                            .name = "cpu",
                            .device = c10::DeviceType::CPU,

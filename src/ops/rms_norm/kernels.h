@@ -30,3 +30,13 @@ namespace heddle::ops::rms_norm_cuda {
 void add(Registry& registry);
 
 }  // namespace heddle::ops::rms_norm_cuda
+
+namespace heddle::ops::rms_norm_npu {
+
+/// By npu_gemma_rms_norm.
+RmsNorm::Forward forward(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
+                         double eps);
+/// Adds "npu.gemma_rms_norm".
+void add(Registry& registry);
+
+}  // namespace heddle::ops::rms_norm_npu

@@ -62,6 +62,7 @@ std::pair<at::Tensor, at::Tensor> add_rms_norm(const KernelTable& kernels, const
 
 void register_rms_norm(Registry& registry) {
   rms_norm_cuda::add(registry);
+  rms_norm_npu::add(registry);
   registry.add<RmsNorm>({.op = "",
                          .name = "cpu",
                          .device = c10::DeviceType::CPU,

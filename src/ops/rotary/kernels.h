@@ -30,3 +30,10 @@ namespace heddle::ops::qk_norm_rope_cuda {
 void add(Registry& registry);
 
 }  // namespace heddle::ops::qk_norm_rope_cuda
+
+namespace heddle::ops::qk_norm_rope_npu {
+
+/// Adds "npu.rotary_mul".
+void add(Registry& registry);
+
+}  // namespace heddle::ops::qk_norm_rope_npu

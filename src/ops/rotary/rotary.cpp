@@ -83,6 +83,7 @@ at::Tensor qk_norm_rope(const KernelTable& kernels, const at::Tensor& x, const a
 
 void register_rotary(Registry& registry) {
   qk_norm_rope_cuda::add(registry);
+  qk_norm_rope_npu::add(registry);
   registry.add<QkNormRope>({.op = "",
                             .name = "cpu",
                             .device = c10::DeviceType::CPU,

@@ -26,3 +26,10 @@ namespace heddle::ops::swiglu_cuda {
 void add(Registry& registry);
 
 }  // namespace heddle::ops::swiglu_cuda
+
+namespace heddle::ops::swiglu_npu {
+
+/// Adds "npu.swiglu".
+void add(Registry& registry);
+
+}  // namespace heddle::ops::swiglu_npu

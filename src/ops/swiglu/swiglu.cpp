@@ -25,6 +25,7 @@ at::Tensor swiglu(const KernelTable& kernels, const at::Tensor& gate, const at::
 
 void register_swiglu(Registry& registry) {
   swiglu_cuda::add(registry);
+  swiglu_npu::add(registry);
   registry.add<Swiglu>({.op = "",
                         .name = "cpu",
                         .device = c10::DeviceType::CPU,

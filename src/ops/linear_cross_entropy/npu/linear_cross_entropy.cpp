@@ -1,0 +1,80 @@
+// The head in chunks of rows: product, npu_cross_entropy_loss and its backward. Rows without a
+// label are not dropped, as finding them would wait for the device: they count with weight 0.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+
+#include "ops/compute_type.h"
+#include "ops/linear_cross_entropy/kernels.h"
+#include "ops/npu/call.h"
+
+namespace heddle::ops::linear_cross_entropy_npu {
+namespace {
+
+/// Logits, their log-probabilities and gradients are held at once: 3 GB of fp32 at a vocabulary of
+/// 248,320.
+constexpr std::int64_t kChunk = 1024;
+
+LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool want_grad_hidden,
+                                   bool want_grad_weight, at::Tensor& grad_weight_buffer) {
+  const auto wide = in.hidden.options().dtype(compute_type(in.hidden));
+  const std::int64_t rows = in.hidden.size(0);
+  const at::Tensor is_labelled = (in.labels != -100).to(wide.dtype());
+  const at::Tensor labels = in.labels.clamp_min(0);
+  const at::Tensor loss_weights =
+      in.loss_weights.defined() ? in.loss_weights.to(wide.dtype()) * is_labelled : is_labelled;
+  LinearCrossEntropy::Result result;
+  result.logprobs = at::zeros({rows}, wide);
+  if (want_grad_hidden) result.grad_hidden = at::empty_like(in.hidden);
+  if (want_grad_weight && !grad_weight_buffer.defined())
+    grad_weight_buffer = at::zeros(in.weight.sizes(), in.weight.options());
+  for (std::int64_t begin = 0; begin < rows; begin += kChunk) {
+    const std::int64_t count = std::min(kChunk, rows - begin);
+    const at::Tensor h = in.hidden.narrow(0, begin, count);
+    const at::Tensor logits = at::mm(h, in.weight.t()).to(wide.dtype());
+    const at::Tensor label = labels.narrow(0, begin, count);
+    const std::string reduction = "none";
+    const auto loss = npu::call("npu_cross_entropy_loss",
+                                {{"input", logits}, {"target", label}, {"reduction", reduction}});
+    result.logprobs.narrow(0, begin, count).copy_(-loss[0] * is_labelled.narrow(0, begin, count));
+    if (!want_grad_hidden && !want_grad_weight) continue;
+    const at::Tensor d_loss = loss_weights.narrow(0, begin, count) * in.gradient_scale;
+    const at::Tensor d_logits =
+        npu::call("npu_cross_entropy_loss_backward", {{"grad_loss", d_loss},
+                                                      {"log_prob", loss[1]},
+                                                      {"target", label},
+                                                      {"reduction", reduction}})[0]
+            .to(in.hidden.scalar_type());
+    if (want_grad_hidden)
+      result.grad_hidden.narrow(0, begin, count).copy_(at::mm(d_logits, in.weight));
+    if (!want_grad_weight) continue;
+    if (grad_weight_buffer.scalar_type() == d_logits.scalar_type()) {
+      grad_weight_buffer.addmm_(d_logits.t(), h);
+    } else {
+      grad_weight_buffer.add_(at::mm(d_logits.t(), h));
+    }
+  }
+  result.loss_sum = -at::sum(result.logprobs * loss_weights);
+  if (want_grad_weight) result.grad_weight = grad_weight_buffer;
+  return result;
+}
+
+}  // namespace
+
+void add(Registry& registry) {
+  registry.add<LinearCrossEntropy>({.op = "",
+                                    .name = "npu.cross_entropy_loss",
+                                    .device = c10::DeviceType::PrivateUse1,
+                                    .dtypes = npu::dtypes(),
+                                    .is_reference = false,
+                                    .refuse = {},
+                                    .on_chip_bytes = {}},
+                                   {forward});
+}
+
+}  // namespace heddle::ops::linear_cross_entropy_npu

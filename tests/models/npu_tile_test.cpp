@@ -1,0 +1,39 @@
+#include <gtest/gtest.h>
+
+#include "device/npu_chip.h"
+#include "models/qwen3_5/config.h"
+#include "models/qwen3_5/model.h"
+#include "ops/causal_conv1d/npu/tile.h"
+
+namespace heddle::models::qwen3_5 {
+namespace {
+
+/// The convolutions of every published size at 128k tokens, the sequence divided over 1 to 8 ranks:
+/// by heads (all tokens, some channels) and by segments (some tokens, all channels).
+TEST(NpuConvTile, AcceptsEveryPublishedSizeAt128kTokens) {
+  using namespace ops::causal_conv1d_npu;
+  constexpr std::int64_t kTokens = 131072;
+  int plans = 0;
+  for (const std::string& name : preset_names()) {
+    const Config config = preset(name);
+    for (std::int64_t sp = 1; sp <= 8; ++sp) {
+      Degrees degrees;
+      if (config.linear_num_key_heads % sp == 0) degrees.ulysses = sp;
+      for (const ops::OpRequest& request : kernel_requests(config, degrees)) {
+        if (request.op != "causal_conv1d") continue;
+        for (const std::int64_t tokens : {kTokens, (kTokens + sp - 1) / sp}) {
+          const ConvShape shape{tokens, request.dims[0].at("channels"), request.dims[0].at("width"),
+                                2};
+          const Tile tile = plan_tile(shape, device::kUnifiedBufferBytes);
+          EXPECT_LE(tile_bytes(tile, shape), device::kUnifiedBufferBytes) << name << " sp " << sp;
+          EXPECT_GE(tile.tokens * tile.channels, 4096) << name << " sp " << sp;
+          ++plans;
+        }
+      }
+    }
+  }
+  EXPECT_GE(plans, 8 * 2 * 8) << "fewer sizes than published";
+}
+
+}  // namespace
+}  // namespace heddle::models::qwen3_5
