@@ -61,7 +61,8 @@ const Backend& backend() {
       .list = list,
       .on_chip_bytes = [](int) { return sim::kUnifiedBuffer; },
       .memory = memory,
-      .synchronize = [](int index) { guard().synchronizeDevice(static_cast<c10::DeviceIndex>(index)); },
+      .synchronize =
+          [](int index) { guard().synchronizeDevice(static_cast<c10::DeviceIndex>(index)); },
       .start = start,
       .finish =
           [] {

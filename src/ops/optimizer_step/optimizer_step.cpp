@@ -101,9 +101,14 @@ double gradient_norm(const std::vector<at::Tensor>& gradients) {
   if (on_device.empty()) return std::sqrt(cpu_sum);
   std::vector<at::Tensor> norms;
   for (const auto& [dtype, tensors] : on_device) {
-    for (const at::Tensor& norm : at::_foreach_norm(tensors, 2, at::kDouble)) norms.push_back(norm);
+    // Ascend has no float64; the norms of single tensors are as good in float32, their sum is the
+    // host's.
+    const bool has_double = tensors.front().is_cuda() || dtype == at::kDouble;
+    const auto wide = has_double ? at::kDouble : at::kFloat;
+    for (const at::Tensor& norm : at::_foreach_norm(tensors, 2, wide)) norms.push_back(norm);
   }
-  const double norm = at::linalg_vector_norm(at::stack(norms)).item().toDouble();
+  const at::Tensor host = at::stack(norms).cpu().to(at::kDouble);
+  const double norm = at::linalg_vector_norm(host).item<double>();
   return std::sqrt(norm * norm + cpu_sum);
 }
 
