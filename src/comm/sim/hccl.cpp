@@ -110,21 +110,20 @@ class SimulatedHccl final : public c10d::Backend {
   Tensors lower(const char* operation, const Tensors& tensors) {
     device::sim::require_running(operation);
     if (std::this_thread::get_id() != owner_) {
-      deny(
-          Rule::kThread, "{} of group {}: collectives come from the thread that owns the device",
-          operation, name_);
+      deny(Rule::kThread, "{} of group {}: collectives come from the thread that owns the device",
+           operation, name_);
     }
     Tensors views;
     for (const at::Tensor& tensor : tensors) {
       if (tensor.device().type() != c10::DeviceType::PrivateUse1) {
-        deny(Rule::kPayload, "{} of group {}: a tensor of {}; what is not on the device "
-                                       "travels over Gloo",
-                                       operation, name_, tensor.device().str());
+        deny(Rule::kPayload,
+             "{} of group {}: a tensor of {}; what is not on the device "
+             "travels over Gloo",
+             operation, name_, tensor.device().str());
       }
       if (tensor.element_size() == 1) {
-        deny(
-            Rule::kPayload, "{} of group {}: {} elements; bytes and objects travel over Gloo",
-            operation, name_, c10::toString(tensor.scalar_type()));
+        deny(Rule::kPayload, "{} of group {}: {} elements; bytes and objects travel over Gloo",
+             operation, name_, c10::toString(tensor.scalar_type()));
       }
       views.push_back(host_view(tensor));
     }
@@ -141,13 +140,13 @@ void Communicators::add(const SimulatedHccl& communicator) {
   for (const auto& [key, other] : live_) {
     if (!other->getBoundDeviceId()) continue;
     deny(Rule::kBoundGroup,
-           "group {} is made while group {} is bound to {}: its members would wait for ranks that "
-           "are not in it",
-           communicator.name(), other->name(), other->getBoundDeviceId()->str());
+         "group {} is made while group {} is bound to {}: its members would wait for ranks that "
+         "are not in it",
+         communicator.name(), other->name(), other->getBoundDeviceId()->str());
   }
   if (!live_.emplace(communicator.key(), &communicator).second) {
     deny(Rule::kReuse, "group {} has a communicator already (port:ranks:place {}); reuse it",
-           communicator.name(), communicator.key());
+         communicator.name(), communicator.key());
   }
 }
 
