@@ -67,5 +67,6 @@ at::Generator host_generator(const at::Generator& generator);
 void install_fallback();
 void install_factories();
 void install_copies();
+void install_operators();
 
 }  // namespace heddle::device::sim

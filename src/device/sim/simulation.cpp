@@ -25,6 +25,7 @@ void install() {
     install_fallback();
     install_factories();
     install_copies();
+    install_operators();
   });
 }
 
