@@ -73,8 +73,12 @@ function(heddle_cuda_kernels target)
   target_sources(${target} PRIVATE $<TARGET_OBJECTS:${target}_cuda>)
 endfunction()
 
+#   ON_NPU FILTER    these suites also run on the simulated NPU, as npu.<test>, label npu
 function(heddle_test name)
-  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "" "TIMEOUT;ON_NPU" "SOURCES;DEPS" ${ARGN})
+  if(HEDDLE_NPU)
+    set(ARG_ON_NPU "") # such a build has no simulation
+  endif()
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE ${ARG_DEPS} heddle::testing GTest::gmock GTest::gtest)
   target_compile_definitions(${name} PRIVATE HEDDLE_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
@@ -90,6 +94,10 @@ function(heddle_test name)
       set_tests_properties(${name}.${shard} PROPERTIES LABELS fast TIMEOUT 1800
                                                        ENVIRONMENT "GTEST_TOTAL_SHARDS=4;GTEST_SHARD_INDEX=${shard}")
     endforeach()
+    if(ARG_ON_NPU)
+      add_test(NAME npu.${name} COMMAND ${name} --device=npu --gtest_brief=1 --gtest_filter=${ARG_ON_NPU})
+      set_tests_properties(npu.${name} PROPERTIES LABELS "fast;npu" TIMEOUT 1800)
+    endif()
     return()
   endif()
   include(GoogleTest)
@@ -101,6 +109,10 @@ function(heddle_test name)
   # A suite named SlowX, FaultX, FuzzX or GpuX carries that label; the default run leaves these out.
   gtest_discover_tests(${name} NO_PRETTY_VALUES TEST_FILTER "-Slow*:Fault*:Fuzz*:Gpu*" DISCOVERY_TIMEOUT 60 DISCOVERY_MODE ${discovery}
                        PROPERTIES LABELS fast TIMEOUT ${ARG_TIMEOUT})
+  if(ARG_ON_NPU)
+    gtest_discover_tests(${name} NO_PRETTY_VALUES TEST_PREFIX npu. TEST_FILTER "${ARG_ON_NPU}" TEST_LIST ${name}_npu EXTRA_ARGS --device=npu
+                         DISCOVERY_TIMEOUT 60 DISCOVERY_MODE ${discovery} PROPERTIES LABELS "fast;npu" TIMEOUT ${ARG_TIMEOUT})
+  endif()
   foreach(label Slow Fault Fuzz Gpu)
     string(TOLOWER ${label} lower)
     gtest_discover_tests(${name} NO_PRETTY_VALUES TEST_FILTER "${label}*" TEST_LIST ${name}_${lower} DISCOVERY_TIMEOUT 60 DISCOVERY_MODE ${discovery}

@@ -172,11 +172,11 @@ const Backend& Connection::host_backend() {
   // Members that make a group of the same ranks again must not find the addresses of the last one.
   const std::string group = fmt::format("group/{}/{}", identity_, fmt::join(ranks_, ","));
   const std::string key = fmt::format("{}/{}", group, world_->count_group(group));
-  host_backend_ = connect([store = world_->store().reconnected().below(key), rank = rank_,
-                           size = size(), address = world_->address(),
-                           timeout = world_->timeout()] {
-    return make_gloo(store, rank, size, address, timeout);
-  });
+  host_backend_ =
+      connect([store = world_->store().reconnected().below(key), rank = rank_, size = size(),
+               address = world_->address(), timeout = world_->timeout()] {
+        return make_gloo(store, rank, size, address, timeout);
+      });
   return host_backend_;
 }
 
@@ -197,9 +197,8 @@ const Backend& Connection::device_backend(const char* operation, c10::Device dev
     options.timeout = world_->timeout();
     const Store store = world_->store().reconnected().below(key);
     group = std::make_shared<DeviceGroup>(
-        *world_, device.is_cuda()
-                     ? connect([store, options] { return make_nccl(store, options); })
-                     : make_hccl(store, options));
+        *world_, device.is_cuda() ? connect([store, options] { return make_nccl(store, options); })
+                                  : make_hccl(store, options));
   }
   if (group->owner != std::this_thread::get_id()) {
     throw_error<CommError>(

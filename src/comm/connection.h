@@ -20,9 +20,9 @@ class Work;
 namespace heddle::comm {
 
 /// The members of a group and, once they are used, their process groups: Gloo's for tensors of the
-/// host, and with them objects and single numbers, and the device's for its own tensors. On a device
-/// each direction between two members has one more, as what is queued in one process group waits
-/// for what was queued there before.
+/// host, and with them objects and single numbers, and the device's for its own tensors. On a
+/// device each direction between two members has one more, as what is queued in one process group
+/// waits for what was queued there before.
 class Connection {
  public:
   using Start = std::function<c10::intrusive_ptr<c10d::Work>(c10d::Backend&)>;

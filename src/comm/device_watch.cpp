@@ -131,7 +131,8 @@ class DeviceWatch::Thread {
   mutable std::mutex mutex_;
   std::condition_variable_any wake_;
   std::list<Watched> pending_;
-  Clock::time_point progress_ = Clock::now();  ///< When a collective last ended, or the first began.
+  Clock::time_point progress_ =
+      Clock::now();  ///< When a collective last ended, or the first began.
   std::string failure_;
   std::atomic<bool> has_failed_ = false;
   std::jthread thread_;  // last: it uses the others

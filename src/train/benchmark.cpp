@@ -79,8 +79,8 @@ class Bench {
     complete_model(config, setup_);
     optimizer_.emplace(setup_.trainable, config.optim, config.train.seed, mesh().world_group());
     pipeline_.emplace(mesh(), setup_.stages, block_entries(model()),
-                      model().embedding_weight().trainable(),
-                      recompute_of(config.train.recompute), setup_.sharding.get());
+                      model().embedding_weight().trainable(), recompute_of(config.train.recompute),
+                      setup_.sharding.get());
   }
 
   Model& model() { return *setup_.model; }

@@ -13,21 +13,21 @@ namespace heddle::train {
 
 /// What is timed: optimizer steps on random weights and tokens, without files.
 struct Benchmark {
-  std::string preset;                             ///< See models::qwen3_5::preset.
-  std::int64_t batch = 1, length = 2048;          ///< Sequences of a micro-batch, their tokens.
-  std::int64_t micro_batches = 1;                 ///< Of a step, on each data rank.
-  std::int64_t steps = 6, warmup = 4;             ///< Timed, and before those.
-  std::filesystem::path profile;                  ///< Gets a profile of one more step, if not empty.
+  std::string preset;                     ///< See models::qwen3_5::preset.
+  std::int64_t batch = 1, length = 2048;  ///< Sequences of a micro-batch, their tokens.
+  std::int64_t micro_batches = 1;         ///< Of a step, on each data rank.
+  std::int64_t steps = 6, warmup = 4;     ///< Timed, and before those.
+  std::filesystem::path profile;          ///< Gets a profile of one more step, if not empty.
 };
 
 struct BenchmarkResult {
   std::string layout, device;
   std::vector<std::string> kernels;
-  std::int64_t tokens = 0;                          ///< Of a step, on all ranks.
-  double median_s = 0, min_s = 0, max_s = 0;        ///< Time of a step.
-  double tokens_per_s = 0, flops_per_s = 0;         ///< Of all ranks.
-  std::int64_t peak_bytes = 0;                      ///< Of this rank's device.
-  double first_loss = 0, last_loss = 0;             ///< Mean over the tokens of the step.
+  std::int64_t tokens = 0;                    ///< Of a step, on all ranks.
+  double median_s = 0, min_s = 0, max_s = 0;  ///< Time of a step.
+  double tokens_per_s = 0, flops_per_s = 0;   ///< Of all ranks.
+  std::int64_t peak_bytes = 0;                ///< Of this rank's device.
+  double first_loss = 0, last_loss = 0;       ///< Mean over the tokens of the step.
 };
 
 /// All ranks of `world` (null for one) call it alike. Throws ConfigError, DeviceError, CommError.

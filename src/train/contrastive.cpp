@@ -88,7 +88,7 @@ Retrieval retrieval(const at::Tensor& embeddings, std::span<const std::int64_t> 
         at::mm(rows.index_select(0, roles.queries.narrow(0, begin, part)), documents.t());
     const at::Tensor own =
         at::gather(similarity, 1, roles.positives.narrow(0, begin, part).unsqueeze(1));
-    const at::Tensor rank = (at::sum(similarity > own, {1}) + 1).to(at::kDouble);
+    const at::Tensor rank = (at::sum(similarity > own, {1}) + 1).cpu().to(at::kDouble);
     result.accuracy_at_1 += at::sum(rank == 1).item<double>();
     result.mrr_at_10 += at::sum((rank <= 10).to(at::kDouble) / rank).item<double>();
   }

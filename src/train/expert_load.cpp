@@ -26,7 +26,7 @@ at::Tensor expert_load(const std::vector<at::Tensor>& experts, std::int64_t firs
 }
 
 LoadBalance load_max_over_mean(const at::Tensor& load) {
-  const at::Tensor wide = load.to(at::kDouble);
+  const at::Tensor wide = load.cpu().to(at::kDouble);
   const at::Tensor ratio = at::amax(wide, {1}) / wide.mean(1);
   return {ratio.max().item<double>(), ratio.mean().item<double>()};
 }

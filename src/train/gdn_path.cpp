@@ -13,9 +13,8 @@ namespace heddle::train {
 void choose_gdn_path(const models::qwen3_5::Config& model, const runtime::Context& context,
                      std::int64_t head_ranks, bool is_training, ops::KernelPolicy& policy) {
   constexpr const char* kOperator = "gated_delta_rule";
-  const bool has_rule =
-      std::find(model.full_attention.begin(), model.full_attention.end(), false) !=
-      model.full_attention.end();
+  const bool has_rule = std::find(model.full_attention.begin(), model.full_attention.end(),
+                                  false) != model.full_attention.end();
   if (context.device.type() != c10::DeviceType::PrivateUse1 || !has_rule) return;
   const std::string soc = device::properties(context.device, 16).name;
   const auto path = ops::gated_delta_rule_npu::choose_path(

@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/mse_loss.h>
 #include <ATen/ops/tensor.h>
@@ -90,18 +91,19 @@ HeadResult classification(Model& model, const at::Tensor& hidden, const data::Ba
         model.score()
             .forward(model.kernels(), model.final_norm(last_token_rows(trunk, batch)))
             .to(wide);
-    const at::Tensor targets = at::tensor(batch.targets, at::kDouble).to(hidden.device());
-    if (model.num_labels() == 1) {
-      return at::mse_loss(logits.squeeze(1), targets.to(wide), at::Reduction::Sum);
-    }
-    return at::cross_entropy_loss(logits, targets.to(at::kLong), {}, at::Reduction::Sum);
+    const bool is_regression = model.num_labels() == 1;
+    // The dtype changes on the host: not every device has float64.
+    const at::Tensor targets = at::tensor(batch.targets, at::kDouble)
+                                   .to(is_regression ? wide : at::kLong)
+                                   .to(hidden.device());
+    if (is_regression) return at::mse_loss(logits.squeeze(1), targets, at::Reduction::Sum);
+    return at::cross_entropy_loss(logits, targets, {}, at::Reduction::Sum);
   };
   if (!want_gradients) return {ops::run_without_gradient(forward), {}};
   const at::Tensor loss = forward();
-  ops::run_backward(
-      {loss}, {ops::run_without_gradient([&] {
-        return at::tensor(gradient_scale, at::kDouble).to(loss.options().requires_grad(false));
-      })});
+  ops::run_backward({loss}, {ops::run_without_gradient([&] {
+                      return at::full({}, gradient_scale, loss.options().requires_grad(false));
+                    })});
   return {ops::detached(loss), trunk.grad()};
 }
 

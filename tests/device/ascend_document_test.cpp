@@ -1,4 +1,5 @@
-// docs/ascend.md, scripts/versions.sh and the container file name the versions and chips of the code.
+// docs/ascend.md, scripts/versions.sh and the container file name the versions and chips of the
+// code.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -118,11 +118,28 @@ TEST_F(LaunchersTest, TwoHosts) {
 }
 
 TEST_F(LaunchersTest, BenchTimesTheStepsOfSeveralRanks) {
-  const pid_t launcher = testing::start_heddle(
-      {"launch", "--nproc", "2", "--log-dir", runs_.log_of("bench").string() + "s", "--", "bench",
-       "step", "--json", "--preset", "small-2m", "--length", "64", "--steps", "1", "--warmup", "1",
-       "--micro-batches", "2", "parallel.fsdp=2", "model.dtype=float32"},
-      runs_.log_of("bench"));
+  const pid_t launcher = testing::start_heddle({"launch",
+                                                "--nproc",
+                                                "2",
+                                                "--log-dir",
+                                                runs_.log_of("bench").string() + "s",
+                                                "--",
+                                                "bench",
+                                                "step",
+                                                "--json",
+                                                "--preset",
+                                                "small-2m",
+                                                "--length",
+                                                "64",
+                                                "--steps",
+                                                "1",
+                                                "--warmup",
+                                                "1",
+                                                "--micro-batches",
+                                                "2",
+                                                "parallel.fsdp=2",
+                                                "model.dtype=float32"},
+                                               runs_.log_of("bench"));
   ASSERT_EQ(testing::wait_for(launcher), 0) << runs_.printed("bench");
   const std::string printed = runs_.printed("bench");
   const auto result = nlohmann::json::parse(printed.substr(printed.find('{')));

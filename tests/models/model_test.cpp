@@ -86,7 +86,7 @@ TEST_P(ModelTest, PaddedEqualsPacked) {
 
 TEST_P(ModelTest, GenerationInPiecesEqualsOneForwardPass) {
   const auto model = testing::tiny_model(at::kDouble, GetParam());
-  const data::Batch batch = testing::batch_of({{5, 80}});
+  const data::Batch batch = testing::batch_of({{5, 80}}).to(testing::device());
   const ops::NoGradient guard;
   parallel::BlockRunner runner(train::block_entries(*model), Recompute::kOff);
   const auto inputs = model->block_inputs(
@@ -97,7 +97,7 @@ TEST_P(ModelTest, GenerationInPiecesEqualsOneForwardPass) {
   std::int64_t done = 0;
   for (const std::int64_t length : {37, 1, 1, 30, 1, 10}) {
     const auto sequences =
-        ops::Sequences::from_host({0, static_cast<std::int32_t>(length)}, at::kCPU);
+        ops::Sequences::from_host({0, static_cast<std::int32_t>(length)}, testing::device());
     pieces.push_back(
         model->generate(batch.tokens.narrow(0, done, length), sequences, cache, {2}, {done}));
     done += length;
@@ -113,7 +113,7 @@ TEST(Model, AFrozenTrunkKeepsNothingAndGetsNoGradient) {
   model->visit_parameters(
       [](nn::Parameter& p) { p.set_trainable(p.name().find("layers.3.") != std::string::npos); });
   parallel::BlockRunner runner(train::block_entries(*model), Recompute::kOff);
-  const data::Batch batch = testing::batch_of({{1, 30}});
+  const data::Batch batch = testing::batch_of({{1, 30}}).to(testing::device());
   const auto inputs = model->block_inputs(
       {batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen}, batch.position_ids, 30, true);
   parallel::BlockRunner::Pass pass;
@@ -130,7 +130,7 @@ TEST(Model, AFrozenTrunkKeepsNothingAndGetsNoGradient) {
 TEST(Model, RouterReplayTakesTheRecordedExperts) {
   const auto model = testing::tiny_model(at::kDouble, /*moe=*/true);
   parallel::BlockRunner runner(train::block_entries(*model), Recompute::kFull);
-  const data::Batch batch = testing::batch_of({{1, 30}, {2, 11}});
+  const data::Batch batch = testing::batch_of({{1, 30}, {2, 11}}).to(testing::device());
   const auto inputs = model->block_inputs(
       {batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen}, batch.position_ids, 41, true);
   const at::Tensor embedded = model->embed(batch.tokens).detach();
@@ -161,7 +161,7 @@ TEST(Model, RecomputationTakesTheExpertsOfTheForward) {
   // Between forward and backward the router turns: only what the forward chose may be trained.
   const auto model = testing::tiny_model(at::kDouble, /*moe=*/true);
   parallel::BlockRunner runner(train::block_entries(*model), Recompute::kFull);
-  const data::Batch batch = testing::batch_of({{3, 1}});
+  const data::Batch batch = testing::batch_of({{3, 1}}).to(testing::device());
   const auto inputs = model->block_inputs(
       {batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen}, batch.position_ids, 1, true);
   parallel::BlockRunner::Pass pass;

@@ -58,16 +58,16 @@ class ProductCounter {
 };
 
 struct Count {
-  double forward = 0, backward = 0;  ///< In units of 64 x 64 x 128 multiplications per chunk and head.
+  double forward = 0,
+         backward = 0;  ///< In units of 64 x 64 x 128 multiplications per chunk and head.
   std::int64_t products = 0;
 };
 
 Count count(const Case& c) {
   const Problem p = make(c, at::kFloat);
-  const auto functions =
-      testing::table_of(register_gated_delta_net, "gated_delta_rule", "npu.chunk64", at::kFloat,
-                        c10::DeviceType::PrivateUse1)
-          .get<GatedDeltaRule>();
+  const auto functions = testing::table_of(register_gated_delta_net, "gated_delta_rule",
+                                           "npu.chunk64", at::kFloat, c10::DeviceType::PrivateUse1)
+                             .get<GatedDeltaRule>();
   GatedDeltaRule::Inputs in{p.inputs[0], p.inputs[1], p.inputs[2], p.inputs[3],
                             p.inputs[4], {},          p.sequences, p.options};
   std::int64_t chunks = 0;

@@ -1,6 +1,10 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <string>
+#include <string_view>
+
+#include "testing/device_name.h"
 
 int main(int argc, char** argv) {
   // c10d asks the resolver for the name of every peer: a machine whose DNS does not answer must not
@@ -9,5 +13,10 @@ int main(int argc, char** argv) {
   // Its flight recorder is one for the process and takes no lock; here ranks are threads.
   setenv("TORCH_FR_BUFFER_SIZE", "0", 0);
   testing::InitGoogleTest(&argc, argv);
+  for (int i = 1; i < argc; ++i) {
+    const std::string_view argument = argv[i];
+    if (argument.starts_with("--device="))
+      heddle::testing::set_device_name(std::string(argument.substr(9)));
+  }
   return RUN_ALL_TESTS();
 }

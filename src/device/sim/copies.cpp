@@ -15,7 +15,7 @@ at::Tensor on_host(const at::Tensor& tensor) {
 at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
   require_running("a copy");
   Driver& d = driver();
-  if (to.is_cpu() && !non_blocking) ++d.copies;
+  if (to.is_cpu() && !non_blocking) count_wait("aten::_copy_from");
   if (d.is_recording) record_call("aten::_copy_from", {from, to});
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   on_host(to).copy_(on_host(from));
@@ -30,7 +30,7 @@ at::Tensor copy_from_and_resize(const at::Tensor& from, const at::Tensor& to) {
 at::Scalar local_scalar(const at::Tensor& self) {
   require_running("item()");
   Driver& d = driver();
-  ++d.scalars;
+  count_wait("aten::_local_scalar_dense");
   if (d.is_recording) record_call("aten::_local_scalar_dense", {self});
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   return at::_local_scalar_dense(host_view(self));

@@ -20,10 +20,10 @@ struct Driver {
   enum class Phase { kInstalled, kRunning, kFinished };
   std::atomic<Phase> phase = Phase::kInstalled;
   Options options;
-  std::atomic<std::int64_t> scalars = 0, copies = 0, shapes = 0, synchronize = 0;
   std::atomic<bool> is_recording = false;
-  std::mutex calls_mutex;
+  std::mutex mutex;  ///< Of what follows.
   std::vector<Call> calls;
+  Waits waits;
 };
 Driver& driver();
 
@@ -31,6 +31,7 @@ Driver& driver();
 void require_running(const char* what);
 /// Throws DeviceError (rule dtype) for a dtype the chip has no arithmetic for.
 void require_dtype(c10::ScalarType dtype);
+void count_wait(const std::string& what);
 void record_call(const std::string& op, const std::vector<at::Tensor>& tensors);
 
 // memory.cpp
@@ -66,5 +67,6 @@ at::Generator host_generator(const at::Generator& generator);
 void install_fallback();
 void install_factories();
 void install_copies();
+void install_operators();
 
 }  // namespace heddle::device::sim

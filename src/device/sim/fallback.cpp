@@ -15,9 +15,9 @@ namespace {
 /// Operators whose result's shape or value the host must know: the real device is waited for.
 bool waits_for_shape(const std::string& name) {
   static const std::unordered_set<std::string> kNames = {
-      "aten::equal",   "aten::nonzero",          "aten::masked_select",      "aten::_unique2",
-      "aten::_unique", "aten::unique_dim",       "aten::unique_consecutive", "aten::bincount",
-      "aten::histc",   "aten::repeat_interleave"};
+      "aten::equal",    "aten::nonzero",  "aten::masked_select",      "aten::_unique",
+      "aten::_unique2", "aten::bincount", "aten::unique_consecutive", "aten::unique_dim",
+      "aten::histc"};
   return kNames.contains(name);
 }
 
@@ -106,7 +106,9 @@ class BoxedCall {
 
   void note() const {
     Driver& d = driver();
-    if (waits_for_shape(schema_.name())) ++d.shapes;
+    const bool counts_rows =  // whose number the caller may know
+        schema_.name() == "aten::repeat_interleave" && stack_.back().isNone();
+    if (counts_rows || waits_for_shape(schema_.name())) count_wait(schema_.name());
     if (!d.is_recording) return;
     std::vector<at::Tensor> tensors;
     for (const Argument& argument : arguments_) tensors.push_back(argument.host);

@@ -68,7 +68,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
   static void wait() {
     require_running("a synchronisation");
-    ++driver().synchronize;
+    count_wait("synchronize");
   }
 };
 

@@ -25,6 +25,7 @@ void install() {
     install_fallback();
     install_factories();
     install_copies();
+    install_operators();
   });
 }
 
@@ -67,18 +68,33 @@ void record_call(const std::string& op, const std::vector<at::Tensor>& tensors) 
   Call call{op, {}};
   for (const at::Tensor& tensor : tensors) call.sizes.push_back(tensor.sizes().vec());
   Driver& d = driver();
-  const std::scoped_lock lock(d.calls_mutex);
+  const std::scoped_lock lock(d.mutex);
   d.calls.push_back(std::move(call));
 }
 
+void count_wait(const std::string& what) {
+  Driver& d = driver();
+  const std::scoped_lock lock(d.mutex);
+  ++d.waits[what];
+}
+
 Waits waits() {
-  const Driver& d = driver();
-  return {d.scalars, d.copies, d.shapes, d.synchronize};
+  Driver& d = driver();
+  const std::scoped_lock lock(d.mutex);
+  return d.waits;
+}
+
+Waits waits_since(const Waits& before) {
+  Waits since = waits();
+  for (const auto& [what, count] : before) {
+    if ((since[what] -= count) == 0) since.erase(what);
+  }
+  return since;
 }
 
 Recording::Recording() {
   Driver& d = driver();
-  const std::scoped_lock lock(d.calls_mutex);
+  const std::scoped_lock lock(d.mutex);
   d.calls.clear();
   d.is_recording = true;
 }
@@ -87,7 +103,7 @@ Recording::~Recording() { driver().is_recording = false; }
 
 std::vector<Call> Recording::calls() const {
   Driver& d = driver();
-  const std::scoped_lock lock(d.calls_mutex);
+  const std::scoped_lock lock(d.mutex);
   return d.calls;
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -32,15 +32,13 @@ void start(const Options& options = {});
 void finish();
 bool is_running();
 
-/// Times the host has waited for the device since the start.
-struct Waits {
-  std::int64_t scalars = 0;  ///< item()
-  std::int64_t copies = 0;   ///< Blocking copies to the host.
-  std::int64_t shapes = 0;   ///< Operators whose output's shape depends on data (nonzero, equal).
-  std::int64_t synchronize = 0;  ///< Of a device, stream or event.
-  std::int64_t total() const { return scalars + copies + shapes + synchronize; }
-};
+/// How often the host has waited for the device since the start, by what it waited in:
+/// "aten::_local_scalar_dense" (item()), "aten::_copy_from" (a blocking copy to the host),
+/// "synchronize", or an operator whose result's shape depends on data ("aten::nonzero").
+using Waits = std::map<std::string, std::int64_t>;
 Waits waits();
+/// Those since `before`.
+Waits waits_since(const Waits& before);
 
 /// One operator run on the device, with the shapes of its tensors.
 struct Call {

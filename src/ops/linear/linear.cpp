@@ -65,33 +65,33 @@ at::Tensor wide_product(const at::Tensor& dy, const at::Tensor& x) {
 
 void register_linear(Registry& registry) {
   linear_cuda::add(registry);
-  registry.add<Linear>({.op = "",
-                        .name = "cuda.cublas",
-                        .device = c10::DeviceType::CUDA,
-                        .dtypes = reference_dtypes(),
-                        .is_reference = false,
-                        .refuse = {},
-                        .on_chip_bytes = {}},
-                       {linear_reference::forward, linear_reference::backward,
-                        linear_reference::low_rank_backward});
-  registry.add<Linear>({.op = "",
-                        .name = "cpu",
-                        .device = c10::DeviceType::CPU,
-                        .dtypes = cpu_kernel_dtypes(),
-                        .is_reference = false,
-                        .refuse = {},
-                        .on_chip_bytes = {}},
-                       {outputs<cpu_product>, linear_reference::backward,
-                        linear_reference::low_rank_backward});
-  registry.add<Linear>({.op = "",
-                        .name = "reference",
-                        .device = {},
-                        .dtypes = reference_dtypes(),
-                        .is_reference = true,
-                        .refuse = {},
-                        .on_chip_bytes = {}},
-                       {linear_reference::forward, linear_reference::backward,
-                        linear_reference::low_rank_backward});
+  registry.add<Linear>(
+      {.op = "",
+       .name = "cuda.cublas",
+       .device = c10::DeviceType::CUDA,
+       .dtypes = reference_dtypes(),
+       .is_reference = false,
+       .refuse = {},
+       .on_chip_bytes = {}},
+      {linear_reference::forward, linear_reference::backward, linear_reference::low_rank_backward});
+  registry.add<Linear>(
+      {.op = "",
+       .name = "cpu",
+       .device = c10::DeviceType::CPU,
+       .dtypes = cpu_kernel_dtypes(),
+       .is_reference = false,
+       .refuse = {},
+       .on_chip_bytes = {}},
+      {outputs<cpu_product>, linear_reference::backward, linear_reference::low_rank_backward});
+  registry.add<Linear>(
+      {.op = "",
+       .name = "reference",
+       .device = {},
+       .dtypes = reference_dtypes(),
+       .is_reference = true,
+       .refuse = {},
+       .on_chip_bytes = {}},
+      {linear_reference::forward, linear_reference::backward, linear_reference::low_rank_backward});
 }
 
 }  // namespace heddle::ops

@@ -40,7 +40,8 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
   const c10::ScalarType type = compute_type(in.hidden);
   const auto options = in.hidden.options().dtype(type);
   const std::int64_t rows = in.hidden.size(0);
-  const at::Tensor kept = at::nonzero(in.labels != -100).squeeze(1);
+  const at::Tensor kept = in.all_rows_labelled ? at::arange(rows, in.labels.options())
+                                               : at::nonzero(in.labels != -100).squeeze(1);
   const at::Tensor hidden = at::index_select(in.hidden, 0, kept);
   const at::Tensor labels = at::index_select(in.labels, 0, kept).unsqueeze(1);
   const at::Tensor loss_weights = in.loss_weights.defined()

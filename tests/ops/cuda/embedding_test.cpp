@@ -25,9 +25,9 @@ TEST_F(GpuEmbedding, GradientEqualsReference) {
       const at::Tensor deviates = randn({count}, at::kDouble, 1);
       const at::Tensor few = (deviates * deviates * 8).to(at::kLong).clamp(0, rows - 1);
       for (const at::Tensor& tokens : {few, at::full({count}, 7, at::kLong)}) {
-        for (const auto& [row_type, sum_type] :
-             {std::pair{at::kBFloat16, at::kFloat}, {at::kBFloat16, at::kBFloat16},
-              {at::kFloat, at::kFloat}}) {
+        for (const auto& [row_type, sum_type] : {std::pair{at::kBFloat16, at::kFloat},
+                                                 {at::kBFloat16, at::kBFloat16},
+                                                 {at::kFloat, at::kFloat}}) {
           const at::Tensor dy = randn({count, width}, row_type, 2);
           const at::Tensor before = randn({rows, width}, sum_type, 3);
           at::Tensor expected = before.to(at::kDouble), sum = before.to(gpu()),

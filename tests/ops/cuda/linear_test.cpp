@@ -98,7 +98,8 @@ TEST_F(GpuLinear, LowRankGradientsEqualReference) {
     const std::int64_t rank = c.depths[0];
     std::vector<LowRankChange> changes, expected_changes;
     for (const std::int64_t columns : c.columns) {
-      changes.push_back({matrix(c.rows, columns, ++seed, c.gap), matrix(columns, rank, ++seed, c.gap),
+      changes.push_back({matrix(c.rows, columns, ++seed, c.gap),
+                         matrix(columns, rank, ++seed, c.gap),
                          matrix(c.rows, rank, ++seed, c.gap)});
       const auto& [dy, b, low] = changes.back();
       expected_changes.push_back(

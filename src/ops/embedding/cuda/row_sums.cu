@@ -101,8 +101,9 @@ void launch(const RowSumsShape& shape, const Args& args, bool wide, cudaStream_t
   dispatch_access(shape.row_type, wide, [&](auto access) {
     using Row = typename decltype(access)::Type;
     constexpr int kWidth = decltype(access)::kWidth;
-    const dim3 blocks(static_cast<unsigned>(blocks_of(shape)),
-                      static_cast<unsigned>((shape.width + kThreads * kWidth - 1) / (kThreads * kWidth)));
+    const dim3 blocks(
+        static_cast<unsigned>(blocks_of(shape)),
+        static_cast<unsigned>((shape.width + kThreads * kWidth - 1) / (kThreads * kWidth)));
     sum_runs<Row, Sum, kWidth><<<blocks, kThreads, 0, stream>>>(args);
     join_runs<Sum, kWidth><<<blocks, kThreads, 0, stream>>>(args);
   });
@@ -117,10 +118,15 @@ void row_sums(const RowSumsShape& shape, const int64_t* numbers, const int64_t* 
               const void* rows, int64_t row_stride, void* sums, float* workspace,
               cudaStream_t stream) {
   if (shape.count == 0 || shape.width == 0) return;
-  const Args args{numbers,   order,       rows,
-                  row_stride, sums,       workspace,
+  const Args args{numbers,
+                  order,
+                  rows,
+                  row_stride,
+                  sums,
+                  workspace,
                   workspace + blocks_of(shape) * shape.width,
-                  shape.count, shape.width};
+                  shape.count,
+                  shape.width};
   const bool wide = aligned(InputRows{rows, row_stride, 0}, shape.row_type, shape.width, 16) &&
                     reinterpret_cast<uintptr_t>(sums) % 16 == 0 && shape.width % 8 == 0;
   shape.sum_type == Element::kBFloat16 ? launch<bf16>(shape, args, wide, stream)

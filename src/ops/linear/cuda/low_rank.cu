@@ -26,8 +26,7 @@ using gdn::u32;
 constexpr int kRank = 16, kTile = 128, kRowTiles = 8, kStripe = kRowTiles * kTile, kStages = 4;
 constexpr int kThreads = 256, kPitch = 48;
 constexpr u32 kTileBytes = kTile * kTile * 2;
-constexpr u32 kSharedBytes =
-    kStages * kTileBytes + (kStripe + kTile) * kPitch + kStages * 8 + 1024;
+constexpr u32 kSharedBytes = kStages * kTileBytes + (kStripe + kTile) * kPitch + kStages * 8 + 1024;
 
 struct Args {
   CUtensorMap dy[kMostLowRankGradients];
@@ -226,7 +225,8 @@ void low_rank_gradients(int64_t rows, int64_t rank, const std::vector<LowRankGra
                         float* workspace, cudaStream_t stream) {
   if (rows == 0 || gradients.empty()) return;
   if (gradients.size() > kMostLowRankGradients || (rank != 8 && rank != kRank))
-    throw std::runtime_error("low_rank_gradients (cuda): too many gradients, or a rank not 8 or 16");
+    throw std::runtime_error(
+        "low_rank_gradients (cuda): too many gradients, or a rank not 8 or 16");
   const Plan plan = plan_of(rows, gradients);
   Args args{};
   args.count = static_cast<int>(gradients.size());

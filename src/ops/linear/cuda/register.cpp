@@ -88,11 +88,12 @@ Linear::Functions::LowRankGradients low_rank_backward(const std::vector<LowRankC
   result.d_low = at::empty({rows, count * rank}, changes[0].low.options());
   std::vector<cuda::LowRankGradient> work;
   for (const auto& [dy, b, low] : changes) {
-    TORCH_CHECK(dy.size(0) == rows && low.size(0) == rows && b.size(0) == dy.size(1) &&
-                    b.size(1) == rank,
-                "a low-rank change of ", dy.sizes(), " by ", low.sizes(), " and ", b.sizes());
+    TORCH_CHECK(
+        dy.size(0) == rows && low.size(0) == rows && b.size(0) == dy.size(1) && b.size(1) == rank,
+        "a low-rank change of ", dy.sizes(), " by ", low.sizes(), " and ", b.sizes());
     result.d_b.push_back(at::empty({dy.size(1), rank}, dy.options().dtype(at::kFloat)));
-    at::Tensor d_low = result.d_low.narrow(1, (static_cast<std::int64_t>(work.size())) * rank, rank);
+    at::Tensor d_low =
+        result.d_low.narrow(1, (static_cast<std::int64_t>(work.size())) * rank, rank);
     work.push_back({dy.const_data_ptr(), dy.stride(0), dy.size(1), b.const_data_ptr(), b.stride(0),
                     low.const_data_ptr(), low.stride(0), d_low.mutable_data_ptr(), count * rank,
                     result.d_b.back().mutable_data_ptr<float>()});

@@ -7,7 +7,8 @@
 
 namespace heddle::ops::cuda {
 
-CUtensorMap tensor_map(const void* data, int64_t rows, int64_t width, int64_t stride, int box_rows) {
+CUtensorMap tensor_map(const void* data, int64_t rows, int64_t width, int64_t stride,
+                       int box_rows) {
   using Encode = decltype(&cuTensorMapEncodeTiled);
   static const Encode encode = [] {
     void* f = nullptr;
@@ -19,7 +20,8 @@ CUtensorMap tensor_map(const void* data, int64_t rows, int64_t width, int64_t st
   if (encode == nullptr)
     throw std::runtime_error("tensor_map (cuda): the driver lacks cuTensorMapEncodeTiled");
   CUtensorMap map;
-  const cuuint64_t size[] = {cuuint64_t(width), cuuint64_t(rows)}, pitch[] = {cuuint64_t(stride) * 2};
+  const cuuint64_t size[] = {cuuint64_t(width), cuuint64_t(rows)},
+                   pitch[] = {cuuint64_t(stride) * 2};
   const cuuint32_t box[] = {64, cuuint32_t(box_rows)}, step[] = {1, 1};
   const CUresult r =
       encode(&map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<void*>(data), size, pitch, box,
