@@ -76,7 +76,7 @@ at::Tensor embedding(const ops::KernelTable& kernels, const at::Tensor& tokens, 
   const ops::Embedding::Functions& gradient = kernels.get<ops::Embedding>();
   return ops::with_gradient("embedding", {table.anchor()}, {y},
                             [tokens, &table, &gradient](const ops::Tensors& grads) -> ops::Tensors {
-                              if (grads[0].defined())
+                              if (grads[0].defined() && tokens.numel() > 0)
                                 gradient.backward(tokens, grads[0], table.gradient_buffer());
                               return {{}};
                             })[0];

@@ -15,6 +15,13 @@ namespace heddle::parallel {
 
 using comm::Dim;
 
+namespace {
+
+// Elements from which a gradient is not copied beside others to be summed with them.
+constexpr std::int64_t kSummedAlone = 1 << 20;
+
+}  // namespace
+
 /// Parameters of one unit, division and dtype, with this rank's runs.
 struct Sharding::Shelf {
   const Division* over = nullptr;
@@ -174,18 +181,23 @@ void Sharding::release(std::size_t unit) {
 
 void Sharding::sum_partial_gradients(const std::vector<nn::Parameter*>& parameters) const {
   if (tensor_group_.size() == 1) return;
-  std::vector<nn::Parameter*> partial;
+  std::vector<nn::Parameter*> small;
   std::vector<at::Tensor> gradients;
   for (nn::Parameter* parameter : parameters) {
     if (!parameter->has_partial_gradient()) continue;
-    partial.push_back(parameter);
-    gradients.push_back(parameter->gradient_buffer().view({-1}));
+    at::Tensor& gradient = parameter->gradient_buffer();
+    if (gradient.numel() >= kSummedAlone && gradient.is_contiguous()) {
+      tensor_group_.all_reduce_sum(gradient);
+      continue;
+    }
+    small.push_back(parameter);
+    gradients.push_back(gradient.reshape({-1}));
   }
-  if (partial.empty()) return;
+  if (small.empty()) return;
   at::Tensor sum = at::cat(gradients);
   tensor_group_.all_reduce_sum(sum);
   std::int64_t offset = 0;
-  for (nn::Parameter* parameter : partial) {
+  for (nn::Parameter* parameter : small) {
     at::Tensor& gradient = parameter->gradient_buffer();
     gradient.copy_(sum.narrow(0, offset, gradient.numel()).view(gradient.sizes()));
     offset += gradient.numel();

@@ -11,6 +11,7 @@
 
 #include "base/errors.h"
 #include "ops/autograd.h"
+#include "ops/collectives.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 
 namespace heddle::train {
@@ -39,6 +40,25 @@ at::Tensor labelled_rows(const data::Batch& batch, c10::Device device) {
   return uploaded(at::tensor(rows, at::kLong), device);
 }
 
+/// Cross-entropy of normalized rows [n,H], which may be none.
+ops::LinearCrossEntropy::Result cross_entropy(Model& model, ops::LinearCrossEntropy::Inputs inputs,
+                                              bool want_gradients) {
+  const ops::NoGradient guard;
+  nn::Parameter& weight = model.head_weight();
+  inputs.hidden = ops::detached(inputs.hidden);
+  inputs.weight = weight.data();
+  inputs.all_rows_labelled = true;
+  if (inputs.hidden.size(0) == 0) {
+    ops::LinearCrossEntropy::Result none;
+    none.loss_sum = at::zeros({}, inputs.hidden.options().dtype(model.context().wide_dtype()));
+    none.grad_hidden = at::zeros_like(inputs.hidden);
+    return none;
+  }
+  const bool want_weight = want_gradients && weight.trainable();
+  const at::Tensor buffer = want_weight ? weight.gradient_buffer() : at::Tensor();
+  return ops::linear_cross_entropy(model.kernels(), inputs, want_gradients, want_weight, buffer);
+}
+
 HeadResult language_model(Model& model, const at::Tensor& hidden, const data::Batch& batch,
                           double gradient_scale, bool want_gradients) {
   const c10::Device device = hidden.device();
@@ -47,31 +67,24 @@ HeadResult language_model(Model& model, const at::Tensor& hidden, const data::Ba
     return {at::zeros({}, wide), want_gradients ? at::zeros_like(hidden) : at::Tensor()};
   }
   const at::Tensor rows = labelled_rows(batch, device);
+  // Of those, each rank along tp takes a run.
+  const comm::Group& group = model.tensor_group();
   const auto pick = [&](const at::Tensor& t) {
-    const at::Tensor all = uploaded(t, device);
-    return rows.defined() ? all.index_select(0, rows) : all;
+    return ops::split_rows(rows.defined() ? t.index_select(0, rows) : t, group);
   };
 
   at::Tensor trunk = ops::detached(hidden);
   if (want_gradients) trunk.set_requires_grad(true);
-  at::Tensor normalized;
-  {
-    // Evaluation records nothing.
-    const auto forward = [&] {
-      return model.final_norm(rows.defined() ? trunk.index_select(0, rows) : trunk);
-    };
-    normalized = want_gradients ? forward() : ops::run_without_gradient(forward);
-  }
-  nn::Parameter& weight = model.head_weight();
-  const bool want_weight = want_gradients && weight.trainable();
-  const at::Tensor buffer = want_weight ? weight.gradient_buffer() : at::Tensor();
-  const auto result = ops::run_without_gradient([&] {
-    return ops::linear_cross_entropy(model.kernels(),
-                                     {ops::detached(normalized), weight.data(), pick(batch.labels),
-                                      pick(batch.loss_weights), gradient_scale,
-                                      /*all_rows_labelled=*/true},
-                                     want_gradients, want_weight, buffer);
-  });
+  // Evaluation records nothing.
+  const auto forward = [&] { return model.final_norm(pick(trunk)); };
+  const at::Tensor normalized = want_gradients ? forward() : ops::run_without_gradient(forward);
+  ops::LinearCrossEntropy::Inputs inputs;
+  inputs.hidden = normalized;
+  inputs.labels = pick(uploaded(batch.labels, device));
+  inputs.loss_weights = pick(uploaded(batch.loss_weights, device));
+  inputs.gradient_scale = gradient_scale;
+  auto result = cross_entropy(model, inputs, want_gradients);
+  group.all_reduce_sum(result.loss_sum);
   if (!want_gradients) return {result.loss_sum, {}};
   ops::run_backward({normalized}, {result.grad_hidden});
   return {result.loss_sum, trunk.grad()};

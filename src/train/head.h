@@ -20,7 +20,8 @@ struct HeadResult {
 
 /// Final norm, head and loss on the hidden states [T,H] of one micro-batch (tensors of `batch` on
 /// the host or the device), forward and backward at once; accumulates the gradients of norm and
-/// head. Language model: cross-entropy of the labelled rows. Classification: cross-entropy, or
+/// head. Language model: cross-entropy of the labelled rows, of which each rank along tp computes a
+/// run; loss and hidden gradient are whole on each. Classification: cross-entropy, or
 /// squared error with one label, of each sequence's last token against its target. An embedding's
 /// loss spans micro-batches: see train_embed_head.
 HeadResult run_head(Model& model, const at::Tensor& hidden, const data::Batch& batch,

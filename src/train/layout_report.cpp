@@ -122,6 +122,11 @@ class Planner {
     const double hidden = local_tokens_ * as_double(model_.hidden_size) * element_;
     const double passes = config_.train.recompute == config::Recompute::kFull ? 6 : 4;
     add(Dim::kTp, "sums of hidden states", 2 * others(Dim::kTp) * passes * depth * hidden);
+    add(Dim::kTp, "rows of embedding and head", 2 * others(Dim::kTp) * hidden);
+    if (!is_lora_) {
+      add(Dim::kTp, "gradient of the vocabulary's matrix",
+          2 * others(Dim::kTp) * as_double(model_.vocab_size * model_.hidden_size) * element_);
+    }
     if (size(Dim::kCp) > 1) add_context(add);
     double largest = 0, largest_experts = 0;
     for (const Elements& elements : elements_) {

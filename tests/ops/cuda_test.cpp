@@ -35,37 +35,55 @@ class GpuOps : public ::testing::Test {
   }
 };
 
+/// The kernel of this name against the reference, on sequences of these boundaries.
+void expect_attention_equals_reference(const std::string& name,
+                                       const std::vector<std::int32_t>& q_boundaries,
+                                       const std::vector<std::int32_t>& k_boundaries,
+                                       std::int64_t dim) {
+  // The reference sees the same bf16 values.
+  Tensors in;
+  const std::int64_t tq = q_boundaries.back(), tk = k_boundaries.back();
+  for (const auto& [tokens, heads, seed] : {std::tuple{tq, 4, 1}, {tk, 2, 2}, {tk, 2, 3}}) {
+    in.push_back(randn({tokens, heads, dim}, at::kBFloat16, static_cast<std::uint64_t>(seed))
+                     .to(at::kDouble));
+  }
+  const auto run = [&](const KernelTable& kernels, c10::Device device) {
+    const auto q = Sequences::from_host(q_boundaries, device);
+    const auto k = Sequences::from_host(k_boundaries, device);
+    return [&kernels, q, k](const Tensors& x) {
+      return Tensors{attention(kernels, {x[0], x[1], x[2], q, k, 0})};
+    };
+  };
+  const KernelTable reference =
+      table_of(register_attention, Attention::kName, "reference", at::kDouble);
+  const KernelTable kernel =
+      gpu_table(register_attention, Attention::kName, name, at::kBFloat16, {{"head_dim", dim}});
+  const auto on_cpu = run(reference, c10::Device(c10::DeviceType::CPU));
+  const auto on_gpu = run(kernel, kGpu);
+  const Tensors gpu_in = to_gpu(in, at::kBFloat16);
+  EXPECT_TRUE(close(on_gpu(gpu_in)[0].cpu(), on_cpu(in)[0], 1e-2)) << name << " " << dim;
+  const Tensors actual = gradients_of(on_gpu, gpu_in), expected = gradients_of(on_cpu, in);
+  for (std::size_t i = 0; i < 3; ++i) {
+    EXPECT_TRUE(close(actual[i].cpu(), expected[i], 2e-2))
+        << name << " " << dim << " gradient " << i;
+  }
+}
+
 TEST_F(GpuOps, FlashAttentionEqualsReference) {
   const std::vector<std::int32_t> q_ends = {0, 5, 70, 70, 335}, k_ends = {0, 205, 270, 275, 540};
-  for (const auto& [q_boundaries, k_boundaries] : {std::pair{q_ends, q_ends}, {q_ends, k_ends}}) {
-    for (const std::int64_t dim : {64, 128, 256}) {
-      // The reference sees the same bf16 values.
-      Tensors in;
-      const std::int64_t tq = q_boundaries.back(), tk = k_boundaries.back();
-      for (const auto& [tokens, heads, seed] : {std::tuple{tq, 4, 1}, {tk, 2, 2}, {tk, 2, 3}}) {
-        in.push_back(randn({tokens, heads, dim}, at::kBFloat16, static_cast<std::uint64_t>(seed))
-                         .to(at::kDouble));
-      }
-      const auto run = [&](const KernelTable& kernels, c10::Device device) {
-        const auto q = Sequences::from_host(q_boundaries, device);
-        const auto k = Sequences::from_host(k_boundaries, device);
-        return [&kernels, q, k](const Tensors& x) {
-          return Tensors{attention(kernels, {x[0], x[1], x[2], q, k, 0})};
-        };
-      };
-      const KernelTable reference =
-          table_of(register_attention, Attention::kName, "reference", at::kDouble);
-      const KernelTable flash = gpu_table(register_attention, Attention::kName, "cuda.flash_varlen",
-                                          at::kBFloat16, {{"head_dim", dim}});
-      const auto on_cpu = run(reference, c10::Device(c10::DeviceType::CPU));
-      const auto on_gpu = run(flash, kGpu);
-      const Tensors gpu_in = to_gpu(in, at::kBFloat16);
-      EXPECT_TRUE(close(on_gpu(gpu_in)[0].cpu(), on_cpu(in)[0], 1e-2)) << dim;
-      const Tensors actual = gradients_of(on_gpu, gpu_in), expected = gradients_of(on_cpu, in);
-      for (std::size_t i = 0; i < 3; ++i) {
-        EXPECT_TRUE(close(actual[i].cpu(), expected[i], 2e-2)) << dim << " gradient " << i;
-      }
-    }
+  for (const std::int64_t dim : {64, 128, 256}) {
+    expect_attention_equals_reference("cuda.flash_varlen", q_ends, q_ends, dim);
+    expect_attention_equals_reference("cuda.flash_varlen", q_ends, k_ends, dim);
+  }
+}
+
+TEST_F(GpuOps, CudnnAttentionEqualsReference) {
+  const char* name = "cuda.cudnn_or_flash_varlen";
+  for (const std::int64_t dim : {128, 256}) {
+    expect_attention_equals_reference(name, {0, 256, 512}, {0, 256, 512}, dim);    // one length
+    expect_attention_equals_reference(name, {0, 256, 1024}, {0, 256, 1024}, dim);  // two
+    expect_attention_equals_reference(name, {0, 256, 768}, {0, 1024, 2048}, dim);  // more keys
+    expect_attention_equals_reference(name, {0, 5, 335}, {0, 205, 540}, dim);      // not cuDNN's
   }
 }
 

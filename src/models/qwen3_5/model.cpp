@@ -10,6 +10,7 @@
 
 #include "base/errors.h"
 #include "ops/autograd.h"
+#include "ops/collectives.h"
 #include "ops/context_parallel/context_parallel.h"
 #include "ops/linear/linear.h"
 #include "ops/rms_norm/rms_norm.h"
@@ -153,6 +154,12 @@ Model::Model(Config config, std::string prefix, const runtime::Context& context,
     score_ = std::make_unique<nn::Linear>("score.weight", options.num_labels, config_.hidden_size);
   }
   visit_parameters([&](nn::Parameter& parameter) { parameter.place(context_.mesh); });
+  // The ranks along tp divide the rows of embedding and language-model head.
+  embed_tokens_.set_partial_gradient();
+  if (options.head == Head::kLanguageModel) {
+    norm_.set_partial_gradient();
+    head_weight().set_partial_gradient();
+  }
 }
 
 void Model::allocate() {
@@ -220,7 +227,9 @@ std::int64_t Model::least_tokens() const {
 }
 
 at::Tensor Model::embed(const at::Tensor& tokens) {
-  return nn::embedding(kernels_, tokens, embed_tokens_);
+  // Each rank along tp looks up, and has the gradient of, its own run of the tokens.
+  const at::Tensor own = ops::split_rows(tokens, tensor_group_);
+  return ops::join_rows(nn::embedding(kernels_, own, embed_tokens_), tokens.size(0), tensor_group_);
 }
 
 at::Tensor Model::final_norm(const at::Tensor& hidden) {

@@ -106,9 +106,12 @@ class Model {
   std::int64_t least_tokens() const;
   nn::BlockInputs block_inputs(ops::Sequences sequences, const at::Tensor& position_ids,
                                std::int64_t real_tokens, bool training) const;
+  /// tokens [T]; [T,H] on every rank along tp.
   at::Tensor embed(const at::Tensor& tokens);
   std::vector<std::unique_ptr<DecoderLayer>>& layers() { return layers_; }
   at::Tensor final_norm(const at::Tensor& hidden);
+  /// The ranks along tp; each takes a run of the rows in run_head().
+  const comm::Group& tensor_group() const { return tensor_group_; }
   nn::Parameter& embedding_weight() { return embed_tokens_; }
   /// [vocab, H]: the head's weight, or the embedding if tied.
   nn::Parameter& head_weight();
