@@ -10,6 +10,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include "base/errors.h"
+#include "data/batch_upload.h"
 #include "ops/autograd.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 
@@ -17,12 +18,6 @@ namespace heddle::train {
 namespace {
 
 using models::qwen3_5::Head;
-
-/// A copy on the device for which the host does not wait.
-at::Tensor uploaded(const at::Tensor& host, c10::Device device) {
-  return device.is_cuda() && host.is_cpu() ? host.pin_memory().to(device, /*non_blocking=*/true)
-                                           : host.to(device);
-}
 
 /// Rows with a label and a weight, as host indices on the model's device; undefined if that is
 /// every row.
@@ -36,7 +31,7 @@ at::Tensor labelled_rows(const data::Batch& batch, c10::Device device) {
     if (label[t] != data::kIgnoredLabel && weight[t] != 0) rows.push_back(t);
   }
   if (static_cast<std::int64_t>(rows.size()) == labels.numel()) return {};
-  return uploaded(at::tensor(rows, at::kLong), device);
+  return data::upload(at::tensor(rows, at::kLong), device);
 }
 
 HeadResult language_model(Model& model, const at::Tensor& hidden, const data::Batch& batch,
@@ -48,7 +43,7 @@ HeadResult language_model(Model& model, const at::Tensor& hidden, const data::Ba
   }
   const at::Tensor rows = labelled_rows(batch, device);
   const auto pick = [&](const at::Tensor& t) {
-    const at::Tensor all = uploaded(t, device);
+    const at::Tensor all = data::upload(t, device);
     return rows.defined() ? all.index_select(0, rows) : all;
   };
 
