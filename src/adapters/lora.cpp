@@ -10,6 +10,7 @@
 #include <cmath>
 #include <iterator>
 #include <map>
+#include <set>
 #include <utility>
 
 #include "adapters/initialize.h"
@@ -76,16 +77,6 @@ struct Layer {
   nn::Parameter* weight;
 };
 
-/// The adapters' A, each with its scale, one below the other [sum of ranks, in]: the input is read
-/// once for all of them.
-at::Tensor scaled_a(const std::vector<Layer>& layers) {
-  Tensors rows;
-  for (const Layer& layer : layers) {
-    if (layer.lora != nullptr) rows.push_back(layer.lora->a().data() * layer.lora->scaling());
-  }
-  return rows.size() == 1 ? rows[0] : at::cat(rows);
-}
-
 /// The part of dimension `dim` of `stacked` that belongs to each layer; undefined without an
 /// adapter.
 Tensors split(const at::Tensor& stacked, std::int64_t dim, const std::vector<Layer>& layers) {
@@ -100,6 +91,34 @@ Tensors split(const at::Tensor& stacked, std::int64_t dim, const std::vector<Lay
     first += layer.lora->rank();
   }
   return parts;
+}
+
+/// Multiplies the rows of each adapter [sum of ranks, ...] by its scale.
+void scale(const at::Tensor& stacked, const std::vector<Layer>& layers) {
+  std::set<double> scales;
+  for (const Layer& layer : layers) {
+    if (layer.lora != nullptr) scales.insert(layer.lora->scaling());
+  }
+  if (scales.size() == 1) {
+    at::Tensor(stacked).mul_(*scales.begin());
+    return;
+  }
+  const Tensors parts = split(stacked, 0, layers);
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    if (layers[i].lora != nullptr) at::Tensor(parts[i]).mul_(layers[i].lora->scaling());
+  }
+}
+
+/// The adapters' A, each with its scale, one below the other [sum of ranks, in]: the input is read
+/// once for all of them.
+at::Tensor scaled_a(const std::vector<Layer>& layers) {
+  Tensors rows;
+  for (const Layer& layer : layers) {
+    if (layer.lora != nullptr) rows.push_back(layer.lora->a().data());
+  }
+  at::Tensor stacked = at::cat(rows);
+  scale(stacked, layers);
+  return stacked;
 }
 
 /// What a pass over layers that share their input leaves for its backward.
@@ -136,12 +155,12 @@ at::Tensor Pass::backward(const Tensors& grads) const {
   const auto [d_low, d_b] = products->low_rank_backward(changes);
   terms.push_back({d_low, a});
   const at::Tensor d_a = ops::wide_product(d_low, x);
+  scale(d_a, layers);
   std::int64_t first = 0;
   for (std::size_t i = 0; i < adapters.size(); ++i) {
     Lora& lora = *adapters[i];
     if (lora.b().trainable()) lora.b().add_gradient(d_b[i]);
-    if (lora.a().trainable())
-      lora.a().add_gradient(d_a.narrow(0, first, lora.rank()).mul_(lora.scaling()));
+    if (lora.a().trainable()) lora.a().add_gradient(d_a.narrow(0, first, lora.rank()));
     first += lora.rank();
   }
   return wants_input_gradient ? products->backward(terms) : at::Tensor();

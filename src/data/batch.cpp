@@ -7,6 +7,7 @@
 #include <ATen/ops/empty.h>
 
 #include "base/errors.h"
+#include "data/batch_upload.h"
 
 namespace heddle::data {
 namespace {
@@ -128,11 +129,11 @@ Batch Batch::from_groups(std::span<const SequenceView> groups, BatchCapacity cap
   return batch;
 }
 
-Batch Batch::to(const c10::Device& device, bool non_blocking) const {
+Batch Batch::to(const c10::Device& device) const {
   Batch moved = *this;
   for (at::Tensor* tensor : {&moved.tokens, &moved.cu_seqlens, &moved.position_ids, &moved.labels,
                              &moved.loss_weights}) {
-    *tensor = tensor->to(device, tensor->scalar_type(), non_blocking);
+    *tensor = upload(*tensor, device);
   }
   return moved;
 }

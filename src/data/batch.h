@@ -84,7 +84,7 @@ struct Batch {
   static Batch from_padded(const at::Tensor& tokens, const at::Tensor& attention_mask);
 
   /// The same batch with its tensors on `device`; the host copies stay.
-  Batch to(const c10::Device& device, bool non_blocking = true) const;
+  Batch to(const c10::Device& device) const;
 
   std::int64_t size() const { return tokens.defined() ? tokens.numel() : 0; }
   std::int64_t sequences() const {

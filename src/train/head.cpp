@@ -10,6 +10,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include "base/errors.h"
+#include "data/batch_upload.h"
 #include "ops/autograd.h"
 #include "ops/collectives.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
@@ -18,12 +19,6 @@ namespace heddle::train {
 namespace {
 
 using models::qwen3_5::Head;
-
-/// A copy on the device for which the host does not wait.
-at::Tensor uploaded(const at::Tensor& host, c10::Device device) {
-  return device.is_cuda() && host.is_cpu() ? host.pin_memory().to(device, /*non_blocking=*/true)
-                                           : host.to(device);
-}
 
 /// Rows with a label and a weight, as host indices on the model's device; undefined if that is
 /// every row.
@@ -37,7 +32,7 @@ at::Tensor labelled_rows(const data::Batch& batch, c10::Device device) {
     if (label[t] != data::kIgnoredLabel && weight[t] != 0) rows.push_back(t);
   }
   if (static_cast<std::int64_t>(rows.size()) == labels.numel()) return {};
-  return uploaded(at::tensor(rows, at::kLong), device);
+  return data::upload(at::tensor(rows, at::kLong), device);
 }
 
 /// Cross-entropy of normalized rows [n,H], which may be none.
@@ -80,8 +75,8 @@ HeadResult language_model(Model& model, const at::Tensor& hidden, const data::Ba
   const at::Tensor normalized = want_gradients ? forward() : ops::run_without_gradient(forward);
   ops::LinearCrossEntropy::Inputs inputs;
   inputs.hidden = normalized;
-  inputs.labels = pick(uploaded(batch.labels, device));
-  inputs.loss_weights = pick(uploaded(batch.loss_weights, device));
+  inputs.labels = pick(data::upload(batch.labels, device));
+  inputs.loss_weights = pick(data::upload(batch.loss_weights, device));
   inputs.gradient_scale = gradient_scale;
   auto result = cross_entropy(model, inputs, want_gradients);
   group.all_reduce_sum(result.loss_sum);
