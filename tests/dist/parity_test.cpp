@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <iostream>
 
 #include "dist/launched_run.h"
@@ -229,6 +230,24 @@ TEST_F(ParityTest, OfExperts) {
   compare(variant("moe, full"), experts("tp2 ep2"), kFloat64);
   compare(variant("moe, full, accumulated, recomputed"), experts("fsdp2 x dp2 ep2"), kFloat64);
   compare(variant("moe, LoRA on experts, recomputed"), experts("cp2 ep2"), kFloat64);
+}
+
+// On simulated NPUs, with the kernels and the process groups of an NPU, against one CPU. The device
+// has no float64.
+TEST_F(ParityTest, OfSimulatedNpus) {
+  setenv("HEDDLE_SIM_NPU", "1", /*overwrite=*/1);
+  const auto on_npu = [](Layout layout) {
+    layout.overrides.push_back("device.name=npu");
+    return layout;
+  };
+  const Layout one = on_npu({"npu", 0, {}});
+  for (const char* dense : {"dense, full", "dense, LoRA", "dense, full, recomputed"})
+    compare(variant(dense), one, kFloat32);
+  for (const char* name : {"tp2", "cp2", "ulysses2", "pp2", "fsdp2"})
+    compare(variant("dense, full"), on_npu(layout(name)), kFloat32);
+  compare(variant("moe, full"), one, kFloat32);
+  compare(variant("moe, full"), on_npu(experts("dp2 ep2")), kFloat32);
+  compare(variant("moe, LoRA on experts, recomputed"), on_npu(experts("tp2 ep2")), kFloat32);
 }
 
 class SlowParityTest : public ParityTest {};

@@ -145,7 +145,7 @@ void Communicators::add(const SimulatedHccl& communicator) {
          communicator.name(), other->name(), other->getBoundDeviceId()->str());
   }
   if (!live_.emplace(communicator.key(), &communicator).second) {
-    deny(Rule::kReuse, "group {} has a communicator already (port:ranks:place {}); reuse it",
+    deny(Rule::kReuse, "group {} has a communicator already (port:name:ranks:place {}); reuse it",
          communicator.name(), communicator.key());
   }
 }

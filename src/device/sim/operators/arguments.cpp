@@ -1,8 +1,12 @@
 #include "device/sim/operators/arguments.h"
 
+#include <ATen/core/dispatch/Dispatcher.h>
+
 #include "base/errors.h"
 
 namespace heddle::device::sim {
+
+const char* Arguments::op() const { return op_.schema().name().c_str(); }
 
 const c10::IValue& Arguments::at(const char* name) const {
   const auto index = op_.schema().argumentIndexWithName(name);

@@ -6,7 +6,11 @@
 #include <vector>
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
+
+namespace c10 {
+class OperatorHandle;
+struct IValue;
+}  // namespace c10
 
 namespace heddle::device::sim {
 
@@ -14,10 +18,10 @@ namespace heddle::device::sim {
 /// host already (fallback.cpp).
 class Arguments {
  public:
-  Arguments(const c10::OperatorHandle& op, const torch::jit::Stack& stack)
+  Arguments(const c10::OperatorHandle& op, const std::vector<c10::IValue>& stack)
       : op_(op), stack_(stack) {}
 
-  const char* op() const { return op_.schema().name().c_str(); }
+  const char* op() const;
   /// Undefined if None was given.
   at::Tensor tensor(const char* name) const;
   std::vector<at::Tensor> tensors(const char* name) const;
@@ -31,7 +35,7 @@ class Arguments {
   const c10::IValue& at(const char* name) const;
 
   const c10::OperatorHandle& op_;
-  const torch::jit::Stack& stack_;
+  const std::vector<c10::IValue>& stack_;
 };
 
 using Results = std::vector<c10::IValue>;

@@ -1,5 +1,6 @@
 // npu_fusion_attention in its packed layout (TND), and its gradient.
 #include <ATen/TensorOperators.h>
+#include <ATen/core/ivalue.h>
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>

@@ -1,5 +1,6 @@
 // Norms, rotation, SwiGLU, cross-entropy and AdamW.
 #include <ATen/TensorOperators.h>
+#include <ATen/core/ivalue.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/exp.h>

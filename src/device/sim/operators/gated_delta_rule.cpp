@@ -1,5 +1,6 @@
 // npu_chunk_gated_delta_rule: token by token, as the recurrence is written.
 #include <ATen/TensorOperators.h>
+#include <ATen/core/ivalue.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/exp.h>
 

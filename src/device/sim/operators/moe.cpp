@@ -1,5 +1,6 @@
 // Routed experts: gating, permutation and the product by groups.
 #include <ATen/TensorOperators.h>
+#include <ATen/core/ivalue.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/argsort.h>
 #include <ATen/ops/empty.h>

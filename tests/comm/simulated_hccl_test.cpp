@@ -1,0 +1,123 @@
+// Process groups of the simulated NPU: what they compute, and what they refuse by name.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include <thread>
+
+#include "comm/device_backend.h"
+#include "comm/group.h"
+#include "comm/mesh.h"
+#include "comm/ranks.h"
+#include "testing/device.h"
+
+namespace heddle::comm {
+namespace {
+
+using testing::run_ranks;
+using ::testing::Each;
+using ::testing::HasSubstr;
+
+std::string message_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "(no error)";
+}
+
+/// A process group of this rank alone, without a World: for what a Group would never do.
+Backend lone_group(const std::string& name) {
+  static const Store store = [] {
+    Listener listener(std::uint16_t{0});
+    return Store::serve(std::move(listener), Seconds(30));
+  }();
+  static int made = 0;
+  DeviceGroupOptions options;
+  options.name = name;
+  options.ranks = {0};
+  options.device = testing::simulated_npu();
+  options.timeout = Seconds(10);
+  return make_hccl(store.below(std::to_string(made++)), options);
+}
+
+TEST(SimulatedHccl, GivesWhatCollectivesPromise) {
+  const c10::Device npu = testing::simulated_npu();
+  const auto errors = run_ranks(2, [&](const std::shared_ptr<World>& world) {
+    const Group group = Mesh({1, 1, 1, 2, 1}, world).world_group();
+    const auto rank = static_cast<double>(group.rank());
+    for (const auto dtype : {at::kFloat, at::kBFloat16, at::kLong}) {
+      const auto options = at::TensorOptions(npu).dtype(dtype);
+      at::Tensor sum = at::full({5}, rank + 1, options);
+      group.all_reduce_sum(sum);
+      EXPECT_EQ(sum[4].item<double>(), 3);
+      at::Tensor gathered = at::empty({4}, options);
+      group.all_gather(gathered, at::full({2}, rank, options));
+      for (int i = 0; i < 4; ++i) EXPECT_EQ(gathered[i].item<double>(), i / 2);
+      at::Tensor part = at::empty({2}, options);
+      group.reduce_scatter_sum(part, at::arange(4, options));
+      EXPECT_EQ(part[1].item<double>(), 2 * (2 * rank + 1));
+      at::Tensor exchanged = at::empty({2}, options);
+      group.all_to_all(exchanged, {1, 1}, at::full({2}, rank, options), {1, 1});
+      EXPECT_EQ(exchanged[1].item<double>(), 1);
+      at::Tensor sent = at::full({3}, 7, options), received = at::zeros({3}, options);
+      if (group.rank() == 0) group.send(sent, 1);
+      if (group.rank() == 1) {
+        group.receive(received, 0);
+        EXPECT_EQ(received[2].item<double>(), 7);
+      }
+    }
+    // Objects and numbers go over Gloo.
+    EXPECT_EQ(group.all_gather_objects("x" + std::to_string(group.rank()))[1], "x1");
+  });
+  EXPECT_THAT(errors, Each(""));
+}
+
+TEST(SimulatedHcclRule, Payload) {
+  const c10::Device npu = testing::simulated_npu();
+  const Backend group = lone_group("payload");
+  const auto reduce = [&](const at::Tensor& tensor) {
+    std::vector<at::Tensor> tensors = {tensor};
+    return message_of([&] { group->allreduce(tensors)->wait(); });
+  };
+  EXPECT_THAT(reduce(at::zeros({3}, at::TensorOptions(npu).dtype(at::kByte))),
+              HasSubstr("rule payload"));
+  EXPECT_THAT(reduce(at::zeros({3}, at::TensorOptions(npu).dtype(at::kBool))),
+              HasSubstr("rule payload"));
+  EXPECT_THAT(reduce(at::zeros({3})), HasSubstr("rule payload"));
+  EXPECT_EQ(reduce(at::zeros({3}, npu)), "(no error)");
+}
+
+TEST(SimulatedHcclRule, Thread) {
+  const c10::Device npu = testing::simulated_npu();
+  const Backend group = lone_group("thread");
+  std::vector<at::Tensor> tensors = {at::zeros({3}, npu)};
+  std::string elsewhere;
+  std::thread([&] { elsewhere = message_of([&] { group->allreduce(tensors); }); }).join();
+  EXPECT_THAT(elsewhere, HasSubstr("rule thread"));
+  EXPECT_EQ(message_of([&] { group->allreduce(tensors)->wait(); }), "(no error)");
+}
+
+TEST(SimulatedHcclRule, Reuse) {
+  const Backend first = lone_group("reuse");
+  EXPECT_THAT(message_of([] { lone_group("reuse"); }), HasSubstr("rule reuse"));
+  EXPECT_EQ(message_of([] { lone_group("another"); }), "(no error)");
+}
+
+TEST(SimulatedHcclRule, BoundGroup) {
+  const c10::Device npu = testing::simulated_npu();
+  Backend first = lone_group("bound");
+  first->setBoundDeviceId(npu);
+  EXPECT_THAT(message_of([] { lone_group("second"); }), HasSubstr("rule bound-group"));
+  first->setBoundDeviceId(std::nullopt);
+  EXPECT_EQ(message_of([] { lone_group("second"); }), "(no error)");
+}
+
+}  // namespace
+}  // namespace heddle::comm
