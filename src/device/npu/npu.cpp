@@ -111,7 +111,10 @@ int& started_device() {
 
 void start(int index) {
   int& started = started_device();
-  if (started == index) return;
+  if (started == index) {
+    c10_npu::set_device(static_cast<c10::DeviceIndex>(index));
+    return;
+  }
   if (started != -1) {
     throw_error<DeviceError>("npu:{}: {}", index,
                              started == -2

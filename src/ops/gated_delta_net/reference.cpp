@@ -134,7 +134,11 @@ struct Prepared {
       q = q * rq;
       k = k * rk;
     }
-    q = repeat_heads(q * scale);
+    q = q * scale;
+    // Value heads that share a key head share these products.
+    const at::Tensor kk = repeat_heads(at::matmul(k, transposed(k)));
+    const at::Tensor qk = repeat_heads(at::matmul(q, transposed(k)));
+    q = repeat_heads(q);
     k = repeat_heads(k);
     v = chunks.gather(in.v, type);
     beta = chunks.gather(in.beta, type).unsqueeze(-1);
@@ -147,9 +151,9 @@ struct Prepared {
     const at::Tensor upper = at::ones({kChunk, kChunk}, in.q.options().dtype(at::kBool)).triu(1);
     decay =
         at::exp((G - transposed(G)).masked_fill(upper, -std::numeric_limits<double>::infinity()));
-    M = (decay * at::matmul(k, transposed(k))).tril(-1);
+    M = (decay * kk).tril(-1);
     inverse = unit_lower_inverse(beta * M);
-    P = decay * at::matmul(q, transposed(k));
+    P = decay * qk;
   }
 
   at::Tensor repeat_heads(const at::Tensor& x) const {

@@ -55,7 +55,7 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& inputs, const MoeExpert
 
 namespace heddle::ops::moe_experts_npu {
 
-/// Adds "npu.grouped_matmul".
+/// Adds "npu.grouped_matmul" for bf16 and "npu.product_per_expert" for fp32.
 void add(Registry& registry);
 
 }  // namespace heddle::ops::moe_experts_npu

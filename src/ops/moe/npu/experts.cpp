@@ -2,9 +2,8 @@
 // has no derivative, for the products of both passes, npu_swiglu between them. Nothing comes back
 // to the host.
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/bincount.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cumsum.h>
-#include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 
 #include <optional>
@@ -44,6 +43,12 @@ at::Tensor outer_product(const at::Tensor& a, const at::Tensor& b, const at::Ten
 
 at::Tensor transposed(const at::Tensor& matrices) { return matrices.transpose(1, 2); }
 
+/// [E] int64: where each expert's rows end. bincount would wait for the device.
+at::Tensor ends_of(const at::Tensor& experts, std::int64_t expert_count) {
+  const at::Tensor numbers = at::arange(expert_count, experts.options());
+  return at::cumsum((experts.reshape({-1, 1}) == numbers).sum(0), 0);
+}
+
 at::Tensor activation(const at::Tensor& gate_up) {
   return npu::call("npu_swiglu", {{"input", gate_up}})[0];
 }
@@ -73,8 +78,7 @@ MoeExperts::Forward forward(const MoeExperts::Inputs& in, bool keep) {
   const auto permuted =
       npu::call("npu_moe_token_permute", {{"tokens", in.x}, {"indices", in.experts}});
   const at::Tensor &rows = permuted[0], &place = permuted[1];
-  const at::Tensor ends =
-      at::cumsum(at::bincount(in.experts.reshape({-1}), {}, in.gate_up.size(0)), 0);
+  const at::Tensor ends = ends_of(in.experts, in.gate_up.size(0));
   at::Tensor gate_up = product(rows, transposed(in.gate_up), ends);
   const at::Tensor low_1 = add_change(in.gate_up_change, rows, ends, gate_up);
   const at::Tensor hidden = activation(gate_up);
@@ -143,14 +147,18 @@ std::optional<std::string> refuse(const Dims& dims) {
 }  // namespace
 
 void add(Registry& registry) {
-  registry.add<MoeExperts>({.op = "",
-                            .name = "npu.grouped_matmul",
-                            .device = c10::DeviceType::PrivateUse1,
-                            .dtypes = {c10::ScalarType::BFloat16},
-                            .is_reference = false,
-                            .refuse = refuse,
-                            .on_chip_bytes = {}},
-                           {forward, backward});
+  KernelInfo info{.op = "",
+                  .name = "npu.grouped_matmul",
+                  .device = c10::DeviceType::PrivateUse1,
+                  .dtypes = {c10::ScalarType::BFloat16},
+                  .is_reference = false,
+                  .refuse = refuse,
+                  .on_chip_bytes = {}};
+  registry.add<MoeExperts>(info, {forward, backward});
+  // The permutation takes bf16 alone.
+  info.name = "npu.product_per_expert";
+  info.dtypes = {c10::ScalarType::Float, c10::ScalarType::Double};
+  registry.add<MoeExperts>(info, {moe_experts_reference::forward, moe_experts_reference::backward});
 }
 
 }  // namespace heddle::ops::moe_experts_npu

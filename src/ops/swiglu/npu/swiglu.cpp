@@ -9,8 +9,10 @@ namespace {
 /// [T,2F] with gate's columns first; a view where the two already stand so.
 at::Tensor joined(const at::Tensor& gate, const at::Tensor& up) {
   const std::int64_t T = gate.size(0), F = gate.size(1);
-  const bool are_columns = gate.is_alias_of(up) && gate.stride(0) == 2 * F &&
-                           up.stride(0) == 2 * F && gate.stride(1) == 1 && up.stride(1) == 1 &&
+  // is_alias_of() would ask for the address of the device's memory.
+  const bool is_one = gate.storage().unsafeGetStorageImpl() == up.storage().unsafeGetStorageImpl();
+  const bool are_columns = is_one && gate.stride(0) == 2 * F && up.stride(0) == 2 * F &&
+                           gate.stride(1) == 1 && up.stride(1) == 1 &&
                            up.storage_offset() == gate.storage_offset() + F;
   if (are_columns) return gate.as_strided({T, 2 * F}, {2 * F, 1}, gate.storage_offset());
   return at::cat({gate, up}, -1);
