@@ -1,6 +1,6 @@
 // Gradients of low-rank changes: d_low = dy b and d_b = dy^T low from one read of dy, by mma.sync.
 //
-// Work of a CTA: 1024 rows of dy in 8 tiles of 128 x 128, over up to 8 tiles of columns. Warp w
+// Work of a CTA: 1024 rows of dy in 8 tiles of 128 x 128, over up to 16 tiles of columns. Warp w
 // takes rows 16 w.. of a tile for d_low, whose sums over all its columns stay in registers (8 tiles
 // x 8), and columns 16 w.. for d_b, whose sums over the rows do. Both go to scratch in fp32, and a
 // second launch adds the parts in their order.
@@ -11,6 +11,7 @@
 #include <cuda.h>
 
 #include <algorithm>
+#include <limits>
 #include <stdexcept>
 
 #include "ops/cuda/vector.cuh"
@@ -187,25 +188,33 @@ __global__ void __launch_bounds__(kThreads) join_kernel(const __grid_constant__ 
   write(gradient.d_b + row * a.rank + column, total);
 }
 
-/// How the work is divided: wide units save scratch, and there must be one for each multiprocessor.
+/// How the work is divided. Wide units save scratch, which costs each of them as much as half a
+/// tile; narrow ones leave fewer multiprocessors without work in the last round.
 struct Plan {
   int stripes, width;
+
+  int units(const LowRankGradient& g) const { return (tiles_of(g.columns) + width - 1) / width; }
 };
 
 Plan plan_of(int64_t rows, const std::vector<LowRankGradient>& gradients) {
-  Plan plan{static_cast<int>((rows + kStripe - 1) / kStripe), 8};
-  for (; plan.width > 1; plan.width /= 2) {
-    int units = 0;
-    for (const LowRankGradient& g : gradients)
-      units += (tiles_of(g.columns) + plan.width - 1) / plan.width;
-    if (units * plan.stripes >= 120) break;
+  constexpr int kWidest = 16;
+  const int stripes = static_cast<int>((rows + kStripe - 1) / kStripe), places = multiprocessors();
+  Plan best{stripes, 1};
+  int64_t least = std::numeric_limits<int64_t>::max();
+  for (int width = 1; width <= kWidest; ++width) {
+    const Plan plan{stripes, width};
+    int64_t units = 0;
+    for (const LowRankGradient& g : gradients) units += plan.units(g);
+    const int64_t rounds = (units * stripes + places - 1) / places, cost = rounds * (2 * width + 1);
+    if (cost >= least) continue;
+    least = cost;
+    best = plan;
   }
-  return plan;
+  return best;
 }
 
 int64_t low_floats(const Plan& plan, const LowRankGradient& g) {
-  const int units = (tiles_of(g.columns) + plan.width - 1) / plan.width;
-  return int64_t{units} * plan.stripes * kStripe * kRank;
+  return int64_t{plan.units(g)} * plan.stripes * kStripe * kRank;
 }
 
 int64_t b_floats(const Plan& plan, const LowRankGradient& g) {
@@ -241,7 +250,7 @@ void low_rank_gradients(int64_t rows, int64_t rank, const std::vector<LowRankGra
     args.gradients[i] = g;
     args.dy[i] = tensor_map(g.dy, rows, g.columns, g.dy_stride, kTile);
     args.first_unit[i] = units;
-    units += (tiles_of(g.columns) + plan.width - 1) / plan.width;
+    units += plan.units(g);
     args.d_low[i] = workspace;
     args.d_b[i] = workspace + low_floats(plan, g);
     workspace = args.d_b[i] + b_floats(plan, g);
