@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "device/device.h"
+#include "device/graph.h"
 
 /// What a vendor's back end provides. A build that has it links device/<vendor>/; any other links
 /// device/stub/, which says what to rebuild with. device.cpp is the only caller.
@@ -26,6 +27,8 @@ struct Backend {
   void (*finish)();
   /// Of an available device; null where there is nothing to say.
   Platform (*platform)() = nullptr;
+  /// See graph.h; null where the device cannot record.
+  std::unique_ptr<Graph> (*record)(int index, const std::function<void()>& work) = nullptr;
 };
 
 namespace cuda {

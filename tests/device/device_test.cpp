@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "base/errors.h"
+#include "device/graph.h"
 
 namespace heddle::device {
 namespace {
@@ -22,6 +23,11 @@ TEST(Device, CpuHasOneDevice) {
   EXPECT_GT(memory(parse("cpu")).total_bytes, 0);
   synchronize(parse("cpu"));
   start(parse("cpu"));
+}
+
+TEST(Device, TheCpuRecordsNoGraphs) {
+  EXPECT_THAT([] { record(parse("cpu"), [] {}); },
+              ThrowsMessage<DeviceError>(HasSubstr("no graphs on cpu")));
 }
 
 TEST(Device, WhyThereIsNoAcceleratorNamesEveryBackEnd) {

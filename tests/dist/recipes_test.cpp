@@ -21,27 +21,30 @@ class RecipeTest : public ::testing::Test {
     return p.dp.value * p.fsdp.value * p.tp * p.cp * p.pp;
   }
 
-  /// Three steps of a recipe.
-  void expect_runs(const std::string& name) const {
+  /// Steps of a recipe, "dense_cp_state" or "ascend/dense_cp_state8".
+  void expect_runs(const std::string& recipe, std::size_t steps = 3,
+                   const std::map<std::string, std::string>& environment = {}) const {
+    const std::string name = fs::path(recipe).filename().string();
     const std::string model = name.starts_with("moe") ? "moe" : "dense";
     std::vector<std::string> words = {"launch",
                                       "--nproc",
-                                      std::to_string(ranks_of(name)),
+                                      std::to_string(ranks_of(recipe)),
                                       "--log-dir",
                                       (runs_.directory() / (name + ".logs")).string(),
                                       "--",
                                       "sft",
-                                      path_of(name).string()};
-    for (const std::string& word : runs_.overrides(name, model, {"train.max_steps=3"})) {
+                                      path_of(recipe).string()};
+    for (const std::string& word :
+         runs_.overrides(name, model, {"train.max_steps=" + std::to_string(steps)})) {
       // What a recipe is about stays its own.
       if (!word.starts_with("train.global_batch_size") && !word.starts_with("data.max_length"))
         words.push_back(word);
     }
-    EXPECT_EQ(testing::wait_for(testing::start_heddle(words, runs_.log_of(name))), 0)
-        << name << ":\n"
+    EXPECT_EQ(testing::wait_for(testing::start_heddle(words, runs_.log_of(name), environment)), 0)
+        << recipe << ":\n"
         << runs_.printed(name);
-    EXPECT_EQ(runs_.metrics(name).size(), 3u) << name;
-    EXPECT_TRUE(fs::exists(runs_.directory() / name / "final")) << name;
+    EXPECT_EQ(runs_.metrics(name).size(), steps) << recipe;
+    EXPECT_TRUE(fs::exists(runs_.directory() / name / "final")) << recipe;
   }
 
   LaunchedRuns runs_;
@@ -59,7 +62,24 @@ TEST_F(RecipeTest, EachRunsThreeSteps) {
   EXPECT_EQ(count, 7);
 }
 
+const std::map<std::string, std::string> kSimulated = {{"HEDDLE_SIM_NPU", "1"}};
+
+TEST_F(RecipeTest, OneOfAscendRunsOnSimulatedNpus) {
+  expect_runs("ascend/dense_dp2_tp2_pp2", 3, kSimulated);
+}
+
 class SlowRecipeTest : public RecipeTest {};
+
+TEST_F(SlowRecipeTest, EachOfAscendRunsTenStepsOnSimulatedNpus) {
+  int count = 0;
+  for (const auto& entry : fs::directory_iterator(path_of("single").parent_path() / "ascend")) {
+    const std::string recipe = "ascend/" + entry.path().stem().string();
+    EXPECT_EQ(ranks_of(recipe), 8) << recipe;
+    expect_runs(recipe, 10, kSimulated);
+    ++count;
+  }
+  EXPECT_EQ(count, 6);
+}
 
 TEST_F(SlowRecipeTest, SixteenRanks) {
   EXPECT_EQ(ranks_of("dense_dp4_ulysses4"), 16);

@@ -1,4 +1,5 @@
-// The kernels of CANN's operators on the simulated NPU, against the references in double on the CPU.
+// The kernels of CANN's operators on the simulated NPU, against the references in double on the
+// CPU.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/zeros.h>
@@ -64,8 +65,7 @@ class NpuOperators : public ::testing::TestWithParam<c10::ScalarType> {
       }
       return outputs;
     };
-    const Tensors found =
-        results(on_npu(add, op, kernel, dtype()), npu, dtype());
+    const Tensors found = results(on_npu(add, op, kernel, dtype()), npu, dtype());
     const Tensors expected = results(table_of(add, op, "reference", at::kDouble), cpu, at::kDouble);
     ASSERT_EQ(found.size(), expected.size());
     for (std::size_t i = 0; i < found.size(); ++i)
@@ -114,8 +114,8 @@ TEST_P(NpuOperators, AttentionStepReadsTheCaches) {
 
 TEST_P(NpuOperators, AttentionDoesNotWaitForTheDevice) {
   const c10::Device npu = simulated_npu();
-  const KernelTable kernels = on_npu(register_attention, "attention", "npu.fusion_attention",
-                                       dtype());
+  const KernelTable kernels =
+      on_npu(register_attention, "attention", "npu.fusion_attention", dtype());
   const at::Tensor x = randn({70, 2, 32}, dtype(), 1).to(npu);
   const Sequences sequences = Sequences::from_host({0, 64, 70}, npu);
   const auto before = device::sim::waits();
@@ -141,14 +141,15 @@ TEST_P(NpuOperators, NormAndRotationOfHeads) {
   for (const std::int64_t rotary : {16, 64}) {
     const at::Tensor angles = randn({31, rotary / 2}, at::kDouble, 4);
     const at::Tensor cos = angles.cos().to(dtype()), sin = angles.sin().to(dtype());
-    expect_equal(register_rotary, "qk_norm_rope", "npu.rotary_mul",
-                 {randn({31, 3, 64}, dtype(), 1), randn({64}, dtype(), 2) * 0.1},
-                 [&](const KernelTable& kernels, c10::Device device, const Tensors& x) {
-                   const auto wide = x[0].scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-                   return Tensors{qk_norm_rope(kernels, x[0], x[1], cos.to(device, wide),
-                                               sin.to(device, wide), 1e-6)};
-                 },
-                 2);
+    expect_equal(
+        register_rotary, "qk_norm_rope", "npu.rotary_mul",
+        {randn({31, 3, 64}, dtype(), 1), randn({64}, dtype(), 2) * 0.1},
+        [&](const KernelTable& kernels, c10::Device device, const Tensors& x) {
+          const auto wide = x[0].scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+          return Tensors{
+              qk_norm_rope(kernels, x[0], x[1], cos.to(device, wide), sin.to(device, wide), 1e-6)};
+        },
+        2);
   }
 }
 
@@ -181,10 +182,10 @@ TEST_P(NpuOperators, CrossEntropyOfTheHead) {
   wide.hidden = in.hidden.to(at::kDouble);
   wide.weight = in.weight.to(at::kDouble);
   const auto before = device::sim::waits();
-  const auto found = linear_cross_entropy(
-      on_npu(register_linear_cross_entropy, LinearCrossEntropy::kName, "npu.cross_entropy_loss",
-               dtype()),
-      there, true, true);
+  const auto found =
+      linear_cross_entropy(on_npu(register_linear_cross_entropy, LinearCrossEntropy::kName,
+                                  "npu.cross_entropy_loss", dtype()),
+                           there, true, true);
   EXPECT_TRUE(device::sim::waits_since(before).empty()) << "rows without a label were looked for";
   const auto expected = linear_cross_entropy(
       table_of(register_linear_cross_entropy, LinearCrossEntropy::kName, "reference", at::kDouble),
@@ -212,13 +213,14 @@ TEST_P(NpuOperators, ChunksOfTheGatedDeltaRule) {
     const Tensors found =
         testing::run(on_device(p, npu),
                      on_npu(register_gated_delta_net, "gated_delta_rule", "npu.chunk64", dtype()));
-    const Tensors expected =
-        testing::run(in_double(p), table_of(register_gated_delta_net, "gated_delta_rule",
-                                            "cpu.sequential", at::kDouble));
+    const Tensors expected = testing::run(
+        in_double(p),
+        table_of(register_gated_delta_net, "gated_delta_rule", "cpu.sequential", at::kDouble));
     for (std::size_t i = 0; i < found.size(); ++i) {
       if (expected[i].numel() == 0) continue;
-      EXPECT_LE(rms_error(found[i].cpu(), expected[i]),
-                dtype() == at::kBFloat16 ? 5e-3 : dtype() == at::kFloat ? 1e-4 : 1e-12)
+      EXPECT_LE(rms_error(found[i].cpu(), expected[i]), dtype() == at::kBFloat16 ? 5e-3
+                                                        : dtype() == at::kFloat  ? 1e-4
+                                                                                 : 1e-12)
           << names()[i] << ", " << c.text();
     }
   }
@@ -266,28 +268,17 @@ class NpuExperts : public NpuOperators {};
 TEST_P(NpuExperts, EqualTheReferenceWithAndWithoutChanges) {
   // Eleven experts, of which some get no token.
   const MoeRouting routing = moe_route(randn({19, 11}, dtype(), 1), 3, true);
-  const Tensors inputs = {randn({19, 16}, dtype(), 2),
-                          routing.weights,
-                          randn({11, 24, 16}, dtype(), 3),
-                          randn({11, 16, 12}, dtype(), 4),
-                          randn({11, 3, 16}, dtype(), 5),
-                          randn({11, 24, 3}, dtype(), 6),
-                          randn({11, 2, 12}, dtype(), 7),
-                          randn({11, 16, 2}, dtype(), 8)};
-  const char* kernel =
-      dtype() == at::kBFloat16 ? "npu.grouped_matmul" : "npu.product_per_expert";
+  const Tensors inputs = {randn({19, 16}, dtype(), 2),     routing.weights,
+                          randn({11, 24, 16}, dtype(), 3), randn({11, 16, 12}, dtype(), 4),
+                          randn({11, 3, 16}, dtype(), 5),  randn({11, 24, 3}, dtype(), 6),
+                          randn({11, 2, 12}, dtype(), 7),  randn({11, 16, 2}, dtype(), 8)};
+  const char* kernel = dtype() == at::kBFloat16 ? "npu.grouped_matmul" : "npu.product_per_expert";
   const Operator plain = [&](const KernelTable& kernels, c10::Device device, const Tensors& x) {
-    return Tensors{
-        moe_experts(kernels, {x[0], x[1], routing.experts.to(device), x[2], x[3]})};
+    return Tensors{moe_experts(kernels, {x[0], x[1], routing.experts.to(device), x[2], x[3]})};
   };
   const Operator changed = [&](const KernelTable& kernels, c10::Device device, const Tensors& x) {
-    return Tensors{moe_experts(kernels, {x[0],
-                                         x[1],
-                                         routing.experts.to(device),
-                                         x[2],
-                                         x[3],
-                                         {x[4], x[5]},
-                                         {x[6], x[7]}})};
+    return Tensors{moe_experts(
+        kernels, {x[0], x[1], routing.experts.to(device), x[2], x[3], {x[4], x[5]}, {x[6], x[7]}})};
   };
   expect_equal(register_moe, MoeExperts::kName, kernel,
                {inputs[0], inputs[1], inputs[2], inputs[3]}, plain, 3);
@@ -300,12 +291,12 @@ INSTANTIATE_TEST_SUITE_P(All, NpuExperts, ::testing::ValuesIn(kernel_dtypes()),
 TEST(NpuExpertsInBf16, DoNotWaitForTheDevice) {
   const c10::Device npu = simulated_npu();
   const auto experts = (randn({19, 3}, at::kDouble, 1).abs() * 3).to(at::kLong).clamp_max(7);
-  const Tensors x = {randn({19, 16}, at::kBFloat16, 2).to(npu), randn({19, 3}, at::kBFloat16, 3).to(npu),
-                     randn({8, 24, 16}, at::kBFloat16, 4).to(npu),
-                     randn({8, 16, 12}, at::kBFloat16, 5).to(npu)};
+  const Tensors x = {
+      randn({19, 16}, at::kBFloat16, 2).to(npu), randn({19, 3}, at::kBFloat16, 3).to(npu),
+      randn({8, 24, 16}, at::kBFloat16, 4).to(npu), randn({8, 16, 12}, at::kBFloat16, 5).to(npu)};
   const at::Tensor there = experts.to(npu);
-  const KernelTable kernels = on_npu(register_moe, MoeExperts::kName, "npu.grouped_matmul",
-                                       at::kBFloat16);
+  const KernelTable kernels =
+      on_npu(register_moe, MoeExperts::kName, "npu.grouped_matmul", at::kBFloat16);
   const auto before = device::sim::waits();
   gradients_of(
       [&](const Tensors& in) {
@@ -338,10 +329,9 @@ TEST_F(NativeGatedDeltaRule, ReadsPromptsFromAndIntoFp32States) {
   const Problem there = on_device(problem_, npu_), wide = in_double(problem_);
   const at::Tensor state_before = there.inputs[5].cpu().clone();
   const Tensors found = call(there, native(), there.inputs);
-  const Tensors expected =
-      call(wide,
-           table_of(register_gated_delta_net, "gated_delta_rule", "cpu.sequential", at::kDouble),
-           wide.inputs);
+  const Tensors expected = call(
+      wide, table_of(register_gated_delta_net, "gated_delta_rule", "cpu.sequential", at::kDouble),
+      wide.inputs);
   EXPECT_LE(rms_error(found[0].cpu(), expected[0]), 2e-2);
   EXPECT_LE(rms_error(found[1].cpu(), expected[1]), 2e-2);
   EXPECT_EQ(found[1].scalar_type(), at::kFloat);

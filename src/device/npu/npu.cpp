@@ -1,4 +1,4 @@
-// The only source of this folder's library that sees torch_npu and ACL. Work itself goes through
+// The sources of this folder alone see torch_npu and ACL (comm/npu: HCCL). Work itself goes through
 // libtorch's dispatcher; streams and events are c10::Stream and c10::Event, which torch_npu's guard
 // serves. init_npu and finalize_npu exist in a libtorch_npu built with BUILD_LIBTORCH only.
 #include <string>  // which GetCANNInfo.h needs and does not include
@@ -11,7 +11,6 @@
 #include <torch_npu/csrc/libs/init_npu.h>
 
 #include <cstdlib>
-#include <exception>
 #include <utility>
 
 #include <fmt/format.h>
@@ -19,8 +18,9 @@
 #include "base/errors.h"
 #include "base/log.h"
 #include "device/backend.h"
+#include "device/npu/graph.h"
+#include "device/npu/translated.h"
 #include "device/npu_chip.h"
-#include "device/npu_error.h"
 
 namespace heddle::device::npu {
 namespace {
@@ -29,19 +29,6 @@ namespace {
 /// leave memory that fits nothing. The user's own setting stands.
 constexpr const char* kAllocatorVariable = "PYTORCH_NPU_ALLOC_CONF";
 constexpr const char* kAllocatorSettings = "expandable_segments:True";
-
-/// Runs `call`; whatever it throws becomes a DeviceError that names the operation.
-template <class F>
-auto translated(const char* operation, F&& call) {
-  try {
-    return call();
-  } catch (const Error&) {
-    throw;
-  } catch (const std::exception& error) {
-    throw_error<DeviceError>("{}: {}", operation,
-                             explain_npu_error(error.what()).value_or(error.what()));
-  }
-}
 
 std::string soc_name() {
   const char* name = aclrtGetSocName();
@@ -151,7 +138,8 @@ const Backend& backend() {
                                .synchronize = synchronize,
                                .start = start,
                                .finish = finish,
-                               .platform = platform};
+                               .platform = platform,
+                               .record = record};
   return kNpu;
 }
 
