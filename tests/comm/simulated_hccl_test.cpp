@@ -19,9 +19,9 @@
 namespace heddle::comm {
 namespace {
 
-using testing::run_ranks;
 using ::testing::Each;
 using ::testing::HasSubstr;
+using testing::run_ranks;
 
 std::string message_of(const std::function<void()>& call) {
   try {

@@ -110,12 +110,14 @@ const std::vector<Variant> kVariants = {
 struct Precision {
   const char* name;
   double bound;
-  /// Of the gradient norm of a model with experts. In fp32 one rank with another kernel of rms_norm
-  /// moves it by 4.5e-5 in these ten steps (and the loss by 8e-8): a smaller bound would fail
-  /// correct programs.
-  double moe_norm_bound;
+  /// Of the gradient norm, and of that of a model with experts. In fp32 one rank with another
+  /// kernel of rms_norm moves the latter by 4.5e-5 in these ten steps (and the loss by 8e-8): a
+  /// smaller bound would fail correct programs.
+  double norm_bound, moe_norm_bound;
 };
-constexpr Precision kFloat64 = {"float64", 1e-9, 1e-9}, kFloat32 = {"float32", 1e-5, 1e-4};
+constexpr Precision kFloat64 = {"float64", 1e-9, 1e-9, 1e-9},
+                    kFloat32 = {"float32", 1e-5, 1e-5, 1e-4},
+                    kOtherKernels = {"float32", 1e-5, 3e-5, 1e-4};
 
 double relative(double a, double b) { return std::abs(a - b) / std::max(std::abs(b), 1e-30); }
 
@@ -164,7 +166,7 @@ class ParityTest : public ::testing::Test {
               << std::flush;
     EXPECT_LT(loss, precision.bound) << variant.name << ", " << layout.name;
     EXPECT_LT(norm,
-              std::string(variant.model) == "moe" ? precision.moe_norm_bound : precision.bound)
+              std::string(variant.model) == "moe" ? precision.moe_norm_bound : precision.norm_bound)
         << variant.name << ", " << layout.name;
     EXPECT_LT(others, precision.bound) << variant.name << ", " << layout.name;
   }
@@ -242,12 +244,12 @@ TEST_F(ParityTest, OfSimulatedNpus) {
   };
   const Layout one = on_npu({"npu", 0, {}});
   for (const char* dense : {"dense, full", "dense, LoRA", "dense, full, recomputed"})
-    compare(variant(dense), one, kFloat32);
+    compare(variant(dense), one, kOtherKernels);
   for (const char* name : {"tp2", "cp2", "ulysses2", "pp2", "fsdp2"})
-    compare(variant("dense, full"), on_npu(layout(name)), kFloat32);
-  compare(variant("moe, full"), one, kFloat32);
-  compare(variant("moe, full"), on_npu(experts("dp2 ep2")), kFloat32);
-  compare(variant("moe, LoRA on experts, recomputed"), on_npu(experts("tp2 ep2")), kFloat32);
+    compare(variant("dense, full"), on_npu(layout(name)), kOtherKernels);
+  compare(variant("moe, full"), one, kOtherKernels);
+  compare(variant("moe, full"), on_npu(experts("dp2 ep2")), kOtherKernels);
+  compare(variant("moe, LoRA on experts, recomputed"), on_npu(experts("tp2 ep2")), kOtherKernels);
 }
 
 class SlowParityTest : public ParityTest {};
