@@ -23,15 +23,21 @@
 namespace heddle::cli {
 namespace {
 
-std::vector<KernelFacts> kernels_of(const ops::Registry& registry, bool has_accelerator) {
+std::vector<KernelFacts> kernels_of(const ops::Registry& registry,
+                                    const std::vector<AcceleratorFacts>& accelerators) {
+  const auto is_here = [&](c10::DeviceType type) {
+    const char* name = type == c10::DeviceType::CUDA ? "cuda" : "npu";
+    return type == c10::DeviceType::CPU ||
+           std::ranges::any_of(
+               accelerators, [&](const AcceleratorFacts& a) { return a.device.starts_with(name); });
+  };
   std::vector<KernelFacts> kernels;
   for (const ops::Registry::Entry& entry : registry.entries()) {
     const auto same_op = [&](const KernelFacts& k) { return k.op == entry.info.op; };
     auto row = std::ranges::find_if(kernels, same_op);
     if (row == kernels.end()) row = kernels.insert(row, {entry.info.op, {}, {}});
     row->kernels.push_back(entry.info.name);
-    const bool needs_accelerator = entry.info.device && *entry.info.device != c10::DeviceType::CPU;
-    if (needs_accelerator && !has_accelerator) row->unusable.push_back(entry.info.name);
+    if (entry.info.device && !is_here(*entry.info.device)) row->unusable.push_back(entry.info.name);
   }
   return kernels;
 }
@@ -56,7 +62,7 @@ DoctorFacts examine() {
   }
   facts.has_nvidia_driver = std::filesystem::exists("/proc/driver/nvidia/version");
   facts.float32_flops = device::properties(c10::Device(c10::DeviceType::CPU), 32).peak_flops;
-  facts.kernels = kernels_of(ops::builtin_registry(), !facts.accelerators.empty());
+  facts.kernels = kernels_of(ops::builtin_registry(), facts.accelerators);
   facts.findings = find_problems(facts);
   return facts;
 }
