@@ -15,6 +15,7 @@
 #include "comm/gloo.h"
 #include "device/sim/driver.h"
 #include "device/sim/rules.h"
+#include "device/sim/streams.h"
 
 namespace heddle::comm {
 namespace {
@@ -113,6 +114,8 @@ class SimulatedHccl final : public c10d::Backend {
       deny(Rule::kThread, "{} of group {}: collectives come from the thread that owns the device",
            operation, name_);
     }
+    // What the stream has queued comes before the collective.
+    device::sim::Streams::all().publish(device::sim::current_stream());
     Tensors views;
     for (const at::Tensor& tensor : tensors) {
       if (tensor.device().type() != c10::DeviceType::PrivateUse1) {

@@ -4,6 +4,7 @@
 
 #include "device/sim/driver.h"
 #include "device/sim/rules.h"
+#include "device/sim/streams.h"
 
 namespace heddle::device::sim {
 namespace {
@@ -17,8 +18,15 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_bloc
   Driver& d = driver();
   if (to.is_cpu() && !non_blocking) count_wait("aten::_copy_from");
   if (d.is_recording) record_call("aten::_copy_from", {from, to});
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  on_host(to).copy_(on_host(from));
+  const c10::Stream stream = current_stream();
+  {
+    Streams::Work work(stream);
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const at::Tensor written = on_host(to);
+    written.copy_(on_host(from));
+    work.writes(written);
+  }
+  if (!non_blocking) Streams::all().publish(stream);
   return to;
 }
 
@@ -32,6 +40,7 @@ at::Scalar local_scalar(const at::Tensor& self) {
   Driver& d = driver();
   count_wait("aten::_local_scalar_dense");
   if (d.is_recording) record_call("aten::_local_scalar_dense", {self});
+  Streams::all().publish(current_stream());
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   return at::_local_scalar_dense(host_view(self));
 }

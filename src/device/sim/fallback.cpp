@@ -8,6 +8,7 @@
 
 #include "device/sim/driver.h"
 #include "device/sim/rules.h"
+#include "device/sim/streams.h"
 
 namespace heddle::device::sim {
 namespace {
@@ -31,15 +32,21 @@ class BoxedCall {
     require_running(schema_.name().c_str());
     lower_arguments();
     note();
+    Streams::Work work(current_stream());
     {
       const at::AutoDispatchBelowADInplaceOrView below_autograd;
       op_.callBoxed(stack_);
+    }
+    // Not every schema of op-plugin says what it writes.
+    const bool says_writes = !schema_.name().starts_with("npu::");
+    for (const Argument& argument : arguments_) {
+      if (argument.is_written || !says_writes) work.writes(argument.host);
     }
     for (const Argument& argument : arguments_) {
       if (argument.is_written) follow(argument.device, argument.host);
     }
     const std::size_t first = stack_.size() - schema_.returns().size();
-    for (std::size_t i = first; i < stack_.size(); ++i) raise(stack_[i]);
+    for (std::size_t i = first; i < stack_.size(); ++i) raise(stack_[i], work);
   }
 
  private:
@@ -115,17 +122,17 @@ class BoxedCall {
     record_call(schema_.name(), tensors);
   }
 
-  void raise(c10::IValue& value) const {
+  void raise(c10::IValue& value, Streams::Work& work) const {
     if (value.isTensor()) {
-      value = raise(value.toTensor());
+      value = raise(value.toTensor(), work);
     } else if (value.isTensorList()) {
       c10::List<at::Tensor> raised;
-      for (const at::Tensor& tensor : value.toTensorVector()) raised.push_back(raise(tensor));
+      for (const at::Tensor& tensor : value.toTensorVector()) raised.push_back(raise(tensor, work));
       value = raised;
     }
   }
 
-  at::Tensor raise(const at::Tensor& result) const {
+  at::Tensor raise(const at::Tensor& result, Streams::Work& work) const {
     if (!result.defined() || !result.is_cpu()) return result;
     for (const Argument& argument : arguments_) {
       if (result.is_same(argument.host)) return argument.device;
@@ -137,10 +144,12 @@ class BoxedCall {
       if (argument.host.storage().unsafeGetStorageImpl() == memory)
         storage = argument.device.storage();
     }
-    if (!storage)
+    if (!storage) {
+      work.writes(result);
       storage = wrap(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
                          result.storage().unsafeGetStorageImpl()),
                      index_);
+    }
     c10::TensorImpl* const impl = result.unsafeGetTensorImpl();
     impl->set_storage_keep_dtype(std::move(storage));
     impl->_change_backend_component_keys(c10::Device(kType, index_));

@@ -1,7 +1,10 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
+#include <limits>
+
 #include "device/sim/driver.h"
 #include "device/sim/rules.h"
+#include "device/sim/streams.h"
 
 namespace heddle::device::sim {
 namespace {
@@ -47,26 +50,53 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   void destroyEvent(void* event, c10::DeviceIndex) const noexcept override {
     delete static_cast<Event*>(event);
   }
-  void record(void** event, const c10::Stream&, c10::DeviceIndex, c10::EventFlag) const override {
+  void record(void** event, const c10::Stream& stream, c10::DeviceIndex,
+              c10::EventFlag) const override {
     require_running("an event");
-    if (*event == nullptr) *event = new Event;
+    if (*event == nullptr) *event = new Event{stream, 0};
+    *static_cast<Event*>(*event) = {stream, Streams::all().position(stream)};
   }
-  void block(void*, const c10::Stream&) const override { require_running("an event"); }
-  bool queryEvent(void*) const override { return true; }
+  void block(void* event, const c10::Stream&) const override {
+    require_running("an event");
+    if (event != nullptr) publish(event);
+  }
+  bool queryEvent(void* event) const override {
+    if (event == nullptr) return true;
+    const auto* recorded = static_cast<const Event*>(event);
+    return Streams::all().is_published(recorded->stream, recorded->position);
+  }
   c10::DeviceIndex deviceCount() const noexcept override { return kDevices; }
-  bool queryStream(const c10::Stream&) const override { return true; }
-  void synchronizeStream(const c10::Stream&) const override { wait(); }
-  void synchronizeEvent(void*) const override { wait(); }
-  void synchronizeDevice(c10::DeviceIndex) const override { wait(); }
+  bool queryStream(const c10::Stream& stream) const override {
+    return Streams::all().is_published(stream, std::numeric_limits<std::int64_t>::max());
+  }
+  void synchronizeStream(const c10::Stream& stream) const override {
+    count();
+    Streams::all().publish(stream);
+  }
+  void synchronizeEvent(void* event) const override {
+    count();
+    if (event != nullptr) publish(event);
+  }
+  void synchronizeDevice(c10::DeviceIndex device) const override {
+    count();
+    Streams::all().publish_all(device);
+  }
 
  private:
   static constexpr c10::StreamId kStreams = 32;
-  struct Event {};
+  struct Event {
+    c10::Stream stream;
+    std::int64_t position;
+  };
+  static void publish(void* event) {
+    const auto* recorded = static_cast<const Event*>(event);
+    Streams::all().publish(recorded->stream, recorded->position);
+  }
 
   static c10::Stream stream(c10::Device device, c10::StreamId id) {
     return c10::Stream(c10::Stream::UNSAFE, c10::Device(kType, checked(device)), id);
   }
-  static void wait() {
+  static void count() {
     require_running("a synchronisation");
     count_wait("synchronize");
   }
@@ -75,6 +105,11 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
 }  // namespace
 
 c10::DeviceIndex current_device() { return device_of_thread; }
+
+c10::Stream current_stream() {
+  return c10::Stream(c10::Stream::UNSAFE, c10::Device(kType, device_of_thread),
+                     stream_of_thread[static_cast<std::size_t>(device_of_thread)]);
+}
 
 void install_guard() {
   static const auto* const guard = new Guard;

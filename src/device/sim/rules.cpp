@@ -24,8 +24,6 @@ const char* name(Rule rule) {
       return "experts";
     case Rule::kGdnLimits:
       return "gdn-limits";
-    case Rule::kTile:
-      return "tile";
     case Rule::kPayload:
       return "payload";
     case Rule::kThread:

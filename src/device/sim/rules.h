@@ -21,7 +21,6 @@ enum class Rule {
   kLengths,       ///< Lengths of packed sequences that are not cumulative host integers.
   kExperts,       ///< More than 128 experts on one rank.
   kGdnLimits,     ///< The native gated delta rule outside its documented limits.
-  kTile,          ///< A tile above the unified buffer.
   kPayload,       ///< Bytes or objects over the device group.
   kThread,        ///< A collective from a thread that does not own the device.
   kReuse,         ///< A communicator made twice for one group.

@@ -37,7 +37,7 @@ void start(const Options& options) {
     refuse(Rule::kStartOrder, "the platform was finished; it starts once in a process");
   }
   if (phase == Driver::Phase::kRunning) {
-    if (options.allow_float64 != d.options.allow_float64 || options.has_fp8 != d.options.has_fp8)
+    if (options != d.options)
       refuse(Rule::kStartOrder, "the platform runs already, with other options");
     return;
   }

@@ -20,6 +20,9 @@ inline constexpr std::int64_t kUnifiedBuffer = 192 * 1024;
 struct Options {
   bool allow_float64 = false;  ///< Lifts the dtype rule, to prove equality with the CPU.
   bool has_fp8 = false;        ///< A chip of the 950 series.
+  /// What a stream writes stays hidden from other streams and the host until they wait for it.
+  bool defers_streams = false;
+  bool operator==(const Options&) const = default;
 };
 
 /// Makes the device known to libtorch; no tensor can be made before start(). Nothing the second

@@ -38,7 +38,8 @@ at::Tensor joined(const at::Tensor& x, const at::Tensor& y, const at::Tensor& z)
   const std::int64_t nx = x.size(1) * x.size(2), ny = y.size(1) * y.size(2),
                      nz = z.size(1) * z.size(2);
   const auto packed = [&](const at::Tensor& t, std::int64_t offset) {
-    return t.is_alias_of(x) && t.stride(2) == 1 && t.stride(1) == t.size(2) && t.stride(0) == row &&
+    return t.storage().unsafeGetStorageImpl() == x.storage().unsafeGetStorageImpl() &&
+           t.stride(2) == 1 && t.stride(1) == t.size(2) && t.stride(0) == row &&
            t.storage_offset() == x.storage_offset() + offset;
   };
   if (T == 0 || row < nx + ny + nz || !packed(x, 0) || !packed(y, nx) || !packed(z, nx + ny)) {
