@@ -51,8 +51,8 @@ Streams::Work::Work(const c10::Stream& stream) : stream_(stream) {
 
 void Streams::Work::writes(const at::Tensor& host) {
   if (!defers()) return;
-  written_.push_back(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
-      host.storage().unsafeGetStorageImpl()));
+  written_.push_back(
+      c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(host.storage().unsafeGetStorageImpl()));
 }
 
 Streams::Work::~Work() {

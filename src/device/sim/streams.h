@@ -13,8 +13,8 @@ namespace heddle::device::sim {
 /// The queues of the device. Without Options::defers_streams they are labels: work is done when it
 /// is submitted. With it, what a stream has written is kept apart, and NaN (or -1) stands in its
 /// place, until somebody synchronises with the stream: work of the same stream sees it, another
-/// stream or the host that does not wait sees NaN, each time. (A stream that overwrites what another
-/// still reads is not caught.)
+/// stream or the host that does not wait sees NaN, each time. (A stream that overwrites what
+/// another still reads is not caught.)
 class Streams {
  public:
   static Streams& all();
