@@ -6,6 +6,7 @@
 #include <string>
 
 #include "args.h"
+#include "ops/cuda/tensor_map.h"
 
 namespace heddle::ops::cuda {
 namespace gdn {
@@ -106,28 +107,9 @@ bool use_hopper(GatedDeltaNetKernel kernel) {
 }
 
 void make_maps(Args& a, int head_dim) {
-  using Encode = decltype(&cuTensorMapEncodeTiled);
-  static const Encode encode = [] {
-    void* f = nullptr;
-    cudaDriverEntryPointQueryResult found{};
-    cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &f, 12000, cudaEnableDefault,
-                                     &found);
-    return reinterpret_cast<Encode>(f);
-  }();
-  if (encode == nullptr)
-    throw std::runtime_error("gated_delta_net (cuda): the driver lacks cuTensorMapEncodeTiled");
   auto make = [&](Map m, const __nv_bfloat16* p, int heads, int64_t stride) {
     if (p == nullptr || a.tokens == 0) return;
-    cuuint64_t size[] = {cuuint64_t(heads) * head_dim, cuuint64_t(a.tokens)};
-    cuuint64_t pitch[] = {cuuint64_t(stride) * 2};
-    cuuint32_t box[] = {64, 64}, step[] = {1, 1};
-    CUresult r =
-        encode(&a.maps[m], CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2, const_cast<__nv_bfloat16*>(p), size,
-               pitch, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (r != CUDA_SUCCESS)
-      throw std::runtime_error("gated_delta_net (cuda): cuTensorMapEncodeTiled failed with " +
-                               std::to_string(int(r)));
+    a.maps[m] = tensor_map(p, a.tokens, int64_t(heads) * head_dim, stride, /*box_rows=*/64);
   };
   make(kMapQ, a.q, a.k_heads, a.q_stride);
   make(kMapK, a.k, a.k_heads, a.k_stride);

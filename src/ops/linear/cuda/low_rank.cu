@@ -14,10 +14,10 @@
 #include <limits>
 #include <stdexcept>
 
+#include "ops/cuda/tensor_map.h"
 #include "ops/cuda/vector.cuh"
 #include "ops/gated_delta_net/cuda/mma.cuh"
 #include "ops/linear/cuda/low_rank.h"
-#include "ops/linear/cuda/tensor_map.h"
 
 namespace heddle::ops::cuda {
 namespace {

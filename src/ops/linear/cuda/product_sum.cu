@@ -14,9 +14,9 @@
 #include <stdexcept>
 
 #include "ops/cuda/element.h"
+#include "ops/cuda/tensor_map.h"
 #include "ops/gated_delta_net/cuda/mma.cuh"
 #include "ops/linear/cuda/product_sum.h"
-#include "ops/linear/cuda/tensor_map.h"
 
 namespace heddle::ops::cuda {
 namespace {

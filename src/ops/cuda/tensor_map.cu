@@ -1,4 +1,4 @@
-#include "ops/linear/cuda/tensor_map.h"
+#include "ops/cuda/tensor_map.h"
 
 #include <cuda_runtime_api.h>
 
