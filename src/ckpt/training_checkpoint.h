@@ -89,9 +89,10 @@ class TrainingCheckpoint {
 struct CheckpointStoreOptions {
   int keep_last = 3;  // >= 1
   int keep_best = 1;  // how many with the lowest metric are kept besides
-  bool background =
-      true;  // false: save() writes before it returns and takes no copy of CPU tensors
-  std::shared_ptr<comm::World> world;  // ranks that save together, each its parts; null: one rank
+  /// false: save() writes before it returns and takes no copy of CPU tensors.
+  bool background = true;
+  /// Ranks that save together, each its parts; null: one rank.
+  std::shared_ptr<comm::World> world = nullptr;
 };
 
 /// The training checkpoints of one run: directories "step-00000100" that appear whole or not at

@@ -72,8 +72,12 @@ TEST(Group, AllToAllTakesUnevenAndEmptyParts) {
     const at::Tensor input = at::full({r + 1, 4}, static_cast<double>(r), at::kDouble);
     at::Tensor output = at::empty({3 * (r != 1), 4}, at::kDouble);
     group.all_to_all(output, from, input, to);
-    if (r == 0) EXPECT_EQ(output.sum().item<double>(), 4 * (1 + 2 + 2));
-    if (r == 2) EXPECT_EQ(output.sum().item<double>(), 4 * (0 + 1 + 2));
+    if (r == 0) {
+      EXPECT_EQ(output.sum().item<double>(), 4 * (1 + 2 + 2));
+    }
+    if (r == 2) {
+      EXPECT_EQ(output.sum().item<double>(), 4 * (0 + 1 + 2));
+    }
   });
   EXPECT_THAT(errors, Each(""));
 }

@@ -172,8 +172,9 @@ class KilledLayoutTest : public LaunchFailureTest {
     EXPECT_NE(testing::wait_for(launcher), 0) << runs_.printed(run);
     // A frozen rank is found by the deadline of the others, and ended by the launcher.
     EXPECT_LT(seconds_since(begun), signal == SIGSTOP ? 60 : 15) << runs_.printed(run);
-    if (!ranks_.empty())
+    if (!ranks_.empty()) {
       EXPECT_THAT(runs_.printed(run), AllOf(HasSubstr("error:"), HasSubstr("rank ")));
+    }
     for (const pid_t rank : ranks_) EXPECT_FALSE(is_running(rank));
   }
   /// What the kills left continues, under another layout.

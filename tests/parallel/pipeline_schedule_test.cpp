@@ -42,7 +42,9 @@ TEST(PipelineSchedule, DoesEverythingOnceWhenItCanBeDone) {
           const auto& [is_backward, stage, m] = key;
           if (is_backward) {
             EXPECT_GE(action.begin, done.at({false, stage, m}).end);
-            if (stage + 1 < stages) EXPECT_GE(action.begin, done.at({true, stage + 1, m}).end);
+            if (stage + 1 < stages) {
+              EXPECT_GE(action.begin, done.at({true, stage + 1, m}).end);
+            }
           } else if (stage > 0) {
             EXPECT_GE(action.begin, done.at({false, stage - 1, m}).end);
           }
