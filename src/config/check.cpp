@@ -101,10 +101,6 @@ class Checker {
     }
     const bool is_sharded = p.fsdp != Degree{} || p.tp != 1 || p.cp != 1 || p.ep != 1 || p.pp != 1;
     const bool is_divided = is_sharded || p.dp != Degree{};
-    if (is_divided && c_.model.head == Head::kEmbed) {
-      fail("model.head",
-           "embed compares all rows of a batch, which several ranks do not share yet");
-    }
     if (is_divided && c_.train.router_aux_loss == AuxLoss::kHf) {
       fail("train.router_aux_loss",
            "hf pools what one rank sees, so that several would give another result; use sequence");

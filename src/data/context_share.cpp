@@ -19,7 +19,19 @@ at::Tensor kept(const at::Tensor& by_token, const ops::ContextPlan& plan) {
   return at::cat(parts, -1);
 }
 
+bool holds_last_token(const ops::Fragment& fragment, const Batch& whole) {
+  return !fragment.leaves && fragment.sequence < whole.real_sequences;
+}
+
 }  // namespace
+
+std::vector<std::int64_t> sequences_ending_here(const Batch& whole, const ops::ContextPlan& plan) {
+  std::vector<std::int64_t> sequences;
+  for (const ops::Fragment& fragment : plan.fragments()) {
+    if (holds_last_token(fragment, whole)) sequences.push_back(fragment.sequence);
+  }
+  return sequences;
+}
 
 Batch with_dummy_tail(Batch batch, std::int64_t tokens) {
   const std::int64_t missing = tokens - batch.size();
@@ -49,7 +61,7 @@ Batch context_share(const Batch& whole, const ops::ContextPlan& plan) {
     const std::int64_t real =
         std::min(fragment.end, whole.real_tokens) - std::min(fragment.begin, whole.real_tokens);
     share.real_tokens += real;
-    if (fragment.leaves || fragment.sequence >= whole.real_sequences) continue;
+    if (!holds_last_token(fragment, whole)) continue;
     share.last_tokens.push_back(fragment.row + fragment.size() - 1);
     const auto pick = [&](auto& to, const auto& from) {
       if (!from.empty()) to.push_back(from[static_cast<std::size_t>(fragment.sequence)]);

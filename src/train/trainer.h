@@ -38,8 +38,6 @@ class Trainer {
   std::vector<HeadFunction> heads_of(const data::Step& step, double gradient_scale);
   /// The same for head embed, whose loss spans the step.
   std::vector<HeadFunction> embed_heads_of(const data::Step& step, double gradient_scale);
-  /// Embeddings [S,H] without gradients.
-  at::Tensor embeddings_of(const data::Batch& host_batch, std::uint64_t dropout_stream);
   StepInfo train_step(const data::Step& step);
   Evaluation evaluate();
   Evaluation evaluate_embeddings();

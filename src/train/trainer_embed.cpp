@@ -1,13 +1,23 @@
 // Training and evaluation of embeddings. In-batch negatives come from the whole global batch, so
-// the loss spans micro-batches: their embeddings are computed first without keeping anything, the
-// loss gives a gradient to each, and then every micro-batch runs once more, forward and backward,
-// from its share of that gradient. "Scaling Deep Contrastive Learning Batch Size under Memory
-// Limited Setup" (GradCache, arXiv 2101.06983). The size of micro-batches therefore changes
-// nothing.
-#include <ATen/ops/cat.h>
+// the loss spans micro-batches and ranks: their embeddings are computed first without keeping
+// anything and brought together on every rank, the loss gives a gradient to each, and then every
+// micro-batch runs once more, forward and backward, from its share of that gradient. "Scaling Deep
+// Contrastive Learning Batch Size under Memory Limited Setup" (GradCache, arXiv 2101.06983). The
+// size of micro-batches and the layout therefore change nothing.
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <map>
+#include <numeric>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include "data/context_share.h"
 #include "ops/autograd.h"
+#include "ops/context_parallel/context_parallel.h"
 #include "train/contrastive.h"
 #include "train/trainer.h"
 
@@ -18,62 +28,132 @@ ContrastiveOptions options_of(const config::RunConfig& config) {
   return {config.train.infonce_temperature, config.model.normalize};
 }
 
-}  // namespace
+/// A text of a batch that ranks share: the place of its micro-batch among all, and its own in that.
+using Place = std::pair<std::int64_t, std::int64_t>;
 
-at::Tensor Trainer::embeddings_of(const data::Batch& host_batch, std::uint64_t dropout_stream) {
+/// Embeddings of the texts whose last token this rank has, of one micro-batch.
+struct EmbeddedTexts {
+  at::Tensor embeddings;  ///< [n,H]
+  std::vector<Place> places;
+  std::vector<std::int64_t> text_of_row;  ///< [n], as in Batch
+};
+
+/// Those of all micro-batches and ranks, the same on every rank.
+struct EmbeddingTable {
+  at::Tensor embeddings;                  ///< [S,H], in the order of their places
+  std::vector<std::int64_t> text_of_row;  ///< [S]
+  std::map<Place, std::int64_t> row_at;
+
+  at::Tensor rows_of(const EmbeddedTexts& texts) const {
+    std::vector<std::int64_t> rows;
+    for (const Place& place : texts.places) rows.push_back(row_at.at(place));
+    return at::tensor(rows, at::kLong).to(embeddings.device());
+  }
+};
+
+EmbeddingTable gathered(const std::vector<EmbeddedTexts>& parts, std::int64_t width,
+                        const at::TensorOptions& options, const comm::Group& group) {
   const ops::NoGradient guard;
-  Model& model = *setup_.model;
-  if (setup_.adapters) setup_.adapters->set_dropout_stream(dropout_stream);
-  const LocalBatch batch(model, host_batch);
-  return embed_head(model, evaluate_hidden(model, pipeline_, batch), batch.host);
+  nlohmann::json mine = nlohmann::json::array();
+  for (const EmbeddedTexts& part : parts) {
+    for (std::size_t i = 0; i < part.places.size(); ++i)
+      mine.push_back({part.places[i].first, part.places[i].second, part.text_of_row[i]});
+  }
+  std::map<Place, std::int64_t> texts;
+  for (const std::string& of_rank : group.all_gather_objects(mine.dump())) {
+    for (const auto& entry : nlohmann::json::parse(of_rank)) texts[{entry[0], entry[1]}] = entry[2];
+  }
+  EmbeddingTable table;
+  for (const auto& [place, text] : texts) {
+    table.row_at[place] = static_cast<std::int64_t>(table.text_of_row.size());
+    table.text_of_row.push_back(text);
+  }
+  // One rank has each row: the sum over the ranks fills the table.
+  const auto count = static_cast<std::int64_t>(table.text_of_row.size());
+  table.embeddings = at::zeros({count, width}, options);
+  for (const EmbeddedTexts& part : parts) {
+    if (!part.places.empty())
+      table.embeddings.index_copy_(0, table.rows_of(part), part.embeddings.to(options.dtype()));
+  }
+  group.all_reduce_sum(table.embeddings);
+  return table;
 }
+
+/// One micro-batch; `number` is its place among all.
+EmbeddedTexts embedded_texts(Model& model, parallel::Pipeline& pipeline,
+                             const data::Batch& host_batch, std::int64_t number) {
+  const ops::NoGradient guard;
+  const LocalBatch batch(model, host_batch);
+  const at::Tensor hidden = evaluate_hidden(model, pipeline, batch);
+  if (!hidden.defined()) return {};
+  EmbeddedTexts texts{embed_head(model, hidden, batch.host), {}, batch.host.text_of_row};
+  std::vector<std::int64_t> sequences(texts.text_of_row.size());
+  std::iota(sequences.begin(), sequences.end(), 0);
+  if (batch.context) sequences = data::sequences_ending_here(host_batch, batch.context->plan);
+  for (const std::int64_t sequence : sequences) texts.places.push_back({number, sequence});
+  return texts;
+}
+
+}  // namespace
 
 std::vector<HeadFunction> Trainer::embed_heads_of(const data::Step& step, double gradient_scale) {
   const ContrastiveOptions options = options_of(config_);
-  if (step.micro_batches.size() == 1) {
-    return {[=, this](const at::Tensor& hidden, const data::Batch& batch) {
-      return train_embed_head(*setup_.model, hidden, batch, [&](const at::Tensor& embeddings) {
+  Model& model = *setup_.model;
+  const comm::Group group = setup_.context.mesh.loss_group();
+  if (step.micro_batches.size() == 1 && group.size() == 1) {
+    return {[=, &model](const at::Tensor& hidden, const data::Batch& batch) {
+      return train_embed_head(model, hidden, batch, [&](const at::Tensor& embeddings) {
         return info_nce(embeddings, batch.text_of_row, options, gradient_scale,
                         /*want_gradients=*/true);
       });
     }};
   }
-  std::vector<at::Tensor> parts;
-  std::vector<std::int64_t> text_of_row;
-  for (std::size_t i = 0; i < step.micro_batches.size(); ++i) {
-    const data::Batch& batch = step.micro_batches[i];
-    parts.push_back(embeddings_of(batch, dropout_stream(step, i)));
-    text_of_row.insert(text_of_row.end(), batch.text_of_row.begin(), batch.text_of_row.end());
+  const auto count = static_cast<std::int64_t>(step.micro_batches.size());
+  std::vector<EmbeddedTexts> parts;
+  if (setup_.sharding) setup_.sharding->acquire(kRootUnit);
+  for (std::int64_t m = 0; m < count; ++m) {
+    const auto i = static_cast<std::size_t>(m);
+    if (setup_.adapters) setup_.adapters->set_dropout_stream(dropout_stream(step, i));
+    parts.push_back(embedded_texts(model, pipeline_, step.micro_batches[i],
+                                   setup_.context.mesh.data_rank() * count + m));
   }
-  const ContrastiveResult whole = info_nce(at::cat(parts), text_of_row, options, gradient_scale,
-                                           /*want_gradients=*/true);
+  if (setup_.sharding) setup_.sharding->release(kRootUnit);
+  const auto placed = at::TensorOptions().device(setup_.context.device);
+  const EmbeddingTable table =
+      gathered(parts, model.config().hidden_size, placed.dtype(setup_.context.dtype), group);
+  const ContrastiveResult whole = info_nce(table.embeddings, table.text_of_row, options,
+                                           gradient_scale, /*want_gradients=*/true);
   std::vector<HeadFunction> heads;
-  std::int64_t begin = 0;
-  for (const at::Tensor& part : parts) {
-    const std::int64_t count = part.size(0);
-    // The loss is that of the step: the first micro-batch reports it.
-    const ContrastiveResult share{begin == 0 ? whole.loss_sum : at::zeros_like(whole.loss_sum),
-                                  whole.gradient.narrow(0, begin, count)};
-    heads.push_back([=, this](const at::Tensor& hidden, const data::Batch& batch) {
-      return train_embed_head(*setup_.model, hidden, batch,
-                              [&](const at::Tensor&) { return share; });
+  for (const EmbeddedTexts& part : parts) {
+    // The loss is that of the step: who has the first text reports it.
+    const bool reports = !part.places.empty() && table.row_at.at(part.places[0]) == 0;
+    const ContrastiveResult share{reports ? whole.loss_sum : at::zeros_like(whole.loss_sum),
+                                  whole.gradient.index_select(0, table.rows_of(part))};
+    heads.push_back([=, &model](const at::Tensor& hidden, const data::Batch& batch) {
+      return train_embed_head(model, hidden, batch, [&](const at::Tensor&) { return share; });
     });
-    begin += count;
   }
   return heads;
 }
 
 Evaluation Trainer::evaluate_embeddings() {
   data::EvaluationLoader::Options loader_options;
+  const comm::Mesh& mesh = setup_.context.mesh;
   loader_options.micro_batch_tokens = config_.train.micro_batch_tokens;
+  loader_options.rank = static_cast<int>(mesh.data_rank());
+  loader_options.world = static_cast<int>(mesh.data_size());
   data::EvaluationLoader loader(setup_.eval, loader_options);
-  std::vector<at::Tensor> parts;
-  std::vector<std::int64_t> text_of_row;
-  while (const auto batch = loader.next()) {
-    parts.push_back(embeddings_of(*batch, 0).to(setup_.context.wide_dtype()));
-    text_of_row.insert(text_of_row.end(), batch->text_of_row.begin(), batch->text_of_row.end());
-  }
-  const at::Tensor embeddings = at::cat(parts);
+  if (setup_.adapters) setup_.adapters->set_dropout_stream(0);
+  if (setup_.sharding) setup_.sharding->acquire(kRootUnit);
+  std::vector<EmbeddedTexts> parts;
+  for (std::int64_t number = mesh.data_rank(); const auto batch = loader.next();
+       number += mesh.data_size())
+    parts.push_back(embedded_texts(*setup_.model, pipeline_, *batch, number));
+  if (setup_.sharding) setup_.sharding->release(kRootUnit);
+  const auto [embeddings, text_of_row, row_at] =
+      gathered(parts, setup_.model->config().hidden_size,
+               at::TensorOptions().dtype(setup_.context.wide_dtype()).device(setup_.context.device),
+               mesh.loss_group());
   // The loss in batches of as many queries as training sees, in the order of the file.
   const ContrastiveOptions options = options_of(config_);
   double loss = 0;

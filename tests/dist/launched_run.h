@@ -49,6 +49,17 @@ class LaunchedRuns {
       for (int j = 0; j < i * 7 % 11; ++j) text += " holds " + std::to_string(i * 37 % 91 + j);
       rows << nlohmann::json{{"text", text}} << "\n";
     }
+    std::ofstream pairs(directory_ / "pairs.jsonl");
+    for (int i = 0; i < 64; ++i) {
+      const auto text = [&](int j) {
+        return "text " + std::to_string(i * 7 + j) +
+               std::string(static_cast<std::size_t>((i + j) % 5), '!');
+      };
+      nlohmann::json row = {
+          {"query", text(0)}, {"positive", text(1)}, {"negatives", nlohmann::json::array()}};
+      for (int j = 0; j < i % 3; ++j) row["negatives"].push_back(text(2 + j));
+      pairs << row << "\n";
+    }
     for (const bool moe : {false, true}) make_model(moe);
   }
 
