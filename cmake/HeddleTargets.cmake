@@ -91,8 +91,10 @@ function(heddle_test name)
     # libtorch takes a second to load under a sanitizer: four processes for a program, not one for each test.
     foreach(shard RANGE 3)
       add_test(NAME ${name}.${shard} COMMAND ${name} --gtest_brief=1 --gtest_filter=-Slow*:Fault*:Fuzz*:Gpu*)
-      set_tests_properties(${name}.${shard} PROPERTIES LABELS fast TIMEOUT 1800
-                                                       ENVIRONMENT "GTEST_TOTAL_SHARDS=4;GTEST_SHARD_INDEX=${shard}")
+      set_tests_properties(
+        ${name}.${shard}
+        PROPERTIES LABELS fast TIMEOUT 1800
+                   ENVIRONMENT "GTEST_TOTAL_SHARDS=4;GTEST_SHARD_INDEX=${shard};TSAN_OPTIONS=suppressions=${PROJECT_SOURCE_DIR}/tests/tsan.supp")
     endforeach()
     if(ARG_ON_NPU)
       add_test(NAME npu.${name} COMMAND ${name} --device=npu --gtest_brief=1 --gtest_filter=${ARG_ON_NPU})
