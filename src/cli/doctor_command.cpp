@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <ostream>
 
 #include <c10/core/Device.h>
@@ -13,11 +14,11 @@
 #include "base/text.h"
 #include "cli/command.h"
 #include "cli/doctor.h"
+#include "cli/layout_table.h"
 #include "config/config.h"
 #include "device/device.h"
 #include "ops/gated_delta_net/npu/path.h"
 #include "ops/registry.h"
-#include "train/layout_report.h"
 #include "ui/table.h"
 
 namespace heddle::cli {
@@ -73,6 +74,8 @@ struct DoctorOptions {
   std::string preset;
   std::vector<std::string> overrides;
   std::int64_t ranks = 0;
+  std::string hardware, measured;
+  std::int64_t propose = 0;
 };
 
 /// The model's shape: a preset, or config.json alone of a directory that need not hold weights.
@@ -87,74 +90,53 @@ models::qwen3_5::Config shape_of(const DoctorOptions& options, const config::Run
   }
 }
 
-train::LayoutReport plan(const DoctorOptions& options) {
-  const config::RunConfig config = config::load(options.mesh_of, options.overrides);
-  const config::ParallelSection& p = config.parallel;
-  std::int64_t ranks = options.ranks;
-  if (ranks == 0) {
-    if (p.dp.is_auto() || p.fsdp.is_auto())
-      throw ConfigError("--ranks: parallel.dp or parallel.fsdp is auto: say how many ranks");
-    ranks = p.dp.value * p.fsdp.value * p.tp * p.cp * p.pp;
-  }
-  return train::plan_layout(config, shape_of(options, config), ranks);
+/// A layout's configuration and its number of ranks.
+struct Planned {
+  config::RunConfig config;
+  models::qwen3_5::Config model;
+  std::int64_t ranks;
+};
+
+Planned planned(const DoctorOptions& options) {
+  Planned planned{config::load(options.mesh_of, options.overrides), {}, options.ranks};
+  planned.model = shape_of(options, planned.config);
+  if (planned.ranks > 0) return planned;
+  const config::ParallelSection& p = planned.config.parallel;
+  if (p.dp.is_auto() || p.fsdp.is_auto())
+    throw ConfigError("--ranks: parallel.dp or parallel.fsdp is auto: say how many ranks");
+  planned.ranks = p.dp.value * p.fsdp.value * p.tp * p.cp * p.pp;
+  return planned;
 }
 
-ui::Table layout_table(const train::LayoutReport& report) {
-  using ui::Align;
-  const auto bytes = [](double value) { return text::format_bytes(value); };
-  ui::Table table({}, {Align::kLeft, Align::kRight, Align::kRight, Align::kRight, Align::kRight,
-                       Align::kRight, Align::kLeft});
-  table.section("mesh: " + report.mesh);
-  table.row({"", "ranks", "groups", "", "", "", "group of rank 0"});
-  for (const train::LayoutGroup& group : report.groups) {
-    std::vector<std::string> ranks;
-    for (std::size_t i = 0; i < group.of_rank0.size() && i < 8; ++i)
-      ranks.push_back(std::to_string(group.of_rank0[i]));
-    if (group.of_rank0.size() > 8) ranks.push_back("...");
-    table.row({group.dimension, std::to_string(group.size), std::to_string(group.count), "", "", "",
-               text::join(ranks, " ")});
-  }
-  table.section(fmt::format("a rank receives per step of {} tokens, {} micro-batches",
-                            text::format_count(report.tokens_per_step), report.micro_batches));
-  for (const train::LayoutTraffic& row : report.traffic)
-    table.row({row.dimension, bytes(row.bytes), "", "", "", "", row.what});
-  table.section("memory of a rank, estimated");
-  table.row({"stage", "weights", "gradients", "optimizer", "activations", "sum", "layers"});
-  for (const train::LayoutMemory& m : report.memory) {
-    table.row({std::to_string(m.stage_rank), bytes(m.weights), bytes(m.gradients),
-               bytes(m.optimizer), bytes(m.activations), bytes(m.sum()), m.layers});
-  }
-  if (report.schedule.empty()) return table;
-  table.section(fmt::format("pipeline: {:.0f} % of the time waiting; forward 0-9, backward a-z",
-                            100 * report.bubble));
-  for (const std::string& line : report.schedule) table.row({"", "", "", "", "", "", line});
-  return table;
+/// The table, or the JSON document of it.
+void print(const Session& session, bool is_json, const std::string& json, const ui::Table& table) {
+  session.out << (is_json ? json + "\n"
+                          : table.render(ui::TableStyle::kPlain, session.out_has_color,
+                                         session.out_width));
 }
 
-std::string layout_json(const train::LayoutReport& report) {
-  nlohmann::ordered_json json = {{"mesh", report.mesh},
-                                 {"tokens_per_step", report.tokens_per_step},
-                                 {"micro_batches", report.micro_batches},
-                                 {"bubble", report.bubble},
-                                 {"schedule", report.schedule}};
-  for (const train::LayoutGroup& g : report.groups) {
-    json["groups"].push_back({{"dimension", g.dimension},
-                              {"size", g.size},
-                              {"count", g.count},
-                              {"of_rank0", g.of_rank0}});
+int show_layout(const DoctorOptions& options, const Session& session) {
+  const Planned run = planned(options);
+  std::optional<plan::Hardware> hardware;
+  if (!options.hardware.empty()) hardware = plan::find_hardware(options.hardware);
+  if (options.propose > 0) {
+    if (!hardware) throw ConfigError("--propose: say on which --hardware");
+    const plan::Search search = plan::search_layouts(run.config, run.model, run.ranks, *hardware,
+                                                     static_cast<std::size_t>(options.propose));
+    print(session, options.is_json, proposal_json(search),
+          proposal_table(search, *hardware, run.ranks));
+    return 0;
   }
-  for (const train::LayoutTraffic& t : report.traffic)
-    json["received_bytes"].push_back(
-        {{"dimension", t.dimension}, {"what", t.what}, {"bytes", t.bytes}});
-  for (const train::LayoutMemory& m : report.memory) {
-    json["memory_bytes"].push_back({{"stage_rank", m.stage_rank},
-                                    {"layers", m.layers},
-                                    {"weights", m.weights},
-                                    {"gradients", m.gradients},
-                                    {"optimizer", m.optimizer},
-                                    {"activations", m.activations}});
-  }
-  return json.dump(2);
+  const plan::LayoutReport report = plan::plan_layout(run.config, run.model, run.ranks, hardware);
+  print(session, options.is_json, layout_json(report), layout_table(report));
+  return 0;
+}
+
+int show_measured(const DoctorOptions& options, const Session& session) {
+  const auto comparisons = plan::compare_with_measured(options.measured, options.hardware);
+  session.out << comparison_table(comparisons)
+                     .render(ui::TableStyle::kPlain, session.out_has_color, session.out_width);
+  return 0;
 }
 
 }  // namespace
@@ -176,6 +158,20 @@ void add_doctor_command(CLI::App& app, Action& action) {
       ->add_option("--preset", options->preset, "A named shape instead of model.path's config.json")
       ->type_name("NAME")
       ->needs(mesh);
+  command
+      ->add_option("--hardware", options->hardware,
+                   "Predict the time of a step on it: " + text::join(plan::hardware_names(), ", ") +
+                       ", or a file")
+      ->type_name("NAME|FILE.yaml");
+  command->add_option("--propose", options->propose, "Print the N fastest layouts that fit instead")
+      ->type_name("N")
+      ->needs(mesh)
+      ->check(CLI::PositiveNumber);
+  command
+      ->add_option("--measured", options->measured,
+                   "Predict the runs of a file and compare (bench/plan/measured.yaml)")
+      ->type_name("FILE.yaml")
+      ->excludes(mesh);
   command->add_option("overrides", options->overrides, "key=value, over the file")
       ->needs(mesh)
       ->type_name("[key=value ...]");
@@ -186,24 +182,22 @@ void add_doctor_command(CLI::App& app, Action& action) {
       "it.\n"
       "With --mesh: who talks to whom along each dimension of parallel.*, bytes per step and "
       "rank, and the\n"
-      "memory of a rank, from the configuration and the model's config.json alone.\n"
+      "memory of a rank, from the configuration and the model's config.json alone; with --hardware "
+      "also the time of a step.\n"
       "\n"
       "Examples:\n"
       "  heddle doctor\n"
       "  heddle doctor --json > machine.json\n"
       "  heddle doctor --mesh run.yaml --ranks 64 parallel.tp=2 parallel.fsdp=auto\n"
+      "  heddle doctor --mesh run.yaml --ranks 64 --hardware h200 --propose 5\n"
       "  heddle doctor --mesh run.yaml --preset qwen3.5-397b-a17b --ranks 1024 parallel.ep=64 "
       "parallel.fsdp=auto");
   command->callback([options, &action] {
     action = [options](const Session& session) {
-      if (!options->mesh_of.empty()) {
-        const train::LayoutReport report = plan(*options);
-        session.out << (options->is_json ? layout_json(report) + "\n"
-                                         : layout_table(report).render(ui::TableStyle::kPlain,
-                                                                       session.out_has_color,
-                                                                       session.out_width));
-        return 0;
-      }
+      if (!options->mesh_of.empty()) return show_layout(*options, session);
+      if (!options->measured.empty()) return show_measured(*options, session);
+      if (!options->hardware.empty())
+        throw ConfigError("--hardware: predicts a layout: give --mesh or --measured as well");
       const DoctorFacts facts = examine();
       session.out << (options->is_json ? to_json(facts) + "\n"
                                        : render(facts, session.out_has_color, session.out_width));

@@ -24,34 +24,44 @@ std::string kind_of(const std::string& name) {
 
 }  // namespace
 
-double activation_bytes_per_token(const models::qwen3_5::Config& config, std::int64_t element_bytes,
-                                  config::Recompute recompute) {
+KeptElements kept_elements(const models::qwen3_5::Config& config, std::int64_t layer,
+                           config::Recompute recompute) {
   const auto H = static_cast<double>(config.hidden_size);
   const double q = static_cast<double>(config.num_attention_heads * config.head_dim);
   const double kv = static_cast<double>(config.num_key_value_heads * config.head_dim);
   const double k = static_cast<double>(config.linear_num_key_heads * config.linear_key_head_dim);
   const double v =
       static_cast<double>(config.linear_num_value_heads * config.linear_value_head_dim);
+  const bool is_attention = config.full_attention[layer];
+  const bool is_off = recompute == config::Recompute::kOff;
+  KeptElements kept;
+  kept.stream = 2 * H;  // the inputs of both stages
+  // projections and what the mixer's operators keep
+  if (recompute != config::Recompute::kFull)
+    kept.divided += is_attention ? 2 * q + 2 * kv + 2 * q + kv : (2 * k + v) + v + 2.5 * v;
+  if (is_off) {
+    // norm, convolution, the input of the output projection
+    kept.stream += H;
+    kept.divided += is_attention ? q : 2 * k + v + v;
+  }
+  if (is_off || recompute == config::Recompute::kElementwise) {
+    const double width =
+        config.sparse_mlp[layer]
+            ? static_cast<double>(config.num_experts_per_tok * config.moe_intermediate_size +
+                                  config.shared_expert_intermediate_size)
+            : static_cast<double>(config.intermediate_size);
+    if (is_off) kept.stream += H;
+    kept.divided += is_off ? 3 * width : 2 * width;
+  }
+  return kept;
+}
+
+double activation_bytes_per_token(const models::qwen3_5::Config& config, std::int64_t element_bytes,
+                                  config::Recompute recompute) {
   double elements = 0;
   for (std::int64_t i = 0; i < config.num_hidden_layers; ++i) {
-    elements += 2 * H;  // the inputs of both stages
-    if (recompute != config::Recompute::kFull) {
-      // projections and what the mixer's operators keep
-      elements +=
-          config.full_attention[i] ? 2 * q + 2 * kv + 2 * q + kv : (2 * k + v) + v + 2.5 * v;
-    }
-    if (recompute == config::Recompute::kOff) {
-      // norm, convolution, the input of the output projection
-      elements += config.full_attention[i] ? H + q : H + 2 * k + v + v;
-    }
-    if (recompute == config::Recompute::kOff || recompute == config::Recompute::kElementwise) {
-      const double width =
-          config.sparse_mlp[i]
-              ? static_cast<double>(config.num_experts_per_tok * config.moe_intermediate_size +
-                                    config.shared_expert_intermediate_size)
-              : static_cast<double>(config.intermediate_size);
-      elements += recompute == config::Recompute::kOff ? H + 3 * width : 2 * width;
-    }
+    const KeptElements kept = kept_elements(config, i, recompute);
+    elements += kept.stream + kept.divided;
   }
   return elements * static_cast<double>(element_bytes);
 }

@@ -1,15 +1,17 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "comm/mesh.h"
 #include "config/run_config.h"
 #include "models/qwen3_5/config.h"
-#include "parallel/pipeline.h"
+#include "plan/hardware.h"
+#include "plan/layout.h"
+#include "plan/step_time.h"
 
-namespace heddle::train {
+namespace heddle::plan {
 
 /// Who talks to whom along one dimension of the mesh.
 struct LayoutGroup {
@@ -18,35 +20,33 @@ struct LayoutGroup {
   std::vector<std::int64_t> of_rank0;  ///< The group of rank 0.
 };
 
-/// What one rank receives of one kind in one optimizer step. Of several stages the most.
-struct LayoutTraffic {
-  std::string dimension, what;
-  double bytes;
-};
-
-/// Memory of one rank of the pipeline, bytes; activations are an estimate.
-struct LayoutMemory {
+/// One rank of the pipeline.
+struct LayoutStage {
   std::int64_t stage_rank;
   std::string layers;  ///< "0-11, 24-35"
-  double weights, gradients, optimizer, activations;
-
-  double sum() const { return weights + gradients + optimizer + activations; }
+  Memory memory;
 };
 
 /// A layout worked out without starting it.
 struct LayoutReport {
   std::string mesh;
   std::vector<LayoutGroup> groups;  ///< Of the dimensions above 1.
-  double tokens_per_step, micro_batches;
-  std::vector<LayoutTraffic> traffic;
-  std::vector<LayoutMemory> memory;
+  double tokens_per_step = 0, micro_batches = 0;
+  std::vector<Traffic> traffic;
+  std::vector<LayoutStage> stages;
   std::vector<std::string> schedule;  ///< Empty without a pipeline.
   double bubble = 0;
+  std::optional<Hardware> hardware;
+  std::optional<StepTime> time;  ///< If the hardware is known, ...
+  double lingering_bytes = 0;    ///< ... and what it leaves for lingering_bytes().
+
+  /// Of the fullest rank.
+  double peak_bytes() const;
 };
 
 /// Works out the layout of a run of `world` ranks for steps of full rows (data.max_length tokens).
 /// Throws ConfigError as the run would.
 LayoutReport plan_layout(const config::RunConfig& config, const models::qwen3_5::Config& model,
-                         std::int64_t world);
+                         std::int64_t world, const std::optional<Hardware>& hardware = {});
 
-}  // namespace heddle::train
+}  // namespace heddle::plan

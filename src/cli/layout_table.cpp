@@ -1,0 +1,182 @@
+#include "cli/layout_table.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+
+#include "base/text.h"
+
+namespace heddle::cli {
+namespace {
+
+using ui::Align;
+
+std::string bytes(double value) { return text::format_bytes(value); }
+std::string milliseconds(double seconds) { return fmt::format("{:.1f} ms", 1e3 * seconds); }
+std::string percent(double share) { return fmt::format("{:+.1f} %", 100 * share); }
+
+std::string dimensions(const plan::Traffic& row) {
+  std::vector<std::string> names;
+  for (const comm::Dim dim : row.over) names.emplace_back(comm::name(dim));
+  return text::join(names, " x ");
+}
+
+void add_time(ui::Table& table, const plan::LayoutReport& report) {
+  const plan::StepTime& time = *report.time;
+  table.section(fmt::format("a step on {}, predicted: {}, {} tokens/s", report.hardware->name,
+                            milliseconds(time.total),
+                            text::format_count(report.tokens_per_step / time.total)));
+  const auto row = [&](const char* what, double seconds) {
+    if (seconds > 0) table.row({"", milliseconds(seconds), "", "", "", "", "", what});
+  };
+  row("matrix products, head included", time.products);
+  row("attention", time.attention);
+  row("gated delta rule", time.delta_rule);
+  row("elementwise kernels, copies", time.elementwise);
+  row("gradient norm and optimizer", time.optimizer);
+  row("between kernels", time.idle);
+  row("communication that nothing hides", time.communication());
+  row("waiting for other stages", time.waiting);
+}
+
+}  // namespace
+
+ui::Table layout_table(const plan::LayoutReport& report) {
+  ui::Table table({}, {Align::kLeft, Align::kRight, Align::kRight, Align::kRight, Align::kRight,
+                       Align::kRight, Align::kRight, Align::kLeft});
+  table.section("mesh: " + report.mesh);
+  table.row({"", "ranks", "groups", "", "", "", "", "group of rank 0"});
+  for (const plan::LayoutGroup& group : report.groups) {
+    std::vector<std::string> ranks;
+    for (std::size_t i = 0; i < group.of_rank0.size() && i < 8; ++i)
+      ranks.push_back(std::to_string(group.of_rank0[i]));
+    if (group.of_rank0.size() > 8) ranks.push_back("...");
+    table.row({group.dimension, std::to_string(group.size), std::to_string(group.count), "", "", "",
+               "", text::join(ranks, " ")});
+  }
+  table.section(fmt::format("a rank receives per step of {} tokens, {} micro-batches",
+                            text::format_count(report.tokens_per_step), report.micro_batches));
+  if (report.time) table.row({"", "bytes", "not hidden", "", "", "", "", ""});
+  for (std::size_t i = 0; i < report.traffic.size(); ++i) {
+    const plan::Traffic& row = report.traffic[i];
+    table.row({dimensions(row), bytes(row.bytes),
+               report.time ? milliseconds(report.time->exposed[i]) : "", "", "", "", "", row.what});
+  }
+  table.section("memory of a rank, estimated");
+  table.row({"stage", "weights", "gradients", "optimizer", "activations", "working", "peak",
+             "layers"});
+  for (const plan::LayoutStage& stage : report.stages) {
+    const plan::Memory& m = stage.memory;
+    table.row({std::to_string(stage.stage_rank), bytes(m.weights), bytes(m.gradients),
+               bytes(m.optimizer), bytes(m.activations), bytes(m.working), bytes(m.peak),
+               stage.layers});
+  }
+  if (report.lingering_bytes > 0) {
+    table.row({"", "", "", "", "", "", bytes(report.lingering_bytes),
+               "more that collectives wrote, within a second"});
+  }
+  if (report.time) add_time(table, report);
+  if (report.schedule.empty()) return table;
+  table.section(fmt::format("pipeline: {:.0f} % of the time waiting; forward 0-9, backward a-z",
+                            100 * report.bubble));
+  for (const std::string& line : report.schedule) table.row({"", "", "", "", "", "", "", line});
+  return table;
+}
+
+std::string layout_json(const plan::LayoutReport& report) {
+  nlohmann::ordered_json json = {{"mesh", report.mesh},
+                                 {"tokens_per_step", report.tokens_per_step},
+                                 {"micro_batches", report.micro_batches},
+                                 {"bubble", report.bubble},
+                                 {"schedule", report.schedule}};
+  for (const plan::LayoutGroup& g : report.groups) {
+    json["groups"].push_back({{"dimension", g.dimension},
+                              {"size", g.size},
+                              {"count", g.count},
+                              {"of_rank0", g.of_rank0}});
+  }
+  for (std::size_t i = 0; i < report.traffic.size(); ++i) {
+    const plan::Traffic& t = report.traffic[i];
+    json["received_bytes"].push_back(
+        {{"dimension", dimensions(t)}, {"what", t.what}, {"bytes", t.bytes}});
+    if (report.time) json["received_bytes"].back()["exposed_s"] = report.time->exposed[i];
+  }
+  for (const plan::LayoutStage& stage : report.stages) {
+    const plan::Memory& m = stage.memory;
+    json["memory_bytes"].push_back({{"stage_rank", stage.stage_rank},
+                                    {"layers", stage.layers},
+                                    {"weights", m.weights},
+                                    {"gradients", m.gradients},
+                                    {"optimizer", m.optimizer},
+                                    {"activations", m.activations},
+                                    {"working", m.working},
+                                    {"peak", m.peak}});
+  }
+  if (report.time) {
+    json["lingering_bytes"] = report.lingering_bytes;
+    const plan::StepTime& t = *report.time;
+    json["time_s"] = {{"hardware", report.hardware->name},
+                      {"step", t.total},
+                      {"products", t.products},
+                      {"attention", t.attention},
+                      {"gated_delta_rule", t.delta_rule},
+                      {"elementwise", t.elementwise},
+                      {"optimizer", t.optimizer},
+                      {"idle", t.idle},
+                      {"communication", t.communication()},
+                      {"waiting", t.waiting}};
+  }
+  return json.dump(2);
+}
+
+ui::Table proposal_table(const plan::Search& search, const plan::Hardware& hardware,
+                         std::int64_t world) {
+  ui::Table table({}, {Align::kRight, Align::kRight, Align::kRight, Align::kRight, Align::kRight,
+                       Align::kLeft});
+  const bool has_any = !search.best.empty();
+  table.section(fmt::format("{} layouts of {} ranks on {}{}", search.considered, world,
+                            hardware.name,
+                            has_any ? "; those that fit, the fastest first"
+                                    : ": none fits; that which lacks least"));
+  table.row({"step", "tokens/s", "peak memory", "not hidden", "waiting", "settings"});
+  for (const plan::Proposal& p : has_any ? search.best : search.smallest) {
+    table.row({milliseconds(p.time.total), text::format_count(p.tokens_per_s), bytes(p.peak_bytes),
+               milliseconds(p.time.communication()), milliseconds(p.time.waiting),
+               text::join(p.settings, " ")});
+  }
+  return table;
+}
+
+std::string proposal_json(const plan::Search& search) {
+  nlohmann::ordered_json json = {{"considered", search.considered},
+                                 {"proposals", nlohmann::ordered_json::array()}};
+  for (const plan::Proposal& p : search.best) {
+    json["proposals"].push_back({{"settings", p.settings},
+                                 {"step_s", p.time.total},
+                                 {"tokens_per_s", p.tokens_per_s},
+                                 {"peak_bytes", p.peak_bytes}});
+  }
+  return json.dump(2);
+}
+
+ui::Table comparison_table(const std::vector<plan::Comparison>& comparisons) {
+  ui::Table table({}, {Align::kLeft, Align::kRight, Align::kRight, Align::kRight, Align::kRight,
+                       Align::kRight, Align::kRight});
+  table.section("step time and peak memory of a rank");
+  table.row({"run", "measured", "predicted", "error", "measured", "predicted", "error"});
+  double worst_time = 0, worst_memory = 0;
+  for (const plan::Comparison& c : comparisons) {
+    worst_time = std::max(worst_time, std::abs(c.time_error()));
+    worst_memory = std::max(worst_memory, std::abs(c.memory_error()));
+    const bool has_memory = c.measured_bytes > 0;
+    table.row({c.name, milliseconds(c.measured_s), milliseconds(c.predicted_s),
+               percent(c.time_error()), has_memory ? bytes(c.measured_bytes) : "",
+               bytes(c.predicted_bytes), has_memory ? percent(c.memory_error()) : ""});
+  }
+  table.section(fmt::format("largest error: time {:.1f} %, memory {:.1f} %", 100 * worst_time,
+                            100 * worst_memory));
+  return table;
+}
+
+}  // namespace heddle::cli

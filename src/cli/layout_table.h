@@ -1,0 +1,25 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "plan/layout_report.h"
+#include "plan/measured.h"
+#include "plan/search.h"
+#include "ui/table.h"
+
+namespace heddle::cli {
+
+/// What `heddle doctor --mesh` prints.
+ui::Table layout_table(const plan::LayoutReport& report);
+std::string layout_json(const plan::LayoutReport& report);
+
+/// What `heddle doctor --propose` prints.
+ui::Table proposal_table(const plan::Search& search, const plan::Hardware& hardware,
+                         std::int64_t world);
+std::string proposal_json(const plan::Search& search);
+
+/// What `heddle doctor --measured` prints.
+ui::Table comparison_table(const std::vector<plan::Comparison>& comparisons);
+
+}  // namespace heddle::cli

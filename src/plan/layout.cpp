@@ -1,0 +1,174 @@
+#include "plan/layout.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "parallel/layout.h"
+#include "train/describe.h"
+#include "train/setup.h"
+
+namespace heddle::plan {
+namespace {
+
+using comm::Dim;
+
+/// A mesh that the model can be divided by.
+comm::Mesh checked_mesh(const Step& step, const config::RunConfig& config, std::int64_t world) {
+  comm::Mesh mesh(train::mesh_sizes(config.parallel, world), 0, world, config.parallel.ep);
+  parallel::check_layout(mesh, step.model, train::context_method(config),
+                         train::stage_chunks(config));
+  return mesh;
+}
+
+}  // namespace
+
+Layout::Layout(const Step& of, const config::RunConfig& config, std::int64_t world)
+    : step(&of),
+      mesh(checked_mesh(of, config, world)),
+      stages(parallel::StagePlan::balanced(of.model, mesh.size(Dim::kPp),
+                                           train::stage_chunks(config))),
+      method(train::context_method(config)),
+      recompute(config.train.recompute) {
+  const double rows = std::ceil(of.rows / as_double(mesh.data_size()));
+  micro_batches = std::ceil(rows * of.length / of.micro_batch_tokens);
+  tokens = rows * of.length / micro_batches / size(Dim::kCp);
+}
+
+std::vector<std::int64_t> Layout::layers_of(std::int64_t stage_rank) const {
+  std::vector<std::int64_t> all;
+  for (std::int64_t chunk = 0; chunk < stages.chunks; ++chunk) {
+    const auto [first, last] = stages.layers[chunk * stages.ranks + stage_rank];
+    for (std::int64_t i = first; i < last; ++i) all.push_back(i);
+  }
+  return all;
+}
+
+Held held_by(const Layout& layout, std::int64_t stage_rank) {
+  const Step& step = *layout.step;
+  const double tp = layout.size(Dim::kTp), ep = layout.size(Dim::kEp);
+  Held held;
+  for (const std::int64_t i : layout.layers_of(stage_rank)) {
+    const ParameterCount& count = step.parameters[i];
+    const double dense = count.dense(tp), experts = count.experts / ep;
+    held.dense += dense;
+    held.experts += experts;
+    held.adapters += count.adapters;
+    held.largest_dense_block = std::max(held.largest_dense_block, dense);
+    held.largest_expert_block = std::max(held.largest_expert_block, experts);
+  }
+  held.trained_dense = step.is_lora ? held.adapters : held.dense;
+  held.trained_experts = step.is_lora ? 0 : held.experts;
+  if (layout.has_embedding(stage_rank)) {
+    held.root += step.embedding;
+    held.trained_dense += step.trained_embedding();
+  }
+  if (layout.has_head(stage_rank)) {
+    held.root += step.head;
+    held.trained_dense += step.trained_head();
+  }
+  held.dense += held.root;
+  return held;
+}
+
+namespace {
+
+// comm/device_watch.h looks twice a second which collectives have ended and lets go of what they
+// wrote; what the one before last look missed is still there.
+constexpr double kWatched = 1;
+
+/// Bytes of the head: logits, the gradient of its weight in fp32 where chunks add to it, and its
+/// rows with their gradients.
+double head_bytes(const Layout& layout) {
+  const Step& step = *layout.step;
+  const double rows = layout.tokens / layout.size(Dim::kTp);
+  const double logits = rows * as_double(step.model.vocab_size) * step.element;
+  const bool is_trained = !step.is_lora;
+  double bytes = std::min(logits, kLogitsBytes);
+  bytes += 3 * rows * as_double(step.model.hidden_size) * step.element;
+  if (is_trained && step.gradient < 4 && logits > kLogitsBytes)
+    bytes += 4 * step.vocabulary_elements();
+  return bytes;
+}
+
+/// Temporaries of one block's backward: gradients of its widest operator, or the states of the
+/// gated delta rule at every 64th token.
+double block_bytes(const Layout& layout) {
+  const auto& model = layout.step->model;
+  const double experts = as_double(model.num_experts_per_tok * model.moe_intermediate_size);
+  const double width = std::max(as_double(model.intermediate_size),
+                                experts + as_double(model.shared_expert_intermediate_size));
+  const double state = as_double(model.linear_num_value_heads * model.linear_key_head_dim *
+                                 model.linear_value_head_dim);
+  const double per_token =
+      std::max(4 * width, 2 * state / 64) / layout.size(Dim::kTp) + 3 * as_double(model.hidden_size);
+  return layout.tokens * per_token * layout.step->element;
+}
+
+double activation_bytes(const Layout& layout, std::int64_t stage_rank) {
+  const Step& step = *layout.step;
+  double elements = 0;
+  for (const std::int64_t i : layout.layers_of(stage_rank)) {
+    const train::KeptElements kept = train::kept_elements(step.model, i, layout.recompute);
+    elements += kept.stream + kept.divided / layout.size(Dim::kTp);
+    // Keys and values of the other ranks along cp.
+    if (step.model.full_attention[i] && layout.recompute != config::Recompute::kFull &&
+        layout.method == ops::ContextMethod::kState) {
+      elements += 2 * (layout.size(Dim::kCp) - 1) *
+                  as_double(step.model.num_key_value_heads * step.model.head_dim) /
+                  layout.size(Dim::kTp);
+    }
+  }
+  const auto micro_batches =
+      static_cast<std::int64_t>(std::min(layout.micro_batches, 4.0 * as_double(layout.stages.ranks)));
+  double in_flight = std::min(layout.micro_batches, as_double(layout.stages.ranks - stage_rank));
+  if (layout.stages.chunks > 1) {
+    const parallel::PipelineSchedule schedule(layout.stages.ranks, layout.stages.chunks,
+                                              micro_batches);
+    in_flight = as_double(schedule.most_in_flight(stage_rank)) / as_double(layout.stages.chunks);
+  }
+  return layout.tokens * elements * step.element * in_flight;
+}
+
+}  // namespace
+
+Memory memory_of(const Layout& layout, std::int64_t stage_rank) {
+  const Step& step = *layout.step;
+  const Held held = held_by(layout, stage_rank);
+  const double shards = layout.shards(), replicas = layout.size(Dim::kDp);
+  const double expert_shards = layout.expert_shards();
+  Memory memory;
+  memory.weights = step.element * (held.dense / shards + held.experts / expert_shards);
+  // The block that runs and the next one, and the root, for as long as the step runs.
+  if (shards > 1)
+    memory.weights +=
+        step.element * (2 * held.largest_dense_block + held.root) * (1 - 1 / shards);
+  if (expert_shards > 1)
+    memory.weights += step.element * 2 * held.largest_expert_block * (1 - 1 / expert_shards);
+  if (step.is_lora) memory.weights += step.element * held.adapters / shards;
+  const double owned_dense = held.trained_dense / shards / replicas;
+  const double owned_experts = held.trained_experts / expert_shards / layout.size(Dim::kEdp);
+  // Values that stay whole have their owned rows besides.
+  if (shards == 1 && replicas > 1) memory.weights += step.element * owned_dense;
+  memory.gradients = step.gradient * (held.trained_dense + held.trained_experts);
+  memory.optimizer = step.state_bytes() * (owned_dense + owned_experts);
+  memory.activations = activation_bytes(layout, stage_rank);
+  const double resident = memory.weights + memory.optimizer;
+  const double block = block_bytes(layout);
+  const double head = layout.has_head(stage_rank) ? head_bytes(layout) : 0;
+  memory.working = std::max(block, head);
+  // The gradients of the first micro-batch come as its activations go.
+  const bool is_accumulated = layout.micro_batches * as_double(layout.stages.chunks) > 1;
+  const double head_gradient = step.gradient * (step.is_lora ? 0 : step.vocabulary_elements());
+  const double before = is_accumulated ? memory.gradients : (head > 0 ? head_gradient : 0);
+  memory.peak = resident + std::max(memory.activations + before + memory.working,
+                                    memory.gradients + block);
+  return memory;
+}
+
+double lingering_bytes(const std::vector<Traffic>& traffic, double step_s) {
+  double held = 0;
+  for (const Traffic& row : traffic) held += row.held;
+  return held * std::min(1.0, kWatched / step_s);
+}
+
+}  // namespace heddle::plan

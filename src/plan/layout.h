@@ -1,0 +1,74 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "comm/mesh.h"
+#include "config/run_config.h"
+#include "ops/context_parallel/plan.h"
+#include "parallel/pipeline.h"
+#include "plan/work.h"
+
+namespace heddle::plan {
+
+/// A step divided over ranks. Where ranks differ, the figures of one rank are its largest share.
+struct Layout {
+  /// Throws ConfigError where a run of this configuration would refuse to start.
+  Layout(const Step& step, const config::RunConfig& config, std::int64_t world);
+
+  const Step* step;
+  comm::Mesh mesh;  ///< Of rank 0.
+  parallel::StagePlan stages;
+  ops::ContextMethod method;
+  config::Recompute recompute;
+  double micro_batches = 0;  ///< Of a data rank in a step.
+  double tokens = 0;         ///< Of a rank in a micro-batch.
+
+  double size(comm::Dim dim) const { return static_cast<double>(mesh.size(dim)); }
+  /// Ranks that a dense parameter, and an expert's, is sharded over.
+  double shards() const { return size(comm::Dim::kFsdp) * size(comm::Dim::kCp); }
+  double expert_shards() const { return size(comm::Dim::kEfsdp); }
+  /// Layers of a rank of the pipeline.
+  std::vector<std::int64_t> layers_of(std::int64_t stage_rank) const;
+  bool has_embedding(std::int64_t stage_rank) const {
+    return stage_rank == 0 || (step->head == 0 && has_head(stage_rank));
+  }
+  bool has_head(std::int64_t stage_rank) const { return stage_rank + 1 == stages.ranks; }
+};
+
+/// Elements of the parameters of one rank of a pipeline, after tp and ep, before sharding.
+struct Held {
+  double dense = 0, experts = 0, root = 0;  ///< root: embedding and head, which dense counts too.
+  double adapters = 0, trained_dense = 0, trained_experts = 0;
+  double largest_dense_block = 0, largest_expert_block = 0;
+};
+Held held_by(const Layout& layout, std::int64_t stage_rank);
+
+/// Behind what a transfer can hide: the blocks of all micro-batches, or of the last one.
+enum class Hiding { kNothing, kForward, kBackward, kLastBackward };
+
+/// What one rank receives of one kind in one optimizer step; of several stages the most.
+struct Traffic {
+  std::vector<comm::Dim> over;  ///< The ranks it is received from.
+  std::string what;
+  double bytes = 0;
+  double calls = 0;  ///< Collectives.
+  Hiding hiding = Hiding::kNothing;
+  double held = 0;  ///< Bytes of the tensors that they write.
+};
+std::vector<Traffic> traffic_of(const Layout& layout);
+/// What collectives wrote and nobody needs, but the watch over them has not let go of yet.
+double lingering_bytes(const std::vector<Traffic>& traffic, double step_s);
+
+/// Memory of one rank of the pipeline, bytes.
+struct Memory {
+  double weights = 0;      ///< With what is gathered for blocks that run.
+  double gradients = 0;    ///< Of all that is trained.
+  double optimizer = 0;
+  double activations = 0;  ///< Of all micro-batches in flight.
+  double working = 0;      ///< Logits of the head, or temporaries of the widest block.
+  double peak = 0;         ///< At the worst moment of a step; not all of the above are there at once.
+};
+Memory memory_of(const Layout& layout, std::int64_t stage_rank);
+
+}  // namespace heddle::plan

@@ -1,0 +1,68 @@
+#include "plan/layout_report.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace heddle::plan {
+namespace {
+
+using comm::Dim;
+
+std::vector<LayoutGroup> groups_of(const comm::Mesh& mesh) {
+  std::vector<LayoutGroup> groups;
+  for (const Dim dim :
+       {Dim::kTp, Dim::kCp, Dim::kFsdp, Dim::kDp, Dim::kPp, Dim::kEp, Dim::kEfsdp, Dim::kEdp}) {
+    const bool is_of_experts = dim == Dim::kEp || dim == Dim::kEfsdp || dim == Dim::kEdp;
+    if (mesh.size(dim) == 1 || (is_of_experts && mesh.size(Dim::kEp) == 1)) continue;
+    groups.push_back({comm::name(dim), mesh.size(dim), mesh.world_size() / mesh.size(dim),
+                      mesh.ranks_along({dim})});
+  }
+  return groups;
+}
+
+std::string layers_of(const parallel::StagePlan& stages, std::int64_t rank) {
+  std::string layers;
+  for (std::int64_t chunk = 0; chunk < stages.chunks; ++chunk) {
+    const auto [first, last] = stages.layers[chunk * stages.ranks + rank];
+    layers += fmt::format("{}{}-{}", chunk > 0 ? ", " : "", first, last - 1);
+  }
+  return layers;
+}
+
+}  // namespace
+
+double LayoutReport::peak_bytes() const {
+  double peak = 0;
+  for (const LayoutStage& stage : stages) peak = std::max(peak, stage.memory.peak);
+  return peak + lingering_bytes;
+}
+
+LayoutReport plan_layout(const config::RunConfig& config, const models::qwen3_5::Config& model,
+                         std::int64_t world, const std::optional<Hardware>& hardware) {
+  const Step step = describe_step(config, model);
+  const Layout layout(step, config, world);
+  LayoutReport report;
+  report.mesh = layout.mesh.describe();
+  report.groups = groups_of(layout.mesh);
+  report.micro_batches = layout.micro_batches;
+  report.tokens_per_step = layout.tokens * layout.size(Dim::kCp) * layout.micro_batches *
+                           static_cast<double>(layout.mesh.data_size());
+  report.traffic = traffic_of(layout);
+  for (std::int64_t rank = 0; rank < layout.stages.ranks; ++rank)
+    report.stages.push_back({rank, layers_of(layout.stages, rank), memory_of(layout, rank)});
+  if (layout.stages.ranks > 1) {
+    const parallel::PipelineSchedule schedule(layout.stages.ranks, layout.stages.chunks,
+                                              static_cast<std::int64_t>(layout.micro_batches));
+    report.schedule = schedule.draw();
+    report.bubble = schedule.bubble();
+  }
+  if (hardware) {
+    report.hardware = hardware;
+    report.time = time_of(layout, report.traffic, *hardware);
+    report.lingering_bytes = lingering_bytes(report.traffic, report.time->total);
+  }
+  return report;
+}
+
+}  // namespace heddle::plan

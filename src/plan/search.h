@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "plan/layout_report.h"
+
+namespace heddle::plan {
+
+/// A layout that was considered, as a run would be given it.
+struct Proposal {
+  std::vector<std::string> settings;  ///< "parallel.tp=2", ..., "train.recompute=full"
+  StepTime time;
+  double tokens_per_s = 0;
+  double peak_bytes = 0;  ///< Of the fullest rank.
+};
+
+struct Search {
+  std::int64_t considered = 0;      ///< Layouts that a run would accept.
+  std::vector<Proposal> best;       ///< That fit, the fastest first.
+  std::vector<Proposal> smallest;   ///< One, if none fits: that which lacks least.
+};
+
+/// Tries the divisions of `world` ranks over tp (inside a host), cp, fsdp, dp, pp and ep with each
+/// recomputation, and keeps the `count` fastest that fit the memory. What the configuration says
+/// about everything else, such as train.global_batch_size, stays.
+Search search_layouts(const config::RunConfig& config, const models::qwen3_5::Config& model,
+                      std::int64_t world, const Hardware& hardware, std::size_t count);
+
+}  // namespace heddle::plan

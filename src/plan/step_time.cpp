@@ -1,0 +1,271 @@
+#include "plan/step_time.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <numeric>
+
+namespace heddle::plan {
+namespace {
+
+using comm::Dim;
+
+// Kernels of one block, forward and backward, as profiles of a step show them: 1100 in 24 layers,
+// with adapters 2300 in 32.
+constexpr double kLaunches = 46, kLaunchesWithAdapters = 72;
+
+/// Time of the blocks of one rank of the pipeline for one micro-batch, by kind.
+struct Compute {
+  double products = 0, attention = 0, delta_rule = 0, elementwise = 0, launches = 0;
+
+  double sum() const { return products + attention + delta_rule + elementwise + launches; }
+  Compute& operator+=(const Compute& other) {
+    products += other.products;
+    attention += other.attention;
+    delta_rule += other.delta_rule;
+    elementwise += other.elementwise;
+    launches += other.launches;
+    return *this;
+  }
+  friend Compute operator*(double factor, Compute c) {
+    c.products *= factor;
+    c.attention *= factor;
+    c.delta_rule *= factor;
+    c.elementwise *= factor;
+    c.launches *= factor;
+    return c;
+  }
+};
+
+class Timer {
+ public:
+  Timer(const Layout& layout, const Hardware& hardware)
+      : layout_(layout),
+        step_(*layout.step),
+        hardware_(hardware),
+        product_rate_(hardware.peak_tflops * 1e12 * hardware.products),
+        expert_rate_(hardware.peak_tflops * 1e12 * hardware.expert_products),
+        attention_rate_(hardware.peak_tflops * 1e12 * hardware.attention * step_.length /
+                        (step_.length + hardware.attention_half_length)),
+        delta_rate_(hardware.peak_tflops * 1e12 * hardware.gated_delta_rule),
+        memory_rate_(hardware.memory_gbs * 1e9 * hardware.elementwise),
+        tp_(layout.size(Dim::kTp)) {}
+
+  Compute forward(std::int64_t stage_rank) const {
+    Compute sum;
+    for (const std::int64_t i : layout_.layers_of(stage_rank)) sum += layer_forward(i);
+    return sum;
+  }
+
+  /// With what recomputation repeats.
+  Compute backward(std::int64_t stage_rank) const {
+    Compute sum;
+    for (const std::int64_t i : layout_.layers_of(stage_rank)) {
+      const LayerWork& work = step_.layers[i];
+      const double both = step_.is_lora ? 2 : 4;  // gradients of inputs and of weights
+      Compute c = compute(i, both, 2.0 / 3, work.backward);
+      if (layout_.size(Dim::kCp) > 1 && layout_.method == ops::ContextMethod::kState)
+        c.delta_rule *= 1 + crossing();
+      if (step_.is_lora) c.elementwise += elements(work.adapters);
+      sum += c;
+      sum += again(i);
+    }
+    return sum;
+  }
+
+  /// Embedding and head of one micro-batch.
+  Compute ends(std::int64_t stage_rank) const {
+    Compute c;
+    const double H = as_double(step_.model.hidden_size), V = as_double(step_.model.vocab_size);
+    const double rows = layout_.tokens / tp_;
+    if (stage_rank == 0) c.elementwise += 5 * H * rows * step_.element / memory_rate_;
+    if (!layout_.has_head(stage_rank)) return c;
+    c.products = rows * V * H * (step_.is_lora ? 4 : 6) / product_rate_;
+    // Softmax: logits read twice, their gradient written once.
+    double bytes = 3 * rows * V * step_.element;
+    if (!step_.is_lora) bytes += head_gradient_bytes(rows);
+    c.elementwise += bytes / memory_rate_;
+    return c;
+  }
+
+  double optimizer(std::int64_t stage_rank) const {
+    const Held held = held_by(layout_, stage_rank);
+    const double owned =
+        held.trained_dense / layout_.shards() / layout_.size(Dim::kDp) +
+        held.trained_experts / layout_.expert_shards() / layout_.size(Dim::kEdp);
+    // Norm and update read the gradient; weight, and state, are read and written.
+    const double bytes = 2 * step_.gradient + 2 * step_.element + 2 * step_.state_bytes();
+    return owned * bytes / memory_rate_;
+  }
+
+  /// Copies of weights out of gathered buffers and of gradients into those that are summed, of
+  /// one micro-batch.
+  double copies(std::int64_t stage_rank) const {
+    const Held held = held_by(layout_, stage_rank);
+    double bytes = 0;
+    if (layout_.shards() > 1) bytes += 2 * 2 * held.dense * step_.element;
+    if (layout_.expert_shards() > 1) bytes += 2 * 2 * held.experts * step_.element;
+    if (layout_.shards() * layout_.size(Dim::kDp) > 1)
+      bytes += 3 * held.trained_dense * step_.gradient / layout_.micro_batches;
+    return bytes / memory_rate_;
+  }
+
+ private:
+  double elements(const LayerWork::Elements& e) const {
+    return layout_.tokens * (e.stream + e.divided / tp_) * step_.element / memory_rate_;
+  }
+
+  /// `product_flops` of a weight, and a share of the FLOPs of attention and delta rule.
+  Compute compute(std::int64_t layer, double product_flops, double share,
+                  const LayerWork::Elements& moved) const {
+    const LayerWork& work = step_.layers[layer];
+    const double tokens = layout_.tokens / tp_;
+    Compute c;
+    c.products = tokens * product_flops *
+                 (work.products / product_rate_ + work.experts / expert_rate_);
+    c.attention = tokens * share * work.attention * step_.length / attention_rate_;
+    c.delta_rule = tokens * share * work.delta_rule / delta_rate_;
+    c.elementwise = elements(moved);
+    c.launches = share * (step_.is_lora ? kLaunchesWithAdapters : kLaunches) *
+                 hardware_.launch_us * 1e-6;
+    return c;
+  }
+
+  Compute layer_forward(std::int64_t layer) const {
+    Compute c = compute(layer, 2, 1.0 / 3, step_.layers[layer].forward);
+    if (layout_.size(Dim::kCp) > 1 && layout_.method == ops::ContextMethod::kState)
+      c.delta_rule *= 1 + crossing();
+    return c;
+  }
+
+  Compute again(std::int64_t layer) const {
+    switch (layout_.recompute) {
+      case config::Recompute::kOff:
+        return {};
+      case config::Recompute::kElementwise: {
+        Compute c;
+        c.elementwise = elements(step_.layers[layer].again);
+        return c;
+      }
+      case config::Recompute::kSelective: {
+        // The MLP runs again; the mixer's elementwise operators do.
+        const LayerWork& work = step_.layers[layer];
+        Compute c = compute(layer, 2, 0, work.again);
+        const auto& model = step_.model;
+        const double mlp = 3 * as_double(model.hidden_size) *
+                           as_double(model.sparse_mlp[layer]
+                                         ? model.shared_expert_intermediate_size
+                                         : model.intermediate_size);
+        c.products *= (mlp + work.experts) / (work.products + work.experts);
+        return c;
+      }
+      case config::Recompute::kFull:
+        return layer_forward(layer);
+    }
+    return {};
+  }
+
+  /// Share of the tokens in sequences that cross a border of the 2 cp segments: the gated delta
+  /// rule runs over them once more (docs/parallel.md).
+  double crossing() const {
+    const double cp = layout_.size(Dim::kCp);
+    return std::min(1.0, (2 * cp - 1) * step_.length / (layout_.tokens * cp));
+  }
+
+  /// The gradient of the head's weight is added up in fp32 over chunks of 2 GiB of logits.
+  double head_gradient_bytes(double rows) const {
+    const double chunks =
+        std::ceil(rows * as_double(step_.model.vocab_size) * step_.element / kLogitsBytes);
+    return (chunks > 1 ? 8 * chunks : 2 * step_.gradient) * step_.vocabulary_elements();
+  }
+
+  const Layout& layout_;
+  const Step& step_;
+  const Hardware& hardware_;
+  double product_rate_, expert_rate_, attention_rate_, delta_rate_, memory_rate_, tp_;
+};
+
+/// How fast, and with what latency, the ranks along some dimensions reach each other.
+struct Link {
+  double bytes_per_s, latency_s;
+};
+
+Link link_over(const Layout& layout, const Traffic& traffic, const Hardware& hardware) {
+  const std::vector<std::int64_t> ranks = layout.mesh.ranks_along(traffic.over);
+  const std::int64_t host = ranks.front() / hardware.gpus_per_host;
+  const auto here = std::count_if(ranks.begin(), ranks.end(), [&](std::int64_t rank) {
+    return rank / hardware.gpus_per_host == host;
+  });
+  const double doublings = std::bit_width(static_cast<std::uint64_t>(ranks.size() - 1));
+  if (here == static_cast<std::ptrdiff_t>(ranks.size())) {
+    return {hardware.host_link_gbs * 1e9 * hardware.links,
+            doublings * hardware.host_latency_us * 1e-6};
+  }
+  // Each GPU has its own way out of the host, and the members of a group there share them all. In
+  // an exchange of all with all only what goes to other hosts takes it.
+  const bool is_exchange = traffic.over.front() == Dim::kEp;
+  const double ways = is_exchange ? as_double(static_cast<std::int64_t>(ranks.size())) /
+                                        as_double(static_cast<std::int64_t>(ranks.size()) - here)
+                                  : as_double(here);
+  const double network = hardware.network_gbs * ways;
+  return {std::min(network, hardware.host_link_gbs) * 1e9 * hardware.links,
+          doublings * hardware.network_latency_us * 1e-6};
+}
+
+}  // namespace
+
+double StepTime::communication() const {
+  return std::accumulate(exposed.begin(), exposed.end(), 0.0);
+}
+
+StepTime time_of(const Layout& layout, const std::vector<Traffic>& traffic,
+                 const Hardware& hardware) {
+  const Timer timer(layout, hardware);
+  const double m = layout.micro_batches, pp = as_double(layout.stages.ranks);
+  // By rank of the pipeline: one micro-batch, and of it forward and backward of the blocks.
+  StepTime time;
+  double longest = 0, all = 0, optimizer = 0, forward_s = 0, backward_s = 0;
+  for (std::int64_t rank = 0; rank < layout.stages.ranks; ++rank) {
+    const Compute forward = timer.forward(rank), backward = timer.backward(rank);
+    Compute c = forward;
+    c += backward;
+    c += timer.ends(rank);
+    c.elementwise += timer.copies(rank);
+    all += c.sum();
+    optimizer = std::max(optimizer, timer.optimizer(rank));
+    if (c.sum() < longest) continue;
+    longest = c.sum();
+    forward_s = forward.sum();
+    backward_s = backward.sum();
+    time.products = m * c.products;
+    time.attention = m * c.attention;
+    time.delta_rule = m * c.delta_rule;
+    time.elementwise = m * c.elementwise;
+    time.idle = m * c.launches + hardware.step_ms * 1e-3;
+  }
+  time.optimizer = optimizer;
+  double in_micro_batches = 0, after = 0;
+  for (const Traffic& row : traffic) {
+    const Link link = link_over(layout, row, hardware);
+    const double transfer = row.bytes / link.bytes_per_s + row.calls * link.latency_s;
+    const double hidden = row.hiding == Hiding::kForward        ? m * forward_s
+                          : row.hiding == Hiding::kBackward     ? m * backward_s
+                          : row.hiding == Hiding::kLastBackward ? backward_s
+                                                                : 0;
+    const double exposed = std::max(0.0, transfer - hidden);
+    time.exposed.push_back(exposed);
+    // What a micro-batch sends also delays the stages behind it.
+    (row.calls >= 2 * m ? in_micro_batches : after) += exposed;
+  }
+  // 1F1B: all stages once, and the slowest for every further micro-batch; with several chunks a
+  // rank's share of the first pass is that much shorter.
+  const double communication = in_micro_batches / m;
+  const double fill =
+      (all + pp * communication - longest - communication) / as_double(layout.stages.chunks);
+  time.waiting = fill;
+  time.total = m * longest + in_micro_batches + fill + after + time.optimizer +
+               hardware.step_ms * 1e-3;
+  return time;
+}
+
+}  // namespace heddle::plan

@@ -1,0 +1,148 @@
+#include <algorithm>
+
+#include "plan/layout.h"
+
+namespace heddle::plan {
+namespace {
+
+using comm::Dim;
+
+class Counter {
+ public:
+  explicit Counter(const Layout& layout) : layout_(layout), step_(*layout.step) {
+    depth_ = as_double(step_.model.num_hidden_layers) / layout.size(Dim::kPp);
+    tokens_ = layout.tokens * layout.micro_batches;
+    hidden_ = tokens_ * as_double(step_.model.hidden_size) * step_.element;
+  }
+
+  std::vector<Traffic> rows() {
+    tensor();
+    if (layout_.size(Dim::kCp) > 1) context();
+    Held largest;
+    for (std::int64_t rank = 0; rank < layout_.stages.ranks; ++rank) {
+      const Held held = held_by(layout_, rank);
+      if (held.dense + held.experts > largest.dense + largest.experts) largest = held;
+    }
+    dense(largest);
+    if (largest.experts > 0) experts(largest);
+    if (layout_.size(Dim::kPp) > 1) {
+      const double chunks = as_double(layout_.stages.chunks);
+      add({Dim::kPp}, "hidden states and gradients between stages", 2 * chunks * hidden_,
+          2 * chunks * layout_.micro_batches, 2 * chunks * hidden_);
+    }
+    return std::move(rows_);
+  }
+
+ private:
+  void add(std::vector<Dim> over, const char* what, double bytes, double calls, double held,
+           Hiding hiding = Hiding::kNothing) {
+    if (bytes > 0) rows_.push_back({std::move(over), what, bytes, calls, hiding, held});
+  }
+  double share_of_others(double ranks) const { return (ranks - 1) / ranks; }
+  double layers(bool is_attention) const {
+    const auto& flags = step_.model.full_attention;
+    return as_double(std::count(flags.begin(), flags.end(), is_attention)) /
+           layout_.size(Dim::kPp);
+  }
+
+  void tensor() {
+    const double others = share_of_others(layout_.size(Dim::kTp));
+    const double passes = layout_.recompute == config::Recompute::kFull        ? 6
+                          : layout_.recompute == config::Recompute::kSelective ? 5
+                                                                               : 4;
+    add({Dim::kTp}, "sums of hidden states", 2 * others * passes * depth_ * hidden_,
+        passes * depth_ * layout_.micro_batches, passes * depth_ * hidden_);
+    add({Dim::kTp}, "rows of embedding and head", 2 * others * hidden_, 4 * layout_.micro_batches,
+        2 * hidden_);
+    if (!step_.is_lora) {
+      add({Dim::kTp}, "gradient of the vocabulary's matrix",
+          2 * others * step_.vocabulary_elements() * step_.gradient, 1, 0);
+    }
+  }
+
+  void context() {
+    const auto& model = step_.model;
+    const double tp = layout_.size(Dim::kTp), cp = layout_.size(Dim::kCp);
+    const double kv = 2 * as_double(model.num_key_value_heads * model.head_dim) / tp;
+    const double q = as_double(model.num_attention_heads * model.head_dim) / tp;
+    const double k = as_double(model.linear_num_key_heads * model.linear_key_head_dim) / tp;
+    const double v = as_double(model.linear_num_value_heads * model.linear_value_head_dim) / tp;
+    const double passes = layout_.recompute == config::Recompute::kFull ? 3 : 2;
+    const double calls = passes * layout_.micro_batches;
+    if (layout_.method == ops::ContextMethod::kUlysses) {
+      const double moved = passes * tokens_ * step_.element *
+                           (layers(true) * (2 * q + kv) + layers(false) * (2 * k + 2 * v));
+      add({Dim::kCp}, "tokens to heads and back", share_of_others(cp) * moved, 2 * calls * depth_,
+          moved);
+      return;
+    }
+    const double keys = passes * tokens_ * step_.element * layers(true) * kv;
+    add({Dim::kCp}, "keys and values, and gradients", (cp - 1) * keys, calls * layers(true),
+        cp * keys);
+    const double state = v * as_double(model.linear_key_head_dim) * step_.wide;  // of all heads
+    const double transition =
+        state / as_double(model.linear_value_head_dim) * as_double(model.linear_key_head_dim);
+    // Two segments on every rank.
+    add({Dim::kCp}, "states and transitions, and gradients",
+        2 * calls * (cp - 1) * layers(false) * (2 * state + transition), 3 * calls * layers(false),
+        0);
+  }
+
+  /// Of one kind of parameter: `blocks` elements in all blocks, `root` around them.
+  void sharded(const std::vector<Dim>& inner, Dim outer, double shards, double blocks, double root,
+               double trained) {
+    const double others = share_of_others(shards), replicas = layout_.size(outer);
+    if (shards > 1) {
+      const double whole = layout_.micro_batches * blocks * step_.element;
+      const double gathered = others * whole;
+      const double calls = layout_.micro_batches * depth_;
+      add(inner, "weights gathered for the forward", gathered, calls, whole,
+          Hiding::kForward);
+      add(inner, "weights gathered for the backward", gathered, calls, whole,
+          Hiding::kBackward);
+      const double first = root + blocks / depth_;
+      add(inner, "weights of the root and the first block", others * first * step_.element, 2,
+          root * step_.element);
+      add(inner, "gradients", others * trained * step_.gradient, depth_, 0,
+          Hiding::kLastBackward);
+      add(inner, "gradients of the root and the last block",
+          others * std::min(first, trained) * step_.gradient, 2, 0);
+    }
+    const double part = trained / shards, other_replicas = share_of_others(replicas);
+    add({outer}, "gradients", other_replicas * part * step_.gradient, depth_, 0);
+    add({outer}, "new weights", other_replicas * part * step_.element, depth_, 0);
+  }
+
+  void dense(const Held& held) {
+    sharded({Dim::kCp, Dim::kFsdp}, Dim::kDp, layout_.shards(), held.dense - held.root, held.root,
+            held.trained_dense);
+  }
+
+  void experts(const Held& held) {
+    sharded({Dim::kEfsdp}, Dim::kEdp, layout_.expert_shards(), held.experts, 0,
+            held.trained_experts);
+    const auto& sparse = step_.model.sparse_mlp;
+    const double sparse_layers =
+        as_double(std::count(sparse.begin(), sparse.end(), true)) / layout_.size(Dim::kPp);
+    const double passes = layout_.recompute == config::Recompute::kFull ||
+                                  layout_.recompute == config::Recompute::kSelective
+                              ? 6
+                              : 4;
+    const double moved = passes * sparse_layers * hidden_ / layout_.size(Dim::kTp) *
+                         as_double(step_.model.num_experts_per_tok);
+    add({Dim::kEp}, "tokens to experts and back, and gradients",
+        share_of_others(layout_.size(Dim::kEp)) * moved,
+        passes * sparse_layers * layout_.micro_batches, moved);
+  }
+
+  const Layout& layout_;
+  const Step& step_;
+  double depth_, tokens_, hidden_;
+  std::vector<Traffic> rows_;
+};
+
+}  // namespace
+
+std::vector<Traffic> traffic_of(const Layout& layout) { return Counter(layout).rows(); }
+
+}  // namespace heddle::plan

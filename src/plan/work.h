@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "config/run_config.h"
+#include "models/qwen3_5/config.h"
+
+namespace heddle::plan {
+
+inline double as_double(std::int64_t value) { return static_cast<double>(value); }
+
+/// Where the head has more logits than this, it takes their rows in chunks, bytes
+/// (ops/linear_cross_entropy/cuda).
+inline constexpr double kLogitsBytes = 2.0 * (1u << 30);
+
+/// What one token costs in one decoder layer. Elements are those that elementwise kernels read and
+/// write; `stream` ones are of the residual stream, `divided` ones of heads and widths, which tensor
+/// parallelism divides.
+struct LayerWork {
+  double products = 0;    ///< Weights that it is multiplied with; 2 FLOPs each way.
+  double experts = 0;     ///< The same of routed experts.
+  double attention = 0;   ///< FLOPs, forward and backward, per token of the sequence's length.
+  double delta_rule = 0;  ///< FLOPs, forward and backward.
+  struct Elements {
+    double stream = 0, divided = 0;
+  };
+  Elements forward, backward;
+  Elements again;     ///< What `recompute: elementwise` makes a second time.
+  Elements adapters;  ///< What LoRA reads besides.
+};
+LayerWork layer_work(const models::qwen3_5::Config& model, std::int64_t layer);
+
+/// Parameters of one layer, or around the layers.
+struct ParameterCount {
+  double divided = 0;     ///< Along tp.
+  double replicated = 0;  ///< Along tp.
+  double experts = 0;     ///< Along ep.
+  double adapters = 0;    ///< Of LoRA.
+
+  /// On one rank of the others' degrees 1.
+  double dense(double tp) const { return divided / tp + replicated; }
+};
+
+/// One optimizer step of a run, whatever the layout.
+struct Step {
+  models::qwen3_5::Config model;
+  std::vector<LayerWork> layers;
+  std::vector<ParameterCount> parameters;  ///< [layer]
+  double embedding = 0, head = 0;          ///< Elements; a tied head is 0.
+  double length = 0, rows = 0;             ///< Of sequences, and how many in a step.
+  double micro_batch_tokens = 0;
+  bool is_lora = false, has_narrow_state = false;
+  double element = 2, wide = 4, gradient = 4;  ///< Bytes.
+  config::Recompute recompute = config::Recompute::kOff;
+
+  double vocabulary_elements() const {
+    return static_cast<double>(model.vocab_size * model.hidden_size);
+  }
+  double trained_embedding() const { return is_lora ? 0 : embedding; }
+  double trained_head() const { return is_lora ? 0 : head; }
+  double state_bytes() const { return has_narrow_state ? 4 : 2 * wide + (element < 4 ? 4 : 0); }
+};
+/// For steps of full rows (data.max_length tokens).
+Step describe_step(const config::RunConfig& config, const models::qwen3_5::Config& model);
+
+}  // namespace heddle::plan

@@ -1,0 +1,93 @@
+#include <gtest/gtest.h>
+
+#include "base/errors.h"
+#include "config/config.h"
+#include "models/qwen3_5/flops.h"
+#include "plan/layout_report.h"
+#include "plan/measured.h"
+#include "plan/search.h"
+
+namespace heddle::plan {
+namespace {
+
+config::RunConfig run_config(std::vector<std::string> settings) {
+  settings.insert(settings.begin(), {"model.dtype=bfloat16", "data.max_length=4096",
+                                     "train.micro_batch_tokens=4096"});
+  return config::parse("", "test", settings, config::Completeness::kPartial);
+}
+
+TEST(Work, CountsTheFlopsOfTheFormulaOfEveryMfu) {
+  for (const char* preset : {"qwen3.5-4b", "qwen3.5-35b-a3b"}) {
+    const auto model = models::qwen3_5::preset(preset);
+    double flops = 6.0 * static_cast<double>(model.vocab_size * model.hidden_size);
+    for (std::int64_t i = 0; i < model.num_hidden_layers; ++i) {
+      const LayerWork work = layer_work(model, i);
+      flops += 6 * (work.products + work.experts) + 4096 * work.attention + work.delta_rule;
+    }
+    EXPECT_DOUBLE_EQ(flops, models::qwen3_5::training_flops_per_token(model, 4096)) << preset;
+  }
+}
+
+// Rates are those of one GPU and one link; what is asserted is what counting makes of them.
+TEST(Planner, PredictsTheMeasuredRunsWithin15Percent) {
+  const auto runs = compare_with_measured(HEDDLE_SOURCE_DIR "/bench/plan/measured.yaml");
+  ASSERT_GE(runs.size(), 15u);
+  for (const Comparison& run : runs) {
+    EXPECT_LT(std::abs(run.time_error()), 0.15) << run.name;
+    EXPECT_LT(std::abs(run.memory_error()), 0.15) << run.name;
+  }
+}
+
+TEST(Planner, MoreRanksShortenAStepAndNeverPerfectly) {
+  const Hardware hardware = find_hardware("h200");
+  const auto model = models::qwen3_5::preset("qwen3.5-4b");
+  const auto seconds = [&](std::int64_t ranks, const std::string& layout) {
+    const auto config = run_config({"train.global_batch_size=64", layout});
+    return plan_layout(config, model, ranks, hardware).time->total;
+  };
+  const double one = seconds(1, "parallel.dp=1");
+  for (const char* dim : {"dp", "fsdp", "tp", "cp", "pp"}) {
+    const double four = seconds(4, std::string("parallel.") + dim + "=4");
+    EXPECT_LT(four, one) << dim;
+    EXPECT_GT(four, one / 4) << dim;
+  }
+}
+
+TEST(Planner, TheNetworkIsSlowerThanTheHost) {
+  const auto model = models::qwen3_5::preset("qwen3.5-4b");
+  const auto config = run_config({"train.global_batch_size=8", "parallel.tp=4"});
+  Hardware hardware = find_hardware("h200");
+  const double inside = plan_layout(config, model, 4, hardware).time->total;
+  hardware.gpus_per_host = 2;
+  EXPECT_GT(plan_layout(config, model, 4, hardware).time->total, 1.2 * inside);
+}
+
+TEST(Search, ProposesLayoutsThatFitAndThatARunAccepts) {
+  const auto config = run_config({"train.global_batch_size=256"});
+  const auto model = models::qwen3_5::preset("qwen3.5-27b");
+  const Hardware hardware = find_hardware("h100");
+  const Search search = search_layouts(config, model, 64, hardware, 5);
+  ASSERT_EQ(search.best.size(), 5u);
+  double last = 0;
+  for (const Proposal& proposal : search.best) {
+    EXPECT_LE(proposal.peak_bytes, hardware.memory_gib * (1u << 30));
+    EXPECT_GE(proposal.time.total, last);
+    last = proposal.time.total;
+    std::vector<std::string> settings = {"train.global_batch_size=256"};
+    settings.insert(settings.end(), proposal.settings.begin(), proposal.settings.end());
+    const LayoutReport report = plan_layout(run_config(settings), model, 64, hardware);
+    EXPECT_DOUBLE_EQ(report.time->total, proposal.time.total);
+  }
+}
+
+TEST(Search, SaysWhatLacksLeastWhereNothingFits) {
+  const auto config = run_config({"train.global_batch_size=8"});
+  const Search search = search_layouts(config, models::qwen3_5::preset("qwen3.5-397b-a17b"), 8,
+                                       find_hardware("h100"), 3);
+  EXPECT_TRUE(search.best.empty());
+  ASSERT_EQ(search.smallest.size(), 1u);
+  EXPECT_GT(search.smallest[0].peak_bytes, find_hardware("h100").memory_gib * (1u << 30));
+}
+
+}  // namespace
+}  // namespace heddle::plan
