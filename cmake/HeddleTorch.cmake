@@ -45,3 +45,17 @@ target_link_options(
 # in the build folder: CMake would pad a shorter path with empty parts, which mean the working directory.
 set(CMAKE_INSTALL_RPATH "$ORIGIN;$ORIGIN/torch/lib;${HEDDLE_TORCH_DIR}/lib")
 set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)
+
+# heddle_cudnn_headers(VARIABLE): folders of the headers of cuDNN and of its front end, which is nothing but headers. cuDNN itself is
+# loaded by libtorch_cuda.
+#   HEDDLE_CUDNN_FRONTEND_DIR   folder that holds cudnn_frontend.h; default: what scripts/setup --cuda installed
+function(heddle_cudnn_headers variable)
+  if(NOT HEDDLE_CUDNN_FRONTEND_DIR)
+    set(HEDDLE_CUDNN_FRONTEND_DIR ${PROJECT_SOURCE_DIR}/.deps/cudnn_frontend/include)
+  endif()
+  find_path(HEDDLE_CUDNN_INCLUDE cudnn.h HINTS ${site}/nvidia/cudnn/include PATHS ${CUDAToolkit_INCLUDE_DIRS})
+  if(NOT EXISTS ${HEDDLE_CUDNN_FRONTEND_DIR}/cudnn_frontend.h OR NOT HEDDLE_CUDNN_INCLUDE)
+    message(FATAL_ERROR "No cudnn.h or no ${HEDDLE_CUDNN_FRONTEND_DIR}/cudnn_frontend.h. Run scripts/setup --cuda.")
+  endif()
+  set(${variable} ${HEDDLE_CUDNN_INCLUDE} ${HEDDLE_CUDNN_FRONTEND_DIR} PARENT_SCOPE)
+endfunction()

@@ -8,8 +8,11 @@ CUDA_CUPTI_VERSION=13.0.85
 WHEEL_PYTHON_VERSION=3.12
 # The header of the collectives of that libtorch.
 NCCL_VERSION=2.28.9
+# Headers alone: graphs for the cuDNN that libtorch_cuda loads.
+CUDNN_VERSION=9.19.0.56
+CUDNN_FRONTEND_VERSION=1.32.0
 # What libtorch_cuda loads on a machine with a GPU.
-CUDA_LIBRARIES="nvidia-cublas==13.1.0.3 nvidia-cuda-nvrtc==13.0.88 nvidia-cudnn-cu13==9.19.0.56 nvidia-cufft==12.0.0.61
+CUDA_LIBRARIES="nvidia-cublas==13.1.0.3 nvidia-cuda-nvrtc==13.0.88 nvidia-cudnn-cu13==$CUDNN_VERSION nvidia-cufft==12.0.0.61
   nvidia-cufile==1.15.1.6 nvidia-curand==10.4.0.35 nvidia-cusolver==12.0.4.66 nvidia-cusparse==12.6.3.3
   nvidia-cusparselt-cu13==0.8.0 nvidia-nccl-cu13==$NCCL_VERSION nvidia-nvjitlink==13.0.88 nvidia-nvshmem-cu13==3.4.5
   nvidia-nvtx==13.0.85"

@@ -7,6 +7,7 @@
 
 #include "base/errors.h"
 #include "base/text.h"
+#include "cli/bench_operators.h"
 #include "cli/command.h"
 #include "comm/world.h"
 #include "config/config.h"
@@ -20,8 +21,8 @@ namespace {
 struct BenchOptions {
   std::string work = "step";
   std::string preset, profile;
-  std::int64_t batch = 1, length = 2048, micro_batches = 1, steps = 6, warmup = 4;
-  bool json = false;
+  std::int64_t batch = 1, length = 2048, median = 0, micro_batches = 1, steps = 6, warmup = 4;
+  bool json = false, check = false;
   std::vector<std::string> overrides;
 };
 
@@ -79,13 +80,8 @@ std::string as_table(const nlohmann::ordered_json& result) {
   return table.render(ui::TableStyle::kPlain);
 }
 
-int run(const BenchOptions& options, const Session& session) {
-  if (options.work != "step")
-    throw_error<ConfigError>("bench: expected step, found '{}'", options.work);
-  std::vector<std::string> overrides = {"model.dtype=bfloat16"};
-  overrides.insert(overrides.end(), options.overrides.begin(), options.overrides.end());
-  const config::RunConfig config =
-      config::parse("", "command line", overrides, config::Completeness::kPartial);
+int run_step(const BenchOptions& options, const config::RunConfig& config, const Session& session) {
+  if (options.preset.empty()) throw_error<ConfigError>("bench step: --preset is missing");
   const std::shared_ptr<comm::World> world = train::join_world(config);
   const train::BenchmarkResult measured =
       train::run_benchmark(benchmark_of(options), config, world);
@@ -100,17 +96,40 @@ int run(const BenchOptions& options, const Session& session) {
   return 0;
 }
 
+int run(const BenchOptions& options, const Session& session) {
+  std::vector<std::string> overrides = {"model.dtype=bfloat16"};
+  overrides.insert(overrides.end(), options.overrides.begin(), options.overrides.end());
+  const config::RunConfig config =
+      config::parse("", "command line", overrides, config::Completeness::kPartial);
+  if (options.work == "step") return run_step(options, config, session);
+  const nlohmann::ordered_json result =
+      run_operator_bench({options.work,
+                          options.preset,
+                          {options.batch, options.length, options.median},
+                          options.check},
+                         config);
+  if (options.json) {
+    session.out << result.dump() << "\n";
+  } else {
+    session.out << operator_bench_table(result);
+  }
+  return 0;
+}
+
 }  // namespace
 
 void add_bench_command(CLI::App& app, Action& action) {
   auto options = std::make_shared<BenchOptions>();
   CLI::App* command =
-      app.add_subcommand("bench", "Time training steps on random weights and tokens");
-  command->add_option("work", options->work, "What is timed")->required()->type_name("step");
+      app.add_subcommand("bench", "Time training steps or single operators on random data");
+  command->add_option("work", options->work, "What is timed")
+      ->required()
+      ->type_name("step|gdn|gemm|attention|head|experts");
   command->add_option("overrides", options->overrides, "Configuration, such as train.method=lora")
       ->type_name("[key=value ...]");
-  command->add_option("--preset", options->preset, "A named shape (see heddle init --help)")
-      ->required()
+  command
+      ->add_option("--preset", options->preset,
+                   "A named shape (see heddle init --help); gdn without one times published shapes")
       ->type_name("NAME");
   command->add_option("--batch", options->batch, "Sequences of a micro-batch")
       ->check(CLI::PositiveNumber)
@@ -118,6 +137,11 @@ void add_bench_command(CLI::App& app, Action& action) {
   command->add_option("--length", options->length, "Tokens of a sequence")
       ->check(CLI::Range(2, 1 << 24))
       ->capture_default_str();
+  command
+      ->add_option("--median", options->median,
+                   "Lognormal lengths of this median instead (attention, gdn)")
+      ->check(CLI::NonNegativeNumber)
+      ->type_name("TOKENS");
   command
       ->add_option("--micro-batches", options->micro_batches,
                    "Micro-batches of a step on each data rank")
@@ -133,15 +157,18 @@ void add_bench_command(CLI::App& app, Action& action) {
       ->add_option("--profile", options->profile,
                    "Time the kernels of one more step, into profile.txt and profile.json there")
       ->type_name("DIR");
+  command->add_flag("--check", options->check, "gdn: also print errors against double");
   command->add_flag("--json", options->json, "One JSON object instead of a table");
   command->footer(
-      "model.dtype bfloat16 unless given, optimizer and clipping included. Several ranks: heddle "
-      "launch\n"
-      "--nproc 2 -- bench step ... parallel.fsdp=2\n"
+      "model.dtype bfloat16 unless given; step: optimizer and clipping included, several ranks:\n"
+      "heddle launch --nproc 2 -- bench step ... parallel.fsdp=2\n"
       "\n"
-      "Example:\n"
+      "Examples:\n"
       "  heddle bench step --preset qwen3.5-0.8b --batch 8 --length 4096 device=cuda "
-      "train.method=lora");
+      "train.method=lora\n"
+      "  heddle bench gdn device=cuda\n"
+      "  heddle bench attention --preset qwen3.5-4b --batch 4 --length 8192 --median 1000 "
+      "device=cuda");
   command->callback([options, &action] {
     action = [options](const Session& session) { return run(*options, session); };
   });

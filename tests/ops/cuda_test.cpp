@@ -83,8 +83,42 @@ TEST_F(GpuOps, CudnnAttentionEqualsReference) {
     expect_attention_equals_reference(name, {0, 256, 512}, {0, 256, 512}, dim);    // one length
     expect_attention_equals_reference(name, {0, 256, 1024}, {0, 256, 1024}, dim);  // two
     expect_attention_equals_reference(name, {0, 256, 768}, {0, 1024, 2048}, dim);  // more keys
-    expect_attention_equals_reference(name, {0, 5, 335}, {0, 205, 540}, dim);      // not cuDNN's
+    expect_attention_equals_reference(name, {0, 5, 335}, {0, 205, 540}, dim);
+    expect_attention_equals_reference(name, {0, 5, 5}, {0, 205, 220}, dim);  // no queries
+    expect_attention_equals_reference(name, {0, 9, 335}, {0, 5, 540}, dim);  // not cuDNN's
   }
+}
+
+TEST_F(GpuOps, CudnnAttentionTakesSequencesOfAnyLengths) {
+  const char* name = "cuda.cudnn_or_flash_varlen";
+  const std::vector<std::int32_t> lengths = {1, 29, 63, 64, 65, 0, 129, 700, 1, 300};
+  std::vector<std::int32_t> ends = {0};
+  for (const std::int32_t length : lengths) ends.push_back(ends.back() + length);
+  for (const std::int64_t dim : {64, 128, 256})
+    expect_attention_equals_reference(name, ends, ends, dim);
+  // Fewer sequences of other lengths use the same plan; one of a single token stands alone.
+  expect_attention_equals_reference(name, {0, 700, 703, 720, 750, 751, 900, 901, 902},
+                                    {0, 700, 703, 720, 750, 751, 900, 901, 902}, 256);
+  expect_attention_equals_reference(name, {0, 1}, {0, 1}, 256);
+}
+
+TEST_F(GpuOps, CudnnAttentionReadsColumnsOfAProjection) {
+  const std::vector<std::int32_t> ends = {0, 70, 335, 600};
+  const auto sequences = Sequences::from_host(ends, kGpu);
+  const KernelTable kernels =
+      gpu_table(register_attention, Attention::kName, "cuda.cudnn_or_flash_varlen", at::kBFloat16,
+                {{"head_dim", 256}});
+  const auto run = [&](const Tensors& x) {
+    return Tensors{attention(kernels, {x[0], x[1], x[2], sequences, sequences, 0})};
+  };
+  const at::Tensor all = randn({600, 8, 256}, at::kBFloat16, 1).to(kGpu);
+  const Tensors views = {all.narrow(1, 0, 4), all.narrow(1, 4, 2), all.narrow(1, 6, 2)};
+  Tensors copies;
+  for (const at::Tensor& x : views) copies.push_back(x.clone());
+  EXPECT_TRUE(identical(run(views)[0].cpu(), run(copies)[0].cpu()));
+  const Tensors of_views = gradients_of(run, views), of_copies = gradients_of(run, copies);
+  for (std::size_t i = 0; i < 3; ++i)
+    EXPECT_TRUE(close(of_views[i].cpu(), of_copies[i].cpu(), 1e-2)) << i;
 }
 
 TEST_F(GpuOps, ReferenceAttentionAndStepRunInFp32) {
@@ -127,9 +161,11 @@ TEST_F(GpuOps, GroupedExpertsEqualReference) {
     const auto on_gpu = run(grouped, routing.experts.to(kGpu));
     const Tensors gpu_in = to_gpu(in, at::kBFloat16);
     EXPECT_TRUE(close(on_gpu(gpu_in)[0].cpu(), on_cpu(in)[0], 2e-2));
-    const Tensors actual = gradients_of(on_gpu, gpu_in), expected = gradients_of(on_cpu, in);
+    const Tensors actual = gradients_of(on_gpu, gpu_in), expected = gradients_of(on_cpu, in),
+                  again = gradients_of(on_gpu, gpu_in);
     for (std::size_t i = 0; i < 4; ++i) {
       EXPECT_TRUE(close(actual[i].cpu(), expected[i], 3e-2)) << tokens << " gradient " << i;
+      EXPECT_TRUE(identical(actual[i].cpu(), again[i].cpu())) << tokens << " gradient " << i;
     }
   }
 }

@@ -40,7 +40,7 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& inputs, const MoeExpert
 
 namespace heddle::ops::moe_experts_grouped_mm {
 
-/// Adds "cuda.grouped_mm".
+/// Adds "cuda.grouped_mm"; nothing in a build without CUDA.
 void add(Registry& registry);
 
 }  // namespace heddle::ops::moe_experts_grouped_mm

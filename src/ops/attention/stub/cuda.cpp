@@ -6,3 +6,9 @@ namespace heddle::ops::output_gate_cuda {
 void add(Registry&) {}
 
 }  // namespace heddle::ops::output_gate_cuda
+
+namespace heddle::ops::attention_cudnn {
+
+void add(Registry&) {}
+
+}  // namespace heddle::ops::attention_cudnn

@@ -1,0 +1,190 @@
+// The products of all experts in one launch each, and our kernels between them. Nothing comes back
+// to the host. The weights of the assignments scale the inputs of the second product and not its
+// outputs: their gradients then come from rows of the intermediate size, and the outputs are not
+// kept.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/_grouped_mm.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/searchsorted.h>
+#include <ATen/ops/sort.h>
+#include <fmt/format.h>
+
+#include <limits>
+#include <optional>
+#include <string>
+
+#include "ops/cuda/tensor.h"
+#include "ops/moe/cuda/expert_rows.h"
+#include "ops/moe/kernels.h"
+
+namespace heddle::ops::moe_experts_grouped_mm {
+namespace {
+
+/// moe_order on the device: nothing comes back to the host, hence indices are not checked.
+struct DeviceOrder {
+  at::Tensor source, place;  ///< As in MoeOrder.
+  at::Tensor ends;           ///< [E] int32: where each expert's rows end.
+};
+
+DeviceOrder device_order(const at::Tensor& experts, std::int64_t expert_count) {
+  const at::Tensor flat = experts.reshape({-1});
+  // Two bytes of a key are sorted in a quarter of the passes of eight.
+  const bool is_short = expert_count <= std::numeric_limits<std::int16_t>::max();
+  auto [sorted, source] = at::sort(is_short ? flat.to(at::kShort) : flat, /*stable=*/true, 0,
+                                   /*descending=*/false);
+  DeviceOrder order;
+  order.source = source;
+  order.place = at::empty(flat.sizes(), flat.options());
+  order.place.scatter_(0, source, at::arange(flat.size(0), flat.options()));
+  order.ends = at::searchsorted(sorted, at::arange(expert_count, sorted.options()),
+                                /*out_int32=*/true, /*right=*/true);
+  return order;
+}
+
+const std::int64_t* indices(const at::Tensor& x) { return x.const_data_ptr<std::int64_t>(); }
+
+at::Tensor rows_like(const at::Tensor& x, std::int64_t count, std::int64_t width) {
+  return at::empty({count, width}, x.options());
+}
+
+/// The row of x [T,H] for each sorted assignment.
+at::Tensor gathered(const at::Tensor& x, const at::Tensor& source, std::int64_t k,
+                    const cuda::OnDevice& on) {
+  const at::Tensor from = x.contiguous();
+  at::Tensor rows = rows_like(x, source.size(0), x.size(1));
+  cuda::gather_expert_rows(rows.size(0), rows.size(1), k, from.const_data_ptr(), indices(source),
+                           rows.mutable_data_ptr(), on.stream());
+  return rows;
+}
+
+/// The sum of each token's k rows.
+at::Tensor summed(const at::Tensor& rows, const at::Tensor& place, std::int64_t k,
+                  const cuda::OnDevice& on) {
+  at::Tensor y = rows_like(rows, place.size(0) / k, rows.size(1));
+  cuda::sum_expert_rows(y.size(0), y.size(1), k, rows.const_data_ptr(), indices(place),
+                        y.mutable_data_ptr(), on.stream());
+  return y;
+}
+
+/// Factors whose rank is a multiple of 8: rows must start on 16 bytes.
+ExpertLowRank padded(const ExpertLowRank& change) {
+  if (!change.defined()) return change;
+  const std::int64_t missing = -change.down.size(1) & 7;
+  if (missing == 0) return {change.down.contiguous(), change.up.contiguous()};
+  return {at::constant_pad_nd(change.down, {0, 0, 0, missing}, 0),
+          at::constant_pad_nd(change.up, {0, missing}, 0)};
+}
+
+/// y += (x down_e^T) up_e^T; returns x down_e^T.
+at::Tensor add_change(const ExpertLowRank& change, const at::Tensor& x, const at::Tensor& offsets,
+                      at::Tensor& y) {
+  if (!change.defined()) return {};
+  const ExpertLowRank factors = padded(change);
+  at::Tensor low = at::_grouped_mm(x, factors.down.transpose(1, 2), offsets);
+  y.add_(at::_grouped_mm(low, factors.up.transpose(1, 2), offsets));
+  return low;
+}
+
+/// dx += (dy up_e) down_e; returns dy up_e.
+at::Tensor add_change_backward(const ExpertLowRank& change, const at::Tensor& dy,
+                               const at::Tensor& offsets, at::Tensor& dx) {
+  if (!change.defined()) return {};
+  const ExpertLowRank factors = padded(change);
+  at::Tensor d_low = at::_grouped_mm(dy, factors.up, offsets);
+  dx.add_(at::_grouped_mm(d_low, factors.down, offsets));
+  return d_low;
+}
+
+ExpertLowRank change_gradients(const ExpertLowRank& change, const at::Tensor& x,
+                               const at::Tensor& low, const at::Tensor& dy, const at::Tensor& d_low,
+                               const at::Tensor& offsets) {
+  if (!change.defined()) return {};
+  const std::int64_t rank = change.down.size(1);
+  return {at::_grouped_mm(d_low.t(), x, offsets).narrow(1, 0, rank),
+          at::_grouped_mm(dy.t(), low, offsets).narrow(2, 0, rank)};
+}
+
+std::optional<std::string> refuse(const Dims& dims) {
+  for (const char* name : {"hidden_size", "intermediate_size"}) {
+    const auto size = dims.find(name);
+    if (size == dims.end()) return fmt::format("the request names no {}", name);
+    // Rows must start on 16 bytes.
+    if (size->second % 8 != 0) return fmt::format("{} {} is no multiple of 8", name, size->second);
+  }
+  return std::nullopt;
+}
+
+MoeExperts::Forward forward(const MoeExperts::Inputs& in, bool keep) {
+  const cuda::OnDevice on(in.x);
+  TORCH_CHECK(in.weights.scalar_type() == in.x.scalar_type(), "cuda.grouped_mm: weights of ",
+              in.weights.scalar_type(), " and rows of ", in.x.scalar_type());
+  const std::int64_t k = in.experts.size(1);
+  const DeviceOrder order = device_order(in.experts, in.gate_up.size(0));
+  const at::Tensor& offsets = order.ends;
+  const at::Tensor rows = gathered(in.x, order.source, k, on);
+  at::Tensor gate_up = at::_grouped_mm(rows, in.gate_up.transpose(1, 2), offsets);
+  const at::Tensor low_1 = add_change(in.gate_up_change, rows, offsets, gate_up);
+  const at::Tensor weights = in.weights.contiguous();
+  const at::Tensor hidden = rows_like(rows, rows.size(0), gate_up.size(1) / 2);
+  cuda::weighted_swiglu_forward(hidden.size(0), hidden.size(1), gate_up.const_data_ptr(),
+                                weights.const_data_ptr(), indices(order.source),
+                                hidden.mutable_data_ptr(), on.stream());
+  at::Tensor out = at::_grouped_mm(hidden, in.down.transpose(1, 2), offsets);
+  const at::Tensor low_2 = add_change(in.down_change, hidden, offsets, out);
+  MoeExperts::Forward result;
+  result.y = summed(out, order.place, k, on);
+  if (keep) result.saved = {gate_up, order.source, order.place, order.ends, low_1, low_2};
+  return result;
+}
+
+MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::Forward& saved,
+                               const at::Tensor& grad_y, bool want_weight_gradients) {
+  const cuda::OnDevice on(in.x);
+  const at::Tensor &gate_up = saved.saved[0], &source = saved.saved[1], &place = saved.saved[2],
+                   &offsets = saved.saved[3], &low_1 = saved.saved[4], &low_2 = saved.saved[5];
+  const std::int64_t k = in.experts.size(1), n = source.size(0);
+  const at::Tensor dy = gathered(grad_y, source, k, on);
+  at::Tensor d_hidden = at::_grouped_mm(dy, in.down, offsets);
+  const at::Tensor d_low_2 = add_change_backward(in.down_change, dy, offsets, d_hidden);
+
+  const at::Tensor weights = in.weights.contiguous();
+  const at::Tensor d_gate_up = rows_like(gate_up, n, gate_up.size(1));
+  const bool want_hidden = want_weight_gradients || in.down_change.defined();
+  const at::Tensor hidden = want_hidden ? rows_like(gate_up, n, gate_up.size(1) / 2) : at::Tensor();
+  MoeExperts::Gradients result;
+  result.weights = at::empty(weights.sizes(), weights.options());
+  cuda::weighted_swiglu_backward(n, gate_up.size(1) / 2, gate_up.const_data_ptr(),
+                                 d_hidden.const_data_ptr(), weights.const_data_ptr(),
+                                 indices(source), d_gate_up.mutable_data_ptr(),
+                                 want_hidden ? hidden.mutable_data_ptr() : nullptr,
+                                 result.weights.mutable_data_ptr(), on.stream());
+  if (want_weight_gradients) result.down = at::_grouped_mm(dy.t(), hidden, offsets);
+  result.down_change = change_gradients(in.down_change, hidden, low_2, dy, d_low_2, offsets);
+
+  at::Tensor dx = at::_grouped_mm(d_gate_up, in.gate_up, offsets);
+  const at::Tensor d_low_1 = add_change_backward(in.gate_up_change, d_gate_up, offsets, dx);
+  result.x = summed(dx, place, k, on);
+  if (!want_weight_gradients && !in.gate_up_change.defined()) return result;
+  const at::Tensor rows = gathered(in.x, source, k, on);
+  if (want_weight_gradients) result.gate_up = at::_grouped_mm(d_gate_up.t(), rows, offsets);
+  result.gate_up_change =
+      change_gradients(in.gate_up_change, rows, low_1, d_gate_up, d_low_1, offsets);
+  return result;
+}
+
+}  // namespace
+
+void add(Registry& registry) {
+  registry.add<MoeExperts>({.op = "",
+                            .name = "cuda.grouped_mm",
+                            .device = c10::DeviceType::CUDA,
+                            .dtypes = {c10::ScalarType::BFloat16},
+                            .is_reference = false,
+                            .refuse = refuse,
+                            .on_chip_bytes = {}},
+                           {forward, backward});
+}
+
+}  // namespace heddle::ops::moe_experts_grouped_mm

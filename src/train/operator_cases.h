@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "models/qwen3_5/config.h"
+#include "ops/registry.h"
+
+namespace heddle::train {
+
+/// One thing that is timed, with the least it must compute and move: each input read once, each
+/// output written once.
+struct OperatorCall {
+  std::string name;  ///< "forward", "backward", "forward, library"
+  std::function<void()> run;
+  double flops = 0, bytes = 0;
+};
+
+/// One operator at one shape; holds its tensors.
+struct OperatorCase {
+  std::string name;    ///< "16/32 heads, 4 x 8192"
+  std::string kernel;  ///< What the registry chose.
+  std::vector<OperatorCall> calls;
+};
+/// Makes a case when it is its turn: the tensors of all do not fit together.
+using CaseMaker = std::function<OperatorCase()>;
+
+struct OperatorPlace {
+  c10::Device device;
+  c10::ScalarType dtype;
+  ops::KernelPolicy policy;
+};
+
+/// What stands in the batch: `batch` sequences of `length` tokens or, with a median, as many tokens
+/// in sequences whose lengths have a lognormal distribution (sigma 1) of that median.
+struct OperatorTokens {
+  std::int64_t batch = 1, length = 2048, median = 0;
+
+  std::int64_t total() const { return batch * length; }
+  std::vector<std::int32_t> boundaries() const;
+  std::string describe() const;
+};
+
+/// The gated delta rule at the published head counts: sequences of one and of several lengths.
+std::vector<CaseMaker> published_gated_delta_rule_cases(const OperatorPlace& place);
+/// At the heads of one model.
+std::vector<CaseMaker> gated_delta_rule_cases(const OperatorPlace& place,
+                                              const models::qwen3_5::Config& config,
+                                              const OperatorTokens& tokens);
+/// The products of a model's layers, layers that share an input side by side: by the library one
+/// by one, and as training makes them.
+std::vector<CaseMaker> product_cases(const OperatorPlace& place,
+                                     const models::qwen3_5::Config& config,
+                                     const OperatorTokens& tokens);
+std::vector<CaseMaker> attention_cases(const OperatorPlace& place,
+                                       const models::qwen3_5::Config& config,
+                                       const OperatorTokens& tokens);
+/// Loss and both gradients of the language-model head.
+std::vector<CaseMaker> head_cases(const OperatorPlace& place, const models::qwen3_5::Config& config,
+                                  const OperatorTokens& tokens);
+/// One layer's routed experts. Throws ConfigError for a model without any.
+std::vector<CaseMaker> expert_cases(const OperatorPlace& place,
+                                    const models::qwen3_5::Config& config,
+                                    const OperatorTokens& tokens);
+
+/// Relative L2 error against double of the gated delta rule's output and gradients ("o", "dq", ...)
+/// over one sequence of `length` tokens.
+std::vector<std::pair<std::string, double>> gated_delta_rule_errors(const OperatorPlace& place,
+                                                                    std::int64_t length);
+
+}  // namespace heddle::train
