@@ -20,6 +20,7 @@
 #include "base/log.h"
 #include "base/threads.h"
 #include "device/backend.h"
+#include "device/require.h"
 
 namespace heddle::device {
 namespace {
@@ -143,6 +144,16 @@ std::unique_ptr<Graph> record(c10::Device device, const std::function<void()>& w
                              device.is_cpu() ? "cpu" : backend_of(device).name);
   }
   return backend_of(device).record(device.index(), work);
+}
+
+void require_started(c10::Device device, const char* what) {
+  if (device.is_cpu()) return;
+  if (const auto require = backend_of(device).require_started) require(what);
+}
+
+void require_on_chip(c10::Device device, const char* what, std::int64_t bytes) {
+  if (device.is_cpu()) return;
+  if (const auto require = backend_of(device).require_on_chip) require(what, bytes);
 }
 
 Memory memory(c10::Device device) {
