@@ -32,6 +32,7 @@ struct Backend {
   /// See require.h; null where there is nothing to refuse.
   void (*require_started)(const char* what) = nullptr;
   void (*require_on_chip)(const char* what, std::int64_t bytes) = nullptr;
+  bool (*has_float64)() = nullptr;  ///< Of a started platform; null: it has.
 };
 
 namespace cuda {

@@ -61,7 +61,7 @@ TEST_F(SimulatedGraph, RunsNothingUntilItIsReplayed) {
 }
 
 TEST_F(SimulatedGraph, KeepsViewsCopiesAndTheHostsMemory) {
-  const at::Tensor base = at::zeros({2, 4}, kNpu), host = at::full({4}, 3.0);
+  const at::Tensor base = at::zeros({2, 4}, kNpu), host = at::full({4}, 3.0).pin_memory();
   at::Tensor joined;
   const auto graph = record(kNpu, [&] {
     const at::Tensor there = host.to(kNpu, /*non_blocking=*/true);

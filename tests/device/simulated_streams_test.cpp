@@ -124,7 +124,7 @@ bool nothing_is_freed_that_another_stream_still_uses() {
 
 bool what_is_copied_without_waiting_stays_as_it_is() {
   const VirtualGuardImpl device(kNpu.type());
-  at::Tensor host = at::full({3}, 2.0);
+  at::Tensor host = at::full({3}, 2.0).pin_memory();
   const at::Tensor x = host.to(kNpu, /*non_blocking=*/true);
   host.fill_(7);
   if (!is_refused([&] { device.synchronizeDevice(0); })) return false;

@@ -141,12 +141,15 @@ TEST_F(Simulation, CountsWaitsOfTheHost) {
   const Counts before = waits();
   const at::Tensor y = (x + 1).to(at::kBFloat16).view({3, 1});
   EXPECT_EQ(waits_since(before), Counts());
+  (void)at::ones({2}).pin_memory().to(kNpu, /*non_blocking=*/true);
+  EXPECT_EQ(waits_since(before), Counts());
+  (void)at::ones({2}).to(kNpu, /*non_blocking=*/true);  // not pinned: read before it returns
   y.sum().item();
   (void)y.cpu();
   at::equal(x, x);
   EXPECT_EQ(
       waits_since(before),
-      (Counts{{"aten::_local_scalar_dense", 1}, {"aten::_copy_from", 1}, {"aten::equal", 1}}));
+      (Counts{{"aten::_local_scalar_dense", 1}, {"aten::_copy_from", 2}, {"aten::equal", 1}}));
 }
 
 TEST_F(Simulation, RecordsCalls) {
@@ -186,6 +189,9 @@ TEST_F(SimulationRule, MixedDevices) {
 }
 
 TEST_F(SimulationRule, Dtype) {
+  EXPECT_THAT(message_of([] { require_dtype(kNpu, at::kDouble, "model.dtype"); }),
+              HasSubstr("model.dtype: float64 is not available on device npu"));
+  EXPECT_EQ(message_of([] { require_dtype(kNpu, at::kFloat, "model.dtype"); }), "(no error)");
   EXPECT_THAT(message_of([] { (void)at::ones({3}, at::TensorOptions(kNpu).dtype(at::kDouble)); }),
               HasSubstr("rule dtype"));
   EXPECT_THAT(message_of([] { (void)at::ones({3}, kNpu).to(at::kDouble); }),

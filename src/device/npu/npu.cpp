@@ -152,7 +152,8 @@ const Backend& backend() {
                                .platform = platform,
                                .record = record,
                                .require_started = require_started,
-                               .require_on_chip = require_on_chip};
+                               .require_on_chip = require_on_chip,
+                               .has_float64 = [] { return false; }};
   return kNpu;
 }
 

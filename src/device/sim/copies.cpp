@@ -31,7 +31,10 @@ void run_copy(const at::Tensor& to, const at::Tensor& from) {
 at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
   require_running("a copy");
   Driver& d = driver();
-  if ((to.is_cpu() || from.is_cpu()) && !non_blocking) wait("aten::_copy_from");
+  // What is not pinned is read before the call returns.
+  const bool is_pageable = from.is_cpu() && from.dim() > 0 && !is_pinned(from);
+  const bool waits = (to.is_cpu() || from.is_cpu()) && (!non_blocking || is_pageable);
+  if (waits) wait("aten::_copy_from");
   if (d.is_recording) record_call("aten::_copy_from", {from, to});
   const c10::Stream stream = current_stream();
   {
@@ -45,9 +48,9 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_bloc
     }
     copy_on_host(written, read);
     work.writes(written);
-    if (from.is_cpu() && non_blocking) work.reads_host(read);
+    if (from.is_cpu() && !waits) work.reads_host(read);
   }
-  if (!non_blocking && (to.is_cpu() || from.is_cpu())) Streams::all().publish(stream);
+  if (waits) Streams::all().publish(stream);
   return to;
 }
 

@@ -68,6 +68,8 @@ void follow(const at::Tensor& tensor, const at::Tensor& view);
 c10::DeviceIndex current_device();
 void install_guard();
 void install_hooks();
+/// Whether the device can read this memory of the host while the host goes on.
+bool is_pinned(const at::Tensor& host);
 /// The CPU generator behind the generator of a device.
 at::Generator host_generator(c10::DeviceIndex device);
 at::Generator host_generator(const at::Generator& generator);

@@ -107,7 +107,8 @@ const Backend& backend() {
       .platform = platform,
       .record = sim::record,
       .require_started = require_started,
-      .require_on_chip = require_on_chip};
+      .require_on_chip = require_on_chip,
+      .has_float64 = [] { return sim::driver().options.allow_float64; }};
   return kSimulated;
 }
 

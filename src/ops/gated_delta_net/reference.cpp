@@ -24,6 +24,7 @@
 #include <tuple>
 #include <utility>
 
+#include "device/upload.h"
 #include "ops/compute_type.h"
 #include "ops/gated_delta_net/kernels.h"
 
@@ -32,12 +33,6 @@ namespace {
 
 constexpr std::int64_t kChunk = 64;
 constexpr double kNormEps = 1e-6;
-
-at::Tensor on_device(const std::vector<std::int64_t>& values, c10::Device device) {
-  at::Tensor host = at::empty({static_cast<std::int64_t>(values.size())}, at::kLong);
-  std::copy(values.begin(), values.end(), host.mutable_data_ptr<std::int64_t>());
-  return host.to(device, /*non_blocking=*/true);
-}
 
 /// Chunks of all sequences, "time-major": step c holds the c-th chunk of every sequence that has
 /// one, longest sequences first, so that each step is a slice of the chunk axis and the states of
@@ -77,11 +72,11 @@ struct Chunks {
       step_rows.push_back(rows);
       count += rows;
     }
-    tokens = on_device(token, device);
-    padded = on_device(pad, device).to(at::kBool);
-    slots = on_device(slot, device);
-    order = on_device(sorted, device);
-    rank = on_device(position, device);
+    tokens = device::upload(token, device);
+    padded = device::upload(pad, device).to(at::kBool);
+    slots = device::upload(slot, device);
+    order = device::upload(sorted, device);
+    rank = device::upload(position, device);
   }
 
   /// x [T,H,...] to [N,H,64,...] in `type`, zero where padded.
@@ -337,7 +332,7 @@ at::Tensor step(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, c
     return (y * factor).unsqueeze(2).expand({B, Hk, Hv / Hk, K}).reshape({B * Hv, 1, K});
   };
   const at::Tensor query = rows(q, scale), key = rows(k, 1);
-  const at::Tensor index = on_device(slots, states.device());
+  const at::Tensor index = device::upload(slots, states.device());
   at::Tensor S =
       states.index_select(0, index).view({B * Hv, K, V}) * at::exp(g.to(type)).view({B * Hv, 1, 1});
   const at::Tensor u = beta.to(type).reshape({B * Hv, 1, 1}) *
