@@ -14,7 +14,6 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "cli/version.h"
-#include "device/device.h"
 #include "device/npu_error.h"
 
 namespace heddle::cli {
@@ -163,7 +162,6 @@ int run(std::span<const std::string> arguments, const Session& session) {
   const bool is_debug = std::ranges::find(arguments, "--debug") != arguments.end();
   try {
     const int status = parse_and_run(arguments, session);
-    device::finish();
     session.out.flush();
     if (!session.out) throw FileError("cannot write to the standard output");
     return status;

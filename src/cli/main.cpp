@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "cli/application.h"
+#include "device/device.h"
 #include "ui/terminal.h"
 
 int main(int argc, char** argv) {
@@ -21,5 +22,7 @@ int main(int argc, char** argv) {
     session.out_width = heddle::ui::terminal_width(STDOUT_FILENO);
   }
   session.command_line = heddle::cli::quote_command(arguments);
-  return heddle::cli::run(arguments, session);
+  const int status = heddle::cli::run(arguments, session);
+  heddle::device::finish();
+  return status;
 }

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 
 #include "device/device.h"
+#include "device/require.h"
 
 namespace heddle::cli {
 
@@ -26,6 +27,7 @@ runtime::Context context_of(const ModelArguments& arguments) {
   context.dtype = runtime::parse_dtype(arguments.dtype, "--dtype");
   context.device = device::parse(arguments.device);
   device::start(context.device);
+  device::require_dtype(context.device, context.dtype, "--dtype");
   return context;
 }
 

@@ -123,12 +123,6 @@ class Checker {
     }
   }
 
-  void device() const {
-    if (c_.model.dtype == Dtype::kFloat64 && c_.device.name.type == DeviceType::kNpu) {
-      fail("model.dtype", "float64 is not available on device npu");
-    }
-  }
-
  private:
   [[noreturn]] void fail(const std::string& key, const std::string& message) const {
     const std::string start = c_.is_set(key) ? where(c_, key) : source_ + ": " + key;
@@ -153,7 +147,6 @@ void check(const RunConfig& config, const std::string& source, Completeness comp
   checker.evaluation();
   checker.stopping();
   checker.optimizer_state();
-  checker.device();
 }
 
 std::vector<std::string> unused_keys(const RunConfig& config) {

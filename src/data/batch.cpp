@@ -7,7 +7,7 @@
 #include <ATen/ops/empty.h>
 
 #include "base/errors.h"
-#include "data/batch_upload.h"
+#include "device/upload.h"
 
 namespace heddle::data {
 namespace {
@@ -133,7 +133,7 @@ Batch Batch::to(const c10::Device& device) const {
   Batch moved = *this;
   for (at::Tensor* tensor : {&moved.tokens, &moved.cu_seqlens, &moved.position_ids, &moved.labels,
                              &moved.loss_weights}) {
-    *tensor = upload(*tensor, device);
+    *tensor = device::upload(*tensor, device);
   }
   return moved;
 }

@@ -29,6 +29,10 @@ struct Backend {
   Platform (*platform)() = nullptr;
   /// See graph.h; null where the device cannot record.
   std::unique_ptr<Graph> (*record)(int index, const std::function<void()>& work) = nullptr;
+  /// See require.h; null where there is nothing to refuse.
+  void (*require_started)(const char* what) = nullptr;
+  void (*require_on_chip)(const char* what, std::int64_t bytes) = nullptr;
+  bool (*has_float64)() = nullptr;  ///< Of a started platform; null: it has.
 };
 
 namespace cuda {

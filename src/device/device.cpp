@@ -20,6 +20,7 @@
 #include "base/log.h"
 #include "base/threads.h"
 #include "device/backend.h"
+#include "device/require.h"
 
 namespace heddle::device {
 namespace {
@@ -143,6 +144,23 @@ std::unique_ptr<Graph> record(c10::Device device, const std::function<void()>& w
                              device.is_cpu() ? "cpu" : backend_of(device).name);
   }
   return backend_of(device).record(device.index(), work);
+}
+
+void require_started(c10::Device device, const char* what) {
+  if (device.is_cpu()) return;
+  if (const auto require = backend_of(device).require_started) require(what);
+}
+
+void require_dtype(c10::Device device, c10::ScalarType dtype, const char* key) {
+  if (device.is_cpu() || dtype != c10::ScalarType::Double) return;
+  const Backend& backend = backend_of(device);
+  if (backend.has_float64 == nullptr || backend.has_float64()) return;
+  throw_error<ConfigError>("{}: float64 is not available on device {}", key, backend.name);
+}
+
+void require_on_chip(c10::Device device, const char* what, std::int64_t bytes) {
+  if (device.is_cpu()) return;
+  if (const auto require = backend_of(device).require_on_chip) require(what, bytes);
 }
 
 Memory memory(c10::Device device) {

@@ -1,10 +1,10 @@
 #include "nn/gated_delta_net.h"
 
 #include <ATen/ops/cat.h>
-#include <ATen/ops/tensor.h>
 
 #include <algorithm>
 
+#include "device/upload.h"
 #include "nn/tensor_parallel.h"
 #include "ops/autograd.h"
 #include "ops/causal_conv1d/causal_conv1d.h"
@@ -177,7 +177,7 @@ at::Tensor GatedDeltaNet::generate(const at::Tensor& x, const BlockInputs& input
         ops::gated_delta_rule_step(*inputs.kernels, q, k, v, g, beta, layer.state, cache.slots, {}),
         projected, inputs);
   }
-  const at::Tensor slots = at::tensor(cache.slots, at::kLong).to(x.device());
+  const at::Tensor slots = device::upload(cache.slots, x.device());
   const auto conv = ops::causal_conv1d(
       *inputs.kernels, {projected.qkv, weight, layer.conv.index_select(0, slots), sequences, true});
   const auto [q, k, v] = split_qkv(conv.y);

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "device/upload.h"
+
 namespace heddle::ops {
 
 Sequences Sequences::from_host(std::vector<std::int32_t> cu_seqlens, c10::Device device) {
@@ -18,7 +20,7 @@ Sequences Sequences::from_host(std::vector<std::int32_t> cu_seqlens, c10::Device
   }
   at::Tensor host = at::empty({static_cast<std::int64_t>(cu_seqlens.size())}, at::kInt);
   std::copy(cu_seqlens.begin(), cu_seqlens.end(), host.mutable_data_ptr<std::int32_t>());
-  sequences.cu_seqlens = host.to(device);
+  sequences.cu_seqlens = device::upload(host, device);
   sequences.cu_seqlens_host = std::move(cu_seqlens);
   return sequences;
 }

@@ -2,10 +2,11 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/amax.h>
-#include <ATen/ops/bincount.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+
+#include "ops/moe/occurrences.h"
 
 namespace heddle::train {
 
@@ -19,8 +20,7 @@ at::Tensor expert_load(const std::vector<at::Tensor>& experts, std::int64_t firs
   std::int64_t row = std::count(sparse.begin(), sparse.begin() + first_layer, true);
   for (const at::Tensor& chosen : experts) {
     if (!chosen.defined()) continue;
-    load[row++].copy_(
-        at::bincount(chosen.narrow(0, 0, real_tokens).reshape({-1}), {}, num_experts));
+    load[row++].copy_(ops::occurrences(chosen.narrow(0, 0, real_tokens), num_experts));
   }
   return load;
 }

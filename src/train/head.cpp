@@ -10,7 +10,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include "base/errors.h"
-#include "data/batch_upload.h"
+#include "device/upload.h"
 #include "ops/autograd.h"
 #include "ops/collectives.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
@@ -32,7 +32,7 @@ at::Tensor labelled_rows(const data::Batch& batch, c10::Device device) {
     if (label[t] != data::kIgnoredLabel && weight[t] != 0) rows.push_back(t);
   }
   if (static_cast<std::int64_t>(rows.size()) == labels.numel()) return {};
-  return data::upload(at::tensor(rows, at::kLong), device);
+  return device::upload(rows, device);
 }
 
 /// Cross-entropy of normalized rows [n,H], which may be none.
@@ -75,8 +75,8 @@ HeadResult language_model(Model& model, const at::Tensor& hidden, const data::Ba
   const at::Tensor normalized = want_gradients ? forward() : ops::run_without_gradient(forward);
   ops::LinearCrossEntropy::Inputs inputs;
   inputs.hidden = normalized;
-  inputs.labels = pick(data::upload(batch.labels, device));
-  inputs.loss_weights = pick(data::upload(batch.loss_weights, device));
+  inputs.labels = pick(device::upload(batch.labels, device));
+  inputs.loss_weights = pick(device::upload(batch.loss_weights, device));
   inputs.gradient_scale = gradient_scale;
   auto result = cross_entropy(model, inputs, want_gradients);
   group.all_reduce_sum(result.loss_sum);
@@ -101,9 +101,9 @@ HeadResult classification(Model& model, const at::Tensor& hidden, const data::Ba
             .to(wide);
     const bool is_regression = model.num_labels() == 1;
     // The dtype changes on the host: not every device has float64.
-    const at::Tensor targets = at::tensor(batch.targets, at::kDouble)
-                                   .to(is_regression ? wide : at::kLong)
-                                   .to(hidden.device());
+    const at::Tensor targets =
+        device::upload(at::tensor(batch.targets, at::kDouble).to(is_regression ? wide : at::kLong),
+                       hidden.device());
     if (is_regression) return at::mse_loss(logits.squeeze(1), targets, at::Reduction::Sum);
     return at::cross_entropy_loss(logits, targets, {}, at::Reduction::Sum);
   };
@@ -118,7 +118,7 @@ HeadResult classification(Model& model, const at::Tensor& hidden, const data::Ba
 }  // namespace
 
 at::Tensor last_token_rows(const at::Tensor& hidden, const data::Batch& batch) {
-  return hidden.index_select(0, at::tensor(batch.last_tokens, at::kLong).to(hidden.device()));
+  return hidden.index_select(0, device::upload(batch.last_tokens, hidden.device()));
 }
 
 HeadResult run_head(Model& model, const at::Tensor& hidden, const data::Batch& batch,
@@ -155,7 +155,7 @@ ScoreResult score_head(Model& model, const at::Tensor& hidden, const data::Batch
   const auto wide = model.context().wide_dtype();
   ScoreResult result;
   if (model.head() == Head::kLanguageModel) {
-    at::Tensor labels = batch.labels.to(hidden.device());
+    at::Tensor labels = device::upload(batch.labels, hidden.device());
     const auto scored = ops::linear_cross_entropy(
         model.kernels(), {model.final_norm(hidden), model.head_weight().data(), labels, {}, 1},
         false, false);

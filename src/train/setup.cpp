@@ -13,6 +13,7 @@
 #include "comm/launch_environment.h"
 #include "config/config.h"
 #include "device/device.h"
+#include "device/require.h"
 #include "parallel/layout.h"
 #include "train/auxiliary_loss.h"
 #include "train/gdn_path.h"
@@ -279,6 +280,7 @@ runtime::Context make_context(const config::RunConfig& config, std::shared_ptr<c
   device::start(context.device);
   context.dtype =
       runtime::parse_dtype(std::string(config::to_string(config.model.dtype)), "model.dtype");
+  device::require_dtype(context.device, context.dtype, "model.dtype");
   const comm::Mesh::Sizes sizes = mesh_sizes(config.parallel, world ? world->size() : 1);
   context.mesh = comm::Mesh(sizes, std::move(world), config.parallel.ep);
   context.seed = config.train.seed;

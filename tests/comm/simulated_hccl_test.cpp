@@ -14,7 +14,10 @@
 #include "comm/group.h"
 #include "comm/mesh.h"
 #include "comm/ranks.h"
+#include "device/graph.h"
+#include "device/sim/simulation.h"
 #include "testing/device.h"
+#include "testing/entry_points.h"
 
 namespace heddle::comm {
 namespace {
@@ -77,6 +80,25 @@ TEST(SimulatedHccl, GivesWhatCollectivesPromise) {
     EXPECT_EQ(group.all_gather_objects("x" + std::to_string(group.rank()))[1], "x1");
   });
   EXPECT_THAT(errors, Each(""));
+}
+
+TEST(SimulatedHccl, StandsInForEachEntryPointOfTheVendor) {
+  const c10::Device npu = testing::simulated_npu();
+  const Backend group = lone_group("entry points");
+  std::vector<at::Tensor> tensors = {at::zeros({3}, npu)};
+  group->allreduce(tensors)->wait();
+  EXPECT_THAT(testing::print_coverage({"comm/npu/hccl.cpp"}, device::sim::entry_calls()),
+              ::testing::IsEmpty());
+  EXPECT_EQ(testing::entry_points_of("comm/npu/hccl.cpp").size(), 2u);
+}
+
+TEST(SimulatedHcclRule, Capture) {
+  const c10::Device npu = testing::simulated_npu();
+  const Backend group = lone_group("capture");
+  std::vector<at::Tensor> tensors = {at::zeros({3}, npu)};
+  EXPECT_THAT(message_of([&] { device::record(npu, [&] { group->allreduce(tensors)->wait(); }); }),
+              HasSubstr("rule capture"));
+  EXPECT_EQ(message_of([&] { group->allreduce(tensors)->wait(); }), "(no error)");
 }
 
 TEST(SimulatedHcclRule, Payload) {

@@ -5,6 +5,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/tensor.h>
@@ -15,6 +16,7 @@
 
 #include "base/errors.h"
 #include "loader_fixture.h"
+#include "testing/device.h"
 
 namespace heddle::data {
 namespace {
@@ -239,6 +241,24 @@ TEST(BatchFromPadded, TakesPositionsAndWeightsAlong) {
   options.position_ids = at::zeros({2, 4}, at::kLong);
   EXPECT_THAT(data_error([&] { Batch::from_padded(tokens, mask, options); }),
               HasSubstr("position_ids has shape [2, 4]"));
+}
+
+TEST(BatchUpload, ArrivesWholeAndKeepsTheHostsCopies) {
+  const std::vector<std::int32_t> tokens = {5, 6, 7}, labels = {6, 7, -100};
+  const std::vector<float> weights = {1, 0.5F, 0};
+  const std::vector<SequenceView> views = {{tokens, labels, weights, 0, 0},
+                                           {tokens, labels, weights, 1, 0}};
+  const Batch host = Batch::from_sequences(views);
+  const c10::Device device = heddle::testing::device();
+  const Batch there = host.to(device);
+  for (const auto tensor : {&Batch::tokens, &Batch::cu_seqlens, &Batch::position_ids,
+                            &Batch::labels, &Batch::loss_weights}) {
+    EXPECT_EQ((there.*tensor).device(), device);
+    EXPECT_TRUE(at::equal((there.*tensor).cpu(), host.*tensor));
+  }
+  EXPECT_EQ(there.cu_seqlens_host, host.cu_seqlens_host);
+  EXPECT_EQ(there.max_seqlen, 3);
+  EXPECT_EQ(there.loss_rows, 4);
 }
 
 }  // namespace

@@ -11,6 +11,8 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <functional>
+#include <string>
 
 #include "device/sim/simulation.h"
 
@@ -62,6 +64,79 @@ bool the_host_must_wait_for_a_copy_that_does_not_block() {
   return is_poison && first(host) == 3;
 }
 
+std::string message_of(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "(no error)";
+}
+
+bool is_refused(const std::function<void()>& work) {
+  return message_of(work).find("rule stream-order") != std::string::npos;
+}
+
+/// Work of a stream of its own reads or writes x, which the main stream has.
+void touch_on_side_stream(const at::Tensor& x, bool writes, c10::Event* done = nullptr) {
+  const VirtualGuardImpl device(kNpu.type());
+  const c10::Stream main = device.getStream(kNpu), side = device.getNewStream(kNpu);
+  c10::Event ready(kNpu.type());
+  ready.record(main);
+  ready.block(side);
+  const c10::StreamGuard guard(side);
+  if (writes) {
+    x.add_(1);
+  } else {
+    (void)(x + 1);
+  }
+  if (done != nullptr) done->record(side);
+}
+
+bool nothing_is_overwritten_that_another_stream_still_uses() {
+  const at::Tensor x = at::full({3}, 2.0, kNpu);
+  for (const bool writes : {false, true}) {
+    c10::Event done(kNpu.type());
+    touch_on_side_stream(x, writes, &done);
+    if (!is_refused([&] { x.add_(1); })) return false;
+    done.block(VirtualGuardImpl(kNpu.type()).getStream(kNpu));
+    if (is_refused([&] { x.add_(1); })) return false;
+  }
+  return first(x.cpu()) == 5;
+}
+
+bool nothing_is_freed_that_another_stream_still_uses() {
+  const VirtualGuardImpl device(kNpu.type());
+  const auto frees = [&](bool names_the_stream) {
+    at::Tensor x = at::full({3}, 2.0, kNpu);
+    const c10::Stream side = device.getNewStream(kNpu);
+    device.synchronizeDevice(0);
+    {
+      const c10::StreamGuard guard(side);
+      x.fill_(1);
+    }
+    if (names_the_stream) x.record_stream(side);
+    x.reset();
+    return is_refused([&] { (void)at::full({3}, 2.0, kNpu); });
+  };
+  return frees(false) && !frees(true);
+}
+
+bool what_is_copied_without_waiting_stays_as_it_is() {
+  const VirtualGuardImpl device(kNpu.type());
+  at::Tensor host = at::full({3}, 2.0).pin_memory();
+  const at::Tensor x = host.to(kNpu, /*non_blocking=*/true);
+  host.fill_(7);
+  if (!is_refused([&] { device.synchronizeDevice(0); })) return false;
+  const at::Tensor y = host.to(kNpu, /*non_blocking=*/true);
+  device.synchronizeDevice(0);
+  host.fill_(8);
+  const at::Tensor z = host.to(kNpu);
+  host.fill_(9);
+  device.synchronizeDevice(0);
+  return first(y.cpu()) == 7 && first(z.cpu()) == 8;
+}
+
 /// Ends the process, with 0 if `holds` does where streams are deferred.
 [[noreturn]] void exit_with(bool (*holds)()) {
   start({.defers_streams = true});
@@ -72,7 +147,10 @@ TEST(SimulatedStreamsDeathTest, ShowWhatWasWaitedForAndNoMore) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   for (bool (*holds)() : {one_stream_sees_its_own_work, another_stream_must_wait_for_the_event,
                           an_event_covers_what_was_queued_before_it,
-                          the_host_must_wait_for_a_copy_that_does_not_block}) {
+                          the_host_must_wait_for_a_copy_that_does_not_block,
+                          nothing_is_overwritten_that_another_stream_still_uses,
+                          nothing_is_freed_that_another_stream_still_uses,
+                          what_is_copied_without_waiting_stays_as_it_is}) {
     EXPECT_EXIT(exit_with(holds), testing::ExitedWithCode(0), "");
   }
 }

@@ -87,8 +87,9 @@ class LaunchedRuns {
   /// `heddle launch --nproc ranks -- pt ...`, or `heddle pt ...` for 0 ranks; returns the exit
   /// status. What it printed is in log_of(run).
   int run(const std::string& run, std::int64_t ranks, const std::string& model,
-          const std::vector<std::string>& more) const {
-    return wait_for(start_heddle(command(run, ranks, model, more), log_of(run)));
+          const std::vector<std::string>& more,
+          const std::map<std::string, std::string>& environment = {}) const {
+    return wait_for(start_heddle(command(run, ranks, model, more), log_of(run), environment));
   }
   std::vector<std::string> command(const std::string& run, std::int64_t ranks,
                                    const std::string& model,

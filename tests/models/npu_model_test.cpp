@@ -63,14 +63,40 @@ TEST_P(SimulatedModel, WaitsOnlyWhereItMust) {
   step();
   const auto before = device::sim::waits();
   step();
-  device::sim::Waits expected = {{"aten::_local_scalar_dense", 1}};  // the loss
+  device::sim::Counts expected = {{"aten::_local_scalar_dense", 1}};  // the loss
   if (GetParam()) {
-    // In each of the four layers the host sorts the experts, forward and backward, and they are
-    // counted for the balance loss and for the load that a step reports.
+    // In fp32 the host sorts the experts of each of the four layers, forward and backward.
     expected["aten::_copy_from"] = 8;
-    expected["aten::bincount"] = 8;
   }
   EXPECT_EQ(device::sim::waits_since(before), expected);
+}
+
+/// What building a model for a device throws.
+std::string message_of_building(c10::Device device) {
+  try {
+    ops::KernelPolicy policy;
+    policy.allow_fallback = true;
+    testing::tiny_model(at::kFloat, false, device, policy);
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "(no error)";
+}
+
+// In a process of its own: the platform has not started.
+TEST(SimulatedModelRuleDeathTest, StartOrder) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        setenv(device::sim::kVariable, "1", /*overwrite=*/1);
+        const c10::Device npu = device::parse("npu:0");
+        std::string text = message_of_building(npu);
+        device::start(npu);
+        text += message_of_building(npu);
+        std::fputs(text.c_str(), stderr);
+        std::exit(0);
+      },
+      ::testing::ExitedWithCode(0), "rule start-order: a model is made before.*\\(no error\\)");
 }
 
 INSTANTIATE_TEST_SUITE_P(DenseAndMoe, SimulatedModel, ::testing::Bool(),

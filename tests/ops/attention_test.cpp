@@ -22,7 +22,7 @@ KernelTable table(const std::string& name, c10::ScalarType dtype) {
 }
 
 Sequences packed(std::vector<std::int32_t> boundaries) {
-  return Sequences::from_host(std::move(boundaries), c10::Device(c10::DeviceType::CPU));
+  return Sequences::from_host(std::move(boundaries), device());
 }
 
 std::function<Tensors(const Tensors&)> run(const KernelTable& kernels, const Sequences& q,
@@ -38,7 +38,7 @@ at::Tensor dense(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) 
   const at::Tensor keys = k.repeat_interleave(groups, 1).permute({1, 2, 0});
   const at::Tensor values = v.repeat_interleave(groups, 1).transpose(0, 1);
   at::Tensor scores = at::matmul(q.transpose(0, 1), keys) / std::sqrt(double(q.size(2)));
-  const at::Tensor hidden = at::ones({m, n}, at::kBool).triu(n - m + 1);
+  const at::Tensor hidden = at::ones({m, n}, q.options().dtype(at::kBool)).triu(n - m + 1);
   scores = scores.masked_fill(hidden, -std::numeric_limits<double>::infinity());
   return at::matmul(at::softmax(scores, -1), values).transpose(0, 1);
 }
@@ -47,7 +47,7 @@ TEST(Attention, EqualsTheDenseFormulaPerSequence) {
   const Sequences q = packed({0, 3, 3, 33, 34}), k = packed({0, 7, 9, 39, 60});
   const Tensors in = {randn({34, 4, 10}, at::kDouble, 1), randn({60, 2, 10}, at::kDouble, 2),
                       randn({60, 2, 10}, at::kDouble, 3)};
-  for (const char* name : {"reference", "cpu"}) {
+  for (const char* name : {"reference", kOwn}) {
     const KernelTable kernels = table(name, at::kDouble);
     const at::Tensor o = run(kernels, q, k)(in)[0];
     for (std::int64_t s = 0; s < q.count(); ++s) {
@@ -65,7 +65,7 @@ TEST(Attention, EqualsTheDenseFormulaPerSequence) {
 
 TEST(Attention, GradientsMatchFiniteDifferences) {
   const Sequences q = packed({0, 1, 1, 6}), k = packed({0, 2, 3, 8});
-  for (const char* name : {"reference", "cpu"}) {
+  for (const char* name : {"reference", kOwn}) {
     const KernelTable kernels = table(name, at::kDouble);
     EXPECT_TRUE(gradients_match(run(kernels, q, k),
                                 {randn({6, 4, 5}, at::kDouble, 1), randn({8, 2, 5}, at::kDouble, 2),
@@ -77,7 +77,7 @@ TEST(Attention, GradientsMatchFiniteDifferences) {
 TEST(Attention, KernelEqualsReference) {
   const Sequences sequences = packed({0, 1, 1, 30, 93, 157, 222, 351, 735});
   for (const c10::ScalarType dtype : kernel_dtypes()) {
-    const KernelTable kernel = table("cpu", dtype), reference = table("reference", dtype);
+    const KernelTable kernel = table(kOwn, dtype), reference = table("reference", dtype);
     for (const auto& [hq, hkv, dim] :
          {std::tuple{4, 2, 64}, {3, 1, 24}, {2, 2, 128}, {8, 1, 37}, {2, 1, 256}}) {
       SCOPED_TRACE(std::string(c10::toString(dtype)) + " D " + std::to_string(dim));
@@ -97,7 +97,7 @@ TEST(Attention, KernelEqualsReference) {
 
 TEST(Attention, KernelEqualsReferenceWithMoreKeysThanQueriesAndFewer) {
   const Sequences q = packed({0, 5, 70, 75, 75, 335}), k = packed({0, 205, 270, 272, 277, 410});
-  const KernelTable kernel = table("cpu", at::kFloat), reference = table("reference", at::kFloat);
+  const KernelTable kernel = table(kOwn, at::kFloat), reference = table("reference", at::kFloat);
   const Tensors in = {randn({335, 4, 64}, at::kFloat, 1), randn({410, 2, 64}, at::kFloat, 2),
                       randn({410, 2, 64}, at::kFloat, 3)};
   EXPECT_TRUE(close(run(kernel, q, k)(in)[0], run(reference, q, k)(in)[0], 3e-6));
@@ -107,7 +107,7 @@ TEST(Attention, KernelEqualsReferenceWithMoreKeysThanQueriesAndFewer) {
 }
 
 TEST(Attention, SurvivesHugeScoresAndSeesNoNaNOfANeighbour) {
-  const KernelTable kernel = table("cpu", at::kFloat);
+  const KernelTable kernel = table(kOwn, at::kFloat);
   const Sequences sequences = packed({0, 70, 140, 200});
   Tensors in = {randn({200, 2, 64}, at::kFloat, 1) * 100, randn({200, 1, 64}, at::kFloat, 2) * 100,
                 randn({200, 1, 64}, at::kFloat, 3)};
@@ -130,7 +130,7 @@ TEST(Attention, SurvivesHugeScoresAndSeesNoNaNOfANeighbour) {
 
 TEST(Attention, ReadsStridedViews) {
   for (const c10::ScalarType dtype : kernel_dtypes()) {
-    const KernelTable kernel = table("cpu", dtype);
+    const KernelTable kernel = table(kOwn, dtype);
     const Sequences sequences = packed({0, 100, 131});
     const Tensors in = {randn({131, 4, 32}, dtype, 1), randn({131, 2, 32}, dtype, 2),
                         randn({131, 2, 32}, dtype, 3)};
@@ -145,7 +145,7 @@ TEST(Attention, ReadsStridedViews) {
 }
 
 TEST(Attention, SameBitsForEveryThreadCount) {
-  const KernelTable kernel = table("cpu", at::kFloat);
+  const KernelTable kernel = table(kOwn, at::kFloat);
   const Sequences sequences = packed({0, 301, 333, 600});
   const Tensors in = {randn({600, 4, 64}, at::kFloat, 1), randn({600, 2, 64}, at::kFloat, 2),
                       randn({600, 2, 64}, at::kFloat, 3)};
@@ -160,7 +160,7 @@ TEST(Attention, SameBitsForEveryThreadCount) {
 
 TEST(AttentionStep, EqualsTheLastRowOfAttention) {
   for (const c10::ScalarType dtype : kernel_dtypes()) {
-    for (const char* name : {"reference", "cpu"}) {
+    for (const char* name : {"reference", kOwn}) {
       const KernelTable kernels = table(name, dtype);
       for (const std::int64_t dim : {64, 24, 128}) {
         const std::vector<std::int64_t> slots = {3, 0, 4}, lengths = {1, 129, 300};
@@ -201,13 +201,13 @@ TEST(OutputGate, GradientsMatchAndKernelEqualsReference) {
   const auto f = [](const KernelTable& kernels) {
     return [&kernels](const Tensors& in) { return Tensors{output_gate(kernels, in[0], in[1])}; };
   };
-  for (const char* name : {"reference", "cpu"}) {
+  for (const char* name : {"reference", kOwn}) {
     const KernelTable kernels = gate_table(name, at::kDouble);
     EXPECT_TRUE(gradients_match(
         f(kernels), {randn({3, 2, 7}, at::kDouble, 1), randn({3, 2, 7}, at::kDouble, 2)}));
   }
   for (const c10::ScalarType dtype : kernel_dtypes()) {
-    const KernelTable kernel = gate_table("cpu", dtype), reference = gate_table("reference", dtype);
+    const KernelTable kernel = gate_table(kOwn, dtype), reference = gate_table("reference", dtype);
     for (const std::int64_t tokens : {0, 1, 129}) {
       const Tensors in = {randn({tokens, 3, 65}, dtype, 1),
                           with_poisoned_gaps(randn({tokens, 3, 65}, dtype, 2), 65)};

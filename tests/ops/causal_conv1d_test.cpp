@@ -23,10 +23,7 @@ using testing::Kernel;
 using testing::randn;
 
 KernelTable table(const Kernel& kernel) {
-  // Made of libtorch's operators, it takes tensors of the CPU too.
-  const bool is_npu = kernel.name.starts_with("npu.");
-  return testing::table_of(register_causal_conv1d, "causal_conv1d", kernel.name, kernel.dtype,
-                           is_npu ? c10::DeviceType::PrivateUse1 : c10::DeviceType::CPU);
+  return testing::table_of(register_causal_conv1d, "causal_conv1d", kernel.name, kernel.dtype);
 }
 
 struct Problem {
@@ -40,7 +37,7 @@ Problem make(const std::vector<std::int32_t>& lengths, std::int64_t C, std::int6
   for (const std::int32_t n : lengths) cu.push_back(cu.back() + n);
   const std::int64_t S = static_cast<std::int64_t>(lengths.size());
   Problem p{{randn({cu.back(), C}, dtype, 1), randn({C, W}, dtype, 2)},
-            Sequences::from_host(cu, at::kCPU)};
+            Sequences::from_host(cu, testing::device())};
   if (initial) p.inputs.push_back(randn({S, C, W - 1}, dtype, 3));
   return p;
 }
@@ -158,7 +155,7 @@ TEST_P(CausalConv1dKernels, SameBitsEveryTime) {
 
 std::vector<Kernel> kernels_under_test() {
   std::vector<Kernel> kernels;
-  for (const std::string name : {"cpu.vector", "reference", "npu.tiled"}) {
+  for (const std::string name : {testing::kOwn, "reference"}) {
     for (const auto dtype : testing::kernel_dtypes()) kernels.push_back({name, dtype});
   }
   return kernels;
@@ -168,7 +165,7 @@ INSTANTIATE_TEST_SUITE_P(All, CausalConv1dKernels, ::testing::ValuesIn(kernels_u
                          heddle::testing::ParameterName());
 
 TEST(CausalConv1d, GradientsMatchFiniteDifferences) {
-  for (const std::string name : {"cpu.vector", "reference"}) {
+  for (const std::string name : {testing::kOwn, "reference"}) {
     const Problem p = make({0, 1, 2, 67, 5}, 3, 4, at::kDouble);
     const KernelTable kernels = table({name, at::kDouble});
     EXPECT_TRUE(gradients_match([&](const Tensors& x) { return call(p, kernels, x); }, p.inputs))
@@ -184,7 +181,7 @@ TEST(CausalConv1d, RefusesWhatDoesNotFit) {
   EXPECT_THROW(call(p, kernels, {p.inputs[0], p.inputs[1], randn({1, 8, 2}, at::kFloat, 1)}),
                c10::Error);
   Problem shorter = p;
-  shorter.sequences = Sequences::from_host({0, 4}, at::kCPU);
+  shorter.sequences = Sequences::from_host({0, 4}, testing::device());
   EXPECT_THROW(call(shorter, kernels, p.inputs), c10::Error);
 }
 

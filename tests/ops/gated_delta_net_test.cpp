@@ -27,6 +27,7 @@ namespace {
 
 using testing::call;
 using testing::Case;
+using testing::device;
 using testing::Gate;
 using testing::gradients_match;
 using testing::gradients_of;
@@ -34,11 +35,13 @@ using testing::identical;
 using testing::in_double;
 using testing::Kernel;
 using testing::Keys;
+using testing::kOwn;
 using testing::make;
 using testing::names;
 using testing::Problem;
 using testing::randn;
 using testing::rms_error;
+using testing::run_exactly;
 
 KernelTable table(const std::string& kernel, c10::ScalarType dtype) {
   return testing::table_of(register_gated_delta_net, "gated_delta_rule", kernel, dtype);
@@ -50,16 +53,8 @@ Tensors run(const Problem& p, const std::string& kernel, c10::ScalarType dtype) 
 
 std::vector<Kernel> kernels_under_test() {
   std::vector<Kernel> kernels;
-  Registry registry;
-  register_gated_delta_net(registry);
-  for (const Registry::Entry& entry : registry.entries()) {
-    if (entry.info.op != "gated_delta_rule" || entry.info.name == "cpu.sequential" ||
-        (entry.info.device && *entry.info.device != c10::DeviceType::CPU)) {
-      continue;
-    }
-    for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
-      kernels.push_back({entry.info.name, dtype});
-    }
+  for (const char* name : {kOwn, "reference"}) {
+    for (const auto dtype : testing::kernel_dtypes()) kernels.push_back({name, dtype});
   }
   return kernels;
 }
@@ -77,7 +72,7 @@ class GatedDeltaRuleKernels : public ::testing::TestWithParam<Kernel> {
     const Kernel& kernel = GetParam();
     const Problem problem = make(c, kernel.dtype);
     const Tensors found = run(problem, kernel.name, kernel.dtype);
-    const Tensors expected = run(in_double(problem), "cpu.sequential", at::kDouble);
+    const Tensors expected = run_exactly(problem);
     ASSERT_EQ(found.size(), expected.size());
     for (std::size_t i = 0; i < found.size(); ++i) {
       ASSERT_TRUE(found[i].defined()) << names()[i];
@@ -177,7 +172,7 @@ TEST_P(GatedDeltaRuleKernels, BetaZeroStillHasItsGradient) {
   Problem p = make(c, GetParam().dtype);
   p.inputs[4].zero_();
   const Tensors found = run(p, GetParam().name, GetParam().dtype);
-  const Tensors expected = run(in_double(p), "cpu.sequential", at::kDouble);
+  const Tensors expected = run_exactly(p);
   EXPECT_LE(rms_error(found[6], expected[6]), tolerance_of(GetParam().dtype));
 }
 
@@ -189,7 +184,7 @@ TEST_P(GatedDeltaRuleKernels, RawKeysAndGivenScale) {
   Problem p = make(c, GetParam().dtype);
   p.inputs[1] = p.inputs[1] * 0.125;  // a power of two: exact in every dtype
   const Tensors found = run(p, GetParam().name, GetParam().dtype);
-  const Tensors expected = run(in_double(p), "cpu.sequential", at::kDouble);
+  const Tensors expected = run_exactly(p);
   for (std::size_t i = 0; i < found.size(); ++i) {
     EXPECT_LE(rms_error(found[i], expected[i]), 15 * tolerance_of(GetParam().dtype)) << names()[i];
   }
@@ -205,7 +200,7 @@ TEST_P(GatedDeltaRuleKernels, OnlyOneOutputIsUsed) {
     };
     const Tensors found = gradients_of(only(table(GetParam().name, GetParam().dtype)), p.inputs);
     const Tensors expected =
-        gradients_of(only(table("cpu.sequential", at::kDouble)), in_double(p).inputs);
+        gradients_of(only(table("reference", at::kDouble)), in_double(p).inputs);
     for (std::size_t i = 0; i < found.size(); ++i) {
       EXPECT_LE(rms_error(found[i], expected[i]), 15 * tolerance_of(GetParam().dtype))
           << names()[i + 2] << " through output " << used;
@@ -223,7 +218,7 @@ TEST_P(GatedDeltaRuleKernels, StateCarriesAcrossACut) {
   Tensors pieces;
   for (const auto& [from, to] : {std::pair{0, 37}, {37, 38}, {38, 150}}) {
     Problem part = whole;
-    part.sequences = Sequences::from_host({0, to - from}, at::kCPU);
+    part.sequences = Sequences::from_host({0, to - from}, device());
     Tensors inputs;
     for (int i = 0; i < 5; ++i) inputs.push_back(whole.inputs[i].narrow(0, from, to - from));
     inputs.push_back(state);
@@ -360,8 +355,8 @@ TEST(SlowGatedDeltaRule, LongSequencesStayAccurate) {
       c.gate = gate;
       c.keys = keys;
       const Problem problem = make(c, at::kFloat);
-      const Tensors expected = run(in_double(problem), "cpu.sequential", at::kDouble);
-      for (const std::string kernel : {"cpu.chunk", "reference"}) {
+      const Tensors expected = run_exactly(problem);
+      for (const std::string kernel : {kOwn, "reference"}) {
         const Tensors found = run(problem, kernel, at::kFloat);
         for (std::size_t i = 0; i < found.size(); ++i) {
           const double error = rms_error(found[i], expected[i]);
@@ -421,7 +416,7 @@ TEST(GatedDeltaRule, RefusesWhatDoesNotFit) {
   EXPECT_THROW(call(p, kernels, with(3, p.inputs[3].to(at::kBFloat16))), c10::Error);
   EXPECT_THROW(call(p, kernels, with(5, p.inputs[5].narrow(1, 0, 1))), c10::Error);
   Problem shorter = p;
-  shorter.sequences = Sequences::from_host({0, 4}, at::kCPU);
+  shorter.sequences = Sequences::from_host({0, 4}, device());
   EXPECT_THROW(call(shorter, kernels, p.inputs), c10::Error);
 }
 

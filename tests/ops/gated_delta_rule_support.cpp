@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ops/builtin.h"
+
 namespace heddle::ops::testing {
 
 Problem make(const Case& c, c10::ScalarType dtype) {
@@ -37,7 +39,7 @@ Problem make(const Case& c, c10::ScalarType dtype) {
               rounded(randn({T, Hv, c.V}, at::kDouble, 3)), g.to(wide),
               at::sigmoid(randn({T, Hv}, at::kDouble, 5) + c.beta_shift).to(wide)};
   p.inputs.push_back(c.initial ? randn({S, Hv, c.K, c.V}, wide, 6) : at::Tensor());
-  p.sequences = Sequences::from_host(cu, at::kCPU);
+  p.sequences = Sequences::from_host(cu, device());
   p.options.want_final_state = true;
   p.options.normalize_qk = c.normalize;
   p.options.scale = c.scale;
@@ -87,8 +89,14 @@ Tensors run(const Problem& p, const KernelTable& kernels) {
   return result;
 }
 
+Tensors run_exactly(const Problem& p) {
+  return run(on_device(in_double(p), at::kCPU),
+             table_of(register_gated_delta_net, "gated_delta_rule", "cpu.sequential", at::kDouble,
+                      c10::DeviceType::CPU));
+}
+
 double rms_error(const at::Tensor& found, const at::Tensor& expected) {
-  const at::Tensor f = found.to(at::kDouble), e = expected.to(at::kDouble);
+  const at::Tensor f = found.cpu().to(at::kDouble), e = expected.cpu().to(at::kDouble);
   const double scale = std::sqrt((e * e).sum().item().toDouble());
   return std::sqrt(((f - e) * (f - e)).sum().item().toDouble()) / std::max(scale, 1e-2);
 }

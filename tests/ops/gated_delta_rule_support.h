@@ -39,7 +39,7 @@ struct Problem {
 };
 
 /// Inputs rounded to `dtype` (gates and states to fp32 or wider), so that all kernels see the same
-/// numbers. On the CPU.
+/// numbers.
 Problem make(const Case& c, c10::ScalarType dtype);
 /// The same numbers in fp64.
 Problem in_double(Problem p);
@@ -53,6 +53,8 @@ Tensors call(const Problem& p, const KernelTable& kernels, const Tensors& x);
 const std::vector<std::string>& names();
 /// Outputs and gradients, in the order of names().
 Tensors run(const Problem& p, const KernelTable& kernels);
+/// The same by the recurrence, in double on the CPU.
+Tensors run_exactly(const Problem& p);
 
 /// Root of the sum of squared differences, relative to that of `expected`.
 double rms_error(const at::Tensor& found, const at::Tensor& expected);

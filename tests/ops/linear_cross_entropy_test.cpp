@@ -53,7 +53,7 @@ LinearCrossEntropy::Result dense(const LinearCrossEntropy::Inputs& in) {
 }
 
 TEST(LinearCrossEntropy, EqualsTheDenseFormula) {
-  for (const char* name : {"reference", "cpu"}) {
+  for (const char* name : {"reference", kOwn}) {
     for (const c10::ScalarType dtype : kernel_dtypes()) {
       const KernelTable kernels = table(name, dtype);
       for (const auto& [rows, hidden, vocab] :
@@ -75,11 +75,11 @@ TEST(LinearCrossEntropy, EqualsTheDenseFormula) {
 }
 
 TEST(LinearCrossEntropy, AddsIntoTheGivenBufferAndComputesOnlyWhatIsAsked) {
-  for (const char* name : {"reference", "cpu"}) {
+  for (const char* name : {"reference", kOwn}) {
     for (const c10::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
       const KernelTable kernels = table(name, dtype);
       const auto in = make(50, 24, 301, dtype);
-      at::Tensor buffer = at::full({301, 24}, 2.0, at::TensorOptions().dtype(at::kFloat));
+      at::Tensor buffer = at::full({301, 24}, 2.0, in.hidden.options().dtype(at::kFloat));
       const auto r = linear_cross_entropy(kernels, in, false, true, buffer);
       EXPECT_FALSE(r.grad_hidden.defined());
       EXPECT_TRUE(close(buffer - 2, dense(in).grad_weight, tolerance_of(dtype)));
@@ -94,7 +94,7 @@ TEST(LinearCrossEntropy, AddsIntoTheGivenBufferAndComputesOnlyWhatIsAsked) {
 }
 
 TEST(LinearCrossEntropy, NeverTouchesIgnoredRows) {
-  for (const char* name : {"reference", "cpu"}) {
+  for (const char* name : {"reference", kOwn}) {
     const KernelTable kernels = table(name, at::kFloat);
     auto in = make(31, 16, 77, at::kFloat);
     const auto clean = linear_cross_entropy(kernels, in, true, true);
@@ -117,7 +117,7 @@ TEST(LinearCrossEntropy, NeverTouchesIgnoredRows) {
 TEST(LinearCrossEntropy, NamesALabelOutsideTheVocabulary) {
   auto in = make(5, 8, 11, at::kFloat);
   in.labels[4].fill_(11);
-  EXPECT_THROW(linear_cross_entropy(table("cpu", at::kFloat), in, true, true), c10::Error);
+  EXPECT_THROW(linear_cross_entropy(table(kOwn, at::kFloat), in, true, true), c10::Error);
 }
 
 }  // namespace

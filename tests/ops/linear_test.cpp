@@ -66,7 +66,7 @@ TEST(FewRows, LeavesOtherProductsToTheLibrary) {
   EXPECT_FALSE(few_rows_fits(randn({16, 2}, at::kFloat, 2).t(), weight));
 }
 
-/// Of every kernel that the CPU has.
+/// Of every kernel that the device has.
 class LinearSums : public ::testing::TestWithParam<Kernel> {};
 
 TEST_P(LinearSums, AddTheirTerms) {
@@ -101,7 +101,7 @@ TEST_P(LinearSums, GiveTheGradientsOfLowRankChanges) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, LinearSums,
-                         ::testing::Values(Kernel{"cpu", at::kFloat}, Kernel{"cpu", at::kBFloat16},
+                         ::testing::Values(Kernel{kOwn, at::kFloat}, Kernel{kOwn, at::kBFloat16},
                                            Kernel{"reference", at::kFloat},
                                            Kernel{"reference", at::kDouble}),
                          heddle::testing::ParameterName());

@@ -39,7 +39,7 @@ std::function<Tensors(const Tensors&)> run(const KernelTable& kernels, const at:
 }
 
 TEST(MoeRoute, TakesTheLowerIndexOfEqualsAndNormalizes) {
-  const MoeRouting even = moe_route(at::zeros({3, 7}), 3, true);
+  const MoeRouting even = moe_route(at::zeros({3, 7}, device()), 3, true);
   for (std::int64_t t = 0; t < 3; ++t) {
     for (std::int64_t j = 0; j < 3; ++j) {
       EXPECT_EQ(even.experts[t][j].item().toLong(), j);
@@ -84,7 +84,7 @@ TEST(MoeRoute, ReplaysAChoice) {
 
 TEST(MoeExperts, EqualsTheFormulaTokenByToken) {
   const Case c = make(9, 2, 5, 6, 4, at::kDouble);
-  for (const char* name : {"reference", "cpu"}) {
+  for (const char* name : {"reference", kOwn}) {
     const KernelTable kernels = table(name, at::kDouble);
     const at::Tensor y = run(kernels, c.experts)(c.in)[0];
     for (std::int64_t t = 0; t < 9; ++t) {
@@ -102,7 +102,7 @@ TEST(MoeExperts, EqualsTheFormulaTokenByToken) {
 
 TEST(MoeExperts, GradientsMatchFiniteDifferences) {
   const Case c = make(6, 2, 4, 5, 3, at::kDouble);
-  for (const char* name : {"reference", "cpu"}) {
+  for (const char* name : {"reference", kOwn}) {
     const KernelTable kernels = table(name, at::kDouble);
     EXPECT_TRUE(gradients_match(run(kernels, c.experts), c.in)) << name;
   }
@@ -110,7 +110,7 @@ TEST(MoeExperts, GradientsMatchFiniteDifferences) {
 
 TEST(MoeExperts, KernelEqualsReference) {
   for (const c10::ScalarType dtype : kernel_dtypes()) {
-    const KernelTable kernel = table("cpu", dtype), reference = table("reference", dtype);
+    const KernelTable kernel = table(kOwn, dtype), reference = table("reference", dtype);
     for (const auto& [tokens, k, experts] :
          {std::tuple{0, 2, 4}, {1, 1, 1}, {65, 3, 40}, {300, 2, 4}, {129, 8, 64}}) {
       const Case c = make(tokens, k, experts, 33, 29, dtype);
@@ -126,7 +126,7 @@ TEST(MoeExperts, KernelEqualsReference) {
 
 TEST(MoeExperts, FrozenExpertsGetNoGradient) {
   const Case c = make(20, 2, 4, 8, 6, at::kFloat);
-  for (const char* name : {"reference", "cpu"}) {
+  for (const char* name : {"reference", kOwn}) {
     const KernelTable kernels = table(name, at::kFloat);
     const Tensors all = gradients_of(run(kernels, c.experts), c.in);
     const Tensors some = gradients_of(
@@ -140,7 +140,7 @@ TEST(MoeExperts, FrozenExpertsGetNoGradient) {
 }
 
 TEST(MoeExperts, SameBitsForEveryThreadCount) {
-  const KernelTable kernel = table("cpu", at::kFloat);
+  const KernelTable kernel = table(kOwn, at::kFloat);
   const Case c = make(200, 4, 16, 64, 48, at::kFloat);
   const Tensors first = gradients_of(run(kernel, c.experts), c.in);
   const Tensors second = gradients_of(run(kernel, c.experts), c.in);
@@ -150,11 +150,11 @@ TEST(MoeExperts, SameBitsForEveryThreadCount) {
 TEST(MoeExperts, NamesAnExpertThatDoesNotExist) {
   Case c = make(3, 2, 4, 8, 6, at::kFloat);
   c.experts[1][1].fill_(4);
-  EXPECT_THROW(run(table("cpu", at::kFloat), c.experts)(c.in), c10::Error);
+  EXPECT_THROW(run(table(kOwn, at::kFloat), c.experts)(c.in), c10::Error);
 }
 
 Sequences packed(std::vector<std::int32_t> boundaries) {
-  return Sequences::from_host(std::move(boundaries), c10::Device(c10::DeviceType::CPU));
+  return Sequences::from_host(std::move(boundaries), device());
 }
 
 TEST(MoeAuxiliaryLoss, IsAdditiveOverSequences) {
@@ -222,7 +222,7 @@ Tensors with_changes(const Case& c, std::int64_t r, c10::ScalarType dtype) {
 }
 
 TEST(MoeExperts, ALowRankChangeEqualsChangedMatrices) {
-  for (const char* name : {"reference", "cpu"}) {
+  for (const char* name : {"reference", kOwn}) {
     const KernelTable kernels = table(name, at::kDouble);
     const Case c = make(37, 2, 5, 7, 6, at::kDouble);
     const Tensors in = with_changes(c, 3, at::kDouble);
@@ -244,7 +244,7 @@ TEST(MoeExperts, ALowRankChangeEqualsChangedMatrices) {
 
 TEST(MoeExperts, KernelsAgreeOnLowRankChangesOfFrozenExperts) {
   for (const c10::ScalarType dtype : kernel_dtypes()) {
-    const KernelTable kernel = table("cpu", dtype), reference = table("reference", dtype);
+    const KernelTable kernel = table(kOwn, dtype), reference = table("reference", dtype);
     for (const auto& [tokens, k, experts] : {std::tuple{1, 1, 1}, {65, 3, 40}, {129, 8, 64}}) {
       const Case c = make(tokens, k, experts, 33, 29, dtype);
       const Tensors in = with_changes(c, 4, dtype);

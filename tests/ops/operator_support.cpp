@@ -8,6 +8,7 @@
 #include <ATen/ops/randn.h>
 #include <ATen/ops/sum.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -19,18 +20,38 @@ void PrintTo(const Kernel& kernel, std::ostream* out) {
   *out << kernel.name << " in " << c10::toString(kernel.dtype);
 }
 
+namespace {
+
+std::string own_kernel(const Registry& registry, const std::string& op, c10::ScalarType dtype,
+                       c10::DeviceType on) {
+  for (const auto& [info, functions] : registry.entries()) {
+    if (info.op == op && info.device == on &&
+        std::ranges::find(info.dtypes, dtype) != info.dtypes.end()) {
+      return info.name;
+    }
+  }
+  return "reference";
+}
+
+Dims any_dims() {
+  return {{"head_dim", 64}, {"rotary_dim", 16}, {"num_experts", 11}, {"top_k", 3}, {"channels", 8}};
+}
+
+}  // namespace
+
 KernelTable table_of(void (*add)(Registry&), const std::string& op, const std::string& name,
-                     c10::ScalarType dtype, c10::DeviceType device, const Dims& dims) {
+                     c10::ScalarType dtype, c10::DeviceType on, const Dims& dims) {
   Registry registry;
   add(registry);
   KernelPolicy policy;
-  policy.chosen_by_user[op] = name;
-  return KernelTable::choose(registry, device, dtype, {{op, {dims}}}, policy);
+  policy.chosen_by_user[op] = name == kOwn ? own_kernel(registry, op, dtype, on) : name;
+  return KernelTable::choose(registry, on, dtype, {{op, {dims.empty() ? any_dims() : dims}}},
+                             policy);
 }
 
 at::Tensor randn(at::IntArrayRef sizes, c10::ScalarType dtype, std::uint64_t seed) {
   const at::Generator generator = at::detail::createCPUGenerator(seed);
-  return at::randn(sizes, generator, at::TensorOptions().dtype(at::kDouble)).to(dtype);
+  return at::randn(sizes, generator, at::TensorOptions().dtype(at::kDouble)).to(dtype).to(device());
 }
 
 at::Tensor with_poisoned_gaps(const at::Tensor& x, std::int64_t gap) {
@@ -54,7 +75,7 @@ at::Tensor with_poisoned_gaps(const at::Tensor& x, std::int64_t gap) {
            << "shape " << actual.sizes() << ", expected " << expected.sizes();
   }
   if (actual.numel() == 0) return ::testing::AssertionSuccess();
-  const at::Tensor a = actual.to(at::kDouble), e = expected.to(at::kDouble);
+  const at::Tensor a = actual.cpu().to(at::kDouble), e = expected.cpu().to(at::kDouble);
   const double scale = e.abs().max().item().toDouble();
   const double error = (a - e).abs().max().item().toDouble();
   if (error <= tolerance * std::max(scale, 1e-3)) return ::testing::AssertionSuccess();
@@ -68,7 +89,7 @@ double tolerance_of(c10::ScalarType dtype) {
 }
 
 ::testing::AssertionResult identical(const at::Tensor& a, const at::Tensor& b) {
-  const at::Tensor x = a.contiguous(), y = b.contiguous();
+  const at::Tensor x = a.cpu().contiguous(), y = b.cpu().contiguous();
   if (x.sizes() == y.sizes() && x.scalar_type() == y.scalar_type() &&
       (x.nbytes() == 0 || std::memcmp(x.const_data_ptr(), y.const_data_ptr(), x.nbytes()) == 0)) {
     return ::testing::AssertionSuccess();
@@ -120,20 +141,19 @@ Tensors gradients_of(const std::function<Tensors(const Tensors&)>& f, const Tens
     if (!gradients[i].defined()) {
       return ::testing::AssertionFailure() << "input " << i << " has no gradient";
     }
-    at::Tensor perturbed = inputs[i].detach().clone(at::MemoryFormat::Contiguous);
-    at::Tensor flat = perturbed.view({-1});
-    at::Tensor numeric = at::ones_like(flat);
+    const at::Tensor exact = inputs[i].detach().cpu().reshape({-1});
+    at::Tensor numeric = at::ones_like(exact);
     Tensors arguments = inputs;
-    arguments[i] = perturbed;
+    arguments[i] = inputs[i].detach().clone(at::MemoryFormat::Contiguous);
+    const at::Tensor flat = arguments[i].view({-1});
     constexpr double kStep = 1e-5;
-    double* values = flat.mutable_data_ptr<double>();
     for (std::int64_t j = 0; j < flat.numel(); ++j) {
-      const double original = values[j];
-      values[j] = original + kStep;
+      const double original = exact.const_data_ptr<double>()[j];
+      flat[j].fill_(original + kStep);
       const double above = objective(f(arguments));
-      values[j] = original - kStep;
+      flat[j].fill_(original - kStep);
       const double below = objective(f(arguments));
-      values[j] = original;
+      flat[j].fill_(original);
       numeric.mutable_data_ptr<double>()[j] = (above - below) / (2 * kStep);
     }
     const auto result = close(gradients[i].reshape({-1}), numeric, tolerance);

@@ -10,14 +10,22 @@
 
 #include "ops/autograd.h"
 #include "ops/registry.h"
+#include "testing/device.h"
 #include "testing/parameter_name.h"
 
-/// What the tests of the operators share.
+/// What the tests of the operators share. Those that name no device run on the one of --device.
 namespace heddle::ops::testing {
 
-/// A table with one operator's kernel `name`, from the kernels that `add` registers.
+using heddle::testing::device;
+
+/// The first kernel that the device has of its own for the dtype, or the reference where it has
+/// none.
+inline constexpr const char* kOwn = "own";
+
+/// A table with one operator's kernel `name`, from the kernels that `add` registers; without `dims`
+/// with dimensions that suit each of them.
 KernelTable table_of(void (*add)(Registry&), const std::string& op, const std::string& name,
-                     c10::ScalarType dtype, c10::DeviceType device = c10::DeviceType::CPU,
+                     c10::ScalarType dtype, c10::DeviceType on = device().type(),
                      const Dims& dims = {});
 
 /// A parameter of a suite that runs for every kernel and dtype.
@@ -27,7 +35,7 @@ struct Kernel {
 };
 void PrintTo(const Kernel& kernel, std::ostream* out);
 
-/// Normal deviates; the same for the same seed.
+/// Normal deviates on the device; the same for the same seed.
 at::Tensor randn(at::IntArrayRef sizes, c10::ScalarType dtype, std::uint64_t seed);
 
 /// `x` in storage whose gaps between the rows of the last dimension are NaN: a kernel that reads or

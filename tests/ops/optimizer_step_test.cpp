@@ -34,8 +34,8 @@ Model make(c10::ScalarType dtype) {
       t.master = t.parameter;
       t.parameter = t.master.to(at::kBFloat16);
     }
-    t.exp_avg = at::zeros({kSizes[i]}, at::TensorOptions().dtype(state));
-    t.exp_avg_sq = at::zeros({kSizes[i]}, at::TensorOptions().dtype(state));
+    t.exp_avg = at::zeros({kSizes[i]}, t.parameter.options().dtype(state));
+    t.exp_avg_sq = at::zeros({kSizes[i]}, t.parameter.options().dtype(state));
     t.weight_decay = i % 2 == 0 ? 0.1 : 0;
     model.tensors.push_back(t);
   }
@@ -61,10 +61,10 @@ void steps(const KernelTable& kernels, Model& model, c10::ScalarType gradient_dt
 std::vector<double> oracle(const at::Tensor& start, const std::vector<at::Tensor>& gradients,
                            double wd) {
   std::vector<double> p, m(static_cast<std::size_t>(start.numel())), v(m);
-  const at::Tensor s = start.to(at::kDouble);
+  const at::Tensor s = start.cpu().to(at::kDouble);
   for (std::int64_t j = 0; j < start.numel(); ++j) p.push_back(s[j].item().toDouble());
   for (std::size_t t = 1; t <= gradients.size(); ++t) {
-    const at::Tensor gradient = gradients[t - 1].to(at::kDouble).contiguous();
+    const at::Tensor gradient = gradients[t - 1].cpu().to(at::kDouble).contiguous();
     for (std::size_t j = 0; j < p.size(); ++j) {
       const double g = gradient.const_data_ptr<double>()[j];
       p[j] *= 1 - 1e-3 * wd;
@@ -78,7 +78,7 @@ std::vector<double> oracle(const at::Tensor& start, const std::vector<at::Tensor
 }
 
 TEST(Adamw, FollowsThePublishedAlgorithmOverTwentySteps) {
-  for (const char* name : {"reference", "cpu"}) {
+  for (const char* name : {"reference", kOwn}) {
     for (const c10::ScalarType dtype : {at::kFloat, at::kDouble}) {
       Model model = make(dtype);
       const at::Tensor start = model.tensors[4].parameter.clone();
@@ -88,7 +88,7 @@ TEST(Adamw, FollowsThePublishedAlgorithmOverTwentySteps) {
         gradients.push_back(randn({kSizes[4]}, dtype, 1000 * step + 4));
       }
       const std::vector<double> expected = oracle(start, gradients, 0.1);
-      const at::Tensor p = model.tensors[4].parameter.to(at::kDouble);
+      const at::Tensor p = model.tensors[4].parameter.cpu().to(at::kDouble);
       for (std::size_t j = 0; j < expected.size(); ++j) {
         // fp32 rounds each of the twenty parameter updates.
         const double bound = dtype == at::kDouble ? 1e-13 : 1e-6;
@@ -103,7 +103,7 @@ TEST(Adamw, KernelEqualsReference) {
   for (const c10::ScalarType dtype : kernel_dtypes()) {
     for (const c10::ScalarType gradient : {at::kFloat, at::kBFloat16}) {
       Model a = make(dtype), b = make(dtype);
-      steps(table("cpu", dtype), a, gradient, 5, 0.7);
+      steps(table(kOwn, dtype), a, gradient, 5, 0.7);
       steps(table("reference", dtype), b, gradient, 5, 0.7);
       for (std::size_t i = 0; i < kSizes.size(); ++i) {
         const AdamwTensor &x = a.tensors[i], &y = b.tensors[i];
@@ -124,10 +124,10 @@ TEST(Adamw, SameBitsForEveryThreadCount) {
   const int threads = at::get_num_threads();
   at::set_num_threads(1);
   Model one = make(at::kBFloat16);
-  steps(table("cpu", at::kBFloat16), one, at::kBFloat16, 3);
+  steps(table(kOwn, at::kBFloat16), one, at::kBFloat16, 3);
   at::set_num_threads(2);
   Model two = make(at::kBFloat16);
-  steps(table("cpu", at::kBFloat16), two, at::kBFloat16, 3);
+  steps(table(kOwn, at::kBFloat16), two, at::kBFloat16, 3);
   at::set_num_threads(threads);
   for (std::size_t i = 0; i < kSizes.size(); ++i) {
     EXPECT_TRUE(identical(one.tensors[i].master, two.tensors[i].master));
@@ -140,7 +140,7 @@ TEST(Adamw, RefusesAHalfPrecisionParameterWithoutAMaster) {
   for (AdamwTensor& t : model.tensors) {
     t.master = at::Tensor(), t.gradient = t.parameter;
   }
-  EXPECT_THROW(adamw_step(table("cpu", at::kBFloat16), model.tensors, {}), c10::Error);
+  EXPECT_THROW(adamw_step(table(kOwn, at::kBFloat16), model.tensors, {}), c10::Error);
 }
 
 /// bf16 of x by the rule of rounding.h, one number at a time.
@@ -165,7 +165,7 @@ TEST(Adamw, RoundsBfloat16StateByKeyAndIndex) {
   AdamwOptions options;
   options.lr = 1e-3, options.step = 3;
   adamw_step(table("reference", at::kFloat), {wide}, options);
-  adamw_step(table("cpu", at::kBFloat16), {t}, options);
+  adamw_step(table(kOwn, at::kBFloat16), {t}, options);
   const at::Tensor *found[] = {&t.parameter, &t.exp_avg, &t.exp_avg_sq},
                    *exact[] = {&wide.parameter, &wide.exp_avg, &wide.exp_avg_sq};
   for (int kind = 0; kind < 3; ++kind) {
@@ -190,7 +190,7 @@ TEST(Adamw, StochasticRoundingKeepsTheMean) {
   options.lr = 1e-5;
   for (options.step = 1; options.step <= 20; ++options.step) {
     t.rounding_key = static_cast<std::uint64_t>(options.step) * 77777;
-    adamw_step(table("cpu", at::kBFloat16), {t}, options);
+    adamw_step(table(kOwn, at::kBFloat16), {t}, options);
   }
   // 20 steps of lr; the standard error of the mean is 1e-5.
   EXPECT_NEAR(t.parameter.to(at::kDouble).mean().item().toDouble(), 1 - 20e-5, 6e-5);
@@ -201,7 +201,7 @@ TEST(Sgd, AppliesMomentumDecayAndMultiplier) {
   SgdTensor t;
   t.master = start.clone();
   t.parameter = start.to(at::kBFloat16);
-  t.momentum_buffer = at::zeros({257});
+  t.momentum_buffer = at::zeros({257}, start.options());
   t.weight_decay = 0.01;
   at::Tensor p = start.to(at::kDouble), buffer;
   for (int step = 0; step < 4; ++step) {

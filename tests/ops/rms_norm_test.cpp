@@ -30,12 +30,12 @@ TEST_P(RmsNormKernel, GradientsMatchFiniteDifferences) {
   EXPECT_TRUE(gradients_match([&](const Tensors& in) { return both(kernels, in); }, inputs));
 }
 
-INSTANTIATE_TEST_SUITE_P(, RmsNormKernel, ::testing::Values("reference", "cpu"),
+INSTANTIATE_TEST_SUITE_P(, RmsNormKernel, ::testing::Values("reference", kOwn),
                          heddle::testing::ParameterName());
 
 TEST(RmsNorm, KernelEqualsReference) {
   for (const c10::ScalarType dtype : kernel_dtypes()) {
-    const KernelTable kernel = table("cpu", dtype), reference = table("reference", dtype);
+    const KernelTable kernel = table(kOwn, dtype), reference = table("reference", dtype);
     for (const std::int64_t rows : {0, 1, 3, 129, 1000}) {
       for (const std::int64_t width : {3, 15, 64, 257}) {
         SCOPED_TRACE(std::to_string(rows) + " x " + std::to_string(width) + " " +
@@ -61,7 +61,7 @@ TEST(RmsNorm, KernelEqualsReference) {
 
 TEST(RmsNorm, ReadsOnlyItsViewAndKeepsTheShape) {
   for (const c10::ScalarType dtype : kernel_dtypes()) {
-    const KernelTable kernel = table("cpu", dtype);
+    const KernelTable kernel = table(kOwn, dtype);
     const at::Tensor x = randn({3, 4, 33}, dtype, 5), w = randn({33}, dtype, 6);
     const at::Tensor y = rms_norm(kernel, with_poisoned_gaps(x), w, 1e-6);
     EXPECT_TRUE(identical(y, rms_norm(kernel, x, w, 1e-6)));
@@ -70,7 +70,7 @@ TEST(RmsNorm, ReadsOnlyItsViewAndKeepsTheShape) {
 }
 
 TEST(RmsNorm, OnlyTheResidualStreamFlowsBack) {
-  const KernelTable kernel = table("cpu", at::kFloat);
+  const KernelTable kernel = table(kOwn, at::kFloat);
   const Tensors inputs = {randn({4, 8}, at::kFloat, 1), randn({4, 8}, at::kFloat, 2),
                           randn({8}, at::kFloat, 3)};
   const Tensors g = gradients_of(
@@ -84,7 +84,7 @@ TEST(RmsNorm, OnlyTheResidualStreamFlowsBack) {
 
 // The residual stream as a second output: the norm and the identity of the same input.
 TEST(RmsNorm, BranchAddsTheGradientOfTheStream) {
-  for (const char* name : {"reference", "cpu"}) {
+  for (const char* name : {"reference", kOwn}) {
     const KernelTable kernels = table(name, at::kDouble);
     const Tensors inputs = {randn({5, 7}, at::kDouble, 1), randn({7}, at::kDouble, 3)};
     const auto branch = [&](const Tensors& in) {
@@ -97,7 +97,7 @@ TEST(RmsNorm, BranchAddsTheGradientOfTheStream) {
 }
 
 TEST(RmsNorm, SameBitsForEveryThreadCount) {
-  const KernelTable kernel = table("cpu", at::kFloat);
+  const KernelTable kernel = table(kOwn, at::kFloat);
   const Tensors inputs = {randn({777, 96}, at::kFloat, 1), randn({777, 96}, at::kFloat, 2),
                           randn({96}, at::kFloat, 3)};
   const auto f = [&](const Tensors& in) { return both(kernel, in); };
@@ -111,7 +111,7 @@ TEST(RmsNorm, SameBitsForEveryThreadCount) {
 }
 
 TEST(RmsNorm, RefusesAWeightOfAnotherWidth) {
-  const KernelTable kernel = table("cpu", at::kFloat);
+  const KernelTable kernel = table(kOwn, at::kFloat);
   EXPECT_THROW(rms_norm(kernel, randn({4, 8}, at::kFloat, 1), randn({7}, at::kFloat, 1), 1e-6),
                c10::Error);
 }

@@ -18,12 +18,14 @@ KernelTable table(const std::string& name, c10::ScalarType dtype) {
   return table_of(register_rotary, QkNormRope::kName, name, dtype);
 }
 
+at::TensorOptions longs() { return at::TensorOptions(device()).dtype(at::kLong); }
+
 struct Tables {
   at::Tensor cos, sin;
 };
 
 Tables tables(std::int64_t tokens, std::int64_t rotary_dim, c10::ScalarType dtype) {
-  auto [cos, sin] = rotary_tables(at::arange(tokens, at::kLong), rotary_dim, 1e4, {}, dtype);
+  auto [cos, sin] = rotary_tables(at::arange(tokens, longs()), rotary_dim, 1e4, {}, dtype);
   return {cos, sin};
 }
 
@@ -34,7 +36,7 @@ auto run(const KernelTable& kernels, const Tables& t) {
 }
 
 TEST(RotaryTables, FollowTheFormula) {
-  const at::Tensor positions = at::arange(7, at::kLong) * 1000;
+  const at::Tensor positions = at::arange(7, longs()) * 1000;
   auto [cos, sin] = rotary_tables(positions, 8, 1e7, {}, at::kDouble);
   ASSERT_EQ(cos.sizes(), (std::vector<std::int64_t>{7, 4}));
   for (std::int64_t t = 0; t < 7; ++t) {
@@ -48,7 +50,7 @@ TEST(RotaryTables, FollowTheFormula) {
 }
 
 TEST(RotaryTables, InterleavesTheAxesOfMultimodalPositions) {
-  const at::Tensor t = at::arange(5, at::kLong), h = t * 10, w = t * 100;
+  const at::Tensor t = at::arange(5, longs()), h = t * 10, w = t * 100;
   // Sections 4, 4, 3 of 11: indices 1,4,7,10 take height, 2,5,8 width, the others time.
   auto [cos, sin] = rotary_tables(at::stack({t, h, w}), 22, 1e4, {4, 4, 3}, at::kDouble);
   const std::vector<int> factor = {1, 10, 100, 1, 10, 100, 1, 10, 100, 1, 10};
@@ -64,7 +66,7 @@ TEST(RotaryTables, InterleavesTheAxesOfMultimodalPositions) {
 }
 
 TEST(QkNormRope, GradientsMatchFiniteDifferences) {
-  for (const char* name : {"reference", "cpu"}) {
+  for (const char* name : {"reference", kOwn}) {
     const KernelTable kernels = table(name, at::kDouble);
     EXPECT_TRUE(gradients_match(run(kernels, tables(4, 6, at::kDouble)),
                                 {randn({4, 3, 11}, at::kDouble, 1), randn({11}, at::kDouble, 2)}))
@@ -74,7 +76,7 @@ TEST(QkNormRope, GradientsMatchFiniteDifferences) {
 
 TEST(QkNormRope, KernelEqualsReferenceOnTheViewsOfAProjection) {
   for (const c10::ScalarType dtype : kernel_dtypes()) {
-    const KernelTable kernel = table("cpu", dtype), reference = table("reference", dtype);
+    const KernelTable kernel = table(kOwn, dtype), reference = table("reference", dtype);
     for (const std::int64_t tokens : {0, 1, 29, 257}) {
       for (const auto& [dim, rotary] : {std::pair{64, 16}, {64, 64}, {33, 10}, {256, 64}}) {
         const Tables t = tables(tokens, rotary, dtype);
@@ -93,7 +95,7 @@ TEST(QkNormRope, KernelEqualsReferenceOnTheViewsOfAProjection) {
 }
 
 TEST(QkNormRope, SameBitsForEveryThreadCount) {
-  const KernelTable kernel = table("cpu", at::kFloat);
+  const KernelTable kernel = table(kOwn, at::kFloat);
   const Tables t = tables(501, 32, at::kFloat);
   const Tensors inputs = {randn({501, 5, 64}, at::kFloat, 1), randn({64}, at::kFloat, 3)};
   const int threads = at::get_num_threads();

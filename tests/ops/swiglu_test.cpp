@@ -17,7 +17,7 @@ auto run(const KernelTable& kernels) {
 }
 
 TEST(Swiglu, GradientsMatchFiniteDifferences) {
-  for (const char* name : {"reference", "cpu"}) {
+  for (const char* name : {"reference", kOwn}) {
     const KernelTable kernels = table(name, at::kDouble);
     EXPECT_TRUE(gradients_match(run(kernels),
                                 {randn({3, 7}, at::kDouble, 1), randn({3, 7}, at::kDouble, 2)}))
@@ -27,7 +27,7 @@ TEST(Swiglu, GradientsMatchFiniteDifferences) {
 
 TEST(Swiglu, KernelEqualsReference) {
   for (const c10::ScalarType dtype : kernel_dtypes()) {
-    const KernelTable kernel = table("cpu", dtype), reference = table("reference", dtype);
+    const KernelTable kernel = table(kOwn, dtype), reference = table("reference", dtype);
     for (const auto& [rows, width] : {std::pair{0, 5}, {1, 1}, {3, 63}, {129, 65}, {2, 4099}}) {
       const Tensors inputs = {randn({rows, width}, dtype, 1) * 4, randn({rows, width}, dtype, 2)};
       const double tolerance = tolerance_of(dtype);
@@ -42,7 +42,7 @@ TEST(Swiglu, KernelEqualsReference) {
 
 TEST(Swiglu, ReadsViewsOfOneProduct) {
   for (const c10::ScalarType dtype : kernel_dtypes()) {
-    const KernelTable kernel = table("cpu", dtype);
+    const KernelTable kernel = table(kOwn, dtype);
     const at::Tensor gate_up = randn({29, 2 * 65}, dtype, 3);
     const at::Tensor gate = gate_up.narrow(1, 0, 65), up = gate_up.narrow(1, 65, 65);
     EXPECT_TRUE(
@@ -53,7 +53,7 @@ TEST(Swiglu, ReadsViewsOfOneProduct) {
 }
 
 TEST(Swiglu, SaturatesWithoutNaN) {
-  const KernelTable kernel = table("cpu", at::kFloat);
+  const KernelTable kernel = table(kOwn, at::kFloat);
   at::Tensor gate = randn({1, 40}, at::kFloat, 1), up = randn({1, 40}, at::kFloat, 2);
   gate.select(1, 3).fill_(-200), gate.select(1, 17).fill_(200), gate.select(1, 39).fill_(-1e30);
   const at::Tensor y = swiglu(kernel, gate, up);

@@ -13,6 +13,7 @@
 #include "base/files.h"
 #include "cli/application.h"
 #include "config/config.h"
+#include "testing/device.h"
 #include "testing/temporary_directory.h"
 #include "train/trainer.h"
 
@@ -29,7 +30,7 @@ inline int run_cli(const std::vector<std::string>& arguments, std::string* outpu
   return status;
 }
 
-/// A folder with a small model and a few hundred rows.
+/// A folder with a small model and a few hundred rows; runs on the device of --device.
 class TrainerTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -77,6 +78,7 @@ class TrainerTest : public ::testing::Test {
                                     "ckpt.every=3",
                                     "log.report=false",
                                     "log.tensorboard=false",
+                                    "device.name=" + testing::device().str(),
                                     "device.threads=1",
                                     "train.output_dir=" + (dir_ / run).string()};
     all.insert(all.end(), more.begin(), more.end());

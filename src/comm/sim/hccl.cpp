@@ -13,6 +13,7 @@
 
 #include "comm/device_backend.h"
 #include "comm/gloo.h"
+#include "device/sim/capture.h"
 #include "device/sim/driver.h"
 #include "device/sim/rules.h"
 #include "device/sim/streams.h"
@@ -56,6 +57,8 @@ class SimulatedHccl final : public c10d::Backend {
         key_(fmt::format("{}:{}:{}:{}", options.master_port, options.name,
                          fmt::join(options.ranks, ","), options.rank)) {
     device::sim::require_running("a process group");
+    device::sim::count_entry("ProcessGroupHCCL::Options::create");
+    device::sim::count_entry("c10d_npu::ProcessGroupHCCL");
     Communicators::all().add(*this);
     // All simulated devices are of one host.
     try {
@@ -110,6 +113,8 @@ class SimulatedHccl final : public c10d::Backend {
   /// The tensors as Gloo takes them. Throws CommError where HCCL would fail or hang.
   Tensors lower(const char* operation, const Tensors& tensors) {
     device::sim::require_running(operation);
+    if (device::sim::Capture::current() != nullptr)
+      deny(Rule::kCapture, "{} of group {}: a graph holds no collective", operation, name_);
     if (std::this_thread::get_id() != owner_) {
       deny(Rule::kThread, "{} of group {}: collectives come from the thread that owns the device",
            operation, name_);

@@ -118,6 +118,17 @@ void start(int index) {
     log::warning("npu:{}: {}", index, mismatch);
 }
 
+void require_started(const char* what) {
+  if (started_device() >= 0) return;
+  throw_error<DeviceError>("{} is made before the platform of the NPU is started", what);
+}
+
+void require_on_chip(const char* what, std::int64_t bytes) {
+  if (bytes <= kUnifiedBufferBytes) return;
+  throw_error<DeviceError>("{}: a tile of {} bytes; a core's unified buffer has {}", what, bytes,
+                           kUnifiedBufferBytes);
+}
+
 void finish() {
   if (started_device() < 0) return;
   started_device() = -2;
@@ -139,7 +150,10 @@ const Backend& backend() {
                                .start = start,
                                .finish = finish,
                                .platform = platform,
-                               .record = record};
+                               .record = record,
+                               .require_started = require_started,
+                               .require_on_chip = require_on_chip,
+                               .has_float64 = [] { return false; }};
   return kNpu;
 }
 

@@ -2,6 +2,7 @@
 #include <ATen/ops/_local_scalar_dense.h>
 #include <torch/library.h>
 
+#include "device/sim/capture.h"
 #include "device/sim/driver.h"
 #include "device/sim/rules.h"
 #include "device/sim/streams.h"
@@ -13,20 +14,43 @@ at::Tensor on_host(const at::Tensor& tensor) {
   return tensor.device().type() == kType ? host_view(tensor) : tensor;
 }
 
+void copy_on_host(const at::Tensor& to, const at::Tensor& from) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  to.copy_(from);
+}
+
+/// Again, in the replay of a graph.
+void run_copy(const at::Tensor& to, const at::Tensor& from) {
+  Streams::Work work(current_stream());
+  work.reads(from);
+  work.about_to_write("aten::_copy_from", to);
+  copy_on_host(to, from);
+  work.writes(to);
+}
+
 at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
   require_running("a copy");
   Driver& d = driver();
-  if (to.is_cpu() && !non_blocking) count_wait("aten::_copy_from");
+  // What is not pinned is read before the call returns.
+  const bool is_pageable = from.is_cpu() && from.dim() > 0 && !is_pinned(from);
+  const bool waits = (to.is_cpu() || from.is_cpu()) && (!non_blocking || is_pageable);
+  if (waits) wait("aten::_copy_from");
   if (d.is_recording) record_call("aten::_copy_from", {from, to});
   const c10::Stream stream = current_stream();
   {
     Streams::Work work(stream);
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const at::Tensor written = on_host(to);
-    written.copy_(on_host(from));
+    const at::Tensor written = on_host(to), read = on_host(from);
+    work.reads(read);
+    work.about_to_write("aten::_copy_from", written);
+    if (Capture* const capture = Capture::current()) {
+      capture->keeps(written);
+      capture->adds([written, read] { run_copy(written, read); });
+    }
+    copy_on_host(written, read);
     work.writes(written);
+    if (from.is_cpu() && !waits) work.reads_host(read);
   }
-  if (!non_blocking) Streams::all().publish(stream);
+  if (waits) Streams::all().publish(stream);
   return to;
 }
 
@@ -38,7 +62,7 @@ at::Tensor copy_from_and_resize(const at::Tensor& from, const at::Tensor& to) {
 at::Scalar local_scalar(const at::Tensor& self) {
   require_running("item()");
   Driver& d = driver();
-  count_wait("aten::_local_scalar_dense");
+  wait("aten::_local_scalar_dense");
   if (d.is_recording) record_call("aten::_local_scalar_dense", {self});
   Streams::all().publish(current_stream());
   const at::AutoDispatchBelowADInplaceOrView below_autograd;

@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/Stream.h>
 
 #include "device/sim/simulation.h"
 
@@ -23,7 +24,7 @@ struct Driver {
   std::atomic<bool> is_recording = false;
   std::mutex mutex;  ///< Of what follows.
   std::vector<Call> calls;
-  Waits waits;
+  Counts waits, entries;
 };
 Driver& driver();
 
@@ -31,7 +32,10 @@ Driver& driver();
 void require_running(const char* what);
 /// Throws DeviceError (rule dtype) for a dtype the chip has no arithmetic for.
 void require_dtype(c10::ScalarType dtype);
-void count_wait(const std::string& what);
+/// The host waits for the device in `what`: counted, and refused while a graph is recorded.
+void wait(const std::string& what);
+/// An entry point of the vendor is stood in for.
+void count_entry(const char* entry);
 void record_call(const std::string& op, const std::vector<at::Tensor>& tensors);
 
 // memory.cpp
@@ -42,6 +46,9 @@ struct Block {
   c10::intrusive_ptr<c10::StorageImpl> host;
   std::int64_t bytes = 0;
   c10::DeviceIndex device = 0;
+  /// Where it was allocated, which may reuse it at once when it is freed, and others that were
+  /// named to recordStream().
+  std::vector<c10::StreamId> streams;
 };
 c10::DeviceAllocator& allocator();
 /// An npu storage over memory of the host. Reading its data_ptr() throws (rule host-access).
@@ -50,6 +57,8 @@ c10::Storage wrap(c10::intrusive_ptr<c10::StorageImpl> host, c10::DeviceIndex de
 void protect(c10::StorageImpl& storage);
 /// The host's storage below an npu storage. Throws if its memory was given up.
 const c10::intrusive_ptr<c10::StorageImpl>& host_storage(const c10::Storage& storage);
+/// Work of the stream uses the memory, which may be freed before that is done.
+void record_stream(at::Tensor& tensor, c10::Stream stream);
 /// The same memory, sizes and strides as a tensor of the CPU, without history.
 at::Tensor host_view(const at::Tensor& tensor);
 /// After an operator has resized a host_view(): the same for the tensor.
@@ -59,6 +68,8 @@ void follow(const at::Tensor& tensor, const at::Tensor& view);
 c10::DeviceIndex current_device();
 void install_guard();
 void install_hooks();
+/// Whether the device can read this memory of the host while the host goes on.
+bool is_pinned(const at::Tensor& host);
 /// The CPU generator behind the generator of a device.
 at::Generator host_generator(c10::DeviceIndex device);
 at::Generator host_generator(const at::Generator& generator);

@@ -81,6 +81,7 @@ void install_factories() {
   library.impl("set_.source_Storage", &set_storage);
   library.impl("set_.source_Storage_storage_offset", &set_storage_offset);
   library.impl("set_.source_Tensor", &set_tensor);
+  library.impl("record_stream", &record_stream);
 }
 
 }  // namespace heddle::device::sim

@@ -6,6 +6,7 @@
 
 #include <unordered_set>
 
+#include "device/sim/capture.h"
 #include "device/sim/driver.h"
 #include "device/sim/rules.h"
 #include "device/sim/streams.h"
@@ -33,15 +34,23 @@ class BoxedCall {
     lower_arguments();
     note();
     Streams::Work work(current_stream());
+    Capture* const capture = Capture::current();
+    torch::jit::Stack lowered;
+    if (capture != nullptr) lowered = stack_of_call();
+    for (const Argument& argument : arguments_) {
+      work.reads(argument.host);
+      if (!argument.is_written) continue;
+      work.about_to_write(schema_.name(), argument.host);
+      if (capture != nullptr) capture->keeps(argument.host);
+    }
     {
       const at::AutoDispatchBelowADInplaceOrView below_autograd;
       op_.callBoxed(stack_);
     }
-    // Not every schema of op-plugin says what it writes.
-    const bool says_writes = !schema_.name().starts_with("npu::");
     for (const Argument& argument : arguments_) {
-      if (argument.is_written || !says_writes) work.writes(argument.host);
+      if (argument.is_written) work.writes(argument.host);
     }
+    if (capture != nullptr) record(*capture, std::move(lowered));
     for (const Argument& argument : arguments_) {
       if (argument.is_written) follow(argument.device, argument.host);
     }
@@ -50,6 +59,7 @@ class BoxedCall {
   }
 
  private:
+  using Tensors = std::vector<at::Tensor>;
   struct Argument {
     at::Tensor device, host;
     bool is_written;
@@ -60,7 +70,9 @@ class BoxedCall {
     const std::size_t first = stack_.size() - declared.size();
     for (std::size_t i = 0; i < declared.size(); ++i) {
       const auto* alias = declared[i].alias_info();
-      lower(stack_[first + i], declared[i], alias != nullptr && alias->isWrite());
+      // Not every schema of op-plugin says what it writes.
+      const bool writes_all = schema_.name().starts_with("npu::");
+      lower(stack_[first + i], declared[i], writes_all || (alias != nullptr && alias->isWrite()));
     }
     // A random operator that names no generator draws from the device's.
     for (std::size_t i = 0; i < declared.size(); ++i) {
@@ -115,11 +127,72 @@ class BoxedCall {
     Driver& d = driver();
     const bool counts_rows =  // whose number the caller may know
         schema_.name() == "aten::repeat_interleave" && stack_.back().isNone();
-    if (counts_rows || waits_for_shape(schema_.name())) count_wait(schema_.name());
+    if (counts_rows || waits_for_shape(schema_.name())) wait(schema_.name());
     if (!d.is_recording) return;
     std::vector<at::Tensor> tensors;
     for (const Argument& argument : arguments_) tensors.push_back(argument.host);
     record_call(schema_.name(), tensors);
+  }
+
+  torch::jit::Stack stack_of_call() const {
+    return {stack_.end() - static_cast<std::ptrdiff_t>(schema_.arguments().size()), stack_.end()};
+  }
+
+  /// The results on top of a stack, as tensors of the host.
+  static Tensors results_of(const c10::FunctionSchema& schema, const torch::jit::Stack& stack) {
+    Tensors results;
+    for (std::size_t i = stack.size() - schema.returns().size(); i < stack.size(); ++i) {
+      if (stack[i].isTensor() && stack[i].toTensor().defined())
+        results.push_back(stack[i].toTensor());
+      if (stack[i].isTensorList()) {
+        for (const at::Tensor& tensor : stack[i].toTensorVector()) results.push_back(tensor);
+      }
+    }
+    return results;
+  }
+
+  bool is_argument(const at::Tensor& host) const {
+    for (const Argument& argument : arguments_) {
+      if (argument.host.storage().unsafeGetStorageImpl() == host.storage().unsafeGetStorageImpl())
+        return true;
+    }
+    return false;
+  }
+
+  /// The operator has run: its replay computes the same from the same memory into the same memory.
+  void record(Capture& capture, torch::jit::Stack lowered) const {
+    Tensors written, read, made = results_of(schema_, stack_);
+    for (const Argument& argument : arguments_)
+      (argument.is_written ? written : read).push_back(alias_of(argument.host));
+    // A view, or what was written in place, is the memory of an argument.
+    for (at::Tensor& result : made) {
+      if (is_argument(result)) {
+        result = at::Tensor();
+      } else {
+        result = alias_of(result);  // which stays a tensor of the host
+        capture.makes(result);
+      }
+    }
+    capture.adds([op = op_, lowered = std::move(lowered), written, read, made] {
+      Streams::Work work(current_stream());
+      for (const at::Tensor& host : read) work.reads(host);
+      for (const at::Tensor& host : written) work.about_to_write(op.schema().name(), host);
+      torch::jit::Stack stack = lowered;
+      const at::AutoDispatchBelowADInplaceOrView below_autograd;
+      op.callBoxed(stack);
+      const Tensors results = results_of(op.schema(), stack);
+      for (std::size_t i = 0; i < made.size(); ++i) {
+        if (!made[i].defined()) continue;
+        made[i].copy_(results[i]);
+        work.writes(made[i]);
+      }
+      for (const at::Tensor& host : written) work.writes(host);
+    });
+  }
+
+  static at::Tensor alias_of(const at::Tensor& host) {
+    return at::Tensor(host.unsafeGetTensorImpl()->shallow_copy_and_detach(
+        c10::VariableVersion(0), /*allow_tensor_metadata_change=*/true));
   }
 
   void raise(c10::IValue& value, Streams::Work& work) const {

@@ -22,20 +22,26 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
  public:
   c10::DeviceType type() const override { return kType; }
   c10::Device exchangeDevice(c10::Device device) const override {
+    count_entry("c10_npu::NPUGuard");
     const c10::Device before = getDevice();
-    device_of_thread = checked(device);
+    if (before != device) setDevice(device);
     return before;
   }
   c10::Device getDevice() const override { return c10::Device(kType, device_of_thread); }
-  void setDevice(c10::Device device) const override { device_of_thread = checked(device); }
+  void setDevice(c10::Device device) const override {
+    count_entry("c10_npu::set_device");
+    device_of_thread = checked(device);
+  }
   void uncheckedSetDevice(c10::Device device) const noexcept override {
     device_of_thread = device.index();
   }
   c10::Stream getStream(c10::Device device) const override {
+    count_entry("c10_npu::getCurrentNPUStream");
     return stream(device, stream_of_thread[static_cast<std::size_t>(checked(device))]);
   }
   c10::Stream getDefaultStream(c10::Device device) const override { return stream(device, 0); }
   c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override {
+    count_entry("c10_npu::getNPUStreamFromPool");
     return getNewStream(device, 0);
   }
   c10::Stream getNewStream(c10::Device device, int) const override {
@@ -43,6 +49,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     return stream(device, 1 + made++ % kStreams);
   }
   c10::Stream exchangeStream(c10::Stream next) const override {
+    count_entry("c10_npu::NPUStreamGuard");
     const c10::Stream before = getStream(next.device());
     stream_of_thread[static_cast<std::size_t>(checked(next.device()))] = next.id();
     return before;
@@ -53,11 +60,13 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   void record(void** event, const c10::Stream& stream, c10::DeviceIndex,
               c10::EventFlag) const override {
     require_running("an event");
+    count_entry("NPUEvent::record");
     if (*event == nullptr) *event = new Event{stream, 0};
     *static_cast<Event*>(*event) = {stream, Streams::all().position(stream)};
   }
   void block(void* event, const c10::Stream&) const override {
     require_running("an event");
+    count_entry("NPUEvent::block");
     if (event != nullptr) publish(event);
   }
   bool queryEvent(void* event) const override {
@@ -78,6 +87,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     if (event != nullptr) publish(event);
   }
   void synchronizeDevice(c10::DeviceIndex device) const override {
+    count_entry("c10_npu::device_synchronize");
     count();
     Streams::all().publish_all(device);
   }
@@ -98,7 +108,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
   static void count() {
     require_running("a synchronisation");
-    count_wait("synchronize");
+    wait("synchronize");
   }
 };
 
@@ -106,10 +116,11 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
 
 c10::DeviceIndex current_device() { return device_of_thread; }
 
-c10::Stream current_stream() {
-  return c10::Stream(c10::Stream::UNSAFE, c10::Device(kType, device_of_thread),
-                     stream_of_thread[static_cast<std::size_t>(device_of_thread)]);
+c10::Stream current_stream(c10::DeviceIndex device) {
+  return c10::Stream(c10::Stream::UNSAFE, c10::Device(kType, device),
+                     stream_of_thread[static_cast<std::size_t>(device)]);
 }
+c10::Stream current_stream() { return current_stream(device_of_thread); }
 
 void install_guard() {
   static const auto* const guard = new Guard;

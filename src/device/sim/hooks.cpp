@@ -2,6 +2,10 @@
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/CPUAllocator.h>
 
+#include <memory>
+#include <mutex>
+#include <unordered_set>
+
 #include "device/sim/driver.h"
 #include "device/sim/rules.h"
 
@@ -46,6 +50,40 @@ const at::Generator& default_generator(c10::DeviceIndex device) {
   return made->at(static_cast<std::size_t>(device < 0 ? current_device() : device));
 }
 
+/// Host memory that the device can read while the host goes on.
+class PinnedMemory final : public at::Allocator {
+ public:
+  c10::DataPtr allocate(std::size_t bytes) override {
+    auto block = std::make_unique<c10::DataPtr>(c10::GetCPUAllocator()->allocate(bytes));
+    void* const address = block->get();
+    const std::scoped_lock lock(mutex());
+    addresses().insert(address);
+    return {address, block.release(), &free, c10::Device(c10::DeviceType::CPU)};
+  }
+  void copy_data(void* to, const void* from, std::size_t bytes) const override {
+    default_copy_data(to, from, bytes);
+  }
+  static bool holds(const void* address) {
+    const std::scoped_lock lock(mutex());
+    return addresses().contains(address);
+  }
+
+ private:
+  static std::mutex& mutex() {
+    static auto* const made = new std::mutex;
+    return *made;
+  }
+  static std::unordered_set<const void*>& addresses() {
+    static auto* const made = new std::unordered_set<const void*>;
+    return *made;
+  }
+  static void free(void* context) {
+    const std::unique_ptr<c10::DataPtr> block(static_cast<c10::DataPtr*>(context));
+    const std::scoped_lock lock(mutex());
+    addresses().erase(block->get());
+  }
+};
+
 struct Hooks final : at::PrivateUse1HooksInterface {
   bool isBuilt() const override { return true; }
   bool isAvailable() const override { return true; }
@@ -61,7 +99,11 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   at::Device getDeviceFromPtr(void*) const override {
     refuse(Rule::kHostAccess, "a device is asked for by an address");
   }
-  at::Allocator* getPinnedMemoryAllocator() const override { return c10::GetCPUAllocator(); }
+  at::Allocator* getPinnedMemoryAllocator() const override {
+    static auto* const made = new PinnedMemory;
+    return made;
+  }
+  bool isPinnedPtr(const void* address) const override { return PinnedMemory::holds(address); }
   void resizePrivateUse1Bytes(const c10::Storage& storage, std::size_t bytes) const override;
 };
 
@@ -82,6 +124,8 @@ at::Generator host_generator(const at::Generator& generator) {
 at::Generator host_generator(c10::DeviceIndex device) {
   return host_generator(default_generator(device));
 }
+
+bool is_pinned(const at::Tensor& host) { return PinnedMemory::holds(host.storage().data()); }
 
 void install_hooks() {
   static auto* const hooks = new Hooks;

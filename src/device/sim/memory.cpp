@@ -9,6 +9,7 @@
 
 #include "device/sim/driver.h"
 #include "device/sim/rules.h"
+#include "device/sim/streams.h"
 
 namespace heddle::device::sim {
 namespace {
@@ -46,12 +47,14 @@ Ledger& ledger() {
 void free_block(void* context) {
   const std::unique_ptr<Block> block(static_cast<Block*>(context));
   ledger().remove(*block);
+  Streams::all().freed(*block->host, block->device, block->streams);
 }
 
 c10::DataPtr make_data_ptr(c10::intrusive_ptr<c10::StorageImpl> host, c10::DeviceIndex device) {
   auto block = std::make_unique<Block>();
   block->bytes = static_cast<std::int64_t>(host->nbytes());
   block->device = device;
+  block->streams = {current_stream(device).id()};
   const auto address = reinterpret_cast<std::uintptr_t>(host->data());
   void* const shown = address == 0 ? nullptr : reinterpret_cast<void*>(address | kForeignBit);
   block->host = std::move(host);
@@ -75,8 +78,11 @@ class Allocator final : public c10::DeviceAllocator {
   }
   bool initialized() override { return is_running(); }
   void emptyCache(c10::MempoolId_t) override {}
-  void recordStream(const c10::DataPtr&, c10::Stream) override {}
+  void recordStream(const c10::DataPtr& data, c10::Stream stream) override {
+    static_cast<Block*>(data.get_context())->streams.push_back(stream.id());
+  }
   DeviceStats getDeviceStats(c10::DeviceIndex device) override {
+    count_entry("NPUCachingAllocator::getDeviceStats");
     const std::scoped_lock lock(ledger().mutex);
     return ledger().stats.at(static_cast<std::size_t>(device));
   }
@@ -113,13 +119,25 @@ c10::Storage wrap(c10::intrusive_ptr<c10::StorageImpl> host, c10::DeviceIndex de
   return c10::Storage(std::move(storage));
 }
 
-const c10::intrusive_ptr<c10::StorageImpl>& host_storage(const c10::Storage& storage) {
+namespace {
+
+Block& block_of(const c10::Storage& storage) {
   const auto& data = storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks();
-  const auto* block = static_cast<const Block*>(data.get_context());
+  auto* const block = static_cast<Block*>(data.get_context());
   if (block == nullptr) {
     refuse(Rule::kLifetime, "the memory of this tensor ({} bytes) was given up", storage.nbytes());
   }
-  return block->host;
+  return *block;
+}
+
+}  // namespace
+
+const c10::intrusive_ptr<c10::StorageImpl>& host_storage(const c10::Storage& storage) {
+  return block_of(storage).host;
+}
+
+void record_stream(at::Tensor& tensor, c10::Stream stream) {
+  block_of(tensor.storage()).streams.push_back(stream.id());
 }
 
 at::Tensor host_view(const at::Tensor& tensor) {

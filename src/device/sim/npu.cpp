@@ -6,15 +6,24 @@
 
 #include "base/log.h"
 #include "device/backend.h"
+#include "device/npu_chip.h"
 #include "device/sim/driver.h"
+#include "device/sim/graph.h"
+#include "device/sim/rules.h"
 
 /// Device `npu` of a build without CANN: refused, unless the user asks for the simulation.
 namespace heddle::device::npu {
 namespace {
 
 std::optional<std::string> unavailable() {
-  const char* value = std::getenv(sim::kVariable);
-  if (value != nullptr && std::string_view(value) == "1") return std::nullopt;
+  sim::count_entry("c10_npu::device_count");
+  const char* const value = std::getenv(sim::kVariable);
+  if (value != nullptr && sim::parse_options(value)) return std::nullopt;
+  if (value != nullptr && std::string_view(value) != "0" && *value != '\0') {
+    return fmt::format(
+        "{} is '{}': expected 1, or some of float64, fp8 and deferred, separated by commas",
+        sim::kVariable, value);
+  }
   return fmt::format(
       "this build has no Ascend back end; rebuild on a machine with CANN: HEDDLE_TORCH_NPU_DIR=... "
       "cmake --preset npu && cmake --build --preset npu (docs/ascend.md), or set {}=1 for a slow "
@@ -23,6 +32,8 @@ std::optional<std::string> unavailable() {
 }
 
 std::vector<Accelerator> list() {
+  for (const char* entry : {"aclrtGetSocName", "GetCANNVersion", "aclrtGetMemInfo"})
+    sim::count_entry(entry);
   Accelerator one;
   one.name = "SIMULATED Ascend NPU (host memory)";
   one.capability = "simulation";
@@ -39,13 +50,38 @@ Memory memory(int index) {
   return result;
 }
 
+Platform platform() {
+  sim::count_entry("GetCANNVersion");
+  Platform result;
+  result.parts = {{"chip", "simulated, of no family"},
+                  {"driver", "none: simulated"},
+                  {"CANN", "none: simulated"},
+                  {"HCCL", "its shape over Gloo"},
+                  {"torch_npu", fmt::format("schemas of {}", NpuVersions{}.torch_npu)}};
+  return result;
+}
+
+void require_started(const char* what) {
+  if (sim::is_running()) return;
+  sim::refuse(sim::Rule::kStartOrder,
+              "{} is made before the platform is started; call device::start() first", what);
+}
+
+void require_on_chip(const char* what, std::int64_t bytes) {
+  if (bytes <= sim::kUnifiedBuffer) return;
+  sim::refuse(sim::Rule::kTile, "{}: a tile of {} bytes; a core's unified buffer has {}", what,
+              bytes, sim::kUnifiedBuffer);
+}
+
 c10::impl::VirtualGuardImpl guard() { return c10::impl::VirtualGuardImpl(sim::kType); }
 
 void start(int index) {
   if (!sim::is_running()) {
-    sim::start();
+    const char* const value = std::getenv(sim::kVariable);
+    const auto options = sim::parse_options(value == nullptr ? "1" : value);
+    sim::start(options.value_or(sim::Options()));
     log::warning(
-        "SIMULATION: {}=1 makes device npu a simulated Ascend NPU in the memory of this host: it "
+        "SIMULATION: {} makes device npu a simulated Ascend NPU in the memory of this host: it "
         "computes on the CPU, slowly, and refuses what hardware would punish; for tests only",
         sim::kVariable);
   }
@@ -67,7 +103,12 @@ const Backend& backend() {
       .finish =
           [] {
             if (sim::is_running()) sim::finish();
-          }};
+          },
+      .platform = platform,
+      .record = sim::record,
+      .require_started = require_started,
+      .require_on_chip = require_on_chip,
+      .has_float64 = [] { return sim::driver().options.allow_float64; }};
   return kSimulated;
 }
 

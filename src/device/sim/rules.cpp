@@ -12,6 +12,12 @@ const char* name(Rule rule) {
       return "lifetime";
     case Rule::kStartOrder:
       return "start-order";
+    case Rule::kStreamOrder:
+      return "stream-order";
+    case Rule::kCapture:
+      return "capture";
+    case Rule::kTile:
+      return "tile";
     case Rule::kDtype:
       return "dtype";
     case Rule::kDenseMask:

@@ -14,7 +14,10 @@ enum class Rule {
   kHostAccess,    ///< A device tensor is read on the host without a copy.
   kMixedDevices,  ///< A tensor of the host among the arguments of a device operator.
   kLifetime,      ///< Use before the platform is started, or after it is finished.
-  kStartOrder,    ///< The platform started a second time, or with other options.
+  kStartOrder,    ///< The platform started after a model, a second time or with other options.
+  kStreamOrder,   ///< Memory changed or freed that another stream may still read.
+  kCapture,       ///< A wait for the device, or a collective, while a graph is recorded.
+  kTile,          ///< A tile that is larger than the unified buffer.
   kDtype,         ///< float64 anywhere, fp8 on a chip that has none.
   kDenseMask,     ///< A mask of the attention scores' size.
   kMaskShape,     ///< A compressed mask of another shape, dtype or polarity.

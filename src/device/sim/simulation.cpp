@@ -5,6 +5,8 @@
 
 #include <mutex>
 
+#include "base/text.h"
+#include "device/sim/capture.h"
 #include "device/sim/driver.h"
 #include "device/sim/rules.h"
 
@@ -13,6 +15,23 @@ namespace heddle::device::sim {
 Driver& driver() {
   static auto* const made = new Driver;  // never destroyed: tensors may outlive static objects
   return *made;
+}
+
+std::optional<Options> parse_options(std::string_view text) {
+  Options options;
+  if (text == "1") return options;
+  for (const std::string& word : text::split(std::string(text), ',')) {
+    if (word == "float64") {
+      options.allow_float64 = true;
+    } else if (word == "fp8") {
+      options.has_fp8 = true;
+    } else if (word == "deferred") {
+      options.defers_streams = true;
+    } else {
+      return std::nullopt;
+    }
+  }
+  return options;
 }
 
 void install() {
@@ -41,11 +60,15 @@ void start(const Options& options) {
       refuse(Rule::kStartOrder, "the platform runs already, with other options");
     return;
   }
+  count_entry("torch_npu::init_npu");
   d.options = options;
   d.phase = Driver::Phase::kRunning;
 }
 
-void finish() { driver().phase = Driver::Phase::kFinished; }
+void finish() {
+  count_entry("torch_npu::finalize_npu");
+  driver().phase = Driver::Phase::kFinished;
+}
 
 bool is_running() { return driver().phase == Driver::Phase::kRunning; }
 
@@ -72,20 +95,36 @@ void record_call(const std::string& op, const std::vector<at::Tensor>& tensors) 
   d.calls.push_back(std::move(call));
 }
 
-void count_wait(const std::string& what) {
+void wait(const std::string& what) {
+  if (Capture::current() != nullptr) {
+    refuse(Rule::kCapture,
+           "{} waits for the device while a graph is recorded; what is recorded has not run", what);
+  }
   Driver& d = driver();
   const std::scoped_lock lock(d.mutex);
   ++d.waits[what];
 }
 
-Waits waits() {
+void count_entry(const char* entry) {
+  Driver& d = driver();
+  const std::scoped_lock lock(d.mutex);
+  ++d.entries[entry];
+}
+
+Counts entry_calls() {
+  Driver& d = driver();
+  const std::scoped_lock lock(d.mutex);
+  return d.entries;
+}
+
+Counts waits() {
   Driver& d = driver();
   const std::scoped_lock lock(d.mutex);
   return d.waits;
 }
 
-Waits waits_since(const Waits& before) {
-  Waits since = waits();
+Counts waits_since(const Counts& before) {
+  Counts since = waits();
   for (const auto& [what, count] : before) {
     if ((since[what] -= count) == 0) since.erase(what);
   }

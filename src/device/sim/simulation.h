@@ -2,7 +2,9 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <c10/core/Device.h>
@@ -24,6 +26,9 @@ struct Options {
   bool defers_streams = false;
   bool operator==(const Options&) const = default;
 };
+/// What kVariable asks for: "1" for a device as it is, or some of "float64", "fp8", "deferred",
+/// separated by commas. None for any other text.
+std::optional<Options> parse_options(std::string_view text);
 
 /// Makes the device known to libtorch; no tensor can be made before start(). Nothing the second
 /// time.
@@ -35,13 +40,18 @@ void start(const Options& options = {});
 void finish();
 bool is_running();
 
+using Counts = std::map<std::string, std::int64_t>;
+
 /// How often the host has waited for the device since the start, by what it waited in:
-/// "aten::_local_scalar_dense" (item()), "aten::_copy_from" (a blocking copy to the host),
-/// "synchronize", or an operator whose result's shape depends on data ("aten::nonzero").
-using Waits = std::map<std::string, std::int64_t>;
-Waits waits();
+/// "aten::_local_scalar_dense" (item()), "aten::_copy_from" (a blocking copy from or to the
+/// host), "synchronize", or an operator whose result's shape depends on data ("aten::nonzero").
+Counts waits();
 /// Those since `before`.
-Waits waits_since(const Waits& before);
+Counts waits_since(const Counts& before);
+
+/// How often each entry point of torch_npu and ACL was stood in for, by the name under which
+/// device/npu and comm/npu call it: "torch_npu::init_npu", "NPUGraph::replay".
+Counts entry_calls();
 
 /// One operator run on the device, with the shapes of its tensors.
 struct Call {

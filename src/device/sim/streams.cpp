@@ -5,7 +5,9 @@
 #include <limits>
 #include <utility>
 
+#include "base/errors.h"
 #include "device/sim/driver.h"
+#include "device/sim/rules.h"
 
 namespace heddle::device::sim {
 namespace {
@@ -28,10 +30,20 @@ void Streams::show(Hidden& hidden) {
   std::memcpy(hidden.storage->mutable_data(), hidden.bytes.data(), hidden.bytes.size());
 }
 
+std::vector<char> Streams::bytes_of(const c10::StorageImpl& storage) {
+  const auto* const bytes = static_cast<const char*>(storage.data());
+  return {bytes, bytes + storage.nbytes()};
+}
+
+bool Streams::Queue::uses(const c10::StorageImpl* storage) const {
+  const auto read = reads.find(storage);
+  return (read != reads.end() && !read->second.storage.expired()) ||
+         std::ranges::any_of(hidden, [&](const Hidden& h) { return h.storage.get() == storage; });
+}
+
 void Streams::hide(Hidden& hidden) {
-  hidden.bytes.resize(hidden.storage->nbytes());
+  hidden.bytes = bytes_of(*hidden.storage);
   if (hidden.bytes.empty()) return;
-  std::memcpy(hidden.bytes.data(), hidden.storage->data(), hidden.bytes.size());
   std::memset(hidden.storage->mutable_data(), kPoison, hidden.bytes.size());
 }
 
@@ -42,8 +54,11 @@ Streams::Queue& Streams::queue(const c10::Stream& stream) {
 Streams::Work::Work(const c10::Stream& stream) : stream_(stream) {
   if (!defers()) return;
   lock_ = std::unique_lock(all().mutex_);
+  if (!all().late_error_.empty())
+    throw DeviceError(std::exchange(all().late_error_, std::string()));
   Queue& queue = all().queue(stream_);
   ++queue.position;
+  std::erase_if(queue.reads, [](const auto& entry) { return entry.second.storage.expired(); });
   // Nobody can read what only the queue still holds.
   std::erase_if(queue.hidden, [](const Hidden& h) { return h.storage.use_count() == 1; });
   for (Hidden& hidden : queue.hidden) show(hidden);
@@ -53,6 +68,40 @@ void Streams::Work::writes(const at::Tensor& host) {
   if (!defers()) return;
   written_.push_back(
       c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(host.storage().unsafeGetStorageImpl()));
+}
+
+void Streams::Work::reads(const at::Tensor& host) {
+  if (!defers()) return;
+  Queue& queue = all().queue(stream_);
+  c10::StorageImpl* const storage = host.storage().unsafeGetStorageImpl();
+  const auto known =
+      queue.reads
+          .try_emplace(storage,
+                       Read{c10::weak_intrusive_ptr<c10::StorageImpl>(
+                                c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(storage)),
+                            0})
+          .first;
+  known->second.position = queue.position;
+}
+
+void Streams::Work::reads_host(const at::Tensor& host) {
+  if (!defers()) return;
+  Queue& queue = all().queue(stream_);
+  const auto storage =
+      c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(host.storage().unsafeGetStorageImpl());
+  queue.host_reads.push_back({storage, bytes_of(*storage), queue.position});
+}
+
+void Streams::Work::about_to_write(const std::string& op, const at::Tensor& host) const {
+  if (!defers()) return;
+  const c10::StorageImpl* const storage = host.storage().unsafeGetStorageImpl();
+  for (const auto& [key, queue] : all().queues_) {
+    if (key == Key{stream_.device_index(), stream_.id()} || !queue.uses(storage)) continue;
+    refuse(Rule::kStreamOrder,
+           "{} on stream {} writes into memory that work on stream {} may still use; wait for an "
+           "event of that stream first",
+           op, stream_.id(), key.second);
+  }
 }
 
 Streams::Work::~Work() {
@@ -78,11 +127,42 @@ std::int64_t Streams::position(const c10::Stream& stream) {
 void Streams::publish(const c10::Stream& stream, std::int64_t position) {
   if (!defers()) return;
   const std::scoped_lock lock(mutex_);
-  std::erase_if(queue(stream).hidden, [&](Hidden& hidden) {
+  Queue& done = queue(stream);
+  std::erase_if(done.hidden, [&](Hidden& hidden) {
     if (hidden.position > position) return false;
     show(hidden);
     return true;
   });
+  std::erase_if(done.reads, [&](const auto& entry) { return entry.second.position <= position; });
+  bool has_changed = false;
+  std::erase_if(done.host_reads, [&](const HostRead& read) {
+    if (read.position > position) return false;
+    has_changed = has_changed || bytes_of(*read.storage) != read.bytes;
+    return true;
+  });
+  if (has_changed) {
+    refuse(Rule::kStreamOrder,
+           "a tensor of the host was changed before stream {} had copied it; wait for the copy, or "
+           "make one that blocks",
+           stream.id());
+  }
+}
+
+void Streams::freed(const c10::StorageImpl& host, c10::DeviceIndex device,
+                    const std::vector<c10::StreamId>& streams) noexcept {
+  if (!defers()) return;
+  const std::scoped_lock lock(mutex_);
+  for (const auto& [key, queue] : queues_) {
+    if (key.first != device || !queue.uses(&host) ||
+        std::ranges::find(streams, key.second) != streams.end()) {
+      continue;
+    }
+    late_error_ = broken(
+        Rule::kStreamOrder,
+        fmt::format("memory of stream {} was freed while work on stream {} may still use it; name "
+                    "that stream with record_stream() or wait for it first",
+                    streams.front(), key.second));
+  }
 }
 
 void Streams::publish(const c10::Stream& stream) {

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/errors.h"
+#include "device/require.h"
 #include "ops/autograd.h"
 #include "ops/collectives.h"
 #include "ops/context_parallel/context_parallel.h"
@@ -139,6 +140,7 @@ Model::Model(Config config, std::string prefix, const runtime::Context& context,
       expert_group_(context.mesh.group({Dim::kEp})),
       embed_tokens_(prefix_ + "embed_tokens.weight", {config_.vocab_size, config_.hidden_size}),
       norm_(prefix_ + "norm.weight", {config_.hidden_size}) {
+  device::require_started(context.device, "a model");
   for (std::int64_t i = 0; i < config_.num_hidden_layers; ++i) {
     layers_.push_back(
         std::make_unique<DecoderLayer>(config_, fmt::format("{}layers.{}.", prefix_, i), i,

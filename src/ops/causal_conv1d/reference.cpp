@@ -6,17 +6,12 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
+#include "device/upload.h"
 #include "ops/causal_conv1d/kernels.h"
 #include "ops/compute_type.h"
 
 namespace heddle::ops::causal_conv1d_reference {
 namespace {
-
-at::Tensor on_device(const std::vector<std::int64_t>& values, c10::Device device) {
-  at::Tensor host = at::empty({static_cast<std::int64_t>(values.size())}, at::kLong);
-  std::copy(values.begin(), values.end(), host.mutable_data_ptr<std::int64_t>());
-  return host.to(device, /*non_blocking=*/true);
-}
 
 /// The packed tokens with W-1 rows of history before each sequence: [T + S*(W-1), C].
 struct Padded {
@@ -37,9 +32,9 @@ struct Padded {
       }
       for (std::int64_t t = begin; t < end; ++t) tokens.push_back(t + (s + 1) * H);
     }
-    token = on_device(tokens, in.x.device());
-    history = on_device(before, in.x.device());
-    tail = on_device(last, in.x.device());
+    token = device::upload(tokens, in.x.device());
+    history = device::upload(before, in.x.device());
+    tail = device::upload(last, in.x.device());
     const c10::ScalarType type = compute_type(in.x);
     x = at::zeros({in.x.size(0) + S * H, C}, in.x.options().dtype(type));
     x.index_copy_(0, token, in.x.to(type));
@@ -115,7 +110,7 @@ CausalConv1d::Gradients backward(const CausalConv1d::Inputs& in, const at::Tenso
 at::Tensor step(const at::Tensor& x, const at::Tensor& weight, at::Tensor& states,
                 const std::vector<std::int64_t>& slots) {
   const c10::ScalarType type = compute_type(x);
-  const at::Tensor index = on_device(slots, states.device());
+  const at::Tensor index = device::upload(slots, states.device());
   const at::Tensor window =
       at::cat({states.index_select(0, index), x.to(states.scalar_type()).unsqueeze(-1)}, -1);
   states.index_copy_(0, index, window.narrow(2, 1, states.size(2)));

@@ -1,24 +1,16 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <utility>
 
+#include "device/upload.h"
 #include "ops/autograd.h"
 #include "ops/collectives.h"
 #include "ops/context_parallel/context_parallel.h"
 
 namespace heddle::ops {
-namespace {
-
-at::Tensor index_of(const std::vector<std::int64_t>& rows, c10::Device device) {
-  return at::tensor(rows, at::kLong).to(device, /*non_blocking=*/true);
-}
-
-}  // namespace
-
 ContextParallel::ContextParallel(ContextPlan the_plan, comm::Group the_group, c10::Device device)
     : plan(std::move(the_plan)),
       group(std::move(the_group)),
@@ -39,7 +31,7 @@ ContextParallel::ContextParallel(ContextPlan the_plan, comm::Group the_group, c1
       }
       boundaries.push_back(boundaries.back() + static_cast<std::int32_t>(fragment.end - first));
     }
-    key_rows.push_back(index_of(rows, device));
+    key_rows.push_back(device::upload(rows, device));
   }
   key_sequences = Sequences::from_host(std::move(boundaries), device);
 }
@@ -61,7 +53,7 @@ at::Tensor context_conv_state(const at::Tensor& x, std::int64_t width,
     row += size;
   }
   const at::Tensor gathered =
-      all_gather_rows(x.index_select(0, index_of(ends, x.device())), context.group);
+      all_gather_rows(x.index_select(0, device::upload(ends, x.device())), context.group);
   const at::Tensor table = at::cat({gathered, at::zeros({1, C}, x.options())});
   const std::int64_t nothing = gathered.size(0);
   std::vector<std::int64_t> rows;
@@ -79,7 +71,7 @@ at::Tensor context_conv_state(const at::Tensor& x, std::int64_t width,
     }
     rows.insert(rows.end(), before.rbegin(), before.rend());
   }
-  return table.index_select(0, index_of(rows, x.device())).view({F, halo, C}).transpose(1, 2);
+  return table.index_select(0, device::upload(rows, x.device())).view({F, halo, C}).transpose(1, 2);
 }
 
 Attention::Inputs context_attention_inputs(const at::Tensor& q, const at::Tensor& k,

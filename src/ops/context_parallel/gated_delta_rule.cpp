@@ -6,7 +6,6 @@
 #include <ATen/ops/eye.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/sum.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -15,6 +14,7 @@
 #include <tuple>
 #include <utility>
 
+#include "device/upload.h"
 #include "ops/autograd.h"
 #include "ops/compute_type.h"
 #include "ops/context_parallel/context_parallel.h"
@@ -188,7 +188,7 @@ at::Tensor transition(const GatedDeltaRule::Functions& functions, Inputs in) {
   const auto seen = static_cast<std::int64_t>(v_heads.size());
   const auto of = [&](const at::Tensor& x, const std::vector<std::int64_t>& heads) {
     if (static_cast<std::int64_t>(heads.size()) == x.size(1)) return x;
-    return x.index_select(1, at::tensor(heads, at::kLong).to(x.device()));
+    return x.index_select(1, device::upload(heads, x.device()));
   };
   in.q = in.k = of(in.k, k_heads);
   in.g = of(in.g, v_heads);
@@ -198,7 +198,7 @@ at::Tensor transition(const GatedDeltaRule::Functions& functions, Inputs in) {
   in.options.want_final_state = true;
   const at::Tensor M = functions.forward(in, /*keep=*/false).final_state[0];
   if (seen == Hv) return M;
-  return zero.index_copy(0, at::tensor(v_heads, at::kLong).to(M.device()), M);
+  return zero.index_copy(0, device::upload(v_heads, M.device()), M);
 }
 
 /// The tensors [Hv,K,...] of all segments, in order, from those of the held ones.

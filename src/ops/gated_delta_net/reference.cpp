@@ -24,6 +24,7 @@
 #include <tuple>
 #include <utility>
 
+#include "device/upload.h"
 #include "ops/compute_type.h"
 #include "ops/gated_delta_net/kernels.h"
 
@@ -33,12 +34,6 @@ namespace {
 constexpr std::int64_t kChunk = 64;
 constexpr double kNormEps = 1e-6;
 
-at::Tensor on_device(const std::vector<std::int64_t>& values, c10::Device device) {
-  at::Tensor host = at::empty({static_cast<std::int64_t>(values.size())}, at::kLong);
-  std::copy(values.begin(), values.end(), host.mutable_data_ptr<std::int64_t>());
-  return host.to(device, /*non_blocking=*/true);
-}
-
 /// Chunks of all sequences, "time-major": step c holds the c-th chunk of every sequence that has
 /// one, longest sequences first, so that each step is a slice of the chunk axis and the states of
 /// the sequences still running are a prefix.
@@ -46,7 +41,7 @@ struct Chunks {
   std::int64_t count = 0;               // N
   std::vector<std::int64_t> step_rows;  // chunks in each step
   at::Tensor tokens;                    // [N*64] token of each row, 0 where padded
-  at::Tensor padded;                    // [N*64] bool
+  at::Tensor padded;                    // [N*64] bool; undefined where every row is a token
   at::Tensor slots;                     // [T] row of each token
   at::Tensor order, rank;               // [S] sorted position -> sequence, and back
 
@@ -77,19 +72,22 @@ struct Chunks {
       step_rows.push_back(rows);
       count += rows;
     }
-    tokens = on_device(token, device);
-    padded = on_device(pad, device).to(at::kBool);
-    slots = on_device(slot, device);
-    order = on_device(sorted, device);
-    rank = on_device(position, device);
+    tokens = device::upload(token, device);
+    if (static_cast<std::int64_t>(token.size()) > sequences.total())
+      padded = device::upload(pad, device).to(at::kBool);
+    slots = device::upload(slot, device);
+    order = device::upload(sorted, device);
+    rank = device::upload(position, device);
   }
 
   /// x [T,H,...] to [N,H,64,...] in `type`, zero where padded.
   at::Tensor gather(const at::Tensor& x, c10::ScalarType type) const {
     at::Tensor rows = x.index_select(0, tokens).to(type);
-    std::vector<std::int64_t> mask_shape(x.dim(), 1);
-    mask_shape[0] = rows.size(0);
-    rows = rows.masked_fill(padded.view(mask_shape), 0);
+    if (padded.defined()) {
+      std::vector<std::int64_t> mask_shape(x.dim(), 1);
+      mask_shape[0] = rows.size(0);
+      rows = rows.masked_fill(padded.view(mask_shape), 0);
+    }
     std::vector<std::int64_t> shape{count, kChunk};
     shape.insert(shape.end(), x.sizes().begin() + 1, x.sizes().end());
     return rows.view(shape).transpose(1, 2).contiguous();
@@ -104,14 +102,15 @@ struct Chunks {
 
 at::Tensor transposed(const at::Tensor& x) { return x.transpose(-1, -2); }
 
-/// Everything of a chunk that does not depend on the state; [N,Hv,...] in the compute type.
+/// Everything of a chunk that does not depend on the state; [N,Hv,...] in the compute type, q and k
+/// [N,Hk,...].
 struct Prepared {
   std::int64_t Hk, Hv, K, V;
   double scale;
   c10::ScalarType type;
   Chunks chunks;
   at::Tensor rq, rk;         // [N,Hk,64,1] factors that make unit rows
-  at::Tensor q, k, v, beta;  // q normalised and scaled, k normalised, beta [N,Hv,64,1]
+  at::Tensor q, k, v, beta;  // q normalised and scaled, k normalised, v, beta [N,Hv,64,1]
   at::Tensor eG, tail_decay, chunk_decay;  // e^G and e^(G_C - G) [N,Hv,64,1], e^G_C [N,Hv,1,1]
   at::Tensor decay;                        // e^(G_i - G_j) for i >= j, else 0 [N,Hv,64,64]
   at::Tensor M;                            // stril(decay * k k^T)
@@ -131,15 +130,14 @@ struct Prepared {
     if (in.options.normalize_qk) {
       rq = at::rsqrt(at::sum(q * q, {-1}, true) + kNormEps);
       rk = at::rsqrt(at::sum(k * k, {-1}, true) + kNormEps);
-      q = q * rq;
-      k = k * rk;
+      q.mul_(rq * scale);
+      k.mul_(rk);
+    } else {
+      q.mul_(scale);
     }
-    q = q * scale;
     // Value heads that share a key head share these products.
     const at::Tensor kk = repeat_heads(at::matmul(k, transposed(k)));
     const at::Tensor qk = repeat_heads(at::matmul(q, transposed(k)));
-    q = repeat_heads(q);
-    k = repeat_heads(k);
     v = chunks.gather(in.v, type);
     beta = chunks.gather(in.beta, type).unsqueeze(-1);
     // Padded rows have g = 0, so G stays at the last real value.
@@ -156,6 +154,11 @@ struct Prepared {
     P = decay * qk;
   }
 
+  /// rows [N,Hk,64,K] for every value head, each row times its factor [N,Hv,64,1].
+  at::Tensor scaled(const at::Tensor& rows, const at::Tensor& factor) const {
+    return (rows.unsqueeze(2) * factor.view({factor.size(0), Hk, Hv / Hk, kChunk, 1}))
+        .view({factor.size(0), Hv, kChunk, rows.size(3)});
+  }
   at::Tensor repeat_heads(const at::Tensor& x) const {
     return x.unsqueeze(2)
         .expand({x.size(0), Hk, Hv / Hk, kChunk, x.size(3)})
@@ -169,8 +172,7 @@ struct Prepared {
                           double factor, c10::ScalarType out) const {
     at::Tensor dx = sum_heads(dy) * factor;
     if (r.defined()) {
-      const at::Tensor unit =
-          y.view({y.size(0), Hk, Hv / Hk, kChunk, y.size(3)}).select(2, 0) / factor;
+      const at::Tensor unit = y / factor;
       dx = r * (dx - unit * at::sum(unit * dx, {-1}, true));
     }
     return chunks.scatter(dx, out);
@@ -240,8 +242,8 @@ at::Tensor unit_lower_inverse(const at::Tensor& lower) {
 
 GatedDeltaRuleForward forward(const GatedDeltaRule::Inputs& in, bool keep) {
   const Prepared p(in);
-  const at::Tensor read = p.eG * p.k;           // [N,Hv,64,K]
-  const at::Tensor write = p.tail_decay * p.k;  // [N,Hv,64,K]
+  const at::Tensor read = p.scaled(p.k, p.eG);           // [N,Hv,64,K]
+  const at::Tensor write = p.scaled(p.k, p.tail_decay);  // [N,Hv,64,K]
   const at::Tensor solve = p.inverse * transposed(p.beta);
   at::Tensor U = at::empty_like(p.v);
   at::Tensor entry = at::empty({p.chunks.count, p.Hv, p.K, p.V}, p.v.options());
@@ -258,7 +260,9 @@ GatedDeltaRuleForward forward(const GatedDeltaRule::Inputs& in, bool keep) {
     first += rows;
   }
   GatedDeltaRuleForward out;
-  out.o = p.chunks.scatter(at::matmul(p.eG * p.q, entry) + at::matmul(p.P, U), in.v.scalar_type());
+  const at::Tensor o = at::bmm(p.scaled(p.q, p.eG).flatten(0, 1), entry.flatten(0, 1))
+                           .baddbmm_(p.P.flatten(0, 1), U.flatten(0, 1));
+  out.o = p.chunks.scatter(o.view_as(U), in.v.scalar_type());
   if (in.options.want_final_state) out.final_state = S.index_select(0, p.chunks.rank);
   if (keep) out.saved = {U, entry};
   return out;
@@ -270,10 +274,11 @@ GatedDeltaRuleGradients backward(const GatedDeltaRule::Inputs& in,
   const Prepared p(in);
   const at::Tensor &U = forward.saved.at(0), &entry = forward.saved.at(1);
   const at::Tensor dO = grad_o.defined() ? p.chunks.gather(grad_o, p.type) : at::zeros_like(p.v);
-  const at::Tensor read = p.eG * p.k, write = p.tail_decay * p.k;
+  const at::Tensor q = p.repeat_heads(p.q), k = p.repeat_heads(p.k);
+  const at::Tensor read = p.eG * k, write = p.tail_decay * k;
   const at::Tensor transposed_inverse = transposed(p.inverse).contiguous();
-  const at::Tensor from_output = at::matmul(transposed(p.P), dO);      // P^T dO
-  const at::Tensor to_state = at::matmul(transposed(p.eG * p.q), dO);  // (e^G Q)^T dO
+  const at::Tensor from_output = at::matmul(transposed(p.P), dO);    // P^T dO
+  const at::Tensor to_state = at::matmul(transposed(p.eG * q), dO);  // (e^G Q)^T dO
   at::Tensor dWh = at::empty_like(p.v), leaving = at::empty_like(entry);
   at::Tensor dS = p.sorted_states(grad_final_state, in.sequences, p.v);
   std::int64_t first = p.chunks.count;
@@ -296,21 +301,21 @@ GatedDeltaRuleGradients backward(const GatedDeltaRule::Inputs& in,
   const at::Tensor dWh_S = at::matmul(dWh, transposed(entry));  // [N,Hv,64,K]
   const at::Tensor D = (p.decay * p.beta * dWh_U).tril(-1).neg();
   const at::Tensor dP = p.decay * at::matmul(dO, transposed(U));
-  const at::Tensor dq = p.eG * at::matmul(dO, transposed(entry)) + at::matmul(dP, p.k);
+  const at::Tensor dq = p.eG * at::matmul(dO, transposed(entry)) + at::matmul(dP, k);
   const at::Tensor through_state = p.tail_decay * at::matmul(U, transposed(leaving));
   const at::Tensor dk_write =
-      through_state + at::matmul(transposed(dP), p.q) + at::matmul(transposed(D), p.k);
-  const at::Tensor dk_read = at::matmul(D, p.k) - p.eG * p.beta * dWh_S;
+      through_state + at::matmul(transposed(dP), q) + at::matmul(transposed(D), k);
+  const at::Tensor dk_read = at::matmul(D, k) - p.eG * p.beta * dWh_S;
 
   const at::Tensor dot = [](const at::Tensor& a, const at::Tensor& b) {
     return at::sum(a * b, {-1});
   }(dWh, p.v);
-  const at::Tensor dbeta = dot - at::sum(p.eG * dWh_S * p.k, {-1}) - at::sum(dWh_U * p.M, {-1});
-  at::Tensor dG = at::sum(p.q * dq + p.k * (dk_read - dk_write), {-1});
+  const at::Tensor dbeta = dot - at::sum(p.eG * dWh_S * k, {-1}) - at::sum(dWh_U * p.M, {-1});
+  at::Tensor dG = at::sum(q * dq + k * (dk_read - dk_write), {-1});
   // <dS_C, S_C>, with S_C written out as decayed entry state plus what the chunk wrote.
   dG.select(-1, kChunk - 1)
       .add_(p.chunk_decay.flatten(1) * at::sum(leaving * entry, {-1, -2}) +
-            at::sum(p.k * through_state, {-1, -2}));
+            at::sum(k * through_state, {-1, -2}));
   const at::Tensor dg = dG.flip({-1}).cumsum(-1).flip({-1});
 
   GatedDeltaRuleGradients grads;
@@ -337,7 +342,7 @@ at::Tensor step(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, c
     return (y * factor).unsqueeze(2).expand({B, Hk, Hv / Hk, K}).reshape({B * Hv, 1, K});
   };
   const at::Tensor query = rows(q, scale), key = rows(k, 1);
-  const at::Tensor index = on_device(slots, states.device());
+  const at::Tensor index = device::upload(slots, states.device());
   at::Tensor S =
       states.index_select(0, index).view({B * Hv, K, V}) * at::exp(g.to(type)).view({B * Hv, 1, 1});
   const at::Tensor u = beta.to(type).reshape({B * Hv, 1, 1}) *

@@ -1,6 +1,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 
+#include "device/upload.h"
 #include "ops/moe/order.h"
 
 namespace heddle::ops {
@@ -29,7 +30,7 @@ MoeOrder moe_order(const at::Tensor& experts, std::int64_t expert_count) {
     place[i] = p;
     token[p] = i / k;
   }
-  const at::Tensor device_lists = lists.to(experts.device());
+  const at::Tensor device_lists = device::upload(lists, experts.device());
   order.source = device_lists.select(0, 0);
   order.place = device_lists.select(0, 1);
   order.token = device_lists.select(0, 2);

@@ -1,7 +1,6 @@
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/bincount.h>
 #include <ATen/ops/gather.h>
 #include <ATen/ops/repeat_interleave.h>
 #include <ATen/ops/softmax.h>
@@ -12,19 +11,15 @@
 
 #include <algorithm>
 
+#include "device/upload.h"
 #include "ops/autograd.h"
 #include "ops/compute_type.h"
 #include "ops/context_parallel/context_parallel.h"
 #include "ops/moe/moe.h"
+#include "ops/moe/occurrences.h"
 
 namespace heddle::ops {
 namespace {
-
-at::Tensor host_vector(const std::vector<std::int64_t>& values, c10::Device device) {
-  at::Tensor host = at::zeros({static_cast<std::int64_t>(values.size())}, at::kLong);
-  std::copy(values.begin(), values.end(), host.mutable_data_ptr<std::int64_t>());
-  return host.to(device);
-}
 
 /// The k largest of one row in falling order; of equals, and of NaN, the lower index comes first.
 template <class C>
@@ -75,7 +70,7 @@ at::Tensor sequence_of_token(const Sequences& sequences, std::int64_t real_token
     numbers.push_back(context != nullptr ? context->plan.fragments()[s].sequence : s);
     lengths.push_back(end - begin);
   }
-  return at::repeat_interleave(host_vector(numbers, device), host_vector(lengths, device),
+  return at::repeat_interleave(device::upload(numbers, device), device::upload(lengths, device),
                                /*dim=*/0, /*output_size=*/real_tokens);
 }
 
@@ -141,7 +136,7 @@ at::Tensor moe_auxiliary_loss(const at::Tensor& probabilities, const at::Tensor&
     const std::int64_t count = context != nullptr ? context->sequences.count() : sequences.count();
     const at::Tensor keys =
         (sequence.unsqueeze(1) * expert_count + experts.narrow(0, 0, real_tokens)).reshape({-1});
-    at::Tensor counts = at::bincount(keys, {}, count * expert_count)
+    at::Tensor counts = occurrences(keys, count * expert_count)
                             .view({count, expert_count})
                             .to(compute_type(probabilities));
     if (context != nullptr) context->group.all_reduce_sum(counts);
@@ -173,8 +168,7 @@ MoeLoad moe_load(const at::Tensor& probabilities, const at::Tensor& experts,
   MoeLoad load;
   const at::Tensor sum = run_without_gradient([&] {
     const at::Tensor chosen = experts.narrow(0, 0, real_tokens).reshape({-1});
-    load.assignments =
-        at::bincount(chosen, {}, probabilities.size(1)).to(compute_type(probabilities));
+    load.assignments = occurrences(chosen, probabilities.size(1)).to(compute_type(probabilities));
     return at::sum(probabilities.narrow(0, 0, real_tokens), {0});
   });
   load.probabilities = with_gradient(

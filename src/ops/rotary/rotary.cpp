@@ -7,6 +7,7 @@
 #include <ATen/ops/pow.h>
 #include <ATen/ops/sin.h>
 
+#include "device/upload.h"
 #include "ops/autograd.h"
 #include "ops/builtin.h"
 #include "ops/compute_type.h"
@@ -50,7 +51,8 @@ std::pair<at::Tensor, at::Tensor> rotary_tables(const at::Tensor& position_ids,
     TORCH_CHECK(
         mrope_section.size() == 3 && mrope_section[0] + mrope_section[1] + mrope_section[2] == half,
         "rotary_tables: mrope_section must be three counts with sum ", half, " for [3,T]");
-    const at::Tensor axis = axis_of_frequency(half, mrope_section).to(position_ids.device());
+    const at::Tensor axis =
+        device::upload(axis_of_frequency(half, mrope_section), position_ids.device());
     positions = position_ids.to(type).index_select(0, axis).t();
   } else {
     positions = position_ids.to(type).unsqueeze(1);

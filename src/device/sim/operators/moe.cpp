@@ -1,21 +1,16 @@
-// Routed experts: gating, permutation and the product by groups.
+// Routed experts: permutation and the product by groups.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/ivalue.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/argsort.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/gather.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/mm.h>
-#include <ATen/ops/sigmoid.h>
-#include <ATen/ops/softmax.h>
-#include <ATen/ops/sort.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
 #include <array>
-#include <tuple>
 
 #include "device/sim/driver.h"
 #include "device/sim/operators/operators.h"
@@ -138,29 +133,10 @@ Results grouped_matmul(const Arguments& in) {
   return {c10::List<at::Tensor>({at::stack(products).to(x.scalar_type())})};
 }
 
-constexpr std::int64_t kSoftmax = 0;
-
-Results gating(const Arguments& in) {
-  const at::Tensor x = in.tensor("x"), bias = in.tensor("bias");
-  TORCH_CHECK(in.integer("group_count") == 1 && in.integer("k_group") == 1, in.op(),
-              ": the simulation has one group of experts");
-  const auto type = wide_type(x);
-  const bool is_softmax = in.integer("norm_type") == kSoftmax;
-  const at::Tensor p = is_softmax ? at::softmax(x, -1, type) : at::sigmoid(x.to(type));
-  const at::Tensor ranked = bias.defined() ? p + bias.to(type) : p;
-  const at::Tensor experts = std::get<1>(at::sort(ranked, /*stable=*/true, -1, /*descending=*/true))
-                                 .narrow(1, 0, in.integer("k"))
-                                 .contiguous();
-  at::Tensor y = at::gather(p, 1, experts);
-  if (!is_softmax || in.integer("renorm") == 1) y = y / (y.sum({-1}, true) + in.number("eps"));
-  const at::Tensor norm = in.flag("out_flag") ? p : at::empty({0}, p.options());
-  return {(y * in.number("routed_scaling_factor")).to(x.scalar_type()), experts.to(at::kInt), norm};
-}
-
 }  // namespace
 
 std::span<const FusedOperator> moe_operators() {
-  static constexpr std::array<FusedOperator, 6> kOperators = {
+  static constexpr std::array<FusedOperator, 5> kOperators = {
       {{"npu_moe_token_permute(Tensor tokens, Tensor indices, int? num_out_tokens=None, "
         "bool padded_mode=False) -> (Tensor, Tensor)",
         permute},
@@ -183,12 +159,7 @@ std::span<const FusedOperator> moe_operators() {
         "int[]? tuning_config=None, int? output_dtype=None, int? x_dtype=None, "
         "int? weight_dtype=None, int? scale_dtype=None, "
         "int? per_token_scale_dtype=None) -> Tensor[]",
-        grouped_matmul},
-       {"npu_moe_gating_top_k(Tensor x, int k, *, Tensor? bias=None, Tensor? input_ids=None, "
-        "Tensor? tid2eid=None, int k_group=1, int group_count=1, int group_select_mode=0, "
-        "int renorm=0, int norm_type=0, bool out_flag=False, "
-        "float routed_scaling_factor=1.0, float eps=1e-20) -> (Tensor, Tensor, Tensor)",
-        gating}}};
+        grouped_matmul}}};
   return kOperators;
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "device/npu_chip.h"
+#include "device/require.h"
 #include "ops/causal_conv1d/kernels.h"
 #include "ops/causal_conv1d/npu/tile.h"
 #include "ops/compute_type.h"
@@ -22,8 +23,9 @@ ConvShape shape_of(const CausalConv1d::Inputs& in) {
 }
 
 /// Channels of one pass: whole tiles, as many as the memory of a pass allows.
-std::int64_t pass_channels(const ConvShape& shape) {
+std::int64_t pass_channels(const ConvShape& shape, c10::Device device) {
   const Tile tile = plan_tile(shape, device::kUnifiedBufferBytes);
+  device::require_on_chip(device, "causal_conv1d", tile_bytes(tile, shape));
   const std::int64_t column_bytes = std::max<std::int64_t>(1, shape.tokens) * tile.channels * 4;
   return tile.channels * std::max<std::int64_t>(1, kPassBytes / column_bytes);
 }
@@ -31,7 +33,8 @@ std::int64_t pass_channels(const ConvShape& shape) {
 /// Calls f(first channel, count) for each pass.
 template <class F>
 void for_each_pass(const CausalConv1d::Inputs& in, F&& f) {
-  const std::int64_t C = in.x.size(1), step = C == 0 ? 1 : pass_channels(shape_of(in));
+  const std::int64_t C = in.x.size(1),
+                     step = C == 0 ? 1 : pass_channels(shape_of(in), in.x.device());
   for (std::int64_t first = 0; first < C; first += step) f(first, std::min(step, C - first));
 }
 

@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "base/errors.h"
+#include "device/upload.h"
 #include "ops/compute_type.h"
 #include "ops/gated_delta_net/kernels.h"
 #include "ops/npu/call.h"
@@ -18,12 +19,12 @@ namespace {
 
 constexpr double kNormEps = 1e-6;
 
-at::Tensor host_lengths(const Sequences& sequences, c10::Device device) {
+at::Tensor lengths_on(const Sequences& sequences, c10::Device device) {
   const auto& cu = sequences.cu_seqlens_host;
   at::Tensor lengths = at::zeros({sequences.count()}, at::kInt);
   for (std::int64_t s = 0; s < sequences.count(); ++s)
     lengths.mutable_data_ptr<std::int32_t>()[s] = cu[s + 1] - cu[s];
-  return lengths.to(device, /*non_blocking=*/true);
+  return device::upload(lengths, device);
 }
 
 at::Tensor unit_rows(const at::Tensor& x, bool normalize) {
@@ -53,7 +54,7 @@ GatedDeltaRuleForward forward(const GatedDeltaRule::Inputs& in, bool keep) {
                               {"value", in.v.contiguous()},
                               {"beta", in.beta.to(half.dtype())},
                               {"initial_state", state},
-                              {"actual_seq_lengths", host_lengths(in.sequences, in.v.device())},
+                              {"actual_seq_lengths", lengths_on(in.sequences, in.v.device())},
                               {"scale", scale},
                               {"g", in.g.contiguous()}});
   result.o = out[0];

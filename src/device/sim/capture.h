@@ -1,0 +1,41 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+namespace heddle::device::sim {
+
+/// The work of this thread while a graph is recorded. To learn shapes, each operator is computed as
+/// it comes; at the end all it wrote is as it was before, and new memory holds NaN, as nothing has
+/// run.
+class Capture {
+ public:
+  Capture();
+  ~Capture();
+  Capture(const Capture&) = delete;
+  Capture& operator=(const Capture&) = delete;
+
+  /// Of this thread; null where none is recorded.
+  static Capture* current();
+
+  /// `host` is about to be changed.
+  void keeps(const at::Tensor& host);
+  /// `host` was made by the operator.
+  void makes(const at::Tensor& host);
+  /// What the operator does when the graph is replayed.
+  void adds(std::function<void()> work) { work_.push_back(std::move(work)); }
+
+  std::vector<std::function<void()>> finish();
+
+ private:
+  using Storage = c10::intrusive_ptr<c10::StorageImpl>;
+
+  std::vector<std::function<void()>> work_;
+  std::map<Storage, std::vector<char>> before_;
+  std::vector<Storage> made_;
+};
+
+}  // namespace heddle::device::sim

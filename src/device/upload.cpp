@@ -1,0 +1,20 @@
+#include "device/upload.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+
+namespace heddle::device {
+
+at::Tensor upload(const at::Tensor& host, c10::Device device) {
+  return host.is_cpu() && !device.is_cpu() ? host.pin_memory().to(device, /*non_blocking=*/true)
+                                           : host.to(device);
+}
+
+at::Tensor upload(const std::vector<std::int64_t>& values, c10::Device device) {
+  const at::Tensor host = at::empty({static_cast<std::int64_t>(values.size())}, at::kLong);
+  std::copy(values.begin(), values.end(), host.mutable_data_ptr<std::int64_t>());
+  return upload(host, device);
+}
+
+}  // namespace heddle::device
