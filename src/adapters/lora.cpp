@@ -183,7 +183,7 @@ Tensors forward_together(const ops::KernelTable& kernels, const nn::LinearInput&
       sums.push_back({{input, weight->data()}});
       if (lora != nullptr) sums.back().push_back({lows[i], lora->b().data()});
     }
-    return products.forward(sums);
+    return nn::products(products, given, sums);
   });
   Tensors inputs = {x};
   for (const auto& [lora, weight] : layers) {

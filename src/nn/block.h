@@ -33,6 +33,9 @@ struct BlockInputs {
   /// Results of elementwise operators and norms that only feed a product are not kept for its
   /// backward but made again there.
   bool recompute_elementwise = false;
+  /// Only the gradients of the stage are wanted: what makes its output and nothing else may be left
+  /// out.
+  bool output_unused = false;
   /// The ranks that share the routed experts; null if this rank has all.
   const comm::Group* expert_group = nullptr;
   /// [T,k]: the experts of each token, which the router takes instead of its top k (router replay).

@@ -1,13 +1,13 @@
 #include "nn/linear.h"
 
 #include <ATen/ops/addmm.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 
 #include <algorithm>
 
 #include "ops/autograd.h"
 #include "ops/embedding/embedding.h"
-#include "ops/linear/linear.h"
 
 namespace heddle::nn {
 
@@ -27,14 +27,25 @@ void accumulate_product(Parameter& weight, const at::Tensor& dy, const at::Tenso
   }
 }
 
+ops::Tensors products(const ops::Linear::Functions& functions, const LinearInput& x,
+                      const std::vector<ops::Products>& sums) {
+  if (!x.outputs_unused) return functions.forward(sums);
+  ops::Tensors outputs;
+  for (const ops::Products& terms : sums) {
+    const ops::Product& first = terms.at(0);
+    outputs.push_back(at::empty({first.a.size(0), first.b.size(0)}, first.a.options()));
+  }
+  return outputs;
+}
+
 std::vector<at::Tensor> linears(const ops::KernelTable& kernels, const LinearInput& input,
                                 const std::vector<Parameter*>& weights) {
   const at::Tensor& x = input.value;
-  const ops::Linear::Functions& products = kernels.get<ops::Linear>();
+  const ops::Linear::Functions& functions = kernels.get<ops::Linear>();
   const ops::Tensors outputs = ops::run_without_gradient([&] {
     std::vector<ops::Products> sums;
     for (const Parameter* weight : weights) sums.push_back({{ops::detached(x), weight->data()}});
-    return products.forward(sums);
+    return products(functions, input, sums);
   });
   // A frozen weight needs no input kept; an input without gradient needs no product.
   const bool any_trained = std::any_of(weights.begin(), weights.end(),
@@ -46,7 +57,7 @@ std::vector<at::Tensor> linears(const ops::KernelTable& kernels, const LinearInp
   for (const Parameter* weight : weights) inputs.push_back(weight->anchor());
   return ops::with_gradient(
       "linear", inputs, outputs,
-      [saved, again, want_input, weights, &products](const ops::Tensors& grads) -> ops::Tensors {
+      [saved, again, want_input, weights, &functions](const ops::Tensors& grads) -> ops::Tensors {
         ops::Tensors result(weights.size() + 1);
         const at::Tensor x = again ? again() : saved;
         ops::Products terms;
@@ -56,7 +67,7 @@ std::vector<at::Tensor> linears(const ops::KernelTable& kernels, const LinearInp
           if (weights[i]->trainable()) accumulate_product(*weights[i], dy, x);
           terms.push_back({dy, weights[i]->data()});
         }
-        if (want_input && !terms.empty()) result[0] = products.backward(terms);
+        if (want_input && !terms.empty()) result[0] = functions.backward(terms);
         return result;
       });
 }

@@ -9,6 +9,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "nn/parameter.h"
+#include "ops/linear/linear.h"
 #include "ops/registry.h"
 
 namespace heddle::nn {
@@ -23,7 +24,13 @@ struct LinearInput {
       : value(std::move(x)), again(std::move(make_again)) {}
   at::Tensor value;
   std::function<at::Tensor()> again;
+  /// Only gradients are wanted: the outputs have a shape, but their products do not run.
+  bool outputs_unused = false;
 };
+
+/// The outputs of layers that read `x`, one for each sum.
+ops::Tensors products(const ops::Linear::Functions& functions, const LinearInput& x,
+                      const std::vector<ops::Products>& sums);
 
 /// x W^T of weights that share their input. x [T,in], weight [out,in]. The graph holds the
 /// parameters by handle, not their tensors; the weight gradients are accumulated by the products

@@ -21,16 +21,19 @@ Mlp::Mlp(const std::string& prefix, std::int64_t hidden_size, std::int64_t inter
       down_proj_(prefix + "down_proj.weight", hidden_size, intermediate_size, {{Dim::kTp, 1, {}}}) {
 }
 
-at::Tensor Mlp::forward(const LinearInput& x, const BlockInputs& inputs) {
+at::Tensor Mlp::forward(const LinearInput& x, const BlockInputs& inputs, bool value_unused) {
   const std::vector<at::Tensor> gate_up =
       forward_all(*inputs.kernels, enter_tensor_parallel(x, inputs), {&gate_proj_, &up_proj_});
   const at::Tensor y = ops::swiglu(*inputs.kernels, gate_up[0], gate_up[1]);
   LinearInput input(y);
+  input.outputs_unused = value_unused;
   if (inputs.recompute_elementwise) {
     input.again = [kernels = inputs.kernels, gate = ops::detached(gate_up[0]),
                    up = ops::detached(gate_up[1])] { return ops::swiglu(*kernels, gate, up); };
   }
-  return leave_tensor_parallel(down_proj_.forward(*inputs.kernels, input), inputs);
+  const at::Tensor down = down_proj_.forward(*inputs.kernels, input);
+  // The sum over ranks passes gradients on as they are.
+  return value_unused ? down : leave_tensor_parallel(down, inputs);
 }
 
 void Mlp::visit_parameters(const std::function<void(Parameter&)>& visit) {

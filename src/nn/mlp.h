@@ -11,7 +11,8 @@ class Mlp {
  public:
   /// `prefix` for example "model.layers.0.mlp.".
   Mlp(const std::string& prefix, std::int64_t hidden_size, std::int64_t intermediate_size);
-  at::Tensor forward(const LinearInput& x, const BlockInputs& inputs);
+  /// `value_unused`: the result has its gradient, but no value.
+  at::Tensor forward(const LinearInput& x, const BlockInputs& inputs, bool value_unused = false);
   void visit_parameters(const std::function<void(Parameter&)>& visit);
   void visit_linears(const std::function<void(Linear&)>& visit);
 

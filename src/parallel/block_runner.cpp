@@ -39,6 +39,17 @@ bool BlockRunner::is_recomputed(std::size_t stage) const {
   return recompute_ == Recompute::kFull || (recompute_ == Recompute::kSelective && stage > 0);
 }
 
+BlockRunner::Pass::Graph BlockRunner::run(std::size_t block, std::size_t stage,
+                                          const at::Tensor& input, const nn::BlockInputs& inputs,
+                                          nn::BlockOutput& output) {
+  Pass::Graph graph{ops::detached(input), {}, {}};
+  graph.input.set_requires_grad(true);
+  output = blocks_[block].block->forward(stage, graph.input, inputs);
+  graph.output = output.hidden;
+  graph.auxiliary = output.auxiliary_loss;
+  return graph;
+}
+
 at::Tensor BlockRunner::forward(const at::Tensor& hidden, const nn::BlockInputs& inputs,
                                 bool wants_input_gradient, Pass& pass) {
   pass.inputs = inputs;
@@ -57,11 +68,13 @@ at::Tensor BlockRunner::forward(const at::Tensor& hidden, const nn::BlockInputs&
     if (i + 1 < blocks_.size()) prefetch(i + 1);
     pass.inputs.experts = pass.experts[i];
     for (std::size_t stage = 0; stage < blocks_[i].block->stages(); ++stage) {
-      const bool recompute = is_recomputed(stage);
+      const bool recomputed = is_recomputed(stage);
+      const bool joins = recomputed && stage > 0 && is_recomputed(stage - 1);
+      if (differentiates && joins) ++pass.islands.back().stages;
+      if (differentiates && !joins) pass.islands.push_back({i, stage, 1, current, {}});
       nn::BlockOutput output;
-      if (differentiates && !recompute) {
-        current.set_requires_grad(true);
-        output = blocks_[i].block->forward(stage, current, pass.inputs);
+      if (differentiates && !recomputed) {
+        pass.islands.back().graphs.push_back(run(i, stage, current, pass.inputs, output));
       } else {
         output = ops::run_without_gradient(
             [&] { return blocks_[i].block->forward(stage, current, pass.inputs); });
@@ -69,20 +82,42 @@ at::Tensor BlockRunner::forward(const at::Tensor& hidden, const nn::BlockInputs&
       if (output.experts.defined()) pass.experts[i] = output.experts;
       add_up(pass.auxiliary_loss, output.auxiliary_loss);
       add_up(pass.expert_assignments, output.expert_assignments);
-      const at::Tensor next = ops::detached(output.hidden);
-      if (differentiates) {
-        Pass::Island island{i, stage, std::move(current), {}, {}, recompute};
-        if (!recompute) {
-          island.output = std::move(output.hidden);
-          island.auxiliary = std::move(output.auxiliary_loss);
-        }
-        pass.islands.push_back(std::move(island));
-      }
-      current = next;
+      current = ops::detached(output.hidden);
     }
     release(i);
   }
   return current;
+}
+
+void BlockRunner::recompute(const Pass& pass, Pass::Island& island) {
+  nn::BlockInputs inputs = pass.inputs;
+  inputs.experts = pass.experts[island.block];
+  at::Tensor current = std::move(island.input);
+  const std::size_t end = island.first_stage + island.stages;
+  for (std::size_t stage = island.first_stage; stage < end; ++stage) {
+    if (stage + 1 == end) {
+      inputs.recompute_elementwise = false;  // its backward follows at once
+      inputs.output_unused = true;
+    }
+    nn::BlockOutput output;
+    island.graphs.push_back(run(island.block, stage, current, inputs, output));
+    current = ops::detached(output.hidden);
+  }
+}
+
+at::Tensor BlockRunner::differentiate(const Pass& pass, Pass::Graph graph,
+                                      const at::Tensor& gradient, double auxiliary_scale) {
+  ops::Tensors outputs = {graph.output}, gradients = {gradient};
+  if (graph.auxiliary.defined() && graph.auxiliary.requires_grad() && auxiliary_scale != 0) {
+    outputs.push_back(graph.auxiliary);
+    const auto options = graph.auxiliary.options().requires_grad(false);
+    gradients.push_back(ops::run_without_gradient([&] {
+      return pass.auxiliary_gradient.defined() ? pass.auxiliary_gradient.mul(auxiliary_scale)
+                                               : at::full({}, auxiliary_scale, options);
+    }));
+  }
+  ops::run_backward(outputs, gradients);
+  return graph.input.grad();
 }
 
 at::Tensor BlockRunner::backward(const at::Tensor& grad_hidden, double auxiliary_scale, Pass& pass,
@@ -92,30 +127,15 @@ at::Tensor BlockRunner::backward(const at::Tensor& grad_hidden, double auxiliary
     Pass::Island island = std::move(pass.islands.back());
     pass.islands.pop_back();
     acquire(island.block);
-    if (island.stage == 0 && !pass.islands.empty()) prefetch(pass.islands.back().block);
-    if (island.recompute) {
-      island.input.set_requires_grad(true);
-      nn::BlockInputs inputs = pass.inputs;
-      inputs.recompute_elementwise = false;  // its backward follows at once
-      inputs.experts = pass.experts[island.block];
-      nn::BlockOutput output =
-          blocks_[island.block].block->forward(island.stage, island.input, inputs);
-      island.output = std::move(output.hidden);
-      island.auxiliary = std::move(output.auxiliary_loss);
+    if (island.first_stage == 0 && !pass.islands.empty()) prefetch(pass.islands.back().block);
+    if (island.graphs.empty()) recompute(pass, island);
+    island.input.reset();
+    while (!island.graphs.empty()) {
+      Pass::Graph graph = std::move(island.graphs.back());
+      island.graphs.pop_back();
+      gradient = differentiate(pass, std::move(graph), gradient, auxiliary_scale);
     }
-    ops::Tensors outputs = {island.output}, gradients = {gradient};
-    if (island.auxiliary.defined() && island.auxiliary.requires_grad() && auxiliary_scale != 0) {
-      outputs.push_back(island.auxiliary);
-      const auto options = island.auxiliary.options().requires_grad(false);
-      gradients.push_back(ops::run_without_gradient([&] {
-        return pass.auxiliary_gradient.defined() ? pass.auxiliary_gradient.mul(auxiliary_scale)
-                                                 : at::full({}, auxiliary_scale, options);
-      }));
-    }
-    ops::run_backward(outputs, gradients);
-    gradient = island.input.grad();
-    island.input.mutable_grad().reset();
-    if (island.stage == 0) {
+    if (island.first_stage == 0) {
       for (nn::Parameter* parameter : blocks_[island.block].parameters)
         parameter->collect_gradient();
       release(island.block);

@@ -11,11 +11,11 @@
 
 namespace heddle::parallel {
 
-/// What of a block's activations is kept for its backward.
+/// What of a block's forward runs again in its backward instead of being kept.
 enum class Recompute {
-  kOff,        ///< Everything (but see BlockInputs::recompute_elementwise).
-  kSelective,  ///< The mixer's; the MLP, whose activations are the widest, runs again.
-  kFull,       ///< Only the block's input.
+  kOff,        ///< Nothing (but see BlockInputs::recompute_elementwise).
+  kSelective,  ///< The MLP, whose activations are the widest.
+  kFull,       ///< Everything but the block's input.
 };
 
 /// A block with all parameters it uses, adapters included.
@@ -25,9 +25,9 @@ struct BlockEntry {
   std::size_t unit = 0;  ///< Of the sharding, if there is one.
 };
 
-/// Runs the decoder blocks forward and backward, each stage of each block an autograd island: its
-/// input is detached, no edge spans islands, and this runner calls every backward itself. A policy
-/// such as recomputation lives here and not in the model.
+/// Runs the decoder blocks forward and backward, each stage of each block an autograd graph of its
+/// own: its input is detached, no edge spans stages, and this runner calls every backward itself.
+/// A policy such as recomputation lives here and not in the model.
 class BlockRunner {
  public:
   /// `sharding`, which may be null, gives each block its parameters while it runs.
@@ -49,11 +49,16 @@ class BlockRunner {
 
    private:
     friend class BlockRunner;
+    /// One stage with its graph.
+    struct Graph {
+      at::Tensor input;  ///< Detached; asks for a gradient.
+      at::Tensor output, auxiliary;
+    };
+    /// Stages of one block whose graphs are kept or made again together.
     struct Island {
-      std::size_t block = 0, stage = 0;
-      at::Tensor input;              ///< Detached; asks for a gradient.
-      at::Tensor output, auxiliary;  ///< With their graph, unless recomputed.
-      bool recompute = false;
+      std::size_t block = 0, first_stage = 0, stages = 1;
+      at::Tensor input;           ///< Of the first stage, detached.
+      std::vector<Graph> graphs;  ///< By stage; none yet if they are made again.
     };
     nn::BlockInputs inputs;
     std::vector<Island> islands;
@@ -76,6 +81,13 @@ class BlockRunner {
 
  private:
   bool is_recomputed(std::size_t stage) const;
+  /// Runs one stage with its graph.
+  Pass::Graph run(std::size_t block, std::size_t stage, const at::Tensor& input,
+                  const nn::BlockInputs& inputs, nn::BlockOutput& output);
+  void recompute(const Pass& pass, Pass::Island& island);
+  /// Backward of one stage; returns the gradient of its input.
+  at::Tensor differentiate(const Pass& pass, Pass::Graph graph, const at::Tensor& gradient,
+                           double auxiliary_scale);
   void acquire(std::size_t block);
   void prefetch(std::size_t block);
   void release(std::size_t block);

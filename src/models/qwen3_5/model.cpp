@@ -35,6 +35,13 @@ nn::GatedDeltaNetDims gated_delta_net_dims(const Config& config) {
       config.rms_norm_eps,        config.interleaved_projections()};
 }
 
+/// x + y as the backward sees it; its value is not read.
+at::Tensor unevaluated_sum(const at::Tensor& x, const at::Tensor& y) {
+  return ops::with_gradient("sum", {x, y}, {ops::detached(y)}, [](const ops::Tensors& grads) {
+    return ops::Tensors{grads[0], grads[0]};
+  })[0];
+}
+
 Degrees degrees_of(const comm::Mesh& mesh, ops::ContextMethod method) {
   return {mesh.size(Dim::kTp), method == ops::ContextMethod::kUlysses ? mesh.size(Dim::kCp) : 1,
           mesh.size(Dim::kEp)};
@@ -90,9 +97,10 @@ nn::BlockOutput DecoderLayer::mlp(const at::Tensor& hidden, const nn::BlockInput
   if (moe_) {
     output = moe_->forward(x.value, inputs, want_auxiliary_loss_);
   } else {
-    output.hidden = dense_->forward(x, inputs);
+    output.hidden = dense_->forward(x, inputs, inputs.output_unused);
   }
-  output.hidden = residual + output.hidden;
+  output.hidden =
+      inputs.output_unused ? unevaluated_sum(residual, output.hidden) : residual + output.hidden;
   return output;
 }
 
