@@ -1,20 +1,12 @@
 #include "train/operator_cases.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
-#include <ATen/ops/log_sigmoid.h>
 #include <ATen/ops/mm.h>
-#include <ATen/ops/rand.h>
 #include <ATen/ops/randint.h>
-#include <ATen/ops/randn.h>
-#include <ATen/ops/sigmoid.h>
-#include <ATen/ops/softmax.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <memory>
 #include <utility>
@@ -22,88 +14,15 @@
 #include "base/errors.h"
 #include "base/rng.h"
 #include "ops/attention/attention.h"
-#include "ops/gated_delta_net/gated_delta_net.h"
 #include "ops/linear/linear.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "ops/moe/moe.h"
+#include "train/operator_case_parts.h"
 
 namespace heddle::train {
 namespace {
 
 using models::qwen3_5::Config;
-
-double as_double(std::int64_t n) { return static_cast<double>(n); }
-
-ops::KernelTable table_of(const OperatorPlace& place, const std::string& op,
-                          const ops::Dims& dims) {
-  return ops::KernelTable::choose(ops::builtin_registry(), place.device.type(), place.dtype,
-                                  {{op, {dims}}}, place.policy);
-}
-
-at::Tensor random(const OperatorPlace& place, at::IntArrayRef sizes) {
-  return at::randn(sizes, at::TensorOptions().device(place.device).dtype(place.dtype));
-}
-
-// --- gated delta rule ---
-
-struct DeltaHeads {
-  std::int64_t keys, values, dim;
-};
-
-/// Decay logsigmoid(normal) / 16 with a quarter of the heads at 0, as the published figures have
-/// it.
-ops::GatedDeltaRule::Inputs delta_inputs(const OperatorPlace& place, const DeltaHeads& heads,
-                                         const std::vector<std::int32_t>& boundaries) {
-  const std::int64_t tokens = boundaries.back();
-  ops::GatedDeltaRule::Inputs in;
-  in.q = random(place, {tokens, heads.keys, heads.dim});
-  in.k = random(place, {tokens, heads.keys, heads.dim});
-  in.v = random(place, {tokens, heads.values, heads.dim});
-  const auto wide = at::TensorOptions().device(place.device).dtype(at::kFloat);
-  in.g = at::log_sigmoid(at::randn({tokens, heads.values}, wide)) / 16;
-  in.g.narrow(1, 0, heads.values / 4).zero_();
-  in.beta = at::sigmoid(at::randn({tokens, heads.values}, wide));
-  in.sequences = ops::Sequences::from_host(boundaries, place.device);
-  return in;
-}
-
-ops::Dims delta_dims(const DeltaHeads& heads) {
-  return {{"num_k_heads", heads.keys},
-          {"num_v_heads", heads.values},
-          {"head_k_dim", heads.dim},
-          {"head_v_dim", heads.dim}};
-}
-
-/// Least work and bytes of docs/gdn.md, section 1.6, for a bf16 chunked form of 64 tokens.
-OperatorCase delta_case(const OperatorPlace& place, const DeltaHeads& heads,
-                        const OperatorTokens& tokens) {
-  const ops::KernelTable kernels = table_of(place, "gated_delta_rule", delta_dims(heads));
-  const ops::GatedDeltaRule::Functions functions = kernels.get<ops::GatedDeltaRule>();
-  const auto in = std::make_shared<ops::GatedDeltaRule::Inputs>(
-      delta_inputs(place, heads, tokens.boundaries()));
-  const auto saved =
-      std::make_shared<ops::GatedDeltaRuleForward>(functions.forward(*in, /*keep=*/true));
-  const at::Tensor d_o = random(place, in->v.sizes());
-  const double token_heads = as_double(tokens.total() * heads.values),
-               work = token_heads * as_double(heads.dim * heads.dim),
-               groups = as_double(heads.keys) / as_double(heads.values),
-               size = as_double(heads.dim) / 128;
-  OperatorCase one;
-  one.name =
-      fmt::format("{}/{} heads of {}, {}", heads.keys, heads.values, heads.dim, tokens.describe());
-  one.kernel = kernels.choices()[0].kernel;
-  one.calls = {
-      {"forward", [=] { functions.forward(*in, true); }, 10 * work,
-       token_heads * size * (512 * groups + 900)},
-      {"backward", [=] { functions.backward(*in, *saved, d_o, {}); }, 23 * work,
-       token_heads * size * (1280 * groups + 2200)},
-      {"inference", [=] { functions.forward(*in, false); }, 10 * work,
-       token_heads * size * (512 * groups + 520)},
-  };
-  return one;
-}
-
-// --- matrix products ---
 
 /// Layers that read one input: their output widths.
 struct ProductGroup {
@@ -198,27 +117,6 @@ std::string OperatorTokens::describe() const {
     longest = std::max(longest, ends[i + 1] - ends[i]);
   return fmt::format("{} tokens in {} sequences of median {} and up to {}", total(),
                      ends.size() - 1, median, longest);
-}
-
-std::vector<CaseMaker> published_gated_delta_rule_cases(const OperatorPlace& place) {
-  std::vector<CaseMaker> cases;
-  for (const auto& [keys, values] :
-       {std::pair{16, 32}, {16, 16}, {16, 48}, {16, 64}, {32, 32}, {8, 24}, {4, 16}, {2, 8}}) {
-    for (const auto& [batch, length] :
-         {std::pair{4, 8192}, {1, 32768}, {8, 4096}, {1, 8192}, {4, 2048}, {8, 1024}, {1, 2048}}) {
-      cases.push_back([=, keys = keys, values = values, batch = batch, length = length] {
-        return delta_case(place, {keys, values, 128}, {batch, length, 0});
-      });
-    }
-  }
-  return cases;
-}
-
-std::vector<CaseMaker> gated_delta_rule_cases(const OperatorPlace& place, const Config& config,
-                                              const OperatorTokens& tokens) {
-  const DeltaHeads heads = {config.linear_num_key_heads, config.linear_num_value_heads,
-                            config.linear_key_head_dim};
-  return {[=] { return delta_case(place, heads, tokens); }};
 }
 
 std::vector<CaseMaker> product_cases(const OperatorPlace& place, const Config& config,
@@ -326,39 +224,6 @@ std::vector<CaseMaker> expert_cases(const OperatorPlace& place, const Config& co
         {"backward", [=] { functions.backward(*in, *saved, dy, true); }, 2 * products, 2 * bytes}};
     return one;
   }};
-}
-
-std::vector<std::pair<std::string, double>> gated_delta_rule_errors(const OperatorPlace& place,
-                                                                    std::int64_t length) {
-  const DeltaHeads heads = {2, 4, 128};
-  const auto end = static_cast<std::int32_t>(length);
-  ops::GatedDeltaRule::Inputs in = delta_inputs(place, heads, {0, end});
-  const at::Tensor d_o = random(place, in.v.sizes());
-  const auto run = [&](const ops::GatedDeltaRule::Functions& functions,
-                       const ops::GatedDeltaRule::Inputs& inputs, const at::Tensor& gradient) {
-    const ops::GatedDeltaRuleForward forward = functions.forward(inputs, true);
-    const ops::GatedDeltaRuleGradients g = functions.backward(inputs, forward, gradient, {});
-    return std::array<at::Tensor, 6>{forward.o, g.q, g.k, g.v, g.g, g.beta};
-  };
-  const ops::NoGradient guard;
-  const auto actual = run(
-      table_of(place, "gated_delta_rule", delta_dims(heads)).get<ops::GatedDeltaRule>(), in, d_o);
-  const OperatorPlace exact_place = {c10::Device(at::kCPU), at::kDouble, {true, {}, 0}};
-  ops::GatedDeltaRule::Inputs exact = in;
-  for (at::Tensor* x : {&exact.q, &exact.k, &exact.v, &exact.g, &exact.beta})
-    *x = x->to(exact_place.device, at::kDouble);
-  exact.sequences = ops::Sequences::from_host({0, end}, exact_place.device);
-  const auto expected =
-      run(table_of(exact_place, "gated_delta_rule", delta_dims(heads)).get<ops::GatedDeltaRule>(),
-          exact, d_o.to(exact_place.device, at::kDouble));
-  std::vector<std::pair<std::string, double>> errors;
-  const char* const names[] = {"o", "dq", "dk", "dv", "dg", "dbeta"};
-  for (std::size_t i = 0; i < actual.size(); ++i) {
-    const at::Tensor difference = actual[i].to(exact_place.device, at::kDouble) - expected[i];
-    errors.emplace_back(names[i],
-                        difference.norm().item<double>() / expected[i].norm().item<double>());
-  }
-  return errors;
 }
 
 }  // namespace heddle::train

@@ -13,9 +13,9 @@ using nlohmann::json;
 using ::testing::HasSubstr;
 
 json bench(const std::string& work, const std::vector<std::string>& arguments = {}) {
-  std::vector<std::string> all = {"bench",    work, "--preset", "small-10m", "--batch", "2",
-                                  "--length", "40", "--json",   "device=cpu", "model.dtype=float32",
-                                  "device.threads=1"};
+  std::vector<std::string> all = {
+      "bench", work,     "--preset",   "small-10m",           "--batch",         "2", "--length",
+      "40",    "--json", "device=cpu", "model.dtype=float32", "device.threads=1"};
   all.insert(all.end(), arguments.begin(), arguments.end());
   const Outcome outcome = run_command(all);
   EXPECT_EQ(outcome.status, 0) << outcome.err;
