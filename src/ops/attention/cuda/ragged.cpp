@@ -95,7 +95,7 @@ bool ragged_fits(const Attention::Inputs& in) {
   int major = 0;
   if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, in.q.device().index()) !=
           cudaSuccess ||
-      major < 9)
+      major != 9 || in.q.size(2) % 16 != 0)
     return false;
   const std::vector<std::int32_t>&cu_q = in.q_sequences.cu_seqlens_host,
         &cu_k = in.k_sequences.cu_seqlens_host;
