@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/randint.h>
+#include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
@@ -20,6 +21,17 @@
 #include "train/operator_case_parts.h"
 
 namespace heddle::train {
+
+ops::KernelTable table_of(const OperatorPlace& place, const std::string& op,
+                          const ops::Dims& dims) {
+  return ops::KernelTable::choose(ops::builtin_registry(), place.device.type(), place.dtype,
+                                  {{op, {dims}}}, place.policy);
+}
+
+at::Tensor random(const OperatorPlace& place, at::IntArrayRef sizes) {
+  return at::randn(sizes, at::TensorOptions().device(place.device).dtype(place.dtype));
+}
+
 namespace {
 
 using models::qwen3_5::Config;
