@@ -305,6 +305,14 @@ TEST_F(ParityTest, OfSimulatedNpus) {
   }
 }
 
+// What a stream has not been waited for reads as NaN.
+TEST_F(ParityTest, OfSimulatedNpusWhoseStreamsAreLate) {
+  for (const auto& [name, several] :
+       {std::pair{"dense, full", layout("tp2")}, {"moe, full", experts("dp2 ep2")}}) {
+    compare(variant(name), on_npus(several, "deferred"), kFloat32, on_npus(kOneRank));
+  }
+}
+
 // One NPU against one CPU, whose kernels are others. Gradients:
 // SimulatedModel.GradientsEqualTheCpus.
 TEST_F(ParityTest, OfOneSimulatedNpuAndOneCpu) {
