@@ -123,12 +123,12 @@ const std::vector<Variant> kVariants = {
 
 struct Precision {
   const char* name;
-  double bound;  ///< Of the losses, and of the gradient norm of the first step.
-  /// Of the gradient norms of all ten steps, and of one that is sensitive. In fp32 one rank with
-  /// another kernel of rms_norm moves that of a model with experts by 4.5e-5 (and the loss by
-  /// 8e-8), as AdamW makes every rounding of a small gradient a step of full size, and a
-  /// contrastive gradient is a small difference of embeddings that are nearly alike: a smaller
-  /// bound would fail correct programs.
+  double bound;  ///< Of the losses.
+  /// Of the gradient norm, and, after the first step, of one that is sensitive. In fp32 the first
+  /// norm of one rank is itself 1e-5 off that of float64; another kernel of rms_norm moves that of
+  /// a model with experts by 4.5e-5 in ten steps (and the loss by 8e-8), as AdamW makes every
+  /// rounding of a small gradient a step of full size; and a contrastive gradient is a small
+  /// difference of embeddings that are nearly alike: a smaller bound would fail correct programs.
   double norm_bound, sensitive_norm_bound;
 };
 constexpr Precision kFloat64 = {"float64", 1e-9, 1e-9, 1e-9},
@@ -187,7 +187,7 @@ class ParityTest : public ::testing::Test {
     EXPECT_LT(loss, precision.bound) << variant.name << ", " << layout.name;
     const bool is_contrastive = std::string(variant.rows) == "pairs.jsonl";
     const bool is_sensitive = is_contrastive || std::string(variant.model) == "moe";
-    EXPECT_LT(first_norm, is_contrastive ? precision.sensitive_norm_bound : precision.bound)
+    EXPECT_LT(first_norm, is_contrastive ? precision.sensitive_norm_bound : precision.norm_bound)
         << variant.name << ", " << layout.name;
     EXPECT_LT(norm, is_sensitive ? precision.sensitive_norm_bound : precision.norm_bound)
         << variant.name << ", " << layout.name;
@@ -279,20 +279,16 @@ Layout on_npus(Layout layout, const char* simulation = "1") {
 /// A variant in the layouts of several simulated NPUs in which it is compared.
 struct NpuRow {
   const char* variant;
-  Precision precision;
   std::vector<Layout> layouts;
 };
 const std::vector<NpuRow>& npu_rows() {
   static const std::vector<NpuRow> rows = {
       {"dense, full",
-       kFloat32,
        {layout("tp2"), layout("cp2"), layout("ulysses2"), layout("pp2"), layout("fsdp2")}},
-      {"dense, LoRA", kLooseFloat32, {layout("tp2"), layout("cp2")}},
-      {"dense, full, unpacked, accumulated", kFloat32, {layout("pp2")}},
-      {"moe, full",
-       kFloat32,
-       {experts("dp2 ep2"), experts("cp2 ep2"), layout("tp2"), layout("pp2")}},
-      {"moe, LoRA on experts, recomputed", kFloat32, {experts("tp2 ep2")}},
+      {"dense, LoRA", {layout("tp2"), layout("cp2")}},
+      {"dense, full, unpacked, accumulated", {layout("pp2")}},
+      {"moe, full", {experts("dp2 ep2"), experts("cp2 ep2"), layout("tp2"), layout("pp2")}},
+      {"moe, LoRA on experts, recomputed", {experts("tp2 ep2")}},
   };
   return rows;
 }
@@ -301,7 +297,15 @@ const std::vector<NpuRow>& npu_rows() {
 TEST_F(ParityTest, OfSimulatedNpus) {
   for (const NpuRow& row : npu_rows()) {
     for (const Layout& several : row.layouts)
-      compare(variant(row.variant), on_npus(several), row.precision, on_npus(kOneRank));
+      compare(variant(row.variant), on_npus(several), kLooseFloat32, on_npus(kOneRank));
+  }
+}
+
+// What a stream has not been waited for reads as NaN.
+TEST_F(ParityTest, OfSimulatedNpusWhoseStreamsAreLate) {
+  for (const auto& [name, several] :
+       {std::pair{"dense, full", layout("tp2")}, {"moe, full", experts("dp2 ep2")}}) {
+    compare(variant(name), on_npus(several, "deferred"), kLooseFloat32, on_npus(kOneRank));
   }
 }
 

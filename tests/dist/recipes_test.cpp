@@ -66,6 +66,10 @@ const std::map<std::string, std::string> kSimulated = {{"HEDDLE_SIM_NPU", "1"}};
 
 TEST_F(RecipeTest, OneOfAscendRunsOnSimulatedNpus) {
   expect_runs("ascend/dense_dp2_tp2_pp2", 3, kSimulated);
+  // The row of the table of kernels that holds, and why.
+  EXPECT_THAT(runs_.printed("dense_dp2_tp2_pp2"),
+              ::testing::HasSubstr("training: npu.chunk64 (npu_chunk_gated_delta_rule has no "
+                                   "backward and keeps its state in bf16)"));
 }
 
 class SlowRecipeTest : public RecipeTest {};

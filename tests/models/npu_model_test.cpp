@@ -1,8 +1,12 @@
 // The whole model on the simulated NPU against the CPU.
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/equal.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
+#include "device/graph.h"
 #include "device/sim/simulation.h"
 #include "models/gradients.h"
 #include "models/tiny_model.h"
@@ -14,16 +18,19 @@ namespace {
 using testing::differentiate;
 using testing::Gradients;
 
-/// Of one packed batch of ragged sequences, every kernel the reference, so that the devices run the
-/// same algorithms.
+/// Every kernel the reference, or the device's own.
+enum class Kernels { kReference, kOwn };
+
+/// Of one packed batch of ragged sequences.
 Gradients gradients_on(c10::Device device, c10::ScalarType dtype, bool moe,
-                       parallel::Recompute recompute) {
-  ops::KernelPolicy references;
-  references.allow_fallback = true;
+                       parallel::Recompute recompute, Kernels kernels = Kernels::kReference) {
+  ops::KernelPolicy policy;
+  policy.allow_fallback = true;
   const auto config = testing::tiny_model(dtype, moe, c10::Device(at::kCPU));
-  for (const auto& request : models::qwen3_5::kernel_requests(config->config()))
-    references.chosen_by_user[request.op] = "reference";
-  const auto model = testing::tiny_model(dtype, moe, device, references);
+  for (const auto& request : models::qwen3_5::kernel_requests(config->config())) {
+    if (kernels == Kernels::kReference) policy.chosen_by_user[request.op] = "reference";
+  }
+  const auto model = testing::tiny_model(dtype, moe, device, policy);
   Gradients result =
       differentiate(*model, {testing::batch_of({{1, 70}, {2, 1}, {3, 64}, {4, 29}})}, recompute,
                     /*auxiliary_scale=*/moe ? 0.01 : 0);
@@ -46,8 +53,9 @@ TEST_P(SimulatedModel, GradientsEqualTheCpus) {
   const c10::Device npu = testing::simulated_npu(), cpu(at::kCPU);
   for (const auto& [dtype, tolerance] : {std::pair{at::kDouble, 1e-9}, {at::kFloat, 1e-5}}) {
     for (const auto recompute : {parallel::Recompute::kOff, parallel::Recompute::kFull}) {
-      expect_equal(gradients_on(npu, dtype, GetParam(), recompute),
-                   gradients_on(cpu, dtype, GetParam(), recompute), tolerance);
+      const Gradients expected = gradients_on(cpu, dtype, GetParam(), recompute);
+      for (const Kernels kernels : {Kernels::kReference, Kernels::kOwn})
+        expect_equal(gradients_on(npu, dtype, GetParam(), recompute, kernels), expected, tolerance);
     }
   }
 }
@@ -69,6 +77,29 @@ TEST_P(SimulatedModel, WaitsOnlyWhereItMust) {
     expected["aten::_copy_from"] = 8;
   }
   EXPECT_EQ(device::sim::waits_since(before), expected);
+}
+
+TEST(SimulatedModelGraph, HoldsTheForwardAndBackwardPassOfAStep) {
+  const c10::Device npu = testing::simulated_npu();
+  ops::KernelPolicy policy;
+  policy.allow_fallback = true;
+  const auto model = testing::tiny_model(at::kFloat, false, npu, policy);
+  const std::vector<data::Batch> batches = {testing::batch_of({{1, 70}, {3, 64}})};
+  const Gradients expected = differentiate(*model, batches, parallel::Recompute::kOff);
+  parallel::Pipeline pipeline(train::block_entries(*model), true, parallel::Recompute::kOff);
+  const std::vector<train::HeadFunction> heads(1, train::training_head(*model, 1));
+  train::MicroBatchLoss loss;
+  const auto graph = device::record(npu, [&] {
+    loss = train::run_micro_batches(*model, nullptr, pipeline, model->parameters(), batches, heads,
+                                    {});
+  });
+  EXPECT_TRUE(std::isnan(loss.loss_sum.item<double>())) << "it has run";
+  graph->replay();
+  EXPECT_EQ(loss.loss_sum.item<double>(), expected.loss);
+  model->visit_parameters([&](nn::Parameter& parameter) {
+    const at::Tensor exact = expected.by_name.at(parameter.name());
+    EXPECT_TRUE(at::equal(parameter.gradient(), exact)) << parameter.name();
+  });
 }
 
 /// What building a model for a device throws.

@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <map>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -13,6 +14,8 @@ namespace heddle::device::sim {
 /// run.
 class Capture {
  public:
+  using Storage = c10::intrusive_ptr<c10::StorageImpl>;
+
   Capture();
   ~Capture();
   Capture(const Capture&) = delete;
@@ -23,16 +26,14 @@ class Capture {
 
   /// `host` is about to be changed.
   void keeps(const at::Tensor& host);
-  /// `host` was made by the operator.
-  void makes(const at::Tensor& host);
+  /// Memory of the host below new memory of the device.
+  void makes(Storage storage) { made_.push_back(std::move(storage)); }
   /// What the operator does when the graph is replayed.
   void adds(std::function<void()> work) { work_.push_back(std::move(work)); }
 
   std::vector<std::function<void()>> finish();
 
  private:
-  using Storage = c10::intrusive_ptr<c10::StorageImpl>;
-
   std::vector<std::function<void()>> work_;
   std::map<Storage, std::vector<char>> before_;
   std::vector<Storage> made_;

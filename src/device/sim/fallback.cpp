@@ -170,7 +170,8 @@ class BoxedCall {
         result = at::Tensor();
       } else {
         result = alias_of(result);  // which stays a tensor of the host
-        capture.makes(result);
+        capture.makes(c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
+            result.storage().unsafeGetStorageImpl()));
       }
     }
     capture.adds([op = op_, lowered = std::move(lowered), written, read, made] {

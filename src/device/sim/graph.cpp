@@ -83,8 +83,6 @@ void Capture::keeps(const at::Tensor& host) {
   before_.emplace(storage, std::vector<char>(bytes, bytes + storage->nbytes()));
 }
 
-void Capture::makes(const at::Tensor& host) { made_.push_back(storage_of(host)); }
-
 std::vector<std::function<void()>> Capture::finish() {
   const Streams::Work work(current_stream());  // shows the memory as the stream sees it
   for (const auto& [storage, bytes] : before_)

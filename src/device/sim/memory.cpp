@@ -7,6 +7,7 @@
 #include <memory>
 #include <utility>
 
+#include "device/sim/capture.h"
 #include "device/sim/driver.h"
 #include "device/sim/rules.h"
 #include "device/sim/streams.h"
@@ -71,7 +72,9 @@ class Allocator final : public c10::DeviceAllocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) override {
     require_running("an allocation");
-    return make_data_ptr(allocate_host(bytes), current_device());
+    auto host = allocate_host(bytes);
+    if (Capture* const capture = Capture::current()) capture->makes(host);
+    return make_data_ptr(std::move(host), current_device());
   }
   void copy_data(void*, const void*, std::size_t) const override {
     refuse(Rule::kHostAccess, "memory of the device is copied by its address");
