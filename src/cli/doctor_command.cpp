@@ -76,6 +76,7 @@ struct DoctorOptions {
   std::int64_t ranks = 0;
   std::string hardware, measured;
   std::int64_t propose = 0;
+  bool is_dry_run = false;
 };
 
 /// The model's shape: a preset, or config.json alone of a directory that need not hold weights.
@@ -128,6 +129,11 @@ int show_layout(const DoctorOptions& options, const Session& session) {
     return 0;
   }
   const plan::LayoutReport report = plan::plan_layout(run.config, run.model, run.ranks, hardware);
+  if (options.is_dry_run) {
+    const plan::DryRunReport dry = plan::dry_run(run.config, run.model, run.ranks);
+    print(session, options.is_json, dry_run_json(dry), dry_run_table(dry, report));
+    return 0;
+  }
   print(session, options.is_json, layout_json(report), layout_table(report));
   return 0;
 }
@@ -163,6 +169,10 @@ void add_doctor_command(CLI::App& app, Action& action) {
                    "Predict the time of a step on it: " + text::join(plan::hardware_names(), ", ") +
                        ", or a file")
       ->type_name("NAME|FILE.yaml");
+  command
+      ->add_flag("--dry-run", options->is_dry_run,
+                 "Make the model objects of every rank without storage, and check them")
+      ->needs(mesh);
   command->add_option("--propose", options->propose, "Print the N fastest layouts that fit instead")
       ->type_name("N")
       ->needs(mesh)
@@ -182,8 +192,8 @@ void add_doctor_command(CLI::App& app, Action& action) {
       "it.\n"
       "With --mesh: who talks to whom along each dimension of parallel.*, bytes per step and "
       "rank, and the\n"
-      "memory of a rank, from the configuration and the model's config.json alone; with --hardware "
-      "also the time of a step.\n"
+      "memory of a rank, from the configuration and the model's config.json alone.\n"
+      "With --hardware also the time of a step, or with --propose the fastest layouts.\n"
       "\n"
       "Examples:\n"
       "  heddle doctor\n"

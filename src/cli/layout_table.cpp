@@ -64,8 +64,8 @@ ui::Table layout_table(const plan::LayoutReport& report) {
                report.time ? milliseconds(report.time->exposed[i]) : "", "", "", "", "", row.what});
   }
   table.section("memory of a rank, estimated");
-  table.row({"stage", "weights", "gradients", "optimizer", "activations", "working", "peak",
-             "layers"});
+  table.row(
+      {"stage", "weights", "gradients", "optimizer", "activations", "working", "peak", "layers"});
   for (const plan::LayoutStage& stage : report.stages) {
     const plan::Memory& m = stage.memory;
     table.row({std::to_string(stage.stage_rank), bytes(m.weights), bytes(m.gradients),
@@ -130,15 +130,61 @@ std::string layout_json(const plan::LayoutReport& report) {
   return json.dump(2);
 }
 
+ui::Table dry_run_table(const plan::DryRunReport& dry, const plan::LayoutReport& report) {
+  ui::Table table({}, {Align::kLeft, Align::kRight, Align::kRight, Align::kRight, Align::kRight,
+                       Align::kRight, Align::kRight, Align::kRight, Align::kLeft});
+  table.section("mesh: " + dry.mesh);
+  table.section(
+      fmt::format("model objects of {} ranks, without storage: {} parameters in {} slices, each "
+                  "owned by one rank",
+                  dry.ranks, text::format_count(dry.elements),
+                  text::format_count(static_cast<double>(dry.boxes))));
+  table.row({"stage", "owned", "weights", "gathered", "gradients", "optimizer", "activations",
+             "working", "blocks run"});
+  std::int64_t skipped = 0;
+  for (std::size_t i = 0; i < dry.stages.size(); ++i) {
+    const plan::DryRank& rank = dry.stages[i];
+    const plan::Memory& estimate = report.stages[i].memory;
+    skipped += rank.skipped;
+    table.row({std::to_string(rank.stage_rank), bytes(rank.owned), bytes(rank.resident),
+               bytes(rank.gathered), bytes(rank.gradients), bytes(rank.optimizer),
+               bytes(estimate.activations), bytes(estimate.working), std::to_string(rank.blocks)});
+  }
+  if (skipped > 0) {
+    table.section(fmt::format(
+        "{} MLPs with routed experts have no shapes without data: their parameters alone were "
+        "checked",
+        skipped));
+  }
+  return table;
+}
+
+std::string dry_run_json(const plan::DryRunReport& dry) {
+  nlohmann::ordered_json json = {
+      {"mesh", dry.mesh}, {"ranks", dry.ranks}, {"elements", dry.elements}, {"slices", dry.boxes}};
+  for (const plan::DryRank& rank : dry.stages) {
+    json["stages"].push_back({{"rank", rank.rank},
+                              {"stage_rank", rank.stage_rank},
+                              {"parameters", rank.parameters},
+                              {"owned_bytes", rank.owned},
+                              {"weight_bytes", rank.resident},
+                              {"gathered_bytes", rank.gathered},
+                              {"gradient_bytes", rank.gradients},
+                              {"optimizer_bytes", rank.optimizer},
+                              {"blocks_run", rank.blocks},
+                              {"blocks_skipped", rank.skipped}});
+  }
+  return json.dump(2);
+}
+
 ui::Table proposal_table(const plan::Search& search, const plan::Hardware& hardware,
                          std::int64_t world) {
   ui::Table table({}, {Align::kRight, Align::kRight, Align::kRight, Align::kRight, Align::kRight,
                        Align::kLeft});
   const bool has_any = !search.best.empty();
-  table.section(fmt::format("{} layouts of {} ranks on {}{}", search.considered, world,
-                            hardware.name,
-                            has_any ? "; those that fit, the fastest first"
-                                    : ": none fits; that which lacks least"));
+  table.section(fmt::format(
+      "{} layouts of {} ranks on {}{}", search.considered, world, hardware.name,
+      has_any ? "; those that fit, the fastest first" : ": none fits; that which lacks least"));
   table.row({"step", "tokens/s", "peak memory", "not hidden", "waiting", "settings"});
   for (const plan::Proposal& p : has_any ? search.best : search.smallest) {
     table.row({milliseconds(p.time.total), text::format_count(p.tokens_per_s), bytes(p.peak_bytes),

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "plan/dry_run.h"
 #include "plan/layout_report.h"
 #include "plan/measured.h"
 #include "plan/search.h"
@@ -13,6 +14,10 @@ namespace heddle::cli {
 /// What `heddle doctor --mesh` prints.
 ui::Table layout_table(const plan::LayoutReport& report);
 std::string layout_json(const plan::LayoutReport& report);
+
+/// What `heddle doctor --dry-run` prints; activations are those of the report.
+ui::Table dry_run_table(const plan::DryRunReport& dry, const plan::LayoutReport& report);
+std::string dry_run_json(const plan::DryRunReport& dry);
 
 /// What `heddle doctor --propose` prints.
 ui::Table proposal_table(const plan::Search& search, const plan::Hardware& hardware,

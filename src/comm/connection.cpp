@@ -66,6 +66,9 @@ Connection::Connection(std::string name, std::vector<std::int64_t> ranks,
   rank_ = place - ranks_.begin();
 }
 
+Connection::Connection(std::string name, std::vector<std::int64_t> ranks, std::int64_t place)
+    : name_(std::move(name)), ranks_(std::move(ranks)), rank_(place) {}
+
 Connection::~Connection() {
   if (!world_) return;
   if (std::uncaught_exceptions() > 0) world_->set_broken();
@@ -76,12 +79,20 @@ Connection::~Connection() {
 Pending Connection::launch(const char* operation, std::vector<at::Tensor> tensors,
                            const Start& start) {
   check(operation, tensors);
+  if (!has_processes()) {
+    check_shapes_only(operation, tensors);
+    return {};
+  }
   const Backend& backend = collectives(operation, tensors.front().device());
   return this->start(operation, std::move(tensors), backend, start);
 }
 
 Pending Connection::send(const at::Tensor& tensor, std::int64_t to, int tag) {
   check("send", {tensor});
+  if (!has_processes()) {
+    check_shapes_only("send", {tensor});
+    return {};
+  }
   const bool is_cpu = tensor.is_cpu();
   const Backend& backend = messages("send", tensor.device(), rank_, to);
   return start("send", {tensor}, backend, [&](c10d::Backend& b) {
@@ -92,6 +103,10 @@ Pending Connection::send(const at::Tensor& tensor, std::int64_t to, int tag) {
 
 Pending Connection::receive(const at::Tensor& tensor, std::int64_t from, int tag) {
   check("receive", {tensor});
+  if (!has_processes()) {
+    check_shapes_only("receive", {tensor});
+    return {};
+  }
   const bool is_cpu = tensor.is_cpu();
   const Backend& backend = messages("receive", tensor.device(), from, rank_);
   return start("receive", {tensor}, backend, [&](c10d::Backend& b) {
@@ -132,6 +147,15 @@ Pending Connection::start(const char* operation, std::vector<at::Tensor> tensors
 
 std::string Connection::describe(const char* operation) const {
   return fmt::format("{} of group {} (ranks {})", operation, name_, fmt::join(ranks_, ", "));
+}
+
+void Connection::check_shapes_only(const char* operation,
+                                   const std::vector<at::Tensor>& tensors) const {
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.is_meta()) continue;
+    throw_error<CommError>("{}: these ranks have no processes, and a tensor of {} cannot travel",
+                           describe(operation), tensor.device().str());
+  }
 }
 
 void Connection::check(const char* operation, const std::vector<at::Tensor>& tensors) const {

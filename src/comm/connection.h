@@ -28,6 +28,8 @@ class Connection {
   using Start = std::function<c10::intrusive_ptr<c10d::Work>(c10d::Backend&)>;
   Connection(std::string name, std::vector<std::int64_t> ranks, std::shared_ptr<World> world,
              std::string identity);
+  /// Of ranks without processes.
+  Connection(std::string name, std::vector<std::int64_t> ranks, std::int64_t place);
   ~Connection();
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
@@ -38,6 +40,7 @@ class Connection {
     return ranks_.empty() ? 1 : static_cast<std::int64_t>(ranks_.size());
   }
   const std::vector<std::int64_t>& ranks() const { return ranks_; }
+  bool has_processes() const { return world_ != nullptr; }
 
   /// Starts a collective of `tensors` and returns the handle of what must be waited for.
   Pending launch(const char* operation, std::vector<at::Tensor> tensors, const Start& start);
@@ -51,6 +54,7 @@ class Connection {
   Pending start(const char* operation, std::vector<at::Tensor> tensors, const Backend& backend,
                 const Start& start);
   std::string describe(const char* operation) const;
+  void check_shapes_only(const char* operation, const std::vector<at::Tensor>& tensors) const;
   void check(const char* operation, const std::vector<at::Tensor>& tensors) const;
   const Backend& collectives(const char* operation, c10::Device device);
   const Backend& messages(const char* operation, c10::Device device, std::int64_t from,

@@ -30,12 +30,23 @@ Group::Group(std::string name, std::vector<std::int64_t> ranks, std::shared_ptr<
       std::make_shared<Connection>(std::move(name), std::move(ranks), std::move(world), identity);
 }
 
+Group::Group(std::string name, std::vector<std::int64_t> ranks, std::int64_t place)
+    : connection_(std::make_shared<Connection>(std::move(name), std::move(ranks), place)) {}
+
 const std::string& Group::name() const { return connection_->name(); }
 std::int64_t Group::rank() const { return connection_->rank(); }
 std::int64_t Group::size() const { return connection_->size(); }
 const std::vector<std::int64_t>& Group::ranks() const { return connection_->ranks(); }
 
 namespace {
+
+/// `all` is what `members` have of `one` each.
+void check_sizes(const char* operation, const at::Tensor& all, const at::Tensor& one,
+                 std::int64_t members) {
+  TORCH_CHECK(all.numel() == members * one.numel() && all.scalar_type() == one.scalar_type(),
+              operation, " of ", members, " ranks: ", all.sizes(), " ", all.scalar_type(), " and ",
+              one.sizes(), " ", one.scalar_type(), " on each do not fit");
+}
 
 c10d::AllreduceOptions reduction(c10d::ReduceOp::RedOpType op) {
   c10d::AllreduceOptions options;
@@ -66,14 +77,14 @@ void Group::all_reduce_max(at::Tensor& tensor) const {
 }
 
 double Group::all_reduce_sum(double value) const {
-  if (size() == 1) return value;
+  if (size() == 1 || !connection_->has_processes()) return value;
   at::Tensor tensor = at::full({1}, value, at::kDouble);
   all_reduce_sum(tensor);
   return tensor.item<double>();
 }
 
 bool Group::any(bool value) const {
-  if (size() == 1) return value;
+  if (size() == 1 || !connection_->has_processes()) return value;
   at::Tensor tensor = at::full({1}, value ? 1 : 0, at::kInt);
   all_reduce_max(tensor);
   return tensor.item<int>() != 0;
@@ -84,6 +95,7 @@ Pending Group::all_gather_async(at::Tensor& output, const at::Tensor& input) con
     output.copy_(input);
     return {};
   }
+  check_sizes("all_gather", output, input, size());
   return connection_->launch("all_gather", {output, input}, [&](c10d::Backend& b) {
     at::Tensor out = output, in = input;
     return b._allgather_base(out, in);
@@ -99,6 +111,7 @@ Pending Group::reduce_scatter_sum_async(at::Tensor& output, const at::Tensor& in
     output.copy_(input);
     return {};
   }
+  check_sizes("reduce_scatter", input, output, size());
   return connection_->launch("reduce_scatter", {output, input}, [&](c10d::Backend& b) {
     at::Tensor out = output, in = input;
     return b._reduce_scatter_base(out, in);
@@ -154,6 +167,8 @@ void Group::barrier() const { any(false); }
 
 std::vector<std::string> Group::all_gather_objects(const std::string& object) const {
   if (size() == 1) return {object};
+  if (!connection_->has_processes())
+    return std::vector<std::string>(static_cast<std::size_t>(size()), object);
   const at::Tensor own = at::full({1}, static_cast<std::int64_t>(object.size()), at::kLong);
   at::Tensor sizes = at::empty({size()}, at::kLong);
   all_gather(sizes, own);

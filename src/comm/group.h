@@ -41,6 +41,9 @@ class Group {
   /// of one name, and may be empty.
   Group(std::string name, std::vector<std::int64_t> ranks, std::shared_ptr<World> world,
         const std::string& identity);
+  /// Of ranks that have no processes, this one being at `place` among them: tensors without storage
+  /// (meta) travel in shape alone, and everything else is a CommError.
+  Group(std::string name, std::vector<std::int64_t> ranks, std::int64_t place);
 
   const std::string& name() const;
   std::int64_t rank() const;  ///< Place of this rank.

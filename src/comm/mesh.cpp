@@ -95,6 +95,19 @@ std::vector<std::int64_t> Mesh::ranks_along(const std::vector<Dim>& dims) const 
   return ranks;
 }
 
+namespace {
+
+/// Of the processes, or without a world of shapes alone.
+Group make_group(const std::string& label, std::vector<std::int64_t> ranks,
+                 const std::shared_ptr<World>& world, std::int64_t rank) {
+  if (ranks.size() == 1) return Group(label);
+  if (world) return Group(label, std::move(ranks), world, label);
+  const auto place = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
+  return {label, std::move(ranks), place};
+}
+
+}  // namespace
+
 Group Mesh::group(const std::vector<Dim>& dims) const {
   const std::scoped_lock lock(groups_->mutex);
   const auto found = groups_->made.find(dims);
@@ -103,12 +116,7 @@ Group Mesh::group(const std::vector<Dim>& dims) const {
   for (const Dim dim : dims) names.emplace_back(comm::name(dim));
   const std::string label = fmt::format("{}", fmt::join(names, " x "));
   std::vector<std::int64_t> ranks = ranks_along(dims);
-  if (ranks.size() > 1 && !world_) {
-    throw_error<InternalError>("group {} of {} ranks: this mesh has no processes", label,
-                               ranks.size());
-  }
-  const Group group =
-      ranks.size() == 1 ? Group(label) : Group(label, std::move(ranks), world_, label);
+  const Group group = make_group(label, std::move(ranks), world_, rank_);
   groups_->made.emplace(dims, group);
   return group;
 }
@@ -119,7 +127,7 @@ Group Mesh::end_stages() const {
   const std::vector<std::int64_t> all = ranks_along({Dim::kPp});
   const bool is_end = rank_ == all.front() || rank_ == all.back();
   if (all.size() == 1 || !is_end) return Group("end stages");
-  return Group("end stages", {all.front(), all.back()}, world_, "end stages");
+  return make_group("end stages", {all.front(), all.back()}, world_, rank_);
 }
 
 Group Mesh::world_group() const {

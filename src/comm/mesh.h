@@ -29,8 +29,9 @@ class Mesh {
  public:
   using Sizes = std::array<std::int64_t, kDims>;
 
-  /// The geometry alone, without processes. Throws ConfigError if `world` is not the product of the
-  /// sizes, rank is outside it, or `ep` does not divide tp x cp x fsdp x dp.
+  /// The geometry alone, without processes: its groups carry shapes (comm/group.h). Throws
+  /// ConfigError if `world` is not the product of the sizes, rank is outside it, or `ep` does not
+  /// divide tp x cp x fsdp x dp.
   Mesh(Sizes sizes, std::int64_t rank, std::int64_t world, std::int64_t ep = 1);
   /// Of the processes of a job.
   Mesh(Sizes sizes, std::shared_ptr<World> world, std::int64_t ep = 1);

@@ -11,30 +11,31 @@ namespace heddle::plan {
 struct Hardware {
   std::string name;
   std::int64_t gpus_per_host = 8;
-  double memory_gib = 0;            ///< Of a GPU, what programs may use.
-  double peak_tflops = 0;           ///< Dense products, 16 bit.
-  double memory_gbs = 0;            ///< 1e9 bytes/s.
-  double host_link_gbs = 0;         ///< A GPU to the others of its host, one direction.
-  double network_gbs = 0;           ///< A GPU to other hosts, one direction.
-  double host_latency_us = 10;      ///< Of one collective, per doubling of the ranks.
+  double memory_gib = 0;        ///< Of a GPU, what programs may use.
+  double peak_tflops = 0;       ///< Dense products, 16 bit.
+  double memory_gbs = 0;        ///< 1e9 bytes/s.
+  double host_link_gbs = 0;     ///< A GPU to the others of its host, one direction.
+  double network_gbs = 0;       ///< A GPU to other hosts, one direction.
+  double host_latency_us = 10;  ///< Of one collective, per doubling of the ranks.
   double network_latency_us = 25;
 
   // Shares of the peaks.
-  double products = 0.70;           ///< Of peak_tflops: products of a long step, at its clock.
-  double expert_products = 0.50;    ///< Grouped products of routed experts.
-  double attention = 0.36;          ///< Attention of very long sequences ...
+  double products = 0.70;               ///< Of peak_tflops: products of a long step, at its clock.
+  double expert_products = 0.50;        ///< Grouped products of routed experts.
+  double attention = 0.36;              ///< Attention of very long sequences ...
   double attention_half_length = 1050;  ///< ... and the length at which half of it is reached.
-  double gated_delta_rule = 0.093;  ///< FLOPs as models/*/flops counts them.
-  double elementwise = 0.77;        ///< Of memory_gbs.
-  double links = 0.58;              ///< Of host_link_gbs and network_gbs.
-  double launch_us = 1.4;           ///< The device idles between two kernels.
-  double step_ms = 1.5;             ///< Idle once a step.
+  double gated_delta_rule = 0.093;      ///< FLOPs as models/*/flops counts them.
+  double elementwise = 0.77;            ///< Of memory_gbs.
+  double links = 0.58;                  ///< Of host_link_gbs and network_gbs.
+  double launch_us = 1.4;               ///< The device idles between two kernels.
+  double step_ms = 1.5;                 ///< Idle once a step.
 };
 
 std::vector<std::string> hardware_names();
 
-/// A name of hardware_names(), or a YAML file with the keys above, over those of the preset that its
-/// key `base` names. Throws ConfigError with file, line and key; FileError if it cannot be read.
+/// A name of hardware_names(), or a YAML file with the keys above, over those of the preset that
+/// its key `base` names. Throws ConfigError with file, line and key; FileError if it cannot be
+/// read.
 Hardware find_hardware(const std::string& name_or_file);
 
 }  // namespace heddle::plan

@@ -99,8 +99,8 @@ double block_bytes(const Layout& layout) {
                                 experts + as_double(model.shared_expert_intermediate_size));
   const double state = as_double(model.linear_num_value_heads * model.linear_key_head_dim *
                                  model.linear_value_head_dim);
-  const double per_token =
-      std::max(4 * width, 2 * state / 64) / layout.size(Dim::kTp) + 3 * as_double(model.hidden_size);
+  const double per_token = std::max(4 * width, 2 * state / 64) / layout.size(Dim::kTp) +
+                           3 * as_double(model.hidden_size);
   return layout.tokens * per_token * layout.step->element;
 }
 
@@ -118,8 +118,8 @@ double activation_bytes(const Layout& layout, std::int64_t stage_rank) {
                   layout.size(Dim::kTp);
     }
   }
-  const auto micro_batches =
-      static_cast<std::int64_t>(std::min(layout.micro_batches, 4.0 * as_double(layout.stages.ranks)));
+  const auto micro_batches = static_cast<std::int64_t>(
+      std::min(layout.micro_batches, 4.0 * as_double(layout.stages.ranks)));
   double in_flight = std::min(layout.micro_batches, as_double(layout.stages.ranks - stage_rank));
   if (layout.stages.chunks > 1) {
     const parallel::PipelineSchedule schedule(layout.stages.ranks, layout.stages.chunks,
@@ -140,8 +140,7 @@ Memory memory_of(const Layout& layout, std::int64_t stage_rank) {
   memory.weights = step.element * (held.dense / shards + held.experts / expert_shards);
   // The block that runs and the next one, and the root, for as long as the step runs.
   if (shards > 1)
-    memory.weights +=
-        step.element * (2 * held.largest_dense_block + held.root) * (1 - 1 / shards);
+    memory.weights += step.element * (2 * held.largest_dense_block + held.root) * (1 - 1 / shards);
   if (expert_shards > 1)
     memory.weights += step.element * 2 * held.largest_expert_block * (1 - 1 / expert_shards);
   if (step.is_lora) memory.weights += step.element * held.adapters / shards;
@@ -160,8 +159,8 @@ Memory memory_of(const Layout& layout, std::int64_t stage_rank) {
   const bool is_accumulated = layout.micro_batches * as_double(layout.stages.chunks) > 1;
   const double head_gradient = step.gradient * (step.is_lora ? 0 : step.vocabulary_elements());
   const double before = is_accumulated ? memory.gradients : (head > 0 ? head_gradient : 0);
-  memory.peak = resident + std::max(memory.activations + before + memory.working,
-                                    memory.gradients + block);
+  memory.peak =
+      resident + std::max(memory.activations + before + memory.working, memory.gradients + block);
   return memory;
 }
 

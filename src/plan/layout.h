@@ -62,12 +62,12 @@ double lingering_bytes(const std::vector<Traffic>& traffic, double step_s);
 
 /// Memory of one rank of the pipeline, bytes.
 struct Memory {
-  double weights = 0;      ///< With what is gathered for blocks that run.
-  double gradients = 0;    ///< Of all that is trained.
+  double weights = 0;    ///< With what is gathered for blocks that run.
+  double gradients = 0;  ///< Of all that is trained.
   double optimizer = 0;
   double activations = 0;  ///< Of all micro-batches in flight.
   double working = 0;      ///< Logits of the head, or temporaries of the widest block.
-  double peak = 0;         ///< At the worst moment of a step; not all of the above are there at once.
+  double peak = 0;  ///< At the worst moment of a step; not all of the above are there at once.
 };
 Memory memory_of(const Layout& layout, std::int64_t stage_rank);
 

@@ -19,9 +19,9 @@ class Row {
   Row(const YAML::Node& node, const std::string& file)
       : node_(node), where_(fmt::format("{}:{}", file, node.Mark().line + 1)) {
     if (!node.IsMap()) throw_error<ConfigError>("{}: expected a run, as {{name: ...}}", where_);
-    const std::vector<std::string> known = {"name",          "preset",  "batch",    "length",
-                                            "micro_batches", "ranks",   "settings", "step_ms",
-                                            "peak_gib"};
+    const std::vector<std::string> known = {"name",     "preset",        "batch",
+                                            "length",   "micro_batches", "ranks",
+                                            "settings", "step_ms",       "peak_gib"};
     for (const auto& entry : node) {
       const auto key = entry.first.as<std::string>("");
       if (std::find(known.begin(), known.end(), key) == known.end())
@@ -49,13 +49,12 @@ class Row {
     settings.insert(settings.begin(), "model.dtype=bfloat16");
     settings.push_back(fmt::format("data.max_length={}", length));
     settings.push_back(fmt::format("train.micro_batch_tokens={}", batch * length));
-    config::RunConfig config =
-        config::parse("", where_, settings, config::Completeness::kPartial);
-    const std::int64_t data_ranks = ranks / (config.parallel.tp * config.parallel.cp *
-                                             config.parallel.pp);
+    config::RunConfig config = config::parse("", where_, settings, config::Completeness::kPartial);
+    const std::int64_t data_ranks =
+        ranks / (config.parallel.tp * config.parallel.cp * config.parallel.pp);
     config.train.global_batch_size = batch * get<std::int64_t>("micro_batches", 1) * data_ranks;
-    const LayoutReport report = plan_layout(
-        config, models::qwen3_5::preset(get<std::string>("preset")), ranks, hardware);
+    const LayoutReport report =
+        plan_layout(config, models::qwen3_5::preset(get<std::string>("preset")), ranks, hardware);
     return {get<std::string>("name"), get<double>("step_ms") * 1e-3, report.time->total,
             get<double>("peak_gib", 0) * (1u << 30), report.peak_bytes()};
   }

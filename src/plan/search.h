@@ -17,9 +17,9 @@ struct Proposal {
 };
 
 struct Search {
-  std::int64_t considered = 0;      ///< Layouts that a run would accept.
-  std::vector<Proposal> best;       ///< That fit, the fastest first.
-  std::vector<Proposal> smallest;   ///< One, if none fits: that which lacks least.
+  std::int64_t considered = 0;     ///< Layouts that a run would accept.
+  std::vector<Proposal> best;      ///< That fit, the fastest first.
+  std::vector<Proposal> smallest;  ///< One, if none fits: that which lacks least.
 };
 
 /// Tries the divisions of `world` ranks over tp (inside a host), cp, fsdp, dp, pp and ep with each

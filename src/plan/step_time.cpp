@@ -90,9 +90,8 @@ class Timer {
 
   double optimizer(std::int64_t stage_rank) const {
     const Held held = held_by(layout_, stage_rank);
-    const double owned =
-        held.trained_dense / layout_.shards() / layout_.size(Dim::kDp) +
-        held.trained_experts / layout_.expert_shards() / layout_.size(Dim::kEdp);
+    const double owned = held.trained_dense / layout_.shards() / layout_.size(Dim::kDp) +
+                         held.trained_experts / layout_.expert_shards() / layout_.size(Dim::kEdp);
     // Norm and update read the gradient; weight, and state, are read and written.
     const double bytes = 2 * step_.gradient + 2 * step_.element + 2 * step_.state_bytes();
     return owned * bytes / memory_rate_;
@@ -121,13 +120,13 @@ class Timer {
     const LayerWork& work = step_.layers[layer];
     const double tokens = layout_.tokens / tp_;
     Compute c;
-    c.products = tokens * product_flops *
-                 (work.products / product_rate_ + work.experts / expert_rate_);
+    c.products =
+        tokens * product_flops * (work.products / product_rate_ + work.experts / expert_rate_);
     c.attention = tokens * share * work.attention * step_.length / attention_rate_;
     c.delta_rule = tokens * share * work.delta_rule / delta_rate_;
     c.elementwise = elements(moved);
-    c.launches = share * (step_.is_lora ? kLaunchesWithAdapters : kLaunches) *
-                 hardware_.launch_us * 1e-6;
+    c.launches =
+        share * (step_.is_lora ? kLaunchesWithAdapters : kLaunches) * hardware_.launch_us * 1e-6;
     return c;
   }
 
@@ -153,9 +152,8 @@ class Timer {
         Compute c = compute(layer, 2, 0, work.again);
         const auto& model = step_.model;
         const double mlp = 3 * as_double(model.hidden_size) *
-                           as_double(model.sparse_mlp[layer]
-                                         ? model.shared_expert_intermediate_size
-                                         : model.intermediate_size);
+                           as_double(model.sparse_mlp[layer] ? model.shared_expert_intermediate_size
+                                                             : model.intermediate_size);
         c.products *= (mlp + work.experts) / (work.products + work.experts);
         return c;
       }
@@ -263,8 +261,8 @@ StepTime time_of(const Layout& layout, const std::vector<Traffic>& traffic,
   const double fill =
       (all + pp * communication - longest - communication) / as_double(layout.stages.chunks);
   time.waiting = fill;
-  time.total = m * longest + in_micro_batches + fill + after + time.optimizer +
-               hardware.step_ms * 1e-3;
+  time.total =
+      m * longest + in_micro_batches + fill + after + time.optimizer + hardware.step_ms * 1e-3;
   return time;
 }
 

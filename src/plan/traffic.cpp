@@ -41,8 +41,7 @@ class Counter {
   double share_of_others(double ranks) const { return (ranks - 1) / ranks; }
   double layers(bool is_attention) const {
     const auto& flags = step_.model.full_attention;
-    return as_double(std::count(flags.begin(), flags.end(), is_attention)) /
-           layout_.size(Dim::kPp);
+    return as_double(std::count(flags.begin(), flags.end(), is_attention)) / layout_.size(Dim::kPp);
   }
 
   void tensor() {
@@ -96,15 +95,12 @@ class Counter {
       const double whole = layout_.micro_batches * blocks * step_.element;
       const double gathered = others * whole;
       const double calls = layout_.micro_batches * depth_;
-      add(inner, "weights gathered for the forward", gathered, calls, whole,
-          Hiding::kForward);
-      add(inner, "weights gathered for the backward", gathered, calls, whole,
-          Hiding::kBackward);
+      add(inner, "weights gathered for the forward", gathered, calls, whole, Hiding::kForward);
+      add(inner, "weights gathered for the backward", gathered, calls, whole, Hiding::kBackward);
       const double first = root + blocks / depth_;
       add(inner, "weights of the root and the first block", others * first * step_.element, 2,
           root * step_.element);
-      add(inner, "gradients", others * trained * step_.gradient, depth_, 0,
-          Hiding::kLastBackward);
+      add(inner, "gradients", others * trained * step_.gradient, depth_, 0, Hiding::kLastBackward);
       add(inner, "gradients of the root and the last block",
           others * std::min(first, trained) * step_.gradient, 2, 0);
     }

@@ -95,9 +95,9 @@ void count_parameters(Step& step, double lora_rank) {
         return std::any_of(placement.begin(), placement.end(),
                            [&](const nn::Shard& s) { return s.mesh_dim == dim; });
       };
-      (parameter.is_expert()        ? count.experts
-       : names(comm::Dim::kTp)      ? count.divided
-                                    : count.replicated) += numel;
+      (parameter.is_expert()   ? count.experts
+       : names(comm::Dim::kTp) ? count.divided
+                               : count.replicated) += numel;
       const auto& shape = parameter.global_shape();
       if (shape.size() == 2) count.adapters += lora_rank * as_double(shape[0] + shape[1]);
     });

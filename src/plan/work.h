@@ -15,8 +15,8 @@ inline double as_double(std::int64_t value) { return static_cast<double>(value);
 inline constexpr double kLogitsBytes = 2.0 * (1u << 30);
 
 /// What one token costs in one decoder layer. Elements are those that elementwise kernels read and
-/// write; `stream` ones are of the residual stream, `divided` ones of heads and widths, which tensor
-/// parallelism divides.
+/// write; `stream` ones are of the residual stream, `divided` ones of heads and widths, which
+/// tensor parallelism divides.
 struct LayerWork {
   double products = 0;    ///< Weights that it is multiplied with; 2 FLOPs each way.
   double experts = 0;     ///< The same of routed experts.

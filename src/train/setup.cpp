@@ -141,9 +141,10 @@ nlohmann::ordered_json template_variables(const std::map<std::string, config::Sc
   return variables;
 }
 
-/// What the chosen kernels' tiles must fit into; 0 (no limit) on the CPU.
+/// What the chosen kernels' tiles must fit into; 0 (no limit) on the CPU, and where tensors have
+/// shapes alone.
 std::int64_t on_chip_limit(c10::Device device) {
-  return device.is_cpu() ? 0 : device::properties(device, 16).on_chip_bytes;
+  return device.is_cpu() || device.is_meta() ? 0 : device::properties(device, 16).on_chip_bytes;
 }
 
 models::qwen3_5::Config read_model_config(const ckpt::ModelDirectory& source) {
@@ -367,15 +368,15 @@ void allocate_model(const config::RunConfig& config, models::qwen3_5::Config mod
   }
 }
 
-void complete_model(const config::RunConfig& config, Setup& setup) {
+void complete_model(const config::RunConfig& config, Setup& setup, bool has_values) {
   if (config.train.method == config::Method::kLora) {
     setup.adapters = make_adapters(config, *setup.model);
     if (setup.sharding) shard_adapters(setup);
-    setup.adapters->initialize();
+    if (has_values) setup.adapters->initialize();
   }
   choose_trainable(config, setup);
   if (setup.sharding) {
-    setup.sharding->publish();
+    if (has_values) setup.sharding->publish();
     setup.sharding->drop_frozen_copies();
   }
 }

@@ -56,8 +56,9 @@ Setup make_setup(const config::RunConfig& config, Observer& observer,
 void allocate_model(const config::RunConfig& config, models::qwen3_5::Config model_config,
                     const std::string& prefix, Setup& setup);
 /// When the parameters have values: fills adapters and what is trained, and lets ranks that compute
-/// with each other's parameters have them. Throws ConfigError if nothing is trained.
-void complete_model(const config::RunConfig& config, Setup& setup);
+/// with each other's parameters have them. `has_values` false: there is no storage to fill. Throws
+/// ConfigError if nothing is trained.
+void complete_model(const config::RunConfig& config, Setup& setup, bool has_values = true);
 
 /// The context of one rank from the configuration; sets the CPU threads.
 runtime::Context make_context(const config::RunConfig& config,

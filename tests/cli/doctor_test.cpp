@@ -186,6 +186,28 @@ TEST_F(LayoutPlanTest, MemoryOfShardedStateIsTheWholeDivided) {
   EXPECT_NEAR(one["weights"].get<double>(), 2 * 34.7e9, 1e9);
 }
 
+TEST_F(LayoutPlanTest, PredictsAStepAndProposesLayoutsOnGivenHardware) {
+  const Outcome step = plan({"--json", "--hardware", "h200", "parallel.fsdp=8"});
+  ASSERT_EQ(step.status, 0) << step.err;
+  const auto time = nlohmann::json::parse(step.out)["time_s"];
+  EXPECT_GT(time["step"].get<double>(), time["products"].get<double>());
+  const Outcome best = plan({"--json", "--hardware", "h200", "--ranks", "16", "--propose", "3"});
+  ASSERT_EQ(best.status, 0) << best.err;
+  EXPECT_EQ(nlohmann::json::parse(best.out)["proposals"].size(), 3u);
+  EXPECT_THAT(plan({"--propose", "3"}).err, HasSubstr("--hardware"));
+  EXPECT_THAT(run_command({"doctor", "--hardware", "h200"}).err, HasSubstr("--mesh"));
+}
+
+TEST_F(LayoutPlanTest, ADryRunMakesEveryRank) {
+  const Outcome outcome = plan({"--json", "--dry-run", "parallel.tp=2", "parallel.pp=2",
+                                "parallel.fsdp=4", "parallel.ep=8"});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  const auto json = nlohmann::json::parse(outcome.out);
+  EXPECT_EQ(json["ranks"], 16);
+  EXPECT_NEAR(json["elements"].get<double>(), 34.7e9, 1e9);
+  EXPECT_EQ(json["stages"].size(), 2u);
+}
+
 TEST_F(LayoutPlanTest, RefusesWhatARunWouldRefuse) {
   const Outcome layout = plan({"parallel.tp=3"});
   EXPECT_EQ(layout.status, 2);

@@ -177,7 +177,10 @@ struct Crossing {
 at::Tensor transition(const GatedDeltaRule::Functions& functions, Inputs in) {
   const std::int64_t Hk = in.q.size(1), K = in.q.size(2), Hv = in.v.size(1), r = Hv / Hk;
   const at::Tensor zero = at::zeros({Hv, K, K}, in.g.options());
-  const at::Tensor decay = at::sum(in.g, {0}).view({Hk, r}).amax({1}).cpu().to(at::kDouble);
+  const at::Tensor decays = at::sum(in.g, {0}).view({Hk, r}).amax({1});
+  // Shapes without values: every head is seen.
+  const at::Tensor decay =
+      decays.is_meta() ? at::zeros({Hk}, at::kDouble) : decays.cpu().to(at::kDouble);
   std::vector<std::int64_t> k_heads, v_heads;
   for (std::int64_t h = 0; h < Hk; ++h) {
     if (decay[h].item<double>() < invisible_decay(in.q.scalar_type())) continue;

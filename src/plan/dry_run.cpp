@@ -1,0 +1,228 @@
+#include "plan/dry_run.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <utility>
+
+#include "base/errors.h"
+#include "ops/autograd.h"
+#include "ops/context_parallel/context_parallel.h"
+#include "parallel/layout.h"
+#include "plan/shape_kernels.h"
+#include "train/micro_batch.h"
+#include "train/optimizer.h"
+#include "train/setup.h"
+
+namespace heddle::plan {
+namespace {
+
+using comm::Dim;
+
+double bytes_of(const at::Tensor& tensor) { return static_cast<double>(tensor.nbytes()); }
+
+/// Which rows of one parameter somebody owns, apart by the columns that they span.
+class Coverage {
+ public:
+  void add(const nn::Box& box) {
+    std::vector<std::int64_t> columns(box.offset.begin() + 1, box.offset.end());
+    std::int64_t width = 1;
+    for (std::int64_t d = 1; d < box.tensor.dim(); ++d) {
+      columns.push_back(box.tensor.size(d));
+      width *= box.tensor.size(d);
+    }
+    Strip& strip = strips_[columns];
+    strip.width = width;
+    strip.rows.emplace_back(box.offset[0], box.offset[0] + box.tensor.size(0));
+  }
+
+  /// Throws ModelError unless every element is covered once.
+  void check(const std::string& name, const std::vector<std::int64_t>& shape) {
+    std::int64_t row = 1, widths = 0;
+    for (std::size_t d = 1; d < shape.size(); ++d) row *= shape[d];
+    for (auto& [columns, strip] : strips_) {
+      widths += strip.width;
+      std::sort(strip.rows.begin(), strip.rows.end());
+      std::int64_t next = 0;
+      for (const auto& [begin, end] : strip.rows) {
+        if (begin != next) {
+          throw_error<ModelError>("{}: rows {} to {} are owned by {}", name, std::min(begin, next),
+                                  std::max(begin, next) - 1,
+                                  begin > next ? "no rank" : "two ranks");
+        }
+        next = end;
+      }
+      if (next != shape[0]) {
+        throw_error<ModelError>("{}: rows {} to {} are owned by no rank", name, next, shape[0] - 1);
+      }
+    }
+    if (widths != row)
+      throw_error<ModelError>("{}: the ranks own {} of {} columns", name, widths, row);
+  }
+
+ private:
+  struct Strip {
+    std::int64_t width = 0;
+    std::vector<std::pair<std::int64_t, std::int64_t>> rows;
+  };
+  std::map<std::vector<std::int64_t>, Strip> strips_;  ///< By offset and sizes beyond the rows.
+};
+
+class DryRun {
+ public:
+  DryRun(const config::RunConfig& config, const models::qwen3_5::Config& model, std::int64_t world)
+      : config_(config), model_(model), world_(world) {
+    // Of the kernels only the references run on shapes; which ones a device takes is its start's to
+    // say.
+    config_.kernels.fallback = config::Fallback::kAllow;
+    config_.kernels.choice.clear();
+  }
+
+  DryRunReport run() {
+    const comm::Mesh mesh = mesh_of(0);
+    parallel::check_layout(mesh, model_, train::context_method(config_),
+                           train::stage_chunks(config_));
+    report_.mesh = mesh.describe();
+    report_.ranks = world_;
+    for (std::int64_t rank = 0; rank < world_; ++rank) visit(rank);
+    for (auto& [name, coverage] : coverages_) coverage.check(name, shapes_.at(name));
+    for (const auto& [name, shape] : shapes_) {
+      double elements = 1;
+      for (const std::int64_t size : shape) elements *= static_cast<double>(size);
+      report_.elements += elements;
+    }
+    return std::move(report_);
+  }
+
+ private:
+  comm::Mesh mesh_of(std::int64_t rank) const {
+    return {train::mesh_sizes(config_.parallel, world_), rank, world_, config_.parallel.ep};
+  }
+
+  void visit(std::int64_t rank) {
+    train::Setup setup;
+    setup.context.device = c10::Device(c10::DeviceType::Meta);
+    setup.context.dtype =
+        runtime::parse_dtype(std::string(config::to_string(config_.model.dtype)), "model.dtype");
+    setup.context.mesh = mesh_of(rank);
+    setup.context.seed = config_.train.seed;
+    train::allocate_model(config_, model_, "model.", setup);
+    train::complete_model(config_, setup, /*has_values=*/false);
+    cover(setup);
+    const std::int64_t stage = setup.context.mesh.coordinate(Dim::kPp);
+    if (stage == static_cast<std::int64_t>(report_.stages.size())) run_stage(setup, rank, stage);
+  }
+
+  void cover(const train::Setup& setup) {
+    const auto add = [&](nn::Parameter& parameter) {
+      shapes_.emplace(parameter.name(), parameter.global_shape());
+      Coverage& coverage = coverages_[parameter.name()];
+      if (!parameter.is_held() || parameter.is_copy()) return;
+      for (const nn::Box& box : parameter.boxes(parameter.owned())) {
+        coverage.add(box);
+        ++report_.boxes;
+      }
+    };
+    setup.model->visit_parameters(add);
+    if (setup.adapters) setup.adapters->visit_parameters(add);
+  }
+
+  void run_stage(train::Setup& setup, std::int64_t rank, std::int64_t stage) {
+    DryRank dry{rank, stage};
+    const train::Optimizer optimizer(setup.trainable, config_.optim, config_.train.seed,
+                                     setup.context.mesh.world_group());
+    dry.optimizer = static_cast<double>(optimizer.state_bytes());
+    double root = 0, widest = 0;
+    const auto count = [&](nn::Parameter& parameter) {
+      if (!parameter.is_held()) return 0.0;
+      ++dry.parameters;
+      dry.owned += bytes_of(parameter.owned());
+      if (parameter.trainable())
+        dry.gradients += static_cast<double>(parameter.value().numel()) *
+                         static_cast<double>(c10::elementSize(parameter.gradient_dtype()));
+      if (parameter.has_memory()) {
+        dry.resident += bytes_of(parameter.value());
+        const bool has_owned_besides = parameter.owned().numel() != parameter.value().numel();
+        if (has_owned_besides) dry.resident += bytes_of(parameter.owned());
+        return 0.0;
+      }
+      dry.resident += bytes_of(parameter.owned()) *
+                      static_cast<double>(
+                          setup.context.mesh.size(parameter.is_expert() ? Dim::kEdp : Dim::kDp));
+      return bytes_of(parameter.value());
+    };
+    std::set<const nn::Parameter*> in_blocks;
+    for (const parallel::BlockEntry& entry : train::block_entries(*setup.model)) {
+      double block = 0;
+      for (nn::Parameter* parameter : entry.parameters) {
+        in_blocks.insert(parameter);
+        block += count(*parameter);
+      }
+      widest = std::max(widest, block);
+    }
+    setup.model->visit_parameters([&](nn::Parameter& parameter) {
+      if (!in_blocks.contains(&parameter)) root += count(parameter);
+    });
+    dry.gathered = 2 * widest + root;
+    run_blocks(setup, dry);
+    report_.stages.push_back(dry);
+  }
+
+  /// One sequence, long enough for every rank along cp and tp to have a part of each segment.
+  void run_blocks(train::Setup& setup, DryRank& dry) {
+    const std::int64_t length = 64 * std::max<std::int64_t>(1, setup.model->least_tokens());
+    const std::vector<std::int32_t> tokens(static_cast<std::size_t>(length), 1);
+    const std::vector<float> weights(tokens.size(), 1);
+    const std::vector<data::SequenceView> sequences = {{tokens, tokens, weights, 0, 0}};
+    const train::LocalBatch batch(*setup.model, data::Batch::from_sequences(sequences));
+    nn::BlockInputs inputs = batch.inputs(*setup.model, /*training=*/true);
+    inputs.recompute_elementwise = config_.train.recompute != config::Recompute::kOff;
+    const auto hidden_like =
+        at::TensorOptions().dtype(setup.context.dtype).device(setup.context.device);
+    for (parallel::BlockEntry& entry : train::block_entries(*setup.model)) {
+      if (!entry.parameters.front()->is_held()) continue;
+      if (setup.sharding) setup.sharding->acquire(entry.unit);
+      const bool is_sparse = model_.sparse_mlp[entry.unit - 1];
+      for (std::size_t stage = 0; stage < entry.block->stages(); ++stage) {
+        if (stage == 1 && is_sparse) {
+          ++dry.skipped;
+          continue;
+        }
+        at::Tensor hidden = at::empty({batch.host.size(), model_.hidden_size}, hidden_like);
+        hidden.set_requires_grad(true);
+        const nn::BlockOutput output = entry.block->forward(stage, hidden, inputs);
+        TORCH_CHECK(output.hidden.sizes() == hidden.sizes(), "layer ", entry.unit - 1,
+                    ": hidden states of ", output.hidden.sizes(), " for ", hidden.sizes());
+        ops::run_backward({output.hidden}, {at::empty_like(ops::detached(output.hidden))});
+        ++dry.blocks;
+      }
+      for (nn::Parameter* parameter : entry.parameters) parameter->collect_gradient();
+      if (setup.sharding) {
+        setup.sharding->release(entry.unit);
+        setup.sharding->reduce(entry.unit);
+      }
+    }
+    if (setup.sharding) setup.sharding->finish_reduction();
+  }
+
+  config::RunConfig config_;
+  const models::qwen3_5::Config& model_;
+  std::int64_t world_;
+  ShapeKernels shape_kernels_;
+  DryRunReport report_;
+  std::map<std::string, Coverage> coverages_;
+  std::map<std::string, std::vector<std::int64_t>> shapes_;
+};
+
+}  // namespace
+
+DryRunReport dry_run(const config::RunConfig& config, const models::qwen3_5::Config& model,
+                     std::int64_t world) {
+  return DryRun(config, model, world).run();
+}
+
+}  // namespace heddle::plan

@@ -1,0 +1,90 @@
+#include "plan/dry_run.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "base/errors.h"
+#include "config/config.h"
+#include "plan/layout_report.h"
+
+namespace heddle::plan {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+config::RunConfig run_config(std::vector<std::string> settings) {
+  settings.insert(settings.begin(),
+                  {"model.dtype=bfloat16", "data.max_length=4096", "train.global_batch_size=64"});
+  return config::parse("", "test", settings, config::Completeness::kPartial);
+}
+
+models::qwen3_5::Config small(bool moe) {
+  return models::qwen3_5::preset(moe ? "small-moe" : "small-10m");
+}
+
+TEST(DryRun, RunsEveryBlockOfEveryLayoutOnShapes) {
+  const auto model = small(false);
+  for (const std::vector<std::string>& layout : std::vector<std::vector<std::string>>{
+           {"parallel.dp=3"},
+           {"parallel.tp=2", "parallel.fsdp=3", "parallel.dp=2"},
+           {"parallel.tp=2", "parallel.pp=4"},
+           {"parallel.cp=3", "parallel.fsdp=2", "train.recompute=elementwise"},
+           {"parallel.cp=2", "parallel.cp_method=ulysses", "parallel.tp=2"},
+           {"parallel.pp=2", "parallel.pp_schedule=interleaved", "parallel.dp=2"},
+           {"parallel.fsdp=2", "train.method=lora"}}) {
+    const auto config = run_config(layout);
+    const auto& p = config.parallel;
+    const std::int64_t world = p.tp * p.cp * p.pp * p.fsdp.value * p.dp.value;
+    const DryRunReport report = dry_run(config, model, world);
+    ASSERT_EQ(report.stages.size(), static_cast<std::size_t>(p.pp)) << layout[0];
+    std::int64_t blocks = 0;
+    for (const DryRank& rank : report.stages) blocks += rank.blocks;
+    EXPECT_EQ(blocks, 2 * model.num_hidden_layers) << layout[0];
+  }
+}
+
+TEST(DryRun, OwnersOfExpertsCoverThemOnce) {
+  const auto config = run_config(
+      {"parallel.tp=2", "parallel.fsdp=2", "parallel.dp=2", "parallel.pp=2", "parallel.ep=4"});
+  const DryRunReport report = dry_run(config, small(true), 16);
+  double owned = 0;
+  for (const DryRank& rank : report.stages) {
+    owned += rank.owned;
+    EXPECT_GT(rank.blocks, 0);
+    EXPECT_EQ(rank.blocks, rank.skipped);  // mixers, and MLPs with routed experts
+  }
+  EXPECT_GT(report.elements * 2, owned);
+}
+
+// What the planner counts from shapes is what the objects of a rank hold.
+TEST(DryRun, AgreesWithThePlannersMemory) {
+  const auto model = models::qwen3_5::preset("qwen3.5-4b");
+  for (const std::vector<std::string>& layout :
+       std::vector<std::vector<std::string>>{{"parallel.fsdp=8"},
+                                             {"parallel.tp=2", "parallel.fsdp=4", "parallel.pp=2"},
+                                             {"parallel.dp=8", "optim.state_dtype=bfloat16"}}) {
+    const auto config = run_config(layout);
+    const DryRunReport dry = dry_run(config, model, layout.size() == 3 ? 16 : 8);
+    const LayoutReport plan = plan_layout(config, model, layout.size() == 3 ? 16 : 8);
+    for (std::size_t i = 0; i < dry.stages.size(); ++i) {
+      const DryRank& rank = dry.stages[i];
+      const Memory& memory = plan.stages[i].memory;
+      const double gathered =
+          rank.gathered * (1 - 1.0 / static_cast<double>(config.parallel.fsdp.value));
+      EXPECT_NEAR((rank.resident + gathered) / memory.weights, 1, 0.1) << layout[0];
+      EXPECT_NEAR(rank.gradients / memory.gradients, 1, 0.02) << layout[0];
+      EXPECT_NEAR(rank.optimizer / memory.optimizer, 1, 0.02) << layout[0];
+    }
+  }
+}
+
+TEST(DryRun, RefusesWhatAStartRefuses) {
+  EXPECT_THAT([] { dry_run(run_config({"parallel.tp=3"}), small(false), 3); },
+              ThrowsMessage<ConfigError>(HasSubstr("the nearest degree that does is")));
+  EXPECT_THAT([] { dry_run(run_config({"parallel.pp=16"}), small(false), 16); },
+              ThrowsMessage<ConfigError>(HasSubstr("and the model has 8")));
+}
+
+}  // namespace
+}  // namespace heddle::plan
