@@ -15,5 +15,15 @@ namespace heddle::ops::linear_cuda {
 
 /// Adds "cuda.sm90_or_cublas"; nothing in a build without CUDA.
 void add(Registry& registry);
+Tensors forward(const std::vector<Products>& sums);
+at::Tensor backward(const Products& terms);
+Linear::Functions::LowRankGradients low_rank_backward(const std::vector<LowRankChange>& changes);
 
 }  // namespace heddle::ops::linear_cuda
+
+namespace heddle::ops::linear_fp8 {
+
+/// Adds "cuda.fp8_rowwise", which runs only where it is asked for; nothing in a build without CUDA.
+void add(Registry& registry);
+
+}  // namespace heddle::ops::linear_fp8

@@ -74,6 +74,8 @@ void register_linear(Registry& registry) {
        .refuse = {},
        .on_chip_bytes = {}},
       {linear_reference::forward, linear_reference::backward, linear_reference::low_rank_backward});
+  // Behind those that keep bf16: nothing but the configuration chooses it.
+  linear_fp8::add(registry);
   registry.add<Linear>(
       {.op = "",
        .name = "cpu",

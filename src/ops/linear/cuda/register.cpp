@@ -57,6 +57,23 @@ Tensors run(const std::vector<Products>& sums, const std::vector<std::int64_t>& 
   return results;
 }
 
+bool fits(const std::vector<LowRankChange>& changes) {
+  const std::int64_t rank = changes[0].low.size(1);
+  return (rank == 8 || rank == 16) && changes.size() <= cuda::kMostLowRankGradients &&
+         changes[0].low.size(0) >= kFewestRows &&
+         std::all_of(changes.begin(), changes.end(), [&](const LowRankChange& change) {
+           return change.low.size(1) == rank && is_readable(change.dy) && is_readable(change.b) &&
+                  is_readable(change.low);
+         });
+}
+
+std::optional<std::string> refuse(const Dims&) {
+  if (cuda::product_sums_available()) return std::nullopt;
+  return "needs a device of compute capability 9.0 and a build for sm_90a";
+}
+
+}  // namespace
+
 Tensors forward(const std::vector<Products>& sums) {
   std::vector<std::int64_t> columns;
   for (const Products& sum : sums) columns.push_back(sum[0].b.size(0));
@@ -67,16 +84,6 @@ at::Tensor backward(const Products& terms) {
   const std::vector<std::int64_t> columns = {terms[0].b.size(1)};
   return fits({terms}, columns) ? run({terms}, columns, true)[0]
                                 : linear_reference::backward(terms);
-}
-
-bool fits(const std::vector<LowRankChange>& changes) {
-  const std::int64_t rank = changes[0].low.size(1);
-  return (rank == 8 || rank == 16) && changes.size() <= cuda::kMostLowRankGradients &&
-         changes[0].low.size(0) >= kFewestRows &&
-         std::all_of(changes.begin(), changes.end(), [&](const LowRankChange& change) {
-           return change.low.size(1) == rank && is_readable(change.dy) && is_readable(change.b) &&
-                  is_readable(change.low);
-         });
 }
 
 Linear::Functions::LowRankGradients low_rank_backward(const std::vector<LowRankChange>& changes) {
@@ -103,13 +110,6 @@ Linear::Functions::LowRankGradients low_rank_backward(const std::vector<LowRankC
   cuda::low_rank_gradients(rows, rank, work, workspace.mutable_data_ptr<float>(), on.stream());
   return result;
 }
-
-std::optional<std::string> refuse(const Dims&) {
-  if (cuda::product_sums_available()) return std::nullopt;
-  return "needs a device of compute capability 9.0 and a build for sm_90a";
-}
-
-}  // namespace
 
 void add(Registry& registry) {
   registry.add<Linear>({.op = "",

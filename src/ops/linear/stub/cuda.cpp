@@ -6,3 +6,9 @@ namespace heddle::ops::linear_cuda {
 void add(Registry&) {}
 
 }  // namespace heddle::ops::linear_cuda
+
+namespace heddle::ops::linear_fp8 {
+
+void add(Registry&) {}
+
+}  // namespace heddle::ops::linear_fp8

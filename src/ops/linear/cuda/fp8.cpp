@@ -1,0 +1,106 @@
+// Products of 8-bit floats: "cuda.fp8_rowwise". Values e4m3 with a scale for each row of both
+// factors along the dimension they share, sums in fp32, results bf16. The gradients of weights and
+// the low-rank terms stay bf16.
+#include <ATen/ops/_scaled_mm.h>
+#include <ATen/ops/empty.h>
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+
+#include "ops/cuda/tensor.h"
+#include "ops/linear/cuda/fp8_rows.h"
+#include "ops/linear/kernels.h"
+
+namespace heddle::ops::linear_fp8 {
+namespace {
+
+/// Below these the conversion costs more than the product gains.
+constexpr std::int64_t kFewestRows = 512, kFewestColumns = 256, kShallowest = 256;
+
+bool fits(const at::Tensor& a, std::int64_t columns, std::int64_t depth) {
+  return a.scalar_type() == at::kBFloat16 && a.size(0) >= kFewestRows &&
+         columns >= kFewestColumns && columns % 16 == 0 && depth >= kShallowest &&
+         depth % 16 == 0 && a.stride(1) == 1 && a.stride(0) % 8 == 0 &&
+         reinterpret_cast<std::uintptr_t>(a.const_data_ptr()) % 16 == 0;
+}
+
+struct Fp8 {
+  at::Tensor values;  ///< [n,k] e4m3
+  at::Tensor scales;  ///< [n,1]
+};
+
+Fp8 fp8(const at::Tensor& x) {
+  const cuda::OnDevice on(x);
+  Fp8 result{at::empty(x.sizes(), x.options().dtype(at::kFloat8_e4m3fn)),
+             at::empty({x.size(0), 1}, x.options().dtype(at::kFloat))};
+  cuda::fp8_rows(x.const_data_ptr(), x.size(0), x.size(1), x.stride(0),
+                 result.values.mutable_data_ptr(), result.scales.mutable_data_ptr<float>(),
+                 on.stream());
+  return result;
+}
+
+/// a b^T.
+at::Tensor product(const Fp8& a, const Fp8& b) {
+  return at::_scaled_mm(a.values, b.values.t(), a.scales, b.scales.t(), /*bias=*/{},
+                        /*scale_result=*/{}, at::kBFloat16, /*use_fast_accum=*/true);
+}
+
+Tensors forward(const std::vector<Products>& sums) {
+  Tensors results;
+  std::map<const void*, Fp8> inputs;  // layers share them
+  for (const Products& terms : sums) {
+    const auto& [a, b] = terms[0];
+    if (!fits(a, b.size(0), b.size(1))) {
+      results.push_back(linear_cuda::forward({terms})[0]);
+      continue;
+    }
+    auto& input = inputs[a.const_data_ptr()];
+    if (!input.values.defined()) input = fp8(a);
+    at::Tensor y = product(input, fp8(b));
+    for (std::size_t i = 1; i < terms.size(); ++i) y.addmm_(terms[i].a, terms[i].b.t());
+    results.push_back(std::move(y));
+  }
+  return results;
+}
+
+at::Tensor backward(const Products& terms) {
+  Products narrow;
+  at::Tensor dx;
+  for (const auto& [a, b] : terms) {
+    if (!fits(a, b.size(1), b.size(0))) {
+      narrow.push_back({a, b});
+      continue;
+    }
+    const at::Tensor part = product(fp8(a), fp8(b.t().contiguous()));
+    dx = dx.defined() ? dx.add_(part) : part;
+  }
+  if (!dx.defined()) return linear_cuda::backward(narrow);
+  for (const auto& [a, b] : narrow) dx.addmm_(a, b);
+  return dx;
+}
+
+std::optional<std::string> refuse(const Dims&) {
+  int device = 0, major = 0, minor = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  if (major == 9 && minor == 0) return std::nullopt;
+  return "needs a device of compute capability 9.0";
+}
+
+}  // namespace
+
+void add(Registry& registry) {
+  registry.add<Linear>({.op = "",
+                        .name = "cuda.fp8_rowwise",
+                        .device = c10::DeviceType::CUDA,
+                        .dtypes = {c10::ScalarType::BFloat16},
+                        .is_reference = false,
+                        .refuse = refuse,
+                        .on_chip_bytes = {}},
+                       {forward, backward, linear_cuda::low_rank_backward});
+}
+
+}  // namespace heddle::ops::linear_fp8
