@@ -53,6 +53,6 @@ void set_waiting(int /*argc*/, char** argv, char** environment) {
 }
 
 [[gnu::section(".preinit_array"), gnu::used]] void (*const kSetWaiting)(int, char**,
-                                                                      char**) = set_waiting;
+                                                                        char**) = set_waiting;
 
 }  // namespace
