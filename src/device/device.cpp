@@ -147,19 +147,19 @@ std::unique_ptr<Graph> record(c10::Device device, const std::function<void()>& w
 }
 
 void require_started(c10::Device device, const char* what) {
-  if (device.is_cpu()) return;
+  if (device.is_cpu() || device.is_meta()) return;
   if (const auto require = backend_of(device).require_started) require(what);
 }
 
 void require_dtype(c10::Device device, c10::ScalarType dtype, const char* key) {
-  if (device.is_cpu() || dtype != c10::ScalarType::Double) return;
+  if (device.is_cpu() || device.is_meta() || dtype != c10::ScalarType::Double) return;
   const Backend& backend = backend_of(device);
   if (backend.has_float64 == nullptr || backend.has_float64()) return;
   throw_error<ConfigError>("{}: float64 is not available on device {}", key, backend.name);
 }
 
 void require_on_chip(c10::Device device, const char* what, std::int64_t bytes) {
-  if (device.is_cpu()) return;
+  if (device.is_cpu() || device.is_meta()) return;
   if (const auto require = backend_of(device).require_on_chip) require(what, bytes);
 }
 

@@ -7,8 +7,9 @@
 namespace heddle::device {
 
 at::Tensor upload(const at::Tensor& host, c10::Device device) {
-  return host.is_cpu() && !device.is_cpu() ? host.pin_memory().to(device, /*non_blocking=*/true)
-                                           : host.to(device);
+  // The meta device has nothing to copy to.
+  const bool is_copied = host.is_cpu() && !device.is_cpu() && !device.is_meta();
+  return is_copied ? host.pin_memory().to(device, /*non_blocking=*/true) : host.to(device);
 }
 
 at::Tensor upload(const std::vector<std::int64_t>& values, c10::Device device) {

@@ -21,7 +21,7 @@ struct Hardware {
 
   // Shares of the peaks.
   double products = 0.70;               ///< Of peak_tflops: products of a long step, at its clock.
-  double expert_products = 0.50;        ///< Grouped products of routed experts.
+  double expert_products = 0.58;        ///< Grouped products of routed experts.
   double attention = 0.36;              ///< Attention of very long sequences ...
   double attention_half_length = 1050;  ///< ... and the length at which half of it is reached.
   double gated_delta_rule = 0.093;      ///< FLOPs as models/*/flops counts them.

@@ -101,6 +101,25 @@ TEST(SimulatedHcclRule, Capture) {
   EXPECT_EQ(message_of([&] { group->allreduce(tensors)->wait(); }), "(no error)");
 }
 
+// P7: the device's fabric refuses bytes, and objects never come near it.
+TEST(SimulatedHccl, P7ObjectsGoOverGlooAlone) {
+  const c10::Device npu = testing::simulated_npu();
+  const auto errors = run_ranks(4, [&](const std::shared_ptr<World>& world) {
+    const Mesh mesh({1, 1, 2, 2, 1}, world);
+    // Losses and their counts: dp x fsdp x cp (x pp), each rank once.
+    const Group group = mesh.loss_group();
+    EXPECT_EQ(group.size(), 4);
+    const std::string mine(static_cast<std::size_t>(world->rank()), 'x');
+    const auto objects = group.all_gather_objects(mine);
+    for (std::size_t r = 0; r < 4; ++r) EXPECT_EQ(objects[r].size(), r);
+    at::Tensor bytes = at::zeros({3}, at::TensorOptions(npu).dtype(at::kByte));
+    EXPECT_THAT(message_of([&] { group.all_reduce_sum(bytes); }),
+                HasSubstr("objects go over Gloo"));
+    group.barrier();
+  });
+  EXPECT_THAT(errors, Each(""));
+}
+
 TEST(SimulatedHcclRule, Payload) {
   const c10::Device npu = testing::simulated_npu();
   const Backend group = lone_group("payload");

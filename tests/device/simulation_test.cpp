@@ -28,6 +28,7 @@
 
 #include "base/errors.h"
 #include "base/files.h"
+#include "device/device.h"
 #include "device/require.h"
 #include "device/sim/rules.h"
 
@@ -206,6 +207,23 @@ TEST_F(SimulationRule, Tile) {
   EXPECT_THAT(message_of([] { require_on_chip(kNpu, "causal_conv1d", 1840384 / 8); }),
               AllOf(HasSubstr("rule tile"), HasSubstr("230048"), HasSubstr("196608")));
   EXPECT_EQ(message_of([] { require_on_chip(kNpu, "causal_conv1d", 196608); }), "(no error)");
+}
+
+// P12: the platform starts once; the same start again changes nothing, and another device is taken
+// over once.
+TEST_F(Simulation, P12StartsOnceAndTakesAnotherDevice) {
+  const at::Tensor before = at::ones({3}, kNpu);
+  const auto current = [] { return c10::impl::VirtualGuardImpl(kNpu.type()).getDevice(); };
+  device::start(kNpu);
+  EXPECT_EQ(current(), kNpu);
+  EXPECT_EQ((before + 1).sum().item<float>(), 6);
+  const c10::Device other(kNpu.type(), 1);
+  device::start(other);
+  device::start(other);
+  EXPECT_EQ(current(), other);
+  EXPECT_EQ((before + 1).sum().item<float>(), 6);
+  device::start(kNpu);
+  EXPECT_EQ(current(), kNpu);
 }
 
 TEST_F(SimulationRule, StartOrder) {
