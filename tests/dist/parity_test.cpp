@@ -317,16 +317,16 @@ TEST_F(ParityTest, OfOneSimulatedNpuAndOneCpu) {
   compare(variant("dense, full, recomputed"), on_npus(kOneRank), kLooseFloat32);
 }
 
+class SlowParityTest : public ParityTest {};
+
 // The rule of dtypes lifted: NPUs against one CPU.
-TEST_F(ParityTest, OfSimulatedNpusInFloat64) {
+TEST_F(SlowParityTest, OfSimulatedNpusInFloat64) {
   for (const NpuRow& row : npu_rows()) {
     compare(variant(row.variant), on_npus(kOneRank, "float64"), kFloat64);
     for (const Layout& several : row.layouts)
       compare(variant(row.variant), on_npus(several, "float64"), kFloat64);
   }
 }
-
-class SlowParityTest : public ParityTest {};
 
 TEST_F(SlowParityTest, AllLayouts) {
   for (const Variant& variant : kVariants) {
