@@ -1,5 +1,6 @@
 #include "device/device.h"
 
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/mm.h>
@@ -10,6 +11,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstdlib>
 #include <fstream>
 #include <iterator>
 #include <utility>
@@ -192,6 +194,16 @@ Properties properties(c10::Device device, int dtype_bits) {
   result.peak_flops = accelerator_flops(result.name, dtype_bits);
   result.on_chip_bytes = backend_of(device).on_chip_bytes(device.index());
   return result;
+}
+
+void set_deterministic(bool deterministic) {
+  at::Context& context = at::globalContext();
+  context.setDeterministicAlgorithms(deterministic, /*warn_only=*/true);
+  context.setDeterministicCuDNN(deterministic);
+  // Memory is written before it is read with and without it.
+  context.setDeterministicFillUninitializedMemory(false);
+  // cuBLAS divides its scratch among streams otherwise; read when its first handle is made.
+  if (deterministic) setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8", /*overwrite=*/0);
 }
 
 void set_cpu_threads(int threads) {

@@ -43,6 +43,10 @@ struct Properties {
 /// 50 ms).
 Properties properties(c10::Device device, int dtype_bits);
 
+/// Whether libtorch and cuDNN must add in an order that is the same on every run; before start().
+/// Operators for which they have no such kernel say so in a warning. Our own kernels always do.
+void set_deterministic(bool deterministic);
+
 /// Threads of one tensor kernel on the CPU; 0 leaves the cores this process may run on.
 void set_cpu_threads(int threads);
 

@@ -278,6 +278,7 @@ runtime::Context make_context(const config::RunConfig& config, std::shared_ptr<c
   device::set_cpu_threads(static_cast<int>(threads));
   context.device = world ? rank_device(config, world->environment())
                          : device::parse(config::to_string(config.device.name));
+  device::set_deterministic(config.train.deterministic);
   device::start(context.device);
   context.dtype =
       runtime::parse_dtype(std::string(config::to_string(config.model.dtype)), "model.dtype");

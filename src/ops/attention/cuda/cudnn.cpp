@@ -2,6 +2,7 @@
 // backward takes 0.86 of the time of the ragged one; libtorch's FlashAttention-2 where neither
 // fits. At head dimension 256 on an H200 cuDNN takes 0.45 (forward) and 0.7 (backward) of the time
 // of the other.
+#include <ATen/Context.h>
 #include <ATen/ops/_scaled_dot_product_cudnn_attention.h>
 #include <ATen/ops/_scaled_dot_product_cudnn_attention_backward.h>
 
@@ -21,6 +22,9 @@ enum class Path { kOneLength, kRagged, kFlash };
 
 Path path_of(const Attention::Inputs& in) {
   const std::int64_t count = in.q_sequences.count(), length = in.q_sequences.max_seqlen;
+  // libtorch's call of cuDNN adds the gradients of q in any order; the others can be told not to.
+  if (at::globalContext().deterministicAlgorithms())
+    return ragged_fits(in) ? Path::kRagged : Path::kFlash;
   // No sequence is longer than `length`: if they fill the tokens, all have it.
   if (length > 0 && length % kLengthMultiple == 0 && in.q_sequences.total() == count * length &&
       in.q_sequences.cu_seqlens_host == in.k_sequences.cu_seqlens_host)

@@ -2,6 +2,7 @@
 // takes any sequences up to a number and a length, which costs it a few percent.
 #include "ops/attention/cuda/ragged.h"
 
+#include <ATen/Context.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
@@ -34,6 +35,7 @@ GraphSizes sizes_of(const Attention::Inputs& in, bool is_backward, bool keep) {
   sizes.is_backward = is_backward;
   sizes.keep = keep;
   sizes.is_bfloat16 = in.q.scalar_type() == at::kBFloat16;
+  sizes.is_deterministic = at::globalContext().deterministicAlgorithms();
   sizes.is_square = in.q_sequences.cu_seqlens_host == in.k_sequences.cu_seqlens_host;
   sizes.batch = power_of_two(in.q_sequences.count(), 1);
   sizes.q_length = power_of_two(in.q_sequences.max_seqlen, 128);

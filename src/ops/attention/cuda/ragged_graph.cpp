@@ -52,7 +52,8 @@ class GraphBuilder {
     fe::graph::SDPA_backward_attributes options;
     options.set_name("attention_backward")
         .set_max_total_seq_len_q(sizes_.q_tokens)
-        .set_max_total_seq_len_kv(sizes_.k_tokens);
+        .set_max_total_seq_len_kv(sizes_.k_tokens)
+        .set_deterministic_algorithm(sizes_.is_deterministic != 0);
     set_mask(options);
     const Tensor lse = graph_->tensor(
         fe::graph::Tensor_attributes().set_uid(kLse).set_data_type(fe::DataType_t::FLOAT));

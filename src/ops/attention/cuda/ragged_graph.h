@@ -20,6 +20,7 @@ inline std::int64_t uid_of(cuda::RaggedRow row) { return kTable + static_cast<st
 /// All that a graph depends on.
 struct GraphSizes {
   std::int64_t device, is_backward, keep, is_bfloat16;
+  std::int64_t is_deterministic;           ///< The backward adds in one order on every run.
   std::int64_t is_square;                  ///< Every sequence has as many keys as queries.
   std::int64_t batch, q_length, k_length;  ///< Sequences, and the tokens of each at most.
   std::int64_t q_tokens, k_tokens;         ///< Of all sequences at most: sizes the scratch.
