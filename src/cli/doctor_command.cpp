@@ -140,8 +140,7 @@ int show_layout(const DoctorOptions& options, const Session& session) {
 
 int show_measured(const DoctorOptions& options, const Session& session) {
   const auto comparisons = plan::compare_with_measured(options.measured, options.hardware);
-  session.out << comparison_table(comparisons)
-                     .render(ui::TableStyle::kPlain, session.out_has_color, session.out_width);
+  print(session, options.is_json, comparison_json(comparisons), comparison_table(comparisons));
   return 0;
 }
 

@@ -225,4 +225,16 @@ ui::Table comparison_table(const std::vector<plan::Comparison>& comparisons) {
   return table;
 }
 
+std::string comparison_json(const std::vector<plan::Comparison>& comparisons) {
+  nlohmann::ordered_json json = nlohmann::ordered_json::array();
+  for (const plan::Comparison& c : comparisons) {
+    json.push_back({{"run", c.name},
+                    {"measured_s", c.measured_s},
+                    {"predicted_s", c.predicted_s},
+                    {"predicted_bytes", c.predicted_bytes}});
+    if (c.measured_bytes > 0) json.back()["measured_bytes"] = c.measured_bytes;
+  }
+  return nlohmann::ordered_json({{"runs", json}}).dump(2);
+}
+
 }  // namespace heddle::cli

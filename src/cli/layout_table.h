@@ -26,5 +26,6 @@ std::string proposal_json(const plan::Search& search);
 
 /// What `heddle doctor --measured` prints.
 ui::Table comparison_table(const std::vector<plan::Comparison>& comparisons);
+std::string comparison_json(const std::vector<plan::Comparison>& comparisons);
 
 }  // namespace heddle::cli

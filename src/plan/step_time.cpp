@@ -148,19 +148,31 @@ class Timer {
       }
       case config::Recompute::kSelective: {
         // The MLP runs again; the mixer's elementwise operators do.
-        const LayerWork& work = step_.layers[layer];
-        Compute c = compute(layer, 2, 0, work.again);
-        const auto& model = step_.model;
-        const double mlp = 3 * as_double(model.hidden_size) *
-                           as_double(model.sparse_mlp[layer] ? model.shared_expert_intermediate_size
-                                                             : model.intermediate_size);
-        c.products *= (mlp + work.experts) / (work.products + work.experts);
+        Compute c = compute(layer, 2, 0, step_.layers[layer].again);
+        c.products = mlp_again(layer);
         return c;
       }
-      case config::Recompute::kFull:
-        return layer_forward(layer);
+      case config::Recompute::kFull: {
+        Compute c = layer_forward(layer);
+        if (!step_.model.sparse_mlp[layer]) c.products -= last_product(layer);
+        return c;
+      }
     }
     return {};
+  }
+
+  /// The product that makes a dense MLP's output, which nothing reads when the MLP runs again.
+  double last_product(std::int64_t layer) const {
+    const auto& model = step_.model;
+    const double width = as_double(model.sparse_mlp[layer] ? model.shared_expert_intermediate_size
+                                                           : model.intermediate_size);
+    return layout_.tokens / tp_ * 2 * as_double(model.hidden_size) * width / product_rate_;
+  }
+
+  double mlp_again(std::int64_t layer) const {
+    if (!step_.model.sparse_mlp[layer]) return 2 * last_product(layer);
+    return 3 * last_product(layer) +
+           layout_.tokens / tp_ * 2 * step_.layers[layer].experts / expert_rate_;
   }
 
   /// Share of the tokens in sequences that cross a border of the 2 cp segments: the gated delta

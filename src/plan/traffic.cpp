@@ -44,13 +44,23 @@ class Counter {
     return as_double(std::count(flags.begin(), flags.end(), is_attention)) / layout_.size(Dim::kPp);
   }
 
+  double sparse_layers() const {
+    const auto& flags = step_.model.sparse_mlp;
+    return as_double(std::count(flags.begin(), flags.end(), true)) / layout_.size(Dim::kPp);
+  }
+  bool reruns_mlp() const {
+    return layout_.recompute == config::Recompute::kFull ||
+           layout_.recompute == config::Recompute::kSelective;
+  }
+
   void tensor() {
     const double others = share_of_others(layout_.size(Dim::kTp));
-    const double passes = layout_.recompute == config::Recompute::kFull        ? 6
-                          : layout_.recompute == config::Recompute::kSelective ? 5
-                                                                               : 4;
-    add({Dim::kTp}, "sums of hidden states", 2 * others * passes * depth_ * hidden_,
-        passes * depth_ * layout_.micro_batches, passes * depth_ * hidden_);
+    // Mixer and MLP, forward and backward. When a dense MLP runs again nothing reads its sum.
+    double sums = 4 * depth_;
+    if (layout_.recompute == config::Recompute::kFull) sums += depth_;
+    if (reruns_mlp()) sums += sparse_layers();
+    add({Dim::kTp}, "sums of hidden states", 2 * others * sums * hidden_,
+        sums * layout_.micro_batches, sums * hidden_);
     add({Dim::kTp}, "rows of embedding and head", 2 * others * hidden_, 4 * layout_.micro_batches,
         2 * hidden_);
     if (!step_.is_lora) {
@@ -117,18 +127,12 @@ class Counter {
   void experts(const Held& held) {
     sharded({Dim::kEfsdp}, Dim::kEdp, layout_.expert_shards(), held.experts, 0,
             held.trained_experts);
-    const auto& sparse = step_.model.sparse_mlp;
-    const double sparse_layers =
-        as_double(std::count(sparse.begin(), sparse.end(), true)) / layout_.size(Dim::kPp);
-    const double passes = layout_.recompute == config::Recompute::kFull ||
-                                  layout_.recompute == config::Recompute::kSelective
-                              ? 6
-                              : 4;
-    const double moved = passes * sparse_layers * hidden_ / layout_.size(Dim::kTp) *
+    const double passes = reruns_mlp() ? 6 : 4;
+    const double moved = passes * sparse_layers() * hidden_ / layout_.size(Dim::kTp) *
                          as_double(step_.model.num_experts_per_tok);
     add({Dim::kEp}, "tokens to experts and back, and gradients",
         share_of_others(layout_.size(Dim::kEp)) * moved,
-        passes * sparse_layers * layout_.micro_batches, moved);
+        passes * sparse_layers() * layout_.micro_batches, moved);
   }
 
   const Layout& layout_;

@@ -7,11 +7,11 @@
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/sum.h>
-#include <ATen/ops/tensor.h>
 
 #include <algorithm>
 
 #include "base/errors.h"
+#include "device/upload.h"
 #include "ops/autograd.h"
 
 namespace heddle::train {
@@ -40,7 +40,7 @@ Roles roles_of(std::span<const std::int64_t> text_of_row, c10::Device device) {
                                positives.size());
   }
   const auto indices = [&](const std::vector<std::int64_t>& list) {
-    return at::tensor(list, at::kLong).to(device);
+    return device::upload(list, device);
   };
   return {indices(queries), indices(documents), indices(positives)};
 }

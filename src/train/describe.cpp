@@ -35,7 +35,7 @@ KeptElements kept_elements(const models::qwen3_5::Config& config, std::int64_t l
   const bool is_attention = config.full_attention[layer];
   const bool is_off = recompute == config::Recompute::kOff;
   KeptElements kept;
-  kept.stream = 2 * H;  // the inputs of both stages
+  kept.stream = recompute == config::Recompute::kFull ? H : 2 * H;  // inputs of the stages
   // projections and what the mixer's operators keep
   if (recompute != config::Recompute::kFull)
     kept.divided += is_attention ? 2 * q + 2 * kv + 2 * q + kv : (2 * k + v) + v + 2.5 * v;

@@ -5,7 +5,6 @@
 // Contrastive Learning Batch Size under Memory Limited Setup" (GradCache, arXiv 2101.06983). The
 // size of micro-batches and the layout therefore change nothing.
 #include <ATen/ops/index_select.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -16,6 +15,7 @@
 #include <nlohmann/json.hpp>
 
 #include "data/context_share.h"
+#include "device/upload.h"
 #include "ops/autograd.h"
 #include "ops/context_parallel/context_parallel.h"
 #include "train/contrastive.h"
@@ -47,7 +47,7 @@ struct EmbeddingTable {
   at::Tensor rows_of(const EmbeddedTexts& texts) const {
     std::vector<std::int64_t> rows;
     for (const Place& place : texts.places) rows.push_back(row_at.at(place));
-    return at::tensor(rows, at::kLong).to(embeddings.device());
+    return device::upload(rows, embeddings.device());
   }
 };
 

@@ -139,6 +139,21 @@ TEST(DoctorCommand, JsonIsOneDocumentOfThisMachine) {
   EXPECT_TRUE(has_torch);
 }
 
+TEST(DoctorCommand, MeasuredRunsAsJsonHoldWhatTheTableShows) {
+  const std::string file = HEDDLE_SOURCE_DIR "/bench/plan/measured.yaml";
+  const Outcome table = run_command({"doctor", "--measured", file});
+  const Outcome json = run_command({"doctor", "--measured", file, "--json"});
+  ASSERT_EQ(json.status, 0) << json.err;
+  const auto runs = nlohmann::json::parse(json.out).at("runs");
+  ASSERT_GE(runs.size(), 10u);
+  for (const auto& run : runs) {
+    EXPECT_THAT(table.out, HasSubstr(run.at("run").get<std::string>()));
+    EXPECT_GT(run.at("measured_s").get<double>(), 0);
+    EXPECT_GT(run.at("predicted_s").get<double>(), 0);
+    EXPECT_GT(run.at("predicted_bytes").get<double>(), 0);
+  }
+}
+
 class LayoutPlanTest : public ::testing::Test {
  protected:
   LayoutPlanTest() {

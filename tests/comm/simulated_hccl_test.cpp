@@ -18,22 +18,15 @@
 #include "device/sim/simulation.h"
 #include "testing/device.h"
 #include "testing/entry_points.h"
+#include "testing/message_of.h"
 
 namespace heddle::comm {
 namespace {
 
 using ::testing::Each;
 using ::testing::HasSubstr;
+using testing::message_of;
 using testing::run_ranks;
-
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "(no error)";
-}
 
 /// A process group of this rank alone, without a World: for what a Group would never do.
 Backend lone_group(const std::string& name) {

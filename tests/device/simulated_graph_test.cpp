@@ -16,24 +16,17 @@
 
 #include "device/graph.h"
 #include "device/sim/simulation.h"
+#include "testing/message_of.h"
 
 namespace heddle::device::sim {
 namespace {
 
+using heddle::testing::message_of;
 using ::testing::HasSubstr;
 
 const c10::Device kNpu(c10::DeviceType::PrivateUse1, 0);
 
 double first(const at::Tensor& x) { return x.cpu().view({-1})[0].item<double>(); }
-
-std::string message_of(const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "(no error)";
-}
 
 class SimulatedGraph : public ::testing::Test {
  protected:

@@ -23,11 +23,13 @@
 #include <map>
 
 #include "device/sim/simulation.h"
+#include "testing/message_of.h"
 
 namespace heddle::device::sim {
 namespace {
 
-using testing::HasSubstr;
+using heddle::testing::message_of;
+using ::testing::HasSubstr;
 using Named = std::map<std::string, c10::IValue>;
 
 const c10::Device kNpu(c10::DeviceType::PrivateUse1, 0);
@@ -60,16 +62,7 @@ void expect_close(const at::Tensor& found, const at::Tensor& expected, double to
 
 at::Tensor leaf(at::IntArrayRef sizes) { return at::randn(sizes).set_requires_grad(true); }
 
-std::string message_of(const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "(no error)";
-}
-
-class SimulatedOperators : public testing::Test {
+class SimulatedOperators : public ::testing::Test {
  protected:
   static void SetUpTestSuite() { start(); }
   static at::Tensor npu(const at::Tensor& x) { return x.detach().to(kNpu); }

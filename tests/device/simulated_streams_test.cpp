@@ -15,9 +15,12 @@
 #include <string>
 
 #include "device/sim/simulation.h"
+#include "testing/message_of.h"
 
 namespace heddle::device::sim {
 namespace {
+
+using heddle::testing::message_of;
 
 const c10::Device kNpu(c10::DeviceType::PrivateUse1, 0);
 
@@ -62,15 +65,6 @@ bool the_host_must_wait_for_a_copy_that_does_not_block() {
   const bool is_poison = std::isnan(first(host));
   VirtualGuardImpl(kNpu.type()).synchronizeDevice(0);
   return is_poison && first(host) == 3;
-}
-
-std::string message_of(const std::function<void()>& work) {
-  try {
-    work();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "(no error)";
 }
 
 bool is_refused(const std::function<void()>& work) {
@@ -151,7 +145,7 @@ TEST(SimulatedStreamsDeathTest, ShowWhatWasWaitedForAndNoMore) {
                           nothing_is_overwritten_that_another_stream_still_uses,
                           nothing_is_freed_that_another_stream_still_uses,
                           what_is_copied_without_waiting_stays_as_it_is}) {
-    EXPECT_EXIT(exit_with(holds), testing::ExitedWithCode(0), "");
+    EXPECT_EXIT(exit_with(holds), ::testing::ExitedWithCode(0), "");
   }
 }
 

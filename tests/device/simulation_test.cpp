@@ -31,28 +31,21 @@
 #include "device/device.h"
 #include "device/require.h"
 #include "device/sim/rules.h"
+#include "testing/message_of.h"
 
 namespace heddle::device::sim {
 namespace {
 
-using testing::AllOf;
-using testing::HasSubstr;
+using heddle::testing::message_of;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 const c10::Device kNpu(c10::DeviceType::PrivateUse1, 0);
 
-class Simulation : public testing::Test {
+class Simulation : public ::testing::Test {
  protected:
   static void SetUpTestSuite() { start(); }
 };
-
-std::string message_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "(no error)";
-}
 
 TEST_F(Simulation, ComputesWhatTheCpuComputes) {
   const at::Tensor a = at::randn({29, 63}), b = at::randn({63, 17});
@@ -241,7 +234,7 @@ TEST(SimulationRuleDeathTest, DtypeOfAChipWithFp8) {
         const at::Tensor x = at::ones({3}, kNpu).to(at::kFloat8_e4m3fn);
         std::exit(x.to(at::kFloat).sum().item<float>() == 3 ? 0 : 1);
       },
-      testing::ExitedWithCode(0), "");
+      ::testing::ExitedWithCode(0), "");
 }
 
 /// The rows of the table of rules in the README: rule -> "Suite.Test".
@@ -289,7 +282,7 @@ TEST(SimulationRuleDeathTest, Lifetime) {
         std::fputs(text.c_str(), stderr);
         std::exit(0);
       },
-      testing::ExitedWithCode(0),
+      ::testing::ExitedWithCode(0),
       "rule start-order: a model.*rule lifetime.*before the start.*rule lifetime.*after the "
       "end.*rule lifetime.*rule "
       "start-order");

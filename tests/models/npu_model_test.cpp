@@ -11,6 +11,7 @@
 #include "models/gradients.h"
 #include "models/tiny_model.h"
 #include "testing/device.h"
+#include "testing/message_of.h"
 
 namespace heddle {
 namespace {
@@ -104,14 +105,11 @@ TEST(SimulatedModelGraph, HoldsTheForwardAndBackwardPassOfAStep) {
 
 /// What building a model for a device throws.
 std::string message_of_building(c10::Device device) {
-  try {
+  return testing::message_of([&] {
     ops::KernelPolicy policy;
     policy.allow_fallback = true;
     testing::tiny_model(at::kFloat, false, device, policy);
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "(no error)";
+  });
 }
 
 // In a process of its own: the platform has not started.

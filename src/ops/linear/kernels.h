@@ -23,7 +23,8 @@ Linear::Functions::LowRankGradients low_rank_backward(const std::vector<LowRankC
 
 namespace heddle::ops::linear_fp8 {
 
-/// Adds "cuda.fp8_rowwise", which runs only where it is asked for; nothing in a build without CUDA.
+/// Adds "cuda.fp8_rowwise_or_bf16", which runs only where it is asked for; nothing in a build
+/// without CUDA.
 void add(Registry& registry);
 
 }  // namespace heddle::ops::linear_fp8

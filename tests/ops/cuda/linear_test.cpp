@@ -120,7 +120,8 @@ TEST_F(GpuLinear, LowRankGradientsEqualReference) {
 // e4m3 keeps 3 bits behind the point: an error of 2 % of the products' root mean square. Matrices
 // that are too small for it, and low-rank terms, go the way of bf16.
 TEST_F(GpuLinear, Fp8FollowsReference) {
-  const KernelTable gpu_table = table("cuda.fp8_rowwise", at::kBFloat16, c10::DeviceType::CUDA);
+  const KernelTable gpu_table =
+      table("cuda.fp8_rowwise_or_bf16", at::kBFloat16, c10::DeviceType::CUDA);
   const KernelTable cpu_table = table("reference", at::kDouble, c10::DeviceType::CPU);
   const auto error = [](const at::Tensor& found, const at::Tensor& exact) {
     return ((found.cpu().to(at::kDouble) - exact).norm() / exact.norm()).item().toDouble();

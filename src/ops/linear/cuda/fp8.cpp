@@ -1,6 +1,6 @@
-// Products of 8-bit floats: "cuda.fp8_rowwise". Values e4m3 with a scale for each row of both
-// factors along the dimension they share, sums in fp32, results bf16. The gradients of weights and
-// the low-rank terms stay bf16.
+// Products of 8-bit floats: "cuda.fp8_rowwise_or_bf16". Values e4m3 with a scale for each row of
+// both factors along the dimension they share, sums in fp32, results bf16. The gradients of weights
+// and the low-rank terms stay bf16.
 #include <ATen/ops/_scaled_mm.h>
 #include <ATen/ops/empty.h>
 #include <cuda_runtime_api.h>
@@ -94,7 +94,7 @@ std::optional<std::string> refuse(const Dims&) {
 
 void add(Registry& registry) {
   registry.add<Linear>({.op = "",
-                        .name = "cuda.fp8_rowwise",
+                        .name = "cuda.fp8_rowwise_or_bf16",
                         .device = c10::DeviceType::CUDA,
                         .dtypes = {c10::ScalarType::BFloat16},
                         .is_reference = false,

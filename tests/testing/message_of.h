@@ -1,0 +1,19 @@
+#pragma once
+
+#include <exception>
+#include <functional>
+#include <string>
+
+namespace heddle::testing {
+
+/// What an error of `work` says; "(no error)" without one.
+inline std::string message_of(const std::function<void()>& work) {
+  try {
+    work();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "(no error)";
+}
+
+}  // namespace heddle::testing
