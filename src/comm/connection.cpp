@@ -128,7 +128,9 @@ Pending Connection::start(const char* operation, std::vector<at::Tensor> tensors
     give_up(operation, begun, reason_of(error));
   }
   if (!tensors.front().is_cpu()) {
-    world_->device_watch().add(activity, ranks_, backend, work);
+    const bool is_nccl = tensors.front().is_cuda();
+    world_->device_watch().add(activity, ranks_, backend,
+                               is_nccl ? nccl_without_results(work) : hccl_without_results(work));
     // Lets the current stream wait, not the host.
     return Pending([this, operation, begun, work, kept = std::move(tensors)] {
       try {

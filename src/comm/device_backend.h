@@ -12,6 +12,7 @@
 
 namespace c10d {
 class Backend;
+class Work;
 }
 
 /// Process groups for tensors of a device. comm/<vendor>/ defines each in a build that has the
@@ -38,6 +39,11 @@ Backend make_nccl(const Store& store, const DeviceGroupOptions& options);
 /// HCCL likewise. Called by the thread that owns the device; HCCL connects with the first
 /// operation.
 Backend make_hccl(const Store& store, const DeviceGroupOptions& options);
+
+/// A handle of the same operation that says how it ends and does not keep the tensors it writes:
+/// `work` keeps those as long as it lives, which a watch on it must not prolong.
+c10::intrusive_ptr<c10d::Work> nccl_without_results(const c10::intrusive_ptr<c10d::Work>& work);
+c10::intrusive_ptr<c10d::Work> hccl_without_results(const c10::intrusive_ptr<c10d::Work>& work);
 
 /// The variables that keep HCCL's listening sockets of two jobs on one host apart, derived from the
 /// port of their rendezvous: a hundred ports of its own for each of 400 neighbouring master ports,

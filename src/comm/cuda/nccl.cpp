@@ -33,4 +33,10 @@ Backend make_nccl(const Store& store, const DeviceGroupOptions& options) {
   return group;
 }
 
+c10::intrusive_ptr<c10d::Work> nccl_without_results(const c10::intrusive_ptr<c10d::Work>& work) {
+  using NcclWork = c10d::ProcessGroupNCCL::WorkNCCL;
+  // Its copies are made for c10d's own watchdog, and leave the results out.
+  return c10::make_intrusive<NcclWork>(dynamic_cast<const NcclWork&>(*work));
+}
+
 }  // namespace heddle::comm

@@ -38,4 +38,10 @@ Backend make_hccl(const Store& store, const DeviceGroupOptions& options) {
   }
 }
 
+c10::intrusive_ptr<c10d::Work> hccl_without_results(const c10::intrusive_ptr<c10d::Work>& work) {
+  using HcclWork = c10d_npu::ProcessGroupHCCL::WorkHCCL;
+  // Its copies are made for torch_npu's own watchdog, and leave the results out.
+  return c10::make_intrusive<HcclWork>(dynamic_cast<const HcclWork&>(*work));
+}
+
 }  // namespace heddle::comm
