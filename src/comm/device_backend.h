@@ -13,7 +13,7 @@
 namespace c10d {
 class Backend;
 class Work;
-}
+}  // namespace c10d
 
 /// Process groups for tensors of a device. comm/<vendor>/ defines each in a build that has the
 /// vendor's library; comm/stub/ in any other, where it throws CommError that says what to rebuild
