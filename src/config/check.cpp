@@ -123,6 +123,16 @@ class Checker {
     }
   }
 
+  void offload() const {
+    const Recompute recompute = c_.train.recompute;
+    if (c_.train.offload_activations && recompute != Recompute::kSelective &&
+        recompute != Recompute::kFull) {
+      fail("train.offload_activations",
+           "moves the inputs of what runs again in the backward; set train.recompute to full or "
+           "selective");
+    }
+  }
+
  private:
   [[noreturn]] void fail(const std::string& key, const std::string& message) const {
     const std::string start = c_.is_set(key) ? where(c_, key) : source_ + ": " + key;
@@ -147,6 +157,7 @@ void check(const RunConfig& config, const std::string& source, Completeness comp
   checker.evaluation();
   checker.stopping();
   checker.optimizer_state();
+  checker.offload();
 }
 
 std::vector<std::string> unused_keys(const RunConfig& config) {
@@ -167,6 +178,11 @@ std::vector<std::string> unused_keys(const RunConfig& config) {
     note("optim.betas", "optim.name is sgd");
     note("optim.eps", "optim.name is sgd");
     note("optim.state_dtype", "optim.name is sgd");
+    note("optim.offload", "optim.name is sgd");
+  }
+  if (config.device.name.type == DeviceType::kCpu) {
+    note("optim.offload", "the device is the host");
+    note("train.offload_activations", "the device is the host");
   }
   if (config.optim.schedule != Schedule::kWsd)
     note("optim.decay_steps", "optim.schedule is not wsd");

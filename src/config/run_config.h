@@ -148,6 +148,7 @@ struct TrainSection {
   std::string resume = "auto";
   std::vector<std::string> freeze;
   Recompute recompute = Recompute::kOff;
+  bool offload_activations = false;
   double router_aux_loss_coef = -1;
   AuxLoss router_aux_loss = AuxLoss::kSequence;
   double infonce_temperature = 0.05;
@@ -181,6 +182,7 @@ struct OptimSection {
   std::vector<std::string> no_decay;
   Dtype grad_dtype = Dtype::kFloat32;
   Dtype state_dtype = Dtype::kFloat32;
+  bool offload = false;
 };
 
 struct AdapterSection {

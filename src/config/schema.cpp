@@ -219,6 +219,10 @@ Section train_section() {
            "percent "
            "of time), these and the MLP, or everything inside a block",
            {.aliases = {"gradient_checkpointing", "activation_checkpointing"}})
+      .key("offload_activations", &TrainSection::offload_activations,
+           "with recompute full or selective: inputs of what runs again wait in the memory of the "
+           "host",
+           {.aliases = {"enable_activation_offloading", "activation_offload"}})
       .key("router_aux_loss_coef", &TrainSection::router_aux_loss_coef,
            "load balance of mixture-of-experts models; -1: as the checkpoint says",
            {.range = at_least(-1), .aliases = {"aux_loss_coef"}})
@@ -269,7 +273,11 @@ Section optim_section() {
            "in which gradients are summed over micro-batches and ranks")
       .key("state_dtype", &OptimSection::state_dtype,
            "of AdamW's moments; bfloat16 also drops the float32 master of bfloat16 weights and "
-           "rounds stochastically");
+           "rounds stochastically")
+      .key("offload", &OptimSection::offload,
+           "keep AdamW's moments and masters in the memory of the host and move them through the "
+           "device at each step",
+           {.aliases = {"offload_optimizer", "optimizer_cpu_offload", "cpu_offload"}});
   return s;
 }
 

@@ -20,8 +20,11 @@ void add_up(at::Tensor& sum, const at::Tensor& value) {
 
 }  // namespace
 
-BlockRunner::BlockRunner(std::vector<BlockEntry> blocks, Recompute recompute, Sharding* sharding)
-    : blocks_(std::move(blocks)), recompute_(recompute), sharding_(sharding) {}
+BlockRunner::BlockRunner(std::vector<BlockEntry> blocks, Recompute recompute, Sharding* sharding,
+                         std::optional<c10::Device> offload_from)
+    : blocks_(std::move(blocks)), recompute_(recompute), sharding_(sharding) {
+  if (offload_from) offload_.emplace(*offload_from);
+}
 
 void BlockRunner::acquire(std::size_t block) {
   if (sharding_ != nullptr) sharding_->acquire(blocks_[block].unit);
@@ -71,7 +74,11 @@ at::Tensor BlockRunner::forward(const at::Tensor& hidden, const nn::BlockInputs&
       const bool recomputed = is_recomputed(stage);
       const bool joins = recomputed && stage > 0 && is_recomputed(stage - 1);
       if (differentiates && joins) ++pass.islands.back().stages;
-      if (differentiates && !joins) pass.islands.push_back({i, stage, 1, current, {}});
+      if (differentiates && !joins) {
+        offload_newest(pass);
+        pass.islands.push_back({i, stage, 1, {}, {}});
+        if (recomputed) pass.islands.back().input.on_device = current;
+      }
       nn::BlockOutput output;
       if (differentiates && !recomputed) {
         pass.islands.back().graphs.push_back(run(i, stage, current, pass.inputs, output));
@@ -89,10 +96,22 @@ at::Tensor BlockRunner::forward(const at::Tensor& hidden, const nn::BlockInputs&
   return current;
 }
 
-void BlockRunner::recompute(const Pass& pass, Pass::Island& island) {
+void BlockRunner::offload_newest(Pass& pass) {
+  if (!offload_ || pass.islands.empty() || !pass.islands.back().input.on_device.defined()) return;
+  // What has run since has covered the copy of the one before.
+  if (pass.sent) offload_->release(pass.islands[*pass.sent].input);
+  offload_->send(pass.islands.back().input);
+  pass.sent = pass.islands.size() - 1;
+}
+
+at::Tensor BlockRunner::take(KeptActivation& input) {
+  const KeptActivation kept = std::exchange(input, {});
+  return offload_ ? offload_->take(kept) : kept.on_device;
+}
+
+void BlockRunner::recompute(const Pass& pass, Pass::Island& island, at::Tensor current) {
   nn::BlockInputs inputs = pass.inputs;
   inputs.experts = pass.experts[island.block];
-  at::Tensor current = std::move(island.input);
   const std::size_t end = island.first_stage + island.stages;
   for (std::size_t stage = island.first_stage; stage < end; ++stage) {
     if (stage + 1 == end) {
@@ -128,8 +147,9 @@ at::Tensor BlockRunner::backward(const at::Tensor& grad_hidden, double auxiliary
     pass.islands.pop_back();
     acquire(island.block);
     if (island.first_stage == 0 && !pass.islands.empty()) prefetch(pass.islands.back().block);
-    if (island.graphs.empty()) recompute(pass, island);
-    island.input.reset();
+    const bool is_next_recomputed = !pass.islands.empty() && pass.islands.back().graphs.empty();
+    if (offload_ && is_next_recomputed) offload_->prefetch(pass.islands.back().input);
+    if (island.graphs.empty()) recompute(pass, island, take(island.input));
     while (!island.graphs.empty()) {
       Pass::Graph graph = std::move(island.graphs.back());
       island.graphs.pop_back();

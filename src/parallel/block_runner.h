@@ -2,11 +2,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include "nn/block.h"
+#include "parallel/activation_offload.h"
 #include "parallel/sharding.h"
 
 namespace heddle::parallel {
@@ -30,8 +32,11 @@ struct BlockEntry {
 /// A policy such as recomputation lives here and not in the model.
 class BlockRunner {
  public:
-  /// `sharding`, which may be null, gives each block its parameters while it runs.
-  BlockRunner(std::vector<BlockEntry> blocks, Recompute recompute, Sharding* sharding = nullptr);
+  /// `sharding`, which may be null, gives each block its parameters while it runs. With
+  /// `offload_from` the inputs of what runs again wait in the memory of the host, and the device
+  /// holds three of them at most.
+  BlockRunner(std::vector<BlockEntry> blocks, Recompute recompute, Sharding* sharding = nullptr,
+              std::optional<c10::Device> offload_from = {});
 
   /// What one micro-batch leaves for its backward; several may be in flight.
   class Pass {
@@ -57,11 +62,12 @@ class BlockRunner {
     /// Stages of one block whose graphs are kept or made again together.
     struct Island {
       std::size_t block = 0, first_stage = 0, stages = 1;
-      at::Tensor input;           ///< Of the first stage, detached.
+      KeptActivation input;       ///< Of the first stage, detached; none where graphs are kept.
       std::vector<Graph> graphs;  ///< By stage; none yet if they are made again.
     };
     nn::BlockInputs inputs;
     std::vector<Island> islands;
+    std::optional<std::size_t> sent;  ///< The last of them whose input is on its way to the host.
   };
 
   /// Hidden states after the last block, detached. `wants_input_gradient`: something before the
@@ -84,7 +90,10 @@ class BlockRunner {
   /// Runs one stage with its graph.
   Pass::Graph run(std::size_t block, std::size_t stage, const at::Tensor& input,
                   const nn::BlockInputs& inputs, nn::BlockOutput& output);
-  void recompute(const Pass& pass, Pass::Island& island);
+  void recompute(const Pass& pass, Pass::Island& island, at::Tensor input);
+  /// Sends the newest island's input to the host, as another island follows.
+  void offload_newest(Pass& pass);
+  at::Tensor take(KeptActivation& input);
   /// Backward of one stage; returns the gradient of its input.
   at::Tensor differentiate(const Pass& pass, Pass::Graph graph, const at::Tensor& gradient,
                            double auxiliary_scale);
@@ -95,6 +104,7 @@ class BlockRunner {
   std::vector<BlockEntry> blocks_;
   Recompute recompute_;
   Sharding* sharding_;
+  std::optional<ActivationOffload> offload_;
 };
 
 }  // namespace heddle::parallel

@@ -37,7 +37,7 @@ void hold_stages(models::qwen3_5::Model& model, const StagePlan& plan, std::int6
 
 Pipeline::Pipeline(const comm::Mesh& mesh, const StagePlan& plan,
                    const std::vector<BlockEntry>& blocks, bool embedding_trained,
-                   Recompute recompute, Sharding* sharding)
+                   Recompute recompute, Sharding* sharding, std::optional<c10::Device> offload_from)
     : plan_(plan),
       hidden_("hidden states", mesh.ranks_along({Dim::kPp}), mesh.world(), "hidden states"),
       gradients_("gradients", mesh.ranks_along({Dim::kPp}), mesh.world(), "gradients") {
@@ -53,7 +53,7 @@ Pipeline::Pipeline(const comm::Mesh& mesh, const StagePlan& plan,
     if (number % plan_.ranks != hidden_.rank()) continue;
     const bool is_last = number + 1 == plan_.stages();
     stages_.push_back({number, first, number == 0, is_last, is_trained_before && number > 0,
-                       is_trained || is_last, BlockRunner(own, recompute, sharding)});
+                       is_trained || is_last, BlockRunner(own, recompute, sharding, offload_from)});
   }
   // All ranks connect now, whatever each does first.
   hidden_.barrier();

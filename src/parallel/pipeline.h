@@ -40,7 +40,8 @@ class Pipeline {
 
   /// `blocks`: all layers of the model. `embedding_trained`: something before the first layer is.
   Pipeline(const comm::Mesh& mesh, const StagePlan& plan, const std::vector<BlockEntry>& blocks,
-           bool embedding_trained, Recompute recompute, Sharding* sharding = nullptr);
+           bool embedding_trained, Recompute recompute, Sharding* sharding = nullptr,
+           std::optional<c10::Device> offload_from = {});
   /// Of one rank.
   Pipeline(const std::vector<BlockEntry>& blocks, bool embedding_trained, Recompute recompute)
       : Pipeline(comm::Mesh::single(), {1, 1, {{0, static_cast<std::int64_t>(blocks.size())}}},

@@ -17,7 +17,7 @@ namespace {
 /// (docs/performance.md); on the others they are assumed.
 std::vector<Hardware> presets() {
   const auto of = [](const char* name, double tflops, double gib, double gbs, double link,
-                     double network) {
+                     double network, double host_memory) {
     Hardware hardware;
     hardware.name = name;
     hardware.peak_tflops = tflops;
@@ -25,11 +25,12 @@ std::vector<Hardware> presets() {
     hardware.memory_gbs = gbs;
     hardware.host_link_gbs = link;
     hardware.network_gbs = network;
+    hardware.host_memory_gbs = host_memory;
     return hardware;
   };
-  return {of("h200", 989, 139, 4800, 450, 50),  of("h100", 989, 79, 3350, 450, 50),
-          of("h20", 148, 95, 4000, 450, 50),    of("a100", 312, 79, 2039, 300, 25),
-          of("b200", 2250, 178, 8000, 900, 50), of("910b", 376, 61, 1600, 196, 25)};
+  return {of("h200", 989, 139, 4800, 450, 50, 50),  of("h100", 989, 79, 3350, 450, 50, 50),
+          of("h20", 148, 95, 4000, 450, 50, 50),    of("a100", 312, 79, 2039, 300, 25, 25),
+          of("b200", 2250, 178, 8000, 900, 50, 50), of("910b", 376, 61, 1600, 196, 25, 25)};
 }
 
 /// Keys of the file and what each may be.
@@ -45,6 +46,7 @@ const std::vector<Key> kKeys = {
     {"memory_gbs", &Hardware::memory_gbs, kAny},
     {"host_link_gbs", &Hardware::host_link_gbs, kAny},
     {"network_gbs", &Hardware::network_gbs, kAny},
+    {"host_memory_gbs", &Hardware::host_memory_gbs, kAny},
     {"host_latency_us", &Hardware::host_latency_us, kAny},
     {"network_latency_us", &Hardware::network_latency_us, kAny},
     {"products", &Hardware::products, 1},

@@ -16,6 +16,7 @@ struct Hardware {
   double memory_gbs = 0;        ///< 1e9 bytes/s.
   double host_link_gbs = 0;     ///< A GPU to the others of its host, one direction.
   double network_gbs = 0;       ///< A GPU to other hosts, one direction.
+  double host_memory_gbs = 50;  ///< A GPU and pinned memory of its host, each direction.
   double host_latency_us = 10;  ///< Of one collective, per doubling of the ranks.
   double network_latency_us = 25;
 

@@ -76,6 +76,9 @@ namespace {
 // wrote; what the one before last look missed is still there.
 constexpr double kWatched = 1;
 
+/// Elements whose state the device holds at a time where it is offloaded (train/state_offload.h).
+constexpr double kStateOnDevice = 4 * (1 << 23);
+
 /// Bytes of the head: logits, the gradient of its weight in fp32 where chunks add to it, and its
 /// rows with their gradients.
 double head_bytes(const Layout& layout) {
@@ -110,6 +113,7 @@ double activation_bytes(const Layout& layout, std::int64_t stage_rank) {
   for (const std::int64_t i : layout.layers_of(stage_rank)) {
     const train::KeptElements kept = train::kept_elements(step.model, i, layout.recompute);
     elements += kept.stream + kept.divided / layout.size(Dim::kTp);
+    if (step.offloads_inputs) elements -= as_double(step.model.hidden_size);
     // Keys and values of the other ranks along cp.
     if (step.model.full_attention[i] && layout.recompute != config::Recompute::kFull &&
         layout.method == ops::ContextMethod::kState) {
@@ -126,7 +130,11 @@ double activation_bytes(const Layout& layout, std::int64_t stage_rank) {
                                               micro_batches);
     in_flight = as_double(schedule.most_in_flight(stage_rank)) / as_double(layout.stages.chunks);
   }
-  return layout.tokens * elements * step.element * in_flight;
+  double bytes = layout.tokens * elements * step.element * in_flight;
+  // See parallel/activation_offload.h.
+  if (step.offloads_inputs)
+    bytes += 3 * layout.tokens * as_double(step.model.hidden_size) * step.element;
+  return bytes;
 }
 
 }  // namespace
@@ -149,7 +157,9 @@ Memory memory_of(const Layout& layout, std::int64_t stage_rank) {
   // Values that stay whole have their owned rows besides.
   if (shards == 1 && replicas > 1) memory.weights += step.element * owned_dense;
   memory.gradients = step.gradient * (held.trained_dense + held.trained_experts);
-  memory.optimizer = step.state_bytes() * (owned_dense + owned_experts);
+  const double owned = owned_dense + owned_experts;
+  memory.optimizer =
+      step.state_bytes() * (step.offloads_state ? std::min(owned, kStateOnDevice) : owned);
   memory.activations = activation_bytes(layout, stage_rank);
   const double resident = memory.weights + memory.optimizer;
   const double block = block_bytes(layout);

@@ -94,7 +94,9 @@ class Timer {
                          held.trained_experts / layout_.expert_shards() / layout_.size(Dim::kEdp);
     // Norm and update read the gradient; weight, and state, are read and written.
     const double bytes = 2 * step_.gradient + 2 * step_.element + 2 * step_.state_bytes();
-    return owned * bytes / memory_rate_;
+    const double update = owned * bytes / memory_rate_;
+    if (!step_.offloads_state) return update;
+    return std::max(update, owned * step_.state_bytes() / (hardware_.host_memory_gbs * 1e9));
   }
 
   /// Copies of weights out of gathered buffers and of gradients into those that are summed, of

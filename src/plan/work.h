@@ -53,6 +53,7 @@ struct Step {
   bool is_lora = false, has_narrow_state = false;
   double element = 2, wide = 4, gradient = 4;  ///< Bytes.
   config::Recompute recompute = config::Recompute::kOff;
+  bool offloads_state = false, offloads_inputs = false;  ///< Of recomputed blocks.
 
   double vocabulary_elements() const {
     return static_cast<double>(model.vocab_size * model.hidden_size);

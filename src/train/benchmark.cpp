@@ -80,7 +80,7 @@ class Bench {
     optimizer_.emplace(setup_.trainable, config.optim, config.train.seed, mesh().world_group());
     pipeline_.emplace(mesh(), setup_.stages, block_entries(model()),
                       model().embedding_weight().trainable(), recompute_of(config.train.recompute),
-                      setup_.sharding.get());
+                      setup_.sharding.get(), offload_of(config.train, device()));
   }
 
   Model& model() { return *setup_.model; }

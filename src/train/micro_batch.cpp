@@ -44,6 +44,11 @@ parallel::Recompute recompute_of(config::Recompute policy) {
   return parallel::Recompute::kOff;
 }
 
+std::optional<c10::Device> offload_of(const config::TrainSection& train, c10::Device device) {
+  if (!train.offload_activations || device.is_cpu()) return std::nullopt;
+  return device;
+}
+
 LocalBatch::LocalBatch(const models::qwen3_5::Model& model, const data::Batch& whole)
     : host(whole) {
   host = data::with_dummy_tail(std::move(host), model.least_tokens());

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -24,6 +25,9 @@ std::vector<parallel::BlockEntry> block_entries(models::qwen3_5::Model& model);
 
 /// The runner's part of train.recompute; the elementwise part is in MicroBatchOptions.
 parallel::Recompute recompute_of(config::Recompute policy);
+
+/// The device from which train.offload_activations sends activations to the host, if it does.
+std::optional<c10::Device> offload_of(const config::TrainSection& train, c10::Device device);
 
 /// What this rank does of a micro-batch that all ranks along cp read.
 struct LocalBatch {

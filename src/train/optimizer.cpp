@@ -12,7 +12,6 @@
 #include "ops/optimizer_step/optimizer_step.h"
 
 namespace heddle::train {
-
 Optimizer::Optimizer(std::vector<nn::Parameter*> parameters, const config::OptimSection& options,
                      std::uint64_t seed, comm::Group owners)
     : options_(options), owners_(std::move(owners)) {
@@ -32,10 +31,18 @@ Optimizer::Optimizer(std::vector<nn::Parameter*> parameters, const config::Optim
                                          return text::matches_glob(pattern, parameter->name());
                                        });
     if (exempt) slot.weight_decay = 0;
-    if (narrow && !rounded) slot.master = data.to(at::kFloat);
-    if (options.name == config::OptimName::kAdamW) {
-      slot.exp_avg = at::zeros(data.sizes(), wide);
-      slot.exp_avg_sq = at::zeros(data.sizes(), wide);
+    const bool is_adamw = options.name == config::OptimName::kAdamW;
+    const bool offloads = options.offload && is_adamw && !data.is_cpu();
+    if (offloads && !offload_) offload_.emplace(data.device());
+    // On the host if it is offloaded and worth it, else beside the parameter.
+    const auto placed = [&](const at::Tensor& state) {
+      if (!offloads || state.numel() < StateOffload::kSmallest) return state;
+      return device::host_like(state).copy_(state);
+    };
+    if (narrow && !rounded) slot.master = placed(data.to(at::kFloat));
+    if (is_adamw) {
+      slot.exp_avg = placed(at::zeros(data.sizes(), wide));
+      slot.exp_avg_sq = placed(at::zeros(data.sizes(), wide));
     } else if (options.momentum != 0) {
       slot.momentum = at::zeros(data.sizes(), wide);
     }
@@ -63,14 +70,16 @@ void Optimizer::step(const ops::KernelTable& kernels, double lr, double gradient
     return gradient.defined() ? gradient : at::zeros_like(slot.owned);
   };
   if (options_.name == config::OptimName::kAdamW) {
-    std::vector<ops::AdamwTensor> tensors;
+    std::vector<ops::AdamwTensor> tensors, offloaded;
     for (Slot& slot : slots_) {
       if (slot.owned.numel() == 0) continue;  // another rank's
       // Odd multiples of one constant: every step of a parameter starts elsewhere.
       const std::uint64_t key =
           slot.rounding_key ^ (static_cast<std::uint64_t>(steps_) * 0xd1342543de82ef95u);
-      tensors.push_back({slot.owned, gradient_of(slot), slot.exp_avg, slot.exp_avg_sq, slot.master,
-                         slot.weight_decay, key});
+      const bool is_away = offload_ && slot.exp_avg.is_cpu();
+      (is_away ? offloaded : tensors)
+          .push_back({slot.owned, gradient_of(slot), slot.exp_avg, slot.exp_avg_sq, slot.master,
+                      slot.weight_decay, key});
     }
     ops::AdamwOptions step;
     step.lr = lr;
@@ -80,6 +89,11 @@ void Optimizer::step(const ops::KernelTable& kernels, double lr, double gradient
     step.step = steps_;
     step.gradient_multiplier = gradient_multiplier;
     ops::adamw_step(kernels, tensors, step);
+    if (offload_) {
+      offload_->step(offloaded, [&](const std::vector<ops::AdamwTensor>& piece) {
+        ops::adamw_step(kernels, piece, step);
+      });
+    }
   } else {
     std::vector<ops::SgdTensor> tensors;
     for (Slot& slot : slots_) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -12,12 +13,13 @@
 #include "config/run_config.h"
 #include "nn/parameter.h"
 #include "ops/registry.h"
+#include "train/state_offload.h"
 
 namespace heddle::train {
 
 /// AdamW or SGD over the trainable parameters, of each the rows that this rank owns; keeps their
 /// moments and, for parameters below fp32, an fp32 master copy unless `optim.state_dtype` is
-/// bfloat16.
+/// bfloat16. With `optim.offload` they live in the memory of the host.
 class Optimizer {
  public:
   /// Parameters with one dimension, and those that match `optim.no_decay`, get no weight decay.
@@ -50,6 +52,7 @@ class Optimizer {
     std::uint64_t rounding_key;
   };
   std::vector<Slot> slots_;
+  std::optional<StateOffload> offload_;
   config::OptimSection options_;
   comm::Group owners_;
   std::int64_t steps_ = 0;

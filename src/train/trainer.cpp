@@ -62,7 +62,7 @@ Trainer::Trainer(const config::RunConfig& config, Observer& observer, const std:
                  setup_.context.mesh.world_group()),
       pipeline_(setup_.context.mesh, setup_.stages, block_entries(*setup_.model),
                 setup_.model->embedding_weight().trainable(), recompute_of(config.train.recompute),
-                setup_.sharding.get()),
+                setup_.sharding.get(), offload_of(config.train, setup_.context.device)),
       loader_(std::make_unique<data::Loader>(setup_.train,
                                              loader_options(config, setup_.context.mesh))),
       auxiliary_coefficient_(auxiliary_coefficient(config, setup_.model->config())) {

@@ -53,6 +53,22 @@ TEST(Planner, MoreRanksShortenAStepAndNeverPerfectly) {
   }
 }
 
+TEST(Planner, OffloadingTakesMemoryAndCostsTime) {
+  const Hardware hardware = find_hardware("h200");
+  const auto model = models::qwen3_5::preset("qwen3.5-4b");
+  const auto plan = [&](std::vector<std::string> settings) {
+    settings.insert(settings.end(), {"train.global_batch_size=8", "train.recompute=full",
+                                     "train.micro_batch_tokens=32768"});
+    return plan_layout(run_config(settings), model, 1, hardware);
+  };
+  const LayoutReport kept = plan({}), state = plan({"optim.offload=true"}),
+                     inputs = plan({"train.offload_activations=true"});
+  EXPECT_LT(state.peak_bytes(), kept.peak_bytes() - 12 * 3.5e9);
+  EXPECT_GT(state.time->total, kept.time->total + 0.5);
+  // 29 of 32 inputs of 32,768 tokens.
+  EXPECT_NEAR(kept.peak_bytes() - inputs.peak_bytes(), 29.0 * 32768 * 2560 * 2, 1e6);
+}
+
 TEST(Planner, TheNetworkIsSlowerThanTheHost) {
   const auto model = models::qwen3_5::preset("qwen3.5-4b");
   const auto config = run_config({"train.global_batch_size=8", "parallel.tp=4"});

@@ -1,0 +1,47 @@
+#include "device/copy_stream.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <gtest/gtest.h>
+
+#include "device/device.h"
+#include "testing/device.h"
+
+namespace heddle::device {
+namespace {
+
+class CopyStreamTest : public ::testing::Test {
+ protected:
+  c10::Device npu_ = testing::simulated_npu();
+  at::Tensor numbers_ = at::arange(1000, at::TensorOptions().dtype(at::kFloat)).to(npu_);
+};
+
+TEST_F(CopyStreamTest, ATensorComesBackAsItWent) {
+  CopyStream out(npu_), back(npu_);
+  const at::Tensor host = host_like(numbers_);
+  EXPECT_TRUE(host.is_cpu());
+  EXPECT_TRUE(host.is_pinned());
+  CopyStream::Copy copy = out.begin(host, numbers_);
+  copy.wait();
+  copy.wait();  // nothing to do a second time
+  const at::Tensor again = at::empty(host.sizes(), numbers_.options());
+  CopyStream::Copy second = back.begin(again, host);
+  second.wait();
+  device::synchronize(npu_);
+  EXPECT_TRUE(at::equal(again.cpu(), numbers_.cpu()));
+}
+
+TEST_F(CopyStreamTest, KeepsBothTensorsUntilItIsWaitedFor) {
+  CopyStream stream(npu_);
+  at::Tensor host = host_like(numbers_);
+  CopyStream::Copy copy = stream.begin(host, numbers_);
+  const auto users = [&] { return numbers_.use_count() + host.use_count(); };
+  EXPECT_EQ(users(), 4u);
+  copy.wait();
+  EXPECT_EQ(users(), 2u);
+}
+
+}  // namespace
+}  // namespace heddle::device
