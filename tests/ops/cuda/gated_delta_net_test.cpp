@@ -92,6 +92,27 @@ TEST_P(GatedDeltaRuleCuda, KindsOfGatesAndKeys) {
   expect_close(c, 3);
 }
 
+/// Few heads and long sequences: the kernels cut these into segments and join their states.
+TEST_P(GatedDeltaRuleCuda, LongSequencesOfFewHeads) {
+  Case c = shape({2600, 1501}, 1, 2, 128);
+  for (const Gate gate : {Gate::kLogSigmoid, Gate::kZero, Gate::kInitialisation}) {
+    c.gate = gate;
+    expect_close(c);
+  }
+  c.keys = Keys::kCorrelated;
+  c.beta_shift = 2;
+  expect_close(c, 3);
+  const Problem p = make(c, at::kBFloat16);
+  const Tensors first = on_gpu(p, c), second = on_gpu(p, c);
+  for (std::size_t i = 0; i < first.size(); ++i) {
+    EXPECT_TRUE(identical(first[i], second[i])) << names()[i];
+  }
+  c = shape({3000}, 1, 1, 64);
+  c.gate = Gate::kMixed;
+  c.initial = false;
+  expect_close(c);
+}
+
 TEST_P(GatedDeltaRuleCuda, RawKeysAndGivenScale) {
   Case c = shape({40, 130}, 1, 2, 64);
   c.normalize = false;

@@ -18,6 +18,15 @@ struct ChunkInfo {
   int index;     // within the sequence
 };
 
+/// A run of chunks of one sequence, which one CTA walks per value head. A sequence is one segment
+/// unless it is split (segment_chunks); a joint is the state between two segments of a sequence.
+struct Segment {
+  int sequence;       // of the batch, -1: unused entry of the table
+  int token, length;  // first token, tokens
+  int first_chunk;    // global number
+  int entry, exit;    // joints at its ends, -1 where the sequence begins or ends
+};
+
 /// Tensors that are moved as 64 x 64 boxes: [tokens, heads * head_dim], see make_maps.
 enum Map { kMapQ, kMapK, kMapV, kMapU, kMapO, kMapGradO, kMapGradV, kMapCount };
 
@@ -25,6 +34,8 @@ enum Map { kMapQ, kMapK, kMapV, kMapU, kMapO, kMapGradO, kMapGradV, kMapCount };
 struct Args {
   CUtensorMap maps[kMapCount];  // filled only for the wgmma kernels
   int tokens, sequences, k_heads, v_heads, max_chunks;
+  int segment_chunks;            // a longer sequence is split
+  int max_segments, max_joints;  // upper bounds; without joints no sequence is split
   float scale;
   bool normalize;
   const __nv_bfloat16 *q, *k, *v;
@@ -33,13 +44,18 @@ struct Args {
   const int* cu_seqlens;
 
   // Saved by the forward.
-  int* first_chunk;   // [sequences + 1]; the last entry is the number of chunks
-  int* order;         // [sequences], longest first
-  ChunkInfo* chunks;  // [max_chunks]
-  float* decay;       // [chunk, v_head, 64] in-chunk cumulative g in base 2, constant past the end
+  int* first_chunk;    // [sequences + 1]; the last entry is the number of chunks
+  int* first_segment;  // [sequences + 1], likewise
+  Segment* segments;   // [max_segments], longest first
+  ChunkInfo* chunks;   // [max_chunks]
+  float* decay;        // [chunk, v_head, 64] in-chunk cumulative g in base 2, constant past the end
   float *q_rms, *k_rms;  // [chunk, k_head, 64] 1 / norm, 0 past the end
   __nv_bfloat16* solve;  // [chunk, v_head] swizzled 64 x 64 image of T diag(beta)
-  __nv_bfloat16* u;      // [token, v_head, V], null when not for backward
+  // Of split sequences; with S the state at a segment's entry, the one at its exit is M S + S_ext.
+  float* joint_states;  // [joint, v_head, K, V]
+  float* transitions;   // [joint, v_head, K, K] in tf32: M of the segment that begins at the joint
+  int* carries;         // [joint, v_head]: 0 where that segment forgets its entry and M is not set
+  __nv_bfloat16* u;     // [token, v_head, V], null when not for backward
 
   // Forward outputs.
   __nv_bfloat16* o;
@@ -52,6 +68,7 @@ struct Args {
   int64_t do_stride, dq_stride, dk_stride, dv_stride;
   const float* d_final_state;
   __nv_bfloat16 *states, *d_states;
+  float* joint_gradients;  // like joint_states
   __nv_bfloat16 *dq, *dk, *dv;
   float *dg, *dbeta, *d_initial_state;
 };
@@ -68,13 +85,19 @@ void make_maps(Args& a, int head_dim);
 /// Kernels in launch order; hopper: wgmma, otherwise mma.sync.
 void launch_plan(const Args& a, cudaStream_t s);
 void launch_prepare(const Args& a, int head_dim, bool hopper, cudaStream_t s);
+/// The states at the joints; nothing to do without joints.
+void launch_joints(const Args& a, int head_dim, bool hopper, cudaStream_t s);
 void launch_forward(const Args& a, int head_dim, bool hopper, cudaStream_t s);
 void launch_serial(const Args& a, int head_dim, bool hopper, cudaStream_t s);
 void launch_gradients(const Args& a, int head_dim, bool hopper, cudaStream_t s);
 
-/// Whether the serial kernels give each value head two CTAs: with fewer sequence-heads than this,
+/// From the gradient ext left at every joint to the whole gradient.
+void launch_join_gradients(const Args& a, int head_dim, cudaStream_t s);
+
+/// Whether the serial kernels give each value head two CTAs: with no more segment-heads than this,
 /// both halves find an SM of their own (an H200 has 132).
-inline bool split_values(const Args& a) { return a.sequences * a.v_heads <= 80; }
+constexpr int kSplitValues = 80;
+inline bool split_values(const Args& a) { return a.max_segments * a.v_heads <= kSplitValues; }
 
 /// Dynamic shared memory of a CTA of each of these kernels, the largest variant.
 size_t forward_shared_bytes(int head_dim, bool hopper);

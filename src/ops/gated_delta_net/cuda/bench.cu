@@ -1,7 +1,7 @@
 // Times the CUDA gated delta rule: forward, backward and each kernel, bf16, head size 128,
 // normalisation of q and k included. Gates: logsigmoid(normal)/16, a quarter of the heads without
 // decay.
-//   gdn_cuda_bench [portable|hopper] [k_heads v_heads batch length]
+//   gdn_cuda_bench [portable|hopper] [k_heads v_heads batch length segment_chunks]...
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -56,9 +56,10 @@ double time_ms(const std::function<void()>& f) {
   return t[3];
 }
 
-void bench(int k_heads, int v_heads, int batch, int length, GatedDeltaNetKernel kernel) {
+void bench(int k_heads, int v_heads, int batch, int length, GatedDeltaNetKernel kernel,
+           int segment_chunks = 0) {
   const int d = 128, tokens = batch * length;
-  GatedDeltaNetShape shape{tokens, batch, k_heads, v_heads, d};
+  GatedDeltaNetShape shape{tokens, batch, k_heads, v_heads, d, segment_chunks};
   GatedDeltaNetOptions options{0.0883883476f, true, kernel};
   size_t nk = size_t(tokens) * k_heads * d, nv = size_t(tokens) * v_heads * d,
          ng = size_t(tokens) * v_heads;
@@ -92,11 +93,13 @@ void bench(int k_heads, int v_heads, int batch, int length, GatedDeltaNetKernel 
   bool hopper = use_hopper(kernel);
   double part[] = {time_ms([&] { launch_plan(af, nullptr); }),
                    time_ms([&] { launch_prepare(af, d, hopper, nullptr); }),
+                   time_ms([&] { launch_joints(af, d, hopper, nullptr); }),
                    time_ms([&] { launch_forward(af, d, hopper, nullptr); }),
                    time_ms([&] { launch_serial(ab, d, hopper, nullptr); }),
                    time_ms([&] { launch_gradients(ab, d, hopper, nullptr); })};
-  std::printf("%2d/%2d %2d x %6d | %7.3f %7.3f | %6.3f %6.3f %6.3f %6.3f %6.3f\n", k_heads, v_heads,
-              batch, length, f, b, part[0], part[1], part[2], part[3], part[4]);
+  std::printf("%2d/%2d %2d x %6d | %7.3f %7.3f | %6.3f %6.3f %6.3f %6.3f %6.3f %6.3f | %d\n",
+              k_heads, v_heads, batch, length, f, b, part[0], part[1], part[2], part[3], part[4],
+              part[5], af.segment_chunks);
 }
 
 }  // namespace
@@ -108,13 +111,14 @@ int main(int argc, char** argv) {
   auto kernel =
       which == "portable" ? GatedDeltaNetKernel::kPortable : gated_delta_net_kernel_for_device();
   std::printf(
-      "%s\nheads  batch x T  | forward backward | plan prepare forward serial gradients (ms)\n",
+      "%s\nheads  batch x T  | forward backward | plan prepare joints forward serial gradients "
+      "(ms) | "
+      "segment chunks\n",
       kernel == GatedDeltaNetKernel::kHopper ? "hopper (wgmma)" : "portable (mma.sync)");
-  if (argc > 5) {
-    gdn::bench(std::atoi(argv[2]), std::atoi(argv[3]), std::atoi(argv[4]), std::atoi(argv[5]),
-               kernel);
-    return 0;
-  }
+  for (int i = 2; i + 4 < argc; i += 5)
+    gdn::bench(std::atoi(argv[i]), std::atoi(argv[i + 1]), std::atoi(argv[i + 2]),
+               std::atoi(argv[i + 3]), kernel, std::atoi(argv[i + 4]));
+  if (argc > 2) return 0;
   for (auto [hk, hv, b, t] : {std::array{16, 16, 4, 8192},
                               {16, 32, 4, 8192},
                               {16, 32, 1, 32768},

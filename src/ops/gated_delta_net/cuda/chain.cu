@@ -1,5 +1,6 @@
-// The two serial passes of the backward in one launch: the states at chunk entries (states.cuh)
-// and, in reverse, the gradient of the state after every chunk together with dv.
+// The serial passes of the backward: the states at chunk entries (states.cuh) and, in reverse, the
+// gradient of the state after every chunk together with dv. Where sequences are split, the
+// gradients at the joints come first (docs/gdn.md, "Several segments at once").
 #include <algorithm>
 
 #include "states.cuh"
@@ -19,7 +20,7 @@ struct ChainSmem {
   static constexpr u32 kBytes = kBarriers + 128;
 };
 
-/// CTA = (sequence, value head, 64 NS columns of V). State groups, per chunk from the last,
+/// CTA = (segment, value head, 64 NS columns of V). State groups, per chunk from the last,
 /// transposed:
 ///
 ///   stage dS,  Y = dO P,  X = dS K^T,  dU = X e^{G_C-G} + Y,  dv = dU (T beta),
@@ -29,12 +30,15 @@ struct ChainSmem {
 /// dO) out, then refills that chunk's stage; another thread of it copies dS (portable: the side
 /// group).
 ///
+/// kEnds: only the gradient left at the segment's entry when none enters at its exit (that of a
+/// sequence's end is known), without the chunks that the entry cannot see; no dv, no dS.
+///
 /// Shared memory (D = 128, NS = 2): 3 x (K 16, Q 16, dO 16, T 8) + P 2 x 8 + dS 32 = 216 KB,
 /// scales 5.
 ///
 /// Barriers: full[stage]; scores[2]; s_ready, s_empty staged dS; done[2] dv staged and every read
 /// of the stage and of P over.
-template <class M, int D, int NS>
+template <class M, int D, int NS, bool kEnds>
 __device__ __forceinline__ void chain_pass(const Args& a) {
   using Smem = ChainSmem<M, D, NS>;
   constexpr int KS = D / 16, NB = D / 8, kStages = Smem::kStages;
@@ -43,8 +47,16 @@ __device__ __forceinline__ void chain_pass(const Args& a) {
   Scales* scales = reinterpret_cast<Scales*>(smem + Smem::kScales);
   u32 full = base + Smem::kBarriers, scores_ready = full + 24, done = full + 40,
       s_ready = full + 56, s_empty = full + 64;
-  Work w(a, D / 64 / NS, NS * 64);
+  Work w(a, blockIdx.y, blockIdx.x, D / 64 / NS, NS * 64);
   int group = threadIdx.x >> 7, tid = threadIdx.x & 127, lane = tid & 31, warp = tid >> 5;
+  if (w.sequence < 0) return;
+  bool across = true;
+  if constexpr (kEnds) {
+    if (w.entry < 0) return;
+    Reach reach(a, w, /*from_end=*/false, lane);
+    w.keep_first(reach.chunks);
+    across = reach.across;
+  }
   if (threadIdx.x == 0) {
     for (int i = 0; i < 3; ++i) mbar_init(full + i * 8, kLoaders<M>);
     for (int i = 0; i < 2; ++i) {
@@ -62,7 +74,7 @@ __device__ __forceinline__ void chain_pass(const Args& a) {
   if (group == NS + 1) {
     load_registers<M>();
     constexpr int L = kLoaders<M>;
-    if (M::kHopper && tid == 32) {  // a thread of its own for dS
+    if (M::kHopper && !kEnds && tid == 32) {  // a thread of its own for dS
       for (int i = 0; i < w.chunks; ++i) {
         mbar_wait(s_ready, i & 1);
         bulk_store(a.d_states + image(i) * 64 * D, base + Smem::kOut, NS * Smem::kWide);
@@ -80,9 +92,11 @@ __device__ __forceinline__ void chain_pass(const Args& a) {
       int old = i - kStages, c = w.chunks - 1 - i;  // old: the last user of this stage
       if (old >= 0 && old < w.chunks) {
         mbar_wait(done + (old & 1) * 8, (old >> 1) & 1);
-        store_chunk<M, D, NS>(a, w, w.chunks - 1 - old, stage + 2 * Smem::kWide, kMapGradV, a.dv,
-                              a.dv_stride, tid);
-        bulk_wait_read<0>();
+        if constexpr (!kEnds) {
+          store_chunk<M, D, NS>(a, w, w.chunks - 1 - old, stage + 2 * Smem::kWide, kMapGradV, a.dv,
+                                a.dv_stride, tid);
+          bulk_wait_read<0>();
+        }
         loaders_sync<M>();  // the stage has been read
       }
       if (c < 0) continue;
@@ -99,7 +113,7 @@ __device__ __forceinline__ void chain_pass(const Args& a) {
   if (group == NS) {
     side_registers<M>();
     auto copy_state = [&](int i) {
-      if (M::kHopper) return;
+      if (M::kHopper || kEnds) return;
       mbar_wait(s_ready, i & 1);
       store_image<NS * Smem::kWide>(a.d_states + image(i) * 64 * D, base + Smem::kOut, tid);
       mbar_arrive(s_empty);
@@ -128,11 +142,11 @@ __device__ __forceinline__ void chain_pass(const Args& a) {
     return;
   }
 
-  state_registers<M>();
+  state_registers<M, NS>();
   int v0 = w.v0 + group * 64;
-  int64_t state_offset = (int64_t{w.sequence} * a.v_heads + w.h) * D * D;
   float s[NB][4];
-  load_state(s, a.d_final_state ? a.d_final_state + state_offset : nullptr, D, v0, warp, lane);
+  const float* known = w.state(a, w.exit, kEnds ? nullptr : a.joint_gradients, a.d_final_state, D);
+  load_state(s, across ? known : nullptr, D, v0, warp, lane);
   u32 sb[KS][4];
   for (int i = 0; i < w.chunks; ++i) {
     int stage = i % kStages;
@@ -150,11 +164,13 @@ __device__ __forceinline__ void chain_pass(const Args& a) {
     M::commit();
     M::template rs<false>(x, sb, k, false);
     M::commit();
-    if (i > 0) mbar_wait(s_empty, (i - 1) & 1);
+    if constexpr (!kEnds) {
+      if (i > 0) mbar_wait(s_empty, (i - 1) & 1);
 #pragma unroll
-    for (int n = 0; n < KS; ++n) store_fragment(out, 64, warp * 16, n * 16, lane, sb[n]);
-    fence_async_proxy();  // dS leaves by bulk copy
-    mbar_arrive(s_ready);
+      for (int n = 0; n < KS; ++n) store_fragment(out, 64, warp * 16, n * 16, lane, sb[n]);
+      fence_async_proxy();  // dS leaves by bulk copy
+      mbar_arrive(s_ready);
+    }
     M::template wait<0>();
     pin(x);
     pin(y);
@@ -194,25 +210,28 @@ __device__ __forceinline__ void chain_pass(const Args& a) {
     M::fence();
     M::template rs<true>(s, dvs, k, true);
     M::commit();
-    group_sync();  // every warp's product with dO is done: its buffer takes dv
+    if constexpr (!kEnds) {
+      group_sync();  // every warp's product with dO is done: its buffer takes dv
 #pragma unroll
-    for (int n = 0; n < 4; ++n) store_fragment_trans(d, 64, n * 16, warp * 16, lane, f[n]);
+      for (int n = 0; n < 4; ++n) store_fragment_trans(d, 64, n * 16, warp * 16, lane, f[n]);
+    }
     M::template wait<0>();
     pin(s);
     pin(ds);
     pin(dvs);
-    fence_async_proxy();  // dv leaves by bulk copy
+    if constexpr (!kEnds) fence_async_proxy();  // dv leaves by bulk copy
     mbar_arrive(done + (i & 1) * 8);
   }
-  save_state(s, a.d_initial_state ? a.d_initial_state + state_offset : nullptr, D, v0, warp, lane);
+  if (kEnds || w.entry < 0)
+    save_state(s, w.state(a, w.entry, a.joint_gradients, a.d_initial_state, D), D, v0, warp, lane);
 }
 
-/// The passes do not depend on each other, so with few sequence-heads they run side by side. The
+/// The passes do not depend on each other, so with few segment-heads they run side by side. The
 /// longer one comes first.
-template <class M, int D, int NS>
+template <class M, int D, int NS, bool kEnds>
 __global__ void __launch_bounds__((NS + 2) * 128, 1) serial_kernel(const __grid_constant__ Args a) {
   if (blockIdx.z == 0)
-    chain_pass<M, D, NS>(a);
+    chain_pass<M, D, NS, kEnds>(a);
   else
     states_pass<M, D, NS>(a);
 }
@@ -220,13 +239,23 @@ __global__ void __launch_bounds__((NS + 2) * 128, 1) serial_kernel(const __grid_
 template <class M, int D, int NS>
 constexpr u32 kSerialBytes = std::max(ChainSmem<M, D, NS>::kBytes, StatesSmem<M, D, NS>::kBytes);
 
+/// passes: 1 for the chain alone, 2 for the states beside it.
+template <class M, int D, int NS, bool kEnds>
+void launch_passes(const Args& a, int passes, cudaStream_t stream) {
+  constexpr u32 bytes = kSerialBytes<M, D, NS>;
+  auto kernel = serial_kernel<M, D, NS, kEnds>;
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  dim3 grid(a.v_heads * (D / 64 / NS), a.max_segments, passes);
+  kernel<<<grid, (NS + 2) * 128, bytes, stream>>>(a);
+  check_launch("gated_delta_net serial passes");
+}
+
 template <class M, int D, int NS>
 void launch(const Args& a, cudaStream_t stream) {
-  constexpr u32 bytes = kSerialBytes<M, D, NS>;
-  cudaFuncSetAttribute(serial_kernel<M, D, NS>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  dim3 grid(a.v_heads * (D / 64 / NS), a.sequences, 2);
-  serial_kernel<M, D, NS><<<grid, (NS + 2) * 128, bytes, stream>>>(a);
-  check_launch("gated_delta_net serial passes");
+  if (a.max_joints == 0) return launch_passes<M, D, NS, false>(a, 2, stream);
+  launch_passes<M, D, NS, true>(a, 2, stream);
+  launch_join_gradients(a, D, stream);
+  launch_passes<M, D, NS, false>(a, 1, stream);
 }
 
 }  // namespace

@@ -25,7 +25,8 @@ struct Case {
   int k_heads, v_heads, dim;
   Kind kind;
   bool states, normalize;
-  int pad = 0;  // extra elements between tokens of every bf16 tensor
+  int pad = 0;             // extra elements between tokens of every bf16 tensor
+  int segment_chunks = 0;  // as in the shape
 };
 
 struct Outputs {
@@ -100,7 +101,8 @@ struct Problem {
 
   /// garbage: byte that fills every buffer the library writes.
   Outputs run(GatedDeltaNetKernel kernel, int garbage = 0xff, bool graph = false) const {
-    GatedDeltaNetShape shape{tokens, int(c.lengths.size()), c.k_heads, c.v_heads, c.dim};
+    GatedDeltaNetShape shape{tokens, int(c.lengths.size()), c.k_heads, c.v_heads,
+                             c.dim,  c.segment_chunks};
     GatedDeltaNetOptions options{float(1 / std::sqrt(double(c.dim))), c.normalize, kernel};
     Buffer<bf16> bq(q), bk(k), bv(v), bdo(d_o), o(v.size()), dq(q.size()), dk(k.size()),
         dv(v.size());
@@ -272,6 +274,7 @@ void check_case(const Case& c, GatedDeltaNetKernel kernel, int seed) {
                            std::to_string(c.v_heads) + "x" + std::to_string(c.dim) + " T=";
   for (size_t i = 0; i < c.lengths.size() && i < 8; ++i)
     name += (i ? "," : "") + std::to_string(c.lengths[i]);
+  if (c.segment_chunks > 0) name += " split at " + std::to_string(c.segment_chunks);
   bool ok = true;
   for (int i = 0; i < Errors::kCount; ++i) {
     char buf[64];
@@ -289,8 +292,8 @@ void check_case(const Case& c, GatedDeltaNetKernel kernel, int seed) {
 }
 
 /// The middle sequence is NaN; its neighbours must not notice.
-void check_isolation(GatedDeltaNetKernel kernel) {
-  Case c{{65, 37, 130}, 2, 4, 128, kLogSigmoid, true, true, 0};
+void check_isolation(GatedDeltaNetKernel kernel, int segment_chunks) {
+  Case c{{65, 37, 130}, 2, 4, 128, kLogSigmoid, true, true, 0, segment_chunks};
   Problem clean(c, 77), dirty(c, 77);
   for (int t = dirty.cu[1]; t < dirty.cu[2]; ++t) {
     for (auto* x : {&dirty.q, &dirty.k})
@@ -320,8 +323,8 @@ void check_isolation(GatedDeltaNetKernel kernel) {
   std::printf("isolation of a NaN sequence: %s\n", same ? "ok" : "FAILED");
 }
 
-void check_graph(GatedDeltaNetKernel kernel) {
-  Problem p({{100, 0, 300}, 2, 4, 128, kLogSigmoid, true, true, 8}, 5);
+void check_graph(GatedDeltaNetKernel kernel, int segment_chunks) {
+  Problem p({{100, 0, 300}, 2, 4, 128, kLogSigmoid, true, true, 8, segment_chunks}, 5);
   bool same = p.run(kernel) == p.run(kernel, 0x5a, true);
   expect(same, "graph capture");
   std::printf("CUDA graph capture and replay: %s\n", same ? "ok" : "FAILED");
@@ -348,11 +351,19 @@ void check_all(GatedDeltaNetKernel kernel, const std::string& extent) {
   for (int i = 0; i < 300; ++i) many[i] = i * 37 % 151;
   check_case({many, 1, 2, 128, kLogSigmoid, true, true}, kernel, ++seed);
   check_case({{129, 1, 0, 500}, 2, 4, 64, kLogSigmoid, true, true}, kernel, ++seed);
-  check_isolation(kernel);
-  check_graph(kernel);
+  for (int pieces : {1, 2, 5})
+    for (Kind kind : {kLogSigmoid, kNoDecay, kStrong, kCorrelated, kBetaEdges})
+      check_case({{65, 0, 700, 29, 321}, 1, 4, 128, kind, true, true, 0, pieces}, kernel, ++seed);
+  check_case({{300, 150}, 2, 4, 128, kLogSigmoid, true, false, 0, 1}, kernel, ++seed);
+  check_case({{129, 1, 0, 500}, 2, 4, 64, kLogSigmoid, true, true, 0, 2}, kernel, ++seed);
+  check_isolation(kernel, 0);
+  check_isolation(kernel, 1);
+  check_graph(kernel, 0);
+  check_graph(kernel, 1);
   if (extent == "long")
-    for (Kind kind : {kLogSigmoid, kNoDecay, kStrong, kCorrelated})
-      check_case({{8192}, 8, 16, 128, kind, false, true}, kernel, ++seed);
+    for (int split : {1 << 20, 16, 0})
+      for (Kind kind : {kLogSigmoid, kNoDecay, kStrong, kCorrelated})
+        check_case({{8192}, 4, 8, 128, kind, false, true, 0, split}, kernel, ++seed);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Fused forward: o, final state and the written values u of one sequence and value head.
+// Fused forward: o, final state and the written values u of one segment and value head.
 #include "serial.cuh"
 
 namespace heddle::ops::cuda::gdn {
@@ -16,20 +16,49 @@ struct ForwardSmem {
   static constexpr u32 kBytes = kBarriers + 128;
 };
 
-/// CTA = (sequence, value head, 64 NS columns of V). State groups, per chunk, all transposed, with
+/// 1 / |q| of a chunk from its tile, by the 64 kPerRow threads that `tid` counts: with the scale
+/// into the scales and, where keep is set, as it is for the backward.
+template <int D, int kPerRow>
+__device__ __forceinline__ void query_norms(const Args& a, const Work& w, int c, bool keep, u32 q,
+                                            Scales& s, int tid) {
+  constexpr int kPieces = D / 8 / kPerRow;  // of 16 bytes, a thread
+  int r = tid / kPerRow, part = tid % kPerRow;
+  u32 row = tile_address(q, 64, r, 0);  // its piece i lies at row ^ 16 i, see tile_address
+  float even = 0, odd = 0;
+#pragma unroll 4
+  for (int n = 0; n < kPieces; ++n) {
+    int i = part * kPieces + n;
+    uint4 x = ld_shared16((row ^ (i % 8 * 16)) + i / 8 * 8192);
+    const u32 e[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+    for (int m = 0; m < 4; ++m) {
+      even = fmaf(bf16_lo(e[m]), bf16_lo(e[m]), even);
+      odd = fmaf(bf16_hi(e[m]), bf16_hi(e[m]), odd);
+    }
+  }
+  float sum = even + odd;
+  if constexpr (kPerRow == 2) sum += __shfl_xor_sync(~0u, sum, 1);
+  if (part != 0) return;
+  float norm = r < w.valid(c) ? (a.normalize ? rsqrtf(sum + 1e-6f) : 1.f) : 0.f;
+  s.q[r] = norm * a.scale;
+  if (keep) a.q_rms[(int64_t{w.first_chunk + c} * a.k_heads + w.hk) * 64 + r] = norm;
+}
+
+/// CTA = (segment, value head, 64 NS columns of V). State groups, per chunk, all transposed, with
 /// S^T (fp32) and every left operand in registers:
 ///
 ///   X = S K^T,  O = S Q^T,  U = (V - X e^G) (T beta)^T,  S = e^{G_C} S + (U e^{G_C-G}) K,
-///   O = O s e^G + U P^T
+///   O = (O e^G + U P^T) s / |q|
 ///
 /// Side group: P = mask(Q K^T), one chunk ahead. Load group: copies U (staged in the buffer of V)
-/// and O out, then refills that chunk's stage.
+/// and O out, then refills that chunk's stage. Half of it, idle with bulk copies, makes 1 / |q|
+/// (portable: the side group).
 ///
 /// Shared memory (D = 128, NS = 2): 3 x (K 16, Q 16, V 16, T 8) + P 2 x 8 + O 16 = 200 KB,
 /// scales 5.
 ///
-/// Barriers: full[stage] tiles and scales; scores[2] P stored; done[2] U and O staged and every
-/// read of the stage and of P over; o_empty O copied out.
+/// Barriers: full[stage] tiles and scales; scores[2] P stored; norms[stage] 1 / |q| stored; done[2]
+/// U and O staged and every read of the stage and of P over; o_empty O copied out.
 template <class M, int D, int NS>
 __global__ void __launch_bounds__((NS + 2) * 128, 1)
     forward_kernel(const __grid_constant__ Args a) {
@@ -39,11 +68,16 @@ __global__ void __launch_bounds__((NS + 2) * 128, 1)
   u32 base = smem_u32(smem);
   Scales* scales = reinterpret_cast<Scales*>(smem + Smem::kScales);
   u32 full = base + Smem::kBarriers, scores_ready = full + 24, done = full + 40,
-      o_empty = full + 56;
-  Work w(a, D / 64 / NS, NS * 64);
+      o_empty = full + 56, norms_ready = full + 64;
+  Work w(a, blockIdx.y, blockIdx.x, D / 64 / NS, NS * 64);
+  if (w.sequence < 0) return;
+  bool keep_norms = w.v0 == 0 && w.h % (a.v_heads / a.k_heads) == 0;
   int group = threadIdx.x >> 7, tid = threadIdx.x & 127, lane = tid & 31, warp = tid >> 5;
   if (threadIdx.x == 0) {
-    for (int i = 0; i < 3; ++i) mbar_init(full + i * 8, kLoaders<M>);
+    for (int i = 0; i < 3; ++i) {
+      mbar_init(full + i * 8, kLoaders<M>);
+      mbar_init(norms_ready + i * 8, M::kHopper ? 64 : 128);
+    }
     for (int i = 0; i < 2; ++i) {
       mbar_init(scores_ready + i * 8, 128);
       mbar_init(done + i * 8, NS * 128);
@@ -55,8 +89,18 @@ __global__ void __launch_bounds__((NS + 2) * 128, 1)
   if (group == NS + 1) {
     load_registers<M>();
     constexpr int L = kLoaders<M>;
+    if (M::kHopper && tid >= 64) {
+      for (int c = 0; c < w.chunks; ++c) {
+        int s = c % kStages;
+        mbar_wait(full + s * 8, (c / kStages) & 1);
+        query_norms<D, 1>(a, w, c, keep_norms, base + s * Smem::kStage + Smem::kWide, scales[s],
+                          tid - 64);
+        mbar_arrive(norms_ready + s * 8);
+      }
+      return;
+    }
     if (tid >= L) return;
-    ScaleRows<L> rows;  // of the next chunk to load
+    ScaleRows<L, false> rows;  // of the next chunk to load
     if (w.chunks > 0) rows.load(a, w.first_chunk, w.h, w.hk, tid);
     for (int c = 0; c < w.chunks + kStages; ++c) {
       u32 stage = base + c % kStages * Smem::kStage, v = stage + 2 * Smem::kWide;
@@ -93,21 +137,24 @@ __global__ void __launch_bounds__((NS + 2) * 128, 1)
       M::commit();
       M::template wait<0>();
       pin(acc);
-      score_fragments<false>(p, acc, scales[s], warp, lane);
+      score_fragments<false, false>(p, acc, scales[s], warp, lane);
       if (c >= 2) mbar_wait(done + (c & 1) * 8, ((c >> 1) - 1) & 1);
 #pragma unroll
       for (int n = 0; n < 4; ++n) store_fragment(scores, 64, warp * 16, n * 16, lane, p[n]);
       fence_async_proxy();
       mbar_arrive(scores_ready + (c & 1) * 8);
+      if constexpr (!M::kHopper) {
+        query_norms<D, 2>(a, w, c, keep_norms, k + Smem::kWide, scales[s], tid);
+        mbar_arrive(norms_ready + s * 8);
+      }
     }
     return;
   }
 
-  state_registers<M>();
+  state_registers<M, NS>();
   int v0 = w.v0 + group * 64;
-  int64_t state_offset = (int64_t{w.sequence} * a.v_heads + w.h) * D * D;
   float s[NB][4];
-  load_state(s, a.initial_state ? a.initial_state + state_offset : nullptr, D, v0, warp, lane);
+  load_state(s, w.state(a, w.entry, a.joint_states, a.initial_state, D), D, v0, warp, lane);
   u32 sb[KS][4];
   for (int c = 0; c < w.chunks; ++c) {
     int stage = c % kStages;
@@ -126,17 +173,7 @@ __global__ void __launch_bounds__((NS + 2) * 128, 1)
     M::template wait<1>();
     pin(x);
     u32 f[4][4];
-#pragma unroll
-    for (int n = 0; n < 4; ++n) {
-      load_fragment_trans(f[n], v, 64, n * 16, warp * 16, lane);
-#pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        float2 e =
-            *reinterpret_cast<const float2*>(sc.read_k + n * 16 + (r >> 1) * 8 + (lane & 3) * 2);
-        const float* y = &x[2 * n + (r >> 1)][(r & 1) * 2];
-        f[n][r] = pack_bf16(bf16_lo(f[n][r]) - e.x * y[0], bf16_hi(f[n][r]) - e.y * y[1]);
-      }
-    }
+    residual_fragments(f, x, v, sc.read_k, warp, lane);
     M::template wait<0>();
     pin(o);
     pin(sb);
@@ -173,19 +210,21 @@ __global__ void __launch_bounds__((NS + 2) * 128, 1)
 #pragma unroll
       for (int n = 0; n < 4; ++n) store_fragment_trans(v, 64, n * 16, warp * 16, lane, f[n]);
     }
+    mbar_wait(norms_ready + stage * 8, (c / kStages) & 1);
     M::template wait<0>();
     pin(s);
     pin(o);
     pin(us);
     pin(f);
-    to_fragments(f, o);
+    to_fragments(f, o, sc.q, lane);
     if (c > 0) mbar_wait(o_empty, (c - 1) & 1);
 #pragma unroll
     for (int n = 0; n < 4; ++n) store_fragment_trans(out, 64, n * 16, warp * 16, lane, f[n]);
     fence_async_proxy();  // U and O leave by bulk copy
     mbar_arrive(done + (c & 1) * 8);
   }
-  save_state(s, a.final_state ? a.final_state + state_offset : nullptr, D, v0, warp, lane);
+  if (w.exit < 0)
+    save_state(s, w.state(a, w.exit, a.joint_states, a.final_state, D), D, v0, warp, lane);
 }
 
 template <class M, int D, int NS>
@@ -193,7 +232,7 @@ void launch(const Args& a, cudaStream_t stream) {
   constexpr u32 bytes = ForwardSmem<M, D, NS>::kBytes;
   cudaFuncSetAttribute(forward_kernel<M, D, NS>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                        bytes);
-  dim3 grid(a.v_heads * (D / 64 / NS), a.sequences);
+  dim3 grid(a.v_heads * (D / 64 / NS), a.max_segments);
   forward_kernel<M, D, NS><<<grid, (NS + 2) * 128, bytes, stream>>>(a);
   check_launch("gated_delta_net forward");
 }

@@ -2,6 +2,8 @@
 #include "gated_delta_net.h"
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <stdexcept>
 #include <string>
 
@@ -30,18 +32,66 @@ struct Arena {
   }
 };
 
+/// Of one sequence: the join walks them one by one, and each adds rounding.
+constexpr int kMaxPieces = 32;
+
 int max_chunks(const GatedDeltaNetShape& s) { return s.tokens / kChunk + s.sequences; }
+
+constexpr int kWhole = std::numeric_limits<int>::max();
+
+/// Forward time in us when sequences of `chunks` are cut into `pieces`, from times measured on an
+/// H200 (README.md): a CTA's for a chunk, with one half of V and with both; for a chunk of the ends
+/// of a segment, where a quarter of the heads is taken to need its transition; for a step of the
+/// join.
+double modelled_time(double sequence_heads, int chunks, int pieces, double sms) {
+  double ctas = sequence_heads * pieces, length = (chunks + pieces - 1) / pieces;
+  bool halves = ctas <= kSplitValues;
+  double walk = std::ceil((halves ? 2 : 1) * ctas / sms) * length * (halves ? 1.6 : 2.7);
+  if (pieces == 1) return walk;
+  double ends = 1.25 * length * std::max(1.0, 0.75 * ctas / sms), join = 2.4 * (pieces - 2);
+  return walk + ends + join + 12;
+}
+
+/// Sequences of more chunks than this are split: the one place where that is decided, from the
+/// shape alone since the lengths are known only to the device. Splitting costs the backward two
+/// launches and shortens it less, so it must save 12 us and a tenth of the forward; more pieces
+/// than needed must save a twentieth.
+int segment_chunks(const GatedDeltaNetShape& s) {
+  if (s.segment_chunks > 0) return s.segment_chunks;
+  int device = 0, sms = 0;
+  if (cudaGetDevice(&device) != cudaSuccess ||
+      cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device) != cudaSuccess)
+    return kWhole;
+  int chunks = (s.tokens / s.sequences + kChunk - 1) / kChunk, best = kWhole;
+  double heads = double(s.sequences) * s.v_heads, whole = modelled_time(heads, chunks, 1, sms);
+  double bound = std::min(whole - 12, 0.9 * whole);
+  for (int pieces = 2; pieces <= kMaxPieces && 2 * pieces <= chunks; ++pieces) {
+    double time = modelled_time(heads, chunks, pieces, sms);
+    if (time >= bound) continue;
+    bound = 0.95 * time;
+    best = (chunks + pieces - 1) / pieces;
+  }
+  return best;
+}
+/// A sequence of n chunks has at most (n - 1) / segment_chunks joints, and n - 1 whole chunks.
+int max_joints(const GatedDeltaNetShape& s) { return s.tokens / kChunk / segment_chunks(s); }
+int max_segments(const GatedDeltaNetShape& s) { return s.sequences + max_joints(s); }
 
 size_t place_saved(Args& a, const GatedDeltaNetShape& s, bool for_backward, void* base) {
   Arena m{static_cast<char*>(base)};
   size_t chunks = max_chunks(s);
   a.first_chunk = m.take<int>(s.sequences + 1);
-  a.order = m.take<int>(s.sequences);
+  a.first_segment = m.take<int>(s.sequences + 1);
+  a.segments = m.take<Segment>(max_segments(s));
   a.chunks = m.take<ChunkInfo>(chunks);
   a.decay = m.take<float>(chunks * s.v_heads * kChunk);
   a.q_rms = m.take<float>(chunks * s.k_heads * kChunk);
   a.k_rms = m.take<float>(chunks * s.k_heads * kChunk);
   a.solve = m.take<__nv_bfloat16>(chunks * s.v_heads * kChunk * kChunk);
+  size_t joint_heads = size_t(max_joints(s)) * s.v_heads;
+  a.joint_states = m.take<float>(joint_heads * s.head_dim * s.head_dim);
+  a.transitions = m.take<float>(joint_heads * s.head_dim * s.head_dim);
+  a.carries = m.take<int>(joint_heads);
   // The backward's pointers must not move with the flag, so the optional part comes last.
   a.u = for_backward ? m.take<__nv_bfloat16>(size_t(s.tokens) * s.v_heads * s.head_dim) : nullptr;
   return m.used;
@@ -52,6 +102,7 @@ size_t place_workspace(Args& a, const GatedDeltaNetShape& s, void* base) {
   size_t count = size_t(max_chunks(s)) * s.v_heads * s.head_dim * s.head_dim;
   a.states = m.take<__nv_bfloat16>(count);
   a.d_states = m.take<__nv_bfloat16>(count);
+  a.joint_gradients = m.take<float>(size_t(max_joints(s)) * s.v_heads * s.head_dim * s.head_dim);
   return m.used;
 }
 
@@ -72,6 +123,7 @@ Args make_args(const GatedDeltaNetShape& s, const GatedDeltaNetOptions& o,
   require(s.head_dim == 64 || s.head_dim == 128, "head_dim must be 64 or 128");
   require(s.tokens >= 0 && s.sequences >= 1 && s.sequences <= 65535,
           "tokens must be >= 0 and sequences within 1..65535");
+  require(s.segment_chunks >= 0, "segment_chunks must be >= 0");
   require(s.k_heads >= 1 && s.k_heads <= 65535 && s.v_heads >= 1 && s.v_heads % s.k_heads == 0,
           "v_heads must be a positive multiple of k_heads");
   Args a{};
@@ -80,6 +132,9 @@ Args make_args(const GatedDeltaNetShape& s, const GatedDeltaNetOptions& o,
   a.k_heads = s.k_heads;
   a.v_heads = s.v_heads;
   a.max_chunks = max_chunks(s);
+  a.segment_chunks = segment_chunks(s);
+  a.max_segments = max_segments(s);
+  a.max_joints = max_joints(s);
   a.scale = o.scale;
   a.normalize = o.normalize_qk;
   bool empty = s.tokens == 0;
@@ -194,6 +249,7 @@ void gated_delta_net_forward(const GatedDeltaNetShape& shape, const GatedDeltaNe
   bool hopper = gdn::use_hopper(options.kernel);
   gdn::launch_plan(a, stream);
   gdn::launch_prepare(a, shape.head_dim, hopper, stream);
+  gdn::launch_joints(a, shape.head_dim, hopper, stream);
   gdn::launch_forward(a, shape.head_dim, hopper, stream);
 }
 

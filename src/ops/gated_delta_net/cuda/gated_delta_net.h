@@ -14,13 +14,15 @@ namespace heddle::ops::cuda {
 enum class GatedDeltaNetKernel { kAuto, kPortable, kHopper };
 
 /// tokens: length of the packed axis (= cu_seqlens[sequences]); v_heads a multiple of k_heads (1 to
-/// 8 times); head_dim K = V = 64 or 128.
+/// 8 times); head_dim K = V = 64 or 128. segment_chunks: sequences of more than so many chunks of
+/// 64 tokens are split into segments that run at once; 0: chosen from the shape.
 struct GatedDeltaNetShape {
   int tokens = 0;
   int sequences = 0;
   int k_heads = 0;
   int v_heads = 0;
   int head_dim = 128;
+  int segment_chunks = 0;
 };
 
 /// scale multiplies q (usually head_dim^-0.5). normalize_qk: q and k are given raw and are divided
@@ -38,9 +40,9 @@ struct GatedDeltaNetTensor {
   int64_t stride = 0;
 };
 
-/// Inputs both directions read. g: natural-log decay <= 0; beta: write strength; fp32 [tokens,
-/// v_heads], contiguous. cu_seqlens: int32 [sequences + 1] on the device, non-decreasing; empty
-/// sequences allowed. initial_state: fp32 [sequences, v_heads, K, V] or null.
+/// Inputs both directions read. g: natural-log decay <= 0; beta: write strength, 0 to 2; fp32
+/// [tokens, v_heads], contiguous. cu_seqlens: int32 [sequences + 1] on the device, non-decreasing;
+/// empty sequences allowed. initial_state: fp32 [sequences, v_heads, K, V] or null.
 struct GatedDeltaNetInputs {
   GatedDeltaNetTensor q, k, v;
   const float* g = nullptr;
@@ -72,7 +74,9 @@ struct GatedDeltaNetBackward {
   float* d_initial_state = nullptr;
 };
 
-/// Bytes the forward keeps (about 400 B per token and value head for training, 132 B otherwise).
+/// Bytes the forward keeps (about 400 B per token and value head for training, 132 B otherwise, and
+/// where sequences are split 2 fp32 states per segment). This, the workspace and both directions
+/// must see the same current device.
 size_t gated_delta_net_saved_bytes(const GatedDeltaNetShape& shape, bool for_backward);
 
 /// Scratch bytes of one backward call (2 head_dim^2 bf16 values per 64 tokens and value head).

@@ -1,64 +1,104 @@
-// Chunk table, and the part of a chunk that does not depend on the state: row norms, cumulative
-// decay and the inverse T = (I + L)^-1.
+// Tables of segments and chunks, and the part of a chunk that does not depend on the state: norms
+// of the keys, cumulative decay and the inverse T = (I + L)^-1.
 #include "args.h"
 #include "mma.cuh"
 
 namespace heddle::ops::cuda::gdn {
 namespace {
 
-constexpr int kMaxSorted = 4096;  // more sequences than this keep their order
+constexpr int kMaxSorted = 4096;  // more segments than this keep their order
 
-/// One CTA. Writes first_chunk, order and chunks.
+/// Segments of a sequence: as few as possible, of equal length to a chunk. An empty sequence has
+/// one.
+__device__ __forceinline__ int segments_of(const Args& a, int chunks) {
+  return chunks <= a.segment_chunks ? 1 : (chunks + a.segment_chunks - 1) / a.segment_chunks;
+}
+
+/// The last sequence whose entry of the prefix sums `first` is at most i.
+__device__ __forceinline__ int sequence_of(const Args& a, const int* first, int i) {
+  int lo = 0, hi = a.sequences;
+  while (hi - lo > 1) {
+    int mid = (lo + hi) / 2;
+    (first[mid] <= i ? lo : hi) = mid;
+  }
+  return lo;
+}
+
+/// Segment number i, counted in the order of the batch.
+__device__ __forceinline__ Segment segment_at(const Args& a, int i) {
+  int s = sequence_of(a, a.first_segment, i), index = i - a.first_segment[s];
+  int pieces = a.first_segment[s + 1] - a.first_segment[s];
+  int chunks = a.first_chunk[s + 1] - a.first_chunk[s], token = a.cu_seqlens[s];
+  int begin = int(int64_t{chunks} * index / pieces),
+      end = int(int64_t{chunks} * (index + 1) / pieces);
+  int length = min(a.cu_seqlens[s + 1] - token, end * kChunk) - begin * kChunk;
+  int exit = i - s;  // every earlier sequence has one joint less than segments
+  return {s,
+          token + begin * kChunk,
+          length,
+          a.first_chunk[s] + begin,
+          index > 0 ? exit - 1 : -1,
+          index + 1 < pieces ? exit : -1};
+}
+
+/// One CTA. Writes first_chunk, first_segment, segments and chunks.
 __global__ void __launch_bounds__(1024) plan_kernel(Args a) {
   __shared__ int length[kMaxSorted];
-  __shared__ int warp_sum[32];
-  __shared__ int carry;
+  __shared__ u64 warp_sum[32];
+  __shared__ u64 carry;  // both prefix sums at once: segments in the high half, chunks in the low
   int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
   if (tid == 0) carry = 0;
   __syncthreads();
   for (int base = 0; base < a.sequences; base += 1024) {
     int s = base + tid, n = s < a.sequences ? a.cu_seqlens[s + 1] - a.cu_seqlens[s] : 0;
-    if (s < a.sequences && s < kMaxSorted) length[s] = n;
-    int chunks = (n + kChunk - 1) / kChunk, x = chunks;
+    int chunks = (n + kChunk - 1) / kChunk;
+    u64 own = s < a.sequences ? u64(segments_of(a, chunks)) << 32 | u32(chunks) : 0, x = own;
     for (int d = 1; d < 32; d *= 2) {
-      int y = __shfl_up_sync(~0u, x, d);
+      u64 y = __shfl_up_sync(~0u, x, d);
       if (lane >= d) x += y;
     }
     if (lane == 31) warp_sum[warp] = x;
     __syncthreads();
     if (warp == 0) {
-      int w = warp_sum[lane], t = w;
+      u64 w = warp_sum[lane], t = w;
       for (int d = 1; d < 32; d *= 2) {
-        int y = __shfl_up_sync(~0u, t, d);
+        u64 y = __shfl_up_sync(~0u, t, d);
         if (lane >= d) t += y;
       }
       warp_sum[lane] = t - w + carry;
     }
     __syncthreads();
     x += warp_sum[warp];
-    if (s < a.sequences) a.first_chunk[s] = x - chunks;
-    if (s == a.sequences - 1) a.first_chunk[a.sequences] = x;
+    u64 before = x - own;
+    if (s < a.sequences) {
+      a.first_chunk[s] = u32(before);
+      a.first_segment[s] = u32(before >> 32);
+    }
+    if (s == a.sequences - 1) {
+      a.first_chunk[a.sequences] = u32(x);
+      a.first_segment[a.sequences] = u32(x >> 32);
+    }
     __syncthreads();
     if (tid == 1023) carry = x;
     __syncthreads();
   }
-  for (int s = tid; s < a.sequences; s += 1024) {
-    int rank = s;
-    if (a.sequences <= kMaxSorted) {
+  int segments = u32(carry >> 32), chunks = u32(carry);
+  bool sorted = segments <= kMaxSorted;
+  for (int i = tid; sorted && i < segments; i += 1024) length[i] = segment_at(a, i).length;
+  __syncthreads();
+  for (int i = tid; i < a.max_segments; i += 1024) {
+    int rank = i;
+    if (sorted && i < segments) {
       rank = 0;
-      int n = length[s];
-      for (int t = 0; t < a.sequences; ++t) rank += length[t] > n || (length[t] == n && t < s);
+      int n = length[i];
+      for (int t = 0; t < segments; ++t) rank += length[t] > n || (length[t] == n && t < i);
     }
-    a.order[rank] = s;
+    a.segments[rank] = i < segments ? segment_at(a, i) : Segment{-1, 0, 0, 0, -1, -1};
   }
-  for (int c = tid; c < carry; c += 1024) {
-    int lo = 0, hi = a.sequences;  // the last sequence with first_chunk <= c
-    while (hi - lo > 1) {
-      int mid = (lo + hi) / 2;
-      (a.first_chunk[mid] <= c ? lo : hi) = mid;
-    }
-    int index = c - a.first_chunk[lo], token = a.cu_seqlens[lo] + index * kChunk;
-    a.chunks[c] = {token, min(kChunk, a.cu_seqlens[lo + 1] - token), lo, index};
+  for (int c = tid; c < chunks; c += 1024) {
+    int s = sequence_of(a, a.first_chunk, c), index = c - a.first_chunk[s];
+    int token = a.cu_seqlens[s] + index * kChunk;
+    a.chunks[c] = {token, min(kChunk, a.cu_seqlens[s + 1] - token), s, index};
   }
 }
 
@@ -119,33 +159,6 @@ __device__ __forceinline__ void merge_rows(__half* t, int r0, int k0, int c0, in
   }
 }
 
-__device__ __forceinline__ float square(uint4 x) {
-  const u32 w[4] = {x.x, x.y, x.z, x.w};
-  float s = 0;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) s += bf16_lo(w[i]) * bf16_lo(w[i]) + bf16_hi(w[i]) * bf16_hi(w[i]);
-  return s;
-}
-/// Sums s[0..N) over groups of LANES lanes; lane l of a group ends with the sum of s[l / (LANES /
-/// N)]. Each step halves the values a lane carries, so this takes N shuffles and not N log2(LANES).
-template <int N, int LANES>
-__device__ __forceinline__ float transpose_sum(float (&s)[N], int lane) {
-#pragma unroll
-  for (int n = N / 2, d = LANES / 2; d > 0; n /= 2, d /= 2) {
-    if (n == 0) {
-      s[0] += __shfl_xor_sync(~0u, s[0], d);
-      continue;
-    }
-    bool high = lane & d;
-#pragma unroll
-    for (int i = 0; i < n; ++i) {
-      float give = high ? s[i] : s[i + n], keep = high ? s[i + n] : s[i];
-      s[i] = keep + __shfl_xor_sync(~0u, give, d);
-    }
-  }
-  return s[0];
-}
-
 /// g and beta of two tokens a lane for one value head.
 struct GateLoad {
   float g0 = 0, g1 = 0, b0 = 0, b1 = 0;
@@ -200,27 +213,8 @@ __global__ void __launch_bounds__(128, 6) prepare_kernel(const __grid_constant__
   load_tile_async<D>(k_tile, a.k + info.token * a.k_stride + hk * D, a.k_stride, info.length, tid);
   cp_async_commit();
   // All loads first: nothing below may wait for memory more than once.
-  constexpr int kPerRow = D / 8, kRows = 128 / kPerRow, kLoads = 64 / kRows;
-  int row = tid / kPerRow, col = tid % kPerRow;
-  uint4 x[kLoads];
-  const bf16* q = a.q + (info.token + row) * a.q_stride + hk * D + col * 8;
-#pragma unroll
-  for (int i = 0; i < kLoads; ++i) {
-    x[i] = make_uint4(0, 0, 0, 0);
-    if (a.normalize && row + i * kRows < info.length)
-      x[i] = *reinterpret_cast<const uint4*>(q + i * kRows * a.q_stride);
-  }
   GateLoad gates;
   gates.load(a, info, hk * group + warp, warp < 2 && warp < group, lane);
-  int64_t out = (int64_t{chunk} * a.k_heads + hk) * 64;
-  float sq[kLoads];
-#pragma unroll
-  for (int i = 0; i < kLoads; ++i) sq[i] = square(x[i]);
-  float q_square = transpose_sum<kLoads, kPerRow>(sq, lane);
-  if (col % (kPerRow / kLoads) == 0) {
-    int r = row + col / (kPerRow / kLoads) * kRows;
-    a.q_rms[out + r] = r < info.length ? (a.normalize ? rsqrtf(q_square + 1e-6f) : 1.f) : 0.f;
-  }
   cp_async_wait<0>();
   fence_async_proxy();
   __syncthreads();
@@ -243,7 +237,7 @@ __global__ void __launch_bounds__(128, 6) prepare_kernel(const __grid_constant__
     }
     s = i < info.length ? (a.normalize ? rsqrtf(s + 1e-6f) : 1.f) : 0.f;
     if ((lane & 3) == (lane >> 3)) {
-      a.k_rms[out + i] = s;
+      a.k_rms[(int64_t{chunk} * a.k_heads + hk) * 64 + i] = s;
       rk[i] = s;
     }
   }

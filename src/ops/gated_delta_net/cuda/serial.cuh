@@ -1,4 +1,4 @@
-// Shared by the kernels that walk one sequence chunk by chunk with the state in registers. A CTA
+// Shared by the kernels that walk one segment chunk by chunk with the state in registers. A CTA
 // has NS + 2 groups of 128 threads: NS state groups, each owning 64 rows of S^T (rows = V), 16 a
 // warp; a side group that computes the state-independent 64 x 64 matrix and writes results out; a
 // load group that keeps the next chunks' tiles and row scales in flight.
@@ -12,10 +12,11 @@ namespace heddle::ops::cuda::gdn {
 /// Named barriers of one group each; 0 is __syncthreads.
 __device__ __forceinline__ void group_sync() { named_sync(1 + (threadIdx.x >> 7), 128); }
 
-/// Registers a thread of each role may use (setmaxnreg, Hopper only): 192 NS + 80 + 48 <= 512.
-template <class M>
+/// Registers a thread of each role may use (setmaxnreg, Hopper only): with NS = 1, 240 + 80 + 48 of
+/// the 504 that three groups own, with NS = 2, 2 x 192 + 80 + 48 of 512.
+template <class M, int NS>
 __device__ __forceinline__ void state_registers() {
-  if constexpr (M::kHopper) set_max_registers_up<192>();
+  if constexpr (M::kHopper) set_max_registers_up<NS == 1 ? 240 : 192>();
 }
 template <class M>
 __device__ __forceinline__ void side_registers() {
@@ -54,29 +55,31 @@ __device__ __forceinline__ void loaders_sync() {
 }
 
 /// The values from which a thread below 64 makes row `i` of the scales; loaded early, stored late.
+/// Without kQuery the factor of q is left out.
+template <bool kQuery = true>
 struct ScaleLoad {
-  float g, last, rq, rk;
+  float g, last, rq = 0, rk;
   __device__ void load(const Args& a, int64_t chunk, int h, int hk, int i) {
     g = a.decay[(chunk * a.v_heads + h) * 64 + i];
     last = a.decay[(chunk * a.v_heads + h) * 64 + 63];
-    rq = a.q_rms[(chunk * a.k_heads + hk) * 64 + i] * a.scale;
+    if (kQuery) rq = a.q_rms[(chunk * a.k_heads + hk) * 64 + i] * a.scale;
     rk = a.k_rms[(chunk * a.k_heads + hk) * 64 + i];
   }
   __device__ void store(Scales& s, int i) const {
     float e = exp2_fast(g);
     s.read_k[i] = e * rk;
-    s.read_q[i] = e * rq;
     s.write[i] = exp2_fast(last - g) * rk;
     s.g[i] = g;
-    s.q[i] = rq;
     s.k[i] = rk;
+    if (kQuery) s.q[i] = rq;
+    s.read_q[i] = kQuery ? e * rq : e;
     if (i == 0) s.carry = exp2_fast(last);
   }
 };
 /// All 64 rows, by L threads.
-template <int L>
+template <int L, bool kQuery = true>
 struct ScaleRows {
-  ScaleLoad row[64 / L > 0 ? 64 / L : 1];
+  ScaleLoad<kQuery> row[64 / L > 0 ? 64 / L : 1];
   __device__ void load(const Args& a, int64_t chunk, int h, int hk, int tid) {
     if (tid >= 64) return;
     for (int i = 0; i * L < 64; ++i) row[i].load(a, chunk, h, hk, tid + i * L);
@@ -87,53 +90,102 @@ struct ScaleRows {
   }
 };
 
-/// Which sequence, value head and columns of V (from v0) this CTA owns; longest sequences come
-/// first.
-struct Work {
-  int sequence, token, length, chunks, first_chunk, h, hk, v0;
-  __device__ Work(const Args& a, int parts, int v_cols) {
-    h = blockIdx.x / parts;
-    v0 = (blockIdx.x % parts) * v_cols;
+/// Which segment, value head and columns of V (from v0) this CTA owns; longest segments come first,
+/// unused entries of the table (sequence < 0) last.
+struct Work : Segment {
+  int chunks, h, hk, v0;
+  /// head_part: value head * parts + which v_cols columns.
+  __device__ Work(const Args& a, int segment, int head_part, int parts, int v_cols)
+      : Segment(a.segments[segment]) {
+    h = head_part / parts;
+    v0 = (head_part % parts) * v_cols;
     hk = h / (a.v_heads / a.k_heads);
-    sequence = a.order[blockIdx.y];
-    token = a.cu_seqlens[sequence];
-    length = a.cu_seqlens[sequence + 1] - token;
     chunks = (length + kChunk - 1) / kChunk;
-    first_chunk = a.first_chunk[sequence];
+  }
+  __device__ void keep_first(int n) {
+    chunks = n;
+    length = min(length, n * kChunk);
+  }
+  __device__ void keep_last(int n) {
+    int skipped = chunks - n;
+    chunks = n;
+    token += skipped * kChunk;
+    length -= skipped * kChunk;
+    first_chunk += skipped;
   }
   __device__ int valid(int c) const { return min(kChunk, length - c * kChunk); }
+  /// The state at `joint`, or at the end of the sequence where joint is -1; may be null.
+  template <class T>
+  __device__ T* state(const Args& a, int joint, float* joints, T* ends, int dim) const {
+    T* states = joint < 0 ? ends : joints;
+    if (states == nullptr) return nullptr;
+    return states + (int64_t{joint < 0 ? sequence : joint} * a.v_heads + h) * dim * dim;
+  }
 };
 
-/// Starts filling a stage (K, Q, 64 NS columns of a value tensor, T) for chunk c and arrives at
-/// `full` once per loader when it and the scales are there.
-template <class M, int D, int NS>
+/// A state is taken as forgotten once decay alone has shrunk it by 2^-32: unit keys and beta <= 2
+/// never lengthen it, and fp32 keeps 24 bits.
+constexpr float kForgotten = -32;
+
+/// How far the segment's state at one end reaches into it: the chunks, counted from that end, that
+/// can still be seen there, and whether the state across the other end can. Every thread of a warp
+/// calls it.
+struct Reach {
+  int chunks;
+  bool across = true;
+  __device__ Reach(const Args& a, const Work& w, bool from_end, int lane) : chunks(w.chunks) {
+    if (!a.normalize) return;  // keys longer than 1 may lengthen the state
+    float before = 0;          // decay of all chunks of earlier rounds
+    for (int i = 0; i < w.chunks; i += 32) {
+      int n = i + lane, c = w.first_chunk + (from_end ? w.chunks - 1 - n : n);
+      float sum = n < w.chunks ? a.decay[(int64_t{c} * a.v_heads + w.h) * 64 + 63] : 0.f;
+#pragma unroll
+      for (int d = 1; d < 32; d *= 2) {
+        float y = __shfl_up_sync(~0u, sum, d);
+        if (lane >= d) sum += y;
+      }
+      u32 forgotten = __ballot_sync(~0u, before + sum < kForgotten);
+      if (forgotten != 0) {
+        chunks = i + __ffs(forgotten);
+        across = false;
+        return;
+      }
+      before += __shfl_sync(~0u, sum, 31);
+    }
+  }
+};
+
+/// Starts filling a stage (K, Q if kQuery, 64 NS columns of a value tensor unless null, T) for
+/// chunk c and arrives at `full` once per loader when it and the scales are there.
+template <class M, int D, int NS, bool kQuery = true>
 __device__ __forceinline__ void load_stage(const Args& a, const Work& w, int c, u32 stage, u32 full,
                                            Map value_map, const bf16* value, int64_t value_stride,
                                            int tid) {
   constexpr int L = kLoaders<M>;
   constexpr u32 kWide = 64 * D * 2;
-  u32 v = stage + 2 * kWide, solve = v + NS * 8192;
+  u32 q = stage + kWide, v = q + (kQuery ? kWide : 0), solve = v + NS * 8192;
   int64_t t = w.token + c * kChunk;
   const bf16* image = a.solve + (int64_t{w.first_chunk + c} * a.v_heads + w.h) * 4096;
   int valid = w.valid(c);
   if (M::kHopper && valid == kChunk) {
     if (tid > 0) return mbar_arrive(full);
-    mbar_expect(full, 2 * kWide + (NS + 1) * 8192);
+    mbar_expect(full, solve + 8192 - stage - (value ? 0 : NS * 8192));
 #pragma unroll
     for (int b = 0; b < D / 64; ++b) {
       bulk_load_box(stage + b * 8192, &a.maps[kMapK], w.hk * D + b * 64, t, full);
-      bulk_load_box(stage + kWide + b * 8192, &a.maps[kMapQ], w.hk * D + b * 64, t, full);
+      if (kQuery) bulk_load_box(q + b * 8192, &a.maps[kMapQ], w.hk * D + b * 64, t, full);
     }
 #pragma unroll
-    for (int b = 0; b < NS; ++b)
+    for (int b = 0; b < NS && value; ++b)
       bulk_load_box(v + b * 8192, &a.maps[value_map], w.h * D + w.v0 + b * 64, t, full);
     bulk_load(solve, image, 8192, full);
     return;
   }
   load_tile_async<D, L>(stage, a.k + t * a.k_stride + w.hk * D, a.k_stride, valid, tid);
-  load_tile_async<D, L>(stage + kWide, a.q + t * a.q_stride + w.hk * D, a.q_stride, valid, tid);
-  load_tile_async<NS * 64, L>(v, value + t * value_stride + w.h * D + w.v0, value_stride, valid,
-                              tid);
+  if (kQuery) load_tile_async<D, L>(q, a.q + t * a.q_stride + w.hk * D, a.q_stride, valid, tid);
+  if (value)
+    load_tile_async<NS * 64, L>(v, value + t * value_stride + w.h * D + w.v0, value_stride, valid,
+                                tid);
   load_image_async<8192, L>(solve, image, tid);
   cp_async_arrive(full);
 }
@@ -226,6 +278,20 @@ __device__ __forceinline__ void scale_fragments(u32 (&out)[KS][4], const u32 (&f
         out[k][r] = pack_bf16(bf16_lo(f[k][r]) * c.x, bf16_hi(f[k][r]) * c.y);
     }
 }
+/// V - X e^G, transposed, as fragments: 16 rows of V's columns a warp. v: this group's tile of V.
+__device__ __forceinline__ void residual_fragments(u32 (&f)[4][4], const float (&x)[8][4], u32 v,
+                                                   const float* read_k, int warp, int lane) {
+#pragma unroll
+  for (int n = 0; n < 4; ++n) {
+    load_fragment_trans(f[n], v, 64, n * 16, warp * 16, lane);
+#pragma unroll
+    for (int r = 0; r < 4; ++r) {
+      float2 e = *reinterpret_cast<const float2*>(read_k + n * 16 + (r >> 1) * 8 + (lane & 3) * 2);
+      const float* y = &x[2 * n + (r >> 1)][(r & 1) * 2];
+      f[n][r] = pack_bf16(bf16_lo(f[n][r]) - e.x * y[0], bf16_hi(f[n][r]) - e.y * y[1]);
+    }
+  }
+}
 template <int NB>
 __device__ __forceinline__ void scale(float (&s)[NB][4], float f) {
 #pragma unroll
@@ -235,14 +301,15 @@ __device__ __forceinline__ void scale(float (&s)[NB][4], float f) {
 }
 
 /// The causal score matrix e^{G_i - G_j} scale q_i.k_j, i >= j, from raw products held by the
-/// service group, as fragments. kTransposed: accumulator rows are j, columns i.
-template <bool kTransposed>
+/// service group, as fragments. kTransposed: accumulator rows are j, columns i. Without kQuery q_i
+/// stays raw and without scale, for whoever multiplies row i of the result later.
+template <bool kTransposed, bool kQuery = true>
 __device__ __forceinline__ void score_fragments(u32 (&f)[4][4], float (&acc)[8][4], const Scales& s,
                                                 int warp, int lane) {
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
     int r = warp * 16 + (lane >> 2) + e * 8;
-    float gr = s.g[r], row = kTransposed ? s.k[r] : s.q[r];
+    float gr = s.g[r], row = kTransposed ? s.k[r] : kQuery ? s.q[r] : 1.f;
     const float* column = kTransposed ? s.q : s.k;
 #pragma unroll
     for (int n = 0; n < 8; ++n) {

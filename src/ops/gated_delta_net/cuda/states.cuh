@@ -16,7 +16,7 @@ struct StatesSmem {
   static constexpr u32 kBytes = kBarriers + 128;
 };
 
-/// CTA = (sequence, value head, 64 NS columns of V). Per chunk: S^T is staged in bf16, then
+/// CTA = (segment, value head, 64 NS columns of V). Per chunk: S^T is staged in bf16, then
 /// S = e^{G_C} S + (U e^{G_C-G}) K with U^T scaled in registers. The side group copies the images
 /// out.
 ///
@@ -29,7 +29,8 @@ __device__ __forceinline__ void states_pass(const Args& a) {
   u32 base = smem_u32(smem);
   Scales* scales = reinterpret_cast<Scales*>(smem + Smem::kScales);
   u32 full = base + Smem::kBarriers, empty = full + 24, ready = full + 48, copied = full + 64;
-  Work w(a, D / 64 / NS, NS * 64);
+  Work w(a, blockIdx.y, blockIdx.x, D / 64 / NS, NS * 64);
+  if (w.sequence < 0) return;
   int group = threadIdx.x >> 7, tid = threadIdx.x & 127, lane = tid & 31, warp = tid >> 5;
   if (threadIdx.x == 0) {
     for (int i = 0; i < 3; ++i) {
@@ -47,7 +48,7 @@ __device__ __forceinline__ void states_pass(const Args& a) {
     load_registers<M>();
     constexpr int L = kLoaders<M>;
     if (tid >= L) return;
-    ScaleRows<L> rows;  // of the next chunk to load
+    ScaleRows<L, false> rows;  // of the next chunk to load
     if (w.chunks > 0) rows.load(a, w.first_chunk, w.h, w.hk, tid);
     for (int c = 0; c < w.chunks; ++c) {
       int s = c % kStages, valid = w.valid(c);
@@ -100,12 +101,10 @@ __device__ __forceinline__ void states_pass(const Args& a) {
     return;
   }
 
-  state_registers<M>();
+  state_registers<M, NS>();
   float s[NB][4];
-  load_state(
-      s,
-      a.initial_state ? a.initial_state + (int64_t{w.sequence} * a.v_heads + w.h) * D * D : nullptr,
-      D, w.v0 + group * 64, warp, lane);
+  load_state(s, w.state(a, w.entry, a.joint_states, a.initial_state, D), D, w.v0 + group * 64, warp,
+             lane);
   for (int c = 0; c < w.chunks; ++c) {
     int stage = c % kStages;
     u32 k = base + stage * Smem::kStage,
