@@ -69,8 +69,10 @@ nlohmann::ordered_json run_operator_bench(const OperatorBench& bench,
   for (const train::CaseTime& time : train::time_cases(place, ceilings, cases))
     json["cases"].push_back(as_json(time));
   if (bench.check && bench.work == "gdn") {
-    for (const auto& [name, error] : train::gated_delta_rule_errors(place, bench.tokens.length))
-      json["error"][name] = error;
+    for (const train::DeltaErrors& errors :
+         train::gated_delta_rule_errors(place, bench.tokens.length)) {
+      for (const auto& [name, error] : errors.of) json["error"][errors.data][name] = error;
+    }
   }
   return json;
 }
@@ -98,10 +100,13 @@ std::string operator_bench_table(const nlohmann::ordered_json& result) {
       result["device"].get<std::string>(), number(result, "product_tflops"),
       number(result, "copy_gbytes_per_s"), table.render(ui::TableStyle::kPlain));
   if (result.contains("error")) {
-    text += "relative error against double:";
-    for (const auto& [name, error] : result["error"].items())
-      text += fmt::format(" {} {:.1e}", name, error.get<double>());
-    text += "\n";
+    text += "relative error against double:\n";
+    for (const auto& [data, errors] : result["error"].items()) {
+      text += data + ":";
+      for (const auto& [name, error] : errors.items())
+        text += fmt::format(" {} {:.1e}", name, error.get<double>());
+      text += "\n";
+    }
   }
   return text;
 }

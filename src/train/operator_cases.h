@@ -65,9 +65,14 @@ std::vector<CaseMaker> expert_cases(const OperatorPlace& place,
                                     const models::qwen3_5::Config& config,
                                     const OperatorTokens& tokens);
 
-/// Relative L2 error against double of the gated delta rule's output and gradients ("o", "dq", ...)
-/// over one sequence of `length` tokens.
-std::vector<std::pair<std::string, double>> gated_delta_rule_errors(const OperatorPlace& place,
-                                                                    std::int64_t length);
+/// Relative L2 errors against double of the gated delta rule's output and gradients ("o", "dq",
+/// ...).
+struct DeltaErrors {
+  std::string data;  ///< Which of the data kinds of docs/gdn.md, "Numerics".
+  std::vector<std::pair<std::string, double>> of;
+};
+
+/// Of every data kind over one sequence of `length` tokens.
+std::vector<DeltaErrors> gated_delta_rule_errors(const OperatorPlace& place, std::int64_t length);
 
 }  // namespace heddle::train
