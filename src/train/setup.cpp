@@ -14,6 +14,7 @@
 #include "config/config.h"
 #include "device/device.h"
 #include "device/require.h"
+#include "ops/linear/linear.h"
 #include "parallel/layout.h"
 #include "train/auxiliary_loss.h"
 #include "train/gdn_path.h"
@@ -219,6 +220,30 @@ void shard_adapters(Setup& setup) {
   }
 }
 
+/// Names what a kernel of linear layers that computes in less than the model's type leaves in it.
+void warn_of_wide_layers(models::qwen3_5::Model& model) {
+  const ops::Linear::Functions& functions = model.kernels().get<ops::Linear>();
+  if (functions.is_narrow == nullptr) return;
+  std::set<std::string> wide;
+  model.visit_linears([&](nn::Linear& linear) {
+    if (&linear == model.lm_head() ||
+        functions.is_narrow(linear.out_features(), linear.in_features()))
+      return;
+    const std::string& name = linear.weight().name();
+    const std::size_t layer = name.find("layers.");
+    wide.insert(
+        fmt::format("{} [{}, {}]",
+                    layer == std::string::npos ? name : name.substr(name.find('.', layer + 7) + 1),
+                    linear.out_features(), linear.in_features()));
+  });
+  log::warning(
+      "kernels.linear: in the model's type stay the gradients of weights, the products of "
+      "adapters, the "
+      "language-model head, micro-batches below {} tokens, and {}",
+      functions.narrow_rows,
+      wide.empty() ? "no layer" : fmt::format("the layers {}", fmt::join(wide, ", ")));
+}
+
 }  // namespace
 
 ops::ContextMethod context_method(const config::RunConfig& config) {
@@ -370,6 +395,7 @@ void allocate_model(const config::RunConfig& config, models::qwen3_5::Config mod
 }
 
 void complete_model(const config::RunConfig& config, Setup& setup, bool has_values) {
+  warn_of_wide_layers(*setup.model);
   if (config.train.method == config::Method::kLora) {
     setup.adapters = make_adapters(config, *setup.model);
     if (setup.sharding) shard_adapters(setup);

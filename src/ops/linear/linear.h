@@ -34,6 +34,10 @@ struct Linear {
     };
     /// At least one change; T is that of all.
     LowRankGradients (*low_rank_backward)(const std::vector<LowRankChange>& changes);
+    /// Whether outputs and input gradients of a layer [out,in] are computed in less than the
+    /// model's type, given narrow_rows rows. Null: of no layer.
+    bool (*is_narrow)(std::int64_t out, std::int64_t in) = nullptr;
+    std::int64_t narrow_rows = 0;
   };
 };
 

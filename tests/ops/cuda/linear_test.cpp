@@ -126,6 +126,11 @@ TEST_F(GpuLinear, Fp8FollowsReference) {
   const auto error = [](const at::Tensor& found, const at::Tensor& exact) {
     return ((found.cpu().to(at::kDouble) - exact).norm() / exact.norm()).item().toDouble();
   };
+  const Linear::Functions& functions = gpu_table.get<Linear>();
+  EXPECT_EQ(functions.narrow_rows, 512);
+  EXPECT_TRUE(functions.is_narrow(768, 512));
+  EXPECT_FALSE(functions.is_narrow(32, 512));
+  EXPECT_FALSE(functions.is_narrow(512, 32));
   for (const std::int64_t rows : {300, 512, 777}) {
     at::Tensor x = matrix(rows, 512, 1, 16), w = matrix(768, 512, 2, 0), v = matrix(32, 512, 3, 0);
     x.narrow(0, 0, 200).mul_(1e-3);  // rows of their own size

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <tuple>
 
 #include "ops/cuda/tensor.h"
 #include "ops/linear/cuda/fp8_rows.h"
@@ -17,12 +18,16 @@ namespace heddle::ops::linear_fp8 {
 namespace {
 
 /// Below these the conversion costs more than the product gains.
-constexpr std::int64_t kFewestRows = 512, kFewestColumns = 256, kShallowest = 256;
+constexpr std::int64_t kFewestRows = 512, kNarrowest = 256;
+
+/// In both widths alike, as the backward exchanges them.
+bool is_narrow(std::int64_t out, std::int64_t in) {
+  return std::min(out, in) >= kNarrowest && out % 16 == 0 && in % 16 == 0;
+}
 
 bool fits(const at::Tensor& a, std::int64_t columns, std::int64_t depth) {
   return a.scalar_type() == at::kBFloat16 && a.size(0) >= kFewestRows &&
-         columns >= kFewestColumns && columns % 16 == 0 && depth >= kShallowest &&
-         depth % 16 == 0 && a.stride(1) == 1 && a.stride(0) % 8 == 0 &&
+         is_narrow(columns, depth) && a.stride(1) == 1 && a.stride(0) % 8 == 0 &&
          reinterpret_cast<std::uintptr_t>(a.const_data_ptr()) % 16 == 0;
 }
 
@@ -49,14 +54,15 @@ at::Tensor product(const Fp8& a, const Fp8& b) {
 
 Tensors forward(const std::vector<Products>& sums) {
   Tensors results;
-  std::map<const void*, Fp8> inputs;  // layers share them
+  using Rows = std::tuple<const void*, std::int64_t, std::int64_t, std::int64_t>;
+  std::map<Rows, Fp8> inputs;  // layers share them
   for (const Products& terms : sums) {
     const auto& [a, b] = terms[0];
     if (!fits(a, b.size(0), b.size(1))) {
       results.push_back(linear_cuda::forward({terms})[0]);
       continue;
     }
-    auto& input = inputs[a.const_data_ptr()];
+    auto& input = inputs[{a.const_data_ptr(), a.size(0), a.size(1), a.stride(0)}];
     if (!input.values.defined()) input = fp8(a);
     at::Tensor y = product(input, fp8(b));
     for (std::size_t i = 1; i < terms.size(); ++i) y.addmm_(terms[i].a, terms[i].b.t());
@@ -100,7 +106,7 @@ void add(Registry& registry) {
                         .is_reference = false,
                         .refuse = refuse,
                         .on_chip_bytes = {}},
-                       {forward, backward, linear_cuda::low_rank_backward});
+                       {forward, backward, linear_cuda::low_rank_backward, is_narrow, kFewestRows});
 }
 
 }  // namespace heddle::ops::linear_fp8
