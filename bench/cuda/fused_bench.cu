@@ -272,7 +272,7 @@ void optimizer() {
     entry.count = count;
     entries.push_back(entry);
   }
-  const AdamwScalars scalars{0.9f, 0.95f, 1e-8f, 1e-4f, 1.f, 1.f};
+  const AdamwScalars scalars{0.9f, 0.95f, 1e-8f, {.lr = 1e-4, .step_size = 1e-4}, nullptr};
   std::printf("optimizer, 300 tensors of a million elements, fp32 gradients, bf16 weights\n");
   report("adamw", 30. * static_cast<double>(tensors * count),
          [&] { adamw(entries, scalars, nullptr); });

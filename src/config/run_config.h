@@ -137,6 +137,10 @@ enum class AuxLoss { kSequence, kHf };
 template <>
 inline constexpr std::array<std::string_view, 2> kNames<AuxLoss>{"sequence", "hf"};
 
+enum class CudaGraph { kAuto, kOff };
+template <>
+inline constexpr std::array<std::string_view, 2> kNames<CudaGraph>{"auto", "off"};
+
 struct TrainSection {
   Method method = Method::kFull;
   std::int64_t global_batch_size = 8;
@@ -156,6 +160,7 @@ struct TrainSection {
   bool eval_on_start = false;
   std::int64_t early_stop_patience = 0;
   bool deterministic = false;
+  CudaGraph cuda_graph = CudaGraph::kAuto;
 };
 
 enum class OptimName { kAdamW, kSgd };

@@ -239,7 +239,10 @@ Section train_section() {
       .key("early_stop_patience", &TrainSection::early_stop_patience,
            "evaluations without a better loss before stopping; 0: never", {.range = at_least(0)})
       .key("deterministic", &TrainSection::deterministic,
-           "bit-identical steps also on a GPU, at some cost");
+           "bit-identical steps also on a GPU, at some cost")
+      .key("cuda_graph", &TrainSection::cuda_graph,
+           "auto: on one GPU a step whose sequence lengths come again is recorded and replayed as "
+           "one graph");
   return s;
 }
 

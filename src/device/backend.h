@@ -28,7 +28,8 @@ struct Backend {
   /// Of an available device; null where there is nothing to say.
   Platform (*platform)() = nullptr;
   /// See graph.h; null where the device cannot record.
-  std::unique_ptr<Graph> (*record)(int index, const std::function<void()>& work) = nullptr;
+  std::unique_ptr<Graph> (*record)(int index, const std::function<void()>& work,
+                                   const Graph* neighbour) = nullptr;
   /// See require.h; null where there is nothing to refuse.
   void (*require_started)(const char* what) = nullptr;
   void (*require_on_chip)(const char* what, std::int64_t bytes) = nullptr;

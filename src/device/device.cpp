@@ -140,12 +140,13 @@ void synchronize(c10::Device device) {
   if (!device.is_cpu()) backend_of(device).synchronize(device.index());
 }
 
-std::unique_ptr<Graph> record(c10::Device device, const std::function<void()>& work) {
+std::unique_ptr<Graph> record(c10::Device device, const std::function<void()>& work,
+                              const Graph* neighbour) {
   if (device.is_cpu() || backend_of(device).record == nullptr) {
     throw_error<DeviceError>("this build records no graphs on {}",
                              device.is_cpu() ? "cpu" : backend_of(device).name);
   }
-  return backend_of(device).record(device.index(), work);
+  return backend_of(device).record(device.index(), work, neighbour);
 }
 
 void require_started(c10::Device device, const char* what) {

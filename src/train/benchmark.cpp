@@ -14,6 +14,7 @@
 #include "parallel/layout.h"
 #include "train/micro_batch.h"
 #include "train/optimizer.h"
+#include "train/queued_steps.h"
 #include "train/setup.h"
 #include "train/step_profile.h"
 
@@ -81,6 +82,7 @@ class Bench {
     pipeline_.emplace(mesh(), setup_.stages, block_entries(model()),
                       model().embedding_weight().trainable(), recompute_of(config.train.recompute),
                       setup_.sharding.get(), offload_of(config.train, device()));
+    queued_ = queued_steps(config, setup_, *pipeline_, *optimizer_);
   }
 
   Model& model() { return *setup_.model; }
@@ -108,6 +110,7 @@ class Bench {
     double weights = 0;
     for (const data::Batch& batch : batches) weights += batch.loss_weight_sum;
     weights *= static_cast<double>(mesh().data_size());
+    if (queued_) return queued_->run(batches, 1 / weights, config_.optim.lr).loss_sum / weights;
     const std::vector<HeadFunction> heads(batches.size(), training_head(model(), 1 / weights));
     MicroBatchLoss sums = run_micro_batches(
         model(), setup_.adapters.get(), *pipeline_, setup_.trainable, batches, heads,
@@ -131,6 +134,7 @@ class Bench {
   Setup setup_;
   std::optional<Optimizer> optimizer_;
   std::optional<parallel::Pipeline> pipeline_;
+  std::unique_ptr<QueuedSteps> queued_;  ///< Null where the host is needed within a step.
 };
 
 /// The time of each step after the warm-up, in seconds and sorted.

@@ -9,6 +9,8 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <algorithm>
+
 #include "base/errors.h"
 #include "device/upload.h"
 #include "ops/autograd.h"
@@ -20,21 +22,6 @@ namespace {
 
 using models::qwen3_5::Head;
 
-/// Rows with a label and a weight, as host indices on the model's device; undefined if that is
-/// every row.
-at::Tensor labelled_rows(const data::Batch& batch, c10::Device device) {
-  const at::Tensor labels = batch.labels.cpu(), weights = batch.loss_weights.cpu();
-  const auto* label = labels.const_data_ptr<std::int64_t>();
-  const auto* weight = weights.const_data_ptr<float>();
-  std::vector<std::int64_t> rows;
-  rows.reserve(static_cast<std::size_t>(batch.loss_rows));
-  for (std::int64_t t = 0; t < labels.numel(); ++t) {
-    if (label[t] != data::kIgnoredLabel && weight[t] != 0) rows.push_back(t);
-  }
-  if (static_cast<std::int64_t>(rows.size()) == labels.numel()) return {};
-  return device::upload(rows, device);
-}
-
 /// Cross-entropy of normalized rows [n,H], which may be none.
 ops::LinearCrossEntropy::Result cross_entropy(Model& model, ops::LinearCrossEntropy::Inputs inputs,
                                               bool want_gradients) {
@@ -45,7 +32,7 @@ ops::LinearCrossEntropy::Result cross_entropy(Model& model, ops::LinearCrossEntr
   inputs.all_rows_labelled = true;
   if (inputs.hidden.size(0) == 0) {
     ops::LinearCrossEntropy::Result none;
-    none.loss_sum = at::zeros({}, inputs.hidden.options().dtype(model.context().wide_dtype()));
+    none.logprobs = at::zeros({0}, inputs.hidden.options().dtype(model.context().wide_dtype()));
     none.grad_hidden = at::zeros_like(inputs.hidden);
     return none;
   }
@@ -54,36 +41,61 @@ ops::LinearCrossEntropy::Result cross_entropy(Model& model, ops::LinearCrossEntr
   return ops::linear_cross_entropy(model.kernels(), inputs, want_gradients, want_weight, buffer);
 }
 
-HeadResult language_model(Model& model, const at::Tensor& hidden, const data::Batch& batch,
-                          double gradient_scale, bool want_gradients) {
-  const c10::Device device = hidden.device();
-  const auto wide = hidden.options().dtype(model.context().wide_dtype()).requires_grad(false);
-  if (batch.loss_rows == 0) {
-    return {at::zeros({}, wide), want_gradients ? at::zeros_like(hidden) : at::Tensor()};
-  }
-  const at::Tensor rows = labelled_rows(batch, device);
-  // Of those, each rank along tp takes a run.
-  const comm::Group& group = model.tensor_group();
-  const auto pick = [&](const at::Tensor& t) {
-    return ops::split_rows(rows.defined() ? t.index_select(0, rows) : t, group);
-  };
+}  // namespace
 
+LossRows::LossRows(const Model& model, const data::Batch& batch, double gradient_scale,
+                   std::int64_t multiple) {
+  const at::Tensor all_labels = batch.labels.cpu(), all_weights = batch.loss_weights.cpu();
+  const auto* label = all_labels.const_data_ptr<std::int64_t>();
+  const auto* weight = all_weights.const_data_ptr<float>();
+  std::vector<std::int64_t> kept, others;
+  for (std::int64_t t = 0; t < all_labels.numel(); ++t)
+    (label[t] != data::kIgnoredLabel && weight[t] != 0 ? kept : others).push_back(t);
+  const auto missing = static_cast<std::size_t>(
+      (multiple - static_cast<std::int64_t>(kept.size()) % multiple) % multiple);
+  others.resize(std::min(others.size(), missing));
+  kept.insert(kept.end(), others.begin(), others.end());
+  std::sort(kept.begin(), kept.end());
+
+  const c10::Device target = model.context().device;
+  const at::Tensor rows = at::tensor(kept, at::kLong);
+  if (rows.numel() < all_labels.numel()) index = device::upload(rows, target);
+  // A row without a loss has some label of the vocabulary: kernels need not look.
+  labels = device::upload(all_labels.index_select(0, rows).clamp_min(0), target);
+  const at::Tensor weights = all_weights.index_select(0, rows).to(model.context().wide_dtype());
+  loss_weights = device::upload(weights, target);
+  gradient_weights = device::upload(weights * gradient_scale, target);
+}
+
+HeadResult run_language_model_head(Model& model, const at::Tensor& hidden, const LossRows& rows,
+                                   bool want_gradients) {
+  if (rows.labels.numel() == 0) {
+    return {at::zeros({}, rows.loss_weights.options()),
+            want_gradients ? at::zeros_like(hidden) : at::Tensor()};
+  }
+  // Each rank along tp takes a run of the rows.
+  const comm::Group& group = model.tensor_group();
   at::Tensor trunk = ops::detached(hidden);
   if (want_gradients) trunk.set_requires_grad(true);
   // Evaluation records nothing.
-  const auto forward = [&] { return model.final_norm(pick(trunk)); };
+  const auto forward = [&] {
+    return model.final_norm(
+        ops::split_rows(rows.index.defined() ? trunk.index_select(0, rows.index) : trunk, group));
+  };
   const at::Tensor normalized = want_gradients ? forward() : ops::run_without_gradient(forward);
   ops::LinearCrossEntropy::Inputs inputs;
   inputs.hidden = normalized;
-  inputs.labels = pick(device::upload(batch.labels, device));
-  inputs.loss_weights = pick(device::upload(batch.loss_weights, device));
-  inputs.gradient_scale = gradient_scale;
-  auto result = cross_entropy(model, inputs, want_gradients);
-  group.all_reduce_sum(result.loss_sum);
-  if (!want_gradients) return {result.loss_sum, {}};
+  inputs.labels = ops::split_rows(rows.labels, group);
+  inputs.loss_weights = ops::split_rows(rows.gradient_weights, group);
+  const auto result = cross_entropy(model, inputs, want_gradients);
+  at::Tensor loss_sum = -(result.logprobs * ops::split_rows(rows.loss_weights, group)).sum();
+  group.all_reduce_sum(loss_sum);
+  if (!want_gradients) return {loss_sum, {}};
   ops::run_backward({normalized}, {result.grad_hidden});
-  return {result.loss_sum, trunk.grad()};
+  return {loss_sum, trunk.grad()};
 }
+
+namespace {
 
 HeadResult classification(Model& model, const at::Tensor& hidden, const data::Batch& batch,
                           double gradient_scale, bool want_gradients) {
@@ -125,7 +137,8 @@ HeadResult run_head(Model& model, const at::Tensor& hidden, const data::Batch& b
                     double gradient_scale, bool want_gradients) {
   switch (model.head()) {
     case Head::kLanguageModel:
-      return language_model(model, hidden, batch, gradient_scale, want_gradients);
+      return run_language_model_head(model, hidden, LossRows(model, batch, gradient_scale),
+                                     want_gradients);
     case Head::kClassify:
       return classification(model, hidden, batch, gradient_scale, want_gradients);
     case Head::kEmbed:

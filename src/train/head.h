@@ -18,6 +18,24 @@ struct HeadResult {
   at::Tensor grad_hidden;  ///< [T,H], of gradient_scale x loss_sum; undefined without gradients.
 };
 
+/// The rows of a micro-batch that a language model's loss is made of, on the model's device.
+struct LossRows {
+  LossRows() = default;
+  /// Those of `batch`, which is on the host, that have a label and a weight; `multiple`: their
+  /// number is rounded up to one by rows of weight 0 (but to no more than all rows), for launches
+  /// that serve several batches. Gradients are those of gradient_scale * loss_sum.
+  LossRows(const Model& model, const data::Batch& batch, double gradient_scale,
+           std::int64_t multiple = 1);
+
+  at::Tensor index;                           ///< [n] int64 into the rows; undefined: every row.
+  at::Tensor labels;                          ///< [n] int64
+  at::Tensor loss_weights, gradient_weights;  ///< [n], fp32 or wider
+};
+
+/// run_head of a language model with the rows given.
+HeadResult run_language_model_head(Model& model, const at::Tensor& hidden, const LossRows& rows,
+                                   bool want_gradients);
+
 /// Final norm, head and loss on the hidden states [T,H] of one micro-batch (tensors of `batch` on
 /// the host or the device), forward and backward at once; accumulates the gradients of norm and
 /// head. Language model: cross-entropy of the labelled rows, of which each rank along tp computes a

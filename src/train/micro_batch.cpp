@@ -125,9 +125,12 @@ class StepRun {
   }
 
   void forward(parallel::Pipeline::Stage& stage, std::int64_t m, std::int64_t chunk) {
-    if (!flights_[m])
-      flights_[m] =
-          std::make_unique<Flight>(LocalBatch(model_, batches_[m]), pipeline_.stages().size());
+    if (!flights_[m]) {
+      const auto i = static_cast<std::size_t>(m);
+      flights_[m] = std::make_unique<Flight>(
+          options_.uploaded.empty() ? LocalBatch(model_, batches_[i]) : options_.uploaded[i],
+          pipeline_.stages().size());
+    }
     Flight& flight = *flights_[m];
     nn::BlockInputs inputs = flight.batch.inputs(model_, /*training=*/true);
     inputs.recompute_elementwise = options_.recompute_elementwise;

@@ -52,6 +52,8 @@ struct MicroBatchOptions {
   /// Of each micro-batch; empty: no dropout.
   std::function<std::uint64_t(std::size_t micro_batch)> dropout_stream = {};
   bool recompute_elementwise = false;  ///< See nn::BlockInputs.
+  /// The micro-batches, where they lie on the device already.
+  std::span<const LocalBatch> uploaded = {};
   /// With several ranks: what holds the parameters; their gradients are summed with the last
   /// micro-batch.
   parallel::Sharding* sharding = nullptr;

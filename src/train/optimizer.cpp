@@ -1,5 +1,8 @@
 #include "train/optimizer.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -8,8 +11,9 @@
 
 #include "base/hash.h"
 #include "base/text.h"
+#include "device/upload.h"
 #include "ops/autograd.h"
-#include "ops/optimizer_step/optimizer_step.h"
+#include "ops/optimizer_step/adamw_now.h"
 
 namespace heddle::train {
 Optimizer::Optimizer(std::vector<nn::Parameter*> parameters, const config::OptimSection& options,
@@ -62,31 +66,54 @@ double Optimizer::gradient_norm() const {
   return owners_.size() == 1 ? own : std::sqrt(owners_.all_reduce_sum(own * own));
 }
 
+namespace {
+
+at::Tensor gradient_of(const nn::Parameter& parameter, const at::Tensor& owned) {
+  const at::Tensor& gradient = parameter.gradient();
+  return gradient.defined() ? gradient : at::zeros_like(owned);
+}
+
+/// As the kernels of a queued step read it: contiguous, from 16 bytes on.
+at::Tensor readable(const at::Tensor& gradient) {
+  const bool is_aligned = reinterpret_cast<std::uintptr_t>(gradient.const_data_ptr()) % 16 == 0;
+  return is_aligned && gradient.is_contiguous() ? gradient
+                                                : gradient.clone(at::MemoryFormat::Contiguous);
+}
+
+}  // namespace
+
+std::vector<ops::AdamwTensor> Optimizer::adamw_tensors() const {
+  std::vector<ops::AdamwTensor> tensors;
+  for (const Slot& slot : slots_) {
+    if (slot.owned.numel() == 0) continue;  // another rank's
+    tensors.push_back({slot.owned, gradient_of(*slot.parameter, slot.owned), slot.exp_avg,
+                       slot.exp_avg_sq, slot.master, slot.weight_decay, slot.rounding_key});
+  }
+  return tensors;
+}
+
+ops::AdamwOptions Optimizer::adamw_options() const {
+  ops::AdamwOptions step;
+  step.beta1 = options_.betas[0];
+  step.beta2 = options_.betas[1];
+  step.eps = options_.eps;
+  step.step = steps_;
+  return step;
+}
+
 void Optimizer::step(const ops::KernelTable& kernels, double lr, double gradient_multiplier) {
   const ops::NoGradient guard;
   ++steps_;
-  const auto gradient_of = [](const Slot& slot) {
-    const at::Tensor& gradient = slot.parameter->gradient();
-    return gradient.defined() ? gradient : at::zeros_like(slot.owned);
-  };
   if (options_.name == config::OptimName::kAdamW) {
-    std::vector<ops::AdamwTensor> tensors, offloaded;
-    for (Slot& slot : slots_) {
-      if (slot.owned.numel() == 0) continue;  // another rank's
-      // Odd multiples of one constant: every step of a parameter starts elsewhere.
-      const std::uint64_t key =
-          slot.rounding_key ^ (static_cast<std::uint64_t>(steps_) * 0xd1342543de82ef95u);
-      const bool is_away = offload_ && slot.exp_avg.is_cpu();
-      (is_away ? offloaded : tensors)
-          .push_back({slot.owned, gradient_of(slot), slot.exp_avg, slot.exp_avg_sq, slot.master,
-                      slot.weight_decay, key});
-    }
-    ops::AdamwOptions step;
+    std::vector<ops::AdamwTensor> tensors = adamw_tensors();
+    const auto is_here = [&](const ops::AdamwTensor& tensor) {
+      return !offload_ || !tensor.exp_avg.is_cpu();
+    };
+    const auto away = std::stable_partition(tensors.begin(), tensors.end(), is_here);
+    const std::vector<ops::AdamwTensor> offloaded(away, tensors.end());
+    tensors.erase(away, tensors.end());
+    ops::AdamwOptions step = adamw_options();
     step.lr = lr;
-    step.beta1 = options_.betas[0];
-    step.beta2 = options_.betas[1];
-    step.eps = options_.eps;
-    step.step = steps_;
     step.gradient_multiplier = gradient_multiplier;
     ops::adamw_step(kernels, tensors, step);
     if (offload_) {
@@ -96,14 +123,57 @@ void Optimizer::step(const ops::KernelTable& kernels, double lr, double gradient
     }
   } else {
     std::vector<ops::SgdTensor> tensors;
-    for (Slot& slot : slots_) {
+    for (const Slot& slot : slots_) {
       if (slot.owned.numel() == 0) continue;
-      tensors.push_back(
-          {slot.owned, gradient_of(slot), slot.momentum, slot.master, slot.weight_decay});
+      tensors.push_back({slot.owned, gradient_of(*slot.parameter, slot.owned), slot.momentum,
+                         slot.master, slot.weight_decay});
     }
     ops::sgd_step(tensors, lr, options_.momentum, steps_ == 1, gradient_multiplier);
   }
   for (Slot& slot : slots_) slot.parameter->clear_gradient();
+}
+
+bool Optimizer::can_queue(const ops::KernelTable& kernels) const {
+  const auto is_read = [](const Slot& slot) {
+    const c10::ScalarType type = slot.owned.scalar_type();
+    return slot.owned.is_cuda() && (type == at::kBFloat16 || type == at::kFloat);
+  };
+  return options_.name == config::OptimName::kAdamW && !offload_ && owners_.size() == 1 &&
+         !slots_.empty() && std::all_of(slots_.begin(), slots_.end(), is_read) &&
+         kernels.get<ops::AdamwStep>().reads_device_numbers;
+}
+
+void Optimizer::announce(double lr) {
+  const ops::NoGradient guard;
+  ++steps_;
+  const ops::AdamwNow now =
+      ops::adamw_now(lr, options_.betas[0], options_.betas[1], steps_, /*gradient_multiplier=*/1);
+  const at::Tensor host = at::tensor(
+      {now.lr, now.step_size, now.inverse_root_correction2, now.gradient_multiplier, now.step},
+      at::kDouble);
+  const at::Tensor numbers = device::upload(host, slots_.at(0).owned.device());
+  if (!numbers_.defined()) numbers_ = numbers.clone();
+  numbers_.copy_(numbers);
+}
+
+at::Tensor Optimizer::queue_step(const ops::KernelTable& kernels, double clip_norm,
+                                 const at::Tensor& loss) {
+  const ops::NoGradient guard;
+  std::vector<ops::AdamwTensor> tensors = adamw_tensors();
+  std::vector<at::Tensor> gradients;
+  for (ops::AdamwTensor& tensor : tensors)
+    gradients.push_back(tensor.gradient = readable(tensor.gradient));
+  const at::Tensor norm = ops::queued_gradient_norm(gradients);
+  at::Tensor multiplier = at::ones_like(norm);
+  if (clip_norm > 0) multiplier.mul_(clip_norm).div_(norm.add(1e-6)).clamp_max_(1);
+  // NaN unless both are finite, else 0.
+  multiplier.add_(norm.mul(0)).add_(loss.to(at::kDouble).mul(0));
+  numbers_.narrow(0, 3, 1).copy_(multiplier);
+  ops::AdamwOptions step = adamw_options();
+  step.on_device = numbers_;
+  ops::adamw_step(kernels, tensors, step);
+  for (Slot& slot : slots_) slot.parameter->clear_gradient();
+  return norm;
 }
 
 std::vector<std::string> Optimizer::undecayed() const {

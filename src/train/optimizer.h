@@ -12,6 +12,7 @@
 #include "comm/group.h"
 #include "config/run_config.h"
 #include "nn/parameter.h"
+#include "ops/optimizer_step/optimizer_step.h"
 #include "ops/registry.h"
 #include "train/state_offload.h"
 
@@ -33,6 +34,16 @@ class Optimizer {
   /// parameter without gradient in this step is updated as with a zero one.
   void step(const ops::KernelTable& kernels, double lr, double gradient_multiplier);
 
+  // A step of which the host knows no number but those of announce(), so that it can be recorded
+  // and replayed.
+  /// False where the optimizer, its kernel or other ranks keep the host in between.
+  bool can_queue(const ops::KernelTable& kernels) const;
+  /// The numbers of the next queued step go to the device.
+  void announce(double lr);
+  /// Norm, clipping at `clip_norm` (0: none) and update; clears the gradients. Returns the norm,
+  /// 0-d fp64 on the device. Changes nothing where it or `loss` (0-d) is not finite.
+  at::Tensor queue_step(const ops::KernelTable& kernels, double clip_norm, const at::Tensor& loss);
+
   std::int64_t steps() const { return steps_; }
   /// Names of the parameters that get no weight decay.
   std::vector<std::string> undecayed() const;
@@ -51,11 +62,15 @@ class Optimizer {
     double weight_decay;
     std::uint64_t rounding_key;
   };
+  std::vector<ops::AdamwTensor> adamw_tensors() const;
+  ops::AdamwOptions adamw_options() const;
+
   std::vector<Slot> slots_;
   std::optional<StateOffload> offload_;
   config::OptimSection options_;
   comm::Group owners_;
   std::int64_t steps_ = 0;
+  at::Tensor numbers_;  ///< Of the announced step, see ops::AdamwOptions::on_device.
 };
 
 }  // namespace heddle::train

@@ -65,6 +65,7 @@ Trainer::Trainer(const config::RunConfig& config, Observer& observer, const std:
                 setup_.sharding.get(), offload_of(config.train, setup_.context.device)),
       loader_(std::make_unique<data::Loader>(setup_.train,
                                              loader_options(config, setup_.context.mesh))),
+      queued_(queued_steps(config, setup_, pipeline_, optimizer_)),
       auxiliary_coefficient_(auxiliary_coefficient(config, setup_.model->config())) {
   files::make_writable_directory(config.train.output_dir);
   ckpt::CheckpointStoreOptions store;
@@ -183,12 +184,28 @@ std::vector<HeadFunction> Trainer::heads_of(const data::Step& step, double gradi
                                    training_head(*setup_.model, gradient_scale));
 }
 
-StepInfo Trainer::train_step(const data::Step& step) {
-  const auto start = std::chrono::steady_clock::now();
-  const Model& model = *setup_.model;
-  const double divisor = normalizer(model, step.loss_weight_sum, step.sequences);
-  if (divisor <= 0)
-    throw_error<DataError>("optimizer step {} has no token with a loss weight", step.step + 1);
+namespace {
+
+void require_finite(const StepInfo& info) {
+  if (std::isfinite(info.loss) && std::isfinite(info.grad_norm)) return;
+  throw_error<Error>(
+      "step {}: the loss is {} and the gradient norm {}; nothing was updated. Lower optim.lr, "
+      "check the data of this "
+      "step, or resume from the last checkpoint with another train.seed",
+      info.step, info.loss, info.grad_norm);
+}
+
+}  // namespace
+
+MicroBatchLoss Trainer::update(const data::Step& step, double divisor, double sparse_tokens,
+                               StepInfo& info) {
+  if (queued_) {
+    const QueuedSteps::Outcome outcome = queued_->run(step.micro_batches, 1 / divisor, info.lr);
+    info.loss = outcome.loss_sum / divisor;
+    info.grad_norm = outcome.grad_norm;
+    require_finite(info);
+    return {};
+  }
   const bool cut = step.micro_batches.size() > 1 || setup_.context.mesh.data_size() > 1;
   if (auxiliary_coefficient_ > 0 && config_.train.router_aux_loss == config::AuxLoss::kHf && cut &&
       !std::exchange(warned_of_pooling_, true)) {
@@ -197,9 +214,6 @@ StepInfo Trainer::train_step(const data::Step& step) {
         "{} data ranks: the result depends on that cut",
         step.micro_batches.size(), setup_.context.mesh.data_size());
   }
-  const double sparse_tokens =
-      static_cast<double>(std::max<std::int64_t>(1, sparse_layers(model.config()) * step.tokens));
-
   const std::vector<HeadFunction> heads = heads_of(step, 1 / divisor);
   MicroBatchLoss sums = run_micro_batches(
       *setup_.model, setup_.adapters.get(), pipeline_, setup_.trainable, step.micro_batches, heads,
@@ -214,22 +228,28 @@ StepInfo Trainer::train_step(const data::Step& step) {
   if (sums.expert_load.defined()) group.all_reduce_sum(sums.expert_load);
   if (setup_.sharding) setup_.sharding->finish_reduction();
 
-  StepInfo info;
-  info.step = step.step + 1;
   info.loss = sums.loss_sum.item<double>() / divisor;
   info.grad_norm = optimizer_.gradient_norm();
-  if (!std::isfinite(info.loss) || !std::isfinite(info.grad_norm)) {
-    throw_error<Error>(
-        "step {}: the loss is {} and the gradient norm {}; nothing was updated. Lower optim.lr, "
-        "check the data of this "
-        "step, or resume from the last checkpoint with another train.seed",
-        info.step, info.loss, info.grad_norm);
-  }
-  info.lr = learning_rate(config_.optim, step.step, loader_->info().total_steps);
+  require_finite(info);
   const double clip = config_.optim.clip_norm;
   const double multiplier = clip > 0 ? std::min(1.0, clip / (info.grad_norm + 1e-6)) : 1;
-  optimizer_.step(model.kernels(), info.lr, multiplier);
+  optimizer_.step(setup_.model->kernels(), info.lr, multiplier);
   if (setup_.sharding) setup_.sharding->publish();
+  return sums;
+}
+
+StepInfo Trainer::train_step(const data::Step& step) {
+  const auto start = std::chrono::steady_clock::now();
+  const Model& model = *setup_.model;
+  const double divisor = normalizer(model, step.loss_weight_sum, step.sequences);
+  if (divisor <= 0)
+    throw_error<DataError>("optimizer step {} has no token with a loss weight", step.step + 1);
+  const double sparse_tokens =
+      static_cast<double>(std::max<std::int64_t>(1, sparse_layers(model.config()) * step.tokens));
+  StepInfo info;
+  info.step = step.step + 1;
+  info.lr = learning_rate(config_.optim, step.step, loader_->info().total_steps);
+  const MicroBatchLoss sums = update(step, divisor, sparse_tokens, info);
   device::synchronize(setup_.context.device);
 
   info.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -256,6 +276,7 @@ StepInfo Trainer::train_step(const data::Step& step) {
 }
 
 Evaluation Trainer::evaluate() {
+  if (queued_) queued_->make_room();
   Model& model = *setup_.model;
   if (model.head() == models::qwen3_5::Head::kEmbed) return evaluate_embeddings();
   if (setup_.adapters) setup_.adapters->set_dropout_stream(0);

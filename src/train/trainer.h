@@ -13,6 +13,7 @@
 #include "train/micro_batch.h"
 #include "train/observer.h"
 #include "train/optimizer.h"
+#include "train/queued_steps.h"
 #include "train/setup.h"
 
 namespace heddle::train {
@@ -39,6 +40,10 @@ class Trainer {
   /// The same for head embed, whose loss spans the step.
   std::vector<HeadFunction> embed_heads_of(const data::Step& step, double gradient_scale);
   StepInfo train_step(const data::Step& step);
+  /// Its forward, backward and update; fills loss and gradient norm of `info`, whose learning rate
+  /// is given. What was summed beside the loss is undefined for a queued step.
+  MicroBatchLoss update(const data::Step& step, double divisor, double sparse_tokens,
+                        StepInfo& info);
   Evaluation evaluate();
   Evaluation evaluate_embeddings();
   /// Before the first step.
@@ -64,6 +69,7 @@ class Trainer {
   Optimizer optimizer_;
   parallel::Pipeline pipeline_;
   std::unique_ptr<data::Loader> loader_;
+  std::unique_ptr<QueuedSteps> queued_;  ///< Null where the host is needed within a step.
   std::unique_ptr<ckpt::CheckpointStore> checkpoints_;
   double auxiliary_coefficient_ = 0;
   bool warned_of_pooling_ = false;

@@ -1,12 +1,16 @@
 // The whole model in bf16 on a GPU, with the kernels it would choose, against fp64 on the CPU.
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/equal.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 
+#include "device/device.h"
 #include "models/gradients.h"
 #include "models/tiny_model.h"
+#include "train/optimizer.h"
+#include "train/queued_steps.h"
 
 namespace heddle {
 namespace {
@@ -83,6 +87,117 @@ TEST(GpuModel, Bf16GradientsFollowFp64AsReferenceKernelsDo) {
       EXPECT_LE(error, 0.04);
       std::printf("relative RMS of all gradients: %.4f, reference kernels %.4f\n", error, of_bf16);
     }
+  }
+}
+
+/// Weights after some optimizer steps, and each step's loss and gradient norm.
+struct Training {
+  std::vector<std::pair<std::string, at::Tensor>> weights;
+  std::vector<double> losses, norms;
+  std::size_t graphs = 0;
+};
+
+enum class Mode {
+  kPlain,
+  kPlainWithRoundedRows,  ///< Loss rows as recorded steps have them.
+  kQueued,
+  kRecorded
+};
+
+/// Steps over batches of two shapes in turn, of 256 and of ragged lengths.
+Training train(Mode mode, config::Dtype state) {
+  const auto model = model_on(c10::Device(c10::DeviceType::CUDA, 0), at::kBFloat16);
+  config::OptimSection optim;
+  optim.lr = 1e-3, optim.weight_decay = 0.1, optim.clip_norm = 0.5;
+  optim.state_dtype = optim.grad_dtype = state;
+  std::vector<nn::Parameter*> trainable = model->parameters();
+  train::Optimizer optimizer(trainable, optim, 5);
+  parallel::Pipeline pipeline(train::block_entries(*model), true, parallel::Recompute::kOff);
+  train::QueuedSteps steps(
+      {model.get(), nullptr, &pipeline, &trainable, &optimizer, false, optim.clip_norm},
+      mode == Mode::kRecorded);
+  Training result;
+  for (int i = 0; i < 7; ++i) {
+    const std::vector<data::Batch> batches = {
+        i % 2 == 0 ? testing::batch_of({{i, 256}, {i + 10, 256}})
+                   : testing::batch_of({{i, 190}, {i + 20, 65}, {i + 30, 129}})};
+    const double scale = 1 / batches[0].loss_weight_sum, lr = optim.lr / (1 + i);
+    if (mode == Mode::kPlain || mode == Mode::kPlainWithRoundedRows) {
+      const std::vector<train::HeadFunction> heads = {
+          [&](const at::Tensor& hidden, const data::Batch& batch) {
+            const train::LossRows rows(*model, batch, scale, mode == Mode::kPlain ? 1 : 128);
+            return train::run_language_model_head(*model, hidden, rows, true);
+          }};
+      const auto sums =
+          train::run_micro_batches(*model, nullptr, pipeline, trainable, batches, heads, {});
+      result.losses.push_back(sums.loss_sum.item<double>());
+      result.norms.push_back(optimizer.gradient_norm());
+      optimizer.step(model->kernels(), lr,
+                     std::min(1.0, optim.clip_norm / (result.norms.back() + 1e-6)));
+    } else {
+      const auto outcome = steps.run(batches, scale, lr);
+      result.losses.push_back(outcome.loss_sum);
+      result.norms.push_back(outcome.grad_norm);
+    }
+  }
+  for (nn::Parameter* parameter : trainable)
+    result.weights.emplace_back(parameter->name(), parameter->data().clone());
+  result.graphs = steps.graphs();
+  return result;
+}
+
+class QueuedSteps : public ::testing::TestWithParam<config::Dtype> {
+ protected:
+  void SetUp() override {
+    if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+    device::set_deterministic(true);
+  }
+  void TearDown() override { device::set_deterministic(false); }
+};
+
+TEST_P(QueuedSteps, ChangeNoBit) {
+  const auto expect_equal = [](const Training& other, const Training& plain, const char* what) {
+    EXPECT_EQ(other.losses, plain.losses) << what;
+    EXPECT_EQ(other.norms, plain.norms) << what;
+    for (std::size_t i = 0; i < plain.weights.size(); ++i) {
+      EXPECT_TRUE(at::equal(other.weights[i].second, plain.weights[i].second))
+          << what << " " << plain.weights[i].first;
+    }
+  };
+  const Training plain = train(Mode::kPlain, GetParam());
+  EXPECT_LT(plain.losses[6] / 510, plain.losses[0] / 510);
+  expect_equal(train(Mode::kPlain, GetParam()), plain, "again");
+  const Training queued = train(Mode::kQueued, GetParam());
+  EXPECT_EQ(queued.graphs, 0U);
+  expect_equal(queued, plain, "queued");
+  const Training recorded = train(Mode::kRecorded, GetParam());
+  EXPECT_EQ(recorded.graphs, 2U);
+  expect_equal(recorded, train(Mode::kPlainWithRoundedRows, GetParam()), "recorded");
+}
+
+INSTANTIATE_TEST_SUITE_P(Gpu, QueuedSteps,
+                         ::testing::Values(config::Dtype::kFloat32, config::Dtype::kBFloat16),
+                         [](const auto& info) {
+                           return info.param == config::Dtype::kFloat32 ? "Float32" : "BFloat16";
+                         });
+
+TEST(GpuModel, AQueuedStepWithoutFiniteLossChangesNothing) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  const auto model = model_on(c10::Device(c10::DeviceType::CUDA, 0), at::kBFloat16);
+  config::OptimSection optim;
+  optim.lr = 1e-3;
+  std::vector<nn::Parameter*> trainable = model->parameters();
+  train::Optimizer optimizer(trainable, optim, 5);
+  parallel::Pipeline pipeline(train::block_entries(*model), true, parallel::Recompute::kOff);
+  train::QueuedSteps steps(
+      {model.get(), nullptr, &pipeline, &trainable, &optimizer, false, optim.clip_norm}, true);
+  const std::vector<data::Batch> batches = {testing::batch_of({{1, 256}})};
+  for (int i = 0; i < 3; ++i) {
+    if (i > 0) model->embedding_weight().data()[7].fill_(std::nan(""));
+    const at::Tensor before = trainable[3]->data().clone();
+    const auto outcome = steps.run(batches, 1, optim.lr);
+    EXPECT_EQ(std::isfinite(outcome.loss_sum), i == 0);
+    EXPECT_EQ(at::equal(trainable[3]->data(), before), i > 0) << "step " << i;
   }
 }
 

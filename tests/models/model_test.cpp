@@ -181,6 +181,30 @@ TEST(Model, RecomputationTakesTheExpertsOfTheForward) {
   });
 }
 
+TEST(Model, RoundedLossRowsChangeNothing) {
+  const auto model = testing::tiny_model(at::kDouble);
+  data::Batch batch = testing::batch_of({{1, 30}, {2, 11}});
+  batch.labels.narrow(0, 3, 9).fill_(data::kIgnoredLabel);
+  batch.loss_weights.narrow(0, 3, 9).zero_();
+  const at::Tensor hidden = model->embed(batch.to(testing::device()).tokens).detach();
+  const auto run = [&](std::int64_t multiple, std::int64_t expected_rows) {
+    const train::LossRows rows(*model, batch, 0.5, multiple);
+    EXPECT_EQ(rows.labels.numel(), expected_rows);
+    EXPECT_EQ(rows.index.defined(), expected_rows < 41);
+    const train::HeadResult result = train::run_language_model_head(*model, hidden, rows, true);
+    const at::Tensor weight = model->head_weight().gradient().clone();
+    model->visit_parameters([](nn::Parameter& p) { p.clear_gradient(); });
+    return std::vector<at::Tensor>{result.loss_sum, result.grad_hidden, weight};
+  };
+  const auto exact = run(1, 30);
+  for (const auto& [multiple, rows] : {std::pair{16, 32}, {64, 41}}) {
+    const auto rounded = run(multiple, rows);
+    for (std::size_t i = 0; i < 3; ++i)
+      EXPECT_LT((rounded[i] - exact[i]).norm().item<double>(),
+                1e-12 * exact[i].norm().item<double>());
+  }
+}
+
 TEST(Model, InitialisationDependsOnNameAndSeedOnly) {
   const auto a = testing::tiny_model(at::kDouble), b = testing::tiny_model(at::kFloat);
   auto pa = a->parameters(), pb = b->parameters();

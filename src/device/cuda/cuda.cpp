@@ -6,6 +6,7 @@
 
 #include "base/errors.h"
 #include "device/backend.h"
+#include "device/cuda/graph.h"
 
 namespace heddle::device::cuda {
 namespace {
@@ -71,7 +72,8 @@ const Backend& backend() {
                                 .memory = memory,
                                 .synchronize = synchronize,
                                 .start = start,
-                                .finish = nullptr};
+                                .finish = nullptr,
+                                .record = record};
   return kCuda;
 }
 

@@ -50,7 +50,8 @@ class RecordedGraph final : public Graph {
 
 }  // namespace
 
-std::unique_ptr<Graph> record(int index, const std::function<void()>& work) {
+std::unique_ptr<Graph> record(int index, const std::function<void()>& work,
+                              const Graph* /*neighbour*/) {
   return translated("record a graph", [&] {
     return std::make_unique<RecordedGraph>(static_cast<c10::DeviceIndex>(index), work);
   });

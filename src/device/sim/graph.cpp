@@ -94,7 +94,8 @@ std::vector<std::function<void()>> Capture::finish() {
   return std::move(work_);
 }
 
-std::unique_ptr<Graph> record(int index, const std::function<void()>& work) {
+std::unique_ptr<Graph> record(int index, const std::function<void()>& work,
+                              const Graph* /*neighbour*/) {
   return std::make_unique<RecordedGraph>(c10::Device(kType, static_cast<c10::DeviceIndex>(index)),
                                          work);
 }

@@ -5,6 +5,7 @@
 namespace heddle::device::sim {
 
 /// On a stream of its own, as device/npu does.
-std::unique_ptr<Graph> record(int index, const std::function<void()>& work);
+/// `neighbour`: its memory is not shared.
+std::unique_ptr<Graph> record(int index, const std::function<void()>& work, const Graph* neighbour);
 
 }  // namespace heddle::device::sim

@@ -70,16 +70,16 @@ void step_by_libtorch(const std::vector<AdamwTensor>& tensors, const AdamwOption
 }
 
 void add(Registry& registry) {
-  registry.add<AdamwStep>(
-      {.op = "",
-       .name = "cuda.fused",
-       .device = c10::DeviceType::CUDA,
-       .dtypes = {c10::ScalarType::Float, c10::ScalarType::BFloat16, c10::ScalarType::Half,
-                  c10::ScalarType::Double},
-       .is_reference = false,
-       .refuse = {},
-       .on_chip_bytes = {}},
-      {step_wide() != nullptr ? step_wide() : step_by_libtorch, step_rounded()});
+  registry.add<AdamwStep>({.op = "",
+                           .name = "cuda.fused",
+                           .device = c10::DeviceType::CUDA,
+                           .dtypes = {c10::ScalarType::Float, c10::ScalarType::BFloat16,
+                                      c10::ScalarType::Half, c10::ScalarType::Double},
+                           .is_reference = false,
+                           .refuse = {},
+                           .on_chip_bytes = {}},
+                          {step_wide() != nullptr ? step_wide() : step_by_libtorch, step_rounded(),
+                           step_wide() != nullptr});
 }
 
 }  // namespace heddle::ops::adamw_cuda

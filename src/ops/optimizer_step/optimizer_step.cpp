@@ -51,6 +51,8 @@ void adamw_step(const KernelTable& kernels, const std::vector<AdamwTensor>& tens
   }
   const NoGradient guard;
   const AdamwStep::Functions& functions = kernels.get<AdamwStep>();
+  TORCH_CHECK(!options.on_device.defined() || functions.reads_device_numbers,
+              "adamw_step: the chosen kernel takes its numbers from the host");
   std::vector<AdamwTensor> wide, rounded;
   for (const AdamwTensor& tensor : tensors) (is_rounded(tensor) ? rounded : wide).push_back(tensor);
   if (!wide.empty()) functions.step(wide, options);
@@ -136,6 +138,16 @@ double gradient_norm(const std::vector<at::Tensor>& gradients) {
   const at::Tensor host = at::stack(norms).cpu().to(at::kDouble);
   const double norm = at::linalg_vector_norm(host).item<double>();
   return std::sqrt(norm * norm + sum);
+}
+
+at::Tensor queued_gradient_norm(const std::vector<at::Tensor>& gradients) {
+  const NoGradient guard;
+  for (const at::Tensor& gradient : gradients) {
+    TORCH_CHECK(optimizer_step_cuda::square_sum_fits(gradient),
+                "queued_gradient_norm: a gradient is ", gradient.scalar_type(), " ",
+                gradient.sizes(), " on ", gradient.device());
+  }
+  return optimizer_step_cuda::square_sum(gradients).sqrt_();
 }
 
 void register_optimizer_step(Registry& registry) {

@@ -13,14 +13,17 @@ struct AdamwTensor {
   at::Tensor master;  ///< fp32 copy of a bf16 parameter, updated in place and rounded into it;
                       ///< undefined if none.
   double weight_decay = 0;
-  std::uint64_t rounding_key =
-      0;  ///< Of stochastic rounding; differs between parameters and steps.
+  std::uint64_t rounding_key = 0;  ///< Of stochastic rounding; differs between parameters.
 };
 
 struct AdamwOptions {
   double lr = 0, beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
   std::int64_t step = 1;           ///< From 1: the bias corrections.
   double gradient_multiplier = 1;  ///< Applied to every gradient first (clipping).
+  /// fp64 [5] on the device, laid out as AdamwNow: replaces lr, step and gradient_multiplier, so
+  /// that a step that was recorded can run with other numbers. Only where the kernel
+  /// reads_device_numbers.
+  at::Tensor on_device;
 };
 
 struct AdamwStep {
@@ -29,6 +32,7 @@ struct AdamwStep {
     void (*step)(const std::vector<AdamwTensor>&, const AdamwOptions&);
     /// The same for tensors with bf16 moments. Null: the reference does it.
     void (*step_rounded)(const std::vector<AdamwTensor>&, const AdamwOptions&);
+    bool reads_device_numbers = false;
   };
 };
 
@@ -55,5 +59,9 @@ void sgd_step(const std::vector<SgdTensor>& tensors, double lr, double momentum,
 /// Square root of the sum of squares over all tensors, accumulated in fp64 (short runs in fp32 on a
 /// GPU), as a host number (one synchronisation).
 double gradient_norm(const std::vector<at::Tensor>& gradients);
+
+/// The same norm, 0-d fp64 on the device, for which the host does not wait. bf16 and fp32 gradients
+/// on one GPU; at least one.
+at::Tensor queued_gradient_norm(const std::vector<at::Tensor>& gradients);
 
 }  // namespace heddle::ops

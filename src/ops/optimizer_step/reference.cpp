@@ -58,7 +58,9 @@ void step_rounded(const std::vector<AdamwTensor>& tensors, const AdamwOptions& o
     at::Tensor p = tensor.parameter, m = tensor.exp_avg, v = tensor.exp_avg_sq;
     const at::Tensor p32 = p.to(at::kFloat), m32 = m.to(at::kFloat), v32 = v.to(at::kFloat);
     step({{p32, tensor.gradient, m32, v32, {}, tensor.weight_decay}}, options);
-    const at::Tensor bits = bits_of(tensor.rounding_key, p.numel(), p.device()).view(p.sizes());
+    const std::uint64_t key =
+        rounding_key_of_step(tensor.rounding_key, static_cast<std::uint64_t>(options.step));
+    const at::Tensor bits = bits_of(key, p.numel(), p.device()).view(p.sizes());
     p.copy_(rounded(p32, bits, 0));
     m.copy_(rounded(m32, bits, 16));
     v.copy_(rounded(v32, bits, 32));

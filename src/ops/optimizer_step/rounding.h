@@ -2,8 +2,8 @@
 
 #include <cstdint>
 
-/// Random bits of stochastic rounding: a function of key and index alone, so that every device and
-/// layout rounds alike. Plain C++, constexpr so that CUDA sources may call it too.
+/// Random bits of stochastic rounding: a function of key, step and index alone, so that every
+/// device and layout rounds alike. Plain C++, constexpr so that CUDA sources may call it too.
 namespace heddle::ops {
 
 constexpr std::uint64_t kRoundingStride = 0x9e3779b97f4a7c15u;
@@ -16,6 +16,12 @@ constexpr std::uint64_t rounding_bits(std::uint64_t key, std::uint64_t index) {
   x = (x ^ (x >> 30)) * kRoundingMix1;
   x = (x ^ (x >> 27)) * kRoundingMix2;
   return x ^ (x >> 31);
+}
+
+/// The key of a parameter in one step: multiples of one odd constant, so that every step starts
+/// elsewhere. A sum, so that a run of elements may have a key of its own (see rounding_bits).
+constexpr std::uint64_t rounding_key_of_step(std::uint64_t key, std::uint64_t step) {
+  return key + step * 0xd1342543de82ef95u;
 }
 
 }  // namespace heddle::ops

@@ -4,6 +4,7 @@
 #include "ops/optimizer_step/cuda/adamw.h"
 
 #include "ops/cuda/vector.cuh"
+#include "ops/optimizer_step/cuda/adamw_scalars.cuh"
 #include "ops/optimizer_step/cuda/tensor_table.cuh"
 
 namespace heddle::ops::cuda {
@@ -14,7 +15,7 @@ constexpr int kBlockElements = kThreads * kWidth * kSteps;
 using Table = TensorTable<AdamwEntry, kBlockElements>;
 
 __device__ __forceinline__ void update(float& p, float& m, float& v, float g, float decay,
-                                       const AdamwScalars& s) {
+                                       const AdamwFloats& s) {
   g *= s.gradient_multiplier;
   p *= decay;
   m += (1.f - s.beta1) * (g - m);
@@ -23,14 +24,15 @@ __device__ __forceinline__ void update(float& p, float& m, float& v, float g, fl
 }
 
 template <int N>
-__device__ __forceinline__ void update_at(const AdamwEntry& t, int64_t i, const AdamwScalars& s) {
+__device__ __forceinline__ void update_at(const AdamwEntry& t, int64_t i, float decay,
+                                          const AdamwFloats& s) {
   float p[N], m[N], v[N], g[N];
   read(t.weight + i, p);
   read(t.exp_avg + i, m);
   read(t.exp_avg_sq + i, v);
   read_weight(t.gradient, t.gradient_type, i, g);
 #pragma unroll
-  for (int j = 0; j < N; ++j) update(p[j], m[j], v[j], g[j], t.decay, s);
+  for (int j = 0; j < N; ++j) update(p[j], m[j], v[j], g[j], decay, s);
   write(t.weight + i, p);
   write(t.exp_avg + i, m);
   write(t.exp_avg_sq + i, v);
@@ -38,16 +40,20 @@ __device__ __forceinline__ void update_at(const AdamwEntry& t, int64_t i, const 
 }
 
 __global__ void __launch_bounds__(kThreads)
-    adamw_kernel(const __grid_constant__ Table table, const __grid_constant__ AdamwScalars s) {
+    adamw_kernel(const __grid_constant__ Table table,
+                 const __grid_constant__ AdamwScalars scalars) {
+  const AdamwFloats s(scalars);
+  if (s.changes_nothing) return;
   const auto [tensor, begin] = table.place();
   const AdamwEntry& t = table.entries[tensor];
+  const float decay = s.decay(t.weight_decay);
 #pragma unroll
   for (int k = 0; k < kSteps; ++k) {
     const int64_t i = begin + (k * kThreads + static_cast<int>(threadIdx.x)) * kWidth;
     if (i + kWidth <= t.count) {
-      update_at<kWidth>(t, i, s);
+      update_at<kWidth>(t, i, decay, s);
     } else {
-      for (int64_t j = i; j < t.count; ++j) update_at<1>(t, j, s);
+      for (int64_t j = i; j < t.count; ++j) update_at<1>(t, j, decay, s);
     }
   }
 }

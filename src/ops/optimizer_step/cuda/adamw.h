@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "ops/cuda/element.h"
+#include "ops/optimizer_step/cuda/adamw_scalars.h"
 
 namespace heddle::ops::cuda {
 
@@ -14,15 +15,8 @@ struct AdamwEntry {
   const void* gradient = nullptr;
   float *exp_avg = nullptr, *exp_avg_sq = nullptr;
   int64_t count = 0;
-  float decay = 1;  ///< 1 - lr * weight decay
+  double weight_decay = 0;
   Element gradient_type = Element::kFloat32;
-};
-
-struct AdamwScalars {
-  float beta1, beta2, eps;
-  float step_size;                 ///< lr / (1 - beta1^t)
-  float inverse_root_correction2;  ///< (1 - beta2^t)^-1/2
-  float gradient_multiplier;
 };
 
 /// Enqueues the update of all parameters. Bytes per element: 24, the gradient's, 2 where rounded.

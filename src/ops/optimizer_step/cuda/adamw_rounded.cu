@@ -1,4 +1,4 @@
-#include "adamw_rounded.h"
+#include "ops/optimizer_step/cuda/adamw_rounded.h"
 
 #include <cuda_bf16.h>
 
@@ -7,7 +7,8 @@
 #include <stdexcept>
 #include <string>
 
-#include "../rounding.h"
+#include "ops/optimizer_step/cuda/adamw_scalars.cuh"
+#include "ops/optimizer_step/rounding.h"
 
 namespace heddle::ops::cuda {
 namespace {
@@ -22,7 +23,7 @@ struct Launch {
   int first_block[kTensors + 1];
   int count;
 };
-static_assert(sizeof(Launch) + sizeof(AdamwRoundedScalars) <= 4096, "kernel arguments");
+static_assert(sizeof(Launch) + sizeof(AdamwScalars) <= 4096, "kernel arguments");
 
 struct alignas(16) Vector {
   __nv_bfloat16 x[kVector];
@@ -34,16 +35,21 @@ __device__ __nv_bfloat16 rounded(float x, std::uint32_t bits) {
       static_cast<unsigned short>((__float_as_uint(x) + (bits & 0xffffu)) >> 16));
 }
 
-__device__ void update(const AdamwRoundedTensor& t, const AdamwRoundedScalars& s,
-                       std::uint64_t index, __nv_bfloat16& p16, float g, __nv_bfloat16& m16,
-                       __nv_bfloat16& v16) {
+/// What a thread knows of its tensor in this step.
+struct Place {
+  float decay;
+  std::uint64_t rounding_key;
+};
+
+__device__ void update(const Place& place, const AdamwFloats& s, std::uint64_t index,
+                       __nv_bfloat16& p16, float g, __nv_bfloat16& m16, __nv_bfloat16& v16) {
   g *= s.gradient_multiplier;
   float p = __bfloat162float(p16), m = __bfloat162float(m16), v = __bfloat162float(v16);
-  p *= t.decay;
+  p *= place.decay;
   m += (1 - s.beta1) * (g - m);
   v = v * s.beta2 + (1 - s.beta2) * g * g;
   p -= s.step_size * m / (sqrtf(v) * s.inverse_root_correction2 + s.eps);
-  const std::uint64_t bits = rounding_bits(t.rounding_key, index);
+  const std::uint64_t bits = rounding_bits(place.rounding_key, index);
   p16 = rounded(p, static_cast<std::uint32_t>(bits));
   m16 = rounded(m, static_cast<std::uint32_t>(bits >> 16));
   v16 = rounded(v, static_cast<std::uint32_t>(bits >> 32));
@@ -73,11 +79,14 @@ __device__ void load_gradient(const AdamwRoundedTensor& t, std::int64_t i, float
 /// registers; the last elements of a tensor go one by one.
 __global__ void __launch_bounds__(kThreads)
     adamw_rounded_kernel(const __grid_constant__ Launch launch,
-                         const __grid_constant__ AdamwRoundedScalars scalars) {
+                         const __grid_constant__ AdamwScalars scalars) {
+  const AdamwFloats s(scalars);
+  if (s.changes_nothing) return;
   int index = 0;
   while (index + 1 < launch.count && static_cast<int>(blockIdx.x) >= launch.first_block[index + 1])
     ++index;
   const AdamwRoundedTensor& t = launch.tensors[index];
+  const Place place{s.decay(t.weight_decay), rounding_key_of_step(t.rounding_key, s.step)};
   auto* p = static_cast<__nv_bfloat16*>(t.parameter);
   auto* m = static_cast<__nv_bfloat16*>(t.exp_avg);
   auto* v = static_cast<__nv_bfloat16*>(t.exp_avg_sq);
@@ -91,21 +100,21 @@ __global__ void __launch_bounds__(kThreads)
       float g[kVector];
       load_gradient(t, i, g);
 #pragma unroll
-      for (int j = 0; j < kVector; ++j) update(t, scalars, i + j, p8.x[j], g[j], m8.x[j], v8.x[j]);
+      for (int j = 0; j < kVector; ++j) update(place, s, i + j, p8.x[j], g[j], m8.x[j], v8.x[j]);
       *reinterpret_cast<Vector*>(p + i) = p8;
       *reinterpret_cast<Vector*>(m + i) = m8;
       *reinterpret_cast<Vector*>(v + i) = v8;
     } else {
       for (std::int64_t j = i; j < end; ++j)
-        update(t, scalars, j, p[j], gradient_at(t, j), m[j], v[j]);
+        update(place, s, j, p[j], gradient_at(t, j), m[j], v[j]);
     }
   }
 }
 
 }  // namespace
 
-void adamw_rounded(const std::vector<AdamwRoundedTensor>& tensors,
-                   const AdamwRoundedScalars& scalars, cudaStream_t stream) {
+void adamw_rounded(const std::vector<AdamwRoundedTensor>& tensors, const AdamwScalars& scalars,
+                   cudaStream_t stream) {
   for (std::size_t first = 0; first < tensors.size(); first += kTensors) {
     Launch launch{};
     launch.count = static_cast<int>(std::min<std::size_t>(kTensors, tensors.size() - first));

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "ops/optimizer_step/cuda/adamw_scalars.h"
+
 namespace heddle::ops::cuda {
 
 /// One parameter: `count` contiguous elements. Weight and moments bf16, gradient bf16 or fp32.
@@ -17,20 +19,13 @@ struct AdamwRoundedTensor {
   void* exp_avg_sq = nullptr;
   std::int64_t count = 0;
   std::uint64_t rounding_key = 0;
-  float decay = 1;  ///< 1 - lr * weight decay
+  double weight_decay = 0;
   bool gradient_is_float = false;
 };
 
-struct AdamwRoundedScalars {
-  float beta1, beta2, eps;
-  float step_size;                 ///< lr / (1 - beta1^t)
-  float inverse_root_correction2;  ///< (1 - beta2^t)^-1/2
-  float gradient_multiplier;
-};
-
-/// Enqueues the update of all tensors on `stream`, 64 of them a launch; no host synchronisation.
+/// Enqueues the update of all tensors on `stream`, 56 of them a launch; no host synchronisation.
 /// Throws std::runtime_error on a CUDA error.
-void adamw_rounded(const std::vector<AdamwRoundedTensor>& tensors,
-                   const AdamwRoundedScalars& scalars, cudaStream_t stream);
+void adamw_rounded(const std::vector<AdamwRoundedTensor>& tensors, const AdamwScalars& scalars,
+                   cudaStream_t stream);
 
 }  // namespace heddle::ops::cuda

@@ -2,10 +2,10 @@
 #include <c10/core/DeviceGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
-#include <cmath>
 #include <vector>
 
 #include "ops/optimizer_step/cuda/adamw_rounded.h"
+#include "ops/optimizer_step/cuda/scalars_of.h"
 #include "ops/optimizer_step/kernels.h"
 
 namespace heddle::ops::adamw_cuda {
@@ -16,15 +16,7 @@ bool is_aligned(const at::Tensor& x) {
 }
 
 void run(const std::vector<AdamwTensor>& tensors, const AdamwOptions& options) {
-  const double steps = static_cast<double>(options.step);
-  cuda::AdamwRoundedScalars scalars{};
-  scalars.beta1 = static_cast<float>(options.beta1);
-  scalars.beta2 = static_cast<float>(options.beta2);
-  scalars.eps = static_cast<float>(options.eps);
-  scalars.step_size = static_cast<float>(options.lr / (1 - std::pow(options.beta1, steps)));
-  scalars.inverse_root_correction2 =
-      static_cast<float>(1 / std::sqrt(1 - std::pow(options.beta2, steps)));
-  scalars.gradient_multiplier = static_cast<float>(options.gradient_multiplier);
+  const cuda::AdamwScalars scalars = scalars_of(options);
   std::vector<at::Tensor> gradients;  // kept until the launches
   std::vector<cuda::AdamwRoundedTensor> table;
   for (const AdamwTensor& tensor : tensors) {
@@ -41,8 +33,7 @@ void run(const std::vector<AdamwTensor>& tensors, const AdamwOptions& options) {
     }
     gradients.push_back(gradient);
     table.push_back({p.mutable_data_ptr(), gradient.const_data_ptr(), m.mutable_data_ptr(),
-                     v.mutable_data_ptr(), p.numel(), tensor.rounding_key,
-                     static_cast<float>(1 - options.lr * tensor.weight_decay),
+                     v.mutable_data_ptr(), p.numel(), tensor.rounding_key, tensor.weight_decay,
                      gradient.scalar_type() == at::kFloat});
   }
   if (table.empty()) return;

@@ -1,11 +1,11 @@
 // Joins the CUDA kernel of AdamW with fp32 state to tensors.
 #include <c10/core/DeviceGuard.h>
 
-#include <cmath>
 #include <vector>
 
 #include "ops/cuda/tensor.h"
 #include "ops/optimizer_step/cuda/adamw.h"
+#include "ops/optimizer_step/cuda/scalars_of.h"
 #include "ops/optimizer_step/kernels.h"
 
 namespace heddle::ops::adamw_cuda {
@@ -26,7 +26,7 @@ bool fits(const AdamwTensor& t) {
          is_aligned(t.exp_avg_sq) && (!t.master.defined() || is_aligned(t.master));
 }
 
-cuda::AdamwEntry entry_of(const AdamwTensor& t, const AdamwOptions& options) {
+cuda::AdamwEntry entry_of(const AdamwTensor& t) {
   const at::Tensor& weight = t.master.defined() ? t.master : t.parameter;
   cuda::AdamwEntry entry;
   entry.weight = weight.mutable_data_ptr<float>();
@@ -35,21 +35,13 @@ cuda::AdamwEntry entry_of(const AdamwTensor& t, const AdamwOptions& options) {
   entry.exp_avg = t.exp_avg.mutable_data_ptr<float>();
   entry.exp_avg_sq = t.exp_avg_sq.mutable_data_ptr<float>();
   entry.count = weight.numel();
-  entry.decay = static_cast<float>(1 - options.lr * t.weight_decay);
+  entry.weight_decay = t.weight_decay;
   entry.gradient_type = cuda::element_of(t.gradient);
   return entry;
 }
 
 void run(const std::vector<AdamwTensor>& tensors, const AdamwOptions& options) {
-  const double steps = static_cast<double>(options.step);
-  cuda::AdamwScalars scalars{};
-  scalars.beta1 = static_cast<float>(options.beta1);
-  scalars.beta2 = static_cast<float>(options.beta2);
-  scalars.eps = static_cast<float>(options.eps);
-  scalars.step_size = static_cast<float>(options.lr / (1 - std::pow(options.beta1, steps)));
-  scalars.inverse_root_correction2 =
-      static_cast<float>(1 / std::sqrt(1 - std::pow(options.beta2, steps)));
-  scalars.gradient_multiplier = static_cast<float>(options.gradient_multiplier);
+  const cuda::AdamwScalars scalars = scalars_of(options);
   std::vector<cuda::AdamwEntry> entries;
   std::vector<AdamwTensor> others;
   for (const AdamwTensor& tensor : tensors) {
@@ -57,9 +49,12 @@ void run(const std::vector<AdamwTensor>& tensors, const AdamwOptions& options) {
     if (!tensor.parameter.is_cuda() || !fits(tensor)) {
       others.push_back(tensor);
     } else {
-      entries.push_back(entry_of(tensor, options));
+      entries.push_back(entry_of(tensor));
     }
   }
+  TORCH_CHECK(others.empty() || !options.on_device.defined(), "cuda.fused: a ",
+              others.front().gradient.scalar_type(), " gradient of ",
+              others.front().gradient.sizes(), " cannot take its numbers from the device");
   if (!others.empty()) step_by_libtorch(others, options);
   if (entries.empty()) return;
   const cuda::OnDevice on(tensors.front().parameter);

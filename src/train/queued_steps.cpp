@@ -1,0 +1,174 @@
+#include "train/queued_steps.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/stack.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/log.h"
+#include "device/device.h"
+
+namespace heddle::train {
+namespace {
+
+/// Graphs share their memory; what bounds their number is the time to record them.
+constexpr std::size_t kMostGraphs = 32;
+constexpr std::size_t kMostShapes = 256;
+/// After so many different shapes the run is told that nothing is recorded.
+constexpr std::size_t kNewShapes = 64;
+
+/// Loss rows are rounded up to 1/32 of the tokens: at most so many graphs for one shape of
+/// sequences, and 1.5 % more rows in the head on average.
+std::int64_t row_multiple(std::int64_t tokens) { return std::max<std::int64_t>(128, tokens / 32); }
+
+void add_shape(const LocalBatch& batch, const LossRows& rows, std::vector<std::int64_t>& shape) {
+  const data::Batch& host = batch.host;
+  shape.insert(shape.end(),
+               {host.size(), host.real_tokens, host.position_ids.dim(), rows.labels.numel(),
+                static_cast<std::int64_t>(host.cu_seqlens_host.size())});
+  shape.insert(shape.end(), host.cu_seqlens_host.begin(), host.cu_seqlens_host.end());
+}
+
+/// Of shapes that are equal. Undefined tensors are so in both.
+void copy(const at::Tensor& from, at::Tensor& to) {
+  if (to.defined()) to.copy_(from);
+}
+
+void copy(const LocalBatch& from, LocalBatch& to) {
+  for (const auto tensor : {&data::Batch::tokens, &data::Batch::position_ids})
+    copy(from.device.*tensor, to.device.*tensor);
+}
+
+void copy(const LossRows& from, LossRows& to) {
+  for (const auto tensor :
+       {&LossRows::index, &LossRows::labels, &LossRows::loss_weights, &LossRows::gradient_weights})
+    copy(from.*tensor, to.*tensor);
+}
+
+/// Why steps need the host within; empty if they do not.
+std::string obstacle(const config::RunConfig& config, const Setup& setup,
+                     const Optimizer& optimizer) {
+  const models::qwen3_5::Model& model = *setup.model;
+  if (!model.context().device.is_cuda()) return "the device is no GPU";
+  if (setup.context.mesh.world_size() > 1) return "several ranks train together";
+  if (model.head() != models::qwen3_5::Head::kLanguageModel)
+    return "the head is not that of a language model";
+  if (model.config().is_moe()) return "the rows of the experts are counted on the host";
+  if (setup.adapters && config.adapter.dropout > 0) return "dropout is drawn on the host";
+  if (config.train.offload_activations) return "inputs of blocks are offloaded";
+  if (!optimizer.can_queue(model.kernels())) return "the optimizer waits for the host";
+  return {};
+}
+
+}  // namespace
+
+QueuedSteps::Outcome QueuedSteps::run(std::span<const data::Batch> batches, double gradient_scale,
+                                      double lr) {
+  Recorded step;
+  for (const data::Batch& batch : batches) {
+    step.batches.emplace_back(*parts_.model, batch);
+    const data::Batch& host = step.batches.back().host;
+    step.rows.emplace_back(*parts_.model, host, gradient_scale,
+                           record_ ? row_multiple(host.size()) : 1);
+    add_shape(step.batches.back(), step.rows.back(), step.shape);
+  }
+  parts_.optimizer->announce(lr);
+  at::Tensor outcome;
+  if (const Recorded* recorded = record_ ? recorded_for(step) : nullptr) {
+    recorded->graph->replay();
+    outcome = recorded->outcome;
+  } else {
+    if (make_room()) {
+      record_ = false;
+      log::warning(
+          "steps run launch by launch from here on: there is no room for graphs beside "
+          "steps of other shapes");
+    }
+    outcome = enqueue(step.batches, step.rows);
+  }
+  const at::Tensor host = outcome.cpu();
+  return {host[0].item<double>(), host[1].item<double>()};
+}
+
+const QueuedSteps::Recorded* QueuedSteps::recorded_for(Recorded& step) {
+  for (Recorded& known : recorded_) {
+    if (known.shape != step.shape) continue;
+    for (std::size_t i = 0; i < step.batches.size(); ++i) {
+      copy(step.batches[i], known.batches[i]);
+      copy(step.rows[i], known.rows[i]);
+    }
+    return &known;
+  }
+  if (std::find(met_.begin(), met_.end(), step.shape) != met_.end()) return record(step);
+  met_.push_back(step.shape);
+  if (met_.size() > kMostShapes) met_.pop_front();
+  if (recorded_.empty() && met_.size() == kNewShapes) {
+    log::info("no two of {} steps had the same sequence boundaries: they run launch by launch",
+              kNewShapes);
+  }
+  return nullptr;
+}
+
+const QueuedSteps::Recorded* QueuedSteps::record(Recorded& step) {
+  try {
+    step.graph = device::record(
+        parts_.model->context().device, [&] { step.outcome = enqueue(step.batches, step.rows); },
+        recorded_.empty() ? nullptr : recorded_.front().graph.get());
+  } catch (const std::exception& error) {
+    log::warning("steps run launch by launch, for they cannot be recorded: {}", error.what());
+    // Nothing ran: the gradients of the recording hold no values.
+    for (nn::Parameter* parameter : *parts_.trainable) parameter->clear_gradient();
+    record_ = false;
+    recorded_.clear();
+    return nullptr;
+  }
+  if (recorded_.size() == kMostGraphs) recorded_.pop_front();
+  recorded_.push_back(std::move(step));
+  return &recorded_.back();
+}
+
+at::Tensor QueuedSteps::enqueue(std::span<const LocalBatch> batches,
+                                std::span<const LossRows> rows) {
+  std::vector<HeadFunction> heads;
+  std::vector<data::Batch> host;
+  for (std::size_t i = 0; i < batches.size(); ++i) {
+    host.push_back(batches[i].host);
+    heads.push_back([this, &rows = rows[i]](const at::Tensor& hidden, const data::Batch&) {
+      return run_language_model_head(*parts_.model, hidden, rows, /*want_gradients=*/true);
+    });
+  }
+  const MicroBatchLoss sums = run_micro_batches(
+      *parts_.model, parts_.adapters, *parts_.pipeline, *parts_.trainable, host, heads,
+      {.recompute_elementwise = parts_.recompute_elementwise, .uploaded = batches});
+  const at::Tensor norm =
+      parts_.optimizer->queue_step(parts_.model->kernels(), parts_.clip_norm, sums.loss_sum);
+  return at::stack({sums.loss_sum.to(at::kDouble), norm});
+}
+
+bool QueuedSteps::make_room() {
+  if (recorded_.empty()) return false;
+  const device::Memory memory = device::memory(parts_.model->context().device);
+  // What a step takes beyond what lasts, once in the graphs and once beside them.
+  const std::int64_t of_step = memory.peak_bytes - memory.used_bytes;
+  if (memory.used_bytes + 2 * of_step <= memory.total_bytes / 20 * 19) return false;
+  recorded_.clear();
+  return true;
+}
+
+std::unique_ptr<QueuedSteps> queued_steps(const config::RunConfig& config, Setup& setup,
+                                          parallel::Pipeline& pipeline, Optimizer& optimizer) {
+  const bool record = config.train.cuda_graph == config::CudaGraph::kAuto;
+  if (const std::string reason = obstacle(config, setup, optimizer); !reason.empty()) {
+    if (record && setup.context.device.is_cuda())
+      log::info("train.cuda_graph: steps run launch by launch, for {}", reason);
+    return nullptr;
+  }
+  return std::make_unique<QueuedSteps>(
+      QueuedSteps::Parts{setup.model.get(), setup.adapters.get(), &pipeline, &setup.trainable,
+                         &optimizer, config.train.recompute != config::Recompute::kOff,
+                         config.optim.clip_norm},
+      record);
+}
+
+}  // namespace heddle::train

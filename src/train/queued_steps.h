@@ -1,0 +1,79 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "data/batch.h"
+#include "device/graph.h"
+#include "train/micro_batch.h"
+#include "train/optimizer.h"
+#include "train/setup.h"
+
+namespace heddle::train {
+
+/// Optimizer steps of one GPU of which the host hears nothing before their end: forward, backward,
+/// norm, clipping and update. If wanted they are recorded as one graph of the device and replayed.
+/// A graph belongs to what its launches depend on (sequence boundaries, loss rows rounded up); a
+/// step whose shape is met for the first time runs launch by launch, one that comes again is
+/// recorded.
+class QueuedSteps {
+ public:
+  struct Parts {
+    models::qwen3_5::Model* model;
+    adapters::LoraSet* adapters;  ///< May be null.
+    parallel::Pipeline* pipeline;
+    const std::vector<nn::Parameter*>* trainable;
+    Optimizer* optimizer;
+    bool recompute_elementwise;
+    double clip_norm;
+  };
+  QueuedSteps(const Parts& parts, bool record) : parts_(parts), record_(record) {}
+
+  struct Outcome {
+    double loss_sum;   ///< Of loss weight x loss, not divided.
+    double grad_norm;  ///< Before clipping.
+  };
+  /// One step with gradients of gradient_scale x loss_sum; waits for its end. If loss or norm is
+  /// not finite, nothing was updated.
+  Outcome run(std::span<const data::Batch> batches, double gradient_scale, double lr);
+
+  /// Gives back the memory of the graphs if an ordinary step may not fit beside them; whether it
+  /// did. They are recorded anew when their shapes come again.
+  bool make_room();
+  std::size_t graphs() const { return recorded_.size(); }
+
+ private:
+  /// What the launches of a step depend on.
+  using Shape = std::vector<std::int64_t>;
+  struct Recorded {
+    Shape shape;
+    std::vector<LocalBatch> batches;
+    std::vector<LossRows> rows;
+    at::Tensor outcome;  ///< fp64 [2] on the device
+    std::unique_ptr<device::Graph> graph;
+  };
+
+  /// The graph of the step's shape with the step's batches, null if there is none; made now if the
+  /// shape came before.
+  const Recorded* recorded_for(Recorded& step);
+  const Recorded* record(Recorded& step);
+  at::Tensor enqueue(std::span<const LocalBatch> batches, std::span<const LossRows> rows);
+
+  Parts parts_;
+  bool record_;
+  std::deque<Recorded> recorded_;  ///< Oldest first.
+  std::deque<Shape> met_;          ///< Once; oldest first.
+};
+
+/// Recording if `train.cuda_graph` says so. Null where the host is needed within a step, which is
+/// said on a GPU where recording was wanted.
+std::unique_ptr<QueuedSteps> queued_steps(const config::RunConfig& config, Setup& setup,
+                                          parallel::Pipeline& pipeline, Optimizer& optimizer);
+
+}  // namespace heddle::train
