@@ -16,6 +16,7 @@
 #include "ops/optimizer_step/adamw_now.h"
 
 namespace heddle::train {
+
 Optimizer::Optimizer(std::vector<nn::Parameter*> parameters, const config::OptimSection& options,
                      std::uint64_t seed, comm::Group owners)
     : options_(options), owners_(std::move(owners)) {
