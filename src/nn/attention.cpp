@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "nn/tensor_parallel.h"
 #include "ops/attention/attention.h"
 #include "ops/autograd.h"
 #include "ops/context_parallel/context_parallel.h"
@@ -66,7 +65,7 @@ at::Tensor Attention::finish(const at::Tensor& o, const Projected& projected,
                    gate = ops::detached(projected.gate),
                    flat] { return ops::output_gate(*kernels, o, gate).view(flat); };
   }
-  return leave_tensor_parallel(o_proj_.forward(*inputs.kernels, input), inputs);
+  return o_proj_.forward(*inputs.kernels, input);
 }
 
 at::Tensor Attention::attend(const Projected& projected, const BlockInputs& inputs) const {
@@ -96,7 +95,7 @@ at::Tensor Attention::attend_by_ulysses(const Projected& projected,
 }
 
 at::Tensor Attention::forward(const LinearInput& x, const BlockInputs& inputs) {
-  const Projected projected = project(enter_tensor_parallel(x, inputs), inputs);
+  const Projected projected = project(x, inputs);
   return finish(attend(projected, inputs), projected, inputs);
 }
 

@@ -174,7 +174,7 @@ class DryRun {
 
   /// One sequence, long enough for every rank along cp and tp to have a part of each segment.
   void run_blocks(train::Setup& setup, DryRank& dry) {
-    const std::int64_t length = 64 * std::max<std::int64_t>(1, setup.model->least_tokens());
+    const std::int64_t length = 64 * setup.model->padded_tokens(1);
     const std::vector<std::int32_t> tokens(static_cast<std::size_t>(length), 1);
     const std::vector<float> weights(tokens.size(), 1);
     const std::vector<data::SequenceView> sequences = {{tokens, tokens, weights, 0, 0}};
@@ -192,7 +192,7 @@ class DryRun {
           ++dry.skipped;
           continue;
         }
-        at::Tensor hidden = at::empty({batch.host.size(), model_.hidden_size}, hidden_like);
+        at::Tensor hidden = at::empty(batch.hidden_sizes(*setup.model), hidden_like);
         hidden.set_requires_grad(true);
         const nn::BlockOutput output = entry.block->forward(stage, hidden, inputs);
         TORCH_CHECK(output.hidden.sizes() == hidden.sizes(), "layer ", entry.unit - 1,

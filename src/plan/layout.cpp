@@ -112,8 +112,9 @@ double activation_bytes(const Layout& layout, std::int64_t stage_rank) {
   double elements = 0;
   for (const std::int64_t i : layout.layers_of(stage_rank)) {
     const train::KeptElements kept = train::kept_elements(step.model, i, layout.recompute);
-    elements += kept.stream + kept.divided / layout.size(Dim::kTp);
-    if (step.offloads_inputs) elements -= as_double(step.model.hidden_size);
+    elements += kept.whole + kept.divided / layout.size(Dim::kTp);
+    if (step.offloads_inputs)
+      elements -= as_double(step.model.hidden_size) / layout.size(Dim::kTp);
     // Keys and values of the other ranks along cp.
     if (step.model.full_attention[i] && layout.recompute != config::Recompute::kFull &&
         layout.method == ops::ContextMethod::kState) {

@@ -66,7 +66,7 @@ class Timer {
       Compute c = compute(i, both, 2.0 / 3, work.backward);
       if (layout_.size(Dim::kCp) > 1 && layout_.method == ops::ContextMethod::kState)
         c.delta_rule *= 1 + crossing();
-      if (step_.is_lora) c.elementwise += elements(work.adapters);
+      if (step_.is_lora) c.elementwise += elements(work.adapters + tp_ * work.adapters_whole);
       sum += c;
       sum += again(i);
     }
@@ -112,13 +112,12 @@ class Timer {
   }
 
  private:
-  double elements(const LayerWork::Elements& e) const {
-    return layout_.tokens * (e.stream + e.divided / tp_) * step_.element / memory_rate_;
+  double elements(double per_token) const {
+    return layout_.tokens / tp_ * per_token * step_.element / memory_rate_;
   }
 
   /// `product_flops` of a weight, and a share of the FLOPs of attention and delta rule.
-  Compute compute(std::int64_t layer, double product_flops, double share,
-                  const LayerWork::Elements& moved) const {
+  Compute compute(std::int64_t layer, double product_flops, double share, double moved) const {
     const LayerWork& work = step_.layers[layer];
     const double tokens = layout_.tokens / tp_;
     Compute c;

@@ -27,8 +27,9 @@ class Counter {
     if (largest.experts > 0) experts(largest);
     if (layout_.size(Dim::kPp) > 1) {
       const double chunks = as_double(layout_.stages.chunks);
-      add({Dim::kPp}, "hidden states and gradients between stages", 2 * chunks * hidden_,
-          2 * chunks * layout_.micro_batches, 2 * chunks * hidden_);
+      const double moved = 2 * chunks * hidden_ / layout_.size(Dim::kTp);
+      add({Dim::kPp}, "hidden states and gradients between stages", moved,
+          2 * chunks * layout_.micro_batches, moved);
     }
     return std::move(rows_);
   }
@@ -56,13 +57,26 @@ class Counter {
   void tensor() {
     const double others = share_of_others(layout_.size(Dim::kTp));
     // Mixer and MLP, forward and backward. When a dense MLP runs again nothing reads its sum.
-    double sums = 4 * depth_;
-    if (layout_.recompute == config::Recompute::kFull) sums += depth_;
-    if (reruns_mlp()) sums += sparse_layers();
-    add({Dim::kTp}, "sums of hidden states", 2 * others * sums * hidden_,
-        sums * layout_.micro_batches, sums * hidden_);
-    add({Dim::kTp}, "rows of embedding and head", 2 * others * hidden_, 4 * layout_.micro_batches,
-        2 * hidden_);
+    double gathers = 4 * depth_, sums = 4 * depth_;
+    if (layout_.recompute == config::Recompute::kFull) {
+      gathers += depth_;
+      sums += depth_;
+    }
+    if (reruns_mlp()) {
+      gathers += depth_;
+      sums += sparse_layers();
+    }
+    // What is not kept comes again while the backward runs.
+    const double again = layout_.recompute == config::Recompute::kOff           ? 0
+                         : layout_.recompute == config::Recompute::kElementwise ? 2 * depth_
+                                                                                : depth_;
+    const auto move = [&](const char* what, double times, double written, Hiding hiding) {
+      add({Dim::kTp}, what, others * times * hidden_, times * layout_.micro_batches,
+          times * written, hiding);
+    };
+    move("rows of hidden states", gathers, hidden_, Hiding::kNothing);
+    move("sums of hidden states", sums, hidden_ / layout_.size(Dim::kTp), Hiding::kNothing);
+    move("rows of hidden states for the backward", again, hidden_, Hiding::kBackward);
     if (!step_.is_lora) {
       add({Dim::kTp}, "gradient of the vocabulary's matrix",
           2 * others * step_.vocabulary_elements() * step_.gradient, 1, 0);

@@ -3,11 +3,16 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/index_copy.h>
+#include <ATen/ops/index_select.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/mse_loss.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
+
+#include <algorithm>
+#include <utility>
 
 #include "base/errors.h"
 #include "device/upload.h"
@@ -20,9 +25,8 @@ namespace {
 
 using models::qwen3_5::Head;
 
-/// Rows with a label and a weight, as host indices on the model's device; undefined if that is
-/// every row.
-at::Tensor labelled_rows(const data::Batch& batch, c10::Device device) {
+/// Rows with a label and a weight.
+std::vector<std::int64_t> labelled_rows(const data::Batch& batch) {
   const at::Tensor labels = batch.labels.cpu(), weights = batch.loss_weights.cpu();
   const auto* label = labels.const_data_ptr<std::int64_t>();
   const auto* weight = weights.const_data_ptr<float>();
@@ -31,9 +35,69 @@ at::Tensor labelled_rows(const data::Batch& batch, c10::Device device) {
   for (std::int64_t t = 0; t < labels.numel(); ++t) {
     if (label[t] != data::kIgnoredLabel && weight[t] != 0) rows.push_back(t);
   }
-  if (static_cast<std::int64_t>(rows.size()) == labels.numel()) return {};
-  return device::upload(rows, device);
+  return rows;
 }
+
+/// Which labelled rows of a micro-batch each rank along tp takes to the head: runs of ceil(n / tp),
+/// the last ones shorter or empty, as prompts without labels may fill the rows of one rank. All of
+/// them know all of it.
+class HeadRows {
+ public:
+  HeadRows(const data::Batch& batch, const comm::Group& group, c10::Device device)
+      : group_(group), device_(device), labelled_(labelled_rows(batch)) {
+    const auto own = ops::own_rows(batch.size(), group);
+    const auto place = [&](std::int64_t row) {
+      return std::lower_bound(labelled_.begin(), labelled_.end(), row) - labelled_.begin();
+    };
+    first_ = place(own.first);
+    count_ = place(own.first + own.count) - first_;
+    is_every_row_ = count_ == own.count;
+    for (std::int64_t i = first_; i < first_ + count_; ++i)
+      own_rows_.push_back(labelled_[i] - own.first);
+    for (std::int64_t rank = 0; rank < group.size(); ++rank) {
+      const auto rows = ops::rows_of_member(batch.size(), rank, group);
+      const std::int64_t begin = place(rows.first), end = place(rows.first + rows.count);
+      const auto [taken, behind] = run_of(rank);
+      moves_ = moves_ || begin != taken || end != behind;
+      const auto [first, last] = run_of(group.rank());
+      sent_.push_back(overlap(first_, first_ + count_, taken, behind));
+      received_.push_back(overlap(begin, end, first, last));
+    }
+  }
+
+  /// This rank's run out of the ranks' rows [T/tp,H]; differentiable.
+  at::Tensor take(const at::Tensor& hidden) const {
+    const at::Tensor own =
+        is_every_row_ ? hidden : hidden.index_select(0, device::upload(own_rows_, device_));
+    return moves_ ? ops::all_to_all_rows(own, sent_, received_, group_) : own;
+  }
+  /// The run out of what every rank has of all tokens [T], on the host.
+  at::Tensor take_of_all(const at::Tensor& by_token) const {
+    const auto [first, last] = run_of(group_.rank());
+    const std::vector<std::int64_t> rows(labelled_.begin() + first, labelled_.begin() + last);
+    return device::upload(by_token.index_select(0, at::tensor(rows, at::kLong)), device_);
+  }
+
+ private:
+  static std::int64_t overlap(std::int64_t a, std::int64_t a_end, std::int64_t b,
+                              std::int64_t b_end) {
+    return std::max<std::int64_t>(0, std::min(a_end, b_end) - std::max(a, b));
+  }
+  /// Of the labelled rows, the first and the one behind the last.
+  std::pair<std::int64_t, std::int64_t> run_of(std::int64_t rank) const {
+    const auto rows = static_cast<std::int64_t>(labelled_.size());
+    const std::int64_t length = (rows + group_.size() - 1) / group_.size();
+    return {std::min(rank * length, rows), std::min((rank + 1) * length, rows)};
+  }
+
+  const comm::Group& group_;
+  c10::Device device_;
+  std::vector<std::int64_t> labelled_;  ///< Of all T.
+  std::vector<std::int64_t> own_rows_;  ///< Of this rank's rows, the labelled ones.
+  std::int64_t first_, count_;          ///< They among labelled_.
+  bool is_every_row_, moves_ = false;
+  std::vector<std::int64_t> sent_, received_;  ///< [tp]
+};
 
 /// Cross-entropy of normalized rows [n,H], which may be none.
 ops::LinearCrossEntropy::Result cross_entropy(Model& model, ops::LinearCrossEntropy::Inputs inputs,
@@ -61,25 +125,19 @@ HeadResult language_model(Model& model, const at::Tensor& hidden, const data::Ba
   if (batch.loss_rows == 0) {
     return {at::zeros({}, wide), want_gradients ? at::zeros_like(hidden) : at::Tensor()};
   }
-  const at::Tensor rows = labelled_rows(batch, device);
-  // Of those, each rank along tp takes a run.
-  const comm::Group& group = model.tensor_group();
-  const auto pick = [&](const at::Tensor& t) {
-    return ops::split_rows(rows.defined() ? t.index_select(0, rows) : t, group);
-  };
-
+  const HeadRows rows(batch, model.tensor_group(), device);
   at::Tensor trunk = ops::detached(hidden);
   if (want_gradients) trunk.set_requires_grad(true);
   // Evaluation records nothing.
-  const auto forward = [&] { return model.final_norm(pick(trunk)); };
+  const auto forward = [&] { return model.final_norm(rows.take(trunk)); };
   const at::Tensor normalized = want_gradients ? forward() : ops::run_without_gradient(forward);
   ops::LinearCrossEntropy::Inputs inputs;
   inputs.hidden = normalized;
-  inputs.labels = pick(device::upload(batch.labels, device));
-  inputs.loss_weights = pick(device::upload(batch.loss_weights, device));
+  inputs.labels = rows.take_of_all(batch.labels.cpu());
+  inputs.loss_weights = rows.take_of_all(batch.loss_weights.cpu());
   inputs.gradient_scale = gradient_scale;
   auto result = cross_entropy(model, inputs, want_gradients);
-  group.all_reduce_sum(result.loss_sum);
+  model.tensor_group().all_reduce_sum(result.loss_sum);
   if (!want_gradients) return {result.loss_sum, {}};
   ops::run_backward({normalized}, {result.grad_hidden});
   return {result.loss_sum, trunk.grad()};
@@ -97,7 +155,7 @@ HeadResult classification(Model& model, const at::Tensor& hidden, const data::Ba
   const auto forward = [&] {
     const at::Tensor logits =
         model.score()
-            .forward(model.kernels(), model.final_norm(last_token_rows(trunk, batch)))
+            .forward(model.kernels(), model.final_norm(last_token_rows(model, trunk, batch)))
             .to(wide);
     const bool is_regression = model.num_labels() == 1;
     // The dtype changes on the host: not every device has float64.
@@ -117,8 +175,25 @@ HeadResult classification(Model& model, const at::Tensor& hidden, const data::Ba
 
 }  // namespace
 
-at::Tensor last_token_rows(const at::Tensor& hidden, const data::Batch& batch) {
-  return hidden.index_select(0, device::upload(batch.last_tokens, hidden.device()));
+at::Tensor last_token_rows(const Model& model, const at::Tensor& hidden, const data::Batch& batch) {
+  const auto select = [&](const std::vector<std::int64_t>& rows) {
+    return hidden.index_select(0, device::upload(rows, hidden.device()));
+  };
+  const comm::Group& group = model.tensor_group();
+  if (group.size() == 1 || batch.last_tokens.empty()) return select(batch.last_tokens);
+  const ops::Rows own = ops::own_rows(batch.size(), group);
+  std::vector<std::int64_t> rows, places;
+  for (std::size_t s = 0; s < batch.last_tokens.size(); ++s) {
+    const std::int64_t row = batch.last_tokens[s] - own.first;
+    if (row < 0 || row >= own.count) continue;
+    rows.push_back(row);
+    places.push_back(static_cast<std::int64_t>(s));
+  }
+  // One rank has each row: the sum over the ranks fills the others in.
+  const auto count = static_cast<std::int64_t>(batch.last_tokens.size());
+  const at::Tensor none = at::zeros({count, hidden.size(1)}, hidden.options().requires_grad(false));
+  const at::Tensor mine = none.index_copy(0, device::upload(places, hidden.device()), select(rows));
+  return ops::reduce_from_group(mine, group);
 }
 
 HeadResult run_head(Model& model, const at::Tensor& hidden, const data::Batch& batch,
@@ -135,7 +210,7 @@ HeadResult run_head(Model& model, const at::Tensor& hidden, const data::Batch& b
 }
 
 at::Tensor embed_head(Model& model, const at::Tensor& hidden, const data::Batch& batch) {
-  return model.final_norm(last_token_rows(hidden, batch));
+  return model.final_norm(last_token_rows(model, hidden, batch));
 }
 
 HeadResult train_embed_head(

@@ -15,15 +15,15 @@ using models::qwen3_5::Model;
 
 struct HeadResult {
   at::Tensor loss_sum;     ///< 0-d, fp32 (fp64): sum of loss weight x loss, not divided.
-  at::Tensor grad_hidden;  ///< [T,H], of gradient_scale x loss_sum; undefined without gradients.
+  at::Tensor grad_hidden;  ///< [T/tp,H], of gradient_scale x loss_sum; undefined without gradients.
 };
 
-/// Final norm, head and loss on the hidden states [T,H] of one micro-batch (tensors of `batch` on
-/// the host or the device), forward and backward at once; accumulates the gradients of norm and
-/// head. Language model: cross-entropy of the labelled rows, of which each rank along tp computes a
-/// run; loss and hidden gradient are whole on each. Classification: cross-entropy, or
-/// squared error with one label, of each sequence's last token against its target. An embedding's
-/// loss spans micro-batches: see train_embed_head.
+/// Final norm, head and loss on the rank's hidden states [T/tp,H] of one micro-batch of T tokens
+/// (tensors of `batch` on the host or the device), forward and backward at once; accumulates the
+/// gradients of norm and head. The loss is that of all T. Language model: cross-entropy of the
+/// labelled rows, of which each rank along tp computes equally many. Classification: cross-entropy,
+/// or squared error with one label, of each sequence's last token against its target. An
+/// embedding's loss spans micro-batches: see train_embed_head.
 HeadResult run_head(Model& model, const at::Tensor& hidden, const data::Batch& batch,
                     double gradient_scale, bool want_gradients);
 
@@ -36,7 +36,7 @@ HeadResult train_embed_head(
     Model& model, const at::Tensor& hidden, const data::Batch& batch,
     const std::function<ContrastiveResult(const at::Tensor& embeddings)>& loss);
 
-/// What `score` reports of one micro-batch, without gradients.
+/// What `score` reports of one micro-batch on one rank, without gradients.
 struct ScoreResult {
   at::Tensor logprobs;  ///< Language model: [T] of labels[t] given the tokens up to t; 0 where
                         ///< there is no label.
@@ -45,8 +45,8 @@ struct ScoreResult {
 ScoreResult score_head(Model& model, const at::Tensor& hidden, const data::Batch& batch,
                        bool normalize_embedding);
 
-/// Hidden states of each real sequence's last token, found through cu_seqlens. [S,H],
-/// differentiable.
-at::Tensor last_token_rows(const at::Tensor& hidden, const data::Batch& batch);
+/// Hidden states of each real sequence's last token, found through cu_seqlens, from the rows of the
+/// ranks along tp. [S,H] on each of them, differentiable.
+at::Tensor last_token_rows(const Model& model, const at::Tensor& hidden, const data::Batch& batch);
 
 }  // namespace heddle::train

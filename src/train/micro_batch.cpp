@@ -8,6 +8,7 @@
 
 #include "data/context_share.h"
 #include "ops/autograd.h"
+#include "ops/collectives.h"
 #include "ops/context_parallel/context_parallel.h"
 #include "train/auxiliary_loss.h"
 #include "train/expert_load.h"
@@ -51,7 +52,7 @@ std::optional<c10::Device> offload_of(const config::TrainSection& train, c10::De
 
 LocalBatch::LocalBatch(const models::qwen3_5::Model& model, const data::Batch& whole)
     : host(whole) {
-  host = data::with_dummy_tail(std::move(host), model.least_tokens());
+  host = data::with_dummy_tail(std::move(host), model.padded_tokens(whole.size()));
   context = model.context_of(host.cu_seqlens_host);
   if (context) host = data::context_share(host, context->plan);
   device = host.to(model.context().device);
@@ -63,6 +64,10 @@ nn::BlockInputs LocalBatch::inputs(const models::qwen3_5::Model& model, bool tra
                          device.position_ids, device.real_tokens, training);
   inputs.context = context;
   return inputs;
+}
+
+std::vector<std::int64_t> LocalBatch::hidden_sizes(const models::qwen3_5::Model& model) const {
+  return {ops::own_rows(host.size(), model.tensor_group()).count, model.config().hidden_size};
 }
 
 HeadFunction training_head(models::qwen3_5::Model& model, double gradient_scale) {
@@ -101,7 +106,15 @@ class StepRun {
       forward(stage, action.micro_batch, action.chunk);
     }
   }
-  const MicroBatchLoss& loss() const { return loss_; }
+  /// Of all micro-batches. Routers count this rank's rows; the head's loss is whole on every rank
+  /// along tp.
+  MicroBatchLoss finish() {
+    if (loss_.expert_load.defined()) {
+      model_.tensor_group().all_reduce_sum(loss_.auxiliary_sum);
+      model_.tensor_group().all_reduce_sum(loss_.expert_load);
+    }
+    return std::move(loss_);
+  }
 
  private:
   /// A micro-batch between its first forward here and its last backward.
@@ -118,7 +131,7 @@ class StepRun {
                                    : 0;
   }
   std::vector<std::int64_t> hidden_sizes(const Flight& flight) const {
-    return {flight.batch.host.size(), model_.config().hidden_size};
+    return flight.batch.hidden_sizes(model_);
   }
   at::TensorOptions hidden_options() const {
     return at::TensorOptions().dtype(model_.context().dtype).device(model_.context().device);
@@ -142,7 +155,7 @@ class StepRun {
     }
     parallel::BlockRunner::Pass& pass = flight.passes[chunk];
     hidden = stage.runner.forward(hidden, inputs, wants_input_gradient, pass);
-    add_losses(stage, pass, flight.batch.host.real_tokens);
+    add_losses(stage, pass, flight.batch.host);
     if (!stage.is_last) return pipeline_.send_hidden(stage, m, hidden);
     const HeadResult head = heads_[m](hidden, flight.batch.host);
     flight.grad_hidden = head.grad_hidden;
@@ -150,16 +163,18 @@ class StepRun {
   }
 
   void add_losses(const parallel::Pipeline::Stage& stage, parallel::BlockRunner::Pass& pass,
-                  std::int64_t real_tokens) {
+                  const data::Batch& batch) {
     const models::qwen3_5::Config& config = model_.config();
+    const std::int64_t real_own =
+        ops::real_rows(ops::own_rows(batch.size(), model_.tensor_group()), batch.real_tokens);
     if (pass.expert_assignments.defined()) {
-      const auto rows = static_cast<double>(sparse_layers(config) * real_tokens);
+      const auto rows = static_cast<double>(sparse_layers(config) * batch.real_tokens);
       loss_.auxiliary_sum.add_(pool_auxiliary_loss(pass, std::max(rows, 1.0)));
     } else if (pass.auxiliary_loss.defined()) {
       loss_.auxiliary_sum.add_(pass.auxiliary_loss);
     }
     const at::Tensor load = expert_load(pass.experts, stage.first_layer, config.sparse_mlp,
-                                        config.num_experts, real_tokens, model_.context().device);
+                                        config.num_experts, real_own, model_.context().device);
     if (!load.defined()) return;
     loss_.expert_load = loss_.expert_load.defined() ? loss_.expert_load.add_(load) : load;
   }
@@ -211,7 +226,7 @@ MicroBatchLoss run_micro_batches(models::qwen3_5::Model& model, adapters::LoraSe
     options.sharding->release(kRootUnit);
     options.sharding->reduce(kRootUnit);
   }
-  return run.loss();
+  return run.finish();
 }
 
 at::Tensor evaluate_hidden(models::qwen3_5::Model& model, parallel::Pipeline& pipeline,
@@ -224,7 +239,7 @@ at::Tensor evaluate_hidden(models::qwen3_5::Model& model, parallel::Pipeline& pi
         stage.is_first
             ? model.embed(batch.device.tokens)
             : pipeline.receive_hidden(
-                  stage, 0, {batch.host.size(), model.config().hidden_size},
+                  stage, 0, batch.hidden_sizes(model),
                   at::TensorOptions().dtype(model.context().dtype).device(model.context().device));
     hidden = stage.runner.evaluate(hidden, inputs);
     if (stage.is_last) return hidden;

@@ -38,9 +38,11 @@ struct LocalBatch {
   std::shared_ptr<const ops::ContextParallel> context;  ///< Null if the rank has all tokens.
 
   nn::BlockInputs inputs(const models::qwen3_5::Model& model, bool training) const;
+  /// Of this rank's hidden states: [T/tp,H].
+  std::vector<std::int64_t> hidden_sizes(const models::qwen3_5::Model& model) const;
 };
 
-/// Loss and gradient on the hidden states [T,H] of one micro-batch, which is on the host.
+/// Loss and gradient on the rank's hidden states [T/tp,H] of one micro-batch, which is on the host.
 using HeadFunction = std::function<HeadResult(const at::Tensor& hidden, const data::Batch&)>;
 
 /// run_head for training: gradients are those of gradient_scale * loss_sum.
@@ -73,8 +75,8 @@ MicroBatchLoss run_micro_batches(models::qwen3_5::Model& model, adapters::LoraSe
                                  const std::vector<HeadFunction>& heads,
                                  const MicroBatchOptions& options);
 
-/// Hidden states [T,H] of a batch after the last layer, without gradients; undefined where the last
-/// stage is elsewhere.
+/// Hidden states [T/tp,H] of a batch after the last layer, without gradients; undefined where the
+/// last stage is elsewhere.
 at::Tensor evaluate_hidden(models::qwen3_5::Model& model, parallel::Pipeline& pipeline,
                            const LocalBatch& batch);
 

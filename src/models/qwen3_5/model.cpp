@@ -10,6 +10,7 @@
 
 #include "base/errors.h"
 #include "device/require.h"
+#include "nn/tensor_parallel.h"
 #include "ops/autograd.h"
 #include "ops/collectives.h"
 #include "ops/context_parallel/context_parallel.h"
@@ -55,6 +56,8 @@ DecoderLayer::DecoderLayer(const Config& config, const std::string& prefix, std:
       want_auxiliary_loss_(want_auxiliary_loss),
       input_layernorm_(prefix + "input_layernorm.weight", {config.hidden_size}),
       post_attention_layernorm_(prefix + "post_attention_layernorm.weight", {config.hidden_size}) {
+  for (nn::Parameter* norm : {&input_layernorm_, &post_attention_layernorm_})
+    norm->set_partial_gradient();
   if (config.full_attention[index]) {
     attention_.emplace(prefix + "self_attn.", attention_dims(config), ranks);
   } else {
@@ -74,8 +77,9 @@ nn::BlockOutput DecoderLayer::forward(std::size_t stage, const at::Tensor& hidde
                                       const nn::BlockInputs& inputs) {
   if (stage == 1) return mlp(hidden, inputs);
   const auto [x, residual] = normalized(hidden, input_layernorm_, inputs);
-  const at::Tensor mixed =
-      attention_ ? attention_->forward(x, inputs) : gated_delta_net_->forward(x, inputs);
+  const at::Tensor mixed = nn::run_tensor_parallel(x, inputs, [&](const nn::LinearInput& rows) {
+    return attention_ ? attention_->forward(rows, inputs) : gated_delta_net_->forward(rows, inputs);
+  });
   nn::BlockOutput output;
   output.hidden = residual + mixed;
   return output;
@@ -232,14 +236,17 @@ std::shared_ptr<const ops::ContextParallel> Model::context_of(
       context_group_, context_.device);
 }
 
-std::int64_t Model::least_tokens() const {
-  return ops::ContextPlan::segments_of(options_.context_method, context_group_.size());
+std::int64_t Model::padded_tokens(std::int64_t tokens) const {
+  const std::int64_t segments =
+      ops::ContextPlan::segments_of(options_.context_method, context_group_.size());
+  if (tensor_group_.size() == 1) return std::max(tokens, segments);
+  const std::int64_t step = segments * tensor_group_.size();
+  return (tokens + step - 1) / step * step;
 }
 
 at::Tensor Model::embed(const at::Tensor& tokens) {
-  // Each rank along tp looks up, and has the gradient of, its own run of the tokens.
-  const at::Tensor own = ops::split_rows(tokens, tensor_group_);
-  return ops::join_rows(nn::embedding(kernels_, own, embed_tokens_), tokens.size(0), tensor_group_);
+  const ops::Rows own = ops::own_rows(tokens.size(0), tensor_group_);
+  return nn::embedding(kernels_, tokens.narrow(0, own.first, own.count), embed_tokens_);
 }
 
 at::Tensor Model::final_norm(const at::Tensor& hidden) {
