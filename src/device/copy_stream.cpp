@@ -35,8 +35,8 @@ CopyStream::Copy CopyStream::begin(const at::Tensor& to, const at::Tensor& from)
   ready.record(current_stream(device));
   ready.block(stream_);
   Copy copy;
-  copy.state_ = std::make_shared<Copy::State>(
-      Copy::State{to, from, device, c10::Event(device.type())});
+  copy.state_ =
+      std::make_shared<Copy::State>(Copy::State{to, from, device, c10::Event(device.type())});
   const c10::StreamGuard guard(stream_);
   copy.state_->to.copy_(from, /*non_blocking=*/true);
   copy.state_->done.record(stream_);

@@ -7,7 +7,8 @@
 
 namespace heddle::device {
 
-/// An empty tensor like this one in pinned memory of the host, where copies do not hold up the host.
+/// An empty tensor like this one in pinned memory of the host, where copies do not hold up the
+/// host.
 at::Tensor host_like(const at::Tensor& tensor);
 
 /// Copies between a device and pinned memory of the host, one after the other, beside what the

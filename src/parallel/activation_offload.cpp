@@ -17,7 +17,8 @@ void ActivationOffload::release(KeptActivation& kept) {
 
 void ActivationOffload::prefetch(KeptActivation& kept) {
   if (kept.on_device.defined()) return;
-  kept.on_device = at::empty(kept.on_host.sizes(), at::TensorOptions(kept.on_host.dtype()).device(device_));
+  kept.on_device =
+      at::empty(kept.on_host.sizes(), at::TensorOptions(kept.on_host.dtype()).device(device_));
   kept.copy = to_device_.begin(kept.on_device, kept.on_host);
 }
 

@@ -136,7 +136,7 @@ class DryRun {
     const train::Optimizer optimizer(setup.trainable, config_.optim, config_.train.seed,
                                      setup.context.mesh.world_group());
     dry.optimizer = static_cast<double>(optimizer.state_bytes());
-    double root = 0, widest = 0;
+    double widest_around = 0, widest = 0;
     const auto count = [&](nn::Parameter& parameter) {
       if (!parameter.is_held()) return 0.0;
       ++dry.parameters;
@@ -165,9 +165,11 @@ class DryRun {
       widest = std::max(widest, block);
     }
     setup.model->visit_parameters([&](nn::Parameter& parameter) {
-      if (!in_blocks.contains(&parameter)) root += count(parameter);
+      if (!in_blocks.contains(&parameter))
+        widest_around = std::max(widest_around, count(parameter));
     });
-    dry.gathered = 2 * widest + root;
+    // A block, and the next one or what stands before or behind the blocks.
+    dry.gathered = widest + std::max(widest, widest_around);
     run_blocks(setup, dry);
     report_.stages.push_back(dry);
   }

@@ -91,6 +91,7 @@ class Timer {
   double optimizer(std::int64_t stage_rank) const {
     const Held held = held_by(layout_, stage_rank);
     const double owned = held.trained_dense / layout_.shards() / layout_.size(Dim::kDp) +
+                         held.trained_tables / layout_.table_shards() / layout_.size(Dim::kDp) +
                          held.trained_experts / layout_.expert_shards() / layout_.size(Dim::kEdp);
     // Norm and update read the gradient; weight, and state, are read and written.
     const double bytes = 2 * step_.gradient + 2 * step_.element + 2 * step_.state_bytes();
@@ -106,6 +107,9 @@ class Timer {
     double bytes = 0;
     if (layout_.shards() > 1) bytes += 2 * 2 * held.dense * step_.element;
     if (layout_.expert_shards() > 1) bytes += 2 * 2 * held.experts * step_.element;
+    if (layout_.table_shards() > 1) bytes += 2 * held.gathered_tables * step_.element;
+    if (layout_.table_shards() * layout_.size(Dim::kDp) > 1)
+      bytes += 3 * held.trained_tables * step_.gradient / layout_.micro_batches;
     if (layout_.shards() * layout_.size(Dim::kDp) > 1)
       bytes += 3 * held.trained_dense * step_.gradient / layout_.micro_batches;
     return bytes / memory_rate_;

@@ -15,6 +15,19 @@
 
 namespace heddle::train {
 
+std::size_t head_unit(const models::qwen3_5::Model& model) {
+  return static_cast<std::size_t>(model.config().num_hidden_layers) + 1;
+}
+
+parallel::EndUnits end_units(const models::qwen3_5::Model& model) {
+  if (model.tied()) return {{kEmbeddingUnit}, {kEmbeddingUnit, head_unit(model)}};
+  return {{kEmbeddingUnit}, {head_unit(model)}};
+}
+
+parallel::Acquired acquire_ends(parallel::Sharding* sharding, const models::qwen3_5::Model& model) {
+  return {sharding, {kEmbeddingUnit, head_unit(model)}};
+}
+
 std::vector<parallel::BlockEntry> block_entries(models::qwen3_5::Model& model) {
   std::vector<parallel::BlockEntry> entries;
   for (const auto& layer : model.layers()) {
@@ -91,6 +104,7 @@ class StepRun {
         batches_(batches),
         heads_(heads),
         options_(options),
+        ends_(end_units(model)),
         flights_(batches.size()) {
     const auto wide =
         at::TensorOptions().dtype(model.context().wide_dtype()).device(model.context().device);
@@ -148,6 +162,8 @@ class StepRun {
     at::Tensor hidden;
     bool wants_input_gradient = stage.sends_gradient;
     if (stage.is_first) {
+      ++begun_;
+      const parallel::Acquired table(options_.sharding, ends_.before);
       hidden = flight.embedded = model_.embed(flight.batch.device.tokens);
       wants_input_gradient = hidden.requires_grad();
     } else {
@@ -157,10 +173,26 @@ class StepRun {
     hidden = stage.runner.forward(hidden, inputs, wants_input_gradient, pass);
     add_losses(stage, pass, flight.batch.host);
     if (!stage.is_last) return pipeline_.send_hidden(stage, m, hidden);
-    const HeadResult head = heads_[m](hidden, flight.batch.host);
+    const HeadResult head = apply_head(m, hidden, flight.batch.host);
     flight.grad_hidden = head.grad_hidden;
     loss_.loss_sum.add_(head.loss_sum);
   }
+
+  HeadResult apply_head(std::int64_t m, const at::Tensor& hidden, const data::Batch& batch) {
+    HeadResult head;
+    {
+      const parallel::Acquired weights(options_.sharding, ends_.behind);
+      head = heads_[m](hidden, batch);
+    }
+    if (options_.sharding != nullptr && is_last(m)) {
+      // The rest of the backward does not touch them.
+      for (nn::Parameter* parameter : trainable_) parameter->collect_gradient();
+      options_.sharding->reduce(head_unit(model_));
+    }
+    return head;
+  }
+
+  bool is_last(std::int64_t m) const { return m + 1 == static_cast<std::int64_t>(batches_.size()); }
 
   void add_losses(const parallel::Pipeline::Stage& stage, parallel::BlockRunner::Pass& pass,
                   const data::Batch& batch) {
@@ -181,14 +213,14 @@ class StepRun {
 
   void backward(parallel::Pipeline::Stage& stage, std::int64_t m, std::int64_t chunk) {
     Flight& flight = *flights_[m];
-    const bool is_last_batch = m + 1 == static_cast<std::int64_t>(batches_.size());
     if (stage.has_backward) {
       const at::Tensor incoming =
           stage.is_last
               ? flight.grad_hidden
               : pipeline_.receive_gradient(stage, m, hidden_sizes(flight), hidden_options());
-      const at::Tensor outgoing = stage.runner.backward(incoming, options_.auxiliary_scale,
-                                                        flight.passes[chunk], is_last_batch);
+      const at::Tensor outgoing =
+          stage.runner.backward(incoming, options_.auxiliary_scale, flight.passes[chunk],
+                                is_last(m), begun_ < batches_.size());
       if (stage.sends_gradient) pipeline_.send_gradient(stage, m, outgoing);
       if (stage.is_first && outgoing.defined() && flight.embedded.requires_grad())
         ops::run_backward({flight.embedded}, {outgoing});
@@ -204,6 +236,8 @@ class StepRun {
   std::span<const data::Batch> batches_;
   const std::vector<HeadFunction>& heads_;
   const MicroBatchOptions& options_;
+  parallel::EndUnits ends_;
+  std::size_t begun_ = 0;  ///< Micro-batches whose first stage ran here.
   std::vector<std::unique_ptr<Flight>> flights_;
   MicroBatchLoss loss_;
 };
@@ -216,16 +250,12 @@ MicroBatchLoss run_micro_batches(models::qwen3_5::Model& model, adapters::LoraSe
                                  std::span<const data::Batch> batches,
                                  const std::vector<HeadFunction>& heads,
                                  const MicroBatchOptions& options) {
-  if (options.sharding != nullptr) options.sharding->acquire(kRootUnit);
   StepRun run(model, adapters, pipeline, trainable, batches, heads, options);
   for (const parallel::PipelineAction& action :
        pipeline.actions(static_cast<std::int64_t>(batches.size())))
     run.run(action);
   pipeline.finish_sends();
-  if (options.sharding != nullptr) {
-    options.sharding->release(kRootUnit);
-    options.sharding->reduce(kRootUnit);
-  }
+  if (options.sharding != nullptr) options.sharding->reduce(kEmbeddingUnit);
   return run.finish();
 }
 

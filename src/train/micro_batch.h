@@ -17,8 +17,14 @@
 
 namespace heddle::train {
 
-/// The unit of the sharding that holds what surrounds the blocks; block i is unit i + 1.
-inline constexpr std::size_t kRootUnit = 0;
+/// Units of the sharding: the embedding, block i as unit i + 1, and behind the last block final
+/// norm and head.
+inline constexpr std::size_t kEmbeddingUnit = 0;
+std::size_t head_unit(const models::qwen3_5::Model& model);
+/// Which of them the embedding and the head need: a tied head both.
+parallel::EndUnits end_units(const models::qwen3_5::Model& model);
+/// All of them for the life of the result; `sharding` may be null.
+parallel::Acquired acquire_ends(parallel::Sharding* sharding, const models::qwen3_5::Model& model);
 
 /// The model's layers as the runner takes them, with their adapters' parameters.
 std::vector<parallel::BlockEntry> block_entries(models::qwen3_5::Model& model);

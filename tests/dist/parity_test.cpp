@@ -31,6 +31,9 @@ const std::vector<Layout> kLayouts = {
     {"fsdp3", 3, {"parallel.fsdp=auto"}},
     {"tp2", 2, {"parallel.tp=2"}},
     {"tp2 x fsdp2", 4, {"parallel.tp=2", "parallel.fsdp=2"}},
+    // Two key/value heads: each on two ranks.
+    {"tp4", 4, {"parallel.tp=4"}},
+    {"tp4 x fsdp2", 8, {"parallel.tp=4", "parallel.fsdp=2"}},
     {"tp2 x cp2", 4, {"parallel.tp=2", "parallel.cp=2"}},
     {"tp2 x pp2", 4, {"parallel.tp=2", "parallel.pp=2"}},
     {"tp2 x dp2 x fsdp2", 8, {"parallel.tp=2", "parallel.dp=2", "parallel.fsdp=2"}},
@@ -273,10 +276,16 @@ TEST_F(ParityTest, OfTensorParallelism) {
   compare(variant("dense, full, elementwise recomputed"), layout("tp2"), kFloat64);
   compare(variant("dense, full, long prompts"), layout("tp2"), kFloat64);
   compare(variant("dense, full, recomputed"), layout("tp2 x pp2"), kFloat64);
-  compare(variant("classification, full, evaluated"), layout("tp2"), kFloat32);
+  compare(variant("classification, full, evaluated"), layout("tp2"), kFloat64);
   compare(variant("moe, LoRA of router and shared expert, elementwise recomputed"), layout("tp2"),
           kFloat64);
   compare(variant("moe, full, accumulated, recomputed"), layout("tp2 x cp2"), kFloat64);
+}
+
+TEST_F(ParityTest, OfMoreTensorRanksThanKeyValueHeads) {
+  compare(variant("dense, full"), layout("tp4"), kFloat64);
+  compare(variant("dense, LoRA"), layout("tp4"), kFloat64);
+  compare(variant("moe, LoRA, accumulated"), layout("tp4"), kFloat64);
 }
 
 TEST_F(ParityTest, OfEmbeddings) {

@@ -22,8 +22,7 @@ class Offload : public TrainerTest {
  protected:
   /// `heddle sft` in a process of its own, on a simulated NPU with these options.
   void sft(const std::string& run, const std::string& npu, std::vector<std::string> more) const {
-    std::string command =
-        "HEDDLE_SIM_NPU=" + npu + " " HEDDLE_BINARY " sft";
+    std::string command = "HEDDLE_SIM_NPU=" + npu + " " HEDDLE_BINARY " sft";
     more.insert(more.end(), {"device.name=npu:0", "train.max_steps=4"});
     for (const std::string& argument : arguments(run, more)) command += " '" + argument + "'";
     command += " > '" + (dir_ / (run + ".log")).string() + "' 2>&1";
@@ -75,14 +74,17 @@ TEST(StateOffload, PiecesEqualTheWholeAlsoWhereBitsAreRandom) {
   const c10::Device npu = testing::simulated_npu();
   ops::KernelPolicy policy;
   policy.allow_fallback = true;
-  const auto kernels =
-      ops::KernelTable::choose(ops::builtin_registry(), npu.type(), at::kBFloat16,
-                               {{ops::AdamwStep::kName, {{}}}}, policy);
+  const auto kernels = ops::KernelTable::choose(ops::builtin_registry(), npu.type(), at::kBFloat16,
+                                                {{ops::AdamwStep::kName, {{}}}}, policy);
   for (const at::ScalarType state : {at::kFloat, at::kBFloat16}) {
     const auto tensor = [&](at::ScalarType dtype) { return at::randn({7, 311}).to(dtype).to(npu); };
     const bool is_rounded = state == at::kBFloat16;
-    ops::AdamwTensor whole{tensor(at::kBFloat16), tensor(at::kFloat), tensor(state),
-                           tensor(state).abs(),   {},                 0.1,
+    ops::AdamwTensor whole{tensor(at::kBFloat16),
+                           tensor(at::kFloat),
+                           tensor(state),
+                           tensor(state).abs(),
+                           {},
+                           0.1,
                            12345};
     if (!is_rounded) whole.master = whole.parameter.to(at::kFloat);
     ops::AdamwTensor away = whole;

@@ -167,13 +167,14 @@ Model::Model(Config config, std::string prefix, const runtime::Context& context,
       throw_error<ConfigError>("model.num_labels must be at least 1 for model.head classify");
     score_ = std::make_unique<nn::Linear>("score.weight", options.num_labels, config_.hidden_size);
   }
-  visit_parameters([&](nn::Parameter& parameter) { parameter.place(context_.mesh); });
-  // The ranks along tp divide the rows of embedding and language-model head.
-  embed_tokens_.set_partial_gradient();
+  // The ranks along tp divide the rows of embedding and language-model head; other heads work on
+  // the same last tokens.
+  embed_tokens_.set_row_table();
   if (options.head == Head::kLanguageModel) {
     norm_.set_partial_gradient();
-    head_weight().set_partial_gradient();
+    head_weight().set_row_table();
   }
+  visit_parameters([&](nn::Parameter& parameter) { parameter.place(context_.mesh); });
 }
 
 void Model::allocate() {
@@ -305,7 +306,8 @@ at::Tensor Model::generate(const at::Tensor& tokens, const ops::Sequences& seque
 
 std::vector<ops::OpRequest> kernel_requests(const Config& config, const Degrees& degrees) {
   const std::int64_t head_ranks = degrees.tp * degrees.ulysses;
-  const std::int64_t num_kv_heads = config.num_key_value_heads / degrees.tp;
+  const std::int64_t num_kv_heads =
+      std::max<std::int64_t>(1, config.num_key_value_heads / degrees.tp);
   const ops::Dims hidden = {{"dim", config.hidden_size}};
   std::vector<ops::OpRequest> requests = {
       {"embedding", {{}}}, {"rms_norm", {hidden}}, {"linear", {{}}}};
