@@ -374,6 +374,7 @@ void LoraSet::add(nn::Linear& linear, std::int64_t rank, double scaling,
                                      linear.out_features(), scaling, rank, options_.dropout,
                                      options_.seed, linear.weight().placement());
   lora->visit_parameters([&](nn::Parameter& parameter) {
+    if (linear.weight().has_partial_gradient()) parameter.set_partial_gradient();
     parameter.place(context.mesh);
     parameter.allocate(context.dtype, context.device);
   });

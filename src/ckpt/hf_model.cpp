@@ -158,7 +158,9 @@ at::Tensor merged(const at::Tensor& tensor, const FilePart& part,
 at::ScalarType stored_dtype(const ModelDirectory& source, const std::string& name,
                             const at::Tensor& tensor) {
   const StoredTensor* stored = source.find(name);
-  return stored != nullptr ? to_scalar_type(stored->dtype).value() : tensor.scalar_type();
+  if (stored != nullptr) return to_scalar_type(stored->dtype).value();
+  // What a checkpoint of 64-bit numbers would be read as is a quantised one.
+  return tensor.scalar_type() == at::kDouble ? at::kFloat : tensor.scalar_type();
 }
 
 }  // namespace

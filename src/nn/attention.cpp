@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "nn/tensor_parallel.h"
 #include "ops/attention/attention.h"
 #include "ops/autograd.h"
 #include "ops/context_parallel/context_parallel.h"
@@ -20,16 +19,17 @@ Attention::Attention(const std::string& prefix, const AttentionDims& dims, std::
       q_proj_(prefix + "q_proj.weight", 2 * dims.num_attention_heads * dims.head_dim,
               dims.hidden_size, {{Dim::kTp, 0, {}}}),
       k_proj_(prefix + "k_proj.weight", dims.num_key_value_heads * dims.head_dim, dims.hidden_size,
-              {{Dim::kTp, 0, {}}}),
+              {{Dim::kTp, 0, {}, dims.num_key_value_heads}}),
       v_proj_(prefix + "v_proj.weight", dims.num_key_value_heads * dims.head_dim, dims.hidden_size,
-              {{Dim::kTp, 0, {}}}),
+              {{Dim::kTp, 0, {}, dims.num_key_value_heads}}),
       o_proj_(prefix + "o_proj.weight", dims.hidden_size, dims.num_attention_heads * dims.head_dim,
               {{Dim::kTp, 1, {}}}),
       q_norm_(prefix + "q_norm.weight", {dims.head_dim}),
       k_norm_(prefix + "k_norm.weight", {dims.head_dim}) {
   if (ranks == 1) return;
   dims_.num_attention_heads /= ranks;
-  dims_.num_key_value_heads /= ranks;
+  // With more ranks than key/value heads, several ranks have the same head.
+  dims_.num_key_value_heads = std::max<std::int64_t>(1, dims.num_key_value_heads / ranks);
   q_norm_.set_partial_gradient();
   k_norm_.set_partial_gradient();
 }
@@ -66,7 +66,7 @@ at::Tensor Attention::finish(const at::Tensor& o, const Projected& projected,
                    gate = ops::detached(projected.gate),
                    flat] { return ops::output_gate(*kernels, o, gate).view(flat); };
   }
-  return leave_tensor_parallel(o_proj_.forward(*inputs.kernels, input), inputs);
+  return o_proj_.forward(*inputs.kernels, input);
 }
 
 at::Tensor Attention::attend(const Projected& projected, const BlockInputs& inputs) const {
@@ -96,7 +96,7 @@ at::Tensor Attention::attend_by_ulysses(const Projected& projected,
 }
 
 at::Tensor Attention::forward(const LinearInput& x, const BlockInputs& inputs) {
-  const Projected projected = project(enter_tensor_parallel(x, inputs), inputs);
+  const Projected projected = project(x, inputs);
   return finish(attend(projected, inputs), projected, inputs);
 }
 

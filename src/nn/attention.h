@@ -23,6 +23,7 @@ class Attention {
   /// the heads.
   Attention(const std::string& prefix, const AttentionDims& dims, std::int64_t ranks = 1);
 
+  /// x [T,H]; [T,H], of several ranks each one's share of the sum.
   at::Tensor forward(const LinearInput& x, const BlockInputs& inputs);
   /// Generation: appends this pass's keys and values to the cache, attends over all of it.
   at::Tensor generate(const at::Tensor& x, const BlockInputs& inputs, CacheView& cache);

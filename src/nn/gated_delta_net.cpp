@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "device/upload.h"
-#include "nn/tensor_parallel.h"
 #include "ops/autograd.h"
 #include "ops/causal_conv1d/causal_conv1d.h"
 #include "ops/context_parallel/context_parallel.h"
@@ -81,7 +80,7 @@ at::Tensor GatedDeltaNet::finish(const at::Tensor& o, const Projected& projected
     input.again = [norm, o = ops::detached(o), z = ops::detached(projected.z),
                    weight = norm_.data()] { return norm(o, z, weight); };
   }
-  return leave_tensor_parallel(out_proj_.forward(*inputs.kernels, input), inputs);
+  return out_proj_.forward(*inputs.kernels, input);
 }
 
 std::array<at::Tensor, 3> GatedDeltaNet::split_qkv(const at::Tensor& qkv) const {
@@ -158,7 +157,7 @@ at::Tensor GatedDeltaNet::mix(const Projected& projected, const BlockInputs& inp
 }
 
 at::Tensor GatedDeltaNet::forward(const LinearInput& x, const BlockInputs& inputs) {
-  const Projected projected = project(enter_tensor_parallel(x, inputs), inputs);
+  const Projected projected = project(x, inputs);
   return finish(mix(projected, inputs), projected, inputs);
 }
 

@@ -30,6 +30,7 @@ class GatedDeltaNet {
   /// value heads.
   GatedDeltaNet(const std::string& prefix, const GatedDeltaNetDims& dims, std::int64_t ranks = 1);
 
+  /// x [T,H]; [T,H], of several ranks each one's share of the sum.
   at::Tensor forward(const LinearInput& x, const BlockInputs& inputs);
   /// Generation: continues from the cached convolution inputs and states of the slots and updates
   /// them.

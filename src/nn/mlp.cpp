@@ -21,9 +21,8 @@ Mlp::Mlp(const std::string& prefix, std::int64_t hidden_size, std::int64_t inter
       down_proj_(prefix + "down_proj.weight", hidden_size, intermediate_size, {{Dim::kTp, 1, {}}}) {
 }
 
-at::Tensor Mlp::forward(const LinearInput& x, const BlockInputs& inputs, bool value_unused) {
-  const std::vector<at::Tensor> gate_up =
-      forward_all(*inputs.kernels, enter_tensor_parallel(x, inputs), {&gate_proj_, &up_proj_});
+at::Tensor Mlp::share(const LinearInput& x, const BlockInputs& inputs, bool value_unused) {
+  const std::vector<at::Tensor> gate_up = forward_all(*inputs.kernels, x, {&gate_proj_, &up_proj_});
   const at::Tensor y = ops::swiglu(*inputs.kernels, gate_up[0], gate_up[1]);
   LinearInput input(y);
   input.outputs_unused = value_unused;
@@ -31,9 +30,13 @@ at::Tensor Mlp::forward(const LinearInput& x, const BlockInputs& inputs, bool va
     input.again = [kernels = inputs.kernels, gate = ops::detached(gate_up[0]),
                    up = ops::detached(gate_up[1])] { return ops::swiglu(*kernels, gate, up); };
   }
-  const at::Tensor down = down_proj_.forward(*inputs.kernels, input);
-  // The sum over ranks passes gradients on as they are.
-  return value_unused ? down : leave_tensor_parallel(down, inputs);
+  return down_proj_.forward(*inputs.kernels, input);
+}
+
+at::Tensor Mlp::forward(const LinearInput& x, const BlockInputs& inputs, bool value_unused) {
+  return run_tensor_parallel(
+      x, inputs, [&](const LinearInput& rows) { return share(rows, inputs, value_unused); },
+      value_unused);
 }
 
 void Mlp::visit_parameters(const std::function<void(Parameter&)>& visit) {
@@ -53,7 +56,10 @@ Moe::Moe(const std::string& prefix, const MoeDims& dims)
             dims.moe_intermediate_size),
       shared_expert_(prefix + "shared_expert.", dims.hidden_size,
                      dims.shared_expert_intermediate_size),
-      shared_expert_gate_(prefix + "shared_expert_gate.weight", 1, dims.hidden_size) {}
+      shared_expert_gate_(prefix + "shared_expert_gate.weight", 1, dims.hidden_size) {
+  gate_.weight().set_partial_gradient();
+  shared_expert_gate_.weight().set_partial_gradient();
+}
 
 BlockOutput Moe::forward(const at::Tensor& x, const BlockInputs& inputs, bool want_auxiliary_loss) {
   const ops::MoeRouting routing =
@@ -72,24 +78,23 @@ BlockOutput Moe::forward(const at::Tensor& x, const BlockInputs& inputs, bool wa
   } else {
     output.auxiliary_loss =
         ops::moe_auxiliary_loss(routing.probabilities, routing.experts, inputs.sequences,
-                                inputs.real_tokens, inputs.context.get());
+                                inputs.real_tokens, {inputs.context.get(), inputs.tensor_group});
   }
   return output;
 }
 
 at::Tensor Moe::routed(const at::Tensor& x, const ops::MoeRouting& routing,
                        const BlockInputs& inputs) {
-  const ops::MoeExperts::Inputs rows{enter_sequence_parallel(x, inputs),
-                                     enter_sequence_parallel(routing.weights, inputs),
-                                     enter_sequence_parallel(routing.experts, inputs),
+  const ops::MoeExperts::Inputs rows{x,
+                                     routing.weights,
+                                     routing.experts,
                                      gate_up_.weight().value(),
                                      down_.weight().value(),
                                      gate_up_.change(),
                                      down_.change()};
-  const at::Tensor y = inputs.expert_group == nullptr
-                           ? ops::moe_experts(*inputs.kernels, rows)
-                           : ops::moe_experts_parallel(*inputs.kernels, rows, *inputs.expert_group);
-  return leave_sequence_parallel(y, x.size(0), inputs);
+  return inputs.expert_group == nullptr
+             ? ops::moe_experts(*inputs.kernels, rows)
+             : ops::moe_experts_parallel(*inputs.kernels, rows, *inputs.expert_group);
 }
 
 void Moe::visit_parameters(const std::function<void(Parameter&)>& visit) {

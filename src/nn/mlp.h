@@ -11,12 +11,14 @@ class Mlp {
  public:
   /// `prefix` for example "model.layers.0.mlp.".
   Mlp(const std::string& prefix, std::int64_t hidden_size, std::int64_t intermediate_size);
-  /// `value_unused`: the result has its gradient, but no value.
+  /// x [T/tp,H], as the result. `value_unused`: that has its gradient, but no value.
   at::Tensor forward(const LinearInput& x, const BlockInputs& inputs, bool value_unused = false);
   void visit_parameters(const std::function<void(Parameter&)>& visit);
   void visit_linears(const std::function<void(Linear&)>& visit);
 
  private:
+  at::Tensor share(const LinearInput& x, const BlockInputs& inputs, bool value_unused);
+
   Linear gate_proj_, up_proj_, down_proj_;
 };
 
@@ -27,12 +29,13 @@ struct MoeDims {
 };
 
 /// Routed experts plus a gated shared expert. Experts are held fused, gate_up [E,2I,H] with the
-/// gate rows first; the ranks along ep have E / ep each, and tokens travel to them.
+/// gate rows first; the ranks along ep have E / ep each, and tokens travel to them. Router and
+/// experts take each token from the rank along tp that has its row.
 class Moe {
  public:
   Moe(const std::string& prefix, const MoeDims& dims);
-  /// The auxiliary loss is defined while training if `want_auxiliary_loss`. The experts that were
-  /// chosen, or replayed, are always handed out.
+  /// x [T/tp,H]. The auxiliary loss is defined while training if `want_auxiliary_loss`. The experts
+  /// that were chosen, or replayed, are always handed out.
   BlockOutput forward(const at::Tensor& x, const BlockInputs& inputs, bool want_auxiliary_loss);
   void visit_parameters(const std::function<void(Parameter&)>& visit);
   void visit_linears(const std::function<void(Linear&)>& visit);

@@ -22,7 +22,7 @@ Parameter::Parameter(std::string name, std::vector<std::int64_t> global_shape, P
 }
 
 void Parameter::place(const comm::Mesh& mesh) {
-  bool has_own_part = is_expert_;
+  bool has_own_part = is_expert_ || is_row_table_;
   for (const Shard& shard : placement_) {
     const std::int64_t ranks = mesh.size(shard.mesh_dim), place = mesh.coordinate(shard.mesh_dim);
     if (ranks == 1) continue;
@@ -31,20 +31,25 @@ void Parameter::place(const comm::Mesh& mesh) {
     const std::vector<std::int64_t> blocks =
         shard.blocks.empty() ? std::vector<std::int64_t>{global_shape_[dim]} : shard.blocks;
     segments_[dim].clear();
+    const bool has_copies = shard.parts > 0 && ranks > shard.parts;
+    const std::int64_t parts = has_copies ? shard.parts : ranks;
+    if (has_copies) copies_ = ranks / parts;
     std::int64_t local = 0, global = 0;
     for (const std::int64_t block : blocks) {
-      if (block % ranks != 0) {
+      if (block % parts != 0 || ranks % parts != 0) {
         throw_error<ModelError>("{}: {} of dimension {} do not divide by the {} ranks along {}",
                                 name_, block, dim, ranks, comm::name(shard.mesh_dim));
       }
-      const std::int64_t part = block / ranks;
-      segments_[dim].push_back({local, global + place * part, part});
+      const std::int64_t part = block / parts;
+      segments_[dim].push_back({local, global + place / copies_ * part, part});
       local += part;
       global += block;
     }
     local_shape_[dim] = local;
   }
-  is_copy_ = !has_own_part && mesh.coordinate(comm::Dim::kTp) > 0;
+  const std::int64_t along_tp = mesh.coordinate(comm::Dim::kTp);
+  is_copy_ = has_own_part ? along_tp % copies_ > 0 : along_tp > 0;
+  if (copies_ > 1) set_partial_gradient();
 }
 
 std::int64_t Parameter::numel() const {

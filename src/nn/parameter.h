@@ -18,6 +18,8 @@ struct Shard {
   comm::Dim mesh_dim;
   std::int64_t tensor_dim = 0;
   std::vector<std::int64_t> blocks;
+  /// Into as many parts at most: of more ranks, several in a row have the same one. 0: no limit.
+  std::int64_t parts = 0;
 };
 
 /// One entry per mesh dimension that divides the parameter; over the others it is replicated.
@@ -50,9 +52,12 @@ class Parameter {
   bool is_expert() const { return is_expert_; }
   /// True on all but the first of the ranks that hold the same values (along tp; of a tied
   /// embedding, the last pipeline stage): they do not count in norms and do not save. Never of an
-  /// expert, whose every row has one owner in the mesh.
+  /// expert or, along tp, a row table, whose every row has one owner.
   bool is_copy() const { return is_copy_; }
   void set_copy() { is_copy_ = true; }
+  /// How many ranks in a row along tp have the same part of it (Shard::parts). Each has its share
+  /// of the part's gradient.
+  std::int64_t copies() const { return copies_; }
   /// False if the parameter lives in another pipeline stage: here it has name and shapes, but
   /// nothing of its values.
   bool is_held() const { return is_held_; }
@@ -61,6 +66,10 @@ class Parameter {
   /// the sum over them.
   bool has_partial_gradient() const { return has_partial_gradient_; }
   void set_partial_gradient() { has_partial_gradient_ = true; }
+  /// A large matrix that each rank along tp needs whole, for rows of its own (embedding and head):
+  /// it is sharded, and its gradient summed, over tp besides fsdp x cp. Before place().
+  bool is_row_table() const { return is_row_table_; }
+  void set_row_table() { is_row_table_ = true; }
   const Placement& placement() const { return placement_; }
   std::int64_t numel() const;
 
@@ -128,8 +137,10 @@ class Parameter {
     std::int64_t local, global, size;
   };
   std::vector<std::vector<Segment>> segments_;
-  bool is_expert_ = false, is_copy_ = false, has_partial_gradient_ = false, is_held_ = true;
+  bool is_expert_ = false, is_copy_ = false, has_partial_gradient_ = false, is_row_table_ = false,
+       is_held_ = true;
   bool trainable_ = true;
+  std::int64_t copies_ = 1;
   at::Tensor value_, anchor_, gradient_;
   at::Tensor owned_;  ///< Undefined unless sharding divides the rows.
   std::int64_t first_owned_row_ = 0;

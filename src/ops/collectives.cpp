@@ -1,9 +1,7 @@
 #include "ops/collectives.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 
-#include <algorithm>
 #include <numeric>
 
 #include "ops/autograd.h"
@@ -30,9 +28,7 @@ at::Tensor gathered(const at::Tensor& x, const comm::Group& group) {
 }
 
 at::Tensor scattered(const at::Tensor& x, const comm::Group& group) {
-  TORCH_CHECK(x.size(0) % group.size() == 0, "reduce_scatter_rows: ", x.size(0),
-              " rows do not divide by the ", group.size(), " ranks of group ", group.name());
-  at::Tensor y = at::empty(with_rows(x, x.size(0) / group.size()), x.options());
+  at::Tensor y = at::empty(with_rows(x, own_rows(x.size(0), group).count), x.options());
   group.reduce_scatter_sum(y, detached(x).contiguous());
   return y;
 }
@@ -44,31 +40,6 @@ at::Tensor exchanged(const at::Tensor& x, const std::vector<std::int64_t>& input
   at::Tensor y = at::empty(with_rows(x, rows), x.options());
   group.all_to_all(y, output_rows, detached(x).contiguous(), input_rows);
   return y;
-}
-
-/// Rows in a run of split_rows.
-std::int64_t run_length(std::int64_t rows, const comm::Group& group) {
-  return (rows + group.size() - 1) / group.size();
-}
-
-at::Tensor own_rows(const at::Tensor& x, const comm::Group& group) {
-  const std::int64_t length = run_length(x.size(0), group);
-  const std::int64_t first = std::min(group.rank() * length, x.size(0));
-  return detached(x)
-      .narrow(0, first, std::min(length, x.size(0) - first))
-      .clone(at::MemoryFormat::Contiguous);
-}
-
-at::Tensor joined(const at::Tensor& x, std::int64_t rows, const comm::Group& group) {
-  const std::int64_t length = run_length(rows, group);
-  TORCH_CHECK(x.size(0) <= length, "join_rows: ", x.size(0), " rows of ", rows, " on rank ",
-              group.rank(), " of ", group.size(), " of group ", group.name());
-  at::Tensor run = detached(x);
-  if (run.size(0) < length) {
-    run = at::zeros(with_rows(x, length), x.options());
-    run.narrow(0, 0, x.size(0)).copy_(detached(x));
-  }
-  return gathered(run, group).narrow(0, 0, rows);
 }
 
 /// An operator of one input whose forward and backward are collectives.
@@ -84,11 +55,11 @@ at::Tensor one_input(const char* name, const at::Tensor& x, Forward&& forward,
 
 }  // namespace
 
-at::Tensor copy_to_group(const at::Tensor& x, const comm::Group& group) {
-  if (group.size() == 1) return x;
-  return one_input(
-      "copy_to_group", x, [](const at::Tensor& t) { return detached(t).clone(); },
-      [group](const at::Tensor& dy) { return summed(dy, group); });
+Rows rows_of_member(std::int64_t total, std::int64_t rank, const comm::Group& group) {
+  TORCH_CHECK(total % group.size() == 0, total, " rows do not divide by the ", group.size(),
+              " ranks of group ", group.name());
+  const std::int64_t count = total / group.size();
+  return {rank * count, count};
 }
 
 at::Tensor reduce_from_group(const at::Tensor& x, const comm::Group& group) {
@@ -110,20 +81,6 @@ at::Tensor reduce_scatter_rows(const at::Tensor& x, const comm::Group& group) {
   return one_input(
       "reduce_scatter_rows", x, [&](const at::Tensor& t) { return scattered(t, group); },
       [group](const at::Tensor& dy) { return gathered(dy, group); });
-}
-
-at::Tensor split_rows(const at::Tensor& x, const comm::Group& group) {
-  if (group.size() == 1) return x;
-  return one_input(
-      "split_rows", x, [&](const at::Tensor& t) { return own_rows(t, group); },
-      [group, rows = x.size(0)](const at::Tensor& dy) { return joined(dy, rows, group); });
-}
-
-at::Tensor join_rows(const at::Tensor& x, std::int64_t T, const comm::Group& group) {
-  if (group.size() == 1) return x;
-  return one_input(
-      "join_rows", x, [&](const at::Tensor& t) { return joined(t, T, group).contiguous(); },
-      [group](const at::Tensor& dy) { return own_rows(dy, group); });
 }
 
 at::Tensor all_to_all_rows(const at::Tensor& x, const std::vector<std::int64_t>& input_rows,

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -12,9 +13,21 @@
 /// In a group of one rank all of them return their input.
 namespace heddle::ops {
 
-/// y is x; the gradient is the sum over the group. In front of what each rank computes in its own
-/// way from the same x.
-at::Tensor copy_to_group(const at::Tensor& x, const comm::Group& group);
+/// A run of rows.
+struct Rows {
+  std::int64_t first = 0, count = 0;
+};
+/// How many of them are among the first `real` rows of all.
+inline std::int64_t real_rows(const Rows& rows, std::int64_t real) {
+  return std::clamp<std::int64_t>(real - rows.first, 0, rows.count);
+}
+/// Those of member `rank` where every member has as many of `total`. TORCH_CHECKs that the size
+/// divides it.
+Rows rows_of_member(std::int64_t total, std::int64_t rank, const comm::Group& group);
+inline Rows own_rows(std::int64_t total, const comm::Group& group) {
+  return rows_of_member(total, group.rank(), group);
+}
+
 /// y = sum of the ranks' x; the gradient is each rank's own, since all go on with the same y.
 at::Tensor reduce_from_group(const at::Tensor& x, const comm::Group& group);
 /// y [size * T, ...] = the ranks' x [T, ...] in order; the gradient is reduce-scattered.
@@ -22,12 +35,6 @@ at::Tensor all_gather_rows(const at::Tensor& x, const comm::Group& group);
 /// y [T / size, ...] = this rank's rows of the sum of the ranks' x [T, ...]; the gradient is
 /// gathered. TORCH_CHECKs that the size divides T.
 at::Tensor reduce_scatter_rows(const at::Tensor& x, const comm::Group& group);
-/// y = this rank's rows of x [T, ...], which all ranks have alike: runs of ceil(T / size), the last
-/// ones shorter or empty. The gradient is gathered, so that every rank has all of it.
-at::Tensor split_rows(const at::Tensor& x, const comm::Group& group);
-/// y [T, ...] = the ranks' rows as split_rows deals them. All go on with the same y, so the
-/// gradient is that of each rank's rows.
-at::Tensor join_rows(const at::Tensor& x, std::int64_t T, const comm::Group& group);
 /// Sends input_rows[r] rows of x to rank r and receives output_rows[r] from it; the gradient goes
 /// the way back.
 at::Tensor all_to_all_rows(const at::Tensor& x, const std::vector<std::int64_t>& input_rows,

@@ -21,8 +21,11 @@ void add_up(at::Tensor& sum, const at::Tensor& value) {
 }  // namespace
 
 BlockRunner::BlockRunner(std::vector<BlockEntry> blocks, Recompute recompute, Sharding* sharding,
-                         std::optional<c10::Device> offload_from)
-    : blocks_(std::move(blocks)), recompute_(recompute), sharding_(sharding) {
+                         std::optional<c10::Device> offload_from, EndUnits ends)
+    : blocks_(std::move(blocks)),
+      recompute_(recompute),
+      sharding_(sharding),
+      ends_(std::move(ends)) {
   if (offload_from) offload_.emplace(*offload_from);
 }
 
@@ -30,8 +33,11 @@ void BlockRunner::acquire(std::size_t block) {
   if (sharding_ != nullptr) sharding_->acquire(blocks_[block].unit);
 }
 
-void BlockRunner::prefetch(std::size_t block) {
-  if (sharding_ != nullptr) sharding_->prefetch(blocks_[block].unit);
+void BlockRunner::prefetch(std::size_t block) { prefetch_units({blocks_[block].unit}); }
+
+void BlockRunner::prefetch_units(const std::vector<std::size_t>& units) {
+  if (sharding_ == nullptr) return;
+  for (const std::size_t unit : units) sharding_->prefetch(unit);
 }
 
 void BlockRunner::release(std::size_t block) {
@@ -68,7 +74,11 @@ at::Tensor BlockRunner::forward(const at::Tensor& hidden, const nn::BlockInputs&
         std::any_of(blocks_[i].parameters.begin(), blocks_[i].parameters.end(),
                     [](const nn::Parameter* parameter) { return parameter->trainable(); });
     acquire(i);
-    if (i + 1 < blocks_.size()) prefetch(i + 1);
+    if (i + 1 < blocks_.size()) {
+      prefetch(i + 1);
+    } else {
+      prefetch_units(ends_.behind);
+    }
     pass.inputs.experts = pass.experts[i];
     for (std::size_t stage = 0; stage < blocks_[i].block->stages(); ++stage) {
       const bool recomputed = is_recomputed(stage);
@@ -140,13 +150,17 @@ at::Tensor BlockRunner::differentiate(const Pass& pass, Pass::Graph graph,
 }
 
 at::Tensor BlockRunner::backward(const at::Tensor& grad_hidden, double auxiliary_scale, Pass& pass,
-                                 bool is_last) {
+                                 bool is_last, bool goes_on) {
   at::Tensor gradient = grad_hidden;
   while (!pass.islands.empty()) {
     Pass::Island island = std::move(pass.islands.back());
     pass.islands.pop_back();
     acquire(island.block);
-    if (island.first_stage == 0 && !pass.islands.empty()) prefetch(pass.islands.back().block);
+    if (island.first_stage == 0 && !pass.islands.empty()) {
+      prefetch(pass.islands.back().block);
+    } else if (pass.islands.empty() && goes_on) {
+      prefetch_units(ends_.before);
+    }
     const bool is_next_recomputed = !pass.islands.empty() && pass.islands.back().graphs.empty();
     if (offload_ && is_next_recomputed) offload_->prefetch(pass.islands.back().input);
     if (island.graphs.empty()) recompute(pass, island, take(island.input));

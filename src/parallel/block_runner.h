@@ -27,6 +27,12 @@ struct BlockEntry {
   std::size_t unit = 0;  ///< Of the sharding, if there is one.
 };
 
+/// Units of the sharding that are wanted around the blocks: `before` them on the way to the next
+/// micro-batch, and `behind` them. Their gather starts while the first or the last block runs.
+struct EndUnits {
+  std::vector<std::size_t> before, behind;
+};
+
 /// Runs the decoder blocks forward and backward, each stage of each block an autograd graph of its
 /// own: its input is detached, no edge spans stages, and this runner calls every backward itself.
 /// A policy such as recomputation lives here and not in the model.
@@ -36,7 +42,7 @@ class BlockRunner {
   /// `offload_from` the inputs of what runs again wait in the memory of the host, and the device
   /// holds three of them at most.
   BlockRunner(std::vector<BlockEntry> blocks, Recompute recompute, Sharding* sharding = nullptr,
-              std::optional<c10::Device> offload_from = {});
+              std::optional<c10::Device> offload_from = {}, EndUnits ends = {});
 
   /// What one micro-batch leaves for its backward; several may be in flight.
   class Pass {
@@ -78,9 +84,10 @@ class BlockRunner {
   /// Accumulates the parameters' gradients and returns that of the input (undefined if it was not
   /// wanted). `auxiliary_scale` multiplies the gradient of the auxiliary losses. Consumes the pass.
   /// `is_last`: no further micro-batch adds to the gradients of this step, so their sum over the
-  /// ranks starts as soon as each block has its own.
+  /// ranks starts as soon as each block has its own. `goes_on`: a forward of these blocks for
+  /// another micro-batch follows in the same step.
   at::Tensor backward(const at::Tensor& grad_hidden, double auxiliary_scale, Pass& pass,
-                      bool is_last = true);
+                      bool is_last = true, bool goes_on = false);
 
   /// Without gradients, keeping nothing: evaluation and scoring.
   at::Tensor evaluate(at::Tensor hidden, const nn::BlockInputs& inputs);
@@ -99,12 +106,14 @@ class BlockRunner {
                            double auxiliary_scale);
   void acquire(std::size_t block);
   void prefetch(std::size_t block);
+  void prefetch_units(const std::vector<std::size_t>& units);
   void release(std::size_t block);
 
   std::vector<BlockEntry> blocks_;
   Recompute recompute_;
   Sharding* sharding_;
   std::optional<ActivationOffload> offload_;
+  EndUnits ends_;
 };
 
 }  // namespace heddle::parallel

@@ -1,6 +1,7 @@
 #include "parallel/layout.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,12 +18,13 @@ bool has(const std::vector<bool>& flags, bool value) {
   return std::find(flags.begin(), flags.end(), value) != flags.end();
 }
 
-/// What the ranks along tp must divide.
-Counts divided_by_tp(const models::qwen3_5::Config& model) {
+/// What the ranks along tp must divide. Key/value heads that divide them are repeated.
+Counts divided_by_tp(const models::qwen3_5::Config& model, std::int64_t tp) {
   Counts counts;
   if (has(model.full_attention, true)) {
     counts.emplace_back("num_attention_heads", model.num_attention_heads);
-    counts.emplace_back("num_key_value_heads", model.num_key_value_heads);
+    if (tp % model.num_key_value_heads != 0)
+      counts.emplace_back("num_key_value_heads", model.num_key_value_heads);
   }
   if (has(model.full_attention, false))
     counts.emplace_back("linear_num_key_heads", model.linear_num_key_heads);
@@ -56,12 +58,30 @@ std::int64_t nearest_degree(std::int64_t wanted, const Counts& counts) {
   return comm::nearest_divisor(wanted, numbers);
 }
 
-void require_divides(Dim dim, std::int64_t degree, const Counts& counts) {
-  const std::string wrong = not_divided(degree, counts);
-  if (wrong.empty()) return;
+[[noreturn]] void refuse(Dim dim, std::int64_t degree, const std::string& wrong,
+                         std::int64_t nearest) {
   throw_error<ConfigError>(
       "parallel.{} is {}: it must divide {}; the nearest degree that does is {}", comm::name(dim),
-      degree, wrong, nearest_degree(degree, counts));
+      degree, wrong, nearest);
+}
+
+void require_divides(Dim dim, std::int64_t degree, const Counts& counts) {
+  const std::string wrong = not_divided(degree, counts);
+  if (!wrong.empty()) refuse(dim, degree, wrong, nearest_degree(degree, counts));
+}
+
+void check_tensor_ranks(std::int64_t tp, const models::qwen3_5::Config& model) {
+  const auto wrong_with = [&](std::int64_t degree) {
+    return not_divided(degree, divided_by_tp(model, degree));
+  };
+  const std::string wrong = wrong_with(tp);
+  if (wrong.empty()) return;
+  std::int64_t nearest = 1;
+  for (std::int64_t degree = 1; degree < 2 * tp; ++degree) {
+    if (std::abs(degree - tp) < std::abs(nearest - tp) && wrong_with(degree).empty())
+      nearest = degree;
+  }
+  refuse(Dim::kTp, tp, wrong, nearest);
 }
 
 void check_ulysses(const comm::Mesh& mesh, const models::qwen3_5::Config& model) {
@@ -104,7 +124,7 @@ void check_stages(const comm::Mesh& mesh, const models::qwen3_5::Config& model,
 
 void check_layout(const comm::Mesh& mesh, const models::qwen3_5::Config& model,
                   ops::ContextMethod context_method, std::int64_t stage_chunks) {
-  require_divides(Dim::kTp, mesh.size(Dim::kTp), divided_by_tp(model));
+  check_tensor_ranks(mesh.size(Dim::kTp), model);
   if (mesh.size(Dim::kCp) > 1 && context_method == ops::ContextMethod::kUlysses)
     check_ulysses(mesh, model);
   check_experts(mesh, model);

@@ -41,7 +41,7 @@ class Pipeline {
   /// `blocks`: all layers of the model. `embedding_trained`: something before the first layer is.
   Pipeline(const comm::Mesh& mesh, const StagePlan& plan, const std::vector<BlockEntry>& blocks,
            bool embedding_trained, Recompute recompute, Sharding* sharding = nullptr,
-           std::optional<c10::Device> offload_from = {});
+           std::optional<c10::Device> offload_from = {}, const EndUnits& ends = {});
   /// Of one rank.
   Pipeline(const std::vector<BlockEntry>& blocks, bool embedding_trained, Recompute recompute)
       : Pipeline(comm::Mesh::single(), {1, 1, {{0, static_cast<std::int64_t>(blocks.size())}}},

@@ -15,6 +15,10 @@ struct Run {
   std::int64_t offset = 0;      ///< in the buffer of a rank, elements
 
   std::int64_t numel() const { return rows * row_numel; }
+  /// Buffers [ranks, size] of this run alone are the parameter's rows in order.
+  bool is_all_of(std::int64_t ranks, std::int64_t size) const {
+    return numel() == size && rows * ranks == whole_rows;
+  }
 };
 
 /// Of a parameter of the shape of `value`; `offset` is where it starts in the buffer of a rank.
@@ -27,7 +31,8 @@ std::vector<std::int64_t> shape_of_rows(const at::Tensor& value, std::int64_t ro
 /// last row stays.
 void scatter_rows(const at::Tensor& value, const Run& run, at::Tensor buffers);
 
-/// The reverse: the value's rows out of the buffers [ranks, size].
+/// The reverse: the value's rows out of the buffers [ranks, size], or those buffers themselves
+/// where they hold nothing else.
 at::Tensor collect_rows(const at::Tensor& buffers, const Run& run, const at::Tensor& like);
 
 }  // namespace heddle::parallel

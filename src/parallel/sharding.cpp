@@ -8,6 +8,7 @@
 #include <map>
 #include <utility>
 
+#include "base/errors.h"
 #include "ops/autograd.h"
 #include "parallel/runs.h"
 
@@ -53,25 +54,33 @@ Sharding::Sharding(const comm::Mesh& mesh)
     : tensor_group_(mesh.group({Dim::kTp})),
       end_stages_(mesh.end_stages()),
       dense_{mesh.group({Dim::kCp, Dim::kFsdp}), mesh.group({Dim::kDp})},
-      experts_{mesh.group({Dim::kEfsdp}), mesh.group({Dim::kEdp})} {}
+      experts_{mesh.group({Dim::kEfsdp}), mesh.group({Dim::kEdp})},
+      row_tables_{mesh.group({Dim::kTp, Dim::kCp, Dim::kFsdp}), dense_.replica} {}
 
 Sharding::~Sharding() = default;
 
-const Sharding::Division& Sharding::division_of(const nn::Parameter& parameter) const {
-  return parameter.is_expert() ? experts_ : dense_;
+Sharding::Kind Sharding::kind_of(const nn::Parameter& parameter) const {
+  if (parameter.is_expert()) return Kind::kExpert;
+  // Without tp they lie in the buffers of the others.
+  return parameter.is_row_table() && tensor_group_.size() > 1 ? Kind::kRowTable : Kind::kDense;
+}
+
+const Sharding::Division& Sharding::division_of(Kind kind) const {
+  return kind == Kind::kExpert ? experts_ : kind == Kind::kRowTable ? row_tables_ : dense_;
 }
 
 void Sharding::add(std::size_t unit, const std::vector<Member>& members, c10::Device device) {
   if (units_.size() <= unit) units_.resize(unit + 1);
-  std::map<std::pair<bool, c10::ScalarType>, Shelf> by_kind;
+  std::map<std::pair<Kind, c10::ScalarType>, Shelf> by_kind;
   for (const Member& member : members) {
     nn::Parameter& parameter = *member.parameter;
     if (!parameter.is_held()) {
       parameter.allocate_elsewhere(member.dtype, device);
       continue;
     }
-    Shelf& shelf = by_kind[{parameter.is_expert(), member.dtype}];
-    shelf.over = &division_of(parameter);
+    const Kind kind = kind_of(parameter);
+    Shelf& shelf = by_kind[{kind, member.dtype}];
+    shelf.over = &division_of(kind);
     if (shelf.over->is_gathered()) {
       parameter.allocate_released(member.dtype, device);
     } else {
@@ -119,6 +128,8 @@ void Sharding::publish() {
   const ops::NoGradient guard;
   for (Unit& unit : units_) {
     for (Shelf& shelf : unit.shelves) {
+      if (shelf.gathered.defined())
+        throw InternalError("owned rows were written while a gather of the old ones was under way");
       if (!shelf.owned.defined()) continue;
       const comm::Group& replica = shelf.over->replica;
       if (shelf.over->is_gathered()) {
@@ -179,6 +190,22 @@ void Sharding::release(std::size_t unit) {
   units_[unit].is_acquired = false;
 }
 
+/// Which part of a parameter this rank has, and how many differ, where ranks along tp share parts;
+/// else 0 of 1.
+std::pair<std::int64_t, std::int64_t> Sharding::part_of(const nn::Parameter& parameter) const {
+  if (parameter.copies() == 1) return {0, 1};
+  return {tensor_group_.rank() / parameter.copies(), tensor_group_.size() / parameter.copies()};
+}
+
+/// The gradient at its place among all parts, so that one sum over all ranks adds up each part's.
+at::Tensor Sharding::among_parts(const at::Tensor& gradient, const nn::Parameter& parameter) const {
+  const auto [part, parts] = part_of(parameter);
+  if (parts == 1) return gradient;
+  at::Tensor all = at::zeros({parts * gradient.numel()}, gradient.options());
+  all.narrow(0, part * gradient.numel(), gradient.numel()).copy_(gradient);
+  return all;
+}
+
 void Sharding::sum_partial_gradients(const std::vector<nn::Parameter*>& parameters) const {
   if (tensor_group_.size() == 1) return;
   std::vector<nn::Parameter*> small;
@@ -186,12 +213,12 @@ void Sharding::sum_partial_gradients(const std::vector<nn::Parameter*>& paramete
   for (nn::Parameter* parameter : parameters) {
     if (!parameter->has_partial_gradient()) continue;
     at::Tensor& gradient = parameter->gradient_buffer();
-    if (gradient.numel() >= kSummedAlone && gradient.is_contiguous()) {
+    if (parameter->copies() == 1 && gradient.numel() >= kSummedAlone && gradient.is_contiguous()) {
       tensor_group_.all_reduce_sum(gradient);
       continue;
     }
     small.push_back(parameter);
-    gradients.push_back(gradient.reshape({-1}));
+    gradients.push_back(among_parts(gradient.reshape({-1}), *parameter));
   }
   if (small.empty()) return;
   at::Tensor sum = at::cat(gradients);
@@ -199,30 +226,32 @@ void Sharding::sum_partial_gradients(const std::vector<nn::Parameter*>& paramete
   std::int64_t offset = 0;
   for (nn::Parameter* parameter : small) {
     at::Tensor& gradient = parameter->gradient_buffer();
-    gradient.copy_(sum.narrow(0, offset, gradient.numel()).view(gradient.sizes()));
-    offset += gradient.numel();
+    const auto [part, parts] = part_of(*parameter);
+    gradient.copy_(
+        sum.narrow(0, offset + part * gradient.numel(), gradient.numel()).view(gradient.sizes()));
+    offset += parts * gradient.numel();
   }
 }
 
 void Sharding::reduce(std::size_t unit) {
   const ops::NoGradient guard;
-  std::map<std::pair<bool, c10::ScalarType>, std::vector<nn::Parameter*>> by_kind;
+  std::map<std::pair<Kind, c10::ScalarType>, std::vector<nn::Parameter*>> by_kind;
   for (const Shelf& shelf : units_[unit].shelves) {
     for (nn::Parameter* parameter : shelf.parameters) {
       if (parameter->trainable())
-        by_kind[{parameter->is_expert(), parameter->gradient_dtype()}].push_back(parameter);
+        by_kind[{kind_of(*parameter), parameter->gradient_dtype()}].push_back(parameter);
     }
   }
   for (auto& [kind, parameters] : by_kind) {
     sum_partial_gradients(parameters);
-    if (division_of(*parameters.front()).ranks() > 1)
+    if (division_of(kind.first).ranks() > 1)
       reductions_.push_back(start_reduction(std::move(parameters)));
   }
 }
 
 Sharding::Reduction Sharding::start_reduction(std::vector<nn::Parameter*> parameters) const {
   Reduction reduction;
-  reduction.over = &division_of(*parameters.front());
+  reduction.over = &division_of(kind_of(*parameters.front()));
   const std::int64_t ranks = reduction.over->ranks();
   std::int64_t size = 0;
   for (const nn::Parameter* parameter : parameters) {
@@ -232,10 +261,13 @@ Sharding::Reduction Sharding::start_reduction(std::vector<nn::Parameter*> parame
   const auto options = at::TensorOptions()
                            .dtype(parameters.front()->gradient_dtype())
                            .device(parameters.front()->value().device());
-  reduction.all = at::zeros({ranks, size}, options);
+  const at::Tensor& first = parameters.front()->gradient();
+  const bool is_buffer =
+      first.defined() && first.is_contiguous() && reduction.runs.front().is_all_of(ranks, size);
+  reduction.all = is_buffer ? first.view({ranks, size}) : at::zeros({ranks, size}, options);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     // A rank may have none: no row of its data reached the parameter.
-    if (parameters[i]->gradient().defined())
+    if (!is_buffer && parameters[i]->gradient().defined())
       scatter_rows(parameters[i]->gradient(), reduction.runs[i], reduction.all);
     parameters[i]->clear_gradient();
   }

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -14,8 +15,9 @@ namespace heddle::parallel {
 
 /// Data parallelism of every kind over the parameters of one rank. Each parameter's rows (dimension
 /// 0) are divided into equal runs over shard ranks x replicas: fsdp x cp and dp, or for experts
-/// efsdp and edp. This rank owns one run: it loads, updates and saves it, with its optimizer state,
-/// and nobody else does (ZeRO-1 over the replicas, FSDP over the shard ranks).
+/// efsdp and edp, or for row tables (embedding and head) tp x cp x fsdp and dp. This rank owns one
+/// run: it loads, updates and saves it, with its optimizer state, and nobody else does (ZeRO-1 over
+/// the replicas, FSDP over the shard ranks).
 ///
 ///     one shard rank  values stay whole; gradients are reduce-scattered over the replicas, new
 ///                     rows gathered
@@ -23,9 +25,9 @@ namespace heddle::parallel {
 ///                     acquire(), let go by release(); gradients reduce-scattered over the shard
 ///                     ranks, then the replicas
 ///
-/// A unit is a block with its adapters, or what surrounds the blocks. Its runs lie in one buffer
-/// per dtype, so that a gather is one collective. "ZeRO" (arXiv 1910.02054), "FSDP" (arXiv
-/// 2304.11277).
+/// A unit is a block with its adapters, or what stands before or behind the blocks. Its runs lie in
+/// one buffer per dtype, so that a gather is one collective. "ZeRO" (arXiv 1910.02054), "FSDP"
+/// (arXiv 2304.11277).
 class Sharding {
  public:
   /// Of the ranks of the mesh; made only if there are several. Collective calls come in the same
@@ -74,19 +76,44 @@ class Sharding {
   struct Unit;
   struct Reduction;
 
-  const Division& division_of(const nn::Parameter& parameter) const;
+  enum class Kind { kDense, kExpert, kRowTable };
+  Kind kind_of(const nn::Parameter& parameter) const;
+  const Division& division_of(Kind kind) const;
   static void make_owned(Shelf& shelf, const at::TensorOptions& options);
   static void gather_into_values(Shelf& shelf, const at::Tensor& runs);
   Reduction start_reduction(std::vector<nn::Parameter*> parameters) const;
   void sum_partial_gradients(const std::vector<nn::Parameter*>& parameters) const;
+  std::pair<std::int64_t, std::int64_t> part_of(const nn::Parameter& parameter) const;
+  at::Tensor among_parts(const at::Tensor& gradient, const nn::Parameter& parameter) const;
 
   comm::Group tensor_group_;  ///< tp
   comm::Group end_stages_;    ///< The first and the last along pp, of which this rank may be one.
   nn::Parameter* tied_ = nullptr;
-  Division dense_;    ///< fsdp x cp and dp
-  Division experts_;  ///< efsdp and edp
+  Division dense_;       ///< fsdp x cp and dp
+  Division experts_;     ///< efsdp and edp
+  Division row_tables_;  ///< tp x cp x fsdp and dp, if there is a tp
   std::vector<Unit> units_;
   std::vector<Reduction> reductions_;
+};
+
+/// Acquires units for its life; without a sharding there is nothing to do.
+class Acquired {
+ public:
+  Acquired(Sharding* sharding, std::vector<std::size_t> units)
+      : sharding_(sharding), units_(std::move(units)) {
+    if (sharding_ == nullptr) return;
+    for (const std::size_t unit : units_) sharding_->acquire(unit);
+  }
+  ~Acquired() {
+    if (sharding_ == nullptr) return;
+    for (const std::size_t unit : units_) sharding_->release(unit);
+  }
+  Acquired(const Acquired&) = delete;
+  Acquired& operator=(const Acquired&) = delete;
+
+ private:
+  Sharding* sharding_;
+  std::vector<std::size_t> units_;
 };
 
 }  // namespace heddle::parallel

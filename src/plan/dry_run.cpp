@@ -136,7 +136,7 @@ class DryRun {
     const train::Optimizer optimizer(setup.trainable, config_.optim, config_.train.seed,
                                      setup.context.mesh.world_group());
     dry.optimizer = static_cast<double>(optimizer.state_bytes());
-    double root = 0, widest = 0;
+    double widest_around = 0, widest = 0;
     const auto count = [&](nn::Parameter& parameter) {
       if (!parameter.is_held()) return 0.0;
       ++dry.parameters;
@@ -165,16 +165,18 @@ class DryRun {
       widest = std::max(widest, block);
     }
     setup.model->visit_parameters([&](nn::Parameter& parameter) {
-      if (!in_blocks.contains(&parameter)) root += count(parameter);
+      if (!in_blocks.contains(&parameter))
+        widest_around = std::max(widest_around, count(parameter));
     });
-    dry.gathered = 2 * widest + root;
+    // A block, and the next one or what stands before or behind the blocks.
+    dry.gathered = widest + std::max(widest, widest_around);
     run_blocks(setup, dry);
     report_.stages.push_back(dry);
   }
 
   /// One sequence, long enough for every rank along cp and tp to have a part of each segment.
   void run_blocks(train::Setup& setup, DryRank& dry) {
-    const std::int64_t length = 64 * std::max<std::int64_t>(1, setup.model->least_tokens());
+    const std::int64_t length = 64 * setup.model->padded_tokens(1);
     const std::vector<std::int32_t> tokens(static_cast<std::size_t>(length), 1);
     const std::vector<float> weights(tokens.size(), 1);
     const std::vector<data::SequenceView> sequences = {{tokens, tokens, weights, 0, 0}};
@@ -192,7 +194,7 @@ class DryRun {
           ++dry.skipped;
           continue;
         }
-        at::Tensor hidden = at::empty({batch.host.size(), model_.hidden_size}, hidden_like);
+        at::Tensor hidden = at::empty(batch.hidden_sizes(*setup.model), hidden_like);
         hidden.set_requires_grad(true);
         const nn::BlockOutput output = entry.block->forward(stage, hidden, inputs);
         TORCH_CHECK(output.hidden.sizes() == hidden.sizes(), "layer ", entry.unit - 1,

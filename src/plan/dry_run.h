@@ -15,7 +15,7 @@ struct DryRank {
   std::int64_t parameters = 0;  ///< Tensors that it holds a part of.
   double owned = 0;             ///< Rows that it alone loads, updates and saves.
   double resident = 0;          ///< Weights between blocks.
-  double gathered = 0;          ///< The widest two blocks and the root while they run.
+  double gathered = 0;          ///< The widest two blocks, or one and embedding or head.
   double gradients = 0;
   double optimizer = 0;
   std::int64_t blocks = 0;   ///< Stages of blocks whose forward and backward ran on shapes.

@@ -59,14 +59,16 @@ Held held_by(const Layout& layout, std::int64_t stage_rank) {
   held.trained_dense = step.is_lora ? held.adapters : held.dense;
   held.trained_experts = step.is_lora ? 0 : held.experts;
   if (layout.has_embedding(stage_rank)) {
-    held.root += step.embedding;
-    held.trained_dense += step.trained_embedding();
+    held.tables += step.embedding;
+    held.trained_tables += step.trained_embedding();
   }
   if (layout.has_head(stage_rank)) {
-    held.root += step.head;
-    held.trained_dense += step.trained_head();
+    held.tables += step.head;
+    held.trained_tables += step.trained_head();
   }
-  held.dense += held.root;
+  held.largest_table = held.tables > 0 ? step.vocabulary_elements() : 0;
+  held.gathered_tables =
+      ((stage_rank == 0 ? 1 : 0) + (layout.has_head(stage_rank) ? 1 : 0)) * held.largest_table;
   return held;
 }
 
@@ -112,8 +114,8 @@ double activation_bytes(const Layout& layout, std::int64_t stage_rank) {
   double elements = 0;
   for (const std::int64_t i : layout.layers_of(stage_rank)) {
     const train::KeptElements kept = train::kept_elements(step.model, i, layout.recompute);
-    elements += kept.stream + kept.divided / layout.size(Dim::kTp);
-    if (step.offloads_inputs) elements -= as_double(step.model.hidden_size);
+    elements += kept.whole + kept.divided / layout.size(Dim::kTp);
+    if (step.offloads_inputs) elements -= as_double(step.model.hidden_size) / layout.size(Dim::kTp);
     // Keys and values of the other ranks along cp.
     if (step.model.full_attention[i] && layout.recompute != config::Recompute::kFull &&
         layout.method == ops::ContextMethod::kState) {
@@ -143,21 +145,26 @@ Memory memory_of(const Layout& layout, std::int64_t stage_rank) {
   const Step& step = *layout.step;
   const Held held = held_by(layout, stage_rank);
   const double shards = layout.shards(), replicas = layout.size(Dim::kDp);
-  const double expert_shards = layout.expert_shards();
+  const double expert_shards = layout.expert_shards(), table_shards = layout.table_shards();
   Memory memory;
-  memory.weights = step.element * (held.dense / shards + held.experts / expert_shards);
-  // The block that runs and the next one, and the root, for as long as the step runs.
-  if (shards > 1)
-    memory.weights += step.element * (2 * held.largest_dense_block + held.root) * (1 - 1 / shards);
+  memory.weights = step.element * (held.dense / shards + held.experts / expert_shards +
+                                   held.tables / table_shards);
+  // The block that runs and the next one, or the table before or behind it.
+  const double block_gathered = held.largest_dense_block * (1 - 1 / shards);
+  const double table_gathered = held.largest_table * (1 - 1 / table_shards);
+  memory.weights += step.element * (block_gathered + std::max(block_gathered, table_gathered));
   if (expert_shards > 1)
     memory.weights += step.element * 2 * held.largest_expert_block * (1 - 1 / expert_shards);
   if (step.is_lora) memory.weights += step.element * held.adapters / shards;
   const double owned_dense = held.trained_dense / shards / replicas;
+  const double owned_tables = held.trained_tables / table_shards / replicas;
   const double owned_experts = held.trained_experts / expert_shards / layout.size(Dim::kEdp);
   // Values that stay whole have their owned rows besides.
   if (shards == 1 && replicas > 1) memory.weights += step.element * owned_dense;
-  memory.gradients = step.gradient * (held.trained_dense + held.trained_experts);
-  const double owned = owned_dense + owned_experts;
+  if (table_shards == 1 && replicas > 1) memory.weights += step.element * owned_tables;
+  memory.gradients =
+      step.gradient * (held.trained_dense + held.trained_experts + held.trained_tables);
+  const double owned = owned_dense + owned_experts + owned_tables;
   memory.optimizer =
       step.state_bytes() * (step.offloads_state ? std::min(owned, kStateOnDevice) : owned);
   memory.activations = activation_bytes(layout, stage_rank);

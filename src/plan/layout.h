@@ -28,6 +28,8 @@ struct Layout {
   /// Ranks that a dense parameter, and an expert's, is sharded over.
   double shards() const { return size(comm::Dim::kFsdp) * size(comm::Dim::kCp); }
   double expert_shards() const { return size(comm::Dim::kEfsdp); }
+  /// And embedding and head.
+  double table_shards() const { return size(comm::Dim::kTp) * shards(); }
   /// Layers of a rank of the pipeline.
   std::vector<std::int64_t> layers_of(std::int64_t stage_rank) const;
   bool has_embedding(std::int64_t stage_rank) const {
@@ -38,9 +40,12 @@ struct Layout {
 
 /// Elements of the parameters of one rank of a pipeline, after tp and ep, before sharding.
 struct Held {
-  double dense = 0, experts = 0, root = 0;  ///< root: embedding and head, which dense counts too.
-  double adapters = 0, trained_dense = 0, trained_experts = 0;
-  double largest_dense_block = 0, largest_expert_block = 0;
+  double dense = 0, experts = 0, tables = 0;  ///< tables: embedding and head.
+  double adapters = 0, trained_dense = 0, trained_experts = 0, trained_tables = 0;
+  double largest_dense_block = 0, largest_expert_block = 0, largest_table = 0;
+  double gathered_tables = 0;  ///< Of a micro-batch: a tied table on one rank twice.
+
+  double all() const { return dense + experts + tables; }
 };
 Held held_by(const Layout& layout, std::int64_t stage_rank);
 

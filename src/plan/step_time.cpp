@@ -66,7 +66,7 @@ class Timer {
       Compute c = compute(i, both, 2.0 / 3, work.backward);
       if (layout_.size(Dim::kCp) > 1 && layout_.method == ops::ContextMethod::kState)
         c.delta_rule *= 1 + crossing();
-      if (step_.is_lora) c.elementwise += elements(work.adapters);
+      if (step_.is_lora) c.elementwise += elements(work.adapters + tp_ * work.adapters_whole);
       sum += c;
       sum += again(i);
     }
@@ -91,6 +91,7 @@ class Timer {
   double optimizer(std::int64_t stage_rank) const {
     const Held held = held_by(layout_, stage_rank);
     const double owned = held.trained_dense / layout_.shards() / layout_.size(Dim::kDp) +
+                         held.trained_tables / layout_.table_shards() / layout_.size(Dim::kDp) +
                          held.trained_experts / layout_.expert_shards() / layout_.size(Dim::kEdp);
     // Norm and update read the gradient; weight, and state, are read and written.
     const double bytes = 2 * step_.gradient + 2 * step_.element + 2 * step_.state_bytes();
@@ -106,19 +107,21 @@ class Timer {
     double bytes = 0;
     if (layout_.shards() > 1) bytes += 2 * 2 * held.dense * step_.element;
     if (layout_.expert_shards() > 1) bytes += 2 * 2 * held.experts * step_.element;
+    if (layout_.table_shards() > 1) bytes += 2 * held.gathered_tables * step_.element;
+    if (layout_.table_shards() * layout_.size(Dim::kDp) > 1)
+      bytes += 3 * held.trained_tables * step_.gradient / layout_.micro_batches;
     if (layout_.shards() * layout_.size(Dim::kDp) > 1)
       bytes += 3 * held.trained_dense * step_.gradient / layout_.micro_batches;
     return bytes / memory_rate_;
   }
 
  private:
-  double elements(const LayerWork::Elements& e) const {
-    return layout_.tokens * (e.stream + e.divided / tp_) * step_.element / memory_rate_;
+  double elements(double per_token) const {
+    return layout_.tokens / tp_ * per_token * step_.element / memory_rate_;
   }
 
   /// `product_flops` of a weight, and a share of the FLOPs of attention and delta rule.
-  Compute compute(std::int64_t layer, double product_flops, double share,
-                  const LayerWork::Elements& moved) const {
+  Compute compute(std::int64_t layer, double product_flops, double share, double moved) const {
     const LayerWork& work = step_.layers[layer];
     const double tokens = layout_.tokens / tp_;
     Compute c;

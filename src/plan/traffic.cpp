@@ -21,14 +21,17 @@ class Counter {
     Held largest;
     for (std::int64_t rank = 0; rank < layout_.stages.ranks; ++rank) {
       const Held held = held_by(layout_, rank);
-      if (held.dense + held.experts > largest.dense + largest.experts) largest = held;
+      if (held.all() > largest.all()) largest = held;
     }
-    dense(largest);
+    sharded({Dim::kCp, Dim::kFsdp}, Dim::kDp, layout_.shards(), largest.dense,
+            largest.trained_dense);
+    tables(largest);
     if (largest.experts > 0) experts(largest);
     if (layout_.size(Dim::kPp) > 1) {
       const double chunks = as_double(layout_.stages.chunks);
-      add({Dim::kPp}, "hidden states and gradients between stages", 2 * chunks * hidden_,
-          2 * chunks * layout_.micro_batches, 2 * chunks * hidden_);
+      const double moved = 2 * chunks * hidden_ / layout_.size(Dim::kTp);
+      add({Dim::kPp}, "hidden states and gradients between stages", moved,
+          2 * chunks * layout_.micro_batches, moved);
     }
     return std::move(rows_);
   }
@@ -56,23 +59,34 @@ class Counter {
   void tensor() {
     const double others = share_of_others(layout_.size(Dim::kTp));
     // Mixer and MLP, forward and backward. When a dense MLP runs again nothing reads its sum.
-    double sums = 4 * depth_;
-    if (layout_.recompute == config::Recompute::kFull) sums += depth_;
-    if (reruns_mlp()) sums += sparse_layers();
-    add({Dim::kTp}, "sums of hidden states", 2 * others * sums * hidden_,
-        sums * layout_.micro_batches, sums * hidden_);
-    add({Dim::kTp}, "rows of embedding and head", 2 * others * hidden_, 4 * layout_.micro_batches,
-        2 * hidden_);
-    if (!step_.is_lora) {
-      add({Dim::kTp}, "gradient of the vocabulary's matrix",
-          2 * others * step_.vocabulary_elements() * step_.gradient, 1, 0);
+    double gathers = 4 * depth_, sums = 4 * depth_;
+    if (layout_.recompute == config::Recompute::kFull) {
+      gathers += depth_;
+      sums += depth_;
     }
+    if (reruns_mlp()) {
+      gathers += depth_;
+      sums += sparse_layers();
+    }
+    // What is not kept comes again while the backward runs.
+    const double again = layout_.recompute == config::Recompute::kOff           ? 0
+                         : layout_.recompute == config::Recompute::kElementwise ? 2 * depth_
+                                                                                : depth_;
+    const auto move = [&](const char* what, double times, double written, Hiding hiding) {
+      add({Dim::kTp}, what, others * times * hidden_, times * layout_.micro_batches,
+          times * written, hiding);
+    };
+    move("rows of hidden states", gathers, hidden_, Hiding::kNothing);
+    move("sums of hidden states", sums, hidden_ / layout_.size(Dim::kTp), Hiding::kNothing);
+    move("rows of hidden states for the backward", again, hidden_, Hiding::kBackward);
   }
 
   void context() {
     const auto& model = step_.model;
     const double tp = layout_.size(Dim::kTp), cp = layout_.size(Dim::kCp);
-    const double kv = 2 * as_double(model.num_key_value_heads * model.head_dim) / tp;
+    // With more ranks than heads each has one.
+    const double kv_heads = std::max(1.0, as_double(model.num_key_value_heads) / tp);
+    const double kv = 2 * kv_heads * as_double(model.head_dim);
     const double q = as_double(model.num_attention_heads * model.head_dim) / tp;
     const double k = as_double(model.linear_num_key_heads * model.linear_key_head_dim) / tp;
     const double v = as_double(model.linear_num_value_heads * model.linear_value_head_dim) / tp;
@@ -97,36 +111,51 @@ class Counter {
         0);
   }
 
-  /// Of one kind of parameter: `blocks` elements in all blocks, `root` around them.
-  void sharded(const std::vector<Dim>& inner, Dim outer, double shards, double blocks, double root,
+  /// Of one kind of parameter: `blocks` elements in all blocks.
+  void sharded(const std::vector<Dim>& inner, Dim outer, double shards, double blocks,
                double trained) {
-    const double others = share_of_others(shards), replicas = layout_.size(outer);
+    const double others = share_of_others(shards);
     if (shards > 1) {
       const double whole = layout_.micro_batches * blocks * step_.element;
       const double gathered = others * whole;
       const double calls = layout_.micro_batches * depth_;
       add(inner, "weights gathered for the forward", gathered, calls, whole, Hiding::kForward);
       add(inner, "weights gathered for the backward", gathered, calls, whole, Hiding::kBackward);
-      const double first = root + blocks / depth_;
-      add(inner, "weights of the root and the first block", others * first * step_.element, 2,
-          root * step_.element);
+      const double first = blocks / depth_;
+      add(inner, "weights of the first block", others * first * step_.element, 1, 0);
       add(inner, "gradients", others * trained * step_.gradient, depth_, 0, Hiding::kLastBackward);
-      add(inner, "gradients of the root and the last block",
-          others * std::min(first, trained) * step_.gradient, 2, 0);
+      add(inner, "gradients of the last block", others * std::min(first, trained) * step_.gradient,
+          1, 0);
     }
-    const double part = trained / shards, other_replicas = share_of_others(replicas);
-    add({outer}, "gradients", other_replicas * part * step_.gradient, depth_, 0);
-    add({outer}, "new weights", other_replicas * part * step_.element, depth_, 0);
+    replicated(outer, trained / shards, depth_);
   }
 
-  void dense(const Held& held) {
-    sharded({Dim::kCp, Dim::kFsdp}, Dim::kDp, layout_.shards(), held.dense - held.root, held.root,
-            held.trained_dense);
+  void replicated(Dim outer, double trained, double calls) {
+    const double others = share_of_others(layout_.size(outer));
+    add({outer}, "gradients", others * trained * step_.gradient, calls, 0);
+    add({outer}, "new weights", others * trained * step_.element, calls, 0);
+  }
+
+  /// Embedding and head: gathered for each micro-batch, but for the first while a block runs.
+  void tables(const Held& held) {
+    const std::vector<Dim> inner = {Dim::kTp, Dim::kCp, Dim::kFsdp};
+    const double shards = layout_.table_shards(), others = share_of_others(shards);
+    const double one = held.largest_table, m = layout_.micro_batches;
+    const double behind = std::max(0.0, m * held.gathered_tables - one);
+    add(inner, "embedding and head", others * behind * step_.element, behind / std::max(one, 1.0),
+        behind * step_.element, Hiding::kForward);
+    add(inner, "embedding of the first micro-batch", others * one * step_.element, 1,
+        one * step_.element);
+    // A head of its own has its gradient before the blocks have theirs.
+    const double last = std::min(one, held.trained_tables);
+    add(inner, "gradient of the head", others * (held.trained_tables - last) * step_.gradient, 1, 0,
+        Hiding::kLastBackward);
+    add(inner, "gradient of the embedding", others * last * step_.gradient, 1, 0);
+    replicated(Dim::kDp, held.trained_tables / shards, 1);
   }
 
   void experts(const Held& held) {
-    sharded({Dim::kEfsdp}, Dim::kEdp, layout_.expert_shards(), held.experts, 0,
-            held.trained_experts);
+    sharded({Dim::kEfsdp}, Dim::kEdp, layout_.expert_shards(), held.experts, held.trained_experts);
     const double passes = reruns_mlp() ? 6 : 4;
     const double moved = passes * sparse_layers() * hidden_ / layout_.size(Dim::kTp) *
                          as_double(step_.model.num_experts_per_tok);

@@ -30,37 +30,38 @@ void add_mixer(LayerWork& work, const Config& model, std::int64_t layer, const W
     work.attention = 6 * w.q;
     // Norm and rotation of q and k: in and out, backward the input besides. Output gate: o and gate
     // in, y out; o, gate and dy in, two gradients out.
-    work.forward.divided += 2 * (w.q + w.kv) + 3 * w.q;
-    work.backward.divided += 3 * (w.q + w.kv) + 5 * w.q;
-    work.again.divided += 3 * w.q;
-    work.adapters = {w.H + w.H, 2 * w.q + 2 * w.kv + 2 * w.q};
-    work.adapters.stream += w.H;
+    work.forward += 2 * (w.q + w.kv) + 3 * w.q;
+    work.backward += 3 * (w.q + w.kv) + 5 * w.q;
+    work.again += 3 * w.q;
+    work.adapters_whole += w.H + w.H + w.H;
+    work.adapters += 2 * w.q + 2 * w.kv + 2 * w.q;
     return;
   }
   work.delta_rule = 12 * w.v * as_double(model.linear_key_head_dim);
   const double conv = 2 * w.k + w.v;
   // Convolution: x in, y out; backward x and dy in, dx out. Gated norm: as the output gate.
-  work.forward.divided += 2 * conv + 3 * w.v;
-  work.backward.divided += 3 * conv + 5 * w.v;
-  work.again.divided += 2 * conv + 3 * w.v;
-  work.adapters = {2 * w.H + w.H, 2 * w.k + 2 * w.v + 2 * w.Hv + 2 * w.v};
+  work.forward += 2 * conv + 3 * w.v;
+  work.backward += 3 * conv + 5 * w.v;
+  work.again += 2 * conv + 3 * w.v;
+  work.adapters_whole += 2 * w.H + w.H;
+  work.adapters += 2 * w.k + 2 * w.v + 2 * w.Hv + 2 * w.v;
 }
 
 void add_mlp(LayerWork& work, const Config& model, std::int64_t layer, const Widths& w) {
   // SwiGLU: gate and up in, y out; gate, up and dy in, two gradients out.
-  work.forward.divided += 3 * w.F;
-  work.backward.divided += 5 * w.F;
-  work.again.divided += 3 * w.F;
-  work.adapters.stream += 2 * w.H + w.H;
-  work.adapters.divided += 2 * w.F + 2 * w.F;
+  work.forward += 3 * w.F;
+  work.backward += 5 * w.F;
+  work.again += 3 * w.F;
+  work.adapters_whole += 2 * w.H + w.H;
+  work.adapters += 2 * w.F + 2 * w.F;
   if (!model.sparse_mlp[layer]) return;
   const double copies = as_double(model.num_experts_per_tok);
   const double width = copies * as_double(model.moe_intermediate_size);
   work.experts = 3 * w.H * width;
   work.products -= work.experts;
-  // Rows to experts and back, weighted; divided, as each rank along tp takes a run of the tokens.
-  work.forward.divided += 3 * width + (2 * copies + copies + 1) * w.H;
-  work.backward.divided += 5 * width + 2 * (2 * copies + copies + 1) * w.H;
+  // Rows to experts and back, weighted.
+  work.forward += 3 * width + (2 * copies + copies + 1) * w.H;
+  work.backward += 5 * width + 2 * (2 * copies + copies + 1) * w.H;
 }
 
 }  // namespace
@@ -71,9 +72,9 @@ LayerWork layer_work(const Config& model, std::int64_t layer) {
   work.products = as_double(models::qwen3_5::layer_matmul_weights(model, layer));
   // Two norms with the residual sum: h and the branch in, h and the normalised out; backward three
   // in, one out.
-  work.forward.stream = 8 * w.H;
-  work.backward.stream = 8 * w.H;
-  work.again.stream = 2 * 2 * w.H;
+  work.forward = 8 * w.H;
+  work.backward = 8 * w.H;
+  work.again = 2 * 2 * w.H;
   add_mixer(work, model, layer, w);
   add_mlp(work, model, layer, w);
   return work;

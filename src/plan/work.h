@@ -15,19 +15,17 @@ inline double as_double(std::int64_t value) { return static_cast<double>(value);
 inline constexpr double kLogitsBytes = 2.0 * (1u << 30);
 
 /// What one token costs in one decoder layer. Elements are those that elementwise kernels read and
-/// write; `stream` ones are of the residual stream, `divided` ones of heads and widths, which
-/// tensor parallelism divides.
+/// write; tensor parallelism divides all of them, tokens in the residual stream, elsewhere heads
+/// and widths.
 struct LayerWork {
   double products = 0;    ///< Weights that it is multiplied with; 2 FLOPs each way.
   double experts = 0;     ///< The same of routed experts.
   double attention = 0;   ///< FLOPs, forward and backward, per token of the sequence's length.
   double delta_rule = 0;  ///< FLOPs, forward and backward.
-  struct Elements {
-    double stream = 0, divided = 0;
-  };
-  Elements forward, backward;
-  Elements again;     ///< What `recompute: elementwise` makes a second time.
-  Elements adapters;  ///< What LoRA reads besides.
+  double forward = 0, backward = 0;
+  double again = 0;           ///< What `recompute: elementwise` makes a second time.
+  double adapters = 0;        ///< What LoRA reads besides,
+  double adapters_whole = 0;  ///< and of it the gathered rows, which tp does not divide.
 };
 LayerWork layer_work(const models::qwen3_5::Config& model, std::int64_t layer);
 

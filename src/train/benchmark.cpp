@@ -81,7 +81,8 @@ class Bench {
     optimizer_.emplace(setup_.trainable, config.optim, config.train.seed, mesh().world_group());
     pipeline_.emplace(mesh(), setup_.stages, block_entries(model()),
                       model().embedding_weight().trainable(), recompute_of(config.train.recompute),
-                      setup_.sharding.get(), offload_of(config.train, device()));
+                      setup_.sharding.get(), offload_of(config.train, device()),
+                      end_units(model()));
     queued_ = queued_steps(config, setup_, *pipeline_, *optimizer_);
   }
 

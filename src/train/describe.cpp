@@ -35,13 +35,13 @@ KeptElements kept_elements(const models::qwen3_5::Config& config, std::int64_t l
   const bool is_attention = config.full_attention[layer];
   const bool is_off = recompute == config::Recompute::kOff;
   KeptElements kept;
-  kept.stream = recompute == config::Recompute::kFull ? H : 2 * H;  // inputs of the stages
+  kept.divided = recompute == config::Recompute::kFull ? H : 2 * H;  // inputs of the stages
   // projections and what the mixer's operators keep
   if (recompute != config::Recompute::kFull)
     kept.divided += is_attention ? 2 * q + 2 * kv + 2 * q + kv : (2 * k + v) + v + 2.5 * v;
   if (is_off) {
     // norm, convolution, the input of the output projection
-    kept.stream += H;
+    kept.whole += H;
     kept.divided += is_attention ? q : 2 * k + v + v;
   }
   if (is_off || recompute == config::Recompute::kElementwise) {
@@ -50,18 +50,18 @@ KeptElements kept_elements(const models::qwen3_5::Config& config, std::int64_t l
             ? static_cast<double>(config.num_experts_per_tok * config.moe_intermediate_size +
                                   config.shared_expert_intermediate_size)
             : static_cast<double>(config.intermediate_size);
-    if (is_off) kept.stream += H;
+    if (is_off) kept.whole += H;
     kept.divided += is_off ? 3 * width : 2 * width;
   }
   return kept;
 }
 
 double activation_bytes_per_token(const models::qwen3_5::Config& config, std::int64_t element_bytes,
-                                  config::Recompute recompute) {
+                                  config::Recompute recompute, std::int64_t tensor_ranks) {
   double elements = 0;
   for (std::int64_t i = 0; i < config.num_hidden_layers; ++i) {
     const KeptElements kept = kept_elements(config, i, recompute);
-    elements += kept.stream + kept.divided;
+    elements += kept.whole + kept.divided / static_cast<double>(tensor_ranks);
   }
   return elements * static_cast<double>(element_bytes);
 }
@@ -102,7 +102,7 @@ RunInfo describe_setup(const Setup& setup, const config::RunConfig& config,
        static_cast<std::int64_t>(
            tokens * activation_bytes_per_token(
                         model, static_cast<std::int64_t>(c10::elementSize(setup.context.dtype)),
-                        config.train.recompute))}};
+                        config.train.recompute, setup.context.mesh.size(comm::Dim::kTp)))}};
   info.kernels = setup.model->kernels().lines();
   info.undecayed = optimizer.undecayed();
   info.defaulted = model.defaulted;

@@ -11,17 +11,18 @@ namespace heddle::train {
 RunInfo describe_setup(const Setup& setup, const config::RunConfig& config,
                        const Optimizer& optimizer);
 
-/// Elements that one token leaves for the backward of one layer: those of the residual stream, and
-/// those of heads and widths, which tensor parallelism divides.
+/// Elements that one token leaves for the backward of one layer: those that tensor parallelism
+/// divides (rows of the residual stream, heads and widths), and those that every rank along tp has
+/// (the gathered rows that projections read).
 struct KeptElements {
-  double stream = 0, divided = 0;
+  double whole = 0, divided = 0;
 };
 KeptElements kept_elements(const models::qwen3_5::Config& config, std::int64_t layer,
                            config::Recompute recompute);
 
 /// Estimate of the bytes that one token leaves for the backward under a recomputation policy, all
-/// layers together on one rank.
+/// layers together on one of the ranks along tp.
 double activation_bytes_per_token(const models::qwen3_5::Config& config, std::int64_t element_bytes,
-                                  config::Recompute recompute);
+                                  config::Recompute recompute, std::int64_t tensor_ranks);
 
 }  // namespace heddle::train

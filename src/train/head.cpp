@@ -3,6 +3,8 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/index_copy.h>
+#include <ATen/ops/index_select.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/mse_loss.h>
 #include <ATen/ops/tensor.h>
@@ -10,6 +12,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/errors.h"
 #include "device/upload.h"
@@ -21,6 +24,31 @@ namespace heddle::train {
 namespace {
 
 using models::qwen3_5::Head;
+
+/// Rows of the whole batch [T] with a label and a weight, and others so that their number is a
+/// multiple if there are enough; in order.
+std::vector<std::int64_t> rows_with_loss(const at::Tensor& labels, const at::Tensor& weights,
+                                         std::int64_t multiple) {
+  const auto* label = labels.const_data_ptr<std::int64_t>();
+  const auto* weight = weights.const_data_ptr<float>();
+  std::vector<std::int64_t> kept, others;
+  for (std::int64_t t = 0; t < labels.numel(); ++t)
+    (label[t] != data::kIgnoredLabel && weight[t] != 0 ? kept : others).push_back(t);
+  const auto missing = static_cast<std::size_t>(
+      (multiple - static_cast<std::int64_t>(kept.size()) % multiple) % multiple);
+  others.resize(std::min(others.size(), missing));
+  kept.insert(kept.end(), others.begin(), others.end());
+  std::sort(kept.begin(), kept.end());
+  return kept;
+}
+
+/// Places in a list, from `first` up to before `last`.
+struct Run {
+  std::int64_t first, last;
+};
+std::int64_t overlap(const Run& a, const Run& b) {
+  return std::max<std::int64_t>(0, std::min(a.last, b.last) - std::max(a.first, b.first));
+}
 
 /// Cross-entropy of normalized rows [n,H], which may be none.
 ops::LinearCrossEntropy::Result cross_entropy(Model& model, ops::LinearCrossEntropy::Inputs inputs,
@@ -46,20 +74,41 @@ ops::LinearCrossEntropy::Result cross_entropy(Model& model, ops::LinearCrossEntr
 LossRows::LossRows(const Model& model, const data::Batch& batch, double gradient_scale,
                    std::int64_t multiple) {
   const at::Tensor all_labels = batch.labels.cpu(), all_weights = batch.loss_weights.cpu();
-  const auto* label = all_labels.const_data_ptr<std::int64_t>();
-  const auto* weight = all_weights.const_data_ptr<float>();
-  std::vector<std::int64_t> kept, others;
-  for (std::int64_t t = 0; t < all_labels.numel(); ++t)
-    (label[t] != data::kIgnoredLabel && weight[t] != 0 ? kept : others).push_back(t);
-  const auto missing = static_cast<std::size_t>(
-      (multiple - static_cast<std::int64_t>(kept.size()) % multiple) % multiple);
-  others.resize(std::min(others.size(), missing));
-  kept.insert(kept.end(), others.begin(), others.end());
-  std::sort(kept.begin(), kept.end());
+  const std::vector<std::int64_t> kept = rows_with_loss(all_labels, all_weights, multiple);
+  total = static_cast<std::int64_t>(kept.size());
+
+  const comm::Group& group = model.tensor_group();
+  // Those of `kept` that lie in a rank's rows, and those that it takes to the head.
+  const auto held_by = [&](std::int64_t rank) {
+    const ops::Rows rows = ops::rows_of_member(batch.size(), rank, group);
+    const auto place = [&](std::int64_t row) {
+      return std::lower_bound(kept.begin(), kept.end(), row) - kept.begin();
+    };
+    return Run{place(rows.first), place(rows.first + rows.count)};
+  };
+  const auto taken_by = [&](std::int64_t rank) {
+    const std::int64_t length = (total + group.size() - 1) / group.size();
+    return Run{std::min(rank * length, total), std::min((rank + 1) * length, total)};
+  };
+  const Run held = held_by(group.rank()), taken = taken_by(group.rank());
+  bool moves = false;
+  for (std::int64_t rank = 0; rank < group.size(); ++rank) {
+    const Run there = held_by(rank), wanted = taken_by(rank);
+    moves = moves || there.first != wanted.first || there.last != wanted.last;
+    sent.push_back(overlap(held, wanted));
+    received.push_back(overlap(there, taken));
+  }
+  if (!moves) sent.clear(), received.clear();
 
   const c10::Device target = model.context().device;
-  const at::Tensor rows = at::tensor(kept, at::kLong);
-  if (rows.numel() < all_labels.numel()) index = device::upload(rows, target);
+  const ops::Rows own = ops::own_rows(batch.size(), group);
+  if (held.last - held.first < own.count) {
+    std::vector<std::int64_t> places(kept.begin() + held.first, kept.begin() + held.last);
+    for (std::int64_t& place : places) place -= own.first;
+    index = device::upload(places, target);
+  }
+  const at::Tensor rows = at::tensor(
+      std::vector<std::int64_t>(kept.begin() + taken.first, kept.begin() + taken.last), at::kLong);
   // A row without a loss has some label of the vocabulary: kernels need not look.
   labels = device::upload(all_labels.index_select(0, rows).clamp_min(0), target);
   const at::Tensor weights = all_weights.index_select(0, rows).to(model.context().wide_dtype());
@@ -69,26 +118,26 @@ LossRows::LossRows(const Model& model, const data::Batch& batch, double gradient
 
 HeadResult run_language_model_head(Model& model, const at::Tensor& hidden, const LossRows& rows,
                                    bool want_gradients) {
-  if (rows.labels.numel() == 0) {
+  if (rows.total == 0) {
     return {at::zeros({}, rows.loss_weights.options()),
             want_gradients ? at::zeros_like(hidden) : at::Tensor()};
   }
-  // Each rank along tp takes a run of the rows.
   const comm::Group& group = model.tensor_group();
   at::Tensor trunk = ops::detached(hidden);
   if (want_gradients) trunk.set_requires_grad(true);
   // Evaluation records nothing.
   const auto forward = [&] {
-    return model.final_norm(
-        ops::split_rows(rows.index.defined() ? trunk.index_select(0, rows.index) : trunk, group));
+    at::Tensor x = rows.index.defined() ? trunk.index_select(0, rows.index) : trunk;
+    if (!rows.sent.empty()) x = ops::all_to_all_rows(x, rows.sent, rows.received, group);
+    return model.final_norm(x);
   };
   const at::Tensor normalized = want_gradients ? forward() : ops::run_without_gradient(forward);
   ops::LinearCrossEntropy::Inputs inputs;
   inputs.hidden = normalized;
-  inputs.labels = ops::split_rows(rows.labels, group);
-  inputs.loss_weights = ops::split_rows(rows.gradient_weights, group);
+  inputs.labels = rows.labels;
+  inputs.loss_weights = rows.gradient_weights;
   const auto result = cross_entropy(model, inputs, want_gradients);
-  at::Tensor loss_sum = -(result.logprobs * ops::split_rows(rows.loss_weights, group)).sum();
+  at::Tensor loss_sum = -(result.logprobs * rows.loss_weights).sum();
   group.all_reduce_sum(loss_sum);
   if (!want_gradients) return {loss_sum, {}};
   ops::run_backward({normalized}, {result.grad_hidden});
@@ -109,7 +158,7 @@ HeadResult classification(Model& model, const at::Tensor& hidden, const data::Ba
   const auto forward = [&] {
     const at::Tensor logits =
         model.score()
-            .forward(model.kernels(), model.final_norm(last_token_rows(trunk, batch)))
+            .forward(model.kernels(), model.final_norm(last_token_rows(model, trunk, batch)))
             .to(wide);
     const bool is_regression = model.num_labels() == 1;
     // The dtype changes on the host: not every device has float64.
@@ -129,8 +178,25 @@ HeadResult classification(Model& model, const at::Tensor& hidden, const data::Ba
 
 }  // namespace
 
-at::Tensor last_token_rows(const at::Tensor& hidden, const data::Batch& batch) {
-  return hidden.index_select(0, device::upload(batch.last_tokens, hidden.device()));
+at::Tensor last_token_rows(const Model& model, const at::Tensor& hidden, const data::Batch& batch) {
+  const auto select = [&](const std::vector<std::int64_t>& rows) {
+    return hidden.index_select(0, device::upload(rows, hidden.device()));
+  };
+  const comm::Group& group = model.tensor_group();
+  if (group.size() == 1 || batch.last_tokens.empty()) return select(batch.last_tokens);
+  const ops::Rows own = ops::own_rows(batch.size(), group);
+  std::vector<std::int64_t> rows, places;
+  for (std::size_t s = 0; s < batch.last_tokens.size(); ++s) {
+    const std::int64_t row = batch.last_tokens[s] - own.first;
+    if (row < 0 || row >= own.count) continue;
+    rows.push_back(row);
+    places.push_back(static_cast<std::int64_t>(s));
+  }
+  // One rank has each row: the sum over the ranks fills the others in.
+  const auto count = static_cast<std::int64_t>(batch.last_tokens.size());
+  const at::Tensor none = at::zeros({count, hidden.size(1)}, hidden.options().requires_grad(false));
+  const at::Tensor mine = none.index_copy(0, device::upload(places, hidden.device()), select(rows));
+  return ops::reduce_from_group(mine, group);
 }
 
 HeadResult run_head(Model& model, const at::Tensor& hidden, const data::Batch& batch,
@@ -148,7 +214,7 @@ HeadResult run_head(Model& model, const at::Tensor& hidden, const data::Batch& b
 }
 
 at::Tensor embed_head(Model& model, const at::Tensor& hidden, const data::Batch& batch) {
-  return model.final_norm(last_token_rows(hidden, batch));
+  return model.final_norm(last_token_rows(model, hidden, batch));
 }
 
 HeadResult train_embed_head(

@@ -8,11 +8,25 @@
 
 #include "data/context_share.h"
 #include "ops/autograd.h"
+#include "ops/collectives.h"
 #include "ops/context_parallel/context_parallel.h"
 #include "train/auxiliary_loss.h"
 #include "train/expert_load.h"
 
 namespace heddle::train {
+
+std::size_t head_unit(const models::qwen3_5::Model& model) {
+  return static_cast<std::size_t>(model.config().num_hidden_layers) + 1;
+}
+
+parallel::EndUnits end_units(const models::qwen3_5::Model& model) {
+  if (model.tied()) return {{kEmbeddingUnit}, {kEmbeddingUnit, head_unit(model)}};
+  return {{kEmbeddingUnit}, {head_unit(model)}};
+}
+
+parallel::Acquired acquire_ends(parallel::Sharding* sharding, const models::qwen3_5::Model& model) {
+  return {sharding, {kEmbeddingUnit, head_unit(model)}};
+}
 
 std::vector<parallel::BlockEntry> block_entries(models::qwen3_5::Model& model) {
   std::vector<parallel::BlockEntry> entries;
@@ -51,7 +65,7 @@ std::optional<c10::Device> offload_of(const config::TrainSection& train, c10::De
 
 LocalBatch::LocalBatch(const models::qwen3_5::Model& model, const data::Batch& whole)
     : host(whole) {
-  host = data::with_dummy_tail(std::move(host), model.least_tokens());
+  host = data::with_dummy_tail(std::move(host), model.padded_tokens(whole.size()));
   context = model.context_of(host.cu_seqlens_host);
   if (context) host = data::context_share(host, context->plan);
   device = host.to(model.context().device);
@@ -63,6 +77,10 @@ nn::BlockInputs LocalBatch::inputs(const models::qwen3_5::Model& model, bool tra
                          device.position_ids, device.real_tokens, training);
   inputs.context = context;
   return inputs;
+}
+
+std::vector<std::int64_t> LocalBatch::hidden_sizes(const models::qwen3_5::Model& model) const {
+  return {ops::own_rows(host.size(), model.tensor_group()).count, model.config().hidden_size};
 }
 
 HeadFunction training_head(models::qwen3_5::Model& model, double gradient_scale) {
@@ -86,6 +104,7 @@ class StepRun {
         batches_(batches),
         heads_(heads),
         options_(options),
+        ends_(end_units(model)),
         flights_(batches.size()) {
     const auto wide =
         at::TensorOptions().dtype(model.context().wide_dtype()).device(model.context().device);
@@ -101,7 +120,15 @@ class StepRun {
       forward(stage, action.micro_batch, action.chunk);
     }
   }
-  const MicroBatchLoss& loss() const { return loss_; }
+  /// Of all micro-batches. Routers count this rank's rows; the head's loss is whole on every rank
+  /// along tp.
+  MicroBatchLoss finish() {
+    if (loss_.expert_load.defined()) {
+      model_.tensor_group().all_reduce_sum(loss_.auxiliary_sum);
+      model_.tensor_group().all_reduce_sum(loss_.expert_load);
+    }
+    return std::move(loss_);
+  }
 
  private:
   /// A micro-batch between its first forward here and its last backward.
@@ -118,7 +145,7 @@ class StepRun {
                                    : 0;
   }
   std::vector<std::int64_t> hidden_sizes(const Flight& flight) const {
-    return {flight.batch.host.size(), model_.config().hidden_size};
+    return flight.batch.hidden_sizes(model_);
   }
   at::TensorOptions hidden_options() const {
     return at::TensorOptions().dtype(model_.context().dtype).device(model_.context().device);
@@ -138,6 +165,8 @@ class StepRun {
     at::Tensor hidden;
     bool wants_input_gradient = stage.sends_gradient;
     if (stage.is_first) {
+      ++begun_;
+      const parallel::Acquired table(options_.sharding, ends_.before);
       hidden = flight.embedded = model_.embed(flight.batch.device.tokens);
       wants_input_gradient = hidden.requires_grad();
     } else {
@@ -145,38 +174,56 @@ class StepRun {
     }
     parallel::BlockRunner::Pass& pass = flight.passes[chunk];
     hidden = stage.runner.forward(hidden, inputs, wants_input_gradient, pass);
-    add_losses(stage, pass, flight.batch.host.real_tokens);
+    add_losses(stage, pass, flight.batch.host);
     if (!stage.is_last) return pipeline_.send_hidden(stage, m, hidden);
-    const HeadResult head = heads_[m](hidden, flight.batch.host);
+    const HeadResult head = apply_head(m, hidden, flight.batch.host);
     flight.grad_hidden = head.grad_hidden;
     loss_.loss_sum.add_(head.loss_sum);
   }
 
+  HeadResult apply_head(std::int64_t m, const at::Tensor& hidden, const data::Batch& batch) {
+    HeadResult head;
+    {
+      const parallel::Acquired weights(options_.sharding, ends_.behind);
+      head = heads_[m](hidden, batch);
+    }
+    if (options_.sharding != nullptr && is_last(m)) {
+      // The rest of the backward does not touch them.
+      for (nn::Parameter* parameter : trainable_) parameter->collect_gradient();
+      options_.sharding->reduce(head_unit(model_));
+    }
+    return head;
+  }
+
+  bool is_last(std::int64_t m) const { return m + 1 == static_cast<std::int64_t>(batches_.size()); }
+
   void add_losses(const parallel::Pipeline::Stage& stage, parallel::BlockRunner::Pass& pass,
-                  std::int64_t real_tokens) {
+                  const data::Batch& batch) {
     const models::qwen3_5::Config& config = model_.config();
+    const std::int64_t real_own =
+        ops::real_rows(ops::own_rows(batch.size(), model_.tensor_group()), batch.real_tokens);
     if (pass.expert_assignments.defined()) {
-      const auto rows = static_cast<double>(sparse_layers(config) * real_tokens);
+      const auto rows = static_cast<double>(sparse_layers(config) * batch.real_tokens);
       loss_.auxiliary_sum.add_(pool_auxiliary_loss(pass, std::max(rows, 1.0)));
     } else if (pass.auxiliary_loss.defined()) {
       loss_.auxiliary_sum.add_(pass.auxiliary_loss);
     }
     const at::Tensor load = expert_load(pass.experts, stage.first_layer, config.sparse_mlp,
-                                        config.num_experts, real_tokens, model_.context().device);
+                                        config.num_experts, real_own, model_.context().device);
     if (!load.defined()) return;
     loss_.expert_load = loss_.expert_load.defined() ? loss_.expert_load.add_(load) : load;
   }
 
   void backward(parallel::Pipeline::Stage& stage, std::int64_t m, std::int64_t chunk) {
     Flight& flight = *flights_[m];
-    const bool is_last_batch = m + 1 == static_cast<std::int64_t>(batches_.size());
     if (stage.has_backward) {
       const at::Tensor incoming =
           stage.is_last
               ? flight.grad_hidden
               : pipeline_.receive_gradient(stage, m, hidden_sizes(flight), hidden_options());
-      const at::Tensor outgoing = stage.runner.backward(incoming, options_.auxiliary_scale,
-                                                        flight.passes[chunk], is_last_batch);
+      const at::Tensor outgoing =
+          stage.runner.backward(incoming, options_.auxiliary_scale, flight.passes[chunk],
+                                is_last(m), begun_ < batches_.size());
       if (stage.sends_gradient) pipeline_.send_gradient(stage, m, outgoing);
       if (stage.is_first && outgoing.defined() && flight.embedded.requires_grad())
         ops::run_backward({flight.embedded}, {outgoing});
@@ -192,6 +239,8 @@ class StepRun {
   std::span<const data::Batch> batches_;
   const std::vector<HeadFunction>& heads_;
   const MicroBatchOptions& options_;
+  parallel::EndUnits ends_;
+  std::size_t begun_ = 0;  ///< Micro-batches whose first stage ran here.
   std::vector<std::unique_ptr<Flight>> flights_;
   MicroBatchLoss loss_;
 };
@@ -204,17 +253,13 @@ MicroBatchLoss run_micro_batches(models::qwen3_5::Model& model, adapters::LoraSe
                                  std::span<const data::Batch> batches,
                                  const std::vector<HeadFunction>& heads,
                                  const MicroBatchOptions& options) {
-  if (options.sharding != nullptr) options.sharding->acquire(kRootUnit);
   StepRun run(model, adapters, pipeline, trainable, batches, heads, options);
   for (const parallel::PipelineAction& action :
        pipeline.actions(static_cast<std::int64_t>(batches.size())))
     run.run(action);
   pipeline.finish_sends();
-  if (options.sharding != nullptr) {
-    options.sharding->release(kRootUnit);
-    options.sharding->reduce(kRootUnit);
-  }
-  return run.loss();
+  if (options.sharding != nullptr) options.sharding->reduce(kEmbeddingUnit);
+  return run.finish();
 }
 
 at::Tensor evaluate_hidden(models::qwen3_5::Model& model, parallel::Pipeline& pipeline,
@@ -227,7 +272,7 @@ at::Tensor evaluate_hidden(models::qwen3_5::Model& model, parallel::Pipeline& pi
         stage.is_first
             ? model.embed(batch.device.tokens)
             : pipeline.receive_hidden(
-                  stage, 0, {batch.host.size(), model.config().hidden_size},
+                  stage, 0, batch.hidden_sizes(model),
                   at::TensorOptions().dtype(model.context().dtype).device(model.context().device));
     hidden = stage.runner.evaluate(hidden, inputs);
     if (stage.is_last) return hidden;

@@ -17,8 +17,14 @@
 
 namespace heddle::train {
 
-/// The unit of the sharding that holds what surrounds the blocks; block i is unit i + 1.
-inline constexpr std::size_t kRootUnit = 0;
+/// Units of the sharding: the embedding, block i as unit i + 1, and behind the last block final
+/// norm and head.
+inline constexpr std::size_t kEmbeddingUnit = 0;
+std::size_t head_unit(const models::qwen3_5::Model& model);
+/// Which of them the embedding and the head need: a tied head both.
+parallel::EndUnits end_units(const models::qwen3_5::Model& model);
+/// All of them for the life of the result; `sharding` may be null.
+parallel::Acquired acquire_ends(parallel::Sharding* sharding, const models::qwen3_5::Model& model);
 
 /// The model's layers as the runner takes them, with their adapters' parameters.
 std::vector<parallel::BlockEntry> block_entries(models::qwen3_5::Model& model);
@@ -38,9 +44,11 @@ struct LocalBatch {
   std::shared_ptr<const ops::ContextParallel> context;  ///< Null if the rank has all tokens.
 
   nn::BlockInputs inputs(const models::qwen3_5::Model& model, bool training) const;
+  /// Of this rank's hidden states: [T/tp,H].
+  std::vector<std::int64_t> hidden_sizes(const models::qwen3_5::Model& model) const;
 };
 
-/// Loss and gradient on the hidden states [T,H] of one micro-batch, which is on the host.
+/// Loss and gradient on the rank's hidden states [T/tp,H] of one micro-batch, which is on the host.
 using HeadFunction = std::function<HeadResult(const at::Tensor& hidden, const data::Batch&)>;
 
 /// run_head for training: gradients are those of gradient_scale * loss_sum.
@@ -75,8 +83,8 @@ MicroBatchLoss run_micro_batches(models::qwen3_5::Model& model, adapters::LoraSe
                                  const std::vector<HeadFunction>& heads,
                                  const MicroBatchOptions& options);
 
-/// Hidden states [T,H] of a batch after the last layer, without gradients; undefined where the last
-/// stage is elsewhere.
+/// Hidden states [T/tp,H] of a batch after the last layer, without gradients; undefined where the
+/// last stage is elsewhere.
 at::Tensor evaluate_hidden(models::qwen3_5::Model& model, parallel::Pipeline& pipeline,
                            const LocalBatch& batch);
 

@@ -152,7 +152,7 @@ models::qwen3_5::Config read_model_config(const ckpt::ModelDirectory& source) {
   return models::qwen3_5::parse_config(source.config(), (source.path() / "config.json").string());
 }
 
-/// Gives the model's parameters to the sharding: what surrounds the blocks, then each block.
+/// Gives the model's parameters to the sharding: the embedding, each block, what is behind them.
 void shard_parameters(Setup& setup) {
   models::qwen3_5::Model& model = *setup.model;
   const auto member = [&](nn::Parameter& parameter) {
@@ -167,15 +167,17 @@ void shard_parameters(Setup& setup) {
       blocks.back().push_back(member(parameter));
     });
   }
-  std::vector<parallel::Sharding::Member> root;
+  std::vector<parallel::Sharding::Member> head;
   model.visit_parameters([&](nn::Parameter& parameter) {
-    if (!in_blocks.contains(&parameter)) root.push_back(member(parameter));
+    if (!in_blocks.contains(&parameter) && &parameter != &model.embedding_weight())
+      head.push_back(member(parameter));
   });
   setup.sharding = std::make_unique<parallel::Sharding>(setup.context.mesh);
   if (model.tied()) setup.sharding->tie_over_stages(model.embedding_weight());
-  setup.sharding->add(kRootUnit, root, setup.context.device);
+  setup.sharding->add(kEmbeddingUnit, {member(model.embedding_weight())}, setup.context.device);
   for (std::size_t i = 0; i < blocks.size(); ++i)
     setup.sharding->add(i + 1, blocks[i], setup.context.device);
+  setup.sharding->add(head_unit(model), head, setup.context.device);
 }
 
 /// The same for the adapters, each in the unit of its linear layer.
@@ -216,7 +218,7 @@ void shard_adapters(Setup& setup) {
   }
   for (const auto& adapter : setup.adapters->adapters()) {
     if (!in_blocks.contains(adapter.get()))
-      setup.sharding->add(kRootUnit, members_of(*adapter), setup.context.device);
+      setup.sharding->add(head_unit(*setup.model), members_of(*adapter), setup.context.device);
   }
 }
 

@@ -62,7 +62,8 @@ Trainer::Trainer(const config::RunConfig& config, Observer& observer, const std:
                  setup_.context.mesh.world_group()),
       pipeline_(setup_.context.mesh, setup_.stages, block_entries(*setup_.model),
                 setup_.model->embedding_weight().trainable(), recompute_of(config.train.recompute),
-                setup_.sharding.get(), offload_of(config.train, setup_.context.device)),
+                setup_.sharding.get(), offload_of(config.train, setup_.context.device),
+                end_units(*setup_.model)),
       loader_(std::make_unique<data::Loader>(setup_.train,
                                              loader_options(config, setup_.context.mesh))),
       queued_(queued_steps(config, setup_, pipeline_, optimizer_)),
@@ -285,7 +286,7 @@ Evaluation Trainer::evaluate() {
   options.rank = static_cast<int>(setup_.context.mesh.data_rank());
   options.world = static_cast<int>(setup_.context.mesh.data_size());
   data::EvaluationLoader loader(setup_.eval, options);
-  if (setup_.sharding) setup_.sharding->acquire(kRootUnit);
+  const parallel::Acquired ends = acquire_ends(setup_.sharding.get(), model);
   double loss = 0, weights = 0;
   std::int64_t sequences = 0;
   while (const auto whole = loader.next()) {
@@ -298,7 +299,6 @@ Evaluation Trainer::evaluate() {
     weights += batch.host.loss_weight_sum;
     sequences += batch.host.real_sequences;
   }
-  if (setup_.sharding) setup_.sharding->release(kRootUnit);
   const comm::Group group = setup_.context.mesh.loss_group();
   loss = group.all_reduce_sum(loss);
   weights = group.all_reduce_sum(weights);

@@ -110,14 +110,15 @@ std::vector<HeadFunction> Trainer::embed_heads_of(const data::Step& step, double
   }
   const auto count = static_cast<std::int64_t>(step.micro_batches.size());
   std::vector<EmbeddedTexts> parts;
-  if (setup_.sharding) setup_.sharding->acquire(kRootUnit);
-  for (std::int64_t m = 0; m < count; ++m) {
-    const auto i = static_cast<std::size_t>(m);
-    if (setup_.adapters) setup_.adapters->set_dropout_stream(dropout_stream(step, i));
-    parts.push_back(embedded_texts(model, pipeline_, step.micro_batches[i],
-                                   setup_.context.mesh.data_rank() * count + m));
+  {
+    const parallel::Acquired ends = acquire_ends(setup_.sharding.get(), model);
+    for (std::int64_t m = 0; m < count; ++m) {
+      const auto i = static_cast<std::size_t>(m);
+      if (setup_.adapters) setup_.adapters->set_dropout_stream(dropout_stream(step, i));
+      parts.push_back(embedded_texts(model, pipeline_, step.micro_batches[i],
+                                     setup_.context.mesh.data_rank() * count + m));
+    }
   }
-  if (setup_.sharding) setup_.sharding->release(kRootUnit);
   const auto placed = at::TensorOptions().device(setup_.context.device);
   const EmbeddingTable table =
       gathered(parts, model.config().hidden_size, placed.dtype(setup_.context.dtype), group);
@@ -144,12 +145,11 @@ Evaluation Trainer::evaluate_embeddings() {
   loader_options.world = static_cast<int>(mesh.data_size());
   data::EvaluationLoader loader(setup_.eval, loader_options);
   if (setup_.adapters) setup_.adapters->set_dropout_stream(0);
-  if (setup_.sharding) setup_.sharding->acquire(kRootUnit);
+  const parallel::Acquired ends = acquire_ends(setup_.sharding.get(), *setup_.model);
   std::vector<EmbeddedTexts> parts;
   for (std::int64_t number = mesh.data_rank(); const auto batch = loader.next();
        number += mesh.data_size())
     parts.push_back(embedded_texts(*setup_.model, pipeline_, *batch, number));
-  if (setup_.sharding) setup_.sharding->release(kRootUnit);
   const auto [embeddings, text_of_row, row_at] =
       gathered(parts, setup_.model->config().hidden_size,
                at::TensorOptions().dtype(setup_.context.wide_dtype()).device(setup_.context.device),

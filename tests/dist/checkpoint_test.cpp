@@ -37,7 +37,7 @@ Words with_steps(int steps, Words words) {
 }
 
 TEST_F(LayoutCheckpointTest, ContinuesUnderAnyOtherLayout) {
-  expect_run("whole", 0, with_steps(8, {}));
+  expect_run("whole", 0, with_steps(10, {}));
   const auto whole = runs_.metrics("whole");
   // Two steps each.
   expect_run("run", 8, with_steps(2, {"parallel.dp=2", "parallel.tp=2", "parallel.pp=2"}));
@@ -46,6 +46,7 @@ TEST_F(LayoutCheckpointTest, ContinuesUnderAnyOtherLayout) {
   expect_run("run", 2, with_steps(4, {"parallel.cp=2", "parallel.ep=2"}));
   expect_run("run", 0, with_steps(6, {}));
   expect_run("run", 2, with_steps(8, {"parallel.fsdp=2"}));
+  expect_run("run", 4, with_steps(10, {"parallel.tp=4"}));
   const auto steps = runs_.metrics("run");
   ASSERT_EQ(steps.size(), whole.size());
   for (std::size_t i = 0; i < steps.size(); ++i) {
@@ -59,6 +60,7 @@ TEST_F(LayoutCheckpointTest, OneCheckpointExportsTheSameBytesUnderEveryLayout) {
   // Continued by no step: what is exported is what was read.
   for (const auto& [name, ranks, words] :
        {std::tuple{"one", 0, Words{}}, std::tuple{"fsdp", 3, Words{"parallel.fsdp=3"}},
+        std::tuple{"tp", 4, Words{"parallel.tp=4"}},
         std::tuple{"mixed", 4, Words{"parallel.pp=2", "parallel.fsdp=2", "parallel.ep=2"}}}) {
     copy_run("run", name);
     fs::remove_all(runs_.directory() / name / "final");
@@ -70,21 +72,25 @@ TEST_F(LayoutCheckpointTest, OneCheckpointExportsTheSameBytesUnderEveryLayout) {
 TEST_F(LayoutCheckpointTest, AdaptersAreExportedFromTheRanksThatShareThem) {
   const Words lora = {"train.method=lora", "adapter.rank=4",
                       "adapter.target_parameters=[mlp.experts.gate_up_proj]"};
-  Words sharded = lora, experts = lora;
+  Words sharded = lora, experts = lora, tensor = lora;
   sharded.push_back("parallel.fsdp=3");
   experts.insert(experts.end(), {"parallel.dp=2", "parallel.ep=2"});
   expect_run("one", 0, with_steps(3, lora));
   expect_run("sharded", 3, with_steps(3, sharded));
+  tensor.push_back("parallel.tp=4");
   expect_run("experts", 2, with_steps(3, experts));
-  for (const char* run : {"sharded", "experts"})
-    EXPECT_NEAR(runs_.metrics(run)[2].loss, runs_.metrics("one")[2].loss, 1e-9);
-  copy_run("experts", "again");
-  fs::remove_all(runs_.directory() / "again/final");
-  expect_run("again", 0, with_steps(3, lora));
-  const auto adapter = [&](const char* run) {
+  expect_run("tensor", 4, with_steps(3, tensor));
+  const auto adapter = [&](const std::string& run) {
     return files::read(runs_.directory() / run / "final/adapter_model.safetensors");
   };
-  EXPECT_EQ(adapter("again"), adapter("experts"));
+  for (const std::string run : {"sharded", "experts", "tensor"}) {
+    EXPECT_NEAR(runs_.metrics(run)[2].loss, runs_.metrics("one")[2].loss, 1e-9);
+    const std::string again = run + "-again";
+    copy_run(run, again);
+    fs::remove_all(runs_.directory() / again / "final");
+    expect_run(again, 0, with_steps(3, lora));
+    EXPECT_EQ(adapter(again), adapter(run)) << run;
+  }
 }
 
 }  // namespace

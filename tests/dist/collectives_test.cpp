@@ -78,35 +78,36 @@ TEST(Collectives, AllToAllRowsWithUnevenAndEmptyParts) {
       3);
 }
 
-TEST(Collectives, CopyThenReduceIsASumOfShares) {
-  // A column and a row of a product: every rank scales the same x in its own way, the shares are
-  // summed, and the loss counts the sum once.
+TEST(Collectives, RowsGatheredThenScatteredAreASumOfShares) {
+  // A column and a row of a product: every rank scales all rows in its own way and keeps its rows
+  // of the sum of the shares.
   const auto errors = testing::run_ranks(3, [](const std::shared_ptr<comm::World>& world) {
     const Group group = comm::Mesh({3, 1, 1, 1, 1}, world).group({comm::Dim::kTp});
-    at::Tensor x = at::arange(4, at::kDouble).set_requires_grad(true);
-    const double own = static_cast<double>(group.rank() + 1);
-    const at::Tensor y = ops::reduce_from_group(ops::copy_to_group(x, group) * own, group);
-    EXPECT_EQ(y[3].item<double>(), 3 * (1 + 2 + 3));
-    ops::run_backward({y}, {at::arange(4, at::kDouble)});
-    EXPECT_EQ(x.grad()[3].item<double>(), 3 * (1 + 2 + 3));
+    const ops::Rows rows = ops::own_rows(6, group);
+    EXPECT_EQ(rows.first, 2 * group.rank());
+    const auto own = [&](const at::Tensor& t) { return t.narrow(0, rows.first, rows.count); };
+    const at::Tensor whole = at::sin(at::arange(12, at::kDouble)).view({6, 2});
+    at::Tensor x = own(whole).clone().set_requires_grad(true);
+    const auto scale = static_cast<double>(group.rank() + 1);
+    const at::Tensor y = ops::reduce_scatter_rows(ops::all_gather_rows(x, group) * scale, group);
+    EXPECT_TRUE(at::allclose(y.detach(), own(whole) * (1 + 2 + 3)));
+    const at::Tensor dy = at::cos(whole);
+    ops::run_backward({y}, {own(dy)});
+    EXPECT_TRUE(at::allclose(x.grad(), own(dy) * (1 + 2 + 3)));
   });
   EXPECT_THAT(errors, ::testing::Each(""));
 }
 
-TEST(Collectives, SplitThenJoinDealsRowsThatAllRanksHaveAlike) {
-  // Every rank works on rows of its own, the last one on none; the loss counts the joined rows
-  // once.
+TEST(Collectives, ReduceFromGroupHandsEveryRankItsGradient) {
+  // All go on with the same sum, and the loss counts it once.
   const auto errors = testing::run_ranks(3, [](const std::shared_ptr<comm::World>& world) {
     const Group group = comm::Mesh({3, 1, 1, 1, 1}, world).group({comm::Dim::kTp});
-    const at::Tensor scale = at::arange(4, at::kDouble).add(1).view({4, 1});
-    at::Tensor x = at::sin(at::arange(8, at::kDouble)).view({4, 2}).set_requires_grad(true);
-    const at::Tensor own = ops::split_rows(x, group);
-    EXPECT_EQ(own.size(0), group.rank() < 2 ? 2 : 0);
-    const at::Tensor y = ops::join_rows(own * ops::split_rows(scale, group), 4, group);
-    EXPECT_TRUE(at::equal(y, x.detach() * scale));
-    const at::Tensor dy = at::cos(y.detach());
-    ops::run_backward({y}, {dy});
-    EXPECT_TRUE(at::equal(x.grad(), dy * scale));
+    const auto scale = static_cast<double>(group.rank() + 1);
+    at::Tensor x = at::arange(4, at::kDouble).set_requires_grad(true);
+    const at::Tensor y = ops::reduce_from_group(x * scale, group);
+    EXPECT_EQ(y[3].item<double>(), 3 * (1 + 2 + 3));
+    ops::run_backward({y}, {at::arange(4, at::kDouble)});
+    EXPECT_EQ(x.grad()[3].item<double>(), 3 * scale);
   });
   EXPECT_THAT(errors, ::testing::Each(""));
 }

@@ -60,6 +60,18 @@ class LaunchedRuns {
       for (int j = 0; j < i % 3; ++j) row["negatives"].push_back(text(2 + j));
       pairs << row << "\n";
     }
+    std::ofstream answers(directory_ / "answers.jsonl");
+    for (int i = 0; i < 64; ++i) {
+      const std::string prompt(static_cast<std::size_t>(i % 3 == 0 ? 40 : 2), '?');
+      answers << nlohmann::json{{"prompt", prompt + std::to_string(i)},
+                                {"completion", "is " + std::to_string(i * i)}}
+              << "\n";
+    }
+    std::ofstream labelled(directory_ / "labelled.jsonl");
+    for (int i = 0; i < 64; ++i) {
+      labelled << nlohmann::json{{"text", "number " + std::to_string(i * 37)}, {"label", i % 3}}
+               << "\n";
+    }
     for (const bool moe : {false, true}) make_model(moe);
   }
 

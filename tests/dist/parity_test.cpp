@@ -31,6 +31,11 @@ const std::vector<Layout> kLayouts = {
     {"fsdp3", 3, {"parallel.fsdp=auto"}},
     {"tp2", 2, {"parallel.tp=2"}},
     {"tp2 x fsdp2", 4, {"parallel.tp=2", "parallel.fsdp=2"}},
+    // Two key/value heads: each on two ranks.
+    {"tp4", 4, {"parallel.tp=4"}},
+    {"tp4 x fsdp2", 8, {"parallel.tp=4", "parallel.fsdp=2"}},
+    {"tp2 x cp2", 4, {"parallel.tp=2", "parallel.cp=2"}},
+    {"tp2 x pp2", 4, {"parallel.tp=2", "parallel.pp=2"}},
     {"tp2 x dp2 x fsdp2", 8, {"parallel.tp=2", "parallel.dp=2", "parallel.fsdp=2"}},
     {"pp2", 2, {"parallel.pp=2"}},
     {"pp4", 4, {"parallel.pp=4"}},
@@ -84,6 +89,12 @@ const std::vector<Variant> kVariants = {
      "dense",
      {"data.packing=false", "train.micro_batch_tokens=64"}},
     {"dense, full, recomputed", "dense", {"train.recompute=full"}},
+    {"dense, full, elementwise recomputed", "dense", {"train.recompute=elementwise"}},
+    {"dense, full, long prompts", "dense", {"data.loss_on=assistant"}, "answers.jsonl"},
+    {"classification, full, evaluated",
+     "dense",
+     {"model.head=classify", "model.num_labels=3", "train.eval_every=5"},
+     "labelled.jsonl"},
     {"dense, full, fewer rows than ranks",
      "dense",
      {"train.global_batch_size=1", "data.packing=false"}},
@@ -97,6 +108,12 @@ const std::vector<Variant> kVariants = {
     {"moe, full, fewer rows than ranks",
      "moe",
      {"train.global_batch_size=1", "data.packing=false", "train.recompute=full"}},
+    {"moe, LoRA of router and shared expert, elementwise recomputed",
+     "moe",
+     {"train.method=lora", "adapter.rank=4",
+      "adapter.targets=[mlp.gate,mlp.shared_expert_gate,mlp.shared_expert.gate_proj,"
+      "mlp.shared_expert.down_proj]",
+      "train.recompute=elementwise"}},
     {"moe, LoRA, accumulated",
      "moe",
      {"train.method=lora", "adapter.rank=4", "train.micro_batch_tokens=64"}},
@@ -250,9 +267,25 @@ TEST_F(ParityTest, OfEveryKindOne) {
   compare(variant("moe, LoRA, accumulated"), kLayouts[1], kFloat32);
   compare(variant("dense, full, fewer rows than ranks"), kLayouts[0], kFloat64);
   compare(variant("dense, some frozen, evaluated"), kLayouts[1], kFloat64);
-  compare(variant("dense, full"), kLayouts[4], kFloat64);
-  compare(variant("dense, LoRA"), kLayouts[4], kFloat64);
-  compare(variant("moe, LoRA, accumulated"), kLayouts[5], kFloat64);
+  compare(variant("dense, full"), layout("tp2"), kFloat64);
+  compare(variant("dense, LoRA"), layout("tp2"), kFloat64);
+  compare(variant("moe, LoRA, accumulated"), layout("tp2 x fsdp2"), kFloat64);
+}
+
+TEST_F(ParityTest, OfTensorParallelism) {
+  compare(variant("dense, full, elementwise recomputed"), layout("tp2"), kFloat64);
+  compare(variant("dense, full, long prompts"), layout("tp2"), kFloat64);
+  compare(variant("dense, full, recomputed"), layout("tp2 x pp2"), kFloat64);
+  compare(variant("classification, full, evaluated"), layout("tp2"), kFloat64);
+  compare(variant("moe, LoRA of router and shared expert, elementwise recomputed"), layout("tp2"),
+          kFloat64);
+  compare(variant("moe, full, accumulated, recomputed"), layout("tp2 x cp2"), kFloat64);
+}
+
+TEST_F(ParityTest, OfMoreTensorRanksThanKeyValueHeads) {
+  compare(variant("dense, full"), layout("tp4"), kFloat64);
+  compare(variant("dense, LoRA"), layout("tp4"), kFloat64);
+  compare(variant("moe, LoRA, accumulated"), layout("tp4"), kFloat64);
 }
 
 TEST_F(ParityTest, OfEmbeddings) {

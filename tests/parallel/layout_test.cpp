@@ -10,6 +10,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::ThrowsMessage;
 
 models::qwen3_5::Config model(bool moe = false) {
@@ -43,14 +44,30 @@ TEST(Layout, RefusesWithTheNumbersAndTheNearestDegree) {
         check_layout(comm::Mesh({8, 1, 1, 1, 1}, 0, 8), model());
       },
       ThrowsMessage<ConfigError>(AllOf(
-          HasSubstr("parallel.tp is 8"), HasSubstr("num_key_value_heads 4"),
-          HasSubstr("linear_num_key_heads 12"), HasSubstr("the nearest degree that does is 4"))));
+          HasSubstr("parallel.tp is 8"), HasSubstr("linear_num_key_heads 12"),
+          Not(HasSubstr("num_key_value_heads")), HasSubstr("the nearest degree that does is 4"))));
   EXPECT_THAT(
       [] {
         check_layout(comm::Mesh({3, 1, 1, 1, 1}, 0, 3), model());
       },
       ThrowsMessage<ConfigError>(AllOf(HasSubstr("num_attention_heads 8"),
+                                       HasSubstr("num_key_value_heads 4"),
                                        HasSubstr("the nearest degree that does is 2"))));
+}
+
+TEST(Layout, RepeatsKeyValueHeadsThatTensorRanksOutnumber) {
+  models::qwen3_5::Config config = model();
+  config.num_key_value_heads = 2;
+  check_layout(comm::Mesh({4, 1, 1, 1, 1}, 0, 4), config);
+  // 6 ranks would share 2 heads evenly, but not the 8 query heads; the nearest that fits both is 4.
+  config.linear_num_key_heads = config.linear_num_value_heads = 24;
+  EXPECT_THAT(
+      [&] {
+        check_layout(comm::Mesh({6, 1, 1, 1, 1}, 0, 6), config);
+      },
+      ThrowsMessage<ConfigError>(AllOf(HasSubstr("num_attention_heads 8"),
+                                       Not(HasSubstr("num_key_value_heads")),
+                                       HasSubstr("the nearest degree that does is 4"))));
 }
 
 TEST(Layout, UlyssesDividesHeadsTogetherWithTensorParallelism) {

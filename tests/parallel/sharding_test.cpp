@@ -29,26 +29,30 @@ at::Tensor part_of(const nn::Parameter& parameter, const at::Tensor& whole,
   return whole.narrow(0, mesh.coordinate(Dim::kEp) * rows, rows);
 }
 
-/// Loads, gathers and reduces a dense parameter and one of experts on every rank. Rank r adds r + 1
-/// to every gradient; a rank along tp holds the same dense gradient as its neighbours.
+/// Loads, gathers and reduces a dense parameter, one of experts and a row table on every rank. Rank
+/// r adds r + 1 to every gradient; that of the dense one is summed along tp nowhere.
 void check(const Layout& layout) {
   std::int64_t world_size = 1;
   for (const std::int64_t size : layout.sizes) world_size *= size;
   const auto errors =
       testing::run_ranks(world_size, [&](const std::shared_ptr<comm::World>& world) {
         const comm::Mesh mesh(layout.sizes, world, layout.ep);
-        nn::Parameter dense("dense", {5, 3}), expert("expert", {12, 2}, {{Dim::kEp, 0, {}}});
+        nn::Parameter dense("dense", {5, 3}), expert("expert", {12, 2}, {{Dim::kEp, 0, {}}}),
+            table("table", {7, 2});
+        table.set_row_table();
+        const auto all = {&dense, &expert, &table};
         Sharding sharding(mesh);
-        for (nn::Parameter* parameter : {&dense, &expert}) parameter->place(mesh);
-        sharding.add(0, {{&dense, at::kDouble}, {&expert, at::kDouble}}, at::kCPU);
-        for (nn::Parameter* parameter : {&dense, &expert}) {
+        for (nn::Parameter* parameter : all) parameter->place(mesh);
+        sharding.add(0, {{&dense, at::kDouble}, {&expert, at::kDouble}, {&table, at::kDouble}},
+                     at::kCPU);
+        for (nn::Parameter* parameter : all) {
           parameter->write_owned(
               at::arange(parameter->numel(), at::kDouble).view(parameter->global_shape()));
         }
         sharding.publish();
         sharding.acquire(0);
         std::int64_t owned_rows = 0;
-        for (nn::Parameter* parameter : {&dense, &expert}) {
+        for (nn::Parameter* parameter : all) {
           const at::Tensor whole =
               at::arange(parameter->numel(), at::kDouble).view(parameter->global_shape());
           EXPECT_TRUE(at::equal(parameter->data(), part_of(*parameter, whole, mesh)))
@@ -60,13 +64,16 @@ void check(const Layout& layout) {
         sharding.release(0);
         EXPECT_EQ(dense.has_memory(), mesh.size(Dim::kFsdp) * mesh.size(Dim::kCp) == 1);
         EXPECT_EQ(expert.has_memory(), mesh.size(Dim::kEfsdp) == 1);
+        EXPECT_EQ(table.has_memory(),
+                  mesh.size(Dim::kTp) * mesh.size(Dim::kFsdp) * mesh.size(Dim::kCp) == 1);
         sharding.reduce(0);
         sharding.finish_reduction();
         // Every row has one owner, so that norms count it once and checkpoints hold it once.
-        EXPECT_EQ(mesh.world_group().all_reduce_sum(static_cast<double>(owned_rows)), 5 + 12);
+        EXPECT_EQ(mesh.world_group().all_reduce_sum(static_cast<double>(owned_rows)), 5 + 12 + 7);
         for (const auto& [parameter, ranks] :
              {std::pair{&dense, mesh.ranks_along({Dim::kCp, Dim::kFsdp, Dim::kDp})},
-              std::pair{&expert, mesh.ranks_along({Dim::kEfsdp, Dim::kEdp})}}) {
+              std::pair{&expert, mesh.ranks_along({Dim::kEfsdp, Dim::kEdp})},
+              std::pair{&table, mesh.ranks_along({Dim::kTp, Dim::kCp, Dim::kFsdp, Dim::kDp})}}) {
           double sum = 0;
           for (const std::int64_t rank : ranks) sum += static_cast<double>(rank + 1);
           EXPECT_TRUE(at::equal(parameter->gradient(),
@@ -77,9 +84,10 @@ void check(const Layout& layout) {
   EXPECT_THAT(errors, ::testing::Each(""));
 }
 
-TEST(Sharding, ExpertsAreDividedOverTheirOwnRanks) {
-  for (const Layout& layout : {Layout{{1, 1, 1, 2, 1}, 2}, Layout{{1, 1, 2, 2, 1}, 2},
-                               Layout{{1, 1, 3, 2, 1}, 2}, Layout{{2, 1, 1, 2, 1}, 1}}) {
+TEST(Sharding, EachKindIsDividedOverItsOwnRanks) {
+  for (const Layout& layout :
+       {Layout{{1, 1, 1, 2, 1}, 2}, Layout{{1, 1, 2, 2, 1}, 2}, Layout{{1, 1, 3, 2, 1}, 2},
+        Layout{{2, 1, 1, 2, 1}, 1}, Layout{{2, 1, 2, 2, 1}, 1}}) {
     check(layout);
   }
 }

@@ -10,6 +10,7 @@
 
 #include "base/errors.h"
 #include "device/require.h"
+#include "nn/tensor_parallel.h"
 #include "ops/autograd.h"
 #include "ops/collectives.h"
 #include "ops/context_parallel/context_parallel.h"
@@ -55,6 +56,8 @@ DecoderLayer::DecoderLayer(const Config& config, const std::string& prefix, std:
       want_auxiliary_loss_(want_auxiliary_loss),
       input_layernorm_(prefix + "input_layernorm.weight", {config.hidden_size}),
       post_attention_layernorm_(prefix + "post_attention_layernorm.weight", {config.hidden_size}) {
+  for (nn::Parameter* norm : {&input_layernorm_, &post_attention_layernorm_})
+    norm->set_partial_gradient();
   if (config.full_attention[index]) {
     attention_.emplace(prefix + "self_attn.", attention_dims(config), ranks);
   } else {
@@ -74,8 +77,9 @@ nn::BlockOutput DecoderLayer::forward(std::size_t stage, const at::Tensor& hidde
                                       const nn::BlockInputs& inputs) {
   if (stage == 1) return mlp(hidden, inputs);
   const auto [x, residual] = normalized(hidden, input_layernorm_, inputs);
-  const at::Tensor mixed =
-      attention_ ? attention_->forward(x, inputs) : gated_delta_net_->forward(x, inputs);
+  const at::Tensor mixed = nn::run_tensor_parallel(x, inputs, [&](const nn::LinearInput& rows) {
+    return attention_ ? attention_->forward(rows, inputs) : gated_delta_net_->forward(rows, inputs);
+  });
   nn::BlockOutput output;
   output.hidden = residual + mixed;
   return output;
@@ -163,13 +167,14 @@ Model::Model(Config config, std::string prefix, const runtime::Context& context,
       throw_error<ConfigError>("model.num_labels must be at least 1 for model.head classify");
     score_ = std::make_unique<nn::Linear>("score.weight", options.num_labels, config_.hidden_size);
   }
-  visit_parameters([&](nn::Parameter& parameter) { parameter.place(context_.mesh); });
-  // The ranks along tp divide the rows of embedding and language-model head.
-  embed_tokens_.set_partial_gradient();
+  // The ranks along tp divide the rows of embedding and language-model head; other heads work on
+  // the same last tokens.
+  embed_tokens_.set_row_table();
   if (options.head == Head::kLanguageModel) {
     norm_.set_partial_gradient();
-    head_weight().set_partial_gradient();
+    head_weight().set_row_table();
   }
+  visit_parameters([&](nn::Parameter& parameter) { parameter.place(context_.mesh); });
 }
 
 void Model::allocate() {
@@ -232,14 +237,17 @@ std::shared_ptr<const ops::ContextParallel> Model::context_of(
       context_group_, context_.device);
 }
 
-std::int64_t Model::least_tokens() const {
-  return ops::ContextPlan::segments_of(options_.context_method, context_group_.size());
+std::int64_t Model::padded_tokens(std::int64_t tokens) const {
+  const std::int64_t segments =
+      ops::ContextPlan::segments_of(options_.context_method, context_group_.size());
+  if (tensor_group_.size() == 1) return std::max(tokens, segments);
+  const std::int64_t step = segments * tensor_group_.size();
+  return (tokens + step - 1) / step * step;
 }
 
 at::Tensor Model::embed(const at::Tensor& tokens) {
-  // Each rank along tp looks up, and has the gradient of, its own run of the tokens.
-  const at::Tensor own = ops::split_rows(tokens, tensor_group_);
-  return ops::join_rows(nn::embedding(kernels_, own, embed_tokens_), tokens.size(0), tensor_group_);
+  const ops::Rows own = ops::own_rows(tokens.size(0), tensor_group_);
+  return nn::embedding(kernels_, tokens.narrow(0, own.first, own.count), embed_tokens_);
 }
 
 at::Tensor Model::final_norm(const at::Tensor& hidden) {
@@ -298,7 +306,8 @@ at::Tensor Model::generate(const at::Tensor& tokens, const ops::Sequences& seque
 
 std::vector<ops::OpRequest> kernel_requests(const Config& config, const Degrees& degrees) {
   const std::int64_t head_ranks = degrees.tp * degrees.ulysses;
-  const std::int64_t num_kv_heads = config.num_key_value_heads / degrees.tp;
+  const std::int64_t num_kv_heads =
+      std::max<std::int64_t>(1, config.num_key_value_heads / degrees.tp);
   const ops::Dims hidden = {{"dim", config.hidden_size}};
   std::vector<ops::OpRequest> requests = {
       {"embedding", {{}}}, {"rms_norm", {hidden}}, {"linear", {{}}}};

@@ -102,15 +102,16 @@ class Model {
   /// How the ranks along cp share a batch of these boundaries; null if this rank has all tokens.
   std::shared_ptr<const ops::ContextParallel> context_of(
       const std::vector<std::int32_t>& cu_seqlens) const;
-  /// Tokens that a batch must have for every rank along cp to get some.
-  std::int64_t least_tokens() const;
+  /// How many tokens a batch of so many must be padded to: every rank along cp has some of them,
+  /// and all ranks along tp have equally many rows.
+  std::int64_t padded_tokens(std::int64_t tokens) const;
   nn::BlockInputs block_inputs(ops::Sequences sequences, const at::Tensor& position_ids,
                                std::int64_t real_tokens, bool training) const;
-  /// tokens [T]; [T,H] on every rank along tp.
+  /// tokens [T]; hidden states of this rank's rows [T/tp,H].
   at::Tensor embed(const at::Tensor& tokens);
   std::vector<std::unique_ptr<DecoderLayer>>& layers() { return layers_; }
   at::Tensor final_norm(const at::Tensor& hidden);
-  /// The ranks along tp; each takes a run of the rows in run_head().
+  /// The ranks along tp, which share the rows of hidden states, T/tp each in order.
   const comm::Group& tensor_group() const { return tensor_group_; }
   nn::Parameter& embedding_weight() { return embed_tokens_; }
   /// [vocab, H]: the head's weight, or the embedding if tied.

@@ -3,6 +3,10 @@
 #include "ops/registry.h"
 #include "ops/sequences.h"
 
+namespace heddle::comm {
+class Group;
+}
+
 namespace heddle::ops {
 
 struct ContextParallel;
@@ -62,15 +66,22 @@ struct MoeExperts {
 /// and the changes.
 at::Tensor moe_experts(const KernelTable& kernels, const MoeExperts::Inputs& inputs);
 
+/// The ranks that share the tokens of a batch, of each kind null if one rank has all.
+struct TokenSharing {
+  /// They share the sequences, which then are this rank's fragments.
+  const ContextParallel* context = nullptr;
+  /// They share the rows of those in turn: probabilities [T/n,E], experts [T/n,k].
+  const comm::Group* rows = nullptr;
+};
+
 /// Load-balancing loss E * sum_e f_e P_e, f_e = assignments of expert e / tokens (sums to k), P_e =
 /// mean probability ("Switch Transformers", arXiv 2101.03961, eq. 4-6). Additive form: computed per
 /// sequence and weighted by its token count, returned as a sum over tokens (divide by the global
 /// token count); tokens from `real_tokens` on count nowhere. probabilities [T,E], experts [T,k].
-/// `context`: the ranks that share the sequences, which then are this rank's fragments; the loss is
-/// this rank's part of the sum. Differentiable in the probabilities.
+/// With `sharing` the loss is this rank's part of the sum. Differentiable in the probabilities.
 at::Tensor moe_auxiliary_loss(const at::Tensor& probabilities, const at::Tensor& experts,
                               const Sequences& sequences, std::int64_t real_tokens,
-                              const ContextParallel* context = nullptr);
+                              const TokenSharing& sharing = {});
 
 /// How one layer loads its experts: what a balancing loss that pools several layers adds up.
 struct MoeLoad {

@@ -13,6 +13,7 @@
 
 #include "device/upload.h"
 #include "ops/autograd.h"
+#include "ops/collectives.h"
 #include "ops/compute_type.h"
 #include "ops/context_parallel/context_parallel.h"
 #include "ops/moe/moe.h"
@@ -120,25 +121,30 @@ MoeRouting moe_route(const at::Tensor& logits, std::int64_t top_k, bool normaliz
 
 at::Tensor moe_auxiliary_loss(const at::Tensor& probabilities, const at::Tensor& experts,
                               const Sequences& sequences, std::int64_t real_tokens,
-                              const ContextParallel* context) {
+                              const TokenSharing& sharing) {
   const std::int64_t tokens = probabilities.size(0), expert_count = probabilities.size(1);
-  TORCH_CHECK(experts.dim() == 2 && experts.size(0) == tokens && sequences.total() == tokens &&
-                  real_tokens >= 0 && real_tokens <= tokens,
+  const ContextParallel* const context = sharing.context;
+  const Rows own =
+      sharing.rows == nullptr ? Rows{0, tokens} : own_rows(sequences.total(), *sharing.rows);
+  TORCH_CHECK(experts.dim() == 2 && experts.size(0) == tokens && own.count == tokens &&
+                  real_tokens >= 0 && real_tokens <= sequences.total(),
               "moe_auxiliary_loss: probabilities ", probabilities.sizes(), ", experts ",
               experts.sizes(), ", cu_seqlens ending at ", sequences.total(), " and ", real_tokens,
               " real tokens do not fit together");
   // loss = sum over tokens and experts of p[t,e] * E * count[s(t),e] / n[s(t)]: linear in p.
   at::Tensor coefficient;
+  const std::int64_t real = real_rows(own, real_tokens);
   {
     const NoGradient guard;
-    const at::Tensor sequence =
-        sequence_of_token(sequences, real_tokens, context, experts.device());
+    const at::Tensor sequence = sequence_of_token(sequences, real_tokens, context, experts.device())
+                                    .narrow(0, std::min(own.first, real_tokens), real);
     const std::int64_t count = context != nullptr ? context->sequences.count() : sequences.count();
     const at::Tensor keys =
-        (sequence.unsqueeze(1) * expert_count + experts.narrow(0, 0, real_tokens)).reshape({-1});
+        (sequence.unsqueeze(1) * expert_count + experts.narrow(0, 0, real)).reshape({-1});
     at::Tensor counts = occurrences(keys, count * expert_count)
                             .view({count, expert_count})
                             .to(compute_type(probabilities));
+    if (sharing.rows != nullptr) sharing.rows->all_reduce_sum(counts);
     if (context != nullptr) context->group.all_reduce_sum(counts);
     // Every token is assigned to k experts.
     const at::Tensor length =
@@ -146,14 +152,14 @@ at::Tensor moe_auxiliary_loss(const at::Tensor& probabilities, const at::Tensor&
             .clamp_min(1);
     coefficient = (counts * static_cast<double>(expert_count) / length).index_select(0, sequence);
   }
-  at::Tensor loss = run_without_gradient(
-      [&] { return at::sum(probabilities.narrow(0, 0, real_tokens) * coefficient); });
+  at::Tensor loss =
+      run_without_gradient([&] { return at::sum(probabilities.narrow(0, 0, real) * coefficient); });
   return with_gradient("moe_auxiliary_loss", {probabilities}, {loss},
-                       [coefficient, real_tokens, sizes = probabilities.sizes().vec(),
+                       [coefficient, real, sizes = probabilities.sizes().vec(),
                         options = probabilities.options()](const Tensors& grads) -> Tensors {
                          if (!grads[0].defined()) return {{}};
                          at::Tensor dp = at::zeros(sizes, options);
-                         dp.narrow(0, 0, real_tokens).copy_(coefficient * grads[0]);
+                         dp.narrow(0, 0, real).copy_(coefficient * grads[0]);
                          return {dp};
                        })[0];
 }
