@@ -1,24 +1,25 @@
-#include "device/copy_stream.h"
-
+// Copies beside the computation, on the simulated NPU.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <gtest/gtest.h>
 
+#include "device/copy_stream.h"
 #include "device/device.h"
-#include "testing/device.h"
+#include "device/sim/simulation.h"
 
-namespace heddle::device {
+namespace heddle::device::sim {
 namespace {
 
-class CopyStreamTest : public ::testing::Test {
+class SimulatedCopyStream : public ::testing::Test {
  protected:
-  c10::Device npu_ = testing::simulated_npu();
+  static void SetUpTestSuite() { start(); }
+  c10::Device npu_{c10::DeviceType::PrivateUse1, 0};
   at::Tensor numbers_ = at::arange(1000, at::TensorOptions().dtype(at::kFloat)).to(npu_);
 };
 
-TEST_F(CopyStreamTest, ATensorComesBackAsItWent) {
+TEST_F(SimulatedCopyStream, ATensorComesBackAsItWent) {
   CopyStream out(npu_), back(npu_);
   const at::Tensor host = host_like(numbers_);
   EXPECT_TRUE(host.is_cpu());
@@ -33,7 +34,7 @@ TEST_F(CopyStreamTest, ATensorComesBackAsItWent) {
   EXPECT_TRUE(at::equal(again.cpu(), numbers_.cpu()));
 }
 
-TEST_F(CopyStreamTest, KeepsBothTensorsUntilItIsWaitedFor) {
+TEST_F(SimulatedCopyStream, KeepsBothTensorsUntilItIsWaitedFor) {
   CopyStream stream(npu_);
   at::Tensor host = host_like(numbers_);
   CopyStream::Copy copy = stream.begin(host, numbers_);
@@ -44,4 +45,4 @@ TEST_F(CopyStreamTest, KeepsBothTensorsUntilItIsWaitedFor) {
 }
 
 }  // namespace
-}  // namespace heddle::device
+}  // namespace heddle::device::sim
