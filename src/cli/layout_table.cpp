@@ -72,10 +72,6 @@ ui::Table layout_table(const plan::LayoutReport& report) {
                bytes(m.optimizer), bytes(m.activations), bytes(m.working), bytes(m.peak),
                stage.layers});
   }
-  if (report.lingering_bytes > 0) {
-    table.row({"", "", "", "", "", "", bytes(report.lingering_bytes),
-               "more that collectives wrote, within a second"});
-  }
   if (report.time) add_time(table, report);
   if (report.schedule.empty()) return table;
   table.section(fmt::format("pipeline: {:.0f} % of the time waiting; forward 0-9, backward a-z",
@@ -114,7 +110,6 @@ std::string layout_json(const plan::LayoutReport& report) {
                                     {"peak", m.peak}});
   }
   if (report.time) {
-    json["lingering_bytes"] = report.lingering_bytes;
     const plan::StepTime& t = *report.time;
     json["time_s"] = {{"hardware", report.hardware->name},
                       {"step", t.total},

@@ -74,10 +74,6 @@ Held held_by(const Layout& layout, std::int64_t stage_rank) {
 
 namespace {
 
-// comm/device_watch.h looks twice a second which collectives have ended and lets go of what they
-// wrote; what the one before last look missed is still there.
-constexpr double kWatched = 1;
-
 /// Elements whose state the device holds at a time where it is offloaded (train/state_offload.h).
 constexpr double kStateOnDevice = 4 * (1 << 23);
 
@@ -179,12 +175,6 @@ Memory memory_of(const Layout& layout, std::int64_t stage_rank) {
   memory.peak =
       resident + std::max(memory.activations + before + memory.working, memory.gradients + block);
   return memory;
-}
-
-double lingering_bytes(const std::vector<Traffic>& traffic, double step_s) {
-  double held = 0;
-  for (const Traffic& row : traffic) held += row.held;
-  return held * std::min(1.0, kWatched / step_s);
 }
 
 }  // namespace heddle::plan

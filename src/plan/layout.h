@@ -59,11 +59,8 @@ struct Traffic {
   double bytes = 0;
   double calls = 0;  ///< Collectives.
   Hiding hiding = Hiding::kNothing;
-  double held = 0;  ///< Bytes of the tensors that they write.
 };
 std::vector<Traffic> traffic_of(const Layout& layout);
-/// What collectives wrote and nobody needs, but the watch over them has not let go of yet.
-double lingering_bytes(const std::vector<Traffic>& traffic, double step_s);
 
 /// Memory of one rank of the pipeline, bytes.
 struct Memory {

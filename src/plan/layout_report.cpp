@@ -35,7 +35,7 @@ std::string layers_of(const parallel::StagePlan& stages, std::int64_t rank) {
 double LayoutReport::peak_bytes() const {
   double peak = 0;
   for (const LayoutStage& stage : stages) peak = std::max(peak, stage.memory.peak);
-  return peak + lingering_bytes;
+  return peak;
 }
 
 LayoutReport plan_layout(const config::RunConfig& config, const models::qwen3_5::Config& model,
@@ -60,7 +60,6 @@ LayoutReport plan_layout(const config::RunConfig& config, const models::qwen3_5:
   if (hardware) {
     report.hardware = hardware;
     report.time = time_of(layout, report.traffic, *hardware);
-    report.lingering_bytes = lingering_bytes(report.traffic, report.time->total);
   }
   return report;
 }

@@ -37,8 +37,7 @@ struct LayoutReport {
   std::vector<std::string> schedule;  ///< Empty without a pipeline.
   double bubble = 0;
   std::optional<Hardware> hardware;
-  std::optional<StepTime> time;  ///< If the hardware is known, ...
-  double lingering_bytes = 0;    ///< ... and what it leaves for lingering_bytes().
+  std::optional<StepTime> time;  ///< If the hardware is known.
 
   /// Of the fullest rank.
   double peak_bytes() const;

@@ -86,7 +86,6 @@ class Searcher {
       proposal.peak_bytes = std::max(proposal.peak_bytes, memory_of(layout, rank).peak);
     const std::vector<Traffic> traffic = traffic_of(layout);
     proposal.time = time_of(layout, traffic, hardware_);
-    proposal.peak_bytes += lingering_bytes(traffic, proposal.time.total);
     const bool fits = proposal.peak_bytes <= kUsableMemory * hardware_.memory_gib * (1u << 30);
     if (!fits && !search_.best.empty()) return;
     proposal.tokens_per_s = step_.rows * step_.length / proposal.time.total;

@@ -31,15 +31,15 @@ class Counter {
       const double chunks = as_double(layout_.stages.chunks);
       const double moved = 2 * chunks * hidden_ / layout_.size(Dim::kTp);
       add({Dim::kPp}, "hidden states and gradients between stages", moved,
-          2 * chunks * layout_.micro_batches, moved);
+          2 * chunks * layout_.micro_batches);
     }
     return std::move(rows_);
   }
 
  private:
-  void add(std::vector<Dim> over, const char* what, double bytes, double calls, double held,
+  void add(std::vector<Dim> over, const char* what, double bytes, double calls,
            Hiding hiding = Hiding::kNothing) {
-    if (bytes > 0) rows_.push_back({std::move(over), what, bytes, calls, hiding, held});
+    if (bytes > 0) rows_.push_back({std::move(over), what, bytes, calls, hiding});
   }
   double share_of_others(double ranks) const { return (ranks - 1) / ranks; }
   double layers(bool is_attention) const {
@@ -72,13 +72,12 @@ class Counter {
     const double again = layout_.recompute == config::Recompute::kOff           ? 0
                          : layout_.recompute == config::Recompute::kElementwise ? 2 * depth_
                                                                                 : depth_;
-    const auto move = [&](const char* what, double times, double written, Hiding hiding) {
-      add({Dim::kTp}, what, others * times * hidden_, times * layout_.micro_batches,
-          times * written, hiding);
+    const auto move = [&](const char* what, double times, Hiding hiding) {
+      add({Dim::kTp}, what, others * times * hidden_, times * layout_.micro_batches, hiding);
     };
-    move("rows of hidden states", gathers, hidden_, Hiding::kNothing);
-    move("sums of hidden states", sums, hidden_ / layout_.size(Dim::kTp), Hiding::kNothing);
-    move("rows of hidden states for the backward", again, hidden_, Hiding::kBackward);
+    move("rows of hidden states", gathers, Hiding::kNothing);
+    move("sums of hidden states", sums, Hiding::kNothing);
+    move("rows of hidden states for the backward", again, Hiding::kBackward);
   }
 
   void context() {
@@ -95,20 +94,17 @@ class Counter {
     if (layout_.method == ops::ContextMethod::kUlysses) {
       const double moved = passes * tokens_ * step_.element *
                            (layers(true) * (2 * q + kv) + layers(false) * (2 * k + 2 * v));
-      add({Dim::kCp}, "tokens to heads and back", share_of_others(cp) * moved, 2 * calls * depth_,
-          moved);
+      add({Dim::kCp}, "tokens to heads and back", share_of_others(cp) * moved, 2 * calls * depth_);
       return;
     }
     const double keys = passes * tokens_ * step_.element * layers(true) * kv;
-    add({Dim::kCp}, "keys and values, and gradients", (cp - 1) * keys, calls * layers(true),
-        cp * keys);
+    add({Dim::kCp}, "keys and values, and gradients", (cp - 1) * keys, calls * layers(true));
     const double state = v * as_double(model.linear_key_head_dim) * step_.wide;  // of all heads
     const double transition =
         state / as_double(model.linear_value_head_dim) * as_double(model.linear_key_head_dim);
     // Two segments on every rank.
     add({Dim::kCp}, "states and transitions, and gradients",
-        2 * calls * (cp - 1) * layers(false) * (2 * state + transition), 3 * calls * layers(false),
-        0);
+        2 * calls * (cp - 1) * layers(false) * (2 * state + transition), 3 * calls * layers(false));
   }
 
   /// Of one kind of parameter: `blocks` elements in all blocks.
@@ -116,24 +112,23 @@ class Counter {
                double trained) {
     const double others = share_of_others(shards);
     if (shards > 1) {
-      const double whole = layout_.micro_batches * blocks * step_.element;
-      const double gathered = others * whole;
+      const double gathered = others * layout_.micro_batches * blocks * step_.element;
       const double calls = layout_.micro_batches * depth_;
-      add(inner, "weights gathered for the forward", gathered, calls, whole, Hiding::kForward);
-      add(inner, "weights gathered for the backward", gathered, calls, whole, Hiding::kBackward);
+      add(inner, "weights gathered for the forward", gathered, calls, Hiding::kForward);
+      add(inner, "weights gathered for the backward", gathered, calls, Hiding::kBackward);
       const double first = blocks / depth_;
-      add(inner, "weights of the first block", others * first * step_.element, 1, 0);
-      add(inner, "gradients", others * trained * step_.gradient, depth_, 0, Hiding::kLastBackward);
+      add(inner, "weights of the first block", others * first * step_.element, 1);
+      add(inner, "gradients", others * trained * step_.gradient, depth_, Hiding::kLastBackward);
       add(inner, "gradients of the last block", others * std::min(first, trained) * step_.gradient,
-          1, 0);
+          1);
     }
     replicated(outer, trained / shards, depth_);
   }
 
   void replicated(Dim outer, double trained, double calls) {
     const double others = share_of_others(layout_.size(outer));
-    add({outer}, "gradients", others * trained * step_.gradient, calls, 0);
-    add({outer}, "new weights", others * trained * step_.element, calls, 0);
+    add({outer}, "gradients", others * trained * step_.gradient, calls);
+    add({outer}, "new weights", others * trained * step_.element, calls);
   }
 
   /// Embedding and head: gathered for each micro-batch, but for the first while a block runs.
@@ -143,14 +138,13 @@ class Counter {
     const double one = held.largest_table, m = layout_.micro_batches;
     const double behind = std::max(0.0, m * held.gathered_tables - one);
     add(inner, "embedding and head", others * behind * step_.element, behind / std::max(one, 1.0),
-        behind * step_.element, Hiding::kForward);
-    add(inner, "embedding of the first micro-batch", others * one * step_.element, 1,
-        one * step_.element);
+        Hiding::kForward);
+    add(inner, "embedding of the first micro-batch", others * one * step_.element, 1);
     // A head of its own has its gradient before the blocks have theirs.
     const double last = std::min(one, held.trained_tables);
-    add(inner, "gradient of the head", others * (held.trained_tables - last) * step_.gradient, 1, 0,
+    add(inner, "gradient of the head", others * (held.trained_tables - last) * step_.gradient, 1,
         Hiding::kLastBackward);
-    add(inner, "gradient of the embedding", others * last * step_.gradient, 1, 0);
+    add(inner, "gradient of the embedding", others * last * step_.gradient, 1);
     replicated(Dim::kDp, held.trained_tables / shards, 1);
   }
 
@@ -161,7 +155,7 @@ class Counter {
                          as_double(step_.model.num_experts_per_tok);
     add({Dim::kEp}, "tokens to experts and back, and gradients",
         share_of_others(layout_.size(Dim::kEp)) * moved,
-        passes * sparse_layers() * layout_.micro_batches, moved);
+        passes * sparse_layers() * layout_.micro_batches);
   }
 
   const Layout& layout_;
