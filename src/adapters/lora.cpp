@@ -15,8 +15,8 @@
 
 #include "adapters/initialize.h"
 #include "base/errors.h"
-#include "base/rng.h"
 #include "base/text.h"
+#include "device/upload.h"
 #include "ops/autograd.h"
 #include "ops/linear/linear.h"
 
@@ -47,26 +47,20 @@ Lora::Lora(std::string module, std::int64_t in_features, std::int64_t out_featur
       a_(module_ + ".lora_A.weight", {rank, in_features}, along(weight_placement, 1)),
       b_(module_ + ".lora_B.weight", {out_features, rank}, along(weight_placement, 0)),
       scaling_(scaling),
-      dropout_(dropout),
+      dropout_probability_(dropout),
       seed_(seed) {
   // Where the weight is divided, the other factor is whole and sees the work of one rank.
   if (!a_.placement().empty()) b_.set_partial_gradient();
   if (!b_.placement().empty()) a_.set_partial_gradient();
 }
 
-at::Tensor Lora::dropout_mask(const at::Tensor& x) const {
-  const CounterRng rng(seed_, fmt::format("{}/dropout/{}", module_, dropout_stream_));
-  at::Tensor mask = at::empty(x.sizes(), at::kFloat);
-  float* out = mask.mutable_data_ptr<float>();
-  const auto kept = static_cast<float>(1 / (1 - dropout_));
-  // Four words per counter; the threshold is exact to 2^-32.
-  const auto threshold = static_cast<std::uint64_t>(dropout_ * 0x1p32);
-  for (std::int64_t i = 0; i < mask.numel(); i += 4) {
-    const auto words = rng.words(static_cast<std::uint64_t>(i / 4));
-    for (std::int64_t j = 0; j < 4 && i + j < mask.numel(); ++j)
-      out[i + j] = words[j] < threshold ? 0 : kept;
-  }
-  return mask.to(x.options());
+at::Tensor Lora::mask_of(const at::Tensor& x) {
+  if (!features_.defined()) features_ = device::upload(a_.global_indices(1), x.device());
+  const bool is_own_rows = x.size(0) < dropout_.tokens.size(0);
+  const at::Tensor tokens =
+      dropout_.tokens.narrow(0, is_own_rows ? dropout_.first_row : 0, x.size(0));
+  return dropout_mask(dropout_key(seed_, module_, dropout_.step), tokens, features_,
+                      dropout_probability_, x.scalar_type());
 }
 
 namespace {
@@ -222,7 +216,7 @@ std::vector<at::Tensor> Lora::forward(const ops::KernelTable& kernels, const nn:
 at::Tensor Lora::forward_with_dropout(const ops::KernelTable& kernels, const at::Tensor& x,
                                       nn::Parameter& weight) {
   const ops::Linear::Functions& products = kernels.get<ops::Linear>();
-  const at::Tensor input = ops::detached(x), mask = dropout_mask(input);
+  const at::Tensor input = ops::detached(x), mask = mask_of(input);
   at::Tensor y, low;
   {
     const ops::NoGradient guard;
@@ -410,8 +404,8 @@ void LoraSet::visit_parameters(const std::function<void(nn::Parameter&)>& visit)
   for (const auto& lora : experts_) lora->visit_parameters(visit);
 }
 
-void LoraSet::set_dropout_stream(std::uint64_t stream) {
-  for (const auto& lora : adapters_) lora->set_dropout_stream(stream);
+void LoraSet::set_dropout(const Dropout& dropout) {
+  for (const auto& lora : adapters_) lora->set_dropout(dropout);
 }
 
 }  // namespace heddle::adapters

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "adapters/dropout_mask.h"
 #include "adapters/expert_lora.h"
 #include "nn/expert_weights.h"
 #include "nn/linear.h"
@@ -43,21 +44,23 @@ class Lora : public nn::LinearAdapter {
   /// A uniform in +-1/sqrt(in) (Kaiming with a = sqrt 5, as PEFT), B zero; keyed by seed, name and
   /// index.
   void initialize();
-  /// Which dropout mask the next forward draws; a recomputation sets the same. 0 turns dropout off.
-  void set_dropout_stream(std::uint64_t stream) { dropout_stream_ = stream; }
+  /// Of the passes to come; a recomputation sets the same.
+  void set_dropout(const Dropout& dropout) { dropout_ = dropout; }
   /// scaling B A, [out,in], in at least fp32: what merging adds to the weight.
   at::Tensor delta() const;
 
  private:
-  bool drops() const { return dropout_ > 0 && dropout_stream_ != 0; }
-  at::Tensor dropout_mask(const at::Tensor& x) const;
+  bool drops() const { return dropout_probability_ > 0 && dropout_.step != 0; }
+  at::Tensor mask_of(const at::Tensor& x);
   at::Tensor forward_with_dropout(const ops::KernelTable& kernels, const at::Tensor& x,
                                   nn::Parameter& weight);
 
   std::string module_;
   nn::Parameter a_, b_;
-  double scaling_, dropout_;
-  std::uint64_t seed_, dropout_stream_ = 0;
+  double scaling_, dropout_probability_;
+  std::uint64_t seed_;
+  Dropout dropout_;
+  at::Tensor features_;  ///< [in] of this rank, their numbers in the whole input.
 };
 
 /// What of a model adapters can sit on.
@@ -96,7 +99,7 @@ class LoraSet {
   const LoraOptions& options() const { return options_; }
   std::vector<std::string> modules() const;
   void visit_parameters(const std::function<void(nn::Parameter&)>& visit);
-  void set_dropout_stream(std::uint64_t stream);
+  void set_dropout(const Dropout& dropout);
 
  private:
   void add(nn::Linear& linear, std::int64_t rank, double scaling, const runtime::Context& context);

@@ -129,11 +129,26 @@ Batch Batch::from_groups(std::span<const SequenceView> groups, BatchCapacity cap
   return batch;
 }
 
+void Batch::number_tokens() {
+  // Odd constants: sums of their multiples do not meet.
+  constexpr std::uint64_t kRow = 0x9e3779b97f4a7c15u, kText = 0xd1342543de82ef95u;
+  token_numbers = at::empty({size()}, at::kLong);
+  auto* numbers = token_numbers.mutable_data_ptr<std::int64_t>();
+  for (std::int64_t s = 0; s < sequences(); ++s) {
+    const auto i = static_cast<std::size_t>(s);
+    std::uint64_t first = 0;
+    if (i < row_ids.size()) first += static_cast<std::uint64_t>(row_ids[i]) * kRow;
+    if (i < text_of_row.size()) first += static_cast<std::uint64_t>(text_of_row[i]) * kText;
+    for (std::int64_t t = cu_seqlens_host[i]; t < cu_seqlens_host[i + 1]; ++t)
+      numbers[t] = static_cast<std::int64_t>(first++);
+  }
+}
+
 Batch Batch::to(const c10::Device& device) const {
   Batch moved = *this;
   for (at::Tensor* tensor : {&moved.tokens, &moved.cu_seqlens, &moved.position_ids, &moved.labels,
-                             &moved.loss_weights}) {
-    *tensor = device::upload(*tensor, device);
+                             &moved.loss_weights, &moved.token_numbers}) {
+    if (tensor->defined()) *tensor = device::upload(*tensor, device);
   }
   return moved;
 }

@@ -39,6 +39,10 @@ struct Batch {
       labels;  ///< [T] int64, already shifted; -100 = no loss; never crosses a sequence's end
   at::Tensor loss_weights;  ///< [T] float32; 0 where the label is -100
 
+  /// [T] int64: a number of each token that depends on its row, text and place in the sequence
+  /// alone, and so is the same in every layout; undefined before number_tokens().
+  at::Tensor token_numbers;
+
   std::vector<std::int32_t> cu_seqlens_host;
   std::int64_t max_seqlen = 0;   ///< longest sequence, the dummy tail included
   std::int64_t loss_rows = 0;    ///< positions with a label and a weight other than 0
@@ -82,6 +86,9 @@ struct Batch {
   static Batch from_padded(const at::Tensor& tokens, const at::Tensor& attention_mask,
                            const PaddedOptions& options);
   static Batch from_padded(const at::Tensor& tokens, const at::Tensor& attention_mask);
+
+  /// Fills token_numbers; of a batch whose sequences are whole.
+  void number_tokens();
 
   /// The same batch with its tensors on `device`; the host copies stay.
   Batch to(const c10::Device& device) const;

@@ -54,6 +54,7 @@ Batch context_share(const Batch& whole, const ops::ContextPlan& plan) {
   share.position_ids = kept(whole.position_ids, plan);
   share.labels = kept(whole.labels, plan);
   share.loss_weights = kept(whole.loss_weights, plan);
+  if (whole.token_numbers.defined()) share.token_numbers = kept(whole.token_numbers, plan);
   share.cu_seqlens_host.push_back(0);
   for (const ops::Fragment& fragment : plan.fragments()) {
     share.cu_seqlens_host.push_back(static_cast<std::int32_t>(fragment.row + fragment.size()));

@@ -44,8 +44,6 @@ struct BlockInputs {
   at::Tensor experts;
   /// Auxiliary losses pool all layers: blocks hand out their load instead of a loss.
   bool pooled_auxiliary_loss = false;
-  std::uint64_t dropout_stream =
-      0;  ///< Differs between steps and micro-batches; same in a recomputation.
 };
 
 struct BlockOutput {

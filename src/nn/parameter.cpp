@@ -58,6 +58,14 @@ std::int64_t Parameter::numel() const {
   return count;
 }
 
+std::vector<std::int64_t> Parameter::global_indices(std::int64_t dim) const {
+  std::vector<std::int64_t> indices;
+  for (const Segment& segment : segments_[static_cast<std::size_t>(dim)]) {
+    for (std::int64_t i = 0; i < segment.size; ++i) indices.push_back(segment.global + i);
+  }
+  return indices;
+}
+
 void Parameter::allocate(c10::ScalarType dtype, c10::Device device) {
   const auto options = at::TensorOptions().dtype(dtype).device(device);
   value_ = at::empty(local_shape_, options);

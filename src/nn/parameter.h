@@ -72,6 +72,8 @@ class Parameter {
   void set_row_table() { is_row_table_ = true; }
   const Placement& placement() const { return placement_; }
   std::int64_t numel() const;
+  /// Of each index of the value along a dimension, the one in the global tensor.
+  std::vector<std::int64_t> global_indices(std::int64_t dim) const;
 
   /// Storage of this rank, uninitialised, as a leaf of the autograd graph.
   void allocate(c10::ScalarType dtype, c10::Device device);

@@ -66,6 +66,7 @@ std::optional<c10::Device> offload_of(const config::TrainSection& train, c10::De
 LocalBatch::LocalBatch(const models::qwen3_5::Model& model, const data::Batch& whole)
     : host(whole) {
   host = data::with_dummy_tail(std::move(host), model.padded_tokens(whole.size()));
+  host.number_tokens();
   context = model.context_of(host.cu_seqlens_host);
   if (context) host = data::context_share(host, context->plan);
   device = host.to(model.context().device);
@@ -77,6 +78,11 @@ nn::BlockInputs LocalBatch::inputs(const models::qwen3_5::Model& model, bool tra
                          device.position_ids, device.real_tokens, training);
   inputs.context = context;
   return inputs;
+}
+
+adapters::Dropout LocalBatch::dropout(const models::qwen3_5::Model& model,
+                                      std::uint64_t step) const {
+  return {step, device.token_numbers, ops::own_rows(host.size(), model.tensor_group()).first};
 }
 
 std::vector<std::int64_t> LocalBatch::hidden_sizes(const models::qwen3_5::Model& model) const {
@@ -113,7 +119,6 @@ class StepRun {
 
   void run(const parallel::PipelineAction& action) {
     parallel::Pipeline::Stage& stage = pipeline_.stages()[action.chunk];
-    if (adapters_ != nullptr) adapters_->set_dropout_stream(stream_of(action.micro_batch));
     if (action.is_backward) {
       backward(stage, action.micro_batch, action.chunk);
     } else {
@@ -140,9 +145,9 @@ class StepRun {
     at::Tensor embedded, grad_hidden;
   };
 
-  std::uint64_t stream_of(std::int64_t micro_batch) const {
-    return options_.dropout_stream ? options_.dropout_stream(static_cast<std::size_t>(micro_batch))
-                                   : 0;
+  void set_dropout(const Flight& flight) {
+    if (adapters_ != nullptr)
+      adapters_->set_dropout(flight.batch.dropout(model_, options_.dropout_step));
   }
   std::vector<std::int64_t> hidden_sizes(const Flight& flight) const {
     return flight.batch.hidden_sizes(model_);
@@ -159,6 +164,7 @@ class StepRun {
           pipeline_.stages().size());
     }
     Flight& flight = *flights_[m];
+    set_dropout(flight);
     nn::BlockInputs inputs = flight.batch.inputs(model_, /*training=*/true);
     inputs.recompute_elementwise = options_.recompute_elementwise;
     inputs.pooled_auxiliary_loss = options_.pooled_auxiliary_loss;
@@ -216,6 +222,7 @@ class StepRun {
 
   void backward(parallel::Pipeline::Stage& stage, std::int64_t m, std::int64_t chunk) {
     Flight& flight = *flights_[m];
+    set_dropout(flight);
     if (stage.has_backward) {
       const at::Tensor incoming =
           stage.is_last

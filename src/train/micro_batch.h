@@ -44,6 +44,8 @@ struct LocalBatch {
   std::shared_ptr<const ops::ContextParallel> context;  ///< Null if the rank has all tokens.
 
   nn::BlockInputs inputs(const models::qwen3_5::Model& model, bool training) const;
+  /// `step` from 1; 0: no dropout.
+  adapters::Dropout dropout(const models::qwen3_5::Model& model, std::uint64_t step) const;
   /// Of this rank's hidden states: [T/tp,H].
   std::vector<std::int64_t> hidden_sizes(const models::qwen3_5::Model& model) const;
 };
@@ -57,8 +59,7 @@ HeadFunction training_head(models::qwen3_5::Model& model, double gradient_scale)
 struct MicroBatchOptions {
   double auxiliary_scale = 0;          ///< Of the gradient of the router's loss.
   bool pooled_auxiliary_loss = false;  ///< train.router_aux_loss hf.
-  /// Of each micro-batch; empty: no dropout.
-  std::function<std::uint64_t(std::size_t micro_batch)> dropout_stream = {};
+  std::uint64_t dropout_step = 0;      ///< The step, from 1; 0: no dropout.
   bool recompute_elementwise = false;  ///< See nn::BlockInputs.
   /// The micro-batches, where they lie on the device already.
   std::span<const LocalBatch> uploaded = {};

@@ -14,8 +14,27 @@
 #include "device/upload.h"
 #include "ops/autograd.h"
 #include "ops/optimizer_step/adamw_now.h"
+#include "ops/optimizer_step/rounding.h"
 
 namespace heddle::train {
+namespace {
+
+/// Of the owned rows: their elements are rounded as in the whole parameter, if they are a run of
+/// its elements; what tp divides otherwise is not.
+std::uint64_t rounding_key(const nn::Parameter& parameter, std::uint64_t seed) {
+  const std::uint64_t key = hash::of(parameter.name(), seed);
+  const std::vector<nn::Box> boxes = parameter.boxes(parameter.owned());
+  if (boxes.size() != 1) return key;
+  const auto& shape = parameter.global_shape();
+  std::int64_t row = 1;
+  for (std::size_t d = 1; d < shape.size(); ++d) {
+    if (boxes[0].tensor.size(static_cast<std::int64_t>(d)) != shape[d]) return key;
+    row *= shape[d];
+  }
+  return ops::rounding_key_from(key, static_cast<std::uint64_t>(boxes[0].offset[0] * row));
+}
+
+}  // namespace
 
 Optimizer::Optimizer(std::vector<nn::Parameter*> parameters, const config::OptimSection& options,
                      std::uint64_t seed, comm::Group owners)
@@ -29,7 +48,7 @@ Optimizer::Optimizer(std::vector<nn::Parameter*> parameters, const config::Optim
                          options.state_dtype == config::Dtype::kBFloat16;
     const auto wide = data.options().dtype(narrow && !rounded ? at::kFloat : data.scalar_type());
     Slot slot{
-        parameter, data, {}, {}, {}, {}, options.weight_decay, hash::of(parameter->name(), seed)};
+        parameter, data, {}, {}, {}, {}, options.weight_decay, rounding_key(*parameter, seed)};
     const bool exempt =
         data.dim() <= 1 || std::any_of(options.no_decay.begin(), options.no_decay.end(),
                                        [&](const std::string& pattern) {

@@ -55,7 +55,8 @@ std::string obstacle(const config::RunConfig& config, const Setup& setup,
   if (model.head() != models::qwen3_5::Head::kLanguageModel)
     return "the head is not that of a language model";
   if (model.config().is_moe()) return "the rows of the experts are counted on the host";
-  if (setup.adapters && config.adapter.dropout > 0) return "dropout is drawn on the host";
+  if (setup.adapters && config.adapter.dropout > 0)
+    return "dropout masks are other ones in every step";
   if (config.train.offload_activations) return "inputs of blocks are offloaded";
   if (!optimizer.can_queue(model.kernels())) return "the optimizer waits for the host";
   return {};

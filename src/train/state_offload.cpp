@@ -25,9 +25,8 @@ StateOffload::Piece StateOffload::fetch(const ops::AdamwTensor& tensor, std::int
   piece.device.parameter = part(tensor.parameter);
   piece.device.gradient = part(tensor.gradient.contiguous());
   piece.device.weight_decay = tensor.weight_decay;
-  // The bits of element `first` are those of element 0 under this key.
   piece.device.rounding_key =
-      tensor.rounding_key + static_cast<std::uint64_t>(first) * ops::kRoundingStride;
+      ops::rounding_key_from(tensor.rounding_key, static_cast<std::uint64_t>(first));
   for (const auto state : kStates) {
     if (!(tensor.*state).defined()) continue;
     const at::Tensor from = part(tensor.*state);

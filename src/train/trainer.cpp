@@ -167,17 +167,6 @@ void Trainer::save(std::int64_t step) {
   observer_.on_checkpoint(step, checkpoints_->directory());
 }
 
-std::uint64_t Trainer::dropout_stream(const data::Step& step, std::size_t micro_batch) const {
-  // The ranks draw different masks.
-  const comm::Mesh& mesh = setup_.context.mesh;
-  const std::int64_t readers = mesh.data_size() * mesh.size(comm::Dim::kCp);
-  const std::int64_t reader =
-      mesh.data_rank() * mesh.size(comm::Dim::kCp) + mesh.coordinate(comm::Dim::kCp);
-  const auto number =
-      micro_batch * static_cast<std::size_t>(readers) + static_cast<std::size_t>(reader);
-  return static_cast<std::uint64_t>(step.step) * 65536 + number + 1;
-}
-
 std::vector<HeadFunction> Trainer::heads_of(const data::Step& step, double gradient_scale) {
   if (setup_.model->head() == models::qwen3_5::Head::kEmbed)
     return embed_heads_of(step, gradient_scale);
@@ -220,7 +209,7 @@ MicroBatchLoss Trainer::update(const data::Step& step, double divisor, double sp
       *setup_.model, setup_.adapters.get(), pipeline_, setup_.trainable, step.micro_batches, heads,
       {.auxiliary_scale = auxiliary_coefficient_ / sparse_tokens,
        .pooled_auxiliary_loss = config_.train.router_aux_loss == config::AuxLoss::kHf,
-       .dropout_stream = [&](std::size_t i) { return dropout_stream(step, i); },
+       .dropout_step = dropout_step(step),
        .recompute_elementwise = config_.train.recompute != config::Recompute::kOff,
        .sharding = setup_.sharding.get()});
   const comm::Group group = setup_.context.mesh.loss_group();
@@ -280,7 +269,7 @@ Evaluation Trainer::evaluate() {
   if (queued_) queued_->make_room();
   Model& model = *setup_.model;
   if (model.head() == models::qwen3_5::Head::kEmbed) return evaluate_embeddings();
-  if (setup_.adapters) setup_.adapters->set_dropout_stream(0);
+  if (setup_.adapters) setup_.adapters->set_dropout({});
   data::EvaluationLoader::Options options;
   options.micro_batch_tokens = config_.train.micro_batch_tokens;
   options.rank = static_cast<int>(setup_.context.mesh.data_rank());

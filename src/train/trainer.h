@@ -33,8 +33,10 @@ class Trainer {
   Setup& setup() { return setup_; }
 
  private:
-  /// Which dropout masks a micro-batch draws; numbered from 1, 0 means no dropout.
-  std::uint64_t dropout_stream(const data::Step& step, std::size_t micro_batch) const;
+  /// See adapters::Dropout.
+  static std::uint64_t dropout_step(const data::Step& step) {
+    return static_cast<std::uint64_t>(step.step) + 1;
+  }
   /// One function a micro-batch of the step.
   std::vector<HeadFunction> heads_of(const data::Step& step, double gradient_scale);
   /// The same for head embed, whose loss spans the step.

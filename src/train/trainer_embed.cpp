@@ -79,11 +79,14 @@ EmbeddingTable gathered(const std::vector<EmbeddedTexts>& parts, std::int64_t wi
   return table;
 }
 
-/// One micro-batch; `number` is its place among all.
-EmbeddedTexts embedded_texts(Model& model, parallel::Pipeline& pipeline,
-                             const data::Batch& host_batch, std::int64_t number) {
+/// One micro-batch; `number` is its place among all. `dropout_step`: see adapters::Dropout.
+EmbeddedTexts embedded_texts(const Setup& setup, parallel::Pipeline& pipeline,
+                             const data::Batch& host_batch, std::int64_t number,
+                             std::uint64_t dropout_step) {
   const ops::NoGradient guard;
+  Model& model = *setup.model;
   const LocalBatch batch(model, host_batch);
+  if (setup.adapters) setup.adapters->set_dropout(batch.dropout(model, dropout_step));
   const at::Tensor hidden = evaluate_hidden(model, pipeline, batch);
   if (!hidden.defined()) return {};
   EmbeddedTexts texts{embed_head(model, hidden, batch.host), {}, batch.host.text_of_row};
@@ -114,9 +117,9 @@ std::vector<HeadFunction> Trainer::embed_heads_of(const data::Step& step, double
     const parallel::Acquired ends = acquire_ends(setup_.sharding.get(), model);
     for (std::int64_t m = 0; m < count; ++m) {
       const auto i = static_cast<std::size_t>(m);
-      if (setup_.adapters) setup_.adapters->set_dropout_stream(dropout_stream(step, i));
-      parts.push_back(embedded_texts(model, pipeline_, step.micro_batches[i],
-                                     setup_.context.mesh.data_rank() * count + m));
+      parts.push_back(embedded_texts(setup_, pipeline_, step.micro_batches[i],
+                                     setup_.context.mesh.data_rank() * count + m,
+                                     dropout_step(step)));
     }
   }
   const auto placed = at::TensorOptions().device(setup_.context.device);
@@ -144,12 +147,11 @@ Evaluation Trainer::evaluate_embeddings() {
   loader_options.rank = static_cast<int>(mesh.data_rank());
   loader_options.world = static_cast<int>(mesh.data_size());
   data::EvaluationLoader loader(setup_.eval, loader_options);
-  if (setup_.adapters) setup_.adapters->set_dropout_stream(0);
   const parallel::Acquired ends = acquire_ends(setup_.sharding.get(), *setup_.model);
   std::vector<EmbeddedTexts> parts;
   for (std::int64_t number = mesh.data_rank(); const auto batch = loader.next();
        number += mesh.data_size())
-    parts.push_back(embedded_texts(*setup_.model, pipeline_, *batch, number));
+    parts.push_back(embedded_texts(setup_, pipeline_, *batch, number, /*dropout_step=*/0));
   const auto [embeddings, text_of_row, row_at] =
       gathered(parts, setup_.model->config().hidden_size,
                at::TensorOptions().dtype(setup_.context.wide_dtype()).device(setup_.context.device),

@@ -84,7 +84,7 @@ struct Variant {
 
 const std::vector<Variant> kVariants = {
     {"dense, full", "dense", {}},
-    {"dense, LoRA", "dense", {"train.method=lora", "adapter.rank=4"}},
+    {"dense, LoRA", "dense", {"train.method=lora", "adapter.rank=4", "adapter.dropout=0.1"}},
     {"dense, full, unpacked, accumulated",
      "dense",
      {"data.packing=false", "train.micro_batch_tokens=64"}},
@@ -116,7 +116,7 @@ const std::vector<Variant> kVariants = {
       "train.recompute=elementwise"}},
     {"moe, LoRA, accumulated",
      "moe",
-     {"train.method=lora", "adapter.rank=4", "train.micro_batch_tokens=64"}},
+     {"train.method=lora", "adapter.rank=4", "adapter.dropout=0.1", "train.micro_batch_tokens=64"}},
     {"moe, LoRA on experts, recomputed",
      "moe",
      {"train.method=lora", "adapter.rank=4",

@@ -125,6 +125,20 @@ TEST_F(TrainerTest, TheCommandsWorkTogether) {
   EXPECT_EQ(run_cli({"generate", model}), 2);
 }
 
+TEST_F(TrainerTest, DropoutChangesWhatIsLearned) {
+  const auto losses_of = [&](const std::string& run, const std::string& dropout) {
+    std::vector<double> losses;
+    train_until(config(run, {"train.method=lora", "adapter.rank=4", "train.max_steps=4",
+                             "optim.warmup_steps=0", "adapter.dropout=" + dropout}),
+                4, &losses);
+    return losses;
+  };
+  const std::vector<double> with = losses_of("with", "0.5"), without = losses_of("without", "0");
+  ASSERT_EQ(with.size(), 4u);
+  EXPECT_EQ(with[0], without[0]);  // B is zero
+  EXPECT_NE(with[3], without[3]);
+}
+
 /// Starts the program itself, so that it can be killed.
 pid_t start(const std::vector<std::string>& arguments) {
   const pid_t child = fork();

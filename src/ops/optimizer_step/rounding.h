@@ -24,4 +24,9 @@ constexpr std::uint64_t rounding_key_of_step(std::uint64_t key, std::uint64_t st
   return key + step * 0xd1342543de82ef95u;
 }
 
+/// The key under which element 0 has the bits that element `first` has under `key`, in every step.
+constexpr std::uint64_t rounding_key_from(std::uint64_t key, std::uint64_t first) {
+  return key + first * kRoundingStride;
+}
+
 }  // namespace heddle::ops

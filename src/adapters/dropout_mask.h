@@ -1,0 +1,26 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+
+namespace heddle::adapters {
+
+/// What the masks of a forward and its backward depend on besides layer and seed, none of which is
+/// the layout: a mask is a function of layer, step, token and feature.
+struct Dropout {
+  std::uint64_t step = 0;      ///< From 1; 0: no dropout.
+  at::Tensor tokens;           ///< [T] int64, data::Batch::token_numbers on the model's device.
+  std::int64_t first_row = 0;  ///< Of this rank's T/tp rows, for layers that see those alone.
+};
+
+/// The key of a layer's masks in one step.
+std::uint64_t dropout_key(std::uint64_t seed, const std::string& module, std::uint64_t step);
+
+/// [n,m] of 0, with `probability`, and 1 / (1 - probability), which the key, the token [n] and the
+/// feature [m] (both int64, of the mask's device) decide. Made on the device, some rows at a time.
+at::Tensor dropout_mask(std::uint64_t key, const at::Tensor& tokens, const at::Tensor& features,
+                        double probability, c10::ScalarType dtype);
+
+}  // namespace heddle::adapters
