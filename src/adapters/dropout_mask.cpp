@@ -36,7 +36,8 @@ at::Tensor dropout_mask(std::uint64_t key, const at::Tensor& tokens, const at::T
   // SplitMix64, as in ops/optimizer_step/rounding.h.
   const at::Tensor by_token = tokens.mul(number(ops::kRoundingMix2)).add_(number(key)).unsqueeze(1);
   const at::Tensor by_feature = features.add(1).mul_(number(ops::kRoundingStride));
-  const std::int64_t step = std::max<std::int64_t>(1, kAtATime / std::max<std::int64_t>(1, columns));
+  const std::int64_t step =
+      std::max<std::int64_t>(1, kAtATime / std::max<std::int64_t>(1, columns));
   for (std::int64_t first = 0; first < rows; first += step) {
     const std::int64_t count = std::min(step, rows - first);
     at::Tensor x = by_token.narrow(0, first, count) + by_feature;

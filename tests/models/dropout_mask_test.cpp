@@ -62,8 +62,8 @@ TEST(TokenNumbers, AreThoseOfRowAndPlaceWhereverTheyLie) {
   const std::vector<std::int32_t> tokens(6, 1), labels(6, -100);
   const std::vector<float> weights(6, 0);
   const auto view = [&](std::int64_t row, std::size_t size) {
-    return data::SequenceView{{tokens.data(), size}, {labels.data(), size}, {weights.data(), size},
-                              row};
+    return data::SequenceView{
+        {tokens.data(), size}, {labels.data(), size}, {weights.data(), size}, row};
   };
   const auto numbers_of = [](const std::vector<data::SequenceView>& rows) {
     data::Batch batch = data::Batch::from_sequences(rows);
