@@ -25,8 +25,8 @@ Streams& Streams::all() {
 }
 
 void Streams::show(Hidden& hidden) {
-  // A storage that was resized since holds other things.
-  if (hidden.storage->nbytes() != hidden.bytes.size()) return;
+  // A storage that was resized since holds other things; an empty one has no address.
+  if (hidden.bytes.empty() || hidden.storage->nbytes() != hidden.bytes.size()) return;
   std::memcpy(hidden.storage->mutable_data(), hidden.bytes.data(), hidden.bytes.size());
 }
 
