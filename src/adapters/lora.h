@@ -44,7 +44,7 @@ class Lora : public nn::LinearAdapter {
   /// A uniform in +-1/sqrt(in) (Kaiming with a = sqrt 5, as PEFT), B zero; keyed by seed, name and
   /// index.
   void initialize();
-  /// Of the passes to come; a recomputation sets the same.
+  /// See DropoutScope.
   void set_dropout(const Dropout& dropout) { dropout_ = dropout; }
   /// scaling B A, [out,in], in at least fp32: what merging adds to the weight.
   at::Tensor delta() const;
@@ -99,9 +99,10 @@ class LoraSet {
   const LoraOptions& options() const { return options_; }
   std::vector<std::string> modules() const;
   void visit_parameters(const std::function<void(nn::Parameter&)>& visit);
-  void set_dropout(const Dropout& dropout);
 
  private:
+  friend class DropoutScope;
+  void set_dropout(const Dropout& dropout);
   void add(nn::Linear& linear, std::int64_t rank, double scaling, const runtime::Context& context);
   void add(nn::ExpertWeights& weights, std::int64_t rank, double scaling,
            const runtime::Context& context);
@@ -113,6 +114,23 @@ class LoraSet {
   LoraOptions options_;
   std::vector<std::shared_ptr<Lora>> adapters_;
   std::vector<std::shared_ptr<ExpertLora>> experts_;
+};
+
+/// Dropout of the passes in its life, forward and backward (a recomputation draws the same);
+/// without one there is none. `adapters` may be null.
+class DropoutScope {
+ public:
+  DropoutScope(LoraSet* adapters, const Dropout& dropout) : adapters_(adapters) {
+    if (adapters_ != nullptr) adapters_->set_dropout(dropout);
+  }
+  ~DropoutScope() {
+    if (adapters_ != nullptr) adapters_->set_dropout({});
+  }
+  DropoutScope(const DropoutScope&) = delete;
+  DropoutScope& operator=(const DropoutScope&) = delete;
+
+ private:
+  LoraSet* adapters_;
 };
 
 /// The module name of a parameter: without ".weight".

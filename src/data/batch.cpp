@@ -7,6 +7,7 @@
 #include <ATen/ops/empty.h>
 
 #include "base/errors.h"
+#include "base/splitmix.h"
 #include "device/upload.h"
 
 namespace heddle::data {
@@ -130,15 +131,14 @@ Batch Batch::from_groups(std::span<const SequenceView> groups, BatchCapacity cap
 }
 
 void Batch::number_tokens() {
-  // Odd constants: sums of their multiples do not meet.
-  constexpr std::uint64_t kRow = 0x9e3779b97f4a7c15u, kText = 0xd1342543de82ef95u;
   token_numbers = at::empty({size()}, at::kLong);
   auto* numbers = token_numbers.mutable_data_ptr<std::int64_t>();
   for (std::int64_t s = 0; s < sequences(); ++s) {
     const auto i = static_cast<std::size_t>(s);
     std::uint64_t first = 0;
-    if (i < row_ids.size()) first += static_cast<std::uint64_t>(row_ids[i]) * kRow;
-    if (i < text_of_row.size()) first += static_cast<std::uint64_t>(text_of_row[i]) * kText;
+    if (i < row_ids.size()) first += static_cast<std::uint64_t>(row_ids[i]) * splitmix::kStride;
+    if (i < text_of_row.size())
+      first += static_cast<std::uint64_t>(text_of_row[i]) * splitmix::kSequence;
     for (std::int64_t t = cu_seqlens_host[i]; t < cu_seqlens_host[i + 1]; ++t)
       numbers[t] = static_cast<std::int64_t>(first++);
   }

@@ -20,32 +20,29 @@ void add_up(at::Tensor& sum, const at::Tensor& value) {
 
 }  // namespace
 
-BlockRunner::BlockRunner(std::vector<BlockEntry> blocks, Recompute recompute, Sharding* sharding,
-                         std::optional<c10::Device> offload_from, EndUnits ends)
-    : blocks_(std::move(blocks)),
-      recompute_(recompute),
-      sharding_(sharding),
-      ends_(std::move(ends)) {
-  if (offload_from) offload_.emplace(*offload_from);
+BlockRunner::BlockRunner(std::vector<BlockEntry> blocks, BlockRunnerOptions options)
+    : blocks_(std::move(blocks)), options_(std::move(options)) {
+  if (options_.offload_from) offload_.emplace(*options_.offload_from);
 }
 
 void BlockRunner::acquire(std::size_t block) {
-  if (sharding_ != nullptr) sharding_->acquire(blocks_[block].unit);
+  if (options_.sharding != nullptr) options_.sharding->acquire(blocks_[block].unit);
 }
 
 void BlockRunner::prefetch(std::size_t block) { prefetch_units({blocks_[block].unit}); }
 
 void BlockRunner::prefetch_units(const std::vector<std::size_t>& units) {
-  if (sharding_ == nullptr) return;
-  for (const std::size_t unit : units) sharding_->prefetch(unit);
+  if (options_.sharding == nullptr) return;
+  for (const std::size_t unit : units) options_.sharding->prefetch(unit);
 }
 
 void BlockRunner::release(std::size_t block) {
-  if (sharding_ != nullptr) sharding_->release(blocks_[block].unit);
+  if (options_.sharding != nullptr) options_.sharding->release(blocks_[block].unit);
 }
 
 bool BlockRunner::is_recomputed(std::size_t stage) const {
-  return recompute_ == Recompute::kFull || (recompute_ == Recompute::kSelective && stage > 0);
+  return options_.recompute == Recompute::kFull ||
+         (options_.recompute == Recompute::kSelective && stage > 0);
 }
 
 BlockRunner::Pass::Graph BlockRunner::run(std::size_t block, std::size_t stage,
@@ -77,7 +74,7 @@ at::Tensor BlockRunner::forward(const at::Tensor& hidden, const nn::BlockInputs&
     if (i + 1 < blocks_.size()) {
       prefetch(i + 1);
     } else {
-      prefetch_units(ends_.behind);
+      prefetch_units(options_.ends.behind);
     }
     pass.inputs.experts = pass.experts[i];
     for (std::size_t stage = 0; stage < blocks_[i].block->stages(); ++stage) {
@@ -159,7 +156,7 @@ at::Tensor BlockRunner::backward(const at::Tensor& grad_hidden, double auxiliary
     if (island.first_stage == 0 && !pass.islands.empty()) {
       prefetch(pass.islands.back().block);
     } else if (pass.islands.empty() && goes_on) {
-      prefetch_units(ends_.before);
+      prefetch_units(options_.ends.before);
     }
     const bool is_next_recomputed = !pass.islands.empty() && pass.islands.back().graphs.empty();
     if (offload_ && is_next_recomputed) offload_->prefetch(pass.islands.back().input);
@@ -173,7 +170,8 @@ at::Tensor BlockRunner::backward(const at::Tensor& grad_hidden, double auxiliary
       for (nn::Parameter* parameter : blocks_[island.block].parameters)
         parameter->collect_gradient();
       release(island.block);
-      if (sharding_ != nullptr && is_last) sharding_->reduce(blocks_[island.block].unit);
+      if (options_.sharding != nullptr && is_last)
+        options_.sharding->reduce(blocks_[island.block].unit);
     }
   }
   return gradient;

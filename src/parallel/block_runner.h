@@ -33,16 +33,23 @@ struct EndUnits {
   std::vector<std::size_t> before, behind;
 };
 
+/// Inputs of blocks that the device holds at most where they are sent to the host.
+inline constexpr std::int64_t kOffloadedInputsOnDevice = 3;
+
+struct BlockRunnerOptions {
+  Recompute recompute = Recompute::kOff;
+  Sharding* sharding = nullptr;  ///< Gives each block its parameters while it runs; may be null.
+  /// From this device the inputs of what runs again go to the memory of the host.
+  std::optional<c10::Device> offload_from = {};
+  EndUnits ends = {};
+};
+
 /// Runs the decoder blocks forward and backward, each stage of each block an autograd graph of its
 /// own: its input is detached, no edge spans stages, and this runner calls every backward itself.
 /// A policy such as recomputation lives here and not in the model.
 class BlockRunner {
  public:
-  /// `sharding`, which may be null, gives each block its parameters while it runs. With
-  /// `offload_from` the inputs of what runs again wait in the memory of the host, and the device
-  /// holds three of them at most.
-  BlockRunner(std::vector<BlockEntry> blocks, Recompute recompute, Sharding* sharding = nullptr,
-              std::optional<c10::Device> offload_from = {}, EndUnits ends = {});
+  explicit BlockRunner(std::vector<BlockEntry> blocks, BlockRunnerOptions options = {});
 
   /// What one micro-batch leaves for its backward; several may be in flight.
   class Pass {
@@ -110,10 +117,8 @@ class BlockRunner {
   void release(std::size_t block);
 
   std::vector<BlockEntry> blocks_;
-  Recompute recompute_;
-  Sharding* sharding_;
+  BlockRunnerOptions options_;
   std::optional<ActivationOffload> offload_;
-  EndUnits ends_;
 };
 
 }  // namespace heddle::parallel

@@ -37,8 +37,7 @@ void hold_stages(models::qwen3_5::Model& model, const StagePlan& plan, std::int6
 
 Pipeline::Pipeline(const comm::Mesh& mesh, const StagePlan& plan,
                    const std::vector<BlockEntry>& blocks, bool embedding_trained,
-                   Recompute recompute, Sharding* sharding, std::optional<c10::Device> offload_from,
-                   const EndUnits& ends)
+                   const BlockRunnerOptions& options)
     : plan_(plan),
       hidden_("hidden states", mesh.ranks_along({Dim::kPp}), mesh.world(), "hidden states"),
       gradients_("gradients", mesh.ranks_along({Dim::kPp}), mesh.world(), "gradients") {
@@ -53,12 +52,11 @@ Pipeline::Pipeline(const comm::Mesh& mesh, const StagePlan& plan,
     }
     if (number % plan_.ranks != hidden_.rank()) continue;
     const bool is_last = number + 1 == plan_.stages();
-    EndUnits own_ends;
-    if (number == 0) own_ends.before = ends.before;
-    if (is_last) own_ends.behind = ends.behind;
+    BlockRunnerOptions own_options = options;
+    if (number > 0) own_options.ends.before.clear();
+    if (!is_last) own_options.ends.behind.clear();
     stages_.push_back({number, first, number == 0, is_last, is_trained_before && number > 0,
-                       is_trained || is_last,
-                       BlockRunner(own, recompute, sharding, offload_from, own_ends)});
+                       is_trained || is_last, BlockRunner(own, own_options)});
   }
   // All ranks connect now, whatever each does first.
   hidden_.barrier();

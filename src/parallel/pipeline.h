@@ -39,13 +39,14 @@ class Pipeline {
   };
 
   /// `blocks`: all layers of the model. `embedding_trained`: something before the first layer is.
+  /// The stages' runners have `options`, but for the ends that other ranks hold.
   Pipeline(const comm::Mesh& mesh, const StagePlan& plan, const std::vector<BlockEntry>& blocks,
-           bool embedding_trained, Recompute recompute, Sharding* sharding = nullptr,
-           std::optional<c10::Device> offload_from = {}, const EndUnits& ends = {});
+           bool embedding_trained, const BlockRunnerOptions& options);
   /// Of one rank.
-  Pipeline(const std::vector<BlockEntry>& blocks, bool embedding_trained, Recompute recompute)
+  Pipeline(const std::vector<BlockEntry>& blocks, bool embedding_trained,
+           const BlockRunnerOptions& options = {})
       : Pipeline(comm::Mesh::single(), {1, 1, {{0, static_cast<std::int64_t>(blocks.size())}}},
-                 blocks, embedding_trained, recompute) {}
+                 blocks, embedding_trained, options) {}
 
   std::vector<Stage>& stages() { return stages_; }
   bool has_last_stage() const { return stages_.back().is_last; }

@@ -109,9 +109,9 @@ double activation_bytes(const Layout& layout, std::int64_t stage_rank) {
   const Step& step = *layout.step;
   double elements = 0;
   for (const std::int64_t i : layout.layers_of(stage_rank)) {
-    const train::KeptElements kept = train::kept_elements(step.model, i, layout.recompute);
+    const train::KeptElements kept =
+        train::kept_elements(step.model, i, layout.recompute, step.offloads_inputs);
     elements += kept.whole + kept.divided / layout.size(Dim::kTp);
-    if (step.offloads_inputs) elements -= as_double(step.model.hidden_size) / layout.size(Dim::kTp);
     // Keys and values of the other ranks along cp.
     if (step.model.full_attention[i] && layout.recompute != config::Recompute::kFull &&
         layout.method == ops::ContextMethod::kState) {
@@ -129,9 +129,10 @@ double activation_bytes(const Layout& layout, std::int64_t stage_rank) {
     in_flight = as_double(schedule.most_in_flight(stage_rank)) / as_double(layout.stages.chunks);
   }
   double bytes = layout.tokens * elements * step.element * in_flight;
-  // See parallel/activation_offload.h.
-  if (step.offloads_inputs)
-    bytes += 3 * layout.tokens * as_double(step.model.hidden_size) * step.element;
+  if (step.offloads_inputs) {
+    bytes += layout.tokens * step.element / layout.size(Dim::kTp) *
+             as_double(parallel::kOffloadedInputsOnDevice * step.model.hidden_size);
+  }
   return bytes;
 }
 

@@ -79,10 +79,7 @@ class Bench {
     fill_on_device(model(), model().config().initializer_range);
     complete_model(config, setup_);
     optimizer_.emplace(setup_.trainable, config.optim, config.train.seed, mesh().world_group());
-    pipeline_.emplace(mesh(), setup_.stages, block_entries(model()),
-                      model().embedding_weight().trainable(), recompute_of(config.train.recompute),
-                      setup_.sharding.get(), offload_of(config.train, device()),
-                      end_units(model()));
+    pipeline_.emplace(make_pipeline(config.train, model(), setup_.stages, setup_.sharding.get()));
     queued_ = queued_steps(config, setup_, *pipeline_, *optimizer_);
   }
 

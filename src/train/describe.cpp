@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "device/device.h"
+#include "parallel/block_runner.h"
 
 namespace heddle::train {
 namespace {
@@ -25,7 +26,7 @@ std::string kind_of(const std::string& name) {
 }  // namespace
 
 KeptElements kept_elements(const models::qwen3_5::Config& config, std::int64_t layer,
-                           config::Recompute recompute) {
+                           config::Recompute recompute, bool offloads_inputs) {
   const auto H = static_cast<double>(config.hidden_size);
   const double q = static_cast<double>(config.num_attention_heads * config.head_dim);
   const double kv = static_cast<double>(config.num_key_value_heads * config.head_dim);
@@ -36,6 +37,7 @@ KeptElements kept_elements(const models::qwen3_5::Config& config, std::int64_t l
   const bool is_off = recompute == config::Recompute::kOff;
   KeptElements kept;
   kept.divided = recompute == config::Recompute::kFull ? H : 2 * H;  // inputs of the stages
+  if (offloads_inputs) kept.divided -= H;
   // projections and what the mixer's operators keep
   if (recompute != config::Recompute::kFull)
     kept.divided += is_attention ? 2 * q + 2 * kv + 2 * q + kv : (2 * k + v) + v + 2.5 * v;
@@ -57,13 +59,17 @@ KeptElements kept_elements(const models::qwen3_5::Config& config, std::int64_t l
 }
 
 double activation_bytes_per_token(const models::qwen3_5::Config& config, std::int64_t element_bytes,
-                                  config::Recompute recompute, std::int64_t tensor_ranks) {
-  double elements = 0;
+                                  const config::TrainSection& train, std::int64_t tensor_ranks) {
+  KeptElements all;
   for (std::int64_t i = 0; i < config.num_hidden_layers; ++i) {
-    const KeptElements kept = kept_elements(config, i, recompute);
-    elements += kept.whole + kept.divided / static_cast<double>(tensor_ranks);
+    const KeptElements kept = kept_elements(config, i, train.recompute, train.offload_activations);
+    all.whole += kept.whole;
+    all.divided += kept.divided;
   }
-  return elements * static_cast<double>(element_bytes);
+  if (train.offload_activations)
+    all.divided += static_cast<double>(parallel::kOffloadedInputsOnDevice * config.hidden_size);
+  return (all.whole + all.divided / static_cast<double>(tensor_ranks)) *
+         static_cast<double>(element_bytes);
 }
 
 RunInfo describe_setup(const Setup& setup, const config::RunConfig& config,
@@ -97,12 +103,12 @@ RunInfo describe_setup(const Setup& setup, const config::RunConfig& config,
   info.memory = {
       {"weights", weight_bytes},
       {"gradients", gradient_bytes},
-      {"optimizer", optimizer.state_bytes()},
+      {config.optim.offload ? "optimizer (on the host)" : "optimizer", optimizer.state_bytes()},
       {"activations (estimate)",
        static_cast<std::int64_t>(
            tokens * activation_bytes_per_token(
                         model, static_cast<std::int64_t>(c10::elementSize(setup.context.dtype)),
-                        config.train.recompute, setup.context.mesh.size(comm::Dim::kTp)))}};
+                        config.train, setup.context.mesh.size(comm::Dim::kTp)))}};
   info.kernels = setup.model->kernels().lines();
   info.undecayed = optimizer.undecayed();
   info.defaulted = model.defaulted;

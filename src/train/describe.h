@@ -17,12 +17,13 @@ RunInfo describe_setup(const Setup& setup, const config::RunConfig& config,
 struct KeptElements {
   double whole = 0, divided = 0;
 };
+/// `offloads_inputs`: train.offload_activations, the block's input waits on the host.
 KeptElements kept_elements(const models::qwen3_5::Config& config, std::int64_t layer,
-                           config::Recompute recompute);
+                           config::Recompute recompute, bool offloads_inputs);
 
-/// Estimate of the bytes that one token leaves for the backward under a recomputation policy, all
-/// layers together on one of the ranks along tp.
+/// Estimate of the bytes that one token leaves for the backward, all layers together on one of the
+/// ranks along tp.
 double activation_bytes_per_token(const models::qwen3_5::Config& config, std::int64_t element_bytes,
-                                  config::Recompute recompute, std::int64_t tensor_ranks);
+                                  const config::TrainSection& train, std::int64_t tensor_ranks);
 
 }  // namespace heddle::train

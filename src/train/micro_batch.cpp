@@ -15,54 +15,6 @@
 
 namespace heddle::train {
 
-std::size_t head_unit(const models::qwen3_5::Model& model) {
-  return static_cast<std::size_t>(model.config().num_hidden_layers) + 1;
-}
-
-parallel::EndUnits end_units(const models::qwen3_5::Model& model) {
-  if (model.tied()) return {{kEmbeddingUnit}, {kEmbeddingUnit, head_unit(model)}};
-  return {{kEmbeddingUnit}, {head_unit(model)}};
-}
-
-parallel::Acquired acquire_ends(parallel::Sharding* sharding, const models::qwen3_5::Model& model) {
-  return {sharding, {kEmbeddingUnit, head_unit(model)}};
-}
-
-std::vector<parallel::BlockEntry> block_entries(models::qwen3_5::Model& model) {
-  std::vector<parallel::BlockEntry> entries;
-  for (const auto& layer : model.layers()) {
-    parallel::BlockEntry entry{layer.get(), {}, entries.size() + 1};
-    const auto add = [&](nn::Parameter& parameter) { entry.parameters.push_back(&parameter); };
-    layer->visit_parameters(add);
-    layer->visit_linears([&](nn::Linear& linear) {
-      if (linear.adapter() != nullptr) linear.adapter()->visit_parameters(add);
-    });
-    layer->visit_expert_weights([&](nn::ExpertWeights& weights) {
-      if (weights.adapter() != nullptr) weights.adapter()->visit_parameters(add);
-    });
-    entries.push_back(std::move(entry));
-  }
-  return entries;
-}
-
-parallel::Recompute recompute_of(config::Recompute policy) {
-  switch (policy) {
-    case config::Recompute::kOff:
-    case config::Recompute::kElementwise:
-      return parallel::Recompute::kOff;
-    case config::Recompute::kSelective:
-      return parallel::Recompute::kSelective;
-    case config::Recompute::kFull:
-      return parallel::Recompute::kFull;
-  }
-  return parallel::Recompute::kOff;
-}
-
-std::optional<c10::Device> offload_of(const config::TrainSection& train, c10::Device device) {
-  if (!train.offload_activations || device.is_cpu()) return std::nullopt;
-  return device;
-}
-
 LocalBatch::LocalBatch(const models::qwen3_5::Model& model, const data::Batch& whole)
     : host(whole) {
   host = data::with_dummy_tail(std::move(host), model.padded_tokens(whole.size()));
@@ -145,9 +97,8 @@ class StepRun {
     at::Tensor embedded, grad_hidden;
   };
 
-  void set_dropout(const Flight& flight) {
-    if (adapters_ != nullptr)
-      adapters_->set_dropout(flight.batch.dropout(model_, options_.dropout_step));
+  adapters::DropoutScope dropout_of(const Flight& flight) {
+    return {adapters_, flight.batch.dropout(model_, options_.dropout_step)};
   }
   std::vector<std::int64_t> hidden_sizes(const Flight& flight) const {
     return flight.batch.hidden_sizes(model_);
@@ -164,7 +115,7 @@ class StepRun {
           pipeline_.stages().size());
     }
     Flight& flight = *flights_[m];
-    set_dropout(flight);
+    const adapters::DropoutScope dropout = dropout_of(flight);
     nn::BlockInputs inputs = flight.batch.inputs(model_, /*training=*/true);
     inputs.recompute_elementwise = options_.recompute_elementwise;
     inputs.pooled_auxiliary_loss = options_.pooled_auxiliary_loss;
@@ -222,7 +173,7 @@ class StepRun {
 
   void backward(parallel::Pipeline::Stage& stage, std::int64_t m, std::int64_t chunk) {
     Flight& flight = *flights_[m];
-    set_dropout(flight);
+    const adapters::DropoutScope dropout = dropout_of(flight);
     if (stage.has_backward) {
       const at::Tensor incoming =
           stage.is_last

@@ -14,26 +14,9 @@
 #include "parallel/pipeline.h"
 #include "parallel/sharding.h"
 #include "train/head.h"
+#include "train/model_units.h"
 
 namespace heddle::train {
-
-/// Units of the sharding: the embedding, block i as unit i + 1, and behind the last block final
-/// norm and head.
-inline constexpr std::size_t kEmbeddingUnit = 0;
-std::size_t head_unit(const models::qwen3_5::Model& model);
-/// Which of them the embedding and the head need: a tied head both.
-parallel::EndUnits end_units(const models::qwen3_5::Model& model);
-/// All of them for the life of the result; `sharding` may be null.
-parallel::Acquired acquire_ends(parallel::Sharding* sharding, const models::qwen3_5::Model& model);
-
-/// The model's layers as the runner takes them, with their adapters' parameters.
-std::vector<parallel::BlockEntry> block_entries(models::qwen3_5::Model& model);
-
-/// The runner's part of train.recompute; the elementwise part is in MicroBatchOptions.
-parallel::Recompute recompute_of(config::Recompute policy);
-
-/// The device from which train.offload_activations sends activations to the host, if it does.
-std::optional<c10::Device> offload_of(const config::TrainSection& train, c10::Device device);
 
 /// What this rank does of a micro-batch that all ranks along cp read.
 struct LocalBatch {

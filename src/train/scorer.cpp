@@ -37,7 +37,7 @@ std::vector<RowScore> score_rows(Model& model, std::span<const std::vector<std::
   std::vector<parallel::BlockEntry> blocks;
   for (const auto& layer : model.layers()) blocks.push_back({layer.get(), {}});
   const at::Tensor hidden =
-      parallel::BlockRunner(std::move(blocks), parallel::Recompute::kOff)
+      parallel::BlockRunner(std::move(blocks))
           .evaluate(model.embed(batch.tokens), local.inputs(model, /*training=*/false));
   const ScoreResult scored = score_head(model, hidden, batch, normalize_embedding);
 

@@ -18,7 +18,7 @@
 #include "parallel/layout.h"
 #include "train/auxiliary_loss.h"
 #include "train/gdn_path.h"
-#include "train/micro_batch.h"
+#include "train/model_units.h"
 #include "train/vocabulary.h"
 
 namespace heddle::train {
@@ -152,76 +152,6 @@ models::qwen3_5::Config read_model_config(const ckpt::ModelDirectory& source) {
   return models::qwen3_5::parse_config(source.config(), (source.path() / "config.json").string());
 }
 
-/// Gives the model's parameters to the sharding: the embedding, each block, what is behind them.
-void shard_parameters(Setup& setup) {
-  models::qwen3_5::Model& model = *setup.model;
-  const auto member = [&](nn::Parameter& parameter) {
-    return parallel::Sharding::Member{&parameter, model.dtype_of(parameter)};
-  };
-  std::set<const nn::Parameter*> in_blocks;
-  std::vector<std::vector<parallel::Sharding::Member>> blocks;
-  for (const auto& layer : model.layers()) {
-    blocks.emplace_back();
-    layer->visit_parameters([&](nn::Parameter& parameter) {
-      in_blocks.insert(&parameter);
-      blocks.back().push_back(member(parameter));
-    });
-  }
-  std::vector<parallel::Sharding::Member> head;
-  model.visit_parameters([&](nn::Parameter& parameter) {
-    if (!in_blocks.contains(&parameter) && &parameter != &model.embedding_weight())
-      head.push_back(member(parameter));
-  });
-  setup.sharding = std::make_unique<parallel::Sharding>(setup.context.mesh);
-  if (model.tied()) setup.sharding->tie_over_stages(model.embedding_weight());
-  setup.sharding->add(kEmbeddingUnit, {member(model.embedding_weight())}, setup.context.device);
-  for (std::size_t i = 0; i < blocks.size(); ++i)
-    setup.sharding->add(i + 1, blocks[i], setup.context.device);
-  setup.sharding->add(head_unit(model), head, setup.context.device);
-}
-
-/// The same for the adapters, each in the unit of its linear layer.
-void shard_adapters(Setup& setup) {
-  std::set<const nn::LinearAdapter*> in_blocks;
-  const auto members_of = [&](nn::LinearAdapter& adapter) {
-    std::vector<parallel::Sharding::Member> members;
-    adapter.visit_parameters([&](nn::Parameter& parameter) {
-      members.push_back({&parameter, setup.context.dtype});
-    });
-    return members;
-  };
-  setup.model->visit_linears([](nn::Linear& linear) {
-    if (linear.adapter() == nullptr) return;
-    linear.adapter()->visit_parameters(
-        [&](nn::Parameter& parameter) { parameter.set_held(linear.weight().is_held()); });
-  });
-  setup.model->visit_expert_weights([](nn::ExpertWeights& weights) {
-    if (weights.adapter() == nullptr) return;
-    weights.adapter()->visit_parameters(
-        [&](nn::Parameter& parameter) { parameter.set_held(weights.weight().is_held()); });
-  });
-  const auto& layers = setup.model->layers();
-  for (std::size_t i = 0; i < layers.size(); ++i) {
-    std::vector<parallel::Sharding::Member> members;
-    layers[i]->visit_linears([&](nn::Linear& linear) {
-      if (linear.adapter() == nullptr) return;
-      in_blocks.insert(linear.adapter());
-      for (const auto& member : members_of(*linear.adapter())) members.push_back(member);
-    });
-    layers[i]->visit_expert_weights([&](nn::ExpertWeights& weights) {
-      if (weights.adapter() == nullptr) return;
-      weights.adapter()->visit_parameters([&](nn::Parameter& parameter) {
-        members.push_back({&parameter, setup.context.dtype});
-      });
-    });
-    setup.sharding->add(i + 1, members, setup.context.device);
-  }
-  for (const auto& adapter : setup.adapters->adapters()) {
-    if (!in_blocks.contains(adapter.get()))
-      setup.sharding->add(head_unit(*setup.model), members_of(*adapter), setup.context.device);
-  }
-}
-
 /// Names what a kernel of linear layers that computes in less than the model's type leaves in it.
 void warn_of_wide_layers(models::qwen3_5::Model& model) {
   const ops::Linear::Functions& functions = model.kernels().get<ops::Linear>();
@@ -240,8 +170,7 @@ void warn_of_wide_layers(models::qwen3_5::Model& model) {
   });
   log::warning(
       "kernels.linear: in the model's type stay the gradients of weights, the products of "
-      "adapters, the "
-      "language-model head, micro-batches below {} tokens, and {}",
+      "adapters, the language-model head, micro-batches below {} tokens, and {}",
       functions.narrow_rows,
       wide.empty() ? "no layer" : fmt::format("the layers {}", fmt::join(wide, ", ")));
 }
@@ -362,8 +291,7 @@ std::unique_ptr<adapters::LoraSet> make_adapters(const config::RunConfig& config
     lora.excluded = {"*.mlp.shared_expert.*_proj"};
     log::info(
         "adapter.targets: all-linear leaves out mlp.shared_expert of Qwen3-Next, which PEFT "
-        "cannot load; name it "
-        "to adapt it all the same");
+        "cannot load; name it to adapt it all the same");
   }
   return std::make_unique<adapters::LoraSet>(ckpt::adaptable(model), config.adapter.targets,
                                              config.adapter.target_parameters, lora,
@@ -392,7 +320,7 @@ void allocate_model(const config::RunConfig& config, models::qwen3_5::Config mod
   if (mesh.world_size() == 1) {
     setup.model->allocate();
   } else {
-    shard_parameters(setup);
+    setup.sharding = shard_model(*setup.model);
   }
 }
 
@@ -400,7 +328,7 @@ void complete_model(const config::RunConfig& config, Setup& setup, bool has_valu
   warn_of_wide_layers(*setup.model);
   if (config.train.method == config::Method::kLora) {
     setup.adapters = make_adapters(config, *setup.model);
-    if (setup.sharding) shard_adapters(setup);
+    if (setup.sharding) shard_adapters(*setup.model, *setup.adapters, *setup.sharding);
     if (has_values) setup.adapters->initialize();
   }
   choose_trainable(config, setup);

@@ -60,10 +60,7 @@ Trainer::Trainer(const config::RunConfig& config, Observer& observer, const std:
       setup_(make_setup(config, observer, std::move(world))),
       optimizer_(setup_.trainable, config.optim, config.train.seed,
                  setup_.context.mesh.world_group()),
-      pipeline_(setup_.context.mesh, setup_.stages, block_entries(*setup_.model),
-                setup_.model->embedding_weight().trainable(), recompute_of(config.train.recompute),
-                setup_.sharding.get(), offload_of(config.train, setup_.context.device),
-                end_units(*setup_.model)),
+      pipeline_(make_pipeline(config.train, *setup_.model, setup_.stages, setup_.sharding.get())),
       loader_(std::make_unique<data::Loader>(setup_.train,
                                              loader_options(config, setup_.context.mesh))),
       queued_(queued_steps(config, setup_, pipeline_, optimizer_)),
@@ -180,8 +177,7 @@ void require_finite(const StepInfo& info) {
   if (std::isfinite(info.loss) && std::isfinite(info.grad_norm)) return;
   throw_error<Error>(
       "step {}: the loss is {} and the gradient norm {}; nothing was updated. Lower optim.lr, "
-      "check the data of this "
-      "step, or resume from the last checkpoint with another train.seed",
+      "check the data of this step, or resume from the last checkpoint with another train.seed",
       info.step, info.loss, info.grad_norm);
 }
 
@@ -269,7 +265,6 @@ Evaluation Trainer::evaluate() {
   if (queued_) queued_->make_room();
   Model& model = *setup_.model;
   if (model.head() == models::qwen3_5::Head::kEmbed) return evaluate_embeddings();
-  if (setup_.adapters) setup_.adapters->set_dropout({});
   data::EvaluationLoader::Options options;
   options.micro_batch_tokens = config_.train.micro_batch_tokens;
   options.rank = static_cast<int>(setup_.context.mesh.data_rank());

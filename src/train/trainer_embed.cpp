@@ -86,7 +86,7 @@ EmbeddedTexts embedded_texts(const Setup& setup, parallel::Pipeline& pipeline,
   const ops::NoGradient guard;
   Model& model = *setup.model;
   const LocalBatch batch(model, host_batch);
-  if (setup.adapters) setup.adapters->set_dropout(batch.dropout(model, dropout_step));
+  const adapters::DropoutScope dropout(setup.adapters.get(), batch.dropout(model, dropout_step));
   const at::Tensor hidden = evaluate_hidden(model, pipeline, batch);
   if (!hidden.defined()) return {};
   EmbeddedTexts texts{embed_head(model, hidden, batch.host), {}, batch.host.text_of_row};

@@ -112,7 +112,7 @@ Training train(Mode mode, config::Dtype state) {
   optim.state_dtype = optim.grad_dtype = state;
   std::vector<nn::Parameter*> trainable = model->parameters();
   train::Optimizer optimizer(trainable, optim, 5);
-  parallel::Pipeline pipeline(train::block_entries(*model), true, parallel::Recompute::kOff);
+  parallel::Pipeline pipeline(train::block_entries(*model), true);
   train::QueuedSteps steps(
       {model.get(), nullptr, &pipeline, &trainable, &optimizer, false, optim.clip_norm},
       mode == Mode::kRecorded);
@@ -188,7 +188,7 @@ TEST(GpuModel, AQueuedStepWithoutFiniteLossChangesNothing) {
   optim.lr = 1e-3;
   std::vector<nn::Parameter*> trainable = model->parameters();
   train::Optimizer optimizer(trainable, optim, 5);
-  parallel::Pipeline pipeline(train::block_entries(*model), true, parallel::Recompute::kOff);
+  parallel::Pipeline pipeline(train::block_entries(*model), true);
   train::QueuedSteps steps(
       {model.get(), nullptr, &pipeline, &trainable, &optimizer, false, optim.clip_norm}, true);
   const std::vector<data::Batch> batches = {testing::batch_of({{1, 256}})};

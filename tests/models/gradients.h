@@ -22,7 +22,7 @@ inline Gradients differentiate(models::qwen3_5::Model& model,
                                parallel::Recompute recompute, double auxiliary_scale = 0,
                                bool recompute_elementwise = false) {
   parallel::Pipeline pipeline(train::block_entries(model), model.embedding_weight().trainable(),
-                              recompute);
+                              {recompute});
   Gradients result;
   train::MicroBatchOptions options;
   options.auxiliary_scale = auxiliary_scale;

@@ -139,6 +139,25 @@ TEST_F(TrainerTest, DropoutChangesWhatIsLearned) {
   EXPECT_NE(with[3], without[3]);
 }
 
+TEST_F(TrainerTest, SamplesAreAnsweredWithoutDropout) {
+  std::vector<std::string> sft = {"pt"};
+  for (const std::string& argument :
+       arguments("run", {"train.method=lora", "adapter.dropout=0.5", "log.sample_prompts=[row 7]",
+                         "log.sample_tokens=6", "log.report=true"}))
+    sft.push_back(argument);
+  ASSERT_EQ(run_cli(sft), 0);
+  const auto report = nlohmann::json::parse(files::read(dir_ / "run/report.json"));
+  const std::string after = report.at("samples").at(0).at("after");
+  std::string generated;
+  ASSERT_EQ(
+      run_cli({"generate", (dir_ / "model").string(), "--adapter", (dir_ / "run/final").string(),
+               "--prompt", "row 7", "--max-new-tokens", "6", "--temperature", "0"},
+              &generated),
+      0);
+  EXPECT_FALSE(after.empty());
+  EXPECT_THAT(generated, ::testing::HasSubstr(after));
+}
+
 /// Starts the program itself, so that it can be killed.
 pid_t start(const std::vector<std::string>& arguments) {
   const pid_t child = fork();

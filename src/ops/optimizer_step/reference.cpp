@@ -8,6 +8,7 @@
 
 #include "ops/optimizer_step/kernels.h"
 #include "ops/optimizer_step/rounding.h"
+#include "ops/splitmix.h"
 
 namespace heddle::ops::adamw_reference {
 
@@ -29,19 +30,11 @@ void step(const std::vector<AdamwTensor>& tensors, const AdamwOptions& options) 
 
 namespace {
 
-/// x >> bits of a 64-bit pattern, zeros moving in.
-at::Tensor shifted(const at::Tensor& x, int bits) {
-  return x.bitwise_right_shift(bits).bitwise_and((std::int64_t{1} << (64 - bits)) - 1);
-}
-
 /// rounding_bits(key, 0..count-1), int64.
 at::Tensor bits_of(std::uint64_t key, std::int64_t count, c10::Device device) {
-  const auto number = [](std::uint64_t x) { return static_cast<std::int64_t>(x); };
   at::Tensor x = at::arange(1, count + 1, at::TensorOptions().dtype(at::kLong).device(device));
-  x = x * number(kRoundingStride) + number(key);
-  x = x.bitwise_xor(shifted(x, 30)) * number(kRoundingMix1);
-  x = x.bitwise_xor(shifted(x, 27)) * number(kRoundingMix2);
-  return x.bitwise_xor(shifted(x, 31));
+  x.mul_(splitmix::number(heddle::splitmix::kStride)).add_(splitmix::number(key));
+  return splitmix::mixed(x);
 }
 
 /// fp32 x as bf16: the lower half of the pattern plus 16 random bits carries into the upper half.
