@@ -113,13 +113,11 @@ class Checker {
   }
 
   void optimizer_state() const {
-    if (c_.optim.state_dtype == Dtype::kFloat64) {
-      fail("optim.state_dtype",
-           "expected float32 or bfloat16 (model.dtype float64 has float64 "
-           "moments with float32)");
-    }
-    if (c_.optim.state_dtype == Dtype::kBFloat16 && c_.model.dtype != Dtype::kBFloat16) {
+    if (c_.optim.state_dtype == StateDtype::kBFloat16 && c_.model.dtype != Dtype::kBFloat16) {
       fail("optim.state_dtype", "bfloat16 moments need model.dtype bfloat16");
+    }
+    if (c_.optim.state_dtype == StateDtype::kInt8 && c_.model.dtype == Dtype::kFloat64) {
+      fail("optim.state_dtype", "int8 moments need model.dtype bfloat16 or float32");
     }
   }
 

@@ -27,6 +27,11 @@ constexpr std::string_view to_string(E value) {
   return kNames<E>[static_cast<std::size_t>(value)];
 }
 
+/// Of an optimizer's moments.
+enum class StateDtype { kFloat32, kBFloat16, kInt8 };
+template <>
+inline constexpr std::array<std::string_view, 3> kNames<StateDtype>{"float32", "bfloat16", "int8"};
+
 enum class Dtype { kFloat64, kFloat32, kBFloat16 };
 template <>
 inline constexpr std::array<std::string_view, 3> kNames<Dtype>{"float64", "float32", "bfloat16"};
@@ -186,7 +191,7 @@ struct OptimSection {
   double min_lr_ratio = 0;
   std::vector<std::string> no_decay;
   Dtype grad_dtype = Dtype::kFloat32;
-  Dtype state_dtype = Dtype::kFloat32;
+  StateDtype state_dtype = StateDtype::kFloat32;
   bool offload = false;
 };
 

@@ -275,8 +275,9 @@ Section optim_section() {
       .key("grad_dtype", &OptimSection::grad_dtype,
            "in which gradients are summed over micro-batches and ranks")
       .key("state_dtype", &OptimSection::state_dtype,
-           "of AdamW's moments; bfloat16 also drops the float32 master of bfloat16 weights and "
-           "rounds stochastically")
+           "of AdamW's moments (float64 for model.dtype float64); bfloat16 and int8 also drop the "
+           "float32 master of bfloat16 weights and round stochastically; int8: one byte each, in "
+           "blocks of 256")
       .key("offload", &OptimSection::offload,
            "keep AdamW's moments and masters in the memory of the host and move them through the "
            "device at each step",

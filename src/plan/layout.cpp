@@ -162,8 +162,7 @@ Memory memory_of(const Layout& layout, std::int64_t stage_rank) {
   memory.gradients =
       step.gradient * (held.trained_dense + held.trained_experts + held.trained_tables);
   const double owned = owned_dense + owned_experts + owned_tables;
-  memory.optimizer =
-      step.state_bytes() * (step.offloads_state ? std::min(owned, kStateOnDevice) : owned);
+  memory.optimizer = step.state * (step.offloads_state ? std::min(owned, kStateOnDevice) : owned);
   memory.activations = activation_bytes(layout, stage_rank);
   const double resident = memory.weights + memory.optimizer;
   const double block = block_bytes(layout);

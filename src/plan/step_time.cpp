@@ -94,10 +94,10 @@ class Timer {
                          held.trained_tables / layout_.table_shards() / layout_.size(Dim::kDp) +
                          held.trained_experts / layout_.expert_shards() / layout_.size(Dim::kEdp);
     // Norm and update read the gradient; weight, and state, are read and written.
-    const double bytes = 2 * step_.gradient + 2 * step_.element + 2 * step_.state_bytes();
+    const double bytes = 2 * step_.gradient + 2 * step_.element + 2 * step_.state;
     const double update = owned * bytes / memory_rate_;
     if (!step_.offloads_state) return update;
-    return std::max(update, owned * step_.state_bytes() / (hardware_.host_memory_gbs * 1e9));
+    return std::max(update, owned * step_.state / (hardware_.host_memory_gbs * 1e9));
   }
 
   /// Copies of weights out of gathered buffers and of gradients into those that are summed, of

@@ -4,6 +4,7 @@
 
 #include "models/qwen3_5/flops.h"
 #include "models/qwen3_5/model.h"
+#include "ops/optimizer_step/eight_bit.h"
 #include "runtime/context.h"
 
 namespace heddle::plan {
@@ -108,6 +109,18 @@ void count_parameters(Step& step, double lora_rank) {
   step.head = step.model.tie_word_embeddings ? 0 : step.embedding;
 }
 
+double state_bytes(config::StateDtype dtype, const Step& step) {
+  switch (dtype) {
+    case config::StateDtype::kFloat32:
+      return 2 * step.wide + (step.element < 4 ? 4 : 0);
+    case config::StateDtype::kBFloat16:
+      return 4;
+    case config::StateDtype::kInt8:
+      return 2 * (1 + 4 / as_double(ops::eight_bit::kBlock));
+  }
+  return 0;
+}
+
 }  // namespace
 
 Step describe_step(const config::RunConfig& config, const Config& model) {
@@ -121,12 +134,12 @@ Step describe_step(const config::RunConfig& config, const Config& model) {
   step.rows = as_double(config.train.global_batch_size);
   step.micro_batch_tokens =
       as_double(std::max(config.train.micro_batch_tokens, config.data.max_length));
-  step.has_narrow_state = config.optim.state_dtype == config::Dtype::kBFloat16;
   const auto type =
       runtime::parse_dtype(std::string(config::to_string(config.model.dtype)), "model.dtype");
   step.element = as_double(static_cast<std::int64_t>(c10::elementSize(type)));
   step.wide = type == c10::ScalarType::Double ? 8 : 4;
   step.gradient = config.optim.grad_dtype == config::Dtype::kBFloat16 ? 2 : step.wide;
+  step.state = state_bytes(config.optim.state_dtype, step);
   step.recompute = config.train.recompute;
   step.offloads_state = config.optim.offload;
   step.offloads_inputs = config.train.offload_activations;

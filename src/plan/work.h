@@ -48,8 +48,9 @@ struct Step {
   double embedding = 0, head = 0;          ///< Elements; a tied head is 0.
   double length = 0, rows = 0;             ///< Of sequences, and how many in a step.
   double micro_batch_tokens = 0;
-  bool is_lora = false, has_narrow_state = false;
+  bool is_lora = false;
   double element = 2, wide = 4, gradient = 4;  ///< Bytes.
+  double state = 12;                           ///< Bytes of the optimizer for an element.
   config::Recompute recompute = config::Recompute::kOff;
   bool offloads_state = false, offloads_inputs = false;  ///< Of recomputed blocks.
 
@@ -58,7 +59,6 @@ struct Step {
   }
   double trained_embedding() const { return is_lora ? 0 : embedding; }
   double trained_head() const { return is_lora ? 0 : head; }
-  double state_bytes() const { return has_narrow_state ? 4 : 2 * wide + (element < 4 ? 4 : 0); }
 };
 /// For steps of full rows (data.max_length tokens).
 Step describe_step(const config::RunConfig& config, const models::qwen3_5::Config& model);

@@ -9,11 +9,14 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/errors.h"
 #include "base/hash.h"
 #include "base/text.h"
 #include "device/upload.h"
 #include "ops/autograd.h"
 #include "ops/optimizer_step/adamw_now.h"
+#include "ops/optimizer_step/eight_bit.h"
+#include "ops/optimizer_step/eight_bit_state.h"
 #include "ops/optimizer_step/rounding.h"
 
 namespace heddle::train {
@@ -34,6 +37,20 @@ std::uint64_t rounding_key(const nn::Parameter& parameter, std::uint64_t seed) {
   return ops::rounding_key_from(key, static_cast<std::uint64_t>(boxes[0].offset[0] * row));
 }
 
+/// Whether the parameter's moments are kept in 8 bits: matrices of whole blocks. Throws ConfigError
+/// if the layout cuts blocks apart.
+bool has_codes(const nn::Parameter& parameter, const config::OptimSection& options) {
+  if (options.state_dtype != config::StateDtype::kInt8) return false;
+  const auto& shape = parameter.global_shape();
+  if (shape.size() < 2 || shape.back() % ops::eight_bit::kBlock != 0) return false;
+  if (parameter.comes_in(ops::eight_bit::kBlock)) return true;
+  throw_error<ConfigError>(
+      "optim.state_dtype: int8 keeps the moments of '{}' in blocks of {} columns, which "
+      "parallel.tp "
+      "cuts apart: it has {} columns",
+      parameter.name(), ops::eight_bit::kBlock, shape.back());
+}
+
 }  // namespace
 
 Optimizer::Optimizer(std::vector<nn::Parameter*> parameters, const config::OptimSection& options,
@@ -42,38 +59,54 @@ Optimizer::Optimizer(std::vector<nn::Parameter*> parameters, const config::Optim
   const ops::NoGradient guard;
   for (nn::Parameter* parameter : parameters) {
     const at::Tensor data = parameter->owned();
-    const bool narrow = data.scalar_type() == at::kBFloat16 || data.scalar_type() == at::kHalf;
-    const bool rounded = data.scalar_type() == at::kBFloat16 &&
-                         options.name == config::OptimName::kAdamW &&
-                         options.state_dtype == config::Dtype::kBFloat16;
-    const auto wide = data.options().dtype(narrow && !rounded ? at::kFloat : data.scalar_type());
-    Slot slot{
-        parameter, data, {}, {}, {}, {}, options.weight_decay, rounding_key(*parameter, seed)};
+    Slot slot;
+    slot.parameter = parameter;
+    slot.owned = data;
+    slot.weight_decay = options.weight_decay;
+    slot.rounding_key = rounding_key(*parameter, seed);
     const bool exempt =
         data.dim() <= 1 || std::any_of(options.no_decay.begin(), options.no_decay.end(),
                                        [&](const std::string& pattern) {
                                          return text::matches_glob(pattern, parameter->name());
                                        });
     if (exempt) slot.weight_decay = 0;
-    const bool is_adamw = options.name == config::OptimName::kAdamW;
-    const bool offloads = options.offload && is_adamw && !data.is_cpu();
-    if (offloads && !offload_) offload_.emplace(data.device());
-    // On the host if it is offloaded and worth it, else beside the parameter.
-    const auto placed = [&](const at::Tensor& state) {
-      if (!offloads || state.numel() < StateOffload::kSmallest) return state;
-      return device::host_like(state).copy_(state);
-    };
-    if (narrow && !rounded) slot.master = placed(data.to(at::kFloat));
-    if (is_adamw) {
-      slot.exp_avg = placed(at::zeros(data.sizes(), wide));
-      slot.exp_avg_sq = placed(at::zeros(data.sizes(), wide));
-    } else if (options.momentum != 0) {
-      slot.momentum = at::zeros(data.sizes(), wide);
+    const bool is_narrow = data.scalar_type() == at::kBFloat16 || data.scalar_type() == at::kHalf;
+    if (options.name == config::OptimName::kAdamW) {
+      add_moments(slot);
+    } else {
+      const at::Tensor wide = is_narrow ? data.to(at::kFloat) : data;
+      if (is_narrow) slot.master = wide;
+      if (options.momentum != 0) slot.momentum = at::zeros_like(wide);
     }
-    if (narrow && options.grad_dtype == config::Dtype::kFloat32)
+    if (is_narrow && options.grad_dtype == config::Dtype::kFloat32)
       parameter->set_gradient_dtype(at::kFloat);
     slots_.push_back(std::move(slot));
   }
+}
+
+void Optimizer::add_moments(Slot& slot) {
+  const at::Tensor& data = slot.owned;
+  const bool is_narrow = data.scalar_type() == at::kBFloat16 || data.scalar_type() == at::kHalf;
+  const bool is_rounded =
+      data.scalar_type() == at::kBFloat16 && options_.state_dtype == config::StateDtype::kBFloat16;
+  const bool offloads = options_.offload && !data.is_cpu();
+  if (offloads && !offload_) offload_.emplace(data.device());
+  // On the host if it is offloaded and worth it, else beside the parameter.
+  const auto placed = [&](const at::Tensor& state) {
+    if (!offloads || data.numel() < StateOffload::kSmallest) return state;
+    return device::host_like(state).copy_(state);
+  };
+  if (has_codes(*slot.parameter, options_)) {
+    for (at::Tensor* codes : {&slot.exp_avg, &slot.exp_avg_sq})
+      *codes = placed(ops::eight_bit::zero_codes(data));
+    for (at::Tensor* scales : {&slot.exp_avg_scale, &slot.exp_avg_sq_scale})
+      *scales = placed(ops::eight_bit::zero_scales(data));
+    return;
+  }
+  if (is_narrow && !is_rounded) slot.master = placed(data.to(at::kFloat));
+  const auto type = is_narrow && !is_rounded ? at::kFloat : data.scalar_type();
+  for (at::Tensor* moment : {&slot.exp_avg, &slot.exp_avg_sq})
+    *moment = placed(at::zeros(data.sizes(), data.options().dtype(type)));
 }
 
 double Optimizer::gradient_norm() const {
@@ -107,7 +140,8 @@ std::vector<ops::AdamwTensor> Optimizer::adamw_tensors() const {
   for (const Slot& slot : slots_) {
     if (slot.owned.numel() == 0) continue;  // another rank's
     tensors.push_back({slot.owned, gradient_of(*slot.parameter, slot.owned), slot.exp_avg,
-                       slot.exp_avg_sq, slot.master, slot.weight_decay, slot.rounding_key});
+                       slot.exp_avg_sq, slot.master, slot.weight_decay, slot.rounding_key,
+                       slot.exp_avg_scale, slot.exp_avg_sq_scale});
   }
   return tensors;
 }
@@ -209,16 +243,20 @@ std::vector<ckpt::TensorPart> Optimizer::state(bool with_copies) const {
   for (const Slot& slot : slots_) {
     const nn::Parameter& parameter = *slot.parameter;
     if (parameter.is_copy() && !with_copies) continue;
-    for (const auto& [kind, tensor] :
-         {std::pair{"weights/", parameter.owned()}, std::pair{"master/", slot.master},
-          std::pair{"exp_avg/", slot.exp_avg}, std::pair{"exp_avg_sq/", slot.exp_avg_sq},
-          std::pair{"momentum/", slot.momentum}}) {
-      if (!tensor.defined()) continue;
-      for (nn::Box& box : parameter.boxes(tensor)) {
-        parts.push_back(
-            {kind + parameter.name(), box.tensor, std::move(box.offset), parameter.global_shape()});
-      }
-    }
+    const auto add = [&](const std::string& kind, const at::Tensor& tensor, std::int64_t unit = 1) {
+      if (!tensor.defined()) return;
+      std::vector<std::int64_t> shape = parameter.global_shape();
+      if (unit > 1) shape.back() /= unit;
+      for (nn::Box& box : parameter.boxes(tensor, unit))
+        parts.push_back({kind + parameter.name(), box.tensor, std::move(box.offset), shape});
+    };
+    add("weights/", parameter.owned());
+    add("master/", slot.master);
+    add("exp_avg/", slot.exp_avg);
+    add("exp_avg_sq/", slot.exp_avg_sq);
+    add("exp_avg_scale/", slot.exp_avg_scale, ops::eight_bit::kBlock);
+    add("exp_avg_sq_scale/", slot.exp_avg_sq_scale, ops::eight_bit::kBlock);
+    add("momentum/", slot.momentum);
   }
   return parts;
 }
@@ -226,8 +264,8 @@ std::vector<ckpt::TensorPart> Optimizer::state(bool with_copies) const {
 std::int64_t Optimizer::state_bytes() const {
   std::int64_t bytes = 0;
   for (const Slot& slot : slots_) {
-    for (const at::Tensor* tensor :
-         {&slot.master, &slot.exp_avg, &slot.exp_avg_sq, &slot.momentum}) {
+    for (const at::Tensor* tensor : {&slot.master, &slot.exp_avg, &slot.exp_avg_sq,
+                                     &slot.exp_avg_scale, &slot.exp_avg_sq_scale, &slot.momentum}) {
       if (tensor->defined()) bytes += static_cast<std::int64_t>(tensor->nbytes());
     }
   }

@@ -20,7 +20,8 @@ namespace heddle::train {
 
 /// AdamW or SGD over the trainable parameters, of each the rows that this rank owns; keeps their
 /// moments and, for parameters below fp32, an fp32 master copy unless `optim.state_dtype` is
-/// bfloat16. With `optim.offload` they live in the memory of the host.
+/// bfloat16, or int8 and the parameter a matrix whose rows are whole blocks of codes. With
+/// `optim.offload` they live in the memory of the host.
 class Optimizer {
  public:
   /// Parameters with one dimension, and those that match `optim.no_decay`, get no weight decay.
@@ -58,10 +59,11 @@ class Optimizer {
   struct Slot {
     nn::Parameter* parameter;
     at::Tensor owned;  ///< Its rows that this rank updates.
-    at::Tensor master, exp_avg, exp_avg_sq, momentum;
+    at::Tensor master, exp_avg, exp_avg_sq, exp_avg_scale, exp_avg_sq_scale, momentum;
     double weight_decay;
     std::uint64_t rounding_key;
   };
+  void add_moments(Slot& slot);
   std::vector<ops::AdamwTensor> adamw_tensors() const;
   ops::AdamwOptions adamw_options() const;
 

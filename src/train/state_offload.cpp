@@ -14,13 +14,18 @@ namespace {
 constexpr std::size_t kAhead = 2, kBehind = 1;
 
 constexpr std::array kStates = {&ops::AdamwTensor::exp_avg, &ops::AdamwTensor::exp_avg_sq,
-                                &ops::AdamwTensor::master};
+                                &ops::AdamwTensor::master, &ops::AdamwTensor::exp_avg_scale,
+                                &ops::AdamwTensor::exp_avg_sq_scale};
 
 }  // namespace
 
 StateOffload::Piece StateOffload::fetch(const ops::AdamwTensor& tensor, std::int64_t first) {
   const std::int64_t count = std::min(piece_, tensor.parameter.numel() - first);
-  const auto part = [&](const at::Tensor& x) { return x.view({-1}).narrow(0, first, count); };
+  // Scales have an element for each block, of which pieces have whole ones.
+  const auto part = [&](const at::Tensor& x) {
+    const std::int64_t unit = tensor.parameter.numel() / x.numel();
+    return x.view({-1}).narrow(0, first / unit, count / unit);
+  };
   Piece piece;
   piece.device.parameter = part(tensor.parameter);
   piece.device.gradient = part(tensor.gradient.contiguous());
@@ -31,7 +36,7 @@ StateOffload::Piece StateOffload::fetch(const ops::AdamwTensor& tensor, std::int
     if (!(tensor.*state).defined()) continue;
     const at::Tensor from = part(tensor.*state);
     const at::Tensor to =
-        at::empty({count}, at::TensorOptions(from.dtype()).device(tensor.parameter.device()));
+        at::empty(from.sizes(), at::TensorOptions(from.dtype()).device(tensor.parameter.device()));
     piece.host.*state = from;
     piece.device.*state = to;
     piece.arriving.push_back(to_device_.begin(to, from));

@@ -17,7 +17,7 @@ class StateOffload {
   /// Tensors below this many elements are not worth a copy.
   static constexpr std::int64_t kSmallest = 1 << 16;
 
-  /// `piece`: its largest number of elements.
+  /// `piece`: its largest number of elements; for uint8 moments a multiple of their blocks.
   explicit StateOffload(c10::Device device, std::int64_t piece = 1 << 23)
       : piece_(piece), to_device_(device), to_host_(device) {}
 

@@ -22,8 +22,9 @@ class LayoutCheckpointTest : public ::testing::Test {
   std::string exported(const std::string& run) const {
     return files::read(runs_.directory() / run / "final/model.safetensors");
   }
-  void expect_run(const std::string& run, std::int64_t ranks, const Words& words) const {
-    ASSERT_EQ(runs_.run(run, ranks, "moe", words), 0) << runs_.printed(run);
+  void expect_run(const std::string& run, std::int64_t ranks, const Words& words,
+                  const std::string& model = "moe") const {
+    ASSERT_EQ(runs_.run(run, ranks, model, words), 0) << runs_.printed(run);
   }
 
   LaunchedRuns runs_;
@@ -91,6 +92,29 @@ TEST_F(LayoutCheckpointTest, AdaptersAreExportedFromTheRanksThatShareThem) {
     expect_run(again, 0, with_steps(3, lora));
     EXPECT_EQ(adapter(again), adapter(run)) << run;
   }
+}
+
+TEST_F(LayoutCheckpointTest, EightBitMomentsContinueUnderAnyOtherLayout) {
+  runs_.make_model("blocks", false, {{"hidden_size", 256}, {"intermediate_size", 512}});
+  const auto words = [](int steps, Words more) {
+    more.insert(more.end(), {"optim.state_dtype=int8", "optim.schedule=constant",
+                             "train.max_steps=" + std::to_string(steps)});
+    return more;
+  };
+  expect_run("whole", 0, words(8, {}), "blocks");
+  expect_run("run", 4, words(2, {"parallel.fsdp=2", "parallel.dp=2"}), "blocks");
+  expect_run("run", 2, words(4, {"parallel.tp=2"}), "blocks");
+  expect_run("run", 2, words(6, {"parallel.pp=2"}), "blocks");
+  expect_run("run", 0, words(8, {}), "blocks");
+  const auto whole = runs_.metrics("whole"), steps = runs_.metrics("run");
+  ASSERT_EQ(steps.size(), whole.size());
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    // Each element is rounded by the same random bits, but for what tp divides by columns.
+    const double bound = i < 3 ? 1e-6 : 1e-3;
+    EXPECT_NEAR(steps[i].loss, whole[i].loss, bound * whole[i].loss) << "step " << i + 1;
+  }
+  EXPECT_NE(runs_.run("cut", 4, "blocks", words(1, {"parallel.tp=4"})), 0);
+  EXPECT_THAT(runs_.printed("cut"), ::testing::HasSubstr("blocks of 256 columns"));
 }
 
 }  // namespace

@@ -72,7 +72,39 @@ class LaunchedRuns {
       labelled << nlohmann::json{{"text", "number " + std::to_string(i * 37)}, {"label", i % 3}}
                << "\n";
     }
-    for (const bool moe : {false, true}) make_model(moe);
+    make_model("dense", false);
+    make_model("moe", true);
+  }
+
+  /// A model directory of random weights; `changes` replaces parts of its configuration.
+  void make_model(const std::string& name, bool moe,
+                  const nlohmann::ordered_json& changes = nlohmann::ordered_json::object()) const {
+    nlohmann::ordered_json config = {{"model_type", moe ? "qwen3_5_moe_text" : "qwen3_5_text"},
+                                     {"vocab_size", 4096},
+                                     {"hidden_size", 32},
+                                     {"intermediate_size", 48},
+                                     {"num_hidden_layers", 4},
+                                     {"num_attention_heads", 4},
+                                     {"num_key_value_heads", 2},
+                                     {"head_dim", 16},
+                                     {"linear_num_key_heads", 4},
+                                     {"linear_num_value_heads", 8},
+                                     {"linear_key_head_dim", 8},
+                                     {"linear_value_head_dim", 8},
+                                     {"num_experts", 8},
+                                     {"num_experts_per_tok", 2},
+                                     {"moe_intermediate_size", 16},
+                                     {"shared_expert_intermediate_size", 24},
+                                     {"output_router_logits", moe},
+                                     {"router_aux_loss_coef", 0.01},
+                                     {"initializer_range", 0.1},
+                                     {"tie_word_embeddings", !moe}};
+    config.update(changes);
+    files::write_atomically(directory() / (name + ".json"), config.dump());
+    wait_for(start_heddle({"init", "--config", (directory() / (name + ".json")).string(),
+                           "--tokenizer", HEDDLE_SOURCE_DIR "/examples/tokenizer-4k", "--output",
+                           (directory() / name).string(), "--seed", "3", "--dtype", "float32"},
+                          directory() / "init.log"));
   }
 
   const std::filesystem::path& directory() const { return directory_.path(); }
@@ -142,36 +174,6 @@ class LaunchedRuns {
   }
 
  private:
-  void make_model(bool moe) const {
-    const std::string name = moe ? "moe" : "dense";
-    const nlohmann::ordered_json config = {
-        {"model_type", moe ? "qwen3_5_moe_text" : "qwen3_5_text"},
-        {"vocab_size", 4096},
-        {"hidden_size", 32},
-        {"intermediate_size", 48},
-        {"num_hidden_layers", 4},
-        {"num_attention_heads", 4},
-        {"num_key_value_heads", 2},
-        {"head_dim", 16},
-        {"linear_num_key_heads", 4},
-        {"linear_num_value_heads", 8},
-        {"linear_key_head_dim", 8},
-        {"linear_value_head_dim", 8},
-        {"num_experts", 8},
-        {"num_experts_per_tok", 2},
-        {"moe_intermediate_size", 16},
-        {"shared_expert_intermediate_size", 24},
-        {"output_router_logits", moe},
-        {"router_aux_loss_coef", 0.01},
-        {"initializer_range", 0.1},
-        {"tie_word_embeddings", !moe}};
-    files::write_atomically(directory() / (name + ".json"), config.dump());
-    wait_for(start_heddle({"init", "--config", (directory() / (name + ".json")).string(),
-                           "--tokenizer", HEDDLE_SOURCE_DIR "/examples/tokenizer-4k", "--output",
-                           (directory() / name).string(), "--seed", "3", "--dtype", "float32"},
-                          directory() / "init.log"));
-  }
-
   TemporaryDirectory directory_;
 };
 

@@ -8,6 +8,7 @@
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "ops/moe/moe.h"
 #include "ops/operator_support.h"
+#include "ops/optimizer_step/eight_bit_state.h"
 #include "ops/optimizer_step/optimizer_step.h"
 #include "ops/rms_norm/rms_norm.h"
 #include "ops/rotary/rotary.h"
@@ -330,6 +331,60 @@ TEST_F(GpuOps, RoundedAdamwEqualsReference) {
       }
     }
     EXPECT_LT(differing, count / 1000) << "of " << count;
+  }
+}
+
+TEST_F(GpuOps, EightBitAdamwEqualsReference) {
+  for (const c10::ScalarType parameter : {at::kFloat, at::kBFloat16}) {
+    for (const c10::ScalarType gradient : {at::kFloat, at::kBFloat16}) {
+      std::vector<AdamwTensor> cpu, gpu;
+      // More tensors than one launch takes, one without rows, magnitudes over many decades.
+      for (std::int64_t i = 0; i < 90; ++i) {
+        const std::vector<std::int64_t> sizes = {i == 3 ? 0 : 1 + i % 7, i == 5 ? 8192 : 256};
+        AdamwTensor t;
+        t.parameter = randn(sizes, parameter, 4 * i);
+        t.exp_avg = eight_bit::zero_codes(t.parameter);
+        t.exp_avg_sq = eight_bit::zero_codes(t.parameter);
+        t.exp_avg_scale = eight_bit::zero_scales(t.parameter);
+        t.exp_avg_sq_scale = eight_bit::zero_scales(t.parameter);
+        t.weight_decay = i % 2 == 0 ? 0.1 : 0;
+        t.rounding_key = 0x123456789abcdefu * (i + 1);
+        AdamwTensor moved = t;
+        for (const auto member :
+             {&AdamwTensor::parameter, &AdamwTensor::exp_avg, &AdamwTensor::exp_avg_sq,
+              &AdamwTensor::exp_avg_scale, &AdamwTensor::exp_avg_sq_scale})
+          moved.*member = (t.*member).to(kGpu);
+        cpu.push_back(t), gpu.push_back(moved);
+      }
+      AdamwOptions options;
+      options.lr = 1e-2, options.gradient_multiplier = 0.5;
+      for (options.step = 1; options.step <= 3; ++options.step) {
+        for (std::size_t i = 0; i < cpu.size(); ++i) {
+          const auto sizes = cpu[i].parameter.sizes();
+          const auto seed = static_cast<std::int64_t>(1000 * i) + options.step;
+          cpu[i].gradient =
+              (randn(sizes, at::kFloat, seed) * randn(sizes, at::kFloat, seed + 500).mul_(3).exp_())
+                  .to(gradient);
+          gpu[i].gradient = cpu[i].gradient.to(kGpu);
+        }
+        adamw_step(table_of(register_optimizer_step, AdamwStep::kName, "reference", parameter), cpu,
+                   options);
+        adamw_step(gpu_table(register_optimizer_step, AdamwStep::kName, "cuda.fused", parameter),
+                   gpu, options);
+      }
+      std::int64_t differing = 0, count = 0;
+      for (std::size_t i = 0; i < cpu.size(); ++i) {
+        for (const auto member : {&AdamwTensor::exp_avg, &AdamwTensor::exp_avg_sq}) {
+          // The same random bits; fp32 sums that differ in the last place may round apart.
+          differing += ((gpu[i].*member).cpu() != cpu[i].*member).sum().item().toLong();
+          count += (cpu[i].*member).numel();
+        }
+        EXPECT_TRUE(close(gpu[i].exp_avg_scale.cpu(), cpu[i].exp_avg_scale, 1e-5)) << i;
+        EXPECT_TRUE(close(gpu[i].exp_avg_sq_scale.cpu(), cpu[i].exp_avg_sq_scale, 1e-5)) << i;
+        EXPECT_TRUE(close(gpu[i].parameter.cpu(), cpu[i].parameter, 8e-3)) << i;
+      }
+      EXPECT_LT(differing, count / 1000) << "of " << count;
+    }
   }
 }
 

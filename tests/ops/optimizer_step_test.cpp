@@ -3,12 +3,15 @@
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <cmath>
 #include <cstring>
 
 #include "ops/builtin.h"
 #include "ops/operator_support.h"
+#include "ops/optimizer_step/eight_bit.h"
+#include "ops/optimizer_step/eight_bit_state.h"
 #include "ops/optimizer_step/rounding.h"
 
 namespace heddle::ops::testing {
@@ -194,6 +197,96 @@ TEST(Adamw, StochasticRoundingKeepsTheMean) {
   }
   // 20 steps of lr; the standard error of the mean is 1e-5.
   EXPECT_NEAR(t.parameter.to(at::kDouble).mean().item().toDouble(), 1 - 20e-5, 6e-5);
+}
+
+TEST(EightBit, CodesCoverTheRangeInOrderAndComeBackExactly) {
+  for (const int bits : {eight_bit::kMomentBits, eight_bit::kRootBits}) {
+    EXPECT_EQ(eight_bit::decoded(0, bits), 0);
+    EXPECT_EQ(eight_bit::decoded((1 << bits) - 1, bits), 1);
+    for (int code = 1; code < 1 << bits; ++code) {
+      const float value = eight_bit::decoded(code, bits);
+      EXPECT_GT(value, eight_bit::decoded(code - 1, bits));
+      // A value between two codes becomes one of them; a code stays.
+      for (const float random : {0.0F, 0.5F, 0.99F}) {
+        EXPECT_EQ(eight_bit::encoded(value, random, bits, false), code);
+        const float between = (value + eight_bit::decoded(code - 1, bits)) / 2;
+        EXPECT_EQ(eight_bit::encoded(between, random, bits, false), random < 0.5F ? code - 1 : code)
+            << code << " " << random;
+      }
+    }
+  }
+  EXPECT_EQ(eight_bit::encoded(1e-20F, 0, eight_bit::kRootBits, true), 1);
+  EXPECT_EQ(eight_bit::encoded(0, 0.99F, eight_bit::kRootBits, true), 0);
+}
+
+TEST(EightBit, TensorsAreCodedAsNumbers) {
+  // Magnitudes over ten decades, a block of zeros among them.
+  at::Tensor values = randn({5, 512}, at::kFloat, 1);
+  values.mul_(randn({5, 512}, at::kFloat, 2).mul_(4).exp_());
+  values.narrow(0, 2, 1).narrow(1, 256, 256).zero_();
+  const at::Tensor random = randn({5, 512}, at::kFloat, 3).abs_().frac_();
+  for (const auto kind : {eight_bit::Kind::kMoment, eight_bit::Kind::kRoot}) {
+    const bool is_root = kind == eight_bit::Kind::kRoot;
+    const int bits = is_root ? eight_bit::kRootBits : eight_bit::kMomentBits;
+    const at::Tensor x = is_root ? values.abs() : values;
+    const at::Tensor codes = eight_bit::zero_codes(x), scales = eight_bit::zero_scales(x);
+    ASSERT_EQ(scales.sizes(), (std::vector<std::int64_t>{5, 2}));
+    eight_bit::encode(x, random, kind, codes, scales);
+    const at::Tensor back = eight_bit::decoded(codes, scales, kind).cpu();
+    const at::Tensor host = x.cpu(), host_random = random.cpu(), host_scales = scales.cpu();
+    for (std::int64_t r = 0; r < 5; ++r) {
+      for (std::int64_t c = 0; c < 512; ++c) {
+        const float scale = host_scales[r][c / 256].item().toFloat();
+        const float value = host[r][c].item().toFloat();
+        float expected = 0;
+        if (scale > 0) {
+          const int code = eight_bit::encoded(std::abs(value) / scale,
+                                              host_random[r][c].item().toFloat(), bits, is_root);
+          expected = std::copysign(eight_bit::decoded(code, bits) * scale, value);
+        }
+        ASSERT_EQ(back[r][c].item().toFloat(), expected) << r << ", " << c;
+      }
+    }
+  }
+}
+
+/// Steps with gradients of one direction and noise; `state`: kByte or kFloat moments.
+at::Tensor parameter_after(int count, c10::ScalarType state) {
+  AdamwTensor t;
+  t.parameter = at::zeros({8, 256}, randn({1}, at::kFloat, 1).options());
+  t.exp_avg = state == at::kByte ? eight_bit::zero_codes(t.parameter) : at::zeros_like(t.parameter);
+  t.exp_avg_sq = t.exp_avg.clone();
+  if (state == at::kByte) {
+    t.exp_avg_scale = eight_bit::zero_scales(t.parameter);
+    t.exp_avg_sq_scale = t.exp_avg_scale.clone();
+  }
+  t.rounding_key = 77;
+  // Each column has gradients of its own magnitude, from 1e-4 to 1.
+  const at::Tensor size = randn({256}, at::kFloat, 5).abs_().mul_(-3).exp_();
+  AdamwOptions options;
+  options.lr = 1e-3, options.beta2 = 0.99;
+  for (options.step = 1; options.step <= count; ++options.step) {
+    t.gradient = (randn({8, 256}, at::kFloat, 100 + options.step) + 0.5) * size;
+    adamw_step(table(kOwn, at::kFloat), {t}, options);
+  }
+  return t.parameter;
+}
+
+TEST(Adamw, EightBitMomentsFollowWideOnes) {
+  const at::Tensor exact = parameter_after(200, at::kFloat),
+                   coded = parameter_after(200, at::kByte);
+  const double error = (coded - exact).norm().item().toDouble() / exact.norm().item().toDouble();
+  EXPECT_LT(error, 0.08);  // gradients over four decades share blocks
+  EXPECT_GT(error, 1e-6);  // they are coded
+  // No drift: errors of single elements cancel.
+  EXPECT_NEAR((coded.mean() / exact.mean()).item().toDouble(), 1, 3e-3);
+}
+
+TEST(Adamw, RefusesEightBitMomentsWithoutScales) {
+  AdamwTensor t;
+  t.parameter = t.gradient = randn({2, 256}, at::kFloat, 1);
+  t.exp_avg = t.exp_avg_sq = eight_bit::zero_codes(t.parameter);
+  EXPECT_THROW(adamw_step(table(kOwn, at::kFloat), {t}, {}), c10::Error);
 }
 
 TEST(Sgd, AppliesMomentumDecayAndMultiplier) {

@@ -2,6 +2,7 @@
 // streams that are late, where a copy that nobody waits for gives NaN.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/rand.h>
 #include <ATen/ops/randn.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -76,9 +77,13 @@ TEST(StateOffload, PiecesEqualTheWholeAlsoWhereBitsAreRandom) {
   policy.allow_fallback = true;
   const auto kernels = ops::KernelTable::choose(ops::builtin_registry(), npu.type(), at::kBFloat16,
                                                 {{ops::AdamwStep::kName, {{}}}}, policy);
-  for (const at::ScalarType state : {at::kFloat, at::kBFloat16}) {
-    const auto tensor = [&](at::ScalarType dtype) { return at::randn({7, 311}).to(dtype).to(npu); };
-    const bool is_rounded = state == at::kBFloat16;
+  for (const at::ScalarType state : {at::kFloat, at::kBFloat16, at::kByte}) {
+    const bool is_coded = state == at::kByte;
+    const std::int64_t columns = is_coded ? 512 : 311, piece = is_coded ? 768 : 500;
+    const auto tensor = [&](at::ScalarType dtype) {
+      return at::randn({7, columns}).mul(is_coded ? 40 : 1).to(dtype).to(npu);
+    };
+    const bool has_master = state == at::kFloat;
     ops::AdamwTensor whole{tensor(at::kBFloat16),
                            tensor(at::kFloat),
                            tensor(state),
@@ -86,11 +91,16 @@ TEST(StateOffload, PiecesEqualTheWholeAlsoWhereBitsAreRandom) {
                            {},
                            0.1,
                            12345};
-    if (!is_rounded) whole.master = whole.parameter.to(at::kFloat);
+    if (has_master) whole.master = whole.parameter.to(at::kFloat);
+    if (is_coded) {
+      whole.exp_avg_scale = at::rand({7, 2}).to(npu);
+      whole.exp_avg_sq_scale = at::rand({7, 2}).to(npu);
+    }
     ops::AdamwTensor away = whole;
     away.parameter = whole.parameter.clone();
     for (const auto member :
-         {&ops::AdamwTensor::exp_avg, &ops::AdamwTensor::exp_avg_sq, &ops::AdamwTensor::master}) {
+         {&ops::AdamwTensor::exp_avg, &ops::AdamwTensor::exp_avg_sq, &ops::AdamwTensor::master,
+          &ops::AdamwTensor::exp_avg_scale, &ops::AdamwTensor::exp_avg_sq_scale}) {
       if ((whole.*member).defined())
         away.*member = device::host_like(whole.*member).copy_(whole.*member);
     }
@@ -98,7 +108,7 @@ TEST(StateOffload, PiecesEqualTheWholeAlsoWhereBitsAreRandom) {
     options.lr = 1e-2;
     ops::adamw_step(kernels, {whole}, options);
     int pieces = 0;
-    train::StateOffload(npu, 500).step({away}, [&](const std::vector<ops::AdamwTensor>& piece) {
+    train::StateOffload(npu, piece).step({away}, [&](const std::vector<ops::AdamwTensor>& piece) {
       ++pieces;
       ops::adamw_step(kernels, piece, options);
     });
@@ -107,8 +117,12 @@ TEST(StateOffload, PiecesEqualTheWholeAlsoWhereBitsAreRandom) {
     EXPECT_TRUE(at::equal(whole.parameter.cpu(), away.parameter.cpu()));
     EXPECT_TRUE(at::equal(whole.exp_avg.cpu(), away.exp_avg));
     EXPECT_TRUE(at::equal(whole.exp_avg_sq.cpu(), away.exp_avg_sq));
-    if (!is_rounded) {
+    if (has_master) {
       EXPECT_TRUE(at::equal(whole.master.cpu(), away.master));
+    }
+    if (is_coded) {
+      EXPECT_TRUE(at::equal(whole.exp_avg_scale.cpu(), away.exp_avg_scale));
+      EXPECT_TRUE(at::equal(whole.exp_avg_sq_scale.cpu(), away.exp_avg_sq_scale));
     }
   }
 }

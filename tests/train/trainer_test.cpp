@@ -139,6 +139,24 @@ TEST_F(TrainerTest, DropoutChangesWhatIsLearned) {
   EXPECT_NE(with[3], without[3]);
 }
 
+TEST_F(TrainerTest, EightBitMomentsTrainAndContinue) {
+  make_model("blocks", {{"hidden_size", 256}});
+  std::vector<double> wide, coded, continued;
+  const auto with = [&](const std::string& run, const std::string& state) {
+    return config(run, {"model.path=" + (dir_ / "blocks").string(), "optim.state_dtype=" + state,
+                        "model.dtype=bfloat16"});
+  };
+  train_until(with("wide", "float32"), 12, &wide);
+  train_until(with("coded", "int8"), 12, &coded);
+  train_until(with("cut", "int8"), 6, &continued);
+  train_until(with("cut", "int8"), 12, &continued);
+  EXPECT_EQ(coded, continued);
+  EXPECT_EQ(weights("coded"), weights("cut"));
+  ASSERT_EQ(coded.size(), wide.size());
+  EXPECT_LT(wide.back(), wide.front() - 1);
+  EXPECT_NEAR(coded.back(), wide.back(), 0.05);
+}
+
 TEST_F(TrainerTest, SamplesAreAnsweredWithoutDropout) {
   std::vector<std::string> sft = {"pt"};
   for (const std::string& argument :

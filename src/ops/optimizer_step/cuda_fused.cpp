@@ -79,7 +79,7 @@ void add(Registry& registry) {
                            .refuse = {},
                            .on_chip_bytes = {}},
                           {step_wide() != nullptr ? step_wide() : step_by_libtorch, step_rounded(),
-                           step_wide() != nullptr});
+                           step_wide() != nullptr, step_eight_bit()});
 }
 
 }  // namespace heddle::ops::adamw_cuda

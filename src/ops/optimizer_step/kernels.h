@@ -6,6 +6,7 @@ namespace heddle::ops::adamw_reference {
 
 void step(const std::vector<AdamwTensor>& tensors, const AdamwOptions& options);
 void step_rounded(const std::vector<AdamwTensor>& tensors, const AdamwOptions& options);
+void step_eight_bit(const std::vector<AdamwTensor>& tensors, const AdamwOptions& options);
 
 }  // namespace heddle::ops::adamw_reference
 
@@ -21,6 +22,8 @@ using Step = void (*)(const std::vector<AdamwTensor>&, const AdamwOptions&);
 Step step_wide();
 /// The kernel for bf16 moments; null in a build without CUDA.
 Step step_rounded();
+/// The kernel for uint8 moments; null in a build without CUDA.
+Step step_eight_bit();
 
 }  // namespace heddle::ops::adamw_cuda
 

@@ -12,14 +12,60 @@
 #include "ops/autograd.h"
 #include "ops/builtin.h"
 #include "ops/compute_type.h"
+#include "ops/optimizer_step/eight_bit.h"
 #include "ops/optimizer_step/kernels.h"
 
 namespace heddle::ops {
 namespace {
 
-bool is_rounded(const AdamwTensor& tensor) {
-  return tensor.parameter.scalar_type() == at::kBFloat16 &&
-         tensor.exp_avg.scalar_type() == at::kBFloat16 && !tensor.master.defined();
+/// How the moments are kept: each its own step.
+enum class State { kWide, kRounded, kEightBit };
+
+State state_of(const AdamwTensor& tensor) {
+  if (tensor.exp_avg.scalar_type() == at::kByte) return State::kEightBit;
+  const bool is_rounded = tensor.parameter.scalar_type() == at::kBFloat16 &&
+                          tensor.exp_avg.scalar_type() == at::kBFloat16 && !tensor.master.defined();
+  return is_rounded ? State::kRounded : State::kWide;
+}
+
+void check_sizes(const AdamwTensor& tensor) {
+  const auto sizes = tensor.parameter.sizes();
+  TORCH_CHECK(tensor.gradient.sizes() == sizes && tensor.exp_avg.sizes() == sizes &&
+                  tensor.exp_avg_sq.sizes() == sizes &&
+                  (!tensor.master.defined() || tensor.master.sizes() == sizes),
+              "adamw_step: gradient ", tensor.gradient.sizes(), ", exp_avg ",
+              tensor.exp_avg.sizes(), ", exp_avg_sq ", tensor.exp_avg_sq.sizes(),
+              " and master must have the parameter's shape ", sizes);
+  for (const at::Tensor* x : {&tensor.parameter, &tensor.exp_avg, &tensor.exp_avg_sq,
+                              &tensor.master, &tensor.exp_avg_scale, &tensor.exp_avg_sq_scale}) {
+    TORCH_CHECK(!x->defined() || x->is_contiguous(), "adamw_step: a tensor of shape ", sizes,
+                " is not contiguous");
+  }
+}
+
+void check_types(const AdamwTensor& tensor) {
+  const c10::ScalarType type = tensor.parameter.scalar_type(), state = tensor.exp_avg.scalar_type();
+  TORCH_CHECK(tensor.exp_avg_sq.scalar_type() == state, "adamw_step: moments of ", state, " and ",
+              tensor.exp_avg_sq.scalar_type());
+  if (state_of(tensor) == State::kRounded) return;
+  if (state_of(tensor) == State::kEightBit) {
+    const std::int64_t blocks = tensor.parameter.numel() / eight_bit::kBlock;
+    const auto fits = [&](const at::Tensor& scale) {
+      return scale.defined() && scale.scalar_type() == at::kFloat && scale.numel() == blocks;
+    };
+    TORCH_CHECK((type == at::kBFloat16 || type == at::kFloat) && !tensor.master.defined() &&
+                    tensor.parameter.numel() % eight_bit::kBlock == 0 &&
+                    fits(tensor.exp_avg_scale) && fits(tensor.exp_avg_sq_scale),
+                "adamw_step: uint8 moments need a bfloat16 or float32 parameter without master, "
+                "whole blocks of ",
+                eight_bit::kBlock, " and a float32 scale for each; got ", type, " ",
+                tensor.parameter.sizes());
+    return;
+  }
+  TORCH_CHECK(state == compute_type(tensor.parameter) &&
+                  (tensor.master.defined() ? tensor.master.scalar_type() == state : type == state),
+              "adamw_step: a ", type, " parameter needs ", compute_type(tensor.parameter),
+              " moments", type == state ? "" : " and master");
 }
 
 }  // namespace
@@ -27,38 +73,24 @@ bool is_rounded(const AdamwTensor& tensor) {
 void adamw_step(const KernelTable& kernels, const std::vector<AdamwTensor>& tensors,
                 const AdamwOptions& options) {
   TORCH_CHECK(options.step >= 1, "adamw_step: step ", options.step, " must count from 1");
-  for (const AdamwTensor& tensor : tensors) {
-    const auto sizes = tensor.parameter.sizes();
-    TORCH_CHECK(tensor.gradient.sizes() == sizes && tensor.exp_avg.sizes() == sizes &&
-                    tensor.exp_avg_sq.sizes() == sizes &&
-                    (!tensor.master.defined() || tensor.master.sizes() == sizes),
-                "adamw_step: gradient ", tensor.gradient.sizes(), ", exp_avg ",
-                tensor.exp_avg.sizes(), ", exp_avg_sq ", tensor.exp_avg_sq.sizes(),
-                " and master must have the parameter's shape ", sizes);
-    const c10::ScalarType state = tensor.exp_avg.scalar_type();
-    const bool rounded = is_rounded(tensor);
-    TORCH_CHECK((rounded || state == compute_type(tensor.parameter)) &&
-                    tensor.exp_avg_sq.scalar_type() == state &&
-                    (tensor.master.defined() ? tensor.master.scalar_type() == state
-                                             : tensor.parameter.scalar_type() == state),
-                "adamw_step: a ", tensor.parameter.scalar_type(), " parameter needs ",
-                compute_type(tensor.parameter), " moments",
-                tensor.parameter.scalar_type() == state ? "" : " and master");
-    TORCH_CHECK(tensor.parameter.is_contiguous() && tensor.exp_avg.is_contiguous() &&
-                    tensor.exp_avg_sq.is_contiguous() &&
-                    (!tensor.master.defined() || tensor.master.is_contiguous()),
-                "adamw_step: a tensor of shape ", sizes, " is not contiguous");
-  }
   const NoGradient guard;
   const AdamwStep::Functions& functions = kernels.get<AdamwStep>();
   TORCH_CHECK(!options.on_device.defined() || functions.reads_device_numbers,
               "adamw_step: the chosen kernel takes its numbers from the host");
-  std::vector<AdamwTensor> wide, rounded;
-  for (const AdamwTensor& tensor : tensors) (is_rounded(tensor) ? rounded : wide).push_back(tensor);
-  if (!wide.empty()) functions.step(wide, options);
-  if (rounded.empty()) return;
-  (functions.step_rounded != nullptr ? functions.step_rounded : adamw_reference::step_rounded)(
-      rounded, options);
+  std::map<State, std::vector<AdamwTensor>> by_state;
+  for (const AdamwTensor& tensor : tensors) {
+    check_sizes(tensor);
+    check_types(tensor);
+    by_state[state_of(tensor)].push_back(tensor);
+  }
+  for (const auto& [state, members] : by_state) {
+    auto step = functions.step;
+    if (state == State::kRounded)
+      step = functions.step_rounded ? functions.step_rounded : adamw_reference::step_rounded;
+    if (state == State::kEightBit)
+      step = functions.step_eight_bit ? functions.step_eight_bit : adamw_reference::step_eight_bit;
+    step(members, options);
+  }
 }
 
 void sgd_step(const std::vector<SgdTensor>& tensors, double lr, double momentum, bool first_step,

@@ -8,12 +8,15 @@ namespace heddle::ops {
 struct AdamwTensor {
   at::Tensor parameter;  ///< Updated in place.
   at::Tensor gradient;   ///< Any floating dtype.
-  at::Tensor exp_avg;    ///< fp32 (fp64 for fp64), updated in place; or bf16, see adamw_step.
+  at::Tensor exp_avg;    ///< fp32 (fp64 for fp64), updated in place; or bf16 or uint8, see
+                         ///< adamw_step.
   at::Tensor exp_avg_sq;
   at::Tensor master;  ///< fp32 copy of a bf16 parameter, updated in place and rounded into it;
                       ///< undefined if none.
   double weight_decay = 0;
   std::uint64_t rounding_key = 0;  ///< Of stochastic rounding; differs between parameters.
+  /// Of uint8 moments, fp32, an element for each eight_bit::kBlock; else undefined.
+  at::Tensor exp_avg_scale = {}, exp_avg_sq_scale = {};
 };
 
 struct AdamwOptions {
@@ -33,6 +36,8 @@ struct AdamwStep {
     /// The same for tensors with bf16 moments. Null: the reference does it.
     void (*step_rounded)(const std::vector<AdamwTensor>&, const AdamwOptions&);
     bool reads_device_numbers = false;
+    /// The same for tensors with uint8 moments. Null: the reference does it.
+    void (*step_eight_bit)(const std::vector<AdamwTensor>&, const AdamwOptions&) = nullptr;
   };
 };
 
@@ -40,7 +45,10 @@ struct AdamwStep {
 /// torch.optim.AdamW's order of operations: p *= 1 - lr wd; m, v; p -= lr / (1 - b1^t) * m /
 /// (sqrt(v) / sqrt(1 - b2^t) + eps). Where a bf16 parameter has bf16 moments and no master, the
 /// arithmetic is fp32 and all three are rounded stochastically, by the bits of rounding.h: up with
-/// the probability that makes the mean exact.
+/// the probability that makes the mean exact. uint8 moments, beside bf16 or fp32 parameters without
+/// master whose last dimension is a multiple of eight_bit::kBlock, hold the codes of eight_bit.h:
+/// `exp_avg` of the first moment, `exp_avg_sq` of the square root of the second; they are rounded
+/// in the same way, and a bf16 parameter too.
 void adamw_step(const KernelTable& kernels, const std::vector<AdamwTensor>& tensors,
                 const AdamwOptions& options);
 

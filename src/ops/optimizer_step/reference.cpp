@@ -6,6 +6,7 @@
 
 #include <cmath>
 
+#include "ops/optimizer_step/eight_bit_state.h"
 #include "ops/optimizer_step/kernels.h"
 #include "ops/optimizer_step/rounding.h"
 #include "ops/splitmix.h"
@@ -44,6 +45,11 @@ at::Tensor rounded(const at::Tensor& x, const at::Tensor& bits, int shift) {
   return at::where(at::isfinite(x), pattern.view(at::kFloat), x).to(at::kBFloat16);
 }
 
+/// 16 bits of each as fp32, uniform in [0, 1).
+at::Tensor uniform(const at::Tensor& bits, int shift) {
+  return bits.bitwise_right_shift(shift).bitwise_and(0xffff).to(at::kFloat).mul_(0x1p-16);
+}
+
 }  // namespace
 
 void step_rounded(const std::vector<AdamwTensor>& tensors, const AdamwOptions& options) {
@@ -57,6 +63,27 @@ void step_rounded(const std::vector<AdamwTensor>& tensors, const AdamwOptions& o
     p.copy_(rounded(p32, bits, 0));
     m.copy_(rounded(m32, bits, 16));
     v.copy_(rounded(v32, bits, 32));
+  }
+}
+
+void step_eight_bit(const std::vector<AdamwTensor>& tensors, const AdamwOptions& options) {
+  using eight_bit::Kind;
+  for (const AdamwTensor& tensor : tensors) {
+    at::Tensor p = tensor.parameter;
+    const bool is_narrow = p.scalar_type() == at::kBFloat16;
+    const at::Tensor p32 = is_narrow ? p.to(at::kFloat) : p;
+    const at::Tensor m = eight_bit::decoded(tensor.exp_avg, tensor.exp_avg_scale, Kind::kMoment);
+    const at::Tensor root =
+        eight_bit::decoded(tensor.exp_avg_sq, tensor.exp_avg_sq_scale, Kind::kRoot);
+    const at::Tensor v = root.square();
+    step({{p32, tensor.gradient, m, v, {}, tensor.weight_decay}}, options);
+    const std::uint64_t key =
+        rounding_key_of_step(tensor.rounding_key, static_cast<std::uint64_t>(options.step));
+    const at::Tensor bits = bits_of(key, p.numel(), p.device()).view(p.sizes());
+    if (is_narrow) p.copy_(rounded(p32, bits, 0));
+    eight_bit::encode(m, uniform(bits, 16), Kind::kMoment, tensor.exp_avg, tensor.exp_avg_scale);
+    eight_bit::encode(at::sqrt(v), uniform(bits, 32), Kind::kRoot, tensor.exp_avg_sq,
+                      tensor.exp_avg_sq_scale);
   }
 }
 

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "ops/optimizer_step/cuda/adamw_scalars.cuh"
+#include "ops/optimizer_step/cuda/bf16_rounding.cuh"
 #include "ops/optimizer_step/rounding.h"
 
 namespace heddle::ops::cuda {
@@ -28,12 +29,6 @@ static_assert(sizeof(Launch) + sizeof(AdamwScalars) <= 4096, "kernel arguments")
 struct alignas(16) Vector {
   __nv_bfloat16 x[kVector];
 };
-
-__device__ __nv_bfloat16 rounded(float x, std::uint32_t bits) {
-  if (!isfinite(x)) return __float2bfloat16_rn(x);
-  return __ushort_as_bfloat16(
-      static_cast<unsigned short>((__float_as_uint(x) + (bits & 0xffffu)) >> 16));
-}
 
 /// What a thread knows of its tensor in this step.
 struct Place {

@@ -5,15 +5,11 @@
 
 #include "ops/cuda/tensor.h"
 #include "ops/optimizer_step/cuda/adamw.h"
-#include "ops/optimizer_step/cuda/scalars_of.h"
+#include "ops/optimizer_step/cuda/kernel_arguments.h"
 #include "ops/optimizer_step/kernels.h"
 
 namespace heddle::ops::adamw_cuda {
 namespace {
-
-bool is_aligned(const at::Tensor& x) {
-  return reinterpret_cast<std::uintptr_t>(x.const_data_ptr()) % 16 == 0;
-}
 
 /// What the kernel takes: fp32 moments, an fp32 weight or a bf16 one with a master, a gradient in
 /// either.

@@ -7,6 +7,8 @@ Step step_wide() { return nullptr; }
 
 Step step_rounded() { return nullptr; }
 
+Step step_eight_bit() { return nullptr; }
+
 }  // namespace heddle::ops::adamw_cuda
 
 namespace heddle::ops::optimizer_step_cuda {

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <cstdint>
+#include <vector>
+
 #include "ops/optimizer_step/cuda/adamw_scalars.h"
 #include "ops/optimizer_step/optimizer_step.h"
 
@@ -16,6 +19,26 @@ inline cuda::AdamwScalars scalars_of(const AdamwOptions& options) {
                     options.gradient_multiplier),
           given.defined() ? reinterpret_cast<const AdamwNow*>(given.const_data_ptr<double>())
                           : nullptr};
+}
+
+inline bool is_aligned(const at::Tensor& x) {
+  return reinterpret_cast<std::uintptr_t>(x.const_data_ptr()) % 16 == 0;
+}
+
+/// The gradient as our kernels read it: contiguous, fp32 or bf16.
+inline at::Tensor kernel_gradient(const AdamwTensor& tensor) {
+  const at::Tensor gradient = tensor.gradient.contiguous();
+  const c10::ScalarType type = gradient.scalar_type();
+  return type == at::kFloat || type == at::kBFloat16 ? gradient : gradient.to(at::kFloat);
+}
+
+/// Throws c10::Error if the tensors are not on a GPU or do not start on 16 bytes.
+inline void check_places(const std::vector<at::Tensor>& tensors) {
+  for (const at::Tensor& x : tensors) {
+    TORCH_CHECK(x.is_cuda(), "cuda.fused: a tensor is on ", x.device());
+    TORCH_CHECK(is_aligned(x), "cuda.fused: a tensor of ", x.sizes(),
+                " does not start on 16 bytes");
+  }
 }
 
 }  // namespace heddle::ops::adamw_cuda
