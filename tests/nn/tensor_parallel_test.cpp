@@ -89,7 +89,8 @@ TEST(TensorParallel, ItsPartEqualsThatOfOneRank) {
     });
     ops::run_backward({y}, {mine(dy_whole, 0)});
 
-    const at::Tensor middle = at::mm(x_whole, up_whole.t()), d_middle = at::mm(dy_whole, down_whole);
+    const at::Tensor middle = at::mm(x_whole, up_whole.t()),
+                     d_middle = at::mm(dy_whole, down_whole);
     const at::Tensor expected = at::mm(middle, down_whole.t());
     EXPECT_TRUE(at::allclose(ops::detached(y), mine(expected, 0)));
     EXPECT_TRUE(at::allclose(x.grad(), mine(at::mm(d_middle, up_whole), 0)));
