@@ -63,8 +63,7 @@ double activation_bytes_per_token(const models::qwen3_5::Config& config, std::in
                                   const config::TrainSection& train, std::int64_t tensor_ranks) {
   double elements = 0;
   for (std::int64_t i = 0; i < config.num_hidden_layers; ++i) {
-    elements +=
-        kept_elements(config, i, train.recompute, train.offload_activations, tensor_ranks);
+    elements += kept_elements(config, i, train.recompute, train.offload_activations, tensor_ranks);
   }
   if (train.offload_activations) {
     elements += static_cast<double>(parallel::kOffloadedInputsOnDevice * config.hidden_size) /

@@ -42,8 +42,10 @@ TEST_F(KernelTableTest, P11UlyssesTakesTheKernelsOfOneRank) {
 
 TEST_F(KernelTableTest, P11NorDoesAnyOtherDivision) {
   const Words one = kernels(0, "moe", {}, false);
-  for (const Words& layout : std::vector<Words>{
-           {"parallel.cp=2"}, {"parallel.tp=2"}, {"parallel.fsdp=2", "parallel.ep=2"}, {"parallel.pp=2"}})
+  for (const Words& layout : std::vector<Words>{{"parallel.cp=2"},
+                                                {"parallel.tp=2"},
+                                                {"parallel.fsdp=2", "parallel.ep=2"},
+                                                {"parallel.pp=2"}})
     EXPECT_EQ(kernels(2, "moe", layout, false), one) << layout[0];
 }
 
