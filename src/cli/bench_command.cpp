@@ -9,6 +9,7 @@
 #include "base/text.h"
 #include "cli/bench_operators.h"
 #include "cli/command.h"
+#include "comm/launch_environment.h"
 #include "comm/world.h"
 #include "config/config.h"
 #include "train/benchmark.h"
@@ -102,6 +103,11 @@ int run(const BenchOptions& options, const Session& session) {
   const config::RunConfig config =
       config::parse("", "command line", overrides, config::Completeness::kPartial);
   if (options.work == "step") return run_step(options, config, session);
+  const auto launched = comm::read_launch_environment();
+  if (launched && launched->world > 1) {
+    throw_error<ConfigError>("bench {}: times one device; several ranks are for bench step",
+                             options.work);
+  }
   const nlohmann::ordered_json result =
       run_operator_bench({options.work,
                           options.preset,

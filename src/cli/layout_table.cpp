@@ -136,20 +136,14 @@ ui::Table dry_run_table(const plan::DryRunReport& dry, const plan::LayoutReport&
                   text::format_count(static_cast<double>(dry.boxes))));
   table.row({"stage", "owned", "weights", "gathered", "gradients", "optimizer", "activations",
              "working", "blocks run"});
-  std::int64_t skipped = 0;
   for (std::size_t i = 0; i < dry.stages.size(); ++i) {
     const plan::DryRank& rank = dry.stages[i];
     const plan::Memory& estimate = report.stages[i].memory;
-    skipped += rank.skipped;
     table.row({std::to_string(rank.stage_rank), bytes(rank.owned), bytes(rank.resident),
                bytes(rank.gathered), bytes(rank.gradients), bytes(rank.optimizer),
-               bytes(estimate.activations), bytes(estimate.working), std::to_string(rank.blocks)});
-  }
-  if (skipped > 0) {
-    table.section(fmt::format(
-        "{} MLPs with routed experts have no shapes without data: their parameters alone were "
-        "checked",
-        skipped));
+               bytes(estimate.activations), bytes(estimate.working),
+               fmt::format("{}{}{}", rank.ran_embedding ? "embedding, " : "", rank.blocks,
+                           rank.ran_head ? ", head" : "")});
   }
   return table;
 }
@@ -167,7 +161,8 @@ std::string dry_run_json(const plan::DryRunReport& dry) {
                               {"gradient_bytes", rank.gradients},
                               {"optimizer_bytes", rank.optimizer},
                               {"blocks_run", rank.blocks},
-                              {"blocks_skipped", rank.skipped}});
+                              {"embedding_run", rank.ran_embedding},
+                              {"head_run", rank.ran_head}});
   }
   return json.dump(2);
 }

@@ -5,11 +5,16 @@
 #include <ATen/ops/mm.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "ops/autograd.h"
 #include "ops/embedding/embedding.h"
 
 namespace heddle::nn {
+
+void PostponedWork::run() {
+  for (const auto& work : std::exchange(work_, {})) work();
+}
 
 void accumulate_product(Parameter& weight, const at::Tensor& dy, const at::Tensor& x) {
   if (!weight.accumulates_in_place() && x.is_cuda()) {
@@ -57,15 +62,23 @@ std::vector<at::Tensor> linears(const ops::KernelTable& kernels, const LinearInp
   for (const Parameter* weight : weights) inputs.push_back(weight->anchor());
   return ops::with_gradient(
       "linear", inputs, outputs,
-      [saved, again, want_input, weights, &functions](const ops::Tensors& grads) -> ops::Tensors {
+      [saved, again, postponed = want_input ? input.postponed : nullptr, want_input, weights,
+       &functions](const ops::Tensors& grads) -> ops::Tensors {
+        const auto accumulate = [x = again ? again() : saved, weights, grads] {
+          for (std::size_t i = 0; i < weights.size(); ++i) {
+            if (grads[i].defined() && weights[i]->trainable())
+              accumulate_product(*weights[i], grads[i], x);
+          }
+        };
+        if (postponed) {
+          postponed->add(accumulate);
+        } else {
+          accumulate();
+        }
         ops::Tensors result(weights.size() + 1);
-        const at::Tensor x = again ? again() : saved;
         ops::Products terms;
         for (std::size_t i = 0; i < weights.size(); ++i) {
-          const at::Tensor& dy = grads[i];
-          if (!dy.defined()) continue;
-          if (weights[i]->trainable()) accumulate_product(*weights[i], dy, x);
-          terms.push_back({dy, weights[i]->data()});
+          if (grads[i].defined()) terms.push_back({grads[i], weights[i]->data()});
         }
         if (want_input && !terms.empty()) result[0] = functions.backward(terms);
         return result;

@@ -17,6 +17,17 @@ namespace heddle::nn {
 /// Adds dy^T x to the parameter's gradient: dy [T,out], x [T,in], both detached.
 void accumulate_product(Parameter& weight, const at::Tensor& dy, const at::Tensor& x);
 
+/// Work of a backward that nothing in it waits for, so that it can run beside something that does
+/// not need the device's cores.
+class PostponedWork {
+ public:
+  void add(std::function<void()> work) { work_.push_back(std::move(work)); }
+  void run();
+
+ private:
+  std::vector<std::function<void()>> work_;
+};
+
 /// What linear layers read. `again`, unless empty, makes the value anew in the backward, so that it
 /// is not kept until then.
 struct LinearInput {
@@ -24,6 +35,9 @@ struct LinearInput {
       : value(std::move(x)), again(std::move(make_again)) {}
   at::Tensor value;
   std::function<at::Tensor()> again;
+  /// Unless null, takes the gradients of weights where the input has one too: whoever made the
+  /// input runs it when that gradient has come.
+  std::shared_ptr<PostponedWork> postponed;
   /// Only gradients are wanted: the outputs have a shape, but their products do not run.
   bool outputs_unused = false;
 };

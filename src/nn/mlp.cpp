@@ -7,6 +7,7 @@
 
 #include "nn/tensor_parallel.h"
 #include "ops/autograd.h"
+#include "ops/collectives.h"
 #include "ops/moe/expert_parallel.h"
 #include "ops/moe/moe.h"
 #include "ops/swiglu/swiglu.h"
@@ -72,7 +73,12 @@ BlockOutput Moe::forward(const at::Tensor& x, const BlockInputs& inputs, bool wa
   output.experts = routing.experts;
   if (!want_auxiliary_loss || !inputs.training) return output;
   if (inputs.pooled_auxiliary_loss) {
-    ops::MoeLoad load = ops::moe_load(routing.probabilities, routing.experts, inputs.real_tokens);
+    const std::int64_t real_own =
+        inputs.tensor_group == nullptr
+            ? inputs.real_tokens
+            : ops::real_rows(ops::own_rows(inputs.sequences.total(), *inputs.tensor_group),
+                             inputs.real_tokens);
+    ops::MoeLoad load = ops::moe_load(routing.probabilities, routing.experts, real_own);
     output.auxiliary_loss = std::move(load.probabilities);
     output.expert_assignments = std::move(load.assignments);
   } else {

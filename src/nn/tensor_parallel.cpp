@@ -3,7 +3,7 @@
 #include <ATen/ops/empty.h>
 
 #include <memory>
-#include <utility>
+#include <vector>
 
 #include "ops/autograd.h"
 #include "ops/collectives.h"
@@ -11,50 +11,33 @@
 namespace heddle::nn {
 namespace {
 
-/// The gather of rows that are wanted once more in the backward. It may be started before.
-class GatherAgain {
- public:
-  /// `make` returns this rank's rows.
-  GatherAgain(std::function<at::Tensor()> make, comm::Group group)
-      : make_(std::move(make)), group_(std::move(group)) {}
-
-  void start() {
-    if (rows_.defined()) return;
-    own_ = make_().contiguous();
-    std::vector<std::int64_t> sizes = own_.sizes().vec();
-    sizes[0] *= group_.size();
-    rows_ = at::empty(sizes, own_.options());
-    gathering_ = group_.all_gather_async(rows_, own_);
-  }
-  at::Tensor finish() {
-    start();
-    gathering_.wait();
-    own_.reset();
-    return std::exchange(rows_, {});
-  }
-
- private:
-  std::function<at::Tensor()> make_;
-  comm::Group group_;
-  at::Tensor own_, rows_;
-  comm::Pending gathering_;
-};
-
-/// This rank's rows of the sum of the partial products. Its backward is the first of the part's:
-/// there it starts `again`, if something still waits for that.
-at::Tensor leave(const at::Tensor& partial, const comm::Group& group,
-                 const std::weak_ptr<GatherAgain>& again, bool value_unused) {
-  const at::Tensor y = ops::run_without_gradient([&] {
-    if (!value_unused) return ops::reduce_scatter_rows(partial, group);
-    return at::empty({ops::own_rows(partial.size(0), group).count, partial.size(1)},
-                     partial.options());
-  });
-  return ops::with_gradient("leave_tensor_parallel", {partial}, {y},
-                            [group, again](const ops::Tensors& grads) -> ops::Tensors {
+/// The ranks' rows. Their gradients' sum is on its way to the ranks while `postponed` runs.
+at::Tensor enter(const at::Tensor& x, const comm::Group& group,
+                 const std::shared_ptr<PostponedWork>& postponed) {
+  const at::Tensor rows = ops::run_without_gradient([&] { return ops::all_gather_rows(x, group); });
+  return ops::with_gradient("enter_tensor_parallel", {x}, {rows},
+                            [group, postponed](const ops::Tensors& grads) -> ops::Tensors {
                               if (!grads[0].defined()) return {{}};
-                              const at::Tensor gradient = ops::all_gather_rows(grads[0], group);
-                              if (const auto waited_for = again.lock()) waited_for->start();
+                              const at::Tensor partial = grads[0].contiguous();
+                              std::vector<std::int64_t> sizes = partial.sizes().vec();
+                              sizes[0] = ops::own_rows(partial.size(0), group).count;
+                              at::Tensor gradient = at::empty(sizes, partial.options());
+                              comm::Pending sum = group.reduce_scatter_sum_async(gradient, partial);
+                              postponed->run();
+                              sum.wait();
                               return {gradient};
+                            })[0];
+}
+
+/// This rank's rows of the sum of the partial products.
+at::Tensor leave(const at::Tensor& partial, const comm::Group& group, bool value_unused) {
+  if (!value_unused) return ops::reduce_scatter_rows(partial, group);
+  const at::Tensor y = at::empty({ops::own_rows(partial.size(0), group).count, partial.size(1)},
+                                 partial.options().requires_grad(false));
+  return ops::with_gradient("leave_tensor_parallel", {partial}, {y},
+                            [group](const ops::Tensors& grads) -> ops::Tensors {
+                              if (!grads[0].defined()) return {{}};
+                              return {ops::all_gather_rows(grads[0], group)};
                             })[0];
 }
 
@@ -65,15 +48,10 @@ at::Tensor run_tensor_parallel(const LinearInput& x, const BlockInputs& inputs,
                                bool value_unused) {
   if (inputs.tensor_group == nullptr) return part(x);
   const comm::Group& group = *inputs.tensor_group;
-  LinearInput rows(ops::all_gather_rows(x.value, group));
-  std::shared_ptr<GatherAgain> again;
-  if (inputs.recompute_elementwise) {
-    const auto kept = [value = ops::detached(x.value)] { return value; };
-    again = std::make_shared<GatherAgain>(x.again ? x.again : kept, group);
-    // Linear layers drop it where no weight is trained.
-    rows.again = [again] { return again->finish(); };
-  }
-  return leave(part(rows), group, again, value_unused);
+  const auto postponed = std::make_shared<PostponedWork>();
+  LinearInput rows(enter(x.value, group, postponed));
+  rows.postponed = postponed;
+  return leave(part(rows), group, value_unused);
 }
 
 }  // namespace heddle::nn

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <map>
 #include <set>
+#include <span>
 #include <utility>
 
 #include "base/errors.h"
@@ -170,36 +171,84 @@ class DryRun {
     });
     // A block, and the next one or what stands before or behind the blocks.
     dry.gathered = widest + std::max(widest, widest_around);
-    run_blocks(setup, dry);
+    run_on_shapes(setup, dry);
     report_.stages.push_back(dry);
   }
 
-  /// One sequence, long enough for every rank along cp and tp to have a part of each segment.
-  void run_blocks(train::Setup& setup, DryRank& dry) {
-    const std::int64_t length = 64 * setup.model->padded_tokens(1);
-    const std::vector<std::int32_t> tokens(static_cast<std::size_t>(length), 1);
-    const std::vector<float> weights(tokens.size(), 1);
-    const std::vector<data::SequenceView> sequences = {{tokens, tokens, weights, 0, 0}};
-    const train::LocalBatch batch(*setup.model, data::Batch::from_sequences(sequences));
+  /// A short sequence, which ends on the rank, and one that is long enough for every rank along cp
+  /// and tp to have a part of each segment.
+  void run_on_shapes(train::Setup& setup, DryRank& dry) {
+    const auto length = static_cast<std::size_t>(64 * setup.model->padded_tokens(1));
+    const std::vector<std::int32_t> tokens(length, 1);
+    const std::vector<float> weights(length, 1);
+    const auto sequence = [&](std::size_t n) {
+      return data::SequenceView{std::span(tokens).first(n), std::span(tokens).first(n),
+                                std::span(weights).first(n)};
+    };
+    const std::vector<data::SequenceView> sequences = {sequence(2), sequence(length - 2)};
+    const bool is_classifier = setup.model->head() == models::qwen3_5::Head::kClassify;
+    const train::LocalBatch batch(*setup.model,
+                                  data::Batch::from_sequences(sequences, {}, is_classifier));
+    const comm::Mesh& mesh = setup.context.mesh;
+    if (dry.stage_rank == 0) run_embedding(setup, batch, dry);
+    run_blocks(setup, batch, dry);
+    if (dry.stage_rank + 1 == mesh.size(Dim::kPp)) run_head(setup, batch, dry);
+    if (!setup.sharding) return;
+    for (const std::size_t unit : {train::head_unit(*setup.model), train::kEmbeddingUnit})
+      setup.sharding->reduce(unit);
+    setup.sharding->finish_reduction();
+  }
+
+  /// A gradient of hidden states, or room for them.
+  static at::Tensor hidden_states(const train::Setup& setup, const train::LocalBatch& batch) {
+    return at::empty(batch.hidden_sizes(*setup.model),
+                     at::TensorOptions().dtype(setup.context.dtype).device(setup.context.device));
+  }
+
+  void run_embedding(train::Setup& setup, const train::LocalBatch& batch, DryRank& dry) {
+    const parallel::Acquired table(setup.sharding.get(), train::end_units(*setup.model).before);
+    const at::Tensor hidden = setup.model->embed(batch.device.tokens);
+    const at::Tensor expected = hidden_states(setup, batch);
+    TORCH_CHECK(hidden.sizes() == expected.sizes(), "the embedding: hidden states of ",
+                hidden.sizes(), " instead of ", expected.sizes());
+    if (hidden.requires_grad()) ops::run_backward({hidden}, {expected});
+    dry.ran_embedding = true;
+  }
+
+  void run_head(train::Setup& setup, const train::LocalBatch& batch, DryRank& dry) {
+    const parallel::Acquired weights(setup.sharding.get(), train::end_units(*setup.model).behind);
+    const at::Tensor hidden = hidden_states(setup, batch);
+    const bool is_embedder = setup.model->head() == models::qwen3_5::Head::kEmbed;
+    const train::HeadResult head =
+        is_embedder ? train::train_embed_head(
+                          *setup.model, hidden, batch.host,
+                          [](const at::Tensor& embeddings) {
+                            return train::ContrastiveResult{{}, at::empty_like(embeddings)};
+                          })
+                    : train::run_head(*setup.model, hidden, batch.host, 1, /*want_gradients=*/true);
+    TORCH_CHECK(head.grad_hidden.sizes() == hidden.sizes(), "the head: a gradient of ",
+                head.grad_hidden.sizes(), " for hidden states of ", hidden.sizes());
+    for (nn::Parameter* parameter : setup.trainable) parameter->collect_gradient();
+    dry.ran_head = true;
+  }
+
+  void run_blocks(train::Setup& setup, const train::LocalBatch& batch, DryRank& dry) {
     nn::BlockInputs inputs = batch.inputs(*setup.model, /*training=*/true);
     inputs.recompute_elementwise = config_.train.recompute != config::Recompute::kOff;
-    const auto hidden_like =
-        at::TensorOptions().dtype(setup.context.dtype).device(setup.context.device);
+    inputs.pooled_auxiliary_loss = config_.train.router_aux_loss == config::AuxLoss::kHf;
     for (parallel::BlockEntry& entry : train::block_entries(*setup.model)) {
       if (!entry.parameters.front()->is_held()) continue;
       if (setup.sharding) setup.sharding->acquire(entry.unit);
-      const bool is_sparse = model_.sparse_mlp[entry.unit - 1];
       for (std::size_t stage = 0; stage < entry.block->stages(); ++stage) {
-        if (stage == 1 && is_sparse) {
-          ++dry.skipped;
-          continue;
-        }
-        at::Tensor hidden = at::empty(batch.hidden_sizes(*setup.model), hidden_like);
+        at::Tensor hidden = hidden_states(setup, batch);
         hidden.set_requires_grad(true);
         const nn::BlockOutput output = entry.block->forward(stage, hidden, inputs);
         TORCH_CHECK(output.hidden.sizes() == hidden.sizes(), "layer ", entry.unit - 1,
                     ": hidden states of ", output.hidden.sizes(), " for ", hidden.sizes());
-        ops::run_backward({output.hidden}, {at::empty_like(ops::detached(output.hidden))});
+        ops::Tensors outputs = {output.hidden}, gradients;
+        if (output.auxiliary_loss.defined()) outputs.push_back(output.auxiliary_loss);
+        for (const at::Tensor& y : outputs) gradients.push_back(at::empty_like(ops::detached(y)));
+        ops::run_backward(outputs, gradients);
         ++dry.blocks;
       }
       for (nn::Parameter* parameter : entry.parameters) parameter->collect_gradient();
@@ -208,7 +257,6 @@ class DryRun {
         setup.sharding->reduce(entry.unit);
       }
     }
-    if (setup.sharding) setup.sharding->finish_reduction();
   }
 
   config::RunConfig config_;

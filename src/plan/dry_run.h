@@ -18,8 +18,8 @@ struct DryRank {
   double gathered = 0;          ///< The widest two blocks, or one and embedding or head.
   double gradients = 0;
   double optimizer = 0;
-  std::int64_t blocks = 0;   ///< Stages of blocks whose forward and backward ran on shapes.
-  std::int64_t skipped = 0;  ///< Those that cannot: routed experts, whose rows data decide.
+  std::int64_t blocks = 0;  ///< Stages of blocks whose forward and backward ran on shapes.
+  bool ran_embedding = false, ran_head = false;
 };
 
 struct DryRunReport {
@@ -32,8 +32,9 @@ struct DryRunReport {
 
 /// Builds the model objects of every rank without storage, as a start of the run would, and checks
 /// that what they would load covers each parameter once. Of one rank of each pipeline stage it
-/// makes the optimizer and runs every block forward and backward on shapes, collectives included.
-/// Throws what the start would throw; ModelError where the slices do not fit.
+/// makes the optimizer and runs embedding, every block and head forward and backward on shapes,
+/// collectives included; routed experts as if all were chosen equally often. Throws what the start
+/// would throw; ModelError where the slices do not fit.
 DryRunReport dry_run(const config::RunConfig& config, const models::qwen3_5::Config& model,
                      std::int64_t world);
 

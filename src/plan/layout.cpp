@@ -109,9 +109,8 @@ double activation_bytes(const Layout& layout, std::int64_t stage_rank) {
   const Step& step = *layout.step;
   double elements = 0;
   for (const std::int64_t i : layout.layers_of(stage_rank)) {
-    const train::KeptElements kept =
-        train::kept_elements(step.model, i, layout.recompute, step.offloads_inputs);
-    elements += kept.whole + kept.divided / layout.size(Dim::kTp);
+    elements += train::kept_elements(step.model, i, layout.recompute, step.offloads_inputs,
+                                     layout.mesh.size(Dim::kTp));
     // Keys and values of the other ranks along cp.
     if (step.model.full_attention[i] && layout.recompute != config::Recompute::kFull &&
         layout.method == ops::ContextMethod::kState) {

@@ -17,6 +17,12 @@ at::Tensor index_select(const at::Tensor& x, std::int64_t dim, const at::Tensor&
   return at::empty(shape, x.options());
 }
 
+/// Of a number of rows that the caller knows.
+at::Tensor repeat_interleave(const at::Tensor& repeats, std::optional<std::int64_t> output_size) {
+  TORCH_CHECK(output_size.has_value(), "repeat_interleave on shapes needs its output_size");
+  return at::empty({*output_size}, repeats.options());
+}
+
 at::Tensor where(const at::Tensor& condition, const at::Tensor& a, const at::Tensor& b) {
   const auto shape = at::infer_size(condition.sizes(), at::infer_size(a.sizes(), b.sizes()));
   return at::empty(shape, a.options().dtype(at::result_type(a, b)));
@@ -42,6 +48,7 @@ ShapeKernels::ShapeKernels()
     : library_(std::make_unique<torch::Library>(torch::Library::IMPL, "aten",
                                                 c10::DispatchKey::Meta, __FILE__, __LINE__)) {
   library_->impl("index_select", index_select);
+  library_->impl("repeat_interleave.Tensor", repeat_interleave);
   library_->impl("where.self", where);
   library_->impl("logical_and", truth_of_two);
   library_->impl("logical_or", truth_of_two);

@@ -58,8 +58,9 @@ class Counter {
 
   void tensor() {
     const double others = share_of_others(layout_.size(Dim::kTp));
-    // Mixer and MLP, forward and backward. When a dense MLP runs again nothing reads its sum.
-    double gathers = 4 * depth_, sums = 4 * depth_;
+    // Mixer and MLP: the gathers forward and backward, the sums forward. When a dense MLP runs
+    // again nothing reads its sum.
+    double gathers = 4 * depth_, sums = 2 * depth_;
     if (layout_.recompute == config::Recompute::kFull) {
       gathers += depth_;
       sums += depth_;
@@ -68,16 +69,14 @@ class Counter {
       gathers += depth_;
       sums += sparse_layers();
     }
-    // What is not kept comes again while the backward runs.
-    const double again = layout_.recompute == config::Recompute::kOff           ? 0
-                         : layout_.recompute == config::Recompute::kElementwise ? 2 * depth_
-                                                                                : depth_;
     const auto move = [&](const char* what, double times, Hiding hiding) {
       add({Dim::kTp}, what, others * times * hidden_, times * layout_.micro_batches, hiding);
     };
     move("rows of hidden states", gathers, Hiding::kNothing);
     move("sums of hidden states", sums, Hiding::kNothing);
-    move("rows of hidden states for the backward", again, Hiding::kBackward);
+    // The gradients of weights run beside these.
+    move("sums of gradients of hidden states", 2 * depth_,
+         step_.is_lora ? Hiding::kNothing : Hiding::kBackward);
   }
 
   void context() {

@@ -25,8 +25,8 @@ std::string kind_of(const std::string& name) {
 
 }  // namespace
 
-KeptElements kept_elements(const models::qwen3_5::Config& config, std::int64_t layer,
-                           config::Recompute recompute, bool offloads_inputs) {
+double kept_elements(const models::qwen3_5::Config& config, std::int64_t layer,
+                     config::Recompute recompute, bool offloads_inputs, std::int64_t tensor_ranks) {
   const auto H = static_cast<double>(config.hidden_size);
   const double q = static_cast<double>(config.num_attention_heads * config.head_dim);
   const double kv = static_cast<double>(config.num_key_value_heads * config.head_dim);
@@ -35,41 +35,41 @@ KeptElements kept_elements(const models::qwen3_5::Config& config, std::int64_t l
       static_cast<double>(config.linear_num_value_heads * config.linear_value_head_dim);
   const bool is_attention = config.full_attention[layer];
   const bool is_off = recompute == config::Recompute::kOff;
-  KeptElements kept;
-  kept.divided = recompute == config::Recompute::kFull ? H : 2 * H;  // inputs of the stages
-  if (offloads_inputs) kept.divided -= H;
-  // projections and what the mixer's operators keep
+  // Inputs of the stages.
+  double divided = recompute == config::Recompute::kFull ? H : 2 * H;
+  if (offloads_inputs) divided -= H;
+  // Projections and what the mixer's operators keep.
   if (recompute != config::Recompute::kFull)
-    kept.divided += is_attention ? 2 * q + 2 * kv + 2 * q + kv : (2 * k + v) + v + 2.5 * v;
-  if (is_off) {
-    // norm, convolution, the input of the output projection
-    kept.whole += H;
-    kept.divided += is_attention ? q : 2 * k + v + v;
-  }
-  if (is_off || recompute == config::Recompute::kElementwise) {
+    divided += is_attention ? 2 * q + 2 * kv + 2 * q + kv : (2 * k + v) + v + 2.5 * v;
+  // Convolution, the input of the output projection.
+  if (is_off) divided += is_attention ? q : 2 * k + v + v;
+  const bool keeps_mlp = is_off || recompute == config::Recompute::kElementwise;
+  if (keeps_mlp) {
     const double width =
         config.sparse_mlp[layer]
             ? static_cast<double>(config.num_experts_per_tok * config.moe_intermediate_size +
                                   config.shared_expert_intermediate_size)
             : static_cast<double>(config.intermediate_size);
-    if (is_off) kept.whole += H;
-    kept.divided += is_off ? 3 * width : 2 * width;
+    divided += is_off ? 3 * width : 2 * width;
   }
-  return kept;
+  // What the norms make is made again, but for rows that came from other ranks.
+  double whole = 0;
+  if (is_off || tensor_ranks > 1)
+    whole = (recompute != config::Recompute::kFull ? H : 0) + (keeps_mlp ? H : 0);
+  return whole + divided / static_cast<double>(tensor_ranks);
 }
 
 double activation_bytes_per_token(const models::qwen3_5::Config& config, std::int64_t element_bytes,
                                   const config::TrainSection& train, std::int64_t tensor_ranks) {
-  KeptElements all;
+  double elements = 0;
   for (std::int64_t i = 0; i < config.num_hidden_layers; ++i) {
-    const KeptElements kept = kept_elements(config, i, train.recompute, train.offload_activations);
-    all.whole += kept.whole;
-    all.divided += kept.divided;
+    elements += kept_elements(config, i, train.recompute, train.offload_activations, tensor_ranks);
   }
-  if (train.offload_activations)
-    all.divided += static_cast<double>(parallel::kOffloadedInputsOnDevice * config.hidden_size);
-  return (all.whole + all.divided / static_cast<double>(tensor_ranks)) *
-         static_cast<double>(element_bytes);
+  if (train.offload_activations) {
+    elements += static_cast<double>(parallel::kOffloadedInputsOnDevice * config.hidden_size) /
+                static_cast<double>(tensor_ranks);
+  }
+  return elements * static_cast<double>(element_bytes);
 }
 
 RunInfo describe_setup(const Setup& setup, const config::RunConfig& config,

@@ -11,15 +11,11 @@ namespace heddle::train {
 RunInfo describe_setup(const Setup& setup, const config::RunConfig& config,
                        const Optimizer& optimizer);
 
-/// Elements that one token leaves for the backward of one layer: those that tensor parallelism
-/// divides (rows of the residual stream, heads and widths), and those that every rank along tp has
-/// (the gathered rows that projections read).
-struct KeptElements {
-  double whole = 0, divided = 0;
-};
-/// `offloads_inputs`: train.offload_activations, the block's input waits on the host.
-KeptElements kept_elements(const models::qwen3_5::Config& config, std::int64_t layer,
-                           config::Recompute recompute, bool offloads_inputs);
+/// Elements that one token leaves for the backward of one layer on one of the ranks along tp. These
+/// divide all but the gathered rows that projections read. `offloads_inputs`:
+/// train.offload_activations, the block's input waits on the host.
+double kept_elements(const models::qwen3_5::Config& config, std::int64_t layer,
+                     config::Recompute recompute, bool offloads_inputs, std::int64_t tensor_ranks);
 
 /// Estimate of the bytes that one token leaves for the backward, all layers together on one of the
 /// ranks along tp.

@@ -160,8 +160,9 @@ class StepRun {
     const std::int64_t real_own =
         ops::real_rows(ops::own_rows(batch.size(), model_.tensor_group()), batch.real_tokens);
     if (pass.expert_assignments.defined()) {
-      const auto rows = static_cast<double>(sparse_layers(config) * batch.real_tokens);
-      loss_.auxiliary_sum.add_(pool_auxiliary_loss(pass, std::max(rows, 1.0)));
+      const auto rows = static_cast<double>(sparse_layers(config) * real_own);
+      loss_.auxiliary_sum.add_(
+          pool_auxiliary_loss(pass, rows, model_.context().mesh.world_group()));
     } else if (pass.auxiliary_loss.defined()) {
       loss_.auxiliary_sum.add_(pass.auxiliary_loss);
     }

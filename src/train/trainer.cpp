@@ -192,13 +192,12 @@ MicroBatchLoss Trainer::update(const data::Step& step, double divisor, double sp
     require_finite(info);
     return {};
   }
-  const bool cut = step.micro_batches.size() > 1 || setup_.context.mesh.data_size() > 1;
-  if (auxiliary_coefficient_ > 0 && config_.train.router_aux_loss == config::AuxLoss::kHf && cut &&
-      !std::exchange(warned_of_pooling_, true)) {
+  if (auxiliary_coefficient_ > 0 && config_.train.router_aux_loss == config::AuxLoss::kHf &&
+      step.micro_batches.size() > 1 && !std::exchange(warned_of_pooling_, true)) {
     log::warning(
-        "train.router_aux_loss: hf pools every micro-batch by itself, and a step has {} on each of "
-        "{} data ranks: the result depends on that cut",
-        step.micro_batches.size(), setup_.context.mesh.data_size());
+        "train.router_aux_loss: hf pools every micro-batch by itself, and a step has {}: the "
+        "result depends on that cut",
+        step.micro_batches.size());
   }
   const std::vector<HeadFunction> heads = heads_of(step, 1 / divisor);
   MicroBatchLoss sums = run_micro_batches(

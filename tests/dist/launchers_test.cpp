@@ -147,5 +147,19 @@ TEST_F(LaunchersTest, BenchTimesTheStepsOfSeveralRanks) {
   EXPECT_NEAR(result.at("loss").at(0), std::log(4096.0), 1);
 }
 
+TEST_F(LaunchersTest, WhatRunsAsOneProcessSaysSo) {
+  const auto message_of = [&](const Words& command) {
+    Words words = {"launch", "--nproc", "2", "--log-dir", runs_.log_of("one").string() + "s", "--"};
+    words.insert(words.end(), command.begin(), command.end());
+    EXPECT_EQ(testing::wait_for(testing::start_heddle(words, runs_.log_of("one"))), 2);
+    return runs_.printed("one");
+  };
+  EXPECT_THAT(message_of({"score", "model", "--input", "a", "--output", "b"}),
+              ::testing::HasSubstr("'score' runs as one process"));
+  EXPECT_THAT(
+      message_of({"bench", "gdn"}),
+      ::testing::HasSubstr("bench gdn: times one device; several ranks are for bench step"));
+}
+
 }  // namespace
 }  // namespace heddle

@@ -138,6 +138,12 @@ const std::vector<Variant> kVariants = {
      "pairs.jsonl"},
 };
 
+/// Not over pp, and one micro-batch a step: see train/auxiliary_loss.h.
+const Variant kPooledBalance = {"moe, full, pooled balance",
+                                "moe",
+                                {"train.router_aux_loss=hf", "train.router_aux_loss_coef=0.5",
+                                 "train.micro_batch_tokens=4096", "train.recompute=full"}};
+
 struct Precision {
   const char* name;
   double bound;  ///< Of the losses.
@@ -302,6 +308,13 @@ TEST_F(ParityTest, OfExperts) {
   compare(variant("moe, full"), experts("tp2 ep2"), kFloat64);
   compare(variant("moe, full, accumulated, recomputed"), experts("fsdp2 x dp2 ep2"), kFloat64);
   compare(variant("moe, LoRA on experts, recomputed"), experts("cp2 ep2"), kFloat64);
+}
+
+// Over all ranks the statistics of one rank with the same step in one micro-batch.
+TEST_F(ParityTest, OfPooledBalance) {
+  compare(kPooledBalance, layout("dp2 x fsdp2"), kFloat64);
+  compare(kPooledBalance, layout("tp2 x cp2"), kFloat64);
+  compare(kPooledBalance, experts("fsdp2 ep2"), kFloat64);
 }
 
 Layout on_npus(Layout layout, const char* simulation = "1") {

@@ -103,6 +103,13 @@ TEST_F(GpuOps, CudnnAttentionTakesSequencesOfAnyLengths) {
   expect_attention_equals_reference(name, {0, 1}, {0, 1}, 256);
 }
 
+// As context parallelism cuts them.
+TEST_F(GpuOps, CudnnAttentionTakesFewLongSequencesInPieces) {
+  const char* name = "cuda.cudnn_or_flash_varlen";
+  for (const std::int64_t dim : {128, 256})
+    expect_attention_equals_reference(name, {0, 2048, 4352}, {0, 2048, 6912}, dim);
+}
+
 TEST_F(GpuOps, CudnnAttentionReadsColumnsOfAProjection) {
   const std::vector<std::int32_t> ends = {0, 70, 335, 600};
   const auto sequences = Sequences::from_host(ends, kGpu);

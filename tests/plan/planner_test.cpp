@@ -72,6 +72,27 @@ TEST(Planner, OffloadingTakesMemoryAndCostsTime) {
   EXPECT_NEAR(activations(kept) - activations(inputs), 29.0 * 32768 * 2560 * 2, 1e6);
 }
 
+TEST(Planner, RecomputedElementwiseWorkRepeatsNoCommunicationAlongTp) {
+  const auto model = models::qwen3_5::preset("qwen3.5-4b");
+  const auto plan = [&](const std::string& recompute) {
+    return plan_layout(run_config({"train.global_batch_size=1", "parallel.tp=2", recompute}), model,
+                       2);
+  };
+  const auto received = [](const LayoutReport& report) {
+    double bytes = 0;
+    for (const Traffic& row : report.traffic) bytes += row.bytes;
+    return bytes;
+  };
+  const LayoutReport off = plan("train.recompute=off"),
+                     elementwise = plan("train.recompute=elementwise"),
+                     full = plan("train.recompute=full");
+  EXPECT_EQ(received(elementwise), received(off));
+  EXPECT_GT(received(full), received(off));
+  // Of each of 32 layers the rows that mixer and MLP read.
+  EXPECT_GT(elementwise.stages.at(0).memory.activations, 2.0 * 32 * 4096 * 2560 * 2);
+  EXPECT_LT(elementwise.stages.at(0).memory.activations, off.stages.at(0).memory.activations);
+}
+
 TEST(Planner, TheNetworkIsSlowerThanTheHost) {
   const auto model = models::qwen3_5::preset("qwen3.5-4b");
   const auto config = run_config({"train.global_batch_size=8", "parallel.tp=4"});

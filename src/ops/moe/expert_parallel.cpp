@@ -22,6 +22,17 @@ std::vector<std::int64_t> rows_by_rank(const at::Tensor& counts) {
   return {sum, sum + sums.size(0)};
 }
 
+/// [ranks, experts of one] on the host: how many rows each rank has for the experts of this one,
+/// where `sent` is what this one has for theirs.
+at::Tensor exchange_counts(const at::Tensor& sent, c10::Device device, const comm::Group& group) {
+  // Of shapes, all ranks have the same.
+  if (device.is_meta()) return sent.narrow(0, group.rank(), 1).expand_as(sent).contiguous();
+  at::Tensor received = at::empty_like(sent, sent.options().device(device));
+  const std::vector<std::int64_t> one_each(static_cast<std::size_t>(group.size()), 1);
+  group.all_to_all(received, one_each, sent.to(device), one_each);
+  return received.to(at::kCPU);
+}
+
 }  // namespace
 
 at::Tensor moe_experts_parallel(const KernelTable& kernels, const MoeExperts::Inputs& inputs,
@@ -32,10 +43,7 @@ at::Tensor moe_experts_parallel(const KernelTable& kernels, const MoeExperts::In
   const at::Tensor sent = at::empty({ranks, own_experts}, at::kLong);
   std::adjacent_difference(order.starts.begin() + 1, order.starts.end(),
                            sent.mutable_data_ptr<std::int64_t>());
-  at::Tensor exchanged = at::empty_like(sent, sent.options().device(device));
-  const std::vector<std::int64_t> one_each(static_cast<std::size_t>(ranks), 1);
-  group.all_to_all(exchanged, one_each, sent.to(device), one_each);
-  const at::Tensor received = exchanged.to(at::kCPU);
+  const at::Tensor received = exchange_counts(sent, device, group);
 
   const std::vector<std::int64_t> to = rows_by_rank(sent), from = rows_by_rank(received);
   MoeExperts::Inputs local = inputs;

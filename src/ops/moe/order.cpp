@@ -6,7 +6,21 @@
 
 namespace heddle::ops {
 
+namespace {
+
+MoeOrder order_of_shapes(const at::Tensor& experts, std::int64_t expert_count) {
+  const std::int64_t n = experts.numel();
+  MoeOrder order;
+  order.top_k = experts.size(1);
+  for (std::int64_t e = 0; e <= expert_count; ++e) order.starts.push_back(e * n / expert_count);
+  order.source = order.place = order.token = at::empty({n}, experts.options());
+  return order;
+}
+
+}  // namespace
+
 MoeOrder moe_order(const at::Tensor& experts, std::int64_t expert_count) {
+  if (experts.is_meta()) return order_of_shapes(experts, expert_count);
   const std::int64_t k = experts.size(1), n = experts.numel();
   const at::Tensor host = experts.to(at::kCPU).contiguous();
   const std::int64_t* expert = host.const_data_ptr<std::int64_t>();

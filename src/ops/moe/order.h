@@ -17,7 +17,8 @@ struct MoeOrder {
   std::int64_t top_k = 1;            ///< k
 };
 
-/// Stable counting sort by expert. TORCH_CHECKs that the indices lie in [0, expert_count).
+/// Stable counting sort by expert. TORCH_CHECKs that the indices lie in [0, expert_count). Where
+/// tensors are shapes (the meta device), every expert is taken to be chosen equally often.
 MoeOrder moe_order(const at::Tensor& experts, std::int64_t expert_count);
 
 /// The rows [N,H] of x [T,H] in that order, one for each assignment. Differentiable.
