@@ -5,6 +5,7 @@
 #include <ATen/Context.h>
 
 #include "ops/attention/cuda/dense.h"
+#include "ops/attention/cuda/packed.h"
 #include "ops/attention/cuda/ragged.h"
 #include "ops/attention/kernels.h"
 
@@ -43,6 +44,9 @@ Attention::Gradients backward(const Attention::Inputs& in, const Attention::Forw
     case Path::kPieces:
       return pieces_backward(in, saved, grad_o);
     case Path::kRagged:
+      if (packed_fits(in) && packed_is_balanced(in) &&
+          !at::globalContext().deterministicAlgorithms())
+        return packed_gradients(in, saved, grad_o);
       return ragged_backward(in, saved, grad_o);
     case Path::kFlash:
       break;
