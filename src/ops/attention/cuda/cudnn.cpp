@@ -44,10 +44,8 @@ Attention::Gradients backward(const Attention::Inputs& in, const Attention::Forw
     case Path::kPieces:
       return pieces_backward(in, saved, grad_o);
     case Path::kRagged:
-      if (packed_fits(in) && packed_is_balanced(in) &&
-          !at::globalContext().deterministicAlgorithms())
-        return packed_gradients(in, saved, grad_o);
-      return ragged_backward(in, saved, grad_o);
+      return packed_fits(in) && packed_is_balanced(in) ? packed_gradients(in, saved, grad_o)
+                                                       : ragged_backward(in, saved, grad_o);
     case Path::kFlash:
       break;
   }

@@ -48,12 +48,10 @@ Attention::Gradients packed_gradients(const Attention::Inputs& in, const Attenti
                                  at::empty(k.sizes(), k.options()),
                                  at::empty(v.sizes(), v.options())};
   if (q.size(0) == 0) return result;
-  const cuda::PackedBackwardShape shape = {q.size(0),   in.q_sequences.count(), q.size(1),
-                                           k.size(1),   k.stride(0),            v.stride(0),
-                                           attention_scale(in)};
-  const auto floats = q.options().dtype(at::kFloat);
-  at::Tensor delta = at::empty({shape.delta_floats()}, floats),
-             dq_sum = at::empty({shape.dq_floats()}, floats),
+  const cuda::PackedBackwardShape shape = {
+      q.size(0),   in.q_sequences.count(), q.size(1), k.size(1), k.stride(0),
+      v.stride(0), attention_scale(in)};
+  at::Tensor delta = at::empty({shape.delta_floats()}, q.options().dtype(at::kFloat)),
              work = at::empty({shape.work_ints()}, q.options().dtype(at::kInt));
   cuda::packed_backward(
       shape,
@@ -61,7 +59,7 @@ Attention::Gradients packed_gradients(const Attention::Inputs& in, const Attenti
        dy.const_data_ptr(), saved.saved[0].const_data_ptr<float>(),
        in.q_sequences.cu_seqlens.const_data_ptr<std::int32_t>(), result.q.mutable_data_ptr(),
        result.k.mutable_data_ptr(), result.v.mutable_data_ptr(), delta.mutable_data_ptr<float>(),
-       dq_sum.mutable_data_ptr<float>(), work.mutable_data_ptr<std::int32_t>()},
+       work.mutable_data_ptr<std::int32_t>()},
       on.stream());
   return result;
 }

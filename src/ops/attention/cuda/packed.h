@@ -12,7 +12,7 @@ bool packed_fits(const Attention::Inputs& inputs);
 /// the longest sequence must not outlast the others' share.
 bool packed_is_balanced(const Attention::Inputs& inputs);
 
-/// `saved`: of ragged_forward. The gradient of q adds up in any order.
+/// `saved`: of ragged_forward. The same bits on every run.
 Attention::Gradients packed_gradients(const Attention::Inputs& inputs,
                                       const Attention::Forward& saved, const at::Tensor& grad_o);
 

@@ -16,33 +16,32 @@ struct PackedBackwardShape {
   int64_t k_stride, v_stride;  ///< Elements from token to token; multiples of 8.
   double scale;                ///< Of the scores.
 
-  /// Tiles of all sequences at most, whatever their lengths.
-  int64_t tiles() const { return tokens / kPackedBackwardRows + sequences + 1; }
+  /// Tiles, and pairs of tiles, of all sequences at most, whatever their lengths.
+  int64_t tiles() const { return tokens / kPackedBackwardRows + sequences; }
+  int64_t pairs() const { return tokens / (2 * kPackedBackwardRows) + sequences; }
   int64_t delta_floats() const { return tokens * q_heads; }
-  int64_t dq_floats() const {
-    return q_heads * tiles() * kPackedBackwardRows * kPackedBackwardDim;
-  }
-  int64_t work_ints() const { return 2 * tiles() * k_heads; }
+  int64_t work_ints() const { return 2 * (tiles() + pairs()); }
 };
 
-/// bf16 tensors q, o, d_o, dq [tokens,q_heads,256], dk, dv [tokens,k_heads,256] contiguous; k, v the
-/// same but for their token stride. lse [tokens,q_heads]: the natural log-sum-exp of the scores.
-/// cu_seqlens [sequences + 1]; what lies in one sequence never reaches the gradients of another.
+/// bf16 tensors q, o, d_o, dq [tokens,q_heads,256], dk, dv [tokens,k_heads,256] contiguous; k, v
+/// the same but for their token stride. lse [tokens,q_heads]: the natural log-sum-exp of the
+/// scores. cu_seqlens [sequences + 1]; what lies in one sequence never reaches the gradients of
+/// another.
 struct PackedBackwardTensors {
   const void *q, *k, *v, *o, *d_o;
   const float* lse;
   const int32_t* cu_seqlens;
   void *dq, *dk, *dv;
-  float *delta, *dq_sum;  ///< Scratch of delta_floats() and dq_floats().
-  int32_t* work;          ///< Scratch of work_ints().
+  float* delta;   ///< Scratch of delta_floats().
+  int32_t* work;  ///< Scratch of work_ints().
 };
 
 /// Whether this build and the current device have it: sm_90.
 bool packed_backward_available();
 
-/// Writes all of dq, dk and dv of the tokens below cu_seqlens[sequences]. dk and dv are the same on
-/// every run; dq adds up in any order, in fp32. Reads nothing on the host and launches the same grid
-/// for any lengths. Throws std::runtime_error.
+/// Writes all of dq, dk and dv of the tokens below cu_seqlens[sequences], the same bits on every
+/// run. Reads nothing on the host and launches the same grid for any lengths. Throws
+/// std::runtime_error.
 void packed_backward(const PackedBackwardShape& shape, const PackedBackwardTensors& tensors,
                      cudaStream_t stream);
 
