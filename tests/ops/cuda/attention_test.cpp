@@ -111,5 +111,24 @@ TEST_F(GpuFusedAttention, SequencesDoNotReachEachOther) {
   }
 }
 
+TEST_F(GpuFusedAttention, TakesPacksThatKeepTheDeviceBusy) {
+  std::vector<std::int32_t> ends = {0};
+  for (std::int32_t i = 0; i < 150; ++i) ends.push_back(ends.back() + 1 + i % 64);
+  const Tensors in = random(ends, 4, 2);
+  const Attention::Inputs x = inputs(in, ends);
+  EXPECT_TRUE(attention_cudnn::packed_is_balanced(x));
+  const KernelTable table =
+      table_of(register_attention, Attention::kName, "cuda.sm90_cudnn_or_flash_varlen",
+               at::kBFloat16, c10::DeviceType::CUDA, {{"head_dim", kDim}});
+  const Attention::Functions functions = table.get<Attention>();
+  const Attention::Gradients d = functions.backward(x, functions.forward(x, /*keep=*/true), in[3]);
+  const Tensors chosen = {d.q, d.k, d.v}, own = gradients(in, ends), expected = reference(in, ends);
+  for (std::size_t i = 0; i < 3; ++i) {
+    EXPECT_TRUE(identical(chosen[i].cpu(), own[i].cpu())) << i;
+    EXPECT_TRUE(close(chosen[i].cpu(), expected[i], 1e-2)) << i;
+  }
+  EXPECT_FALSE(attention_cudnn::packed_is_balanced(inputs(random({0, 4096}, 4, 2), {0, 4096})));
+}
+
 }  // namespace
 }  // namespace heddle::ops::testing

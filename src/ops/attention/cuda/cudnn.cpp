@@ -1,7 +1,7 @@
-// cuDNN's fused attention: libtorch's call of it where all sequences have one length, whose
-// backward takes 0.86 of the time of the ragged one, and where context parallelism cuts a few long
-// ones; libtorch's FlashAttention-2 where nothing of cuDNN's fits. At head dimension 256 on an H200
-// cuDNN takes 0.45 (forward) and 0.7 (backward) of the time of the other.
+// cuDNN's fused attention: libtorch's call of it where all sequences have one length and where
+// context parallelism cuts a few long ones; one ragged graph for any others, whose backward our own
+// kernel takes where it fits; libtorch's FlashAttention-2 where nothing of cuDNN's fits. At head
+// dimension 256 on an H200 cuDNN takes 0.45 (forward) and 0.7 (backward) of the time of that.
 #include <ATen/Context.h>
 
 #include "ops/attention/cuda/dense.h"
@@ -56,7 +56,7 @@ Attention::Gradients backward(const Attention::Inputs& in, const Attention::Forw
 
 void add(Registry& registry) {
   registry.add<Attention>({.op = "",
-                           .name = "cuda.cudnn_or_flash_varlen",
+                           .name = "cuda.sm90_cudnn_or_flash_varlen",
                            .device = c10::DeviceType::CUDA,
                            .dtypes = {c10::ScalarType::BFloat16, c10::ScalarType::Half},
                            .is_reference = false,

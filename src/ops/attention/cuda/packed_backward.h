@@ -1,5 +1,5 @@
 // The backward of causal attention over packed sequences at head dimension 256, for sm_90a. Plain
-// C++, no ATen. The design and what it measures: docs/performance.md, "Ragged attention".
+// C++, no ATen. The design: README.md of the operator.
 #pragma once
 
 #include <cuda_runtime.h>
