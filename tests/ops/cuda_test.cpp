@@ -79,7 +79,7 @@ TEST_F(GpuOps, FlashAttentionEqualsReference) {
 }
 
 TEST_F(GpuOps, CudnnAttentionEqualsReference) {
-  const char* name = "cuda.cudnn_or_flash_varlen";
+  const char* name = "cuda.sm90_cudnn_or_flash_varlen";
   for (const std::int64_t dim : {128, 256}) {
     expect_attention_equals_reference(name, {0, 256, 512}, {0, 256, 512}, dim);    // one length
     expect_attention_equals_reference(name, {0, 256, 1024}, {0, 256, 1024}, dim);  // two
@@ -91,7 +91,7 @@ TEST_F(GpuOps, CudnnAttentionEqualsReference) {
 }
 
 TEST_F(GpuOps, CudnnAttentionTakesSequencesOfAnyLengths) {
-  const char* name = "cuda.cudnn_or_flash_varlen";
+  const char* name = "cuda.sm90_cudnn_or_flash_varlen";
   const std::vector<std::int32_t> lengths = {1, 29, 63, 64, 65, 0, 129, 700, 1, 300};
   std::vector<std::int32_t> ends = {0};
   for (const std::int32_t length : lengths) ends.push_back(ends.back() + length);
@@ -114,8 +114,8 @@ TEST_F(GpuOps, CudnnAttentionReadsColumnsOfAProjection) {
   const std::vector<std::int32_t> ends = {0, 70, 335, 600};
   const auto sequences = Sequences::from_host(ends, kGpu);
   const KernelTable kernels =
-      gpu_table(register_attention, Attention::kName, "cuda.cudnn_or_flash_varlen", at::kBFloat16,
-                {{"head_dim", 256}});
+      gpu_table(register_attention, Attention::kName, "cuda.sm90_cudnn_or_flash_varlen",
+                at::kBFloat16, {{"head_dim", 256}});
   const auto run = [&](const Tensors& x) {
     return Tensors{attention(kernels, {x[0], x[1], x[2], sequences, sequences, 0})};
   };

@@ -41,7 +41,7 @@ void add(Registry& registry);
 
 namespace heddle::ops::attention_cudnn {
 
-/// Adds "cuda.cudnn_or_flash_varlen"; nothing in a build without CUDA.
+/// Adds "cuda.sm90_cudnn_or_flash_varlen"; nothing in a build without CUDA.
 void add(Registry& registry);
 
 }  // namespace heddle::ops::attention_cudnn

@@ -1,10 +1,11 @@
-// cuDNN's fused attention: libtorch's call of it where all sequences have one length, whose
-// backward takes 0.86 of the time of the ragged one, and where context parallelism cuts a few long
-// ones; libtorch's FlashAttention-2 where nothing of cuDNN's fits. At head dimension 256 on an H200
-// cuDNN takes 0.45 (forward) and 0.7 (backward) of the time of the other.
+// cuDNN's fused attention: libtorch's call of it where all sequences have one length and where
+// context parallelism cuts a few long ones; one ragged graph for any others, whose backward our own
+// kernel takes where it fits; libtorch's FlashAttention-2 where nothing of cuDNN's fits. At head
+// dimension 256 on an H200 cuDNN takes 0.45 (forward) and 0.7 (backward) of the time of that.
 #include <ATen/Context.h>
 
 #include "ops/attention/cuda/dense.h"
+#include "ops/attention/cuda/packed.h"
 #include "ops/attention/cuda/ragged.h"
 #include "ops/attention/kernels.h"
 
@@ -43,7 +44,8 @@ Attention::Gradients backward(const Attention::Inputs& in, const Attention::Forw
     case Path::kPieces:
       return pieces_backward(in, saved, grad_o);
     case Path::kRagged:
-      return ragged_backward(in, saved, grad_o);
+      return packed_fits(in) && packed_is_balanced(in) ? packed_gradients(in, saved, grad_o)
+                                                       : ragged_backward(in, saved, grad_o);
     case Path::kFlash:
       break;
   }
@@ -54,7 +56,7 @@ Attention::Gradients backward(const Attention::Inputs& in, const Attention::Forw
 
 void add(Registry& registry) {
   registry.add<Attention>({.op = "",
-                           .name = "cuda.cudnn_or_flash_varlen",
+                           .name = "cuda.sm90_cudnn_or_flash_varlen",
                            .device = c10::DeviceType::CUDA,
                            .dtypes = {c10::ScalarType::BFloat16, c10::ScalarType::Half},
                            .is_reference = false,
