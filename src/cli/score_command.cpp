@@ -13,6 +13,7 @@
 #include "cli/command.h"
 #include "cli/model_arguments.h"
 #include "cli/template_arguments.h"
+#include "comm/launch_environment.h"
 #include "comm/world.h"
 #include "config/config.h"
 #include "data/readers/jsonl_reader.h"
@@ -67,6 +68,12 @@ config::RunConfig layout_of(const ScoreOptions& options) {
     settings.push_back(setting);
   }
   return config::parse("", "command line", settings, config::Completeness::kPartial);
+}
+
+/// Meets the other ranks; null for one process, whose own arguments errors then name.
+std::shared_ptr<comm::World> join_others(const ScoreOptions& options) {
+  const auto launched = comm::read_launch_environment();
+  return launched && launched->world > 1 ? train::join_world(layout_of(options)) : nullptr;
 }
 
 train::LoadedModel load_divided(const ScoreOptions& options, Head head,
@@ -184,7 +191,7 @@ Totals score_as_rank(const ScoreOptions& options, const std::shared_ptr<comm::Wo
 
 int run(const ScoreOptions& options, const Session& session) {
   const auto start = std::chrono::steady_clock::now();
-  const std::shared_ptr<comm::World> world = train::join_world(layout_of(options));
+  const std::shared_ptr<comm::World> world = join_others(options);
   const Totals totals = score_as_rank(options, world);
   if (world) world->leave();
   if (world && world->rank() > 0) return 0;

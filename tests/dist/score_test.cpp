@@ -18,7 +18,8 @@ class ScoreTest : public ::testing::Test {
   ScoreTest() {
     std::ofstream rows(runs_.directory() / "rows.jsonl");
     for (const int length : {1, 29, 2, 64, 7, 33, 5})
-      rows << nlohmann::json{{"text", std::string(static_cast<std::size_t>(length), 'a' + length % 26)}}
+      rows << nlohmann::json{{"text",
+                              std::string(static_cast<std::size_t>(length), 'a' + length % 26)}}
            << "\n";
   }
 
@@ -28,7 +29,8 @@ class ScoreTest : public ::testing::Test {
     std::filesystem::remove(output);
     Words words;
     if (!layout.empty())
-      words = {"launch", "--nproc", layout[0], "--log-dir", runs_.log_of("score").string() + "s", "--"};
+      words = {"launch", "--nproc", layout[0], "--log-dir", runs_.log_of("score").string() + "s",
+               "--"};
     for (const std::string& word :
          {std::string("score"), (runs_.directory() / "dense").string(), std::string("--input"),
           (runs_.directory() / "rows.jsonl").string(), std::string("--output"), output,
@@ -77,9 +79,17 @@ TEST_F(ScoreTest, SeveralRanksTellTheEmbeddingsOfOne) {
 
 TEST_F(ScoreTest, WhatCannotBeDividedIsNamed) {
   const auto message_of = [&](const Words& more) {
-    Words words = {"launch", "--nproc", "2", "--log-dir", runs_.log_of("bad").string() + "s", "--",
-                   "score", (runs_.directory() / "dense").string(), "--input",
-                   (runs_.directory() / "rows.jsonl").string(), "--output",
+    Words words = {"launch",
+                   "--nproc",
+                   "2",
+                   "--log-dir",
+                   runs_.log_of("bad").string() + "s",
+                   "--",
+                   "score",
+                   (runs_.directory() / "dense").string(),
+                   "--input",
+                   (runs_.directory() / "rows.jsonl").string(),
+                   "--output",
                    (runs_.directory() / "bad.jsonl").string()};
     words.insert(words.end(), more.begin(), more.end());
     EXPECT_EQ(testing::wait_for(testing::start_heddle(words, runs_.log_of("bad"))), 2);
