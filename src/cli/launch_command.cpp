@@ -66,8 +66,10 @@ void check(const LaunchOptions& options) {
   }
   if (options.command.empty()) fail("no command; write it behind the options: -- sft run.yaml");
   const std::string& command = options.command.front();
-  if (command != "sft" && command != "pt" && command != "bench")
-    fail(fmt::format("'{}' runs as one process; several ranks are for sft, pt and bench", command));
+  if (command != "sft" && command != "pt" && command != "score" && command != "bench") {
+    fail(fmt::format("'{}' runs as one process; several ranks are for sft, pt, score and bench",
+                     command));
+  }
 }
 
 /// Blocks the signals that the launcher hands on, and takes them one by one.
@@ -204,7 +206,8 @@ class Launch {
 
 void add_launch_command(CLI::App& app, Action& action) {
   auto options = std::make_shared<LaunchOptions>();
-  CLI::App* command = app.add_subcommand("launch", "Run sft or pt on several ranks of this host");
+  CLI::App* command =
+      app.add_subcommand("launch", "Run sft, pt or score on several ranks of this host");
   command->add_option("--nproc", options->processes, "Ranks of this host")->type_name("N");
   command->add_option("--nnodes", options->nodes, "Hosts of the job")->type_name("M");
   command->add_option("--node-rank", options->node_rank, "Number of this host, from 0")

@@ -2,6 +2,7 @@
 #include <chrono>
 #include <cmath>
 #include <memory>
+#include <optional>
 #include <ostream>
 
 #include <nlohmann/json.hpp>
@@ -12,6 +13,9 @@
 #include "cli/command.h"
 #include "cli/model_arguments.h"
 #include "cli/template_arguments.h"
+#include "comm/launch_environment.h"
+#include "comm/world.h"
+#include "config/config.h"
 #include "data/readers/jsonl_reader.h"
 #include "data/rendering/renderer.h"
 #include "train/scorer.h"
@@ -30,6 +34,7 @@ struct ScoreOptions {
   std::int64_t batch_tokens = 8192;
   bool normalize = true;
   bool json = false;
+  std::vector<std::string> layout;
 };
 
 struct Totals {
@@ -50,15 +55,48 @@ Json to_json(const std::vector<double>& values) {
   return array;
 }
 
+/// How the ranks divide the model.
+config::RunConfig layout_of(const ScoreOptions& options) {
+  std::vector<std::string> settings = {"model.dtype=" + options.model.dtype,
+                                       "device.name=" + options.model.device,
+                                       "device.threads=" + std::to_string(options.model.threads)};
+  for (const std::string& setting : options.layout) {
+    if (!setting.starts_with("parallel.")) {
+      throw_error<ConfigError>("score: '{}': of a configuration, parallel.* alone can be set here",
+                               setting);
+    }
+    settings.push_back(setting);
+  }
+  return config::parse("", "command line", settings, config::Completeness::kPartial);
+}
+
+/// Meets the other ranks; null for one process, whose own arguments errors then name.
+std::shared_ptr<comm::World> join_others(const ScoreOptions& options) {
+  const auto launched = comm::read_launch_environment();
+  return launched && launched->world > 1 ? train::join_world(layout_of(options)) : nullptr;
+}
+
+train::LoadedModel load_divided(const ScoreOptions& options, Head head,
+                                const std::shared_ptr<comm::World>& world) {
+  if (!world && options.layout.empty()) return load(options.model, head);
+  const config::RunConfig layout = layout_of(options);
+  return train::load_for_inference(options.model.directory, options.model.adapter,
+                                   train::make_context(layout, world), head,
+                                   train::context_method(layout));
+}
+
 class Scoring {
  public:
-  explicit Scoring(const ScoreOptions& options)
+  Scoring(const ScoreOptions& options, const std::shared_ptr<comm::World>& world)
       : options_(options),
         head_(parse_head(options.head)),
-        model_(load(options.model, head_)),
+        model_(load_divided(options, head_, world)),
         tokenizer_(data::Tokenizer::load(model_.tokenizer_directory)),
-        renderer_(*tokenizer_, render_options(options)),
-        output_(options.output) {}
+        renderer_(*tokenizer_, render_options(options)) {
+    const comm::Mesh& mesh = model_.context.mesh;
+    tokens_at_once_ = options.batch_tokens * mesh.data_size() * mesh.size(comm::Dim::kCp);
+    if (mesh.rank() == 0) output_.emplace(options.output);
+  }
 
   Totals run() {
     data::ReaderOptions reader_options;
@@ -67,7 +105,7 @@ class Scoring {
     while (auto item = reader.next()) {
       std::vector<std::int32_t> tokens = tokens_of(item->row, item->line);
       if (waiting_tokens_ > 0 &&
-          waiting_tokens_ + static_cast<std::int64_t>(tokens.size()) > options_.batch_tokens) {
+          waiting_tokens_ + static_cast<std::int64_t>(tokens.size()) > tokens_at_once_) {
         flush();
       }
       waiting_tokens_ += static_cast<std::int64_t>(tokens.size());
@@ -75,7 +113,7 @@ class Scoring {
       rows_.push_back(std::move(tokens));
     }
     flush();
-    output_.commit();
+    if (output_) output_->commit();
     return totals_;
   }
 
@@ -106,7 +144,7 @@ class Scoring {
 
   void flush() {
     if (rows_.empty()) return;
-    const auto scores = train::score_rows(*model_.model, rows_, options_.normalize);
+    const auto scores = train::score_rows(model_, rows_, options_.normalize);
     for (std::size_t r = 0; r < rows_.size(); ++r) {
       Json& value = values_[r];
       value["input_ids"] = rows_[r];
@@ -120,7 +158,8 @@ class Scoring {
       }
       totals_.tokens += static_cast<std::int64_t>(rows_[r].size());
       ++totals_.rows;
-      output_.write(value.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
+      if (output_)
+        output_->write(value.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
     }
     rows_.clear();
     values_.clear();
@@ -132,16 +171,30 @@ class Scoring {
   train::LoadedModel model_;
   std::shared_ptr<const data::Tokenizer> tokenizer_;
   data::Renderer renderer_;
-  files::AtomicFile output_;
+  std::optional<files::AtomicFile> output_;  ///< Of rank 0.
+  std::int64_t tokens_at_once_ = 0;
   std::vector<Json> values_;
   std::vector<std::vector<std::int32_t>> rows_;
   std::int64_t waiting_tokens_ = 0;
   Totals totals_;
 };
 
+Totals score_as_rank(const ScoreOptions& options, const std::shared_ptr<comm::World>& world) {
+  try {
+    return Scoring(options, world).run();
+  } catch (const std::exception& error) {
+    // The others wait for this rank: what they report is its message.
+    if (world) world->fail(error.what());
+    throw;
+  }
+}
+
 int run(const ScoreOptions& options, const Session& session) {
   const auto start = std::chrono::steady_clock::now();
-  const Totals totals = Scoring(options).run();
+  const std::shared_ptr<comm::World> world = join_others(options);
+  const Totals totals = score_as_rank(options, world);
+  if (world) world->leave();
+  if (world && world->rank() > 0) return 0;
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   const double mean =
@@ -185,8 +238,11 @@ void add_score_command(CLI::App& app, Action& action) {
   command->add_option("--batch-tokens", options->batch_tokens, "Tokens scored together")
       ->capture_default_str();
   command->add_flag("--json", options->json, "Print the summary as one JSON document");
+  command->add_option("layout", options->layout, "How several ranks divide the model")
+      ->type_name("[parallel.*=N ...]");
   command->footer(
       "logprobs[i] is log p(token i | tokens before i); the first is null.\n"
+      "Several ranks: heddle launch --nproc 2 -- score MODEL_DIR ... parallel.tp=2\n"
       "\n"
       "Example:\n"
       "  heddle score runs/chat/final --input test.jsonl --output scored.jsonl");

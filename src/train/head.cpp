@@ -234,7 +234,9 @@ ScoreResult score_head(Model& model, const at::Tensor& hidden, const data::Batch
   const auto wide = model.context().wide_dtype();
   ScoreResult result;
   if (model.head() == Head::kLanguageModel) {
-    at::Tensor labels = device::upload(batch.labels, hidden.device());
+    const ops::Rows own = ops::own_rows(batch.size(), model.tensor_group());
+    const at::Tensor labels =
+        device::upload(batch.labels.narrow(0, own.first, own.count), hidden.device());
     const auto scored = ops::linear_cross_entropy(
         model.kernels(), {model.final_norm(hidden), model.head_weight().data(), labels, {}, 1},
         false, false);

@@ -61,7 +61,7 @@ HeadResult train_embed_head(
 
 /// What `score` reports of one micro-batch on one rank, without gradients.
 struct ScoreResult {
-  at::Tensor logprobs;  ///< Language model: [T] of labels[t] given the tokens up to t; 0 where
+  at::Tensor logprobs;  ///< Language model: [T/tp] of labels[t] given the tokens up to t; 0 where
                         ///< there is no label.
   at::Tensor outputs;   ///< Classification: logits [S, num_labels]; embedding: [S, H].
 };

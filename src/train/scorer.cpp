@@ -1,61 +1,153 @@
 #include "train/scorer.h"
 
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "base/errors.h"
 #include "data/batch.h"
 #include "ops/autograd.h"
+#include "ops/collectives.h"
+#include "ops/context_parallel/context_parallel.h"
 #include "train/head.h"
 #include "train/micro_batch.h"
+#include "train/model_units.h"
 
 namespace heddle::train {
+namespace {
 
-std::vector<RowScore> score_rows(Model& model, std::span<const std::vector<std::int32_t>> rows,
-                                 bool normalize_embedding) {
-  const ops::NoGradient guard;
-  std::vector<std::vector<std::int32_t>> labels(rows.size());
-  std::vector<std::vector<float>> weights(rows.size());
-  std::vector<data::SequenceView> views;
-  const std::int64_t vocabulary = model.config().vocab_size;
-  for (std::size_t r = 0; r < rows.size(); ++r) {
-    if (rows[r].empty()) throw DataError("a row without tokens cannot be scored");
-    for (const std::int32_t id : rows[r]) {
+using Rows = std::span<const std::vector<std::int32_t>>;
+
+void check_rows(Rows rows, std::int64_t vocabulary) {
+  for (const std::vector<std::int32_t>& row : rows) {
+    if (row.empty()) throw DataError("a row without tokens cannot be scored");
+    for (const std::int32_t id : row) {
       if (id < 0 || id >= vocabulary) {
         throw_error<DataError>("token id {} is outside the model's vocabulary of {}", id,
                                vocabulary);
       }
     }
+  }
+}
+
+data::Batch batch_of(Rows rows) {
+  std::vector<std::vector<std::int32_t>> labels(rows.size());
+  std::vector<std::vector<float>> weights(rows.size());
+  std::vector<data::SequenceView> views;
+  for (std::size_t r = 0; r < rows.size(); ++r) {
     labels[r].assign(rows[r].begin() + 1, rows[r].end());
     labels[r].push_back(static_cast<std::int32_t>(data::kIgnoredLabel));
     weights[r].assign(rows[r].size(), 1.0F);
     weights[r].back() = 0;
     views.push_back({rows[r], labels[r], weights[r], static_cast<std::int64_t>(r), 0});
   }
-  const LocalBatch local(model, data::Batch::from_sequences(views));
-  const data::Batch& batch = local.device;
-  std::vector<parallel::BlockEntry> blocks;
-  for (const auto& layer : model.layers()) blocks.push_back({layer.get(), {}});
+  return data::Batch::from_sequences(views);
+}
+
+/// [T/tp] which tokens of the whole batch this rank's rows are.
+at::Tensor token_indices(const Model& model, const LocalBatch& local) {
+  at::Tensor all = at::arange(local.host.size(), at::kLong);
+  if (local.context) {
+    const ops::ContextPlan& plan = local.context->plan;
+    std::vector<at::Tensor> segments;
+    for (const std::int64_t j : plan.held(plan.rank()))
+      segments.push_back(at::arange(plan.begin(j), plan.end(j), at::kLong));
+    all = at::cat(segments);
+  }
+  const ops::Rows own = ops::own_rows(all.size(0), model.tensor_group());
+  return all.narrow(0, own.first, own.count);
+}
+
+/// What a rank knows of scores that lie one after the other: entry `to` of all is its `value`.
+struct Entry {
+  std::int64_t to;
+  double value;
+};
+
+/// Of the log-probabilities of its rows, the first of which has its entries from `begin` on.
+std::vector<Entry> entries_of_tokens(const Model& model, const LocalBatch& local,
+                                     const at::Tensor& logprobs, std::int64_t begin,
+                                     std::int64_t tokens) {
+  const at::Tensor indices = token_indices(model, local),
+                   values = logprobs.cpu().to(at::kDouble).contiguous();
+  const std::int64_t* const index = indices.const_data_ptr<std::int64_t>();
+  const double* const value = values.const_data_ptr<double>();
+  std::vector<Entry> entries;
+  for (std::int64_t i = 0; i < values.numel(); ++i) {
+    if (index[i] < tokens) entries.push_back({begin + index[i], value[i]});
+  }
+  return entries;
+}
+
+/// Of the outputs [S,n] of the sequences that end here; those are the same along tp.
+std::vector<Entry> entries_of_rows(const Model& model, const data::Batch& batch,
+                                   const at::Tensor& outputs, std::int64_t first_row) {
+  std::vector<Entry> entries;
+  if (model.tensor_group().rank() > 0) return entries;
+  const at::Tensor values = outputs.cpu().to(at::kDouble).contiguous();
+  const std::int64_t width = values.size(1);
+  const double* value = values.const_data_ptr<double>();
+  for (const std::int64_t row : batch.row_ids) {
+    for (std::int64_t j = 0; j < width; ++j)
+      entries.push_back({(first_row + row) * width + j, *value++});
+  }
+  return entries;
+}
+
+ScoreResult score_locally(const LoadedModel& loaded, const LocalBatch& local,
+                          bool normalize_embedding) {
+  Model& model = *loaded.model;
+  const parallel::Acquired ends = acquire_ends(loaded.sharding.get(), model);
+  parallel::BlockRunner runner(block_entries(model), {.sharding = loaded.sharding.get()});
   const at::Tensor hidden =
-      parallel::BlockRunner(std::move(blocks))
-          .evaluate(model.embed(batch.tokens), local.inputs(model, /*training=*/false));
-  const ScoreResult scored = score_head(model, hidden, batch, normalize_embedding);
+      runner.evaluate(model.embed(local.device.tokens), local.inputs(model, /*training=*/false));
+  return score_head(model, hidden, local.device, normalize_embedding);
+}
+
+}  // namespace
+
+std::vector<RowScore> score_rows(const LoadedModel& loaded, Rows rows, bool normalize_embedding) {
+  const ops::NoGradient guard;
+  const Model& model = *loaded.model;
+  check_rows(rows, model.config().vocab_size);
+  const bool is_language_model = model.head() == models::qwen3_5::Head::kLanguageModel;
+  const std::int64_t width = model.head() == models::qwen3_5::Head::kClassify
+                                 ? model.num_labels()
+                                 : model.config().hidden_size;
+  // By row its first entry, and behind the last row their number.
+  std::vector<std::int64_t> begin = {0};
+  for (const std::vector<std::int32_t>& row : rows)
+    begin.push_back(begin.back() +
+                    (is_language_model ? static_cast<std::int64_t>(row.size()) : width));
+
+  const comm::Mesh& mesh = model.context().mesh;
+  const auto count = static_cast<std::int64_t>(rows.size());
+  const std::int64_t first = count * mesh.data_rank() / mesh.data_size(),
+                     last = count * (mesh.data_rank() + 1) / mesh.data_size();
+  const LocalBatch local(model, batch_of(rows.subspan(first, last - first)));
+  const ScoreResult scored = score_locally(loaded, local, normalize_embedding);
+  // Each entry is known to one rank: the sum fills the others in.
+  at::Tensor table = at::zeros({begin.back()}, at::kDouble);
+  double* const all = table.mutable_data_ptr<double>();
+  for (const Entry& entry : is_language_model
+                                ? entries_of_tokens(model, local, scored.logprobs, begin[first],
+                                                    begin[last] - begin[first])
+                                : entries_of_rows(model, local.host, scored.outputs, first))
+    all[entry.to] = entry.value;
+  mesh.world_group().all_reduce_sum(table);
 
   std::vector<RowScore> result(rows.size());
-  if (scored.logprobs.defined()) {
-    const at::Tensor host = scored.logprobs.cpu().to(at::kDouble);
-    const double* logprobs = host.const_data_ptr<double>();
-    for (std::size_t r = 0; r < rows.size(); ++r) {
-      const std::int32_t begin = batch.cu_seqlens_host[r], end = batch.cu_seqlens_host[r + 1];
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    const double *from = all + begin[r], *to = all + begin[r + 1];
+    if (is_language_model) {
       result[r].logprobs.push_back(std::numeric_limits<double>::quiet_NaN());
-      result[r].logprobs.insert(result[r].logprobs.end(), logprobs + begin, logprobs + end - 1);
-    }
-  } else {
-    const at::Tensor host = scored.outputs.cpu().to(at::kDouble).contiguous();
-    const double* outputs = host.const_data_ptr<double>();
-    const std::int64_t width = host.size(1);
-    for (std::size_t r = 0; r < rows.size(); ++r) {
-      result[r].outputs.assign(outputs + r * width, outputs + (r + 1) * width);
+      result[r].logprobs.insert(result[r].logprobs.end(), from, to - 1);
+    } else {
+      result[r].outputs.assign(from, to);
     }
   }
   return result;

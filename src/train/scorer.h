@@ -15,9 +15,10 @@ struct RowScore {
   std::vector<double> outputs;   ///< Classification: logits; embedding: the vector.
 };
 
-/// Scores rows of tokens in one packed pass, in order. Throws DataError for an empty row or an id
+/// Scores rows of tokens, in order, in one packed pass on each data rank. All ranks of the model
+/// call it with the same rows and get all scores. Throws DataError for an empty row or an id
 /// outside the vocabulary.
-std::vector<RowScore> score_rows(models::qwen3_5::Model& model,
+std::vector<RowScore> score_rows(const LoadedModel& loaded,
                                  std::span<const std::vector<std::int32_t>> rows,
                                  bool normalize_embedding);
 

@@ -371,13 +371,24 @@ Setup make_setup(const config::RunConfig& config, Observer& observer,
 
 LoadedModel load_for_inference(const std::filesystem::path& directory,
                                const std::filesystem::path& adapter,
-                               const runtime::Context& context, models::qwen3_5::Head head) {
+                               const runtime::Context& context, models::qwen3_5::Head head,
+                               ops::ContextMethod context_method) {
   LoadedModel loaded;
   loaded.context = context;
   loaded.source = std::make_unique<ckpt::ModelDirectory>(ckpt::ModelDirectory::open(directory));
   models::qwen3_5::Config config = read_model_config(*loaded.source);
   std::optional<ckpt::AdapterDirectory> put_on;
   loaded.tokenizer_directory = directory;
+  const comm::Mesh& mesh = context.mesh;
+  parallel::check_layout(mesh, config, context_method, /*stage_chunks=*/1);
+  if (mesh.size(comm::Dim::kPp) > 1)
+    throw ConfigError("parallel.pp must be 1: pipelines are for training");
+  if (!adapter.empty() && mesh.world_size() > 1) {
+    throw_error<ConfigError>(
+        "{}: an adapter is put on a model by one rank alone; heddle export makes a model "
+        "of both",
+        adapter.string());
+  }
   if (!adapter.empty()) {
     put_on = ckpt::AdapterDirectory::open(adapter);
     config.vocab_size = std::max(config.vocab_size, ckpt::vocabulary_rows(*put_on));
@@ -387,16 +398,28 @@ LoadedModel load_for_inference(const std::filesystem::path& directory,
   options.head = head;
   options.num_labels = std::max<std::int64_t>(1, config.num_labels);
   options.kernel_policy.on_chip_limit_bytes = on_chip_limit(context.device);
-  choose_gdn_path(config, context, /*head_ranks=*/1, /*is_training=*/false, options.kernel_policy);
+  options.context_method = context_method;
+  const bool is_ulysses = context_method == ops::ContextMethod::kUlysses;
+  choose_gdn_path(config, context,
+                  mesh.size(comm::Dim::kTp) * (is_ulysses ? mesh.size(comm::Dim::kCp) : 1),
+                  /*is_training=*/false, options.kernel_policy);
   loaded.model = std::make_unique<models::qwen3_5::Model>(
       std::move(config), ckpt::text_prefix(*loaded.source), context, options);
-  loaded.model->allocate();
+  if (mesh.world_size() == 1) {
+    loaded.model->allocate();
+  } else {
+    loaded.sharding = shard_model(*loaded.model);
+  }
   loaded.load_report = ckpt::load_model(*loaded.source, *loaded.model, context.seed);
   if (put_on) loaded.adapters = ckpt::load_adapter(*put_on, *loaded.model);
   for (nn::Parameter* parameter : loaded.model->parameters()) parameter->set_trainable(false);
   if (loaded.adapters) {
     loaded.adapters->visit_parameters(
         [](nn::Parameter& parameter) { parameter.set_trainable(false); });
+  }
+  if (loaded.sharding) {
+    loaded.sharding->publish();
+    loaded.sharding->drop_frozen_copies();
   }
   return loaded;
 }

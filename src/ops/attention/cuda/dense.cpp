@@ -102,8 +102,7 @@ at::Tensor share(const at::Tensor& lse, const at::Tensor& all) {
 bool one_length_fits(const Attention::Inputs& in) {
   // No sequence is longer than `length`: if they fill the tokens, all have it.
   const std::int64_t count = in.q_sequences.count(), length = in.q_sequences.max_seqlen;
-  return length > 0 && length % kLengthMultiple == 0 &&
-         in.q_sequences.total() == count * length &&
+  return length > 0 && length % kLengthMultiple == 0 && in.q_sequences.total() == count * length &&
          in.q_sequences.cu_seqlens_host == in.k_sequences.cu_seqlens_host;
 }
 
@@ -116,14 +115,12 @@ Attention::Forward one_length_forward(const Attention::Inputs& in, bool keep) {
 Attention::Gradients one_length_backward(const Attention::Inputs& in,
                                          const Attention::Forward& saved,
                                          const at::Tensor& grad_o) {
-  return launch_backward(
-      all_of(in), grad_o,
-      {saved.o, saved.saved[0], {saved.saved.begin() + 1, saved.saved.end()}});
+  return launch_backward(all_of(in), grad_o,
+                         {saved.o, saved.saved[0], {saved.saved.begin() + 1, saved.saved.end()}});
 }
 
 bool pieces_fit(const Attention::Inputs& in) {
-  return in.q_sequences.cu_seqlens_host != in.k_sequences.cu_seqlens_host &&
-         !pieces_of(in).empty();
+  return in.q_sequences.cu_seqlens_host != in.k_sequences.cu_seqlens_host && !pieces_of(in).empty();
 }
 
 /// The softmax over all keys from those over each piece's: outputs weighted by the pieces' shares
