@@ -72,7 +72,10 @@ TEST(GpuModel, Bf16GradientsFollowFp64AsReferenceKernelsDo) {
   const auto reference = model_on(gpu, at::kBFloat16, references);
   // Ragged, and of one length, which attention may run otherwise.
   for (const auto& lengths : {std::vector<std::pair<int, int>>{{1, 300}, {2, 65}, {3, 190}},
-                              std::vector<std::pair<int, int>>{{4, 256}, {5, 256}}}) {
+                              {{4, 256}, {5, 256}},
+                              {{6, 256}, {7, 256}},
+                              {{8, 256}, {9, 256}},
+                              {{10, 256}, {11, 256}}}) {
     const std::vector<data::Batch> batches = {testing::batch_of(lengths)};
     const auto run = [&](Model& model, bool elementwise) {
       return testing::differentiate(model, batches, parallel::Recompute::kOff, 0, elementwise);

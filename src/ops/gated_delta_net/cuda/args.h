@@ -49,8 +49,9 @@ struct Args {
   Segment* segments;   // [max_segments], longest first
   ChunkInfo* chunks;   // [max_chunks]
   float* decay;        // [chunk, v_head, 64] in-chunk cumulative g in base 2, constant past the end
+  float* strength;     // [chunk, v_head, 64] beta, 0 past the end
   float *q_rms, *k_rms;  // [chunk, k_head, 64] 1 / norm, 0 past the end
-  __nv_bfloat16* solve;  // [chunk, v_head] swizzled 64 x 64 image of T diag(beta)
+  __nv_bfloat16* solve;  // [chunk, v_head] swizzled 64 x 64 image of T', see prepare_kernel
   // Of split sequences; with S the state at a segment's entry, the one at its exit is M S + S_ext.
   float* joint_states;  // [joint, v_head, K, V]
   float* transitions;   // [joint, v_head, K, K] in tf32: M of the segment that begins at the joint

@@ -23,7 +23,7 @@ struct ChainSmem {
 /// CTA = (segment, value head, 64 NS columns of V). State groups, per chunk from the last,
 /// transposed:
 ///
-///   stage dS,  Y = dO P,  X = dS K^T,  dU = X e^{G_C-G} + Y,  dv = dU (T beta),
+///   stage dS,  Y = dO P,  X = dS K^T,  dU = X e^{G_C-G} + Y,  dv = dU beta T',
 ///   dS = e^{G_C} dS + (dO s e^G) Q - (dv e^G) K
 ///
 /// Side group: P^T = mask(K Q^T), one chunk ahead. Load group: copies dv (staged in the buffer of
@@ -85,7 +85,7 @@ __device__ __forceinline__ void chain_pass(const Args& a) {
       bulk_wait_all();
     }
     if (tid >= L) return;
-    ScaleRows<L> rows;  // of the next chunk to load
+    ScaleRows<L, true> rows;  // of the next chunk to load
     if (w.chunks > 0) rows.load(a, w.first_chunk + w.chunks - 1, w.h, w.hk, tid);
     for (int i = 0; i < w.chunks + kStages; ++i) {
       u32 stage = base + i % kStages * Smem::kStage;
@@ -179,8 +179,11 @@ __device__ __forceinline__ void chain_pass(const Args& a) {
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
       float2 e = *reinterpret_cast<const float2*>(sc.write + n * 8 + (lane & 3) * 2);
-      f[n >> 1][(n & 1) * 2] = pack_bf16(x[n][0] * e.x + y[n][0], x[n][1] * e.y + y[n][1]);
-      f[n >> 1][(n & 1) * 2 + 1] = pack_bf16(x[n][2] * e.x + y[n][2], x[n][3] * e.y + y[n][3]);
+      float2 b = *reinterpret_cast<const float2*>(sc.beta + n * 8 + (lane & 3) * 2);
+#pragma unroll
+      for (int r = 0; r < 4; r += 2)
+        f[n >> 1][(n & 1) * 2 + r / 2] =
+            pack_bf16((x[n][r] * e.x + y[n][r]) * b.x, (x[n][r + 1] * e.y + y[n][r + 1]) * b.y);
     }
     M::fence();
     M::template rs<true>(x, f, t, false);

@@ -7,6 +7,7 @@
 #include <string>
 #include <thread>
 
+#include "args.h"
 #include "oracle.h"
 #include "test_support.h"
 
@@ -336,6 +337,9 @@ void check_all(GatedDeltaNetKernel kernel, const std::string& extent) {
   if (extent == "small") {
     for (int split : {0, 1})
       check_case({{29, 0, 65, 300}, 1, 2, 128, kLogSigmoid, true, true, 8, split}, kernel, 1);
+    std::vector<int> many(kSplitValues + 10);  // enough sequences for CTAs of all columns of V
+    for (size_t i = 0; i < many.size(); ++i) many[i] = i * 37 % 131;
+    check_case({many, 1, 1, 128, kLogSigmoid, true, true}, kernel, 2);
     return;
   }
   int seed = 1;

@@ -17,7 +17,7 @@ struct ForwardSmem {
 };
 
 /// 1 / |q| of a chunk from its tile, by the 64 kPerRow threads that `tid` counts: with the scale
-/// into the scales and, where keep is set, as it is for the backward.
+/// and the fit of its row of P into the scales and, where keep is set, as it is for the backward.
 template <int D, int kPerRow>
 __device__ __forceinline__ void query_norms(const Args& a, const Work& w, int c, bool keep, u32 q,
                                             Scales& s, int tid) {
@@ -40,15 +40,17 @@ __device__ __forceinline__ void query_norms(const Args& a, const Work& w, int c,
   if constexpr (kPerRow == 2) sum += __shfl_xor_sync(~0u, sum, 1);
   if (part != 0) return;
   float norm = r < w.valid(c) ? (a.normalize ? rsqrtf(sum + 1e-6f) : 1.f) : 0.f;
-  s.q[r] = norm * a.scale;
+  s.q[r] = norm * a.scale * s.fit[r];
   if (keep) a.q_rms[(int64_t{w.first_chunk + c} * a.k_heads + w.hk) * 64 + r] = norm;
 }
 
 /// CTA = (segment, value head, 64 NS columns of V). State groups, per chunk, all transposed, with
 /// S^T (fp32) and every left operand in registers:
 ///
-///   X = S K^T,  O = S Q^T,  U = (V - X e^G) (T beta)^T,  S = e^{G_C} S + (U e^{G_C-G}) K,
+///   X = S K^T,  O = S Q^T,  U = (V - X e^G) T'^T beta,  S = e^{G_C} S + (U e^{G_C-G}) K,
 ///   O = (O e^G + U P^T) s / |q|
+///
+/// A chunk's last product and its output are left for the next chunk's first product to hide.
 ///
 /// Side group: P = mask(Q K^T), one chunk ahead. Load group: copies U (staged in the buffer of V)
 /// and O out, then refills that chunk's stage. Half of it, idle with bulk copies, makes 1 / |q|
@@ -93,6 +95,7 @@ __global__ void __launch_bounds__((NS + 2) * 128, 1)
       for (int c = 0; c < w.chunks; ++c) {
         int s = c % kStages;
         mbar_wait(full + s * 8, (c / kStages) & 1);
+        mbar_wait(scores_ready + (c & 1) * 8, (c >> 1) & 1);
         query_norms<D, 1>(a, w, c, keep_norms, base + s * Smem::kStage + Smem::kWide, scales[s],
                           tid - 64);
         mbar_arrive(norms_ready + s * 8);
@@ -137,13 +140,14 @@ __global__ void __launch_bounds__((NS + 2) * 128, 1)
       M::commit();
       M::template wait<0>();
       pin(acc);
-      score_fragments<false, false>(p, acc, scales[s], warp, lane);
+      fitted_score_fragments(p, acc, scales[s], warp, lane);
       if (c >= 2) mbar_wait(done + (c & 1) * 8, ((c >> 1) - 1) & 1);
 #pragma unroll
       for (int n = 0; n < 4; ++n) store_fragment(scores, 64, warp * 16, n * 16, lane, p[n]);
       fence_async_proxy();
       mbar_arrive(scores_ready + (c & 1) * 8);
       if constexpr (!M::kHopper) {
+        group_sync();  // the fit of other warps' rows
         query_norms<D, 2>(a, w, c, keep_norms, k + Smem::kWide, scales[s], tid);
         mbar_arrive(norms_ready + s * 8);
       }
@@ -155,44 +159,53 @@ __global__ void __launch_bounds__((NS + 2) * 128, 1)
   int v0 = w.v0 + group * 64;
   float s[NB][4];
   load_state(s, w.state(a, w.entry, a.joint_states, a.initial_state, D), D, v0, warp, lane);
-  u32 sb[KS][4];
+  u32 sb[KS][4], f[4][4], us[4][4];
+  float x[8][4], o[8][4];
+  // X of chunk c. No product is issued under a condition, or the compiler puts waits between them.
+  auto read = [&](int c) {
+    wait_filled(full + c % kStages * 8, (c / kStages) & 1, !M::kHopper || w.valid(c) < kChunk);
+    M::fence();
+    M::template rs<false>(x, sb, base + c % kStages * Smem::kStage, false);
+    M::commit();
+  };
+  auto attend = [&](u32 q) {
+    M::template rs<false>(o, sb, q, false);
+    M::commit();
+  };
+  // With registers for O beside all that T multiplies, O is made while U is converted.
+  constexpr bool kRoomy = M::kHopper && NS == 1;
+  to_fragments(sb, s);
+  if (w.chunks > 0) read(0);
   for (int c = 0; c < w.chunks; ++c) {
     int stage = c % kStages;
     u32 k = base + stage * Smem::kStage, q = k + Smem::kWide, v = q + Smem::kWide + group * 8192,
         t = q + Smem::kWide + NS * 8192, scores = base + Smem::kScores + (c & 1) * 8192,
         out = base + Smem::kOut + group * 8192;
     const Scales& sc = scales[stage];
-    to_fragments(sb, s);
-    wait_filled(full + stage * 8, (c / kStages) & 1, !M::kHopper || w.valid(c) < kChunk);
-    float x[8][4], o[8][4];
-    M::fence();
-    M::template rs<false>(x, sb, k, false);
-    M::commit();
-    M::template rs<false>(o, sb, q, false);
-    M::commit();
-    M::template wait<1>();
-    pin(x);
-    u32 f[4][4];
-    residual_fragments(f, x, v, sc.read_k, warp, lane);
     M::template wait<0>();
-    pin(o);
-    pin(sb);
+    pin(x);
+    residual_fragments(f, x, v, sc.read_k, warp, lane);
     M::fence();
     M::template rs<false>(x, f, t, false);
     M::commit();
+    if constexpr (kRoomy) attend(q);
     scale(s, sc.carry);
-    M::template wait<0>();
+    M::template wait<kRoomy>();
     pin(x);
     pin(f);
     // S advances by the rounded u that is saved, so that the backward's replay of S is exact:
     // without decay, differences between the two would add up over the whole sequence.
-    u32 us[4][4];
-    to_fragments(f, x);
+    to_fragments(f, x, sc.beta, lane);
     scale_fragments(us, f, sc.write, lane);
     pin(s);
     M::fence();
+    if constexpr (!kRoomy) attend(q);
     M::template rs<true>(s, us, k, true);
     M::commit();
+    mbar_wait(scores_ready + (c & 1) * 8, (c >> 1) & 1);
+    M::template wait<1>();
+    pin(o);
+    pin(sb);
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
       float2 e = *reinterpret_cast<const float2*>(sc.read_q + n * 8 + (lane & 3) * 2);
@@ -201,7 +214,6 @@ __global__ void __launch_bounds__((NS + 2) * 128, 1)
       o[n][2] *= e.x;
       o[n][3] *= e.y;
     }
-    mbar_wait(scores_ready + (c & 1) * 8, (c >> 1) & 1);
     pin(o);
     M::fence();
     M::template rs<false>(o, f, scores, true);
@@ -210,12 +222,15 @@ __global__ void __launch_bounds__((NS + 2) * 128, 1)
 #pragma unroll
       for (int n = 0; n < 4; ++n) store_fragment_trans(v, 64, n * 16, warp * 16, lane, f[n]);
     }
-    mbar_wait(norms_ready + stage * 8, (c / kStages) & 1);
-    M::template wait<0>();
+    M::template wait<1>();
     pin(s);
-    pin(o);
     pin(us);
+    to_fragments(sb, s);
+    M::template wait<0>();
+    pin(o);
     pin(f);
+    read(min(c + 1, w.chunks - 1));  // behind the last chunk for nothing
+    mbar_wait(norms_ready + stage * 8, (c / kStages) & 1);
     to_fragments(f, o, sc.q, lane);
     if (c > 0) mbar_wait(o_empty, (c - 1) & 1);
 #pragma unroll
@@ -223,6 +238,9 @@ __global__ void __launch_bounds__((NS + 2) * 128, 1)
     fence_async_proxy();  // U and O leave by bulk copy
     mbar_arrive(done + (c & 1) * 8);
   }
+  M::template wait<0>();
+  pin(x);
+  pin(sb);
   if (w.exit < 0)
     save_state(s, w.state(a, w.exit, a.joint_states, a.final_state, D), D, v0, warp, lane);
 }

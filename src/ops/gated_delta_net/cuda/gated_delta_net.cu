@@ -85,6 +85,7 @@ size_t place_saved(Args& a, const GatedDeltaNetShape& s, bool for_backward, void
   a.segments = m.take<Segment>(max_segments(s));
   a.chunks = m.take<ChunkInfo>(chunks);
   a.decay = m.take<float>(chunks * s.v_heads * kChunk);
+  a.strength = m.take<float>(chunks * s.v_heads * kChunk);
   a.q_rms = m.take<float>(chunks * s.k_heads * kChunk);
   a.k_rms = m.take<float>(chunks * s.k_heads * kChunk);
   a.solve = m.take<__nv_bfloat16>(chunks * s.v_heads * kChunk * kChunk);

@@ -162,7 +162,7 @@ __global__ void __launch_bounds__(384, 1) gradients_kernel(const __grid_constant
     if constexpr (M::kHopper) set_max_registers_down<56>();
     // Table entries and scales are fetched one step ahead of their use.
     ChunkInfo info{};
-    ScaleLoad<> scale_row{};
+    ScaleLoad<true, false> scale_row{};
     auto fetch_scales = [&](int item, int n) {
       int hk = item % a.k_heads;
       if (item < items && tid < 64) scale_row.load(a, item / a.k_heads, hk * heads + n, hk, tid);

@@ -26,7 +26,7 @@ struct EndsSmem {
 /// sequence's first segment from its initial state), those of I from the unit matrix, with V = 0,
 /// and end as columns of M. Chunks whose effect has decayed by the end are left out; segments are
 /// the fast axis of the grid, which spreads the CTAs of a head that forgets little. One state
-/// group, per chunk, transposed: X = S K^T, U = (V - X e^G) (T beta)^T, S = e^{G_C} S + (U
+/// group, per chunk, transposed: X = S K^T, U = (V - X e^G) T'^T beta, S = e^{G_C} S + (U
 /// e^{G_C-G}) K. One load group.
 ///
 /// Shared memory (D = 128): 3 x (K 16, V 8, T 8) + scales 5 = 101 KB; two CTAs an SM.
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(256, M::kHopper ? 2 : 1)
     M::template wait<0>();
     pin(x);
     pin(f);
-    to_fragments(f, x);
+    to_fragments(f, x, sc.beta, lane);
     scale_fragments(us, f, sc.write, lane);
     pin(s);
     M::fence();

@@ -1,5 +1,7 @@
 // Tables of segments and chunks, and the part of a chunk that does not depend on the state: norms
-// of the keys, cumulative decay and the inverse T = (I + L)^-1.
+// of the keys, cumulative decay and the inverse T' = (I + L')^-1.
+#include <algorithm>
+
 #include "args.h"
 #include "mma.cuh"
 
@@ -172,8 +174,8 @@ struct GateLoad {
     b0 = in0 ? b[0] : 0.f;
     b1 = in1 ? b[a.v_heads] : 0.f;
   }
-  /// Writes the inclusive sums of g to `saved` and `gs`, beta to `bs`.
-  __device__ void store(float* saved, float* gs, float* bs, int lane) const {
+  /// Writes the inclusive sums of g to `decay` and `gs`, beta to `strength` and `bs`.
+  __device__ void store(float* decay, float* strength, float* gs, float* bs, int lane) const {
     float s = g0 + g1;
 #pragma unroll
     for (int d = 1; d < 32; d *= 2) {
@@ -183,148 +185,176 @@ struct GateLoad {
     float before = __shfl_up_sync(~0u, s, 1);
     if (lane == 0) before = 0.f;
     float2 sums = make_float2(before + g0, before + g0 + g1);
-    *reinterpret_cast<float2*>(saved + lane * 2) = sums;
+    *reinterpret_cast<float2*>(decay + lane * 2) = sums;
     *reinterpret_cast<float2*>(gs + lane * 2) = sums;
+    *reinterpret_cast<float2*>(strength + lane * 2) = make_float2(b0, b1);
     *reinterpret_cast<float2*>(bs + lane * 2) = make_float2(b0, b1);
   }
 };
 
-/// CTA (128 threads) = one chunk of one key head and all value heads of its group, two at a time.
-/// K K^T stays in registers (warp w owns rows 16 w..). Per value head: L = beta_i k_i.k_j below the
-/// diagonal; each thread solves one column of a 16 x 16 diagonal block in fp32; two merges in fp16
-/// (entries of T are bounded by beta) double the block to 32 and 64. Written: T_ij e^{G_i-G_j}
-/// beta_j.
+constexpr int kPrepareCtas = 5;  // per SM
+
+/// Shared memory of prepare_kernel.
+template <int D>
+struct PrepareSmem {
+  uint8_t k[64 * D * 2];                     // K tile
+  __half matrices[2][64 * kPitch];           // of two heads; begin as L', end as T'
+  float diagonal[8 * kDiagStride];           // diagonal blocks of L'
+  float g[2][2][64], beta[2][2][64], r[64];  // [pair's parity][head]; r = 1 / |k|
+};
+
+/// Persistent CTA (128 threads) over (chunk, key head), all value heads of its group, two at a
+/// time; the next item's keys are fetched meanwhile. K K^T stays in registers (warp w owns rows 16
+/// w..). Per value head: L' = e^{G_i-G_j} k_i.k_j beta_j below the diagonal; each thread solves one
+/// column of a 16 x 16 diagonal block in fp32; two merges in fp16 (entries of T' are bounded by
+/// beta) double the block to 32 and 64.
 ///
-/// Shared memory: K tile 128 D B, later two fp16 matrices that begin as L and end as T (18 KB); the
-/// diagonal blocks of L in fp32 (8.3 KB); G, beta, norms (1.3 KB).
+/// With M of docs/gdn.md (I + diag(beta) M)^-1 diag(beta) = diag(beta) (I + M diag(beta))^-1: what
+/// bf16 rounds has a diagonal of exactly 1, and beta multiplies whole rows of U in fp32. A rounded
+/// beta on the diagonal would err alike in all columns of V.
+///
+/// Shared memory (D = 128): K 16, two fp16 matrices 18, diagonal blocks 8, G, beta and norms 2 = 45
+/// KB; 5 CTAs an SM.
 template <class M, int D>
-__global__ void __launch_bounds__(128, 6) prepare_kernel(const __grid_constant__ Args a) {
-  __shared__ __align__(1024) uint8_t raw[2 * 64 * kPitch * 2];  // K tile, then L and T of two heads
-  __half* t_all[2] = {reinterpret_cast<__half*>(raw), reinterpret_cast<__half*>(raw) + 64 * kPitch};
-  __shared__ __align__(16) float diag_all[8 * kDiagStride];
-  __shared__ float g_all[2][64], beta_all[2][64], rk[64];
-  static_assert(64 * D * 2 <= sizeof(raw));
-  int chunk = blockIdx.x, hk = blockIdx.y;
-  if (chunk >= a.first_chunk[a.sequences]) return;
-  ChunkInfo info = a.chunks[chunk];
+__global__ void __launch_bounds__(128, kPrepareCtas)
+    prepare_kernel(const __grid_constant__ Args a) {
+  __shared__ __align__(1024) uint8_t raw[sizeof(PrepareSmem<D>)];
+  auto& s = *reinterpret_cast<PrepareSmem<D>*>(raw);
+  int items = a.first_chunk[a.sequences] * a.k_heads, item = blockIdx.x;
+  if (item >= items) return;
   int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5, group = a.v_heads / a.k_heads;
-  u32 k_tile = smem_u32(raw);
+  u32 k_tile = smem_u32(s.k);
+  ChunkInfo info = a.chunks[item / a.k_heads];
+  GateLoad gates;  // of the next pair; warp w < 2: its head w
+  auto fetch = [&](int it) {
+    load_tile_async<D>(k_tile, a.k + info.token * a.k_stride + it % a.k_heads * D, a.k_stride,
+                       info.length, tid);
+    cp_async_commit();
+    gates.load(a, info, it % a.k_heads * group + warp, warp < 2 && warp < group, lane);
+  };
+  fetch(item);
+  // Nothing writes the blocks above the diagonal.
+  for (int i = tid; i < int(sizeof(s.matrices) / 16); i += 128)
+    reinterpret_cast<uint4*>(s.matrices)[i] = make_uint4(0, 0, 0, 0);
+  int i0 = warp * 16 + (lane >> 2), j0 = (lane & 3) * 2, parity = 0;
 
-  load_tile_async<D>(k_tile, a.k + info.token * a.k_stride + hk * D, a.k_stride, info.length, tid);
-  cp_async_commit();
-  // All loads first: nothing below may wait for memory more than once.
-  GateLoad gates;
-  gates.load(a, info, hk * group + warp, warp < 2 && warp < group, lane);
-  cp_async_wait<0>();
-  fence_async_proxy();
-  __syncthreads();
-  float kk[8][4];
-  M::fence();
-  M::template ss<D / 16, false, false>(kk, k_tile, k_tile, false);
-  M::commit();
-  M::template wait<0>();
-  pin(kk);
-  int i0 = warp * 16 + (lane >> 2), j0 = (lane & 3) * 2;
-  // |k_i|^2 is the diagonal; row i meets column i in lane (i % 8) / 2 of its quad.
-#pragma unroll
-  for (int e = 0; e < 2; ++e) {
-    int i = i0 + e * 8;
-    float s = 0.f;
-#pragma unroll
-    for (int n = 0; n < 8; ++n) {  // arithmetic select: an index known at run time would spill kk
-      float here = (i & 1) ? kk[n][2 * e + 1] : kk[n][2 * e];
-      s += n == 2 * warp + e ? here : 0.f;
-    }
-    s = i < info.length ? (a.normalize ? rsqrtf(s + 1e-6f) : 1.f) : 0.f;
-    if ((lane & 3) == (lane >> 3)) {
-      a.k_rms[(int64_t{chunk} * a.k_heads + hk) * 64 + i] = s;
-      rk[i] = s;
-    }
-  }
-
-  for (int pair = 0; pair < group; pair += 2) {
-    __syncthreads();  // the K tile and the previous pair's matrices are no longer read
-    if (warp < 2 && pair + warp < group) {
-      if (pair > 0) gates.load(a, info, hk * group + pair + warp, true, lane);
-      gates.store(a.decay + (int64_t{chunk} * a.v_heads + hk * group + pair + warp) * 64,
-                  g_all[warp], beta_all[warp], lane);
-    }
-    for (int i = tid; i < 2 * 64 * kPitch / 8; i += 128)
-      reinterpret_cast<uint4*>(raw)[i] = make_uint4(0, 0, 0, 0);
+  for (; item < items; item += gridDim.x) {
+    int chunk = item / a.k_heads, hk = item % a.k_heads, next = item + gridDim.x;
+    int length = info.length;
+    ChunkInfo here = info;
+    if (next < items) info = a.chunks[next / a.k_heads];
+    cp_async_wait<0>();
+    fence_async_proxy();
     __syncthreads();
+    float kk[8][4];
+    M::fence();
+    M::template ss<D / 16, false, false>(kk, k_tile, k_tile, false);
+    M::commit();
+    M::template wait<0>();
+    pin(kk);
+    // |k_i|^2 is the diagonal; row i meets column i in lane (i % 8) / 2 of its quad.
 #pragma unroll
-    for (int hh = 0; hh < 2; ++hh) {
-      __half* l = t_all[hh];
-      if (pair + hh >= group) break;
+    for (int e = 0; e < 2; ++e) {
+      int i = i0 + e * 8;
+      float sum = 0.f;
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
-        int i = i0 + e * 8;
-        float scale = beta_all[hh][i] * rk[i];
-#pragma unroll
-        for (int n = 0; n < 8; ++n) {
-          int j = n * 8 + j0;
-          float x0 = j < i ? kk[n][2 * e] * scale * rk[j] : 0.f;
-          float x1 = j + 1 < i ? kk[n][2 * e + 1] * scale * rk[j + 1] : 0.f;
-          if (n / 2 == warp)
-            *reinterpret_cast<float2*>(diag_all + (hh * 4 + warp) * kDiagStride + (i & 15) * 16 +
-                                       (j & 15)) = make_float2(x0, x1);
-          else if (n / 2 < warp)
-            *reinterpret_cast<u32*>(l + i * kPitch + j) = pack_f16(x0, x1);
-        }
+      for (int n = 0; n < 8; ++n) {
+        int j = n * 8 + j0;
+        sum += j == i ? kk[n][2 * e] : j + 1 == i ? kk[n][2 * e + 1] : 0.f;
+      }
+      float r = i < length ? (a.normalize ? rsqrtf(sum + 1e-6f) : 1.f) : 0.f;
+      if ((lane & 3) == (lane >> 3)) {
+        a.k_rms[(int64_t{chunk} * a.k_heads + hk) * 64 + i] = r;
+        s.r[i] = r;
       }
     }
-    __syncthreads();
-    bool active = pair + (warp >> 1) < group;
-    __half* t = t_all[0] + (warp >> 1) * 64 * kPitch;
-    if (active) {
-      int block = (tid >> 4) & 3, j = tid & 15;
-      const float* d = diag_all + (tid >> 4) * kDiagStride;
-      float x[16];
-#pragma unroll
-      for (int i = 0; i < 16; ++i) {
-        float s0 = i == j ? 1.f : 0.f, s1 = 0.f;
-#pragma unroll
-        for (int m = 0; m < i; m += 4) {
-          float4 c = *reinterpret_cast<const float4*>(d + i * 16 + m);
-          s0 -= c.x * x[m];
-          if (m + 1 < i) s1 -= c.y * x[m + 1];
-          if (m + 2 < i) s0 -= c.z * x[m + 2];
-          if (m + 3 < i) s1 -= c.w * x[m + 3];
-        }
-        x[i] = s0 + s1;
+
+    for (int pair = 0; pair < group; pair += 2, parity ^= 1) {
+      float(*g)[64] = s.g[parity], (*beta)[64] = s.beta[parity];
+      if (warp < 2 && pair + warp < group) {
+        int64_t row = (int64_t{chunk} * a.v_heads + hk * group + pair + warp) * 64;
+        gates.store(a.decay + row, a.strength + row, g[warp], beta[warp], lane);
       }
+      __syncthreads();  // and the K tile and the previous pair's matrices are no longer read
+      if (pair + 2 < group)
+        gates.load(a, here, hk * group + pair + 2 + warp, warp < 2 && pair + 2 + warp < group,
+                   lane);
+      else if (next < items)
+        fetch(next);
 #pragma unroll
-      for (int i = 0; i < 16; ++i)
-        t[(block * 16 + i) * kPitch + block * 16 + j] = __float2half_rn(x[i]);
-    }
-    __syncthreads();
-    int half = (warp & 1) * 32;
-    if (active) merge_rows<1>(t, half + 16, half + 16, half, lane, [] { __syncwarp(); });
-    __syncthreads();
-    // Both warps of a head read the whole block of L before either overwrites its rows.
-    if (active)
-      merge_rows<2>(t, 32 + half / 2, 32, 0, lane,
-                    [&] { warp < 2 ? named_sync(1, 64) : named_sync(2, 64); });
-    __syncthreads();
-    for (int hh = 0; hh < 2 && pair + hh < group; ++hh) {
-      const float *g = g_all[hh], *b = beta_all[hh];
-      bf16* dst = a.solve + (int64_t{chunk} * a.v_heads + hk * group + pair + hh) * 4096;
+      for (int hh = 0; hh < 2; ++hh) {
+        if (pair + hh >= group) break;
 #pragma unroll
-      for (int n = 0; n < 4; ++n) {
-        int i = n * 16 + (tid >> 3), c = tid & 7;
-        uint4 x = *reinterpret_cast<const uint4*>(t_all[hh] + i * kPitch + c * 8);
-        const __half2* p = reinterpret_cast<const __half2*>(&x);
-        u32 y[4];
+        for (int e = 0; e < 2; ++e) {
+          int i = i0 + e * 8;
+          float ri = s.r[i], gi = g[hh][i];
 #pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          float2 f = __half22float2(p[e]);
-          int j = c * 8 + e * 2;
-          float lo = j <= i ? f.x * b[j] * exp2_fast(g[i] - g[j]) : 0.f;
-          float hi = j + 1 <= i ? f.y * b[j + 1] * exp2_fast(g[i] - g[j + 1]) : 0.f;
-          y[e] = pack_bf16(lo, hi);
+          for (int n = 0; n < 8; ++n) {
+            if (n / 2 > warp) break;
+            int j = n * 8 + j0;
+            float2 b = *reinterpret_cast<const float2*>(beta[hh] + j);
+            float2 r = *reinterpret_cast<const float2*>(s.r + j);
+            float2 gj = *reinterpret_cast<const float2*>(g[hh] + j);
+            // Selected, not multiplied: above the diagonal the exponential may overflow.
+            float x0 = j < i ? kk[n][2 * e] * ri * (r.x * b.x) * exp2_fast(gi - gj.x) : 0.f;
+            float x1 = j + 1 < i ? kk[n][2 * e + 1] * ri * (r.y * b.y) * exp2_fast(gi - gj.y) : 0.f;
+            if (n / 2 == warp)
+              *reinterpret_cast<float2*>(s.diagonal + (hh * 4 + warp) * kDiagStride +
+                                         (i & 15) * 16 + (j & 15)) = make_float2(x0, x1);
+            else
+              *reinterpret_cast<u32*>(s.matrices[hh] + i * kPitch + j) = pack_f16(x0, x1);
+          }
         }
-        *reinterpret_cast<uint4*>(dst + i * 64 + ((c ^ (i & 7)) * 8)) =
-            make_uint4(y[0], y[1], y[2], y[3]);
+      }
+      __syncthreads();
+      bool active = pair + (warp >> 1) < group;
+      __half* t = s.matrices[warp >> 1];
+      if (active) {
+        int block = (tid >> 4) & 3, j = tid & 15;
+        const float* d = s.diagonal + (tid >> 4) * kDiagStride;
+        float x[16];
+#pragma unroll
+        for (int i = 0; i < 16; ++i) {
+          float s0 = i == j ? 1.f : 0.f, s1 = 0.f;
+#pragma unroll
+          for (int m = 0; m < i; m += 4) {
+            float4 c = *reinterpret_cast<const float4*>(d + i * 16 + m);
+            s0 -= c.x * x[m];
+            if (m + 1 < i) s1 -= c.y * x[m + 1];
+            if (m + 2 < i) s0 -= c.z * x[m + 2];
+            if (m + 3 < i) s1 -= c.w * x[m + 3];
+          }
+          x[i] = s0 + s1;
+        }
+#pragma unroll
+        for (int i = 0; i < 16; ++i)
+          t[(block * 16 + i) * kPitch + block * 16 + j] = __float2half_rn(x[i]);
+      }
+      __syncthreads();
+      int half = (warp & 1) * 32;
+      if (active) merge_rows<1>(t, half + 16, half + 16, half, lane, [] { __syncwarp(); });
+      __syncthreads();
+      // Both warps of a head read the whole block of L' before either overwrites its rows.
+      if (active)
+        merge_rows<2>(t, 32 + half / 2, 32, 0, lane,
+                      [&] { warp < 2 ? named_sync(1, 64) : named_sync(2, 64); });
+      __syncthreads();
+      for (int hh = 0; hh < 2 && pair + hh < group; ++hh) {
+        bf16* dst = a.solve + (int64_t{chunk} * a.v_heads + hk * group + pair + hh) * 4096;
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+          int i = n * 16 + (tid >> 3), c = tid & 7;
+          uint4 x = *reinterpret_cast<const uint4*>(s.matrices[hh] + i * kPitch + c * 8);
+          const __half2* p = reinterpret_cast<const __half2*>(&x);
+          u32 y[4];
+#pragma unroll
+          for (int e = 0; e < 4; ++e) {
+            float2 f = __half22float2(p[e]);
+            y[e] = pack_bf16(f.x, f.y);
+          }
+          *reinterpret_cast<uint4*>(dst + i * 64 + ((c ^ (i & 7)) * 8)) =
+              make_uint4(y[0], y[1], y[2], y[3]);
+        }
       }
     }
   }
@@ -338,11 +368,14 @@ void launch_plan(const Args& a, cudaStream_t s) {
 }
 
 void launch_prepare(const Args& a, int head_dim, bool hopper, cudaStream_t s) {
-  dim3 grid(a.max_chunks, a.k_heads);
+  int device = 0, sms = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
   auto kernel = head_dim == 128
                     ? (hopper ? prepare_kernel<MmaHopper, 128> : prepare_kernel<MmaPortable, 128>)
                     : (hopper ? prepare_kernel<MmaHopper, 64> : prepare_kernel<MmaPortable, 64>);
-  kernel<<<grid, 128, 0, s>>>(a);
+  kernel<<<int(std::min<int64_t>(int64_t{a.max_chunks} * a.k_heads, sms * kPrepareCtas)), 128, 0,
+           s>>>(a);
   check_launch("gated_delta_net prepare");
 }
 

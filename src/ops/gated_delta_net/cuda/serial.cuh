@@ -31,8 +31,9 @@ __device__ __forceinline__ void load_registers() {
 /// read_k = e^G / |k|, read_q = scale e^G / |q|, write = e^(G_C - G) / |k|.
 struct Scales {
   float read_k[64], read_q[64], write[64];
-  float g[64], q[64], k[64];  // G (base 2), scale / |q|, 1 / |k|
-  float carry;                // e^G_C
+  float g[64], q[64], k[64], beta[64];  // G (base 2), scale / |q|, 1 / |k|
+  float fit[64];                        // of the forward, see fitted_score_fragments
+  float carry;                          // e^G_C
   float pad[3];
 };
 
@@ -55,15 +56,16 @@ __device__ __forceinline__ void loaders_sync() {
 }
 
 /// The values from which a thread below 64 makes row `i` of the scales; loaded early, stored late.
-/// Without kQuery the factor of q is left out.
-template <bool kQuery = true>
+/// Without kQuery the factor of q is left out, without kBeta beta.
+template <bool kQuery, bool kBeta>
 struct ScaleLoad {
-  float g, last, rq = 0, rk;
+  float g, last, rq = 0, rk, beta = 0;
   __device__ void load(const Args& a, int64_t chunk, int h, int hk, int i) {
     g = a.decay[(chunk * a.v_heads + h) * 64 + i];
     last = a.decay[(chunk * a.v_heads + h) * 64 + 63];
     if (kQuery) rq = a.q_rms[(chunk * a.k_heads + hk) * 64 + i] * a.scale;
     rk = a.k_rms[(chunk * a.k_heads + hk) * 64 + i];
+    if (kBeta) beta = a.strength[(chunk * a.v_heads + h) * 64 + i];
   }
   __device__ void store(Scales& s, int i) const {
     float e = exp2_fast(g);
@@ -72,14 +74,15 @@ struct ScaleLoad {
     s.g[i] = g;
     s.k[i] = rk;
     if (kQuery) s.q[i] = rq;
+    if (kBeta) s.beta[i] = beta;
     s.read_q[i] = kQuery ? e * rq : e;
     if (i == 0) s.carry = exp2_fast(last);
   }
 };
 /// All 64 rows, by L threads.
-template <int L, bool kQuery = true>
+template <int L, bool kQuery, bool kBeta = true>
 struct ScaleRows {
-  ScaleLoad<kQuery> row[64 / L > 0 ? 64 / L : 1];
+  ScaleLoad<kQuery, kBeta> row[64 / L > 0 ? 64 / L : 1];
   __device__ void load(const Args& a, int64_t chunk, int h, int hk, int tid) {
     if (tid >= 64) return;
     for (int i = 0; i * L < 64; ++i) row[i].load(a, chunk, h, hk, tid + i * L);
@@ -300,16 +303,24 @@ __device__ __forceinline__ void scale(float (&s)[NB][4], float f) {
     for (int e = 0; e < 4; ++e) s[n][e] *= f;
 }
 
+/// The element in column r of row r = 16 warp + lane / 4 + 8 e; every lane of the row gets it.
+__device__ __forceinline__ float diagonal(const float (&acc)[8][4], int e, int warp, int lane) {
+  float d = 0.f;
+#pragma unroll
+  for (int w = 0; w < 4; ++w)  // the same way in a whole warp: no index known at run time
+    if (w == warp) d = (lane >> 2) & 1 ? acc[2 * w + e][2 * e + 1] : acc[2 * w + e][2 * e];
+  return __shfl_sync(~0u, d, (lane & ~3) | (lane >> 3));
+}
+
 /// The causal score matrix e^{G_i - G_j} scale q_i.k_j, i >= j, from raw products held by the
-/// service group, as fragments. kTransposed: accumulator rows are j, columns i. Without kQuery q_i
-/// stays raw and without scale, for whoever multiplies row i of the result later.
-template <bool kTransposed, bool kQuery = true>
+/// service group, as fragments. kTransposed: accumulator rows are j, columns i.
+template <bool kTransposed>
 __device__ __forceinline__ void score_fragments(u32 (&f)[4][4], float (&acc)[8][4], const Scales& s,
                                                 int warp, int lane) {
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
     int r = warp * 16 + (lane >> 2) + e * 8;
-    float gr = s.g[r], row = kTransposed ? s.k[r] : kQuery ? s.q[r] : 1.f;
+    float gr = s.g[r], row = kTransposed ? s.k[r] : s.q[r];
     const float* column = kTransposed ? s.q : s.k;
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
@@ -321,6 +332,35 @@ __device__ __forceinline__ void score_fragments(u32 (&f)[4][4], float (&acc)[8][
       // Selected, not multiplied: above the diagonal the exponential may overflow.
       float x0 = in0 ? acc[n][2 * e] * row * cc.x * exp2_fast(d0) : 0.f;
       float x1 = in1 ? acc[n][2 * e + 1] * row * cc.y * exp2_fast(d1) : 0.f;
+      f[n >> 1][(n & 1) * 2 + e] = pack_bf16(x0, x1);
+    }
+  }
+}
+
+/// The same, not transposed, for the forward: q_i raw and without scale, and row i times a factor
+/// next to 1 that makes its diagonal exact in bf16, since an error there is one of all columns of
+/// O alike. s.fit takes the inverse for whoever multiplies row i of O in the end; s.read_q, which
+/// multiplies what P U is added to, takes the factor.
+__device__ __forceinline__ void fitted_score_fragments(u32 (&f)[4][4], const float (&acc)[8][4],
+                                                       Scales& s, int warp, int lane) {
+#pragma unroll
+  for (int e = 0; e < 2; ++e) {
+    int r = warp * 16 + (lane >> 2) + e * 8;
+    float exact = diagonal(acc, e, warp, lane) * s.k[r];
+    float rounded = __bfloat162float(__float2bfloat16_rn(exact));
+    float factor = fabsf(exact) > 1e-30f ? __fdividef(rounded, exact) : 1.f;
+    if ((lane & 3) == 0) {
+      s.read_q[r] *= factor;
+      s.fit[r] = __fdividef(1.f, factor);
+    }
+    float gr = s.g[r] + __log2f(factor);
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      int c = n * 8 + (lane & 3) * 2;
+      float2 gc = *reinterpret_cast<const float2*>(s.g + c);
+      float2 kc = *reinterpret_cast<const float2*>(s.k + c);
+      float x0 = r >= c ? acc[n][2 * e] * kc.x * exp2_fast(gr - gc.x) : 0.f;
+      float x1 = r >= c + 1 ? acc[n][2 * e + 1] * kc.y * exp2_fast(gr - gc.y) : 0.f;
       f[n >> 1][(n & 1) * 2 + e] = pack_bf16(x0, x1);
     }
   }

@@ -48,7 +48,7 @@ __device__ __forceinline__ void states_pass(const Args& a) {
     load_registers<M>();
     constexpr int L = kLoaders<M>;
     if (tid >= L) return;
-    ScaleRows<L, false> rows;  // of the next chunk to load
+    ScaleRows<L, false, false> rows;  // of the next chunk to load
     if (w.chunks > 0) rows.load(a, w.first_chunk, w.h, w.hk, tid);
     for (int c = 0; c < w.chunks; ++c) {
       int s = c % kStages, valid = w.valid(c);
