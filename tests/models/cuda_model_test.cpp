@@ -108,11 +108,12 @@ enum class Mode {
 };
 
 /// Steps over batches of two shapes in turn, of 256 and of ragged lengths.
-Training train(Mode mode, config::Dtype state) {
+Training train(Mode mode, config::StateDtype state) {
   const auto model = model_on(c10::Device(c10::DeviceType::CUDA, 0), at::kBFloat16);
   config::OptimSection optim;
   optim.lr = 1e-3, optim.weight_decay = 0.1, optim.clip_norm = 0.5;
-  optim.state_dtype = optim.grad_dtype = state;
+  optim.state_dtype = state;
+  if (state != config::StateDtype::kFloat32) optim.grad_dtype = config::Dtype::kBFloat16;
   std::vector<nn::Parameter*> trainable = model->parameters();
   train::Optimizer optimizer(trainable, optim, 5);
   parallel::Pipeline pipeline(train::block_entries(*model), true);
@@ -149,7 +150,7 @@ Training train(Mode mode, config::Dtype state) {
   return result;
 }
 
-class QueuedSteps : public ::testing::TestWithParam<config::Dtype> {
+class QueuedSteps : public ::testing::TestWithParam<config::StateDtype> {
  protected:
   void SetUp() override {
     if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
@@ -179,9 +180,11 @@ TEST_P(QueuedSteps, ChangeNoBit) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpu, QueuedSteps,
-                         ::testing::Values(config::Dtype::kFloat32, config::Dtype::kBFloat16),
+                         ::testing::Values(config::StateDtype::kFloat32,
+                                           config::StateDtype::kBFloat16,
+                                           config::StateDtype::kInt8),
                          [](const auto& info) {
-                           return info.param == config::Dtype::kFloat32 ? "Float32" : "BFloat16";
+                           return std::string(config::to_string(info.param));
                          });
 
 TEST(GpuModel, AQueuedStepWithoutFiniteLossChangesNothing) {
