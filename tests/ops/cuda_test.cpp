@@ -105,7 +105,7 @@ TEST_F(GpuOps, CudnnAttentionTakesSequencesOfAnyLengths) {
 
 // As context parallelism cuts them.
 TEST_F(GpuOps, CudnnAttentionTakesFewLongSequencesInPieces) {
-  const char* name = "cuda.cudnn_or_flash_varlen";
+  const char* name = "cuda.sm90_cudnn_or_flash_varlen";
   for (const std::int64_t dim : {128, 256})
     expect_attention_equals_reference(name, {0, 2048, 4352}, {0, 2048, 6912}, dim);
 }

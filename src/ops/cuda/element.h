@@ -31,4 +31,7 @@ void check_launch(const char* what);
 /// Multiprocessors of the current device.
 int multiprocessors();
 
+/// Whether this build has code for sm_90a and the current device runs it.
+bool has_sm90a();
+
 }  // namespace heddle::ops::cuda

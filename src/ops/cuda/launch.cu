@@ -21,4 +21,16 @@ int multiprocessors() {
   return count;
 }
 
+bool has_sm90a() {
+#ifdef HEDDLE_CUDA_SM90A
+  int device = 0, major = 0, minor = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
+  return major == 9 && minor == 0;
+#else
+  return false;
+#endif
+}
+
 }  // namespace heddle::ops::cuda

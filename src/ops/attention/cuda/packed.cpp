@@ -7,6 +7,7 @@
 
 #include "ops/attention/cuda/packed_backward.h"
 #include "ops/attention/kernels.h"
+#include "ops/cuda/element.h"
 #include "ops/cuda/tensor.h"
 
 namespace heddle::ops::attention_cudnn {
@@ -23,8 +24,7 @@ at::Tensor readable(const at::Tensor& x) {
 
 bool packed_fits(const Attention::Inputs& in) {
   return in.q.scalar_type() == at::kBFloat16 && in.q.size(2) == cuda::kPackedBackwardDim &&
-         in.q_sequences.cu_seqlens_host == in.k_sequences.cu_seqlens_host &&
-         cuda::packed_backward_available();
+         in.q_sequences.cu_seqlens_host == in.k_sequences.cu_seqlens_host && cuda::has_sm90a();
 }
 
 bool packed_is_balanced(const Attention::Inputs& in) {

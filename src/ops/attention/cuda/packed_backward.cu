@@ -51,18 +51,6 @@ __global__ void __launch_bounds__(1024)
 }  // namespace
 }  // namespace packed
 
-bool packed_backward_available() {
-#ifdef HEDDLE_CUDA_SM90A
-  int device = 0, major = 0, minor = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-  return major == 9 && minor == 0;
-#else
-  return false;
-#endif
-}
-
 void packed_backward(const PackedBackwardShape& shape, const PackedBackwardTensors& t,
                      cudaStream_t stream) {
   using namespace packed;

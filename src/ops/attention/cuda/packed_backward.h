@@ -36,12 +36,9 @@ struct PackedBackwardTensors {
   int32_t* work;  ///< Scratch of work_ints().
 };
 
-/// Whether this build and the current device have it: sm_90.
-bool packed_backward_available();
-
 /// Writes all of dq, dk and dv of the tokens below cu_seqlens[sequences], the same bits on every
-/// run. Reads nothing on the host and launches the same grid for any lengths. Throws
-/// std::runtime_error.
+/// run. Reads nothing on the host and launches the same grid for any lengths. Wants has_sm90a().
+/// Throws std::runtime_error.
 void packed_backward(const PackedBackwardShape& shape, const PackedBackwardTensors& tensors,
                      cudaStream_t stream);
 

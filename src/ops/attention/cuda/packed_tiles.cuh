@@ -18,7 +18,8 @@ constexpr int kConsumers = 2 * kGroup;
 constexpr u32 kTile = kRows * kDim * 2, kSquare = kRows * kRows * 2;
 constexpr u32 kHalfTile = kTile / 2;  ///< 128 columns.
 constexpr float kLog2e = 1.4426950408889634f;
-/// Registers a thread of each kind: 65,536 for all but what no group may take.
+/// Registers of a thread that loads and of one that multiplies: together what the launch is given,
+/// 168 a thread.
 constexpr int kLoaderRegisters = 40, kConsumerRegisters = 232;
 
 struct Args {

@@ -290,17 +290,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 }  // namespace
 
-bool product_sums_available() {
-#ifdef HEDDLE_CUDA_SM90A
-  int device = 0, major = 0, minor = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-  return major == 9 && minor == 0;
-#else
-  return false;
-#endif
-}
+bool product_sums_available() { return has_sm90a(); }
 
 void product_sums(int64_t rows, const std::vector<ProductSum>& sums, bool b_has_depth_first,
                   cudaStream_t stream) {
