@@ -109,7 +109,9 @@ Training train(Mode mode, config::Dtype state) {
   const auto model = model_on(c10::Device(c10::DeviceType::CUDA, 0), at::kBFloat16);
   config::OptimSection optim;
   optim.lr = 1e-3, optim.weight_decay = 0.1, optim.clip_norm = 0.5;
-  optim.state_dtype = optim.grad_dtype = state;
+  optim.grad_dtype = state;
+  optim.state_dtype = state == config::Dtype::kBFloat16 ? config::StateDtype::kBFloat16
+                                                        : config::StateDtype::kFloat32;
   std::vector<nn::Parameter*> trainable = model->parameters();
   train::Optimizer optimizer(trainable, optim, 5);
   parallel::Pipeline pipeline(train::block_entries(*model), true);
