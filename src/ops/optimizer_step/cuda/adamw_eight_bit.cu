@@ -4,7 +4,7 @@
 #include <string>
 
 #include "ops/optimizer_step/cuda/adamw_scalars.cuh"
-#include "ops/optimizer_step/cuda/bf16_rounding.cuh"
+#include "ops/optimizer_step/cuda/elements.cuh"
 #include "ops/optimizer_step/cuda/tensor_table.cuh"
 #include "ops/optimizer_step/eight_bit.h"
 #include "ops/optimizer_step/rounding.h"
@@ -13,31 +13,13 @@ namespace heddle::ops::cuda {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kVector = 8;  // elements of a thread: a warp has a block of codes
-static_assert(32 * kVector == eight_bit::kBlock);
+static_assert(32 * kVector == eight_bit::kBlock, "a warp has a block of codes");
 
 using Table = TensorTable<AdamwEightBitTensor, kWarps * 32 * kVector>;
 
-struct alignas(16) Bf16Vector {
-  __nv_bfloat16 x[kVector];
-};
 struct alignas(8) Codes {
   std::uint8_t x[kVector];
 };
-
-__device__ void load(const void* source, bool is_float, std::int64_t i, float (&x)[kVector]) {
-  if (is_float) {
-    const float4* from = reinterpret_cast<const float4*>(static_cast<const float*>(source) + i);
-    const float4 a = from[0], b = from[1];
-    x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w;
-    x[4] = b.x, x[5] = b.y, x[6] = b.z, x[7] = b.w;
-  } else {
-    const Bf16Vector a =
-        *reinterpret_cast<const Bf16Vector*>(static_cast<const __nv_bfloat16*>(source) + i);
-#pragma unroll
-    for (int j = 0; j < kVector; ++j) x[j] = __bfloat162float(a.x[j]);
-  }
-}
 
 __device__ float power_of_2(int exponent) {
   return __uint_as_float(static_cast<unsigned>(127 + exponent) << 23);

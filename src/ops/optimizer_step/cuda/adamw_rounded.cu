@@ -8,14 +8,13 @@
 #include <string>
 
 #include "ops/optimizer_step/cuda/adamw_scalars.cuh"
-#include "ops/optimizer_step/cuda/bf16_rounding.cuh"
+#include "ops/optimizer_step/cuda/elements.cuh"
 #include "ops/optimizer_step/rounding.h"
 
 namespace heddle::ops::cuda {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kVector = 8;  // elements a thread moves at once: 16 bytes of bf16
 constexpr int kBlockElements = kThreads * kVector * 4;
 constexpr int kTensors = 56;  // of one launch: their table is its argument, below 4 KB
 
@@ -25,10 +24,6 @@ struct Launch {
   int count;
 };
 static_assert(sizeof(Launch) + sizeof(AdamwScalars) <= 4096, "kernel arguments");
-
-struct alignas(16) Vector {
-  __nv_bfloat16 x[kVector];
-};
 
 /// What a thread knows of its tensor in this step.
 struct Place {
@@ -55,21 +50,6 @@ __device__ float gradient_at(const AdamwRoundedTensor& t, std::int64_t i) {
                              : __bfloat162float(static_cast<const __nv_bfloat16*>(t.gradient)[i]);
 }
 
-__device__ void load_gradient(const AdamwRoundedTensor& t, std::int64_t i, float (&g)[kVector]) {
-  if (t.gradient_is_float) {
-    const float4* source =
-        reinterpret_cast<const float4*>(static_cast<const float*>(t.gradient) + i);
-    const float4 a = source[0], b = source[1];
-    g[0] = a.x, g[1] = a.y, g[2] = a.z, g[3] = a.w;
-    g[4] = b.x, g[5] = b.y, g[6] = b.z, g[7] = b.w;
-  } else {
-    const Vector a =
-        *reinterpret_cast<const Vector*>(static_cast<const __nv_bfloat16*>(t.gradient) + i);
-#pragma unroll
-    for (int j = 0; j < kVector; ++j) g[j] = __bfloat162float(a.x[j]);
-  }
-}
-
 /// A block updates kBlockElements elements of one tensor, each thread 8 neighbours at a time in
 /// registers; the last elements of a tensor go one by one.
 __global__ void __launch_bounds__(kThreads)
@@ -90,15 +70,16 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t end = min(begin + kBlockElements, t.count);
   for (std::int64_t i = begin + threadIdx.x * kVector; i < end; i += kThreads * kVector) {
     if (i + kVector <= end) {
-      Vector p8 = *reinterpret_cast<Vector*>(p + i), m8 = *reinterpret_cast<Vector*>(m + i),
-             v8 = *reinterpret_cast<Vector*>(v + i);
+      Bf16Vector p8 = *reinterpret_cast<Bf16Vector*>(p + i),
+                 m8 = *reinterpret_cast<Bf16Vector*>(m + i),
+                 v8 = *reinterpret_cast<Bf16Vector*>(v + i);
       float g[kVector];
-      load_gradient(t, i, g);
+      load(t.gradient, t.gradient_is_float, i, g);
 #pragma unroll
       for (int j = 0; j < kVector; ++j) update(place, s, i + j, p8.x[j], g[j], m8.x[j], v8.x[j]);
-      *reinterpret_cast<Vector*>(p + i) = p8;
-      *reinterpret_cast<Vector*>(m + i) = m8;
-      *reinterpret_cast<Vector*>(v + i) = v8;
+      *reinterpret_cast<Bf16Vector*>(p + i) = p8;
+      *reinterpret_cast<Bf16Vector*>(m + i) = m8;
+      *reinterpret_cast<Bf16Vector*>(v + i) = v8;
     } else {
       for (std::int64_t j = i; j < end; ++j)
         update(place, s, j, p[j], gradient_at(t, j), m[j], v[j]);
