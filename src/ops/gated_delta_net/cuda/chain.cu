@@ -16,7 +16,7 @@ struct ChainSmem {
   static constexpr u32 kScores = kStages * kStage;
   static constexpr u32 kOut = kScores + 2 * 8192;
   static constexpr u32 kScales = kOut + NS * kWide;
-  static constexpr u32 kBarriers = kScales + kStages * sizeof(Scales);
+  static constexpr u32 kBarriers = kScales + kStages * sizeof(SolveScales);
   static constexpr u32 kBytes = kBarriers + 128;
 };
 
@@ -34,7 +34,7 @@ struct ChainSmem {
 /// sequence's end is known), without the chunks that the entry cannot see; no dv, no dS.
 ///
 /// Shared memory (D = 128, NS = 2): 3 x (K 16, Q 16, dO 16, T 8) + P 2 x 8 + dS 32 = 216 KB,
-/// scales 5.
+/// scales 6.
 ///
 /// Barriers: full[stage]; scores[2]; s_ready, s_empty staged dS; done[2] dv staged and every read
 /// of the stage and of P over.
@@ -44,7 +44,7 @@ __device__ __forceinline__ void chain_pass(const Args& a) {
   constexpr int KS = D / 16, NB = D / 8, kStages = Smem::kStages;
   extern __shared__ __align__(1024) uint8_t smem[];
   u32 base = smem_u32(smem);
-  Scales* scales = reinterpret_cast<Scales*>(smem + Smem::kScales);
+  SolveScales* scales = reinterpret_cast<SolveScales*>(smem + Smem::kScales);
   u32 full = base + Smem::kBarriers, scores_ready = full + 24, done = full + 40,
       s_ready = full + 56, s_empty = full + 64;
   Work w(a, blockIdx.y, blockIdx.x, D / 64 / NS, NS * 64);
@@ -153,7 +153,7 @@ __device__ __forceinline__ void chain_pass(const Args& a) {
     u32 k = base + stage * Smem::kStage, q = k + Smem::kWide, d = q + Smem::kWide + group * 8192,
         t = q + Smem::kWide + NS * 8192, scores = base + Smem::kScores + (i & 1) * 8192,
         out = base + Smem::kOut + group * Smem::kWide;
-    const Scales& sc = scales[stage];
+    const SolveScales& sc = scales[stage];
     to_fragments(sb, s);
     wait_filled(full + stage * 8, (i / kStages) & 1,
                 !M::kHopper || w.valid(w.chunks - 1 - i) < kChunk);

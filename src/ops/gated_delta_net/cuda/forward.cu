@@ -12,7 +12,7 @@ struct ForwardSmem {
   static constexpr u32 kScores = kStages * kStage;
   static constexpr u32 kOut = kScores + 2 * 8192;
   static constexpr u32 kScales = kOut + NS * 8192;
-  static constexpr u32 kBarriers = kScales + kStages * sizeof(Scales);
+  static constexpr u32 kBarriers = kScales + kStages * sizeof(SolveScales);
   static constexpr u32 kBytes = kBarriers + 128;
 };
 
@@ -20,7 +20,7 @@ struct ForwardSmem {
 /// and the fit of its row of P into the scales and, where keep is set, as it is for the backward.
 template <int D, int kPerRow>
 __device__ __forceinline__ void query_norms(const Args& a, const Work& w, int c, bool keep, u32 q,
-                                            Scales& s, int tid) {
+                                            SolveScales& s, int tid) {
   constexpr int kPieces = D / 8 / kPerRow;  // of 16 bytes, a thread
   int r = tid / kPerRow, part = tid % kPerRow;
   u32 row = tile_address(q, 64, r, 0);  // its piece i lies at row ^ 16 i, see tile_address
@@ -57,7 +57,7 @@ __device__ __forceinline__ void query_norms(const Args& a, const Work& w, int c,
 /// (portable: the side group).
 ///
 /// Shared memory (D = 128, NS = 2): 3 x (K 16, Q 16, V 16, T 8) + P 2 x 8 + O 16 = 200 KB,
-/// scales 5.
+/// scales 6.
 ///
 /// Barriers: full[stage] tiles and scales; scores[2] P stored; norms[stage] 1 / |q| stored; done[2]
 /// U and O staged and every read of the stage and of P over; o_empty O copied out.
@@ -68,7 +68,7 @@ __global__ void __launch_bounds__((NS + 2) * 128, 1)
   constexpr int KS = D / 16, NB = D / 8, kStages = Smem::kStages;
   extern __shared__ __align__(1024) uint8_t smem[];
   u32 base = smem_u32(smem);
-  Scales* scales = reinterpret_cast<Scales*>(smem + Smem::kScales);
+  SolveScales* scales = reinterpret_cast<SolveScales*>(smem + Smem::kScales);
   u32 full = base + Smem::kBarriers, scores_ready = full + 24, done = full + 40,
       o_empty = full + 56, norms_ready = full + 64;
   Work w(a, blockIdx.y, blockIdx.x, D / 64 / NS, NS * 64);
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__((NS + 2) * 128, 1)
     u32 k = base + stage * Smem::kStage, q = k + Smem::kWide, v = q + Smem::kWide + group * 8192,
         t = q + Smem::kWide + NS * 8192, scores = base + Smem::kScores + (c & 1) * 8192,
         out = base + Smem::kOut + group * 8192;
-    const Scales& sc = scales[stage];
+    const SolveScales& sc = scales[stage];
     M::template wait<0>();
     pin(x);
     residual_fragments(f, x, v, sc.read_k, warp, lane);

@@ -74,7 +74,7 @@ struct GatedDeltaNetBackward {
   float* d_initial_state = nullptr;
 };
 
-/// Bytes the forward keeps (about 400 B per token and value head for training, 132 B otherwise, and
+/// Bytes the forward keeps (about 400 B per token and value head for training, 136 B otherwise, and
 /// where sequences are split 2 fp32 states per segment). This, the workspace and both directions
 /// must see the same current device.
 size_t gated_delta_net_saved_bytes(const GatedDeltaNetShape& shape, bool for_backward);

@@ -444,6 +444,8 @@ void launch(const Args& a, cudaStream_t stream) {
 
 }  // namespace
 
+static_assert(GradientSmem<MmaPortable, 128>::kBytes <= 163 * 1024, "what sm_80 has");
+
 size_t gradients_shared_bytes(int head_dim, bool hopper) {
   if (head_dim == 64)
     return hopper ? GradientSmem<MmaHopper, 64>::kBytes : GradientSmem<MmaPortable, 64>::kBytes;

@@ -18,7 +18,7 @@ struct EndsSmem {
   static constexpr u32 kWide = 64 * D * 2;
   static constexpr u32 kStage = kWide + 2 * 8192;  // K, V, T
   static constexpr u32 kScales = kStages * kStage;
-  static constexpr u32 kBarriers = kScales + kStages * sizeof(Scales);
+  static constexpr u32 kBarriers = kScales + kStages * sizeof(SolveScales);
   static constexpr u32 kBytes = kBarriers + 64;
 };
 
@@ -29,7 +29,7 @@ struct EndsSmem {
 /// group, per chunk, transposed: X = S K^T, U = (V - X e^G) T'^T beta, S = e^{G_C} S + (U
 /// e^{G_C-G}) K. One load group.
 ///
-/// Shared memory (D = 128): 3 x (K 16, V 8, T 8) + scales 5 = 101 KB; two CTAs an SM.
+/// Shared memory (D = 128): 3 x (K 16, V 8, T 8) + scales 6 = 102 KB; two CTAs an SM.
 ///
 /// Barriers: full[stage], empty[stage].
 template <class M, int D>
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(256, M::kHopper ? 2 : 1)
   constexpr int KS = D / 16, NB = D / 8, kStages = Smem::kStages, L = kLoaders<M>;
   extern __shared__ __align__(1024) uint8_t smem[];
   u32 base = smem_u32(smem);
-  Scales* scales = reinterpret_cast<Scales*>(smem + Smem::kScales);
+  SolveScales* scales = reinterpret_cast<SolveScales*>(smem + Smem::kScales);
   u32 full = base + Smem::kBarriers, empty = full + kStages * 8;
   int group = threadIdx.x >> 7, tid = threadIdx.x & 127, lane = tid & 31, warp = tid >> 5;
   Work w(a, blockIdx.x, blockIdx.y, 2 * D / 64, 64);
@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(256, M::kHopper ? 2 : 1)
   for (int c = 0; c < w.chunks; ++c) {
     int stage = c % kStages;
     u32 k = base + stage * Smem::kStage, v = k + Smem::kWide, t = v + 8192;
-    const Scales& sc = scales[stage];
+    const SolveScales& sc = scales[stage];
     u32 sb[KS][4], f[4][4], us[4][4];
     float x[8][4];
     to_fragments(sb, s);

@@ -31,10 +31,13 @@ __device__ __forceinline__ void load_registers() {
 /// read_k = e^G / |k|, read_q = scale e^G / |q|, write = e^(G_C - G) / |k|.
 struct Scales {
   float read_k[64], read_q[64], write[64];
-  float g[64], q[64], k[64], beta[64];  // G (base 2), scale / |q|, 1 / |k|
-  float fit[64];                        // of the forward, see fitted_score_fragments
-  float carry;                          // e^G_C
+  float g[64], q[64], k[64];  // G (base 2), scale / |q|, 1 / |k|
+  float carry;                // e^G_C
   float pad[3];
+};
+/// Where T' is applied; fit: of the forward alone, see fitted_score_fragments.
+struct SolveScales : Scales {
+  float beta[64], fit[64];
 };
 
 /// Waits until a stage is filled and makes it visible to wgmma. Whole chunks come by bulk copy,
@@ -67,14 +70,15 @@ struct ScaleLoad {
     rk = a.k_rms[(chunk * a.k_heads + hk) * 64 + i];
     if (kBeta) beta = a.strength[(chunk * a.v_heads + h) * 64 + i];
   }
-  __device__ void store(Scales& s, int i) const {
+  template <class S>
+  __device__ void store(S& s, int i) const {
     float e = exp2_fast(g);
     s.read_k[i] = e * rk;
     s.write[i] = exp2_fast(last - g) * rk;
     s.g[i] = g;
     s.k[i] = rk;
     if (kQuery) s.q[i] = rq;
-    if (kBeta) s.beta[i] = beta;
+    if constexpr (kBeta) s.beta[i] = beta;
     s.read_q[i] = kQuery ? e * rq : e;
     if (i == 0) s.carry = exp2_fast(last);
   }
@@ -87,7 +91,8 @@ struct ScaleRows {
     if (tid >= 64) return;
     for (int i = 0; i * L < 64; ++i) row[i].load(a, chunk, h, hk, tid + i * L);
   }
-  __device__ void store(Scales& s, int tid) const {
+  template <class S>
+  __device__ void store(S& s, int tid) const {
     if (tid >= 64) return;
     for (int i = 0; i * L < 64; ++i) row[i].store(s, tid + i * L);
   }
@@ -342,7 +347,7 @@ __device__ __forceinline__ void score_fragments(u32 (&f)[4][4], float (&acc)[8][
 /// O alike. s.fit takes the inverse for whoever multiplies row i of O in the end; s.read_q, which
 /// multiplies what P U is added to, takes the factor.
 __device__ __forceinline__ void fitted_score_fragments(u32 (&f)[4][4], const float (&acc)[8][4],
-                                                       Scales& s, int warp, int lane) {
+                                                       SolveScales& s, int warp, int lane) {
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
     int r = warp * 16 + (lane >> 2) + e * 8;
