@@ -123,21 +123,21 @@ void Parameter::set_owned(at::Tensor rows, std::int64_t first_row) {
 
 at::Tensor Parameter::owned() const { return owned_.defined() ? owned_ : data(); }
 
-bool Parameter::comes_in(std::int64_t unit) const {
+bool Parameter::is_whole_in_blocks_of(std::int64_t columns) const {
   if (global_shape_.size() < 2) return false;
   return std::all_of(segments_.back().begin(), segments_.back().end(), [&](const Segment& s) {
-    return s.local % unit == 0 && s.global % unit == 0 && s.size % unit == 0;
+    return s.local % columns == 0 && s.global % columns == 0 && s.size % columns == 0;
   });
 }
 
-std::vector<Box> Parameter::boxes(const at::Tensor& like_owned, std::int64_t unit) const {
+std::vector<Box> Parameter::boxes(const at::Tensor& like_owned, std::int64_t columns) const {
   if (like_owned.numel() == 0) return {};
   std::vector<Box> boxes = {{{}, like_owned}};
   for (std::size_t d = 0; d < global_shape_.size(); ++d) {
     const auto dim = static_cast<std::int64_t>(d);
     const std::int64_t first = d == 0 ? first_owned_row_ : 0;
     std::vector<Box> cut;
-    const std::int64_t in = d + 1 == global_shape_.size() ? unit : 1;
+    const std::int64_t in = d + 1 == global_shape_.size() ? columns : 1;
     for (const Box& box : boxes) {
       for (const Segment& whole : segments_[d]) {
         const Segment segment{whole.local / in, whole.global / in, whole.size / in};

@@ -99,11 +99,12 @@ class Parameter {
   /// They, or all of data() if nothing divides them.
   at::Tensor owned() const;
   /// `like_owned`, of the shape of owned(), in terms of the global tensor; no box if it is empty.
-  /// `unit`: it has one element for so many along the last dimension, which comes_in(unit).
-  std::vector<Box> boxes(const at::Tensor& like_owned, std::int64_t unit = 1) const;
-  /// Whether this rank's parts of the last of two or more dimensions start and end at multiples of
-  /// `unit`.
-  bool comes_in(std::int64_t unit) const;
+  /// It may have one element for each block of `columns` along the last dimension instead, if
+  /// is_whole_in_blocks_of(columns).
+  std::vector<Box> boxes(const at::Tensor& like_owned, std::int64_t columns = 1) const;
+  /// Whether there are two or more dimensions and the layout cuts the last one at multiples of
+  /// `columns` alone.
+  bool is_whole_in_blocks_of(std::int64_t columns) const;
   /// Copies this rank's part of a whole tensor into owned().
   void write_owned(const at::Tensor& whole);
 

@@ -1,6 +1,5 @@
 #include "train/model_units.h"
 
-#include <optional>
 #include <set>
 #include <utility>
 

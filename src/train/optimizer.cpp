@@ -43,11 +43,10 @@ bool has_codes(const nn::Parameter& parameter, const config::OptimSection& optio
   if (options.state_dtype != config::StateDtype::kInt8) return false;
   const auto& shape = parameter.global_shape();
   if (shape.size() < 2 || shape.back() % ops::eight_bit::kBlock != 0) return false;
-  if (parameter.comes_in(ops::eight_bit::kBlock)) return true;
+  if (parameter.is_whole_in_blocks_of(ops::eight_bit::kBlock)) return true;
   throw_error<ConfigError>(
       "optim.state_dtype: int8 keeps the moments of '{}' in blocks of {} columns, which "
-      "parallel.tp "
-      "cuts apart: it has {} columns",
+      "parallel.tp cuts apart: it has {} columns",
       parameter.name(), ops::eight_bit::kBlock, shape.back());
 }
 
