@@ -5,11 +5,10 @@
 #include <cuda.h>
 
 #include "ops/attention/cuda/packed_backward.h"
-#include "ops/gated_delta_net/cuda/mma.cuh"
+#include "ops/cuda/mma.cuh"
 
 namespace heddle::ops::cuda::packed {
 
-using namespace gdn;
 using Mma = MmaHopper;
 
 constexpr int kRows = kPackedBackwardRows, kDim = kPackedBackwardDim;

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "args.h"
-#include "mma.cuh"
+#include "ops/cuda/mma.cuh"
 
 namespace heddle::ops::cuda::gdn {
 namespace {

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "args.h"
-#include "mma.cuh"
+#include "ops/cuda/mma.cuh"
 
 namespace heddle::ops::cuda::gdn {
 

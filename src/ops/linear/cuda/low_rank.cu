@@ -14,15 +14,13 @@
 #include <limits>
 #include <stdexcept>
 
+#include "ops/cuda/mma.cuh"
 #include "ops/cuda/tensor_map.h"
 #include "ops/cuda/vector.cuh"
-#include "ops/gated_delta_net/cuda/mma.cuh"
 #include "ops/linear/cuda/low_rank.h"
 
 namespace heddle::ops::cuda {
 namespace {
-
-using gdn::u32;
 
 constexpr int kRank = 16, kTile = 128, kRowTiles = 8, kStripe = kRowTiles * kTile, kStages = 4;
 constexpr int kThreads = 256, kPitch = 48;
@@ -63,7 +61,7 @@ __device__ __forceinline__ void load_narrow(u32 to, const void* from, int64_t st
 /// 16 rows of a narrow matrix as the right operand of a product over them.
 __device__ __forceinline__ void narrow_fragment(u32 (&f)[4], u32 matrix, int row, int lane) {
   const int m = lane >> 3, r = lane & 7;
-  gdn::ldmatrix4_trans(f, matrix + (row + (m & 1) * 8 + r) * kPitch + (m >> 1) * 16);
+  ldmatrix4_trans(f, matrix + (row + (m & 1) * 8 + r) * kPitch + (m >> 1) * 16);
 }
 
 /// Accumulators of 16 rows x 16 columns to rows of 16 floats.
@@ -83,7 +81,7 @@ __device__ __forceinline__ void store_part(float* to, const float (&acc)[2][4], 
 __global__ void __launch_bounds__(kThreads, 1) parts_kernel(const __grid_constant__ Args a) {
 #if __CUDA_ARCH__ >= 900
   extern __shared__ unsigned char memory[];
-  const u32 stages = (gdn::smem_u32(memory) + 1023) & ~1023u;
+  const u32 stages = (smem_u32(memory) + 1023) & ~1023u;
   const u32 low = stages + kStages * kTileBytes, b = low + kStripe * kPitch;
   const u32 full = b + kTile * kPitch;
   const int stripe = blockIdx.x % a.stripes, unit = blockIdx.x / a.stripes;
@@ -98,12 +96,12 @@ __global__ void __launch_bounds__(kThreads, 1) parts_kernel(const __grid_constan
     const u32 to = stages + (i % kStages) * kTileBytes, bar = full + (i % kStages) * 8;
     const int row = stripe * kStripe + (i % kRowTiles) * kTile;
     const int column = (first_tile + i / kRowTiles) * kTile;
-    gdn::mbar_expect(bar, kTileBytes);
-    gdn::bulk_load_box(to, &a.dy[g], column, row, bar);
-    gdn::bulk_load_box(to + kTileBytes / 2, &a.dy[g], column + 64, row, bar);
+    mbar_expect(bar, kTileBytes);
+    bulk_load_box(to, &a.dy[g], column, row, bar);
+    bulk_load_box(to + kTileBytes / 2, &a.dy[g], column + 64, row, bar);
   };
   if (threadIdx.x == 0) {
-    for (int s = 0; s < kStages; ++s) gdn::mbar_init(full + s * 8, 1);
+    for (int s = 0; s < kStages; ++s) mbar_init(full + s * 8, 1);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     for (int i = 0; i < min(kStages, tiles); ++i) load_tile(i);
   }
@@ -112,7 +110,7 @@ __global__ void __launch_bounds__(kThreads, 1) parts_kernel(const __grid_constan
 
   float d_low[kRowTiles][2][4];
 #pragma unroll
-  for (int t = 0; t < kRowTiles; ++t) gdn::zero(d_low[t]);
+  for (int t = 0; t < kRowTiles; ++t) zero(d_low[t]);
   for (int first = 0; first < tiles; first += kRowTiles) {
     const int64_t column = int64_t{first_tile + first / kRowTiles} * kTile;
     load_narrow(b, gradient.b, gradient.b_stride, column, gradient.columns, kTile, a.rank);
@@ -121,23 +119,23 @@ __global__ void __launch_bounds__(kThreads, 1) parts_kernel(const __grid_constan
 #pragma unroll
     for (int k = 0; k < 8; ++k) narrow_fragment(right[k], b, k * 16, lane);
     float d_b[2][4];
-    gdn::zero(d_b);
+    zero(d_b);
 #pragma unroll
     for (int t = 0; t < kRowTiles; ++t) {
       const int i = first + t;
       const u32 tile = stages + (i % kStages) * kTileBytes;
-      gdn::mbar_wait(full + (i % kStages) * 8, (i / kStages) & 1);
+      mbar_wait(full + (i % kStages) * 8, (i / kStages) & 1);
 #pragma unroll
       for (int k = 0; k < 8; ++k) {
         u32 left[4], narrow[4];
-        gdn::ldmatrix4(left, gdn::tile_address(tile, kTile, warp * 16 + (m & 1) * 8 + r,
-                                               k * 16 + (m >> 1) * 8));
-        gdn::mma_bf16(d_low[t][0], left, right[k][0], right[k][1]);
-        gdn::mma_bf16(d_low[t][1], left, right[k][2], right[k][3]);
-        gdn::load_fragment_trans(left, tile, kTile, k * 16, warp * 16, lane);
+        ldmatrix4(left,
+                  tile_address(tile, kTile, warp * 16 + (m & 1) * 8 + r, k * 16 + (m >> 1) * 8));
+        mma_bf16(d_low[t][0], left, right[k][0], right[k][1]);
+        mma_bf16(d_low[t][1], left, right[k][2], right[k][3]);
+        load_fragment_trans(left, tile, kTile, k * 16, warp * 16, lane);
         narrow_fragment(narrow, low, t * kTile + k * 16, lane);
-        gdn::mma_bf16(d_b[0], left, narrow[0], narrow[1]);
-        gdn::mma_bf16(d_b[1], left, narrow[2], narrow[3]);
+        mma_bf16(d_b[0], left, narrow[0], narrow[1]);
+        mma_bf16(d_b[1], left, narrow[2], narrow[3]);
       }
       __syncthreads();
       if (threadIdx.x == 0 && i + kStages < tiles) load_tile(i + kStages);

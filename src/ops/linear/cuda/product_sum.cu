@@ -14,16 +14,12 @@
 #include <stdexcept>
 
 #include "ops/cuda/element.h"
+#include "ops/cuda/mma.cuh"
 #include "ops/cuda/tensor_map.h"
-#include "ops/gated_delta_net/cuda/mma.cuh"
 #include "ops/linear/cuda/product_sum.h"
 
 namespace heddle::ops::cuda {
 namespace {
-
-using gdn::bf16;
-using gdn::u32;
-using gdn::u64;
 
 constexpr int kRows = 128, kColumns = 256, kDepth = 64, kStages = 4;
 constexpr int kThreads = 384;
@@ -160,15 +156,15 @@ __device__ void load(const Args& a, u32 stages, u32 full, u32 empty, int rank) {
       const int depth = a.terms[t].steps * 16;
 #pragma unroll 1
       for (int k = 0; k < depth; k += kDepth, ring.next()) {
-        gdn::mbar_wait(empty + ring.stage * 8, ring.phase ^ 1);
+        mbar_wait(empty + ring.stage * 8, ring.phase ^ 1);
         const u32 bar = full + ring.stage * 8, to = stages + ring.stage * kStageBytes;
-        gdn::mbar_expect(bar, kStageBytes);
-        gdn::bulk_load_box(to, map_a, k, place.row, bar);
+        mbar_expect(bar, kStageBytes);
+        bulk_load_box(to, map_a, k, place.row, bar);
         const u32 half = to + kBytesA + rank * (kBytesB / 2);
         if constexpr (kTransB) {
           const int column = place.column + rank * (kColumns / 2);
           load_to_both(half, map_b, column, k, bar);
-          load_to_both(half + gdn::kBlockBytes, map_b, column + 64, k, bar);
+          load_to_both(half + kBlockBytes, map_b, column + 64, k, bar);
         } else {
           load_to_both(half, map_b, k, place.column + rank * (kColumns / 2), bar);
         }
@@ -182,14 +178,14 @@ __device__ void load(const Args& a, u32 stages, u32 full, u32 empty, int rank) {
 template <int kTransB, int kSteps>
 __device__ __forceinline__ void multiply_stage(float (&acc)[32][4], u32 stage, int group,
                                                bool first) {
-  const u64 da = gdn::make_descriptor(stage + group * gdn::kBlockBytes);
-  const u64 db = gdn::make_descriptor(stage + kBytesA);
-  gdn::MmaHopper::fence();
+  const u64 da = make_descriptor(stage + group * kBlockBytes);
+  const u64 db = make_descriptor(stage + kBytesA);
+  MmaHopper::fence();
 #pragma unroll
   for (int k = 0; k < kSteps; ++k)
     wgmma<kTransB>(acc, da + ((k * 32) >> 4), db + ((kTransB ? k * 2048 : k * 32) >> 4),
                    !first || k > 0);
-  gdn::MmaHopper::commit();
+  MmaHopper::commit();
 }
 
 /// 64 x 256 sums to memory, 64 columns at a time through two shared tiles.
@@ -200,22 +196,21 @@ __device__ __forceinline__ void write_out(const Args& a, const Place& place, flo
 #pragma unroll
   for (int c = 0; c < 4; ++c) {
     const u32 tile = out + (c & 1) * kOutBytes;
-    if (leader) gdn::bulk_wait_read<1>();
-    gdn::named_sync(1 + group, 128);
+    if (leader) bulk_wait_read<1>();
+    named_sync(1 + group, 128);
 #pragma unroll
     for (int b = 0; b < 4; ++b) {
       const int n = c * 8 + b * 2;
-      const u32 f[4] = {gdn::pack_bf16(acc[n][0], acc[n][1]), gdn::pack_bf16(acc[n][2], acc[n][3]),
-                        gdn::pack_bf16(acc[n + 1][0], acc[n + 1][1]),
-                        gdn::pack_bf16(acc[n + 1][2], acc[n + 1][3])};
-      gdn::store_fragment(tile, 64, warp * 16, b * 16, lane, f);
+      const u32 f[4] = {pack_bf16(acc[n][0], acc[n][1]), pack_bf16(acc[n][2], acc[n][3]),
+                        pack_bf16(acc[n + 1][0], acc[n + 1][1]),
+                        pack_bf16(acc[n + 1][2], acc[n + 1][3])};
+      store_fragment(tile, 64, warp * 16, b * 16, lane, f);
     }
-    gdn::fence_async_proxy();
-    gdn::named_sync(1 + group, 128);
+    fence_async_proxy();
+    named_sync(1 + group, 128);
     if (leader) {
-      gdn::bulk_store_box(&a.maps[place.sum->map], place.column + c * 64, place.row + group * 64,
-                          tile);
-      gdn::bulk_commit();
+      bulk_store_box(&a.maps[place.sum->map], place.column + c * 64, place.row + group * 64, tile);
+      bulk_commit();
     }
   }
 }
@@ -237,24 +232,24 @@ __device__ void multiply(const Args& a, u32 stages, u32 full, u32 empty, u32 out
       int steps = a.terms[t].steps;
 #pragma unroll 1
       for (; steps > 0; steps -= 4, ring.next()) {
-        gdn::mbar_wait(full + ring.stage * 8, ring.phase);
+        mbar_wait(full + ring.stage * 8, ring.phase);
         const u32 stage = stages + ring.stage * kStageBytes;
         if (steps > 1) {
           multiply_stage<kTransB, 4>(acc, stage, group, previous < 0);
         } else {
           multiply_stage<kTransB, 1>(acc, stage, group, previous < 0);
         }
-        gdn::MmaHopper::wait<1>();
+        MmaHopper::wait<1>();
         if (previous >= 0) release(previous);
         previous = ring.stage;
       }
     }
-    gdn::MmaHopper::wait<0>();
-    gdn::pin(acc);
+    MmaHopper::wait<0>();
+    pin(acc);
     release(previous);
     write_out(a, place, acc, out + group * 2 * kOutBytes, group);
   }
-  if ((threadIdx.x & 127) == 0) gdn::bulk_wait_all();
+  if ((threadIdx.x & 127) == 0) bulk_wait_all();
 }
 
 #endif
@@ -264,23 +259,23 @@ __global__ void __launch_bounds__(kThreads, 1)
     product_sum_kernel(const __grid_constant__ Args args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   extern __shared__ unsigned char memory[];
-  const u32 stages = (gdn::smem_u32(memory) + 1023) & ~1023u;
+  const u32 stages = (smem_u32(memory) + 1023) & ~1023u;
   const u32 out = stages + kStages * kStageBytes;
   const u32 full = out + 4 * kOutBytes, empty = full + kStages * 8;
   const int rank = static_cast<int>(rank_in_cluster());
   if (threadIdx.x == 0) {
     for (int s = 0; s < kStages; ++s) {
-      gdn::mbar_init(full + s * 8, 1);
-      gdn::mbar_init(empty + s * 8, 16);
+      mbar_init(full + s * 8, 1);
+      mbar_init(empty + s * 8, 16);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   cluster_sync();
   if (threadIdx.x < 128) {
-    gdn::set_max_registers_down<40>();
+    set_max_registers_down<40>();
     if (threadIdx.x == 0) load<kTransB>(args, stages, full, empty, rank);
   } else {
-    gdn::set_max_registers_up<232>();
+    set_max_registers_up<232>();
     multiply<kTransB>(args, stages, full, empty, out, rank);
   }
   // Neither leaves while the other still sends to it.

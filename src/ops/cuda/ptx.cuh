@@ -1,4 +1,4 @@
-// Thin wrappers of the PTX this folder needs: asynchronous copies, barriers, matrix loads and
+// Thin wrappers of the PTX the kernels need: asynchronous copies, barriers, matrix loads and
 // stores, and the swizzled shared-memory tile that both tensor-core paths read.
 #pragma once
 
@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-namespace heddle::ops::cuda::gdn {
+namespace heddle::ops::cuda {
 
 using u32 = uint32_t;
 using u64 = uint64_t;
@@ -293,4 +293,4 @@ __device__ __forceinline__ void store_image(bf16* dst, u32 tile, int tid) {
     *reinterpret_cast<uint4*>(dst + i * 1024 + tid * 8) = ld_shared16(tile + i * 2048 + tid * 16);
 }
 
-}  // namespace heddle::ops::cuda::gdn
+}  // namespace heddle::ops::cuda

@@ -11,9 +11,9 @@
 // apart.
 #pragma once
 
-#include "ptx.cuh"
+#include "ops/cuda/ptx.cuh"
 
-namespace heddle::ops::cuda::gdn {
+namespace heddle::ops::cuda {
 
 constexpr u32 kBlockBytes = 64 * 128;
 
@@ -226,4 +226,4 @@ struct MmaHopper {
   }
 };
 
-}  // namespace heddle::ops::cuda::gdn
+}  // namespace heddle::ops::cuda
