@@ -1,0 +1,29 @@
+// Reading the fields of a row. Faults are a DataError that names the field.
+#pragma once
+
+#include <string>
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include "base/errors.h"
+
+namespace heddle::data::row_fields {
+
+using nlohmann::ordered_json;
+
+template <class... Args>
+[[noreturn]] void fail(const std::string& field, fmt::format_string<Args...> format,
+                       Args&&... args) {
+  throw_error<DataError>("field '{}': {}", field, fmt::format(format, std::forward<Args>(args)...));
+}
+
+/// The field, or null if it is absent or null.
+const ordered_json* find(const ordered_json& object, const std::string& name);
+/// The field; what is missing is named beside what the row has.
+const ordered_json& require(const ordered_json& object, const std::string& name);
+const std::string& as_string(const ordered_json& value, const std::string& field);
+/// "" if the field is absent or null.
+std::string optional_string(const ordered_json& object, const std::string& field);
+
+}  // namespace heddle::data::row_fields
