@@ -1,119 +1,18 @@
-// The program itself on everything that users get wrong and machines do to them: what each says,
-// and with which status it ends (2: the user's mistake, 1: anything else, 128 + N: ended by signal
-// N).
-#include <fcntl.h>
+// The program itself on everything that users get wrong: what it says, and with which status it
+// ends (2: the user's mistake, 1: anything else).
+#include <functional>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sched.h>
-#include <signal.h>
-#include <sys/mount.h>
-#include <sys/stat.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
-#include <chrono>
-#include <cstring>
-#include <functional>
-#include <nlohmann/json.hpp>
-#include <thread>
-
-#include "base/files.h"
-#include "cli/run_command.h"
+#include "program.h"
 #include "testing/parameter_name.h"
-#include "testing/temporary_directory.h"
 
 namespace heddle::cli {
 namespace {
 
-namespace fs = std::filesystem;
 using nlohmann::ordered_json;
 using ::testing::HasSubstr;
-using Arguments = std::vector<std::string>;
-
-/// A folder with a small model, good rows, and whatever a case spoils.
-class Folder {
- public:
-  Folder() {
-    const ordered_json config = {{"model_type", "qwen3_5_text"},
-                                 {"vocab_size", 4096},
-                                 {"hidden_size", 32},
-                                 {"intermediate_size", 64},
-                                 {"num_hidden_layers", 4},
-                                 {"num_attention_heads", 2},
-                                 {"num_key_value_heads", 1},
-                                 {"head_dim", 16},
-                                 {"linear_num_key_heads", 2},
-                                 {"linear_num_value_heads", 2},
-                                 {"linear_key_head_dim", 16},
-                                 {"linear_value_head_dim", 16},
-                                 {"tie_word_embeddings", true}};
-    write("config.json", config.dump());
-    const Outcome made =
-        run_command({"init", "--config", at("config.json"), "--tokenizer",
-                     HEDDLE_SOURCE_DIR "/examples/tokenizer-4k", "--output", at("model")});
-    EXPECT_EQ(made.status, 0) << made.err;
-    std::string rows;
-    for (int i = 0; i < 64; ++i)
-      rows +=
-          R"({"text": "row )" + std::to_string(i) + R"( holds )" + std::to_string(7 * i) + "\"}\n";
-    write("train.jsonl", rows);
-  }
-
-  std::string at(const std::string& name) const { return (directory_ / name).string(); }
-  void write(const std::string& name, const std::string& text) const {
-    files::write_atomically(directory_ / name, text);
-  }
-  /// Puts the pattern's replacement into a file that must hold it.
-  void replace(const std::string& name, const std::string& from, const std::string& to) const {
-    std::string text = files::read(directory_ / name);
-    const std::size_t place = text.find(from);
-    ASSERT_NE(place, std::string::npos) << name;
-    write(name, text.replace(place, from.size(), to));
-  }
-  /// A training command; later arguments win.
-  Arguments train(Arguments more = {}) const {
-    more.insert(more.begin(), {"pt", "model.path=" + at("model"), "data.train=" + at("train.jsonl"),
-                               "data.max_length=64", "train.max_steps=3",
-                               "train.global_batch_size=2", "train.output_dir=" + at("run"),
-                               "log.report=false", "log.tensorboard=false", "device.threads=1"});
-    return more;
-  }
-  Arguments with_rows(const std::string& rows, Arguments more = {}) const {
-    write("bad.jsonl", rows);
-    more.push_back("data.train=" + at("bad.jsonl"));
-    return train(more);
-  }
-
- private:
-  testing::TemporaryDirectory directory_;
-};
-
-/// Starts the program with its output in files of the folder.
-pid_t start(const Folder& folder, const Arguments& arguments,
-            const std::string& standard_output = "") {
-  const std::string out = standard_output.empty() ? folder.at("stdout") : standard_output;
-  const std::string err = folder.at("stderr");
-  const pid_t child = fork();
-  if (child != 0) return child;
-  const int to = open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
-  const int errors = open(err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
-  if (to < 0 || errors < 0 || dup2(to, 1) < 0 || dup2(errors, 2) < 0) _exit(126);
-  std::vector<char*> argv = {const_cast<char*>(HEDDLE_BINARY)};
-  for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
-  argv.push_back(nullptr);
-  execv(HEDDLE_BINARY, argv.data());
-  _exit(127);
-}
-
-/// The exit status as a shell gives it.
-int wait_for(pid_t child) {
-  int status = 0;
-  EXPECT_EQ(waitpid(child, &status, 0), child);
-  return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-}
-
-/// The last line on the standard error that is not progress.
-std::string message(const Folder& folder) { return files::read(folder.at("stderr")); }
 
 struct Case {
   std::string name;
@@ -459,133 +358,6 @@ INSTANTIATE_TEST_SUITE_P(Configuration, BadInput, ::testing::ValuesIn(configurat
 INSTANTIATE_TEST_SUITE_P(Data, BadInput, ::testing::ValuesIn(data()), testing::ParameterName());
 INSTANTIATE_TEST_SUITE_P(Checkpoint, BadInput, ::testing::ValuesIn(checkpoint()),
                          testing::ParameterName());
-
-/// A file system of its own, in a mount namespace that ends with the test.
-class BadDisk : public ::testing::Test {
- protected:
-  /// Skips the test, with the reason, where this process may not mount.
-  void mount_tmpfs(const std::string& options) {
-    fs::create_directory(folder_.at("disk"));
-    if (geteuid() != 0) GTEST_SKIP() << "NOT TESTED: mounting a small tmpfs needs root";
-    if (unshare(CLONE_NEWNS) != 0 ||
-        mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
-        mount("tmpfs", folder_.at("disk").c_str(), "tmpfs", 0, options.c_str()) != 0) {
-      GTEST_SKIP() << "NOT TESTED: this process may not mount a tmpfs: " << strerror(errno);
-    }
-    is_mounted_ = true;
-  }
-  void TearDown() override {
-    if (is_mounted_) umount2(folder_.at("disk").c_str(), MNT_DETACH);
-  }
-  Arguments train_on_disk(Arguments more = {}) const {
-    more.insert(more.begin(), {"train.output_dir=" + folder_.at("disk/run"), "ckpt.every=1",
-                               "ckpt.keep_last=3", "data.cache_dir=" + folder_.at("cache")});
-    return folder_.train(more);
-  }
-
-  Folder folder_;
-  bool is_mounted_ = false;
-};
-
-TEST_F(BadDisk, AFullDiskLosesNothing) {
-  // A checkpoint of this model takes 2 MiB: the third does not fit.
-  mount_tmpfs("size=5m");
-  if (IsSkipped()) return;
-  EXPECT_EQ(wait_for(start(folder_, train_on_disk())), 1);
-  EXPECT_THAT(message(folder_), HasSubstr("disk/run/checkpoints/step-00000003 needs 2"));
-  EXPECT_THAT(message(folder_), HasSubstr("and its disk has"));
-  EXPECT_TRUE(fs::exists(folder_.at("disk/run/checkpoints/step-00000002")));
-  EXPECT_FALSE(fs::exists(folder_.at("disk/run/final")));
-  // With room again the run goes on from what was saved.
-  ASSERT_EQ(mount("tmpfs", folder_.at("disk").c_str(), "tmpfs", MS_REMOUNT, "size=50m"), 0);
-  EXPECT_EQ(wait_for(start(folder_, train_on_disk())), 0) << message(folder_);
-  EXPECT_THAT(message(folder_), HasSubstr("continuing after step"));
-  EXPECT_TRUE(fs::exists(folder_.at("disk/run/final/model.safetensors")));
-}
-
-TEST_F(BadDisk, AFullDiskLeavesNoHalfWrittenResult) {
-  mount_tmpfs("size=300k");
-  if (IsSkipped()) return;
-  EXPECT_EQ(wait_for(start(folder_,
-                           {"export", folder_.at("model"), "--output", folder_.at("disk/copy")})),
-            1);
-  EXPECT_THAT(message(folder_), HasSubstr("disk/copy"));
-  std::string rows;
-  for (int i = 0; i < 64; ++i) rows += files::read(folder_.at("train.jsonl"));
-  folder_.write("many.jsonl", rows);
-  EXPECT_EQ(
-      wait_for(start(folder_, {"score", folder_.at("model"), "--input", folder_.at("many.jsonl"),
-                               "--output", folder_.at("disk/scored.jsonl"), "--threads", "1"})),
-      1);
-  EXPECT_THAT(message(folder_), HasSubstr("disk/scored.jsonl"));
-  EXPECT_THAT(message(folder_), HasSubstr("No space left on device"));
-  EXPECT_TRUE(fs::is_empty(folder_.at("disk")));
-}
-
-TEST_F(BadDisk, AReadOnlyDirectoryIsNamed) {
-  if (geteuid() != 0) {
-    fs::create_directory(folder_.at("disk"));
-    fs::permissions(folder_.at("disk"), fs::perms::owner_read | fs::perms::owner_exec);
-  } else {
-    mount_tmpfs("size=1m");
-    if (IsSkipped()) return;
-    ASSERT_EQ(mount("tmpfs", folder_.at("disk").c_str(), "tmpfs", MS_REMOUNT | MS_RDONLY, nullptr),
-              0);
-  }
-  EXPECT_EQ(wait_for(start(folder_, train_on_disk())), 1);
-  EXPECT_THAT(message(folder_), HasSubstr("disk/run"));
-  EXPECT_THAT(message(folder_),
-              ::testing::AnyOf(HasSubstr("Read-only file system"), HasSubstr("Permission denied")));
-}
-
-TEST_F(BadDisk, AFullStandardOutputIsAnError) {
-  EXPECT_EQ(wait_for(start(folder_, {"--help"}, "/dev/full")), 1);
-  EXPECT_THAT(message(folder_), HasSubstr("cannot write to the standard output"));
-}
-
-class Signals : public ::testing::Test {
- protected:
-  /// A long run, of which a checkpoint is on the disk.
-  pid_t start_and_wait_for_checkpoint(Arguments more) {
-    const pid_t child = start(folder_, folder_.train(std::move(more)));
-    while (!fs::exists(folder_.at("run/checkpoints/step-00000002")) &&
-           waitpid(child, nullptr, WNOHANG) == 0)
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    return child;
-  }
-  Folder folder_;
-};
-
-TEST_F(Signals, OneSavesAndSaysHowToGoOn) {
-  for (const int signal : {SIGINT, SIGTERM}) {
-    const pid_t child = start_and_wait_for_checkpoint(
-        {"train.max_steps=100000", "ckpt.every=2", "train.output_dir=" + folder_.at("run")});
-    kill(child, signal);
-    EXPECT_EQ(wait_for(child), 0) << message(folder_);
-    const std::string out = files::read(folder_.at("stdout"));
-    EXPECT_THAT(out, HasSubstr("continue with:\n  heddle pt model.path="));
-    EXPECT_FALSE(fs::exists(folder_.at("run/final")));
-    fs::remove_all(folder_.at("run"));
-  }
-}
-
-TEST_F(Signals, TheSecondEndsAtOnceAndLeavesTheLastCheckpoint) {
-  // Steps that take long, so that the second signal comes before the first is acted upon.
-  const Arguments slow = {"train.max_steps=100000", "ckpt.every=2", "train.global_batch_size=64",
-                          "data.packing=false", "train.micro_batch_tokens=64"};
-  const pid_t child = start_and_wait_for_checkpoint(slow);
-  int status = 0;
-  while (waitpid(child, &status, WNOHANG) == 0) {
-    kill(child, SIGINT);
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  ASSERT_TRUE(WIFEXITED(status));
-  EXPECT_EQ(WEXITSTATUS(status), 128 + SIGINT);
-  Arguments again = slow;
-  again.push_back("train.max_steps=4");
-  EXPECT_EQ(wait_for(start(folder_, folder_.train(again))), 0) << message(folder_);
-  EXPECT_THAT(message(folder_), HasSubstr("continuing after step"));
-}
 
 }  // namespace
 }  // namespace heddle::cli

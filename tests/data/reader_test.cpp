@@ -10,12 +10,14 @@
 
 #include "base/errors.h"
 #include "base/files.h"
+#include "testing/message_of.h"
 #include "testing/parameter_name.h"
 #include "testing/temporary_directory.h"
 
 namespace heddle::data {
 namespace {
 
+using heddle::testing::message_of;
 using heddle::testing::ParameterName;
 using heddle::testing::TemporaryDirectory;
 using ::testing::ElementsAre;
@@ -54,21 +56,11 @@ std::vector<std::string> lines_of(const std::filesystem::path& path) {
   return lines;
 }
 
-template <class F>
-std::string error_of(F&& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
-
 Row parse(const std::string& line, ReaderOptions options = {}) {
   return parse_line(line, {"data.jsonl", 12}, options);
 }
 std::string complaint(const std::string& line, ReaderOptions options = {}) {
-  return error_of([&] { parse(line, options); });
+  return message_of([&] { parse(line, options); });
 }
 
 TEST(LineReader, StripsMarksAndEndsAndCountsBlankLines) {
@@ -111,11 +103,11 @@ TEST(LineReader, SaysThatACompressedFileIsCutOrDamaged) {
   for (auto* compress : {&gzip, &zstd}) {
     const std::string whole = compress(text);
     write(folder / "cut", whole.substr(0, whole.size() / 2));
-    EXPECT_THAT(error_of([&] { lines_of(folder / "cut"); }), HasSubstr("it is cut"));
+    EXPECT_THAT(message_of([&] { lines_of(folder / "cut"); }), HasSubstr("it is cut"));
     std::string damaged = whole;
     for (std::size_t i = 20; i < damaged.size(); i += 7) damaged[i] ^= 0x55;
     write(folder / "damaged", damaged);
-    EXPECT_THAT(error_of([&] { lines_of(folder / "damaged"); }),
+    EXPECT_THAT(message_of([&] { lines_of(folder / "damaged"); }),
                 ::testing::AnyOf(HasSubstr("is damaged"), HasSubstr("it is cut")));
   }
 }
@@ -145,7 +137,7 @@ TEST(LineReader, GoesOnBehindALineThatIsTooLong) {
   LineReader reader(folder / "a", 100);
   std::string line;
   EXPECT_TRUE(reader.next(line));
-  EXPECT_THAT(error_of([&] { reader.next(line); }), HasSubstr("a:2: line is longer than 100 B"));
+  EXPECT_THAT(message_of([&] { reader.next(line); }), HasSubstr("a:2: line is longer than 100 B"));
   EXPECT_TRUE(reader.next(line));
   EXPECT_EQ(line, "after");
   EXPECT_THROW(reader.next(line), LineTooLong);
@@ -154,14 +146,14 @@ TEST(LineReader, GoesOnBehindALineThatIsTooLong) {
 
 TEST(LineReader, NamesFilesThatItCannotRead) {
   const TemporaryDirectory folder;
-  EXPECT_THAT(error_of([&] { LineReader reader(folder / "missing.jsonl"); }),
+  EXPECT_THAT(message_of([&] { LineReader reader(folder / "missing.jsonl"); }),
               HasSubstr("missing.jsonl: No such file"));
-  EXPECT_THAT(error_of([&] { LineReader reader(folder.path()); }), HasSubstr("is a folder"));
+  EXPECT_THAT(message_of([&] { LineReader reader(folder.path()); }), HasSubstr("is a folder"));
   write(folder / "data.parquet", "PAR1\x15\x04");
-  EXPECT_THAT(error_of([&] { LineReader reader(folder / "data.parquet"); }),
+  EXPECT_THAT(message_of([&] { LineReader reader(folder / "data.parquet"); }),
               ::testing::AllOf(HasSubstr("row 1"), HasSubstr("Parquet"), HasSubstr("to_json")));
   write(folder / "data.arrow", "ARROW1");
-  EXPECT_THAT(error_of([&] { LineReader reader(folder / "data.arrow"); }), HasSubstr("feather"));
+  EXPECT_THAT(message_of([&] { LineReader reader(folder / "data.arrow"); }), HasSubstr("feather"));
   write(folder / "empty", "");
   EXPECT_THAT(lines_of(folder / "empty"), ElementsAre());
 }
@@ -353,7 +345,7 @@ TEST(JsonlReader, GoesOnAfterABadLine) {
   write(folder / "a.jsonl", "{\"text\": \"x\"}\n\n{\"text\": }\n{\"text\": \"z\", \"id\": 9}\n");
   JsonlReader reader(folder / "a.jsonl");
   EXPECT_EQ(reader.next()->row.text, "x");
-  EXPECT_THAT(error_of([&] { reader.next(); }), HasSubstr("a.jsonl:3: not valid JSON"));
+  EXPECT_THAT(message_of([&] { reader.next(); }), HasSubstr("a.jsonl:3: not valid JSON"));
   const auto last = reader.next();
   EXPECT_EQ(last->row.text, "z");
   EXPECT_EQ(last->value["id"], 9);
@@ -394,7 +386,7 @@ TEST(Pairs, TakeTheFieldsOfOtherTrainersByName) {
 }
 
 TEST(Pairs, NameWhatIsWrong) {
-  const auto error = [](const std::string& json) { return error_of([&] { pairs_of(json); }); };
+  const auto error = [](const std::string& json) { return message_of([&] { pairs_of(json); }); };
   EXPECT_THAT(error(R"({"query": "a", "document": "b"})"),
               HasSubstr("field 'positive': is missing"));
   EXPECT_THAT(error(R"({"query": "", "positive": "b"})"), HasSubstr("field 'query': is empty"));
@@ -402,11 +394,11 @@ TEST(Pairs, NameWhatIsWrong) {
   EXPECT_THAT(error(R"({"query": "a", "positive": "b", "negatives": ["c", 3]})"),
               HasSubstr("field 'negatives[1]'"));
   EXPECT_THAT(error(R"({"query": {"a": 1}, "positive": "b"})"), HasSubstr("expected a text"));
-  EXPECT_THAT(error_of([] {
+  EXPECT_THAT(message_of([] {
                 parse_row({{"query", "a"}, {"positive", "b"}}, RowFormat::kPairs, {});
               }),
               HasSubstr("only model.head embed learns from pairs"));
-  EXPECT_THAT(error_of([] {
+  EXPECT_THAT(message_of([] {
                 parse_row({{"text", "a"}}, RowFormat::kText, {}, Task::kContrastive);
               }),
               HasSubstr("learns from 'pairs'"));
@@ -418,7 +410,7 @@ TEST(RowFormat, HasANameEach) {
                                  RowFormat::kInstruction, RowFormat::kText, RowFormat::kPairs}) {
     EXPECT_EQ(row_format_of(name_of(format)), format);
   }
-  EXPECT_THAT(error_of([] { row_format_of("shargpt"); }), HasSubstr("sharegpt"));
+  EXPECT_THAT(message_of([] { row_format_of("shargpt"); }), HasSubstr("sharegpt"));
 }
 
 }  // namespace

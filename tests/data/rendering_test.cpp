@@ -7,10 +7,12 @@
 #include "data/batch.h"
 #include "data/readers/jsonl_reader.h"
 #include "loader_fixture.h"
+#include "testing/message_of.h"
 
 namespace heddle::data {
 namespace {
 
+using heddle::testing::message_of;
 using testing::chatml_template;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -48,16 +50,6 @@ std::vector<std::string> loss_runs(const Tokenizer& tokenizer, const TokenizedRo
     inside = has_loss;
   }
   return runs;
-}
-
-template <class F>
-std::string error_of(F&& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(Rendering, MasksAllButTheAssistantsTurns) {
@@ -180,7 +172,7 @@ TEST(Rendering, RefusesToGuess) {
   const Row row = parse(
       R"({"messages": [{"role": "user", "content": "q1"}, {"role": "assistant", "content": "a1"},
                             {"role": "user", "content": "q2"}, {"role": "assistant", "content": "a2"}]})");
-  EXPECT_THAT(error_of([&] { renderer.tokenize(row); }),
+  EXPECT_THAT(message_of([&] { renderer.tokenize(row); }),
               ::testing::AllOf(HasSubstr("messages[1]"), HasSubstr("cannot tell which text")));
   RenderOptions all;
   all.loss_on = LossOn::kAll;
@@ -238,7 +230,7 @@ TEST(Rendering, PutsLossOnTextCompletionsAndTokens) {
   row = renderer.tokenize(parse(R"({"input_ids": [4, 5, 6, 7], "labels": [4, -100, 9, 7]})"));
   EXPECT_THAT(row.labels, ElementsAre(-100, 9, 7, -100));
   EXPECT_THAT(row.weights, ElementsAre(0, 1, 1, 0));
-  EXPECT_THAT(error_of([&] { renderer.tokenize(parse(R"({"input_ids": [4, 100000]})")); }),
+  EXPECT_THAT(message_of([&] { renderer.tokenize(parse(R"({"input_ids": [4, 100000]})")); }),
               HasSubstr("100000 is beyond the tokenizer's"));
 }
 
@@ -279,7 +271,7 @@ TEST(Rendering, TruncatesByPolicy) {
 TEST(Rendering, NeedsATemplateForConversations) {
   const auto tokenizer = make_tokenizer();
   const Renderer renderer(*tokenizer, {});
-  EXPECT_THAT(error_of([&] {
+  EXPECT_THAT(message_of([&] {
                 renderer.tokenize(parse(R"({"messages": [{"role": "user", "content": "q"}]})"));
               }),
               HasSubstr("no chat template"));

@@ -1,0 +1,109 @@
+// The program itself, started on a folder with a small model and rows.
+#pragma once
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "base/files.h"
+#include "cli/run_command.h"
+#include "testing/temporary_directory.h"
+
+namespace heddle::cli {
+
+namespace fs = std::filesystem;
+using Arguments = std::vector<std::string>;
+
+/// A folder with a small model, good rows, and whatever a case spoils.
+class Folder {
+ public:
+  Folder() {
+    const nlohmann::ordered_json config = {{"model_type", "qwen3_5_text"},
+                                           {"vocab_size", 4096},
+                                           {"hidden_size", 32},
+                                           {"intermediate_size", 64},
+                                           {"num_hidden_layers", 4},
+                                           {"num_attention_heads", 2},
+                                           {"num_key_value_heads", 1},
+                                           {"head_dim", 16},
+                                           {"linear_num_key_heads", 2},
+                                           {"linear_num_value_heads", 2},
+                                           {"linear_key_head_dim", 16},
+                                           {"linear_value_head_dim", 16},
+                                           {"tie_word_embeddings", true}};
+    write("config.json", config.dump());
+    const Outcome made =
+        run_command({"init", "--config", at("config.json"), "--tokenizer",
+                     HEDDLE_SOURCE_DIR "/examples/tokenizer-4k", "--output", at("model")});
+    EXPECT_EQ(made.status, 0) << made.err;
+    std::string rows;
+    for (int i = 0; i < 64; ++i)
+      rows +=
+          R"({"text": "row )" + std::to_string(i) + R"( holds )" + std::to_string(7 * i) + "\"}\n";
+    write("train.jsonl", rows);
+  }
+
+  std::string at(const std::string& name) const { return (directory_ / name).string(); }
+  void write(const std::string& name, const std::string& text) const {
+    files::write_atomically(directory_ / name, text);
+  }
+  /// Puts the pattern's replacement into a file that must hold it.
+  void replace(const std::string& name, const std::string& from, const std::string& to) const {
+    std::string text = files::read(directory_ / name);
+    const std::size_t place = text.find(from);
+    ASSERT_NE(place, std::string::npos) << name;
+    write(name, text.replace(place, from.size(), to));
+  }
+  /// A training command; later arguments win.
+  Arguments train(Arguments more = {}) const {
+    more.insert(more.begin(), {"pt", "model.path=" + at("model"), "data.train=" + at("train.jsonl"),
+                               "data.max_length=64", "train.max_steps=3",
+                               "train.global_batch_size=2", "train.output_dir=" + at("run"),
+                               "log.report=false", "log.tensorboard=false", "device.threads=1"});
+    return more;
+  }
+  Arguments with_rows(const std::string& rows, Arguments more = {}) const {
+    write("bad.jsonl", rows);
+    more.push_back("data.train=" + at("bad.jsonl"));
+    return train(more);
+  }
+
+ private:
+  testing::TemporaryDirectory directory_;
+};
+
+/// Starts the program with its output in files of the folder.
+inline pid_t start(const Folder& folder, const Arguments& arguments,
+                   const std::string& standard_output = "") {
+  const std::string out = standard_output.empty() ? folder.at("stdout") : standard_output;
+  const std::string err = folder.at("stderr");
+  const pid_t child = fork();
+  if (child != 0) return child;
+  const int to = open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
+  const int errors = open(err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
+  if (to < 0 || errors < 0 || dup2(to, 1) < 0 || dup2(errors, 2) < 0) _exit(126);
+  std::vector<char*> argv = {const_cast<char*>(HEDDLE_BINARY)};
+  for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+  argv.push_back(nullptr);
+  execv(HEDDLE_BINARY, argv.data());
+  _exit(127);
+}
+
+/// The exit status as a shell gives it.
+inline int wait_for(pid_t child) {
+  int status = 0;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+/// What the program said on its standard error.
+inline std::string message(const Folder& folder) { return files::read(folder.at("stderr")); }
+
+}  // namespace heddle::cli
