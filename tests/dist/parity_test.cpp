@@ -1,5 +1,7 @@
-// P1 of the parallel engine: every layout gives the numbers of one rank. All rows:
-//   heddle_dist_test --gtest_filter='*Parity*'
+// P1 of the parallel engine: every layout gives the numbers of one rank. The table, half an hour on
+// two cores:
+//   heddle_dist_test --gtest_filter=SlowParityTest.Table
+// Every variant in every layout takes hours: SlowParityTest.All*.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -372,6 +374,19 @@ TEST_F(SlowParityTest, OfSimulatedNpusInFloat64) {
     for (const Layout& several : row.layouts)
       compare(variant(row.variant), on_npus(several, "float64"), kFloat64);
   }
+}
+
+// Every layout: dense and with experts, full weights and LoRA, packed and not, with accumulation.
+TEST_F(SlowParityTest, Table) {
+  const auto compare_in = [](const std::vector<Layout>& layouts,
+                             std::initializer_list<const char*> variants) {
+    for (const Layout& layout : layouts) {
+      for (const char* name : variants) compare(variant(name), layout, kFloat64);
+      compare(variant(*variants.begin()), layout, kFloat32);
+    }
+  };
+  compare_in(kLayouts, {"dense, full", "dense, LoRA", "moe, full, accumulated, recomputed"});
+  compare_in(kExpertLayouts, {"moe, full", "moe, LoRA on experts, recomputed"});
 }
 
 TEST_F(SlowParityTest, AllLayouts) {
