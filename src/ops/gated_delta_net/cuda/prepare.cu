@@ -133,16 +133,15 @@ __device__ __forceinline__ void block_product(float (&d)[N][4], const u32 (&a)[K
     }
 }
 /// Diagonal blocks of t hold the inverse, the block at (k0, c0) still L. Computes rows r0.. (16 of
-/// them) of -T(k0, k0) L(k0, c0) T(c0, c0), 16 KS columns, and after `ready` stores them over L.
-template <int KS, class Sync>
-__device__ __forceinline__ void merge_rows(__half* t, int r0, int k0, int c0, int lane,
-                                           Sync ready) {
+/// them) of -T(k0, k0) L(k0, c0) T(c0, c0), 16 KS columns.
+template <int KS>
+__device__ __forceinline__ void merged_rows(float (&y)[2 * KS][4], const __half* t, int r0, int k0,
+                                            int c0, int lane) {
   u32 a[KS][4];
   int m = lane >> 3, r = lane & 7;
 #pragma unroll
   for (int k = 0; k < KS; ++k)
     ldmatrix4(a[k], smem_u32(t + (r0 + (m & 1) * 8 + r) * kPitch + k0 + k * 16 + (m >> 1) * 8));
-  float y[2 * KS][4];
   block_product<KS>(y, a, t, k0, c0, lane);
 #pragma unroll
   for (int k = 0; k < KS; ++k) {
@@ -152,9 +151,13 @@ __device__ __forceinline__ void merge_rows(__half* t, int r0, int k0, int c0, in
     a[k][3] = pack_f16(-y[2 * k + 1][2], -y[2 * k + 1][3]);
   }
   block_product<KS>(y, a, t, c0, c0, lane);
-  ready();
+}
+/// Stores these rows over L, from column c0.
+template <int N>
+__device__ __forceinline__ void store_rows(__half* t, const float (&y)[N][4], int r0, int c0,
+                                           int lane) {
 #pragma unroll
-  for (int n = 0; n < 2 * KS; ++n) {
+  for (int n = 0; n < N; ++n) {
     __half* p = t + (r0 + (lane >> 2)) * kPitch + c0 + n * 8 + (lane & 3) * 2;
     *reinterpret_cast<u32*>(p) = pack_f16(y[n][0], y[n][1]);
     *reinterpret_cast<u32*>(p + 8 * kPitch) = pack_f16(y[n][2], y[n][3]);
@@ -332,12 +335,17 @@ __global__ void __launch_bounds__(128, kPrepareCtas)
       }
       __syncthreads();
       int half = (warp & 1) * 32;
-      if (active) merge_rows<1>(t, half + 16, half + 16, half, lane, [] { __syncwarp(); });
+      if (active) {
+        float y[2][4];
+        merged_rows<1>(y, t, half + 16, half + 16, half, lane);
+        __syncwarp();
+        store_rows(t, y, half + 16, half, lane);
+      }
       __syncthreads();
-      // Both warps of a head read the whole block of L' before either overwrites its rows.
-      if (active)
-        merge_rows<2>(t, 32 + half / 2, 32, 0, lane,
-                      [&] { warp < 2 ? named_sync(1, 64) : named_sync(2, 64); });
+      float y[4][4];
+      if (active) merged_rows<2>(y, t, 32 + half / 2, 32, 0, lane);
+      __syncthreads();  // both warps of a head have read the whole block of L'
+      if (active) store_rows(t, y, 32 + half / 2, 0, lane);
       __syncthreads();
       for (int hh = 0; hh < 2 && pair + hh < group; ++hh) {
         bf16* dst = a.solve + (int64_t{chunk} * a.v_heads + hk * group + pair + hh) * 4096;
