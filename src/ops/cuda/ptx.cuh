@@ -69,6 +69,20 @@ __device__ __forceinline__ void named_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/// In a kernel launched by launch_after: until the kernels before it in the stream are over and
+/// what they wrote can be read.
+__device__ __forceinline__ void wait_for_previous_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+/// Lets a kernel that launch_after puts behind this one become resident beside it.
+__device__ __forceinline__ void start_next_kernel() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 template <int N>
 __device__ __forceinline__ void set_max_registers_up() {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)

@@ -3,6 +3,7 @@
 
 #include <cuda.h>
 #include <cuda_bf16.h>
+#include <cuda_runtime.h>
 
 #include "gated_delta_net.h"
 
@@ -107,5 +108,23 @@ size_t gradients_shared_bytes(int head_dim, bool hopper);
 
 /// Throws std::runtime_error naming `what` when the last launch failed.
 void check_launch(const char* what);
+
+/// Launches kernel(a...). early: its CTAs may become resident while the kernel before it in the
+/// stream still runs (sm_90); before they read or write memory they call wait_for_previous_kernel.
+template <class... A>
+void launch_after(void (*kernel)(A...), dim3 grid, int threads, size_t shared_bytes, bool early,
+                  cudaStream_t stream, const A&... a) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = &attribute;
+  config.numAttrs = early ? 1 : 0;
+  cudaLaunchKernelEx(&config, kernel, a...);
+}
 
 }  // namespace heddle::ops::cuda::gdn

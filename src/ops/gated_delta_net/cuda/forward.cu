@@ -71,10 +71,6 @@ __global__ void __launch_bounds__((NS + 2) * 128, 1)
   SolveScales* scales = reinterpret_cast<SolveScales*>(smem + Smem::kScales);
   u32 full = base + Smem::kBarriers, scores_ready = full + 24, done = full + 40,
       o_empty = full + 56, norms_ready = full + 64;
-  Work w(a, blockIdx.y, blockIdx.x, D / 64 / NS, NS * 64);
-  if (w.sequence < 0) return;
-  bool keep_norms = w.v0 == 0 && w.h % (a.v_heads / a.k_heads) == 0;
-  int group = threadIdx.x >> 7, tid = threadIdx.x & 127, lane = tid & 31, warp = tid >> 5;
   if (threadIdx.x == 0) {
     for (int i = 0; i < 3; ++i) {
       mbar_init(full + i * 8, kLoaders<M>);
@@ -87,6 +83,11 @@ __global__ void __launch_bounds__((NS + 2) * 128, 1)
     mbar_init(o_empty, kLoaders<M>);
   }
   __syncthreads();
+  wait_for_previous_kernel();
+  Work w(a, blockIdx.y, blockIdx.x, D / 64 / NS, NS * 64);
+  if (w.sequence < 0) return;
+  bool keep_norms = w.v0 == 0 && w.h % (a.v_heads / a.k_heads) == 0;
+  int group = threadIdx.x >> 7, tid = threadIdx.x & 127, lane = tid & 31, warp = tid >> 5;
 
   if (group == NS + 1) {
     load_registers<M>();
@@ -174,14 +175,22 @@ __global__ void __launch_bounds__((NS + 2) * 128, 1)
   };
   // With registers for O beside all that T multiplies, O is made while U is converted.
   constexpr bool kRoomy = M::kHopper && NS == 1;
-  to_fragments(sb, s);
-  if (w.chunks > 0) read(0);
+  // Products that complete at once (portable) gain nothing from an early start, which costs
+  // registers.
+  if constexpr (M::kHopper) {
+    to_fragments(sb, s);
+    if (w.chunks > 0) read(0);
+  }
   for (int c = 0; c < w.chunks; ++c) {
     int stage = c % kStages;
     u32 k = base + stage * Smem::kStage, q = k + Smem::kWide, v = q + Smem::kWide + group * 8192,
         t = q + Smem::kWide + NS * 8192, scores = base + Smem::kScores + (c & 1) * 8192,
         out = base + Smem::kOut + group * 8192;
     const SolveScales& sc = scales[stage];
+    if constexpr (!M::kHopper) {
+      to_fragments(sb, s);
+      read(c);
+    }
     M::template wait<0>();
     pin(x);
     residual_fragments(f, x, v, sc.read_k, warp, lane);
@@ -196,16 +205,17 @@ __global__ void __launch_bounds__((NS + 2) * 128, 1)
     // S advances by the rounded u that is saved, so that the backward's replay of S is exact:
     // without decay, differences between the two would add up over the whole sequence.
     to_fragments(f, x, sc.beta, lane);
+    if constexpr (!M::kHopper) attend(q);  // before there are more fragments: registers are short
     scale_fragments(us, f, sc.write, lane);
     pin(s);
     M::fence();
-    if constexpr (!kRoomy) attend(q);
+    if constexpr (M::kHopper && !kRoomy) attend(q);
     M::template rs<true>(s, us, k, true);
     M::commit();
     mbar_wait(scores_ready + (c & 1) * 8, (c >> 1) & 1);
     M::template wait<1>();
     pin(o);
-    pin(sb);
+    if constexpr (M::kHopper) pin(sb);
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
       float2 e = *reinterpret_cast<const float2*>(sc.read_q + n * 8 + (lane & 3) * 2);
@@ -224,12 +234,14 @@ __global__ void __launch_bounds__((NS + 2) * 128, 1)
     }
     M::template wait<1>();
     pin(s);
-    pin(us);
-    to_fragments(sb, s);
+    if constexpr (M::kHopper) {
+      pin(us);
+      to_fragments(sb, s);
+    }
     M::template wait<0>();
     pin(o);
     pin(f);
-    read(min(c + 1, w.chunks - 1));  // behind the last chunk for nothing
+    if constexpr (M::kHopper) read(min(c + 1, w.chunks - 1));  // behind the last chunk for nothing
     mbar_wait(norms_ready + stage * 8, (c / kStages) & 1);
     to_fragments(f, o, sc.q, lane);
     if (c > 0) mbar_wait(o_empty, (c - 1) & 1);
@@ -239,8 +251,10 @@ __global__ void __launch_bounds__((NS + 2) * 128, 1)
     mbar_arrive(done + (c & 1) * 8);
   }
   M::template wait<0>();
-  pin(x);
-  pin(sb);
+  if constexpr (M::kHopper) {
+    pin(x);
+    pin(sb);
+  }
   if (w.exit < 0)
     save_state(s, w.state(a, w.exit, a.joint_states, a.final_state, D), D, v0, warp, lane);
 }
@@ -251,7 +265,7 @@ void launch(const Args& a, cudaStream_t stream) {
   cudaFuncSetAttribute(forward_kernel<M, D, NS>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                        bytes);
   dim3 grid(a.v_heads * (D / 64 / NS), a.max_segments);
-  forward_kernel<M, D, NS><<<grid, (NS + 2) * 128, bytes, stream>>>(a);
+  launch_after(forward_kernel<M, D, NS>, grid, (NS + 2) * 128, bytes, M::kHopper, stream, a);
   check_launch("gated_delta_net forward");
 }
 

@@ -42,6 +42,8 @@ __global__ void __launch_bounds__(256, M::kHopper ? 2 : 1)
   SolveScales* scales = reinterpret_cast<SolveScales*>(smem + Smem::kScales);
   u32 full = base + Smem::kBarriers, empty = full + kStages * 8;
   int group = threadIdx.x >> 7, tid = threadIdx.x & 127, lane = tid & 31, warp = tid >> 5;
+  wait_for_previous_kernel();
+  start_next_kernel();
   Work w(a, blockIdx.x, blockIdx.y, 2 * D / 64, 64);
   if (w.sequence < 0 || w.exit < 0) return;
   bool unit = w.v0 >= D;
@@ -179,6 +181,10 @@ __global__ void __launch_bounds__(2 * D)
     join_kernel(const __grid_constant__ Args a, float* states) {
   constexpr int kPitch = kColumns + 2, kTiles = kColumns / 8;
   __shared__ u32 buffers[2][D * kPitch];
+  if constexpr (!kReverse) {
+    wait_for_previous_kernel();
+    start_next_kernel();
+  }
   int h = blockIdx.x / (D / kColumns), v0 = blockIdx.x % (D / kColumns) * kColumns;
   int tid = threadIdx.x, lane = tid & 31, row = (tid >> 5) * 16;
   int begin = a.first_segment[blockIdx.y] - blockIdx.y;
@@ -263,10 +269,11 @@ template <class M, int D>
 void launch(const Args& a, cudaStream_t stream) {
   constexpr u32 bytes = EndsSmem<M, D>::kBytes;
   cudaFuncSetAttribute(ends_kernel<M, D>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  ends_kernel<M, D><<<dim3(a.max_segments, a.v_heads * (2 * D / 64)), 256, bytes, stream>>>(a);
+  launch_after(ends_kernel<M, D>, dim3(a.max_segments, a.v_heads * (2 * D / 64)), 256, bytes,
+               M::kHopper, stream, a);
   check_launch("gated_delta_net ends of segments");
-  join_kernel<D, false>
-      <<<dim3(a.v_heads * (D / kColumns), a.sequences), 2 * D, 0, stream>>>(a, a.joint_states);
+  launch_after(join_kernel<D, false>, dim3(a.v_heads * (D / kColumns), a.sequences), 2 * D, 0,
+               M::kHopper, stream, a, a.joint_states);
   check_launch("gated_delta_net join of states");
 }
 

@@ -49,6 +49,7 @@ __global__ void __launch_bounds__(1024) plan_kernel(Args a) {
   __shared__ u64 warp_sum[32];
   __shared__ u64 carry;  // both prefix sums at once: segments in the high half, chunks in the low
   int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
+  start_next_kernel();
   if (tid == 0) carry = 0;
   __syncthreads();
   for (int base = 0; base < a.sequences; base += 1024) {
@@ -177,8 +178,8 @@ struct GateLoad {
     b0 = in0 ? b[0] : 0.f;
     b1 = in1 ? b[a.v_heads] : 0.f;
   }
-  /// Writes the inclusive sums of g to `decay` and `gs`, beta to `strength` and `bs`.
-  __device__ void store(float* decay, float* strength, float* gs, float* bs, int lane) const {
+  /// Writes the inclusive sums of g to `decay`, beta to `strength` and pairs of both to `columns`.
+  __device__ void store(float* decay, float* strength, float2* columns, int lane) const {
     float s = g0 + g1;
 #pragma unroll
     for (int d = 1; d < 32; d *= 2) {
@@ -189,9 +190,8 @@ struct GateLoad {
     if (lane == 0) before = 0.f;
     float2 sums = make_float2(before + g0, before + g0 + g1);
     *reinterpret_cast<float2*>(decay + lane * 2) = sums;
-    *reinterpret_cast<float2*>(gs + lane * 2) = sums;
     *reinterpret_cast<float2*>(strength + lane * 2) = make_float2(b0, b1);
-    *reinterpret_cast<float2*>(bs + lane * 2) = make_float2(b0, b1);
+    *reinterpret_cast<float4*>(columns + lane * 2) = make_float4(sums.x, b0, sums.y, b1);
   }
 };
 
@@ -200,17 +200,19 @@ constexpr int kPrepareCtas = 5;  // per SM
 /// Shared memory of prepare_kernel.
 template <int D>
 struct PrepareSmem {
-  uint8_t k[64 * D * 2];                     // K tile
-  __half matrices[2][64 * kPitch];           // of two heads; begin as L', end as T'
-  float diagonal[8 * kDiagStride];           // diagonal blocks of L'
-  float g[2][2][64], beta[2][2][64], r[64];  // [pair's parity][head]; r = 1 / |k|
+  uint8_t k[64 * D * 2];            // K tile
+  __half matrices[2][64 * kPitch];  // of two heads; begin as L', end as T'
+  float diagonal[8 * kDiagStride];  // diagonal blocks of L'
+  float2 columns[2][2][64];         // [pair's parity][head] G and beta
+  float r[64];                      // 1 / |k|
+  u64 filled;                       // barrier: a whole K tile has come
 };
 
 /// Persistent CTA (128 threads) over (chunk, key head), all value heads of its group, two at a
-/// time; the next item's keys are fetched meanwhile. K K^T stays in registers (warp w owns rows 16
-/// w..). Per value head: L' = e^{G_i-G_j} k_i.k_j beta_j below the diagonal; each thread solves one
-/// column of a 16 x 16 diagonal block in fp32; two merges in fp16 (entries of T' are bounded by
-/// beta) double the block to 32 and 64.
+/// time; the next item's keys are fetched meanwhile, whole chunks by bulk copy. K K^T of unit keys
+/// stays in registers (warp w owns rows 16 w..). Per value head: L' = e^{G_i-G_j} k_i.k_j beta_j
+/// below the diagonal; each thread solves one column of a 16 x 16 diagonal block in fp32; two
+/// merges in fp16 (entries of T' are bounded by beta) double the block to 32 and 64.
 ///
 /// With M of docs/gdn.md (I + diag(beta) M)^-1 diag(beta) = diag(beta) (I + M diag(beta))^-1: what
 /// bf16 rounds has a diagonal of exactly 1, and beta multiplies whole rows of U in fp32. A rounded
@@ -223,31 +225,49 @@ __global__ void __launch_bounds__(128, kPrepareCtas)
     prepare_kernel(const __grid_constant__ Args a) {
   __shared__ __align__(1024) uint8_t raw[sizeof(PrepareSmem<D>)];
   auto& s = *reinterpret_cast<PrepareSmem<D>*>(raw);
-  int items = a.first_chunk[a.sequences] * a.k_heads, item = blockIdx.x;
-  if (item >= items) return;
   int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5, group = a.v_heads / a.k_heads;
-  u32 k_tile = smem_u32(s.k);
-  ChunkInfo info = a.chunks[item / a.k_heads];
-  GateLoad gates;  // of the next pair; warp w < 2: its head w
-  auto fetch = [&](int it) {
-    load_tile_async<D>(k_tile, a.k + info.token * a.k_stride + it % a.k_heads * D, a.k_stride,
-                       info.length, tid);
-    cp_async_commit();
-    gates.load(a, info, it % a.k_heads * group + warp, warp < 2 && warp < group, lane);
-  };
-  fetch(item);
+  u32 k_tile = smem_u32(s.k), filled = smem_u32(&s.filled);
   // Nothing writes the blocks above the diagonal.
   for (int i = tid; i < int(sizeof(s.matrices) / 16); i += 128)
     reinterpret_cast<uint4*>(s.matrices)[i] = make_uint4(0, 0, 0, 0);
-  int i0 = warp * 16 + (lane >> 2), j0 = (lane & 3) * 2, parity = 0;
+  if (tid == 0) mbar_init(filled, 1);
+  fence_async_proxy();
+  __syncthreads();
+  wait_for_previous_kernel();
+  start_next_kernel();
+  int items = a.first_chunk[a.sequences] * a.k_heads, item = blockIdx.x;
+  if (item >= items) return;
+  ChunkInfo info = a.chunks[item / a.k_heads];
+  GateLoad gates;  // of the next pair; warp w < 2: its head w
+  auto fetch = [&](int it) {
+    int hk = it % a.k_heads;
+    if (!M::kHopper || info.length < kChunk) {
+      load_tile_async<D>(k_tile, a.k + info.token * a.k_stride + hk * D, a.k_stride, info.length,
+                         tid);
+      cp_async_commit();
+    } else if (tid == 0) {
+      mbar_expect(filled, sizeof(s.k));
+#pragma unroll
+      for (int b = 0; b < D / 64; ++b)
+        bulk_load_box(k_tile + b * 8192, &a.maps[kMapK], hk * D + b * 64, info.token, filled);
+    }
+    gates.load(a, info, hk * group + warp, warp < 2 && warp < group, lane);
+  };
+  fetch(item);
+  int i0 = warp * 16 + (lane >> 2), j0 = (lane & 3) * 2, parity = 0, phase = 0;
 
   for (; item < items; item += gridDim.x) {
     int chunk = item / a.k_heads, hk = item % a.k_heads, next = item + gridDim.x;
     int length = info.length;
     ChunkInfo here = info;
     if (next < items) info = a.chunks[next / a.k_heads];
-    cp_async_wait<0>();
-    fence_async_proxy();
+    if (M::kHopper && length == kChunk) {
+      mbar_wait(filled, phase);
+      phase ^= 1;
+    } else {
+      cp_async_wait<0>();
+      fence_async_proxy();
+    }
     __syncthreads();
     float kk[8][4];
     M::fence();
@@ -273,10 +293,10 @@ __global__ void __launch_bounds__(128, kPrepareCtas)
     }
 
     for (int pair = 0; pair < group; pair += 2, parity ^= 1) {
-      float(*g)[64] = s.g[parity], (*beta)[64] = s.beta[parity];
+      float2(*columns)[64] = s.columns[parity];
       if (warp < 2 && pair + warp < group) {
         int64_t row = (int64_t{chunk} * a.v_heads + hk * group + pair + warp) * 64;
-        gates.store(a.decay + row, a.strength + row, g[warp], beta[warp], lane);
+        gates.store(a.decay + row, a.strength + row, columns[warp], lane);
       }
       __syncthreads();  // and the K tile and the previous pair's matrices are no longer read
       if (pair + 2 < group)
@@ -284,26 +304,35 @@ __global__ void __launch_bounds__(128, kPrepareCtas)
                    lane);
       else if (next < items)
         fetch(next);
+      if (pair == 0) {
+        float2 ri = {s.r[i0], s.r[i0 + 8]};
+#pragma unroll
+        for (int n = 0; n < 8; ++n) {
+          float2 r = *reinterpret_cast<const float2*>(s.r + n * 8 + j0);
+          kk[n][0] *= ri.x * r.x;
+          kk[n][1] *= ri.x * r.y;
+          kk[n][2] *= ri.y * r.x;
+          kk[n][3] *= ri.y * r.y;
+        }
+      }
 #pragma unroll
       for (int hh = 0; hh < 2; ++hh) {
         if (pair + hh >= group) break;
+        const float gi[2] = {columns[hh][i0].x, columns[hh][i0 + 8].x};
 #pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          int i = i0 + e * 8;
-          float ri = s.r[i], gi = g[hh][i];
+        for (int n = 0; n < 8; ++n) {
+          if (n / 2 > warp) break;
+          int j = n * 8 + j0;
+          float4 c = *reinterpret_cast<const float4*>(columns[hh] + j);
 #pragma unroll
-          for (int n = 0; n < 8; ++n) {
-            if (n / 2 > warp) break;
-            int j = n * 8 + j0;
-            float2 b = *reinterpret_cast<const float2*>(beta[hh] + j);
-            float2 r = *reinterpret_cast<const float2*>(s.r + j);
-            float2 gj = *reinterpret_cast<const float2*>(g[hh] + j);
-            // Selected, not multiplied: above the diagonal the exponential may overflow.
-            float x0 = j < i ? kk[n][2 * e] * ri * (r.x * b.x) * exp2_fast(gi - gj.x) : 0.f;
-            float x1 = j + 1 < i ? kk[n][2 * e + 1] * ri * (r.y * b.y) * exp2_fast(gi - gj.y) : 0.f;
-            if (n / 2 == warp)
+          for (int e = 0; e < 2; ++e) {
+            int i = i0 + e * 8;
+            float x0 = kk[n][2 * e] * c.y * exp2_fast(gi[e] - c.x);
+            float x1 = kk[n][2 * e + 1] * c.w * exp2_fast(gi[e] - c.z);
+            if (n / 2 == warp)  // selected: above the diagonal the exponential may overflow
               *reinterpret_cast<float2*>(s.diagonal + (hh * 4 + warp) * kDiagStride +
-                                         (i & 15) * 16 + (j & 15)) = make_float2(x0, x1);
+                                         (i & 15) * 16 + (j & 15)) =
+                  make_float2(j < i ? x0 : 0.f, j + 1 < i ? x1 : 0.f);
             else
               *reinterpret_cast<u32*>(s.matrices[hh] + i * kPitch + j) = pack_f16(x0, x1);
           }
@@ -382,8 +411,8 @@ void launch_prepare(const Args& a, int head_dim, bool hopper, cudaStream_t s) {
   auto kernel = head_dim == 128
                     ? (hopper ? prepare_kernel<MmaHopper, 128> : prepare_kernel<MmaPortable, 128>)
                     : (hopper ? prepare_kernel<MmaHopper, 64> : prepare_kernel<MmaPortable, 64>);
-  kernel<<<int(std::min<int64_t>(int64_t{a.max_chunks} * a.k_heads, sms * kPrepareCtas)), 128, 0,
-           s>>>(a);
+  dim3 grid(std::min<int64_t>(int64_t{a.max_chunks} * a.k_heads, sms * kPrepareCtas));
+  launch_after(kernel, grid, 128, 0, hopper, s, a);
   check_launch("gated_delta_net prepare");
 }
 

@@ -348,9 +348,11 @@ __device__ __forceinline__ void score_fragments(u32 (&f)[4][4], float (&acc)[8][
 /// multiplies what P U is added to, takes the factor.
 __device__ __forceinline__ void fitted_score_fragments(u32 (&f)[4][4], const float (&acc)[8][4],
                                                        SolveScales& s, int warp, int lane) {
+  int row = warp * 16 + (lane >> 2);
+  float gr[2];
 #pragma unroll
   for (int e = 0; e < 2; ++e) {
-    int r = warp * 16 + (lane >> 2) + e * 8;
+    int r = row + e * 8;
     float exact = diagonal(acc, e, warp, lane) * s.k[r];
     float rounded = __bfloat162float(__float2bfloat16_rn(exact));
     float factor = fabsf(exact) > 1e-30f ? __fdividef(rounded, exact) : 1.f;
@@ -358,14 +360,18 @@ __device__ __forceinline__ void fitted_score_fragments(u32 (&f)[4][4], const flo
       s.read_q[r] *= factor;
       s.fit[r] = __fdividef(1.f, factor);
     }
-    float gr = s.g[r] + __log2f(factor);
+    gr[e] = s.g[r] + __log2f(factor);
+  }
 #pragma unroll
-    for (int n = 0; n < 8; ++n) {
-      int c = n * 8 + (lane & 3) * 2;
-      float2 gc = *reinterpret_cast<const float2*>(s.g + c);
-      float2 kc = *reinterpret_cast<const float2*>(s.k + c);
-      float x0 = r >= c ? acc[n][2 * e] * kc.x * exp2_fast(gr - gc.x) : 0.f;
-      float x1 = r >= c + 1 ? acc[n][2 * e + 1] * kc.y * exp2_fast(gr - gc.y) : 0.f;
+  for (int n = 0; n < 8; ++n) {
+    int c = n * 8 + (lane & 3) * 2;
+    float2 gc = *reinterpret_cast<const float2*>(s.g + c);
+    float2 kc = *reinterpret_cast<const float2*>(s.k + c);
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      int r = row + e * 8;
+      float x0 = r >= c ? acc[n][2 * e] * kc.x * exp2_fast(gr[e] - gc.x) : 0.f;
+      float x1 = r >= c + 1 ? acc[n][2 * e + 1] * kc.y * exp2_fast(gr[e] - gc.y) : 0.f;
       f[n >> 1][(n & 1) * 2 + e] = pack_bf16(x0, x1);
     }
   }
