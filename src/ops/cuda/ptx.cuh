@@ -135,6 +135,12 @@ __device__ __forceinline__ uint4 ld_shared16(u32 addr) {
                : "memory");
   return v;
 }
+/// One 16-byte store; a plain one of a uint4 that was just put together can end as four of 4 bytes.
+__device__ __forceinline__ void st_global16(void* p, uint4 v) {
+  asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(__cvta_generic_to_global(p)), "r"(v.x),
+               "r"(v.y), "r"(v.z), "r"(v.w)
+               : "memory");
+}
 __device__ __forceinline__ u32 ld_shared4(u32 addr) {
   u32 v;
   asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(addr) : "memory");

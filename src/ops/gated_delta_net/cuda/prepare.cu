@@ -9,6 +9,7 @@ namespace heddle::ops::cuda::gdn {
 namespace {
 
 constexpr int kMaxSorted = 4096;  // more segments than this keep their order
+constexpr int kMaxNear = 1024;    // sequences whose beginnings shared memory holds
 
 /// Segments of a sequence: as few as possible, of equal length to a chunk. An empty sequence has
 /// one.
@@ -16,9 +17,14 @@ __device__ __forceinline__ int segments_of(const Args& a, int chunks) {
   return chunks <= a.segment_chunks ? 1 : (chunks + a.segment_chunks - 1) / a.segment_chunks;
 }
 
-/// The last sequence whose entry of the prefix sums `first` is at most i.
-__device__ __forceinline__ int sequence_of(const Args& a, const int* first, int i) {
-  int lo = 0, hi = a.sequences;
+/// Where sequences begin; of few sequences in shared memory.
+struct Begins {
+  const int *chunk, *segment, *token;
+};
+
+/// The last of `sequences` whose entry of the prefix sums `first` is at most i.
+__device__ __forceinline__ int sequence_of(int sequences, const int* first, int i) {
+  int lo = 0, hi = sequences;
   while (hi - lo > 1) {
     int mid = (lo + hi) / 2;
     (first[mid] <= i ? lo : hi) = mid;
@@ -27,18 +33,18 @@ __device__ __forceinline__ int sequence_of(const Args& a, const int* first, int 
 }
 
 /// Segment number i, counted in the order of the batch.
-__device__ __forceinline__ Segment segment_at(const Args& a, int i) {
-  int s = sequence_of(a, a.first_segment, i), index = i - a.first_segment[s];
-  int pieces = a.first_segment[s + 1] - a.first_segment[s];
-  int chunks = a.first_chunk[s + 1] - a.first_chunk[s], token = a.cu_seqlens[s];
+__device__ __forceinline__ Segment segment_at(int sequences, const Begins& first, int i) {
+  int s = sequence_of(sequences, first.segment, i), index = i - first.segment[s];
+  int pieces = first.segment[s + 1] - first.segment[s];
+  int chunks = first.chunk[s + 1] - first.chunk[s], token = first.token[s];
   int begin = int(int64_t{chunks} * index / pieces),
       end = int(int64_t{chunks} * (index + 1) / pieces);
-  int length = min(a.cu_seqlens[s + 1] - token, end * kChunk) - begin * kChunk;
+  int length = min(first.token[s + 1] - token, end * kChunk) - begin * kChunk;
   int exit = i - s;  // every earlier sequence has one joint less than segments
   return {s,
           token + begin * kChunk,
           length,
-          a.first_chunk[s] + begin,
+          first.chunk[s] + begin,
           index > 0 ? exit - 1 : -1,
           index + 1 < pieces ? exit : -1};
 }
@@ -47,14 +53,26 @@ __device__ __forceinline__ Segment segment_at(const Args& a, int i) {
 __global__ void __launch_bounds__(1024) plan_kernel(Args a) {
   __shared__ int length[kMaxSorted];
   __shared__ u64 warp_sum[32];
+  __shared__ int chunk_begins[kMaxNear + 1], segment_begins[kMaxNear + 1],
+      token_begins[kMaxNear + 1];
   __shared__ u64 carry;  // both prefix sums at once: segments in the high half, chunks in the low
   int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5;
+  bool near = a.sequences <= kMaxNear;
+  auto begin = [&](int s, u64 sums, int token) {
+    a.first_chunk[s] = u32(sums);
+    a.first_segment[s] = u32(sums >> 32);
+    if (!near) return;
+    chunk_begins[s] = u32(sums);
+    segment_begins[s] = u32(sums >> 32);
+    token_begins[s] = token;
+  };
   start_next_kernel();
   if (tid == 0) carry = 0;
   __syncthreads();
   for (int base = 0; base < a.sequences; base += 1024) {
-    int s = base + tid, n = s < a.sequences ? a.cu_seqlens[s + 1] - a.cu_seqlens[s] : 0;
-    int chunks = (n + kChunk - 1) / kChunk;
+    int s = base + tid, token = 0, end = 0;
+    if (s < a.sequences) token = a.cu_seqlens[s], end = a.cu_seqlens[s + 1];
+    int chunks = (end - token + kChunk - 1) / kChunk;
     u64 own = s < a.sequences ? u64(segments_of(a, chunks)) << 32 | u32(chunks) : 0, x = own;
     for (int d = 1; d < 32; d *= 2) {
       u64 y = __shfl_up_sync(~0u, x, d);
@@ -72,22 +90,18 @@ __global__ void __launch_bounds__(1024) plan_kernel(Args a) {
     }
     __syncthreads();
     x += warp_sum[warp];
-    u64 before = x - own;
-    if (s < a.sequences) {
-      a.first_chunk[s] = u32(before);
-      a.first_segment[s] = u32(before >> 32);
-    }
-    if (s == a.sequences - 1) {
-      a.first_chunk[a.sequences] = u32(x);
-      a.first_segment[a.sequences] = u32(x >> 32);
-    }
+    if (s < a.sequences) begin(s, x - own, token);
+    if (s == a.sequences - 1) begin(a.sequences, x, end);
     __syncthreads();
     if (tid == 1023) carry = x;
     __syncthreads();
   }
   int segments = u32(carry >> 32), chunks = u32(carry);
   bool sorted = segments <= kMaxSorted;
-  for (int i = tid; sorted && i < segments; i += 1024) length[i] = segment_at(a, i).length;
+  const Begins first = near ? Begins{chunk_begins, segment_begins, token_begins}
+                            : Begins{a.first_chunk, a.first_segment, a.cu_seqlens};
+  for (int i = tid; sorted && i < segments; i += 1024)
+    length[i] = segment_at(a.sequences, first, i).length;
   __syncthreads();
   for (int i = tid; i < a.max_segments; i += 1024) {
     int rank = i;
@@ -96,12 +110,13 @@ __global__ void __launch_bounds__(1024) plan_kernel(Args a) {
       int n = length[i];
       for (int t = 0; t < segments; ++t) rank += length[t] > n || (length[t] == n && t < i);
     }
-    a.segments[rank] = i < segments ? segment_at(a, i) : Segment{-1, 0, 0, 0, -1, -1};
+    a.segments[rank] =
+        i < segments ? segment_at(a.sequences, first, i) : Segment{-1, 0, 0, 0, -1, -1};
   }
   for (int c = tid; c < chunks; c += 1024) {
-    int s = sequence_of(a, a.first_chunk, c), index = c - a.first_chunk[s];
-    int token = a.cu_seqlens[s] + index * kChunk;
-    a.chunks[c] = {token, min(kChunk, a.cu_seqlens[s + 1] - token), s, index};
+    int s = sequence_of(a.sequences, first.chunk, c), index = c - first.chunk[s];
+    int token = first.token[s] + index * kChunk;
+    a.chunks[c] = {token, min(kChunk, first.token[s + 1] - token), s, index};
   }
 }
 
@@ -269,22 +284,21 @@ __global__ void __launch_bounds__(128, kPrepareCtas)
       fence_async_proxy();
     }
     __syncthreads();
-    float kk[8][4];
+    float kk[8][4], own[2][4];  // own: the block on the diagonal
     M::fence();
     M::template ss<D / 16, false, false>(kk, k_tile, k_tile, false);
     M::commit();
     M::template wait<0>();
     pin(kk);
-    // |k_i|^2 is the diagonal; row i meets column i in lane (i % 8) / 2 of its quad.
+#pragma unroll
+    for (int n = 0; n < 8; ++n)
+#pragma unroll
+      for (int e = 0; n / 2 == warp && e < 4; ++e) own[n % 2][e] = kk[n][e];
+        // |k_i|^2 is the diagonal; row i meets column i in lane (i % 8) / 2 of its quad.
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       int i = i0 + e * 8;
-      float sum = 0.f;
-#pragma unroll
-      for (int n = 0; n < 8; ++n) {
-        int j = n * 8 + j0;
-        sum += j == i ? kk[n][2 * e] : j + 1 == i ? kk[n][2 * e + 1] : 0.f;
-      }
+      float sum = (lane >> 2) & 1 ? own[e][2 * e + 1] : own[e][2 * e];
       float r = i < length ? (a.normalize ? rsqrtf(sum + 1e-6f) : 1.f) : 0.f;
       if ((lane & 3) == (lane >> 3)) {
         a.k_rms[(int64_t{chunk} * a.k_heads + hk) * 64 + i] = r;
@@ -306,35 +320,48 @@ __global__ void __launch_bounds__(128, kPrepareCtas)
         fetch(next);
       if (pair == 0) {
         float2 ri = {s.r[i0], s.r[i0 + 8]};
+        auto unit_keys = [&](float(&x)[4], int j) {
+          float2 r = *reinterpret_cast<const float2*>(s.r + j);
+          x[0] *= ri.x * r.x;
+          x[1] *= ri.x * r.y;
+          x[2] *= ri.y * r.x;
+          x[3] *= ri.y * r.y;
+        };
 #pragma unroll
-        for (int n = 0; n < 8; ++n) {
-          float2 r = *reinterpret_cast<const float2*>(s.r + n * 8 + j0);
-          kk[n][0] *= ri.x * r.x;
-          kk[n][1] *= ri.x * r.y;
-          kk[n][2] *= ri.y * r.x;
-          kk[n][3] *= ri.y * r.y;
+        for (int n = 0; n < 6; ++n) {
+          if (n / 2 >= warp) break;
+          unit_keys(kk[n], n * 8 + j0);
         }
+#pragma unroll
+        for (int n = 0; n < 2; ++n) unit_keys(own[n], warp * 16 + n * 8 + j0);
       }
 #pragma unroll
       for (int hh = 0; hh < 2; ++hh) {
         if (pair + hh >= group) break;
         const float gi[2] = {columns[hh][i0].x, columns[hh][i0 + 8].x};
 #pragma unroll
-        for (int n = 0; n < 8; ++n) {
-          if (n / 2 > warp) break;
+        for (int n = 0; n < 6; ++n) {
+          if (n / 2 >= warp) break;
           int j = n * 8 + j0;
           float4 c = *reinterpret_cast<const float4*>(columns[hh] + j);
 #pragma unroll
+          for (int e = 0; e < 2; ++e)
+            *reinterpret_cast<u32*>(s.matrices[hh] + (i0 + e * 8) * kPitch + j) =
+                pack_f16(kk[n][2 * e] * c.y * exp2_fast(gi[e] - c.x),
+                         kk[n][2 * e + 1] * c.w * exp2_fast(gi[e] - c.z));
+        }
+        float* block = s.diagonal + (hh * 4 + warp) * kDiagStride;
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          int j = n * 8 + j0, row = lane >> 2;  // in the block
+          float4 c = *reinterpret_cast<const float4*>(columns[hh] + warp * 16 + j);
+#pragma unroll
           for (int e = 0; e < 2; ++e) {
-            int i = i0 + e * 8;
-            float x0 = kk[n][2 * e] * c.y * exp2_fast(gi[e] - c.x);
-            float x1 = kk[n][2 * e + 1] * c.w * exp2_fast(gi[e] - c.z);
-            if (n / 2 == warp)  // selected: above the diagonal the exponential may overflow
-              *reinterpret_cast<float2*>(s.diagonal + (hh * 4 + warp) * kDiagStride +
-                                         (i & 15) * 16 + (j & 15)) =
-                  make_float2(j < i ? x0 : 0.f, j + 1 < i ? x1 : 0.f);
-            else
-              *reinterpret_cast<u32*>(s.matrices[hh] + i * kPitch + j) = pack_f16(x0, x1);
+            int i = row + e * 8;
+            // Selected, not multiplied: above the diagonal the exponential may overflow.
+            *reinterpret_cast<float2*>(block + i * 16 + j) =
+                make_float2(j < i ? own[n][2 * e] * c.y * exp2_fast(gi[e] - c.x) : 0.f,
+                            j + 1 < i ? own[n][2 * e + 1] * c.w * exp2_fast(gi[e] - c.z) : 0.f);
           }
         }
       }
@@ -389,8 +416,7 @@ __global__ void __launch_bounds__(128, kPrepareCtas)
             float2 f = __half22float2(p[e]);
             y[e] = pack_bf16(f.x, f.y);
           }
-          *reinterpret_cast<uint4*>(dst + i * 64 + ((c ^ (i & 7)) * 8)) =
-              make_uint4(y[0], y[1], y[2], y[3]);
+          st_global16(dst + i * 64 + ((c ^ (i & 7)) * 8), make_uint4(y[0], y[1], y[2], y[3]));
         }
       }
     }
