@@ -102,7 +102,9 @@ double block_bytes(const Layout& layout) {
                                  model.linear_value_head_dim);
   const double per_token = std::max(4 * width, 2 * state / 64) / layout.size(Dim::kTp) +
                            3 * as_double(model.hidden_size);
-  return layout.tokens * per_token * layout.step->element;
+  // Keys and values as they come and as they are read, and their gradients.
+  return std::max(layout.tokens * per_token * layout.step->element,
+                  3 * gathered_keys_bytes(layout));
 }
 
 double activation_bytes(const Layout& layout, std::int64_t stage_rank) {
@@ -112,11 +114,9 @@ double activation_bytes(const Layout& layout, std::int64_t stage_rank) {
     elements += train::kept_elements(step.model, i, layout.recompute, step.offloads_inputs,
                                      layout.mesh.size(Dim::kTp));
     // Keys and values of the other ranks along cp.
-    if (step.model.full_attention[i] && layout.recompute != config::Recompute::kFull &&
-        layout.method == ops::ContextMethod::kState) {
-      elements += 2 * (layout.size(Dim::kCp) - 1) *
-                  as_double(step.model.num_key_value_heads * step.model.head_dim) /
-                  layout.size(Dim::kTp);
+    if (step.model.full_attention[i] && layout.recompute != config::Recompute::kFull) {
+      elements += gathered_keys_bytes(layout) / layout.tokens / step.element *
+                  (1 - 1 / layout.size(Dim::kCp));
     }
   }
   const auto micro_batches = static_cast<std::int64_t>(
@@ -136,6 +136,15 @@ double activation_bytes(const Layout& layout, std::int64_t stage_rank) {
 }
 
 }  // namespace
+
+double gathered_keys_bytes(const Layout& layout) {
+  if (layout.size(Dim::kCp) == 1 || layout.method != ops::ContextMethod::kState) return 0;
+  const auto& model = layout.step->model;
+  // With more ranks along tp than heads each has one.
+  const double heads = std::max(1.0, as_double(model.num_key_value_heads) / layout.size(Dim::kTp));
+  return layout.tokens * layout.size(Dim::kCp) * 2 * heads * as_double(model.head_dim) *
+         layout.step->element;
+}
 
 Memory memory_of(const Layout& layout, std::int64_t stage_rank) {
   const Step& step = *layout.step;
