@@ -112,6 +112,16 @@ class Checker {
     }
   }
 
+  void router() const {
+    const bool is_on = !c_.train.router_record.empty() || !c_.train.router_replay.empty();
+    const char* key =
+        c_.train.router_record.empty() ? "train.router_replay" : "train.router_record";
+    if (is_on && c_.model.head == Head::kEmbed)
+      fail(key, "head embed runs each text twice, which is not recorded");
+    if (is_on && c_.train.router_record == c_.train.router_replay)
+      fail(key, "router_record and router_replay must be two folders");
+  }
+
   void optimizer_state() const {
     if (c_.optim.state_dtype == StateDtype::kBFloat16 && c_.model.dtype != Dtype::kBFloat16) {
       fail("optim.state_dtype", "bfloat16 moments need model.dtype bfloat16");
@@ -149,6 +159,7 @@ void check(const RunConfig& config, const std::string& source, Completeness comp
   if (completeness == Completeness::kPartial) return;
   checker.required();
   checker.head();
+  checker.router();
   checker.length();
   checker.schedule();
   checker.adapter();

@@ -129,7 +129,12 @@ class StepRun {
       hidden = pipeline_.receive_hidden(stage, m, hidden_sizes(flight), hidden_options());
     }
     parallel::BlockRunner::Pass& pass = flight.passes[chunk];
+    if (options_.router != nullptr)
+      pass.experts = options_.router->choices(stage.first_layer, stage.runner.size(),
+                                              own_tokens(flight.batch.host));
     hidden = stage.runner.forward(hidden, inputs, wants_input_gradient, pass);
+    if (options_.router != nullptr)
+      options_.router->add(stage.first_layer, pass.experts, own_tokens(flight.batch.host));
     add_losses(stage, pass, flight.batch.host);
     if (!stage.is_last) return pipeline_.send_hidden(stage, m, hidden);
     const HeadResult head = apply_head(m, hidden, flight.batch.host);
@@ -151,13 +156,22 @@ class StepRun {
     return head;
   }
 
+  ops::Rows own_rows(const data::Batch& batch) const {
+    return ops::own_rows(batch.size(), model_.tensor_group());
+  }
+  /// The rows of this rank's hidden states as the router's record knows them.
+  RouterReplay::Tokens own_tokens(const data::Batch& batch) const {
+    const ops::Rows own = own_rows(batch);
+    return {batch.token_numbers.narrow(0, own.first, own.count),
+            ops::real_rows(own, batch.real_tokens)};
+  }
+
   bool is_last(std::int64_t m) const { return m + 1 == static_cast<std::int64_t>(batches_.size()); }
 
   void add_losses(const parallel::Pipeline::Stage& stage, parallel::BlockRunner::Pass& pass,
                   const data::Batch& batch) {
     const models::qwen3_5::Config& config = model_.config();
-    const std::int64_t real_own =
-        ops::real_rows(ops::own_rows(batch.size(), model_.tensor_group()), batch.real_tokens);
+    const std::int64_t real_own = ops::real_rows(own_rows(batch), batch.real_tokens);
     if (pass.expert_assignments.defined()) {
       const auto rows = static_cast<double>(sparse_layers(config) * real_own);
       loss_.auxiliary_sum.add_(
