@@ -107,12 +107,38 @@ double block_bytes(const Layout& layout) {
                   3 * gathered_keys_bytes(layout));
 }
 
+/// Of the block that runs again as a whole: what it keeps for its backward, where the gradients of
+/// the MLP take the place of one of its widths.
+double block_again_bytes(const Layout& layout, std::int64_t stage_rank) {
+  const auto& model = layout.step->model;
+  if (layout.recompute != config::Recompute::kFull) return 0;
+  double largest = 0;
+  for (const std::int64_t i : layout.layers_of(stage_rank)) {
+    const double tp = layout.size(Dim::kTp);
+    const double kept = train::kept_elements(model, i, config::Recompute::kElementwise,
+                                             /*offloads_inputs=*/false, layout.mesh.size(Dim::kTp));
+    const double width =
+        as_double(model.sparse_mlp[i] ? model.num_experts_per_tok * model.moe_intermediate_size +
+                                            model.shared_expert_intermediate_size
+                                      : model.intermediate_size);
+    largest = std::max(largest, kept - width / tp);
+  }
+  return layout.tokens * largest * layout.step->element;
+}
+
 double activation_bytes(const Layout& layout, std::int64_t stage_rank) {
   const Step& step = *layout.step;
+  const bool keeps_mlp = layout.recompute == config::Recompute::kOff ||
+                         layout.recompute == config::Recompute::kElementwise;
   double elements = 0;
   for (const std::int64_t i : layout.layers_of(stage_rank)) {
     elements += train::kept_elements(step.model, i, layout.recompute, step.offloads_inputs,
                                      layout.mesh.size(Dim::kTp));
+    // The rows that experts received.
+    if (step.model.sparse_mlp[i] && keeps_mlp && layout.size(Dim::kEp) > 1) {
+      elements += as_double(step.model.num_experts_per_tok * step.model.hidden_size) /
+                  layout.size(Dim::kTp);
+    }
     // Keys and values of the other ranks along cp.
     if (step.model.full_attention[i] && layout.recompute != config::Recompute::kFull) {
       elements += gathered_keys_bytes(layout) / layout.tokens / step.element *
@@ -173,7 +199,7 @@ Memory memory_of(const Layout& layout, std::int64_t stage_rank) {
   memory.optimizer = step.state * (step.offloads_state ? std::min(owned, kStateOnDevice) : owned);
   memory.activations = activation_bytes(layout, stage_rank);
   const double resident = memory.weights + memory.optimizer;
-  const double block = block_bytes(layout);
+  const double block = block_bytes(layout) + block_again_bytes(layout, stage_rank);
   const double head = layout.has_head(stage_rank) ? head_bytes(layout) : 0;
   memory.working = std::max(block, head);
   // The gradients of the first micro-batch come as its activations go.

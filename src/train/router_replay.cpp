@@ -104,8 +104,7 @@ std::vector<at::Tensor> RouterReplay::choices(std::int64_t first_layer, std::siz
     // Rows of no sequence go to the first experts: their values are read nowhere.
     const at::Tensor others =
         at::arange(top_k_, at::kLong).expand({tokens.numbers.numel() - tokens.real, -1});
-    result[i] =
-        device::upload(at::cat({at::index_select(all.experts, 0, place), others}), device_);
+    result[i] = device::upload(at::cat({at::index_select(all.experts, 0, place), others}), device_);
   }
   return result;
 }

@@ -57,10 +57,9 @@ TEST_F(RouterReplayTest, WhatOneLayoutRecordsAnyOtherTakes) {
   const auto one = steps("one", 0, {"model.dtype=float64", replay});
   EXPECT_GT(difference(one, own).norm, 1e-4);
   int number = 0;
-  for (const Words& layout :
-       {Words{"parallel.dp=2", "parallel.fsdp=2", "parallel.ep=4"},
-        {"parallel.cp=2", "parallel.tp=2", "train.recompute=full"},
-        {"parallel.pp=2", "parallel.tp=2", "parallel.ep=2"}}) {
+  for (const Words& layout : {Words{"parallel.dp=2", "parallel.fsdp=2", "parallel.ep=4"},
+                              {"parallel.cp=2", "parallel.tp=2", "train.recompute=full"},
+                              {"parallel.pp=2", "parallel.tp=2", "parallel.ep=2"}}) {
     Words settings = {"model.dtype=float64", replay};
     settings.insert(settings.end(), layout.begin(), layout.end());
     const Difference found =
@@ -80,8 +79,8 @@ TEST_F(RouterReplayTest, InBf16LayoutsAgreeWithTheSameExperts) {
                     {"moe_intermediate_size", 64},
                     {"shared_expert_intermediate_size", 64},
                     {"initializer_range", 0.02}});
-  const auto one = steps(
-      "one", 0, {"model.dtype=bfloat16", "train.router_record=" + folder("choices")}, "wide");
+  const auto one =
+      steps("one", 0, {"model.dtype=bfloat16", "train.router_record=" + folder("choices")}, "wide");
   int number = 0;
   for (const Words& layout : {Words{"parallel.tp=2"}, {"parallel.fsdp=2", "parallel.ep=2"}}) {
     Words settings = {"model.dtype=bfloat16", "train.router_replay=" + folder("choices")};
