@@ -100,11 +100,6 @@ class Checker {
       fail("parallel.fsdp", "only one of parallel.dp and parallel.fsdp can be auto");
     }
     const bool is_sharded = p.fsdp != Degree{} || p.tp != 1 || p.cp != 1 || p.ep != 1 || p.pp != 1;
-    if (p.pp != 1 && c_.train.router_aux_loss == AuxLoss::kHf) {
-      fail("train.router_aux_loss",
-           "hf pools all layers, which a pipeline does not have at one time: parallel.pp must be "
-           "1, or use sequence");
-    }
     if (is_sharded && !c_.log.sample_prompts.empty()) {
       fail("log.sample_prompts",
            "needs the whole model on one rank, so parallel.fsdp, parallel.tp, parallel.cp, "

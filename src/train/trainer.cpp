@@ -206,7 +206,8 @@ MicroBatchLoss Trainer::update(const data::Step& step, double divisor, double sp
   MicroBatchLoss sums = run_micro_batches(
       *setup_.model, setup_.adapters.get(), pipeline_, setup_.trainable, step.micro_batches, heads,
       {.auxiliary_scale = auxiliary_coefficient_ / sparse_tokens,
-       .pooled_auxiliary_loss = config_.train.router_aux_loss == config::AuxLoss::kHf,
+       .pooled_auxiliary_loss =
+           auxiliary_coefficient_ > 0 && config_.train.router_aux_loss == config::AuxLoss::kHf,
        .dropout_step = dropout_step(step),
        .router = router_ ? &*router_ : nullptr,
        .recompute_elementwise = config_.train.recompute != config::Recompute::kOff,
