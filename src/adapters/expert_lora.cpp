@@ -49,17 +49,18 @@ at::Tensor ExpertLora::peft_b(const at::Tensor& whole) const {
 
 void ExpertLora::set_from_peft(const at::Tensor& a, const at::Tensor& b) {
   const ops::NoGradient guard;
-  const std::int64_t experts = a_.global_shape()[0], out = b_.global_shape()[1];
-  if (a.sizes() != peft_a(a_.data()).sizes() ||
+  const std::int64_t experts = a_.global_shape()[0], out = b_.global_shape()[1],
+                     in = a_.global_shape()[2];
+  if (a.sizes() != at::IntArrayRef({experts * rank(), in}) ||
       b.sizes() != at::IntArrayRef({out, rank() * experts})) {
     throw_error<ModelError>(
         "the adapter of '{}' has A [{}] and B [{}], this model's {} experts with rank {} need "
-        "[{}] and [{}, {}]",
+        "[{}, {}] and [{}, {}]",
         parameter_, fmt::join(a.sizes(), ", "), fmt::join(b.sizes(), ", "), experts, rank(),
-        fmt::join(peft_a(a_.data()).sizes(), ", "), out, rank() * experts);
+        experts * rank(), in, out, rank() * experts);
   }
-  a_.data().copy_(a.view({experts, rank(), a.size(1)}));
-  b_.data().copy_(b.view({out, rank(), experts}).permute({2, 0, 1}));
+  a_.write_owned(a.view({experts, rank(), in}));
+  b_.write_owned(b.view({out, rank(), experts}).permute({2, 0, 1}));
 }
 
 }  // namespace heddle::adapters

@@ -122,6 +122,7 @@ struct Pass {
   at::Tensor low;                     ///< x a^T, [T, sum of ranks]
   std::function<at::Tensor()> input;  ///< x
   bool wants_input_gradient;
+  std::shared_ptr<nn::PostponedWork> postponed;  ///< See nn::LinearInput.
   const ops::Linear::Functions* products;
 
   at::Tensor backward(const Tensors& grads) const;
@@ -129,42 +130,51 @@ struct Pass {
 
 /// Accumulates the gradients of weights and adapters; returns that of the input, if it is wanted.
 at::Tensor Pass::backward(const Tensors& grads) const {
-  const at::Tensor x = input();
   const Tensors lows = split(low, 1, layers);
   std::vector<ops::LowRankChange> changes;
-  std::vector<Lora*> adapters;
   ops::Products terms;
   for (std::size_t i = 0; i < layers.size(); ++i) {
     const auto& [lora, weight] = layers[i];
     const at::Tensor dy = grads[i].defined()
                               ? grads[i]
                               : at::zeros({low.size(0), weight->local_shape()[0]}, low.options());
-    if (lora != nullptr) {
-      changes.push_back({dy, lora->b().data(), lows[i]});
-      adapters.push_back(lora);
-    }
-    if (weight->trainable()) nn::accumulate_product(*weight, dy, x);
+    if (lora != nullptr) changes.push_back({dy, lora->b().data(), lows[i]});
     terms.push_back({dy, weight->data()});
   }
-  const auto [d_low, d_b] = products->low_rank_backward(changes);
-  terms.push_back({d_low, a});
-  const at::Tensor d_a = ops::wide_product(d_low, x);
-  scale(d_a, layers);
-  std::int64_t first = 0;
-  for (std::size_t i = 0; i < adapters.size(); ++i) {
-    Lora& lora = *adapters[i];
-    if (lora.b().trainable()) lora.b().add_gradient(d_b[i]);
-    if (lora.a().trainable()) lora.a().add_gradient(d_a.narrow(0, first, lora.rank()));
-    first += lora.rank();
-  }
-  return wants_input_gradient ? products->backward(terms) : at::Tensor();
+  const auto low_rank = products->low_rank_backward(changes);
+  const auto accumulate = [x = input(), layers = layers, terms, low_rank] {
+    const at::Tensor d_a = ops::wide_product(low_rank.d_low, x);
+    scale(d_a, layers);
+    std::int64_t first = 0;
+    std::size_t change = 0;
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      const auto& [lora, weight] = layers[i];
+      if (weight->trainable()) nn::accumulate_product(*weight, terms[i].a, x);
+      if (lora == nullptr) continue;
+      const at::Tensor& d_b = low_rank.d_b[change++];
+      if (lora->b().trainable()) lora->b().add_gradient(d_b);
+      if (lora->a().trainable()) lora->a().add_gradient(d_a.narrow(0, first, lora->rank()));
+      first += lora->rank();
+    }
+  };
+  nn::run_or_postpone(postponed, accumulate);
+  if (!wants_input_gradient) return {};
+  terms.push_back({low_rank.d_low, a});
+  return products->backward(terms);
 }
 
 Tensors forward_together(const ops::KernelTable& kernels, const nn::LinearInput& given,
                          const std::vector<Layer>& layers) {
   const at::Tensor& x = given.value;
   const ops::Linear::Functions& products = kernels.get<ops::Linear>();
-  Pass pass{layers, {}, {}, given.again, x.requires_grad(), &products};
+  const bool wants_input_gradient = x.requires_grad();
+  Pass pass{layers,
+            {},
+            {},
+            given.again,
+            wants_input_gradient,
+            wants_input_gradient ? given.postponed : nullptr,
+            &products};
   if (!pass.input) pass.input = [saved = ops::detached(x)] { return saved; };
   const Tensors outputs = ops::run_without_gradient([&] {
     const at::Tensor input = ops::detached(x);
@@ -207,15 +217,16 @@ std::vector<at::Tensor> Lora::forward(const ops::KernelTable& kernels, const nn:
     drops = drops || (lora != nullptr && lora->drops());
   }
   if (!drops) return forward_together(kernels, x, all);
-  if (layers.size() == 1) return {forward_with_dropout(kernels, x.value, layers[0]->weight())};
+  if (layers.size() == 1) return {forward_with_dropout(kernels, x, layers[0]->weight())};
   std::vector<at::Tensor> outputs;
   for (nn::Linear* layer : layers) outputs.push_back(layer->forward(kernels, x));
   return outputs;
 }
 
-at::Tensor Lora::forward_with_dropout(const ops::KernelTable& kernels, const at::Tensor& x,
+at::Tensor Lora::forward_with_dropout(const ops::KernelTable& kernels, const nn::LinearInput& given,
                                       nn::Parameter& weight) {
   const ops::Linear::Functions& products = kernels.get<ops::Linear>();
+  const at::Tensor& x = given.value;
   const at::Tensor input = ops::detached(x), mask = mask_of(input);
   at::Tensor y, low;
   {
@@ -226,13 +237,16 @@ at::Tensor Lora::forward_with_dropout(const ops::KernelTable& kernels, const at:
   const bool want_input = x.requires_grad();
   return ops::with_gradient(
       "lora_linear", {x, weight.anchor(), a_.anchor(), b_.anchor()}, {y},
-      [this, input, mask, low, want_input, &weight](const Tensors& grads) -> Tensors {
+      [this, input, mask, low, want_input, postponed = want_input ? given.postponed : nullptr,
+       &weight](const Tensors& grads) -> Tensors {
         const at::Tensor& dy = grads[0];
         if (!dy.defined()) return {{}, {}, {}, {}};
         const at::Tensor d_low = at::mm(dy, b_.value()).mul_(scaling_);
-        if (b_.trainable()) nn::accumulate_product(b_, dy, low);
-        if (a_.trainable()) nn::accumulate_product(a_, d_low, input * mask);
-        if (weight.trainable()) nn::accumulate_product(weight, dy, input);
+        nn::run_or_postpone(postponed, [this, input, mask, low, dy, d_low, &weight] {
+          if (b_.trainable()) nn::accumulate_product(b_, dy, low);
+          if (a_.trainable()) nn::accumulate_product(a_, d_low, input * mask);
+          if (weight.trainable()) nn::accumulate_product(weight, dy, input);
+        });
         if (!want_input) return {{}, {}, {}, {}};
         at::Tensor dx = at::mm(dy, weight.value());
         dx.add_(at::mm(d_low, a_.value()).mul_(mask));

@@ -52,7 +52,7 @@ class Lora : public nn::LinearAdapter {
  private:
   bool drops() const { return dropout_probability_ > 0 && dropout_.step != 0; }
   at::Tensor mask_of(const at::Tensor& x);
-  at::Tensor forward_with_dropout(const ops::KernelTable& kernels, const at::Tensor& x,
+  at::Tensor forward_with_dropout(const ops::KernelTable& kernels, const nn::LinearInput& given,
                                   nn::Parameter& weight);
 
   std::string module_;

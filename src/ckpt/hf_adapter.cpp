@@ -48,6 +48,16 @@ std::vector<std::string> target_names(const std::vector<std::string>& adapted,
   return names;
 }
 
+/// What this rank owns of a stored tensor.
+void fill(nn::Parameter& parameter, const StoredTensor& stored) {
+  if (stored.shape != parameter.global_shape()) {
+    throw_error<ModelError>("{} is [{}], this model needs [{}]", stored.where(),
+                            fmt::join(stored.shape, ", "),
+                            fmt::join(parameter.global_shape(), ", "));
+  }
+  parameter.write_owned(read_tensor(stored));
+}
+
 }  // namespace
 
 adapters::Adaptable adaptable(Model& model) {
@@ -68,7 +78,9 @@ std::int64_t vocabulary_rows(const AdapterDirectory& directory) {
   return rows;
 }
 
-std::unique_ptr<adapters::LoraSet> load_adapter(const AdapterDirectory& directory, Model& model) {
+std::unique_ptr<adapters::LoraSet> load_adapter(
+    const AdapterDirectory& directory, Model& model,
+    const std::function<void(adapters::LoraSet&)>& divide) {
   const ops::NoGradient guard;
   const std::string text = "model.";
   const auto name_in_model = [&](const std::string& name) {
@@ -87,6 +99,7 @@ std::unique_ptr<adapters::LoraSet> load_adapter(const AdapterDirectory& director
   options.rslora = directory.config().use_rslora;
   auto set =
       std::make_unique<adapters::LoraSet>(adaptable(model), modules, options, model.context());
+  if (divide) divide(*set);
   std::map<std::string, adapters::Lora*> by_module;
   for (const auto& lora : set->adapters()) by_module[lora->module()] = lora.get();
   std::map<std::string, adapters::ExpertLora*> by_parameter;
@@ -97,9 +110,8 @@ std::unique_ptr<adapters::LoraSet> load_adapter(const AdapterDirectory& director
       continue;
     }
     adapters::Lora& lora = *by_module.at(key_of(pair));
-    at::Tensor a = lora.a().data(), b = lora.b().data();
-    copy_into(pair.a, a);
-    copy_into(pair.b, b);
+    fill(lora.a(), pair.a);
+    fill(lora.b(), pair.b);
   }
   std::map<std::string, nn::Parameter*> parameters;
   for (nn::Parameter* parameter : model.parameters()) parameters[parameter->name()] = parameter;
@@ -113,14 +125,13 @@ std::unique_ptr<adapters::LoraSet> load_adapter(const AdapterDirectory& director
       throw_error<ModelError>("{}: modules_to_save holds '{}', which this model does not have",
                               directory.path().string(), saved.name);
     }
-    at::Tensor data = it->second->data();
     if (saved.tensor.shape != it->second->global_shape()) {
       throw_error<ModelError>("{}: modules_to_save holds '{}' as [{}], this model has [{}]",
                               directory.path().string(), saved.name,
                               fmt::join(saved.tensor.shape, ", "),
                               fmt::join(it->second->global_shape(), ", "));
     }
-    copy_into(saved.tensor, data);
+    fill(*it->second, saved.tensor);
   }
   return set;
 }

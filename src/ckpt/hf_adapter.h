@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include <functional>
+
 #include "adapters/lora.h"
 #include "ckpt/adapter_directory.h"
 #include "ckpt/companions.h"
@@ -21,9 +23,12 @@ adapters::Adaptable adaptable(Model& model);
 /// model it is put on needs as many.
 std::int64_t vocabulary_rows(const AdapterDirectory& directory);
 
-/// Puts the adapter of a PEFT directory on the model and fills it (and parameters of
-/// modules_to_save).
-std::unique_ptr<adapters::LoraSet> load_adapter(const AdapterDirectory& directory, Model& model);
+/// Puts the adapter of a PEFT directory on the model and fills what this rank owns of it (and of
+/// parameters of modules_to_save). `divide`, unless empty, gives the adapter its storage among
+/// several ranks before it is filled.
+std::unique_ptr<adapters::LoraSet> load_adapter(
+    const AdapterDirectory& directory, Model& model,
+    const std::function<void(adapters::LoraSet&)>& divide = {});
 
 /// Writes a PEFT adapter directory. `saved`: parameters trained whole beside the adapter; a tied
 /// embedding is written as lm_head too, because PEFT unties the two.

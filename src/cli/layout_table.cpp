@@ -72,6 +72,10 @@ ui::Table layout_table(const plan::LayoutReport& report) {
                bytes(m.optimizer), bytes(m.activations), bytes(m.working), bytes(m.peak),
                stage.layers});
   }
+  if (report.gathered_keys > 0) {
+    table.row({"", bytes(report.gathered_keys), "", "", "", "", "",
+               "keys and values of all tokens, in one attention layer"});
+  }
   if (report.time) add_time(table, report);
   if (report.schedule.empty()) return table;
   table.section(fmt::format("pipeline: {:.0f} % of the time waiting; forward 0-9, backward a-z",
@@ -98,6 +102,7 @@ std::string layout_json(const plan::LayoutReport& report) {
         {{"dimension", dimensions(t)}, {"what", t.what}, {"bytes", t.bytes}});
     if (report.time) json["received_bytes"].back()["exposed_s"] = report.time->exposed[i];
   }
+  if (report.gathered_keys > 0) json["gathered_keys_bytes"] = report.gathered_keys;
   for (const plan::LayoutStage& stage : report.stages) {
     const plan::Memory& m = stage.memory;
     json["memory_bytes"].push_back({{"stage_rank", stage.stage_rank},

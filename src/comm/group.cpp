@@ -122,20 +122,23 @@ void Group::reduce_scatter_sum(at::Tensor& output, const at::Tensor& input) cons
   reduce_scatter_sum_async(output, input).wait();
 }
 
-void Group::all_to_all(at::Tensor& output, const std::vector<std::int64_t>& output_rows,
-                       const at::Tensor& input, const std::vector<std::int64_t>& input_rows) const {
+Pending Group::all_to_all_async(at::Tensor& output, const std::vector<std::int64_t>& output_rows,
+                                const at::Tensor& input,
+                                const std::vector<std::int64_t>& input_rows) const {
   if (size() == 1) {
     output.copy_(input);
-    return;
+    return {};
   }
-  connection_
-      ->launch("all_to_all", {output, input},
-               [&](c10d::Backend& b) {
-                 at::Tensor out = output, in = input;
-                 std::vector<std::int64_t> to = input_rows, from = output_rows;
-                 return b.alltoall_base(out, in, from, to);
-               })
-      .wait();
+  return connection_->launch("all_to_all", {output, input}, [&](c10d::Backend& b) {
+    at::Tensor out = output, in = input;
+    std::vector<std::int64_t> to = input_rows, from = output_rows;
+    return b.alltoall_base(out, in, from, to);
+  });
+}
+
+void Group::all_to_all(at::Tensor& output, const std::vector<std::int64_t>& output_rows,
+                       const at::Tensor& input, const std::vector<std::int64_t>& input_rows) const {
+  all_to_all_async(output, output_rows, input, input_rows).wait();
 }
 
 void Group::broadcast(at::Tensor& tensor, std::int64_t root) const {

@@ -66,6 +66,9 @@ class Group {
   /// Rows input_rows[r] of the input go to member r, which receives them as its output_rows[this].
   void all_to_all(at::Tensor& output, const std::vector<std::int64_t>& output_rows,
                   const at::Tensor& input, const std::vector<std::int64_t>& input_rows) const;
+  Pending all_to_all_async(at::Tensor& output, const std::vector<std::int64_t>& output_rows,
+                           const at::Tensor& input,
+                           const std::vector<std::int64_t>& input_rows) const;
   void broadcast(at::Tensor& tensor, std::int64_t root) const;
   /// Messages from one member to another arrive in the order in which they were sent; a tag that
   /// does not match is noticed on the CPU alone.

@@ -100,16 +100,21 @@ class Checker {
       fail("parallel.fsdp", "only one of parallel.dp and parallel.fsdp can be auto");
     }
     const bool is_sharded = p.fsdp != Degree{} || p.tp != 1 || p.cp != 1 || p.ep != 1 || p.pp != 1;
-    if (p.pp != 1 && c_.train.router_aux_loss == AuxLoss::kHf) {
-      fail("train.router_aux_loss",
-           "hf pools all layers, which a pipeline does not have at one time: parallel.pp must be "
-           "1, or use sequence");
-    }
     if (is_sharded && !c_.log.sample_prompts.empty()) {
       fail("log.sample_prompts",
            "needs the whole model on one rank, so parallel.fsdp, parallel.tp, parallel.cp, "
            "parallel.ep and parallel.pp 1");
     }
+  }
+
+  void router() const {
+    const bool is_on = !c_.train.router_record.empty() || !c_.train.router_replay.empty();
+    const char* key =
+        c_.train.router_record.empty() ? "train.router_replay" : "train.router_record";
+    if (is_on && c_.model.head == Head::kEmbed)
+      fail(key, "head embed runs each text twice, which is not recorded");
+    if (is_on && c_.train.router_record == c_.train.router_replay)
+      fail(key, "router_record and router_replay must be two folders");
   }
 
   void optimizer_state() const {
@@ -149,6 +154,7 @@ void check(const RunConfig& config, const std::string& source, Completeness comp
   if (completeness == Completeness::kPartial) return;
   checker.required();
   checker.head();
+  checker.router();
   checker.length();
   checker.schedule();
   checker.adapter();

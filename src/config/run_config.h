@@ -160,6 +160,7 @@ struct TrainSection {
   bool offload_activations = false;
   double router_aux_loss_coef = -1;
   AuxLoss router_aux_loss = AuxLoss::kSequence;
+  std::string router_record, router_replay;  ///< Folders; "": no
   double infonce_temperature = 0.05;
   std::int64_t eval_every = 0;
   bool eval_on_start = false;

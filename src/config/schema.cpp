@@ -228,6 +228,10 @@ Section train_section() {
            {.range = at_least(-1), .aliases = {"aux_loss_coef"}})
       .key("router_aux_loss", &TrainSection::router_aux_loss,
            "per layer and sequence, or pooled over layers and batch as transformers does")
+      .key("router_record", &TrainSection::router_record,
+           "folder for the experts that each step's tokens choose, one file per step and rank")
+      .key("router_replay", &TrainSection::router_replay,
+           "folder of such files, of any layout: tokens go to these experts, not to the router's")
       .key("infonce_temperature", &TrainSection::infonce_temperature,
            "head embed: similarities are divided by it (1 / scale of sentence-transformers)",
            {.range = above(0), .aliases = {"temperature", "contrastive_temperature"}})

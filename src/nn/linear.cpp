@@ -16,6 +16,14 @@ void PostponedWork::run() {
   for (const auto& work : std::exchange(work_, {})) work();
 }
 
+void run_or_postpone(const std::shared_ptr<PostponedWork>& postponed, std::function<void()> work) {
+  if (postponed) {
+    postponed->add(std::move(work));
+  } else {
+    work();
+  }
+}
+
 void accumulate_product(Parameter& weight, const at::Tensor& dy, const at::Tensor& x) {
   if (!weight.accumulates_in_place() && x.is_cuda()) {
     // cuBLAS sums half precision in fp32: keep those sums, add to them in the product.
@@ -70,11 +78,7 @@ std::vector<at::Tensor> linears(const ops::KernelTable& kernels, const LinearInp
               accumulate_product(*weights[i], grads[i], x);
           }
         };
-        if (postponed) {
-          postponed->add(accumulate);
-        } else {
-          accumulate();
-        }
+        run_or_postpone(postponed, accumulate);
         ops::Tensors result(weights.size() + 1);
         ops::Products terms;
         for (std::size_t i = 0; i < weights.size(); ++i) {

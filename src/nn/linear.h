@@ -28,6 +28,9 @@ class PostponedWork {
   std::vector<std::function<void()>> work_;
 };
 
+/// Runs `work`, unless `postponed` is not null: then with that.
+void run_or_postpone(const std::shared_ptr<PostponedWork>& postponed, std::function<void()> work);
+
 /// What linear layers read. `again`, unless empty, makes the value anew in the backward, so that it
 /// is not kept until then.
 struct LinearInput {

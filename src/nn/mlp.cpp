@@ -66,10 +66,13 @@ BlockOutput Moe::forward(const at::Tensor& x, const BlockInputs& inputs, bool wa
   const ops::MoeRouting routing =
       ops::moe_route(gate_.forward(*inputs.kernels, x), dims_.num_experts_per_tok,
                      dims_.normalize_top_k, inputs.experts);
-  const at::Tensor shared = shared_expert_.forward(x, inputs) *
-                            at::sigmoid(shared_expert_gate_.forward(*inputs.kernels, x));
+  at::Tensor shared;
+  const at::Tensor chosen = routed(x, routing, inputs, [&] {
+    shared = shared_expert_.forward(x, inputs) *
+             at::sigmoid(shared_expert_gate_.forward(*inputs.kernels, x));
+  });
   BlockOutput output;
-  output.hidden = routed(x, routing, inputs) + shared;
+  output.hidden = chosen + shared;
   output.experts = routing.experts;
   if (!want_auxiliary_loss || !inputs.training) return output;
   if (inputs.pooled_auxiliary_loss) {
@@ -90,7 +93,7 @@ BlockOutput Moe::forward(const at::Tensor& x, const BlockInputs& inputs, bool wa
 }
 
 at::Tensor Moe::routed(const at::Tensor& x, const ops::MoeRouting& routing,
-                       const BlockInputs& inputs) {
+                       const BlockInputs& inputs, const std::function<void()>& meanwhile) {
   const ops::MoeExperts::Inputs rows{x,
                                      routing.weights,
                                      routing.experts,
@@ -98,9 +101,10 @@ at::Tensor Moe::routed(const at::Tensor& x, const ops::MoeRouting& routing,
                                      down_.weight().value(),
                                      gate_up_.change(),
                                      down_.change()};
-  return inputs.expert_group == nullptr
-             ? ops::moe_experts(*inputs.kernels, rows)
-             : ops::moe_experts_parallel(*inputs.kernels, rows, *inputs.expert_group);
+  if (inputs.expert_group != nullptr)
+    return ops::moe_experts_parallel(*inputs.kernels, rows, *inputs.expert_group, meanwhile);
+  meanwhile();
+  return ops::moe_experts(*inputs.kernels, rows);
 }
 
 void Moe::visit_parameters(const std::function<void(Parameter&)>& visit) {

@@ -42,7 +42,9 @@ class Moe {
   void visit_expert_weights(const std::function<void(ExpertWeights&)>& visit);
 
  private:
-  at::Tensor routed(const at::Tensor& x, const ops::MoeRouting& routing, const BlockInputs& inputs);
+  /// The routed experts' sum. `meanwhile` is run once, while the tokens travel if they do.
+  at::Tensor routed(const at::Tensor& x, const ops::MoeRouting& routing, const BlockInputs& inputs,
+                    const std::function<void()>& meanwhile);
 
   MoeDims dims_;
   Linear gate_;

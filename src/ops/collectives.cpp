@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 
 #include <numeric>
+#include <utility>
 
 #include "ops/autograd.h"
 
@@ -33,11 +34,16 @@ at::Tensor scattered(const at::Tensor& x, const comm::Group& group) {
   return y;
 }
 
-at::Tensor exchanged(const at::Tensor& x, const std::vector<std::int64_t>& input_rows,
-                     const std::vector<std::int64_t>& output_rows, const comm::Group& group) {
+/// Room for the rows that are received in exchange for some of x.
+at::Tensor room_for(const at::Tensor& x, const std::vector<std::int64_t>& output_rows) {
   const std::int64_t rows =
       std::accumulate(output_rows.begin(), output_rows.end(), std::int64_t{0});
-  at::Tensor y = at::empty(with_rows(x, rows), x.options());
+  return at::empty(with_rows(x, rows), x.options());
+}
+
+at::Tensor exchanged(const at::Tensor& x, const std::vector<std::int64_t>& input_rows,
+                     const std::vector<std::int64_t>& output_rows, const comm::Group& group) {
+  at::Tensor y = room_for(x, output_rows);
   group.all_to_all(y, output_rows, detached(x).contiguous(), input_rows);
   return y;
 }
@@ -92,6 +98,44 @@ at::Tensor all_to_all_rows(const at::Tensor& x, const std::vector<std::int64_t>&
       [group, input_rows, output_rows](const at::Tensor& dy) {
         return exchanged(dy, output_rows, input_rows, group);
       });
+}
+
+RowExchange::RowExchange(const at::Tensor& x, std::vector<std::int64_t> input_rows,
+                         std::vector<std::int64_t> output_rows, const comm::Group& group)
+    : input_rows_(std::move(input_rows)),
+      output_rows_(std::move(output_rows)),
+      group_(group),
+      travel_(std::make_shared<Travel>()) {
+  run_without_gradient([&] {
+    travel_->sent = detached(x).contiguous();
+    travel_->received = room_for(x, output_rows_);
+    travel_->pending =
+        group_.all_to_all_async(travel_->received, output_rows_, travel_->sent, input_rows_);
+    return at::Tensor();
+  });
+  rows_ = with_gradient("start_row_exchange", {x}, {detached(travel_->received)},
+                        [travel = travel_](const Tensors& grads) -> Tensors {
+                          if (!grads[0].defined()) return {{}};
+                          travel->pending.wait();
+                          travel->sent = at::Tensor();
+                          return {std::exchange(travel->received, at::Tensor())};
+                        })[0];
+}
+
+at::Tensor RowExchange::wait() {
+  travel_->pending.wait();
+  *travel_ = {};
+  return with_gradient("end_row_exchange", {rows_}, {detached(rows_)},
+                       [travel = travel_, to = input_rows_, from = output_rows_,
+                        group = group_](const Tensors& grads) -> Tensors {
+                         if (!grads[0].defined()) return {{}};
+                         travel->sent = grads[0].contiguous();
+                         travel->received = room_for(travel->sent, to);
+                         travel->pending =
+                             group.all_to_all_async(travel->received, to, travel->sent, from);
+                         // A gradient of the right shape: the other node hands out the received.
+                         return {travel->sent};
+                       })[0];
 }
 
 }  // namespace heddle::ops

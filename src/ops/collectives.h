@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -39,5 +40,27 @@ at::Tensor reduce_scatter_rows(const at::Tensor& x, const comm::Group& group);
 /// the way back.
 at::Tensor all_to_all_rows(const at::Tensor& x, const std::vector<std::int64_t>& input_rows,
                            const std::vector<std::int64_t>& output_rows, const comm::Group& group);
+
+/// all_to_all_rows in two steps. What is computed between them runs beside the exchange, and
+/// backward what belongs to that beside the exchange of the gradient: autograd takes operators in
+/// the reverse of their order.
+class RowExchange {
+ public:
+  RowExchange(const at::Tensor& x, std::vector<std::int64_t> input_rows,
+              std::vector<std::int64_t> output_rows, const comm::Group& group);
+  /// The rows that were received. Once.
+  at::Tensor wait();
+
+ private:
+  /// What is under way, forward or backward.
+  struct Travel {
+    comm::Pending pending;
+    at::Tensor sent, received;
+  };
+  std::vector<std::int64_t> input_rows_, output_rows_;
+  comm::Group group_;
+  std::shared_ptr<Travel> travel_;
+  at::Tensor rows_;
+};
 
 }  // namespace heddle::ops

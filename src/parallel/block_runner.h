@@ -50,6 +50,7 @@ struct BlockRunnerOptions {
 class BlockRunner {
  public:
   explicit BlockRunner(std::vector<BlockEntry> blocks, BlockRunnerOptions options = {});
+  std::size_t size() const { return blocks_.size(); }
 
   /// What one micro-batch leaves for its backward; several may be in flight.
   class Pass {

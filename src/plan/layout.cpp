@@ -102,21 +102,47 @@ double block_bytes(const Layout& layout) {
                                  model.linear_value_head_dim);
   const double per_token = std::max(4 * width, 2 * state / 64) / layout.size(Dim::kTp) +
                            3 * as_double(model.hidden_size);
-  return layout.tokens * per_token * layout.step->element;
+  // Keys and values as they come and as they are read, and their gradients.
+  return std::max(layout.tokens * per_token * layout.step->element,
+                  3 * gathered_keys_bytes(layout));
+}
+
+/// Of the block that runs again as a whole: what it keeps for its backward, where the gradients of
+/// the MLP take the place of one of its widths.
+double block_again_bytes(const Layout& layout, std::int64_t stage_rank) {
+  const auto& model = layout.step->model;
+  if (layout.recompute != config::Recompute::kFull) return 0;
+  double largest = 0;
+  for (const std::int64_t i : layout.layers_of(stage_rank)) {
+    const double tp = layout.size(Dim::kTp);
+    const double kept = train::kept_elements(model, i, config::Recompute::kElementwise,
+                                             /*offloads_inputs=*/false, layout.mesh.size(Dim::kTp));
+    const double width =
+        as_double(model.sparse_mlp[i] ? model.num_experts_per_tok * model.moe_intermediate_size +
+                                            model.shared_expert_intermediate_size
+                                      : model.intermediate_size);
+    largest = std::max(largest, kept - width / tp);
+  }
+  return layout.tokens * largest * layout.step->element;
 }
 
 double activation_bytes(const Layout& layout, std::int64_t stage_rank) {
   const Step& step = *layout.step;
+  const bool keeps_mlp = layout.recompute == config::Recompute::kOff ||
+                         layout.recompute == config::Recompute::kElementwise;
   double elements = 0;
   for (const std::int64_t i : layout.layers_of(stage_rank)) {
     elements += train::kept_elements(step.model, i, layout.recompute, step.offloads_inputs,
                                      layout.mesh.size(Dim::kTp));
-    // Keys and values of the other ranks along cp.
-    if (step.model.full_attention[i] && layout.recompute != config::Recompute::kFull &&
-        layout.method == ops::ContextMethod::kState) {
-      elements += 2 * (layout.size(Dim::kCp) - 1) *
-                  as_double(step.model.num_key_value_heads * step.model.head_dim) /
+    // The rows that experts received.
+    if (step.model.sparse_mlp[i] && keeps_mlp && layout.size(Dim::kEp) > 1) {
+      elements += as_double(step.model.num_experts_per_tok * step.model.hidden_size) /
                   layout.size(Dim::kTp);
+    }
+    // Keys and values of the other ranks along cp.
+    if (step.model.full_attention[i] && layout.recompute != config::Recompute::kFull) {
+      elements += gathered_keys_bytes(layout) / layout.tokens / step.element *
+                  (1 - 1 / layout.size(Dim::kCp));
     }
   }
   const auto micro_batches = static_cast<std::int64_t>(
@@ -136,6 +162,15 @@ double activation_bytes(const Layout& layout, std::int64_t stage_rank) {
 }
 
 }  // namespace
+
+double gathered_keys_bytes(const Layout& layout) {
+  if (layout.size(Dim::kCp) == 1 || layout.method != ops::ContextMethod::kState) return 0;
+  const auto& model = layout.step->model;
+  // With more ranks along tp than heads each has one.
+  const double heads = std::max(1.0, as_double(model.num_key_value_heads) / layout.size(Dim::kTp));
+  return layout.tokens * layout.size(Dim::kCp) * 2 * heads * as_double(model.head_dim) *
+         layout.step->element;
+}
 
 Memory memory_of(const Layout& layout, std::int64_t stage_rank) {
   const Step& step = *layout.step;
@@ -164,7 +199,7 @@ Memory memory_of(const Layout& layout, std::int64_t stage_rank) {
   memory.optimizer = step.state * (step.offloads_state ? std::min(owned, kStateOnDevice) : owned);
   memory.activations = activation_bytes(layout, stage_rank);
   const double resident = memory.weights + memory.optimizer;
-  const double block = block_bytes(layout);
+  const double block = block_bytes(layout) + block_again_bytes(layout, stage_rank);
   const double head = layout.has_head(stage_rank) ? head_bytes(layout) : 0;
   memory.working = std::max(block, head);
   // The gradients of the first micro-batch come as its activations go.

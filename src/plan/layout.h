@@ -73,4 +73,8 @@ struct Memory {
 };
 Memory memory_of(const Layout& layout, std::int64_t stage_rank);
 
+/// Keys and values of all tokens of a micro-batch in one attention layer, bytes: what each rank
+/// along cp gathers with state passing. 0 where nothing is.
+double gathered_keys_bytes(const Layout& layout);
+
 }  // namespace heddle::plan

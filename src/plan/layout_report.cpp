@@ -49,6 +49,7 @@ LayoutReport plan_layout(const config::RunConfig& config, const models::qwen3_5:
   report.tokens_per_step = layout.tokens * layout.size(Dim::kCp) * layout.micro_batches *
                            static_cast<double>(layout.mesh.data_size());
   report.traffic = traffic_of(layout);
+  report.gathered_keys = gathered_keys_bytes(layout);
   for (std::int64_t rank = 0; rank < layout.stages.ranks; ++rank)
     report.stages.push_back({rank, layers_of(layout.stages, rank), memory_of(layout, rank)});
   if (layout.stages.ranks > 1) {

@@ -33,6 +33,7 @@ struct LayoutReport {
   std::vector<LayoutGroup> groups;  ///< Of the dimensions above 1.
   double tokens_per_step = 0, micro_batches = 0;
   std::vector<Traffic> traffic;
+  double gathered_keys = 0;  ///< Bytes, of one attention layer: see gathered_keys_bytes.
   std::vector<LayoutStage> stages;
   std::vector<std::string> schedule;  ///< Empty without a pipeline.
   double bubble = 0;

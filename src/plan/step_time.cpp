@@ -63,7 +63,7 @@ class Timer {
     for (const std::int64_t i : layout_.layers_of(stage_rank)) {
       const LayerWork& work = step_.layers[i];
       const double both = step_.is_lora ? 2 : 4;  // gradients of inputs and of weights
-      Compute c = compute(i, both, 2.0 / 3, work.backward);
+      Compute c = compute(i, both, 2.0 / 3, work.backward + exchanged(i));
       if (layout_.size(Dim::kCp) > 1 && layout_.method == ops::ContextMethod::kState)
         c.delta_rule *= 1 + crossing();
       if (step_.is_lora) c.elementwise += elements(work.adapters + tp_ * work.adapters_whole);
@@ -116,6 +116,9 @@ class Timer {
   }
 
  private:
+  double exchanged(std::int64_t layer) const {
+    return layout_.size(Dim::kEp) > 1 ? step_.layers[layer].exchanged : 0;
+  }
   double elements(double per_token) const {
     return layout_.tokens / tp_ * per_token * step_.element / memory_rate_;
   }
@@ -136,7 +139,7 @@ class Timer {
   }
 
   Compute layer_forward(std::int64_t layer) const {
-    Compute c = compute(layer, 2, 1.0 / 3, step_.layers[layer].forward);
+    Compute c = compute(layer, 2, 1.0 / 3, step_.layers[layer].forward + exchanged(layer));
     if (layout_.size(Dim::kCp) > 1 && layout_.method == ops::ContextMethod::kState)
       c.delta_rule *= 1 + crossing();
     return c;

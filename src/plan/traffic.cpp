@@ -82,22 +82,23 @@ class Counter {
   void context() {
     const auto& model = step_.model;
     const double tp = layout_.size(Dim::kTp), cp = layout_.size(Dim::kCp);
-    // With more ranks than heads each has one.
-    const double kv_heads = std::max(1.0, as_double(model.num_key_value_heads) / tp);
-    const double kv = 2 * kv_heads * as_double(model.head_dim);
     const double q = as_double(model.num_attention_heads * model.head_dim) / tp;
     const double k = as_double(model.linear_num_key_heads * model.linear_key_head_dim) / tp;
     const double v = as_double(model.linear_num_value_heads * model.linear_value_head_dim) / tp;
     const double passes = layout_.recompute == config::Recompute::kFull ? 3 : 2;
     const double calls = passes * layout_.micro_batches;
     if (layout_.method == ops::ContextMethod::kUlysses) {
+      // With more ranks than heads each has one.
+      const double kv =
+          2 * as_double(model.head_dim) * std::max(1.0, as_double(model.num_key_value_heads) / tp);
       const double moved = passes * tokens_ * step_.element *
                            (layers(true) * (2 * q + kv) + layers(false) * (2 * k + 2 * v));
       add({Dim::kCp}, "tokens to heads and back", share_of_others(cp) * moved, 2 * calls * depth_);
       return;
     }
-    const double keys = passes * tokens_ * step_.element * layers(true) * kv;
-    add({Dim::kCp}, "keys and values, and gradients", (cp - 1) * keys, calls * layers(true));
+    add({Dim::kCp}, "keys and values, and gradients",
+        share_of_others(cp) * calls * layers(true) * gathered_keys_bytes(layout_),
+        calls * layers(true));
     const double state = v * as_double(model.linear_key_head_dim) * step_.wide;  // of all heads
     const double transition =
         state / as_double(model.linear_value_head_dim) * as_double(model.linear_key_head_dim);

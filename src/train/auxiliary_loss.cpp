@@ -2,8 +2,8 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/full.h>
 #include <ATen/ops/sum.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 
@@ -22,17 +22,28 @@ std::int64_t sparse_layers(const models::qwen3_5::Config& model) {
   return std::count(model.sparse_mlp.begin(), model.sparse_mlp.end(), true);
 }
 
-at::Tensor pool_auxiliary_loss(parallel::BlockRunner::Pass& pass, double rows,
-                               const comm::Group& group) {
+at::Tensor PooledBalance::sums(const parallel::BlockRunner::Pass& pass, std::int64_t tokens,
+                               const at::Tensor& before, at::TensorOptions options) const {
   const ops::NoGradient guard;
-  const std::int64_t experts = pass.expert_assignments.size(0);
-  at::Tensor sums =
-      at::cat({pass.expert_assignments, at::full({1}, rows, pass.expert_assignments.options())});
-  group.all_reduce_sum(sums);
-  const at::Tensor all_rows = sums.narrow(0, experts, 1).clamp_min(1);
+  at::Tensor sums = before.defined() ? before.clone() : at::zeros({sums_size()}, options);
+  if (!pass.expert_assignments.defined()) return sums;
+  sums.narrow(0, 0, experts_).add_(pass.expert_assignments);
+  sums.narrow(0, experts_, experts_).add_(pass.auxiliary_loss);
+  const auto layers = std::count_if(pass.experts.begin(), pass.experts.end(),
+                                    [](const at::Tensor& chosen) { return chosen.defined(); });
+  sums.narrow(0, 2 * experts_, 1).add_(static_cast<double>(layers * tokens));
+  return sums;
+}
+
+PooledBalance::Closed PooledBalance::close(const at::Tensor& sums) const {
+  const ops::NoGradient guard;
+  at::Tensor of_all = at::cat({sums.narrow(0, 0, experts_), sums.narrow(0, 2 * experts_, 1)});
+  peers_.all_reduce_sum(of_all);
+  const at::Tensor rows = of_all.narrow(0, experts_, 1).clamp_min(1);
   // Linear in the probabilities, as the choice of experts has no gradient.
-  pass.auxiliary_gradient = sums.narrow(0, 0, experts) * (static_cast<double>(experts) / all_rows);
-  return at::sum(pass.auxiliary_gradient * pass.auxiliary_loss);
+  const at::Tensor gradient =
+      of_all.narrow(0, 0, experts_) * (static_cast<double>(experts_) / rows);
+  return {gradient, at::sum(gradient * sums.narrow(0, experts_, experts_))};
 }
 
 }  // namespace heddle::train

@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/zeros.h>
 
+#include <optional>
 #include <utility>
 
 #include "data/context_share.h"
@@ -66,6 +67,11 @@ class StepRun {
     const auto wide =
         at::TensorOptions().dtype(model.context().wide_dtype()).device(model.context().device);
     loss_ = {at::zeros({}, wide), at::zeros({}, wide), {}};
+    if (options.pooled_auxiliary_loss) {
+      balance_.emplace(model.config().num_experts,
+                       model.context().mesh.group(
+                           {comm::Dim::kTp, comm::Dim::kCp, comm::Dim::kFsdp, comm::Dim::kDp}));
+    }
   }
 
   void run(const parallel::PipelineAction& action) {
@@ -118,8 +124,12 @@ class StepRun {
     nn::BlockInputs inputs = flight.batch.inputs(model_, /*training=*/true);
     inputs.recompute_elementwise = options_.recompute_elementwise;
     inputs.pooled_auxiliary_loss = options_.pooled_auxiliary_loss;
-    at::Tensor hidden;
+    at::Tensor hidden, balance_before;
     bool wants_input_gradient = stage.sends_gradient;
+    if (balance_ && !stage.is_first) {
+      balance_before = pipeline_.receive_hidden(stage, m, {balance_->sums_size()},
+                                                loss_.auxiliary_sum.options());
+    }
     if (stage.is_first) {
       ++begun_;
       const parallel::Acquired table(options_.sharding, ends_.before);
@@ -129,8 +139,14 @@ class StepRun {
       hidden = pipeline_.receive_hidden(stage, m, hidden_sizes(flight), hidden_options());
     }
     parallel::BlockRunner::Pass& pass = flight.passes[chunk];
+    if (options_.router != nullptr)
+      pass.experts = options_.router->choices(stage.first_layer, stage.runner.size(),
+                                              own_tokens(flight.batch.host));
     hidden = stage.runner.forward(hidden, inputs, wants_input_gradient, pass);
-    add_losses(stage, pass, flight.batch.host);
+    if (options_.router != nullptr)
+      options_.router->add(stage.first_layer, pass.experts, own_tokens(flight.batch.host));
+    add_losses(pass, flight.batch.host, stage.first_layer);
+    if (balance_) balance_forward(stage, m, pass, balance_before);
     if (!stage.is_last) return pipeline_.send_hidden(stage, m, hidden);
     const HeadResult head = apply_head(m, hidden, flight.batch.host);
     flight.grad_hidden = head.grad_hidden;
@@ -151,22 +167,49 @@ class StepRun {
     return head;
   }
 
+  ops::Rows own_rows(const data::Batch& batch) const {
+    return ops::own_rows(batch.size(), model_.tensor_group());
+  }
+  /// The rows of this rank's hidden states as the router's record knows them.
+  RouterReplay::Tokens own_tokens(const data::Batch& batch) const {
+    const ops::Rows own = own_rows(batch);
+    return {batch.token_numbers.narrow(0, own.first, own.count),
+            ops::real_rows(own, batch.real_tokens)};
+  }
+
   bool is_last(std::int64_t m) const { return m + 1 == static_cast<std::int64_t>(batches_.size()); }
 
-  void add_losses(const parallel::Pipeline::Stage& stage, parallel::BlockRunner::Pass& pass,
-                  const data::Batch& batch) {
-    const models::qwen3_5::Config& config = model_.config();
-    const std::int64_t real_own =
-        ops::real_rows(ops::own_rows(batch.size(), model_.tensor_group()), batch.real_tokens);
-    if (pass.expert_assignments.defined()) {
-      const auto rows = static_cast<double>(sparse_layers(config) * real_own);
-      loss_.auxiliary_sum.add_(
-          pool_auxiliary_loss(pass, rows, model_.context().mesh.world_group()));
-    } else if (pass.auxiliary_loss.defined()) {
-      loss_.auxiliary_sum.add_(pass.auxiliary_loss);
+  std::int64_t real_rows(const data::Batch& batch) const {
+    return ops::real_rows(own_rows(batch), batch.real_tokens);
+  }
+
+  // What the balance of all layers needs goes from stage to stage in front of the hidden states and
+  // in front of their gradients.
+  void balance_forward(const parallel::Pipeline::Stage& stage, std::int64_t m,
+                       parallel::BlockRunner::Pass& pass, const at::Tensor& before) {
+    const at::Tensor sums = balance_->sums(pass, real_rows(flights_[m]->batch.host), before,
+                                           loss_.auxiliary_sum.options());
+    if (!stage.is_last) return pipeline_.send_hidden(stage, m, sums);
+    const PooledBalance::Closed closed = balance_->close(sums);
+    pass.auxiliary_gradient = closed.gradient;
+    loss_.auxiliary_sum.add_(closed.loss);
+  }
+  void balance_backward(const parallel::Pipeline::Stage& stage, std::int64_t m,
+                        parallel::BlockRunner::Pass& pass) {
+    if (!stage.is_last) {
+      pass.auxiliary_gradient = pipeline_.receive_gradient(stage, m, {balance_->gradient_size()},
+                                                           loss_.auxiliary_sum.options());
     }
-    const at::Tensor load = expert_load(pass.experts, stage.first_layer, config.sparse_mlp,
-                                        config.num_experts, real_own, model_.context().device);
+    if (stage.sends_gradient) pipeline_.send_gradient(stage, m, pass.auxiliary_gradient);
+  }
+
+  void add_losses(const parallel::BlockRunner::Pass& pass, const data::Batch& batch,
+                  std::int64_t first_layer) {
+    const models::qwen3_5::Config& config = model_.config();
+    if (!balance_ && pass.auxiliary_loss.defined()) loss_.auxiliary_sum.add_(pass.auxiliary_loss);
+    const at::Tensor load =
+        expert_load(pass.experts, first_layer, config.sparse_mlp, config.num_experts,
+                    real_rows(batch), model_.context().device);
     if (!load.defined()) return;
     loss_.expert_load = loss_.expert_load.defined() ? loss_.expert_load.add_(load) : load;
   }
@@ -175,6 +218,7 @@ class StepRun {
     Flight& flight = *flights_[m];
     const adapters::DropoutScope dropout = dropout_of(flight);
     if (stage.has_backward) {
+      if (balance_) balance_backward(stage, m, flight.passes[chunk]);
       const at::Tensor incoming =
           stage.is_last
               ? flight.grad_hidden
@@ -201,6 +245,7 @@ class StepRun {
   std::size_t begun_ = 0;  ///< Micro-batches whose first stage ran here.
   std::vector<std::unique_ptr<Flight>> flights_;
   MicroBatchLoss loss_;
+  std::optional<PooledBalance> balance_;
 };
 
 }  // namespace

@@ -15,6 +15,7 @@
 #include "parallel/sharding.h"
 #include "train/head.h"
 #include "train/model_units.h"
+#include "train/router_replay.h"
 
 namespace heddle::train {
 
@@ -43,6 +44,7 @@ struct MicroBatchOptions {
   double auxiliary_scale = 0;          ///< Of the gradient of the router's loss.
   bool pooled_auxiliary_loss = false;  ///< train.router_aux_loss hf.
   std::uint64_t dropout_step = 0;      ///< The step, from 1; 0: no dropout.
+  RouterReplay* router = nullptr;      ///< Records or gives the experts of this step; may be null.
   bool recompute_elementwise = false;  ///< See nn::BlockInputs.
   /// The micro-batches, where they lie on the device already.
   std::span<const LocalBatch> uploaded = {};

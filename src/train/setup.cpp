@@ -383,12 +383,6 @@ LoadedModel load_for_inference(const std::filesystem::path& directory,
   parallel::check_layout(mesh, config, context_method, /*stage_chunks=*/1);
   if (mesh.size(comm::Dim::kPp) > 1)
     throw ConfigError("parallel.pp must be 1: pipelines are for training");
-  if (!adapter.empty() && mesh.world_size() > 1) {
-    throw_error<ConfigError>(
-        "{}: an adapter is put on a model by one rank alone; heddle export makes a model "
-        "of both",
-        adapter.string());
-  }
   if (!adapter.empty()) {
     put_on = ckpt::AdapterDirectory::open(adapter);
     config.vocab_size = std::max(config.vocab_size, ckpt::vocabulary_rows(*put_on));
@@ -411,7 +405,11 @@ LoadedModel load_for_inference(const std::filesystem::path& directory,
     loaded.sharding = shard_model(*loaded.model);
   }
   loaded.load_report = ckpt::load_model(*loaded.source, *loaded.model, context.seed);
-  if (put_on) loaded.adapters = ckpt::load_adapter(*put_on, *loaded.model);
+  if (put_on) {
+    loaded.adapters = ckpt::load_adapter(*put_on, *loaded.model, [&](adapters::LoraSet& adapters) {
+      if (loaded.sharding) shard_adapters(*loaded.model, adapters, *loaded.sharding);
+    });
+  }
   for (nn::Parameter* parameter : loaded.model->parameters()) parameter->set_trainable(false);
   if (loaded.adapters) {
     loaded.adapters->visit_parameters(

@@ -64,7 +64,9 @@ Trainer::Trainer(const config::RunConfig& config, Observer& observer, const std:
       loader_(std::make_unique<data::Loader>(setup_.train,
                                              loader_options(config, setup_.context.mesh))),
       queued_(queued_steps(config, setup_, pipeline_, optimizer_)),
-      auxiliary_coefficient_(auxiliary_coefficient(config, setup_.model->config())) {
+      auxiliary_coefficient_(auxiliary_coefficient(config, setup_.model->config())),
+      router_(RouterReplay::open(config.train, setup_.model->config(), setup_.context.device,
+                                 setup_.context.mesh.world_group())) {
   files::make_writable_directory(config.train.output_dir);
   ckpt::CheckpointStoreOptions store;
   store.keep_last = static_cast<int>(config.ckpt.keep_last);
@@ -200,13 +202,17 @@ MicroBatchLoss Trainer::update(const data::Step& step, double divisor, double sp
         step.micro_batches.size());
   }
   const std::vector<HeadFunction> heads = heads_of(step, 1 / divisor);
+  if (router_) router_->begin_step(info.step);
   MicroBatchLoss sums = run_micro_batches(
       *setup_.model, setup_.adapters.get(), pipeline_, setup_.trainable, step.micro_batches, heads,
       {.auxiliary_scale = auxiliary_coefficient_ / sparse_tokens,
-       .pooled_auxiliary_loss = config_.train.router_aux_loss == config::AuxLoss::kHf,
+       .pooled_auxiliary_loss =
+           auxiliary_coefficient_ > 0 && config_.train.router_aux_loss == config::AuxLoss::kHf,
        .dropout_step = dropout_step(step),
+       .router = router_ ? &*router_ : nullptr,
        .recompute_elementwise = config_.train.recompute != config::Recompute::kOff,
        .sharding = setup_.sharding.get()});
+  if (router_) router_->end_step();
   const comm::Group group = setup_.context.mesh.loss_group();
   group.all_reduce_sum(sums.loss_sum);
   if (auxiliary_coefficient_ > 0) group.all_reduce_sum(sums.auxiliary_sum);

@@ -74,6 +74,7 @@ class Trainer {
   std::unique_ptr<QueuedSteps> queued_;  ///< Null where the host is needed within a step.
   std::unique_ptr<ckpt::CheckpointStore> checkpoints_;
   double auxiliary_coefficient_ = 0;
+  std::optional<RouterReplay> router_;
   bool warned_of_pooling_ = false;
   double peak_flops_ = 0;
   std::int64_t first_step_ = 0;

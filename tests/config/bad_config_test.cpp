@@ -226,13 +226,7 @@ INSTANTIATE_TEST_SUITE_P(
             after_good("parallel: {pp: 2}\nlog: {sample_prompts: [hello]}\n"),
             {},
             "run.yaml:5: log.sample_prompts: needs the whole model on one rank, so parallel.fsdp, "
-            "parallel.tp, parallel.cp, parallel.ep and parallel.pp 1"},
-        BadConfig{"PipelineAndPooledBalance",
-                  after_good("parallel: {pp: 2}\ntrain: {router_aux_loss: hf}\n"),
-                  {},
-                  "run.yaml:5: train.router_aux_loss: hf pools all layers, which a pipeline does "
-                  "not have "
-                  "at one time: parallel.pp must be 1, or use sequence"}),
+            "parallel.tp, parallel.cp, parallel.ep and parallel.pp 1"}),
     testing::ParameterName());
 
 }  // namespace

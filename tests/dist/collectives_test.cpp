@@ -2,9 +2,11 @@
 #include "ops/collectives.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cos.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/ones_like.h>
 #include <ATen/ops/sin.h>
 #include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
@@ -76,6 +78,39 @@ TEST(Collectives, AllToAllRowsWithUnevenAndEmptyParts) {
         return ops::all_to_all_rows(x, rows[group.rank()], received, group);
       },
       3);
+}
+
+TEST(Collectives, ARowExchangeInTwoStepsIsTheSame) {
+  const std::vector<std::vector<std::int64_t>> rows = {{2, 0, 1}, {1, 1, 1}, {0, 3, 0}};
+  check_gradient(
+      [&](const at::Tensor& x, const Group& group) {
+        std::vector<std::int64_t> received;
+        for (const auto& sent : rows) received.push_back(sent[group.rank()]);
+        return ops::RowExchange(x, rows[group.rank()], received, group).wait();
+      },
+      3);
+}
+
+// Or the backward of what was meant to run beside it would wait for it.
+TEST(Collectives, TheGradientTravelsWhileWhatIsBetweenTheStepsRunsBackward) {
+  const auto errors = testing::run_ranks(2, [](const std::shared_ptr<comm::World>& world) {
+    const Group group = comm::Mesh({2, 1, 1, 1, 1}, world).group({comm::Dim::kTp});
+    std::vector<std::string> order;
+    const auto marked = [&](const char* name, const at::Tensor& x) {
+      return ops::with_gradient(name, {x}, {x.detach().clone()}, [&, name](const auto& dy) {
+        order.emplace_back(name);
+        return ops::Tensors{dy[0]};
+      })[0];
+    };
+    const at::Tensor x = at::arange(4, at::kDouble).view({4, 1}).set_requires_grad(true);
+    ops::RowExchange exchange(marked("sent", x), {2, 2}, {2, 2}, group);
+    const at::Tensor between = marked("between", x);
+    const at::Tensor y = marked("received", exchange.wait());
+    ops::run_backward({y + between}, {at::ones_like(y)});
+    EXPECT_THAT(order, ::testing::ElementsAre("received", "between", "sent"));
+    EXPECT_TRUE(at::allclose(x.grad(), 2 * at::ones_like(x)));
+  });
+  EXPECT_THAT(errors, ::testing::Each(""));
 }
 
 TEST(Collectives, RowsGatheredThenScatteredAreASumOfShares) {

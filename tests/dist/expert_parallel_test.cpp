@@ -84,8 +84,11 @@ void check(const std::string& kernel, const std::vector<std::int64_t>& tokens,
         tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(rank), std::int64_t{0});
     const std::int64_t own = kExperts / kRanks, first_expert = world->rank() * own;
     const Tensors mine = part(all, first, tokens[rank], first_expert, own);
+    int meanwhile = 0;
     const at::Tensor y = ops::moe_experts_parallel(
-        kernels, with_experts(mine, experts.narrow(0, first, tokens[rank])), group);
+        kernels, with_experts(mine, experts.narrow(0, first, tokens[rank])), group,
+        [&] { ++meanwhile; });
+    EXPECT_EQ(meanwhile, 1);
     EXPECT_LT(difference(y, expected.narrow(0, first, tokens[rank])), 1e-12);
     ops::run_backward({y}, {dy.narrow(0, first, tokens[rank])});
     for (std::size_t i = 0; i < mine.size(); ++i) {

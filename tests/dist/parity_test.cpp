@@ -140,7 +140,7 @@ const std::vector<Variant> kVariants = {
      "pairs.jsonl"},
 };
 
-/// Not over pp, and one micro-batch a step: see train/auxiliary_loss.h.
+/// One micro-batch a step, as other layouts cut it in other ways: see train/auxiliary_loss.h.
 const Variant kPooledBalance = {"moe, full, pooled balance",
                                 "moe",
                                 {"train.router_aux_loss=hf", "train.router_aux_loss_coef=0.5",
@@ -317,6 +317,13 @@ TEST_F(ParityTest, OfPooledBalance) {
   compare(kPooledBalance, layout("dp2 x fsdp2"), kFloat64);
   compare(kPooledBalance, layout("tp2 x cp2"), kFloat64);
   compare(kPooledBalance, experts("fsdp2 ep2"), kFloat64);
+  compare(kPooledBalance, layout("pp2 x fsdp2"), kFloat64);
+  // Stages alone cut nothing.
+  Variant several = kPooledBalance;
+  several.name = "moe, full, pooled balance, accumulated";
+  several.overrides[2] = "train.micro_batch_tokens=64";
+  compare(several, layout("pp2 interleaved"), kFloat64);
+  compare(several, layout("pp4"), kFloat64);
 }
 
 Layout on_npus(Layout layout, const char* simulation = "1") {

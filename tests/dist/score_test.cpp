@@ -24,7 +24,8 @@ class ScoreTest : public ::testing::Test {
   }
 
   /// The lines that are written, and in `printed` what the program says.
-  std::vector<nlohmann::json> score(const std::string& head, const Words& layout) {
+  std::vector<nlohmann::json> score(const std::string& model, const std::string& head,
+                                    const Words& layout, const Words& more) {
     const std::string output = (runs_.directory() / "scored.jsonl").string();
     std::filesystem::remove(output);
     Words words;
@@ -32,12 +33,13 @@ class ScoreTest : public ::testing::Test {
       words = {"launch", "--nproc", layout[0], "--log-dir", runs_.log_of("score").string() + "s",
                "--"};
     for (const std::string& word :
-         {std::string("score"), (runs_.directory() / "dense").string(), std::string("--input"),
+         {std::string("score"), (runs_.directory() / model).string(), std::string("--input"),
           (runs_.directory() / "rows.jsonl").string(), std::string("--output"), output,
           std::string("--dtype"), std::string("float64"), std::string("--head"), head,
           std::string("--batch-tokens"), std::string("64"), std::string("--threads"),
           std::string("1")})
       words.push_back(word);
+    words.insert(words.end(), more.begin(), more.end());
     if (!layout.empty()) words.insert(words.end(), layout.begin() + 1, layout.end());
     EXPECT_EQ(testing::wait_for(testing::start_heddle(words, runs_.log_of("score"))), 0)
         << runs_.printed("score");
@@ -47,8 +49,9 @@ class ScoreTest : public ::testing::Test {
     return lines;
   }
 
-  void expect_same(const std::string& head, const std::string& field, const Words& layout) {
-    const auto one = score(head, {}), several = score(head, layout);
+  void expect_same(const std::string& head, const std::string& field, const Words& layout,
+                   const std::string& model = "dense", const Words& more = {}) {
+    const auto one = score(model, head, {}, more), several = score(model, head, layout, more);
     ASSERT_EQ(one.size(), 7u);
     ASSERT_EQ(several.size(), 7u);
     for (std::size_t r = 0; r < one.size(); ++r) {
@@ -75,6 +78,35 @@ TEST_F(ScoreTest, SeveralRanksTellTheLogprobsOfOne) {
 TEST_F(ScoreTest, SeveralRanksTellTheEmbeddingsOfOne) {
   expect_same("embed", "embedding", {"4", "parallel.tp=2", "parallel.cp=2"});
   expect_same("embed", "embedding", {"2", "parallel.dp=2"});
+}
+
+// A head that was trained: a new one is another in every program.
+TEST_F(ScoreTest, SeveralRanksTellTheClassLogitsOfOne) {
+  ASSERT_EQ(runs_.run("classes", 0, "dense",
+                      {"model.head=classify", "model.num_labels=3", "train.max_steps=1",
+                       "data.train=" + (runs_.directory() / "labelled.jsonl").string()}),
+            0)
+      << runs_.printed("classes");
+  for (const Words& layout :
+       {Words{"2", "parallel.tp=2"}, {"4", "parallel.cp=2", "parallel.fsdp=2"}})
+    expect_same("classify", "logits", layout, "classes/final");
+}
+
+TEST_F(ScoreTest, SeveralRanksPutOnAnAdapterAsOneDoes) {
+  const auto adapter_of = [&](const std::string& run, const std::string& model,
+                              const Words& settings) {
+    Words all = {"train.method=lora", "adapter.rank=4", "optim.lr=1e-2"};
+    all.insert(all.end(), settings.begin(), settings.end());
+    EXPECT_EQ(runs_.run(run, 0, model, all), 0) << runs_.printed(run);
+    return Words{"--adapter", (runs_.directory() / run / "final").string()};
+  };
+  const Words dense = adapter_of("lora", "dense", {"adapter.modules_to_save=[embed_tokens]"});
+  EXPECT_NE(score("dense", "lm", {}, dense), score("dense", "lm", {}, {}));
+  expect_same("lm", "logprobs", {"4", "parallel.tp=2", "parallel.fsdp=2"}, "dense", dense);
+  const Words experts =
+      adapter_of("expert-lora", "moe",
+                 {"adapter.target_parameters=[mlp.experts.gate_up_proj,mlp.experts.down_proj]"});
+  expect_same("lm", "logprobs", {"2", "parallel.fsdp=2", "parallel.ep=2"}, "moe", experts);
 }
 
 TEST_F(ScoreTest, WhatCannotBeDividedIsNamed) {

@@ -93,6 +93,20 @@ TEST(Planner, RecomputedElementwiseWorkRepeatsNoCommunicationAlongTp) {
   EXPECT_LT(elementwise.stages.at(0).memory.activations, off.stages.at(0).memory.activations);
 }
 
+// Every rank along cp has those of all tokens while a layer attends: 8192 x 2 x 4 heads x 256.
+TEST(Planner, CountsTheGatheredKeysAndValues) {
+  const auto keys = [](std::vector<std::string> settings) {
+    settings.insert(settings.end(), {"data.max_length=8192", "train.micro_batch_tokens=8192"});
+    return plan_layout(run_config(settings), models::qwen3_5::preset("qwen3.5-4b"), 4)
+        .gathered_keys;
+  };
+  constexpr double kWhole = 8192.0 * 2 * 4 * 256 * 2;
+  EXPECT_EQ(keys({"parallel.cp=4"}), kWhole);
+  EXPECT_EQ(keys({"parallel.cp=2", "parallel.tp=2"}), kWhole / 2);
+  EXPECT_EQ(keys({"parallel.cp=4", "parallel.cp_method=ulysses"}), 0);
+  EXPECT_EQ(keys({"parallel.tp=4"}), 0);
+}
+
 TEST(Planner, TheNetworkIsSlowerThanTheHost) {
   const auto model = models::qwen3_5::preset("qwen3.5-4b");
   const auto config = run_config({"train.global_batch_size=8", "parallel.tp=4"});

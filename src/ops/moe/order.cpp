@@ -1,8 +1,15 @@
+#include "ops/moe/order.h"
+
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/floor_divide.h>
+#include <ATen/ops/searchsorted.h>
+#include <ATen/ops/sort.h>
+
+#include <limits>
 
 #include "device/upload.h"
-#include "ops/moe/order.h"
 
 namespace heddle::ops {
 
@@ -17,10 +24,40 @@ MoeOrder order_of_shapes(const at::Tensor& experts, std::int64_t expert_count) {
   return order;
 }
 
+/// Sorting as the host does would have the device wait for it.
+MoeOrder order_by_device(const at::Tensor& experts, std::int64_t expert_count) {
+  const DeviceMoeOrder sorted = device_moe_order(experts, expert_count);
+  const at::Tensor ends = sorted.ends.to(at::kCPU);
+  const auto* end = ends.const_data_ptr<std::int32_t>();
+  MoeOrder order{sorted.source, sorted.place, {}, {0}, experts.size(1)};
+  order.token = at::floor_divide(sorted.source, order.top_k);
+  order.starts.insert(order.starts.end(), end, end + expert_count);
+  TORCH_CHECK(order.starts.back() == experts.numel(),
+              "moe_experts: ", experts.numel() - order.starts.back(),
+              " assignments are to experts beyond the ", expert_count, " there are");
+  return order;
+}
+
 }  // namespace
+
+DeviceMoeOrder device_moe_order(const at::Tensor& experts, std::int64_t expert_count) {
+  const at::Tensor flat = experts.reshape({-1});
+  // Two bytes of a key are sorted in a quarter of the passes of eight.
+  const bool is_short = expert_count <= std::numeric_limits<std::int16_t>::max();
+  auto [sorted, source] = at::sort(is_short ? flat.to(at::kShort) : flat, /*stable=*/true, 0,
+                                   /*descending=*/false);
+  DeviceMoeOrder order;
+  order.source = source;
+  order.place = at::empty(flat.sizes(), flat.options());
+  order.place.scatter_(0, source, at::arange(flat.size(0), flat.options()));
+  order.ends = at::searchsorted(sorted, at::arange(expert_count, sorted.options()),
+                                /*out_int32=*/true, /*right=*/true);
+  return order;
+}
 
 MoeOrder moe_order(const at::Tensor& experts, std::int64_t expert_count) {
   if (experts.is_meta()) return order_of_shapes(experts, expert_count);
+  if (experts.is_cuda()) return order_by_device(experts, expert_count);
   const std::int64_t k = experts.size(1), n = experts.numel();
   const at::Tensor host = experts.to(at::kCPU).contiguous();
   const std::int64_t* expert = host.const_data_ptr<std::int64_t>();

@@ -11,10 +11,9 @@ namespace heddle::ops {
 at::Tensor combine_rows(const at::Tensor& rows, const at::Tensor& weights, const MoeOrder& order) {
   const c10::ScalarType type = compute_type(rows);
   at::Tensor by_token = at::index_select(rows, 0, order.place)
-                            .view({rows.size(0) / order.top_k, order.top_k, rows.size(1)})
-                            .to(type);
-  if (weights.defined()) by_token = by_token * weights.to(type).unsqueeze(-1);
-  return at::sum(by_token, {1}).to(rows.scalar_type());
+                            .view({rows.size(0) / order.top_k, order.top_k, rows.size(1)});
+  if (weights.defined()) by_token = by_token.to(type) * weights.to(type).unsqueeze(-1);
+  return at::sum(by_token, {1}, /*keepdim=*/false, type).to(rows.scalar_type());
 }
 
 CombineGradients combine_rows_backward(const at::Tensor& rows, const at::Tensor& weights,
@@ -37,15 +36,20 @@ at::Tensor moe_permute(const at::Tensor& x, const MoeOrder& order) {
   })[0];
 }
 
-at::Tensor moe_unpermute(const at::Tensor& rows, const at::Tensor& weights, const MoeOrder& order) {
-  const at::Tensor y = run_without_gradient([&] { return combine_rows(rows, weights, order); });
-  return with_gradient(
-      "moe_unpermute", {rows, weights}, {y},
-      [rows = detached(rows), weights = detached(weights), order](const Tensors& grads) -> Tensors {
-        if (!grads[0].defined()) return {{}, {}};
-        const CombineGradients g = combine_rows_backward(rows, weights, order, grads[0]);
-        return {g.rows, g.weights};
-      })[0];
+at::Tensor moe_permute_weights(const at::Tensor& weights, const MoeOrder& order) {
+  // Each assignment as a token of one number.
+  MoeOrder single = order;
+  single.token = order.source;
+  single.top_k = 1;
+  return moe_permute(weights.reshape({-1, 1}), single);
+}
+
+at::Tensor moe_unpermute(const at::Tensor& rows, const MoeOrder& order) {
+  const at::Tensor y = run_without_gradient([&] { return combine_rows(rows, {}, order); });
+  return with_gradient("moe_unpermute", {rows}, {y}, [order](const Tensors& grads) -> Tensors {
+    if (!grads[0].defined()) return {{}};
+    return {at::index_select(grads[0], 0, order.token)};
+  })[0];
 }
 
 }  // namespace heddle::ops

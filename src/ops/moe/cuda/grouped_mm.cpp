@@ -4,44 +4,20 @@
 // kept.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_grouped_mm.h>
-#include <ATen/ops/arange.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/searchsorted.h>
-#include <ATen/ops/sort.h>
 #include <fmt/format.h>
 
-#include <limits>
 #include <optional>
 #include <string>
 
 #include "ops/cuda/tensor.h"
 #include "ops/moe/cuda/expert_rows.h"
 #include "ops/moe/kernels.h"
+#include "ops/moe/order.h"
 
 namespace heddle::ops::moe_experts_grouped_mm {
 namespace {
-
-/// moe_order on the device: nothing comes back to the host, hence indices are not checked.
-struct DeviceOrder {
-  at::Tensor source, place;  ///< As in MoeOrder.
-  at::Tensor ends;           ///< [E] int32: where each expert's rows end.
-};
-
-DeviceOrder device_order(const at::Tensor& experts, std::int64_t expert_count) {
-  const at::Tensor flat = experts.reshape({-1});
-  // Two bytes of a key are sorted in a quarter of the passes of eight.
-  const bool is_short = expert_count <= std::numeric_limits<std::int16_t>::max();
-  auto [sorted, source] = at::sort(is_short ? flat.to(at::kShort) : flat, /*stable=*/true, 0,
-                                   /*descending=*/false);
-  DeviceOrder order;
-  order.source = source;
-  order.place = at::empty(flat.sizes(), flat.options());
-  order.place.scatter_(0, source, at::arange(flat.size(0), flat.options()));
-  order.ends = at::searchsorted(sorted, at::arange(expert_count, sorted.options()),
-                                /*out_int32=*/true, /*right=*/true);
-  return order;
-}
 
 const std::int64_t* indices(const at::Tensor& x) { return x.const_data_ptr<std::int64_t>(); }
 
@@ -121,7 +97,7 @@ MoeExperts::Forward forward(const MoeExperts::Inputs& in, bool keep) {
   TORCH_CHECK(in.weights.scalar_type() == in.x.scalar_type(), "cuda.grouped_mm: weights of ",
               in.weights.scalar_type(), " and rows of ", in.x.scalar_type());
   const std::int64_t k = in.experts.size(1);
-  const DeviceOrder order = device_order(in.experts, in.gate_up.size(0));
+  const DeviceMoeOrder order = device_moe_order(in.experts, in.gate_up.size(0));
   const at::Tensor& offsets = order.ends;
   const at::Tensor rows = gathered(in.x, order.source, k, on);
   at::Tensor gate_up = at::_grouped_mm(rows, in.gate_up.transpose(1, 2), offsets);
