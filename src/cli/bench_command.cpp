@@ -30,8 +30,7 @@ struct BenchOptions {
 train::Benchmark benchmark_of(const BenchOptions& options) {
   train::Benchmark benchmark;
   benchmark.preset = options.preset;
-  benchmark.batch = options.batch;
-  benchmark.length = options.length;
+  benchmark.tokens = {options.batch, options.length, options.median};
   benchmark.micro_batches = options.micro_batches;
   benchmark.steps = options.steps;
   benchmark.warmup = options.warmup;
@@ -44,6 +43,7 @@ nlohmann::ordered_json as_json(const BenchOptions& options, const train::Benchma
   json["preset"] = options.preset;
   json["batch"] = options.batch;
   json["length"] = options.length;
+  json["median"] = options.median;
   json["micro_batches"] = options.micro_batches;
   json["overrides"] = options.overrides;
   json["layout"] = result.layout;
@@ -64,9 +64,13 @@ std::string as_table(const nlohmann::ordered_json& result) {
   ui::Table table;
   const auto number = [&](const char* key) { return result[key].get<double>(); };
   table.row({"work",
-             fmt::format("{}, {} x {} x {} tokens, {}", result["preset"].get<std::string>(),
+             fmt::format("{}, {} x {} x {} tokens{}, {}", result["preset"].get<std::string>(),
                          result["micro_batches"].get<std::int64_t>(),
                          result["batch"].get<std::int64_t>(), result["length"].get<std::int64_t>(),
+                         result["median"].get<std::int64_t>() > 0
+                             ? fmt::format(" in sequences of median {}",
+                                           result["median"].get<std::int64_t>())
+                             : "",
                          text::join(result["overrides"].get<std::vector<std::string>>(), " "))});
   table.row({"layout", result["layout"].get<std::string>()});
   table.row({"device", result["device"].get<std::string>()});
@@ -145,7 +149,7 @@ void add_bench_command(CLI::App& app, Action& action) {
       ->capture_default_str();
   command
       ->add_option("--median", options->median,
-                   "Lognormal lengths of this median instead (attention, gdn)")
+                   "Lognormal lengths of this median instead (step, attention, gdn)")
       ->check(CLI::NonNegativeNumber)
       ->type_name("TOKENS");
   command

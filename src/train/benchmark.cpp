@@ -43,25 +43,29 @@ void fill_on_device(Model& model, double std) {
   });
 }
 
-/// `count` sequences of `length` random tokens, all but the last position of each in the loss.
-data::Batch random_batch(std::int64_t count, std::int64_t length, std::int64_t vocabulary,
+/// Sequences of random tokens, all but the last position of each in the loss.
+data::Batch random_batch(const std::vector<std::int32_t>& cu_seqlens, std::int64_t vocabulary,
                          std::uint64_t number) {
   const CounterRng rng(number, "bench/tokens");
-  const auto size = static_cast<std::size_t>(length);
-  std::vector<std::vector<std::int32_t>> tokens(static_cast<std::size_t>(count)), labels;
-  std::vector<float> weights(size, 1);
-  weights.back() = 0;
-  std::uint64_t index = 0;
-  for (std::vector<std::int32_t>& row : tokens) {
-    for (std::size_t t = 0; t < size; ++t)
-      row.push_back(
-          static_cast<std::int32_t>(rng.below(index++, static_cast<std::uint64_t>(vocabulary))));
-    labels.emplace_back(row.begin() + 1, row.end());
-    labels.back().push_back(static_cast<std::int32_t>(data::kIgnoredLabel));
-  }
+  std::vector<std::int32_t> tokens, labels;
+  std::vector<float> weights(static_cast<std::size_t>(cu_seqlens.back()), 1);
+  for (std::uint64_t t = 0; t < weights.size(); ++t)
+    tokens.push_back(
+        static_cast<std::int32_t>(rng.below(t, static_cast<std::uint64_t>(vocabulary))));
+  labels.assign(tokens.begin() + 1, tokens.end());
+  labels.push_back(0);
   std::vector<data::SequenceView> views;
-  for (std::size_t i = 0; i < tokens.size(); ++i)
-    views.push_back({tokens[i], labels[i], weights, static_cast<std::int64_t>(i), 0});
+  for (std::size_t i = 0; i + 1 < cu_seqlens.size(); ++i) {
+    const auto first = static_cast<std::size_t>(cu_seqlens[i]),
+               end = static_cast<std::size_t>(cu_seqlens[i + 1]), size = end - first;
+    labels[end - 1] = static_cast<std::int32_t>(data::kIgnoredLabel);
+    weights[end - 1] = 0;
+    views.push_back({{tokens.data() + first, size},
+                     {labels.data() + first, size},
+                     {weights.data() + first, size},
+                     static_cast<std::int64_t>(i),
+                     0});
+  }
   return data::Batch::from_sequences(views);
 }
 
@@ -88,7 +92,7 @@ class Bench {
   c10::Device device() const { return setup_.context.device; }
   bool has_adapters() const { return setup_.adapters != nullptr; }
   std::int64_t tokens() const {
-    return mesh().data_size() * benchmark_.micro_batches * benchmark_.batch * benchmark_.length;
+    return mesh().data_size() * benchmark_.micro_batches * benchmark_.tokens.total();
   }
 
   /// This data rank's micro-batches of a step.
@@ -97,14 +101,16 @@ class Bench {
     for (std::int64_t i = 0; i < benchmark_.micro_batches; ++i) {
       const std::int64_t number =
           (step * mesh().data_size() + mesh().data_rank()) * benchmark_.micro_batches + i;
-      made.push_back(random_batch(benchmark_.batch, benchmark_.length, model().config().vocab_size,
-                                  static_cast<std::uint64_t>(number)));
+      const auto draw = static_cast<std::uint64_t>(number);
+      made.push_back(
+          random_batch(benchmark_.tokens.boundaries(draw), model().config().vocab_size, draw));
     }
     return made;
   }
 
   /// One optimizer step; returns the mean loss.
   double step(const std::vector<data::Batch>& batches) {
+    ++steps_;
     double weights = 0;
     for (const data::Batch& batch : batches) weights += batch.loss_weight_sum;
     weights *= static_cast<double>(mesh().data_size());
@@ -114,6 +120,7 @@ class Bench {
         model(), setup_.adapters.get(), *pipeline_, setup_.trainable, batches, heads,
         {.auxiliary_scale = 0,
          .pooled_auxiliary_loss = false,
+         .dropout_step = steps_,
          .recompute_elementwise = config_.train.recompute != config::Recompute::kOff,
          .sharding = setup_.sharding.get()});
     mesh().loss_group().all_reduce_sum(sums.loss_sum);
@@ -133,7 +140,24 @@ class Bench {
   std::optional<Optimizer> optimizer_;
   std::optional<parallel::Pipeline> pipeline_;
   std::unique_ptr<QueuedSteps> queued_;  ///< Null where the host is needed within a step.
+  std::uint64_t steps_ = 0;
 };
+
+/// The mean over tokens of the length of their sequence: what a token pays attention's FLOPs for.
+double length_of_a_token(const Benchmark& benchmark) {
+  if (benchmark.tokens.median == 0) return static_cast<double>(benchmark.tokens.length);
+  double tokens = 0, squares = 0;
+  for (std::int64_t step = benchmark.warmup; step < benchmark.warmup + benchmark.steps; ++step) {
+    const auto draw = static_cast<std::uint64_t>(step * benchmark.micro_batches);
+    const std::vector<std::int32_t> ends = benchmark.tokens.boundaries(draw);
+    for (std::size_t i = 0; i + 1 < ends.size(); ++i) {
+      const double length = ends[i + 1] - ends[i];
+      tokens += length;
+      squares += length * length;
+    }
+  }
+  return squares / tokens;
+}
 
 /// The time of each step after the warm-up, in seconds and sorted.
 std::vector<double> time_steps(const Benchmark& benchmark, Bench& bench, BenchmarkResult& result) {
@@ -183,9 +207,9 @@ BenchmarkResult run_benchmark(const Benchmark& benchmark, const config::RunConfi
   result.max_s = seconds.back();
   result.tokens_per_s = static_cast<double>(result.tokens) / result.median_s;
   result.flops_per_s =
-      result.tokens_per_s * models::qwen3_5::training_flops_per_token(
-                                bench.model().config(), static_cast<double>(benchmark.length),
-                                bench.has_adapters() ? 2.0 / 3 : 1);
+      result.tokens_per_s *
+      models::qwen3_5::training_flops_per_token(
+          bench.model().config(), length_of_a_token(benchmark), bench.has_adapters() ? 2.0 / 3 : 1);
   return result;
 }
 

@@ -8,16 +8,17 @@
 
 #include "comm/world.h"
 #include "config/run_config.h"
+#include "train/operator_cases.h"
 
 namespace heddle::train {
 
 /// What is timed: optimizer steps on random weights and tokens, without files.
 struct Benchmark {
-  std::string preset;                     ///< See models::qwen3_5::preset.
-  std::int64_t batch = 1, length = 2048;  ///< Sequences of a micro-batch, their tokens.
-  std::int64_t micro_batches = 1;         ///< Of a step, on each data rank.
-  std::int64_t steps = 6, warmup = 4;     ///< Timed, and before those.
-  std::filesystem::path profile;          ///< Gets a profile of one more step, if not empty.
+  std::string preset;                  ///< See models::qwen3_5::preset.
+  OperatorTokens tokens;               ///< Of a micro-batch; other lengths in each.
+  std::int64_t micro_batches = 1;      ///< Of a step, on each data rank.
+  std::int64_t steps = 6, warmup = 4;  ///< Timed, and before those.
+  std::filesystem::path profile;       ///< Gets a profile of one more step, if not empty.
 };
 
 struct BenchmarkResult {

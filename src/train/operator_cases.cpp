@@ -108,9 +108,9 @@ OperatorCase product_case(const OperatorPlace& place, const ProductGroup& group,
 
 }  // namespace
 
-std::vector<std::int32_t> OperatorTokens::boundaries() const {
+std::vector<std::int32_t> OperatorTokens::boundaries(std::uint64_t draw) const {
   std::vector<std::int32_t> ends = {0};
-  const CounterRng rng(0, "bench/lengths");
+  const CounterRng rng(draw, "bench/lengths");
   const auto last = static_cast<std::int32_t>(total());
   for (std::uint64_t i = 0; ends.back() < last; ++i) {
     double wanted = as_double(length);

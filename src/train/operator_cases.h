@@ -39,7 +39,8 @@ struct OperatorTokens {
   std::int64_t batch = 1, length = 2048, median = 0;
 
   std::int64_t total() const { return batch * length; }
-  std::vector<std::int32_t> boundaries() const;
+  /// Cumulative; one of many draws of the lengths.
+  std::vector<std::int32_t> boundaries(std::uint64_t draw = 0) const;
   std::string describe() const;
 };
 

@@ -46,6 +46,18 @@ TEST(BenchOperators, TakesEveryWork) {
   EXPECT_THAT(ragged["cases"][0]["name"], HasSubstr("80 tokens in "));
 }
 
+TEST(BenchStep, TrainsOnPacksWithDropout) {
+  const Outcome outcome =
+      run_command({"bench", "step", "--json", "--preset", "small-10m", "--batch", "2", "--length",
+                   "40", "--median", "9", "--steps", "1", "--warmup", "1", "train.method=lora",
+                   "adapter.dropout=0.1", "train.recompute=elementwise", "device.threads=1"});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  const json result = json::parse(outcome.out);
+  EXPECT_EQ(result["median"], 9);
+  EXPECT_EQ(result["tokens_per_step"], 80);
+  EXPECT_NEAR(result["loss"][0], result["loss"][1], 0.5);
+}
+
 TEST(BenchOperators, SaysWhatIsWrong) {
   EXPECT_THAT(run_command({"bench", "gdm"}).err, HasSubstr("expected step, gdn, gemm"));
   EXPECT_THAT(run_command({"bench", "gemm"}).err, HasSubstr("bench gemm: --preset is missing"));
