@@ -132,12 +132,16 @@ void norms(const Model& m, int64_t T) {
                      nullptr);
   });
   report("rms_norm backward", 6 * n, [&] {
-    rms_norm_backward(shape, in(x, m.hidden), w, rstd, in(y, m.hidden), {}, sum, w, workspace,
-                      nullptr);
+    rms_norm_backward(shape, in(x, m.hidden), w, rstd, in(y, m.hidden), {}, sum, w, nullptr,
+                      workspace, nullptr);
   });
   report("add_rms_norm backward", 8 * n, [&] {
     rms_norm_backward(shape, in(x, m.hidden), w, rstd, in(y, m.hidden), in(residual, m.hidden), sum,
-                      w, workspace, nullptr);
+                      w, nullptr, workspace, nullptr);
+  });
+  report("the same with y again", 10 * n, [&] {
+    rms_norm_backward(shape, in(x, m.hidden), w, rstd, in(y, m.hidden), in(residual, m.hidden), sum,
+                      w, residual, workspace, nullptr);
   });
 }
 
@@ -222,7 +226,7 @@ void attention(const Model& m, int64_t T) {
          [&] { gated_product_forward(shape, in(x, H * D, D), gate, out(y, H * D, D), nullptr); });
   report("output_gate backward", 10 * n, [&] {
     gated_product_backward(shape, in(x, H * D, D), gate, in(y, H * D, D), out(dx, H * D, D),
-                           out(dg, H * D, D), nullptr);
+                           out(dg, H * D, D), {}, nullptr);
   });
 }
 
@@ -236,8 +240,13 @@ void feed_forward(const Model& m, int64_t T) {
   report("swiglu forward", 6 * n,
          [&] { gated_product_forward(shape, in(up, F), in(gate, F), out(y, F), nullptr); });
   report("swiglu backward", 10 * n, [&] {
-    gated_product_backward(shape, in(up, F), in(gate, F), in(y, F), out(du, F), out(dg, F),
+    gated_product_backward(shape, in(up, F), in(gate, F), in(y, F), out(du, F), out(dg, F), {},
                            nullptr);
+  });
+  void* again = pool.half(T * F);
+  report("the same with y again", 12 * n, [&] {
+    gated_product_backward(shape, in(up, F), in(gate, F), in(y, F), out(du, F), out(dg, F),
+                           out(again, F), nullptr);
   });
 }
 

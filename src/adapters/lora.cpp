@@ -23,6 +23,7 @@
 namespace heddle::adapters {
 
 using ops::Tensors;
+using LowRankGradients = ops::Linear::Functions::LowRankGradients;
 
 double LoraOptions::scaling() const {
   return rslora ? alpha / std::sqrt(static_cast<double>(rank)) : alpha / static_cast<double>(rank);
@@ -54,22 +55,29 @@ Lora::Lora(std::string module, std::int64_t in_features, std::int64_t out_featur
   if (!b_.placement().empty()) a_.set_partial_gradient();
 }
 
-at::Tensor Lora::mask_of(const at::Tensor& x) {
+std::optional<ops::DropoutMask> Lora::mask_of(const at::Tensor& x) {
+  if (dropout_probability_ == 0 || dropout_.step == 0) return std::nullopt;
   if (!features_.defined()) features_ = device::upload(a_.global_indices(1), x.device());
   const bool is_own_rows = x.size(0) < dropout_.tokens.size(0);
   const at::Tensor tokens =
       dropout_.tokens.narrow(0, is_own_rows ? dropout_.first_row : 0, x.size(0));
-  return dropout_mask(dropout_key(seed_, module_, dropout_.step), tokens, features_,
-                      dropout_probability_, x.scalar_type());
+  return ops::DropoutMask{dropout_key(seed_, module_, dropout_.step), tokens, features_,
+                          dropout_probability_};
 }
 
 namespace {
 
-/// A layer and its adapter, null if it has none, in a pass without dropout.
+/// A layer and its adapter, null if it has none.
 struct Layer {
   Lora* lora;
   nn::Parameter* weight;
+  std::optional<ops::DropoutMask> mask;  ///< What the adapter drops of the input.
 };
+
+bool drops(const std::vector<Layer>& layers) {
+  return std::any_of(layers.begin(), layers.end(),
+                     [](const Layer& layer) { return layer.mask.has_value(); });
+}
 
 /// The part of dimension `dim` of `stacked` that belongs to each layer; undefined without an
 /// adapter.
@@ -119,78 +127,131 @@ at::Tensor scaled_a(const std::vector<Layer>& layers) {
 struct Pass {
   std::vector<Layer> layers;
   at::Tensor a;                       ///< scaled_a
-  at::Tensor low;                     ///< x a^T, [T, sum of ranks]
+  at::Tensor low;                     ///< x a^T, of what each adapter sees of x; [T, sum of ranks]
   std::function<at::Tensor()> input;  ///< x
-  bool wants_input_gradient;
   std::shared_ptr<nn::PostponedWork> postponed;  ///< See nn::LinearInput.
+  bool wants_input_gradient;
   const ops::Linear::Functions* products;
 
   at::Tensor backward(const Tensors& grads) const;
+
+ private:
+  void add_gradients(const LowRankGradients& low_rank, const Tensors& trained_dy) const;
 };
+
+/// x a^T. One product where all adapters see the whole of x.
+at::Tensor low_of(const Pass& pass, const at::Tensor& x) {
+  if (!drops(pass.layers)) return pass.products->forward({{{x, pass.a}}})[0];
+  const at::Tensor low = at::empty({x.size(0), pass.a.size(0)}, x.options());
+  const Tensors lows = split(low, 1, pass.layers), rows = split(pass.a, 0, pass.layers);
+  for (std::size_t i = 0; i < pass.layers.size(); ++i) {
+    if (pass.layers[i].lora == nullptr) continue;
+    const auto& mask = pass.layers[i].mask;
+    at::Tensor part = lows[i];
+    at::mm_out(part, mask ? pass.products->dropout(x, *mask) : x, rows[i].t());
+  }
+  return low;
+}
+
+/// d_low^T x, scaled: the gradients of the adapters' A one below the other.
+at::Tensor gradient_of_a(const Pass& pass, const at::Tensor& d_low, const at::Tensor& x) {
+  at::Tensor d_a;
+  if (drops(pass.layers)) {
+    Tensors rows;
+    const Tensors parts = split(d_low, 1, pass.layers);
+    for (std::size_t i = 0; i < pass.layers.size(); ++i) {
+      if (pass.layers[i].lora == nullptr) continue;
+      const auto& mask = pass.layers[i].mask;
+      rows.push_back(ops::wide_product(parts[i], mask ? pass.products->dropout(x, *mask) : x));
+    }
+    d_a = at::cat(rows);
+  } else {
+    d_a = ops::wide_product(d_low, x);
+  }
+  scale(d_a, pass.layers);
+  return d_a;
+}
+
+/// dx, the products with the weights, and what comes back through the adapters under dropout.
+void add_dropped(const Pass& pass, const at::Tensor& d_low, at::Tensor& dx) {
+  const Tensors parts = split(d_low, 1, pass.layers), rows = split(pass.a, 0, pass.layers);
+  for (std::size_t i = 0; i < pass.layers.size(); ++i) {
+    const Layer& layer = pass.layers[i];
+    if (layer.mask) {
+      pass.products->add_dropout(dx, at::mm(parts[i], rows[i]), *layer.mask);
+    } else if (layer.lora != nullptr) {
+      dx.addmm_(parts[i], rows[i]);
+    }
+  }
+}
 
 /// Accumulates the gradients of weights and adapters; returns that of the input, if it is wanted.
 at::Tensor Pass::backward(const Tensors& grads) const {
   const Tensors lows = split(low, 1, layers);
   std::vector<ops::LowRankChange> changes;
   ops::Products terms;
+  Tensors trained_dy;
   for (std::size_t i = 0; i < layers.size(); ++i) {
-    const auto& [lora, weight] = layers[i];
+    const auto& [lora, weight, mask] = layers[i];
     const at::Tensor dy = grads[i].defined()
                               ? grads[i]
                               : at::zeros({low.size(0), weight->local_shape()[0]}, low.options());
     if (lora != nullptr) changes.push_back({dy, lora->b().data(), lows[i]});
+    trained_dy.push_back(weight->trainable() ? dy : at::Tensor());
     terms.push_back({dy, weight->data()});
   }
-  const auto low_rank = products->low_rank_backward(changes);
-  const auto accumulate = [x = input(), layers = layers, terms, low_rank] {
-    const at::Tensor d_a = ops::wide_product(low_rank.d_low, x);
-    scale(d_a, layers);
-    std::int64_t first = 0;
-    std::size_t change = 0;
-    for (std::size_t i = 0; i < layers.size(); ++i) {
-      const auto& [lora, weight] = layers[i];
-      if (weight->trainable()) nn::accumulate_product(*weight, terms[i].a, x);
-      if (lora == nullptr) continue;
-      const at::Tensor& d_b = low_rank.d_b[change++];
-      if (lora->b().trainable()) lora->b().add_gradient(d_b);
-      if (lora->a().trainable()) lora->a().add_gradient(d_a.narrow(0, first, lora->rank()));
-      first += lora->rank();
-    }
-  };
-  nn::run_or_postpone(postponed, accumulate);
+  const LowRankGradients low_rank = products->low_rank_backward(changes);
+  Pass rest = *this;
+  rest.postponed.reset();  // which is to hold it
+  nn::run_or_postpone(postponed, [rest = std::move(rest), trained_dy, low_rank] {
+    rest.add_gradients(low_rank, trained_dy);
+  });
   if (!wants_input_gradient) return {};
-  terms.push_back({low_rank.d_low, a});
-  return products->backward(terms);
+  const bool is_dropped = drops(layers);
+  if (!is_dropped) terms.push_back({low_rank.d_low, a});
+  at::Tensor dx = products->backward(terms);
+  if (is_dropped) add_dropped(*this, low_rank.d_low, dx);
+  return dx;
+}
+
+/// Of adapters and weights.
+void Pass::add_gradients(const LowRankGradients& low_rank, const Tensors& trained_dy) const {
+  const at::Tensor x = input();
+  const Tensors d_a = split(gradient_of_a(*this, low_rank.d_low, x), 0, layers);
+  std::size_t change = 0;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    const Layer& layer = layers[i];
+    if (trained_dy[i].defined()) nn::accumulate_product(*layer.weight, trained_dy[i], x);
+    if (layer.lora == nullptr) continue;
+    const at::Tensor& d_b = low_rank.d_b[change++];
+    if (layer.lora->b().trainable()) layer.lora->b().add_gradient(d_b);
+    if (layer.lora->a().trainable()) layer.lora->a().add_gradient(d_a[i]);
+  }
 }
 
 Tensors forward_together(const ops::KernelTable& kernels, const nn::LinearInput& given,
                          const std::vector<Layer>& layers) {
   const at::Tensor& x = given.value;
   const ops::Linear::Functions& products = kernels.get<ops::Linear>();
-  const bool wants_input_gradient = x.requires_grad();
-  Pass pass{layers,
-            {},
-            {},
-            given.again,
-            wants_input_gradient,
-            wants_input_gradient ? given.postponed : nullptr,
-            &products};
+  const bool wants_input = x.requires_grad();
+  Pass pass{layers,      {},       {}, given.again, wants_input ? given.postponed : nullptr,
+            wants_input, &products};
   if (!pass.input) pass.input = [saved = ops::detached(x)] { return saved; };
   const Tensors outputs = ops::run_without_gradient([&] {
     const at::Tensor input = ops::detached(x);
     pass.a = scaled_a(layers);
-    pass.low = products.forward({{{input, pass.a}}})[0];
+    pass.low = low_of(pass, input);
     const Tensors lows = split(pass.low, 1, layers);
     std::vector<ops::Products> sums;
     for (std::size_t i = 0; i < layers.size(); ++i) {
-      const auto& [lora, weight] = layers[i];
+      const auto& [lora, weight, mask] = layers[i];
       sums.push_back({{input, weight->data()}});
       if (lora != nullptr) sums.back().push_back({lows[i], lora->b().data()});
     }
     return nn::products(products, given, sums);
   });
   Tensors inputs = {x};
-  for (const auto& [lora, weight] : layers) {
+  for (const auto& [lora, weight, mask] : layers) {
     inputs.push_back(weight->anchor());
     if (lora == nullptr) continue;
     inputs.push_back(lora->a().anchor());
@@ -210,48 +271,12 @@ Tensors forward_together(const ops::KernelTable& kernels, const nn::LinearInput&
 std::vector<at::Tensor> Lora::forward(const ops::KernelTable& kernels, const nn::LinearInput& x,
                                       const std::vector<nn::Linear*>& layers) {
   std::vector<Layer> all;
-  bool drops = false;
   for (nn::Linear* layer : layers) {
     auto* lora = dynamic_cast<Lora*>(layer->adapter());
-    all.push_back({lora, &layer->weight()});
-    drops = drops || (lora != nullptr && lora->drops());
+    all.push_back({lora, &layer->weight(), {}});
+    if (lora != nullptr) all.back().mask = lora->mask_of(x.value);
   }
-  if (!drops) return forward_together(kernels, x, all);
-  if (layers.size() == 1) return {forward_with_dropout(kernels, x, layers[0]->weight())};
-  std::vector<at::Tensor> outputs;
-  for (nn::Linear* layer : layers) outputs.push_back(layer->forward(kernels, x));
-  return outputs;
-}
-
-at::Tensor Lora::forward_with_dropout(const ops::KernelTable& kernels, const nn::LinearInput& given,
-                                      nn::Parameter& weight) {
-  const ops::Linear::Functions& products = kernels.get<ops::Linear>();
-  const at::Tensor& x = given.value;
-  const at::Tensor input = ops::detached(x), mask = mask_of(input);
-  at::Tensor y, low;
-  {
-    const ops::NoGradient guard;
-    low = at::mm(input * mask, a_.data().t()).mul_(scaling_);
-    y = products.forward({{{input, weight.data()}, {low, b_.data()}}})[0];
-  }
-  const bool want_input = x.requires_grad();
-  return ops::with_gradient(
-      "lora_linear", {x, weight.anchor(), a_.anchor(), b_.anchor()}, {y},
-      [this, input, mask, low, want_input, postponed = want_input ? given.postponed : nullptr,
-       &weight](const Tensors& grads) -> Tensors {
-        const at::Tensor& dy = grads[0];
-        if (!dy.defined()) return {{}, {}, {}, {}};
-        const at::Tensor d_low = at::mm(dy, b_.value()).mul_(scaling_);
-        nn::run_or_postpone(postponed, [this, input, mask, low, dy, d_low, &weight] {
-          if (b_.trainable()) nn::accumulate_product(b_, dy, low);
-          if (a_.trainable()) nn::accumulate_product(a_, d_low, input * mask);
-          if (weight.trainable()) nn::accumulate_product(weight, dy, input);
-        });
-        if (!want_input) return {{}, {}, {}, {}};
-        at::Tensor dx = at::mm(dy, weight.value());
-        dx.add_(at::mm(d_low, a_.value()).mul_(mask));
-        return {dx, {}, {}, {}};
-      })[0];
+  return forward_together(kernels, x, all);
 }
 
 void Lora::visit_parameters(const std::function<void(nn::Parameter&)>& visit) {

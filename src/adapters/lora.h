@@ -2,10 +2,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "adapters/dropout_mask.h"
+#include "adapters/dropout.h"
 #include "adapters/expert_lora.h"
 #include "nn/expert_weights.h"
 #include "nn/linear.h"
@@ -46,15 +47,12 @@ class Lora : public nn::LinearAdapter {
   void initialize();
   /// See DropoutScope.
   void set_dropout(const Dropout& dropout) { dropout_ = dropout; }
+  /// What of its input x [T,in] the pass that runs drops; nothing if it drops nothing.
+  std::optional<ops::DropoutMask> mask_of(const at::Tensor& x);
   /// scaling B A, [out,in], in at least fp32: what merging adds to the weight.
   at::Tensor delta() const;
 
  private:
-  bool drops() const { return dropout_probability_ > 0 && dropout_.step != 0; }
-  at::Tensor mask_of(const at::Tensor& x);
-  at::Tensor forward_with_dropout(const ops::KernelTable& kernels, const nn::LinearInput& given,
-                                  nn::Parameter& weight);
-
   std::string module_;
   nn::Parameter a_, b_;
   double scaling_, dropout_probability_;

@@ -59,13 +59,13 @@ Attention::Projected Attention::project(const LinearInput& x, const BlockInputs&
 at::Tensor Attention::finish(const at::Tensor& o, const Projected& projected,
                              const BlockInputs& inputs) {
   const std::vector<std::int64_t> flat = {o.size(0), dims_.num_attention_heads * dims_.head_dim};
-  const at::Tensor gated = ops::output_gate(*inputs.kernels, o, projected.gate).view(flat);
-  LinearInput input(gated);
-  if (inputs.recompute_elementwise) {
-    input.again = [kernels = inputs.kernels, o = ops::detached(o),
-                   gate = ops::detached(projected.gate),
-                   flat] { return ops::output_gate(*kernels, o, gate).view(flat); };
-  }
+  const auto gated = [&](const ops::OutputAgain& again) {
+    return ops::output_gate(*inputs.kernels, o, projected.gate, again).view(flat);
+  };
+  if (!inputs.recompute_elementwise) return o_proj_.forward(*inputs.kernels, gated({}));
+  const LinearInput input = LinearInput::made_again([&](const ops::OutputAgain& again) {
+    return gated([again, flat](const at::Tensor& y) { again(y.view(flat)); });
+  });
   return o_proj_.forward(*inputs.kernels, input);
 }
 

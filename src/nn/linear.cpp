@@ -24,6 +24,22 @@ void run_or_postpone(const std::shared_ptr<PostponedWork>& postponed, std::funct
   }
 }
 
+LinearInput LinearInput::made_again(
+    const std::function<at::Tensor(const ops::OutputAgain&)>& make) {
+  const auto value = std::make_shared<at::Tensor>();
+  const auto postponed = std::make_shared<PostponedWork>();
+  LinearInput input(make([value, postponed](const at::Tensor& output) {
+    *value = output;
+    postponed->run();
+    *value = at::Tensor();
+  }));
+  // Without a gradient no backward will make it.
+  if (!input.value.requires_grad()) return input;
+  input.again = [value] { return *value; };
+  input.postponed = postponed;
+  return input;
+}
+
 void accumulate_product(Parameter& weight, const at::Tensor& dy, const at::Tensor& x) {
   if (!weight.accumulates_in_place() && x.is_cuda()) {
     // cuBLAS sums half precision in fp32: keep those sums, add to them in the product.
@@ -72,7 +88,8 @@ std::vector<at::Tensor> linears(const ops::KernelTable& kernels, const LinearInp
       "linear", inputs, outputs,
       [saved, again, postponed = want_input ? input.postponed : nullptr, want_input, weights,
        &functions](const ops::Tensors& grads) -> ops::Tensors {
-        const auto accumulate = [x = again ? again() : saved, weights, grads] {
+        const auto accumulate = [saved, again, weights, grads] {
+          const at::Tensor x = again ? again() : saved;
           for (std::size_t i = 0; i < weights.size(); ++i) {
             if (grads[i].defined() && weights[i]->trainable())
               accumulate_product(*weights[i], grads[i], x);

@@ -10,6 +10,7 @@
 
 #include "nn/parameter.h"
 #include "ops/linear/linear.h"
+#include "ops/output_again.h"
 #include "ops/registry.h"
 
 namespace heddle::nn {
@@ -31,12 +32,15 @@ class PostponedWork {
 /// Runs `work`, unless `postponed` is not null: then with that.
 void run_or_postpone(const std::shared_ptr<PostponedWork>& postponed, std::function<void()> work);
 
-/// What linear layers read. `again`, unless empty, makes the value anew in the backward, so that it
-/// is not kept until then.
+/// What linear layers read.
 struct LinearInput {
-  LinearInput(at::Tensor x, std::function<at::Tensor()> make_again = {})
-      : value(std::move(x)), again(std::move(make_again)) {}
+  LinearInput(at::Tensor x) : value(std::move(x)) {}
+  /// The output of an operator whose backward makes it again for the gradients of weights, so that
+  /// it is not kept until then.
+  static LinearInput made_again(const std::function<at::Tensor(const ops::OutputAgain&)>& make);
+
   at::Tensor value;
+  /// Unless empty, gives the value in the backward, where `postponed` runs if there is any.
   std::function<at::Tensor()> again;
   /// Unless null, takes the gradients of weights where the input has one too: whoever made the
   /// input runs it when that gradient has come.

@@ -24,13 +24,11 @@ Mlp::Mlp(const std::string& prefix, std::int64_t hidden_size, std::int64_t inter
 
 at::Tensor Mlp::share(const LinearInput& x, const BlockInputs& inputs, bool value_unused) {
   const std::vector<at::Tensor> gate_up = forward_all(*inputs.kernels, x, {&gate_proj_, &up_proj_});
-  const at::Tensor y = ops::swiglu(*inputs.kernels, gate_up[0], gate_up[1]);
-  LinearInput input(y);
+  const auto gated = [&](const ops::OutputAgain& again) {
+    return ops::swiglu(*inputs.kernels, gate_up[0], gate_up[1], again);
+  };
+  LinearInput input = inputs.recompute_elementwise ? LinearInput::made_again(gated) : gated({});
   input.outputs_unused = value_unused;
-  if (inputs.recompute_elementwise) {
-    input.again = [kernels = inputs.kernels, gate = ops::detached(gate_up[0]),
-                   up = ops::detached(gate_up[1])] { return ops::swiglu(*kernels, gate, up); };
-  }
   return down_proj_.forward(*inputs.kernels, input);
 }
 

@@ -156,7 +156,9 @@ class Timer {
       }
       case config::Recompute::kSelective: {
         // The MLP runs again; the mixer's elementwise operators do.
-        Compute c = compute(layer, 2, 0, step_.layers[layer].again);
+        Compute c = compute(
+            layer, 2, 0,
+            step_.layers[layer].again + 2 * width_of(layer) + as_double(step_.model.hidden_size));
         c.products = mlp_again(layer);
         return c;
       }
@@ -171,10 +173,15 @@ class Timer {
 
   /// The product that makes a dense MLP's output, which nothing reads when the MLP runs again.
   double last_product(std::int64_t layer) const {
+    return layout_.tokens / tp_ * 2 * as_double(step_.model.hidden_size) * width_of(layer) /
+           product_rate_;
+  }
+
+  /// Of the dense MLP or the shared expert.
+  double width_of(std::int64_t layer) const {
     const auto& model = step_.model;
-    const double width = as_double(model.sparse_mlp[layer] ? model.shared_expert_intermediate_size
-                                                           : model.intermediate_size);
-    return layout_.tokens / tp_ * 2 * as_double(model.hidden_size) * width / product_rate_;
+    return as_double(model.sparse_mlp[layer] ? model.shared_expert_intermediate_size
+                                             : model.intermediate_size);
   }
 
   double mlp_again(std::int64_t layer) const {

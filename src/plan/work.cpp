@@ -33,7 +33,7 @@ void add_mixer(LayerWork& work, const Config& model, std::int64_t layer, const W
     // in, y out; o, gate and dy in, two gradients out.
     work.forward += 2 * (w.q + w.kv) + 3 * w.q;
     work.backward += 3 * (w.q + w.kv) + 5 * w.q;
-    work.again += 3 * w.q;
+    work.again += w.q;
     work.adapters_whole += w.H + w.H + w.H;
     work.adapters += 2 * w.q + 2 * w.kv + 2 * w.q;
     return;
@@ -52,7 +52,7 @@ void add_mlp(LayerWork& work, const Config& model, std::int64_t layer, const Wid
   // SwiGLU: gate and up in, y out; gate, up and dy in, two gradients out.
   work.forward += 3 * w.F;
   work.backward += 5 * w.F;
-  work.again += 3 * w.F;
+  work.again += w.F;
   work.adapters_whole += 2 * w.H + w.H;
   work.adapters += 2 * w.F + 2 * w.F;
   if (!model.sparse_mlp[layer]) return;
@@ -77,7 +77,9 @@ LayerWork layer_work(const Config& model, std::int64_t layer) {
   // in, one out.
   work.forward = 8 * w.H;
   work.backward = 8 * w.H;
-  work.again = 2 * 2 * w.H;
+  // What the backward of a norm, SwiGLU or output gate makes on its way is written; convolution and
+  // gated norm run again.
+  work.again = 2 * w.H;
   add_mixer(work, model, layer, w);
   add_mlp(work, model, layer, w);
   return work;

@@ -96,6 +96,26 @@ TEST(RmsNorm, BranchAddsTheGradientOfTheStream) {
   }
 }
 
+TEST(RmsNorm, MakesItsOutputAgainInTheBackward) {
+  for (const c10::ScalarType dtype : kernel_dtypes()) {
+    for (const char* name : {"reference", kOwn}) {
+      const KernelTable kernel = table(name, dtype);
+      const Tensors inputs = {randn({29, 72}, dtype, 1), randn({72}, dtype, 2)};
+      at::Tensor again;
+      const auto branch = [&](const OutputAgain& take) {
+        return [&kernel, take](const Tensors& in) {
+          auto [y, x] = rms_norm_branch(kernel, in[0], in[1], 1e-6, take);
+          return Tensors{y, x};
+        };
+      };
+      const Tensors g = gradients_of(branch([&](const at::Tensor& y) { again = y; }), inputs);
+      const Tensors expected = gradients_of(branch({}), inputs);
+      EXPECT_TRUE(identical(again, rms_norm(kernel, inputs[0], inputs[1], 1e-6)));
+      EXPECT_TRUE(identical(g[0], expected[0]) && identical(g[1], expected[1]));
+    }
+  }
+}
+
 TEST(RmsNorm, SameBitsForEveryThreadCount) {
   const KernelTable kernel = table(kOwn, at::kFloat);
   const Tensors inputs = {randn({777, 96}, at::kFloat, 1), randn({777, 96}, at::kFloat, 2),

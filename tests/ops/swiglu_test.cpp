@@ -40,6 +40,22 @@ TEST(Swiglu, KernelEqualsReference) {
   }
 }
 
+TEST(Swiglu, MakesItsOutputAgainInTheBackward) {
+  for (const c10::ScalarType dtype : kernel_dtypes()) {
+    for (const char* name : {"reference", kOwn}) {
+      const KernelTable kernel = table(name, dtype);
+      const Tensors inputs = {randn({29, 65}, dtype, 1), randn({29, 65}, dtype, 2)};
+      at::Tensor again;
+      const auto noting = [&](const Tensors& in) {
+        return Tensors{swiglu(kernel, in[0], in[1], [&](const at::Tensor& y) { again = y; })};
+      };
+      const Tensors g = gradients_of(noting, inputs), expected = gradients_of(run(kernel), inputs);
+      EXPECT_TRUE(identical(again, run(kernel)(inputs)[0]));
+      EXPECT_TRUE(identical(g[0], expected[0]) && identical(g[1], expected[1]));
+    }
+  }
+}
+
 TEST(Swiglu, ReadsViewsOfOneProduct) {
   for (const c10::ScalarType dtype : kernel_dtypes()) {
     const KernelTable kernel = table(kOwn, dtype);

@@ -87,12 +87,18 @@ nn::BlockOutput DecoderLayer::forward(std::size_t stage, const at::Tensor& hidde
 
 std::pair<nn::LinearInput, at::Tensor> DecoderLayer::normalized(
     const at::Tensor& hidden, const nn::Parameter& weight, const nn::BlockInputs& inputs) const {
-  const auto [x, residual] =
-      ops::rms_norm_branch(*inputs.kernels, hidden, weight.value(), rms_norm_eps_);
-  if (!inputs.recompute_elementwise) return {x, residual};
-  return {{x, [kernels = inputs.kernels, hidden = ops::detached(hidden), weight = weight.data(),
-               eps = rms_norm_eps_] { return ops::rms_norm(*kernels, hidden, weight, eps); }},
-          residual};
+  at::Tensor residual;
+  const auto norm = [&](const ops::OutputAgain& again) {
+    auto [x, stream] =
+        ops::rms_norm_branch(*inputs.kernels, hidden, weight.value(), rms_norm_eps_, again);
+    residual = stream;
+    return x;
+  };
+  // Experts keep what they read, and the ranks along tp what they gathered.
+  const bool is_kept = !inputs.recompute_elementwise || inputs.tensor_group != nullptr ||
+                       (moe_ && &weight == &post_attention_layernorm_);
+  nn::LinearInput x = is_kept ? norm({}) : nn::LinearInput::made_again(norm);
+  return {std::move(x), residual};
 }
 
 nn::BlockOutput DecoderLayer::mlp(const at::Tensor& hidden, const nn::BlockInputs& inputs) {

@@ -1,5 +1,9 @@
 #pragma once
 
+#include <tuple>
+#include <utility>
+
+#include "ops/output_again.h"
 #include "ops/registry.h"
 #include "ops/sequences.h"
 
@@ -49,11 +53,15 @@ struct OutputGate {
     /// Gradients of x and gate.
     std::pair<at::Tensor, at::Tensor> (*backward)(const at::Tensor& x, const at::Tensor& gate,
                                                   const at::Tensor& grad_y);
+    /// These and y again, in one pass; null: in two.
+    std::tuple<at::Tensor, at::Tensor, at::Tensor> (*backward_again)(
+        const at::Tensor& x, const at::Tensor& gate, const at::Tensor& grad_y) = nullptr;
   };
 };
 
 /// y = x * sigmoid(gate). x [T,n,D] contiguous; gate [T,n,D] with unit stride over D (a view into
 /// the q projection). Differentiable.
-at::Tensor output_gate(const KernelTable& kernels, const at::Tensor& x, const at::Tensor& gate);
+at::Tensor output_gate(const KernelTable& kernels, const at::Tensor& x, const at::Tensor& gate,
+                       OutputAgain again = {});
 
 }  // namespace heddle::ops

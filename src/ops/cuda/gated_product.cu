@@ -93,18 +93,20 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constan
     const uint32_t access = first + k * kThreads;
     if (access >= a.accesses) break;
     const Place place(a, access, N);
-    float dx[N], dg[N], dy[N];
+    float dx[N], dg[N], dy[N], y[N];
     unpack(x[k], dx);
     unpack(gate[k], dg);
     unpack(grad[k], dy);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       const Activation activation = activate<kActivation>(dg[i]);
+      y[i] = dx[i] * activation.value;
       dg[i] = dy[i] * dx[i] * activation.derivative;
       dx[i] = dy[i] * activation.value;
     }
     write(place.in<T>(a.grad_x), dx);
     write(place.in<T>(a.grad_gate), dg);
+    if (a.y.data != nullptr) write(place.in<T>(a.y), y);
   }
 }
 
@@ -160,7 +162,7 @@ void gated_product_forward(const GatedProductShape& shape, const InputRows& x,
 void gated_product_backward(const GatedProductShape& shape, const InputRows& x,
                             const InputRows& gate, const InputRows& grad_y,
                             const OutputRows& grad_x, const OutputRows& grad_gate,
-                            cudaStream_t stream) {
+                            const OutputRows& y, cudaStream_t stream) {
   if (is_empty(shape)) return;
   Arguments a{};
   a.x = x;
@@ -168,8 +170,10 @@ void gated_product_backward(const GatedProductShape& shape, const InputRows& x,
   a.grad_y = grad_y;
   a.grad_x = grad_x;
   a.grad_gate = grad_gate;
+  a.y = y;
   const auto fits = [&](const auto& rows) { return aligned(rows, shape.type, shape.width, 16); };
-  const bool wide = fits(x) && fits(gate) && fits(grad_y) && fits(grad_x) && fits(grad_gate);
+  const bool wide =
+      fits(x) && fits(gate) && fits(grad_y) && fits(grad_x) && fits(grad_gate) && fits(y);
   dispatch(shape, wide, a, [&](auto access, auto activation, unsigned blocks) {
     using T = typename decltype(access)::Type;
     backward_kernel<T, decltype(access)::kWidth, decltype(activation)::value>

@@ -19,10 +19,11 @@ struct GatedProductShape {
 void gated_product_forward(const GatedProductShape& shape, const InputRows& x,
                            const InputRows& gate, const OutputRows& y, cudaStream_t stream);
 
-/// Recomputes the activation. Bytes per element: 5 x its size.
+/// Recomputes the activation, and y with it where `y` has data. Bytes per element: 5 x its size (6
+/// with y).
 void gated_product_backward(const GatedProductShape& shape, const InputRows& x,
                             const InputRows& gate, const InputRows& grad_y,
                             const OutputRows& grad_x, const OutputRows& grad_gate,
-                            cudaStream_t stream);
+                            const OutputRows& y, cudaStream_t stream);
 
 }  // namespace heddle::ops::cuda

@@ -8,6 +8,8 @@ namespace heddle::ops::linear_reference {
 Tensors forward(const std::vector<Products>& sums);
 at::Tensor backward(const Products& terms);
 Linear::Functions::LowRankGradients low_rank_backward(const std::vector<LowRankChange>& changes);
+at::Tensor dropout(const at::Tensor& x, const DropoutMask& mask);
+void add_dropout(at::Tensor& sum, const at::Tensor& x, const DropoutMask& mask);
 
 }  // namespace heddle::ops::linear_reference
 
@@ -18,6 +20,8 @@ void add(Registry& registry);
 Tensors forward(const std::vector<Products>& sums);
 at::Tensor backward(const Products& terms);
 Linear::Functions::LowRankGradients low_rank_backward(const std::vector<LowRankChange>& changes);
+at::Tensor dropout(const at::Tensor& x, const DropoutMask& mask);
+void add_dropout(at::Tensor& sum, const at::Tensor& x, const DropoutMask& mask);
 
 }  // namespace heddle::ops::linear_cuda
 

@@ -73,7 +73,8 @@ void register_linear(Registry& registry) {
        .is_reference = false,
        .refuse = {},
        .on_chip_bytes = {}},
-      {linear_reference::forward, linear_reference::backward, linear_reference::low_rank_backward});
+      {linear_reference::forward, linear_reference::backward, linear_reference::low_rank_backward,
+       linear_reference::dropout, linear_reference::add_dropout});
   // Behind those that keep bf16: nothing but the configuration chooses it.
   linear_fp8::add(registry);
   registry.add<Linear>(
@@ -84,7 +85,8 @@ void register_linear(Registry& registry) {
        .is_reference = false,
        .refuse = {},
        .on_chip_bytes = {}},
-      {outputs<cpu_product>, linear_reference::backward, linear_reference::low_rank_backward});
+      {outputs<cpu_product>, linear_reference::backward, linear_reference::low_rank_backward,
+       linear_reference::dropout, linear_reference::add_dropout});
   registry.add<Linear>(
       {.op = "",
        .name = "reference",
@@ -93,7 +95,8 @@ void register_linear(Registry& registry) {
        .is_reference = true,
        .refuse = {},
        .on_chip_bytes = {}},
-      {linear_reference::forward, linear_reference::backward, linear_reference::low_rank_backward});
+      {linear_reference::forward, linear_reference::backward, linear_reference::low_rank_backward,
+       linear_reference::dropout, linear_reference::add_dropout});
 }
 
 }  // namespace heddle::ops

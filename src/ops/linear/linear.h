@@ -1,6 +1,7 @@
 #pragma once
 
 #include "ops/autograd.h"
+#include "ops/linear/dropout.h"
 #include "ops/registry.h"
 
 namespace heddle::ops {
@@ -34,6 +35,10 @@ struct Linear {
     };
     /// At least one change; T is that of all.
     LowRankGradients (*low_rank_backward)(const std::vector<LowRankChange>& changes);
+    /// x, as a low-rank change reads it under dropout, [T,k].
+    at::Tensor (*dropout)(const at::Tensor& x, const DropoutMask& mask);
+    /// sum += the same.
+    void (*add_dropout)(at::Tensor& sum, const at::Tensor& x, const DropoutMask& mask);
     /// Whether outputs and input gradients of a layer [out,in] are computed in less than the
     /// model's type, given narrow_rows rows. Null: of no layer.
     bool (*is_narrow)(std::int64_t out, std::int64_t in) = nullptr;

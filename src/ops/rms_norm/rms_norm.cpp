@@ -13,6 +13,22 @@ void check(const at::Tensor& x, const at::Tensor& weight) {
               x.sizes(), " and weight ", weight.sizes(), " must agree in the last dimension");
 }
 
+/// What the backward of a norm keeps.
+struct Saved {
+  RmsNorm::Functions functions;
+  at::Tensor input, weight, rstd;
+  double eps;
+
+  /// Gradients of the input and of the weight, and y.
+  std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_again(const at::Tensor& grad_y,
+                                                                const at::Tensor& grad_sum) const {
+    if (functions.backward_again != nullptr)
+      return functions.backward_again(input, weight, rstd, grad_y, grad_sum);
+    auto [dx, dw] = functions.backward(input, weight, rstd, grad_y, grad_sum);
+    return {dx, dw, functions.forward(input, {}, weight, eps).y};
+  }
+};
+
 }  // namespace
 
 at::Tensor rms_norm(const KernelTable& kernels, const at::Tensor& x, const at::Tensor& weight,
@@ -21,7 +37,8 @@ at::Tensor rms_norm(const KernelTable& kernels, const at::Tensor& x, const at::T
 }
 
 std::pair<at::Tensor, at::Tensor> rms_norm_branch(const KernelTable& kernels, const at::Tensor& x,
-                                                  const at::Tensor& weight, double eps) {
+                                                  const at::Tensor& weight, double eps,
+                                                  OutputAgain again) {
   check(x, weight);
   const RmsNorm::Functions functions = kernels.get<RmsNorm>();
   RmsNorm::Forward result =
@@ -29,10 +46,16 @@ std::pair<at::Tensor, at::Tensor> rms_norm_branch(const KernelTable& kernels, co
   if (!needs_gradient({x, weight})) return {result.y, x};
   const Tensors outputs =
       with_gradient("rms_norm", {x, weight}, {result.y, detached(x)},
-                    [functions, x = detached(x), weight = detached(weight),
-                     rstd = result.rstd](const Tensors& grads) -> Tensors {
+                    [saved = Saved{functions, detached(x), detached(weight), result.rstd, eps},
+                     again = std::move(again)](const Tensors& grads) -> Tensors {
                       if (!grads[0].defined()) return {grads[1], {}};
-                      auto [dx, dw] = functions.backward(x, weight, rstd, grads[0], grads[1]);
+                      if (!again) {
+                        auto [dx, dw] = saved.functions.backward(saved.input, saved.weight,
+                                                                 saved.rstd, grads[0], grads[1]);
+                        return {dx, dw};
+                      }
+                      auto [dx, dw, y] = saved.backward_again(grads[0], grads[1]);
+                      again(y);
                       return {dx, dw};
                     });
   return {outputs[0], outputs[1]};

@@ -1,5 +1,9 @@
 #pragma once
 
+#include <tuple>
+#include <utility>
+
+#include "ops/output_again.h"
 #include "ops/registry.h"
 
 namespace heddle::ops {
@@ -21,6 +25,10 @@ struct RmsNorm {
     std::pair<at::Tensor, at::Tensor> (*backward)(const at::Tensor& input, const at::Tensor& weight,
                                                   const at::Tensor& rstd, const at::Tensor& grad_y,
                                                   const at::Tensor& grad_sum);
+    /// These and y again, in one pass; null: in two.
+    std::tuple<at::Tensor, at::Tensor, at::Tensor> (*backward_again)(
+        const at::Tensor& input, const at::Tensor& weight, const at::Tensor& rstd,
+        const at::Tensor& grad_y, const at::Tensor& grad_sum) = nullptr;
   };
 };
 
@@ -33,7 +41,8 @@ at::Tensor rms_norm(const KernelTable& kernels, const at::Tensor& x, const at::T
 /// {rms_norm(x), x}: the residual stream goes on from the second, so that its gradient is added
 /// inside the backward of the norm and not by a pass of its own. Differentiable.
 std::pair<at::Tensor, at::Tensor> rms_norm_branch(const KernelTable& kernels, const at::Tensor& x,
-                                                  const at::Tensor& weight, double eps);
+                                                  const at::Tensor& weight, double eps,
+                                                  OutputAgain again = {});
 
 /// sum = x + residual, y = rms_norm(sum): {y, sum}. Differentiable.
 std::pair<at::Tensor, at::Tensor> add_rms_norm(const KernelTable& kernels, const at::Tensor& x,

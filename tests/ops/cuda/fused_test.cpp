@@ -232,6 +232,38 @@ TEST_F(GpuFused, OutputGateEqualsReference) {
   }
 }
 
+TEST_F(GpuFused, OutputsMadeAgainInTheBackwardAreTheForwards) {
+  using Made = std::function<at::Tensor(const KernelTable&, const Tensors&, OutputAgain)>;
+  const Made norm = [](const KernelTable& kernels, const Tensors& in, OutputAgain again) {
+    return rms_norm_branch(kernels, in[0], in[1].select(0, 0), 1e-6, std::move(again)).first;
+  };
+  const Made gated = [](const KernelTable& kernels, const Tensors& in, OutputAgain again) {
+    return swiglu(kernels, in[0], in[1], std::move(again));
+  };
+  const Made gate = [](const KernelTable& kernels, const Tensors& in, OutputAgain again) {
+    return output_gate(kernels, in[0].unsqueeze(1), in[1].unsqueeze(1), std::move(again));
+  };
+  for (const auto& [kernels, make] :
+       {std::pair{kRmsNorm, norm}, {kSwiglu, gated}, {kOutputGate, gate}}) {
+    for (const c10::ScalarType dtype : kTypes) {
+      for (const std::int64_t width : {5, 1024, 2560, 4096}) {
+        SCOPED_TRACE(shape_text({33, width}, dtype));
+        const KernelTable fused = fused_table(kernels, dtype);
+        const Tensors inputs = on_gpu({values({33, width}, 1), values({33, width}, 2)}, dtype);
+        at::Tensor again;
+        const auto run = [&](const OutputAgain& take) {
+          return gradients_of([&](const Tensors& in) { return Tensors{make(fused, in, take)}; },
+                              inputs);
+        };
+        const Tensors actual = run([&](const at::Tensor&y) { again = y; }), expected = run({});
+        EXPECT_TRUE(identical(again.cpu(), make(fused, inputs, {}).cpu()));
+        for (std::size_t i = 0; i < 2; ++i)
+          EXPECT_TRUE(identical(actual[i].cpu(), expected[i].cpu()));
+      }
+    }
+  }
+}
+
 TEST_F(GpuFused, TensorsOfTheCpuAreRefused) {
   const KernelTable fused = fused_table(kRmsNorm, at::kFloat);
   EXPECT_THROW(rms_norm(fused, randn({2, 8}, at::kFloat, 1), randn({8}, at::kFloat, 2), 1e-6),

@@ -2,6 +2,9 @@
 #include "ops/linear/linear.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+
+#include <array>
 
 #include "ops/builtin.h"
 #include "ops/cuda/fused_support.h"
@@ -148,6 +151,32 @@ TEST_F(GpuLinear, Fp8FollowsReference) {
     EXPECT_LT(error(gpu_table.get<Linear>().backward(terms),
                     cpu_table.get<Linear>().backward(exact(terms))),
               0.05);
+  }
+}
+
+TEST_F(GpuLinear, DropoutEqualsReferenceBitByBit) {
+  const KernelTable own = table("cuda.sm90_or_cublas", at::kBFloat16, c10::DeviceType::CUDA);
+  const KernelTable reference = table("reference", at::kBFloat16, c10::DeviceType::CPU);
+  const auto numbers = [](std::int64_t first, std::int64_t count) {
+    return at::arange(first, first + count, at::kLong);
+  };
+  for (const auto& [rows, width, gap] : std::vector<std::array<std::int64_t, 3>>{
+           {0, 8, 0}, {1, 1, 0}, {37, 2560, 0}, {600, 1000, 16}, {33, 77, 5}}) {
+    for (const double probability : {0.05, 0.9}) {
+      SCOPED_TRACE(std::to_string(rows) + " x " + std::to_string(width));
+      const at::Tensor x = randn({rows, width}, at::kBFloat16, 1);
+      const DropoutMask mask{0x9876543210abcdefu, numbers(-5, rows), numbers(3, width),
+                             probability};
+      const DropoutMask on_gpu{mask.key, mask.tokens.to(gpu()), mask.features.to(gpu()),
+                               probability};
+      const at::Tensor moved = with_poisoned_gaps(x.to(gpu()), gap);
+      EXPECT_TRUE(identical(own.get<Linear>().dropout(moved, on_gpu).cpu(),
+                            reference.get<Linear>().dropout(x, mask)));
+      at::Tensor sum = randn({rows, width}, at::kBFloat16, 2), other = sum.to(gpu());
+      reference.get<Linear>().add_dropout(sum, x, mask);
+      own.get<Linear>().add_dropout(other, moved, on_gpu);
+      EXPECT_TRUE(identical(other.cpu(), sum));
+    }
   }
 }
 

@@ -21,8 +21,9 @@ at::Tensor forward(const at::Tensor& x, const at::Tensor& gate) {
   return y;
 }
 
-std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& x, const at::Tensor& gate,
-                                           const at::Tensor& grad_y) {
+/// `y`, unless undefined, takes the output.
+std::pair<at::Tensor, at::Tensor> gradients(const at::Tensor& x, const at::Tensor& gate,
+                                            const at::Tensor& grad_y, const at::Tensor& y) {
   const cuda::OnDevice on(x);
   const at::Tensor in = cuda::with_unit_stride(x), g = cuda::with_unit_stride(gate),
                    dy = cuda::with_unit_stride(grad_y);
@@ -30,14 +31,27 @@ std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& x, const at::Tensor
   at::Tensor d_gate = at::empty(gate.sizes(), gate.options());
   cuda::gated_product_backward(shape_of(x), cuda::input_rows(in), cuda::input_rows(g),
                                cuda::input_rows(dy), cuda::output_rows(dx),
-                               cuda::output_rows(d_gate), on.stream());
+                               cuda::output_rows(d_gate), cuda::output_rows(y), on.stream());
   return {dx, d_gate};
+}
+
+std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& x, const at::Tensor& gate,
+                                           const at::Tensor& grad_y) {
+  return gradients(x, gate, grad_y, {});
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_again(const at::Tensor& x,
+                                                              const at::Tensor& gate,
+                                                              const at::Tensor& grad_y) {
+  const at::Tensor y = at::empty(x.sizes(), x.options());
+  auto [dx, d_gate] = gradients(x, gate, grad_y, y);
+  return {dx, d_gate, y};
 }
 
 }  // namespace
 
 void add(Registry& registry) {
-  registry.add<OutputGate>(cuda::kernel_info("cuda.fused"), {forward, backward});
+  registry.add<OutputGate>(cuda::kernel_info("cuda.fused"), {forward, backward, backward_again});
 }
 
 }  // namespace heddle::ops::output_gate_cuda

@@ -106,7 +106,8 @@ void add(Registry& registry) {
                         .is_reference = false,
                         .refuse = refuse,
                         .on_chip_bytes = {}},
-                       {forward, backward, linear_cuda::low_rank_backward, is_narrow, kFewestRows});
+                       {forward, backward, linear_cuda::low_rank_backward, linear_cuda::dropout,
+                        linear_cuda::add_dropout, is_narrow, kFewestRows});
 }
 
 }  // namespace heddle::ops::linear_fp8

@@ -119,7 +119,7 @@ void add(Registry& registry) {
                         .is_reference = false,
                         .refuse = refuse,
                         .on_chip_bytes = {}},
-                       {forward, backward, low_rank_backward});
+                       {forward, backward, low_rank_backward, dropout, add_dropout});
 }
 
 }  // namespace heddle::ops::linear_cuda

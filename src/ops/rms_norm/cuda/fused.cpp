@@ -39,9 +39,10 @@ RmsNorm::Forward forward(const at::Tensor& x, const at::Tensor& residual, const 
   return result;
 }
 
-std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& input, const at::Tensor& weight,
-                                           const at::Tensor& rstd, const at::Tensor& grad_y,
-                                           const at::Tensor& grad_sum) {
+/// `y`, unless undefined, takes the output.
+std::pair<at::Tensor, at::Tensor> gradients(const at::Tensor& input, const at::Tensor& weight,
+                                            const at::Tensor& rstd, const at::Tensor& grad_y,
+                                            const at::Tensor& grad_sum, const at::Tensor& y) {
   const cuda::OnDevice on(input);
   const cuda::RmsNormShape shape = shape_of(input, weight);
   const at::Tensor rows = matrix(input), dy = matrix(grad_y), ds = matrix(grad_sum),
@@ -52,8 +53,25 @@ std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& input, const at::Te
   cuda::rms_norm_backward(shape, cuda::input_rows(rows), w.const_data_ptr(),
                           rstd.const_data_ptr<float>(), cuda::input_rows(dy), cuda::input_rows(ds),
                           dx.mutable_data_ptr(), dw.mutable_data_ptr(),
+                          y.defined() ? y.mutable_data_ptr() : nullptr,
                           workspace.mutable_data_ptr<float>(), on.stream());
   return {dx, dw};
+}
+
+std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& input, const at::Tensor& weight,
+                                           const at::Tensor& rstd, const at::Tensor& grad_y,
+                                           const at::Tensor& grad_sum) {
+  return gradients(input, weight, rstd, grad_y, grad_sum, {});
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_again(const at::Tensor& input,
+                                                              const at::Tensor& weight,
+                                                              const at::Tensor& rstd,
+                                                              const at::Tensor& grad_y,
+                                                              const at::Tensor& grad_sum) {
+  const at::Tensor y = at::empty(input.sizes(), input.options());
+  auto [dx, dw] = gradients(input, weight, rstd, grad_y, grad_sum, y);
+  return {dx, dw, y};
 }
 
 std::optional<std::string> refuse(const Dims& dims) {
@@ -67,7 +85,8 @@ std::optional<std::string> refuse(const Dims& dims) {
 }  // namespace
 
 void add(Registry& registry) {
-  registry.add<RmsNorm>(cuda::kernel_info("cuda.fused", refuse), {forward, backward});
+  registry.add<RmsNorm>(cuda::kernel_info("cuda.fused", refuse),
+                        {forward, backward, backward_again});
 }
 
 }  // namespace heddle::ops::rms_norm_cuda

@@ -21,7 +21,7 @@ struct Arguments {
   float eps;
   InputRows x, residual, grad_y, grad_sum;
   const void* weight;
-  void *y, *sum;
+  void *y, *sum, *grad_x;
   float* rstd;
   float* partial;
 };
@@ -128,13 +128,17 @@ __global__ void __launch_bounds__(N == 1 ? 1024 : 512, N > 1 && kVectors == 1 ? 
       unpack(in.x[v], n[v]);
       unpack(in.dy[v], g[v]);
       read_weight(a.weight, a.weight_type, vector * N, w);
+      float y[N];
 #pragma unroll
       for (int i = 0; i < N; ++i) {
         n[v][i] *= in.rstd;
+        y[i] = n[v][i] * (1.f + w[i]);
         dw[v][i] += g[v][i] * n[v][i];
         g[v][i] *= 1.f + w[i];
         dot += g[v][i] * n[v][i];
       }
+      if (a.y != nullptr)
+        write(static_cast<T*>(a.y) + static_cast<int64_t>(row) * a.width + vector * N, y);
     }
     const float mean = block_sum(dot, scratch[phase]) / static_cast<float>(a.width);
 #pragma unroll
@@ -149,7 +153,7 @@ __global__ void __launch_bounds__(N == 1 ? 1024 : 512, N > 1 && kVectors == 1 ? 
 #pragma unroll
         for (int i = 0; i < N; ++i) g[v][i] += s[i];
       }
-      write(static_cast<T*>(a.y) + static_cast<int64_t>(row) * a.width + vector * N, g[v]);
+      write(static_cast<T*>(a.grad_x) + static_cast<int64_t>(row) * a.width + vector * N, g[v]);
     }
   }
 #pragma unroll
@@ -238,6 +242,7 @@ void rms_norm_forward(const RmsNormShape& shape, const InputRows& x, const Input
                       weight,
                       y,
                       sum,
+                      nullptr,
                       rstd,
                       nullptr};
     const auto blocks = static_cast<unsigned>(
@@ -255,9 +260,11 @@ int64_t rms_norm_backward_workspace(const RmsNormShape& shape) {
 
 void rms_norm_backward(const RmsNormShape& shape, const InputRows& input, const void* weight,
                        const float* rstd, const InputRows& grad_y, const InputRows& grad_sum,
-                       void* grad_input, void* grad_weight, float* workspace, cudaStream_t stream) {
+                       void* grad_input, void* grad_weight, void* y, float* workspace,
+                       cudaStream_t stream) {
   if (shape.width == 0) return;
-  const bool wide = wide_access(shape, {input, grad_y, grad_sum, {grad_input, 0, 0}}, weight);
+  const bool wide =
+      wide_access(shape, {input, grad_y, grad_sum, {grad_input, 0, 0}, {y, 0, 0}}, weight);
   check_width(shape.width, wide);
   int64_t blocks = 0;
   if (shape.rows > 0) {
@@ -278,8 +285,9 @@ void rms_norm_backward(const RmsNormShape& shape, const InputRows& input, const 
                         grad_y,
                         grad_sum,
                         weight,
-                        grad_input,
+                        y,
                         nullptr,
+                        grad_input,
                         const_cast<float*>(rstd),
                         workspace};
       dispatch_vectors(plan.vectors_per_thread, [&](auto v) {

@@ -27,9 +27,11 @@ int64_t rms_norm_backward_workspace(const RmsNormShape& shape);
 
 /// grad_input = rstd * (dn - n mean(dn n)) + grad_sum with n = input * rstd, dn = grad_y * (1 +
 /// weight); grad_sum may be null. grad_weight [width], of weight_type, = sum over rows of grad_y n.
-/// grad_input is contiguous. Bytes per row: 4 (3 without grad_sum) x width x element + 4.
+/// grad_input is contiguous, as is y, unless null: the forward's output again. Bytes per row: 4 (3
+/// without grad_sum, one more with y) x width x element + 4.
 void rms_norm_backward(const RmsNormShape& shape, const InputRows& input, const void* weight,
                        const float* rstd, const InputRows& grad_y, const InputRows& grad_sum,
-                       void* grad_input, void* grad_weight, float* workspace, cudaStream_t stream);
+                       void* grad_input, void* grad_weight, void* y, float* workspace,
+                       cudaStream_t stream);
 
 }  // namespace heddle::ops::cuda

@@ -29,8 +29,9 @@ at::Tensor forward(const at::Tensor& gate, const at::Tensor& up) {
   return y;
 }
 
-std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& gate, const at::Tensor& up,
-                                           const at::Tensor& grad_y) {
+/// `y`, unless undefined, takes the output.
+std::pair<at::Tensor, at::Tensor> gradients(const at::Tensor& gate, const at::Tensor& up,
+                                            const at::Tensor& grad_y, const at::Tensor& y) {
   const cuda::OnDevice on(gate);
   const at::Tensor g = cuda::with_unit_stride(gate), u = cuda::with_unit_stride(up),
                    dy = cuda::with_unit_stride(grad_y);
@@ -46,14 +47,27 @@ std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& gate, const at::Ten
   }
   cuda::gated_product_backward(shape_of(gate), cuda::input_rows(u), cuda::input_rows(g),
                                cuda::input_rows(dy), cuda::output_rows(d_up),
-                               cuda::output_rows(d_gate), on.stream());
+                               cuda::output_rows(d_gate), cuda::output_rows(y), on.stream());
   return {d_gate, d_up};
+}
+
+std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& gate, const at::Tensor& up,
+                                           const at::Tensor& grad_y) {
+  return gradients(gate, up, grad_y, {});
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_again(const at::Tensor& gate,
+                                                              const at::Tensor& up,
+                                                              const at::Tensor& grad_y) {
+  const at::Tensor y = at::empty(gate.sizes(), gate.options());
+  auto [d_gate, d_up] = gradients(gate, up, grad_y, y);
+  return {d_gate, d_up, y};
 }
 
 }  // namespace
 
 void add(Registry& registry) {
-  registry.add<Swiglu>(cuda::kernel_info("cuda.fused"), {forward, backward});
+  registry.add<Swiglu>(cuda::kernel_info("cuda.fused"), {forward, backward, backward_again});
 }
 
 }  // namespace heddle::ops::swiglu_cuda

@@ -8,7 +8,7 @@
 namespace heddle::adapters {
 
 /// What the masks of a forward and its backward depend on besides layer and seed, none of which is
-/// the layout: a mask is a function of layer, step, token and feature.
+/// the layout: a mask is a function of layer, step, token and feature (ops/linear/dropout.h).
 struct Dropout {
   std::uint64_t step = 0;      ///< From 1; 0: no dropout.
   at::Tensor tokens;           ///< [T] int64, data::Batch::token_numbers on the model's device.
@@ -17,10 +17,5 @@ struct Dropout {
 
 /// The key of a layer's masks in one step.
 std::uint64_t dropout_key(std::uint64_t seed, const std::string& module, std::uint64_t step);
-
-/// [n,m] of 0, with `probability`, and 1 / (1 - probability), which the key, the token [n] and the
-/// feature [m] (both int64, of the mask's device) decide. Made on the device, some rows at a time.
-at::Tensor dropout_mask(std::uint64_t key, const at::Tensor& tokens, const at::Tensor& features,
-                        double probability, c10::ScalarType dtype);
 
 }  // namespace heddle::adapters

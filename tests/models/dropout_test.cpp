@@ -1,4 +1,4 @@
-#include "adapters/dropout_mask.h"
+#include "adapters/dropout.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
@@ -10,12 +10,18 @@
 #include <vector>
 
 #include "data/batch.h"
+#include "ops/linear/dropout.h"
 
 namespace heddle::adapters {
 namespace {
 
 at::Tensor numbers(std::int64_t first, std::int64_t last) {
   return at::arange(first, last, at::kLong);
+}
+
+at::Tensor dropout_mask(std::uint64_t key, const at::Tensor& tokens, const at::Tensor& features,
+                        double probability, c10::ScalarType dtype) {
+  return ops::dropout_factors({key, tokens, features, probability}, dtype);
 }
 
 TEST(DropoutMask, IsAFunctionOfTokenAndFeatureAlone) {
