@@ -1,8 +1,12 @@
 #include "adapters/lora.h"
 
+#include <memory>
+#include <vector>
+
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/sin.h>
 #include <gtest/gtest.h>
@@ -10,11 +14,12 @@
 #include "comm/mesh.h"
 #include "ops/autograd.h"
 #include "ops/builtin.h"
+#include "ops/swiglu/swiglu.h"
 
 namespace heddle::adapters {
 namespace {
 
-constexpr std::int64_t kTokens = 10, kIn = 3, kOut = 8, kRank = 2;
+constexpr std::int64_t kTokens = 12, kIn = 10, kOut = 8, kRank = 2;
 
 at::Tensor numbers(std::int64_t rows, std::int64_t columns, double first) {
   return at::sin(at::arange(rows * columns, at::kDouble).add(first)).view({rows, columns});
@@ -25,6 +30,9 @@ void give_values(nn::Parameter& parameter, const at::Tensor& whole) {
   parameter.allocate(at::kDouble, c10::kCPU);
   parameter.write_owned(whole);
 }
+
+constexpr double kDropout = 0.25;
+constexpr std::uint64_t kSeed = 5, kStep = 3;
 
 /// The gradients of an adapted layer come with what is postponed, after that of its input.
 void check_postponed(double dropout) {
@@ -58,6 +66,92 @@ void check_postponed(double dropout) {
 
 TEST(Lora, PostponedGradientsComeAfterTheInputs) { check_postponed(/*dropout=*/0); }
 TEST(Lora, PostponedGradientsComeAfterTheInputsWithDropout) { check_postponed(/*dropout=*/1e-12); }
+
+/// Two layers that read one input, with adapters.
+struct Fixture {
+  ops::KernelTable kernels =
+      ops::KernelTable::choose(ops::builtin_registry(), c10::DeviceType::CPU, at::kDouble,
+                               {{"linear", {{}}}, {"swiglu", {{{"dim", kIn}}}}});
+  nn::Linear first{"first.weight", 6, kIn}, second{"second.weight", 4, kIn};
+  std::vector<nn::Linear*> layers = {&first, &second};
+  std::unique_ptr<LoraSet> adapters;
+
+  explicit Fixture(double dropout) {
+    for (nn::Linear* layer : layers) {
+      layer->weight().place(comm::Mesh::single());
+      layer->weight().allocate(at::kDouble, c10::kCPU);
+      layer->weight().write_owned(
+          numbers(layer->out_features(), kIn, static_cast<double>(layer->out_features())));
+      layer->weight().set_trainable(false);
+    }
+    runtime::Context context;
+    context.dtype = at::kDouble;
+    const Adaptable model = {[this](const std::function<void(nn::Linear&)>& visit) {
+                               for (nn::Linear* layer : layers) visit(*layer);
+                             },
+                             [](const std::function<void(nn::ExpertWeights&)>&) {}};
+    LoraOptions options;
+    options.rank = 2;
+    options.dropout = dropout;
+    options.seed = kSeed;
+    adapters = std::make_unique<LoraSet>(model, std::vector<std::string>{"all-linear"},
+                                         std::vector<std::string>{}, options, context);
+    adapters->initialize();
+    for (const auto& lora : adapters->adapters())
+      lora->b().write_owned(numbers(lora->b().global_shape()[0], 2, 7));
+  }
+};
+
+TEST(Lora, UnderDropoutFollowsItsFormula) {
+  Fixture f(kDropout);
+  at::Tensor x = numbers(kTokens, kIn, 1).set_requires_grad(true);
+  const at::Tensor tokens = at::arange(100, 100 + kTokens, at::kLong);
+  const DropoutScope scope(f.adapters.get(), {kStep, tokens, 0});
+  const std::vector<at::Tensor> y = nn::forward_all(f.kernels, x, f.layers);
+  const std::vector<at::Tensor> dy = {numbers(kTokens, 6, 2), numbers(kTokens, 4, 3)};
+  ops::run_backward(y, dy);
+
+  at::Tensor dx;
+  for (std::size_t i = 0; i < 2; ++i) {
+    Lora& lora = *f.adapters->adapters()[i];
+    const at::Tensor mask = ops::dropout_factors(
+        {dropout_key(kSeed, lora.module(), kStep), tokens, at::arange(kIn, at::kLong), kDropout},
+        at::kDouble);
+    const at::Tensor seen = ops::detached(x) * mask, a = lora.a().data() * lora.scaling(),
+                     b = lora.b().data(), w = f.layers[i]->weight().data();
+    EXPECT_TRUE(at::allclose(ops::detached(y[i]),
+                             at::mm(ops::detached(x), w.t()) + at::mm(at::mm(seen, a.t()), b.t())));
+    EXPECT_TRUE(
+        at::allclose(lora.a().gradient(), at::mm(at::mm(dy[i], b).t(), seen) * lora.scaling()));
+    EXPECT_TRUE(at::allclose(lora.b().gradient(), at::mm(dy[i].t(), at::mm(seen, a.t()))));
+    const at::Tensor part = at::mm(dy[i], w) + at::mm(at::mm(dy[i], b), a) * mask;
+    dx = dx.defined() ? dx + part : part;
+  }
+  EXPECT_TRUE(at::allclose(x.grad(), dx));
+}
+
+TEST(Lora, AnInputMadeAgainGivesTheSameBits) {
+  for (const double dropout : {0.0, kDropout}) {
+    std::vector<at::Tensor> kept;
+    for (const bool again : {false, true}) {
+      Fixture f(dropout);
+      const at::Tensor gate = numbers(kTokens, kIn, 1).set_requires_grad(true),
+                       up = numbers(kTokens, kIn, 4).set_requires_grad(true);
+      const auto make = [&](const ops::OutputAgain& take) {
+        return ops::swiglu(f.kernels, gate, up, take);
+      };
+      const DropoutScope scope(f.adapters.get(), {kStep, at::arange(kTokens, at::kLong), 0});
+      const nn::LinearInput x = again ? nn::LinearInput::made_again(make) : make({});
+      ops::run_backward(nn::forward_all(f.kernels, x, f.layers),
+                        {numbers(kTokens, 6, 2), numbers(kTokens, 4, 3)});
+      std::vector<at::Tensor> found = {gate.grad(), up.grad()};
+      f.adapters->visit_parameters(
+          [&](nn::Parameter& parameter) { found.push_back(parameter.gradient()); });
+      if (!again) kept = found;
+      for (std::size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(at::equal(found[i], kept[i]));
+    }
+  }
+}
 
 }  // namespace
 }  // namespace heddle::adapters
