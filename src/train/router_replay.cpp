@@ -7,6 +7,8 @@
 #include <ATen/ops/sort.h>
 
 #include <algorithm>
+#include <cinttypes>
+#include <cstdio>
 
 #include "base/errors.h"
 #include "base/files.h"
@@ -33,13 +35,12 @@ RouterReplay::Choices RouterReplay::joined(const std::vector<Choices>& parts) {
 
 std::optional<RouterReplay> RouterReplay::open(const config::TrainSection& train,
                                                const models::qwen3_5::Config& model,
-                                               c10::Device device, const comm::Group& world) {
+                                               c10::Device device) {
   if (train.router_record.empty() && train.router_replay.empty()) return std::nullopt;
   const char* key = train.router_record.empty() ? "train.router_replay" : "train.router_record";
   RouterReplay router;
   router.record_ = train.router_record;
   router.replay_ = train.router_replay;
-  router.rank_ = world.rank();
   router.sparse_ = model.sparse_mlp;
   router.top_k_ = model.num_experts_per_tok;
   router.device_ = device;
@@ -47,13 +48,29 @@ std::optional<RouterReplay> RouterReplay::open(const config::TrainSection& train
     throw_error<ConfigError>("{}: this model has no experts", key);
   if (!router.replay_.empty() && !std::filesystem::is_directory(router.replay_))
     throw_error<ConfigError>("train.router_replay: {} is no folder", train.router_replay);
-  if (!router.record_.empty()) {
-    files::make_writable_directory(router.record_);
-    // What is left of a run on more ranks would be read with this one's.
-    if (world.any(!std::filesystem::is_empty(router.record_)))
-      throw_error<ConfigError>("train.router_record: {} is not empty", train.router_record);
-  }
   return router;
+}
+
+void RouterReplay::remove_newer_than(std::int64_t step) const {
+  std::vector<std::filesystem::path> newer;
+  for (const auto& entry : std::filesystem::directory_iterator(record_)) {
+    const std::string name = entry.path().filename().string();
+    std::int64_t recorded = 0;
+    if (std::sscanf(name.c_str(), "step-%" SCNd64 "-rank-", &recorded) == 1 && recorded > step)
+      newer.push_back(entry.path());
+  }
+  for (const std::filesystem::path& path : newer) std::filesystem::remove(path);
+}
+
+void RouterReplay::continue_after(std::int64_t step, const comm::Group& world) {
+  rank_ = world.rank();
+  if (record_.empty()) return;
+  files::make_writable_directory(record_);
+  // Other ranks' files of an earlier run would be read with this one's.
+  if (world.any(step == 0 && !std::filesystem::is_empty(record_)))
+    throw_error<ConfigError>("train.router_record: {} is not empty", record_.string());
+  if (rank_ == 0) remove_newer_than(step);
+  world.barrier();
 }
 
 void RouterReplay::begin_step(std::int64_t step) {

@@ -25,11 +25,10 @@ namespace heddle::train {
 /// [n,k] int64.
 class RouterReplay {
  public:
-  /// All ranks together; nothing if neither is wanted. Throws ConfigError: the model has no
-  /// experts, the folder to record to is not empty, there is none to replay.
+  /// Nothing if neither is wanted. Throws ConfigError: the model has no experts, there is no folder
+  /// to replay.
   static std::optional<RouterReplay> open(const config::TrainSection& train,
-                                          const models::qwen3_5::Config& model, c10::Device device,
-                                          const comm::Group& world);
+                                          const models::qwen3_5::Config& model, c10::Device device);
 
   /// Rows of hidden states: numbers [n] on the host, of which those behind the first `real` belong
   /// to no sequence and are not recorded.
@@ -37,6 +36,11 @@ class RouterReplay {
     at::Tensor numbers;
     std::int64_t real;
   };
+
+  /// All ranks together, before the first step: a run that continues after `step` records the later
+  /// ones anew, and removes what it, or a run on other ranks, left of them. Throws ConfigError: a
+  /// run from its beginning (0) would record to a folder that is not empty.
+  void continue_after(std::int64_t step, const comm::Group& world);
 
   /// From 1. Reads what there is to replay. Throws DataError: nothing of this step.
   void begin_step(std::int64_t step);
@@ -54,6 +58,7 @@ class RouterReplay {
     at::Tensor tokens, experts;
   };
   static Choices joined(const std::vector<Choices>& parts);
+  void remove_newer_than(std::int64_t step) const;
 
   std::filesystem::path record_, replay_;
   std::int64_t rank_ = 0, step_ = 0, top_k_ = 0;

@@ -65,8 +65,7 @@ Trainer::Trainer(const config::RunConfig& config, Observer& observer, const std:
                                              loader_options(config, setup_.context.mesh))),
       queued_(queued_steps(config, setup_, pipeline_, optimizer_)),
       auxiliary_coefficient_(auxiliary_coefficient(config, setup_.model->config())),
-      router_(RouterReplay::open(config.train, setup_.model->config(), setup_.context.device,
-                                 setup_.context.mesh.world_group())) {
+      router_(RouterReplay::open(config.train, setup_.model->config(), setup_.context.device)) {
   files::make_writable_directory(config.train.output_dir);
   ckpt::CheckpointStoreOptions store;
   store.keep_last = static_cast<int>(config.ckpt.keep_last);
@@ -78,6 +77,7 @@ Trainer::Trainer(const config::RunConfig& config, Observer& observer, const std:
   peak_flops_ = device::properties(setup_.context.device, bits).peak_flops *
                 static_cast<double>(setup_.context.mesh.world_size());
   resume();
+  if (router_) router_->continue_after(first_step_, setup_.context.mesh.world_group());
 }
 
 std::string Trainer::agreed(const std::string& text) const {

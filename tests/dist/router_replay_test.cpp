@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 
 #include "dist/launched_run.h"
 
@@ -90,6 +91,27 @@ TEST_F(RouterReplayTest, InBf16LayoutsAgreeWithTheSameExperts) {
     EXPECT_LT(found.loss, 1e-4) << layout[0];
     EXPECT_LT(found.norm, 1e-3) << layout[0];
   }
+}
+
+// On fewer ranks than before the stop, whose files of later steps must not be read with the new.
+TEST_F(RouterReplayTest, ARunThatContinuesRecordsTheLaterStepsAnew) {
+  const Words record = {"model.dtype=float64", "optim.schedule=constant", "ckpt.every=2",
+                        "train.router_record=" + folder("choices")};
+  const auto run = [&](std::int64_t ranks, Words more) {
+    more.insert(more.end(), record.begin(), record.end());
+    return steps("stopped", ranks, more);
+  };
+  run(2, {"parallel.dp=2", "train.max_steps=5"});
+  std::filesystem::remove_all(runs_.directory() / "stopped" / "checkpoints" / "step-00000005");
+  const auto whole = run(0, {});
+  ASSERT_TRUE(std::filesystem::exists(folder("choices/step-4-rank-1.safetensors")));
+  EXPECT_FALSE(std::filesystem::exists(folder("choices/step-5-rank-1.safetensors")));
+  const auto replayed = steps("replayed", 0,
+                              {"model.dtype=float64", "optim.schedule=constant",
+                               "train.router_replay=" + folder("choices")});
+  const Difference found = difference(replayed, whole);
+  EXPECT_LT(found.loss, 1e-9);
+  EXPECT_LT(found.norm, 1e-9);
 }
 
 TEST_F(RouterReplayTest, WhatDoesNotFitIsNamed) {
