@@ -35,7 +35,7 @@ struct CheckpointState {
   nlohmann::ordered_json
       state;  // step, schedule, RNG, data cursor, configuration, versions: the caller's
   std::vector<std::pair<std::string, at::Tensor>> tensors;
-  std::vector<TensorPart> parts;  // with several ranks: what this one holds
+  std::vector<TensorPart> parts = {};  // with several ranks: what this one holds
 };
 
 struct CheckpointInfo {
