@@ -231,8 +231,13 @@ Tensors forward_together(const ops::KernelTable& kernels, const nn::LinearInput&
   const at::Tensor& x = given.value;
   const ops::Linear::Functions& products = kernels.get<ops::Linear>();
   const bool wants_input = x.requires_grad();
-  Pass pass{layers,      {},       {}, given.again, wants_input ? given.postponed : nullptr,
-            wants_input, &products};
+  Pass pass{.layers = layers,
+            .a = {},
+            .low = {},
+            .input = given.again,
+            .postponed = wants_input ? given.postponed : nullptr,
+            .wants_input_gradient = wants_input,
+            .products = &products};
   if (!pass.input) pass.input = [saved = ops::detached(x)] { return saved; };
   const Tensors outputs = ops::run_without_gradient([&] {
     const at::Tensor input = ops::detached(x);

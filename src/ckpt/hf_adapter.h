@@ -1,10 +1,9 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
-
-#include <functional>
 
 #include "adapters/lora.h"
 #include "ckpt/adapter_directory.h"

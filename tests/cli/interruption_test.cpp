@@ -2,7 +2,6 @@
 // disks, signals. Status 1: a failure, 128 + N: ended by signal N.
 #include <chrono>
 #include <cstring>
-#include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -105,9 +104,7 @@ class Signals : public ::testing::Test {
   /// A long run, of which a checkpoint is on the disk.
   pid_t start_and_wait_for_checkpoint(Arguments more) {
     const pid_t child = start(folder_, folder_.train(std::move(more)));
-    while (!fs::exists(folder_.at("run/checkpoints/step-00000002")) &&
-           waitpid(child, nullptr, WNOHANG) == 0)
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_TRUE(testing::has_made(child, folder_.at("run/checkpoints/step-00000002")));
     return child;
   }
   Folder folder_;
@@ -131,13 +128,10 @@ TEST_F(Signals, TheSecondEndsAtOnceAndLeavesTheLastCheckpoint) {
   const Arguments slow = {"train.max_steps=100000", "ckpt.every=2", "train.global_batch_size=64",
                           "data.packing=false", "train.micro_batch_tokens=64"};
   const pid_t child = start_and_wait_for_checkpoint(slow);
-  int status = 0;
-  while (waitpid(child, &status, WNOHANG) == 0) {
+  do {
     kill(child, SIGINT);
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  ASSERT_TRUE(WIFEXITED(status));
-  EXPECT_EQ(WEXITSTATUS(status), 128 + SIGINT);
+  } while (!testing::has_ended_within(child, std::chrono::milliseconds(1)));
+  EXPECT_EQ(wait_for(child), 128 + SIGINT);
   Arguments again = slow;
   again.push_back("train.max_steps=4");
   EXPECT_EQ(wait_for(start(folder_, folder_.train(again))), 0) << message(folder_);

@@ -1,10 +1,7 @@
 // The program itself, started on a folder with a small model and rows.
 #pragma once
 
-#include <fcntl.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <string>
@@ -14,6 +11,7 @@
 
 #include "base/files.h"
 #include "cli/run_command.h"
+#include "testing/process.h"
 #include "testing/temporary_directory.h"
 
 namespace heddle::cli {
@@ -82,26 +80,12 @@ class Folder {
 /// Starts the program with its output in files of the folder.
 inline pid_t start(const Folder& folder, const Arguments& arguments,
                    const std::string& standard_output = "") {
-  const std::string out = standard_output.empty() ? folder.at("stdout") : standard_output;
-  const std::string err = folder.at("stderr");
-  const pid_t child = fork();
-  if (child != 0) return child;
-  const int to = open(out.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
-  const int errors = open(err.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
-  if (to < 0 || errors < 0 || dup2(to, 1) < 0 || dup2(errors, 2) < 0) _exit(126);
-  std::vector<char*> argv = {const_cast<char*>(HEDDLE_BINARY)};
-  for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
-  argv.push_back(nullptr);
-  execv(HEDDLE_BINARY, argv.data());
-  _exit(127);
+  return testing::start_heddle(arguments,
+                               standard_output.empty() ? folder.at("stdout") : standard_output,
+                               folder.at("stderr"));
 }
 
-/// The exit status as a shell gives it.
-inline int wait_for(pid_t child) {
-  int status = 0;
-  EXPECT_EQ(waitpid(child, &status, 0), child);
-  return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-}
+using testing::wait_for;
 
 /// What the program said on its standard error.
 inline std::string message(const Folder& folder) { return files::read(folder.at("stderr")); }

@@ -55,13 +55,8 @@ class LaunchFailureTest : public ::testing::Test {
     words.push_back("ckpt.every=3");
     const pid_t launcher =
         testing::start_heddle(runs_.command(run, ranks, "dense", words), runs_.log_of(run));
-    const fs::path metrics = runs_.directory() / run / "metrics.jsonl";
-    const auto begun = Clock::now();
-    while (!fs::exists(metrics) || fs::file_size(metrics) == 0) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-      if (seconds_since(begun) > 100) ADD_FAILURE() << runs_.printed(run);
-      if (seconds_since(begun) > 100) break;
-    }
+    EXPECT_TRUE(testing::has_made(launcher, runs_.directory() / run / "metrics.jsonl"))
+        << runs_.printed(run);
     ranks_ = children_of(launcher);
     EXPECT_EQ(static_cast<std::int64_t>(ranks_.size()), ranks);
     return launcher;
@@ -118,10 +113,8 @@ TEST_F(LaunchFailureTest, TheLaunchersDeathEndsTheRanks) {
   const pid_t launcher = start("run", 2, {"parallel.dp=2"});
   kill(launcher, SIGKILL);
   testing::wait_for(launcher);
-  const auto begun = Clock::now();
-  while ((is_running(ranks_[0]) || is_running(ranks_[1])) && seconds_since(begun) < 10)
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));
-  EXPECT_LT(seconds_since(begun), 10);
+  for (const pid_t rank : ranks_)
+    EXPECT_TRUE(testing::has_ended_within(rank, std::chrono::seconds(10)));
 }
 
 TEST_F(LaunchFailureTest, AStopRequestSavesOnAllRanks) {

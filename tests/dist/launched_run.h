@@ -1,8 +1,5 @@
 #pragma once
 
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -13,30 +10,16 @@
 #include <nlohmann/json.hpp>
 
 #include "base/files.h"
+#include "testing/process.h"
 #include "testing/temporary_directory.h"
 
 namespace heddle::testing {
 
-/// Starts this build's program with its output in `log`, as a process of its own.
+/// Starts the program with all that it prints in `log`.
 inline pid_t start_heddle(const std::vector<std::string>& arguments,
                           const std::filesystem::path& log,
                           const std::map<std::string, std::string>& environment = {}) {
-  const pid_t child = fork();
-  if (child != 0) return child;
-  for (const auto& [name, value] : environment) setenv(name.c_str(), value.c_str(), 1);
-  if (freopen(log.c_str(), "w", stdout) == nullptr || dup2(STDOUT_FILENO, STDERR_FILENO) < 0)
-    _exit(126);
-  std::vector<char*> argv = {const_cast<char*>(HEDDLE_BINARY)};
-  for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
-  argv.push_back(nullptr);
-  execv(HEDDLE_BINARY, argv.data());
-  _exit(127);
-}
-
-inline int wait_for(pid_t child) {
-  int status = 0;
-  waitpid(child, &status, 0);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  return start_heddle(arguments, log, log, environment);
 }
 
 /// A folder with tiny models and rows, in which runs are launched.

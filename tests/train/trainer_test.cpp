@@ -3,8 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <chrono>
 #include <fstream>
@@ -12,6 +10,7 @@
 #include <thread>
 
 #include "base/errors.h"
+#include "testing/process.h"
 #include "train/trainer_fixture.h"
 
 namespace heddle {
@@ -178,33 +177,23 @@ TEST_F(TrainerTest, SamplesAreAnsweredWithoutDropout) {
 
 /// Starts the program itself, so that it can be killed.
 pid_t start(const std::vector<std::string>& arguments) {
-  const pid_t child = fork();
-  if (child != 0) return child;
-  std::vector<char*> argv = {const_cast<char*>(HEDDLE_BINARY)};
-  for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
-  argv.push_back(nullptr);
-  if (freopen("/dev/null", "w", stdout) == nullptr || freopen("/dev/null", "w", stderr) == nullptr)
-    _exit(126);
-  execv(HEDDLE_BINARY, argv.data());
-  _exit(127);
+  return testing::start_heddle(arguments, "/dev/null", "/dev/null");
 }
 
 void kill_and_resume(const std::vector<std::string>& arguments, int kills, unsigned seed) {
   std::mt19937 random(seed);
-  int killed = 0, status = 0;
+  int killed = 0;
   while (killed < kills) {
     const pid_t child = start(arguments);
     // From the loading of the program to the writing of the last file.
     std::this_thread::sleep_for(
         std::chrono::milliseconds(std::uniform_int_distribution<int>(150, 1300)(random)));
     kill(child, SIGKILL);
-    ASSERT_EQ(waitpid(child, &status, 0), child);
     ++killed;
-    ASSERT_TRUE(WIFSIGNALED(status)) << "the run ended before it was killed " << kills << " times";
+    ASSERT_EQ(testing::wait_for(child), 128 + SIGKILL)
+        << "the run ended before it was killed " << kills << " times";
   }
-  const pid_t child = start(arguments);
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  ASSERT_EQ(testing::wait_for(start(arguments)), 0);
 }
 
 class FaultTrainerTest : public TrainerTest {};
@@ -216,9 +205,7 @@ TEST_F(FaultTrainerTest, KilledAtTwentyRandomMomentsEndsBitIdentically) {
       all.push_back(argument);
     return all;
   };
-  int status = 0;
-  ASSERT_EQ(waitpid(start(with("whole")), &status, 0) > 0, true);
-  ASSERT_EQ(status, 0);
+  ASSERT_EQ(testing::wait_for(start(with("whole"))), 0);
   kill_and_resume(with("killed"), 20, 17);
   EXPECT_EQ(weights("whole"), weights("killed"));
   for (const auto& entry : fs::directory_iterator(dir_ / "killed/checkpoints")) {
@@ -231,13 +218,9 @@ TEST_F(TrainerTest, SigintSavesAndExitsWithZero) {
   for (std::string& argument : arguments("run", {"train.max_steps=100000", "ckpt.every=0"}))
     all.push_back(argument);
   const pid_t child = start(all);
-  const fs::path metrics = dir_ / "run/metrics.jsonl";
-  while (!fs::exists(metrics) || fs::file_size(metrics) == 0) std::this_thread::yield();
+  EXPECT_TRUE(testing::has_made(child, dir_ / "run/metrics.jsonl"));
   kill(child, SIGINT);
-  int status = 0;
-  ASSERT_EQ(waitpid(child, &status, 0), child);
-  EXPECT_TRUE(WIFEXITED(status));
-  EXPECT_EQ(WEXITSTATUS(status), 0);
+  EXPECT_EQ(testing::wait_for(child), 0);
   EXPECT_FALSE(fs::is_empty(dir_ / "run/checkpoints"));
 }
 

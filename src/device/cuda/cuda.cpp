@@ -29,8 +29,9 @@ std::vector<Accelerator> list() {
   for (int i = 0; i < count; ++i) {
     cudaDeviceProp properties;
     if (cudaGetDeviceProperties(&properties, i) != cudaSuccess) continue;
-    found.push_back({properties.name, static_cast<std::int64_t>(properties.totalGlobalMem),
-                     fmt::format("sm_{}{}", properties.major, properties.minor)});
+    found.push_back({.name = properties.name,
+                     .memory_bytes = static_cast<std::int64_t>(properties.totalGlobalMem),
+                     .capability = fmt::format("sm_{}{}", properties.major, properties.minor)});
   }
   return found;
 }

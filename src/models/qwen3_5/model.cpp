@@ -76,7 +76,7 @@ DecoderLayer::DecoderLayer(const Config& config, const std::string& prefix, std:
 nn::BlockOutput DecoderLayer::forward(std::size_t stage, const at::Tensor& hidden,
                                       const nn::BlockInputs& inputs) {
   if (stage == 1) return mlp(hidden, inputs);
-  const auto [x, residual] = normalized(hidden, input_layernorm_, inputs);
+  const auto [x, residual] = normalized(hidden, input_layernorm_, false, inputs);
   const at::Tensor mixed = nn::run_tensor_parallel(x, inputs, [&](const nn::LinearInput& rows) {
     return attention_ ? attention_->forward(rows, inputs) : gated_delta_net_->forward(rows, inputs);
   });
@@ -86,7 +86,8 @@ nn::BlockOutput DecoderLayer::forward(std::size_t stage, const at::Tensor& hidde
 }
 
 std::pair<nn::LinearInput, at::Tensor> DecoderLayer::normalized(
-    const at::Tensor& hidden, const nn::Parameter& weight, const nn::BlockInputs& inputs) const {
+    const at::Tensor& hidden, const nn::Parameter& weight, bool is_kept,
+    const nn::BlockInputs& inputs) const {
   at::Tensor residual;
   const auto norm = [&](const ops::OutputAgain& again) {
     auto [x, stream] =
@@ -94,15 +95,15 @@ std::pair<nn::LinearInput, at::Tensor> DecoderLayer::normalized(
     residual = stream;
     return x;
   };
-  // Experts keep what they read, and the ranks along tp what they gathered.
-  const bool is_kept = !inputs.recompute_elementwise || inputs.tensor_group != nullptr ||
-                       (moe_ && &weight == &post_attention_layernorm_);
+  // The ranks along tp keep what they gathered.
+  is_kept |= !inputs.recompute_elementwise || inputs.tensor_group != nullptr;
   nn::LinearInput x = is_kept ? norm({}) : nn::LinearInput::made_again(norm);
   return {std::move(x), residual};
 }
 
 nn::BlockOutput DecoderLayer::mlp(const at::Tensor& hidden, const nn::BlockInputs& inputs) {
-  const auto [x, residual] = normalized(hidden, post_attention_layernorm_, inputs);
+  const auto [x, residual] =
+      normalized(hidden, post_attention_layernorm_, moe_.has_value(), inputs);
   nn::BlockOutput output;
   if (moe_) {
     output = moe_->forward(x.value, inputs, want_auxiliary_loss_);

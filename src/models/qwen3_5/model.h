@@ -43,9 +43,10 @@ class DecoderLayer : public nn::Block {
 
  private:
   nn::BlockOutput mlp(const at::Tensor& hidden, const nn::BlockInputs& inputs);
-  /// The normalised hidden states as the projections read them, and the residual stream.
+  /// The normalised hidden states as the projections read them, and the residual stream. `is_kept`:
+  /// what reads them keeps them in any case, as experts do.
   std::pair<nn::LinearInput, at::Tensor> normalized(const at::Tensor& hidden,
-                                                    const nn::Parameter& weight,
+                                                    const nn::Parameter& weight, bool is_kept,
                                                     const nn::BlockInputs& inputs) const;
 
   double rms_norm_eps_;

@@ -7,6 +7,7 @@
 #include "ops/autograd.h"
 #include "ops/builtin.h"
 #include "ops/compute_type.h"
+#include "ops/gated_product.h"
 
 namespace heddle::ops {
 
@@ -82,38 +83,12 @@ at::Tensor attention_step(const KernelTable& kernels, const at::Tensor& q,
   return kernels.get<Attention>().step(q, k_cache, v_cache, slots, lengths, scale);
 }
 
-namespace {
-
-/// Gradients of x and gate, and y.
-std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_again(
-    const OutputGate::Functions& functions, const at::Tensor& x, const at::Tensor& gate,
-    const at::Tensor& grad_y) {
-  if (functions.backward_again != nullptr) return functions.backward_again(x, gate, grad_y);
-  auto [dx, d_gate] = functions.backward(x, gate, grad_y);
-  return {dx, d_gate, functions.forward(x, gate)};
-}
-
-}  // namespace
-
 at::Tensor output_gate(const KernelTable& kernels, const at::Tensor& x, const at::Tensor& gate,
                        OutputAgain again) {
   TORCH_CHECK(x.sizes() == gate.sizes() && x.scalar_type() == gate.scalar_type(), "output_gate: x ",
               x.sizes(), " ", x.scalar_type(), " and gate ", gate.sizes(), " ", gate.scalar_type(),
               " must be equal [T,n,D]");
-  const OutputGate::Functions functions = kernels.get<OutputGate>();
-  at::Tensor y = run_without_gradient([&] { return functions.forward(x, gate); });
-  return with_gradient("output_gate", {x, gate}, {y},
-                       [functions, x = detached(x), gate = detached(gate),
-                        again = std::move(again)](const Tensors& grads) -> Tensors {
-                         if (!grads[0].defined()) return {{}, {}};
-                         if (!again) {
-                           auto [dx, d_gate] = functions.backward(x, gate, grads[0]);
-                           return {dx, d_gate};
-                         }
-                         auto [dx, d_gate, y] = backward_again(functions, x, gate, grads[0]);
-                         again(y);
-                         return {dx, d_gate};
-                       })[0];
+  return gated_product("output_gate", kernels.get<OutputGate>(), x, gate, std::move(again));
 }
 
 void register_attention(Registry& registry) {

@@ -11,7 +11,7 @@
 namespace heddle::ops {
 namespace {
 
-using ops::splitmix::number;
+using splitmix::number;
 
 constexpr std::int64_t kAtATime = 1 << 22;  // elements
 

@@ -291,10 +291,11 @@ __global__ void __launch_bounds__(128, kPrepareCtas)
     M::template wait<0>();
     pin(kk);
 #pragma unroll
-    for (int n = 0; n < 8; ++n)
+    for (int n = 0; n < 8; ++n) {
 #pragma unroll
       for (int e = 0; n / 2 == warp && e < 4; ++e) own[n % 2][e] = kk[n][e];
-        // |k_i|^2 is the diagonal; row i meets column i in lane (i % 8) / 2 of its quad.
+    }
+    // |k_i|^2 is the diagonal; row i meets column i in lane (i % 8) / 2 of its quad.
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       int i = i0 + e * 8;

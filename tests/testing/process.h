@@ -1,0 +1,90 @@
+// This build's program as a process of its own. For tests that define HEDDLE_BINARY.
+#pragma once
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/inotify.h>
+#include <sys/pidfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace heddle::testing {
+
+/// Starts the program with its standard output and error in the files `out` and `err`, which may be
+/// one.
+inline pid_t start_heddle(const std::vector<std::string>& arguments,
+                          const std::filesystem::path& out, const std::filesystem::path& err,
+                          const std::map<std::string, std::string>& environment = {}) {
+  const pid_t child = fork();
+  if (child != 0) return child;
+  for (const auto& [name, value] : environment) setenv(name.c_str(), value.c_str(), 1);
+  const auto create = [](const std::filesystem::path& path) {
+    return open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0644);
+  };
+  if (dup2(create(out), STDOUT_FILENO) < 0 ||
+      dup2(err == out ? STDOUT_FILENO : create(err), STDERR_FILENO) < 0)
+    _exit(126);
+  std::vector<char*> argv = {const_cast<char*>(HEDDLE_BINARY)};
+  for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
+  argv.push_back(nullptr);
+  execv(HEDDLE_BINARY, argv.data());
+  _exit(127);
+}
+
+/// The exit status as a shell gives it; -1: there is no such child.
+inline int wait_for(pid_t child) {
+  int status = 0;
+  if (waitpid(child, &status, 0) != child) return -1;
+  return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+/// Waits until the process has ended; false: it has not within that time.
+inline bool has_ended_within(pid_t process, std::chrono::milliseconds limit) {
+  const int descriptor = pidfd_open(process, 0);
+  if (descriptor < 0) return true;  // nothing of it is left
+  pollfd ended = {descriptor, POLLIN, 0};
+  const bool result = poll(&ended, 1, static_cast<int>(limit.count())) > 0;
+  close(descriptor);
+  return result;
+}
+
+/// Waits until the process has made `path`: a file that is not empty, or a folder. False: it ended
+/// before, or took longer than `limit`. Makes the folder that is to hold it.
+inline bool has_made(pid_t process, const std::filesystem::path& path,
+                     std::chrono::seconds limit = std::chrono::seconds(100)) {
+  std::filesystem::create_directories(path.parent_path());
+  const int changes = inotify_init1(IN_CLOEXEC);
+  inotify_add_watch(changes, path.parent_path().c_str(), IN_CREATE | IN_MOVED_TO | IN_MODIFY);
+  const int end = pidfd_open(process, 0);
+  const auto last = std::chrono::steady_clock::now() + limit;
+  bool is_there = false;
+  const auto look = [&] {
+    std::error_code none;
+    return is_there =
+               std::filesystem::is_directory(path, none) ||
+               (std::filesystem::exists(path, none) && std::filesystem::file_size(path, none) > 0);
+  };
+  while (!look()) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+        last - std::chrono::steady_clock::now());
+    std::array<pollfd, 2> events = {pollfd{changes, POLLIN, 0}, pollfd{end, POLLIN, 0}};
+    if (left.count() <= 0 || poll(events.data(), 2, static_cast<int>(left.count())) <= 0 ||
+        events[1].revents != 0)
+      break;
+    std::array<char, 4096> told;
+    if (read(changes, told.data(), told.size()) < 0) break;
+  }
+  close(changes);
+  close(end);
+  return is_there;
+}
+
+}  // namespace heddle::testing
