@@ -4,7 +4,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/inotify.h>
-#include <sys/pidfd.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -46,9 +46,15 @@ inline int wait_for(pid_t child) {
   return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
 }
 
+/// A descriptor that can be read once the process has ended, below 0 if there is none. glibc 2.36
+/// declares pidfd_open for C alone.
+inline int open_process(pid_t process) {
+  return static_cast<int>(syscall(SYS_pidfd_open, process, 0));
+}
+
 /// Waits until the process has ended; false: it has not within that time.
 inline bool has_ended_within(pid_t process, std::chrono::milliseconds limit) {
-  const int descriptor = pidfd_open(process, 0);
+  const int descriptor = open_process(process);
   if (descriptor < 0) return true;  // nothing of it is left
   pollfd ended = {descriptor, POLLIN, 0};
   const bool result = poll(&ended, 1, static_cast<int>(limit.count())) > 0;
@@ -63,7 +69,7 @@ inline bool has_made(pid_t process, const std::filesystem::path& path,
   std::filesystem::create_directories(path.parent_path());
   const int changes = inotify_init1(IN_CLOEXEC);
   inotify_add_watch(changes, path.parent_path().c_str(), IN_CREATE | IN_MOVED_TO | IN_MODIFY);
-  const int end = pidfd_open(process, 0);
+  const int end = open_process(process);
   const auto last = std::chrono::steady_clock::now() + limit;
   bool is_there = false;
   const auto look = [&] {

@@ -31,7 +31,8 @@ std::vector<Accelerator> list() {
     if (cudaGetDeviceProperties(&properties, i) != cudaSuccess) continue;
     found.push_back({.name = properties.name,
                      .memory_bytes = static_cast<std::int64_t>(properties.totalGlobalMem),
-                     .capability = fmt::format("sm_{}{}", properties.major, properties.minor)});
+                     .capability = fmt::format("sm_{}{}", properties.major, properties.minor),
+                     .device = {}});
   }
   return found;
 }
