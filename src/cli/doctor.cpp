@@ -41,6 +41,12 @@ std::vector<Finding> find_problems(const DoctorFacts& facts) {
     findings.push_back({true, "this CPU has no AVX2: the fast CPU kernels cannot run",
                         "use a machine with AVX2, or a GPU"});
   }
+  if (m.has_amx_without_tiles) {
+    findings.push_back({false,
+                        "this machine announces AMX but hides its tiles: bfloat16 products on the "
+                        "CPU run with AVX-512",
+                        "a virtual machine that passes CPUID leaf 1Dh on"});
+  }
   if (m.cores < m.machine_cores) {
     findings.push_back(
         {false,

@@ -15,7 +15,8 @@ struct MachineFacts {
   int cores = 0;       ///< this process may use
   int machine_cores = 0;
   std::vector<std::string>
-      instruction_sets;           ///< those that matter here, as /proc/cpuinfo spells them
+      instruction_sets;  ///< those that matter here, as /proc/cpuinfo spells them
+  bool has_amx_without_tiles = false;
   std::int64_t memory_bytes = 0;  ///< of the machine, or of the control group if less
   std::int64_t memory_available_bytes = 0;
   std::string disk_path;

@@ -12,6 +12,7 @@
 
 #include <fmt/format.h>
 
+#include "base/amx.h"
 #include "base/text.h"
 #include "base/threads.h"
 #include "cli/doctor.h"
@@ -82,6 +83,8 @@ MachineFacts probe_machine(const std::string& proc, const std::string& cgroup) {
                              "avx512_vnni", "amx_bf16", "asimd", "sve", "bf16"}) {
     if (std::ranges::count(all, wanted) > 0) facts.instruction_sets.emplace_back(wanted);
   }
+
+  facts.has_amx_without_tiles = has_amx_without_tiles();
 
   facts.memory_bytes = kibibytes(proc + "/meminfo", "MemTotal");
   facts.memory_available_bytes = kibibytes(proc + "/meminfo", "MemAvailable");

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "base/amx.h"
 #include "cli/application.h"
 #include "device/device.h"
 #include "ui/terminal.h"
@@ -15,6 +16,7 @@ int main(int argc, char** argv) {
   // fault per 4 KiB when it is asked for again, more than the elementwise kernels that fill it.
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, -1);
+  heddle::avoid_amx_without_tiles();
   const std::vector<std::string> arguments(argv + (argc > 0 ? 1 : 0), argv + argc);
   heddle::cli::Session session{std::cout};
   session.out_has_color = heddle::ui::uses_color(STDOUT_FILENO);

@@ -84,15 +84,17 @@ TEST(Doctor, NothingIsMissingOnAGoodMachine) {
 TEST(Doctor, NamesWhatIsMissingAndHowToGetIt) {
   DoctorFacts facts = good_machine();
   facts.machine.instruction_sets = {};
+  facts.machine.has_amx_without_tiles = true;
   facts.machine.cores = 2;
   facts.machine.memory_available_bytes = 1 << 30;
   facts.machine.disk_free_bytes = 1 << 30;
   facts.has_nvidia_driver = true;
   facts.findings = find_problems(facts);
-  ASSERT_EQ(facts.findings.size(), 5u);
+  ASSERT_EQ(facts.findings.size(), 6u);
   const std::string text = render(facts, false, 0);
-  for (const char* part : {"has no AVX2", "2 of the machine's 8 cores", "only 1.0 GiB of memory",
-                           "set train.output_dir", "cmake --preset cuda"}) {
+  for (const char* part :
+       {"has no AVX2", "announces AMX", "2 of the machine's 8 cores", "only 1.0 GiB of memory",
+        "set train.output_dir", "cmake --preset cuda"}) {
     EXPECT_THAT(text, HasSubstr(part));
   }
 }

@@ -4,6 +4,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/amx.h"
 #include "testing/device_name.h"
 
 int main(int argc, char** argv) {
@@ -12,6 +13,7 @@ int main(int argc, char** argv) {
   setenv("RES_OPTIONS", "timeout:1 attempts:1", /*overwrite=*/0);
   // Its flight recorder is one for the process and takes no lock; here ranks are threads.
   setenv("TORCH_FR_BUFFER_SIZE", "0", 0);
+  heddle::avoid_amx_without_tiles();
   testing::InitGoogleTest(&argc, argv);
   for (int i = 1; i < argc; ++i) {
     const std::string_view argument = argv[i];
