@@ -259,10 +259,13 @@ Tensors forward_together(const ops::KernelTable& kernels, const nn::LinearInput&
     inputs.push_back(lora->a().anchor());
     inputs.push_back(lora->b().anchor());
   }
+  inputs.push_back(given.residual);
   return ops::with_gradient(
       "lora_linear", inputs, outputs,
-      [pass = std::move(pass), count = inputs.size()](const Tensors& grads) -> Tensors {
+      [pass = std::move(pass), count = inputs.size(),
+       has_residual = given.residual.defined()](const Tensors& grads) -> Tensors {
         Tensors result(count);
+        if (has_residual) result.back() = grads[0];
         result[0] = pass.backward(grads);
         return result;
       });

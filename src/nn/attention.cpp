@@ -57,15 +57,17 @@ Attention::Projected Attention::project(const LinearInput& x, const BlockInputs&
 }
 
 at::Tensor Attention::finish(const at::Tensor& o, const Projected& projected,
-                             const BlockInputs& inputs) {
+                             const BlockInputs& inputs, const at::Tensor& residual) {
   const std::vector<std::int64_t> flat = {o.size(0), dims_.num_attention_heads * dims_.head_dim};
   const auto gated = [&](const ops::OutputAgain& again) {
     return ops::output_gate(*inputs.kernels, o, projected.gate, again).view(flat);
   };
-  if (!inputs.recompute_elementwise) return o_proj_.forward(*inputs.kernels, gated({}));
-  const LinearInput input = LinearInput::made_again([&](const ops::OutputAgain& again) {
+  const auto gated_again = [&](const ops::OutputAgain& again) {
     return gated([again, flat](const at::Tensor& y) { again(y.view(flat)); });
-  });
+  };
+  LinearInput input =
+      inputs.recompute_elementwise ? LinearInput::made_again(gated_again) : gated({});
+  input.residual = residual;
   return o_proj_.forward(*inputs.kernels, input);
 }
 
@@ -95,9 +97,10 @@ at::Tensor Attention::attend_by_ulysses(const Projected& projected,
   return ops::heads_to_tokens(o.flatten(1), context).view({T, dims_.num_attention_heads, D});
 }
 
-at::Tensor Attention::forward(const LinearInput& x, const BlockInputs& inputs) {
+at::Tensor Attention::forward(const LinearInput& x, const BlockInputs& inputs,
+                              const at::Tensor& residual) {
   const Projected projected = project(x, inputs);
-  return finish(attend(projected, inputs), projected, inputs);
+  return finish(attend(projected, inputs), projected, inputs, residual);
 }
 
 at::Tensor Attention::generate(const at::Tensor& x, const BlockInputs& inputs, CacheView& cache) {

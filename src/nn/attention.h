@@ -23,8 +23,10 @@ class Attention {
   /// the heads.
   Attention(const std::string& prefix, const AttentionDims& dims, std::int64_t ranks = 1);
 
-  /// x [T,H]; [T,H], of several ranks each one's share of the sum.
-  at::Tensor forward(const LinearInput& x, const BlockInputs& inputs);
+  /// x [T,H]; [T,H], of several ranks each one's share of the sum; added to `residual` if that is
+  /// defined.
+  at::Tensor forward(const LinearInput& x, const BlockInputs& inputs,
+                     const at::Tensor& residual = {});
   /// Generation: appends this pass's keys and values to the cache, attends over all of it.
   at::Tensor generate(const at::Tensor& x, const BlockInputs& inputs, CacheView& cache);
   void visit_parameters(const std::function<void(Parameter&)>& visit);
@@ -38,7 +40,8 @@ class Attention {
   /// o [T,Hq,D].
   at::Tensor attend(const Projected& projected, const BlockInputs& inputs) const;
   at::Tensor attend_by_ulysses(const Projected& projected, const BlockInputs& inputs) const;
-  at::Tensor finish(const at::Tensor& o, const Projected& projected, const BlockInputs& inputs);
+  at::Tensor finish(const at::Tensor& o, const Projected& projected, const BlockInputs& inputs,
+                    const at::Tensor& residual = {});
 
   AttentionDims dims_;  ///< Of this rank.
   Linear q_proj_, k_proj_, v_proj_, o_proj_;

@@ -68,7 +68,7 @@ GatedDeltaNet::Projected GatedDeltaNet::project(const LinearInput& x, const Bloc
 }
 
 at::Tensor GatedDeltaNet::finish(const at::Tensor& o, const Projected& projected,
-                                 const BlockInputs& inputs) {
+                                 const BlockInputs& inputs, const at::Tensor& residual) {
   const std::vector<std::int64_t> flat = {o.size(0), dims_.value_dim()};
   const auto norm = [kernels = inputs.kernels, flat, eps = dims_.rms_norm_eps](
                         const at::Tensor& x, const at::Tensor& z, const at::Tensor& weight) {
@@ -80,6 +80,7 @@ at::Tensor GatedDeltaNet::finish(const at::Tensor& o, const Projected& projected
     input.again = [norm, o = ops::detached(o), z = ops::detached(projected.z),
                    weight = norm_.data()] { return norm(o, z, weight); };
   }
+  input.residual = residual;
   return out_proj_.forward(*inputs.kernels, input);
 }
 
@@ -156,9 +157,10 @@ at::Tensor GatedDeltaNet::mix(const Projected& projected, const BlockInputs& inp
   return run(mixing(projected), inputs.sequences, inputs);
 }
 
-at::Tensor GatedDeltaNet::forward(const LinearInput& x, const BlockInputs& inputs) {
+at::Tensor GatedDeltaNet::forward(const LinearInput& x, const BlockInputs& inputs,
+                                  const at::Tensor& residual) {
   const Projected projected = project(x, inputs);
-  return finish(mix(projected, inputs), projected, inputs);
+  return finish(mix(projected, inputs), projected, inputs, residual);
 }
 
 at::Tensor GatedDeltaNet::generate(const at::Tensor& x, const BlockInputs& inputs,

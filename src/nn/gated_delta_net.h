@@ -30,8 +30,10 @@ class GatedDeltaNet {
   /// value heads.
   GatedDeltaNet(const std::string& prefix, const GatedDeltaNetDims& dims, std::int64_t ranks = 1);
 
-  /// x [T,H]; [T,H], of several ranks each one's share of the sum.
-  at::Tensor forward(const LinearInput& x, const BlockInputs& inputs);
+  /// x [T,H]; [T,H], of several ranks each one's share of the sum; added to `residual` if that is
+  /// defined.
+  at::Tensor forward(const LinearInput& x, const BlockInputs& inputs,
+                     const at::Tensor& residual = {});
   /// Generation: continues from the cached convolution inputs and states of the slots and updates
   /// them.
   at::Tensor generate(const at::Tensor& x, const BlockInputs& inputs, CacheView& cache);
@@ -59,7 +61,8 @@ class GatedDeltaNet {
                  const BlockInputs& inputs) const;
   at::Tensor mix_by_ulysses(const Projected& projected, const BlockInputs& inputs) const;
   std::array<at::Tensor, 3> split_qkv(const at::Tensor& qkv) const;
-  at::Tensor finish(const at::Tensor& o, const Projected& projected, const BlockInputs& inputs);
+  at::Tensor finish(const at::Tensor& o, const Projected& projected, const BlockInputs& inputs,
+                    const at::Tensor& residual = {});
 
   GatedDeltaNetDims dims_;                            ///< Of this rank.
   std::vector<std::unique_ptr<Linear>> projections_;  ///< {qkv, z, b, a} or {qkvz, ba}

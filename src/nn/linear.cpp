@@ -58,6 +58,10 @@ void accumulate_product(Parameter& weight, const at::Tensor& dy, const at::Tenso
 
 ops::Tensors products(const ops::Linear::Functions& functions, const LinearInput& x,
                       const std::vector<ops::Products>& sums) {
+  TORCH_CHECK(!x.residual.defined() || sums.size() == 1, "a residual is that of one layer, not of ",
+              sums.size());
+  if (!x.outputs_unused && x.residual.defined())
+    return {functions.forward_onto(ops::detached(x.residual), sums[0])};
   if (!x.outputs_unused) return functions.forward(sums);
   ops::Tensors outputs;
   for (const ops::Products& terms : sums) {
@@ -81,13 +85,14 @@ std::vector<at::Tensor> linears(const ops::KernelTable& kernels, const LinearInp
                                        [](const Parameter* weight) { return weight->trainable(); });
   const auto again = any_trained ? input.again : std::function<at::Tensor()>();
   const at::Tensor saved = any_trained && !again ? ops::detached(x) : at::Tensor();
-  const bool want_input = x.requires_grad();
+  const bool want_input = x.requires_grad(), has_residual = input.residual.defined();
   ops::Tensors inputs = {x};
   for (const Parameter* weight : weights) inputs.push_back(weight->anchor());
+  inputs.push_back(input.residual);
   return ops::with_gradient(
       "linear", inputs, outputs,
-      [saved, again, postponed = want_input ? input.postponed : nullptr, want_input, weights,
-       &functions](const ops::Tensors& grads) -> ops::Tensors {
+      [saved, again, postponed = want_input ? input.postponed : nullptr, want_input, has_residual,
+       weights, &functions](const ops::Tensors& grads) -> ops::Tensors {
         const auto accumulate = [saved, again, weights, grads] {
           const at::Tensor x = again ? again() : saved;
           for (std::size_t i = 0; i < weights.size(); ++i) {
@@ -96,7 +101,8 @@ std::vector<at::Tensor> linears(const ops::KernelTable& kernels, const LinearInp
           }
         };
         run_or_postpone(postponed, accumulate);
-        ops::Tensors result(weights.size() + 1);
+        ops::Tensors result(weights.size() + 2);
+        if (has_residual) result.back() = grads[0];
         ops::Products terms;
         for (std::size_t i = 0; i < weights.size(); ++i) {
           if (grads[i].defined()) terms.push_back({grads[i], weights[i]->data()});

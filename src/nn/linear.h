@@ -47,9 +47,11 @@ struct LinearInput {
   std::shared_ptr<PostponedWork> postponed;
   /// Only gradients are wanted: the outputs have a shape, but their products do not run.
   bool outputs_unused = false;
+  /// Unless undefined, [T,out]: what the output of a layer that reads the input alone is added to.
+  at::Tensor residual;
 };
 
-/// The outputs of layers that read `x`, one for each sum.
+/// The outputs of layers that read `x`, one for each sum; without a gradient.
 ops::Tensors products(const ops::Linear::Functions& functions, const LinearInput& x,
                       const std::vector<ops::Products>& sums);
 

@@ -22,19 +22,25 @@ Mlp::Mlp(const std::string& prefix, std::int64_t hidden_size, std::int64_t inter
       down_proj_(prefix + "down_proj.weight", hidden_size, intermediate_size, {{Dim::kTp, 1, {}}}) {
 }
 
-at::Tensor Mlp::share(const LinearInput& x, const BlockInputs& inputs, bool value_unused) {
+at::Tensor Mlp::share(const LinearInput& x, const BlockInputs& inputs, const at::Tensor& residual,
+                      bool value_unused) {
   const std::vector<at::Tensor> gate_up = forward_all(*inputs.kernels, x, {&gate_proj_, &up_proj_});
   const auto gated = [&](const ops::OutputAgain& again) {
     return ops::swiglu(*inputs.kernels, gate_up[0], gate_up[1], again);
   };
   LinearInput input = inputs.recompute_elementwise ? LinearInput::made_again(gated) : gated({});
   input.outputs_unused = value_unused;
+  input.residual = residual;
   return down_proj_.forward(*inputs.kernels, input);
 }
 
-at::Tensor Mlp::forward(const LinearInput& x, const BlockInputs& inputs, bool value_unused) {
+at::Tensor Mlp::forward(const LinearInput& x, const BlockInputs& inputs, const at::Tensor& residual,
+                        bool value_unused) {
   return run_tensor_parallel(
-      x, inputs, [&](const LinearInput& rows) { return share(rows, inputs, value_unused); },
+      x, inputs, residual,
+      [&](const LinearInput& rows, const at::Tensor& own_residual) {
+        return share(rows, inputs, own_residual, value_unused);
+      },
       value_unused);
 }
 

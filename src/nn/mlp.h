@@ -11,13 +11,16 @@ class Mlp {
  public:
   /// `prefix` for example "model.layers.0.mlp.".
   Mlp(const std::string& prefix, std::int64_t hidden_size, std::int64_t intermediate_size);
-  /// x [T/tp,H], as the result. `value_unused`: that has its gradient, but no value.
-  at::Tensor forward(const LinearInput& x, const BlockInputs& inputs, bool value_unused = false);
+  /// x [T/tp,H], as the result, which is added to `residual` if that is defined. `value_unused`: it
+  /// has its gradient, but no value.
+  at::Tensor forward(const LinearInput& x, const BlockInputs& inputs,
+                     const at::Tensor& residual = {}, bool value_unused = false);
   void visit_parameters(const std::function<void(Parameter&)>& visit);
   void visit_linears(const std::function<void(Linear&)>& visit);
 
  private:
-  at::Tensor share(const LinearInput& x, const BlockInputs& inputs, bool value_unused);
+  at::Tensor share(const LinearInput& x, const BlockInputs& inputs, const at::Tensor& residual,
+                   bool value_unused);
 
   Linear gate_proj_, up_proj_, down_proj_;
 };

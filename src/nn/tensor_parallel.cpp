@@ -1,5 +1,6 @@
 #include "nn/tensor_parallel.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 
 #include <memory>
@@ -43,15 +44,25 @@ at::Tensor leave(const at::Tensor& partial, const comm::Group& group, bool value
 
 }  // namespace
 
-at::Tensor run_tensor_parallel(const LinearInput& x, const BlockInputs& inputs,
-                               const std::function<at::Tensor(const LinearInput&)>& part,
-                               bool value_unused) {
-  if (inputs.tensor_group == nullptr) return part(x);
+at::Tensor add_to_residual(const at::Tensor& residual, const at::Tensor& y, bool value_unused) {
+  if (!value_unused) return residual + y;
+  return ops::with_gradient("sum", {residual, y}, {ops::detached(y)},
+                            [](const ops::Tensors& grads) {
+                              return ops::Tensors{grads[0], grads[0]};
+                            })[0];
+}
+
+at::Tensor run_tensor_parallel(
+    const LinearInput& x, const BlockInputs& inputs, const at::Tensor& residual,
+    const std::function<at::Tensor(const LinearInput& x, const at::Tensor& residual)>& part,
+    bool value_unused) {
+  if (inputs.tensor_group == nullptr) return part(x, residual);
   const comm::Group& group = *inputs.tensor_group;
   const auto postponed = std::make_shared<PostponedWork>();
   LinearInput rows(enter(x.value, group, postponed));
   rows.postponed = postponed;
-  return leave(part(rows), group, value_unused);
+  const at::Tensor sum = leave(part(rows, {}), group, value_unused);
+  return residual.defined() ? add_to_residual(residual, sum, value_unused) : sum;
 }
 
 }  // namespace heddle::nn

@@ -16,10 +16,15 @@ namespace heddle::nn {
 /// too: that repeats no communication. "Megatron-LM" (arXiv 1909.08053), section 3; "Reducing
 /// Activation Recomputation" (arXiv 2205.05198), section 4.2.2.
 ///
-/// `value_unused`: only gradients are wanted, the result has a shape. Where one rank has all, this
-/// is part(x).
-at::Tensor run_tensor_parallel(const LinearInput& x, const BlockInputs& inputs,
-                               const std::function<at::Tensor(const LinearInput&)>& part,
-                               bool value_unused = false);
+/// The result is added to `residual` [T/tp,H], unless that is undefined: behind the sum over ranks,
+/// or, where one rank has all, by the projection: then this is part(x, residual), elsewhere `part`
+/// is given none. `value_unused`: only gradients are wanted, the result has a shape.
+at::Tensor run_tensor_parallel(
+    const LinearInput& x, const BlockInputs& inputs, const at::Tensor& residual,
+    const std::function<at::Tensor(const LinearInput& x, const at::Tensor& residual)>& part,
+    bool value_unused = false);
+
+/// residual + y. `value_unused`: as the backward sees it, its value is not read.
+at::Tensor add_to_residual(const at::Tensor& residual, const at::Tensor& y, bool value_unused);
 
 }  // namespace heddle::nn

@@ -66,9 +66,33 @@ TEST(Linears, PostponeNothingForAnInputWithoutGradient) {
   EXPECT_TRUE(at::allclose(linear.weight().gradient(), at::mm(dy.t(), x)));
 }
 
+TEST(Linears, AddTheirOutputToAResidual) {
+  const ops::KernelTable kernels = linear_kernels();
+  Linear linear("linear.weight", kWidth, kHidden);
+  give_values(linear, numbers(kWidth, kHidden, 1), comm::Mesh::single());
+  const at::Tensor dy = numbers(kTokens, kWidth, 3);
+  for (const bool is_evaluated : {true, false}) {
+    at::Tensor x = numbers(kTokens, kHidden, 2).set_requires_grad(true),
+               residual = numbers(kTokens, kWidth, 4).set_requires_grad(true);
+    LinearInput input(x);
+    input.residual = residual;
+    input.outputs_unused = !is_evaluated;
+    const at::Tensor y = linear.forward(kernels, input);
+    if (is_evaluated) {
+      EXPECT_TRUE(at::allclose(
+          ops::detached(y),
+          numbers(kTokens, kWidth, 4) + at::mm(ops::detached(x), linear.weight().data().t())));
+    }
+    ops::run_backward({y}, {dy});
+    EXPECT_TRUE(at::equal(residual.grad(), dy));
+    EXPECT_TRUE(at::allclose(x.grad(), at::mm(dy, linear.weight().data())));
+  }
+}
+
 TEST(TensorParallel, ItsPartEqualsThatOfOneRank) {
   const at::Tensor up_whole = numbers(kWidth, kHidden, 1), down_whole = numbers(kHidden, kWidth, 2),
-                   x_whole = numbers(kTokens, kHidden, 3), dy_whole = numbers(kTokens, kHidden, 4);
+                   x_whole = numbers(kTokens, kHidden, 3), dy_whole = numbers(kTokens, kHidden, 4),
+                   residual_whole = numbers(kTokens, kHidden, 5);
   const auto errors = testing::run_ranks(2, [&](const std::shared_ptr<comm::World>& world) {
     const ops::KernelTable kernels = linear_kernels();
     const comm::Mesh mesh({2, 1, 1, 1, 1}, world);
@@ -80,19 +104,23 @@ TEST(TensorParallel, ItsPartEqualsThatOfOneRank) {
         down("down.weight", kHidden, kWidth, {{Dim::kTp, 1, {}}});
     give_values(up, up_whole, mesh);
     give_values(down, down_whole, mesh);
-    at::Tensor x = mine(x_whole, 0).clone().set_requires_grad(true);
+    at::Tensor x = mine(x_whole, 0).clone().set_requires_grad(true),
+               residual = mine(residual_whole, 0).clone().set_requires_grad(true);
     BlockInputs inputs;
     inputs.kernels = &kernels;
     inputs.tensor_group = &group;
-    const at::Tensor y = run_tensor_parallel(x, inputs, [&](const LinearInput& rows) {
-      return down.forward(kernels, up.forward(kernels, rows));
-    });
+    const at::Tensor y = run_tensor_parallel(
+        x, inputs, residual, [&](const LinearInput& rows, const at::Tensor& own_residual) {
+          EXPECT_FALSE(own_residual.defined());  // behind the sum over ranks
+          return down.forward(kernels, up.forward(kernels, rows));
+        });
     ops::run_backward({y}, {mine(dy_whole, 0)});
 
     const at::Tensor middle = at::mm(x_whole, up_whole.t()),
                      d_middle = at::mm(dy_whole, down_whole);
-    const at::Tensor expected = at::mm(middle, down_whole.t());
+    const at::Tensor expected = residual_whole + at::mm(middle, down_whole.t());
     EXPECT_TRUE(at::allclose(ops::detached(y), mine(expected, 0)));
+    EXPECT_TRUE(at::equal(residual.grad(), mine(dy_whole, 0)));
     EXPECT_TRUE(at::allclose(x.grad(), mine(at::mm(d_middle, up_whole), 0)));
     EXPECT_TRUE(at::allclose(up.weight().gradient(), mine(at::mm(d_middle.t(), x_whole), 0)));
     EXPECT_TRUE(at::allclose(down.weight().gradient(), mine(at::mm(dy_whole.t(), middle), 1)));

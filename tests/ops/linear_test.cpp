@@ -80,6 +80,9 @@ TEST_P(LinearSums, AddTheirTerms) {
     ASSERT_EQ(y.size(), 2);
     EXPECT_TRUE(close(y[0], exact(x, w) + exact(low, b), tolerance_of(dtype)));
     EXPECT_TRUE(close(y[1], exact(x, v), tolerance_of(dtype)));
+    const at::Tensor start = randn({rows, 17}, dtype, 6);
+    EXPECT_TRUE(close(kernels.get<Linear>().forward_onto(start, {{x, w}, {low, b}}),
+                      start.to(at::kDouble) + exact(x, w) + exact(low, b), tolerance_of(dtype)));
     const at::Tensor dx = kernels.get<Linear>().backward({{y[0], w}, {y[1], v}});
     EXPECT_TRUE(close(dx, exact(y[0], w.t()) + exact(y[1], v.t()), tolerance_of(dtype)));
   }

@@ -36,13 +36,6 @@ nn::GatedDeltaNetDims gated_delta_net_dims(const Config& config) {
       config.rms_norm_eps,        config.interleaved_projections()};
 }
 
-/// x + y as the backward sees it; its value is not read.
-at::Tensor unevaluated_sum(const at::Tensor& x, const at::Tensor& y) {
-  return ops::with_gradient("sum", {x, y}, {ops::detached(y)}, [](const ops::Tensors& grads) {
-    return ops::Tensors{grads[0], grads[0]};
-  })[0];
-}
-
 Degrees degrees_of(const comm::Mesh& mesh, ops::ContextMethod method) {
   return {mesh.size(Dim::kTp), method == ops::ContextMethod::kUlysses ? mesh.size(Dim::kCp) : 1,
           mesh.size(Dim::kEp)};
@@ -77,11 +70,12 @@ nn::BlockOutput DecoderLayer::forward(std::size_t stage, const at::Tensor& hidde
                                       const nn::BlockInputs& inputs) {
   if (stage == 1) return mlp(hidden, inputs);
   const auto [x, residual] = normalized(hidden, input_layernorm_, false, inputs);
-  const at::Tensor mixed = nn::run_tensor_parallel(x, inputs, [&](const nn::LinearInput& rows) {
-    return attention_ ? attention_->forward(rows, inputs) : gated_delta_net_->forward(rows, inputs);
-  });
   nn::BlockOutput output;
-  output.hidden = residual + mixed;
+  output.hidden = nn::run_tensor_parallel(
+      x, inputs, residual, [&](const nn::LinearInput& rows, const at::Tensor& own_residual) {
+        return attention_ ? attention_->forward(rows, inputs, own_residual)
+                          : gated_delta_net_->forward(rows, inputs, own_residual);
+      });
   return output;
 }
 
@@ -107,11 +101,10 @@ nn::BlockOutput DecoderLayer::mlp(const at::Tensor& hidden, const nn::BlockInput
   nn::BlockOutput output;
   if (moe_) {
     output = moe_->forward(x.value, inputs, want_auxiliary_loss_);
+    output.hidden = nn::add_to_residual(residual, output.hidden, inputs.output_unused);
   } else {
-    output.hidden = dense_->forward(x, inputs, inputs.output_unused);
+    output.hidden = dense_->forward(x, inputs, residual, inputs.output_unused);
   }
-  output.hidden =
-      inputs.output_unused ? unevaluated_sum(residual, output.hidden) : residual + output.hidden;
   return output;
 }
 

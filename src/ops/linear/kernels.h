@@ -6,6 +6,11 @@ namespace heddle::ops::linear_reference {
 
 /// A product of libtorch for the first term, to which those of the others add.
 Tensors forward(const std::vector<Products>& sums);
+/// Adds x to the rounded result of a kernel's forward.
+template <Tensors (*forward)(const std::vector<Products>&)>
+at::Tensor forward_onto(const at::Tensor& x, const Products& terms) {
+  return forward({terms})[0].add_(x);
+}
 at::Tensor backward(const Products& terms);
 Linear::Functions::LowRankGradients low_rank_backward(const std::vector<LowRankChange>& changes);
 at::Tensor dropout(const at::Tensor& x, const DropoutMask& mask);
@@ -18,6 +23,7 @@ namespace heddle::ops::linear_cuda {
 /// Adds "cuda.sm90_or_cublas"; nothing in a build without CUDA.
 void add(Registry& registry);
 Tensors forward(const std::vector<Products>& sums);
+at::Tensor forward_onto(const at::Tensor& x, const Products& terms);
 at::Tensor backward(const Products& terms);
 Linear::Functions::LowRankGradients low_rank_backward(const std::vector<LowRankChange>& changes);
 at::Tensor dropout(const at::Tensor& x, const DropoutMask& mask);

@@ -73,20 +73,21 @@ void register_linear(Registry& registry) {
        .is_reference = false,
        .refuse = {},
        .on_chip_bytes = {}},
-      {linear_reference::forward, linear_reference::backward, linear_reference::low_rank_backward,
-       linear_reference::dropout, linear_reference::add_dropout});
+      {linear_reference::forward, linear_reference::forward_onto<linear_reference::forward>,
+       linear_reference::backward, linear_reference::low_rank_backward, linear_reference::dropout,
+       linear_reference::add_dropout});
   // Behind those that keep bf16: nothing but the configuration chooses it.
   linear_fp8::add(registry);
-  registry.add<Linear>(
-      {.op = "",
-       .name = "cpu",
-       .device = c10::DeviceType::CPU,
-       .dtypes = cpu_kernel_dtypes(),
-       .is_reference = false,
-       .refuse = {},
-       .on_chip_bytes = {}},
-      {outputs<cpu_product>, linear_reference::backward, linear_reference::low_rank_backward,
-       linear_reference::dropout, linear_reference::add_dropout});
+  registry.add<Linear>({.op = "",
+                        .name = "cpu",
+                        .device = c10::DeviceType::CPU,
+                        .dtypes = cpu_kernel_dtypes(),
+                        .is_reference = false,
+                        .refuse = {},
+                        .on_chip_bytes = {}},
+                       {outputs<cpu_product>, linear_reference::forward_onto<outputs<cpu_product>>,
+                        linear_reference::backward, linear_reference::low_rank_backward,
+                        linear_reference::dropout, linear_reference::add_dropout});
   registry.add<Linear>(
       {.op = "",
        .name = "reference",
@@ -95,8 +96,9 @@ void register_linear(Registry& registry) {
        .is_reference = true,
        .refuse = {},
        .on_chip_bytes = {}},
-      {linear_reference::forward, linear_reference::backward, linear_reference::low_rank_backward,
-       linear_reference::dropout, linear_reference::add_dropout});
+      {linear_reference::forward, linear_reference::forward_onto<linear_reference::forward>,
+       linear_reference::backward, linear_reference::low_rank_backward, linear_reference::dropout,
+       linear_reference::add_dropout});
 }
 
 }  // namespace heddle::ops

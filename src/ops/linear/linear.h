@@ -27,6 +27,8 @@ struct Linear {
   struct Functions {
     /// For each sum, y [T,n] = sum of a b^T over its terms: a [T,k], b [n,k]; T is that of all.
     Tensors (*forward)(const std::vector<Products>& sums);
+    /// x [T,n] + the sum of a b^T over the terms.
+    at::Tensor (*forward_onto)(const at::Tensor& x, const Products& terms);
     /// sum of a b over the terms: a [T,n], b [n,k] -> [T,k].
     at::Tensor (*backward)(const Products& terms);
     struct LowRankGradients {

@@ -41,7 +41,9 @@ const std::vector<Case> kCases = {
     {640, {1024, 32}, {320, 16}},   {2049, {264, 32, 32, 512}, {1000, 24}},
     {4096, {2560}, {2560, 64, 16}}, {700, {512, 40}, {136}},
     {300, {256}, {64, 16}},         {600, {13}, {64, 16}},
-    {600, {64}, {64, 4}},           {600, {64, 32}, {70, 16}, 5}};
+    {600, {64}, {64, 4}},           {600, {64, 32}, {70, 16}, 5},
+    {5000, {64, 72, 8}, {328}},     {2049, {512, 16, 16}, {64, 8}},
+    {17000, {1024, 48, 56}, {512}}};
 
 class GpuLinear : public GpuFused {};
 
@@ -66,6 +68,37 @@ TEST_F(GpuLinear, OutputsEqualReference) {
       EXPECT_TRUE(close(actual[i].cpu(), expected[i], 1e-2)) << c.rows << " rows, sum " << i;
       EXPECT_TRUE(identical(actual[i].cpu(), again[i].cpu())) << c.rows << " rows, sum " << i;
     }
+  }
+}
+
+// One product for a part of the device is cuBLAS's; what is read may have gaps, lie where bulk
+// copies cannot read it, and end within a tile.
+TEST_F(GpuLinear, OutputsOntoTensorsEqualReference) {
+  const KernelTable gpu_table = table("cuda.sm90_or_cublas", at::kBFloat16, c10::DeviceType::CUDA);
+  const KernelTable cpu_table = table("reference", at::kDouble, c10::DeviceType::CPU);
+  std::uint64_t seed = 50;
+  for (const Case& c : std::vector<Case>{{512, {256}, {64, 16}},
+                                         {513, {8}, {8, 8}},
+                                         {4096, {1024}, {264}},
+                                         {16800, {256}, {72}},
+                                         {16601, {200}, {512}},
+                                         {2049, {264}, {1000, 24}},
+                                         {1000, {64}, {64}},
+                                         {300, {256}, {64, 16}},
+                                         {600, {13}, {64, 16}},
+                                         {600, {64}, {70, 16}, 5}}) {
+    const std::int64_t columns = c.columns[0];
+    const at::Tensor start = matrix(c.rows, columns, ++seed, c.gap);
+    Products terms;
+    for (const std::int64_t depth : c.depths)
+      terms.push_back(
+          {matrix(c.rows, depth, ++seed, c.gap), matrix(columns, depth, ++seed, c.gap)});
+    const at::Tensor actual = gpu_table.get<Linear>().forward_onto(start, terms);
+    const at::Tensor expected =
+        cpu_table.get<Linear>().forward_onto(start.cpu().to(at::kDouble), exact(terms));
+    EXPECT_TRUE(close(actual.cpu(), expected, 1e-2)) << c.rows << " rows";
+    EXPECT_TRUE(identical(actual.cpu(), gpu_table.get<Linear>().forward_onto(start, terms).cpu()))
+        << c.rows << " rows";
   }
 }
 

@@ -99,15 +99,16 @@ std::optional<std::string> refuse(const Dims&) {
 }  // namespace
 
 void add(Registry& registry) {
-  registry.add<Linear>({.op = "",
-                        .name = "cuda.fp8_rowwise_or_bf16",
-                        .device = c10::DeviceType::CUDA,
-                        .dtypes = {c10::ScalarType::BFloat16},
-                        .is_reference = false,
-                        .refuse = refuse,
-                        .on_chip_bytes = {}},
-                       {forward, backward, linear_cuda::low_rank_backward, linear_cuda::dropout,
-                        linear_cuda::add_dropout, is_narrow, kFewestRows});
+  registry.add<Linear>(
+      {.op = "",
+       .name = "cuda.fp8_rowwise_or_bf16",
+       .device = c10::DeviceType::CUDA,
+       .dtypes = {c10::ScalarType::BFloat16},
+       .is_reference = false,
+       .refuse = refuse,
+       .on_chip_bytes = {}},
+      {forward, linear_reference::forward_onto<forward>, backward, linear_cuda::low_rank_backward,
+       linear_cuda::dropout, linear_cuda::add_dropout, is_narrow, kFewestRows});
 }
 
 }  // namespace heddle::ops::linear_fp8

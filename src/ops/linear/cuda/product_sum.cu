@@ -4,9 +4,13 @@
 // Work: persistent clusters of two CTAs; a cluster takes tiles of 256 rows x 256 columns, each CTA
 // 128 of the rows. Both need the same 256 columns of b: each loads half of a stage and sends it to
 // both. Warpgroup 0 loads; warpgroups 1 and 2 multiply 64 rows each, 128 accumulators a thread.
+// A sum of up to 64 columns takes tiles of 64: products with zeros for the other 192 would take as
+// long as a wide layer's. The first CTA loads their b for both.
 //
 // Shared memory: 4 stages of 64 in depth, a 16 KB + b 32 KB each; two tiles of 64 x 64 a
 // multiplying warpgroup on the way out, 32 KB; barriers. All tiles have the 128-byte swizzle.
+// What a sum begins with waits in registers, whole lines of memory as they were read (64 a thread,
+// half of them from before the products on), and is exchanged through the tiles on the way out.
 //
 // full[s]: the bytes of a stage have landed here. empty[s]: the 16 multiplying warps of both CTAs
 // are done with it; both loaders wait for it, because each writes into both CTAs.
@@ -23,7 +27,9 @@ namespace {
 
 constexpr int kRows = 128, kColumns = 256, kDepth = 64, kStages = 4;
 constexpr int kThreads = 384;
+constexpr int kNarrowColumns = 64;
 constexpr u32 kBytesA = kRows * kDepth * 2, kBytesB = kColumns * kDepth * 2;
+constexpr u32 kNarrowStageBytes = kBytesA + kNarrowColumns * kDepth * 2;
 constexpr u32 kStageBytes = kBytesA + kBytesB;
 constexpr u32 kOutBytes = 64 * 64 * 2;
 constexpr u32 kSharedBytes = kStages * kStageBytes + 4 * kOutBytes + 2 * kStages * 8 + 1024;
@@ -37,8 +43,12 @@ struct Args {
   Term terms[kMostProductTerms];
   struct Sum {
     int first_tile, first_term, end_term, map;
+    bool is_narrow;
+    int columns;
+    const bf16* start;
+    int64_t start_stride;
   } sums[kMostProductSums];
-  int sum_count, row_pairs, column_tiles;
+  int sum_count, row_pairs, column_tiles, rows;
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -68,6 +78,12 @@ __device__ __forceinline__ void load_to_both(u32 dst, const void* map, int colum
       ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(dst),
       "l"(map), "r"(column), "r"(row), "r"(bar), "h"(static_cast<unsigned short>(3))
       : "memory");
+}
+
+__device__ __forceinline__ void st_shared16(u32 addr, uint4 v) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(addr), "r"(v.x), "r"(v.y), "r"(v.z),
+               "r"(v.w)
+               : "memory");
 }
 
 /// Tiles of this many row pairs are done for all columns before the next ones: with as many columns
@@ -114,8 +130,12 @@ __device__ void load(const Args& a, u32 stages, u32 full, u32 empty, int rank) {
       for (int k = 0; k < depth; k += kDepth, ring.next()) {
         mbar_wait(empty + ring.stage * 8, ring.phase ^ 1);
         const u32 bar = full + ring.stage * 8, to = stages + ring.stage * kStageBytes;
-        mbar_expect(bar, kStageBytes);
+        mbar_expect(bar, place.sum->is_narrow ? kNarrowStageBytes : kStageBytes);
         bulk_load_box(to, map_a, k, place.row, bar);
+        if (place.sum->is_narrow) {
+          if (rank == 0) load_to_both(to + kBytesA, map_b, k, 0, bar);
+          continue;
+        }
         const u32 half = to + kBytesA + rank * (kBytesB / 2);
         if constexpr (kTransB) {
           const int column = place.column + rank * (kColumns / 2);
@@ -129,10 +149,14 @@ __device__ void load(const Args& a, u32 stages, u32 full, u32 empty, int rank) {
   }
 }
 
+/// Of 4 blocks of 64 columns that a sum begins with, as many are read before the products: all of
+/// them would leave too few registers, and those read behind the products come late.
+constexpr int kEarly = 2;
+
 /// One stage: kSteps of 16 in depth. Beyond the depth of its matrices a stage holds zeros, so that
 /// four steps are always right; a rank of 16 takes one.
-template <int kTransB, int kSteps>
-__device__ __forceinline__ void multiply_stage(float (&acc)[32][4], u32 stage, int group,
+template <int kTransB, int kSteps, int kBlocks>
+__device__ __forceinline__ void multiply_stage(float (&acc)[kBlocks][4], u32 stage, int group,
                                                bool first) {
   const u64 da = make_descriptor(stage + group * kBlockBytes);
   const u64 db = make_descriptor(stage + kBytesA);
@@ -144,16 +168,56 @@ __device__ __forceinline__ void multiply_stage(float (&acc)[32][4], u32 stage, i
   MmaHopper::commit();
 }
 
-/// 64 x 256 sums to memory, 64 columns at a time through two shared tiles.
-__device__ __forceinline__ void write_out(const Args& a, const Place& place, float (&acc)[32][4],
-                                          u32 out, int group) {
+/// 64 columns of what a sum begins with, of the 16 rows of a warp: 8 lanes read a line of a row.
+struct Start {
+  uint4 lines[4];
+
+  __device__ __forceinline__ void load(const Args& a, const Place& place, int first_row, int c) {
+    const int lane = threadIdx.x & 31, column = place.column + c * 64 + (lane & 7) * 8;
+    const Args::Sum& sum = *place.sum;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int row = first_row + i * 4 + lane / 8;
+      const bool is_inside = row < a.rows && column < sum.columns;
+      const bf16* const line = sum.start + row * sum.start_stride + column;
+      lines[i] = is_inside ? __ldg(reinterpret_cast<const uint4*>(line)) : uint4{0, 0, 0, 0};
+    }
+  }
+  /// Adds them to 64 columns of sums, through the place of `tile` that these take on the way out.
+  __device__ __forceinline__ void add_to(float (*acc)[4], u32 tile, int warp) const {
+    const int lane = threadIdx.x & 31, m = lane / 8, r = lane & 7;
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      st_shared16(tile_address(tile, 64, warp * 16 + i * 4 + m, r * 8), lines[i]);
+    __syncwarp();
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+      u32 f[4];
+      ldmatrix4(f, tile_address(tile, 64, warp * 16 + (m & 1) * 8 + r, b * 16 + (m >> 1) * 8));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        float* const pair = &acc[b * 2 + i / 2][(i & 1) * 2];
+        pair[0] += __uint_as_float(f[i] << 16);
+        pair[1] += __uint_as_float(f[i] & 0xffff0000u);
+      }
+    }
+    __syncwarp();
+  }
+};
+
+/// Sums of 64 rows to memory, 64 columns at a time through two shared tiles.
+template <bool kStarts, int kBlocks>
+__device__ __forceinline__ void write_out(const Args& a, const Place& place,
+                                          float (&acc)[kBlocks][4], u32 out, int group,
+                                          const Start* start) {
   const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
   const bool leader = (threadIdx.x & 127) == 0;
 #pragma unroll
-  for (int c = 0; c < 4; ++c) {
+  for (int c = 0; c < kBlocks / 8; ++c) {
     const u32 tile = out + (c & 1) * kOutBytes;
     if (leader) bulk_wait_read<1>();
     named_sync(1 + group, 128);
+    if constexpr (kStarts) start[c].add_to(&acc[c * 8], tile, warp);
 #pragma unroll
     for (int b = 0; b < 4; ++b) {
       const int n = c * 8 + b * 2;
@@ -171,46 +235,70 @@ __device__ __forceinline__ void write_out(const Args& a, const Place& place, flo
   }
 }
 
-template <int kTransB>
-__device__ void multiply(const Args& a, u32 stages, u32 full, u32 empty, u32 out, int rank) {
-  const int group = threadIdx.x / 128 - 1, lane = threadIdx.x & 31;
-  Ring ring;
-  float acc[32][4];
+/// The sums of a tile, 8 * kBlocks columns of them, from the ring to memory.
+template <int kTransB, int kBlocks, bool kStarts>
+__device__ __forceinline__ void multiply_tile(const Args& a, const Place& place, Ring& ring,
+                                              u32 stages, u32 full, u32 empty, u32 out, int group) {
+  const int lane = threadIdx.x & 31;
+  float acc[kBlocks][4];
   // Lanes 0 and 1 tell the two CTAs.
   const auto release = [&](int stage) {
     if (lane < 2) arrive_at(empty + stage * 8, lane);
   };
+  Start start[kStarts ? kBlocks / 8 : 1];
+  const auto load_start = [&](int from, int to) {
+    const int row = place.row + group * 64 + ((threadIdx.x >> 5) & 3) * 16;
+#pragma unroll
+    for (int c = from; c < to; ++c) start[c].load(a, place, row, c);
+  };
+  if constexpr (kStarts) load_start(0, kEarly);
+  int previous = -1;
+  for (int t = place.sum->first_term; t < place.sum->end_term; ++t) {
+    int steps = a.terms[t].steps;
+#pragma unroll 1
+    for (; steps > 0; steps -= 4, ring.next()) {
+      mbar_wait(full + ring.stage * 8, ring.phase);
+      const u32 stage = stages + ring.stage * kStageBytes;
+      if (steps > 1) {
+        multiply_stage<kTransB, 4>(acc, stage, group, previous < 0);
+      } else {
+        multiply_stage<kTransB, 1>(acc, stage, group, previous < 0);
+      }
+      MmaHopper::wait<1>();
+      if (previous >= 0) release(previous);
+      previous = ring.stage;
+    }
+  }
+  if constexpr (kStarts) load_start(kEarly, kBlocks / 8);
+  MmaHopper::wait<0>();
+  pin(acc);
+  release(previous);
+  write_out<kStarts>(a, place, acc, out, group, start);
+}
+
+template <int kTransB, bool kStarts>
+__device__ void multiply(const Args& a, u32 stages, u32 full, u32 empty, u32 out, int rank) {
+  const int group = threadIdx.x / 128 - 1;
+  out += group * 2 * kOutBytes;
+  Ring ring;
   const int tiles = a.row_pairs * a.column_tiles;
   for (int tile = blockIdx.x / 2; tile < tiles; tile += gridDim.x / 2) {
     const Place place = place_of(a, tile, rank);
-    int previous = -1;
-    for (int t = place.sum->first_term; t < place.sum->end_term; ++t) {
-      int steps = a.terms[t].steps;
-#pragma unroll 1
-      for (; steps > 0; steps -= 4, ring.next()) {
-        mbar_wait(full + ring.stage * 8, ring.phase);
-        const u32 stage = stages + ring.stage * kStageBytes;
-        if (steps > 1) {
-          multiply_stage<kTransB, 4>(acc, stage, group, previous < 0);
-        } else {
-          multiply_stage<kTransB, 1>(acc, stage, group, previous < 0);
-        }
-        MmaHopper::wait<1>();
-        if (previous >= 0) release(previous);
-        previous = ring.stage;
+    if constexpr (!kTransB && !kStarts) {
+      if (place.sum->is_narrow) {
+        multiply_tile<kTransB, kNarrowColumns / 8, false>(a, place, ring, stages, full, empty, out,
+                                                          group);
+        continue;
       }
     }
-    MmaHopper::wait<0>();
-    pin(acc);
-    release(previous);
-    write_out(a, place, acc, out + group * 2 * kOutBytes, group);
+    multiply_tile<kTransB, kColumns / 8, kStarts>(a, place, ring, stages, full, empty, out, group);
   }
   if ((threadIdx.x & 127) == 0) bulk_wait_all();
 }
 
 #endif
 
-template <int kTransB>
+template <int kTransB, bool kStarts>
 __global__ void __launch_bounds__(kThreads, 1)
     product_sum_kernel(const __grid_constant__ Args args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -232,7 +320,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (threadIdx.x == 0) load<kTransB>(args, stages, full, empty, rank);
   } else {
     set_max_registers_up<232>();
-    multiply<kTransB>(args, stages, full, empty, out, rank);
+    multiply<kTransB, kStarts>(args, stages, full, empty, out, rank);
   }
   // Neither leaves while the other still sends to it.
   cluster_sync();
@@ -243,6 +331,13 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 bool product_sums_available() { return has_sm90a(); }
 
+bool product_sum_fills_device(int64_t rows, int64_t columns) {
+  const int64_t clusters = multiprocessors() / 2;
+  const int64_t tiles =
+      ((rows + 2 * kRows - 1) / (2 * kRows)) * ((columns + kColumns - 1) / kColumns);
+  return 10 * tiles >= 9 * ((tiles + clusters - 1) / clusters) * clusters;
+}
+
 void product_sums(int64_t rows, const std::vector<ProductSum>& sums, bool b_has_depth_first,
                   cudaStream_t stream) {
   Args args;
@@ -250,25 +345,39 @@ void product_sums(int64_t rows, const std::vector<ProductSum>& sums, bool b_has_
   args.sum_count = static_cast<int>(sums.size());
   args.row_pairs = static_cast<int>((rows + 2 * kRows - 1) / (2 * kRows));
   args.column_tiles = 0;
+  args.rows = static_cast<int>(rows);
   if (sums.empty() || sums.size() > kMostProductSums)
     throw std::runtime_error("product_sums (cuda): too many sums");
+  const bool starts = sums[0].start != nullptr;
   for (std::size_t i = 0; i < sums.size(); ++i) {
     const ProductSum& sum = sums[i];
     if (terms + sum.terms.size() > kMostProductTerms)
       throw std::runtime_error("product_sums (cuda): too many terms");
-    args.sums[i] = {args.column_tiles, terms, terms + static_cast<int>(sum.terms.size()), maps};
+    if ((sum.start != nullptr) != starts || (starts && b_has_depth_first))
+      throw std::runtime_error("product_sums (cuda): not all of them have a start");
+    const bool is_narrow = !b_has_depth_first && !starts && sum.columns <= kNarrowColumns;
+    args.sums[i] = {args.column_tiles,
+                    terms,
+                    terms + static_cast<int>(sum.terms.size()),
+                    maps,
+                    is_narrow,
+                    static_cast<int>(sum.columns),
+                    static_cast<const bf16*>(sum.start),
+                    sum.start_stride};
     args.maps[maps++] = tensor_map(sum.y, rows, sum.columns, sum.y_stride, 64);
     args.column_tiles += static_cast<int>((sum.columns + kColumns - 1) / kColumns);
     for (const ProductTerm& term : sum.terms) {
       args.terms[terms++] = {maps, maps + 1, static_cast<int>((term.depth + 15) / 16)};
       args.maps[maps++] = tensor_map(term.a, rows, term.depth, term.a_stride, kRows);
-      args.maps[maps++] =
-          b_has_depth_first
-              ? tensor_map(term.b, term.depth, sum.columns, term.b_stride, kDepth)
-              : tensor_map(term.b, sum.columns, term.depth, term.b_stride, kColumns / 2);
+      args.maps[maps++] = b_has_depth_first
+                              ? tensor_map(term.b, term.depth, sum.columns, term.b_stride, kDepth)
+                              : tensor_map(term.b, sum.columns, term.depth, term.b_stride,
+                                           is_narrow ? kNarrowColumns : kColumns / 2);
     }
   }
-  const auto kernel = b_has_depth_first ? product_sum_kernel<1> : product_sum_kernel<0>;
+  const auto kernel = b_has_depth_first ? product_sum_kernel<1, false>
+                      : starts          ? product_sum_kernel<0, true>
+                                        : product_sum_kernel<0, false>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   const int clusters = std::min(args.row_pairs * args.column_tiles, multiprocessors() / 2);
   if (clusters == 0) return;

@@ -24,12 +24,19 @@ struct ProductSum {
   void* y = nullptr;
   int64_t y_stride = 0;
   int64_t columns = 0;
+  /// [rows, columns] that the sum begins with, laid out as the terms' matrices, or null; for all
+  /// sums of a launch or for none, and not in the transposed form.
+  const void* start = nullptr;
+  int64_t start_stride = 0;
   std::vector<ProductTerm> terms;
 };
 
 /// At most this many sums, and this many terms of all of them, in one launch.
 constexpr int kMostProductSums = 4;
 constexpr int kMostProductTerms = 10;
+
+/// Whether tiles of one sum keep at least nine of ten multiprocessors busy.
+bool product_sum_fills_device(int64_t rows, int64_t columns);
 
 /// Whether the current device is of compute capability 9.0 and this build has code for it.
 bool product_sums_available();

@@ -1,5 +1,6 @@
-// Joins the sums of products with ATen. One product alone is cuBLAS's; so are few rows, for which a
-// tile of 256 is too high, and matrices that the bulk copies cannot read.
+// Joins the sums of products with ATen. One product alone is cuBLAS's, unless it is added to
+// something; so are few rows, for which a tile of 256 is too high, and matrices that the bulk
+// copies cannot read.
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -21,7 +22,7 @@ bool is_readable(const at::Tensor& x) {
 }
 
 /// `columns` of the result of each sum.
-bool fits(const std::vector<Products>& sums, const std::vector<std::int64_t>& columns) {
+bool can_run(const std::vector<Products>& sums, const std::vector<std::int64_t>& columns) {
   std::size_t terms = 0;
   for (const Products& sum : sums) {
     terms += sum.size();
@@ -30,20 +31,37 @@ bool fits(const std::vector<Products>& sums, const std::vector<std::int64_t>& co
     }
   }
   const std::int64_t rows = sums[0][0].a.size(0);
-  return terms > 1 && terms <= cuda::kMostProductTerms && sums.size() <= cuda::kMostProductSums &&
+  return terms <= cuda::kMostProductTerms && sums.size() <= cuda::kMostProductSums &&
          rows >= kFewestRows &&
          std::all_of(columns.begin(), columns.end(), [](std::int64_t n) { return n % 8 == 0; });
 }
 
+bool is_one_product(const std::vector<Products>& sums) {
+  return sums.size() == 1 && sums[0].size() == 1;
+}
+
+/// With tiles for all of the device our product is as fast as cuBLAS's, and x costs less than half
+/// of what an addition behind it takes; with few tiles cuBLAS's smaller ones gain more.
+bool fits_onto(const at::Tensor& x, const Products& terms, std::int64_t columns) {
+  return is_readable(x) && can_run({terms}, {columns}) &&
+         (terms.size() > 1 || cuda::product_sum_fills_device(x.size(0), columns));
+}
+
 Tensors run(const std::vector<Products>& sums, const std::vector<std::int64_t>& columns,
-            bool b_has_depth_first) {
+            bool b_has_depth_first, const at::Tensor& start = {}) {
   const at::Tensor& first = sums[0][0].a;
   const cuda::OnDevice on(first);
   Tensors results;
   std::vector<cuda::ProductSum> work;
   for (std::size_t i = 0; i < sums.size(); ++i) {
     const at::Tensor y = at::empty({first.size(0), columns[i]}, first.options());
-    cuda::ProductSum sum{y.mutable_data_ptr(), columns[i], columns[i], {}};
+    cuda::ProductSum sum;
+    sum.y = y.mutable_data_ptr();
+    sum.y_stride = sum.columns = columns[i];
+    if (start.defined()) {
+      sum.start = start.const_data_ptr();
+      sum.start_stride = start.stride(0);
+    }
     for (const auto& [a, b] : sums[i]) {
       TORCH_CHECK(a.size(0) == first.size(0) && a.size(1) == b.size(b_has_depth_first ? 0 : 1),
                   "a product of ", a.sizes(), " and ", b.sizes());
@@ -77,13 +95,23 @@ std::optional<std::string> refuse(const Dims&) {
 Tensors forward(const std::vector<Products>& sums) {
   std::vector<std::int64_t> columns;
   for (const Products& sum : sums) columns.push_back(sum[0].b.size(0));
-  return fits(sums, columns) ? run(sums, columns, false) : linear_reference::forward(sums);
+  return can_run(sums, columns) && !is_one_product(sums) ? run(sums, columns, false)
+                                                         : linear_reference::forward(sums);
+}
+
+at::Tensor forward_onto(const at::Tensor& x, const Products& terms) {
+  const std::int64_t columns = terms[0].b.size(0);
+  TORCH_CHECK(x.dim() == 2 && x.size(0) == terms[0].a.size(0) && x.size(1) == columns,
+              "a product of ", terms[0].a.sizes(), " and ", terms[0].b.sizes(), " onto ",
+              x.sizes());
+  return fits_onto(x, terms, columns) ? run({terms}, {columns}, false, x)[0]
+                                      : linear_reference::forward_onto<forward>(x, terms);
 }
 
 at::Tensor backward(const Products& terms) {
   const std::vector<std::int64_t> columns = {terms[0].b.size(1)};
-  return fits({terms}, columns) ? run({terms}, columns, true)[0]
-                                : linear_reference::backward(terms);
+  return can_run({terms}, columns) && terms.size() > 1 ? run({terms}, columns, true)[0]
+                                                       : linear_reference::backward(terms);
 }
 
 Linear::Functions::LowRankGradients low_rank_backward(const std::vector<LowRankChange>& changes) {
@@ -119,7 +147,7 @@ void add(Registry& registry) {
                         .is_reference = false,
                         .refuse = refuse,
                         .on_chip_bytes = {}},
-                       {forward, backward, low_rank_backward, dropout, add_dropout});
+                       {forward, forward_onto, backward, low_rank_backward, dropout, add_dropout});
 }
 
 }  // namespace heddle::ops::linear_cuda
