@@ -57,6 +57,7 @@ const std::vector<Key> kKeys = {
     {"elementwise", &Hardware::elementwise, 1},
     {"links", &Hardware::links, 1},
     {"launch_us", &Hardware::launch_us, kAny},
+    {"wait_us", &Hardware::wait_us, kAny},
     {"step_ms", &Hardware::step_ms, kAny},
 };
 

@@ -29,6 +29,7 @@ struct Hardware {
   double elementwise = 0.77;            ///< Of memory_gbs.
   double links = 0.58;                  ///< Of host_link_gbs and network_gbs.
   double launch_us = 1.4;               ///< The device idles between two kernels.
+  double wait_us = 350;                 ///< Where the host waits for it, until it has work again.
   double step_ms = 1.5;                 ///< Idle once a step.
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "ops/moe/expert_parallel.h"
 #include "parallel/layout.h"
 #include "train/describe.h"
 #include "train/setup.h"
@@ -32,6 +33,11 @@ Layout::Layout(const Step& of, const config::RunConfig& config, std::int64_t wor
   const double rows = std::ceil(of.rows / as_double(mesh.data_size()));
   micro_batches = std::ceil(rows * of.length / of.micro_batch_tokens);
   tokens = rows * of.length / micro_batches / size(Dim::kCp);
+}
+
+double Layout::expert_ranks() const {
+  return ops::expected_expert_ranks(step->model.num_experts, step->model.num_experts_per_tok,
+                                    mesh.size(Dim::kEp));
 }
 
 std::vector<std::int64_t> Layout::layers_of(std::int64_t stage_rank) const {
@@ -136,8 +142,7 @@ double activation_bytes(const Layout& layout, std::int64_t stage_rank) {
                                      layout.mesh.size(Dim::kTp));
     // The rows that experts received.
     if (step.model.sparse_mlp[i] && keeps_mlp && layout.size(Dim::kEp) > 1) {
-      elements += as_double(step.model.num_experts_per_tok * step.model.hidden_size) /
-                  layout.size(Dim::kTp);
+      elements += layout.expert_ranks() * as_double(step.model.hidden_size) / layout.size(Dim::kTp);
     }
     // Keys and values of the other ranks along cp.
     if (step.model.full_attention[i] && layout.recompute != config::Recompute::kFull) {

@@ -28,6 +28,8 @@ struct Layout {
   /// Ranks that a dense parameter, and an expert's, is sharded over.
   double shards() const { return size(comm::Dim::kFsdp) * size(comm::Dim::kCp); }
   double expert_shards() const { return size(comm::Dim::kEfsdp); }
+  /// Ranks along ep that a token travels to.
+  double expert_ranks() const;
   /// And embedding and head.
   double table_shards() const { return size(comm::Dim::kTp) * shards(); }
   /// Layers of a rank of the pipeline.

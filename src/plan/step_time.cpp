@@ -11,8 +11,9 @@ namespace {
 using comm::Dim;
 
 // Kernels of one block, forward and backward, as profiles of a step show them: 1100 in 24 layers,
-// with adapters 2300 in 32.
-constexpr double kLaunches = 46, kLaunchesWithAdapters = 72;
+// with adapters 2300 in 32; 12,100 in 40 where each has experts that ranks divide, and weights that
+// they gather.
+constexpr double kLaunches = 46, kLaunchesWithAdapters = 72, kLaunchesWithExchange = 302;
 
 /// Time of the blocks of one rank of the pipeline for one micro-batch, by kind.
 struct Compute {
@@ -116,9 +117,17 @@ class Timer {
   }
 
  private:
+  /// Elements of the rows that ranks exchange, forward and as many backward: put in order and added
+  /// up at home, and as many results of experts more.
   double exchanged(std::int64_t layer) const {
-    return layout_.size(Dim::kEp) > 1 ? step_.layers[layer].exchanged : 0;
+    if (!exchanges(layer)) return 0;
+    return (1 + 3 * layout_.expert_ranks()) * as_double(step_.model.hidden_size);
   }
+  bool exchanges(std::int64_t layer) const {
+    return layout_.size(Dim::kEp) > 1 && step_.model.sparse_mlp[layer];
+  }
+  /// Until the host knows how many rows go where.
+  double wait(std::int64_t layer) const { return exchanges(layer) ? hardware_.wait_us * 1e-6 : 0; }
   double elements(double per_token) const {
     return layout_.tokens / tp_ * per_token * step_.element / memory_rate_;
   }
@@ -133,8 +142,10 @@ class Timer {
     c.attention = tokens * share * work.attention * step_.length / attention_rate_;
     c.delta_rule = tokens * share * work.delta_rule / delta_rate_;
     c.elementwise = elements(moved);
-    c.launches =
-        share * (step_.is_lora ? kLaunchesWithAdapters : kLaunches) * hardware_.launch_us * 1e-6;
+    const double launches = exchanges(layer) ? kLaunchesWithExchange
+                            : step_.is_lora  ? kLaunchesWithAdapters
+                                             : kLaunches;
+    c.launches = share * launches * hardware_.launch_us * 1e-6;
     return c;
   }
 
@@ -142,6 +153,7 @@ class Timer {
     Compute c = compute(layer, 2, 1.0 / 3, step_.layers[layer].forward + exchanged(layer));
     if (layout_.size(Dim::kCp) > 1 && layout_.method == ops::ContextMethod::kState)
       c.delta_rule *= 1 + crossing();
+    c.launches += wait(layer);
     return c;
   }
 
@@ -160,6 +172,7 @@ class Timer {
             layer, 2, 0,
             step_.layers[layer].again + 2 * width_of(layer) + as_double(step_.model.hidden_size));
         c.products = mlp_again(layer);
+        c.launches += wait(layer);
         return c;
       }
       case config::Recompute::kFull: {

@@ -151,8 +151,8 @@ class Counter {
   void experts(const Held& held) {
     sharded({Dim::kEfsdp}, Dim::kEdp, layout_.expert_shards(), held.experts, held.trained_experts);
     const double passes = reruns_mlp() ? 6 : 4;
-    const double moved = passes * sparse_layers() * hidden_ / layout_.size(Dim::kTp) *
-                         as_double(step_.model.num_experts_per_tok);
+    const double moved =
+        passes * sparse_layers() * hidden_ / layout_.size(Dim::kTp) * layout_.expert_ranks();
     add({Dim::kEp}, "tokens to experts and back, and gradients",
         share_of_others(layout_.size(Dim::kEp)) * moved,
         passes * sparse_layers() * layout_.micro_batches);

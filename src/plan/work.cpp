@@ -60,8 +60,6 @@ void add_mlp(LayerWork& work, const Config& model, std::int64_t layer, const Wid
   const double width = copies * as_double(model.moe_intermediate_size);
   work.experts = 3 * w.H * width;
   work.products -= work.experts;
-  // Where ranks exchange them, rows are put in order and back on both sides.
-  work.exchanged = 6 * copies * w.H;
   // Rows to experts and back, weighted.
   work.forward += 3 * width + (2 * copies + copies + 1) * w.H;
   work.backward += 5 * width + 2 * (2 * copies + copies + 1) * w.H;

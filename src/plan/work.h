@@ -23,7 +23,6 @@ struct LayerWork {
   double attention = 0;   ///< FLOPs, forward and backward, per token of the sequence's length.
   double delta_rule = 0;  ///< FLOPs, forward and backward.
   double forward = 0, backward = 0;
-  double exchanged = 0;       ///< With ep > 1, forward and as much backward.
   double again = 0;           ///< What `recompute: elementwise` makes a second time.
   double adapters = 0;        ///< What LoRA reads besides,
   double adapters_whole = 0;  ///< and of it the gathered rows, which tp does not divide.

@@ -178,6 +178,61 @@ TEST_F(GpuOps, GroupedExpertsEqualReference) {
   }
 }
 
+TEST_F(GpuOps, GroupedExpertsLeaveOutAssignmentsToNoExpert) {
+  for (const auto& [tokens, k, experts, share] :
+       {std::tuple{333, 4, 32, 0.5}, {1000, 8, 128, 0.1}, {9, 1, 3, 0.0}, {65, 2, 5, 1.0}}) {
+    const MoeRouting routing = moe_route(randn({tokens, experts}, at::kDouble, 1), k, true);
+    const at::Tensor is_none = randn({tokens, k}, at::kDouble, 9).sigmoid() >= share;
+    const at::Tensor chosen = routing.experts.masked_fill(is_none, experts);
+    const std::int64_t assignments = tokens * k - is_none.sum().item().toLong();
+    Tensors in = {randn({tokens, 64}, at::kBFloat16, 2), routing.weights,
+                  randn({experts, 2 * 48, 64}, at::kBFloat16, 3) * 0.2,
+                  randn({experts, 64, 48}, at::kBFloat16, 4) * 0.2};
+    for (at::Tensor& x : in) x = x.to(at::kBFloat16).to(at::kDouble);
+    const KernelTable reference =
+        table_of(register_moe, MoeExperts::kName, "reference", at::kDouble);
+    const KernelTable grouped =
+        gpu_table(register_moe, MoeExperts::kName, "cuda.grouped_mm", at::kBFloat16,
+                  {{"hidden_size", 64}, {"intermediate_size", 48}});
+    const auto run = [](const KernelTable& kernels, const at::Tensor& some, std::int64_t count) {
+      return [&kernels, some, count](const Tensors& x) {
+        return Tensors{moe_experts(kernels, {x[0], x[1], some, x[2], x[3], {}, {}, count})};
+      };
+    };
+    const auto on_cpu = run(reference, chosen, assignments);
+    const auto on_gpu = run(grouped, chosen.to(kGpu), assignments);
+    const Tensors gpu_in = to_gpu(in, at::kBFloat16);
+    EXPECT_TRUE(close(on_gpu(gpu_in)[0].cpu(), on_cpu(in)[0], 2e-2));
+    const Tensors actual = gradients_of(on_gpu, gpu_in), expected = gradients_of(on_cpu, in);
+    for (std::size_t i = 0; i < 4; ++i)
+      EXPECT_TRUE(close(actual[i].cpu(), expected[i], 3e-2)) << tokens << " gradient " << i;
+
+    const MoeOrder order = moe_order(chosen, experts, assignments),
+                   there = moe_order(chosen.to(kGpu), experts, assignments);
+    EXPECT_EQ(there.starts, order.starts);
+    EXPECT_TRUE(identical(there.token.cpu(), order.token));
+    const MoeExperts::Functions functions = grouped.get<MoeExperts>();
+    const at::Tensor rows = functions.gather(gpu_in[0], there.source, k);
+    EXPECT_TRUE(identical(rows.cpu(), gather_rows(gpu_in[0].cpu(), order.source, k)));
+    EXPECT_TRUE(close(functions.sum(rows, there.place, k).cpu(),
+                      sum_rows(rows.cpu().to(at::kDouble), there.place.cpu(), k), 1e-2));
+  }
+}
+
+TEST_F(GpuOps, AnExpertThatDoesNotExistIsRefusedByTheOrder) {
+  const at::Tensor chosen = at::zeros({5, 2}, at::kLong).to(kGpu);
+  // 65,536 + 1 would be 1 in two bytes.
+  for (const std::int64_t expert : {std::int64_t{-1}, std::int64_t{5}, std::int64_t{65537}}) {
+    const at::Tensor wrong = chosen.clone();
+    wrong[3][1].fill_(expert);
+    EXPECT_THROW(moe_order(wrong, 4), c10::Error) << expert;
+    EXPECT_THROW(moe_order(wrong, 4, 9), c10::Error) << expert;
+  }
+  chosen[3][1].fill_(4);
+  EXPECT_EQ(moe_order(chosen, 4, 9).starts.back(), 9);
+  EXPECT_THROW(moe_order(chosen, 4), c10::Error);
+}
+
 TEST_F(GpuOps, GroupedExpertsWithLowRankChangesEqualReference) {
   // A rank that is no multiple of 8 is padded; experts without a row keep zero gradients.
   for (const auto& [tokens, experts, rank] : {std::tuple{333, 32, 16}, {50, 3, 5}, {2, 8, 8}}) {

@@ -8,6 +8,8 @@
 #include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
 
+#include <optional>
+
 #include "ops/builtin.h"
 #include "ops/operator_support.h"
 
@@ -151,6 +153,57 @@ TEST(MoeExperts, NamesAnExpertThatDoesNotExist) {
   Case c = make(3, 2, 4, 8, 6, at::kFloat);
   c.experts[1][1].fill_(4);
   EXPECT_THROW(run(table(kOwn, at::kFloat), c.experts)(c.in), c10::Error);
+}
+
+/// The choices of which `is_kept` [T,k] is 1; the others are to no expert.
+at::Tensor some_of(const at::Tensor& experts, const at::Tensor& is_kept, std::int64_t count) {
+  return experts * is_kept + count * (1 - is_kept);
+}
+
+TEST(MoeExperts, AssignmentsToNoExpertAreThoseOfWeightZero) {
+  for (const c10::ScalarType dtype : kernel_dtypes()) {
+    for (const auto& [tokens, k, experts, share] :
+         {std::tuple{65, 3, 40, 0.5}, {129, 8, 64, 0.1}, {40, 2, 4, 0.0}, {33, 1, 6, 1.0}}) {
+      const Case c = make(tokens, k, experts, 32, 24, dtype);
+      const at::Tensor is_kept =
+          (randn({tokens, k}, at::kFloat, 9).sigmoid() < share).to(at::kLong);
+      const at::Tensor chosen = some_of(c.experts, is_kept, experts);
+      const std::int64_t assignments = is_kept.sum().item().toLong();
+      const Tensors zero_weights = {c.in[0], c.in[1] * is_kept, c.in[2], c.in[3]};
+      for (const char* name : {"reference", kOwn}) {
+        const KernelTable kernels = table(name, dtype);
+        const auto of_some = [&](const Tensors& in) {
+          return Tensors{
+              moe_experts(kernels, {in[0], in[1], chosen, in[2], in[3], {}, {}, assignments})};
+        };
+        const double tolerance = dtype == at::kBFloat16 ? 2e-2 : 2 * tolerance_of(dtype);
+        EXPECT_TRUE(close(of_some(c.in)[0], run(kernels, c.experts)(zero_weights)[0], tolerance));
+        const Tensors g = gradients_of(of_some, c.in);
+        const Tensors expected = gradients_of(run(kernels, c.experts), zero_weights);
+        for (const std::size_t i : {0, 2, 3})
+          EXPECT_TRUE(close(g[i], expected[i], tolerance)) << name << i;
+        EXPECT_TRUE(close(g[1], expected[1] * is_kept, tolerance)) << name;
+        EXPECT_EQ((g[1] * (1 - is_kept)).abs().sum().item().toDouble(), 0) << name;
+      }
+    }
+  }
+}
+
+TEST(MoeExperts, NoExpertIsNoneOnlyWhereItIsSaidHowMany) {
+  const KernelTable kernels = table("reference", at::kFloat);
+  const Case c = make(3, 2, 4, 8, 6, at::kFloat);
+  const auto run_with = [&](std::int64_t expert, std::optional<std::int64_t> assignments) {
+    const at::Tensor chosen = c.experts.clone();
+    chosen[1][1].fill_(expert);
+    return moe_experts(kernels, {c.in[0], c.in[1], chosen, c.in[2], c.in[3], {}, {}, assignments});
+  };
+  run_with(4, 5);
+  EXPECT_THROW(run_with(4, {}), c10::Error);
+  EXPECT_THROW(run_with(4, 6), c10::Error);
+  EXPECT_THROW(run_with(4, 4), c10::Error);
+  EXPECT_THROW(run_with(5, 5), c10::Error);
+  EXPECT_THROW(run_with(-1, 5), c10::Error);
+  EXPECT_THROW(run_with(-1, {}), c10::Error);
 }
 
 Sequences packed(std::vector<std::int32_t> boundaries) {

@@ -1,7 +1,9 @@
 // The kernels of CANN's operators on the simulated NPU, against the references in double on the
 // CPU.
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -283,6 +285,18 @@ TEST_P(NpuExperts, EqualTheReferenceWithAndWithoutChanges) {
   expect_equal(register_moe, MoeExperts::kName, kernel,
                {inputs[0], inputs[1], inputs[2], inputs[3]}, plain, 3);
   expect_equal(register_moe, MoeExperts::kName, kernel, inputs, changed, 3);
+  // Two of three choices are to no expert, then all.
+  const at::Tensor is_none = at::arange(19 * 3, at::kLong).remainder(3).view({19, 3}) > 0;
+  for (const bool all : {false, true}) {
+    const Operator holes = [&](const KernelTable& kernels, c10::Device device, const Tensors& x) {
+      const at::Tensor some =
+          all ? at::full({19, 3}, 11, at::kLong) : routing.experts.masked_fill(is_none, 11);
+      return Tensors{moe_experts(
+          kernels,
+          {x[0], x[1], some.to(device), x[2], x[3], {x[4], x[5]}, {x[6], x[7]}, all ? 0 : 19})};
+    };
+    expect_equal(register_moe, MoeExperts::kName, kernel, inputs, holes, 3);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, NpuExperts, ::testing::ValuesIn(kernel_dtypes()),

@@ -7,7 +7,8 @@ namespace heddle::ops {
 
 /// y [T,H]: y[t] = sum over j of weights[t,j] * the row of assignment (t,j) of rows [N,H]; weights
 /// [T,k] undefined: 1.
-at::Tensor combine_rows(const at::Tensor& rows, const at::Tensor& weights, const MoeOrder& order);
+at::Tensor combine_rows(const at::Tensor& rows, const at::Tensor& weights, const at::Tensor& place,
+                        std::int64_t k);
 struct CombineGradients {
   at::Tensor rows, weights;
 };
@@ -50,6 +51,7 @@ namespace heddle::ops::moe_experts_cpu {
 MoeExperts::Forward forward(const MoeExperts::Inputs& inputs, bool keep);
 MoeExperts::Gradients backward(const MoeExperts::Inputs& inputs, const MoeExperts::Forward& saved,
                                const at::Tensor& grad_y, bool want_weight_gradients);
+at::Tensor sum(const at::Tensor& rows, const at::Tensor& place, std::int64_t k);
 
 }  // namespace heddle::ops::moe_experts_cpu
 

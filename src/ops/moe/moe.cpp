@@ -33,6 +33,8 @@ void check(const MoeExperts::Inputs& in) {
                   in.down.size(1) == in.x.size(1) && in.gate_up.size(1) == 2 * in.down.size(2),
               "moe_experts: gate_up ", in.gate_up.sizes(), " must be [E,2I,H] and down ",
               in.down.sizes(), " [E,H,I] with H = ", in.x.size(1));
+  TORCH_CHECK(!in.assignments || (*in.assignments >= 0 && *in.assignments <= in.experts.numel()),
+              "moe_experts: ", in.assignments.value_or(0), " assignments of ", in.experts.sizes());
   check_change("gate_up", in.gate_up_change, in.gate_up);
   check_change("down", in.down_change, in.down);
 }
@@ -52,9 +54,9 @@ at::Tensor moe_experts(const KernelTable& kernels, const MoeExperts::Inputs& inp
                                   inputs.down_change.up};
   const bool keep = needs_gradient(differentiable);
   MoeExperts::Inputs saved{
-      detached(inputs.x),          detached(inputs.weights), inputs.experts,
-      detached(inputs.gate_up),    detached(inputs.down),    detached(inputs.gate_up_change),
-      detached(inputs.down_change)};
+      detached(inputs.x),           detached(inputs.weights), inputs.experts,
+      detached(inputs.gate_up),     detached(inputs.down),    detached(inputs.gate_up_change),
+      detached(inputs.down_change), inputs.assignments};
   MoeExperts::Forward result = run_without_gradient([&] { return functions.forward(saved, keep); });
   if (!keep) return result.y;
   const bool want_weight_gradients = inputs.gate_up.requires_grad() || inputs.down.requires_grad();
@@ -80,14 +82,15 @@ at::Tensor moe_experts(const KernelTable& kernels, const MoeExperts::Inputs& inp
 void register_moe(Registry& registry) {
   moe_experts_grouped_mm::add(registry);
   moe_experts_npu::add(registry);
-  registry.add<MoeExperts>({.op = "",
-                            .name = "cpu",
-                            .device = c10::DeviceType::CPU,
-                            .dtypes = cpu_kernel_dtypes(),
-                            .is_reference = false,
-                            .refuse = {},
-                            .on_chip_bytes = {}},
-                           {moe_experts_cpu::forward, moe_experts_cpu::backward});
+  registry.add<MoeExperts>(
+      {.op = "",
+       .name = "cpu",
+       .device = c10::DeviceType::CPU,
+       .dtypes = cpu_kernel_dtypes(),
+       .is_reference = false,
+       .refuse = {},
+       .on_chip_bytes = {}},
+      {moe_experts_cpu::forward, moe_experts_cpu::backward, gather_rows, moe_experts_cpu::sum});
   registry.add<MoeExperts>({.op = "",
                             .name = "reference",
                             .device = {},

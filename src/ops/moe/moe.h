@@ -1,5 +1,8 @@
 #pragma once
 
+#include <optional>
+
+#include "ops/moe/order.h"
 #include "ops/registry.h"
 #include "ops/sequences.h"
 
@@ -42,6 +45,8 @@ struct MoeExperts {
     at::Tensor gate_up;  ///< [E,2I,H], gate rows first
     at::Tensor down;     ///< [E,H,I]
     ExpertLowRank gate_up_change = {}, down_change = {};
+    /// If set, how many of `experts` are in [0,E); the others are E: no expert, and no part of y.
+    std::optional<std::int64_t> assignments = {};
   };
   struct Forward {
     at::Tensor y;
@@ -56,6 +61,10 @@ struct MoeExperts {
     Forward (*forward)(const Inputs&, bool keep);
     Gradients (*backward)(const Inputs&, const Forward&, const at::Tensor& grad_y,
                           bool want_weight_gradients);
+    /// As they move rows to experts and back; for rows that travel to other ranks.
+    at::Tensor (*gather)(const at::Tensor& x, const at::Tensor& source,
+                         std::int64_t k) = gather_rows;
+    at::Tensor (*sum)(const at::Tensor& rows, const at::Tensor& place, std::int64_t k) = sum_rows;
   };
 };
 

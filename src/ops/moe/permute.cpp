@@ -1,17 +1,31 @@
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/floor_divide.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/sum.h>
+#include <ATen/ops/zeros.h>
 
-#include "ops/autograd.h"
 #include "ops/compute_type.h"
 #include "ops/moe/kernels.h"
 
 namespace heddle::ops {
+namespace {
 
-at::Tensor combine_rows(const at::Tensor& rows, const at::Tensor& weights, const MoeOrder& order) {
+/// The row of each assignment [T x k, ...]; zeros for those of no expert.
+at::Tensor rows_of_assignments(const at::Tensor& rows, const at::Tensor& place) {
+  if (rows.size(0) == place.size(0)) return at::index_select(rows, 0, place);
+  std::vector<std::int64_t> one = rows.sizes().vec();
+  one[0] = 1;
+  return at::index_select(at::cat({rows, at::zeros(one, rows.options())}), 0,
+                          place.clamp_max(rows.size(0)));
+}
+
+}  // namespace
+
+at::Tensor combine_rows(const at::Tensor& rows, const at::Tensor& weights, const at::Tensor& place,
+                        std::int64_t k) {
   const c10::ScalarType type = compute_type(rows);
-  at::Tensor by_token = at::index_select(rows, 0, order.place)
-                            .view({rows.size(0) / order.top_k, order.top_k, rows.size(1)});
+  at::Tensor by_token = rows_of_assignments(rows, place).view({place.size(0) / k, k, rows.size(1)});
   if (weights.defined()) by_token = by_token.to(type) * weights.to(type).unsqueeze(-1);
   return at::sum(by_token, {1}, /*keepdim=*/false, type).to(rows.scalar_type());
 }
@@ -23,33 +37,17 @@ CombineGradients combine_rows_backward(const at::Tensor& rows, const at::Tensor&
   const at::Tensor row_weight =
       at::index_select(weights.reshape({-1}), 0, order.source).to(type).unsqueeze(1);
   return {(dy * row_weight).to(rows.scalar_type()),
-          at::index_select(at::sum(dy * rows, {1}), 0, order.place)
+          rows_of_assignments(at::sum(dy * rows, {1}), order.place)
               .view(weights.sizes())
               .to(weights.scalar_type())};
 }
 
-at::Tensor moe_permute(const at::Tensor& x, const MoeOrder& order) {
-  const at::Tensor rows = run_without_gradient([&] { return at::index_select(x, 0, order.token); });
-  return with_gradient("moe_permute", {x}, {rows}, [order](const Tensors& grads) -> Tensors {
-    if (!grads[0].defined()) return {{}};
-    return {combine_rows(grads[0], {}, order)};
-  })[0];
+at::Tensor gather_rows(const at::Tensor& x, const at::Tensor& source, std::int64_t k) {
+  return at::index_select(x, 0, at::floor_divide(source, k));
 }
 
-at::Tensor moe_permute_weights(const at::Tensor& weights, const MoeOrder& order) {
-  // Each assignment as a token of one number.
-  MoeOrder single = order;
-  single.token = order.source;
-  single.top_k = 1;
-  return moe_permute(weights.reshape({-1, 1}), single);
-}
-
-at::Tensor moe_unpermute(const at::Tensor& rows, const MoeOrder& order) {
-  const at::Tensor y = run_without_gradient([&] { return combine_rows(rows, {}, order); });
-  return with_gradient("moe_unpermute", {rows}, {y}, [order](const Tensors& grads) -> Tensors {
-    if (!grads[0].defined()) return {{}};
-    return {at::index_select(grads[0], 0, order.token)};
-  })[0];
+at::Tensor sum_rows(const at::Tensor& rows, const at::Tensor& place, std::int64_t k) {
+  return combine_rows(rows, {}, place, k);
 }
 
 }  // namespace heddle::ops

@@ -46,7 +46,7 @@ at::Tensor activation_backward(const at::Tensor& gate_up, const at::Tensor& grad
 }  // namespace
 
 MoeExperts::Forward forward(const MoeExperts::Inputs& in, bool keep) {
-  const MoeOrder order = moe_order(in.experts, in.gate_up.size(0));
+  const MoeOrder order = moe_order(in.experts, in.gate_up.size(0), in.assignments);
   const std::int64_t hidden = in.x.size(1), n = order.source.size(0);
   const at::Tensor rows = at::index_select(in.x, 0, order.token);
   at::Tensor gate_up = at::empty({n, in.gate_up.size(1)}, in.x.options());
@@ -64,14 +64,14 @@ MoeExperts::Forward forward(const MoeExperts::Inputs& in, bool keep) {
     add_low_rank(in.down_change, e, h, part(low_2, begin, count), expert_out);
   });
   MoeExperts::Forward result;
-  result.y = combine_rows(out, in.weights, order);
+  result.y = combine_rows(out, in.weights, order.place, order.top_k);
   if (keep) result.saved = {gate_up, out, low_1, low_2};
   return result;
 }
 
 MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::Forward& saved,
                                const at::Tensor& grad_y, bool want_weight_gradients) {
-  const MoeOrder order = moe_order(in.experts, in.gate_up.size(0));
+  const MoeOrder order = moe_order(in.experts, in.gate_up.size(0), in.assignments);
   const std::int64_t hidden = in.x.size(1), n = order.source.size(0);
   const at::Tensor &gate_up = saved.saved[0], &out = saved.saved[1], &low_1 = saved.saved[2],
                    &low_2 = saved.saved[3];
@@ -105,7 +105,7 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
     result.down.select(0, e).copy_(at::mm(expert_d_out.t(), activation(expert_gate_up)));
     result.gate_up.select(0, e).copy_(at::mm(d_gate_up.t(), rows.narrow(0, begin, count)));
   });
-  result.x = combine_rows(dx, {}, order);
+  result.x = sum_rows(dx, order.place, order.top_k);
   return result;
 }
 

@@ -3,7 +3,9 @@
 #include <ATen/core/ivalue.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/argsort.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/stack.h>
@@ -27,6 +29,12 @@ void require_bf16(const Arguments& in, const at::Tensor& x) {
   refuse(Rule::kDtype, "{} takes bfloat16, not {}", in.op(), c10::toString(x.scalar_type()));
 }
 
+/// The row of each place; zeros where the permutation kept none.
+at::Tensor rows_at(const at::Tensor& rows, const at::Tensor& place) {
+  const at::Tensor none = at::zeros({1, rows.size(1)}, rows.options());
+  return at::index_select(at::cat({rows, none}), 0, place.clamp_max(rows.size(0)));
+}
+
 Results permute(const Arguments& in) {
   const at::Tensor tokens = in.tensor("tokens"), indices = in.tensor("indices");
   require_bf16(in, tokens);
@@ -44,8 +52,7 @@ Results permute(const Arguments& in) {
 
 Results permute_backward(const Arguments& in) {
   const at::Tensor tokens = in.tensor("tokens"), grad = in.tensor("grad_permuted_tokens");
-  const at::Tensor rows =
-      at::index_select(grad, 0, in.tensor("sorted_indices")).to(wide_type(grad));
+  const at::Tensor rows = rows_at(grad, in.tensor("sorted_indices")).to(wide_type(grad));
   return {rows.view({tokens.size(0), -1, tokens.size(1)}).sum(1).to(tokens.scalar_type())};
 }
 
@@ -54,7 +61,7 @@ Results unpermute(const Arguments& in) {
   require_bf16(in, permuted);
   TORCH_CHECK(!in.flag("padded_mode"), in.op(), ": padded_mode is not supported");
   const auto type = wide_type(permuted);
-  at::Tensor rows = at::index_select(permuted, 0, in.tensor("sorted_indices")).to(type);
+  at::Tensor rows = rows_at(permuted, in.tensor("sorted_indices")).to(type);
   if (probs.defined())
     rows = (rows.view({probs.size(0), probs.size(1), -1}) * probs.to(type).unsqueeze(2)).sum(1);
   return {rows.to(permuted.scalar_type())};
@@ -67,11 +74,13 @@ Results unpermute_backward(const Arguments& in) {
   const auto type = wide_type(permuted);
   const at::Tensor g = in.tensor("grad_unpermuted_tokens").to(type).unsqueeze(1);
   const at::Tensor rows =
-      at::index_select(permuted, 0, place).to(type).view({probs.size(0), probs.size(1), -1});
-  at::Tensor d_permuted = at::zeros_like(permuted);
-  d_permuted.index_copy_(
-      0, place, (g * probs.to(type).unsqueeze(2)).flatten(0, 1).to(permuted.scalar_type()));
-  return {d_permuted, (g * rows).sum(2).to(probs.scalar_type())};
+      rows_at(permuted, place).to(type).view({probs.size(0), probs.size(1), -1});
+  const at::Tensor d_rows =
+      (g * probs.to(type).unsqueeze(2)).flatten(0, 1).to(permuted.scalar_type());
+  at::Tensor by_place = at::empty_like(d_rows);
+  by_place.index_copy_(0, place, d_rows);
+  return {by_place.slice(0, 0, permuted.size(0)).contiguous(),
+          (g * rows).sum(2).to(probs.scalar_type())};
 }
 
 /// Rows of each group, from cumulative ends (0) or counts (1).

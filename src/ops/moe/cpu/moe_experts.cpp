@@ -95,14 +95,16 @@ at::Tensor activation_backward(const at::Tensor& gate_up, const at::Tensor& grad
 }
 
 /// y[t] = sum over j of weights[t,j] * rows[place[t,j]]; weights undefined: 1.
-at::Tensor combine(const at::Tensor& rows, const at::Tensor& weights, const MoeOrder& order,
-                   std::int64_t tokens, std::int64_t k) {
+at::Tensor combine(const at::Tensor& rows, const at::Tensor& weights, const at::Tensor& place,
+                   std::int64_t k) {
+  const std::int64_t tokens = place.size(0) / k;
   at::Tensor y = at::empty({tokens, rows.size(1)}, rows.options());
   CombineRows a;
   a.rows = rows.const_data_ptr();
   a.weights = weights.defined() ? weights.const_data_ptr() : nullptr;
-  a.place = order.place.const_data_ptr<std::int64_t>();
+  a.place = place.const_data_ptr<std::int64_t>();
   a.out = y.mutable_data_ptr();
+  a.count = rows.size(0);
   a.k = k;
   a.width = rows.size(1);
   const CombineKernels kernels = HEDDLE_CPU_SELECT(combine_kernels)(cpu_element(rows));
@@ -113,8 +115,12 @@ at::Tensor combine(const at::Tensor& rows, const at::Tensor& weights, const MoeO
 
 }  // namespace
 
+at::Tensor sum(const at::Tensor& rows, const at::Tensor& place, std::int64_t k) {
+  return combine(rows, {}, place, k);
+}
+
 MoeExperts::Forward forward(const MoeExperts::Inputs& in, bool keep) {
-  const MoeOrder order = moe_order(in.experts, in.gate_up.size(0));
+  const MoeOrder order = moe_order(in.experts, in.gate_up.size(0), in.assignments);
   const std::vector<Expert> experts = non_empty(order);
   const std::int64_t n = order.source.size(0);
   const at::Tensor weights = in.weights.to(in.x.scalar_type()).contiguous();
@@ -136,14 +142,14 @@ MoeExperts::Forward forward(const MoeExperts::Inputs& in, bool keep) {
     add_low_rank(in.down_change, e.index, part(hidden, e), part(low_2, e), expert_out);
   });
   MoeExperts::Forward result;
-  result.y = combine(out, weights, order, in.x.size(0), in.experts.size(1));
+  result.y = combine(out, weights, order.place, order.top_k);
   if (keep) result.saved = {gate_up, out, low_1, low_2};
   return result;
 }
 
 MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::Forward& saved,
                                const at::Tensor& grad_y_in, bool want_weight_gradients) {
-  const MoeOrder order = moe_order(in.experts, in.gate_up.size(0));
+  const MoeOrder order = moe_order(in.experts, in.gate_up.size(0), in.assignments);
   const std::vector<Expert> experts = non_empty(order);
   const std::int64_t tokens = in.x.size(0), hidden_size = in.x.size(1), k = in.experts.size(1),
                      n = order.source.size(0);
@@ -164,6 +170,7 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
   a.grad_y = grad_y.const_data_ptr();
   a.grad_rows = d_out.mutable_data_ptr();
   a.grad_weights = d_weights.mutable_data_ptr();
+  a.count = n;
   a.k = k;
   a.width = hidden_size;
   const CombineKernels kernels = HEDDLE_CPU_SELECT(combine_kernels)(cpu_element(in.x));
@@ -192,7 +199,7 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
     add_low_rank_backward(in.gate_up_change, e.index, part(rows, e), part(low_1, e),
                           part(d_gate_up, e), d, result.gate_up_change);
   });
-  result.x = combine(dx, at::Tensor(), order, tokens, k);
+  result.x = sum(dx, order.place, k);
   if (!want_weight_gradients) return result;
 
   at::Tensor d_w1 = at::zeros(w1.sizes(), w1.options()), d_w2 = at::zeros(w2.sizes(), w2.options());

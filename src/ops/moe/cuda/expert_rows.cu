@@ -55,7 +55,8 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 __global__ void __launch_bounds__(kThreads)
-    sum_kernel(const Grid grid, int k, const bf16* rows, const int64_t* place, bf16* y) {
+    sum_kernel(const Grid grid, int64_t count, int k, const bf16* rows, const int64_t* place,
+               bf16* y) {
   const uint32_t access = blockIdx.x * kThreads + threadIdx.x;
   if (access >= grid.accesses) return;
   const uint32_t token = grid.per_row.divide(access), column = access - token * grid.per_row.value;
@@ -63,14 +64,16 @@ __global__ void __launch_bounds__(kThreads)
   float total[kWidth] = {};
   for (int begin = 0; begin < k; begin += kSteps) {
     Packed8 value[kSteps];
+    bool is_row[kSteps];
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
-      if (begin + i >= k) break;
-      value[i] = load<kWidth>(rows + (places[begin + i] * grid.per_row.value + column) * kWidth);
+      const int64_t at = begin + i < k ? places[begin + i] : count;
+      is_row[i] = at < count;
+      if (is_row[i]) value[i] = load<kWidth>(rows + (at * grid.per_row.value + column) * kWidth);
     }
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
-      if (begin + i >= k) break;
+      if (!is_row[i]) continue;
       float x[kWidth];
       unpack(value[i], x);
 #pragma unroll
@@ -146,12 +149,13 @@ void gather_expert_rows(int64_t count, int64_t width, int64_t k, const void* x,
   check_launch("gather_expert_rows");
 }
 
-void sum_expert_rows(int64_t tokens, int64_t width, int64_t k, const void* rows,
+void sum_expert_rows(int64_t count, int64_t tokens, int64_t width, int64_t k, const void* rows,
                      const int64_t* place, void* y, cudaStream_t stream) {
   if (tokens == 0) return;
   const Grid grid(tokens, width, kThreads);
-  sum_kernel<<<grid.blocks, kThreads, 0, stream>>>(
-      grid, static_cast<int>(k), static_cast<const bf16*>(rows), place, static_cast<bf16*>(y));
+  sum_kernel<<<grid.blocks, kThreads, 0, stream>>>(grid, count, static_cast<int>(k),
+                                                   static_cast<const bf16*>(rows), place,
+                                                   static_cast<bf16*>(y));
   check_launch("sum_expert_rows");
 }
 

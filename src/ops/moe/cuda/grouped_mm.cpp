@@ -6,6 +6,7 @@
 #include <ATen/ops/_grouped_mm.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
 #include <optional>
@@ -25,9 +26,8 @@ at::Tensor rows_like(const at::Tensor& x, std::int64_t count, std::int64_t width
   return at::empty({count, width}, x.options());
 }
 
-/// The row of x [T,H] for each sorted assignment.
-at::Tensor gathered(const at::Tensor& x, const at::Tensor& source, std::int64_t k,
-                    const cuda::OnDevice& on) {
+at::Tensor gather(const at::Tensor& x, const at::Tensor& source, std::int64_t k) {
+  const cuda::OnDevice on(x);
   const at::Tensor from = x.contiguous();
   at::Tensor rows = rows_like(x, source.size(0), x.size(1));
   cuda::gather_expert_rows(rows.size(0), rows.size(1), k, from.const_data_ptr(), indices(source),
@@ -35,12 +35,12 @@ at::Tensor gathered(const at::Tensor& x, const at::Tensor& source, std::int64_t 
   return rows;
 }
 
-/// The sum of each token's k rows.
-at::Tensor summed(const at::Tensor& rows, const at::Tensor& place, std::int64_t k,
-                  const cuda::OnDevice& on) {
+at::Tensor sum(const at::Tensor& rows, const at::Tensor& place, std::int64_t k) {
+  const cuda::OnDevice on(rows);
+  const at::Tensor from = rows.contiguous();
   at::Tensor y = rows_like(rows, place.size(0) / k, rows.size(1));
-  cuda::sum_expert_rows(y.size(0), y.size(1), k, rows.const_data_ptr(), indices(place),
-                        y.mutable_data_ptr(), on.stream());
+  cuda::sum_expert_rows(from.size(0), y.size(0), y.size(1), k, from.const_data_ptr(),
+                        indices(place), y.mutable_data_ptr(), on.stream());
   return y;
 }
 
@@ -98,20 +98,22 @@ MoeExperts::Forward forward(const MoeExperts::Inputs& in, bool keep) {
               in.weights.scalar_type(), " and rows of ", in.x.scalar_type());
   const std::int64_t k = in.experts.size(1);
   const DeviceMoeOrder order = device_moe_order(in.experts, in.gate_up.size(0));
+  const std::int64_t n = in.assignments.value_or(in.experts.numel());
+  const at::Tensor source = order.source.narrow(0, 0, n);
   const at::Tensor& offsets = order.ends;
-  const at::Tensor rows = gathered(in.x, order.source, k, on);
+  const at::Tensor rows = gather(in.x, source, k);
   at::Tensor gate_up = at::_grouped_mm(rows, in.gate_up.transpose(1, 2), offsets);
   const at::Tensor low_1 = add_change(in.gate_up_change, rows, offsets, gate_up);
   const at::Tensor weights = in.weights.contiguous();
   const at::Tensor hidden = rows_like(rows, rows.size(0), gate_up.size(1) / 2);
   cuda::weighted_swiglu_forward(hidden.size(0), hidden.size(1), gate_up.const_data_ptr(),
-                                weights.const_data_ptr(), indices(order.source),
+                                weights.const_data_ptr(), indices(source),
                                 hidden.mutable_data_ptr(), on.stream());
   at::Tensor out = at::_grouped_mm(hidden, in.down.transpose(1, 2), offsets);
   const at::Tensor low_2 = add_change(in.down_change, hidden, offsets, out);
   MoeExperts::Forward result;
-  result.y = summed(out, order.place, k, on);
-  if (keep) result.saved = {gate_up, order.source, order.place, order.ends, low_1, low_2};
+  result.y = sum(out, order.place, k);
+  if (keep) result.saved = {gate_up, source, order.place, offsets, low_1, low_2};
   return result;
 }
 
@@ -121,7 +123,7 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
   const at::Tensor &gate_up = saved.saved[0], &source = saved.saved[1], &place = saved.saved[2],
                    &offsets = saved.saved[3], &low_1 = saved.saved[4], &low_2 = saved.saved[5];
   const std::int64_t k = in.experts.size(1), n = source.size(0);
-  const at::Tensor dy = gathered(grad_y, source, k, on);
+  const at::Tensor dy = gather(grad_y, source, k);
   at::Tensor d_hidden = at::_grouped_mm(dy, in.down, offsets);
   const at::Tensor d_low_2 = add_change_backward(in.down_change, dy, offsets, d_hidden);
 
@@ -130,7 +132,8 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
   const bool want_hidden = want_weight_gradients || in.down_change.defined();
   const at::Tensor hidden = want_hidden ? rows_like(gate_up, n, gate_up.size(1) / 2) : at::Tensor();
   MoeExperts::Gradients result;
-  result.weights = at::empty(weights.sizes(), weights.options());
+  result.weights = n == weights.numel() ? at::empty(weights.sizes(), weights.options())
+                                        : at::zeros(weights.sizes(), weights.options());
   cuda::weighted_swiglu_backward(n, gate_up.size(1) / 2, gate_up.const_data_ptr(),
                                  d_hidden.const_data_ptr(), weights.const_data_ptr(),
                                  indices(source), d_gate_up.mutable_data_ptr(),
@@ -141,9 +144,9 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
 
   at::Tensor dx = at::_grouped_mm(d_gate_up, in.gate_up, offsets);
   const at::Tensor d_low_1 = add_change_backward(in.gate_up_change, d_gate_up, offsets, dx);
-  result.x = summed(dx, place, k, on);
+  result.x = sum(dx, place, k);
   if (!want_weight_gradients && !in.gate_up_change.defined()) return result;
-  const at::Tensor rows = gathered(in.x, source, k, on);
+  const at::Tensor rows = gather(in.x, source, k);
   if (want_weight_gradients) result.gate_up = at::_grouped_mm(d_gate_up.t(), rows, offsets);
   result.gate_up_change =
       change_gradients(in.gate_up_change, rows, low_1, d_gate_up, d_low_1, offsets);
@@ -160,7 +163,7 @@ void add(Registry& registry) {
                             .is_reference = false,
                             .refuse = refuse,
                             .on_chip_bytes = {}},
-                           {forward, backward});
+                           {forward, backward, gather, sum});
 }
 
 }  // namespace heddle::ops::moe_experts_grouped_mm

@@ -8,6 +8,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "ops/moe/kernels.h"
 #include "ops/npu/call.h"
@@ -53,6 +54,17 @@ at::Tensor activation(const at::Tensor& gate_up) {
   return npu::call("npu_swiglu", {{"input", gate_up}})[0];
 }
 
+std::int64_t assignments(const MoeExperts::Inputs& in) {
+  return in.assignments.value_or(in.experts.numel());
+}
+
+/// Row and place of each assignment; those of no expert are the last and have no row.
+std::vector<at::Tensor> permuted(const MoeExperts::Inputs& in) {
+  return npu::call(
+      "npu_moe_token_permute",
+      {{"tokens", in.x}, {"indices", in.experts}, {"num_out_tokens", assignments(in)}});
+}
+
 /// y += (x down_e^T) up_e^T; returns x down_e^T, undefined without a change.
 at::Tensor add_change(const ExpertLowRank& change, const at::Tensor& x, const at::Tensor& ends,
                       at::Tensor& y) {
@@ -74,10 +86,9 @@ ExpertLowRank add_change_backward(const ExpertLowRank& change, const at::Tensor&
 
 /// y and what the backward reads again.
 MoeExperts::Forward forward(const MoeExperts::Inputs& in, bool keep) {
-  if (in.x.size(0) == 0) return moe_experts_reference::forward(in, keep);
-  const auto permuted =
-      npu::call("npu_moe_token_permute", {{"tokens", in.x}, {"indices", in.experts}});
-  const at::Tensor &rows = permuted[0], &place = permuted[1];
+  if (assignments(in) == 0) return moe_experts_reference::forward(in, keep);
+  const auto permutation = permuted(in);
+  const at::Tensor &rows = permutation[0], &place = permutation[1];
   const at::Tensor ends = ends_of(in.experts, in.gate_up.size(0));
   at::Tensor gate_up = product(rows, transposed(in.gate_up), ends);
   const at::Tensor low_1 = add_change(in.gate_up_change, rows, ends, gate_up);
@@ -94,7 +105,7 @@ MoeExperts::Forward forward(const MoeExperts::Inputs& in, bool keep) {
 
 MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::Forward& saved,
                                const at::Tensor& grad_y, bool want_weight_gradients) {
-  if (in.x.size(0) == 0)
+  if (assignments(in) == 0)
     return moe_experts_reference::backward(in, saved, grad_y, want_weight_gradients);
   const at::Tensor &gate_up = saved.saved[0], &out = saved.saved[1], &place = saved.saved[2],
                    &ends = saved.saved[3];
@@ -109,9 +120,7 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
   const bool want_hidden = want_weight_gradients || in.down_change.defined();
   const bool want_rows = want_weight_gradients || in.gate_up_change.defined();
   const at::Tensor hidden = want_hidden ? activation(gate_up) : at::Tensor();
-  const at::Tensor rows =
-      want_rows ? npu::call("npu_moe_token_permute", {{"tokens", in.x}, {"indices", in.experts}})[0]
-                : at::Tensor();
+  const at::Tensor rows = want_rows ? permuted(in)[0] : at::Tensor();
   at::Tensor d_hidden = product(d_out, in.down, ends);
   result.down_change =
       add_change_backward(in.down_change, hidden, saved.saved[5], d_out, ends, d_hidden);

@@ -18,8 +18,9 @@ void gather(const CombineRows& a, long begin, long end) {
       C sums[kColumns];
       for (long i = 0; i < width; ++i) sums[i] = 0;
       for (long j = 0; j < a.k; ++j) {
-        const T* __restrict row =
-            static_cast<const T*>(a.rows) + a.place[t * a.k + j] * a.width + column;
+        const long place = a.place[t * a.k + j];
+        if (place >= a.count) continue;
+        const T* __restrict row = static_cast<const T*>(a.rows) + place * a.width + column;
         const C weight =
             a.weights != nullptr ? widen(static_cast<const T*>(a.weights)[t * a.k + j]) : C(1);
 #pragma omp simd
@@ -37,6 +38,10 @@ void scatter(const CombineRows& a, long begin, long end) {
     const T* __restrict dy = static_cast<const T*>(a.grad_y) + t * a.width;
     for (long j = 0; j < a.k; ++j) {
       const long place = a.place[t * a.k + j];
+      if (place >= a.count) {
+        narrow(C(0), static_cast<T*>(a.grad_weights)[t * a.k + j]);
+        continue;
+      }
       const T* __restrict row = static_cast<const T*>(a.rows) + place * a.width;
       T* __restrict d_row = static_cast<T*>(a.grad_rows) + place * a.width;
       const C weight = widen(static_cast<const T*>(a.weights)[t * a.k + j]);

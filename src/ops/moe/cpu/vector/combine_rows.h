@@ -4,17 +4,17 @@
 
 namespace heddle::ops {
 
-/// Sorted rows [N,width] of T and the tokens they belong to: row place[t * k + j] is token t's
-/// j-th.
+/// Sorted rows [count,width] of T and the tokens they belong to: row place[t * k + j] is token t's
+/// j-th; it has none where that is not below count.
 struct CombineRows {
   const void* rows = nullptr;
   const void* weights = nullptr;  // [T,k] of T; null: 1
   const long* place = nullptr;
   void* out = nullptr;           // gather: [T,width]
   const void* grad_y = nullptr;  // scatter: [T,width]
-  void* grad_rows = nullptr;     // [N,width]
+  void* grad_rows = nullptr;     // [count,width]
   void* grad_weights = nullptr;  // [T,k]
-  long k = 0, width = 0;
+  long count = 0, k = 0, width = 0;
 };
 
 struct CombineKernels {
