@@ -1,6 +1,6 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/floor_divide.h>
+#include <ATen/ops/div.h>
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
@@ -43,7 +43,7 @@ CombineGradients combine_rows_backward(const at::Tensor& rows, const at::Tensor&
 }
 
 at::Tensor gather_rows(const at::Tensor& x, const at::Tensor& source, std::int64_t k) {
-  return at::index_select(x, 0, at::floor_divide(source, k));
+  return at::index_select(x, 0, at::div(source, k, "floor"));
 }
 
 at::Tensor sum_rows(const at::Tensor& rows, const at::Tensor& place, std::int64_t k) {
