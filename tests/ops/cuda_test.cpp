@@ -3,6 +3,8 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/zeros.h>
 
+#include <optional>
+
 #include "ops/attention/attention.h"
 #include "ops/builtin.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
@@ -148,33 +150,44 @@ TEST_F(GpuOps, ReferenceAttentionAndStepRunInFp32) {
       attention_step(cpu, q, cache, cache, {2, 0}, {50, 7}, 0), 1e-5));
 }
 
+KernelTable grouped_experts() {
+  return gpu_table(register_moe, MoeExperts::kName, "cuda.grouped_mm", at::kBFloat16,
+                   {{"hidden_size", 64}, {"intermediate_size", 48}});
+}
+
+at::Tensor expert_rows(std::int64_t tokens) { return randn({tokens, 64}, at::kBFloat16, 2); }
+
+/// Outputs and gradients; the gradients of a second run bit by bit. `assignments` of `chosen` are
+/// to one of the experts, if set.
+void expect_experts_equal_reference(const at::Tensor& weights, const at::Tensor& chosen,
+                                    std::int64_t experts, std::optional<std::int64_t> assignments) {
+  const std::int64_t tokens = chosen.size(0);
+  Tensors in = {expert_rows(tokens), weights, randn({experts, 2 * 48, 64}, at::kBFloat16, 3) * 0.2,
+                randn({experts, 64, 48}, at::kBFloat16, 4) * 0.2};
+  for (at::Tensor& x : in) x = x.to(at::kBFloat16).to(at::kDouble);
+  const KernelTable reference = table_of(register_moe, MoeExperts::kName, "reference", at::kDouble),
+                    grouped = grouped_experts();
+  const auto run = [&](const KernelTable& kernels, const at::Tensor& some) {
+    return [&kernels, some, assignments](const Tensors& x) {
+      return Tensors{moe_experts(kernels, {x[0], x[1], some, x[2], x[3], {}, {}, assignments})};
+    };
+  };
+  const auto on_cpu = run(reference, chosen);
+  const auto on_gpu = run(grouped, chosen.to(kGpu));
+  const Tensors gpu_in = to_gpu(in, at::kBFloat16);
+  EXPECT_TRUE(close(on_gpu(gpu_in)[0].cpu(), on_cpu(in)[0], 2e-2));
+  const Tensors actual = gradients_of(on_gpu, gpu_in), expected = gradients_of(on_cpu, in),
+                again = gradients_of(on_gpu, gpu_in);
+  for (std::size_t i = 0; i < 4; ++i) {
+    EXPECT_TRUE(close(actual[i].cpu(), expected[i], 3e-2)) << tokens << " gradient " << i;
+    EXPECT_TRUE(identical(actual[i].cpu(), again[i].cpu())) << tokens << " gradient " << i;
+  }
+}
+
 TEST_F(GpuOps, GroupedExpertsEqualReference) {
   for (const auto& [tokens, k, experts] : {std::tuple{0, 2, 4}, {1, 1, 3}, {333, 4, 32}}) {
     const MoeRouting routing = moe_route(randn({tokens, experts}, at::kDouble, 1), k, true);
-    Tensors in = {randn({tokens, 64}, at::kBFloat16, 2), routing.weights,
-                  randn({experts, 2 * 48, 64}, at::kBFloat16, 3) * 0.2,
-                  randn({experts, 64, 48}, at::kBFloat16, 4) * 0.2};
-    for (at::Tensor& x : in) x = x.to(at::kBFloat16).to(at::kDouble);
-    const KernelTable reference =
-        table_of(register_moe, MoeExperts::kName, "reference", at::kDouble);
-    const KernelTable grouped =
-        gpu_table(register_moe, MoeExperts::kName, "cuda.grouped_mm", at::kBFloat16,
-                  {{"hidden_size", 64}, {"intermediate_size", 48}});
-    const auto run = [&](const KernelTable& kernels, const at::Tensor& chosen) {
-      return [&kernels, chosen](const Tensors& x) {
-        return Tensors{moe_experts(kernels, {x[0], x[1], chosen, x[2], x[3]})};
-      };
-    };
-    const auto on_cpu = run(reference, routing.experts);
-    const auto on_gpu = run(grouped, routing.experts.to(kGpu));
-    const Tensors gpu_in = to_gpu(in, at::kBFloat16);
-    EXPECT_TRUE(close(on_gpu(gpu_in)[0].cpu(), on_cpu(in)[0], 2e-2));
-    const Tensors actual = gradients_of(on_gpu, gpu_in), expected = gradients_of(on_cpu, in),
-                  again = gradients_of(on_gpu, gpu_in);
-    for (std::size_t i = 0; i < 4; ++i) {
-      EXPECT_TRUE(close(actual[i].cpu(), expected[i], 3e-2)) << tokens << " gradient " << i;
-      EXPECT_TRUE(identical(actual[i].cpu(), again[i].cpu())) << tokens << " gradient " << i;
-    }
+    expect_experts_equal_reference(routing.weights, routing.experts, experts, {});
   }
 }
 
@@ -185,35 +198,15 @@ TEST_F(GpuOps, GroupedExpertsLeaveOutAssignmentsToNoExpert) {
     const at::Tensor is_none = randn({tokens, k}, at::kDouble, 9).sigmoid() >= share;
     const at::Tensor chosen = routing.experts.masked_fill(is_none, experts);
     const std::int64_t assignments = tokens * k - is_none.sum().item().toLong();
-    Tensors in = {randn({tokens, 64}, at::kBFloat16, 2), routing.weights,
-                  randn({experts, 2 * 48, 64}, at::kBFloat16, 3) * 0.2,
-                  randn({experts, 64, 48}, at::kBFloat16, 4) * 0.2};
-    for (at::Tensor& x : in) x = x.to(at::kBFloat16).to(at::kDouble);
-    const KernelTable reference =
-        table_of(register_moe, MoeExperts::kName, "reference", at::kDouble);
-    const KernelTable grouped =
-        gpu_table(register_moe, MoeExperts::kName, "cuda.grouped_mm", at::kBFloat16,
-                  {{"hidden_size", 64}, {"intermediate_size", 48}});
-    const auto run = [](const KernelTable& kernels, const at::Tensor& some, std::int64_t count) {
-      return [&kernels, some, count](const Tensors& x) {
-        return Tensors{moe_experts(kernels, {x[0], x[1], some, x[2], x[3], {}, {}, count})};
-      };
-    };
-    const auto on_cpu = run(reference, chosen, assignments);
-    const auto on_gpu = run(grouped, chosen.to(kGpu), assignments);
-    const Tensors gpu_in = to_gpu(in, at::kBFloat16);
-    EXPECT_TRUE(close(on_gpu(gpu_in)[0].cpu(), on_cpu(in)[0], 2e-2));
-    const Tensors actual = gradients_of(on_gpu, gpu_in), expected = gradients_of(on_cpu, in);
-    for (std::size_t i = 0; i < 4; ++i)
-      EXPECT_TRUE(close(actual[i].cpu(), expected[i], 3e-2)) << tokens << " gradient " << i;
+    expect_experts_equal_reference(routing.weights, chosen, experts, assignments);
 
     const MoeOrder order = moe_order(chosen, experts, assignments),
                    there = moe_order(chosen.to(kGpu), experts, assignments);
     EXPECT_EQ(there.starts, order.starts);
     EXPECT_TRUE(identical(there.token.cpu(), order.token));
-    const MoeExperts::Functions functions = grouped.get<MoeExperts>();
-    const at::Tensor rows = functions.gather(gpu_in[0], there.source, k);
-    EXPECT_TRUE(identical(rows.cpu(), gather_rows(gpu_in[0].cpu(), order.source, k)));
+    const MoeExperts::Functions functions = grouped_experts().get<MoeExperts>();
+    const at::Tensor x = expert_rows(tokens), rows = functions.gather(x.to(kGpu), there.source, k);
+    EXPECT_TRUE(identical(rows.cpu(), gather_rows(x, order.source, k)));
     EXPECT_TRUE(close(functions.sum(rows, there.place, k).cpu(),
                       sum_rows(rows.cpu().to(at::kDouble), there.place.cpu(), k), 1e-2));
   }
