@@ -26,4 +26,7 @@ function(heddle_precompile target kind)
   endif()
   target_link_libraries(${target} PRIVATE heddle::torch) # for the flags, where a test has no use for it
   target_precompile_headers(${target} REUSE_FROM ${donor})
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    target_compile_options(${target} PRIVATE -fpch-preprocess) # ccache asks for it: it then hashes the precompiled header
+  endif()
 endfunction()

@@ -1,9 +1,12 @@
 # Compiler flags, ccache, sanitizers.
 find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM)
-  # No debug information refers to the build directory, so objects are shared between build directories.
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_NOHASHDIR=1 ${CCACHE_PROGRAM})
-  set(CMAKE_CUDA_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env CCACHE_NOHASHDIR=1 ${CCACHE_PROGRAM})
+  # Objects are shared between presets and between checkouts: nothing in them refers to the build folder (no debug information
+  # does in a release), and paths are hashed as seen from it. The sloppiness is what ccache asks for to use precompiled headers.
+  set(launcher ${CMAKE_COMMAND} -E env CCACHE_NOHASHDIR=1 CCACHE_BASEDIR=${PROJECT_SOURCE_DIR}
+               CCACHE_SLOPPINESS=pch_defines,time_macros ${CCACHE_PROGRAM})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${launcher})
+  set(CMAKE_CUDA_COMPILER_LAUNCHER ${launcher})
 endif()
 
 set(CMAKE_CXX_FLAGS_RELEASE "-O2 -DNDEBUG")

@@ -11,15 +11,12 @@ if(NOT EXISTS ${HEDDLE_TORCH_DIR}/lib/libtorch_cpu.so)
                       "folder of an installed torch that holds lib/libtorch_cpu.so.")
 endif()
 
-# The wheel's include folder also carries a foreign fmt, which would shadow the system's: expose only torch's own.
-string(MD5 torch_key ${HEDDLE_TORCH_DIR})
-string(SUBSTRING ${torch_key} 0 8 torch_key)
-set(torch_include ${PROJECT_SOURCE_DIR}/.deps/include-${torch_key})
+# The wheel's include folder also carries a foreign fmt, which would shadow the system's: expose only torch's own. In the build
+# folder, by names that are the same in every checkout: the compiler's cache serves them all.
+set(torch_include ${PROJECT_BINARY_DIR}/torch)
 file(MAKE_DIRECTORY ${torch_include})
 foreach(folder ATen c10 torch caffe2)
-  if(NOT EXISTS ${torch_include}/${folder})
-    file(CREATE_LINK ${HEDDLE_TORCH_DIR}/include/${folder} ${torch_include}/${folder} SYMBOLIC)
-  endif()
+  file(CREATE_LINK ${HEDDLE_TORCH_DIR}/include/${folder} ${torch_include}/${folder} SYMBOLIC)
 endforeach()
 
 get_filename_component(site ${HEDDLE_TORCH_DIR} DIRECTORY)

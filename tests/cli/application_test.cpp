@@ -11,6 +11,7 @@
 #include "cli/run_command.h"
 #include "config/config.h"
 #include "testing/parameter_name.h"
+#include "testing/source_path.h"
 #include "testing/temporary_directory.h"
 #include "ui/metrics.h"
 #include "ui/terminal.h"
@@ -42,7 +43,7 @@ std::string surface() {
 }
 
 TEST(CommandSurface, IsFrozen) {
-  EXPECT_EQ(surface(), files::read(HEDDLE_SOURCE_DIR "/tests/cli/surface.txt"))
+  EXPECT_EQ(surface(), files::read(testing::source_path("tests/cli/surface.txt")))
       << "scripts rely on these: a change is deliberate, and then goes into tests/cli/surface.txt";
 }
 

@@ -8,6 +8,7 @@
 #include "base/files.h"
 #include "cli/run_command.h"
 #include "models/qwen3_5/config.h"
+#include "testing/source_path.h"
 #include "testing/temporary_directory.h"
 
 namespace heddle::cli {
@@ -142,7 +143,7 @@ TEST(DoctorCommand, JsonIsOneDocumentOfThisMachine) {
 }
 
 TEST(DoctorCommand, MeasuredRunsAsJsonHoldWhatTheTableShows) {
-  const std::string file = HEDDLE_SOURCE_DIR "/bench/plan/measured.yaml";
+  const std::string file = testing::source_path("bench/plan/measured.yaml");
   const Outcome table = run_command({"doctor", "--measured", file});
   const Outcome json = run_command({"doctor", "--measured", file, "--json"});
   ASSERT_EQ(json.status, 0) << json.err;

@@ -12,6 +12,7 @@
 #include "base/files.h"
 #include "cli/run_command.h"
 #include "testing/process.h"
+#include "testing/source_path.h"
 #include "testing/temporary_directory.h"
 
 namespace heddle::cli {
@@ -39,7 +40,7 @@ class Folder {
     write("config.json", config.dump());
     const Outcome made =
         run_command({"init", "--config", at("config.json"), "--tokenizer",
-                     HEDDLE_SOURCE_DIR "/examples/tokenizer-4k", "--output", at("model")});
+                     testing::source_path("examples/tokenizer-4k"), "--output", at("model")});
     EXPECT_EQ(made.status, 0) << made.err;
     std::string rows;
     for (int i = 0; i < 64; ++i)

@@ -6,6 +6,7 @@
 #include "base/errors.h"
 #include "base/files.h"
 #include "config/config.h"
+#include "testing/source_path.h"
 #include "testing/temporary_directory.h"
 
 namespace heddle::config {
@@ -155,11 +156,11 @@ TEST(Config, PartialNeedsNoRequiredKey) {
 // The surface that scripts rely on. A change is deliberate: write the files anew with
 // `heddle config --reference [--markdown]`.
 TEST(ConfigSurface, ReferenceIsFrozen) {
-  EXPECT_EQ(reference_yaml(), files::read(HEDDLE_SOURCE_DIR "/tests/config/reference.yaml"));
+  EXPECT_EQ(reference_yaml(), files::read(testing::source_path("tests/config/reference.yaml")));
 }
 
 TEST(ConfigSurface, DocumentationHoldsTheReference) {
-  EXPECT_THAT(files::read(HEDDLE_SOURCE_DIR "/docs/configuration.md"),
+  EXPECT_THAT(files::read(testing::source_path("docs/configuration.md")),
               HasSubstr(reference_markdown()));
 }
 

@@ -4,14 +4,13 @@
 #include "base/errors.h"
 #include "base/files.h"
 #include "data/jinja/chat_template.h"
+#include "testing/source_path.h"
 
 namespace heddle::data {
 namespace {
 
 using nlohmann::ordered_json;
 using ::testing::HasSubstr;
-
-const std::string kFolder = HEDDLE_SOURCE_DIR;
 
 std::string error_of(const std::string& source, const ordered_json& variables = nullptr) {
   try {
@@ -49,7 +48,8 @@ void expect_as_golden(const ordered_json& golden, const std::string& source,
 
 // Expected texts come from transformers: tests/interop/text/make_golden.py.
 TEST(ChatTemplate, ConstructsRenderAsInTransformers) {
-  const auto golden = ordered_json::parse(files::read(kFolder + "/tests/data/jinja_golden.json"));
+  const auto golden =
+      ordered_json::parse(files::read(testing::source_path("tests/data/jinja_golden.json")));
   ASSERT_GT(golden["cases"].size(), 500u);
   ChatTemplate::Options options;
   options.variables = golden["variables"];
@@ -59,8 +59,10 @@ TEST(ChatTemplate, ConstructsRenderAsInTransformers) {
 }
 
 TEST(ChatTemplate, ExampleTemplateRendersAsInTransformers) {
-  const auto golden = ordered_json::parse(files::read(kFolder + "/tests/data/jinja_golden.json"));
-  const std::string source = files::read(kFolder + "/examples/tokenizer-4k/chat_template.jinja");
+  const auto golden =
+      ordered_json::parse(files::read(testing::source_path("tests/data/jinja_golden.json")));
+  const std::string source =
+      files::read(testing::source_path("examples/tokenizer-4k/chat_template.jinja"));
   for (const auto& row : golden["conversations"]) {
     ChatTemplate::Options options;
     options.tools = row["tools"];

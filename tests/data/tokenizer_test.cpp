@@ -11,6 +11,7 @@
 #include "base/rng.h"
 #include "data/tokenizer/byte_level.h"
 #include "data/tokenizer/utf8.h"
+#include "testing/source_path.h"
 #include "testing/temporary_directory.h"
 
 namespace heddle::data {
@@ -22,7 +23,7 @@ using ::testing::HasSubstr;
 using Ids = std::vector<std::int32_t>;
 
 std::shared_ptr<const Tokenizer> example() {
-  return Tokenizer::load(std::string(HEDDLE_SOURCE_DIR) + "/examples/tokenizer-4k");
+  return Tokenizer::load(testing::source_path("examples/tokenizer-4k"));
 }
 
 /// 256 bytes, then a few merges; the pattern of Qwen3-Next.
@@ -69,8 +70,8 @@ std::string from_hex(const std::string& hex) {
 
 // Expected ids come from the `tokenizers` library: tests/interop/text/make_golden.py.
 TEST(Tokenizer, IdsEqualTheLibrarys) {
-  const auto golden = ordered_json::parse(
-      files::read(std::string(HEDDLE_SOURCE_DIR) + "/tests/data/tokenizer_golden.json"));
+  const auto golden =
+      ordered_json::parse(files::read(testing::source_path("tests/data/tokenizer_golden.json")));
   const auto tokenizer = example();
   for (const auto& row : golden) {
     EXPECT_EQ(tokenizer->encode(from_hex(row["hex"])), row["ids"].get<Ids>()) << row["hex"];

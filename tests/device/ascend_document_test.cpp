@@ -9,13 +9,14 @@
 #include "base/files.h"
 #include "base/text.h"
 #include "device/npu_chip.h"
+#include "testing/source_path.h"
 
 namespace heddle::device {
 namespace {
 
 using ::testing::HasSubstr;
 
-std::string document() { return files::read(std::string(HEDDLE_SOURCE_DIR) + "/docs/ascend.md"); }
+std::string document() { return files::read(testing::source_path("docs/ascend.md")); }
 
 /// The rows below the header of the table that begins with these columns.
 std::set<std::string> table_rows(const std::string& header) {
@@ -52,12 +53,11 @@ TEST(AscendDocument, ChipsAreThoseOfTheCode) {
 
 TEST(AscendDocument, ScriptsAndContainerTakeTheSameVersions) {
   const NpuVersions versions;
-  const std::string root = HEDDLE_SOURCE_DIR;
-  const std::string scripts = files::read(root + "/scripts/versions.sh");
+  const std::string scripts = files::read(testing::source_path("scripts/versions.sh"));
   EXPECT_THAT(scripts, HasSubstr(fmt::format("\nTORCH_VERSION={}\n", versions.torch)));
   EXPECT_THAT(scripts, HasSubstr(fmt::format("\nTORCH_NPU_VERSION={}\n", versions.torch_npu)));
   EXPECT_THAT(scripts, HasSubstr(fmt::format("\nCANN_VERSION={}\n", versions.cann)));
-  const std::string container = files::read(root + "/containers/ascend.Dockerfile");
+  const std::string container = files::read(testing::source_path("containers/ascend.Dockerfile"));
   EXPECT_THAT(container, HasSubstr(fmt::format("ARG TORCH_VERSION={}\n", versions.torch)));
   EXPECT_THAT(container, HasSubstr(fmt::format("CANN {}", versions.cann)));
 }

@@ -32,6 +32,7 @@
 #include "device/require.h"
 #include "device/sim/rules.h"
 #include "testing/message_of.h"
+#include "testing/source_path.h"
 
 namespace heddle::device::sim {
 namespace {
@@ -239,8 +240,7 @@ TEST(SimulationRuleDeathTest, DtypeOfAChipWithFp8) {
 
 /// The rows of the table of rules in the README: rule -> "Suite.Test".
 std::map<std::string, std::string> table_of_rules() {
-  const std::string text =
-      files::read(std::string(HEDDLE_SOURCE_DIR) + "/src/device/sim/README.md");
+  const std::string text = files::read(testing::source_path("src/device/sim/README.md"));
   static const std::regex kRow(R"(\| ([a-z-]+) \| [^|]+ \| (\w+\.\w+) \|)");
   std::map<std::string, std::string> rows;
   for (std::sregex_iterator row(text.begin(), text.end(), kRow), end; row != end; ++row)
@@ -250,8 +250,8 @@ std::map<std::string, std::string> table_of_rules() {
 
 TEST(SimulationRules, EachIsInTheTableAndHasItsTest) {
   std::string tests;
-  for (const auto& entry : std::filesystem::recursive_directory_iterator(
-           std::filesystem::path(HEDDLE_SOURCE_DIR) / "tests")) {
+  for (const auto& entry :
+       std::filesystem::recursive_directory_iterator(testing::source_path("tests"))) {
     if (entry.path().extension() == ".cpp") tests += files::read(entry.path());
   }
   const auto table = table_of_rules();

@@ -11,6 +11,7 @@
 
 #include "base/files.h"
 #include "testing/process.h"
+#include "testing/source_path.h"
 #include "testing/temporary_directory.h"
 
 namespace heddle::testing {
@@ -85,7 +86,7 @@ class LaunchedRuns {
     config.update(changes);
     files::write_atomically(directory() / (name + ".json"), config.dump());
     wait_for(start_heddle({"init", "--config", (directory() / (name + ".json")).string(),
-                           "--tokenizer", HEDDLE_SOURCE_DIR "/examples/tokenizer-4k", "--output",
+                           "--tokenizer", testing::source_path("examples/tokenizer-4k"), "--output",
                            (directory() / name).string(), "--seed", "3", "--dtype", "float32"},
                           directory() / "init.log"));
   }

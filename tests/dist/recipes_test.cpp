@@ -4,6 +4,7 @@
 
 #include "config/config.h"
 #include "dist/launched_run.h"
+#include "testing/source_path.h"
 
 namespace heddle {
 namespace {
@@ -14,7 +15,7 @@ using testing::LaunchedRuns;
 class RecipeTest : public ::testing::Test {
  protected:
   static fs::path path_of(const std::string& name) {
-    return fs::path(HEDDLE_SOURCE_DIR) / "recipes" / (name + ".yaml");
+    return testing::source_path("recipes/" + name + ".yaml");
   }
   static std::int64_t ranks_of(const std::string& name) {
     const config::ParallelSection p = config::load(path_of(name)).parallel;

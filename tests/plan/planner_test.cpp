@@ -6,6 +6,7 @@
 #include "plan/layout_report.h"
 #include "plan/measured.h"
 #include "plan/search.h"
+#include "testing/source_path.h"
 
 namespace heddle::plan {
 namespace {
@@ -30,7 +31,7 @@ TEST(Work, CountsTheFlopsOfTheFormulaOfEveryMfu) {
 
 // Rates are those of one GPU and one link; what is asserted is what counting makes of them.
 TEST(Planner, PredictsTheMeasuredRunsWithin15Percent) {
-  const auto runs = compare_with_measured(HEDDLE_SOURCE_DIR "/bench/plan/measured.yaml");
+  const auto runs = compare_with_measured(testing::source_path("bench/plan/measured.yaml"));
   ASSERT_GE(runs.size(), 15u);
   for (const Comparison& run : runs) {
     EXPECT_LT(std::abs(run.time_error()), 0.15) << run.name;

@@ -8,13 +8,14 @@
 #include <vector>
 
 #include "base/files.h"
+#include "testing/source_path.h"
 
 namespace heddle::testing {
 
 /// The entry points of torch_npu, ACL and HCCL that a source calls, and from how many places; by
 /// the names that device::sim::entry_calls() has. `source` lies below src/.
 inline std::map<std::string, int> entry_points_of(const std::string& source) {
-  const std::string text = files::read(std::string(HEDDLE_SOURCE_DIR) + "/src/" + source);
+  const std::string text = files::read(source_path("src/" + source));
   // What is called, and what its name is made of.
   static const std::vector<std::pair<std::regex, std::string>> kForms = {
       {std::regex(R"(\b((?:c10_npu|torch_npu)::[a-z]\w*)\()"), "$1"},

@@ -14,6 +14,7 @@
 #include "cli/application.h"
 #include "config/config.h"
 #include "testing/device.h"
+#include "testing/source_path.h"
 #include "testing/temporary_directory.h"
 #include "train/trainer.h"
 
@@ -21,7 +22,7 @@ namespace heddle {
 
 namespace fs = std::filesystem;
 
-inline const fs::path kTokenizer = fs::path(HEDDLE_SOURCE_DIR) / "examples/tokenizer-4k";
+inline const fs::path kTokenizer = testing::source_path("examples/tokenizer-4k");
 
 inline int run_cli(const std::vector<std::string>& arguments, std::string* output = nullptr) {
   std::ostringstream out;
