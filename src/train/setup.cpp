@@ -248,6 +248,7 @@ runtime::Context make_context(const config::RunConfig& config, std::shared_ptr<c
 data::DatasetOptions dataset_options(const config::RunConfig& config,
                                      const std::vector<config::DataSource>& files, bool training) {
   data::DatasetOptions options;
+  options.files_key = training ? "data.train" : "data.eval";
   for (const config::DataSource& file : files)
     options.files.push_back({file.path, training ? file.weight : 1});
   options.reader.format = row_format(config.data.format);
@@ -356,12 +357,12 @@ Setup make_setup(const config::RunConfig& config, Observer& observer,
   const auto progress = [&](const data::TokenizeProgress& p) {
     observer.on_tokenize(p.file, p.fraction, p.rows);
   };
-  setup.train = data::Dataset::open(dataset_options(config, config.data.train, true),
-                                    *setup.tokenizer, progress);
-  if (!config.data.eval.empty()) {
-    setup.eval = data::Dataset::open(dataset_options(config, config.data.eval, false),
-                                     *setup.tokenizer, progress);
-  }
+  const data::DatasetOptions train = dataset_options(config, config.data.train, true);
+  const data::DatasetOptions eval = dataset_options(config, config.data.eval, false);
+  const bool has_eval = !eval.files.empty();
+  if (has_eval) data::require_files(eval);  // said before the training data are tokenised
+  setup.train = data::Dataset::open(train, *setup.tokenizer, progress);
+  if (has_eval) setup.eval = data::Dataset::open(eval, *setup.tokenizer, progress);
 
   allocate_model(config, std::move(model_config), ckpt::text_prefix(*setup.source), setup);
   setup.load_report = ckpt::load_model(*setup.source, *setup.model, config.train.seed);

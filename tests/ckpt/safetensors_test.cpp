@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "fixtures.h"
-#include "testing/source_path.h"
+#include "testing/paths.h"
 #include "testing/temporary_directory.h"
 
 namespace heddle::ckpt {
@@ -14,7 +14,7 @@ using ::testing::HasSubstr;
 using testing::message_of;
 using testing::raw_safetensors;
 
-const Path kGolden = testing::source_path("tests/ckpt/golden/all_dtypes.safetensors");
+const Path kGolden = heddle::testing::source_path("tests/ckpt/golden/all_dtypes.safetensors");
 
 TEST(Safetensors, ReadsEveryTypeThatThePythonLibraryWrites) {
   const SafetensorsFile file(kGolden);

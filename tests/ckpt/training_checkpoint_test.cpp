@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "fixtures.h"
+#include "testing/paths.h"
 #include "testing/temporary_directory.h"
 
 namespace heddle::ckpt {
@@ -261,12 +262,13 @@ class SaveLoop {
   SaveLoop(const Path& directory, std::int64_t first_step, const std::string& uid = "") {
     int ends[2];
     if (pipe(ends) != 0) throw std::runtime_error("pipe");
+    const std::string program = heddle::testing::built_path("tests/ckpt/heddle_ckpt_save_loop");
     pid_ = fork();
     if (pid_ == 0) {
       dup2(ends[1], STDOUT_FILENO);
       close(ends[0]);
       const std::string step = std::to_string(first_step);
-      execl(HEDDLE_SAVE_LOOP, "save_loop", directory.c_str(), step.c_str(), "2",
+      execl(program.c_str(), "save_loop", directory.c_str(), step.c_str(), "2",
             uid.empty() ? nullptr : uid.c_str(), nullptr);
       _exit(127);
     }

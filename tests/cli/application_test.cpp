@@ -11,7 +11,7 @@
 #include "cli/run_command.h"
 #include "config/config.h"
 #include "testing/parameter_name.h"
-#include "testing/source_path.h"
+#include "testing/paths.h"
 #include "testing/temporary_directory.h"
 #include "ui/metrics.h"
 #include "ui/terminal.h"

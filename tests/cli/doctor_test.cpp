@@ -8,7 +8,7 @@
 #include "base/files.h"
 #include "cli/run_command.h"
 #include "models/qwen3_5/config.h"
-#include "testing/source_path.h"
+#include "testing/paths.h"
 #include "testing/temporary_directory.h"
 
 namespace heddle::cli {

@@ -11,8 +11,8 @@
 
 #include "base/files.h"
 #include "cli/run_command.h"
+#include "testing/paths.h"
 #include "testing/process.h"
-#include "testing/source_path.h"
 #include "testing/temporary_directory.h"
 
 namespace heddle::cli {

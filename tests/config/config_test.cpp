@@ -6,7 +6,7 @@
 #include "base/errors.h"
 #include "base/files.h"
 #include "config/config.h"
-#include "testing/source_path.h"
+#include "testing/paths.h"
 #include "testing/temporary_directory.h"
 
 namespace heddle::config {

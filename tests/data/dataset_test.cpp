@@ -8,7 +8,7 @@
 
 #include "loader_fixture.h"
 #include "testing/message_of.h"
-#include "testing/source_path.h"
+#include "testing/paths.h"
 #include "testing/temporary_directory.h"
 
 namespace heddle::data {
@@ -165,7 +165,7 @@ TEST_F(DatasetTest, KeepsTargetsOfClassificationRows) {
 
 TEST_F(DatasetTest, ReadsTheExampleData) {
   DatasetOptions options;
-  const std::string examples = testing::source_path("examples/");
+  const std::string examples = heddle::testing::source_path("examples/");
   options.files = {{examples + "text/stories.jsonl.gz", 1},
                    {examples + "text/docstrings.jsonl.gz", 1},
                    {examples + "instructions/train.jsonl", 1},

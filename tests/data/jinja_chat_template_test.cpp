@@ -4,7 +4,7 @@
 #include "base/errors.h"
 #include "base/files.h"
 #include "data/jinja/chat_template.h"
-#include "testing/source_path.h"
+#include "testing/paths.h"
 
 namespace heddle::data {
 namespace {

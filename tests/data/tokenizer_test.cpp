@@ -11,7 +11,7 @@
 #include "base/rng.h"
 #include "data/tokenizer/byte_level.h"
 #include "data/tokenizer/utf8.h"
-#include "testing/source_path.h"
+#include "testing/paths.h"
 #include "testing/temporary_directory.h"
 
 namespace heddle::data {

@@ -9,7 +9,7 @@
 #include "base/files.h"
 #include "base/text.h"
 #include "device/npu_chip.h"
-#include "testing/source_path.h"
+#include "testing/paths.h"
 
 namespace heddle::device {
 namespace {

@@ -32,7 +32,7 @@
 #include "device/require.h"
 #include "device/sim/rules.h"
 #include "testing/message_of.h"
-#include "testing/source_path.h"
+#include "testing/paths.h"
 
 namespace heddle::device::sim {
 namespace {

@@ -10,8 +10,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/files.h"
+#include "testing/paths.h"
 #include "testing/process.h"
-#include "testing/source_path.h"
 #include "testing/temporary_directory.h"
 
 namespace heddle::testing {

@@ -4,7 +4,7 @@
 
 #include "config/config.h"
 #include "dist/launched_run.h"
-#include "testing/source_path.h"
+#include "testing/paths.h"
 
 namespace heddle {
 namespace {

@@ -12,7 +12,7 @@
 #include "ops/npu/call.h"
 #include "ops/operator_support.h"
 #include "ops/registry.h"
-#include "testing/source_path.h"
+#include "testing/paths.h"
 
 namespace heddle::ops {
 namespace {
@@ -70,7 +70,7 @@ TEST(NpuGdnPath, Float64IsRefused) {
 }
 
 TEST(NpuGdnPath, TheDocumentShowsTheTable) {
-  const std::string text = files::read(testing::source_path("docs/ascend.md"));
+  const std::string text = files::read(heddle::testing::source_path("docs/ascend.md"));
   std::string table = "| when | kernel | why |\n|---|---|---|\n";
   for (const auto& row : gated_delta_rule_npu::path_rows()) {
     table += fmt::format("| {} | {} | {} |\n", row.condition,
@@ -80,7 +80,7 @@ TEST(NpuGdnPath, TheDocumentShowsTheTable) {
 }
 
 TEST(NpuKernels, TheDocumentNamesEachOne) {
-  const std::string text = files::read(testing::source_path("docs/ascend.md"));
+  const std::string text = files::read(heddle::testing::source_path("docs/ascend.md"));
   for (const auto& entry : builtin_registry().entries()) {
     if (entry.info.name.starts_with("npu.")) {
       EXPECT_THAT(text, HasSubstr(entry.info.name));

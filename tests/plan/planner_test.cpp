@@ -6,7 +6,7 @@
 #include "plan/layout_report.h"
 #include "plan/measured.h"
 #include "plan/search.h"
-#include "testing/source_path.h"
+#include "testing/paths.h"
 
 namespace heddle::plan {
 namespace {

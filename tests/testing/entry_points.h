@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/files.h"
-#include "testing/source_path.h"
+#include "testing/paths.h"
 
 namespace heddle::testing {
 

@@ -1,4 +1,4 @@
-// This build's program as a process of its own. For tests that define HEDDLE_BINARY.
+// This build's program as a process of its own. For tests that depend on the target `heddle`.
 #pragma once
 
 #include <fcntl.h>
@@ -16,13 +16,19 @@
 #include <string>
 #include <vector>
 
+#include "testing/paths.h"
+
 namespace heddle::testing {
+
+/// Where the program is.
+inline std::string heddle_program() { return built_path("src/cli/heddle"); }
 
 /// Starts the program with its standard output and error in the files `out` and `err`, which may be
 /// one.
 inline pid_t start_heddle(const std::vector<std::string>& arguments,
                           const std::filesystem::path& out, const std::filesystem::path& err,
                           const std::map<std::string, std::string>& environment = {}) {
+  std::string program = heddle_program();
   const pid_t child = fork();
   if (child != 0) return child;
   for (const auto& [name, value] : environment) setenv(name.c_str(), value.c_str(), 1);
@@ -32,10 +38,10 @@ inline pid_t start_heddle(const std::vector<std::string>& arguments,
   if (dup2(create(out), STDOUT_FILENO) < 0 ||
       dup2(err == out ? STDOUT_FILENO : create(err), STDERR_FILENO) < 0)
     _exit(126);
-  std::vector<char*> argv = {const_cast<char*>(HEDDLE_BINARY)};
+  std::vector<char*> argv = {program.data()};
   for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
   argv.push_back(nullptr);
-  execv(HEDDLE_BINARY, argv.data());
+  execv(program.c_str(), argv.data());
   _exit(127);
 }
 

@@ -11,6 +11,7 @@
 #include <cstdlib>
 
 #include "ops/registry.h"
+#include "testing/process.h"
 #include "train/state_offload.h"
 #include "train/trainer_fixture.h"
 
@@ -23,7 +24,7 @@ class Offload : public TrainerTest {
  protected:
   /// `heddle sft` in a process of its own, on a simulated NPU with these options.
   void sft(const std::string& run, const std::string& npu, std::vector<std::string> more) const {
-    std::string command = "HEDDLE_SIM_NPU=" + npu + " " HEDDLE_BINARY " sft";
+    std::string command = "HEDDLE_SIM_NPU=" + npu + " " + testing::heddle_program() + " sft";
     more.insert(more.end(), {"device.name=npu:0", "train.max_steps=4"});
     for (const std::string& argument : arguments(run, more)) command += " '" + argument + "'";
     command += " > '" + (dir_ / (run + ".log")).string() + "' 2>&1";

@@ -14,7 +14,7 @@
 #include "cli/application.h"
 #include "config/config.h"
 #include "testing/device.h"
-#include "testing/source_path.h"
+#include "testing/paths.h"
 #include "testing/temporary_directory.h"
 #include "train/trainer.h"
 

@@ -35,9 +35,6 @@ struct PendingLine {
 };
 
 std::string hash_of_file(const std::string& path) {
-  // What the configuration names is the user's to put there: not a failure of the disk.
-  if (!fs::exists(path)) throw_error<DataError>("cannot open {}: No such file or directory", path);
-  if (fs::is_directory(path)) throw_error<DataError>("{} is a folder, expected a JSONL file", path);
   const files::MappedFile file(path);
   const auto bytes = file.bytes();
   hash::Hasher hasher;
@@ -204,12 +201,28 @@ void check_totals(const DatasetReport& report, const DatasetOptions& options) {
 
 }  // namespace
 
+void require_files(const DatasetOptions& options) {
+  const std::string place = options.files_key.empty() ? "" : options.files_key + ": ";
+  if (options.files.empty()) throw_error<ConfigError>("{}no data file is given", place);
+  for (const DataFile& file : options.files) {
+    if (!std::isfinite(file.weight) || file.weight < 0) {
+      throw_error<ConfigError>("{}the weight of {} is {}, expected a number >= 0", place, file.path,
+                               file.weight);
+    }
+    if (file.weight == 0) continue;
+    if (!fs::exists(file.path))
+      throw_error<DataError>("{}cannot open {}: No such file or directory", place, file.path);
+    if (fs::is_directory(file.path))
+      throw_error<DataError>("{}{} is a folder, expected a JSONL file", place, file.path);
+  }
+}
+
 Dataset::~Dataset() = default;
 
 std::shared_ptr<const Dataset> Dataset::open(const DatasetOptions& options,
                                              const Tokenizer& tokenizer,
                                              const ProgressCallback& progress) {
-  if (options.files.empty()) throw_error<ConfigError>("no data file is given");
+  require_files(options);
   const Renderer renderer(tokenizer, options.rendering);
   const fs::path cache = options.cache_directory;
   if (!cache.empty()) files::make_writable_directory(cache);
@@ -217,10 +230,6 @@ std::shared_ptr<const Dataset> Dataset::open(const DatasetOptions& options,
   dataset->task_ = options.reader.task;
   hash::Hasher whole_key;
   for (const DataFile& file : options.files) {
-    if (!std::isfinite(file.weight) || file.weight < 0) {
-      throw_error<ConfigError>("the weight of {} is {}, expected a number >= 0", file.path,
-                               file.weight);
-    }
     if (file.weight == 0) continue;
     hash::Hasher hasher;
     const std::string key = hasher.add(hash_of_file(file.path))

@@ -27,12 +27,17 @@ struct DataFile {
 
 struct DatasetOptions {
   std::vector<DataFile> files;
+  std::string files_key;  ///< the configuration's key of `files`, for messages; "" names none
   ReaderOptions reader;
   BadRowPolicy bad_rows = BadRowPolicy::kError;
   RenderOptions rendering;
   std::string cache_directory;  ///< "" keeps the tokens in memory and nothing on disk
   int threads = 0;              ///< 0: the cores this process may use
 };
+
+/// Checks that `files` are given, are there and have weights, without reading one: what the
+/// configuration names is the user's to put there. Throws ConfigError and DataError.
+void require_files(const DatasetOptions& options);
 
 /// What happened to the lines of a file or of a whole data set; nothing is dropped without being
 /// counted here.
