@@ -73,6 +73,17 @@ function(heddle_cuda_kernels target)
   target_sources(${target} PRIVATE $<TARGET_OBJECTS:${target}_cuda>)
 endfunction()
 
+# heddle_cuda_sources(TARGET SOURCES...): adds sources that see the toolkit's headers. They alone: whatever else TARGET and those
+# that link it compile is the same object as in a build without CUDA, and the compiler's cache has it.
+function(heddle_cuda_sources target)
+  target_sources(${target} PRIVATE ${ARGN})
+  foreach(folder ${CUDAToolkit_INCLUDE_DIRS})
+    set_property(SOURCE ${ARGN} APPEND PROPERTY COMPILE_OPTIONS -isystem${folder})
+  endforeach()
+  target_link_libraries(${target} PUBLIC heddle::torch_cuda)
+  target_link_libraries(${target} INTERFACE $<LINK_ONLY:CUDA::cudart>)
+endfunction()
+
 #   ON_NPU FILTER    these suites also run on the simulated NPU, as npu.<test>, label npu
 function(heddle_test name)
   cmake_parse_arguments(ARG "" "TIMEOUT;ON_NPU" "SOURCES;DEPS" ${ARGN})
