@@ -48,6 +48,12 @@ void check_sizes(const char* operation, const at::Tensor& all, const at::Tensor&
               one.sizes(), " ", one.scalar_type(), " on each do not fit");
 }
 
+/// `all` and `one` in one list, what an operation over both of them holds on to.
+std::vector<at::Tensor> both_of(std::vector<at::Tensor> all, const std::vector<at::Tensor>& one) {
+  all.insert(all.end(), one.begin(), one.end());
+  return all;
+}
+
 c10d::AllreduceOptions reduction(c10d::ReduceOp::RedOpType op) {
   c10d::AllreduceOptions options;
   options.reduceOp = op;
@@ -91,14 +97,20 @@ bool Group::any(bool value) const {
 }
 
 Pending Group::all_gather_async(at::Tensor& output, const at::Tensor& input) const {
-  if (size() == 1) {
-    output.copy_(input);
-    return {};
+  return all_gather_async(std::vector{output}, std::vector{input});
+}
+
+Pending Group::all_gather_async(const std::vector<at::Tensor>& outputs,
+                                const std::vector<at::Tensor>& inputs) const {
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    check_sizes("all_gather", outputs.at(i), inputs[i], size());
+    if (size() == 1) outputs[i].copy_(inputs[i]);
   }
-  check_sizes("all_gather", output, input, size());
-  return connection_->launch("all_gather", {output, input}, [&](c10d::Backend& b) {
-    at::Tensor out = output, in = input;
-    return b._allgather_base(out, in);
+  if (inputs.empty() || size() == 1) return {};
+  return connection_->launch("all_gather", both_of(outputs, inputs), [&](c10d::Backend& b) {
+    std::vector<at::Tensor> out = outputs, in = inputs;
+    return in.size() == 1 ? b._allgather_base(out[0], in[0])
+                          : b.allgather_into_tensor_coalesced(out, in);
   });
 }
 
@@ -107,14 +119,20 @@ void Group::all_gather(at::Tensor& output, const at::Tensor& input) const {
 }
 
 Pending Group::reduce_scatter_sum_async(at::Tensor& output, const at::Tensor& input) const {
-  if (size() == 1) {
-    output.copy_(input);
-    return {};
+  return reduce_scatter_sum_async(std::vector{output}, std::vector{input});
+}
+
+Pending Group::reduce_scatter_sum_async(const std::vector<at::Tensor>& outputs,
+                                        const std::vector<at::Tensor>& inputs) const {
+  for (std::size_t i = 0; i < inputs.size(); ++i) {
+    check_sizes("reduce_scatter", inputs[i], outputs.at(i), size());
+    if (size() == 1) outputs[i].copy_(inputs[i]);
   }
-  check_sizes("reduce_scatter", input, output, size());
-  return connection_->launch("reduce_scatter", {output, input}, [&](c10d::Backend& b) {
-    at::Tensor out = output, in = input;
-    return b._reduce_scatter_base(out, in);
+  if (inputs.empty() || size() == 1) return {};
+  return connection_->launch("reduce_scatter", both_of(outputs, inputs), [&](c10d::Backend& b) {
+    std::vector<at::Tensor> out = outputs, in = inputs;
+    return in.size() == 1 ? b._reduce_scatter_base(out[0], in[0])
+                          : b.reduce_scatter_tensor_coalesced(out, in);
   });
 }
 

@@ -60,9 +60,14 @@ class Group {
   /// output [size * N ...] is the members' inputs [N, ...] in the order of their places.
   void all_gather(at::Tensor& output, const at::Tensor& input) const;
   Pending all_gather_async(at::Tensor& output, const at::Tensor& input) const;
+  /// Several of one dtype in one operation: outputs[i] is the members' inputs[i].
+  Pending all_gather_async(const std::vector<at::Tensor>& outputs,
+                           const std::vector<at::Tensor>& inputs) const;
   /// output [N, ...] is this member's part of the sum of the inputs [size * N, ...].
   void reduce_scatter_sum(at::Tensor& output, const at::Tensor& input) const;
   Pending reduce_scatter_sum_async(at::Tensor& output, const at::Tensor& input) const;
+  Pending reduce_scatter_sum_async(const std::vector<at::Tensor>& outputs,
+                                   const std::vector<at::Tensor>& inputs) const;
   /// Rows input_rows[r] of the input go to member r, which receives them as its output_rows[this].
   void all_to_all(at::Tensor& output, const std::vector<std::int64_t>& output_rows,
                   const at::Tensor& input, const std::vector<std::int64_t>& input_rows) const;

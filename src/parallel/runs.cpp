@@ -34,7 +34,8 @@ void scatter_rows(const at::Tensor& value, const Run& run, at::Tensor buffers) {
 }
 
 at::Tensor collect_rows(const at::Tensor& buffers, const Run& run, const at::Tensor& like) {
-  if (run.is_all_of(buffers.size(0), buffers.size(1))) return buffers.view(like.sizes());
+  if (run.numel() == buffers.size(1))
+    return buffers.view({-1}).narrow(0, 0, like.numel()).view(like.sizes());
   at::Tensor whole = at::empty(like.sizes(), buffers.options());
   const std::int64_t full = run.rows == 0 ? 0 : run.whole_rows / run.rows;
   const at::Tensor runs = buffers.narrow(1, run.offset, run.numel());

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <map>
+#include <tuple>
 #include <utility>
 
 #include "base/errors.h"
@@ -18,36 +19,44 @@ using comm::Dim;
 
 namespace {
 
-// Elements from which a gradient is not copied beside others to be summed with them.
+// Elements from which a gradient is not copied beside others to be summed with them along tp.
 constexpr std::int64_t kSummedAlone = 1 << 20;
+// Elements from which a parameter has a buffer of its own: what a gather brings there, or a
+// gradient that a sum takes from there, is copied nowhere else.
+constexpr std::int64_t kAlone = 1 << 16;
 
 }  // namespace
 
-/// Parameters of one unit, division and dtype, with this rank's runs.
+/// Parameters of one unit, division and dtype that share a buffer, with this rank's runs.
 struct Sharding::Shelf {
   const Division* over = nullptr;
   std::vector<nn::Parameter*> parameters;
   std::vector<Run> runs;
-  std::int64_t size = 0;    ///< elements of one rank's runs
-  at::Tensor owned;         ///< [size]
-  at::Tensor shard;         ///< [replicas * size]: the runs of this rank's replicas, if gathered
-  at::Tensor gathered;      ///< of a gather under way, [shard ranks, replicas * size]
-  comm::Pending gathering;  ///< fills it
+  std::int64_t size = 0;  ///< elements of one rank's runs
+  at::Tensor owned;       ///< [size]
+  at::Tensor shard;       ///< [replicas * size]: the runs of this rank's replicas, if gathered
+  at::Tensor gathered;    ///< of a gather under way, [shard ranks, replicas * size]
 };
 
 struct Sharding::Unit {
   std::vector<Shelf> shelves;
+  std::vector<comm::Pending> gathering;  ///< fill `gathered` of the shelves
   bool is_acquired = false;
+};
+
+/// Gradients that share a buffer.
+struct Sharding::Sum {
+  std::vector<nn::Parameter*> parameters;
+  std::vector<Run> runs;
+  at::Tensor all;      ///< [ranks, size], input of the first sum
+  at::Tensor partial;  ///< [replicas, size], summed over the shard ranks
 };
 
 /// Gradients on their way: of the parameters of one unit, division and gradient dtype.
 struct Sharding::Reduction {
   const Division* over = nullptr;
-  std::vector<nn::Parameter*> parameters;
-  std::vector<Run> runs;
-  at::Tensor all;      ///< [ranks, size], input of the first sum
-  at::Tensor partial;  ///< [replicas, size], summed over the shard ranks
-  comm::Pending pending;
+  std::vector<Sum> sums;
+  comm::Pending pending;  ///< fills `partial` of the sums
 };
 
 Sharding::Sharding(const comm::Mesh& mesh)
@@ -71,27 +80,31 @@ const Sharding::Division& Sharding::division_of(Kind kind) const {
 
 void Sharding::add(std::size_t unit, const std::vector<Member>& members, c10::Device device) {
   if (units_.size() <= unit) units_.resize(unit + 1);
-  std::map<std::pair<Kind, c10::ScalarType>, Shelf> by_kind;
-  for (const Member& member : members) {
+  // 0 is the shelf that small ones share.
+  std::map<std::tuple<Kind, c10::ScalarType, std::size_t>, Shelf> by_kind;
+  for (std::size_t i = 0; i < members.size(); ++i) {
+    const Member& member = members[i];
     nn::Parameter& parameter = *member.parameter;
     if (!parameter.is_held()) {
       parameter.allocate_elsewhere(member.dtype, device);
       continue;
     }
     const Kind kind = kind_of(parameter);
-    Shelf& shelf = by_kind[{kind, member.dtype}];
-    shelf.over = &division_of(kind);
-    if (shelf.over->is_gathered()) {
+    const Division& over = division_of(kind);
+    if (over.is_gathered()) {
       parameter.allocate_released(member.dtype, device);
     } else {
       parameter.allocate(member.dtype, device);
     }
+    const std::size_t alone = parameter.value().numel() >= kAlone ? i + 1 : 0;
+    Shelf& shelf = by_kind[{kind, member.dtype, alone}];
+    shelf.over = &over;
     shelf.parameters.push_back(&parameter);
     shelf.runs.push_back(run_of(parameter.value(), shelf.over->ranks(), shelf.size));
     shelf.size += shelf.runs.back().numel();
   }
   for (auto& [kind, shelf] : by_kind) {
-    make_owned(shelf, at::TensorOptions().dtype(kind.second).device(device));
+    make_owned(shelf, at::TensorOptions().dtype(std::get<1>(kind)).device(device));
     units_[unit].shelves.push_back(std::move(shelf));
   }
 }
@@ -159,12 +172,22 @@ void Sharding::drop_frozen_copies() {
 }
 
 void Sharding::prefetch(std::size_t unit) {
-  if (unit >= units_.size() || units_[unit].is_acquired) return;
+  if (unit >= units_.size() || units_[unit].is_acquired || !units_[unit].gathering.empty()) return;
+  struct Gather {
+    std::vector<at::Tensor> outputs, inputs;
+  };
+  std::map<std::pair<Kind, c10::ScalarType>, Gather> by_kind;
   for (Shelf& shelf : units_[unit].shelves) {
-    if (!shelf.over->is_gathered() || shelf.gathered.defined()) continue;
-    const comm::Group& shard = shelf.over->shard;
-    shelf.gathered = at::empty({shard.size() * shelf.shard.numel()}, shelf.shard.options());
-    shelf.gathering = shard.all_gather_async(shelf.gathered, shelf.shard);
+    if (!shelf.over->is_gathered()) continue;
+    shelf.gathered =
+        at::empty({shelf.over->shard.size() * shelf.shard.numel()}, shelf.shard.options());
+    Gather& gather = by_kind[{kind_of(*shelf.parameters.front()), shelf.shard.scalar_type()}];
+    gather.outputs.push_back(shelf.gathered);
+    gather.inputs.push_back(shelf.shard);
+  }
+  for (const auto& [kind, gather] : by_kind) {
+    units_[unit].gathering.push_back(
+        division_of(kind.first).shard.all_gather_async(gather.outputs, gather.inputs));
   }
 }
 
@@ -172,9 +195,10 @@ void Sharding::acquire(std::size_t unit) {
   if (units_[unit].is_acquired) return;
   const ops::NoGradient guard;
   prefetch(unit);
+  for (comm::Pending& gathering : units_[unit].gathering) gathering.wait();
+  units_[unit].gathering.clear();
   for (Shelf& shelf : units_[unit].shelves) {
     if (!shelf.over->is_gathered()) continue;
-    shelf.gathering.wait();
     gather_into_values(shelf, shelf.gathered);
     shelf.gathered.reset();
   }
@@ -244,56 +268,77 @@ void Sharding::reduce(std::size_t unit) {
   }
   for (auto& [kind, parameters] : by_kind) {
     sum_partial_gradients(parameters);
-    if (division_of(kind.first).ranks() > 1)
-      reductions_.push_back(start_reduction(std::move(parameters)));
+    Reduction reduction;
+    reduction.over = &division_of(kind.first);
+    if (reduction.over->ranks() == 1) continue;
+    std::vector<nn::Parameter*> small;
+    for (nn::Parameter* parameter : parameters) {
+      if (parameter->value().numel() < kAlone) {
+        small.push_back(parameter);
+      } else {
+        reduction.sums.push_back(sum_of(*reduction.over, {parameter}));
+      }
+    }
+    if (!small.empty()) reduction.sums.push_back(sum_of(*reduction.over, std::move(small)));
+    if (reduction.over->is_gathered()) {
+      std::vector<at::Tensor> outputs, inputs;
+      for (Sum& sum : reduction.sums) {
+        sum.partial =
+            at::empty({reduction.over->replica.size(), sum.all.size(1)}, sum.all.options());
+        outputs.push_back(sum.partial);
+        inputs.push_back(sum.all);
+      }
+      reduction.pending = reduction.over->shard.reduce_scatter_sum_async(outputs, inputs);
+    }
+    reductions_.push_back(std::move(reduction));
   }
 }
 
-Sharding::Reduction Sharding::start_reduction(std::vector<nn::Parameter*> parameters) const {
-  Reduction reduction;
-  reduction.over = &division_of(kind_of(*parameters.front()));
-  const std::int64_t ranks = reduction.over->ranks();
+Sharding::Sum Sharding::sum_of(const Division& over, std::vector<nn::Parameter*> parameters) {
+  Sum sum;
+  const std::int64_t ranks = over.ranks();
   std::int64_t size = 0;
   for (const nn::Parameter* parameter : parameters) {
-    reduction.runs.push_back(run_of(parameter->value(), ranks, size));
-    size += reduction.runs.back().numel();
+    sum.runs.push_back(run_of(parameter->value(), ranks, size));
+    size += sum.runs.back().numel();
   }
   const auto options = at::TensorOptions()
                            .dtype(parameters.front()->gradient_dtype())
                            .device(parameters.front()->value().device());
   const at::Tensor& first = parameters.front()->gradient();
   const bool is_buffer =
-      first.defined() && first.is_contiguous() && reduction.runs.front().is_all_of(ranks, size);
-  reduction.all = is_buffer ? first.view({ranks, size}) : at::zeros({ranks, size}, options);
+      first.defined() && first.is_contiguous() && sum.runs.front().is_all_of(ranks, size);
+  sum.all = is_buffer ? first.view({ranks, size}) : at::zeros({ranks, size}, options);
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     // A rank may have none: no row of its data reached the parameter.
     if (!is_buffer && parameters[i]->gradient().defined())
-      scatter_rows(parameters[i]->gradient(), reduction.runs[i], reduction.all);
+      scatter_rows(parameters[i]->gradient(), sum.runs[i], sum.all);
     parameters[i]->clear_gradient();
   }
-  reduction.parameters = std::move(parameters);
-  if (reduction.over->is_gathered()) {
-    reduction.partial = at::empty({reduction.over->replica.size(), size}, options);
-    reduction.pending =
-        reduction.over->shard.reduce_scatter_sum_async(reduction.partial, reduction.all);
-  } else {
-    reduction.partial = reduction.all;
-  }
-  return reduction;
+  sum.parameters = std::move(parameters);
+  sum.partial = sum.all;
+  return sum;
 }
 
 void Sharding::finish_reduction() {
   const ops::NoGradient guard;
   for (Reduction& reduction : reductions_) {
     reduction.pending.wait();
-    const std::int64_t size = reduction.partial.size(1);
-    at::Tensor own = at::empty({size}, reduction.partial.options());
-    reduction.over->replica.reduce_scatter_sum(own, reduction.partial.view({-1}));
-    for (std::size_t i = 0; i < reduction.parameters.size(); ++i) {
-      nn::Parameter& parameter = *reduction.parameters[i];
-      const at::Tensor rows = parameter.owned();
-      parameter.set_reduced_gradient(
-          own.narrow(0, reduction.runs[i].offset, rows.numel()).view(rows.sizes()));
+    const comm::Group& replica = reduction.over->replica;
+    std::vector<at::Tensor> partial, own;
+    for (const Sum& sum : reduction.sums) {
+      partial.push_back(sum.partial.view({-1}));
+      own.push_back(replica.size() == 1 ? partial.back()
+                                        : at::empty({sum.partial.size(1)}, sum.partial.options()));
+    }
+    if (replica.size() > 1) replica.reduce_scatter_sum_async(own, partial).wait();
+    for (std::size_t s = 0; s < own.size(); ++s) {
+      const Sum& sum = reduction.sums[s];
+      for (std::size_t i = 0; i < sum.parameters.size(); ++i) {
+        const at::Tensor rows = sum.parameters[i]->owned();
+        sum.parameters[i]->set_reduced_gradient(
+            own[s].narrow(0, sum.runs[i].offset, rows.numel()).view(rows.sizes()));
+      }
     }
   }
   reductions_.clear();

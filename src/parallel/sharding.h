@@ -25,9 +25,10 @@ namespace heddle::parallel {
 ///                     acquire(), let go by release(); gradients reduce-scattered over the shard
 ///                     ranks, then the replicas
 ///
-/// A unit is a block with its adapters, or what stands before or behind the blocks. Its runs lie in
-/// one buffer per dtype, so that a gather is one collective. "ZeRO" (arXiv 1910.02054), "FSDP"
-/// (arXiv 2304.11277).
+/// A unit is a block with its adapters, or what stands before or behind the blocks. Its large
+/// parameters are gathered into the memory where they are used and summed out of that of their
+/// gradients, the small ones share a buffer; a gather is one collective per dtype all the same.
+/// "ZeRO" (arXiv 1910.02054), "FSDP" (arXiv 2304.11277).
 class Sharding {
  public:
   /// Of the ranks of the mesh; made only if there are several. Collective calls come in the same
@@ -74,6 +75,7 @@ class Sharding {
   };
   struct Shelf;
   struct Unit;
+  struct Sum;
   struct Reduction;
 
   enum class Kind { kDense, kExpert, kRowTable };
@@ -81,7 +83,7 @@ class Sharding {
   const Division& division_of(Kind kind) const;
   static void make_owned(Shelf& shelf, const at::TensorOptions& options);
   static void gather_into_values(Shelf& shelf, const at::Tensor& runs);
-  Reduction start_reduction(std::vector<nn::Parameter*> parameters) const;
+  static Sum sum_of(const Division& over, std::vector<nn::Parameter*> parameters);
   void sum_partial_gradients(const std::vector<nn::Parameter*>& parameters) const;
   std::pair<std::int64_t, std::int64_t> part_of(const nn::Parameter& parameter) const;
   at::Tensor among_parts(const at::Tensor& gradient, const nn::Parameter& parameter) const;

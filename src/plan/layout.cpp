@@ -90,9 +90,9 @@ double head_bytes(const Layout& layout) {
   const double rows = layout.tokens / layout.size(Dim::kTp);
   const double logits = rows * as_double(step.model.vocab_size) * step.element;
   const bool is_trained = !step.is_lora;
-  double bytes = std::min(logits, kLogitsBytes);
+  double bytes = std::min(logits, logits_bytes(is_trained));
   bytes += 3 * rows * as_double(step.model.hidden_size) * step.element;
-  if (is_trained && step.gradient < 4 && logits > kLogitsBytes)
+  if (is_trained && step.gradient < 4 && logits > logits_bytes(is_trained))
     bytes += 4 * step.vocabulary_elements();
   return bytes;
 }

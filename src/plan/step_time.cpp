@@ -210,11 +210,12 @@ class Timer {
     return std::min(1.0, (2 * cp - 1) * step_.length / (layout_.tokens * cp));
   }
 
-  /// The gradient of the head's weight is added up in fp32 over chunks of 2 GiB of logits.
+  /// The gradient of the head's weight is added up in fp32 over chunks of logits; the first writes.
   double head_gradient_bytes(double rows) const {
     const double chunks =
-        std::ceil(rows * as_double(step_.model.vocab_size) * step_.element / kLogitsBytes);
-    return (chunks > 1 ? 8 * chunks : 2 * step_.gradient) * step_.vocabulary_elements();
+        std::ceil(rows * as_double(step_.model.vocab_size) * step_.element / logits_bytes(true));
+    return (chunks > 1 ? 8 * chunks - 4 + 2 * step_.gradient : 2 * step_.gradient) *
+           step_.vocabulary_elements();
   }
 
   const Layout& layout_;

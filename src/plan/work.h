@@ -12,7 +12,7 @@ inline double as_double(std::int64_t value) { return static_cast<double>(value);
 
 /// Where the head has more logits than this, it takes their rows in chunks, bytes
 /// (ops/linear_cross_entropy/cuda).
-inline constexpr double kLogitsBytes = 2.0 * (1u << 30);
+inline double logits_bytes(bool is_trained) { return (is_trained ? 4.0 : 2.0) * (1u << 30); }
 
 /// What one token costs in one decoder layer. Elements are those that elementwise kernels read and
 /// write; tensor parallelism divides all of them, tokens in the residual stream, elsewhere heads

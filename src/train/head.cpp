@@ -2,6 +2,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/index_copy.h>
 #include <ATen/ops/index_select.h>
@@ -12,6 +13,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "base/errors.h"
@@ -32,13 +34,15 @@ std::vector<std::int64_t> rows_with_loss(const at::Tensor& labels, const at::Ten
   const auto* label = labels.const_data_ptr<std::int64_t>();
   const auto* weight = weights.const_data_ptr<float>();
   std::vector<std::int64_t> kept, others;
+  kept.reserve(static_cast<std::size_t>(labels.numel()));
   for (std::int64_t t = 0; t < labels.numel(); ++t)
     (label[t] != data::kIgnoredLabel && weight[t] != 0 ? kept : others).push_back(t);
   const auto missing = static_cast<std::size_t>(
       (multiple - static_cast<std::int64_t>(kept.size()) % multiple) % multiple);
   others.resize(std::min(others.size(), missing));
+  const auto labelled = static_cast<std::ptrdiff_t>(kept.size());
   kept.insert(kept.end(), others.begin(), others.end());
-  std::sort(kept.begin(), kept.end());
+  std::inplace_merge(kept.begin(), kept.begin() + labelled, kept.end());
   return kept;
 }
 
@@ -107,11 +111,19 @@ LossRows::LossRows(const Model& model, const data::Batch& batch, double gradient
     for (std::int64_t& place : places) place -= own.first;
     index = device::upload(places, target);
   }
-  const at::Tensor rows = at::tensor(
-      std::vector<std::int64_t>(kept.begin() + taken.first, kept.begin() + taken.last), at::kLong);
+  // Loops: the device waits meanwhile, and threads take longer to wake than this takes.
+  const std::span rows(kept.data() + taken.first, kept.data() + taken.last);
+  const auto* label = all_labels.const_data_ptr<std::int64_t>();
+  const auto* weight = all_weights.const_data_ptr<float>();
+  std::vector<std::int64_t> own_labels(rows.size());
+  at::Tensor weights = at::empty({taken.last - taken.first}, at::kFloat);
   // A row without a loss has some label of the vocabulary: kernels need not look.
-  labels = device::upload(all_labels.index_select(0, rows).clamp_min(0), target);
-  const at::Tensor weights = all_weights.index_select(0, rows).to(model.context().wide_dtype());
+  std::transform(rows.begin(), rows.end(), own_labels.begin(),
+                 [&](std::int64_t row) { return std::max<std::int64_t>(0, label[row]); });
+  std::transform(rows.begin(), rows.end(), weights.mutable_data_ptr<float>(),
+                 [&](std::int64_t row) { return weight[row]; });
+  labels = device::upload(own_labels, target);
+  weights = weights.to(model.context().wide_dtype());
   loss_weights = device::upload(weights, target);
   gradient_weights = device::upload(weights * gradient_scale, target);
 }

@@ -72,6 +72,7 @@ struct Entry {
 std::vector<Entry> entries_of_tokens(const Model& model, const LocalBatch& local,
                                      const at::Tensor& logprobs, std::int64_t begin,
                                      std::int64_t tokens) {
+  if (!logprobs.defined()) return {};
   const at::Tensor indices = token_indices(model, local),
                    values = logprobs.cpu().to(at::kDouble).contiguous();
   const std::int64_t* const index = indices.const_data_ptr<std::int64_t>();
@@ -87,7 +88,7 @@ std::vector<Entry> entries_of_tokens(const Model& model, const LocalBatch& local
 std::vector<Entry> entries_of_rows(const Model& model, const data::Batch& batch,
                                    const at::Tensor& outputs, std::int64_t first_row) {
   std::vector<Entry> entries;
-  if (model.tensor_group().rank() > 0) return entries;
+  if (!outputs.defined() || model.tensor_group().rank() > 0) return entries;
   const at::Tensor values = outputs.cpu().to(at::kDouble).contiguous();
   const std::int64_t width = values.size(1);
   const double* value = values.const_data_ptr<double>();
@@ -98,13 +99,15 @@ std::vector<Entry> entries_of_rows(const Model& model, const data::Batch& batch,
   return entries;
 }
 
+/// Of this rank's tokens and rows; without tensors where the last stage is elsewhere.
 ScoreResult score_locally(const LoadedModel& loaded, const LocalBatch& local,
                           bool normalize_embedding) {
   Model& model = *loaded.model;
   const parallel::Acquired ends = acquire_ends(loaded.sharding.get(), model);
-  parallel::BlockRunner runner(block_entries(model), {.sharding = loaded.sharding.get()});
-  const at::Tensor hidden =
-      runner.evaluate(model.embed(local.device.tokens), local.inputs(model, /*training=*/false));
+  parallel::Pipeline pipeline(model.context().mesh, loaded.stages, block_entries(model),
+                              /*embedding_trained=*/false, {.sharding = loaded.sharding.get()});
+  const at::Tensor hidden = evaluate_hidden(model, pipeline, local);
+  if (!hidden.defined()) return {};
   return score_head(model, hidden, local.device, normalize_embedding);
 }
 

@@ -382,8 +382,6 @@ LoadedModel load_for_inference(const std::filesystem::path& directory,
   loaded.tokenizer_directory = directory;
   const comm::Mesh& mesh = context.mesh;
   parallel::check_layout(mesh, config, context_method, /*stage_chunks=*/1);
-  if (mesh.size(comm::Dim::kPp) > 1)
-    throw ConfigError("parallel.pp must be 1: pipelines are for training");
   if (!adapter.empty()) {
     put_on = ckpt::AdapterDirectory::open(adapter);
     config.vocab_size = std::max(config.vocab_size, ckpt::vocabulary_rows(*put_on));
@@ -400,6 +398,9 @@ LoadedModel load_for_inference(const std::filesystem::path& directory,
                   /*is_training=*/false, options.kernel_policy);
   loaded.model = std::make_unique<models::qwen3_5::Model>(
       std::move(config), ckpt::text_prefix(*loaded.source), context, options);
+  loaded.stages = parallel::StagePlan::balanced(loaded.model->config(), mesh.size(comm::Dim::kPp),
+                                                /*chunks=*/1);
+  parallel::hold_stages(*loaded.model, loaded.stages, mesh.coordinate(comm::Dim::kPp));
   if (mesh.world_size() == 1) {
     loaded.model->allocate();
   } else {

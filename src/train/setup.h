@@ -85,10 +85,10 @@ struct LoadedModel {
   std::unique_ptr<models::qwen3_5::Model> model;
   std::unique_ptr<adapters::LoraSet> adapters;
   std::unique_ptr<parallel::Sharding> sharding;  ///< null for one rank
+  parallel::StagePlan stages;                    ///< Of the pipeline
   ckpt::ModelLoadReport load_report;
 };
-/// On the ranks of context.mesh together. Throws ConfigError for a layout that is not the model's,
-/// for stages of a pipeline, and for an adapter on several ranks.
+/// On the ranks of context.mesh together. Throws ConfigError for a layout that is not the model's.
 LoadedModel load_for_inference(const std::filesystem::path& directory,
                                const std::filesystem::path& adapter,
                                const runtime::Context& context, models::qwen3_5::Head head,

@@ -60,6 +60,33 @@ TEST(Group, CollectivesGiveWhatTheyPromise) {
   EXPECT_THAT(errors, Each(""));
 }
 
+TEST(Group, SeveralTensorsTravelTogether) {
+  const auto errors = run_ranks(3, [](const std::shared_ptr<World>& world) {
+    const Group group = all(world);
+    const auto rank = static_cast<double>(group.rank());
+    for (const auto dtype : {at::kDouble, at::kBFloat16}) {
+      std::vector<at::Tensor> own, gathered, whole, parts;
+      for (const std::int64_t size : {1, 4, 2}) {
+        own.push_back(at::full({size}, rank + static_cast<double>(size), dtype));
+        gathered.push_back(at::empty({3 * size}, dtype));
+        whole.push_back(at::arange(3 * size, dtype));
+        parts.push_back(at::empty({size}, dtype));
+      }
+      group.all_gather_async(gathered, own).wait();
+      group.reduce_scatter_sum_async(parts, whole).wait();
+      for (std::size_t i = 0; i < own.size(); ++i) {
+        const std::int64_t size = own[i].size(0);
+        for (std::int64_t j = 0; j < 3 * size; ++j)
+          EXPECT_EQ(gathered[i][j].item<double>(), static_cast<double>(j / size + size));
+        for (std::int64_t j = 0; j < size; ++j)
+          EXPECT_EQ(parts[i][j].item<double>(), 3 * (rank * static_cast<double>(size) + j));
+      }
+    }
+    group.all_gather_async(std::vector<at::Tensor>{}, {}).wait();
+  });
+  EXPECT_THAT(errors, Each(""));
+}
+
 TEST(Group, AllToAllTakesUnevenAndEmptyParts) {
   // Rank r sends r rows to rank 0, none to rank 1, and one to rank 2.
   const auto errors = run_ranks(3, [](const std::shared_ptr<World>& world) {

@@ -73,11 +73,13 @@ class ScoreTest : public ::testing::Test {
 TEST_F(ScoreTest, SeveralRanksTellTheLogprobsOfOne) {
   expect_same("lm", "logprobs", {"2", "parallel.tp=2"});
   expect_same("lm", "logprobs", {"4", "parallel.cp=2", "parallel.fsdp=2"});
+  expect_same("lm", "logprobs", {"4", "parallel.pp=2", "parallel.tp=2"});
 }
 
 TEST_F(ScoreTest, SeveralRanksTellTheEmbeddingsOfOne) {
   expect_same("embed", "embedding", {"4", "parallel.tp=2", "parallel.cp=2"});
   expect_same("embed", "embedding", {"2", "parallel.dp=2"});
+  expect_same("embed", "embedding", {"2", "parallel.pp=2"});
 }
 
 // A head that was trained: a new one is another in every program.
@@ -88,7 +90,7 @@ TEST_F(ScoreTest, SeveralRanksTellTheClassLogitsOfOne) {
             0)
       << runs_.printed("classes");
   for (const Words& layout :
-       {Words{"2", "parallel.tp=2"}, {"4", "parallel.cp=2", "parallel.fsdp=2"}})
+       {Words{"2", "parallel.tp=2"}, {"4", "parallel.pp=2", "parallel.fsdp=2"}})
     expect_same("classify", "logits", layout, "classes/final");
 }
 
@@ -103,6 +105,7 @@ TEST_F(ScoreTest, SeveralRanksPutOnAnAdapterAsOneDoes) {
   const Words dense = adapter_of("lora", "dense", {"adapter.modules_to_save=[embed_tokens]"});
   EXPECT_NE(score("dense", "lm", {}, dense), score("dense", "lm", {}, {}));
   expect_same("lm", "logprobs", {"4", "parallel.tp=2", "parallel.fsdp=2"}, "dense", dense);
+  expect_same("lm", "logprobs", {"2", "parallel.pp=2"}, "dense", dense);
   const Words experts =
       adapter_of("expert-lora", "moe",
                  {"adapter.target_parameters=[mlp.experts.gate_up_proj,mlp.experts.down_proj]"});
@@ -127,7 +130,7 @@ TEST_F(ScoreTest, WhatCannotBeDividedIsNamed) {
     EXPECT_EQ(testing::wait_for(testing::start_heddle(words, runs_.log_of("bad"))), 2);
     return runs_.printed("bad");
   };
-  EXPECT_THAT(message_of({"parallel.pp=2"}), ::testing::HasSubstr("parallel.pp must be 1"));
+  EXPECT_THAT(message_of({"parallel.pp=3"}), ::testing::HasSubstr("does not match the 2 ranks"));
   EXPECT_THAT(message_of({"optim.lr=1"}),
               ::testing::HasSubstr("of a configuration, parallel.* alone can be set here"));
   EXPECT_FALSE(std::filesystem::exists(runs_.directory() / "bad.jsonl"));

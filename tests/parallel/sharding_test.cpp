@@ -29,8 +29,10 @@ at::Tensor part_of(const nn::Parameter& parameter, const at::Tensor& whole,
   return whole.narrow(0, mesh.coordinate(Dim::kEp) * rows, rows);
 }
 
-/// Loads, gathers and reduces a dense parameter, one of experts and a row table on every rank. Rank
-/// r adds r + 1 to every gradient; that of the dense one is summed along tp nowhere.
+/// Loads, gathers and reduces dense parameters (a small one, and two that have buffers of their
+/// own, with as many rows on each rank and with fewer on the last), one of experts and a row table
+/// on every rank. Rank r adds r + 1 to every gradient; those of the dense ones are summed along tp
+/// nowhere.
 void check(const Layout& layout) {
   std::int64_t world_size = 1;
   for (const std::int64_t size : layout.sizes) world_size *= size;
@@ -38,13 +40,14 @@ void check(const Layout& layout) {
       testing::run_ranks(world_size, [&](const std::shared_ptr<comm::World>& world) {
         const comm::Mesh mesh(layout.sizes, world, layout.ep);
         nn::Parameter dense("dense", {5, 3}), expert("expert", {12, 2}, {{Dim::kEp, 0, {}}}),
-            table("table", {7, 2});
+            table("table", {7, 2}), even("even", {264, 256}), uneven("uneven", {263, 256});
         table.set_row_table();
-        const auto all = {&dense, &expert, &table};
+        const auto all = {&dense, &expert, &table, &even, &uneven};
         Sharding sharding(mesh);
         for (nn::Parameter* parameter : all) parameter->place(mesh);
-        sharding.add(0, {{&dense, at::kDouble}, {&expert, at::kDouble}, {&table, at::kDouble}},
-                     at::kCPU);
+        std::vector<Sharding::Member> members;
+        for (nn::Parameter* parameter : all) members.push_back({parameter, at::kDouble});
+        sharding.add(0, members, at::kCPU);
         for (nn::Parameter* parameter : all) {
           parameter->write_owned(
               at::arange(parameter->numel(), at::kDouble).view(parameter->global_shape()));
@@ -62,16 +65,20 @@ void check(const Layout& layout) {
           if (!parameter->is_copy()) owned_rows += parameter->owned().size(0);
         }
         sharding.release(0);
-        EXPECT_EQ(dense.has_memory(), mesh.size(Dim::kFsdp) * mesh.size(Dim::kCp) == 1);
+        for (const nn::Parameter* parameter : {&dense, &even, &uneven})
+          EXPECT_EQ(parameter->has_memory(), mesh.size(Dim::kFsdp) * mesh.size(Dim::kCp) == 1);
         EXPECT_EQ(expert.has_memory(), mesh.size(Dim::kEfsdp) == 1);
         EXPECT_EQ(table.has_memory(),
                   mesh.size(Dim::kTp) * mesh.size(Dim::kFsdp) * mesh.size(Dim::kCp) == 1);
         sharding.reduce(0);
         sharding.finish_reduction();
         // Every row has one owner, so that norms count it once and checkpoints hold it once.
-        EXPECT_EQ(mesh.world_group().all_reduce_sum(static_cast<double>(owned_rows)), 5 + 12 + 7);
+        EXPECT_EQ(mesh.world_group().all_reduce_sum(static_cast<double>(owned_rows)),
+                  5 + 12 + 7 + 264 + 263);
+        const auto dense_ranks = mesh.ranks_along({Dim::kCp, Dim::kFsdp, Dim::kDp});
         for (const auto& [parameter, ranks] :
-             {std::pair{&dense, mesh.ranks_along({Dim::kCp, Dim::kFsdp, Dim::kDp})},
+             {std::pair{&dense, dense_ranks}, std::pair{&even, dense_ranks},
+              std::pair{&uneven, dense_ranks},
               std::pair{&expert, mesh.ranks_along({Dim::kEfsdp, Dim::kEdp})},
               std::pair{&table, mesh.ranks_along({Dim::kTp, Dim::kCp, Dim::kFsdp, Dim::kDp})}}) {
           double sum = 0;

@@ -94,6 +94,16 @@ class SimulatedHccl final : public c10d::Backend {
     Tensors views = lower("reduce_scatter", {output, input});
     return gloo_->_reduce_scatter_base(views[0], views[1], options);
   }
+  Work allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                       const c10d::AllgatherOptions& options) override {
+    Tensors out = lower("all_gather", outputs), in = lower("all_gather", inputs);
+    return gloo_->allgather_into_tensor_coalesced(out, in, options);
+  }
+  Work reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
+                                       const c10d::ReduceScatterOptions& options) override {
+    Tensors out = lower("reduce_scatter", outputs), in = lower("reduce_scatter", inputs);
+    return gloo_->reduce_scatter_tensor_coalesced(out, in, options);
+  }
   Work alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<std::int64_t>& output_rows,
                      std::vector<std::int64_t>& input_rows,
                      const c10d::AllToAllOptions& options) override {

@@ -66,7 +66,7 @@ TEST_F(GpuFused, LinearCrossEntropyEqualsReference) {
 }
 
 TEST_F(GpuFused, LinearCrossEntropyAddsUpOverChunks) {
-  // 248320 bf16 logits a row: 4224 rows fill a chunk.
+  // 248320 bf16 logits a row: two chunks of 4608 and 4392 rows.
   LinearCrossEntropy::Inputs in = head_inputs(9000, 32, 248320, at::kBFloat16);
   in.all_rows_labelled = true;
   expect_equal(in, at::kFloat);

@@ -9,6 +9,7 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "ops/cuda/tensor.h"
 #include "ops/linear_cross_entropy/cuda/softmax_gradient.h"
@@ -17,14 +18,20 @@
 namespace heddle::ops::linear_cross_entropy_cuda {
 namespace {
 
-/// Logits held at once. Every chunk reads and writes the whole gradient of the weight: few are
-/// good.
+/// Logits held at once. Every chunk reads and writes the whole gradient of the weight, in fp32:
+/// with it few are good.
 constexpr std::int64_t kLogitsBytes = std::int64_t{2} << 30;
+constexpr std::int64_t kLogitsBytesWithWeightGradient = std::int64_t{4} << 30;
 
-std::int64_t chunk_rows(const at::Tensor& weight) {
+/// Rows of each chunk but the last: as few chunks as fit, all about as long.
+std::int64_t chunk_rows(std::int64_t rows, const at::Tensor& weight, bool want_grad_weight) {
+  constexpr std::int64_t kTile = 128;  // of the products
   const std::int64_t row = weight.size(0) * static_cast<std::int64_t>(weight.element_size());
-  // Multiples of the products' tiles.
-  return std::max<std::int64_t>(128, kLogitsBytes / std::max<std::int64_t>(1, row) / 128 * 128);
+  const std::int64_t bytes = want_grad_weight ? kLogitsBytesWithWeightGradient : kLogitsBytes;
+  const std::int64_t most = std::max(kTile, bytes / std::max<std::int64_t>(1, row) / kTile * kTile);
+  if (rows <= most) return std::max<std::int64_t>(1, rows);
+  const std::int64_t chunks = (rows + most - 1) / most;
+  return (rows + chunks * kTile - 1) / (chunks * kTile) * kTile;
 }
 
 /// The gradient of the weight, added up in fp32 over the chunks and rounded into a narrower buffer
@@ -33,10 +40,13 @@ class WeightGradient {
  public:
   WeightGradient(const at::Tensor& buffer, bool one_chunk) : buffer_(buffer), sum_(buffer) {
     if (buffer.scalar_type() == at::kFloat || one_chunk) return;
-    sum_ = at::zeros(buffer.sizes(), buffer.options().dtype(at::kFloat));
+    sum_ = at::empty(buffer.sizes(), buffer.options().dtype(at::kFloat));
+    is_first_ = true;
   }
   void add(const at::Tensor& d_logits, const at::Tensor& hidden) {
-    if (sum_.scalar_type() == d_logits.scalar_type()) {
+    if (std::exchange(is_first_, false)) {
+      at::mm_out(sum_, d_logits.t(), hidden, sum_.scalar_type());
+    } else if (sum_.scalar_type() == d_logits.scalar_type()) {
       sum_.addmm_(d_logits.t(), hidden);
     } else {
       at::addmm_out(sum_, sum_, d_logits.t(), hidden, sum_.scalar_type());
@@ -48,6 +58,7 @@ class WeightGradient {
 
  private:
   at::Tensor buffer_, sum_;
+  bool is_first_ = false;  ///< of what fills a sum without values
 };
 
 /// The rows that have a label, and what belongs to them.
@@ -82,7 +93,7 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
   const cuda::OnDevice on(in.hidden);
   const LabelledRows rows(in);
   const std::int64_t count = rows.hidden.size(0), vocabulary = in.weight.size(0);
-  const std::int64_t chunk = std::min(chunk_rows(in.weight), std::max<std::int64_t>(1, count));
+  const std::int64_t chunk = chunk_rows(count, in.weight, want_grad_weight);
   const auto wide = in.hidden.options().dtype(at::kFloat);
   at::Tensor logprobs = at::empty({count}, wide), grad_hidden;
   if (want_grad_hidden) grad_hidden = at::empty(rows.hidden.sizes(), in.hidden.options());
