@@ -13,8 +13,8 @@ void add_model_arguments(CLI::App& command, ModelArguments& arguments) {
       ->type_name("MODEL_DIR");
   command.add_option("--adapter", arguments.adapter, "A PEFT adapter directory to put on it")
       ->type_name("DIR");
-  command.add_option("--dtype", arguments.dtype, "float32, bfloat16 or float64")
-      ->capture_default_str();
+  command.add_option("--dtype", arguments.dtype,
+                     "float32, bfloat16 or float64; default float32 on the CPU, else bfloat16");
   command.add_option("--device", arguments.device, "cpu, cuda[:N] or npu[:N]")
       ->capture_default_str();
   command.add_option("--threads", arguments.threads,
@@ -24,8 +24,10 @@ void add_model_arguments(CLI::App& command, ModelArguments& arguments) {
 runtime::Context context_of(const ModelArguments& arguments) {
   runtime::Context context;
   device::set_cpu_threads(arguments.threads);
-  context.dtype = runtime::parse_dtype(arguments.dtype, "--dtype");
   context.device = device::parse(arguments.device);
+  const std::string usual = context.device.is_cpu() ? "float32" : "bfloat16";
+  context.dtype =
+      runtime::parse_dtype(arguments.dtype.empty() ? usual : arguments.dtype, "--dtype");
   device::start(context.device);
   device::require_dtype(context.device, context.dtype, "--dtype");
   return context;

@@ -16,7 +16,7 @@ namespace heddle::cli {
 struct ModelArguments {
   std::string directory;
   std::string adapter;
-  std::string dtype = "float32";
+  std::string dtype;  ///< Empty: float32 on the CPU, bfloat16 elsewhere.
   std::string device = "cpu";
   int threads = 0;
 };

@@ -57,9 +57,9 @@ Json to_json(const std::vector<double>& values) {
 
 /// How the ranks divide the model.
 config::RunConfig layout_of(const ScoreOptions& options) {
-  std::vector<std::string> settings = {"model.dtype=" + options.model.dtype,
-                                       "device.name=" + options.model.device,
+  std::vector<std::string> settings = {"device.name=" + options.model.device,
                                        "device.threads=" + std::to_string(options.model.threads)};
+  if (!options.model.dtype.empty()) settings.push_back("model.dtype=" + options.model.dtype);
   for (const std::string& setting : options.layout) {
     if (!setting.starts_with("parallel.")) {
       throw_error<ConfigError>("score: '{}': of a configuration, parallel.* alone can be set here",

@@ -172,6 +172,8 @@ void fill_in(RunConfig& config, const std::string& name) {
   }
   if (config.model.head == Head::kEmbed && !config.is_set("data.packing"))
     config.data.packing = false;
+  if (config.device.name.type != DeviceType::kCpu && !config.is_set("model.dtype"))
+    config.model.dtype = Dtype::kBFloat16;
   if (config.train.method == Method::kLora && !config.is_set("optim.lr")) config.optim.lr = 2e-4;
   if (!config.is_set("adapter.seed")) config.adapter.seed = config.train.seed;
 }

@@ -43,7 +43,7 @@ inline constexpr std::array<std::string_view, 3> kNames<Head>{"lm", "classify", 
 struct ModelSection {
   std::string path;
   std::string tokenizer;
-  Dtype dtype = Dtype::kFloat32;
+  Dtype dtype = Dtype::kFloat32;  ///< load() makes it bfloat16 on an accelerator if none is given
   Head head = Head::kLanguageModel;
   std::int64_t num_labels = 0;
   bool normalize = true;

@@ -103,7 +103,9 @@ Section model_section() {
       .key("tokenizer", &ModelSection::tokenizer,
            "folder with tokenizer.json and chat template; empty: model.path")
       .key("dtype", &ModelSection::dtype,
-           "of weights and activations in training; optimizer state is at least float32",
+           "of weights and activations in training; bfloat16 on an accelerator unless given; "
+           "optimizer "
+           "state is at least float32",
            {.aliases = {"torch_dtype", "precision", "bf16", "fp16"}})
       .key("head", &ModelSection::head,
            "what the model predicts: next token, labels of a sequence, or an embedding")

@@ -47,7 +47,7 @@ KernelTable KernelTable::choose(const Registry& registry, c10::DeviceType device
     const auto by_user = policy.chosen_by_user.find(request.op);
     const Registry::Entry* chosen = nullptr;
     std::vector<std::string> known;
-    bool faster_exists = false;
+    bool faster_exists = false, wants_half = false;
     for (const bool reference_pass : {false, true}) {
       for (const Registry::Entry& entry : registry.entries()) {
         const KernelInfo& info = entry.info;
@@ -59,6 +59,8 @@ KernelTable KernelTable::choose(const Registry& registry, c10::DeviceType device
         if (by_user != policy.chosen_by_user.end() && by_user->second != info.name) continue;
         if (const auto reason = why_not(info, dtype, request, policy)) {
           choice.refused.push_back(fmt::format("{}: {}", info.name, *reason));
+          wants_half = wants_half ||
+                       (dtype != at::kBFloat16 && !why_not(info, at::kBFloat16, request, policy));
         } else {
           chosen = &entry;
         }
@@ -79,9 +81,10 @@ KernelTable KernelTable::choose(const Registry& registry, c10::DeviceType device
     if (choice.is_reference && faster_exists && device != c10::DeviceType::CPU &&
         !policy.allow_fallback && by_user == policy.chosen_by_user.end()) {
       throw_error<DeviceError>(
-          "{}: only the slow reference kernel fits on {} ({}); set kernels.fallback=allow to run "
+          "{}: only the slow reference kernel fits on {} ({}); set {}kernels.fallback=allow to run "
           "with it",
-          request.op, c10::DeviceTypeName(device, true), text::join(choice.refused, "; "));
+          request.op, c10::DeviceTypeName(device, true), text::join(choice.refused, "; "),
+          wants_half ? "model.dtype=bfloat16 (--dtype), or " : "");
     }
     table.functions_[request.op] = chosen->functions;
     table.choices_.push_back(std::move(choice));
@@ -93,6 +96,17 @@ std::vector<std::string> KernelTable::lines() const {
   std::vector<std::string> lines;
   for (const Choice& choice : choices_)
     lines.push_back(fmt::format("{}: {}", choice.op, choice.kernel));
+  return lines;
+}
+
+std::vector<std::string> KernelTable::losses() const {
+  std::vector<std::string> lines;
+  for (const Choice& choice : choices_) {
+    if (!choice.refused.empty()) {
+      lines.push_back(fmt::format("{} runs {}: no faster kernel fits ({})", choice.op,
+                                  choice.kernel, text::join(choice.refused, "; ")));
+    }
+  }
   return lines;
 }
 

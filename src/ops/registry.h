@@ -96,6 +96,9 @@ class KernelTable {
   const std::vector<Choice>& choices() const { return choices_; }
   /// "gated_delta_rule: cpu.chunk32", one line each.
   std::vector<std::string> lines() const;
+  /// Of the operators that run slower for a kernel that does not fit, a line each: the kernel that
+  /// runs, those that would have come before it, and why they cannot.
+  std::vector<std::string> losses() const;
 
  private:
   const void* find(const char* op) const;  // throws InternalError if the operator was not requested

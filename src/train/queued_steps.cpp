@@ -54,7 +54,7 @@ std::string obstacle(const config::RunConfig& config, const Setup& setup,
   if (setup.context.mesh.world_size() > 1) return "several ranks train together";
   if (model.head() != models::qwen3_5::Head::kLanguageModel)
     return "the head is not that of a language model";
-  if (model.config().is_moe()) return "the rows of the experts are counted on the host";
+  if (model.config().is_moe()) return "the model has experts";
   if (setup.adapters && config.adapter.dropout > 0)
     return "dropout masks are other ones in every step";
   if (config.train.offload_activations) return "inputs of blocks are offloaded";

@@ -152,6 +152,20 @@ models::qwen3_5::Config read_model_config(const ckpt::ModelDirectory& source) {
   return models::qwen3_5::parse_config(source.config(), (source.path() / "config.json").string());
 }
 
+/// Says what runs slower than it could, for a kernel that does not fit.
+void warn_of_losses(const models::qwen3_5::Model& model) {
+  for (const std::string& loss : model.kernels().losses()) log::warning("{}", loss);
+}
+
+void warn_of_slow_rank(const models::qwen3_5::Model& model, std::int64_t rank) {
+  const ops::Linear::Functions& functions = model.kernels().get<ops::Linear>();
+  if (functions.reads_once == nullptr || functions.reads_once(rank)) return;
+  log::warning(
+      "adapter.rank {}: the backward of the adapters reads each output gradient twice, where ranks "
+      "8 and 16 have a kernel that reads it once",
+      rank);
+}
+
 /// Names what a kernel of linear layers that computes in less than the model's type leaves in it.
 void warn_of_wide_layers(models::qwen3_5::Model& model) {
   const ops::Linear::Functions& functions = model.kernels().get<ops::Linear>();
@@ -326,8 +340,10 @@ void allocate_model(const config::RunConfig& config, models::qwen3_5::Config mod
 }
 
 void complete_model(const config::RunConfig& config, Setup& setup, bool has_values) {
+  warn_of_losses(*setup.model);
   warn_of_wide_layers(*setup.model);
   if (config.train.method == config::Method::kLora) {
+    warn_of_slow_rank(*setup.model, config.adapter.rank);
     setup.adapters = make_adapters(config, *setup.model);
     if (setup.sharding) shard_adapters(*setup.model, *setup.adapters, *setup.sharding);
     if (has_values) setup.adapters->initialize();
@@ -398,6 +414,7 @@ LoadedModel load_for_inference(const std::filesystem::path& directory,
                   /*is_training=*/false, options.kernel_policy);
   loaded.model = std::make_unique<models::qwen3_5::Model>(
       std::move(config), ckpt::text_prefix(*loaded.source), context, options);
+  warn_of_losses(*loaded.model);
   loaded.stages = parallel::StagePlan::balanced(loaded.model->config(), mesh.size(comm::Dim::kPp),
                                                 /*chunks=*/1);
   parallel::hold_stages(*loaded.model, loaded.stages, mesh.coordinate(comm::Dim::kPp));

@@ -34,4 +34,7 @@ int multiprocessors();
 /// Whether this build has code for sm_90a and the current device runs it.
 bool has_sm90a();
 
+/// Of the current device, 10 x major + minor; 0 if there is none.
+int compute_capability();
+
 }  // namespace heddle::ops::cuda

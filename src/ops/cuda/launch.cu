@@ -21,13 +21,17 @@ int multiprocessors() {
   return count;
 }
 
-bool has_sm90a() {
-#ifdef HEDDLE_CUDA_SM90A
+int compute_capability() {
   int device = 0, major = 0, minor = 0;
-  cudaGetDevice(&device);
+  if (cudaGetDevice(&device) != cudaSuccess) return 0;
   cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
   cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-  return major == 9 && minor == 0;
+  return 10 * major + minor;
+}
+
+bool has_sm90a() {
+#ifdef HEDDLE_CUDA_SM90A
+  return compute_capability() == 90;
 #else
   return false;
 #endif

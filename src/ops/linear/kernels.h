@@ -28,6 +28,7 @@ at::Tensor backward(const Products& terms);
 Linear::Functions::LowRankGradients low_rank_backward(const std::vector<LowRankChange>& changes);
 at::Tensor dropout(const at::Tensor& x, const DropoutMask& mask);
 void add_dropout(at::Tensor& sum, const at::Tensor& x, const DropoutMask& mask);
+bool reads_once(std::int64_t rank);
 
 }  // namespace heddle::ops::linear_cuda
 

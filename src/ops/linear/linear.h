@@ -45,6 +45,9 @@ struct Linear {
     /// model's type, given narrow_rows rows. Null: of no layer.
     bool (*is_narrow)(std::int64_t out, std::int64_t in) = nullptr;
     std::int64_t narrow_rows = 0;
+    /// Whether low_rank_backward reads dy once for both of its results, of matrices of this rank.
+    /// Null: of none, or it does not matter.
+    bool (*reads_once)(std::int64_t rank) = nullptr;
   };
 };
 

@@ -3,11 +3,13 @@
 // kernel takes where it fits; libtorch's FlashAttention-2 where nothing of cuDNN's fits. At head
 // dimension 256 on an H200 cuDNN takes 0.45 (forward) and 0.7 (backward) of the time of that.
 #include <ATen/Context.h>
+#include <fmt/format.h>
 
 #include "ops/attention/cuda/dense.h"
 #include "ops/attention/cuda/packed.h"
 #include "ops/attention/cuda/ragged.h"
 #include "ops/attention/kernels.h"
+#include "ops/cuda/element.h"
 
 namespace heddle::ops::attention_cudnn {
 namespace {
@@ -52,6 +54,12 @@ Attention::Gradients backward(const Attention::Inputs& in, const Attention::Forw
   return attention_flash_varlen::backward(in, saved, grad_o);
 }
 
+std::optional<std::string> refuse(const Dims& dims) {
+  if (const int found = cuda::compute_capability(); found != 90)
+    return fmt::format("needs a device of compute capability 9.0, this one has sm_{}", found);
+  return attention_flash_varlen::refuse(dims);
+}
+
 }  // namespace
 
 void add(Registry& registry) {
@@ -60,7 +68,7 @@ void add(Registry& registry) {
                            .device = c10::DeviceType::CUDA,
                            .dtypes = {c10::ScalarType::BFloat16, c10::ScalarType::Half},
                            .is_reference = false,
-                           .refuse = attention_flash_varlen::refuse,
+                           .refuse = refuse,
                            .on_chip_bytes = {}},
                           {forward, backward, attention_reference::step});
 }

@@ -94,11 +94,7 @@ Pack pack_of(const Attention::Inputs& in, const at::Tensor& table) {
 }  // namespace
 
 bool ragged_fits(const Attention::Inputs& in) {
-  int major = 0;
-  if (cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, in.q.device().index()) !=
-          cudaSuccess ||
-      major != 9 || in.q.size(2) % 16 != 0)
-    return false;
+  if (in.q.size(2) % 16 != 0) return false;
   const std::vector<std::int32_t>&cu_q = in.q_sequences.cu_seqlens_host,
         &cu_k = in.k_sequences.cu_seqlens_host;
   for (std::size_t s = 0; s + 1 < cu_q.size(); ++s) {

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 
+#include "ops/cuda/element.h"
 #include "ops/gated_delta_net/cuda/gated_delta_net.h"
 #include "ops/gated_delta_net/kernels.h"
 
@@ -160,25 +161,17 @@ std::optional<std::string> refuse_shape(const Dims& dims) {
   return std::nullopt;
 }
 
-/// Of the current device, 10 x major + minor; 0 if there is none.
-int compute_capability() {
-  int device = 0, major = 0, minor = 0;
-  if (cudaGetDevice(&device) != cudaSuccess) return 0;
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-  return 10 * major + minor;
-}
-
 template <GatedDeltaNetKernel kKernel>
 std::optional<std::string> refuse(const Dims& dims) {
   if constexpr (kKernel == GatedDeltaNetKernel::kHopper) {
     if (cuda::gated_delta_net_kernel_for_device() != kKernel) {
       return fmt::format(
           "needs a device of compute capability 9.0 and a build for sm_90a; the device has sm_{}",
-          compute_capability());
+          cuda::compute_capability());
     }
-  } else if (compute_capability() < 80) {
-    return fmt::format("needs compute capability 8.0, the device has sm_{}", compute_capability());
+  } else if (cuda::compute_capability() < 80) {
+    return fmt::format("needs compute capability 8.0, the device has sm_{}",
+                       cuda::compute_capability());
   }
   return refuse_shape(dims);
 }

@@ -3,7 +3,6 @@
 // and the low-rank terms stay bf16.
 #include <ATen/ops/_scaled_mm.h>
 #include <ATen/ops/empty.h>
-#include <cuda_runtime_api.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -88,27 +87,29 @@ at::Tensor backward(const Products& terms) {
 }
 
 std::optional<std::string> refuse(const Dims&) {
-  int device = 0, major = 0, minor = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device);
-  if (major == 9 && minor == 0) return std::nullopt;
+  if (cuda::compute_capability() == 90) return std::nullopt;
   return "needs a device of compute capability 9.0";
 }
 
 }  // namespace
 
 void add(Registry& registry) {
-  registry.add<Linear>(
-      {.op = "",
-       .name = "cuda.fp8_rowwise_or_bf16",
-       .device = c10::DeviceType::CUDA,
-       .dtypes = {c10::ScalarType::BFloat16},
-       .is_reference = false,
-       .refuse = refuse,
-       .on_chip_bytes = {}},
-      {forward, linear_reference::forward_onto<forward>, backward, linear_cuda::low_rank_backward,
-       linear_cuda::dropout, linear_cuda::add_dropout, is_narrow, kFewestRows});
+  registry.add<Linear>({.op = "",
+                        .name = "cuda.fp8_rowwise_or_bf16",
+                        .device = c10::DeviceType::CUDA,
+                        .dtypes = {c10::ScalarType::BFloat16},
+                        .is_reference = false,
+                        .refuse = refuse,
+                        .on_chip_bytes = {}},
+                       {.forward = forward,
+                        .forward_onto = linear_reference::forward_onto<forward>,
+                        .backward = backward,
+                        .low_rank_backward = linear_cuda::low_rank_backward,
+                        .dropout = linear_cuda::dropout,
+                        .add_dropout = linear_cuda::add_dropout,
+                        .is_narrow = is_narrow,
+                        .narrow_rows = kFewestRows,
+                        .reads_once = linear_cuda::reads_once});
 }
 
 }  // namespace heddle::ops::linear_fp8

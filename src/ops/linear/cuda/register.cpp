@@ -77,7 +77,7 @@ Tensors run(const std::vector<Products>& sums, const std::vector<std::int64_t>& 
 
 bool fits(const std::vector<LowRankChange>& changes) {
   const std::int64_t rank = changes[0].low.size(1);
-  return (rank == 8 || rank == 16) && changes.size() <= cuda::kMostLowRankGradients &&
+  return reads_once(rank) && changes.size() <= cuda::kMostLowRankGradients &&
          changes[0].low.size(0) >= kFewestRows &&
          std::all_of(changes.begin(), changes.end(), [&](const LowRankChange& change) {
            return change.low.size(1) == rank && is_readable(change.dy) && is_readable(change.b) &&
@@ -91,6 +91,8 @@ std::optional<std::string> refuse(const Dims&) {
 }
 
 }  // namespace
+
+bool reads_once(std::int64_t rank) { return rank == 8 || rank == 16; }
 
 Tensors forward(const std::vector<Products>& sums) {
   std::vector<std::int64_t> columns;
@@ -147,7 +149,13 @@ void add(Registry& registry) {
                         .is_reference = false,
                         .refuse = refuse,
                         .on_chip_bytes = {}},
-                       {forward, forward_onto, backward, low_rank_backward, dropout, add_dropout});
+                       {.forward = forward,
+                        .forward_onto = forward_onto,
+                        .backward = backward,
+                        .low_rank_backward = low_rank_backward,
+                        .dropout = dropout,
+                        .add_dropout = add_dropout,
+                        .reads_once = reads_once});
 }
 
 }  // namespace heddle::ops::linear_cuda
