@@ -104,7 +104,7 @@ std::vector<std::string> RunObserver::sample() {
   if (config_.log.sample_prompts.empty() || setup_ == nullptr) return {};
   return rollout::answer_prompts(
       *setup_->model, setup_->tokenizer, config_.log.sample_prompts, config_.log.sample_tokens,
-      train::dataset_options(config_, config_.data.train, /*training=*/true).rendering);
+      train::dataset_options(config_, train::DataPart::kTrain).rendering);
 }
 
 void RunObserver::on_start(const train::RunInfo& info) {

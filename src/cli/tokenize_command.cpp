@@ -48,7 +48,7 @@ int run(const TokenizeOptions& options, const Session& session) {
     throw ConfigError("model.path is needed: it names the tokenizer");
   const auto tokenizer = train::load_tokenizer(config).tokenizer;
   session.out << ui::token_legend(session.out_has_color) << "\n\n";
-  data::DatasetOptions dataset = train::dataset_options(config, config.data.train, true);
+  data::DatasetOptions dataset = train::dataset_options(config, train::DataPart::kTrain);
   const data::Renderer renderer(*tokenizer, dataset.rendering);
   if (!options.text.empty()) {
     data::Row row;

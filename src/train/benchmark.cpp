@@ -114,7 +114,8 @@ class Bench {
     double weights = 0;
     for (const data::Batch& batch : batches) weights += batch.loss_weight_sum;
     weights *= static_cast<double>(mesh().data_size());
-    if (queued_) return queued_->run(batches, 1 / weights, config_.optim.lr).loss_sum / weights;
+    if (queued_)
+      return queued_->run(batches, {.loss = 1 / weights}, config_.optim.lr).loss_sum / weights;
     const std::vector<HeadFunction> heads(batches.size(), training_head(model(), 1 / weights));
     MicroBatchLoss sums = run_micro_batches(
         model(), setup_.adapters.get(), *pipeline_, setup_.trainable, batches, heads,

@@ -4,10 +4,14 @@
 #include <ATen/ops/stack.h>
 
 #include <algorithm>
+#include <bit>
+#include <string_view>
 #include <utility>
 
 #include "base/log.h"
 #include "device/device.h"
+#include "ops/moe/moe.h"
+#include "train/auxiliary_loss.h"
 
 namespace heddle::train {
 namespace {
@@ -46,6 +50,11 @@ void copy(const LossRows& from, LossRows& to) {
     copy(from.*tensor, to.*tensor);
 }
 
+bool runs_reference(const ops::KernelTable& kernels, std::string_view op) {
+  return std::any_of(kernels.choices().begin(), kernels.choices().end(),
+                     [&](const auto& choice) { return choice.op == op && choice.is_reference; });
+}
+
 /// Why steps need the host within; empty if they do not.
 std::string obstacle(const config::RunConfig& config, const Setup& setup,
                      const Optimizer& optimizer) {
@@ -54,7 +63,12 @@ std::string obstacle(const config::RunConfig& config, const Setup& setup,
   if (setup.context.mesh.world_size() > 1) return "several ranks train together";
   if (model.head() != models::qwen3_5::Head::kLanguageModel)
     return "the head is not that of a language model";
-  if (model.config().is_moe()) return "the model has experts";
+  if (model.config().is_moe()) {
+    if (runs_reference(model.kernels(), ops::MoeExperts::kName))
+      return "the reference kernel of the experts counts rows on the host";
+    if (!config.train.router_record.empty() || !config.train.router_replay.empty())
+      return "the choice of experts is recorded or replayed by the host";
+  }
   if (setup.adapters && config.adapter.dropout > 0)
     return "dropout masks are other ones in every step";
   if (config.train.offload_activations) return "inputs of blocks are offloaded";
@@ -64,21 +78,23 @@ std::string obstacle(const config::RunConfig& config, const Setup& setup,
 
 }  // namespace
 
-QueuedSteps::Outcome QueuedSteps::run(std::span<const data::Batch> batches, double gradient_scale,
+QueuedSteps::Outcome QueuedSteps::run(std::span<const data::Batch> batches, const Scales& scales,
                                       double lr) {
   Recorded step;
+  step.auxiliary_scale = scales.auxiliary;
+  step.shape = {std::bit_cast<std::int64_t>(scales.auxiliary)};
   for (const data::Batch& batch : batches) {
     step.batches.emplace_back(*parts_.model, batch);
     const data::Batch& host = step.batches.back().host;
-    step.rows.emplace_back(*parts_.model, host, gradient_scale,
+    step.rows.emplace_back(*parts_.model, host, scales.loss,
                            record_ ? row_multiple(host.size()) : 1);
     add_shape(step.batches.back(), step.rows.back(), step.shape);
   }
   parts_.optimizer->announce(lr);
-  at::Tensor outcome;
+  Results results;
   if (const Recorded* recorded = record_ ? recorded_for(step) : nullptr) {
     recorded->graph->replay();
-    outcome = recorded->outcome;
+    results = recorded->results;
   } else {
     if (make_room()) {
       record_ = false;
@@ -86,10 +102,10 @@ QueuedSteps::Outcome QueuedSteps::run(std::span<const data::Batch> batches, doub
           "steps run launch by launch from here on: there is no room for graphs beside "
           "steps of other shapes");
     }
-    outcome = enqueue(step.batches, step.rows);
+    results = enqueue(step);
   }
-  const at::Tensor host = outcome.cpu();
-  return {host[0].item<double>(), host[1].item<double>()};
+  const at::Tensor host = results.loss_and_norm.cpu();
+  return {host[0].item<double>(), host[1].item<double>(), results.sums};
 }
 
 const QueuedSteps::Recorded* QueuedSteps::recorded_for(Recorded& step) {
@@ -114,7 +130,7 @@ const QueuedSteps::Recorded* QueuedSteps::recorded_for(Recorded& step) {
 const QueuedSteps::Recorded* QueuedSteps::record(Recorded& step) {
   try {
     step.graph = device::record(
-        parts_.model->context().device, [&] { step.outcome = enqueue(step.batches, step.rows); },
+        parts_.model->context().device, [&] { step.results = enqueue(step); },
         recorded_.empty() ? nullptr : recorded_.front().graph.get());
   } catch (const std::exception& error) {
     log::warning("steps run launch by launch, for they cannot be recorded: {}", error.what());
@@ -129,22 +145,24 @@ const QueuedSteps::Recorded* QueuedSteps::record(Recorded& step) {
   return &recorded_.back();
 }
 
-at::Tensor QueuedSteps::enqueue(std::span<const LocalBatch> batches,
-                                std::span<const LossRows> rows) {
+QueuedSteps::Results QueuedSteps::enqueue(const Recorded& step) {
   std::vector<HeadFunction> heads;
   std::vector<data::Batch> host;
-  for (std::size_t i = 0; i < batches.size(); ++i) {
-    host.push_back(batches[i].host);
-    heads.push_back([this, &rows = rows[i]](const at::Tensor& hidden, const data::Batch&) {
+  for (std::size_t i = 0; i < step.batches.size(); ++i) {
+    host.push_back(step.batches[i].host);
+    heads.push_back([this, &rows = step.rows[i]](const at::Tensor& hidden, const data::Batch&) {
       return run_language_model_head(*parts_.model, hidden, rows, /*want_gradients=*/true);
     });
   }
-  const MicroBatchLoss sums = run_micro_batches(
-      *parts_.model, parts_.adapters, *parts_.pipeline, *parts_.trainable, host, heads,
-      {.recompute_elementwise = parts_.recompute_elementwise, .uploaded = batches});
+  MicroBatchLoss sums = run_micro_batches(*parts_.model, parts_.adapters, *parts_.pipeline,
+                                          *parts_.trainable, host, heads,
+                                          {.auxiliary_scale = step.auxiliary_scale,
+                                           .pooled_auxiliary_loss = parts_.pooled_auxiliary_loss,
+                                           .recompute_elementwise = parts_.recompute_elementwise,
+                                           .uploaded = step.batches});
   const at::Tensor norm =
       parts_.optimizer->queue_step(parts_.model->kernels(), parts_.clip_norm, sums.loss_sum);
-  return at::stack({sums.loss_sum.to(at::kDouble), norm});
+  return {at::stack({sums.loss_sum.to(at::kDouble), norm}), std::move(sums)};
 }
 
 bool QueuedSteps::make_room() {
@@ -168,6 +186,8 @@ std::unique_ptr<QueuedSteps> queued_steps(const config::RunConfig& config, Setup
   return std::make_unique<QueuedSteps>(
       QueuedSteps::Parts{setup.model.get(), setup.adapters.get(), &pipeline, &setup.trainable,
                          &optimizer, config.train.recompute != config::Recompute::kOff,
+                         config.train.router_aux_loss == config::AuxLoss::kHf &&
+                             auxiliary_coefficient(config, setup.model->config()) > 0,
                          config.optim.clip_norm},
       record);
 }

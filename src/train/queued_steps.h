@@ -31,17 +31,22 @@ class QueuedSteps {
     const std::vector<nn::Parameter*>* trainable;
     Optimizer* optimizer;
     bool recompute_elementwise;
+    bool pooled_auxiliary_loss;  ///< train.router_aux_loss hf.
     double clip_norm;
   };
   QueuedSteps(const Parts& parts, bool record) : parts_(parts), record_(record) {}
 
   struct Outcome {
-    double loss_sum;   ///< Of loss weight x loss, not divided.
-    double grad_norm;  ///< Before clipping.
+    double loss_sum;      ///< Of loss weight x loss, not divided.
+    double grad_norm;     ///< Before clipping.
+    MicroBatchLoss sums;  ///< On the device; the next step may write over them.
   };
-  /// One step with gradients of gradient_scale x loss_sum; waits for its end. If loss or norm is
-  /// not finite, nothing was updated.
-  Outcome run(std::span<const data::Batch> batches, double gradient_scale, double lr);
+  /// What the gradients of loss_sum and of the router's loss are multiplied by.
+  struct Scales {
+    double loss = 1, auxiliary = 0;
+  };
+  /// One step; waits for its end. If loss or norm is not finite, nothing was updated.
+  Outcome run(std::span<const data::Batch> batches, const Scales& scales, double lr);
 
   /// Gives back the memory of the graphs if an ordinary step may not fit beside them; whether it
   /// did. They are recorded anew when their shapes come again.
@@ -51,11 +56,16 @@ class QueuedSteps {
  private:
   /// What the launches of a step depend on.
   using Shape = std::vector<std::int64_t>;
+  struct Results {
+    at::Tensor loss_and_norm;  ///< fp64 [2] on the device
+    MicroBatchLoss sums;
+  };
   struct Recorded {
     Shape shape;
     std::vector<LocalBatch> batches;
     std::vector<LossRows> rows;
-    at::Tensor outcome;  ///< fp64 [2] on the device
+    double auxiliary_scale = 0;
+    Results results;
     std::unique_ptr<device::Graph> graph;
   };
 
@@ -63,7 +73,7 @@ class QueuedSteps {
   /// shape came before.
   const Recorded* recorded_for(Recorded& step);
   const Recorded* record(Recorded& step);
-  at::Tensor enqueue(std::span<const LocalBatch> batches, std::span<const LossRows> rows);
+  Results enqueue(const Recorded& step);
 
   Parts parts_;
   bool record_;

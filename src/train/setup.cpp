@@ -259,11 +259,11 @@ runtime::Context make_context(const config::RunConfig& config, std::shared_ptr<c
   return context;
 }
 
-data::DatasetOptions dataset_options(const config::RunConfig& config,
-                                     const std::vector<config::DataSource>& files, bool training) {
+data::DatasetOptions dataset_options(const config::RunConfig& config, DataPart part) {
+  const bool training = part == DataPart::kTrain;
   data::DatasetOptions options;
   options.files_key = training ? "data.train" : "data.eval";
-  for (const config::DataSource& file : files)
+  for (const config::DataSource& file : training ? config.data.train : config.data.eval)
     options.files.push_back({file.path, training ? file.weight : 1});
   options.reader.format = row_format(config.data.format);
   options.reader.fields = field_names(config.data.fields);
@@ -373,8 +373,8 @@ Setup make_setup(const config::RunConfig& config, Observer& observer,
   const auto progress = [&](const data::TokenizeProgress& p) {
     observer.on_tokenize(p.file, p.fraction, p.rows);
   };
-  const data::DatasetOptions train = dataset_options(config, config.data.train, true);
-  const data::DatasetOptions eval = dataset_options(config, config.data.eval, false);
+  const data::DatasetOptions train = dataset_options(config, DataPart::kTrain);
+  const data::DatasetOptions eval = dataset_options(config, DataPart::kEval);
   const bool has_eval = !eval.files.empty();
   if (has_eval) data::require_files(eval);  // said before the training data are tokenised
   setup.train = data::Dataset::open(train, *setup.tokenizer, progress);

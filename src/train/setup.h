@@ -71,9 +71,10 @@ ops::KernelPolicy kernel_policy(const config::RunConfig& config, c10::Device dev
 std::unique_ptr<adapters::LoraSet> make_adapters(const config::RunConfig& config,
                                                  models::qwen3_5::Model& model);
 
-/// How rows become tokens under this configuration.
-data::DatasetOptions dataset_options(const config::RunConfig& config,
-                                     const std::vector<config::DataSource>& files, bool training);
+enum class DataPart { kTrain, kEval };
+
+/// The rows of data.train or data.eval, and how they become tokens.
+data::DatasetOptions dataset_options(const config::RunConfig& config, DataPart part);
 
 /// A model of a directory with its weights, for scoring, generation and export. `adapter` may be
 /// empty.

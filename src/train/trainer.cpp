@@ -187,27 +187,29 @@ void require_finite(const StepInfo& info) {
 
 MicroBatchLoss Trainer::update(const data::Step& step, double divisor, double sparse_tokens,
                                StepInfo& info) {
-  if (queued_) {
-    const QueuedSteps::Outcome outcome = queued_->run(step.micro_batches, 1 / divisor, info.lr);
-    info.loss = outcome.loss_sum / divisor;
-    info.grad_norm = outcome.grad_norm;
-    require_finite(info);
-    return {};
-  }
-  if (auxiliary_coefficient_ > 0 && config_.train.router_aux_loss == config::AuxLoss::kHf &&
-      step.micro_batches.size() > 1 && !std::exchange(warned_of_pooling_, true)) {
+  const double auxiliary_scale = auxiliary_coefficient_ / sparse_tokens;
+  const bool pools =
+      auxiliary_coefficient_ > 0 && config_.train.router_aux_loss == config::AuxLoss::kHf;
+  if (pools && step.micro_batches.size() > 1 && !std::exchange(warned_of_pooling_, true)) {
     log::warning(
         "train.router_aux_loss: hf pools every micro-batch by itself, and a step has {}: the "
         "result depends on that cut",
         step.micro_batches.size());
   }
+  if (queued_) {
+    const QueuedSteps::Outcome outcome =
+        queued_->run(step.micro_batches, {1 / divisor, auxiliary_scale}, info.lr);
+    info.loss = outcome.loss_sum / divisor;
+    info.grad_norm = outcome.grad_norm;
+    require_finite(info);
+    return outcome.sums;
+  }
   const std::vector<HeadFunction> heads = heads_of(step, 1 / divisor);
   if (router_) router_->begin_step(info.step);
   MicroBatchLoss sums = run_micro_batches(
       *setup_.model, setup_.adapters.get(), pipeline_, setup_.trainable, step.micro_batches, heads,
-      {.auxiliary_scale = auxiliary_coefficient_ / sparse_tokens,
-       .pooled_auxiliary_loss =
-           auxiliary_coefficient_ > 0 && config_.train.router_aux_loss == config::AuxLoss::kHf,
+      {.auxiliary_scale = auxiliary_scale,
+       .pooled_auxiliary_loss = pools,
        .dropout_step = dropout_step(step),
        .router = router_ ? &*router_ : nullptr,
        .recompute_elementwise = config_.train.recompute != config::Recompute::kOff,

@@ -75,6 +75,17 @@ TEST(Config, DefaultsThatFollowFromOtherKeysAreFilledIn) {
   EXPECT_EQ(parse(kSmall, "f", given).adapter.seed, 3u);
 }
 
+TEST(Config, AnAcceleratorComputesInBfloat16UnlessADtypeIsGiven) {
+  const auto dtype = [](const std::vector<std::string>& settings) {
+    return parse(kSmall, "f", settings).model.dtype;
+  };
+  EXPECT_EQ(dtype({}), Dtype::kFloat32);
+  EXPECT_EQ(dtype({"device=cpu"}), Dtype::kFloat32);
+  EXPECT_EQ(dtype({"device=cuda"}), Dtype::kBFloat16);
+  EXPECT_EQ(dtype({"device=npu:1"}), Dtype::kBFloat16);
+  EXPECT_EQ(dtype({"device=cuda", "model.dtype=float32"}), Dtype::kFloat32);
+}
+
 TEST(Config, TemplateArgumentsKeepTheirType) {
   const RunConfig c = parse(
       "model: {path: m}\n"

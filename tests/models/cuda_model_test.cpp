@@ -18,21 +18,33 @@ namespace {
 using models::qwen3_5::Model;
 
 std::unique_ptr<Model> model_on(c10::Device device, c10::ScalarType dtype,
-                                const ops::KernelPolicy& policy = {}) {
+                                const ops::KernelPolicy& policy = {}, bool experts = false) {
   // The heads' sizes are those of the published models.
   const nlohmann::ordered_json json = {
-      {"model_type", "qwen3_5_text"}, {"vocab_size", 512},
-      {"hidden_size", 256},           {"intermediate_size", 640},
-      {"num_hidden_layers", 4},       {"num_attention_heads", 4},
-      {"num_key_value_heads", 2},     {"head_dim", 256},
-      {"linear_num_key_heads", 2},    {"linear_num_value_heads", 4},
-      {"linear_key_head_dim", 128},   {"linear_value_head_dim", 128},
-      {"initializer_range", 0.05},    {"tie_word_embeddings", true}};
+      {"num_experts", 8},
+      {"num_experts_per_tok", 2},
+      {"moe_intermediate_size", 128},
+      {"shared_expert_intermediate_size", 128},
+      {"model_type", experts ? "qwen3_5_moe_text" : "qwen3_5_text"},
+      {"vocab_size", 512},
+      {"hidden_size", 256},
+      {"intermediate_size", 640},
+      {"num_hidden_layers", 4},
+      {"num_attention_heads", 4},
+      {"num_key_value_heads", 2},
+      {"head_dim", 256},
+      {"linear_num_key_heads", 2},
+      {"linear_num_value_heads", 4},
+      {"linear_key_head_dim", 128},
+      {"linear_value_head_dim", 128},
+      {"initializer_range", 0.05},
+      {"tie_word_embeddings", true}};
   runtime::Context context;
   context.device = device;
   context.dtype = dtype;
   models::qwen3_5::ModelOptions options;
   options.kernel_policy = policy;
+  options.auxiliary_loss = experts;
   auto model = std::make_unique<Model>(models::qwen3_5::parse_config(json, "test"), "model.",
                                        context, options);
   model->allocate();
@@ -96,7 +108,8 @@ TEST(GpuModel, Bf16GradientsFollowFp64AsReferenceKernelsDo) {
 /// Weights after some optimizer steps, and each step's loss and gradient norm.
 struct Training {
   std::vector<std::pair<std::string, at::Tensor>> weights;
-  std::vector<double> losses, norms;
+  std::vector<double> losses, norms;  ///< With experts, behind each loss the router's.
+  std::vector<at::Tensor> loads;      ///< Of the experts, after each step.
   std::size_t graphs = 0;
 };
 
@@ -107,42 +120,56 @@ enum class Mode {
   kRecorded
 };
 
+struct Recipe {
+  config::StateDtype state = config::StateDtype::kFloat32;
+  bool experts = false;
+  bool pooled_auxiliary_loss = false;
+};
+
 /// Steps over batches of two shapes in turn, of 256 and of ragged lengths.
-Training train(Mode mode, config::StateDtype state) {
-  const auto model = model_on(c10::Device(c10::DeviceType::CUDA, 0), at::kBFloat16);
+Training train(Mode mode, const Recipe& recipe) {
+  const auto model =
+      model_on(c10::Device(c10::DeviceType::CUDA, 0), at::kBFloat16, {}, recipe.experts);
   config::OptimSection optim;
   optim.lr = 1e-3, optim.weight_decay = 0.1, optim.clip_norm = 0.5;
-  optim.state_dtype = state;
-  if (state != config::StateDtype::kFloat32) optim.grad_dtype = config::Dtype::kBFloat16;
+  optim.state_dtype = recipe.state;
+  if (recipe.state != config::StateDtype::kFloat32) optim.grad_dtype = config::Dtype::kBFloat16;
   std::vector<nn::Parameter*> trainable = model->parameters();
   train::Optimizer optimizer(trainable, optim, 5);
   parallel::Pipeline pipeline(train::block_entries(*model), true);
-  train::QueuedSteps steps(
-      {model.get(), nullptr, &pipeline, &trainable, &optimizer, false, optim.clip_norm},
-      mode == Mode::kRecorded);
+  train::QueuedSteps steps({model.get(), nullptr, &pipeline, &trainable, &optimizer, false,
+                            recipe.pooled_auxiliary_loss, optim.clip_norm},
+                           mode == Mode::kRecorded);
   Training result;
   for (int i = 0; i < 7; ++i) {
     const std::vector<data::Batch> batches = {
         i % 2 == 0 ? testing::batch_of({{i, 256}, {i + 10, 256}})
                    : testing::batch_of({{i, 190}, {i + 20, 65}, {i + 30, 129}})};
-    const double scale = 1 / batches[0].loss_weight_sum, lr = optim.lr / (1 + i);
+    const double scale = 1 / batches[0].loss_weight_sum, lr = optim.lr / (1 + i),
+                 auxiliary = recipe.experts ? 0.01 * scale : 0;
+    train::MicroBatchLoss sums;
     if (mode == Mode::kPlain || mode == Mode::kPlainWithRoundedRows) {
       const std::vector<train::HeadFunction> heads = {
           [&](const at::Tensor& hidden, const data::Batch& batch) {
             const train::LossRows rows(*model, batch, scale, mode == Mode::kPlain ? 1 : 128);
             return train::run_language_model_head(*model, hidden, rows, true);
           }};
-      const auto sums =
-          train::run_micro_batches(*model, nullptr, pipeline, trainable, batches, heads, {});
+      sums = train::run_micro_batches(
+          *model, nullptr, pipeline, trainable, batches, heads,
+          {.auxiliary_scale = auxiliary, .pooled_auxiliary_loss = recipe.pooled_auxiliary_loss});
       result.losses.push_back(sums.loss_sum.item<double>());
       result.norms.push_back(optimizer.gradient_norm());
       optimizer.step(model->kernels(), lr,
                      std::min(1.0, optim.clip_norm / (result.norms.back() + 1e-6)));
     } else {
-      const auto outcome = steps.run(batches, scale, lr);
+      const auto outcome = steps.run(batches, {scale, auxiliary}, lr);
       result.losses.push_back(outcome.loss_sum);
       result.norms.push_back(outcome.grad_norm);
+      sums = outcome.sums;
     }
+    if (!recipe.experts) continue;
+    result.losses.push_back(sums.auxiliary_sum.item<double>());
+    result.loads.push_back(sums.expert_load.cpu());
   }
   for (nn::Parameter* parameter : trainable)
     result.weights.emplace_back(parameter->name(), parameter->data().clone());
@@ -150,7 +177,7 @@ Training train(Mode mode, config::StateDtype state) {
   return result;
 }
 
-class QueuedSteps : public ::testing::TestWithParam<config::StateDtype> {
+class QueuedSteps : public ::testing::TestWithParam<Recipe> {
  protected:
   void SetUp() override {
     if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
@@ -163,13 +190,16 @@ TEST_P(QueuedSteps, ChangeNoBit) {
   const auto expect_equal = [](const Training& other, const Training& plain, const char* what) {
     EXPECT_EQ(other.losses, plain.losses) << what;
     EXPECT_EQ(other.norms, plain.norms) << what;
+    ASSERT_EQ(other.loads.size(), plain.loads.size());
+    for (std::size_t i = 0; i < plain.loads.size(); ++i)
+      EXPECT_TRUE(at::equal(other.loads[i], plain.loads[i])) << what << ", experts of step " << i;
     for (std::size_t i = 0; i < plain.weights.size(); ++i) {
       EXPECT_TRUE(at::equal(other.weights[i].second, plain.weights[i].second))
           << what << " " << plain.weights[i].first;
     }
   };
   const Training plain = train(Mode::kPlain, GetParam());
-  EXPECT_LT(plain.losses[6] / 510, plain.losses[0] / 510);
+  EXPECT_LT(plain.losses.end()[GetParam().experts ? -2 : -1], plain.losses.front());
   expect_equal(train(Mode::kPlain, GetParam()), plain, "again");
   const Training queued = train(Mode::kQueued, GetParam());
   EXPECT_EQ(queued.graphs, 0U);
@@ -180,11 +210,15 @@ TEST_P(QueuedSteps, ChangeNoBit) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpu, QueuedSteps,
-                         ::testing::Values(config::StateDtype::kFloat32,
-                                           config::StateDtype::kBFloat16,
-                                           config::StateDtype::kInt8),
+                         ::testing::Values(Recipe{config::StateDtype::kFloat32},
+                                           Recipe{config::StateDtype::kBFloat16},
+                                           Recipe{config::StateDtype::kInt8},
+                                           Recipe{config::StateDtype::kFloat32, true},
+                                           Recipe{config::StateDtype::kFloat32, true, true}),
                          [](const auto& info) {
-                           return std::string(config::to_string(info.param));
+                           return std::string(config::to_string(info.param.state)) +
+                                  (info.param.experts ? "_experts" : "") +
+                                  (info.param.pooled_auxiliary_loss ? "_pooled" : "");
                          });
 
 TEST(GpuModel, AQueuedStepWithoutFiniteLossChangesNothing) {
@@ -196,12 +230,13 @@ TEST(GpuModel, AQueuedStepWithoutFiniteLossChangesNothing) {
   train::Optimizer optimizer(trainable, optim, 5);
   parallel::Pipeline pipeline(train::block_entries(*model), true);
   train::QueuedSteps steps(
-      {model.get(), nullptr, &pipeline, &trainable, &optimizer, false, optim.clip_norm}, true);
+      {model.get(), nullptr, &pipeline, &trainable, &optimizer, false, false, optim.clip_norm},
+      true);
   const std::vector<data::Batch> batches = {testing::batch_of({{1, 256}})};
   for (int i = 0; i < 3; ++i) {
     if (i > 0) model->embedding_weight().data()[7].fill_(std::nan(""));
     const at::Tensor before = trainable[3]->data().clone();
-    const auto outcome = steps.run(batches, 1, optim.lr);
+    const auto outcome = steps.run(batches, {}, optim.lr);
     EXPECT_EQ(std::isfinite(outcome.loss_sum), i == 0);
     EXPECT_EQ(at::equal(trainable[3]->data(), before), i > 0) << "step " << i;
   }

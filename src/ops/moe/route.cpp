@@ -3,6 +3,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/gather.h>
 #include <ATen/ops/repeat_interleave.h>
+#include <ATen/ops/searchsorted.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/sort.h>
 #include <ATen/ops/sum.h>
@@ -64,11 +65,17 @@ at::Tensor top_k_indices(const at::Tensor& values, std::int64_t k) {
 /// [real_tokens] which sequence of the batch each token is of.
 at::Tensor sequence_of_token(const Sequences& sequences, std::int64_t real_tokens,
                              const ContextParallel* context, c10::Device device) {
+  if (context == nullptr) {
+    // By the device alone, so that a recorded step holds no memory of the host.
+    const auto options = at::TensorOptions().dtype(at::kInt).device(device);
+    return at::searchsorted(sequences.cu_seqlens.narrow(0, 1, sequences.count()),
+                            at::arange(real_tokens, options), /*out_int32=*/false, /*right=*/true);
+  }
   std::vector<std::int64_t> numbers, lengths;
   for (std::int64_t s = 0; s < sequences.count(); ++s) {
     const std::int64_t begin = std::min<std::int64_t>(sequences.cu_seqlens_host[s], real_tokens),
                        end = std::min<std::int64_t>(sequences.cu_seqlens_host[s + 1], real_tokens);
-    numbers.push_back(context != nullptr ? context->plan.fragments()[s].sequence : s);
+    numbers.push_back(context->plan.fragments()[s].sequence);
     lengths.push_back(end - begin);
   }
   return at::repeat_interleave(device::upload(numbers, device), device::upload(lengths, device),
