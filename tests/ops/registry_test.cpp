@@ -71,7 +71,8 @@ TEST(KernelTable, TakesTheFirstKernelThatFitsAndSaysWhatItLost) {
 }
 
 TEST(KernelTable, AChoiceOfTheUserIsNoLoss) {
-  const KernelTable table = choose(at::kBFloat16, 256, {.chosen_by_user = {{"product", "cuda.wide"}}});
+  const KernelTable table =
+      choose(at::kBFloat16, 256, {.chosen_by_user = {{"product", "cuda.wide"}}});
   EXPECT_EQ(table.get<Product>().number, 2);
   EXPECT_THAT(table.losses(), IsEmpty());
 }

@@ -6,6 +6,7 @@
 
 #include <limits>
 
+#include "ops/attention/cuda/dense.h"
 #include "ops/attention/cuda/packed.h"
 #include "ops/attention/cuda/ragged.h"
 #include "ops/builtin.h"
@@ -111,18 +112,38 @@ TEST_F(GpuFusedAttention, SequencesDoNotReachEachOther) {
   }
 }
 
+/// As the operator computes them, whichever kernels it takes.
+Tensors chosen_gradients(const Attention::Inputs& x, const at::Tensor& grad_o) {
+  const KernelTable table =
+      table_of(register_attention, Attention::kName, "cuda.sm90_cudnn_or_flash_varlen",
+               at::kBFloat16, c10::DeviceType::CUDA, {{"head_dim", kDim}});
+  const Attention::Functions functions = table.get<Attention>();
+  const Attention::Gradients d = functions.backward(x, functions.forward(x, /*keep=*/true), grad_o);
+  return {d.q, d.k, d.v};
+}
+
+// Behind libtorch's call of cuDNN.
+TEST_F(GpuFusedAttention, TakesSequencesOfOneLength) {
+  std::vector<std::int32_t> ends = {0};
+  for (std::int32_t i = 0; i < 32; ++i) ends.push_back(ends.back() + 256);
+  const Tensors in = random(ends, 4, 2);
+  const Attention::Inputs x = inputs(in, ends);
+  EXPECT_TRUE(attention_cudnn::one_length_fits(x) && attention_cudnn::packed_is_balanced(x));
+  const Tensors actual = chosen_gradients(x, in[3]), expected = reference(in, ends);
+  // cuDNN's backward adds the gradients of q in any order.
+  for (int i = 0; i < 3; ++i)
+    EXPECT_TRUE(identical(chosen_gradients(x, in[3])[0].cpu(), actual[0].cpu()));
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(close(actual[i].cpu(), expected[i], 1e-2)) << i;
+}
+
 TEST_F(GpuFusedAttention, TakesPacksThatKeepTheDeviceBusy) {
   std::vector<std::int32_t> ends = {0};
   for (std::int32_t i = 0; i < 150; ++i) ends.push_back(ends.back() + 1 + i % 64);
   const Tensors in = random(ends, 4, 2);
   const Attention::Inputs x = inputs(in, ends);
   EXPECT_TRUE(attention_cudnn::packed_is_balanced(x));
-  const KernelTable table =
-      table_of(register_attention, Attention::kName, "cuda.sm90_cudnn_or_flash_varlen",
-               at::kBFloat16, c10::DeviceType::CUDA, {{"head_dim", kDim}});
-  const Attention::Functions functions = table.get<Attention>();
-  const Attention::Gradients d = functions.backward(x, functions.forward(x, /*keep=*/true), in[3]);
-  const Tensors chosen = {d.q, d.k, d.v}, own = gradients(in, ends), expected = reference(in, ends);
+  const Tensors chosen = chosen_gradients(x, in[3]), own = gradients(in, ends),
+                expected = reference(in, ends);
   for (std::size_t i = 0; i < 3; ++i) {
     EXPECT_TRUE(identical(chosen[i].cpu(), own[i].cpu())) << i;
     EXPECT_TRUE(close(chosen[i].cpu(), expected[i], 1e-2)) << i;

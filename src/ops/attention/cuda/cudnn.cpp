@@ -1,7 +1,7 @@
 // cuDNN's fused attention: libtorch's call of it where all sequences have one length and where
-// context parallelism cuts a few long ones; one ragged graph for any others, whose backward our own
-// kernel takes where it fits; libtorch's FlashAttention-2 where nothing of cuDNN's fits. At head
-// dimension 256 on an H200 cuDNN takes 0.45 (forward) and 0.7 (backward) of the time of that.
+// context parallelism cuts a few long ones; one ragged graph for any others; our own backward of
+// all but those few where it fits; libtorch's FlashAttention-2 where nothing of cuDNN's fits. At
+// head dimension 256 on an H200 cuDNN takes 0.45 (forward) and 0.7 (backward) of the time of that.
 #include <ATen/Context.h>
 #include <fmt/format.h>
 
@@ -24,6 +24,9 @@ Path path_of(const Attention::Inputs& in) {
   return pieces_fit(in) ? Path::kPieces : any_lengths;
 }
 
+/// Whether our own backward runs.
+bool takes_ours(const Attention::Inputs& in) { return packed_fits(in) && packed_is_balanced(in); }
+
 Attention::Forward forward(const Attention::Inputs& in, bool keep) {
   switch (path_of(in)) {
     case Path::kOneLength:
@@ -42,12 +45,13 @@ Attention::Gradients backward(const Attention::Inputs& in, const Attention::Forw
                               const at::Tensor& grad_o) {
   switch (path_of(in)) {
     case Path::kOneLength:
-      return one_length_backward(in, saved, grad_o);
+      return takes_ours(in) ? packed_gradients(in, one_length_as_packed(saved), grad_o)
+                            : one_length_backward(in, saved, grad_o);
     case Path::kPieces:
       return pieces_backward(in, saved, grad_o);
     case Path::kRagged:
-      return packed_fits(in) && packed_is_balanced(in) ? packed_gradients(in, saved, grad_o)
-                                                       : ragged_backward(in, saved, grad_o);
+      return takes_ours(in) ? packed_gradients(in, saved, grad_o)
+                            : ragged_backward(in, saved, grad_o);
     case Path::kFlash:
       break;
   }

@@ -119,6 +119,10 @@ Attention::Gradients one_length_backward(const Attention::Inputs& in,
                          {saved.o, saved.saved[0], {saved.saved.begin() + 1, saved.saved.end()}});
 }
 
+Attention::Forward one_length_as_packed(const Attention::Forward& saved) {
+  return {saved.o.contiguous(), {packed(saved.saved[0]).squeeze(-1).contiguous()}};
+}
+
 bool pieces_fit(const Attention::Inputs& in) {
   return in.q_sequences.cu_seqlens_host != in.k_sequences.cu_seqlens_host && !pieces_of(in).empty();
 }
