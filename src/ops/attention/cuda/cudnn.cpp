@@ -16,16 +16,17 @@ namespace {
 
 enum class Path { kOneLength, kPieces, kRagged, kFlash };
 
+/// Whether our own backward runs, the same bits on every run.
+bool takes_ours(const Attention::Inputs& in) { return packed_fits(in) && packed_is_balanced(in); }
+
 Path path_of(const Attention::Inputs& in) {
   const Path any_lengths = ragged_fits(in) ? Path::kRagged : Path::kFlash;
   // libtorch's call of cuDNN adds the gradients of q in any order; the others can be told not to.
-  if (at::globalContext().deterministicAlgorithms()) return any_lengths;
-  if (one_length_fits(in)) return Path::kOneLength;
+  const bool any_order = !at::globalContext().deterministicAlgorithms();
+  if (one_length_fits(in) && (any_order || takes_ours(in))) return Path::kOneLength;
+  if (!any_order) return any_lengths;
   return pieces_fit(in) ? Path::kPieces : any_lengths;
 }
-
-/// Whether our own backward runs.
-bool takes_ours(const Attention::Inputs& in) { return packed_fits(in) && packed_is_balanced(in); }
 
 Attention::Forward forward(const Attention::Inputs& in, bool keep) {
   switch (path_of(in)) {
