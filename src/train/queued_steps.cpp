@@ -89,7 +89,7 @@ QueuedSteps::Outcome QueuedSteps::run(std::span<const data::Batch> batches, doub
     outcome = enqueue(step.batches, step.rows);
   }
   const at::Tensor host = outcome.cpu();
-  return {host[0].item<double>(), host[1].item<double>()};
+  return {host[0].item<double>(), host[1].item<double>(), host[2].item<double>()};
 }
 
 const QueuedSteps::Recorded* QueuedSteps::recorded_for(Recorded& step) {
@@ -144,7 +144,7 @@ at::Tensor QueuedSteps::enqueue(std::span<const LocalBatch> batches,
       {.recompute_elementwise = parts_.recompute_elementwise, .uploaded = batches});
   const at::Tensor norm =
       parts_.optimizer->queue_step(parts_.model->kernels(), parts_.clip_norm, sums.loss_sum);
-  return at::stack({sums.loss_sum.to(at::kDouble), norm});
+  return at::stack({sums.loss_sum.to(at::kDouble), sums.entropy_sum.to(at::kDouble), norm});
 }
 
 bool QueuedSteps::make_room() {

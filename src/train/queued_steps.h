@@ -36,8 +36,9 @@ class QueuedSteps {
   QueuedSteps(const Parts& parts, bool record) : parts_(parts), record_(record) {}
 
   struct Outcome {
-    double loss_sum;   ///< Of loss weight x loss, not divided.
-    double grad_norm;  ///< Before clipping.
+    double loss_sum;     ///< Of loss weight x loss, not divided.
+    double entropy_sum;  ///< Of loss weight x entropy.
+    double grad_norm;    ///< Before clipping.
   };
   /// One step with gradients of gradient_scale x loss_sum; waits for its end. If loss or norm is
   /// not finite, nothing was updated.
@@ -55,7 +56,7 @@ class QueuedSteps {
     Shape shape;
     std::vector<LocalBatch> batches;
     std::vector<LossRows> rows;
-    at::Tensor outcome;  ///< fp64 [2] on the device
+    at::Tensor outcome;  ///< fp64 [3] on the device, an Outcome
     std::unique_ptr<device::Graph> graph;
   };
 

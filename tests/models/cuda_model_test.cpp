@@ -93,10 +93,10 @@ TEST(GpuModel, Bf16GradientsFollowFp64AsReferenceKernelsDo) {
   }
 }
 
-/// Weights after some optimizer steps, and each step's loss and gradient norm.
+/// Weights after some optimizer steps, and each step's loss, entropy and gradient norm.
 struct Training {
   std::vector<std::pair<std::string, at::Tensor>> weights;
-  std::vector<double> losses, norms;
+  std::vector<double> losses, entropies, norms;
   std::size_t graphs = 0;
 };
 
@@ -135,12 +135,14 @@ Training train(Mode mode, config::StateDtype state) {
       const auto sums =
           train::run_micro_batches(*model, nullptr, pipeline, trainable, batches, heads, {});
       result.losses.push_back(sums.loss_sum.item<double>());
+      result.entropies.push_back(sums.entropy_sum.item<double>());
       result.norms.push_back(optimizer.gradient_norm());
       optimizer.step(model->kernels(), lr,
                      std::min(1.0, optim.clip_norm / (result.norms.back() + 1e-6)));
     } else {
       const auto outcome = steps.run(batches, scale, lr);
       result.losses.push_back(outcome.loss_sum);
+      result.entropies.push_back(outcome.entropy_sum);
       result.norms.push_back(outcome.grad_norm);
     }
   }
@@ -162,6 +164,7 @@ class QueuedSteps : public ::testing::TestWithParam<config::StateDtype> {
 TEST_P(QueuedSteps, ChangeNoBit) {
   const auto expect_equal = [](const Training& other, const Training& plain, const char* what) {
     EXPECT_EQ(other.losses, plain.losses) << what;
+    EXPECT_EQ(other.entropies, plain.entropies) << what;
     EXPECT_EQ(other.norms, plain.norms) << what;
     for (std::size_t i = 0; i < plain.weights.size(); ++i) {
       EXPECT_TRUE(at::equal(other.weights[i].second, plain.weights[i].second))
@@ -170,6 +173,7 @@ TEST_P(QueuedSteps, ChangeNoBit) {
   };
   const Training plain = train(Mode::kPlain, GetParam());
   EXPECT_LT(plain.losses[6] / 510, plain.losses[0] / 510);
+  EXPECT_GT(plain.entropies[0], 0);
   expect_equal(train(Mode::kPlain, GetParam()), plain, "again");
   const Training queued = train(Mode::kQueued, GetParam());
   EXPECT_EQ(queued.graphs, 0U);
