@@ -259,10 +259,11 @@ void head() {
   check(cudaMemset(labels, 0, static_cast<size_t>(rows) * 8));
   SoftmaxGradientRows parameters;
   parameters.labels = labels;
-  parameters.logprobs = pool.single(rows);
+  parameters.logprobs = pool.single(rows), parameters.entropies = pool.single(rows);
   const SoftmaxGradientShape shape{kType, rows, V};
   std::printf("head, 4096 rows of 248320 logits\n");
-  report("log-probabilities", 2 * n, [&] { softmax_gradient(shape, logits, parameters, nullptr); });
+  report("log-probabilities and entropies", 2 * n,
+         [&] { softmax_gradient(shape, logits, parameters, nullptr); });
   parameters.want_gradient = true;
   report("softmax gradient", 4 * n, [&] { softmax_gradient(shape, logits, parameters, nullptr); });
 }

@@ -33,13 +33,16 @@ struct ScoreOptions {
   std::string head = "lm";
   std::int64_t batch_tokens = 8192;
   bool normalize = true;
+  bool entropy = false;
   bool json = false;
   std::vector<std::string> layout;
 };
 
 struct Totals {
   std::int64_t rows = 0, tokens = 0, scored = 0;
-  double logprob_sum = 0;
+  double logprob_sum = 0, entropy_sum = 0;
+
+  double mean(double sum) const { return scored > 0 ? sum / static_cast<double>(scored) : 0; }
 };
 
 Head parse_head(const std::string& name) {
@@ -144,7 +147,8 @@ class Scoring {
 
   void flush() {
     if (rows_.empty()) return;
-    const auto scores = train::score_rows(model_, rows_, options_.normalize);
+    const auto scores =
+        train::score_rows(model_, rows_, {options_.normalize, /*entropy=*/options_.entropy});
     for (std::size_t r = 0; r < rows_.size(); ++r) {
       Json& value = values_[r];
       value["input_ids"] = rows_[r];
@@ -152,6 +156,9 @@ class Scoring {
         value["logprobs"] = to_json(scores[r].logprobs);
         for (std::size_t i = 1; i < scores[r].logprobs.size(); ++i)
           totals_.logprob_sum += scores[r].logprobs[i];
+        if (options_.entropy) value["entropies"] = to_json(scores[r].entropies);
+        for (std::size_t i = 1; i < scores[r].entropies.size(); ++i)
+          totals_.entropy_sum += scores[r].entropies[i];
         totals_.scored += static_cast<std::int64_t>(rows_[r].size()) - 1;
       } else {
         value[head_ == Head::kClassify ? "logits" : "embedding"] = to_json(scores[r].outputs);
@@ -191,19 +198,23 @@ Totals score_as_rank(const ScoreOptions& options, const std::shared_ptr<comm::Wo
 
 int run(const ScoreOptions& options, const Session& session) {
   const auto start = std::chrono::steady_clock::now();
+  if (options.entropy && options.head != "lm") {
+    throw_error<ConfigError>(
+        "--entropy is of the distribution of tokens: expected --head lm, not {}", options.head);
+  }
   const std::shared_ptr<comm::World> world = join_others(options);
   const Totals totals = score_as_rank(options, world);
   if (world) world->leave();
   if (world && world->rank() > 0) return 0;
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  const double mean =
-      totals.scored > 0 ? -totals.logprob_sum / static_cast<double>(totals.scored) : 0;
+  const double mean = totals.mean(-totals.logprob_sum), entropy = totals.mean(totals.entropy_sum);
   Json summary = {{"rows", totals.rows}, {"tokens", totals.tokens}, {"seconds", seconds}};
   if (options.head == "lm") {
     summary["mean_nll"] = mean;
     summary["perplexity"] = std::exp(mean);
   }
+  if (options.entropy) summary["mean_entropy"] = entropy;
   if (options.json) {
     session.out << summary.dump() << "\n";
     return 0;
@@ -211,6 +222,7 @@ int run(const ScoreOptions& options, const Session& session) {
   session.out << fmt::format("{} rows, {} tokens in {:.1f} s", totals.rows, totals.tokens, seconds);
   if (options.head == "lm")
     session.out << fmt::format("; mean loss {:.6f}, perplexity {:.4f}", mean, std::exp(mean));
+  if (options.entropy) session.out << fmt::format(", mean entropy {:.6f}", entropy);
   session.out << "\n";
   return 0;
 }
@@ -235,6 +247,8 @@ void add_score_command(CLI::App& app, Action& action) {
       ->capture_default_str();
   command->add_flag("!--no-normalize", options->normalize,
                     "embed: do not scale vectors to length 1");
+  command->add_flag("--entropy", options->entropy,
+                    "lm: entropies too, of the distribution that each token is judged by");
   command->add_option("--batch-tokens", options->batch_tokens, "Tokens scored together")
       ->capture_default_str();
   command->add_flag("--json", options->json, "Print the summary as one JSON document");

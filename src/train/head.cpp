@@ -8,6 +8,7 @@
 #include <ATen/ops/index_select.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/mse_loss.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
@@ -65,6 +66,7 @@ ops::LinearCrossEntropy::Result cross_entropy(Model& model, ops::LinearCrossEntr
   if (inputs.hidden.size(0) == 0) {
     ops::LinearCrossEntropy::Result none;
     none.logprobs = at::zeros({0}, inputs.hidden.options().dtype(model.context().wide_dtype()));
+    none.entropy = none.logprobs;
     none.grad_hidden = at::zeros_like(inputs.hidden);
     return none;
   }
@@ -131,8 +133,9 @@ LossRows::LossRows(const Model& model, const data::Batch& batch, double gradient
 HeadResult run_language_model_head(Model& model, const at::Tensor& hidden, const LossRows& rows,
                                    bool want_gradients) {
   if (rows.total == 0) {
-    return {at::zeros({}, rows.loss_weights.options()),
-            want_gradients ? at::zeros_like(hidden) : at::Tensor()};
+    const at::Tensor nothing = at::zeros({}, rows.loss_weights.options());
+    if (!want_gradients) return {nothing, {}, {}};
+    return {nothing, at::zeros_like(hidden), nothing};
   }
   const comm::Group& group = model.tensor_group();
   at::Tensor trunk = ops::detached(hidden);
@@ -148,12 +151,17 @@ HeadResult run_language_model_head(Model& model, const at::Tensor& hidden, const
   inputs.hidden = normalized;
   inputs.labels = rows.labels;
   inputs.loss_weights = rows.gradient_weights;
+  inputs.want_entropy = want_gradients;
   const auto result = cross_entropy(model, inputs, want_gradients);
   at::Tensor loss_sum = -(result.logprobs * rows.loss_weights).sum();
-  group.all_reduce_sum(loss_sum);
-  if (!want_gradients) return {loss_sum, {}};
+  if (!want_gradients) {
+    group.all_reduce_sum(loss_sum);
+    return {loss_sum, {}, {}};
+  }
+  at::Tensor sums = at::stack({loss_sum, (result.entropy * rows.loss_weights).sum()});
+  group.all_reduce_sum(sums);
   ops::run_backward({normalized}, {result.grad_hidden});
-  return {loss_sum, trunk.grad()};
+  return {sums[0], trunk.grad(), sums[1]};
 }
 
 namespace {
@@ -163,7 +171,8 @@ HeadResult classification(Model& model, const at::Tensor& hidden, const data::Ba
   const auto wide = model.context().wide_dtype();
   if (batch.targets.empty()) {
     return {at::zeros({}, hidden.options().dtype(wide).requires_grad(false)),
-            want_gradients ? at::zeros_like(hidden) : at::Tensor()};
+            want_gradients ? at::zeros_like(hidden) : at::Tensor(),
+            {}};
   }
   at::Tensor trunk = ops::detached(hidden);
   if (want_gradients) trunk.set_requires_grad(true);
@@ -180,12 +189,12 @@ HeadResult classification(Model& model, const at::Tensor& hidden, const data::Ba
     if (is_regression) return at::mse_loss(logits.squeeze(1), targets, at::Reduction::Sum);
     return at::cross_entropy_loss(logits, targets, {}, at::Reduction::Sum);
   };
-  if (!want_gradients) return {ops::run_without_gradient(forward), {}};
+  if (!want_gradients) return {ops::run_without_gradient(forward), {}, {}};
   const at::Tensor loss = forward();
   ops::run_backward({loss}, {ops::run_without_gradient([&] {
                       return at::full({}, gradient_scale, loss.options().requires_grad(false));
                     })});
-  return {ops::detached(loss), trunk.grad()};
+  return {ops::detached(loss), trunk.grad(), {}};
 }
 
 }  // namespace
@@ -237,22 +246,24 @@ HeadResult train_embed_head(
   const at::Tensor embeddings = embed_head(model, trunk, batch);
   const ContrastiveResult result = loss(ops::detached(embeddings));
   ops::run_backward({embeddings}, {result.gradient});
-  return {result.loss_sum, trunk.grad()};
+  return {result.loss_sum, trunk.grad(), {}};
 }
 
 ScoreResult score_head(Model& model, const at::Tensor& hidden, const data::Batch& batch,
-                       bool normalize_embedding) {
+                       const ScoreRequest& request) {
   const ops::NoGradient guard;
   const auto wide = model.context().wide_dtype();
   ScoreResult result;
   if (model.head() == Head::kLanguageModel) {
     const ops::Rows own = ops::own_rows(batch.size(), model.tensor_group());
-    const at::Tensor labels =
-        device::upload(batch.labels.narrow(0, own.first, own.count), hidden.device());
-    const auto scored = ops::linear_cross_entropy(
-        model.kernels(), {model.final_norm(hidden), model.head_weight().data(), labels, {}, 1},
-        false, false);
+    ops::LinearCrossEntropy::Inputs inputs;
+    inputs.hidden = model.final_norm(hidden);
+    inputs.weight = model.head_weight().data();
+    inputs.labels = device::upload(batch.labels.narrow(0, own.first, own.count), hidden.device());
+    inputs.want_entropy = request.entropy;
+    const auto scored = ops::linear_cross_entropy(model.kernels(), inputs, false, false);
     result.logprobs = scored.logprobs;
+    result.entropy = scored.entropy;
     return result;
   }
   const at::Tensor last = embed_head(model, hidden, batch);
@@ -260,7 +271,7 @@ ScoreResult score_head(Model& model, const at::Tensor& hidden, const data::Batch
     result.outputs = model.score().forward(model.kernels(), last).to(wide);
   } else {
     result.outputs = last.to(wide);
-    if (normalize_embedding) {
+    if (request.normalize_embedding) {
       result.outputs =
           result.outputs / at::linalg_vector_norm(result.outputs, 2, {-1}, true).clamp_min(1e-12);
     }

@@ -16,6 +16,8 @@ using models::qwen3_5::Model;
 struct HeadResult {
   at::Tensor loss_sum;     ///< 0-d, fp32 (fp64): sum of loss weight x loss, not divided.
   at::Tensor grad_hidden;  ///< [T/tp,H], of gradient_scale x loss_sum; undefined without gradients.
+  at::Tensor entropy_sum;  ///< Language model in training: 0-d like loss_sum, of loss weight x
+                           ///< entropy of the predicted distribution; else undefined.
 };
 
 /// The rows of a micro-batch that a language model's loss is made of, on the model's device, and
@@ -59,14 +61,22 @@ HeadResult train_embed_head(
     Model& model, const at::Tensor& hidden, const data::Batch& batch,
     const std::function<ContrastiveResult(const at::Tensor& embeddings)>& loss);
 
+/// What `score` is asked for.
+struct ScoreRequest {
+  bool normalize_embedding = true;
+  bool entropy = false;  ///< Of a language model.
+};
+
 /// What `score` reports of one micro-batch on one rank, without gradients.
 struct ScoreResult {
   at::Tensor logprobs;  ///< Language model: [T/tp] of labels[t] given the tokens up to t; 0 where
                         ///< there is no label.
+  at::Tensor entropy;   ///< [T/tp] of the distribution that labels[t] is judged by, in nats; 0
+                        ///< where there is no label; undefined unless asked for.
   at::Tensor outputs;   ///< Classification: logits [S, num_labels]; embedding: [S, H].
 };
 ScoreResult score_head(Model& model, const at::Tensor& hidden, const data::Batch& batch,
-                       bool normalize_embedding);
+                       const ScoreRequest& request);
 
 /// Hidden states of each real sequence's last token, found through cu_seqlens, from the rows of the
 /// ranks along tp. [S,H] on each of them, differentiable.

@@ -66,7 +66,7 @@ class StepRun {
         flights_(batches.size()) {
     const auto wide =
         at::TensorOptions().dtype(model.context().wide_dtype()).device(model.context().device);
-    loss_ = {at::zeros({}, wide), at::zeros({}, wide), {}};
+    loss_ = {at::zeros({}, wide), at::zeros({}, wide), at::zeros({}, wide), {}};
     if (options.pooled_auxiliary_loss) {
       balance_.emplace(model.config().num_experts,
                        model.context().mesh.group(
@@ -151,6 +151,7 @@ class StepRun {
     const HeadResult head = apply_head(m, hidden, flight.batch.host);
     flight.grad_hidden = head.grad_hidden;
     loss_.loss_sum.add_(head.loss_sum);
+    if (head.entropy_sum.defined()) loss_.entropy_sum.add_(head.entropy_sum);
   }
 
   HeadResult apply_head(std::int64_t m, const at::Tensor& hidden, const data::Batch& batch) {

@@ -55,6 +55,7 @@ struct MicroBatchOptions {
 
 struct MicroBatchLoss {
   at::Tensor loss_sum;       ///< 0-d, fp32 or wider; 0 where the last stage is elsewhere.
+  at::Tensor entropy_sum;    ///< The same of the entropies; 0 for heads without any.
   at::Tensor auxiliary_sum;  ///< 0-d; of the layers that are here.
   at::Tensor expert_load;    ///< See train/expert_load.h; undefined without experts.
 };

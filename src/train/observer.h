@@ -46,7 +46,7 @@ struct StepInfo {
   std::int64_t tokens = 0, loss_tokens = 0;
   double seconds = 0, tokens_per_s = 0, mfu = 0;  ///< mfu 0: unknown
   std::int64_t memory_bytes = 0;
-  std::map<std::string, double> extra;  ///< "aux_loss", "eval_loss", ...
+  std::map<std::string, double> extra;  ///< "entropy", "aux_loss", "eval_loss", ...
 
   void add(const Evaluation& evaluation) {
     extra["eval_loss"] = evaluation.loss;

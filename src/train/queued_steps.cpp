@@ -104,8 +104,8 @@ QueuedSteps::Outcome QueuedSteps::run(std::span<const data::Batch> batches, cons
     }
     results = enqueue(step);
   }
-  const at::Tensor host = results.loss_and_norm.cpu();
-  return {host[0].item<double>(), host[1].item<double>(), results.sums};
+  const at::Tensor host = results.numbers.cpu();
+  return {host[0].item<double>(), host[1].item<double>(), host[2].item<double>(), results.sums};
 }
 
 const QueuedSteps::Recorded* QueuedSteps::recorded_for(Recorded& step) {
@@ -162,7 +162,8 @@ QueuedSteps::Results QueuedSteps::enqueue(const Recorded& step) {
                                            .uploaded = step.batches});
   const at::Tensor norm =
       parts_.optimizer->queue_step(parts_.model->kernels(), parts_.clip_norm, sums.loss_sum);
-  return {at::stack({sums.loss_sum.to(at::kDouble), norm}), std::move(sums)};
+  return {at::stack({sums.loss_sum.to(at::kDouble), sums.entropy_sum.to(at::kDouble), norm}),
+          std::move(sums)};
 }
 
 bool QueuedSteps::make_room() {

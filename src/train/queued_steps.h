@@ -38,6 +38,7 @@ class QueuedSteps {
 
   struct Outcome {
     double loss_sum;      ///< Of loss weight x loss, not divided.
+    double entropy_sum;   ///< Of loss weight x entropy.
     double grad_norm;     ///< Before clipping.
     MicroBatchLoss sums;  ///< On the device; the next step may write over them.
   };
@@ -57,7 +58,7 @@ class QueuedSteps {
   /// What the launches of a step depend on.
   using Shape = std::vector<std::int64_t>;
   struct Results {
-    at::Tensor loss_and_norm;  ///< fp64 [2] on the device
+    at::Tensor numbers;  ///< fp64 [3] on the device, as in Outcome
     MicroBatchLoss sums;
   };
   struct Recorded {

@@ -68,13 +68,13 @@ struct Entry {
   double value;
 };
 
-/// Of the log-probabilities of its rows, the first of which has its entries from `begin` on.
+/// Of numbers [T/tp] of the tokens of its rows, the first of which has its entries from `begin` on.
 std::vector<Entry> entries_of_tokens(const Model& model, const LocalBatch& local,
-                                     const at::Tensor& logprobs, std::int64_t begin,
+                                     const at::Tensor& numbers, std::int64_t begin,
                                      std::int64_t tokens) {
-  if (!logprobs.defined()) return {};
+  if (!numbers.defined()) return {};
   const at::Tensor indices = token_indices(model, local),
-                   values = logprobs.cpu().to(at::kDouble).contiguous();
+                   values = numbers.cpu().to(at::kDouble).contiguous();
   const std::int64_t* const index = indices.const_data_ptr<std::int64_t>();
   const double* const value = values.const_data_ptr<double>();
   std::vector<Entry> entries;
@@ -101,19 +101,20 @@ std::vector<Entry> entries_of_rows(const Model& model, const data::Batch& batch,
 
 /// Of this rank's tokens and rows; without tensors where the last stage is elsewhere.
 ScoreResult score_locally(const LoadedModel& loaded, const LocalBatch& local,
-                          bool normalize_embedding) {
+                          const ScoreRequest& request) {
   Model& model = *loaded.model;
   const parallel::Acquired ends = acquire_ends(loaded.sharding.get(), model);
   parallel::Pipeline pipeline(model.context().mesh, loaded.stages, block_entries(model),
                               /*embedding_trained=*/false, {.sharding = loaded.sharding.get()});
   const at::Tensor hidden = evaluate_hidden(model, pipeline, local);
   if (!hidden.defined()) return {};
-  return score_head(model, hidden, local.device, normalize_embedding);
+  return score_head(model, hidden, local.device, request);
 }
 
 }  // namespace
 
-std::vector<RowScore> score_rows(const LoadedModel& loaded, Rows rows, bool normalize_embedding) {
+std::vector<RowScore> score_rows(const LoadedModel& loaded, Rows rows,
+                                 const ScoreRequest& request) {
   const ops::NoGradient guard;
   const Model& model = *loaded.model;
   check_rows(rows, model.config().vocab_size);
@@ -132,25 +133,37 @@ std::vector<RowScore> score_rows(const LoadedModel& loaded, Rows rows, bool norm
   const std::int64_t first = count * mesh.data_rank() / mesh.data_size(),
                      last = count * (mesh.data_rank() + 1) / mesh.data_size();
   const LocalBatch local(model, batch_of(rows.subspan(first, last - first)));
-  const ScoreResult scored = score_locally(loaded, local, normalize_embedding);
+  const ScoreResult scored = score_locally(loaded, local, request);
+  const bool with_entropies = is_language_model && request.entropy;
   // Each entry is known to one rank: the sum fills the others in.
-  at::Tensor table = at::zeros({begin.back()}, at::kDouble);
+  at::Tensor table = at::zeros({with_entropies ? 2 : 1, begin.back()}, at::kDouble);
   double* const all = table.mutable_data_ptr<double>();
+  double* const entropies = all + begin.back();
+  const auto of_tokens = [&](const at::Tensor& numbers) {
+    return entries_of_tokens(model, local, numbers, begin[first], begin[last] - begin[first]);
+  };
   for (const Entry& entry : is_language_model
-                                ? entries_of_tokens(model, local, scored.logprobs, begin[first],
-                                                    begin[last] - begin[first])
+                                ? of_tokens(scored.logprobs)
                                 : entries_of_rows(model, local.host, scored.outputs, first))
     all[entry.to] = entry.value;
+  if (with_entropies) {
+    for (const Entry& entry : of_tokens(scored.entropy)) entropies[entry.to] = entry.value;
+  }
   mesh.world_group().all_reduce_sum(table);
 
   std::vector<RowScore> result(rows.size());
+  // What is known at a token of the one behind it.
+  const auto of_next = [&](const double* numbers, std::size_t r) {
+    std::vector<double> values = {std::numeric_limits<double>::quiet_NaN()};
+    values.insert(values.end(), numbers + begin[r], numbers + begin[r + 1] - 1);
+    return values;
+  };
   for (std::size_t r = 0; r < rows.size(); ++r) {
-    const double *from = all + begin[r], *to = all + begin[r + 1];
     if (is_language_model) {
-      result[r].logprobs.push_back(std::numeric_limits<double>::quiet_NaN());
-      result[r].logprobs.insert(result[r].logprobs.end(), from, to - 1);
+      result[r].logprobs = of_next(all, r);
+      if (with_entropies) result[r].entropies = of_next(entropies, r);
     } else {
-      result[r].outputs.assign(from, to);
+      result[r].outputs.assign(all + begin[r], all + begin[r + 1]);
     }
   }
   return result;

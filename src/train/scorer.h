@@ -4,15 +4,18 @@
 #include <span>
 #include <vector>
 
+#include "train/head.h"
 #include "train/setup.h"
 
 namespace heddle::train {
 
 /// What scoring tells of one row.
 struct RowScore {
-  std::vector<double> logprobs;  ///< Language model: [n], entry i is log p(token i | tokens before
-                                 ///< i); entry 0 is NaN.
-  std::vector<double> outputs;   ///< Classification: logits; embedding: the vector.
+  std::vector<double> logprobs;   ///< Language model: [n], entry i is log p(token i | tokens before
+                                  ///< i); entry 0 is NaN.
+  std::vector<double> entropies;  ///< The same of the entropy of p(. | tokens before i), in nats;
+                                  ///< empty unless asked for.
+  std::vector<double> outputs;    ///< Classification: logits; embedding: the vector.
 };
 
 /// Scores rows of tokens, in order, in one packed pass on each data rank. All ranks of the model
@@ -20,6 +23,6 @@ struct RowScore {
 /// outside the vocabulary.
 std::vector<RowScore> score_rows(const LoadedModel& loaded,
                                  std::span<const std::vector<std::int32_t>> rows,
-                                 bool normalize_embedding);
+                                 const ScoreRequest& request);
 
 }  // namespace heddle::train

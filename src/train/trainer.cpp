@@ -1,6 +1,7 @@
 #include "train/trainer.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/stack.h>
 
 #include <chrono>
 #include <cmath>
@@ -200,6 +201,7 @@ MicroBatchLoss Trainer::update(const data::Step& step, double divisor, double sp
     const QueuedSteps::Outcome outcome =
         queued_->run(step.micro_batches, {1 / divisor, auxiliary_scale}, info.lr);
     info.loss = outcome.loss_sum / divisor;
+    info.extra["entropy"] = outcome.entropy_sum / divisor;
     info.grad_norm = outcome.grad_norm;
     require_finite(info);
     return outcome.sums;
@@ -216,12 +218,16 @@ MicroBatchLoss Trainer::update(const data::Step& step, double divisor, double sp
        .sharding = setup_.sharding.get()});
   if (router_) router_->end_step();
   const comm::Group group = setup_.context.mesh.loss_group();
-  group.all_reduce_sum(sums.loss_sum);
+  at::Tensor totals = at::stack({sums.loss_sum, sums.entropy_sum});
+  group.all_reduce_sum(totals);
   if (auxiliary_coefficient_ > 0) group.all_reduce_sum(sums.auxiliary_sum);
   if (sums.expert_load.defined()) group.all_reduce_sum(sums.expert_load);
   if (setup_.sharding) setup_.sharding->finish_reduction();
 
-  info.loss = sums.loss_sum.item<double>() / divisor;
+  const at::Tensor host = totals.cpu();
+  info.loss = host[0].item<double>() / divisor;
+  if (setup_.model->head() == models::qwen3_5::Head::kLanguageModel)
+    info.extra["entropy"] = host[1].item<double>() / divisor;
   info.grad_norm = optimizer_.gradient_norm();
   require_finite(info);
   const double clip = config_.optim.clip_norm;

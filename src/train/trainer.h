@@ -42,8 +42,8 @@ class Trainer {
   /// The same for head embed, whose loss spans the step.
   std::vector<HeadFunction> embed_heads_of(const data::Step& step, double gradient_scale);
   StepInfo train_step(const data::Step& step);
-  /// Its forward, backward and update; fills loss and gradient norm of `info`, whose learning rate
-  /// is given.
+  /// Its forward, backward and update; fills loss, entropy and gradient norm of `info`, whose
+  /// learning rate is given.
   MicroBatchLoss update(const data::Step& step, double divisor, double sparse_tokens,
                         StepInfo& info);
   Evaluation evaluate();

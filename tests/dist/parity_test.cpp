@@ -210,6 +210,8 @@ class ParityTest : public ::testing::Test {
       norm = std::max(norm, relative(steps[i].grad_norm, expected[i].grad_norm));
       EXPECT_EQ(steps[i].tokens, expected[i].tokens);
       EXPECT_EQ(steps[i].expert_load, expected[i].expert_load);
+      if (expected[i].entropy != 0)
+        others = std::max(others, relative(steps[i].entropy, expected[i].entropy));
       if (expected[i].eval_loss != 0)
         others = std::max(others, relative(steps[i].eval_loss, expected[i].eval_loss));
       if (expected[i].aux_loss != 0)

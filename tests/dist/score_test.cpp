@@ -49,20 +49,22 @@ class ScoreTest : public ::testing::Test {
     return lines;
   }
 
-  void expect_same(const std::string& head, const std::string& field, const Words& layout,
+  void expect_same(const std::string& head, const Words& fields, const Words& layout,
                    const std::string& model = "dense", const Words& more = {}) {
     const auto one = score(model, head, {}, more), several = score(model, head, layout, more);
     ASSERT_EQ(one.size(), 7u);
     ASSERT_EQ(several.size(), 7u);
     for (std::size_t r = 0; r < one.size(); ++r) {
       EXPECT_EQ(several[r].at("text"), one[r].at("text"));
-      const auto &expected = one[r].at(field), &found = several[r].at(field);
-      ASSERT_EQ(found.size(), expected.size());
-      for (std::size_t i = 0; i < expected.size(); ++i) {
-        ASSERT_EQ(found[i].is_null(), expected[i].is_null());
-        if (expected[i].is_null()) continue;
-        EXPECT_NEAR(found[i].get<double>(), expected[i].get<double>(), 1e-9)
-            << field << " " << i << " of row " << r;
+      for (const std::string& field : fields) {
+        const auto &expected = one[r].at(field), &found = several[r].at(field);
+        ASSERT_EQ(found.size(), expected.size());
+        for (std::size_t i = 0; i < expected.size(); ++i) {
+          ASSERT_EQ(found[i].is_null(), expected[i].is_null());
+          if (expected[i].is_null()) continue;
+          EXPECT_NEAR(found[i].get<double>(), expected[i].get<double>(), 1e-9)
+              << field << " " << i << " of row " << r;
+        }
       }
     }
   }
@@ -70,16 +72,17 @@ class ScoreTest : public ::testing::Test {
   LaunchedRuns runs_;
 };
 
-TEST_F(ScoreTest, SeveralRanksTellTheLogprobsOfOne) {
-  expect_same("lm", "logprobs", {"2", "parallel.tp=2"});
-  expect_same("lm", "logprobs", {"4", "parallel.cp=2", "parallel.fsdp=2"});
-  expect_same("lm", "logprobs", {"4", "parallel.pp=2", "parallel.tp=2"});
+TEST_F(ScoreTest, SeveralRanksTellTheLogprobsAndEntropiesOfOne) {
+  for (const Words& layout : {Words{"2", "parallel.tp=2"},
+                              {"4", "parallel.cp=2", "parallel.fsdp=2"},
+                              {"4", "parallel.pp=2", "parallel.tp=2"}})
+    expect_same("lm", {"logprobs", "entropies"}, layout, "dense", {"--entropy"});
 }
 
 TEST_F(ScoreTest, SeveralRanksTellTheEmbeddingsOfOne) {
-  expect_same("embed", "embedding", {"4", "parallel.tp=2", "parallel.cp=2"});
-  expect_same("embed", "embedding", {"2", "parallel.dp=2"});
-  expect_same("embed", "embedding", {"2", "parallel.pp=2"});
+  expect_same("embed", {"embedding"}, {"4", "parallel.tp=2", "parallel.cp=2"});
+  expect_same("embed", {"embedding"}, {"2", "parallel.dp=2"});
+  expect_same("embed", {"embedding"}, {"2", "parallel.pp=2"});
 }
 
 // A head that was trained: a new one is another in every program.
@@ -91,7 +94,7 @@ TEST_F(ScoreTest, SeveralRanksTellTheClassLogitsOfOne) {
       << runs_.printed("classes");
   for (const Words& layout :
        {Words{"2", "parallel.tp=2"}, {"4", "parallel.pp=2", "parallel.fsdp=2"}})
-    expect_same("classify", "logits", layout, "classes/final");
+    expect_same("classify", {"logits"}, layout, "classes/final");
 }
 
 TEST_F(ScoreTest, SeveralRanksPutOnAnAdapterAsOneDoes) {
@@ -104,12 +107,12 @@ TEST_F(ScoreTest, SeveralRanksPutOnAnAdapterAsOneDoes) {
   };
   const Words dense = adapter_of("lora", "dense", {"adapter.modules_to_save=[embed_tokens]"});
   EXPECT_NE(score("dense", "lm", {}, dense), score("dense", "lm", {}, {}));
-  expect_same("lm", "logprobs", {"4", "parallel.tp=2", "parallel.fsdp=2"}, "dense", dense);
-  expect_same("lm", "logprobs", {"2", "parallel.pp=2"}, "dense", dense);
+  expect_same("lm", {"logprobs"}, {"4", "parallel.tp=2", "parallel.fsdp=2"}, "dense", dense);
+  expect_same("lm", {"logprobs"}, {"2", "parallel.pp=2"}, "dense", dense);
   const Words experts =
       adapter_of("expert-lora", "moe",
                  {"adapter.target_parameters=[mlp.experts.gate_up_proj,mlp.experts.down_proj]"});
-  expect_same("lm", "logprobs", {"2", "parallel.fsdp=2", "parallel.ep=2"}, "moe", experts);
+  expect_same("lm", {"logprobs"}, {"2", "parallel.fsdp=2", "parallel.ep=2"}, "moe", experts);
 }
 
 TEST_F(ScoreTest, WhatCannotBeDividedIsNamed) {

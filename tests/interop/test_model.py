@@ -57,17 +57,19 @@ def hf_loss(model, rows):
 
 
 @pytest.mark.parametrize("kind", LANGUAGE_MODELS)
-def test_logprobs_equal_transformers(models, tmp_path, kind):
+def test_logprobs_and_entropies_equal_transformers(models, tmp_path, kind):
     rows = token_rows((1, 5, 64, 65, 130, 200))
     source = write_rows(tmp_path / "in.jsonl", [{"input_ids": row} for row in rows])
-    heddle("score", models / kind, "--input", source, "--output", tmp_path / "out.jsonl")
+    heddle("score", models / kind, "--input", source, "--output", tmp_path / "out.jsonl", "--entropy")
     model = load(models / kind)
     for row, scored in zip(rows, read_rows(tmp_path / "out.jsonl")):
         assert scored["input_ids"] == row
-        assert scored["logprobs"][0] is None
+        assert scored["logprobs"][0] is None and scored["entropies"][0] is None
         expected = logits_of(model, row).log_softmax(-1)
+        entropies = torch.distributions.Categorical(logits=expected).entropy()
         for i in range(1, len(row)):
             assert scored["logprobs"][i] == pytest.approx(expected[i - 1, row[i]].item(), abs=1e-4)
+            assert scored["entropies"][i] == pytest.approx(entropies[i - 1].item(), abs=1e-4)
 
 
 @pytest.mark.parametrize("kind", LANGUAGE_MODELS)

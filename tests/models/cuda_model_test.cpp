@@ -105,11 +105,11 @@ TEST(GpuModel, Bf16GradientsFollowFp64AsReferenceKernelsDo) {
   }
 }
 
-/// Weights after some optimizer steps, and each step's loss and gradient norm.
+/// Weights after some optimizer steps, and each step's loss, entropy and gradient norm.
 struct Training {
   std::vector<std::pair<std::string, at::Tensor>> weights;
-  std::vector<double> losses, norms;  ///< With experts, behind each loss the router's.
-  std::vector<at::Tensor> loads;      ///< Of the experts, after each step.
+  std::vector<double> losses, entropies, norms;  ///< With experts, behind each loss the router's.
+  std::vector<at::Tensor> loads;                 ///< Of the experts, after each step.
   std::size_t graphs = 0;
 };
 
@@ -158,12 +158,14 @@ Training train(Mode mode, const Recipe& recipe) {
           *model, nullptr, pipeline, trainable, batches, heads,
           {.auxiliary_scale = auxiliary, .pooled_auxiliary_loss = recipe.pooled_auxiliary_loss});
       result.losses.push_back(sums.loss_sum.item<double>());
+      result.entropies.push_back(sums.entropy_sum.item<double>());
       result.norms.push_back(optimizer.gradient_norm());
       optimizer.step(model->kernels(), lr,
                      std::min(1.0, optim.clip_norm / (result.norms.back() + 1e-6)));
     } else {
       const auto outcome = steps.run(batches, {scale, auxiliary}, lr);
       result.losses.push_back(outcome.loss_sum);
+      result.entropies.push_back(outcome.entropy_sum);
       result.norms.push_back(outcome.grad_norm);
       sums = outcome.sums;
     }
@@ -189,6 +191,7 @@ class QueuedSteps : public ::testing::TestWithParam<Recipe> {
 TEST_P(QueuedSteps, ChangeNoBit) {
   const auto expect_equal = [](const Training& other, const Training& plain, const char* what) {
     EXPECT_EQ(other.losses, plain.losses) << what;
+    EXPECT_EQ(other.entropies, plain.entropies) << what;
     EXPECT_EQ(other.norms, plain.norms) << what;
     ASSERT_EQ(other.loads.size(), plain.loads.size());
     for (std::size_t i = 0; i < plain.loads.size(); ++i)
@@ -200,6 +203,7 @@ TEST_P(QueuedSteps, ChangeNoBit) {
   };
   const Training plain = train(Mode::kPlain, GetParam());
   EXPECT_LT(plain.losses.end()[GetParam().experts ? -2 : -1], plain.losses.front());
+  EXPECT_GT(plain.entropies[0], 0);
   expect_equal(train(Mode::kPlain, GetParam()), plain, "again");
   const Training queued = train(Mode::kQueued, GetParam());
   EXPECT_EQ(queued.graphs, 0U);

@@ -286,6 +286,7 @@ TEST_F(GpuOps, LinearCrossEntropyEqualsReference) {
     in.labels.narrow(0, 10, 50).fill_(-100);
     in.loss_weights = randn({300}, at::kFloat, 4).abs();
     in.gradient_scale = 0.5;
+    in.want_entropy = true;
     LinearCrossEntropy::Inputs wide = in, moved = in;
     wide.hidden = in.hidden.to(at::kDouble), wide.weight = in.weight.to(at::kDouble);
     moved.hidden = in.hidden.to(kGpu), moved.weight = in.weight.to(kGpu);
@@ -300,6 +301,7 @@ TEST_F(GpuOps, LinearCrossEntropyEqualsReference) {
     const double tolerance = dtype == at::kFloat ? 1e-5 : 1e-2;
     EXPECT_TRUE(close(r.loss_sum.cpu(), expected.loss_sum, 1e-5));
     EXPECT_TRUE(close(r.logprobs.cpu(), expected.logprobs, 1e-5));
+    EXPECT_TRUE(close(r.entropy.cpu(), expected.entropy, 1e-5));
     EXPECT_TRUE(close(r.grad_hidden.cpu(), expected.grad_hidden, tolerance));
     EXPECT_TRUE(close(r.grad_weight.cpu(), expected.grad_weight, tolerance));
   }

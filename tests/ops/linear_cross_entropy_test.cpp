@@ -12,6 +12,7 @@
 #include <limits>
 
 #include "ops/builtin.h"
+#include "ops/extreme_logits.h"
 #include "ops/operator_support.h"
 
 namespace heddle::ops::testing {
@@ -30,6 +31,7 @@ LinearCrossEntropy::Inputs make(std::int64_t rows, std::int64_t hidden, std::int
   for (std::int64_t i = 0; i < rows; i += 3) in.labels[i].fill_(-100);
   in.loss_weights = randn({rows}, at::kFloat, 4).abs();
   in.gradient_scale = 0.37;
+  in.want_entropy = true;
   return in;
 }
 
@@ -42,7 +44,9 @@ LinearCrossEntropy::Result dense(const LinearCrossEntropy::Inputs& in) {
   const at::Tensor label = in.labels.clamp_min(0).unsqueeze(1);
   const at::Tensor logits = at::mm(h, w.t());
   LinearCrossEntropy::Result r;
-  r.logprobs = at::log_softmax(logits, -1).gather(1, label).squeeze(1) * kept;
+  const at::Tensor log_p = at::log_softmax(logits, -1);
+  r.logprobs = log_p.gather(1, label).squeeze(1) * kept;
+  r.entropy = -at::sum(at::exp(log_p) * log_p, {1}) * kept;
   r.loss_sum = -at::sum(r.logprobs * lw);
   at::Tensor d = at::softmax(logits, -1);
   d.scatter_add_(1, label, at::full(label.sizes(), -1.0, d.options()));
@@ -65,10 +69,12 @@ TEST(LinearCrossEntropy, EqualsTheDenseFormula) {
         const double tolerance = tolerance_of(dtype);
         EXPECT_TRUE(close(r.loss_sum, expected.loss_sum, tolerance));
         EXPECT_TRUE(close(r.logprobs, expected.logprobs, tolerance));
+        EXPECT_TRUE(close(r.entropy, expected.entropy, tolerance));
         EXPECT_TRUE(close(r.grad_hidden, expected.grad_hidden, tolerance));
         EXPECT_TRUE(close(r.grad_weight, expected.grad_weight, tolerance));
         EXPECT_EQ(r.grad_hidden.scalar_type(), dtype);
         EXPECT_EQ(r.loss_sum.scalar_type(), dtype == at::kDouble ? at::kDouble : at::kFloat);
+        EXPECT_EQ(r.entropy.scalar_type(), r.loss_sum.scalar_type());
       }
     }
   }
@@ -78,7 +84,7 @@ TEST(LinearCrossEntropy, AddsIntoTheGivenBufferAndComputesOnlyWhatIsAsked) {
   for (const char* name : {"reference", kOwn}) {
     for (const c10::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
       const KernelTable kernels = table(name, dtype);
-      const auto in = make(50, 24, 301, dtype);
+      auto in = make(50, 24, 301, dtype);
       at::Tensor buffer = at::full({301, 24}, 2.0, in.hidden.options().dtype(at::kFloat));
       const auto r = linear_cross_entropy(kernels, in, false, true, buffer);
       EXPECT_FALSE(r.grad_hidden.defined());
@@ -86,9 +92,15 @@ TEST(LinearCrossEntropy, AddsIntoTheGivenBufferAndComputesOnlyWhatIsAsked) {
       const auto only_loss = linear_cross_entropy(kernels, in, false, false);
       EXPECT_FALSE(only_loss.grad_weight.defined());
       EXPECT_TRUE(identical(only_loss.logprobs, r.logprobs));
+      EXPECT_TRUE(identical(only_loss.entropy, r.entropy));
       const auto only_hidden = linear_cross_entropy(kernels, in, true, false);
       EXPECT_FALSE(only_hidden.grad_weight.defined());
       EXPECT_TRUE(close(only_hidden.grad_hidden, dense(in).grad_hidden, tolerance_of(dtype)));
+      in.want_entropy = false;
+      const auto without = linear_cross_entropy(kernels, in, true, false);
+      EXPECT_FALSE(without.entropy.defined());
+      EXPECT_TRUE(identical(without.logprobs, r.logprobs));
+      EXPECT_TRUE(identical(without.grad_hidden, only_hidden.grad_hidden));
     }
   }
 }
@@ -106,11 +118,22 @@ TEST(LinearCrossEntropy, NeverTouchesIgnoredRows) {
     EXPECT_TRUE(identical(r.grad_weight, clean.grad_weight));
     EXPECT_TRUE(identical(r.grad_hidden, clean.grad_hidden));
     EXPECT_TRUE(identical(r.logprobs, clean.logprobs));
+    EXPECT_TRUE(identical(r.entropy, clean.entropy));
     in.labels.fill_(-100);
     const auto none = linear_cross_entropy(kernels, in, true, true);
     EXPECT_EQ(none.loss_sum.item().toDouble(), 0);
+    EXPECT_EQ(none.entropy.abs().max().item().toDouble(), 0);
     EXPECT_EQ(none.grad_weight.abs().max().item().toDouble(), 0);
     EXPECT_EQ(none.grad_hidden.abs().max().item().toDouble(), 0);
+  }
+}
+
+TEST(LinearCrossEntropy, EntropyOfExtremeLogits) {
+  for (const char* name : {"reference", kOwn}) {
+    for (const c10::ScalarType dtype : kernel_dtypes()) {
+      SCOPED_TRACE(std::string(name) + " " + c10::toString(dtype));
+      expect_entropies_of_extreme_logits(table(name, dtype), dtype, device(), 1001);
+    }
   }
 }
 

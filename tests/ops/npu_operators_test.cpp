@@ -176,6 +176,7 @@ TEST_P(NpuOperators, CrossEntropyOfTheHead) {
   for (std::int64_t i = 0; i < 1050; i += 3) in.labels[i].fill_(-100);
   in.loss_weights = randn({1050}, at::kFloat, 4).abs();
   in.gradient_scale = 0.37;
+  in.want_entropy = true;
   LinearCrossEntropy::Inputs there = in, wide = in;
   there.hidden = in.hidden.to(npu);
   there.weight = in.weight.to(npu);
@@ -195,6 +196,7 @@ TEST_P(NpuOperators, CrossEntropyOfTheHead) {
   const double tolerance = tolerance_of(dtype());
   EXPECT_TRUE(close(found.loss_sum.cpu(), expected.loss_sum, tolerance));
   EXPECT_TRUE(close(found.logprobs.cpu(), expected.logprobs, tolerance));
+  EXPECT_TRUE(close(found.entropy.cpu(), expected.entropy, tolerance));
   EXPECT_TRUE(close(found.grad_hidden.cpu(), expected.grad_hidden, 2 * tolerance));
   EXPECT_TRUE(close(found.grad_weight.cpu(), expected.grad_weight, 2 * tolerance));
 }

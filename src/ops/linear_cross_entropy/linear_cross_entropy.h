@@ -14,10 +14,13 @@ struct LinearCrossEntropy {
     double gradient_scale = 1;  ///< The gradients are those of gradient_scale * loss_sum.
     /// No label is -100: a device need not be asked, and waited for, which rows to drop.
     bool all_rows_labelled = false;
+    bool want_entropy = false;
   };
   struct Result {
     at::Tensor loss_sum;     ///< 0-d fp32 (fp64): sum of loss weight x cross-entropy (not scaled).
     at::Tensor logprobs;     ///< [N] fp32 (fp64): log p(label); 0 where ignored.
+    at::Tensor entropy;      ///< [N] fp32 (fp64): -sum over the vocabulary of p log p, in nats; 0
+                             ///< where ignored; undefined unless asked for.
     at::Tensor grad_hidden;  ///< [N,H], zero where ignored; undefined unless asked for.
     at::Tensor grad_weight;  ///< [V,H]: the buffer that was given, or a new one; undefined unless
                              ///< asked for.

@@ -49,7 +49,8 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
                                       : at::ones({kept.size(0)}, options);
   LinearCrossEntropy::Result result;
   at::Tensor logprobs = at::empty({kept.size(0)}, options);
-  at::Tensor grad_hidden;
+  at::Tensor entropy, grad_hidden;
+  if (in.want_entropy) entropy = at::zeros({kept.size(0)}, options);
   if (want_grad_hidden) grad_hidden = at::empty(hidden.sizes(), hidden.options());
   if (want_grad_weight && !grad_weight_buffer.defined()) {
     grad_weight_buffer = at::zeros(in.weight.sizes(), in.weight.options());
@@ -62,10 +63,14 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
     const at::Tensor label = labels.narrow(0, begin, count);
     const at::Tensor lse = at::logsumexp(logits, {1}, /*keepdim=*/true);
     logprobs.narrow(0, begin, count).copy_((at::gather(logits, 1, label) - lse).squeeze(1));
+    if (!want_grad_hidden && !want_grad_weight && !in.want_entropy) continue;
+    at::Tensor log_p = logits.sub_(lse);
+    at::Tensor p = in.want_entropy ? at::exp(log_p) : log_p.exp_();
+    if (in.want_entropy) entropy.narrow(0, begin, count).sub_(at::sum(log_p.mul_(p), {1}));
     if (!want_grad_hidden && !want_grad_weight) continue;
     const at::Tensor factor =
         (loss_weights.narrow(0, begin, count) * in.gradient_scale).unsqueeze(1);
-    at::Tensor d_logits = logits.sub_(lse).exp_().mul_(factor);
+    at::Tensor d_logits = p.mul_(factor);
     d_logits.scatter_add_(1, label, -factor);
     if (d_logits.is_cuda()) d_logits = d_logits.to(in.hidden.scalar_type());
     if (want_grad_hidden) {
@@ -83,6 +88,10 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
   }
   result.loss_sum = -at::sum(logprobs * loss_weights);
   result.logprobs = at::zeros({rows}, options).index_copy_(0, kept, logprobs);
+  if (in.want_entropy) {
+    // What is below 0 comes from the rounding of the logsumexp.
+    result.entropy = at::zeros({rows}, options).index_copy_(0, kept, entropy.clamp_min_(0));
+  }
   if (want_grad_hidden) {
     result.grad_hidden =
         at::zeros(in.hidden.sizes(), in.hidden.options()).index_copy_(0, kept, grad_hidden);

@@ -5,6 +5,7 @@
 
 #include "ops/builtin.h"
 #include "ops/cuda/fused_support.h"
+#include "ops/extreme_logits.h"
 
 namespace heddle::ops::testing {
 namespace {
@@ -23,6 +24,7 @@ LinearCrossEntropy::Inputs head_inputs(std::int64_t rows, std::int64_t width,
                   .to(gpu());
   in.loss_weights = randn({rows}, at::kFloat, 4).abs().to(gpu());
   in.gradient_scale = 0.5;
+  in.want_entropy = true;
   return in;
 }
 
@@ -43,13 +45,16 @@ void expect_equal(const LinearCrossEntropy::Inputs& in, c10::ScalarType buffer_d
   const bool half = dtype == at::kBFloat16;
   EXPECT_TRUE(close(actual.loss_sum.cpu(), expected.loss_sum.cpu(), half ? 1e-3 : 1e-5));
   EXPECT_TRUE(close(actual.logprobs.cpu(), expected.logprobs.cpu(), half ? 4e-3 : 1e-5));
+  EXPECT_TRUE(close(actual.entropy.cpu(), expected.entropy.cpu(), half ? 4e-3 : 1e-5));
   EXPECT_TRUE(close(actual.grad_hidden.cpu(), expected.grad_hidden.cpu(), half ? 1e-2 : 1e-5));
   EXPECT_TRUE(close(actual.grad_weight.cpu(), expected.grad_weight.cpu(), half ? 1e-2 : 1e-5));
   const auto again = linear_cross_entropy(fused, in, true, true, before.clone());
   EXPECT_TRUE(identical(actual.logprobs.cpu(), again.logprobs.cpu()));
+  EXPECT_TRUE(identical(actual.entropy.cpu(), again.entropy.cpu()));
   EXPECT_TRUE(identical(actual.grad_hidden.cpu(), again.grad_hidden.cpu()));
   const auto scored = linear_cross_entropy(fused, in, false, false);
   EXPECT_TRUE(identical(actual.logprobs.cpu(), scored.logprobs.cpu()));
+  EXPECT_TRUE(identical(actual.entropy.cpu(), scored.entropy.cpu()));
 }
 
 TEST_F(GpuFused, LinearCrossEntropyEqualsReference) {
@@ -73,12 +78,23 @@ TEST_F(GpuFused, LinearCrossEntropyAddsUpOverChunks) {
   expect_equal(in, at::kBFloat16);
 }
 
+TEST_F(GpuFused, LinearCrossEntropyEntropyOfExtremeLogits) {
+  for (const c10::ScalarType dtype : {at::kBFloat16, at::kFloat}) {
+    // One CTA, a row that is no multiple of an access, and clusters.
+    for (const std::int64_t vocabulary : {1000, 1001, 248320}) {
+      SCOPED_TRACE(std::to_string(vocabulary) + " " + c10::toString(dtype));
+      expect_entropies_of_extreme_logits(fused_table(kHead, dtype), dtype, gpu(), vocabulary);
+    }
+  }
+}
+
 TEST_F(GpuFused, LinearCrossEntropyTakesNoRows) {
   LinearCrossEntropy::Inputs in = head_inputs(5, 16, 100, at::kBFloat16);
   in.labels.fill_(-100);
   in.loss_weights = at::Tensor();
   const auto result = linear_cross_entropy(fused_table(kHead, at::kBFloat16), in, true, true);
   EXPECT_EQ(result.loss_sum.item().toDouble(), 0);
+  EXPECT_EQ(result.entropy.abs().sum().item().toDouble(), 0);
   EXPECT_EQ(result.grad_hidden.abs().sum().item().toDouble(), 0);
   EXPECT_EQ(result.grad_weight.abs().sum().item().toDouble(), 0);
 }

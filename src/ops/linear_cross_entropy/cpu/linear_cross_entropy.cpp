@@ -22,22 +22,24 @@ constexpr std::int64_t kLogitBytes = std::int64_t{8} << 20;
 
 void softmax_rows(const SoftmaxRowKernels& kernels, at::Tensor& logits, const std::int64_t* labels,
                   const at::Tensor& factor, std::int64_t begin, at::Tensor& logprobs,
-                  bool want_gradient) {
+                  at::Tensor& entropy, bool want_gradient) {
   const std::int64_t vocab = logits.size(1);
-  const auto run = [&](auto kernel, auto* rows, const auto* factors, auto* out) {
+  const auto run = [&](auto kernel, auto* rows, const auto* factors, auto* logprob,
+                       auto* row_entropy) {
     at::parallel_for(0, logits.size(0), 1, [&](std::int64_t first, std::int64_t last) {
       for (std::int64_t i = first; i < last; ++i) {
         kernel(rows + i * vocab, vocab, labels[begin + i],
-               want_gradient ? factors + begin + i : nullptr, out + begin + i);
+               want_gradient ? factors + begin + i : nullptr, logprob + begin + i,
+               row_entropy + begin + i);
       }
     });
   };
   if (logits.scalar_type() == at::kDouble) {
     run(kernels.run_double, logits.mutable_data_ptr<double>(), factor.const_data_ptr<double>(),
-        logprobs.mutable_data_ptr<double>());
+        logprobs.mutable_data_ptr<double>(), entropy.mutable_data_ptr<double>());
   } else {
     run(kernels.run_float, logits.mutable_data_ptr<float>(), factor.const_data_ptr<float>(),
-        logprobs.mutable_data_ptr<float>());
+        logprobs.mutable_data_ptr<float>(), entropy.mutable_data_ptr<float>());
   }
 }
 
@@ -69,7 +71,7 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
                                       ? at::index_select(in.loss_weights, 0, kept).to(type)
                                       : at::zeros({count}, options) + 1;
   const at::Tensor factor = (loss_weights * in.gradient_scale).contiguous();
-  at::Tensor logprobs = at::empty({count}, options);
+  at::Tensor logprobs = at::empty({count}, options), entropy = at::empty({count}, options);
   at::Tensor grad_hidden;
   if (want_grad_hidden) grad_hidden = at::empty({count, hidden.size(1)}, options);
   // Half-precision buffers are added to once, at the end.
@@ -88,7 +90,7 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
     const at::Tensor h = hidden.narrow(0, begin, n);
     at::Tensor logits = buffer.narrow(0, 0, n);
     at::mm_out(logits, h, weight.t());
-    softmax_rows(kernels, logits, labels.data(), factor, begin, logprobs, want_gradient);
+    softmax_rows(kernels, logits, labels.data(), factor, begin, logprobs, entropy, want_gradient);
     if (want_grad_hidden) {
       at::Tensor d_hidden = grad_hidden.narrow(0, begin, n);
       at::mm_out(d_hidden, logits, weight);
@@ -99,7 +101,11 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
   LinearCrossEntropy::Result result;
   // The few per-row losses are added in fp64: the sum does not depend on the chunks.
   result.loss_sum = -(logprobs.to(at::kDouble) * loss_weights).sum().to(type);
-  result.logprobs = at::zeros({rows}, options).index_copy_(0, kept, logprobs);
+  const auto spread = [&](const at::Tensor& values) {
+    return at::zeros({rows}, options).index_copy_(0, kept, values);
+  };
+  result.logprobs = spread(logprobs);
+  if (in.want_entropy) result.entropy = spread(entropy);
   if (want_grad_hidden) {
     result.grad_hidden = at::zeros(in.hidden.sizes(), in.hidden.options())
                              .index_copy_(0, kept, grad_hidden.to(in.hidden.scalar_type()));

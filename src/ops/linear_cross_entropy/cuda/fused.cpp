@@ -95,7 +95,8 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
   const std::int64_t count = rows.hidden.size(0), vocabulary = in.weight.size(0);
   const std::int64_t chunk = chunk_rows(count, in.weight, want_grad_weight);
   const auto wide = in.hidden.options().dtype(at::kFloat);
-  at::Tensor logprobs = at::empty({count}, wide), grad_hidden;
+  at::Tensor logprobs = at::empty({count}, wide), entropy, grad_hidden;
+  if (in.want_entropy) entropy = at::empty({count}, wide);
   if (want_grad_hidden) grad_hidden = at::empty(rows.hidden.sizes(), in.hidden.options());
   std::optional<WeightGradient> grad_weight;
   if (want_grad_weight) {
@@ -116,6 +117,7 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
         rows.loss_weights.defined() ? rows.loss_weights.const_data_ptr<float>() + begin : nullptr;
     parameters.gradient_scale = static_cast<float>(in.gradient_scale);
     parameters.logprobs = logprobs.mutable_data_ptr<float>() + begin;
+    if (in.want_entropy) parameters.entropies = entropy.mutable_data_ptr<float>() + begin;
     parameters.want_gradient = want_grad_hidden || want_grad_weight;
     cuda::softmax_gradient({cuda::element_of(part), length, vocabulary}, part.mutable_data_ptr(),
                            parameters, on.stream());
@@ -128,6 +130,7 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
   LinearCrossEntropy::Result result;
   result.loss_sum = -at::sum(rows.loss_weights.defined() ? logprobs * rows.loss_weights : logprobs);
   result.logprobs = rows.spread(logprobs, in.hidden.size(0));
+  if (in.want_entropy) result.entropy = rows.spread(entropy, in.hidden.size(0));
   if (want_grad_hidden) result.grad_hidden = rows.spread(grad_hidden, in.hidden.size(0));
   if (want_grad_weight) {
     grad_weight->finish();

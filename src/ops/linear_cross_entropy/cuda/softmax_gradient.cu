@@ -1,6 +1,7 @@
 // A row of logits is spread over a cluster of up to eight CTAs and stays in their shared memory: it
-// is read once and written once. Each CTA finds the maximum and the sum of exponentials of its
-// part; one exchange through distributed shared memory joins them. At 248320 bf16 logits a CTA
+// is read once and written once. Each CTA finds the maximum and the sums of its part; one exchange
+// through distributed shared memory joins them. The sum for the entropy is one more multiply-add
+// beside each exponential, whose unit is what that pass waits for. At 248320 bf16 logits a CTA
 // holds 62 KB, and three clusters share the multiprocessors, so that one loads while another
 // writes.
 //
@@ -38,44 +39,74 @@ __device__ __forceinline__ float fast_exp2(float x) {
   return result;
 }
 
-/// Maximum and sum of 2^(x - maximum), of logits in units of log 2.
+/// Of logits x in units of log 2: their maximum, the sum of 2^(x - maximum), and that of
+/// 2^(x - maximum) * (maximum - x), whose terms are not negative either: nothing cancels.
 struct Partial {
-  float maximum, sum;
+  float maximum, sum, depth;
+
+  __device__ void add(float x) {
+    const float below = x - maximum, e = fast_exp2(below);
+    sum += e;
+    depth -= e * below;
+  }
+  /// The same sums beneath a larger maximum.
+  __device__ Partial beneath(float larger) const {
+    // 2^-1000 is 0 in fp32. The bound keeps a sum over nothing, whose maximum is kLowest, finite.
+    const float rise = fminf(larger - maximum, 1000.f), factor = fast_exp2(-rise);
+    return {larger, sum * factor, (depth + rise * sum) * factor};
+  }
 };
 
 __device__ __forceinline__ Partial join(const Partial& a, const Partial& b) {
   const float maximum = fmaxf(a.maximum, b.maximum);
-  return {maximum, a.sum * fast_exp2(a.maximum - maximum) + b.sum * fast_exp2(b.maximum - maximum)};
+  const Partial x = a.beneath(maximum), y = b.beneath(maximum);
+  return {maximum, x.sum + y.sum, x.depth + y.depth};
 }
 
-template <class F>
-__device__ __forceinline__ float block_reduce(float value, float* scratch, const F& f) {
-#pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) {
-    value = f(value, __shfl_xor_sync(0xffffffffu, value, distance));
-  }
-  if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
-  __syncthreads();
-  // kThreads / 32 values, read twice by the 32 lanes: the same order in every warp.
-  value = scratch[threadIdx.x % (kThreads / 32)];
-#pragma unroll
-  for (int distance = kThreads / 64; distance > 0; distance /= 2) {
-    value = f(value, __shfl_xor_sync(0xffffffffu, value, distance));
-  }
-  return value;
-}
-
+/// One value of each of kThreads / 32 warps.
+using PerWarp = float[kThreads / 32];
 struct Scratch {
-  float maximum[kThreads / 32], sum[kThreads / 32];
+  PerWarp maximum[1], totals[2];
 };
 
-/// The maximum over the CTA, in every thread.
-__device__ __forceinline__ float block_maximum(float value, Scratch& scratch) {
-  return block_reduce(value, scratch.maximum, [](float a, float b) { return fmaxf(a, b); });
+/// K reductions over the CTA at once, in every thread.
+template <int K, class F>
+__device__ __forceinline__ void block_reduce(float (&values)[K], PerWarp (&scratch)[K],
+                                             const F& f) {
+#pragma unroll
+  for (float& value : values) {
+#pragma unroll
+    for (int distance = 16; distance > 0; distance /= 2) {
+      value = f(value, __shfl_xor_sync(0xffffffffu, value, distance));
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    if (threadIdx.x % 32 == 0) scratch[k][threadIdx.x / 32] = values[k];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int k = 0; k < K; ++k) {
+    // kThreads / 32 values, read twice by the 32 lanes: the same order in every warp.
+    values[k] = scratch[k][threadIdx.x % (kThreads / 32)];
+#pragma unroll
+    for (int distance = kThreads / 64; distance > 0; distance /= 2) {
+      values[k] = f(values[k], __shfl_xor_sync(0xffffffffu, values[k], distance));
+    }
+  }
 }
 
-__device__ __forceinline__ float block_total(float value, Scratch& scratch) {
-  return block_reduce(value, scratch.sum, [](float a, float b) { return a + b; });
+__device__ __forceinline__ float block_maximum(float value, Scratch& scratch) {
+  float values[1] = {value};
+  block_reduce(values, scratch.maximum, [](float a, float b) { return fmaxf(a, b); });
+  return values[0];
+}
+
+/// The sums of all threads, which have the same maximum.
+__device__ __forceinline__ Partial block_total(const Partial& partial, Scratch& scratch) {
+  float values[2] = {partial.sum, partial.depth};
+  block_reduce(values, scratch.totals, [](float a, float b) { return a + b; });
+  return {partial.maximum, values[0], values[1]};
 }
 
 /// What a row's gradient needs: factor * (probability - one_hot(label)).
@@ -98,6 +129,19 @@ __device__ __forceinline__ float logprob_of(const Arguments& a, const Row& row, 
   if (row.label < 0) return 0.f;
   if (row.label >= a.vocabulary) return __int_as_float(0x7fc00000);
   return label_logit - row.normalizer * kLn2;
+}
+
+/// logsumexp - sum of p x, both relative to the maximum.
+__device__ __forceinline__ float entropy_of(const Row& row, const Partial& whole) {
+  const float entropy = kLn2 * (log2f(whole.sum) + whole.depth / whole.sum);
+  // Where one logit dominates, the rounding of its product with log2(e) is left; NaN stays NaN.
+  return row.label < 0 || entropy < 0 ? 0.f : entropy;
+}
+
+__device__ __forceinline__ void write_statistics(const Arguments& a, int64_t row, const Row& info,
+                                                 const Partial& whole, float label_logit) {
+  a.rows.logprobs[row] = logprob_of(a, info, label_logit);
+  if (a.rows.entropies != nullptr) a.rows.entropies[row] = entropy_of(info, whole);
 }
 
 /// The logit of the label, read before anything is overwritten.
@@ -135,7 +179,7 @@ __global__ void __launch_bounds__(kThreads) held_kernel(const __grid_constant__ 
   float labelled = 0;
   if (rank == 0 && thread == 0) labelled = label_logit(a, row, logits);
   __pipeline_wait_prior(0);
-  Partial partial{kLowest, 0};
+  Partial partial{kLowest, 0, 0};
 #pragma unroll 4
   for (int i = thread * N; i < count; i += kStep) {
     float x[N];
@@ -149,9 +193,9 @@ __global__ void __launch_bounds__(kThreads) held_kernel(const __grid_constant__ 
     float x[N];
     read(held + i, x);
 #pragma unroll
-    for (int n = 0; n < N; ++n) partial.sum += fast_exp2(x[n] * kLog2e - partial.maximum);
+    for (int n = 0; n < N; ++n) partial.add(x[n] * kLog2e);
   }
-  partial.sum = block_total(partial.sum, scratch);
+  partial = block_total(partial, scratch);
   if (thread == 0) own = partial;
   cluster.sync();
   const int ranks = static_cast<int>(cluster.num_blocks());
@@ -159,13 +203,14 @@ __global__ void __launch_bounds__(kThreads) held_kernel(const __grid_constant__ 
   Partial whole = *cluster.map_shared_rank(&own, thread % ranks);
   for (int distance = ranks / 2; distance > 0; distance /= 2) {
     const Partial other{__shfl_xor_sync(0xffffffffu, whole.maximum, distance),
-                        __shfl_xor_sync(0xffffffffu, whole.sum, distance)};
+                        __shfl_xor_sync(0xffffffffu, whole.sum, distance),
+                        __shfl_xor_sync(0xffffffffu, whole.depth, distance)};
     whole = join(whole, other);
   }
   // Nobody reads another's shared memory from here on, so that no CTA need wait at its end.
   cluster.barrier_arrive();
   const Row info = row_of(a, row, whole);
-  if (rank == 0 && thread == 0) a.rows.logprobs[row] = logprob_of(a, info, labelled);
+  if (rank == 0 && thread == 0) write_statistics(a, row, info, whole, labelled);
   if (a.rows.want_gradient) {
     const int label = static_cast<int>(info.label) - begin;
 #pragma unroll 4
@@ -194,7 +239,7 @@ __global__ void __launch_bounds__(kThreads) streamed_kernel(const __grid_constan
   T* logits = static_cast<T*>(a.logits) + row * a.vocabulary;
   float labelled = 0;
   if (threadIdx.x == 0) labelled = label_logit(a, row, logits);
-  Partial partial{kLowest, 0};
+  Partial partial{kLowest, 0, 0};
 #pragma unroll 4
   for (int64_t i = threadIdx.x * N; i < a.vocabulary; i += kStep) {
     float x[N];
@@ -202,15 +247,14 @@ __global__ void __launch_bounds__(kThreads) streamed_kernel(const __grid_constan
     float maximum = partial.maximum;
 #pragma unroll
     for (int n = 0; n < N; ++n) maximum = fmaxf(maximum, x[n] * kLog2e);
-    partial.sum *= fast_exp2(partial.maximum - maximum);
-    partial.maximum = maximum;
+    partial = partial.beneath(maximum);
 #pragma unroll
-    for (int n = 0; n < N; ++n) partial.sum += fast_exp2(x[n] * kLog2e - maximum);
+    for (int n = 0; n < N; ++n) partial.add(x[n] * kLog2e);
   }
   const float maximum = block_maximum(partial.maximum, scratch);
-  const float sum = block_total(partial.sum * fast_exp2(partial.maximum - maximum), scratch);
-  const Row info = row_of(a, row, {maximum, sum});
-  if (threadIdx.x == 0) a.rows.logprobs[row] = logprob_of(a, info, labelled);
+  const Partial whole = block_total(partial.beneath(maximum), scratch);
+  const Row info = row_of(a, row, whole);
+  if (threadIdx.x == 0) write_statistics(a, row, info, whole, labelled);
   if (!a.rows.want_gradient) return;
 #pragma unroll 4
   for (int64_t i = threadIdx.x * N; i < a.vocabulary; i += kStep) {

@@ -13,21 +13,22 @@ struct SoftmaxGradientShape {
 };
 
 /// What the kernel reads and writes beside the logits. labels int64 [rows]; a negative one is
-/// ignored: its gradient and log-probability are 0. loss_weights fp32 [rows] or null (1).
+/// ignored: its gradient, log-probability and entropy are 0. loss_weights fp32 [rows] or null (1).
 struct SoftmaxGradientRows {
   const int64_t* labels = nullptr;
   const float* loss_weights = nullptr;
   float gradient_scale = 1;
-  float* logprobs = nullptr;  ///< fp32 [rows]: log p(label); NaN where the label is no row of the
-                              ///< vocabulary.
+  float* logprobs = nullptr;   ///< fp32 [rows]: log p(label); NaN where the label is no row of the
+                               ///< vocabulary.
+  float* entropies = nullptr;  ///< fp32 [rows], in nats; null: not wanted.
   bool want_gradient = false;
 };
 
-/// logprobs of every row; with want_gradient the logits become, in place, the gradient of
-/// gradient_scale x the weighted sum of cross-entropies: gradient_scale * weight * (softmax -
-/// one_hot(label)). Arithmetic in fp32. Bytes per logit: its size, twice that with the gradient
-/// (more where a row does not fit the shared memory of eight multiprocessors: about 920000 bf16
-/// logits, or is no multiple of 16 bytes).
+/// logprobs and entropies of every row; with want_gradient the logits become, in place, the
+/// gradient of gradient_scale x the weighted sum of cross-entropies: gradient_scale * weight *
+/// (softmax - one_hot(label)). Arithmetic in fp32. Bytes per logit: its size, twice that with the
+/// gradient (more where a row does not fit the shared memory of eight multiprocessors: about 920000
+/// bf16 logits, or is no multiple of 16 bytes).
 void softmax_gradient(const SoftmaxGradientShape& shape, void* logits,
                       const SoftmaxGradientRows& rows, cudaStream_t stream);
 

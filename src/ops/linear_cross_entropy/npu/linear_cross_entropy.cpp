@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/exp.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
@@ -30,18 +31,25 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
       in.loss_weights.defined() ? in.loss_weights.to(wide.dtype()) * is_labelled : is_labelled;
   LinearCrossEntropy::Result result;
   result.logprobs = at::zeros({rows}, wide);
+  if (in.want_entropy) result.entropy = at::zeros({rows}, wide);
   if (want_grad_hidden) result.grad_hidden = at::empty_like(in.hidden);
   if (want_grad_weight && !grad_weight_buffer.defined())
     grad_weight_buffer = at::zeros(in.weight.sizes(), in.weight.options());
   for (std::int64_t begin = 0; begin < rows; begin += kChunk) {
     const std::int64_t count = std::min(kChunk, rows - begin);
     const at::Tensor h = in.hidden.narrow(0, begin, count);
-    const at::Tensor logits = at::mm(h, in.weight.t()).to(wide.dtype());
+    at::Tensor logits = at::mm(h, in.weight.t()).to(wide.dtype());
     const at::Tensor label = labels.narrow(0, begin, count);
     const std::string reduction = "none";
     const auto loss = npu::call("npu_cross_entropy_loss",
                                 {{"input", logits}, {"target", label}, {"reduction", reduction}});
-    result.logprobs.narrow(0, begin, count).copy_(-loss[0] * is_labelled.narrow(0, begin, count));
+    const at::Tensor kept = is_labelled.narrow(0, begin, count);
+    result.logprobs.narrow(0, begin, count).copy_(-loss[0] * kept);
+    if (in.want_entropy) {
+      // In the memory of the logits, which nothing reads any more.
+      at::exp_out(logits, loss[1]);
+      result.entropy.narrow(0, begin, count).sub_(at::sum(logits.mul_(loss[1]), {1}) * kept);
+    }
     if (!want_grad_hidden && !want_grad_weight) continue;
     const at::Tensor d_loss = loss_weights.narrow(0, begin, count) * in.gradient_scale;
     const at::Tensor d_logits =

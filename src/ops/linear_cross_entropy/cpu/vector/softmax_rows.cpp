@@ -9,29 +9,37 @@ namespace {
 constexpr long kSumBlock = 4096;
 
 template <class C>
-void run(C* __restrict logits, long width, long label, const C* factor, C* logprob) {
+void run(C* __restrict logits, long width, long label, const C* factor, C* logprob, C* entropy) {
   C largest = logits[0];
 #pragma omp simd reduction(max : largest)
   for (long i = 0; i < width; ++i) largest = logits[i] > largest ? logits[i] : largest;
   const C label_logit = logits[label];
-  double sum = 0;
+  double sum = 0, depth = 0;  // of e^(x - largest), and of that times largest - x
   for (long begin = 0; begin < width; begin += kSumBlock) {
     const long end = begin + kSumBlock < width ? begin + kSumBlock : width;
-    C part = 0;
+    C part = 0, part_depth = 0;
     if (factor != nullptr) {
-#pragma omp simd reduction(+ : part)
+#pragma omp simd reduction(+ : part, part_depth)
       for (long i = begin; i < end; ++i) {
-        const C e = exp_of(logits[i] - largest);
+        const C below = largest - logits[i], e = exp_of(-below);
         logits[i] = e;
         part += e;
+        part_depth += e * below;
       }
     } else {
-#pragma omp simd reduction(+ : part)
-      for (long i = begin; i < end; ++i) part += exp_of(logits[i] - largest);
+#pragma omp simd reduction(+ : part, part_depth)
+      for (long i = begin; i < end; ++i) {
+        const C below = largest - logits[i], e = exp_of(-below);
+        part += e;
+        part_depth += e * below;
+      }
     }
     sum += part;
+    depth += part_depth;
   }
   *logprob = static_cast<C>(static_cast<double>(label_logit - largest) - __builtin_log(sum));
+  // logsumexp - sum of p x, both relative to the largest: no term is negative.
+  *entropy = static_cast<C>(__builtin_log(sum) + depth / sum);
   if (factor == nullptr) return;
   const C scale = static_cast<C>(*factor / sum);
 #pragma omp simd

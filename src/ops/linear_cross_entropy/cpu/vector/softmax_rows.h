@@ -4,11 +4,14 @@
 
 namespace heddle::ops {
 
-/// One row of logits (float or double). Writes log p(label) to `logprob`; if `factor` is given,
-/// turns the row into factor * (softmax - one_hot(label)).
+/// One row of logits (float or double). Writes log p(label) to `logprob` and the entropy of p, in
+/// nats, to `entropy`; if `factor` is given, turns the row into factor * (softmax -
+/// one_hot(label)).
 struct SoftmaxRowKernels {
-  void (*run_float)(float* logits, long width, long label, const float* factor, float* logprob);
-  void (*run_double)(double* logits, long width, long label, const double* factor, double* logprob);
+  void (*run_float)(float* logits, long width, long label, const float* factor, float* logprob,
+                    float* entropy);
+  void (*run_double)(double* logits, long width, long label, const double* factor, double* logprob,
+                     double* entropy);
 };
 
 HEDDLE_CPU_DECLARE(SoftmaxRowKernels softmax_row_kernels())

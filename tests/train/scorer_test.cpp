@@ -1,0 +1,115 @@
+// `heddle score`, and that training tells of the same distributions.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "train/trainer_fixture.h"
+
+namespace heddle {
+namespace {
+
+using nlohmann::json;
+
+class ScorerTest : public TrainerTest {
+ protected:
+  void SetUp() override {
+    TrainerTest::SetUp();
+    make_model("sharp", {{"initializer_range", 0.3}});
+  }
+
+  std::vector<json> read(const fs::path& file) const {
+    std::vector<json> rows;
+    std::ifstream lines(file);
+    for (std::string line; std::getline(lines, line);) rows.push_back(json::parse(line));
+    return rows;
+  }
+  void write(const std::string& file, const std::vector<json>& rows) const {
+    std::ofstream out(dir_ / file);
+    for (const json& row : rows) out << row << "\n";
+  }
+
+  /// The scored rows of a file and, in `summary`, what the program says.
+  std::vector<json> score(const std::string& file, const std::vector<std::string>& more,
+                          json* summary = nullptr) const {
+    std::vector<std::string> words = {"score",    (dir_ / "sharp").string(),
+                                      "--input",  (dir_ / file).string(),
+                                      "--output", at("out"),
+                                      "--device", device().str(),
+                                      "--dtype",  "float32",
+                                      "--json"};
+    words.insert(words.end(), more.begin(), more.end());
+    std::string out;
+    EXPECT_EQ(run_cli(words, &out), 0);
+    if (summary != nullptr) *summary = json::parse(out);
+    return read(at("out"));
+  }
+
+  std::string at(const std::string& name) const { return (dir_ / name).string(); }
+  static c10::Device device() { return testing::device(); }
+};
+
+TEST_F(ScorerTest, EntropiesAreThoseOfAllContinuations) {
+  std::vector<json> rows;
+  for (int token = 0; token < 4096; ++token) rows.push_back({{"input_ids", {5, 77, token}}});
+  write("all.jsonl", rows);
+  json summary;
+  const std::vector<json> scored = score("all.jsonl", {"--entropy"}, &summary);
+  ASSERT_EQ(scored.size(), 4096u);
+  double entropy = 0, sum = 0;
+  for (const json& row : scored) {
+    const double logprob = row.at("logprobs")[2];
+    entropy -= std::exp(logprob) * logprob;
+    const json& entropies = row.at("entropies");
+    ASSERT_EQ(entropies.size(), 3u);
+    EXPECT_TRUE(entropies[0].is_null());
+    EXPECT_NEAR(entropies[1].get<double>(), scored[0].at("entropies")[1].get<double>(), 1e-4);
+    EXPECT_NEAR(entropies[2].get<double>(), scored[0].at("entropies")[2].get<double>(), 1e-4);
+    sum += entropies[1].get<double>() + entropies[2].get<double>();
+  }
+  EXPECT_NEAR(scored[0].at("entropies")[2].get<double>(), entropy, 1e-4);
+  EXPECT_GT(std::abs(scored[0].at("entropies")[1].get<double>() - entropy), 1e-2);
+  EXPECT_LT(entropy, std::log(4096) - 0.1);
+  EXPECT_NEAR(summary.at("mean_entropy").get<double>(), sum / 8192, 1e-9);
+}
+
+TEST_F(ScorerTest, EntropiesAreGivenWhereTheyAreAskedFor) {
+  write("two.jsonl", {{{"text", "row 7 holds"}}, {{"text", "of one"}}});
+  json with_summary, summary;
+  const auto with = score("two.jsonl", {"--entropy"}, &with_summary),
+             without = score("two.jsonl", {}, &summary);
+  for (std::size_t r = 0; r < 2; ++r) {
+    EXPECT_EQ(with[r].at("logprobs"), without[r].at("logprobs"));
+    EXPECT_EQ(with[r].at("entropies").size(), with[r].at("logprobs").size());
+    EXPECT_FALSE(without[r].contains("entropies"));
+  }
+  EXPECT_EQ(with_summary.at("mean_nll"), summary.at("mean_nll"));
+  EXPECT_FALSE(summary.contains("mean_entropy"));
+}
+
+TEST_F(ScorerTest, AStepTellsTheMeanEntropyOfItsTokens) {
+  std::vector<json> rows;
+  for (int length : {3, 29, 2, 17}) {
+    json ids = json::array();
+    for (int i = 0; i < length; ++i) ids.push_back(2 + (length * 37 + i * 101) % 4000);
+    rows.push_back({{"input_ids", ids}});
+  }
+  write("rows.jsonl", rows);
+  json summary;
+  score("rows.jsonl", {"--entropy"}, &summary);
+  std::vector<std::string> command = {"sft"};
+  // Two micro-batches.
+  for (const std::string& argument :
+       arguments("run", {"model.path=" + at("sharp"), "data.train=" + at("rows.jsonl"),
+                         "data.format=tokens", "data.packing=false", "model.dtype=float32",
+                         "data.max_length=32", "train.micro_batch_tokens=32", "train.max_steps=1",
+                         "optim.warmup_steps=0"}))
+    command.push_back(argument);
+  ASSERT_EQ(run_cli(command), 0);
+  const std::vector<json> steps = read(dir_ / "run/metrics.jsonl");
+  ASSERT_EQ(steps.size(), 1u);
+  EXPECT_NEAR(steps[0].at("loss").get<double>(), summary.at("mean_nll").get<double>(), 1e-4);
+  EXPECT_NEAR(steps[0].at("entropy").get<double>(), summary.at("mean_entropy").get<double>(), 1e-4);
+}
+
+}  // namespace
+}  // namespace heddle
