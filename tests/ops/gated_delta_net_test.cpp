@@ -153,7 +153,10 @@ TEST_P(GatedDeltaRuleKernels, KeyKinds) {
     c.K = c.V = 32;
     c.keys = keys;
     c.beta_shift = 2;
-    expect_close(c, 4);
+    for (const Gate gate : {Gate::kLogSigmoid, Gate::kZero}) {
+      c.gate = gate;
+      expect_close(c, 4);
+    }
   }
 }
 
@@ -162,6 +165,13 @@ TEST_P(GatedDeltaRuleKernels, BetaNearZeroAndOne) {
     Case c;
     c.lengths = {80};
     c.beta_shift = shift;
+    expect_close(c, 2);
+  }
+  Case c;
+  c.lengths = {80, 7};
+  c.beta_edges = true;
+  for (const Gate gate : {Gate::kLogSigmoid, Gate::kZero, Gate::kInitialisation}) {
+    c.gate = gate;
     expect_close(c, 2);
   }
 }
@@ -333,14 +343,28 @@ INSTANTIATE_TEST_SUITE_P(All, GatedDeltaRuleKernels, ::testing::ValuesIn(kernels
 // The other kernels are compared with this one.
 TEST(GatedDeltaRule, GradientsMatchFiniteDifferences) {
   const KernelTable kernels = table("cpu.sequential", at::kDouble);
-  for (const std::int32_t n : {1, 29, 65}) {
+  const auto expect_match = [&](const Case& c) {
+    const Problem p = make(c, at::kDouble);
+    EXPECT_TRUE(gradients_match([&](const Tensors& x) { return call(p, kernels, x); }, p.inputs))
+        << c.text();
+  };
+  for (const std::int32_t n : {1, 29, 63, 64, 65, 129}) {
     Case c;
     c.lengths = {n, 0, 3};
     c.K = 4;
     c.V = 3;
-    const Problem p = make(c, at::kDouble);
-    EXPECT_TRUE(gradients_match([&](const Tensors& x) { return call(p, kernels, x); }, p.inputs))
-        << c.text();
+    expect_match(c);
+  }
+  for (const std::int64_t group : {1, 3, 4}) {
+    Case c;
+    c.lengths = {5, 0, 9};
+    c.Hk = 2;
+    c.group = group;
+    c.K = 4;
+    c.V = 3;
+    c.keys = Keys::kAlternating;
+    c.gate = Gate::kMixed;
+    expect_match(c);
   }
 }
 

@@ -6,6 +6,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "ops/builtin.h"
@@ -34,10 +35,14 @@ Problem make(const Case& c, c10::ScalarType dtype) {
   if (c.gate == Gate::kMixed) {
     for (std::int64_t h = 0; h < Hv; h += 4) g.select(1, h).zero_();
   }
+  at::Tensor beta = at::sigmoid(randn({T, Hv}, at::kDouble, 5) + c.beta_shift);
+  if (c.beta_edges) {
+    constexpr std::array<double, 6> kEdges = {0, 1e-30, 1e-6, 1e-3, 0.999, 1};
+    for (std::int64_t t = 0; t < T; ++t) beta.select(0, t).fill_(kEdges[t % kEdges.size()]);
+  }
   Problem p;
   p.inputs = {rounded(randn({T, c.Hk, c.K}, at::kDouble, 1)), rounded(k),
-              rounded(randn({T, Hv, c.V}, at::kDouble, 3)), g.to(wide),
-              at::sigmoid(randn({T, Hv}, at::kDouble, 5) + c.beta_shift).to(wide)};
+              rounded(randn({T, Hv, c.V}, at::kDouble, 3)), g.to(wide), beta.to(wide)};
   p.inputs.push_back(c.initial ? randn({S, Hv, c.K, c.V}, wide, 6) : at::Tensor());
   p.sequences = Sequences::from_host(cu, device());
   p.options.want_final_state = true;

@@ -18,7 +18,8 @@ struct Case {
   std::int64_t Hk = 1, group = 2, K = 16, V = 16;
   Gate gate = Gate::kLogSigmoid;
   Keys keys = Keys::kRandom;
-  double beta_shift = 0;  // of the logits: -60 is beta near 0, 20 is beta 1
+  double beta_shift = 0;    // of the logits: -60 is beta near 0, 20 is beta 1
+  bool beta_edges = false;  // tokens have 0, 1e-30, 1e-6, 1e-3, 0.999 and 1 in turn
   bool initial = true, normalize = true;
   double scale = 0;
 
@@ -28,7 +29,8 @@ struct Case {
     return s + ", heads " + std::to_string(Hk) + "x" + std::to_string(group) + ", K " +
            std::to_string(K) + ", V " + std::to_string(V) + ", gate " +
            std::to_string(static_cast<int>(gate)) + ", keys " +
-           std::to_string(static_cast<int>(keys)) + ", beta shift " + std::to_string(beta_shift);
+           std::to_string(static_cast<int>(keys)) +
+           (beta_edges ? ", beta at its edges" : ", beta shift " + std::to_string(beta_shift));
   }
 };
 

@@ -80,7 +80,8 @@ Args forward_args(const GatedDeltaNetShape& shape, const GatedDeltaNetOptions& o
                   const GatedDeltaNetInputs& in, const GatedDeltaNetForward& out);
 Args backward_args(const GatedDeltaNetShape& shape, const GatedDeltaNetOptions& options,
                    const GatedDeltaNetInputs& in, const GatedDeltaNetBackward& out);
-bool use_hopper(GatedDeltaNetKernel kernel);
+/// Throws std::invalid_argument where wgmma kernels are asked for that do not exist here.
+bool use_hopper(GatedDeltaNetKernel kernel, int head_dim);
 /// Describes every tensor that is set to the bulk copy engine.
 void make_maps(Args& a, int head_dim);
 
@@ -92,6 +93,7 @@ void launch_joints(const Args& a, int head_dim, bool hopper, cudaStream_t s);
 void launch_forward(const Args& a, int head_dim, bool hopper, cudaStream_t s);
 void launch_serial(const Args& a, int head_dim, bool hopper, cudaStream_t s);
 void launch_gradients(const Args& a, int head_dim, bool hopper, cudaStream_t s);
+void launch_wide_gradients(const Args& a, cudaStream_t s);  // head_dim 256, mma.sync
 
 /// From the gradient ext left at every joint to the whole gradient.
 void launch_join_gradients(const Args& a, int head_dim, cudaStream_t s);
@@ -105,6 +107,7 @@ inline bool split_values(const Args& a) { return a.max_segments * a.v_heads <= k
 size_t forward_shared_bytes(int head_dim, bool hopper);
 size_t serial_shared_bytes(int head_dim, bool hopper);
 size_t gradients_shared_bytes(int head_dim, bool hopper);
+size_t wide_gradients_shared_bytes();
 
 /// Throws std::runtime_error naming `what` when the last launch failed.
 void check_launch(const char* what);

@@ -93,7 +93,7 @@ void bench(int k_heads, int v_heads, int batch, int length, GatedDeltaNetKernel 
   inference.for_backward = false;
   double i = time_ms([&] { gated_delta_net_forward(shape, options, in, inference, nullptr); });
   Args af = forward_args(shape, options, in, fwd), ab = backward_args(shape, options, in, bwd);
-  bool hopper = use_hopper(kernel);
+  bool hopper = use_hopper(kernel, shape.head_dim);
   double part[] = {time_ms([&] { launch_plan(af, nullptr); }),
                    time_ms([&] { launch_prepare(af, d, hopper, nullptr); }),
                    time_ms([&] { launch_joints(af, d, hopper, nullptr); }),

@@ -10,7 +10,7 @@ namespace {
 
 template <class M, int D, int NS>
 struct ChainSmem {
-  static constexpr int kStages = M::kHopper ? 3 : 2;
+  static constexpr int kStages = kStagesOf<M, D>;
   static constexpr u32 kWide = 64 * D * 2;
   static constexpr u32 kStage = 2 * kWide + (NS + 1) * 8192;  // K, Q, dO (later dv), T
   static constexpr u32 kScores = kStages * kStage;
@@ -264,12 +264,14 @@ void launch(const Args& a, cudaStream_t stream) {
 }  // namespace
 
 size_t serial_shared_bytes(int head_dim, bool hopper) {
+  if (head_dim == 256) return kSerialBytes<MmaPortable, 256, 1>;
   if (head_dim == 64)
     return hopper ? kSerialBytes<MmaHopper, 64, 1> : kSerialBytes<MmaPortable, 64, 1>;
   return hopper ? kSerialBytes<MmaHopper, 128, 2> : kSerialBytes<MmaPortable, 128, 1>;
 }
 
 void launch_serial(const Args& a, int head_dim, bool hopper, cudaStream_t s) {
+  if (head_dim == 256) return launch<MmaPortable, 256, 1>(a, s);
   if (head_dim == 64)
     return hopper ? launch<MmaHopper, 64, 1>(a, s) : launch<MmaPortable, 64, 1>(a, s);
   if (!hopper) return launch<MmaPortable, 128, 1>(a, s);

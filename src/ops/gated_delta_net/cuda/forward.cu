@@ -6,7 +6,7 @@ namespace {
 
 template <class M, int D, int NS>
 struct ForwardSmem {
-  static constexpr int kStages = M::kHopper ? 3 : 2;
+  static constexpr int kStages = kStagesOf<M, D>;
   static constexpr u32 kWide = 64 * D * 2;                    // K or Q tile
   static constexpr u32 kStage = 2 * kWide + (NS + 1) * 8192;  // K, Q, V (later U), T
   static constexpr u32 kScores = kStages * kStage;
@@ -272,12 +272,14 @@ void launch(const Args& a, cudaStream_t stream) {
 }  // namespace
 
 size_t forward_shared_bytes(int head_dim, bool hopper) {
+  if (head_dim == 256) return ForwardSmem<MmaPortable, 256, 1>::kBytes;
   if (head_dim == 64)
     return hopper ? ForwardSmem<MmaHopper, 64, 1>::kBytes : ForwardSmem<MmaPortable, 64, 1>::kBytes;
   return hopper ? ForwardSmem<MmaHopper, 128, 2>::kBytes : ForwardSmem<MmaPortable, 128, 1>::kBytes;
 }
 
 void launch_forward(const Args& a, int head_dim, bool hopper, cudaStream_t s) {
+  if (head_dim == 256) return launch<MmaPortable, 256, 1>(a, s);
   if (head_dim == 64)
     return hopper ? launch<MmaHopper, 64, 1>(a, s) : launch<MmaPortable, 64, 1>(a, s);
   if (!hopper) return launch<MmaPortable, 128, 1>(a, s);

@@ -121,7 +121,8 @@ const __nv_bfloat16* checked(const GatedDeltaNetTensor& t, int heads, int head_d
 
 Args make_args(const GatedDeltaNetShape& s, const GatedDeltaNetOptions& o,
                const GatedDeltaNetInputs& in) {
-  require(s.head_dim == 64 || s.head_dim == 128, "head_dim must be 64 or 128");
+  require(s.head_dim == 64 || s.head_dim == 128 || s.head_dim == 256,
+          "head_dim must be 64, 128 or 256");
   require(s.tokens >= 0 && s.sequences >= 1 && s.sequences <= 65535,
           "tokens must be >= 0 and sequences within 1..65535");
   require(s.segment_chunks >= 0, "segment_chunks must be >= 0");
@@ -155,8 +156,11 @@ Args make_args(const GatedDeltaNetShape& s, const GatedDeltaNetOptions& o,
 
 }  // namespace
 
-bool use_hopper(GatedDeltaNetKernel kernel) {
+bool use_hopper(GatedDeltaNetKernel kernel, int head_dim) {
   GatedDeltaNetKernel best = gated_delta_net_kernel_for_device();
+  require(kernel != GatedDeltaNetKernel::kHopper || head_dim <= 128,
+          "the wgmma kernels have head_dim 64 and 128, the mma.sync kernels 256 too");
+  if (head_dim > 128) best = GatedDeltaNetKernel::kPortable;
   require(kernel != GatedDeltaNetKernel::kHopper || best == GatedDeltaNetKernel::kHopper,
           "the wgmma kernels need a device of compute capability 9.0 and a build for sm_90a");
   return (kernel == GatedDeltaNetKernel::kAuto ? best : kernel) == GatedDeltaNetKernel::kHopper;
@@ -185,7 +189,7 @@ Args forward_args(const GatedDeltaNetShape& shape, const GatedDeltaNetOptions& o
       const_cast<__nv_bfloat16*>(checked(out.o, shape.v_heads, shape.head_dim, shape.tokens == 0));
   a.o_stride = out.o.stride;
   a.final_state = out.final_state;
-  if (use_hopper(options.kernel)) make_maps(a, shape.head_dim);
+  if (use_hopper(options.kernel, shape.head_dim)) make_maps(a, shape.head_dim);
   return a;
 }
 
@@ -209,7 +213,7 @@ Args backward_args(const GatedDeltaNetShape& shape, const GatedDeltaNetOptions& 
   require(empty || (out.dg && out.dbeta), "dg and dbeta are required");
   a.dg = out.dg;
   a.dbeta = out.dbeta;
-  if (use_hopper(options.kernel)) make_maps(a, shape.head_dim);
+  if (use_hopper(options.kernel, shape.head_dim)) make_maps(a, shape.head_dim);
   return a;
 }
 
@@ -247,7 +251,7 @@ void gated_delta_net_forward(const GatedDeltaNetShape& shape, const GatedDeltaNe
                              const GatedDeltaNetInputs& in, const GatedDeltaNetForward& out,
                              cudaStream_t stream) {
   gdn::Args a = gdn::forward_args(shape, options, in, out);
-  bool hopper = gdn::use_hopper(options.kernel);
+  bool hopper = gdn::use_hopper(options.kernel, shape.head_dim);
   gdn::launch_plan(a, stream);
   gdn::launch_prepare(a, shape.head_dim, hopper, stream);
   gdn::launch_joints(a, shape.head_dim, hopper, stream);
@@ -258,7 +262,7 @@ void gated_delta_net_backward(const GatedDeltaNetShape& shape, const GatedDeltaN
                               const GatedDeltaNetInputs& in, const GatedDeltaNetBackward& out,
                               cudaStream_t stream) {
   gdn::Args a = gdn::backward_args(shape, options, in, out);
-  bool hopper = gdn::use_hopper(options.kernel);
+  bool hopper = gdn::use_hopper(options.kernel, shape.head_dim);
   gdn::launch_serial(a, shape.head_dim, hopper, stream);
   gdn::launch_gradients(a, shape.head_dim, hopper, stream);
 }

@@ -9,13 +9,13 @@
 
 namespace heddle::ops::cuda {
 
-/// kPortable: mma.sync, sm_80 and later. kHopper: wgmma, sm_90a. kAuto takes kHopper where it can
-/// run.
+/// kPortable: mma.sync, sm_80 and later. kHopper: wgmma, sm_90a, head_dim 64 and 128. kAuto takes
+/// kHopper where it can run.
 enum class GatedDeltaNetKernel { kAuto, kPortable, kHopper };
 
 /// tokens: length of the packed axis (= cu_seqlens[sequences]); v_heads a multiple of k_heads (1 to
-/// 8 times); head_dim K = V = 64 or 128. segment_chunks: sequences of more than so many chunks of
-/// 64 tokens are split into segments that run at once; 0: chosen from the shape.
+/// 8 times); head_dim K = V = 64, 128 or 256. segment_chunks: sequences of more than so many chunks
+/// of 64 tokens are split into segments that run at once; 0: chosen from the shape.
 struct GatedDeltaNetShape {
   int tokens = 0;
   int sequences = 0;

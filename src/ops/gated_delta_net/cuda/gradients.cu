@@ -1,5 +1,5 @@
 // Last launch of the backward, parallel over chunks: dq, dk, dg, dbeta.
-#include "serial.cuh"
+#include "gradients.cuh"
 
 namespace heddle::ops::cuda::gdn {
 namespace {
@@ -20,93 +20,6 @@ struct GradientSmem {
   static constexpr u32 kBarriers = kRows + (3 * 64 + 32) * 4;
   static constexpr u32 kBytes = kBarriers + 256;
 };
-
-/// Dot products of the accumulator's two rows of this thread with the same rows of a tile; every
-/// lane of a row gets the sum.
-template <int NB>
-__device__ __forceinline__ float2 row_dots(const float (&acc)[NB][4], u32 tile, int row, int lane) {
-  float2 s = {0.f, 0.f};
-#pragma unroll
-  for (int n = 0; n < NB; ++n) {
-    u32 x = ld_shared4(tile_address(tile, 64, row, n * 8) + (lane & 3) * 4);
-    u32 y = ld_shared4(tile_address(tile, 64, row + 8, n * 8) + (lane & 3) * 4);
-    s.x += acc[n][0] * bf16_lo(x) + acc[n][1] * bf16_hi(x);
-    s.y += acc[n][2] * bf16_lo(y) + acc[n][3] * bf16_hi(y);
-  }
-#pragma unroll
-  for (int d = 1; d < 4; d *= 2) {
-    s.x += __shfl_xor_sync(~0u, s.x, d);
-    s.y += __shfl_xor_sync(~0u, s.y, d);
-  }
-  return s;
-}
-template <int NB>
-__device__ __forceinline__ void scale_rows(float (&acc)[NB][4], float lo, float hi) {
-#pragma unroll
-  for (int n = 0; n < NB; ++n) {
-    acc[n][0] *= lo;
-    acc[n][1] *= lo;
-    acc[n][2] *= hi;
-    acc[n][3] *= hi;
-  }
-}
-template <int NB>
-__device__ __forceinline__ void add(float (&acc)[NB][4], const float (&x)[NB][4]) {
-#pragma unroll
-  for (int n = 0; n < NB; ++n)
-#pragma unroll
-    for (int e = 0; e < 4; ++e) acc[n][e] += x[n][e];
-}
-
-/// Replaces a tile by total - tile * r^2 * (tile . total) per row (gradient through y = r x), in
-/// place: a thread reads and writes the same elements. r = 0 leaves total.
-template <int NB>
-__device__ __forceinline__ void finish_rows(u32 tile, const float (&total)[NB][4], float2 factor,
-                                            int row, int lane) {
-#pragma unroll
-  for (int n = 0; n < NB; ++n)
-#pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      u32 p = tile_address(tile, 64, row + e * 8, n * 8) + (lane & 3) * 4, x = ld_shared4(p);
-      float f = e ? factor.y : factor.x;
-      st_shared4(p,
-                 pack_bf16(total[n][2 * e] - f * bf16_lo(x), total[n][2 * e + 1] - f * bf16_hi(x)));
-    }
-}
-
-/// -e^{G_i - G_j} x_ij / (|k_i| |k_j|) below the diagonal, as fragments; rows `row`, `row` + 8.
-__device__ __forceinline__ void read_write_fragments(u32 (&f)[4][4], const float (&x)[8][4],
-                                                     const Scales& s, int row, int lane) {
-#pragma unroll
-  for (int e = 0; e < 2; ++e) {
-    int i = row + e * 8;
-    float gi = s.g[i], ki = -s.k[i];
-#pragma unroll
-    for (int m = 0; m < 8; ++m) {
-      int j = m * 8 + (lane & 3) * 2;
-      float2 gj = *reinterpret_cast<const float2*>(s.g + j);
-      float2 kj = *reinterpret_cast<const float2*>(s.k + j);
-      float d0 = j < i ? x[m][2 * e] * (ki * kj.x) * exp2_fast(gi - gj.x) : 0.f;
-      float d1 = j + 1 < i ? x[m][2 * e + 1] * (ki * kj.y) * exp2_fast(gi - gj.y) : 0.f;
-      f[m >> 1][(m & 1) * 2 + e] = pack_bf16(d0, d1);
-    }
-  }
-}
-
-/// Sum of products of two 64 x D tiles with the same image, this thread's share.
-template <int BYTES>
-__device__ __forceinline__ float tile_dot(u32 x, u32 y, int tid) {
-  float s = 0.f;
-#pragma unroll
-  for (int i = 0; i < BYTES / 2048; ++i) {
-    uint4 a = ld_shared16(x + i * 2048 + tid * 16), b = ld_shared16(y + i * 2048 + tid * 16);
-    s += bf16_lo(a.x) * bf16_lo(b.x) + bf16_hi(a.x) * bf16_hi(b.x);
-    s += bf16_lo(a.y) * bf16_lo(b.y) + bf16_hi(a.y) * bf16_hi(b.y);
-    s += bf16_lo(a.z) * bf16_lo(b.z) + bf16_hi(a.z) * bf16_hi(b.z);
-    s += bf16_lo(a.w) * bf16_lo(b.w) + bf16_hi(a.w) * bf16_hi(b.w);
-  }
-  return s;
-}
 
 /// Persistent CTA over (chunk, key head); value heads of the group in turn, all tiles through one
 /// ring.
@@ -305,12 +218,7 @@ __global__ void __launch_bounds__(384, 1) gradients_kernel(const __grid_constant
         projection.y += r.y;
         add(total, acc);
       } else {
-        float beta[2] = {0.f, 0.f};
-        bool on_diagonal = (lane & 3) == (lane >> 3);
-        if (on_diagonal) {
-          if (row < info.length) beta[0] = a.beta[token_head + int64_t{row} * a.v_heads];
-          if (row + 8 < info.length) beta[1] = a.beta[token_head + int64_t{row + 8} * a.v_heads];
-        }
+        float2 beta = row_betas(a, token_head, info.length, row, lane);
         u32 dv = wait_tile(2);
         fence_async_proxy();
         M::fence();
@@ -320,23 +228,8 @@ __global__ void __launch_bounds__(384, 1) gradients_kernel(const __grid_constant
         pin(x);
         wait_tile(1);  // dO is the other group's
         release(1);
-        float diagonal[2] = {0.f, 0.f};
-#pragma unroll
-        for (int m = 0; m < 8; ++m)
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            int j = m * 8 + (lane & 3) * 2 - e * 8;
-            diagonal[e] += j == row ? x[m][2 * e] : j + 1 == row ? x[m][2 * e + 1] : 0.f;
-          }
         read_write_fragments(f, x, sc, row, lane);
-        if (on_diagonal) {  // u and dv both carry one factor beta
-          if (row < info.length)
-            a.dbeta[token_head + int64_t{row} * a.v_heads] =
-                fabsf(beta[0]) < 1e-18f ? 0.f : diagonal[0] / beta[0] / beta[0];
-          if (row + 8 < info.length)
-            a.dbeta[token_head + int64_t{row + 8} * a.v_heads] =
-                fabsf(beta[1]) < 1e-18f ? 0.f : diagonal[1] / beta[1] / beta[1];
-        }
+        store_beta_gradients(a, x, beta, token_head, info.length, row, lane);
 #pragma unroll
         for (int m = 0; m < 4; ++m) store_fragment(dd, 64, warp * 16, m * 16, lane, f[m]);
         fence_async_proxy();
@@ -398,22 +291,9 @@ __global__ void __launch_bounds__(384, 1) gradients_kernel(const __grid_constant
         if (lane == 0) sums[8 + warp] = last;
         group_sync();
         mbar_wait(rows_ready + (head & 1) * 8, (head >> 1) & 1);
-        if (warp == 0) {
-          // Lane l owns rows 63 - 2 l and 62 - 2 l, so that an inclusive scan runs backwards.
-          const float* r0 = rows + (head & 1) * 64;
-          int i = 63 - 2 * lane;
-          float hi = r0[i] + rows[128 + i], lo = r0[i - 1] + rows[128 + i - 1];
-          if (lane == 0)
-            for (int m = 0; m < 4; ++m) hi += sums[(head & 1) * 4 + m] + sums[8 + m];
-          float s = hi + lo;
-#pragma unroll
-          for (int d = 1; d < 32; d *= 2) {
-            float y = __shfl_up_sync(~0u, s, d);
-            if (lane >= d) s += y;
-          }
-          if (i < info.length) a.dg[token_head + int64_t{i} * a.v_heads] = s - lo;
-          if (i - 1 < info.length) a.dg[token_head + int64_t{i - 1} * a.v_heads] = s;
-        }
+        if (warp == 0)
+          store_decay_gradients(a, rows + (head & 1) * 64, rows + 128, sums + (head & 1) * 4,
+                                sums + 8, token_head, info.length, lane);
         group_sync();
       }
     }
@@ -447,12 +327,14 @@ void launch(const Args& a, cudaStream_t stream) {
 static_assert(GradientSmem<MmaPortable, 128>::kBytes <= 163 * 1024, "what sm_80 has");
 
 size_t gradients_shared_bytes(int head_dim, bool hopper) {
+  if (head_dim == 256) return wide_gradients_shared_bytes();
   if (head_dim == 64)
     return hopper ? GradientSmem<MmaHopper, 64>::kBytes : GradientSmem<MmaPortable, 64>::kBytes;
   return hopper ? GradientSmem<MmaHopper, 128>::kBytes : GradientSmem<MmaPortable, 128>::kBytes;
 }
 
 void launch_gradients(const Args& a, int head_dim, bool hopper, cudaStream_t s) {
+  if (head_dim == 256) return launch_wide_gradients(a, s);
   if (head_dim == 128)
     hopper ? launch<MmaHopper, 128>(a, s) : launch<MmaPortable, 128>(a, s);
   else

@@ -14,7 +14,7 @@ __device__ __forceinline__ u32 to_tf32(float x) {
 
 template <class M, int D>
 struct EndsSmem {
-  static constexpr int kStages = M::kHopper ? 3 : 2;
+  static constexpr int kStages = kStagesOf<M, D>;
   static constexpr u32 kWide = 64 * D * 2;
   static constexpr u32 kStage = kWide + 2 * 8192;  // K, V, T
   static constexpr u32 kScales = kStages * kStage;
@@ -281,6 +281,7 @@ void launch(const Args& a, cudaStream_t stream) {
 
 void launch_joints(const Args& a, int head_dim, bool hopper, cudaStream_t s) {
   if (a.max_joints == 0) return;
+  if (head_dim == 256) return launch<MmaPortable, 256>(a, s);
   if (head_dim == 64) return hopper ? launch<MmaHopper, 64>(a, s) : launch<MmaPortable, 64>(a, s);
   hopper ? launch<MmaHopper, 128>(a, s) : launch<MmaPortable, 128>(a, s);
 }
@@ -289,8 +290,10 @@ void launch_join_gradients(const Args& a, int head_dim, cudaStream_t s) {
   dim3 grid(a.v_heads * (head_dim / kColumns), a.sequences);
   if (head_dim == 64)
     join_kernel<64, true><<<grid, 128, 0, s>>>(a, a.joint_gradients);
-  else
+  else if (head_dim == 128)
     join_kernel<128, true><<<grid, 256, 0, s>>>(a, a.joint_gradients);
+  else
+    join_kernel<256, true><<<grid, 512, 0, s>>>(a, a.joint_gradients);
   check_launch("gated_delta_net join of gradients");
 }
 

@@ -223,6 +223,21 @@ struct PrepareSmem {
   u64 filled;                       // barrier: a whole K tile has come
 };
 
+/// What the launch gives: more than 48 KB cannot be declared in the kernel.
+template <int D>
+constexpr size_t kPrepareDynamic = sizeof(PrepareSmem<D>) > 48 * 1024 ? sizeof(PrepareSmem<D>) : 0;
+
+template <int D>
+__device__ __forceinline__ void* prepare_memory() {
+  if constexpr (kPrepareDynamic < D >> 0) {
+    extern __shared__ __align__(1024) uint8_t smem[];
+    return smem;
+  } else {
+    __shared__ __align__(1024) uint8_t raw[sizeof(PrepareSmem<D>)];
+    return raw;
+  }
+}
+
 /// Persistent CTA (128 threads) over (chunk, key head), all value heads of its group, two at a
 /// time; the next item's keys are fetched meanwhile, whole chunks by bulk copy. K K^T of unit keys
 /// stays in registers (warp w owns rows 16 w..). Per value head: L' = e^{G_i-G_j} k_i.k_j beta_j
@@ -234,12 +249,11 @@ struct PrepareSmem {
 /// beta on the diagonal would err alike in all columns of V.
 ///
 /// Shared memory (D = 128): K 16, two fp16 matrices 18, diagonal blocks 8, G, beta and norms 2 = 45
-/// KB; 5 CTAs an SM.
+/// KB; 5 CTAs an SM (D = 256: 61 KB, 3 of them on sm_90).
 template <class M, int D>
 __global__ void __launch_bounds__(128, kPrepareCtas)
     prepare_kernel(const __grid_constant__ Args a) {
-  __shared__ __align__(1024) uint8_t raw[sizeof(PrepareSmem<D>)];
-  auto& s = *reinterpret_cast<PrepareSmem<D>*>(raw);
+  auto& s = *static_cast<PrepareSmem<D>*>(prepare_memory<D>());
   int tid = threadIdx.x, lane = tid & 31, warp = tid >> 5, group = a.v_heads / a.k_heads;
   u32 k_tile = smem_u32(s.k), filled = smem_u32(&s.filled);
   // Nothing writes the blocks above the diagonal.
@@ -435,11 +449,15 @@ void launch_prepare(const Args& a, int head_dim, bool hopper, cudaStream_t s) {
   int device = 0, sms = 0;
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
-  auto kernel = head_dim == 128
+  auto kernel = head_dim == 256 ? prepare_kernel<MmaPortable, 256>
+                : head_dim == 128
                     ? (hopper ? prepare_kernel<MmaHopper, 128> : prepare_kernel<MmaPortable, 128>)
                     : (hopper ? prepare_kernel<MmaHopper, 64> : prepare_kernel<MmaPortable, 64>);
+  size_t bytes = head_dim == 256 ? kPrepareDynamic<256> : 0;
+  if (bytes > 0)
+    cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, int(bytes));
   dim3 grid(std::min<int64_t>(int64_t{a.max_chunks} * a.k_heads, sms * kPrepareCtas));
-  launch_after(kernel, grid, 128, 0, hopper, s, a);
+  launch_after(kernel, grid, 128, bytes, hopper, s, a);
   check_launch("gated_delta_net prepare");
 }
 

@@ -140,6 +140,7 @@ GatedDeltaRuleGradients backward(const GatedDeltaRule::Inputs& in,
   return d;
 }
 
+template <GatedDeltaNetKernel kKernel>
 std::optional<std::string> refuse_shape(const Dims& dims) {
   std::array<std::int64_t, 4> found{};
   constexpr std::array<const char*, 4> kNames = {"head_k_dim", "head_v_dim", "num_k_heads",
@@ -150,9 +151,10 @@ std::optional<std::string> refuse_shape(const Dims& dims) {
     found[i] = it->second;
   }
   const auto [k_dim, v_dim, k_heads, v_heads] = found;
-  if (k_dim != v_dim || (k_dim != 64 && k_dim != 128)) {
-    return fmt::format("head_k_dim and head_v_dim must both be 64 or both 128, they are {} and {}",
-                       k_dim, v_dim);
+  constexpr bool kHas256 = kKernel == GatedDeltaNetKernel::kPortable;
+  if (k_dim != v_dim || (k_dim != 64 && k_dim != 128 && !(kHas256 && k_dim == 256))) {
+    return fmt::format("head_k_dim and head_v_dim must both be {}, they are {} and {}",
+                       kHas256 ? "64, both 128 or both 256" : "64 or both 128", k_dim, v_dim);
   }
   if (k_heads < 1 || v_heads % k_heads != 0 || v_heads / k_heads > kMaxGroup) {
     return fmt::format("num_v_heads {} must be 1 to {} times num_k_heads {}", v_heads, kMaxGroup,
@@ -173,7 +175,7 @@ std::optional<std::string> refuse(const Dims& dims) {
     return fmt::format("needs compute capability 8.0, the device has sm_{}",
                        cuda::compute_capability());
   }
-  return refuse_shape(dims);
+  return refuse_shape<kKernel>(dims);
 }
 
 template <GatedDeltaNetKernel kKernel>

@@ -27,6 +27,13 @@ __device__ __forceinline__ void load_registers() {
   if constexpr (M::kHopper) set_max_registers_down<48>();
 }
 
+/// Chunks that the load group has in shared memory at a time. The wide tiles of head dimension 256
+/// leave room for one.
+template <class M, int D>
+constexpr int kStagesOf = M::kHopper ? 3
+                          : D > 128  ? 1
+                                     : 2;
+
 /// Row factors of one chunk, in shared memory. With G the cumulative decay and G_C its last value:
 /// read_k = e^G / |k|, read_q = scale e^G / |q|, write = e^(G_C - G) / |k|.
 struct Scales {

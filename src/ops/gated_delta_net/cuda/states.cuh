@@ -7,7 +7,7 @@ namespace heddle::ops::cuda::gdn {
 
 template <class M, int D, int NS>
 struct StatesSmem {
-  static constexpr int kStages = M::kHopper ? 3 : 2;
+  static constexpr int kStages = kStagesOf<M, D>;
   static constexpr u32 kWide = 64 * D * 2;
   static constexpr u32 kStage = kWide + NS * 8192;  // K, U
   static constexpr u32 kOut = kStages * kStage;     // two buffers of NS images
