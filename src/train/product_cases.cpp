@@ -114,12 +114,11 @@ OperatorCase adapter_case(const OperatorPlace& place, const ProductGroup& group,
   }
   terms.push_back({d_low, a});
   const double weights = as_double(columns * group.depth),
-               adapters = as_double(ranks * group.depth + rank * columns),
-               rows = as_double(tokens), size = as_double(x.element_size()),
-               flops = 2 * rows * (weights + adapters),
+               adapters = as_double(ranks * group.depth + rank * columns), rows = as_double(tokens),
+               size = as_double(x.element_size()), flops = 2 * rows * (weights + adapters),
                bytes = size * (rows * as_double(columns + group.depth) + weights + adapters),
                // dy b and dy^T low, then d_low^T x.
-               adapter_flops = 2 * rows * as_double(2 * rank * columns + ranks * group.depth),
+      adapter_flops = 2 * rows * as_double(2 * rank * columns + ranks * group.depth),
                adapter_bytes = size * (rows * as_double(columns + group.depth + 2 * ranks) +
                                        as_double(rank * columns)) +
                                4 * adapters;
