@@ -148,7 +148,7 @@ void norms(const Model& m, int64_t T) {
 void gated_delta_net(const Model& m, int64_t T) {
   Pool pool;
   const int64_t H = m.value_heads, D = 128;
-  const double n = static_cast<double>(T * H * D), gates = static_cast<double>(T * H);
+  const double n = static_cast<double>(T * H * D);
   const GatedRmsNormShape shape{kType, kType, T, H, D};
   void *x = pool.half(T * H * D), *z = pool.half(T * H * D), *w = pool.half(D),
        *y = pool.half(T * H * D), *dx = pool.half(T * H * D), *dz = pool.half(T * H * D);
@@ -161,15 +161,22 @@ void gated_delta_net(const Model& m, int64_t T) {
     gated_rms_norm_backward(shape, in(x, H * D, D), in(z, H * D, D), w, rstd, in(y, H * D, D), dx,
                             dz, w, workspace, nullptr);
   });
-  const GdnGatesShape g_shape{kType, kType, kType, T, H};
+}
+
+/// `where`: what its data does.
+void gates(const Model& m, int64_t T, const char* where) {
+  Pool pool;
+  const int64_t H = m.value_heads;
+  const double n = static_cast<double>(T * H);
+  const GdnGatesShape shape{kType, kType, kType, T, H};
   void *a = pool.half(T * H), *b = pool.half(T * H), *a_log = pool.half(H), *bias = pool.half(H),
        *da = pool.half(T * H), *db = pool.half(T * H);
   float *g = pool.single(T * H), *beta = pool.single(T * H), *dg = pool.single(T * H),
-        *d_beta = pool.single(T * H), *scratch = pool.single(gdn_gates_backward_workspace(g_shape));
-  report("gdn_gates forward (in L2)", 12 * gates,
-         [&] { gdn_gates_forward(g_shape, in(a, H), in(b, H), a_log, bias, g, beta, nullptr); });
-  report("gdn_gates backward (in L2)", 24 * gates, [&] {
-    gdn_gates_backward(g_shape, in(a, H), a_log, bias, g, beta, dg, d_beta, da, db, a_log, bias,
+        *d_beta = pool.single(T * H), *scratch = pool.single(gdn_gates_backward_workspace(shape));
+  report(std::string("gdn_gates forward, ") + where, 12 * n,
+         [&] { gdn_gates_forward(shape, in(a, H), in(b, H), a_log, bias, g, beta, nullptr); });
+  report(std::string("gdn_gates backward, ") + where, 24 * n, [&] {
+    gdn_gates_backward(shape, in(a, H), a_log, bias, g, beta, dg, d_beta, da, db, a_log, bias,
                        scratch, nullptr);
   });
 }
@@ -302,6 +309,9 @@ int main(int argc, char** argv) {
       std::printf("%s\n", m.name);
       norms(m, T);
       gated_delta_net(m, T);
+      // So little that it stays in the second-level cache; then as much as shows the bandwidth.
+      gates(m, T, "in L2");
+      gates(m, 32 * T, "32 x tokens");
       convolution(m, T);
       attention(m, T);
       feed_forward(m, T);

@@ -1,9 +1,12 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <ostream>
+#include <sstream>
 
 #include "base/errors.h"
 #include "base/text.h"
@@ -24,8 +27,92 @@ struct BenchOptions {
   std::string preset, profile;
   std::int64_t batch = 1, length = 2048, median = 0, micro_batches = 1, steps = 6, warmup = 4;
   bool json = false, check = false;
+  std::vector<std::string> heads, layouts;
   std::vector<std::string> overrides;
+  std::vector<std::string> given;  ///< Options of the command line: "--batch".
 };
+
+constexpr const char* kWorks = "step|gdn|gemm|lora|attention|head|experts|adamw";
+
+bool contains(const std::vector<std::string>& names, const std::string& name) {
+  return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+/// The benchmarks that take an option; all take those that are not named here.
+std::vector<std::string> works_with(const std::string& option) {
+  static const std::map<std::string, const char*> kTakenBy = {
+      {"--batch", "step|gdn|gemm|lora|attention|head|experts"},
+      {"--length", "step|gdn|gemm|lora|attention|head|experts"},
+      {"--median", "step|gdn|attention"},
+      {"--micro-batches", "step"},
+      {"--steps", "step"},
+      {"--warmup", "step"},
+      {"--profile", "step"},
+      {"--heads", "gdn"},
+      {"--layout", "gdn"},
+      {"--check", "gdn"},
+  };
+  const auto known = kTakenBy.find(option);
+  return text::split(known == kTakenBy.end() ? kWorks : known->second, '|');
+}
+
+/// Of single operators. Nothing else of the configuration reaches them.
+bool operator_takes(const std::string& work, const std::string& key) {
+  return key == "model.dtype" || key == "device" || key.starts_with("device.") ||
+         key.starts_with("kernels.") || (work == "lora" && key == "adapter.rank");
+}
+
+/// Throws ConfigError for what the chosen benchmark would ignore.
+void refuse_what_is_not_taken(const BenchOptions& options) {
+  const std::vector<std::string> works = text::split(kWorks, '|');
+  if (!contains(works, options.work)) {
+    throw_error<ConfigError>("bench: expected {}, found '{}'", text::join(works, ", "),
+                             options.work);
+  }
+  for (const std::string& option : options.given) {
+    const std::vector<std::string> takers = works_with(option);
+    if (contains(takers, options.work)) continue;
+    throw_error<ConfigError>("bench {}: {} is an option of bench {}", options.work, option,
+                             text::join(takers, ", "));
+  }
+  if (options.work == "gdn") {
+    // Of what is published heads and layouts are chosen; errors are those of one sequence.
+    const bool published = options.preset.empty();
+    std::vector<std::string> unused = {"--heads", "--layout"};
+    if (published) unused = {"--batch", "--median"};
+    if (published && !options.check) unused.emplace_back("--length");
+    if (options.check) unused.insert(unused.end(), {"--batch", "--median", "--layout"});
+    for (const std::string& option : unused) {
+      if (!contains(options.given, option)) continue;
+      throw_error<ConfigError>("bench gdn: {} has no effect {} --preset{}", option,
+                               published ? "without" : "beside",
+                               options.check ? " with --check" : "");
+    }
+  } else if (options.preset.empty()) {
+    throw_error<ConfigError>("bench {}: --preset is missing", options.work);
+  }
+  if (options.work == "step") return;
+  for (const std::string& item : options.overrides) {
+    const std::string key = item.substr(0, item.find('='));
+    if (operator_takes(options.work, key)) continue;
+    throw_error<ConfigError>("bench {}: {} has no effect on single operators, only on bench step",
+                             options.work, key);
+  }
+}
+
+train::DeltaHeads parse_heads(const std::string& pair) {
+  std::int64_t keys = 0, values = 0;
+  char sign = 0, rest = 0;
+  std::istringstream in(pair);
+  if (!(in >> keys >> sign >> values) || sign != '/' || in >> rest || keys < 1 ||
+      values % keys != 0 || values < keys) {
+    throw_error<ConfigError>(
+        "bench gdn: --heads: expected key heads/value heads such as 16/32, "
+        "value heads a multiple of key heads, found '{}'",
+        pair);
+  }
+  return {keys, values};
+}
 
 train::Benchmark benchmark_of(const BenchOptions& options) {
   train::Benchmark benchmark;
@@ -86,7 +173,6 @@ std::string as_table(const nlohmann::ordered_json& result) {
 }
 
 int run_step(const BenchOptions& options, const config::RunConfig& config, const Session& session) {
-  if (options.preset.empty()) throw_error<ConfigError>("bench step: --preset is missing");
   const std::shared_ptr<comm::World> world = train::join_world(config);
   const train::BenchmarkResult measured =
       train::run_benchmark(benchmark_of(options), config, world);
@@ -102,6 +188,7 @@ int run_step(const BenchOptions& options, const config::RunConfig& config, const
 }
 
 int run(const BenchOptions& options, const Session& session) {
+  refuse_what_is_not_taken(options);
   std::vector<std::string> overrides = {"model.dtype=bfloat16"};
   overrides.insert(overrides.end(), options.overrides.begin(), options.overrides.end());
   const config::RunConfig config =
@@ -112,9 +199,12 @@ int run(const BenchOptions& options, const Session& session) {
     throw_error<ConfigError>("bench {}: times one device; several ranks are for bench step",
                              options.work);
   }
+  train::DeltaSelection published{{}, options.layouts};
+  for (const std::string& pair : options.heads) published.heads.push_back(parse_heads(pair));
   const nlohmann::ordered_json result =
       run_operator_bench({options.work,
                           options.preset,
+                          published,
                           {options.batch, options.length, options.median},
                           options.check},
                          config);
@@ -132,14 +222,12 @@ void add_bench_command(CLI::App& app, Action& action) {
   auto options = std::make_shared<BenchOptions>();
   CLI::App* command =
       app.add_subcommand("bench", "Time training steps or single operators on random data");
-  command->add_option("work", options->work, "What is timed")
-      ->required()
-      ->type_name("step|gdn|gemm|attention|head|experts");
+  command->add_option("work", options->work, "What is timed")->required()->type_name(kWorks);
   command->add_option("overrides", options->overrides, "Configuration, such as train.method=lora")
       ->type_name("[key=value ...]");
   command
       ->add_option("--preset", options->preset,
-                   "A named shape (see heddle init --help); gdn without one times published shapes")
+                   "A named shape (see heddle init --help); gdn without one: published shapes")
       ->type_name("NAME");
   command->add_option("--batch", options->batch, "Sequences of a micro-batch")
       ->check(CLI::PositiveNumber)
@@ -167,7 +255,18 @@ void add_bench_command(CLI::App& app, Action& action) {
       ->add_option("--profile", options->profile,
                    "Time the kernels of one more step, into profile.txt and profile.json there")
       ->type_name("DIR");
-  command->add_flag("--check", options->check, "gdn: also print errors against double");
+  command
+      ->add_option("--heads", options->heads,
+                   "gdn: only these published heads, key/value; may be repeated")
+      ->type_name("16/32")
+      ->allow_extra_args(false);
+  command
+      ->add_option("--layout", options->layouts,
+                   "gdn: only sequences of these published lengths; may be repeated")
+      ->type_name("28672+4096")
+      ->allow_extra_args(false);
+  command->add_flag("--check", options->check,
+                    "gdn: errors of one sequence of --length tokens against double, no times");
   command->add_flag("--json", options->json, "One JSON object instead of a table");
   command->footer(
       "model.dtype bfloat16 unless given; step: optimizer and clipping included, several ranks:\n"
@@ -176,10 +275,14 @@ void add_bench_command(CLI::App& app, Action& action) {
       "Examples:\n"
       "  heddle bench step --preset qwen3.5-0.8b --batch 8 --length 4096 device=cuda "
       "train.method=lora\n"
-      "  heddle bench gdn device=cuda\n"
+      "  heddle bench gdn --heads 16/32 --layout 28672+4096 device=cuda\n"
       "  heddle bench attention --preset qwen3.5-4b --batch 4 --length 8192 --median 1000 "
       "device=cuda");
-  command->callback([options, &action] {
+  command->callback([options, command, &action] {
+    for (const CLI::Option* option : command->get_options()) {
+      if (option->count() > 0 && !option->get_positional())
+        options->given.push_back(option->get_name());
+    }
     action = [options](const Session& session) { return run(*options, session); };
   });
 }

@@ -2,11 +2,8 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-#include <iterator>
-#include <utility>
+#include <map>
 
-#include "base/errors.h"
 #include "device/device.h"
 #include "train/operator_benchmark.h"
 #include "train/setup.h"
@@ -19,25 +16,43 @@ using MakeCases = std::vector<train::CaseMaker> (*)(const train::OperatorPlace&,
                                                     const models::qwen3_5::Config&,
                                                     const train::OperatorTokens&);
 
-std::vector<train::CaseMaker> cases_of(const OperatorBench& bench,
+std::vector<train::CaseMaker> cases_of(const OperatorBench& bench, const config::RunConfig& config,
                                        const train::OperatorPlace& place) {
-  static constexpr std::pair<const char*, MakeCases> kWorks[] = {
+  if (bench.preset.empty()) return train::published_gated_delta_rule_cases(place, bench.published);
+  const models::qwen3_5::Config model = models::qwen3_5::preset(bench.preset);
+  if (bench.work == "lora")
+    return train::adapter_cases(place, model, bench.tokens, config.adapter.rank);
+  const std::map<std::string, MakeCases> works = {
       {"gdn", train::gated_delta_rule_cases}, {"gemm", train::product_cases},
       {"attention", train::attention_cases},  {"head", train::head_cases},
-      {"experts", train::expert_cases},
+      {"experts", train::expert_cases},       {"adamw", train::adamw_cases},
   };
-  const auto* const work =
-      std::find_if(std::begin(kWorks), std::end(kWorks),
-                   [&](const auto& known) { return bench.work == known.first; });
-  if (work == std::end(kWorks)) {
-    throw_error<ConfigError>(
-        "bench: expected step, gdn, gemm, attention, head or experts, found '{}'", bench.work);
+  return works.at(bench.work)(place, model, bench.tokens);
+}
+
+/// Errors at the heads of the preset, or of each of --heads.
+nlohmann::ordered_json errors_of(const OperatorBench& bench, const train::OperatorPlace& place) {
+  std::vector<train::DeltaHeads> all = bench.published.heads;
+  if (!bench.preset.empty()) {
+    const models::qwen3_5::Config model = models::qwen3_5::preset(bench.preset);
+    all = {{model.linear_num_key_heads, model.linear_num_value_heads, model.linear_key_head_dim}};
+  } else if (all.empty()) {
+    all = {{16, 32}};
   }
-  if (bench.preset.empty()) {
-    if (bench.work == "gdn") return train::published_gated_delta_rule_cases(place);
-    throw_error<ConfigError>("bench {}: --preset is missing", bench.work);
+  nlohmann::ordered_json json;
+  for (const train::DeltaHeads& heads : all) {
+    for (const train::DeltaErrors& errors :
+         train::gated_delta_rule_errors(place, heads, bench.tokens.length)) {
+      nlohmann::ordered_json one = {{"heads", fmt::format("{}/{}", heads.keys, heads.values)},
+                                    {"head_dim", heads.dim},
+                                    {"length", bench.tokens.length},
+                                    {"data", errors.data},
+                                    {"kernel", errors.kernel}};
+      for (const auto& [name, error] : errors.of) one["error"][name] = error;
+      json.push_back(one);
+    }
   }
-  return work->second(place, models::qwen3_5::preset(bench.preset), bench.tokens);
+  return json;
 }
 
 nlohmann::ordered_json as_json(const train::CaseTime& time) {
@@ -59,25 +74,46 @@ nlohmann::ordered_json run_operator_bench(const OperatorBench& bench,
   const runtime::Context context = train::make_context(config);
   const train::OperatorPlace place = {context.device, context.dtype,
                                       train::kernel_policy(config, context.device)};
-  const std::vector<train::CaseMaker> cases = cases_of(bench, place);
-  const train::Ceilings ceilings = train::measure_ceilings(place);
   nlohmann::ordered_json json;
   json["work"] = bench.work;
   json["device"] = device::properties(context.device, 16).name;
+  if (bench.check) {
+    json["errors"] = errors_of(bench, place);
+    return json;
+  }
+  const std::vector<train::CaseMaker> cases = cases_of(bench, config, place);
+  const train::Ceilings ceilings = train::measure_ceilings(place);
   json["product_tflops"] = ceilings.flops_per_s * 1e-12;
   json["copy_gbytes_per_s"] = ceilings.bytes_per_s * 1e-9;
   for (const train::CaseTime& time : train::time_cases(place, ceilings, cases))
     json["cases"].push_back(as_json(time));
-  if (bench.check && bench.work == "gdn") {
-    for (const train::DeltaErrors& errors :
-         train::gated_delta_rule_errors(place, bench.tokens.length)) {
-      for (const auto& [name, error] : errors.of) json["error"][errors.data][name] = error;
-    }
-  }
   return json;
 }
 
+namespace {
+
+std::string error_table(const nlohmann::ordered_json& result) {
+  ui::Table table({"", "o", "dq", "dk", "dv", "dg", "dbeta", "dS0"}, {ui::Align::kLeft});
+  std::string section;
+  for (const nlohmann::ordered_json& one : result["errors"]) {
+    const std::string shape =
+        fmt::format("{} heads of {}, 1 x {} ({})", one["heads"].get<std::string>(),
+                    one["head_dim"].get<std::int64_t>(), one["length"].get<std::int64_t>(),
+                    one["kernel"].get<std::string>());
+    if (shape != section) table.section(section = shape);
+    std::vector<std::string> row = {one["data"].get<std::string>()};
+    for (const auto& [name, error] : one["error"].items())
+      row.push_back(fmt::format("{:.1e}", error.get<double>()));
+    table.row(row);
+  }
+  return fmt::format("{}: relative error against double\n{}", result["device"].get<std::string>(),
+                     table.render(ui::TableStyle::kPlain));
+}
+
+}  // namespace
+
 std::string operator_bench_table(const nlohmann::ordered_json& result) {
+  if (result.contains("errors")) return error_table(result);
   using ui::Align;
   const auto number = [](const nlohmann::ordered_json& of, const char* key) {
     return of[key].get<double>();
@@ -94,21 +130,11 @@ std::string operator_bench_table(const nlohmann::ordered_json& result) {
                  fmt::format("{:.2f}", number(call, "roofline"))});
     }
   }
-  std::string text = fmt::format(
+  return fmt::format(
       "{}: a large product {:.3g} TFLOP/s, a copy {:.0f} GB/s; roofline: share of the larger of\n"
       "least work and least bytes at these rates\n{}",
       result["device"].get<std::string>(), number(result, "product_tflops"),
       number(result, "copy_gbytes_per_s"), table.render(ui::TableStyle::kPlain));
-  if (result.contains("error")) {
-    text += "relative error against double:\n";
-    for (const auto& [data, errors] : result["error"].items()) {
-      text += data + ":";
-      for (const auto& [name, error] : errors.items())
-        text += fmt::format(" {} {:.1e}", name, error.get<double>());
-      text += "\n";
-    }
-  }
-  return text;
 }
 
 }  // namespace heddle::cli

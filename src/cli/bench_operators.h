@@ -10,15 +10,16 @@
 
 namespace heddle::cli {
 
-/// What `heddle bench gdn|gemm|attention|head|experts` times.
+/// What `heddle bench gdn|gemm|lora|attention|head|experts|adamw` times.
 struct OperatorBench {
   std::string work;
-  std::string preset;  ///< May be empty for gdn: the published shapes.
+  std::string preset;  ///< May be empty for gdn: the published shapes, or some of them.
+  train::DeltaSelection published;
   train::OperatorTokens tokens;
-  bool check = false;  ///< gdn: errors against double too.
+  bool check = false;  ///< gdn: errors against double instead of times.
 };
 
-/// Throws ConfigError for other work or a missing preset, DeviceError.
+/// Times, or errors with `check`. Throws ConfigError for shapes that do not exist, DeviceError.
 nlohmann::ordered_json run_operator_bench(const OperatorBench& bench,
                                           const config::RunConfig& config);
 std::string operator_bench_table(const nlohmann::ordered_json& result);

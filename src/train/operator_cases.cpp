@@ -1,7 +1,6 @@
 #include "train/operator_cases.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/mm.h>
 #include <ATen/ops/randint.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
@@ -15,7 +14,6 @@
 #include "base/errors.h"
 #include "base/rng.h"
 #include "ops/attention/attention.h"
-#include "ops/linear/linear.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "ops/moe/moe.h"
 #include "train/operator_case_parts.h"
@@ -32,81 +30,7 @@ at::Tensor random(const OperatorPlace& place, at::IntArrayRef sizes) {
   return at::randn(sizes, at::TensorOptions().device(place.device).dtype(place.dtype));
 }
 
-namespace {
-
 using models::qwen3_5::Config;
-
-/// Layers that read one input: their output widths.
-struct ProductGroup {
-  std::string name;
-  std::int64_t depth;
-  std::vector<std::int64_t> widths;
-};
-
-std::vector<ProductGroup> product_groups(const Config& config) {
-  std::vector<ProductGroup> groups;
-  const std::int64_t hidden = config.hidden_size;
-  const auto has = [](const std::vector<bool>& flags, bool value) {
-    return std::find(flags.begin(), flags.end(), value) != flags.end();
-  };
-  if (has(config.full_attention, false)) {
-    const std::int64_t keys = config.linear_num_key_heads * config.linear_key_head_dim,
-                       values = config.linear_num_value_heads * config.linear_value_head_dim,
-                       heads = config.linear_num_value_heads;
-    groups.push_back({"delta net in", hidden, {2 * keys + values, values, heads, heads}});
-    groups.push_back({"delta net out", values, {hidden}});
-  }
-  if (has(config.full_attention, true)) {
-    const std::int64_t q = config.num_attention_heads * config.head_dim,
-                       kv = config.num_key_value_heads * config.head_dim;
-    groups.push_back({"attention q, k, v", hidden, {2 * q, kv, kv}});
-    groups.push_back({"attention out", q, {hidden}});
-  }
-  const std::int64_t inner = has(config.sparse_mlp, true) ? config.shared_expert_intermediate_size
-                                                          : config.intermediate_size;
-  groups.push_back({"MLP gate, up", hidden, {inner, inner}});
-  groups.push_back({"MLP down", inner, {hidden}});
-  return groups;
-}
-
-OperatorCase product_case(const OperatorPlace& place, const ProductGroup& group,
-                          std::int64_t tokens) {
-  const ops::KernelTable kernels = table_of(place, "linear", {});
-  const ops::Linear::Functions functions = kernels.get<ops::Linear>();
-  const at::Tensor x = random(place, {tokens, group.depth});
-  std::vector<ops::Products> sums;
-  ops::Products terms;
-  std::int64_t columns = 0;
-  for (const std::int64_t width : group.widths) {
-    const at::Tensor weight = random(place, {width, group.depth});
-    sums.push_back({{x, weight}});
-    terms.push_back({random(place, {tokens, width}), weight});
-    columns += width;
-  }
-  const double flops = 2 * as_double(tokens) * as_double(columns * group.depth),
-               bytes = as_double(x.element_size()) *
-                       as_double(tokens * (columns + group.depth) + columns * group.depth);
-  OperatorCase one;
-  one.name = fmt::format("{}: {} -> {}", group.name, group.depth, fmt::join(group.widths, " + "));
-  one.kernel = kernels.choices()[0].kernel;
-  const auto each = [terms](const auto& run) {
-    return [terms, run] {
-      for (const ops::Product& term : terms) run(term);
-    };
-  };
-  one.calls = {
-      {"forward, library", each([x](const ops::Product& p) { at::mm(x, p.b.t()); }), flops, bytes},
-      {"forward", [=] { functions.forward(sums); }, flops, bytes},
-      {"input gradient, library", each([](const ops::Product& p) { at::mm(p.a, p.b); }), flops,
-       bytes},
-      {"input gradient", [=] { functions.backward(terms); }, flops, bytes},
-      {"weight gradient, library", each([x](const ops::Product& p) { at::mm(p.a.t(), x); }), flops,
-       bytes},
-  };
-  return one;
-}
-
-}  // namespace
 
 std::vector<std::int32_t> OperatorTokens::boundaries(std::uint64_t draw) const {
   std::vector<std::int32_t> ends = {0};
@@ -129,14 +53,6 @@ std::string OperatorTokens::describe() const {
     longest = std::max(longest, ends[i + 1] - ends[i]);
   return fmt::format("{} tokens in {} sequences of median {} and up to {}", total(),
                      ends.size() - 1, median, longest);
-}
-
-std::vector<CaseMaker> product_cases(const OperatorPlace& place, const Config& config,
-                                     const OperatorTokens& tokens) {
-  std::vector<CaseMaker> cases;
-  for (const ProductGroup& group : product_groups(config))
-    cases.push_back([=] { return product_case(place, group, tokens.total()); });
-  return cases;
 }
 
 std::vector<CaseMaker> attention_cases(const OperatorPlace& place, const Config& config,

@@ -44,8 +44,18 @@ struct OperatorTokens {
   std::string describe() const;
 };
 
-/// The gated delta rule at the published head counts: sequences of one and of several lengths.
-std::vector<CaseMaker> published_gated_delta_rule_cases(const OperatorPlace& place);
+struct DeltaHeads {
+  std::int64_t keys, values, dim = 128;
+};
+/// Some of the published shapes; of both empty: all.
+struct DeltaSelection {
+  std::vector<DeltaHeads> heads;
+  std::vector<std::string> layouts;  ///< Lengths of sequences: "4 x 8192", "28672+4096".
+};
+/// The gated delta rule at the head counts and lengths for which other kernels' times are published
+/// (bench/cuda/published.tsv). Throws ConfigError for heads or a layout that are not among them.
+std::vector<CaseMaker> published_gated_delta_rule_cases(const OperatorPlace& place,
+                                                        const DeltaSelection& selection);
 /// At the heads of one model.
 std::vector<CaseMaker> gated_delta_rule_cases(const OperatorPlace& place,
                                               const models::qwen3_5::Config& config,
@@ -55,6 +65,15 @@ std::vector<CaseMaker> gated_delta_rule_cases(const OperatorPlace& place,
 std::vector<CaseMaker> product_cases(const OperatorPlace& place,
                                      const models::qwen3_5::Config& config,
                                      const OperatorTokens& tokens);
+/// The products of a model's layers with a low-rank adapter on each: as training makes them.
+std::vector<CaseMaker> adapter_cases(const OperatorPlace& place,
+                                     const models::qwen3_5::Config& config,
+                                     const OperatorTokens& tokens, std::int64_t rank);
+/// One AdamW step over the matrices of a layer of each kind and the embedding, for each kind of
+/// optimizer state that the type of the parameters can have. The tokens do not matter.
+std::vector<CaseMaker> adamw_cases(const OperatorPlace& place,
+                                   const models::qwen3_5::Config& config,
+                                   const OperatorTokens& tokens);
 std::vector<CaseMaker> attention_cases(const OperatorPlace& place,
                                        const models::qwen3_5::Config& config,
                                        const OperatorTokens& tokens);
@@ -67,13 +86,18 @@ std::vector<CaseMaker> expert_cases(const OperatorPlace& place,
                                     const OperatorTokens& tokens);
 
 /// Relative L2 errors against double of the gated delta rule's output and gradients ("o", "dq",
-/// ...).
+/// ..., "dS0" of the initial state).
 struct DeltaErrors {
   std::string data;  ///< Which of the data kinds of docs/gdn.md, "Numerics".
+  std::string kernel;
   std::vector<std::pair<std::string, double>> of;
 };
 
-/// Of every data kind over one sequence of `length` tokens.
-std::vector<DeltaErrors> gated_delta_rule_errors(const OperatorPlace& place, std::int64_t length);
+/// Of every data kind over one sequence of `length` tokens with an initial state. Double: the
+/// reference on the same device (on the CPU where the device has no double), one key head at a
+/// time; first it is compared with the recurrence over a short sequence. Throws Error if they
+/// differ.
+std::vector<DeltaErrors> gated_delta_rule_errors(const OperatorPlace& place,
+                                                 const DeltaHeads& heads, std::int64_t length);
 
 }  // namespace heddle::train

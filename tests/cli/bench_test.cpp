@@ -12,38 +12,84 @@ namespace {
 using nlohmann::json;
 using ::testing::HasSubstr;
 
-json bench(const std::string& work, const std::vector<std::string>& arguments = {}) {
-  std::vector<std::string> all = {
-      "bench", work,     "--preset",   "small-10m",           "--batch",         "2", "--length",
-      "40",    "--json", "device=cpu", "model.dtype=float32", "device.threads=1"};
-  all.insert(all.end(), arguments.begin(), arguments.end());
-  const Outcome outcome = run_command(all);
+const std::vector<std::string> kOnCpu = {"--json", "device=cpu", "model.dtype=float32",
+                                         "device.threads=1"};
+
+json bench(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), "bench");
+  arguments.insert(arguments.end(), kOnCpu.begin(), kOnCpu.end());
+  const Outcome outcome = run_command(arguments);
   EXPECT_EQ(outcome.status, 0) << outcome.err;
   return json::parse(outcome.out, nullptr, /*allow_exceptions=*/false);
 }
 
-TEST(BenchOperators, TimesForwardAndBackwardAndShowsErrors) {
-  const json result = bench("gdn", {"--check"});
-  ASSERT_EQ(result["cases"].size(), 1u);
-  EXPECT_EQ(result["cases"][0]["name"], "4/8 heads of 64, 2 x 40");
+std::vector<std::string> names_of(const json& calls) {
   std::vector<std::string> names;
-  for (const json& call : result["cases"][0]["calls"]) {
+  for (const json& call : calls) {
     names.push_back(call["name"]);
     EXPECT_GT(call["ms"], 0);
     EXPECT_GT(call["roofline"], 0);
   }
-  EXPECT_EQ(names, (std::vector<std::string>{"forward", "backward", "inference"}));
-  for (const char* data : {"logsigmoid/16", "no decay", "strong gate", "correlated keys"}) {
-    for (const char* name : {"o", "dq", "dk", "dv", "dg", "dbeta"})
-      EXPECT_LT(result["error"][data][name], 1e-4) << data << " " << name;
+  return names;
+}
+
+TEST(BenchOperators, TimesForwardAndBackward) {
+  const json result = bench({"gdn", "--preset", "small-10m", "--batch", "2", "--length", "40"});
+  ASSERT_EQ(result["cases"].size(), 1u);
+  EXPECT_EQ(result["cases"][0]["name"], "4/8 heads of 64, 2 x 40");
+  EXPECT_EQ(names_of(result["cases"][0]["calls"]),
+            (std::vector<std::string>{"forward", "backward", "inference"}));
+}
+
+TEST(BenchOperators, TimesThePublishedShapesThatAreChosen) {
+  const json result = bench({"gdn", "--heads", "2/8", "--layout", "1 x 2048"});
+  ASSERT_EQ(result["cases"].size(), 1u);
+  EXPECT_EQ(result["cases"][0]["name"], "2/8 heads of 128, 1 x 2048");
+}
+
+TEST(BenchOperators, ShowsErrorsAgainstDouble) {
+  const json preset = bench({"gdn", "--preset", "small-10m", "--check", "--length", "100"});
+  const json heads = bench({"gdn", "--heads", "2/4", "--check", "--length", "100"});
+  EXPECT_EQ(preset["errors"][0]["heads"], "4/8");
+  EXPECT_EQ(preset["errors"][0]["head_dim"], 64);
+  EXPECT_EQ(heads["errors"][0]["heads"], "2/4");
+  EXPECT_EQ(heads["errors"][0]["head_dim"], 128);
+  for (const json& result : {preset, heads}) {
+    ASSERT_EQ(result["errors"].size(), 4u);
+    std::vector<std::string> data;
+    for (const json& one : result["errors"]) {
+      data.push_back(one["data"]);
+      EXPECT_EQ(one["length"], 100);
+      ASSERT_EQ(one["error"].size(), 7u);
+      for (const char* name : {"o", "dq", "dk", "dv", "dg", "dbeta", "dS0"}) {
+        EXPECT_LT(one["error"][name], 1e-4) << data.back() << " " << name;
+        EXPECT_GT(one["error"][name], 0) << data.back() << " " << name;
+      }
+    }
+    EXPECT_EQ(data, (std::vector<std::string>{"logsigmoid/16", "no decay", "strong gate",
+                                              "correlated keys"}));
   }
 }
 
 TEST(BenchOperators, TakesEveryWork) {
-  EXPECT_EQ(bench("gemm")["cases"].size(), 6u);
-  EXPECT_EQ(bench("head")["cases"].size(), 1u);
-  const json ragged = bench("attention", {"--median", "9"});
-  EXPECT_THAT(ragged["cases"][0]["name"], HasSubstr("80 tokens in "));
+  const std::vector<std::string> shape = {"--preset", "small-10m", "--batch",
+                                          "2",        "--length",  "40"};
+  const auto at_shape = [&](std::vector<std::string> arguments) {
+    arguments.insert(arguments.end(), shape.begin(), shape.end());
+    return bench(arguments);
+  };
+  EXPECT_EQ(at_shape({"gemm"})["cases"].size(), 6u);
+  EXPECT_EQ(at_shape({"head"})["cases"].size(), 1u);
+  const json ragged = at_shape({"attention", "--median", "9"});
+  EXPECT_THAT(ragged["cases"][0]["name"].get<std::string>(), HasSubstr("80 tokens in "));
+  const json adapters = at_shape({"lora", "adapter.rank=4"});
+  ASSERT_EQ(adapters["cases"].size(), 6u);
+  EXPECT_THAT(adapters["cases"][0]["name"].get<std::string>(), HasSubstr(", rank 4"));
+  EXPECT_EQ(names_of(adapters["cases"][0]["calls"]),
+            (std::vector<std::string>{"forward", "input gradient", "adapter gradients"}));
+  const json adamw = bench({"adamw", "--preset", "small-10m"});
+  ASSERT_EQ(adamw["cases"].size(), 1u);
+  EXPECT_EQ(names_of(adamw["cases"][0]["calls"]), (std::vector<std::string>{"step"}));
 }
 
 TEST(BenchStep, TrainsOnPacksWithDropout) {
@@ -64,6 +110,42 @@ TEST(BenchOperators, SaysWhatIsWrong) {
   const Outcome dense = run_command({"bench", "experts", "--preset", "small-10m"});
   EXPECT_EQ(dense.status, 2);
   EXPECT_THAT(dense.err, HasSubstr("the preset has no experts"));
+  EXPECT_THAT(run_command({"bench", "gdn", "--heads", "3/7"}).err, HasSubstr("found '3/7'"));
+  EXPECT_THAT(run_command({"bench", "gdn", "--heads", "3/6"}).err,
+              HasSubstr("--heads: no published shape has '3/6'; known: 16/32, "));
+  EXPECT_THAT(run_command({"bench", "gdn", "--layout", "1+2"}).err,
+              HasSubstr("--layout: no published shape has '1+2'; known: 4 x 8192, "));
+  EXPECT_THAT(run_command({"bench", "gdn", "--heads", "2/4", "--layout", "28672+4096"}).err,
+              HasSubstr("no published shape has both --heads 2/4 and --layout 28672+4096"));
+}
+
+/// What a benchmark would ignore is refused with those that take it.
+TEST(BenchOperators, RefusesOptionsOfOtherBenchmarks) {
+  const auto refused = [](std::vector<std::string> arguments, const std::string& message) {
+    arguments.insert(arguments.begin(), "bench");
+    const Outcome outcome = run_command(arguments);
+    EXPECT_EQ(outcome.status, 2) << message;
+    EXPECT_THAT(outcome.err, HasSubstr(message));
+  };
+  const std::string preset = "--preset=small-10m";
+  refused({"head", preset, "--median", "9"},
+          "bench head: --median is an option of bench step, gdn, attention");
+  refused({"gemm", preset, "--check"}, "bench gemm: --check is an option of bench gdn");
+  refused({"step", preset, "--heads", "16/32"}, "bench step: --heads is an option of bench gdn");
+  refused({"adamw", preset, "--batch", "2"},
+          "bench adamw: --batch is an option of bench step, gdn, gemm");
+  for (const char* option : {"--micro-batches=2", "--steps=2", "--warmup=2", "--profile=x"}) {
+    const std::string name = std::string(option).substr(0, std::string(option).find('='));
+    refused({"attention", preset, option},
+            "bench attention: " + name + " is an option of bench step");
+  }
+  refused({"gdn", "--batch", "2"}, "bench gdn: --batch has no effect without --preset");
+  refused({"gdn", "--length", "64"}, "bench gdn: --length has no effect without --preset");
+  refused({"gdn", preset, "--layout", "1 x 2048"}, "bench gdn: --layout has no effect beside");
+  refused({"gdn", preset, "--check", "--batch", "2"}, "bench gdn: --batch has no effect beside");
+  refused({"gemm", preset, "train.method=lora"},
+          "bench gemm: train.method has no effect on single operators");
+  refused({"gemm", preset, "adapter.rank=8"}, "bench gemm: adapter.rank has no effect");
 }
 
 }  // namespace

@@ -153,6 +153,7 @@ TEST_P(GatedDeltaRuleCuda, LongSequencesOfFewHeads) {
   for (std::size_t i = 0; i < first.size(); ++i) {
     EXPECT_TRUE(identical(first[i], second[i])) << names()[i];
   }
+  expect_close(shape({40, 2600, 0, 65}, 1, 2, 128));
   c = shape({3000}, 1, 1, 64);
   c.gate = Gate::kMixed;
   c.initial = false;

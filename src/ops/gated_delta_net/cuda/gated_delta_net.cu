@@ -39,39 +39,31 @@ int max_chunks(const GatedDeltaNetShape& s) { return s.tokens / kChunk + s.seque
 
 constexpr int kWhole = std::numeric_limits<int>::max();
 
-/// Forward time in us when sequences of `chunks` are cut into `pieces`, from times measured on an
-/// H200 (README.md): a CTA's for a chunk, with one half of V and with both; for a chunk of the ends
-/// of a segment, where a quarter of the heads is taken to need its transition; for a step of the
-/// join.
-double modelled_time(double sequence_heads, int chunks, int pieces, double sms) {
-  double ctas = sequence_heads * pieces, length = (chunks + pieces - 1) / pieces;
-  bool halves = ctas <= kSplitValues;
-  double walk = std::ceil((halves ? 2 : 1) * ctas / sms) * length * (halves ? 1.6 : 2.7);
+/// Forward time in us when the longest sequence is cut into `pieces` and every other one into
+/// pieces no longer, from times measured on an H200 (README.md): a CTA's for a chunk, with one half
+/// of V and with both; for a chunk of the ends of a segment, where a quarter of the heads is taken
+/// to need its transition; for a step of the join.
+double modelled_time(const GatedDeltaNetShape& s, int longest, int pieces, double sms) {
+  int length = ((longest + kChunk - 1) / kChunk + pieces - 1) / pieces;
+  int segments = s.sequences + (pieces > 1 ? s.tokens / kChunk / length : 0);
+  bool halves = segments * s.v_heads <= kSplitValues;
+  // All tokens in sequences like the longest one.
+  double ctas = double(s.tokens) / longest * s.v_heads * pieces;
+  // Equal segments run in waves. Where lengths differ, longest first, short ones fill the gaps: the
+  // waves are then as fine as the mean sequence, and no less than the longest segment in all.
+  double mean = std::ceil(double(s.tokens) / s.sequences / kChunk);
+  double wave = std::min<double>(length, mean), work = (halves ? 2 : 1) * ctas / sms * length;
+  double walk = std::max<double>(length, std::ceil(work / wave) * wave) * (halves ? 1.6 : 2.7);
   if (pieces == 1) return walk;
   double ends = 1.25 * length * std::max(1.0, 0.75 * ctas / sms), join = 2.4 * (pieces - 2);
   return walk + ends + join + 12;
 }
 
-/// Sequences of more chunks than this are split: the one place where that is decided, from the
-/// shape alone since the lengths are known only to the device. Splitting costs the backward two
-/// launches and shortens it less, so it must save 12 us and a tenth of the forward; more pieces
-/// than needed must save a twentieth.
 int segment_chunks(const GatedDeltaNetShape& s) {
-  if (s.segment_chunks > 0) return s.segment_chunks;
   int device = 0, sms = 0;
-  if (cudaGetDevice(&device) != cudaSuccess ||
-      cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device) != cudaSuccess)
-    return kWhole;
-  int chunks = (s.tokens / s.sequences + kChunk - 1) / kChunk, best = kWhole;
-  double heads = double(s.sequences) * s.v_heads, whole = modelled_time(heads, chunks, 1, sms);
-  double bound = std::min(whole - 12, 0.9 * whole);
-  for (int pieces = 2; pieces <= kMaxPieces && 2 * pieces <= chunks; ++pieces) {
-    double time = modelled_time(heads, chunks, pieces, sms);
-    if (time >= bound) continue;
-    bound = 0.95 * time;
-    best = (chunks + pieces - 1) / pieces;
-  }
-  return best;
+  if (cudaGetDevice(&device) == cudaSuccess)
+    cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+  return gated_delta_net_segment_chunks(s, sms);
 }
 /// A sequence of n chunks has at most (n - 1) / segment_chunks joints, and n - 1 whole chunks.
 int max_joints(const GatedDeltaNetShape& s) { return s.tokens / kChunk / segment_chunks(s); }
@@ -126,6 +118,7 @@ Args make_args(const GatedDeltaNetShape& s, const GatedDeltaNetOptions& o,
   require(s.tokens >= 0 && s.sequences >= 1 && s.sequences <= 65535,
           "tokens must be >= 0 and sequences within 1..65535");
   require(s.segment_chunks >= 0, "segment_chunks must be >= 0");
+  require(s.longest >= 0 && s.longest <= s.tokens, "longest must be within 0..tokens");
   require(s.k_heads >= 1 && s.k_heads <= 65535 && s.v_heads >= 1 && s.v_heads % s.k_heads == 0,
           "v_heads must be a positive multiple of k_heads");
   Args a{};
@@ -218,6 +211,22 @@ Args backward_args(const GatedDeltaNetShape& shape, const GatedDeltaNetOptions& 
 }
 
 }  // namespace gdn
+
+int gated_delta_net_segment_chunks(const GatedDeltaNetShape& s, int multiprocessors) {
+  if (s.segment_chunks > 0) return s.segment_chunks;
+  if (s.tokens == 0 || multiprocessors == 0) return gdn::kWhole;
+  int longest = s.longest > 0 ? s.longest : (s.tokens + s.sequences - 1) / s.sequences;
+  int chunks = (longest + gdn::kChunk - 1) / gdn::kChunk, best = gdn::kWhole;
+  double whole = gdn::modelled_time(s, longest, 1, multiprocessors);
+  double bound = std::min(whole - 12, 0.9 * whole);
+  for (int pieces = 2; pieces <= gdn::kMaxPieces && 2 * pieces <= chunks; ++pieces) {
+    double time = gdn::modelled_time(s, longest, pieces, multiprocessors);
+    if (time >= bound) continue;
+    bound = 0.95 * time;
+    best = (chunks + pieces - 1) / pieces;
+  }
+  return best;
+}
 
 size_t gated_delta_net_saved_bytes(const GatedDeltaNetShape& shape, bool for_backward) {
   gdn::Args a{};

@@ -15,7 +15,8 @@ enum class GatedDeltaNetKernel { kAuto, kPortable, kHopper };
 
 /// tokens: length of the packed axis (= cu_seqlens[sequences]); v_heads a multiple of k_heads (1 to
 /// 8 times); head_dim K = V = 64, 128 or 256. segment_chunks: sequences of more than so many chunks
-/// of 64 tokens are split into segments that run at once; 0: chosen from the shape.
+/// of 64 tokens are split into segments that run at once; 0: chosen from the shape. longest: tokens
+/// of the longest sequence, for that choice alone; 0: not known, all are taken to be equally long.
 struct GatedDeltaNetShape {
   int tokens = 0;
   int sequences = 0;
@@ -23,6 +24,7 @@ struct GatedDeltaNetShape {
   int v_heads = 0;
   int head_dim = 128;
   int segment_chunks = 0;
+  int longest = 0;
 };
 
 /// scale multiplies q (usually head_dim^-0.5). normalize_qk: q and k are given raw and are divided
@@ -73,6 +75,12 @@ struct GatedDeltaNetBackward {
   float* dbeta = nullptr;
   float* d_initial_state = nullptr;
 };
+
+/// segment_chunks, or what 0 stands for on a device of so many multiprocessors (0: not known):
+/// INT_MAX where no sequence is split. The one place where that is decided, from the shape alone.
+/// Splitting costs the backward two launches and shortens it less, so it must save 12 us and a
+/// tenth of the forward; more pieces than needed must save a twentieth.
+int gated_delta_net_segment_chunks(const GatedDeltaNetShape& shape, int multiprocessors);
 
 /// Bytes the forward keeps (about 400 B per token and value head for training, 136 B otherwise, and
 /// where sequences are split 2 fp32 states per segment). This, the workspace and both directions

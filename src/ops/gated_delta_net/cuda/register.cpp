@@ -62,6 +62,7 @@ struct Call {
     shape.k_heads = static_cast<int>(q.size(1));
     shape.v_heads = static_cast<int>(v.size(1));
     shape.head_dim = static_cast<int>(q.size(2));
+    shape.longest = static_cast<int>(in.sequences.max_seqlen);
     TORCH_CHECK(v.size(2) == q.size(2), "gated_delta_rule (cuda): V ", v.size(2), " must equal K ",
                 q.size(2));
     options.scale = static_cast<float>(
