@@ -93,8 +93,8 @@ __device__ __forceinline__ float tile_dot(u32 x, u32 y, int tid) {
   return s;
 }
 
-/// Writes dbeta of the rows row and row + 8 that lie within the chunk, from x = dv U^T: u and dv both
-/// carry one factor beta, which row_betas read. token_head: of the chunk's first token.
+/// Writes dbeta of the rows row and row + 8 that lie within the chunk, from x = dv U^T: u and dv
+/// both carry one factor beta, which row_betas read. token_head: of the chunk's first token.
 __device__ __forceinline__ bool holds_diagonal(int lane) { return (lane & 3) == (lane >> 3); }
 __device__ __forceinline__ float2 row_betas(const Args& a, int64_t token_head, int length, int row,
                                             int lane) {

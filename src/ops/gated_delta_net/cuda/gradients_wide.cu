@@ -10,9 +10,9 @@ constexpr int kDim = 256, kParts = kDim / 64, kHalves = 2;
 
 struct WideSmem {
   static constexpr u32 kWide = 64 * kDim * 2, kQuarter = kWide / kHalves;
-  static constexpr u32 kKey = kWide;                   // behind Q
-  static constexpr u32 kWritten = 2 * kWide;           // U, dO, dv: 64 columns of V of each
-  static constexpr u32 kState = kWritten + 3 * 8192;   // h, dS: a quarter of a part's image
+  static constexpr u32 kKey = kWide;                       // behind Q
+  static constexpr u32 kWritten = 2 * kWide;               // U, dO, dv: 64 columns of V of each
+  static constexpr u32 kState = kWritten + 3 * 8192;       // h, dS: a quarter of a part's image
   static constexpr u32 kProducts = kState + 2 * kQuarter;  // dP, D
   static constexpr u32 kScales = kProducts + 2 * 8192;
   static constexpr u32 kRows = kScales + sizeof(Scales);  // 2 x 64, then 2 x 4 sums
@@ -20,12 +20,12 @@ struct WideSmem {
 };
 static_assert(WideSmem::kBytes <= 163 * 1024, "what sm_80 has");
 
-/// Persistent CTA over (chunk, key head), value heads of the group in turn. What is computed, and in
-/// which group, is as in gradients_kernel; U, dO and dv are loaded anew for each half of K. A load is
-/// waited for by all, without a ring: this head dimension is for correctness before speed.
+/// Persistent CTA over (chunk, key head), value heads of the group in turn. What is computed, and
+/// in which group, is as in gradients_kernel; U, dO and dv are loaded anew for each half of K. A
+/// load is waited for by all, without a ring: this head dimension is for correctness before speed.
 ///
-/// Shared memory: Q and K 2 x 32, U, dO, dv 3 x 8, h and dS 2 x 16, dP and D 16 = 136 KB, scales and
-/// rows 2 KB. Registers: a half's accumulators; of `total` the other half spills.
+/// Shared memory: Q and K 2 x 32, U, dO, dv 3 x 8, h and dS 2 x 16, dP and D 16 = 136 KB, scales
+/// and rows 2 KB. Registers: a half's accumulators; of `total` the other half spills.
 template <class M>
 __global__ void __launch_bounds__(256, 1) wide_gradients_kernel(const __grid_constant__ Args a) {
   using Smem = WideSmem;
