@@ -6,8 +6,8 @@
 #include <ATen/ops/cumsum.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/eye.h>
 #include <ATen/ops/exp.h>
+#include <ATen/ops/eye.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/zeros.h>
 
@@ -52,8 +52,8 @@ struct Whole {
     for (int i = 0; i < 5; ++i)
       part.problem.inputs[i] = problem.inputs[i].narrow(0, 0, tokens).contiguous();
     part.problem.inputs[5] = problem.inputs[5].narrow(0, 0, sequences).contiguous();
-    part.problem.sequences =
-        Sequences::from_host({cu.begin(), cu.begin() + sequences + 1}, problem.sequences.cu_seqlens.device());
+    part.problem.sequences = Sequences::from_host({cu.begin(), cu.begin() + sequences + 1},
+                                                  problem.sequences.cu_seqlens.device());
     part.d_o = d_o.narrow(0, 0, tokens).contiguous();
     part.d_final = d_final.narrow(0, 0, sequences).contiguous();
     return part;
@@ -134,8 +134,8 @@ class Launch {
   /// (I + M diag(beta))^-1 of each chunk, [chunks, Hv, 64, 64], as the forward saved it.
   at::Tensor inverses(std::int64_t chunks) const {
     const cuda::gdn::Args a = cuda::gdn::forward_args(shape_, options_, inputs(), forward());
-    const auto first = reinterpret_cast<const char*>(a.solve) -
-                       static_cast<const char*>(saved_.const_data_ptr());
+    const auto first =
+        reinterpret_cast<const char*>(a.solve) - static_cast<const char*>(saved_.const_data_ptr());
     const at::Tensor image = saved_.narrow(0, first, chunks * shape_.v_heads * 64 * 64 * 2)
                                  .cpu()
                                  .view(at::kBFloat16)
@@ -171,14 +171,14 @@ class Launch {
   at::Tensor cu_seqlens_, d_o_, d_final_, saved_, workspace_;
 };
 
-/// (I + M diag(beta))^-1 in fp64 of `count` tokens from `first` on, one sequence, [Hv, count, count].
+/// (I + M diag(beta))^-1 in fp64 of `count` tokens from `first` on, one sequence, [Hv, count,
+/// count].
 at::Tensor exact_inverse(const Problem& p, const Case& c, std::int64_t first, std::int64_t count) {
   const Problem wide = in_double(p);
   const auto rows = [&](int i) { return wide.inputs[i].narrow(0, first, count); };
   const at::Tensor k = rows(1).transpose(0, 1);
   const at::Tensor unit = k / ((k * k).sum({-1}, true) + 1e-6).sqrt();
-  const at::Tensor products =
-      at::matmul(unit, unit.transpose(1, 2)).repeat_interleave(c.group, 0);
+  const at::Tensor products = at::matmul(unit, unit.transpose(1, 2)).repeat_interleave(c.group, 0);
   const at::Tensor G = at::cumsum(rows(3).t(), 1), beta = rows(4).t();
   const at::Tensor M = (products * at::exp(G.unsqueeze(2) - G.unsqueeze(1))).tril(-1);
   at::Tensor lower = at::zeros({M.size(0), 64, 64}, M.options());
@@ -209,8 +209,8 @@ class GatedDeltaRuleLaunch : public ::testing::TestWithParam<std::string> {
     const at::Tensor found = launch.inverses(static_cast<std::int64_t>(chunks.size()));
     for (std::size_t i = 0; i < chunks.size(); ++i) {
       const auto& [first, count] = chunks[i];
-      const at::Tensor error =
-          at::abs(found[static_cast<std::int64_t>(i)] - exact_inverse(whole.problem, c, first, count));
+      const at::Tensor error = at::abs(found[static_cast<std::int64_t>(i)] -
+                                       exact_inverse(whole.problem, c, first, count));
       EXPECT_LE(error.max().item().toDouble(), 3e-3) << "from token " << first << ", " << c.text();
       EXPECT_EQ(error.triu(0).max().item().toDouble(), 0)
           << "from token " << first << ", " << c.text();
@@ -276,8 +276,7 @@ TEST_P(GatedDeltaRuleLaunch, SegmentsEqualTheWholeSequence) {
     for (const int chunks : {1, 2, 5}) {
       Launch split(whole, kernel(), chunks);
       const Tensors found = split.run();
-      expect_noise(found, expected, c,
-                   "segments of " + std::to_string(chunks) + " chunks");
+      expect_noise(found, expected, c, "segments of " + std::to_string(chunks) + " chunks");
       expect_identical(split.run(0x5a), found, "again");
     }
   }
