@@ -71,8 +71,10 @@ double relative_error(const testing::Gradients& found, const testing::Gradients&
   return std::sqrt(error / norm);
 }
 
-// bf16 itself costs about 3 % at this shape: the reference kernels, which compute in fp32 between
-// bf16 tensors, say how much exactly.
+// bf16 itself costs 2.8 to 2.9 % here, as the reference kernels show, which compute in fp32 between
+// bf16 tensors. One draw moves by 0.06 % (standard deviation) with the order of roundings alone,
+// and has passed 3 % (docs/performance.md, "Numbers"): the bar holds for the root mean square over
+// the draws, and each draw may be a tenth, five times that spread, above what bf16 costs on it.
 TEST(GpuModel, Bf16GradientsFollowFp64AsReferenceKernelsDo) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
   const c10::Device gpu(c10::DeviceType::CUDA, 0);
@@ -82,6 +84,9 @@ TEST(GpuModel, Bf16GradientsFollowFp64AsReferenceKernelsDo) {
   for (const auto& request : models::qwen3_5::kernel_requests(exact->config()))
     references.chosen_by_user[request.op] = "reference";
   const auto reference = model_on(gpu, at::kBFloat16, references);
+  constexpr double kBar = 0.03;
+  double squares[2] = {0, 0};  // without and with elementwise recomputation
+  int draws = 0;
   // Ragged, and of one length, which attention may run otherwise.
   for (const auto& lengths : {std::vector<std::pair<int, int>>{{1, 300}, {2, 65}, {3, 190}},
                               {{4, 256}, {5, 256}},
@@ -99,10 +104,12 @@ TEST(GpuModel, Bf16GradientsFollowFp64AsReferenceKernelsDo) {
       EXPECT_NEAR(actual.loss, expected.loss, 2e-3 * expected.loss);
       const double error = relative_error(actual, expected);
       EXPECT_LE(error, 1.1 * of_bf16);
-      EXPECT_LE(error, 0.04);
+      squares[elementwise] += error * error;
       std::printf("relative RMS of all gradients: %.4f, reference kernels %.4f\n", error, of_bf16);
     }
+    ++draws;
   }
+  for (const double sum : squares) EXPECT_LE(std::sqrt(sum / draws), kBar);
 }
 
 /// Weights after some optimizer steps, and each step's loss, entropy and gradient norm.

@@ -487,7 +487,7 @@ void check_all(GatedDeltaNetKernel kernel, const std::string& extent) {
     check_inverse(kernel, 256, kCorrelated, 0, ++seed);
   }
   for (int pieces : {1, 2, 5})
-    for (Kind kind : {kLogSigmoid, kNoDecay, kStrong, kCorrelated, kBetaEdges})
+    for (Kind kind : {kLogSigmoid, kNoDecay, kStrong, kCorrelated, kAlternating, kBetaEdges})
       check_case({{65, 0, 700, 29, 321}, 1, 4, 128, kind, true, true, 0, pieces}, kernel, ++seed);
   check_case({{300, 150}, 2, 4, 128, kLogSigmoid, true, false, 0, 1}, kernel, ++seed);
   check_case({{129, 1, 0, 500}, 2, 4, 64, kLogSigmoid, true, true, 0, 2}, kernel, ++seed);

@@ -177,7 +177,7 @@ constexpr int kColumns = 16;  // of V, in a CTA of the join
 ///
 /// Shared memory: S in tf32, twice, padded so that the 32 lanes' reads meet 32 banks.
 template <int D, bool kReverse>
-__global__ void __launch_bounds__(2 * D)
+__global__ void __launch_bounds__(2 * D, 1)
     join_kernel(const __grid_constant__ Args a, float* states) {
   constexpr int kPitch = kColumns + 2, kTiles = kColumns / 8;
   __shared__ u32 buffers[2][D * kPitch];
