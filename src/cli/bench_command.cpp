@@ -58,8 +58,9 @@ std::vector<std::string> works_with(const std::string& option) {
 
 /// Of single operators. Nothing else of the configuration reaches them.
 bool operator_takes(const std::string& work, const std::string& key) {
-  return key == "model.dtype" || key == "device" || key.starts_with("device.") ||
-         key.starts_with("kernels.") || (work == "lora" && key == "adapter.rank");
+  return key == "model.dtype" || key == "train.deterministic" || key == "device" ||
+         key.starts_with("device.") || key.starts_with("kernels.") ||
+         (work == "lora" && key == "adapter.rank");
 }
 
 /// Throws ConfigError for what the chosen benchmark would ignore.

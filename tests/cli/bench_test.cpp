@@ -34,7 +34,8 @@ std::vector<std::string> names_of(const json& calls) {
 }
 
 TEST(BenchOperators, TimesForwardAndBackward) {
-  const json result = bench({"gdn", "--preset", "small-10m", "--batch", "2", "--length", "40"});
+  const json result = bench({"gdn", "--preset", "small-10m", "--batch", "2", "--length", "40",
+                             "train.deterministic=true", "kernels.fallback=allow"});
   ASSERT_EQ(result["cases"].size(), 1u);
   EXPECT_EQ(result["cases"][0]["name"], "4/8 heads of 64, 2 x 40");
   EXPECT_EQ(names_of(result["cases"][0]["calls"]),
