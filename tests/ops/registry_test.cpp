@@ -90,7 +90,9 @@ TEST(KernelTable, TheReferenceOnAnAcceleratorIsRefusedUnlessAllowed) {
               AllOf(HasSubstr("product: only the slow reference kernel fits on cuda"),
                     HasSubstr("cuda.fast: does not take Float"),
                     HasSubstr("set model.dtype=bfloat16 (--dtype), or kernels.fallback=allow")));
-  const KernelTable allowed = choose(at::kFloat, 64, {.allow_fallback = true});
+  KernelPolicy policy;
+  policy.allow_fallback = true;
+  const KernelTable allowed = choose(at::kFloat, 64, policy);
   EXPECT_EQ(allowed.get<Product>().number, 0);
   EXPECT_THAT(allowed.losses(), ElementsAre(HasSubstr("product runs reference")));
 }
