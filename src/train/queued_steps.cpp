@@ -65,7 +65,7 @@ std::string obstacle(const config::RunConfig& config, const Setup& setup,
 }  // namespace
 
 QueuedSteps::Outcome QueuedSteps::run(std::span<const data::Batch> batches, double gradient_scale,
-                                      double lr) {
+                                      double lr, bool may_record) {
   Recorded step;
   for (const data::Batch& batch : batches) {
     step.batches.emplace_back(*parts_.model, batch);
@@ -76,7 +76,7 @@ QueuedSteps::Outcome QueuedSteps::run(std::span<const data::Batch> batches, doub
   }
   parts_.optimizer->announce(lr);
   at::Tensor outcome;
-  if (const Recorded* recorded = record_ ? recorded_for(step) : nullptr) {
+  if (const Recorded* recorded = record_ && may_record ? recorded_for(step) : nullptr) {
     recorded->graph->replay();
     outcome = recorded->outcome;
   } else {
@@ -139,9 +139,9 @@ at::Tensor QueuedSteps::enqueue(std::span<const LocalBatch> batches,
       return run_language_model_head(*parts_.model, hidden, rows, /*want_gradients=*/true);
     });
   }
-  const MicroBatchLoss sums = run_micro_batches(
-      *parts_.model, parts_.adapters, *parts_.pipeline, *parts_.trainable, host, heads,
-      {.recompute_elementwise = parts_.recompute_elementwise, .uploaded = batches});
+  const MicroBatchLoss sums =
+      run_micro_batches(*parts_.model, parts_.adapters, *parts_.pipeline, *parts_.trainable, host,
+                        heads, {.uploaded = batches});
   const at::Tensor norm =
       parts_.optimizer->queue_step(parts_.model->kernels(), parts_.clip_norm, sums.loss_sum);
   return at::stack({sums.loss_sum.to(at::kDouble), norm});
@@ -167,8 +167,7 @@ std::unique_ptr<QueuedSteps> queued_steps(const config::RunConfig& config, Setup
   }
   return std::make_unique<QueuedSteps>(
       QueuedSteps::Parts{setup.model.get(), setup.adapters.get(), &pipeline, &setup.trainable,
-                         &optimizer, config.train.recompute != config::Recompute::kOff,
-                         config.optim.clip_norm},
+                         &optimizer, config.optim.clip_norm},
       record);
 }
 

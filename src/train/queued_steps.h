@@ -30,7 +30,6 @@ class QueuedSteps {
     parallel::Pipeline* pipeline;
     const std::vector<nn::Parameter*>* trainable;
     Optimizer* optimizer;
-    bool recompute_elementwise;
     double clip_norm;
   };
   QueuedSteps(const Parts& parts, bool record) : parts_(parts), record_(record) {}
@@ -40,8 +39,9 @@ class QueuedSteps {
     double grad_norm;  ///< Before clipping.
   };
   /// One step with gradients of gradient_scale x loss_sum; waits for its end. If loss or norm is
-  /// not finite, nothing was updated.
-  Outcome run(std::span<const data::Batch> batches, double gradient_scale, double lr);
+  /// not finite, nothing was updated. `may_record` false: launch by launch, whatever was recorded.
+  Outcome run(std::span<const data::Batch> batches, double gradient_scale, double lr,
+              bool may_record = true);
 
   /// Gives back the memory of the graphs if an ordinary step may not fit beside them; whether it
   /// did. They are recorded anew when their shapes come again.
