@@ -95,8 +95,6 @@ at::Tensor BlockRunner::forward(const at::Tensor& hidden, const nn::BlockInputs&
     }
     pass.inputs.experts = pass.experts[i];
     pass.inputs.recompute_elementwise = recompute_[i] != Recompute::kOff;
-    if (probe_ != nullptr && differentiates)
-      probe_->keep(layer_of(i), current.size(0), static_cast<std::int64_t>(current.nbytes()));
     for (std::size_t stage = 0; stage < blocks_[i].block->stages(); ++stage) {
       const bool recomputed = is_recomputed(i, stage);
       const bool joins = recomputed && stage > 0 && is_recomputed(i, stage - 1);
@@ -117,6 +115,10 @@ at::Tensor BlockRunner::forward(const at::Tensor& hidden, const nn::BlockInputs&
       add_up(pass.auxiliary_loss, output.auxiliary_loss);
       add_up(pass.expert_assignments, output.expert_assignments);
       current = ops::detached(output.hidden);
+    }
+    if (probe_ != nullptr && differentiates) {
+      probe_->note_peak();
+      probe_->keep(layer_of(i), current.size(0), static_cast<std::int64_t>(current.nbytes()));
     }
     release(i);
   }
@@ -205,8 +207,9 @@ at::Tensor BlockRunner::backward(const at::Tensor& grad_hidden, double auxiliary
       }
     }
     if (probe_ != nullptr) {
-      probe_->note_peak();
+      // Its own graphs are in the peak as they are where they are kept.
       probe_->release(layer_of(island.block), static_cast<std::int64_t>(gradient.nbytes()));
+      probe_->note_peak();
     }
     if (island.first_stage == 0) {
       for (nn::Parameter* parameter : blocks_[island.block].parameters)

@@ -41,7 +41,8 @@ void RecomputeProbe::measure_backward(std::int64_t layer, std::size_t stage,
 }
 
 void RecomputeProbe::note_peak() {
-  const Moment now{meter_.take_peak(), std::max<std::int64_t>(0, meter_.used_bytes() - kept_bytes_)};
+  const Moment now{meter_.take_peak(),
+                   std::max<std::int64_t>(0, meter_.used_bytes() - kept_bytes_)};
   Moment& highest = moments_[kept_];
   if (now.peak > highest.peak) highest = now;
 }

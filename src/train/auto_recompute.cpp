@@ -92,9 +92,9 @@ void AutoRecompute::run_once(std::int64_t tokens, const std::function<void()>& s
 }
 
 double AutoRecompute::scale(std::int64_t tokens) const {
-  return tokens == 0 ? 1
-                     : std::max(1.0, static_cast<double>(most_tokens_) /
-                                         static_cast<double>(tokens));
+  return tokens == 0
+             ? 1
+             : std::max(1.0, static_cast<double>(most_tokens_) / static_cast<double>(tokens));
 }
 
 double AutoRecompute::held_bytes() const {
@@ -212,9 +212,10 @@ void AutoRecompute::choose() {
                          text::format_bytes(need.memory)));
     }
     if (!fits(chosen, 1 - kReserve) && world_.rank() == 0) {
-      log::warning("train.recompute: even with everything recomputed less than {:.0f} % of the memory "
-                   "are left in reserve",
-                   100 * kReserve);
+      log::warning(
+          "train.recompute: even with everything recomputed less than {:.0f} % of the memory "
+          "are left in reserve",
+          100 * kReserve);
     }
     // There is nothing to fall back to.
     phase_ = Phase::kSettled;
@@ -234,7 +235,8 @@ void AutoRecompute::compare(std::int64_t tokens, const std::function<void()>& st
   const double found = held + static_cast<double>(meter.take_peak());
   const double predicted = step_.peak(costs_, policies_, 1 / scale(tokens)) + beyond_bytes_;
   const double beyond = std::max(0.0, found - predicted);
-  const bool exceeds = peak(policies_) + beyond > (1 - kReserve) * memory_bytes_;
+  // The measurements are good to a part of the reserve.
+  const bool exceeds = peak(policies_) + beyond > (1 - kReserve / 2) * memory_bytes_;
   phase_ = Phase::kSettled;
   if (!world_.any(exceeds)) return;
   if (exceeds) {
@@ -297,17 +299,19 @@ void AutoRecompute::say_choice() const {
   const Need full = agreed_need(everything(setup_));
   if (world_.rank() != 0) return;
   log::info(
-      "train.recompute: auto: {}, {} of {} with micro-batches of {} tokens, {:.1f} ms of a step run "
+      "train.recompute: auto: {}, {} of {} with micro-batches of {} tokens, {:.1f} ms of a step "
+      "run "
       "again (off: {}; full: {}, {:.1f} ms)",
       describe(policies_), text::format_bytes(need.peak), text::format_bytes(need.memory),
-      most_tokens_, 1e3 * need.seconds, text::format_bytes(off.peak),
-      text::format_bytes(full.peak), 1e3 * full.seconds);
+      most_tokens_, 1e3 * need.seconds, text::format_bytes(off.peak), text::format_bytes(full.peak),
+      1e3 * full.seconds);
 }
 
 void AutoRecompute::refuse(const std::string& found) const {
   throw_error<ConfigError>(
       "train.recompute: auto: micro-batches of {} tokens do not fit with everything recomputed: "
-      "{}. Lower train.micro_batch_tokens or data.max_length, raise train.memory_limit_gib if it is "
+      "{}. Lower train.micro_batch_tokens or data.max_length, raise train.memory_limit_gib if it "
+      "is "
       "set, hold less (optim.state_dtype, optim.offload, train.method: lora), or divide the model "
       "over more ranks (parallel.fsdp, parallel.tp, parallel.cp)",
       most_tokens_, found.substr(0, found.find('\n')));

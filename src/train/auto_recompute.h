@@ -18,9 +18,9 @@ namespace heddle::train {
 /// `train.recompute: auto`: the first three steps recompute everything. The first warms up, the
 /// other two measure what each kind of layer keeps and what running it again takes; then the ranks
 /// together choose the policies that take the least time among those that fit the memory of every
-/// rank, with kReserve of it left. The next step's peak is compared: if it leaves less, or if one
-/// rank that trains alone runs out of memory in any step, less is kept from there on, with a
-/// warning.
+/// rank, with kReserve of it left. The next step's peak is compared: if it leaves less than half of
+/// that, or if one rank that trains alone runs out of memory in any step, less is kept from there
+/// on, with a warning.
 class AutoRecompute {
  public:
   /// Share of the memory that is left for the fragments between tensors and for steps that need
@@ -85,7 +85,7 @@ class AutoRecompute {
   Phase phase_ = Phase::kWarmUp;
   LayerPolicies policies_;
   Layers elementwise_;
-  std::vector<RecomputeCost> costs_;  ///< By layer of the model.
+  std::vector<RecomputeCost> costs_;          ///< By layer of the model.
   std::map<std::int64_t, double> step_rows_;  ///< By layer, of the measured step.
   StepMemory step_;
   double memory_bytes_ = 0;  ///< That there is.

@@ -63,8 +63,8 @@ RecomputeCost RecomputeCost::of(const std::vector<RecomputeProbe::Layer>& kept,
   return cost;
 }
 
-double StepMemory::peak(const std::vector<RecomputeCost>& by_layer,
-                        const LayerPolicies& policies, double share) const {
+double StepMemory::peak(const std::vector<RecomputeCost>& by_layer, const LayerPolicies& policies,
+                        double share) const {
   double highest = 0;
   for (const auto& [kept, moment] : moments) {
     const auto lasting = static_cast<double>(std::min(moment.lasting, moment.peak));
@@ -142,7 +142,8 @@ std::string describe(const LayerPolicies& policies) {
     if (count == 0) continue;
     const std::string_view name = config::kNames<config::Recompute>[index_of(policy)];
     if (count == static_cast<std::ptrdiff_t>(policies.size())) return std::string(name);
-    parts.push_back(fmt::format("{} in {}{}", name, count, parts.empty() ? " layers" : ""));
+    const char* unit = !parts.empty() ? "" : count == 1 ? " layer" : " layers";
+    parts.push_back(fmt::format("{} in {}{}", name, count, unit));
   }
   return text::join(parts, ", ");
 }

@@ -45,7 +45,7 @@ struct StepMemory {
 LayerPolicies choose_recompute(const std::vector<RecomputeCost>& by_layer,
                                const std::function<bool(const LayerPolicies&)>& fits);
 
-/// "off in 12 layers, elementwise in 20"
+/// "off in 12 layers, elementwise in 20", or "off" if all are alike.
 std::string describe(const LayerPolicies& policies);
 
 }  // namespace heddle::train

@@ -25,8 +25,7 @@ class AutoRecomputeOverRanks : public ::testing::TestWithParam<const char*> {
   /// What the log says that a policy needs.
   static double bytes(const std::string& printed, const std::string& policy) {
     std::smatch found;
-    EXPECT_TRUE(
-        std::regex_search(printed, found, std::regex(policy + ": ([0-9.]+) ([KMG])iB[;,]")))
+    EXPECT_TRUE(std::regex_search(printed, found, std::regex(policy + ": ([0-9.]+) ([KMG])iB[;,]")))
         << printed;
     if (found.size() < 3) return 0;
     const double unit = found[2] == "K" ? 1 << 10 : found[2] == "M" ? 1 << 20 : 1 << 30;
