@@ -9,7 +9,8 @@ namespace heddle::device {
 
 /// Follows what tensors of one device hold while a thread works on it, relative to the start of the
 /// meter. An accelerator's figures are those of its allocator; on the CPU, whose ranks may be
-/// threads, what this thread allocated and freed. One at a time on a thread, and not beside
+/// threads, what this thread allocated and freed: what it allocates and a collective's thread frees
+/// counts as held. One at a time on a thread, and not beside
 /// libtorch's profiler.
 class MemoryMeter {
  public:
