@@ -4,15 +4,14 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <filesystem>
 #include <fstream>
-#include <optional>
 #include <thread>
 
 #include <fmt/format.h>
 
 #include "base/amx.h"
+#include "base/host_memory.h"
 #include "base/text.h"
 #include "base/threads.h"
 #include "cli/doctor.h"
@@ -34,26 +33,6 @@ std::string value_of(const std::string& file, std::string_view key) {
     return std::string(value);
   }
   return "";
-}
-
-std::optional<std::int64_t> leading_integer(std::string_view text) {
-  std::int64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  return error == std::errc() ? std::optional(value) : std::nullopt;
-}
-
-std::int64_t kibibytes(const std::string& file, std::string_view key) {
-  return leading_integer(value_of(file, key)).value_or(0) * 1024;
-}
-
-/// The limit of the control group, version 2 or 1; none if it is "max" or absent.
-std::optional<std::int64_t> cgroup_value(const std::string& root, const char* v2, const char* v1) {
-  for (const char* name : {v2, v1}) {
-    std::ifstream in(root + "/" + name);
-    std::string text;
-    if (in >> text) return leading_integer(text);
-  }
-  return {};
 }
 
 std::string system_line() {
@@ -86,15 +65,9 @@ MachineFacts probe_machine(const std::string& proc, const std::string& cgroup) {
 
   facts.has_amx_without_tiles = has_amx_without_tiles();
 
-  facts.memory_bytes = kibibytes(proc + "/meminfo", "MemTotal");
-  facts.memory_available_bytes = kibibytes(proc + "/meminfo", "MemAvailable");
-  const auto limit = cgroup_value(cgroup, "memory.max", "memory/memory.limit_in_bytes");
-  if (limit && *limit < facts.memory_bytes) {
-    facts.memory_bytes = *limit;
-    const auto used = cgroup_value(cgroup, "memory.current", "memory/memory.usage_in_bytes");
-    facts.memory_available_bytes = std::min(facts.memory_available_bytes,
-                                            std::max<std::int64_t>(0, *limit - used.value_or(0)));
-  }
+  const HostMemory memory = host_memory(proc, cgroup);
+  facts.memory_bytes = memory.total;
+  facts.memory_available_bytes = memory.available;
 
   std::error_code ignored;
   facts.disk_path = std::filesystem::current_path(ignored).string();

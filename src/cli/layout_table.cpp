@@ -63,7 +63,11 @@ ui::Table layout_table(const plan::LayoutReport& report) {
     table.row({dimensions(row), bytes(row.bytes),
                report.time ? milliseconds(report.time->exposed[i]) : "", "", "", "", "", row.what});
   }
-  table.section("memory of a rank, estimated");
+  table.section("memory of a rank, estimated" +
+                (report.is_recompute_auto
+                     ? fmt::format("; train.recompute: auto taken as {} in every layer",
+                                   config::to_string(report.recompute))
+                     : std::string()));
   table.row(
       {"stage", "weights", "gradients", "optimizer", "activations", "working", "peak", "layers"});
   for (const plan::LayoutStage& stage : report.stages) {
@@ -88,6 +92,7 @@ std::string layout_json(const plan::LayoutReport& report) {
   nlohmann::ordered_json json = {{"mesh", report.mesh},
                                  {"tokens_per_step", report.tokens_per_step},
                                  {"micro_batches", report.micro_batches},
+                                 {"recompute", config::to_string(report.recompute)},
                                  {"bubble", report.bubble},
                                  {"schedule", report.schedule}};
   for (const plan::LayoutGroup& g : report.groups) {

@@ -198,6 +198,8 @@ std::vector<std::string> unused_keys(const RunConfig& config) {
     note("model.normalize", "model.head is not embed");
     note("train.infonce_temperature", "model.head is not embed");
   }
+  if (config.train.recompute != Recompute::kAuto)
+    note("train.memory_limit_gib", "train.recompute is not auto");
   if (config.train.max_steps > 0) note("train.epochs", "train.max_steps decides");
   if (config.parallel.cp == 1) note("parallel.cp_method", "parallel.cp is 1");
   if (config.parallel.pp == 1) note("parallel.pp_schedule", "parallel.pp is 1");

@@ -133,10 +133,10 @@ enum class Method { kFull, kLora };
 template <>
 inline constexpr std::array<std::string_view, 2> kNames<Method>{"full", "lora"};
 
-enum class Recompute { kOff, kElementwise, kSelective, kFull };
+enum class Recompute { kOff, kElementwise, kSelective, kFull, kAuto };
 template <>
-inline constexpr std::array<std::string_view, 4> kNames<Recompute>{"off", "elementwise",
-                                                                   "selective", "full"};
+inline constexpr std::array<std::string_view, 5> kNames<Recompute>{"off", "elementwise",
+                                                                   "selective", "full", "auto"};
 
 enum class AuxLoss { kSequence, kHf };
 template <>
@@ -157,6 +157,7 @@ struct TrainSection {
   std::string resume = "auto";
   std::vector<std::string> freeze;
   Recompute recompute = Recompute::kOff;
+  double memory_limit_gib = 0;
   bool offload_activations = false;
   double router_aux_loss_coef = -1;
   AuxLoss router_aux_loss = AuxLoss::kSequence;

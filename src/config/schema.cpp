@@ -219,8 +219,13 @@ Section train_section() {
       .key("recompute", &TrainSection::recompute,
            "activations made again in the backward instead of kept: none, norms and gates (a few "
            "percent "
-           "of time), these and the MLP, or everything inside a block",
+           "of time), these and the MLP, or everything inside a block; auto: measured and chosen "
+           "layer by layer in the first steps, what takes least time in the memory that there is",
            {.aliases = {"gradient_checkpointing", "activation_checkpointing"}})
+      .key(
+          "memory_limit_gib", &TrainSection::memory_limit_gib,
+          "with recompute auto: tensors of a rank may hold so much of its device; 0: what is there",
+          {.range = at_least(0)})
       .key("offload_activations", &TrainSection::offload_activations,
            "with recompute full or selective: inputs of what runs again wait in the memory of the "
            "host",

@@ -20,6 +20,8 @@ struct Backend {
   std::int64_t (*on_chip_bytes)(int index);
   /// Held by tensors of the device; total_bytes need not be set.
   Memory (*memory)(int index);
+  /// See device.h.
+  std::int64_t (*free_bytes)(int index);
   void (*synchronize)(int index);
   /// Before the first tensor of the device; makes it the current one of the thread.
   void (*start)(int index);

@@ -19,6 +19,7 @@
 #include <fmt/ranges.h>
 
 #include "base/errors.h"
+#include "base/host_memory.h"
 #include "base/log.h"
 #include "base/threads.h"
 #include "device/backend.h"
@@ -32,14 +33,6 @@ std::int64_t resident_bytes() {
   std::int64_t total = 0, resident = 0;
   statm >> total >> resident;
   return resident * sysconf(_SC_PAGESIZE);
-}
-
-std::int64_t host_memory_bytes() {
-  std::int64_t bytes = static_cast<std::int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
-  std::ifstream limit("/sys/fs/cgroup/memory.max");
-  std::int64_t cgroup = 0;
-  if (limit >> cgroup && cgroup > 0) bytes = std::min(bytes, cgroup);
-  return bytes;
 }
 
 std::string cpu_name() {
@@ -173,12 +166,16 @@ Memory memory(c10::Device device) {
     getrusage(RUSAGE_SELF, &usage);
     result.used_bytes = resident_bytes();
     result.peak_bytes = static_cast<std::int64_t>(usage.ru_maxrss) * 1024;
-    result.total_bytes = host_memory_bytes();
+    result.total_bytes = host_memory().total;
     return result;
   }
   result = backend_of(device).memory(device.index());
   result.total_bytes = accelerator(device).memory_bytes;
   return result;
+}
+
+std::int64_t free_bytes(c10::Device device) {
+  return device.is_cpu() ? host_memory().available : backend_of(device).free_bytes(device.index());
 }
 
 Properties properties(c10::Device device, int dtype_bits) {

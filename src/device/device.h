@@ -33,6 +33,10 @@ struct Memory {
 };
 Memory memory(c10::Device device);
 
+/// What tensors of this process may take besides what they hold: memory that nobody has, and what
+/// their allocator keeps for reuse.
+std::int64_t free_bytes(c10::Device device);
+
 struct Properties {
   std::string name;       ///< "NVIDIA H200", "AMD EPYC (2 cores, AVX-512)".
   double peak_flops = 0;  ///< Matrix products per second in the dtype, dense; 0 if unknown.

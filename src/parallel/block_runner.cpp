@@ -21,8 +21,25 @@ void add_up(at::Tensor& sum, const at::Tensor& value) {
 }  // namespace
 
 BlockRunner::BlockRunner(std::vector<BlockEntry> blocks, BlockRunnerOptions options)
-    : blocks_(std::move(blocks)), options_(std::move(options)) {
+    : blocks_(std::move(blocks)),
+      options_(std::move(options)),
+      recompute_(blocks_.size(), options_.recompute) {
   if (options_.offload_from) offload_.emplace(*options_.offload_from);
+}
+
+void BlockRunner::set_recompute(std::vector<Recompute> by_block) {
+  TORCH_CHECK(by_block.size() == blocks_.size(), "recomputation of ", by_block.size(),
+              " blocks for ", blocks_.size());
+  recompute_ = std::move(by_block);
+}
+
+void BlockRunner::set_probe(RecomputeProbe* probe, std::int64_t first_layer) {
+  TORCH_CHECK(
+      probe == nullptr || std::all_of(recompute_.begin(), recompute_.end(),
+                                      [](Recompute policy) { return policy == Recompute::kFull; }),
+      "only blocks that are recomputed in full are measured");
+  probe_ = probe;
+  first_layer_ = first_layer;
 }
 
 void BlockRunner::acquire(std::size_t block) {
@@ -40,9 +57,9 @@ void BlockRunner::release(std::size_t block) {
   if (options_.sharding != nullptr) options_.sharding->release(blocks_[block].unit);
 }
 
-bool BlockRunner::is_recomputed(std::size_t stage) const {
-  return options_.recompute == Recompute::kFull ||
-         (options_.recompute == Recompute::kSelective && stage > 0);
+bool BlockRunner::is_recomputed(std::size_t block, std::size_t stage) const {
+  return recompute_[block] == Recompute::kFull ||
+         (recompute_[block] == Recompute::kSelective && stage > 0);
 }
 
 BlockRunner::Pass::Graph BlockRunner::run(std::size_t block, std::size_t stage,
@@ -77,9 +94,10 @@ at::Tensor BlockRunner::forward(const at::Tensor& hidden, const nn::BlockInputs&
       prefetch_units(options_.ends.behind);
     }
     pass.inputs.experts = pass.experts[i];
+    pass.inputs.recompute_elementwise = recompute_[i] != Recompute::kOff;
     for (std::size_t stage = 0; stage < blocks_[i].block->stages(); ++stage) {
-      const bool recomputed = is_recomputed(stage);
-      const bool joins = recomputed && stage > 0 && is_recomputed(stage - 1);
+      const bool recomputed = is_recomputed(i, stage);
+      const bool joins = recomputed && stage > 0 && is_recomputed(i, stage - 1);
       if (differentiates && joins) ++pass.islands.back().stages;
       if (differentiates && !joins) {
         offload_newest(pass);
@@ -97,6 +115,10 @@ at::Tensor BlockRunner::forward(const at::Tensor& hidden, const nn::BlockInputs&
       add_up(pass.auxiliary_loss, output.auxiliary_loss);
       add_up(pass.expert_assignments, output.expert_assignments);
       current = ops::detached(output.hidden);
+    }
+    if (probe_ != nullptr && differentiates) {
+      probe_->note_peak();
+      probe_->keep(layer_of(i), current.size(0), static_cast<std::int64_t>(current.nbytes()));
     }
     release(i);
   }
@@ -119,14 +141,24 @@ at::Tensor BlockRunner::take(KeptActivation& input) {
 void BlockRunner::recompute(const Pass& pass, Pass::Island& island, at::Tensor current) {
   nn::BlockInputs inputs = pass.inputs;
   inputs.experts = pass.experts[island.block];
+  inputs.recompute_elementwise = true;
+  const std::int64_t layer = layer_of(island.block);
   const std::size_t end = island.first_stage + island.stages;
   for (std::size_t stage = island.first_stage; stage < end; ++stage) {
     if (stage + 1 == end) {
       inputs.recompute_elementwise = false;  // its backward follows at once
       inputs.output_unused = true;
     }
+    if (probe_ != nullptr) inputs.recompute_elementwise = probe_->elementwise();
     nn::BlockOutput output;
-    island.graphs.push_back(run(island.block, stage, current, inputs, output));
+    const auto run_stage = [&] {
+      island.graphs.push_back(run(island.block, stage, current, inputs, output));
+    };
+    if (probe_ != nullptr) {
+      probe_->measure_forward(layer, stage, run_stage);
+    } else {
+      run_stage();
+    }
     current = ops::detached(output.hidden);
   }
 }
@@ -149,6 +181,7 @@ at::Tensor BlockRunner::differentiate(const Pass& pass, Pass::Graph graph,
 at::Tensor BlockRunner::backward(const at::Tensor& grad_hidden, double auxiliary_scale, Pass& pass,
                                  bool is_last, bool goes_on) {
   at::Tensor gradient = grad_hidden;
+  if (probe_ != nullptr) probe_->note_peak();
   while (!pass.islands.empty()) {
     Pass::Island island = std::move(pass.islands.back());
     pass.islands.pop_back();
@@ -164,7 +197,19 @@ at::Tensor BlockRunner::backward(const at::Tensor& grad_hidden, double auxiliary
     while (!island.graphs.empty()) {
       Pass::Graph graph = std::move(island.graphs.back());
       island.graphs.pop_back();
-      gradient = differentiate(pass, std::move(graph), gradient, auxiliary_scale);
+      const auto differentiate_stage = [&] {
+        gradient = differentiate(pass, std::move(graph), gradient, auxiliary_scale);
+      };
+      if (probe_ != nullptr) {
+        probe_->measure_backward(layer_of(island.block), island.graphs.size(), differentiate_stage);
+      } else {
+        differentiate_stage();
+      }
+    }
+    if (probe_ != nullptr) {
+      // Its own graphs are in the peak as they are where they are kept.
+      probe_->release(layer_of(island.block), static_cast<std::int64_t>(gradient.nbytes()));
+      probe_->note_peak();
     }
     if (island.first_stage == 0) {
       for (nn::Parameter* parameter : blocks_[island.block].parameters)

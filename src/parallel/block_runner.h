@@ -9,16 +9,10 @@
 
 #include "nn/block.h"
 #include "parallel/activation_offload.h"
+#include "parallel/recompute.h"
 #include "parallel/sharding.h"
 
 namespace heddle::parallel {
-
-/// What of a block's forward runs again in its backward instead of being kept.
-enum class Recompute {
-  kOff,        ///< Nothing (but see BlockInputs::recompute_elementwise).
-  kSelective,  ///< The MLP, whose activations are the widest.
-  kFull,       ///< Everything but the block's input.
-};
 
 /// A block with all parameters it uses, adapters included.
 struct BlockEntry {
@@ -37,7 +31,7 @@ struct EndUnits {
 inline constexpr std::int64_t kOffloadedInputsOnDevice = 3;
 
 struct BlockRunnerOptions {
-  Recompute recompute = Recompute::kOff;
+  Recompute recompute = Recompute::kOff;  ///< Of every block; see BlockRunner::set_recompute.
   Sharding* sharding = nullptr;  ///< Gives each block its parameters while it runs; may be null.
   /// From this device the inputs of what runs again go to the memory of the host.
   std::optional<c10::Device> offload_from = {};
@@ -51,6 +45,12 @@ class BlockRunner {
  public:
   explicit BlockRunner(std::vector<BlockEntry> blocks, BlockRunnerOptions options = {});
   std::size_t size() const { return blocks_.size(); }
+
+  /// What runs again of each block; between steps, when no pass is under way.
+  void set_recompute(std::vector<Recompute> by_block);
+  /// Measures while all blocks are recomputed in full; null: no longer. `first_layer`: the number
+  /// of block 0 for the probe.
+  void set_probe(RecomputeProbe* probe, std::int64_t first_layer);
 
   /// What one micro-batch leaves for its backward; several may be in flight.
   class Pass {
@@ -101,7 +101,10 @@ class BlockRunner {
   at::Tensor evaluate(at::Tensor hidden, const nn::BlockInputs& inputs);
 
  private:
-  bool is_recomputed(std::size_t stage) const;
+  bool is_recomputed(std::size_t block, std::size_t stage) const;
+  std::int64_t layer_of(std::size_t block) const {
+    return first_layer_ + static_cast<std::int64_t>(block);
+  }
   /// Runs one stage with its graph.
   Pass::Graph run(std::size_t block, std::size_t stage, const at::Tensor& input,
                   const nn::BlockInputs& inputs, nn::BlockOutput& output);
@@ -119,6 +122,9 @@ class BlockRunner {
 
   std::vector<BlockEntry> blocks_;
   BlockRunnerOptions options_;
+  std::vector<Recompute> recompute_;  ///< By block.
+  RecomputeProbe* probe_ = nullptr;
+  std::int64_t first_layer_ = 0;
   std::optional<ActivationOffload> offload_;
 };
 

@@ -63,6 +63,17 @@ Pipeline::Pipeline(const comm::Mesh& mesh, const StagePlan& plan,
   gradients_.barrier();
 }
 
+void Pipeline::set_recompute(const std::vector<Recompute>& by_layer) {
+  for (Stage& stage : stages_) {
+    const auto first = by_layer.begin() + stage.first_layer;
+    stage.runner.set_recompute({first, first + static_cast<std::ptrdiff_t>(stage.runner.size())});
+  }
+}
+
+void Pipeline::set_probe(RecomputeProbe* probe) {
+  for (Stage& stage : stages_) stage.runner.set_probe(probe, stage.first_layer);
+}
+
 std::vector<PipelineAction> Pipeline::actions(std::int64_t micro_batches) const {
   return schedule(micro_batches).of(hidden_.rank());
 }

@@ -33,6 +33,10 @@ struct Hardware {
   double step_ms = 1.5;                 ///< Idle once a step.
 };
 
+/// Share of the memory that a layout may fill: libraries, the fragments between tensors and the
+/// estimate's own error take the rest.
+inline constexpr double kUsableMemory = 0.92;
+
 std::vector<std::string> hardware_names();
 
 /// A name of hardware_names(), or a YAML file with the keys above, over those of the preset that

@@ -29,7 +29,8 @@ Layout::Layout(const Step& of, const config::RunConfig& config, std::int64_t wor
       stages(parallel::StagePlan::balanced(of.model, mesh.size(Dim::kPp),
                                            train::stage_chunks(config))),
       method(train::context_method(config)),
-      recompute(config.train.recompute) {
+      recompute(config.train.recompute == config::Recompute::kAuto ? config::Recompute::kFull
+                                                                   : config.train.recompute) {
   const double rows = std::ceil(of.rows / as_double(mesh.data_size()));
   micro_batches = std::ceil(rows * of.length / of.micro_batch_tokens);
   tokens = rows * of.length / micro_batches / size(Dim::kCp);

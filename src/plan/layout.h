@@ -13,7 +13,8 @@ namespace heddle::plan {
 
 /// A step divided over ranks. Where ranks differ, the figures of one rank are its largest share.
 struct Layout {
-  /// Throws ConfigError where a run of this configuration would refuse to start.
+  /// Throws ConfigError where a run of this configuration would refuse to start. train.recompute
+  /// auto counts as full.
   Layout(const Step& step, const config::RunConfig& config, std::int64_t world);
 
   const Step* step;

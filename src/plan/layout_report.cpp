@@ -30,6 +30,26 @@ std::string layers_of(const parallel::StagePlan& stages, std::int64_t rank) {
   return layers;
 }
 
+/// A run mixes policies over its layers and may find a faster one between these.
+config::Recompute predicted_recompute(const Step& step, const config::RunConfig& config,
+                                      std::int64_t world, const std::optional<Hardware>& hardware) {
+  double memory_gib = config.train.memory_limit_gib;
+  if (hardware && (memory_gib == 0 || hardware->memory_gib < memory_gib))
+    memory_gib = hardware->memory_gib;
+  // In the order of their time.
+  for (const config::Recompute policy :
+       {config::Recompute::kOff, config::Recompute::kElementwise, config::Recompute::kSelective}) {
+    config::RunConfig fixed = config;
+    fixed.train.recompute = policy;
+    const Layout layout(step, fixed, world);
+    double peak = 0;
+    for (std::int64_t rank = 0; rank < layout.stages.ranks; ++rank)
+      peak = std::max(peak, memory_of(layout, rank).peak);
+    if (peak <= kUsableMemory * memory_gib * (1u << 30)) return policy;
+  }
+  return config::Recompute::kFull;
+}
+
 }  // namespace
 
 double LayoutReport::peak_bytes() const {
@@ -41,8 +61,13 @@ double LayoutReport::peak_bytes() const {
 LayoutReport plan_layout(const config::RunConfig& config, const models::qwen3_5::Config& model,
                          std::int64_t world, const std::optional<Hardware>& hardware) {
   const Step step = describe_step(config, model);
-  const Layout layout(step, config, world);
+  config::RunConfig fixed = config;
+  const bool is_auto = config.train.recompute == config::Recompute::kAuto;
+  if (is_auto) fixed.train.recompute = predicted_recompute(step, config, world, hardware);
+  const Layout layout(step, fixed, world);
   LayoutReport report;
+  report.recompute = fixed.train.recompute;
+  report.is_recompute_auto = is_auto;
   report.mesh = layout.mesh.describe();
   report.groups = groups_of(layout.mesh);
   report.micro_batches = layout.micro_batches;

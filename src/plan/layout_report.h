@@ -32,6 +32,11 @@ struct LayoutReport {
   std::string mesh;
   std::vector<LayoutGroup> groups;  ///< Of the dimensions above 1.
   double tokens_per_step = 0, micro_batches = 0;
+  /// What the figures below are of: train.recompute or, where that is auto, the fastest policy that
+  /// fits the memory of hardware and train.memory_limit_gib in all layers; full if none does or
+  /// neither is known.
+  config::Recompute recompute = config::Recompute::kOff;
+  bool is_recompute_auto = false;
   std::vector<Traffic> traffic;
   double gathered_keys = 0;  ///< Bytes, of one attention layer: see gathered_keys_bytes.
   std::vector<LayoutStage> stages;

@@ -9,9 +9,6 @@
 namespace heddle::plan {
 namespace {
 
-// What libraries, the fragments between tensors and the estimate's own error take.
-constexpr double kUsableMemory = 0.92;
-
 std::vector<std::int64_t> divisors(std::int64_t number) {
   std::vector<std::int64_t> all;
   for (std::int64_t d = 1; d <= number; ++d) {

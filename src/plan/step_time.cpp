@@ -159,6 +159,7 @@ class Timer {
 
   Compute again(std::int64_t layer) const {
     switch (layout_.recompute) {
+      case config::Recompute::kAuto:  // a Layout has another
       case config::Recompute::kOff:
         return {};
       case config::Recompute::kElementwise: {

@@ -142,7 +142,6 @@ Step describe_step(const config::RunConfig& config, const Config& model) {
   step.wide = type == c10::ScalarType::Double ? 8 : 4;
   step.gradient = config.optim.grad_dtype == config::Dtype::kBFloat16 ? 2 : step.wide;
   step.state = state_bytes(config.optim.state_dtype, step);
-  step.recompute = config.train.recompute;
   step.offloads_state = config.optim.offload;
   step.offloads_inputs = config.train.offload_activations;
   return step;

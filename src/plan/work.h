@@ -49,9 +49,8 @@ struct Step {
   double length = 0, rows = 0;             ///< Of sequences, and how many in a step.
   double micro_batch_tokens = 0;
   bool is_lora = false;
-  double element = 2, wide = 4, gradient = 4;  ///< Bytes.
-  double state = 12;                           ///< Bytes of the optimizer for an element.
-  config::Recompute recompute = config::Recompute::kOff;
+  double element = 2, wide = 4, gradient = 4;            ///< Bytes.
+  double state = 12;                                     ///< Bytes of the optimizer for an element.
   bool offloads_state = false, offloads_inputs = false;  ///< Of recomputed blocks.
 
   double vocabulary_elements() const {

@@ -12,6 +12,7 @@
 #include "models/qwen3_5/flops.h"
 #include "ops/autograd.h"
 #include "parallel/layout.h"
+#include "train/auto_recompute.h"
 #include "train/micro_batch.h"
 #include "train/optimizer.h"
 #include "train/queued_steps.h"
@@ -85,6 +86,8 @@ class Bench {
     optimizer_.emplace(setup_.trainable, config.optim, config.train.seed, mesh().world_group());
     pipeline_.emplace(make_pipeline(config.train, model(), setup_.stages, setup_.sharding.get()));
     queued_ = queued_steps(config, setup_, *pipeline_, *optimizer_);
+    recompute_ = auto_recompute(config.train, setup_, *pipeline_, *optimizer_,
+                                model().padded_tokens(benchmark.tokens.total()));
   }
 
   Model& model() { return *setup_.model; }
@@ -111,19 +114,29 @@ class Bench {
   /// One optimizer step; returns the mean loss.
   double step(const std::vector<data::Batch>& batches) {
     ++steps_;
+    if (!recompute_) return update(batches);
+    double loss = 0;
+    recompute_->run(largest_micro_batch(model(), batches), [&] { loss = update(batches); });
+    return loss;
+  }
+
+ private:
+  double update(const std::vector<data::Batch>& batches) {
     double weights = 0;
     for (const data::Batch& batch : batches) weights += batch.loss_weight_sum;
     weights *= static_cast<double>(mesh().data_size());
-    if (queued_)
-      return queued_->run(batches, {.loss = 1 / weights}, config_.optim.lr).loss_sum / weights;
+    if (queued_) {
+      const bool may_record = !recompute_ || recompute_->is_settled();
+      return queued_->run(batches, {.loss = 1 / weights}, config_.optim.lr, may_record).loss_sum /
+             weights;
+    }
     const std::vector<HeadFunction> heads(batches.size(), training_head(model(), 1 / weights));
-    MicroBatchLoss sums = run_micro_batches(
-        model(), setup_.adapters.get(), *pipeline_, setup_.trainable, batches, heads,
-        {.auxiliary_scale = 0,
-         .pooled_auxiliary_loss = false,
-         .dropout_step = steps_,
-         .recompute_elementwise = config_.train.recompute != config::Recompute::kOff,
-         .sharding = setup_.sharding.get()});
+    MicroBatchLoss sums = run_micro_batches(model(), setup_.adapters.get(), *pipeline_,
+                                            setup_.trainable, batches, heads,
+                                            {.auxiliary_scale = 0,
+                                             .pooled_auxiliary_loss = false,
+                                             .dropout_step = steps_,
+                                             .sharding = setup_.sharding.get()});
     mesh().loss_group().all_reduce_sum(sums.loss_sum);
     if (setup_.sharding) setup_.sharding->finish_reduction();
     const double norm = optimizer_->gradient_norm();
@@ -134,13 +147,13 @@ class Bench {
     return sums.loss_sum.item<double>() / weights;
   }
 
- private:
   const Benchmark& benchmark_;
   const config::RunConfig& config_;
   Setup setup_;
   std::optional<Optimizer> optimizer_;
   std::optional<parallel::Pipeline> pipeline_;
-  std::unique_ptr<QueuedSteps> queued_;  ///< Null where the host is needed within a step.
+  std::unique_ptr<QueuedSteps> queued_;       ///< Null where the host is needed within a step.
+  std::unique_ptr<AutoRecompute> recompute_;  ///< Null unless train.recompute is auto.
   std::uint64_t steps_ = 0;
 };
 

@@ -100,15 +100,18 @@ RunInfo describe_setup(const Setup& setup, const config::RunConfig& config,
   info.dtype = runtime::dtype_name(setup.context.dtype);
   const double tokens =
       static_cast<double>(std::max(config.train.micro_batch_tokens, config.data.max_length));
+  config::TrainSection train = config.train;
+  const bool is_auto = train.recompute == config::Recompute::kAuto;
+  if (is_auto) train.recompute = config::Recompute::kFull;
   info.memory = {
       {"weights", weight_bytes},
       {"gradients", gradient_bytes},
       {config.optim.offload ? "optimizer (on the host)" : "optimizer", optimizer.state_bytes()},
-      {"activations (estimate)",
+      {is_auto ? "activations (estimate, all recomputed)" : "activations (estimate)",
        static_cast<std::int64_t>(
            tokens * activation_bytes_per_token(
                         model, static_cast<std::int64_t>(c10::elementSize(setup.context.dtype)),
-                        config.train, setup.context.mesh.size(comm::Dim::kTp)))}};
+                        train, setup.context.mesh.size(comm::Dim::kTp)))}};
   info.kernels = setup.model->kernels().lines();
   info.undecayed = optimizer.undecayed();
   info.defaulted = model.defaulted;

@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -39,6 +40,14 @@ adapters::Dropout LocalBatch::dropout(const models::qwen3_5::Model& model,
 
 std::vector<std::int64_t> LocalBatch::hidden_sizes(const models::qwen3_5::Model& model) const {
   return {ops::own_rows(host.size(), model.tensor_group()).count, model.config().hidden_size};
+}
+
+std::int64_t largest_micro_batch(const models::qwen3_5::Model& model,
+                                 std::span<const data::Batch> batches) {
+  std::int64_t largest = 0;
+  for (const data::Batch& batch : batches)
+    largest = std::max(largest, model.padded_tokens(batch.size()));
+  return largest;
 }
 
 HeadFunction training_head(models::qwen3_5::Model& model, double gradient_scale) {
@@ -122,7 +131,6 @@ class StepRun {
     Flight& flight = *flights_[m];
     const adapters::DropoutScope dropout = dropout_of(flight);
     nn::BlockInputs inputs = flight.batch.inputs(model_, /*training=*/true);
-    inputs.recompute_elementwise = options_.recompute_elementwise;
     inputs.pooled_auxiliary_loss = options_.pooled_auxiliary_loss;
     at::Tensor hidden, balance_before;
     bool wants_input_gradient = stage.sends_gradient;

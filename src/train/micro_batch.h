@@ -40,12 +40,15 @@ using HeadFunction = std::function<HeadResult(const at::Tensor& hidden, const da
 /// run_head for training: gradients are those of gradient_scale * loss_sum.
 HeadFunction training_head(models::qwen3_5::Model& model, double gradient_scale);
 
+/// Tokens of the largest, as the ranks pad them; 0 without any.
+std::int64_t largest_micro_batch(const models::qwen3_5::Model& model,
+                                 std::span<const data::Batch> batches);
+
 struct MicroBatchOptions {
   double auxiliary_scale = 0;          ///< Of the gradient of the router's loss.
   bool pooled_auxiliary_loss = false;  ///< train.router_aux_loss hf.
   std::uint64_t dropout_step = 0;      ///< The step, from 1; 0: no dropout.
   RouterReplay* router = nullptr;      ///< Records or gives the experts of this step; may be null.
-  bool recompute_elementwise = false;  ///< See nn::BlockInputs.
   /// The micro-batches, where they lie on the device already.
   std::span<const LocalBatch> uploaded = {};
   /// With several ranks: what holds the parameters; their gradients are summed with the last

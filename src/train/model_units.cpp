@@ -37,15 +37,17 @@ std::vector<parallel::BlockEntry> block_entries(models::qwen3_5::Model& model) {
 
 namespace {
 
-/// The runner's part of train.recompute; the elementwise part is in MicroBatchOptions.
+/// Of every layer at the start of the run.
 parallel::Recompute recompute_of(config::Recompute policy) {
   switch (policy) {
     case config::Recompute::kOff:
-    case config::Recompute::kElementwise:
       return parallel::Recompute::kOff;
+    case config::Recompute::kElementwise:
+      return parallel::Recompute::kElementwise;
     case config::Recompute::kSelective:
       return parallel::Recompute::kSelective;
     case config::Recompute::kFull:
+    case config::Recompute::kAuto:  // AutoRecompute goes on from there
       return parallel::Recompute::kFull;
   }
   return parallel::Recompute::kOff;

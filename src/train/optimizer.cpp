@@ -157,6 +157,7 @@ ops::AdamwOptions Optimizer::adamw_options() const {
 void Optimizer::step(const ops::KernelTable& kernels, double lr, double gradient_multiplier) {
   const ops::NoGradient guard;
   ++steps_;
+  ++updates_;
   if (options_.name == config::OptimName::kAdamW) {
     std::vector<ops::AdamwTensor> tensors = adamw_tensors();
     const auto is_here = [&](const ops::AdamwTensor& tensor) {
@@ -224,6 +225,7 @@ at::Tensor Optimizer::queue_step(const ops::KernelTable& kernels, double clip_no
   numbers_.narrow(0, 3, 1).copy_(multiplier);
   ops::AdamwOptions step = adamw_options();
   step.on_device = numbers_;
+  ++updates_;
   ops::adamw_step(kernels, tensors, step);
   for (Slot& slot : slots_) slot.parameter->clear_gradient();
   return norm;

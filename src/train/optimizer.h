@@ -46,6 +46,8 @@ class Optimizer {
   at::Tensor queue_step(const ops::KernelTable& kernels, double clip_norm, const at::Tensor& loss);
 
   std::int64_t steps() const { return steps_; }
+  /// How often weights began to change: a step that failed before may run again.
+  std::int64_t updates() const { return updates_; }
   /// Names of the parameters that get no weight decay.
   std::vector<std::string> undecayed() const;
   std::int64_t state_bytes() const;
@@ -71,7 +73,7 @@ class Optimizer {
   std::optional<StateOffload> offload_;
   config::OptimSection options_;
   comm::Group owners_;
-  std::int64_t steps_ = 0;
+  std::int64_t steps_ = 0, updates_ = 0;
   at::Tensor numbers_;  ///< Of the announced step, see ops::AdamwOptions::on_device.
 };
 

@@ -79,7 +79,7 @@ std::string obstacle(const config::RunConfig& config, const Setup& setup,
 }  // namespace
 
 QueuedSteps::Outcome QueuedSteps::run(std::span<const data::Batch> batches, const Scales& scales,
-                                      double lr) {
+                                      double lr, bool may_record) {
   Recorded step;
   step.auxiliary_scale = scales.auxiliary;
   step.shape = {std::bit_cast<std::int64_t>(scales.auxiliary)};
@@ -92,7 +92,7 @@ QueuedSteps::Outcome QueuedSteps::run(std::span<const data::Batch> batches, cons
   }
   parts_.optimizer->announce(lr);
   Results results;
-  if (const Recorded* recorded = record_ ? recorded_for(step) : nullptr) {
+  if (const Recorded* recorded = record_ && may_record ? recorded_for(step) : nullptr) {
     recorded->graph->replay();
     results = recorded->results;
   } else {
@@ -158,7 +158,6 @@ QueuedSteps::Results QueuedSteps::enqueue(const Recorded& step) {
                                           *parts_.trainable, host, heads,
                                           {.auxiliary_scale = step.auxiliary_scale,
                                            .pooled_auxiliary_loss = parts_.pooled_auxiliary_loss,
-                                           .recompute_elementwise = parts_.recompute_elementwise,
                                            .uploaded = step.batches});
   const at::Tensor norm =
       parts_.optimizer->queue_step(parts_.model->kernels(), parts_.clip_norm, sums.loss_sum);
@@ -186,7 +185,7 @@ std::unique_ptr<QueuedSteps> queued_steps(const config::RunConfig& config, Setup
   }
   return std::make_unique<QueuedSteps>(
       QueuedSteps::Parts{setup.model.get(), setup.adapters.get(), &pipeline, &setup.trainable,
-                         &optimizer, config.train.recompute != config::Recompute::kOff,
+                         &optimizer,
                          config.train.router_aux_loss == config::AuxLoss::kHf &&
                              auxiliary_coefficient(config, setup.model->config()) > 0,
                          config.optim.clip_norm},

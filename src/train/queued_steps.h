@@ -30,7 +30,6 @@ class QueuedSteps {
     parallel::Pipeline* pipeline;
     const std::vector<nn::Parameter*>* trainable;
     Optimizer* optimizer;
-    bool recompute_elementwise;
     bool pooled_auxiliary_loss;  ///< train.router_aux_loss hf.
     double clip_norm;
   };
@@ -46,8 +45,10 @@ class QueuedSteps {
   struct Scales {
     double loss = 1, auxiliary = 0;
   };
-  /// One step; waits for its end. If loss or norm is not finite, nothing was updated.
-  Outcome run(std::span<const data::Batch> batches, const Scales& scales, double lr);
+  /// One step; waits for its end. If loss or norm is not finite, nothing was updated. `may_record`
+  /// false: launch by launch, whatever was recorded.
+  Outcome run(std::span<const data::Batch> batches, const Scales& scales, double lr,
+              bool may_record = true);
 
   /// Gives back the memory of the graphs if an ordinary step may not fit beside them; whether it
   /// did. They are recorded anew when their shapes come again.

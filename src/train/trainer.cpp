@@ -65,6 +65,9 @@ Trainer::Trainer(const config::RunConfig& config, Observer& observer, const std:
       loader_(std::make_unique<data::Loader>(setup_.train,
                                              loader_options(config, setup_.context.mesh))),
       queued_(queued_steps(config, setup_, pipeline_, optimizer_)),
+      recompute_(auto_recompute(config.train, setup_, pipeline_, optimizer_,
+                                setup_.model->padded_tokens(std::max(
+                                    config.train.micro_batch_tokens, config.data.max_length)))),
       auxiliary_coefficient_(auxiliary_coefficient(config, setup_.model->config())),
       router_(RouterReplay::open(config.train, setup_.model->config(), setup_.context.device)) {
   files::make_writable_directory(config.train.output_dir);
@@ -199,7 +202,8 @@ MicroBatchLoss Trainer::update(const data::Step& step, double divisor, double sp
   }
   if (queued_) {
     const QueuedSteps::Outcome outcome =
-        queued_->run(step.micro_batches, {1 / divisor, auxiliary_scale}, info.lr);
+        queued_->run(step.micro_batches, {1 / divisor, auxiliary_scale}, info.lr,
+                     !recompute_ || recompute_->is_settled());
     info.loss = outcome.loss_sum / divisor;
     info.extra["entropy"] = outcome.entropy_sum / divisor;
     info.grad_norm = outcome.grad_norm;
@@ -208,14 +212,13 @@ MicroBatchLoss Trainer::update(const data::Step& step, double divisor, double sp
   }
   const std::vector<HeadFunction> heads = heads_of(step, 1 / divisor);
   if (router_) router_->begin_step(info.step);
-  MicroBatchLoss sums = run_micro_batches(
-      *setup_.model, setup_.adapters.get(), pipeline_, setup_.trainable, step.micro_batches, heads,
-      {.auxiliary_scale = auxiliary_scale,
-       .pooled_auxiliary_loss = pools,
-       .dropout_step = dropout_step(step),
-       .router = router_ ? &*router_ : nullptr,
-       .recompute_elementwise = config_.train.recompute != config::Recompute::kOff,
-       .sharding = setup_.sharding.get()});
+  MicroBatchLoss sums = run_micro_batches(*setup_.model, setup_.adapters.get(), pipeline_,
+                                          setup_.trainable, step.micro_batches, heads,
+                                          {.auxiliary_scale = auxiliary_scale,
+                                           .pooled_auxiliary_loss = pools,
+                                           .dropout_step = dropout_step(step),
+                                           .router = router_ ? &*router_ : nullptr,
+                                           .sharding = setup_.sharding.get()});
   if (router_) router_->end_step();
   const comm::Group group = setup_.context.mesh.loss_group();
   at::Tensor totals = at::stack({sums.loss_sum, sums.entropy_sum});
@@ -248,7 +251,14 @@ StepInfo Trainer::train_step(const data::Step& step) {
   StepInfo info;
   info.step = step.step + 1;
   info.lr = learning_rate(config_.optim, step.step, loader_->info().total_steps);
-  const MicroBatchLoss sums = update(step, divisor, sparse_tokens, info);
+  MicroBatchLoss sums;
+  const auto run = [&] { sums = update(step, divisor, sparse_tokens, info); };
+  if (recompute_) {
+    info.extra["recomputed_layers"] = static_cast<double>(recompute_->recomputed_layers());
+    recompute_->run(largest_micro_batch(model, step.micro_batches), run);
+  } else {
+    run();
+  }
   device::synchronize(setup_.context.device);
 
   info.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

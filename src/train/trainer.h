@@ -10,6 +10,7 @@
 #include "config/run_config.h"
 #include "data/loader/loader.h"
 #include "parallel/pipeline.h"
+#include "train/auto_recompute.h"
 #include "train/micro_batch.h"
 #include "train/observer.h"
 #include "train/optimizer.h"
@@ -31,6 +32,8 @@ class Trainer {
   Summary run();
   const Setup& setup() const { return setup_; }
   Setup& setup() { return setup_; }
+  /// Null unless train.recompute is auto.
+  const AutoRecompute* recompute() const { return recompute_.get(); }
 
  private:
   /// See adapters::Dropout.
@@ -71,7 +74,8 @@ class Trainer {
   Optimizer optimizer_;
   parallel::Pipeline pipeline_;
   std::unique_ptr<data::Loader> loader_;
-  std::unique_ptr<QueuedSteps> queued_;  ///< Null where the host is needed within a step.
+  std::unique_ptr<QueuedSteps> queued_;       ///< Null where the host is needed within a step.
+  std::unique_ptr<AutoRecompute> recompute_;  ///< Null unless train.recompute is auto.
   std::unique_ptr<ckpt::CheckpointStore> checkpoints_;
   double auxiliary_coefficient_ = 0;
   std::optional<RouterReplay> router_;

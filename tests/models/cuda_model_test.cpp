@@ -94,13 +94,13 @@ TEST(GpuModel, Bf16GradientsFollowFp64AsReferenceKernelsDo) {
                               {{8, 256}, {9, 256}},
                               {{10, 256}, {11, 256}}}) {
     const std::vector<data::Batch> batches = {testing::batch_of(lengths)};
-    const auto run = [&](Model& model, bool elementwise) {
-      return testing::differentiate(model, batches, parallel::Recompute::kOff, 0, elementwise);
+    const auto run = [&](Model& model, parallel::Recompute recompute) {
+      return testing::differentiate(model, batches, recompute);
     };
-    const auto expected = run(*exact, false);
-    const double of_bf16 = relative_error(run(*reference, false), expected);
-    for (const bool elementwise : {false, true}) {
-      const auto actual = run(*found, elementwise);
+    const auto expected = run(*exact, parallel::Recompute::kOff);
+    const double of_bf16 = relative_error(run(*reference, parallel::Recompute::kOff), expected);
+    for (const auto recompute : {parallel::Recompute::kOff, parallel::Recompute::kElementwise}) {
+      const auto actual = run(*found, recompute);
       EXPECT_NEAR(actual.loss, expected.loss, 2e-3 * expected.loss);
       const double error = relative_error(actual, expected);
       EXPECT_LE(error, 1.1 * of_bf16);
@@ -144,7 +144,7 @@ Training train(Mode mode, const Recipe& recipe) {
   std::vector<nn::Parameter*> trainable = model->parameters();
   train::Optimizer optimizer(trainable, optim, 5);
   parallel::Pipeline pipeline(train::block_entries(*model), true);
-  train::QueuedSteps steps({model.get(), nullptr, &pipeline, &trainable, &optimizer, false,
+  train::QueuedSteps steps({model.get(), nullptr, &pipeline, &trainable, &optimizer,
                             recipe.pooled_auxiliary_loss, optim.clip_norm},
                            mode == Mode::kRecorded);
   Training result;
@@ -241,8 +241,7 @@ TEST(GpuModel, AQueuedStepWithoutFiniteLossChangesNothing) {
   train::Optimizer optimizer(trainable, optim, 5);
   parallel::Pipeline pipeline(train::block_entries(*model), true);
   train::QueuedSteps steps(
-      {model.get(), nullptr, &pipeline, &trainable, &optimizer, false, false, optim.clip_norm},
-      true);
+      {model.get(), nullptr, &pipeline, &trainable, &optimizer, false, optim.clip_norm}, true);
   const std::vector<data::Batch> batches = {testing::batch_of({{1, 256}})};
   for (int i = 0; i < 3; ++i) {
     if (i > 0) model->embedding_weight().data()[7].fill_(std::nan(""));

@@ -19,14 +19,12 @@ struct Gradients {
 /// One forward and backward of each batch, summed; batches are on the host.
 inline Gradients differentiate(models::qwen3_5::Model& model,
                                const std::vector<data::Batch>& batches,
-                               parallel::Recompute recompute, double auxiliary_scale = 0,
-                               bool recompute_elementwise = false) {
+                               parallel::Recompute recompute, double auxiliary_scale = 0) {
   parallel::Pipeline pipeline(train::block_entries(model), model.embedding_weight().trainable(),
                               {recompute});
   Gradients result;
   train::MicroBatchOptions options;
   options.auxiliary_scale = auxiliary_scale;
-  options.recompute_elementwise = recompute_elementwise;
   const std::vector<train::HeadFunction> heads(batches.size(), train::training_head(model, 1));
   const auto loss = train::run_micro_batches(model, nullptr, pipeline, model.parameters(), batches,
                                              heads, options);

@@ -54,9 +54,9 @@ TEST_P(ModelTest, RecomputationChangesNoBit) {
   const auto model = testing::tiny_model(at::kFloat, GetParam());
   const std::vector<data::Batch> batches = {testing::batch_of({{1, 65}, {2, 40}})};
   const Gradients off = differentiate(*model, batches, Recompute::kOff, 0.01);
-  for (const Recompute policy : {Recompute::kOff, Recompute::kSelective, Recompute::kFull}) {
-    const Gradients other =
-        differentiate(*model, batches, policy, 0.01, /*recompute_elementwise=*/true);
+  for (const Recompute policy :
+       {Recompute::kElementwise, Recompute::kSelective, Recompute::kFull}) {
+    const Gradients other = differentiate(*model, batches, policy, 0.01);
     for (const auto& [name, gradient] : off.by_name)
       EXPECT_TRUE(at::equal(gradient, other.by_name.at(name))) << name;
   }

@@ -1,4 +1,5 @@
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <cuda_runtime_api.h>
 
@@ -44,14 +45,30 @@ std::int64_t on_chip_bytes(int index) {
   return bytes;
 }
 
+constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+
+c10::CachingDeviceAllocator::DeviceStats stats_of(int index) {
+  return c10::getDeviceAllocator(c10::DeviceType::CUDA)
+      ->getDeviceStats(static_cast<c10::DeviceIndex>(index));
+}
+
 Memory memory(int index) {
-  constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-  const auto stats = c10::getDeviceAllocator(c10::DeviceType::CUDA)
-                         ->getDeviceStats(static_cast<c10::DeviceIndex>(index));
+  const auto stats = stats_of(index);
   Memory result;
   result.used_bytes = stats.allocated_bytes[kAll].current;
   result.peak_bytes = stats.allocated_bytes[kAll].peak;
   return result;
+}
+
+std::int64_t free_bytes(int index) {
+  const c10::DeviceGuard guard(
+      c10::Device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(index)));
+  std::size_t free = 0, total = 0;
+  if (const cudaError_t status = cudaMemGetInfo(&free, &total); status != cudaSuccess)
+    throw_error<DeviceError>("cudaMemGetInfo: {}", cudaGetErrorString(status));
+  const auto stats = stats_of(index);
+  return static_cast<std::int64_t>(free) + stats.reserved_bytes[kAll].current -
+         stats.allocated_bytes[kAll].current;
 }
 
 void start(int index) {
@@ -72,6 +89,7 @@ const Backend& backend() {
                                 .list = list,
                                 .on_chip_bytes = on_chip_bytes,
                                 .memory = memory,
+                                .free_bytes = free_bytes,
                                 .synchronize = synchronize,
                                 .start = start,
                                 .finish = nullptr,

@@ -41,11 +41,15 @@ std::optional<std::string> unavailable() {
          "sourced?";
 }
 
-std::int64_t memory_bytes() {
+struct DeviceMemory {
   std::size_t free = 0, total = 0;
-  // Of the current device; all devices of a host are alike.
-  if (aclrtGetMemInfo(ACL_HBM_MEM, &free, &total) != ACL_SUCCESS) return 0;
-  return static_cast<std::int64_t>(total);
+};
+
+/// Of the current device; all devices of a host are alike.
+DeviceMemory device_memory() {
+  DeviceMemory memory;
+  if (aclrtGetMemInfo(ACL_HBM_MEM, &memory.free, &memory.total) != ACL_SUCCESS) return {};
+  return memory;
 }
 
 std::vector<Accelerator> list() {
@@ -54,20 +58,30 @@ std::vector<Accelerator> list() {
   const auto chip = npu_chip(one.name);
   one.capability =
       fmt::format("{}, CANN {}", chip ? chip->family : "unknown chip", GetCANNVersion("CANN"));
-  one.memory_bytes = memory_bytes();
+  one.memory_bytes = static_cast<std::int64_t>(device_memory().total);
   return std::vector<Accelerator>(static_cast<std::size_t>(c10_npu::device_count()), one);
 }
 
+constexpr auto kAll = static_cast<std::size_t>(c10_npu::NPUCachingAllocator::StatType::AGGREGATE);
+
+auto stats_of(int index) {
+  return translated("memory statistics",
+                    [&] { return c10_npu::NPUCachingAllocator::get()->getDeviceStats(index); });
+}
+
 Memory memory(int index) {
-  using c10_npu::NPUCachingAllocator::StatType;
-  const auto stats = translated("memory statistics", [&] {
-    return c10_npu::NPUCachingAllocator::get()->getDeviceStats(index);
-  });
-  const auto& bytes = stats.allocated_bytes[static_cast<std::size_t>(StatType::AGGREGATE)];
+  const auto stats = stats_of(index);
+  const auto& bytes = stats.allocated_bytes[kAll];
   Memory result;
   result.used_bytes = bytes.current;
   result.peak_bytes = bytes.peak;
   return result;
+}
+
+std::int64_t free_bytes(int index) {
+  const auto stats = stats_of(index);
+  return static_cast<std::int64_t>(device_memory().free) + stats.reserved_bytes[kAll].current -
+         stats.allocated_bytes[kAll].current;
 }
 
 void synchronize(int index) {
@@ -146,6 +160,7 @@ const Backend& backend() {
                                .list = list,
                                .on_chip_bytes = [](int) { return kUnifiedBufferBytes; },
                                .memory = memory,
+                               .free_bytes = free_bytes,
                                .synchronize = synchronize,
                                .start = start,
                                .finish = finish,

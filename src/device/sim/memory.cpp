@@ -30,12 +30,22 @@ struct Ledger {
     DeviceStats& s = stats[static_cast<std::size_t>(block.device)];
     s.allocated_bytes[kAll].increase(static_cast<std::size_t>(block.bytes));
     s.allocation[kAll].increase(1);
+    report(block, block.bytes, s);
   }
   void remove(const Block& block) {
     const std::scoped_lock lock(mutex);
     DeviceStats& s = stats[static_cast<std::size_t>(block.device)];
     s.allocated_bytes[kAll].decrease(static_cast<std::size_t>(block.bytes));
     s.allocation[kAll].decrease(1);
+    report(block, -block.bytes, s);
+  }
+
+ private:
+  /// As the device's own allocator reports.
+  static void report(const Block& block, std::int64_t change, const DeviceStats& s) {
+    const auto held = static_cast<std::size_t>(s.allocated_bytes[kAll].current);
+    c10::reportMemoryUsageToProfiler(block.host->mutable_data(), change, held, held,
+                                     c10::Device(kType, block.device));
   }
 };
 

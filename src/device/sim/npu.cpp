@@ -31,13 +31,15 @@ std::optional<std::string> unavailable() {
       sim::kVariable);
 }
 
+constexpr std::int64_t kMemoryBytes = std::int64_t{64} << 30;
+
 std::vector<Accelerator> list() {
   for (const char* entry : {"aclrtGetSocName", "GetCANNVersion", "aclrtGetMemInfo"})
     sim::count_entry(entry);
   Accelerator one;
   one.name = "SIMULATED Ascend NPU (host memory)";
   one.capability = "simulation";
-  one.memory_bytes = std::int64_t{64} << 30;
+  one.memory_bytes = kMemoryBytes;
   return std::vector<Accelerator>(sim::kDevices, one);
 }
 
@@ -48,6 +50,11 @@ Memory memory(int index) {
   result.used_bytes = bytes.current;
   result.peak_bytes = bytes.peak;
   return result;
+}
+
+std::int64_t free_bytes(int index) {
+  sim::count_entry("aclrtGetMemInfo");
+  return kMemoryBytes - memory(index).used_bytes;
 }
 
 Platform platform() {
@@ -97,6 +104,7 @@ const Backend& backend() {
       .list = list,
       .on_chip_bytes = [](int) { return sim::kUnifiedBuffer; },
       .memory = memory,
+      .free_bytes = free_bytes,
       .synchronize =
           [](int index) { guard().synchronizeDevice(static_cast<c10::DeviceIndex>(index)); },
       .start = start,

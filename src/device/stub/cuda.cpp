@@ -15,6 +15,7 @@ const Backend& backend() {
       .list = [] { return std::vector<Accelerator>(); },
       .on_chip_bytes = [](int) { return std::int64_t{0}; },
       .memory = [](int) { return Memory{}; },
+      .free_bytes = [](int) { return std::int64_t{0}; },
       .synchronize = [](int) {},
       .start = nullptr,
       .finish = nullptr,
