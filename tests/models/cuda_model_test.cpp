@@ -104,7 +104,7 @@ TEST(GpuModel, Bf16GradientsFollowFp64AsReferenceKernelsDo) {
       EXPECT_NEAR(actual.loss, expected.loss, 2e-3 * expected.loss);
       const double error = relative_error(actual, expected);
       EXPECT_LE(error, 1.1 * of_bf16);
-      squares[elementwise] += error * error;
+      squares[recompute == parallel::Recompute::kElementwise] += error * error;
       std::printf("relative RMS of all gradients: %.4f, reference kernels %.4f\n", error, of_bf16);
     }
     ++draws;
