@@ -300,8 +300,7 @@ void AutoRecompute::say_choice() const {
   if (world_.rank() != 0) return;
   log::info(
       "train.recompute: auto: {}, {} of {} with micro-batches of {} tokens, {:.1f} ms of a step "
-      "run "
-      "again (off: {}; full: {}, {:.1f} ms)",
+      "run again (off: {}; full: {}, {:.1f} ms)",
       describe(policies_), text::format_bytes(need.peak), text::format_bytes(need.memory),
       most_tokens_, 1e3 * need.seconds, text::format_bytes(off.peak), text::format_bytes(full.peak),
       1e3 * full.seconds);
@@ -311,9 +310,8 @@ void AutoRecompute::refuse(const std::string& found) const {
   throw_error<ConfigError>(
       "train.recompute: auto: micro-batches of {} tokens do not fit with everything recomputed: "
       "{}. Lower train.micro_batch_tokens or data.max_length, raise train.memory_limit_gib if it "
-      "is "
-      "set, hold less (optim.state_dtype, optim.offload, train.method: lora), or divide the model "
-      "over more ranks (parallel.fsdp, parallel.tp, parallel.cp)",
+      "is set, hold less (optim.state_dtype, optim.offload, train.method: lora), or divide the "
+      "model over more ranks (parallel.fsdp, parallel.tp, parallel.cp)",
       most_tokens_, found.substr(0, found.find('\n')));
 }
 
