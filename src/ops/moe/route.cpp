@@ -1,9 +1,8 @@
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/arange.h>
+#include <ATen/ops/cumsum.h>
 #include <ATen/ops/gather.h>
 #include <ATen/ops/repeat_interleave.h>
-#include <ATen/ops/searchsorted.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/sort.h>
 #include <ATen/ops/sum.h>
@@ -66,10 +65,10 @@ at::Tensor top_k_indices(const at::Tensor& values, std::int64_t k) {
 at::Tensor sequence_of_token(const Sequences& sequences, std::int64_t real_tokens,
                              const ContextParallel* context, c10::Device device) {
   if (context == nullptr) {
-    // By the device alone, so that a recorded step holds no memory of the host.
-    const auto options = at::TensorOptions().dtype(at::kInt).device(device);
-    return at::searchsorted(sequences.cu_seqlens.narrow(0, 1, sequences.count()),
-                            at::arange(real_tokens, options), /*out_int32=*/false, /*right=*/true);
+    // By the device alone, so that a recorded step holds no memory of the host: the sequences that
+    // ended before each token.
+    const at::Tensor ends = sequences.cu_seqlens.narrow(0, 1, sequences.count()).to(at::kLong);
+    return at::cumsum(occurrences(ends, sequences.total() + 1), 0).narrow(0, 0, real_tokens);
   }
   std::vector<std::int64_t> numbers, lengths;
   for (std::int64_t s = 0; s < sequences.count(); ++s) {
