@@ -1,6 +1,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <string>
+#include <thread>
+#include <vector>
+
 #include "base/errors.h"
 #include "base/files.h"
 #include "data/jinja/chat_template.h"
@@ -164,10 +168,14 @@ TEST(ChatTemplate, RendersFromSeveralThreads) {
   const auto chat =
       ChatTemplate::parse("{% for m in messages %}{{ m.content * 3 }}{% endfor %}", "t");
   std::vector<std::string> texts(64);
-#pragma omp parallel for
-  for (int i = 0; i < 64; ++i) {
-    texts[i] = chat.render({{{"role", "user"}, {"content", std::to_string(i)}}}, {}).text;
+  std::vector<std::thread> threads;
+  for (int first = 0; first < 4; ++first) {
+    threads.emplace_back([&, first] {
+      for (int i = first; i < 64; i += 4)
+        texts[i] = chat.render({{{"role", "user"}, {"content", std::to_string(i)}}}, {}).text;
+    });
   }
+  for (std::thread& thread : threads) thread.join();
   for (int i = 0; i < 64; ++i) {
     const std::string one = std::to_string(i);
     EXPECT_EQ(texts[i], one + one + one);
