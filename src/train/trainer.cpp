@@ -126,6 +126,18 @@ void Trainer::resume() {
 void Trainer::restore(const ckpt::TrainingCheckpoint& checkpoint) {
   const ops::NoGradient guard;
   const nlohmann::ordered_json& state = checkpoint.state();
+  const config::RunConfig before = config::parse(state.at("config").get<std::string>(),
+                                                 "checkpoint", {}, config::Completeness::kPartial);
+  if (before.model.dtype != config_.model.dtype) {
+    throw_error<ConfigError>(
+        "{} was written with model.dtype={}, and this run has {}: its weights and optimizer state "
+        "do not fit; set model.dtype={} to continue it",
+        checkpoint.directory().string(), config::to_string(before.model.dtype),
+        config::to_string(config_.model.dtype), config::to_string(before.model.dtype));
+  }
+  for (const std::string& difference : config::differences(before, config_)) {
+    log::warning("the configuration changed since the checkpoint: {}", difference);
+  }
   for (const ckpt::TensorPart& part : optimizer_.state(/*with_copies=*/true))
     checkpoint.copy_box(part.name, part.offset, part.tensor);
   if (setup_.sharding) setup_.sharding->publish();
@@ -138,11 +150,6 @@ void Trainer::restore(const ckpt::TrainingCheckpoint& checkpoint) {
     best_eval_ = state["best_eval"].get<double>();
   evaluations_without_gain_ = state.value("evaluations_without_gain", std::int64_t{0});
   loader_->seek(nlohmann::json(state.at("cursor")));
-  const config::RunConfig before = config::parse(state.at("config").get<std::string>(),
-                                                 "checkpoint", {}, config::Completeness::kPartial);
-  for (const std::string& difference : config::differences(before, config_)) {
-    log::warning("the configuration changed since the checkpoint: {}", difference);
-  }
 }
 
 void Trainer::save(std::int64_t step) {

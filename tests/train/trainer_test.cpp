@@ -50,6 +50,16 @@ TEST_F(TrainerTest, NeverResumingRefusesAnOldRun) {
   EXPECT_THROW(train_until(config("run", {"train.resume=never"}), 1000), ConfigError);
 }
 
+TEST_F(TrainerTest, AnotherDtypeThanTheCheckpointsIsNamed) {
+  train_until(config("run"), 5);
+  try {
+    train_until(config("run", {"model.dtype=bfloat16"}), 1000);
+    ADD_FAILURE() << "it went on";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("set model.dtype=float32 to continue it"));
+  }
+}
+
 TEST_F(TrainerTest, EarlyStopAndBestCheckpoint) {
   std::ofstream(dir_ / "eval.jsonl") << R"({"text": "row 1 holds 2"})"
                                      << "\n";
