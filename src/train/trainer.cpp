@@ -129,11 +129,11 @@ void Trainer::restore(const ckpt::TrainingCheckpoint& checkpoint) {
   const config::RunConfig before = config::parse(state.at("config").get<std::string>(),
                                                  "checkpoint", {}, config::Completeness::kPartial);
   if (before.model.dtype != config_.model.dtype) {
+    const std::string_view dtype = config::to_string(before.model.dtype);
     throw_error<ConfigError>(
-        "{} was written with model.dtype={}, and this run has {}: its weights and optimizer state "
-        "do not fit; set model.dtype={} to continue it",
-        checkpoint.directory().string(), config::to_string(before.model.dtype),
-        config::to_string(config_.model.dtype), config::to_string(before.model.dtype));
+        "the checkpoint of step {} was written with model.dtype={}, and this run has {}: its "
+        "weights and optimizer state do not fit; set model.dtype={} to continue it",
+        state.at("step").get<std::int64_t>(), dtype, config::to_string(config_.model.dtype), dtype);
   }
   for (const std::string& difference : config::differences(before, config_)) {
     log::warning("the configuration changed since the checkpoint: {}", difference);
