@@ -34,6 +34,17 @@ struct Case {
   }
 };
 
+/// Of `heads` key heads, each with `group` value heads, K = V = dim.
+inline Case shape(std::vector<std::int32_t> lengths, std::int64_t heads, std::int64_t group,
+                  std::int64_t dim = 128) {
+  Case c;
+  c.lengths = std::move(lengths);
+  c.Hk = heads;
+  c.group = group;
+  c.K = c.V = dim;
+  return c;
+}
+
 struct Problem {
   Tensors inputs;  // q, k, v, g, beta, initial_state (or none)
   Sequences sequences;

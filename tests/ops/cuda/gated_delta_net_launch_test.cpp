@@ -25,16 +25,6 @@ using cuda::GatedDeltaNetKernel;
 
 constexpr int kNeverSplit = 1 << 20;
 
-Case shape(std::vector<std::int32_t> lengths, std::int64_t heads, std::int64_t group,
-           std::int64_t dim = 128) {
-  Case c;
-  c.lengths = std::move(lengths);
-  c.Hk = heads;
-  c.group = group;
-  c.K = c.V = dim;
-  return c;
-}
-
 /// A problem with the gradients that enter its backward, on the CPU.
 struct Whole {
   Problem problem;

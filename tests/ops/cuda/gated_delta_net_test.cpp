@@ -67,16 +67,6 @@ class GatedDeltaRuleCuda : public ::testing::TestWithParam<std::string> {
   }
 };
 
-Case shape(std::vector<std::int32_t> lengths, std::int64_t heads, std::int64_t group,
-           std::int64_t dim) {
-  Case c;
-  c.lengths = std::move(lengths);
-  c.Hk = heads;
-  c.group = group;
-  c.K = c.V = dim;
-  return c;
-}
-
 TEST_P(GatedDeltaRuleCuda, EqualsTheRecurrence) {
   for (const std::int64_t dim : head_dims()) {
     for (const std::int64_t group : {1, 2, 3, 4}) {
