@@ -1,5 +1,5 @@
-// One problem of the check: its inputs by kind of data, a launch of both passes on buffers of its own,
-// and the error of what came out.
+// One problem of the check: its inputs by kind of data, a launch of both passes on buffers of its
+// own, and the error of what came out.
 #pragma once
 
 #include <algorithm>
@@ -20,8 +20,9 @@ using bf16 = __nv_bfloat16;
 
 /// The data kinds of docs/gdn.md, "Numerics".
 enum Kind { kLogSigmoid, kNoDecay, kStrong, kCorrelated, kIdentical, kAlternating, kBetaEdges };
-inline constexpr const char* kKindNames[] = {"logsigmoid/16", "no decay",         "strong gate", "correlated",
-                                  "same keys",     "alternating keys", "beta 0 and 1"};
+inline constexpr const char* kKindNames[] = {"logsigmoid/16", "no decay",  "strong gate",
+                                             "correlated",    "same keys", "alternating keys",
+                                             "beta 0 and 1"};
 /// Keys of one direction: the decay hardly matters there.
 inline bool is_parallel(Kind kind) { return kind == kIdentical || kind == kAlternating; }
 
