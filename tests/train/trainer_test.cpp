@@ -51,7 +51,7 @@ TEST_F(TrainerTest, NeverResumingRefusesAnOldRun) {
 }
 
 TEST_F(TrainerTest, AnotherDtypeThanTheCheckpointsIsNamed) {
-  train_until(config("run"), 5);
+  train_until(config("run", {"model.dtype=float32"}), 5);
   try {
     train_until(config("run", {"model.dtype=bfloat16"}), 1000);
     ADD_FAILURE() << "it went on";
