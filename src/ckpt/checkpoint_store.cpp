@@ -130,7 +130,6 @@ void CheckpointStore::wait() {
 }
 
 void CheckpointStore::save(std::int64_t step, CheckpointState state, std::optional<double> metric) {
-  const auto start = Clock::now();
   if (step < 0) throw_error<InternalError>("a checkpoint of step {}", step);
   for (TensorPart& part : state.parts) {
     state.tensors.emplace_back(to_text(PartName{part.name, part.shape, part.offset}), part.tensor);
@@ -161,7 +160,6 @@ void CheckpointStore::save(std::int64_t step, CheckpointState state, std::option
     run(*writing);
     writing_ = std::move(writing);
     wait();
-    last_blocking_s_ = seconds_since(start);
     return;
   }
   for (auto& [name, tensor] : writing->state.tensors) tensor = snapshot(tensor);
@@ -173,7 +171,6 @@ void CheckpointStore::save(std::int64_t step, CheckpointState state, std::option
   writing->thread = std::thread([run, &job] { run(job); });
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   writing_ = std::move(writing);
-  last_blocking_s_ = seconds_since(start);
 }
 
 Path CheckpointStore::temporary_for(const Path& checkpoint) const {

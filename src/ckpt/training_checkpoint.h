@@ -29,7 +29,7 @@ struct TensorPart {
 };
 
 /// Everything that a run needs to continue. The part of a tensor's name before the first '/' names
-/// the file it goes to: "weights/lm_head.weight", "adam_m/lm_head.weight"; without one it goes to
+/// the file it goes to: "weights/lm_head.weight", "exp_avg/lm_head.weight"; without one it goes to
 /// "tensors".
 struct CheckpointState {
   nlohmann::ordered_json
@@ -118,8 +118,7 @@ class CheckpointStore {
   /// Returns when the last save is on disk, and throws its error once.
   void wait();
   bool is_saving() const;
-  /// Seconds that save() kept the caller, and that writing took, of the last save that ended.
-  double last_blocking_s() const { return last_blocking_s_; }
+  /// Seconds that writing took, of the last save that ended.
   double last_write_s() const { return last_write_s_; }
 
   /// Complete by name, oldest first; contents not verified.
@@ -151,7 +150,6 @@ class CheckpointStore {
   CheckpointStoreOptions options_;
   std::unique_ptr<Writing> writing_;
   std::int64_t saves_ = 0;
-  double last_blocking_s_ = 0;
   double last_write_s_ = 0;
 };
 

@@ -38,7 +38,7 @@ struct AcceleratorFacts {
 
 struct KernelFacts {
   std::string op;
-  std::vector<std::string> kernels;   ///< "cpu.chunk32", in the order in which they are tried
+  std::vector<std::string> kernels;   ///< "cpu.chunk", in the order in which they are tried
   std::vector<std::string> unusable;  ///< those of `kernels` whose device this machine lacks
 };
 

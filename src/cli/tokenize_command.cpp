@@ -23,13 +23,32 @@ struct TokenizeOptions {
   bool ids = false;
 };
 
-void show(const data::Tokenizer& tokenizer, const data::TokenizedRow& row, bool ids,
-          const Session& session) {
+/// What data.max_length makes of the row; "" where it fits.
+std::string fate_of(const data::TokenizedRow& row, std::int64_t max_length) {
+  using Fate = data::TokenizedRow::Fate;
+  switch (row.fate) {
+    case Fate::kKept:
+      return "";
+    case Fate::kTruncated:
+      return fmt::format(", cut from {}", row.full_length);
+    case Fate::kSplit:
+      return fmt::format(", split into {} rows", data::split(row, max_length).size());
+    case Fate::kDroppedLong:
+      return fmt::format("; dropped: longer than {}", max_length);
+    case Fate::kDroppedNoLoss:
+      return "; dropped: no token has loss";
+  }
+  return "";
+}
+
+void show(const data::Tokenizer& tokenizer, const data::TokenizedRow& row, std::int64_t max_length,
+          bool ids, const Session& session) {
   std::vector<ui::TokenText> shown;
   std::int64_t with_loss = 0;
   for (std::size_t i = 0; i < row.tokens.size(); ++i) {
     // labels[i - 1] says whether token i is predicted.
-    const bool loss = i > 0 && row.labels[i - 1] >= 0 && row.weights[i - 1] != 0;
+    const bool loss =
+        i > 0 && i <= row.labels.size() && row.labels[i - 1] >= 0 && row.weights[i - 1] != 0;
     with_loss += loss;
     const std::int32_t id = row.tokens[i];
     std::string text = tokenizer.decode(std::vector<std::int32_t>{id});
@@ -37,7 +56,8 @@ void show(const data::Tokenizer& tokenizer, const data::TokenizedRow& row, bool 
     shown.push_back({std::move(text), loss, tokenizer.is_special(id)});
   }
   session.out << ui::render_tokens(shown, session.out_has_color)
-              << fmt::format("\n{} tokens, {} with loss\n\n", row.tokens.size(), with_loss);
+              << fmt::format("\n{} tokens, {} with loss{}\n\n", row.tokens.size(), with_loss,
+                             fate_of(row, max_length));
 }
 
 int run(const TokenizeOptions& options, const Session& session) {
@@ -53,7 +73,7 @@ int run(const TokenizeOptions& options, const Session& session) {
   if (!options.text.empty()) {
     data::Row row;
     row.text = options.text;
-    show(*tokenizer, renderer.tokenize(row), options.ids, session);
+    show(*tokenizer, renderer.tokenize(row), config.data.max_length, options.ids, session);
     return 0;
   }
   std::string input = options.input;
@@ -66,7 +86,7 @@ int run(const TokenizeOptions& options, const Session& session) {
     const auto item = reader.next();
     if (!item) break;
     session.out << input << ":" << item->line << "\n";
-    show(*tokenizer, renderer.tokenize(item->row), options.ids, session);
+    show(*tokenizer, renderer.tokenize(item->row), config.data.max_length, options.ids, session);
   }
   return 0;
 }

@@ -32,6 +32,9 @@ class Checker {
     if (c_.model.head != Head::kLanguageModel && !c_.log.sample_prompts.empty()) {
       fail("log.sample_prompts", "only model.head lm generates text");
     }
+    if (c_.model.head != Head::kLanguageModel && c_.data.truncation == Truncation::kSplit) {
+      fail("data.truncation", "split is for model.head lm: the pieces of a text have no label");
+    }
     if (c_.model.head == Head::kEmbed && c_.train.method == Method::kLora) {
       for (const std::string& module : c_.adapter.modules_to_save) {
         if (module == "lm_head")

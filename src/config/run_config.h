@@ -73,10 +73,10 @@ template <>
 inline constexpr std::array<std::string_view, 8> kNames<DataFormat>{
     "auto", "messages", "prompt_completion", "text", "sharegpt", "alpaca", "tokens", "pairs"};
 
-enum class Truncation { kDrop, kKeepStart, kKeepEnd };
+enum class Truncation { kAuto, kDrop, kKeepStart, kKeepEnd, kSplit };
 template <>
-inline constexpr std::array<std::string_view, 3> kNames<Truncation>{"drop", "keep_start",
-                                                                    "keep_end"};
+inline constexpr std::array<std::string_view, 5> kNames<Truncation>{"auto", "drop", "keep_start",
+                                                                    "keep_end", "split"};
 
 enum class BadLine { kError, kSkip };
 template <>
@@ -119,7 +119,7 @@ struct DataSection {
   DataFormat format = DataFormat::kAuto;
   bool packing = true;  ///< load() makes it false for model.head embed if the user gave none
   std::int64_t max_length = 2048;
-  Truncation truncation = Truncation::kKeepStart;
+  Truncation truncation = Truncation::kAuto;
   BadLine on_bad_line = BadLine::kError;
   bool shuffle = true;
   LossOn loss_on = LossOn::kAssistant;
@@ -216,6 +216,10 @@ enum class PpSchedule { kOneForwardOneBackward, kInterleaved };
 template <>
 inline constexpr std::array<std::string_view, 2> kNames<PpSchedule>{"1f1b", "interleaved"};
 
+enum class SumGradients { kStep, kMicroBatch };
+template <>
+inline constexpr std::array<std::string_view, 2> kNames<SumGradients>{"step", "micro_batch"};
+
 /// A number of ranks along one dimension of the mesh, or `auto`: what the other dimensions leave of
 /// the ranks that were started.
 struct Degree {
@@ -233,6 +237,7 @@ struct ParallelSection {
   std::int64_t ep = 1;
   CpMethod cp_method = CpMethod::kState;
   PpSchedule pp_schedule = PpSchedule::kOneForwardOneBackward;
+  SumGradients sum_gradients = SumGradients::kStep;
   std::int64_t pp_chunks = 2;
   double timeout_s = 600;
 };

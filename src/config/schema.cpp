@@ -138,7 +138,10 @@ Section data_section() {
            "tokens of a packed row, and of a sequence at most",
            {.range = at_least(2),
             .aliases = {"max_seq_length", "seq_length", "seq_len", "cutoff_len", "sequence_len"}})
-      .key("truncation", &DataSection::truncation, "what happens to a longer sequence")
+      .key(
+          "truncation", &DataSection::truncation,
+          "what happens to a longer sequence; split makes several of it; auto splits plain text of "
+          "head lm and keeps the start of anything else")
       .key("on_bad_line", &DataSection::on_bad_line,
            "stop at an unusable row, or skip and count it")
       .key("shuffle", &DataSection::shuffle, "new order each epoch, from train.seed")
@@ -339,6 +342,9 @@ Section parallel_section() {
       .key("pp_chunks", &ParallelSection::pp_chunks,
            "stages on each rank with pp_schedule interleaved",
            {.range = at_least(2), .aliases = {"virtual_pipeline_stages"}})
+      .key("sum_gradients", &ParallelSection::sum_gradients,
+           "over dp, fsdp and cp: once a step, while each rank keeps them whole, or with every "
+           "micro-batch: more traffic, but only what a rank owns is kept")
       .key("timeout_s", &ParallelSection::timeout_s, "deadline of every collective operation",
            {.range = above(0), .aliases = {"timeout"}});
   return s;

@@ -24,7 +24,7 @@ using Dims = std::map<std::string, std::int64_t, std::less<>>;
 
 struct KernelInfo {
   std::string op;                         ///< Filled by Registry::add.
-  std::string name;                       ///< "cpu.chunk32", "cuda.sm90.chunk64", "reference".
+  std::string name;                       ///< "cpu.chunk", "cuda.sm90.chunk64", "reference".
   std::optional<c10::DeviceType> device;  ///< None: any device (written in ATen operators).
   std::vector<c10::ScalarType> dtypes;    ///< Dtypes of the activations it accepts.
   bool is_reference = false;              ///< Differentiable, on every device, slow.
@@ -94,7 +94,7 @@ class KernelTable {
   }
 
   const std::vector<Choice>& choices() const { return choices_; }
-  /// "gated_delta_rule: cpu.chunk32", one line each.
+  /// "gated_delta_rule: cpu.chunk", one line each.
   std::vector<std::string> lines() const;
   /// Of the operators that run slower for a kernel that does not fit, a line each: the kernel that
   /// runs, those that would have come before it, and why they cannot.

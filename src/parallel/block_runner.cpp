@@ -215,8 +215,8 @@ at::Tensor BlockRunner::backward(const at::Tensor& grad_hidden, double auxiliary
       for (nn::Parameter* parameter : blocks_[island.block].parameters)
         parameter->collect_gradient();
       release(island.block);
-      if (options_.sharding != nullptr && is_last)
-        options_.sharding->reduce(blocks_[island.block].unit);
+      if (options_.sharding != nullptr)
+        options_.sharding->reduce(blocks_[island.block].unit, is_last);
     }
   }
   return gradient;

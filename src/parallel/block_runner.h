@@ -91,9 +91,8 @@ class BlockRunner {
 
   /// Accumulates the parameters' gradients and returns that of the input (undefined if it was not
   /// wanted). `auxiliary_scale` multiplies the gradient of the auxiliary losses. Consumes the pass.
-  /// `is_last`: no further micro-batch adds to the gradients of this step, so their sum over the
-  /// ranks starts as soon as each block has its own. `goes_on`: a forward of these blocks for
-  /// another micro-batch follows in the same step.
+  /// `is_last`: no further micro-batch adds to the gradients of this step (see Sharding::reduce).
+  /// `goes_on`: a forward of these blocks for another micro-batch follows in the same step.
   at::Tensor backward(const at::Tensor& grad_hidden, double auxiliary_scale, Pass& pass,
                       bool is_last = true, bool goes_on = false);
 

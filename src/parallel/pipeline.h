@@ -52,7 +52,6 @@ class Pipeline {
   /// See BlockRunner; `by_layer` of all layers of the model, those of other ranks are ignored.
   void set_recompute(const std::vector<Recompute>& by_layer);
   void set_probe(RecomputeProbe* probe);
-  bool has_last_stage() const { return stages_.back().is_last; }
   /// In which order this rank runs them for the micro-batches of a step.
   std::vector<PipelineAction> actions(std::int64_t micro_batches) const;
   PipelineSchedule schedule(std::int64_t micro_batches) const {
@@ -62,10 +61,12 @@ class Pipeline {
   // Hidden states go to the next stage, their gradients to the one before. A send does not wait;
   // finish_sends() does, and is due before the next step.
   void send_hidden(const Stage& stage, std::int64_t micro_batch, const at::Tensor& hidden);
-  /// `like`: shape and dtype.
+  /// Those of the stage before, of these sizes and options ([T/tp,H]). Waits; throws CommError at
+  /// the deadline.
   at::Tensor receive_hidden(const Stage& stage, std::int64_t micro_batch, at::IntArrayRef sizes,
                             at::TensorOptions options);
   void send_gradient(const Stage& stage, std::int64_t micro_batch, const at::Tensor& gradient);
+  /// Of what this stage sent, from the stage behind it; as receive_hidden.
   at::Tensor receive_gradient(const Stage& stage, std::int64_t micro_batch, at::IntArrayRef sizes,
                               at::TensorOptions options);
   void finish_sends();

@@ -36,11 +36,15 @@ struct Sharding::Shelf {
   at::Tensor owned;       ///< [size]
   at::Tensor shard;       ///< [replicas * size]: the runs of this rank's replicas, if gathered
   at::Tensor gathered;    ///< of a gather under way, [shard ranks, replicas * size]
+  at::Tensor published;   ///< of owned rows on their way to the replicas: their copy, if gathered,
+                          ///< else all replicas' rows, [replicas * size]
+  bool is_frozen = false;
 };
 
 struct Sharding::Unit {
   std::vector<Shelf> shelves;
-  std::vector<comm::Pending> gathering;  ///< fill `gathered` of the shelves
+  std::vector<comm::Pending> gathering;   ///< fill `gathered` of the shelves
+  std::vector<comm::Pending> publishing;  ///< fill `published` of the shelves, or `shard`
   bool is_acquired = false;
 };
 
@@ -50,21 +54,23 @@ struct Sharding::Sum {
   std::vector<Run> runs;
   at::Tensor all;      ///< [ranks, size], input of the first sum
   at::Tensor partial;  ///< [replicas, size], summed over the shard ranks
+  at::Tensor own;      ///< [size], summed over the replicas too
 };
 
 /// Gradients on their way: of the parameters of one unit, division and gradient dtype.
 struct Sharding::Reduction {
   const Division* over = nullptr;
   std::vector<Sum> sums;
-  comm::Pending pending;  ///< fills `partial` of the sums
+  comm::Pending pending;  ///< fills `partial` of the sums, then `own`
 };
 
-Sharding::Sharding(const comm::Mesh& mesh)
+Sharding::Sharding(const comm::Mesh& mesh, Summing summing)
     : tensor_group_(mesh.group({Dim::kTp})),
       end_stages_(mesh.end_stages()),
       dense_{mesh.group({Dim::kCp, Dim::kFsdp}), mesh.group({Dim::kDp})},
       experts_{mesh.group({Dim::kEfsdp}), mesh.group({Dim::kEdp})},
-      row_tables_{mesh.group({Dim::kTp, Dim::kCp, Dim::kFsdp}), dense_.replica} {}
+      row_tables_{mesh.group({Dim::kTp, Dim::kCp, Dim::kFsdp}), dense_.replica},
+      summing_(summing) {}
 
 Sharding::~Sharding() = default;
 
@@ -137,34 +143,59 @@ void Sharding::gather_into_values(Shelf& shelf, const at::Tensor& runs) {
   }
 }
 
-void Sharding::publish() {
-  const ops::NoGradient guard;
-  for (Unit& unit : units_) {
-    for (Shelf& shelf : unit.shelves) {
-      if (shelf.gathered.defined())
-        throw InternalError("owned rows were written while a gather of the old ones was under way");
-      if (!shelf.owned.defined()) continue;
-      const comm::Group& replica = shelf.over->replica;
-      if (shelf.over->is_gathered()) {
-        if (replica.size() == 1) continue;
-        const at::Tensor own = shelf.owned.clone();
-        replica.all_gather(shelf.shard, own);
-        continue;
-      }
-      at::Tensor all = at::empty({replica.size() * shelf.size}, shelf.owned.options());
-      replica.all_gather(all, shelf.owned);
-      gather_into_values(shelf, all);
+void Sharding::start_publishing(Unit& unit, bool with_frozen) {
+  struct Gather {
+    std::vector<at::Tensor> outputs, inputs;
+  };
+  std::map<std::pair<Kind, c10::ScalarType>, Gather> by_kind;
+  for (Shelf& shelf : unit.shelves) {
+    if (shelf.gathered.defined())
+      throw InternalError("owned rows were written while a gather of the old ones was under way");
+    const std::int64_t replicas = shelf.over->replica.size();
+    if (replicas == 1 || !shelf.owned.defined() || (shelf.is_frozen && !with_frozen)) continue;
+    Gather& gather = by_kind[{kind_of(*shelf.parameters.front()), shelf.owned.scalar_type()}];
+    if (shelf.over->is_gathered()) {
+      shelf.published = shelf.owned.clone();
+      gather.outputs.push_back(shelf.shard);
+      gather.inputs.push_back(shelf.published);
+    } else {
+      shelf.published = at::empty({replicas * shelf.size}, shelf.owned.options());
+      gather.outputs.push_back(shelf.published);
+      gather.inputs.push_back(shelf.owned);
     }
+  }
+  for (const auto& [kind, gather] : by_kind) {
+    unit.publishing.push_back(
+        division_of(kind.first).replica.all_gather_async(gather.outputs, gather.inputs));
   }
 }
 
-void Sharding::drop_frozen_copies() {
+void Sharding::finish_publishing(Unit& unit) {
+  for (comm::Pending& publishing : unit.publishing) publishing.wait();
+  unit.publishing.clear();
+  for (Shelf& shelf : unit.shelves) {
+    const at::Tensor published = std::exchange(shelf.published, {});
+    if (published.defined() && !shelf.over->is_gathered()) gather_into_values(shelf, published);
+  }
+}
+
+void Sharding::publish(bool with_frozen) {
+  const ops::NoGradient guard;
+  // The rows of one unit travel while those of the one before are put in their places.
+  for (std::size_t i = 0; i < units_.size(); ++i) {
+    start_publishing(units_[i], with_frozen);
+    if (i > 0) finish_publishing(units_[i - 1]);
+  }
+  if (!units_.empty()) finish_publishing(units_.back());
+}
+
+void Sharding::freeze_untrained() {
   for (Unit& unit : units_) {
     for (Shelf& shelf : unit.shelves) {
-      const bool is_trained =
-          std::any_of(shelf.parameters.begin(), shelf.parameters.end(),
-                      [](const nn::Parameter* parameter) { return parameter->trainable(); });
-      if (is_trained || shelf.over->is_gathered()) continue;
+      shelf.is_frozen =
+          std::none_of(shelf.parameters.begin(), shelf.parameters.end(),
+                       [](const nn::Parameter* parameter) { return parameter->trainable(); });
+      if (!shelf.is_frozen || shelf.over->is_gathered()) continue;
       for (nn::Parameter* parameter : shelf.parameters) parameter->set_owned({}, 0);
       shelf.owned.reset();
     }
@@ -257,7 +288,8 @@ void Sharding::sum_partial_gradients(const std::vector<nn::Parameter*>& paramete
   }
 }
 
-void Sharding::reduce(std::size_t unit) {
+void Sharding::reduce(std::size_t unit, bool is_last) {
+  if (!is_last && summing_ == Summing::kStep) return;
   const ops::NoGradient guard;
   std::map<std::pair<Kind, c10::ScalarType>, std::vector<nn::Parameter*>> by_kind;
   for (const Shelf& shelf : units_[unit].shelves) {
@@ -266,10 +298,13 @@ void Sharding::reduce(std::size_t unit) {
         by_kind[{kind_of(*parameter), parameter->gradient_dtype()}].push_back(parameter);
     }
   }
+  UnderWay started;
   for (auto& [kind, parameters] : by_kind) {
-    sum_partial_gradients(parameters);
     Reduction reduction;
     reduction.over = &division_of(kind.first);
+    // What no rank shares stays, and adds up, where it is.
+    if (reduction.over->ranks() == 1 && !is_last) continue;
+    sum_partial_gradients(parameters);
     if (reduction.over->ranks() == 1) continue;
     std::vector<nn::Parameter*> small;
     for (nn::Parameter* parameter : parameters) {
@@ -289,8 +324,57 @@ void Sharding::reduce(std::size_t unit) {
         inputs.push_back(sum.all);
       }
       reduction.pending = reduction.over->shard.reduce_scatter_sum_async(outputs, inputs);
+    } else {
+      sum_over_replicas(reduction);
     }
-    reductions_.push_back(std::move(reduction));
+    started.push_back(std::move(reduction));
+  }
+  // Each sum has had the backward of a unit to end in before anything waits for it.
+  if (!reductions_.empty()) {
+    for (Reduction& reduction : reductions_.back()) sum_over_replicas(reduction);
+  }
+  reductions_.push_back(std::move(started));
+  while (reductions_.size() > kUnitsUnderWay) {
+    for (Reduction& reduction : reductions_.front()) take_sums(reduction);
+    reductions_.pop_front();
+  }
+}
+
+/// Starts it where there are several; nothing to do a second time.
+void Sharding::sum_over_replicas(Reduction& reduction) {
+  const comm::Group& replica = reduction.over->replica;
+  if (reduction.sums.front().own.defined()) return;
+  if (replica.size() == 1) {
+    for (Sum& sum : reduction.sums) sum.own = sum.partial.view({-1});
+    return;
+  }
+  reduction.pending.wait();
+  std::vector<at::Tensor> outputs, inputs;
+  for (Sum& sum : reduction.sums) {
+    sum.all.reset();
+    sum.own = at::empty({sum.partial.size(1)}, sum.partial.options());
+    outputs.push_back(sum.own);
+    inputs.push_back(sum.partial.view({-1}));
+  }
+  reduction.pending = replica.reduce_scatter_sum_async(outputs, inputs);
+}
+
+/// Adds them to those of the step, when they are there, and lets go of what was summed.
+void Sharding::take_sums(Reduction& reduction) {
+  sum_over_replicas(reduction);
+  reduction.pending.wait();
+  for (const Sum& sum : reduction.sums) {
+    for (std::size_t i = 0; i < sum.parameters.size(); ++i) {
+      nn::Parameter* const parameter = sum.parameters[i];
+      const at::Tensor rows = parameter->owned();
+      const at::Tensor own = sum.own.narrow(0, sum.runs[i].offset, rows.numel()).view(rows.sizes());
+      const auto [place, is_new] = place_in_sums_.try_emplace(parameter, sums_.size());
+      if (is_new) {
+        sums_.emplace_back(parameter, own);
+      } else {
+        sums_[place->second].second.add_(own);
+      }
+    }
   }
 }
 
@@ -322,26 +406,13 @@ Sharding::Sum Sharding::sum_of(const Division& over, std::vector<nn::Parameter*>
 
 void Sharding::finish_reduction() {
   const ops::NoGradient guard;
-  for (Reduction& reduction : reductions_) {
-    reduction.pending.wait();
-    const comm::Group& replica = reduction.over->replica;
-    std::vector<at::Tensor> partial, own;
-    for (const Sum& sum : reduction.sums) {
-      partial.push_back(sum.partial.view({-1}));
-      own.push_back(replica.size() == 1 ? partial.back()
-                                        : at::empty({sum.partial.size(1)}, sum.partial.options()));
-    }
-    if (replica.size() > 1) replica.reduce_scatter_sum_async(own, partial).wait();
-    for (std::size_t s = 0; s < own.size(); ++s) {
-      const Sum& sum = reduction.sums[s];
-      for (std::size_t i = 0; i < sum.parameters.size(); ++i) {
-        const at::Tensor rows = sum.parameters[i]->owned();
-        sum.parameters[i]->set_reduced_gradient(
-            own[s].narrow(0, sum.runs[i].offset, rows.numel()).view(rows.sizes()));
-      }
-    }
+  for (UnderWay& unit : reductions_) {
+    for (Reduction& reduction : unit) take_sums(reduction);
   }
   reductions_.clear();
+  for (auto& [parameter, sum] : sums_) parameter->set_reduced_gradient(std::move(sum));
+  sums_.clear();
+  place_in_sums_.clear();
   if (tied_ == nullptr || !tied_->trainable() || !tied_->gradient().defined()) return;
   at::Tensor sum = tied_->gradient().contiguous();
   end_stages_.all_reduce_sum(sum);

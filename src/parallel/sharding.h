@@ -1,7 +1,9 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -28,12 +30,21 @@ namespace heddle::parallel {
 /// A unit is a block with its adapters, or what stands before or behind the blocks. Its large
 /// parameters are gathered into the memory where they are used and summed out of that of their
 /// gradients, the small ones share a buffer; a gather is one collective per dtype all the same.
+/// Whole gradients exist from their unit's backward, or the first of several that add to them,
+/// until their sum is there: the sums of a few units are on their way at once.
 /// "ZeRO" (arXiv 1910.02054), "FSDP" (arXiv 2304.11277).
 class Sharding {
  public:
+  /// When a unit's gradients are summed: once a step, for which each rank keeps them whole while it
+  /// accumulates, or in every micro-batch, after which it keeps those of its owned rows.
+  enum class Summing { kStep, kMicroBatch };
+  /// Units whose gradients are on their way, and whole, at once: one for each of the two sums, and
+  /// one that hides them.
+  static constexpr std::size_t kUnitsUnderWay = 3;
+
   /// Of the ranks of the mesh; made only if there are several. Collective calls come in the same
   /// order on all of them.
-  explicit Sharding(const comm::Mesh& mesh);
+  explicit Sharding(const comm::Mesh& mesh, Summing summing = Summing::kStep);
   ~Sharding();
   Sharding(const Sharding&) = delete;
   Sharding& operator=(const Sharding&) = delete;
@@ -47,19 +58,22 @@ class Sharding {
   void add(std::size_t unit, const std::vector<Member>& members, c10::Device device);
   /// A parameter that the first and the last pipeline stage both hold: their gradients are summed.
   void tie_over_stages(nn::Parameter& parameter);
-  /// After owned rows were written: lets the other replicas have them.
-  void publish();
-  /// After it is known what is trained: frozen values that stay whole need no owned rows besides.
-  void drop_frozen_copies();
+  /// After owned rows were written, of what is trained or of all: lets the other replicas have
+  /// them.
+  void publish(bool with_frozen = false);
+  /// After it is known what is trained, and the first publish(): frozen values are the same on all
+  /// replicas from now on. Those that stay whole need no owned rows besides.
+  void freeze_untrained();
 
   /// Starts the gather of a unit; acquire() then waits for less.
   void prefetch(std::size_t unit);
   /// Gives the unit's values their memory. Nothing to do if they have it.
   void acquire(std::size_t unit);
   void release(std::size_t unit);
-  /// Starts the sum of the unit's gradients over the data ranks.
-  void reduce(std::size_t unit);
-  /// After this, gradient() of every reduced parameter is that of its owned rows.
+  /// After a micro-batch's backward of the unit, the last of the step or another one: starts the
+  /// sum of its gradients over the data ranks if it is time, and then has taken them.
+  void reduce(std::size_t unit, bool is_last = true);
+  /// After this, gradient() of every reduced parameter is the sum over the step, of its owned rows.
   void finish_reduction();
 
  private:
@@ -77,12 +91,17 @@ class Sharding {
   struct Unit;
   struct Sum;
   struct Reduction;
+  using UnderWay = std::vector<Reduction>;
 
   enum class Kind { kDense, kExpert, kRowTable };
   Kind kind_of(const nn::Parameter& parameter) const;
   const Division& division_of(Kind kind) const;
   static void make_owned(Shelf& shelf, const at::TensorOptions& options);
   static void gather_into_values(Shelf& shelf, const at::Tensor& runs);
+  void start_publishing(Unit& unit, bool with_frozen);
+  static void finish_publishing(Unit& unit);
+  static void sum_over_replicas(Reduction& reduction);
+  void take_sums(Reduction& reduction);
   static Sum sum_of(const Division& over, std::vector<nn::Parameter*> parameters);
   void sum_partial_gradients(const std::vector<nn::Parameter*>& parameters) const;
   std::pair<std::int64_t, std::int64_t> part_of(const nn::Parameter& parameter) const;
@@ -95,7 +114,11 @@ class Sharding {
   Division experts_;     ///< efsdp and edp
   Division row_tables_;  ///< tp x cp x fsdp and dp, if there is a tp
   std::vector<Unit> units_;
-  std::vector<Reduction> reductions_;
+  Summing summing_;
+  std::deque<UnderWay> reductions_;  ///< Of a call of reduce() each, the oldest first.
+  /// Sums of this step, in the order of their first arrival.
+  std::vector<std::pair<nn::Parameter*, at::Tensor>> sums_;
+  std::unordered_map<const nn::Parameter*, std::size_t> place_in_sums_;
 };
 
 /// Acquires units for its life; without a sharding there is nothing to do.

@@ -14,7 +14,7 @@ namespace heddle::plan {
 namespace {
 
 /// Peaks from the vendors' data sheets. The shares are those of an H200, where steps were measured
-/// (docs/performance.md); on the others they are assumed.
+/// (docs/performance-parallel.md); on the others they are assumed.
 std::vector<Hardware> presets() {
   const auto of = [](const char* name, double tflops, double gib, double gbs, double link,
                      double network, double host_memory) {

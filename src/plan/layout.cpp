@@ -5,6 +5,7 @@
 
 #include "ops/moe/expert_parallel.h"
 #include "parallel/layout.h"
+#include "parallel/sharding.h"
 #include "train/describe.h"
 #include "train/setup.h"
 
@@ -30,7 +31,8 @@ Layout::Layout(const Step& of, const config::RunConfig& config, std::int64_t wor
                                            train::stage_chunks(config))),
       method(train::context_method(config)),
       recompute(config.train.recompute == config::Recompute::kAuto ? config::Recompute::kFull
-                                                                   : config.train.recompute) {
+                                                                   : config.train.recompute),
+      sums_every_micro_batch(config.parallel.sum_gradients == config::SumGradients::kMicroBatch) {
   const double rows = std::ceil(of.rows / as_double(mesh.data_size()));
   micro_batches = std::ceil(rows * of.length / of.micro_batch_tokens);
   tokens = rows * of.length / micro_batches / size(Dim::kCp);
@@ -133,6 +135,26 @@ double block_again_bytes(const Layout& layout, std::int64_t stage_rank) {
   return layout.tokens * largest * layout.step->element;
 }
 
+bool is_accumulated(const Layout& layout) {
+  return layout.micro_batches * as_double(layout.stages.chunks) > 1;
+}
+
+/// Of all that is trained; `owned` elements are the rank's own.
+double gradient_bytes(const Layout& layout, const Held& held, std::int64_t stage_rank,
+                      double owned) {
+  const double whole = held.trained_dense + held.trained_experts + held.trained_tables;
+  double elements = whole;
+  if (!is_accumulated(layout) || layout.sums_every_micro_batch) {
+    // Whole until their sum is there.
+    const double units = static_cast<double>(parallel::Sharding::kUnitsUnderWay) + 1;
+    const double block = (held.trained_dense + held.trained_experts) /
+                         as_double(std::ssize(layout.layers_of(stage_rank)));
+    const double table = held.trained_tables > 0 ? held.largest_table : 0;
+    elements = std::min(whole, owned + units * block + table);
+  }
+  return layout.step->gradient * elements;
+}
+
 double activation_bytes(const Layout& layout, std::int64_t stage_rank) {
   const Step& step = *layout.step;
   const bool keeps_mlp = layout.recompute == config::Recompute::kOff ||
@@ -199,9 +221,8 @@ Memory memory_of(const Layout& layout, std::int64_t stage_rank) {
   // Values that stay whole have their owned rows besides.
   if (shards == 1 && replicas > 1) memory.weights += step.element * owned_dense;
   if (table_shards == 1 && replicas > 1) memory.weights += step.element * owned_tables;
-  memory.gradients =
-      step.gradient * (held.trained_dense + held.trained_experts + held.trained_tables);
   const double owned = owned_dense + owned_experts + owned_tables;
+  memory.gradients = gradient_bytes(layout, held, stage_rank, owned);
   memory.optimizer = step.state * (step.offloads_state ? std::min(owned, kStateOnDevice) : owned);
   memory.activations = activation_bytes(layout, stage_rank);
   const double resident = memory.weights + memory.optimizer;
@@ -209,9 +230,11 @@ Memory memory_of(const Layout& layout, std::int64_t stage_rank) {
   const double head = layout.has_head(stage_rank) ? head_bytes(layout) : 0;
   memory.working = std::max(block, head);
   // The gradients of the first micro-batch come as its activations go.
-  const bool is_accumulated = layout.micro_batches * as_double(layout.stages.chunks) > 1;
   const double head_gradient = step.gradient * (step.is_lora ? 0 : step.vocabulary_elements());
-  const double before = is_accumulated ? memory.gradients : (head > 0 ? head_gradient : 0);
+  const double of_head = head > 0 ? head_gradient : 0;
+  const double before = !is_accumulated(layout)         ? of_head
+                        : layout.sums_every_micro_batch ? step.gradient * owned + of_head
+                                                        : memory.gradients;
   memory.peak =
       resident + std::max(memory.activations + before + memory.working, memory.gradients + block);
   return memory;

@@ -22,8 +22,9 @@ struct Layout {
   parallel::StagePlan stages;
   ops::ContextMethod method;
   config::Recompute recompute;
-  double micro_batches = 0;  ///< Of a data rank in a step.
-  double tokens = 0;         ///< Of a rank in a micro-batch.
+  bool sums_every_micro_batch;  ///< parallel.sum_gradients.
+  double micro_batches = 0;     ///< Of a data rank in a step.
+  double tokens = 0;            ///< Of a rank in a micro-batch.
 
   double size(comm::Dim dim) const { return static_cast<double>(mesh.size(dim)); }
   /// Ranks that a dense parameter, and an expert's, is sharded over.

@@ -118,17 +118,20 @@ class Counter {
       add(inner, "weights gathered for the backward", gathered, calls, Hiding::kBackward);
       const double first = blocks / depth_;
       add(inner, "weights of the first block", others * first * step_.element, 1);
-      add(inner, "gradients", others * trained * step_.gradient, depth_, Hiding::kLastBackward);
+      add_sums(inner, "gradients", others * trained, depth_);
       add(inner, "gradients of the last block", others * std::min(first, trained) * step_.gradient,
           1);
     }
-    replicated(outer, trained / shards, depth_);
+    const double replicas = share_of_others(layout_.size(outer));
+    add_sums({outer}, "gradients", replicas * trained / shards, depth_);
+    add({outer}, "new weights", replicas * trained / shards * step_.element, depth_);
   }
 
-  void replicated(Dim outer, double trained, double calls) {
-    const double others = share_of_others(layout_.size(outer));
-    add({outer}, "gradients", others * trained * step_.gradient, calls);
-    add({outer}, "new weights", others * trained * step_.element, calls);
+  /// Of gradients, behind the backward of the blocks before theirs.
+  void add_sums(std::vector<Dim> over, const char* what, double elements, double calls) {
+    const double times = layout_.sums_every_micro_batch ? layout_.micro_batches : 1;
+    add(std::move(over), what, times * elements * step_.gradient, times * calls,
+        layout_.sums_every_micro_batch ? Hiding::kBackward : Hiding::kLastBackward);
   }
 
   /// Embedding and head: gathered for each micro-batch, but for the first while a block runs.
@@ -145,7 +148,10 @@ class Counter {
     add(inner, "gradient of the head", others * (held.trained_tables - last) * step_.gradient, 1,
         Hiding::kLastBackward);
     add(inner, "gradient of the embedding", others * last * step_.gradient, 1);
-    replicated(Dim::kDp, held.trained_tables / shards, 1);
+    const double replicas = share_of_others(layout_.size(Dim::kDp));
+    add({Dim::kDp}, "gradient of the embedding",
+        replicas * held.trained_tables / shards * step_.gradient, 1);
+    add({Dim::kDp}, "new weights", replicas * held.trained_tables / shards * step_.element, 1);
   }
 
   void experts(const Held& held) {

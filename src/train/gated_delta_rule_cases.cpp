@@ -82,7 +82,7 @@ std::string text_of(const DeltaHeads& heads) {
   return fmt::format("{}/{}", heads.keys, heads.values);
 }
 
-/// Least work and bytes of docs/gdn.md, section 1.6, for a bf16 chunked form of 64 tokens.
+/// Least work and bytes of docs/gdn.md, section 10, for a bf16 chunked form of 64 tokens.
 OperatorCase delta_case(const OperatorPlace& place, const DeltaHeads& heads,
                         const std::vector<std::int32_t>& boundaries, const std::string& layout) {
   const ops::KernelTable kernels = table_of(place, "gated_delta_rule", delta_dims(heads));

@@ -168,10 +168,10 @@ class StepRun {
       const parallel::Acquired weights(options_.sharding, ends_.behind);
       head = heads_[m](hidden, batch);
     }
-    if (options_.sharding != nullptr && is_last(m)) {
+    if (options_.sharding != nullptr) {
       // The rest of the backward does not touch them.
       for (nn::Parameter* parameter : trainable_) parameter->collect_gradient();
-      options_.sharding->reduce(head_unit(model_));
+      options_.sharding->reduce(head_unit(model_), is_last(m));
     }
     return head;
   }
@@ -240,7 +240,11 @@ class StepRun {
         ops::run_backward({flight.embedded}, {outgoing});
       for (nn::Parameter* parameter : trainable_) parameter->collect_gradient();
     }
-    if (chunk == 0) flights_[m].reset();
+    if (chunk > 0) return;
+    flights_[m].reset();
+    // Of the last one behind everything else: see run_micro_batches.
+    if (options_.sharding != nullptr && !is_last(m))
+      options_.sharding->reduce(kEmbeddingUnit, /*is_last=*/false);
   }
 
   models::qwen3_5::Model& model_;

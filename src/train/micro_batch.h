@@ -51,8 +51,7 @@ struct MicroBatchOptions {
   RouterReplay* router = nullptr;      ///< Records or gives the experts of this step; may be null.
   /// The micro-batches, where they lie on the device already.
   std::span<const LocalBatch> uploaded = {};
-  /// With several ranks: what holds the parameters; their gradients are summed with the last
-  /// micro-batch.
+  /// With several ranks: what holds the parameters and sums their gradients.
   parallel::Sharding* sharding = nullptr;
 };
 

@@ -55,7 +55,8 @@ parallel::Recompute recompute_of(config::Recompute policy) {
 
 }  // namespace
 
-std::unique_ptr<parallel::Sharding> shard_model(models::qwen3_5::Model& model) {
+std::unique_ptr<parallel::Sharding> shard_model(models::qwen3_5::Model& model,
+                                                parallel::Sharding::Summing summing) {
   const c10::Device device = model.context().device;
   const auto member = [&](nn::Parameter& parameter) {
     return parallel::Sharding::Member{&parameter, model.dtype_of(parameter)};
@@ -74,7 +75,7 @@ std::unique_ptr<parallel::Sharding> shard_model(models::qwen3_5::Model& model) {
     if (!in_blocks.contains(&parameter) && &parameter != &model.embedding_weight())
       head.push_back(member(parameter));
   });
-  auto sharding = std::make_unique<parallel::Sharding>(model.context().mesh);
+  auto sharding = std::make_unique<parallel::Sharding>(model.context().mesh, summing);
   if (model.tied()) sharding->tie_over_stages(model.embedding_weight());
   sharding->add(kEmbeddingUnit, {member(model.embedding_weight())}, device);
   for (std::size_t i = 0; i < blocks.size(); ++i) sharding->add(i + 1, blocks[i], device);

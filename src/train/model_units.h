@@ -26,7 +26,9 @@ parallel::Acquired acquire_ends(parallel::Sharding* sharding, const models::qwen
 std::vector<parallel::BlockEntry> block_entries(models::qwen3_5::Model& model);
 
 /// Divides the model's parameters over the ranks of its mesh: storage, without values.
-std::unique_ptr<parallel::Sharding> shard_model(models::qwen3_5::Model& model);
+std::unique_ptr<parallel::Sharding> shard_model(
+    models::qwen3_5::Model& model,
+    parallel::Sharding::Summing summing = parallel::Sharding::Summing::kStep);
 /// The same for the adapters, each in the unit of its linear layer.
 void shard_adapters(models::qwen3_5::Model& model, adapters::LoraSet& adapters,
                     parallel::Sharding& sharding);

@@ -24,7 +24,7 @@ struct RunInfo {
   double peak_flops = 0;  ///< 0: unknown.
   std::vector<std::pair<std::string, std::int64_t>>
       memory;                          ///< By purpose, bytes; activations are an estimate.
-  std::vector<std::string> kernels;    ///< "gated_delta_rule: cpu.chunk32"
+  std::vector<std::string> kernels;    ///< "gated_delta_rule: cpu.chunk"
   std::vector<std::string> undecayed;  ///< Parameters without weight decay.
   std::vector<std::string> defaulted;  ///< Model values that config.json did not give.
   std::string data_summary;

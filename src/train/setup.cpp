@@ -60,6 +60,22 @@ data::RowFormat row_format(config::DataFormat format) {
   return data::RowFormat::kAuto;
 }
 
+data::Truncation truncation_of(config::Truncation truncation) {
+  switch (truncation) {
+    case config::Truncation::kAuto:
+      return data::Truncation::kAuto;
+    case config::Truncation::kDrop:
+      return data::Truncation::kDrop;
+    case config::Truncation::kKeepStart:
+      return data::Truncation::kKeepStart;
+    case config::Truncation::kKeepEnd:
+      return data::Truncation::kKeepEnd;
+    case config::Truncation::kSplit:
+      return data::Truncation::kSplit;
+  }
+  return data::Truncation::kAuto;
+}
+
 data::Task task_of(const config::ModelSection& model) {
   if (model.head == config::Head::kClassify) {
     return model.num_labels == 1 ? data::Task::kRegression : data::Task::kClassification;
@@ -271,10 +287,7 @@ data::DatasetOptions dataset_options(const config::RunConfig& config, DataPart p
   options.bad_rows = config.data.on_bad_line == config::BadLine::kSkip ? data::BadRowPolicy::kSkip
                                                                        : data::BadRowPolicy::kError;
   options.rendering.max_length = config.data.max_length;
-  options.rendering.truncation =
-      config.data.truncation == config::Truncation::kDrop        ? data::Truncation::kDrop
-      : config.data.truncation == config::Truncation::kKeepStart ? data::Truncation::kKeepStart
-                                                                 : data::Truncation::kKeepEnd;
+  options.rendering.truncation = truncation_of(config.data.truncation);
   options.rendering.loss_on =
       config.data.loss_on == config::LossOn::kAll ? data::LossOn::kAll : data::LossOn::kAssistant;
   if (!config.data.chat_template.empty())
@@ -335,7 +348,10 @@ void allocate_model(const config::RunConfig& config, models::qwen3_5::Config mod
   if (mesh.world_size() == 1) {
     setup.model->allocate();
   } else {
-    setup.sharding = shard_model(*setup.model);
+    setup.sharding =
+        shard_model(*setup.model, config.parallel.sum_gradients == config::SumGradients::kStep
+                                      ? parallel::Sharding::Summing::kStep
+                                      : parallel::Sharding::Summing::kMicroBatch);
   }
 }
 
@@ -351,7 +367,7 @@ void complete_model(const config::RunConfig& config, Setup& setup, bool has_valu
   choose_trainable(config, setup);
   if (setup.sharding) {
     if (has_values) setup.sharding->publish();
-    setup.sharding->drop_frozen_copies();
+    setup.sharding->freeze_untrained();
   }
 }
 
@@ -436,7 +452,7 @@ LoadedModel load_for_inference(const std::filesystem::path& directory,
   }
   if (loaded.sharding) {
     loaded.sharding->publish();
-    loaded.sharding->drop_frozen_copies();
+    loaded.sharding->freeze_untrained();
   }
   return loaded;
 }

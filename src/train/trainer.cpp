@@ -140,7 +140,7 @@ void Trainer::restore(const ckpt::TrainingCheckpoint& checkpoint) {
   }
   for (const ckpt::TensorPart& part : optimizer_.state(/*with_copies=*/true))
     checkpoint.copy_box(part.name, part.offset, part.tensor);
-  if (setup_.sharding) setup_.sharding->publish();
+  if (setup_.sharding) setup_.sharding->publish(/*with_frozen=*/true);
   optimizer_.set_steps(state.at("optimizer_steps"));
   first_step_ = state.at("step");
   last_saved_ = first_step_;

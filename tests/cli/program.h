@@ -13,6 +13,7 @@
 #include "cli/run_command.h"
 #include "testing/paths.h"
 #include "testing/process.h"
+#include "testing/small_config.h"
 #include "testing/temporary_directory.h"
 
 namespace heddle::cli {
@@ -24,20 +25,7 @@ using Arguments = std::vector<std::string>;
 class Folder {
  public:
   Folder() {
-    const nlohmann::ordered_json config = {{"model_type", "qwen3_5_text"},
-                                           {"vocab_size", 4096},
-                                           {"hidden_size", 32},
-                                           {"intermediate_size", 64},
-                                           {"num_hidden_layers", 4},
-                                           {"num_attention_heads", 2},
-                                           {"num_key_value_heads", 1},
-                                           {"head_dim", 16},
-                                           {"linear_num_key_heads", 2},
-                                           {"linear_num_value_heads", 2},
-                                           {"linear_key_head_dim", 16},
-                                           {"linear_value_head_dim", 16},
-                                           {"tie_word_embeddings", true}};
-    write("config.json", config.dump());
+    write("config.json", testing::small_config().dump());
     const Outcome made =
         run_command({"init", "--config", at("config.json"), "--tokenizer",
                      testing::source_path("examples/tokenizer-4k"), "--output", at("model")});

@@ -70,6 +70,23 @@ TEST_F(DatasetTest, IsTheSameFromTheCacheFromMemoryAndWithAnyThreads) {
   }
 }
 
+TEST_F(DatasetTest, SplitsLongRowsIntoSeveral) {
+  DatasetOptions base =
+      options({R"({"input_ids": [1, 2, 3]})", R"({"input_ids": [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]})",
+               R"({"input_ids": [4, 5]})"});
+  base.rendering.max_length = 4;
+  base.rendering.truncation = Truncation::kSplit;
+  const auto data = Dataset::open(base, *tokenizer_);
+  EXPECT_THAT(data->lengths(), ::testing::ElementsAre(3, 4, 4, 2, 2));
+  EXPECT_THAT(data->row(2).labels, ::testing::ElementsAre(6, 7, 8, 9));
+  for (const std::int64_t row : {1, 2, 3}) EXPECT_EQ(data->place(row).line, 2);
+  EXPECT_EQ(data->report().lines, 3);
+  EXPECT_EQ(data->report().split, 1);
+  EXPECT_EQ(data->report().loss_tokens, 2 + 9 + 1);
+  EXPECT_THAT(data->report().summary(), HasSubstr("5 rows"));
+  EXPECT_THAT(data->report().summary(), HasSubstr("1 split into several"));
+}
+
 TEST_F(DatasetTest, MakesAnotherCacheWhenAnythingChanges) {
   DatasetOptions base = options(numbered_rows(50, 29, 4));
   const std::string key = Dataset::open(base, *tokenizer_)->key();

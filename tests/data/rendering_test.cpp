@@ -268,6 +268,45 @@ TEST(Rendering, TruncatesByPolicy) {
   EXPECT_EQ(Renderer(*tokenizer, options).tokenize(row).fate, TokenizedRow::Fate::kKept);
 }
 
+TEST(Rendering, SplitsPlainTextSoThatEveryLabelIsInOnePiece) {
+  const auto tokenizer = make_tokenizer(chatml_template());
+  RenderOptions options;
+  options.max_length = 4;
+  options.truncation = Truncation::kSplit;
+  const auto row = [&](const std::string& text) {
+    return Renderer(*tokenizer, options).tokenize(parse(text));
+  };
+  const TokenizedRow tokens = row(R"({"input_ids": [1, 2, 3, 4, 5, 6, 7, 8, 9]})");
+  EXPECT_EQ(tokens.fate, TokenizedRow::Fate::kSplit);
+  const std::vector<TokenizedRow> pieces = split(tokens, 4);
+  // The ninth token has no label: it is that of the eighth.
+  ASSERT_EQ(pieces.size(), 2u);
+  EXPECT_THAT(pieces[0].tokens, ElementsAre(1, 2, 3, 4));
+  EXPECT_THAT(pieces[0].labels, ElementsAre(2, 3, 4, 5));
+  EXPECT_THAT(pieces[1].tokens, ElementsAre(5, 6, 7, 8));
+  EXPECT_THAT(pieces[1].labels, ElementsAre(6, 7, 8, 9));
+  EXPECT_EQ(pieces[1].loss_rows, 4);
+  EXPECT_EQ(pieces[1].loss_weight_sum, 4);
+
+  options.truncation = Truncation::kAuto;
+  const TokenizedRow text = row(R"({"text": "the answer the answer the answer"})");
+  EXPECT_EQ(text.fate, TokenizedRow::Fate::kSplit);
+  std::int64_t labels = 0;
+  for (const TokenizedRow& piece : split(text, 4)) {
+    EXPECT_LE(piece.tokens.size(), 4u);
+    labels += piece.loss_rows;
+  }
+  EXPECT_EQ(labels, std::ssize(text.tokens) - 1);
+  EXPECT_EQ(row(R"({"input_ids": [1, 2, 3, 4, 5]})").fate, TokenizedRow::Fate::kTruncated);
+  EXPECT_EQ(row(R"({"prompt": "the answer the", "completion": "an"})").fate,
+            TokenizedRow::Fate::kDroppedNoLoss);
+
+  options.truncation = Truncation::kSplit;
+  EXPECT_THAT(
+      message_of([&] { row(R"({"messages": [{"role": "user", "content": "the answer"}]})"); }),
+      HasSubstr("field 'messages': the row is longer than 4 tokens, and data.truncation=split"));
+}
+
 TEST(Rendering, NeedsATemplateForConversations) {
   const auto tokenizer = make_tokenizer();
   const Renderer renderer(*tokenizer, {});

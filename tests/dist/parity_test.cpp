@@ -107,6 +107,9 @@ const std::vector<Variant> kVariants = {
     {"moe, full, accumulated, recomputed",
      "moe",
      {"train.micro_batch_tokens=64", "train.recompute=selective"}},
+    {"moe, full, summed with every micro-batch",
+     "moe",
+     {"train.micro_batch_tokens=64", "parallel.sum_gradients=micro_batch"}},
     {"moe, full, fewer rows than ranks",
      "moe",
      {"train.global_batch_size=1", "data.packing=false", "train.recompute=full"}},
@@ -289,6 +292,7 @@ TEST_F(ParityTest, OfEveryKindOne) {
   compare(variant("moe, full"), kLayouts[1], kFloat64);
   compare(variant("moe, full, accumulated, recomputed"), kLayouts[2], kFloat64);
   compare(variant("moe, LoRA, accumulated"), kLayouts[1], kFloat32);
+  compare(variant("moe, full, summed with every micro-batch"), layout("tp2 x fsdp2"), kFloat64);
   compare(variant("dense, full, fewer rows than ranks"), kLayouts[0], kFloat64);
   compare(variant("dense, some frozen, evaluated"), kLayouts[1], kFloat64);
   compare(variant("dense, full"), layout("tp2"), kFloat64);

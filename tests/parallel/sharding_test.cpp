@@ -9,6 +9,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <memory>
+
 #include "comm/ranks.h"
 
 namespace heddle::parallel {
@@ -96,6 +99,64 @@ TEST(Sharding, EachKindIsDividedOverItsOwnRanks) {
        {Layout{{1, 1, 1, 2, 1}, 2}, Layout{{1, 1, 2, 2, 1}, 2}, Layout{{1, 1, 3, 2, 1}, 2},
         Layout{{2, 1, 1, 2, 1}, 1}, Layout{{2, 1, 2, 2, 1}, 1}}) {
     check(layout);
+  }
+}
+
+/// Runs units of one parameter through `micro_batches`; gradients of unit u and micro-batch m on
+/// rank r are (r + 1) (m + 1) + u. Tells how many units' whole gradients the sharding holds at
+/// most.
+std::int64_t most_held(const Layout& layout, Sharding::Summing summing,
+                       std::int64_t micro_batches) {
+  constexpr std::int64_t kUnits = 8, kRows = 264;
+  std::int64_t most = 0;
+  const auto errors = testing::run_ranks(4, [&](const std::shared_ptr<comm::World>& world) {
+    const comm::Mesh mesh(layout.sizes, world, layout.ep);
+    Sharding sharding(mesh, summing);
+    std::vector<std::unique_ptr<nn::Parameter>> parameters;
+    for (std::int64_t u = 0; u < kUnits; ++u) {
+      parameters.push_back(std::make_unique<nn::Parameter>(std::to_string(u),
+                                                           std::vector<std::int64_t>{kRows, 256}));
+      parameters.back()->place(mesh);
+      sharding.add(static_cast<std::size_t>(u), {{parameters.back().get(), at::kDouble}}, at::kCPU);
+    }
+    std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> given;
+    for (std::int64_t m = 0; m < micro_batches; ++m) {
+      for (std::int64_t u = kUnits; u-- > 0;) {
+        const double value = static_cast<double>((world->rank() + 1) * (m + 1) + u);
+        {
+          at::Tensor gradient = at::full({kRows, 256}, value, at::kDouble);
+          given.emplace_back(gradient.storage().getWeakStorageImpl());
+          parameters[static_cast<std::size_t>(u)]->add_gradient(gradient);
+        }
+        sharding.reduce(static_cast<std::size_t>(u), m + 1 == micro_batches);
+        const auto held = std::count_if(given.begin(), given.end(),
+                                        [](const auto& storage) { return !storage.expired(); });
+        if (world->rank() == 0) most = std::max<std::int64_t>(most, held);
+      }
+    }
+    sharding.finish_reduction();
+    for (std::int64_t u = 0; u < kUnits; ++u) {
+      double sum = 0;
+      for (std::int64_t m = 0; m < micro_batches; ++m) {
+        for (std::int64_t rank = 0; rank < 4; ++rank)
+          sum += static_cast<double>((rank + 1) * (m + 1) + u);
+      }
+      const nn::Parameter& parameter = *parameters[static_cast<std::size_t>(u)];
+      EXPECT_TRUE(
+          at::equal(parameter.gradient(), at::full(parameter.owned().sizes(), sum, at::kDouble)));
+    }
+  });
+  EXPECT_THAT(errors, ::testing::Each(""));
+  return most;
+}
+
+TEST(Sharding, WholeGradientsOfAFewUnitsAreHeldAtOnce) {
+  constexpr auto kFew = static_cast<std::int64_t>(Sharding::kUnitsUnderWay);
+  for (const Layout& layout :
+       {Layout{{1, 1, 4, 1, 1}, 1}, Layout{{1, 1, 1, 4, 1}, 1}, Layout{{1, 1, 2, 2, 1}, 1}}) {
+    EXPECT_LE(most_held(layout, Sharding::Summing::kStep, 1), kFew);
+    EXPECT_LE(most_held(layout, Sharding::Summing::kMicroBatch, 3), kFew);
+    EXPECT_EQ(most_held(layout, Sharding::Summing::kStep, 3), 8);
   }
 }
 

@@ -14,7 +14,9 @@
 #include "cli/application.h"
 #include "config/config.h"
 #include "testing/device.h"
+#include "testing/message_of.h"
 #include "testing/paths.h"
+#include "testing/small_config.h"
 #include "testing/temporary_directory.h"
 #include "train/trainer.h"
 
@@ -29,6 +31,32 @@ inline int run_cli(const std::vector<std::string>& arguments, std::string* outpu
   const int status = cli::run(arguments, {out});
   if (output != nullptr) *output = out.str();
   return status;
+}
+
+/// Asks for a stop after a step.
+class StopAfter : public train::Observer {
+ public:
+  StopAfter(std::int64_t step, std::atomic<bool>& stop) : step_(step), stop_(stop) {}
+  void on_step(const train::StepInfo& info) override {
+    losses.push_back(info.loss);
+    if (info.step == step_) stop_ = true;
+  }
+  std::vector<double> losses;
+
+ private:
+  std::int64_t step_;
+  std::atomic<bool>& stop_;
+};
+
+inline train::Summary train_until(const config::RunConfig& config, std::int64_t step,
+                                  std::vector<double>* losses = nullptr) {
+  std::atomic<bool> stop = false;
+  StopAfter observer(step, stop);
+  train::Trainer trainer(config, observer, stop);
+  const train::Summary summary = trainer.run();
+  if (losses != nullptr)
+    losses->insert(losses->end(), observer.losses.begin(), observer.losses.end());
+  return summary;
 }
 
 /// A folder with a small model and a few hundred rows; runs on the device of --device.
@@ -46,19 +74,7 @@ class TrainerTest : public ::testing::Test {
 
   /// A model directory with random weights; `more` adds to its configuration.
   void make_model(const std::string& name, const nlohmann::ordered_json& more) const {
-    nlohmann::ordered_json config = {{"model_type", "qwen3_5_text"},
-                                     {"vocab_size", 4096},
-                                     {"hidden_size", 32},
-                                     {"intermediate_size", 64},
-                                     {"num_hidden_layers", 4},
-                                     {"num_attention_heads", 2},
-                                     {"num_key_value_heads", 1},
-                                     {"head_dim", 16},
-                                     {"linear_num_key_heads", 2},
-                                     {"linear_num_value_heads", 2},
-                                     {"linear_key_head_dim", 16},
-                                     {"linear_value_head_dim", 16},
-                                     {"tie_word_embeddings", true}};
+    nlohmann::ordered_json config = testing::small_config();
     config.update(more);
     files::write_atomically(dir_ / "config.json", config.dump());
     ASSERT_EQ(run_cli({"init", "--config", (dir_ / "config.json").string(), "--tokenizer",
@@ -92,33 +108,12 @@ class TrainerTest : public ::testing::Test {
     return files::read(dir_ / run / file);
   }
 
+  /// What a run of these settings is refused with.
+  std::string refusal_of(const std::vector<std::string>& more) const {
+    return testing::message_of([&] { train_until(config("refused", more), 1000); });
+  }
+
   testing::TemporaryDirectory dir_;
 };
-
-/// Asks for a stop after a step.
-class StopAfter : public train::Observer {
- public:
-  StopAfter(std::int64_t step, std::atomic<bool>& stop) : step_(step), stop_(stop) {}
-  void on_step(const train::StepInfo& info) override {
-    losses.push_back(info.loss);
-    if (info.step == step_) stop_ = true;
-  }
-  std::vector<double> losses;
-
- private:
-  std::int64_t step_;
-  std::atomic<bool>& stop_;
-};
-
-inline train::Summary train_until(const config::RunConfig& config, std::int64_t step,
-                                  std::vector<double>* losses = nullptr) {
-  std::atomic<bool> stop = false;
-  StopAfter observer(step, stop);
-  train::Trainer trainer(config, observer, stop);
-  const train::Summary summary = trainer.run();
-  if (losses != nullptr)
-    losses->insert(losses->end(), observer.losses.begin(), observer.losses.end());
-  return summary;
-}
 
 }  // namespace heddle

@@ -140,16 +140,25 @@ class FileTokenizer {
       ++report_.dropped_no_loss;
       return;
     }
-    const auto length = static_cast<std::int64_t>(row.tokens.size());
+    if (row.fate == TokenizedRow::Fate::kSplit) {
+      ++report_.split;
+      for (const TokenizedRow& piece : split(row, options_.rendering.max_length))
+        keep(piece, pending.line, writer);
+      return;
+    }
     if (row.fate == TokenizedRow::Fate::kTruncated) {
       ++report_.truncated;
-      report_.cut_tokens += row.full_length - length;
+      report_.cut_tokens += row.full_length - std::ssize(row.tokens);
     }
+    keep(row, pending.line, writer);
+  }
+
+  void keep(const TokenizedRow& row, std::int64_t line, TokenStoreWriter& writer) {
     ++report_.rows;
-    report_.tokens += length;
+    report_.tokens += std::ssize(row.tokens);
     report_.loss_tokens += row.loss_rows;
-    report_.longest_row = std::max(report_.longest_row, length);
-    writer.add(row, pending.line);
+    report_.longest_row = std::max<std::int64_t>(report_.longest_row, std::ssize(row.tokens));
+    writer.add(row, line);
   }
 
   void tell_progress(double fraction) const {

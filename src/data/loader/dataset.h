@@ -51,6 +51,7 @@ struct DatasetReport {
   std::int64_t bad_rows = 0;              ///< skipped by policy
   std::int64_t dropped_long = 0;          ///< longer than max_length, policy drop
   std::int64_t truncated = 0;             ///< cut to max_length
+  std::int64_t split = 0;                 ///< made into several rows of at most max_length
   std::int64_t dropped_no_loss = 0;       ///< no loss token (left after truncation)
   std::int64_t cut_tokens = 0;            ///< tokens lost to truncation, of rows that were kept
   std::vector<std::string> bad_examples;  ///< the first few messages of skipped rows

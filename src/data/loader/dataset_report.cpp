@@ -20,6 +20,7 @@ void DatasetReport::add(const DatasetReport& other) {
   bad_rows += other.bad_rows;
   dropped_long += other.dropped_long;
   truncated += other.truncated;
+  split += other.split;
   dropped_no_loss += other.dropped_no_loss;
   cut_tokens += other.cut_tokens;
   for (const std::string& example : other.bad_examples) {
@@ -37,6 +38,7 @@ nlohmann::json DatasetReport::to_json() const {
           {"bad_rows", bad_rows},
           {"dropped_long", dropped_long},
           {"truncated", truncated},
+          {"split", split},
           {"dropped_no_loss", dropped_no_loss},
           {"cut_tokens", cut_tokens},
           {"bad_examples", bad_examples}};
@@ -53,6 +55,7 @@ DatasetReport DatasetReport::from_json(const nlohmann::json& value) {
   value.at("bad_rows").get_to(report.bad_rows);
   value.at("dropped_long").get_to(report.dropped_long);
   value.at("truncated").get_to(report.truncated);
+  value.at("split").get_to(report.split);
   value.at("dropped_no_loss").get_to(report.dropped_no_loss);
   value.at("cut_tokens").get_to(report.cut_tokens);
   value.at("bad_examples").get_to(report.bad_examples);
@@ -70,6 +73,7 @@ std::string DatasetReport::summary() const {
   mention(blank_lines, "blank lines");
   mention(bad_rows, "bad rows skipped");
   mention(dropped_long, "dropped as too long");
+  mention(split, "split into several");
   mention(truncated, "cut to max_length");
   mention(dropped_no_loss, "dropped without a loss token");
   return line;

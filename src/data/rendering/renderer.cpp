@@ -111,18 +111,44 @@ std::vector<float> token_weights(const Tokenizer& tokenizer, const RenderedText&
   return weights;
 }
 
-void truncate(TokenizedRow& row, std::vector<float>& weights, std::vector<std::int32_t>& targets,
-              const RenderOptions& options) {
+/// What happens to `row` where it is too long. Throws DataError where it cannot be split.
+Truncation truncation_of(const Row& row, const RenderOptions& options) {
+  const bool is_plain_text = row.form == Row::Form::kText && row.prompt.empty();
+  const bool can_split =
+      row.task == Task::kLanguageModel && (is_plain_text || row.form == Row::Form::kTokens);
+  switch (options.truncation) {
+    case Truncation::kAuto:
+      return can_split && is_plain_text ? Truncation::kSplit : Truncation::kKeepStart;
+    case Truncation::kSplit:
+      if (!can_split) {
+        throw_error<DataError>(
+            "field '{}': the row is longer than {} tokens, and data.truncation=split is for plain "
+            "text and tokens of a language model; choose auto, keep_start, keep_end or drop",
+            name_of(row.format), options.max_length);
+      }
+      return Truncation::kSplit;
+    default:
+      return options.truncation;
+  }
+}
+
+void truncate(const Row& from, TokenizedRow& row, std::vector<float>& weights,
+              std::vector<std::int32_t>& targets, const RenderOptions& options) {
   const auto limit = static_cast<std::size_t>(options.max_length);
   if (options.max_length <= 0 || row.tokens.size() <= limit) return;
-  if (options.truncation == Truncation::kDrop) {
+  const Truncation truncation = truncation_of(from, options);
+  if (truncation == Truncation::kDrop) {
     row.fate = TokenizedRow::Fate::kDroppedLong;
+    return;
+  }
+  if (truncation == Truncation::kSplit) {
+    row.fate = TokenizedRow::Fate::kSplit;
     return;
   }
   row.fate = TokenizedRow::Fate::kTruncated;
   const std::size_t cut = row.tokens.size() - limit;
   const auto shorten = [&](auto& list) {
-    if (options.truncation == Truncation::kKeepEnd) {
+    if (truncation == Truncation::kKeepEnd) {
       list.erase(list.begin(), list.begin() + static_cast<std::ptrdiff_t>(cut));
     } else {
       list.resize(limit);
@@ -133,7 +159,36 @@ void truncate(TokenizedRow& row, std::vector<float>& weights, std::vector<std::i
   shorten(targets);
 }
 
+/// Sums of what a language model learns of the row, from its labels and weights.
+void count_losses(TokenizedRow& row) {
+  row.loss_rows = 0;
+  row.loss_weight_sum = 0;
+  for (const float weight : row.weights) {
+    row.loss_rows += weight != 0;
+    row.loss_weight_sum += weight;
+  }
+}
+
 }  // namespace
+
+std::vector<TokenizedRow> split(const TokenizedRow& row, std::int64_t length) {
+  std::vector<TokenizedRow> pieces;
+  const std::int64_t whole = std::ssize(row.tokens);
+  for (std::int64_t begin = 0; begin < whole; begin += length) {
+    const auto piece_of = [&](const auto& list) {
+      return std::decay_t<decltype(list)>(list.begin() + begin,
+                                          list.begin() + std::min(begin + length, whole));
+    };
+    TokenizedRow piece;
+    piece.tokens = piece_of(row.tokens);
+    piece.labels = piece_of(row.labels);
+    piece.weights = piece_of(row.weights);
+    piece.full_length = std::ssize(piece.tokens);
+    count_losses(piece);
+    if (piece.loss_rows > 0) pieces.push_back(std::move(piece));
+  }
+  return pieces;
+}
 
 Renderer::Renderer(const Tokenizer& tokenizer, RenderOptions options)
     : tokenizer_(tokenizer), options_(std::move(options)) {
@@ -285,7 +340,7 @@ TokenizedRow Renderer::tokenize(const Row& row) const {
   if (out.tokens.empty()) throw_error<DataError>("the row gives no token");
   out.full_length = static_cast<std::int64_t>(out.tokens.size());
   out.target = row.target.value_or(0);
-  truncate(out, weights, targets, options_);
+  truncate(row, out, weights, targets, options_);
   if (!out.kept()) return out;
 
   const std::size_t length = out.tokens.size();
@@ -296,9 +351,8 @@ TokenizedRow Renderer::tokenize(const Row& row) const {
       if (weights[t + 1] == 0) continue;
       out.labels[t] = targets[t + 1];
       out.weights[t] = weights[t + 1];
-      out.loss_weight_sum += weights[t + 1];
-      ++out.loss_rows;
     }
+    count_losses(out);
     if (out.loss_rows == 0) out.fate = TokenizedRow::Fate::kDroppedNoLoss;
   } else if (row.target) {
     out.loss_rows = 1;

@@ -17,7 +17,9 @@ class Tokenizer;
 
 /// Which tokens of a conversation or a prompt/completion row carry loss. Plain text always does.
 enum class LossOn { kAssistant, kAll };
-enum class Truncation { kDrop, kKeepStart, kKeepEnd };
+/// What becomes of a row with more than max_length tokens. kSplit: several rows, text and tokens of
+/// a language model only. kAuto: kSplit for plain text of a language model, kKeepStart for others.
+enum class Truncation { kAuto, kDrop, kKeepStart, kKeepEnd, kSplit };
 
 struct RenderOptions {
   std::int64_t max_length = 0;  ///< tokens of a row; 0 = no limit
@@ -51,12 +53,19 @@ struct TokenizedRow {
   std::int64_t loss_rows = 0;
   double loss_weight_sum = 0;
 
-  enum class Fate { kKept, kTruncated, kDroppedLong, kDroppedNoLoss };
+  /// kSplit: of any length still, see split().
+  enum class Fate { kKept, kTruncated, kSplit, kDroppedLong, kDroppedNoLoss };
   Fate fate = Fate::kKept;
   std::int64_t full_length = 0;  ///< tokens before truncation
 
-  bool kept() const { return fate == Fate::kKept || fate == Fate::kTruncated; }
+  bool kept() const {
+    return fate == Fate::kKept || fate == Fate::kTruncated || fate == Fate::kSplit;
+  }
 };
+
+/// Consecutive pieces of `length` tokens and a rest. The last label of a piece is the first token
+/// of the next, so that each label of the row is in exactly one; pieces without any are left out.
+std::vector<TokenizedRow> split(const TokenizedRow& row, std::int64_t length);
 
 /// Turns rows into text, tokens and loss weights. Const and safe to use from several threads.
 class Renderer {

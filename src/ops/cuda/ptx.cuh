@@ -152,55 +152,55 @@ __device__ __forceinline__ void st_shared4(u32 addr, u32 v) {
 
 // Bulk copies (sm_90): one thread moves a whole tile, the barrier counts bytes.
 #if __CUDA_ARCH__ >= 900
-#define HEDDLE_GDN_BULK(...) asm volatile(__VA_ARGS__)
+#define HEDDLE_BULK_COPY(...) asm volatile(__VA_ARGS__)
 #else
-#define HEDDLE_GDN_BULK(...)
+#define HEDDLE_BULK_COPY(...)
 #endif
 /// One arrival at `bar` that also announces `bytes` of bulk copies.
 __device__ __forceinline__ void mbar_expect(u32 bar, u32 bytes) {
-  HEDDLE_GDN_BULK(
+  HEDDLE_BULK_COPY(
       "{.reg .b64 t; mbarrier.arrive.expect_tx.shared::cta.b64 t, [%0], %1;}" ::"r"(bar), "r"(bytes)
       : "memory");
 }
 /// 64 x 64 box at (row, column) of a tensor map, 128-byte swizzled: one column block of a tile.
 __device__ __forceinline__ void bulk_load_box(u32 dst, const void* map, int column, int row,
                                               u32 bar) {
-  HEDDLE_GDN_BULK(
+  HEDDLE_BULK_COPY(
       "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
       "[%0], [%1, {%2, %3}], [%4];" ::"r"(dst),
       "l"(map), "r"(column), "r"(row), "r"(bar)
       : "memory");
 }
 __device__ __forceinline__ void bulk_load(u32 dst, const void* src, u32 bytes, u32 bar) {
-  HEDDLE_GDN_BULK(
+  HEDDLE_BULK_COPY(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
           "r"(dst),
       "l"(src), "r"(bytes), "r"(bar)
       : "memory");
 }
 __device__ __forceinline__ void bulk_store_box(const void* map, int column, int row, u32 src) {
-  HEDDLE_GDN_BULK(
+  HEDDLE_BULK_COPY(
       "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(map),
       "r"(column), "r"(row), "r"(src)
       : "memory");
 }
 __device__ __forceinline__ void bulk_store(void* dst, u32 src, u32 bytes) {
-  HEDDLE_GDN_BULK("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst),
-                  "r"(src), "r"(bytes)
-                  : "memory");
+  HEDDLE_BULK_COPY("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(dst),
+                   "r"(src), "r"(bytes)
+                   : "memory");
 }
 __device__ __forceinline__ void bulk_commit() {
-  HEDDLE_GDN_BULK("cp.async.bulk.commit_group;" ::: "memory");
+  HEDDLE_BULK_COPY("cp.async.bulk.commit_group;" ::: "memory");
 }
 /// Until at most N groups of this thread still read shared memory.
 template <int N>
 __device__ __forceinline__ void bulk_wait_read() {
-  HEDDLE_GDN_BULK("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
+  HEDDLE_BULK_COPY("cp.async.bulk.wait_group.read %0;" ::"n"(N) : "memory");
 }
 __device__ __forceinline__ void bulk_wait_all() {
-  HEDDLE_GDN_BULK("cp.async.bulk.wait_group 0;" ::: "memory");
+  HEDDLE_BULK_COPY("cp.async.bulk.wait_group 0;" ::: "memory");
 }
-#undef HEDDLE_GDN_BULK
+#undef HEDDLE_BULK_COPY
 
 /// Byte address of element (r, c), c a multiple of 8, in a bf16 tile of `rows` rows: column blocks
 /// of 64 (128 bytes a row), the 16-byte pieces of a row exchanged by XOR with row % 8. This is the

@@ -7,7 +7,7 @@
 namespace heddle::ops {
 
 /// Which elements of a [T,k] input are dropped: a function of key, token and feature alone, so that
-/// it hangs on neither layout nor device.
+/// it depends on neither layout nor device.
 struct DropoutMask {
   std::uint64_t key = 0;
   at::Tensor tokens, features;  ///< [T] and [k] int64, their numbers.

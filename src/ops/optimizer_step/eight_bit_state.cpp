@@ -58,13 +58,13 @@ void encode(const at::Tensor& values, const at::Tensor& random, Kind kind, at::T
   scales.copy_(largest.view(scales.sizes()));
   const at::Tensor x = magnitude.div(at::where(largest.gt(0), largest, at::ones_like(largest)));
   at::Tensor code = at::zeros(x.sizes(), x.options().dtype(at::kInt));
-  for (int octade = 0; octade < bits; ++octade) {
-    const int most = 1 << octade;
-    at::Tensor steps = x * power_of_8(bits - 1 - octade);
-    if (octade > 0) steps.sub_(0.125).mul_(static_cast<float>(most) / 0.875F);
+  for (int range = 0; range < bits; ++range) {
+    const int most = 1 << range;
+    at::Tensor steps = x * power_of_8(bits - 1 - range);
+    if (range > 0) steps.sub_(0.125).mul_(static_cast<float>(most) / 0.875F);
     at::Tensor k = steps.add_(by_block(random)).floor_().clamp_max_(most);
-    if (octade == 0 && kind == Kind::kRoot) k = x.gt(0).to(at::kFloat);
-    const at::Tensor here = octade == 0 ? x.ge(0) : x.ge(power_of_8(octade - bits));
+    if (range == 0 && kind == Kind::kRoot) k = x.gt(0).to(at::kFloat);
+    const at::Tensor here = range == 0 ? x.ge(0) : x.ge(power_of_8(range - bits));
     code = at::where(here, k.to(at::kInt).add_(most - 1), code);
   }
   if (kind == Kind::kMoment) code = code.add(by_block(values).lt(0).to(at::kInt).mul_(kSign));

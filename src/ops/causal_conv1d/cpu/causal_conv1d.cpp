@@ -16,19 +16,6 @@ namespace {
 
 const ConvKernels& kernels() { return HEDDLE_CPU_SELECT(conv_kernels)(); }
 
-int dtype_index(const at::Tensor& x) {
-  switch (x.scalar_type()) {
-    case at::kFloat:
-      return 0;
-    case at::kBFloat16:
-      return 1;
-    case at::kDouble:
-      return 2;
-    default:
-      TORCH_CHECK(false, "causal_conv1d cpu.vector: no kernel for ", x.scalar_type());
-  }
-}
-
 /// [S,C,W-1] to [S,W-1,C] in the compute type; undefined stays undefined.
 at::Tensor channels_last(const at::Tensor& state, c10::ScalarType type) {
   return state.defined() ? state.to(type).transpose(1, 2).contiguous() : state;
@@ -83,7 +70,7 @@ std::pair<at::Tensor, at::Tensor> forward(const CausalConv1d::Inputs& in) {
   Call call(in);
   const at::Tensor y = at::empty({in.x.size(0), in.x.size(1)}, in.x.options());
   call.args.y = y.mutable_data_ptr();
-  call.run(kernels().forward[dtype_index(in.x)]);
+  call.run(kernels().forward[cpu_element(in.x)]);
   at::Tensor final_state;
   if (in.want_final_state) {
     const std::int64_t S = in.sequences.count(), H = in.weight.size(1) - 1;
@@ -121,7 +108,7 @@ CausalConv1d::Gradients backward(const CausalConv1d::Inputs& in, const at::Tenso
   call.args.dx = grads.x.mutable_data_ptr();
   call.args.d_initial = d_initial.defined() ? d_initial.mutable_data_ptr() : nullptr;
   call.args.dw_blocks = dw.mutable_data_ptr();
-  call.run(kernels().backward[dtype_index(in.x)]);
+  call.run(kernels().backward[cpu_element(in.x)]);
   grads.weight = at::sum(dw, {0}).t().to(in.weight.scalar_type()).contiguous();
   if (d_initial.defined()) {
     // A sequence shorter than the history hands part of it on.
@@ -142,7 +129,7 @@ at::Tensor step(const at::Tensor& x, const at::Tensor& weight, at::Tensor& state
   const at::Tensor w = weight.to(compute_type(x)).contiguous();
   const std::int64_t B = x.size(0), C = x.size(1), W = weight.size(1);
   const at::Tensor y = at::empty({B, C}, x.options());
-  const auto work = kernels().step[dtype_index(x)];
+  const auto work = kernels().step[cpu_element(x)];
   const std::int64_t element = static_cast<std::int64_t>(x.element_size());
   const char* from = static_cast<const char*>(rows.const_data_ptr());
   char* to = static_cast<char*>(y.mutable_data_ptr());

@@ -59,7 +59,7 @@ std::pair<at::Tensor, at::Tensor> norm_forward(const at::Tensor& x, const at::Te
   const at::Tensor rstd = at::empty({x.size(0), x.size(1)}, x.options().dtype(compute_type(x)));
   call.args.y = y.mutable_data_ptr();
   call.args.rstd = rstd.mutable_data_ptr();
-  const auto work = kernels().forward[dtype_index(x)];
+  const auto work = kernels().forward[cpu_element(x)];
   at::parallel_for(0, call.rows, kBlockRows,
                    [&](std::int64_t first, std::int64_t last) { work(call.args, first, last); });
   return {y, rstd};
@@ -76,7 +76,7 @@ std::vector<at::Tensor> norm_backward(const at::Tensor& x, const at::Tensor& z,
   call.args.dy = dy.const_data_ptr();
   call.args.dx = dx.mutable_data_ptr();
   call.args.dz = dz.mutable_data_ptr();
-  const auto work = kernels().backward[dtype_index(x)];
+  const auto work = kernels().backward[cpu_element(x)];
   char* sums = static_cast<char*>(dw.mutable_data_ptr());
   const std::int64_t bytes = call.args.V * static_cast<std::int64_t>(dw.element_size());
   at::parallel_for(0, blocks, 1, [&](std::int64_t first, std::int64_t last) {

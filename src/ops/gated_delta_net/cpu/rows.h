@@ -5,9 +5,6 @@
 /// What the CPU kernels of this folder share.
 namespace heddle::ops::gdn_cpu {
 
-/// The index of the dtype in a table of kernels: float, bf16, double.
-int dtype_index(const at::Tensor& x);
-
 /// x [T,H,D] as it is when the heads of a token are contiguous, else a copy.
 at::Tensor head_rows(const at::Tensor& x);
 

@@ -145,7 +145,7 @@ GatedDeltaRuleForward forward(const GatedDeltaRule::Inputs& in, bool keep) {
   }
   a.o = mutable_data(out.o);
   a.final = mutable_data(out.final_state);
-  Plan(a, in.sequences.count()).run(kernels().forward[dtype_index(in.q)], a, false);
+  Plan(a, in.sequences.count()).run(kernels().forward[cpu_element(in.q)], a, false);
   return out;
 }
 
@@ -190,9 +190,9 @@ GatedDeltaRuleGradients backward(const GatedDeltaRule::Inputs& in,
     a.dq_parts = mutable_data(dq_parts);
     a.dk_parts = mutable_data(dk_parts);
   }
-  plan.run(kernels().backward[dtype_index(in.q)], a, true);
+  plan.run(kernels().backward[cpu_element(in.q)], a, true);
   if (plan.parts > 1) {
-    const auto reduce = kernels().reduce[dtype_index(in.q)];
+    const auto reduce = kernels().reduce[cpu_element(in.q)];
     at::parallel_for(0, a.T, 64, [&](std::int64_t first, std::int64_t last) {
       reduce(a, plan.parts, first, last);
     });
@@ -210,7 +210,7 @@ at::Tensor step(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, c
   RuleArgs a = call.args;
   at::Tensor o = at::empty({a.T, a.Hv, a.V}, v.options());
   a.o = mutable_data(o);
-  const auto work = kernels().step[dtype_index(q)];
+  const auto work = kernels().step[cpu_element(q)];
   char* base = static_cast<char*>(states.mutable_data_ptr());
   const std::int64_t state_bytes = a.K * a.V * static_cast<std::int64_t>(states.element_size());
   // About a microsecond of work at least for each task.

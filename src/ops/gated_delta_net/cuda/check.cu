@@ -20,7 +20,7 @@ void expect(bool ok, const std::string& what) {
   if (!ok) std::printf("FAILED %s\n", what.c_str());
 }
 
-/// Bounds: bf16 operands give 2e-3 to 1e-2 (docs/gdn.md, "Numerics"); dg of correlated keys is the
+/// Bounds: bf16 operands give 2e-3 to 1e-2 (docs/gdn.md, section 9); dg of correlated keys is the
 /// worst.
 void check_case(const Case& c, GatedDeltaNetKernel kernel, int seed) {
   Problem p(c, seed);

@@ -18,7 +18,7 @@ namespace heddle::ops::cuda::gdn {
 
 using bf16 = __nv_bfloat16;
 
-/// The data kinds of docs/gdn.md, "Numerics".
+/// The data kinds of docs/gdn.md, section 9, and three of the hardest inverses.
 enum Kind { kLogSigmoid, kNoDecay, kStrong, kCorrelated, kIdentical, kAlternating, kBetaEdges };
 inline constexpr const char* kKindNames[] = {"logsigmoid/16", "no decay",  "strong gate",
                                              "correlated",    "same keys", "alternating keys",

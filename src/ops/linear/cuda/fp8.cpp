@@ -87,8 +87,9 @@ at::Tensor backward(const Products& terms) {
 }
 
 std::optional<std::string> refuse(const Dims&) {
-  if (cuda::compute_capability() == 90) return std::nullopt;
-  return "needs a device of compute capability 9.0";
+  // Layers that are too narrow for 8 bits take our own products.
+  if (cuda::has_sm90a()) return std::nullopt;
+  return "needs a device of compute capability 9.0 and a build with code for sm_90a";
 }
 
 }  // namespace

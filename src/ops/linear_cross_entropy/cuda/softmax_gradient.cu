@@ -292,6 +292,18 @@ Split split_of(int64_t vocabulary, Element type) {
   return {ranks, static_cast<int>(part_of(ranks))};
 }
 
+/// Whether the code that this device runs has the kernel's body: a build without code for sm_90 or
+/// later leaves it empty, and a later device would run that.
+template <class T, int N>
+bool has_held_kernel() {
+  static const bool has_body = [] {
+    cudaFuncAttributes attributes{};
+    return cudaFuncGetAttributes(&attributes, held_kernel<T, N>) == cudaSuccess &&
+           attributes.ptxVersion >= 90;
+  }();
+  return has_body;
+}
+
 template <class T, int N>
 void launch_held(Arguments a, int64_t rows, const Split& split, cudaStream_t stream) {
   a.part = split.part;
@@ -324,7 +336,8 @@ void softmax_gradient(const SoftmaxGradientShape& shape, void* logits,
     using T = typename decltype(access)::Type;
     constexpr int N = decltype(access)::kWidth;
     if constexpr (N > 1) {
-      if (split.ranks > 0) return launch_held<T, N>(a, shape.rows, split, stream);
+      if (split.ranks > 0 && has_held_kernel<T, N>())
+        return launch_held<T, N>(a, shape.rows, split, stream);
     }
     streamed_kernel<T, N><<<static_cast<unsigned>(shape.rows), kThreads, 0, stream>>>(a);
   });

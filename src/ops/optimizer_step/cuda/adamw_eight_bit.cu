@@ -28,25 +28,25 @@ __device__ float power_of_2(int exponent) {
 /// eight_bit::decoded without loops.
 __device__ float decoded(int code, int bits) {
   if (code == 0) return 0;
-  const int octade = 31 - __clz(code), k = code - (1 << octade) + 1;
-  return power_of_2(3 * (octade - bits + 1)) *
-         (0.125F + 0.875F * static_cast<float>(k) * power_of_2(-octade));
+  const int range = 31 - __clz(code), k = code - (1 << range) + 1;
+  return power_of_2(3 * (range - bits + 1)) *
+         (0.125F + 0.875F * static_cast<float>(k) * power_of_2(-range));
 }
 
-__device__ float steps_of(float x, int octade, int bits) {
-  const float of_top = x * power_of_2(3 * (bits - 1 - octade));
-  if (octade == 0) return of_top;
-  return (of_top - 0.125F) * (static_cast<float>(1 << octade) / 0.875F);
+__device__ float steps_of(float x, int range, int bits) {
+  const float of_top = x * power_of_2(3 * (bits - 1 - range));
+  if (range == 0) return of_top;
+  return (of_top - 0.125F) * (static_cast<float>(1 << range) / 0.875F);
 }
 
 /// eight_bit::encoded without loops.
 __device__ int encoded(float x, float random, int bits, bool keeps_nonzero) {
   // floor(log8 x): the exponents of 2 in threes, from 126 = 3 * 42 below 1 on.
   const int exponent = static_cast<int>(__float_as_uint(x) >> 23) - 127;
-  const int octade = min(max((exponent + 126) / 3 - 42 + bits, 0), bits - 1), most = 1 << octade;
-  int k = static_cast<int>(steps_of(x, octade, bits) + random);
+  const int range = min(max((exponent + 126) / 3 - 42 + bits, 0), bits - 1), most = 1 << range;
+  int k = static_cast<int>(steps_of(x, range, bits) + random);
   k = min(k, most);
-  if (octade == 0 && keeps_nonzero && x > 0) k = 1;
+  if (range == 0 && keeps_nonzero && x > 0) k = 1;
   return most - 1 + k;
 }
 
