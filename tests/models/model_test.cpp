@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include "base/errors.h"
+#include "device/memory_meter.h"
 #include "models/gradients.h"
 #include "models/tiny_model.h"
 #include "ops/autograd.h"
@@ -60,6 +61,25 @@ TEST_P(ModelTest, RecomputationChangesNoBit) {
     for (const auto& [name, gradient] : off.by_name)
       EXPECT_TRUE(at::equal(gradient, other.by_name.at(name))) << name;
   }
+}
+
+// P6: nothing grows with the square of a sequence, neither a mask nor scores.
+TEST_P(ModelTest, MemoryIsLinearInTokens) {
+  if (testing::device().type() != c10::kCPU) GTEST_SKIP() << "of the CPU's kernels";
+  const auto model = testing::tiny_model(at::kFloat, GetParam());
+  const auto peak = [&](std::int64_t length) {
+    const at::Tensor tokens = at::full({2, length}, 5, at::kLong),
+                     mask = at::full({2, length}, 1, at::kLong);
+    mask[0].narrow(0, length - 17, 17).zero_();
+    data::Batch::PaddedOptions options;
+    options.labels = tokens;
+    device::MemoryMeter meter(c10::Device(c10::kCPU));
+    differentiate(*model, {data::Batch::from_padded(tokens, mask, options)}, Recompute::kOff);
+    return meter.take_peak();
+  };
+  peak(256);  // what is made once
+  const std::int64_t one = peak(2048), four = peak(8192);
+  EXPECT_LT(static_cast<double>(four), 4.2 * static_cast<double>(one));
 }
 
 TEST_P(ModelTest, PaddedEqualsPacked) {
