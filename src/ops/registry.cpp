@@ -43,7 +43,7 @@ KernelTable KernelTable::choose(const Registry& registry, c10::DeviceType device
     if (!requested) throw_error<ConfigError>("kernels.{}: this model has no such operator", op);
   }
   for (const OpRequest& request : requests) {
-    Choice choice{request.op, "", false, {}};
+    Choice choice{request.op, "", false, {}, {}};
     const auto by_user = policy.chosen_by_user.find(request.op);
     const Registry::Entry* chosen = nullptr;
     std::vector<std::string> known;
@@ -78,6 +78,11 @@ KernelTable KernelTable::choose(const Registry& registry, c10::DeviceType device
     }
     choice.kernel = chosen->info.name;
     choice.is_reference = chosen->info.is_reference;
+    if (chosen->info.slowed_by) {
+      for (const Dims& dims : request.dims) {
+        if (const auto reason = chosen->info.slowed_by(dims)) choice.slowed_by.push_back(*reason);
+      }
+    }
     if (choice.is_reference && faster_exists && device != c10::DeviceType::CPU &&
         !policy.allow_fallback && by_user == policy.chosen_by_user.end()) {
       throw_error<DeviceError>(
@@ -105,6 +110,10 @@ std::vector<std::string> KernelTable::losses() const {
     if (!choice.refused.empty()) {
       lines.push_back(fmt::format("{} runs {}: no faster kernel fits ({})", choice.op,
                                   choice.kernel, text::join(choice.refused, "; ")));
+    }
+    if (!choice.slowed_by.empty()) {
+      lines.push_back(fmt::format("{} runs {} slower than it could: {}", choice.op, choice.kernel,
+                                  text::join(choice.slowed_by, "; ")));
     }
   }
   return lines;

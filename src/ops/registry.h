@@ -33,6 +33,8 @@ struct KernelInfo {
   std::function<std::optional<std::string>(const Dims&)> refuse;
   /// On-chip memory that one block of work needs, in bytes. Empty: not limited.
   std::function<std::int64_t(const Dims&)> on_chip_bytes;
+  /// Why the kernel, though it fits, runs slower with these dimensions than with others near them.
+  std::function<std::optional<std::string>(const Dims&)> slowed_by = {};
 };
 
 /// All kernels this binary holds. Filled by builtin_registry() and immutable afterwards.
@@ -78,6 +80,7 @@ class KernelTable {
     std::string kernel;
     bool is_reference = false;
     std::vector<std::string> refused;  ///< "name: reason" of the faster kernels that do not fit
+    std::vector<std::string> slowed_by;
   };
 
   /// Chooses the first kernel that fits for each request. Throws, naming operator, kernels and
@@ -96,8 +99,9 @@ class KernelTable {
   const std::vector<Choice>& choices() const { return choices_; }
   /// "gated_delta_rule: cpu.chunk", one line each.
   std::vector<std::string> lines() const;
-  /// Of the operators that run slower for a kernel that does not fit, a line each: the kernel that
-  /// runs, those that would have come before it, and why they cannot.
+  /// Of the operators that run slower for a kernel that does not fit, or dimensions that do not
+  /// suit it, a line each: the kernel that runs, those that would have come before it, and why they
+  /// cannot.
   std::vector<std::string> losses() const;
 
  private:

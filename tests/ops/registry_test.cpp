@@ -25,6 +25,11 @@ std::optional<std::string> refuse_wide(const Dims& dims) {
   return "width " + std::to_string(dims.at("width")) + " is above 128";
 }
 
+std::optional<std::string> odd_width(const Dims& dims) {
+  if (dims.at("width") % 2 == 0) return std::nullopt;
+  return "width " + std::to_string(dims.at("width")) + " is odd";
+}
+
 /// Two kernels of a GPU, the first for bf16 and a width of at most 128, and the reference.
 Registry registry() {
   Registry registry;
@@ -50,7 +55,8 @@ Registry registry() {
                          .dtypes = {at::kBFloat16},
                          .is_reference = false,
                          .refuse = {},
-                         .on_chip_bytes = {}},
+                         .on_chip_bytes = {},
+                         .slowed_by = odd_width},
                         {2});
   return registry;
 }
@@ -68,6 +74,9 @@ TEST(KernelTable, TakesTheFirstKernelThatFitsAndSaysWhatItLost) {
   EXPECT_EQ(second.get<Product>().number, 2);
   EXPECT_THAT(second.losses(), ElementsAre("product runs cuda.wide: no faster kernel fits "
                                            "(cuda.fast: width 256 is above 128)"));
+  EXPECT_THAT(choose(at::kBFloat16, 129).losses(),
+              ElementsAre(HasSubstr("width 129 is above 128"),
+                          "product runs cuda.wide slower than it could: width 129 is odd"));
 }
 
 TEST(KernelTable, AChoiceOfTheUserIsNoLoss) {

@@ -11,6 +11,8 @@
 #include <algorithm>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "ops/cuda/tensor.h"
 #include "ops/linear_cross_entropy/cuda/softmax_gradient.h"
 #include "ops/linear_cross_entropy/kernels.h"
@@ -139,10 +141,21 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
   return result;
 }
 
+/// The softmax reads and writes logits in pieces of 16 bytes, and holds a row in between, where
+/// rows begin at a multiple of them.
+std::optional<std::string> slowed_by(const Dims& dims) {
+  const std::int64_t vocabulary = cuda::dimension(dims, "vocab_size");
+  if (vocabulary % 8 == 0) return std::nullopt;
+  return fmt::format("vocab_size {} is no multiple of 8; model.resize_vocab={} makes it one",
+                     vocabulary, (vocabulary + 7) / 8 * 8);
+}
+
 }  // namespace
 
 void add(Registry& registry) {
-  registry.add<LinearCrossEntropy>(cuda::kernel_info("cuda.fused"), {forward});
+  KernelInfo info = cuda::kernel_info("cuda.fused");
+  info.slowed_by = slowed_by;
+  registry.add<LinearCrossEntropy>(std::move(info), {forward});
 }
 
 }  // namespace heddle::ops::linear_cross_entropy_cuda
