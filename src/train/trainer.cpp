@@ -44,6 +44,12 @@ data::LoaderOptions loader_options(const config::RunConfig& config, const comm::
   return options;
 }
 
+/// What rank 0 does before anything is written.
+std::unique_ptr<RunLock> claim_output(const config::RunConfig& config, const comm::World* world) {
+  if (world != nullptr && world->rank() > 0) return nullptr;
+  return std::make_unique<RunLock>(config.train.output_dir);
+}
+
 /// What the sums of one step are divided by: loss weights of tokens, sequences for a
 /// classification head, queries for an embedding.
 double normalizer(const Model& model, double loss_weights, std::int64_t sequences) {
@@ -58,6 +64,7 @@ Trainer::Trainer(const config::RunConfig& config, Observer& observer, const std:
     : config_(config),
       observer_(observer),
       stop_(stop),
+      lock_(claim_output(config, world.get())),
       setup_(make_setup(config, observer, std::move(world))),
       optimizer_(setup_.trainable, config.optim, config.train.seed,
                  setup_.context.mesh.world_group()),

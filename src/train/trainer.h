@@ -15,6 +15,7 @@
 #include "train/observer.h"
 #include "train/optimizer.h"
 #include "train/queued_steps.h"
+#include "train/run_lock.h"
 #include "train/setup.h"
 
 namespace heddle::train {
@@ -70,6 +71,7 @@ class Trainer {
   config::RunConfig config_;
   Observer& observer_;
   const std::atomic<bool>& stop_;
+  std::unique_ptr<RunLock> lock_;  ///< Of rank 0; made before anything is written.
   Setup setup_;
   Optimizer optimizer_;
   parallel::Pipeline pipeline_;

@@ -83,6 +83,18 @@ const std::vector<Case>& configuration() {
        [](const Folder& f) { return f.train({"optim.warmup_steps=9"}); },
        2,
        {"optim.warmup_steps: warm-up 9 and decay 0 steps are more than train.max_steps 3"}},
+      {"OutputThatCannotBeMade",
+       [](const Folder& f) { return f.train({"train.output_dir=" + f.at("train.jsonl/run")}); },
+       2,
+       {"train.output_dir: cannot make the folder {dir}/train.jsonl/run: Not a directory"}},
+      {"LogsThatCannotBeMade",
+       [](const Folder& f) {
+         return Arguments{
+             "launch", "--nproc",       "2", "--log-dir", f.at("train.jsonl/logs"), "--",
+             "sft",    f.at("run.yaml")};
+       },
+       2,
+       {"--log-dir: cannot make the folder {dir}/train.jsonl/logs: Not a directory"}},
       {"EvaluationWithoutData",
        [](const Folder& f) { return f.train({"train.eval_on_start=true"}); },
        2,

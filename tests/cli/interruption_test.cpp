@@ -88,7 +88,8 @@ TEST_F(BadDisk, AReadOnlyDirectoryIsNamed) {
     ASSERT_EQ(mount("tmpfs", folder_.at("disk").c_str(), "tmpfs", MS_REMOUNT | MS_RDONLY, nullptr),
               0);
   }
-  EXPECT_EQ(wait_for(start(folder_, train_on_disk())), 1);
+  EXPECT_EQ(wait_for(start(folder_, train_on_disk())), 2);
+  EXPECT_THAT(message(folder_), HasSubstr("train.output_dir: cannot"));
   EXPECT_THAT(message(folder_), HasSubstr("disk/run"));
   EXPECT_THAT(message(folder_),
               ::testing::AnyOf(HasSubstr("Read-only file system"), HasSubstr("Permission denied")));
