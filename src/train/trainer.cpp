@@ -20,6 +20,7 @@
 #include "train/expert_load.h"
 #include "train/head.h"
 #include "train/micro_batch.h"
+#include "train/resume.h"
 #include "train/schedule.h"
 #include "train/step_profile.h"
 
@@ -47,6 +48,7 @@ data::LoaderOptions loader_options(const config::RunConfig& config, const comm::
 /// What rank 0 does before anything is written.
 std::unique_ptr<RunLock> claim_output(const config::RunConfig& config, const comm::World* world) {
   if (world != nullptr && world->rank() > 0) return nullptr;
+  check_resume(config);
   return std::make_unique<RunLock>(config.train.output_dir);
 }
 
@@ -142,6 +144,7 @@ void Trainer::restore(const ckpt::TrainingCheckpoint& checkpoint) {
         "weights and optimizer state do not fit; set model.dtype={} to continue it",
         state.at("step").get<std::int64_t>(), dtype, config::to_string(config_.model.dtype), dtype);
   }
+  check_same_method(before, config_, state.at("step"));
   for (const std::string& difference : config::differences(before, config_)) {
     log::warning("the configuration changed since the checkpoint: {}", difference);
   }

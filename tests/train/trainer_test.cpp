@@ -134,6 +134,27 @@ TEST_F(TrainerTest, TheCommandsWorkTogether) {
   EXPECT_EQ(run_cli({"generate", model}), 2);
 }
 
+TEST_F(TrainerTest, TheCheckpointOfAnotherMethodIsNamed) {
+  train_until(config("run"), 3);
+  try {
+    train_until(config("run", {"train.method=lora"}), 1000);
+    ADD_FAILURE() << "it went on";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("was written with train.method=full"));
+  }
+}
+
+TEST_F(TrainerTest, ResumingFromTheFolderOfARunNamesItsNewestCheckpoint) {
+  train_until(config("run"), 4);
+  try {
+    train_until(config("other", {"train.resume=" + (dir_ / "run").string()}), 1000);
+    ADD_FAILURE() << "it went on";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("run/checkpoints/step-00000004"));
+  }
+  EXPECT_FALSE(fs::exists(dir_ / "other"));
+}
+
 TEST_F(TrainerTest, DropoutChangesWhatIsLearned) {
   const auto losses_of = [&](const std::string& run, const std::string& dropout) {
     std::vector<double> losses;
