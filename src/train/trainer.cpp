@@ -351,7 +351,40 @@ bool Trainer::evaluate_if_due(StepInfo& info, bool last) {
   return patience > 0 && evaluations_without_gain_ >= patience;
 }
 
+std::string Trainer::limit_reached() const {
+  const config::TrainSection& train = config_.train;
+  // Without final/ it was killed behind its last step, and still has a result to write and report.
+  const bool has_result =
+      std::filesystem::exists(std::filesystem::path(train.output_dir) / "final");
+  if (first_step_ == 0 || !has_result) return "";
+  if (first_step_ >= loader_->info().total_steps) {
+    const bool by_steps = train.max_steps > 0 && loader_->info().total_steps == train.max_steps;
+    return by_steps ? fmt::format("train.max_steps {}", train.max_steps)
+                    : fmt::format("train.epochs {}", train.epochs);
+  }
+  const std::int64_t patience = train.early_stop_patience;
+  return setup_.eval && patience > 0 && evaluations_without_gain_ >= patience
+             ? fmt::format("train.early_stop_patience {}", patience)
+             : "";
+}
+
+void Trainer::fill(Summary& summary, std::int64_t steps) const {
+  summary.steps = steps;
+  summary.first_loss = first_loss_;
+  summary.last_loss = last_loss_;
+  summary.has_eval = best_eval_.has_value();
+  summary.best_eval_loss = best_eval_.value_or(0);
+}
+
 Summary Trainer::run() {
+  if (const std::string limit = agreed(limit_reached()); !limit.empty()) {
+    Summary summary;
+    fill(summary, first_step_);
+    // A run that was killed before this may have left the model of a smaller limit there.
+    summary.output = export_final();
+    observer_.on_already_finished(summary, limit);
+    return summary;
+  }
   observer_.on_start(describe());
   evaluate_on_start();
   const auto start = std::chrono::steady_clock::now();
@@ -383,11 +416,7 @@ Summary Trainer::run() {
   if (last_saved_ != done && (done > 0 || summary.stopped)) save(done);
   checkpoints_->wait();
   if (!summary.stopped) summary.output = export_final();
-  summary.steps = done;
-  summary.first_loss = first_loss_;
-  summary.last_loss = last_loss_;
-  summary.has_eval = best_eval_.has_value();
-  summary.best_eval_loss = best_eval_.value_or(0);
+  fill(summary, done);
   summary.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   observer_.on_finish(summary);
   return summary;

@@ -58,6 +58,10 @@ class Trainer {
   void resume();
   void restore(const ckpt::TrainingCheckpoint& checkpoint);
   RunInfo describe() const;
+  /// "train.max_steps 8": what ended the run that this one continues; empty if it had not.
+  std::string limit_reached() const;
+  /// What training left to report after so many steps.
+  void fill(Summary& summary, std::int64_t steps) const;
   /// Called by all ranks; rank 0 writes.
   std::filesystem::path export_final();
   /// Where a whole tensor comes from when the ranks divide it: the checkpoint just written, or for

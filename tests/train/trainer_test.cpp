@@ -134,6 +134,43 @@ TEST_F(TrainerTest, TheCommandsWorkTogether) {
   EXPECT_EQ(run_cli({"generate", model}), 2);
 }
 
+TEST_F(TrainerTest, AFinishedRunSaysSoAndAContinuedOneCountsItsOwnSteps) {
+  const auto run = [&](const std::string& steps, std::string* out) {
+    std::vector<std::string> command = {"pt"};
+    for (const std::string& argument : arguments("run", {"train.max_steps=" + steps}))
+      command.push_back(argument);
+    ::testing::internal::CaptureStderr();
+    EXPECT_EQ(run_cli(command, out), 0);
+    return ::testing::internal::GetCapturedStderr();
+  };
+  std::string first, again, more;
+  run("4", &first);
+  EXPECT_THAT(first, ::testing::StartsWith("4 steps in "));
+  const std::string model = weights("run"), metrics = files::read(dir_ / "run/metrics.jsonl");
+  EXPECT_THAT(run("4", &again), ::testing::Not(::testing::HasSubstr("parameters")));
+  EXPECT_THAT(again, ::testing::StartsWith("already finished after step 4 (train.max_steps 4)"));
+  EXPECT_THAT(again, ::testing::HasSubstr("for more raise train.max_steps\n"));
+  EXPECT_EQ(weights("run"), model);
+  EXPECT_EQ(files::read(dir_ / "run/metrics.jsonl"), metrics);
+  EXPECT_THAT(run("6", &more), ::testing::HasSubstr("continuing after step 4 from "));
+  EXPECT_THAT(more, ::testing::StartsWith("2 steps after the 4 before in "));
+  // Killed after the last checkpoint, it still owes its result.
+  fs::remove_all(dir_ / "run/final");
+  run("6", &again);
+  EXPECT_THAT(again, ::testing::StartsWith("0 steps after the 6 before in "));
+  EXPECT_TRUE(fs::exists(dir_ / "run/final/model.safetensors"));
+}
+
+TEST_F(TrainerTest, AnEarlyStopIsAnEndAsWell) {
+  std::ofstream(dir_ / "eval.jsonl") << R"({"text": "row 1 holds 2"})"
+                                     << "\n";
+  const config::RunConfig stops_early =
+      config("run", {"data.eval=" + (dir_ / "eval.jsonl").string(), "train.eval_every=2",
+                     "optim.lr=1e-30", "train.early_stop_patience=1"});
+  EXPECT_EQ(train_until(stops_early, 1000).steps, 4);
+  EXPECT_EQ(train_until(stops_early, 1000).steps, 4);
+}
+
 TEST_F(TrainerTest, TheCheckpointOfAnotherMethodIsNamed) {
   train_until(config("run"), 3);
   try {
