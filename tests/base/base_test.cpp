@@ -7,6 +7,7 @@
 #include "base/file_lock.h"
 #include "base/files.h"
 #include "base/hash.h"
+#include "base/log.h"
 #include "base/rng.h"
 #include "base/text.h"
 #include "base/threads.h"
@@ -63,6 +64,16 @@ TEST(Files, ALockIsOfOneAtATimeAndSaysWhose) {
   }
   EXPECT_TRUE(second.try_lock());
   EXPECT_THROW(files::FileLock("/nonexistent/lock"), FileError);
+}
+
+TEST(Log, AFileHasTheTimeAndTheLevelOnce) {
+  const testing::TemporaryDirectory dir;
+  log::add_file((dir / "log").string());
+  log::warning("the configuration changed");
+  log::info("on");
+  EXPECT_THAT(files::read(dir / "log"),
+              ::testing::MatchesRegex("[0-9T:.-]+ warning: the configuration changed\n"
+                                      "[0-9T:.-]+ on\n"));
 }
 
 TEST(Files, MapsAnEmptyFile) {
