@@ -114,6 +114,7 @@ void RunObserver::on_start(const train::RunInfo& info) {
   files::make_writable_directory(directory_);
   files::write_atomically(directory_ / "config.resolved.yaml", config::dump_yaml(config_));
   log::info("{}", ui::render_for(startup_table(info), STDERR_FILENO));
+  for (const std::string& sentence : info.idle) log::warning("{}", sentence);
   for (const std::string& value : info.defaulted)
     log::info("config.json does not give it, default used: {}", value);
   if (!info.undecayed.empty() && config_.optim.weight_decay > 0) {

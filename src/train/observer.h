@@ -19,6 +19,7 @@ struct RunInfo {
   std::int64_t total_parameters = 0, trainable_parameters = 0;
   std::string layout;                 ///< The mesh in words.
   std::vector<std::string> pipeline;  ///< The schedule of a usual step, a line a rank; empty: none.
+  std::vector<std::string> idle;      ///< Ranks without work, see idle_ranks().
   std::string device;
   std::string dtype;
   double peak_flops = 0;  ///< 0: unknown.

@@ -19,6 +19,7 @@
 #include "train/describe.h"
 #include "train/expert_load.h"
 #include "train/head.h"
+#include "train/idle_ranks.h"
 #include "train/micro_batch.h"
 #include "train/resume.h"
 #include "train/schedule.h"
@@ -431,15 +432,19 @@ RunInfo Trainer::describe() const {
   info.total_steps = loader.total_steps;
   info.packing_efficiency = loader.packing_efficiency;
   info.first_step = first_step_;
+  StepRows step{.global_batch_size = config_.train.global_batch_size,
+                .of_data = loader.rows_per_epoch};
   if (setup_.stages.ranks > 1) {
     const double rows = static_cast<double>(config_.train.global_batch_size) /
                         static_cast<double>(setup_.context.mesh.data_size());
     const double micro_batches = std::ceil(rows * loader.mean_row_tokens /
                                            static_cast<double>(config_.train.micro_batch_tokens));
+    step.micro_batches = micro_batches;
     info.pipeline =
         pipeline_.schedule(std::max<std::int64_t>(1, static_cast<std::int64_t>(micro_batches)))
             .draw();
   }
+  info.idle = idle_ranks(setup_.context.mesh, step);
   return info;
 }
 

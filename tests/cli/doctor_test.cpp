@@ -226,6 +226,14 @@ TEST_F(LayoutPlanTest, ADryRunMakesEveryRank) {
   EXPECT_EQ(json["stages"].size(), 2u);
 }
 
+TEST_F(LayoutPlanTest, WarnsOfRanksWithoutWork) {
+  const char* warning = "train.global_batch_size 64 over dp x fsdp 128: 64 ranks have no row";
+  EXPECT_THAT(plan({"parallel.dp=128"}).out, HasSubstr(std::string("warning: ") + warning));
+  const auto json = nlohmann::json::parse(plan({"--json", "parallel.dp=128"}).out);
+  EXPECT_THAT(json["idle"].at(0).get<std::string>(), HasSubstr(warning));
+  EXPECT_THAT(nlohmann::json::parse(plan({"--json", "parallel.dp=64"}).out)["idle"], IsEmpty());
+}
+
 TEST_F(LayoutPlanTest, RefusesWhatARunWouldRefuse) {
   const Outcome layout = plan({"parallel.tp=3"});
   EXPECT_EQ(layout.status, 2);
