@@ -21,6 +21,7 @@
 #include "train/head.h"
 #include "train/idle_ranks.h"
 #include "train/micro_batch.h"
+#include "train/result.h"
 #include "train/resume.h"
 #include "train/schedule.h"
 #include "train/step_profile.h"
@@ -464,17 +465,10 @@ ckpt::ReadWhole Trainer::whole_tensors() const {
 std::filesystem::path Trainer::export_final() {
   const std::filesystem::path output = std::filesystem::path(config_.train.output_dir) / "final";
   if (setup_.context.mesh.rank() > 0) return output;
-  if (setup_.adapters) {
-    ckpt::export_adapter(*setup_.model, *setup_.adapters, setup_.saved_whole, *setup_.source,
-                         std::filesystem::absolute(config_.model.path).lexically_normal().string(),
-                         setup_.tokenizer_source, output, /*overwrite=*/true, whole_tensors());
-    return output;
-  }
-  ckpt::ModelWriterOptions options;
-  options.overwrite = true;
-  options.max_shard_bytes = static_cast<std::uint64_t>(config_.ckpt.export_.max_shard_size);
-  ckpt::export_model(*setup_.model, *setup_.source, setup_.tokenizer_source, output, options,
-                     whole_tensors());
+  write_result(config_, setup_, output,
+               {.overwrite = true,
+                .max_shard_bytes = static_cast<std::uint64_t>(config_.ckpt.export_.max_shard_size)},
+               whole_tensors());
   return output;
 }
 

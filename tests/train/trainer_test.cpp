@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <fstream>
+#include <map>
 #include <random>
 #include <thread>
 
@@ -190,6 +191,73 @@ TEST_F(TrainerTest, ResumingFromTheFolderOfARunNamesItsNewestCheckpoint) {
     EXPECT_THAT(error.what(), ::testing::HasSubstr("run/checkpoints/step-00000004"));
   }
   EXPECT_FALSE(fs::exists(dir_ / "other"));
+}
+
+TEST_F(TrainerTest, ACheckpointIsExportedAsTheFinalResult) {
+  make_model("experts", {{"model_type", "qwen3_5_moe_text"},
+                         {"num_experts", 4},
+                         {"num_experts_per_tok", 2},
+                         {"moe_intermediate_size", 16},
+                         {"shared_expert_intermediate_size", 16}});
+  const std::vector<std::string> common = {"train.max_steps=4", "ckpt.every=2",
+                                           "model.dtype=bfloat16"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), common.begin(), common.end());
+    return more;
+  };
+  const std::string experts = "model.path=" + (dir_ / "experts").string();
+  const auto export_of = [&](const std::string& run, const std::string& step, const fs::path& to) {
+    return run_cli(
+        {"export", (dir_ / run / "checkpoints" / step).string(), "--output", to.string()});
+  };
+  const auto files_of = [](const fs::path& directory) {
+    std::map<std::string, std::string> files;
+    for (const auto& entry : fs::directory_iterator(directory))
+      files[entry.path().filename()] = files::read(entry.path());
+    return files;
+  };
+  const std::vector<std::pair<std::string, std::vector<std::string>>> runs = {
+      {"full", with({"train.freeze=['*embed_tokens*']", "model.added_tokens=['<new>']"})},
+      {"moe", with({experts})},
+      {"lora", with({"train.method=lora", "adapter.rank=4",
+                     "adapter.modules_to_save=[embed_tokens]", "model.added_tokens=['<new>']"})},
+      {"experts", with({experts, "train.method=lora", "adapter.rank=4",
+                        "adapter.target_parameters=['mlp.experts.gate_up_proj']"})}};
+  for (const auto& [name, settings] : runs) {
+    SCOPED_TRACE(name);
+    const std::string run = "run of " + name;
+    train_until(config(run, settings), 1000);
+    ASSERT_EQ(export_of(run, "step-00000004", dir_ / name / "4"), 0);
+    ASSERT_EQ(export_of(run, "step-00000002", dir_ / name / "2"), 0);
+    EXPECT_EQ(files_of(dir_ / name / "4"), files_of(dir_ / run / "final"));
+    EXPECT_NE(files_of(dir_ / name / "2"), files_of(dir_ / run / "final"));
+  }
+  // A result is not replaced unasked.
+  EXPECT_EQ(export_of("run of full", "step-00000002", dir_ / "full/4"), 2);
+}
+
+TEST_F(TrainerTest, ACheckpointWhoseModelHasMovedIsExportedWithBase) {
+  train_until(config("run", {"train.max_steps=2"}), 1000);
+  fs::rename(dir_ / "model", dir_ / "moved");
+  std::vector<std::string> command = {"export", (dir_ / "run/checkpoints/step-00000002").string(),
+                                      "--output", (dir_ / "out").string()};
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(run_cli(command), 2);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), ::testing::HasSubstr("--base DIR"));
+  command.insert(command.end(), {"--base", (dir_ / "moved").string()});
+  EXPECT_EQ(run_cli(command), 0);
+  EXPECT_EQ(weights("out", "model.safetensors"), weights("run"));
+}
+
+TEST_F(TrainerTest, ACheckpointGivenAsAModelIsRecognised) {
+  train_until(config("run", {"train.max_steps=2"}), 1000);
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(
+      run_cli({"generate", (dir_ / "run/checkpoints/step-00000002").string(), "--prompt", "row 7"}),
+      2);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              ::testing::HasSubstr("a training checkpoint, not a model: make one of it with "
+                                   "`heddle export "));
 }
 
 TEST_F(TrainerTest, DropoutChangesWhatIsLearned) {
