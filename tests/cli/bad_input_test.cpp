@@ -197,6 +197,15 @@ const std::vector<Case>& data() {
        [](const Folder& f) { return f.with_rows("\n\n"); },
        2,
        {"{dir}/bad.jsonl: no row; the data set is empty"}},
+      {"NothingToScore",
+       [](const Folder& f) {
+         f.write("empty.jsonl", "\n\n");
+         fs::create_directory(f.at("run"));
+         return Arguments{"score",    f.at("model"),    "--input", f.at("empty.jsonl"),
+                          "--output", f.at("run/final")};
+       },
+       2,
+       {"--input: {dir}/empty.jsonl: no row"}},
       {"NoLoss",
        [](const Folder& f) {
          return f.with_rows(R"({"messages": [{"role": "user", "content": "a"}]})"
