@@ -71,7 +71,8 @@ void set_level(Level level) { logger().set_level(to_spdlog(level)); }
 void add_file(const std::string& path) {
   try {
     auto file = std::make_shared<spdlog::sinks::basic_file_sink_mt>(path);
-    file->set_pattern("%Y-%m-%dT%H:%M:%S.%e %l %v");
+    // The text begins with its level where that matters, as on the terminal.
+    file->set_pattern("%Y-%m-%dT%H:%M:%S.%e %v");
     logger().sinks().push_back(file);
   } catch (const spdlog::spdlog_ex& e) {
     throw_error<FileError>("cannot open the log file {}: {}", path, e.what());

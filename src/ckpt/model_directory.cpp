@@ -11,6 +11,7 @@
 #include "base/errors.h"
 #include "base/files.h"
 #include "base/text.h"
+#include "ckpt/training_checkpoint.h"
 
 namespace heddle::ckpt {
 namespace {
@@ -140,6 +141,12 @@ void check_index(const ModelDirectory& model,
         "{}: an adapter directory, not a model: give the base model, and this folder as the "
         "adapter",
         path.string());
+  }
+  if (is_training_checkpoint(path)) {
+    throw_error<ModelError>(
+        "{}: a training checkpoint, not a model: make one of it with `heddle export {} --output "
+        "DIR`",
+        path.string(), path.string());
   }
   if (!pickles.empty()) {
     throw_error<ModelError>(

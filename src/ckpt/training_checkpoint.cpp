@@ -140,6 +140,12 @@ at::Tensor TrainingCheckpoint::whole(std::string_view name) const {
   return result;
 }
 
+bool is_training_checkpoint(const Path& path) {
+  std::error_code ignored;
+  return std::filesystem::exists(path / kManifestFile, ignored) &&
+         std::filesystem::exists(path / kStateFile, ignored);
+}
+
 std::vector<CheckpointInfo> list_checkpoints(const Path& directory) {
   std::vector<CheckpointInfo> found;
   for (const Candidate& candidate : find_candidates(directory)) {

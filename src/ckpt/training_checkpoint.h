@@ -153,6 +153,9 @@ class CheckpointStore {
   double last_write_s_ = 0;
 };
 
+/// Whether the folder looks like a training checkpoint; its contents are not read.
+bool is_training_checkpoint(const Path& path);
+
 /// The same as the members, for a process that only reads.
 std::vector<CheckpointInfo> list_checkpoints(const Path& directory);
 std::optional<CheckpointInfo> latest_complete_checkpoint(

@@ -83,6 +83,10 @@ struct DoctorOptions {
 models::qwen3_5::Config shape_of(const DoctorOptions& options, const config::RunConfig& config) {
   if (!options.preset.empty()) return models::qwen3_5::preset(options.preset);
   const auto path = std::filesystem::path(config.model.path) / "config.json";
+  if (!std::filesystem::exists(path)) {
+    throw_error<ConfigError>("{}: there is no {}; --preset NAME plans without a model",
+                             config::where(config, "model.path"), path.string());
+  }
   try {
     return models::qwen3_5::parse_config(nlohmann::ordered_json::parse(files::read(path)),
                                          path.string());
@@ -98,14 +102,34 @@ struct Planned {
   std::int64_t ranks;
 };
 
-Planned planned(const DoctorOptions& options) {
-  Planned planned{config::load(options.mesh_of, options.overrides), {}, options.ranks};
-  planned.model = shape_of(options, planned.config);
-  if (planned.ranks > 0) return planned;
-  const config::ParallelSection& p = planned.config.parallel;
-  if (p.dp.is_auto() || p.fsdp.is_auto())
+/// Ten times the largest jobs there are. A plan names the ranks of every group and tries their
+/// divisors: what it holds and how long it takes grow with them.
+constexpr std::int64_t kMostRanks = 1 << 20;
+
+/// Of --ranks or, where that is not given, the product of the degrees.
+std::int64_t ranks_of(const config::ParallelSection& p, std::int64_t asked) {
+  const bool has_auto = p.dp.is_auto() || p.fsdp.is_auto();
+  if (asked == 0 && has_auto)
     throw ConfigError("--ranks: parallel.dp or parallel.fsdp is auto: say how many ranks");
-  planned.ranks = p.dp.value * p.fsdp.value * p.tp * p.cp * p.pp;
+  double product = 1;  // which int64 may not hold
+  for (const std::int64_t degree :
+       {p.dp.is_auto() ? 1 : p.dp.value, p.fsdp.is_auto() ? 1 : p.fsdp.value, p.tp, p.cp, p.pp})
+    product *= static_cast<double>(degree);
+  const double most = std::max(product, static_cast<double>(asked));
+  if (most > static_cast<double>(kMostRanks)) {
+    throw_error<ConfigError>("{}: a plan of {:.0f} ranks; expected at most {}",
+                             asked > 0 ? "--ranks" : "parallel.*", most, kMostRanks);
+  }
+  return asked > 0 ? asked : static_cast<std::int64_t>(product);
+}
+
+Planned planned(const DoctorOptions& options) {
+  std::vector<std::string> settings = options.overrides;
+  // A file for no model in particular may leave it out.
+  if (!options.preset.empty()) settings.push_back("model.path=" + options.preset);
+  Planned planned{config::load(options.mesh_of, settings), {}, 0};
+  planned.ranks = ranks_of(planned.config.parallel, options.ranks);
+  planned.model = shape_of(options, planned.config);
   return planned;
 }
 

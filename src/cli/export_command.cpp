@@ -2,22 +2,50 @@
 #include <memory>
 #include <ostream>
 
+#include "base/errors.h"
 #include "base/text.h"
 #include "ckpt/hf_model.h"
+#include "ckpt/training_checkpoint.h"
+#include "cli/application.h"
 #include "cli/command.h"
 #include "cli/model_arguments.h"
+#include "train/result.h"
 
 namespace heddle::cli {
 namespace {
 
 struct ExportOptions {
-  std::string model, adapter, output, head = "lm";
+  std::string model, adapter, base, output, head = "lm";
   std::string dtype = "float32";
   std::uint64_t max_shard_bytes = 5'000'000'000;
   bool overwrite = false;
 };
 
+int run_on_checkpoint(const ExportOptions& options, const Session& session) {
+  if (!options.adapter.empty()) {
+    throw_error<ConfigError>(
+        "--adapter: {} is a training checkpoint: export it alone, and merge the adapter that this "
+        "writes with a second export",
+        options.model);
+  }
+  const config::RunConfig run = train::export_checkpoint(
+      options.model, options.base, options.output,
+      {.overwrite = options.overwrite, .max_shard_bytes = options.max_shard_bytes});
+  if (run.train.method == config::Method::kFull) {
+    session.out << "model: " << options.output << "\n";
+    return 0;
+  }
+  session.out << "adapter: " << options.output << "; a merged model:\n  "
+              << quote_command(std::vector<std::string>{"export", run.model.path, "--adapter",
+                                                        options.output, "--output", "MERGED"})
+              << "\n";
+  return 0;
+}
+
 int run(const ExportOptions& options, const Session& session) {
+  if (ckpt::is_training_checkpoint(options.model)) return run_on_checkpoint(options, session);
+  if (!options.base.empty())
+    throw_error<ConfigError>("--base: {} is no training checkpoint", options.model);
   ModelArguments arguments;
   arguments.directory = options.model;
   arguments.adapter = options.adapter;
@@ -42,10 +70,16 @@ void add_export_command(CLI::App& app, Action& action) {
   auto options = std::make_shared<ExportOptions>();
   CLI::App* command =
       app.add_subcommand("export", "Write a Hugging Face model directory, adapter merged");
-  command->add_option("model_dir", options->model, "A Hugging Face model directory")
+  command
+      ->add_option("model_dir", options->model,
+                   "A Hugging Face model directory, or a training checkpoint of a run")
       ->required()
       ->type_name("MODEL_DIR");
   command->add_option("--adapter", options->adapter, "A PEFT adapter directory to merge")
+      ->type_name("DIR");
+  command
+      ->add_option("--base", options->base,
+                   "Of a training checkpoint: the model that the run started from, if it has moved")
       ->type_name("DIR");
   command->add_option("--output", options->output, "The directory to make")
       ->required()
@@ -63,9 +97,13 @@ void add_export_command(CLI::App& app, Action& action) {
   command->footer(
       "Every tensor of MODEL_DIR is in the output; those that the text model does not use (vision, "
       "MTP) bit for bit.\n"
+      "Of a training checkpoint: what final/ of the run would hold, a model (train.method full) or "
+      "an adapter\n"
+      "(lora), in the run's own head and dtype.\n"
       "\n"
-      "Example:\n"
-      "  heddle export Qwen3.5-0.8B --adapter runs/chat/final --output merged");
+      "Examples:\n"
+      "  heddle export Qwen3.5-0.8B --adapter runs/chat/final --output merged\n"
+      "  heddle export runs/chat/checkpoints/step-00000200 --output step-200");
   command->callback([options, &action] {
     action = [options](const Session& session) { return run(*options, session); };
   });

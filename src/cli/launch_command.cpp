@@ -9,6 +9,7 @@
 #include <random>
 #include <thread>
 
+#include "base/chosen_directory.h"
 #include "base/errors.h"
 #include "base/files.h"
 #include "base/hash.h"
@@ -108,7 +109,7 @@ class Launch {
 
   int run() {
     check(options_);
-    files::make_writable_directory(log_directory());
+    files::make_chosen_directory(log_directory(), "--log-dir");
     comm::Endpoint master;
     std::optional<comm::Listener> listener;
     if (!options_.master.empty()) master = comm::parse_endpoint(options_.master, "--master");

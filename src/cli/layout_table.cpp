@@ -55,6 +55,7 @@ ui::Table layout_table(const plan::LayoutReport& report) {
     table.row({group.dimension, std::to_string(group.size), std::to_string(group.count), "", "", "",
                "", text::join(ranks, " ")});
   }
+  for (const std::string& sentence : report.idle) table.section("warning: " + sentence);
   table.section(fmt::format("a rank receives per step of {} tokens, {} micro-batches",
                             text::format_count(report.tokens_per_step), report.micro_batches));
   if (report.time) table.row({"", "bytes", "not hidden", "", "", "", "", ""});
@@ -94,7 +95,8 @@ std::string layout_json(const plan::LayoutReport& report) {
                                  {"micro_batches", report.micro_batches},
                                  {"recompute", config::to_string(report.recompute)},
                                  {"bubble", report.bubble},
-                                 {"schedule", report.schedule}};
+                                 {"schedule", report.schedule},
+                                 {"idle", report.idle}};
   for (const plan::LayoutGroup& g : report.groups) {
     json["groups"].push_back({{"dimension", g.dimension},
                               {"size", g.size},

@@ -97,7 +97,7 @@ void RunObserver::on_tokenize(const std::string& file, double fraction, std::int
 
 void RunObserver::on_resume(std::int64_t step, const std::filesystem::path& checkpoint) {
   resumed_step_ = step;
-  log::info("continuing after step {} from {}", step, checkpoint.string());
+  resumed_from_ = checkpoint;
 }
 
 std::vector<std::string> RunObserver::sample() {
@@ -109,9 +109,12 @@ std::vector<std::string> RunObserver::sample() {
 
 void RunObserver::on_start(const train::RunInfo& info) {
   tokenizing_.reset();
+  if (resumed_step_ > 0)
+    log::info("continuing after step {} from {}", resumed_step_, resumed_from_.string());
   files::make_writable_directory(directory_);
   files::write_atomically(directory_ / "config.resolved.yaml", config::dump_yaml(config_));
   log::info("{}", ui::render_for(startup_table(info), STDERR_FILENO));
+  for (const std::string& sentence : info.idle) log::warning("{}", sentence);
   for (const std::string& value : info.defaulted)
     log::info("config.json does not give it, default used: {}", value);
   if (!info.undecayed.empty() && config_.optim.weight_decay > 0) {
@@ -217,8 +220,14 @@ void RunObserver::on_finish(const train::Summary& summary) {
                       : "finished";
   if (config_.log.report) ui::write_report(directory_, facts_);
   std::ostream& out = session_.out;
-  out << fmt::format("{} steps in {}, loss {:.4f} -> {:.4f}", summary.steps,
-                     text::format_duration(summary.seconds), summary.first_loss, summary.last_loss);
+  // What this process did, and beside its time the losses of the whole run.
+  const bool is_resumed = resumed_step_ > 0;
+  out << fmt::format("{} in {}, loss {:.4f} -> {:.4f}{}",
+                     is_resumed ? fmt::format("{} steps after the {} before",
+                                              summary.steps - resumed_step_, resumed_step_)
+                                : fmt::format("{} steps", summary.steps),
+                     text::format_duration(summary.seconds), summary.first_loss, summary.last_loss,
+                     is_resumed ? " from the first step to the last" : "");
   if (summary.has_eval) out << fmt::format(", best evaluation loss {:.4f}", summary.best_eval_loss);
   out << "\n";
   for (const ui::ReportSample& answer : facts_.samples) {
@@ -227,6 +236,16 @@ void RunObserver::on_finish(const train::Summary& summary) {
   }
   if (!summary.output.empty()) out << "model:  " << summary.output.string() << "\n";
   if (config_.log.report) out << "report: " << (directory_ / "report.html").string() << "\n";
+}
+
+void RunObserver::on_already_finished(const train::Summary& summary, const std::string& limit) {
+  tokenizing_.reset();
+  session_.out << fmt::format(
+      "already finished after step {} ({}), loss {:.4f} -> {:.4f}: nothing to train; for more "
+      "raise {}\n"
+      "model:  {}\n",
+      summary.steps, limit, summary.first_loss, summary.last_loss, limit.substr(0, limit.find(' ')),
+      summary.output.string());
 }
 
 }  // namespace heddle::cli

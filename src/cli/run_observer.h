@@ -33,6 +33,7 @@ class RunObserver : public train::Observer {
   void on_evaluation(std::int64_t step, const train::Evaluation& evaluation, bool best) override;
   void on_checkpoint(std::int64_t step, const std::filesystem::path& path) override;
   void on_finish(const train::Summary& summary) override;
+  void on_already_finished(const train::Summary& summary, const std::string& limit) override;
 
  private:
   std::vector<std::string> sample();
@@ -44,6 +45,7 @@ class RunObserver : public train::Observer {
   std::filesystem::path directory_;
   train::Setup* setup_ = nullptr;
   std::int64_t resumed_step_ = 0;
+  std::filesystem::path resumed_from_;
   std::unique_ptr<ui::Progress> tokenizing_, progress_;
   std::string tokenizing_file_;
   std::unique_ptr<ui::MetricsWriter> metrics_;

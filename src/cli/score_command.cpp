@@ -116,6 +116,8 @@ class Scoring {
       rows_.push_back(std::move(tokens));
     }
     flush();
+    if (totals_.rows == 0)
+      throw_error<DataError>("--input: {}: no row; there is nothing to score", options_.input);
     if (output_) output_->commit();
     return totals_;
   }

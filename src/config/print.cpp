@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cctype>
 #include <map>
+#include <set>
 
 #include <fmt/format.h>
 
@@ -184,14 +185,33 @@ std::vector<std::pair<std::string, std::string>> entries(const RunConfig& config
   return out;
 }
 
+namespace {
+
+/// Keys whose value followed from another key in both, as fill_in() makes it: what changed is that
+/// other key.
+std::set<std::string> followers(const RunConfig& before, const RunConfig& after) {
+  std::set<std::string> keys;
+  const auto add_if = [&](const std::string& key, const auto& follows) {
+    if (follows(before) && follows(after)) keys.insert(key);
+  };
+  add_if("data.cache_dir",
+         [](const RunConfig& c) { return c.data.cache_dir == c.train.output_dir + "/cache"; });
+  add_if("model.tokenizer", [](const RunConfig& c) { return c.model.tokenizer == c.model.path; });
+  return keys;
+}
+
+}  // namespace
+
 std::vector<std::string> differences(const RunConfig& before, const RunConfig& after) {
+  const std::set<std::string> told = followers(before, after);
   const auto old_entries = entries(before);
   std::map<std::string, std::string> old(old_entries.begin(), old_entries.end());
   std::vector<std::string> out;
   for (const auto& [key, value] : entries(after)) {
     const auto node = old.extract(key);
     const std::string was = node.empty() ? "(unset)" : node.mapped();
-    if (was != value) out.push_back(fmt::format("{}: {} -> {}", key, was, value));
+    if (was != value && !told.contains(key))
+      out.push_back(fmt::format("{}: {} -> {}", key, was, value));
   }
   for (const auto& [key, value] : old) out.push_back(fmt::format("{}: {} -> (unset)", key, value));
   return out;

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "train/idle_ranks.h"
+
 namespace heddle::plan {
 namespace {
 
@@ -71,6 +73,8 @@ LayoutReport plan_layout(const config::RunConfig& config, const models::qwen3_5:
   report.mesh = layout.mesh.describe();
   report.groups = groups_of(layout.mesh);
   report.micro_batches = layout.micro_batches;
+  report.idle = train::idle_ranks(layout.mesh, {.global_batch_size = config.train.global_batch_size,
+                                                .micro_batches = layout.micro_batches});
   report.tokens_per_step = layout.tokens * layout.size(Dim::kCp) * layout.micro_batches *
                            static_cast<double>(layout.mesh.data_size());
   report.traffic = traffic_of(layout);

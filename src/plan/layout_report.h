@@ -31,6 +31,7 @@ struct LayoutStage {
 struct LayoutReport {
   std::string mesh;
   std::vector<LayoutGroup> groups;  ///< Of the dimensions above 1.
+  std::vector<std::string> idle;    ///< Ranks without work, see train::idle_ranks().
   double tokens_per_step = 0, micro_batches = 0;
   /// What the figures below are of: train.recompute or, where that is auto, the fastest policy that
   /// fits the memory of hardware and train.memory_limit_gib in all layers; full if none does or

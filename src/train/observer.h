@@ -19,6 +19,7 @@ struct RunInfo {
   std::int64_t total_parameters = 0, trainable_parameters = 0;
   std::string layout;                 ///< The mesh in words.
   std::vector<std::string> pipeline;  ///< The schedule of a usual step, a line a rank; empty: none.
+  std::vector<std::string> idle;      ///< Ranks without work, see idle_ranks().
   std::string device;
   std::string dtype;
   double peak_flops = 0;  ///< 0: unknown.
@@ -77,6 +78,9 @@ class Observer {
   virtual void on_evaluation(std::int64_t step, const Evaluation& evaluation, bool best) {}
   virtual void on_checkpoint(std::int64_t step, const std::filesystem::path& path) {}
   virtual void on_finish(const Summary& summary) {}
+  /// Instead of on_start, on_finish and what lies between, for a run that had ended before: `limit`
+  /// is the key and value that ended it. The summary is that of the earlier run, without seconds.
+  virtual void on_already_finished(const Summary& summary, const std::string& limit) {}
 };
 
 }  // namespace heddle::train

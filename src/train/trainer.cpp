@@ -19,7 +19,10 @@
 #include "train/describe.h"
 #include "train/expert_load.h"
 #include "train/head.h"
+#include "train/idle_ranks.h"
 #include "train/micro_batch.h"
+#include "train/result.h"
+#include "train/resume.h"
 #include "train/schedule.h"
 #include "train/step_profile.h"
 
@@ -44,6 +47,13 @@ data::LoaderOptions loader_options(const config::RunConfig& config, const comm::
   return options;
 }
 
+/// What rank 0 does before anything is written.
+std::unique_ptr<RunLock> claim_output(const config::RunConfig& config, const comm::World* world) {
+  if (world != nullptr && world->rank() > 0) return nullptr;
+  check_resume(config);
+  return std::make_unique<RunLock>(config.train.output_dir);
+}
+
 /// What the sums of one step are divided by: loss weights of tokens, sequences for a
 /// classification head, queries for an embedding.
 double normalizer(const Model& model, double loss_weights, std::int64_t sequences) {
@@ -58,6 +68,7 @@ Trainer::Trainer(const config::RunConfig& config, Observer& observer, const std:
     : config_(config),
       observer_(observer),
       stop_(stop),
+      lock_(claim_output(config, world.get())),
       setup_(make_setup(config, observer, std::move(world))),
       optimizer_(setup_.trainable, config.optim, config.train.seed,
                  setup_.context.mesh.world_group()),
@@ -135,6 +146,7 @@ void Trainer::restore(const ckpt::TrainingCheckpoint& checkpoint) {
         "weights and optimizer state do not fit; set model.dtype={} to continue it",
         state.at("step").get<std::int64_t>(), dtype, config::to_string(config_.model.dtype), dtype);
   }
+  check_same_method(before, config_, state.at("step"));
   for (const std::string& difference : config::differences(before, config_)) {
     log::warning("the configuration changed since the checkpoint: {}", difference);
   }
@@ -341,7 +353,40 @@ bool Trainer::evaluate_if_due(StepInfo& info, bool last) {
   return patience > 0 && evaluations_without_gain_ >= patience;
 }
 
+std::string Trainer::limit_reached() const {
+  const config::TrainSection& train = config_.train;
+  // Without final/ it was killed behind its last step, and still has a result to write and report.
+  const bool has_result =
+      std::filesystem::exists(std::filesystem::path(train.output_dir) / "final");
+  if (first_step_ == 0 || !has_result) return "";
+  if (first_step_ >= loader_->info().total_steps) {
+    const bool by_steps = train.max_steps > 0 && loader_->info().total_steps == train.max_steps;
+    return by_steps ? fmt::format("train.max_steps {}", train.max_steps)
+                    : fmt::format("train.epochs {}", train.epochs);
+  }
+  const std::int64_t patience = train.early_stop_patience;
+  return setup_.eval && patience > 0 && evaluations_without_gain_ >= patience
+             ? fmt::format("train.early_stop_patience {}", patience)
+             : "";
+}
+
+void Trainer::fill(Summary& summary, std::int64_t steps) const {
+  summary.steps = steps;
+  summary.first_loss = first_loss_;
+  summary.last_loss = last_loss_;
+  summary.has_eval = best_eval_.has_value();
+  summary.best_eval_loss = best_eval_.value_or(0);
+}
+
 Summary Trainer::run() {
+  if (const std::string limit = agreed(limit_reached()); !limit.empty()) {
+    Summary summary;
+    fill(summary, first_step_);
+    // A run that was killed before this may have left the model of a smaller limit there.
+    summary.output = export_final();
+    observer_.on_already_finished(summary, limit);
+    return summary;
+  }
   observer_.on_start(describe());
   evaluate_on_start();
   const auto start = std::chrono::steady_clock::now();
@@ -373,11 +418,7 @@ Summary Trainer::run() {
   if (last_saved_ != done && (done > 0 || summary.stopped)) save(done);
   checkpoints_->wait();
   if (!summary.stopped) summary.output = export_final();
-  summary.steps = done;
-  summary.first_loss = first_loss_;
-  summary.last_loss = last_loss_;
-  summary.has_eval = best_eval_.has_value();
-  summary.best_eval_loss = best_eval_.value_or(0);
+  fill(summary, done);
   summary.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   observer_.on_finish(summary);
   return summary;
@@ -392,15 +433,19 @@ RunInfo Trainer::describe() const {
   info.total_steps = loader.total_steps;
   info.packing_efficiency = loader.packing_efficiency;
   info.first_step = first_step_;
+  StepRows step{.global_batch_size = config_.train.global_batch_size,
+                .of_data = loader.rows_per_epoch};
   if (setup_.stages.ranks > 1) {
     const double rows = static_cast<double>(config_.train.global_batch_size) /
                         static_cast<double>(setup_.context.mesh.data_size());
     const double micro_batches = std::ceil(rows * loader.mean_row_tokens /
                                            static_cast<double>(config_.train.micro_batch_tokens));
+    step.micro_batches = micro_batches;
     info.pipeline =
         pipeline_.schedule(std::max<std::int64_t>(1, static_cast<std::int64_t>(micro_batches)))
             .draw();
   }
+  info.idle = idle_ranks(setup_.context.mesh, step);
   return info;
 }
 
@@ -420,17 +465,10 @@ ckpt::ReadWhole Trainer::whole_tensors() const {
 std::filesystem::path Trainer::export_final() {
   const std::filesystem::path output = std::filesystem::path(config_.train.output_dir) / "final";
   if (setup_.context.mesh.rank() > 0) return output;
-  if (setup_.adapters) {
-    ckpt::export_adapter(*setup_.model, *setup_.adapters, setup_.saved_whole, *setup_.source,
-                         std::filesystem::absolute(config_.model.path).lexically_normal().string(),
-                         setup_.tokenizer_source, output, /*overwrite=*/true, whole_tensors());
-    return output;
-  }
-  ckpt::ModelWriterOptions options;
-  options.overwrite = true;
-  options.max_shard_bytes = static_cast<std::uint64_t>(config_.ckpt.export_.max_shard_size);
-  ckpt::export_model(*setup_.model, *setup_.source, setup_.tokenizer_source, output, options,
-                     whole_tensors());
+  write_result(config_, setup_, output,
+               {.overwrite = true,
+                .max_shard_bytes = static_cast<std::uint64_t>(config_.ckpt.export_.max_shard_size)},
+               whole_tensors());
   return output;
 }
 

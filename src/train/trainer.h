@@ -15,6 +15,7 @@
 #include "train/observer.h"
 #include "train/optimizer.h"
 #include "train/queued_steps.h"
+#include "train/run_lock.h"
 #include "train/setup.h"
 
 namespace heddle::train {
@@ -57,6 +58,10 @@ class Trainer {
   void resume();
   void restore(const ckpt::TrainingCheckpoint& checkpoint);
   RunInfo describe() const;
+  /// "train.max_steps 8": what ended the run that this one continues; empty if it had not.
+  std::string limit_reached() const;
+  /// What training left to report after so many steps.
+  void fill(Summary& summary, std::int64_t steps) const;
   /// Called by all ranks; rank 0 writes.
   std::filesystem::path export_final();
   /// Where a whole tensor comes from when the ranks divide it: the checkpoint just written, or for
@@ -70,6 +75,7 @@ class Trainer {
   config::RunConfig config_;
   Observer& observer_;
   const std::atomic<bool>& stop_;
+  std::unique_ptr<RunLock> lock_;  ///< Of rank 0; made before anything is written.
   Setup setup_;
   Optimizer optimizer_;
   parallel::Pipeline pipeline_;

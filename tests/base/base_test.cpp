@@ -4,8 +4,10 @@
 #include <fstream>
 
 #include "base/errors.h"
+#include "base/file_lock.h"
 #include "base/files.h"
 #include "base/hash.h"
+#include "base/log.h"
 #include "base/rng.h"
 #include "base/text.h"
 #include "base/threads.h"
@@ -47,6 +49,31 @@ TEST(Files, AFullDiskIsAnErrorThatNamesPathAndReason) {
   } catch (const FileError& e) {
     EXPECT_THAT(e.what(), ::testing::HasSubstr("/nonexistent/file: No such file"));
   }
+}
+
+TEST(Files, ALockIsOfOneAtATimeAndSaysWhose) {
+  const testing::TemporaryDirectory dir;
+  files::FileLock second(dir / "lock");
+  {
+    files::FileLock first(dir / "lock");
+    EXPECT_TRUE(first.try_lock());
+    first.set_text("the first, at length");
+    first.set_text("the first");
+    EXPECT_FALSE(second.try_lock_for(0.1));
+    EXPECT_EQ(second.text(), "the first");
+  }
+  EXPECT_TRUE(second.try_lock());
+  EXPECT_THROW(files::FileLock("/nonexistent/lock"), FileError);
+}
+
+TEST(Log, AFileHasTheTimeAndTheLevelOnce) {
+  const testing::TemporaryDirectory dir;
+  log::add_file((dir / "log").string());
+  log::warning("the configuration changed");
+  log::info("on");
+  EXPECT_THAT(files::read(dir / "log"),
+              ::testing::MatchesRegex("[0-9T:.-]+ warning: the configuration changed\n"
+                                      "[0-9T:.-]+ on\n"));
 }
 
 TEST(Files, MapsAnEmptyFile) {

@@ -83,6 +83,22 @@ const std::vector<Case>& configuration() {
        [](const Folder& f) { return f.train({"optim.warmup_steps=9"}); },
        2,
        {"optim.warmup_steps: warm-up 9 and decay 0 steps are more than train.max_steps 3"}},
+      {"OutputThatCannotBeMade",
+       [](const Folder& f) { return f.train({"train.output_dir=" + f.at("train.jsonl/run")}); },
+       2,
+       {"train.output_dir: cannot make the folder {dir}/train.jsonl/run: Not a directory"}},
+      {"LogsThatCannotBeMade",
+       [](const Folder& f) {
+         return Arguments{
+             "launch", "--nproc",       "2", "--log-dir", f.at("train.jsonl/logs"), "--",
+             "sft",    f.at("run.yaml")};
+       },
+       2,
+       {"--log-dir: cannot make the folder {dir}/train.jsonl/logs: Not a directory"}},
+      {"ResumeFromNothing",
+       [](const Folder& f) { return f.train({"train.resume=" + f.at("none")}); },
+       2,
+       {"command line: train.resume: there is no folder {dir}/none; expected auto, never, or"}},
       {"EvaluationWithoutData",
        [](const Folder& f) { return f.train({"train.eval_on_start=true"}); },
        2,
@@ -181,6 +197,15 @@ const std::vector<Case>& data() {
        [](const Folder& f) { return f.with_rows("\n\n"); },
        2,
        {"{dir}/bad.jsonl: no row; the data set is empty"}},
+      {"NothingToScore",
+       [](const Folder& f) {
+         f.write("empty.jsonl", "\n\n");
+         fs::create_directory(f.at("run"));
+         return Arguments{"score",    f.at("model"),    "--input", f.at("empty.jsonl"),
+                          "--output", f.at("run/final")};
+       },
+       2,
+       {"--input: {dir}/empty.jsonl: no row"}},
       {"NoLoss",
        [](const Folder& f) {
          return f.with_rows(R"({"messages": [{"role": "user", "content": "a"}]})"

@@ -226,6 +226,38 @@ TEST_F(LayoutPlanTest, ADryRunMakesEveryRank) {
   EXPECT_EQ(json["stages"].size(), 2u);
 }
 
+TEST_F(LayoutPlanTest, WarnsOfRanksWithoutWork) {
+  const char* warning = "train.global_batch_size 64 over dp x fsdp 128: 64 ranks have no row";
+  EXPECT_THAT(plan({"parallel.dp=128"}).out, HasSubstr(std::string("warning: ") + warning));
+  const auto json = nlohmann::json::parse(plan({"--json", "parallel.dp=128"}).out);
+  EXPECT_THAT(json["idle"].at(0).get<std::string>(), HasSubstr(warning));
+  EXPECT_THAT(nlohmann::json::parse(plan({"--json", "parallel.dp=64"}).out)["idle"], IsEmpty());
+}
+
+TEST_F(LayoutPlanTest, APresetStandsForTheModelsPath) {
+  files::write_atomically(folder_ / "run.yaml", "data: {train: none.jsonl}\n");
+  const Outcome outcome = plan({"--json", "--preset", "qwen3.5-4b", "parallel.tp=2"});
+  ASSERT_EQ(outcome.status, 0) << outcome.err;
+  EXPECT_EQ(nlohmann::json::parse(outcome.out)["groups"][0]["size"], 2);
+}
+
+TEST_F(LayoutPlanTest, AModelWithoutAShapeIsTheUsersMistake) {
+  const Outcome outcome = plan({"model.path=none"});
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_THAT(outcome.err, HasSubstr("model.path: there is no none/config.json; --preset NAME"));
+}
+
+TEST_F(LayoutPlanTest, MoreRanksThanAnyJobHasAreRefusedAtOnce) {
+  for (const Outcome& outcome :
+       {plan({"--ranks", "99999999999", "parallel.fsdp=auto"}), plan({"parallel.fsdp=99999999999"}),
+        plan({"--ranks", "8", "parallel.tp=4294967296", "parallel.cp=4294967296",
+              "parallel.dp=auto"})}) {
+    EXPECT_EQ(outcome.status, 2);
+    EXPECT_THAT(outcome.err, HasSubstr("expected at most 1048576"));
+  }
+  EXPECT_EQ(plan({"--ranks", "1048576", "parallel.fsdp=auto"}).status, 0);
+}
+
 TEST_F(LayoutPlanTest, RefusesWhatARunWouldRefuse) {
   const Outcome layout = plan({"parallel.tp=3"});
   EXPECT_EQ(layout.status, 2);

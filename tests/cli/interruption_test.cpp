@@ -88,7 +88,8 @@ TEST_F(BadDisk, AReadOnlyDirectoryIsNamed) {
     ASSERT_EQ(mount("tmpfs", folder_.at("disk").c_str(), "tmpfs", MS_REMOUNT | MS_RDONLY, nullptr),
               0);
   }
-  EXPECT_EQ(wait_for(start(folder_, train_on_disk())), 1);
+  EXPECT_EQ(wait_for(start(folder_, train_on_disk())), 2);
+  EXPECT_THAT(message(folder_), HasSubstr("train.output_dir: cannot"));
   EXPECT_THAT(message(folder_), HasSubstr("disk/run"));
   EXPECT_THAT(message(folder_),
               ::testing::AnyOf(HasSubstr("Read-only file system"), HasSubstr("Permission denied")));
@@ -135,7 +136,25 @@ TEST_F(Signals, TheSecondEndsAtOnceAndLeavesTheLastCheckpoint) {
   Arguments again = slow;
   again.push_back("train.max_steps=4");
   EXPECT_EQ(wait_for(start(folder_, folder_.train(again))), 0) << message(folder_);
-  EXPECT_THAT(message(folder_), HasSubstr("continuing after step"));
+  // The signals may have come later than the step asked for.
+  EXPECT_THAT(message(folder_) + files::read(folder_.at("stdout")),
+              ::testing::AnyOf(HasSubstr("continuing after step"),
+                               HasSubstr("already finished after step")));
+}
+
+TEST_F(Signals, ASecondRunInTheSameFolderIsRefusedUntilTheFirstIsGone) {
+  const pid_t first =
+      testing::start_heddle(folder_.train({"train.max_steps=100000", "ckpt.every=2"}), "/dev/null",
+                            folder_.at("stderr of the first"));
+  ASSERT_TRUE(testing::has_made(first, folder_.at("run/checkpoints/step-00000002")));
+  const auto again = [&] { return wait_for(start(folder_, folder_.train({"train.max_steps=4"}))); };
+  EXPECT_EQ(again(), 2);
+  EXPECT_THAT(message(folder_), HasSubstr("train.output_dir: " + folder_.at("run") +
+                                          " is in use by pid " + std::to_string(first) + " on "));
+  // Not even a process that could not clean up keeps the folder.
+  kill(first, SIGKILL);
+  EXPECT_EQ(wait_for(first), 128 + SIGKILL);
+  EXPECT_EQ(again(), 0) << message(folder_);
 }
 
 }  // namespace

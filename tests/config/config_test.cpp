@@ -139,6 +139,18 @@ TEST(Config, DifferencesNameKeyOldAndNew) {
               ElementsAre("optim.lr: 2e-05 -> 0.001", "kernels.rms_norm: (unset) -> cpu"));
 }
 
+TEST(Config, ADifferenceIsNamedByTheKeyThatMadeIt) {
+  const auto with = [](std::vector<std::string> overrides) {
+    return parse(kSmall, "run.yaml", overrides);
+  };
+  const RunConfig a = with({"train.output_dir=a"}), b = with({"train.output_dir=b"});
+  EXPECT_THAT(differences(a, b), ElementsAre("train.output_dir: a -> b"));
+  EXPECT_THAT(differences(a, with({"train.output_dir=a", "data.cache_dir=c"})),
+              ElementsAre("data.cache_dir: a/cache -> c"));
+  EXPECT_THAT(differences(a, with({"train.output_dir=a", "model.path=n"})),
+              ElementsAre(::testing::StartsWith("model.path: ")));
+}
+
 TEST(Config, KeysWithoutEffectAreNamed) {
   const std::vector<std::string> overrides = {"adapter.rank=8", "optim.decay_steps=10",
                                               "train.max_steps=20", "train.epochs=3"};

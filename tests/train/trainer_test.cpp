@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <fstream>
+#include <map>
 #include <random>
 #include <thread>
 
@@ -132,6 +133,131 @@ TEST_F(TrainerTest, TheCommandsWorkTogether) {
       run_cli({"generate", model, "--prompt", "row 7", "--raw", "--max-new-tokens", "5"}, &out), 0);
   EXPECT_EQ(run_cli({"tokenize", "model.path=" + model, "--text", "row 7 holds"}), 0);
   EXPECT_EQ(run_cli({"generate", model}), 2);
+}
+
+TEST_F(TrainerTest, AFinishedRunSaysSoAndAContinuedOneCountsItsOwnSteps) {
+  const auto run = [&](const std::string& steps, std::string* out) {
+    std::vector<std::string> command = {"pt"};
+    for (const std::string& argument : arguments("run", {"train.max_steps=" + steps}))
+      command.push_back(argument);
+    ::testing::internal::CaptureStderr();
+    EXPECT_EQ(run_cli(command, out), 0);
+    return ::testing::internal::GetCapturedStderr();
+  };
+  std::string first, again, more;
+  run("4", &first);
+  EXPECT_THAT(first, ::testing::StartsWith("4 steps in "));
+  const std::string model = weights("run"), metrics = files::read(dir_ / "run/metrics.jsonl");
+  EXPECT_THAT(run("4", &again), ::testing::Not(::testing::HasSubstr("parameters")));
+  EXPECT_THAT(again, ::testing::StartsWith("already finished after step 4 (train.max_steps 4)"));
+  EXPECT_THAT(again, ::testing::HasSubstr("for more raise train.max_steps\n"));
+  EXPECT_EQ(weights("run"), model);
+  EXPECT_EQ(files::read(dir_ / "run/metrics.jsonl"), metrics);
+  EXPECT_THAT(run("6", &more), ::testing::HasSubstr("continuing after step 4 from "));
+  EXPECT_THAT(more, ::testing::StartsWith("2 steps after the 4 before in "));
+  // Killed after the last checkpoint, it still owes its result.
+  fs::remove_all(dir_ / "run/final");
+  run("6", &again);
+  EXPECT_THAT(again, ::testing::StartsWith("0 steps after the 6 before in "));
+  EXPECT_TRUE(fs::exists(dir_ / "run/final/model.safetensors"));
+}
+
+TEST_F(TrainerTest, AnEarlyStopIsAnEndAsWell) {
+  std::ofstream(dir_ / "eval.jsonl") << R"({"text": "row 1 holds 2"})"
+                                     << "\n";
+  const config::RunConfig stops_early =
+      config("run", {"data.eval=" + (dir_ / "eval.jsonl").string(), "train.eval_every=2",
+                     "optim.lr=1e-30", "train.early_stop_patience=1"});
+  EXPECT_EQ(train_until(stops_early, 1000).steps, 4);
+  EXPECT_EQ(train_until(stops_early, 1000).steps, 4);
+}
+
+TEST_F(TrainerTest, TheCheckpointOfAnotherMethodIsNamed) {
+  train_until(config("run"), 3);
+  try {
+    train_until(config("run", {"train.method=lora"}), 1000);
+    ADD_FAILURE() << "it went on";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("was written with train.method=full"));
+  }
+}
+
+TEST_F(TrainerTest, ResumingFromTheFolderOfARunNamesItsNewestCheckpoint) {
+  train_until(config("run"), 4);
+  try {
+    train_until(config("other", {"train.resume=" + (dir_ / "run").string()}), 1000);
+    ADD_FAILURE() << "it went on";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("run/checkpoints/step-00000004"));
+  }
+  EXPECT_FALSE(fs::exists(dir_ / "other"));
+}
+
+TEST_F(TrainerTest, ACheckpointIsExportedAsTheFinalResult) {
+  make_model("experts", {{"model_type", "qwen3_5_moe_text"},
+                         {"num_experts", 4},
+                         {"num_experts_per_tok", 2},
+                         {"moe_intermediate_size", 16},
+                         {"shared_expert_intermediate_size", 16}});
+  const std::vector<std::string> common = {"train.max_steps=4", "ckpt.every=2",
+                                           "model.dtype=bfloat16"};
+  const auto with = [&](std::vector<std::string> more) {
+    more.insert(more.begin(), common.begin(), common.end());
+    return more;
+  };
+  const std::string experts = "model.path=" + (dir_ / "experts").string();
+  const auto export_of = [&](const std::string& run, const std::string& step, const fs::path& to) {
+    return run_cli(
+        {"export", (dir_ / run / "checkpoints" / step).string(), "--output", to.string()});
+  };
+  const auto files_of = [](const fs::path& directory) {
+    std::map<std::string, std::string> files;
+    for (const auto& entry : fs::directory_iterator(directory))
+      files[entry.path().filename()] = files::read(entry.path());
+    return files;
+  };
+  const std::vector<std::pair<std::string, std::vector<std::string>>> runs = {
+      {"full", with({"train.freeze=['*embed_tokens*']", "model.added_tokens=['<new>']"})},
+      {"moe", with({experts})},
+      {"lora", with({"train.method=lora", "adapter.rank=4",
+                     "adapter.modules_to_save=[embed_tokens]", "model.added_tokens=['<new>']"})},
+      {"experts", with({experts, "train.method=lora", "adapter.rank=4",
+                        "adapter.target_parameters=['mlp.experts.gate_up_proj']"})}};
+  for (const auto& [name, settings] : runs) {
+    SCOPED_TRACE(name);
+    const std::string run = "run of " + name;
+    train_until(config(run, settings), 1000);
+    ASSERT_EQ(export_of(run, "step-00000004", dir_ / name / "4"), 0);
+    ASSERT_EQ(export_of(run, "step-00000002", dir_ / name / "2"), 0);
+    EXPECT_EQ(files_of(dir_ / name / "4"), files_of(dir_ / run / "final"));
+    EXPECT_NE(files_of(dir_ / name / "2"), files_of(dir_ / run / "final"));
+  }
+  // A result is not replaced unasked.
+  EXPECT_EQ(export_of("run of full", "step-00000002", dir_ / "full/4"), 2);
+}
+
+TEST_F(TrainerTest, ACheckpointWhoseModelHasMovedIsExportedWithBase) {
+  train_until(config("run", {"train.max_steps=2"}), 1000);
+  fs::rename(dir_ / "model", dir_ / "moved");
+  std::vector<std::string> command = {"export", (dir_ / "run/checkpoints/step-00000002").string(),
+                                      "--output", (dir_ / "out").string()};
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(run_cli(command), 2);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), ::testing::HasSubstr("--base DIR"));
+  command.insert(command.end(), {"--base", (dir_ / "moved").string()});
+  EXPECT_EQ(run_cli(command), 0);
+  EXPECT_EQ(weights("out", "model.safetensors"), weights("run"));
+}
+
+TEST_F(TrainerTest, ACheckpointGivenAsAModelIsRecognised) {
+  train_until(config("run", {"train.max_steps=2"}), 1000);
+  ::testing::internal::CaptureStderr();
+  EXPECT_EQ(
+      run_cli({"generate", (dir_ / "run/checkpoints/step-00000002").string(), "--prompt", "row 7"}),
+      2);
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              ::testing::HasSubstr("a training checkpoint, not a model: make one of it with "
+                                   "`heddle export "));
 }
 
 TEST_F(TrainerTest, DropoutChangesWhatIsLearned) {

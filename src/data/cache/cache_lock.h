@@ -2,6 +2,8 @@
 
 #include <filesystem>
 
+#include "base/file_lock.h"
+
 namespace heddle::data {
 
 /// An exclusive lock on a file, so that of several ranks on a host one tokenises and the others
@@ -11,12 +13,9 @@ class CacheLock {
   /// Waits for the lock, at most `timeout_s`. Throws FileError that names the file when the time is
   /// over or the file system has no locks.
   CacheLock(const std::filesystem::path& path, double timeout_s);
-  ~CacheLock();
-  CacheLock(const CacheLock&) = delete;
-  CacheLock& operator=(const CacheLock&) = delete;
 
  private:
-  int descriptor_ = -1;
+  files::FileLock lock_;
 };
 
 }  // namespace heddle::data

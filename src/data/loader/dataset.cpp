@@ -6,6 +6,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/chosen_directory.h"
 #include "base/errors.h"
 #include "base/files.h"
 #include "base/hash.h"
@@ -234,7 +235,7 @@ std::shared_ptr<const Dataset> Dataset::open(const DatasetOptions& options,
   require_files(options);
   const Renderer renderer(tokenizer, options.rendering);
   const fs::path cache = options.cache_directory;
-  if (!cache.empty()) files::make_writable_directory(cache);
+  if (!cache.empty()) files::make_chosen_directory(cache, "data.cache_dir");
   std::shared_ptr<Dataset> dataset(new Dataset());
   dataset->task_ = options.reader.task;
   hash::Hasher whole_key;

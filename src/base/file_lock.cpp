@@ -1,0 +1,52 @@
+#include "base/file_lock.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <string.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "base/errors.h"
+
+namespace heddle::files {
+
+FileLock::FileLock(Path path) : path_(std::move(path)) {
+  // For writing, because NFS locks a file exclusively only for those who may write it.
+  descriptor_ = open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+  if (descriptor_ < 0)
+    throw_error<FileError>("cannot open the lock {}: {}", path_.string(), strerror(errno));
+}
+
+FileLock::~FileLock() { close(descriptor_); }
+
+bool FileLock::try_lock() {
+  while (flock(descriptor_, LOCK_EX | LOCK_NB) != 0) {
+    if (errno == EINTR) continue;
+    if (errno == EWOULDBLOCK) return false;
+    throw_error<FileError>("cannot lock {}: {}", path_.string(), strerror(errno));
+  }
+  return true;
+}
+
+bool FileLock::try_lock_for(double seconds) {
+  using Clock = std::chrono::steady_clock;
+  const auto end = Clock::now() + std::chrono::duration<double>(seconds);
+  while (!try_lock()) {
+    if (Clock::now() >= end) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  return true;
+}
+
+void FileLock::set_text(std::string_view text) {
+  // In place: under another name it would be another file, which nobody has locked.
+  if (ftruncate(descriptor_, 0) != 0 ||
+      pwrite(descriptor_, text.data(), text.size(), 0) != static_cast<ssize_t>(text.size()))
+    throw_error<FileError>("cannot write {}: {}", path_.string(), strerror(errno));
+}
+
+}  // namespace heddle::files

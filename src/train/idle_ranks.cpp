@@ -1,0 +1,35 @@
+#include "train/idle_ranks.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+
+namespace heddle::train {
+
+std::vector<std::string> idle_ranks(const comm::Mesh& mesh, const StepRows& rows) {
+  std::vector<std::string> sentences;
+  const bool is_small_data = rows.of_data > 0 && rows.of_data < rows.global_batch_size;
+  const std::int64_t divided = is_small_data ? rows.of_data : rows.global_batch_size;
+  const std::int64_t data = mesh.data_size();
+  if (divided < data) {
+    const std::int64_t idle = (data - divided) * (mesh.world_size() / data);
+    sentences.push_back(fmt::format(
+        "{} over dp x fsdp {}: {} rank{} no row in a step",
+        is_small_data
+            ? fmt::format("the data's {} row{} an epoch", divided, divided == 1 ? "" : "s")
+            : fmt::format("train.global_batch_size {}", divided),
+        data, idle, idle == 1 ? " has" : "s have"));
+  }
+  const double micro_batches = std::ceil(rows.micro_batches);
+  const std::int64_t stages = mesh.size(comm::Dim::kPp);
+  if (micro_batches > 0 && micro_batches < static_cast<double>(stages)) {
+    sentences.push_back(
+        fmt::format("{:.0f} micro-batch{} a step over pp {}: of the stages at most as many work at "
+                    "a time; a larger train.global_batch_size or smaller train.micro_batch_tokens "
+                    "gives more",
+                    micro_batches, micro_batches == 1 ? "" : "es", stages));
+  }
+  return sentences;
+}
+
+}  // namespace heddle::train

@@ -1,0 +1,89 @@
+#include "train/result.h"
+
+#include <set>
+#include <string>
+#include <utility>
+
+#include "base/errors.h"
+#include "ckpt/training_checkpoint.h"
+#include "config/config.h"
+#include "train/vocabulary.h"
+
+namespace heddle::train {
+namespace {
+
+/// The configuration that a checkpoint was written with, for one process without a device.
+config::RunConfig config_of(const ckpt::TrainingCheckpoint& checkpoint,
+                            const std::filesystem::path& base) {
+  const std::string path = checkpoint.info().path.string();
+  config::RunConfig config =
+      config::parse(checkpoint.state().at("config").get<std::string>(), path + "/state.json", {},
+                    config::Completeness::kPartial);
+  if (!base.empty()) {
+    if (config.model.tokenizer == config.model.path) config.model.tokenizer = base.string();
+    config.model.path = base.string();
+  } else if (!std::filesystem::exists(config.model.path)) {
+    throw_error<ConfigError>(
+        "{}: the model that the run started from, model.path {}, is not here; say where it is with "
+        "--base DIR",
+        path, config.model.path);
+  }
+  config.parallel = {};
+  config.kernels = {};
+  config.kernels.fallback = config::Fallback::kAllow;
+  return config;
+}
+
+/// The objects of the run's model without storage.
+Setup setup_of(const config::RunConfig& config) {
+  Setup setup;
+  setup.context.device = c10::Device(c10::DeviceType::Meta);
+  setup.context.dtype =
+      runtime::parse_dtype(std::string(config::to_string(config.model.dtype)), "model.dtype");
+  setup.context.seed = config.train.seed;
+  setup.source =
+      std::make_unique<ckpt::ModelDirectory>(ckpt::ModelDirectory::open(config.model.path));
+  models::qwen3_5::Config model = models::qwen3_5::parse_config(
+      setup.source->config(), (setup.source->path() / "config.json").string());
+  RunTokenizer tokenizer = load_tokenizer(config);
+  setup.tokenizer = tokenizer.tokenizer;
+  setup.tokenizer_source = std::move(tokenizer.source);
+  model.vocab_size = vocabulary_rows(config, *setup.tokenizer, model.vocab_size);
+  allocate_model(config, std::move(model), ckpt::text_prefix(*setup.source), setup);
+  complete_model(config, setup, /*has_values=*/false);
+  return setup;
+}
+
+}  // namespace
+
+void write_result(const config::RunConfig& config, const Setup& setup,
+                  const std::filesystem::path& output, const ResultOptions& options,
+                  const ckpt::ReadWhole& read) {
+  if (setup.adapters) {
+    ckpt::export_adapter(*setup.model, *setup.adapters, setup.saved_whole, *setup.source,
+                         std::filesystem::absolute(config.model.path).lexically_normal().string(),
+                         setup.tokenizer_source, output, options.overwrite, read);
+    return;
+  }
+  ckpt::ModelWriterOptions writer;
+  writer.overwrite = options.overwrite;
+  writer.max_shard_bytes = options.max_shard_bytes;
+  ckpt::export_model(*setup.model, *setup.source, setup.tokenizer_source, output, writer, read);
+}
+
+config::RunConfig export_checkpoint(const std::filesystem::path& checkpoint,
+                                    const std::filesystem::path& base,
+                                    const std::filesystem::path& output,
+                                    const ResultOptions& options) {
+  const auto saved = ckpt::TrainingCheckpoint::open(checkpoint);
+  config::RunConfig config = config_of(saved, base);
+  const Setup setup = setup_of(config);
+  const std::set<const nn::Parameter*> trained(setup.trainable.begin(), setup.trainable.end());
+  write_result(config, setup, output, options, [&](const nn::Parameter& parameter) {
+    return trained.contains(&parameter) ? saved.whole("weights/" + parameter.name())
+                                        : ckpt::read_from_directory(*setup.source, parameter);
+  });
+  return config;
+}
+
+}  // namespace heddle::train

@@ -1,0 +1,40 @@
+#include "train/resume.h"
+
+#include <filesystem>
+#include <string>
+
+#include "base/errors.h"
+#include "ckpt/training_checkpoint.h"
+#include "config/config.h"
+
+namespace heddle::train {
+
+void check_resume(const config::RunConfig& config) {
+  const std::filesystem::path path = config.train.resume;
+  if (path == "auto" || path == "never" || std::filesystem::exists(path / "manifest.json")) return;
+  const std::string key = config::where(config, "train.resume");
+  if (!std::filesystem::is_directory(path)) {
+    throw_error<ConfigError>(
+        "{}: there is no folder {}; expected auto, never, or a checkpoint such as "
+        "{}/checkpoints/step-00000100",
+        key, path.string(), config.train.output_dir);
+  }
+  std::vector<ckpt::CheckpointInfo> found = ckpt::list_checkpoints(path / "checkpoints");
+  if (found.empty()) found = ckpt::list_checkpoints(path);
+  throw_error<ConfigError>(
+      "{}: {} is no checkpoint, manifest.json is missing{}", key, path.string(),
+      found.empty() ? "" : "; the newest in it is " + found.back().path.string());
+}
+
+void check_same_method(const config::RunConfig& before, const config::RunConfig& now,
+                       std::int64_t step) {
+  if (before.train.method == now.train.method) return;
+  const std::string_view method = config::to_string(before.train.method);
+  throw_error<ConfigError>(
+      "the checkpoint of step {} was written with train.method={}, and this run has {}: it holds "
+      "other weights; set train.method={} to continue it, or start from what it has learned with "
+      "`heddle export CHECKPOINT --output DIR` and another train.output_dir",
+      step, method, config::to_string(now.train.method), method);
+}
+
+}  // namespace heddle::train

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <cstdint>
+
+#include "config/run_config.h"
+
+namespace heddle::train {
+
+/// Whether train.resume names a checkpoint, where it names any; asked before a run writes anything.
+/// Throws ConfigError that says what stands there instead and, of the folder of a run, its newest
+/// checkpoint.
+void check_resume(const config::RunConfig& config);
+
+/// Throws ConfigError where a checkpoint of `before` holds other tensors than a run of `now` has,
+/// because train.method differs; `step` is the checkpoint's.
+void check_same_method(const config::RunConfig& before, const config::RunConfig& now,
+                       std::int64_t step);
+
+}  // namespace heddle::train
