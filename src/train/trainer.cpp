@@ -384,7 +384,8 @@ Summary Trainer::run() {
 }
 
 RunInfo Trainer::describe() const {
-  RunInfo info = describe_setup(setup_, config_, optimizer_);
+  const double micro_batches = usual_micro_batches();
+  RunInfo info = describe_setup(setup_, config_, optimizer_, micro_batches);
   const data::LoaderInfo& loader = loader_->info();
   info.peak_flops = peak_flops_;
   info.tokens_per_epoch = loader.tokens_per_epoch;
@@ -392,15 +393,8 @@ RunInfo Trainer::describe() const {
   info.total_steps = loader.total_steps;
   info.packing_efficiency = loader.packing_efficiency;
   info.first_step = first_step_;
-  if (setup_.stages.ranks > 1) {
-    const double rows = static_cast<double>(config_.train.global_batch_size) /
-                        static_cast<double>(setup_.context.mesh.data_size());
-    const double micro_batches = std::ceil(rows * loader.mean_row_tokens /
-                                           static_cast<double>(config_.train.micro_batch_tokens));
-    info.pipeline =
-        pipeline_.schedule(std::max<std::int64_t>(1, static_cast<std::int64_t>(micro_batches)))
-            .draw();
-  }
+  if (setup_.stages.ranks > 1)
+    info.pipeline = pipeline_.schedule(static_cast<std::int64_t>(micro_batches)).draw();
   return info;
 }
 
@@ -435,3 +429,10 @@ std::filesystem::path Trainer::export_final() {
 }
 
 }  // namespace heddle::train
+double Trainer::usual_micro_batches() const {
+  const double rows = static_cast<double>(config_.train.global_batch_size) /
+                      static_cast<double>(setup_.context.mesh.data_size());
+  return std::max(1.0, std::ceil(rows * loader_->info().mean_row_tokens /
+                                 static_cast<double>(config_.train.micro_batch_tokens)));
+}
+

@@ -62,6 +62,8 @@ class Trainer {
   /// Where a whole tensor comes from when the ranks divide it: the checkpoint just written, or for
   /// what is not trained the source.
   ckpt::ReadWhole whole_tensors() const;
+  /// Of a data rank in a usual step.
+  double usual_micro_batches() const;
   /// What rank 0 says.
   std::string agreed(const std::string& text) const;
   /// Evaluates after the last step and every train.eval_every; true if the run should stop early.
