@@ -126,6 +126,27 @@ TEST_F(TrainerTest, EarlyStopAndBestCheckpoint) {
   EXPECT_TRUE(fs::exists(dir_ / "run/final/model.safetensors"));
 }
 
+TEST_F(TrainerTest, ModulesToSaveThatAreNotThereAreNamed) {
+  const auto message_of = [&](const char* modules) {
+    return testing::message_of([&] {
+      train_until(
+          config("run", {"train.method=lora", std::string("adapter.modules_to_save=") + modules}),
+          1000);
+    });
+  };
+  EXPECT_THAT(message_of("[nonsense]"),
+              ::testing::HasSubstr("adapter.modules_to_save: 'nonsense' matches no module"));
+  EXPECT_THAT(message_of("[embed_tokens, embed_token]"),
+              ::testing::HasSubstr("did you mean 'embed_tokens'?"));
+  EXPECT_THAT(message_of("[lm_head]"),
+              ::testing::AllOf(::testing::HasSubstr("tied to its embedding"),
+                               ::testing::HasSubstr("write embed_tokens")));
+  make_model("untied", {{"tie_word_embeddings", false}});
+  train_until(config("untied-run", {"model.path=" + (dir_ / "untied").string(), "train.method=lora",
+                                    "train.max_steps=3", "adapter.modules_to_save=[lm_head]"}),
+              1000);
+}
+
 TEST_F(TrainerTest, EvaluationOnStartIsAStepZero) {
   std::ofstream(dir_ / "eval.jsonl") << R"({"text": "row 1 holds 2"})"
                                      << "\n";
