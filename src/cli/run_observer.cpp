@@ -37,6 +37,9 @@ std::string percent(std::int64_t part, std::int64_t whole) {
       "{:.1f} %", whole > 0 ? 100.0 * static_cast<double>(part) / static_cast<double>(whole) : 0.0);
 }
 
+/// Rank 0 alone is observed.
+const char* of_one_rank(const train::RunInfo& info) { return info.ranks > 1 ? " of rank 0" : ""; }
+
 ui::Table startup_table(const train::RunInfo& info) {
   ui::Table table({}, {ui::Align::kLeft, ui::Align::kRight, ui::Align::kRight});
   table.section("model: " + info.model_type + ", " + info.dtype);
@@ -47,7 +50,7 @@ ui::Table startup_table(const train::RunInfo& info) {
   table.row({"all parameters", text::format_count(static_cast<double>(info.total_parameters)), ""});
   table.row({"trained", text::format_count(static_cast<double>(info.trainable_parameters)),
              percent(info.trainable_parameters, info.total_parameters)});
-  table.section("memory on " + info.device);
+  table.section(fmt::format("memory{} on {}", of_one_rank(info), info.device));
   std::int64_t total = 0;
   for (const auto& [purpose, bytes] : info.memory) {
     table.row({purpose, text::format_bytes(static_cast<double>(bytes)), ""});
@@ -154,7 +157,8 @@ void RunObserver::fill_facts(const train::RunInfo& info) {
   ui::ReportTable parameters{"Parameters", {"kind", "count"}, {}, false};
   for (const auto& [kind, count] : info.parameters)
     parameters.rows.push_back({kind, std::to_string(count)});
-  ui::ReportTable memory{"Memory", {"purpose", "size"}, {}, false};
+  ui::ReportTable memory{
+      fmt::format("Memory{}", of_one_rank(info)), {"purpose", "size"}, {}, false};
   for (const auto& [purpose, bytes] : info.memory) {
     memory.rows.push_back({purpose, text::format_bytes(static_cast<double>(bytes))});
   }

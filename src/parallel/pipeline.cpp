@@ -19,6 +19,24 @@ StagePlan StagePlan::balanced(const models::qwen3_5::Config& model, std::int64_t
   return {ranks, chunks, balanced_stages(costs, ranks * chunks, head)};
 }
 
+std::vector<std::int64_t> StagePlan::layers_of(std::int64_t rank) const {
+  std::vector<std::int64_t> all;
+  for (std::int64_t chunk = 0; chunk < chunks; ++chunk) {
+    const auto [first, last] = layers[chunk * ranks + rank];
+    for (std::int64_t i = first; i < last; ++i) all.push_back(i);
+  }
+  return all;
+}
+
+double StagePlan::most_in_flight(std::int64_t rank, double micro_batches) const {
+  if (chunks == 1) return std::min(micro_batches, static_cast<double>(ranks - rank));
+  // More micro-batches than this come in the same order again and again.
+  const auto scheduled =
+      static_cast<std::int64_t>(std::min(micro_batches, 4 * static_cast<double>(ranks)));
+  const PipelineSchedule schedule(ranks, chunks, scheduled);
+  return static_cast<double>(schedule.most_in_flight(rank)) / static_cast<double>(chunks);
+}
+
 void hold_stages(models::qwen3_5::Model& model, const StagePlan& plan, std::int64_t rank) {
   if (plan.ranks == 1) return;
   const bool is_first = rank == 0, is_last = rank + 1 == plan.ranks;

@@ -18,6 +18,11 @@ struct StagePlan {
   std::vector<std::pair<std::int64_t, std::int64_t>> layers;  ///< [stage] first and behind the last
 
   std::int64_t stages() const { return ranks * chunks; }
+  /// The layers of a rank, chunk by chunk.
+  std::vector<std::int64_t> layers_of(std::int64_t rank) const;
+  /// The most micro-batches of a step whose forward pass waits for its backward on a rank; with
+  /// several chunks in parts, a chunk's pass being 1 / chunks.
+  double most_in_flight(std::int64_t rank, double micro_batches) const;
   /// Stages of equal cost in matrix products.
   static StagePlan balanced(const models::qwen3_5::Config& model, std::int64_t ranks,
                             std::int64_t chunks);

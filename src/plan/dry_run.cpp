@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <map>
-#include <set>
 #include <span>
 #include <utility>
 
@@ -17,14 +16,13 @@
 #include "plan/shape_kernels.h"
 #include "train/micro_batch.h"
 #include "train/optimizer.h"
+#include "train/rank_memory.h"
 #include "train/setup.h"
 
 namespace heddle::plan {
 namespace {
 
 using comm::Dim;
-
-double bytes_of(const at::Tensor& tensor) { return static_cast<double>(tensor.nbytes()); }
 
 /// Which rows of one parameter somebody owns, apart by the columns that they span.
 class Coverage {
@@ -137,40 +135,12 @@ class DryRun {
     const train::Optimizer optimizer(setup.trainable, config_.optim, config_.train.seed,
                                      setup.context.mesh.world_group());
     dry.optimizer = static_cast<double>(optimizer.state_bytes());
-    double widest_around = 0, widest = 0;
-    const auto count = [&](nn::Parameter& parameter) {
-      if (!parameter.is_held()) return 0.0;
-      ++dry.parameters;
-      dry.owned += bytes_of(parameter.owned());
-      if (parameter.trainable())
-        dry.gradients += static_cast<double>(parameter.value().numel()) *
-                         static_cast<double>(c10::elementSize(parameter.gradient_dtype()));
-      if (parameter.has_memory()) {
-        dry.resident += bytes_of(parameter.value());
-        const bool has_owned_besides = parameter.owned().numel() != parameter.value().numel();
-        if (has_owned_besides) dry.resident += bytes_of(parameter.owned());
-        return 0.0;
-      }
-      dry.resident += bytes_of(parameter.owned()) *
-                      static_cast<double>(
-                          setup.context.mesh.size(parameter.is_expert() ? Dim::kEdp : Dim::kDp));
-      return bytes_of(parameter.value());
-    };
-    std::set<const nn::Parameter*> in_blocks;
-    for (const parallel::BlockEntry& entry : train::block_entries(*setup.model)) {
-      double block = 0;
-      for (nn::Parameter* parameter : entry.parameters) {
-        in_blocks.insert(parameter);
-        block += count(*parameter);
-      }
-      widest = std::max(widest, block);
-    }
-    setup.model->visit_parameters([&](nn::Parameter& parameter) {
-      if (!in_blocks.contains(&parameter))
-        widest_around = std::max(widest_around, count(parameter));
-    });
-    // A block, and the next one or what stands before or behind the blocks.
-    dry.gathered = widest + std::max(widest, widest_around);
+    const train::RankMemory memory = train::rank_memory(*setup.model, setup.adapters.get());
+    dry.parameters = memory.parameters;
+    dry.owned = static_cast<double>(memory.owned);
+    dry.resident = static_cast<double>(memory.resident);
+    dry.gathered = static_cast<double>(memory.gathered);
+    dry.gradients = static_cast<double>(memory.gradients);
     run_on_shapes(setup, dry);
     report_.stages.push_back(dry);
   }

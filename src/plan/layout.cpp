@@ -43,20 +43,11 @@ double Layout::expert_ranks() const {
                                     mesh.size(Dim::kEp));
 }
 
-std::vector<std::int64_t> Layout::layers_of(std::int64_t stage_rank) const {
-  std::vector<std::int64_t> all;
-  for (std::int64_t chunk = 0; chunk < stages.chunks; ++chunk) {
-    const auto [first, last] = stages.layers[chunk * stages.ranks + stage_rank];
-    for (std::int64_t i = first; i < last; ++i) all.push_back(i);
-  }
-  return all;
-}
-
 Held held_by(const Layout& layout, std::int64_t stage_rank) {
   const Step& step = *layout.step;
   const double tp = layout.size(Dim::kTp), ep = layout.size(Dim::kEp);
   Held held;
-  for (const std::int64_t i : layout.layers_of(stage_rank)) {
+  for (const std::int64_t i : layout.stages.layers_of(stage_rank)) {
     const ParameterCount& count = step.parameters[i];
     const double dense = count.dense(tp), experts = count.experts / ep;
     held.dense += dense;
@@ -122,7 +113,7 @@ double block_again_bytes(const Layout& layout, std::int64_t stage_rank) {
   const auto& model = layout.step->model;
   if (layout.recompute != config::Recompute::kFull) return 0;
   double largest = 0;
-  for (const std::int64_t i : layout.layers_of(stage_rank)) {
+  for (const std::int64_t i : layout.stages.layers_of(stage_rank)) {
     const double tp = layout.size(Dim::kTp);
     const double kept = train::kept_elements(model, i, config::Recompute::kElementwise,
                                              /*offloads_inputs=*/false, layout.mesh.size(Dim::kTp));
@@ -160,7 +151,7 @@ double activation_bytes(const Layout& layout, std::int64_t stage_rank) {
   const bool keeps_mlp = layout.recompute == config::Recompute::kOff ||
                          layout.recompute == config::Recompute::kElementwise;
   double elements = 0;
-  for (const std::int64_t i : layout.layers_of(stage_rank)) {
+  for (const std::int64_t i : layout.stages.layers_of(stage_rank)) {
     elements += train::kept_elements(step.model, i, layout.recompute, step.offloads_inputs,
                                      layout.mesh.size(Dim::kTp));
     // The rows that experts received.
@@ -173,14 +164,7 @@ double activation_bytes(const Layout& layout, std::int64_t stage_rank) {
                   (1 - 1 / layout.size(Dim::kCp));
     }
   }
-  const auto micro_batches = static_cast<std::int64_t>(
-      std::min(layout.micro_batches, 4.0 * as_double(layout.stages.ranks)));
-  double in_flight = std::min(layout.micro_batches, as_double(layout.stages.ranks - stage_rank));
-  if (layout.stages.chunks > 1) {
-    const parallel::PipelineSchedule schedule(layout.stages.ranks, layout.stages.chunks,
-                                              micro_batches);
-    in_flight = as_double(schedule.most_in_flight(stage_rank)) / as_double(layout.stages.chunks);
-  }
+  const double in_flight = layout.stages.most_in_flight(stage_rank, layout.micro_batches);
   double bytes = layout.tokens * elements * step.element * in_flight;
   if (step.offloads_inputs) {
     bytes += layout.tokens * step.element / layout.size(Dim::kTp) *

@@ -34,8 +34,6 @@ struct Layout {
   double expert_ranks() const;
   /// And embedding and head.
   double table_shards() const { return size(comm::Dim::kTp) * shards(); }
-  /// Layers of a rank of the pipeline.
-  std::vector<std::int64_t> layers_of(std::int64_t stage_rank) const;
   bool has_embedding(std::int64_t stage_rank) const {
     return stage_rank == 0 || (step->head == 0 && has_head(stage_rank));
   }

@@ -54,14 +54,14 @@ class Timer {
 
   Compute forward(std::int64_t stage_rank) const {
     Compute sum;
-    for (const std::int64_t i : layout_.layers_of(stage_rank)) sum += layer_forward(i);
+    for (const std::int64_t i : layout_.stages.layers_of(stage_rank)) sum += layer_forward(i);
     return sum;
   }
 
   /// With what recomputation repeats.
   Compute backward(std::int64_t stage_rank) const {
     Compute sum;
-    for (const std::int64_t i : layout_.layers_of(stage_rank)) {
+    for (const std::int64_t i : layout_.stages.layers_of(stage_rank)) {
       const LayerWork& work = step_.layers[i];
       const double both = step_.is_lora ? 2 : 4;  // gradients of inputs and of weights
       Compute c = compute(i, both, 2.0 / 3, work.backward + exchanged(i));

@@ -7,6 +7,7 @@
 #include "base/text.h"
 #include "device/device.h"
 #include "parallel/block_runner.h"
+#include "train/rank_memory.h"
 
 namespace heddle::train {
 namespace {
@@ -59,10 +60,12 @@ double kept_elements(const models::qwen3_5::Config& config, std::int64_t layer,
   return whole + divided / static_cast<double>(tensor_ranks);
 }
 
-double activation_bytes_per_token(const models::qwen3_5::Config& config, std::int64_t element_bytes,
-                                  const config::TrainSection& train, std::int64_t tensor_ranks) {
+double activation_bytes_per_token(const models::qwen3_5::Config& config,
+                                  const std::vector<std::int64_t>& layers,
+                                  std::int64_t element_bytes, const config::TrainSection& train,
+                                  std::int64_t tensor_ranks) {
   double elements = 0;
-  for (std::int64_t i = 0; i < config.num_hidden_layers; ++i) {
+  for (const std::int64_t i : layers) {
     elements += kept_elements(config, i, train.recompute, train.offload_activations, tensor_ranks);
   }
   if (train.offload_activations) {
@@ -72,22 +75,36 @@ double activation_bytes_per_token(const models::qwen3_5::Config& config, std::in
   return elements * static_cast<double>(element_bytes);
 }
 
+namespace {
+
+/// Estimate of what the micro-batches in flight on this rank leave for the backward.
+double activation_bytes(const Setup& setup, const config::RunConfig& config, double micro_batches) {
+  const comm::Mesh& mesh = setup.context.mesh;
+  config::TrainSection train = config.train;
+  if (train.recompute == config::Recompute::kAuto) train.recompute = config::Recompute::kFull;
+  const double tokens =
+      static_cast<double>(std::max(config.train.micro_batch_tokens, config.data.max_length)) /
+      static_cast<double>(mesh.size(comm::Dim::kCp));
+  const std::int64_t stage_rank = mesh.coordinate(comm::Dim::kPp);
+  return tokens * setup.stages.most_in_flight(stage_rank, micro_batches) *
+         activation_bytes_per_token(
+             setup.model->config(), setup.stages.layers_of(stage_rank),
+             static_cast<std::int64_t>(c10::elementSize(setup.context.dtype)), train,
+             mesh.size(comm::Dim::kTp));
+}
+
+}  // namespace
+
 RunInfo describe_setup(const Setup& setup, const config::RunConfig& config,
-                       const Optimizer& optimizer) {
+                       const Optimizer& optimizer, double micro_batches) {
   RunInfo info;
   const models::qwen3_5::Config& model = setup.model->config();
   info.model_type = model.model_type;
   std::map<std::string, std::int64_t> kinds;
-  std::int64_t weight_bytes = 0, gradient_bytes = 0;
   const auto count = [&](nn::Parameter& parameter) {
     kinds[kind_of(parameter.name())] += parameter.numel();
     info.total_parameters += parameter.numel();
-    weight_bytes += static_cast<std::int64_t>(parameter.value().nbytes());
-    if (!parameter.trainable()) return;
-    info.trainable_parameters += parameter.numel();
-    const std::int64_t size =
-        parameter.accumulates_in_place() ? parameter.value().element_size() : 4;
-    gradient_bytes += parameter.numel() * size;
+    if (parameter.trainable()) info.trainable_parameters += parameter.numel();
   };
   setup.model->visit_parameters(count);
   if (setup.adapters) setup.adapters->visit_parameters(count);
@@ -98,20 +115,15 @@ RunInfo describe_setup(const Setup& setup, const config::RunConfig& config,
   info.layout = setup.context.mesh.describe();
   info.device = device::properties(setup.context.device, 0).name;
   info.dtype = runtime::dtype_name(setup.context.dtype);
-  const double tokens =
-      static_cast<double>(std::max(config.train.micro_batch_tokens, config.data.max_length));
-  config::TrainSection train = config.train;
-  const bool is_auto = train.recompute == config::Recompute::kAuto;
-  if (is_auto) train.recompute = config::Recompute::kFull;
+  info.ranks = setup.context.mesh.world_size();
+  const RankMemory memory = rank_memory(*setup.model, setup.adapters.get());
+  const bool is_auto = config.train.recompute == config::Recompute::kAuto;
   info.memory = {
-      {"weights", weight_bytes},
-      {"gradients", gradient_bytes},
+      {"weights", memory.resident + memory.gathered},
+      {"gradients", memory.gradients},
       {config.optim.offload ? "optimizer (on the host)" : "optimizer", optimizer.state_bytes()},
       {is_auto ? "activations (estimate, all recomputed)" : "activations (estimate)",
-       static_cast<std::int64_t>(
-           tokens * activation_bytes_per_token(
-                        model, static_cast<std::int64_t>(c10::elementSize(setup.context.dtype)),
-                        train, setup.context.mesh.size(comm::Dim::kTp)))}};
+       static_cast<std::int64_t>(activation_bytes(setup, config, micro_batches))}};
   info.kernels = setup.model->kernels().lines();
   info.undecayed = optimizer.undecayed();
   info.defaulted = model.defaulted;

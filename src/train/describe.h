@@ -1,5 +1,8 @@
 #pragma once
 
+#include <cstdint>
+#include <vector>
+
 #include "config/run_config.h"
 #include "train/observer.h"
 #include "train/optimizer.h"
@@ -7,9 +10,11 @@
 
 namespace heddle::train {
 
-/// What the start-up table shows of model, memory, kernels and data.
+/// What the start-up table shows of model, memory, kernels and data. Parameters are counted over
+/// all ranks, memory is that of this one. `micro_batches`: of a data rank in a usual step, of
+/// which a stage of a pipeline has several in flight.
 RunInfo describe_setup(const Setup& setup, const config::RunConfig& config,
-                       const Optimizer& optimizer);
+                       const Optimizer& optimizer, double micro_batches);
 
 /// Elements that one token leaves for the backward of one layer on one of the ranks along tp. These
 /// divide all but the gathered rows that projections read. `offloads_inputs`:
@@ -17,9 +22,11 @@ RunInfo describe_setup(const Setup& setup, const config::RunConfig& config,
 double kept_elements(const models::qwen3_5::Config& config, std::int64_t layer,
                      config::Recompute recompute, bool offloads_inputs, std::int64_t tensor_ranks);
 
-/// Estimate of the bytes that one token leaves for the backward, all layers together on one of the
-/// ranks along tp.
-double activation_bytes_per_token(const models::qwen3_5::Config& config, std::int64_t element_bytes,
-                                  const config::TrainSection& train, std::int64_t tensor_ranks);
+/// Estimate of the bytes that one token leaves for the backward of these layers on one of the ranks
+/// along tp.
+double activation_bytes_per_token(const models::qwen3_5::Config& config,
+                                  const std::vector<std::int64_t>& layers,
+                                  std::int64_t element_bytes, const config::TrainSection& train,
+                                  std::int64_t tensor_ranks);
 
 }  // namespace heddle::train

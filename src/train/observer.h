@@ -17,6 +17,7 @@ struct RunInfo {
   std::vector<std::pair<std::string, std::int64_t>>
       parameters;  ///< By kind: "embedding", "linear attention", ...
   std::int64_t total_parameters = 0, trainable_parameters = 0;
+  std::int64_t ranks = 1;
   std::string layout;                 ///< The mesh in words.
   std::vector<std::string> pipeline;  ///< The schedule of a usual step, a line a rank; empty: none.
   std::vector<std::string> idle;      ///< Ranks without work, see idle_ranks().
@@ -24,7 +25,7 @@ struct RunInfo {
   std::string dtype;
   double peak_flops = 0;  ///< 0: unknown.
   std::vector<std::pair<std::string, std::int64_t>>
-      memory;                          ///< By purpose, bytes; activations are an estimate.
+      memory;                          ///< Of this rank, by purpose, bytes; activations are an estimate.
   std::vector<std::string> kernels;    ///< "gated_delta_rule: cpu.chunk"
   std::vector<std::string> undecayed;  ///< Parameters without weight decay.
   std::vector<std::string> defaulted;  ///< Model values that config.json did not give.

@@ -96,9 +96,25 @@ bool is_saved_whole(const std::vector<std::string>& modules, const std::string& 
   });
 }
 
+/// `unmatched`: of adapter.modules_to_save; `modules`: what the model has.
+[[noreturn]] void refuse_saved_module(const std::string& unmatched,
+                                      const models::qwen3_5::Model& model,
+                                      const std::vector<std::string>& modules) {
+  if (unmatched == "lm_head" && model.tied() && model.head() == Head::kLanguageModel) {
+    throw ConfigError(
+        "adapter.modules_to_save: 'lm_head' is no module of its own here, as this model's head is "
+        "tied to its embedding; write embed_tokens, which trains and saves both");
+  }
+  const std::string near = text::nearest(unmatched, modules);
+  throw_error<ConfigError>("adapter.modules_to_save: '{}' matches no module of this model{}",
+                           unmatched,
+                           near.empty() ? "" : fmt::format(" (did you mean '{}'?)", near));
+}
+
 void choose_trainable(const config::RunConfig& config, Setup& setup) {
   const bool lora = config.train.method == config::Method::kLora;
-  std::vector<std::string> unmatched = config.train.freeze;
+  std::vector<std::string> unmatched = config.train.freeze, modules, unmatched_modules;
+  if (lora) unmatched_modules = config.adapter.modules_to_save;
   bool is_any_trained = setup.adapters != nullptr;
   for (nn::Parameter* parameter : setup.model->parameters()) {
     const bool whole = lora && is_saved_whole(config.adapter.modules_to_save, parameter->name());
@@ -108,6 +124,11 @@ void choose_trainable(const config::RunConfig& config, Setup& setup) {
         (!lora || whole || head) && !matches_any(config.train.freeze, parameter->name());
     std::erase_if(unmatched,
                   [&](const std::string& p) { return text::matches_glob(p, parameter->name()); });
+    std::erase_if(unmatched_modules, [&](const std::string& module) {
+      return is_saved_whole({module}, parameter->name());
+    });
+    const std::string module = adapters::module_of(parameter->name());
+    modules.push_back(module.substr(module.rfind('.') + 1));
     parameter->set_trainable(trainable);
     is_any_trained = is_any_trained || trainable;
     if (trainable && parameter->is_held()) setup.trainable.push_back(parameter);
@@ -122,6 +143,8 @@ void choose_trainable(const config::RunConfig& config, Setup& setup) {
     throw_error<ConfigError>("train.freeze: '{}' matches no parameter of this model",
                              unmatched.front());
   }
+  if (!unmatched_modules.empty())
+    refuse_saved_module(unmatched_modules.front(), *setup.model, modules);
   if (!is_any_trained) throw ConfigError("nothing to train: train.freeze matches every parameter");
 }
 

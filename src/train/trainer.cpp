@@ -3,6 +3,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/stack.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <utility>
@@ -91,6 +92,11 @@ Trainer::Trainer(const config::RunConfig& config, Observer& observer, const std:
   const int bits = static_cast<int>(8 * c10::elementSize(setup_.context.dtype));
   peak_flops_ = device::properties(setup_.context.device, bits).peak_flops *
                 static_cast<double>(setup_.context.mesh.world_size());
+  const std::vector<std::string>& made = setup_.load_report.initialized;
+  for (nn::Parameter* parameter : setup_.model->parameters()) {
+    const bool is_made = std::find(made.begin(), made.end(), parameter->name()) != made.end();
+    if (is_made && !parameter->trainable()) keep(*parameter);
+  }
   resume();
   if (router_) router_->continue_after(first_step_, setup_.context.mesh.world_group());
 }
@@ -152,16 +158,51 @@ void Trainer::restore(const ckpt::TrainingCheckpoint& checkpoint) {
   }
   for (const ckpt::TensorPart& part : optimizer_.state(/*with_copies=*/true))
     checkpoint.copy_box(part.name, part.offset, part.tensor);
+  restore_kept(checkpoint);
   if (setup_.sharding) setup_.sharding->publish(/*with_frozen=*/true);
   optimizer_.set_steps(state.at("optimizer_steps"));
   first_step_ = state.at("step");
   last_saved_ = first_step_;
+  restored_ = checkpoint.info().path;
   first_loss_ = state.value("first_loss", 0.0);
   last_loss_ = state.value("last_loss", 0.0);
   if (state.contains("best_eval") && !state["best_eval"].is_null())
     best_eval_ = state["best_eval"].get<double>();
   evaluations_without_gain_ = state.value("evaluations_without_gain", std::int64_t{0});
   loader_->seek(nlohmann::json(state.at("cursor")));
+}
+
+namespace {
+
+constexpr const char* kWeights = "weights/";
+
+/// Of what is not trained: the rows that this rank owns. Frozen values that stay whole have no
+/// owner (parallel::Sharding::drop_frozen_copies): the first replica saves them.
+bool saves(const nn::Parameter& parameter, const comm::Mesh& mesh) {
+  if (parameter.is_copy()) return false;
+  const bool is_owned = !parameter.owned().is_alias_of(parameter.value());
+  return is_owned || mesh.coordinate(parameter.is_expert() ? comm::Dim::kEdp : comm::Dim::kDp) == 0;
+}
+
+}  // namespace
+
+std::vector<ckpt::TensorPart> Trainer::state(bool with_copies) const {
+  std::vector<ckpt::TensorPart> parts = optimizer_.state(with_copies);
+  for (const nn::Parameter* parameter : kept_) {
+    if (!parameter->is_held()) continue;
+    if (!with_copies && !saves(*parameter, setup_.context.mesh)) continue;
+    for (nn::Box& box : parameter->boxes(parameter->owned())) {
+      parts.push_back({kWeights + parameter->name(), std::move(box.tensor), std::move(box.offset),
+                       parameter->global_shape()});
+    }
+  }
+  return parts;
+}
+
+void Trainer::keep(nn::Parameter& parameter) {
+  if (std::find(kept_.begin(), kept_.end(), &parameter) != kept_.end()) return;
+  kept_.push_back(&parameter);
+  if (setup_.adapters) setup_.saved_whole.push_back(&parameter);
 }
 
 void Trainer::save(std::int64_t step) {
@@ -178,7 +219,7 @@ void Trainer::save(std::int64_t step) {
   state.state["evaluations_without_gain"] = evaluations_without_gain_;
   state.state["kernels"] = setup_.model->kernels().lines();
   state.state["config"] = config::dump_yaml(config_);
-  state.parts = optimizer_.state(/*with_copies=*/false);
+  state.parts = this->state(/*with_copies=*/false);
   if (!setup_.sharding) {
     for (ckpt::TensorPart& part : state.parts)
       state.tensors.emplace_back(std::move(part.name), std::move(part.tensor));
@@ -186,6 +227,7 @@ void Trainer::save(std::int64_t step) {
   }
   checkpoints_->save(step, std::move(state), last_eval_);
   last_saved_ = step;
+  restored_.clear();
   observer_.on_checkpoint(step, checkpoints_->directory());
 }
 
@@ -194,6 +236,17 @@ std::vector<HeadFunction> Trainer::heads_of(const data::Step& step, double gradi
     return embed_heads_of(step, gradient_scale);
   return std::vector<HeadFunction>(step.micro_batches.size(),
                                    training_head(*setup_.model, gradient_scale));
+}
+
+void Trainer::restore_kept(const ckpt::TrainingCheckpoint& checkpoint) {
+  for (nn::Parameter* parameter : setup_.model->parameters()) {
+    const std::string name = kWeights + parameter->name();
+    // A new head that an older version did not save is made again: the seed is the same.
+    if (parameter->trainable() || !checkpoint.has(name)) continue;
+    keep(*parameter);
+    for (nn::Box& box : parameter->boxes(parameter->owned()))
+      checkpoint.copy_box(name, box.offset, std::move(box.tensor));
+  }
 }
 
 namespace {
@@ -424,8 +477,16 @@ Summary Trainer::run() {
   return summary;
 }
 
+double Trainer::usual_micro_batches() const {
+  const double rows = static_cast<double>(config_.train.global_batch_size) /
+                      static_cast<double>(setup_.context.mesh.data_size());
+  return std::max(1.0, std::ceil(rows * loader_->info().mean_row_tokens /
+                                 static_cast<double>(config_.train.micro_batch_tokens)));
+}
+
 RunInfo Trainer::describe() const {
-  RunInfo info = describe_setup(setup_, config_, optimizer_);
+  const double micro_batches = usual_micro_batches();
+  RunInfo info = describe_setup(setup_, config_, optimizer_, micro_batches);
   const data::LoaderInfo& loader = loader_->info();
   info.peak_flops = peak_flops_;
   info.tokens_per_epoch = loader.tokens_per_epoch;
@@ -436,14 +497,8 @@ RunInfo Trainer::describe() const {
   StepRows step{.global_batch_size = config_.train.global_batch_size,
                 .of_data = loader.rows_per_epoch};
   if (setup_.stages.ranks > 1) {
-    const double rows = static_cast<double>(config_.train.global_batch_size) /
-                        static_cast<double>(setup_.context.mesh.data_size());
-    const double micro_batches = std::ceil(rows * loader.mean_row_tokens /
-                                           static_cast<double>(config_.train.micro_batch_tokens));
     step.micro_batches = micro_batches;
-    info.pipeline =
-        pipeline_.schedule(std::max<std::int64_t>(1, static_cast<std::int64_t>(micro_batches)))
-            .draw();
+    info.pipeline = pipeline_.schedule(static_cast<std::int64_t>(micro_batches)).draw();
   }
   info.idle = idle_ranks(setup_.context.mesh, step);
   return info;
@@ -451,12 +506,17 @@ RunInfo Trainer::describe() const {
 
 ckpt::ReadWhole Trainer::whole_tensors() const {
   if (!setup_.sharding) return ckpt::read_from_memory;
-  const auto latest = checkpoints_->latest_complete();
-  if (!latest) throw_error<InternalError>("{}: no checkpoint to export", config_.train.output_dir);
+  std::filesystem::path path = restored_;
+  if (path.empty()) {
+    const auto latest = checkpoints_->latest_complete();
+    if (!latest)
+      throw_error<InternalError>("{}: no checkpoint to export", config_.train.output_dir);
+    path = latest->path;
+  }
   const auto checkpoint = std::make_shared<const ckpt::TrainingCheckpoint>(
-      ckpt::TrainingCheckpoint::open(latest->path, ckpt::TrainingCheckpoint::Verify::kSizes));
+      ckpt::TrainingCheckpoint::open(path, ckpt::TrainingCheckpoint::Verify::kSizes));
   return [this, checkpoint](const nn::Parameter& parameter) {
-    const std::string name = "weights/" + parameter.name();
+    const std::string name = kWeights + parameter.name();
     return checkpoint->has(name) ? checkpoint->whole(name)
                                  : ckpt::read_from_directory(*setup_.source, parameter);
   };

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -54,18 +55,24 @@ class Trainer {
   Evaluation evaluate_embeddings();
   /// Before the first step.
   void evaluate_on_start();
+  /// What a checkpoint holds of this rank: what is trained and what is kept.
+  std::vector<ckpt::TensorPart> state(bool with_copies) const;
+  void keep(nn::Parameter& parameter);
   void save(std::int64_t step);
   void resume();
   void restore(const ckpt::TrainingCheckpoint& checkpoint);
+  void restore_kept(const ckpt::TrainingCheckpoint& checkpoint);
   RunInfo describe() const;
   /// "train.max_steps 8": what ended the run that this one continues; empty if it had not.
   std::string limit_reached() const;
   /// What training left to report after so many steps.
   void fill(Summary& summary, std::int64_t steps) const;
+  /// Of a data rank in a usual step.
+  double usual_micro_batches() const;
   /// Called by all ranks; rank 0 writes.
   std::filesystem::path export_final();
-  /// Where a whole tensor comes from when the ranks divide it: the checkpoint just written, or for
-  /// what is not trained the source.
+  /// Where a whole tensor comes from when the ranks divide it: the checkpoint last written or, if
+  /// there was nothing left to do, restored; for what it does not hold the source.
   ckpt::ReadWhole whole_tensors() const;
   /// What rank 0 says.
   std::string agreed(const std::string& text) const;
@@ -87,6 +94,10 @@ class Trainer {
   std::optional<RouterReplay> router_;
   bool warned_of_pooling_ = false;
   double peak_flops_ = 0;
+  /// Not trained, yet not what the source holds: made for this run (a new head), or trained before
+  /// it was continued. Checkpoints hold them beside what is trained.
+  std::vector<nn::Parameter*> kept_;
+  std::filesystem::path restored_;  ///< Until another checkpoint is saved.
   std::int64_t first_step_ = 0;
   std::int64_t last_saved_ = -1;
   double first_loss_ = 0, last_loss_ = 0;

@@ -1,16 +1,20 @@
 #include "adapters/lora.h"
 
+#include <cmath>
 #include <memory>
 #include <vector>
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/sin.h>
 #include <gtest/gtest.h>
 
+#include "adapters/initialize.h"
+#include "base/rng.h"
 #include "comm/mesh.h"
 #include "ops/autograd.h"
 #include "ops/builtin.h"
@@ -150,6 +154,26 @@ TEST(Lora, AnInputMadeAgainGivesTheSameBits) {
       if (!again) kept = found;
       for (std::size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(at::equal(found[i], kept[i]));
     }
+  }
+}
+
+// As a whole it fits into no memory.
+TEST(Lora, ARankDrawsWhatItOwnsAndNothingElse) {
+  constexpr std::int64_t kColumns = std::int64_t{1} << 22, kFirstRow = 12345;
+  nn::Parameter parameter("layer.lora_A.weight", {1 << 20, kColumns});
+  parameter.set_held(false);
+  parameter.allocate_elsewhere(at::kDouble, c10::kCPU);
+  fill_kaiming(parameter, kSeed);
+
+  parameter.set_held(true);
+  parameter.set_owned(at::empty({1, kColumns}, at::kDouble), kFirstRow);
+  fill_kaiming(parameter, kSeed);
+  const CounterRng rng(kSeed, parameter.name());
+  const double* const found = parameter.owned().const_data_ptr<double>();
+  for (const std::int64_t i : {std::int64_t{0}, std::int64_t{1}, kColumns - 1}) {
+    EXPECT_EQ(found[i],
+              (2 * rng.uniform(static_cast<std::uint64_t>(kFirstRow * kColumns + i)) - 1) /
+                  std::sqrt(static_cast<double>(kColumns)));
   }
 }
 

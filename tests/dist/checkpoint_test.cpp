@@ -1,9 +1,12 @@
 // P14 of the parallel engine: a checkpoint of one layout continues under any other.
+#include <ATen/ops/equal.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 
+#include "ckpt/model_directory.h"
+#include "ckpt/tensor_io.h"
 #include "dist/launched_run.h"
 
 namespace heddle {
@@ -92,6 +95,43 @@ TEST_F(LayoutCheckpointTest, AdaptersAreExportedFromTheRanksThatShareThem) {
     expect_run(again, 0, with_steps(3, lora));
     EXPECT_EQ(adapter(again), adapter(run)) << run;
   }
+}
+
+// Its values are in no file of the model: the ranks that hold them save them.
+TEST_F(LayoutCheckpointTest, AFrozenNewHeadIsExportedFromEveryLayout) {
+  const auto words = [&](int steps, Words more) {
+    more.insert(more.begin(),
+                {"model.head=classify", "model.num_labels=3", "train.freeze=[score.weight]",
+                 "data.train=" + (runs_.directory() / "labelled.jsonl").string()});
+    return with_steps(steps, std::move(more));
+  };
+  const auto head = [&](const std::string& run) {
+    return ckpt::read_tensor(
+        ckpt::ModelDirectory::open(runs_.directory() / run / "final").at("score.weight"));
+  };
+  expect_run("one", 0, words(1, {}), "dense");
+  for (const auto& [name, ranks, layout] :
+       {std::tuple{"dp", 2, Words{"parallel.dp=2"}},
+        std::tuple{"shards", 4, Words{"parallel.fsdp=2", "parallel.dp=2"}},
+        std::tuple{"stages", 4, Words{"parallel.tp=2", "parallel.pp=2"}}}) {
+    expect_run(name, ranks, words(1, layout), "dense");
+    EXPECT_TRUE(at::equal(head(name), head("one"))) << name;
+  }
+  // Without a trained neighbour the head stays whole on both ranks, and one saves it.
+  expect_run(
+      "stages", 2,
+      words(2, {"parallel.dp=2", "train.freeze=[score.weight, '*.norm.weight', '*embed_tokens*']"}),
+      "dense");
+  EXPECT_TRUE(at::equal(head("stages"), head("one")));
+}
+
+TEST_F(LayoutCheckpointTest, AnotherRunsLastCheckpointIsExported) {
+  expect_run("run", 2, with_steps(2, {"parallel.dp=2"}));
+  const std::string resume =
+      "train.resume=" + (runs_.directory() / "run/checkpoints/step-00000002").string();
+  expect_run("one", 0, with_steps(2, {resume}));
+  expect_run("sharded", 2, with_steps(2, {resume, "parallel.fsdp=2"}));
+  for (const char* run : {"one", "sharded"}) EXPECT_EQ(exported(run), exported("run")) << run;
 }
 
 TEST_F(LayoutCheckpointTest, EightBitMomentsContinueUnderAnyOtherLayout) {

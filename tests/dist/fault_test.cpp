@@ -61,6 +61,16 @@ class LaunchFailureTest : public ::testing::Test {
     EXPECT_EQ(static_cast<std::int64_t>(ranks_.size()), ranks);
     return launcher;
   }
+  /// Stops a rank before it has met the others.
+  pid_t stop_one_at_its_start(pid_t launcher, std::int64_t ranks, std::mt19937& random) {
+    const auto last = Clock::now() + std::chrono::seconds(30);
+    while (std::ssize(ranks_ = children_of(launcher)) < ranks && Clock::now() < last)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    EXPECT_EQ(std::ssize(ranks_), ranks);
+    const pid_t late = ranks_.at(random() % ranks_.size());
+    kill(late, SIGSTOP);
+    return late;
+  }
   void expect_nothing_left(const std::string& run) const {
     for (const pid_t rank : ranks_) EXPECT_FALSE(is_running(rank));
     for (const auto& entry : fs::directory_iterator(runs_.directory() / run / "checkpoints")) {
@@ -109,6 +119,21 @@ TEST_F(LaunchFailureTest, AFrozenRankIsNamedAtTheDeadline) {
   expect_nothing_left("run");
 }
 
+TEST_F(LaunchFailureTest, ARankThatStartsTooLateIsNamedAtTheDeadline) {
+  const pid_t launcher = testing::start_heddle(
+      runs_.command("run", 4, "dense", {"parallel.tp=2", "parallel.pp=2", "parallel.timeout_s=4"}),
+      runs_.log_of("run"));
+  std::mt19937 random(9);
+  const pid_t late = stop_one_at_its_start(launcher, 4, random);
+  const auto number = std::find(ranks_.begin(), ranks_.end(), late) - ranks_.begin();
+  const auto begun = Clock::now();
+  EXPECT_NE(testing::wait_for(launcher), 0);
+  EXPECT_LT(seconds_since(begun), 30);
+  EXPECT_THAT(runs_.printed("run"),
+              AllOf(HasSubstr("error:"), HasSubstr("rank " + std::to_string(number))));
+  for (const pid_t rank : ranks_) EXPECT_FALSE(is_running(rank));
+}
+
 TEST_F(LaunchFailureTest, TheLaunchersDeathEndsTheRanks) {
   const pid_t launcher = start("run", 2, {"parallel.dp=2"});
   kill(launcher, SIGKILL);
@@ -143,28 +168,48 @@ const std::vector<Interrupted> kInterrupted = {
     {4, "moe", {"parallel.tp=2", "parallel.cp=2", "parallel.ep=4"}},
 };
 
+enum class Fault {
+  kKill,
+  kFreeze,
+  kLateStart,  ///< Of one rank, seconds behind the others; later one is killed.
+};
+
 class KilledLayoutTest : public LaunchFailureTest {
  protected:
-  /// Starts a run that continues where the last one under its name was killed, and sends `signal`
-  /// to a rank at a random moment. Nothing may hang or stay behind.
-  void interrupt(const Interrupted& layout, int signal, std::mt19937& random) {
+  static void sleep_up_to(int milliseconds, std::mt19937& random) {
+    std::this_thread::sleep_for(
+        std::chrono::milliseconds(std::uniform_int_distribution<int>(300, milliseconds)(random)));
+  }
+  /// Starts a run that continues where the last one under its name was killed, and interrupts it at
+  /// a random moment. Nothing may hang or stay behind.
+  void interrupt(const Interrupted& layout, Fault fault, std::mt19937& random) {
     const std::string run = layout.model;
     Words words = layout.overrides;
-    words.insert(words.end(), {"parallel.timeout_s=20", "train.max_steps=100000", "ckpt.every=2"});
+    // Until then the others of a frozen rank wait.
+    words.push_back(fault == Fault::kFreeze ? "parallel.timeout_s=8" : "parallel.timeout_s=20");
+    words.insert(words.end(), {"train.max_steps=100000", "ckpt.every=2"});
     const pid_t launcher = testing::start_heddle(
         runs_.command(run, layout.ranks, layout.model, words), runs_.log_of(run));
-    std::this_thread::sleep_for(
-        std::chrono::milliseconds(std::uniform_int_distribution<int>(300, 5000)(random)));
+    if (fault == Fault::kLateStart) {
+      const pid_t late = stop_one_at_its_start(launcher, layout.ranks, random);
+      sleep_up_to(4000, random);
+      kill(late, SIGCONT);
+    }
+    sleep_up_to(5000, random);
+    if (fault == Fault::kLateStart) {
+      EXPECT_FALSE(testing::has_ended_within(launcher, std::chrono::milliseconds(0)))
+          << runs_.printed(run);
+    }
     ranks_ = children_of(launcher);
     if (ranks_.empty()) {
       kill(launcher, SIGTERM);
     } else {
-      kill(ranks_[random() % ranks_.size()], signal);
+      kill(ranks_[random() % ranks_.size()], fault == Fault::kFreeze ? SIGSTOP : SIGKILL);
     }
     const auto begun = Clock::now();
     EXPECT_NE(testing::wait_for(launcher), 0) << runs_.printed(run);
     // A frozen rank is found by the deadline of the others, and ended by the launcher.
-    EXPECT_LT(seconds_since(begun), signal == SIGSTOP ? 60 : 15) << runs_.printed(run);
+    EXPECT_LT(seconds_since(begun), fault == Fault::kFreeze ? 60 : 15) << runs_.printed(run);
     if (!ranks_.empty()) {
       EXPECT_THAT(runs_.printed(run), AllOf(HasSubstr("error:"), HasSubstr("rank ")));
     }
@@ -183,17 +228,22 @@ class KilledLayoutTest : public LaunchFailureTest {
 
 TEST_F(KilledLayoutTest, NoneHangsAndNoneLeavesHalfACheckpoint) {
   std::mt19937 random(7);
-  for (const Interrupted& layout : kInterrupted) interrupt(layout, SIGKILL, random);
+  for (const Interrupted& layout : kInterrupted) interrupt(layout, Fault::kKill, random);
+  interrupt(kInterrupted[6], Fault::kFreeze, random);
+  interrupt(kInterrupted[2], Fault::kLateStart, random);
   for (const char* model : {"dense", "moe"}) expect_continues(model);
 }
 
 class FaultKilledLayoutTest : public KilledLayoutTest {};
 
-TEST_F(FaultKilledLayoutTest, ManyKillsAndFreezes) {
+TEST_F(FaultKilledLayoutTest, ManyKillsFreezesAndLateStarts) {
   std::mt19937 random(8);
   for (int i = 0; i < 200; ++i) {
     SCOPED_TRACE(i);
-    interrupt(kInterrupted[i % kInterrupted.size()], i % 20 == 19 ? SIGSTOP : SIGKILL, random);
+    const Fault fault = i % 20 == 19  ? Fault::kFreeze
+                        : i % 20 == 9 ? Fault::kLateStart
+                                      : Fault::kKill;
+    interrupt(kInterrupted[i % kInterrupted.size()], fault, random);
     if (i % 25 == 24) {
       for (const char* model : {"dense", "moe"}) expect_continues(model);
     }

@@ -51,6 +51,15 @@ class LaunchedRuns {
                                 {"completion", "is " + std::to_string(i * i)}}
               << "\n";
     }
+    // One token with loss at the end of each row.
+    std::ofstream endings(directory_ / "endings.jsonl");
+    for (int i = 0; i < 24; ++i) {
+      std::vector<int> ids, labels(static_cast<std::size_t>(24 + i * 7 % 23), -100);
+      for (std::size_t t = 0; t < labels.size(); ++t)
+        ids.push_back(100 + (i * 37 + static_cast<int>(t) * 11) % 900);
+      labels.back() = ids.back();
+      endings << nlohmann::json{{"input_ids", ids}, {"labels", labels}} << "\n";
+    }
     std::ofstream labelled(directory_ / "labelled.jsonl");
     for (int i = 0; i < 64; ++i) {
       labelled << nlohmann::json{{"text", "number " + std::to_string(i * 37)}, {"label", i % 3}}

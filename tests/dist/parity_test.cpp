@@ -87,12 +87,26 @@ struct Variant {
 const std::vector<Variant> kVariants = {
     {"dense, full", "dense", {}},
     {"dense, LoRA", "dense", {"train.method=lora", "adapter.rank=4", "adapter.dropout=0.1"}},
+    {"dense, LoRA and the tied embedding",
+     "dense",
+     {"train.method=lora", "adapter.rank=4", "adapter.modules_to_save=[embed_tokens]"}},
     {"dense, full, unpacked, accumulated",
      "dense",
      {"data.packing=false", "train.micro_batch_tokens=64"}},
     {"dense, full, recomputed", "dense", {"train.recompute=full"}},
     {"dense, full, elementwise recomputed", "dense", {"train.recompute=elementwise"}},
     {"dense, full, long prompts", "dense", {"data.loss_on=assistant"}, "answers.jsonl"},
+    // Of a micro-batch of one row, the ranks along cp that lack its end have no loss (P15).
+    {"dense, full, loss at the end alone",
+     "dense",
+     {"data.packing=false", "train.global_batch_size=4", "train.micro_batch_tokens=48",
+      "train.eval_every=5"},
+     "endings.jsonl"},
+    {"moe, full, loss at the end alone",
+     "moe",
+     {"data.packing=false", "train.global_batch_size=4", "train.micro_batch_tokens=48",
+      "train.recompute=selective"},
+     "endings.jsonl"},
     {"classification, full, evaluated",
      "dense",
      {"model.head=classify", "model.num_labels=3", "train.eval_every=5"},
@@ -273,6 +287,8 @@ TEST_F(ParityTest, OfPipelines) {
   compare(variant("dense, full, unpacked, accumulated"), layout("pp2"), kFloat64);
   compare(variant("dense, full, unpacked, accumulated"), layout("pp2 interleaved"), kFloat64);
   compare(variant("dense, some frozen, evaluated"), layout("pp4"), kFloat64);
+  compare(variant("dense, some frozen, evaluated"), layout("pp2 interleaved"), kFloat64);
+  compare(variant("dense, LoRA and the tied embedding"), layout("pp2"), kFloat64);
   compare(variant("dense, LoRA"), layout("pp2 x cp2"), kFloat64);
   compare(variant("moe, full, accumulated, recomputed"), layout("pp2 x fsdp2"), kFloat64);
 }
@@ -283,6 +299,13 @@ TEST_F(ParityTest, OfContextParallelism) {
   compare(variant("dense, some frozen, evaluated"), layout("ulysses2"), kFloat64);
   compare(variant("moe, full, accumulated, recomputed"), layout("cp2 x dp2"), kFloat64);
   compare(variant("moe, LoRA, accumulated"), layout("ulysses2 x tp2"), kFloat64);
+}
+
+// P15.
+TEST_F(ParityTest, OfRanksWhoseTokensCarryNoLoss) {
+  for (const char* name : {"cp3", "ulysses2"})
+    compare(variant("dense, full, loss at the end alone"), layout(name), kFloat64);
+  compare(variant("moe, full, loss at the end alone"), experts("cp2 ep2"), kFloat64);
 }
 
 TEST_F(ParityTest, OfEveryKindOne) {
@@ -302,6 +325,7 @@ TEST_F(ParityTest, OfEveryKindOne) {
 
 TEST_F(ParityTest, OfTensorParallelism) {
   compare(variant("dense, full, elementwise recomputed"), layout("tp2"), kFloat64);
+  compare(variant("dense, LoRA and the tied embedding"), layout("tp2"), kFloat64);
   compare(variant("dense, full, long prompts"), layout("tp2"), kFloat64);
   compare(variant("dense, full, recomputed"), layout("tp2 x pp2"), kFloat64);
   compare(variant("classification, full, evaluated"), layout("tp2"), kFloat64);

@@ -2,8 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <fstream>
+#include <limits>
 
 #include "dist/launched_run.h"
 
@@ -36,7 +39,7 @@ class ScoreTest : public ::testing::Test {
          {std::string("score"), (runs_.directory() / model).string(), std::string("--input"),
           (runs_.directory() / "rows.jsonl").string(), std::string("--output"), output,
           std::string("--dtype"), std::string("float64"), std::string("--head"), head,
-          std::string("--batch-tokens"), std::string("64"), std::string("--threads"),
+          std::string("--batch-tokens"), std::to_string(batch_tokens_), std::string("--threads"),
           std::string("1")})
       words.push_back(word);
     words.insert(words.end(), more.begin(), more.end());
@@ -70,6 +73,7 @@ class ScoreTest : public ::testing::Test {
   }
 
   LaunchedRuns runs_;
+  std::int64_t batch_tokens_ = 64;
 };
 
 TEST_F(ScoreTest, SeveralRanksTellTheLogprobsAndEntropiesOfOne) {
@@ -113,6 +117,76 @@ TEST_F(ScoreTest, SeveralRanksPutOnAnAdapterAsOneDoes) {
       adapter_of("expert-lora", "moe",
                  {"adapter.target_parameters=[mlp.experts.gate_up_proj,mlp.experts.down_proj]"});
   expect_same("lm", {"logprobs"}, {"2", "parallel.fsdp=2", "parallel.ep=2"}, "moe", experts);
+}
+
+/// P4: what stands beside a sequence in its pack has no effect on it, be it NaN.
+class PoisonedPackTest : public ScoreTest {
+ protected:
+  static constexpr std::int32_t kTail = 0;  ///< What fills a batch up (data::with_dummy_tail).
+  static constexpr std::int32_t kNeighbour = 7;
+
+  PoisonedPackTest() {
+    batch_tokens_ = 4096;  // all in one pack
+    // The neighbours stand before, between and behind the others; over four ranks no number of
+    // tokens is whole without a tail.
+    std::ofstream rows(runs_.directory() / "rows.jsonl");
+    std::int32_t id = 100;
+    for (const int length : {-3, 29, 5, -33, 64, 1, -1, 31, -4}) {
+      std::vector<std::int32_t> ids(static_cast<std::size_t>(std::abs(length)), kNeighbour);
+      if (length > 0) std::generate(ids.begin(), ids.end(), [&] { return id++; });
+      rows << nlohmann::json{{"input_ids", ids}} << "\n";
+    }
+    // A head of its own, or every probability would be NaN.
+    runs_.make_model("untied", false, {{"tie_word_embeddings", false}});
+    for (const std::string model : {"untied", "moe"}) {
+      std::filesystem::copy(runs_.directory() / model, runs_.directory() / (model + "-poisoned"));
+      poison(runs_.directory() / (model + "-poisoned") / "model.safetensors");
+    }
+  }
+
+  /// Overwrites the embeddings of both tokens.
+  static void poison(const std::filesystem::path& path) {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    std::uint64_t bytes = 0;
+    file.read(reinterpret_cast<char*>(&bytes), sizeof bytes);
+    std::string header(bytes, ' ');
+    file.read(header.data(), static_cast<std::streamsize>(bytes));
+    const auto table = nlohmann::json::parse(header).at("model.embed_tokens.weight");
+    ASSERT_EQ(table.at("dtype"), "F32");
+    const std::uint64_t first = table.at("data_offsets").at(0), columns = table.at("shape").at(1);
+    const std::vector<float> nan(columns, std::numeric_limits<float>::quiet_NaN());
+    const std::uint64_t row_bytes = columns * sizeof(float);
+    for (const std::int32_t id : {kTail, kNeighbour}) {
+      file.seekp(static_cast<std::streamoff>(sizeof bytes + bytes + first + id * row_bytes));
+      file.write(reinterpret_cast<const char*>(nan.data()),
+                 static_cast<std::streamsize>(row_bytes));
+    }
+    ASSERT_TRUE(file.good());
+  }
+
+  void expect_no_effect(const std::string& model, const Words& layout) {
+    SCOPED_TRACE(layout.back());
+    const auto clean = score(model, "lm", layout, {}),
+               poisoned = score(model + "-poisoned", "lm", layout, {});
+    ASSERT_EQ(clean.size(), 9u);
+    ASSERT_EQ(poisoned.size(), 9u);
+    for (std::size_t r = 0; r < clean.size(); ++r) {
+      const auto &expected = clean[r].at("logprobs"), &found = poisoned[r].at("logprobs");
+      const bool is_neighbour = clean[r].at("input_ids")[0] == kNeighbour;
+      if (!is_neighbour) {
+        EXPECT_EQ(found, expected) << "row " << r;
+      } else if (found.size() > 1) {
+        EXPECT_TRUE(found[1].is_null());
+      }
+    }
+  }
+};
+
+TEST_F(PoisonedPackTest, ChangesNoBitOfASequence) {
+  expect_no_effect("untied", {"4", "parallel.tp=2", "parallel.cp=2"});
+  expect_no_effect("untied", {"2", "parallel.cp=2", "parallel.cp_method=ulysses"});
+  expect_no_effect("moe", {"2", "parallel.tp=2", "parallel.ep=2"});
+  expect_no_effect("moe", {"2", "parallel.cp=2", "parallel.ep=2"});
 }
 
 TEST_F(ScoreTest, WhatCannotBeDividedIsNamed) {

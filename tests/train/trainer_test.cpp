@@ -1,5 +1,6 @@
 #include "train/trainer.h"
 
+#include <ATen/ops/equal.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -11,6 +12,10 @@
 #include <thread>
 
 #include "base/errors.h"
+#include "ckpt/adapter_directory.h"
+#include "ckpt/model_directory.h"
+#include "ckpt/tensor_io.h"
+#include "testing/message_of.h"
 #include "testing/process.h"
 #include "train/trainer_fixture.h"
 
@@ -61,6 +66,52 @@ TEST_F(TrainerTest, AnotherDtypeThanTheCheckpointsIsNamed) {
   }
 }
 
+class FrozenTest : public TrainerTest {
+ protected:
+  /// A classifier whose new head is not trained.
+  std::vector<std::string> classifier(std::vector<std::string> more = {}) const {
+    std::ofstream rows(dir_ / "labelled.jsonl");
+    for (int i = 0; i < 40; ++i)
+      rows << nlohmann::json{{"text", "number " + std::to_string(i)}, {"label", i % 3}} << "\n";
+    more.insert(more.end(),
+                {"data.train=" + (dir_ / "labelled.jsonl").string(), "model.head=classify",
+                 "model.num_labels=3", "train.freeze=[score.weight]"});
+    return more;
+  }
+  at::Tensor exported(const std::string& run, const std::string& name) const {
+    return ckpt::read_tensor(ckpt::ModelDirectory::open(dir_ / run / "final").at(name));
+  }
+};
+
+TEST_F(FrozenTest, ANewHeadIsInTheCheckpoints) {
+  train_until(config("run", classifier()), 5);
+  const auto checkpoint = ckpt::TrainingCheckpoint::open(dir_ / "run/checkpoints/step-00000005");
+  ASSERT_TRUE(checkpoint.has("weights/score.weight"));
+  EXPECT_FALSE(checkpoint.has("exp_avg/score.weight"));
+  train_until(config("run", classifier()), 1000);
+  EXPECT_TRUE(at::equal(exported("run", "score.weight"), checkpoint.whole("weights/score.weight")));
+}
+
+TEST_F(FrozenTest, ANewHeadIsSavedWithAnAdapter) {
+  train_until(config("run", classifier({"train.method=lora", "adapter.rank=2"})), 1000);
+  const auto adapter = ckpt::AdapterDirectory::open(dir_ / "run/final");
+  ASSERT_EQ(adapter.saved().size(), 1u);
+  EXPECT_EQ(adapter.saved()[0].name, "score.weight");
+}
+
+TEST_F(FrozenTest, WhatWasTrainedBeforeKeepsItsValues) {
+  const std::string embedding = "model.embed_tokens.weight";
+  train_until(config("run", {"train.max_steps=6"}), 1000);
+  const at::Tensor trained = exported("run", embedding);
+  const at::Tensor norm = exported("run", "model.norm.weight");
+  // The checkpoints of the frozen run hold them as well.
+  for (const char* steps : {"train.max_steps=9", "train.max_steps=12"}) {
+    train_until(config("run", {steps, "train.freeze=['*embed_tokens*']"}), 1000);
+    EXPECT_TRUE(at::equal(exported("run", embedding), trained)) << steps;
+  }
+  EXPECT_FALSE(at::equal(exported("run", "model.norm.weight"), norm));
+}
+
 TEST_F(TrainerTest, EarlyStopAndBestCheckpoint) {
   std::ofstream(dir_ / "eval.jsonl") << R"({"text": "row 1 holds 2"})"
                                      << "\n";
@@ -74,6 +125,27 @@ TEST_F(TrainerTest, EarlyStopAndBestCheckpoint) {
   EXPECT_EQ(summary.steps, 6);
   EXPECT_TRUE(fs::exists(dir_ / "run/checkpoints/step-00000002"));
   EXPECT_TRUE(fs::exists(dir_ / "run/final/model.safetensors"));
+}
+
+TEST_F(TrainerTest, ModulesToSaveThatAreNotThereAreNamed) {
+  const auto message_of = [&](const char* modules) {
+    return testing::message_of([&] {
+      train_until(
+          config("run", {"train.method=lora", std::string("adapter.modules_to_save=") + modules}),
+          1000);
+    });
+  };
+  EXPECT_THAT(message_of("[nonsense]"),
+              ::testing::HasSubstr("adapter.modules_to_save: 'nonsense' matches no module"));
+  EXPECT_THAT(message_of("[embed_tokens, embed_token]"),
+              ::testing::HasSubstr("did you mean 'embed_tokens'?"));
+  EXPECT_THAT(message_of("[lm_head]"),
+              ::testing::AllOf(::testing::HasSubstr("tied to its embedding"),
+                               ::testing::HasSubstr("write embed_tokens")));
+  make_model("untied", {{"tie_word_embeddings", false}});
+  train_until(config("untied-run", {"model.path=" + (dir_ / "untied").string(), "train.method=lora",
+                                    "train.max_steps=3", "adapter.modules_to_save=[lm_head]"}),
+              1000);
 }
 
 TEST_F(TrainerTest, EvaluationOnStartIsAStepZero) {
