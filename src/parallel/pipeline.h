@@ -59,8 +59,10 @@ class Pipeline {
     return PipelineSchedule(plan_.ranks, plan_.chunks, micro_batches);
   }
 
-  // Hidden states go to the next stage, their gradients to the one before. A send does not wait;
-  // finish_sends() does, and is due before the next step.
+  // Hidden states go to the next stage, their gradients to the one before. A send does not wait,
+  // and keeps its tensor until finish_sends(), which waits and is due before the next step, or
+  // until drop_arrived() behind an action of the step: without it a step would keep as many tensors
+  // as it has micro-batches.
   void send_hidden(const Stage& stage, std::int64_t micro_batch, const at::Tensor& hidden);
   /// `like`: shape and dtype.
   at::Tensor receive_hidden(const Stage& stage, std::int64_t micro_batch, at::IntArrayRef sizes,
@@ -68,7 +70,13 @@ class Pipeline {
   void send_gradient(const Stage& stage, std::int64_t micro_batch, const at::Tensor& gradient);
   at::Tensor receive_gradient(const Stage& stage, std::int64_t micro_batch, at::IntArrayRef sizes,
                               at::TensorOptions options);
+  /// Lets go of what has arrived by the end of this action. There is nothing to wait for, except
+  /// where nothing before the neighbour is trained: that one answers nothing, and this rank stays
+  /// as far ahead of it as it would be if it did.
+  void drop_arrived(const PipelineAction& action);
   void finish_sends();
+  /// Tensors that are kept for what was sent.
+  std::size_t kept_sends() const { return sent_.size(); }
 
  private:
   void send(const comm::Group& group, std::int64_t to_stage, int tag, const at::Tensor& tensor);
@@ -82,6 +90,8 @@ class Pipeline {
   comm::Group hidden_, gradients_;
   std::vector<Stage> stages_;
   struct Sent {
+    bool is_gradient;
+    int tag;
     at::Tensor tensor;
     comm::Pending pending;
   };
