@@ -27,6 +27,9 @@ using Clock = std::chrono::steady_clock;
 
 // How often a rank that waits for another one's part looks whether the job still stands.
 constexpr comm::Seconds kSlice{0.5};
+// How long a part may still come after a rank has failed: that rank ends its own before it leaves,
+// and `heddle launch` leaves it a few seconds.
+constexpr std::chrono::seconds kGrace{3};
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -221,14 +224,17 @@ class SaveExchange {
   /// Throws CommError at the deadline, or FileError with what another rank announced as "error".
   nlohmann::ordered_json expect(const std::string& key, const std::string& what) const {
     const auto begun = Clock::now();
+    std::optional<Clock::time_point> ending;
     std::optional<std::string> found;
     while (!(found = store_.wait(key, kSlice))) {
       const auto failure = world_.failure_of_another();
-      if (failure || world_.is_broken() || seconds_since(begun) > world_.timeout().count()) {
-        throw_error<CommError>("saving a checkpoint: rank {} waited {:.0f} s for {}{}",
-                               world_.rank(), seconds_since(begun), what,
-                               failure ? ": " + *failure : "");
-      }
+      const bool is_ending = failure || world_.has_failed() || world_.is_broken();
+      if (is_ending && !ending) ending = Clock::now();
+      if (seconds_since(begun) < world_.timeout().count() &&
+          (!ending || Clock::now() < *ending + kGrace))
+        continue;
+      throw_error<CommError>("saving a checkpoint: rank {} waited {:.0f} s for {}{}", world_.rank(),
+                             seconds_since(begun), what, failure ? ": " + *failure : "");
     }
     auto value = nlohmann::ordered_json::parse(*found);
     if (value.contains("error"))

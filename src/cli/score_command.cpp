@@ -187,13 +187,10 @@ class Scoring {
 };
 
 Totals score_as_rank(const ScoreOptions& options, const std::shared_ptr<comm::World>& world) {
-  try {
-    return Scoring(options, world).run();
-  } catch (const std::exception& error) {
-    // The others wait for this rank: what they report is its message.
-    if (world) world->fail(error.what());
-    throw;
-  }
+  return comm::announcing_failure(world.get(), [&] {
+    Scoring scoring(options, world);
+    return comm::announcing_failure(world.get(), [&] { return scoring.run(); });
+  });
 }
 
 int run(const ScoreOptions& options, const Session& session) {

@@ -16,13 +16,11 @@
 namespace heddle::cli {
 namespace {
 
-std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
-
 /// Rank 0 shows and records the run; the others only train.
 train::Summary train_as_rank(const std::string& name, const config::RunConfig& config,
                              const StopRequest& stop, const std::shared_ptr<comm::World>& world,
                              const Session& session) {
-  try {
+  return comm::announcing_failure(world.get(), [&] {
     if (world && world->rank() > 0) {
       train::Observer quiet;
       return train::Trainer(config, quiet, stop.flag(), world).run();
@@ -31,11 +29,7 @@ train::Summary train_as_rank(const std::string& name, const config::RunConfig& c
     train::Trainer trainer(config, observer, stop.flag(), world);
     observer.attach(trainer.setup());
     return trainer.run();
-  } catch (const std::exception& error) {
-    // The others wait for this rank: what they report is its message.
-    if (world) world->fail(first_line(error.what()));
-    throw;
-  }
+  });
 }
 
 int run(const std::string& name, const std::vector<std::string>& arguments,

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "comm/group.h"
 #include "config/config.h"
+#include "comm/world.h"
 #include "device/device.h"
 #include "models/qwen3_5/flops.h"
 #include "ops/autograd.h"
@@ -343,6 +344,10 @@ bool Trainer::evaluate_if_due(StepInfo& info, bool last) {
 
 Summary Trainer::run() {
   observer_.on_start(describe());
+  return comm::announcing_failure(setup_.context.mesh.world().get(), [&] { return train(); });
+}
+
+Summary Trainer::train() {
   evaluate_on_start();
   const auto start = std::chrono::steady_clock::now();
   Summary summary;

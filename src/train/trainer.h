@@ -29,6 +29,8 @@ class Trainer {
   Trainer(const config::RunConfig& config, Observer& observer, const std::atomic<bool>& stop,
           std::shared_ptr<comm::World> world = nullptr);
 
+  /// Where it throws, the other ranks have been told why: they wait for this one, and its Trainer's
+  /// destructor for the checkpoint that is being written.
   Summary run();
   const Setup& setup() const { return setup_; }
   Setup& setup() { return setup_; }
@@ -36,6 +38,7 @@ class Trainer {
   const AutoRecompute* recompute() const { return recompute_.get(); }
 
  private:
+  Summary train();
   /// See adapters::Dropout.
   static std::uint64_t dropout_step(const data::Step& step) {
     return static_cast<std::uint64_t>(step.step) + 1;
