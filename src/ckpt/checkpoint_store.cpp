@@ -257,6 +257,7 @@ nlohmann::ordered_json to_json(const std::vector<ManifestFile>& files) {
 /// A rank other than 0: writes where rank 0 says, reports, and waits for the end.
 void write_as_follower(const comm::World& world, const SaveExchange& exchange,
                        NamedTensors& tensors) {
+  exchange.announce(fmt::format("bytes/{}", world.rank()), {{"bytes", bytes_of(tensors)}});
   const auto place = exchange.expect("directory", "rank 0 to make the directory");
   const std::string mine = fmt::format("files/{}", world.rank());
   try {
@@ -292,7 +293,16 @@ void CheckpointStore::write_with_others(Writing& writing) const {
   if (world.rank() > 0) return write_as_follower(world, exchange, tensors);
   try {
     const Path final = directory_ / step_name(writing.step);
-    require_free_space(final, bytes_of(tensors));
+    // The ranks see one file system: it needs room for the parts of all.
+    std::uint64_t bytes = bytes_of(tensors);
+    for (std::int64_t rank = 1; rank < world.size(); ++rank) {
+      bytes += exchange
+                   .expect(fmt::format("bytes/{}", rank),
+                           fmt::format("rank {} to say how large its part is", rank))
+                   .at("bytes")
+                   .get<std::uint64_t>();
+    }
+    require_free_space(final, bytes);
     StagingDirectory staging(final, temporary_for(final));
     exchange.announce("directory", {{"path", std::filesystem::absolute(staging.path()).string()}});
     Manifest manifest{writing.step, writing.metric, {}};
