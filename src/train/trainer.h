@@ -58,15 +58,14 @@ class Trainer {
   void evaluate_on_start();
   void save(std::int64_t step);
   void resume();
-  void restore(const ckpt::TrainingCheckpoint& checkpoint);
+  /// From a checkpoint whose contents have been verified.
+  void restore(const ckpt::Path& path);
   RunInfo describe() const;
   /// Called by all ranks; rank 0 writes.
   std::filesystem::path export_final();
-  /// Where a whole tensor comes from when the ranks divide it: the checkpoint just written, or for
-  /// what is not trained the source.
+  /// Where a whole tensor comes from when the ranks divide it: the checkpoint just written or gone
+  /// on from, or for what is not trained the source.
   ckpt::ReadWhole whole_tensors() const;
-  /// What rank 0 says.
-  std::string agreed(const std::string& text) const;
   /// Evaluates after the last step and every train.eval_every; true if the run should stop early.
   bool evaluate_if_due(StepInfo& info, bool last);
 
@@ -86,6 +85,7 @@ class Trainer {
   double peak_flops_ = 0;
   std::int64_t first_step_ = 0;
   std::int64_t last_saved_ = -1;
+  ckpt::Path last_checkpoint_;  ///< Of that step; empty before the first.
   double first_loss_ = 0, last_loss_ = 0;
   std::optional<double> best_eval_, last_eval_;
   bool improved_ = false;  ///< The evaluation after the last step was the best so far.
