@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <system_error>
+#include <utility>
 
 #include <nlohmann/json.hpp>
 
@@ -124,16 +125,48 @@ PartName parse_part_name(const std::string& name, const std::vector<std::int64_t
   return part;
 }
 
-std::string digest_of(const Path& path) {
+std::vector<Path> find_checkpoints(const Path& directory) {
+  std::vector<std::pair<std::int64_t, Path>> found;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(directory, error)) {
+    const auto step = parse_step(entry.path().filename().string());
+    if (step && entry.is_directory(error)) found.emplace_back(*step, entry.path());
+  }
+  std::sort(found.begin(), found.end());
+  std::vector<Path> paths;
+  for (auto& [step, path] : found) paths.push_back(std::move(path));
+  return paths;
+}
+
+std::string digest_of(const Path& path, const std::stop_token& stop) {
   const files::MappedFile map(path);
   const auto bytes = map.bytes();
   hash::Hasher hasher;
   for (std::size_t begin = 0; begin < bytes.size(); begin += kPieceBytes) {
+    if (stop.stop_requested()) throw_error<Error>("{}: no longer read", path.string());
     const std::size_t count = std::min(kPieceBytes, bytes.size() - begin);
     hasher.append({reinterpret_cast<const char*>(bytes.data()) + begin, count});
     map.drop(begin, count);
   }
   return hasher.hex();
+}
+
+void check_file(const Path& checkpoint, const ManifestFile& file, bool contents,
+                const std::stop_token& stop) {
+  const Path path = checkpoint / file.name;
+  std::error_code error;
+  const auto bytes = std::filesystem::file_size(path, error);
+  if (error) throw_error<ModelError>("{}: {} is missing", checkpoint.string(), file.name);
+  if (bytes != file.bytes) {
+    throw_error<ModelError>("{}: {} has {} bytes, expected {}", checkpoint.string(), file.name,
+                            bytes, file.bytes);
+  }
+  if (!contents) return;
+  const std::string digest = digest_of(path, stop);
+  if (digest != file.digest) {
+    throw_error<ModelError>("{}: {} is damaged: its xxh3-128 is {}, expected {}",
+                            checkpoint.string(), file.name, digest, file.digest);
+  }
 }
 
 }  // namespace heddle::ckpt

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <stop_token>
 #include <string>
 #include <vector>
 
@@ -45,7 +46,16 @@ std::string to_text(const PartName& name);
 /// A name without '@' is a whole tensor of the given shape.
 PartName parse_part_name(const std::string& name, const std::vector<std::int64_t>& shape);
 
-/// xxh3-128 of a file, without keeping its pages resident. Throws FileError.
-std::string digest_of(const Path& path);
+/// Directories with a checkpoint's final name, oldest first.
+std::vector<Path> find_checkpoints(const Path& directory);
+
+/// xxh3-128 of a file, without keeping its pages resident. Throws FileError, and Error when it is
+/// asked to stop.
+std::string digest_of(const Path& path, const std::stop_token& stop = {});
+
+/// Throws ModelError that names the checkpoint and the file: it is missing, of another size or, if
+/// its `contents` are to be read, of another digest.
+void check_file(const Path& checkpoint, const ManifestFile& file, bool contents,
+                const std::stop_token& stop = {});
 
 }  // namespace heddle::ckpt

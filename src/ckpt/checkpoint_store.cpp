@@ -27,6 +27,9 @@ using Clock = std::chrono::steady_clock;
 
 // How often a rank that waits for another one's part looks whether the job still stands.
 constexpr comm::Seconds kSlice{0.5};
+// How long a part may still come after a rank has failed: that rank ends its own before it leaves,
+// and `heddle launch` leaves it a few seconds.
+constexpr std::chrono::seconds kGrace{3};
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -218,14 +221,17 @@ class SaveExchange {
   /// Throws CommError at the deadline, or FileError with what another rank announced as "error".
   nlohmann::ordered_json expect(const std::string& key, const std::string& what) const {
     const auto begun = Clock::now();
+    std::optional<Clock::time_point> ending;
     std::optional<std::string> found;
     while (!(found = store_.wait(key, kSlice))) {
       const auto failure = world_.failure_of_another();
-      if (failure || world_.is_broken() || seconds_since(begun) > world_.timeout().count()) {
-        throw_error<CommError>("saving a checkpoint: rank {} waited {:.0f} s for {}{}",
-                               world_.rank(), seconds_since(begun), what,
-                               failure ? ": " + *failure : "");
-      }
+      const bool is_ending = failure || world_.has_failed() || world_.is_broken();
+      if (is_ending && !ending) ending = Clock::now();
+      if (seconds_since(begun) < world_.timeout().count() &&
+          (!ending || Clock::now() < *ending + kGrace))
+        continue;
+      throw_error<CommError>("saving a checkpoint: rank {} waited {:.0f} s for {}{}", world_.rank(),
+                             seconds_since(begun), what, failure ? ": " + *failure : "");
     }
     auto value = nlohmann::ordered_json::parse(*found);
     if (value.contains("error"))
@@ -248,6 +254,7 @@ nlohmann::ordered_json to_json(const std::vector<ManifestFile>& files) {
 /// A rank other than 0: writes where rank 0 says, reports, and waits for the end.
 void write_as_follower(const comm::World& world, const SaveExchange& exchange,
                        NamedTensors& tensors) {
+  exchange.announce(fmt::format("bytes/{}", world.rank()), {{"bytes", bytes_of(tensors)}});
   const auto place = exchange.expect("directory", "rank 0 to make the directory");
   const std::string mine = fmt::format("files/{}", world.rank());
   try {
@@ -283,7 +290,16 @@ void CheckpointStore::write_with_others(Writing& writing) const {
   if (world.rank() > 0) return write_as_follower(world, exchange, tensors);
   try {
     const Path final = directory_ / step_name(writing.step);
-    require_free_space(final, bytes_of(tensors));
+    // The ranks see one file system: it needs room for the parts of all.
+    std::uint64_t bytes = bytes_of(tensors);
+    for (std::int64_t rank = 1; rank < world.size(); ++rank) {
+      bytes += exchange
+                   .expect(fmt::format("bytes/{}", rank),
+                           fmt::format("rank {} to say how large its part is", rank))
+                   .at("bytes")
+                   .get<std::uint64_t>();
+    }
+    require_free_space(final, bytes);
     StagingDirectory staging(final, temporary_for(final));
     exchange.announce("directory", {{"path", std::filesystem::absolute(staging.path()).string()}});
     Manifest manifest{writing.step, writing.metric, {}};

@@ -3,12 +3,9 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <system_error>
 #include <utility>
 
 #include "base/errors.h"
-#include "base/files.h"
-#include "base/hash.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "ckpt/checkpoint_format.h"
@@ -16,45 +13,6 @@
 #include "ckpt/tensor_io.h"
 
 namespace heddle::ckpt {
-namespace {
-
-struct Candidate {
-  std::int64_t step;
-  Path path;
-};
-
-/// Directories with a checkpoint's final name, oldest first.
-std::vector<Candidate> find_candidates(const Path& directory) {
-  std::vector<Candidate> found;
-  std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(directory, error)) {
-    const auto step = parse_step(entry.path().filename().string());
-    if (step && entry.is_directory(error)) found.push_back({*step, entry.path()});
-  }
-  std::sort(found.begin(), found.end(),
-            [](const Candidate& a, const Candidate& b) { return a.step < b.step; });
-  return found;
-}
-
-void check_file(const Path& checkpoint, const ManifestFile& file, bool contents) {
-  const Path path = checkpoint / file.name;
-  std::error_code error;
-  const auto bytes = std::filesystem::file_size(path, error);
-  if (error) throw_error<ModelError>("{}: {} is missing", checkpoint.string(), file.name);
-  if (bytes != file.bytes) {
-    throw_error<ModelError>("{}: {} has {} bytes, expected {}", checkpoint.string(), file.name,
-                            bytes, file.bytes);
-  }
-  if (!contents) return;
-  const std::string digest = digest_of(path);
-  if (digest != file.digest) {
-    throw_error<ModelError>("{}: {} is damaged: its xxh3-128 is {}, expected {}",
-                            checkpoint.string(), file.name, digest, file.digest);
-  }
-}
-
-}  // namespace
-
 TrainingCheckpoint TrainingCheckpoint::open(const Path& path, Verify verify) {
   const Manifest manifest = read_manifest(path);
   for (const ManifestFile& file : manifest.files)
@@ -148,10 +106,10 @@ bool is_training_checkpoint(const Path& path) {
 
 std::vector<CheckpointInfo> list_checkpoints(const Path& directory) {
   std::vector<CheckpointInfo> found;
-  for (const Candidate& candidate : find_candidates(directory)) {
+  for (const Path& candidate : find_checkpoints(directory)) {
     try {
-      const Manifest manifest = read_manifest(candidate.path);
-      found.push_back({manifest.step, candidate.path, manifest.metric});
+      const Manifest manifest = read_manifest(candidate);
+      found.push_back({manifest.step, candidate, manifest.metric});
     } catch (const Error& error) {
       log::debug("not a checkpoint: {}", error.what());
     }
@@ -161,14 +119,13 @@ std::vector<CheckpointInfo> list_checkpoints(const Path& directory) {
 
 std::optional<CheckpointInfo> latest_complete_checkpoint(
     const Path& directory, std::vector<RejectedCheckpoint>* rejected) {
-  const auto candidates = find_candidates(directory);
+  const auto candidates = find_checkpoints(directory);
   for (auto candidate = candidates.rbegin(); candidate != candidates.rend(); ++candidate) {
     try {
-      return TrainingCheckpoint::open(candidate->path, TrainingCheckpoint::Verify::kContents)
-          .info();
+      return TrainingCheckpoint::open(*candidate, TrainingCheckpoint::Verify::kContents).info();
     } catch (const Error& error) {
       log::warning("this checkpoint is passed over: {}", error.what());
-      if (rejected) rejected->push_back({candidate->path, error.what()});
+      if (rejected) rejected->push_back({*candidate, error.what()});
     }
   }
   return std::nullopt;

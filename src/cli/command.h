@@ -39,6 +39,9 @@ void add_report_command(CLI::App& app, Action& action);
 void add_bench_command(CLI::App& app, Action& action);
 void add_launch_command(CLI::App& app, Action& action);
 
+/// Where `heddle launch` puts the ranks' messages unless it is told.
+inline constexpr const char* kLaunchLogDirectory = "heddle-logs";
+
 /// FILE and key=value arguments in any number. The first is the file, unless it is an override.
 struct ConfigArguments {
   std::filesystem::path file;  ///< empty: overrides only

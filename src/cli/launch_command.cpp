@@ -133,7 +133,7 @@ class Launch {
 
  private:
   std::filesystem::path log_directory() const {
-    return options_.log_directory.empty() ? "heddle-logs" : options_.log_directory;
+    return options_.log_directory.empty() ? kLaunchLogDirectory : options_.log_directory;
   }
   std::filesystem::path log_of(std::int64_t rank) const {
     return log_directory() / fmt::format("rank-{}.log", rank);

@@ -95,7 +95,8 @@ class Scoring {
         head_(parse_head(options.head)),
         model_(load_divided(options, head_, world)),
         tokenizer_(data::Tokenizer::load(model_.tokenizer_directory)),
-        renderer_(*tokenizer_, render_options(options)) {
+        renderer_(*tokenizer_, render_options(options)),
+        scorer_(model_) {
     const comm::Mesh& mesh = model_.context.mesh;
     tokens_at_once_ = options.batch_tokens * mesh.data_size() * mesh.size(comm::Dim::kCp);
     if (mesh.rank() == 0) output_.emplace(options.output);
@@ -149,8 +150,7 @@ class Scoring {
 
   void flush() {
     if (rows_.empty()) return;
-    const auto scores =
-        train::score_rows(model_, rows_, {options_.normalize, /*entropy=*/options_.entropy});
+    const auto scores = scorer_.score(rows_, {options_.normalize, /*entropy=*/options_.entropy});
     for (std::size_t r = 0; r < rows_.size(); ++r) {
       Json& value = values_[r];
       value["input_ids"] = rows_[r];
@@ -180,6 +180,7 @@ class Scoring {
   train::LoadedModel model_;
   std::shared_ptr<const data::Tokenizer> tokenizer_;
   data::Renderer renderer_;
+  train::Scorer scorer_;
   std::optional<files::AtomicFile> output_;  ///< Of rank 0.
   std::int64_t tokens_at_once_ = 0;
   std::vector<Json> values_;
@@ -189,13 +190,10 @@ class Scoring {
 };
 
 Totals score_as_rank(const ScoreOptions& options, const std::shared_ptr<comm::World>& world) {
-  try {
-    return Scoring(options, world).run();
-  } catch (const std::exception& error) {
-    // The others wait for this rank: what they report is its message.
-    if (world) world->fail(error.what());
-    throw;
-  }
+  return comm::announcing_failure(world.get(), [&] {
+    Scoring scoring(options, world);
+    return comm::announcing_failure(world.get(), [&] { return scoring.run(); });
+  });
 }
 
 int run(const ScoreOptions& options, const Session& session) {

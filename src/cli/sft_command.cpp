@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "cli/application.h"
 #include "cli/command.h"
+#include "cli/continuation.h"
 #include "cli/run_observer.h"
 #include "cli/stop_request.h"
 #include "comm/launch_environment.h"
@@ -16,13 +17,11 @@
 namespace heddle::cli {
 namespace {
 
-std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
-
 /// Rank 0 shows and records the run; the others only train.
 train::Summary train_as_rank(const std::string& name, const config::RunConfig& config,
                              const StopRequest& stop, const std::shared_ptr<comm::World>& world,
                              const Session& session) {
-  try {
+  return comm::announcing_failure(world.get(), [&] {
     if (world && world->rank() > 0) {
       train::Observer quiet;
       return train::Trainer(config, quiet, stop.flag(), world).run();
@@ -31,11 +30,7 @@ train::Summary train_as_rank(const std::string& name, const config::RunConfig& c
     train::Trainer trainer(config, observer, stop.flag(), world);
     observer.attach(trainer.setup());
     return trainer.run();
-  } catch (const std::exception& error) {
-    // The others wait for this rank: what they report is its message.
-    if (world) world->fail(first_line(error.what()));
-    throw;
-  }
+  });
 }
 
 int run(const std::string& name, const std::vector<std::string>& arguments,
@@ -47,19 +42,18 @@ int run(const std::string& name, const std::vector<std::string>& arguments,
   log::set_level(static_cast<log::Level>(config.log.level));
   for (const std::string& sentence : config::unused_keys(config)) log::warning("{}", sentence);
   StopRequest stop;
-  if (const char* file = std::getenv(comm::kLogVariable)) log::add_file(file);
+  const char* const log_file = std::getenv(comm::kLogVariable);
+  if (log_file != nullptr) log::add_file(log_file);
   const std::shared_ptr<comm::World> world = train::join_world(config);
   const train::Summary summary = train_as_rank(name, config, stop, world, session);
   if (world) world->leave();
   if (!summary.stopped || (world && world->rank() > 0)) return 0;
   std::vector<std::string> again = {name};
   again.insert(again.end(), arguments.begin(), arguments.end());
-  if (world) {
-    again.insert(again.begin(),
-                 {"launch", "--nproc", std::to_string(world->environment().local_world), "--"});
-  }
-  session.out << "stopped after step " << summary.steps << "; continue with:\n  "
-              << quote_command(again) << "\n";
+  session.out << "stopped after step " << summary.steps << "; "
+              << continuation(again, world ? &world->environment() : nullptr,
+                              log_file == nullptr ? "" : log_file)
+              << "\n";
   return 0;
 }
 

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
+#include <string_view>
 #include <utility>
 
 #include "base/errors.h"
 #include "base/hash.h"
+#include "base/text.h"
 
 namespace heddle::comm {
 namespace {
@@ -53,12 +55,14 @@ class Reader {
                              names_.launcher);
   }
 
-  LaunchEnvironment place() const {
+  /// `local_world`: the ranks of this host, where the launcher says it in another way.
+  LaunchEnvironment place(std::optional<std::int64_t> local_world = {}) const {
     LaunchEnvironment e;
     e.launcher = names_.launcher;
     e.rank = required(names_.rank);
     e.world = required(names_.world);
-    e.local_world = number(names_.local_world).value_or(1);
+    if (!local_world) local_world = number(names_.local_world);
+    e.local_world = local_world.value_or(1);
     e.local_rank =
         number(names_.local_rank).value_or(e.rank % std::max<std::int64_t>(1, e.local_world));
     if (e.world < 1 || e.rank >= e.world) {
@@ -110,9 +114,21 @@ LaunchEnvironment from_torchrun(const Getenv& getenv) {
   return e;
 }
 
+/// The ranks of this host as Slurm tells them of every host. That of the step comes first, as a
+/// step may have fewer than the job asks for; the job's list stands where both other variables are
+/// missing.
+std::optional<std::int64_t> slurm_local_world(const Getenv& getenv) {
+  const char* variable = "SLURM_STEP_TASKS_PER_NODE";
+  auto list = getenv(variable);
+  if (!list && !getenv(kSlurm.local_world)) list = getenv(variable = "SLURM_TASKS_PER_NODE");
+  if (!list) return std::nullopt;
+  return slurm_tasks_of_node(variable, *list, Reader(getenv, kSlurm).number("SLURM_NODEID"));
+}
+
 LaunchEnvironment from_scheduler(const Getenv& getenv, const Spelling& names,
-                                 const std::string& host) {
-  LaunchEnvironment e = Reader(getenv, names).place();
+                                 const std::string& host,
+                                 std::optional<std::int64_t> local_world = {}) {
+  LaunchEnvironment e = Reader(getenv, names).place(local_world);
   if (e.world == 1) return e;
   const std::string job = getenv(names.job).value_or("none");
   if (host.empty() && !getenv("MASTER_ADDR")) {
@@ -141,6 +157,40 @@ std::string first_slurm_host(const std::string& node_list) {
          after.substr(0, after.find(','));
 }
 
+std::int64_t slurm_tasks_of_node(const std::string& variable, const std::string& list,
+                                 std::optional<std::int64_t> node) {
+  const auto fail = [&](const std::string& problem) {
+    throw_error<ConfigError>("{}: '{}' {} (environment of Slurm)", variable, list, problem);
+  };
+  const auto count = [&](std::string_view digits) {
+    std::int64_t value = 0;
+    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
+    if (error != std::errc() || end != digits.data() + digits.size() || value < 1)
+      fail("is no list of counts such as 4(x2),3");
+    return value;
+  };
+  std::int64_t nodes = 0, first = 0;
+  std::optional<std::int64_t> found;
+  bool is_same_everywhere = true;
+  for (const std::string& run : text::split(list, ',')) {
+    const auto open = run.find("(x");
+    const std::int64_t tasks = count(std::string_view(run).substr(0, open));
+    std::int64_t repeats = 1;
+    if (open != std::string::npos) {
+      if (run.back() != ')') fail("is no list of counts such as 4(x2),3");
+      repeats = count(std::string_view(run).substr(open + 2, run.size() - open - 3));
+    }
+    if (nodes == 0) first = tasks;
+    is_same_everywhere = is_same_everywhere && tasks == first;
+    if (node && *node >= nodes && *node - nodes < repeats) found = tasks;
+    nodes += repeats;
+  }
+  if (found) return *found;
+  if (node) fail(fmt::format("is of {} hosts, and SLURM_NODEID is {}", nodes, *node));
+  if (!is_same_everywhere) fail("differs from host to host, and SLURM_NODEID is not set");
+  return first;
+}
+
 std::optional<LaunchEnvironment> read_launch_environment(const Getenv& getenv) {
   if (getenv(kTorchrun.rank) && getenv(kTorchrun.world)) return from_torchrun(getenv);
   // A Slurm allocation without srun (salloc, sbatch) has a node list but no step.
@@ -148,7 +198,8 @@ std::optional<LaunchEnvironment> read_launch_environment(const Getenv& getenv) {
     const auto nodes = getenv("SLURM_STEP_NODELIST");
     return from_scheduler(
         getenv, kSlurm,
-        first_slurm_host(nodes ? *nodes : getenv("SLURM_JOB_NODELIST").value_or("")));
+        first_slurm_host(nodes ? *nodes : getenv("SLURM_JOB_NODELIST").value_or("")),
+        slurm_local_world(getenv));
   }
   for (const Spelling& names : {kOpenMpi, kPmi}) {
     if (!getenv(names.rank)) continue;

@@ -37,6 +37,12 @@ std::optional<LaunchEnvironment> read_launch_environment();
 /// The first host of a Slurm node list: "node[007-010,20],login1" -> "node007".
 std::string first_slurm_host(const std::string& node_list);
 
+/// The ranks on host `node` (from 0) of a Slurm list of them: "4(x2),3" -> 4, 4 and 3. Without
+/// `node` the number must be the same on all. Throws ConfigError that names `variable`, where the
+/// list comes from: malformed, or not of this host.
+std::int64_t slurm_tasks_of_node(const std::string& variable, const std::string& list,
+                                 std::optional<std::int64_t> node);
+
 /// Set by `heddle launch` beside torchrun's names; its presence says that the launcher serves the
 /// store.
 inline constexpr const char* kNonceVariable = "HEDDLE_LAUNCH_NONCE";

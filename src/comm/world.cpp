@@ -169,8 +169,10 @@ std::string World::missing_ranks() const {
 }
 
 void World::fail(const std::string& message) noexcept {
+  has_failed_ = true;
   try {
-    store_.set_if_absent(kFailureKey, fmt::format("{} {}", rank(), message));
+    store_.set_if_absent(kFailureKey,
+                         fmt::format("{} {}", rank(), message.substr(0, message.find('\n'))));
   } catch (const std::exception&) {
     // Without a store there is nobody left to tell.
   }

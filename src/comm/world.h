@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <map>
 #include <memory>
 #include <optional>
@@ -41,10 +42,13 @@ class World {
   /// The address under which this host talks to the others.
   const std::string& address() const { return address_; }
 
-  /// Lets all ranks know that this one cannot go on; the first message stands. Does not throw.
+  /// Lets all ranks know that this one cannot go on, in the first line of the message; the first
+  /// message of all stands. Does not throw.
   void fail(const std::string& message) noexcept;
   /// "rank 3 failed: ...", nothing as long as no other rank has failed.
   std::optional<std::string> failure_of_another() const;
+  /// True after fail().
+  bool has_failed() const { return has_failed_; }
   /// Waits until every rank has called it, at most a few seconds: the one that serves the store
   /// must go last. Does not throw.
   void leave() noexcept;
@@ -79,10 +83,23 @@ class World {
   std::string address_;
   std::map<std::string, std::int64_t> groups_made_;
   std::map<std::string, std::shared_ptr<DeviceGroup>> device_groups_;
-  std::atomic<bool> is_broken_ = false;
+  std::atomic<bool> is_broken_ = false, has_failed_ = false;
   std::unique_ptr<Pulse> pulse_;
   std::unique_ptr<DeviceWatch> device_watch_;  ///< Last: it uses the others.
 };
+
+/// Runs `body`, and where it throws lets the other ranks know before anything of the caller is
+/// destroyed: a destructor may wait for a disk or for them, while they wait for this rank. `world`
+/// is null for one rank.
+template <class Body>
+auto announcing_failure(World* world, const Body& body) {
+  try {
+    return body();
+  } catch (const std::exception& error) {
+    if (world != nullptr) world->fail(error.what());
+    throw;
+  }
+}
 
 /// The address of this host on the way to `peer`; "127.0.0.1" if all ranks are on one host.
 std::string local_address(const Endpoint& peer);

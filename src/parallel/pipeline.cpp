@@ -102,7 +102,7 @@ int Pipeline::tag(std::int64_t micro_batch, std::int64_t stage) const {
 
 void Pipeline::send(const comm::Group& group, std::int64_t to_stage, int tag,
                     const at::Tensor& tensor) {
-  Sent sent{tensor.contiguous(), {}};
+  Sent sent{&group == &gradients_, tag, tensor.contiguous(), {}};
   sent.pending = group.send_async(sent.tensor, to_stage % plan_.ranks, tag);
   sent_.push_back(std::move(sent));
 }
@@ -131,6 +131,18 @@ void Pipeline::send_gradient(const Stage& stage, std::int64_t micro_batch,
 at::Tensor Pipeline::receive_gradient(const Stage& stage, std::int64_t micro_batch,
                                       at::IntArrayRef sizes, at::TensorOptions options) {
   return receive(gradients_, stage.number + 1, tag(micro_batch, stage.number + 1), sizes, options);
+}
+
+void Pipeline::drop_arrived(const PipelineAction& action) {
+  for (const PipelineMessage& message : action.arrived) {
+    const int of = tag(message.micro_batch, stages_[message.chunk].number);
+    std::erase_if(sent_, [&](Sent& sent) {
+      if (sent.is_gradient != message.is_gradient || sent.tag != of) return false;
+      // Of a device this lets the stream wait, behind which its memory is used again.
+      sent.pending.wait();
+      return true;
+    });
+  }
 }
 
 void Pipeline::finish_sends() {

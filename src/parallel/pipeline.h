@@ -63,8 +63,10 @@ class Pipeline {
     return PipelineSchedule(plan_.ranks, plan_.chunks, micro_batches);
   }
 
-  // Hidden states go to the next stage, their gradients to the one before. A send does not wait;
-  // finish_sends() does, and is due before the next step.
+  // Hidden states go to the next stage, their gradients to the one before. A send does not wait,
+  // and keeps its tensor until finish_sends(), which waits and is due before the next step, or
+  // until drop_arrived() behind an action of the step: without it a step would keep as many tensors
+  // as it has micro-batches.
   void send_hidden(const Stage& stage, std::int64_t micro_batch, const at::Tensor& hidden);
   /// Those of the stage before, of these sizes and options ([T/tp,H]). Waits; throws CommError at
   /// the deadline.
@@ -74,7 +76,13 @@ class Pipeline {
   /// Of what this stage sent, from the stage behind it; as receive_hidden.
   at::Tensor receive_gradient(const Stage& stage, std::int64_t micro_batch, at::IntArrayRef sizes,
                               at::TensorOptions options);
+  /// Lets go of what has arrived by the end of this action. There is nothing to wait for, except
+  /// where nothing before the neighbour is trained: that one answers nothing, and this rank stays
+  /// as far ahead of it as it would be if it did.
+  void drop_arrived(const PipelineAction& action);
   void finish_sends();
+  /// Tensors that are kept for what was sent.
+  std::size_t kept_sends() const { return sent_.size(); }
 
  private:
   void send(const comm::Group& group, std::int64_t to_stage, int tag, const at::Tensor& tensor);
@@ -88,6 +96,8 @@ class Pipeline {
   comm::Group hidden_, gradients_;
   std::vector<Stage> stages_;
   struct Sent {
+    bool is_gradient;
+    int tag;
     at::Tensor tensor;
     comm::Pending pending;
   };

@@ -110,11 +110,78 @@ class Simulation {
   std::vector<std::vector<PipelineAction>> actions_;
 };
 
+/// Fills PipelineAction::arrived.
+class Arrivals {
+ public:
+  Arrivals(std::vector<std::vector<PipelineAction>>& actions, std::int64_t chunks,
+           std::int64_t micro_batches)
+      : actions_(actions),
+        ranks_(static_cast<std::int64_t>(actions.size())),
+        last_stage_(ranks_ * chunks - 1),
+        micro_batches_(micro_batches),
+        places_(actions.size(), std::vector<std::int64_t>(2 * chunks * micro_batches)) {
+    for (std::size_t rank = 0; rank < actions.size(); ++rank) {
+      for (std::size_t i = 0; i < actions[rank].size(); ++i) {
+        const PipelineAction& action = actions[rank][i];
+        places_[rank][number_of(action, action.chunk)] = static_cast<std::int64_t>(i);
+      }
+    }
+  }
+
+  void fill() {
+    for (std::int64_t rank = 0; rank < ranks_; ++rank) fill(rank);
+  }
+
+ private:
+  struct UnderWay {
+    PipelineMessage message;
+    std::int64_t receiver, place;  ///< Which of the receiver's actions receives it.
+  };
+
+  void fill(std::int64_t rank) {
+    std::vector<UnderWay> under_way;
+    // [rank] the last of its actions that is known to have received its message.
+    std::vector<std::int64_t> known(static_cast<std::size_t>(ranks_), -1);
+    for (PipelineAction& action : actions_[rank]) {
+      const std::int64_t stage = action.chunk * ranks_ + rank;
+      const std::int64_t before = stage + (action.is_backward ? 1 : -1);
+      const std::int64_t behind = stage - (action.is_backward ? 1 : -1);
+      if (before >= 0 && before <= last_stage_) {
+        std::int64_t& place = known[before % ranks_];
+        place = std::max(place, place_of(action, before));
+      }
+      std::erase_if(under_way, [&](const UnderWay& sent) {
+        const bool has_arrived = sent.place <= known[sent.receiver];
+        if (has_arrived) action.arrived.push_back(sent.message);
+        return has_arrived;
+      });
+      if (behind >= 0 && behind <= last_stage_) {
+        under_way.push_back({{action.is_backward, action.micro_batch, action.chunk},
+                             behind % ranks_,
+                             place_of(action, behind)});
+      }
+    }
+  }
+
+  /// Where the rank of another stage does the same with the same micro-batch.
+  std::int64_t place_of(const PipelineAction& action, std::int64_t stage) const {
+    return places_[stage % ranks_][number_of(action, stage / ranks_)];
+  }
+  std::int64_t number_of(const PipelineAction& action, std::int64_t chunk) const {
+    return 2 * (chunk * micro_batches_ + action.micro_batch) + (action.is_backward ? 1 : 0);
+  }
+
+  std::vector<std::vector<PipelineAction>>& actions_;
+  std::int64_t ranks_, last_stage_, micro_batches_;
+  std::vector<std::vector<std::int64_t>> places_;  ///< [rank][number of an action]
+};
+
 }  // namespace
 
 PipelineSchedule::PipelineSchedule(std::int64_t ranks, std::int64_t chunks,
                                    std::int64_t micro_batches)
     : actions_(Simulation(ranks, chunks, micro_batches).run()) {
+  Arrivals(actions_, chunks, micro_batches).fill();
   for (const auto& actions : actions_) {
     if (!actions.empty()) duration_ = std::max(duration_, actions.back().end);
   }

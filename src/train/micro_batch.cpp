@@ -271,8 +271,10 @@ MicroBatchLoss run_micro_batches(models::qwen3_5::Model& model, adapters::LoraSe
                                  const MicroBatchOptions& options) {
   StepRun run(model, adapters, pipeline, trainable, batches, heads, options);
   for (const parallel::PipelineAction& action :
-       pipeline.actions(static_cast<std::int64_t>(batches.size())))
+       pipeline.actions(static_cast<std::int64_t>(batches.size()))) {
     run.run(action);
+    pipeline.drop_arrived(action);
+  }
   pipeline.finish_sends();
   if (options.sharding != nullptr) options.sharding->reduce(kEmbeddingUnit);
   return run.finish();
@@ -291,11 +293,10 @@ at::Tensor evaluate_hidden(models::qwen3_5::Model& model, parallel::Pipeline& pi
                   stage, 0, batch.hidden_sizes(model),
                   at::TensorOptions().dtype(model.context().dtype).device(model.context().device));
     hidden = stage.runner.evaluate(hidden, inputs);
-    if (stage.is_last) return hidden;
-    pipeline.send_hidden(stage, 0, hidden);
+    if (!stage.is_last) pipeline.send_hidden(stage, 0, hidden);
   }
   pipeline.finish_sends();
-  return {};
+  return pipeline.has_last_stage() ? hidden : at::Tensor();
 }
 
 }  // namespace heddle::train

@@ -14,7 +14,6 @@
 #include "ops/collectives.h"
 #include "ops/context_parallel/context_parallel.h"
 #include "train/head.h"
-#include "train/micro_batch.h"
 #include "train/model_units.h"
 
 namespace heddle::train {
@@ -99,24 +98,25 @@ std::vector<Entry> entries_of_rows(const Model& model, const data::Batch& batch,
   return entries;
 }
 
+}  // namespace
+
+Scorer::Scorer(const LoadedModel& loaded)
+    : loaded_(loaded),
+      pipeline_(loaded.context.mesh, loaded.stages, block_entries(*loaded.model),
+                /*embedding_trained=*/false, {.sharding = loaded.sharding.get()}) {}
+
 /// Of this rank's tokens and rows; without tensors where the last stage is elsewhere.
-ScoreResult score_locally(const LoadedModel& loaded, const LocalBatch& local,
-                          const ScoreRequest& request) {
-  Model& model = *loaded.model;
-  const parallel::Acquired ends = acquire_ends(loaded.sharding.get(), model);
-  parallel::Pipeline pipeline(model.context().mesh, loaded.stages, block_entries(model),
-                              /*embedding_trained=*/false, {.sharding = loaded.sharding.get()});
-  const at::Tensor hidden = evaluate_hidden(model, pipeline, local);
+ScoreResult Scorer::score_locally(const LocalBatch& local, const ScoreRequest& request) {
+  Model& model = *loaded_.model;
+  const parallel::Acquired ends = acquire_ends(loaded_.sharding.get(), model);
+  const at::Tensor hidden = evaluate_hidden(model, pipeline_, local);
   if (!hidden.defined()) return {};
   return score_head(model, hidden, local.device, request);
 }
 
-}  // namespace
-
-std::vector<RowScore> score_rows(const LoadedModel& loaded, Rows rows,
-                                 const ScoreRequest& request) {
+std::vector<RowScore> Scorer::score(Rows rows, const ScoreRequest& request) {
   const ops::NoGradient guard;
-  const Model& model = *loaded.model;
+  const Model& model = *loaded_.model;
   check_rows(rows, model.config().vocab_size);
   const bool is_language_model = model.head() == models::qwen3_5::Head::kLanguageModel;
   const std::int64_t width = model.head() == models::qwen3_5::Head::kClassify
@@ -133,7 +133,7 @@ std::vector<RowScore> score_rows(const LoadedModel& loaded, Rows rows,
   const std::int64_t first = count * mesh.data_rank() / mesh.data_size(),
                      last = count * (mesh.data_rank() + 1) / mesh.data_size();
   const LocalBatch local(model, batch_of(rows.subspan(first, last - first)));
-  const ScoreResult scored = score_locally(loaded, local, request);
+  const ScoreResult scored = score_locally(local, request);
   const bool with_entropies = is_language_model && request.entropy;
   // Each entry is known to one rank: the sum fills the others in.
   at::Tensor table = at::zeros({with_entropies ? 2 : 1, begin.back()}, at::kDouble);

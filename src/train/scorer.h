@@ -4,7 +4,9 @@
 #include <span>
 #include <vector>
 
+#include "parallel/pipeline.h"
 #include "train/head.h"
+#include "train/micro_batch.h"
 #include "train/setup.h"
 
 namespace heddle::train {
@@ -18,11 +20,24 @@ struct RowScore {
   std::vector<double> outputs;    ///< Classification: logits; embedding: the vector.
 };
 
-/// Scores rows of tokens, in order, in one packed pass on each data rank. All ranks of the model
-/// call it with the same rows and get all scores. Throws DataError for an empty row or an id
-/// outside the vocabulary.
-std::vector<RowScore> score_rows(const LoadedModel& loaded,
-                                 std::span<const std::vector<std::int32_t>> rows,
-                                 const ScoreRequest& request);
+/// Scores rows with a model, batch by batch.
+class Scorer {
+ public:
+  /// Made by all ranks of the model, which it does not own. Connects the stages of a pipeline, once
+  /// for all batches.
+  explicit Scorer(const LoadedModel& loaded);
+
+  /// Scores rows of tokens, in order, in one packed pass on each data rank. All ranks of the model
+  /// call it with the same rows and get all scores. Throws DataError for an empty row or an id
+  /// outside the vocabulary.
+  std::vector<RowScore> score(std::span<const std::vector<std::int32_t>> rows,
+                              const ScoreRequest& request);
+
+ private:
+  ScoreResult score_locally(const LocalBatch& local, const ScoreRequest& request);
+
+  const LoadedModel& loaded_;
+  parallel::Pipeline pipeline_;
+};
 
 }  // namespace heddle::train

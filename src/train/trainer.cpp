@@ -11,7 +11,9 @@
 #include "base/errors.h"
 #include "base/files.h"
 #include "base/log.h"
+#include "ckpt/shared_verification.h"
 #include "comm/group.h"
+#include "comm/world.h"
 #include "config/config.h"
 #include "device/device.h"
 #include "models/qwen3_5/flops.h"
@@ -101,47 +103,45 @@ Trainer::Trainer(const config::RunConfig& config, Observer& observer, const std:
   if (router_) router_->continue_after(first_step_, setup_.context.mesh.world_group());
 }
 
-std::string Trainer::agreed(const std::string& text) const {
-  return setup_.context.mesh.world_group().all_gather_objects(text)[0];
-}
-
 void Trainer::resume() {
   const std::string& mode = config_.train.resume;
-  // The ranks must not differ in what they find: rank 0 looks.
-  std::string latest;
-  if (setup_.context.mesh.rank() == 0) {
-    if (const auto found = checkpoints_->latest_complete()) latest = found->path.string();
-  }
-  latest = agreed(latest);
-  if (mode == "auto" || mode == "never") {
-    if (latest.empty()) return;
+  const comm::Group everybody = setup_.context.mesh.world_group();
+  const bool is_named = mode != "auto" && mode != "never";
+  const bool is_own =
+      everybody.any(is_named && std::filesystem::weakly_canonical(mode).parent_path() ==
+                                    std::filesystem::weakly_canonical(checkpoints_->directory()));
+  std::optional<ckpt::Path> latest;
+  if (!is_own) latest = ckpt::latest_complete_checkpoint(checkpoints_->directory(), everybody);
+  if (!is_named) {
+    if (!latest) return;
     if (mode == "never") {
       throw_error<ConfigError>(
           "train.resume is 'never', but {} already holds the checkpoint {}; continue it with "
           "train.resume=auto or "
           "choose another train.output_dir",
-          config_.train.output_dir, std::filesystem::path(latest).filename().string());
+          config_.train.output_dir, latest->filename().string());
     }
-    restore(ckpt::TrainingCheckpoint::open(latest));
-    observer_.on_resume(first_step_, latest);
+    restore(*latest);
+    observer_.on_resume(first_step_, *latest);
     return;
   }
-  const bool own = std::filesystem::weakly_canonical(mode).parent_path() ==
-                   std::filesystem::weakly_canonical(checkpoints_->directory());
-  if (!latest.empty() && !own) {
+  if (latest) {
     throw_error<ConfigError>(
         "train.resume names {}, but {} holds checkpoints of its own ({}); choose another "
         "train.output_dir",
-        mode, config_.train.output_dir, std::filesystem::path(latest).filename().string());
+        mode, config_.train.output_dir, latest->filename().string());
   }
-  restore(ckpt::TrainingCheckpoint::open(mode));
+  ckpt::verify_together(mode, everybody);
+  restore(mode);
   // What was saved after it belongs to a past that is being rewritten.
   checkpoints_->remove_newer_than(first_step_);
   observer_.on_resume(first_step_, mode);
 }
 
-void Trainer::restore(const ckpt::TrainingCheckpoint& checkpoint) {
+void Trainer::restore(const ckpt::Path& path) {
   const ops::NoGradient guard;
+  const auto checkpoint =
+      ckpt::TrainingCheckpoint::open(path, ckpt::TrainingCheckpoint::Verify::kSizes);
   const nlohmann::ordered_json& state = checkpoint.state();
   const config::RunConfig before = config::parse(state.at("config").get<std::string>(),
                                                  "checkpoint", {}, config::Completeness::kPartial);
@@ -163,7 +163,7 @@ void Trainer::restore(const ckpt::TrainingCheckpoint& checkpoint) {
   optimizer_.set_steps(state.at("optimizer_steps"));
   first_step_ = state.at("step");
   last_saved_ = first_step_;
-  restored_ = checkpoint.info().path;
+  last_checkpoint_ = path;
   first_loss_ = state.value("first_loss", 0.0);
   last_loss_ = state.value("last_loss", 0.0);
   if (state.contains("best_eval") && !state["best_eval"].is_null())
@@ -227,7 +227,7 @@ void Trainer::save(std::int64_t step) {
   }
   checkpoints_->save(step, std::move(state), last_eval_);
   last_saved_ = step;
-  restored_.clear();
+  last_checkpoint_ = checkpoints_->directory() / ckpt::step_name(step);
   observer_.on_checkpoint(step, checkpoints_->directory());
 }
 
@@ -432,7 +432,14 @@ void Trainer::fill(Summary& summary, std::int64_t steps) const {
 }
 
 Summary Trainer::run() {
-  if (const std::string limit = agreed(limit_reached()); !limit.empty()) {
+  return comm::announcing_failure(setup_.context.mesh.world().get(), [&] { return train(); });
+}
+
+Summary Trainer::train() {
+  // What rank 0 finds on its disk decides.
+  const std::string limit =
+      setup_.context.mesh.world_group().all_gather_objects(limit_reached()).front();
+  if (!limit.empty()) {
     Summary summary;
     fill(summary, first_step_);
     // A run that was killed before this may have left the model of a smaller limit there.
@@ -506,15 +513,10 @@ RunInfo Trainer::describe() const {
 
 ckpt::ReadWhole Trainer::whole_tensors() const {
   if (!setup_.sharding) return ckpt::read_from_memory;
-  std::filesystem::path path = restored_;
-  if (path.empty()) {
-    const auto latest = checkpoints_->latest_complete();
-    if (!latest)
-      throw_error<InternalError>("{}: no checkpoint to export", config_.train.output_dir);
-    path = latest->path;
-  }
+  if (last_checkpoint_.empty())
+    throw_error<InternalError>("{}: no checkpoint to export", config_.train.output_dir);
   const auto checkpoint = std::make_shared<const ckpt::TrainingCheckpoint>(
-      ckpt::TrainingCheckpoint::open(path, ckpt::TrainingCheckpoint::Verify::kSizes));
+      ckpt::TrainingCheckpoint::open(last_checkpoint_, ckpt::TrainingCheckpoint::Verify::kSizes));
   return [this, checkpoint](const nn::Parameter& parameter) {
     const std::string name = kWeights + parameter.name();
     return checkpoint->has(name) ? checkpoint->whole(name)

@@ -31,6 +31,8 @@ class Trainer {
   Trainer(const config::RunConfig& config, Observer& observer, const std::atomic<bool>& stop,
           std::shared_ptr<comm::World> world = nullptr);
 
+  /// Where it throws, the other ranks have been told why: they wait for this one, and its Trainer's
+  /// destructor for the checkpoint that is being written.
   Summary run();
   const Setup& setup() const { return setup_; }
   Setup& setup() { return setup_; }
@@ -38,6 +40,7 @@ class Trainer {
   const AutoRecompute* recompute() const { return recompute_.get(); }
 
  private:
+  Summary train();
   /// See adapters::Dropout.
   static std::uint64_t dropout_step(const data::Step& step) {
     return static_cast<std::uint64_t>(step.step) + 1;
@@ -60,7 +63,8 @@ class Trainer {
   void keep(nn::Parameter& parameter);
   void save(std::int64_t step);
   void resume();
-  void restore(const ckpt::TrainingCheckpoint& checkpoint);
+  /// From a checkpoint whose contents have been verified.
+  void restore(const ckpt::Path& path);
   void restore_kept(const ckpt::TrainingCheckpoint& checkpoint);
   RunInfo describe() const;
   /// "train.max_steps 8": what ended the run that this one continues; empty if it had not.
@@ -74,8 +78,6 @@ class Trainer {
   /// Where a whole tensor comes from when the ranks divide it: the checkpoint last written or, if
   /// there was nothing left to do, restored; for what it does not hold the source.
   ckpt::ReadWhole whole_tensors() const;
-  /// What rank 0 says.
-  std::string agreed(const std::string& text) const;
   /// Evaluates after the last step and every train.eval_every; true if the run should stop early.
   bool evaluate_if_due(StepInfo& info, bool last);
 
@@ -97,9 +99,9 @@ class Trainer {
   /// Not trained, yet not what the source holds: made for this run (a new head), or trained before
   /// it was continued. Checkpoints hold them beside what is trained.
   std::vector<nn::Parameter*> kept_;
-  std::filesystem::path restored_;  ///< Until another checkpoint is saved.
   std::int64_t first_step_ = 0;
   std::int64_t last_saved_ = -1;
+  ckpt::Path last_checkpoint_;  ///< Of that step; empty before the first.
   double first_loss_ = 0, last_loss_ = 0;
   std::optional<double> best_eval_, last_eval_;
   bool improved_ = false;  ///< The evaluation after the last step was the best so far.

@@ -11,8 +11,10 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <functional>
 #include <thread>
 
+#include "comm/ranks.h"
 #include "fixtures.h"
 #include "testing/paths.h"
 #include "testing/temporary_directory.h"
@@ -344,6 +346,48 @@ class FaultTrainingCheckpoints : public TrainingCheckpoints {};
 
 TEST_F(FaultTrainingCheckpoints, SurviveManyKillsAtRandomMoments) {
   kill_at_random_moments(dir_, 60);
+}
+
+/// Two ranks, threads of this process, each with a store on the same folder.
+std::vector<std::string> run_stores(
+    const Path& directory,
+    const std::function<void(comm::World& world, CheckpointStore& store)>& body) {
+  return heddle::testing::run_ranks(2, [&](const std::shared_ptr<comm::World>& world) {
+    CheckpointStoreOptions options;
+    options.background = false;  // a copy of a tensor without memory of its own would take some
+    options.world = world;
+    CheckpointStore store(directory, options);
+    body(*world, store);
+  });
+}
+
+TEST_F(TrainingCheckpoints, TheDiskNeedsRoomForThePartsOfAllRanks) {
+  const auto errors = run_stores(dir_, [](comm::World& world, CheckpointStore& store) {
+    CheckpointState state;
+    // 4 EiB of which only one element is in memory.
+    const at::Tensor part = at::zeros({1}).expand({world.rank() == 0 ? 1 : 1LL << 60});
+    state.parts.push_back({"weights/w", part, {world.rank()}, {(1LL << 60) + 1}});
+    store.save(1, std::move(state));
+  });
+  for (const std::string& error : errors) EXPECT_THAT(error, HasSubstr("and its disk has"));
+  EXPECT_THAT(names_in(dir_), IsEmpty());
+}
+
+TEST_F(TrainingCheckpoints, AFailedRankStillEndsItsPart) {
+  const auto errors = run_stores(dir_, [](comm::World& world, CheckpointStore& store) {
+    CheckpointState state;
+    state.parts.push_back({"weights/w", at::full({1}, world.rank()), {world.rank()}, {2}});
+    if (world.rank() == 1) {
+      world.fail("out of rows\nand of patience");
+      std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+    }
+    store.save(1, std::move(state));
+    if (world.rank() == 0) {
+      EXPECT_EQ(world.failure_of_another(), "rank 1 failed: out of rows");
+    }
+  });
+  EXPECT_THAT(errors, ElementsAre("", ""));
+  EXPECT_EQ(latest_complete_checkpoint(dir_)->step, 1);
 }
 
 TEST_F(TrainingCheckpoints, AReadOnlyFolderIsAClearError) {

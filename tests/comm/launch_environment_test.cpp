@@ -88,6 +88,51 @@ TEST(LaunchEnvironment, ReadsSlurm) {
   EXPECT_EQ(first_slurm_host("rack[2,4]-x,b"), "rack2-x");
 }
 
+const Variables kSlurmStep = {{"SLURM_PROCID", "9"},  {"SLURM_NTASKS", "11"},
+                              {"SLURM_LOCALID", "1"}, {"SLURM_STEP_ID", "0"},
+                              {"SLURM_JOB_ID", "77"}, {"SLURM_STEP_NODELIST", "node[1-3]"},
+                              {"SLURM_NODEID", "2"}};
+
+TEST(LaunchEnvironment, ReadsHowManyRanksSlurmPutOnThisHost) {
+  const auto local_world = [](const Variables& more) {
+    return read(with(kSlurmStep, more))->local_world;
+  };
+  EXPECT_EQ(local_world({{"SLURM_TASKS_PER_NODE", "4(x2),3"}}), 3);
+  EXPECT_EQ(local_world({{"SLURM_TASKS_PER_NODE", "4(x2),3"}, {"SLURM_NODEID", "1"}}), 4);
+  // What the step has, which may be fewer than the job asked for, comes first.
+  EXPECT_EQ(local_world({{"SLURM_STEP_TASKS_PER_NODE", "5,4,2"},
+                         {"SLURM_NTASKS_PER_NODE", "8"},
+                         {"SLURM_TASKS_PER_NODE", "8(x3)"}}),
+            2);
+  EXPECT_EQ(local_world({{"SLURM_NTASKS_PER_NODE", "6"}, {"SLURM_TASKS_PER_NODE", "4(x3)"}}), 6);
+  EXPECT_EQ(local_world({}), 1);
+  Variables without_node = kSlurmStep;
+  without_node.erase("SLURM_NODEID");
+  EXPECT_EQ(read(with(without_node, {{"SLURM_TASKS_PER_NODE", "4(x2),4"}}))->local_world, 4);
+  EXPECT_THAT(
+      [&] {
+        read(with(without_node, {{"SLURM_TASKS_PER_NODE", "4(x2),3"}}));
+      },
+      ThrowsMessage<ConfigError>(HasSubstr("SLURM_NODEID is not set")));
+}
+
+TEST(LaunchEnvironment, NamesAListOfRanksOfSlurmThatDoesNotFit) {
+  for (const char* list : {"", "x", "4(x2", "4(x2)3", "4(2)", "4(x)", "4(x0)", "0(x3)", "4,,3",
+                           "4(x2),", "-4(x3)", "99999999999999999999(x3)"}) {
+    EXPECT_THAT(
+        [&] {
+          read(with(kSlurmStep, {{"SLURM_STEP_TASKS_PER_NODE", list}}));
+        },
+        ThrowsMessage<ConfigError>(
+            HasSubstr("SLURM_STEP_TASKS_PER_NODE: '" + std::string(list) + "'")));
+  }
+  EXPECT_THAT(
+      [] {
+        read(with(kSlurmStep, {{"SLURM_TASKS_PER_NODE", "4(x2)"}}));
+      },
+      ThrowsMessage<ConfigError>(HasSubstr("is of 2 hosts, and SLURM_NODEID is 2")));
+}
+
 TEST(LaunchEnvironment, ReadsOpenMpiAndPmi) {
   const auto mpi = read({{"OMPI_COMM_WORLD_RANK", "1"},
                          {"OMPI_COMM_WORLD_SIZE", "2"},

@@ -73,6 +73,40 @@ TEST_F(LayoutCheckpointTest, OneCheckpointExportsTheSameBytesUnderEveryLayout) {
   }
 }
 
+TEST_F(LayoutCheckpointTest, ADamagedOneIsPassedOverOrNamedOnEveryRank) {
+  const Words layout = {"parallel.fsdp=2", "ckpt.every=2"};
+  expect_run("run", 2, with_steps(4, layout), "dense");
+  const std::string file = "checkpoints/step-00000004/weights-00002-of-00002.safetensors";
+  {
+    std::fstream stream(runs_.directory() / "run" / file,
+                        std::ios::in | std::ios::out | std::ios::binary);
+    stream.seekp(-1, std::ios::end);
+    stream.put('\x55');
+  }
+  copy_run("run", "named");
+  const std::string message = "weights-00002-of-00002.safetensors is damaged";
+  expect_run("run", 2, with_steps(5, layout), "dense");
+  EXPECT_THAT(runs_.printed("run"), ::testing::HasSubstr(message));
+  EXPECT_EQ(runs_.metrics("run").size(), 5U);
+
+  Words named = with_steps(5, layout);
+  named.push_back("train.resume=" + (runs_.directory() / "named" / file).parent_path().string());
+  EXPECT_EQ(runs_.run("named", 2, "dense", named), 2);
+  EXPECT_THAT(runs_.printed("named"), ::testing::HasSubstr(message));
+  EXPECT_THAT(files::read(runs_.directory() / "named.logs/rank-1.log"),
+              ::testing::HasSubstr(message));
+}
+
+TEST_F(LayoutCheckpointTest, OneOfAnotherRunIsExportedWithoutAStep) {
+  expect_run("run", 2, with_steps(2, {"parallel.fsdp=2"}), "dense");
+  expect_run("other", 2,
+             with_steps(2, {"parallel.fsdp=2",
+                            "train.resume=" +
+                                (runs_.directory() / "run/checkpoints/step-00000002").string()}),
+             "dense");
+  EXPECT_EQ(exported("other"), exported("run"));
+}
+
 TEST_F(LayoutCheckpointTest, AdaptersAreExportedFromTheRanksThatShareThem) {
   const Words lora = {"train.method=lora", "adapter.rank=4",
                       "adapter.target_parameters=[mlp.experts.gate_up_proj]"};

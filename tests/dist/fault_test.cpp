@@ -146,7 +146,9 @@ TEST_F(LaunchFailureTest, AStopRequestSavesOnAllRanks) {
   const pid_t launcher = start("run", 2, {"parallel.fsdp=2"});
   kill(launcher, SIGINT);
   EXPECT_EQ(testing::wait_for(launcher), 0) << runs_.printed("run");
-  EXPECT_THAT(runs_.printed("run"), HasSubstr("heddle launch --nproc 2 -- pt"));
+  EXPECT_THAT(runs_.printed("run"),
+              HasSubstr("heddle launch --nproc 2 --log-dir " +
+                        (runs_.directory() / "run.logs").string() + " -- pt"));
   expect_nothing_left("run");
 }
 

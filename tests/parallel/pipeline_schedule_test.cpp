@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <numeric>
 #include <tuple>
@@ -80,6 +81,48 @@ TEST(PipelineSchedule, WhatARankSendsIsReceivedInTheSameOrder) {
         EXPECT_EQ(sent, received) << ranks << " ranks, " << chunks << " chunks, " << micro_batches
                                   << " micro-batches";
       }
+    }
+  }
+}
+
+// What has arrived may be dropped, and nobody may wait for it.
+TEST(PipelineSchedule, KnowsWhatHasArrived) {
+  for (std::int64_t ranks = 2; ranks <= 4; ++ranks) {
+    for (std::int64_t chunks = 1; chunks <= 3; ++chunks) {
+      std::map<std::int64_t, std::vector<std::size_t>> most;  // kept, by micro-batches and rank
+      for (const std::int64_t micro_batches : {1L, 3L, 4 * ranks, 16 * ranks, 16 * ranks + 1}) {
+        const PipelineSchedule schedule(ranks, chunks, micro_batches);
+        SCOPED_TRACE(::testing::Message() << ranks << " ranks, " << chunks << " chunks, "
+                                          << micro_batches << " micro-batches");
+        for (std::int64_t rank = 0; rank < ranks; ++rank) {
+          std::vector<PipelineMessage> kept;
+          std::size_t own_most = 0;
+          for (const PipelineAction& action : schedule.of(rank)) {
+            for (const PipelineMessage& message : action.arrived) {
+              const auto sent = std::find(kept.begin(), kept.end(), message);
+              ASSERT_NE(sent, kept.end());
+              kept.erase(sent);
+              // Whoever receives it has begun to do so, and has sent something since.
+              const std::int64_t stage =
+                  message.chunk * ranks + rank + (message.is_gradient ? -1 : 1);
+              const auto& others = schedule.of(stage % ranks);
+              const auto receiver =
+                  std::find_if(others.begin(), others.end(), [&](const PipelineAction& a) {
+                    return a.is_backward == message.is_gradient &&
+                           a.micro_batch == message.micro_batch && a.chunk == stage / ranks;
+                  });
+              ASSERT_NE(receiver, others.end());
+              EXPECT_LE(receiver->end, action.begin);
+            }
+            const std::int64_t stage = action.chunk * ranks + rank;
+            if (action.is_backward ? stage > 0 : stage + 1 < ranks * chunks)
+              kept.push_back({action.is_backward, action.micro_batch, action.chunk});
+            own_most = std::max(own_most, kept.size());
+          }
+          most[micro_batches].push_back(own_most);
+        }
+      }
+      EXPECT_EQ(most[16 * ranks], most[4 * ranks]) << ranks << " ranks, " << chunks << " chunks";
     }
   }
 }

@@ -3,6 +3,8 @@
 
 #include <cmath>
 
+#include "comm/ranks.h"
+#include "train/scorer.h"
 #include "train/trainer_fixture.h"
 
 namespace heddle {
@@ -109,6 +111,27 @@ TEST_F(ScorerTest, AStepTellsTheMeanEntropyOfItsTokens) {
   ASSERT_EQ(steps.size(), 1u);
   EXPECT_NEAR(steps[0].at("loss").get<double>(), summary.at("mean_nll").get<double>(), 1e-4);
   EXPECT_NEAR(steps[0].at("entropy").get<double>(), summary.at("mean_entropy").get<double>(), 1e-4);
+}
+
+TEST_F(ScorerTest, BatchesShareOnePipeline) {
+  const auto errors = testing::run_ranks(2, [&](const std::shared_ptr<comm::World>& world) {
+    const std::vector<std::string> settings = {"parallel.pp=2", "model.dtype=float32",
+                                               "device.name=cpu", "device.threads=1"};
+    const config::RunConfig layout =
+        config::parse("", "test", settings, config::Completeness::kPartial);
+    const train::LoadedModel model =
+        train::load_for_inference(dir_ / "sharp", "", train::make_context(layout, world),
+                                  models::qwen3_5::Head::kLanguageModel);
+    train::Scorer scorer(model);
+    const std::vector<std::vector<std::int32_t>> rows = {{5, 77, 9}, {3}};
+    const auto first = scorer.score(rows, {});
+    for (int i = 0; i < 2; ++i) {
+      EXPECT_EQ(scorer.score(rows, {})[0].logprobs[2], first[0].logprobs[2]);
+    }
+    // How often these ranks have connected to pass hidden states on.
+    EXPECT_EQ(world->count_group("group/hidden states/0,1"), 1);
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
 }
 
 }  // namespace

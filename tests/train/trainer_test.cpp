@@ -15,6 +15,8 @@
 #include "ckpt/adapter_directory.h"
 #include "ckpt/model_directory.h"
 #include "ckpt/tensor_io.h"
+#include "comm/listener.h"
+#include "comm/world.h"
 #include "testing/message_of.h"
 #include "testing/process.h"
 #include "train/trainer_fixture.h"
@@ -419,6 +421,41 @@ TEST_F(FaultTrainerTest, KilledAtTwentyRandomMomentsEndsBitIdentically) {
   for (const auto& entry : fs::directory_iterator(dir_ / "killed/checkpoints")) {
     EXPECT_EQ(entry.path().filename().string().find(".tmp"), std::string::npos) << entry.path();
   }
+}
+
+/// Fails with the first step.
+class FailingObserver : public train::Observer {
+ public:
+  void on_step(const train::StepInfo&) override { throw DataError("no more rows"); }
+};
+
+TEST_F(TrainerTest, TheOtherRanksHearOfAFailureBeforeTheTrainerIsDestroyed) {
+  comm::Listener listener(std::uint16_t{0});
+  comm::LaunchEnvironment alone;
+  alone.master = listener.local_endpoint();
+  alone.announces_job = true;
+  const auto world = comm::World::serve(alone, std::move(listener), comm::Seconds(30));
+  FailingObserver observer;
+  const std::atomic<bool> stop = false;
+  train::Trainer trainer(config("run"), observer, stop, world);
+  EXPECT_THROW(trainer.run(), DataError);
+  EXPECT_EQ(world->store().find(comm::kFailureKey), "0 no more rows");
+}
+
+TEST_F(TrainerTest, EvaluationDataWithoutALossTokenAreNamedBeforeTheFirstStep) {
+  files::write_atomically(dir_ / "eval.jsonl",
+                          R"({"messages": [{"role": "user", "content": "hello"}]})"
+                          "\n");
+  FailingObserver observer;
+  const std::atomic<bool> stop = false;
+  EXPECT_THAT(
+      [&] {
+        train::Trainer(config("run", {"data.eval=" + (dir_ / "eval.jsonl").string()}), observer,
+                       stop);
+      },
+      ::testing::ThrowsMessage<DataError>(
+          ::testing::AllOf(::testing::HasSubstr("data.eval: "), ::testing::HasSubstr("eval.jsonl"),
+                           ::testing::HasSubstr("no token of the data set carries loss"))));
 }
 
 TEST_F(TrainerTest, SigintSavesAndExitsWithZero) {

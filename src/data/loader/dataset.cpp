@@ -192,11 +192,16 @@ std::shared_ptr<const TokenStore> open_cached(const fs::path& path) {
   return nullptr;
 }
 
+/// "data.eval: ", what a message about the files begins with.
+std::string key_of(const DatasetOptions& options) {
+  return options.files_key.empty() ? "" : options.files_key + ": ";
+}
+
 void check_totals(const DatasetReport& report, const DatasetOptions& options) {
   if (report.rows > 0) return;
   std::vector<std::string> names;
   for (const DataFile& file : options.files) names.push_back(file.path);
-  const std::string where = text::list_some(names, 3);
+  const std::string where = key_of(options) + text::list_some(names, 3);
   if (report.lines == 0) throw_error<DataError>("{}: no row; the data set is empty", where);
   std::string detail = report.summary();
   if (!report.bad_examples.empty()) detail += "; first: " + report.bad_examples.front();
@@ -212,7 +217,7 @@ void check_totals(const DatasetReport& report, const DatasetOptions& options) {
 }  // namespace
 
 void require_files(const DatasetOptions& options) {
-  const std::string place = options.files_key.empty() ? "" : options.files_key + ": ";
+  const std::string place = key_of(options);
   if (options.files.empty()) throw_error<ConfigError>("{}no data file is given", place);
   for (const DataFile& file : options.files) {
     if (!std::isfinite(file.weight) || file.weight < 0) {
