@@ -311,9 +311,9 @@ TEST_F(TrainerTest, ACheckpointIsExportedAsTheFinalResult) {
 }
 
 TEST_F(TrainerTest, ACheckpointWhoseModelHasMovedIsExportedWithBase) {
-  train_until(config("run", {"train.max_steps=2"}), 1000);
+  train_until(config("run", {"train.max_steps=3"}), 1000);
   fs::rename(dir_ / "model", dir_ / "moved");
-  std::vector<std::string> command = {"export", (dir_ / "run/checkpoints/step-00000002").string(),
+  std::vector<std::string> command = {"export", (dir_ / "run/checkpoints/step-00000003").string(),
                                       "--output", (dir_ / "out").string()};
   ::testing::internal::CaptureStderr();
   EXPECT_EQ(run_cli(command), 2);
@@ -324,10 +324,10 @@ TEST_F(TrainerTest, ACheckpointWhoseModelHasMovedIsExportedWithBase) {
 }
 
 TEST_F(TrainerTest, ACheckpointGivenAsAModelIsRecognised) {
-  train_until(config("run", {"train.max_steps=2"}), 1000);
+  train_until(config("run", {"train.max_steps=3"}), 1000);
   ::testing::internal::CaptureStderr();
   EXPECT_EQ(
-      run_cli({"generate", (dir_ / "run/checkpoints/step-00000002").string(), "--prompt", "row 7"}),
+      run_cli({"generate", (dir_ / "run/checkpoints/step-00000003").string(), "--prompt", "row 7"}),
       2);
   EXPECT_THAT(::testing::internal::GetCapturedStderr(),
               ::testing::HasSubstr("a training checkpoint, not a model: make one of it with "
