@@ -69,6 +69,10 @@ spdlog::level::level_enum to_spdlog(Level level) {
 void set_level(Level level) { logger().set_level(to_spdlog(level)); }
 
 void add_file(const std::string& path) {
+  for (const auto& sink : logger().sinks()) {
+    const auto* file = dynamic_cast<const spdlog::sinks::basic_file_sink_mt*>(sink.get());
+    if (file != nullptr && file->filename() == path) return;
+  }
   try {
     auto file = std::make_shared<spdlog::sinks::basic_file_sink_mt>(path);
     // The text begins with its level where that matters, as on the terminal.

@@ -6,6 +6,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdlib>
+#include <fstream>
 #include <memory>
 #include <ostream>
 #include <typeinfo>
@@ -14,6 +15,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "cli/version.h"
+#include "comm/launch_environment.h"
 #include "device/npu_error.h"
 
 namespace heddle::cli {
@@ -39,7 +41,12 @@ int report(const std::exception& e, bool is_debug) {
   }
   if (is_foreign && !is_debug) message = first_line(message);
   if (is_debug) message = fmt::format("{}\n  type: {}", message, type_name(e));
-  log::error("{}", message);
+  if (const char* file = std::getenv(comm::kLogVariable); file != nullptr && !is_debug) {
+    // The launcher shows one message of all ranks, and takes it from their logs.
+    std::ofstream(file, std::ios::app) << "error: " << message << "\n";
+  } else {
+    log::error("{}", message);
+  }
   return is_foreign ? 1 : ours->exit_status();
 }
 
@@ -80,6 +87,18 @@ std::vector<std::string> accepted(const CLI::App& command, bool wants_option) {
   return names;
 }
 
+/// The option that was meant by another program's longer name for it: --nproc_per_node,
+/// --node_rank.
+std::string shorter_option(std::string word, const std::vector<std::string>& options) {
+  std::replace(word.begin(), word.end(), '_', '-');
+  std::string longest;
+  for (const std::string& option : options) {
+    const bool is_word = word == option || word.starts_with(option + "-");
+    if (is_word && option.size() > longest.size()) longest = option;
+  }
+  return longest;
+}
+
 /// One line for a command line that does not parse.
 std::string explain(const CLI::App& app, const CLI::ParseError& e) {
   const CLI::App& command = selected(app);
@@ -92,8 +111,9 @@ std::string explain(const CLI::App& app, const CLI::ParseError& e) {
     const bool is_command = &command == &app && !is_option;
     const char* kind = is_option ? "option" : is_command ? "command" : "argument";
     message = fmt::format("unknown {} '{}'", kind, word);
-    const std::string near =
-        text::nearest(word.substr(0, word.find('=')), accepted(command, is_option));
+    const std::string name = word.substr(0, word.find('='));
+    std::string near = is_option ? shorter_option(name, accepted(command, true)) : "";
+    if (near.empty()) near = text::nearest(name, accepted(command, is_option));
     if (!near.empty()) message += fmt::format(" (did you mean '{}'?)", near);
   }
   return fmt::format("{}; see {} --help", first_line(message), call);
@@ -161,6 +181,7 @@ void add_commands(CLI::App& app, Action& action) {
 int run(std::span<const std::string> arguments, const Session& session) {
   const bool is_debug = std::ranges::find(arguments, "--debug") != arguments.end();
   try {
+    if (const char* file = std::getenv(comm::kLogVariable)) log::add_file(file);
     const int status = parse_and_run(arguments, session);
     session.out.flush();
     if (!session.out) throw FileError("cannot write to the standard output");

@@ -16,6 +16,7 @@
 #include "comm/world.h"
 #include "config/config.h"
 #include "train/benchmark.h"
+#include "train/same_inputs.h"
 #include "train/setup.h"
 #include "ui/table.h"
 
@@ -173,10 +174,34 @@ std::string as_table(const nlohmann::ordered_json& result) {
   return table.render(ui::TableStyle::kPlain);
 }
 
+/// What decides which collectives a rank takes part in, beside the configuration.
+std::vector<comm::Fact> facts_of(const BenchOptions& options) {
+  return {{"--preset", options.preset},
+          {"--batch", std::to_string(options.batch)},
+          {"--length", std::to_string(options.length)},
+          {"--median", std::to_string(options.median)},
+          {"--micro-batches", std::to_string(options.micro_batches)},
+          {"--steps", std::to_string(options.steps)},
+          {"--warmup", std::to_string(options.warmup)},
+          {"--profile", options.profile.empty() ? "not given" : "given"}};
+}
+
+train::BenchmarkResult benchmark_as_rank(const BenchOptions& options,
+                                         const config::RunConfig& config,
+                                         const std::shared_ptr<comm::World>& world) {
+  try {
+    return train::run_benchmark(benchmark_of(options), config, world);
+  } catch (const std::exception& error) {
+    // The others wait for this rank: what they report is its message.
+    if (world) world->fail(error.what());
+    throw;
+  }
+}
+
 int run_step(const BenchOptions& options, const config::RunConfig& config, const Session& session) {
-  const std::shared_ptr<comm::World> world = train::join_world(config);
-  const train::BenchmarkResult measured =
-      train::run_benchmark(benchmark_of(options), config, world);
+  const std::shared_ptr<comm::World> world =
+      train::join_world(config, "bench " + options.work, facts_of(options));
+  const train::BenchmarkResult measured = benchmark_as_rank(options, config, world);
   if (world) world->leave();
   if (world && world->rank() > 0) return 0;
   const nlohmann::ordered_json result = as_json(options, measured);

@@ -1,25 +1,37 @@
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <csignal>
 #include <fstream>
+#include <map>
 #include <memory>
 #include <optional>
 #include <ostream>
 #include <random>
+#include <set>
+#include <span>
 #include <thread>
+
+#include <fmt/chrono.h>
 
 #include "base/chosen_directory.h"
 #include "base/errors.h"
 #include "base/files.h"
-#include "base/hash.h"
 #include "base/log.h"
+#include "base/threads.h"
 #include "cli/application.h"
 #include "cli/command.h"
 #include "cli/rank_processes.h"
 #include "comm/launch_environment.h"
+#include "comm/mesh.h"
+#include "comm/reach.h"
+#include "comm/refusal.h"
 #include "comm/store.h"
 #include "comm/world.h"
+#include "config/config.h"
+#include "train/setup.h"
 
 namespace heddle::cli {
 namespace {
@@ -31,6 +43,9 @@ constexpr std::chrono::seconds kGrace{5};
 constexpr std::chrono::milliseconds kPoll{20};
 constexpr comm::Seconds kStoreTimeout{60};
 
+// Beyond this a number of processes is a slip of the finger.
+constexpr std::int64_t kFewProcesses = 64, kProcessesPerCore = 16, kMostNodes = 100'000;
+
 struct LaunchOptions {
   std::int64_t processes = 1;  ///< on this host
   std::int64_t nodes = 1, node_rank = 0;
@@ -40,16 +55,11 @@ struct LaunchOptions {
   std::vector<std::string> command;
 };
 
-/// What strangers do not know. Several hosts cannot agree on a random number before they have met:
-/// theirs follows from what they were all told.
+/// What strangers do not know. Several hosts cannot agree on a random number before they have met,
+/// and one that was told something else must get as far as to be told what differs.
 std::string nonce_of(const LaunchOptions& options) {
   if (!options.job_id.empty()) return options.job_id;
-  if (options.nodes > 1) {
-    hash::Hasher hasher;
-    hasher.add(options.master).add(std::to_string(options.nodes * options.processes));
-    for (const std::string& word : options.command) hasher.add(word);
-    return hasher.hex();
-  }
+  if (options.nodes > 1) return "no --job-id";
   std::random_device random;
   return fmt::format("{:08x}{:08x}{:08x}", random(), random(), random());
 }
@@ -57,7 +67,15 @@ std::string nonce_of(const LaunchOptions& options) {
 void check(const LaunchOptions& options) {
   const auto fail = [](const std::string& message) { throw ConfigError("launch: " + message); };
   if (options.processes < 1) fail("--nproc must be at least 1");
-  if (options.nodes < 1) fail("--nnodes must be at least 1");
+  const std::int64_t most = std::max(kFewProcesses, kProcessesPerCore * available_cores());
+  if (options.processes > most) {
+    fail(fmt::format(
+        "--nproc is {}: that many processes would stop this host, which has {} cores; expected {} "
+        "at most, one for each device or few cores",
+        options.processes, available_cores(), most));
+  }
+  if (options.nodes < 1 || options.nodes > kMostNodes)
+    fail(fmt::format("--nnodes is {}: expected 1 to {}", options.nodes, kMostNodes));
   if (options.node_rank < 0 || options.node_rank >= options.nodes) {
     fail(fmt::format("--node-rank is {}, with --nnodes {} it must be 0 to {}", options.node_rank,
                      options.nodes, options.nodes - 1));
@@ -71,6 +89,26 @@ void check(const LaunchOptions& options) {
     fail(fmt::format("'{}' runs as one process; several ranks are for sft, pt, score and bench",
                      command));
   }
+}
+
+/// What every rank would refuse for the command's words and configuration alone is refused once,
+/// before any is started. Throws ConfigError, FileError.
+void check_command(const std::vector<std::string>& command, std::int64_t ranks) {
+  std::vector<std::string> words;
+  for (const std::string& word : std::span(command).subspan(1)) {
+    if (word == "--help" || word == "-h") return;
+    if (!word.starts_with("-")) words.push_back(word);
+  }
+  config::RunConfig config;
+  if (command.front() == "sft" || command.front() == "pt") {
+    const ConfigArguments split = split_config_arguments(words);
+    config = config::load(split.file, split.overrides);
+  } else {
+    std::erase_if(words, [](const std::string& word) { return !word.starts_with("parallel."); });
+    config = config::parse("", "command line", words, config::Completeness::kPartial);
+  }
+  [[maybe_unused]] const comm::Mesh mesh(train::mesh_sizes(config.parallel, ranks), /*rank=*/0,
+                                         ranks, config.parallel.ep);
 }
 
 /// Blocks the signals that the launcher hands on, and takes them one by one.
@@ -93,14 +131,34 @@ class SignalQueue {
   sigset_t set_{}, before_{};
 };
 
-std::string last_error_line(const std::filesystem::path& log) {
-  std::ifstream file(log);
+/// The last error of a log; "" if there is none. Reads it from its beginning.
+std::string last_error_line(std::ifstream& log) {
+  log.clear();
+  log.seekg(0);
   std::string line, found;
-  while (std::getline(file, line)) {
+  while (std::getline(log, line)) {
     const auto at = line.find("error: ");
     if (at != std::string::npos) found = line.substr(at + 7);
   }
   return found;
+}
+
+/// Moves the log of an earlier start away, to a name with the time of its last line: what a failed
+/// run said is often read after the next one has begun.
+void keep_earlier(const std::filesystem::path& log) {
+  struct stat status {};
+  if (stat(log.c_str(), &status) != 0 || status.st_size == 0) return;
+  const std::string time = fmt::format("{:%Y%m%d-%H%M%S}", fmt::localtime(status.st_mtime));
+  for (int copy = 1;; ++copy) {
+    const std::string suffix = copy == 1 ? "" : fmt::format("-{}", copy);
+    const std::filesystem::path kept =
+        log.parent_path() / fmt::format("{}.{}{}.log", log.stem().string(), time, suffix);
+    if (std::filesystem::exists(kept)) continue;
+    std::error_code error;
+    std::filesystem::rename(log, kept, error);
+    if (error) throw_error<FileError>("cannot rename {}: {}", log.string(), error.message());
+    return;
+  }
 }
 
 class Launch {
@@ -109,10 +167,20 @@ class Launch {
 
   int run() {
     check(options_);
-    files::make_chosen_directory(log_directory(), "--log-dir");
     comm::Endpoint master;
+    if (!options_.master.empty()) {
+      master = comm::parse_endpoint(options_.master, "--master");
+      comm::require_resolvable(master, "--master");
+    }
+    const std::string nonce = nonce_of(options_);
+    try {
+      check_command(options_.command, ranks());
+    } catch (const std::exception& error) {
+      tell_other_hosts(master, nonce, error.what());
+      throw;
+    }
+    files::make_chosen_directory(log_directory(), "--log-dir");
     std::optional<comm::Listener> listener;
-    if (!options_.master.empty()) master = comm::parse_endpoint(options_.master, "--master");
     if (options_.node_rank == 0) {
       listener.emplace(master.port);
       master = options_.nodes > 1
@@ -120,8 +188,11 @@ class Launch {
                    : listener->local_endpoint();
     }
     const SignalQueue signals;  // before the first child, so that no SIGCHLD is missed
-    const std::string nonce = nonce_of(options_);
-    start_ranks(master, nonce);
+    if (const int signal = start_ranks(master, nonce, signals)) {
+      log::error("ended by signal {} ({}) while the ranks were started", signal, strsignal(signal));
+      return 128 + signal;
+    }
+    open_logs();
     // The store lives here and not in a rank: it outlives whatever kills one.
     std::optional<comm::Store> store;
     if (listener) {
@@ -132,6 +203,8 @@ class Launch {
   }
 
  private:
+  std::int64_t ranks() const { return options_.nodes * options_.processes; }
+  std::int64_t first_rank() const { return options_.node_rank * options_.processes; }
   std::filesystem::path log_directory() const {
     return options_.log_directory.empty() ? kLaunchLogDirectory : options_.log_directory;
   }
@@ -139,47 +212,87 @@ class Launch {
     return log_directory() / fmt::format("rank-{}.log", rank);
   }
 
-  void start_ranks(const comm::Endpoint& master, const std::string& nonce) {
+  /// That this host will not come. Host 0 has nobody to tell yet.
+  void tell_other_hosts(const comm::Endpoint& master, const std::string& nonce,
+                        const std::string& message) const {
+    if (options_.node_rank == 0) return;
+    comm::LaunchEnvironment environment;
+    environment.rank = first_rank();
+    environment.world = ranks();
+    environment.master = master;
+    environment.nonce = nonce;
+    comm::refuse_to_join(environment, message);
+  }
+
+  /// Returns the signal that came while it did, 0 if none. Starts no more once a rank has ended.
+  int start_ranks(const comm::Endpoint& master, const std::string& nonce,
+                  const SignalQueue& signals) {
     for (std::int64_t local = 0; local < options_.processes; ++local) {
-      const std::int64_t rank = options_.node_rank * options_.processes + local;
+      const int signal = signals.wait(std::chrono::milliseconds(0));
+      if (signal != 0 && signal != SIGCHLD) return signal;
+      if ((early_end_ = ranks_.poll())) return 0;
+      const std::int64_t rank = first_rank() + local;
       std::map<std::string, std::string> environment = {
           {"RANK", std::to_string(rank)},
-          {"WORLD_SIZE", std::to_string(options_.nodes * options_.processes)},
+          {"WORLD_SIZE", std::to_string(ranks())},
           {"LOCAL_RANK", std::to_string(local)},
           {"LOCAL_WORLD_SIZE", std::to_string(options_.processes)},
           {"MASTER_ADDR", master.address()},
           {"MASTER_PORT", std::to_string(master.port)},
           {comm::kNonceVariable, nonce}};
-      if (rank == 0) {
-        files::write_atomically(log_of(rank), "");
-        environment[comm::kLogVariable] = log_of(rank).string();
-      }
+      keep_earlier(log_of(rank));
+      files::write_atomically(log_of(rank), "");
+      if (rank == 0) environment[comm::kLogVariable] = log_of(rank).string();
       ranks_.start(rank, options_.command, environment, rank == 0 ? "" : log_of(rank));
+    }
+    return 0;
+  }
+
+  /// To be read whatever name a later start gives them.
+  void open_logs() {
+    for (std::int64_t rank = first_rank(); rank < first_rank() + options_.processes; ++rank) {
+      std::ifstream log(log_of(rank));
+      if (log) logs_[rank] = std::move(log);
     }
   }
 
   /// Until the last rank has ended.
   int watch(const SignalQueue& signals, const std::optional<comm::Store>& store) {
     std::optional<RankEnd> first;
+    bool is_reported = false;
     Clock::time_point deadline = Clock::time_point::max();
+    const auto take = [&](const RankEnd& end) {
+      if (end.status == 0 || first) return;
+      first = end;
+      deadline = Clock::now() + kGrace;
+    };
+    if (early_end_) take(*early_end_);
     while (!ranks_.empty()) {
       const int signal = signals.wait(kPoll);
       if (signal != 0 && signal != SIGCHLD) ranks_.signal_all(signal == SIGHUP ? SIGTERM : signal);
-      while (const auto end = ranks_.poll()) {
-        if (end->status == 0 || first) continue;
-        first = end;
-        deadline = Clock::now() + kGrace;
-        report(*end, store);
+      while (const auto end = ranks_.poll()) take(*end);
+      // What the others say shows whether it is one rank's failure or a mistake that all found.
+      const bool is_over = ranks_.empty() || Clock::now() >= deadline;
+      if (first && !is_reported && (is_over || first->signal != 0)) {
+        report(*first, store);
+        is_reported = true;
       }
       if (Clock::now() < deadline) continue;
       ranks_.signal_all(SIGKILL);
       deadline = Clock::time_point::max();
     }
+    if (first && !is_reported) report(*first, store);
     return first ? first->status : 0;
   }
 
   /// Prints why the job ends: the failure that the ranks agree on, else how this one ended.
-  void report(const RankEnd& end, const std::optional<comm::Store>& store) const {
+  void report(const RankEnd& end, const std::optional<comm::Store>& store) {
+    std::set<std::string> said;
+    for (auto& [rank, log] : logs_) said.insert(last_error_line(log));
+    if (end.signal == 0 && said.size() == 1 && !said.begin()->empty()) {
+      log::error("{}", *said.begin());
+      return;
+    }
     std::optional<std::string> failure;
     try {
       if (store) failure = store->find(comm::kFailureKey);
@@ -192,7 +305,7 @@ class Launch {
       const auto space = failure->find(' ');
       log::error("rank {}: {}", failure->substr(0, space), failure->substr(space + 1));
     } else {
-      const std::string line = last_error_line(log_of(end.rank));
+      const std::string line = last_error_line(logs_.at(end.rank));
       log::error("rank {} ended with status {}{}", end.rank, end.status,
                  line.empty() ? "" : ": " + line);
     }
@@ -201,6 +314,8 @@ class Launch {
 
   LaunchOptions options_;
   RankProcesses ranks_;
+  std::map<std::int64_t, std::ifstream> logs_;
+  std::optional<RankEnd> early_end_;  ///< Of a rank that ended before all were started.
 };
 
 }  // namespace

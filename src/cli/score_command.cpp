@@ -1,6 +1,7 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cmath>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <ostream>
@@ -8,16 +9,20 @@
 #include <nlohmann/json.hpp>
 
 #include "base/errors.h"
+#include "base/file_hash.h"
 #include "base/files.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "cli/command.h"
 #include "cli/model_arguments.h"
 #include "cli/template_arguments.h"
 #include "comm/launch_environment.h"
+#include "comm/refusal.h"
 #include "comm/world.h"
 #include "config/config.h"
 #include "data/readers/jsonl_reader.h"
 #include "data/rendering/renderer.h"
+#include "train/same_inputs.h"
 #include "train/scorer.h"
 
 namespace heddle::cli {
@@ -73,10 +78,28 @@ config::RunConfig layout_of(const ScoreOptions& options) {
   return config::parse("", "command line", settings, config::Completeness::kPartial);
 }
 
+/// What the ranks must have alike beside model and layout.
+std::vector<comm::Fact> facts_of(const ScoreOptions& options) {
+  std::string input = "not there", shown = options.input + " (not there)";
+  if (std::filesystem::is_regular_file(options.input)) {
+    input = hash::of_file(options.input);
+    shown = fmt::format("{} (content {})", options.input, input.substr(0, 8));
+  }
+  return {{"--input", input, shown},
+          {"--head", options.head},
+          {"--batch-tokens", std::to_string(options.batch_tokens)},
+          {"--no-normalize", options.normalize ? "not given" : "given"},
+          {"--entropy", options.entropy ? "given" : "not given"},
+          {"--adapter", options.model.adapter.empty() ? "not given" : "given"},
+          {"--template-arg", text::join(options.template_arguments, " ")}};
+}
+
 /// Meets the other ranks; null for one process, whose own arguments errors then name.
 std::shared_ptr<comm::World> join_others(const ScoreOptions& options) {
   const auto launched = comm::read_launch_environment();
-  return launched && launched->world > 1 ? train::join_world(layout_of(options)) : nullptr;
+  if (!launched || launched->world == 1) return nullptr;
+  const config::RunConfig layout = comm::before_joining([&] { return layout_of(options); });
+  return train::join_world(layout, "score", facts_of(options));
 }
 
 train::LoadedModel load_divided(const ScoreOptions& options, Head head,

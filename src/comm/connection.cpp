@@ -26,7 +26,12 @@ constexpr int kSender = 0, kReceiver = 1;
 
 std::string reason_of(const std::exception& error) {
   const std::string text = error.what();
-  return device::explain_npu_error(text).value_or(text.substr(0, text.find('\n')));
+  if (const auto explained = device::explain_npu_error(text)) return *explained;
+  std::string line = text.substr(0, text.find('\n'));
+  // Gloo begins with "[/where/it/was/built/pair.cc:547] ", which tells a user nothing.
+  const std::size_t bracket = line.find("] ");
+  if (line.starts_with("[/") && bracket != std::string::npos) line.erase(0, bracket + 2);
+  return line;
 }
 
 }  // namespace

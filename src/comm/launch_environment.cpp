@@ -88,7 +88,7 @@ Endpoint master_of(const Getenv& getenv, const std::string& host, const std::str
   const auto address = getenv("MASTER_ADDR"), port = getenv("MASTER_PORT");
   return make_endpoint(address.value_or(host),
                        port ? parse_port(*port, "MASTER_PORT") : port_of(job),
-                       address ? "MASTER_ADDR" : "host of rank 0");
+                       address ? "MASTER_ADDR" : "host of rank 0 (MASTER_ADDR can name it)");
 }
 
 LaunchEnvironment from_torchrun(const Getenv& getenv) {
@@ -125,6 +125,36 @@ std::optional<std::int64_t> slurm_local_world(const Getenv& getenv) {
   return slurm_tasks_of_node(variable, *list, Reader(getenv, kSlurm).number("SLURM_NODEID"));
 }
 
+/// first_slurm_host() of a list that stands in `variable`.
+std::string first_host(const std::string& node_list, const std::string& variable) {
+  std::string host;
+  for (std::size_t at = 0; at < node_list.size() && node_list[at] != ',';) {
+    if (node_list[at] != '[') {
+      host += node_list[at++];
+      continue;
+    }
+    const auto close = node_list.find(']', at);
+    if (close == std::string::npos) {
+      throw_error<ConfigError>("{}: '{}' has no closing bracket; MASTER_ADDR can name the host",
+                               variable, node_list);
+    }
+    host += node_list.substr(at + 1, std::min(close, node_list.find_first_of(",-", at)) - at - 1);
+    at = close + 1;
+  }
+  return host;
+}
+
+/// One rank that trains alone beside others that do the same is found too late.
+void refuse_half_a_launch(const Getenv& getenv) {
+  const bool has_rank = getenv(kTorchrun.rank).has_value();
+  const auto world = getenv(kTorchrun.world);
+  if (has_rank == world.has_value() || world == "1") return;
+  throw_error<ConfigError>(
+      "{} is set and {} is not: a launcher sets both (environment of torchrun); unset it to run as "
+      "one process",
+      has_rank ? kTorchrun.rank : kTorchrun.world, has_rank ? kTorchrun.world : kTorchrun.rank);
+}
+
 LaunchEnvironment from_scheduler(const Getenv& getenv, const Spelling& names,
                                  const std::string& host,
                                  std::optional<std::int64_t> local_world = {}) {
@@ -145,16 +175,7 @@ LaunchEnvironment from_scheduler(const Getenv& getenv, const Spelling& names,
 }  // namespace
 
 std::string first_slurm_host(const std::string& node_list) {
-  const auto end = node_list.find_first_of(",[");
-  if (end == std::string::npos || node_list[end] == ',') return node_list.substr(0, end);
-  const auto close = node_list.find(']', end);
-  if (close == std::string::npos) {
-    throw_error<ConfigError>("SLURM_JOB_NODELIST: '{}' has no closing bracket", node_list);
-  }
-  const std::string inside = node_list.substr(end + 1, close - end - 1);
-  const auto after = node_list.substr(close + 1);
-  return node_list.substr(0, end) + inside.substr(0, inside.find_first_of(",-")) +
-         after.substr(0, after.find(','));
+  return first_host(node_list, "SLURM_STEP_NODELIST");
 }
 
 std::int64_t slurm_tasks_of_node(const std::string& variable, const std::string& list,
@@ -195,11 +216,9 @@ std::optional<LaunchEnvironment> read_launch_environment(const Getenv& getenv) {
   if (getenv(kTorchrun.rank) && getenv(kTorchrun.world)) return from_torchrun(getenv);
   // A Slurm allocation without srun (salloc, sbatch) has a node list but no step.
   if (getenv(kSlurm.rank) && getenv("SLURM_STEP_ID")) {
-    const auto nodes = getenv("SLURM_STEP_NODELIST");
-    return from_scheduler(
-        getenv, kSlurm,
-        first_slurm_host(nodes ? *nodes : getenv("SLURM_JOB_NODELIST").value_or("")),
-        slurm_local_world(getenv));
+    const char* list = getenv("SLURM_STEP_NODELIST") ? "SLURM_STEP_NODELIST" : "SLURM_JOB_NODELIST";
+    return from_scheduler(getenv, kSlurm, first_host(getenv(list).value_or(""), list),
+                          slurm_local_world(getenv));
   }
   for (const Spelling& names : {kOpenMpi, kPmi}) {
     if (!getenv(names.rank)) continue;
@@ -207,6 +226,7 @@ std::optional<LaunchEnvironment> read_launch_environment(const Getenv& getenv) {
     const bool one_host = local && local == getenv(names.world);
     return from_scheduler(getenv, names, one_host ? "127.0.0.1" : "");
   }
+  refuse_half_a_launch(getenv);
   return std::nullopt;
 }
 

@@ -47,11 +47,13 @@ Mesh::Mesh(Sizes sizes, std::int64_t rank, std::int64_t world, std::int64_t ep)
   }
   lay_out(Dim::kTp, {sizes.begin(), sizes.end()});
   if (product != world) {
+    // One data dimension may be left to the number of ranks.
+    const std::int64_t others = product / size(Dim::kDp);
     throw_error<ConfigError>(
         "the layout {} does not match the {} rank{} that {} started: use `heddle launch --nproc "
-        "{}`, "
-        "or change parallel.*",
-        describe(), world, world == 1 ? "" : "s", world == 1 ? "was" : "were", product);
+        "{}`{}, or change parallel.*",
+        describe(), world, world == 1 ? "" : "s", world == 1 ? "was" : "were", product,
+        world % others == 0 ? fmt::format(", or parallel.dp=auto (here {})", world / others) : "");
   }
   if (rank < 0 || rank >= world)
     throw_error<ConfigError>("rank {} is outside the {} rank(s)", rank, world);

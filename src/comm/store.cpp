@@ -9,15 +9,16 @@
 
 #include "base/errors.h"
 #include "comm/deadline.h"
+#include "comm/reach.h"
 #include "comm/store_handle.h"
 
 namespace heddle::comm {
 namespace {
 
 constexpr std::chrono::milliseconds kSlice{50};
-// c10d's own message is better, so it gets to speak first.
-constexpr Seconds kConnectSlack{1};
-constexpr std::chrono::milliseconds kLongestPause{200};
+// What is thrown inside says more than that the time is over, so it gets to speak first.
+constexpr Seconds kConnectSlack{2};
+constexpr std::chrono::milliseconds kLongestPause{200}, kShortestTimeout{2000};
 
 std::chrono::milliseconds milliseconds(Seconds time) {
   // 0 would mean "without end".
@@ -32,6 +33,8 @@ template <class F>
 auto guarded(const Endpoint& endpoint, const char* operation, F&& call) {
   try {
     return call();
+  } catch (const ConfigError& error) {
+    throw_error<ConfigError>("the rendezvous store {}: {}", endpoint.to_string(), error.what());
   } catch (const std::exception& error) {
     throw_error<CommError>("{} at the rendezvous store {}: {}", operation, endpoint.to_string(),
                            first_line(error.what()));
@@ -49,8 +52,10 @@ std::shared_ptr<const StoreHandle> open_store(const Endpoint& endpoint, Seconds 
   options.isServer = descriptor.has_value();
   options.masterListenFd = descriptor;
   options.waitWorkers = false;  // who has arrived is counted above, with names
-  options.timeout = milliseconds(timeout);
-  const auto open = [options, address = endpoint.address()] {
+  // A shorter one would end what c10d does at once on a busy host.
+  options.timeout = std::max(milliseconds(timeout), kShortestTimeout);
+  const auto open = [options, endpoint, timeout, address = endpoint.address()] {
+    if (!options.isServer) wait_for_listener(endpoint, timeout);
     return wrap(c10::make_intrusive<c10d::TCPStore>(address, options));
   };
   const auto deadline = std::chrono::steady_clock::now() + timeout + kConnectSlack;

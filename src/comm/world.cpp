@@ -23,7 +23,11 @@ using Clock = std::chrono::steady_clock;
 // A rank is called silent when it has missed three of these.
 constexpr Seconds kPulseInterval{0.5};
 constexpr Seconds kDiagnosis{2};
+// How often a waiting rank looks whether another one has failed.
+constexpr Seconds kSlice{0.5};
 constexpr Seconds kLeaving{5};
+// Twice as long as the longest pause between two looks at the store.
+constexpr Seconds kLingering{1};
 
 std::string pulse_key(std::int64_t rank) { return fmt::format("pulse/{}", rank); }
 std::string arrival_key(std::int64_t rank) { return fmt::format("arrived/{}", rank); }
@@ -134,28 +138,44 @@ void World::arrive() {
   const std::string where = store_.endpoint().to_string();
   const auto job = store_.wait(kJobKey, timeout_);
   if (!job) {
-    throw_error<CommError>("rendezvous at {}: rank {} waited {:.0f} s for rank 0 to open job '{}'",
+    throw_error<CommError>("rendezvous at {}: rank {} waited {:.3g} s for rank 0 to open job '{}'",
                            where, rank(), timeout_.count(), environment_.nonce);
   }
   if (*job != environment_.nonce) {
+    // A stranger must not end the job that it came upon.
     throw_error<CommError>(
         "rendezvous at {}: it belongs to another job ('{}'), rank {} is of job '{}'; is this a "
-        "process of an earlier run, or do two jobs use one port?",
+        "process of an earlier run, do two jobs use one port, or does --job-id differ between the "
+        "hosts?",
         where, *job, rank(), environment_.nonce);
   }
+  // A rank that is refused leaves its reason: the others would wait for it until the deadline.
+  const auto refuse = [&](const std::string& reason) {
+    const std::string message = fmt::format("rendezvous at {}: {}", where, reason);
+    fail(message);
+    throw CommError(message);
+  };
   const std::string size_text = store_.set_if_absent("size", std::to_string(size()));
   if (size_text != std::to_string(size())) {
-    throw_error<CommError>("rendezvous at {}: rank {} was told of {} ranks, another one of {}",
-                           where, rank(), size(), size_text);
+    refuse(
+        fmt::format("rank {} was told of {} ranks, another one of {}", rank(), size(), size_text));
   }
   if (store_.add(arrival_key(rank()), 1) != 1) {
-    throw_error<CommError>("rendezvous at {}: two processes say that they are rank {} of {}", where,
-                           rank(), size());
+    refuse(fmt::format(
+        "two processes say that they are rank {} of {}; is one of them of an earlier start?",
+        rank(), size()));
   }
   if (store_.add("arrived", 1) == size()) store_.set("complete", "1");
-  if (!store_.wait("complete", timeout_)) {
-    throw_error<CommError>("rendezvous at {}: rank {} waited {:.0f} s for {}", where, rank(),
-                           timeout_.count(), missing_ranks());
+  const auto deadline = Clock::now() + timeout_;
+  while (!store_.wait("complete", kSlice)) {
+    if (const auto failure = store_.find(kFailureKey)) {
+      const auto space = failure->find(' ');
+      throw_error<CommError>("rank {} failed: {}", failure->substr(0, space),
+                             failure->substr(space + 1));
+    }
+    if (Clock::now() < deadline) continue;
+    throw_error<CommError>("rendezvous at {}: rank {} waited {:.3g} s (parallel.timeout_s) for {}",
+                           where, rank(), timeout_.count(), missing_ranks());
   }
 }
 
@@ -176,6 +196,8 @@ void World::fail(const std::string& message) noexcept {
   } catch (const std::exception&) {
     // Without a store there is nobody left to tell.
   }
+  // The others look twice a second, and without this rank there is no store.
+  if (environment_.serves_store) std::this_thread::sleep_for(kLingering);
 }
 
 std::optional<std::string> World::failure_of_another() const {

@@ -65,11 +65,6 @@ std::int64_t nearest_degree(std::int64_t wanted, const Counts& counts) {
       degree, wrong, nearest);
 }
 
-void require_divides(Dim dim, std::int64_t degree, const Counts& counts) {
-  const std::string wrong = not_divided(degree, counts);
-  if (!wrong.empty()) refuse(dim, degree, wrong, nearest_degree(degree, counts));
-}
-
 void check_tensor_ranks(std::int64_t tp, const models::qwen3_5::Config& model) {
   const auto wrong_with = [&](std::int64_t degree) {
     return not_divided(degree, divided_by_tp(model, degree));
@@ -101,9 +96,20 @@ void check_experts(const comm::Mesh& mesh, const models::qwen3_5::Config& model)
   if (ep == 1) return;
   if (!has(model.sparse_mlp, true))
     throw_error<ConfigError>("parallel.ep is {}: this model has no experts, so it must be 1", ep);
+  if (model.num_experts % ep == 0) return;  // that it divides the ranks is the mesh's own rule
   const std::int64_t stage = ep * mesh.size(Dim::kEfsdp) * mesh.size(Dim::kEdp);
-  require_divides(Dim::kEp, ep,
-                  {{"num_experts", model.num_experts}, {"tp x cp x fsdp x dp", stage}});
+  std::vector<std::int64_t> elsewhere;
+  for (std::int64_t degree = 2; degree <= model.num_experts; ++degree) {
+    if (model.num_experts % degree == 0 && stage % degree != 0) elsewhere.push_back(degree);
+  }
+  const std::string hint =
+      elsewhere.empty() ? ""
+                        : fmt::format("; {} divide the experts but need another number of ranks",
+                                      fmt::join(elsewhere, ", "));
+  throw_error<ConfigError>(
+      "parallel.ep is {}: it must divide num_experts {} and tp x cp x fsdp x dp {}; the nearest "
+      "degree that does is {}{}",
+      ep, model.num_experts, stage, comm::nearest_divisor(ep, {model.num_experts, stage}), hint);
 }
 
 /// Every stage of the pipeline has a layer at least.

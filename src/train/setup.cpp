@@ -19,6 +19,7 @@
 #include "train/auxiliary_loss.h"
 #include "train/gdn_path.h"
 #include "train/model_units.h"
+#include "train/same_inputs.h"
 #include "train/vocabulary.h"
 
 namespace heddle::train {
@@ -269,14 +270,28 @@ c10::Device rank_device(const config::RunConfig& config,
   return device::parse(config::to_string(device));
 }
 
-std::shared_ptr<comm::World> join_world(const config::RunConfig& config) {
+std::shared_ptr<comm::World> join_world(const config::RunConfig& config, const std::string& command,
+                                        const std::vector<comm::Fact>& more) {
   const auto environment = comm::read_launch_environment();
   if (!environment || environment->world == 1) return nullptr;
-  // Sizes that do not fit are refused before any rank waits for another.
-  [[maybe_unused]] const comm::Mesh mesh(mesh_sizes(config.parallel, environment->world),
-                                         environment->rank, environment->world, config.parallel.ep);
-  rank_device(config, *environment);
-  return comm::World::join(*environment, comm::Seconds(config.parallel.timeout_s));
+  auto world = comm::World::join(*environment, comm::Seconds(config.parallel.timeout_s));
+  std::vector<comm::Fact> settings = settings_of(command, config);
+  settings.insert(settings.end(), more.begin(), more.end());
+  comm::require_agreement(*world, "configuration", settings);
+  try {
+    [[maybe_unused]] const comm::Mesh mesh(mesh_sizes(config.parallel, environment->world),
+                                           environment->rank, environment->world,
+                                           config.parallel.ep);
+    rank_device(config, *environment);
+  } catch (const std::exception& error) {
+    world->fail(error.what());
+    throw;
+  }
+  return world;
+}
+
+std::shared_ptr<comm::World> join_world(const config::RunConfig& config) {
+  return join_world(config, "train", {});
 }
 
 runtime::Context make_context(const config::RunConfig& config, std::shared_ptr<comm::World> world) {
@@ -394,6 +409,22 @@ void complete_model(const config::RunConfig& config, Setup& setup, bool has_valu
   }
 }
 
+namespace {
+
+void require_same_inputs(const Setup& setup) {
+  const std::shared_ptr<comm::World>& world = setup.context.mesh.world();
+  if (!world) return;
+  std::vector<comm::Fact> facts = facts_of(*setup.source);
+  const auto add = [&](const std::vector<comm::Fact>& more) {
+    facts.insert(facts.end(), more.begin(), more.end());
+  };
+  add(facts_of("data.train", *setup.train));
+  if (setup.eval) add(facts_of("data.eval", *setup.eval));
+  comm::require_agreement(*world, "model or data", facts);
+}
+
+}  // namespace
+
 Setup make_setup(const config::RunConfig& config, Observer& observer,
                  std::shared_ptr<comm::World> world) {
   Setup setup;
@@ -418,6 +449,7 @@ Setup make_setup(const config::RunConfig& config, Observer& observer,
   if (has_eval) data::require_files(eval);  // said before the training data are tokenised
   setup.train = data::Dataset::open(train, *setup.tokenizer, progress);
   if (has_eval) setup.eval = data::Dataset::open(eval, *setup.tokenizer, progress);
+  require_same_inputs(setup);
 
   allocate_model(config, std::move(model_config), ckpt::text_prefix(*setup.source), setup);
   setup.load_report = ckpt::load_model(*setup.source, *setup.model, config.train.seed);
@@ -441,6 +473,14 @@ LoadedModel load_for_inference(const std::filesystem::path& directory,
     put_on = ckpt::AdapterDirectory::open(adapter);
     config.vocab_size = std::max(config.vocab_size, ckpt::vocabulary_rows(*put_on));
     if (std::filesystem::exists(adapter / "tokenizer.json")) loaded.tokenizer_directory = adapter;
+  }
+  if (mesh.world()) {
+    std::vector<comm::Fact> facts = facts_of(*loaded.source);
+    if (put_on) {
+      const std::vector<comm::Fact> more = facts_of(*put_on);
+      facts.insert(facts.end(), more.begin(), more.end());
+    }
+    comm::require_agreement(*mesh.world(), "model", facts);
   }
   models::qwen3_5::ModelOptions options;
   options.head = head;

@@ -44,7 +44,7 @@ ops::ContextMethod context_method(const config::RunConfig& config);
 std::int64_t stage_chunks(const config::RunConfig& config);
 
 /// Meets the other ranks if a launcher started several; null for one rank, which needs no launcher.
-/// Throws ConfigError if parallel.* does not fit their number, before it waits for anybody.
+/// Throws ConfigError on all if their settings differ or parallel.* does not fit their number.
 std::shared_ptr<comm::World> join_world(const config::RunConfig& config);
 
 /// Throws ConfigError, DataError, ModelError, DeviceError; writes nothing but the token cache.

@@ -10,6 +10,7 @@
 namespace heddle::comm {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 using Variables = std::map<std::string, std::string>;
@@ -86,6 +87,34 @@ TEST(LaunchEnvironment, ReadsSlurm) {
   EXPECT_NE(e->nonce, read(with(slurm, {{"SLURM_STEP_ID", "1"}}))->nonce);
   EXPECT_EQ(first_slurm_host("login1,node[1-3]"), "login1");
   EXPECT_EQ(first_slurm_host("rack[2,4]-x,b"), "rack2-x");
+  EXPECT_EQ(first_slurm_host("rack[1-2]node[3-4],b[7-8]"), "rack1node3");
+  for (const char* variable : {"SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"}) {
+    Variables broken = slurm;
+    broken.erase("SLURM_STEP_NODELIST");
+    broken[variable] = "node[1-2";
+    EXPECT_THAT([&] { read(broken); },
+                ThrowsMessage<ConfigError>(AllOf(HasSubstr(variable), HasSubstr("MASTER_ADDR"))));
+  }
+}
+
+TEST(LaunchEnvironment, HalfOfOneIsRefused) {
+  EXPECT_THAT(
+      [] {
+        read({{"RANK", "1"}});
+      },
+      ThrowsMessage<ConfigError>(HasSubstr("RANK is set and WORLD_SIZE is not")));
+  EXPECT_THAT(
+      [] {
+        read({{"WORLD_SIZE", "2"}});
+      },
+      ThrowsMessage<ConfigError>(HasSubstr("WORLD_SIZE is set and RANK is not")));
+  EXPECT_FALSE(read({{"WORLD_SIZE", "1"}}));
+  // Where another launcher says it all, one of its names is somebody's export.
+  EXPECT_TRUE(read({{"WORLD_SIZE", "2"},
+                    {"SLURM_PROCID", "0"},
+                    {"SLURM_NTASKS", "2"},
+                    {"SLURM_STEP_ID", "0"},
+                    {"SLURM_STEP_NODELIST", "node1"}}));
 }
 
 const Variables kSlurmStep = {{"SLURM_PROCID", "9"},  {"SLURM_NTASKS", "11"},

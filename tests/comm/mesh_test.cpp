@@ -14,6 +14,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::ThrowsMessage;
 
 TEST(Mesh, RanksAlongSeveralDimensions) {
@@ -31,7 +32,13 @@ TEST(Mesh, ProductMustBeTheWorld) {
         Mesh({2, 1, 1, 2, 1}, 0, 3);
       },
       ThrowsMessage<ConfigError>(AllOf(HasSubstr("tp 2 x cp 1 x fsdp 1 x dp 2 x pp 1 = 4 ranks"),
-                                       HasSubstr("3 ranks"), HasSubstr("--nproc 4"))));
+                                       HasSubstr("3 ranks"), HasSubstr("--nproc 4"),
+                                       Not(HasSubstr("auto")))));
+  EXPECT_THAT(
+      [] {
+        Mesh({2, 1, 1, 3, 1}, 0, 4);
+      },
+      ThrowsMessage<ConfigError>(HasSubstr("or parallel.dp=auto (here 2)")));
 }
 
 TEST(Mesh, ExpertsSeeTheSameRanksAsEpEfsdpEdp) {

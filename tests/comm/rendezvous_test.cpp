@@ -7,6 +7,7 @@
 
 #include "base/errors.h"
 #include "comm/ranks.h"
+#include "comm/refusal.h"
 #include "comm/world.h"
 
 namespace heddle::comm {
@@ -54,8 +55,11 @@ TEST(Rendezvous, RankZeroMayServe) {
 
 TEST(Rendezvous, NamesWhoIsMissing) {
   const Served served;
-  EXPECT_THAT(join_error(environments(3, served.master)[1], 1),
-              AllOf(HasSubstr("rank 1 waited 1 s"), HasSubstr("rank 0, rank 2")));
+  EXPECT_THAT(
+      join_error(environments(3, served.master)[1], 1),
+      AllOf(HasSubstr("rank 1 waited 1 s (parallel.timeout_s)"), HasSubstr("rank 0, rank 2")));
+  const Served soon;
+  EXPECT_THAT(join_error(environments(2, soon.master)[1], 0.05), HasSubstr("waited 0.05 s"));
 }
 
 TEST(Rendezvous, RefusesAStaleProcess) {
@@ -81,10 +85,42 @@ TEST(Rendezvous, RefusesTwoProcessesOfOneRank) {
 TEST(Rendezvous, RefusesWrongSizes) {
   const Served served;
   std::string first;
-  std::jthread other([&] { first = join_error(environments(2, served.master)[0], 2); });
+  const auto begun = std::chrono::steady_clock::now();
+  std::jthread other([&] { first = join_error(environments(2, served.master)[0], 60); });
   std::this_thread::sleep_for(std::chrono::milliseconds(300));
-  EXPECT_THAT(join_error(environments(3, served.master)[1], 2),
+  EXPECT_THAT(join_error(environments(3, served.master)[1], 60),
               HasSubstr("rank 1 was told of 3 ranks, another one of 2"));
+  other.join();
+  // Whoever waits for it is told at once.
+  EXPECT_THAT(first, AllOf(HasSubstr("rank 1 failed"), HasSubstr("was told of 3 ranks")));
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(20));
+}
+
+TEST(Rendezvous, ARankThatWillNotComeLeavesItsReason) {
+  const Served served;
+  std::string first;
+  const auto begun = std::chrono::steady_clock::now();
+  std::jthread other([&] { first = join_error(environments(2, served.master)[0], 60); });
+  // Not for the ranks of another job.
+  refuse_to_join(environments(2, served.master, "stranger")[1], "a stranger's reason");
+  refuse_to_join(environments(2, served.master)[1], "run.yaml:3: unknown key\nand more");
+  other.join();
+  EXPECT_EQ(first, "rank 1 failed: run.yaml:3: unknown key");
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(20));
+}
+
+TEST(Rendezvous, SaysThatNothingListens) {
+  ::testing::internal::CaptureStderr();
+  Listener gone(std::uint16_t{0});
+  const Endpoint master = gone.local_endpoint();
+  ::close(gone.release());
+  EXPECT_THAT(join_error(environments(2, master)[1], 0.05),
+              AllOf(HasSubstr(master.to_string()), HasSubstr("nothing listens there"),
+                    HasSubstr("0.05 s (parallel.timeout_s)")));
+  // A name in the domain that never has one.
+  EXPECT_THAT(join_error(environments(2, make_endpoint("nosuchhost.invalid", 29500, ""))[1], 1),
+              HasSubstr("cannot resolve 'nosuchhost.invalid'"));
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
 }
 
 TEST(Rendezvous, ASquatterIsNoStore) {

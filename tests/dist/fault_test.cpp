@@ -19,6 +19,7 @@ using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using testing::LaunchedRuns;
+using ::testing::Not;
 using Words = std::vector<std::string>;
 using Clock = std::chrono::steady_clock;
 namespace fs = std::filesystem;
@@ -92,6 +93,58 @@ TEST_F(LaunchFailureTest, AUsersMistakeIsPrintedWithItsStatus) {
   EXPECT_LT(seconds_since(begun), 60);
 }
 
+std::size_t count(const std::string& text, const std::string& part) {
+  std::size_t found = 0;
+  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1))
+    ++found;
+  return found;
+}
+
+TEST_F(LaunchFailureTest, AUsersMistakeIsPrintedOnce) {
+  // Found by the launcher, before any rank was started.
+  for (const Words& words : {Words{"parallel.dp=3"}, {"parallel.dp=0"}, {"optim.rl=1"}}) {
+    EXPECT_EQ(runs_.run("early", 2, "dense", words), 2);
+    EXPECT_EQ(count(runs_.printed("early"), "\n"), 1u) << runs_.printed("early");
+    EXPECT_FALSE(fs::exists(runs_.directory() / "early.logs/rank-0.log"));
+  }
+  // Found by the ranks, all or one of them.
+  EXPECT_EQ(runs_.run("late", 3, "dense", {"parallel.tp=3"}), 2);
+  EXPECT_EQ(count(runs_.printed("late"), "error: parallel.tp is 3"), 1u);
+  EXPECT_EQ(count(runs_.printed("late"), "parallel.tp is 3"), 1u) << runs_.printed("late");
+  EXPECT_EQ(runs_.run("late", 2, "dense", {"parallel.dp=2", "data.train=none.jsonl"}), 2);
+  EXPECT_EQ(count(runs_.printed("late"), "cannot open none.jsonl"), 1u) << runs_.printed("late");
+  // The logs of the start before were kept.
+  EXPECT_THAT(files::read(runs_.directory() / "late.logs/rank-0.log"), HasSubstr("none.jsonl"));
+  std::string kept;
+  for (const auto& entry : fs::directory_iterator(runs_.directory() / "late.logs")) {
+    const std::string name = entry.path().filename();
+    if (name.starts_with("rank-0.") && name != "rank-0.log") kept += files::read(entry.path());
+  }
+  EXPECT_THAT(kept, HasSubstr("parallel.tp is 3"));
+}
+
+TEST_F(LaunchFailureTest, ASlipOfTheFingerStartsNothing) {
+  const auto message_of = [&](const Words& options) {
+    Words words = {"launch", "--log-dir", (runs_.directory() / "slip").string()};
+    words.insert(words.end(), options.begin(), options.end());
+    for (const std::string& word : runs_.command("slip", 0, "dense", {"parallel.dp=auto"}))
+      words.push_back(word);
+    const auto begun = Clock::now();
+    EXPECT_EQ(testing::wait_for(testing::start_heddle(words, runs_.log_of("slip"))), 2);
+    EXPECT_LT(seconds_since(begun), 30);
+    EXPECT_FALSE(fs::exists(runs_.directory() / "slip"));
+    return runs_.printed("slip");
+  };
+  EXPECT_THAT(message_of({"--nproc", "99999999999", "--"}),
+              HasSubstr("--nproc is 99999999999: that many processes"));
+  EXPECT_THAT(message_of({"--nnodes", "99999999999", "--master", "127.0.0.1:29500", "--"}),
+              HasSubstr("--nnodes is 99999999999: expected 1 to"));
+  EXPECT_EQ(message_of({"--nnodes", "2", "--master", "nosuchhost.invalid:29500", "--"}),
+            "error: --master: cannot resolve 'nosuchhost.invalid': Name or service not known\n");
+  EXPECT_THAT(message_of({"--nproc_per_node", "2", "--"}), HasSubstr("(did you mean '--nproc'?)"));
+  EXPECT_THAT(message_of({"--node_rank=1", "--"}), HasSubstr("(did you mean '--node-rank'?)"));
+}
+
 TEST_F(LaunchFailureTest, AMissingDeviceIsNamedBeforeAnyRankWaits) {
   EXPECT_NE(runs_.run("run", 2, "dense", {"parallel.dp=2", "device=cuda:100"}), 0);
   EXPECT_THAT(runs_.printed("run"), HasSubstr("device 'cuda:10"));
@@ -104,6 +157,9 @@ TEST_F(LaunchFailureTest, AKilledRankEndsTheOthers) {
   EXPECT_EQ(testing::wait_for(launcher), 128 + SIGKILL);
   EXPECT_LT(seconds_since(begun), 10);
   EXPECT_THAT(runs_.printed("run"), HasSubstr("rank 1 was ended by signal 9"));
+  // Where Gloo was built is nothing to a user.
+  EXPECT_THAT(files::read(runs_.directory() / "run.logs/rank-0.log"),
+              AllOf(HasSubstr("error:"), Not(HasSubstr("/gloo/"))));
   expect_nothing_left("run");
   // And the run continues from its last checkpoint.
   EXPECT_EQ(runs_.run("run", 2, "dense", {"parallel.fsdp=2", "train.max_steps=12"}), 0)

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 
 #include "comm/listener.h"
@@ -115,6 +116,169 @@ TEST_F(LaunchersTest, TwoHosts) {
   }
   for (const pid_t host : hosts) EXPECT_EQ(testing::wait_for(host), 0);
   EXPECT_NEAR(runs_.metrics("run").at(1).loss, runs_.metrics("alone").at(1).loss, 1e-8);
+}
+
+/// Two processes that a launcher other than ours started with different words.
+class DifferingRanksTest : public LaunchersTest {
+ protected:
+  /// Both end with status 2, and soon, and say `parts`.
+  void expect_refused(const std::array<Environment, 2>& environments,
+                      const std::array<Words, 2>& words, const std::vector<std::string>& parts) {
+    const auto begun = std::chrono::steady_clock::now();
+    std::array<pid_t, 2> ranks{};
+    for (std::size_t r = 0; r < 2; ++r)
+      ranks[r] = testing::start_heddle(words[r], log(r), environments[r]);
+    for (std::size_t r = 0; r < 2; ++r) {
+      EXPECT_EQ(testing::wait_for(ranks[r]), 2);
+      for (const std::string& part : parts)
+        EXPECT_THAT(files::read(log(r)), ::testing::HasSubstr(part));
+    }
+    // The deadline is two minutes.
+    EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(60));
+  }
+  std::filesystem::path log(std::size_t rank) const {
+    return runs_.log_of("rank" + std::to_string(rank));
+  }
+  Words train(const Words& more) const {
+    Words all = kShort;
+    all.insert(all.end(), more.begin(), more.end());
+    return runs_.command("run", 0, "dense", all);
+  }
+  std::string at(const std::string& name) const { return (runs_.directory() / name).string(); }
+
+  static std::array<Environment, 2> torchrun() {
+    const std::string free = port();
+    const auto rank = [&](const char* r) {
+      return Environment{{"RANK", r},
+                         {"WORLD_SIZE", "2"},
+                         {"LOCAL_RANK", "0"},
+                         {"LOCAL_WORLD_SIZE", "1"},
+                         {"MASTER_ADDR", "127.0.0.1"},
+                         {"MASTER_PORT", free}};
+    };
+    return {rank("0"), rank("1")};
+  }
+  static std::array<Environment, 2> slurm() {
+    const std::string free = port();
+    const auto rank = [&](const char* r) {
+      return Environment{{"SLURM_PROCID", r},    {"SLURM_NTASKS", "2"},
+                         {"SLURM_LOCALID", "0"}, {"SLURM_JOB_ID", "78"},
+                         {"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NODELIST", "localhost"},
+                         {"MASTER_PORT", free}};
+    };
+    return {rank("0"), rank("1")};
+  }
+};
+
+TEST_F(DifferingRanksTest, ConfigurationsAreRefusedWithKeyValuesAndRanks) {
+  expect_refused(torchrun(),
+                 {train({"parallel.fsdp=2"}), train({"parallel.fsdp=2", "optim.lr=5e-3"})},
+                 {"the configuration is not the same on all ranks",
+                  "optim.lr is 0.0001 on rank 0 and 0.005 on rank 1"});
+  // Layouts too: their collectives would wait for each other.
+  expect_refused(slurm(), {train({"parallel.fsdp=2"}), train({"parallel.tp=2"})},
+                 {"parallel.fsdp is 2 on rank 0 and 1 on rank 1",
+                  "parallel.tp is 1 on rank 0 and 2 on rank 1"});
+  // A mistake of one rank ends the other as well.
+  const std::array<Environment, 2> ranks = torchrun();
+  const pid_t waiting = testing::start_heddle(train({"parallel.fsdp=2"}), log(0), ranks[0]);
+  EXPECT_EQ(testing::wait_for(testing::start_heddle(train({"optim.rl=1"}), log(1), ranks[1])), 2);
+  EXPECT_NE(testing::wait_for(waiting), 0);
+  EXPECT_THAT(files::read(log(0)),
+              ::testing::HasSubstr("rank 1 failed: command line: unknown key 'optim.rl'"));
+}
+
+TEST_F(DifferingRanksTest, DataAndModelsAreRefused) {
+  std::filesystem::copy(at("dense"), at("other"));
+  std::filesystem::copy(at("train.jsonl"), at("same.jsonl"));
+  std::filesystem::copy(at("train.jsonl"), at("longer.jsonl"));
+  std::ofstream(at("longer.jsonl"), std::ios::app) << R"({"text": "one more"})"
+                                                   << "\n";
+  // Paths, threads and cache may differ by host: this runs.
+  const auto free = torchrun();
+  std::array<pid_t, 2> ranks{};
+  const std::array<Words, 2> words = {
+      Words{"parallel.fsdp=2"},
+      {"parallel.fsdp=2", "data.train=" + at("same.jsonl"), "model.path=" + at("other"),
+       "data.cache_dir=" + at("cache"), "device.threads=2", "log.level=debug"}};
+  for (std::size_t r = 0; r < 2; ++r)
+    ranks[r] = testing::start_heddle(train(words[r]), log(r), free[r]);
+  for (std::size_t r = 0; r < 2; ++r)
+    EXPECT_EQ(testing::wait_for(ranks[r]), 0) << files::read(log(r));
+
+  expect_refused(torchrun(),
+                 {train({"parallel.fsdp=2", "train.output_dir=" + at("run2")}),
+                  train({"parallel.fsdp=2", "train.output_dir=" + at("run2"),
+                         "data.train=" + at("longer.jsonl")})},
+                 {"the model or data is not the same on all ranks",
+                  "data.train is " + at("train.jsonl") + " with 64 rows",
+                  at("longer.jsonl") + " with 65 rows", "on rank 1"});
+  // Other weights of the same shapes.
+  std::string weights = files::read(at("other") + "/model.safetensors");
+  for (std::size_t i = weights.size() / 2; i < weights.size(); ++i) weights[i] ^= 1;
+  files::write_atomically(at("other") + "/model.safetensors", weights);
+  expect_refused(
+      torchrun(),
+      {train({"parallel.fsdp=2", "train.output_dir=" + at("run3")}),
+       train({"parallel.fsdp=2", "train.output_dir=" + at("run3"), "model.path=" + at("other")})},
+      {"the set of weights is " + at("dense"), at("other")});
+}
+
+TEST_F(DifferingRanksTest, ScoreAndBenchAreComparedToo) {
+  const auto score = [&](const std::string& model, const std::string& input) {
+    return Words{"score",    at(model),       "--input",         at(input),
+                 "--output", at("out.jsonl"), "parallel.fsdp=2", "parallel.timeout_s=120"};
+  };
+  expect_refused(torchrun(), {score("dense", "train.jsonl"), score("dense", "pairs.jsonl")},
+                 {"--input is " + at("train.jsonl"), at("pairs.jsonl")});
+  expect_refused(slurm(), {score("dense", "train.jsonl"), score("moe", "train.jsonl")},
+                 {"config.json of the model is " + at("dense"), at("moe")});
+  const auto bench = [&](const std::string& length) {
+    return Words{"bench",    "step", "--preset",        "small-2m",
+                 "--length", length, "parallel.fsdp=2", "parallel.timeout_s=120"};
+  };
+  expect_refused(torchrun(), {bench("64"), bench("128")},
+                 {"--length is 64 on rank 0 and 128 on rank 1"});
+}
+
+TEST_F(LaunchersTest, HostsThatWereToldDifferentThingsAreToldWhich) {
+  const auto begun = std::chrono::steady_clock::now();
+  const auto host = [&](const char* node, const std::string& master, const char* processes,
+                        const Words& more) {
+    Words words = {"launch",
+                   "--nproc",
+                   processes,
+                   "--nnodes",
+                   "2",
+                   "--node-rank",
+                   node,
+                   "--master",
+                   master,
+                   "--log-dir",
+                   runs_.log_of("hosts").string() + "s",
+                   "--"};
+    Words all = kShort;
+    all.insert(all.end(), more.begin(), more.end());
+    for (const std::string& word : runs_.command("run", 0, "dense", all)) words.push_back(word);
+    return testing::start_heddle(words, runs_.log_of(std::string("host") + node));
+  };
+  std::string master = "127.0.0.1:" + port();
+  const pid_t first = host("0", master, "1", {"parallel.fsdp=2"});
+  const pid_t second = host("1", master, "1", {"parallel.fsdp=2", "optim.lr=5e-3"});
+  EXPECT_EQ(testing::wait_for(first), 2);
+  EXPECT_EQ(testing::wait_for(second), 2);
+  for (const char* name : {"host0", "host1"}) {
+    EXPECT_THAT(runs_.printed(name),
+                ::testing::HasSubstr("optim.lr is 0.0001 on rank 0 and 0.005 on rank 1"));
+  }
+  // More ranks on one of them.
+  master = "127.0.0.1:" + port();
+  const pid_t waiting = host("0", master, "1", {"parallel.fsdp=2"});
+  EXPECT_EQ(testing::wait_for(host("1", master, "2", {"parallel.fsdp=2"})), 2);
+  EXPECT_THAT(runs_.printed("host1"), ::testing::HasSubstr("does not match the 4 ranks"));
+  EXPECT_NE(testing::wait_for(waiting), 0);
+  EXPECT_THAT(runs_.printed("host0"), ::testing::HasSubstr("does not match the 4 ranks"));
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(60));
 }
 
 TEST_F(LaunchersTest, BenchTimesTheStepsOfSeveralRanks) {

@@ -94,6 +94,13 @@ TEST(Layout, EpDividesTheExperts) {
                                        HasSubstr("the nearest degree that does is 4"))));
   EXPECT_THAT(
       [] {
+        check_layout(comm::Mesh({1, 1, 1, 5, 1}, 0, 5, 5), model(/*moe=*/true));
+      },
+      ThrowsMessage<ConfigError>(HasSubstr(
+          "the nearest degree that does is 1; 2, 3, 4, 6, 12 divide the experts but need another "
+          "number of ranks")));
+  EXPECT_THAT(
+      [] {
         check_layout(comm::Mesh({1, 1, 1, 2, 1}, 0, 2, 2), model());
       },
       ThrowsMessage<ConfigError>(HasSubstr("this model has no experts")));

@@ -75,7 +75,7 @@ TEST_P(EngineTest, LogProbabilitiesAreThoseOfScoring) {
     rows[i].insert(rows[i].end(), completions[i].output_ids.begin(),
                    completions[i].output_ids.end());
   }
-  const std::vector<train::RowScore> scores = train::score_rows(loaded_, rows, {});
+  const std::vector<train::RowScore> scores = train::Scorer(loaded_).score(rows, {});
   for (std::size_t i = 0; i < all.size(); ++i) {
     ASSERT_EQ(completions[i].output_ids.size(), static_cast<std::size_t>(all[i].max_new_tokens));
     EXPECT_EQ(completions[i].finish_reason, FinishReason::kLength);

@@ -8,6 +8,7 @@
 
 #include "base/chosen_directory.h"
 #include "base/errors.h"
+#include "base/file_hash.h"
 #include "base/files.h"
 #include "base/hash.h"
 #include "base/log.h"
@@ -34,19 +35,6 @@ struct PendingLine {
   TokenizedRow row;
   std::string error;
 };
-
-std::string hash_of_file(const std::string& path) {
-  const files::MappedFile file(path);
-  const auto bytes = file.bytes();
-  hash::Hasher hasher;
-  constexpr std::size_t kPiece = std::size_t{16} << 20;
-  for (std::size_t at = 0; at < bytes.size(); at += kPiece) {
-    const std::size_t count = std::min(kPiece, bytes.size() - at);
-    hasher.add({reinterpret_cast<const char*>(bytes.data()) + at, count});
-    file.drop(at, count);
-  }
-  return hasher.hex();
-}
 
 std::string reader_fingerprint(const ReaderOptions& options, BadRowPolicy policy) {
   const FieldNames& f = options.fields;
@@ -247,7 +235,7 @@ std::shared_ptr<const Dataset> Dataset::open(const DatasetOptions& options,
   for (const DataFile& file : options.files) {
     if (file.weight == 0) continue;
     hash::Hasher hasher;
-    const std::string key = hasher.add(hash_of_file(file.path))
+    const std::string key = hasher.add(hash::of_file(file.path))
                                 .add(renderer.fingerprint())
                                 .add(reader_fingerprint(options.reader, options.bad_rows))
                                 .hex();

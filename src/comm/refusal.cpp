@@ -1,0 +1,43 @@
+#include "comm/refusal.h"
+
+#include <thread>
+
+#include "comm/world.h"
+
+namespace heddle::comm {
+namespace {
+
+// The time that a store gets to appear.
+constexpr Seconds kPatience{5};
+// Those that wait look twice a second.
+constexpr Seconds kLingering{1};
+
+}  // namespace
+
+void refuse_to_join(const LaunchEnvironment& environment, const std::string& message) noexcept {
+  try {
+    Endpoint everywhere;
+    everywhere.port = environment.master.port;
+    const Store store = (environment.serves_store ? Store::serve(Listener(everywhere), kPatience)
+                                                  : Store::connect(environment.master, kPatience))
+                            .below(kStorePrefix);
+    if (environment.announces_job) store.set(kJobKey, environment.nonce);
+    if (store.wait(kJobKey, kPatience).value_or("") != environment.nonce) return;
+    store.set_if_absent(
+        kFailureKey, fmt::format("{} {}", environment.rank, message.substr(0, message.find('\n'))));
+    if (environment.serves_store) std::this_thread::sleep_for(kLingering);
+  } catch (const std::exception&) {
+    // The others end at their deadline.
+  }
+}
+
+void refuse_to_join(const std::string& message) noexcept {
+  try {
+    const auto environment = read_launch_environment();
+    if (environment && environment->world > 1) refuse_to_join(*environment, message);
+  } catch (const std::exception&) {
+    // What the launcher said is wrong itself.
+  }
+}
+
+}  // namespace heddle::comm
