@@ -57,6 +57,7 @@ class Pipeline {
   /// See BlockRunner; `by_layer` of all layers of the model, those of other ranks are ignored.
   void set_recompute(const std::vector<Recompute>& by_layer);
   void set_probe(RecomputeProbe* probe);
+  bool has_last_stage() const { return stages_.back().is_last; }
   /// In which order this rank runs them for the micro-batches of a step.
   std::vector<PipelineAction> actions(std::int64_t micro_batches) const;
   PipelineSchedule schedule(std::int64_t micro_batches) const {

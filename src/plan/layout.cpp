@@ -139,7 +139,7 @@ double gradient_bytes(const Layout& layout, const Held& held, std::int64_t stage
     // Whole until their sum is there.
     const double units = static_cast<double>(parallel::Sharding::kUnitsUnderWay) + 1;
     const double block = (held.trained_dense + held.trained_experts) /
-                         as_double(std::ssize(layout.layers_of(stage_rank)));
+                         as_double(std::ssize(layout.stages.layers_of(stage_rank)));
     const double table = held.trained_tables > 0 ? held.largest_table : 0;
     elements = std::min(whole, owned + units * block + table);
   }
