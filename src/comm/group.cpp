@@ -54,6 +54,14 @@ std::vector<at::Tensor> both_of(std::vector<at::Tensor> all, const std::vector<a
   return all;
 }
 
+/// Gloo's operations over several tensors, and its scattered sum, are handles that know neither a
+/// time limit nor whether they have ended: on the CPU each tensor is an operation of its own.
+Pending all_of(std::vector<Pending> each) {
+  return Pending([each = std::move(each)]() mutable {
+    for (Pending& one : each) one.wait();
+  });
+}
+
 c10d::AllreduceOptions reduction(c10d::ReduceOp::RedOpType op) {
   c10d::AllreduceOptions options;
   options.reduceOp = op;
@@ -107,6 +115,17 @@ Pending Group::all_gather_async(const std::vector<at::Tensor>& outputs,
     if (size() == 1) outputs[i].copy_(inputs[i]);
   }
   if (inputs.empty() || size() == 1) return {};
+  if (inputs.front().is_cpu()) {
+    std::vector<Pending> each;
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      at::Tensor output = outputs[i], input = inputs[i];
+      each.push_back(
+          connection_->launch("all_gather", {output, input}, [&](c10d::Backend& gloo) {
+            return gloo._allgather_base(output, input);
+          }));
+    }
+    return all_of(std::move(each));
+  }
   return connection_->launch("all_gather", both_of(outputs, inputs), [&](c10d::Backend& b) {
     std::vector<at::Tensor> out = outputs, in = inputs;
     return in.size() == 1 ? b._allgather_base(out[0], in[0])
@@ -129,6 +148,21 @@ Pending Group::reduce_scatter_sum_async(const std::vector<at::Tensor>& outputs,
     if (size() == 1) outputs[i].copy_(inputs[i]);
   }
   if (inputs.empty() || size() == 1) return {};
+  if (inputs.front().is_cpu()) {
+    // As Gloo does it itself: it has no sum that is scattered.
+    std::vector<Pending> each;
+    for (std::size_t i = 0; i < inputs.size(); ++i) {
+      std::vector<at::Tensor> sum = {inputs[i].clone()};
+      Pending summed = connection_->launch(
+          "reduce_scatter", sum, [&](c10d::Backend& gloo) { return gloo.allreduce(sum); });
+      each.emplace_back([summed, all = sum.front(), output = outputs[i], place = rank()]() mutable {
+        summed.wait();
+        at::Tensor(output).view({-1}).copy_(
+            all.view({-1}).narrow(0, place * output.numel(), output.numel()));
+      });
+    }
+    return all_of(std::move(each));
+  }
   return connection_->launch("reduce_scatter", both_of(outputs, inputs), [&](c10d::Backend& b) {
     std::vector<at::Tensor> out = outputs, in = inputs;
     return in.size() == 1 ? b._reduce_scatter_base(out[0], in[0])

@@ -90,8 +90,8 @@ const std::vector<Case>& configuration() {
       {"LogsThatCannotBeMade",
        [](const Folder& f) {
          return Arguments{
-             "launch", "--nproc",       "2", "--log-dir", f.at("train.jsonl/logs"), "--",
-             "sft",    f.at("run.yaml")};
+             "launch", "--nproc", "2", "--log-dir", f.at("train.jsonl/logs"), "--", "sft",
+             "model.path=" + f.at("model"), "data.train=" + f.at("train.jsonl"), "parallel.dp=2"};
        },
        2,
        {"--log-dir: cannot make the folder {dir}/train.jsonl/logs: Not a directory"}},

@@ -108,6 +108,7 @@ class LaunchedRuns {
     std::vector<std::string> all = {"model.path=" + (directory() / model).string(),
                                     "data.train=" + (directory() / "train.jsonl").string(),
                                     "data.max_length=48",
+                                    "data.truncation=keep_start",
                                     "train.global_batch_size=8",
                                     "train.max_steps=10",
                                     "optim.lr=1e-4",
