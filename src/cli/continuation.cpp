@@ -10,8 +10,11 @@
 
 namespace heddle::cli {
 
-std::string continuation(const std::vector<std::string>& command,
+std::string continuation(const std::vector<std::string>& begun,
                          const comm::LaunchEnvironment* launch, const std::string& log) {
+  // The run goes on from its own newest checkpoint, wherever it began.
+  std::vector<std::string> command = begun;
+  std::erase_if(command, [](const std::string& word) { return word.starts_with("train.resume="); });
   if (launch == nullptr) return fmt::format("continue with:\n  {}", quote_command(command));
   if (launch->launcher != "heddle launch") {
     return fmt::format("continue by starting it with {} in the same way: {}", launch->launcher,

@@ -119,10 +119,9 @@ Pending Group::all_gather_async(const std::vector<at::Tensor>& outputs,
     std::vector<Pending> each;
     for (std::size_t i = 0; i < inputs.size(); ++i) {
       at::Tensor output = outputs[i], input = inputs[i];
-      each.push_back(
-          connection_->launch("all_gather", {output, input}, [&](c10d::Backend& gloo) {
-            return gloo._allgather_base(output, input);
-          }));
+      each.push_back(connection_->launch("all_gather", {output, input}, [&](c10d::Backend& gloo) {
+        return gloo._allgather_base(output, input);
+      }));
     }
     return all_of(std::move(each));
   }

@@ -77,11 +77,22 @@ config::RunConfig export_checkpoint(const std::filesystem::path& checkpoint,
                                     const ResultOptions& options) {
   const auto saved = ckpt::TrainingCheckpoint::open(checkpoint);
   config::RunConfig config = config_of(saved, base);
-  const Setup setup = setup_of(config);
+  Setup setup = setup_of(config);
   const std::set<const nn::Parameter*> trained(setup.trainable.begin(), setup.trainable.end());
+  // It holds what is frozen, too, where the source does not: a new head, or what was trained
+  // before.
+  const auto is_saved = [&](const nn::Parameter& parameter) {
+    return trained.contains(&parameter) || saved.has("weights/" + parameter.name());
+  };
+  if (setup.adapters) {
+    for (nn::Parameter* parameter : setup.model->parameters()) {
+      if (!trained.contains(parameter) && is_saved(*parameter))
+        setup.saved_whole.push_back(parameter);
+    }
+  }
   write_result(config, setup, output, options, [&](const nn::Parameter& parameter) {
-    return trained.contains(&parameter) ? saved.whole("weights/" + parameter.name())
-                                        : ckpt::read_from_directory(*setup.source, parameter);
+    return is_saved(parameter) ? saved.whole("weights/" + parameter.name())
+                               : ckpt::read_from_directory(*setup.source, parameter);
   });
   return config;
 }

@@ -112,13 +112,31 @@ bool is_saved_whole(const std::vector<std::string>& modules, const std::string& 
                            near.empty() ? "" : fmt::format(" (did you mean '{}'?)", near));
 }
 
+[[noreturn]] void refuse_adapted_module(const std::vector<std::string>& wanted,
+                                        const std::string& parameter) {
+  const auto matches = [&](const std::string& module) {
+    return is_saved_whole({module}, parameter);
+  };
+  throw_error<ConfigError>(
+      "adapter.modules_to_save: '{}' names {}, which has an adapter; leave one of them out of "
+      "adapter.targets or of this list",
+      *std::find_if(wanted.begin(), wanted.end(), matches), adapters::module_of(parameter));
+}
+
 void choose_trainable(const config::RunConfig& config, Setup& setup) {
   const bool lora = config.train.method == config::Method::kLora;
   std::vector<std::string> unmatched = config.train.freeze, modules, unmatched_modules;
   if (lora) unmatched_modules = config.adapter.modules_to_save;
   bool is_any_trained = setup.adapters != nullptr;
+  std::set<std::string> adapted;
+  if (setup.adapters) {
+    const std::vector<std::string> names = setup.adapters->modules();
+    adapted.insert(names.begin(), names.end());
+  }
   for (nn::Parameter* parameter : setup.model->parameters()) {
     const bool whole = lora && is_saved_whole(config.adapter.modules_to_save, parameter->name());
+    if (whole && adapted.contains(adapters::module_of(parameter->name())))
+      refuse_adapted_module(config.adapter.modules_to_save, parameter->name());
     // A classification head that starts from random numbers is always trained.
     const bool head = lora && parameter->name() == "score.weight";
     const bool trainable =

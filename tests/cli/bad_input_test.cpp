@@ -89,9 +89,16 @@ const std::vector<Case>& configuration() {
        {"train.output_dir: cannot make the folder {dir}/train.jsonl/run: Not a directory"}},
       {"LogsThatCannotBeMade",
        [](const Folder& f) {
-         return Arguments{
-             "launch", "--nproc", "2", "--log-dir", f.at("train.jsonl/logs"), "--", "sft",
-             "model.path=" + f.at("model"), "data.train=" + f.at("train.jsonl"), "parallel.dp=2"};
+         return Arguments{"launch",
+                          "--nproc",
+                          "2",
+                          "--log-dir",
+                          f.at("train.jsonl/logs"),
+                          "--",
+                          "sft",
+                          "model.path=" + f.at("model"),
+                          "data.train=" + f.at("train.jsonl"),
+                          "parallel.dp=2"};
        },
        2,
        {"--log-dir: cannot make the folder {dir}/train.jsonl/logs: Not a directory"}},

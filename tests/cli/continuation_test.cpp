@@ -24,6 +24,12 @@ TEST(Continuation, OfOneRankIsItsCommand) {
             "continue with:\n  heddle sft run.yaml 'train.output_dir=a b'");
 }
 
+TEST(Continuation, GoesOnFromItsOwnCheckpoints) {
+  EXPECT_EQ(
+      continuation({"pt", "run.yaml", "train.resume=other/checkpoints/step-00000004"}, nullptr, ""),
+      "continue with:\n  heddle pt run.yaml");
+}
+
 TEST(Continuation, OfALaunchOnOneHostNamesItsRanksAndItsLogs) {
   const auto launch = launched("heddle launch", 4, 4);
   EXPECT_EQ(continuation(kCommand, &launch, "heddle-logs/rank-0.log"),

@@ -83,6 +83,14 @@ class FrozenTest : public TrainerTest {
   at::Tensor exported(const std::string& run, const std::string& name) const {
     return ckpt::read_tensor(ckpt::ModelDirectory::open(dir_ / run / "final").at(name));
   }
+  /// `heddle export` of the run's checkpoint of that step writes what final/ holds.
+  void expect_same_export(const std::string& run, const std::string& step, const char* file) const {
+    const fs::path to = dir_ / (run + " exported");
+    ASSERT_EQ(
+        run_cli({"export", (dir_ / run / "checkpoints" / step).string(), "--output", to.string()}),
+        0);
+    EXPECT_EQ(files::read(to / file), files::read(dir_ / run / "final" / file));
+  }
 };
 
 TEST_F(FrozenTest, ANewHeadIsInTheCheckpoints) {
@@ -92,6 +100,7 @@ TEST_F(FrozenTest, ANewHeadIsInTheCheckpoints) {
   EXPECT_FALSE(checkpoint.has("exp_avg/score.weight"));
   train_until(config("run", classifier()), 1000);
   EXPECT_TRUE(at::equal(exported("run", "score.weight"), checkpoint.whole("weights/score.weight")));
+  expect_same_export("run", "step-00000012", "model.safetensors");
 }
 
 TEST_F(FrozenTest, ANewHeadIsSavedWithAnAdapter) {
@@ -99,6 +108,7 @@ TEST_F(FrozenTest, ANewHeadIsSavedWithAnAdapter) {
   const auto adapter = ckpt::AdapterDirectory::open(dir_ / "run/final");
   ASSERT_EQ(adapter.saved().size(), 1u);
   EXPECT_EQ(adapter.saved()[0].name, "score.weight");
+  expect_same_export("run", "step-00000012", "adapter_model.safetensors");
 }
 
 TEST_F(FrozenTest, WhatWasTrainedBeforeKeepsItsValues) {
@@ -112,6 +122,7 @@ TEST_F(FrozenTest, WhatWasTrainedBeforeKeepsItsValues) {
     EXPECT_TRUE(at::equal(exported("run", embedding), trained)) << steps;
   }
   EXPECT_FALSE(at::equal(exported("run", "model.norm.weight"), norm));
+  expect_same_export("run", "step-00000012", "model.safetensors");
 }
 
 TEST_F(TrainerTest, EarlyStopAndBestCheckpoint) {
@@ -144,6 +155,9 @@ TEST_F(TrainerTest, ModulesToSaveThatAreNotThereAreNamed) {
   EXPECT_THAT(message_of("[lm_head]"),
               ::testing::AllOf(::testing::HasSubstr("tied to its embedding"),
                                ::testing::HasSubstr("write embed_tokens")));
+  EXPECT_THAT(message_of("[layers.0.mlp.up_proj]"),
+              ::testing::HasSubstr("'layers.0.mlp.up_proj' names model.layers.0.mlp.up_proj, which "
+                                   "has an adapter"));
   make_model("untied", {{"tie_word_embeddings", false}});
   train_until(config("untied-run", {"model.path=" + (dir_ / "untied").string(), "train.method=lora",
                                     "train.max_steps=3", "adapter.modules_to_save=[lm_head]"}),
