@@ -208,7 +208,7 @@ TEST_F(ScoreTest, WhatCannotBeDividedIsNamed) {
     return runs_.printed("bad");
   };
   EXPECT_THAT(message_of({"parallel.pp=3"}), ::testing::HasSubstr("does not match the 2 ranks"));
-  EXPECT_THAT(message_of({"optim.lr=1"}),
+  EXPECT_THAT(message_of({"parallel.dp=2", "optim.lr=1"}),
               ::testing::HasSubstr("of a configuration, parallel.* alone can be set here"));
   EXPECT_FALSE(std::filesystem::exists(runs_.directory() / "bad.jsonl"));
 }
