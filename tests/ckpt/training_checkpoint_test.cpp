@@ -376,6 +376,7 @@ TEST_F(TrainingCheckpoints, TheDiskNeedsRoomForThePartsOfAllRanks) {
 TEST_F(TrainingCheckpoints, AFailedRankStillEndsItsPart) {
   const auto errors = run_stores(dir_, [](comm::World& world, CheckpointStore& store) {
     CheckpointState state;
+    state.state["step"] = 1;
     state.parts.push_back({"weights/w", at::full({1}, world.rank()), {world.rank()}, {2}});
     if (world.rank() == 1) {
       world.fail("out of rows\nand of patience");
@@ -387,7 +388,9 @@ TEST_F(TrainingCheckpoints, AFailedRankStillEndsItsPart) {
     }
   });
   EXPECT_THAT(errors, ElementsAre("", ""));
-  EXPECT_EQ(latest_complete_checkpoint(dir_)->step, 1);
+  const auto latest = latest_complete_checkpoint(dir_);
+  ASSERT_TRUE(latest);
+  EXPECT_EQ(latest->step, 1);
 }
 
 TEST_F(TrainingCheckpoints, AReadOnlyFolderIsAClearError) {
