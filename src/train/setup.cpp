@@ -20,6 +20,7 @@
 #include "train/gdn_path.h"
 #include "train/model_units.h"
 #include "train/same_inputs.h"
+#include "train/trainable.h"
 #include "train/vocabulary.h"
 
 namespace heddle::train {
@@ -37,167 +38,6 @@ Head head_of(config::Head head) {
       return Head::kEmbed;
   }
   return Head::kLanguageModel;
-}
-
-data::RowFormat row_format(config::DataFormat format) {
-  switch (format) {
-    case config::DataFormat::kAuto:
-      return data::RowFormat::kAuto;
-    case config::DataFormat::kMessages:
-      return data::RowFormat::kMessages;
-    case config::DataFormat::kPromptCompletion:
-      return data::RowFormat::kPromptCompletion;
-    case config::DataFormat::kText:
-      return data::RowFormat::kText;
-    case config::DataFormat::kShareGpt:
-      return data::RowFormat::kConversations;
-    case config::DataFormat::kAlpaca:
-      return data::RowFormat::kInstruction;
-    case config::DataFormat::kTokens:
-      return data::RowFormat::kTokens;
-    case config::DataFormat::kPairs:
-      return data::RowFormat::kPairs;
-  }
-  return data::RowFormat::kAuto;
-}
-
-data::Truncation truncation_of(config::Truncation truncation) {
-  switch (truncation) {
-    case config::Truncation::kAuto:
-      return data::Truncation::kAuto;
-    case config::Truncation::kDrop:
-      return data::Truncation::kDrop;
-    case config::Truncation::kKeepStart:
-      return data::Truncation::kKeepStart;
-    case config::Truncation::kKeepEnd:
-      return data::Truncation::kKeepEnd;
-    case config::Truncation::kSplit:
-      return data::Truncation::kSplit;
-  }
-  return data::Truncation::kAuto;
-}
-
-data::Task task_of(const config::ModelSection& model) {
-  if (model.head == config::Head::kClassify) {
-    return model.num_labels == 1 ? data::Task::kRegression : data::Task::kClassification;
-  }
-  return model.head == config::Head::kEmbed ? data::Task::kContrastive : data::Task::kLanguageModel;
-}
-
-bool matches_any(const std::vector<std::string>& patterns, const std::string& name) {
-  return std::any_of(patterns.begin(), patterns.end(),
-                     [&](const std::string& pattern) { return text::matches_glob(pattern, name); });
-}
-
-/// modules_to_save names a module ("lm_head", "embed_tokens") or a dotted suffix of one.
-bool is_saved_whole(const std::vector<std::string>& modules, const std::string& parameter) {
-  const std::string module = adapters::module_of(parameter);
-  return std::any_of(modules.begin(), modules.end(), [&](const std::string& wanted) {
-    return module == wanted || module.ends_with("." + wanted);
-  });
-}
-
-/// `unmatched`: of adapter.modules_to_save; `modules`: what the model has.
-[[noreturn]] void refuse_saved_module(const std::string& unmatched,
-                                      const models::qwen3_5::Model& model,
-                                      const std::vector<std::string>& modules) {
-  if (unmatched == "lm_head" && model.tied() && model.head() == Head::kLanguageModel) {
-    throw ConfigError(
-        "adapter.modules_to_save: 'lm_head' is no module of its own here, as this model's head is "
-        "tied to its embedding; write embed_tokens, which trains and saves both");
-  }
-  const std::string near = text::nearest(unmatched, modules);
-  throw_error<ConfigError>("adapter.modules_to_save: '{}' matches no module of this model{}",
-                           unmatched,
-                           near.empty() ? "" : fmt::format(" (did you mean '{}'?)", near));
-}
-
-[[noreturn]] void refuse_adapted_module(const std::vector<std::string>& wanted,
-                                        const std::string& parameter) {
-  const auto matches = [&](const std::string& module) {
-    return is_saved_whole({module}, parameter);
-  };
-  throw_error<ConfigError>(
-      "adapter.modules_to_save: '{}' names {}, which has an adapter; leave one of them out of "
-      "adapter.targets or of this list",
-      *std::find_if(wanted.begin(), wanted.end(), matches), adapters::module_of(parameter));
-}
-
-void choose_trainable(const config::RunConfig& config, Setup& setup) {
-  const bool lora = config.train.method == config::Method::kLora;
-  std::vector<std::string> unmatched = config.train.freeze, modules, unmatched_modules;
-  if (lora) unmatched_modules = config.adapter.modules_to_save;
-  bool is_any_trained = setup.adapters != nullptr;
-  std::set<std::string> adapted;
-  if (setup.adapters) {
-    const std::vector<std::string> names = setup.adapters->modules();
-    adapted.insert(names.begin(), names.end());
-  }
-  for (nn::Parameter* parameter : setup.model->parameters()) {
-    const bool whole = lora && is_saved_whole(config.adapter.modules_to_save, parameter->name());
-    if (whole && adapted.contains(adapters::module_of(parameter->name())))
-      refuse_adapted_module(config.adapter.modules_to_save, parameter->name());
-    // A classification head that starts from random numbers is always trained.
-    const bool head = lora && parameter->name() == "score.weight";
-    const bool trainable =
-        (!lora || whole || head) && !matches_any(config.train.freeze, parameter->name());
-    std::erase_if(unmatched,
-                  [&](const std::string& p) { return text::matches_glob(p, parameter->name()); });
-    std::erase_if(unmatched_modules, [&](const std::string& module) {
-      return is_saved_whole({module}, parameter->name());
-    });
-    const std::string module = adapters::module_of(parameter->name());
-    modules.push_back(module.substr(module.rfind('.') + 1));
-    parameter->set_trainable(trainable);
-    is_any_trained = is_any_trained || trainable;
-    if (trainable && parameter->is_held()) setup.trainable.push_back(parameter);
-    if (trainable && lora) setup.saved_whole.push_back(parameter);
-  }
-  if (setup.adapters) {
-    setup.adapters->visit_parameters([&](nn::Parameter& parameter) {
-      if (parameter.is_held()) setup.trainable.push_back(&parameter);
-    });
-  }
-  if (!unmatched.empty()) {
-    throw_error<ConfigError>("train.freeze: '{}' matches no parameter of this model",
-                             unmatched.front());
-  }
-  if (!unmatched_modules.empty())
-    refuse_saved_module(unmatched_modules.front(), *setup.model, modules);
-  if (!is_any_trained) throw ConfigError("nothing to train: train.freeze matches every parameter");
-}
-
-data::FieldNames field_names(const config::DataFields& fields) {
-  data::FieldNames names;
-  names.messages = fields.messages;
-  names.tools = fields.tools;
-  names.weight = fields.weight;
-  names.conversations = fields.conversations;
-  names.from = fields.from;
-  names.value = fields.value;
-  names.prompt = fields.prompt;
-  names.completion = fields.completion;
-  names.instruction = fields.instruction;
-  names.input = fields.input;
-  names.output = fields.output;
-  names.system = fields.system;
-  names.history = fields.history;
-  names.text = fields.text;
-  names.input_ids = fields.input_ids;
-  names.labels = fields.labels;
-  names.label = fields.label;
-  names.query = fields.query;
-  names.positive = fields.positive;
-  names.negatives = fields.negatives;
-  return names;
-}
-
-nlohmann::ordered_json template_variables(const std::map<std::string, config::Scalar>& arguments) {
-  nlohmann::ordered_json variables = nlohmann::ordered_json::object();
-  for (const auto& [name, value] : arguments) {
-    std::visit([&, &key = name](const auto& v) { variables[key] = v; }, value);
-  }
-  return variables;
 }
 
 /// What the chosen kernels' tiles must fit into; 0 (no limit) on the CPU, and where tensors have
@@ -329,28 +169,6 @@ runtime::Context make_context(const config::RunConfig& config, std::shared_ptr<c
   context.mesh = comm::Mesh(sizes, std::move(world), config.parallel.ep);
   context.seed = config.train.seed;
   return context;
-}
-
-data::DatasetOptions dataset_options(const config::RunConfig& config, DataPart part) {
-  const bool training = part == DataPart::kTrain;
-  data::DatasetOptions options;
-  options.files_key = training ? "data.train" : "data.eval";
-  for (const config::DataSource& file : training ? config.data.train : config.data.eval)
-    options.files.push_back({file.path, training ? file.weight : 1});
-  options.reader.format = row_format(config.data.format);
-  options.reader.fields = field_names(config.data.fields);
-  options.reader.task = task_of(config.model);
-  options.bad_rows = config.data.on_bad_line == config::BadLine::kSkip ? data::BadRowPolicy::kSkip
-                                                                       : data::BadRowPolicy::kError;
-  options.rendering.max_length = config.data.max_length;
-  options.rendering.truncation = truncation_of(config.data.truncation);
-  options.rendering.loss_on =
-      config.data.loss_on == config::LossOn::kAll ? data::LossOn::kAll : data::LossOn::kAssistant;
-  if (!config.data.chat_template.empty())
-    options.rendering.chat_template = files::read(config.data.chat_template);
-  options.rendering.template_variables = template_variables(config.data.template_args);
-  options.cache_directory = config.data.cache_dir;
-  return options;
 }
 
 ops::KernelPolicy kernel_policy(const config::RunConfig& config, c10::Device device) {

@@ -1,0 +1,109 @@
+#include "base/files.h"
+#include "train/setup.h"
+
+namespace heddle::train {
+namespace {
+
+data::RowFormat row_format(config::DataFormat format) {
+  switch (format) {
+    case config::DataFormat::kAuto:
+      return data::RowFormat::kAuto;
+    case config::DataFormat::kMessages:
+      return data::RowFormat::kMessages;
+    case config::DataFormat::kPromptCompletion:
+      return data::RowFormat::kPromptCompletion;
+    case config::DataFormat::kText:
+      return data::RowFormat::kText;
+    case config::DataFormat::kShareGpt:
+      return data::RowFormat::kConversations;
+    case config::DataFormat::kAlpaca:
+      return data::RowFormat::kInstruction;
+    case config::DataFormat::kTokens:
+      return data::RowFormat::kTokens;
+    case config::DataFormat::kPairs:
+      return data::RowFormat::kPairs;
+  }
+  return data::RowFormat::kAuto;
+}
+
+data::Truncation truncation_of(config::Truncation truncation) {
+  switch (truncation) {
+    case config::Truncation::kAuto:
+      return data::Truncation::kAuto;
+    case config::Truncation::kDrop:
+      return data::Truncation::kDrop;
+    case config::Truncation::kKeepStart:
+      return data::Truncation::kKeepStart;
+    case config::Truncation::kKeepEnd:
+      return data::Truncation::kKeepEnd;
+    case config::Truncation::kSplit:
+      return data::Truncation::kSplit;
+  }
+  return data::Truncation::kAuto;
+}
+
+data::Task task_of(const config::ModelSection& model) {
+  if (model.head == config::Head::kClassify) {
+    return model.num_labels == 1 ? data::Task::kRegression : data::Task::kClassification;
+  }
+  return model.head == config::Head::kEmbed ? data::Task::kContrastive : data::Task::kLanguageModel;
+}
+
+data::FieldNames field_names(const config::DataFields& fields) {
+  data::FieldNames names;
+  names.messages = fields.messages;
+  names.tools = fields.tools;
+  names.weight = fields.weight;
+  names.conversations = fields.conversations;
+  names.from = fields.from;
+  names.value = fields.value;
+  names.prompt = fields.prompt;
+  names.completion = fields.completion;
+  names.instruction = fields.instruction;
+  names.input = fields.input;
+  names.output = fields.output;
+  names.system = fields.system;
+  names.history = fields.history;
+  names.text = fields.text;
+  names.input_ids = fields.input_ids;
+  names.labels = fields.labels;
+  names.label = fields.label;
+  names.query = fields.query;
+  names.positive = fields.positive;
+  names.negatives = fields.negatives;
+  return names;
+}
+
+nlohmann::ordered_json template_variables(const std::map<std::string, config::Scalar>& arguments) {
+  nlohmann::ordered_json variables = nlohmann::ordered_json::object();
+  for (const auto& [name, value] : arguments) {
+    std::visit([&, &key = name](const auto& v) { variables[key] = v; }, value);
+  }
+  return variables;
+}
+
+}  // namespace
+
+data::DatasetOptions dataset_options(const config::RunConfig& config, DataPart part) {
+  const bool training = part == DataPart::kTrain;
+  data::DatasetOptions options;
+  options.files_key = training ? "data.train" : "data.eval";
+  for (const config::DataSource& file : training ? config.data.train : config.data.eval)
+    options.files.push_back({file.path, training ? file.weight : 1});
+  options.reader.format = row_format(config.data.format);
+  options.reader.fields = field_names(config.data.fields);
+  options.reader.task = task_of(config.model);
+  options.bad_rows = config.data.on_bad_line == config::BadLine::kSkip ? data::BadRowPolicy::kSkip
+                                                                       : data::BadRowPolicy::kError;
+  options.rendering.max_length = config.data.max_length;
+  options.rendering.truncation = truncation_of(config.data.truncation);
+  options.rendering.loss_on =
+      config.data.loss_on == config::LossOn::kAll ? data::LossOn::kAll : data::LossOn::kAssistant;
+  if (!config.data.chat_template.empty())
+    options.rendering.chat_template = files::read(config.data.chat_template);
+  options.rendering.template_variables = template_variables(config.data.template_args);
+  options.cache_directory = config.data.cache_dir;
+  return options;
+}
+
+}  // namespace heddle::train

@@ -1,0 +1,163 @@
+// What a run saves, and how it goes on from it.
+#include "base/errors.h"
+#include "base/log.h"
+#include "ckpt/shared_verification.h"
+#include "config/config.h"
+#include "ops/autograd.h"
+#include "train/resume.h"
+#include "train/trainer.h"
+
+namespace heddle::train {
+namespace {
+
+constexpr const char* kWeights = "weights/";
+
+/// Of what is not trained: the rows that this rank owns. Frozen values that stay whole have no
+/// owner (parallel::Sharding::freeze_untrained): the first replica saves them.
+bool saves(const nn::Parameter& parameter, const comm::Mesh& mesh) {
+  if (parameter.is_copy()) return false;
+  const bool is_owned = !parameter.owned().is_alias_of(parameter.value());
+  return is_owned || mesh.coordinate(parameter.is_expert() ? comm::Dim::kEdp : comm::Dim::kDp) == 0;
+}
+
+}  // namespace
+
+void Trainer::resume() {
+  const std::string& mode = config_.train.resume;
+  const comm::Group everybody = setup_.context.mesh.world_group();
+  const bool is_named = mode != "auto" && mode != "never";
+  const bool is_own =
+      everybody.any(is_named && std::filesystem::weakly_canonical(mode).parent_path() ==
+                                    std::filesystem::weakly_canonical(checkpoints_->directory()));
+  std::optional<ckpt::Path> latest;
+  if (!is_own) latest = ckpt::latest_complete_checkpoint(checkpoints_->directory(), everybody);
+  if (!is_named) {
+    if (!latest) return;
+    if (mode == "never") {
+      throw_error<ConfigError>(
+          "train.resume is 'never', but {} already holds the checkpoint {}; continue it with "
+          "train.resume=auto or "
+          "choose another train.output_dir",
+          config_.train.output_dir, latest->filename().string());
+    }
+    restore(*latest);
+    observer_.on_resume(first_step_, *latest);
+    return;
+  }
+  if (latest) {
+    throw_error<ConfigError>(
+        "train.resume names {}, but {} holds checkpoints of its own ({}); choose another "
+        "train.output_dir",
+        mode, config_.train.output_dir, latest->filename().string());
+  }
+  ckpt::verify_together(mode, everybody);
+  restore(mode);
+  // What was saved after it belongs to a past that is being rewritten.
+  checkpoints_->remove_newer_than(first_step_);
+  observer_.on_resume(first_step_, mode);
+}
+
+void Trainer::restore(const ckpt::Path& path) {
+  const ops::NoGradient guard;
+  const auto checkpoint =
+      ckpt::TrainingCheckpoint::open(path, ckpt::TrainingCheckpoint::Verify::kSizes);
+  const nlohmann::ordered_json& state = checkpoint.state();
+  const config::RunConfig before = config::parse(state.at("config").get<std::string>(),
+                                                 "checkpoint", {}, config::Completeness::kPartial);
+  if (before.model.dtype != config_.model.dtype) {
+    const std::string_view dtype = config::to_string(before.model.dtype);
+    throw_error<ConfigError>(
+        "the checkpoint of step {} was written with model.dtype={}, and this run has {}: its "
+        "weights and optimizer state do not fit; set model.dtype={} to continue it",
+        state.at("step").get<std::int64_t>(), dtype, config::to_string(config_.model.dtype), dtype);
+  }
+  check_same_method(before, config_, state.at("step"));
+  for (const std::string& difference : config::differences(before, config_)) {
+    log::warning("the configuration changed since the checkpoint: {}", difference);
+  }
+  for (const ckpt::TensorPart& part : optimizer_.state(/*with_copies=*/true))
+    checkpoint.copy_box(part.name, part.offset, part.tensor);
+  restore_kept(checkpoint);
+  if (setup_.sharding) setup_.sharding->publish(/*with_frozen=*/true);
+  optimizer_.set_steps(state.at("optimizer_steps"));
+  first_step_ = state.at("step");
+  last_saved_ = first_step_;
+  last_checkpoint_ = path;
+  first_loss_ = state.value("first_loss", 0.0);
+  last_loss_ = state.value("last_loss", 0.0);
+  if (state.contains("best_eval") && !state["best_eval"].is_null())
+    best_eval_ = state["best_eval"].get<double>();
+  evaluations_without_gain_ = state.value("evaluations_without_gain", std::int64_t{0});
+  loader_->seek(nlohmann::json(state.at("cursor")));
+}
+
+std::vector<ckpt::TensorPart> Trainer::state(bool with_copies) const {
+  std::vector<ckpt::TensorPart> parts = optimizer_.state(with_copies);
+  for (const nn::Parameter* parameter : kept_) {
+    if (!parameter->is_held()) continue;
+    if (!with_copies && !saves(*parameter, setup_.context.mesh)) continue;
+    for (nn::Box& box : parameter->boxes(parameter->owned())) {
+      parts.push_back({kWeights + parameter->name(), std::move(box.tensor), std::move(box.offset),
+                       parameter->global_shape()});
+    }
+  }
+  return parts;
+}
+
+void Trainer::keep(nn::Parameter& parameter) {
+  if (std::find(kept_.begin(), kept_.end(), &parameter) != kept_.end()) return;
+  kept_.push_back(&parameter);
+  if (setup_.adapters) setup_.saved_whole.push_back(&parameter);
+}
+
+void Trainer::save(std::int64_t step) {
+  ckpt::CheckpointState state;
+  state.state["heddle"] = 1;
+  state.state["step"] = step;
+  state.state["optimizer_steps"] = optimizer_.steps();
+  state.state["seed"] = config_.train.seed;
+  state.state["cursor"] = loader_->cursor();
+  state.state["first_loss"] = first_loss_;
+  state.state["last_loss"] = last_loss_;
+  state.state["best_eval"] =
+      best_eval_ ? nlohmann::ordered_json(*best_eval_) : nlohmann::ordered_json();
+  state.state["evaluations_without_gain"] = evaluations_without_gain_;
+  state.state["kernels"] = setup_.model->kernels().lines();
+  state.state["config"] = config::dump_yaml(config_);
+  state.parts = this->state(/*with_copies=*/false);
+  if (!setup_.sharding) {
+    for (ckpt::TensorPart& part : state.parts)
+      state.tensors.emplace_back(std::move(part.name), std::move(part.tensor));
+    state.parts.clear();
+  }
+  checkpoints_->save(step, std::move(state), last_eval_);
+  last_saved_ = step;
+  last_checkpoint_ = checkpoints_->directory() / ckpt::step_name(step);
+  observer_.on_checkpoint(step, checkpoints_->directory());
+}
+
+void Trainer::restore_kept(const ckpt::TrainingCheckpoint& checkpoint) {
+  for (nn::Parameter* parameter : setup_.model->parameters()) {
+    const std::string name = kWeights + parameter->name();
+    // A new head that an older version did not save is made again: the seed is the same.
+    if (parameter->trainable() || !checkpoint.has(name)) continue;
+    keep(*parameter);
+    for (nn::Box& box : parameter->boxes(parameter->owned()))
+      checkpoint.copy_box(name, box.offset, std::move(box.tensor));
+  }
+}
+
+ckpt::ReadWhole Trainer::whole_tensors() const {
+  if (!setup_.sharding) return ckpt::read_from_memory;
+  if (last_checkpoint_.empty())
+    throw_error<InternalError>("{}: no checkpoint to export", config_.train.output_dir);
+  const auto checkpoint = std::make_shared<const ckpt::TrainingCheckpoint>(
+      ckpt::TrainingCheckpoint::open(last_checkpoint_, ckpt::TrainingCheckpoint::Verify::kSizes));
+  return [this, checkpoint](const nn::Parameter& parameter) {
+    const std::string name = kWeights + parameter.name();
+    return checkpoint->has(name) ? checkpoint->whole(name)
+                                 : ckpt::read_from_directory(*setup_.source, parameter);
+  };
+}
+
+}  // namespace heddle::train
