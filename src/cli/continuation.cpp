@@ -26,6 +26,7 @@ std::string continuation(const std::vector<std::string>& begun,
     again.insert(again.end(), {"--nnodes", std::to_string(hosts), "--node-rank",
                                std::to_string(launch->rank / launch->local_world), "--master",
                                launch->master.to_string()});
+    if (launch->nonce != kNoJobId) again.insert(again.end(), {"--job-id", launch->nonce});
   }
   const std::string directory = std::filesystem::path(log).parent_path();
   if (!directory.empty() && directory != kLaunchLogDirectory)

@@ -9,6 +9,9 @@ struct LaunchEnvironment;
 
 namespace heddle::cli {
 
+/// What several hosts say to each other where no --job-id was given.
+inline constexpr const char* kNoJobId = "no --job-id";
+
 /// The end of "stopped after step 7; ": how a run goes on that `begun` (sft run.yaml ...) began.
 /// `launch`: what started its ranks, null without a launcher. `log`: the file of rank 0's messages
 /// that `heddle launch` gave it, "" without one. What another launcher was told only its user

@@ -23,6 +23,7 @@
 #include "base/threads.h"
 #include "cli/application.h"
 #include "cli/command.h"
+#include "cli/continuation.h"
 #include "cli/rank_processes.h"
 #include "comm/launch_environment.h"
 #include "comm/mesh.h"
@@ -59,7 +60,7 @@ struct LaunchOptions {
 /// and one that was told something else must get as far as to be told what differs.
 std::string nonce_of(const LaunchOptions& options) {
   if (!options.job_id.empty()) return options.job_id;
-  if (options.nodes > 1) return "no --job-id";
+  if (options.nodes > 1) return kNoJobId;
   std::random_device random;
   return fmt::format("{:08x}{:08x}{:08x}", random(), random(), random());
 }

@@ -1,5 +1,6 @@
 #include "cli/continuation.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "comm/launch_environment.h"
@@ -40,11 +41,15 @@ TEST(Continuation, OfALaunchOnOneHostNamesItsRanksAndItsLogs) {
 }
 
 TEST(Continuation, OfALaunchOnSeveralHostsNamesThem) {
-  const auto launch = launched("heddle launch", 16, 8);
+  auto launch = launched("heddle launch", 16, 8);
+  launch.nonce = kNoJobId;
   EXPECT_EQ(
       continuation(kCommand, &launch, "heddle-logs/rank-0.log"),
       "continue with, on every host with its --node-rank:\n  heddle launch --nproc 8 --nnodes "
       "2 --node-rank 0 --master node1:29500 -- sft run.yaml 'train.output_dir=a b'");
+  launch.nonce = "job 7";
+  EXPECT_THAT(continuation(kCommand, &launch, "heddle-logs/rank-0.log"),
+              ::testing::HasSubstr("--master node1:29500 --job-id 'job 7' -- sft"));
 }
 
 TEST(Continuation, OfAnotherLauncherIsItsUsers) {

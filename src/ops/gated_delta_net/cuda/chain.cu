@@ -36,8 +36,9 @@ struct ChainSmem {
 /// Shared memory (D = 128, NS = 2): 3 x (K 16, Q 16, dO 16, T 8) + P 2 x 8 + dS 32 = 216 KB,
 /// scales 6.
 ///
-/// Barriers: full[stage]; scores[2]; s_ready, s_empty staged dS; done[2] dv staged and every read
-/// of the stage and of P over.
+/// Barriers: full[stage]; scores[2]; s_ready, s_empty staged dS; done[3] dv staged and every read
+/// of the stage and of P over. The state groups may be two chunks ahead of the load group, which is
+/// one more than two barriers can tell apart.
 template <class M, int D, int NS, bool kEnds>
 __device__ __forceinline__ void chain_pass(const Args& a) {
   using Smem = ChainSmem<M, D, NS>;
@@ -46,7 +47,7 @@ __device__ __forceinline__ void chain_pass(const Args& a) {
   u32 base = smem_u32(smem);
   SolveScales* scales = reinterpret_cast<SolveScales*>(smem + Smem::kScales);
   u32 full = base + Smem::kBarriers, scores_ready = full + 24, done = full + 40,
-      s_ready = full + 56, s_empty = full + 64;
+      s_ready = full + 64, s_empty = full + 72;
   Work w(a, blockIdx.y, blockIdx.x, D / 64 / NS, NS * 64);
   int group = threadIdx.x >> 7, tid = threadIdx.x & 127, lane = tid & 31, warp = tid >> 5;
   if (w.sequence < 0) return;
@@ -58,13 +59,14 @@ __device__ __forceinline__ void chain_pass(const Args& a) {
     across = reach.across;
   }
   if (threadIdx.x == 0) {
-    for (int i = 0; i < 3; ++i) mbar_init(full + i * 8, kLoaders<M>);
-    for (int i = 0; i < 2; ++i) {
-      mbar_init(scores_ready + i * 8, 128);
+    for (int i = 0; i < 3; ++i) {
+      mbar_init(full + i * 8, kLoaders<M>);
       mbar_init(done + i * 8, NS * 128);
     }
+    for (int i = 0; i < 2; ++i) mbar_init(scores_ready + i * 8, 128);
     mbar_init(s_ready, NS * 128);
     mbar_init(s_empty, M::kHopper ? 1 : 128);
+    fence_async_proxy();  // bulk copies see them
   }
   __syncthreads();
 
@@ -91,7 +93,7 @@ __device__ __forceinline__ void chain_pass(const Args& a) {
       u32 stage = base + i % kStages * Smem::kStage;
       int old = i - kStages, c = w.chunks - 1 - i;  // old: the last user of this stage
       if (old >= 0 && old < w.chunks) {
-        mbar_wait(done + (old & 1) * 8, (old >> 1) & 1);
+        mbar_wait(done + old % 3 * 8, (old / 3) & 1);
         if constexpr (!kEnds) {
           store_chunk<M, D, NS>(a, w, w.chunks - 1 - old, stage + 2 * Smem::kWide, kMapGradV, a.dv,
                                 a.dv_stride, tid);
@@ -131,7 +133,7 @@ __device__ __forceinline__ void chain_pass(const Args& a) {
       M::template wait<0>();
       pin(acc);
       score_fragments<true>(p, acc, scales[s], warp, lane);
-      if (i >= 2) mbar_wait(done + (i & 1) * 8, ((i >> 1) - 1) & 1);
+      if (i >= 2) mbar_wait(done + (i - 2) % 3 * 8, ((i - 2) / 3) & 1);
 #pragma unroll
       for (int n = 0; n < 4; ++n) store_fragment(scores, 64, warp * 16, n * 16, lane, p[n]);
       fence_async_proxy();
@@ -223,7 +225,7 @@ __device__ __forceinline__ void chain_pass(const Args& a) {
     pin(ds);
     pin(dvs);
     if constexpr (!kEnds) fence_async_proxy();  // dv leaves by bulk copy
-    mbar_arrive(done + (i & 1) * 8);
+    mbar_arrive(done + i % 3 * 8);
   }
   if (kEnds || w.entry < 0)
     save_state(s, w.state(a, w.entry, a.joint_gradients, a.d_initial_state, D), D, v0, warp, lane);

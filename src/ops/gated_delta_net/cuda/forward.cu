@@ -81,6 +81,7 @@ __global__ void __launch_bounds__((NS + 2) * 128, 1)
       mbar_init(done + i * 8, NS * 128);
     }
     mbar_init(o_empty, kLoaders<M>);
+    fence_async_proxy();  // bulk copies see them
   }
   __syncthreads();
   wait_for_previous_kernel();

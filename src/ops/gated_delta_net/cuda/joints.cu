@@ -53,11 +53,13 @@ __global__ void __launch_bounds__(256, M::kHopper ? 2 : 1)
   if (unit && !reach.across) return;
   w.keep_last(reach.chunks);
   if (unit) w.v0 -= D;
-  if (threadIdx.x == 0)
+  if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       mbar_init(full + i * 8, L);
       mbar_init(empty + i * 8, 128);
     }
+    fence_async_proxy();  // bulk copies see them
+  }
   if (unit)
     for (int i = threadIdx.x; i < kStages * 512; i += 256)
       *reinterpret_cast<uint4*>(smem + i / 512 * Smem::kStage + Smem::kWide + i % 512 * 16) =

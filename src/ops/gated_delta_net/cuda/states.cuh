@@ -41,6 +41,7 @@ __device__ __forceinline__ void states_pass(const Args& a) {
       mbar_init(ready + i * 8, NS * 128);
       mbar_init(copied + i * 8, M::kHopper ? 1 : 128);
     }
+    fence_async_proxy();  // bulk copies see them
   }
   __syncthreads();
 
