@@ -29,7 +29,7 @@ constexpr int kRows = 128, kColumns = 256, kDepth = 64, kStages = 4;
 constexpr int kThreads = 384;
 constexpr int kNarrowColumns = 64;
 constexpr u32 kBytesA = kRows * kDepth * 2, kBytesB = kColumns * kDepth * 2;
-constexpr u32 kNarrowStageBytes = kBytesA + kNarrowColumns * kDepth * 2;
+[[maybe_unused]] constexpr u32 kNarrowStageBytes = kBytesA + kNarrowColumns * kDepth * 2;
 constexpr u32 kStageBytes = kBytesA + kBytesB;
 constexpr u32 kOutBytes = 64 * 64 * 2;
 constexpr u32 kSharedBytes = kStages * kStageBytes + 4 * kOutBytes + 2 * kStages * 8 + 1024;

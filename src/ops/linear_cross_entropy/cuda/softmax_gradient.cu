@@ -57,7 +57,7 @@ struct Partial {
   }
 };
 
-__device__ __forceinline__ Partial join(const Partial& a, const Partial& b) {
+[[maybe_unused]] __device__ __forceinline__ Partial join(const Partial& a, const Partial& b) {
   const float maximum = fmaxf(a.maximum, b.maximum);
   const Partial x = a.beneath(maximum), y = b.beneath(maximum);
   return {maximum, x.sum + y.sum, x.depth + y.depth};
