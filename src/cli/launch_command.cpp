@@ -173,6 +173,13 @@ class Launch {
     comm::Endpoint master;
     if (!options_.master.empty()) {
       master = comm::parse_endpoint(options_.master, "--master");
+      if (options_.nodes > 1 && master.port == 0) {
+        throw_error<ConfigError>(
+            "--master {}: a port that the system chooses would be known to host 0 alone; expected "
+            "1 "
+            "to 65535",
+            options_.master);
+      }
       comm::require_resolvable(master, "--master");
     }
     const std::string nonce = nonce_of(options_);

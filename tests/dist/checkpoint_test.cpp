@@ -40,23 +40,36 @@ Words with_steps(int steps, Words words) {
   return words;
 }
 
-TEST_F(LayoutCheckpointTest, ContinuesUnderAnyOtherLayout) {
-  expect_run("whole", 0, with_steps(10, {}));
-  const auto whole = runs_.metrics("whole");
-  // Two steps each.
-  expect_run("run", 8, with_steps(2, {"parallel.dp=2", "parallel.tp=2", "parallel.pp=2"}));
-  EXPECT_TRUE(fs::exists(runs_.directory() /
-                         "run/checkpoints/step-00000002/weights-00008-of-00008.safetensors"));
-  expect_run("run", 2, with_steps(4, {"parallel.cp=2", "parallel.ep=2"}));
-  expect_run("run", 0, with_steps(6, {}));
-  expect_run("run", 2, with_steps(8, {"parallel.fsdp=2"}));
-  expect_run("run", 4, with_steps(10, {"parallel.tp=4"}));
-  const auto steps = runs_.metrics("run");
-  ASSERT_EQ(steps.size(), whole.size());
-  for (std::size_t i = 0; i < steps.size(); ++i) {
-    EXPECT_NEAR(steps[i].loss, whole[i].loss, 1e-9 * whole[i].loss) << "step " << i + 1;
-    EXPECT_NEAR(steps[i].grad_norm, whole[i].grad_norm, 1e-9 * whole[i].grad_norm);
+/// Two steps in each of five layouts are ten steps of one rank.
+class LayoutsInTurnTest : public LayoutCheckpointTest {
+ protected:
+  void expect_one_curve(const Words& what) const {
+    const auto words = [&](int steps, Words layout) {
+      layout.insert(layout.end(), what.begin(), what.end());
+      return with_steps(steps, std::move(layout));
+    };
+    expect_run("whole", 0, words(10, {}));
+    expect_run("run", 8, words(2, {"parallel.dp=2", "parallel.tp=2", "parallel.pp=2"}));
+    EXPECT_TRUE(fs::exists(runs_.directory() /
+                           "run/checkpoints/step-00000002/weights-00008-of-00008.safetensors"));
+    expect_run("run", 2, words(4, {"parallel.cp=2", "parallel.ep=2"}));
+    expect_run("run", 0, words(6, {}));
+    expect_run("run", 2, words(8, {"parallel.fsdp=2"}));
+    expect_run("run", 4, words(10, {"parallel.tp=4"}));
+    const auto whole = runs_.metrics("whole"), steps = runs_.metrics("run");
+    ASSERT_EQ(steps.size(), whole.size());
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      EXPECT_NEAR(steps[i].loss, whole[i].loss, 1e-9 * whole[i].loss) << "step " << i + 1;
+      EXPECT_NEAR(steps[i].grad_norm, whole[i].grad_norm, 1e-9 * whole[i].grad_norm);
+    }
   }
+};
+
+TEST_F(LayoutsInTurnTest, OfAllWeights) { expect_one_curve({}); }
+
+TEST_F(LayoutsInTurnTest, OfAdaptersOnExpertsToo) {
+  expect_one_curve(
+      {"train.method=lora", "adapter.rank=4", "adapter.target_parameters=[mlp.experts.down_proj]"});
 }
 
 TEST_F(LayoutCheckpointTest, OneCheckpointExportsTheSameBytesUnderEveryLayout) {

@@ -43,6 +43,9 @@ const std::vector<Layout> kLayouts = {
     {"pp4", 4, {"parallel.pp=4"}},
     {"pp2 interleaved", 2, {"parallel.pp=2", "parallel.pp_schedule=interleaved"}},
     {"pp2 x dp2 x tp2", 8, {"parallel.pp=2", "parallel.dp=2", "parallel.tp=2"}},
+    {"pp2 x dp2 interleaved",
+     4,
+     {"parallel.pp=2", "parallel.dp=2", "parallel.pp_schedule=interleaved"}},
     {"pp2 x fsdp2", 4, {"parallel.pp=2", "parallel.fsdp=2"}},
     {"pp2 x cp2", 4, {"parallel.pp=2", "parallel.cp=2"}},
     {"cp2", 2, {"parallel.cp=2"}},
@@ -52,7 +55,9 @@ const std::vector<Layout> kLayouts = {
     {"ulysses2", 2, {"parallel.cp=2", "parallel.cp_method=ulysses"}},
     {"ulysses4", 4, {"parallel.cp=4", "parallel.cp_method=ulysses"}},
     {"ulysses2 x dp2", 4, {"parallel.cp=2", "parallel.cp_method=ulysses", "parallel.dp=2"}},
+    {"ulysses2 x fsdp2", 4, {"parallel.cp=2", "parallel.cp_method=ulysses", "parallel.fsdp=2"}},
     {"ulysses2 x tp2", 4, {"parallel.cp=2", "parallel.cp_method=ulysses", "parallel.tp=2"}},
+    {"ulysses2 x pp2", 4, {"parallel.cp=2", "parallel.cp_method=ulysses", "parallel.pp=2"}},
 };
 
 /// For models with experts.
@@ -74,6 +79,10 @@ const std::vector<Layout> kExpertLayouts = {
     {"ulysses2 x dp2 ep2",
      4,
      {"parallel.cp=2", "parallel.cp_method=ulysses", "parallel.dp=2", "parallel.ep=2"}},
+    {"pp2 x fsdp2 ep2", 4, {"parallel.pp=2", "parallel.fsdp=2", "parallel.ep=2"}},
+    {"pp2 x tp2 x cp2 ep2",
+     8,
+     {"parallel.pp=2", "parallel.tp=2", "parallel.cp=2", "parallel.ep=2"}},
 };
 
 /// What is trained and how; each is compared with one rank of its own.
@@ -87,6 +96,10 @@ struct Variant {
 const std::vector<Variant> kVariants = {
     {"dense, full", "dense", {}},
     {"dense, LoRA", "dense", {"train.method=lora", "adapter.rank=4", "adapter.dropout=0.1"}},
+    // Layers of one kind alone have adapters: stages and units without any.
+    {"dense, LoRA of attention alone",
+     "dense",
+     {"train.method=lora", "adapter.rank=4", "adapter.targets=[self_attn.q_proj]"}},
     {"dense, LoRA and the tied embedding",
      "dense",
      {"train.method=lora", "adapter.rank=4", "adapter.modules_to_save=[embed_tokens]"}},
@@ -117,6 +130,7 @@ const std::vector<Variant> kVariants = {
     {"dense, some frozen, evaluated",
      "dense",
      {"train.freeze=['*.layers.0.*', '*embed_tokens*']", "train.eval_every=5"}},
+    {"dense, the end frozen", "dense", {"train.freeze=['*.layers.3.*', '*.norm.weight']"}},
     {"moe, full", "moe", {}},
     {"moe, full, accumulated, recomputed",
      "moe",
@@ -289,6 +303,8 @@ TEST_F(ParityTest, OfPipelines) {
   compare(variant("dense, some frozen, evaluated"), layout("pp4"), kFloat64);
   compare(variant("dense, some frozen, evaluated"), layout("pp2 interleaved"), kFloat64);
   compare(variant("dense, LoRA and the tied embedding"), layout("pp2"), kFloat64);
+  compare(variant("dense, LoRA of attention alone"), layout("pp4"), kFloat64);
+  compare(variant("dense, the end frozen"), layout("pp4"), kFloat64);
   compare(variant("dense, LoRA"), layout("pp2 x cp2"), kFloat64);
   compare(variant("moe, full, accumulated, recomputed"), layout("pp2 x fsdp2"), kFloat64);
 }
@@ -297,6 +313,8 @@ TEST_F(ParityTest, OfContextParallelism) {
   compare(variant("dense, full"), layout("cp3"), kFloat64);
   compare(variant("dense, full"), layout("cp2"), kFloat32);
   compare(variant("dense, some frozen, evaluated"), layout("ulysses2"), kFloat64);
+  for (const char* name : {"cp3", "ulysses2"})
+    compare(variant("classification, full, evaluated"), layout(name), kFloat64);
   compare(variant("moe, full, accumulated, recomputed"), layout("cp2 x dp2"), kFloat64);
   compare(variant("moe, LoRA, accumulated"), layout("ulysses2 x tp2"), kFloat64);
 }
@@ -354,6 +372,7 @@ TEST_F(ParityTest, OfExperts) {
   compare(variant("moe, full"), experts("tp2 ep2"), kFloat64);
   compare(variant("moe, full, accumulated, recomputed"), experts("fsdp2 x dp2 ep2"), kFloat64);
   compare(variant("moe, LoRA on experts, recomputed"), experts("cp2 ep2"), kFloat64);
+  compare(variant("moe, LoRA on experts, recomputed"), experts("pp2 x fsdp2 ep2"), kFloat64);
 }
 
 // Over all ranks the statistics of one rank with the same step in one micro-batch.

@@ -38,9 +38,11 @@ class RecipeTest : public ::testing::Test {
     for (const std::string& word :
          runs_.overrides(name, model, {"train.max_steps=" + std::to_string(steps)})) {
       // What a recipe is about stays its own.
-      if (!word.starts_with("train.global_batch_size") && !word.starts_with("data.max_length"))
+      if (!word.starts_with("train.global_batch_size") && !word.starts_with("data."))
         words.push_back(word);
     }
+    words.push_back("data.train=" +
+                    testing::source_path(config::load(path_of(recipe)).data.train.at(0).path));
     EXPECT_EQ(testing::wait_for(testing::start_heddle(words, runs_.log_of(name), environment)), 0)
         << recipe << ":\n"
         << runs_.printed(name);

@@ -53,8 +53,9 @@ inline std::unique_ptr<models::qwen3_5::Model> tiny_model(c10::ScalarType dtype,
 }
 
 /// Sequences of the given lengths with tokens that depend on the sequence alone, every position
-/// labelled.
-inline data::Batch batch_of(const std::vector<std::pair<int, int>>& seed_and_length) {
+/// labelled but `prompt` at the start of the first.
+inline data::Batch batch_of(const std::vector<std::pair<int, int>>& seed_and_length,
+                            int prompt = 0) {
   static thread_local std::vector<std::vector<std::int32_t>> tokens, labels;
   static thread_local std::vector<std::vector<float>> weights;
   tokens.clear(), labels.clear(), weights.clear();
@@ -65,6 +66,7 @@ inline data::Batch batch_of(const std::vector<std::pair<int, int>>& seed_and_len
     label.push_back(-100);
     std::vector<float> weight(row.size(), 1.0F);
     weight.back() = 0;
+    for (int t = 0; tokens.empty() && t < prompt; ++t) label[t] = -100, weight[t] = 0;
     tokens.push_back(row), labels.push_back(label), weights.push_back(weight);
   }
   std::vector<data::SequenceView> views;

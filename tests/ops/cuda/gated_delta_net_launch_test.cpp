@@ -274,7 +274,7 @@ TEST_P(GatedDeltaRuleLaunch, SegmentsEqualTheWholeSequence) {
 
 // With few sequences and heads a CTA of the wgmma kernels owns half of V's columns, with many all.
 TEST_P(GatedDeltaRuleLaunch, HalvesOfVEqualTheWhole) {
-  std::vector<std::int32_t> lengths = {129, 70};
+  std::vector<std::int32_t> lengths = {700, 330};  // more chunks than stages of a pipeline
   lengths.resize(27, 3);
   for (const Case& c : kinds(shape(lengths, 2, 2))) {
     const Whole many(c), few = many.first(2);

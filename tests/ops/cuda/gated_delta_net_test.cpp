@@ -150,6 +150,16 @@ TEST_P(GatedDeltaRuleCuda, LongSequencesOfFewHeads) {
   expect_close(c);
 }
 
+// Without a backward nothing is kept; few heads, whose sequences are cut, and many.
+TEST_P(GatedDeltaRuleCuda, InferenceGivesTheBitsOfTraining) {
+  for (const Case& c : {shape({2600, 1501}, 1, 2, 128), shape({700, 0, 33, 330}, 8, 4, 128)}) {
+    const Problem p = on_device(make(c, at::kBFloat16), kGpu);
+    const Tensors trained = run(p, table(c)), inferred = call(p, table(c), p.inputs);
+    for (std::size_t i = 0; i < inferred.size(); ++i)
+      EXPECT_TRUE(identical(inferred[i].cpu(), trained[i].cpu())) << names()[i] << c.text();
+  }
+}
+
 TEST_P(GatedDeltaRuleCuda, RawKeysAndGivenScale) {
   Case c = shape({40, 130}, 1, 2, 64);
   c.normalize = false;

@@ -52,6 +52,12 @@ void expect_equal(const LinearCrossEntropy::Inputs& in, c10::ScalarType buffer_d
   EXPECT_TRUE(identical(actual.logprobs.cpu(), again.logprobs.cpu()));
   EXPECT_TRUE(identical(actual.entropy.cpu(), again.entropy.cpu()));
   EXPECT_TRUE(identical(actual.grad_hidden.cpu(), again.grad_hidden.cpu()));
+  EXPECT_TRUE(identical(actual.grad_weight.cpu(), again.grad_weight.cpu()));
+  // As where the head is frozen; chunks of another size may take another product.
+  const auto frozen = linear_cross_entropy(fused, in, true, false);
+  EXPECT_FALSE(frozen.grad_weight.defined());
+  EXPECT_TRUE(close(frozen.logprobs.cpu(), expected.logprobs.cpu(), half ? 4e-3 : 1e-5));
+  EXPECT_TRUE(close(frozen.grad_hidden.cpu(), expected.grad_hidden.cpu(), half ? 1e-2 : 1e-5));
   const auto scored = linear_cross_entropy(fused, in, false, false);
   EXPECT_TRUE(identical(actual.logprobs.cpu(), scored.logprobs.cpu()));
   EXPECT_TRUE(identical(actual.entropy.cpu(), scored.entropy.cpu()));

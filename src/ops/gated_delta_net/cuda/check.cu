@@ -111,10 +111,10 @@ void check_inverse(GatedDeltaNetKernel kernel, int dim, Kind kind, float beta, i
 /// Two sequences alone, and beside many others: with more segments and heads a CTA of the wgmma
 /// kernels owns all of V's columns instead of half.
 void check_columns(GatedDeltaNetKernel kernel, Kind kind, int seed) {
-  std::vector<int> lengths = {129, 70};
+  std::vector<int> lengths = {700, 330};  // more chunks than stages of a pipeline
   lengths.resize(27, 3);
   Problem many({lengths, 2, 4, 128, kind, true, true, 0, 1 << 20}, seed);
-  Problem few({{129, 70}, 2, 4, 128, kind, true, true, 0, 1 << 20}, seed);
+  Problem few({{700, 330}, 2, 4, 128, kind, true, true, 0, 1 << 20}, seed);
   auto first = [](auto& to, const auto& from) { std::copy_n(from.begin(), to.size(), to.begin()); };
   first(few.q, many.q);
   first(few.k, many.k);
@@ -192,7 +192,7 @@ void check_all(GatedDeltaNetKernel kernel, const std::string& extent) {
     for (int split : {0, 1})
       check_case({{29, 0, 65, 300}, 1, 2, 128, kLogSigmoid, true, true, 8, split}, kernel, 1);
     std::vector<int> many(kSplitValues + 10);  // enough sequences for CTAs of all columns of V
-    for (size_t i = 0; i < many.size(); ++i) many[i] = i * 37 % 131;
+    for (size_t i = 0; i < many.size(); ++i) many[i] = i * 37 % 331;
     check_case({many, 1, 1, 128, kLogSigmoid, true, true}, kernel, 2);
     for (int split : {0, 1})
       if (portable)
@@ -210,7 +210,7 @@ void check_all(GatedDeltaNetKernel kernel, const std::string& extent) {
     check_case({{1024}, 1, 4, 128, kind, !is_parallel(kind), true}, kernel, ++seed);
   std::vector<int> many(
       300);  // enough sequence-heads for the unsplit kernels, and several ring turns
-  for (int i = 0; i < 300; ++i) many[i] = i * 37 % 151;
+  for (int i = 0; i < 300; ++i) many[i] = i * 37 % 451;
   check_case({many, 1, 2, 128, kLogSigmoid, true, true}, kernel, ++seed);
   for (int group : {1, 2, 3, 4})
     check_case({{129, 1, 0, 300}, 2, 2 * group, 64, kLogSigmoid, true, true}, kernel, ++seed);

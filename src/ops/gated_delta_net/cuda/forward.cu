@@ -60,7 +60,8 @@ __device__ __forceinline__ void query_norms(const Args& a, const Work& w, int c,
 /// scales 6.
 ///
 /// Barriers: full[stage] tiles and scales; scores[2] P stored; norms[stage] 1 / |q| stored; done[2]
-/// U and O staged and every read of the stage and of P over; o_empty O copied out.
+/// U and O staged and every read of the stage and of P over; o_empty O copied out, without which a
+/// state group goes no further than one chunk ahead of the load group.
 template <class M, int D, int NS>
 __global__ void __launch_bounds__((NS + 2) * 128, 1)
     forward_kernel(const __grid_constant__ Args a) {
