@@ -164,7 +164,9 @@ class PoisonedPackTest : public ScoreTest {
     ASSERT_TRUE(file.good());
   }
 
-  void expect_no_effect(const std::string& model, const Words& layout) {
+  /// `rounding`, relative: experts are sent other numbers of rows, and a row's product may round by
+  /// its place among them.
+  void expect_no_effect(const std::string& model, const Words& layout, double rounding) {
     SCOPED_TRACE(layout.back());
     const auto clean = score(model, "lm", layout, {}),
                poisoned = score(model + "-poisoned", "lm", layout, {});
@@ -174,7 +176,13 @@ class PoisonedPackTest : public ScoreTest {
       const auto &expected = clean[r].at("logprobs"), &found = poisoned[r].at("logprobs");
       const bool is_neighbour = clean[r].at("input_ids")[0] == kNeighbour;
       if (!is_neighbour) {
-        EXPECT_EQ(found, expected) << "row " << r;
+        ASSERT_EQ(found.size(), expected.size());
+        for (std::size_t i = 1; i < found.size(); ++i) {
+          const double wanted = expected[i];
+          ASSERT_TRUE(found[i].is_number()) << "row " << r << ", token " << i;
+          EXPECT_LE(std::abs(found[i].get<double>() - wanted), rounding * std::abs(wanted))
+              << "row " << r << ", token " << i;
+        }
       } else if (found.size() > 1) {
         EXPECT_TRUE(found[1].is_null());
       }
@@ -182,11 +190,11 @@ class PoisonedPackTest : public ScoreTest {
   }
 };
 
-TEST_F(PoisonedPackTest, ChangesNoBitOfASequence) {
-  expect_no_effect("untied", {"4", "parallel.tp=2", "parallel.cp=2"});
-  expect_no_effect("untied", {"2", "parallel.cp=2", "parallel.cp_method=ulysses"});
-  expect_no_effect("moe", {"2", "parallel.tp=2", "parallel.ep=2"});
-  expect_no_effect("moe", {"2", "parallel.cp=2", "parallel.ep=2"});
+TEST_F(PoisonedPackTest, ReachesNoSequence) {
+  expect_no_effect("untied", {"4", "parallel.tp=2", "parallel.cp=2"}, 0);
+  expect_no_effect("untied", {"2", "parallel.cp=2", "parallel.cp_method=ulysses"}, 0);
+  expect_no_effect("moe", {"2", "parallel.tp=2", "parallel.ep=2"}, 1e-14);
+  expect_no_effect("moe", {"2", "parallel.cp=2", "parallel.ep=2"}, 1e-14);
 }
 
 TEST_F(ScoreTest, WhatCannotBeDividedIsNamed) {
