@@ -176,8 +176,7 @@ class Launch {
       if (options_.nodes > 1 && master.port == 0) {
         throw_error<ConfigError>(
             "--master {}: a port that the system chooses would be known to host 0 alone; expected "
-            "1 "
-            "to 65535",
+            "1 to 65535",
             options_.master);
       }
       comm::require_resolvable(master, "--master");

@@ -57,6 +57,17 @@ TEST(DryRun, RunsAllOfEveryLayoutOnShapes) {
   }
 }
 
+TEST(DryRun, OwnersOfExpertsCoverThemOnce) {
+  const auto config = run_config(
+      {"parallel.tp=2", "parallel.fsdp=2", "parallel.dp=2", "parallel.pp=2", "parallel.ep=4"});
+  const DryRunReport report = dry_run(config, small(true), 16);
+  double owned = 0;
+  for (const DryRank& rank : report.stages) {
+    owned += rank.owned;
+  }
+  EXPECT_GT(report.elements * 2, owned);
+}
+
 // That each parameter is owned once is what it checks itself.
 TEST(DryRun, OfLargeModelsOnManyRanks) {
   struct Large {
