@@ -157,14 +157,14 @@ Training train(Mode mode, const Recipe& recipe) {
                    : testing::batch_of({{i, 190}, {i + 20, 65}, {i + 30, 129}}, 4 * i),
         testing::batch_of({{i + 40, 65}}, 2 * i)};
     const double scale = 1 / (batches[0].loss_weight_sum + batches[1].loss_weight_sum),
-                 lr = optim.lr / (1 + i), auxiliary = recipe.experts ? 0.01 * scale : 0;
+                 lr = optim.lr / (1 + i), auxiliary = recipe.experts ? 0.01 / 512 : 0;
     train::MicroBatchLoss sums;
     if (mode == Mode::kPlain || mode == Mode::kPlainWithRoundedRows) {
-      const std::vector<train::HeadFunction> heads = {
-          [&](const at::Tensor& hidden, const data::Batch& batch) {
+      const std::vector<train::HeadFunction> heads(
+          batches.size(), [&](const at::Tensor& hidden, const data::Batch& batch) {
             const train::LossRows rows(*model, batch, scale, mode == Mode::kPlain ? 1 : 128);
             return train::run_language_model_head(*model, hidden, rows, true);
-          }};
+          });
       sums = train::run_micro_batches(
           *model, nullptr, pipeline, trainable, batches, heads,
           {.auxiliary_scale = auxiliary, .pooled_auxiliary_loss = recipe.pooled_auxiliary_loss});
