@@ -1,15 +1,18 @@
 // The whole model in bf16 on a GPU, with the kernels it would choose, against fp64 on the CPU.
 #include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <map>
 
+#include "ckpt/hf_adapter.h"
 #include "device/device.h"
 #include "models/gradients.h"
 #include "models/tiny_model.h"
+#include "testing/temporary_directory.h"
 #include "train/optimizer.h"
 #include "train/queued_steps.h"
 
@@ -59,14 +62,24 @@ std::unique_ptr<Model> model_on(c10::Device device, c10::ScalarType dtype,
   return model;
 }
 
-/// Root of the sum of squared differences over all parameters, relative to that of `expected`.
-double relative_error(const testing::Gradients& found, const testing::Gradients& expected) {
+/// The reference kernel of every operator of the model.
+ops::KernelPolicy references_for(const Model& model) {
+  ops::KernelPolicy policy;
+  for (const auto& request : models::qwen3_5::kernel_requests(model.config()))
+    policy.chosen_by_user[request.op] = "reference";
+  return policy;
+}
+
+/// Root of the sum of squared differences over all parameters, relative to that of `expected`; that
+/// of a single parameter may be `most_of_one`.
+double relative_error(const testing::Gradients& found, const testing::Gradients& expected,
+                      double most_of_one = 0.08) {
   double error = 0, norm = 0;
   for (const auto& [name, gradient] : expected.by_name) {
     const at::Tensor difference =
         found.by_name.at(name).cpu().to(at::kDouble) - gradient.to(at::kDouble);
     const double e = difference.norm().item<double>(), n = gradient.norm().item<double>();
-    EXPECT_LE(e, 0.08 * n) << name;
+    EXPECT_LE(e, most_of_one * n) << name;
     error += e * e, norm += n * n;
   }
   return std::sqrt(error / norm);
@@ -81,10 +94,7 @@ TEST(GpuModel, Bf16GradientsFollowFp64AsReferenceKernelsDo) {
   const c10::Device gpu(c10::DeviceType::CUDA, 0);
   const auto exact = model_on(c10::Device(c10::DeviceType::CPU), at::kDouble);
   const auto found = model_on(gpu, at::kBFloat16);
-  ops::KernelPolicy references;
-  for (const auto& request : models::qwen3_5::kernel_requests(exact->config()))
-    references.chosen_by_user[request.op] = "reference";
-  const auto reference = model_on(gpu, at::kBFloat16, references);
+  const auto reference = model_on(gpu, at::kBFloat16, references_for(*exact));
   constexpr double kBar = 0.03;
   std::map<parallel::Recompute, double> squares;
   int draws = 0;
@@ -112,6 +122,90 @@ TEST(GpuModel, Bf16GradientsFollowFp64AsReferenceKernelsDo) {
     ++draws;
   }
   for (const auto& [recompute, sum] : squares) EXPECT_LE(std::sqrt(sum / draws), kBar);
+}
+
+/// Adapters of rank 16 on all linear layers, their numbers such as bf16 has; the model is frozen.
+std::unique_ptr<adapters::LoraSet> adapted(Model& model) {
+  for (nn::Parameter* parameter : model.parameters()) parameter->set_trainable(false);
+  auto set = std::make_unique<adapters::LoraSet>(
+      ckpt::adaptable(model), std::vector<std::string>{"all-linear"}, std::vector<std::string>{},
+      adapters::LoraOptions(), model.context());
+  set->initialize();
+  for (const auto& lora : set->adapters()) {
+    const at::Tensor a = lora->a().data(), b = lora->b().data();
+    a.copy_(a.to(at::kBFloat16));
+    b.copy_(at::arange(b.numel(), at::kDouble)
+                .mul_(12.9898)
+                .sin_()
+                .mul_(0.02)
+                .view_as(b)
+                .to(at::kBFloat16));
+  }
+  return set;
+}
+
+TEST(GpuModel, GradientsOfAdaptersFollowFp64AsReferenceKernelsDo) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  const c10::Device gpu(c10::DeviceType::CUDA, 0);
+  const auto exact = model_on(c10::Device(c10::DeviceType::CPU), at::kDouble);
+  const auto found = model_on(gpu, at::kBFloat16);
+  const auto reference = model_on(gpu, at::kBFloat16, references_for(*exact));
+  const auto of_exact = adapted(*exact), of_found = adapted(*found),
+             of_reference = adapted(*reference);
+  const std::vector<data::Batch> batches = {testing::batch_of({{1, 300}, {2, 65}, {3, 190}})};
+  const auto run = [&](Model& model, adapters::LoraSet& set, parallel::Recompute recompute) {
+    return testing::differentiate(model, batches, recompute, 0, &set);
+  };
+  const auto expected = run(*exact, *of_exact, parallel::Recompute::kOff);
+  ASSERT_EQ(expected.by_name.size(), 2 * of_exact->adapters().size());
+  const double of_bf16 =
+      relative_error(run(*reference, *of_reference, parallel::Recompute::kOff), expected);
+  for (const auto recompute :
+       {parallel::Recompute::kOff, parallel::Recompute::kElementwise, parallel::Recompute::kFull}) {
+    const auto actual = run(*found, *of_found, recompute);
+    EXPECT_NEAR(actual.loss, expected.loss, 2e-3 * expected.loss);
+    const double error = relative_error(actual, expected);
+    EXPECT_LE(error, 1.1 * of_bf16);
+    std::printf("relative RMS of the adapters' gradients: %.4f, reference kernels %.4f\n", error,
+                of_bf16);
+  }
+}
+
+// In bf16 a token whose experts are nearly equal takes others; the choices of fp64 are replayed, so
+// that what remains is rounding.
+TEST(GpuModel, GradientsWithExpertsFollowFp64AsReferenceKernelsDo) {
+  if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
+  const testing::TemporaryDirectory folder;
+  const c10::Device cpu(c10::DeviceType::CPU), gpu(c10::DeviceType::CUDA, 0);
+  const auto exact = model_on(cpu, at::kDouble, {}, true);
+  const auto found = model_on(gpu, at::kBFloat16, {}, true);
+  const auto reference = model_on(gpu, at::kBFloat16, references_for(*exact), true);
+  const std::vector<data::Batch> batches = {testing::batch_of({{1, 300}, {2, 65}, {3, 190}})};
+  const auto run = [&](Model& model, bool records, parallel::Recompute recompute) {
+    config::TrainSection train;
+    (records ? train.router_record : train.router_replay) = (folder / "experts").string();
+    auto router = train::RouterReplay::open(train, model.config(), model.context().device);
+    router->continue_after(0, model.context().mesh.world_group());
+    router->begin_step(1);
+    const auto gradients =
+        testing::differentiate(model, batches, recompute, 0.01 / 555, nullptr, &*router);
+    router->end_step();
+    return gradients;
+  };
+  const auto expected = run(*exact, true, parallel::Recompute::kOff);
+  // A_log, four numbers a layer, has 16 % with reference kernels too.
+  constexpr double kMostOfOne = 0.25;
+  const double of_bf16 =
+      relative_error(run(*reference, false, parallel::Recompute::kOff), expected, kMostOfOne);
+  for (const auto recompute :
+       {parallel::Recompute::kOff, parallel::Recompute::kElementwise, parallel::Recompute::kFull}) {
+    const auto actual = run(*found, false, recompute);
+    EXPECT_NEAR(actual.loss, expected.loss, 2e-3 * expected.loss);
+    const double error = relative_error(actual, expected, kMostOfOne);
+    EXPECT_LE(error, 1.1 * of_bf16);
+    std::printf("relative RMS of all gradients with experts: %.4f, reference kernels %.4f\n", error,
+                of_bf16);
+  }
 }
 
 /// Weights after some optimizer steps, and each step's loss, entropy and gradient norm.
