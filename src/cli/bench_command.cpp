@@ -217,8 +217,8 @@ int run(const BenchOptions& options, const Session& session) {
   refuse_what_is_not_taken(options);
   std::vector<std::string> overrides = {"model.dtype=bfloat16"};
   overrides.insert(overrides.end(), options.overrides.begin(), options.overrides.end());
-  const config::RunConfig config =
-      config::parse("", "command line", overrides, config::Completeness::kPartial);
+  const config::RunConfig config = config::parse(
+      "", "command line", overrides, config::Completeness::kPartial, train::usual_device());
   if (options.work == "step") return run_step(options, config, session);
   const auto launched = comm::read_launch_environment();
   if (launched && launched->world > 1) {

@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "cli/command.h"
 #include "config/config.h"
+#include "train/setup.h"
 
 namespace heddle::cli {
 namespace {
@@ -27,7 +28,8 @@ int run_config(const ConfigOptions& options, const Session& session) {
   // Without a file there is nothing to be complete: the defaults, with what the overrides say.
   const auto completeness =
       given.file.empty() ? config::Completeness::kPartial : config::Completeness::kComplete;
-  const config::RunConfig run = config::load(given.file, given.overrides, completeness);
+  const config::RunConfig run =
+      config::load(given.file, given.overrides, completeness, train::usual_device());
   for (const std::string& unused : config::unused_keys(run)) log::warning("{}", unused);
   session.out << (options.is_json ? config::dump_json(run) + "\n" : config::dump_yaml(run));
   return 0;

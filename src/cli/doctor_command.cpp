@@ -19,6 +19,7 @@
 #include "device/device.h"
 #include "ops/gated_delta_net/npu/path.h"
 #include "ops/registry.h"
+#include "train/setup.h"
 #include "ui/table.h"
 
 namespace heddle::cli {
@@ -127,7 +128,10 @@ Planned planned(const DoctorOptions& options) {
   std::vector<std::string> settings = options.overrides;
   // A file for no model in particular may leave it out.
   if (!options.preset.empty()) settings.push_back("model.path=" + options.preset);
-  Planned planned{config::load(options.mesh_of, settings), {}, 0};
+  Planned planned{config::load(options.mesh_of, settings, config::Completeness::kComplete,
+                               train::usual_device()),
+                  {},
+                  0};
   planned.ranks = ranks_of(planned.config.parallel, options.ranks);
   planned.model = shape_of(options, planned.config);
   return planned;

@@ -50,6 +50,7 @@ int run(const ExportOptions& options, const Session& session) {
   arguments.directory = options.model;
   arguments.adapter = options.adapter;
   arguments.dtype = options.dtype;
+  arguments.device = "cpu";
   const train::LoadedModel loaded =
       load(arguments, options.head == "classify" ? models::qwen3_5::Head::kClassify
                                                  : models::qwen3_5::Head::kLanguageModel);

@@ -105,7 +105,8 @@ void check_command(const std::vector<std::string>& command, std::int64_t ranks) 
   config::RunConfig config;
   if (command.front() == "sft" || command.front() == "pt") {
     const ConfigArguments split = split_config_arguments(words);
-    config = config::load(split.file, split.overrides);
+    config = config::load(split.file, split.overrides, config::Completeness::kComplete,
+                          train::usual_device());
   } else {
     std::erase_if(words, [](const std::string& word) { return !word.starts_with("parallel."); });
     config = config::parse("", "command line", words, config::Completeness::kPartial);

@@ -15,8 +15,8 @@ void add_model_arguments(CLI::App& command, ModelArguments& arguments) {
       ->type_name("DIR");
   command.add_option("--dtype", arguments.dtype,
                      "float32, bfloat16 or float64; default float32 on the CPU, else bfloat16");
-  command.add_option("--device", arguments.device, "cpu, cuda[:N] or npu[:N]")
-      ->capture_default_str();
+  command.add_option("--device", arguments.device,
+                     "cpu, cuda[:N] or npu[:N]; default the first accelerator, else cpu");
   command.add_option("--threads", arguments.threads,
                      "CPU threads; 0: the cores this process may use");
 }
@@ -24,7 +24,8 @@ void add_model_arguments(CLI::App& command, ModelArguments& arguments) {
 runtime::Context context_of(const ModelArguments& arguments) {
   runtime::Context context;
   device::set_cpu_threads(arguments.threads);
-  context.device = device::parse(arguments.device);
+  context.device = device::parse(arguments.device.empty() ? config::to_string(train::usual_device())
+                                                          : arguments.device);
   const std::string usual = context.device.is_cpu() ? "float32" : "bfloat16";
   context.dtype =
       runtime::parse_dtype(arguments.dtype.empty() ? usual : arguments.dtype, "--dtype");

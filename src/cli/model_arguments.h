@@ -16,8 +16,8 @@ namespace heddle::cli {
 struct ModelArguments {
   std::string directory;
   std::string adapter;
-  std::string dtype;  ///< Empty: float32 on the CPU, bfloat16 elsewhere.
-  std::string device = "cpu";
+  std::string dtype;   ///< Empty: float32 on the CPU, bfloat16 elsewhere.
+  std::string device;  ///< Empty: train::usual_device().
   int threads = 0;
 };
 

@@ -24,6 +24,7 @@
 #include "data/rendering/renderer.h"
 #include "train/same_inputs.h"
 #include "train/scorer.h"
+#include "train/setup.h"
 
 namespace heddle::cli {
 namespace {
@@ -65,8 +66,8 @@ Json to_json(const std::vector<double>& values) {
 
 /// How the ranks divide the model.
 config::RunConfig layout_of(const ScoreOptions& options) {
-  std::vector<std::string> settings = {"device.name=" + options.model.device,
-                                       "device.threads=" + std::to_string(options.model.threads)};
+  std::vector<std::string> settings = {"device.threads=" + std::to_string(options.model.threads)};
+  if (!options.model.device.empty()) settings.push_back("device.name=" + options.model.device);
   if (!options.model.dtype.empty()) settings.push_back("model.dtype=" + options.model.dtype);
   for (const std::string& setting : options.layout) {
     if (!setting.starts_with("parallel.")) {
@@ -75,7 +76,8 @@ config::RunConfig layout_of(const ScoreOptions& options) {
     }
     settings.push_back(setting);
   }
-  return config::parse("", "command line", settings, config::Completeness::kPartial);
+  return config::parse("", "command line", settings, config::Completeness::kPartial,
+                       train::usual_device());
 }
 
 /// What the ranks must have alike beside model and layout.

@@ -13,6 +13,7 @@
 #include "comm/refusal.h"
 #include "comm/world.h"
 #include "config/config.h"
+#include "train/setup.h"
 #include "train/trainer.h"
 
 namespace heddle::cli {
@@ -39,8 +40,10 @@ int run(const std::string& name, const std::vector<std::string>& arguments,
   const ConfigArguments split = split_config_arguments(arguments);
   // What the command stands for comes first, so that the user's own overrides win.
   defaults.insert(defaults.end(), split.overrides.begin(), split.overrides.end());
-  const config::RunConfig config =
-      comm::before_joining([&] { return config::load(split.file, defaults); });
+  const config::RunConfig config = comm::before_joining([&] {
+    return config::load(split.file, defaults, config::Completeness::kComplete,
+                        train::usual_device());
+  });
   log::set_level(static_cast<log::Level>(config.log.level));
   for (const std::string& sentence : config::unused_keys(config)) log::warning("{}", sentence);
   StopRequest stop;

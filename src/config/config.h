@@ -16,15 +16,16 @@ enum class Completeness { kComplete, kPartial };
 
 /// Reads the YAML file, then the overrides ("optim.lr=3e-4", the value being YAML), fills in the
 /// defaults that depend on other keys and checks everything. An empty `file` means overrides only.
+/// `usual`: the device where none is named.
 /// Throws ConfigError that starts with "run.yaml:12: " or "command line: " and names the key;
 /// FileError if the file cannot be read.
 RunConfig load(const std::filesystem::path& file, std::span<const std::string> overrides = {},
-               Completeness completeness = Completeness::kComplete);
+               Completeness completeness = Completeness::kComplete, const DeviceName& usual = {});
 
 /// The same from text; `name` stands for the file in messages.
 RunConfig parse(std::string_view yaml, const std::string& name,
                 std::span<const std::string> overrides = {},
-                Completeness completeness = Completeness::kComplete);
+                Completeness completeness = Completeness::kComplete, const DeviceName& usual = {});
 
 /// Every key with its value, as YAML that load() reads back to the same configuration.
 std::string dump_yaml(const RunConfig& config);

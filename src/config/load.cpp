@@ -158,7 +158,8 @@ class Reader {
 
 /// Defaults that follow from other keys, so that a printed configuration shows what will really be
 /// used.
-void fill_in(RunConfig& config, const std::string& name) {
+void fill_in(RunConfig& config, const std::string& name, const DeviceName& usual) {
+  if (!config.is_set("device.name")) config.device.name = usual;
   if (config.train.output_dir.empty()) {
     const std::string stem = std::filesystem::path(name).stem().string();
     config.train.output_dir = "runs/" + (stem.empty() ? std::string("run") : stem);
@@ -179,12 +180,13 @@ void fill_in(RunConfig& config, const std::string& name) {
 }
 
 RunConfig read(std::optional<std::string_view> yaml, const std::string& name,
-               std::span<const std::string> overrides, Completeness completeness) {
+               std::span<const std::string> overrides, Completeness completeness,
+               const DeviceName& usual) {
   RunConfig config;
   Reader reader(config);
   if (yaml) reader.file(*yaml, name);
   for (const std::string& argument : overrides) reader.override_with(argument);
-  fill_in(config, name);
+  fill_in(config, name, usual);
   check(config, yaml ? name : "command line", completeness);
   return config;
 }
@@ -192,18 +194,19 @@ RunConfig read(std::optional<std::string_view> yaml, const std::string& name,
 }  // namespace
 
 RunConfig load(const std::filesystem::path& file, std::span<const std::string> overrides,
-               Completeness completeness) {
-  if (file.empty()) return read({}, "", overrides, completeness);
+               Completeness completeness, const DeviceName& usual) {
+  if (file.empty()) return read({}, "", overrides, completeness, usual);
   if (!std::filesystem::exists(file)) {
     throw_error<ConfigError>("{}: no such configuration file", file.string());
   }
   const std::string yaml = files::read(file);
-  return read(yaml, file.string(), overrides, completeness);
+  return read(yaml, file.string(), overrides, completeness, usual);
 }
 
 RunConfig parse(std::string_view yaml, const std::string& name,
-                std::span<const std::string> overrides, Completeness completeness) {
-  return read(yaml, name, overrides, completeness);
+                std::span<const std::string> overrides, Completeness completeness,
+                const DeviceName& usual) {
+  return read(yaml, name, overrides, completeness, usual);
 }
 
 std::string where(const RunConfig& config, const std::string& key) {

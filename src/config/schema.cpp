@@ -406,7 +406,10 @@ Section device_section() {
   Section s = make("device", "Where this rank computes; `device: cuda:1` is short for its name.");
   s.scalar_key = "device.name";
   Table<DeviceSection>(s, &RunConfig::device)
-      .key("name", &DeviceSection::name, "N counts the devices this process sees")
+      .key("name", &DeviceSection::name,
+           "N counts the devices this process sees; not given, it is the first accelerator that "
+           "this "
+           "build can use and the machine has, and the CPU where there is none")
       .key("threads", &DeviceSection::threads, "CPU threads; 0: every core this process may use",
            {.range = within(0, 4096), .aliases = {"num_threads", "cpus"}});
   return s;

@@ -128,6 +128,12 @@ c10::Device rank_device(const config::RunConfig& config,
   return device::parse(config::to_string(device));
 }
 
+config::DeviceName usual_device() {
+  std::string why_none;
+  const std::vector<device::Accelerator> found = device::accelerators(why_none);
+  return found.empty() ? config::DeviceName{} : config::parse_device(found.front().device);
+}
+
 std::shared_ptr<comm::World> join_world(const config::RunConfig& config, const std::string& command,
                                         const std::vector<comm::Fact>& more) {
   const auto environment = comm::read_launch_environment();
@@ -160,6 +166,9 @@ runtime::Context make_context(const config::RunConfig& config, std::shared_ptr<c
   device::set_cpu_threads(static_cast<int>(threads));
   context.device = world ? rank_device(config, world->environment())
                          : device::parse(config::to_string(config.device.name));
+  std::string why_none;
+  if (!config.is_set("device.name") && device::accelerators(why_none).empty())
+    log::info("device: cpu, for no accelerator was found (heddle doctor says why)");
   device::set_deterministic(config.train.deterministic);
   device::start(context.device);
   context.dtype =

@@ -60,6 +60,10 @@ void allocate_model(const config::RunConfig& config, models::qwen3_5::Config mod
 /// ConfigError if nothing is trained.
 void complete_model(const config::RunConfig& config, Setup& setup, bool has_values = true);
 
+/// Where a command computes that is told no device: the first accelerator that this build can use
+/// and the machine has, else the CPU.
+config::DeviceName usual_device();
+
 /// The context of one rank from the configuration; sets the CPU threads.
 runtime::Context make_context(const config::RunConfig& config,
                               std::shared_ptr<comm::World> world = nullptr);

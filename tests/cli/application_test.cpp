@@ -10,6 +10,7 @@
 #include "base/text.h"
 #include "cli/run_command.h"
 #include "config/config.h"
+#include "device/device.h"
 #include "testing/parameter_name.h"
 #include "testing/paths.h"
 #include "testing/temporary_directory.h"
@@ -163,7 +164,23 @@ TEST(ConfigCommand, PrintShowsDefaultsFileAndOverrides) {
   EXPECT_EQ(c.optim.eps, 2);
   EXPECT_EQ(config::to_string(c.device.name), "cuda:1");
   EXPECT_THAT(run_command({"config", file, "--json"}).out, HasSubstr("\"lr\": 1.0"));
-  EXPECT_THAT(run_command({"config", "--print"}).out, HasSubstr("dtype: float32"));
+  EXPECT_THAT(run_command({"config", "--print", "device=cpu"}).out, HasSubstr("dtype: float32"));
+}
+
+TEST(ConfigCommand, WithoutADeviceItIsTheFirstAccelerator) {
+  std::string why_none;
+  const bool has_accelerator = !device::accelerators(why_none).empty();
+  const std::string out = run_command({"config", "--print"}).out;
+  const bool is_cpu =
+      config::parse(out, "printed", {}, config::Completeness::kPartial).device.name ==
+      config::DeviceName{};
+  EXPECT_EQ(is_cpu, !has_accelerator) << why_none;
+  if (has_accelerator) return;
+  setenv("HEDDLE_SIM_NPU", "1", /*overwrite=*/1);
+  const Outcome simulated = run_command({"config", "--print"});
+  unsetenv("HEDDLE_SIM_NPU");
+  EXPECT_THAT(simulated.out, HasSubstr("npu:0"));
+  EXPECT_THAT(simulated.out, HasSubstr("dtype: bfloat16"));
 }
 
 TEST(ConfigCommand, WarnsOfKeysWithoutEffect) {

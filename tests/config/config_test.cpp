@@ -61,6 +61,18 @@ TEST(Config, DeviceMayBeAScalarOrASection) {
   }
 }
 
+TEST(Config, WithoutADeviceItIsTheUsualOne) {
+  const DeviceName gpu{DeviceType::kCuda, 1};
+  const RunConfig usual = parse(kSmall, "f", {}, Completeness::kComplete, gpu);
+  EXPECT_EQ(usual.device.name, gpu);
+  EXPECT_EQ(usual.model.dtype, Dtype::kBFloat16);
+  EXPECT_FALSE(usual.is_set("device.name"));
+  const RunConfig named =
+      parse(kSmall, "f", std::vector<std::string>{"device=cpu"}, Completeness::kComplete, gpu);
+  EXPECT_EQ(to_string(named.device.name), "cpu");
+  EXPECT_EQ(named.model.dtype, Dtype::kFloat32);
+}
+
 TEST(Config, DefaultsThatFollowFromOtherKeysAreFilledIn) {
   const RunConfig full = parse(kSmall, "dir/first.yaml");
   EXPECT_EQ(full.train.output_dir, "runs/first");
