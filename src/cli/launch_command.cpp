@@ -32,6 +32,7 @@
 #include "comm/store.h"
 #include "comm/world.h"
 #include "config/config.h"
+#include "device/device.h"
 #include "train/setup.h"
 
 namespace heddle::cli {
@@ -92,9 +93,26 @@ void check(const LaunchOptions& options) {
   }
 }
 
+/// Each rank of a host has a device of its own. Throws ConfigError if there are fewer; of a host
+/// that shows none, the ranks say why.
+void require_devices(const config::DeviceName& first, std::int64_t processes) {
+  if (first == config::DeviceName{}) return;
+  std::string why_none;
+  const std::string type(config::to_string(first.type));
+  const std::int64_t count = std::ranges::count_if(
+      device::accelerators(why_none),
+      [&](const device::Accelerator& found) { return found.device.starts_with(type); });
+  if (count == 0 || first.index + processes <= count) return;
+  throw_error<ConfigError>(
+      "launch: --nproc is {}, and this host has {} device(s) for ranks from {} on; start no more "
+      "ranks than that, or set device=cpu",
+      processes, std::max<std::int64_t>(0, count - first.index), config::to_string(first));
+}
+
 /// What every rank would refuse for the command's words and configuration alone is refused once,
 /// before any is started. Throws ConfigError, FileError.
-void check_command(const std::vector<std::string>& command, std::int64_t ranks) {
+void check_command(const std::vector<std::string>& command, std::int64_t processes,
+                   std::int64_t ranks) {
   std::vector<std::string> words;
   for (const std::string& word : std::span(command).subspan(1)) {
     if (word == "--help" || word == "-h") return;
@@ -108,9 +126,15 @@ void check_command(const std::vector<std::string>& command, std::int64_t ranks) 
     config = config::load(split.file, split.overrides, config::Completeness::kComplete,
                           train::usual_device());
   } else {
-    std::erase_if(words, [](const std::string& word) { return !word.starts_with("parallel."); });
-    config = config::parse("", "command line", words, config::Completeness::kPartial);
+    // The device of score is no word of a configuration.
+    const bool is_bench = command.front() == "bench";
+    std::erase_if(words, [&](const std::string& word) {
+      return !word.starts_with("parallel.") && !(is_bench && word.starts_with("device"));
+    });
+    config = config::parse("", "command line", words, config::Completeness::kPartial,
+                           is_bench ? train::usual_device() : config::DeviceName{});
   }
+  require_devices(config.device.name, processes);
   [[maybe_unused]] const comm::Mesh mesh(train::mesh_sizes(config.parallel, ranks), /*rank=*/0,
                                          ranks, config.parallel.ep);
 }
@@ -184,7 +208,7 @@ class Launch {
     }
     const std::string nonce = nonce_of(options_);
     try {
-      check_command(options_.command, ranks());
+      check_command(options_.command, options_.processes, ranks());
     } catch (const std::exception& error) {
       tell_other_hosts(master, nonce, error.what());
       throw;

@@ -183,6 +183,17 @@ TEST(ConfigCommand, WithoutADeviceItIsTheFirstAccelerator) {
   EXPECT_THAT(simulated.out, HasSubstr("dtype: bfloat16"));
 }
 
+TEST(LaunchCommand, RefusesMoreRanksThanDevices) {
+  setenv("HEDDLE_SIM_NPU", "1", /*overwrite=*/1);
+  const Outcome outcome = run_command({"launch", "--nproc", "2", "--", "bench", "step", "--preset",
+                                       "qwen3.5-0.8b", "parallel.dp=2", "device=npu:7"});
+  unsetenv("HEDDLE_SIM_NPU");
+  EXPECT_EQ(outcome.status, 2);
+  EXPECT_EQ(outcome.err,
+            "error: launch: --nproc is 2, and this host has 1 device(s) for ranks from npu:7 on; "
+            "start no more ranks than that, or set device=cpu\n");
+}
+
 TEST(ConfigCommand, WarnsOfKeysWithoutEffect) {
   const Outcome outcome = run_command({"config", "adapter.rank=3"});
   EXPECT_EQ(outcome.status, 0);
