@@ -8,13 +8,10 @@
 #include <utility>
 
 namespace heddle::device {
-namespace {
 
 c10::Stream current_stream(c10::Device device) {
   return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
 }
-
-}  // namespace
 
 at::Tensor host_like(const at::Tensor& tensor) {
   return at::empty(tensor.sizes(), at::TensorOptions().dtype(tensor.dtype()).pinned_memory(true));

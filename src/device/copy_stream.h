@@ -7,6 +7,9 @@
 
 namespace heddle::device {
 
+/// The stream on which this thread's work for the device, which is not the CPU, is queued.
+c10::Stream current_stream(c10::Device device);
+
 /// An empty tensor like this one in pinned memory of the host, where copies do not hold up the
 /// host.
 at::Tensor host_like(const at::Tensor& tensor);

@@ -111,9 +111,20 @@ class Bench {
     return made;
   }
 
+  /// Whether the device can be given a step while it is at the one before.
+  bool queues() const { return queued_ && !recompute_; }
+  QueuedSteps::Flight queue(const std::vector<data::Batch>& batches) {
+    ++steps_;
+    const bool may_record = !recompute_ || recompute_->is_settled();
+    return queued_->queue(batches, {.loss = 1 / weights_of(batches)}, config_.optim.lr, may_record);
+  }
+  /// The mean loss of a step that was queued.
+  double wait(QueuedSteps::Flight& flight, const std::vector<data::Batch>& batches) const {
+    return flight.wait().sums.loss_sum.item<double>() / weights_of(batches);
+  }
+
   /// One optimizer step; returns the mean loss.
   double step(const std::vector<data::Batch>& batches) {
-    ++steps_;
     if (!recompute_) return update(batches);
     double loss = 0;
     recompute_->run(largest_micro_batch(model(), batches), [&] { loss = update(batches); });
@@ -121,15 +132,19 @@ class Bench {
   }
 
  private:
-  double update(const std::vector<data::Batch>& batches) {
+  double weights_of(const std::vector<data::Batch>& batches) const {
     double weights = 0;
     for (const data::Batch& batch : batches) weights += batch.loss_weight_sum;
-    weights *= static_cast<double>(mesh().data_size());
+    return weights * static_cast<double>(setup_.context.mesh.data_size());
+  }
+
+  double update(const std::vector<data::Batch>& batches) {
     if (queued_) {
-      const bool may_record = !recompute_ || recompute_->is_settled();
-      return queued_->run(batches, {.loss = 1 / weights}, config_.optim.lr, may_record).loss_sum /
-             weights;
+      QueuedSteps::Flight flight = queue(batches);
+      return wait(flight, batches);
     }
+    ++steps_;
+    const double weights = weights_of(batches);
     const std::vector<HeadFunction> heads(batches.size(), training_head(model(), 1 / weights));
     MicroBatchLoss sums = run_micro_batches(model(), setup_.adapters.get(), *pipeline_,
                                             setup_.trainable, batches, heads,
@@ -173,20 +188,59 @@ double length_of_a_token(const Benchmark& benchmark) {
   return squares / tokens;
 }
 
-/// The time of each step after the warm-up, in seconds and sorted.
-std::vector<double> time_steps(const Benchmark& benchmark, Bench& bench, BenchmarkResult& result) {
+using Clock = std::chrono::steady_clock;
+
+/// From each step's start, when all ranks have their batches, to its end.
+std::vector<double> time_each_step(const Benchmark& benchmark, Bench& bench,
+                                   std::vector<double>& losses) {
   std::vector<double> seconds;
   for (std::int64_t i = 0; i < benchmark.warmup + benchmark.steps; ++i) {
     const std::vector<data::Batch> batches = bench.batches(i);
     bench.mesh().world_group().barrier();
     device::synchronize(bench.device());
-    const auto start = std::chrono::steady_clock::now();
-    result.last_loss = bench.step(batches);
+    const auto start = Clock::now();
+    losses.push_back(bench.step(batches));
     device::synchronize(bench.device());
-    const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
-    if (i == 0) result.first_loss = result.last_loss;
-    if (i >= benchmark.warmup) seconds.push_back(spent.count());
+    seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
   }
+  return seconds;
+}
+
+/// From the end of one step to that of the next, which the device is given before, as in a run.
+std::vector<double> time_queued_steps(const Benchmark& benchmark, Bench& bench,
+                                      std::vector<double>& losses) {
+  struct Begun {
+    std::vector<data::Batch> batches;
+    QueuedSteps::Flight flight;
+  };
+  const auto begin = [&](std::int64_t i) {
+    std::vector<data::Batch> batches = bench.batches(i);
+    QueuedSteps::Flight flight = bench.queue(batches);
+    return Begun{std::move(batches), std::move(flight)};
+  };
+  const std::int64_t steps = benchmark.warmup + benchmark.steps;
+  std::vector<double> seconds;
+  auto last = Clock::now();
+  std::optional<Begun> behind;
+  for (std::int64_t i = 0; i < steps; ++i) {
+    Begun begun = behind ? std::move(*behind) : begin(i);
+    behind.reset();
+    if (i + 1 < steps) behind.emplace(begin(i + 1));
+    losses.push_back(bench.wait(begun.flight, begun.batches));
+    const auto end = Clock::now();
+    seconds.push_back(std::chrono::duration<double>(end - last).count());
+    last = end;
+  }
+  return seconds;
+}
+
+/// The time of each step after the warm-up, in seconds and sorted.
+std::vector<double> time_steps(const Benchmark& benchmark, Bench& bench, BenchmarkResult& result) {
+  std::vector<double> losses,
+      seconds = (bench.queues() ? time_queued_steps : time_each_step)(benchmark, bench, losses);
+  result.first_loss = losses.front();
+  result.last_loss = losses.back();
+  seconds.erase(seconds.begin(), seconds.begin() + benchmark.warmup);
   std::sort(seconds.begin(), seconds.end());
   return seconds;
 }

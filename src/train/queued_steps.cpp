@@ -78,8 +78,14 @@ std::string obstacle(const config::RunConfig& config, const Setup& setup,
 
 }  // namespace
 
-QueuedSteps::Outcome QueuedSteps::run(std::span<const data::Batch> batches, const Scales& scales,
-                                      double lr, bool may_record) {
+QueuedSteps::Flight::Outcome QueuedSteps::Flight::wait() {
+  const std::vector<at::Tensor>& results = results_.wait();
+  const at::Tensor& numbers = results[0];
+  return {{numbers[0], numbers[1], numbers[2], results[1]}, numbers[3].item<double>()};
+}
+
+QueuedSteps::Flight QueuedSteps::queue(std::span<const data::Batch> batches, const Scales& scales,
+                                       double lr, bool may_record) {
   Recorded step;
   step.auxiliary_scale = scales.auxiliary;
   step.shape = {std::bit_cast<std::int64_t>(scales.auxiliary)};
@@ -104,8 +110,7 @@ QueuedSteps::Outcome QueuedSteps::run(std::span<const data::Batch> batches, cons
     }
     results = enqueue(step);
   }
-  const at::Tensor host = results.numbers.cpu();
-  return {host[0].item<double>(), host[1].item<double>(), host[2].item<double>(), results.sums};
+  return Flight(device::Download({results.numbers, results.expert_load}));
 }
 
 const QueuedSteps::Recorded* QueuedSteps::recorded_for(Recorded& step) {
@@ -154,15 +159,16 @@ QueuedSteps::Results QueuedSteps::enqueue(const Recorded& step) {
       return run_language_model_head(*parts_.model, hidden, rows, /*want_gradients=*/true);
     });
   }
-  MicroBatchLoss sums = run_micro_batches(*parts_.model, parts_.adapters, *parts_.pipeline,
-                                          *parts_.trainable, host, heads,
-                                          {.auxiliary_scale = step.auxiliary_scale,
-                                           .pooled_auxiliary_loss = parts_.pooled_auxiliary_loss,
-                                           .uploaded = step.batches});
+  const MicroBatchLoss sums = run_micro_batches(
+      *parts_.model, parts_.adapters, *parts_.pipeline, *parts_.trainable, host, heads,
+      {.auxiliary_scale = step.auxiliary_scale,
+       .pooled_auxiliary_loss = parts_.pooled_auxiliary_loss,
+       .uploaded = step.batches});
   const at::Tensor norm =
       parts_.optimizer->queue_step(parts_.model->kernels(), parts_.clip_norm, sums.loss_sum);
-  return {at::stack({sums.loss_sum.to(at::kDouble), sums.entropy_sum.to(at::kDouble), norm}),
-          std::move(sums)};
+  return {at::stack({sums.loss_sum.to(at::kDouble), sums.entropy_sum.to(at::kDouble),
+                     sums.auxiliary_sum.to(at::kDouble), norm}),
+          sums.expert_load};
 }
 
 bool QueuedSteps::make_room() {

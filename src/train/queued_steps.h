@@ -5,11 +5,13 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include "data/batch.h"
+#include "device/download.h"
 #include "device/graph.h"
 #include "train/micro_batch.h"
 #include "train/optimizer.h"
@@ -18,10 +20,11 @@
 namespace heddle::train {
 
 /// Optimizer steps of one GPU of which the host hears nothing before their end: forward, backward,
-/// norm, clipping and update. If wanted they are recorded as one graph of the device and replayed.
-/// A graph belongs to what its launches depend on (sequence boundaries, loss rows rounded up); a
-/// step whose shape is met for the first time runs launch by launch, one that comes again is
-/// recorded.
+/// norm, clipping and update. The next step can be queued while one is under way, so that the
+/// device does not wait for the host in between. If wanted steps are recorded as one graph of the
+/// device and replayed. A graph belongs to what its launches depend on (sequence boundaries, loss
+/// rows rounded up); a step whose shape is met for the first time runs launch by launch, one that
+/// comes again is recorded.
 class QueuedSteps {
  public:
   struct Parts {
@@ -35,20 +38,30 @@ class QueuedSteps {
   };
   QueuedSteps(const Parts& parts, bool record) : parts_(parts), record_(record) {}
 
-  struct Outcome {
-    double loss_sum;      ///< Of loss weight x loss, not divided.
-    double entropy_sum;   ///< Of loss weight x entropy.
-    double grad_norm;     ///< Before clipping.
-    MicroBatchLoss sums;  ///< On the device; the next step may write over them.
-  };
   /// What the gradients of loss_sum and of the router's loss are multiplied by.
   struct Scales {
     double loss = 1, auxiliary = 0;
   };
-  /// One step; waits for its end. If loss or norm is not finite, nothing was updated. `may_record`
-  /// false: launch by launch, whatever was recorded.
-  Outcome run(std::span<const data::Batch> batches, const Scales& scales, double lr,
-              bool may_record = true);
+  /// A step that the device has been given; what it will report.
+  class Flight {
+   public:
+    struct Outcome {
+      MicroBatchLoss sums;  ///< On the host, not divided.
+      double grad_norm;     ///< Before clipping.
+    };
+    /// Waits for the step's end, not for that of steps behind it. If loss or norm is not finite,
+    /// it updated nothing.
+    Outcome wait();
+
+   private:
+    friend class QueuedSteps;
+    explicit Flight(device::Download results) : results_(std::move(results)) {}
+    device::Download results_;
+  };
+  /// Queues one step behind those that were queued before. `may_record` false: launch by launch,
+  /// whatever was recorded.
+  Flight queue(std::span<const data::Batch> batches, const Scales& scales, double lr,
+               bool may_record = true);
 
   /// Gives back the memory of the graphs if an ordinary step may not fit beside them; whether it
   /// did. They are recorded anew when their shapes come again.
@@ -59,8 +72,8 @@ class QueuedSteps {
   /// What the launches of a step depend on.
   using Shape = std::vector<std::int64_t>;
   struct Results {
-    at::Tensor numbers;  ///< fp64 [3] on the device, as in Outcome
-    MicroBatchLoss sums;
+    at::Tensor numbers;  ///< fp64 [4] on the device: loss, entropy, router's loss, norm
+    at::Tensor expert_load;
   };
   struct Recorded {
     Shape shape;

@@ -34,4 +34,16 @@ double learning_rate(const config::OptimSection& options, std::int64_t step, std
   return options.lr * (options.min_lr_ratio + (1 - options.min_lr_ratio) * factor);
 }
 
+Pause pause_behind(const config::RunConfig& config, bool has_eval, std::int64_t done,
+                   std::int64_t total) {
+  const auto is_due = [&](std::int64_t every) { return every > 0 && done % every == 0; };
+  const std::int64_t profiled = config.log.profile_step;
+  Pause pause;
+  pause.is_last = done >= total;
+  pause.evaluates = has_eval && (pause.is_last || is_due(config.train.eval_every));
+  pause.saves = pause.is_last || is_due(config.ckpt.every);
+  pause.profiles = profiled > 0 && (done == profiled || done + 1 == profiled);
+  return pause;
+}
+
 }  // namespace heddle::train

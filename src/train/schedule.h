@@ -12,4 +12,16 @@ namespace heddle::train {
 /// decay_steps.
 double learning_rate(const config::OptimSection& options, std::int64_t step, std::int64_t total);
 
+/// What a run does between an optimizer step and the next one with the weights as they then are.
+struct Pause {
+  bool is_last = false, evaluates = false, saves = false;
+  bool profiles = false;  ///< Either of the two steps is timed by itself.
+
+  bool any() const { return is_last || evaluates || saves || profiles; }
+};
+
+/// Behind `done` of `total` steps; `has_eval`: there is data.eval. A best evaluation is saved too.
+Pause pause_behind(const config::RunConfig& config, bool has_eval, std::int64_t done,
+                   std::int64_t total);
+
 }  // namespace heddle::train

@@ -25,7 +25,6 @@
 #include "train/micro_batch.h"
 #include "train/result.h"
 #include "train/resume.h"
-#include "train/schedule.h"
 #include "train/step_profile.h"
 
 namespace heddle::train {
@@ -82,6 +81,8 @@ Trainer::Trainer(const config::RunConfig& config, Observer& observer, const std:
                                 setup_.model->padded_tokens(std::max(
                                     config.train.micro_batch_tokens, config.data.max_length)))),
       auxiliary_coefficient_(auxiliary_coefficient(config, setup_.model->config())),
+      pools_auxiliary_loss_(auxiliary_coefficient_ > 0 &&
+                            config.train.router_aux_loss == config::AuxLoss::kHf),
       router_(RouterReplay::open(config.train, setup_.model->config(), setup_.context.device)) {
   files::make_writable_directory(config.train.output_dir);
   ckpt::CheckpointStoreOptions store;
@@ -121,36 +122,77 @@ void require_finite(const StepInfo& info) {
 
 }  // namespace
 
-MicroBatchLoss Trainer::update(const data::Step& step, double divisor, double sparse_tokens,
-                               StepInfo& info) {
-  const double auxiliary_scale = auxiliary_coefficient_ / sparse_tokens;
-  const bool pools =
-      auxiliary_coefficient_ > 0 && config_.train.router_aux_loss == config::AuxLoss::kHf;
-  if (pools && step.micro_batches.size() > 1 && !std::exchange(warned_of_pooling_, true)) {
+Trainer::Divisors Trainer::divisors_of(const data::Step& step) const {
+  const double loss = normalizer(*setup_.model, step.loss_weight_sum, step.sequences);
+  if (loss <= 0)
+    throw_error<DataError>("optimizer step {} has no token with a loss weight", step.step + 1);
+  return {loss, static_cast<double>(std::max<std::int64_t>(
+                    1, sparse_layers(setup_.model->config()) * step.tokens))};
+}
+
+double Trainer::learning_rate_of(const data::Step& step) const {
+  return learning_rate(config_.optim, step.step, loader_->info().total_steps);
+}
+
+Pause Trainer::pause_behind(std::int64_t done) const {
+  return train::pause_behind(config_, setup_.eval != nullptr, done, loader_->info().total_steps);
+}
+
+QueuedSteps::Flight Trainer::queue(const data::Step& step) {
+  const Divisors divisors = divisors_of(step);
+  return queued_->queue(step.micro_batches,
+                        {1 / divisors.loss, auxiliary_coefficient_ / divisors.sparse_tokens},
+                        learning_rate_of(step), !recompute_ || recompute_->is_settled());
+}
+
+void Trainer::queue_next(const data::Step& step) {
+  // A measured step has the device to itself, and one that runs out of memory is run again.
+  if (recompute_ || stop_ || pause_behind(step.step + 1).any()) return;
+  std::optional<data::Step> next = loader_->next();
+  if (!next) return;
+  behind_.emplace(Begun{std::move(*next), std::nullopt});
+  // One without a loss is refused when its turn comes.
+  if (behind_->step.loss_weight_sum > 0) behind_->flight = queue(behind_->step);
+}
+
+std::optional<Trainer::Begun> Trainer::next_step() {
+  if (behind_) return std::exchange(behind_, std::nullopt);
+  std::optional<data::Step> step = loader_->next();
+  if (!step) return std::nullopt;
+  return Begun{std::move(*step), std::nullopt};
+}
+
+MicroBatchLoss Trainer::update(Begun& begun, const Divisors& divisors, StepInfo& info) {
+  const data::Step& step = begun.step;
+  if (pools_auxiliary_loss_ && step.micro_batches.size() > 1 &&
+      !std::exchange(warned_of_pooling_, true)) {
     log::warning(
         "train.router_aux_loss: hf pools every micro-batch by itself, and a step has {}: the "
         "result depends on that cut",
         step.micro_batches.size());
   }
-  if (queued_) {
-    const QueuedSteps::Outcome outcome =
-        queued_->run(step.micro_batches, {1 / divisor, auxiliary_scale}, info.lr,
-                     !recompute_ || recompute_->is_settled());
-    info.loss = outcome.loss_sum / divisor;
-    info.extra["entropy"] = outcome.entropy_sum / divisor;
-    info.grad_norm = outcome.grad_norm;
-    require_finite(info);
-    return outcome.sums;
-  }
-  const std::vector<HeadFunction> heads = heads_of(step, 1 / divisor);
+  if (!queued_) return update_with_the_host(step, divisors, info);
+  QueuedSteps::Flight flight = begun.flight ? std::move(*begun.flight) : queue(step);
+  queue_next(step);
+  QueuedSteps::Flight::Outcome outcome = flight.wait();
+  info.loss = outcome.sums.loss_sum.item<double>() / divisors.loss;
+  info.extra["entropy"] = outcome.sums.entropy_sum.item<double>() / divisors.loss;
+  info.grad_norm = outcome.grad_norm;
+  require_finite(info);
+  return std::move(outcome.sums);
+}
+
+MicroBatchLoss Trainer::update_with_the_host(const data::Step& step, const Divisors& divisors,
+                                             StepInfo& info) {
+  const std::vector<HeadFunction> heads = heads_of(step, 1 / divisors.loss);
   if (router_) router_->begin_step(info.step);
-  MicroBatchLoss sums = run_micro_batches(*setup_.model, setup_.adapters.get(), pipeline_,
-                                          setup_.trainable, step.micro_batches, heads,
-                                          {.auxiliary_scale = auxiliary_scale,
-                                           .pooled_auxiliary_loss = pools,
-                                           .dropout_step = dropout_step(step),
-                                           .router = router_ ? &*router_ : nullptr,
-                                           .sharding = setup_.sharding.get()});
+  MicroBatchLoss sums = run_micro_batches(
+      *setup_.model, setup_.adapters.get(), pipeline_, setup_.trainable, step.micro_batches, heads,
+      {.auxiliary_scale = auxiliary_coefficient_ / divisors.sparse_tokens,
+       .pooled_auxiliary_loss = pools_auxiliary_loss_,
+       .dropout_step = dropout_step(step),
+       .router = router_ ? &*router_ : nullptr,
+       .sharding = setup_.sharding.get()});
   if (router_) router_->end_step();
   const comm::Group group = setup_.context.mesh.loss_group();
   at::Tensor totals = at::stack({sums.loss_sum, sums.entropy_sum});
@@ -160,40 +202,39 @@ MicroBatchLoss Trainer::update(const data::Step& step, double divisor, double sp
   if (setup_.sharding) setup_.sharding->finish_reduction();
 
   const at::Tensor host = totals.cpu();
-  info.loss = host[0].item<double>() / divisor;
+  info.loss = host[0].item<double>() / divisors.loss;
   if (setup_.model->head() == models::qwen3_5::Head::kLanguageModel)
-    info.extra["entropy"] = host[1].item<double>() / divisor;
+    info.extra["entropy"] = host[1].item<double>() / divisors.loss;
   info.grad_norm = optimizer_.gradient_norm();
   require_finite(info);
   const double clip = config_.optim.clip_norm;
   const double multiplier = clip > 0 ? std::min(1.0, clip / (info.grad_norm + 1e-6)) : 1;
   optimizer_.step(setup_.model->kernels(), info.lr, multiplier);
   if (setup_.sharding) setup_.sharding->publish();
+  device::synchronize(setup_.context.device);
   return sums;
 }
 
-StepInfo Trainer::train_step(const data::Step& step) {
-  const auto start = std::chrono::steady_clock::now();
+StepInfo Trainer::train_step(Begun begun) {
+  // One that was queued before began when the one before it ended.
+  const auto start = begun.flight ? last_end_ : std::chrono::steady_clock::now();
+  const data::Step& step = begun.step;
   const Model& model = *setup_.model;
-  const double divisor = normalizer(model, step.loss_weight_sum, step.sequences);
-  if (divisor <= 0)
-    throw_error<DataError>("optimizer step {} has no token with a loss weight", step.step + 1);
-  const double sparse_tokens =
-      static_cast<double>(std::max<std::int64_t>(1, sparse_layers(model.config()) * step.tokens));
+  const Divisors divisors = divisors_of(step);
   StepInfo info;
   info.step = step.step + 1;
-  info.lr = learning_rate(config_.optim, step.step, loader_->info().total_steps);
+  info.lr = learning_rate_of(step);
   MicroBatchLoss sums;
-  const auto run = [&] { sums = update(step, divisor, sparse_tokens, info); };
+  const auto run = [&] { sums = update(begun, divisors, info); };
   if (recompute_) {
     info.extra["recomputed_layers"] = static_cast<double>(recompute_->recomputed_layers());
     recompute_->run(largest_micro_batch(model, step.micro_batches), run);
   } else {
     run();
   }
-  device::synchronize(setup_.context.device);
+  last_end_ = std::chrono::steady_clock::now();
 
-  info.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  info.seconds = std::chrono::duration<double>(last_end_ - start).count();
   info.tokens = step.tokens;
   info.loss_tokens = step.loss_rows;
   info.tokens_per_s = static_cast<double>(step.tokens) / info.seconds;
@@ -207,7 +248,7 @@ StepInfo Trainer::train_step(const data::Step& step) {
   }
   info.memory_bytes = device::memory(setup_.context.device).peak_bytes;
   if (auxiliary_coefficient_ > 0)
-    info.extra["aux_loss"] = sums.auxiliary_sum.item<double>() / sparse_tokens;
+    info.extra["aux_loss"] = sums.auxiliary_sum.item<double>() / divisors.sparse_tokens;
   if (sums.expert_load.defined()) {
     const LoadBalance balance = load_max_over_mean(sums.expert_load);
     info.extra["moe_load_max_over_mean"] = balance.largest;
@@ -250,11 +291,10 @@ void Trainer::evaluate_on_start() {
   observer_.on_evaluation(0, evaluate(), /*best=*/false);
 }
 
-bool Trainer::evaluate_if_due(StepInfo& info, bool last) {
-  const std::int64_t every = config_.train.eval_every;
+bool Trainer::evaluate_if_due(StepInfo& info, const Pause& pause) {
   last_eval_.reset();
   improved_ = false;
-  if (!setup_.eval || !(last || (every > 0 && info.step % every == 0))) return false;
+  if (!pause.evaluates) return false;
   const Evaluation evaluation = evaluate();
   last_eval_ = evaluation.loss;
   improved_ = !best_eval_ || *last_eval_ < *best_eval_;
@@ -316,22 +356,21 @@ Summary Trainer::train() {
   bool fresh = first_step_ == 0;
   const comm::Group everybody = setup_.context.mesh.world_group();
   bool is_stopping = false;
-  while (!(is_stopping = everybody.any(stop_))) {
-    auto step = loader_->next();
-    if (!step) break;
+  while (behind_ || !(is_stopping = everybody.any(stop_))) {
+    std::optional<Begun> begun = next_step();
+    if (!begun) break;
     std::optional<StepProfile> profile;
-    if (step->step + 1 == config_.log.profile_step && everybody.rank() == 0)
+    if (begun->step.step + 1 == config_.log.profile_step && everybody.rank() == 0)
       profile.emplace(setup_.context.device);
-    StepInfo info = train_step(*step);
+    StepInfo info = train_step(std::move(*begun));
     if (profile) profile->finish(config_.train.output_dir);
     done = info.step;
     last_loss_ = info.loss;
     if (std::exchange(fresh, false)) first_loss_ = info.loss;
-    const bool last = done >= total;
-    summary.stopped_early = evaluate_if_due(info, last);
+    const Pause pause = pause_behind(done);
+    summary.stopped_early = evaluate_if_due(info, pause);
     observer_.on_step(info);
-    const bool due = config_.ckpt.every > 0 && done % config_.ckpt.every == 0;
-    if (due || last || (improved_ && config_.ckpt.keep_best)) save(done);
+    if (pause.saves || (improved_ && config_.ckpt.keep_best)) save(done);
     if (summary.stopped_early) break;
   }
   summary.stopped = is_stopping && done < total && !summary.stopped_early;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -17,6 +18,7 @@
 #include "train/optimizer.h"
 #include "train/queued_steps.h"
 #include "train/run_lock.h"
+#include "train/schedule.h"
 #include "train/setup.h"
 
 namespace heddle::train {
@@ -26,7 +28,8 @@ namespace heddle::train {
 class Trainer {
  public:
   /// Loads everything, resumes if the configuration says so. `stop` is read after every step: when
-  /// it turns true on any rank the run saves a checkpoint and returns. `world`: the ranks that
+  /// it turns true on any rank the run saves a checkpoint and returns, behind the step that the
+  /// device has been given already, if there is one. `world`: the ranks that
   /// train together, each with a Trainer of the same configuration; null for one rank.
   Trainer(const config::RunConfig& config, Observer& observer, const std::atomic<bool>& stop,
           std::shared_ptr<comm::World> world = nullptr);
@@ -49,11 +52,31 @@ class Trainer {
   std::vector<HeadFunction> heads_of(const data::Step& step, double gradient_scale);
   /// The same for head embed, whose loss spans the step.
   std::vector<HeadFunction> embed_heads_of(const data::Step& step, double gradient_scale);
-  StepInfo train_step(const data::Step& step);
+  /// A step of the loader, and if the device has been given it already what it will report.
+  struct Begun {
+    data::Step step;
+    std::optional<QueuedSteps::Flight> flight;
+  };
+  /// What sums over a step are divided by.
+  struct Divisors {
+    double loss;
+    double sparse_tokens;  ///< Of the router's loss: tokens times layers with experts.
+  };
+  /// Throws DataError if the step has no loss.
+  Divisors divisors_of(const data::Step& step) const;
+  double learning_rate_of(const data::Step& step) const;
+  QueuedSteps::Flight queue(const data::Step& step);
+  /// Gives the device the step behind `step`, which is under way, unless something comes between.
+  void queue_next(const data::Step& step);
+  /// What behind_ holds, else the loader's next step; nothing at the end.
+  std::optional<Begun> next_step();
+  StepInfo train_step(Begun begun);
   /// Its forward, backward and update; fills loss, entropy and gradient norm of `info`, whose
   /// learning rate is given.
-  MicroBatchLoss update(const data::Step& step, double divisor, double sparse_tokens,
-                        StepInfo& info);
+  MicroBatchLoss update(Begun& begun, const Divisors& divisors, StepInfo& info);
+  MicroBatchLoss update_with_the_host(const data::Step& step, const Divisors& divisors,
+                                      StepInfo& info);
+  Pause pause_behind(std::int64_t done) const;
   Evaluation evaluate();
   Evaluation evaluate_embeddings();
   /// Before the first step.
@@ -78,8 +101,8 @@ class Trainer {
   /// Where a whole tensor comes from when the ranks divide it: the checkpoint last written or, if
   /// there was nothing left to do, restored; for what it does not hold the source.
   ckpt::ReadWhole whole_tensors() const;
-  /// Evaluates after the last step and every train.eval_every; true if the run should stop early.
-  bool evaluate_if_due(StepInfo& info, bool last);
+  /// Evaluates if the pause behind the step says so; true if the run should stop early.
+  bool evaluate_if_due(StepInfo& info, const Pause& pause);
 
   config::RunConfig config_;
   Observer& observer_;
@@ -89,10 +112,13 @@ class Trainer {
   Optimizer optimizer_;
   parallel::Pipeline pipeline_;
   std::unique_ptr<data::Loader> loader_;
-  std::unique_ptr<QueuedSteps> queued_;       ///< Null where the host is needed within a step.
-  std::unique_ptr<AutoRecompute> recompute_;  ///< Null unless train.recompute is auto.
+  std::unique_ptr<QueuedSteps> queued_;  ///< Null where the host is needed within a step.
+  std::optional<Begun> behind_;          ///< Queued behind the step under way.
+  std::chrono::steady_clock::time_point last_end_;  ///< Of a step.
+  std::unique_ptr<AutoRecompute> recompute_;        ///< Null unless train.recompute is auto.
   std::unique_ptr<ckpt::CheckpointStore> checkpoints_;
   double auxiliary_coefficient_ = 0;
+  bool pools_auxiliary_loss_ = false;
   std::optional<RouterReplay> router_;
   bool warned_of_pooling_ = false;
   double peak_flops_ = 0;

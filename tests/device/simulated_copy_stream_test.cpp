@@ -7,6 +7,7 @@
 
 #include "device/copy_stream.h"
 #include "device/device.h"
+#include "device/download.h"
 #include "device/sim/simulation.h"
 
 namespace heddle::device::sim {
@@ -42,6 +43,19 @@ TEST_F(SimulatedCopyStream, KeepsBothTensorsUntilItIsWaitedFor) {
   EXPECT_EQ(users(), 4u);
   copy.wait();
   EXPECT_EQ(users(), 2u);
+}
+
+TEST_F(SimulatedCopyStream, ADownloadHoldsWhatTheTensorsWereWhenItWasQueued) {
+  const at::Tensor before = numbers_.cpu(), here = at::arange(3);
+  Download download({numbers_, at::Tensor(), here});
+  numbers_.zero_();
+  const std::vector<at::Tensor>& copies = download.wait();
+  ASSERT_EQ(copies.size(), 3u);
+  EXPECT_TRUE(at::equal(copies[0], before));
+  EXPECT_TRUE(copies[0].is_cpu());
+  EXPECT_FALSE(copies[1].defined());
+  EXPECT_TRUE(at::equal(copies[2], here));
+  EXPECT_TRUE(at::equal(download.wait()[0], before));  // a second time
 }
 
 }  // namespace

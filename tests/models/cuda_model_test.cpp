@@ -245,6 +245,14 @@ Training train(Mode mode, const Recipe& recipe) {
                             recipe.pooled_auxiliary_loss, optim.clip_norm},
                            mode == Mode::kRecorded);
   Training result;
+  const auto report = [&](const train::MicroBatchLoss& sums) {
+    result.losses.push_back(sums.loss_sum.item<double>());
+    result.entropies.push_back(sums.entropy_sum.item<double>());
+    if (!recipe.experts) return;
+    result.losses.push_back(sums.auxiliary_sum.item<double>());
+    result.loads.push_back(sums.expert_load.cpu());
+  };
+  std::vector<train::QueuedSteps::Flight> flights;
   for (int i = 0; i < 7; ++i) {
     const std::vector<data::Batch> batches = {
         i % 2 == 0 ? testing::batch_of({{i, 256}, {i + 10, 256}}, 4 * i)
@@ -252,31 +260,27 @@ Training train(Mode mode, const Recipe& recipe) {
         testing::batch_of({{i + 40, 65}}, 2 * i)};
     const double scale = 1 / (batches[0].loss_weight_sum + batches[1].loss_weight_sum),
                  lr = optim.lr / (1 + i), auxiliary = recipe.experts ? 0.01 / 512 : 0;
-    train::MicroBatchLoss sums;
     if (mode == Mode::kPlain || mode == Mode::kPlainWithRoundedRows) {
       const std::vector<train::HeadFunction> heads(
           batches.size(), [&](const at::Tensor& hidden, const data::Batch& batch) {
             const train::LossRows rows(*model, batch, scale, mode == Mode::kPlain ? 1 : 128);
             return train::run_language_model_head(*model, hidden, rows, true);
           });
-      sums = train::run_micro_batches(
+      report(train::run_micro_batches(
           *model, nullptr, pipeline, trainable, batches, heads,
-          {.auxiliary_scale = auxiliary, .pooled_auxiliary_loss = recipe.pooled_auxiliary_loss});
-      result.losses.push_back(sums.loss_sum.item<double>());
-      result.entropies.push_back(sums.entropy_sum.item<double>());
+          {.auxiliary_scale = auxiliary, .pooled_auxiliary_loss = recipe.pooled_auxiliary_loss}));
       result.norms.push_back(optimizer.gradient_norm());
       optimizer.step(model->kernels(), lr,
                      std::min(1.0, optim.clip_norm / (result.norms.back() + 1e-6)));
     } else {
-      const auto outcome = steps.run(batches, {scale, auxiliary}, lr);
-      result.losses.push_back(outcome.loss_sum);
-      result.entropies.push_back(outcome.entropy_sum);
-      result.norms.push_back(outcome.grad_norm);
-      sums = outcome.sums;
+      flights.push_back(steps.queue(batches, {scale, auxiliary}, lr));
     }
-    if (!recipe.experts) continue;
-    result.losses.push_back(sums.auxiliary_sum.item<double>());
-    result.loads.push_back(sums.expert_load.cpu());
+  }
+  // All of them were queued before the first is heard of.
+  for (train::QueuedSteps::Flight& flight : flights) {
+    const auto outcome = flight.wait();
+    report(outcome.sums);
+    result.norms.push_back(outcome.grad_norm);
   }
   for (nn::Parameter* parameter : trainable)
     result.weights.emplace_back(parameter->name(), parameter->data().clone());
@@ -344,8 +348,8 @@ TEST(GpuModel, AQueuedStepWithoutFiniteLossChangesNothing) {
   for (int i = 0; i < 3; ++i) {
     if (i > 0) model->embedding_weight().data()[7].fill_(std::nan(""));
     const at::Tensor before = trainable[3]->data().clone();
-    const auto outcome = steps.run(batches, {}, optim.lr);
-    EXPECT_EQ(std::isfinite(outcome.loss_sum), i == 0);
+    const auto outcome = steps.queue(batches, {}, optim.lr).wait();
+    EXPECT_EQ(std::isfinite(outcome.sums.loss_sum.item<double>()), i == 0);
     EXPECT_EQ(at::equal(trainable[3]->data(), before), i > 0) << "step " << i;
   }
 }

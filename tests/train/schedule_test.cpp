@@ -1,6 +1,9 @@
 #include "train/schedule.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
+
+#include <string>
 
 namespace heddle::train {
 namespace {
@@ -31,6 +34,33 @@ TEST(Schedule, EndsWhereItSays) {
   EXPECT_NEAR(learning_rate(options(config::Schedule::kCosine), 55, 100), 0.55, 1e-12);
   EXPECT_DOUBLE_EQ(learning_rate(options(config::Schedule::kWsd), 79, 100), 1);
   EXPECT_NEAR(learning_rate(options(config::Schedule::kWsd), 90, 100), 0.55, 1e-12);
+}
+
+TEST(Schedule, PausesWhereTheWeightsOfAStepAreWanted) {
+  config::RunConfig config;
+  config.train.eval_every = 4;
+  config.ckpt.every = 6;
+  config.log.profile_step = 9;
+  std::string found;
+  for (std::int64_t done = 1; done <= 13; ++done) {
+    const Pause pause = pause_behind(config, /*has_eval=*/true, done, 13);
+    found += fmt::format("{}{}{}{}{} ", done, pause.evaluates ? "e" : "", pause.saves ? "s" : "",
+                         pause.profiles ? "p" : "", pause.is_last ? "l" : "");
+    EXPECT_EQ(pause.any(), pause.evaluates || pause.saves || pause.profiles || pause.is_last);
+  }
+  EXPECT_EQ(found, "1 2 3 4e 5 6s 7 8ep 9p 10 11 12es 13esl ");
+}
+
+TEST(Schedule, WithoutEvaluationAndCheckpointsOnlyTheEndPauses) {
+  config::RunConfig config;
+  config.train.eval_every = 1;
+  config.ckpt.every = 0;
+  for (std::int64_t done = 1; done <= 4; ++done) {
+    EXPECT_EQ(pause_behind(config, /*has_eval=*/false, done, 5).any(), false) << done;
+  }
+  const Pause last = pause_behind(config, /*has_eval=*/false, 5, 5);
+  EXPECT_TRUE(last.is_last && last.saves);
+  EXPECT_FALSE(last.evaluates);
 }
 
 }  // namespace
