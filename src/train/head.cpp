@@ -71,8 +71,12 @@ ops::LinearCrossEntropy::Result cross_entropy(Model& model, ops::LinearCrossEntr
     return none;
   }
   const bool want_weight = want_gradients && weight.trainable();
-  const at::Tensor buffer = want_weight ? weight.gradient_buffer() : at::Tensor();
-  return ops::linear_cross_entropy(model.kernels(), inputs, want_gradients, want_weight, buffer);
+  inputs.gradient_dtype = weight.gradient_dtype();
+  const at::Tensor buffer = want_weight ? weight.gradient() : at::Tensor();
+  auto result =
+      ops::linear_cross_entropy(model.kernels(), inputs, want_gradients, want_weight, buffer);
+  if (want_weight && !buffer.defined()) weight.add_gradient(result.grad_weight);
+  return result;
 }
 
 }  // namespace

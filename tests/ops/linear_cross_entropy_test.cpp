@@ -105,6 +105,21 @@ TEST(LinearCrossEntropy, AddsIntoTheGivenBufferAndComputesOnlyWhatIsAsked) {
   }
 }
 
+TEST(LinearCrossEntropy, ANewGradientHasTheDtypeThatIsAskedFor) {
+  for (const char* name : {"reference", kOwn}) {
+    auto in = make(50, 24, 301, at::kBFloat16);
+    const KernelTable kernels = table(name, at::kBFloat16);
+    EXPECT_EQ(linear_cross_entropy(kernels, in, false, true).grad_weight.scalar_type(),
+              at::kBFloat16);
+    in.gradient_dtype = at::kFloat;
+    const at::Tensor gradient = linear_cross_entropy(kernels, in, false, true).grad_weight;
+    EXPECT_EQ(gradient.scalar_type(), at::kFloat);
+    // Not rounded on the way.
+    EXPECT_FALSE(identical(gradient, gradient.to(at::kBFloat16).to(at::kFloat)));
+    EXPECT_TRUE(close(gradient, dense(in).grad_weight, tolerance_of(at::kBFloat16)));
+  }
+}
+
 TEST(LinearCrossEntropy, NeverTouchesIgnoredRows) {
   for (const char* name : {"reference", kOwn}) {
     const KernelTable kernels = table(name, at::kFloat);

@@ -7,6 +7,11 @@
 
 namespace heddle::ops {
 
+at::TensorOptions LinearCrossEntropy::Inputs::gradient_options() const {
+  const bool is_given = gradient_dtype != c10::ScalarType::Undefined;
+  return weight.options().dtype(is_given ? gradient_dtype : weight.scalar_type());
+}
+
 LinearCrossEntropy::Result linear_cross_entropy(const KernelTable& kernels,
                                                 const LinearCrossEntropy::Inputs& inputs,
                                                 bool want_grad_hidden, bool want_grad_weight,

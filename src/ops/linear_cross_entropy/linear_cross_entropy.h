@@ -15,6 +15,11 @@ struct LinearCrossEntropy {
     /// No label is -100: a device need not be asked, and waited for, which rows to drop.
     bool all_rows_labelled = false;
     bool want_entropy = false;
+    /// Of a grad_weight that is not added to a buffer; Undefined: the weight's.
+    c10::ScalarType gradient_dtype = c10::ScalarType::Undefined;
+
+    /// Of a new grad_weight.
+    at::TensorOptions gradient_options() const;
   };
   struct Result {
     at::Tensor loss_sum;     ///< 0-d fp32 (fp64): sum of loss weight x cross-entropy (not scaled).
@@ -28,7 +33,7 @@ struct LinearCrossEntropy {
   struct Functions {
     /// Forward and gradients in one pass over row chunks: the loss is linear in its gradient, so
     /// nothing needs to wait for the backward. Ignored rows are dropped first.
-    /// `grad_weight_buffer`, if defined, is added to.
+    /// `grad_weight_buffer`, if defined, is added to; else a new one takes the gradient.
     Result (*forward)(const Inputs&, bool want_grad_hidden, bool want_grad_weight,
                       at::Tensor& grad_weight_buffer);
   };

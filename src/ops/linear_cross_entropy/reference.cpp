@@ -53,7 +53,7 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
   if (in.want_entropy) entropy = at::zeros({kept.size(0)}, options);
   if (want_grad_hidden) grad_hidden = at::empty(hidden.sizes(), hidden.options());
   if (want_grad_weight && !grad_weight_buffer.defined()) {
-    grad_weight_buffer = at::zeros(in.weight.sizes(), in.weight.options());
+    grad_weight_buffer = at::zeros(in.weight.sizes(), in.gradient_options());
   }
   const std::int64_t chunk = chunk_rows(in.weight);
   for (std::int64_t begin = 0; begin < kept.size(0); begin += chunk) {

@@ -53,6 +53,12 @@ void expect_equal(const LinearCrossEntropy::Inputs& in, c10::ScalarType buffer_d
   EXPECT_TRUE(identical(actual.entropy.cpu(), again.entropy.cpu()));
   EXPECT_TRUE(identical(actual.grad_hidden.cpu(), again.grad_hidden.cpu()));
   EXPECT_TRUE(identical(actual.grad_weight.cpu(), again.grad_weight.cpu()));
+  LinearCrossEntropy::Inputs first = in;
+  first.gradient_dtype = buffer_dtype;
+  const auto fresh = linear_cross_entropy(fused, first, true, true);
+  EXPECT_EQ(fresh.grad_weight.scalar_type(), buffer_dtype);
+  EXPECT_TRUE(close(fresh.grad_weight.cpu(), (expected.grad_weight - before).cpu(),
+                    half || buffer_dtype == at::kBFloat16 ? 1e-2 : 1e-5));
   // As where the head is frozen; chunks of another size may take another product.
   const auto frozen = linear_cross_entropy(fused, in, true, false);
   EXPECT_FALSE(frozen.grad_weight.defined());
@@ -65,10 +71,12 @@ void expect_equal(const LinearCrossEntropy::Inputs& in, c10::ScalarType buffer_d
 
 TEST_F(GpuFused, LinearCrossEntropyEqualsReference) {
   for (const c10::ScalarType dtype : {at::kBFloat16, at::kFloat}) {
-    // One CTA, clusters of two and eight, odd rows, and a row too long for a cluster.
-    for (const std::int64_t vocabulary : {8, 1000, 1001, 40000, 248320, 600000}) {
+    // One CTA, clusters of two and eight, the longest row of a cluster, odd rows, and one too long
+    // for a cluster; of most, more rows than clusters run at once.
+    for (const std::int64_t vocabulary : {8, 1000, 1001, 40000, 151936, 248320, 262144, 600000}) {
       SCOPED_TRACE(std::to_string(vocabulary) + " " + c10::toString(dtype));
-      LinearCrossEntropy::Inputs in = head_inputs(77, 24, vocabulary, dtype);
+      LinearCrossEntropy::Inputs in =
+          head_inputs(vocabulary == 1000 ? 1077 : 177, 24, vocabulary, dtype);
       expect_equal(in, at::kFloat);
       in.labels.narrow(0, 10, 50).fill_(-100);
       expect_equal(in, dtype);

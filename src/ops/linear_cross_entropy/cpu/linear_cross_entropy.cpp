@@ -112,7 +112,7 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
   }
   if (want_grad_weight) {
     if (!grad_weight_buffer.defined()) {
-      grad_weight_buffer = grad_weight.to(in.weight.scalar_type());
+      grad_weight_buffer = grad_weight.to(in.gradient_options().dtype());
     } else if (!grad_weight_buffer.is_same(grad_weight)) {
       grad_weight_buffer.add_(grad_weight);
     }

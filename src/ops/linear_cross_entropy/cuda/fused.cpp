@@ -36,31 +36,38 @@ std::int64_t chunk_rows(std::int64_t rows, const at::Tensor& weight, bool want_g
   return (rows + chunks * kTile - 1) / (chunks * kTile) * kTile;
 }
 
-/// The gradient of the weight, added up in fp32 over the chunks and rounded into a narrower buffer
-/// once, at the end.
+/// The gradient of the weight: added to a buffer that has values, or written into one that has none
+/// yet. Over several chunks it is summed in fp32, and rounded into a narrower buffer once, at the
+/// end.
 class WeightGradient {
  public:
-  WeightGradient(const at::Tensor& buffer, bool one_chunk) : buffer_(buffer), sum_(buffer) {
+  WeightGradient(const at::Tensor& buffer, bool has_values, bool one_chunk)
+      : buffer_(buffer), sum_(buffer), has_values_(has_values), sum_has_values_(has_values) {
     if (buffer.scalar_type() == at::kFloat || one_chunk) return;
     sum_ = at::empty(buffer.sizes(), buffer.options().dtype(at::kFloat));
-    is_first_ = true;
+    sum_has_values_ = false;
   }
   void add(const at::Tensor& d_logits, const at::Tensor& hidden) {
-    if (std::exchange(is_first_, false)) {
+    const bool is_first = !std::exchange(sum_has_values_, true);
+    if (sum_.scalar_type() == d_logits.scalar_type()) {
+      is_first ? at::mm_out(sum_, d_logits.t(), hidden) : sum_.addmm_(d_logits.t(), hidden);
+    } else if (is_first) {
       at::mm_out(sum_, d_logits.t(), hidden, sum_.scalar_type());
-    } else if (sum_.scalar_type() == d_logits.scalar_type()) {
-      sum_.addmm_(d_logits.t(), hidden);
     } else {
       at::addmm_out(sum_, sum_, d_logits.t(), hidden, sum_.scalar_type());
     }
   }
   void finish() {
-    if (!sum_.is_same(buffer_)) buffer_.add_(sum_);
+    if (!sum_has_values_) {
+      sum_.zero_();
+    } else if (!sum_.is_same(buffer_)) {
+      has_values_ ? buffer_.add_(sum_) : buffer_.copy_(sum_);
+    }
   }
 
  private:
   at::Tensor buffer_, sum_;
-  bool is_first_ = false;  ///< of what fills a sum without values
+  bool has_values_, sum_has_values_;
 };
 
 /// The rows that have a label, and what belongs to them.
@@ -102,10 +109,9 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
   if (want_grad_hidden) grad_hidden = at::empty(rows.hidden.sizes(), in.hidden.options());
   std::optional<WeightGradient> grad_weight;
   if (want_grad_weight) {
-    if (!grad_weight_buffer.defined()) {
-      grad_weight_buffer = at::zeros(in.weight.sizes(), in.weight.options());
-    }
-    grad_weight.emplace(grad_weight_buffer, count <= chunk);
+    const bool has_values = grad_weight_buffer.defined();
+    if (!has_values) grad_weight_buffer = at::empty(in.weight.sizes(), in.gradient_options());
+    grad_weight.emplace(grad_weight_buffer, has_values, count <= chunk);
   }
   const at::Tensor logits = at::empty({chunk, vocabulary}, in.hidden.options());
   for (std::int64_t begin = 0; begin < count; begin += chunk) {

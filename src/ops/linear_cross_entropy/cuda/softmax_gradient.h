@@ -27,8 +27,7 @@ struct SoftmaxGradientRows {
 /// logprobs and entropies of every row; with want_gradient the logits become, in place, the
 /// gradient of gradient_scale x the weighted sum of cross-entropies: gradient_scale * weight *
 /// (softmax - one_hot(label)). Arithmetic in fp32. Bytes per logit: its size, twice that with the
-/// gradient (more where a row does not fit the shared memory of eight multiprocessors: about 920000
-/// bf16 logits, or is no multiple of 16 bytes).
+/// gradient (more where a row has more than 262,144 logits or is no multiple of 16 bytes).
 void softmax_gradient(const SoftmaxGradientShape& shape, void* logits,
                       const SoftmaxGradientRows& rows, cudaStream_t stream);
 

@@ -34,7 +34,7 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
   if (in.want_entropy) result.entropy = at::zeros({rows}, wide);
   if (want_grad_hidden) result.grad_hidden = at::empty_like(in.hidden);
   if (want_grad_weight && !grad_weight_buffer.defined())
-    grad_weight_buffer = at::zeros(in.weight.sizes(), in.weight.options());
+    grad_weight_buffer = at::zeros(in.weight.sizes(), in.gradient_options());
   for (std::int64_t begin = 0; begin < rows; begin += kChunk) {
     const std::int64_t count = std::min(kChunk, rows - begin);
     const at::Tensor h = in.hidden.narrow(0, begin, count);
