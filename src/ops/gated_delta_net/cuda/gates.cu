@@ -1,5 +1,6 @@
-// A thread keeps one head and walks over tokens, so that the head's parameters and the sums of
-// their gradients stay in registers; a CTA holds as many tokens side by side as its threads allow.
+// A thread keeps one head (forward: two where they can be read at once) and walks over tokens, so
+// that the head's parameters and the sums of their gradients stay in registers; a CTA holds as many
+// tokens side by side as its threads allow.
 #include "ops/gated_delta_net/cuda/gates.h"
 
 #include <algorithm>
@@ -42,18 +43,31 @@ __device__ __forceinline__ float element(const InputRows& rows, int64_t token, u
 /// log(1 + e^x); from 20 on the two sides agree to fp32.
 __device__ __forceinline__ float softplus(float x) { return x > 20.f ? x : log1pf(expf(x)); }
 
-template <class T>
+/// N heads a thread.
+template <class T, int N>
 __global__ void forward_kernel(const __grid_constant__ Arguments p) {
-  const uint32_t head = threadIdx.x % p.heads, side = threadIdx.x / p.heads;
-  const uint32_t sides = blockDim.x / p.heads;
+  const uint32_t threads = p.heads / N, head = threadIdx.x % threads * N,
+                 side = threadIdx.x / threads, sides = blockDim.x / threads;
   if (side >= sides) return;
-  const float rate = -expf(parameter(p.a_log, p.a_log_type, head));
-  const float bias = parameter(p.dt_bias, p.dt_bias_type, head);
+  float rate[N], bias[N];
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    rate[n] = -expf(parameter(p.a_log, p.a_log_type, head + n));
+    bias[n] = parameter(p.dt_bias, p.dt_bias_type, head + n);
+  }
   const int64_t step = static_cast<int64_t>(gridDim.x) * sides;
 #pragma unroll 4
   for (int64_t t = static_cast<int64_t>(blockIdx.x) * sides + side; t < p.tokens; t += step) {
-    p.g[t * p.heads + head] = rate * softplus(element<T>(p.a, t, head) + bias);
-    p.beta[t * p.heads + head] = sigmoid(element<T>(p.b, t, head));
+    float a[N], b[N];
+    read(static_cast<const T*>(p.a.data) + t * p.a.outer_stride + head, a);
+    read(static_cast<const T*>(p.b.data) + t * p.b.outer_stride + head, b);
+#pragma unroll
+    for (int n = 0; n < N; ++n) {
+      a[n] = rate[n] * softplus(a[n] + bias[n]);
+      b[n] = sigmoid(b[n]);
+    }
+    write(p.g + t * p.heads + head, a);
+    write(p.beta + t * p.heads + head, b);
   }
 }
 
@@ -108,10 +122,14 @@ int threads_of(const GdnGatesShape& shape) {
   return static_cast<int>(std::max<int64_t>(kThreads, shape.heads));
 }
 
-int64_t blocks_of(const GdnGatesShape& shape) {
-  const int64_t sides = threads_of(shape) / shape.heads;
-  // Each thread four tokens or more.
-  return std::clamp<int64_t>(shape.tokens / (4 * sides), 1, multiprocessors() * int64_t{8});
+/// `sides`: tokens that a CTA takes at once. Each thread four tokens or more.
+unsigned blocks_of(const GdnGatesShape& shape, int64_t sides) {
+  return static_cast<unsigned>(
+      std::clamp<int64_t>(shape.tokens / (4 * sides), 1, multiprocessors() * int64_t{8}));
+}
+
+int64_t backward_blocks(const GdnGatesShape& shape) {
+  return blocks_of(shape, threads_of(shape) / shape.heads);
 }
 
 }  // namespace
@@ -131,16 +149,21 @@ void gdn_gates_forward(const GdnGatesShape& shape, const InputRows& a, const Inp
   p.dt_bias = dt_bias;
   p.g = g;
   p.beta = beta;
-  const auto blocks = static_cast<unsigned>(blocks_of(shape));
-  dispatch_access(shape.type, false, [&](auto access) {
+  constexpr int kBytes = 4;  // two heads of bf16
+  const auto in_pairs = [](const float* out) { return reinterpret_cast<uintptr_t>(out) % 8 == 0; };
+  const bool wide = aligned(a, shape.type, shape.heads, kBytes) &&
+                    aligned(b, shape.type, shape.heads, kBytes) && in_pairs(g) && in_pairs(beta);
+  dispatch_access<kBytes>(shape.type, wide, [&](auto access) {
     using T = typename decltype(access)::Type;
-    forward_kernel<T><<<blocks, threads_of(shape), 0, stream>>>(p);
+    constexpr int N = decltype(access)::kWidth;
+    const int64_t sides = threads_of(shape) / (shape.heads / N);
+    forward_kernel<T, N><<<blocks_of(shape, sides), threads_of(shape), 0, stream>>>(p);
   });
   check_launch("gdn_gates_forward");
 }
 
 int64_t gdn_gates_backward_workspace(const GdnGatesShape& shape) {
-  return shape.heads == 0 ? 0 : 2 * blocks_of(shape) * shape.heads;
+  return shape.heads == 0 ? 0 : 2 * backward_blocks(shape) * shape.heads;
 }
 
 void gdn_gates_backward(const GdnGatesShape& shape, const InputRows& a, const void* a_log,
@@ -149,7 +172,7 @@ void gdn_gates_backward(const GdnGatesShape& shape, const InputRows& a, const vo
                         void* grad_dt_bias, float* workspace, cudaStream_t stream) {
   if (shape.heads == 0) return;
   // No tokens, no rows of partial sums: the sums are zero.
-  const int64_t blocks = shape.tokens == 0 ? 0 : blocks_of(shape);
+  const int64_t blocks = shape.tokens == 0 ? 0 : backward_blocks(shape);
   Arguments p{};
   p.tokens = shape.tokens;
   p.heads = static_cast<uint32_t>(shape.heads);
