@@ -397,7 +397,8 @@ Split split_of(int64_t vocabulary, Element type) {
   }
   const int64_t n = 16 / bytes_of(type);
   const auto part_of = [&](int ranks) { return (vocabulary / n + ranks - 1) / ranks * n; };
-  int ranks = 1;
+  // A store into another CTA wants two of them, though one had little to do.
+  int ranks = 2;
   while (ranks < kLargestCluster && part_of(ranks) > kLargestPart) ranks *= 2;
   if (part_of(ranks) > kLargestPart) return {};
   return {ranks, static_cast<int>(part_of(ranks))};
