@@ -2,7 +2,6 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
 
@@ -38,6 +37,21 @@ nn::Placement along(const nn::Placement& weight, std::int64_t tensor_dim) {
 
 }  // namespace
 
+namespace {
+
+/// See ops::DropoutMask.
+bool in_runs(const std::vector<std::int64_t>& features) {
+  constexpr std::size_t kRun = 8;
+  for (std::size_t i = 0; i < features.size(); ++i) {
+    const std::int64_t first = features[i / kRun * kRun];
+    if (first % kRun != 0 || features[i] != first + static_cast<std::int64_t>(i % kRun))
+      return false;
+  }
+  return features.size() % kRun == 0;
+}
+
+}  // namespace
+
 Lora::Lora(std::string module, std::int64_t in_features, std::int64_t out_features, double scaling,
            std::int64_t rank, double dropout, std::uint64_t seed,
            const nn::Placement& weight_placement)
@@ -54,12 +68,18 @@ Lora::Lora(std::string module, std::int64_t in_features, std::int64_t out_featur
 
 std::optional<ops::DropoutMask> Lora::mask_of(const at::Tensor& x) {
   if (dropout_probability_ == 0 || dropout_.step == 0) return std::nullopt;
-  if (!features_.defined()) features_ = device::upload(a_.global_indices(1), x.device());
+  if (!features_.defined()) {
+    const std::vector<std::int64_t> features = a_.global_indices(1);
+    features_in_runs_ = in_runs(features);
+    features_ = device::upload(features, x.device());
+  }
   const bool is_own_rows = x.size(0) < dropout_.tokens.size(0);
   const at::Tensor tokens =
       dropout_.tokens.narrow(0, is_own_rows ? dropout_.first_row : 0, x.size(0));
-  return ops::DropoutMask{dropout_key(seed_, module_, dropout_.step), tokens, features_,
-                          dropout_probability_};
+  ops::DropoutMask mask{dropout_key(seed_, module_, dropout_.step), tokens, features_,
+                        dropout_probability_, features_in_runs_};
+  if (mask.threshold() == 0) return std::nullopt;
+  return mask;
 }
 
 namespace {
@@ -136,50 +156,32 @@ struct Pass {
   void add_gradients(const LowRankGradients& low_rank, const Tensors& trained_dy) const;
 };
 
+/// For layers of which the adapters drop elements.
+ops::DroppedFactors dropped(const Pass& pass) {
+  ops::DroppedFactors factors{pass.a, {}, {}};
+  for (const Layer& layer : pass.layers) {
+    if (layer.lora == nullptr) continue;
+    TORCH_CHECK(layer.mask.has_value(), layer.lora->module(), ": all adapters of layers that ",
+                "share an input drop elements of it, or none");
+    factors.ranks.push_back(layer.lora->rank());
+    factors.masks.push_back(*layer.mask);
+  }
+  return factors;
+}
+
 /// x a^T. One product where all adapters see the whole of x.
 at::Tensor low_of(const Pass& pass, const at::Tensor& x) {
-  if (!drops(pass.layers)) return pass.products->forward({{{x, pass.a}}})[0];
-  const at::Tensor low = at::empty({x.size(0), pass.a.size(0)}, x.options());
-  const Tensors lows = split(low, 1, pass.layers), rows = split(pass.a, 0, pass.layers);
-  for (std::size_t i = 0; i < pass.layers.size(); ++i) {
-    if (pass.layers[i].lora == nullptr) continue;
-    const auto& mask = pass.layers[i].mask;
-    at::Tensor part = lows[i];
-    at::mm_out(part, mask ? pass.products->dropout(x, *mask) : x, rows[i].t());
-  }
-  return low;
+  return drops(pass.layers) ? pass.products->dropped_low(x, dropped(pass))
+                            : pass.products->forward({{{x, pass.a}}})[0];
 }
 
 /// d_low^T x, scaled: the gradients of the adapters' A one below the other.
 at::Tensor gradient_of_a(const Pass& pass, const at::Tensor& d_low, const at::Tensor& x) {
-  at::Tensor d_a;
-  if (drops(pass.layers)) {
-    Tensors rows;
-    const Tensors parts = split(d_low, 1, pass.layers);
-    for (std::size_t i = 0; i < pass.layers.size(); ++i) {
-      if (pass.layers[i].lora == nullptr) continue;
-      const auto& mask = pass.layers[i].mask;
-      rows.push_back(ops::wide_product(parts[i], mask ? pass.products->dropout(x, *mask) : x));
-    }
-    d_a = at::cat(rows);
-  } else {
-    d_a = ops::wide_product(d_low, x);
-  }
+  const at::Tensor d_a = drops(pass.layers)
+                             ? pass.products->dropped_gradient(x, d_low, dropped(pass))
+                             : ops::wide_product(d_low, x);
   scale(d_a, pass.layers);
   return d_a;
-}
-
-/// dx, the products with the weights, and what comes back through the adapters under dropout.
-void add_dropped(const Pass& pass, const at::Tensor& d_low, at::Tensor& dx) {
-  const Tensors parts = split(d_low, 1, pass.layers), rows = split(pass.a, 0, pass.layers);
-  for (std::size_t i = 0; i < pass.layers.size(); ++i) {
-    const Layer& layer = pass.layers[i];
-    if (layer.mask) {
-      pass.products->add_dropout(dx, at::mm(parts[i], rows[i]), *layer.mask);
-    } else if (layer.lora != nullptr) {
-      dx.addmm_(parts[i], rows[i]);
-    }
-  }
 }
 
 /// Accumulates the gradients of weights and adapters; returns that of the input, if it is wanted.
@@ -207,7 +209,7 @@ at::Tensor Pass::backward(const Tensors& grads) const {
   const bool is_dropped = drops(layers);
   if (!is_dropped) terms.push_back({low_rank.d_low, a});
   at::Tensor dx = products->backward(terms);
-  if (is_dropped) add_dropped(*this, low_rank.d_low, dx);
+  if (is_dropped) products->add_dropped(dx, low_rank.d_low, dropped(*this));
   return dx;
 }
 

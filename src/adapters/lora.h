@@ -58,7 +58,8 @@ class Lora : public nn::LinearAdapter {
   double scaling_, dropout_probability_;
   std::uint64_t seed_;
   Dropout dropout_;
-  at::Tensor features_;  ///< [in] of this rank, their numbers in the whole input.
+  at::Tensor features_;            ///< [in] of this rank, their numbers in the whole input.
+  bool features_in_runs_ = false;  ///< See ops::DropoutMask.
 };
 
 /// What of a model adapters can sit on.

@@ -1,23 +1,36 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
 namespace heddle::ops {
 
 /// Which elements of a [T,k] input are dropped: a function of key, token and feature alone, so that
-/// it depends on neither layout nor device.
+/// it depends on neither layout nor device. 64 random bits serve four features: those of feature f
+/// are bits 16 (f mod 4) and up of splitmix64 of key, token and f / 4.
 struct DropoutMask {
   std::uint64_t key = 0;
-  at::Tensor tokens, features;  ///< [T] and [k] int64, their numbers.
-  double probability = 0;       ///< Of dropping an element, to 2^-32.
+  at::Tensor tokens, features;  ///< [T] and [k] int64, their numbers; features from 0.
+  double probability = 0;       ///< Of dropping an element, rounded to a multiple of 2^-16.
+  /// The features come in runs of 8 consecutive ones from multiples of 8.
+  bool in_runs = false;
 
-  std::int64_t threshold() const { return static_cast<std::int64_t>(probability * 0x1p32); }
-  double kept() const { return 1 / (1 - probability); }
+  /// Of 16 bits: below it an element is dropped.
+  std::int64_t threshold() const;
+  /// What the others are multiplied by.
+  double kept() const { return 65536 / static_cast<double>(65536 - threshold()); }
 };
 
-/// [T,k] of 0, where an element is dropped, and 1 / (1 - probability).
+/// [T,k] of 0, where an element is dropped, and kept().
 at::Tensor dropout_factors(const DropoutMask& mask, c10::ScalarType dtype);
+
+/// Low-rank changes of layers that share an input, each of which sees its own elements of it.
+struct DroppedFactors {
+  at::Tensor a;                     ///< [sum of r,k]: the factors in front, one below the other
+  std::vector<std::int64_t> ranks;  ///< Of each.
+  std::vector<DropoutMask> masks;
+};
 
 }  // namespace heddle::ops

@@ -13,8 +13,11 @@ at::Tensor forward_onto(const at::Tensor& x, const Products& terms) {
 }
 at::Tensor backward(const Products& terms);
 Linear::Functions::LowRankGradients low_rank_backward(const std::vector<LowRankChange>& changes);
-at::Tensor dropout(const at::Tensor& x, const DropoutMask& mask);
-void add_dropout(at::Tensor& sum, const at::Tensor& x, const DropoutMask& mask);
+/// One factor after the other, with its mask as a tensor.
+at::Tensor dropped_low(const at::Tensor& x, const DroppedFactors& factors);
+at::Tensor dropped_gradient(const at::Tensor& x, const at::Tensor& d_low,
+                            const DroppedFactors& factors);
+void add_dropped(at::Tensor& dx, const at::Tensor& d_low, const DroppedFactors& factors);
 
 }  // namespace heddle::ops::linear_reference
 
@@ -26,8 +29,10 @@ Tensors forward(const std::vector<Products>& sums);
 at::Tensor forward_onto(const at::Tensor& x, const Products& terms);
 at::Tensor backward(const Products& terms);
 Linear::Functions::LowRankGradients low_rank_backward(const std::vector<LowRankChange>& changes);
-at::Tensor dropout(const at::Tensor& x, const DropoutMask& mask);
-void add_dropout(at::Tensor& sum, const at::Tensor& x, const DropoutMask& mask);
+at::Tensor dropped_low(const at::Tensor& x, const DroppedFactors& factors);
+at::Tensor dropped_gradient(const at::Tensor& x, const at::Tensor& d_low,
+                            const DroppedFactors& factors);
+void add_dropped(at::Tensor& dx, const at::Tensor& d_low, const DroppedFactors& factors);
 bool reads_once(std::int64_t rank);
 
 }  // namespace heddle::ops::linear_cuda

@@ -74,8 +74,9 @@ void register_linear(Registry& registry) {
        .refuse = {},
        .on_chip_bytes = {}},
       {linear_reference::forward, linear_reference::forward_onto<linear_reference::forward>,
-       linear_reference::backward, linear_reference::low_rank_backward, linear_reference::dropout,
-       linear_reference::add_dropout});
+       linear_reference::backward, linear_reference::low_rank_backward,
+       linear_reference::dropped_low, linear_reference::dropped_gradient,
+       linear_reference::add_dropped});
   // Behind those that keep bf16: nothing but the configuration chooses it.
   linear_fp8::add(registry);
   registry.add<Linear>({.op = "",
@@ -87,7 +88,8 @@ void register_linear(Registry& registry) {
                         .on_chip_bytes = {}},
                        {outputs<cpu_product>, linear_reference::forward_onto<outputs<cpu_product>>,
                         linear_reference::backward, linear_reference::low_rank_backward,
-                        linear_reference::dropout, linear_reference::add_dropout});
+                        linear_reference::dropped_low, linear_reference::dropped_gradient,
+                        linear_reference::add_dropped});
   registry.add<Linear>(
       {.op = "",
        .name = "reference",
@@ -97,8 +99,9 @@ void register_linear(Registry& registry) {
        .refuse = {},
        .on_chip_bytes = {}},
       {linear_reference::forward, linear_reference::forward_onto<linear_reference::forward>,
-       linear_reference::backward, linear_reference::low_rank_backward, linear_reference::dropout,
-       linear_reference::add_dropout});
+       linear_reference::backward, linear_reference::low_rank_backward,
+       linear_reference::dropped_low, linear_reference::dropped_gradient,
+       linear_reference::add_dropped});
 }
 
 }  // namespace heddle::ops

@@ -37,10 +37,13 @@ struct Linear {
     };
     /// At least one change; T is that of all.
     LowRankGradients (*low_rank_backward)(const std::vector<LowRankChange>& changes);
-    /// x, as a low-rank change reads it under dropout, [T,k].
-    at::Tensor (*dropout)(const at::Tensor& x, const DropoutMask& mask);
-    /// sum += the same.
-    void (*add_dropout)(at::Tensor& sum, const at::Tensor& x, const DropoutMask& mask);
+    /// x a^T of what each factor sees of x [T,k]: [T, sum of r].
+    at::Tensor (*dropped_low)(const at::Tensor& x, const DroppedFactors& factors);
+    /// d_low^T of the same: the gradients of the factors, [sum of r,k], not narrower than x.
+    at::Tensor (*dropped_gradient)(const at::Tensor& x, const at::Tensor& d_low,
+                                   const DroppedFactors& factors);
+    /// dx [T,k] += of each factor's part of d_low a, [T,k], what it sees.
+    void (*add_dropped)(at::Tensor& dx, const at::Tensor& d_low, const DroppedFactors& factors);
     /// Whether outputs and input gradients of a layer [out,in] are computed in less than the
     /// model's type, given narrow_rows rows. Null: of no layer.
     bool (*is_narrow)(std::int64_t out, std::int64_t in) = nullptr;

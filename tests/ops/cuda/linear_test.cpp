@@ -46,6 +46,10 @@ const std::vector<Case> kCases = {
     {5000, {64, 72, 8}, {328}},     {2049, {512, 16, 16}, {64, 8}},
     {17000, {1024, 48, 56}, {512}}};
 
+double error(const at::Tensor& found, const at::Tensor& exact) {
+  return ((found.cpu().to(at::kDouble) - exact).norm() / exact.norm()).item().toDouble();
+}
+
 class GpuLinear : public GpuFused {};
 
 void expect_outputs(const std::vector<Case>& cases) {
@@ -178,9 +182,6 @@ TEST_F(GpuLinear, Fp8FollowsReference) {
   const KernelTable gpu_table =
       table("cuda.fp8_rowwise_or_bf16", at::kBFloat16, c10::DeviceType::CUDA);
   const KernelTable cpu_table = table("reference", at::kDouble, c10::DeviceType::CPU);
-  const auto error = [](const at::Tensor& found, const at::Tensor& exact) {
-    return ((found.cpu().to(at::kDouble) - exact).norm() / exact.norm()).item().toDouble();
-  };
   const Linear::Functions& functions = gpu_table.get<Linear>();
   EXPECT_EQ(functions.narrow_rows, 512);
   EXPECT_TRUE(functions.is_narrow(768, 512));
@@ -206,30 +207,83 @@ TEST_F(GpuLinear, Fp8FollowsReference) {
   }
 }
 
-TEST_F(GpuLinear, DropoutEqualsReferenceBitByBit) {
+DroppedFactors moved_to(const DroppedFactors& factors, c10::Device device, c10::ScalarType type) {
+  DroppedFactors moved = factors;
+  moved.a = factors.a.to(device).to(type);
+  for (DropoutMask& mask : moved.masks) {
+    mask.tokens = mask.tokens.to(device);
+    mask.features = mask.features.to(device);
+  }
+  return moved;
+}
+
+/// Rows, width, factors, rank, gap.
+using DroppedCase = std::array<std::int64_t, 5>;
+
+void expect_dropped_factors(const std::vector<DroppedCase>& cases) {
   const KernelTable own = table("cuda.sm90_or_cublas", at::kBFloat16, c10::DeviceType::CUDA);
-  const KernelTable reference = table("reference", at::kBFloat16, c10::DeviceType::CPU);
-  const auto numbers = [](std::int64_t first, std::int64_t count) {
-    return at::arange(first, first + count, at::kLong);
-  };
-  for (const auto& [rows, width, gap] : std::vector<std::array<std::int64_t, 3>>{
-           {0, 8, 0}, {1, 1, 0}, {37, 2560, 0}, {600, 1000, 16}, {33, 77, 5}}) {
+  const KernelTable reference = table("reference", at::kDouble, c10::DeviceType::CPU);
+  for (const auto& [rows, width, count, rank, gap] : cases) {
     for (const double probability : {0.05, 0.9}) {
-      SCOPED_TRACE(std::to_string(rows) + " x " + std::to_string(width));
-      const at::Tensor x = randn({rows, width}, at::kBFloat16, 1);
-      const DropoutMask mask{0x9876543210abcdefu, numbers(-5, rows), numbers(3, width),
-                             probability};
-      const DropoutMask on_gpu{mask.key, mask.tokens.to(gpu()), mask.features.to(gpu()),
-                               probability};
-      const at::Tensor moved = with_poisoned_gaps(x.to(gpu()), gap);
-      EXPECT_TRUE(identical(own.get<Linear>().dropout(moved, on_gpu).cpu(),
-                            reference.get<Linear>().dropout(x, mask)));
-      at::Tensor sum = randn({rows, width}, at::kBFloat16, 2), other = sum.to(gpu());
-      reference.get<Linear>().add_dropout(sum, x, mask);
-      own.get<Linear>().add_dropout(other, moved, on_gpu);
-      EXPECT_TRUE(identical(other.cpu(), sum));
+      SCOPED_TRACE(std::to_string(rows) + " x " + std::to_string(width) + ", " +
+                   std::to_string(count) + " of rank " + std::to_string(rank));
+      DroppedFactors factors{randn({count * rank, width}, at::kBFloat16, 3), {}, {}};
+      for (std::int64_t i = 0; i < count; ++i) {
+        factors.ranks.push_back(rank);
+        factors.masks.push_back({0x9876543210abcdefu + 77u * static_cast<std::uint64_t>(i),
+                                 at::arange(5, 5 + rows, at::kLong),
+                                 at::arange(64, 64 + width, at::kLong), probability, true});
+      }
+      const DroppedFactors on_gpu = moved_to(factors, gpu(), at::kBFloat16),
+                           exact = moved_to(factors, at::kCPU, at::kDouble);
+      const Linear::Functions &fused = own.get<Linear>(), &wide = reference.get<Linear>();
+      const at::Tensor x = matrix(rows, width, 1, gap);
+      const at::Tensor d_low = matrix(rows, count * rank, 2, 0);
+      const at::Tensor wide_x = x.cpu().to(at::kDouble), wide_low = d_low.cpu().to(at::kDouble);
+
+      const at::Tensor low = fused.dropped_low(x, on_gpu);
+      EXPECT_LT(error(low, wide.dropped_low(wide_x, exact)), 0.01);
+      EXPECT_TRUE(identical(low.cpu(), fused.dropped_low(x, on_gpu).cpu()));
+      const at::Tensor gradient = fused.dropped_gradient(x, d_low, on_gpu);
+      EXPECT_EQ(gradient.scalar_type(), at::kFloat);
+      EXPECT_LT(error(gradient, wide.dropped_gradient(wide_x, wide_low, exact)), 0.01);
+      EXPECT_TRUE(identical(gradient.cpu(), fused.dropped_gradient(x, d_low, on_gpu).cpu()));
+
+      const at::Tensor before = matrix(rows, width, 4, gap);
+      at::Tensor dx = before.clone(), expected = before.cpu().to(at::kDouble);
+      fused.add_dropped(dx, d_low, on_gpu);
+      wide.add_dropped(expected, wide_low, exact);
+      EXPECT_LT(error(dx, expected), 0.01);
+      // What all drop is left as it was.
+      at::Tensor seen = dropout_factors(factors.masks[0], at::kDouble);
+      for (std::int64_t i = 1; i < count; ++i)
+        seen.add_(dropout_factors(factors.masks[static_cast<std::size_t>(i)], at::kDouble));
+      EXPECT_TRUE(
+          identical(dx.cpu().masked_select(seen == 0), before.cpu().masked_select(seen == 0)));
     }
   }
+}
+
+TEST_F(GpuLinear, DroppedFactorsEqualReference) {
+  expect_dropped_factors({{1, 64, 1, 8, 0},
+                          {77, 2560, 4, 16, 16},
+                          {300, 1024, 2, 32, 0},
+                          {600, 4096, 1, 64, 8},
+                          {129, 128, 3, 8, 0},
+                          {1000, 192, 3, 16, 8},
+                          {130, 320, 5, 16, 0},
+                          {257, 640, 1, 16, 0},
+                          {4096, 2560, 2, 8, 0},
+                          {65, 128, 1, 32, 0},
+                          {64, 64, 4, 8, 0},
+                          // Ranks in parts.
+                          {100, 128, 2, 24, 0},
+                          {70, 192, 1, 128, 0}});
+}
+
+// By the operators of libtorch.
+TEST_F(GpuLinear, DroppedFactorsOfOtherShapesEqualReference) {
+  expect_dropped_factors({{33, 77, 2, 16, 0}, {600, 72, 2, 16, 0}, {90, 128, 2, 4, 0}});
 }
 
 }  // namespace

@@ -1,41 +1,123 @@
-// Joins the kernel of dropout with ATen.
+// Joins the kernels of low-rank changes under dropout with ATen.
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <vector>
+
 #include "ops/cuda/tensor.h"
-#include "ops/linear/cuda/dropout.h"
+#include "ops/linear/cuda/dropped.h"
 #include "ops/linear/kernels.h"
 
 namespace heddle::ops::linear_cuda {
 namespace {
 
-void run(const at::Tensor& y, const at::Tensor& input, const DropoutMask& mask, bool adds) {
-  const cuda::OnDevice on(input);
-  const at::Tensor x = cuda::with_unit_stride(input), tokens = mask.tokens.contiguous(),
-                   features = mask.features.contiguous();
-  TORCH_CHECK(x.dim() == 2 && tokens.numel() == x.size(0) && features.numel() == x.size(1) &&
-                  y.sizes() == x.sizes(),
-              "dropout: x ", x.sizes(), " must be [T,k] with ", tokens.numel(), " tokens and ",
-              features.numel(), " features, y ", y.sizes(), " too");
-  const bool is_bfloat16 = x.scalar_type() == at::kBFloat16;
-  const auto kept = static_cast<float>(mask.kept());
-  cuda::dropout({cuda::element_of(x), x.size(0), x.size(1), mask.key,
-                 static_cast<std::uint32_t>(mask.threshold()),
-                 is_bfloat16 ? static_cast<float>(static_cast<c10::BFloat16>(kept)) : kept},
-                cuda::input_rows(x), tokens.const_data_ptr<std::int64_t>(),
-                features.const_data_ptr<std::int64_t>(), cuda::output_rows(y), adds, on.stream());
+bool is_readable(const at::Tensor& x) {
+  return x.scalar_type() == at::kBFloat16 && x.stride(1) == 1 && x.stride(0) % 8 == 0 &&
+         reinterpret_cast<std::uintptr_t>(x.const_data_ptr()) % 16 == 0;
+}
+
+/// Of x or dx, and of the small matrix beside its rows, which is undefined where it is made.
+bool fits(const at::Tensor& x, const at::Tensor& low, const DroppedFactors& factors) {
+  return is_readable(x) && (!low.defined() || is_readable(low)) && is_readable(factors.a) &&
+         x.size(1) % cuda::kDroppedColumns == 0 &&
+         std::all_of(factors.ranks.begin(), factors.ranks.end(),
+                     [](std::int64_t rank) { return rank % 8 == 0; }) &&
+         std::all_of(factors.masks.begin(), factors.masks.end(), [&](const DropoutMask& mask) {
+           return mask.in_runs && mask.threshold() == factors.masks[0].threshold() &&
+                  mask.threshold() > 0;
+         });
+}
+
+/// Factors, or parts of their ranks, that one launch takes, and the place of their first rank.
+struct Launch {
+  cuda::DroppedShape shape;
+  std::int64_t first = 0, ranks = 0;
+};
+
+std::vector<Launch> launches(const at::Tensor& x, const DroppedFactors& factors) {
+  const DropoutMask& mask = factors.masks.at(0);
+  TORCH_CHECK(mask.tokens.is_contiguous() && mask.features.is_contiguous() &&
+                  mask.tokens.numel() == x.size(0) && mask.features.numel() == x.size(1) &&
+                  factors.a.size(1) == x.size(1),
+              "dropout: ", x.sizes(), " with ", mask.tokens.numel(), " tokens, ",
+              mask.features.numel(), " features and factors ", factors.a.sizes());
+  cuda::DroppedShape empty;
+  empty.rows = x.size(0), empty.width = x.size(1);
+  empty.threshold = static_cast<std::uint32_t>(mask.threshold());
+  empty.kept = static_cast<float>(mask.kept());
+  empty.tokens = mask.tokens.const_data_ptr<std::int64_t>();
+  empty.features = mask.features.const_data_ptr<std::int64_t>();
+  std::vector<Launch> all;
+  std::int64_t first = 0;
+  for (std::size_t f = 0; f < factors.ranks.size(); ++f) {
+    for (std::int64_t left = factors.ranks[f]; left > 0;) {
+      // What there is a kernel for: 64, 32, 16 or 8 ranks of one factor.
+      const auto part = static_cast<std::int64_t>(std::bit_floor(
+          static_cast<std::uint64_t>(std::min<std::int64_t>(left, cuda::kMostDroppedRanks))));
+      const bool joins = !all.empty() && all.back().shape.rank == part &&
+                         all.back().shape.factors < cuda::kMostDroppedFactors &&
+                         all.back().ranks + part <= cuda::kMostDroppedRanks;
+      if (!joins) {
+        all.push_back({empty, first, 0});
+        all.back().shape.rank = static_cast<int>(part);
+      }
+      Launch& launch = all.back();
+      launch.shape.keys[launch.shape.factors++] = factors.masks[f].key;
+      launch.ranks += part;
+      first += part;
+      left -= part;
+    }
+  }
+  TORCH_CHECK(first == factors.a.size(0), "dropout: factors of ", first, " ranks in ",
+              factors.a.sizes());
+  return all;
 }
 
 }  // namespace
 
-at::Tensor dropout(const at::Tensor& x, const DropoutMask& mask) {
-  const at::Tensor y = at::empty(x.sizes(), x.options());
-  run(y, x, mask, /*adds=*/false);
-  return y;
+at::Tensor dropped_low(const at::Tensor& x, const DroppedFactors& factors) {
+  if (!fits(x, {}, factors)) return linear_reference::dropped_low(x, factors);
+  const cuda::OnDevice on(x);
+  at::Tensor low = at::empty({x.size(0), factors.a.size(0)}, x.options());
+  for (const Launch& launch : launches(x, factors)) {
+    const at::Tensor a = factors.a.narrow(0, launch.first, launch.ranks),
+                     part = low.narrow(1, launch.first, launch.ranks);
+    cuda::dropped_low(launch.shape, x.const_data_ptr(), x.stride(0), a.const_data_ptr(),
+                      a.stride(0), part.mutable_data_ptr(), part.stride(0), on.stream());
+  }
+  return low;
 }
 
-void add_dropout(at::Tensor& sum, const at::Tensor& x, const DropoutMask& mask) {
-  TORCH_CHECK(sum.stride(1) == 1, "dropout: the sum's columns must lie side by side");
-  run(sum, x, mask, /*adds=*/true);
+at::Tensor dropped_gradient(const at::Tensor& x, const at::Tensor& d_low,
+                            const DroppedFactors& factors) {
+  if (!fits(x, d_low, factors)) return linear_reference::dropped_gradient(x, d_low, factors);
+  const cuda::OnDevice on(x);
+  at::Tensor d_a = at::empty(factors.a.sizes(), x.options().dtype(at::kFloat));
+  for (const Launch& launch : launches(x, factors)) {
+    const at::Tensor low = d_low.narrow(1, launch.first, launch.ranks),
+                     workspace =
+                         cuda::workspace_on(x, cuda::dropped_gradient_workspace(launch.shape));
+    at::Tensor part = d_a.narrow(0, launch.first, launch.ranks);
+    cuda::dropped_gradient(launch.shape, x.const_data_ptr(), x.stride(0), low.const_data_ptr(),
+                           low.stride(0), part.mutable_data_ptr<float>(),
+                           workspace.mutable_data_ptr<float>(), on.stream());
+  }
+  return d_a;
+}
+
+void add_dropped(at::Tensor& dx, const at::Tensor& d_low, const DroppedFactors& factors) {
+  if (!fits(dx, d_low, factors)) return linear_reference::add_dropped(dx, d_low, factors);
+  const cuda::OnDevice on(dx);
+  const at::Tensor turned = factors.a.t().contiguous();
+  for (const Launch& launch : launches(dx, factors)) {
+    const at::Tensor low = d_low.narrow(1, launch.first, launch.ranks),
+                     a = turned.narrow(1, launch.first, launch.ranks);
+    cuda::add_dropped(launch.shape, dx.mutable_data_ptr(), dx.stride(0), low.const_data_ptr(),
+                      low.stride(0), a.const_data_ptr(), a.stride(0), on.stream());
+  }
 }
 
 }  // namespace heddle::ops::linear_cuda

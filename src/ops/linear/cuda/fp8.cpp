@@ -106,8 +106,9 @@ void add(Registry& registry) {
                         .forward_onto = linear_reference::forward_onto<forward>,
                         .backward = backward,
                         .low_rank_backward = linear_cuda::low_rank_backward,
-                        .dropout = linear_cuda::dropout,
-                        .add_dropout = linear_cuda::add_dropout,
+                        .dropped_low = linear_cuda::dropped_low,
+                        .dropped_gradient = linear_cuda::dropped_gradient,
+                        .add_dropped = linear_cuda::add_dropped,
                         .is_narrow = is_narrow,
                         .narrow_rows = kFewestRows,
                         .reads_once = linear_cuda::reads_once});

@@ -153,8 +153,9 @@ void add(Registry& registry) {
                         .forward_onto = forward_onto,
                         .backward = backward,
                         .low_rank_backward = low_rank_backward,
-                        .dropout = dropout,
-                        .add_dropout = add_dropout,
+                        .dropped_low = dropped_low,
+                        .dropped_gradient = dropped_gradient,
+                        .add_dropped = add_dropped,
                         .reads_once = reads_once});
 }
 
