@@ -155,8 +155,7 @@ __global__ void __launch_bounds__(kGradientThreads)
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
   const int piece = thread % 8 * 8, local = thread / 8;  // of x: columns, and rows by 16
   const int64_t column = blockIdx.x * int64_t{kTile};
-  const int64_t begin = blockIdx.y * p.rows_of_share,
-                end = min(begin + p.rows_of_share, s.rows);
+  const int64_t begin = blockIdx.y * p.rows_of_share, end = min(begin + p.rows_of_share, s.rows);
   const u32 below = below_of(s);
   const u64 feature = by_features(s, column + piece);
   float d[kTiles][4] = {};
@@ -193,8 +192,7 @@ __global__ void __launch_bounds__(kGradientThreads)
 #pragma unroll
       for (int n = 0; n < (kTiles + 1) / 2; ++n) {
         // Turned: tokens 0-7 and 8-15 of ranks 0-7, then of ranks 8-15.
-        ldmatrix4_trans(b[n], tile_address(smem_u32(low), kTile,
-                                           16 * k + (lane & 8) + (lane & 7),
+        ldmatrix4_trans(b[n], tile_address(smem_u32(low), kTile, 16 * k + (lane & 8) + (lane & 7),
                                            16 * n + (lane >> 4) * 8));
       }
 #pragma unroll
@@ -315,15 +313,18 @@ void dispatch(const DroppedShape& s, const F& f) {
     constexpr int kFactors = decltype(factors)::value;
     const bool ran = [&] {
       switch (s.rank) {
-        case 8: return f(factors, Constant<1>()), true;
-        case 16: return f(factors, Constant<2>()), true;
+        case 8:
+          return f(factors, Constant<1>()), true;
+        case 16:
+          return f(factors, Constant<2>()), true;
         case 32:
           if constexpr (kFactors <= 2) return f(factors, Constant<4>()), true;
           return false;
         case 64:
           if constexpr (kFactors == 1) return f(factors, Constant<8>()), true;
           return false;
-        default: return false;
+        default:
+          return false;
       }
     }();
     if (!ran) throw std::invalid_argument("dropped: no kernel of this rank and number of factors");
@@ -331,11 +332,16 @@ void dispatch(const DroppedShape& s, const F& f) {
   if (s.width % kDroppedColumns != 0 || s.threshold == 0)
     throw std::invalid_argument("dropped: the width must be a multiple of 64, the threshold not 0");
   switch (s.factors) {
-    case 1: return with_rank(Constant<1>());
-    case 2: return with_rank(Constant<2>());
-    case 3: return with_rank(Constant<3>());
-    case 4: return with_rank(Constant<4>());
-    default: throw std::invalid_argument("dropped: 1 to 4 factors");
+    case 1:
+      return with_rank(Constant<1>());
+    case 2:
+      return with_rank(Constant<2>());
+    case 3:
+      return with_rank(Constant<3>());
+    case 4:
+      return with_rank(Constant<4>());
+    default:
+      throw std::invalid_argument("dropped: 1 to 4 factors");
   }
 }
 
@@ -346,7 +352,9 @@ int64_t shares_of(const DroppedShape& s) {
   return std::clamp<int64_t>(at_once / blocks, 1, std::max<int64_t>(1, tiles));
 }
 
-unsigned blocks_for(int64_t n, int64_t each) { return static_cast<unsigned>((n + each - 1) / each); }
+unsigned blocks_for(int64_t n, int64_t each) {
+  return static_cast<unsigned>((n + each - 1) / each);
+}
 
 }  // namespace
 

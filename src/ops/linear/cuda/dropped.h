@@ -21,8 +21,8 @@ struct DroppedShape {
   int64_t rows = 0, width = 0;  ///< The width is a multiple of kDroppedColumns.
   int factors = 0, rank = 0;
   uint64_t keys[kMostDroppedFactors] = {};
-  uint32_t threshold = 0;  ///< Of 16 bits, not 0.
-  float kept = 1;          ///< What elements that are not dropped are multiplied by.
+  uint32_t threshold = 0;             ///< Of 16 bits, not 0.
+  float kept = 1;                     ///< What elements that are not dropped are multiplied by.
   const int64_t* tokens = nullptr;    ///< [rows]
   const int64_t* features = nullptr;  ///< [width]
 };
@@ -39,8 +39,8 @@ int64_t dropped_gradient_workspace(const DroppedShape& shape);
 void dropped_gradient(const DroppedShape& shape, const void* x, int64_t x_stride, const void* low,
                       int64_t low_stride, float* d_a, float* workspace, cudaStream_t stream);
 
-/// dx [rows, width] += low a, of each factor what it sees; rounded once. `a_turned` is a transposed,
-/// [width, factors * rank] with row stride `a_stride`.
+/// dx [rows, width] += low a, of each factor what it sees; rounded once. `a_turned` is a
+/// transposed, [width, factors * rank] with row stride `a_stride`.
 void add_dropped(const DroppedShape& shape, void* dx, int64_t dx_stride, const void* low,
                  int64_t low_stride, const void* a_turned, int64_t a_stride, cudaStream_t stream);
 
