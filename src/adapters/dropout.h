@@ -10,12 +10,11 @@ namespace heddle::adapters {
 /// What the masks of a forward and its backward depend on besides layer and seed, none of which is
 /// the layout: a mask is a function of layer, step, token and feature (ops/linear/dropout.h).
 struct Dropout {
-  std::uint64_t step = 0;      ///< From 1; 0: no dropout.
-  at::Tensor tokens;           ///< [T] int64, data::Batch::token_numbers on the model's device.
+  at::Tensor draws;            ///< [T], see ops::dropout_draws; undefined: no dropout.
   std::int64_t first_row = 0;  ///< Of this rank's T/tp rows, for layers that see those alone.
 };
 
-/// The key of a layer's masks in one step.
-std::uint64_t dropout_key(std::uint64_t seed, const std::string& module, std::uint64_t step);
+/// The key of a layer's masks.
+std::uint64_t dropout_key(std::uint64_t seed, const std::string& module);
 
 }  // namespace heddle::adapters

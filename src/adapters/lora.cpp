@@ -67,17 +67,17 @@ Lora::Lora(std::string module, std::int64_t in_features, std::int64_t out_featur
 }
 
 std::optional<ops::DropoutMask> Lora::mask_of(const at::Tensor& x) {
-  if (dropout_probability_ == 0 || dropout_.step == 0) return std::nullopt;
+  if (dropout_probability_ == 0 || !dropout_.draws.defined()) return std::nullopt;
   if (!features_.defined()) {
     const std::vector<std::int64_t> features = a_.global_indices(1);
     features_in_runs_ = in_runs(features);
     features_ = device::upload(features, x.device());
   }
-  const bool is_own_rows = x.size(0) < dropout_.tokens.size(0);
-  const at::Tensor tokens =
-      dropout_.tokens.narrow(0, is_own_rows ? dropout_.first_row : 0, x.size(0));
-  ops::DropoutMask mask{dropout_key(seed_, module_, dropout_.step), tokens, features_,
-                        dropout_probability_, features_in_runs_};
+  const bool is_own_rows = x.size(0) < dropout_.draws.size(0);
+  const at::Tensor draws =
+      dropout_.draws.narrow(0, is_own_rows ? dropout_.first_row : 0, x.size(0));
+  ops::DropoutMask mask{dropout_key(seed_, module_), draws, features_, dropout_probability_,
+                        features_in_runs_};
   if (mask.threshold() == 0) return std::nullopt;
   return mask;
 }

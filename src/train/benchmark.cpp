@@ -115,8 +115,10 @@ class Bench {
   bool queues() const { return queued_ && !recompute_; }
   QueuedSteps::Flight queue(const std::vector<data::Batch>& batches) {
     ++steps_;
-    const bool may_record = !recompute_ || recompute_->is_settled();
-    return queued_->queue(batches, {.loss = 1 / weights_of(batches)}, config_.optim.lr, may_record);
+    return queued_->queue(batches, {.loss_scale = 1 / weights_of(batches),
+                                    .lr = config_.optim.lr,
+                                    .dropout_step = steps_,
+                                    .may_record = !recompute_ || recompute_->is_settled()});
   }
   /// The mean loss of a step that was queued.
   double wait(QueuedSteps::Flight& flight, const std::vector<data::Batch>& batches) const {
@@ -152,7 +154,7 @@ class Bench {
                                              .pooled_auxiliary_loss = false,
                                              .dropout_step = steps_,
                                              .sharding = setup_.sharding.get()});
-    mesh().loss_group().all_reduce_sum(sums.loss_sum);
+    sum_over_ranks(mesh().loss_group(), /*has_auxiliary=*/false, sums);
     if (setup_.sharding) setup_.sharding->finish_reduction();
     const double norm = optimizer_->gradient_norm();
     const double clip = config_.optim.clip_norm;

@@ -1,6 +1,7 @@
 #include "train/micro_batch.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -11,18 +12,23 @@
 #include "ops/autograd.h"
 #include "ops/collectives.h"
 #include "ops/context_parallel/context_parallel.h"
+#include "ops/linear/dropout.h"
 #include "train/auxiliary_loss.h"
 #include "train/expert_load.h"
 
 namespace heddle::train {
 
-LocalBatch::LocalBatch(const models::qwen3_5::Model& model, const data::Batch& whole)
+LocalBatch::LocalBatch(const models::qwen3_5::Model& model, const data::Batch& whole,
+                       const adapters::LoraSet* adapters, std::uint64_t dropout_step)
     : host(whole) {
   host = data::with_dummy_tail(std::move(host), model.padded_tokens(whole.size()));
   host.number_tokens();
   context = model.context_of(host.cu_seqlens_host);
   if (context) host = data::context_share(host, context->plan);
   device = host.to(model.context().device);
+  if (dropout_step == 0 || adapters == nullptr || adapters->options().dropout == 0) return;
+  dropout = {ops::dropout_draws(device.token_numbers, dropout_step),
+             ops::own_rows(host.size(), model.tensor_group()).first};
 }
 
 nn::BlockInputs LocalBatch::inputs(const models::qwen3_5::Model& model, bool training) const {
@@ -31,11 +37,6 @@ nn::BlockInputs LocalBatch::inputs(const models::qwen3_5::Model& model, bool tra
                          device.position_ids, device.real_tokens, training);
   inputs.context = context;
   return inputs;
-}
-
-adapters::Dropout LocalBatch::dropout(const models::qwen3_5::Model& model,
-                                      std::uint64_t step) const {
-  return {step, device.token_numbers, ops::own_rows(host.size(), model.tensor_group()).first};
 }
 
 std::vector<std::int64_t> LocalBatch::hidden_sizes(const models::qwen3_5::Model& model) const {
@@ -112,7 +113,7 @@ class StepRun {
   };
 
   adapters::DropoutScope dropout_of(const Flight& flight) {
-    return {adapters_, flight.batch.dropout(model_, options_.dropout_step)};
+    return {adapters_, flight.batch.dropout};
   }
   std::vector<std::int64_t> hidden_sizes(const Flight& flight) const {
     return flight.batch.hidden_sizes(model_);
@@ -125,7 +126,9 @@ class StepRun {
     if (!flights_[m]) {
       const auto i = static_cast<std::size_t>(m);
       flights_[m] = std::make_unique<Flight>(
-          options_.uploaded.empty() ? LocalBatch(model_, batches_[i]) : options_.uploaded[i],
+          options_.uploaded.empty()
+              ? LocalBatch(model_, batches_[i], adapters_, options_.dropout_step)
+              : options_.uploaded[i],
           pipeline_.stages().size());
     }
     Flight& flight = *flights_[m];
@@ -278,6 +281,16 @@ MicroBatchLoss run_micro_batches(models::qwen3_5::Model& model, adapters::LoraSe
   pipeline.finish_sends();
   if (options.sharding != nullptr) options.sharding->reduce(kEmbeddingUnit);
   return run.finish();
+}
+
+void sum_over_ranks(const comm::Group& group, bool has_auxiliary, MicroBatchLoss& sums) {
+  if (group.size() == 1) return;
+  at::Tensor totals = at::stack({sums.loss_sum, sums.entropy_sum});
+  group.all_reduce_sum(totals);
+  sums.loss_sum = totals[0];
+  sums.entropy_sum = totals[1];
+  if (has_auxiliary) group.all_reduce_sum(sums.auxiliary_sum);
+  if (sums.expert_load.defined()) group.all_reduce_sum(sums.expert_load);
 }
 
 at::Tensor evaluate_hidden(models::qwen3_5::Model& model, parallel::Pipeline& pipeline,

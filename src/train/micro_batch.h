@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "adapters/lora.h"
+#include "comm/group.h"
 #include "config/run_config.h"
 #include "data/batch.h"
 #include "models/qwen3_5/model.h"
@@ -21,15 +22,16 @@ namespace heddle::train {
 
 /// What this rank does of a micro-batch that all ranks along cp read.
 struct LocalBatch {
-  LocalBatch(const models::qwen3_5::Model& model, const data::Batch& whole);
+  /// `dropout_step`, from 1: draws what the adapters drop in it, if they drop anything.
+  LocalBatch(const models::qwen3_5::Model& model, const data::Batch& whole,
+             const adapters::LoraSet* adapters = nullptr, std::uint64_t dropout_step = 0);
 
   data::Batch host;                                     ///< The rank's tokens, or all.
   data::Batch device;                                   ///< The same on the model's device.
   std::shared_ptr<const ops::ContextParallel> context;  ///< Null if the rank has all tokens.
+  adapters::Dropout dropout;
 
   nn::BlockInputs inputs(const models::qwen3_5::Model& model, bool training) const;
-  /// `step` from 1; 0: no dropout.
-  adapters::Dropout dropout(const models::qwen3_5::Model& model, std::uint64_t step) const;
   /// Of this rank's hidden states: [T/tp,H].
   std::vector<std::int64_t> hidden_sizes(const models::qwen3_5::Model& model) const;
 };
@@ -71,6 +73,9 @@ MicroBatchLoss run_micro_batches(models::qwen3_5::Model& model, adapters::LoraSe
                                  std::span<const data::Batch> batches,
                                  const std::vector<HeadFunction>& heads,
                                  const MicroBatchOptions& options);
+
+/// Over the ranks that have a part of the losses; of the router's if there is one.
+void sum_over_ranks(const comm::Group& group, bool has_auxiliary, MicroBatchLoss& sums);
 
 /// Hidden states [T/tp,H] of a batch after the last layer, without gradients; undefined where the
 /// last stage is elsewhere.

@@ -192,8 +192,8 @@ bool Optimizer::can_queue(const ops::KernelTable& kernels) const {
     const c10::ScalarType type = slot.owned.scalar_type();
     return slot.owned.is_cuda() && (type == at::kBFloat16 || type == at::kFloat);
   };
-  return options_.name == config::OptimName::kAdamW && !offload_ && owners_.size() == 1 &&
-         !slots_.empty() && std::all_of(slots_.begin(), slots_.end(), is_read) &&
+  return options_.name == config::OptimName::kAdamW && !offload_ && !slots_.empty() &&
+         std::all_of(slots_.begin(), slots_.end(), is_read) &&
          kernels.get<ops::AdamwStep>().reads_device_numbers;
 }
 
@@ -215,9 +215,17 @@ at::Tensor Optimizer::queue_step(const ops::KernelTable& kernels, double clip_no
   const ops::NoGradient guard;
   std::vector<ops::AdamwTensor> tensors = adamw_tensors();
   std::vector<at::Tensor> gradients;
-  for (ops::AdamwTensor& tensor : tensors)
-    gradients.push_back(tensor.gradient = readable(tensor.gradient));
-  const at::Tensor norm = ops::queued_gradient_norm(gradients);
+  auto tensor = tensors.begin();
+  for (const Slot& slot : slots_) {
+    if (slot.owned.numel() == 0) continue;  // as adamw_tensors() does
+    tensor->gradient = readable(tensor->gradient);
+    if (!slot.parameter->is_copy()) gradients.push_back(tensor->gradient);
+    ++tensor;
+  }
+  at::Tensor norm =
+      gradients.empty() ? at::zeros({}, numbers_.options()) : ops::queued_square_sum(gradients);
+  owners_.all_reduce_sum(norm);
+  norm.sqrt_();
   at::Tensor multiplier = at::ones_like(norm);
   if (clip_norm > 0) multiplier.mul_(clip_norm).div_(norm.add(1e-6)).clamp_max_(1);
   // NaN unless both are finite, else 0.

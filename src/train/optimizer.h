@@ -37,12 +37,12 @@ class Optimizer {
 
   // A step of which the host knows no number but those of announce(), so that it can be recorded
   // and replayed.
-  /// False where the optimizer, its kernel or other ranks keep the host in between.
+  /// False where the optimizer or its kernel keeps the host in between.
   bool can_queue(const ops::KernelTable& kernels) const;
   /// The numbers of the next queued step go to the device.
   void announce(double lr);
   /// Norm, clipping at `clip_norm` (0: none) and update; clears the gradients. Returns the norm,
-  /// 0-d fp64 on the device. Changes nothing where it or `loss` (0-d) is not finite.
+  /// 0-d fp64 on the device. Changes nothing where it or `loss` (0-d, of all ranks) is not finite.
   at::Tensor queue_step(const ops::KernelTable& kernels, double clip_norm, const at::Tensor& loss);
 
   std::int64_t steps() const { return steps_; }

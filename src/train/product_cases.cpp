@@ -134,6 +134,15 @@ OperatorCase adapter_case(const OperatorPlace& place, const ProductGroup& group,
                 flops, bytes},
                {"input gradient", [=] { functions.backward(terms); },
                 2 * rows * (weights + as_double(ranks * group.depth)), bytes},
+               {"adapter gradients, library",
+                [=] {
+                  for (const auto& [dy, b, own_low] : changes) {
+                    at::mm(dy, b);
+                    ops::wide_product(dy, own_low);
+                  }
+                  ops::wide_product(d_low, x);
+                },
+                adapter_flops, adapter_bytes},
                {"adapter gradients",
                 [=] {
                   const auto gradients = functions.low_rank_backward(changes);

@@ -9,6 +9,8 @@
 #include <utility>
 
 #include "base/log.h"
+#include "comm/device_watch.h"
+#include "comm/world.h"
 #include "device/device.h"
 #include "ops/moe/moe.h"
 #include "train/auxiliary_loss.h"
@@ -42,6 +44,7 @@ void copy(const at::Tensor& from, at::Tensor& to) {
 void copy(const LocalBatch& from, LocalBatch& to) {
   for (const auto tensor : {&data::Batch::tokens, &data::Batch::position_ids})
     copy(from.device.*tensor, to.device.*tensor);
+  copy(from.dropout.draws, to.dropout.draws);
 }
 
 void copy(const LossRows& from, LossRows& to) {
@@ -60,17 +63,18 @@ std::string obstacle(const config::RunConfig& config, const Setup& setup,
                      const Optimizer& optimizer) {
   const models::qwen3_5::Model& model = *setup.model;
   if (!model.context().device.is_cuda()) return "the device is no GPU";
-  if (setup.context.mesh.world_size() > 1) return "several ranks train together";
+  const comm::Mesh& mesh = setup.context.mesh;
+  if (mesh.size(comm::Dim::kPp) > 1) return "the stages of a pipeline wait for each other";
   if (model.head() != models::qwen3_5::Head::kLanguageModel)
     return "the head is not that of a language model";
   if (model.config().is_moe()) {
+    if (mesh.size(comm::Dim::kEp) > 1)
+      return "the host counts the rows that other ranks' experts get";
     if (runs_reference(model.kernels(), ops::MoeExperts::kName))
       return "the reference kernel of the experts counts rows on the host";
     if (!config.train.router_record.empty() || !config.train.router_replay.empty())
       return "the choice of experts is recorded or replayed by the host";
   }
-  if (setup.adapters && config.adapter.dropout > 0)
-    return "dropout masks are other ones in every step";
   if (config.train.offload_activations) return "inputs of blocks are offloaded";
   if (!optimizer.can_queue(model.kernels())) return "the optimizer waits for the host";
   return {};
@@ -80,25 +84,27 @@ std::string obstacle(const config::RunConfig& config, const Setup& setup,
 
 QueuedSteps::Flight::Outcome QueuedSteps::Flight::wait() {
   const std::vector<at::Tensor>& results = results_.wait();
+  // What was waited for may have been given up.
+  if (world_) world_->device_watch().check();
   const at::Tensor& numbers = results[0];
   return {{numbers[0], numbers[1], numbers[2], results[1]}, numbers[3].item<double>()};
 }
 
-QueuedSteps::Flight QueuedSteps::queue(std::span<const data::Batch> batches, const Scales& scales,
-                                       double lr, bool may_record) {
+QueuedSteps::Flight QueuedSteps::queue(std::span<const data::Batch> batches,
+                                       const Options& options) {
   Recorded step;
-  step.auxiliary_scale = scales.auxiliary;
-  step.shape = {std::bit_cast<std::int64_t>(scales.auxiliary)};
+  step.auxiliary_scale = options.auxiliary_scale;
+  step.shape = {std::bit_cast<std::int64_t>(options.auxiliary_scale), options.dropout_step > 0};
   for (const data::Batch& batch : batches) {
-    step.batches.emplace_back(*parts_.model, batch);
+    step.batches.emplace_back(*parts_.model, batch, parts_.adapters, options.dropout_step);
     const data::Batch& host = step.batches.back().host;
-    step.rows.emplace_back(*parts_.model, host, scales.loss,
+    step.rows.emplace_back(*parts_.model, host, options.loss_scale,
                            record_ ? row_multiple(host.size()) : 1);
     add_shape(step.batches.back(), step.rows.back(), step.shape);
   }
-  parts_.optimizer->announce(lr);
+  parts_.optimizer->announce(options.lr);
   Results results;
-  if (const Recorded* recorded = record_ && may_record ? recorded_for(step) : nullptr) {
+  if (const Recorded* recorded = record_ && options.may_record ? recorded_for(step) : nullptr) {
     recorded->graph->replay();
     results = recorded->results;
   } else {
@@ -110,7 +116,8 @@ QueuedSteps::Flight QueuedSteps::queue(std::span<const data::Batch> batches, con
     }
     results = enqueue(step);
   }
-  return Flight(device::Download({results.numbers, results.expert_load}));
+  return {device::Download({results.numbers, results.expert_load}),
+          parts_.model->context().mesh.world()};
 }
 
 const QueuedSteps::Recorded* QueuedSteps::recorded_for(Recorded& step) {
@@ -159,13 +166,17 @@ QueuedSteps::Results QueuedSteps::enqueue(const Recorded& step) {
       return run_language_model_head(*parts_.model, hidden, rows, /*want_gradients=*/true);
     });
   }
-  const MicroBatchLoss sums = run_micro_batches(
-      *parts_.model, parts_.adapters, *parts_.pipeline, *parts_.trainable, host, heads,
-      {.auxiliary_scale = step.auxiliary_scale,
-       .pooled_auxiliary_loss = parts_.pooled_auxiliary_loss,
-       .uploaded = step.batches});
+  MicroBatchLoss sums = run_micro_batches(*parts_.model, parts_.adapters, *parts_.pipeline,
+                                          *parts_.trainable, host, heads,
+                                          {.auxiliary_scale = step.auxiliary_scale,
+                                           .pooled_auxiliary_loss = parts_.pooled_auxiliary_loss,
+                                           .uploaded = step.batches,
+                                           .sharding = parts_.sharding});
+  sum_over_ranks(parts_.model->context().mesh.loss_group(), step.auxiliary_scale > 0, sums);
+  if (parts_.sharding != nullptr) parts_.sharding->finish_reduction();
   const at::Tensor norm =
       parts_.optimizer->queue_step(parts_.model->kernels(), parts_.clip_norm, sums.loss_sum);
+  if (parts_.sharding != nullptr) parts_.sharding->publish();
   return {at::stack({sums.loss_sum.to(at::kDouble), sums.entropy_sum.to(at::kDouble),
                      sums.auxiliary_sum.to(at::kDouble), norm}),
           sums.expert_load};
@@ -183,19 +194,21 @@ bool QueuedSteps::make_room() {
 
 std::unique_ptr<QueuedSteps> queued_steps(const config::RunConfig& config, Setup& setup,
                                           parallel::Pipeline& pipeline, Optimizer& optimizer) {
-  const bool record = config.train.cuda_graph == config::CudaGraph::kAuto;
-  if (const std::string reason = obstacle(config, setup, optimizer); !reason.empty()) {
-    if (record && setup.context.device.is_cuda())
-      log::info("train.cuda_graph: steps run launch by launch, for {}", reason);
-    return nullptr;
+  const std::string reason = obstacle(config, setup, optimizer);
+  const bool is_alone = setup.context.mesh.world_size() == 1,
+             is_wanted = config.train.cuda_graph == config::CudaGraph::kAuto;
+  if (is_wanted && setup.context.device.is_cuda() && (!is_alone || !reason.empty())) {
+    log::info("train.cuda_graph: steps run launch by launch, for {}",
+              is_alone ? reason : "several ranks train together");
   }
+  if (!reason.empty()) return nullptr;
   return std::make_unique<QueuedSteps>(
       QueuedSteps::Parts{setup.model.get(), setup.adapters.get(), &pipeline, &setup.trainable,
                          &optimizer,
                          config.train.router_aux_loss == config::AuxLoss::kHf &&
                              auxiliary_coefficient(config, setup.model->config()) > 0,
-                         config.optim.clip_norm},
-      record);
+                         config.optim.clip_norm, setup.sharding.get()},
+      is_wanted && is_alone);
 }
 
 }  // namespace heddle::train

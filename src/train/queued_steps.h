@@ -19,12 +19,12 @@
 
 namespace heddle::train {
 
-/// Optimizer steps of one GPU of which the host hears nothing before their end: forward, backward,
-/// norm, clipping and update. The next step can be queued while one is under way, so that the
-/// device does not wait for the host in between. If wanted steps are recorded as one graph of the
-/// device and replayed. A graph belongs to what its launches depend on (sequence boundaries, loss
-/// rows rounded up); a step whose shape is met for the first time runs launch by launch, one that
-/// comes again is recorded.
+/// Optimizer steps of a GPU, or of several that train together, of which the host hears nothing
+/// before their end: forward, backward, norm, clipping and update. The next step can be queued
+/// while one is under way, so that the device does not wait for the host in between. If wanted the
+/// steps of one GPU are recorded as one graph of the device and replayed. A graph belongs to what
+/// its launches depend on (sequence boundaries, loss rows rounded up); a step whose shape is met
+/// for the first time runs launch by launch, one that comes again is recorded.
 class QueuedSteps {
  public:
   struct Parts {
@@ -35,12 +35,16 @@ class QueuedSteps {
     Optimizer* optimizer;
     bool pooled_auxiliary_loss;  ///< train.router_aux_loss hf.
     double clip_norm;
+    parallel::Sharding* sharding = nullptr;  ///< With several ranks.
   };
   QueuedSteps(const Parts& parts, bool record) : parts_(parts), record_(record) {}
 
-  /// What the gradients of loss_sum and of the router's loss are multiplied by.
-  struct Scales {
-    double loss = 1, auxiliary = 0;
+  struct Options {
+    /// What the gradients of loss_sum and of the router's loss are multiplied by.
+    double loss_scale = 1, auxiliary_scale = 0;
+    double lr = 0;
+    std::uint64_t dropout_step = 0;  ///< The step, from 1; 0: no dropout.
+    bool may_record = true;          ///< If not: launch by launch, whatever was recorded.
   };
   /// A step that the device has been given; what it will report.
   class Flight {
@@ -50,18 +54,18 @@ class QueuedSteps {
       double grad_norm;     ///< Before clipping.
     };
     /// Waits for the step's end, not for that of steps behind it. If loss or norm is not finite,
-    /// it updated nothing.
+    /// it updated nothing. Throws CommError if the ranks lost each other.
     Outcome wait();
 
    private:
     friend class QueuedSteps;
-    explicit Flight(device::Download results) : results_(std::move(results)) {}
+    Flight(device::Download results, std::shared_ptr<comm::World> world)
+        : results_(std::move(results)), world_(std::move(world)) {}
     device::Download results_;
+    std::shared_ptr<comm::World> world_;  ///< Null for one rank.
   };
-  /// Queues one step behind those that were queued before. `may_record` false: launch by launch,
-  /// whatever was recorded.
-  Flight queue(std::span<const data::Batch> batches, const Scales& scales, double lr,
-               bool may_record = true);
+  /// Queues one step behind those that were queued before.
+  Flight queue(std::span<const data::Batch> batches, const Options& options);
 
   /// Gives back the memory of the graphs if an ordinary step may not fit beside them; whether it
   /// did. They are recorded anew when their shapes come again.

@@ -59,8 +59,8 @@ void warn_of_slow_rank(const models::qwen3_5::Model& model, std::int64_t rank) {
   const ops::Linear::Functions& functions = model.kernels().get<ops::Linear>();
   if (functions.reads_once == nullptr || functions.reads_once(rank)) return;
   log::warning(
-      "adapter.rank {}: the backward of the adapters reads each output gradient twice, where ranks "
-      "8 and 16 have a kernel that reads it once",
+      "adapter.rank {}: the backward of the adapters reads each output gradient twice, where "
+      "multiples of 8 up to 32 have a kernel that reads it once",
       rank);
 }
 

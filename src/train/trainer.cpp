@@ -141,13 +141,17 @@ Pause Trainer::pause_behind(std::int64_t done) const {
 QueuedSteps::Flight Trainer::queue(const data::Step& step) {
   const Divisors divisors = divisors_of(step);
   return queued_->queue(step.micro_batches,
-                        {1 / divisors.loss, auxiliary_coefficient_ / divisors.sparse_tokens},
-                        learning_rate_of(step), !recompute_ || recompute_->is_settled());
+                        {.loss_scale = 1 / divisors.loss,
+                         .auxiliary_scale = auxiliary_coefficient_ / divisors.sparse_tokens,
+                         .lr = learning_rate_of(step),
+                         .dropout_step = dropout_step(step),
+                         .may_record = !recompute_ || recompute_->is_settled()});
 }
 
 void Trainer::queue_next(const data::Step& step) {
   // A measured step has the device to itself, and one that runs out of memory is run again.
-  if (recompute_ || stop_ || pause_behind(step.step + 1).any()) return;
+  if (recompute_ || pause_behind(step.step + 1).any()) return;
+  if (setup_.context.mesh.world_group().any(stop_)) return;
   std::optional<data::Step> next = loader_->next();
   if (!next) return;
   behind_.emplace(Begun{std::move(*next), std::nullopt});
@@ -194,14 +198,10 @@ MicroBatchLoss Trainer::update_with_the_host(const data::Step& step, const Divis
        .router = router_ ? &*router_ : nullptr,
        .sharding = setup_.sharding.get()});
   if (router_) router_->end_step();
-  const comm::Group group = setup_.context.mesh.loss_group();
-  at::Tensor totals = at::stack({sums.loss_sum, sums.entropy_sum});
-  group.all_reduce_sum(totals);
-  if (auxiliary_coefficient_ > 0) group.all_reduce_sum(sums.auxiliary_sum);
-  if (sums.expert_load.defined()) group.all_reduce_sum(sums.expert_load);
+  sum_over_ranks(setup_.context.mesh.loss_group(), auxiliary_coefficient_ > 0, sums);
   if (setup_.sharding) setup_.sharding->finish_reduction();
 
-  const at::Tensor host = totals.cpu();
+  const at::Tensor host = at::stack({sums.loss_sum, sums.entropy_sum}).cpu();
   info.loss = host[0].item<double>() / divisors.loss;
   if (setup_.model->head() == models::qwen3_5::Head::kLanguageModel)
     info.extra["entropy"] = host[1].item<double>() / divisors.loss;

@@ -44,7 +44,7 @@ class Trainer {
 
  private:
   Summary train();
-  /// See adapters::Dropout.
+  /// See LocalBatch.
   static std::uint64_t dropout_step(const data::Step& step) {
     return static_cast<std::uint64_t>(step.step) + 1;
   }

@@ -79,14 +79,14 @@ EmbeddingTable gathered(const std::vector<EmbeddedTexts>& parts, std::int64_t wi
   return table;
 }
 
-/// One micro-batch; `number` is its place among all. `dropout_step`: see adapters::Dropout.
+/// One micro-batch; `number` is its place among all. `dropout_step`: see LocalBatch.
 EmbeddedTexts embedded_texts(const Setup& setup, parallel::Pipeline& pipeline,
                              const data::Batch& host_batch, std::int64_t number,
                              std::uint64_t dropout_step) {
   const ops::NoGradient guard;
   Model& model = *setup.model;
-  const LocalBatch batch(model, host_batch);
-  const adapters::DropoutScope dropout(setup.adapters.get(), batch.dropout(model, dropout_step));
+  const LocalBatch batch(model, host_batch, setup.adapters.get(), dropout_step);
+  const adapters::DropoutScope dropout(setup.adapters.get(), batch.dropout);
   const at::Tensor hidden = evaluate_hidden(model, pipeline, batch);
   if (!hidden.defined()) return {};
   EmbeddedTexts texts{embed_head(model, hidden, batch.host), {}, batch.host.text_of_row};

@@ -53,10 +53,10 @@ void check_postponed(double dropout) {
   give_values(lora->b(), b);
   at::Tensor seen = numbers(kTokens, kIn, 5).mul(0).add(1);
   if (dropout > 0) {
-    const at::Tensor tokens = at::arange(kTokens, at::kLong);
-    lora->set_dropout({1, tokens, 0});
+    const at::Tensor draws = ops::dropout_draws(at::arange(kTokens, at::kLong), 1);
+    lora->set_dropout({draws, 0});
     seen = ops::dropout_factors(
-        {dropout_key(0, "layer", 1), tokens, at::arange(kIn, at::kLong), dropout}, at::kDouble);
+        {dropout_key(0, "layer"), draws, at::arange(kIn, at::kLong), dropout}, at::kDouble);
   }
   linear.set_adapter(lora);
 
@@ -115,8 +115,8 @@ struct Fixture {
 TEST(Lora, UnderDropoutFollowsItsFormula) {
   Fixture f(kDropout);
   at::Tensor x = numbers(kTokens, kIn, 1).set_requires_grad(true);
-  const at::Tensor tokens = at::arange(100, 100 + kTokens, at::kLong);
-  const DropoutScope scope(f.adapters.get(), {kStep, tokens, 0});
+  const at::Tensor draws = ops::dropout_draws(at::arange(100, 100 + kTokens, at::kLong), kStep);
+  const DropoutScope scope(f.adapters.get(), {draws, 0});
   const std::vector<at::Tensor> y = nn::forward_all(f.kernels, x, f.layers);
   const std::vector<at::Tensor> dy = {numbers(kTokens, 6, 2), numbers(kTokens, 4, 3)};
   ops::run_backward(y, dy);
@@ -125,7 +125,7 @@ TEST(Lora, UnderDropoutFollowsItsFormula) {
   for (std::size_t i = 0; i < 2; ++i) {
     Lora& lora = *f.adapters->adapters()[i];
     const at::Tensor mask = ops::dropout_factors(
-        {dropout_key(kSeed, lora.module(), kStep), tokens, at::arange(kIn, at::kLong), kDropout},
+        {dropout_key(kSeed, lora.module()), draws, at::arange(kIn, at::kLong), kDropout},
         at::kDouble);
     const at::Tensor seen = ops::detached(x) * mask, a = lora.a().data() * lora.scaling(),
                      b = lora.b().data(), w = f.layers[i]->weight().data();
@@ -150,7 +150,8 @@ TEST(Lora, AnInputMadeAgainGivesTheSameBits) {
       const auto make = [&](const ops::OutputAgain& take) {
         return ops::swiglu(f.kernels, gate, up, take);
       };
-      const DropoutScope scope(f.adapters.get(), {kStep, at::arange(kTokens, at::kLong), 0});
+      const DropoutScope scope(f.adapters.get(),
+                               {ops::dropout_draws(at::arange(kTokens, at::kLong), kStep), 0});
       const nn::LinearInput x = again ? nn::LinearInput::made_again(make) : make({});
       ops::run_backward(nn::forward_all(f.kernels, x, f.layers),
                         {numbers(kTokens, 6, 2), numbers(kTokens, 4, 3)});

@@ -125,11 +125,13 @@ TEST(GpuModel, Bf16GradientsFollowFp64AsReferenceKernelsDo) {
 }
 
 /// Adapters of rank 16 on all linear layers, their numbers such as bf16 has; the model is frozen.
-std::unique_ptr<adapters::LoraSet> adapted(Model& model) {
+std::unique_ptr<adapters::LoraSet> adapted(Model& model, double dropout = 0) {
   for (nn::Parameter* parameter : model.parameters()) parameter->set_trainable(false);
+  adapters::LoraOptions options;
+  options.dropout = dropout;
   auto set = std::make_unique<adapters::LoraSet>(
       ckpt::adaptable(model), std::vector<std::string>{"all-linear"}, std::vector<std::string>{},
-      adapters::LoraOptions(), model.context());
+      options, model.context());
   set->initialize();
   for (const auto& lora : set->adapters()) {
     const at::Tensor a = lora->a().data(), b = lora->b().data();
@@ -227,6 +229,7 @@ struct Recipe {
   config::StateDtype state = config::StateDtype::kFloat32;
   bool experts = false;
   bool pooled_auxiliary_loss = false;
+  bool adapters = false;  ///< Adapters are trained, under dropout.
 };
 
 /// Steps of two micro-batches of two shapes in turn, of 256 and of ragged lengths. What of them has
@@ -239,9 +242,15 @@ Training train(Mode mode, const Recipe& recipe) {
   optim.state_dtype = recipe.state;
   if (recipe.state != config::StateDtype::kFloat32) optim.grad_dtype = config::Dtype::kBFloat16;
   std::vector<nn::Parameter*> trainable = model->parameters();
+  std::unique_ptr<adapters::LoraSet> adapters;
+  if (recipe.adapters) {
+    adapters = adapted(*model, /*dropout=*/0.3);
+    trainable.clear();
+    adapters->visit_parameters([&](nn::Parameter& parameter) { trainable.push_back(&parameter); });
+  }
   train::Optimizer optimizer(trainable, optim, 5);
   parallel::Pipeline pipeline(train::block_entries(*model), true);
-  train::QueuedSteps steps({model.get(), nullptr, &pipeline, &trainable, &optimizer,
+  train::QueuedSteps steps({model.get(), adapters.get(), &pipeline, &trainable, &optimizer,
                             recipe.pooled_auxiliary_loss, optim.clip_norm},
                            mode == Mode::kRecorded);
   Training result;
@@ -260,20 +269,25 @@ Training train(Mode mode, const Recipe& recipe) {
         testing::batch_of({{i + 40, 65}}, 2 * i)};
     const double scale = 1 / (batches[0].loss_weight_sum + batches[1].loss_weight_sum),
                  lr = optim.lr / (1 + i), auxiliary = recipe.experts ? 0.01 / 512 : 0;
+    const auto dropout_step = static_cast<std::uint64_t>(i + 1);
     if (mode == Mode::kPlain || mode == Mode::kPlainWithRoundedRows) {
       const std::vector<train::HeadFunction> heads(
           batches.size(), [&](const at::Tensor& hidden, const data::Batch& batch) {
             const train::LossRows rows(*model, batch, scale, mode == Mode::kPlain ? 1 : 128);
             return train::run_language_model_head(*model, hidden, rows, true);
           });
-      report(train::run_micro_batches(
-          *model, nullptr, pipeline, trainable, batches, heads,
-          {.auxiliary_scale = auxiliary, .pooled_auxiliary_loss = recipe.pooled_auxiliary_loss}));
+      report(train::run_micro_batches(*model, adapters.get(), pipeline, trainable, batches, heads,
+                                      {.auxiliary_scale = auxiliary,
+                                       .pooled_auxiliary_loss = recipe.pooled_auxiliary_loss,
+                                       .dropout_step = dropout_step}));
       result.norms.push_back(optimizer.gradient_norm());
       optimizer.step(model->kernels(), lr,
                      std::min(1.0, optim.clip_norm / (result.norms.back() + 1e-6)));
     } else {
-      flights.push_back(steps.queue(batches, {scale, auxiliary}, lr));
+      flights.push_back(steps.queue(batches, {.loss_scale = scale,
+                                              .auxiliary_scale = auxiliary,
+                                              .lr = lr,
+                                              .dropout_step = dropout_step}));
     }
   }
   // All of them were queued before the first is heard of.
@@ -322,17 +336,17 @@ TEST_P(QueuedSteps, ChangeNoBit) {
   expect_equal(recorded, train(Mode::kPlainWithRoundedRows, GetParam()), "recorded");
 }
 
-INSTANTIATE_TEST_SUITE_P(Gpu, QueuedSteps,
-                         ::testing::Values(Recipe{config::StateDtype::kFloat32},
-                                           Recipe{config::StateDtype::kBFloat16},
-                                           Recipe{config::StateDtype::kInt8},
-                                           Recipe{config::StateDtype::kFloat32, true},
-                                           Recipe{config::StateDtype::kFloat32, true, true}),
-                         [](const auto& info) {
-                           return std::string(config::to_string(info.param.state)) +
-                                  (info.param.experts ? "_experts" : "") +
-                                  (info.param.pooled_auxiliary_loss ? "_pooled" : "");
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Gpu, QueuedSteps,
+    ::testing::Values(Recipe{config::StateDtype::kFloat32}, Recipe{config::StateDtype::kBFloat16},
+                      Recipe{config::StateDtype::kInt8}, Recipe{config::StateDtype::kFloat32, true},
+                      Recipe{config::StateDtype::kFloat32, true, true}, Recipe{.adapters = true}),
+    [](const auto& info) {
+      return std::string(config::to_string(info.param.state)) +
+             (info.param.experts ? "_experts" : "") +
+             (info.param.pooled_auxiliary_loss ? "_pooled" : "") +
+             (info.param.adapters ? "_adapters" : "");
+    });
 
 TEST(GpuModel, AQueuedStepWithoutFiniteLossChangesNothing) {
   if (!at::hasCUDA()) GTEST_SKIP() << "no CUDA device";
@@ -348,7 +362,7 @@ TEST(GpuModel, AQueuedStepWithoutFiniteLossChangesNothing) {
   for (int i = 0; i < 3; ++i) {
     if (i > 0) model->embedding_weight().data()[7].fill_(std::nan(""));
     const at::Tensor before = trainable[3]->data().clone();
-    const auto outcome = steps.queue(batches, {}, optim.lr).wait();
+    const auto outcome = steps.queue(batches, {.lr = optim.lr}).wait();
     EXPECT_EQ(std::isfinite(outcome.sums.loss_sum.item<double>()), i == 0);
     EXPECT_EQ(at::equal(trainable[3]->data(), before), i > 0) << "step " << i;
   }

@@ -19,26 +19,34 @@ at::Tensor numbers(std::int64_t first, std::int64_t last) {
   return at::arange(first, last, at::kLong);
 }
 
-at::Tensor dropout_mask(std::uint64_t key, const at::Tensor& tokens, const at::Tensor& features,
-                        double probability, c10::ScalarType dtype) {
-  return ops::dropout_factors({key, tokens, features, probability}, dtype);
-}
+/// What is dropped in a layer's input in a step.
+struct Masks {
+  std::uint64_t seed;
+  const char* module;
+  std::uint64_t step;
+
+  at::Tensor of(const at::Tensor& tokens, const at::Tensor& features, double probability,
+                c10::ScalarType dtype) const {
+    return ops::dropout_factors(
+        {dropout_key(seed, module), ops::dropout_draws(tokens, step), features, probability},
+        dtype);
+  }
+};
 
 TEST(DropoutMask, IsAFunctionOfTokenAndFeatureAlone) {
-  const std::uint64_t key = dropout_key(7, "model.layers.0.mlp.up_proj", 3);
+  const Masks masks{7, "model.layers.0.mlp.up_proj", 3};
   // Larger than what is made at a time.
   const at::Tensor tokens = numbers(5, 5005), features = numbers(0, 1024);
-  const at::Tensor whole = dropout_mask(key, tokens, features, 0.25, at::kFloat);
+  const at::Tensor whole = masks.of(tokens, features, 0.25, at::kFloat);
   const at::Tensor part =
-      dropout_mask(key, tokens.narrow(0, 4100, 70), features.narrow(0, 512, 30), 0.25, at::kFloat);
+      masks.of(tokens.narrow(0, 4100, 70), features.narrow(0, 512, 30), 0.25, at::kFloat);
   EXPECT_TRUE(at::equal(part, whole.narrow(0, 4100, 70).narrow(1, 512, 30)));
 }
 
 TEST(DropoutMask, DropsWhatItShouldAndKeepsTheMean) {
-  const std::uint64_t key = dropout_key(7, "a", 1);
+  const Masks masks{7, "a", 1};
   for (const double probability : {0.05, 0.5}) {
-    const at::Tensor mask =
-        dropout_mask(key, numbers(0, 2000), numbers(0, 500), probability, at::kDouble);
+    const at::Tensor mask = masks.of(numbers(0, 2000), numbers(0, 500), probability, at::kDouble);
     const double deviation = std::sqrt(probability * (1 - probability) / 1e6);
     EXPECT_NEAR(mask.eq(0).to(at::kDouble).mean().item<double>(), probability, 4 * deviation);
     // The probability is rounded to 16 bits.
@@ -54,15 +62,13 @@ TEST(DropoutMask, DropsWhatItShouldAndKeepsTheMean) {
 }
 
 TEST(DropoutMask, DiffersBetweenStepsLayersAndSeeds) {
-  const auto mask = [](std::uint64_t key) {
-    return dropout_mask(key, numbers(0, 64), numbers(0, 64), 0.5, at::kFloat);
+  const auto mask = [](const Masks& masks) {
+    return masks.of(numbers(0, 64), numbers(0, 64), 0.5, at::kFloat);
   };
-  const at::Tensor first = mask(dropout_key(1, "a", 1));
-  EXPECT_TRUE(at::equal(first, mask(dropout_key(1, "a", 1))));
-  for (const std::uint64_t key :
-       {dropout_key(1, "a", 2), dropout_key(1, "b", 1), dropout_key(2, "a", 1)}) {
-    EXPECT_NEAR(first.eq(mask(key)).to(at::kDouble).mean().item<double>(), 0.5, 0.05);
-  }
+  const at::Tensor first = mask({1, "a", 1});
+  EXPECT_TRUE(at::equal(first, mask({1, "a", 1})));
+  for (const Masks& other : {Masks{1, "a", 2}, Masks{1, "b", 1}, Masks{2, "a", 1}})
+    EXPECT_NEAR(first.eq(mask(other)).to(at::kDouble).mean().item<double>(), 0.5, 0.05);
 }
 
 TEST(TokenNumbers, AreThoseOfRowAndPlaceWhereverTheyLie) {

@@ -3,6 +3,8 @@
 #include <ATen/ops/empty.h>
 #include <c10/cuda/CUDAStream.h>
 
+#include <cstdint>
+
 namespace heddle::ops::cuda {
 
 OnDevice::OnDevice(const at::Tensor& tensor) : guard_(tensor.device()), stream_(nullptr) {
@@ -20,6 +22,12 @@ Element element_of(const at::Tensor& tensor) {
 at::Tensor with_unit_stride(const at::Tensor& tensor) {
   return !tensor.defined() || tensor.stride(-1) == 1 || tensor.size(-1) <= 1 ? tensor
                                                                              : tensor.contiguous();
+}
+
+bool has_rows_of_16_bytes(const at::Tensor& matrix) {
+  return matrix.scalar_type() == at::kBFloat16 && matrix.size(1) > 0 && matrix.stride(1) == 1 &&
+         matrix.stride(0) % 8 == 0 &&
+         reinterpret_cast<std::uintptr_t>(matrix.const_data_ptr()) % 16 == 0;
 }
 
 namespace {

@@ -29,6 +29,9 @@ Element element_of(const at::Tensor& tensor);
 /// The tensor, or a copy in which the last dimension is contiguous.
 at::Tensor with_unit_stride(const at::Tensor& tensor);
 
+/// Whether it is bf16 with rows that copies of 16 bytes can read.
+bool has_rows_of_16_bytes(const at::Tensor& matrix);
+
 /// The rows of a [rows, width] or [outer, inner, width] tensor with unit stride over the width; no
 /// rows for an undefined one.
 InputRows input_rows(const at::Tensor& tensor);

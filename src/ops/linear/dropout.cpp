@@ -22,15 +22,19 @@ constexpr std::int64_t kAtATime = 1 << 22;  // elements
 
 }  // namespace
 
+at::Tensor dropout_draws(const at::Tensor& tokens, std::uint64_t step) {
+  return tokens.mul(number(heddle::splitmix::kMix1))
+      .add_(number(step * heddle::splitmix::kSequence));
+}
+
 std::int64_t DropoutMask::threshold() const {
   return std::min<std::int64_t>(std::llround(probability * 65536), 65535);
 }
 
 at::Tensor dropout_factors(const DropoutMask& mask, c10::ScalarType dtype) {
-  const std::int64_t rows = mask.tokens.numel(), columns = mask.features.numel();
-  const at::Tensor factors = at::empty({rows, columns}, mask.tokens.options().dtype(dtype));
-  const at::Tensor by_token =
-      mask.tokens.mul(number(heddle::splitmix::kMix1)).add_(number(mask.key)).unsqueeze(1);
+  const std::int64_t rows = mask.draws.numel(), columns = mask.features.numel();
+  const at::Tensor factors = at::empty({rows, columns}, mask.draws.options().dtype(dtype));
+  const at::Tensor by_token = mask.draws.add(number(mask.key)).unsqueeze(1);
   const at::Tensor by_feature =
       at::bitwise_right_shift(mask.features, 2).add_(1).mul_(number(heddle::splitmix::kStride));
   const at::Tensor shift = at::bitwise_and(mask.features, 3).mul_(16);

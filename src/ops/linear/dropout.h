@@ -7,13 +7,19 @@
 
 namespace heddle::ops {
 
-/// Which elements of a [T,k] input are dropped: a function of key, token and feature alone, so that
+/// What masks take of tokens [T] int64 (data::Batch::token_numbers) and the step, from 1: other
+/// numbers for every pair. On the device of `tokens`.
+at::Tensor dropout_draws(const at::Tensor& tokens, std::uint64_t step);
+
+/// Which elements of a [T,k] input are dropped: a function of key, draw and feature alone, so that
 /// it depends on neither layout nor device. 64 random bits serve four features: those of feature f
-/// are bits 16 (f mod 4) and up of splitmix64 of key, token and f / 4.
+/// are bits 16 (f mod 4) and up of splitmix64 of key, draw and f / 4. What changes from step to
+/// step lies on the device, so that a recorded step can be replayed.
 struct DropoutMask {
   std::uint64_t key = 0;
-  at::Tensor tokens, features;  ///< [T] and [k] int64, their numbers; features from 0.
-  double probability = 0;       ///< Of dropping an element, rounded to a multiple of 2^-16.
+  at::Tensor draws;        ///< [T] int64, see dropout_draws.
+  at::Tensor features;     ///< [k] int64, their numbers, from 0.
+  double probability = 0;  ///< Of dropping an element, rounded to a multiple of 2^-16.
   /// The features come in runs of 8 consecutive ones from multiples of 8.
   bool in_runs = false;
 

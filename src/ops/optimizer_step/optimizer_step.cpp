@@ -172,14 +172,13 @@ double gradient_norm(const std::vector<at::Tensor>& gradients) {
   return std::sqrt(norm * norm + sum);
 }
 
-at::Tensor queued_gradient_norm(const std::vector<at::Tensor>& gradients) {
+at::Tensor queued_square_sum(const std::vector<at::Tensor>& gradients) {
   const NoGradient guard;
   for (const at::Tensor& gradient : gradients) {
-    TORCH_CHECK(optimizer_step_cuda::square_sum_fits(gradient),
-                "queued_gradient_norm: a gradient is ", gradient.scalar_type(), " ",
-                gradient.sizes(), " on ", gradient.device());
+    TORCH_CHECK(optimizer_step_cuda::square_sum_fits(gradient), "queued_square_sum: a gradient is ",
+                gradient.scalar_type(), " ", gradient.sizes(), " on ", gradient.device());
   }
-  return optimizer_step_cuda::square_sum(gradients).sqrt_();
+  return optimizer_step_cuda::square_sum(gradients);
 }
 
 void register_optimizer_step(Registry& registry) {

@@ -68,8 +68,8 @@ void sgd_step(const std::vector<SgdTensor>& tensors, double lr, double momentum,
 /// GPU), as a host number (one synchronisation).
 double gradient_norm(const std::vector<at::Tensor>& gradients);
 
-/// The same norm, 0-d fp64 on the device, for which the host does not wait. bf16 and fp32 gradients
-/// on one GPU; at least one.
-at::Tensor queued_gradient_norm(const std::vector<at::Tensor>& gradients);
+/// The square of that norm, 0-d fp64 on the device, for which the host does not wait. bf16 and fp32
+/// gradients on one GPU; at least one.
+at::Tensor queued_square_sum(const std::vector<at::Tensor>& gradients);
 
 }  // namespace heddle::ops

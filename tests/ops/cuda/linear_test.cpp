@@ -165,7 +165,10 @@ TEST_F(GpuLinear, LowRankGradientsEqualReference) {
                              {2049, {8, 2560}, {8}},
                              {1500, {300}, {16}},
                              {700, {64, 64}, {4}},
-                             {700, {64, 64}, {32}},
+                             {1300, {64, 200}, {24}},
+                             {2100, {2560, 1024, 1024}, {32}},
+                             {1030, {1032, 64}, {64}},
+                             {700, {64, 64}, {128}},
                              {100, {64}, {16}},
                              {600, {64, 40}, {16}, 5}});
 }
@@ -173,7 +176,11 @@ TEST_F(GpuLinear, LowRankGradientsEqualReference) {
 // Nothing here is cuBLAS's, whose clusters compute-sanitizer's racecheck does not bear: more than
 // one stripe of 1024 rows, more tiles than stages, columns that end within a tile.
 TEST_F(GpuLinear, LowRankGradientsOfSmallShapes) {
-  expect_low_rank_gradients({{512, {128}, {16}}, {1100, {264, 32}, {16}}, {600, {8, 136}, {8}}});
+  expect_low_rank_gradients({{512, {128}, {16}},
+                             {1100, {264, 32}, {16}},
+                             {600, {8, 136}, {8}},
+                             {1100, {264, 32}, {32}},
+                             {600, {136}, {24}}});
 }
 
 // e4m3 keeps 3 bits behind the point: an error of 2 % of the products' root mean square. Matrices
@@ -211,7 +218,7 @@ DroppedFactors moved_to(const DroppedFactors& factors, c10::Device device, c10::
   DroppedFactors moved = factors;
   moved.a = factors.a.to(device).to(type);
   for (DropoutMask& mask : moved.masks) {
-    mask.tokens = mask.tokens.to(device);
+    mask.draws = mask.draws.to(device);
     mask.features = mask.features.to(device);
   }
   return moved;
@@ -231,7 +238,7 @@ void expect_dropped_factors(const std::vector<DroppedCase>& cases) {
       for (std::int64_t i = 0; i < count; ++i) {
         factors.ranks.push_back(rank);
         factors.masks.push_back({0x9876543210abcdefu + 77u * static_cast<std::uint64_t>(i),
-                                 at::arange(5, 5 + rows, at::kLong),
+                                 dropout_draws(at::arange(5, 5 + rows, at::kLong), 2),
                                  at::arange(64, 64 + width, at::kLong), probability, true});
       }
       const DroppedFactors on_gpu = moved_to(factors, gpu(), at::kBFloat16),
@@ -268,9 +275,9 @@ TEST_F(GpuLinear, DroppedFactorsEqualReference) {
   expect_dropped_factors({{1, 64, 1, 8, 0},
                           {77, 2560, 4, 16, 16},
                           {300, 1024, 2, 32, 0},
-                          {600, 4096, 1, 64, 8},
+                          {600, 4096, 1, 64, 16},
                           {129, 128, 3, 8, 0},
-                          {1000, 192, 3, 16, 8},
+                          {1000, 192, 3, 16, 16},
                           {130, 320, 5, 16, 0},
                           {257, 640, 1, 16, 0},
                           {4096, 2560, 2, 8, 0},
@@ -278,12 +285,15 @@ TEST_F(GpuLinear, DroppedFactorsEqualReference) {
                           {64, 64, 4, 8, 0},
                           // Ranks in parts.
                           {100, 128, 2, 24, 0},
-                          {70, 192, 1, 128, 0}});
+                          {70, 192, 1, 128, 0},
+                          // Ranks rounded up.
+                          {90, 128, 2, 4, 0},
+                          {70, 256, 3, 12, 16}});
 }
 
 // By the operators of libtorch.
 TEST_F(GpuLinear, DroppedFactorsOfOtherShapesEqualReference) {
-  expect_dropped_factors({{33, 77, 2, 16, 0}, {600, 72, 2, 16, 0}, {90, 128, 2, 4, 0}});
+  expect_dropped_factors({{33, 77, 2, 16, 0}, {600, 72, 2, 16, 0}, {40, 72, 1, 4, 0}});
 }
 
 }  // namespace

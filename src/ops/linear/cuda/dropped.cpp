@@ -1,10 +1,12 @@
 // Joins the kernels of low-rank changes under dropout with ATen.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <numeric>
 #include <vector>
 
 #include "ops/cuda/tensor.h"
@@ -14,17 +16,41 @@
 namespace heddle::ops::linear_cuda {
 namespace {
 
-bool is_readable(const at::Tensor& x) {
-  return x.scalar_type() == at::kBFloat16 && x.stride(1) == 1 && x.stride(0) % 8 == 0 &&
-         reinterpret_cast<std::uintptr_t>(x.const_data_ptr()) % 16 == 0;
+using Ranks = std::vector<std::int64_t>;
+
+constexpr std::int64_t kRankMultiple = 8;
+
+Ranks rounded_up(const Ranks& ranks) {
+  Ranks rounded;
+  for (const std::int64_t rank : ranks)
+    rounded.push_back((rank + kRankMultiple - 1) / kRankMultiple * kRankMultiple);
+  return rounded;
+}
+
+/// A matrix of which each factor has `from` rows (dim 0) or columns, to one in which it has `to`:
+/// the rest are zeros, or left out.
+at::Tensor with_ranks(const at::Tensor& matrix, std::int64_t dim, const Ranks& from,
+                      const Ranks& to) {
+  std::vector<std::int64_t> sizes = matrix.sizes().vec();
+  sizes[static_cast<std::size_t>(dim)] = std::reduce(to.begin(), to.end());
+  at::Tensor result = at::zeros(sizes, matrix.options());
+  std::int64_t source = 0, target = 0;
+  for (std::size_t f = 0; f < from.size(); ++f) {
+    const std::int64_t common = std::min(from[f], to[f]);
+    result.narrow(dim, target, common).copy_(matrix.narrow(dim, source, common));
+    source += from[f], target += to[f];
+  }
+  return result;
+}
+
+DroppedFactors with_ranks(const DroppedFactors& factors, const Ranks& to) {
+  return {with_ranks(factors.a, 0, factors.ranks, to), to, factors.masks};
 }
 
 /// Of x or dx, and of the small matrix beside its rows, which is undefined where it is made.
 bool fits(const at::Tensor& x, const at::Tensor& low, const DroppedFactors& factors) {
-  return is_readable(x) && (!low.defined() || is_readable(low)) && is_readable(factors.a) &&
-         x.size(1) % cuda::kDroppedColumns == 0 &&
-         std::all_of(factors.ranks.begin(), factors.ranks.end(),
-                     [](std::int64_t rank) { return rank % 8 == 0; }) &&
+  return cuda::has_rows_of_16_bytes(x) && (!low.defined() || cuda::has_rows_of_16_bytes(low)) &&
+         cuda::has_rows_of_16_bytes(factors.a) && x.size(1) % cuda::kDroppedColumns == 0 &&
          std::all_of(factors.masks.begin(), factors.masks.end(), [&](const DropoutMask& mask) {
            return mask.in_runs && mask.threshold() == factors.masks[0].threshold() &&
                   mask.threshold() > 0;
@@ -39,16 +65,16 @@ struct Launch {
 
 std::vector<Launch> launches(const at::Tensor& x, const DroppedFactors& factors) {
   const DropoutMask& mask = factors.masks.at(0);
-  TORCH_CHECK(mask.tokens.is_contiguous() && mask.features.is_contiguous() &&
-                  mask.tokens.numel() == x.size(0) && mask.features.numel() == x.size(1) &&
+  TORCH_CHECK(mask.draws.is_contiguous() && mask.features.is_contiguous() &&
+                  mask.draws.numel() == x.size(0) && mask.features.numel() == x.size(1) &&
                   factors.a.size(1) == x.size(1),
-              "dropout: ", x.sizes(), " with ", mask.tokens.numel(), " tokens, ",
+              "dropout: ", x.sizes(), " with ", mask.draws.numel(), " draws, ",
               mask.features.numel(), " features and factors ", factors.a.sizes());
   cuda::DroppedShape empty;
   empty.rows = x.size(0), empty.width = x.size(1);
   empty.threshold = static_cast<std::uint32_t>(mask.threshold());
   empty.kept = static_cast<float>(mask.kept());
-  empty.tokens = mask.tokens.const_data_ptr<std::int64_t>();
+  empty.draws = mask.draws.const_data_ptr<std::int64_t>();
   empty.features = mask.features.const_data_ptr<std::int64_t>();
   std::vector<Launch> all;
   std::int64_t first = 0;
@@ -79,6 +105,8 @@ std::vector<Launch> launches(const at::Tensor& x, const DroppedFactors& factors)
 }  // namespace
 
 at::Tensor dropped_low(const at::Tensor& x, const DroppedFactors& factors) {
+  if (const Ranks ranks = rounded_up(factors.ranks); ranks != factors.ranks)
+    return with_ranks(dropped_low(x, with_ranks(factors, ranks)), 1, ranks, factors.ranks);
   if (!fits(x, {}, factors)) return linear_reference::dropped_low(x, factors);
   const cuda::OnDevice on(x);
   at::Tensor low = at::empty({x.size(0), factors.a.size(0)}, x.options());
@@ -93,6 +121,11 @@ at::Tensor dropped_low(const at::Tensor& x, const DroppedFactors& factors) {
 
 at::Tensor dropped_gradient(const at::Tensor& x, const at::Tensor& d_low,
                             const DroppedFactors& factors) {
+  if (const Ranks ranks = rounded_up(factors.ranks); ranks != factors.ranks) {
+    const at::Tensor d_a =
+        dropped_gradient(x, with_ranks(d_low, 1, factors.ranks, ranks), with_ranks(factors, ranks));
+    return with_ranks(d_a, 0, ranks, factors.ranks);
+  }
   if (!fits(x, d_low, factors)) return linear_reference::dropped_gradient(x, d_low, factors);
   const cuda::OnDevice on(x);
   at::Tensor d_a = at::empty(factors.a.sizes(), x.options().dtype(at::kFloat));
@@ -109,6 +142,9 @@ at::Tensor dropped_gradient(const at::Tensor& x, const at::Tensor& d_low,
 }
 
 void add_dropped(at::Tensor& dx, const at::Tensor& d_low, const DroppedFactors& factors) {
+  if (const Ranks ranks = rounded_up(factors.ranks); ranks != factors.ranks) {
+    return add_dropped(dx, with_ranks(d_low, 1, factors.ranks, ranks), with_ranks(factors, ranks));
+  }
   if (!fits(dx, d_low, factors)) return linear_reference::add_dropped(dx, d_low, factors);
   const cuda::OnDevice on(dx);
   const at::Tensor turned = factors.a.t().contiguous();

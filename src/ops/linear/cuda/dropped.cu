@@ -40,7 +40,7 @@ __device__ __forceinline__ u64 by_features(const DroppedShape& s, int64_t column
   return (static_cast<u64>(s.features[column]) / 4 + 1) * splitmix::kStride;
 }
 __device__ __forceinline__ u64 by_token(const DroppedShape& s, int64_t row) {
-  return row < s.rows ? static_cast<u64>(s.tokens[row]) * splitmix::kMix1 : 0;
+  return row < s.rows ? static_cast<u64>(s.draws[row]) : 0;
 }
 
 /// 1 in each half of `bits` that is no less than the threshold, whose pair less one is given; the

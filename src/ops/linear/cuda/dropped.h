@@ -14,7 +14,7 @@ constexpr int kMostDroppedFactors = 4, kMostDroppedRanks = 64;
 constexpr int kDroppedColumns = 64;
 
 /// Element (t, c) is dropped for factor f if bits 16 (c' mod 4) and up of splitmix64 of keys[f],
-/// tokens[t] and c' / 4, with c' = features[c], are below `threshold`. Features come in runs of 8
+/// draws[t] and c' / 4, with c' = features[c], are below `threshold`. Features come in runs of 8
 /// consecutive ones from multiples of 8. bf16, unit stride along rows; pointers and row strides are
 /// multiples of 16 bytes.
 struct DroppedShape {
@@ -23,7 +23,7 @@ struct DroppedShape {
   uint64_t keys[kMostDroppedFactors] = {};
   uint32_t threshold = 0;             ///< Of 16 bits, not 0.
   float kept = 1;                     ///< What elements that are not dropped are multiplied by.
-  const int64_t* tokens = nullptr;    ///< [rows]
+  const int64_t* draws = nullptr;     ///< [rows]
   const int64_t* features = nullptr;  ///< [width]
 };
 

@@ -22,11 +22,12 @@ struct LowRankGradient {
   float* d_b = nullptr;  ///< dy^T low, [columns, rank] contiguous
 };
 
-/// A rank is 8 or 16; more gradients than this are not taken in one launch.
-constexpr int kMostLowRankGradients = 4;
+/// More gradients than this are not taken in one launch. A rank is a multiple of 8 up to the other.
+constexpr int kMostLowRankGradients = 4, kMostLowRank = 32;
 
 /// Floats of scratch that low_rank_gradients needs.
-int64_t low_rank_workspace(int64_t rows, const std::vector<LowRankGradient>& gradients);
+int64_t low_rank_workspace(int64_t rows, int64_t rank,
+                           const std::vector<LowRankGradient>& gradients);
 
 /// Reads each dy once for both of its gradients. Sums in fp32, no atomics. Needs a device of sm_90.
 void low_rank_gradients(int64_t rows, int64_t rank, const std::vector<LowRankGradient>& gradients,

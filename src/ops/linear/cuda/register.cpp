@@ -16,18 +16,14 @@ namespace {
 
 constexpr std::int64_t kFewestRows = 512;
 
-bool is_readable(const at::Tensor& x) {
-  return x.scalar_type() == at::kBFloat16 && x.stride(1) == 1 && x.stride(0) % 8 == 0 &&
-         reinterpret_cast<std::uintptr_t>(x.const_data_ptr()) % 16 == 0 && x.size(1) > 0;
-}
-
 /// `columns` of the result of each sum.
 bool can_run(const std::vector<Products>& sums, const std::vector<std::int64_t>& columns) {
   std::size_t terms = 0;
   for (const Products& sum : sums) {
     terms += sum.size();
     for (const Product& product : sum) {
-      if (!is_readable(product.a) || !is_readable(product.b)) return false;
+      if (!cuda::has_rows_of_16_bytes(product.a) || !cuda::has_rows_of_16_bytes(product.b))
+        return false;
     }
   }
   const std::int64_t rows = sums[0][0].a.size(0);
@@ -43,7 +39,7 @@ bool is_one_product(const std::vector<Products>& sums) {
 /// With tiles for all of the device our product is as fast as cuBLAS's, and x costs less than half
 /// of what an addition behind it takes; with few tiles cuBLAS's smaller ones gain more.
 bool fits_onto(const at::Tensor& x, const Products& terms, std::int64_t columns) {
-  return is_readable(x) && can_run({terms}, {columns}) &&
+  return cuda::has_rows_of_16_bytes(x) && can_run({terms}, {columns}) &&
          (terms.size() > 1 || cuda::product_sum_fills_device(x.size(0), columns));
 }
 
@@ -80,8 +76,8 @@ bool fits(const std::vector<LowRankChange>& changes) {
   return reads_once(rank) && changes.size() <= cuda::kMostLowRankGradients &&
          changes[0].low.size(0) >= kFewestRows &&
          std::all_of(changes.begin(), changes.end(), [&](const LowRankChange& change) {
-           return change.low.size(1) == rank && is_readable(change.dy) && is_readable(change.b) &&
-                  is_readable(change.low);
+           return change.low.size(1) == rank && cuda::has_rows_of_16_bytes(change.dy) &&
+                  cuda::has_rows_of_16_bytes(change.b) && cuda::has_rows_of_16_bytes(change.low);
          });
 }
 
@@ -92,7 +88,7 @@ std::optional<std::string> refuse(const Dims&) {
 
 }  // namespace
 
-bool reads_once(std::int64_t rank) { return rank == 8 || rank == 16; }
+bool reads_once(std::int64_t rank) { return rank % 8 == 0 && rank <= cuda::kMostLowRank; }
 
 Tensors forward(const std::vector<Products>& sums) {
   std::vector<std::int64_t> columns;
@@ -136,7 +132,7 @@ Linear::Functions::LowRankGradients low_rank_backward(const std::vector<LowRankC
                     result.d_b.back().mutable_data_ptr<float>()});
   }
   const at::Tensor workspace =
-      cuda::workspace_on(result.d_low, cuda::low_rank_workspace(rows, work));
+      cuda::workspace_on(result.d_low, cuda::low_rank_workspace(rows, rank, work));
   cuda::low_rank_gradients(rows, rank, work, workspace.mutable_data_ptr<float>(), on.stream());
   return result;
 }
