@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "ckpt/adapter_directory.h"
 #include "ckpt/companions.h"
 #include "ckpt/model_directory.h"
 #include "ckpt/model_writer.h"
@@ -15,8 +16,8 @@ namespace heddle::ckpt {
 
 using models::qwen3_5::Model;
 
-/// How the directory names the text model: "model.language_model." or "model.". Throws ModelError
-/// if it holds neither.
+/// How the directory names the text model: "model.language_model." or "model."; as AutoModel writes
+/// it, without a head, "language_model." or "". Throws ModelError if it holds none of them.
 std::string text_prefix(const ModelDirectory& directory);
 
 struct ModelLoadReport {
@@ -29,10 +30,8 @@ struct ModelLoadReport {
 };
 
 /// Fills every parameter of an allocated model. Experts may be stored fused or one by one; a model
-/// with more vocabulary rows than the file gets the mean of the read rows for the new ones, which
-/// is the centre of the narrow normal distribution (1e-9 of the rows' covariance) from which
-/// transformers' resize_token_embeddings draws. Throws ModelError that lists everything missing,
-/// extra or of another shape, before anything is written.
+/// with more vocabulary rows than the file gets the mean of the read rows for the new ones. Throws
+/// ModelError that lists everything missing, extra or of another shape, before anything is written.
 ModelLoadReport load_model(const ModelDirectory& directory, Model& model, std::uint64_t seed);
 
 /// Gives the whole tensor of a parameter, wherever its parts are.
@@ -44,10 +43,12 @@ at::Tensor read_from_directory(const ModelDirectory& directory, const nn::Parame
 
 /// Writes a model directory that transformers loads: the model's parameters under the names, the
 /// expert layout and the dtypes of `source`, adapters merged, every other tensor of the source bit
-/// for bit, with the tokenizer and template of `tokenizer` and the other files of the source.
+/// for bit but for the vision modules that `adapter` changes (null: none), with the tokenizer and
+/// template of `tokenizer` and the other files of the source.
 ModelWriterReport export_model(Model& model, const ModelDirectory& source,
                                const TokenizerSource& tokenizer, const Path& output,
                                const ModelWriterOptions& options,
-                               const ReadWhole& read = read_from_memory);
+                               const ReadWhole& read = read_from_memory,
+                               const AdapterDirectory* adapter = nullptr);
 
 }  // namespace heddle::ckpt

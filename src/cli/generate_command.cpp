@@ -6,9 +6,10 @@
 #include <nlohmann/json.hpp>
 
 #include "base/errors.h"
-#include "base/files.h"
+#include "base/output_file.h"
 #include "cli/command.h"
 #include "cli/model_arguments.h"
+#include "cli/sampling_defaults.h"
 #include "cli/template_arguments.h"
 #include "data/jinja/chat_template.h"
 #include "data/readers/jsonl_reader.h"
@@ -24,7 +25,7 @@ struct GenerateOptions {
   ModelArguments model;
   std::string prompt, input, output;
   std::int64_t max_new_tokens = 128;
-  rollout::SamplingOptions sampling;
+  SamplingArguments sampling;
   std::vector<std::string> stop, template_arguments;
   bool ignore_eos = false;
   bool raw = false;
@@ -45,24 +46,33 @@ class Generation {
         model_(load(options.model, models::qwen3_5::Head::kLanguageModel)),
         tokenizer_(data::Tokenizer::load(model_.tokenizer_directory)),
         renderer_(*tokenizer_, render_options(options)) {
-    if (!options.ignore_eos)
-      stop_ids_ = rollout::end_tokens(tokenizer_, eos_of(model_.source->generation_config()));
+    const Json& generation_config = model_.source->generation_config();
+    sampling_ = sampling_of(options.sampling, generation_config);
+    engine_ = options.engine;
+    if (model_.adapters) {
+      model_.adapters->visit_parameters(
+          [&](nn::Parameter& parameter) { engine_.adapters.push_back(&parameter); });
+    }
+    if (!options.ignore_eos) {
+      stop_ids_ =
+          rollout::end_tokens(model_.model->config(), tokenizer_, eos_of(generation_config));
+    }
   }
 
   void one(const Session& session) {
     const auto on_text = [&](std::size_t, const std::string& piece) {
       session.out << piece << std::flush;
     };
-    rollout::generate(*model_.model, tokenizer_, {request(prompt_tokens(options_.prompt))},
-                      options_.engine, on_text);
+    rollout::generate(*model_.model, tokenizer_, {request(prompt_tokens(options_.prompt))}, engine_,
+                      on_text);
     session.out << "\n";
   }
 
   void file() {
     data::ReaderOptions reader_options;
     reader_options.task = data::Task::kEmbedding;  // rows are prompts, nothing is to be learned
-    data::JsonlReader reader(options_.input, reader_options);
-    files::AtomicFile output(options_.output);
+    data::JsonlReader reader(input_file(options_.input), reader_options);
+    files::OutputFile output(options_.output);
     std::vector<Json> values;
     std::vector<rollout::Request> requests;
     while (auto item = reader.next()) {
@@ -73,8 +83,7 @@ class Generation {
       }
       values.push_back(std::move(item->value));
     }
-    const auto completions =
-        rollout::generate(*model_.model, tokenizer_, requests, options_.engine);
+    const auto completions = rollout::generate(*model_.model, tokenizer_, requests, engine_);
     for (std::size_t i = 0; i < values.size(); ++i) {
       values[i]["output_ids"] = completions[i].output_ids;
       values[i]["text"] = completions[i].text;
@@ -104,14 +113,15 @@ class Generation {
 
   rollout::Request request(std::vector<std::int32_t> prompt) const {
     if (prompt.empty()) throw DataError("the prompt has no token");
-    return {std::move(prompt), options_.max_new_tokens, options_.sampling, stop_ids_,
-            options_.stop};
+    return {std::move(prompt), options_.max_new_tokens, sampling_, stop_ids_, options_.stop};
   }
 
   const GenerateOptions& options_;
   train::LoadedModel model_;
   std::shared_ptr<const data::Tokenizer> tokenizer_;
   data::Renderer renderer_;
+  rollout::SamplingOptions sampling_;
+  rollout::EngineOptions engine_;
   std::vector<std::int32_t> stop_ids_;
 };
 
@@ -121,10 +131,8 @@ int run(const GenerateOptions& options, const Session& session) {
   }
   if (!options.input.empty() && options.output.empty())
     throw ConfigError("--input needs --output OUT.jsonl");
-  if (options.sampling.temperature < 0) throw ConfigError("--temperature must not be negative");
-  if (options.sampling.top_p <= 0 || options.sampling.top_p > 1)
-    throw ConfigError("--top-p must be in (0, 1]");
   if (options.max_new_tokens < 1) throw ConfigError("--max-new-tokens must be at least 1");
+  head_name(options.model.directory, "lm");
   Generation generation(options);
   if (options.input.empty()) {
     generation.one(session);
@@ -152,12 +160,12 @@ void add_generate_command(CLI::App& app, Action& action) {
       ->type_name("OUT.jsonl");
   command->add_option("--max-new-tokens", options->max_new_tokens, "At most so many")
       ->capture_default_str();
-  command->add_option("--temperature", options->sampling.temperature, "0: the most likely token")
-      ->capture_default_str();
-  command->add_option("--top-p", options->sampling.top_p, "Smallest set with this probability")
-      ->capture_default_str();
-  command->add_option("--top-k", options->sampling.top_k, "The k most likely; 0: all")
-      ->capture_default_str();
+  command->add_option("--temperature", options->sampling.temperature,
+                      "0: the most likely token; default generation_config.json, else 1");
+  command->add_option("--top-p", options->sampling.top_p,
+                      "Smallest set with this probability; default likewise, else 1");
+  command->add_option("--top-k", options->sampling.top_k,
+                      "The k most likely; 0: all; default likewise, else 0");
   command->add_option("--seed", options->sampling.seed, "Of the sampling")->capture_default_str();
   command->add_option("--stop", options->stop, "End where this text begins (repeatable)");
   command->add_flag("--ignore-eos", options->ignore_eos, "Do not end at end-of-sequence tokens");

@@ -1,7 +1,11 @@
 #include "cli/model_arguments.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 
+#include "base/errors.h"
+#include "ckpt/hub_cache.h"
+#include "ckpt/model_directory.h"
 #include "device/device.h"
 #include "device/require.h"
 
@@ -34,8 +38,34 @@ runtime::Context context_of(const ModelArguments& arguments) {
   return context;
 }
 
+std::string head_name(const std::string& directory, const std::string& asked) {
+  const ckpt::Path file = ckpt::find_model(directory) / "config.json";
+  bool is_classifier = false;
+  if (std::filesystem::exists(file)) {
+    const auto config = ckpt::read_json_object(file);
+    const auto found = config.find("architectures");
+    if (found != config.end() && found->is_array()) {
+      is_classifier = std::any_of(found->begin(), found->end(), [](const auto& name) {
+        return name.is_string() &&
+               name.template get<std::string>().ends_with("ForSequenceClassification");
+      });
+    }
+  }
+  if (is_classifier && asked == "lm") {
+    throw_error<ConfigError>(
+        "{} is a classifier: it has no language-model head; use --head classify", directory);
+  }
+  if (!asked.empty()) return asked;
+  return is_classifier ? "classify" : "lm";
+}
+
+std::string input_file(const std::string& argument) {
+  return argument == "-" ? "/dev/stdin" : argument;
+}
+
 train::LoadedModel load(const ModelArguments& arguments, models::qwen3_5::Head head) {
-  return train::load_for_inference(arguments.directory, arguments.adapter, context_of(arguments),
+  return train::load_for_inference(ckpt::find_model(arguments.directory),
+                                   ckpt::find_model(arguments.adapter), context_of(arguments),
                                    head);
 }
 

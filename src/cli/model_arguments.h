@@ -23,6 +23,12 @@ struct ModelArguments {
 
 void add_model_arguments(CLI::App& command, ModelArguments& arguments);
 runtime::Context context_of(const ModelArguments& arguments);
+/// The head of a directory as config.json's architectures tell it: "classify" for
+/// "...ForSequenceClassification", else "lm". `asked`, unless empty, is taken instead. Throws
+/// ConfigError where a language model is asked of a directory with another head.
+std::string head_name(const std::string& directory, const std::string& asked);
+/// The file that --input means: "-" is the standard input.
+std::string input_file(const std::string& argument);
 train::LoadedModel load(const ModelArguments& arguments, models::qwen3_5::Head head);
 
 }  // namespace heddle::cli

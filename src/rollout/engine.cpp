@@ -4,10 +4,12 @@
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <set>
 
 #include "base/errors.h"
+#include "models/qwen3_5/not_finite.h"
 #include "ops/autograd.h"
 #include "rollout/text_stream.h"
 
@@ -169,6 +171,7 @@ class Engine {
       const Request& request = requests_[active->index];
       Completion& completion = completions_[active->index];
       const SampledToken& token = tokens[i];
+      if (!std::isfinite(token.logprob)) refuse_not_finite(active->index);
       active->last = token.id;
       completion.output_ids.push_back(token.id);
       completion.logprobs.push_back(token.logprob);
@@ -182,6 +185,14 @@ class Engine {
         finished_.insert(active->index);
       }
     }
+  }
+
+  [[noreturn]] void refuse_not_finite(std::size_t index) {
+    std::vector<std::int32_t> tokens = requests_[index].prompt;
+    const std::vector<std::int32_t>& output = completions_[index].output_ids;
+    tokens.insert(tokens.end(), output.begin(), output.end());
+    throw_error<ModelError>("request {}: the logits are not finite, first in {}", index + 1,
+                            models::qwen3_5::find_not_finite(model_, tokens, options_.adapters));
   }
 
   void emit(const Active& active, const std::string& piece) {
@@ -224,10 +235,12 @@ std::vector<Completion> generate(Model& model,
   return Engine(model, tokenizer, requests, options, on_text).run();
 }
 
-std::vector<std::int32_t> end_tokens(const std::shared_ptr<const data::Tokenizer>& tokenizer,
+std::vector<std::int32_t> end_tokens(const models::qwen3_5::Config& config,
+                                     const std::shared_ptr<const data::Tokenizer>& tokenizer,
                                      const std::vector<std::int64_t>& generation_eos) {
   std::set<std::int32_t> ids;
-  for (const std::int64_t id : generation_eos) ids.insert(static_cast<std::int32_t>(id));
+  for (const std::int64_t id : generation_eos.empty() ? config.eos_token_ids : generation_eos)
+    ids.insert(static_cast<std::int32_t>(id));
   if (tokenizer->eos_id()) ids.insert(*tokenizer->eos_id());
   if (const auto turn_end = tokenizer->id_of("<|im_end|>")) ids.insert(*turn_end);
   return {ids.begin(), ids.end()};
@@ -252,7 +265,7 @@ std::vector<std::string> answer_prompts(Model& model,
     request.prompt = renderer.tokenize_prompt(row);
     request.max_new_tokens = max_new_tokens;
     request.sampling.temperature = 0;
-    request.stop_ids = end_tokens(tokenizer, {});
+    request.stop_ids = end_tokens(model.config(), tokenizer, {});
     requests.push_back(std::move(request));
   }
   std::vector<std::string> answers;

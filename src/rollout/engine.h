@@ -32,8 +32,9 @@ struct Completion {
 };
 
 struct EngineOptions {
-  std::int64_t max_sequences = 16;     ///< Generated at the same time.
-  std::int64_t prefill_tokens = 4096;  ///< Prompt tokens processed in one pass, at most.
+  std::int64_t max_sequences = 16;       ///< Generated at the same time.
+  std::int64_t prefill_tokens = 4096;    ///< Prompt tokens processed in one pass, at most.
+  std::vector<nn::Parameter*> adapters;  ///< Of adapters on the model, for error messages.
 };
 
 /// Called for each piece of text of request `index` as it becomes certain (whole UTF-8, not a part
@@ -42,15 +43,17 @@ using TextCallback = std::function<void(std::size_t index, const std::string& pi
 
 /// Generates all requests with continuous batching: a sequence that ends gives its slot to the next
 /// request. Results are in the order of the requests and depend on neither batch size nor order.
-/// Throws DataError for an empty prompt or an id outside the vocabulary.
+/// Throws DataError for an empty prompt or an id outside the vocabulary; ModelError, with request
+/// and first layer, where logits are not finite.
 std::vector<Completion> generate(models::qwen3_5::Model& model,
                                  const std::shared_ptr<const data::Tokenizer>& tokenizer,
                                  const std::vector<Request>& requests, const EngineOptions& options,
                                  const TextCallback& on_text = {});
 
-/// Where generation ends: eos of generation_config.json (`generation_eos`), the tokenizer's, and
-/// the chat turn end.
-std::vector<std::int32_t> end_tokens(const std::shared_ptr<const data::Tokenizer>& tokenizer,
+/// Where generation ends: the eos of generation_config.json (`generation_eos`) or, if it names
+/// none, that of config.json, the tokenizer's, and the chat turn end.
+std::vector<std::int32_t> end_tokens(const models::qwen3_5::Config& config,
+                                     const std::shared_ptr<const data::Tokenizer>& tokenizer,
                                      const std::vector<std::int64_t>& generation_eos);
 
 /// Greedy answers to prompts, through the chat template if there is one, rendered as the run

@@ -58,12 +58,13 @@ SampledToken sample(std::span<const float> logits, const SamplingOptions& option
   const auto best = std::max_element(logits.begin(), logits.end());
   const float highest = *best;
   SampledToken token{static_cast<std::int32_t>(best - logits.begin()), 0};
-  if (options.temperature > 0) {
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(static_cast<double>(logit - highest));
+  // Logits that have no order are not sorted.
+  if (options.temperature > 0 && std::isfinite(sum)) {
     const CounterRng rng(options.seed, fmt::format("sample/{}", stream));
     token.id = draw(logits, highest, options, rng.uniform(position));
   }
-  double sum = 0;
-  for (const float logit : logits) sum += std::exp(static_cast<double>(logit - highest));
   token.logprob = static_cast<double>(logits[token.id] - highest) - std::log(sum);
   return token;
 }

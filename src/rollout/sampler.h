@@ -18,7 +18,8 @@ struct SampledToken {
   double logprob = 0;  ///< Of the model's own distribution: temperature and cuts do not enter.
 };
 
-/// Draws one token from its logits [V]. The random number depends on seed, stream (the request) and
+/// Draws one token from its logits [V]. The log-probability is not finite where the logits are not:
+/// the token then means nothing. The random number depends on seed, stream (the request) and
 /// position only.
 SampledToken sample(std::span<const float> logits, const SamplingOptions& options,
                     std::uint64_t stream, std::uint64_t position);

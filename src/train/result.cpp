@@ -5,8 +5,11 @@
 #include <utility>
 
 #include "base/errors.h"
+#include "ckpt/hub_cache.h"
 #include "ckpt/training_checkpoint.h"
+#include "ckpt/vocabulary_tables.h"
 #include "config/config.h"
+#include "train/model_card.h"
 #include "train/vocabulary.h"
 
 namespace heddle::train {
@@ -43,8 +46,7 @@ Setup setup_of(const config::RunConfig& config) {
   setup.context.seed = config.train.seed;
   setup.source =
       std::make_unique<ckpt::ModelDirectory>(ckpt::ModelDirectory::open(config.model.path));
-  models::qwen3_5::Config model = models::qwen3_5::parse_config(
-      setup.source->config(), (setup.source->path() / "config.json").string());
+  models::qwen3_5::Config model = ckpt::read_model_config(*setup.source);
   RunTokenizer tokenizer = load_tokenizer(config);
   setup.tokenizer = tokenizer.tokenizer;
   setup.tokenizer_source = std::move(tokenizer.source);
@@ -59,15 +61,17 @@ Setup setup_of(const config::RunConfig& config) {
 void write_result(const config::RunConfig& config, const Setup& setup,
                   const std::filesystem::path& output, const ResultOptions& options,
                   const ckpt::ReadWhole& read) {
+  const ckpt::Files card = {{"README.md", model_card(config, setup)}};
   if (setup.adapters) {
     ckpt::export_adapter(*setup.model, *setup.adapters, setup.saved_whole, *setup.source,
-                         std::filesystem::absolute(config.model.path).lexically_normal().string(),
-                         setup.tokenizer_source, output, options.overwrite, read);
+                         ckpt::model_name(config.model.path), setup.tokenizer_source, output,
+                         options.overwrite, read, card);
     return;
   }
   ckpt::ModelWriterOptions writer;
   writer.overwrite = options.overwrite;
   writer.max_shard_bytes = options.max_shard_bytes;
+  writer.files = card;
   ckpt::export_model(*setup.model, *setup.source, setup.tokenizer_source, output, writer, read);
 }
 

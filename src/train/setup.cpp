@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "base/threads.h"
+#include "ckpt/vocabulary_tables.h"
 #include "comm/launch_environment.h"
 #include "config/config.h"
 #include "device/device.h"
@@ -44,10 +45,6 @@ Head head_of(config::Head head) {
 /// shapes alone.
 std::int64_t on_chip_limit(c10::Device device) {
   return device.is_cpu() || device.is_meta() ? 0 : device::properties(device, 16).on_chip_bytes;
-}
-
-models::qwen3_5::Config read_model_config(const ckpt::ModelDirectory& source) {
-  return models::qwen3_5::parse_config(source.config(), (source.path() / "config.json").string());
 }
 
 /// Says what runs slower than it could, for a kernel that does not fit.
@@ -276,7 +273,7 @@ Setup make_setup(const config::RunConfig& config, Observer& observer,
   setup.context = make_context(config, std::move(world));
   setup.source =
       std::make_unique<ckpt::ModelDirectory>(ckpt::ModelDirectory::open(config.model.path));
-  models::qwen3_5::Config model_config = read_model_config(*setup.source);
+  models::qwen3_5::Config model_config = ckpt::read_model_config(*setup.source);
   parallel::check_layout(setup.context.mesh, model_config, context_method(config),
                          stage_chunks(config));
 
@@ -309,7 +306,7 @@ LoadedModel load_for_inference(const std::filesystem::path& directory,
   LoadedModel loaded;
   loaded.context = context;
   loaded.source = std::make_unique<ckpt::ModelDirectory>(ckpt::ModelDirectory::open(directory));
-  models::qwen3_5::Config config = read_model_config(*loaded.source);
+  models::qwen3_5::Config config = ckpt::read_model_config(*loaded.source);
   std::optional<ckpt::AdapterDirectory> put_on;
   loaded.tokenizer_directory = directory;
   const comm::Mesh& mesh = context.mesh;
@@ -317,6 +314,8 @@ LoadedModel load_for_inference(const std::filesystem::path& directory,
   if (!adapter.empty()) {
     put_on = ckpt::AdapterDirectory::open(adapter);
     config.vocab_size = std::max(config.vocab_size, ckpt::vocabulary_rows(*put_on));
+    if (head == Head::kLanguageModel && ckpt::unties_head(*put_on))
+      config.tie_word_embeddings = false;
     if (std::filesystem::exists(adapter / "tokenizer.json")) loaded.tokenizer_directory = adapter;
   }
   if (mesh.world()) {
@@ -349,9 +348,10 @@ LoadedModel load_for_inference(const std::filesystem::path& directory,
   }
   loaded.load_report = ckpt::load_model(*loaded.source, *loaded.model, context.seed);
   if (put_on) {
-    loaded.adapters = ckpt::load_adapter(*put_on, *loaded.model, [&](adapters::LoraSet& adapters) {
-      if (loaded.sharding) shard_adapters(*loaded.model, adapters, *loaded.sharding);
-    });
+    loaded.adapters = ckpt::load_adapter(
+        *put_on, *loaded.model, directory.string(), [&](adapters::LoraSet& adapters) {
+          if (loaded.sharding) shard_adapters(*loaded.model, adapters, *loaded.sharding);
+        });
   }
   for (nn::Parameter* parameter : loaded.model->parameters()) parameter->set_trainable(false);
   if (loaded.adapters) {

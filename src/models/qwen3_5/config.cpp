@@ -102,7 +102,14 @@ std::vector<bool> layer_kinds(const Json& text, std::int64_t layers, const std::
 void read_rope(const Json& text, Config& config, const std::string& source) {
   const Json* rope = nullptr;
   for (const char* key : {"rope_parameters", "rope_scaling"}) {
-    if (text.contains(key) && text[key].is_object() && rope == nullptr) rope = &text[key];
+    const bool is_given = text.contains(key) && text[key].is_object() && !text[key].empty();
+    if (is_given && rope != nullptr && *rope != text[key]) {
+      throw_error<ModelError>(
+          "{}: 'rope_parameters' {} and 'rope_scaling' {} differ: remove the one that is not meant "
+          "(transformers takes rope_scaling)",
+          source, rope->dump(), text[key].dump());
+    }
+    if (is_given) rope = &text[key];
   }
   const auto find = [&](const char* key) -> const Json* {
     if (rope != nullptr && rope->contains(key) && !(*rope)[key].is_null()) return &(*rope)[key];
@@ -236,6 +243,7 @@ Config parse_config(const Json& json, const std::string& source) {
     config.num_labels = static_cast<std::int64_t>(json["id2label"].size());
   }
   config.eos_token_ids = integers(text, "eos_token_id");
+  if (config.eos_token_ids.empty()) config.eos_token_ids = integers(json, "eos_token_id");
   if (read.has("pad_token_id")) config.pad_token_id = text["pad_token_id"].get<std::int64_t>();
   check(config, source);
   return config;
