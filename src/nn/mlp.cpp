@@ -22,24 +22,24 @@ Mlp::Mlp(const std::string& prefix, std::int64_t hidden_size, std::int64_t inter
       down_proj_(prefix + "down_proj.weight", hidden_size, intermediate_size, {{Dim::kTp, 1, {}}}) {
 }
 
-at::Tensor Mlp::share(const LinearInput& x, const BlockInputs& inputs, const at::Tensor& residual,
+at::Tensor Mlp::share(const LinearInput& x, const Pass& pass, const at::Tensor& residual,
                       bool value_unused) {
-  const std::vector<at::Tensor> gate_up = forward_all(*inputs.kernels, x, {&gate_proj_, &up_proj_});
+  const std::vector<at::Tensor> gate_up = forward_all(*pass.kernels, x, {&gate_proj_, &up_proj_});
   const auto gated = [&](const ops::OutputAgain& again) {
-    return ops::swiglu(*inputs.kernels, gate_up[0], gate_up[1], again);
+    return ops::swiglu(*pass.kernels, gate_up[0], gate_up[1], again);
   };
-  LinearInput input = inputs.recompute_elementwise ? LinearInput::made_again(gated) : gated({});
+  LinearInput input = pass.recompute_elementwise ? LinearInput::made_again(gated) : gated({});
   input.outputs_unused = value_unused;
   input.residual = residual;
-  return down_proj_.forward(*inputs.kernels, input);
+  return down_proj_.forward(*pass.kernels, input);
 }
 
-at::Tensor Mlp::forward(const LinearInput& x, const BlockInputs& inputs, const at::Tensor& residual,
+at::Tensor Mlp::forward(const LinearInput& x, const Pass& pass, const at::Tensor& residual,
                         bool value_unused) {
   return run_tensor_parallel(
-      x, inputs, residual,
+      x, pass, residual,
       [&](const LinearInput& rows, const at::Tensor& own_residual) {
-        return share(rows, inputs, own_residual, value_unused);
+        return share(rows, pass, own_residual, value_unused);
       },
       value_unused);
 }
@@ -66,38 +66,38 @@ Moe::Moe(const std::string& prefix, const MoeDims& dims)
   shared_expert_gate_.weight().set_partial_gradient();
 }
 
-BlockOutput Moe::forward(const at::Tensor& x, const BlockInputs& inputs, bool want_auxiliary_loss) {
+BlockOutput Moe::forward(const at::Tensor& x, const Pass& pass, bool want_auxiliary_loss) {
   const ops::MoeRouting routing =
-      ops::moe_route(gate_.forward(*inputs.kernels, x), dims_.num_experts_per_tok,
-                     dims_.normalize_top_k, inputs.experts);
+      ops::moe_route(gate_.forward(*pass.kernels, x), dims_.num_experts_per_tok,
+                     dims_.normalize_top_k, pass.experts);
   at::Tensor shared;
-  const at::Tensor chosen = routed(x, routing, inputs, [&] {
-    shared = shared_expert_.forward(x, inputs) *
-             at::sigmoid(shared_expert_gate_.forward(*inputs.kernels, x));
+  const at::Tensor chosen = routed(x, routing, pass, [&] {
+    shared = shared_expert_.forward(x, pass) *
+             at::sigmoid(shared_expert_gate_.forward(*pass.kernels, x));
   });
   BlockOutput output;
   output.hidden = chosen + shared;
   output.experts = routing.experts;
-  if (!want_auxiliary_loss || !inputs.training) return output;
-  if (inputs.pooled_auxiliary_loss) {
+  if (!want_auxiliary_loss || !pass.training) return output;
+  if (pass.pooled_auxiliary_loss) {
     const std::int64_t real_own =
-        inputs.tensor_group == nullptr
-            ? inputs.real_tokens
-            : ops::real_rows(ops::own_rows(inputs.sequences.total(), *inputs.tensor_group),
-                             inputs.real_tokens);
+        pass.tensor_group == nullptr
+            ? pass.real_tokens
+            : ops::real_rows(ops::own_rows(pass.sequences.total(), *pass.tensor_group),
+                             pass.real_tokens);
     ops::MoeLoad load = ops::moe_load(routing.probabilities, routing.experts, real_own);
     output.auxiliary_loss = std::move(load.probabilities);
     output.expert_assignments = std::move(load.assignments);
   } else {
     output.auxiliary_loss =
-        ops::moe_auxiliary_loss(routing.probabilities, routing.experts, inputs.sequences,
-                                inputs.real_tokens, {inputs.context.get(), inputs.tensor_group});
+        ops::moe_auxiliary_loss(routing.probabilities, routing.experts, pass.sequences,
+                                pass.real_tokens, {pass.context.get(), pass.tensor_group});
   }
   return output;
 }
 
 at::Tensor Moe::routed(const at::Tensor& x, const ops::MoeRouting& routing,
-                       const BlockInputs& inputs, const std::function<void()>& meanwhile) {
+                       const Pass& pass, const std::function<void()>& meanwhile) {
   const ops::MoeExperts::Inputs rows{x,
                                      routing.weights,
                                      routing.experts,
@@ -105,10 +105,10 @@ at::Tensor Moe::routed(const at::Tensor& x, const ops::MoeRouting& routing,
                                      down_.weight().value(),
                                      gate_up_.change(),
                                      down_.change()};
-  if (inputs.expert_group != nullptr)
-    return ops::moe_experts_parallel(*inputs.kernels, rows, *inputs.expert_group, meanwhile);
+  if (pass.expert_group != nullptr)
+    return ops::moe_experts_parallel(*pass.kernels, rows, *pass.expert_group, meanwhile);
   meanwhile();
-  return ops::moe_experts(*inputs.kernels, rows);
+  return ops::moe_experts(*pass.kernels, rows);
 }
 
 void Moe::visit_parameters(const std::function<void(Parameter&)>& visit) {

@@ -203,16 +203,16 @@ class DryRun {
   }
 
   void run_blocks(train::Setup& setup, const train::LocalBatch& batch, DryRank& dry) {
-    nn::BlockInputs inputs = batch.inputs(*setup.model, /*training=*/true);
-    inputs.recompute_elementwise = config_.train.recompute != config::Recompute::kOff;
-    inputs.pooled_auxiliary_loss = config_.train.router_aux_loss == config::AuxLoss::kHf;
+    nn::Pass pass = batch.pass(*setup.model, /*training=*/true);
+    pass.recompute_elementwise = config_.train.recompute != config::Recompute::kOff;
+    pass.pooled_auxiliary_loss = config_.train.router_aux_loss == config::AuxLoss::kHf;
     for (parallel::BlockEntry& entry : train::block_entries(*setup.model)) {
       if (!entry.parameters.front()->is_held()) continue;
       if (setup.sharding) setup.sharding->acquire(entry.unit);
       for (std::size_t stage = 0; stage < entry.block->stages(); ++stage) {
         at::Tensor hidden = hidden_states(setup, batch);
         hidden.set_requires_grad(true);
-        const nn::BlockOutput output = entry.block->forward(stage, hidden, inputs);
+        const nn::BlockOutput output = entry.block->forward(stage, hidden, pass);
         TORCH_CHECK(output.hidden.sizes() == hidden.sizes(), "layer ", entry.unit - 1,
                     ": hidden states of ", output.hidden.sizes(), " for ", hidden.sizes());
         ops::Tensors outputs = {output.hidden}, gradients;

@@ -35,10 +35,10 @@ class PooledBalance {
   std::int64_t gradient_size() const { return experts_; }
   /// [2E+1] of the layers of `pass` and those before, whose sums are `before` (undefined: none):
   /// assignments and probabilities by expert, tokens x layers. `tokens`: of this rank.
-  at::Tensor sums(const parallel::BlockRunner::Pass& pass, std::int64_t tokens,
+  at::Tensor sums(const parallel::BlockRunner::Tape& tape, std::int64_t tokens,
                   const at::Tensor& before, at::TensorOptions options) const;
   struct Closed {
-    at::Tensor gradient;  ///< [E], BlockRunner::Pass::auxiliary_gradient of every layer.
+    at::Tensor gradient;  ///< [E], BlockRunner::Tape::auxiliary_gradient of every layer.
     /// 0-d, this rank's part of the loss times the rows of all: the additive form of the other
     /// mode.
     at::Tensor loss;

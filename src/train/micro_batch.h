@@ -31,7 +31,7 @@ struct LocalBatch {
   std::shared_ptr<const ops::ContextParallel> context;  ///< Null if the rank has all tokens.
   adapters::Dropout dropout;
 
-  nn::BlockInputs inputs(const models::qwen3_5::Model& model, bool training) const;
+  nn::Pass pass(const models::qwen3_5::Model& model, bool training) const;
   /// Of this rank's hidden states: [T/tp,H].
   std::vector<std::int64_t> hidden_sizes(const models::qwen3_5::Model& model) const;
 };
