@@ -42,7 +42,7 @@ std::int64_t ulysses_key_copies(std::int64_t num_key_value_heads, std::int64_t r
 Attention::Projected Attention::project(const LinearInput& x, const Pass& pass) {
   const std::int64_t T = x.value.size(0), D = dims_.head_dim;
   const std::vector<at::Tensor> outputs =
-      forward_all(*pass.kernels, x, {&q_proj_, &k_proj_, &v_proj_});
+      forward_all(pass, x, {&q_proj_, &k_proj_, &v_proj_});
   const at::Tensor q_gate_TH2D = outputs[0].view({T, dims_.num_attention_heads, 2 * D});
   const at::Tensor k_THD = outputs[1].view({T, dims_.num_key_value_heads, D});
   Projected projected;
@@ -69,7 +69,7 @@ at::Tensor Attention::finish(const at::Tensor& o, const Projected& projected,
   LinearInput input =
       pass.recompute_elementwise ? LinearInput::made_again(gated_again) : gated({});
   input.residual = residual;
-  return o_proj_.forward(*pass.kernels, input);
+  return o_proj_.forward(pass, input);
 }
 
 at::Tensor Attention::attend(const Projected& projected, const Pass& pass) const {

@@ -53,7 +53,7 @@ GatedDeltaNet::Projected GatedDeltaNet::project(const LinearInput& x, const Pass
   const std::int64_t K = dims_.key_head_dim, V = dims_.value_head_dim, r = Hv / Hk;
   std::vector<Linear*> layers;
   for (const auto& layer : projections_) layers.push_back(layer.get());
-  const std::vector<at::Tensor> outputs = forward_all(*pass.kernels, x, layers);
+  const std::vector<at::Tensor> outputs = forward_all(pass, x, layers);
   if (!dims_.interleaved_projections) {
     return {outputs[0], outputs[1].view({T, Hv, V}), outputs[2], outputs[3]};
   }
@@ -82,7 +82,7 @@ at::Tensor GatedDeltaNet::finish(const at::Tensor& o, const Projected& projected
                    weight = norm_.data()] { return norm(o, z, weight); };
   }
   input.residual = residual;
-  return out_proj_.forward(*pass.kernels, input);
+  return out_proj_.forward(pass, input);
 }
 
 std::array<at::Tensor, 3> GatedDeltaNet::split_qkv(const at::Tensor& qkv) const {

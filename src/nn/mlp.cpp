@@ -1,10 +1,12 @@
 #include "nn/mlp.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/sigmoid.h>
 
 #include <utility>
 
+#include "nn/low_rank.h"
 #include "nn/tensor_parallel.h"
 #include "ops/autograd.h"
 #include "ops/collectives.h"
@@ -24,14 +26,14 @@ Mlp::Mlp(const std::string& prefix, std::int64_t hidden_size, std::int64_t inter
 
 at::Tensor Mlp::share(const LinearInput& x, const Pass& pass, const at::Tensor& residual,
                       bool value_unused) {
-  const std::vector<at::Tensor> gate_up = forward_all(*pass.kernels, x, {&gate_proj_, &up_proj_});
+  const std::vector<at::Tensor> gate_up = forward_all(pass, x, {&gate_proj_, &up_proj_});
   const auto gated = [&](const ops::OutputAgain& again) {
     return ops::swiglu(*pass.kernels, gate_up[0], gate_up[1], again);
   };
   LinearInput input = pass.recompute_elementwise ? LinearInput::made_again(gated) : gated({});
   input.outputs_unused = value_unused;
   input.residual = residual;
-  return down_proj_.forward(*pass.kernels, input);
+  return down_proj_.forward(pass, input);
 }
 
 at::Tensor Mlp::forward(const LinearInput& x, const Pass& pass, const at::Tensor& residual,
@@ -68,12 +70,12 @@ Moe::Moe(const std::string& prefix, const MoeDims& dims)
 
 BlockOutput Moe::forward(const at::Tensor& x, const Pass& pass, bool want_auxiliary_loss) {
   const ops::MoeRouting routing =
-      ops::moe_route(gate_.forward(*pass.kernels, x), dims_.num_experts_per_tok,
+      ops::moe_route(gate_.forward(pass, x), dims_.num_experts_per_tok,
                      dims_.normalize_top_k, pass.experts);
   at::Tensor shared;
   const at::Tensor chosen = routed(x, routing, pass, [&] {
     shared = shared_expert_.forward(x, pass) *
-             at::sigmoid(shared_expert_gate_.forward(*pass.kernels, x));
+             at::sigmoid(shared_expert_gate_.forward(pass, x));
   });
   BlockOutput output;
   output.hidden = chosen + shared;
@@ -96,19 +98,46 @@ BlockOutput Moe::forward(const at::Tensor& x, const Pass& pass, bool want_auxili
   return output;
 }
 
-at::Tensor Moe::routed(const at::Tensor& x, const ops::MoeRouting& routing,
-                       const Pass& pass, const std::function<void()>& meanwhile) {
-  const ops::MoeExperts::Inputs rows{x,
-                                     routing.weights,
-                                     routing.experts,
-                                     gate_up_.weight().value(),
-                                     down_.weight().value(),
-                                     gate_up_.change(),
-                                     down_.change()};
-  if (pass.expert_group != nullptr)
-    return ops::moe_experts_parallel(*pass.kernels, rows, *pass.expert_group, meanwhile);
+at::Tensor Moe::routed(const at::Tensor& x, const ops::MoeRouting& routing, const Pass& pass,
+                       const std::function<void()>& meanwhile) {
+  const std::vector<AdaptedRows> segments = adapters_of(pass, x.size(0));
+  const auto changes = [](const AdaptedRows& rows, const ExpertWeights& weights) {
+    LowRankExperts* const change = rows.set != nullptr ? rows.set->of(weights) : nullptr;
+    return change != nullptr ? change->change() : ops::ExpertLowRank();
+  };
+  const auto inputs = [&](const at::Tensor& rows_x, const at::Tensor& weights,
+                          const at::Tensor& experts, const AdaptedRows& rows) {
+    return ops::MoeExperts::Inputs{rows_x,
+                                   weights,
+                                   experts,
+                                   gate_up_.weight().value(),
+                                   down_.weight().value(),
+                                   changes(rows, gate_up_),
+                                   changes(rows, down_)};
+  };
+  if (segments.size() < 2) {
+    const auto all = inputs(x, routing.weights, routing.experts,
+                            segments.empty() ? AdaptedRows{} : segments[0]);
+    if (pass.expert_group != nullptr)
+      return ops::moe_experts_parallel(*pass.kernels, all, *pass.expert_group, meanwhile);
+    meanwhile();
+    return ops::moe_experts(*pass.kernels, all);
+  }
+  TORCH_CHECK(pass.expert_group == nullptr,
+              "several sets of adapters in one pass while ranks share the routed experts (ep) are "
+              "not built: run the sets one after the other");
   meanwhile();
-  return ops::moe_experts(*pass.kernels, rows);
+  std::vector<std::int64_t> sizes;
+  for (const AdaptedRows& segment : segments) sizes.push_back(segment.rows);
+  const std::vector<at::Tensor> xs = x.split_with_sizes(sizes, 0),
+                                weights = routing.weights.split_with_sizes(sizes, 0),
+                                experts = routing.experts.split_with_sizes(sizes, 0);
+  std::vector<at::Tensor> parts;
+  for (std::size_t s = 0; s < segments.size(); ++s) {
+    parts.push_back(
+        ops::moe_experts(*pass.kernels, inputs(xs[s], weights[s], experts[s], segments[s])));
+  }
+  return at::cat(parts);
 }
 
 void Moe::visit_parameters(const std::function<void(Parameter&)>& visit) {

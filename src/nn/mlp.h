@@ -3,6 +3,7 @@
 #include "nn/block.h"
 #include "nn/expert_weights.h"
 #include "nn/linear.h"
+#include "ops/moe/moe.h"
 
 namespace heddle::nn {
 

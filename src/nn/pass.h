@@ -2,10 +2,12 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include "comm/group.h"
+#include "nn/adapters.h"
 #include "nn/cache.h"
 #include "ops/registry.h"
 #include "ops/sequences.h"
@@ -24,6 +26,8 @@ struct Pass {
   /// The earlier tokens of the sequences, which the pass attends to and appends its own to; null if
   /// the sequences begin with the pass and nothing is kept of them. Without gradients.
   std::shared_ptr<const CachedSequences> cached;
+  /// Of all T rows, in order; empty: the base model.
+  std::vector<AdaptedRows> adapters;
   /// The ranks that share each block's heads and widths, and outside of them the rows of hidden
   /// states, T/tp each in order; null if this rank has all.
   const comm::Group* tensor_group = nullptr;
