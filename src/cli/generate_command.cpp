@@ -42,8 +42,8 @@ class Generation {
  public:
   explicit Generation(const GenerateOptions& options)
       : options_(options),
-        model_(load(options.model, models::qwen3_5::Head::kLanguageModel)),
-        tokenizer_(data::Tokenizer::load(model_.tokenizer_directory)),
+        model_(load(options.model, assembly::Head::kLanguageModel, assembly::Purpose::kGenerate)),
+        tokenizer_(data::Tokenizer::load(tokenizer_directory(options.model))),
         renderer_(*tokenizer_, render_options(options)) {
     if (!options.ignore_eos)
       stop_ids_ = rollout::end_tokens(tokenizer_, eos_of(model_.source->generation_config()));
@@ -109,7 +109,7 @@ class Generation {
   }
 
   const GenerateOptions& options_;
-  train::LoadedModel model_;
+  assembly::ModelOnRanks model_;
   std::shared_ptr<const data::Tokenizer> tokenizer_;
   data::Renderer renderer_;
   std::vector<std::int32_t> stop_ids_;

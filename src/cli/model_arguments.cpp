@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "assembly/from_config.h"
 #include "device/device.h"
 #include "device/require.h"
 
@@ -24,8 +25,8 @@ void add_model_arguments(CLI::App& command, ModelArguments& arguments) {
 runtime::Context context_of(const ModelArguments& arguments) {
   runtime::Context context;
   device::set_cpu_threads(arguments.threads);
-  context.device = device::parse(arguments.device.empty() ? config::to_string(train::usual_device())
-                                                          : arguments.device);
+  context.device = device::parse(
+      arguments.device.empty() ? config::to_string(assembly::usual_device()) : arguments.device);
   const std::string usual = context.device.is_cpu() ? "float32" : "bfloat16";
   context.dtype =
       runtime::parse_dtype(arguments.dtype.empty() ? usual : arguments.dtype, "--dtype");
@@ -34,9 +35,19 @@ runtime::Context context_of(const ModelArguments& arguments) {
   return context;
 }
 
-train::LoadedModel load(const ModelArguments& arguments, models::qwen3_5::Head head) {
-  return train::load_for_inference(arguments.directory, arguments.adapter, context_of(arguments),
-                                   head);
+assembly::ModelOnRanks load(const ModelArguments& arguments, assembly::Head head,
+                            assembly::Purpose purpose) {
+  const runtime::Context context = context_of(arguments);
+  return assembly::place(
+      assembly::recipe_of_directory(arguments.directory, arguments.adapter, head, purpose),
+      context);
+}
+
+std::filesystem::path tokenizer_directory(const ModelArguments& arguments) {
+  const std::filesystem::path adapter = arguments.adapter;
+  return !adapter.empty() && std::filesystem::exists(adapter / "tokenizer.json")
+             ? adapter
+             : std::filesystem::path(arguments.directory);
 }
 
 }  // namespace heddle::cli

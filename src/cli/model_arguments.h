@@ -1,10 +1,10 @@
 #pragma once
 
+#include <filesystem>
 #include <string>
 
-#include "models/qwen3_5/model.h"
+#include "assembly/model_on_ranks.h"
 #include "runtime/context.h"
-#include "train/setup.h"
 
 namespace CLI {
 class App;
@@ -17,12 +17,17 @@ struct ModelArguments {
   std::string directory;
   std::string adapter;
   std::string dtype;   ///< Empty: float32 on the CPU, bfloat16 elsewhere.
-  std::string device;  ///< Empty: train::usual_device().
+  std::string device;  ///< Empty: assembly::usual_device().
   int threads = 0;
 };
 
 void add_model_arguments(CLI::App& command, ModelArguments& arguments);
 runtime::Context context_of(const ModelArguments& arguments);
-train::LoadedModel load(const ModelArguments& arguments, models::qwen3_5::Head head);
+/// Places the model of the arguments on one rank. Throws ConfigError, ModelError, DeviceError.
+assembly::ModelOnRanks load(const ModelArguments& arguments, assembly::Head head,
+                            assembly::Purpose purpose);
+/// Where its tokenizer lies: the adapter's, if it comes with one (which may know more tokens); else
+/// the model's.
+std::filesystem::path tokenizer_directory(const ModelArguments& arguments);
 
 }  // namespace heddle::cli

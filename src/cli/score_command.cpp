@@ -8,6 +8,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "assembly/from_config.h"
 #include "base/errors.h"
 #include "base/file_hash.h"
 #include "base/files.h"
@@ -22,15 +23,13 @@
 #include "config/config.h"
 #include "data/readers/jsonl_reader.h"
 #include "data/rendering/renderer.h"
-#include "train/same_inputs.h"
 #include "train/scorer.h"
-#include "train/setup.h"
 
 namespace heddle::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using models::qwen3_5::Head;
+using assembly::Head;
 
 struct ScoreOptions {
   ModelArguments model;
@@ -77,17 +76,14 @@ config::RunConfig layout_of(const ScoreOptions& options) {
     settings.push_back(setting);
   }
   return config::parse("", "command line", settings, config::Completeness::kPartial,
-                       train::usual_device());
+                       assembly::usual_device());
 }
 
 /// What the ranks must have alike beside model and layout.
 std::vector<comm::Fact> facts_of(const ScoreOptions& options) {
-  std::string input = "not there", shown = options.input + " (not there)";
-  if (std::filesystem::is_regular_file(options.input)) {
-    input = hash::of_file(options.input);
-    shown = fmt::format("{} (content {})", options.input, input.substr(0, 8));
-  }
-  return {{"--input", input, shown},
+  const bool is_there = std::filesystem::is_regular_file(options.input);
+  return {is_there ? comm::content_fact("--input", hash::of_file(options.input), options.input)
+                   : comm::Fact{"--input", "not there", options.input + " (not there)"},
           {"--head", options.head},
           {"--batch-tokens", std::to_string(options.batch_tokens)},
           {"--no-normalize", options.normalize ? "not given" : "given"},
@@ -101,16 +97,19 @@ std::shared_ptr<comm::World> join_others(const ScoreOptions& options) {
   const auto launched = comm::read_launch_environment();
   if (!launched || launched->world == 1) return nullptr;
   const config::RunConfig layout = comm::before_joining([&] { return layout_of(options); });
-  return train::join_world(layout, "score", facts_of(options));
+  return assembly::join_world(layout, "score", facts_of(options));
 }
 
-train::LoadedModel load_divided(const ScoreOptions& options, Head head,
-                                const std::shared_ptr<comm::World>& world) {
-  if (!world && options.layout.empty()) return load(options.model, head);
+assembly::ModelOnRanks load_divided(const ScoreOptions& options, Head head,
+                                    const std::shared_ptr<comm::World>& world) {
+  constexpr auto kPurpose = assembly::Purpose::kScore;
+  if (!world && options.layout.empty()) return load(options.model, head, kPurpose);
   const config::RunConfig layout = layout_of(options);
-  return train::load_for_inference(options.model.directory, options.model.adapter,
-                                   train::make_context(layout, world), head,
-                                   train::context_method(layout));
+  const runtime::Context context = assembly::make_context(layout, world);
+  assembly::ModelRecipe recipe =
+      assembly::recipe_of_directory(options.model.directory, options.model.adapter, head, kPurpose);
+  recipe.context_method = assembly::context_method(layout);
+  return assembly::place(recipe, context);
 }
 
 class Scoring {
@@ -119,7 +118,7 @@ class Scoring {
       : options_(options),
         head_(parse_head(options.head)),
         model_(load_divided(options, head_, world)),
-        tokenizer_(data::Tokenizer::load(model_.tokenizer_directory)),
+        tokenizer_(data::Tokenizer::load(tokenizer_directory(options.model))),
         renderer_(*tokenizer_, render_options(options)),
         scorer_(model_) {
     const comm::Mesh& mesh = model_.context.mesh;
@@ -202,7 +201,7 @@ class Scoring {
 
   const ScoreOptions& options_;
   Head head_;
-  train::LoadedModel model_;
+  assembly::ModelOnRanks model_;
   std::shared_ptr<const data::Tokenizer> tokenizer_;
   data::Renderer renderer_;
   train::Scorer scorer_;

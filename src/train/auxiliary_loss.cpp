@@ -11,13 +11,6 @@
 
 namespace heddle::train {
 
-double auxiliary_coefficient(const config::RunConfig& config,
-                             const models::qwen3_5::Config& model) {
-  if (!model.is_moe()) return 0;
-  if (config.train.router_aux_loss_coef >= 0) return config.train.router_aux_loss_coef;
-  return model.output_router_logits ? model.router_aux_loss_coef : 0;
-}
-
 std::int64_t sparse_layers(const models::qwen3_5::Config& model) {
   return std::count(model.sparse_mlp.begin(), model.sparse_mlp.end(), true);
 }

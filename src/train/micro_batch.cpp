@@ -8,6 +8,7 @@
 #include <optional>
 #include <utility>
 
+#include "assembly/model_units.h"
 #include "data/context_share.h"
 #include "ops/autograd.h"
 #include "ops/collectives.h"
@@ -72,7 +73,7 @@ class StepRun {
         batches_(batches),
         heads_(heads),
         options_(options),
-        ends_(end_units(model)),
+        ends_(assembly::end_units(model)),
         flights_(batches.size()) {
     const auto wide =
         at::TensorOptions().dtype(model.context().wide_dtype()).device(model.context().device);
@@ -174,7 +175,7 @@ class StepRun {
     if (options_.sharding != nullptr) {
       // The rest of the backward does not touch them.
       for (nn::Parameter* parameter : trainable_) parameter->collect_gradient();
-      options_.sharding->reduce(head_unit(model_), is_last(m));
+      options_.sharding->reduce(assembly::head_unit(model_), is_last(m));
     }
     return head;
   }
@@ -247,7 +248,7 @@ class StepRun {
     flights_[m].reset();
     // Of the last one behind everything else: see run_micro_batches.
     if (options_.sharding != nullptr && !is_last(m))
-      options_.sharding->reduce(kEmbeddingUnit, /*is_last=*/false);
+      options_.sharding->reduce(assembly::kEmbeddingUnit, /*is_last=*/false);
   }
 
   models::qwen3_5::Model& model_;
@@ -279,7 +280,7 @@ MicroBatchLoss run_micro_batches(models::qwen3_5::Model& model, adapters::LoraSe
     pipeline.drop_arrived(action);
   }
   pipeline.finish_sends();
-  if (options.sharding != nullptr) options.sharding->reduce(kEmbeddingUnit);
+  if (options.sharding != nullptr) options.sharding->reduce(assembly::kEmbeddingUnit);
   return run.finish();
 }
 

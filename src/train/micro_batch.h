@@ -15,7 +15,6 @@
 #include "parallel/pipeline.h"
 #include "parallel/sharding.h"
 #include "train/head.h"
-#include "train/model_units.h"
 #include "train/router_replay.h"
 
 namespace heddle::train {

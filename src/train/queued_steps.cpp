@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "assembly/from_config.h"
 #include "base/log.h"
 #include "comm/device_watch.h"
 #include "comm/world.h"
@@ -59,7 +60,7 @@ bool runs_reference(const ops::KernelTable& kernels, std::string_view op) {
 }
 
 /// Why steps need the host within; empty if they do not.
-std::string obstacle(const config::RunConfig& config, const Setup& setup,
+std::string obstacle(const config::RunConfig& config, const assembly::ModelOnRanks& setup,
                      const Optimizer& optimizer) {
   const models::qwen3_5::Model& model = *setup.model;
   if (!model.context().device.is_cuda()) return "the device is no GPU";
@@ -192,7 +193,8 @@ bool QueuedSteps::make_room() {
   return true;
 }
 
-std::unique_ptr<QueuedSteps> queued_steps(const config::RunConfig& config, Setup& setup,
+std::unique_ptr<QueuedSteps> queued_steps(const config::RunConfig& config,
+                                          assembly::ModelOnRanks& setup,
                                           parallel::Pipeline& pipeline, Optimizer& optimizer) {
   const std::string reason = obstacle(config, setup, optimizer);
   const bool is_alone = setup.context.mesh.world_size() == 1,
@@ -206,7 +208,7 @@ std::unique_ptr<QueuedSteps> queued_steps(const config::RunConfig& config, Setup
       QueuedSteps::Parts{setup.model.get(), setup.adapters.get(), &pipeline, &setup.trainable,
                          &optimizer,
                          config.train.router_aux_loss == config::AuxLoss::kHf &&
-                             auxiliary_coefficient(config, setup.model->config()) > 0,
+                             assembly::auxiliary_coefficient(config, setup.model->config()) > 0,
                          config.optim.clip_norm, setup.sharding.get()},
       is_wanted && is_alone);
 }

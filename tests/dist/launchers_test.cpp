@@ -210,7 +210,7 @@ TEST_F(DifferingRanksTest, DataAndModelsAreRefused) {
                  {train({"parallel.fsdp=2", "train.output_dir=" + at("run2")}),
                   train({"parallel.fsdp=2", "train.output_dir=" + at("run2"),
                          "data.train=" + at("longer.jsonl")})},
-                 {"the model or data is not the same on all ranks",
+                 {"the data is not the same on all ranks",
                   "data.train is " + at("train.jsonl") + " with 64 rows",
                   at("longer.jsonl") + " with 65 rows", "on rank 1"});
   // Other weights of the same shapes.

@@ -108,7 +108,7 @@ TEST_P(ModelTest, GenerationInPiecesEqualsOneForwardPass) {
   const auto model = testing::tiny_model(at::kDouble, GetParam());
   const data::Batch batch = testing::batch_of({{5, 80}}).to(testing::device());
   const ops::NoGradient guard;
-  parallel::BlockRunner runner(train::block_entries(*model));
+  parallel::BlockRunner runner(assembly::block_entries(*model));
   const auto pass = model->pass(
       {batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen}, batch.position_ids, 80, false);
   const at::Tensor whole = runner.evaluate(model->embed(batch.tokens), pass);
@@ -132,7 +132,7 @@ TEST(Model, AFrozenTrunkKeepsNothingAndGetsNoGradient) {
   const auto model = testing::tiny_model(at::kFloat);
   model->visit_parameters(
       [](nn::Parameter& p) { p.set_trainable(p.name().find("layers.3.") != std::string::npos); });
-  parallel::BlockRunner runner(train::block_entries(*model));
+  parallel::BlockRunner runner(assembly::block_entries(*model));
   const data::Batch batch = testing::batch_of({{1, 30}}).to(testing::device());
   const auto pass = model->pass(
       {batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen}, batch.position_ids, 30, true);
@@ -149,7 +149,7 @@ TEST(Model, AFrozenTrunkKeepsNothingAndGetsNoGradient) {
 
 TEST(Model, RouterReplayTakesTheRecordedExperts) {
   const auto model = testing::tiny_model(at::kDouble, /*moe=*/true);
-  parallel::BlockRunner runner(train::block_entries(*model), {Recompute::kFull});
+  parallel::BlockRunner runner(assembly::block_entries(*model), {Recompute::kFull});
   const data::Batch batch = testing::batch_of({{1, 30}, {2, 11}}).to(testing::device());
   const auto pass = model->pass(
       {batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen}, batch.position_ids, 41, true);
@@ -180,7 +180,7 @@ TEST(Model, RouterReplayTakesTheRecordedExperts) {
 TEST(Model, RecomputationTakesTheExpertsOfTheForward) {
   // Between forward and backward the router turns: only what the forward chose may be trained.
   const auto model = testing::tiny_model(at::kDouble, /*moe=*/true);
-  parallel::BlockRunner runner(train::block_entries(*model), {Recompute::kFull});
+  parallel::BlockRunner runner(assembly::block_entries(*model), {Recompute::kFull});
   const data::Batch batch = testing::batch_of({{3, 1}}).to(testing::device());
   const auto pass = model->pass(
       {batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen}, batch.position_ids, 1, true);

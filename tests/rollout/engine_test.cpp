@@ -3,8 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "assembly/tiny_model_on_ranks.h"
 #include "base/errors.h"
-#include "models/tiny_model.h"
 #include "testing/message_of.h"
 #include "testing/paths.h"
 #include "train/scorer.h"
@@ -39,15 +39,12 @@ class EngineTest : public ::testing::TestWithParam<bool> {
   }
 
   void SetUp() override {
-    loaded_.model = testing::tiny_model(at::kDouble, GetParam());
-    loaded_.context = loaded_.model->context();
-    loaded_.stages =
-        parallel::StagePlan::balanced(loaded_.model->config(), /*ranks=*/1, /*chunks=*/1);
+    loaded_ = testing::tiny_model_on_ranks(at::kDouble, GetParam(), assembly::Purpose::kGenerate);
   }
 
   std::shared_ptr<const data::Tokenizer> tokenizer_ =
       data::Tokenizer::load(testing::source_path("examples/tokenizer-4k"));
-  train::LoadedModel loaded_;
+  assembly::ModelOnRanks loaded_;
 };
 
 TEST_P(EngineTest, DependsOnNeitherBatchNorCutsOfPrompts) {

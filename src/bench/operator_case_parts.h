@@ -4,10 +4,10 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "train/operator_cases.h"
+#include "bench/operator_cases.h"
 
 /// What the makers of cases share.
-namespace heddle::train {
+namespace heddle::bench {
 
 inline double as_double(std::int64_t n) { return static_cast<double>(n); }
 
@@ -17,4 +17,4 @@ ops::KernelTable table_of(const OperatorPlace& place, const std::string& op, con
 /// Normal deviates.
 at::Tensor random(const OperatorPlace& place, at::IntArrayRef sizes);
 
-}  // namespace heddle::train
+}  // namespace heddle::bench

@@ -5,7 +5,7 @@
 #include "adapters/lora.h"
 #include "models/qwen3_5/model.h"
 
-namespace heddle::train {
+namespace heddle::assembly {
 
 /// Bytes of the parameters of one rank: what tp, ep, pp and sharding leave of model and adapters.
 struct RankMemory {
@@ -20,4 +20,4 @@ struct RankMemory {
 /// `adapters`: null for full training.
 RankMemory rank_memory(models::qwen3_5::Model& model, adapters::LoraSet* adapters);
 
-}  // namespace heddle::train
+}  // namespace heddle::assembly

@@ -3,9 +3,9 @@
 #include <string>
 #include <vector>
 
-#include "train/operator_cases.h"
+#include "bench/operator_cases.h"
 
-namespace heddle::train {
+namespace heddle::bench {
 
 /// What the device reaches in one large product and one large copy, which the roofline is made of.
 struct Ceilings {
@@ -28,4 +28,4 @@ struct CaseTime {
 std::vector<CaseTime> time_cases(const OperatorPlace& place, const Ceilings& ceilings,
                                  const std::vector<CaseMaker>& cases);
 
-}  // namespace heddle::train
+}  // namespace heddle::bench

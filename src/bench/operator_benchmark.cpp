@@ -1,4 +1,4 @@
-#include "train/operator_benchmark.h"
+#include "bench/operator_benchmark.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
@@ -12,7 +12,7 @@
 #include "device/device.h"
 #include "ops/autograd.h"
 
-namespace heddle::train {
+namespace heddle::bench {
 namespace {
 
 double seconds_of(const OperatorPlace& place, const std::function<void()>& run, int calls) {
@@ -71,4 +71,4 @@ std::vector<CaseTime> time_cases(const OperatorPlace& place, const Ceilings& cei
   return times;
 }
 
-}  // namespace heddle::train
+}  // namespace heddle::bench

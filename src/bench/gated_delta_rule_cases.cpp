@@ -17,11 +17,11 @@
 
 #include "base/errors.h"
 #include "base/text.h"
+#include "bench/operator_case_parts.h"
 #include "ops/autograd.h"
 #include "ops/gated_delta_net/gated_delta_net.h"
-#include "train/operator_case_parts.h"
 
-namespace heddle::train {
+namespace heddle::bench {
 namespace {
 
 using models::qwen3_5::Config;
@@ -321,4 +321,4 @@ std::vector<DeltaErrors> gated_delta_rule_errors(const OperatorPlace& place,
   return errors;
 }
 
-}  // namespace heddle::train
+}  // namespace heddle::bench

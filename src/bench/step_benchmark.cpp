@@ -1,48 +1,28 @@
-#include "train/benchmark.h"
+#include "bench/step_benchmark.h"
 
 #include <algorithm>
 #include <chrono>
 #include <optional>
 #include <utility>
 
+#include "assembly/from_config.h"
+#include "assembly/model_on_ranks.h"
 #include "base/files.h"
 #include "base/rng.h"
 #include "comm/group.h"
 #include "device/device.h"
 #include "models/qwen3_5/flops.h"
 #include "ops/autograd.h"
-#include "parallel/layout.h"
 #include "train/auto_recompute.h"
 #include "train/micro_batch.h"
 #include "train/optimizer.h"
 #include "train/queued_steps.h"
-#include "train/setup.h"
 #include "train/step_profile.h"
 
-namespace heddle::train {
+namespace heddle::bench {
 namespace {
 
 using models::qwen3_5::Model;
-
-/// Random weights made on the device: no rate depends on their values, and a model of billions of
-/// parameters takes minutes on the host.
-void fill_on_device(Model& model, double std) {
-  const ops::NoGradient guard;
-  model.visit_parameters([&](nn::Parameter& parameter) {
-    if (!parameter.is_held()) return;
-    at::Tensor data = parameter.owned();
-    const std::string& name = parameter.name();
-    if (name.ends_with(".A_log")) {
-      data.uniform_(0.01, 16).log_();
-    } else if (name.ends_with(".dt_bias") || name.ends_with("linear_attn.norm.weight")) {
-      data.fill_(1);
-    } else if (data.dim() == 1) {
-      data.zero_();
-    } else {
-      data.normal_(0, std);
-    }
-  });
-}
 
 /// Sequences of random tokens, all but the last position of each in the loss.
 data::Batch random_batch(const std::vector<std::int32_t>& cu_seqlens, std::int64_t vocabulary,
@@ -76,24 +56,21 @@ class Bench {
   Bench(const Benchmark& benchmark, const config::RunConfig& config,
         const std::shared_ptr<comm::World>& world)
       : benchmark_(benchmark), config_(config) {
-    setup_.context = make_context(config, world);
-    models::qwen3_5::Config shape = models::qwen3_5::preset(benchmark.preset);
-    parallel::check_layout(setup_.context.mesh, shape, context_method(config),
-                           stage_chunks(config));
-    allocate_model(config, std::move(shape), "model.", setup_);
-    fill_on_device(model(), model().config().initializer_range);
-    complete_model(config, setup_);
-    optimizer_.emplace(setup_.trainable, config.optim, config.train.seed, mesh().world_group());
-    pipeline_.emplace(make_pipeline(config.train, model(), setup_.stages, setup_.sharding.get()));
-    queued_ = queued_steps(config, setup_, *pipeline_, *optimizer_);
-    recompute_ = auto_recompute(config.train, setup_, *pipeline_, *optimizer_,
-                                model().padded_tokens(benchmark.tokens.total()));
+    assembly::ModelRecipe recipe =
+        assembly::recipe_of_run(config, models::qwen3_5::preset(benchmark.preset));
+    // No rate depends on their values.
+    recipe.weights = assembly::Weights::kRandomOnDevice;
+    placed_ = assembly::place(recipe, assembly::make_context(config, world));
+    optimizer_.emplace(placed_.trainable, config.optim, config.train.seed, mesh().world_group());
+    queued_ = train::queued_steps(config, placed_, *placed_.pipeline, *optimizer_);
+    recompute_ = train::auto_recompute(config.train, placed_, *placed_.pipeline, *optimizer_,
+                                       model().padded_tokens(benchmark.tokens.total()));
   }
 
-  Model& model() { return *setup_.model; }
-  const comm::Mesh& mesh() const { return setup_.context.mesh; }
-  c10::Device device() const { return setup_.context.device; }
-  bool has_adapters() const { return setup_.adapters != nullptr; }
+  Model& model() { return *placed_.model; }
+  const comm::Mesh& mesh() const { return placed_.context.mesh; }
+  c10::Device device() const { return placed_.context.device; }
+  bool has_adapters() const { return placed_.adapters != nullptr; }
   std::int64_t tokens() const {
     return mesh().data_size() * benchmark_.micro_batches * benchmark_.tokens.total();
   }
@@ -113,7 +90,7 @@ class Bench {
 
   /// Whether the device can be given a step while it is at the one before.
   bool queues() const { return queued_ && !recompute_; }
-  QueuedSteps::Flight queue(const std::vector<data::Batch>& batches) {
+  train::QueuedSteps::Flight queue(const std::vector<data::Batch>& batches) {
     ++steps_;
     return queued_->queue(batches, {.loss_scale = 1 / weights_of(batches),
                                     .lr = config_.optim.lr,
@@ -121,7 +98,7 @@ class Bench {
                                     .may_record = !recompute_ || recompute_->is_settled()});
   }
   /// The mean loss of a step that was queued.
-  double wait(QueuedSteps::Flight& flight, const std::vector<data::Batch>& batches) const {
+  double wait(train::QueuedSteps::Flight& flight, const std::vector<data::Batch>& batches) const {
     return flight.wait().sums.loss_sum.item<double>() / weights_of(batches);
   }
 
@@ -129,7 +106,7 @@ class Bench {
   double step(const std::vector<data::Batch>& batches) {
     if (!recompute_) return update(batches);
     double loss = 0;
-    recompute_->run(largest_micro_batch(model(), batches), [&] { loss = update(batches); });
+    recompute_->run(train::largest_micro_batch(model(), batches), [&] { loss = update(batches); });
     return loss;
   }
 
@@ -137,40 +114,40 @@ class Bench {
   double weights_of(const std::vector<data::Batch>& batches) const {
     double weights = 0;
     for (const data::Batch& batch : batches) weights += batch.loss_weight_sum;
-    return weights * static_cast<double>(setup_.context.mesh.data_size());
+    return weights * static_cast<double>(placed_.context.mesh.data_size());
   }
 
   double update(const std::vector<data::Batch>& batches) {
     if (queued_) {
-      QueuedSteps::Flight flight = queue(batches);
+      train::QueuedSteps::Flight flight = queue(batches);
       return wait(flight, batches);
     }
     ++steps_;
     const double weights = weights_of(batches);
-    const std::vector<HeadFunction> heads(batches.size(), training_head(model(), 1 / weights));
-    MicroBatchLoss sums = run_micro_batches(model(), setup_.adapters.get(), *pipeline_,
-                                            setup_.trainable, batches, heads,
-                                            {.auxiliary_scale = 0,
-                                             .pooled_auxiliary_loss = false,
-                                             .dropout_step = steps_,
-                                             .sharding = setup_.sharding.get()});
-    sum_over_ranks(mesh().loss_group(), /*has_auxiliary=*/false, sums);
-    if (setup_.sharding) setup_.sharding->finish_reduction();
+    const std::vector<train::HeadFunction> heads(batches.size(),
+                                                 train::training_head(model(), 1 / weights));
+    train::MicroBatchLoss sums = train::run_micro_batches(
+        model(), placed_.adapters.get(), *placed_.pipeline, placed_.trainable, batches, heads,
+        {.auxiliary_scale = 0,
+         .pooled_auxiliary_loss = false,
+         .dropout_step = steps_,
+         .sharding = placed_.sharding.get()});
+    train::sum_over_ranks(mesh().loss_group(), /*has_auxiliary=*/false, sums);
+    if (placed_.sharding) placed_.sharding->finish_reduction();
     const double norm = optimizer_->gradient_norm();
     const double clip = config_.optim.clip_norm;
     const double multiplier = clip > 0 ? std::min(1.0, clip / (norm + 1e-6)) : 1;
     optimizer_->step(model().kernels(), config_.optim.lr, multiplier);
-    if (setup_.sharding) setup_.sharding->publish();
+    if (placed_.sharding) placed_.sharding->publish();
     return sums.loss_sum.item<double>() / weights;
   }
 
   const Benchmark& benchmark_;
   const config::RunConfig& config_;
-  Setup setup_;
-  std::optional<Optimizer> optimizer_;
-  std::optional<parallel::Pipeline> pipeline_;
-  std::unique_ptr<QueuedSteps> queued_;       ///< Null where the host is needed within a step.
-  std::unique_ptr<AutoRecompute> recompute_;  ///< Null unless train.recompute is auto.
+  assembly::ModelOnRanks placed_;
+  std::optional<train::Optimizer> optimizer_;
+  std::unique_ptr<train::QueuedSteps> queued_;  ///< Null where the host is needed within a step.
+  std::unique_ptr<train::AutoRecompute> recompute_;  ///< Null unless train.recompute is auto.
   std::uint64_t steps_ = 0;
 };
 
@@ -213,11 +190,11 @@ std::vector<double> time_queued_steps(const Benchmark& benchmark, Bench& bench,
                                       std::vector<double>& losses) {
   struct Begun {
     std::vector<data::Batch> batches;
-    QueuedSteps::Flight flight;
+    train::QueuedSteps::Flight flight;
   };
   const auto begin = [&](std::int64_t i) {
     std::vector<data::Batch> batches = bench.batches(i);
-    QueuedSteps::Flight flight = bench.queue(batches);
+    train::QueuedSteps::Flight flight = bench.queue(batches);
     return Begun{std::move(batches), std::move(flight)};
   };
   const std::int64_t steps = benchmark.warmup + benchmark.steps;
@@ -250,7 +227,7 @@ std::vector<double> time_steps(const Benchmark& benchmark, Bench& bench, Benchma
 void profile_step(const Benchmark& benchmark, Bench& bench) {
   if (benchmark.profile.empty()) return;
   const std::vector<data::Batch> batches = bench.batches(benchmark.warmup + benchmark.steps);
-  std::optional<StepProfile> profile;
+  std::optional<train::StepProfile> profile;
   if (bench.mesh().rank() == 0) {
     files::make_writable_directory(benchmark.profile);
     profile.emplace(bench.device());
@@ -283,4 +260,4 @@ BenchmarkResult run_benchmark(const Benchmark& benchmark, const config::RunConfi
   return result;
 }
 
-}  // namespace heddle::train
+}  // namespace heddle::bench

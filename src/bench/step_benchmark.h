@@ -6,11 +6,11 @@
 #include <string>
 #include <vector>
 
+#include "bench/operator_cases.h"
 #include "comm/world.h"
 #include "config/run_config.h"
-#include "train/operator_cases.h"
 
-namespace heddle::train {
+namespace heddle::bench {
 
 /// What is timed: optimizer steps on random weights and tokens, without files.
 struct Benchmark {
@@ -35,4 +35,4 @@ struct BenchmarkResult {
 BenchmarkResult run_benchmark(const Benchmark& benchmark, const config::RunConfig& config,
                               const std::shared_ptr<comm::World>& world);
 
-}  // namespace heddle::train
+}  // namespace heddle::bench

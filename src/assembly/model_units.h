@@ -5,13 +5,12 @@
 #include <vector>
 
 #include "adapters/lora.h"
-#include "config/run_config.h"
 #include "models/qwen3_5/model.h"
 #include "parallel/pipeline.h"
 #include "parallel/sharding.h"
 
 /// A model as parallel/ takes it: units of the sharding, blocks, stages.
-namespace heddle::train {
+namespace heddle::assembly {
 
 /// Units of the sharding: the embedding, block i as unit i + 1, and behind the last block final
 /// norm and head.
@@ -29,12 +28,8 @@ std::vector<parallel::BlockEntry> block_entries(models::qwen3_5::Model& model);
 std::unique_ptr<parallel::Sharding> shard_model(
     models::qwen3_5::Model& model,
     parallel::Sharding::Summing summing = parallel::Sharding::Summing::kStep);
-/// The same for the adapters, each in the unit of its linear layer.
+/// Divides the adapters alike, each in the unit of its linear layer.
 void shard_adapters(models::qwen3_5::Model& model, adapters::LoraSet& adapters,
                     parallel::Sharding& sharding);
 
-/// This rank's stages under train.recompute and train.offload_activations; `sharding` may be null.
-parallel::Pipeline make_pipeline(const config::TrainSection& train, models::qwen3_5::Model& model,
-                                 const parallel::StagePlan& stages, parallel::Sharding* sharding);
-
-}  // namespace heddle::train
+}  // namespace heddle::assembly

@@ -1,4 +1,4 @@
-#include "train/trainable.h"
+#include "assembly/trainable.h"
 
 #include <algorithm>
 #include <set>
@@ -6,10 +6,8 @@
 #include "base/errors.h"
 #include "base/text.h"
 
-namespace heddle::train {
+namespace heddle::assembly {
 namespace {
-
-using models::qwen3_5::Head;
 
 bool matches_any(const std::vector<std::string>& patterns, const std::string& name) {
   return std::any_of(patterns.begin(), patterns.end(),
@@ -25,8 +23,7 @@ bool is_saved_whole(const std::vector<std::string>& modules, const std::string& 
 }
 
 /// `unmatched`: of adapter.modules_to_save; `modules`: what the model has.
-[[noreturn]] void refuse_saved_module(const std::string& unmatched,
-                                      const models::qwen3_5::Model& model,
+[[noreturn]] void refuse_saved_module(const std::string& unmatched, const Model& model,
                                       const std::vector<std::string>& modules) {
   if (unmatched == "lm_head" && model.tied() && model.head() == Head::kLanguageModel) {
     throw ConfigError(
@@ -50,26 +47,33 @@ bool is_saved_whole(const std::vector<std::string>& modules, const std::string& 
       *std::find_if(wanted.begin(), wanted.end(), matches), adapters::module_of(parameter));
 }
 
+void freeze_everything(ModelOnRanks& placed) {
+  const auto freeze = [](nn::Parameter& parameter) { parameter.set_trainable(false); };
+  placed.model->visit_parameters(freeze);
+  if (placed.adapters) placed.adapters->visit_parameters(freeze);
+}
+
 }  // namespace
 
-void choose_trainable(const config::RunConfig& config, Setup& setup) {
-  const bool lora = config.train.method == config::Method::kLora;
-  std::vector<std::string> unmatched = config.train.freeze, modules, unmatched_modules;
-  if (lora) unmatched_modules = config.adapter.modules_to_save;
-  bool is_any_trained = setup.adapters != nullptr;
+void choose_trainable(const ModelRecipe& recipe, ModelOnRanks& placed) {
+  if (recipe.purpose != Purpose::kTrain) return freeze_everything(placed);
+  const bool lora = placed.adapters != nullptr;
+  std::vector<std::string> unmatched = recipe.freeze, modules,
+                           unmatched_modules = recipe.saved_whole;
+  bool is_any_trained = lora;
   std::set<std::string> adapted;
-  if (setup.adapters) {
-    const std::vector<std::string> names = setup.adapters->modules();
+  if (lora) {
+    const std::vector<std::string> names = placed.adapters->modules();
     adapted.insert(names.begin(), names.end());
   }
-  for (nn::Parameter* parameter : setup.model->parameters()) {
-    const bool whole = lora && is_saved_whole(config.adapter.modules_to_save, parameter->name());
+  for (nn::Parameter* parameter : placed.model->parameters()) {
+    const bool whole = is_saved_whole(recipe.saved_whole, parameter->name());
     if (whole && adapted.contains(adapters::module_of(parameter->name())))
-      refuse_adapted_module(config.adapter.modules_to_save, parameter->name());
+      refuse_adapted_module(recipe.saved_whole, parameter->name());
     // A classification head that starts from random numbers is always trained.
     const bool head = lora && parameter->name() == "score.weight";
     const bool trainable =
-        (!lora || whole || head) && !matches_any(config.train.freeze, parameter->name());
+        (!lora || whole || head) && !matches_any(recipe.freeze, parameter->name());
     std::erase_if(unmatched,
                   [&](const std::string& p) { return text::matches_glob(p, parameter->name()); });
     std::erase_if(unmatched_modules, [&](const std::string& module) {
@@ -79,12 +83,12 @@ void choose_trainable(const config::RunConfig& config, Setup& setup) {
     modules.push_back(module.substr(module.rfind('.') + 1));
     parameter->set_trainable(trainable);
     is_any_trained = is_any_trained || trainable;
-    if (trainable && parameter->is_held()) setup.trainable.push_back(parameter);
-    if (trainable && lora) setup.saved_whole.push_back(parameter);
+    if (trainable && parameter->is_held()) placed.trainable.push_back(parameter);
+    if (trainable && lora) placed.saved_whole.push_back(parameter);
   }
-  if (setup.adapters) {
-    setup.adapters->visit_parameters([&](nn::Parameter& parameter) {
-      if (parameter.is_held()) setup.trainable.push_back(&parameter);
+  if (lora) {
+    placed.adapters->visit_parameters([&](nn::Parameter& parameter) {
+      if (parameter.is_held()) placed.trainable.push_back(&parameter);
     });
   }
   if (!unmatched.empty()) {
@@ -92,8 +96,8 @@ void choose_trainable(const config::RunConfig& config, Setup& setup) {
                              unmatched.front());
   }
   if (!unmatched_modules.empty())
-    refuse_saved_module(unmatched_modules.front(), *setup.model, modules);
+    refuse_saved_module(unmatched_modules.front(), *placed.model, modules);
   if (!is_any_trained) throw ConfigError("nothing to train: train.freeze matches every parameter");
 }
 
-}  // namespace heddle::train
+}  // namespace heddle::assembly

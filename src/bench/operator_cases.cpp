@@ -1,4 +1,4 @@
-#include "train/operator_cases.h"
+#include "bench/operator_cases.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/randint.h>
@@ -13,12 +13,12 @@
 
 #include "base/errors.h"
 #include "base/rng.h"
+#include "bench/operator_case_parts.h"
 #include "ops/attention/attention.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "ops/moe/moe.h"
-#include "train/operator_case_parts.h"
 
-namespace heddle::train {
+namespace heddle::bench {
 
 ops::KernelTable table_of(const OperatorPlace& place, const std::string& op,
                           const ops::Dims& dims) {
@@ -154,4 +154,4 @@ std::vector<CaseMaker> expert_cases(const OperatorPlace& place, const Config& co
   }};
 }
 
-}  // namespace heddle::train
+}  // namespace heddle::bench

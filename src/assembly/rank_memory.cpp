@@ -1,11 +1,11 @@
-#include "train/rank_memory.h"
+#include "assembly/rank_memory.h"
 
 #include <algorithm>
 #include <set>
 
-#include "train/model_units.h"
+#include "assembly/model_units.h"
 
-namespace heddle::train {
+namespace heddle::assembly {
 namespace {
 
 std::int64_t bytes_of(const at::Tensor& tensor) {
@@ -59,4 +59,4 @@ RankMemory rank_memory(models::qwen3_5::Model& model, adapters::LoraSet* adapter
   return memory;
 }
 
-}  // namespace heddle::train
+}  // namespace heddle::assembly

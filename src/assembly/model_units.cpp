@@ -1,9 +1,9 @@
-#include "train/model_units.h"
+#include "assembly/model_units.h"
 
 #include <set>
 #include <utility>
 
-namespace heddle::train {
+namespace heddle::assembly {
 
 std::size_t head_unit(const models::qwen3_5::Model& model) {
   return static_cast<std::size_t>(model.config().num_hidden_layers) + 1;
@@ -34,26 +34,6 @@ std::vector<parallel::BlockEntry> block_entries(models::qwen3_5::Model& model) {
   }
   return entries;
 }
-
-namespace {
-
-/// Of every layer at the start of the run.
-parallel::Recompute recompute_of(config::Recompute policy) {
-  switch (policy) {
-    case config::Recompute::kOff:
-      return parallel::Recompute::kOff;
-    case config::Recompute::kElementwise:
-      return parallel::Recompute::kElementwise;
-    case config::Recompute::kSelective:
-      return parallel::Recompute::kSelective;
-    case config::Recompute::kFull:
-    case config::Recompute::kAuto:  // AutoRecompute goes on from there
-      return parallel::Recompute::kFull;
-  }
-  return parallel::Recompute::kOff;
-}
-
-}  // namespace
 
 std::unique_ptr<parallel::Sharding> shard_model(models::qwen3_5::Model& model,
                                                 parallel::Sharding::Summing summing) {
@@ -126,16 +106,4 @@ void shard_adapters(models::qwen3_5::Model& model, adapters::LoraSet& adapters,
   }
 }
 
-parallel::Pipeline make_pipeline(const config::TrainSection& train, models::qwen3_5::Model& model,
-                                 const parallel::StagePlan& stages, parallel::Sharding* sharding) {
-  const c10::Device device = model.context().device;
-  parallel::BlockRunnerOptions options;
-  options.recompute = recompute_of(train.recompute);
-  options.sharding = sharding;
-  if (train.offload_activations && !device.is_cpu()) options.offload_from = device;
-  options.ends = end_units(model);
-  return {model.context().mesh, stages, block_entries(model), model.embedding_weight().trainable(),
-          options};
-}
-
-}  // namespace heddle::train
+}  // namespace heddle::assembly

@@ -8,7 +8,7 @@
 #include "models/qwen3_5/config.h"
 #include "ops/registry.h"
 
-namespace heddle::train {
+namespace heddle::bench {
 
 /// One thing that is timed, with the least it must compute and move: each input read once, each
 /// output written once.
@@ -100,4 +100,4 @@ struct DeltaErrors {
 std::vector<DeltaErrors> gated_delta_rule_errors(const OperatorPlace& place,
                                                  const DeltaHeads& heads, std::int64_t length);
 
-}  // namespace heddle::train
+}  // namespace heddle::bench

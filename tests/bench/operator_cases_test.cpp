@@ -1,11 +1,11 @@
-#include "train/operator_cases.h"
+#include "bench/operator_cases.h"
 
 #include <gtest/gtest.h>
 
 #include "models/qwen3_5/config.h"
 #include "ops/autograd.h"
 
-namespace heddle::train {
+namespace heddle::bench {
 namespace {
 
 const OperatorPlace kBfloat16 = {c10::Device(at::kCPU), at::kBFloat16, {true, {}, 0}};
@@ -46,4 +46,4 @@ TEST(OperatorCases, AdamwWithEachKindOfState) {
 }
 
 }  // namespace
-}  // namespace heddle::train
+}  // namespace heddle::bench

@@ -9,13 +9,13 @@
 #include <memory>
 #include <utility>
 
+#include "bench/operator_case_parts.h"
 #include "ops/linear/linear.h"
 #include "ops/optimizer_step/eight_bit.h"
 #include "ops/optimizer_step/eight_bit_state.h"
 #include "ops/optimizer_step/optimizer_step.h"
-#include "train/operator_case_parts.h"
 
-namespace heddle::train {
+namespace heddle::bench {
 namespace {
 
 using models::qwen3_5::Config;
@@ -245,4 +245,4 @@ std::vector<CaseMaker> adamw_cases(const OperatorPlace& place, const Config& con
   return cases;
 }
 
-}  // namespace heddle::train
+}  // namespace heddle::bench
