@@ -115,8 +115,9 @@ LoraSet::LoraSet(const Adaptable& model, const std::vector<Module>& modules,
   if (wanted.empty()) return;
   std::vector<std::string> missing;
   for (const auto& [name, module] : wanted) missing.push_back(name);
-  throw_error<ModelError>("the adapter has {} module(s) that this model does not have, or that carry none: {}",
-                          missing.size(), text::list_some(missing));
+  throw_error<ModelError>(
+      "the adapter has {} module(s) that this model does not have, or that carry none: {}",
+      missing.size(), text::list_some(missing));
 }
 
 namespace {

@@ -21,15 +21,17 @@ parallel::EndUnits end_units(const models::qwen3_5::Model& model);
 /// All of them for the life of the result; `sharding` may be null.
 parallel::Acquired acquire_ends(parallel::Sharding* sharding, const models::qwen3_5::Model& model);
 
-/// The model's layers as the runner takes them, with their adapters' parameters.
-std::vector<parallel::BlockEntry> block_entries(models::qwen3_5::Model& model);
+/// The model's layers as the runner takes them, with the factors that `adapters` has for them;
+/// null: without adapters.
+std::vector<parallel::BlockEntry> block_entries(models::qwen3_5::Model& model,
+                                                const nn::AdapterSet* adapters = nullptr);
 
 /// Divides the model's parameters over the ranks of its mesh: storage, without values.
 std::unique_ptr<parallel::Sharding> shard_model(
     models::qwen3_5::Model& model,
     parallel::Sharding::Summing summing = parallel::Sharding::Summing::kStep);
 /// Divides the adapters alike, each in the unit of its linear layer.
-void shard_adapters(models::qwen3_5::Model& model, adapters::LoraSet& adapters,
+void shard_adapters(models::qwen3_5::Model& model, const adapters::LoraSet& adapters,
                     parallel::Sharding& sharding);
 
 }  // namespace heddle::assembly

@@ -114,8 +114,7 @@ void put_adapters_on(const ModelRecipe& recipe, ModelOnRanks& placed) {
 }
 
 /// Connects this rank's stages with their neighbours.
-std::unique_ptr<parallel::Pipeline> make_pipeline(const ModelRecipe& recipe,
-                                                  ModelOnRanks& placed) {
+std::unique_ptr<parallel::Pipeline> make_pipeline(const ModelRecipe& recipe, ModelOnRanks& placed) {
   const runtime::Context& context = placed.context;
   parallel::BlockRunnerOptions options;
   options.recompute = recipe.recompute;
@@ -123,7 +122,7 @@ std::unique_ptr<parallel::Pipeline> make_pipeline(const ModelRecipe& recipe,
   if (recipe.offload_activations && !context.device.is_cpu()) options.offload_from = context.device;
   if (recipe.purpose == Purpose::kTrain) options.ends = end_units(*placed.model);
   return std::make_unique<parallel::Pipeline>(
-      context.mesh, placed.stages, block_entries(*placed.model),
+      context.mesh, placed.stages, block_entries(*placed.model, placed.adapters.get()),
       placed.model->embedding_weight().trainable(), options);
 }
 

@@ -40,7 +40,7 @@ RankMemory rank_memory(models::qwen3_5::Model& model, adapters::LoraSet* adapter
   RankMemory memory;
   std::int64_t widest = 0, widest_around = 0;
   std::set<const nn::Parameter*> in_blocks;
-  for (const parallel::BlockEntry& entry : block_entries(model)) {
+  for (const parallel::BlockEntry& entry : block_entries(model, adapters)) {
     std::int64_t block = 0;
     for (const nn::Parameter* parameter : entry.parameters) {
       in_blocks.insert(parameter);

@@ -58,7 +58,7 @@ int run(const ExportOptions& options, const Session& session) {
   ckpt::ModelWriterOptions writer;
   writer.max_shard_bytes = options.max_shard_bytes;
   writer.overwrite = options.overwrite;
-  const auto report = ckpt::export_model(*loaded.model, *loaded.source,
+  const auto report = ckpt::export_model(*loaded.model, loaded.adapters.get(), *loaded.source,
                                          {tokenizer_directory(arguments)}, options.output, writer);
   session.out << report.tensors << " tensors, "
               << text::format_bytes(static_cast<double>(report.bytes)) << " in "

@@ -87,9 +87,11 @@ void check(const LaunchOptions& options) {
   }
   if (options.command.empty()) fail("no command; write it behind the options: -- sft run.yaml");
   const std::string& command = options.command.front();
-  if (command != "sft" && command != "pt" && command != "score" && command != "bench") {
-    fail(fmt::format("'{}' runs as one process; several ranks are for sft, pt, score and bench",
-                     command));
+  if (command != "sft" && command != "pt" && command != "score" && command != "generate" &&
+      command != "bench") {
+    fail(fmt::format(
+        "'{}' runs as one process; several ranks are for sft, pt, score, generate and bench",
+        command));
   }
 }
 
@@ -126,7 +128,7 @@ void check_command(const std::vector<std::string>& command, std::int64_t process
     config = config::load(split.file, split.overrides, config::Completeness::kComplete,
                           assembly::usual_device());
   } else {
-    // The device of score is no word of a configuration.
+    // The device of score and generate is no word of a configuration.
     const bool is_bench = command.front() == "bench";
     std::erase_if(words, [&](const std::string& word) {
       return !word.starts_with("parallel.") && !(is_bench && word.starts_with("device"));

@@ -1,26 +1,21 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cmath>
-#include <filesystem>
 #include <memory>
 #include <optional>
 #include <ostream>
 
 #include <nlohmann/json.hpp>
 
-#include "assembly/from_config.h"
 #include "base/errors.h"
-#include "base/file_hash.h"
 #include "base/files.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "cli/command.h"
 #include "cli/model_arguments.h"
 #include "cli/template_arguments.h"
-#include "comm/launch_environment.h"
 #include "comm/refusal.h"
 #include "comm/world.h"
-#include "config/config.h"
 #include "data/readers/jsonl_reader.h"
 #include "data/rendering/renderer.h"
 #include "train/scorer.h"
@@ -40,7 +35,6 @@ struct ScoreOptions {
   bool normalize = true;
   bool entropy = false;
   bool json = false;
-  std::vector<std::string> layout;
 };
 
 struct Totals {
@@ -63,53 +57,14 @@ Json to_json(const std::vector<double>& values) {
   return array;
 }
 
-/// How the ranks divide the model.
-config::RunConfig layout_of(const ScoreOptions& options) {
-  std::vector<std::string> settings = {"device.threads=" + std::to_string(options.model.threads)};
-  if (!options.model.device.empty()) settings.push_back("device.name=" + options.model.device);
-  if (!options.model.dtype.empty()) settings.push_back("model.dtype=" + options.model.dtype);
-  for (const std::string& setting : options.layout) {
-    if (!setting.starts_with("parallel.")) {
-      throw_error<ConfigError>("score: '{}': of a configuration, parallel.* alone can be set here",
-                               setting);
-    }
-    settings.push_back(setting);
-  }
-  return config::parse("", "command line", settings, config::Completeness::kPartial,
-                       assembly::usual_device());
-}
-
 /// What the ranks must have alike beside model and layout.
 std::vector<comm::Fact> facts_of(const ScoreOptions& options) {
-  const bool is_there = std::filesystem::is_regular_file(options.input);
-  return {is_there ? comm::content_fact("--input", hash::of_file(options.input), options.input)
-                   : comm::Fact{"--input", "not there", options.input + " (not there)"},
+  return {input_fact(options.input),
           {"--head", options.head},
           {"--batch-tokens", std::to_string(options.batch_tokens)},
           {"--no-normalize", options.normalize ? "not given" : "given"},
           {"--entropy", options.entropy ? "given" : "not given"},
-          {"--adapter", options.model.adapter.empty() ? "not given" : "given"},
           {"--template-arg", text::join(options.template_arguments, " ")}};
-}
-
-/// Meets the other ranks; null for one process, whose own arguments errors then name.
-std::shared_ptr<comm::World> join_others(const ScoreOptions& options) {
-  const auto launched = comm::read_launch_environment();
-  if (!launched || launched->world == 1) return nullptr;
-  const config::RunConfig layout = comm::before_joining([&] { return layout_of(options); });
-  return assembly::join_world(layout, "score", facts_of(options));
-}
-
-assembly::ModelOnRanks load_divided(const ScoreOptions& options, Head head,
-                                    const std::shared_ptr<comm::World>& world) {
-  constexpr auto kPurpose = assembly::Purpose::kScore;
-  if (!world && options.layout.empty()) return load(options.model, head, kPurpose);
-  const config::RunConfig layout = layout_of(options);
-  const runtime::Context context = assembly::make_context(layout, world);
-  assembly::ModelRecipe recipe =
-      assembly::recipe_of_directory(options.model.directory, options.model.adapter, head, kPurpose);
-  recipe.context_method = assembly::context_method(layout);
-  return assembly::place(recipe, context);
 }
 
 class Scoring {
@@ -117,7 +72,7 @@ class Scoring {
   Scoring(const ScoreOptions& options, const std::shared_ptr<comm::World>& world)
       : options_(options),
         head_(parse_head(options.head)),
-        model_(load_divided(options, head_, world)),
+        model_(load(options.model, head_, assembly::Purpose::kScore, world)),
         tokenizer_(data::Tokenizer::load(tokenizer_directory(options.model))),
         renderer_(*tokenizer_, render_options(options)),
         scorer_(model_) {
@@ -226,7 +181,7 @@ int run(const ScoreOptions& options, const Session& session) {
     throw_error<ConfigError>(
         "--entropy is of the distribution of tokens: expected --head lm, not {}", options.head);
   }
-  const std::shared_ptr<comm::World> world = join_others(options);
+  const std::shared_ptr<comm::World> world = join_others("score", options.model, facts_of(options));
   const Totals totals = score_as_rank(options, world);
   if (world) world->leave();
   if (world && world->rank() > 0) return 0;
@@ -276,8 +231,7 @@ void add_score_command(CLI::App& app, Action& action) {
   command->add_option("--batch-tokens", options->batch_tokens, "Tokens scored together")
       ->capture_default_str();
   command->add_flag("--json", options->json, "Print the summary as one JSON document");
-  command->add_option("layout", options->layout, "How several ranks divide the model")
-      ->type_name("[parallel.*=N ...]");
+  add_layout_argument(*command, options->model);
   command->footer(
       "logprobs[i] is log p(token i | tokens before i); the first is null.\n"
       "Several ranks: heddle launch --nproc 2 -- score MODEL_DIR ... parallel.tp=2\n"

@@ -31,7 +31,9 @@ class AdapterSet {
  protected:
   /// Both live as long as the set.
   void put_on(const Linear& layer, LowRank& change) { linears_[&layer] = &change; }
-  void put_on(const ExpertWeights& weights, LowRankExperts& change) { experts_[&weights] = &change; }
+  void put_on(const ExpertWeights& weights, LowRankExperts& change) {
+    experts_[&weights] = &change;
+  }
 
  private:
   std::unordered_map<const Linear*, LowRank*> linears_;

@@ -41,8 +41,7 @@ std::int64_t ulysses_key_copies(std::int64_t num_key_value_heads, std::int64_t r
 
 Attention::Projected Attention::project(const LinearInput& x, const Pass& pass) {
   const std::int64_t T = x.value.size(0), D = dims_.head_dim;
-  const std::vector<at::Tensor> outputs =
-      forward_all(pass, x, {&q_proj_, &k_proj_, &v_proj_});
+  const std::vector<at::Tensor> outputs = forward_all(pass, x, {&q_proj_, &k_proj_, &v_proj_});
   const at::Tensor q_gate_TH2D = outputs[0].view({T, dims_.num_attention_heads, 2 * D});
   const at::Tensor k_THD = outputs[1].view({T, dims_.num_key_value_heads, D});
   Projected projected;
@@ -50,15 +49,15 @@ Attention::Projected Attention::project(const LinearInput& x, const Pass& pass) 
   // One split: its gradient is one concatenation.
   const std::vector<at::Tensor> q_and_gate = q_gate_TH2D.split(D, 2);
   projected.gate = q_and_gate[1];
-  projected.q = ops::qk_norm_rope(*pass.kernels, q_and_gate[0], q_norm_.value(), pass.cos,
-                                  pass.sin, dims_.rms_norm_eps);
+  projected.q = ops::qk_norm_rope(*pass.kernels, q_and_gate[0], q_norm_.value(), pass.cos, pass.sin,
+                                  dims_.rms_norm_eps);
   projected.k = ops::qk_norm_rope(*pass.kernels, k_THD, k_norm_.value(), pass.cos, pass.sin,
                                   dims_.rms_norm_eps);
   return projected;
 }
 
-at::Tensor Attention::finish(const at::Tensor& o, const Projected& projected,
-                             const Pass& pass, const at::Tensor& residual) {
+at::Tensor Attention::finish(const at::Tensor& o, const Projected& projected, const Pass& pass,
+                             const at::Tensor& residual) {
   const std::vector<std::int64_t> flat = {o.size(0), dims_.num_attention_heads * dims_.head_dim};
   const auto gated = [&](const ops::OutputAgain& again) {
     return ops::output_gate(*pass.kernels, o, projected.gate, again).view(flat);
@@ -66,8 +65,7 @@ at::Tensor Attention::finish(const at::Tensor& o, const Projected& projected,
   const auto gated_again = [&](const ops::OutputAgain& again) {
     return gated([again, flat](const at::Tensor& y) { again(y.view(flat)); });
   };
-  LinearInput input =
-      pass.recompute_elementwise ? LinearInput::made_again(gated_again) : gated({});
+  LinearInput input = pass.recompute_elementwise ? LinearInput::made_again(gated_again) : gated({});
   input.residual = residual;
   return o_proj_.forward(pass, input);
 }
@@ -82,8 +80,7 @@ at::Tensor Attention::attend(const Projected& projected, const Pass& pass) const
   return ops::attention(*pass.kernels, ops::context_attention_inputs(q, k, v, *pass.context));
 }
 
-at::Tensor Attention::attend_by_ulysses(const Projected& projected,
-                                        const Pass& pass) const {
+at::Tensor Attention::attend_by_ulysses(const Projected& projected, const Pass& pass) const {
   const ops::ContextParallel& context = *pass.context;
   const std::int64_t T = projected.q.size(0), D = dims_.head_dim;
   const std::int64_t copies = ulysses_key_copies(dims_.num_key_value_heads, context.plan.ranks());
@@ -93,8 +90,8 @@ at::Tensor Attention::attend_by_ulysses(const Projected& projected,
   const std::vector<at::Tensor> heads = ops::tokens_to_heads(
       {projected.q.flatten(1), copied(projected.k), copied(projected.v)}, context);
   const auto of = [&](std::size_t i) { return heads[i].reshape({heads[i].size(0), -1, D}); };
-  const at::Tensor o = ops::attention(
-      *pass.kernels, {of(0), of(1), of(2), context.sequences, context.sequences, 0});
+  const at::Tensor o =
+      ops::attention(*pass.kernels, {of(0), of(1), of(2), context.sequences, context.sequences, 0});
   return ops::heads_to_tokens(o.flatten(1), context).view({T, dims_.num_attention_heads, D});
 }
 

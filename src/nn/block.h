@@ -26,8 +26,7 @@ class Block {
   virtual ~Block() = default;
   virtual std::size_t stages() const = 0;
   /// `stage` 0 is the mixer, 1 the MLP. hidden [T/tp,H]; `pass` describes all T tokens.
-  virtual BlockOutput forward(std::size_t stage, const at::Tensor& hidden,
-                              const Pass& pass) = 0;
+  virtual BlockOutput forward(std::size_t stage, const at::Tensor& hidden, const Pass& pass) = 0;
   virtual void visit_parameters(const std::function<void(Parameter&)>& visit) = 0;
 };
 

@@ -68,8 +68,8 @@ GatedDeltaNet::Projected GatedDeltaNet::project(const LinearInput& x, const Pass
           ba.narrow(2, 0, r).reshape({T, Hv}), ba.narrow(2, r, r).reshape({T, Hv})};
 }
 
-at::Tensor GatedDeltaNet::finish(const at::Tensor& o, const Projected& projected,
-                                 const Pass& pass, const at::Tensor& residual) {
+at::Tensor GatedDeltaNet::finish(const at::Tensor& o, const Projected& projected, const Pass& pass,
+                                 const at::Tensor& residual) {
   const std::vector<std::int64_t> flat = {o.size(0), dims_.value_dim()};
   const auto norm = [kernels = pass.kernels, flat, eps = dims_.rms_norm_eps](
                         const at::Tensor& x, const at::Tensor& z, const at::Tensor& weight) {
@@ -98,9 +98,8 @@ GatedDeltaNet::Mixing GatedDeltaNet::mixing(const Projected& projected) const {
 at::Tensor GatedDeltaNet::run(const Mixing& m, const ops::Sequences& sequences,
                               const Pass& pass) const {
   const ops::ContextParallel* states_from =
-      pass.context && pass.context->plan.method() == ops::ContextMethod::kState
-          ? pass.context.get()
-          : nullptr;
+      pass.context && pass.context->plan.method() == ops::ContextMethod::kState ? pass.context.get()
+                                                                                : nullptr;
   const auto split = [m, K = dims_.key_head_dim, V = dims_.value_head_dim](const at::Tensor& qkv) {
     return ops::split_qkv(qkv, m.num_key_heads, K, m.num_value_heads, V);
   };
@@ -125,8 +124,7 @@ at::Tensor GatedDeltaNet::run(const Mixing& m, const ops::Sequences& sequences,
   return ops::gated_delta_rule(*pass.kernels, rule).o;
 }
 
-at::Tensor GatedDeltaNet::mix_by_ulysses(const Projected& projected,
-                                         const Pass& pass) const {
+at::Tensor GatedDeltaNet::mix_by_ulysses(const Projected& projected, const Pass& pass) const {
   const ops::ContextParallel& context = *pass.context;
   const std::int64_t n = context.plan.ranks(), rank = context.plan.rank();
   const std::int64_t K = dims_.key_dim(), V = dims_.value_dim();
@@ -166,8 +164,8 @@ at::Tensor GatedDeltaNet::mix_cached(const Projected& projected, const Pass& pas
   const at::Tensor weight = conv_.value().squeeze(1);
   const ops::Sequences& sequences = pass.sequences;
   if (sequences.max_seqlen == 1 && sequences.total() == sequences.count()) {
-    const auto [q, k, v] = split_qkv(
-        ops::causal_conv1d_step(*pass.kernels, projected.qkv, weight, cache.conv, slots));
+    const auto [q, k, v] =
+        split_qkv(ops::causal_conv1d_step(*pass.kernels, projected.qkv, weight, cache.conv, slots));
     return ops::gated_delta_rule_step(*pass.kernels, q, k, v, g, beta, cache.state, slots, {});
   }
   const at::Tensor index = device::upload(slots, projected.qkv.device());
@@ -187,7 +185,8 @@ at::Tensor GatedDeltaNet::mix_cached(const Projected& projected, const Pass& pas
 at::Tensor GatedDeltaNet::forward(const LinearInput& x, const Pass& pass,
                                   const at::Tensor& residual, LayerCache* cache) {
   const Projected projected = project(x, pass);
-  const at::Tensor o = cache != nullptr ? mix_cached(projected, pass, *cache) : mix(projected, pass);
+  const at::Tensor o =
+      cache != nullptr ? mix_cached(projected, pass, *cache) : mix(projected, pass);
   return finish(o, projected, pass, residual);
 }
 
@@ -195,9 +194,8 @@ LayerCache GatedDeltaNet::make_cache(std::int64_t slots, const at::TensorOptions
                                      c10::ScalarType state_dtype) const {
   LayerCache cache;
   cache.conv = at::zeros({slots, dims_.conv_channels(), dims_.conv_kernel - 1}, options);
-  cache.state =
-      at::zeros({slots, dims_.num_value_heads, dims_.key_head_dim, dims_.value_head_dim},
-                options.dtype(state_dtype));
+  cache.state = at::zeros({slots, dims_.num_value_heads, dims_.key_head_dim, dims_.value_head_dim},
+                          options.dtype(state_dtype));
   return cache;
 }
 

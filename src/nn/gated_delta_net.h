@@ -59,8 +59,7 @@ class GatedDeltaNet {
   /// o [T,Hv,V].
   at::Tensor mix(const Projected& projected, const Pass& pass) const;
   at::Tensor mix_cached(const Projected& projected, const Pass& pass, LayerCache& cache) const;
-  at::Tensor run(const Mixing& mixing, const ops::Sequences& sequences,
-                 const Pass& pass) const;
+  at::Tensor run(const Mixing& mixing, const ops::Sequences& sequences, const Pass& pass) const;
   at::Tensor mix_by_ulysses(const Projected& projected, const Pass& pass) const;
   std::array<at::Tensor, 3> split_qkv(const at::Tensor& qkv) const;
   at::Tensor finish(const at::Tensor& o, const Projected& projected, const Pass& pass,

@@ -122,7 +122,8 @@ namespace {
 LinearInput rows_of(const LinearInput& x, at::Tensor value, std::int64_t first) {
   LinearInput part(std::move(value));
   const std::int64_t count = part.value.size(0);
-  if (x.again) part.again = [again = x.again, first, count] { return again().narrow(0, first, count); };
+  if (x.again)
+    part.again = [again = x.again, first, count] { return again().narrow(0, first, count); };
   part.postponed = x.postponed;
   part.outputs_unused = x.outputs_unused;
   return part;

@@ -81,7 +81,8 @@ bool drops(const std::vector<ChangedLinear>& layers) {
 
 /// The part of dimension `dim` of `stacked` that belongs to each layer; undefined without a
 /// change.
-Tensors split(const at::Tensor& stacked, std::int64_t dim, const std::vector<ChangedLinear>& layers) {
+Tensors split(const at::Tensor& stacked, std::int64_t dim,
+              const std::vector<ChangedLinear>& layers) {
   Tensors parts;
   std::int64_t first = 0;
   for (const ChangedLinear& layer : layers) {
@@ -155,7 +156,7 @@ ops::DroppedFactors dropped(const Product& product) {
 /// x a^T. One product where all changes see the whole of x.
 at::Tensor low_of(const Product& product, const at::Tensor& x) {
   return drops(product.layers) ? product.products->dropped_low(x, dropped(product))
-                            : product.products->forward({{{x, product.a}}})[0];
+                               : product.products->forward({{{x, product.a}}})[0];
 }
 
 /// d_low^T x, scaled: the gradients of the changes' A one below the other.
@@ -219,12 +220,12 @@ Tensors changed_linears(const ops::KernelTable& kernels, const LinearInput& give
   const ops::Linear::Functions& products = kernels.get<ops::Linear>();
   const bool wants_input = x.requires_grad();
   Product product{.layers = layers,
-            .a = {},
-            .low = {},
-            .input = given.again,
-            .postponed = wants_input ? given.postponed : nullptr,
-            .wants_input_gradient = wants_input,
-            .products = &products};
+                  .a = {},
+                  .low = {},
+                  .input = given.again,
+                  .postponed = wants_input ? given.postponed : nullptr,
+                  .wants_input_gradient = wants_input,
+                  .products = &products};
   if (!product.input) product.input = [saved = ops::detached(x)] { return saved; };
   const Tensors outputs = ops::run_without_gradient([&] {
     const at::Tensor input = ops::detached(x);

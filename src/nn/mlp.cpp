@@ -69,13 +69,11 @@ Moe::Moe(const std::string& prefix, const MoeDims& dims)
 }
 
 BlockOutput Moe::forward(const at::Tensor& x, const Pass& pass, bool want_auxiliary_loss) {
-  const ops::MoeRouting routing =
-      ops::moe_route(gate_.forward(pass, x), dims_.num_experts_per_tok,
-                     dims_.normalize_top_k, pass.experts);
+  const ops::MoeRouting routing = ops::moe_route(gate_.forward(pass, x), dims_.num_experts_per_tok,
+                                                 dims_.normalize_top_k, pass.experts);
   at::Tensor shared;
   const at::Tensor chosen = routed(x, routing, pass, [&] {
-    shared = shared_expert_.forward(x, pass) *
-             at::sigmoid(shared_expert_gate_.forward(pass, x));
+    shared = shared_expert_.forward(x, pass) * at::sigmoid(shared_expert_gate_.forward(pass, x));
   });
   BlockOutput output;
   output.hidden = chosen + shared;
@@ -116,8 +114,8 @@ at::Tensor Moe::routed(const at::Tensor& x, const ops::MoeRouting& routing, cons
                                    changes(rows, down_)};
   };
   if (segments.size() < 2) {
-    const auto all = inputs(x, routing.weights, routing.experts,
-                            segments.empty() ? AdaptedRows{} : segments[0]);
+    const auto all =
+        inputs(x, routing.weights, routing.experts, segments.empty() ? AdaptedRows{} : segments[0]);
     if (pass.expert_group != nullptr)
       return ops::moe_experts_parallel(*pass.kernels, all, *pass.expert_group, meanwhile);
     meanwhile();

@@ -14,8 +14,8 @@ class Mlp {
   Mlp(const std::string& prefix, std::int64_t hidden_size, std::int64_t intermediate_size);
   /// x [T/tp,H], as the result, which is added to `residual` if that is defined. `value_unused`: it
   /// has its gradient, but no value.
-  at::Tensor forward(const LinearInput& x, const Pass& pass,
-                     const at::Tensor& residual = {}, bool value_unused = false);
+  at::Tensor forward(const LinearInput& x, const Pass& pass, const at::Tensor& residual = {},
+                     bool value_unused = false);
   void visit_parameters(const std::function<void(Parameter&)>& visit);
   void visit_linears(const std::function<void(Linear&)>& visit);
 

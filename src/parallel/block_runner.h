@@ -86,8 +86,8 @@ class BlockRunner {
 
   /// Hidden states after the last block, detached. `wants_input_gradient`: something before the
   /// blocks is trained. Islands that have nothing trained in or before them keep nothing.
-  at::Tensor forward(const at::Tensor& hidden, const nn::Pass& pass,
-                     bool wants_input_gradient, Tape& tape);
+  at::Tensor forward(const at::Tensor& hidden, const nn::Pass& pass, bool wants_input_gradient,
+                     Tape& tape);
 
   /// Accumulates the parameters' gradients and returns that of the input (undefined if it was not
   /// wanted). `auxiliary_scale` multiplies the gradient of the auxiliary losses. Consumes the tape.

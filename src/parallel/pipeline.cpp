@@ -106,9 +106,8 @@ at::Tensor Pipeline::evaluate(models::qwen3_5::Model& model, const at::Tensor& t
       at::TensorOptions().dtype(model.context().dtype).device(model.context().device);
   at::Tensor hidden;
   for (Stage& stage : stages_) {
-    hidden = stage.is_first
-                 ? model.embed(tokens)
-                 : receive_hidden(stage, 0, {rows, model.config().hidden_size}, options);
+    hidden = stage.is_first ? model.embed(tokens)
+                            : receive_hidden(stage, 0, {rows, model.config().hidden_size}, options);
     hidden = stage.runner.evaluate(hidden, pass);
     if (!stage.is_last) send_hidden(stage, 0, hidden);
   }

@@ -204,7 +204,8 @@ class DryRun {
     nn::Pass pass = batch.pass(*placed.model, /*training=*/true);
     pass.recompute_elementwise = config_.train.recompute != config::Recompute::kOff;
     pass.pooled_auxiliary_loss = config_.train.router_aux_loss == config::AuxLoss::kHf;
-    for (parallel::BlockEntry& entry : assembly::block_entries(*placed.model)) {
+    for (parallel::BlockEntry& entry :
+         assembly::block_entries(*placed.model, placed.adapters.get())) {
       if (!entry.parameters.front()->is_held()) continue;
       if (placed.sharding) placed.sharding->acquire(entry.unit);
       for (std::size_t stage = 0; stage < entry.block->stages(); ++stage) {

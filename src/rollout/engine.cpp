@@ -73,8 +73,7 @@ std::int64_t Engine::free_slot() const {
       first[rank] = slot;
     }
   }
-  return first[static_cast<std::size_t>(std::min_element(load.begin(), load.end()) -
-                                        load.begin())];
+  return first[static_cast<std::size_t>(std::min_element(load.begin(), load.end()) - load.begin())];
 }
 
 void Engine::admit(std::vector<Progress>& progress) {
@@ -84,9 +83,8 @@ void Engine::admit(std::vector<Progress>& progress) {
       waiting_.pop_front();
       continue;
     }
-    const std::int64_t slot = static_cast<std::int64_t>(running_.size()) < options_.max_sequences
-                                  ? free_slot()
-                                  : -1;
+    const std::int64_t slot =
+        static_cast<std::int64_t>(running_.size()) < options_.max_sequences ? free_slot() : -1;
     if (slot < 0) return;
     taken_[static_cast<std::size_t>(slot)] = true;
     if (data_rank_of(slot) == placed_.context.mesh.data_rank())
@@ -143,9 +141,10 @@ at::Tensor Engine::run(std::vector<Part>& parts) {
     cached.lengths.push_back(0);
   }
   const c10::Device device = placed_.context.device;
-  return placed_.pipeline->evaluate(
-      model, at::tensor(tokens, at::kLong).to(device),
-      model.cached_pass(ops::Sequences::from_host(boundaries, device), std::move(cached)));
+  nn::Pass pass =
+      model.cached_pass(ops::Sequences::from_host(boundaries, device), std::move(cached));
+  if (placed_.adapters) pass.adapters = {{placed_.adapters.get(), rows, {}}};
+  return placed_.pipeline->evaluate(model, at::tensor(tokens, at::kLong).to(device), pass);
 }
 
 /// The next token of each sequence. One rank has the row that it follows from; all learn it.
@@ -168,8 +167,7 @@ std::vector<SampledToken> Engine::draw(const at::Tensor& hidden,
   at::Tensor table = at::zeros({count, 2}, at::kDouble);
   double* const entries = table.mutable_data_ptr<double>();
   if (!rows.empty()) {
-    const at::Tensor last =
-        hidden.index_select(0, at::tensor(rows, at::kLong).to(hidden.device()));
+    const at::Tensor last = hidden.index_select(0, at::tensor(rows, at::kLong).to(hidden.device()));
     const at::Tensor logits =
         model.logits(model.final_norm(last)).to(at::kFloat).cpu().contiguous();
     const auto vocabulary = static_cast<std::size_t>(logits.size(1));
@@ -202,12 +200,11 @@ Progress Engine::take(Sequence& sequence, const SampledToken& token) {
   completion.logprobs.push_back(token.logprob);
   completion.weights_versions.push_back(weights_version_);
   Progress progress{sequence.id, sequence.text.push(token.id), {}};
-  const bool has_stopped =
-      sequence.text.stopped() || std::find(request.stop_ids.begin(), request.stop_ids.end(),
-                                           token.id) != request.stop_ids.end();
-  const bool has_ended =
-      has_stopped ||
-      static_cast<std::int64_t>(completion.output_ids.size()) >= request.max_new_tokens;
+  const bool has_stopped = sequence.text.stopped() ||
+                           std::find(request.stop_ids.begin(), request.stop_ids.end(), token.id) !=
+                               request.stop_ids.end();
+  const bool has_ended = has_stopped || static_cast<std::int64_t>(completion.output_ids.size()) >=
+                                            request.max_new_tokens;
   if (has_ended) progress.text += sequence.text.finish();
   completion.text += progress.text;
   if (has_ended) {

@@ -29,7 +29,7 @@ enum class FinishReason { kStop, kLength, kAborted };
 
 struct Completion {
   std::vector<std::int32_t> output_ids;
-  std::vector<double> logprobs;  ///< [output_ids], of the model's own distribution.
+  std::vector<double> logprobs;                ///< [output_ids], of the model's own distribution.
   std::vector<std::int64_t> weights_versions;  ///< [output_ids], of the weights that drew each.
   std::string text;                            ///< Decoded without special tokens.
   FinishReason finish_reason = FinishReason::kLength;
@@ -50,14 +50,14 @@ struct Progress {
   std::optional<Completion> completion;  ///< Of a request that finished.
 };
 
-/// Generates with continuous batching over the ranks of a model: a sequence that ends gives its slot
-/// to the next request. A request's tokens depend on its own seed and on neither the other requests
-/// nor the order, the batch size or an interruption, up to the rounding of products over other
-/// numbers of rows.
+/// Generates with continuous batching over the ranks of a model: a sequence that ends gives its
+/// slot to the next request. A request's tokens depend on its own seed and on neither the other
+/// requests nor the order, the batch size or an interruption, up to the rounding of products over
+/// other numbers of rows.
 ///
-/// All ranks of the model make the same calls in the same order and get the same results. Every data
-/// rank has a share of the slots; each pass is planned for all of them at once, so that all ranks
-/// run equally many.
+/// All ranks of the model make the same calls in the same order and get the same results. Every
+/// data rank has a share of the slots; each pass is planned for all of them at once, so that all
+/// ranks run equally many.
 class Engine {
  public:
   /// `placed` outlives the engine. Throws ConfigError for ranks that divide sequences (cp).
@@ -67,8 +67,8 @@ class Engine {
   /// Ids count from 0. Throws DataError for an empty prompt, an id outside the vocabulary, and for
   /// a request that exceeds the capacity.
   RequestId submit(Request request);
-  /// One pass: over waiting prompts if there are any, else one token for every sequence. Reports the
-  /// requests that got a token or finished.
+  /// One pass: over waiting prompts if there are any, else one token for every sequence. Reports
+  /// the requests that got a token or finished.
   std::vector<Progress> step();
   /// Nothing waits or runs.
   bool is_idle() const { return waiting_.empty() && running_.empty(); }

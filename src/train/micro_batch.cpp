@@ -20,23 +20,24 @@
 namespace heddle::train {
 
 LocalBatch::LocalBatch(const models::qwen3_5::Model& model, const data::Batch& whole,
-                       const adapters::LoraSet* adapters, std::uint64_t dropout_step)
+                       const adapters::LoraSet* set, std::uint64_t dropout_step)
     : host(whole) {
   host = data::with_dummy_tail(std::move(host), model.padded_tokens(whole.size()));
   host.number_tokens();
   context = model.context_of(host.cu_seqlens_host);
   if (context) host = data::context_share(host, context->plan);
   device = host.to(model.context().device);
-  if (dropout_step == 0 || adapters == nullptr || adapters->options().dropout == 0) return;
-  dropout = {ops::dropout_draws(device.token_numbers, dropout_step),
-             ops::own_rows(host.size(), model.tensor_group()).first};
+  if (set == nullptr) return;
+  adapters = {{set, host.size(), {}}};
+  if (dropout_step > 0 && set->options().dropout > 0)
+    adapters[0].draws = ops::dropout_draws(device.token_numbers, dropout_step);
 }
 
 nn::Pass LocalBatch::pass(const models::qwen3_5::Model& model, bool training) const {
-  nn::Pass pass =
-      model.pass({device.cu_seqlens, device.cu_seqlens_host, device.max_seqlen},
-                         device.position_ids, device.real_tokens, training);
+  nn::Pass pass = model.pass({device.cu_seqlens, device.cu_seqlens_host, device.max_seqlen},
+                             device.position_ids, device.real_tokens, training);
   pass.context = context;
+  pass.adapters = adapters;
   return pass;
 }
 
@@ -63,9 +64,10 @@ namespace {
 /// One step under way.
 class StepRun {
  public:
-  StepRun(models::qwen3_5::Model& model, adapters::LoraSet* adapters, parallel::Pipeline& pipeline,
-          const std::vector<nn::Parameter*>& trainable, std::span<const data::Batch> batches,
-          const std::vector<HeadFunction>& heads, const MicroBatchOptions& options)
+  StepRun(models::qwen3_5::Model& model, const adapters::LoraSet* adapters,
+          parallel::Pipeline& pipeline, const std::vector<nn::Parameter*>& trainable,
+          std::span<const data::Batch> batches, const std::vector<HeadFunction>& heads,
+          const MicroBatchOptions& options)
       : model_(model),
         adapters_(adapters),
         pipeline_(pipeline),
@@ -113,9 +115,6 @@ class StepRun {
     at::Tensor embedded, grad_hidden;
   };
 
-  adapters::DropoutScope dropout_of(const Flight& flight) {
-    return {adapters_, flight.batch.dropout};
-  }
   std::vector<std::int64_t> hidden_sizes(const Flight& flight) const {
     return flight.batch.hidden_sizes(model_);
   }
@@ -133,7 +132,6 @@ class StepRun {
           pipeline_.stages().size());
     }
     Flight& flight = *flights_[m];
-    const adapters::DropoutScope dropout = dropout_of(flight);
     nn::Pass pass = flight.batch.pass(model_, /*training=*/true);
     pass.pooled_auxiliary_loss = options_.pooled_auxiliary_loss;
     at::Tensor hidden, balance_before;
@@ -229,7 +227,6 @@ class StepRun {
 
   void backward(parallel::Pipeline::Stage& stage, std::int64_t m, std::int64_t chunk) {
     Flight& flight = *flights_[m];
-    const adapters::DropoutScope dropout = dropout_of(flight);
     if (stage.has_backward) {
       if (balance_) balance_backward(stage, m, flight.tapes[chunk]);
       const at::Tensor incoming =
@@ -237,8 +234,8 @@ class StepRun {
               ? flight.grad_hidden
               : pipeline_.receive_gradient(stage, m, hidden_sizes(flight), hidden_options());
       const at::Tensor outgoing =
-          stage.runner.backward(incoming, options_.auxiliary_scale, flight.tapes[chunk],
-                                is_last(m), begun_ < batches_.size());
+          stage.runner.backward(incoming, options_.auxiliary_scale, flight.tapes[chunk], is_last(m),
+                                begun_ < batches_.size());
       if (stage.sends_gradient) pipeline_.send_gradient(stage, m, outgoing);
       if (stage.is_first && outgoing.defined() && flight.embedded.requires_grad())
         ops::run_backward({flight.embedded}, {outgoing});
@@ -252,7 +249,7 @@ class StepRun {
   }
 
   models::qwen3_5::Model& model_;
-  adapters::LoraSet* adapters_;
+  const adapters::LoraSet* adapters_;
   parallel::Pipeline& pipeline_;
   const std::vector<nn::Parameter*>& trainable_;
   std::span<const data::Batch> batches_;
@@ -267,7 +264,7 @@ class StepRun {
 
 }  // namespace
 
-MicroBatchLoss run_micro_batches(models::qwen3_5::Model& model, adapters::LoraSet* adapters,
+MicroBatchLoss run_micro_batches(models::qwen3_5::Model& model, const adapters::LoraSet* adapters,
                                  parallel::Pipeline& pipeline,
                                  const std::vector<nn::Parameter*>& trainable,
                                  std::span<const data::Batch> batches,

@@ -45,7 +45,8 @@ void copy(const at::Tensor& from, at::Tensor& to) {
 void copy(const LocalBatch& from, LocalBatch& to) {
   for (const auto tensor : {&data::Batch::tokens, &data::Batch::position_ids})
     copy(from.device.*tensor, to.device.*tensor);
-  copy(from.dropout.draws, to.dropout.draws);
+  for (std::size_t i = 0; i < to.adapters.size(); ++i)
+    copy(from.adapters[i].draws, to.adapters[i].draws);
 }
 
 void copy(const LossRows& from, LossRows& to) {

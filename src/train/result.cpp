@@ -67,7 +67,8 @@ void write_result(const config::RunConfig& config, const Setup& setup,
   ckpt::ModelWriterOptions writer;
   writer.overwrite = options.overwrite;
   writer.max_shard_bytes = options.max_shard_bytes;
-  ckpt::export_model(*setup.model, *setup.source, setup.tokenizer_source, output, writer, read);
+  ckpt::export_model(*setup.model, setup.adapters.get(), *setup.source, setup.tokenizer_source,
+                     output, writer, read);
 }
 
 config::RunConfig export_checkpoint(const std::filesystem::path& checkpoint,

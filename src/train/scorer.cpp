@@ -126,7 +126,8 @@ std::vector<RowScore> Scorer::score(Rows rows, const ScoreRequest& request) {
   const auto count = static_cast<std::int64_t>(rows.size());
   const std::int64_t first = count * mesh.data_rank() / mesh.data_size(),
                      last = count * (mesh.data_rank() + 1) / mesh.data_size();
-  const LocalBatch local(model, batch_of(rows.subspan(first, last - first)));
+  const LocalBatch local(model, batch_of(rows.subspan(first, last - first)),
+                         placed_.adapters.get());
   const ScoreResult scored = score_locally(local, request);
   const bool with_entropies = is_language_model && request.entropy;
   // Each entry is known to one rank: the sum fills the others in.

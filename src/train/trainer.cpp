@@ -273,7 +273,7 @@ Evaluation Trainer::evaluate() {
   std::int64_t sequences = 0;
   while (const auto whole = loader.next()) {
     const ops::NoGradient guard;
-    const LocalBatch batch(model, *whole);
+    const LocalBatch batch(model, *whole, setup_.adapters.get());
     const at::Tensor hidden = evaluate_hidden(model, pipeline_, batch);
     if (!hidden.defined()) continue;
     loss +=

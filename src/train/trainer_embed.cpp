@@ -87,7 +87,6 @@ EmbeddedTexts embedded_texts(const assembly::ModelOnRanks& setup, parallel::Pipe
   const ops::NoGradient guard;
   Model& model = *setup.model;
   const LocalBatch batch(model, host_batch, setup.adapters.get(), dropout_step);
-  const adapters::DropoutScope dropout(setup.adapters.get(), batch.dropout);
   const at::Tensor hidden = evaluate_hidden(model, pipeline, batch);
   if (!hidden.defined()) return {};
   EmbeddedTexts texts{embed_head(model, hidden, batch.host), {}, batch.host.text_of_row};

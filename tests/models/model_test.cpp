@@ -109,8 +109,8 @@ TEST_P(ModelTest, GenerationInPiecesEqualsOneForwardPass) {
   const data::Batch batch = testing::batch_of({{5, 80}}).to(testing::device());
   const ops::NoGradient guard;
   parallel::BlockRunner runner(assembly::block_entries(*model));
-  const auto pass = model->pass(
-      {batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen}, batch.position_ids, 80, false);
+  const auto pass = model->pass({batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen},
+                                batch.position_ids, 80, false);
   const at::Tensor whole = runner.evaluate(model->embed(batch.tokens), pass);
   auto cache = model->make_cache(3, 80);
   std::vector<at::Tensor> pieces;
@@ -118,8 +118,8 @@ TEST_P(ModelTest, GenerationInPiecesEqualsOneForwardPass) {
   for (const std::int64_t length : {37, 1, 1, 30, 1, 10}) {
     const auto sequences =
         ops::Sequences::from_host({0, static_cast<std::int32_t>(length)}, testing::device());
-    pieces.push_back(
-        model->generate(batch.tokens.narrow(0, done, length), sequences, cache, {2}, {done}));
+    pieces.push_back(runner.evaluate(model->embed(batch.tokens.narrow(0, done, length)),
+                                     model->cached_pass(sequences, {&cache, {2}, {done}})));
     done += length;
   }
   EXPECT_LE((at::cat(pieces) - whole).abs().max().item<double>(), 1e-9);
@@ -134,8 +134,8 @@ TEST(Model, AFrozenTrunkKeepsNothingAndGetsNoGradient) {
       [](nn::Parameter& p) { p.set_trainable(p.name().find("layers.3.") != std::string::npos); });
   parallel::BlockRunner runner(assembly::block_entries(*model));
   const data::Batch batch = testing::batch_of({{1, 30}}).to(testing::device());
-  const auto pass = model->pass(
-      {batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen}, batch.position_ids, 30, true);
+  const auto pass = model->pass({batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen},
+                                batch.position_ids, 30, true);
   parallel::BlockRunner::Tape tape;
   const at::Tensor embedded = model->embed(batch.tokens);
   EXPECT_FALSE(embedded.requires_grad());
@@ -151,8 +151,8 @@ TEST(Model, RouterReplayTakesTheRecordedExperts) {
   const auto model = testing::tiny_model(at::kDouble, /*moe=*/true);
   parallel::BlockRunner runner(assembly::block_entries(*model), {Recompute::kFull});
   const data::Batch batch = testing::batch_of({{1, 30}, {2, 11}}).to(testing::device());
-  const auto pass = model->pass(
-      {batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen}, batch.position_ids, 41, true);
+  const auto pass = model->pass({batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen},
+                                batch.position_ids, 41, true);
   const at::Tensor embedded = model->embed(batch.tokens).detach();
   parallel::BlockRunner::Tape recorded;
   const at::Tensor before = runner.forward(embedded, pass, false, recorded);
@@ -182,11 +182,10 @@ TEST(Model, RecomputationTakesTheExpertsOfTheForward) {
   const auto model = testing::tiny_model(at::kDouble, /*moe=*/true);
   parallel::BlockRunner runner(assembly::block_entries(*model), {Recompute::kFull});
   const data::Batch batch = testing::batch_of({{3, 1}}).to(testing::device());
-  const auto pass = model->pass(
-      {batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen}, batch.position_ids, 1, true);
+  const auto pass = model->pass({batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen},
+                                batch.position_ids, 1, true);
   parallel::BlockRunner::Tape tape;
-  const at::Tensor hidden =
-      runner.forward(model->embed(batch.tokens).detach(), pass, false, tape);
+  const at::Tensor hidden = runner.forward(model->embed(batch.tokens).detach(), pass, false, tape);
   const at::Tensor chosen = tape.experts[3];
   model->visit_parameters([](nn::Parameter& p) {
     if (p.name().ends_with(".mlp.gate.weight")) p.data().neg_();

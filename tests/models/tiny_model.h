@@ -13,8 +13,9 @@
 namespace heddle::testing {
 
 /// Four layers of every kind.
-inline models::qwen3_5::Config tiny_config(bool moe = false) {
-  nlohmann::ordered_json json = {{"model_type", moe ? "qwen3_5_moe_text" : "qwen3_5_text"},
+inline models::qwen3_5::Config tiny_config(bool moe = false, std::string type = {}) {
+  if (type.empty()) type = moe ? "qwen3_5_moe_text" : "qwen3_5_text";
+  nlohmann::ordered_json json = {{"model_type", type},
                                  {"vocab_size", 97},
                                  {"hidden_size", 32},
                                  {"intermediate_size", 48},

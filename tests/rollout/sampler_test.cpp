@@ -69,8 +69,7 @@ TEST(Sampler, CutsToTheSmallestSetOfAProbability) {
 TEST(Sampler, TellsTheLogarithmOfTheModelsOwnProbability) {
   const std::vector<double> all = probabilities(logits(), 1);
   for (std::uint64_t i = 0; i < 50; ++i) {
-    const SampledToken token =
-        sample(logits(), {.temperature = 0.3, .top_p = 0.9, .top_k = 4}, i);
+    const SampledToken token = sample(logits(), {.temperature = 0.3, .top_p = 0.9, .top_k = 4}, i);
     EXPECT_NEAR(token.logprob, std::log(all[token.id]), 1e-6);
   }
 }

@@ -82,9 +82,10 @@ nn::BlockOutput DecoderLayer::forward(std::size_t stage, const at::Tensor& hidde
   return output;
 }
 
-std::pair<nn::LinearInput, at::Tensor> DecoderLayer::normalized(
-    const at::Tensor& hidden, const nn::Parameter& weight, bool is_kept,
-    const nn::Pass& pass) const {
+std::pair<nn::LinearInput, at::Tensor> DecoderLayer::normalized(const at::Tensor& hidden,
+                                                                const nn::Parameter& weight,
+                                                                bool is_kept,
+                                                                const nn::Pass& pass) const {
   at::Tensor residual;
   const auto norm = [&](const ops::OutputAgain& again) {
     auto [x, stream] =
@@ -99,8 +100,7 @@ std::pair<nn::LinearInput, at::Tensor> DecoderLayer::normalized(
 }
 
 nn::BlockOutput DecoderLayer::mlp(const at::Tensor& hidden, const nn::Pass& pass) {
-  const auto [x, residual] =
-      normalized(hidden, post_attention_layernorm_, moe_.has_value(), pass);
+  const auto [x, residual] = normalized(hidden, post_attention_layernorm_, moe_.has_value(), pass);
   nn::BlockOutput output;
   if (moe_) {
     output = moe_->forward(x.value, pass, want_auxiliary_loss_);
