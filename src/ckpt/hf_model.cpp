@@ -221,26 +221,22 @@ at::Tensor read_from_directory(const ModelDirectory& directory, const nn::Parame
   return whole;
 }
 
-ModelWriterReport export_model(Model& model, const ModelDirectory& source,
-                               const TokenizerSource& tokenizer, const Path& output,
-                               const ModelWriterOptions& options, const ReadWhole& read) {
+ModelWriterReport export_model(Model& model, const adapters::LoraSet* adapters,
+                               const ModelDirectory& source, const TokenizerSource& tokenizer,
+                               const Path& output, const ModelWriterOptions& options,
+                               const ReadWhole& read) {
   const ops::NoGradient guard;
   using Merge = std::function<at::Tensor(const at::Tensor&, const FilePart&)>;
   std::map<std::string, Merge> merge;
-  model.visit_linears([&](nn::Linear& linear) {
-    if (auto* lora = dynamic_cast<adapters::Lora*>(linear.adapter())) {
-      merge[linear.weight().name()] = [lora](const at::Tensor& tensor, const FilePart& part) {
-        return merged(tensor, part, *lora);
-      };
-    }
-  });
-  model.visit_expert_weights([&](nn::ExpertWeights& weights) {
-    if (auto* lora = dynamic_cast<adapters::ExpertLora*>(weights.adapter())) {
-      merge[weights.weight().name()] = [lora](const at::Tensor& tensor, const FilePart& part) {
-        return merged(tensor, part, *lora);
-      };
-    }
-  });
+  const auto add = [&](const std::string& name, const auto& lora) {
+    merge[name] = [&lora](const at::Tensor& tensor, const FilePart& part) {
+      return merged(tensor, part, lora);
+    };
+  };
+  if (adapters != nullptr) {
+    for (const auto& lora : adapters->adapters()) add(lora->module() + ".weight", *lora);
+    for (const auto& lora : adapters->expert_adapters()) add(lora->parameter(), *lora);
+  }
   ModelWriter writer(output, options);
   for (nn::Parameter* parameter : model.parameters()) {
     const auto adapter = merge.find(parameter->name());

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "adapters/lora.h"
 #include "ckpt/companions.h"
 #include "ckpt/model_directory.h"
 #include "ckpt/model_writer.h"
@@ -43,11 +44,12 @@ at::Tensor read_from_memory(const nn::Parameter& parameter);
 at::Tensor read_from_directory(const ModelDirectory& directory, const nn::Parameter& parameter);
 
 /// Writes a model directory that transformers loads: the model's parameters under the names, the
-/// expert layout and the dtypes of `source`, adapters merged, every other tensor of the source bit
-/// for bit, with the tokenizer and template of `tokenizer` and the other files of the source.
-ModelWriterReport export_model(Model& model, const ModelDirectory& source,
-                               const TokenizerSource& tokenizer, const Path& output,
-                               const ModelWriterOptions& options,
+/// expert layout and the dtypes of `source`, `adapters` (may be null) merged, every other tensor of
+/// the source bit for bit, with the tokenizer and template of `tokenizer` and the other files of
+/// the source.
+ModelWriterReport export_model(Model& model, const adapters::LoraSet* adapters,
+                               const ModelDirectory& source, const TokenizerSource& tokenizer,
+                               const Path& output, const ModelWriterOptions& options,
                                const ReadWhole& read = read_from_memory);
 
 }  // namespace heddle::ckpt

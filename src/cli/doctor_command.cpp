@@ -9,6 +9,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "assembly/from_config.h"
 #include "base/errors.h"
 #include "base/files.h"
 #include "base/text.h"
@@ -19,7 +20,6 @@
 #include "device/device.h"
 #include "ops/gated_delta_net/npu/path.h"
 #include "ops/registry.h"
-#include "train/setup.h"
 #include "ui/table.h"
 
 namespace heddle::cli {
@@ -129,7 +129,7 @@ Planned planned(const DoctorOptions& options) {
   // A file for no model in particular may leave it out.
   if (!options.preset.empty()) settings.push_back("model.path=" + options.preset);
   Planned planned{config::load(options.mesh_of, settings, config::Completeness::kComplete,
-                               train::usual_device()),
+                               assembly::usual_device()),
                   {},
                   0};
   planned.ranks = ranks_of(planned.config.parallel, options.ranks);

@@ -2,6 +2,7 @@
 #include <memory>
 #include <ostream>
 
+#include "assembly/model_on_ranks.h"
 #include "base/errors.h"
 #include "base/text.h"
 #include "ckpt/model_directory.h"
@@ -9,7 +10,6 @@
 #include "cli/command.h"
 #include "data/tokenizer/tokenizer.h"
 #include "device/device.h"
-#include "models/qwen3_5/model.h"
 #include "ui/terminal.h"
 
 namespace heddle::cli {
@@ -62,14 +62,17 @@ int run(const InitOptions& options, const Session& session) {
   device::set_cpu_threads(0);
   context.dtype = runtime::parse_dtype(options.dtype, "--dtype");
   json["dtype"] = runtime::dtype_name(context.dtype);
-  models::qwen3_5::Model model(std::move(config), "model.", context, {});
-  model.allocate();
-  model.initialize(options.seed);
+  context.seed = options.seed;
+  assembly::ModelRecipe recipe;
+  recipe.config = std::move(config);
+  recipe.weights = assembly::Weights::kRandom;
+  recipe.purpose = assembly::Purpose::kStore;
+  const assembly::ModelOnRanks made = assembly::place(recipe, context);
   ckpt::ModelWriterOptions writer_options;
   writer_options.overwrite = options.overwrite;
   ckpt::ModelWriter writer(options.output, writer_options);
   std::int64_t count = 0;
-  model.visit_parameters([&](nn::Parameter& parameter) {
+  made.model->visit_parameters([&](nn::Parameter& parameter) {
     writer.add(parameter.name(), parameter.data(), context.dtype);
     count += parameter.numel();
   });

@@ -24,11 +24,13 @@ class Attention {
   Attention(const std::string& prefix, const AttentionDims& dims, std::int64_t ranks = 1);
 
   /// x [T,H]; [T,H], of several ranks each one's share of the sum; added to `residual` if that is
-  /// defined.
-  at::Tensor forward(const LinearInput& x, const BlockInputs& inputs,
-                     const at::Tensor& residual = {});
-  /// Generation: appends this pass's keys and values to the cache, attends over all of it.
-  at::Tensor generate(const at::Tensor& x, const BlockInputs& inputs, CacheView& cache);
+  /// defined. With a cache of the pass's sequences their new keys and values are appended to it,
+  /// and queries see all of it; null: a pass without one.
+  at::Tensor forward(const LinearInput& x, const Pass& pass, const at::Tensor& residual = {},
+                     LayerCache* cache = nullptr);
+  /// Of this rank's heads, zero.
+  LayerCache make_cache(std::int64_t slots, std::int64_t capacity,
+                        const at::TensorOptions& options) const;
   void visit_parameters(const std::function<void(Parameter&)>& visit);
   void visit_linears(const std::function<void(Linear&)>& visit);
 
@@ -36,11 +38,12 @@ class Attention {
   struct Projected {
     at::Tensor q, k, v, gate;
   };
-  Projected project(const LinearInput& x, const BlockInputs& inputs);
+  Projected project(const LinearInput& x, const Pass& pass);
   /// o [T,Hq,D].
-  at::Tensor attend(const Projected& projected, const BlockInputs& inputs) const;
-  at::Tensor attend_by_ulysses(const Projected& projected, const BlockInputs& inputs) const;
-  at::Tensor finish(const at::Tensor& o, const Projected& projected, const BlockInputs& inputs,
+  at::Tensor attend(const Projected& projected, const Pass& pass) const;
+  at::Tensor attend_cached(const Projected& projected, const Pass& pass, LayerCache& cache) const;
+  at::Tensor attend_by_ulysses(const Projected& projected, const Pass& pass) const;
+  at::Tensor finish(const at::Tensor& o, const Projected& projected, const Pass& pass,
                     const at::Tensor& residual = {});
 
   AttentionDims dims_;  ///< Of this rank.

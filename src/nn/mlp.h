@@ -3,6 +3,7 @@
 #include "nn/block.h"
 #include "nn/expert_weights.h"
 #include "nn/linear.h"
+#include "ops/moe/moe.h"
 
 namespace heddle::nn {
 
@@ -13,13 +14,13 @@ class Mlp {
   Mlp(const std::string& prefix, std::int64_t hidden_size, std::int64_t intermediate_size);
   /// x [T/tp,H], as the result, which is added to `residual` if that is defined. `value_unused`: it
   /// has its gradient, but no value.
-  at::Tensor forward(const LinearInput& x, const BlockInputs& inputs,
-                     const at::Tensor& residual = {}, bool value_unused = false);
+  at::Tensor forward(const LinearInput& x, const Pass& pass, const at::Tensor& residual = {},
+                     bool value_unused = false);
   void visit_parameters(const std::function<void(Parameter&)>& visit);
   void visit_linears(const std::function<void(Linear&)>& visit);
 
  private:
-  at::Tensor share(const LinearInput& x, const BlockInputs& inputs, const at::Tensor& residual,
+  at::Tensor share(const LinearInput& x, const Pass& pass, const at::Tensor& residual,
                    bool value_unused);
 
   Linear gate_proj_, up_proj_, down_proj_;
@@ -39,14 +40,14 @@ class Moe {
   Moe(const std::string& prefix, const MoeDims& dims);
   /// x [T/tp,H]. The auxiliary loss is defined while training if `want_auxiliary_loss`. The experts
   /// that were chosen, or replayed, are always handed out.
-  BlockOutput forward(const at::Tensor& x, const BlockInputs& inputs, bool want_auxiliary_loss);
+  BlockOutput forward(const at::Tensor& x, const Pass& pass, bool want_auxiliary_loss);
   void visit_parameters(const std::function<void(Parameter&)>& visit);
   void visit_linears(const std::function<void(Linear&)>& visit);
   void visit_expert_weights(const std::function<void(ExpertWeights&)>& visit);
 
  private:
   /// The routed experts' sum. `meanwhile` is run once, while the tokens travel if they do.
-  at::Tensor routed(const at::Tensor& x, const ops::MoeRouting& routing, const BlockInputs& inputs,
+  at::Tensor routed(const at::Tensor& x, const ops::MoeRouting& routing, const Pass& pass,
                     const std::function<void()>& meanwhile);
 
   MoeDims dims_;

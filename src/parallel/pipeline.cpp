@@ -5,6 +5,8 @@
 #include <algorithm>
 
 #include "models/qwen3_5/flops.h"
+#include "ops/autograd.h"
+#include "ops/collectives.h"
 
 namespace heddle::parallel {
 
@@ -94,6 +96,23 @@ void Pipeline::set_probe(RecomputeProbe* probe) {
 
 std::vector<PipelineAction> Pipeline::actions(std::int64_t micro_batches) const {
   return schedule(micro_batches).of(hidden_.rank());
+}
+
+at::Tensor Pipeline::evaluate(models::qwen3_5::Model& model, const at::Tensor& tokens,
+                              const nn::Pass& pass) {
+  const ops::NoGradient guard;
+  const std::int64_t rows = ops::own_rows(tokens.size(0), model.tensor_group()).count;
+  const auto options =
+      at::TensorOptions().dtype(model.context().dtype).device(model.context().device);
+  at::Tensor hidden;
+  for (Stage& stage : stages_) {
+    hidden = stage.is_first ? model.embed(tokens)
+                            : receive_hidden(stage, 0, {rows, model.config().hidden_size}, options);
+    hidden = stage.runner.evaluate(hidden, pass);
+    if (!stage.is_last) send_hidden(stage, 0, hidden);
+  }
+  finish_sends();
+  return has_last_stage() ? hidden : at::Tensor();
 }
 
 int Pipeline::tag(std::int64_t micro_batch, std::int64_t stage) const {

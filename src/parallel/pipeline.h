@@ -64,6 +64,11 @@ class Pipeline {
     return PipelineSchedule(plan_.ranks, plan_.chunks, micro_batches);
   }
 
+  /// Runs all layers without gradients: hidden states [T/tp,H] after the last one, undefined where
+  /// the last stage is elsewhere. tokens [T] on the model's device; `pass` describes them.
+  at::Tensor evaluate(models::qwen3_5::Model& model, const at::Tensor& tokens,
+                      const nn::Pass& pass);
+
   // Hidden states go to the next stage, their gradients to the one before. A send does not wait,
   // and keeps its tensor until finish_sends(), which waits and is due before the next step, or
   // until drop_arrived() behind an action of the step: without it a step would keep as many tensors

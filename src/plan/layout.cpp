@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cmath>
 
+#include "assembly/from_config.h"
 #include "ops/moe/expert_parallel.h"
 #include "parallel/layout.h"
 #include "parallel/sharding.h"
 #include "train/describe.h"
-#include "train/setup.h"
 
 namespace heddle::plan {
 namespace {
@@ -16,9 +16,9 @@ using comm::Dim;
 
 /// A mesh that the model can be divided by.
 comm::Mesh checked_mesh(const Step& step, const config::RunConfig& config, std::int64_t world) {
-  comm::Mesh mesh(train::mesh_sizes(config.parallel, world), 0, world, config.parallel.ep);
-  parallel::check_layout(mesh, step.model, train::context_method(config),
-                         train::stage_chunks(config));
+  comm::Mesh mesh(assembly::mesh_sizes(config.parallel, world), 0, world, config.parallel.ep);
+  parallel::check_layout(mesh, step.model, assembly::context_method(config),
+                         assembly::stage_chunks(config));
   return mesh;
 }
 
@@ -28,8 +28,8 @@ Layout::Layout(const Step& of, const config::RunConfig& config, std::int64_t wor
     : step(&of),
       mesh(checked_mesh(of, config, world)),
       stages(parallel::StagePlan::balanced(of.model, mesh.size(Dim::kPp),
-                                           train::stage_chunks(config))),
-      method(train::context_method(config)),
+                                           assembly::stage_chunks(config))),
+      method(assembly::context_method(config)),
       recompute(config.train.recompute == config::Recompute::kAuto ? config::Recompute::kFull
                                                                    : config.train.recompute),
       sums_every_micro_batch(config.parallel.sum_gradients == config::SumGradients::kMicroBatch) {

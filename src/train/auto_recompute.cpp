@@ -21,7 +21,7 @@ namespace {
 
 constexpr double kGiB = 1u << 30;
 
-LayerPolicies everything(const Setup& setup) {
+LayerPolicies everything(const assembly::ModelOnRanks& setup) {
   return LayerPolicies(static_cast<std::size_t>(setup.model->config().num_hidden_layers),
                        Recompute::kFull);
 }
@@ -42,7 +42,7 @@ class Probed {
 
 }  // namespace
 
-AutoRecompute::AutoRecompute(const config::TrainSection& train, Setup& setup,
+AutoRecompute::AutoRecompute(const config::TrainSection& train, assembly::ModelOnRanks& setup,
                              parallel::Pipeline& pipeline, Optimizer& optimizer,
                              std::int64_t most_tokens)
     : setup_(setup),
@@ -315,7 +315,8 @@ void AutoRecompute::refuse(const std::string& found) const {
       most_tokens_, found.substr(0, found.find('\n')));
 }
 
-std::unique_ptr<AutoRecompute> auto_recompute(const config::TrainSection& train, Setup& setup,
+std::unique_ptr<AutoRecompute> auto_recompute(const config::TrainSection& train,
+                                              assembly::ModelOnRanks& setup,
                                               parallel::Pipeline& pipeline, Optimizer& optimizer,
                                               std::int64_t most_tokens) {
   if (train.recompute != config::Recompute::kAuto) return nullptr;

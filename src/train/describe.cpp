@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <map>
 
+#include "assembly/rank_memory.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "device/device.h"
 #include "parallel/block_runner.h"
-#include "train/rank_memory.h"
 
 namespace heddle::train {
 namespace {
@@ -116,7 +116,7 @@ RunInfo describe_setup(const Setup& setup, const config::RunConfig& config,
   info.device = device::properties(setup.context.device, 0).name;
   info.dtype = runtime::dtype_name(setup.context.dtype);
   info.ranks = setup.context.mesh.world_size();
-  const RankMemory memory = rank_memory(*setup.model, setup.adapters.get());
+  const assembly::RankMemory memory = assembly::rank_memory(*setup.model, setup.adapters.get());
   const bool is_auto = config.train.recompute == config::Recompute::kAuto;
   info.memory = {
       {"weights", memory.resident + memory.gathered},

@@ -15,23 +15,23 @@
 #include "parallel/pipeline.h"
 #include "parallel/sharding.h"
 #include "train/head.h"
-#include "train/model_units.h"
 #include "train/router_replay.h"
 
 namespace heddle::train {
 
 /// What this rank does of a micro-batch that all ranks along cp read.
 struct LocalBatch {
-  /// `dropout_step`, from 1: draws what the adapters drop in it, if they drop anything.
+  /// `set`: the adapters of all its rows; null: the base model. `dropout_step`, from 1: draws what
+  /// they drop in it, if they drop anything.
   LocalBatch(const models::qwen3_5::Model& model, const data::Batch& whole,
-             const adapters::LoraSet* adapters = nullptr, std::uint64_t dropout_step = 0);
+             const adapters::LoraSet* set = nullptr, std::uint64_t dropout_step = 0);
 
   data::Batch host;                                     ///< The rank's tokens, or all.
   data::Batch device;                                   ///< The same on the model's device.
   std::shared_ptr<const ops::ContextParallel> context;  ///< Null if the rank has all tokens.
-  adapters::Dropout dropout;
+  std::vector<nn::AdaptedRows> adapters;                ///< See nn::Pass.
 
-  nn::BlockInputs inputs(const models::qwen3_5::Model& model, bool training) const;
+  nn::Pass pass(const models::qwen3_5::Model& model, bool training) const;
   /// Of this rank's hidden states: [T/tp,H].
   std::vector<std::int64_t> hidden_sizes(const models::qwen3_5::Model& model) const;
 };
@@ -67,7 +67,7 @@ struct MicroBatchLoss {
 /// Forward and backward of a step's micro-batches, which are on the host and the same on all ranks
 /// along cp and pp, in the order of the pipeline: adds to the gradients of `trainable` and waits
 /// for nothing but other ranks. `heads`: one a micro-batch. `adapters` may be null.
-MicroBatchLoss run_micro_batches(models::qwen3_5::Model& model, adapters::LoraSet* adapters,
+MicroBatchLoss run_micro_batches(models::qwen3_5::Model& model, const adapters::LoraSet* adapters,
                                  parallel::Pipeline& pipeline,
                                  const std::vector<nn::Parameter*>& trainable,
                                  std::span<const data::Batch> batches,

@@ -8,6 +8,8 @@
 #include <cmath>
 #include <utility>
 
+#include "assembly/from_config.h"
+#include "assembly/model_units.h"
 #include "base/errors.h"
 #include "base/files.h"
 #include "base/log.h"
@@ -73,14 +75,14 @@ Trainer::Trainer(const config::RunConfig& config, Observer& observer, const std:
       setup_(make_setup(config, observer, std::move(world))),
       optimizer_(setup_.trainable, config.optim, config.train.seed,
                  setup_.context.mesh.world_group()),
-      pipeline_(make_pipeline(config.train, *setup_.model, setup_.stages, setup_.sharding.get())),
+      pipeline_(*setup_.pipeline),
       loader_(std::make_unique<data::Loader>(setup_.train,
                                              loader_options(config, setup_.context.mesh))),
       queued_(queued_steps(config, setup_, pipeline_, optimizer_)),
       recompute_(auto_recompute(config.train, setup_, pipeline_, optimizer_,
                                 setup_.model->padded_tokens(std::max(
                                     config.train.micro_batch_tokens, config.data.max_length)))),
-      auxiliary_coefficient_(auxiliary_coefficient(config, setup_.model->config())),
+      auxiliary_coefficient_(assembly::auxiliary_coefficient(config, setup_.model->config())),
       pools_auxiliary_loss_(auxiliary_coefficient_ > 0 &&
                             config.train.router_aux_loss == config::AuxLoss::kHf),
       router_(RouterReplay::open(config.train, setup_.model->config(), setup_.context.device)) {
@@ -266,12 +268,12 @@ Evaluation Trainer::evaluate() {
   options.rank = static_cast<int>(setup_.context.mesh.data_rank());
   options.world = static_cast<int>(setup_.context.mesh.data_size());
   data::EvaluationLoader loader(setup_.eval, options);
-  const parallel::Acquired ends = acquire_ends(setup_.sharding.get(), model);
+  const parallel::Acquired ends = assembly::acquire_ends(setup_.sharding.get(), model);
   double loss = 0, weights = 0;
   std::int64_t sequences = 0;
   while (const auto whole = loader.next()) {
     const ops::NoGradient guard;
-    const LocalBatch batch(model, *whole);
+    const LocalBatch batch(model, *whole, setup_.adapters.get());
     const at::Tensor hidden = evaluate_hidden(model, pipeline_, batch);
     if (!hidden.defined()) continue;
     loss +=

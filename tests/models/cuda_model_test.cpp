@@ -249,7 +249,7 @@ Training train(Mode mode, const Recipe& recipe) {
     adapters->visit_parameters([&](nn::Parameter& parameter) { trainable.push_back(&parameter); });
   }
   train::Optimizer optimizer(trainable, optim, 5);
-  parallel::Pipeline pipeline(train::block_entries(*model), true);
+  parallel::Pipeline pipeline(assembly::block_entries(*model, adapters.get()), true);
   train::QueuedSteps steps({model.get(), adapters.get(), &pipeline, &trainable, &optimizer,
                             recipe.pooled_auxiliary_loss, optim.clip_norm},
                            mode == Mode::kRecorded);
@@ -355,7 +355,7 @@ TEST(GpuModel, AQueuedStepWithoutFiniteLossChangesNothing) {
   optim.lr = 1e-3;
   std::vector<nn::Parameter*> trainable = model->parameters();
   train::Optimizer optimizer(trainable, optim, 5);
-  parallel::Pipeline pipeline(train::block_entries(*model), true);
+  parallel::Pipeline pipeline(assembly::block_entries(*model, adapters.get()), true);
   train::QueuedSteps steps(
       {model.get(), nullptr, &pipeline, &trainable, &optimizer, false, optim.clip_norm}, true);
   const std::vector<data::Batch> batches = {testing::batch_of({{1, 256}})};

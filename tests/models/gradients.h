@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "adapters/lora.h"
+#include "assembly/model_units.h"
 #include "ops/autograd.h"
 #include "parallel/block_runner.h"
 #include "train/head.h"
@@ -25,8 +26,8 @@ inline Gradients differentiate(models::qwen3_5::Model& model,
                                parallel::Recompute recompute, double auxiliary_scale = 0,
                                adapters::LoraSet* adapters = nullptr,
                                train::RouterReplay* router = nullptr) {
-  parallel::Pipeline pipeline(train::block_entries(model), model.embedding_weight().trainable(),
-                              {recompute});
+  parallel::Pipeline pipeline(assembly::block_entries(model, adapters),
+                              model.embedding_weight().trainable(), {recompute});
   Gradients result;
   train::MicroBatchOptions options;
   options.auxiliary_scale = auxiliary_scale;

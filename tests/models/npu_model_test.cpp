@@ -87,7 +87,7 @@ TEST(SimulatedModelGraph, HoldsTheForwardAndBackwardPassOfAStep) {
   const auto model = testing::tiny_model(at::kFloat, false, npu, policy);
   const std::vector<data::Batch> batches = {testing::batch_of({{1, 70}, {3, 64}})};
   const Gradients expected = differentiate(*model, batches, parallel::Recompute::kOff);
-  parallel::Pipeline pipeline(train::block_entries(*model), true);
+  parallel::Pipeline pipeline(assembly::block_entries(*model), true);
   const std::vector<train::HeadFunction> heads(1, train::training_head(*model, 1));
   train::MicroBatchLoss loss;
   const auto graph = device::record(npu, [&] {

@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "assembly/from_config.h"
 #include "base/errors.h"
 #include "train/auxiliary_loss.h"
 #include "train/expert_load.h"
@@ -100,11 +101,11 @@ TEST_F(MoeTraining, OneCoefficientForAllOfARun) {
   model.sparse_mlp = {true};
   config::RunConfig run;
   ASSERT_TRUE(model.is_moe());
-  EXPECT_EQ(train::auxiliary_coefficient(run, model), 0);
+  EXPECT_EQ(assembly::auxiliary_coefficient(run, model), 0);
   model.output_router_logits = true;
-  EXPECT_EQ(train::auxiliary_coefficient(run, model), 0.25);
+  EXPECT_EQ(assembly::auxiliary_coefficient(run, model), 0.25);
   run.train.router_aux_loss_coef = 0.5;
-  EXPECT_EQ(train::auxiliary_coefficient(run, model), 0.5);
+  EXPECT_EQ(assembly::auxiliary_coefficient(run, model), 0.5);
 }
 
 TEST(ExpertLoad, CountsRealTokensByLayer) {

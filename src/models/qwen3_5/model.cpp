@@ -45,7 +45,8 @@ Degrees degrees_of(const comm::Mesh& mesh, ops::ContextMethod method) {
 
 DecoderLayer::DecoderLayer(const Config& config, const std::string& prefix, std::int64_t index,
                            bool want_auxiliary_loss, std::int64_t ranks)
-    : rms_norm_eps_(config.rms_norm_eps),
+    : index_(index),
+      rms_norm_eps_(config.rms_norm_eps),
       want_auxiliary_loss_(want_auxiliary_loss),
       input_layernorm_(prefix + "input_layernorm.weight", {config.hidden_size}),
       post_attention_layernorm_(prefix + "post_attention_layernorm.weight", {config.hidden_size}) {
@@ -67,54 +68,54 @@ DecoderLayer::DecoderLayer(const Config& config, const std::string& prefix, std:
 }
 
 nn::BlockOutput DecoderLayer::forward(std::size_t stage, const at::Tensor& hidden,
-                                      const nn::BlockInputs& inputs) {
-  if (stage == 1) return mlp(hidden, inputs);
-  const auto [x, residual] = normalized(hidden, input_layernorm_, false, inputs);
+                                      const nn::Pass& pass) {
+  if (stage == 1) return mlp(hidden, pass);
+  const auto [x, residual] = normalized(hidden, input_layernorm_, false, pass);
+  nn::LayerCache* const cache =
+      pass.cached ? &pass.cached->cache->at(static_cast<std::size_t>(index_)) : nullptr;
   nn::BlockOutput output;
   output.hidden = nn::run_tensor_parallel(
-      x, inputs, residual, [&](const nn::LinearInput& rows, const at::Tensor& own_residual) {
-        return attention_ ? attention_->forward(rows, inputs, own_residual)
-                          : gated_delta_net_->forward(rows, inputs, own_residual);
+      x, pass, residual, [&](const nn::LinearInput& rows, const at::Tensor& own_residual) {
+        return attention_ ? attention_->forward(rows, pass, own_residual, cache)
+                          : gated_delta_net_->forward(rows, pass, own_residual, cache);
       });
   return output;
 }
 
-std::pair<nn::LinearInput, at::Tensor> DecoderLayer::normalized(
-    const at::Tensor& hidden, const nn::Parameter& weight, bool is_kept,
-    const nn::BlockInputs& inputs) const {
+std::pair<nn::LinearInput, at::Tensor> DecoderLayer::normalized(const at::Tensor& hidden,
+                                                                const nn::Parameter& weight,
+                                                                bool is_kept,
+                                                                const nn::Pass& pass) const {
   at::Tensor residual;
   const auto norm = [&](const ops::OutputAgain& again) {
     auto [x, stream] =
-        ops::rms_norm_branch(*inputs.kernels, hidden, weight.value(), rms_norm_eps_, again);
+        ops::rms_norm_branch(*pass.kernels, hidden, weight.value(), rms_norm_eps_, again);
     residual = stream;
     return x;
   };
   // The ranks along tp keep what they gathered.
-  is_kept |= !inputs.recompute_elementwise || inputs.tensor_group != nullptr;
+  is_kept |= !pass.recompute_elementwise || pass.tensor_group != nullptr;
   nn::LinearInput x = is_kept ? norm({}) : nn::LinearInput::made_again(norm);
   return {std::move(x), residual};
 }
 
-nn::BlockOutput DecoderLayer::mlp(const at::Tensor& hidden, const nn::BlockInputs& inputs) {
-  const auto [x, residual] =
-      normalized(hidden, post_attention_layernorm_, moe_.has_value(), inputs);
+nn::BlockOutput DecoderLayer::mlp(const at::Tensor& hidden, const nn::Pass& pass) {
+  const auto [x, residual] = normalized(hidden, post_attention_layernorm_, moe_.has_value(), pass);
   nn::BlockOutput output;
   if (moe_) {
-    output = moe_->forward(x.value, inputs, want_auxiliary_loss_);
-    output.hidden = nn::add_to_residual(residual, output.hidden, inputs.output_unused);
+    output = moe_->forward(x.value, pass, want_auxiliary_loss_);
+    output.hidden = nn::add_to_residual(residual, output.hidden, pass.output_unused);
   } else {
-    output.hidden = dense_->forward(x, inputs, residual, inputs.output_unused);
+    output.hidden = dense_->forward(x, pass, residual, pass.output_unused);
   }
   return output;
 }
 
-at::Tensor DecoderLayer::generate(const at::Tensor& hidden, const nn::BlockInputs& inputs,
-                                  nn::CacheView& cache) {
-  const at::Tensor x =
-      ops::rms_norm(*inputs.kernels, hidden, input_layernorm_.value(), rms_norm_eps_);
-  const at::Tensor mixed = attention_ ? attention_->generate(x, inputs, cache)
-                                      : gated_delta_net_->generate(x, inputs, cache);
-  return mlp(hidden + mixed, inputs).hidden;
+nn::LayerCache DecoderLayer::make_cache(std::int64_t slots, std::int64_t capacity,
+                                        const runtime::Context& context) const {
+  const auto options = at::TensorOptions().dtype(context.dtype).device(context.device);
+  return attention_ ? attention_->make_cache(slots, capacity, options)
+                    : gated_delta_net_->make_cache(slots, options, context.wide_dtype());
 }
 
 void DecoderLayer::visit_parameters(const std::function<void(nn::Parameter&)>& visit) {
@@ -212,20 +213,20 @@ void Model::visit_expert_weights(const std::function<void(nn::ExpertWeights&)>& 
   for (const auto& layer : layers_) layer->visit_expert_weights(visit);
 }
 
-nn::BlockInputs Model::block_inputs(ops::Sequences sequences, const at::Tensor& position_ids,
-                                    std::int64_t real_tokens, bool training) const {
-  nn::BlockInputs inputs;
-  inputs.kernels = &kernels_;
-  inputs.sequences = std::move(sequences);
-  std::tie(inputs.cos, inputs.sin) = ops::rotary_tables(
+nn::Pass Model::pass(ops::Sequences sequences, const at::Tensor& position_ids,
+                     std::int64_t real_tokens, bool training) const {
+  nn::Pass pass;
+  pass.kernels = &kernels_;
+  pass.sequences = std::move(sequences);
+  std::tie(pass.cos, pass.sin) = ops::rotary_tables(
       position_ids, config_.rotary_dim(), config_.rope_theta,
       position_ids.dim() == 2 ? config_.mrope_section : std::vector<std::int64_t>{},
       context_.dtype);
-  if (tensor_group_.size() > 1) inputs.tensor_group = &tensor_group_;
-  if (expert_group_.size() > 1) inputs.expert_group = &expert_group_;
-  inputs.real_tokens = real_tokens;
-  inputs.training = training;
-  return inputs;
+  if (tensor_group_.size() > 1) pass.tensor_group = &tensor_group_;
+  if (expert_group_.size() > 1) pass.expert_group = &expert_group_;
+  pass.real_tokens = real_tokens;
+  pass.training = training;
+  return pass;
 }
 
 std::shared_ptr<const ops::ContextParallel> Model::context_of(
@@ -261,47 +262,29 @@ at::Tensor Model::logits(const at::Tensor& normalized) {
   return kernels_.get<ops::Linear>().forward({{{normalized, head_weight().data()}}})[0];
 }
 
-std::vector<nn::LayerCache> Model::make_cache(std::int64_t slots, std::int64_t capacity) const {
-  const auto options = at::TensorOptions().dtype(context_.dtype).device(context_.device);
-  std::vector<nn::LayerCache> cache(layers_.size());
+nn::Cache Model::make_cache(std::int64_t slots, std::int64_t capacity) const {
+  nn::Cache cache(layers_.size());
   for (std::size_t i = 0; i < layers_.size(); ++i) {
-    if (layers_[i]->is_full_attention()) {
-      const std::vector<std::int64_t> shape = {slots, capacity, config_.num_key_value_heads,
-                                               config_.head_dim};
-      cache[i].keys = at::zeros(shape, options);
-      cache[i].values = at::zeros(shape, options);
-    } else {
-      cache[i].conv = at::zeros({slots, gated_delta_net_dims(config_).conv_channels(),
-                                 config_.linear_conv_kernel_dim - 1},
-                                options);
-      cache[i].state = at::zeros({slots, config_.linear_num_value_heads,
-                                  config_.linear_key_head_dim, config_.linear_value_head_dim},
-                                 options.dtype(context_.wide_dtype()));
-    }
+    bool is_held = false;
+    layers_[i]->visit_parameters([&](const nn::Parameter& p) { is_held = is_held || p.is_held(); });
+    if (is_held) cache[i] = layers_[i]->make_cache(slots, capacity, context_);
   }
   return cache;
 }
 
-at::Tensor Model::generate(const at::Tensor& tokens, const ops::Sequences& sequences,
-                           std::vector<nn::LayerCache>& cache,
-                           const std::vector<std::int64_t>& slots,
-                           const std::vector<std::int64_t>& lengths) {
-  const ops::NoGradient guard;
-  at::Tensor positions = at::empty({tokens.size(0)}, at::kLong);
+nn::Pass Model::cached_pass(ops::Sequences sequences, nn::CachedSequences cached) const {
+  const std::int64_t total = sequences.total();
+  at::Tensor positions = at::empty({total}, at::kLong);
   std::int64_t* position = positions.mutable_data_ptr<std::int64_t>();
   for (std::int64_t s = 0; s < sequences.count(); ++s) {
-    for (std::int64_t t = sequences.cu_seqlens_host[s]; t < sequences.cu_seqlens_host[s + 1]; ++t) {
-      position[t] = lengths[s] + t - sequences.cu_seqlens_host[s];
-    }
+    const std::int64_t begin = sequences.cu_seqlens_host[s];
+    for (std::int64_t t = begin; t < sequences.cu_seqlens_host[s + 1]; ++t)
+      position[t] = cached.lengths[s] + t - begin;
   }
-  const nn::BlockInputs inputs =
-      block_inputs(sequences, positions.to(context_.device), tokens.size(0), /*training=*/false);
-  at::Tensor hidden = embed(tokens);
-  for (std::size_t i = 0; i < layers_.size(); ++i) {
-    nn::CacheView view{&cache[i], slots, lengths};
-    hidden = layers_[i]->generate(hidden, inputs, view);
-  }
-  return hidden;
+  nn::Pass next =
+      pass(std::move(sequences), positions.to(context_.device), total, /*training=*/false);
+  next.cached = std::make_shared<const nn::CachedSequences>(std::move(cached));
+  return next;
 }
 
 std::vector<ops::OpRequest> kernel_requests(const Config& config, const Degrees& degrees) {

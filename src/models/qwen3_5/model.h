@@ -33,22 +33,22 @@ class DecoderLayer : public nn::Block {
 
   std::size_t stages() const override { return 2; }
   nn::BlockOutput forward(std::size_t stage, const at::Tensor& hidden,
-                          const nn::BlockInputs& inputs) override;
-  at::Tensor generate(const at::Tensor& hidden, const nn::BlockInputs& inputs,
-                      nn::CacheView& cache);
+                          const nn::Pass& pass) override;
+  nn::LayerCache make_cache(std::int64_t slots, std::int64_t capacity,
+                            const runtime::Context& context) const;
   void visit_parameters(const std::function<void(nn::Parameter&)>& visit) override;
   void visit_linears(const std::function<void(nn::Linear&)>& visit);
   void visit_expert_weights(const std::function<void(nn::ExpertWeights&)>& visit);
-  bool is_full_attention() const { return attention_.has_value(); }
 
  private:
-  nn::BlockOutput mlp(const at::Tensor& hidden, const nn::BlockInputs& inputs);
+  nn::BlockOutput mlp(const at::Tensor& hidden, const nn::Pass& pass);
   /// The normalised hidden states as the projections read them, and the residual stream. `is_kept`:
   /// what reads them keeps them in any case, as experts do.
   std::pair<nn::LinearInput, at::Tensor> normalized(const at::Tensor& hidden,
                                                     const nn::Parameter& weight, bool is_kept,
-                                                    const nn::BlockInputs& inputs) const;
+                                                    const nn::Pass& pass) const;
 
+  std::int64_t index_;
   double rms_norm_eps_;
   bool want_auxiliary_loss_;
   nn::Parameter input_layernorm_, post_attention_layernorm_;
@@ -106,8 +106,11 @@ class Model {
   /// How many tokens a batch of so many must be padded to: every rank along cp has some of them,
   /// and all ranks along tp have equally many rows.
   std::int64_t padded_tokens(std::int64_t tokens) const;
-  nn::BlockInputs block_inputs(ops::Sequences sequences, const at::Tensor& position_ids,
-                               std::int64_t real_tokens, bool training) const;
+  /// A pass over whole sequences.
+  nn::Pass pass(ops::Sequences sequences, const at::Tensor& position_ids, std::int64_t real_tokens,
+                bool training) const;
+  /// A pass that continues the sequences of a cache by packed tokens, without gradients.
+  nn::Pass cached_pass(ops::Sequences sequences, nn::CachedSequences cached) const;
   /// tokens [T]; hidden states of this rank's rows [T/tp,H].
   at::Tensor embed(const at::Tensor& tokens);
   std::vector<std::unique_ptr<DecoderLayer>>& layers() { return layers_; }
@@ -126,13 +129,9 @@ class Model {
   /// Logits [N, V] of rows of normalised hidden states, without gradient.
   at::Tensor logits(const at::Tensor& normalized);
 
-  /// Memory for `slots` sequences of up to `capacity` tokens, zero.
-  std::vector<nn::LayerCache> make_cache(std::int64_t slots, std::int64_t capacity) const;
-  /// Continues the sequences of `slots` by the packed tokens and returns hidden states [T,H] before
-  /// the final norm.
-  at::Tensor generate(const at::Tensor& tokens, const ops::Sequences& sequences,
-                      std::vector<nn::LayerCache>& cache, const std::vector<std::int64_t>& slots,
-                      const std::vector<std::int64_t>& lengths);
+  /// Memory for `slots` sequences of up to `capacity` tokens, zero: of this rank's layers and
+  /// heads.
+  nn::Cache make_cache(std::int64_t slots, std::int64_t capacity) const;
 
  private:
   Config config_;
