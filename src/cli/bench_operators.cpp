@@ -5,6 +5,7 @@
 #include <map>
 
 #include "device/device.h"
+#include "models/registry.h"
 #include "train/operator_benchmark.h"
 #include "train/setup.h"
 #include "ui/table.h"
@@ -13,13 +14,13 @@ namespace heddle::cli {
 namespace {
 
 using MakeCases = std::vector<train::CaseMaker> (*)(const train::OperatorPlace&,
-                                                    const models::qwen3_5::Config&,
+                                                    const models::Config&,
                                                     const train::OperatorTokens&);
 
 std::vector<train::CaseMaker> cases_of(const OperatorBench& bench, const config::RunConfig& config,
                                        const train::OperatorPlace& place) {
   if (bench.preset.empty()) return train::published_gated_delta_rule_cases(place, bench.published);
-  const models::qwen3_5::Config model = models::qwen3_5::preset(bench.preset);
+  const models::Config model = models::preset(bench.preset);
   if (bench.work == "lora")
     return train::adapter_cases(place, model, bench.tokens, config.adapter.rank);
   const std::map<std::string, MakeCases> works = {
@@ -34,8 +35,8 @@ std::vector<train::CaseMaker> cases_of(const OperatorBench& bench, const config:
 nlohmann::ordered_json errors_of(const OperatorBench& bench, const train::OperatorPlace& place) {
   std::vector<train::DeltaHeads> all = bench.published.heads;
   if (!bench.preset.empty()) {
-    const models::qwen3_5::Config model = models::qwen3_5::preset(bench.preset);
-    all = {{model.linear_num_key_heads, model.linear_num_value_heads, model.linear_key_head_dim}};
+    const models::Config model = models::preset(bench.preset);
+    all = {train::delta_heads(model)};
   } else if (all.empty()) {
     all = {{16, 32}};
   }

@@ -52,8 +52,8 @@ int run(const ExportOptions& options, const Session& session) {
   arguments.dtype = options.dtype;
   arguments.device = "cpu";
   const train::LoadedModel loaded =
-      load(arguments, options.head == "classify" ? models::qwen3_5::Head::kClassify
-                                                 : models::qwen3_5::Head::kLanguageModel);
+      load(arguments,
+           options.head == "classify" ? models::Head::kClassify : models::Head::kLanguageModel);
   ckpt::ModelWriterOptions writer;
   writer.max_shard_bytes = options.max_shard_bytes;
   writer.overwrite = options.overwrite;

@@ -34,7 +34,7 @@ runtime::Context context_of(const ModelArguments& arguments) {
   return context;
 }
 
-train::LoadedModel load(const ModelArguments& arguments, models::qwen3_5::Head head) {
+train::LoadedModel load(const ModelArguments& arguments, models::Head head) {
   return train::load_for_inference(arguments.directory, arguments.adapter, context_of(arguments),
                                    head);
 }

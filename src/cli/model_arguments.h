@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "models/qwen3_5/model.h"
+#include "models/model.h"
 #include "runtime/context.h"
 #include "train/setup.h"
 
@@ -23,6 +23,6 @@ struct ModelArguments {
 
 void add_model_arguments(CLI::App& command, ModelArguments& arguments);
 runtime::Context context_of(const ModelArguments& arguments);
-train::LoadedModel load(const ModelArguments& arguments, models::qwen3_5::Head head);
+train::LoadedModel load(const ModelArguments& arguments, models::Head head);
 
 }  // namespace heddle::cli

@@ -30,7 +30,7 @@ namespace heddle::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using models::qwen3_5::Head;
+using models::Head;
 
 struct ScoreOptions {
   ModelArguments model;

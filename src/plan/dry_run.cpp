@@ -73,7 +73,7 @@ class Coverage {
 
 class DryRun {
  public:
-  DryRun(const config::RunConfig& config, const models::qwen3_5::Config& model, std::int64_t world)
+  DryRun(const config::RunConfig& config, const models::Config& model, std::int64_t world)
       : config_(config), model_(model), world_(world) {
     // Of the kernels only the references run on shapes; which ones a device takes is its start's to
     // say.
@@ -156,7 +156,7 @@ class DryRun {
                                 std::span(weights).first(n)};
     };
     const std::vector<data::SequenceView> sequences = {sequence(2), sequence(length - 2)};
-    const bool is_classifier = setup.model->head() == models::qwen3_5::Head::kClassify;
+    const bool is_classifier = setup.model->head() == models::Head::kClassify;
     const train::LocalBatch batch(*setup.model,
                                   data::Batch::from_sequences(sequences, {}, is_classifier));
     const comm::Mesh& mesh = setup.context.mesh;
@@ -188,7 +188,7 @@ class DryRun {
   void run_head(train::Setup& setup, const train::LocalBatch& batch, DryRank& dry) {
     const parallel::Acquired weights(setup.sharding.get(), train::end_units(*setup.model).behind);
     const at::Tensor hidden = hidden_states(setup, batch);
-    const bool is_embedder = setup.model->head() == models::qwen3_5::Head::kEmbed;
+    const bool is_embedder = setup.model->head() == models::Head::kEmbed;
     const train::HeadResult head =
         is_embedder ? train::train_embed_head(
                           *setup.model, hidden, batch.host,
@@ -230,7 +230,7 @@ class DryRun {
   }
 
   config::RunConfig config_;
-  const models::qwen3_5::Config& model_;
+  const models::Config& model_;
   std::int64_t world_;
   ShapeKernels shape_kernels_;
   DryRunReport report_;
@@ -240,7 +240,7 @@ class DryRun {
 
 }  // namespace
 
-DryRunReport dry_run(const config::RunConfig& config, const models::qwen3_5::Config& model,
+DryRunReport dry_run(const config::RunConfig& config, const models::Config& model,
                      std::int64_t world) {
   return DryRun(config, model, world).run();
 }

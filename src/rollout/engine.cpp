@@ -14,7 +14,7 @@
 namespace heddle::rollout {
 namespace {
 
-using models::qwen3_5::Model;
+using models::Model;
 
 /// A request that holds a slot of the caches.
 struct Active {

@@ -8,7 +8,7 @@
 
 #include "data/rendering/renderer.h"
 #include "data/tokenizer/tokenizer.h"
-#include "models/qwen3_5/model.h"
+#include "models/model.h"
 #include "rollout/sampler.h"
 
 namespace heddle::rollout {
@@ -43,7 +43,7 @@ using TextCallback = std::function<void(std::size_t index, const std::string& pi
 /// Generates all requests with continuous batching: a sequence that ends gives its slot to the next
 /// request. Results are in the order of the requests and depend on neither batch size nor order.
 /// Throws DataError for an empty prompt or an id outside the vocabulary.
-std::vector<Completion> generate(models::qwen3_5::Model& model,
+std::vector<Completion> generate(models::Model& model,
                                  const std::shared_ptr<const data::Tokenizer>& tokenizer,
                                  const std::vector<Request>& requests, const EngineOptions& options,
                                  const TextCallback& on_text = {});
@@ -55,7 +55,7 @@ std::vector<std::int32_t> end_tokens(const std::shared_ptr<const data::Tokenizer
 
 /// Greedy answers to prompts, through the chat template if there is one, rendered as the run
 /// renders its data: the samples of a training run.
-std::vector<std::string> answer_prompts(models::qwen3_5::Model& model,
+std::vector<std::string> answer_prompts(models::Model& model,
                                         const std::shared_ptr<const data::Tokenizer>& tokenizer,
                                         const std::vector<std::string>& prompts,
                                         std::int64_t max_new_tokens,

@@ -11,15 +11,15 @@
 
 namespace heddle::train {
 
-double auxiliary_coefficient(const config::RunConfig& config,
-                             const models::qwen3_5::Config& model) {
+double auxiliary_coefficient(const config::RunConfig& config, const models::Config& model) {
   if (!model.is_moe()) return 0;
   if (config.train.router_aux_loss_coef >= 0) return config.train.router_aux_loss_coef;
   return model.output_router_logits ? model.router_aux_loss_coef : 0;
 }
 
-std::int64_t sparse_layers(const models::qwen3_5::Config& model) {
-  return std::count(model.sparse_mlp.begin(), model.sparse_mlp.end(), true);
+std::int64_t sparse_layers(const models::Config& model) {
+  const std::vector<bool> sparse = model.sparse_layers();
+  return std::count(sparse.begin(), sparse.end(), true);
 }
 
 at::Tensor PooledBalance::sums(const parallel::BlockRunner::Pass& pass, std::int64_t tokens,

@@ -6,7 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "config/run_config.h"
-#include "models/qwen3_5/config.h"
+#include "models/config.h"
 #include "parallel/block_runner.h"
 
 namespace heddle::train {
@@ -14,10 +14,10 @@ namespace heddle::train {
 /// The weight of the experts' load-balancing loss in a run: train.router_aux_loss_coef; if that is
 /// -1 the checkpoint's router_aux_loss_coef where config.json asks for the loss
 /// (output_router_logits), else 0; 0 without experts.
-double auxiliary_coefficient(const config::RunConfig& config, const models::qwen3_5::Config& model);
+double auxiliary_coefficient(const config::RunConfig& config, const models::Config& model);
 
 /// Layers that have experts.
-std::int64_t sparse_layers(const models::qwen3_5::Config& model);
+std::int64_t sparse_layers(const models::Config& model);
 
 /// train.router_aux_loss hf: the load-balancing loss E * sum_e f_e P_e of transformers
 /// (load_balancing_loss_func), f_e and P_e being means over all sparse layers and all tokens of the

@@ -9,7 +9,8 @@
 #include "base/rng.h"
 #include "comm/group.h"
 #include "device/device.h"
-#include "models/qwen3_5/flops.h"
+#include "models/flops.h"
+#include "models/registry.h"
 #include "ops/autograd.h"
 #include "parallel/layout.h"
 #include "train/auto_recompute.h"
@@ -22,7 +23,7 @@
 namespace heddle::train {
 namespace {
 
-using models::qwen3_5::Model;
+using models::Model;
 
 /// Random weights made on the device: no rate depends on their values, and a model of billions of
 /// parameters takes minutes on the host.
@@ -77,7 +78,7 @@ class Bench {
         const std::shared_ptr<comm::World>& world)
       : benchmark_(benchmark), config_(config) {
     setup_.context = make_context(config, world);
-    models::qwen3_5::Config shape = models::qwen3_5::preset(benchmark.preset);
+    models::Config shape = models::preset(benchmark.preset);
     parallel::check_layout(setup_.context.mesh, shape, context_method(config),
                            stage_chunks(config));
     allocate_model(config, std::move(shape), "model.", setup_);
@@ -277,9 +278,9 @@ BenchmarkResult run_benchmark(const Benchmark& benchmark, const config::RunConfi
   result.max_s = seconds.back();
   result.tokens_per_s = static_cast<double>(result.tokens) / result.median_s;
   result.flops_per_s =
-      result.tokens_per_s *
-      models::qwen3_5::training_flops_per_token(
-          bench.model().config(), length_of_a_token(benchmark), bench.has_adapters() ? 2.0 / 3 : 1);
+      result.tokens_per_s * models::training_flops_per_token(bench.model().config(),
+                                                             length_of_a_token(benchmark),
+                                                             bench.has_adapters() ? 2.0 / 3 : 1);
   return result;
 }
 

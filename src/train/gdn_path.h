@@ -1,6 +1,6 @@
 #pragma once
 
-#include "models/qwen3_5/config.h"
+#include "models/config.h"
 #include "ops/registry.h"
 #include "runtime/context.h"
 
@@ -10,7 +10,7 @@ namespace heddle::train {
 /// prints it with the reason, and notes it in the policy unless the user has chosen one. Throws
 /// DeviceError where the table refuses. Nothing to do on other devices. `head_ranks`: over how many
 /// ranks the heads are divided.
-void choose_gdn_path(const models::qwen3_5::Config& model, const runtime::Context& context,
+void choose_gdn_path(const models::Config& model, const runtime::Context& context,
                      std::int64_t head_ranks, bool is_training, ops::KernelPolicy& policy);
 
 }  // namespace heddle::train

@@ -5,20 +5,20 @@
 
 namespace heddle::train {
 
-std::size_t head_unit(const models::qwen3_5::Model& model) {
-  return static_cast<std::size_t>(model.config().num_hidden_layers) + 1;
+std::size_t head_unit(const models::Model& model) {
+  return static_cast<std::size_t>(model.config().num_hidden_layers()) + 1;
 }
 
-parallel::EndUnits end_units(const models::qwen3_5::Model& model) {
+parallel::EndUnits end_units(const models::Model& model) {
   if (model.tied()) return {{kEmbeddingUnit}, {kEmbeddingUnit, head_unit(model)}};
   return {{kEmbeddingUnit}, {head_unit(model)}};
 }
 
-parallel::Acquired acquire_ends(parallel::Sharding* sharding, const models::qwen3_5::Model& model) {
+parallel::Acquired acquire_ends(parallel::Sharding* sharding, const models::Model& model) {
   return {sharding, {kEmbeddingUnit, head_unit(model)}};
 }
 
-std::vector<parallel::BlockEntry> block_entries(models::qwen3_5::Model& model) {
+std::vector<parallel::BlockEntry> block_entries(models::Model& model) {
   std::vector<parallel::BlockEntry> entries;
   for (const auto& layer : model.layers()) {
     parallel::BlockEntry entry{layer.get(), {}, entries.size() + 1};
@@ -55,7 +55,7 @@ parallel::Recompute recompute_of(config::Recompute policy) {
 
 }  // namespace
 
-std::unique_ptr<parallel::Sharding> shard_model(models::qwen3_5::Model& model,
+std::unique_ptr<parallel::Sharding> shard_model(models::Model& model,
                                                 parallel::Sharding::Summing summing) {
   const c10::Device device = model.context().device;
   const auto member = [&](nn::Parameter& parameter) {
@@ -83,7 +83,7 @@ std::unique_ptr<parallel::Sharding> shard_model(models::qwen3_5::Model& model,
   return sharding;
 }
 
-void shard_adapters(models::qwen3_5::Model& model, adapters::LoraSet& adapters,
+void shard_adapters(models::Model& model, adapters::LoraSet& adapters,
                     parallel::Sharding& sharding) {
   const c10::Device device = model.context().device;
   std::set<const nn::LinearAdapter*> in_blocks;
@@ -126,7 +126,7 @@ void shard_adapters(models::qwen3_5::Model& model, adapters::LoraSet& adapters,
   }
 }
 
-parallel::Pipeline make_pipeline(const config::TrainSection& train, models::qwen3_5::Model& model,
+parallel::Pipeline make_pipeline(const config::TrainSection& train, models::Model& model,
                                  const parallel::StagePlan& stages, parallel::Sharding* sharding) {
   const c10::Device device = model.context().device;
   parallel::BlockRunnerOptions options;

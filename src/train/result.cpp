@@ -7,6 +7,7 @@
 #include "base/errors.h"
 #include "ckpt/training_checkpoint.h"
 #include "config/config.h"
+#include "models/registry.h"
 #include "train/vocabulary.h"
 
 namespace heddle::train {
@@ -43,13 +44,14 @@ Setup setup_of(const config::RunConfig& config) {
   setup.context.seed = config.train.seed;
   setup.source =
       std::make_unique<ckpt::ModelDirectory>(ckpt::ModelDirectory::open(config.model.path));
-  models::qwen3_5::Config model = models::qwen3_5::parse_config(
-      setup.source->config(), (setup.source->path() / "config.json").string());
+  models::Config model =
+      models::parse_config(setup.source->config(), (setup.source->path() / "config.json").string());
   RunTokenizer tokenizer = load_tokenizer(config);
   setup.tokenizer = tokenizer.tokenizer;
   setup.tokenizer_source = std::move(tokenizer.source);
   model.vocab_size = vocabulary_rows(config, *setup.tokenizer, model.vocab_size);
-  allocate_model(config, std::move(model), ckpt::text_prefix(*setup.source), setup);
+  const std::string prefix = ckpt::text_prefix(*setup.source, model);
+  allocate_model(config, std::move(model), prefix, setup);
   complete_model(config, setup, /*has_values=*/false);
   return setup;
 }

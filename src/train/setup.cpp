@@ -14,6 +14,7 @@
 #include "config/config.h"
 #include "device/device.h"
 #include "device/require.h"
+#include "models/registry.h"
 #include "ops/linear/linear.h"
 #include "parallel/layout.h"
 #include "train/auxiliary_loss.h"
@@ -26,7 +27,7 @@
 namespace heddle::train {
 namespace {
 
-using models::qwen3_5::Head;
+using models::Head;
 
 Head head_of(config::Head head) {
   switch (head) {
@@ -46,16 +47,16 @@ std::int64_t on_chip_limit(c10::Device device) {
   return device.is_cpu() || device.is_meta() ? 0 : device::properties(device, 16).on_chip_bytes;
 }
 
-models::qwen3_5::Config read_model_config(const ckpt::ModelDirectory& source) {
-  return models::qwen3_5::parse_config(source.config(), (source.path() / "config.json").string());
+models::Config read_model_config(const ckpt::ModelDirectory& source) {
+  return models::parse_config(source.config(), (source.path() / "config.json").string());
 }
 
 /// Says what runs slower than it could, for a kernel that does not fit.
-void warn_of_losses(const models::qwen3_5::Model& model) {
+void warn_of_losses(const models::Model& model) {
   for (const std::string& loss : model.kernels().losses()) log::warning("{}", loss);
 }
 
-void warn_of_slow_rank(const models::qwen3_5::Model& model, std::int64_t rank) {
+void warn_of_slow_rank(const models::Model& model, std::int64_t rank) {
   const ops::Linear::Functions& functions = model.kernels().get<ops::Linear>();
   if (functions.reads_once == nullptr || functions.reads_once(rank)) return;
   log::warning(
@@ -65,7 +66,7 @@ void warn_of_slow_rank(const models::qwen3_5::Model& model, std::int64_t rank) {
 }
 
 /// Names what a kernel of linear layers that computes in less than the model's type leaves in it.
-void warn_of_wide_layers(models::qwen3_5::Model& model) {
+void warn_of_wide_layers(models::Model& model) {
   const ops::Linear::Functions& functions = model.kernels().get<ops::Linear>();
   if (functions.is_narrow == nullptr) return;
   std::set<std::string> wide;
@@ -189,29 +190,27 @@ ops::KernelPolicy kernel_policy(const config::RunConfig& config, c10::Device dev
 }
 
 std::unique_ptr<adapters::LoraSet> make_adapters(const config::RunConfig& config,
-                                                 models::qwen3_5::Model& model) {
+                                                 models::Model& model) {
   adapters::LoraOptions lora;
   lora.rank = config.adapter.rank;
   lora.alpha = config.adapter.alpha;
   lora.rslora = config.adapter.rslora;
   lora.dropout = config.adapter.dropout;
   lora.seed = config.adapter.seed;
-  // PEFT reads gate_proj, up_proj and down_proj of this model type as its routed experts,
-  // whatever stands before them, so an adapter on the shared expert could not be loaded there.
-  if (model.config().text_model_type == "qwen3_next") {
-    lora.excluded = {"*.mlp.shared_expert.*_proj"};
-    log::info(
-        "adapter.targets: all-linear leaves out mlp.shared_expert of Qwen3-Next, which PEFT "
-        "cannot load; name it to adapt it all the same");
+  const models::WeightNames& names = model.config().weights;
+  lora.excluded = names.not_adapted;
+  if (!names.not_adapted.empty()) {
+    log::info("adapter.targets: all-linear leaves out {}; name it to adapt it all the same",
+              names.why_not_adapted);
   }
   return std::make_unique<adapters::LoraSet>(ckpt::adaptable(model), config.adapter.targets,
                                              config.adapter.target_parameters, lora,
                                              model.context());
 }
 
-void allocate_model(const config::RunConfig& config, models::qwen3_5::Config model_config,
+void allocate_model(const config::RunConfig& config, models::Config model_config,
                     const std::string& prefix, Setup& setup) {
-  models::qwen3_5::ModelOptions options;
+  models::ModelOptions options;
   options.head = head_of(config.model.head);
   options.num_labels =
       config.model.num_labels > 0 ? config.model.num_labels : model_config.num_labels;
@@ -223,8 +222,8 @@ void allocate_model(const config::RunConfig& config, models::qwen3_5::Config mod
   choose_gdn_path(model_config, setup.context,
                   mesh.size(comm::Dim::kTp) * (is_ulysses ? mesh.size(comm::Dim::kCp) : 1),
                   /*is_training=*/true, options.kernel_policy);
-  setup.model = std::make_unique<models::qwen3_5::Model>(std::move(model_config), prefix,
-                                                         setup.context, options);
+  setup.model =
+      std::make_unique<models::Model>(std::move(model_config), prefix, setup.context, options);
   setup.stages = parallel::StagePlan::balanced(setup.model->config(), mesh.size(comm::Dim::kPp),
                                                stage_chunks(config));
   parallel::hold_stages(*setup.model, setup.stages, mesh.coordinate(comm::Dim::kPp));
@@ -276,7 +275,7 @@ Setup make_setup(const config::RunConfig& config, Observer& observer,
   setup.context = make_context(config, std::move(world));
   setup.source =
       std::make_unique<ckpt::ModelDirectory>(ckpt::ModelDirectory::open(config.model.path));
-  models::qwen3_5::Config model_config = read_model_config(*setup.source);
+  models::Config model_config = read_model_config(*setup.source);
   parallel::check_layout(setup.context.mesh, model_config, context_method(config),
                          stage_chunks(config));
 
@@ -296,7 +295,8 @@ Setup make_setup(const config::RunConfig& config, Observer& observer,
   if (has_eval) setup.eval = data::Dataset::open(eval, *setup.tokenizer, progress);
   require_same_inputs(setup);
 
-  allocate_model(config, std::move(model_config), ckpt::text_prefix(*setup.source), setup);
+  const std::string prefix = ckpt::text_prefix(*setup.source, model_config);
+  allocate_model(config, std::move(model_config), prefix, setup);
   setup.load_report = ckpt::load_model(*setup.source, *setup.model, config.train.seed);
   complete_model(config, setup);
   return setup;
@@ -304,12 +304,12 @@ Setup make_setup(const config::RunConfig& config, Observer& observer,
 
 LoadedModel load_for_inference(const std::filesystem::path& directory,
                                const std::filesystem::path& adapter,
-                               const runtime::Context& context, models::qwen3_5::Head head,
+                               const runtime::Context& context, models::Head head,
                                ops::ContextMethod context_method) {
   LoadedModel loaded;
   loaded.context = context;
   loaded.source = std::make_unique<ckpt::ModelDirectory>(ckpt::ModelDirectory::open(directory));
-  models::qwen3_5::Config config = read_model_config(*loaded.source);
+  models::Config config = read_model_config(*loaded.source);
   std::optional<ckpt::AdapterDirectory> put_on;
   loaded.tokenizer_directory = directory;
   const comm::Mesh& mesh = context.mesh;
@@ -327,7 +327,7 @@ LoadedModel load_for_inference(const std::filesystem::path& directory,
     }
     comm::require_agreement(*mesh.world(), "model", facts);
   }
-  models::qwen3_5::ModelOptions options;
+  models::ModelOptions options;
   options.head = head;
   options.num_labels = std::max<std::int64_t>(1, config.num_labels);
   options.kernel_policy.on_chip_limit_bytes = on_chip_limit(context.device);
@@ -336,8 +336,8 @@ LoadedModel load_for_inference(const std::filesystem::path& directory,
   choose_gdn_path(config, context,
                   mesh.size(comm::Dim::kTp) * (is_ulysses ? mesh.size(comm::Dim::kCp) : 1),
                   /*is_training=*/false, options.kernel_policy);
-  loaded.model = std::make_unique<models::qwen3_5::Model>(
-      std::move(config), ckpt::text_prefix(*loaded.source), context, options);
+  const std::string prefix = ckpt::text_prefix(*loaded.source, config);
+  loaded.model = std::make_unique<models::Model>(std::move(config), prefix, context, options);
   warn_of_losses(*loaded.model);
   loaded.stages = parallel::StagePlan::balanced(loaded.model->config(), mesh.size(comm::Dim::kPp),
                                                 /*chunks=*/1);

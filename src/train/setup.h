@@ -12,7 +12,7 @@
 #include "config/run_config.h"
 #include "data/loader/dataset.h"
 #include "data/tokenizer/tokenizer.h"
-#include "models/qwen3_5/model.h"
+#include "models/model.h"
 #include "parallel/pipeline.h"
 #include "parallel/sharding.h"
 #include "runtime/context.h"
@@ -28,7 +28,7 @@ struct Setup {
   std::shared_ptr<const data::Tokenizer> tokenizer;
   ckpt::TokenizerSource tokenizer_source;            ///< What final/ gets
   std::shared_ptr<const data::Dataset> train, eval;  ///< eval is null without data.eval
-  std::unique_ptr<models::qwen3_5::Model> model;
+  std::unique_ptr<models::Model> model;
   std::unique_ptr<adapters::LoraSet> adapters;   ///< null for full training
   std::unique_ptr<parallel::Sharding> sharding;  ///< null for one rank
   parallel::StagePlan stages;                    ///< Of the pipeline
@@ -53,7 +53,7 @@ Setup make_setup(const config::RunConfig& config, Observer& observer,
 
 // The parts of make_setup() that make the model, for what has no files. setup.context is given.
 /// Fills model, stages and sharding: the parameters of this rank, without values.
-void allocate_model(const config::RunConfig& config, models::qwen3_5::Config model_config,
+void allocate_model(const config::RunConfig& config, models::Config model_config,
                     const std::string& prefix, Setup& setup);
 /// When the parameters have values: fills adapters and what is trained, and lets ranks that compute
 /// with each other's parameters have them. `has_values` false: there is no storage to fill. Throws
@@ -73,7 +73,7 @@ ops::KernelPolicy kernel_policy(const config::RunConfig& config, c10::Device dev
 
 /// The adapters of train.method lora on a model; LoraSet::initialize() gives them their start.
 std::unique_ptr<adapters::LoraSet> make_adapters(const config::RunConfig& config,
-                                                 models::qwen3_5::Model& model);
+                                                 models::Model& model);
 
 enum class DataPart { kTrain, kEval };
 
@@ -87,7 +87,7 @@ struct LoadedModel {
   std::unique_ptr<ckpt::ModelDirectory> source;
   /// The adapter's, if it comes with a tokenizer (which may know more tokens); else the model's.
   std::filesystem::path tokenizer_directory;
-  std::unique_ptr<models::qwen3_5::Model> model;
+  std::unique_ptr<models::Model> model;
   std::unique_ptr<adapters::LoraSet> adapters;
   std::unique_ptr<parallel::Sharding> sharding;  ///< null for one rank
   parallel::StagePlan stages;                    ///< Of the pipeline
@@ -96,7 +96,7 @@ struct LoadedModel {
 /// On the ranks of context.mesh together. Throws ConfigError for a layout that is not the model's.
 LoadedModel load_for_inference(const std::filesystem::path& directory,
                                const std::filesystem::path& adapter,
-                               const runtime::Context& context, models::qwen3_5::Head head,
+                               const runtime::Context& context, models::Head head,
                                ops::ContextMethod context_method = ops::ContextMethod::kState);
 
 }  // namespace heddle::train

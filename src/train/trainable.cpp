@@ -9,7 +9,7 @@
 namespace heddle::train {
 namespace {
 
-using models::qwen3_5::Head;
+using models::Head;
 
 bool matches_any(const std::vector<std::string>& patterns, const std::string& name) {
   return std::any_of(patterns.begin(), patterns.end(),
@@ -25,8 +25,7 @@ bool is_saved_whole(const std::vector<std::string>& modules, const std::string& 
 }
 
 /// `unmatched`: of adapter.modules_to_save; `modules`: what the model has.
-[[noreturn]] void refuse_saved_module(const std::string& unmatched,
-                                      const models::qwen3_5::Model& model,
+[[noreturn]] void refuse_saved_module(const std::string& unmatched, const models::Model& model,
                                       const std::vector<std::string>& modules) {
   if (unmatched == "lm_head" && model.tied() && model.head() == Head::kLanguageModel) {
     throw ConfigError(

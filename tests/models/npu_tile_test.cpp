@@ -3,11 +3,11 @@
 #include <cstdio>
 
 #include "device/npu_chip.h"
-#include "models/qwen3_5/config.h"
-#include "models/qwen3_5/model.h"
+#include "models/kernel_requests.h"
+#include "models/registry.h"
 #include "ops/causal_conv1d/npu/tile.h"
 
-namespace heddle::models::qwen3_5 {
+namespace heddle::models {
 namespace {
 
 /// The convolutions of every published size at 128k tokens, the sequence divided over 1 to 8 ranks:
@@ -21,7 +21,7 @@ TEST(NpuConvTile, AcceptsEveryPublishedSizeAt128kTokens) {
     const Config config = preset(name);
     for (std::int64_t sp = 1; sp <= 8; ++sp) {
       Degrees degrees;
-      if (config.linear_num_key_heads % sp == 0) degrees.ulysses = sp;
+      if (config.gated_delta_net()->num_key_heads % sp == 0) degrees.ulysses = sp;
       for (const ops::OpRequest& request : kernel_requests(config, degrees)) {
         if (request.op != "causal_conv1d") continue;
         for (const std::int64_t tokens : {kTokens, (kTokens + sp - 1) / sp}) {
@@ -43,4 +43,4 @@ TEST(NpuConvTile, AcceptsEveryPublishedSizeAt128kTokens) {
 }
 
 }  // namespace
-}  // namespace heddle::models::qwen3_5
+}  // namespace heddle::models

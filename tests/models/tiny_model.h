@@ -7,15 +7,16 @@
 #include <nlohmann/json.hpp>
 
 #include "data/batch.h"
-#include "models/qwen3_5/model.h"
+#include "models/model.h"
+#include "models/registry.h"
 #include "testing/device.h"
 
 namespace heddle::testing {
 
 /// A model of four layers with gates that remember and norms that are not neutral.
-inline std::unique_ptr<models::qwen3_5::Model> tiny_model(c10::ScalarType dtype, bool moe = false,
-                                                          c10::Device device = testing::device(),
-                                                          const ops::KernelPolicy& policy = {}) {
+inline std::unique_ptr<models::Model> tiny_model(c10::ScalarType dtype, bool moe = false,
+                                                 c10::Device device = testing::device(),
+                                                 const ops::KernelPolicy& policy = {}) {
   nlohmann::ordered_json json = {{"model_type", moe ? "qwen3_5_moe_text" : "qwen3_5_text"},
                                  {"vocab_size", 97},
                                  {"hidden_size", 32},
@@ -37,11 +38,11 @@ inline std::unique_ptr<models::qwen3_5::Model> tiny_model(c10::ScalarType dtype,
   runtime::Context context;
   context.device = device;
   context.dtype = dtype;
-  models::qwen3_5::ModelOptions options;
+  models::ModelOptions options;
   options.auxiliary_loss = moe;
   options.kernel_policy = policy;
-  auto model = std::make_unique<models::qwen3_5::Model>(models::qwen3_5::parse_config(json, "test"),
-                                                        "model.", context, options);
+  auto model = std::make_unique<models::Model>(models::parse_config(json, "test"), "model.",
+                                               context, options);
   model->allocate();
   model->initialize(11);
   model->visit_parameters([](nn::Parameter& parameter) {

@@ -5,6 +5,7 @@
 
 #include "base/errors.h"
 #include "config/config.h"
+#include "models/registry.h"
 #include "plan/layout_report.h"
 
 namespace heddle::plan {
@@ -19,9 +20,7 @@ config::RunConfig run_config(std::vector<std::string> settings) {
   return config::parse("", "test", settings, config::Completeness::kPartial);
 }
 
-models::qwen3_5::Config small(bool moe) {
-  return models::qwen3_5::preset(moe ? "small-moe" : "small-10m");
-}
+models::Config small(bool moe) { return models::preset(moe ? "small-moe" : "small-10m"); }
 
 TEST(DryRun, RunsAllOfEveryLayoutOnShapes) {
   for (const std::vector<std::string>& layout : std::vector<std::vector<std::string>>{
@@ -53,7 +52,7 @@ TEST(DryRun, RunsAllOfEveryLayoutOnShapes) {
       EXPECT_EQ(rank.ran_embedding, rank.stage_rank == 0) << layout[0];
       EXPECT_EQ(rank.ran_head, rank.stage_rank + 1 == p.pp) << layout[0];
     }
-    EXPECT_EQ(blocks, 2 * model.num_hidden_layers) << layout[0];
+    EXPECT_EQ(blocks, 2 * model.num_hidden_layers()) << layout[0];
   }
 }
 
@@ -84,7 +83,7 @@ TEST(DryRun, OfLargeModelsOnManyRanks) {
               {"parallel.tp=2", "parallel.cp=2", "parallel.fsdp=2", "parallel.dp=8",
                "parallel.pp=16", "parallel.ep=16", "train.global_batch_size=1024"}}}) {
     const auto config = run_config(large.layout);
-    const auto model = models::qwen3_5::preset(large.preset);
+    const auto model = models::preset(large.preset);
     const DryRunReport report = dry_run(config, model, large.world);
     EXPECT_EQ(report.ranks, large.world);
     EXPECT_NEAR(report.elements / large.elements, 1, 0.05) << large.preset;
@@ -94,13 +93,13 @@ TEST(DryRun, OfLargeModelsOnManyRanks) {
       blocks += rank.blocks;
       EXPECT_GT(rank.owned, 0) << large.preset;
     }
-    EXPECT_EQ(blocks, 2 * model.num_hidden_layers) << large.preset;
+    EXPECT_EQ(blocks, 2 * model.num_hidden_layers()) << large.preset;
   }
 }
 
 // What the planner counts from shapes is what the objects of a rank hold.
 TEST(DryRun, AgreesWithThePlannersMemory) {
-  const auto model = models::qwen3_5::preset("qwen3.5-4b");
+  const auto model = models::preset("qwen3.5-4b");
   for (const std::vector<std::string>& layout :
        std::vector<std::vector<std::string>>{{"parallel.fsdp=8"},
                                              {"parallel.tp=2", "parallel.fsdp=4", "parallel.pp=2"},

@@ -119,9 +119,8 @@ TEST_F(ScorerTest, BatchesShareOnePipeline) {
                                                "device.name=cpu", "device.threads=1"};
     const config::RunConfig layout =
         config::parse("", "test", settings, config::Completeness::kPartial);
-    const train::LoadedModel model =
-        train::load_for_inference(dir_ / "sharp", "", train::make_context(layout, world),
-                                  models::qwen3_5::Head::kLanguageModel);
+    const train::LoadedModel model = train::load_for_inference(
+        dir_ / "sharp", "", train::make_context(layout, world), models::Head::kLanguageModel);
     train::Scorer scorer(model);
     const std::vector<std::vector<std::int32_t>> rows = {{5, 77, 9}, {3}};
     const auto first = scorer.score(rows, {});
