@@ -5,6 +5,7 @@
 #include "base/errors.h"
 #include "base/text.h"
 #include "models/family.h"
+#include "models/qwen3/family.h"
 #include "models/qwen3_5/family.h"
 
 namespace heddle::models {
@@ -13,6 +14,7 @@ namespace {
 const std::vector<Family>& families() {
   static const std::vector<Family> all = {
       qwen3_5::family(),
+      qwen3::family(),
   };
   return all;
 }

@@ -19,7 +19,7 @@ config::RunConfig run_config(std::vector<std::string> settings) {
 }
 
 TEST(Work, CountsTheFlopsOfTheFormulaOfEveryMfu) {
-  for (const char* preset : {"qwen3.5-4b", "qwen3.5-35b-a3b"}) {
+  for (const char* preset : {"qwen3.5-4b", "qwen3.5-35b-a3b", "qwen3-4b", "qwen3-30b-a3b"}) {
     const auto model = models::preset(preset);
     double flops = 6.0 * static_cast<double>(model.vocab_size * model.hidden_size);
     for (const models::LayerShape& layer : model.layers) {
