@@ -5,20 +5,20 @@
 
 namespace heddle::assembly {
 
-std::size_t head_unit(const models::qwen3_5::Model& model) {
-  return static_cast<std::size_t>(model.config().num_hidden_layers) + 1;
+std::size_t head_unit(const models::Model& model) {
+  return static_cast<std::size_t>(model.config().num_hidden_layers()) + 1;
 }
 
-parallel::EndUnits end_units(const models::qwen3_5::Model& model) {
+parallel::EndUnits end_units(const models::Model& model) {
   if (model.tied()) return {{kEmbeddingUnit}, {kEmbeddingUnit, head_unit(model)}};
   return {{kEmbeddingUnit}, {head_unit(model)}};
 }
 
-parallel::Acquired acquire_ends(parallel::Sharding* sharding, const models::qwen3_5::Model& model) {
+parallel::Acquired acquire_ends(parallel::Sharding* sharding, const models::Model& model) {
   return {sharding, {kEmbeddingUnit, head_unit(model)}};
 }
 
-std::vector<parallel::BlockEntry> block_entries(models::qwen3_5::Model& model,
+std::vector<parallel::BlockEntry> block_entries(models::Model& model,
                                                 const nn::AdapterSet* adapters) {
   std::vector<parallel::BlockEntry> entries;
   for (const auto& layer : model.layers()) {
@@ -35,7 +35,7 @@ std::vector<parallel::BlockEntry> block_entries(models::qwen3_5::Model& model,
   return entries;
 }
 
-std::unique_ptr<parallel::Sharding> shard_model(models::qwen3_5::Model& model,
+std::unique_ptr<parallel::Sharding> shard_model(models::Model& model,
                                                 parallel::Sharding::Summing summing) {
   const c10::Device device = model.context().device;
   const auto member = [&](nn::Parameter& parameter) {
@@ -63,7 +63,7 @@ std::unique_ptr<parallel::Sharding> shard_model(models::qwen3_5::Model& model,
   return sharding;
 }
 
-void shard_adapters(models::qwen3_5::Model& model, const adapters::LoraSet& adapters,
+void shard_adapters(models::Model& model, const adapters::LoraSet& adapters,
                     parallel::Sharding& sharding) {
   for (std::size_t i = 0; i < model.layers().size(); ++i) {
     std::vector<parallel::Sharding::Member> members;

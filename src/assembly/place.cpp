@@ -29,7 +29,7 @@ void require_same_files(const ModelRecipe& recipe, const comm::Mesh& mesh) {
 }
 
 std::unique_ptr<Model> make_model(const ModelRecipe& recipe, const runtime::Context& context) {
-  models::qwen3_5::ModelOptions options;
+  models::ModelOptions options;
   options.head = recipe.head;
   options.num_labels = recipe.num_labels;
   options.auxiliary_loss = recipe.auxiliary_loss;
@@ -87,13 +87,11 @@ void fill(const ModelRecipe& recipe, ModelOnRanks& placed) {
 }
 
 std::unique_ptr<adapters::LoraSet> new_adapters(NewAdapters adapters, Model& model) {
-  // PEFT reads gate_proj, up_proj and down_proj of this model type as its routed experts,
-  // whatever stands before them, so an adapter on the shared expert could not be loaded there.
-  if (model.config().text_model_type == "qwen3_next") {
-    adapters.options.excluded = {"*.mlp.shared_expert.*_proj"};
-    log::info(
-        "adapter.targets: all-linear leaves out mlp.shared_expert of Qwen3-Next, which PEFT "
-        "cannot load; name it to adapt it all the same");
+  const models::WeightNames& names = model.config().weights;
+  adapters.options.excluded = names.not_adapted;
+  if (!names.not_adapted.empty()) {
+    log::info("adapter.targets: all-linear leaves out {}; name it to adapt it all the same",
+              names.why_not_adapted);
   }
   return std::make_unique<adapters::LoraSet>(ckpt::adaptable(model), adapters.targets,
                                              adapters.target_parameters, adapters.options,

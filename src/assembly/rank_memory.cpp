@@ -35,7 +35,7 @@ std::int64_t add(RankMemory& memory, const nn::Parameter& parameter, const comm:
 
 }  // namespace
 
-RankMemory rank_memory(models::qwen3_5::Model& model, adapters::LoraSet* adapters) {
+RankMemory rank_memory(models::Model& model, adapters::LoraSet* adapters) {
   const comm::Mesh& mesh = model.context().mesh;
   RankMemory memory;
   std::int64_t widest = 0, widest_around = 0;

@@ -4,12 +4,13 @@
 
 #include "ckpt/hf_adapter.h"
 #include "ckpt/hf_model.h"
+#include "models/registry.h"
 #include "parallel/layout.h"
 
 namespace heddle::assembly {
 
 ModelConfig read_config(const ckpt::ModelDirectory& source) {
-  return models::qwen3_5::parse_config(source.config(), (source.path() / "config.json").string());
+  return models::parse_config(source.config(), (source.path() / "config.json").string());
 }
 
 ModelRecipe recipe_of_directory(const std::filesystem::path& directory,

@@ -10,16 +10,16 @@
 #include "adapters/lora.h"
 #include "ckpt/adapter_directory.h"
 #include "ckpt/model_directory.h"
-#include "models/qwen3_5/model.h"
+#include "models/model.h"
 #include "ops/registry.h"
 #include "parallel/recompute.h"
 #include "parallel/sharding.h"
 
 namespace heddle::assembly {
 
-using Model = models::qwen3_5::Model;
-using ModelConfig = models::qwen3_5::Config;
-using Head = models::qwen3_5::Head;
+using Model = models::Model;
+using ModelConfig = models::Config;
+using Head = models::Head;
 
 /// Adapters that start from nothing.
 struct NewAdapters {

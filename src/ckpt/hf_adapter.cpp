@@ -15,7 +15,7 @@
 namespace heddle::ckpt {
 namespace {
 
-using models::qwen3_5::Head;
+using models::Head;
 
 /// A tied model has one table: an adapter that was trained on two different ones does not fit.
 void check_tied_head(const AdapterDirectory& directory, const SavedParameter& head) {

@@ -8,17 +8,17 @@
 #include "ckpt/companions.h"
 #include "ckpt/model_directory.h"
 #include "ckpt/model_writer.h"
-#include "models/qwen3_5/model.h"
+#include "models/model.h"
 
 /// Between a Hugging Face directory and the model: which file tensor fills which parameter, and
 /// back.
 namespace heddle::ckpt {
 
-using models::qwen3_5::Model;
+using models::Model;
 
-/// How the directory names the text model: "model.language_model." or "model.". Throws ModelError
-/// if it holds neither.
-std::string text_prefix(const ModelDirectory& directory);
+/// The one of the model's prefixes that the directory names it with ("model."). Throws ModelError
+/// if there is none.
+std::string text_prefix(const ModelDirectory& directory, const models::Config& model);
 
 struct ModelLoadReport {
   std::uint64_t bytes_read = 0;

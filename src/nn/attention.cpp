@@ -17,7 +17,8 @@ using comm::Dim;
 
 Attention::Attention(const std::string& prefix, const AttentionDims& dims, std::int64_t ranks)
     : dims_(dims),
-      q_proj_(prefix + "q_proj.weight", 2 * dims.num_attention_heads * dims.head_dim,
+      q_proj_(prefix + "q_proj.weight",
+              (dims.has_output_gate ? 2 : 1) * dims.num_attention_heads * dims.head_dim,
               dims.hidden_size, {{Dim::kTp, 0, {}}}),
       k_proj_(prefix + "k_proj.weight", dims.num_key_value_heads * dims.head_dim, dims.hidden_size,
               {{Dim::kTp, 0, {}, dims.num_key_value_heads}}),
@@ -42,17 +43,22 @@ std::int64_t ulysses_key_copies(std::int64_t num_key_value_heads, std::int64_t r
 Attention::Projected Attention::project(const LinearInput& x, const Pass& pass) {
   const std::int64_t T = x.value.size(0), D = dims_.head_dim;
   const std::vector<at::Tensor> outputs = forward_all(pass, x, {&q_proj_, &k_proj_, &v_proj_});
-  const at::Tensor q_gate_TH2D = outputs[0].view({T, dims_.num_attention_heads, 2 * D});
   const at::Tensor k_THD = outputs[1].view({T, dims_.num_key_value_heads, D});
   Projected projected;
   projected.v = outputs[2].view({T, dims_.num_key_value_heads, D});
-  // One split: its gradient is one concatenation.
-  const std::vector<at::Tensor> q_and_gate = q_gate_TH2D.split(D, 2);
-  projected.gate = q_and_gate[1];
-  projected.q = ops::qk_norm_rope(*pass.kernels, q_and_gate[0], q_norm_.value(), pass.cos, pass.sin,
-                                  dims_.rms_norm_eps);
-  projected.k = ops::qk_norm_rope(*pass.kernels, k_THD, k_norm_.value(), pass.cos, pass.sin,
-                                  dims_.rms_norm_eps);
+  at::Tensor q_THD = outputs[0].view({T, dims_.num_attention_heads, -1});
+  if (dims_.has_output_gate) {
+    // One split: its gradient is one concatenation.
+    const std::vector<at::Tensor> q_and_gate = q_THD.split(D, 2);
+    q_THD = q_and_gate[0];
+    projected.gate = q_and_gate[1];
+  }
+  const auto norm_rope = [&](const at::Tensor& x, const Parameter& weight) {
+    return ops::qk_norm_rope(*pass.kernels, x, {weight.value(), dims_.norm_offset}, pass.cos,
+                             pass.sin, dims_.rms_norm_eps);
+  };
+  projected.q = norm_rope(q_THD, q_norm_);
+  projected.k = norm_rope(k_THD, k_norm_);
   return projected;
 }
 
@@ -65,7 +71,9 @@ at::Tensor Attention::finish(const at::Tensor& o, const Projected& projected, co
   const auto gated_again = [&](const ops::OutputAgain& again) {
     return gated([again, flat](const at::Tensor& y) { again(y.view(flat)); });
   };
-  LinearInput input = pass.recompute_elementwise ? LinearInput::made_again(gated_again) : gated({});
+  LinearInput input = !projected.gate.defined()    ? LinearInput(o.reshape(flat))
+                      : pass.recompute_elementwise ? LinearInput::made_again(gated_again)
+                                                   : gated({});
   input.residual = residual;
   return o_proj_.forward(pass, input);
 }

@@ -9,14 +9,16 @@ namespace heddle::nn {
 struct AttentionDims {
   std::int64_t hidden_size, num_attention_heads, num_key_value_heads, head_dim;
   double rms_norm_eps;
+  float norm_offset;     ///< q and k norms scale by this plus their weight (ops::NormWeight).
+  bool has_output_gate;  ///< q_proj gives query and gate per head; output x sigmoid(gate).
 };
 
 /// How often every key/value head is repeated so that the ranks of Ulysses can divide them; it
 /// divides the query heads of each if the ranks divide all query heads.
 std::int64_t ulysses_key_copies(std::int64_t num_key_value_heads, std::int64_t ranks);
 
-/// Gated full attention of Qwen3-Next and Qwen3.5: q_proj gives query and gate per head, RMSNorm of
-/// q and k per head, partial RoPE, causal GQA, output x sigmoid(gate).
+/// Full attention: RMSNorm of q and k per head, RoPE over the head or a part of it, causal GQA, and
+/// an output gate where the dims have one (Qwen3-Next, Qwen3.5; Qwen3 has none).
 class Attention {
  public:
   /// `prefix` ends before "q_proj.weight", for example "model.layers.3.self_attn."; `ranks` share
@@ -36,7 +38,7 @@ class Attention {
 
  private:
   struct Projected {
-    at::Tensor q, k, v, gate;
+    at::Tensor q, k, v, gate;  ///< gate: undefined without an output gate.
   };
   Projected project(const LinearInput& x, const Pass& pass);
   /// o [T,Hq,D].

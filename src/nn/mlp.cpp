@@ -60,12 +60,13 @@ Moe::Moe(const std::string& prefix, const MoeDims& dims)
       gate_up_(prefix + "experts.gate_up_proj", dims.num_experts, 2 * dims.moe_intermediate_size,
                dims.hidden_size),
       down_(prefix + "experts.down_proj", dims.num_experts, dims.hidden_size,
-            dims.moe_intermediate_size),
-      shared_expert_(prefix + "shared_expert.", dims.hidden_size,
-                     dims.shared_expert_intermediate_size),
-      shared_expert_gate_(prefix + "shared_expert_gate.weight", 1, dims.hidden_size) {
+            dims.moe_intermediate_size) {
   gate_.weight().set_partial_gradient();
-  shared_expert_gate_.weight().set_partial_gradient();
+  if (dims.shared_expert_intermediate_size == 0) return;
+  shared_expert_.emplace(prefix + "shared_expert.", dims.hidden_size,
+                         dims.shared_expert_intermediate_size);
+  shared_expert_gate_.emplace(prefix + "shared_expert_gate.weight", 1, dims.hidden_size);
+  shared_expert_gate_->weight().set_partial_gradient();
 }
 
 BlockOutput Moe::forward(const at::Tensor& x, const Pass& pass, bool want_auxiliary_loss) {
@@ -73,10 +74,11 @@ BlockOutput Moe::forward(const at::Tensor& x, const Pass& pass, bool want_auxili
                                                  dims_.normalize_top_k, pass.experts);
   at::Tensor shared;
   const at::Tensor chosen = routed(x, routing, pass, [&] {
-    shared = shared_expert_.forward(x, pass) * at::sigmoid(shared_expert_gate_.forward(pass, x));
+    if (!shared_expert_) return;
+    shared = shared_expert_->forward(x, pass) * at::sigmoid(shared_expert_gate_->forward(pass, x));
   });
   BlockOutput output;
-  output.hidden = chosen + shared;
+  output.hidden = shared.defined() ? chosen + shared : chosen;
   output.experts = routing.experts;
   if (!want_auxiliary_loss || !pass.training) return output;
   if (pass.pooled_auxiliary_loss) {
@@ -145,8 +147,9 @@ void Moe::visit_parameters(const std::function<void(Parameter&)>& visit) {
 
 void Moe::visit_linears(const std::function<void(Linear&)>& visit) {
   visit(gate_);
-  shared_expert_.visit_linears(visit);
-  visit(shared_expert_gate_);
+  if (!shared_expert_) return;
+  shared_expert_->visit_linears(visit);
+  visit(*shared_expert_gate_);
 }
 
 void Moe::visit_expert_weights(const std::function<void(ExpertWeights&)>& visit) {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <optional>
+
 #include "nn/block.h"
 #include "nn/expert_weights.h"
 #include "nn/linear.h"
@@ -28,13 +30,13 @@ class Mlp {
 
 struct MoeDims {
   std::int64_t hidden_size, num_experts, num_experts_per_tok, moe_intermediate_size,
-      shared_expert_intermediate_size;
+      shared_expert_intermediate_size;  ///< 0: no shared expert.
   bool normalize_top_k;
 };
 
-/// Routed experts plus a gated shared expert. Experts are held fused, gate_up [E,2I,H] with the
-/// gate rows first; the ranks along ep have E / ep each, and tokens travel to them. Router and
-/// experts take each token from the rank along tp that has its row.
+/// Routed experts plus, where the dims have one, a gated shared expert. Experts are held fused,
+/// gate_up [E,2I,H] with the gate rows first; the ranks along ep have E / ep each, and tokens
+/// travel to them. Router and experts take each token from the rank along tp that has its row.
 class Moe {
  public:
   Moe(const std::string& prefix, const MoeDims& dims);
@@ -53,8 +55,8 @@ class Moe {
   MoeDims dims_;
   Linear gate_;
   ExpertWeights gate_up_, down_;
-  Mlp shared_expert_;
-  Linear shared_expert_gate_;
+  std::optional<Mlp> shared_expert_;
+  std::optional<Linear> shared_expert_gate_;
 };
 
 }  // namespace heddle::nn

@@ -74,7 +74,7 @@ class Coverage {
 
 class DryRun {
  public:
-  DryRun(const config::RunConfig& config, const models::qwen3_5::Config& model, std::int64_t world)
+  DryRun(const config::RunConfig& config, const models::Config& model, std::int64_t world)
       : config_(config), model_(model), world_(world) {
     // Of the kernels only the references run on shapes; which ones a device takes is its start's to
     // say.
@@ -150,7 +150,7 @@ class DryRun {
                                 std::span(weights).first(n)};
     };
     const std::vector<data::SequenceView> sequences = {sequence(2), sequence(length - 2)};
-    const bool is_classifier = placed.model->head() == models::qwen3_5::Head::kClassify;
+    const bool is_classifier = placed.model->head() == models::Head::kClassify;
     const train::LocalBatch batch(*placed.model,
                                   data::Batch::from_sequences(sequences, {}, is_classifier));
     const comm::Mesh& mesh = placed.context.mesh;
@@ -185,7 +185,7 @@ class DryRun {
     const parallel::Acquired weights(placed.sharding.get(),
                                      assembly::end_units(*placed.model).behind);
     const at::Tensor hidden = hidden_states(placed, batch);
-    const bool is_embedder = placed.model->head() == models::qwen3_5::Head::kEmbed;
+    const bool is_embedder = placed.model->head() == models::Head::kEmbed;
     const train::HeadResult head =
         is_embedder
             ? train::train_embed_head(
@@ -229,7 +229,7 @@ class DryRun {
   }
 
   config::RunConfig config_;
-  const models::qwen3_5::Config& model_;
+  const models::Config& model_;
   std::int64_t world_;
   ShapeKernels shape_kernels_;
   DryRunReport report_;
@@ -239,7 +239,7 @@ class DryRun {
 
 }  // namespace
 
-DryRunReport dry_run(const config::RunConfig& config, const models::qwen3_5::Config& model,
+DryRunReport dry_run(const config::RunConfig& config, const models::Config& model,
                      std::int64_t world) {
   return DryRun(config, model, world).run();
 }

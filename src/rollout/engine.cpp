@@ -116,7 +116,7 @@ std::vector<Engine::Part> Engine::plan() const {
 }
 
 at::Tensor Engine::run(std::vector<Part>& parts) {
-  models::qwen3_5::Model& model = *placed_.model;
+  models::Model& model = *placed_.model;
   const std::int64_t own_rank = placed_.context.mesh.data_rank();
   std::vector<std::int64_t> tokens;
   std::vector<std::int32_t> boundaries = {0};
@@ -150,7 +150,7 @@ at::Tensor Engine::run(std::vector<Part>& parts) {
 /// The next token of each sequence. One rank has the row that it follows from; all learn it.
 std::vector<SampledToken> Engine::draw(const at::Tensor& hidden,
                                        const std::vector<Part>& parts) const {
-  models::qwen3_5::Model& model = *placed_.model;
+  models::Model& model = *placed_.model;
   std::vector<std::int64_t> rows;
   std::vector<std::size_t> places;
   if (hidden.defined()) {

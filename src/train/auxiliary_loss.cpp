@@ -11,8 +11,9 @@
 
 namespace heddle::train {
 
-std::int64_t sparse_layers(const models::qwen3_5::Config& model) {
-  return std::count(model.sparse_mlp.begin(), model.sparse_mlp.end(), true);
+std::int64_t sparse_layers(const models::Config& model) {
+  const std::vector<bool> sparse = model.sparse_layers();
+  return std::count(sparse.begin(), sparse.end(), true);
 }
 
 at::Tensor PooledBalance::sums(const parallel::BlockRunner::Tape& tape, std::int64_t tokens,

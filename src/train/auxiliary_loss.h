@@ -5,13 +5,13 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "models/qwen3_5/config.h"
+#include "models/config.h"
 #include "parallel/block_runner.h"
 
 namespace heddle::train {
 
 /// Layers that have experts.
-std::int64_t sparse_layers(const models::qwen3_5::Config& model);
+std::int64_t sparse_layers(const models::Config& model);
 
 /// train.router_aux_loss hf: the load-balancing loss E * sum_e f_e P_e of transformers
 /// (load_balancing_loss_func), f_e and P_e being means over all sparse layers and all tokens of the

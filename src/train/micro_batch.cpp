@@ -19,7 +19,7 @@
 
 namespace heddle::train {
 
-LocalBatch::LocalBatch(const models::qwen3_5::Model& model, const data::Batch& whole,
+LocalBatch::LocalBatch(const models::Model& model, const data::Batch& whole,
                        const adapters::LoraSet* set, std::uint64_t dropout_step)
     : host(whole) {
   host = data::with_dummy_tail(std::move(host), model.padded_tokens(whole.size()));
@@ -33,7 +33,7 @@ LocalBatch::LocalBatch(const models::qwen3_5::Model& model, const data::Batch& w
     adapters[0].draws = ops::dropout_draws(device.token_numbers, dropout_step);
 }
 
-nn::Pass LocalBatch::pass(const models::qwen3_5::Model& model, bool training) const {
+nn::Pass LocalBatch::pass(const models::Model& model, bool training) const {
   nn::Pass pass = model.pass({device.cu_seqlens, device.cu_seqlens_host, device.max_seqlen},
                              device.position_ids, device.real_tokens, training);
   pass.context = context;
@@ -41,19 +41,18 @@ nn::Pass LocalBatch::pass(const models::qwen3_5::Model& model, bool training) co
   return pass;
 }
 
-std::vector<std::int64_t> LocalBatch::hidden_sizes(const models::qwen3_5::Model& model) const {
+std::vector<std::int64_t> LocalBatch::hidden_sizes(const models::Model& model) const {
   return {ops::own_rows(host.size(), model.tensor_group()).count, model.config().hidden_size};
 }
 
-std::int64_t largest_micro_batch(const models::qwen3_5::Model& model,
-                                 std::span<const data::Batch> batches) {
+std::int64_t largest_micro_batch(const models::Model& model, std::span<const data::Batch> batches) {
   std::int64_t largest = 0;
   for (const data::Batch& batch : batches)
     largest = std::max(largest, model.padded_tokens(batch.size()));
   return largest;
 }
 
-HeadFunction training_head(models::qwen3_5::Model& model, double gradient_scale) {
+HeadFunction training_head(models::Model& model, double gradient_scale) {
   return [&model, gradient_scale](const at::Tensor& hidden, const data::Batch& batch) {
     return run_head(model, hidden, batch, gradient_scale, /*want_gradients=*/true);
   };
@@ -64,10 +63,9 @@ namespace {
 /// One step under way.
 class StepRun {
  public:
-  StepRun(models::qwen3_5::Model& model, const adapters::LoraSet* adapters,
-          parallel::Pipeline& pipeline, const std::vector<nn::Parameter*>& trainable,
-          std::span<const data::Batch> batches, const std::vector<HeadFunction>& heads,
-          const MicroBatchOptions& options)
+  StepRun(models::Model& model, const adapters::LoraSet* adapters, parallel::Pipeline& pipeline,
+          const std::vector<nn::Parameter*>& trainable, std::span<const data::Batch> batches,
+          const std::vector<HeadFunction>& heads, const MicroBatchOptions& options)
       : model_(model),
         adapters_(adapters),
         pipeline_(pipeline),
@@ -81,7 +79,7 @@ class StepRun {
         at::TensorOptions().dtype(model.context().wide_dtype()).device(model.context().device);
     loss_ = {at::zeros({}, wide), at::zeros({}, wide), at::zeros({}, wide), {}};
     if (options.pooled_auxiliary_loss) {
-      balance_.emplace(model.config().num_experts,
+      balance_.emplace(model.config().moe()->num_experts,
                        model.context().mesh.group(
                            {comm::Dim::kTp, comm::Dim::kCp, comm::Dim::kFsdp, comm::Dim::kDp}));
     }
@@ -216,11 +214,11 @@ class StepRun {
 
   void add_losses(const parallel::BlockRunner::Tape& tape, const data::Batch& batch,
                   std::int64_t first_layer) {
-    const models::qwen3_5::Config& config = model_.config();
+    const models::Config& config = model_.config();
     if (!balance_ && tape.auxiliary_loss.defined()) loss_.auxiliary_sum.add_(tape.auxiliary_loss);
-    const at::Tensor load =
-        expert_load(tape.experts, first_layer, config.sparse_mlp, config.num_experts,
-                    real_rows(batch), model_.context().device);
+    const at::Tensor load = expert_load(tape.experts, first_layer, config.sparse_layers(),
+                                        config.is_moe() ? config.moe()->num_experts : 0,
+                                        real_rows(batch), model_.context().device);
     if (!load.defined()) return;
     loss_.expert_load = loss_.expert_load.defined() ? loss_.expert_load.add_(load) : load;
   }
@@ -248,7 +246,7 @@ class StepRun {
       options_.sharding->reduce(assembly::kEmbeddingUnit, /*is_last=*/false);
   }
 
-  models::qwen3_5::Model& model_;
+  models::Model& model_;
   const adapters::LoraSet* adapters_;
   parallel::Pipeline& pipeline_;
   const std::vector<nn::Parameter*>& trainable_;
@@ -264,7 +262,7 @@ class StepRun {
 
 }  // namespace
 
-MicroBatchLoss run_micro_batches(models::qwen3_5::Model& model, const adapters::LoraSet* adapters,
+MicroBatchLoss run_micro_batches(models::Model& model, const adapters::LoraSet* adapters,
                                  parallel::Pipeline& pipeline,
                                  const std::vector<nn::Parameter*>& trainable,
                                  std::span<const data::Batch> batches,
@@ -291,7 +289,7 @@ void sum_over_ranks(const comm::Group& group, bool has_auxiliary, MicroBatchLoss
   if (sums.expert_load.defined()) group.all_reduce_sum(sums.expert_load);
 }
 
-at::Tensor evaluate_hidden(models::qwen3_5::Model& model, parallel::Pipeline& pipeline,
+at::Tensor evaluate_hidden(models::Model& model, parallel::Pipeline& pipeline,
                            const LocalBatch& batch) {
   return pipeline.evaluate(model, batch.device.tokens, batch.pass(model, /*training=*/false));
 }

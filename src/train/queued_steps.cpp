@@ -63,11 +63,11 @@ bool runs_reference(const ops::KernelTable& kernels, std::string_view op) {
 /// Why steps need the host within; empty if they do not.
 std::string obstacle(const config::RunConfig& config, const assembly::ModelOnRanks& setup,
                      const Optimizer& optimizer) {
-  const models::qwen3_5::Model& model = *setup.model;
+  const models::Model& model = *setup.model;
   if (!model.context().device.is_cuda()) return "the device is no GPU";
   const comm::Mesh& mesh = setup.context.mesh;
   if (mesh.size(comm::Dim::kPp) > 1) return "the stages of a pipeline wait for each other";
-  if (model.head() != models::qwen3_5::Head::kLanguageModel)
+  if (model.head() != models::Head::kLanguageModel)
     return "the head is not that of a language model";
   if (model.config().is_moe()) {
     if (mesh.size(comm::Dim::kEp) > 1)

@@ -9,6 +9,7 @@
 #include "ckpt/hf_adapter.h"
 #include "ckpt/training_checkpoint.h"
 #include "config/config.h"
+#include "models/registry.h"
 #include "train/vocabulary.h"
 
 namespace heddle::train {

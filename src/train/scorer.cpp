@@ -112,10 +112,9 @@ std::vector<RowScore> Scorer::score(Rows rows, const ScoreRequest& request) {
   const ops::NoGradient guard;
   const Model& model = *placed_.model;
   check_rows(rows, model.config().vocab_size);
-  const bool is_language_model = model.head() == models::qwen3_5::Head::kLanguageModel;
-  const std::int64_t width = model.head() == models::qwen3_5::Head::kClassify
-                                 ? model.num_labels()
-                                 : model.config().hidden_size;
+  const bool is_language_model = model.head() == models::Head::kLanguageModel;
+  const std::int64_t width =
+      model.head() == models::Head::kClassify ? model.num_labels() : model.config().hidden_size;
   // By row its first entry, and behind the last row their number.
   std::vector<std::int64_t> begin = {0};
   for (const std::vector<std::int32_t>& row : rows)

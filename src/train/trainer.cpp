@@ -17,7 +17,7 @@
 #include "comm/world.h"
 #include "config/config.h"
 #include "device/device.h"
-#include "models/qwen3_5/flops.h"
+#include "models/flops.h"
 #include "ops/autograd.h"
 #include "train/auxiliary_loss.h"
 #include "train/describe.h"
@@ -60,8 +60,8 @@ std::unique_ptr<RunLock> claim_output(const config::RunConfig& config, const com
 /// What the sums of one step are divided by: loss weights of tokens, sequences for a
 /// classification head, queries for an embedding.
 double normalizer(const Model& model, double loss_weights, std::int64_t sequences) {
-  return model.head() == models::qwen3_5::Head::kLanguageModel ? loss_weights
-                                                               : static_cast<double>(sequences);
+  return model.head() == models::Head::kLanguageModel ? loss_weights
+                                                      : static_cast<double>(sequences);
 }
 
 }  // namespace
@@ -106,8 +106,7 @@ Trainer::Trainer(const config::RunConfig& config, Observer& observer, const std:
 }
 
 std::vector<HeadFunction> Trainer::heads_of(const data::Step& step, double gradient_scale) {
-  if (setup_.model->head() == models::qwen3_5::Head::kEmbed)
-    return embed_heads_of(step, gradient_scale);
+  if (setup_.model->head() == models::Head::kEmbed) return embed_heads_of(step, gradient_scale);
   return std::vector<HeadFunction>(step.micro_batches.size(),
                                    training_head(*setup_.model, gradient_scale));
 }
@@ -205,7 +204,7 @@ MicroBatchLoss Trainer::update_with_the_host(const data::Step& step, const Divis
 
   const at::Tensor host = at::stack({sums.loss_sum, sums.entropy_sum}).cpu();
   info.loss = host[0].item<double>() / divisors.loss;
-  if (setup_.model->head() == models::qwen3_5::Head::kLanguageModel)
+  if (setup_.model->head() == models::Head::kLanguageModel)
     info.extra["entropy"] = host[1].item<double>() / divisors.loss;
   info.grad_norm = optimizer_.gradient_norm();
   require_finite(info);
@@ -245,8 +244,8 @@ StepInfo Trainer::train_step(Begun begun) {
   if (peak_flops_ > 0 && step.sequences > 0) {
     const double length = static_cast<double>(step.tokens) / static_cast<double>(step.sequences);
     const double share = setup_.adapters ? 2.0 / 3.0 : 1.0;
-    info.mfu = models::qwen3_5::training_flops_per_token(model.config(), length, share) *
-               info.tokens_per_s / peak_flops_;
+    info.mfu = models::training_flops_per_token(model.config(), length, share) * info.tokens_per_s /
+               peak_flops_;
   }
   info.memory_bytes = device::memory(setup_.context.device).peak_bytes;
   if (auxiliary_coefficient_ > 0)
@@ -262,7 +261,7 @@ StepInfo Trainer::train_step(Begun begun) {
 Evaluation Trainer::evaluate() {
   if (queued_) queued_->make_room();
   Model& model = *setup_.model;
-  if (model.head() == models::qwen3_5::Head::kEmbed) return evaluate_embeddings();
+  if (model.head() == models::Head::kEmbed) return evaluate_embeddings();
   data::EvaluationLoader::Options options;
   options.micro_batch_tokens = config_.train.micro_batch_tokens;
   options.rank = static_cast<int>(setup_.context.mesh.data_rank());

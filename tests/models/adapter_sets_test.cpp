@@ -16,7 +16,7 @@
 namespace heddle {
 namespace {
 
-using models::qwen3_5::Model;
+using models::Model;
 
 /// A set of one tenant, with factors that are not neutral.
 std::unique_ptr<adapters::LoraSet> make_set(Model& model, std::int64_t rank, double dropout,
@@ -96,9 +96,9 @@ TEST_P(AdapterSets, InOnePassHaveTheBitsThatTheyHaveAlone) {
   const auto model = testing::tiny_model(at::kFloat, moe, c10::Device(c10::kCPU), policy);
   model->visit_parameters([](nn::Parameter& p) { p.set_trainable(false); });
   const auto a = make_set(*model, 4, 0.25, {"q_proj", "in_proj_qkv", "down_proj"}, {}),
-             b = make_set(*model, 6, 0, {"all-linear"},
-                          moe ? std::vector<std::string>{"experts.down_proj"}
-                              : std::vector<std::string>{});
+             b = make_set(
+                 *model, 6, 0, {"all-linear"},
+                 moe ? std::vector<std::string>{"experts.down_proj"} : std::vector<std::string>{});
   const std::vector<Rows> all = {{a.get(), {1, 65}}, {nullptr, {2, 30}}, {b.get(), {3, 41}}};
   for (const auto recompute : {parallel::Recompute::kOff, parallel::Recompute::kElementwise}) {
     const Outcome together = run(*model, all, recompute);
@@ -118,7 +118,8 @@ TEST_P(AdapterSets, InOnePassHaveTheBitsThatTheyHaveAlone) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Models, AdapterSets, ::testing::Combine(::testing::Bool(), ::testing::Bool()),
+INSTANTIATE_TEST_SUITE_P(Models, AdapterSets,
+                         ::testing::Combine(::testing::Bool(), ::testing::Bool()),
                          [](const auto& info) {
                            return std::string(std::get<0>(info.param) ? "Experts" : "Dense") +
                                   (std::get<1>(info.param) ? "Reference" : "Kernels");

@@ -1,4 +1,4 @@
-#include "models/qwen3_5/model.h"
+#include "models/model.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
@@ -12,6 +12,7 @@
 #include "base/errors.h"
 #include "device/memory_meter.h"
 #include "models/gradients.h"
+#include "models/registry.h"
 #include "models/tiny_model.h"
 #include "ops/autograd.h"
 #include "parallel/block_runner.h"
@@ -21,7 +22,7 @@
 namespace heddle {
 namespace {
 
-using models::qwen3_5::Model;
+using models::Model;
 using parallel::Recompute;
 using testing::differentiate;
 using testing::Gradients;
@@ -247,7 +248,7 @@ TEST_P(ModelConfigTest, IsRefusedWithTheKey) {
   nlohmann::ordered_json json = {{"model_type", "qwen3_5_text"}, {"num_hidden_layers", 4}};
   json.update(GetParam().change);
   try {
-    models::qwen3_5::parse_config(json, "config.json");
+    models::parse_config(json, "config.json");
     FAIL() << "accepted";
   } catch (const ModelError& e) {
     EXPECT_THAT(e.what(), ::testing::HasSubstr(GetParam().message));

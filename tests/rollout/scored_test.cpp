@@ -22,7 +22,7 @@ namespace {
 
 enum class Family { kDense, kExperts, kNext };
 
-models::qwen3_5::Config config_of(Family family) {
+models::Config config_of(Family family) {
   if (family != Family::kNext) return testing::tiny_config(family == Family::kExperts);
   return testing::tiny_config(/*moe=*/true, "qwen3_next");
 }
@@ -53,8 +53,8 @@ assembly::ModelOnRanks place(Family family, c10::ScalarType dtype, bool adapted,
     std::int64_t count = 1;
     for (const std::int64_t size : factor.global_shape()) count *= size;
     const auto first = static_cast<double>(hash::of(factor.name()) % 1000);
-    factor.write_owned((at::sin(at::arange(count, at::kDouble).add(first)) * 0.1)
-                           .view(factor.global_shape()));
+    factor.write_owned(
+        (at::sin(at::arange(count, at::kDouble).add(first)) * 0.1).view(factor.global_shape()));
   });
   return placed;
 }
@@ -117,8 +117,7 @@ class GeneratedLogprobs : public ::testing::TestWithParam<Case> {};
 TEST_P(GeneratedLogprobs, AreThoseOfScoring) {
   const auto& [name, family, adapted] = GetParam();
   // Of bfloat16, 2^-8: steps and chunks round the outputs of each of the four layers differently.
-  for (const auto& [dtype, bound] :
-       {std::pair{at::kFloat, 1e-5}, std::pair{at::kBFloat16, 0.08}}) {
+  for (const auto& [dtype, bound] : {std::pair{at::kFloat, 1e-5}, std::pair{at::kBFloat16, 0.08}}) {
     assembly::ModelOnRanks placed = place(family, dtype, adapted, comm::Mesh::single());
     const double found = difference(complete(placed), placed);
     EXPECT_LE(found, bound) << c10::toString(dtype);

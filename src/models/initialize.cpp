@@ -2,11 +2,11 @@
 #include <cmath>
 
 #include "base/rng.h"
-#include "models/qwen3_5/model.h"
+#include "models/model.h"
 #include "nn/fill.h"
 #include "ops/autograd.h"
 
-namespace heddle::models::qwen3_5 {
+namespace heddle::models {
 
 void Model::initialize(std::uint64_t seed, const std::vector<std::string>& names) {
   const ops::NoGradient guard;
@@ -23,7 +23,7 @@ void Model::initialize(std::uint64_t seed, const std::vector<std::string>& names
     } else if (name.ends_with(".dt_bias") || name.ends_with("linear_attn.norm.weight")) {
       owned.fill_(1);
     } else if (parameter.global_shape().size() == 1) {
-      owned.zero_();  // zero-centred norms
+      owned.fill_(1 - config_.norm_offset);  // neutral norms
     } else {
       const double std = config_.initializer_range;
       nn::fill_owned(parameter, [&](std::uint64_t i) { return std * rng.normal(i); });
@@ -31,4 +31,4 @@ void Model::initialize(std::uint64_t seed, const std::vector<std::string>& names
   });
 }
 
-}  // namespace heddle::models::qwen3_5
+}  // namespace heddle::models

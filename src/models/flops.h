@@ -1,11 +1,8 @@
 #pragma once
 
-#include "models/qwen3_5/config.h"
+#include "models/config.h"
 
-namespace heddle::models::qwen3_5 {
-
-/// The same of one layer, without the head.
-std::int64_t layer_matmul_weights(const Config& config, std::int64_t layer);
+namespace heddle::models {
 
 /// Weights of the matrix products that one token passes through: projections, active experts, head.
 std::int64_t matmul_weights_per_token(const Config& config);
@@ -18,4 +15,4 @@ std::int64_t matmul_weights_per_token(const Config& config);
 double training_flops_per_token(const Config& config, double sequence_length,
                                 double trained_share = 1);
 
-}  // namespace heddle::models::qwen3_5
+}  // namespace heddle::models

@@ -2,61 +2,25 @@
 
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "comm/group.h"
-#include "models/qwen3_5/config.h"
-#include "nn/attention.h"
+#include "models/config.h"
+#include "models/decoder_layer.h"
+#include "models/kernel_requests.h"
 #include "nn/block.h"
 #include "nn/cache.h"
-#include "nn/gated_delta_net.h"
 #include "nn/linear.h"
-#include "nn/mlp.h"
 #include "ops/context_parallel/plan.h"
 #include "ops/registry.h"
 #include "ops/sequences.h"
 #include "runtime/context.h"
 
-namespace heddle::models::qwen3_5 {
+namespace heddle::models {
 
 /// What stands on the trunk.
 enum class Head { kLanguageModel, kClassify, kEmbed };
-
-/// One decoder layer: h += mixer(norm(h)); h += mlp(norm(h)).
-class DecoderLayer : public nn::Block {
- public:
-  /// `ranks` along tp share the layer.
-  DecoderLayer(const Config& config, const std::string& prefix, std::int64_t index,
-               bool want_auxiliary_loss, std::int64_t ranks = 1);
-
-  std::size_t stages() const override { return 2; }
-  nn::BlockOutput forward(std::size_t stage, const at::Tensor& hidden,
-                          const nn::Pass& pass) override;
-  nn::LayerCache make_cache(std::int64_t slots, std::int64_t capacity,
-                            const runtime::Context& context) const;
-  void visit_parameters(const std::function<void(nn::Parameter&)>& visit) override;
-  void visit_linears(const std::function<void(nn::Linear&)>& visit);
-  void visit_expert_weights(const std::function<void(nn::ExpertWeights&)>& visit);
-
- private:
-  nn::BlockOutput mlp(const at::Tensor& hidden, const nn::Pass& pass);
-  /// The normalised hidden states as the projections read them, and the residual stream. `is_kept`:
-  /// what reads them keeps them in any case, as experts do.
-  std::pair<nn::LinearInput, at::Tensor> normalized(const at::Tensor& hidden,
-                                                    const nn::Parameter& weight, bool is_kept,
-                                                    const nn::Pass& pass) const;
-
-  std::int64_t index_;
-  double rms_norm_eps_;
-  bool want_auxiliary_loss_;
-  nn::Parameter input_layernorm_, post_attention_layernorm_;
-  std::optional<nn::Attention> attention_;
-  std::optional<nn::GatedDeltaNet> gated_delta_net_;
-  std::optional<nn::Mlp> dense_;
-  std::optional<nn::Moe> moe_;
-};
 
 struct ModelOptions {
   Head head = Head::kLanguageModel;
@@ -146,14 +110,4 @@ class Model {
   std::unique_ptr<nn::Linear> lm_head_, score_;
 };
 
-/// How many ranks share the parts of a model.
-struct Degrees {
-  std::int64_t tp = 1;       ///< Heads and widths of each block.
-  std::int64_t ulysses = 1;  ///< Heads of each further, while they mix tokens.
-  std::int64_t ep = 1;       ///< Routed experts.
-};
-
-/// Which operators the model calls, and with which dimensions on each rank.
-std::vector<ops::OpRequest> kernel_requests(const Config& config, const Degrees& degrees = {});
-
-}  // namespace heddle::models::qwen3_5
+}  // namespace heddle::models
