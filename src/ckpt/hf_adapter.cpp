@@ -22,7 +22,7 @@
 namespace heddle::ckpt {
 namespace {
 
-using models::qwen3_5::Head;
+using models::Head;
 
 const SavedParameter* find_saved(const AdapterDirectory& directory,
                                  bool (*is_it)(const std::string&)) {

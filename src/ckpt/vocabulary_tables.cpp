@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "ckpt/hf_model.h"
 #include "ckpt/tensor_io.h"
+#include "models/registry.h"
 
 namespace heddle::ckpt {
 namespace {
@@ -16,8 +17,8 @@ namespace {
 constexpr const char* kHead = "lm_head.weight";
 constexpr std::string_view kEmbedding = "embed_tokens.weight";
 
-models::qwen3_5::Config parsed(const ModelDirectory& directory) {
-  return models::qwen3_5::parse_config(directory.config(),
+models::Config parsed(const ModelDirectory& directory) {
+  return models::parse_config(directory.config(),
                                        (directory.path() / "config.json").string());
 }
 
@@ -33,12 +34,12 @@ bool is_same(const StoredTensor& a, const StoredTensor& b) {
 
 }  // namespace
 
-models::qwen3_5::Config read_model_config(const ModelDirectory& directory) {
-  models::qwen3_5::Config config = parsed(directory);
+models::Config read_model_config(const ModelDirectory& directory) {
+  models::Config config = parsed(directory);
   if (!config.tie_word_embeddings) return config;
   const StoredTensor* const head = directory.find(kHead);
   const StoredTensor* const embedding =
-      directory.find(text_prefix(directory) + std::string(kEmbedding));
+      directory.find(text_prefix(directory, config) + std::string(kEmbedding));
   if (head == nullptr || embedding == nullptr || is_same(*head, *embedding)) return config;
   log::warning(
       "{}: config.json ties the head to the embedding, but {} and {} differ: both are used as they "
@@ -54,9 +55,12 @@ bool is_head(const std::string& parameter) { return parameter == kHead; }
 const StoredTensor* stored_table(const ModelDirectory& directory, const std::string& parameter) {
   if (!is_embedding(parameter) && !is_head(parameter)) return nullptr;
   const StoredTensor* const own = directory.find(parameter);
-  if (own != nullptr || !parsed(directory).tie_word_embeddings) return own;
-  return directory.find(is_head(parameter) ? text_prefix(directory) + std::string(kEmbedding)
-                                           : kHead);
+  if (own != nullptr) return own;
+  const models::Config config = parsed(directory);
+  if (!config.tie_word_embeddings) return nullptr;
+  return directory.find(is_head(parameter)
+                            ? text_prefix(directory, config) + std::string(kEmbedding)
+                            : kHead);
 }
 
 const StoredTensor* smaller_table(const nn::Parameter& parameter, const ModelDirectory& directory) {

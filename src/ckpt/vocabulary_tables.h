@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "ckpt/model_directory.h"
-#include "models/qwen3_5/config.h"
+#include "models/config.h"
 #include "nn/parameter.h"
 
 /// The two tables of the vocabulary, embedding and language-model head, which files and
@@ -14,7 +14,7 @@ namespace heddle::ckpt {
 /// config.json of the directory. Where it ties the head to the embedding and the files hold two
 /// different tables, the configuration that is returned does not tie them, as transformers reads
 /// it, with a warning.
-models::qwen3_5::Config read_model_config(const ModelDirectory& directory);
+models::Config read_model_config(const ModelDirectory& directory);
 
 bool is_embedding(const std::string& parameter);
 bool is_head(const std::string& parameter);

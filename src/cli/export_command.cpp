@@ -6,6 +6,7 @@
 #include "base/errors.h"
 #include "base/text.h"
 #include "ckpt/hf_model.h"
+#include "ckpt/hub_cache.h"
 #include "ckpt/training_checkpoint.h"
 #include "cli/application.h"
 #include "cli/command.h"
@@ -52,17 +53,18 @@ int run(const ExportOptions& options, const Session& session) {
   arguments.adapter = options.adapter;
   arguments.dtype = options.dtype;
   arguments.device = "cpu";
-  const train::LoadedModel loaded =
-      load(arguments, head_name(options.model, options.head) == "classify"
-                          ? models::qwen3_5::Head::kClassify
-                          : models::qwen3_5::Head::kLanguageModel);
+  const assembly::ModelOnRanks loaded =
+      load(arguments,
+           head_name(options.model, options.head) == "classify" ? assembly::Head::kClassify : assembly::Head::kLanguageModel,
+           assembly::Purpose::kStore);
   ckpt::ModelWriterOptions writer;
   writer.max_shard_bytes = options.max_shard_bytes;
   writer.overwrite = options.overwrite;
   std::optional<ckpt::AdapterDirectory> adapter;
-  if (!options.adapter.empty()) adapter = ckpt::AdapterDirectory::open(options.adapter);
-  const auto report = ckpt::export_model(*loaded.model, *loaded.source,
-                                         {loaded.tokenizer_directory}, options.output, writer,
+  if (!options.adapter.empty())
+    adapter = ckpt::AdapterDirectory::open(ckpt::find_model(options.adapter));
+  const auto report = ckpt::export_model(*loaded.model, loaded.adapters.get(), *loaded.source,
+                                         {tokenizer_directory(arguments)}, options.output, writer,
                                          ckpt::read_from_memory, adapter ? &*adapter : nullptr);
   session.out << report.tensors << " tensors, "
               << text::format_bytes(static_cast<double>(report.bytes)) << " in "

@@ -11,7 +11,7 @@
 #include "base/text.h"
 #include "ckpt/adapter_names.h"
 #include "config/config.h"
-#include "rollout/engine.h"
+#include "rollout/answers.h"
 #include "ui/table.h"
 
 namespace heddle::cli {
@@ -110,7 +110,7 @@ void RunObserver::on_resume(std::int64_t step, const std::filesystem::path& chec
 std::vector<std::string> RunObserver::sample() {
   if (config_.log.sample_prompts.empty() || setup_ == nullptr) return {};
   return rollout::answer_prompts(
-      *setup_->model, setup_->tokenizer, config_.log.sample_prompts, config_.log.sample_tokens,
+      *setup_, setup_->tokenizer, config_.log.sample_prompts, config_.log.sample_tokens,
       train::dataset_options(config_, train::DataPart::kTrain).rendering);
 }
 
@@ -259,8 +259,8 @@ std::string RunObserver::result_line(const std::filesystem::path& output) const 
   const auto head = setup_->model->head();
   return fmt::format(
       "adapter: {} (in Python on {})", output.string(),
-      ckpt::auto_class(setup_->source->config(), head == models::qwen3_5::Head::kEmbed,
-                       head == models::qwen3_5::Head::kClassify));
+      ckpt::auto_class(setup_->source->config(), head == models::Head::kEmbed,
+                       head == models::Head::kClassify));
 }
 
 void RunObserver::on_failure(const std::string& message) {

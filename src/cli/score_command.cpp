@@ -2,40 +2,33 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <filesystem>
 #include <memory>
 #include <optional>
 #include <ostream>
 
 #include <nlohmann/json.hpp>
 
+#include "assembly/not_finite.h"
 #include "base/errors.h"
-#include "base/file_hash.h"
 #include "base/log.h"
 #include "base/output_file.h"
 #include "base/text.h"
-#include "ckpt/hub_cache.h"
 #include "cli/command.h"
 #include "cli/model_arguments.h"
 #include "cli/score_totals.h"
 #include "cli/template_arguments.h"
-#include "comm/launch_environment.h"
 #include "comm/refusal.h"
 #include "comm/world.h"
-#include "config/config.h"
 #include "data/batch.h"
 #include "data/readers/jsonl_reader.h"
 #include "data/rendering/renderer.h"
-#include "models/qwen3_5/not_finite.h"
-#include "train/same_inputs.h"
 #include "train/scorer.h"
-#include "train/setup.h"
 
 namespace heddle::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using models::qwen3_5::Head;
+using assembly::Head;
 
 struct ScoreOptions {
   ModelArguments model;
@@ -47,7 +40,6 @@ struct ScoreOptions {
   bool entropy = false;
   bool json = false;
   bool answers = false;
-  std::vector<std::string> layout;
 };
 
 Head parse_head(const std::string& name) {
@@ -63,54 +55,15 @@ Json to_json(const std::vector<double>& values) {
   return array;
 }
 
-/// How the ranks divide the model.
-config::RunConfig layout_of(const ScoreOptions& options) {
-  std::vector<std::string> settings = {"device.threads=" + std::to_string(options.model.threads)};
-  if (!options.model.device.empty()) settings.push_back("device.name=" + options.model.device);
-  if (!options.model.dtype.empty()) settings.push_back("model.dtype=" + options.model.dtype);
-  for (const std::string& setting : options.layout) {
-    if (!setting.starts_with("parallel.")) {
-      throw_error<ConfigError>("score: '{}': of a configuration, parallel.* alone can be set here",
-                               setting);
-    }
-    settings.push_back(setting);
-  }
-  return config::parse("", "command line", settings, config::Completeness::kPartial,
-                       train::usual_device());
-}
-
 /// What the ranks must have alike beside model and layout.
 std::vector<comm::Fact> facts_of(const ScoreOptions& options) {
-  std::string input = "not there", shown = options.input + " (not there)";
-  if (std::filesystem::is_regular_file(options.input)) {
-    input = hash::of_file(options.input);
-    shown = fmt::format("{} (content {})", options.input, input.substr(0, 8));
-  }
-  return {{"--input", input, shown},
+  return {input_fact(options.input),
           {"--head", options.head},
           {"--batch-tokens", std::to_string(options.batch_tokens)},
           {"--no-normalize", options.normalize ? "not given" : "given"},
           {"--entropy", options.entropy ? "given" : "not given"},
           {"--answers", options.answers ? "given" : "not given"},
-          {"--adapter", options.model.adapter.empty() ? "not given" : "given"},
           {"--template-arg", text::join(options.template_arguments, " ")}};
-}
-
-/// Meets the other ranks; null for one process, whose own arguments errors then name.
-std::shared_ptr<comm::World> join_others(const ScoreOptions& options) {
-  const auto launched = comm::read_launch_environment();
-  if (!launched || launched->world == 1) return nullptr;
-  const config::RunConfig layout = comm::before_joining([&] { return layout_of(options); });
-  return train::join_world(layout, "score", facts_of(options));
-}
-
-train::LoadedModel load_divided(const ScoreOptions& options, Head head,
-                                const std::shared_ptr<comm::World>& world) {
-  if (!world && options.layout.empty()) return load(options.model, head);
-  const config::RunConfig layout = layout_of(options);
-  return train::load_for_inference(
-      ckpt::find_model(options.model.directory), ckpt::find_model(options.model.adapter),
-      train::make_context(layout, world), head, train::context_method(layout));
 }
 
 class Scoring {
@@ -118,8 +71,8 @@ class Scoring {
   Scoring(const ScoreOptions& options, const std::shared_ptr<comm::World>& world)
       : options_(options),
         head_(parse_head(options.head)),
-        model_(load_divided(options, head_, world)),
-        tokenizer_(data::Tokenizer::load(model_.tokenizer_directory)),
+        model_(load(options.model, head_, assembly::Purpose::kScore, world)),
+        tokenizer_(data::Tokenizer::load(tokenizer_directory(options.model))),
         renderer_(*tokenizer_, render_options(options)),
         scorer_(model_) {
     const comm::Mesh& mesh = model_.context.mesh;
@@ -142,9 +95,8 @@ class Scoring {
       }
       waiting_tokens_ += static_cast<std::int64_t>(row.tokens.size());
       values_.push_back(std::move(item->value));
-      rows_.push_back(std::move(row.tokens));
-      labels_.push_back(std::move(row.labels));
-      weights_.push_back(std::move(row.weights));
+      rows_.push_back(row.tokens);
+      tokenized_.push_back(std::move(row));
       lines_.push_back(item->line);
     }
     flush();
@@ -194,7 +146,7 @@ class Scoring {
         if (options_.entropy) value["entropies"] = to_json(scores[r].entropies);
         for (std::size_t i = 1; i < scores[r].entropies.size(); ++i)
           totals_.entropy_sum += scores[r].entropies[i];
-        if (options_.answers) count_answers(r, scores[r].logprobs);
+        if (options_.answers) count_answers(tokenized_[r], scores[r].logprobs);
         totals_.scored += static_cast<std::int64_t>(rows_[r].size()) - 1;
       } else {
         value[head_ == Head::kClassify ? "logits" : "embedding"] = to_json(scores[r].outputs);
@@ -205,54 +157,44 @@ class Scoring {
         output_->write(value.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
     }
     rows_.clear();
-    labels_.clear();
-    weights_.clear();
+    tokenized_.clear();
     lines_.clear();
     values_.clear();
     waiting_tokens_ = 0;
   }
 
-  void count_answers(std::size_t r, const std::vector<double>& logprobs) {
+  void count_answers(const data::TokenizedRow& row, const std::vector<double>& logprobs) {
     for (std::size_t i = 0; i + 1 < logprobs.size(); ++i) {
-      if (labels_[r][i] == data::kIgnoredLabel || weights_[r][i] == 0) continue;
+      if (row.labels[i] == data::kIgnoredLabel || row.weights[i] == 0) continue;
       ++totals_.answer_tokens;
-      totals_.answer_weight += weights_[r][i];
-      totals_.answer_logprob_sum += weights_[r][i] * logprobs[i + 1];
+      totals_.answer_weight += row.weights[i];
+      totals_.answer_logprob_sum += row.weights[i] * logprobs[i + 1];
     }
   }
 
-  /// The first entry of log-probabilities and entropies is none.
+  /// All ranks see the same scores, so that all of them stop.
   void check_finite(std::size_t r, const train::RowScore& score) {
-    const auto all_finite = [](const std::vector<double>& values, std::size_t from) {
-      return std::all_of(
-          values.begin() + static_cast<std::ptrdiff_t>(std::min(from, values.size())), values.end(),
-          [](double value) { return std::isfinite(value); });
-    };
-    if (all_finite(score.logprobs, 1) && all_finite(score.outputs, 0)) return;
-    std::string where = ", on some rank of the model";
-    if (model_.context.mesh.world_size() == 1) {
-      std::vector<nn::Parameter*> adapters;
-      if (model_.adapters) {
-        model_.adapters->visit_parameters(
-            [&](nn::Parameter& parameter) { adapters.push_back(&parameter); });
-      }
-      where = ", first in " + models::qwen3_5::find_not_finite(*model_.model, rows_[r], adapters);
+    const auto is_finite = [](double value) { return std::isfinite(value); };
+    const auto& logprobs = score.logprobs;  // the first is none
+    if (std::all_of(logprobs.begin() + (logprobs.empty() ? 0 : 1), logprobs.end(), is_finite) &&
+        std::all_of(score.outputs.begin(), score.outputs.end(), is_finite)) {
+      return;
     }
-    throw_error<ModelError>("{}:{}: the model's output is not finite{}", options_.input, lines_[r],
-                            where);
+    throw_error<ModelError>("{}:{}: the model's output is not finite, first in {}", options_.input,
+                            lines_[r], assembly::find_not_finite(model_, rows_[r]));
   }
 
   const ScoreOptions& options_;
   Head head_;
-  train::LoadedModel model_;
+  assembly::ModelOnRanks model_;
   std::shared_ptr<const data::Tokenizer> tokenizer_;
   data::Renderer renderer_;
   train::Scorer scorer_;
   std::optional<files::OutputFile> output_;  ///< Of rank 0.
   std::int64_t tokens_at_once_ = 0;
   std::vector<Json> values_;
-  std::vector<std::vector<std::int32_t>> rows_, labels_;
-  std::vector<std::vector<float>> weights_;
+  std::vector<std::vector<std::int32_t>> rows_;
+  std::vector<data::TokenizedRow> tokenized_;
   std::vector<std::int64_t> lines_;
   std::int64_t waiting_tokens_ = 0;
   ScoreTotals totals_;
@@ -273,9 +215,8 @@ int run(ScoreOptions options, const Session& session) {
         "--entropy is of the distribution of tokens: expected --head lm, not {}", options.head);
   }
   if (options.answers && options.head != "lm")
-    throw_error<ConfigError>("--answers: only --head lm has a loss of tokens, not {}",
-                             options.head);
-  const std::shared_ptr<comm::World> world = join_others(options);
+    throw_error<ConfigError>("--answers: only --head lm has a loss of tokens, not {}", options.head);
+  const std::shared_ptr<comm::World> world = join_others("score", options.model, facts_of(options));
   const ScoreTotals totals = score_as_rank(options, world);
   if (world) world->leave();
   if (world && world->rank() > 0) return 0;
@@ -307,8 +248,7 @@ void add_score_command(CLI::App& app, Action& action) {
       ->required()
       ->type_name("OUT.jsonl");
   add_template_arguments(*command, options->template_arguments);
-  command->add_option("--head", options->head,
-                      "lm, classify (logits) or embed (last token); default as config.json has it");
+  command->add_option("--head", options->head, "lm, classify (logits) or embed (last token); default as config.json has it");
   command->add_flag("!--no-normalize", options->normalize,
                     "embed: do not scale vectors to length 1");
   command->add_flag("--entropy", options->entropy,
@@ -318,8 +258,7 @@ void add_score_command(CLI::App& app, Action& action) {
   command->add_option("--batch-tokens", options->batch_tokens, "Tokens scored together")
       ->capture_default_str();
   command->add_flag("--json", options->json, "Print the summary as one JSON document");
-  command->add_option("layout", options->layout, "How several ranks divide the model")
-      ->type_name("[parallel.*=N ...]");
+  add_layout_argument(*command, options->model);
   command->footer(
       "logprobs[i] is log p(token i | tokens before i); the first is null.\n"
       "Several ranks: heddle launch --nproc 2 -- score MODEL_DIR ... parallel.tp=2\n"

@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include "base/hash.h"
 #include "base/rng.h"
 
 namespace heddle::rollout {
@@ -54,7 +55,7 @@ std::int32_t draw(std::span<const float> logits, float highest, const SamplingOp
 }  // namespace
 
 SampledToken sample(std::span<const float> logits, const SamplingOptions& options,
-                    std::uint64_t stream, std::uint64_t position) {
+                    std::uint64_t position) {
   const auto best = std::max_element(logits.begin(), logits.end());
   const float highest = *best;
   SampledToken token{static_cast<std::int32_t>(best - logits.begin()), 0};
@@ -62,11 +63,15 @@ SampledToken sample(std::span<const float> logits, const SamplingOptions& option
   for (const float logit : logits) sum += std::exp(static_cast<double>(logit - highest));
   // Logits that have no order are not sorted.
   if (options.temperature > 0 && std::isfinite(sum)) {
-    const CounterRng rng(options.seed, fmt::format("sample/{}", stream));
+    const CounterRng rng(options.seed, "sample");
     token.id = draw(logits, highest, options, rng.uniform(position));
   }
   token.logprob = static_cast<double>(logits[token.id] - highest) - std::log(sum);
   return token;
+}
+
+std::uint64_t seed_of_row(std::uint64_t seed, std::uint64_t row) {
+  return hash::of(fmt::format("row/{}", row), seed);
 }
 
 }  // namespace heddle::rollout

@@ -10,7 +10,7 @@ struct SamplingOptions {
   double temperature = 1;  ///< 0: the most likely token (ties: the lowest id).
   double top_p = 1;        ///< Smallest set of tokens with at least this probability.
   std::int64_t top_k = 0;  ///< 0: all.
-  std::uint64_t seed = 0;
+  std::uint64_t seed = 0;  ///< The random stream of one request.
 };
 
 struct SampledToken {
@@ -19,9 +19,12 @@ struct SampledToken {
 };
 
 /// Draws one token from its logits [V]. The log-probability is not finite where the logits are not:
-/// the token then means nothing. The random number depends on seed, stream (the request) and
-/// position only.
+/// the token then means nothing. The random number depends on seed and position (of the
+/// token in the output) only.
 SampledToken sample(std::span<const float> logits, const SamplingOptions& options,
-                    std::uint64_t stream, std::uint64_t position);
+                    std::uint64_t position);
+
+/// The stream of row `row` (from 0) of a file that has one seed for all.
+std::uint64_t seed_of_row(std::uint64_t seed, std::uint64_t row);
 
 }  // namespace heddle::rollout

@@ -19,8 +19,8 @@ std::string data_line(const std::vector<config::DataSource>& sources) {
 std::string load_example(const Setup& setup, const std::string& base) {
   const bool has_adapter = setup.adapters != nullptr;
   const std::string name =
-      ckpt::auto_class(setup.source->config(), setup.model->head() == models::qwen3_5::Head::kEmbed,
-                       setup.model->head() == models::qwen3_5::Head::kClassify);
+      ckpt::auto_class(setup.source->config(), setup.model->head() == models::Head::kEmbed,
+                       setup.model->head() == models::Head::kClassify);
   if (!has_adapter) {
     return fmt::format("from transformers import {0}\n\nmodel = {0}.from_pretrained(\"THIS_FOLDER\")",
                        name);
@@ -58,7 +58,7 @@ std::string model_card(const config::RunConfig& config, const Setup& setup) {
       config.train.global_batch_size, config::to_string(config.model.dtype), config.train.seed);
   card += "```python\n" + load_example(setup, base) + "\n```\n\n";
   const std::string use = is_adapter ? fmt::format("{} --adapter THIS_FOLDER", base) : "THIS_FOLDER";
-  if (setup.model->head() == models::qwen3_5::Head::kLanguageModel)
+  if (setup.model->head() == models::Head::kLanguageModel)
     card += "    heddle generate " + use + " --prompt TEXT\n";
   else
     card += fmt::format("    heddle score {} --head {} --input IN.jsonl --output OUT.jsonl\n", use,
