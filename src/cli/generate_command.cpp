@@ -42,7 +42,7 @@ class Generation {
  public:
   explicit Generation(const GenerateOptions& options)
       : options_(options),
-        model_(load(options.model, models::qwen3_5::Head::kLanguageModel)),
+        model_(load(options.model, models::qwen3_5::Head::kLanguageModel, /*generates=*/true)),
         tokenizer_(data::Tokenizer::load(model_.tokenizer_directory)),
         renderer_(*tokenizer_, render_options(options)) {
     if (!options.ignore_eos)

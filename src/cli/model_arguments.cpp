@@ -34,9 +34,10 @@ runtime::Context context_of(const ModelArguments& arguments) {
   return context;
 }
 
-train::LoadedModel load(const ModelArguments& arguments, models::qwen3_5::Head head) {
+train::LoadedModel load(const ModelArguments& arguments, models::qwen3_5::Head head,
+                        bool generates) {
   return train::load_for_inference(arguments.directory, arguments.adapter, context_of(arguments),
-                                   head);
+                                   head, ops::ContextMethod::kState, generates);
 }
 
 }  // namespace heddle::cli

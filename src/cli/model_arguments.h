@@ -23,6 +23,7 @@ struct ModelArguments {
 
 void add_model_arguments(CLI::App& command, ModelArguments& arguments);
 runtime::Context context_of(const ModelArguments& arguments);
-train::LoadedModel load(const ModelArguments& arguments, models::qwen3_5::Head head);
+train::LoadedModel load(const ModelArguments& arguments, models::qwen3_5::Head head,
+                        bool generates = false);
 
 }  // namespace heddle::cli

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "ops/attention/attention.h"
+#include "ops/attention/attention_decode.h"
 #include "ops/autograd.h"
 #include "ops/context_parallel/context_parallel.h"
 #include "ops/rotary/rotary.h"
@@ -105,43 +106,40 @@ at::Tensor Attention::forward(const LinearInput& x, const BlockInputs& inputs,
 
 at::Tensor Attention::generate(const at::Tensor& x, const BlockInputs& inputs, CacheView& cache) {
   const Projected projected = project(x, inputs);
+  const auto& [q, k, v, gate] = projected;
   const ops::Sequences& sequences = inputs.sequences;
   const std::int64_t count = sequences.count();
-  LayerCache& layer = *cache.layer;
-  std::vector<std::int64_t> after = cache.lengths;
+  LayerCache& layer = cache.layer;
+  if (sequences.max_seqlen == 1 && sequences.total() == count) {
+    return finish(
+        ops::attention_decode(*inputs.kernels, {q, k, v, layer.keys, layer.values, 0}, cache.rows),
+        projected, inputs);
+  }
+  const std::vector<std::int64_t>&slots = cache.rows.slots_host, &lengths = cache.rows.lengths_host;
+  std::vector<std::int64_t> after = lengths;
   for (std::int64_t s = 0; s < count; ++s) {
     const std::int64_t begin = sequences.cu_seqlens_host[s],
                        length = sequences.cu_seqlens_host[s + 1] - begin;
-    layer.keys[cache.slots[s]]
-        .narrow(0, cache.lengths[s], length)
-        .copy_(projected.k.narrow(0, begin, length));
-    layer.values[cache.slots[s]]
-        .narrow(0, cache.lengths[s], length)
-        .copy_(projected.v.narrow(0, begin, length));
+    layer.keys[slots[s]].narrow(0, lengths[s], length).copy_(k.narrow(0, begin, length));
+    layer.values[slots[s]].narrow(0, lengths[s], length).copy_(v.narrow(0, begin, length));
     after[s] += length;
   }
-  at::Tensor o;
-  if (sequences.max_seqlen == 1 && sequences.total() == count) {
-    o = ops::attention_step(*inputs.kernels, projected.q, layer.keys, layer.values, cache.slots,
-                            after, 0);
-  } else if (std::all_of(cache.lengths.begin(), cache.lengths.end(),
-                         [](std::int64_t n) { return n == 0; })) {
-    o = ops::attention(*inputs.kernels,
-                       {projected.q, projected.k, projected.v, sequences, sequences, 0});
-  } else {
-    // A prompt in pieces: each sequence's new queries against its whole cache.
-    std::vector<at::Tensor> keys, values;
-    std::vector<std::int32_t> boundaries = {0};
-    for (std::int64_t s = 0; s < count; ++s) {
-      keys.push_back(layer.keys[cache.slots[s]].narrow(0, 0, after[s]));
-      values.push_back(layer.values[cache.slots[s]].narrow(0, 0, after[s]));
-      boundaries.push_back(boundaries.back() + static_cast<std::int32_t>(after[s]));
-    }
-    const ops::Sequences key_sequences = ops::Sequences::from_host(boundaries, x.device());
-    o = ops::attention(*inputs.kernels,
-                       {projected.q, at::cat(keys), at::cat(values), sequences, key_sequences, 0});
+  if (cache.rows.longest == 0) {
+    return finish(ops::attention(*inputs.kernels, {q, k, v, sequences, sequences, 0}), projected,
+                  inputs);
   }
-  return finish(o, projected, inputs);
+  // A prompt in pieces: each sequence's new queries against its whole cache.
+  std::vector<at::Tensor> keys, values;
+  std::vector<std::int32_t> boundaries = {0};
+  for (std::int64_t s = 0; s < count; ++s) {
+    keys.push_back(layer.keys[slots[s]].narrow(0, 0, after[s]));
+    values.push_back(layer.values[slots[s]].narrow(0, 0, after[s]));
+    boundaries.push_back(boundaries.back() + static_cast<std::int32_t>(after[s]));
+  }
+  const ops::Sequences key_sequences = ops::Sequences::from_host(boundaries, x.device());
+  return finish(ops::attention(*inputs.kernels,
+                               {q, at::cat(keys), at::cat(values), sequences, key_sequences, 0}),
+                projected, inputs);
 }
 
 void Attention::visit_parameters(const std::function<void(Parameter&)>& visit) {

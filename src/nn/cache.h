@@ -1,9 +1,8 @@
 #pragma once
 
-#include <cstdint>
-#include <vector>
-
 #include <ATen/core/Tensor.h>
+
+#include "ops/cache_rows.h"
 
 namespace heddle::nn {
 
@@ -14,11 +13,11 @@ struct LayerCache {
   at::Tensor state;         ///< Gated DeltaNet: [slots, Hv, K, V], fp32 or wider.
 };
 
-/// Which sequences a generation pass works on.
+/// One layer's cache, and which sequences a generation pass continues: one row for each packed
+/// sequence.
 struct CacheView {
-  LayerCache* layer = nullptr;
-  std::vector<std::int64_t> slots;    ///< [S] one per packed sequence.
-  std::vector<std::int64_t> lengths;  ///< [S] tokens in the cache before this pass.
+  LayerCache& layer;
+  const ops::CacheRows& rows;
 };
 
 }  // namespace heddle::nn

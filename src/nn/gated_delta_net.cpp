@@ -4,11 +4,11 @@
 
 #include <algorithm>
 
-#include "device/upload.h"
 #include "ops/autograd.h"
 #include "ops/causal_conv1d/causal_conv1d.h"
 #include "ops/context_parallel/context_parallel.h"
 #include "ops/gated_delta_net/gated_delta_net.h"
+#include "ops/gated_delta_net/gated_delta_rule_decode.h"
 
 namespace heddle::nn {
 
@@ -166,19 +166,21 @@ at::Tensor GatedDeltaNet::forward(const LinearInput& x, const BlockInputs& input
 at::Tensor GatedDeltaNet::generate(const at::Tensor& x, const BlockInputs& inputs,
                                    CacheView& cache) {
   const Projected projected = project(x, inputs);
-  const auto [g, beta] =
-      ops::gdn_gates(*inputs.kernels, projected.a, projected.b, a_log_.value(), dt_bias_.value());
-  LayerCache& layer = *cache.layer;
+  LayerCache& layer = cache.layer;
   const at::Tensor weight = conv_.value().squeeze(1);
   const ops::Sequences& sequences = inputs.sequences;
   if (sequences.max_seqlen == 1 && sequences.total() == sequences.count()) {
-    const auto [q, k, v] = split_qkv(
-        ops::causal_conv1d_step(*inputs.kernels, projected.qkv, weight, layer.conv, cache.slots));
-    return finish(
-        ops::gated_delta_rule_step(*inputs.kernels, q, k, v, g, beta, layer.state, cache.slots, {}),
-        projected, inputs);
+    const at::Tensor y =
+        ops::gated_delta_net_decode(*inputs.kernels,
+                                    {projected.qkv, projected.a, projected.b, projected.z, weight,
+                                     a_log_.value(), dt_bias_.value(), norm_.value(), layer.conv,
+                                     layer.state, dims_.num_key_heads, dims_.rms_norm_eps},
+                                    cache.rows);
+    return out_proj_.forward(*inputs.kernels, y);
   }
-  const at::Tensor slots = device::upload(cache.slots, x.device());
+  const auto [g, beta] =
+      ops::gdn_gates(*inputs.kernels, projected.a, projected.b, a_log_.value(), dt_bias_.value());
+  const at::Tensor& slots = cache.rows.slots;
   const auto conv = ops::causal_conv1d(
       *inputs.kernels, {projected.qkv, weight, layer.conv.index_select(0, slots), sequences, true});
   const auto [q, k, v] = split_qkv(conv.y);

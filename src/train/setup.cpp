@@ -213,6 +213,7 @@ void allocate_model(const config::RunConfig& config, models::qwen3_5::Config mod
                     const std::string& prefix, Setup& setup) {
   models::qwen3_5::ModelOptions options;
   options.head = head_of(config.model.head);
+  options.generates = !config.log.sample_prompts.empty();
   options.num_labels =
       config.model.num_labels > 0 ? config.model.num_labels : model_config.num_labels;
   options.auxiliary_loss = auxiliary_coefficient(config, model_config) > 0;
@@ -305,7 +306,7 @@ Setup make_setup(const config::RunConfig& config, Observer& observer,
 LoadedModel load_for_inference(const std::filesystem::path& directory,
                                const std::filesystem::path& adapter,
                                const runtime::Context& context, models::qwen3_5::Head head,
-                               ops::ContextMethod context_method) {
+                               ops::ContextMethod context_method, bool generates) {
   LoadedModel loaded;
   loaded.context = context;
   loaded.source = std::make_unique<ckpt::ModelDirectory>(ckpt::ModelDirectory::open(directory));
@@ -329,6 +330,7 @@ LoadedModel load_for_inference(const std::filesystem::path& directory,
   }
   models::qwen3_5::ModelOptions options;
   options.head = head;
+  options.generates = generates;
   options.num_labels = std::max<std::int64_t>(1, config.num_labels);
   options.kernel_policy.on_chip_limit_bytes = on_chip_limit(context.device);
   options.context_method = context_method;

@@ -93,10 +93,12 @@ struct LoadedModel {
   parallel::StagePlan stages;                    ///< Of the pipeline
   ckpt::ModelLoadReport load_report;
 };
-/// On the ranks of context.mesh together. Throws ConfigError for a layout that is not the model's.
+/// On the ranks of context.mesh together; with kernels that decode if it `generates`. Throws
+/// ConfigError for a layout that is not the model's.
 LoadedModel load_for_inference(const std::filesystem::path& directory,
                                const std::filesystem::path& adapter,
                                const runtime::Context& context, models::qwen3_5::Head head,
-                               ops::ContextMethod context_method = ops::ContextMethod::kState);
+                               ops::ContextMethod context_method = ops::ContextMethod::kState,
+                               bool generates = false);
 
 }  // namespace heddle::train

@@ -39,6 +39,7 @@ inline std::unique_ptr<models::qwen3_5::Model> tiny_model(c10::ScalarType dtype,
   context.dtype = dtype;
   models::qwen3_5::ModelOptions options;
   options.auxiliary_loss = moe;
+  options.generates = true;
   options.kernel_policy = policy;
   auto model = std::make_unique<models::qwen3_5::Model>(models::qwen3_5::parse_config(json, "test"),
                                                         "model.", context, options);

@@ -145,7 +145,8 @@ Model::Model(Config config, std::string prefix, const runtime::Context& context,
       options_(options),
       kernels_(ops::KernelTable::choose(
           ops::builtin_registry(), context.device.type(), context.dtype,
-          kernel_requests(config_, degrees_of(context.mesh, options.context_method)),
+          kernel_requests(config_, degrees_of(context.mesh, options.context_method),
+                          options.generates),
           options.kernel_policy)),
       tensor_group_(context.mesh.group({Dim::kTp})),
       context_group_(context.mesh.group({Dim::kCp})),
@@ -297,14 +298,16 @@ at::Tensor Model::generate(const at::Tensor& tokens, const ops::Sequences& seque
   const nn::BlockInputs inputs =
       block_inputs(sequences, positions.to(context_.device), tokens.size(0), /*training=*/false);
   at::Tensor hidden = embed(tokens);
+  const ops::CacheRows rows = ops::CacheRows::from_host(slots, lengths, context_.device);
   for (std::size_t i = 0; i < layers_.size(); ++i) {
-    nn::CacheView view{&cache[i], slots, lengths};
+    nn::CacheView view{cache[i], rows};
     hidden = layers_[i]->generate(hidden, inputs, view);
   }
   return hidden;
 }
 
-std::vector<ops::OpRequest> kernel_requests(const Config& config, const Degrees& degrees) {
+std::vector<ops::OpRequest> kernel_requests(const Config& config, const Degrees& degrees,
+                                            bool generates) {
   const std::int64_t head_ranks = degrees.tp * degrees.ulysses;
   const std::int64_t num_kv_heads =
       std::max<std::int64_t>(1, config.num_key_value_heads / degrees.tp);
@@ -315,17 +318,21 @@ std::vector<ops::OpRequest> kernel_requests(const Config& config, const Degrees&
     return std::find(flags.begin(), flags.end(), value) != flags.end();
   };
   if (any(config.full_attention, false)) {
-    requests.push_back({"gated_delta_rule",
-                        {{{"num_k_heads", config.linear_num_key_heads / head_ranks},
-                          {"num_v_heads", config.linear_num_value_heads / head_ranks},
-                          {"head_k_dim", config.linear_key_head_dim},
-                          {"head_v_dim", config.linear_value_head_dim}}}});
+    const ops::Dims rule = {{"num_k_heads", config.linear_num_key_heads / head_ranks},
+                            {"num_v_heads", config.linear_num_value_heads / head_ranks},
+                            {"head_k_dim", config.linear_key_head_dim},
+                            {"head_v_dim", config.linear_value_head_dim}};
+    const ops::Dims conv = {{"channels", gated_delta_net_dims(config).conv_channels() / head_ranks},
+                            {"width", config.linear_conv_kernel_dim}};
+    requests.push_back({"gated_delta_rule", {rule}});
     requests.push_back(
         {"gdn_gates", {{{"num_v_heads", config.linear_num_value_heads / head_ranks}}}});
     requests.push_back({"gated_rms_norm", {{{"dim", config.linear_value_head_dim}}}});
-    requests.push_back({"causal_conv1d",
-                        {{{"channels", gated_delta_net_dims(config).conv_channels() / head_ranks},
-                          {"width", config.linear_conv_kernel_dim}}}});
+    requests.push_back({"causal_conv1d", {conv}});
+    if (generates) {
+      requests.push_back({"conv_decode", {conv}});
+      requests.push_back({"gated_delta_rule_decode", {rule}});
+    }
   }
   if (any(config.full_attention, true)) {
     const std::int64_t copies = nn::ulysses_key_copies(num_kv_heads, degrees.ulysses);
@@ -335,6 +342,7 @@ std::vector<ops::OpRequest> kernel_requests(const Config& config, const Degrees&
     requests.push_back(
         {"qk_norm_rope", {{{"head_dim", config.head_dim}, {"rotary_dim", config.rotary_dim()}}}});
     requests.push_back({"attention", {attention}});
+    if (generates) requests.push_back({"attention_decode", {attention}});
     requests.push_back({"output_gate", {attention}});
   }
   requests.push_back({"swiglu", {{{"dim", config.intermediate_size / degrees.tp}}}});
@@ -348,6 +356,7 @@ std::vector<ops::OpRequest> kernel_requests(const Config& config, const Degrees&
   requests.push_back({"linear_cross_entropy",
                       {{{"hidden_size", config.hidden_size}, {"vocab_size", config.vocab_size}}}});
   requests.push_back({"adamw", {{}}});
+  if (generates) requests.push_back({"sample_tokens", {{}}});
   return requests;
 }
 

@@ -61,6 +61,7 @@ class DecoderLayer : public nn::Block {
 struct ModelOptions {
   Head head = Head::kLanguageModel;
   std::int64_t num_labels = 0;  ///< kClassify: 1 = regression or reward.
+  bool generates = false;       ///< It will generate: kernels that decode are chosen too.
   bool auxiliary_loss = false;  ///< Compute the router's load-balancing loss while training.
   ops::KernelPolicy kernel_policy;
   ops::ContextMethod context_method = ops::ContextMethod::kState;  ///< Where cp is above 1.
@@ -154,7 +155,9 @@ struct Degrees {
   std::int64_t ep = 1;       ///< Routed experts.
 };
 
-/// Which operators the model calls, and with which dimensions on each rank.
-std::vector<ops::OpRequest> kernel_requests(const Config& config, const Degrees& degrees = {});
+/// Which operators the model calls, and with which dimensions on each rank; those that decode if it
+/// `generates`.
+std::vector<ops::OpRequest> kernel_requests(const Config& config, const Degrees& degrees = {},
+                                            bool generates = false);
 
 }  // namespace heddle::models::qwen3_5
