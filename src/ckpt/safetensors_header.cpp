@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/errors.h"
-#include "base/text.h"
+#include "base/quote.h"
 #include "ckpt/safetensors.h"
 
 namespace heddle::ckpt {
@@ -19,9 +19,7 @@ namespace {
 constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
 
 std::string show_name(const std::string& name) {
-  // A damaged header can hold a name of megabytes.
-  return name.size() <= 200 ? fmt::format("'{}'", name)
-                            : fmt::format("'{}...'", name.substr(0, 200));
+  return fmt::format("'{}'", text::shown(name));
 }
 
 /// Reads the header's JSON piece by piece: a document tree would accept a name that occurs twice,
@@ -36,8 +34,8 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   bool number_integer(number_integer_t value) override {
     return fail("{} is negative: {}", place(), value);
   }
-  bool number_float(number_float_t, const string_t& text) override {
-    return fail("{} is not a whole number: {}", place(), text);
+  bool number_float(number_float_t, const string_t& digits) override {
+    return fail("{} is not a whole number: {}", place(), text::shown(digits));
   }
   bool binary(binary_t&) override { return unexpected("binary data"); }
 

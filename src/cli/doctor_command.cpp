@@ -11,6 +11,7 @@
 
 #include "base/errors.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "base/text.h"
 #include "cli/command.h"
 #include "cli/doctor.h"
@@ -88,12 +89,8 @@ models::qwen3_5::Config shape_of(const DoctorOptions& options, const config::Run
     throw_error<ConfigError>("{}: there is no {}; --preset NAME plans without a model",
                              config::where(config, "model.path"), path.string());
   }
-  try {
-    return models::qwen3_5::parse_config(nlohmann::ordered_json::parse(files::read(path)),
-                                         path.string());
-  } catch (const nlohmann::json::parse_error& error) {
-    throw_error<ModelError>("{}: {}", path.string(), error.what());
-  }
+  return models::qwen3_5::parse_config(
+      json::read_object<ModelError>(path, files::kJsonLimit, path.parent_path()), path.string());
 }
 
 /// A layout's configuration and its number of ranks.

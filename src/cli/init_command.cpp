@@ -3,6 +3,7 @@
 #include <ostream>
 
 #include "base/errors.h"
+#include "base/json.h"
 #include "base/text.h"
 #include "ckpt/model_directory.h"
 #include "ckpt/model_writer.h"
@@ -32,7 +33,7 @@ std::pair<Config, nlohmann::ordered_json> read_config(const InitOptions& options
                              text::join(models::qwen3_5::preset_names(), ", "));
   }
   if (!options.config.empty()) {
-    nlohmann::ordered_json json = ckpt::read_json_object(options.config);
+    nlohmann::ordered_json json = json::read_object<ModelError>(options.config);
     Config config = models::qwen3_5::parse_config(json, options.config);
     if (config.nested) {
       throw_error<ModelError>(

@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "base/threads.h"
+#include "ckpt/config_bounds.h"
 #include "comm/launch_environment.h"
 #include "config/config.h"
 #include "device/device.h"
@@ -47,7 +48,10 @@ std::int64_t on_chip_limit(c10::Device device) {
 }
 
 models::qwen3_5::Config read_model_config(const ckpt::ModelDirectory& source) {
-  return models::qwen3_5::parse_config(source.config(), (source.path() / "config.json").string());
+  models::qwen3_5::Config config =
+      models::qwen3_5::parse_config(source.config(), (source.path() / "config.json").string());
+  ckpt::require_size_of_files(config, source);
+  return config;
 }
 
 /// Says what runs slower than it could, for a kernel that does not fit.

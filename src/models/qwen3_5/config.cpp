@@ -1,15 +1,24 @@
 #include "models/qwen3_5/config.h"
 
 #include <algorithm>
+#include <limits>
 #include <set>
 
 #include "base/errors.h"
+#include "base/json.h"
+#include "base/quote.h"
 #include "base/text.h"
 
 namespace heddle::models::qwen3_5 {
 namespace {
 
 using Json = nlohmann::ordered_json;
+
+// Far above any model, and small enough for the product of four to fit 64 bits after each is held
+// against the weights.
+constexpr std::int64_t kMostElements = 1 << 24;  // of one dimension
+constexpr std::int64_t kMostWidth = 1 << 20, kMostHeads = 1 << 16, kMostLayers = 1 << 14;
+constexpr double kLargestNumber = 1e15;
 
 /// Reads keys of one JSON object, remembers what was defaulted, and names the key in every error.
 class Reader {
@@ -21,12 +30,14 @@ class Reader {
 
   std::int64_t integer(const char* key, std::int64_t fallback) {
     if (!has(key)) return note(key, fallback);
-    if (!json_[key].is_number_integer()) fail(key, "an integer");
+    // Also where 64 bits are too few, which a number without a sign shows as another type.
+    if (!json_[key].is_number_integer() || json_[key] > std::numeric_limits<std::int64_t>::max())
+      fail(key, "an integer");
     return json_[key].get<std::int64_t>();
   }
-  std::int64_t positive(const char* key, std::int64_t fallback) {
+  std::int64_t positive(const char* key, std::int64_t fallback, std::int64_t most = kMostElements) {
     const std::int64_t value = integer(key, fallback);
-    if (value < 1) fail(key, "a positive integer");
+    if (value < 1 || value > most) fail(key, fmt::format("an integer from 1 to {}", most));
     return value;
   }
   double number(const char* key, double fallback) {
@@ -34,14 +45,20 @@ class Reader {
     if (!json_[key].is_number()) fail(key, "a number");
     return json_[key].get<double>();
   }
+  /// From a factor or a width that a computation divides by or takes the root of.
+  double above_zero(const char* key, double fallback) {
+    const double value = number(key, fallback);
+    if (!(value > 0 && value <= kLargestNumber)) fail(key, "a number above 0");
+    return value;
+  }
   bool boolean(const char* key, bool fallback) {
     if (!has(key)) return note(key, fallback);
     if (!json_[key].is_boolean()) fail(key, "true or false");
     return json_[key].get<bool>();
   }
-  [[noreturn]] void fail(const char* key, const char* expected) const {
+  [[noreturn]] void fail(const char* key, const std::string& expected) const {
     throw_error<ModelError>("{}: '{}' is {}: expected {}", source_, key,
-                            json_.contains(key) ? json_[key].dump() : "missing", expected);
+                            json_.contains(key) ? json::shown(json_[key]) : "missing", expected);
   }
 
  private:
@@ -56,11 +73,18 @@ class Reader {
   std::vector<std::string>& defaulted_;
 };
 
-std::vector<std::int64_t> integers(const Json& json, const char* key) {
+std::vector<std::int64_t> integers(const Json& json, const char* key,
+                                    const std::string& source) {
   if (!json.contains(key) || json[key].is_null()) return {};
-  if (json[key].is_number_integer()) return {json[key].get<std::int64_t>()};
-  if (json[key].is_array()) return json[key].get<std::vector<std::int64_t>>();
-  return {};
+  std::vector<std::int64_t> values;
+  for (const Json& value : json[key].is_array() ? json[key] : Json::array({json[key]})) {
+    if (!value.is_number_integer() || value < 0 || value > kMostElements) {
+      throw_error<ModelError>("{}: '{}' is {}: expected a number from 0 on, or a list of them",
+                              source, key, json::shown(json[key]));
+    }
+    values.push_back(value.get<std::int64_t>());
+  }
+  return values;
 }
 
 std::vector<bool> layer_kinds(const Json& text, std::int64_t layers, const std::string& source) {
@@ -83,11 +107,11 @@ std::vector<bool> layer_kinds(const Json& text, std::int64_t layers, const std::
   }
   std::vector<bool> full(layers);
   for (std::int64_t i = 0; i < layers; ++i) {
-    const std::string type = types[i].is_string() ? types[i].get<std::string>() : types[i].dump();
+    const std::string type = types[i].is_string() ? types[i].get<std::string>() : json::shown(types[i]);
     if (type != "full_attention" && type != "linear_attention") {
       throw_error<ModelError>(
           "{}: layer_types[{}] is '{}': expected full_attention or linear_attention", source, i,
-          type);
+          text::shown(type));
     }
     full[i] = type == "full_attention";
     if (has_interval && full[i] != from_interval[i]) {
@@ -116,8 +140,12 @@ void read_rope(const Json& text, Config& config, const std::string& source) {
       return fallback;
     }
     if (!value->is_number())
-      throw_error<ModelError>("{}: '{}' is {}: expected a number", source, key, value->dump());
-    return value->get<double>();
+      throw_error<ModelError>("{}: '{}' is {}: expected a number", source, key, json::shown(*value));
+    const double found = value->get<double>();
+    if (!(found > 0 && found <= kLargestNumber)) {
+      throw_error<ModelError>("{}: '{}' is {}: expected a number above 0", source, key, found);
+    }
+    return found;
   };
   config.rope_theta = number("rope_theta", 10000);
   config.partial_rotary_factor = number("partial_rotary_factor", 0.25);
@@ -129,11 +157,17 @@ void read_rope(const Json& text, Config& config, const std::string& source) {
                             type->get<std::string>());
   }
   config.mrope_section = {11, 11, 10};
-  if (const Json* section = find("mrope_section"))
-    config.mrope_section = section->get<std::vector<std::int64_t>>();
+  if (find("mrope_section") != nullptr) {
+    const bool is_inside = rope != nullptr && rope->contains("mrope_section");
+    config.mrope_section = integers(is_inside ? *rope : text, "mrope_section", source);
+  }
 }
 
 void check(const Config& config, const std::string& source) {
+  if (!(config.partial_rotary_factor <= 1)) {
+    throw_error<ModelError>("{}: 'partial_rotary_factor' is {}: expected a number in (0, 1]", source,
+                            config.partial_rotary_factor);
+  }
   const auto divides = [&](const char* small, std::int64_t a, const char* large, std::int64_t b) {
     if (b % a != 0)
       throw_error<ModelError>("{}: {} ({}) does not divide {} ({})", source, small, a, large, b);
@@ -169,7 +203,7 @@ Config parse_config(const Json& json, const std::string& source) {
     throw_error<ModelError>(
         "{}: model_type '{}' is not one of qwen3_5, qwen3_5_text, qwen3_5_moe, qwen3_5_moe_text, "
         "qwen3_next",
-        source, config.model_type);
+        source, text::shown(config.model_type));
   }
   if (config.nested && (!json.contains("text_config") || !json["text_config"].is_object())) {
     throw_error<ModelError>("{}: model_type '{}' needs an object 'text_config'", source,
@@ -183,22 +217,22 @@ Config parse_config(const Json& json, const std::string& source) {
   // The defaults are those of the configuration class of transformers for this model type.
   Reader read(text, source, config.defaulted);
   config.vocab_size = read.positive("vocab_size", next ? 151936 : 248320);
-  config.hidden_size = read.positive("hidden_size", moe ? 2048 : 4096);
+  config.hidden_size = read.positive("hidden_size", moe ? 2048 : 4096, kMostWidth);
   if (!moe || next)
     config.intermediate_size = read.positive("intermediate_size", next ? 5632 : 12288);
-  config.num_hidden_layers = read.positive("num_hidden_layers", next ? 48 : moe ? 40 : 32);
-  config.num_attention_heads = read.positive("num_attention_heads", 16);
-  config.num_key_value_heads = read.positive("num_key_value_heads", moe ? 2 : 4);
-  config.head_dim = read.positive("head_dim", 256);
-  config.rms_norm_eps = read.number("rms_norm_eps", 1e-6);
+  config.num_hidden_layers = read.positive("num_hidden_layers", next ? 48 : moe ? 40 : 32, kMostLayers);
+  config.num_attention_heads = read.positive("num_attention_heads", 16, kMostHeads);
+  config.num_key_value_heads = read.positive("num_key_value_heads", moe ? 2 : 4, kMostHeads);
+  config.head_dim = read.positive("head_dim", 256, kMostHeads);
+  config.rms_norm_eps = read.above_zero("rms_norm_eps", 1e-6);
   config.initializer_range = read.number("initializer_range", 0.02);
-  config.max_position_embeddings = read.positive("max_position_embeddings", 32768);
+  config.max_position_embeddings = read.positive("max_position_embeddings", 32768, std::int64_t{1} << 40);
   config.full_attention = layer_kinds(text, config.num_hidden_layers, source);
-  config.linear_conv_kernel_dim = read.positive("linear_conv_kernel_dim", 4);
-  config.linear_key_head_dim = read.positive("linear_key_head_dim", 128);
-  config.linear_value_head_dim = read.positive("linear_value_head_dim", 128);
-  config.linear_num_key_heads = read.positive("linear_num_key_heads", 16);
-  config.linear_num_value_heads = read.positive("linear_num_value_heads", 32);
+  config.linear_conv_kernel_dim = read.positive("linear_conv_kernel_dim", 4, kMostHeads);
+  config.linear_key_head_dim = read.positive("linear_key_head_dim", 128, kMostHeads);
+  config.linear_value_head_dim = read.positive("linear_value_head_dim", 128, kMostHeads);
+  config.linear_num_key_heads = read.positive("linear_num_key_heads", 16, kMostHeads);
+  config.linear_num_value_heads = read.positive("linear_num_value_heads", 32, kMostHeads);
   read_rope(text, config, source);
   if (read.has("hidden_act") && text["hidden_act"] != "silu") read.fail("hidden_act", "\"silu\"");
   if (read.has("attention_bias") && text["attention_bias"] != false)
@@ -214,29 +248,30 @@ Config parse_config(const Json& json, const std::string& source) {
 
   config.sparse_mlp.assign(config.num_hidden_layers, moe);
   if (moe) {
-    config.num_experts = read.positive("num_experts", next ? 512 : 256);
-    config.num_experts_per_tok = read.positive("num_experts_per_tok", next ? 10 : 8);
-    config.moe_intermediate_size = read.positive("moe_intermediate_size", 512);
-    config.shared_expert_intermediate_size = read.positive("shared_expert_intermediate_size", 512);
+    config.num_experts = read.positive("num_experts", next ? 512 : 256, kMostHeads);
+    config.num_experts_per_tok = read.positive("num_experts_per_tok", next ? 10 : 8, kMostHeads);
+    config.moe_intermediate_size = read.positive("moe_intermediate_size", 512, kMostWidth);
+    config.shared_expert_intermediate_size = read.positive("shared_expert_intermediate_size", 512, kMostWidth);
     config.norm_topk_prob = next ? read.boolean("norm_topk_prob", true) : true;
     config.output_router_logits = read.boolean("output_router_logits", false);
     config.router_aux_loss_coef = read.number("router_aux_loss_coef", 0.001);
   }
   if (next) {
     const std::int64_t step = read.positive("decoder_sparse_step", 1);
-    const auto dense = integers(text, "mlp_only_layers");
+    const auto dense = integers(text, "mlp_only_layers", source);
     for (std::int64_t i = 0; i < config.num_hidden_layers; ++i) {
       config.sparse_mlp[i] =
           (i + 1) % step == 0 && std::find(dense.begin(), dense.end(), i) == dense.end();
     }
   }
   if (json.contains("num_labels") && json["num_labels"].is_number_integer())
-    config.num_labels = json["num_labels"];
+    config.num_labels = Reader(json, source, config.defaulted).positive("num_labels", 1);
   if (json.contains("id2label") && json["id2label"].is_object()) {
     config.num_labels = static_cast<std::int64_t>(json["id2label"].size());
   }
-  config.eos_token_ids = integers(text, "eos_token_id");
-  if (read.has("pad_token_id")) config.pad_token_id = text["pad_token_id"].get<std::int64_t>();
+  config.eos_token_ids = integers(text, "eos_token_id", source);
+  if (const auto pad = integers(text, "pad_token_id", source); !pad.empty())
+    config.pad_token_id = pad.front();
   check(config, source);
   return config;
 }
