@@ -134,8 +134,9 @@ void read_common(ConfigReader& text, const Json& top, Config& config) {
   text.require("hidden_act", "silu");
   text.require("attention_bias", false);
   text.require_plain_rope();
-  if (top.contains("num_labels") && top["num_labels"].is_number_integer())
-    config.num_labels = top["num_labels"];
+  std::vector<std::string> unused;
+  ConfigReader labels(top, text.source(), unused);
+  if (labels.has("num_labels")) config.num_labels = labels.positive("num_labels", 1);
   if (top.contains("id2label") && top["id2label"].is_object())
     config.num_labels = static_cast<std::int64_t>(top["id2label"].size());
 }
@@ -160,11 +161,13 @@ void check_dims(const Config& config, const std::string& source) {
     require_divides(source, "num_key_value_heads", attention->num_key_value_heads,
                     "num_attention_heads", attention->num_attention_heads);
   }
-  if (config.rotary_dim < 2 || config.rotary_dim % 2 != 0) {
+  const std::int64_t head_dim = config.attention() != nullptr ? config.attention()->head_dim : 0;
+  if (config.rotary_dim < 2 || config.rotary_dim % 2 != 0 ||
+      (head_dim > 0 && config.rotary_dim > head_dim)) {
     throw_error<ModelError>(
-        "{}: {} entries of a head are rotated: expected an even number of at "
-        "least 2 (head_dim, partial_rotary_factor)",
-        source, config.rotary_dim);
+        "{}: {} entries of a head of {} are rotated: expected an even number from 2 to head_dim "
+        "(head_dim, partial_rotary_factor)",
+        source, config.rotary_dim, head_dim);
   }
   const nn::MoeDims* moe = config.moe();
   if (moe != nullptr && moe->num_experts_per_tok > moe->num_experts) {
