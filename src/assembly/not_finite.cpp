@@ -18,9 +18,9 @@ bool is_finite(const at::Tensor& tensor) { return at::isfinite(tensor).all().ite
 
 /// What is wrong with a part of the model of which the output is not finite.
 std::string explain(const std::string& part, const std::vector<nn::Parameter*>& parameters) {
-  const auto bad = std::find_if(
-      parameters.begin(), parameters.end(),
-      [](const nn::Parameter* parameter) { return !is_finite(parameter->data()); });
+  const auto bad =
+      std::find_if(parameters.begin(), parameters.end(),
+                   [](const nn::Parameter* parameter) { return !is_finite(parameter->data()); });
   if (bad != parameters.end())
     return fmt::format("{}: {} holds NaN or infinity", part, (*bad)->name());
   return fmt::format("{}: its weights are finite, so it is an overflow; compute in a wider --dtype",
@@ -49,9 +49,9 @@ std::string find_not_finite(ModelOnRanks& placed, const std::vector<std::int32_t
   const c10::Device device = placed.context.device;
   const auto count = static_cast<std::int64_t>(tokens.size());
   const std::vector<std::int64_t> ids(tokens.begin(), tokens.end());
-  nn::Pass pass = model.pass(
-      ops::Sequences::from_host({0, static_cast<std::int32_t>(count)}, device),
-      at::arange(count, at::kLong).to(device), count, /*training=*/false);
+  nn::Pass pass =
+      model.pass(ops::Sequences::from_host({0, static_cast<std::int32_t>(count)}, device),
+                 at::arange(count, at::kLong).to(device), count, /*training=*/false);
   if (placed.adapters) pass.adapters = {{placed.adapters.get(), count, {}}};
   at::Tensor hidden = model.embed(at::tensor(ids, at::kLong).to(device));
   if (!is_finite(hidden)) return explain("the embedding", {&model.embedding_weight()});

@@ -32,6 +32,7 @@ std::unique_ptr<Model> make_model(const ModelRecipe& recipe, const runtime::Cont
   models::ModelOptions options;
   options.head = recipe.head;
   options.num_labels = recipe.num_labels;
+  options.generates = recipe.generates || recipe.purpose == Purpose::kGenerate;
   options.auxiliary_loss = recipe.auxiliary_loss;
   options.kernel_policy = kernel_policy(recipe, context);
   options.context_method = recipe.context_method;
@@ -107,8 +108,8 @@ void put_adapters_on(const ModelRecipe& recipe, ModelOnRanks& placed) {
     divide(*placed.adapters);
     if (recipe.weights != Weights::kNone) placed.adapters->initialize();
   } else if (const auto* files = std::get_if<AdapterFiles>(&recipe.adapters)) {
-    placed.adapters = ckpt::load_adapter(**files, *placed.model,
-                                         placed.source ? placed.source->path().string() : "", divide);
+    placed.adapters = ckpt::load_adapter(
+        **files, *placed.model, placed.source ? placed.source->path().string() : "", divide);
   }
 }
 

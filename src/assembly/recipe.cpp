@@ -2,15 +2,18 @@
 
 #include <algorithm>
 
+#include "ckpt/config_bounds.h"
 #include "ckpt/hf_adapter.h"
 #include "ckpt/hf_model.h"
-#include "ckpt/vocabulary_tables.h"
+#include "ckpt/hf_vocabulary.h"
 #include "parallel/layout.h"
 
 namespace heddle::assembly {
 
 ModelConfig read_config(const ckpt::ModelDirectory& source) {
-  return ckpt::read_model_config(source);
+  ModelConfig config = ckpt::read_model_config(source);
+  ckpt::require_size_of_files(config, source);
+  return config;
 }
 
 ModelRecipe recipe_of_directory(const std::filesystem::path& directory,

@@ -13,10 +13,10 @@
 #include "base/text.h"
 #include "ckpt/adapter_names.h"
 #include "ckpt/expert_pairs.h"
+#include "ckpt/hf_vocabulary.h"
 #include "ckpt/hub_cache.h"
 #include "ckpt/staging_directory.h"
 #include "ckpt/tensor_io.h"
-#include "ckpt/vocabulary_tables.h"
 #include "ops/autograd.h"
 
 namespace heddle::ckpt {

@@ -11,8 +11,8 @@
 #include "adapters/lora.h"
 #include "base/errors.h"
 #include "base/text.h"
+#include "ckpt/hf_vocabulary.h"
 #include "ckpt/vision_adapter.h"
-#include "ckpt/vocabulary_tables.h"
 #include "ops/autograd.h"
 
 namespace heddle::ckpt {
@@ -155,10 +155,9 @@ std::string text_prefix(const ModelDirectory& directory, const models::Config& m
     }
   }
   for (const StoredTensor& tensor : directory.tensors()) found.push_back(tensor.name);
-  throw_error<ModelError>(
-      "{}: no tensor {}; is this a checkpoint of model_type '{}'? It holds {}",
-      directory.path().string(), text::join(tables, " or "), model.model_type,
-      text::list_some(found));
+  throw_error<ModelError>("{}: no tensor {}; is this a checkpoint of model_type '{}'? It holds {}",
+                          directory.path().string(), text::join(tables, " or "), model.model_type,
+                          text::list_some(found));
 }
 
 ModelLoadReport load_model(const ModelDirectory& directory, Model& model, std::uint64_t seed) {

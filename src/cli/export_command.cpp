@@ -55,7 +55,8 @@ int run(const ExportOptions& options, const Session& session) {
   arguments.device = "cpu";
   const assembly::ModelOnRanks loaded =
       load(arguments,
-           head_name(options.model, options.head) == "classify" ? assembly::Head::kClassify : assembly::Head::kLanguageModel,
+           head_name(options.model, options.head) == "classify" ? assembly::Head::kClassify
+                                                                : assembly::Head::kLanguageModel,
            assembly::Purpose::kStore);
   ckpt::ModelWriterOptions writer;
   writer.max_shard_bytes = options.max_shard_bytes;

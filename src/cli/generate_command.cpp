@@ -1,4 +1,5 @@
 #include <CLI/CLI.hpp>
+#include <cmath>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -156,8 +157,19 @@ int run(const GenerateOptions& options, const Session& session) {
   }
   if (!options.input.empty() && options.output.empty())
     throw ConfigError("--input needs --output OUT.jsonl");
-  if (options.max_new_tokens < 1) throw ConfigError("--max-new-tokens must be at least 1");
-  if (options.engine.max_sequences < 1) throw ConfigError("--max-sequences must be at least 1");
+  const auto check = [](bool holds, const char* option, auto value, const char* expected) {
+    if (!holds) throw_error<ConfigError>("{} is {}: expected {}", option, value, expected);
+  };
+  const double temperature = options.sampling.temperature.value_or(1),
+               top_p = options.sampling.top_p.value_or(1);
+  const std::int64_t top_k = options.sampling.top_k.value_or(0);
+  check(std::isfinite(temperature) && temperature >= 0, "--temperature", temperature,
+        "a number from 0 on");
+  check(top_k >= 0, "--top-k", top_k, "a count, or 0 for all tokens");
+  check(top_p > 0 && top_p <= 1, "--top-p", top_p, "a probability in (0, 1]");
+  check(options.max_new_tokens >= 1, "--max-new-tokens", options.max_new_tokens, "1 or more");
+  check(options.engine.max_sequences >= 1, "--max-sequences", options.engine.max_sequences,
+        "1 or more");
   head_name(options.model.directory, "lm");
   const std::shared_ptr<comm::World> world =
       join_others("generate", options.model, facts_of(options));

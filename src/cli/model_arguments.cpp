@@ -117,9 +117,8 @@ assembly::ModelOnRanks load(const ModelArguments& arguments, assembly::Head head
   const auto layout = is_divided ? std::optional(layout_of(arguments)) : std::nullopt;
   const runtime::Context context =
       layout ? assembly::make_context(*layout, world) : context_of(arguments);
-  assembly::ModelRecipe recipe =
-      assembly::recipe_of_directory(ckpt::find_model(arguments.directory),
-                                    ckpt::find_model(arguments.adapter), head, purpose);
+  assembly::ModelRecipe recipe = assembly::recipe_of_directory(
+      ckpt::find_model(arguments.directory), ckpt::find_model(arguments.adapter), head, purpose);
   if (layout) recipe.context_method = assembly::context_method(*layout);
   return assembly::place(recipe, context);
 }

@@ -257,10 +257,9 @@ void RunObserver::on_finish(const train::Summary& summary) {
 std::string RunObserver::result_line(const std::filesystem::path& output) const {
   if (setup_ == nullptr || setup_->adapters == nullptr) return "model:  " + output.string();
   const auto head = setup_->model->head();
-  return fmt::format(
-      "adapter: {} (in Python on {})", output.string(),
-      ckpt::auto_class(setup_->source->config(), head == models::Head::kEmbed,
-                       head == models::Head::kClassify));
+  return fmt::format("adapter: {} (in Python on {})", output.string(),
+                     ckpt::auto_class(setup_->source->config(), head == models::Head::kEmbed,
+                                      head == models::Head::kClassify));
 }
 
 void RunObserver::on_failure(const std::string& message) {

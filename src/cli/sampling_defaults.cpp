@@ -1,6 +1,6 @@
 #include "cli/sampling_defaults.h"
 
-#include <array>
+#include <cmath>
 #include <utility>
 
 #include "base/errors.h"
@@ -89,9 +89,14 @@ rollout::SamplingOptions sampling_of(const SamplingArguments& arguments, const J
     options.top_k = defaults.take(arguments.top_k, "top_k", options.top_k);
   }
   defaults.say();
-  if (options.temperature < 0) throw ConfigError("--temperature must not be negative");
-  if (options.top_p <= 0 || options.top_p > 1) throw ConfigError("--top-p must be in (0, 1]");
-  if (options.top_k < 0) throw ConfigError("--top-k must not be negative");
+  const bool holds = std::isfinite(options.temperature) && options.temperature >= 0 &&
+                     options.top_p > 0 && options.top_p <= 1 && options.top_k >= 0;
+  if (!holds) {
+    throw_error<ModelError>(
+        "{}: temperature {}, top_p {} and top_k {} are used: expected a temperature from 0 on, "
+        "top_p in (0, 1], top_k from 0 on",
+        kFile, options.temperature, options.top_p, options.top_k);
+  }
   return options;
 }
 

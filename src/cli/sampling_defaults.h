@@ -19,7 +19,7 @@ struct SamplingArguments {
 
 /// The sampling that is used. do_sample false there is temperature 0. Says what was taken from
 /// `generation_config` (null: there is none) and what of it is not used. Throws ModelError for a
-/// value of the wrong kind, ConfigError for one out of range.
+/// value of the wrong kind or out of range.
 rollout::SamplingOptions sampling_of(const SamplingArguments& arguments,
                                      const nlohmann::ordered_json& generation_config);
 

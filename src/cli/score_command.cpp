@@ -215,7 +215,8 @@ int run(ScoreOptions options, const Session& session) {
         "--entropy is of the distribution of tokens: expected --head lm, not {}", options.head);
   }
   if (options.answers && options.head != "lm")
-    throw_error<ConfigError>("--answers: only --head lm has a loss of tokens, not {}", options.head);
+    throw_error<ConfigError>("--answers: only --head lm has a loss of tokens, not {}",
+                             options.head);
   const std::shared_ptr<comm::World> world = join_others("score", options.model, facts_of(options));
   const ScoreTotals totals = score_as_rank(options, world);
   if (world) world->leave();
@@ -248,7 +249,8 @@ void add_score_command(CLI::App& app, Action& action) {
       ->required()
       ->type_name("OUT.jsonl");
   add_template_arguments(*command, options->template_arguments);
-  command->add_option("--head", options->head, "lm, classify (logits) or embed (last token); default as config.json has it");
+  command->add_option("--head", options->head,
+                      "lm, classify (logits) or embed (last token); default as config.json has it");
   command->add_flag("!--no-normalize", options->normalize,
                     "embed: do not scale vectors to length 1");
   command->add_flag("--entropy", options->entropy,

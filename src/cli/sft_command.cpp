@@ -47,8 +47,8 @@ int run(const std::string& name, const std::vector<std::string>& arguments,
   // What the command stands for comes first, so that the user's own overrides win.
   defaults.insert(defaults.end(), split.overrides.begin(), split.overrides.end());
   const config::RunConfig config = comm::before_joining([&] {
-    config::RunConfig read =
-        config::load(split.file, defaults, config::Completeness::kComplete, assembly::usual_device());
+    config::RunConfig read = config::load(split.file, defaults, config::Completeness::kComplete,
+                                          assembly::usual_device());
     read.model.path = ckpt::find_model(read.model.path).string();
     read.model.tokenizer = ckpt::find_model(read.model.tokenizer).string();
     return read;

@@ -15,7 +15,9 @@ struct Degrees {
   std::int64_t ep = 1;       ///< Routed experts.
 };
 
-/// Which operators the model calls, and with which dimensions on each rank.
-std::vector<ops::OpRequest> kernel_requests(const Config& config, const Degrees& degrees = {});
+/// Which operators the model calls, and with which dimensions on each rank; those that decode if it
+/// `generates`.
+std::vector<ops::OpRequest> kernel_requests(const Config& config, const Degrees& degrees = {},
+                                            bool generates = false);
 
 }  // namespace heddle::models

@@ -39,7 +39,8 @@ Model::Model(Config config, std::string prefix, const runtime::Context& context,
       options_(options),
       kernels_(ops::KernelTable::choose(
           ops::builtin_registry(), context.device.type(), context.dtype,
-          kernel_requests(config_, degrees_of(context.mesh, options.context_method)),
+          kernel_requests(config_, degrees_of(context.mesh, options.context_method),
+                          options.generates),
           options.kernel_policy)),
       tensor_group_(context.mesh.group({Dim::kTp})),
       context_group_(context.mesh.group({Dim::kCp})),
@@ -175,7 +176,7 @@ nn::Pass Model::cached_pass(ops::Sequences sequences, nn::CachedSequences cached
   for (std::int64_t s = 0; s < sequences.count(); ++s) {
     const std::int64_t begin = sequences.cu_seqlens_host[s];
     for (std::int64_t t = begin; t < sequences.cu_seqlens_host[s + 1]; ++t)
-      position[t] = cached.lengths[s] + t - begin;
+      position[t] = cached.rows.lengths_host[s] + t - begin;
   }
   nn::Pass next =
       pass(std::move(sequences), positions.to(context_.device), total, /*training=*/false);

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "ops/attention/attention.h"
+#include "ops/attention/attention_decode.h"
 #include "ops/autograd.h"
 #include "ops/context_parallel/context_parallel.h"
 #include "ops/rotary/rotary.h"
@@ -107,8 +108,11 @@ at::Tensor Attention::attend_cached(const Projected& projected, const Pass& pass
                                     LayerCache& cache) const {
   const auto& [q, k, v, gate] = projected;
   const ops::Sequences& sequences = pass.sequences;
-  const std::vector<std::int64_t>&slots = pass.cached->slots, &before = pass.cached->lengths;
+  const ops::CacheRows& rows = pass.cached->rows;
   const std::int64_t count = sequences.count();
+  if (sequences.max_seqlen == 1 && sequences.total() == count)
+    return ops::attention_decode(*pass.kernels, {q, k, v, cache.keys, cache.values, 0}, rows);
+  const std::vector<std::int64_t>&slots = rows.slots_host, &before = rows.lengths_host;
   std::vector<std::int64_t> after = before;
   for (std::int64_t s = 0; s < count; ++s) {
     const std::int64_t begin = sequences.cu_seqlens_host[s],
@@ -117,10 +121,7 @@ at::Tensor Attention::attend_cached(const Projected& projected, const Pass& pass
     cache.values[slots[s]].narrow(0, before[s], length).copy_(v.narrow(0, begin, length));
     after[s] += length;
   }
-  if (sequences.max_seqlen == 1 && sequences.total() == count)
-    return ops::attention_step(*pass.kernels, q, cache.keys, cache.values, slots, after, 0);
-  if (std::all_of(before.begin(), before.end(), [](std::int64_t n) { return n == 0; }))
-    return ops::attention(*pass.kernels, {q, k, v, sequences, sequences, 0});
+  if (rows.longest == 0) return ops::attention(*pass.kernels, {q, k, v, sequences, sequences, 0});
   // A prompt in pieces: each sequence's new queries against its whole cache.
   std::vector<at::Tensor> keys, values;
   std::vector<std::int32_t> boundaries = {0};

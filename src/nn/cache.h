@@ -5,6 +5,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "ops/cache_rows.h"
+
 namespace heddle::nn {
 
 /// What one layer remembers of sequences: slot s belongs to one sequence. Heads and channels are
@@ -24,8 +26,7 @@ void clear_slot(Cache& cache, std::int64_t slot);
 /// The sequences of a pass as a cache knows them.
 struct CachedSequences {
   Cache* cache = nullptr;
-  std::vector<std::int64_t> slots;    ///< [S] one for each packed sequence.
-  std::vector<std::int64_t> lengths;  ///< [S] tokens in the cache before this pass.
+  ops::CacheRows rows;  ///< One for each packed sequence.
 };
 
 }  // namespace heddle::nn

@@ -122,7 +122,7 @@ at::Tensor Engine::run(std::vector<Part>& parts) {
   const std::int64_t own_rank = placed_.context.mesh.data_rank();
   std::vector<std::int64_t> tokens;
   std::vector<std::int32_t> boundaries = {0};
-  nn::CachedSequences cached{&cache_, {}, {}};
+  std::vector<std::int64_t> slots, lengths;
   for (const Part& part : parts) {
     Sequence& sequence = *part.sequence;
     const auto first = sequence.tokens.begin() + sequence.cached;
@@ -130,8 +130,8 @@ at::Tensor Engine::run(std::vector<Part>& parts) {
     if (part.data_rank != own_rank) continue;
     tokens.insert(tokens.end(), first, first + part.count);
     boundaries.push_back(static_cast<std::int32_t>(tokens.size()));
-    cached.slots.push_back(sequence.slot % own_slots_);
-    cached.lengths.push_back(before);
+    slots.push_back(sequence.slot % own_slots_);
+    lengths.push_back(before);
   }
   // The ranks along tp divide the rows, and one without a sequence takes part all the same.
   const std::int64_t rows =
@@ -139,12 +139,13 @@ at::Tensor Engine::run(std::vector<Part>& parts) {
   for (std::int64_t slot = own_slots_; static_cast<std::int64_t>(tokens.size()) < rows; ++slot) {
     tokens.push_back(0);
     boundaries.push_back(static_cast<std::int32_t>(tokens.size()));
-    cached.slots.push_back(slot);
-    cached.lengths.push_back(0);
+    slots.push_back(slot);
+    lengths.push_back(0);
   }
   const c10::Device device = placed_.context.device;
-  nn::Pass pass =
-      model.cached_pass(ops::Sequences::from_host(boundaries, device), std::move(cached));
+  nn::Pass pass = model.cached_pass(
+      ops::Sequences::from_host(boundaries, device),
+      {&cache_, ops::CacheRows::from_host(std::move(slots), std::move(lengths), device)});
   if (placed_.adapters) pass.adapters = {{placed_.adapters.get(), rows, {}}};
   return placed_.pipeline->evaluate(model, at::tensor(tokens, at::kLong).to(device), pass);
 }

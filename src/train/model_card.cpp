@@ -22,8 +22,8 @@ std::string load_example(const Setup& setup, const std::string& base) {
       ckpt::auto_class(setup.source->config(), setup.model->head() == models::Head::kEmbed,
                        setup.model->head() == models::Head::kClassify);
   if (!has_adapter) {
-    return fmt::format("from transformers import {0}\n\nmodel = {0}.from_pretrained(\"THIS_FOLDER\")",
-                       name);
+    return fmt::format(
+        "from transformers import {0}\n\nmodel = {0}.from_pretrained(\"THIS_FOLDER\")", name);
   }
   return fmt::format(
       "from peft import PeftModel\nfrom transformers import {0}\n\n"
@@ -42,12 +42,13 @@ std::string model_card(const config::RunConfig& config, const Setup& setup) {
   std::string card = fmt::format("---\nlibrary_name: {}\n", is_adapter ? "peft" : "transformers");
   if (is_on_hub) card += fmt::format("base_model: {}\n", base);
   card += fmt::format("tags:\n- heddle\n- {}\n---\n\n", is_adapter ? "lora" : "full-finetuning");
-  card += fmt::format("# {}\n\n{} of `{}`, trained by Heddle. This page was made by the run: say here "
-                      "what the model is for, what it was tested on, and under which licence it "
-                      "stands (that of the base model binds it).\n\n",
-                      std::filesystem::path(config.train.output_dir).filename().string(),
-                      is_adapter ? "A LoRA adapter" : "A full fine-tune",
-                      is_on_hub ? base : std::filesystem::path(base).filename().string());
+  card += fmt::format(
+      "# {}\n\n{} of `{}`, trained by Heddle. This page was made by the run: say here "
+      "what the model is for, what it was tested on, and under which licence it "
+      "stands (that of the base model binds it).\n\n",
+      std::filesystem::path(config.train.output_dir).filename().string(),
+      is_adapter ? "A LoRA adapter" : "A full fine-tune",
+      is_on_hub ? base : std::filesystem::path(base).filename().string());
   const std::string method =
       is_adapter ? fmt::format("LoRA, rank {}, alpha {}", config.adapter.rank, config.adapter.alpha)
                  : "all weights";
@@ -57,7 +58,8 @@ std::string model_card(const config::RunConfig& config, const Setup& setup) {
       config::to_string(config.model.head), method, data_line(config.data.train), config.optim.lr,
       config.train.global_batch_size, config::to_string(config.model.dtype), config.train.seed);
   card += "```python\n" + load_example(setup, base) + "\n```\n\n";
-  const std::string use = is_adapter ? fmt::format("{} --adapter THIS_FOLDER", base) : "THIS_FOLDER";
+  const std::string use =
+      is_adapter ? fmt::format("{} --adapter THIS_FOLDER", base) : "THIS_FOLDER";
   if (setup.model->head() == models::Head::kLanguageModel)
     card += "    heddle generate " + use + " --prompt TEXT\n";
   else

@@ -16,14 +16,15 @@ class Results : public ::testing::Test {
   void SetUp() override { f_.write("ids.jsonl", "{\"input_ids\":[100,2000,37,999]}\n"); }
 
   Outcome score(Arguments more) const {
-    Arguments arguments = {"score", f_.at("model"), "--input", f_.at("ids.jsonl"), "--threads", "1"};
+    Arguments arguments = {"score", f_.at("model"), "--input", f_.at("ids.jsonl"), "--threads",
+                           "1"};
     arguments.insert(arguments.end(), more.begin(), more.end());
     return run_command(arguments);
   }
   ordered_json generated(Arguments more = {}) const {
-    Arguments arguments = {"generate",          f_.at("model"), "--input", f_.at("ids.jsonl"),
-                           "--output",          f_.at("out.jsonl"), "--threads", "1",
-                           "--max-new-tokens", "6"};
+    Arguments arguments = {
+        "generate",         f_.at("model"), "--input", f_.at("ids.jsonl"), "--output",
+        f_.at("out.jsonl"), "--threads",    "1",       "--max-new-tokens", "6"};
     arguments.insert(arguments.end(), more.begin(), more.end());
     const Outcome outcome = run_command(arguments);
     EXPECT_EQ(outcome.status, 0) << outcome.err;
@@ -91,14 +92,16 @@ TEST_F(Results, SamplingTakesTheDefaultsOfTheModel) {
   EXPECT_EQ(generated({"--ignore-eos"})["output_ids"], greedy);
   EXPECT_THAT(said_, HasSubstr("sampling: temperature 0.5, top_k 1 (generation_config.json)"));
   EXPECT_THAT(said_, HasSubstr("not used: repetition_penalty 1.1"));
-  EXPECT_NE(generated({"--ignore-eos", "--top-k", "0", "--temperature", "1"})["output_ids"], greedy);
+  EXPECT_NE(generated({"--ignore-eos", "--top-k", "0", "--temperature", "1"})["output_ids"],
+            greedy);
   f_.write("model/generation_config.json", R"({"do_sample": false})");
   EXPECT_EQ(generated({"--ignore-eos"})["output_ids"], greedy);
 }
 
 TEST_F(Results, RunsWithoutAConfigurationFileHaveFoldersOfTheirOwn) {
   const auto folder = [](Arguments more) {
-    more.insert(more.begin(), {"config", "--print", "model.path=models/base", "data.train=a.jsonl"});
+    more.insert(more.begin(),
+                {"config", "--print", "model.path=models/base", "data.train=a.jsonl"});
     const std::string text = run_command(more).out;
     const std::size_t at = text.find("output_dir: ");
     return text.substr(at, text.find('\n', at) - at);

@@ -131,7 +131,7 @@ TEST_F(GpuOps, CudnnAttentionReadsColumnsOfAProjection) {
     EXPECT_TRUE(close(of_views[i].cpu(), of_copies[i].cpu(), 1e-2)) << i;
 }
 
-TEST_F(GpuOps, ReferenceAttentionAndStepRunInFp32) {
+TEST_F(GpuOps, ReferenceAttentionRunsInFp32) {
   const std::vector<std::int32_t> ends = {0, 33, 300};
   const Tensors in = {randn({300, 4, 64}, at::kFloat, 1), randn({300, 2, 64}, at::kFloat, 2),
                       randn({300, 2, 64}, at::kFloat, 3)};
@@ -143,11 +143,6 @@ TEST_F(GpuOps, ReferenceAttentionAndStepRunInFp32) {
   };
   const Tensors gpu_in = to_gpu(in, at::kFloat);
   EXPECT_TRUE(close(run(gpu, kGpu, gpu_in).cpu(), run(cpu, c10::Device(at::kCPU), in), 1e-5));
-  const at::Tensor cache = randn({3, 50, 2, 64}, at::kFloat, 4);
-  const at::Tensor q = in[0].narrow(0, 0, 2);
-  EXPECT_TRUE(close(
-      attention_step(gpu, q.to(kGpu), cache.to(kGpu), cache.to(kGpu), {2, 0}, {50, 7}, 0).cpu(),
-      attention_step(cpu, q, cache, cache, {2, 0}, {50, 7}, 0), 1e-5));
 }
 
 KernelTable grouped_experts() {

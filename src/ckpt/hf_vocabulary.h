@@ -4,8 +4,7 @@
 #include <vector>
 
 #include "ckpt/model_directory.h"
-#include "models/config.h"
-#include "nn/parameter.h"
+#include "models/model.h"
 
 /// The two tables of the vocabulary, embedding and language-model head, which files and
 /// configurations tie to each other, repeat, or leave smaller than the model needs.

@@ -1,4 +1,4 @@
-#include "ckpt/vocabulary_tables.h"
+#include "ckpt/hf_vocabulary.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/equal.h>
@@ -18,8 +18,7 @@ constexpr const char* kHead = "lm_head.weight";
 constexpr std::string_view kEmbedding = "embed_tokens.weight";
 
 models::Config parsed(const ModelDirectory& directory) {
-  return models::parse_config(directory.config(),
-                                       (directory.path() / "config.json").string());
+  return models::parse_config(directory.config(), (directory.path() / "config.json").string());
 }
 
 bool is_same(const StoredTensor& a, const StoredTensor& b) {
@@ -58,9 +57,8 @@ const StoredTensor* stored_table(const ModelDirectory& directory, const std::str
   if (own != nullptr) return own;
   const models::Config config = parsed(directory);
   if (!config.tie_word_embeddings) return nullptr;
-  return directory.find(is_head(parameter)
-                            ? text_prefix(directory, config) + std::string(kEmbedding)
-                            : kHead);
+  return directory.find(
+      is_head(parameter) ? text_prefix(directory, config) + std::string(kEmbedding) : kHead);
 }
 
 const StoredTensor* smaller_table(const nn::Parameter& parameter, const ModelDirectory& directory) {
