@@ -68,7 +68,7 @@ Moe::Moe(const std::string& prefix, const MoeDims& dims)
 
 BlockOutput Moe::forward(const at::Tensor& x, const BlockInputs& inputs, bool want_auxiliary_loss) {
   const ops::MoeRouting routing =
-      ops::moe_route(gate_.forward(*inputs.kernels, x), dims_.num_experts_per_tok,
+      ops::moe_route(*inputs.kernels, gate_.forward(*inputs.kernels, x), dims_.num_experts_per_tok,
                      dims_.normalize_top_k, inputs.experts);
   at::Tensor shared;
   const at::Tensor chosen = routed(x, routing, inputs, [&] {

@@ -339,6 +339,9 @@ std::vector<ops::OpRequest> kernel_requests(const Config& config, const Degrees&
   }
   requests.push_back({"swiglu", {{{"dim", config.intermediate_size / degrees.tp}}}});
   if (any(config.sparse_mlp, true)) {
+    requests.push_back(
+        {"moe_route",
+         {{{"num_experts", config.num_experts}, {"top_k", config.num_experts_per_tok}}}});
     requests.push_back({"moe_experts",
                         {{{"num_experts", config.num_experts / degrees.ep},
                           {"top_k", config.num_experts_per_tok},
