@@ -174,7 +174,7 @@ ModelRecipe recipe_of_run(const config::RunConfig& config, ModelConfig model,
                           std::shared_ptr<const ckpt::ModelDirectory> source) {
   ModelRecipe recipe;
   if (source) {
-    recipe.prefix = ckpt::text_prefix(*source);
+    recipe.prefix = ckpt::text_prefix(*source, model);
     recipe.weights = Weights::kDirectory;
     recipe.source = std::move(source);
   }

@@ -24,7 +24,7 @@ ModelRecipe recipe_of_directory(const std::filesystem::path& directory,
       std::make_shared<const ckpt::ModelDirectory>(ckpt::ModelDirectory::open(directory));
   recipe.weights = Weights::kDirectory;
   recipe.config = read_config(*recipe.source);
-  recipe.prefix = ckpt::text_prefix(*recipe.source);
+  recipe.prefix = ckpt::text_prefix(*recipe.source, recipe.config);
   recipe.head = head;
   recipe.num_labels = std::max<std::int64_t>(1, recipe.config.num_labels);
   recipe.purpose = purpose;
