@@ -40,9 +40,8 @@ at::Tensor gated_delta_net_decode(const KernelTable& kernels, const GatedDeltaNe
                     in.states.size(1) == Hv && in.states.size(3) == V &&
                     in.conv_states.size(1) == in.qkv.size(1) &&
                     in.conv_states.size(2) == in.conv_weight.size(1) - 1,
-                "gated_delta_net_decode: qkv ", in.qkv.sizes(), ", z ", in.z.sizes(),
-                ", states ", in.states.sizes(), " and ", in.conv_states.sizes(),
-                " do not belong to one layer");
+                "gated_delta_net_decode: qkv ", in.qkv.sizes(), ", z ", in.z.sizes(), ", states ",
+                in.states.sizes(), " and ", in.conv_states.sizes(), " do not belong to one layer");
     rows.check("gated_delta_net_decode", in.qkv.size(0), in.states.size(0));
     return functions.net(in, rows);
   }

@@ -7,10 +7,10 @@ namespace heddle::ops {
 
 /// A layer's mixer between its projections, for one new token in each of B sequences.
 struct GatedDeltaNetDecode {
-  at::Tensor qkv, a, b, z;     ///< [B,C] before the convolution, [B,Hv], [B,Hv], [B,Hv,V]
-  at::Tensor conv_weight;      ///< [C,W]
-  at::Tensor a_log, dt_bias;   ///< [Hv]
-  at::Tensor norm_weight;      ///< [V]
+  at::Tensor qkv, a, b, z;         ///< [B,C] before the convolution, [B,Hv], [B,Hv], [B,Hv,V]
+  at::Tensor conv_weight;          ///< [C,W]
+  at::Tensor a_log, dt_bias;       ///< [Hv]
+  at::Tensor norm_weight;          ///< [V]
   at::Tensor conv_states, states;  ///< As conv_decode and gated_delta_rule_decode have them.
   std::int64_t num_key_heads = 0;
   double norm_eps = 0;
@@ -19,17 +19,17 @@ struct GatedDeltaNetDecode {
 struct GatedDeltaRuleDecode {
   static constexpr const char* kName = "gated_delta_rule_decode";
   struct Inputs {
-    at::Tensor q, k, v;         ///< [B,Hk,K], [B,Hk,K], [B,Hv,V]; any stride between tokens.
-    at::Tensor g, beta;         ///< [B,Hv] fp32 (fp64 for fp64)
-    at::Tensor states;          ///< [slots,Hv,K,V] fp32 (fp64 for fp64), updated in place.
-    double scale = 0;           ///< As in GatedDeltaRuleOptions.
-    bool normalize_qk = true;   ///< As in GatedDeltaRuleOptions.
+    at::Tensor q, k, v;        ///< [B,Hk,K], [B,Hk,K], [B,Hv,V]; any stride between tokens.
+    at::Tensor g, beta;        ///< [B,Hv] fp32 (fp64 for fp64)
+    at::Tensor states;         ///< [slots,Hv,K,V] fp32 (fp64 for fp64), updated in place.
+    double scale = 0;          ///< As in GatedDeltaRuleOptions.
+    bool normalize_qk = true;  ///< As in GatedDeltaRuleOptions.
   };
   struct Functions {
     /// `scale` is set.
     at::Tensor (*forward)(const Inputs&, const CacheRows&);
-    /// Convolution, gates, rule and gated norm in one pass, [B,Hv*V], of the mixers that `takes_net`
-    /// is true of; null: one after another.
+    /// Convolution, gates, rule and gated norm in one pass, [B,Hv*V], of the mixers that
+    /// `takes_net` is true of; null: one after another.
     bool (*takes_net)(const GatedDeltaNetDecode&) = nullptr;
     at::Tensor (*net)(const GatedDeltaNetDecode&, const CacheRows&) = nullptr;
   };

@@ -2,9 +2,9 @@
 
 #include <cstdint>
 
-/// Probabilities as whole numbers, so that their sums do not depend on the order and a CPU and a GPU
-/// draw the same token. Plain C++, constexpr so that CUDA sources may call it too; to be compiled
-/// without fused multiply-add.
+/// Probabilities as whole numbers, so that their sums do not depend on the order and a CPU and a
+/// GPU draw the same token. Plain C++, constexpr so that CUDA sources may call it too; to be
+/// compiled without fused multiply-add.
 namespace heddle::ops::sampling {
 
 /// The mass of the most likely token. Tokens below 2^-44 of it have none and are never drawn; sums
@@ -14,8 +14,8 @@ constexpr int kMassBits = 44;
 /// 1 / temperature in units of log 2.
 constexpr float log2_rate(float temperature) { return 1.4426950408889634f / temperature; }
 
-/// exp((logit - highest) / temperature) * 2^44, rounded down; relative error about 2e-6. Monotone in
-/// the logit, 0 for NaN.
+/// exp((logit - highest) / temperature) * 2^44, rounded down; relative error about 2e-6. Monotone
+/// in the logit, 0 for NaN.
 constexpr std::uint64_t mass_of(float logit, float highest, float rate) {
   const float x = (logit - highest) * rate;
   if (!(x > -static_cast<float>(kMassBits + 1))) return 0;

@@ -8,17 +8,17 @@ struct SampleTokens {
   static constexpr const char* kName = "sample_tokens";
   /// How each row is drawn. All on the device of the logits.
   struct Inputs {
-    at::Tensor logits;         ///< [B,V], V up to 2^19
-    at::Tensor temperature;    ///< [B] float32; 0: the most likely token (ties: the lowest id).
-    at::Tensor top_p, min_p;   ///< [B] float64; 1 and 0: no cut.
-    at::Tensor top_k;          ///< [B] int64; 0: no cut.
-    at::Tensor seeds;          ///< [B] int64, patterns of unsigned numbers: the rows' streams.
-    at::Tensor positions;      ///< [B] int64: of the token in its stream.
+    at::Tensor logits;        ///< [B,V], V up to 2^19
+    at::Tensor temperature;   ///< [B] float32; 0: the most likely token (ties: the lowest id).
+    at::Tensor top_p, min_p;  ///< [B] float64; 1 and 0: no cut.
+    at::Tensor top_k;         ///< [B] int64; 0: no cut.
+    at::Tensor seeds;         ///< [B] int64, patterns of unsigned numbers: the rows' streams.
+    at::Tensor positions;     ///< [B] int64: of the token in its stream.
   };
   struct Tokens {
     at::Tensor ids;       ///< [B] int64
-    at::Tensor logprobs;  ///< [B] float64, of the softmax of the logits: temperature and cuts do not
-                          ///< enter.
+    at::Tensor logprobs;  ///< [B] float64, of the softmax of the logits: temperature and cuts do
+                          ///< not enter.
   };
   struct Functions {
     Tokens (*forward)(const Inputs&);

@@ -70,10 +70,10 @@ TEST_F(GpuDecode, TheRuleEqualsTheReference) {
 
     const auto [q64, k64, v64] = split(exact(qkv));
     at::Tensor expected_states = exact(before);
-    const at::Tensor expected = gated_delta_rule_decode(
-        exact_table(register_gated_delta_net, GatedDeltaRuleDecode::kName),
-        {q64, k64, v64, exact(g), exact(beta), expected_states},
-        CacheRows::from_host(slots, slots, at::kCPU));
+    const at::Tensor expected =
+        gated_delta_rule_decode(exact_table(register_gated_delta_net, GatedDeltaRuleDecode::kName),
+                                {q64, k64, v64, exact(g), exact(beta), expected_states},
+                                CacheRows::from_host(slots, slots, at::kCPU));
 
     const KernelTable kernels =
         gpu_table(register_gated_delta_net, GatedDeltaRuleDecode::kName, "cuda.fused",
@@ -96,9 +96,13 @@ TEST_F(GpuDecode, TheRuleEqualsTheReference) {
 TEST_F(GpuDecode, AttentionEqualsTheReference) {
   constexpr std::int64_t kCapacity = 1001;
   const std::vector<std::int64_t> some = {0, 1, 62, 63, 64, 126, 127, 128, 500, 999, 1000};
-  for (const auto& [batch, hkv, group, dim] :
-       {std::tuple{1, 2, 4, 256}, {3, 1, 3, 256}, {64, 2, 4, 256}, {11, 1, 8, 256}, {11, 2, 1, 128},
-        {11, 1, 2, 64}, {11, 2, 12, 128}}) {
+  for (const auto& [batch, hkv, group, dim] : {std::tuple{1, 2, 4, 256},
+                                               {3, 1, 3, 256},
+                                               {64, 2, 4, 256},
+                                               {11, 1, 8, 256},
+                                               {11, 2, 1, 128},
+                                               {11, 1, 2, 64},
+                                               {11, 2, 12, 128}}) {
     const std::vector<std::int64_t> slots = scattered(batch);
     std::vector<std::int64_t> lengths(slots.size());
     for (std::size_t b = 0; b < lengths.size(); ++b)
@@ -139,16 +143,16 @@ TEST_F(GpuDecode, AttentionEqualsTheReference) {
     // Alone a sequence gets the bits that it gets among others, whatever their lengths.
     const std::int64_t last = batch - 1;
     at::Tensor k_alone = before_k.to(gpu()), v_alone = before_v.to(gpu());
-    const at::Tensor alone = decode(
-        kernels, fresh.narrow(0, last, 1).to(gpu()), k_alone, v_alone,
-        CacheRows::from_host({slots.back()}, {lengths.back()}, gpu()));
+    const at::Tensor alone = decode(kernels, fresh.narrow(0, last, 1).to(gpu()), k_alone, v_alone,
+                                    CacheRows::from_host({slots.back()}, {lengths.back()}, gpu()));
     EXPECT_TRUE(identical(alone.cpu(), o.narrow(0, last, 1).cpu()));
   }
 }
 
 TEST_F(GpuDecode, TheConvolutionEqualsTheReference) {
   for (const c10::ScalarType type : {at::kBFloat16, at::kFloat}) {
-    for (const auto& [batch, channels, width] : {std::tuple{1, 1000, 4}, {3, 37, 2}, {64, 300, 8}}) {
+    for (const auto& [batch, channels, width] :
+         {std::tuple{1, 1000, 4}, {3, 37, 2}, {64, 300, 8}}) {
       const std::vector<std::int64_t> slots = scattered(batch);
       // A view into a wider row.
       const at::Tensor x =
@@ -172,8 +176,11 @@ TEST_F(GpuDecode, TheConvolutionEqualsTheReference) {
 /// The operators of a layer's mixer, with the reference of each or with the device's own.
 KernelTable mixer_table(c10::DeviceType device, c10::ScalarType dtype, std::int64_t dim,
                         const std::string& kernel) {
-  const Dims dims = {{"head_k_dim", dim}, {"head_v_dim", dim}, {"dim", dim},
-                     {"num_k_heads", 1},  {"num_v_heads", 1}};
+  const Dims dims = {{"head_k_dim", dim},
+                     {"head_v_dim", dim},
+                     {"dim", dim},
+                     {"num_k_heads", 1},
+                     {"num_v_heads", 1}};
   std::vector<OpRequest> requests;
   KernelPolicy policy;
   policy.allow_fallback = true;

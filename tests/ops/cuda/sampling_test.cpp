@@ -15,7 +15,8 @@ namespace {
 using GpuSampling = GpuFused;
 
 TEST_F(GpuSampling, DrawsTheTokensOfTheCpu) {
-  const KernelTable cpu = table_of(register_sampling, SampleTokens::kName, "cpu", at::kFloat, at::kCPU);
+  const KernelTable cpu =
+      table_of(register_sampling, SampleTokens::kName, "cpu", at::kFloat, at::kCPU);
   const KernelTable cuda =
       table_of(register_sampling, SampleTokens::kName, "cuda.fused", at::kFloat, at::kCUDA);
   for (const c10::ScalarType type : {at::kBFloat16, at::kFloat}) {

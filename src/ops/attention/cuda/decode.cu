@@ -1,6 +1,6 @@
 // Attention of one new token in each of many sequences, over a cache of keys and values
-// ("flash-decoding"). The time is that of reading keys and values once, so one CTA takes kSplit keys
-// of one KV head for all query heads that read it, and a second kernel joins the parts. How a
+// ("flash-decoding"). The time is that of reading keys and values once, so one CTA takes kSplit
+// keys of one KV head for all query heads that read it, and a second kernel joins the parts. How a
 // sequence is cut depends on its length alone: its bits do not depend on the batch. Sums have a
 // fixed order.
 //
@@ -60,8 +60,7 @@ __device__ __forceinline__ void join(float& largest, float& sum, float (&o)[8], 
 }
 
 template <int D, int kHeads>
-__global__ void __launch_bounds__(kThreads, 2)
-    split_kernel(const __grid_constant__ Arguments a) {
+__global__ void __launch_bounds__(kThreads, 2) split_kernel(const __grid_constant__ Arguments a) {
   constexpr int kLanes = D / 8, kKeys = 32 / kLanes;  // keys of a warp at once
   __shared__ float outputs[kWarps][kHeads][D];
   __shared__ float2 weights[kWarps][kHeads];
@@ -77,8 +76,8 @@ __global__ void __launch_bounds__(kThreads, 2)
 
   Running<kHeads> run;
   float q[kHeads][8];
-  const bf16* const queries = static_cast<const bf16*>(a.in.q.data) +
-                              row * a.in.q.outer_stride + static_cast<int64_t>(head) * D + element;
+  const bf16* const queries = static_cast<const bf16*>(a.in.q.data) + row * a.in.q.outer_stride +
+                              static_cast<int64_t>(head) * D + element;
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {
     run.largest[h] = -INFINITY, run.sum[h] = 0;
@@ -100,7 +99,9 @@ __global__ void __launch_bounds__(kThreads, 2)
       static_cast<const bf16*>(a.in.k.data) + row * a.in.k.outer_stride + kv_head * D + element;
   const bf16* const new_value =
       static_cast<const bf16*>(a.in.v.data) + row * a.in.v.outer_stride + kv_head * D + element;
-  const int newest = static_cast<int>(min(before - first, static_cast<int64_t>(kSplit)));
+  // Keys in the cache, and the place of the new one; past the part if a later CTA has it.
+  const int cached = static_cast<int>(min(before - first, static_cast<int64_t>(kSplit)));
+  const int newest = cached < kSplit ? cached : -1;
 
   constexpr int kStep = kWarps * kKeys;
   Packed<bf16, 8> k[kAhead], v[kAhead];
@@ -108,7 +109,7 @@ __global__ void __launch_bounds__(kThreads, 2)
 #pragma unroll
     for (int n = 0; n < kAhead; ++n) {
       const int key = base + n * kStep + key_of_warp;
-      if (key < newest) {
+      if (key < cached) {
         k[n] = load<8>(keys + key * stride);
         v[n] = load<8>(values + key * stride);
       } else if (key == newest) {
@@ -260,8 +261,7 @@ void launch(Arguments a, cudaStream_t stream) {
   }
   check_launch("attention_decode");
   if (a.splits == 1) return;
-  join_kernel<D><<<dim3(static_cast<unsigned>(a.shape.heads),
-                        static_cast<unsigned>(a.shape.batch)),
+  join_kernel<D><<<dim3(static_cast<unsigned>(a.shape.heads), static_cast<unsigned>(a.shape.batch)),
                    D, 0, stream>>>(a);
   check_launch("attention_decode: joining the parts");
 }
@@ -270,9 +270,9 @@ void launch(Arguments a, cudaStream_t stream) {
 
 int64_t attention_decode_workspace(const AttentionDecodeShape& shape) {
   const int splits = splits_of(shape);
-  return splits == 1 ? 0
-                     : static_cast<int64_t>(shape.batch) * shape.heads * splits *
-                           (shape.head_dim + 2);
+  return splits == 1
+             ? 0
+             : static_cast<int64_t>(shape.batch) * shape.heads * splits * (shape.head_dim + 2);
 }
 
 void attention_decode(const AttentionDecodeShape& shape, const AttentionDecodeInputs& in, void* o,

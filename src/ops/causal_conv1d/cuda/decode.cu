@@ -1,5 +1,5 @@
-// One thread per sequence and channel: a channel's history is a few bytes, neighbouring threads read
-// neighbouring ones.
+// One thread per sequence and channel: a channel's history is a few bytes, neighbouring threads
+// read neighbouring ones.
 #include "ops/causal_conv1d/cuda/decode.h"
 
 #include "ops/cuda/vector.cuh"
@@ -15,8 +15,8 @@ __global__ void __launch_bounds__(kThreads)
   const int channel = blockIdx.x * kThreads + threadIdx.x, row = blockIdx.y;
   if (channel >= a.channels) return;
   const int kept = a.width - 1;
-  T* const history =
-      static_cast<T*>(a.states) + (a.slots[row] * a.channels + channel) * static_cast<int64_t>(kept);
+  T* const history = static_cast<T*>(a.states) +
+                     (a.slots[row] * a.channels + channel) * static_cast<int64_t>(kept);
   const int64_t taps = static_cast<int64_t>(channel) * a.width;
   const auto tap = [&](int w) {
     float value[1];

@@ -25,9 +25,8 @@ at::Tensor decode(const GatedDeltaRuleDecode::Inputs& in, const CacheRows& rows)
   const at::Tensor q = with_whole_rows(in.q), k = with_whole_rows(in.k), v = with_whole_rows(in.v);
   const at::Tensor g = in.g.contiguous(), beta = in.beta.contiguous();
   at::Tensor o = at::empty(in.v.sizes(), in.v.options());
-  const cuda::GdnDecodeShape shape{
-      static_cast<int>(q.size(0)), static_cast<int>(q.size(1)), static_cast<int>(v.size(1)),
-      static_cast<int>(q.size(2))};
+  const cuda::GdnDecodeShape shape{static_cast<int>(q.size(0)), static_cast<int>(q.size(1)),
+                                   static_cast<int>(v.size(1)), static_cast<int>(q.size(2))};
   cuda::GdnDecodeInputs inputs;
   inputs.q = cuda::input_rows(q);
   inputs.k = cuda::input_rows(k);

@@ -1,15 +1,15 @@
 // One token of the gated delta rule for many sequences. The time is that of reading and writing the
-// states once, so a CTA keeps a tile of one state, all rows of some columns, in registers, and a thread
-// kRows rows of four columns, loaded before anything else. The columns of a state are
+// states once, so a CTA keeps a tile of one state, all rows of some columns, in registers, and a
+// thread kRows rows of four columns, loaded before anything else. The columns of a state are
 // independent: with S the state before the token and q, k of unit length,
 //   u = beta (v - e^g k^T S),   S' = e^g S + k u,   o = e^g q^T S + (q . k) u,
 // so that one pass over the registers gives k^T S and q^T S, a sum over the warps u and o, and a
 // second pass the new state. Sums have a fixed order.
 //
-// The mixer's kernel does the convolution of the head's channels before the rule, and the gates, and
-// the norm after it. One CTA takes a key head and its value heads one after another, because the
-// inputs of the convolution are shifted in place. Intermediate values are rounded to bf16 where the
-// separate kernels write them.
+// The mixer's kernel does the convolution of the head's channels before the rule, and the gates,
+// and the norm after it. One CTA takes a key head and its value heads one after another, because
+// the inputs of the convolution are shifted in place. Intermediate values are rounded to bf16 where
+// the separate kernels write them.
 //
 // On-chip memory of a CTA: q, k (and v) of the head, and sums of 8 warps, 2 x 8 floats a column.
 #include "ops/gated_delta_net/cuda/decode.h"
@@ -31,9 +31,9 @@ constexpr float kNormEps = 1e-6f;
 
 template <int K, int kColumns>
 struct Tile {
-  static constexpr int kLanes = kColumns / 4;          // threads that share a row
-  static constexpr int kGroups = kThreads / kLanes;    // rows worked on at once
-  static constexpr int kRows = K / kGroups;            // rows of a thread
+  static constexpr int kLanes = kColumns / 4;        // threads that share a row
+  static constexpr int kGroups = kThreads / kLanes;  // rows worked on at once
+  static constexpr int kRows = K / kGroups;          // rows of a thread
   static constexpr int kGroupsOfWarp = 32 / kLanes;
   static_assert(kLanes <= 32 && kRows >= 1);
 };
@@ -45,8 +45,8 @@ struct Shared {
 };
 
 struct Factors {
-  float q, k;    // what makes q and k of unit length, with the scale
-  float qk;      // q . k of the rows of unit length, with the scale
+  float q, k;  // what makes q and k of unit length, with the scale
+  float qk;    // q . k of the rows of unit length, with the scale
 };
 
 /// Every warp for itself, over the rows in shared memory.
@@ -147,15 +147,14 @@ struct RuleArguments {
 
 /// One tile of columns of one value head of one sequence.
 template <int K>
-__global__ void __launch_bounds__(kThreads)
-    rule_kernel(const __grid_constant__ RuleArguments p) {
+__global__ void __launch_bounds__(kThreads) rule_kernel(const __grid_constant__ RuleArguments p) {
   using T = Tile<K, kTile>;
   __shared__ Shared<K, kTile> shared;
   const int column = blockIdx.x * kTile, head = blockIdx.y, row = blockIdx.z;
   const int key_head = head / (p.shape.v_heads / p.shape.k_heads);
   const int64_t gate = static_cast<int64_t>(row) * p.shape.v_heads + head;
-  StateTile<K, kTile> state(
-      p.in.states + (p.in.slots[row] * p.shape.v_heads + head) * K * K, column);
+  StateTile<K, kTile> state(p.in.states + (p.in.slots[row] * p.shape.v_heads + head) * K * K,
+                            column);
   const bf16* q = static_cast<const bf16*>(p.in.q.data) + row * p.in.q.outer_stride + key_head * K;
   const bf16* k = static_cast<const bf16*>(p.in.k.data) + row * p.in.k.outer_stride + key_head * K;
   for (int i = threadIdx.x; i < K; i += kThreads) {
@@ -199,8 +198,7 @@ __device__ __forceinline__ float convolved(const GdnMixerInputs& in, int row, in
                                            int channels, int channel) {
   const int kept = in.width - 1;
   bf16* history = static_cast<bf16*>(in.conv_states) + (slot * channels + channel) * kept;
-  const bf16 now =
-      static_cast<const bf16*>(in.qkv.data)[row * in.qkv.outer_stride + channel];
+  const bf16 now = static_cast<const bf16*>(in.qkv.data)[row * in.qkv.outer_stride + channel];
   const int64_t taps = static_cast<int64_t>(channel) * in.width;
   float c = value_of(in.conv_weight, in.conv_weight_type, taps + kept) * __bfloat162float(now);
   for (int w = 0; w < kept; ++w) {
@@ -240,8 +238,7 @@ __global__ void __launch_bounds__(kThreads, 2)
                 b = __bfloat162float(
                     static_cast<const bf16*>(in.b.data)[row * in.b.outer_stride + head]);
     const float rate = -expf(value_of(in.a_log, in.a_log_type, head));
-    const float decay =
-        __expf(rate * softplus(a + value_of(in.dt_bias, in.dt_bias_type, head)));
+    const float decay = __expf(rate * softplus(a + value_of(in.dt_bias, in.dt_bias_type, head)));
     __syncthreads();
     const Factors f = factors<K>(shared.q, shared.k, true, in.scale);
     const int own = threadIdx.x % T::kLanes * 4;

@@ -31,8 +31,8 @@ void gated_delta_rule_decode(const GdnDecodeShape& shape, const GdnDecodeInputs&
 
 /// A layer's whole mixer between its projections: convolution, gates, rule and gated norm.
 struct GdnMixerInputs {
-  InputRows qkv, a, b, z;        ///< bf16: q|k|v before the convolution; [v_heads]; [v_heads,head_dim]
-  const void* conv_weight = nullptr;  ///< [channels,width]
+  InputRows qkv, a, b, z;  ///< bf16: q|k|v before the convolution; [v_heads]; [v_heads,head_dim]
+  const void* conv_weight = nullptr;                ///< [channels,width]
   const void *a_log = nullptr, *dt_bias = nullptr;  ///< [v_heads]
   const void* norm_weight = nullptr;                ///< [head_dim]
   Element conv_weight_type, a_log_type, dt_bias_type, norm_weight_type;

@@ -1,9 +1,9 @@
-// Three launches. Two read the logits in chunks, with many CTAs a row: the largest logit and the sum
-// of exponentials; then the chunks' masses (mass.h), which want the row's largest logit. In the last
-// a CTA a row draws: without cuts from the chunks' masses and one chunk's logits, with cuts from
-// passes over the whole row, which the second level of cache holds: a radix selection finds the
-// least likely token that a cut keeps. Masses are whole numbers, so sums have one result whatever
-// their order.
+// Three launches. Two read the logits in chunks, with many CTAs a row: the largest logit and the
+// sum of exponentials; then the chunks' masses (mass.h), which want the row's largest logit. In the
+// last a CTA a row draws: without cuts from the chunks' masses and one chunk's logits, with cuts
+// from passes over the whole row, which the second level of cache holds: a radix selection finds
+// the least likely token that a cut keeps. Masses are whole numbers, so sums have one result
+// whatever their order.
 #include "ops/sampling/cuda/sampling.h"
 
 #include <cmath>
@@ -217,8 +217,8 @@ struct Kept {
   }
 };
 
-/// Calls f(id, logit) for every id of the row, from a CTA of kDrawThreads whose warps stay together:
-/// beyond the vocabulary with -1. Several loads are under way.
+/// Calls f(id, logit) for every id of the row, from a CTA of kDrawThreads whose warps stay
+/// together: beyond the vocabulary with -1. Several loads are under way.
 template <class T, class F>
 __device__ __forceinline__ void for_each(const Row<T>& logits, int vocabulary, const F& f) {
   for (int base = threadIdx.x; base - static_cast<int>(threadIdx.x) < vocabulary;
@@ -365,9 +365,9 @@ __global__ void __launch_bounds__(kDrawThreads) draw_kernel(const __grid_constan
   row_highest(a, row, highest, best);
   int id = best;
   if (a.in.temperature[row] > 0) {
-    const double uniform = philox::uniform(
-        philox::words(static_cast<uint64_t>(a.in.seeds[row]),
-                      static_cast<uint64_t>(a.in.positions[row]), a.in.stream_name));
+    const double uniform = philox::uniform(philox::words(static_cast<uint64_t>(a.in.seeds[row]),
+                                                         static_cast<uint64_t>(a.in.positions[row]),
+                                                         a.in.stream_name));
     id = has_cuts(a.in, row) ? draw_with_cuts<T>(a, row, highest, best, uniform)
                              : draw_of_all<T>(a, row, highest, best, uniform);
   }
@@ -379,8 +379,7 @@ __global__ void __launch_bounds__(kDrawThreads) draw_kernel(const __grid_constan
   sum = cta_sum(sum);
   if (threadIdx.x == 0) {
     a.in.ids[row] = id;
-    a.in.logprobs[row] =
-        static_cast<double>(row_of<T>(a, row)[id] - highest) - log(sum);
+    a.in.logprobs[row] = static_cast<double>(row_of<T>(a, row)[id] - highest) - log(sum);
   }
 }
 

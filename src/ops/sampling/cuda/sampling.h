@@ -13,7 +13,7 @@ struct SampleTokensArguments {
   Element type;  ///< Of the logits.
   int batch = 0, vocabulary = 0;
   InputRows logits;
-  const float* temperature = nullptr;                     ///< [batch], as the others
+  const float* temperature = nullptr;  ///< [batch], as the others
   const double *top_p = nullptr, *min_p = nullptr;
   const int64_t *top_k = nullptr, *seeds = nullptr, *positions = nullptr;
   uint64_t stream_name = 0;  ///< Second half of the generator's counter.
