@@ -15,7 +15,7 @@
 namespace heddle::ckpt {
 namespace {
 
-using models::qwen3_5::Head;
+using models::Head;
 
 /// A tied model has one table: an adapter that was trained on two different ones does not fit.
 void check_tied_head(const AdapterDirectory& directory, const SavedParameter& head) {
@@ -171,11 +171,11 @@ void export_adapter(Model& model, const adapters::LoraSet& set,
                              lora->peft_a(read(lora->a())), lora->peft_b(read(lora->b()))});
   }
   model.visit_linears([&](nn::Linear& linear) {
-    if (linear.adapter() == nullptr)
+    if (set.of(linear) == nullptr)
       other_modules.push_back(adapters::module_of(linear.weight().name()));
   });
   model.visit_expert_weights([&](nn::ExpertWeights& weights) {
-    if (weights.adapter() == nullptr) other_parameters.push_back(weights.weight().name());
+    if (set.of(weights) == nullptr) other_parameters.push_back(weights.weight().name());
   });
   const auto last = [](const std::string& name) { return name.substr(name.rfind('.') + 1); };
   const auto from_mlp = [](const std::string& name) { return name.substr(name.rfind("mlp.")); };

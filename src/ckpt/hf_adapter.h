@@ -10,7 +10,7 @@
 #include "ckpt/companions.h"
 #include "ckpt/hf_model.h"
 #include "ckpt/model_directory.h"
-#include "models/qwen3_5/model.h"
+#include "models/model.h"
 
 /// Between a PEFT adapter directory and the adapters of the model.
 namespace heddle::ckpt {

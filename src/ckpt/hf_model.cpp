@@ -16,7 +16,7 @@
 namespace heddle::ckpt {
 namespace {
 
-using models::qwen3_5::Head;
+using models::Head;
 
 /// A file tensor and the part of a parameter that it holds, in the parameter's dimensions.
 struct FilePart {
@@ -113,7 +113,7 @@ std::vector<LoadTarget> targets_of(const FilePart& part, const std::vector<nn::B
 
 /// Names of the model's tensors that a checkpoint may hold without this model using them.
 std::vector<std::string> may_be_unused(const Model& model) {
-  std::vector<std::string> patterns = {"model.visual.*", "visual.*", "mtp.*", "model.mtp.*"};
+  std::vector<std::string> patterns = model.config().weights.may_be_unused;
   if (model.head() != Head::kLanguageModel || model.tied()) patterns.push_back("lm_head.weight");
   if (model.head() != Head::kClassify) patterns.push_back("score.weight");
   return patterns;
@@ -165,15 +165,14 @@ at::ScalarType stored_dtype(const ModelDirectory& source, const std::string& nam
 
 }  // namespace
 
-std::string text_prefix(const ModelDirectory& directory) {
-  for (const char* prefix : {"model.language_model.", "model."}) {
-    if (directory.find(std::string(prefix) + "embed_tokens.weight") != nullptr) return prefix;
+std::string text_prefix(const ModelDirectory& directory, const models::Config& model) {
+  std::vector<std::string> tables;
+  for (const std::string& prefix : model.weights.prefixes) {
+    tables.push_back(prefix + "embed_tokens.weight");
+    if (directory.find(tables.back()) != nullptr) return prefix;
   }
-  throw_error<ModelError>(
-      "{}: no tensor model.embed_tokens.weight or model.language_model.embed_tokens.weight; is "
-      "this a checkpoint of the "
-      "Qwen3.5 or Qwen3-Next text family?",
-      directory.path().string());
+  throw_error<ModelError>("{}: no tensor {}; is this a checkpoint of model_type '{}'?",
+                          directory.path().string(), text::join(tables, " or "), model.model_type);
 }
 
 ModelLoadReport load_model(const ModelDirectory& directory, Model& model, std::uint64_t seed) {
@@ -221,26 +220,22 @@ at::Tensor read_from_directory(const ModelDirectory& directory, const nn::Parame
   return whole;
 }
 
-ModelWriterReport export_model(Model& model, const ModelDirectory& source,
-                               const TokenizerSource& tokenizer, const Path& output,
-                               const ModelWriterOptions& options, const ReadWhole& read) {
+ModelWriterReport export_model(Model& model, const adapters::LoraSet* adapters,
+                               const ModelDirectory& source, const TokenizerSource& tokenizer,
+                               const Path& output, const ModelWriterOptions& options,
+                               const ReadWhole& read) {
   const ops::NoGradient guard;
   using Merge = std::function<at::Tensor(const at::Tensor&, const FilePart&)>;
   std::map<std::string, Merge> merge;
-  model.visit_linears([&](nn::Linear& linear) {
-    if (auto* lora = dynamic_cast<adapters::Lora*>(linear.adapter())) {
-      merge[linear.weight().name()] = [lora](const at::Tensor& tensor, const FilePart& part) {
-        return merged(tensor, part, *lora);
-      };
-    }
-  });
-  model.visit_expert_weights([&](nn::ExpertWeights& weights) {
-    if (auto* lora = dynamic_cast<adapters::ExpertLora*>(weights.adapter())) {
-      merge[weights.weight().name()] = [lora](const at::Tensor& tensor, const FilePart& part) {
-        return merged(tensor, part, *lora);
-      };
-    }
-  });
+  const auto add = [&](const std::string& name, const auto& lora) {
+    merge[name] = [&lora](const at::Tensor& tensor, const FilePart& part) {
+      return merged(tensor, part, lora);
+    };
+  };
+  if (adapters != nullptr) {
+    for (const auto& lora : adapters->adapters()) add(lora->module() + ".weight", *lora);
+    for (const auto& lora : adapters->expert_adapters()) add(lora->parameter(), *lora);
+  }
   ModelWriter writer(output, options);
   for (nn::Parameter* parameter : model.parameters()) {
     const auto adapter = merge.find(parameter->name());
@@ -276,10 +271,7 @@ ModelWriterReport export_model(Model& model, const ModelDirectory& source,
       config["id2label"] = id2label;
       config["label2id"] = label2id;
     }
-    const std::string type = model.config().model_type;
-    config["architectures"] = {type == "qwen3_next" ? "Qwen3NextForSequenceClassification"
-                               : type == "qwen3_5"  ? "Qwen3_5ForSequenceClassification"
-                                                    : "Qwen3_5TextForSequenceClassification"};
+    config["architectures"] = {model.config().weights.classification_class};
   }
   writer.set_config(std::move(config));
   writer.set_tokenizer(tokenizer);

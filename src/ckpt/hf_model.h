@@ -4,20 +4,21 @@
 #include <string>
 #include <vector>
 
+#include "adapters/lora.h"
 #include "ckpt/companions.h"
 #include "ckpt/model_directory.h"
 #include "ckpt/model_writer.h"
-#include "models/qwen3_5/model.h"
+#include "models/model.h"
 
 /// Between a Hugging Face directory and the model: which file tensor fills which parameter, and
 /// back.
 namespace heddle::ckpt {
 
-using models::qwen3_5::Model;
+using models::Model;
 
-/// How the directory names the text model: "model.language_model." or "model.". Throws ModelError
-/// if it holds neither.
-std::string text_prefix(const ModelDirectory& directory);
+/// The one of the model's prefixes that the directory names it with ("model."). Throws ModelError
+/// if there is none.
+std::string text_prefix(const ModelDirectory& directory, const models::Config& model);
 
 struct ModelLoadReport {
   std::uint64_t bytes_read = 0;
@@ -43,11 +44,12 @@ at::Tensor read_from_memory(const nn::Parameter& parameter);
 at::Tensor read_from_directory(const ModelDirectory& directory, const nn::Parameter& parameter);
 
 /// Writes a model directory that transformers loads: the model's parameters under the names, the
-/// expert layout and the dtypes of `source`, adapters merged, every other tensor of the source bit
-/// for bit, with the tokenizer and template of `tokenizer` and the other files of the source.
-ModelWriterReport export_model(Model& model, const ModelDirectory& source,
-                               const TokenizerSource& tokenizer, const Path& output,
-                               const ModelWriterOptions& options,
+/// expert layout and the dtypes of `source`, `adapters` (may be null) merged, every other tensor of
+/// the source bit for bit, with the tokenizer and template of `tokenizer` and the other files of
+/// the source.
+ModelWriterReport export_model(Model& model, const adapters::LoraSet* adapters,
+                               const ModelDirectory& source, const TokenizerSource& tokenizer,
+                               const Path& output, const ModelWriterOptions& options,
                                const ReadWhole& read = read_from_memory);
 
 }  // namespace heddle::ckpt

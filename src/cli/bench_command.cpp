@@ -8,16 +8,15 @@
 #include <ostream>
 #include <sstream>
 
+#include "assembly/from_config.h"
 #include "base/errors.h"
 #include "base/text.h"
+#include "bench/step_benchmark.h"
 #include "cli/bench_operators.h"
 #include "cli/command.h"
 #include "comm/launch_environment.h"
 #include "comm/world.h"
 #include "config/config.h"
-#include "train/benchmark.h"
-#include "train/same_inputs.h"
-#include "train/setup.h"
 #include "ui/table.h"
 
 namespace heddle::cli {
@@ -102,7 +101,7 @@ void refuse_what_is_not_taken(const BenchOptions& options) {
   }
 }
 
-train::DeltaHeads parse_heads(const std::string& pair) {
+bench::DeltaHeads parse_heads(const std::string& pair) {
   std::int64_t keys = 0, values = 0;
   char sign = 0, rest = 0;
   std::istringstream in(pair);
@@ -116,8 +115,8 @@ train::DeltaHeads parse_heads(const std::string& pair) {
   return {keys, values};
 }
 
-train::Benchmark benchmark_of(const BenchOptions& options) {
-  train::Benchmark benchmark;
+bench::Benchmark benchmark_of(const BenchOptions& options) {
+  bench::Benchmark benchmark;
   benchmark.preset = options.preset;
   benchmark.tokens = {options.batch, options.length, options.median};
   benchmark.micro_batches = options.micro_batches;
@@ -127,7 +126,7 @@ train::Benchmark benchmark_of(const BenchOptions& options) {
   return benchmark;
 }
 
-nlohmann::ordered_json as_json(const BenchOptions& options, const train::BenchmarkResult& result) {
+nlohmann::ordered_json as_json(const BenchOptions& options, const bench::BenchmarkResult& result) {
   nlohmann::ordered_json json;
   json["preset"] = options.preset;
   json["batch"] = options.batch;
@@ -186,11 +185,11 @@ std::vector<comm::Fact> facts_of(const BenchOptions& options) {
           {"--profile", options.profile.empty() ? "not given" : "given"}};
 }
 
-train::BenchmarkResult benchmark_as_rank(const BenchOptions& options,
+bench::BenchmarkResult benchmark_as_rank(const BenchOptions& options,
                                          const config::RunConfig& config,
                                          const std::shared_ptr<comm::World>& world) {
   try {
-    return train::run_benchmark(benchmark_of(options), config, world);
+    return bench::run_benchmark(benchmark_of(options), config, world);
   } catch (const std::exception& error) {
     // The others wait for this rank: what they report is its message.
     if (world) world->fail(error.what());
@@ -200,8 +199,8 @@ train::BenchmarkResult benchmark_as_rank(const BenchOptions& options,
 
 int run_step(const BenchOptions& options, const config::RunConfig& config, const Session& session) {
   const std::shared_ptr<comm::World> world =
-      train::join_world(config, "bench " + options.work, facts_of(options));
-  const train::BenchmarkResult measured = benchmark_as_rank(options, config, world);
+      assembly::join_world(config, "bench " + options.work, facts_of(options));
+  const bench::BenchmarkResult measured = benchmark_as_rank(options, config, world);
   if (world) world->leave();
   if (world && world->rank() > 0) return 0;
   const nlohmann::ordered_json result = as_json(options, measured);
@@ -218,14 +217,14 @@ int run(const BenchOptions& options, const Session& session) {
   std::vector<std::string> overrides = {"model.dtype=bfloat16"};
   overrides.insert(overrides.end(), options.overrides.begin(), options.overrides.end());
   const config::RunConfig config = config::parse(
-      "", "command line", overrides, config::Completeness::kPartial, train::usual_device());
+      "", "command line", overrides, config::Completeness::kPartial, assembly::usual_device());
   if (options.work == "step") return run_step(options, config, session);
   const auto launched = comm::read_launch_environment();
   if (launched && launched->world > 1) {
     throw_error<ConfigError>("bench {}: times one device; several ranks are for bench step",
                              options.work);
   }
-  train::DeltaSelection published{{}, options.layouts};
+  bench::DeltaSelection published{{}, options.layouts};
   for (const std::string& pair : options.heads) published.heads.push_back(parse_heads(pair));
   const nlohmann::ordered_json result =
       run_operator_bench({options.work,

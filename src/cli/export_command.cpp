@@ -51,14 +51,15 @@ int run(const ExportOptions& options, const Session& session) {
   arguments.adapter = options.adapter;
   arguments.dtype = options.dtype;
   arguments.device = "cpu";
-  const train::LoadedModel loaded =
-      load(arguments, options.head == "classify" ? models::qwen3_5::Head::kClassify
-                                                 : models::qwen3_5::Head::kLanguageModel);
+  const assembly::ModelOnRanks loaded =
+      load(arguments,
+           options.head == "classify" ? assembly::Head::kClassify : assembly::Head::kLanguageModel,
+           assembly::Purpose::kStore);
   ckpt::ModelWriterOptions writer;
   writer.max_shard_bytes = options.max_shard_bytes;
   writer.overwrite = options.overwrite;
-  const auto report = ckpt::export_model(*loaded.model, *loaded.source,
-                                         {loaded.tokenizer_directory}, options.output, writer);
+  const auto report = ckpt::export_model(*loaded.model, loaded.adapters.get(), *loaded.source,
+                                         {tokenizer_directory(arguments)}, options.output, writer);
   session.out << report.tensors << " tensors, "
               << text::format_bytes(static_cast<double>(report.bytes)) << " in "
               << report.weight_files.size() << " file(s): " << options.output << "\n";

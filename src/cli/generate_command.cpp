@@ -1,18 +1,22 @@
 #include <CLI/CLI.hpp>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <ostream>
 
 #include <nlohmann/json.hpp>
 
 #include "base/errors.h"
 #include "base/files.h"
+#include "base/text.h"
 #include "cli/command.h"
 #include "cli/model_arguments.h"
 #include "cli/template_arguments.h"
+#include "comm/refusal.h"
 #include "data/jinja/chat_template.h"
 #include "data/readers/jsonl_reader.h"
 #include "data/rendering/renderer.h"
+#include "rollout/answers.h"
 #include "rollout/engine.h"
 
 namespace heddle::cli {
@@ -38,52 +42,83 @@ std::vector<std::int64_t> eos_of(const Json& generation_config) {
   return eos.is_array() ? eos.get<std::vector<std::int64_t>>() : std::vector<std::int64_t>{};
 }
 
+/// What the ranks must have alike besides model and layout.
+std::vector<comm::Fact> facts_of(const GenerateOptions& options) {
+  const rollout::SamplingOptions& sampling = options.sampling;
+  return {
+      options.input.empty() ? comm::Fact{"--prompt", options.prompt} : input_fact(options.input),
+      {"--raw", options.raw ? "given" : "not given"},
+      {"--max-new-tokens", std::to_string(options.max_new_tokens)},
+      {"--temperature", fmt::format("{}", sampling.temperature)},
+      {"--top-p", fmt::format("{}", sampling.top_p)},
+      {"--top-k", std::to_string(sampling.top_k)},
+      {"--seed", std::to_string(sampling.seed)},
+      {"--stop", nlohmann::json(options.stop).dump()},
+      {"--ignore-eos", options.ignore_eos ? "given" : "not given"},
+      {"--max-sequences", std::to_string(options.engine.max_sequences)},
+      {"--template-arg", text::join(options.template_arguments, " ")}};
+}
+
+/// The random stream of a row: its own `seed`, or the command's and its place in the file.
+std::uint64_t seed_of(const Json& row, std::uint64_t seed, std::size_t place) {
+  const auto own = row.find("seed");
+  if (own == row.end()) return rollout::seed_of_row(seed, place);
+  if (!own->is_number_unsigned())
+    throw_error<DataError>("field 'seed' is {}: expected a whole number from 0 on", own->dump());
+  return own->get<std::uint64_t>();
+}
+
 class Generation {
  public:
-  explicit Generation(const GenerateOptions& options)
+  Generation(const GenerateOptions& options, const std::shared_ptr<comm::World>& world)
       : options_(options),
-        model_(load(options.model, models::qwen3_5::Head::kLanguageModel, /*generates=*/true)),
-        tokenizer_(data::Tokenizer::load(model_.tokenizer_directory)),
+        model_(load(options.model, assembly::Head::kLanguageModel, assembly::Purpose::kGenerate,
+                    world)),
+        tokenizer_(data::Tokenizer::load(tokenizer_directory(options.model))),
         renderer_(*tokenizer_, render_options(options)) {
     if (!options.ignore_eos)
       stop_ids_ = rollout::end_tokens(tokenizer_, eos_of(model_.source->generation_config()));
   }
 
   void one(const Session& session) {
+    const bool is_shown = model_.context.mesh.rank() == 0;
     const auto on_text = [&](std::size_t, const std::string& piece) {
-      session.out << piece << std::flush;
+      if (is_shown) session.out << piece << std::flush;
     };
-    rollout::generate(*model_.model, tokenizer_, {request(prompt_tokens(options_.prompt))},
+    rollout::generate(model_, tokenizer_,
+                      {request(prompt_tokens(options_.prompt), options_.sampling.seed)},
                       options_.engine, on_text);
-    session.out << "\n";
+    if (is_shown) session.out << "\n";
   }
 
   void file() {
     data::ReaderOptions reader_options;
     reader_options.task = data::Task::kEmbedding;  // rows are prompts, nothing is to be learned
     data::JsonlReader reader(options_.input, reader_options);
-    files::AtomicFile output(options_.output);
+    std::optional<files::AtomicFile> output;  // of rank 0
+    if (model_.context.mesh.rank() == 0) output.emplace(options_.output);
     std::vector<Json> values;
     std::vector<rollout::Request> requests;
     while (auto item = reader.next()) {
       try {
-        requests.push_back(request(renderer_.tokenize_prompt(item->row)));
+        requests.push_back(request(renderer_.tokenize_prompt(item->row),
+                                   seed_of(item->value, options_.sampling.seed, requests.size())));
       } catch (const DataError& e) {
         throw_error<DataError>("{}:{}: {}", options_.input, item->line, e.what());
       }
       values.push_back(std::move(item->value));
     }
-    const auto completions =
-        rollout::generate(*model_.model, tokenizer_, requests, options_.engine);
+    const auto completions = rollout::generate(model_, tokenizer_, requests, options_.engine);
+    if (!output) return;
     for (std::size_t i = 0; i < values.size(); ++i) {
       values[i]["output_ids"] = completions[i].output_ids;
       values[i]["text"] = completions[i].text;
       values[i]["logprobs"] = completions[i].logprobs;
       values[i]["finish_reason"] =
           completions[i].finish_reason == rollout::FinishReason::kStop ? "stop" : "length";
-      output.write(values[i].dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
+      output->write(values[i].dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
     }
-    output.commit();
+    output->commit();
   }
 
  private:
@@ -102,14 +137,16 @@ class Generation {
     return renderer_.tokenize_prompt(row);
   }
 
-  rollout::Request request(std::vector<std::int32_t> prompt) const {
+  rollout::Request request(std::vector<std::int32_t> prompt, std::uint64_t seed) const {
     if (prompt.empty()) throw DataError("the prompt has no token");
-    return {std::move(prompt), options_.max_new_tokens, options_.sampling, stop_ids_,
-            options_.stop};
+    rollout::Request made{std::move(prompt), options_.max_new_tokens, options_.sampling, stop_ids_,
+                          options_.stop};
+    made.sampling.seed = seed;
+    return made;
   }
 
   const GenerateOptions& options_;
-  train::LoadedModel model_;
+  assembly::ModelOnRanks model_;
   std::shared_ptr<const data::Tokenizer> tokenizer_;
   data::Renderer renderer_;
   std::vector<std::int32_t> stop_ids_;
@@ -125,12 +162,15 @@ int run(const GenerateOptions& options, const Session& session) {
   if (options.sampling.top_p <= 0 || options.sampling.top_p > 1)
     throw ConfigError("--top-p must be in (0, 1]");
   if (options.max_new_tokens < 1) throw ConfigError("--max-new-tokens must be at least 1");
-  Generation generation(options);
-  if (options.input.empty()) {
-    generation.one(session);
-  } else {
-    generation.file();
-  }
+  if (options.engine.max_sequences < 1) throw ConfigError("--max-sequences must be at least 1");
+  const std::shared_ptr<comm::World> world =
+      join_others("generate", options.model, facts_of(options));
+  comm::announcing_failure(world.get(), [&] {
+    Generation generation(options, world);
+    return comm::announcing_failure(
+        world.get(), [&] { options.input.empty() ? generation.one(session) : generation.file(); });
+  });
+  if (world) world->leave();
   return 0;
 }
 
@@ -158,12 +198,19 @@ void add_generate_command(CLI::App& app, Action& action) {
       ->capture_default_str();
   command->add_option("--top-k", options->sampling.top_k, "The k most likely; 0: all")
       ->capture_default_str();
-  command->add_option("--seed", options->sampling.seed, "Of the sampling")->capture_default_str();
+  command
+      ->add_option("--seed", options->sampling.seed,
+                   "Of the sampling; each row has a stream of its own")
+      ->capture_default_str();
   command->add_option("--stop", options->stop, "End where this text begins (repeatable)");
   command->add_flag("--ignore-eos", options->ignore_eos, "Do not end at end-of-sequence tokens");
   command->add_option("--max-sequences", options->engine.max_sequences, "Generated at a time")
       ->capture_default_str();
+  add_layout_argument(*command, options->model);
   command->footer(
+      "A row may carry its own `seed`.\n"
+      "Several ranks: heddle launch --nproc 2 -- generate MODEL_DIR ... parallel.tp=2\n"
+      "\n"
       "Example:\n"
       "  heddle generate runs/chat/final --prompt 'What is 12 + 30?' --temperature 0 "
       "--max-new-tokens 32");

@@ -16,6 +16,7 @@
 
 #include <fmt/chrono.h>
 
+#include "assembly/from_config.h"
 #include "base/chosen_directory.h"
 #include "base/errors.h"
 #include "base/files.h"
@@ -33,7 +34,6 @@
 #include "comm/world.h"
 #include "config/config.h"
 #include "device/device.h"
-#include "train/setup.h"
 
 namespace heddle::cli {
 namespace {
@@ -87,9 +87,11 @@ void check(const LaunchOptions& options) {
   }
   if (options.command.empty()) fail("no command; write it behind the options: -- sft run.yaml");
   const std::string& command = options.command.front();
-  if (command != "sft" && command != "pt" && command != "score" && command != "bench") {
-    fail(fmt::format("'{}' runs as one process; several ranks are for sft, pt, score and bench",
-                     command));
+  if (command != "sft" && command != "pt" && command != "score" && command != "generate" &&
+      command != "bench") {
+    fail(fmt::format(
+        "'{}' runs as one process; several ranks are for sft, pt, score, generate and bench",
+        command));
   }
 }
 
@@ -124,18 +126,18 @@ void check_command(const std::vector<std::string>& command, std::int64_t process
   if (command.front() == "sft" || command.front() == "pt") {
     const ConfigArguments split = split_config_arguments(words);
     config = config::load(split.file, split.overrides, config::Completeness::kComplete,
-                          train::usual_device());
+                          assembly::usual_device());
   } else {
-    // The device of score is no word of a configuration.
+    // The device of score and generate is no word of a configuration.
     const bool is_bench = command.front() == "bench";
     std::erase_if(words, [&](const std::string& word) {
       return !word.starts_with("parallel.") && !(is_bench && word.starts_with("device"));
     });
     config = config::parse("", "command line", words, config::Completeness::kPartial,
-                           is_bench ? train::usual_device() : config::DeviceName{});
+                           is_bench ? assembly::usual_device() : config::DeviceName{});
   }
   require_devices(config.device.name, processes);
-  [[maybe_unused]] const comm::Mesh mesh(train::mesh_sizes(config.parallel, ranks), /*rank=*/0,
+  [[maybe_unused]] const comm::Mesh mesh(assembly::mesh_sizes(config.parallel, ranks), /*rank=*/0,
                                          ranks, config.parallel.ep);
 }
 

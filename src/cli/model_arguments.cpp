@@ -1,7 +1,14 @@
 #include "cli/model_arguments.h"
 
 #include <CLI/CLI.hpp>
+#include <optional>
 
+#include "assembly/from_config.h"
+#include "base/errors.h"
+#include "base/file_hash.h"
+#include "comm/launch_environment.h"
+#include "comm/refusal.h"
+#include "config/config.h"
 #include "device/device.h"
 #include "device/require.h"
 
@@ -24,8 +31,8 @@ void add_model_arguments(CLI::App& command, ModelArguments& arguments) {
 runtime::Context context_of(const ModelArguments& arguments) {
   runtime::Context context;
   device::set_cpu_threads(arguments.threads);
-  context.device = device::parse(arguments.device.empty() ? config::to_string(train::usual_device())
-                                                          : arguments.device);
+  context.device = device::parse(
+      arguments.device.empty() ? config::to_string(assembly::usual_device()) : arguments.device);
   const std::string usual = context.device.is_cpu() ? "float32" : "bfloat16";
   context.dtype =
       runtime::parse_dtype(arguments.dtype.empty() ? usual : arguments.dtype, "--dtype");
@@ -34,10 +41,65 @@ runtime::Context context_of(const ModelArguments& arguments) {
   return context;
 }
 
-train::LoadedModel load(const ModelArguments& arguments, models::qwen3_5::Head head,
-                        bool generates) {
-  return train::load_for_inference(arguments.directory, arguments.adapter, context_of(arguments),
-                                   head, ops::ContextMethod::kState, generates);
+void add_layout_argument(CLI::App& command, ModelArguments& arguments) {
+  command.add_option("layout", arguments.layout, "How several ranks divide the model")
+      ->type_name("[parallel.*=N ...]");
+}
+
+namespace {
+
+/// How the ranks divide the model.
+config::RunConfig layout_of(const ModelArguments& arguments) {
+  std::vector<std::string> settings = {"device.threads=" + std::to_string(arguments.threads)};
+  if (!arguments.device.empty()) settings.push_back("device.name=" + arguments.device);
+  if (!arguments.dtype.empty()) settings.push_back("model.dtype=" + arguments.dtype);
+  for (const std::string& setting : arguments.layout) {
+    if (!setting.starts_with("parallel.")) {
+      throw_error<ConfigError>("'{}': of a configuration, parallel.* alone can be set here",
+                               setting);
+    }
+    settings.push_back(setting);
+  }
+  return config::parse("", "command line", settings, config::Completeness::kPartial,
+                       assembly::usual_device());
+}
+
+}  // namespace
+
+comm::Fact input_fact(const std::string& path) {
+  if (std::filesystem::is_regular_file(path))
+    return comm::content_fact("--input", hash::of_file(path), path);
+  return {"--input", "not there", path + " (not there)"};
+}
+
+std::shared_ptr<comm::World> join_others(const std::string& command,
+                                         const ModelArguments& arguments,
+                                         const std::vector<comm::Fact>& facts) {
+  const auto launched = comm::read_launch_environment();
+  if (!launched || launched->world == 1) return nullptr;
+  const config::RunConfig layout = comm::before_joining([&] { return layout_of(arguments); });
+  std::vector<comm::Fact> all = facts;
+  all.push_back({"--adapter", arguments.adapter.empty() ? "not given" : "given"});
+  return assembly::join_world(layout, command, all);
+}
+
+assembly::ModelOnRanks load(const ModelArguments& arguments, assembly::Head head,
+                            assembly::Purpose purpose, const std::shared_ptr<comm::World>& world) {
+  const bool is_divided = world || !arguments.layout.empty();
+  const auto layout = is_divided ? std::optional(layout_of(arguments)) : std::nullopt;
+  const runtime::Context context =
+      layout ? assembly::make_context(*layout, world) : context_of(arguments);
+  assembly::ModelRecipe recipe =
+      assembly::recipe_of_directory(arguments.directory, arguments.adapter, head, purpose);
+  if (layout) recipe.context_method = assembly::context_method(*layout);
+  return assembly::place(recipe, context);
+}
+
+std::filesystem::path tokenizer_directory(const ModelArguments& arguments) {
+  const std::filesystem::path adapter = arguments.adapter;
+  return !adapter.empty() && std::filesystem::exists(adapter / "tokenizer.json")
+             ? adapter
+             : std::filesystem::path(arguments.directory);
 }
 
 }  // namespace heddle::cli

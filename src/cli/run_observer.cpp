@@ -9,7 +9,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "config/config.h"
-#include "rollout/engine.h"
+#include "rollout/answers.h"
 #include "ui/table.h"
 
 namespace heddle::cli {
@@ -106,7 +106,7 @@ void RunObserver::on_resume(std::int64_t step, const std::filesystem::path& chec
 std::vector<std::string> RunObserver::sample() {
   if (config_.log.sample_prompts.empty() || setup_ == nullptr) return {};
   return rollout::answer_prompts(
-      *setup_->model, setup_->tokenizer, config_.log.sample_prompts, config_.log.sample_tokens,
+      *setup_, setup_->tokenizer, config_.log.sample_prompts, config_.log.sample_tokens,
       train::dataset_options(config_, train::DataPart::kTrain).rendering);
 }
 

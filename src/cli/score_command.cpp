@@ -1,7 +1,6 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cmath>
-#include <filesystem>
 #include <memory>
 #include <optional>
 #include <ostream>
@@ -9,28 +8,23 @@
 #include <nlohmann/json.hpp>
 
 #include "base/errors.h"
-#include "base/file_hash.h"
 #include "base/files.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "cli/command.h"
 #include "cli/model_arguments.h"
 #include "cli/template_arguments.h"
-#include "comm/launch_environment.h"
 #include "comm/refusal.h"
 #include "comm/world.h"
-#include "config/config.h"
 #include "data/readers/jsonl_reader.h"
 #include "data/rendering/renderer.h"
-#include "train/same_inputs.h"
 #include "train/scorer.h"
-#include "train/setup.h"
 
 namespace heddle::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
-using models::qwen3_5::Head;
+using assembly::Head;
 
 struct ScoreOptions {
   ModelArguments model;
@@ -41,7 +35,6 @@ struct ScoreOptions {
   bool normalize = true;
   bool entropy = false;
   bool json = false;
-  std::vector<std::string> layout;
 };
 
 struct Totals {
@@ -64,53 +57,14 @@ Json to_json(const std::vector<double>& values) {
   return array;
 }
 
-/// How the ranks divide the model.
-config::RunConfig layout_of(const ScoreOptions& options) {
-  std::vector<std::string> settings = {"device.threads=" + std::to_string(options.model.threads)};
-  if (!options.model.device.empty()) settings.push_back("device.name=" + options.model.device);
-  if (!options.model.dtype.empty()) settings.push_back("model.dtype=" + options.model.dtype);
-  for (const std::string& setting : options.layout) {
-    if (!setting.starts_with("parallel.")) {
-      throw_error<ConfigError>("score: '{}': of a configuration, parallel.* alone can be set here",
-                               setting);
-    }
-    settings.push_back(setting);
-  }
-  return config::parse("", "command line", settings, config::Completeness::kPartial,
-                       train::usual_device());
-}
-
 /// What the ranks must have alike beside model and layout.
 std::vector<comm::Fact> facts_of(const ScoreOptions& options) {
-  std::string input = "not there", shown = options.input + " (not there)";
-  if (std::filesystem::is_regular_file(options.input)) {
-    input = hash::of_file(options.input);
-    shown = fmt::format("{} (content {})", options.input, input.substr(0, 8));
-  }
-  return {{"--input", input, shown},
+  return {input_fact(options.input),
           {"--head", options.head},
           {"--batch-tokens", std::to_string(options.batch_tokens)},
           {"--no-normalize", options.normalize ? "not given" : "given"},
           {"--entropy", options.entropy ? "given" : "not given"},
-          {"--adapter", options.model.adapter.empty() ? "not given" : "given"},
           {"--template-arg", text::join(options.template_arguments, " ")}};
-}
-
-/// Meets the other ranks; null for one process, whose own arguments errors then name.
-std::shared_ptr<comm::World> join_others(const ScoreOptions& options) {
-  const auto launched = comm::read_launch_environment();
-  if (!launched || launched->world == 1) return nullptr;
-  const config::RunConfig layout = comm::before_joining([&] { return layout_of(options); });
-  return train::join_world(layout, "score", facts_of(options));
-}
-
-train::LoadedModel load_divided(const ScoreOptions& options, Head head,
-                                const std::shared_ptr<comm::World>& world) {
-  if (!world && options.layout.empty()) return load(options.model, head);
-  const config::RunConfig layout = layout_of(options);
-  return train::load_for_inference(options.model.directory, options.model.adapter,
-                                   train::make_context(layout, world), head,
-                                   train::context_method(layout));
 }
 
 class Scoring {
@@ -118,8 +72,8 @@ class Scoring {
   Scoring(const ScoreOptions& options, const std::shared_ptr<comm::World>& world)
       : options_(options),
         head_(parse_head(options.head)),
-        model_(load_divided(options, head_, world)),
-        tokenizer_(data::Tokenizer::load(model_.tokenizer_directory)),
+        model_(load(options.model, head_, assembly::Purpose::kScore, world)),
+        tokenizer_(data::Tokenizer::load(tokenizer_directory(options.model))),
         renderer_(*tokenizer_, render_options(options)),
         scorer_(model_) {
     const comm::Mesh& mesh = model_.context.mesh;
@@ -202,7 +156,7 @@ class Scoring {
 
   const ScoreOptions& options_;
   Head head_;
-  train::LoadedModel model_;
+  assembly::ModelOnRanks model_;
   std::shared_ptr<const data::Tokenizer> tokenizer_;
   data::Renderer renderer_;
   train::Scorer scorer_;
@@ -227,7 +181,7 @@ int run(const ScoreOptions& options, const Session& session) {
     throw_error<ConfigError>(
         "--entropy is of the distribution of tokens: expected --head lm, not {}", options.head);
   }
-  const std::shared_ptr<comm::World> world = join_others(options);
+  const std::shared_ptr<comm::World> world = join_others("score", options.model, facts_of(options));
   const Totals totals = score_as_rank(options, world);
   if (world) world->leave();
   if (world && world->rank() > 0) return 0;
@@ -277,8 +231,7 @@ void add_score_command(CLI::App& app, Action& action) {
   command->add_option("--batch-tokens", options->batch_tokens, "Tokens scored together")
       ->capture_default_str();
   command->add_flag("--json", options->json, "Print the summary as one JSON document");
-  command->add_option("layout", options->layout, "How several ranks divide the model")
-      ->type_name("[parallel.*=N ...]");
+  add_layout_argument(*command, options->model);
   command->footer(
       "logprobs[i] is log p(token i | tokens before i); the first is null.\n"
       "Several ranks: heddle launch --nproc 2 -- score MODEL_DIR ... parallel.tp=2\n"

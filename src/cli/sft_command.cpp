@@ -3,6 +3,7 @@
 #include <memory>
 #include <ostream>
 
+#include "assembly/from_config.h"
 #include "base/log.h"
 #include "cli/application.h"
 #include "cli/command.h"
@@ -13,7 +14,6 @@
 #include "comm/refusal.h"
 #include "comm/world.h"
 #include "config/config.h"
-#include "train/setup.h"
 #include "train/trainer.h"
 
 namespace heddle::cli {
@@ -42,14 +42,14 @@ int run(const std::string& name, const std::vector<std::string>& arguments,
   defaults.insert(defaults.end(), split.overrides.begin(), split.overrides.end());
   const config::RunConfig config = comm::before_joining([&] {
     return config::load(split.file, defaults, config::Completeness::kComplete,
-                        train::usual_device());
+                        assembly::usual_device());
   });
   log::set_level(static_cast<log::Level>(config.log.level));
   for (const std::string& sentence : config::unused_keys(config)) log::warning("{}", sentence);
   StopRequest stop;
   const char* const log_file = std::getenv(comm::kLogVariable);
   if (log_file != nullptr) log::add_file(log_file);
-  const std::shared_ptr<comm::World> world = train::join_world(config);
+  const std::shared_ptr<comm::World> world = assembly::join_world(config);
   const train::Summary summary = train_as_rank(name, config, stop, world, session);
   if (world) world->leave();
   if (!summary.stopped || (world && world->rank() > 0)) return 0;

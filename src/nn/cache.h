@@ -1,23 +1,32 @@
 #pragma once
 
+#include <cstdint>
+#include <vector>
+
 #include <ATen/core/Tensor.h>
 
 #include "ops/cache_rows.h"
 
 namespace heddle::nn {
 
-/// What one layer remembers of the sequences being generated; slot s belongs to one sequence.
+/// What one layer remembers of sequences: slot s belongs to one sequence. Heads and channels are
+/// those of this rank.
 struct LayerCache {
   at::Tensor keys, values;  ///< Attention: [slots, capacity, Hkv, D].
   at::Tensor conv;          ///< Gated DeltaNet: [slots, C, W-1], inputs of the convolution.
   at::Tensor state;         ///< Gated DeltaNet: [slots, Hv, K, V], fp32 or wider.
 };
 
-/// One layer's cache, and which sequences a generation pass continues: one row for each packed
-/// sequence.
-struct CacheView {
-  LayerCache& layer;
-  const ops::CacheRows& rows;
+/// By layer of the model; those of other pipeline stages are empty.
+using Cache = std::vector<LayerCache>;
+
+/// Makes the slot that of a new sequence, which has no token yet.
+void clear_slot(Cache& cache, std::int64_t slot);
+
+/// The sequences of a pass as a cache knows them: a row for each packed sequence.
+struct CachedSequences {
+  Cache* cache = nullptr;
+  ops::CacheRows rows;
 };
 
 }  // namespace heddle::nn

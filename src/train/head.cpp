@@ -26,7 +26,7 @@
 namespace heddle::train {
 namespace {
 
-using models::qwen3_5::Head;
+using models::Head;
 
 /// Rows of the whole batch [T] with a label and a weight, and others so that their number is a
 /// multiple if there are enough; in order.

@@ -6,12 +6,12 @@
 #include <ATen/core/Tensor.h>
 
 #include "data/batch.h"
-#include "models/qwen3_5/model.h"
+#include "models/model.h"
 #include "train/contrastive.h"
 
 namespace heddle::train {
 
-using models::qwen3_5::Model;
+using models::Model;
 
 struct HeadResult {
   at::Tensor loss_sum;     ///< 0-d, fp32 (fp64): sum of loss weight x loss, not divided.

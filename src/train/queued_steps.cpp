@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "assembly/from_config.h"
 #include "base/log.h"
 #include "comm/device_watch.h"
 #include "comm/world.h"
@@ -44,7 +45,8 @@ void copy(const at::Tensor& from, at::Tensor& to) {
 void copy(const LocalBatch& from, LocalBatch& to) {
   for (const auto tensor : {&data::Batch::tokens, &data::Batch::position_ids})
     copy(from.device.*tensor, to.device.*tensor);
-  copy(from.dropout.draws, to.dropout.draws);
+  for (std::size_t i = 0; i < to.adapters.size(); ++i)
+    copy(from.adapters[i].draws, to.adapters[i].draws);
 }
 
 void copy(const LossRows& from, LossRows& to) {
@@ -59,13 +61,13 @@ bool runs_reference(const ops::KernelTable& kernels, std::string_view op) {
 }
 
 /// Why steps need the host within; empty if they do not.
-std::string obstacle(const config::RunConfig& config, const Setup& setup,
+std::string obstacle(const config::RunConfig& config, const assembly::ModelOnRanks& setup,
                      const Optimizer& optimizer) {
-  const models::qwen3_5::Model& model = *setup.model;
+  const models::Model& model = *setup.model;
   if (!model.context().device.is_cuda()) return "the device is no GPU";
   const comm::Mesh& mesh = setup.context.mesh;
   if (mesh.size(comm::Dim::kPp) > 1) return "the stages of a pipeline wait for each other";
-  if (model.head() != models::qwen3_5::Head::kLanguageModel)
+  if (model.head() != models::Head::kLanguageModel)
     return "the head is not that of a language model";
   if (model.config().is_moe()) {
     if (mesh.size(comm::Dim::kEp) > 1)
@@ -192,7 +194,8 @@ bool QueuedSteps::make_room() {
   return true;
 }
 
-std::unique_ptr<QueuedSteps> queued_steps(const config::RunConfig& config, Setup& setup,
+std::unique_ptr<QueuedSteps> queued_steps(const config::RunConfig& config,
+                                          assembly::ModelOnRanks& setup,
                                           parallel::Pipeline& pipeline, Optimizer& optimizer) {
   const std::string reason = obstacle(config, setup, optimizer);
   const bool is_alone = setup.context.mesh.world_size() == 1,
@@ -206,7 +209,7 @@ std::unique_ptr<QueuedSteps> queued_steps(const config::RunConfig& config, Setup
       QueuedSteps::Parts{setup.model.get(), setup.adapters.get(), &pipeline, &setup.trainable,
                          &optimizer,
                          config.train.router_aux_loss == config::AuxLoss::kHf &&
-                             auxiliary_coefficient(config, setup.model->config()) > 0,
+                             assembly::auxiliary_coefficient(config, setup.model->config()) > 0,
                          config.optim.clip_norm, setup.sharding.get()},
       is_wanted && is_alone);
 }

@@ -10,12 +10,13 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "assembly/model_on_ranks.h"
+#include "config/run_config.h"
 #include "data/batch.h"
 #include "device/download.h"
 #include "device/graph.h"
 #include "train/micro_batch.h"
 #include "train/optimizer.h"
-#include "train/setup.h"
 
 namespace heddle::train {
 
@@ -28,7 +29,7 @@ namespace heddle::train {
 class QueuedSteps {
  public:
   struct Parts {
-    models::qwen3_5::Model* model;
+    models::Model* model;
     adapters::LoraSet* adapters;  ///< May be null.
     parallel::Pipeline* pipeline;
     const std::vector<nn::Parameter*>* trainable;
@@ -102,7 +103,8 @@ class QueuedSteps {
 
 /// Recording if `train.cuda_graph` says so. Null where the host is needed within a step, which is
 /// said on a GPU where recording was wanted.
-std::unique_ptr<QueuedSteps> queued_steps(const config::RunConfig& config, Setup& setup,
+std::unique_ptr<QueuedSteps> queued_steps(const config::RunConfig& config,
+                                          assembly::ModelOnRanks& setup,
                                           parallel::Pipeline& pipeline, Optimizer& optimizer);
 
 }  // namespace heddle::train

@@ -8,6 +8,8 @@
 #include <cmath>
 #include <utility>
 
+#include "assembly/from_config.h"
+#include "assembly/model_units.h"
 #include "base/errors.h"
 #include "base/files.h"
 #include "base/log.h"
@@ -15,7 +17,7 @@
 #include "comm/world.h"
 #include "config/config.h"
 #include "device/device.h"
-#include "models/qwen3_5/flops.h"
+#include "models/flops.h"
 #include "ops/autograd.h"
 #include "train/auxiliary_loss.h"
 #include "train/describe.h"
@@ -58,8 +60,8 @@ std::unique_ptr<RunLock> claim_output(const config::RunConfig& config, const com
 /// What the sums of one step are divided by: loss weights of tokens, sequences for a
 /// classification head, queries for an embedding.
 double normalizer(const Model& model, double loss_weights, std::int64_t sequences) {
-  return model.head() == models::qwen3_5::Head::kLanguageModel ? loss_weights
-                                                               : static_cast<double>(sequences);
+  return model.head() == models::Head::kLanguageModel ? loss_weights
+                                                      : static_cast<double>(sequences);
 }
 
 }  // namespace
@@ -73,14 +75,14 @@ Trainer::Trainer(const config::RunConfig& config, Observer& observer, const std:
       setup_(make_setup(config, observer, std::move(world))),
       optimizer_(setup_.trainable, config.optim, config.train.seed,
                  setup_.context.mesh.world_group()),
-      pipeline_(make_pipeline(config.train, *setup_.model, setup_.stages, setup_.sharding.get())),
+      pipeline_(*setup_.pipeline),
       loader_(std::make_unique<data::Loader>(setup_.train,
                                              loader_options(config, setup_.context.mesh))),
       queued_(queued_steps(config, setup_, pipeline_, optimizer_)),
       recompute_(auto_recompute(config.train, setup_, pipeline_, optimizer_,
                                 setup_.model->padded_tokens(std::max(
                                     config.train.micro_batch_tokens, config.data.max_length)))),
-      auxiliary_coefficient_(auxiliary_coefficient(config, setup_.model->config())),
+      auxiliary_coefficient_(assembly::auxiliary_coefficient(config, setup_.model->config())),
       pools_auxiliary_loss_(auxiliary_coefficient_ > 0 &&
                             config.train.router_aux_loss == config::AuxLoss::kHf),
       router_(RouterReplay::open(config.train, setup_.model->config(), setup_.context.device)) {
@@ -104,8 +106,7 @@ Trainer::Trainer(const config::RunConfig& config, Observer& observer, const std:
 }
 
 std::vector<HeadFunction> Trainer::heads_of(const data::Step& step, double gradient_scale) {
-  if (setup_.model->head() == models::qwen3_5::Head::kEmbed)
-    return embed_heads_of(step, gradient_scale);
+  if (setup_.model->head() == models::Head::kEmbed) return embed_heads_of(step, gradient_scale);
   return std::vector<HeadFunction>(step.micro_batches.size(),
                                    training_head(*setup_.model, gradient_scale));
 }
@@ -203,7 +204,7 @@ MicroBatchLoss Trainer::update_with_the_host(const data::Step& step, const Divis
 
   const at::Tensor host = at::stack({sums.loss_sum, sums.entropy_sum}).cpu();
   info.loss = host[0].item<double>() / divisors.loss;
-  if (setup_.model->head() == models::qwen3_5::Head::kLanguageModel)
+  if (setup_.model->head() == models::Head::kLanguageModel)
     info.extra["entropy"] = host[1].item<double>() / divisors.loss;
   info.grad_norm = optimizer_.gradient_norm();
   require_finite(info);
@@ -243,8 +244,8 @@ StepInfo Trainer::train_step(Begun begun) {
   if (peak_flops_ > 0 && step.sequences > 0) {
     const double length = static_cast<double>(step.tokens) / static_cast<double>(step.sequences);
     const double share = setup_.adapters ? 2.0 / 3.0 : 1.0;
-    info.mfu = models::qwen3_5::training_flops_per_token(model.config(), length, share) *
-               info.tokens_per_s / peak_flops_;
+    info.mfu = models::training_flops_per_token(model.config(), length, share) * info.tokens_per_s /
+               peak_flops_;
   }
   info.memory_bytes = device::memory(setup_.context.device).peak_bytes;
   if (auxiliary_coefficient_ > 0)
@@ -260,18 +261,18 @@ StepInfo Trainer::train_step(Begun begun) {
 Evaluation Trainer::evaluate() {
   if (queued_) queued_->make_room();
   Model& model = *setup_.model;
-  if (model.head() == models::qwen3_5::Head::kEmbed) return evaluate_embeddings();
+  if (model.head() == models::Head::kEmbed) return evaluate_embeddings();
   data::EvaluationLoader::Options options;
   options.micro_batch_tokens = config_.train.micro_batch_tokens;
   options.rank = static_cast<int>(setup_.context.mesh.data_rank());
   options.world = static_cast<int>(setup_.context.mesh.data_size());
   data::EvaluationLoader loader(setup_.eval, options);
-  const parallel::Acquired ends = acquire_ends(setup_.sharding.get(), model);
+  const parallel::Acquired ends = assembly::acquire_ends(setup_.sharding.get(), model);
   double loss = 0, weights = 0;
   std::int64_t sequences = 0;
   while (const auto whole = loader.next()) {
     const ops::NoGradient guard;
-    const LocalBatch batch(model, *whole);
+    const LocalBatch batch(model, *whole, setup_.adapters.get());
     const at::Tensor hidden = evaluate_hidden(model, pipeline_, batch);
     if (!hidden.defined()) continue;
     loss +=

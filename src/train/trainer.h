@@ -110,7 +110,7 @@ class Trainer {
   std::unique_ptr<RunLock> lock_;  ///< Of rank 0; made before anything is written.
   Setup setup_;
   Optimizer optimizer_;
-  parallel::Pipeline pipeline_;
+  parallel::Pipeline& pipeline_;
   std::unique_ptr<data::Loader> loader_;
   std::unique_ptr<QueuedSteps> queued_;  ///< Null where the host is needed within a step.
   std::optional<Begun> behind_;          ///< Queued behind the step under way.

@@ -14,6 +14,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "assembly/model_units.h"
 #include "data/context_share.h"
 #include "device/upload.h"
 #include "ops/autograd.h"
@@ -80,13 +81,12 @@ EmbeddingTable gathered(const std::vector<EmbeddedTexts>& parts, std::int64_t wi
 }
 
 /// One micro-batch; `number` is its place among all. `dropout_step`: see LocalBatch.
-EmbeddedTexts embedded_texts(const Setup& setup, parallel::Pipeline& pipeline,
+EmbeddedTexts embedded_texts(const assembly::ModelOnRanks& setup, parallel::Pipeline& pipeline,
                              const data::Batch& host_batch, std::int64_t number,
                              std::uint64_t dropout_step) {
   const ops::NoGradient guard;
   Model& model = *setup.model;
   const LocalBatch batch(model, host_batch, setup.adapters.get(), dropout_step);
-  const adapters::DropoutScope dropout(setup.adapters.get(), batch.dropout);
   const at::Tensor hidden = evaluate_hidden(model, pipeline, batch);
   if (!hidden.defined()) return {};
   EmbeddedTexts texts{embed_head(model, hidden, batch.host), {}, batch.host.text_of_row};
@@ -114,7 +114,7 @@ std::vector<HeadFunction> Trainer::embed_heads_of(const data::Step& step, double
   const auto count = static_cast<std::int64_t>(step.micro_batches.size());
   std::vector<EmbeddedTexts> parts;
   {
-    const parallel::Acquired ends = acquire_ends(setup_.sharding.get(), model);
+    const parallel::Acquired ends = assembly::acquire_ends(setup_.sharding.get(), model);
     for (std::int64_t m = 0; m < count; ++m) {
       const auto i = static_cast<std::size_t>(m);
       parts.push_back(embedded_texts(setup_, pipeline_, step.micro_batches[i],
@@ -147,7 +147,7 @@ Evaluation Trainer::evaluate_embeddings() {
   loader_options.rank = static_cast<int>(mesh.data_rank());
   loader_options.world = static_cast<int>(mesh.data_size());
   data::EvaluationLoader loader(setup_.eval, loader_options);
-  const parallel::Acquired ends = acquire_ends(setup_.sharding.get(), *setup_.model);
+  const parallel::Acquired ends = assembly::acquire_ends(setup_.sharding.get(), *setup_.model);
   std::vector<EmbeddedTexts> parts;
   for (std::int64_t number = mesh.data_rank(); const auto batch = loader.next();
        number += mesh.data_size())

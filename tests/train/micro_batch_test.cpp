@@ -2,12 +2,14 @@
 
 #include <gtest/gtest.h>
 
+#include "assembly/model_units.h"
 #include "comm/ranks.h"
 #include "models/tiny_model.h"
-#include "train/model_units.h"
 
 namespace heddle::train {
 namespace {
+
+using assembly::block_entries;
 
 TEST(EvaluateHidden, KeepsNothingThatWasSent) {
   const at::Device cpu(at::kCPU);

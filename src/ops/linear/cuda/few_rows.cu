@@ -1,10 +1,11 @@
 // Sums of products of a few rows, as one token of a few sequences needs them. The time is that of
-// reading the matrices once. A CTA takes kColumns columns of one sum and its warps share the depth in
-// blocks of kDepth; several blocks are under way. The products are mma.m16n8k16 with the columns of b
-// as its 16 and the rows of a as its 8, so that up to 16 rows cost no more arithmetic than reading
-// time. Which element of the depth goes to which lane is free as long as both operands agree: a lane
-// reads 8 in a row, 16 bytes, of two columns and of a row. The warps' sums meet in shared memory in
-// their order: a column's bits depend on neither the other columns nor the number of rows.
+// reading the matrices once. A CTA takes kColumns columns of one sum and its warps share the depth
+// in blocks of kDepth; several blocks are under way. The products are mma.m16n8k16 with the columns
+// of b as its 16 and the rows of a as its 8, so that up to 16 rows cost no more arithmetic than
+// reading time. Which element of the depth goes to which lane is free as long as both operands
+// agree: a lane reads 8 in a row, 16 bytes, of two columns and of a row. The warps' sums meet in
+// shared memory in their order: a column's bits depend on neither the other columns nor the number
+// of rows.
 //
 // All sums of a call share the launch: at these sizes a launch costs as much as the reading.
 //
@@ -57,7 +58,8 @@ __global__ void __launch_bounds__(kWarps * 32) sums_kernel(const __grid_constant
 #pragma unroll
         for (int r = 0; r < kTiles; ++r) {
           a[n][r] = {};
-          if (is_inside && r * 8 + line < p.rows) a[n][r] = load<8>(rows + r * 8 * term.a_stride + at);
+          if (is_inside && r * 8 + line < p.rows)
+            a[n][r] = load<8>(rows + r * 8 * term.a_stride + at);
         }
       }
 #pragma unroll

@@ -1,0 +1,143 @@
+#include "models/config_reader.h"
+
+#include <algorithm>
+
+#include "base/errors.h"
+
+namespace heddle::models {
+
+bool ConfigReader::has(const char* key) const {
+  return json_.contains(key) && !json_[key].is_null();
+}
+
+std::int64_t ConfigReader::positive(const char* key, std::int64_t fallback) {
+  if (!has(key)) {
+    defaulted_.push_back(fmt::format("{} = {}", key, fallback));
+    return fallback;
+  }
+  if (!json_[key].is_number_integer()) fail(key, "an integer");
+  const auto value = json_[key].get<std::int64_t>();
+  if (value < 1) fail(key, "a positive integer");
+  return value;
+}
+
+double ConfigReader::number(const char* key, double fallback) {
+  if (!has(key)) {
+    defaulted_.push_back(fmt::format("{} = {}", key, fallback));
+    return fallback;
+  }
+  if (!json_[key].is_number()) fail(key, "a number");
+  return json_[key].get<double>();
+}
+
+bool ConfigReader::boolean(const char* key, bool fallback) {
+  if (!has(key)) {
+    defaulted_.push_back(fmt::format("{} = {}", key, fallback));
+    return fallback;
+  }
+  if (!json_[key].is_boolean()) fail(key, "true or false");
+  return json_[key].get<bool>();
+}
+
+std::vector<std::int64_t> ConfigReader::integers(const char* key) const {
+  if (!has(key)) return {};
+  if (json_[key].is_number_integer()) return {json_[key].get<std::int64_t>()};
+  if (!json_[key].is_array()) return {};
+  return json_[key].get<std::vector<std::int64_t>>();
+}
+
+void ConfigReader::require(const char* key, const Json& built) const {
+  if (has(key) && json_[key] != built) fail(key, built.dump());
+}
+
+void ConfigReader::fail(const char* key, const std::string& expected) const {
+  throw_error<ModelError>("{}: '{}' is {}: expected {}", source_, key,
+                          json_.contains(key) ? json_[key].dump() : "missing", expected);
+}
+
+namespace {
+
+const Json* rope_object(const Json& json) {
+  for (const char* key : {"rope_parameters", "rope_scaling"}) {
+    if (json.contains(key) && json[key].is_object()) return &json[key];
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+const Json* ConfigReader::rope(const char* key) const {
+  const Json* rope = rope_object(json_);
+  if (rope != nullptr && rope->contains(key) && !(*rope)[key].is_null()) return &(*rope)[key];
+  return has(key) ? &json_[key] : nullptr;
+}
+
+double ConfigReader::rope_number(const char* key, double fallback) {
+  const Json* value = rope(key);
+  if (value == nullptr) {
+    defaulted_.push_back(fmt::format("{} = {}", key, fallback));
+    return fallback;
+  }
+  if (!value->is_number())
+    throw_error<ModelError>("{}: '{}' is {}: expected a number", source_, key, value->dump());
+  return value->get<double>();
+}
+
+void ConfigReader::require_plain_rope() const {
+  const Json* rope = rope_object(json_);
+  if (rope == nullptr) return;
+  const Json* type = rope->contains("rope_type") ? &(*rope)["rope_type"]
+                     : rope->contains("type")    ? &(*rope)["type"]
+                                                 : nullptr;
+  if (type != nullptr && type->is_string() && *type != "default" && *type != "mrope") {
+    throw_error<ModelError>("{}: rope_type is '{}': only 'default' is built", source_,
+                            type->get<std::string>());
+  }
+}
+
+void read_common(ConfigReader& text, const Json& top, Config& config) {
+  config.rms_norm_eps = text.number("rms_norm_eps", 1e-6);
+  config.initializer_range = text.number("initializer_range", 0.02);
+  text.require("hidden_act", "silu");
+  text.require("attention_bias", false);
+  text.require_plain_rope();
+  if (top.contains("num_labels") && top["num_labels"].is_number_integer())
+    config.num_labels = top["num_labels"];
+  if (top.contains("id2label") && top["id2label"].is_object())
+    config.num_labels = static_cast<std::int64_t>(top["id2label"].size());
+}
+
+std::vector<bool> read_sparse_layers(ConfigReader& text, std::int64_t layers) {
+  const std::int64_t step = text.positive("decoder_sparse_step", 1);
+  const std::vector<std::int64_t> dense = text.integers("mlp_only_layers");
+  std::vector<bool> sparse(static_cast<std::size_t>(layers));
+  for (std::int64_t i = 0; i < layers; ++i)
+    sparse[i] = (i + 1) % step == 0 && std::find(dense.begin(), dense.end(), i) == dense.end();
+  return sparse;
+}
+
+void require_divides(const std::string& source, const char* small, std::int64_t a,
+                     const char* large, std::int64_t b) {
+  if (b % a != 0)
+    throw_error<ModelError>("{}: {} ({}) does not divide {} ({})", source, small, a, large, b);
+}
+
+void check_dims(const Config& config, const std::string& source) {
+  if (const nn::AttentionDims* attention = config.attention()) {
+    require_divides(source, "num_key_value_heads", attention->num_key_value_heads,
+                    "num_attention_heads", attention->num_attention_heads);
+  }
+  if (config.rotary_dim < 2 || config.rotary_dim % 2 != 0) {
+    throw_error<ModelError>(
+        "{}: {} entries of a head are rotated: expected an even number of at "
+        "least 2 (head_dim, partial_rotary_factor)",
+        source, config.rotary_dim);
+  }
+  const nn::MoeDims* moe = config.moe();
+  if (moe != nullptr && moe->num_experts_per_tok > moe->num_experts) {
+    throw_error<ModelError>("{}: num_experts_per_tok ({}) exceeds num_experts ({})", source,
+                            moe->num_experts_per_tok, moe->num_experts);
+  }
+}
+
+}  // namespace heddle::models

@@ -1,0 +1,47 @@
+#include "rollout/answers.h"
+
+#include <set>
+#include <utility>
+
+#include "rollout/engine.h"
+
+namespace heddle::rollout {
+
+std::vector<std::int32_t> end_tokens(const std::shared_ptr<const data::Tokenizer>& tokenizer,
+                                     const std::vector<std::int64_t>& generation_eos) {
+  std::set<std::int32_t> ids;
+  for (const std::int64_t id : generation_eos) ids.insert(static_cast<std::int32_t>(id));
+  if (tokenizer->eos_id()) ids.insert(*tokenizer->eos_id());
+  if (const auto turn_end = tokenizer->id_of("<|im_end|>")) ids.insert(*turn_end);
+  return {ids.begin(), ids.end()};
+}
+
+std::vector<std::string> answer_prompts(assembly::ModelOnRanks& placed,
+                                        const std::shared_ptr<const data::Tokenizer>& tokenizer,
+                                        const std::vector<std::string>& prompts,
+                                        std::int64_t max_new_tokens,
+                                        const data::RenderOptions& rendering) {
+  const data::Renderer renderer(*tokenizer, rendering);
+  const bool chat = !rendering.chat_template.empty() || tokenizer->chat_template().has_value();
+  std::vector<Request> requests;
+  for (const std::string& prompt : prompts) {
+    data::Row row;
+    row.text = prompt;
+    if (chat) {
+      row.form = data::Row::Form::kConversation;
+      row.messages = nlohmann::ordered_json::array({{{"role", "user"}, {"content", prompt}}});
+    }
+    Request request;
+    request.prompt = renderer.tokenize_prompt(row);
+    request.max_new_tokens = max_new_tokens;
+    request.sampling.temperature = 0;
+    request.stop_ids = end_tokens(tokenizer, {});
+    requests.push_back(std::move(request));
+  }
+  std::vector<std::string> answers;
+  for (Completion& completion : generate(placed, tokenizer, requests, {}))
+    answers.push_back(std::move(completion.text));
+  return answers;
+}
+
+}  // namespace heddle::rollout
