@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ckpt/config_bounds.h"
 #include "ckpt/hf_adapter.h"
 #include "ckpt/hf_model.h"
 #include "models/registry.h"
@@ -10,7 +11,10 @@
 namespace heddle::assembly {
 
 ModelConfig read_config(const ckpt::ModelDirectory& source) {
-  return models::parse_config(source.config(), (source.path() / "config.json").string());
+  ModelConfig config =
+      models::parse_config(source.config(), (source.path() / "config.json").string());
+  ckpt::require_size_of_files(config, source);
+  return config;
 }
 
 ModelRecipe recipe_of_directory(const std::filesystem::path& directory,

@@ -60,6 +60,7 @@ struct ModelRecipe {
   std::vector<std::string> freeze;       ///< kTrain: globs of parameters that are not trained.
   std::vector<std::string> saved_whole;  ///< kTrain: modules trained beside the adapters.
 
+  bool generates = false;       ///< A model that trains or scores also answers prompts.
   ops::KernelPolicy kernels;    ///< place() adds what it knows of the device.
   bool auxiliary_loss = false;  ///< Compute the routers' load-balancing loss while training.
   ops::ContextMethod context_method = ops::ContextMethod::kState;

@@ -184,7 +184,7 @@ AdapterDirectory AdapterDirectory::open(const Path& path) {
                      "once with PEFT and save_pretrained() it"
                    : "");
   }
-  const SafetensorsFile file(path / kWeightsFile);
+  const SafetensorsFile file(path / kWeightsFile, path);
   Sorter sorter(file, adapter.config_);
   sorter.run();
   adapter.spelling_ = sorter.spelling();

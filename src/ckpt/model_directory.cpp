@@ -5,11 +5,12 @@
 #include <map>
 #include <set>
 #include <system_error>
-#include <unordered_set>
 #include <utility>
 
 #include "base/errors.h"
 #include "base/files.h"
+#include "base/json.h"
+#include "base/quote.h"
 #include "base/text.h"
 #include "ckpt/training_checkpoint.h"
 
@@ -24,44 +25,14 @@ constexpr std::array<std::string_view, 9> kQuantisedSuffixes = {
     ".weight_scale_inv", ".weight_scale", ".input_scale", ".weight_packed", ".qweight",
     ".qzeros",           ".g_idx",        ".absmax",      ".weight_blocks"};
 
-/// Json: nlohmann::json where keys are many (it finds one in logarithmic time), ordered_json where
-/// their order matters.
-template <class Json>
-Json parse_object(const Path& path) {
-  const std::string file = path.string();
-  using Event = typename Json::parse_event_t;
-  // The callback sees a key before its value: the parser itself keeps the last of two equal keys
-  // without a word.
-  std::vector<std::unordered_set<std::string>> keys;
-  const auto callback = [&](int, Event event, Json& value) {
-    if (event == Event::object_start) {
-      keys.emplace_back();
-    } else if (event == Event::object_end) {
-      keys.pop_back();
-    } else if (event == Event::key) {
-      auto key = value.template get<std::string>();
-      if (!keys.back().insert(key).second) {
-        throw_error<ModelError>("{}: the key '{}' occurs twice", file, key);
-      }
-    }
-    return true;
-  };
-  Json json;
-  try {
-    json = Json::parse(files::read(path), callback);
-  } catch (const nlohmann::json::exception& error) {
-    throw_error<ModelError>("{}: not valid JSON: {}", file, error.what());
-  }
-  if (!json.is_object()) throw_error<ModelError>("{}: must hold a JSON object", file);
-  return json;
-}
-
 /// weight_map of the index: tensor name -> file name.
 std::map<std::string, std::string> read_weight_map(const Path& path) {
-  const auto json = parse_object<nlohmann::json>(path);
+  // Not ordered_json: an index has a hundred thousand keys, which that looks up one by one.
+  const auto index =
+      json::read_object<ModelError, nlohmann::json>(path, files::kJsonLimit, path.parent_path());
   const std::string file = path.string();
-  const auto found = json.find("weight_map");
-  if (found == json.end() || !found->is_object() || found->empty()) {
+  const auto found = index.find("weight_map");
+  if (found == index.end() || !found->is_object() || found->empty()) {
     throw_error<ModelError>(
         "{}: 'weight_map' (an object of tensor name and file name) is missing or empty", file);
   }
@@ -70,8 +41,8 @@ std::map<std::string, std::string> read_weight_map(const Path& path) {
     const std::string value = shard.is_string() ? shard.get<std::string>() : "";
     if (value.empty() || value == ".." || Path(value).filename() != Path(value)) {
       throw_error<ModelError>(
-          "{}: weight_map: '{}' is said to be in {}, which is no plain file name", file, name,
-          shard.dump());
+          "{}: weight_map: '{}' is said to be in {}, which is no plain file name", file,
+          text::shown(name), json::shown(shard));
     }
     weight_map.emplace(name, value);
   }
@@ -185,7 +156,7 @@ void check_not_quantised(const Path& path, const std::vector<StoredTensor>& tens
 }  // namespace
 
 nlohmann::ordered_json read_json_object(const Path& path) {
-  return parse_object<nlohmann::ordered_json>(path);
+  return json::read_object<ModelError>(path, files::kJsonLimit, path.parent_path());
 }
 
 ModelDirectory ModelDirectory::open(const Path& path) {
@@ -230,7 +201,7 @@ ModelDirectory ModelDirectory::open(const Path& path) {
 void ModelDirectory::read_headers() {
   std::vector<std::string> duplicates;
   for (const Path& file : weight_files_) {
-    const SafetensorsFile shard(file);
+    const SafetensorsFile shard(file, path_);
     for (const StoredTensor& tensor : shard.tensors()) {
       const auto [place, is_new] = index_.emplace(tensor.name, tensors_.size());
       if (is_new) {

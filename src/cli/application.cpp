@@ -2,17 +2,19 @@
 
 #include <cxxabi.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdlib>
-#include <fstream>
 #include <memory>
 #include <ostream>
 #include <typeinfo>
 
 #include "base/errors.h"
+#include "base/files.h"
 #include "base/log.h"
+#include "base/quote.h"
 #include "base/text.h"
 #include "cli/version.h"
 #include "comm/launch_environment.h"
@@ -20,6 +22,8 @@
 
 namespace heddle::cli {
 namespace {
+
+constexpr std::size_t kLongestMessage = 4000;
 
 std::string type_name(const std::exception& e) {
   int status = 0;
@@ -43,7 +47,10 @@ int report(const std::exception& e, bool is_debug) {
   if (is_debug) message = fmt::format("{}\n  type: {}", message, type_name(e));
   if (const char* file = std::getenv(comm::kLogVariable); file != nullptr && !is_debug) {
     // The launcher shows one message of all ranks, and takes it from their logs.
-    std::ofstream(file, std::ios::app) << "error: " << message << "\n";
+    const std::string line = "error: " + text::shown(message, kLongestMessage) + "\n";
+    const int descriptor = files::open_to_append(file);
+    if (write(descriptor, line.data(), line.size()) < 0) log::error("{}", message);
+    close(descriptor);
   } else {
     log::error("{}", message);
   }
@@ -148,6 +155,11 @@ void add_commands(CLI::App& app, Action& action) {
   app.formatter(std::make_shared<HelpFormatter>());
   app.add_flag_callback(
       "--debug", [] {}, "Show the type and the whole text of an error");
+  app.add_option_function<std::uint64_t>(
+         "--file-limits", files::multiply_limits,
+         "Read configurations, tokenizers and templates N times as large")
+      ->type_name("N")
+      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1024}));
   app.add_flag_callback(
       "--version",
       [&action] {

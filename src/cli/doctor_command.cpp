@@ -12,6 +12,7 @@
 #include "assembly/from_config.h"
 #include "base/errors.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "base/text.h"
 #include "cli/command.h"
 #include "cli/doctor.h"
@@ -89,11 +90,8 @@ models::Config shape_of(const DoctorOptions& options, const config::RunConfig& c
     throw_error<ConfigError>("{}: there is no {}; --preset NAME plans without a model",
                              config::where(config, "model.path"), path.string());
   }
-  try {
-    return models::parse_config(nlohmann::ordered_json::parse(files::read(path)), path.string());
-  } catch (const nlohmann::json::parse_error& error) {
-    throw_error<ModelError>("{}: {}", path.string(), error.what());
-  }
+  return models::parse_config(
+      json::read_object<ModelError>(path, files::kJsonLimit, path.parent_path()), path.string());
 }
 
 /// A layout's configuration and its number of ranks.

@@ -1,4 +1,5 @@
 #include <CLI/CLI.hpp>
+#include <cmath>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -158,11 +159,18 @@ int run(const GenerateOptions& options, const Session& session) {
   }
   if (!options.input.empty() && options.output.empty())
     throw ConfigError("--input needs --output OUT.jsonl");
-  if (options.sampling.temperature < 0) throw ConfigError("--temperature must not be negative");
-  if (options.sampling.top_p <= 0 || options.sampling.top_p > 1)
-    throw ConfigError("--top-p must be in (0, 1]");
-  if (options.max_new_tokens < 1) throw ConfigError("--max-new-tokens must be at least 1");
-  if (options.engine.max_sequences < 1) throw ConfigError("--max-sequences must be at least 1");
+  const auto check = [](bool holds, const char* option, auto value, const char* expected) {
+    if (!holds) throw_error<ConfigError>("{} is {}: expected {}", option, value, expected);
+  };
+  const auto& sampling = options.sampling;
+  check(std::isfinite(sampling.temperature) && sampling.temperature >= 0, "--temperature",
+        sampling.temperature, "a number from 0 on");
+  check(sampling.top_k >= 0, "--top-k", sampling.top_k, "a count, or 0 for all tokens");
+  check(sampling.top_p > 0 && sampling.top_p <= 1, "--top-p", sampling.top_p,
+        "a probability in (0, 1]");
+  check(options.max_new_tokens >= 1, "--max-new-tokens", options.max_new_tokens, "1 or more");
+  check(options.engine.max_sequences >= 1, "--max-sequences", options.engine.max_sequences,
+        "1 or more");
   const std::shared_ptr<comm::World> world =
       join_others("generate", options.model, facts_of(options));
   comm::announcing_failure(world.get(), [&] {

@@ -4,6 +4,7 @@
 
 #include "assembly/model_on_ranks.h"
 #include "base/errors.h"
+#include "base/json.h"
 #include "base/text.h"
 #include "ckpt/model_directory.h"
 #include "ckpt/model_writer.h"
@@ -33,7 +34,7 @@ std::pair<Config, nlohmann::ordered_json> read_config(const InitOptions& options
                              text::join(models::preset_names(), ", "));
   }
   if (!options.config.empty()) {
-    nlohmann::ordered_json json = ckpt::read_json_object(options.config);
+    nlohmann::ordered_json json = json::read_object<ModelError>(options.config);
     Config config = models::parse_config(json, options.config);
     if (config.nested) {
       throw_error<ModelError>(

@@ -199,7 +199,7 @@ RunConfig load(const std::filesystem::path& file, std::span<const std::string> o
   if (!std::filesystem::exists(file)) {
     throw_error<ConfigError>("{}: no such configuration file", file.string());
   }
-  const std::string yaml = files::read(file);
+  const std::string yaml = files::read(file, files::kYamlLimit);
   return read(yaml, file.string(), overrides, completeness, usual);
 }
 

@@ -3,8 +3,29 @@
 #include <algorithm>
 
 #include "base/errors.h"
+#include "base/json.h"
+#include "base/quote.h"
 
 namespace heddle::models {
+namespace {
+
+constexpr double kLargestNumber = 1e15;
+
+/// Far above any model, and small enough for the product of three to fit 64 bits before they are
+/// held against the weights in the files.
+std::int64_t most_of(std::string_view key) {
+  const auto has = [&](const char* part) { return key.find(part) != std::string_view::npos; };
+  if (has("layers")) return 1 << 14;
+  if (has("heads") || has("head_dim") || has("kernel") || has("experts")) return 1 << 16;
+  if (has("hidden_size") || has("intermediate_size")) return 1 << 20;
+  return 1 << 24;
+}
+
+bool is_above_zero(const Json& value) {
+  return value.is_number() && value.get<double>() > 0 && value.get<double>() <= kLargestNumber;
+}
+
+}  // namespace
 
 bool ConfigReader::has(const char* key) const {
   return json_.contains(key) && !json_[key].is_null();
@@ -15,10 +36,16 @@ std::int64_t ConfigReader::positive(const char* key, std::int64_t fallback) {
     defaulted_.push_back(fmt::format("{} = {}", key, fallback));
     return fallback;
   }
-  if (!json_[key].is_number_integer()) fail(key, "an integer");
-  const auto value = json_[key].get<std::int64_t>();
-  if (value < 1) fail(key, "a positive integer");
-  return value;
+  const std::int64_t most = most_of(key);
+  // A number without a sign may be beyond 64 bits with one.
+  if (!json_[key].is_number_integer() || json_[key] < 1 || json_[key] > most)
+    fail(key, fmt::format("an integer from 1 to {}", most));
+  return json_[key].get<std::int64_t>();
+}
+
+double ConfigReader::above_zero(const char* key, double fallback) {
+  if (has(key) && !is_above_zero(json_[key])) fail(key, "a number above 0");
+  return number(key, fallback);
 }
 
 double ConfigReader::number(const char* key, double fallback) {
@@ -41,18 +68,22 @@ bool ConfigReader::boolean(const char* key, bool fallback) {
 
 std::vector<std::int64_t> ConfigReader::integers(const char* key) const {
   if (!has(key)) return {};
-  if (json_[key].is_number_integer()) return {json_[key].get<std::int64_t>()};
-  if (!json_[key].is_array()) return {};
-  return json_[key].get<std::vector<std::int64_t>>();
+  std::vector<std::int64_t> values;
+  for (const Json& value : json_[key].is_array() ? json_[key] : Json::array({json_[key]})) {
+    if (!value.is_number_integer() || value < 0 || value > most_of(""))
+      fail(key, "a whole number from 0 on, or a list of them");
+    values.push_back(value.get<std::int64_t>());
+  }
+  return values;
 }
 
 void ConfigReader::require(const char* key, const Json& built) const {
-  if (has(key) && json_[key] != built) fail(key, built.dump());
+  if (has(key) && json_[key] != built) fail(key, json::shown(built));
 }
 
 void ConfigReader::fail(const char* key, const std::string& expected) const {
   throw_error<ModelError>("{}: '{}' is {}: expected {}", source_, key,
-                          json_.contains(key) ? json_[key].dump() : "missing", expected);
+                          json_.contains(key) ? json::shown(json_[key]) : "missing", expected);
 }
 
 namespace {
@@ -78,8 +109,10 @@ double ConfigReader::rope_number(const char* key, double fallback) {
     defaulted_.push_back(fmt::format("{} = {}", key, fallback));
     return fallback;
   }
-  if (!value->is_number())
-    throw_error<ModelError>("{}: '{}' is {}: expected a number", source_, key, value->dump());
+  if (!is_above_zero(*value)) {
+    throw_error<ModelError>("{}: '{}' is {}: expected a number above 0", source_, key,
+                            json::shown(*value));
+  }
   return value->get<double>();
 }
 
@@ -91,18 +124,19 @@ void ConfigReader::require_plain_rope() const {
                                                  : nullptr;
   if (type != nullptr && type->is_string() && *type != "default" && *type != "mrope") {
     throw_error<ModelError>("{}: rope_type is '{}': only 'default' is built", source_,
-                            type->get<std::string>());
+                            text::shown(type->get<std::string>()));
   }
 }
 
 void read_common(ConfigReader& text, const Json& top, Config& config) {
-  config.rms_norm_eps = text.number("rms_norm_eps", 1e-6);
+  config.rms_norm_eps = text.above_zero("rms_norm_eps", 1e-6);
   config.initializer_range = text.number("initializer_range", 0.02);
   text.require("hidden_act", "silu");
   text.require("attention_bias", false);
   text.require_plain_rope();
-  if (top.contains("num_labels") && top["num_labels"].is_number_integer())
-    config.num_labels = top["num_labels"];
+  std::vector<std::string> unused;
+  ConfigReader labels(top, text.source(), unused);
+  if (labels.has("num_labels")) config.num_labels = labels.positive("num_labels", 1);
   if (top.contains("id2label") && top["id2label"].is_object())
     config.num_labels = static_cast<std::int64_t>(top["id2label"].size());
 }
@@ -127,11 +161,13 @@ void check_dims(const Config& config, const std::string& source) {
     require_divides(source, "num_key_value_heads", attention->num_key_value_heads,
                     "num_attention_heads", attention->num_attention_heads);
   }
-  if (config.rotary_dim < 2 || config.rotary_dim % 2 != 0) {
+  const std::int64_t head_dim = config.attention() != nullptr ? config.attention()->head_dim : 0;
+  if (config.rotary_dim < 2 || config.rotary_dim % 2 != 0 ||
+      (head_dim > 0 && config.rotary_dim > head_dim)) {
     throw_error<ModelError>(
-        "{}: {} entries of a head are rotated: expected an even number of at "
-        "least 2 (head_dim, partial_rotary_factor)",
-        source, config.rotary_dim);
+        "{}: {} entries of a head of {} are rotated: expected an even number from 2 to head_dim "
+        "(head_dim, partial_rotary_factor)",
+        source, config.rotary_dim, head_dim);
   }
   const nn::MoeDims* moe = config.moe();
   if (moe != nullptr && moe->num_experts_per_tok > moe->num_experts) {

@@ -19,10 +19,13 @@ class ConfigReader {
   const Json& json() const { return json_; }
   const std::string& source() const { return source_; }
   bool has(const char* key) const;
+  /// From 1 to a number far above that of any model, by the kind of the key.
   std::int64_t positive(const char* key, std::int64_t fallback);
   double number(const char* key, double fallback);
+  /// A number that a computation divides by or takes the root of.
+  double above_zero(const char* key, double fallback);
   bool boolean(const char* key, bool fallback);
-  /// One integer or a list of them; empty if it is missing.
+  /// One integer from 0 on or a list of them; empty if it is missing.
   std::vector<std::int64_t> integers(const char* key) const;
   /// Throws if the file gives another value than the only one that is built.
   void require(const char* key, const Json& built) const;
@@ -30,6 +33,7 @@ class ConfigReader {
 
   /// Of `rope_parameters`, `rope_scaling` or the object itself.
   const Json* rope(const char* key) const;
+  /// Above zero.
   double rope_number(const char* key, double fallback);
   /// Throws if positions are scaled (rope_type yarn, dynamic, ...).
   void require_plain_rope() const;

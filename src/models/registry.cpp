@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/errors.h"
+#include "base/quote.h"
 #include "base/text.h"
 #include "models/family.h"
 #include "models/qwen3/family.h"
@@ -42,7 +43,7 @@ Config parse_config(const Json& json, const std::string& source) {
       return family.parse(json, source);
     known.insert(known.end(), types.begin(), types.end());
   }
-  throw_error<ModelError>("{}: model_type '{}' is not one of {}", source, type,
+  throw_error<ModelError>("{}: model_type '{}' is not one of {}", source, text::shown(type),
                           text::join(known, ", "));
 }
 

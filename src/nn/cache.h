@@ -23,10 +23,10 @@ using Cache = std::vector<LayerCache>;
 /// Makes the slot that of a new sequence, which has no token yet.
 void clear_slot(Cache& cache, std::int64_t slot);
 
-/// The sequences of a pass as a cache knows them: a row for each packed sequence.
+/// The sequences of a pass as a cache knows them.
 struct CachedSequences {
   Cache* cache = nullptr;
-  ops::CacheRows rows;
+  ops::CacheRows rows;  ///< One for each packed sequence.
 };
 
 }  // namespace heddle::nn

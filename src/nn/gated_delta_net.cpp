@@ -160,11 +160,11 @@ at::Tensor GatedDeltaNet::mix_cached(const Projected& projected, const Pass& pas
                                      LayerCache& cache) const {
   const auto [g, beta] =
       ops::gdn_gates(*pass.kernels, projected.a, projected.b, a_log_.value(), dt_bias_.value());
-  const at::Tensor weight = conv_.value().squeeze(1);
   const ops::Sequences& sequences = pass.sequences;
   const at::Tensor& index = pass.cached->rows.slots;
-  const auto conv = ops::causal_conv1d(
-      *pass.kernels, {projected.qkv, weight, cache.conv.index_select(0, index), sequences, true});
+  const auto conv =
+      ops::causal_conv1d(*pass.kernels, {projected.qkv, conv_.value().squeeze(1),
+                                         cache.conv.index_select(0, index), sequences, true});
   const auto [q, k, v] = split_qkv(conv.y);
   ops::GatedDeltaRuleOptions options;
   options.want_final_state = true;
@@ -176,20 +176,24 @@ at::Tensor GatedDeltaNet::mix_cached(const Projected& projected, const Pass& pas
   return rule.o;
 }
 
+at::Tensor GatedDeltaNet::decode(const Projected& projected, const Pass& pass,
+                                 const at::Tensor& residual, LayerCache& cache) {
+  LinearInput y = ops::gated_delta_net_decode(
+      *pass.kernels,
+      {projected.qkv, projected.a, projected.b, projected.z, conv_.value().squeeze(1),
+       a_log_.value(), dt_bias_.value(), norm_.value(), cache.conv, cache.state,
+       dims_.num_key_heads, dims_.rms_norm_eps},
+      pass.cached->rows);
+  y.residual = residual;
+  return out_proj_.forward(pass, y);
+}
+
 at::Tensor GatedDeltaNet::forward(const LinearInput& x, const Pass& pass,
                                   const at::Tensor& residual, LayerCache* cache) {
   const Projected projected = project(x, pass);
   const ops::Sequences& sequences = pass.sequences;
-  if (cache != nullptr && sequences.max_seqlen == 1 && sequences.total() == sequences.count()) {
-    LinearInput y(ops::gated_delta_net_decode(
-        *pass.kernels,
-        {projected.qkv, projected.a, projected.b, projected.z, conv_.value().squeeze(1),
-         a_log_.value(), dt_bias_.value(), norm_.value(), cache->conv, cache->state,
-         dims_.num_key_heads, dims_.rms_norm_eps},
-        pass.cached->rows));
-    y.residual = residual;
-    return out_proj_.forward(pass, y);
-  }
+  if (cache != nullptr && sequences.max_seqlen == 1 && sequences.total() == sequences.count())
+    return decode(projected, pass, residual, *cache);
   const at::Tensor o =
       cache != nullptr ? mix_cached(projected, pass, *cache) : mix(projected, pass);
   return finish(o, projected, pass, residual);

@@ -58,6 +58,9 @@ class GatedDeltaNet {
   Mixing mixing(const Projected& projected) const;
   /// o [T,Hv,V].
   at::Tensor mix(const Projected& projected, const Pass& pass) const;
+  /// One token for each sequence, from mixing to the output projection.
+  at::Tensor decode(const Projected& projected, const Pass& pass, const at::Tensor& residual,
+                    LayerCache& cache);
   at::Tensor mix_cached(const Projected& projected, const Pass& pass, LayerCache& cache) const;
   at::Tensor run(const Mixing& mixing, const ops::Sequences& sequences, const Pass& pass) const;
   at::Tensor mix_by_ulysses(const Projected& projected, const Pass& pass) const;

@@ -70,7 +70,7 @@ std::vector<Comparison> compare_with_measured(const std::string& file,
                                               const std::string& hardware) {
   YAML::Node root;
   try {
-    root = YAML::Load(files::read(file));
+    root = YAML::Load(files::read(file, files::kYamlLimit));
   } catch (const YAML::Exception& error) {
     throw_error<ConfigError>("{}:{}: not valid YAML: {}", file, error.mark.line + 1, error.msg);
   }

@@ -62,8 +62,10 @@ void RecordedDecoding::run(Step& step, std::int64_t longest) const {
   cached.rows.slots = step.whole.select(0, 4);
   cached.rows.lengths = step.whole.select(0, 5);
   cached.rows.longest = longest;
-  const at::Tensor hidden = placed_.pipeline->evaluate(
-      model, step.whole.select(0, 3), model.cached_pass(step.sequences, std::move(cached)));
+  const std::int64_t batch = step.whole.size(1);
+  nn::Pass pass = model.cached_pass(step.sequences, std::move(cached));
+  if (placed_.adapters) pass.adapters = {{placed_.adapters.get(), batch, {}}};
+  const at::Tensor hidden = placed_.pipeline->evaluate(model, step.whole.select(0, 3), pass);
   const DrawTables draws{step.whole.narrow(0, 0, 3), step.real};
   step.drawn = as_table(
       ops::sample_tokens(model.kernels(), draws.with(model.logits(model.final_norm(hidden)))));

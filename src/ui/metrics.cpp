@@ -1,7 +1,6 @@
 #include "ui/metrics.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -13,6 +12,7 @@
 
 #include "base/errors.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "base/text.h"
 
@@ -41,7 +41,12 @@ double number_or_nan(const Json& value) {
 }
 
 std::optional<StepMetrics> parse_row(std::string_view line) {
-  Json row = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+  Json row;
+  try {
+    row = json::parse(line);
+  } catch (const DataError&) {
+    return {};
+  }
   if (!row.is_object() || !row.contains("step") || !row["step"].is_number_integer()) return {};
   StepMetrics metrics;
   for_each_field([&](const char* name, auto member) {
@@ -113,10 +118,7 @@ MetricsWriter::MetricsWriter(std::filesystem::path file, std::int64_t resumed_st
     });
     if (kept != old) files::write_atomically(file_, kept);
   }
-  descriptor_ = open(file_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-  if (descriptor_ < 0) {
-    throw_error<FileError>("cannot write {}: {}", file_.string(), strerror(errno));
-  }
+  descriptor_ = files::open_to_append(file_);
 }
 
 MetricsWriter::~MetricsWriter() {

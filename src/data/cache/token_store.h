@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/files.h"
+#include "base/hash.h"
 #include "data/batch.h"
 #include "data/rendering/renderer.h"
 
@@ -20,8 +21,9 @@ namespace heddle::data {
 /// The file, little-endian: 64 bytes of head with a magic; for each row its tokens, labels (int32)
 /// and weights (float32); at a multiple of 8 the row table: starts in tokens [rows + 1], file lines
 /// [rows], positions with loss [rows] (int64), sums of weights [rows], targets [rows] (float64); a
-/// JSON text of `meta`; the lengths of table and JSON and a magic. It is written front to back, so
-/// that tokenising needs no more memory than a chunk of rows and the row table.
+/// JSON text of `meta`; the lengths of table and JSON, the xxh3-128 of all before it, and a magic.
+/// It is written front to back, so that tokenising needs no more memory than a chunk of rows and
+/// the row table.
 class TokenStore {
  public:
   /// Maps a cache file. Throws FileError, or DataError when it is damaged.
@@ -41,6 +43,7 @@ class TokenStore {
  private:
   TokenStore() = default;
   void parse(std::span<const std::byte> bytes, const std::string& name);
+  std::string digest(std::string_view content) const;
 
   std::unique_ptr<files::MappedFile> file_;
   std::string memory_;
@@ -72,6 +75,7 @@ class TokenStoreWriter {
   void put(const void* bytes, std::size_t count);
 
   std::unique_ptr<files::AtomicFile> file_;
+  std::unique_ptr<hash::Hasher> hasher_;
   std::string buffer_;
   std::uint64_t written_ = 0;
   std::vector<std::int64_t> starts_ = {0};

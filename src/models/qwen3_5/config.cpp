@@ -29,11 +29,12 @@ std::vector<bool> attention_layers(const Json& text, std::int64_t layers,
   }
   std::vector<bool> full(layers);
   for (std::int64_t i = 0; i < layers; ++i) {
-    const std::string type = types[i].is_string() ? types[i].get<std::string>() : types[i].dump();
+    const std::string type =
+        types[i].is_string() ? types[i].get<std::string>() : json::shown(types[i]);
     if (type != "full_attention" && type != "linear_attention") {
       throw_error<ModelError>(
           "{}: layer_types[{}] is '{}': expected full_attention or linear_attention", source, i,
-          type);
+          text::shown(type));
     }
     full[i] = type == "full_attention";
     if (has_interval && full[i] != from_interval[i]) {
