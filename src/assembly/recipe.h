@@ -52,6 +52,7 @@ struct ModelRecipe {
   Head head = Head::kLanguageModel;
   std::int64_t num_labels = 0;  ///< Of a classification head.
   Purpose purpose = Purpose::kScore;
+  bool generates = false;  ///< Beside another purpose: a training run's samples.
 
   Weights weights = Weights::kNone;
   std::shared_ptr<const ckpt::ModelDirectory> source;  ///< Null: there are no files.

@@ -52,6 +52,7 @@ std::vector<comm::Fact> facts_of(const GenerateOptions& options) {
       {"--max-new-tokens", std::to_string(options.max_new_tokens)},
       {"--temperature", fmt::format("{}", sampling.temperature)},
       {"--top-p", fmt::format("{}", sampling.top_p)},
+      {"--min-p", fmt::format("{}", sampling.min_p)},
       {"--top-k", std::to_string(sampling.top_k)},
       {"--seed", std::to_string(sampling.seed)},
       {"--stop", nlohmann::json(options.stop).dump()},
@@ -168,6 +169,8 @@ int run(const GenerateOptions& options, const Session& session) {
   check(sampling.top_k >= 0, "--top-k", sampling.top_k, "a count, or 0 for all tokens");
   check(sampling.top_p > 0 && sampling.top_p <= 1, "--top-p", sampling.top_p,
         "a probability in (0, 1]");
+  check(sampling.min_p >= 0 && sampling.min_p <= 1, "--min-p", sampling.min_p,
+        "a probability from 0 to 1");
   check(options.max_new_tokens >= 1, "--max-new-tokens", options.max_new_tokens, "1 or more");
   check(options.engine.max_sequences >= 1, "--max-sequences", options.engine.max_sequences,
         "1 or more");
@@ -203,6 +206,10 @@ void add_generate_command(CLI::App& app, Action& action) {
   command->add_option("--temperature", options->sampling.temperature, "0: the most likely token")
       ->capture_default_str();
   command->add_option("--top-p", options->sampling.top_p, "Smallest set with this probability")
+      ->capture_default_str();
+  command
+      ->add_option("--min-p", options->sampling.min_p,
+                   "Tokens of this share of the most likely one's probability")
       ->capture_default_str();
   command->add_option("--top-k", options->sampling.top_k, "The k most likely; 0: all")
       ->capture_default_str();
