@@ -108,7 +108,8 @@ void put_adapters_on(const ModelRecipe& recipe, ModelOnRanks& placed) {
     divide(*placed.adapters);
     if (recipe.weights != Weights::kNone) placed.adapters->initialize();
   } else if (const auto* files = std::get_if<AdapterFiles>(&recipe.adapters)) {
-    placed.adapters = ckpt::load_adapter(**files, *placed.model, divide);
+    placed.adapters = ckpt::load_adapter(
+        **files, *placed.model, placed.source ? placed.source->path().string() : "", divide);
   }
 }
 

@@ -257,6 +257,7 @@ Json AdapterConfig::to_json() const {
   // Younger keys are written only when they say something: older PEFT versions refuse keys they do
   // not know.
   if (!target_parameters.empty()) json["target_parameters"] = target_parameters;
+  if (ensure_weight_tying) json["ensure_weight_tying"] = true;
   if (!exclude_pattern.empty()) {
     json["exclude_modules"] = exclude_pattern;
   } else if (!exclude_modules.empty()) {
@@ -294,7 +295,6 @@ AdapterConfig AdapterConfig::from_json(const Json& json, const std::string& file
   reader.require_off("corda_config", "CorDA, which changes the base weights,");
   reader.require_off("lora_ga_config", "LoRA-GA, which changes the base weights,");
   reader.require_off("megatron_config", "a Megatron layer");
-  reader.require_off("ensure_weight_tying", "tying of adapted embeddings");
 
   reader.read("base_model_name_or_path", config.base_model_name_or_path);
   config.task_type.clear();
@@ -310,6 +310,7 @@ AdapterConfig AdapterConfig::from_json(const Json& json, const std::string& file
   reader.read("exclude_modules", config.exclude_modules, config.exclude_pattern);
   reader.read("target_parameters", config.target_parameters);
   reader.read("modules_to_save", config.modules_to_save);
+  reader.read("ensure_weight_tying", config.ensure_weight_tying);
   reader.read("rank_pattern", config.rank_pattern);
   reader.read("alpha_pattern", config.alpha_pattern);
   reader.read("layers_to_transform", config.layers_to_transform);

@@ -11,6 +11,8 @@
 #include "adapters/lora.h"
 #include "base/errors.h"
 #include "base/text.h"
+#include "ckpt/hf_vocabulary.h"
+#include "ckpt/vision_adapter.h"
 #include "ops/autograd.h"
 
 namespace heddle::ckpt {
@@ -35,16 +37,6 @@ struct FilePart {
     return is_one_expert ? part.select(0, 0) : part;
   }
 };
-
-/// The file's table if the model has more vocabulary rows than it, else null.
-const StoredTensor* smaller_table(const nn::Parameter& parameter, const ModelDirectory& directory) {
-  const std::string& name = parameter.name();
-  if (!name.ends_with("embed_tokens.weight") && name != "lm_head.weight") return nullptr;
-  const StoredTensor* stored = directory.find(name);
-  const bool is_smaller = stored != nullptr && stored->shape.size() == 2 &&
-                          stored->shape[0] < parameter.global_shape()[0];
-  return is_smaller ? stored : nullptr;
-}
 
 /// The file tensors of one parameter, in the spelling of the directory.
 std::vector<FilePart> file_parts(const nn::Parameter& parameter, const ModelDirectory& directory) {
@@ -74,10 +66,13 @@ std::vector<FilePart> file_parts(const nn::Parameter& parameter, const ModelDire
   return result;
 }
 
-/// The same without the rows that the file's vocabulary does not have.
+/// The same, where the file has them: a tied table may stand under the other's name, with fewer
+/// rows.
 std::vector<FilePart> parts_to_read(const nn::Parameter& parameter,
                                     const ModelDirectory& directory) {
   std::vector<FilePart> parts = file_parts(parameter, directory);
+  if (const StoredTensor* table = stored_table(directory, parameter.name()))
+    parts.front().name = table->name;
   if (const StoredTensor* table = smaller_table(parameter, directory))
     parts.front().shape = table->shape;
   return parts;
@@ -119,22 +114,6 @@ std::vector<std::string> may_be_unused(const Model& model) {
   return patterns;
 }
 
-/// Rows beyond those of the file: the mean of the trained rows, so that a new token starts neither
-/// loud nor confident (as transformers resizes).
-void fill_new_rows(const std::vector<nn::Box>& table, const StoredTensor& stored) {
-  if (table.empty()) return;
-  const std::int64_t read_rows = stored.shape[0];
-  const auto dtype = table.front().tensor.scalar_type();
-  const auto wide = dtype == at::kDouble ? at::kDouble : at::kFloat;
-  const at::Tensor mean = read_tensor(stored, dtype).to(wide).mean(0);
-  for (const nn::Box& box : table) {
-    const std::int64_t first = std::max<std::int64_t>(0, read_rows - box.offset[0]);
-    if (first >= box.tensor.size(0)) continue;
-    box.tensor.narrow(0, first, box.tensor.size(0) - first)
-        .copy_(mean.narrow(0, box.offset[1], box.tensor.size(1)));
-  }
-}
-
 at::Tensor merged(const at::Tensor& tensor, const FilePart&, const adapters::Lora& lora) {
   const at::Tensor delta = lora.delta();
   return tensor.to(delta.scalar_type()) + delta;
@@ -158,21 +137,27 @@ at::Tensor merged(const at::Tensor& tensor, const FilePart& part,
 at::ScalarType stored_dtype(const ModelDirectory& source, const std::string& name,
                             const at::Tensor& tensor) {
   const StoredTensor* stored = source.find(name);
+  if (stored == nullptr) stored = stored_table(source, name);
   if (stored != nullptr) return to_scalar_type(stored->dtype).value();
-  // What a checkpoint of 64-bit numbers would be read as is a quantised one.
+  // A new head of a model that was trained in float64.
   return tensor.scalar_type() == at::kDouble ? at::kFloat : tensor.scalar_type();
 }
 
 }  // namespace
 
 std::string text_prefix(const ModelDirectory& directory, const models::Config& model) {
-  std::vector<std::string> tables;
+  std::vector<std::string> tables, found;
   for (const std::string& prefix : model.weights.prefixes) {
     tables.push_back(prefix + "embed_tokens.weight");
-    if (directory.find(tables.back()) != nullptr) return prefix;
+    // A tied table may stand under the head's name alone.
+    for (const std::string& name : {tables.back(), prefix + "norm.weight"}) {
+      if (directory.find(name) != nullptr) return prefix;
+    }
   }
-  throw_error<ModelError>("{}: no tensor {}; is this a checkpoint of model_type '{}'?",
-                          directory.path().string(), text::join(tables, " or "), model.model_type);
+  for (const StoredTensor& tensor : directory.tensors()) found.push_back(tensor.name);
+  throw_error<ModelError>("{}: no tensor {}; is this a checkpoint of model_type '{}'? It holds {}",
+                          directory.path().string(), text::join(tables, " or "), model.model_type,
+                          text::list_some(found));
 }
 
 ModelLoadReport load_model(const ModelDirectory& directory, Model& model, std::uint64_t seed) {
@@ -223,7 +208,7 @@ at::Tensor read_from_directory(const ModelDirectory& directory, const nn::Parame
 ModelWriterReport export_model(Model& model, const adapters::LoraSet* adapters,
                                const ModelDirectory& source, const TokenizerSource& tokenizer,
                                const Path& output, const ModelWriterOptions& options,
-                               const ReadWhole& read) {
+                               const ReadWhole& read, const AdapterDirectory* adapter) {
   const ops::NoGradient guard;
   using Merge = std::function<at::Tensor(const at::Tensor&, const FilePart&)>;
   std::map<std::string, Merge> merge;
@@ -238,8 +223,8 @@ ModelWriterReport export_model(Model& model, const adapters::LoraSet* adapters,
   }
   ModelWriter writer(output, options);
   for (nn::Parameter* parameter : model.parameters()) {
-    const auto adapter = merge.find(parameter->name());
-    const Merge make = adapter == merge.end() ? Merge() : adapter->second;
+    const auto found = merge.find(parameter->name());
+    const Merge make = found == merge.end() ? Merge() : found->second;
     for (const FilePart& part : file_parts(*parameter, source)) {
       const at::ScalarType dtype = stored_dtype(source, part.name, parameter->value());
       writer.add(part.name, part.file_shape(), dtype, [&read, parameter, part, make] {
@@ -255,11 +240,18 @@ ModelWriterReport export_model(Model& model, const adapters::LoraSet* adapters,
     writer.add("lm_head.weight", head.global_shape(), to_scalar_type(repeated->dtype).value(),
                [&read, &head] { return read(head); });
   }
+  if (adapter != nullptr) add_vision_changes(writer, source, *adapter);
   writer.carry_matching(source, {"*"});
 
   nlohmann::ordered_json config = source.config();
   nlohmann::ordered_json& text = config.contains("text_config") ? config["text_config"] : config;
   text["vocab_size"] = model.config().vocab_size;
+  if (model.head() == Head::kLanguageModel && !model.tied()) {
+    // Two tables are written: what tied them in the source must not tie them again.
+    for (nlohmann::ordered_json* level : {&config, &text}) {
+      if (level->contains("tie_word_embeddings")) (*level)["tie_word_embeddings"] = false;
+    }
+  }
   if (model.head() == Head::kClassify) {
     nlohmann::ordered_json id2label, label2id;
     for (std::int64_t i = 0; i < model.num_labels(); ++i) {

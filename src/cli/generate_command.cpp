@@ -8,10 +8,11 @@
 #include <nlohmann/json.hpp>
 
 #include "base/errors.h"
-#include "base/files.h"
+#include "base/output_file.h"
 #include "base/text.h"
 #include "cli/command.h"
 #include "cli/model_arguments.h"
+#include "cli/sampling_defaults.h"
 #include "cli/template_arguments.h"
 #include "comm/refusal.h"
 #include "data/jinja/chat_template.h"
@@ -29,31 +30,27 @@ struct GenerateOptions {
   ModelArguments model;
   std::string prompt, input, output;
   std::int64_t max_new_tokens = 128;
-  rollout::SamplingOptions sampling;
+  SamplingArguments sampling;
   std::vector<std::string> stop, template_arguments;
   bool ignore_eos = false;
   bool raw = false;
   rollout::EngineOptions engine;
 };
 
-std::vector<std::int64_t> eos_of(const Json& generation_config) {
-  if (!generation_config.is_object() || !generation_config.contains("eos_token_id")) return {};
-  const Json& eos = generation_config["eos_token_id"];
-  if (eos.is_number_integer()) return {eos.get<std::int64_t>()};
-  return eos.is_array() ? eos.get<std::vector<std::int64_t>>() : std::vector<std::int64_t>{};
-}
-
 /// What the ranks must have alike besides model and layout.
 std::vector<comm::Fact> facts_of(const GenerateOptions& options) {
-  const rollout::SamplingOptions& sampling = options.sampling;
+  const SamplingArguments& sampling = options.sampling;
+  const auto shown = [](const auto& value) {
+    return value ? fmt::format("{}", *value) : std::string("not given");
+  };
   return {
       options.input.empty() ? comm::Fact{"--prompt", options.prompt} : input_fact(options.input),
       {"--raw", options.raw ? "given" : "not given"},
       {"--max-new-tokens", std::to_string(options.max_new_tokens)},
-      {"--temperature", fmt::format("{}", sampling.temperature)},
-      {"--top-p", fmt::format("{}", sampling.top_p)},
-      {"--min-p", fmt::format("{}", sampling.min_p)},
-      {"--top-k", std::to_string(sampling.top_k)},
+      {"--temperature", shown(sampling.temperature)},
+      {"--top-p", shown(sampling.top_p)},
+      {"--min-p", shown(sampling.min_p)},
+      {"--top-k", shown(sampling.top_k)},
       {"--seed", std::to_string(sampling.seed)},
       {"--stop", nlohmann::json(options.stop).dump()},
       {"--ignore-eos", options.ignore_eos ? "given" : "not given"},
@@ -78,8 +75,8 @@ class Generation {
                     world)),
         tokenizer_(data::Tokenizer::load(tokenizer_directory(options.model))),
         renderer_(*tokenizer_, render_options(options)) {
-    if (!options.ignore_eos)
-      stop_ids_ = rollout::end_tokens(tokenizer_, eos_of(model_.source->generation_config()));
+    sampling_ = sampling_of(options.sampling, model_.source->generation_config());
+    if (!options.ignore_eos) stop_ids_ = rollout::end_tokens(*tokenizer_, model_.source.get());
   }
 
   void one(const Session& session) {
@@ -96,8 +93,8 @@ class Generation {
   void file() {
     data::ReaderOptions reader_options;
     reader_options.task = data::Task::kEmbedding;  // rows are prompts, nothing is to be learned
-    data::JsonlReader reader(options_.input, reader_options);
-    std::optional<files::AtomicFile> output;  // of rank 0
+    data::JsonlReader reader(input_file(options_.input), reader_options);
+    std::optional<files::OutputFile> output;  // of rank 0
     if (model_.context.mesh.rank() == 0) output.emplace(options_.output);
     std::vector<Json> values;
     std::vector<rollout::Request> requests;
@@ -141,7 +138,7 @@ class Generation {
 
   rollout::Request request(std::vector<std::int32_t> prompt, std::uint64_t seed) const {
     if (prompt.empty()) throw DataError("the prompt has no token");
-    rollout::Request made{std::move(prompt), options_.max_new_tokens, options_.sampling, stop_ids_,
+    rollout::Request made{std::move(prompt), options_.max_new_tokens, sampling_, stop_ids_,
                           options_.stop};
     made.sampling.seed = seed;
     return made;
@@ -151,6 +148,7 @@ class Generation {
   assembly::ModelOnRanks model_;
   std::shared_ptr<const data::Tokenizer> tokenizer_;
   data::Renderer renderer_;
+  rollout::SamplingOptions sampling_;
   std::vector<std::int32_t> stop_ids_;
 };
 
@@ -163,17 +161,19 @@ int run(const GenerateOptions& options, const Session& session) {
   const auto check = [](bool holds, const char* option, auto value, const char* expected) {
     if (!holds) throw_error<ConfigError>("{} is {}: expected {}", option, value, expected);
   };
-  const auto& sampling = options.sampling;
-  check(std::isfinite(sampling.temperature) && sampling.temperature >= 0, "--temperature",
-        sampling.temperature, "a number from 0 on");
-  check(sampling.top_k >= 0, "--top-k", sampling.top_k, "a count, or 0 for all tokens");
-  check(sampling.top_p > 0 && sampling.top_p <= 1, "--top-p", sampling.top_p,
-        "a probability in (0, 1]");
-  check(sampling.min_p >= 0 && sampling.min_p <= 1, "--min-p", sampling.min_p,
-        "a probability from 0 to 1");
+  const double temperature = options.sampling.temperature.value_or(1),
+               top_p = options.sampling.top_p.value_or(1),
+               min_p = options.sampling.min_p.value_or(0);
+  const std::int64_t top_k = options.sampling.top_k.value_or(0);
+  check(std::isfinite(temperature) && temperature >= 0, "--temperature", temperature,
+        "a number from 0 on");
+  check(top_k >= 0, "--top-k", top_k, "a count, or 0 for all tokens");
+  check(top_p > 0 && top_p <= 1, "--top-p", top_p, "a probability in (0, 1]");
+  check(min_p >= 0 && min_p <= 1, "--min-p", min_p, "a probability from 0 to 1");
   check(options.max_new_tokens >= 1, "--max-new-tokens", options.max_new_tokens, "1 or more");
   check(options.engine.max_sequences >= 1, "--max-sequences", options.engine.max_sequences,
         "1 or more");
+  head_name(options.model.directory, "lm");
   const std::shared_ptr<comm::World> world =
       join_others("generate", options.model, facts_of(options));
   comm::announcing_failure(world.get(), [&] {
@@ -203,16 +203,16 @@ void add_generate_command(CLI::App& app, Action& action) {
       ->type_name("OUT.jsonl");
   command->add_option("--max-new-tokens", options->max_new_tokens, "At most so many")
       ->capture_default_str();
-  command->add_option("--temperature", options->sampling.temperature, "0: the most likely token")
-      ->capture_default_str();
-  command->add_option("--top-p", options->sampling.top_p, "Smallest set with this probability")
-      ->capture_default_str();
-  command
-      ->add_option("--min-p", options->sampling.min_p,
-                   "Tokens of this share of the most likely one's probability")
-      ->capture_default_str();
-  command->add_option("--top-k", options->sampling.top_k, "The k most likely; 0: all")
-      ->capture_default_str();
+  command->add_option("--temperature", options->sampling.temperature,
+                      "0: the most likely token; default generation_config.json, else 1");
+  command->add_option("--top-p", options->sampling.top_p,
+                      "Smallest set with this probability; default likewise, else 1");
+  command->add_option(
+      "--min-p", options->sampling.min_p,
+      "Tokens of this share of the most likely one's probability; default likewise, "
+      "else 0");
+  command->add_option("--top-k", options->sampling.top_k,
+                      "The k most likely; 0: all; default likewise, else 0");
   command
       ->add_option("--seed", options->sampling.seed,
                    "Of the sampling; each row has a stream of its own")

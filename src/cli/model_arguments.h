@@ -31,6 +31,13 @@ runtime::Context context_of(const ModelArguments& arguments);
 /// For the commands that several ranks run together.
 void add_layout_argument(CLI::App& command, ModelArguments& arguments);
 
+/// The head of a directory as config.json's architectures tell it: "classify" for
+/// "...ForSequenceClassification", else "lm". `asked`, unless empty, is taken instead. Throws
+/// ConfigError where a language model is asked of a directory with another head.
+std::string head_name(const std::string& directory, const std::string& asked);
+
+/// The file that --input means: "-" is the standard input.
+std::string input_file(const std::string& argument);
 /// What an input file is to all ranks.
 comm::Fact input_fact(const std::string& path);
 /// Meets the other ranks that a launcher started; null for one process, whose own arguments errors

@@ -15,8 +15,9 @@ using Json = nlohmann::ordered_json;
 /// How checkpoints of a model name its tensors, and what PEFT makes of those names. Patterns have
 /// `*` for any characters.
 struct WeightNames {
-  /// Before the text model's names, the more specific ones first: "model.".
-  std::vector<std::string> prefixes = {"model."};
+  /// Before the text model's names, the more specific ones first: "model."; "" where AutoModel
+  /// wrote it, which has no head.
+  std::vector<std::string> prefixes = {"model.", ""};
   /// Tensors that a checkpoint may hold without this model using them: vision tower, MTP head.
   std::vector<std::string> may_be_unused;
   /// The class of transformers with a classification head: "...ForSequenceClassification".

@@ -90,7 +90,7 @@ namespace {
 
 const Json* rope_object(const Json& json) {
   for (const char* key : {"rope_parameters", "rope_scaling"}) {
-    if (json.contains(key) && json[key].is_object()) return &json[key];
+    if (json.contains(key) && json[key].is_object() && !json[key].empty()) return &json[key];
   }
   return nullptr;
 }
@@ -119,6 +119,13 @@ double ConfigReader::rope_number(const char* key, double fallback) {
 void ConfigReader::require_plain_rope() const {
   const Json* rope = rope_object(json_);
   if (rope == nullptr) return;
+  const auto scaling = json_.find("rope_scaling");
+  if (scaling != json_.end() && scaling->is_object() && !scaling->empty() && *scaling != *rope) {
+    throw_error<ModelError>(
+        "{}: 'rope_parameters' {} and 'rope_scaling' {} differ: remove the one that is not meant "
+        "(transformers takes rope_scaling)",
+        source_, rope->dump(), scaling->dump());
+  }
   const Json* type = rope->contains("rope_type") ? &(*rope)["rope_type"]
                      : rope->contains("type")    ? &(*rope)["type"]
                                                  : nullptr;

@@ -7,12 +7,39 @@
 
 namespace heddle::rollout {
 
-std::vector<std::int32_t> end_tokens(const std::shared_ptr<const data::Tokenizer>& tokenizer,
-                                     const std::vector<std::int64_t>& generation_eos) {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::vector<std::int32_t> eos_of(const Json& config) {
+  if (!config.is_object() || !config.contains("eos_token_id")) return {};
+  const Json& eos = config["eos_token_id"];
+  std::vector<std::int32_t> ids;
+  for (const Json& id : eos.is_array() ? eos : Json::array({eos})) {
+    if (id.is_number_integer()) ids.push_back(id.get<std::int32_t>());
+  }
+  return ids;
+}
+
+/// As transformers reads them: config.json counts where generation_config.json says nothing.
+std::vector<std::int32_t> eos_of(const ckpt::ModelDirectory& source) {
+  const Json& config = source.config();
+  std::vector<std::int32_t> ids = eos_of(source.generation_config());
+  if (ids.empty()) ids = eos_of(config);
+  if (ids.empty() && config.contains("text_config")) ids = eos_of(config["text_config"]);
+  return ids;
+}
+
+}  // namespace
+
+std::vector<std::int32_t> end_tokens(const data::Tokenizer& tokenizer,
+                                     const ckpt::ModelDirectory* source) {
   std::set<std::int32_t> ids;
-  for (const std::int64_t id : generation_eos) ids.insert(static_cast<std::int32_t>(id));
-  if (tokenizer->eos_id()) ids.insert(*tokenizer->eos_id());
-  if (const auto turn_end = tokenizer->id_of("<|im_end|>")) ids.insert(*turn_end);
+  if (source != nullptr) {
+    for (const std::int32_t id : eos_of(*source)) ids.insert(id);
+  }
+  if (tokenizer.eos_id()) ids.insert(*tokenizer.eos_id());
+  if (const auto turn_end = tokenizer.id_of("<|im_end|>")) ids.insert(*turn_end);
   return {ids.begin(), ids.end()};
 }
 
@@ -35,7 +62,7 @@ std::vector<std::string> answer_prompts(assembly::ModelOnRanks& placed,
     request.prompt = renderer.tokenize_prompt(row);
     request.max_new_tokens = max_new_tokens;
     request.sampling.temperature = 0;
-    request.stop_ids = end_tokens(tokenizer, {});
+    request.stop_ids = end_tokens(*tokenizer, placed.source.get());
     requests.push_back(std::move(request));
   }
   std::vector<std::string> answers;

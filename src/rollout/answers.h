@@ -11,10 +11,10 @@
 
 namespace heddle::rollout {
 
-/// Where generation ends: eos of generation_config.json (`generation_eos`), the tokenizer's, and
-/// the chat turn end.
-std::vector<std::int32_t> end_tokens(const std::shared_ptr<const data::Tokenizer>& tokenizer,
-                                     const std::vector<std::int64_t>& generation_eos);
+/// Where generation ends: the eos of generation_config.json or, if that names none, of config.json,
+/// the tokenizer's, and the chat turn end. `source` may be null.
+std::vector<std::int32_t> end_tokens(const data::Tokenizer& tokenizer,
+                                     const ckpt::ModelDirectory* source);
 
 /// Greedy answers to prompts, through the chat template if there is one, rendered as the run
 /// renders its data: the samples of a training run.

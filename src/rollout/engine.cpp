@@ -4,9 +4,11 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "assembly/model_units.h"
+#include "assembly/not_finite.h"
 #include "base/errors.h"
 #include "ops/autograd.h"
 #include "ops/collectives.h"
@@ -202,6 +204,11 @@ std::vector<SampledToken> Engine::replay(const std::vector<Part>& parts) {
 
 Progress Engine::take(Sequence& sequence, const SampledToken& token) {
   const Request& request = sequence.request;
+  // Seen after the ranks have told each other, so that all of them stop.
+  if (!std::isfinite(token.logprob)) {
+    throw_error<ModelError>("request {}: the logits are not finite, first in {}", sequence.id + 1,
+                            assembly::find_not_finite(placed_, sequence.tokens));
+  }
   Completion& completion = sequence.completion;
   sequence.tokens.push_back(token.id);
   completion.output_ids.push_back(token.id);

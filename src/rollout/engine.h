@@ -70,7 +70,8 @@ class Engine {
   /// a request that exceeds the capacity.
   RequestId submit(Request request);
   /// One pass: over waiting prompts if there are any, else one token for every sequence. Reports
-  /// the requests that got a token or finished.
+  /// the requests that got a token or finished. Throws ModelError, with the request and the first
+  /// layer, where logits are not finite.
   std::vector<Progress> step();
   /// Nothing waits or runs.
   bool is_idle() const { return waiting_.empty() && running_.empty(); }

@@ -37,7 +37,8 @@ struct DrawTables {
 };
 
 /// One token for each row of logits [n,V], drawn on their device. A token depends on its logits,
-/// its seed and its position only.
+/// its seed and its position only. Its log-probability is not finite where the logits are not: the
+/// token then means nothing.
 std::vector<SampledToken> sample(const ops::KernelTable& kernels, const at::Tensor& logits,
                                  const std::vector<Draw>& draws);
 

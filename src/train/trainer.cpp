@@ -64,6 +64,18 @@ double normalizer(const Model& model, double loss_weights, std::int64_t sequence
                                                       : static_cast<double>(sequences);
 }
 
+/// Of a run whose length its data give; config::check() knows that of train.max_steps.
+void check_schedule(const config::RunConfig& config, std::int64_t total_steps) {
+  const config::OptimSection& optim = config.optim;
+  const bool is_wsd = optim.schedule == config::Schedule::kWsd;
+  const std::int64_t decay = is_wsd ? optim.decay_steps : 0;
+  if (total_steps == 0 || optim.warmup_steps + decay <= total_steps) return;
+  const char* const key = optim.warmup_steps > 0 ? "optim.warmup_steps" : "optim.decay_steps";
+  throw_error<ConfigError>(
+      "{}: warm-up {} and decay {} steps are more than the {} steps of the run",
+      config::where(config, key), optim.warmup_steps, decay, total_steps);
+}
+
 }  // namespace
 
 Trainer::Trainer(const config::RunConfig& config, Observer& observer, const std::atomic<bool>& stop,
@@ -86,6 +98,7 @@ Trainer::Trainer(const config::RunConfig& config, Observer& observer, const std:
       pools_auxiliary_loss_(auxiliary_coefficient_ > 0 &&
                             config.train.router_aux_loss == config::AuxLoss::kHf),
       router_(RouterReplay::open(config.train, setup_.model->config(), setup_.context.device)) {
+  check_schedule(config, loader_->info().total_steps);
   files::make_writable_directory(config.train.output_dir);
   ckpt::CheckpointStoreOptions store;
   store.keep_last = static_cast<int>(config.ckpt.keep_last);
@@ -246,6 +259,7 @@ StepInfo Trainer::train_step(Begun begun) {
     const double share = setup_.adapters ? 2.0 / 3.0 : 1.0;
     info.mfu = models::training_flops_per_token(model.config(), length, share) * info.tokens_per_s /
                peak_flops_;
+    if (info.mfu > 1) info.mfu = 0;  // the peak was measured while the machine was busy
   }
   info.memory_bytes = device::memory(setup_.context.device).peak_bytes;
   if (auxiliary_coefficient_ > 0)

@@ -28,8 +28,8 @@ constexpr auto kFields = std::make_tuple(
     std::pair{"grad_norm", &StepMetrics::grad_norm}, std::pair{"tokens", &StepMetrics::tokens},
     std::pair{"loss_tokens", &StepMetrics::loss_tokens},
     std::pair{"tokens_per_s", &StepMetrics::tokens_per_s},
-    std::pair{"step_s", &StepMetrics::step_s}, std::pair{"mfu", &StepMetrics::mfu},
-    std::pair{"memory_bytes", &StepMetrics::memory_bytes});
+    std::pair{"step_s", &StepMetrics::step_s}, std::pair{"unix_time", &StepMetrics::unix_time},
+    std::pair{"mfu", &StepMetrics::mfu}, std::pair{"memory_bytes", &StepMetrics::memory_bytes});
 
 template <class Visit>
 void for_each_field(Visit visit) {

@@ -4,7 +4,7 @@ namespace heddle::models::qwen3_5 {
 
 WeightNames weight_names(const std::string& model_type, bool nested) {
   WeightNames names;
-  names.prefixes = {"model.language_model.", "model."};
+  names.prefixes = {"model.language_model.", "model.", "language_model.", ""};
   names.may_be_unused = {"model.visual.*", "visual.*", "mtp.*", "model.mtp.*"};
   names.classification_class = model_type == "qwen3_next" ? "Qwen3NextForSequenceClassification"
                                : nested && model_type == "qwen3_5_text"
