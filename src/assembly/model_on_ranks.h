@@ -22,7 +22,7 @@ struct ModelOnRanks {
   parallel::StagePlan stages;
   /// Null where nothing runs: Purpose::kStore, Weights::kNone.
   std::unique_ptr<parallel::Pipeline> pipeline;
-  std::vector<nn::Parameter*> trainable;  ///< Held by this rank, in the order of the model.
+  std::vector<nn::Parameter*> trainable;    ///< Held by this rank, in the order of the model.
   std::vector<nn::Parameter*> saved_whole;  ///< Trained beside adapters, held here or elsewhere.
   ckpt::ModelLoadReport load_report;
 };

@@ -114,8 +114,7 @@ void put_adapters_on(const ModelRecipe& recipe, ModelOnRanks& placed) {
 }
 
 /// Connects this rank's stages with their neighbours.
-std::unique_ptr<parallel::Pipeline> make_pipeline(const ModelRecipe& recipe,
-                                                  ModelOnRanks& placed) {
+std::unique_ptr<parallel::Pipeline> make_pipeline(const ModelRecipe& recipe, ModelOnRanks& placed) {
   const runtime::Context& context = placed.context;
   parallel::BlockRunnerOptions options;
   options.recompute = recipe.recompute;

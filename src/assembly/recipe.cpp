@@ -26,8 +26,7 @@ ModelRecipe recipe_of_directory(const std::filesystem::path& directory,
   if (!adapter.empty()) {
     const auto put_on =
         std::make_shared<const ckpt::AdapterDirectory>(ckpt::AdapterDirectory::open(adapter));
-    recipe.config.vocab_size =
-        std::max(recipe.config.vocab_size, ckpt::vocabulary_rows(*put_on));
+    recipe.config.vocab_size = std::max(recipe.config.vocab_size, ckpt::vocabulary_rows(*put_on));
     recipe.adapters = put_on;
   }
   return recipe;

@@ -38,9 +38,10 @@ enum class Purpose {
 
 /// Where the values of the parameters come from.
 enum class Weights {
-  kNone,  ///< Nowhere: names, shapes and owners are of interest, on the meta device without storage.
-  kDirectory,       ///< The recipe's `source`.
-  kRandom,          ///< Model::initialize with the context's seed: the same numbers in every layout.
+  kNone,       ///< Nowhere: names, shapes and owners are of interest, on the meta device without
+               ///< storage.
+  kDirectory,  ///< The recipe's `source`.
+  kRandom,     ///< Model::initialize with the context's seed: the same numbers in every layout.
   kRandomOnDevice,  ///< The device's own generator: fast, other numbers in every layout.
 };
 

@@ -23,6 +23,7 @@
 #include "config/config.h"
 #include "data/readers/jsonl_reader.h"
 #include "data/rendering/renderer.h"
+#include "data/tokenizer/tokenizer.h"
 #include "train/scorer.h"
 
 namespace heddle::cli {

@@ -9,54 +9,16 @@
 #include <utility>
 
 #include "assembly/model_units.h"
-#include "data/context_share.h"
 #include "ops/autograd.h"
 #include "ops/collectives.h"
 #include "ops/context_parallel/context_parallel.h"
-#include "ops/linear/dropout.h"
 #include "train/auxiliary_loss.h"
 #include "train/expert_load.h"
 
 namespace heddle::train {
 
-LocalBatch::LocalBatch(const models::qwen3_5::Model& model, const data::Batch& whole,
-                       const adapters::LoraSet* adapters, std::uint64_t dropout_step)
-    : host(whole) {
-  host = data::with_dummy_tail(std::move(host), model.padded_tokens(whole.size()));
-  host.number_tokens();
-  context = model.context_of(host.cu_seqlens_host);
-  if (context) host = data::context_share(host, context->plan);
-  device = host.to(model.context().device);
-  if (dropout_step == 0 || adapters == nullptr || adapters->options().dropout == 0) return;
-  dropout = {ops::dropout_draws(device.token_numbers, dropout_step),
-             ops::own_rows(host.size(), model.tensor_group()).first};
-}
-
-nn::BlockInputs LocalBatch::inputs(const models::qwen3_5::Model& model, bool training) const {
-  nn::BlockInputs inputs =
-      model.block_inputs({device.cu_seqlens, device.cu_seqlens_host, device.max_seqlen},
-                         device.position_ids, device.real_tokens, training);
-  inputs.context = context;
-  return inputs;
-}
-
-std::vector<std::int64_t> LocalBatch::hidden_sizes(const models::qwen3_5::Model& model) const {
-  return {ops::own_rows(host.size(), model.tensor_group()).count, model.config().hidden_size};
-}
-
-std::int64_t largest_micro_batch(const models::qwen3_5::Model& model,
-                                 std::span<const data::Batch> batches) {
-  std::int64_t largest = 0;
-  for (const data::Batch& batch : batches)
-    largest = std::max(largest, model.padded_tokens(batch.size()));
-  return largest;
-}
-
-HeadFunction training_head(models::qwen3_5::Model& model, double gradient_scale) {
-  return [&model, gradient_scale](const at::Tensor& hidden, const data::Batch& batch) {
-    return run_head(model, hidden, batch, gradient_scale, /*want_gradients=*/true);
-  };
-}
+using objective::HeadResult;
+using objective::LocalBatch;
 
 namespace {
 
@@ -65,7 +27,7 @@ class StepRun {
  public:
   StepRun(models::qwen3_5::Model& model, adapters::LoraSet* adapters, parallel::Pipeline& pipeline,
           const std::vector<nn::Parameter*>& trainable, std::span<const data::Batch> batches,
-          const std::vector<HeadFunction>& heads, const MicroBatchOptions& options)
+          const std::vector<objective::HeadFunction>& heads, const MicroBatchOptions& options)
       : model_(model),
         adapters_(adapters),
         pipeline_(pipeline),
@@ -77,7 +39,10 @@ class StepRun {
         flights_(batches.size()) {
     const auto wide =
         at::TensorOptions().dtype(model.context().wide_dtype()).device(model.context().device);
-    loss_ = {at::zeros({}, wide), at::zeros({}, wide), at::zeros({}, wide), {}};
+    loss_.loss_sum = at::zeros({}, wide);
+    for (std::size_t i = 0; i < options.metrics; ++i)
+      loss_.metric_sums.push_back(at::zeros({}, wide));
+    loss_.auxiliary_sum = at::zeros({}, wide);
     if (options.pooled_auxiliary_loss) {
       balance_.emplace(model.config().num_experts,
                        model.context().mesh.group(
@@ -160,13 +125,14 @@ class StepRun {
     add_losses(pass, flight.batch.host, stage.first_layer);
     if (balance_) balance_forward(stage, m, pass, balance_before);
     if (!stage.is_last) return pipeline_.send_hidden(stage, m, hidden);
-    const HeadResult head = apply_head(m, hidden, flight.batch.host);
+    const HeadResult head = apply_head(m, hidden, flight.batch);
     flight.grad_hidden = head.grad_hidden;
     loss_.loss_sum.add_(head.loss_sum);
-    if (head.entropy_sum.defined()) loss_.entropy_sum.add_(head.entropy_sum);
+    for (std::size_t i = 0; i < head.metric_sums.size(); ++i)
+      loss_.metric_sums.at(i).add_(head.metric_sums[i]);
   }
 
-  HeadResult apply_head(std::int64_t m, const at::Tensor& hidden, const data::Batch& batch) {
+  HeadResult apply_head(std::int64_t m, const at::Tensor& hidden, const LocalBatch& batch) {
     HeadResult head;
     {
       const parallel::Acquired weights(options_.sharding, ends_.behind);
@@ -256,7 +222,7 @@ class StepRun {
   parallel::Pipeline& pipeline_;
   const std::vector<nn::Parameter*>& trainable_;
   std::span<const data::Batch> batches_;
-  const std::vector<HeadFunction>& heads_;
+  const std::vector<objective::HeadFunction>& heads_;
   const MicroBatchOptions& options_;
   parallel::EndUnits ends_;
   std::size_t begun_ = 0;  ///< Micro-batches whose first stage ran here.
@@ -271,7 +237,7 @@ MicroBatchLoss run_micro_batches(models::qwen3_5::Model& model, adapters::LoraSe
                                  parallel::Pipeline& pipeline,
                                  const std::vector<nn::Parameter*>& trainable,
                                  std::span<const data::Batch> batches,
-                                 const std::vector<HeadFunction>& heads,
+                                 const std::vector<objective::HeadFunction>& heads,
                                  const MicroBatchOptions& options) {
   StepRun run(model, adapters, pipeline, trainable, batches, heads, options);
   for (const parallel::PipelineAction& action :
@@ -286,31 +252,15 @@ MicroBatchLoss run_micro_batches(models::qwen3_5::Model& model, adapters::LoraSe
 
 void sum_over_ranks(const comm::Group& group, bool has_auxiliary, MicroBatchLoss& sums) {
   if (group.size() == 1) return;
-  at::Tensor totals = at::stack({sums.loss_sum, sums.entropy_sum});
+  std::vector<at::Tensor> numbers = sums.metric_sums;
+  numbers.insert(numbers.begin(), sums.loss_sum);
+  at::Tensor totals = at::stack(numbers);
   group.all_reduce_sum(totals);
   sums.loss_sum = totals[0];
-  sums.entropy_sum = totals[1];
+  for (std::size_t i = 0; i < sums.metric_sums.size(); ++i)
+    sums.metric_sums[i] = totals[static_cast<std::int64_t>(i) + 1];
   if (has_auxiliary) group.all_reduce_sum(sums.auxiliary_sum);
   if (sums.expert_load.defined()) group.all_reduce_sum(sums.expert_load);
-}
-
-at::Tensor evaluate_hidden(models::qwen3_5::Model& model, parallel::Pipeline& pipeline,
-                           const LocalBatch& batch) {
-  const ops::NoGradient guard;
-  const nn::BlockInputs inputs = batch.inputs(model, /*training=*/false);
-  at::Tensor hidden;
-  for (parallel::Pipeline::Stage& stage : pipeline.stages()) {
-    hidden =
-        stage.is_first
-            ? model.embed(batch.device.tokens)
-            : pipeline.receive_hidden(
-                  stage, 0, batch.hidden_sizes(model),
-                  at::TensorOptions().dtype(model.context().dtype).device(model.context().device));
-    hidden = stage.runner.evaluate(hidden, inputs);
-    if (!stage.is_last) pipeline.send_hidden(stage, 0, hidden);
-  }
-  pipeline.finish_sends();
-  return pipeline.has_last_stage() ? hidden : at::Tensor();
 }
 
 }  // namespace heddle::train

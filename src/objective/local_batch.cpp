@@ -1,0 +1,82 @@
+#include "objective/local_batch.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "data/context_share.h"
+#include "ops/autograd.h"
+#include "ops/collectives.h"
+#include "ops/context_parallel/context_parallel.h"
+#include "ops/linear/dropout.h"
+
+namespace heddle::objective {
+
+LocalBatch::LocalBatch(const Model& model, const data::Batch& whole,
+                       const adapters::LoraSet* adapters, std::uint64_t dropout_step)
+    : host(whole), whole_sequences_(whole.real_sequences) {
+  host = data::with_dummy_tail(std::move(host), model.padded_tokens(whole.size()));
+  host.number_tokens();
+  context = model.context_of(host.cu_seqlens_host);
+  if (context) host = data::context_share(host, context->plan);
+  device = host.to(model.context().device);
+  if (dropout_step == 0 || adapters == nullptr || adapters->options().dropout == 0) return;
+  dropout = {ops::dropout_draws(device.token_numbers, dropout_step),
+             ops::own_rows(host.size(), model.tensor_group()).first};
+}
+
+nn::BlockInputs LocalBatch::inputs(const Model& model, bool training) const {
+  nn::BlockInputs inputs =
+      model.block_inputs({device.cu_seqlens, device.cu_seqlens_host, device.max_seqlen},
+                         device.position_ids, device.real_tokens, training);
+  inputs.context = context;
+  return inputs;
+}
+
+std::vector<std::int64_t> LocalBatch::hidden_sizes(const Model& model) const {
+  return {ops::own_rows(host.size(), model.tensor_group()).count, model.config().hidden_size};
+}
+
+std::vector<std::int64_t> LocalBatch::sequences_ending_here() const {
+  if (context) return data::sequences_ending_here(whole_sequences_, context->plan);
+  std::vector<std::int64_t> sequences(static_cast<std::size_t>(whole_sequences_));
+  std::iota(sequences.begin(), sequences.end(), 0);
+  return sequences;
+}
+
+std::vector<std::int64_t> LocalBatch::sequences_of_tokens() const {
+  if (context) return data::sequences_of_tokens(context->plan);
+  std::vector<std::int64_t> sequences;
+  for (std::size_t s = 0; s + 1 < host.cu_seqlens_host.size(); ++s) {
+    sequences.insert(sequences.end(), host.cu_seqlens_host[s + 1] - host.cu_seqlens_host[s],
+                     static_cast<std::int64_t>(s));
+  }
+  return sequences;
+}
+
+std::int64_t largest_micro_batch(const Model& model, std::span<const data::Batch> batches) {
+  std::int64_t largest = 0;
+  for (const data::Batch& batch : batches)
+    largest = std::max(largest, model.padded_tokens(batch.size()));
+  return largest;
+}
+
+at::Tensor evaluate_hidden(Model& model, parallel::Pipeline& pipeline, const LocalBatch& batch) {
+  const ops::NoGradient guard;
+  const nn::BlockInputs inputs = batch.inputs(model, /*training=*/false);
+  at::Tensor hidden;
+  for (parallel::Pipeline::Stage& stage : pipeline.stages()) {
+    hidden =
+        stage.is_first
+            ? model.embed(batch.device.tokens)
+            : pipeline.receive_hidden(
+                  stage, 0, batch.hidden_sizes(model),
+                  at::TensorOptions().dtype(model.context().dtype).device(model.context().device));
+    hidden = stage.runner.evaluate(hidden, inputs);
+    if (!stage.is_last) pipeline.send_hidden(stage, 0, hidden);
+  }
+  pipeline.finish_sends();
+  return pipeline.has_last_stage() ? hidden : at::Tensor();
+}
+
+}  // namespace heddle::objective
