@@ -65,7 +65,7 @@ void fill_on_device(Model& model) {
     } else if (name.ends_with(".dt_bias") || name.ends_with("linear_attn.norm.weight")) {
       data.fill_(1);
     } else if (data.dim() == 1) {
-      data.zero_();
+      data.fill_(1 - model.config().norm_offset);  // neutral norms
     } else {
       data.normal_(0, model.config().initializer_range);
     }

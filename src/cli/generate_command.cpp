@@ -49,6 +49,7 @@ std::vector<comm::Fact> facts_of(const GenerateOptions& options) {
       {"--max-new-tokens", std::to_string(options.max_new_tokens)},
       {"--temperature", shown(sampling.temperature)},
       {"--top-p", shown(sampling.top_p)},
+      {"--min-p", shown(sampling.min_p)},
       {"--top-k", shown(sampling.top_k)},
       {"--seed", std::to_string(sampling.seed)},
       {"--stop", nlohmann::json(options.stop).dump()},
@@ -161,12 +162,14 @@ int run(const GenerateOptions& options, const Session& session) {
     if (!holds) throw_error<ConfigError>("{} is {}: expected {}", option, value, expected);
   };
   const double temperature = options.sampling.temperature.value_or(1),
-               top_p = options.sampling.top_p.value_or(1);
+               top_p = options.sampling.top_p.value_or(1),
+               min_p = options.sampling.min_p.value_or(0);
   const std::int64_t top_k = options.sampling.top_k.value_or(0);
   check(std::isfinite(temperature) && temperature >= 0, "--temperature", temperature,
         "a number from 0 on");
   check(top_k >= 0, "--top-k", top_k, "a count, or 0 for all tokens");
   check(top_p > 0 && top_p <= 1, "--top-p", top_p, "a probability in (0, 1]");
+  check(min_p >= 0 && min_p <= 1, "--min-p", min_p, "a probability from 0 to 1");
   check(options.max_new_tokens >= 1, "--max-new-tokens", options.max_new_tokens, "1 or more");
   check(options.engine.max_sequences >= 1, "--max-sequences", options.engine.max_sequences,
         "1 or more");
@@ -204,6 +207,10 @@ void add_generate_command(CLI::App& app, Action& action) {
                       "0: the most likely token; default generation_config.json, else 1");
   command->add_option("--top-p", options->sampling.top_p,
                       "Smallest set with this probability; default likewise, else 1");
+  command->add_option(
+      "--min-p", options->sampling.min_p,
+      "Tokens of this share of the most likely one's probability; default likewise, "
+      "else 0");
   command->add_option("--top-k", options->sampling.top_k,
                       "The k most likely; 0: all; default likewise, else 0");
   command

@@ -12,7 +12,7 @@ namespace heddle::cli {
 
 /// Sampling as the command line asks for it; what it leaves out comes from generation_config.json.
 struct SamplingArguments {
-  std::optional<double> temperature, top_p;
+  std::optional<double> temperature, top_p, min_p;
   std::optional<std::int64_t> top_k;
   std::uint64_t seed = 0;
 };

@@ -25,8 +25,7 @@ struct NormShape {
 /// One decoder layer: h += mixer(norm(h)); h += mlp(norm(h)).
 class DecoderLayer : public nn::Block {
  public:
-  /// `ranks` along tp share the layer.
-  /// `index`: its place among the layers, and in a cache.
+  /// `index`: its place among the layers, and in a cache. `ranks` along tp share the layer.
   DecoderLayer(const LayerShape& shape, const NormShape& norms, const std::string& prefix,
                std::int64_t index, bool want_auxiliary_loss, std::int64_t ranks = 1);
 

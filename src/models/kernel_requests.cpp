@@ -58,6 +58,9 @@ std::vector<ops::OpRequest> kernel_requests(const Config& config, const Degrees&
   for (const LayerShape& layer : config.layers) width = std::max(width, layer.dense_width());
   if (width > 0) requests.push_back({"swiglu", {{{"dim", width / degrees.tp}}}});
   if (const nn::MoeDims* dims = config.moe()) {
+    requests.push_back(
+        {"moe_route",
+         {{{"num_experts", dims->num_experts}, {"top_k", dims->num_experts_per_tok}}}});
     requests.push_back({"moe_experts",
                         {{{"num_experts", dims->num_experts / degrees.ep},
                           {"top_k", dims->num_experts_per_tok},

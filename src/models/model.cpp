@@ -10,6 +10,7 @@
 
 #include "base/errors.h"
 #include "device/require.h"
+#include "device/upload.h"
 #include "nn/tensor_parallel.h"
 #include "ops/autograd.h"
 #include "ops/collectives.h"
@@ -171,15 +172,19 @@ nn::Cache Model::make_cache(std::int64_t slots, std::int64_t capacity) const {
 
 nn::Pass Model::cached_pass(ops::Sequences sequences, nn::CachedSequences cached) const {
   const std::int64_t total = sequences.total();
-  at::Tensor positions = at::empty({total}, at::kLong);
-  std::int64_t* position = positions.mutable_data_ptr<std::int64_t>();
-  for (std::int64_t s = 0; s < sequences.count(); ++s) {
-    const std::int64_t begin = sequences.cu_seqlens_host[s];
-    for (std::int64_t t = begin; t < sequences.cu_seqlens_host[s + 1]; ++t)
-      position[t] = cached.rows.lengths_host[s] + t - begin;
+  // One token of each sequence stands where the sequence ended.
+  at::Tensor positions = cached.rows.lengths;
+  if (sequences.max_seqlen != 1 || total != sequences.count()) {
+    const at::Tensor host = at::empty({total}, at::kLong);
+    std::int64_t* position = host.mutable_data_ptr<std::int64_t>();
+    for (std::int64_t s = 0; s < sequences.count(); ++s) {
+      const std::int64_t begin = sequences.cu_seqlens_host[s];
+      for (std::int64_t t = begin; t < sequences.cu_seqlens_host[s + 1]; ++t)
+        position[t] = cached.rows.lengths_host[s] + t - begin;
+    }
+    positions = device::upload(host, context_.device);
   }
-  nn::Pass next =
-      pass(std::move(sequences), positions.to(context_.device), total, /*training=*/false);
+  nn::Pass next = pass(std::move(sequences), positions, total, /*training=*/false);
   next.cached = std::make_shared<const nn::CachedSequences>(std::move(cached));
   return next;
 }

@@ -26,7 +26,6 @@ struct ModelOptions {
   Head head = Head::kLanguageModel;
   std::int64_t num_labels = 0;  ///< kClassify: 1 = regression or reward.
   bool generates = false;       ///< It will generate: kernels that decode are chosen too.
-  bool generates = false;       ///< It will generate: kernels that decode are chosen too.
   bool auxiliary_loss = false;  ///< Compute the router's load-balancing loss while training.
   ops::KernelPolicy kernel_policy;
   ops::ContextMethod context_method = ops::ContextMethod::kState;  ///< Where cp is above 1.

@@ -70,8 +70,9 @@ Moe::Moe(const std::string& prefix, const MoeDims& dims)
 }
 
 BlockOutput Moe::forward(const at::Tensor& x, const Pass& pass, bool want_auxiliary_loss) {
-  const ops::MoeRouting routing = ops::moe_route(gate_.forward(pass, x), dims_.num_experts_per_tok,
-                                                 dims_.normalize_top_k, pass.experts);
+  const ops::MoeRouting routing =
+      ops::moe_route(*pass.kernels, gate_.forward(pass, x), dims_.num_experts_per_tok,
+                     dims_.normalize_top_k, pass.experts);
   at::Tensor shared;
   const at::Tensor chosen = routed(x, routing, pass, [&] {
     if (!shared_expert_) return;

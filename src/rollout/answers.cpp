@@ -66,7 +66,9 @@ std::vector<std::string> answer_prompts(assembly::ModelOnRanks& placed,
     requests.push_back(std::move(request));
   }
   std::vector<std::string> answers;
-  for (Completion& completion : generate(placed, tokenizer, requests, {}))
+  EngineOptions options;
+  options.record_steps = false;  // A few short answers would not pay for the recording.
+  for (Completion& completion : generate(placed, tokenizer, requests, options))
     answers.push_back(std::move(completion.text));
   return answers;
 }

@@ -1,6 +1,5 @@
 #include "rollout/engine.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
@@ -32,8 +31,11 @@ Engine::Engine(assembly::ModelOnRanks& placed, std::shared_ptr<const data::Token
       assembly::acquire_ends(placed.sharding.get(), *placed.model));
   const std::int64_t ranks = mesh.data_size(), tp = mesh.size(Dim::kTp);
   own_slots_ = (options.max_sequences + ranks - 1) / ranks;
-  const std::int64_t dummies = ranks * tp > 1 ? tp : 0;
+  const bool can_record = options.record_steps && RecordedDecoding::why_not(placed).empty();
+  const std::int64_t dummies = ranks * tp > 1 ? tp : can_record ? 1 : 0;
   cache_ = placed.model->make_cache(own_slots_ + dummies, options.capacity);
+  if (can_record)
+    recorded_ = std::make_unique<RecordedDecoding>(placed_, cache_, options.capacity, own_slots_);
   taken_.resize(static_cast<std::size_t>(own_slots_ * ranks));
 }
 
@@ -171,28 +173,33 @@ std::vector<SampledToken> Engine::draw(const at::Tensor& hidden,
   double* const entries = table.mutable_data_ptr<double>();
   if (!rows.empty()) {
     const at::Tensor last = hidden.index_select(0, at::tensor(rows, at::kLong).to(hidden.device()));
-    const at::Tensor logits =
-        model.logits(model.final_norm(last)).to(at::kFloat).cpu().contiguous();
-    const auto vocabulary = static_cast<std::size_t>(logits.size(1));
-    const float* const logit = logits.const_data_ptr<float>();
-    at::parallel_for(
-        0, static_cast<std::int64_t>(rows.size()), 1, [&](std::int64_t begin, std::int64_t end) {
-          for (auto i = static_cast<std::size_t>(begin); i < static_cast<std::size_t>(end); ++i) {
-            const Sequence& sequence = *parts[places[i]].sequence;
-            const SampledToken token =
-                sample({logit + i * vocabulary, vocabulary}, sequence.request.sampling,
-                       sequence.completion.output_ids.size());
-            entries[2 * places[i]] = token.id;
-            entries[2 * places[i] + 1] = token.logprob;
-          }
-        });
+    std::vector<Draw> draws;
+    for (const std::size_t place : places) {
+      const Sequence& sequence = *parts[place].sequence;
+      draws.push_back({sequence.request.sampling, sequence.completion.output_ids.size()});
+    }
+    const std::vector<SampledToken> drawn =
+        sample(model.kernels(), model.logits(model.final_norm(last)), draws);
+    for (std::size_t i = 0; i < places.size(); ++i) {
+      entries[2 * places[i]] = drawn[i].id;
+      entries[2 * places[i] + 1] = drawn[i].logprob;
+    }
   }
   placed_.context.mesh.world_group().all_reduce_sum(table);
-  std::vector<SampledToken> tokens(parts.size());
-  const double* const all = table.const_data_ptr<double>();
-  for (std::size_t i = 0; i < tokens.size(); ++i)
-    tokens[i] = {static_cast<std::int32_t>(all[2 * i]), all[2 * i + 1]};
-  return tokens;
+  return from_table(table, parts.size());
+}
+
+/// One token more of each sequence, which all of them have in the caches but their last.
+std::vector<SampledToken> Engine::replay(const std::vector<Part>& parts) {
+  std::vector<RecordedDecoding::Row> rows;
+  for (const Part& part : parts) {
+    Sequence& sequence = *part.sequence;
+    rows.push_back({sequence.tokens.back(),
+                    sequence.slot,
+                    sequence.cached++,
+                    {sequence.request.sampling, sequence.completion.output_ids.size()}});
+  }
+  return recorded_->step(rows);
 }
 
 Progress Engine::take(Sequence& sequence, const SampledToken& token) {
@@ -229,10 +236,15 @@ std::vector<Progress> Engine::step() {
   admit(progress);
   std::vector<Part> parts = plan();
   if (parts.empty()) return progress;
-  const at::Tensor hidden = run(parts);
-  std::erase_if(parts, [](const Part& part) { return part.sequence->pending() > 0; });
-  if (parts.empty()) return progress;
-  const std::vector<SampledToken> tokens = draw(hidden, parts);
+  std::vector<SampledToken> tokens;
+  if (recorded_ && !parts[0].sequence->is_prompt()) {
+    tokens = replay(parts);
+  } else {
+    const at::Tensor hidden = run(parts);
+    std::erase_if(parts, [](const Part& part) { return part.sequence->pending() > 0; });
+    if (parts.empty()) return progress;
+    tokens = draw(hidden, parts);
+  }
   std::vector<const Sequence*> ended;
   for (std::size_t i = 0; i < parts.size(); ++i) {
     progress.push_back(take(*parts[i].sequence, tokens[i]));
@@ -271,6 +283,7 @@ void Engine::preempt(RequestId id) {
 void Engine::weights_changed(std::int64_t version) {
   weights_version_ = version;
   while (!running_.empty()) preempt(running_.back()->id);
+  if (recorded_) recorded_->forget();
   ends_.reset();
   ends_ = std::make_unique<parallel::Acquired>(
       assembly::acquire_ends(placed_.sharding.get(), *placed_.model));

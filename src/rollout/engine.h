@@ -11,6 +11,7 @@
 #include "assembly/model_on_ranks.h"
 #include "data/tokenizer/tokenizer.h"
 #include "nn/cache.h"
+#include "rollout/recorded_decoding.h"
 #include "rollout/sampler.h"
 #include "rollout/text_stream.h"
 
@@ -39,6 +40,7 @@ struct EngineOptions {
   std::int64_t max_sequences = 16;     ///< Generated at the same time.
   std::int64_t prefill_tokens = 4096;  ///< Prompt tokens of one pass on each data rank, at most.
   std::int64_t capacity = 4096;        ///< Tokens of a sequence, prompt and output, at most.
+  bool record_steps = true;            ///< As graphs, where RecordedDecoding can.
 };
 
 using RequestId = std::int64_t;
@@ -114,6 +116,7 @@ class Engine {
   /// Hidden states of this rank's rows; undefined where the last stage is elsewhere.
   at::Tensor run(std::vector<Part>& parts);
   std::vector<SampledToken> draw(const at::Tensor& hidden, const std::vector<Part>& parts) const;
+  std::vector<SampledToken> replay(const std::vector<Part>& parts);
   Progress take(Sequence& sequence, const SampledToken& token);
 
   assembly::ModelOnRanks& placed_;
@@ -121,6 +124,7 @@ class Engine {
   EngineOptions options_;
   std::unique_ptr<parallel::Acquired> ends_;  ///< Embedding and head, which every pass reads.
   nn::Cache cache_;
+  std::unique_ptr<RecordedDecoding> recorded_;  ///< Null: steps are queued launch by launch.
   std::int64_t own_slots_;   ///< Behind them in the caches are those of dummy sequences.
   std::vector<bool> taken_;  ///< [slots of all data ranks]
   std::deque<std::unique_ptr<Sequence>> waiting_;

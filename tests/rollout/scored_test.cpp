@@ -20,28 +20,25 @@
 namespace heddle::rollout {
 namespace {
 
-enum class Family { kDense, kExperts, kNext };
-
-models::Config config_of(Family family) {
-  if (family != Family::kNext) return testing::tiny_config(family == Family::kExperts);
-  return testing::tiny_config(/*moe=*/true, "qwen3_next");
+bool has_experts(const std::string& model_type) {
+  return model_type != "qwen3_5_text" && model_type != "qwen3";
 }
 
 /// Random weights; adapters with numbers that depend on name and place alone.
-assembly::ModelOnRanks place(Family family, c10::ScalarType dtype, bool adapted,
+assembly::ModelOnRanks place(const std::string& model_type, c10::ScalarType dtype, bool adapted,
                              const comm::Mesh& mesh) {
   runtime::Context context;
   context.dtype = dtype;
   context.mesh = mesh;
   context.seed = testing::kTinySeed;
   assembly::ModelRecipe recipe;
-  recipe.config = config_of(family);
+  recipe.config = testing::tiny_config(has_experts(model_type), model_type);
   recipe.purpose = assembly::Purpose::kGenerate;
   recipe.weights = assembly::Weights::kRandom;
   if (adapted) {
     assembly::NewAdapters adapters;
     adapters.targets = {"all-linear"};
-    if (family != Family::kDense)
+    if (has_experts(model_type))
       adapters.target_parameters = {"experts.gate_up_proj", "experts.down_proj"};
     adapters.options.rank = 4;
     recipe.adapters = adapters;
@@ -106,7 +103,7 @@ double difference(const std::vector<Completion>& completions, const assembly::Mo
 
 struct Case {
   std::string name;
-  Family family;
+  std::string model_type;
   bool adapted;
 };
 
@@ -115,10 +112,10 @@ void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 class GeneratedLogprobs : public ::testing::TestWithParam<Case> {};
 
 TEST_P(GeneratedLogprobs, AreThoseOfScoring) {
-  const auto& [name, family, adapted] = GetParam();
+  const auto& [name, model_type, adapted] = GetParam();
   // Of bfloat16, 2^-8: steps and chunks round the outputs of each of the four layers differently.
   for (const auto& [dtype, bound] : {std::pair{at::kFloat, 1e-5}, std::pair{at::kBFloat16, 0.08}}) {
-    assembly::ModelOnRanks placed = place(family, dtype, adapted, comm::Mesh::single());
+    assembly::ModelOnRanks placed = place(model_type, dtype, adapted, comm::Mesh::single());
     const double found = difference(complete(placed), placed);
     EXPECT_LE(found, bound) << c10::toString(dtype);
     ::testing::Test::RecordProperty(c10::toString(dtype), std::to_string(found));
@@ -126,15 +123,15 @@ TEST_P(GeneratedLogprobs, AreThoseOfScoring) {
 }
 
 TEST_P(GeneratedLogprobs, OfSeveralRanksAreThoseThatOneScores) {
-  const auto& [name, family, adapted] = GetParam();
-  const assembly::ModelOnRanks one = place(family, at::kFloat, adapted, comm::Mesh::single());
+  const auto& [name, model_type, adapted] = GetParam();
+  const assembly::ModelOnRanks one = place(model_type, at::kFloat, adapted, comm::Mesh::single());
   struct Layout {
     std::string name;
     comm::Mesh::Sizes sizes;
     std::int64_t ep;
   };
   std::vector<Layout> layouts = {{"tp", {2, 1, 1, 1, 1}, 1}, {"pp", {1, 1, 1, 1, 2}, 1}};
-  if (family != Family::kDense) {
+  if (has_experts(model_type)) {
     layouts.push_back({"ep", {1, 1, 2, 1, 1}, 2});
   } else {
     layouts.push_back({"dp", {1, 1, 1, 2, 1}, 1});
@@ -143,7 +140,7 @@ TEST_P(GeneratedLogprobs, OfSeveralRanksAreThoseThatOneScores) {
     std::vector<std::vector<Completion>> completions(2);
     const auto errors = testing::run_ranks(2, [&](const std::shared_ptr<comm::World>& world) {
       assembly::ModelOnRanks placed =
-          place(family, at::kFloat, adapted, comm::Mesh(layout.sizes, world, layout.ep));
+          place(model_type, at::kFloat, adapted, comm::Mesh(layout.sizes, world, layout.ep));
       completions[static_cast<std::size_t>(world->rank())] = complete(placed);
     });
     for (const std::string& error : errors) ASSERT_EQ(error, "") << layout.name;
@@ -156,11 +153,14 @@ TEST_P(GeneratedLogprobs, OfSeveralRanksAreThoseThatOneScores) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, GeneratedLogprobs,
-                         ::testing::Values(Case{"dense", Family::kDense, false},
-                                           Case{"dense_adapted", Family::kDense, true},
-                                           Case{"experts", Family::kExperts, false},
-                                           Case{"experts_adapted", Family::kExperts, true},
-                                           Case{"qwen3_next", Family::kNext, false}),
+                         ::testing::Values(Case{"dense", "qwen3_5_text", false},
+                                           Case{"dense_adapted", "qwen3_5_text", true},
+                                           Case{"experts", "qwen3_5_moe_text", false},
+                                           Case{"experts_adapted", "qwen3_5_moe_text", true},
+                                           Case{"qwen3_next", "qwen3_next", false},
+                                           Case{"qwen3", "qwen3", false},
+                                           Case{"qwen3_adapted", "qwen3", true},
+                                           Case{"qwen3_moe", "qwen3_moe", false}),
                          [](const auto& info) { return info.param.name; });
 
 }  // namespace

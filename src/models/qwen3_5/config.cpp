@@ -1,6 +1,8 @@
 #include <algorithm>
 
 #include "base/errors.h"
+#include "base/json.h"
+#include "base/quote.h"
 #include "models/config_reader.h"
 #include "models/qwen3_5/family.h"
 
@@ -34,7 +36,7 @@ std::vector<bool> attention_layers(const Json& text, std::int64_t layers,
     if (type != "full_attention" && type != "linear_attention") {
       throw_error<ModelError>(
           "{}: layer_types[{}] is '{}': expected full_attention or linear_attention", source, i,
-          text::shown(type));
+          heddle::text::shown(type));
     }
     full[i] = type == "full_attention";
     if (has_interval && full[i] != from_interval[i]) {

@@ -99,7 +99,9 @@ __global__ void __launch_bounds__(kThreads, 2) split_kernel(const __grid_constan
       static_cast<const bf16*>(a.in.k.data) + row * a.in.k.outer_stride + kv_head * D + element;
   const bf16* const new_value =
       static_cast<const bf16*>(a.in.v.data) + row * a.in.v.outer_stride + kv_head * D + element;
-  const int newest = static_cast<int>(min(before - first, static_cast<int64_t>(kSplit)));
+  // Keys in the cache, and the place of the new one; past the part if a later CTA has it.
+  const int cached = static_cast<int>(min(before - first, static_cast<int64_t>(kSplit)));
+  const int newest = cached < kSplit ? cached : -1;
 
   constexpr int kStep = kWarps * kKeys;
   Packed<bf16, 8> k[kAhead], v[kAhead];
@@ -107,7 +109,7 @@ __global__ void __launch_bounds__(kThreads, 2) split_kernel(const __grid_constan
 #pragma unroll
     for (int n = 0; n < kAhead; ++n) {
       const int key = base + n * kStep + key_of_warp;
-      if (key < newest) {
+      if (key < cached) {
         k[n] = load<8>(keys + key * stride);
         v[n] = load<8>(values + key * stride);
       } else if (key == newest) {
