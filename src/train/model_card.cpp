@@ -53,10 +53,12 @@ std::string model_card(const config::RunConfig& config, const Setup& setup) {
       is_adapter ? fmt::format("LoRA, rank {}, alpha {}", config.adapter.rank, config.adapter.alpha)
                  : "all weights";
   card += fmt::format(
-      "| | |\n|---|---|\n| head | {} |\n| trained | {} |\n| data | {} |\n| learning rate | {} |\n"
+      "| | |\n|---|---|\n| head | {} |\n| objective | {} |\n| trained | {} |\n| data | {} |\n| "
+      "learning rate | {} |\n"
       "| sequences a step | {} |\n| dtype | {} |\n| seed | {} |\n\n",
-      config::to_string(config.model.head), method, data_line(config.data.train), config.optim.lr,
-      config.train.global_batch_size, config::to_string(config.model.dtype), config.train.seed);
+      config::to_string(config.model.head), config::to_string(config.train.objective), method,
+      data_line(config.data.train), config.optim.lr, config.train.global_batch_size,
+      config::to_string(config.model.dtype), config.train.seed);
   card += "```python\n" + load_example(setup, base) + "\n```\n\n";
   const std::string use =
       is_adapter ? fmt::format("{} --adapter THIS_FOLDER", base) : "THIS_FOLDER";

@@ -146,10 +146,11 @@ const std::vector<Case>& configuration() {
        {"unknown command 'merge' (heddle export MODEL_DIR --adapter DIR --output DIR)"}},
       {"MethodThatIsNotBuilt",
        [](const Folder&) {
-         return Arguments{"dpo", "run.yaml"};
+         return Arguments{"grpo", "run.yaml"};
        },
        2,
-       {"unknown command 'dpo' (not built yet; supervised training is heddle sft)"}},
+       {"unknown command 'grpo' (not built yet; preference tuning is heddle sft with "
+        "train.objective=dpo)"}},
       {"SettingAsAnOption",
        [](const Folder& f) { return f.train({"--optim.lr=1e-4"}); },
        2,
