@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 
 #include "base/errors.h"
+#include "data/json/json_text.h"
 
 namespace heddle::cli {
 
@@ -22,8 +23,10 @@ nlohmann::ordered_json template_variables(const std::vector<std::string>& argume
       throw_error<ConfigError>("--template-arg: expected NAME=JSON, found '{}'", argument);
     }
     const std::string name = argument.substr(0, equals), text = argument.substr(equals + 1);
-    const auto value = nlohmann::ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
-    if (value.is_discarded()) {
+    nlohmann::ordered_json value;
+    try {
+      value = data::json_text::parse(text);
+    } catch (const DataError&) {
       throw_error<ConfigError>(
           "--template-arg {}: '{}' is not JSON: write true, false, a number, or a text in double "
           "quotes ({}='\"...\"')",
