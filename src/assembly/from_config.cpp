@@ -181,7 +181,6 @@ ModelRecipe recipe_of_run(const config::RunConfig& config, ModelConfig model,
   recipe.head = head_of(config.model.head);
   recipe.num_labels = config.model.num_labels > 0 ? config.model.num_labels : model.num_labels;
   recipe.purpose = Purpose::kTrain;
-  recipe.generates = !config.log.sample_prompts.empty();
   if (config.train.method == config::Method::kLora) {
     recipe.adapters = adapters_of(config.adapter);
     recipe.saved_whole = config.adapter.modules_to_save;

@@ -5,12 +5,21 @@
 
 namespace heddle::assembly {
 
+namespace {
+
+/// Whether the head is the embedding's matrix: other heads of a model with a tied one do without.
+bool reads_embedding(const models::Model& model) {
+  return model.tied() && model.head() == models::Head::kLanguageModel;
+}
+
+}  // namespace
+
 std::size_t head_unit(const models::Model& model) {
   return static_cast<std::size_t>(model.config().num_hidden_layers()) + 1;
 }
 
 parallel::EndUnits end_units(const models::Model& model) {
-  if (model.tied()) return {{kEmbeddingUnit}, {kEmbeddingUnit, head_unit(model)}};
+  if (reads_embedding(model)) return {{kEmbeddingUnit}, {kEmbeddingUnit, head_unit(model)}};
   return {{kEmbeddingUnit}, {head_unit(model)}};
 }
 
@@ -56,7 +65,7 @@ std::unique_ptr<parallel::Sharding> shard_model(models::Model& model,
       head.push_back(member(parameter));
   });
   auto sharding = std::make_unique<parallel::Sharding>(model.context().mesh, summing);
-  if (model.tied()) sharding->tie_over_stages(model.embedding_weight());
+  if (reads_embedding(model)) sharding->tie_over_stages(model.embedding_weight());
   sharding->add(kEmbeddingUnit, {member(model.embedding_weight())}, device);
   for (std::size_t i = 0; i < blocks.size(); ++i) sharding->add(i + 1, blocks[i], device);
   sharding->add(head_unit(model), head, device);

@@ -52,7 +52,7 @@ struct ModelRecipe {
   Head head = Head::kLanguageModel;
   std::int64_t num_labels = 0;  ///< Of a classification head.
   Purpose purpose = Purpose::kScore;
-  bool generates = false;  ///< Beside another purpose: a training run's samples.
+  bool generates = false;  ///< A model that trains or scores also answers prompts.
 
   Weights weights = Weights::kNone;
   std::shared_ptr<const ckpt::ModelDirectory> source;  ///< Null: there are no files.
@@ -60,7 +60,6 @@ struct ModelRecipe {
   std::vector<std::string> freeze;       ///< kTrain: globs of parameters that are not trained.
   std::vector<std::string> saved_whole;  ///< kTrain: modules trained beside the adapters.
 
-  bool generates = false;       ///< A model that trains or scores also answers prompts.
   ops::KernelPolicy kernels;    ///< place() adds what it knows of the device.
   bool auxiliary_loss = false;  ///< Compute the routers' load-balancing loss while training.
   ops::ContextMethod context_method = ops::ContextMethod::kState;

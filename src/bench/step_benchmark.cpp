@@ -13,11 +13,9 @@
 #include "device/device.h"
 #include "models/flops.h"
 #include "models/registry.h"
+#include "objective/language_model.h"
 #include "ops/autograd.h"
-#include "train/auto_recompute.h"
-#include "train/micro_batch.h"
-#include "train/optimizer.h"
-#include "train/queued_steps.h"
+#include "train/learner.h"
 #include "train/step_profile.h"
 
 namespace heddle::bench {
@@ -62,10 +60,8 @@ class Bench {
     // No rate depends on their values.
     recipe.weights = assembly::Weights::kRandomOnDevice;
     placed_ = assembly::place(recipe, assembly::make_context(config, world));
-    optimizer_.emplace(placed_.trainable, config.optim, config.train.seed, mesh().world_group());
-    queued_ = train::queued_steps(config, placed_, *placed_.pipeline, *optimizer_);
-    recompute_ = train::auto_recompute(config.train, placed_, *placed_.pipeline, *optimizer_,
-                                       model().padded_tokens(benchmark.tokens.total()));
+    objective_.emplace(placed_);
+    learner_.emplace(config, placed_, *objective_, benchmark.tokens.total());
   }
 
   Model& model() { return *placed_.model; }
@@ -90,25 +86,18 @@ class Bench {
   }
 
   /// Whether the device can be given a step while it is at the one before.
-  bool queues() const { return queued_ && !recompute_; }
+  bool queues() const { return learner_->queues_ahead(); }
   train::QueuedSteps::Flight queue(const std::vector<data::Batch>& batches) {
-    ++steps_;
-    return queued_->queue(batches, {.loss_scale = 1 / weights_of(batches),
-                                    .lr = config_.optim.lr,
-                                    .dropout_step = steps_,
-                                    .may_record = !recompute_ || recompute_->is_settled()});
+    return learner_->queue(batches, next_step(batches));
   }
   /// The mean loss of a step that was queued.
   double wait(train::QueuedSteps::Flight& flight, const std::vector<data::Batch>& batches) const {
-    return flight.wait().sums.loss_sum.item<double>() / weights_of(batches);
+    return loss_of(flight.wait(), batches);
   }
 
   /// One optimizer step; returns the mean loss.
   double step(const std::vector<data::Batch>& batches) {
-    if (!recompute_) return update(batches);
-    double loss = 0;
-    recompute_->run(train::largest_micro_batch(model(), batches), [&] { loss = update(batches); });
-    return loss;
+    return loss_of(learner_->step(batches, next_step(batches)), batches);
   }
 
  private:
@@ -118,38 +107,20 @@ class Bench {
     return weights * static_cast<double>(placed_.context.mesh.data_size());
   }
 
-  double update(const std::vector<data::Batch>& batches) {
-    if (queued_) {
-      train::QueuedSteps::Flight flight = queue(batches);
-      return wait(flight, batches);
-    }
-    ++steps_;
-    const double weights = weights_of(batches);
-    const std::vector<train::HeadFunction> heads(batches.size(),
-                                                 train::training_head(model(), 1 / weights));
-    train::MicroBatchLoss sums = train::run_micro_batches(
-        model(), placed_.adapters.get(), *placed_.pipeline, placed_.trainable, batches, heads,
-        {.auxiliary_scale = 0,
-         .pooled_auxiliary_loss = false,
-         .dropout_step = steps_,
-         .sharding = placed_.sharding.get()});
-    train::sum_over_ranks(mesh().loss_group(), /*has_auxiliary=*/false, sums);
-    if (placed_.sharding) placed_.sharding->finish_reduction();
-    const double norm = optimizer_->gradient_norm();
-    const double clip = config_.optim.clip_norm;
-    const double multiplier = clip > 0 ? std::min(1.0, clip / (norm + 1e-6)) : 1;
-    optimizer_->step(model().kernels(), config_.optim.lr, multiplier);
-    if (placed_.sharding) placed_.sharding->publish();
-    return sums.loss_sum.item<double>() / weights;
+  double loss_of(const train::Learner::Outcome& outcome,
+                 const std::vector<data::Batch>& batches) const {
+    return outcome.sums.loss_sum.item<double>() / weights_of(batches);
+  }
+  train::Learner::StepOptions next_step(const std::vector<data::Batch>& batches) {
+    return {.step = ++steps_, .loss_scale = 1 / weights_of(batches), .lr = config_.optim.lr};
   }
 
   const Benchmark& benchmark_;
   const config::RunConfig& config_;
   assembly::ModelOnRanks placed_;
-  std::optional<train::Optimizer> optimizer_;
-  std::unique_ptr<train::QueuedSteps> queued_;  ///< Null where the host is needed within a step.
-  std::unique_ptr<train::AutoRecompute> recompute_;  ///< Null unless train.recompute is auto.
-  std::uint64_t steps_ = 0;
+  std::optional<objective::LanguageModel> objective_;
+  std::optional<train::Learner> learner_;
+  std::int64_t steps_ = 0;
 };
 
 /// The mean over tokens of the length of their sequence: what a token pays attention's FLOPs for.

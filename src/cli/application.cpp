@@ -215,8 +215,7 @@ void add_commands(CLI::App& app, Action& action) {
       "  heddle COMMAND --help                   see what a command takes");
 
   add_init_command(app, action);
-  add_sft_command(app, action);
-  add_pt_command(app, action);
+  add_training_commands(app, action);
   add_launch_command(app, action);
   add_generate_command(app, action);
   add_score_command(app, action);

@@ -103,10 +103,11 @@ void check(const LaunchOptions& options) {
   }
   if (options.command.empty()) fail("no command; write it behind the options: -- sft run.yaml");
   const std::string& command = options.command.front();
-  if (command != "sft" && command != "pt" && command != "score" && command != "generate" &&
+  if (!is_training_command(command) && command != "score" && command != "generate" &&
       command != "bench") {
     fail(fmt::format(
-        "'{}' runs as one process; several ranks are for sft, pt, score, generate and bench",
+        "'{}' runs as one process; several ranks are for sft, pt, dpo, reward, score, generate and "
+        "bench",
         command));
   }
 }
@@ -139,7 +140,7 @@ void check_command(const std::vector<std::string>& command, std::int64_t process
   // Single operators have no layout; each rank says so.
   if (command.front() == "bench" && std::ranges::find(words, "step") == words.end()) return;
   config::RunConfig config;
-  if (command.front() == "sft" || command.front() == "pt") {
+  if (is_training_command(command.front())) {
     const ConfigArguments split = split_config_arguments(words);
     config = config::load(split.file, split.overrides, config::Completeness::kComplete,
                           assembly::usual_device());
@@ -393,7 +394,7 @@ class Launch {
 void add_launch_command(CLI::App& app, Action& action) {
   auto options = std::make_shared<LaunchOptions>();
   CLI::App* command =
-      app.add_subcommand("launch", "Run sft, pt, score or bench on several ranks of this host");
+      app.add_subcommand("launch", "Run training, score or bench on several ranks of this host");
   command->add_option("--nproc", options->processes, "Ranks of this host")->type_name("N");
   command->add_option("--nnodes", options->nodes, "Hosts of the job")->type_name("M");
   command->add_option("--node-rank", options->node_rank, "Number of this host, from 0")

@@ -22,6 +22,7 @@
 #include "data/batch.h"
 #include "data/readers/jsonl_reader.h"
 #include "data/rendering/renderer.h"
+#include "data/tokenizer/tokenizer.h"
 #include "train/scorer.h"
 
 namespace heddle::cli {

@@ -7,6 +7,7 @@
 #include "base/errors.h"
 #include "base/text.h"
 #include "config/field.h"
+#include "config/objective.h"
 
 namespace heddle::config {
 namespace {
@@ -57,14 +58,35 @@ class Checker {
     if (c_.model.head != Head::kLanguageModel && !c_.log.sample_prompts.empty()) {
       fail("log.sample_prompts", "only model.head lm generates text");
     }
-    if (c_.model.head != Head::kLanguageModel && c_.data.truncation == Truncation::kSplit) {
-      fail("data.truncation", "split is for model.head lm: the pieces of a text have no label");
+    if (objective_of(c_) != Objective::kLanguageModel && c_.data.truncation == Truncation::kSplit) {
+      fail("data.truncation",
+           c_.model.head == Head::kLanguageModel
+               ? "split is for single texts: the pieces of an answer have no pair"
+               : "split is for model.head lm: the pieces of a text have no label");
     }
     if (c_.model.head == Head::kEmbed && c_.train.method == Method::kLora) {
       for (const std::string& module : c_.adapter.modules_to_save) {
         if (module == "lm_head")
           fail("adapter.modules_to_save", "head embed has no lm_head to train");
       }
+    }
+  }
+
+  void objective() const {
+    const Objective objective = objective_of(c_);
+    const Head head = needs_of(objective).head;
+    if (c_.model.head != head) {
+      fail("train.objective", fmt::format("{} needs model.head {}, found {}", to_string(objective),
+                                          to_string(head), to_string(c_.model.head)));
+    }
+    if (objective == Objective::kReward && c_.model.num_labels != 1) {
+      fail("model.num_labels",
+           fmt::format("train.objective reward gives a text one score: expected "
+                       "1, found {}",
+                       c_.model.num_labels));
+    }
+    if (objective == Objective::kDpo && c_.data.loss_on == LossOn::kAll) {
+      fail("data.loss_on", "train.objective dpo compares the answers alone; set it to assistant");
     }
   }
 
@@ -183,6 +205,7 @@ void check(const RunConfig& config, const std::string& source, Completeness comp
   checker.required();
   checker.sizes();
   checker.head();
+  checker.objective();
   checker.router();
   checker.length();
   checker.schedule();
@@ -223,6 +246,12 @@ std::vector<std::string> unused_keys(const RunConfig& config) {
     note("optim.min_lr_ratio", "optim.schedule is constant");
   }
   if (config.model.head != Head::kClassify) note("model.num_labels", "model.head is not classify");
+  if (objective_of(config) != Objective::kDpo) {
+    for (const Field& field : find_section("dpo")->fields)
+      note(field.key, "train.objective is not dpo");
+  } else if (config.dpo.loss != DpoLoss::kSigmoid) {
+    note("dpo.label_smoothing", "dpo.loss is not sigmoid");
+  }
   if (config.model.head != Head::kEmbed) {
     note("model.normalize", "model.head is not embed");
     note("train.infonce_temperature", "model.head is not embed");

@@ -11,6 +11,7 @@
 #include "config/check.h"
 #include "config/config.h"
 #include "config/field.h"
+#include "config/objective.h"
 
 namespace heddle::config {
 namespace {
@@ -211,13 +212,10 @@ void fill_in(RunConfig& config, const std::string& name, std::span<const std::st
   }
   if (config.model.tokenizer.empty()) config.model.tokenizer = config.model.path;
   if (config.data.cache_dir.empty()) config.data.cache_dir = config.train.output_dir + "/cache";
-  if (config.train.micro_batch_tokens == 0) {
-    // A row of head embed is several texts.
-    config.train.micro_batch_tokens =
-        config.data.max_length * (config.model.head == Head::kEmbed ? 8 : 1);
-  }
-  if (config.model.head == Head::kEmbed && !config.is_set("data.packing"))
-    config.data.packing = false;
+  const std::int64_t texts = needs_of(objective_of(config)).texts;
+  if (config.train.micro_batch_tokens == 0)
+    config.train.micro_batch_tokens = config.data.max_length * texts;
+  if (texts > 1 && !config.is_set("data.packing")) config.data.packing = false;
   if (config.device.name.type != DeviceType::kCpu && !config.is_set("model.dtype"))
     config.model.dtype = Dtype::kBFloat16;
   if (config.train.method == Method::kLora && !config.is_set("optim.lr")) config.optim.lr = 2e-4;

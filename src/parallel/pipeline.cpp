@@ -44,7 +44,8 @@ void hold_stages(models::Model& model, const StagePlan& plan, std::int64_t rank)
   const bool is_first = rank == 0, is_last = rank + 1 == plan.ranks;
   model.visit_parameters([&](nn::Parameter& parameter) { parameter.set_held(is_last); });
   nn::Parameter& embedding = model.embedding_weight();
-  embedding.set_held(is_first || (is_last && model.tied()));
+  const bool is_head = model.tied() && model.head() == models::Head::kLanguageModel;
+  embedding.set_held(is_first || (is_last && is_head));
   if (!is_first) embedding.set_copy();
   for (std::int64_t stage = 0; stage < plan.stages(); ++stage) {
     const auto [first, last] = plan.layers[stage];

@@ -14,6 +14,9 @@
 #include "assembly/model_units.h"
 #include "assembly/rank_memory.h"
 #include "base/errors.h"
+#include "objective/classification.h"
+#include "objective/embedding.h"
+#include "objective/language_model.h"
 #include "ops/autograd.h"
 #include "ops/context_parallel/context_parallel.h"
 #include "plan/shape_kernels.h"
@@ -151,8 +154,8 @@ class DryRun {
     };
     const std::vector<data::SequenceView> sequences = {sequence(2), sequence(length - 2)};
     const bool is_classifier = placed.model->head() == models::Head::kClassify;
-    const train::LocalBatch batch(*placed.model,
-                                  data::Batch::from_sequences(sequences, {}, is_classifier));
+    const objective::LocalBatch batch(*placed.model,
+                                      data::Batch::from_sequences(sequences, {}, is_classifier));
     const comm::Mesh& mesh = placed.context.mesh;
     if (dry.stage_rank == 0) run_embedding(placed, batch, dry);
     run_blocks(placed, batch, dry);
@@ -165,12 +168,13 @@ class DryRun {
 
   /// A gradient of hidden states, or room for them.
   static at::Tensor hidden_states(const assembly::ModelOnRanks& placed,
-                                  const train::LocalBatch& batch) {
+                                  const objective::LocalBatch& batch) {
     return at::empty(batch.hidden_sizes(*placed.model),
                      at::TensorOptions().dtype(placed.context.dtype).device(placed.context.device));
   }
 
-  void run_embedding(assembly::ModelOnRanks& placed, const train::LocalBatch& batch, DryRank& dry) {
+  void run_embedding(assembly::ModelOnRanks& placed, const objective::LocalBatch& batch,
+                     DryRank& dry) {
     const parallel::Acquired table(placed.sharding.get(),
                                    assembly::end_units(*placed.model).before);
     const at::Tensor hidden = placed.model->embed(batch.device.tokens);
@@ -181,26 +185,37 @@ class DryRun {
     dry.ran_embedding = true;
   }
 
-  void run_head(assembly::ModelOnRanks& placed, const train::LocalBatch& batch, DryRank& dry) {
+  /// Losses that compare texts need values, which shapes have not: their heads run with another.
+  static objective::HeadResult head_of_shapes(const assembly::ModelOnRanks& placed,
+                                              const at::Tensor& hidden,
+                                              const objective::LocalBatch& batch) {
+    switch (placed.model->head()) {
+      case assembly::Head::kLanguageModel:
+        return objective::language_model_head(*placed.model, 1)(hidden, batch);
+      case assembly::Head::kClassify:
+        return objective::Classification(placed).heads({&batch.host, 1}, {})[0](hidden, batch);
+      case assembly::Head::kEmbed:
+        break;
+    }
+    return objective::train_embedding_head(
+        *placed.model, hidden, batch.host, [](const at::Tensor& embeddings) {
+          return objective::ContrastiveResult{{}, at::empty_like(embeddings)};
+        });
+  }
+
+  void run_head(assembly::ModelOnRanks& placed, const objective::LocalBatch& batch, DryRank& dry) {
     const parallel::Acquired weights(placed.sharding.get(),
                                      assembly::end_units(*placed.model).behind);
     const at::Tensor hidden = hidden_states(placed, batch);
-    const bool is_embedder = placed.model->head() == models::Head::kEmbed;
-    const train::HeadResult head =
-        is_embedder
-            ? train::train_embed_head(
-                  *placed.model, hidden, batch.host,
-                  [](const at::Tensor& embeddings) {
-                    return train::ContrastiveResult{{}, at::empty_like(embeddings)};
-                  })
-            : train::run_head(*placed.model, hidden, batch.host, 1, /*want_gradients=*/true);
+    const objective::HeadResult head = head_of_shapes(placed, hidden, batch);
     TORCH_CHECK(head.grad_hidden.sizes() == hidden.sizes(), "the head: a gradient of ",
                 head.grad_hidden.sizes(), " for hidden states of ", hidden.sizes());
     for (nn::Parameter* parameter : placed.trainable) parameter->collect_gradient();
     dry.ran_head = true;
   }
 
-  void run_blocks(assembly::ModelOnRanks& placed, const train::LocalBatch& batch, DryRank& dry) {
+  void run_blocks(assembly::ModelOnRanks& placed, const objective::LocalBatch& batch,
+                  DryRank& dry) {
     nn::Pass pass = batch.pass(*placed.model, /*training=*/true);
     pass.recompute_elementwise = config_.train.recompute != config::Recompute::kOff;
     pass.pooled_auxiliary_loss = config_.train.router_aux_loss == config::AuxLoss::kHf;

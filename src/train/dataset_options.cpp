@@ -1,4 +1,5 @@
 #include "base/files.h"
+#include "objective/from_config.h"
 #include "train/setup.h"
 
 namespace heddle::train {
@@ -42,13 +43,6 @@ data::Truncation truncation_of(config::Truncation truncation) {
   return data::Truncation::kAuto;
 }
 
-data::Task task_of(const config::ModelSection& model) {
-  if (model.head == config::Head::kClassify) {
-    return model.num_labels == 1 ? data::Task::kRegression : data::Task::kClassification;
-  }
-  return model.head == config::Head::kEmbed ? data::Task::kContrastive : data::Task::kLanguageModel;
-}
-
 data::FieldNames field_names(const config::DataFields& fields) {
   data::FieldNames names;
   names.messages = fields.messages;
@@ -68,9 +62,6 @@ data::FieldNames field_names(const config::DataFields& fields) {
   names.input_ids = fields.input_ids;
   names.labels = fields.labels;
   names.label = fields.label;
-  names.query = fields.query;
-  names.positive = fields.positive;
-  names.negatives = fields.negatives;
   return names;
 }
 
@@ -90,9 +81,9 @@ data::DatasetOptions dataset_options(const config::RunConfig& config, DataPart p
   options.files_key = training ? "data.train" : "data.eval";
   for (const config::DataSource& file : training ? config.data.train : config.data.eval)
     options.files.push_back({file.path, training ? file.weight : 1});
+  options.reader = objective::reader_options(config);
   options.reader.format = row_format(config.data.format);
   options.reader.fields = field_names(config.data.fields);
-  options.reader.task = task_of(config.model);
   options.bad_rows = config.data.on_bad_line == config::BadLine::kSkip ? data::BadRowPolicy::kSkip
                                                                        : data::BadRowPolicy::kError;
   options.rendering.max_length = config.data.max_length;

@@ -9,54 +9,16 @@
 #include <utility>
 
 #include "assembly/model_units.h"
-#include "data/context_share.h"
 #include "ops/autograd.h"
 #include "ops/collectives.h"
 #include "ops/context_parallel/context_parallel.h"
-#include "ops/linear/dropout.h"
 #include "train/auxiliary_loss.h"
 #include "train/expert_load.h"
 
 namespace heddle::train {
 
-LocalBatch::LocalBatch(const models::Model& model, const data::Batch& whole,
-                       const adapters::LoraSet* set, std::uint64_t dropout_step)
-    : host(whole) {
-  host = data::with_dummy_tail(std::move(host), model.padded_tokens(whole.size()));
-  host.number_tokens();
-  context = model.context_of(host.cu_seqlens_host);
-  if (context) host = data::context_share(host, context->plan);
-  device = host.to(model.context().device);
-  if (set == nullptr) return;
-  adapters = {{set, host.size(), {}}};
-  if (dropout_step > 0 && set->options().dropout > 0)
-    adapters[0].draws = ops::dropout_draws(device.token_numbers, dropout_step);
-}
-
-nn::Pass LocalBatch::pass(const models::Model& model, bool training) const {
-  nn::Pass pass = model.pass({device.cu_seqlens, device.cu_seqlens_host, device.max_seqlen},
-                             device.position_ids, device.real_tokens, training);
-  pass.context = context;
-  pass.adapters = adapters;
-  return pass;
-}
-
-std::vector<std::int64_t> LocalBatch::hidden_sizes(const models::Model& model) const {
-  return {ops::own_rows(host.size(), model.tensor_group()).count, model.config().hidden_size};
-}
-
-std::int64_t largest_micro_batch(const models::Model& model, std::span<const data::Batch> batches) {
-  std::int64_t largest = 0;
-  for (const data::Batch& batch : batches)
-    largest = std::max(largest, model.padded_tokens(batch.size()));
-  return largest;
-}
-
-HeadFunction training_head(models::Model& model, double gradient_scale) {
-  return [&model, gradient_scale](const at::Tensor& hidden, const data::Batch& batch) {
-    return run_head(model, hidden, batch, gradient_scale, /*want_gradients=*/true);
-  };
-}
+using objective::HeadResult;
+using objective::LocalBatch;
 
 namespace {
 
@@ -65,7 +27,7 @@ class StepRun {
  public:
   StepRun(models::Model& model, const adapters::LoraSet* adapters, parallel::Pipeline& pipeline,
           const std::vector<nn::Parameter*>& trainable, std::span<const data::Batch> batches,
-          const std::vector<HeadFunction>& heads, const MicroBatchOptions& options)
+          const std::vector<objective::HeadFunction>& heads, const MicroBatchOptions& options)
       : model_(model),
         adapters_(adapters),
         pipeline_(pipeline),
@@ -77,7 +39,10 @@ class StepRun {
         flights_(batches.size()) {
     const auto wide =
         at::TensorOptions().dtype(model.context().wide_dtype()).device(model.context().device);
-    loss_ = {at::zeros({}, wide), at::zeros({}, wide), at::zeros({}, wide), {}};
+    loss_.loss_sum = at::zeros({}, wide);
+    for (std::size_t i = 0; i < options.metrics; ++i)
+      loss_.metric_sums.push_back(at::zeros({}, wide));
+    loss_.auxiliary_sum = at::zeros({}, wide);
     if (options.pooled_auxiliary_loss) {
       balance_.emplace(model.config().moe()->num_experts,
                        model.context().mesh.group(
@@ -156,13 +121,14 @@ class StepRun {
     add_losses(tape, flight.batch.host, stage.first_layer);
     if (balance_) balance_forward(stage, m, tape, balance_before);
     if (!stage.is_last) return pipeline_.send_hidden(stage, m, hidden);
-    const HeadResult head = apply_head(m, hidden, flight.batch.host);
+    const HeadResult head = apply_head(m, hidden, flight.batch);
     flight.grad_hidden = head.grad_hidden;
     loss_.loss_sum.add_(head.loss_sum);
-    if (head.entropy_sum.defined()) loss_.entropy_sum.add_(head.entropy_sum);
+    for (std::size_t i = 0; i < head.metric_sums.size(); ++i)
+      loss_.metric_sums.at(i).add_(head.metric_sums[i]);
   }
 
-  HeadResult apply_head(std::int64_t m, const at::Tensor& hidden, const data::Batch& batch) {
+  HeadResult apply_head(std::int64_t m, const at::Tensor& hidden, const LocalBatch& batch) {
     HeadResult head;
     {
       const parallel::Acquired weights(options_.sharding, ends_.behind);
@@ -251,7 +217,7 @@ class StepRun {
   parallel::Pipeline& pipeline_;
   const std::vector<nn::Parameter*>& trainable_;
   std::span<const data::Batch> batches_;
-  const std::vector<HeadFunction>& heads_;
+  const std::vector<objective::HeadFunction>& heads_;
   const MicroBatchOptions& options_;
   parallel::EndUnits ends_;
   std::size_t begun_ = 0;  ///< Micro-batches whose first stage ran here.
@@ -266,7 +232,7 @@ MicroBatchLoss run_micro_batches(models::Model& model, const adapters::LoraSet* 
                                  parallel::Pipeline& pipeline,
                                  const std::vector<nn::Parameter*>& trainable,
                                  std::span<const data::Batch> batches,
-                                 const std::vector<HeadFunction>& heads,
+                                 const std::vector<objective::HeadFunction>& heads,
                                  const MicroBatchOptions& options) {
   StepRun run(model, adapters, pipeline, trainable, batches, heads, options);
   for (const parallel::PipelineAction& action :
@@ -281,17 +247,15 @@ MicroBatchLoss run_micro_batches(models::Model& model, const adapters::LoraSet* 
 
 void sum_over_ranks(const comm::Group& group, bool has_auxiliary, MicroBatchLoss& sums) {
   if (group.size() == 1) return;
-  at::Tensor totals = at::stack({sums.loss_sum, sums.entropy_sum});
+  std::vector<at::Tensor> numbers = sums.metric_sums;
+  numbers.insert(numbers.begin(), sums.loss_sum);
+  at::Tensor totals = at::stack(numbers);
   group.all_reduce_sum(totals);
   sums.loss_sum = totals[0];
-  sums.entropy_sum = totals[1];
+  for (std::size_t i = 0; i < sums.metric_sums.size(); ++i)
+    sums.metric_sums[i] = totals[static_cast<std::int64_t>(i) + 1];
   if (has_auxiliary) group.all_reduce_sum(sums.auxiliary_sum);
   if (sums.expert_load.defined()) group.all_reduce_sum(sums.expert_load);
-}
-
-at::Tensor evaluate_hidden(models::Model& model, parallel::Pipeline& pipeline,
-                           const LocalBatch& batch) {
-  return pipeline.evaluate(model, batch.device.tokens, batch.pass(model, /*training=*/false));
 }
 
 }  // namespace heddle::train

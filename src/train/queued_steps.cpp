@@ -17,6 +17,9 @@
 #include "train/auxiliary_loss.h"
 
 namespace heddle::train {
+
+using objective::LocalBatch;
+using objective::LossRows;
 namespace {
 
 /// Graphs share their memory; what bounds their number is the time to record them.
@@ -62,13 +65,12 @@ bool runs_reference(const ops::KernelTable& kernels, std::string_view op) {
 
 /// Why steps need the host within; empty if they do not.
 std::string obstacle(const config::RunConfig& config, const assembly::ModelOnRanks& setup,
-                     const Optimizer& optimizer) {
+                     const objective::Objective& objective, const Optimizer& optimizer) {
   const models::Model& model = *setup.model;
   if (!model.context().device.is_cuda()) return "the device is no GPU";
   const comm::Mesh& mesh = setup.context.mesh;
   if (mesh.size(comm::Dim::kPp) > 1) return "the stages of a pipeline wait for each other";
-  if (model.head() != models::Head::kLanguageModel)
-    return "the head is not that of a language model";
+  if (!objective.is_sum_over_tokens()) return "the loss is no sum over tokens";
   if (model.config().is_moe()) {
     if (mesh.size(comm::Dim::kEp) > 1)
       return "the host counts the rows that other ranks' experts get";
@@ -89,7 +91,7 @@ QueuedSteps::Flight::Outcome QueuedSteps::Flight::wait() {
   // What was waited for may have been given up.
   if (world_) world_->device_watch().check();
   const at::Tensor& numbers = results[0];
-  return {{numbers[0], numbers[1], numbers[2], results[1]}, numbers[3].item<double>()};
+  return {{numbers[0], {numbers[1]}, numbers[2], results[1]}, numbers[3].item<double>()};
 }
 
 QueuedSteps::Flight QueuedSteps::queue(std::span<const data::Batch> batches,
@@ -160,18 +162,20 @@ const QueuedSteps::Recorded* QueuedSteps::record(Recorded& step) {
 }
 
 QueuedSteps::Results QueuedSteps::enqueue(const Recorded& step) {
-  std::vector<HeadFunction> heads;
+  std::vector<objective::HeadFunction> heads;
   std::vector<data::Batch> host;
   for (std::size_t i = 0; i < step.batches.size(); ++i) {
     host.push_back(step.batches[i].host);
-    heads.push_back([this, &rows = step.rows[i]](const at::Tensor& hidden, const data::Batch&) {
-      return run_language_model_head(*parts_.model, hidden, rows, /*want_gradients=*/true);
+    heads.push_back([this, &rows = step.rows[i]](const at::Tensor& hidden, const LocalBatch&) {
+      return objective::run_language_model_head(*parts_.model, hidden, rows,
+                                                /*want_gradients=*/true);
     });
   }
   MicroBatchLoss sums = run_micro_batches(*parts_.model, parts_.adapters, *parts_.pipeline,
                                           *parts_.trainable, host, heads,
                                           {.auxiliary_scale = step.auxiliary_scale,
                                            .pooled_auxiliary_loss = parts_.pooled_auxiliary_loss,
+                                           .metrics = 1,
                                            .uploaded = step.batches,
                                            .sharding = parts_.sharding});
   sum_over_ranks(parts_.model->context().mesh.loss_group(), step.auxiliary_scale > 0, sums);
@@ -179,7 +183,7 @@ QueuedSteps::Results QueuedSteps::enqueue(const Recorded& step) {
   const at::Tensor norm =
       parts_.optimizer->queue_step(parts_.model->kernels(), parts_.clip_norm, sums.loss_sum);
   if (parts_.sharding != nullptr) parts_.sharding->publish();
-  return {at::stack({sums.loss_sum.to(at::kDouble), sums.entropy_sum.to(at::kDouble),
+  return {at::stack({sums.loss_sum.to(at::kDouble), sums.metric_sums[0].to(at::kDouble),
                      sums.auxiliary_sum.to(at::kDouble), norm}),
           sums.expert_load};
 }
@@ -196,8 +200,9 @@ bool QueuedSteps::make_room() {
 
 std::unique_ptr<QueuedSteps> queued_steps(const config::RunConfig& config,
                                           assembly::ModelOnRanks& setup,
+                                          const objective::Objective& objective,
                                           parallel::Pipeline& pipeline, Optimizer& optimizer) {
-  const std::string reason = obstacle(config, setup, optimizer);
+  const std::string reason = obstacle(config, setup, objective, optimizer);
   const bool is_alone = setup.context.mesh.world_size() == 1,
              is_wanted = config.train.cuda_graph == config::CudaGraph::kAuto;
   if (is_wanted && setup.context.device.is_cuda() && (!is_alone || !reason.empty())) {

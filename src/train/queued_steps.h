@@ -15,6 +15,7 @@
 #include "data/batch.h"
 #include "device/download.h"
 #include "device/graph.h"
+#include "objective/language_model.h"
 #include "train/micro_batch.h"
 #include "train/optimizer.h"
 
@@ -82,8 +83,8 @@ class QueuedSteps {
   };
   struct Recorded {
     Shape shape;
-    std::vector<LocalBatch> batches;
-    std::vector<LossRows> rows;
+    std::vector<objective::LocalBatch> batches;
+    std::vector<objective::LossRows> rows;
     double auxiliary_scale = 0;
     Results results;
     std::unique_ptr<device::Graph> graph;
@@ -101,10 +102,11 @@ class QueuedSteps {
   std::deque<Shape> met_;          ///< Once; oldest first.
 };
 
-/// Recording if `train.cuda_graph` says so. Null where the host is needed within a step, which is
-/// said on a GPU where recording was wanted.
+/// For an objective that is a sum over tokens. Recording if `train.cuda_graph` says so. Null where
+/// the host is needed within a step, which is said on a GPU where recording was wanted.
 std::unique_ptr<QueuedSteps> queued_steps(const config::RunConfig& config,
                                           assembly::ModelOnRanks& setup,
+                                          const objective::Objective& objective,
                                           parallel::Pipeline& pipeline, Optimizer& optimizer);
 
 }  // namespace heddle::train

@@ -14,10 +14,11 @@
 #include "ops/autograd.h"
 #include "ops/collectives.h"
 #include "ops/context_parallel/context_parallel.h"
-#include "train/head.h"
 
 namespace heddle::train {
 namespace {
+
+using objective::Model;
 
 using Rows = std::span<const std::vector<std::int32_t>>;
 
@@ -103,9 +104,9 @@ std::vector<Entry> entries_of_rows(const Model& model, const data::Batch& batch,
 ScoreResult Scorer::score_locally(const LocalBatch& local, const ScoreRequest& request) {
   Model& model = *placed_.model;
   const parallel::Acquired ends = assembly::acquire_ends(placed_.sharding.get(), model);
-  const at::Tensor hidden = evaluate_hidden(model, *placed_.pipeline, local);
+  const at::Tensor hidden = objective::evaluate_hidden(model, *placed_.pipeline, local);
   if (!hidden.defined()) return {};
-  return score_head(model, hidden, local.device, request);
+  return objective::score_head(model, hidden, local.device, request);
 }
 
 std::vector<RowScore> Scorer::score(Rows rows, const ScoreRequest& request) {

@@ -5,10 +5,13 @@
 #include <vector>
 
 #include "assembly/model_on_ranks.h"
-#include "train/head.h"
-#include "train/micro_batch.h"
+#include "objective/score_head.h"
 
 namespace heddle::train {
+
+using objective::LocalBatch;
+using objective::ScoreRequest;
+using objective::ScoreResult;
 
 /// What scoring tells of one row.
 struct RowScore {

@@ -72,14 +72,15 @@ void Trainer::restore(const ckpt::Path& path) {
         state.at("step").get<std::int64_t>(), dtype, config::to_string(config_.model.dtype), dtype);
   }
   check_same_method(before, config_, state.at("step"));
+  check_same_objective(before, config_, state.at("step"));
   for (const std::string& difference : config::differences(before, config_)) {
     log::warning("the configuration changed since the checkpoint: {}", difference);
   }
-  for (const ckpt::TensorPart& part : optimizer_.state(/*with_copies=*/true))
+  for (const ckpt::TensorPart& part : learner_.optimizer().state(/*with_copies=*/true))
     checkpoint.copy_box(part.name, part.offset, part.tensor);
   restore_kept(checkpoint);
   if (setup_.sharding) setup_.sharding->publish(/*with_frozen=*/true);
-  optimizer_.set_steps(state.at("optimizer_steps"));
+  learner_.optimizer().set_steps(state.at("optimizer_steps"));
   first_step_ = state.at("step");
   last_saved_ = first_step_;
   last_checkpoint_ = path;
@@ -92,7 +93,7 @@ void Trainer::restore(const ckpt::Path& path) {
 }
 
 std::vector<ckpt::TensorPart> Trainer::state(bool with_copies) const {
-  std::vector<ckpt::TensorPart> parts = optimizer_.state(with_copies);
+  std::vector<ckpt::TensorPart> parts = learner_.optimizer().state(with_copies);
   for (const nn::Parameter* parameter : kept_) {
     if (!parameter->is_held()) continue;
     if (!with_copies && !saves(*parameter, setup_.context.mesh)) continue;
@@ -114,7 +115,7 @@ void Trainer::save(std::int64_t step) {
   ckpt::CheckpointState state;
   state.state["heddle"] = 1;
   state.state["step"] = step;
-  state.state["optimizer_steps"] = optimizer_.steps();
+  state.state["optimizer_steps"] = learner_.optimizer().steps();
   state.state["seed"] = config_.train.seed;
   state.state["cursor"] = loader_->cursor();
   state.state["first_loss"] = first_loss_;

@@ -353,9 +353,10 @@ TEST(JsonlReader, GoesOnAfterABadLine) {
   EXPECT_FALSE(reader.next());
 }
 
-Row pairs_of(const std::string& json, const FieldNames& fields = {}) {
-  return parse_row(nlohmann::ordered_json::parse(json), RowFormat::kAuto, fields,
-                   Task::kContrastive);
+const GroupShape kQueries = {.texts = {"query", "positive"}, .more = "negatives"};
+
+Row pairs_of(const std::string& json, const GroupShape& shape = kQueries) {
+  return parse_row(nlohmann::ordered_json::parse(json), RowFormat::kAuto, {}, Task::kGroup, shape);
 }
 
 TEST(Pairs, AreTextsConversationsOrTokens) {
@@ -374,9 +375,8 @@ TEST(Pairs, AreTextsConversationsOrTokens) {
 }
 
 TEST(Pairs, TakeTheFieldsOfOtherTrainersByName) {
-  FieldNames swift;
-  swift.query = "messages", swift.positive = "positive_messages",
-  swift.negatives = "negative_messages";
+  const GroupShape swift = {.texts = {"messages", "positive_messages"},
+                            .more = "negative_messages"};
   const Row row = pairs_of(R"({"messages": [{"role": "user", "content": "q"}],
       "positive_messages": [[{"role": "user", "content": "p"}]],
       "negative_messages": [[{"role": "user", "content": "n1"}], [{"role": "user", "content": "n2"}]]})",
@@ -397,11 +397,76 @@ TEST(Pairs, NameWhatIsWrong) {
   EXPECT_THAT(message_of([] {
                 parse_row({{"query", "a"}, {"positive", "b"}}, RowFormat::kPairs, {});
               }),
-              HasSubstr("only model.head embed learns from pairs"));
+              HasSubstr("this run learns from single texts"));
   EXPECT_THAT(message_of([] {
-                parse_row({{"text", "a"}}, RowFormat::kText, {}, Task::kContrastive);
+                parse_row({{"text", "a"}}, RowFormat::kText, {}, Task::kGroup, kQueries);
               }),
               HasSubstr("learns from 'pairs'"));
+}
+
+const GroupShape kAnswers = {.texts = {"chosen", "rejected"}, .prompt = "prompt", .learns = true};
+
+TEST(Answers, FollowAPromptOfTheirOwn) {
+  const Row texts = pairs_of(R"({"prompt": "2 + 2 = ", "chosen": "4", "rejected": "5"})", kAnswers);
+  ASSERT_EQ(texts.texts.size(), 2u);
+  EXPECT_EQ(texts.texts[1].prompt, "2 + 2 = ");
+  EXPECT_EQ(texts.texts[1].text, "5");
+  EXPECT_EQ(texts.texts[1].task, Task::kGroup);
+  const Row talks = pairs_of(R"({"prompt": [{"role": "user", "content": "q"}],
+      "chosen": [{"role": "assistant", "content": "a"}],
+      "rejected": [{"role": "assistant", "content": "b"}], "tools": [{"name": "t"}]})",
+                             kAnswers);
+  EXPECT_EQ(talks.texts[0].messages.size(), 2u);
+  EXPECT_EQ(talks.texts[1].messages[1]["content"], "b");
+  EXPECT_EQ(talks.texts[1].message_weights.size(), 2u);
+  EXPECT_EQ(talks.texts[1].prompt_messages, 1u);
+  EXPECT_EQ(talks.texts[1].tools[0]["name"], "t");
+  const Row ids =
+      pairs_of(R"({"prompt_ids": [1, 2], "chosen_ids": [3], "rejected_ids": [4, 5]})", kAnswers);
+  EXPECT_EQ(ids.texts[1].input_ids, (std::vector<std::int32_t>{1, 2, 4, 5}));
+  EXPECT_EQ(ids.texts[1].labels, (std::vector<std::int32_t>{-100, -100, 4, 5}));
+}
+
+TEST(Answers, ShareAPromptInWholeTexts) {
+  const char* const kTalks = R"("chosen": [{"role": "system", "content": "s"},
+      {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}],
+      "rejected": [{"role": "system", "content": "s"}, {"role": "user", "content": "q"},
+      {"role": "assistant", "content": "b"}, {"role": "user", "content": "why?"}])";
+  for (const std::string prompt : {"", R"("prompt": "q", )"}) {
+    const Row row = pairs_of("{" + prompt + kTalks + "}", kAnswers);
+    EXPECT_EQ(row.texts[0].prompt_messages, 2u);
+    EXPECT_EQ(row.texts[1].prompt_messages, 2u);
+    EXPECT_EQ(row.texts[1].messages.size(), 4u);
+  }
+  // Up to the space before the first difference, and not within a character (\u00e9, \u00e8).
+  const Row texts =
+      pairs_of(R"({"chosen": "Is it so? yes", "rejected": "Is it so? no"})", kAnswers);
+  EXPECT_EQ(texts.texts[0].prompt, "Is it so?");
+  EXPECT_EQ(texts.texts[1].text, " no");
+  const Row accents = pairs_of(R"({"chosen": "caf\u00e9", "rejected": "caf\u00e8"})", kAnswers);
+  EXPECT_EQ(accents.texts[0].prompt, "caf");
+  EXPECT_EQ(accents.texts[0].text, "\u00e9");
+}
+
+TEST(Answers, NameWhatIsWrong) {
+  const auto error = [](const std::string& json) {
+    return message_of([&] { pairs_of(json, kAnswers); });
+  };
+  EXPECT_THAT(error(R"({"prompt": "a", "chosen": "b"})"),
+              HasSubstr("field 'rejected': is missing"));
+  EXPECT_THAT(error(R"({"prompt": "a", "chosen": "b", "rejected": ""})"),
+              HasSubstr("field 'rejected': is empty"));
+  EXPECT_THAT(
+      error(R"({"prompt": [{"role": "user", "content": "q"}], "chosen": "b", "rejected": "c"})"),
+      HasSubstr("field 'chosen': does not fit 'prompt'"));
+  EXPECT_THAT(error(R"({"chosen": "yes", "rejected": "yes it is"})"),
+              HasSubstr("field 'chosen': is also the beginning of 'rejected'"));
+  EXPECT_THAT(error(R"({"chosen": "a", "rejected": [{"role": "user", "content": "q"}]})"),
+              HasSubstr("field 'rejected': is of another kind than 'chosen'"));
+  EXPECT_THAT(error(R"({"prompt_ids": [1], "chosen_ids": [2]})"),
+              HasSubstr("field 'rejected_ids': is missing"));
+  EXPECT_THAT(error(R"({"prompt_ids": [1], "chosen_ids": [], "rejected_ids": [3]})"),
+              HasSubstr("field 'chosen_ids': is an empty list"));
 }
 
 TEST(RowFormat, HasANameEach) {

@@ -182,6 +182,26 @@ const std::vector<Variant> kVariants = {
      {"model.head=embed", "train.infonce_temperature=1", "train.method=lora", "adapter.rank=4",
       "train.global_batch_size=3", "data.packing=false"},
      "pairs.jsonl"},
+    {"dpo, full, evaluated",
+     "dense",
+     {"train.objective=dpo", "data.loss_on=assistant", "train.micro_batch_tokens=128",
+      "dpo.sft_weight=0.2", "train.eval_every=5"},
+     "preferences.jsonl"},
+    {"dpo, LoRA, fewer rows than ranks",
+     "dense",
+     {"train.objective=dpo", "data.loss_on=assistant", "train.method=lora", "adapter.rank=4",
+      "adapter.dropout=0.1", "train.global_batch_size=3"},
+     "preferences.jsonl"},
+    {"moe, dpo, LoRA",
+     "moe",
+     {"train.objective=dpo", "data.loss_on=assistant", "train.method=lora", "adapter.rank=4",
+      "train.eval_every=5"},
+     "preferences.jsonl"},
+    {"reward, full, evaluated",
+     "dense",
+     {"train.objective=reward", "model.head=classify", "model.num_labels=1",
+      "train.micro_batch_tokens=128", "train.eval_every=5"},
+     "preferences.jsonl"},
 };
 
 /// One micro-batch a step, as other layouts cut it in other ways: see train/auxiliary_loss.h.
@@ -379,6 +399,17 @@ TEST_F(ParityTest, OfEmbeddings) {
   compare(variant("embedding, full, evaluated"), layout("pp2 x cp2"), kFloat32);
   compare(variant("embedding, LoRA, fewer rows than ranks"), layout("tp2 x fsdp2"), kFloat64);
   compare(variant("embedding, LoRA, fewer rows than ranks"), layout("dp2 x fsdp2"), kFloat64);
+}
+
+TEST_F(ParityTest, OfPreferences) {
+  compare(variant("dpo, full, evaluated"), layout("dp2 x fsdp2"), kFloat64);
+  compare(variant("dpo, full, evaluated"), layout("tp2 x cp2"), kFloat64);
+  compare(variant("dpo, full, evaluated"), layout("pp2 x cp2"), kFloat64);
+  compare(variant("dpo, LoRA, fewer rows than ranks"), layout("tp2 x fsdp2"), kFloat64);
+  compare(variant("dpo, LoRA, fewer rows than ranks"), layout("cp3"), kFloat64);
+  compare(variant("moe, dpo, LoRA"), experts("fsdp2 ep2"), kFloat64);
+  compare(variant("reward, full, evaluated"), layout("tp2 x cp2"), kFloat64);
+  compare(variant("reward, full, evaluated"), layout("pp2 interleaved"), kFloat64);
 }
 
 TEST_F(ParityTest, OfExperts) {

@@ -257,7 +257,7 @@ Training train(Mode mode, const Recipe& recipe) {
   Training result;
   const auto report = [&](const train::MicroBatchLoss& sums) {
     result.losses.push_back(sums.loss_sum.item<double>());
-    result.entropies.push_back(sums.entropy_sum.item<double>());
+    result.entropies.push_back(sums.metric_sums.at(0).item<double>());
     if (!recipe.experts) return;
     result.losses.push_back(sums.auxiliary_sum.item<double>());
     result.loads.push_back(sums.expert_load.cpu());
@@ -272,10 +272,11 @@ Training train(Mode mode, const Recipe& recipe) {
                  lr = optim.lr / (1 + i), auxiliary = recipe.experts ? 0.01 / 512 : 0;
     const auto dropout_step = static_cast<std::uint64_t>(i + 1);
     if (mode == Mode::kPlain || mode == Mode::kPlainWithRoundedRows) {
-      const std::vector<train::HeadFunction> heads(
-          batches.size(), [&](const at::Tensor& hidden, const data::Batch& batch) {
-            const train::LossRows rows(*model, batch, scale, mode == Mode::kPlain ? 1 : 128);
-            return train::run_language_model_head(*model, hidden, rows, true);
+      const std::vector<objective::HeadFunction> heads(
+          batches.size(), [&](const at::Tensor& hidden, const objective::LocalBatch& batch) {
+            const objective::LossRows rows(*model, batch.host, scale,
+                                           mode == Mode::kPlain ? 1 : 128);
+            return objective::run_language_model_head(*model, hidden, rows, true);
           });
       report(train::run_micro_batches(*model, adapters.get(), pipeline, trainable, batches, heads,
                                       {.auxiliary_scale = auxiliary,

@@ -6,9 +6,9 @@
 
 #include "adapters/lora.h"
 #include "assembly/model_units.h"
+#include "objective/language_model.h"
 #include "ops/autograd.h"
 #include "parallel/block_runner.h"
-#include "train/head.h"
 #include "train/micro_batch.h"
 #include "train/router_replay.h"
 
@@ -36,7 +36,8 @@ inline Gradients differentiate(models::Model& model, const std::vector<data::Bat
     trained.clear();
     adapters->visit_parameters([&](nn::Parameter& parameter) { trained.push_back(&parameter); });
   }
-  const std::vector<train::HeadFunction> heads(batches.size(), train::training_head(model, 1));
+  const std::vector<objective::HeadFunction> heads(batches.size(),
+                                                   objective::language_model_head(model, 1));
   const auto loss =
       train::run_micro_batches(model, adapters, pipeline, trained, batches, heads, options);
   result.loss = loss.loss_sum.item<double>();

@@ -14,10 +14,10 @@
 #include "models/gradients.h"
 #include "models/registry.h"
 #include "models/tiny_model.h"
+#include "objective/language_model.h"
 #include "ops/autograd.h"
 #include "parallel/block_runner.h"
 #include "testing/parameter_name.h"
-#include "train/head.h"
 
 namespace heddle {
 namespace {
@@ -141,7 +141,8 @@ TEST(Model, AFrozenTrunkKeepsNothingAndGetsNoGradient) {
   const at::Tensor embedded = model->embed(batch.tokens);
   EXPECT_FALSE(embedded.requires_grad());
   const at::Tensor hidden = runner.forward(embedded, pass, false, tape);
-  const auto head = train::run_head(*model, hidden, batch, 1, true);
+  const auto head = objective::run_language_model_head(*model, hidden,
+                                                       objective::LossRows(*model, batch, 1), true);
   runner.backward(head.grad_hidden, 0, tape);
   model->visit_parameters([](nn::Parameter& p) {
     EXPECT_EQ(p.gradient().defined(), p.name().find("layers.3.") != std::string::npos) << p.name();
@@ -208,10 +209,11 @@ TEST(Model, RoundedLossRowsChangeNothing) {
   batch.loss_weights.narrow(0, 3, 9).zero_();
   const at::Tensor hidden = model->embed(batch.to(testing::device()).tokens).detach();
   const auto run = [&](std::int64_t multiple, std::int64_t expected_rows) {
-    const train::LossRows rows(*model, batch, 0.5, multiple);
+    const objective::LossRows rows(*model, batch, 0.5, multiple);
     EXPECT_EQ(rows.labels.numel(), expected_rows);
     EXPECT_EQ(rows.index.defined(), expected_rows < 41);
-    const train::HeadResult result = train::run_language_model_head(*model, hidden, rows, true);
+    const objective::HeadResult result =
+        objective::run_language_model_head(*model, hidden, rows, true);
     const at::Tensor weight = model->head_weight().gradient().clone();
     model->visit_parameters([](nn::Parameter& p) { p.clear_gradient(); });
     return std::vector<at::Tensor>{result.loss_sum, result.entropy_sum, result.grad_hidden, weight};

@@ -88,7 +88,7 @@ TEST(SimulatedModelGraph, HoldsTheForwardAndBackwardPassOfAStep) {
   const std::vector<data::Batch> batches = {testing::batch_of({{1, 70}, {3, 64}})};
   const Gradients expected = differentiate(*model, batches, parallel::Recompute::kOff);
   parallel::Pipeline pipeline(assembly::block_entries(*model), true);
-  const std::vector<train::HeadFunction> heads(1, train::training_head(*model, 1));
+  const std::vector<objective::HeadFunction> heads(1, objective::language_model_head(*model, 1));
   train::MicroBatchLoss loss;
   const auto graph = device::record(npu, [&] {
     loss = train::run_micro_batches(*model, nullptr, pipeline, model->parameters(), batches, heads,

@@ -148,7 +148,8 @@ class Steps {
                                               testing::batch_of({{i + 20, length / 2}})};
     double loss = 0;
     const auto run = [&] {
-      const std::vector<train::HeadFunction> heads(2, train::training_head(*placed_.model, 1e-3));
+      const std::vector<objective::HeadFunction> heads(
+          2, objective::language_model_head(*placed_.model, 1e-3));
       const auto sums = train::run_micro_batches(*placed_.model, nullptr, pipeline(),
                                                  placed_.trainable, batches, heads, {});
       within();

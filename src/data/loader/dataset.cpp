@@ -36,18 +36,26 @@ struct PendingLine {
   std::string error;
 };
 
+/// What the key of single texts has always held: caches and cursors of earlier runs stay valid.
+constexpr const char* kNoGroup = "\nquery\npositive\nnegatives";
+
 std::string reader_fingerprint(const ReaderOptions& options, BadRowPolicy policy) {
   const FieldNames& f = options.fields;
   std::string all = fmt::format("{} {} {} {} {}", static_cast<int>(options.format),
                                 static_cast<int>(options.task), options.max_line_bytes,
                                 options.max_depth, static_cast<int>(policy));
   for (const std::string* name :
-       {&f.messages, &f.tools,  &f.weight,     &f.conversations, &f.from,
-        &f.value,    &f.prompt, &f.completion, &f.instruction,   &f.input,
-        &f.output,   &f.system, &f.history,    &f.text,          &f.input_ids,
-        &f.labels,   &f.label,  &f.query,      &f.positive,      &f.negatives}) {
+       {&f.messages, &f.tools, &f.weight, &f.conversations, &f.from, &f.value, &f.prompt,
+        &f.completion, &f.instruction, &f.input, &f.output, &f.system, &f.history, &f.text,
+        &f.input_ids, &f.labels, &f.label}) {
     all += '\n' + *name;
   }
+  if (options.task != Task::kGroup) return all + kNoGroup;
+  for (const std::string& name : options.group.texts) all += '\n' + name;
+  all += '\n' + options.group.more;
+  // A group without a prompt keeps its key.
+  if (!options.group.prompt.empty())
+    all += fmt::format("\n{} {}", options.group.prompt, options.group.learns);
   return all;
 }
 
@@ -251,7 +259,7 @@ std::shared_ptr<const Dataset> Dataset::open(const DatasetOptions& options,
       TokenStoreWriter writer;
       store = TokenStore::from_bytes(tokenize(writer), file.path);
     } else {
-      const fs::path path = cache / (key + ".tokens");
+      const fs::path path = cache / (key + TokenStore::kExtension);
       const CacheLock lock(cache / (key + ".lock"), kLockTimeoutSeconds);
       store = open_cached(path);
       from_cache = store != nullptr;

@@ -102,7 +102,28 @@ void append_turn(std::string role, std::string content, Row& row) {
   row.message_weights.push_back(kUnsetWeight);
 }
 
-/// Tools are a list; some data sets keep it as a JSON text.
+std::string role_of_speaker(const std::string& from, const std::string& field) {
+  if (from == "human" || from == "user") return "user";
+  if (from == "gpt" || from == "assistant" || from == "chatgpt" || from == "bing" ||
+      from == "bard" || from == "model") {
+    return "assistant";
+  }
+  if (from == "system") return "system";
+  if (from == "tool" || from == "observation" || from == "function_response") return "tool";
+  fail(field, "is '{}', expected human, gpt, system, tool or observation", from);
+}
+
+}  // namespace
+
+void append_messages(const ordered_json& list, const std::string& field, const FieldNames& fields,
+                     Row& row) {
+  if (!list.is_array()) fail(field, "is a JSON {}, expected a list of messages", list.type_name());
+  if (list.empty()) fail(field, "is an empty list");
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    append_message(list[i], fmt::format("{}[{}]", field, i), fields, row);
+  }
+}
+
 void parse_tools(const ordered_json& value, const FieldNames& fields, Row& row) {
   const ordered_json* tools = find(value, fields.tools);
   if (tools == nullptr) return;
@@ -126,28 +147,6 @@ void parse_tools(const ordered_json& value, const FieldNames& fields, Row& row) 
     }
   }
   if (!list.empty()) row.tools = std::move(list);
-}
-
-std::string role_of_speaker(const std::string& from, const std::string& field) {
-  if (from == "human" || from == "user") return "user";
-  if (from == "gpt" || from == "assistant" || from == "chatgpt" || from == "bing" ||
-      from == "bard" || from == "model") {
-    return "assistant";
-  }
-  if (from == "system") return "system";
-  if (from == "tool" || from == "observation" || from == "function_response") return "tool";
-  fail(field, "is '{}', expected human, gpt, system, tool or observation", from);
-}
-
-}  // namespace
-
-void append_messages(const ordered_json& list, const std::string& field, const FieldNames& fields,
-                     Row& row) {
-  if (!list.is_array()) fail(field, "is a JSON {}, expected a list of messages", list.type_name());
-  if (list.empty()) fail(field, "is an empty list");
-  for (std::size_t i = 0; i < list.size(); ++i) {
-    append_message(list[i], fmt::format("{}[{}]", field, i), fields, row);
-  }
 }
 
 void parse_messages(const ordered_json& value, const FieldNames& fields, Row& row) {

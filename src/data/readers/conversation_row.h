@@ -14,13 +14,16 @@ namespace heddle::data {
 void append_messages(const nlohmann::ordered_json& list, const std::string& field,
                      const FieldNames& fields, Row& row);
 
-/// Each fills messages, their weights and tools from the fields of its format; DataError names the
-/// field that does not fit.
+/// Each of these fills messages, their weights and tools from the fields of its format; DataError
+/// names the field that does not fit.
 void parse_messages(const nlohmann::ordered_json& value, const FieldNames& fields, Row& row);
 void parse_conversations(const nlohmann::ordered_json& value, const FieldNames& fields, Row& row);
 /// Two texts make a row of text, two lists of messages a conversation.
 void parse_prompt_completion(const nlohmann::ordered_json& value, const FieldNames& fields,
                              Row& row);
 void parse_instruction(const nlohmann::ordered_json& value, const FieldNames& fields, Row& row);
+/// Fills tools alone: a list, or a JSON text of one, as some data sets keep it; they may be
+/// missing.
+void parse_tools(const nlohmann::ordered_json& value, const FieldNames& fields, Row& row);
 
 }  // namespace heddle::data

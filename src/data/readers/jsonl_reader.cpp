@@ -56,7 +56,7 @@ ordered_json parse_json_line(std::string_view line, const Place& place,
 Row parse_line(std::string_view line, const Place& place, const ReaderOptions& options) {
   const ordered_json value = parse_json_line(line, place, options);
   try {
-    return parse_row(value, options.format, options.fields, options.task);
+    return parse_row(value, options.format, options.fields, options.task, options.group);
   } catch (const DataError& error) {
     throw_error<DataError>("{}:{}: {}", place.file, place.line, error.what());
   }
@@ -73,7 +73,8 @@ std::optional<JsonlReader::Item> JsonlReader::next() {
   item.line = place.line;
   item.value = parse_json_line(line, place, options_);
   try {
-    item.row = parse_row(item.value, options_.format, options_.fields, options_.task);
+    item.row =
+        parse_row(item.value, options_.format, options_.fields, options_.task, options_.group);
   } catch (const DataError& error) {
     throw_error<DataError>("{}:{}: {}", place.file, place.line, error.what());
   }

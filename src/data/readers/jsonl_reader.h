@@ -19,6 +19,7 @@ struct ReaderOptions {
   RowFormat format = RowFormat::kAuto;
   FieldNames fields;
   Task task = Task::kLanguageModel;
+  GroupShape group;  ///< Of task kGroup.
   std::size_t max_line_bytes = std::size_t{64} << 20;
   int max_depth = 100;  ///< nesting of lists and objects
 };

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
 #include <utility>
 
 #include "base/text.h"
 #include "data/readers/conversation_row.h"
+#include "data/readers/group_row.h"
 #include "data/readers/row_fields.h"
 
 namespace heddle::data {
@@ -24,30 +24,6 @@ constexpr std::array<std::pair<RowFormat, std::string_view>, 8> kNames = {
      {RowFormat::kInstruction, "alpaca"},
      {RowFormat::kText, "text"},
      {RowFormat::kPairs, "pairs"}}};
-
-std::vector<std::int32_t> parse_ids(const ordered_json& list, const std::string& field,
-                                    bool allow_ignored) {
-  if (!list.is_array()) fail(field, "is a JSON {}, expected a list of token ids", list.type_name());
-  std::vector<std::int32_t> ids;
-  ids.reserve(list.size());
-  for (std::size_t i = 0; i < list.size(); ++i) {
-    const std::string expected = allow_ignored ? "a token id or -100" : "a token id";
-    if (!list[i].is_number_integer()) {
-      fail(fmt::format("{}[{}]", field, i), "is a JSON {}, expected {}", list[i].type_name(),
-           expected);
-    }
-    // An unsigned number beyond int64 would turn negative in get<int64>.
-    const bool is_huge = list[i].is_number_unsigned() &&
-                         list[i].get<std::uint64_t>() > std::numeric_limits<std::int32_t>::max();
-    const std::int64_t id = is_huge ? -1 : list[i].get<std::int64_t>();
-    const bool is_ignored = allow_ignored && id == -100 && !is_huge;
-    if (!is_ignored && (id < 0 || id > std::numeric_limits<std::int32_t>::max())) {
-      fail(fmt::format("{}[{}]", field, i), "is {}, expected {}", list[i].dump(), expected);
-    }
-    ids.push_back(static_cast<std::int32_t>(id));
-  }
-  return ids;
-}
 
 void parse_tokens(const ordered_json& value, const FieldNames& fields, Row& row) {
   row.form = Row::Form::kTokens;
@@ -66,61 +42,6 @@ void parse_text(const ordered_json& value, const FieldNames& fields, Row& row) {
   row.form = Row::Form::kText;
   row.text = as_string(require(value, fields.text), fields.text);
   if (row.text.empty()) fail(fields.text, "is empty");
-}
-
-/// One text of a pair: a string, a list of messages, or a list of token ids.
-Row parse_pair_text(const ordered_json& value, const std::string& field, const FieldNames& fields) {
-  Row row;
-  row.task = Task::kEmbedding;
-  if (value.is_string()) {
-    row.text = value.get<std::string>();
-    if (row.text.empty()) fail(field, "is empty");
-    return row;
-  }
-  if (!value.is_array()) {
-    fail(field, "is a JSON {}, expected a text, a list of messages or a list of token ids",
-         value.type_name());
-  }
-  if (!value.empty() && value[0].is_number()) {
-    row.form = Row::Form::kTokens;
-    row.format = RowFormat::kTokens;
-    row.input_ids = parse_ids(value, field, false);
-    return row;
-  }
-  row.form = Row::Form::kConversation;
-  row.format = RowFormat::kMessages;
-  append_messages(value, field, fields, row);
-  return row;
-}
-
-/// Whether a list holds texts, and is not one text itself (of messages or token ids).
-bool is_list_of_texts(const ordered_json& value) {
-  return value.is_array() && !value.empty() && (value[0].is_string() || value[0].is_array());
-}
-
-void parse_pairs(const ordered_json& value, const FieldNames& fields, Row& row) {
-  row.form = Row::Form::kGroup;
-  row.texts.push_back(parse_pair_text(require(value, fields.query), fields.query, fields));
-  const ordered_json& positive = require(value, fields.positive);
-  if (is_list_of_texts(positive)) {
-    // Some data sets keep a list of positives; a row has one.
-    if (positive.size() != 1) {
-      fail(fields.positive, "holds {} texts, expected one; make a row of each", positive.size());
-    }
-    row.texts.push_back(parse_pair_text(positive[0], fields.positive + "[0]", fields));
-  } else {
-    row.texts.push_back(parse_pair_text(positive, fields.positive, fields));
-  }
-  const ordered_json* negatives = find(value, fields.negatives);
-  if (negatives == nullptr || (negatives->is_array() && negatives->empty())) return;
-  if (!is_list_of_texts(*negatives)) {
-    row.texts.push_back(parse_pair_text(*negatives, fields.negatives, fields));
-    return;
-  }
-  for (std::size_t i = 0; i < negatives->size(); ++i) {
-    row.texts.push_back(
-        parse_pair_text((*negatives)[i], fmt::format("{}[{}]", fields.negatives, i), fields));
-  }
 }
 
 RowFormat detect(const ordered_json& value, const FieldNames& fields) {
@@ -214,18 +135,24 @@ int nesting_of(std::string_view json, int limit) {
   return deepest;
 }
 
-Row parse_row(const ordered_json& value, RowFormat format, const FieldNames& fields, Task task) {
+Row parse_row(const ordered_json& value, RowFormat format, const FieldNames& fields, Task task,
+              const GroupShape& group) {
   if (!value.is_object()) {
     throw_error<DataError>("the row is a JSON {}, expected an object", value.type_name());
   }
   refuse_media(value);
   Row row;
   row.task = task;
-  const bool wants_pairs = task == Task::kContrastive;
+  const bool wants_pairs = task == Task::kGroup;
   if (format != RowFormat::kAuto && (format == RowFormat::kPairs) != wants_pairs) {
-    throw_error<ConfigError>("data.format is '{}', but {}", name_of(format),
-                             wants_pairs ? "model.head embed learns from 'pairs'"
-                                         : "only model.head embed learns from pairs");
+    if (!wants_pairs) {
+      throw_error<ConfigError>(
+          "data.format is 'pairs', but this run learns from single texts; pairs are for model.head "
+          "embed and train.objective dpo and reward");
+    }
+    throw_error<ConfigError>(
+        "data.format is '{}', but this run learns from 'pairs': rows with the fields {}",
+        name_of(format), text::list_some(group.texts));
   }
   row.format = wants_pairs                  ? RowFormat::kPairs
                : format == RowFormat::kAuto ? detect(value, fields)
@@ -233,7 +160,7 @@ Row parse_row(const ordered_json& value, RowFormat format, const FieldNames& fie
   row.form = Row::Form::kConversation;
   switch (row.format) {
     case RowFormat::kPairs:
-      parse_pairs(value, fields, row);
+      parse_group(value, fields, group, row);
       break;
     case RowFormat::kTokens:
       parse_tokens(value, fields, row);

@@ -20,11 +20,10 @@ enum class RowFormat {
   kPromptCompletion,  ///< `prompt` and `completion`: two strings or two lists of messages
   kInstruction,       ///< Alpaca: `instruction`, `input`, `output`, optional `system`, `history`
   kText,              ///< `text`
-  kPairs,  ///< `query`, `positive`, optional `negatives`: texts, lists of messages or token ids
+  kPairs,             ///< several texts, for example `query` and `positive`: see GroupShape
 };
 
-/// "auto", "tokens", "messages", "sharegpt", "prompt_completion", "alpaca", "text",
-/// "pairs".
+/// "auto", "tokens", "messages", "sharegpt", "prompt_completion", "alpaca", "text", "pairs".
 std::string_view name_of(RowFormat format);
 /// Throws ConfigError that lists the names.
 RowFormat row_format_of(std::string_view name);
@@ -35,7 +34,7 @@ enum class Task {
   kClassification,  ///< needs an integer `label` >= 0
   kRegression,      ///< needs a finite number `label`; also rewards
   kEmbedding,       ///< text or tokens only, nothing to predict
-  kContrastive,     ///< pairs for training an embedding
+  kGroup,           ///< several texts that belong together: see GroupShape
 };
 
 /// The names of the fields in a data file.
@@ -57,9 +56,18 @@ struct FieldNames {
   std::string input_ids = "input_ids";
   std::string labels = "labels";
   std::string label = "label";
-  std::string query = "query";
-  std::string positive = "positive";
-  std::string negatives = "negatives";
+};
+
+/// Texts of a row that belong together (strings, lists of messages or of token ids), each a
+/// sequence of its own, and the fields that hold them.
+struct GroupShape {
+  std::vector<std::string> texts = {};  ///< One text each.
+  std::string more = {};                ///< Any number of further texts, maybe none; "": never any.
+  /// What the texts, then two, have in common and are judged after: a string or a list of messages;
+  /// `prompt`_ids with the texts' fields + "_ids" for token ids. A row without it has whole texts,
+  /// of which the shared beginning is the prompt. "": the texts have no prompt.
+  std::string prompt = {};
+  bool learns = false;  ///< The texts carry labels: what the assistant writes after the prompt.
 };
 
 /// A row in one of four normal forms: a conversation, a raw text (whose prompt may be set apart),
@@ -81,7 +89,7 @@ struct Row {
   std::vector<std::int32_t>
       labels;                    ///< kTokens: unshifted, as long as input_ids, or empty = input_ids
   std::optional<double> target;  ///< class index or regression target
-  std::vector<Row> texts;        ///< kGroup: the query, the positive, then the negatives
+  std::vector<Row> texts;        ///< kGroup
 };
 
 /// Deepest nesting of lists and objects in a JSON text, told without parsing it; stops counting
@@ -91,6 +99,6 @@ int nesting_of(std::string_view json, int limit);
 /// Turns one parsed JSON value into a Row. Throws DataError "field 'x': reason" without file and
 /// line, which the reader puts before it.
 Row parse_row(const nlohmann::ordered_json& value, RowFormat format, const FieldNames& fields,
-              Task task = Task::kLanguageModel);
+              Task task = Task::kLanguageModel, const GroupShape& group = {});
 
 }  // namespace heddle::data

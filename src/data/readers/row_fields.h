@@ -1,7 +1,9 @@
 // Reading the fields of a row. Faults are a DataError that names the field.
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -25,5 +27,8 @@ const ordered_json& require(const ordered_json& object, const std::string& name)
 const std::string& as_string(const ordered_json& value, const std::string& field);
 /// "" if the field is absent or null.
 std::string optional_string(const ordered_json& object, const std::string& field);
+/// Token ids of a list, and -100 where it is allowed.
+std::vector<std::int32_t> parse_ids(const ordered_json& list, const std::string& field,
+                                    bool allow_ignored);
 
 }  // namespace heddle::data::row_fields

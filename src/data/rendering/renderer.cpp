@@ -93,6 +93,8 @@ class PositionMap {
   std::string spelled_;
 };
 
+bool carries_labels(Task task) { return task == Task::kLanguageModel || task == Task::kGroup; }
+
 /// The weight of each token as a target: that of the last span that shares a byte with it.
 std::vector<float> token_weights(const Tokenizer& tokenizer, const RenderedText& rendered,
                                  const std::vector<std::int32_t>& ids) {
@@ -218,7 +220,7 @@ RenderedText Renderer::render_conversation(const Row& row) const {
   const ChatTemplate::Rendered full = chat_template_->render(row.messages, options);
   RenderedText rendered;
   rendered.text = full.text;
-  if (row.task != Task::kLanguageModel) return rendered;
+  if (!carries_labels(row.task)) return rendered;
 
   std::vector<std::size_t> turns;
   bool has_weights = false;
@@ -285,15 +287,22 @@ RenderedText Renderer::render(const Row& row) const {
 
 TokenizedRow Renderer::tokenize_group(const Row& row) const {
   TokenizedRow out;
-  for (std::size_t i = 0; i < row.texts.size(); ++i) {
-    const TokenizedRow text = tokenize(row.texts[i]);
+  for (const Row& part : row.texts) {
+    const TokenizedRow text = tokenize(part);
     out.full_length += text.full_length;
     if (text.fate != TokenizedRow::Fate::kKept) out.fate = text.fate;
     if (!text.kept()) return out;
-    out.tokens.insert(out.tokens.end(), text.tokens.begin(), text.tokens.end());
-    out.labels.resize(out.tokens.size(), static_cast<std::int32_t>(i));
+    const auto append = [](auto& to, const auto& from) {
+      to.insert(to.end(), from.begin(), from.end());
+    };
+    append(out.tokens, text.tokens);
+    append(out.labels, text.labels);
+    append(out.weights, text.weights);
+    out.text_lengths.push_back(std::ssize(text.tokens));
   }
-  out.weights.assign(out.tokens.size(), 0);
+  count_losses(out);
+  if (out.loss_rows > 0) return out;
+  // The texts are compared as wholes: the row is what carries loss.
   out.loss_rows = 1;
   out.loss_weight_sum = 1;
   return out;
@@ -323,7 +332,7 @@ TokenizedRow Renderer::tokenize(const Row& row) const {
     const RenderedText rendered = render(row);
     out.tokens = tokenizer_.encode(rendered.text);
     weights = token_weights(tokenizer_, rendered, out.tokens);
-    if (row.form == Row::Form::kText && options_.append_eos && row.task == Task::kLanguageModel) {
+    if (row.form == Row::Form::kText && options_.append_eos && carries_labels(row.task)) {
       const auto eos = tokenizer_.eos_id();
       if (!eos) {
         throw_error<DataError>(
@@ -346,7 +355,7 @@ TokenizedRow Renderer::tokenize(const Row& row) const {
   const std::size_t length = out.tokens.size();
   out.labels.assign(length, kIgnoredLabel);
   out.weights.assign(length, 0);
-  if (row.task == Task::kLanguageModel) {
+  if (carries_labels(row.task)) {
     for (std::size_t t = 0; t + 1 < length; ++t) {
       if (weights[t + 1] == 0) continue;
       out.labels[t] = targets[t + 1];

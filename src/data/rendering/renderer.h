@@ -47,8 +47,9 @@ struct RenderedText {
 /// The tokens of one row.
 struct TokenizedRow {
   std::vector<std::int32_t> tokens;
-  std::vector<std::int32_t> labels;  ///< shifted, -100 = none; of a group: the text's number
-  std::vector<float> weights;        ///< of labels
+  std::vector<std::int32_t> labels;        ///< shifted, -100 = none
+  std::vector<float> weights;              ///< of labels
+  std::vector<std::int64_t> text_lengths;  ///< Of a group, whose texts lie end to end; else empty.
   double target = 0;
   std::int64_t loss_rows = 0;
   double loss_weight_sum = 0;
@@ -93,7 +94,7 @@ class Renderer {
 
  private:
   RenderedText render_conversation(const Row& row) const;
-  /// Each text cut to max_length by itself, laid end to end; labels hold the number of the text.
+  /// Each text cut to max_length by itself, laid end to end.
   TokenizedRow tokenize_group(const Row& row) const;
 
   const Tokenizer& tokenizer_;

@@ -6,7 +6,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace heddle::train {
+namespace heddle::objective {
 
 struct ContrastiveOptions {
   double temperature = 0.05;
@@ -36,4 +36,4 @@ struct Retrieval {
 Retrieval retrieval(const at::Tensor& embeddings, std::span<const std::int64_t> text_of_row,
                     bool normalize);
 
-}  // namespace heddle::train
+}  // namespace heddle::objective

@@ -1,4 +1,4 @@
-#include "train/micro_batch.h"
+#include "objective/local_batch.h"
 
 #include <gtest/gtest.h>
 
@@ -6,7 +6,7 @@
 #include "comm/ranks.h"
 #include "models/tiny_model.h"
 
-namespace heddle::train {
+namespace heddle::objective {
 namespace {
 
 using assembly::block_entries;
@@ -38,4 +38,4 @@ TEST(EvaluateHidden, KeepsNothingThatWasSent) {
 }
 
 }  // namespace
-}  // namespace heddle::train
+}  // namespace heddle::objective

@@ -1,4 +1,4 @@
-#include "train/contrastive.h"
+#include "objective/contrastive.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cross_entropy_loss.h>
@@ -14,7 +14,7 @@
 #include "device/upload.h"
 #include "ops/autograd.h"
 
-namespace heddle::train {
+namespace heddle::objective {
 namespace {
 
 /// Queries and documents (positives and negatives, in their order) of a batch.
@@ -97,4 +97,4 @@ Retrieval retrieval(const at::Tensor& embeddings, std::span<const std::int64_t> 
   return result;
 }
 
-}  // namespace heddle::train
+}  // namespace heddle::objective
