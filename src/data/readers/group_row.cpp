@@ -8,6 +8,7 @@
 #include "data/readers/conversation_row.h"
 #include "data/readers/message.h"
 #include "data/readers/row_fields.h"
+#include "data/readers/token_row.h"
 
 namespace heddle::data {
 namespace {
