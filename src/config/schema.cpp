@@ -268,7 +268,8 @@ Section dpo_section() {
   Table<DpoSection>(s, &RunConfig::dpo)
       .key("beta", &DpoSection::beta, "how strongly the policy is held to the reference",
            {.range = above(0)})
-      .key("loss", &DpoSection::loss, "of the margin between the two answers; ipo compares means over tokens",
+      .key("loss", &DpoSection::loss,
+           "of the margin between the two answers; ipo compares means over tokens",
            {.aliases = {"loss_type", "pref_loss"}})
       .key("label_smoothing", &DpoSection::label_smoothing,
            "loss sigmoid: share of pairs whose labels are wrong", {.range = from_up_to(0, 0.5)})
