@@ -21,6 +21,8 @@ TORCH_NPU_VERSION=2.11.0.post3
 CANN_VERSION=9.1.0
 # Formats differ between versions of clang-format.
 CLANG_FORMAT_VERSION=14.0.6
+# Tables of docs/ are made from YAML.
+PYYAML_VERSION=6.0.3
 # The oracles of tests/interop, in a virtual environment outside the build.
 ORACLE_TRANSFORMERS_VERSION=5.23.0
 ORACLE_PEFT_VERSION=0.21.2

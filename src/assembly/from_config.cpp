@@ -174,7 +174,7 @@ ModelRecipe recipe_of_run(const config::RunConfig& config, ModelConfig model,
                           std::shared_ptr<const ckpt::ModelDirectory> source) {
   ModelRecipe recipe;
   if (source) {
-    recipe.prefix = ckpt::text_prefix(*source);
+    recipe.prefix = ckpt::text_prefix(*source, model);
     recipe.weights = Weights::kDirectory;
     recipe.source = std::move(source);
   }
@@ -188,6 +188,7 @@ ModelRecipe recipe_of_run(const config::RunConfig& config, ModelConfig model,
   recipe.freeze = config.train.freeze;
   recipe.kernels = kernel_policy(config);
   recipe.auxiliary_loss = auxiliary_coefficient(config, model) > 0;
+  recipe.generates = !config.log.sample_prompts.empty();
   recipe.context_method = context_method(config);
   recipe.pipeline_chunks = stage_chunks(config);
   recipe.summing = config.parallel.sum_gradients == config::SumGradients::kStep

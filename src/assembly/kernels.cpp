@@ -1,6 +1,5 @@
 #include "assembly/kernels.h"
 
-#include <algorithm>
 #include <set>
 
 #include "base/errors.h"
@@ -17,23 +16,21 @@ namespace {
 void choose_delta_rule(const ModelRecipe& recipe, const runtime::Context& context,
                        ops::KernelPolicy& policy) {
   constexpr const char* kOperator = "gated_delta_rule";
-  const ModelConfig& model = recipe.config;
-  const bool has_rule = std::find(model.full_attention.begin(), model.full_attention.end(),
-                                  false) != model.full_attention.end();
-  if (context.device.type() != c10::DeviceType::PrivateUse1 || !has_rule) return;
+  const nn::GatedDeltaNetDims* const dims = recipe.config.gated_delta_net();
+  if (context.device.type() != c10::DeviceType::PrivateUse1 || dims == nullptr) return;
   const bool is_training = recipe.purpose == Purpose::kTrain;
   const bool is_ulysses = recipe.context_method == ops::ContextMethod::kUlysses;
   const std::int64_t head_ranks =
       context.mesh.size(comm::Dim::kTp) * (is_ulysses ? context.mesh.size(comm::Dim::kCp) : 1);
   const std::string soc = device::properties(context.device, 16).name;
-  const auto path = ops::gated_delta_rule_npu::choose_path(
-      {.soc = soc,
-       .is_training = is_training,
-       .dtype = context.dtype,
-       .num_k_heads = model.linear_num_key_heads / head_ranks,
-       .num_v_heads = model.linear_num_value_heads / head_ranks,
-       .head_k_dim = model.linear_key_head_dim,
-       .head_v_dim = model.linear_value_head_dim});
+  const auto path =
+      ops::gated_delta_rule_npu::choose_path({.soc = soc,
+                                              .is_training = is_training,
+                                              .dtype = context.dtype,
+                                              .num_k_heads = dims->num_key_heads / head_ranks,
+                                              .num_v_heads = dims->num_value_heads / head_ranks,
+                                              .head_k_dim = dims->key_head_dim,
+                                              .head_v_dim = dims->value_head_dim});
   if (path.kernel.empty()) {
     // The simulated device's tests of equality lift the rule of dtypes.
     if (!device::npu_chip(soc)) return;

@@ -29,9 +29,10 @@ void require_same_files(const ModelRecipe& recipe, const comm::Mesh& mesh) {
 }
 
 std::unique_ptr<Model> make_model(const ModelRecipe& recipe, const runtime::Context& context) {
-  models::qwen3_5::ModelOptions options;
+  models::ModelOptions options;
   options.head = recipe.head;
   options.num_labels = recipe.num_labels;
+  options.generates = recipe.generates || recipe.purpose == Purpose::kGenerate;
   options.auxiliary_loss = recipe.auxiliary_loss;
   options.kernel_policy = kernel_policy(recipe, context);
   options.context_method = recipe.context_method;
@@ -64,7 +65,7 @@ void fill_on_device(Model& model) {
     } else if (name.ends_with(".dt_bias") || name.ends_with("linear_attn.norm.weight")) {
       data.fill_(1);
     } else if (data.dim() == 1) {
-      data.zero_();
+      data.fill_(1 - model.config().norm_offset);  // neutral norms
     } else {
       data.normal_(0, model.config().initializer_range);
     }
@@ -87,13 +88,11 @@ void fill(const ModelRecipe& recipe, ModelOnRanks& placed) {
 }
 
 std::unique_ptr<adapters::LoraSet> new_adapters(NewAdapters adapters, Model& model) {
-  // PEFT reads gate_proj, up_proj and down_proj of this model type as its routed experts,
-  // whatever stands before them, so an adapter on the shared expert could not be loaded there.
-  if (model.config().text_model_type == "qwen3_next") {
-    adapters.options.excluded = {"*.mlp.shared_expert.*_proj"};
-    log::info(
-        "adapter.targets: all-linear leaves out mlp.shared_expert of Qwen3-Next, which PEFT "
-        "cannot load; name it to adapt it all the same");
+  const models::WeightNames& names = model.config().weights;
+  adapters.options.excluded = names.not_adapted;
+  if (!names.not_adapted.empty()) {
+    log::info("adapter.targets: all-linear leaves out {}; name it to adapt it all the same",
+              names.why_not_adapted);
   }
   return std::make_unique<adapters::LoraSet>(ckpt::adaptable(model), adapters.targets,
                                              adapters.target_parameters, adapters.options,
@@ -109,7 +108,8 @@ void put_adapters_on(const ModelRecipe& recipe, ModelOnRanks& placed) {
     divide(*placed.adapters);
     if (recipe.weights != Weights::kNone) placed.adapters->initialize();
   } else if (const auto* files = std::get_if<AdapterFiles>(&recipe.adapters)) {
-    placed.adapters = ckpt::load_adapter(**files, *placed.model, divide);
+    placed.adapters = ckpt::load_adapter(
+        **files, *placed.model, placed.source ? placed.source->path().string() : "", divide);
   }
 }
 
@@ -122,7 +122,7 @@ std::unique_ptr<parallel::Pipeline> make_pipeline(const ModelRecipe& recipe, Mod
   if (recipe.offload_activations && !context.device.is_cpu()) options.offload_from = context.device;
   if (recipe.purpose == Purpose::kTrain) options.ends = end_units(*placed.model);
   return std::make_unique<parallel::Pipeline>(
-      context.mesh, placed.stages, block_entries(*placed.model),
+      context.mesh, placed.stages, block_entries(*placed.model, placed.adapters.get()),
       placed.model->embedding_weight().trainable(), options);
 }
 

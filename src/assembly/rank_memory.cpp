@@ -35,12 +35,12 @@ std::int64_t add(RankMemory& memory, const nn::Parameter& parameter, const comm:
 
 }  // namespace
 
-RankMemory rank_memory(models::qwen3_5::Model& model, adapters::LoraSet* adapters) {
+RankMemory rank_memory(models::Model& model, adapters::LoraSet* adapters) {
   const comm::Mesh& mesh = model.context().mesh;
   RankMemory memory;
   std::int64_t widest = 0, widest_around = 0;
   std::set<const nn::Parameter*> in_blocks;
-  for (const parallel::BlockEntry& entry : block_entries(model)) {
+  for (const parallel::BlockEntry& entry : block_entries(model, adapters)) {
     std::int64_t block = 0;
     for (const nn::Parameter* parameter : entry.parameters) {
       in_blocks.insert(parameter);

@@ -3,7 +3,7 @@
 #include <cstdint>
 
 #include "adapters/lora.h"
-#include "models/qwen3_5/model.h"
+#include "models/model.h"
 
 namespace heddle::assembly {
 
@@ -18,6 +18,6 @@ struct RankMemory {
 
 /// Of a model whose parameters were allocated or divided (parallel/sharding.h), outside of a step.
 /// `adapters`: null for full training.
-RankMemory rank_memory(models::qwen3_5::Model& model, adapters::LoraSet* adapters);
+RankMemory rank_memory(models::Model& model, adapters::LoraSet* adapters);
 
 }  // namespace heddle::assembly

@@ -2,14 +2,18 @@
 
 #include <algorithm>
 
+#include "ckpt/config_bounds.h"
 #include "ckpt/hf_adapter.h"
 #include "ckpt/hf_model.h"
+#include "ckpt/hf_vocabulary.h"
 #include "parallel/layout.h"
 
 namespace heddle::assembly {
 
 ModelConfig read_config(const ckpt::ModelDirectory& source) {
-  return models::qwen3_5::parse_config(source.config(), (source.path() / "config.json").string());
+  ModelConfig config = ckpt::read_model_config(source);
+  ckpt::require_size_of_files(config, source);
+  return config;
 }
 
 ModelRecipe recipe_of_directory(const std::filesystem::path& directory,
@@ -19,7 +23,7 @@ ModelRecipe recipe_of_directory(const std::filesystem::path& directory,
       std::make_shared<const ckpt::ModelDirectory>(ckpt::ModelDirectory::open(directory));
   recipe.weights = Weights::kDirectory;
   recipe.config = read_config(*recipe.source);
-  recipe.prefix = ckpt::text_prefix(*recipe.source);
+  recipe.prefix = ckpt::text_prefix(*recipe.source, recipe.config);
   recipe.head = head;
   recipe.num_labels = std::max<std::int64_t>(1, recipe.config.num_labels);
   recipe.purpose = purpose;
@@ -27,6 +31,8 @@ ModelRecipe recipe_of_directory(const std::filesystem::path& directory,
     const auto put_on =
         std::make_shared<const ckpt::AdapterDirectory>(ckpt::AdapterDirectory::open(adapter));
     recipe.config.vocab_size = std::max(recipe.config.vocab_size, ckpt::vocabulary_rows(*put_on));
+    if (head == Head::kLanguageModel && ckpt::unties_head(*put_on))
+      recipe.config.tie_word_embeddings = false;
     recipe.adapters = put_on;
   }
   return recipe;

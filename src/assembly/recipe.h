@@ -10,16 +10,16 @@
 #include "adapters/lora.h"
 #include "ckpt/adapter_directory.h"
 #include "ckpt/model_directory.h"
-#include "models/qwen3_5/model.h"
+#include "models/model.h"
 #include "ops/registry.h"
 #include "parallel/recompute.h"
 #include "parallel/sharding.h"
 
 namespace heddle::assembly {
 
-using Model = models::qwen3_5::Model;
-using ModelConfig = models::qwen3_5::Config;
-using Head = models::qwen3_5::Head;
+using Model = models::Model;
+using ModelConfig = models::Config;
+using Head = models::Head;
 
 /// Adapters that start from nothing.
 struct NewAdapters {
@@ -52,6 +52,7 @@ struct ModelRecipe {
   Head head = Head::kLanguageModel;
   std::int64_t num_labels = 0;  ///< Of a classification head.
   Purpose purpose = Purpose::kScore;
+  bool generates = false;  ///< A model that trains or scores also answers prompts.
 
   Weights weights = Weights::kNone;
   std::shared_ptr<const ckpt::ModelDirectory> source;  ///< Null: there are no files.

@@ -5,6 +5,7 @@
 
 #include "base/errors.h"
 #include "base/text.h"
+#include "ckpt/adapter_names.h"
 
 namespace heddle::assembly {
 namespace {
@@ -14,21 +15,23 @@ bool matches_any(const std::vector<std::string>& patterns, const std::string& na
                      [&](const std::string& pattern) { return text::matches_glob(pattern, name); });
 }
 
-/// modules_to_save names a module ("lm_head", "embed_tokens") or a dotted suffix of one.
-bool is_saved_whole(const std::vector<std::string>& modules, const std::string& parameter) {
-  const std::string module = adapters::module_of(parameter);
-  return std::any_of(modules.begin(), modules.end(), [&](const std::string& wanted) {
-    return module == wanted || module.ends_with("." + wanted);
-  });
-}
-
 /// `unmatched`: of adapter.modules_to_save; `modules`: what the model has.
-[[noreturn]] void refuse_saved_module(const std::string& unmatched, const Model& model,
+[[noreturn]] void refuse_saved_module(const std::string& unmatched, Model& model,
                                       const std::vector<std::string>& modules) {
   if (unmatched == "lm_head" && model.tied() && model.head() == Head::kLanguageModel) {
     throw ConfigError(
         "adapter.modules_to_save: 'lm_head' is no module of its own here, as this model's head is "
         "tied to its embedding; write embed_tokens, which trains and saves both");
+  }
+  for (nn::Parameter* parameter : model.parameters()) {
+    const std::string& name = parameter->name();
+    const std::size_t dot = name.rfind('.');
+    if (dot == std::string::npos || name.substr(dot + 1) != unmatched) continue;
+    const std::string module = name.substr(0, dot);
+    throw_error<ConfigError>(
+        "adapter.modules_to_save: '{}' is a parameter of {}, and PEFT saves whole modules; write "
+        "{}",
+        unmatched, module, module.substr(module.rfind('.') + 1));
   }
   const std::string near = text::nearest(unmatched, modules);
   throw_error<ConfigError>("adapter.modules_to_save: '{}' matches no module of this model{}",
@@ -39,7 +42,7 @@ bool is_saved_whole(const std::vector<std::string>& modules, const std::string& 
 [[noreturn]] void refuse_adapted_module(const std::vector<std::string>& wanted,
                                         const std::string& parameter) {
   const auto matches = [&](const std::string& module) {
-    return is_saved_whole({module}, parameter);
+    return ckpt::is_saved_whole({module}, parameter);
   };
   throw_error<ConfigError>(
       "adapter.modules_to_save: '{}' names {}, which has an adapter; leave one of them out of "
@@ -67,7 +70,7 @@ void choose_trainable(const ModelRecipe& recipe, ModelOnRanks& placed) {
     adapted.insert(names.begin(), names.end());
   }
   for (nn::Parameter* parameter : placed.model->parameters()) {
-    const bool whole = is_saved_whole(recipe.saved_whole, parameter->name());
+    const bool whole = ckpt::is_saved_whole(recipe.saved_whole, parameter->name());
     if (whole && adapted.contains(adapters::module_of(parameter->name())))
       refuse_adapted_module(recipe.saved_whole, parameter->name());
     // A classification head that starts from random numbers is always trained.
@@ -77,7 +80,7 @@ void choose_trainable(const ModelRecipe& recipe, ModelOnRanks& placed) {
     std::erase_if(unmatched,
                   [&](const std::string& p) { return text::matches_glob(p, parameter->name()); });
     std::erase_if(unmatched_modules, [&](const std::string& module) {
-      return is_saved_whole({module}, parameter->name());
+      return ckpt::is_saved_whole({module}, parameter->name());
     });
     const std::string module = adapters::module_of(parameter->name());
     modules.push_back(module.substr(module.rfind('.') + 1));

@@ -4,11 +4,15 @@
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include <unistd.h>
+
 #include <cstdio>
 #include <mutex>
 #include <utility>
 
 #include "base/errors.h"
+#include "base/files.h"
+#include "base/quote.h"
 
 namespace heddle::log {
 namespace {
@@ -74,6 +78,7 @@ void add_file(const std::string& path) {
     if (file != nullptr && file->filename() == path) return;
   }
   try {
+    close(files::open_to_append(path));  // refuses a link that somebody put there
     auto file = std::make_shared<spdlog::sinks::basic_file_sink_mt>(path);
     // The text begins with its level where that matters, as on the terminal.
     file->set_pattern("%Y-%m-%dT%H:%M:%S.%e %v");
@@ -84,13 +89,17 @@ void add_file(const std::string& path) {
 }
 
 void write(Level level, std::string_view message) {
+  // One message is one line: names in it that come from files must not draw on the terminal or look
+  // like a message of their own.
+  constexpr std::size_t kLongestMessage = 4000;
+  const std::string line = text::shown(message, kLongestMessage);
   const char* prefix = level == Level::kWarning ? "warning: "
                        : level == Level::kError ? "error: "
                                                 : "";
   const std::scoped_lock lock(live().mutex);
   const bool is_shown = logger().should_log(to_spdlog(level));
   if (is_shown) live().erase();
-  logger().log(to_spdlog(level), "{}{}", prefix, message);
+  logger().log(to_spdlog(level), "{}{}", prefix, line);
   if (is_shown) live().draw();
 }
 

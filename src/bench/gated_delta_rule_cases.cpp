@@ -24,7 +24,7 @@
 namespace heddle::bench {
 namespace {
 
-using models::qwen3_5::Config;
+using models::Config;
 
 /// The data kinds of docs/gdn.md, "Numerics".
 enum class DeltaData {
@@ -208,10 +208,15 @@ std::vector<CaseMaker> published_gated_delta_rule_cases(const OperatorPlace& pla
   return cases;
 }
 
+DeltaHeads delta_heads(const Config& config) {
+  const nn::GatedDeltaNetDims* dims = config.gated_delta_net();
+  if (dims == nullptr) throw_error<ConfigError>("bench gdn: the preset has no Gated DeltaNet");
+  return {dims->num_key_heads, dims->num_value_heads, dims->key_head_dim};
+}
+
 std::vector<CaseMaker> gated_delta_rule_cases(const OperatorPlace& place, const Config& config,
                                               const OperatorTokens& tokens) {
-  const DeltaHeads heads = {config.linear_num_key_heads, config.linear_num_value_heads,
-                            config.linear_key_head_dim};
+  const DeltaHeads heads = delta_heads(config);
   return {[=] { return delta_case(place, heads, tokens.boundaries(), tokens.describe()); }};
 }
 

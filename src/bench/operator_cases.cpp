@@ -30,7 +30,7 @@ at::Tensor random(const OperatorPlace& place, at::IntArrayRef sizes) {
   return at::randn(sizes, at::TensorOptions().device(place.device).dtype(place.dtype));
 }
 
-using models::qwen3_5::Config;
+using models::Config;
 
 std::vector<std::int32_t> OperatorTokens::boundaries(std::uint64_t draw) const {
   std::vector<std::int32_t> ends = {0};
@@ -57,16 +57,18 @@ std::string OperatorTokens::describe() const {
 
 std::vector<CaseMaker> attention_cases(const OperatorPlace& place, const Config& config,
                                        const OperatorTokens& tokens) {
-  return {[=] {
-    const std::int64_t heads = config.num_attention_heads, dim = config.head_dim;
+  if (config.attention() == nullptr)
+    throw_error<ConfigError>("bench attention: the preset has no attention");
+  return {[=, attention = *config.attention()] {
+    const std::int64_t heads = attention.num_attention_heads, dim = attention.head_dim;
     const ops::KernelTable kernels = table_of(place, "attention", {{"head_dim", dim}});
     const ops::Attention::Functions functions = kernels.get<ops::Attention>();
     const std::vector<std::int32_t> ends = tokens.boundaries();
     const auto sequences = ops::Sequences::from_host(ends, place.device);
     const auto in = std::make_shared<ops::Attention::Inputs>(ops::Attention::Inputs{
         random(place, {tokens.total(), heads, dim}),
-        random(place, {tokens.total(), config.num_key_value_heads, dim}),
-        random(place, {tokens.total(), config.num_key_value_heads, dim}), sequences, sequences});
+        random(place, {tokens.total(), attention.num_key_value_heads, dim}),
+        random(place, {tokens.total(), attention.num_key_value_heads, dim}), sequences, sequences});
     const auto saved = std::make_shared<ops::Attention::Forward>(functions.forward(*in, true));
     const at::Tensor d_o = random(place, in->q.sizes());
     double pairs = 0;  // causal: half of the square
@@ -75,7 +77,7 @@ std::vector<CaseMaker> attention_cases(const OperatorPlace& place, const Config&
     const double flops = 4 * pairs * as_double(heads * dim),
                  bytes = as_double(in->q.element_size() * (2 * in->q.numel() + 2 * in->k.numel()));
     OperatorCase one;
-    one.name = fmt::format("{}/{} heads of {}, {}", heads, config.num_key_value_heads, dim,
+    one.name = fmt::format("{}/{} heads of {}, {}", heads, attention.num_key_value_heads, dim,
                            tokens.describe());
     one.kernel = kernels.choices()[0].kernel;
     one.calls = {
@@ -119,9 +121,9 @@ std::vector<CaseMaker> head_cases(const OperatorPlace& place, const Config& conf
 std::vector<CaseMaker> expert_cases(const OperatorPlace& place, const Config& config,
                                     const OperatorTokens& tokens) {
   if (!config.is_moe()) throw_error<ConfigError>("bench experts: the preset has no experts");
-  return {[=] {
-    const std::int64_t width = config.hidden_size, inner = config.moe_intermediate_size,
-                       experts = config.num_experts, k = config.num_experts_per_tok;
+  return {[=, moe = *config.moe()] {
+    const std::int64_t width = moe.hidden_size, inner = moe.moe_intermediate_size,
+                       experts = moe.num_experts, k = moe.num_experts_per_tok;
     const ops::KernelTable kernels = table_of(place, "moe_experts",
                                               {{"num_experts", experts},
                                                {"top_k", k},

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "models/qwen3_5/config.h"
+#include "models/config.h"
 #include "ops/registry.h"
 
 namespace heddle::bench {
@@ -47,6 +47,8 @@ struct OperatorTokens {
 struct DeltaHeads {
   std::int64_t keys, values, dim = 128;
 };
+/// The heads of a preset. Throws ConfigError if it has no Gated DeltaNet.
+DeltaHeads delta_heads(const models::Config& config);
 /// Some of the published shapes; of both empty: all.
 struct DeltaSelection {
   std::vector<DeltaHeads> heads;
@@ -58,31 +60,26 @@ std::vector<CaseMaker> published_gated_delta_rule_cases(const OperatorPlace& pla
                                                         const DeltaSelection& selection);
 /// At the heads of one model.
 std::vector<CaseMaker> gated_delta_rule_cases(const OperatorPlace& place,
-                                              const models::qwen3_5::Config& config,
+                                              const models::Config& config,
                                               const OperatorTokens& tokens);
 /// The products of a model's layers, layers that share an input side by side: by the library one
 /// by one, and as training makes them.
-std::vector<CaseMaker> product_cases(const OperatorPlace& place,
-                                     const models::qwen3_5::Config& config,
+std::vector<CaseMaker> product_cases(const OperatorPlace& place, const models::Config& config,
                                      const OperatorTokens& tokens);
 /// The products of a model's layers with a low-rank adapter on each: as training makes them.
-std::vector<CaseMaker> adapter_cases(const OperatorPlace& place,
-                                     const models::qwen3_5::Config& config,
+std::vector<CaseMaker> adapter_cases(const OperatorPlace& place, const models::Config& config,
                                      const OperatorTokens& tokens, std::int64_t rank);
 /// One AdamW step over the matrices of a layer of each kind and the embedding, for each kind of
 /// optimizer state that the type of the parameters can have. The tokens do not matter.
-std::vector<CaseMaker> adamw_cases(const OperatorPlace& place,
-                                   const models::qwen3_5::Config& config,
+std::vector<CaseMaker> adamw_cases(const OperatorPlace& place, const models::Config& config,
                                    const OperatorTokens& tokens);
-std::vector<CaseMaker> attention_cases(const OperatorPlace& place,
-                                       const models::qwen3_5::Config& config,
+std::vector<CaseMaker> attention_cases(const OperatorPlace& place, const models::Config& config,
                                        const OperatorTokens& tokens);
 /// Loss and both gradients of the language-model head.
-std::vector<CaseMaker> head_cases(const OperatorPlace& place, const models::qwen3_5::Config& config,
+std::vector<CaseMaker> head_cases(const OperatorPlace& place, const models::Config& config,
                                   const OperatorTokens& tokens);
 /// One layer's routed experts. Throws ConfigError for a model without any.
-std::vector<CaseMaker> expert_cases(const OperatorPlace& place,
-                                    const models::qwen3_5::Config& config,
+std::vector<CaseMaker> expert_cases(const OperatorPlace& place, const models::Config& config,
                                     const OperatorTokens& tokens);
 
 /// Relative L2 errors against double of the gated delta rule's output and gradients ("o", "dq",

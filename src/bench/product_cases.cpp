@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <set>
 #include <utility>
 
 #include "bench/operator_case_parts.h"
@@ -18,7 +19,7 @@
 namespace heddle::bench {
 namespace {
 
-using models::qwen3_5::Config;
+using models::Config;
 
 /// Layers that read one input: their output widths.
 struct ProductGroup {
@@ -27,29 +28,20 @@ struct ProductGroup {
   std::vector<std::int64_t> widths;
 };
 
+/// Routers and experts have cases of their own.
 std::vector<ProductGroup> product_groups(const Config& config) {
   std::vector<ProductGroup> groups;
-  const std::int64_t hidden = config.hidden_size;
-  const auto has = [](const std::vector<bool>& flags, bool value) {
-    return std::find(flags.begin(), flags.end(), value) != flags.end();
-  };
-  if (has(config.full_attention, false)) {
-    const std::int64_t keys = config.linear_num_key_heads * config.linear_key_head_dim,
-                       values = config.linear_num_value_heads * config.linear_value_head_dim,
-                       heads = config.linear_num_value_heads;
-    groups.push_back({"delta net in", hidden, {2 * keys + values, values, heads, heads}});
-    groups.push_back({"delta net out", values, {hidden}});
+  std::set<std::string> known;
+  for (const models::LayerShape& layer : config.layers) {
+    std::set<std::string> here;
+    for (const models::Product& product : layer.products()) {
+      if (product.cut.along == models::Cut::Along::kNothing || known.contains(product.group))
+        continue;
+      if (here.insert(product.group).second) groups.push_back({product.group, product.in, {}});
+      groups.back().widths.push_back(product.out);
+    }
+    known.merge(here);
   }
-  if (has(config.full_attention, true)) {
-    const std::int64_t q = config.num_attention_heads * config.head_dim,
-                       kv = config.num_key_value_heads * config.head_dim;
-    groups.push_back({"attention q, k, v", hidden, {2 * q, kv, kv}});
-    groups.push_back({"attention out", q, {hidden}});
-  }
-  const std::int64_t inner = has(config.sparse_mlp, true) ? config.shared_expert_intermediate_size
-                                                          : config.intermediate_size;
-  groups.push_back({"MLP gate, up", hidden, {inner, inner}});
-  groups.push_back({"MLP down", inner, {hidden}});
   return groups;
 }
 

@@ -11,7 +11,8 @@
 #include "base/rng.h"
 #include "comm/group.h"
 #include "device/device.h"
-#include "models/qwen3_5/flops.h"
+#include "models/flops.h"
+#include "models/registry.h"
 #include "objective/language_model.h"
 #include "ops/autograd.h"
 #include "train/learner.h"
@@ -20,7 +21,7 @@
 namespace heddle::bench {
 namespace {
 
-using models::qwen3_5::Model;
+using models::Model;
 
 /// Sequences of random tokens, all but the last position of each in the loss.
 data::Batch random_batch(const std::vector<std::int32_t>& cu_seqlens, std::int64_t vocabulary,
@@ -55,7 +56,7 @@ class Bench {
         const std::shared_ptr<comm::World>& world)
       : benchmark_(benchmark), config_(config) {
     assembly::ModelRecipe recipe =
-        assembly::recipe_of_run(config, models::qwen3_5::preset(benchmark.preset));
+        assembly::recipe_of_run(config, models::preset(benchmark.preset));
     // No rate depends on their values.
     recipe.weights = assembly::Weights::kRandomOnDevice;
     placed_ = assembly::place(recipe, assembly::make_context(config, world));
@@ -225,9 +226,9 @@ BenchmarkResult run_benchmark(const Benchmark& benchmark, const config::RunConfi
   result.max_s = seconds.back();
   result.tokens_per_s = static_cast<double>(result.tokens) / result.median_s;
   result.flops_per_s =
-      result.tokens_per_s *
-      models::qwen3_5::training_flops_per_token(
-          bench.model().config(), length_of_a_token(benchmark), bench.has_adapters() ? 2.0 / 3 : 1);
+      result.tokens_per_s * models::training_flops_per_token(bench.model().config(),
+                                                             length_of_a_token(benchmark),
+                                                             bench.has_adapters() ? 2.0 / 3 : 1);
   return result;
 }
 

@@ -14,7 +14,7 @@ namespace heddle::bench {
 
 /// What is timed: optimizer steps on random weights and tokens, without files.
 struct Benchmark {
-  std::string preset;                  ///< See models::qwen3_5::preset.
+  std::string preset;                  ///< See models::preset.
   OperatorTokens tokens;               ///< Of a micro-batch; other lengths in each.
   std::int64_t micro_batches = 1;      ///< Of a step, on each data rank.
   std::int64_t steps = 6, warmup = 4;  ///< Timed, and before those.

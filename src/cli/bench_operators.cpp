@@ -8,19 +8,20 @@
 #include "assembly/kernels.h"
 #include "bench/operator_benchmark.h"
 #include "device/device.h"
+#include "models/registry.h"
 #include "ui/table.h"
 
 namespace heddle::cli {
 namespace {
 
 using MakeCases = std::vector<bench::CaseMaker> (*)(const bench::OperatorPlace&,
-                                                    const models::qwen3_5::Config&,
+                                                    const models::Config&,
                                                     const bench::OperatorTokens&);
 
 std::vector<bench::CaseMaker> cases_of(const OperatorBench& bench, const config::RunConfig& config,
                                        const bench::OperatorPlace& place) {
   if (bench.preset.empty()) return bench::published_gated_delta_rule_cases(place, bench.published);
-  const models::qwen3_5::Config model = models::qwen3_5::preset(bench.preset);
+  const models::Config model = models::preset(bench.preset);
   if (bench.work == "lora")
     return bench::adapter_cases(place, model, bench.tokens, config.adapter.rank);
   const std::map<std::string, MakeCases> works = {
@@ -35,8 +36,8 @@ std::vector<bench::CaseMaker> cases_of(const OperatorBench& bench, const config:
 nlohmann::ordered_json errors_of(const OperatorBench& bench, const bench::OperatorPlace& place) {
   std::vector<bench::DeltaHeads> all = bench.published.heads;
   if (!bench.preset.empty()) {
-    const models::qwen3_5::Config model = models::qwen3_5::preset(bench.preset);
-    all = {{model.linear_num_key_heads, model.linear_num_value_heads, model.linear_key_head_dim}};
+    const models::Config model = models::preset(bench.preset);
+    all = {bench::delta_heads(model)};
   } else if (all.empty()) {
     all = {{16, 32}};
   }

@@ -6,6 +6,7 @@
 
 #include "assembly/from_config.h"
 #include "base/log.h"
+#include "ckpt/hub_cache.h"
 #include "cli/application.h"
 #include "cli/command.h"
 #include "cli/continuation.h"
@@ -30,9 +31,14 @@ train::Summary train_as_rank(const std::string& name, const config::RunConfig& c
       return train::Trainer(config, quiet, stop.flag(), world).run();
     }
     RunObserver observer(name, config, session);
-    train::Trainer trainer(config, observer, stop.flag(), world);
-    observer.attach(trainer.setup());
-    return trainer.run();
+    try {
+      train::Trainer trainer(config, observer, stop.flag(), world);
+      observer.attach(trainer.setup());
+      return trainer.run();
+    } catch (const std::exception& error) {
+      observer.on_failure(error.what());
+      throw;
+    }
   });
 }
 
@@ -42,8 +48,11 @@ int run(const std::string& name, const std::vector<std::string>& arguments,
   // The command's own settings come first, so that the user's overrides win.
   defaults.insert(defaults.end(), split.overrides.begin(), split.overrides.end());
   const config::RunConfig config = comm::before_joining([&] {
-    return config::load(split.file, defaults, config::Completeness::kComplete,
-                        assembly::usual_device());
+    config::RunConfig read = config::load(split.file, defaults, config::Completeness::kComplete,
+                                          assembly::usual_device());
+    read.model.path = ckpt::find_model(read.model.path).string();
+    read.model.tokenizer = ckpt::find_model(read.model.tokenizer).string();
+    return read;
   });
   log::set_level(static_cast<log::Level>(config.log.level));
   for (const std::string& sentence : config::unused_keys(config)) log::warning("{}", sentence);

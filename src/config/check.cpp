@@ -1,5 +1,9 @@
 #include "config/check.h"
 
+#include <cmath>
+#include <map>
+#include <string>
+
 #include "base/errors.h"
 #include "base/text.h"
 #include "config/field.h"
@@ -22,6 +26,27 @@ class Checker {
           throw_error<ConfigError>("{}: required key '{}' is missing: {}", source_, field.key,
                                    field.doc);
         }
+      }
+    }
+  }
+
+  /// Numbers that nothing real reaches: counts that are multiplied, kept in lists or looped over.
+  void sizes() const {
+    static const std::map<std::string, double> kMost = {
+        {"ckpt.keep_last", 1e6},       {"train.epochs", 1e6},
+        {"adapter.rank", 1 << 20},     {"data.max_length", 1 << 30},
+        {"model.num_labels", 1 << 24}, {"train.global_batch_size", 1 << 30}};
+    for (const Section& section : schema()) {
+      for (const Field& field : section.fields) {
+        const Json value = field.get(c_);
+        // All 64 bits of a seed count.
+        if (!value.is_number() || field.key.ends_with("seed")) continue;
+        const auto known = kMost.find(field.key);
+        const double most = known != kMost.end()                 ? known->second
+                            : field.key.starts_with("parallel.") ? 1 << 20
+                                                                 : 1e15;
+        if (std::abs(value.get<double>()) > most)
+          fail(field.key, fmt::format("{} is too large: expected at most {}", value.dump(), most));
       }
     }
   }
@@ -178,6 +203,7 @@ void check(const RunConfig& config, const std::string& source, Completeness comp
   checker.layout();
   if (completeness == Completeness::kPartial) return;
   checker.required();
+  checker.sizes();
   checker.head();
   checker.objective();
   checker.router();

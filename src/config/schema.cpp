@@ -215,7 +215,8 @@ Section train_section() {
       .key("seed", &TrainSection::seed, "of order, dropout and new weights",
            {.range = at_least(0), .aliases = {"random_seed"}})
       .key("output_dir", &TrainSection::output_dir,
-           "run directory; empty: runs/<name of the configuration file>",
+           "run directory; empty: runs/<name of the configuration file>, or without one "
+           "runs/<model>-<number of the settings>",
            {.aliases = {"output", "save_dir", "run_dir"}})
       .key("resume", &TrainSection::resume,
            "auto: from the newest checkpoint of output_dir, if any; never; or a checkpoint folder",

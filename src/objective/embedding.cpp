@@ -79,7 +79,6 @@ EmbeddedTexts embedded_texts(const assembly::ModelOnRanks& placed, const data::B
   const ops::NoGradient guard;
   Model& model = *placed.model;
   const LocalBatch batch(model, host_batch, placed.adapters.get(), dropout_step);
-  const adapters::DropoutScope dropout(placed.adapters.get(), batch.dropout);
   const at::Tensor hidden = evaluate_hidden(model, *placed.pipeline, batch);
   if (!hidden.defined()) return {};
   EmbeddedTexts texts{embeddings_of(model, hidden, batch.host), {}, batch.host.text_of_row};

@@ -12,25 +12,26 @@
 
 namespace heddle::objective {
 
-LocalBatch::LocalBatch(const Model& model, const data::Batch& whole,
-                       const adapters::LoraSet* adapters, std::uint64_t dropout_step)
+LocalBatch::LocalBatch(const Model& model, const data::Batch& whole, const adapters::LoraSet* set,
+                       std::uint64_t dropout_step)
     : host(whole), whole_sequences_(whole.real_sequences) {
   host = data::with_dummy_tail(std::move(host), model.padded_tokens(whole.size()));
   host.number_tokens();
   context = model.context_of(host.cu_seqlens_host);
   if (context) host = data::context_share(host, context->plan);
   device = host.to(model.context().device);
-  if (dropout_step == 0 || adapters == nullptr || adapters->options().dropout == 0) return;
-  dropout = {ops::dropout_draws(device.token_numbers, dropout_step),
-             ops::own_rows(host.size(), model.tensor_group()).first};
+  if (set == nullptr) return;
+  adapters = {{set, host.size(), {}}};
+  if (dropout_step > 0 && set->options().dropout > 0)
+    adapters[0].draws = ops::dropout_draws(device.token_numbers, dropout_step);
 }
 
-nn::BlockInputs LocalBatch::inputs(const Model& model, bool training) const {
-  nn::BlockInputs inputs =
-      model.block_inputs({device.cu_seqlens, device.cu_seqlens_host, device.max_seqlen},
-                         device.position_ids, device.real_tokens, training);
-  inputs.context = context;
-  return inputs;
+nn::Pass LocalBatch::pass(const Model& model, bool training) const {
+  nn::Pass pass = model.pass({device.cu_seqlens, device.cu_seqlens_host, device.max_seqlen},
+                             device.position_ids, device.real_tokens, training);
+  pass.context = context;
+  pass.adapters = adapters;
+  return pass;
 }
 
 std::vector<std::int64_t> LocalBatch::hidden_sizes(const Model& model) const {
@@ -62,21 +63,7 @@ std::int64_t largest_micro_batch(const Model& model, std::span<const data::Batch
 }
 
 at::Tensor evaluate_hidden(Model& model, parallel::Pipeline& pipeline, const LocalBatch& batch) {
-  const ops::NoGradient guard;
-  const nn::BlockInputs inputs = batch.inputs(model, /*training=*/false);
-  at::Tensor hidden;
-  for (parallel::Pipeline::Stage& stage : pipeline.stages()) {
-    hidden =
-        stage.is_first
-            ? model.embed(batch.device.tokens)
-            : pipeline.receive_hidden(
-                  stage, 0, batch.hidden_sizes(model),
-                  at::TensorOptions().dtype(model.context().dtype).device(model.context().device));
-    hidden = stage.runner.evaluate(hidden, inputs);
-    if (!stage.is_last) pipeline.send_hidden(stage, 0, hidden);
-  }
-  pipeline.finish_sends();
-  return pipeline.has_last_stage() ? hidden : at::Tensor();
+  return pipeline.evaluate(model, batch.device.tokens, batch.pass(model, /*training=*/false));
 }
 
 }  // namespace heddle::objective

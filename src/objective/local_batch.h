@@ -7,25 +7,26 @@
 
 #include "adapters/lora.h"
 #include "data/batch.h"
-#include "models/qwen3_5/model.h"
+#include "models/model.h"
 #include "parallel/pipeline.h"
 
 namespace heddle::objective {
 
-using models::qwen3_5::Model;
+using models::Model;
 
 /// What this rank does of a micro-batch that all ranks along cp read.
 struct LocalBatch {
-  /// `dropout_step`, from 1: draws what the adapters drop in it, if they drop anything.
-  LocalBatch(const Model& model, const data::Batch& whole,
-             const adapters::LoraSet* adapters = nullptr, std::uint64_t dropout_step = 0);
+  /// `set`: the adapters of all its rows; null: the base model. `dropout_step`, from 1: draws what
+  /// they drop in it, if they drop anything.
+  LocalBatch(const Model& model, const data::Batch& whole, const adapters::LoraSet* set = nullptr,
+             std::uint64_t dropout_step = 0);
 
   data::Batch host;                                     ///< The rank's tokens, or all.
   data::Batch device;                                   ///< The same on the model's device.
   std::shared_ptr<const ops::ContextParallel> context;  ///< Null if the rank has all tokens.
-  adapters::Dropout dropout;
+  std::vector<nn::AdaptedRows> adapters;                ///< See nn::Pass.
 
-  nn::BlockInputs inputs(const Model& model, bool training) const;
+  nn::Pass pass(const Model& model, bool training) const;
   /// Sizes of this rank's hidden states: [T/tp,H].
   std::vector<std::int64_t> hidden_sizes(const Model& model) const;
   /// Numbers in the whole batch, counted from 0, of the real sequences whose last token is here.

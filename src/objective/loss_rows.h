@@ -6,11 +6,11 @@
 #include <ATen/core/Tensor.h>
 
 #include "data/batch.h"
-#include "models/qwen3_5/model.h"
+#include "models/model.h"
 
 namespace heddle::objective {
 
-using models::qwen3_5::Model;
+using models::Model;
 
 /// The rows of a micro-batch that a language model's loss is made of, on the model's device, and
 /// how the ranks along tp divide them: each takes a run of ceil(n / tp) of all n to the head, the

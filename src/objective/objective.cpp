@@ -28,7 +28,7 @@ Evaluation Objective::evaluate(const std::shared_ptr<const data::Dataset>& rows,
   while (const auto whole = loader.next()) {
     const std::vector<HeadFunction> functions =
         heads({&*whole, 1}, {.wants_gradients = false, .is_held_out = true});
-    const LocalBatch batch(model(), *whole);
+    const LocalBatch batch(model(), *whole, placed_.adapters.get());
     const at::Tensor hidden = evaluate_hidden(model(), *placed_.pipeline, batch);
     if (!hidden.defined()) continue;
     const HeadResult result = functions[0](hidden, batch);

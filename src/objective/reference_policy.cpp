@@ -3,7 +3,6 @@
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
-#include <map>
 #include <utility>
 
 #include "assembly/model_units.h"
@@ -19,40 +18,7 @@
 namespace heddle::objective {
 namespace {
 
-/// Takes the adapters off the model's layers for its life.
-class BaseModel {
- public:
-  explicit BaseModel(const assembly::ModelOnRanks& placed) {
-    if (!placed.adapters) return;
-    std::map<const nn::LinearAdapter*, std::shared_ptr<nn::LinearAdapter>> of_linears;
-    std::map<const nn::ExpertAdapter*, std::shared_ptr<nn::ExpertAdapter>> of_experts;
-    for (const auto& adapter : placed.adapters->adapters()) of_linears[adapter.get()] = adapter;
-    for (const auto& adapter : placed.adapters->expert_adapters())
-      of_experts[adapter.get()] = adapter;
-    placed.model->visit_linears([&](nn::Linear& linear) {
-      if (linear.adapter() == nullptr) return;
-      linears_.emplace_back(&linear, of_linears.at(linear.adapter()));
-      linear.set_adapter(nullptr);
-    });
-    placed.model->visit_expert_weights([&](nn::ExpertWeights& weights) {
-      if (weights.adapter() == nullptr) return;
-      experts_.emplace_back(&weights, of_experts.at(weights.adapter()));
-      weights.set_adapter(nullptr);
-    });
-  }
-  ~BaseModel() {
-    for (auto& [linear, adapter] : linears_) linear->set_adapter(std::move(adapter));
-    for (auto& [weights, adapter] : experts_) weights->set_adapter(std::move(adapter));
-  }
-  BaseModel(const BaseModel&) = delete;
-  BaseModel& operator=(const BaseModel&) = delete;
-
- private:
-  std::vector<std::pair<nn::Linear*, std::shared_ptr<nn::LinearAdapter>>> linears_;
-  std::vector<std::pair<nn::ExpertWeights*, std::shared_ptr<nn::ExpertAdapter>>> experts_;
-};
-
-/// Of weights, type and rows: log-probabilities under the same key are the same.
+/// Key of weights, type and rows: log-probabilities under the same key are the same.
 std::string key_of(const assembly::ModelOnRanks& placed, const data::Dataset& rows) {
   hash::Hasher hasher;
   if (placed.source) {
@@ -143,6 +109,7 @@ at::Tensor ReferencePolicy::compute_all(const std::shared_ptr<const data::Datase
 std::vector<double> ReferencePolicy::compute(const data::Batch& whole) const {
   const ops::NoGradient guard;
   Model& model = *placed_.model;
+  // Without a set of adapters: the base model.
   const LocalBatch batch(model, whole);
   const at::Tensor hidden = evaluate_hidden(model, *placed_.pipeline, batch);
   if (!hidden.defined()) return {};
@@ -156,7 +123,6 @@ std::vector<double> ReferencePolicy::compute(const data::Batch& whole) const {
 
 std::vector<double> ReferencePolicy::logprobs(const data::Batch& whole, bool is_held_out) const {
   if (is_base_model_) {
-    const BaseModel base(placed_);
     const parallel::Acquired ends = assembly::acquire_ends(placed_.sharding.get(), *placed_.model);
     return compute(whole);
   }

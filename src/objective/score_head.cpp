@@ -11,7 +11,7 @@
 
 namespace heddle::objective {
 
-using models::qwen3_5::Head;
+using models::Head;
 
 ScoreResult score_head(Model& model, const at::Tensor& hidden, const data::Batch& batch,
                        const ScoreRequest& request) {

@@ -77,7 +77,7 @@ class Coverage {
 
 class DryRun {
  public:
-  DryRun(const config::RunConfig& config, const models::qwen3_5::Config& model, std::int64_t world)
+  DryRun(const config::RunConfig& config, const models::Config& model, std::int64_t world)
       : config_(config), model_(model), world_(world) {
     // Of the kernels only the references run on shapes; which ones a device takes is its start's to
     // say.
@@ -153,7 +153,7 @@ class DryRun {
                                 std::span(weights).first(n)};
     };
     const std::vector<data::SequenceView> sequences = {sequence(2), sequence(length - 2)};
-    const bool is_classifier = placed.model->head() == models::qwen3_5::Head::kClassify;
+    const bool is_classifier = placed.model->head() == models::Head::kClassify;
     const objective::LocalBatch batch(*placed.model,
                                       data::Batch::from_sequences(sequences, {}, is_classifier));
     const comm::Mesh& mesh = placed.context.mesh;
@@ -216,16 +216,17 @@ class DryRun {
 
   void run_blocks(assembly::ModelOnRanks& placed, const objective::LocalBatch& batch,
                   DryRank& dry) {
-    nn::BlockInputs inputs = batch.inputs(*placed.model, /*training=*/true);
-    inputs.recompute_elementwise = config_.train.recompute != config::Recompute::kOff;
-    inputs.pooled_auxiliary_loss = config_.train.router_aux_loss == config::AuxLoss::kHf;
-    for (parallel::BlockEntry& entry : assembly::block_entries(*placed.model)) {
+    nn::Pass pass = batch.pass(*placed.model, /*training=*/true);
+    pass.recompute_elementwise = config_.train.recompute != config::Recompute::kOff;
+    pass.pooled_auxiliary_loss = config_.train.router_aux_loss == config::AuxLoss::kHf;
+    for (parallel::BlockEntry& entry :
+         assembly::block_entries(*placed.model, placed.adapters.get())) {
       if (!entry.parameters.front()->is_held()) continue;
       if (placed.sharding) placed.sharding->acquire(entry.unit);
       for (std::size_t stage = 0; stage < entry.block->stages(); ++stage) {
         at::Tensor hidden = hidden_states(placed, batch);
         hidden.set_requires_grad(true);
-        const nn::BlockOutput output = entry.block->forward(stage, hidden, inputs);
+        const nn::BlockOutput output = entry.block->forward(stage, hidden, pass);
         TORCH_CHECK(output.hidden.sizes() == hidden.sizes(), "layer ", entry.unit - 1,
                     ": hidden states of ", output.hidden.sizes(), " for ", hidden.sizes());
         ops::Tensors outputs = {output.hidden}, gradients;
@@ -243,7 +244,7 @@ class DryRun {
   }
 
   config::RunConfig config_;
-  const models::qwen3_5::Config& model_;
+  const models::Config& model_;
   std::int64_t world_;
   ShapeKernels shape_kernels_;
   DryRunReport report_;
@@ -253,7 +254,7 @@ class DryRun {
 
 }  // namespace
 
-DryRunReport dry_run(const config::RunConfig& config, const models::qwen3_5::Config& model,
+DryRunReport dry_run(const config::RunConfig& config, const models::Config& model,
                      std::int64_t world) {
   return DryRun(config, model, world).run();
 }

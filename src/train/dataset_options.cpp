@@ -91,7 +91,7 @@ data::DatasetOptions dataset_options(const config::RunConfig& config, DataPart p
   options.rendering.loss_on =
       config.data.loss_on == config::LossOn::kAll ? data::LossOn::kAll : data::LossOn::kAssistant;
   if (!config.data.chat_template.empty())
-    options.rendering.chat_template = files::read(config.data.chat_template);
+    options.rendering.chat_template = files::read(config.data.chat_template, files::kTemplateLimit);
   options.rendering.template_variables = template_variables(config.data.template_args);
   options.cache_directory = config.data.cache_dir;
   return options;

@@ -25,7 +25,7 @@ namespace {
 /// One step under way.
 class StepRun {
  public:
-  StepRun(models::qwen3_5::Model& model, adapters::LoraSet* adapters, parallel::Pipeline& pipeline,
+  StepRun(models::Model& model, const adapters::LoraSet* adapters, parallel::Pipeline& pipeline,
           const std::vector<nn::Parameter*>& trainable, std::span<const data::Batch> batches,
           const std::vector<objective::HeadFunction>& heads, const MicroBatchOptions& options)
       : model_(model),
@@ -44,7 +44,7 @@ class StepRun {
       loss_.metric_sums.push_back(at::zeros({}, wide));
     loss_.auxiliary_sum = at::zeros({}, wide);
     if (options.pooled_auxiliary_loss) {
-      balance_.emplace(model.config().num_experts,
+      balance_.emplace(model.config().moe()->num_experts,
                        model.context().mesh.group(
                            {comm::Dim::kTp, comm::Dim::kCp, comm::Dim::kFsdp, comm::Dim::kDp}));
     }
@@ -72,15 +72,12 @@ class StepRun {
   /// A micro-batch between its first forward here and its last backward.
   struct Flight {
     explicit Flight(LocalBatch local, std::size_t chunks)
-        : batch(std::move(local)), passes(chunks) {}
+        : batch(std::move(local)), tapes(chunks) {}
     LocalBatch batch;
-    std::vector<parallel::BlockRunner::Pass> passes;
+    std::vector<parallel::BlockRunner::Tape> tapes;
     at::Tensor embedded, grad_hidden;
   };
 
-  adapters::DropoutScope dropout_of(const Flight& flight) {
-    return {adapters_, flight.batch.dropout};
-  }
   std::vector<std::int64_t> hidden_sizes(const Flight& flight) const {
     return flight.batch.hidden_sizes(model_);
   }
@@ -98,9 +95,8 @@ class StepRun {
           pipeline_.stages().size());
     }
     Flight& flight = *flights_[m];
-    const adapters::DropoutScope dropout = dropout_of(flight);
-    nn::BlockInputs inputs = flight.batch.inputs(model_, /*training=*/true);
-    inputs.pooled_auxiliary_loss = options_.pooled_auxiliary_loss;
+    nn::Pass pass = flight.batch.pass(model_, /*training=*/true);
+    pass.pooled_auxiliary_loss = options_.pooled_auxiliary_loss;
     at::Tensor hidden, balance_before;
     bool wants_input_gradient = stage.sends_gradient;
     if (balance_ && !stage.is_first) {
@@ -115,15 +111,15 @@ class StepRun {
     } else {
       hidden = pipeline_.receive_hidden(stage, m, hidden_sizes(flight), hidden_options());
     }
-    parallel::BlockRunner::Pass& pass = flight.passes[chunk];
+    parallel::BlockRunner::Tape& tape = flight.tapes[chunk];
     if (options_.router != nullptr)
-      pass.experts = options_.router->choices(stage.first_layer, stage.runner.size(),
+      tape.experts = options_.router->choices(stage.first_layer, stage.runner.size(),
                                               own_tokens(flight.batch.host));
-    hidden = stage.runner.forward(hidden, inputs, wants_input_gradient, pass);
+    hidden = stage.runner.forward(hidden, pass, wants_input_gradient, tape);
     if (options_.router != nullptr)
-      options_.router->add(stage.first_layer, pass.experts, own_tokens(flight.batch.host));
-    add_losses(pass, flight.batch.host, stage.first_layer);
-    if (balance_) balance_forward(stage, m, pass, balance_before);
+      options_.router->add(stage.first_layer, tape.experts, own_tokens(flight.batch.host));
+    add_losses(tape, flight.batch.host, stage.first_layer);
+    if (balance_) balance_forward(stage, m, tape, balance_before);
     if (!stage.is_last) return pipeline_.send_hidden(stage, m, hidden);
     const HeadResult head = apply_head(m, hidden, flight.batch);
     flight.grad_hidden = head.grad_hidden;
@@ -165,46 +161,45 @@ class StepRun {
   // What the balance of all layers needs goes from stage to stage in front of the hidden states and
   // in front of their gradients.
   void balance_forward(const parallel::Pipeline::Stage& stage, std::int64_t m,
-                       parallel::BlockRunner::Pass& pass, const at::Tensor& before) {
-    const at::Tensor sums = balance_->sums(pass, real_rows(flights_[m]->batch.host), before,
+                       parallel::BlockRunner::Tape& tape, const at::Tensor& before) {
+    const at::Tensor sums = balance_->sums(tape, real_rows(flights_[m]->batch.host), before,
                                            loss_.auxiliary_sum.options());
     if (!stage.is_last) return pipeline_.send_hidden(stage, m, sums);
     const PooledBalance::Closed closed = balance_->close(sums);
-    pass.auxiliary_gradient = closed.gradient;
+    tape.auxiliary_gradient = closed.gradient;
     loss_.auxiliary_sum.add_(closed.loss);
   }
   void balance_backward(const parallel::Pipeline::Stage& stage, std::int64_t m,
-                        parallel::BlockRunner::Pass& pass) {
+                        parallel::BlockRunner::Tape& tape) {
     if (!stage.is_last) {
-      pass.auxiliary_gradient = pipeline_.receive_gradient(stage, m, {balance_->gradient_size()},
+      tape.auxiliary_gradient = pipeline_.receive_gradient(stage, m, {balance_->gradient_size()},
                                                            loss_.auxiliary_sum.options());
     }
-    if (stage.sends_gradient) pipeline_.send_gradient(stage, m, pass.auxiliary_gradient);
+    if (stage.sends_gradient) pipeline_.send_gradient(stage, m, tape.auxiliary_gradient);
   }
 
-  void add_losses(const parallel::BlockRunner::Pass& pass, const data::Batch& batch,
+  void add_losses(const parallel::BlockRunner::Tape& tape, const data::Batch& batch,
                   std::int64_t first_layer) {
-    const models::qwen3_5::Config& config = model_.config();
-    if (!balance_ && pass.auxiliary_loss.defined()) loss_.auxiliary_sum.add_(pass.auxiliary_loss);
-    const at::Tensor load =
-        expert_load(pass.experts, first_layer, config.sparse_mlp, config.num_experts,
-                    real_rows(batch), model_.context().device);
+    const models::Config& config = model_.config();
+    if (!balance_ && tape.auxiliary_loss.defined()) loss_.auxiliary_sum.add_(tape.auxiliary_loss);
+    const at::Tensor load = expert_load(tape.experts, first_layer, config.sparse_layers(),
+                                        config.is_moe() ? config.moe()->num_experts : 0,
+                                        real_rows(batch), model_.context().device);
     if (!load.defined()) return;
     loss_.expert_load = loss_.expert_load.defined() ? loss_.expert_load.add_(load) : load;
   }
 
   void backward(parallel::Pipeline::Stage& stage, std::int64_t m, std::int64_t chunk) {
     Flight& flight = *flights_[m];
-    const adapters::DropoutScope dropout = dropout_of(flight);
     if (stage.has_backward) {
-      if (balance_) balance_backward(stage, m, flight.passes[chunk]);
+      if (balance_) balance_backward(stage, m, flight.tapes[chunk]);
       const at::Tensor incoming =
           stage.is_last
               ? flight.grad_hidden
               : pipeline_.receive_gradient(stage, m, hidden_sizes(flight), hidden_options());
       const at::Tensor outgoing =
-          stage.runner.backward(incoming, options_.auxiliary_scale, flight.passes[chunk],
-                                is_last(m), begun_ < batches_.size());
+          stage.runner.backward(incoming, options_.auxiliary_scale, flight.tapes[chunk], is_last(m),
+                                begun_ < batches_.size());
       if (stage.sends_gradient) pipeline_.send_gradient(stage, m, outgoing);
       if (stage.is_first && outgoing.defined() && flight.embedded.requires_grad())
         ops::run_backward({flight.embedded}, {outgoing});
@@ -217,8 +212,8 @@ class StepRun {
       options_.sharding->reduce(assembly::kEmbeddingUnit, /*is_last=*/false);
   }
 
-  models::qwen3_5::Model& model_;
-  adapters::LoraSet* adapters_;
+  models::Model& model_;
+  const adapters::LoraSet* adapters_;
   parallel::Pipeline& pipeline_;
   const std::vector<nn::Parameter*>& trainable_;
   std::span<const data::Batch> batches_;
@@ -233,7 +228,7 @@ class StepRun {
 
 }  // namespace
 
-MicroBatchLoss run_micro_batches(models::qwen3_5::Model& model, adapters::LoraSet* adapters,
+MicroBatchLoss run_micro_batches(models::Model& model, const adapters::LoraSet* adapters,
                                  parallel::Pipeline& pipeline,
                                  const std::vector<nn::Parameter*>& trainable,
                                  std::span<const data::Batch> batches,

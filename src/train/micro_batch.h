@@ -11,7 +11,7 @@
 #include "comm/group.h"
 #include "config/run_config.h"
 #include "data/batch.h"
-#include "models/qwen3_5/model.h"
+#include "models/model.h"
 #include "objective/objective.h"
 #include "parallel/pipeline.h"
 #include "parallel/sharding.h"
@@ -41,7 +41,7 @@ struct MicroBatchLoss {
 /// Forward and backward of a step's micro-batches, which are on the host and the same on all ranks
 /// along cp and pp, in the order of the pipeline: adds to the gradients of `trainable` and waits
 /// for nothing but other ranks. `heads`: one a micro-batch. `adapters` may be null.
-MicroBatchLoss run_micro_batches(models::qwen3_5::Model& model, adapters::LoraSet* adapters,
+MicroBatchLoss run_micro_batches(models::Model& model, const adapters::LoraSet* adapters,
                                  parallel::Pipeline& pipeline,
                                  const std::vector<nn::Parameter*>& trainable,
                                  std::span<const data::Batch> batches,

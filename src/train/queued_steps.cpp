@@ -48,7 +48,8 @@ void copy(const at::Tensor& from, at::Tensor& to) {
 void copy(const LocalBatch& from, LocalBatch& to) {
   for (const auto tensor : {&data::Batch::tokens, &data::Batch::position_ids})
     copy(from.device.*tensor, to.device.*tensor);
-  copy(from.dropout.draws, to.dropout.draws);
+  for (std::size_t i = 0; i < to.adapters.size(); ++i)
+    copy(from.adapters[i].draws, to.adapters[i].draws);
 }
 
 void copy(const LossRows& from, LossRows& to) {
@@ -65,7 +66,7 @@ bool runs_reference(const ops::KernelTable& kernels, std::string_view op) {
 /// Why steps need the host within; empty if they do not.
 std::string obstacle(const config::RunConfig& config, const assembly::ModelOnRanks& setup,
                      const objective::Objective& objective, const Optimizer& optimizer) {
-  const models::qwen3_5::Model& model = *setup.model;
+  const models::Model& model = *setup.model;
   if (!model.context().device.is_cuda()) return "the device is no GPU";
   const comm::Mesh& mesh = setup.context.mesh;
   if (mesh.size(comm::Dim::kPp) > 1) return "the stages of a pipeline wait for each other";

@@ -30,7 +30,7 @@ namespace heddle::train {
 class QueuedSteps {
  public:
   struct Parts {
-    models::qwen3_5::Model* model;
+    models::Model* model;
     adapters::LoraSet* adapters;  ///< May be null.
     parallel::Pipeline* pipeline;
     const std::vector<nn::Parameter*>* trainable;

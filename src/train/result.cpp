@@ -7,8 +7,11 @@
 #include "assembly/from_config.h"
 #include "base/errors.h"
 #include "ckpt/hf_adapter.h"
+#include "ckpt/hub_cache.h"
 #include "ckpt/training_checkpoint.h"
 #include "config/config.h"
+#include "models/registry.h"
+#include "train/model_card.h"
 #include "train/vocabulary.h"
 
 namespace heddle::train {
@@ -58,16 +61,19 @@ Setup setup_of(const config::RunConfig& config) {
 void write_result(const config::RunConfig& config, const Setup& setup,
                   const std::filesystem::path& output, const ResultOptions& options,
                   const ckpt::ReadWhole& read) {
+  const ckpt::Files card = {{"README.md", model_card(config, setup)}};
   if (setup.adapters) {
     ckpt::export_adapter(*setup.model, *setup.adapters, setup.saved_whole, *setup.source,
-                         std::filesystem::absolute(config.model.path).lexically_normal().string(),
-                         setup.tokenizer_source, output, options.overwrite, read);
+                         ckpt::model_name(config.model.path), setup.tokenizer_source, output,
+                         options.overwrite, read, card);
     return;
   }
   ckpt::ModelWriterOptions writer;
   writer.overwrite = options.overwrite;
   writer.max_shard_bytes = options.max_shard_bytes;
-  ckpt::export_model(*setup.model, *setup.source, setup.tokenizer_source, output, writer, read);
+  writer.files = card;
+  ckpt::export_model(*setup.model, setup.adapters.get(), *setup.source, setup.tokenizer_source,
+                     output, writer, read);
 }
 
 config::RunConfig export_checkpoint(const std::filesystem::path& checkpoint,

@@ -113,10 +113,9 @@ std::vector<RowScore> Scorer::score(Rows rows, const ScoreRequest& request) {
   const ops::NoGradient guard;
   const Model& model = *placed_.model;
   check_rows(rows, model.config().vocab_size);
-  const bool is_language_model = model.head() == models::qwen3_5::Head::kLanguageModel;
-  const std::int64_t width = model.head() == models::qwen3_5::Head::kClassify
-                                 ? model.num_labels()
-                                 : model.config().hidden_size;
+  const bool is_language_model = model.head() == models::Head::kLanguageModel;
+  const std::int64_t width =
+      model.head() == models::Head::kClassify ? model.num_labels() : model.config().hidden_size;
   // By row its first entry, and behind the last row their number.
   std::vector<std::int64_t> begin = {0};
   for (const std::vector<std::int32_t>& row : rows)
@@ -127,7 +126,8 @@ std::vector<RowScore> Scorer::score(Rows rows, const ScoreRequest& request) {
   const auto count = static_cast<std::int64_t>(rows.size());
   const std::int64_t first = count * mesh.data_rank() / mesh.data_size(),
                      last = count * (mesh.data_rank() + 1) / mesh.data_size();
-  const LocalBatch local(model, batch_of(rows.subspan(first, last - first)));
+  const LocalBatch local(model, batch_of(rows.subspan(first, last - first)),
+                         placed_.adapters.get());
   const ScoreResult scored = score_locally(local, request);
   const bool with_entropies = is_language_model && request.entropy;
   // Each entry is known to one rank: the sum fills the others in.

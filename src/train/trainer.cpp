@@ -13,7 +13,7 @@
 #include "comm/world.h"
 #include "config/config.h"
 #include "device/device.h"
-#include "models/qwen3_5/flops.h"
+#include "models/flops.h"
 #include "objective/from_config.h"
 #include "ops/autograd.h"
 #include "train/auxiliary_loss.h"
@@ -52,6 +52,19 @@ std::unique_ptr<RunLock> claim_output(const config::RunConfig& config, const com
   return std::make_unique<RunLock>(config.train.output_dir);
 }
 
+/// Throws for warm-up and decay that exceed a run whose length its data give; config::check() knows
+/// that of train.max_steps.
+void check_schedule(const config::RunConfig& config, std::int64_t total_steps) {
+  const config::OptimSection& optim = config.optim;
+  const bool is_wsd = optim.schedule == config::Schedule::kWsd;
+  const std::int64_t decay = is_wsd ? optim.decay_steps : 0;
+  if (total_steps == 0 || optim.warmup_steps + decay <= total_steps) return;
+  const char* const key = optim.warmup_steps > 0 ? "optim.warmup_steps" : "optim.decay_steps";
+  throw_error<ConfigError>(
+      "{}: warm-up {} and decay {} steps are more than the {} steps of the run",
+      config::where(config, key), optim.warmup_steps, decay, total_steps);
+}
+
 }  // namespace
 
 Trainer::Trainer(const config::RunConfig& config, Observer& observer, const std::atomic<bool>& stop,
@@ -67,6 +80,7 @@ Trainer::Trainer(const config::RunConfig& config, Observer& observer, const std:
       loader_(std::make_unique<data::Loader>(setup_.train,
                                              loader_options(config, setup_.context.mesh))),
       auxiliary_coefficient_(assembly::auxiliary_coefficient(config, setup_.model->config())) {
+  check_schedule(config, loader_->info().total_steps);
   files::make_writable_directory(config.train.output_dir);
   ckpt::CheckpointStoreOptions store;
   store.keep_last = static_cast<int>(config.ckpt.keep_last);
@@ -182,8 +196,9 @@ StepInfo Trainer::train_step(Begun begun) {
   if (peak_flops_ > 0 && step.sequences > 0) {
     const double length = static_cast<double>(step.tokens) / static_cast<double>(step.sequences);
     const double share = setup_.adapters ? 2.0 / 3.0 : 1.0;
-    info.mfu = models::qwen3_5::training_flops_per_token(model.config(), length, share) *
-               info.tokens_per_s / peak_flops_;
+    info.mfu = models::training_flops_per_token(model.config(), length, share) * info.tokens_per_s /
+               peak_flops_;
+    if (info.mfu > 1) info.mfu = 0;  // the peak was measured while the machine was busy
   }
   info.memory_bytes = device::memory(setup_.context.device).peak_bytes;
   if (auxiliary_coefficient_ > 0)

@@ -18,6 +18,7 @@ inline assembly::ModelOnRanks tiny_model_on_ranks(c10::ScalarType dtype, bool mo
   recipe.purpose = purpose;
   recipe.weights = assembly::Weights::kRandom;
   recipe.auxiliary_loss = moe;
+  recipe.generates = true;
   recipe.recompute = parallel::Recompute::kFull;
   assembly::ModelOnRanks placed = assembly::place(recipe, context);
   make_lively(*placed.model);

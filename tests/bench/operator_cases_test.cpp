@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "models/qwen3_5/config.h"
+#include "models/registry.h"
 #include "ops/autograd.h"
 
 namespace heddle::bench {
@@ -25,9 +25,10 @@ TEST(OperatorCases, PublishedShapesOfTheGatedDeltaRule) {
 
 /// Each kind of state is one that the optimizer takes, and its bytes are those of the parameters.
 TEST(OperatorCases, AdamwWithEachKindOfState) {
-  models::qwen3_5::Config config = models::qwen3_5::preset("small-10m");
-  config.vocab_size = 64;
-  config.intermediate_size = 256;
+  nlohmann::ordered_json json = models::preset_json("small-10m");
+  json["vocab_size"] = 64;
+  json["intermediate_size"] = 256;
+  const models::Config config = models::parse_config(json, "test");
   const ops::NoGradient guard;
   std::vector<double> bytes;
   for (const OperatorPlace& place : {kFloat, kBfloat16}) {

@@ -75,6 +75,10 @@ class LaunchedRuns {
     }
     make_model("dense", false);
     make_model("moe", true);
+    make_model("qwen3", false, {{"model_type", "qwen3"}});
+    // A dense layer among those with experts.
+    make_model("qwen3_moe", true,
+               {{"model_type", "qwen3_moe"}, {"norm_topk_prob", true}, {"mlp_only_layers", {1}}});
   }
 
   /// A model directory of random weights; `changes` replaces parts of its configuration.

@@ -318,8 +318,8 @@ TEST_F(LaunchersTest, WhatRunsAsOneProcessSaysSo) {
     EXPECT_EQ(testing::wait_for(testing::start_heddle(words, runs_.log_of("one"))), 2);
     return runs_.printed("one");
   };
-  EXPECT_THAT(message_of({"generate", "model"}),
-              ::testing::HasSubstr("'generate' runs as one process"));
+  EXPECT_THAT(message_of({"export", "model"}),
+              ::testing::HasSubstr("'export' runs as one process"));
   EXPECT_THAT(
       message_of({"bench", "gdn"}),
       ::testing::HasSubstr("bench gdn: times one device; several ranks are for bench step"));

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 SEEDS = {"moe": 300}
-LANGUAGE_MODELS = ["dense_tied", "dense_untied", "moe", "next", "nested"]
+LANGUAGE_MODELS = ["dense_tied", "dense_untied", "moe", "next", "nested", "qwen3", "qwen3_moe"]
 
 
 def load(path):
@@ -155,7 +155,7 @@ def test_full_export_loads_and_loses_nothing(models, tmp_path, kind):
     transformers.AutoTokenizer.from_pretrained(final)
 
 
-@pytest.mark.parametrize("kind", ["dense_tied", "moe", "next", "nested"])
+@pytest.mark.parametrize("kind", ["dense_tied", "moe", "next", "nested", "qwen3", "qwen3_moe"])
 def test_adapter_loads_in_peft_and_merges(models, tmp_path, kind):
     from peft import PeftModel
 
@@ -312,7 +312,7 @@ def test_added_tokens_with_lora_load_in_peft(models, tmp_path, kind, saved):
             assert scored["logprobs"][i] == pytest.approx(merged[i - 1, ids[i]].item(), abs=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["moe", "next"])
+@pytest.mark.parametrize("kind", ["moe", "next", "qwen3_moe"])
 @pytest.mark.parametrize("targets", [[], ["all-linear"]])
 def test_expert_adapter_loads_in_peft_and_merges(models, tmp_path, kind, targets):
     from peft import PeftModel
@@ -380,7 +380,7 @@ def test_expert_adapter_follows_peft(models, tmp_path):
         assert mine[i] == pytest.approx(loss.item(), abs=1e-4), i
 
 
-@pytest.mark.parametrize("kind", ["moe", "next"])
+@pytest.mark.parametrize("kind", ["moe", "next", "qwen3_moe"])
 def test_pooled_router_loss_equals_transformers(models, tmp_path, kind):
     """Loss and gradient (one SGD step) with output_router_logits, rows of one length as one batch."""
     rows, lr, coefficient = token_rows((60, 60, 60)), 1.0, 0.3

@@ -11,6 +11,7 @@
 #include "ckpt/hf_adapter.h"
 #include "device/device.h"
 #include "models/gradients.h"
+#include "models/registry.h"
 #include "models/tiny_model.h"
 #include "testing/temporary_directory.h"
 #include "train/optimizer.h"
@@ -19,7 +20,7 @@
 namespace heddle {
 namespace {
 
-using models::qwen3_5::Model;
+using models::Model;
 
 std::unique_ptr<Model> model_on(c10::Device device, c10::ScalarType dtype,
                                 const ops::KernelPolicy& policy = {}, bool experts = false) {
@@ -46,11 +47,11 @@ std::unique_ptr<Model> model_on(c10::Device device, c10::ScalarType dtype,
   runtime::Context context;
   context.device = device;
   context.dtype = dtype;
-  models::qwen3_5::ModelOptions options;
+  models::ModelOptions options;
   options.kernel_policy = policy;
   options.auxiliary_loss = experts;
-  auto model = std::make_unique<Model>(models::qwen3_5::parse_config(json, "test"), "model.",
-                                       context, options);
+  auto model =
+      std::make_unique<Model>(models::parse_config(json, "test"), "model.", context, options);
   model->allocate();
   model->initialize(11);
   model->visit_parameters([](nn::Parameter& parameter) {
@@ -65,7 +66,7 @@ std::unique_ptr<Model> model_on(c10::Device device, c10::ScalarType dtype,
 /// The reference kernel of every operator of the model.
 ops::KernelPolicy references_for(const Model& model) {
   ops::KernelPolicy policy;
-  for (const auto& request : models::qwen3_5::kernel_requests(model.config()))
+  for (const auto& request : models::kernel_requests(model.config()))
     policy.chosen_by_user[request.op] = "reference";
   return policy;
 }
@@ -249,7 +250,7 @@ Training train(Mode mode, const Recipe& recipe) {
     adapters->visit_parameters([&](nn::Parameter& parameter) { trainable.push_back(&parameter); });
   }
   train::Optimizer optimizer(trainable, optim, 5);
-  parallel::Pipeline pipeline(assembly::block_entries(*model), true);
+  parallel::Pipeline pipeline(assembly::block_entries(*model, adapters.get()), true);
   train::QueuedSteps steps({model.get(), adapters.get(), &pipeline, &trainable, &optimizer,
                             recipe.pooled_auxiliary_loss, optim.clip_norm},
                            mode == Mode::kRecorded);
@@ -356,7 +357,7 @@ TEST(GpuModel, AQueuedStepWithoutFiniteLossChangesNothing) {
   optim.lr = 1e-3;
   std::vector<nn::Parameter*> trainable = model->parameters();
   train::Optimizer optimizer(trainable, optim, 5);
-  parallel::Pipeline pipeline(assembly::block_entries(*model), true);
+  parallel::Pipeline pipeline(assembly::block_entries(*model, adapters.get()), true);
   train::QueuedSteps steps(
       {model.get(), nullptr, &pipeline, &trainable, &optimizer, false, optim.clip_norm}, true);
   const std::vector<data::Batch> batches = {testing::batch_of({{1, 256}})};

@@ -21,13 +21,12 @@ struct Gradients {
 
 /// One forward and backward of each batch, summed; batches are on the host. With `adapters` the
 /// gradients are theirs; `router`, if any, is at its step.
-inline Gradients differentiate(models::qwen3_5::Model& model,
-                               const std::vector<data::Batch>& batches,
+inline Gradients differentiate(models::Model& model, const std::vector<data::Batch>& batches,
                                parallel::Recompute recompute, double auxiliary_scale = 0,
                                adapters::LoraSet* adapters = nullptr,
                                train::RouterReplay* router = nullptr) {
-  parallel::Pipeline pipeline(assembly::block_entries(model), model.embedding_weight().trainable(),
-                              {recompute});
+  parallel::Pipeline pipeline(assembly::block_entries(model, adapters),
+                              model.embedding_weight().trainable(), {recompute});
   Gradients result;
   train::MicroBatchOptions options;
   options.auxiliary_scale = auxiliary_scale;

@@ -1,4 +1,4 @@
-#include "models/qwen3_5/model.h"
+#include "models/model.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
@@ -12,6 +12,7 @@
 #include "base/errors.h"
 #include "device/memory_meter.h"
 #include "models/gradients.h"
+#include "models/registry.h"
 #include "models/tiny_model.h"
 #include "objective/language_model.h"
 #include "ops/autograd.h"
@@ -21,7 +22,7 @@
 namespace heddle {
 namespace {
 
-using models::qwen3_5::Model;
+using models::Model;
 using parallel::Recompute;
 using testing::differentiate;
 using testing::Gradients;
@@ -109,17 +110,17 @@ TEST_P(ModelTest, GenerationInPiecesEqualsOneForwardPass) {
   const data::Batch batch = testing::batch_of({{5, 80}}).to(testing::device());
   const ops::NoGradient guard;
   parallel::BlockRunner runner(assembly::block_entries(*model));
-  const auto inputs = model->block_inputs(
-      {batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen}, batch.position_ids, 80, false);
-  const at::Tensor whole = runner.evaluate(model->embed(batch.tokens), inputs);
+  const auto pass = model->pass({batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen},
+                                batch.position_ids, 80, false);
+  const at::Tensor whole = runner.evaluate(model->embed(batch.tokens), pass);
   auto cache = model->make_cache(3, 80);
   std::vector<at::Tensor> pieces;
   std::int64_t done = 0;
   for (const std::int64_t length : {37, 1, 1, 30, 1, 10}) {
     const auto sequences =
         ops::Sequences::from_host({0, static_cast<std::int32_t>(length)}, testing::device());
-    pieces.push_back(
-        model->generate(batch.tokens.narrow(0, done, length), sequences, cache, {2}, {done}));
+    pieces.push_back(runner.evaluate(model->embed(batch.tokens.narrow(0, done, length)),
+                                     model->cached_pass(sequences, {&cache, {2}, {done}})));
     done += length;
   }
   EXPECT_LE((at::cat(pieces) - whole).abs().max().item<double>(), 1e-9);
@@ -134,15 +135,15 @@ TEST(Model, AFrozenTrunkKeepsNothingAndGetsNoGradient) {
       [](nn::Parameter& p) { p.set_trainable(p.name().find("layers.3.") != std::string::npos); });
   parallel::BlockRunner runner(assembly::block_entries(*model));
   const data::Batch batch = testing::batch_of({{1, 30}}).to(testing::device());
-  const auto inputs = model->block_inputs(
-      {batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen}, batch.position_ids, 30, true);
-  parallel::BlockRunner::Pass pass;
+  const auto pass = model->pass({batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen},
+                                batch.position_ids, 30, true);
+  parallel::BlockRunner::Tape tape;
   const at::Tensor embedded = model->embed(batch.tokens);
   EXPECT_FALSE(embedded.requires_grad());
-  const at::Tensor hidden = runner.forward(embedded, inputs, false, pass);
+  const at::Tensor hidden = runner.forward(embedded, pass, false, tape);
   const auto head = objective::run_language_model_head(*model, hidden,
                                                        objective::LossRows(*model, batch, 1), true);
-  runner.backward(head.grad_hidden, 0, pass);
+  runner.backward(head.grad_hidden, 0, tape);
   model->visit_parameters([](nn::Parameter& p) {
     EXPECT_EQ(p.gradient().defined(), p.name().find("layers.3.") != std::string::npos) << p.name();
   });
@@ -152,27 +153,27 @@ TEST(Model, RouterReplayTakesTheRecordedExperts) {
   const auto model = testing::tiny_model(at::kDouble, /*moe=*/true);
   parallel::BlockRunner runner(assembly::block_entries(*model), {Recompute::kFull});
   const data::Batch batch = testing::batch_of({{1, 30}, {2, 11}}).to(testing::device());
-  const auto inputs = model->block_inputs(
-      {batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen}, batch.position_ids, 41, true);
+  const auto pass = model->pass({batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen},
+                                batch.position_ids, 41, true);
   const at::Tensor embedded = model->embed(batch.tokens).detach();
-  parallel::BlockRunner::Pass recorded;
-  const at::Tensor before = runner.forward(embedded, inputs, false, recorded);
+  parallel::BlockRunner::Tape recorded;
+  const at::Tensor before = runner.forward(embedded, pass, false, recorded);
   ASSERT_EQ(recorded.experts.size(), 4u);
   for (const at::Tensor& experts : recorded.experts)
     EXPECT_EQ(experts.sizes(), (std::vector{41L, 2L}));
 
   // The same weights give the same states; others would choose other experts, but do not.
-  parallel::BlockRunner::Pass same;
+  parallel::BlockRunner::Tape same;
   same.experts = recorded.experts;
-  EXPECT_TRUE(at::equal(runner.forward(embedded, inputs, false, same), before));
+  EXPECT_TRUE(at::equal(runner.forward(embedded, pass, false, same), before));
   model->visit_parameters([](nn::Parameter& p) {
     if (p.name().ends_with(".mlp.gate.weight")) p.data().neg_();
   });
-  parallel::BlockRunner::Pass free, replayed;
-  const at::Tensor free_hidden = runner.forward(embedded, inputs, false, free);
+  parallel::BlockRunner::Tape free, replayed;
+  const at::Tensor free_hidden = runner.forward(embedded, pass, false, free);
   EXPECT_FALSE(at::equal(free.experts[0], recorded.experts[0]));
   replayed.experts = recorded.experts;
-  const at::Tensor hidden = runner.forward(embedded, inputs, false, replayed);
+  const at::Tensor hidden = runner.forward(embedded, pass, false, replayed);
   for (std::size_t i = 0; i < 4; ++i)
     EXPECT_TRUE(at::equal(replayed.experts[i], recorded.experts[i])) << "block " << i;
   EXPECT_FALSE(at::equal(hidden, free_hidden));
@@ -183,16 +184,15 @@ TEST(Model, RecomputationTakesTheExpertsOfTheForward) {
   const auto model = testing::tiny_model(at::kDouble, /*moe=*/true);
   parallel::BlockRunner runner(assembly::block_entries(*model), {Recompute::kFull});
   const data::Batch batch = testing::batch_of({{3, 1}}).to(testing::device());
-  const auto inputs = model->block_inputs(
-      {batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen}, batch.position_ids, 1, true);
-  parallel::BlockRunner::Pass pass;
-  const at::Tensor hidden =
-      runner.forward(model->embed(batch.tokens).detach(), inputs, false, pass);
-  const at::Tensor chosen = pass.experts[3];
+  const auto pass = model->pass({batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen},
+                                batch.position_ids, 1, true);
+  parallel::BlockRunner::Tape tape;
+  const at::Tensor hidden = runner.forward(model->embed(batch.tokens).detach(), pass, false, tape);
+  const at::Tensor chosen = tape.experts[3];
   model->visit_parameters([](nn::Parameter& p) {
     if (p.name().ends_with(".mlp.gate.weight")) p.data().neg_();
   });
-  runner.backward(at::ones_like(hidden), 0, pass);
+  runner.backward(at::ones_like(hidden), 0, tape);
   model->visit_parameters([&](nn::Parameter& p) {
     if (!p.name().ends_with("layers.3.mlp.experts.down_proj")) return;
     for (std::int64_t e = 0; e < 4; ++e) {
@@ -250,7 +250,7 @@ TEST_P(ModelConfigTest, IsRefusedWithTheKey) {
   nlohmann::ordered_json json = {{"model_type", "qwen3_5_text"}, {"num_hidden_layers", 4}};
   json.update(GetParam().change);
   try {
-    models::qwen3_5::parse_config(json, "config.json");
+    models::parse_config(json, "config.json");
     FAIL() << "accepted";
   } catch (const ModelError& e) {
     EXPECT_THAT(e.what(), ::testing::HasSubstr(GetParam().message));

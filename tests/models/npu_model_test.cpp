@@ -28,7 +28,7 @@ Gradients gradients_on(c10::Device device, c10::ScalarType dtype, bool moe,
   ops::KernelPolicy policy;
   policy.allow_fallback = true;
   const auto config = testing::tiny_model(dtype, moe, c10::Device(at::kCPU));
-  for (const auto& request : models::qwen3_5::kernel_requests(config->config())) {
+  for (const auto& request : models::kernel_requests(config->config())) {
     if (kernels == Kernels::kReference) policy.chosen_by_user[request.op] = "reference";
   }
   const auto model = testing::tiny_model(dtype, moe, device, policy);

@@ -26,7 +26,7 @@ class DescribeTest : public TrainerTest {
                      double micro_batches = 1) const {
     train::Observer observer;
     train::Setup setup = train::make_setup(config("run"), observer);
-    const models::qwen3_5::Config model = setup.model->config();
+    const models::Config model = setup.model->config();
     const config::RunConfig divided = config("run", layout);
     runtime::Context context = setup.context;
     context.mesh = comm::Mesh(assembly::mesh_sizes(divided.parallel, ranks), rank, ranks);

@@ -95,10 +95,10 @@ TEST_F(MoeTraining, WrongExpertTargetsAreNamed) {
 }
 
 TEST_F(MoeTraining, OneCoefficientForAllOfARun) {
-  models::qwen3_5::Config model;
-  model.num_experts = 4;
+  models::Config model;
   model.router_aux_loss_coef = 0.25;
-  model.sparse_mlp = {true};
+  model.layers.resize(1);
+  model.layers[0].moe = nn::MoeDims{8, 4, 2, 8, 8, true};
   config::RunConfig run;
   ASSERT_TRUE(model.is_moe());
   EXPECT_EQ(assembly::auxiliary_coefficient(run, model), 0);

@@ -8,6 +8,8 @@
 #include <utility>
 
 #include "base/errors.h"
+#include "base/hash.h"
+#include "base/json.h"
 
 namespace heddle::data {
 namespace {
@@ -17,7 +19,11 @@ static_assert(std::endian::native == std::endian::little, "the cache files are l
 constexpr std::string_view kHead = "HEDTOK02";
 constexpr std::string_view kTail = "HEDEND02";
 constexpr std::size_t kHeadBytes = 64;
-constexpr std::size_t kTailBytes = 32;  // rows, table bytes, JSON bytes, magic
+constexpr std::size_t kDigestBytes = 32;
+constexpr std::size_t kSizesBytes = 24;
+constexpr std::size_t kTailBytes =
+    kSizesBytes + kDigestBytes + 8;  // rows, table and JSON bytes, magic
+constexpr std::size_t kPieceBytes = 8 << 20;
 constexpr std::size_t kBytesPerToken = 2 * sizeof(std::int32_t) + sizeof(float);
 constexpr std::size_t kFlushBytes = 1 << 20;
 
@@ -48,6 +54,10 @@ void TokenStore::parse(std::span<const std::byte> bytes, const std::string& name
   const std::string_view all(reinterpret_cast<const char*>(bytes.data()), bytes.size());
   if (all.size() < kHeadBytes + kTailBytes || !all.starts_with(kHead)) damaged("no head");
   if (!all.ends_with(kTail)) damaged("no tail");
+  if (digest(all.substr(0, all.size() - kDigestBytes - kTail.size())) !=
+      all.substr(all.size() - kDigestBytes - kTail.size(), kDigestBytes)) {
+    damaged("its checksum does not fit its content");
+  }
   std::uint64_t sizes[3];
   std::memcpy(sizes, all.data() + all.size() - kTailBytes, sizeof sizes);
   const auto [rows, table, json] = std::tuple(sizes[0], sizes[1], sizes[2]);
@@ -74,8 +84,22 @@ void TokenStore::parse(std::span<const std::byte> bytes, const std::string& name
   }
   check_texts((table - table_bytes(rows)) / 8, damaged);
   const std::string_view text = all.substr(table_at + table, json);
-  meta_ = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!meta_.is_object()) damaged("its description is not valid JSON");
+  try {
+    meta_ = json::parse<nlohmann::json>(text);
+  } catch (const DataError&) {
+    damaged("its description is not valid JSON");
+  }
+  if (!meta_.is_object()) damaged("its description is no object");
+}
+
+std::string TokenStore::digest(std::string_view content) const {
+  hash::Hasher hasher;
+  for (std::size_t at = 0; at < content.size(); at += kPieceBytes) {
+    const std::string_view piece = content.substr(at, kPieceBytes);
+    hasher.append(piece);
+    if (file_) file_->drop(at, piece.size());
+  }
+  return hasher.hex();
 }
 
 void TokenStore::check_texts(std::uint64_t count,
@@ -106,9 +130,10 @@ SequenceView TokenStore::row(std::int64_t row) const {
                            static_cast<std::size_t>(text_starts_[row + 1] - text_starts_[row])}};
 }
 
-TokenStoreWriter::TokenStoreWriter() {
-  buffer_ = kHead;
-  buffer_.resize(kHeadBytes);
+TokenStoreWriter::TokenStoreWriter() : hasher_(std::make_unique<hash::Hasher>()) {
+  std::string head(kHead);
+  head.resize(kHeadBytes);
+  put(head.data(), head.size());
 }
 
 TokenStoreWriter::TokenStoreWriter(const std::filesystem::path& path) : TokenStoreWriter() {
@@ -117,6 +142,7 @@ TokenStoreWriter::TokenStoreWriter(const std::filesystem::path& path) : TokenSto
 
 void TokenStoreWriter::put(const void* bytes, std::size_t count) {
   buffer_.append(static_cast<const char*>(bytes), count);
+  hasher_->append({static_cast<const char*>(bytes), count});
   if (file_ != nullptr && buffer_.size() >= kFlushBytes) {
     file_->write(buffer_);
     written_ += buffer_.size();
@@ -154,6 +180,8 @@ std::string TokenStoreWriter::finish(const nlohmann::json& meta) {
   const std::uint64_t sizes[3] = {
       lines_.size(), table_bytes(lines_.size()) + 8 * text_lengths_.size(), text.size()};
   put(sizes, sizeof sizes);
+  const std::string digest = hasher_->hex();
+  put(digest.data(), digest.size());
   put(kTail.data(), kTail.size());
   if (file_ == nullptr) return std::exchange(buffer_, {});
   file_->write(buffer_);

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/files.h"
+#include "base/hash.h"
 #include "data/batch.h"
 #include "data/rendering/renderer.h"
 
@@ -22,9 +23,9 @@ namespace heddle::data {
 /// and weights (float32); at a multiple of 8 the row table: starts in tokens [rows + 1], file lines
 /// [rows], positions with loss [rows] (int64), sums of weights [rows], targets [rows] (float64),
 /// starts in the list of texts [rows + 1], lengths of the texts of rows that have several (int64);
-/// a JSON text of `meta`; the number of rows, the lengths of table and JSON and a magic. It is
-/// written front to back, so that tokenising needs no more memory than a chunk of rows and the row
-/// table.
+/// a JSON text of `meta`; the number of rows, the lengths of table and JSON, the xxh3-128 of all
+/// before it, and a magic. It is written front to back, so that tokenising needs no more memory
+/// than a chunk of rows and the row table.
 class TokenStore {
  public:
   /// Ends the names of cache files; another form of the file has another.
@@ -47,6 +48,7 @@ class TokenStore {
  private:
   TokenStore() = default;
   void parse(std::span<const std::byte> bytes, const std::string& name);
+  std::string digest(std::string_view content) const;
   /// Calls `damaged`, which throws, unless the list of `count` texts fits the rows.
   void check_texts(std::uint64_t count, const std::function<void(const char*)>& damaged) const;
 
@@ -82,6 +84,7 @@ class TokenStoreWriter {
   void put(const void* bytes, std::size_t count);
 
   std::unique_ptr<files::AtomicFile> file_;
+  std::unique_ptr<hash::Hasher> hasher_;
   std::string buffer_;
   std::uint64_t written_ = 0;
   std::vector<std::int64_t> starts_ = {0};

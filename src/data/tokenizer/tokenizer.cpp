@@ -267,7 +267,10 @@ std::shared_ptr<const Tokenizer> Tokenizer::load(const std::filesystem::path& di
       if (changed_name == name) return content;
     }
     const std::filesystem::path path = directory / name;
-    return std::filesystem::exists(path) ? files::read(path) : "";
+    if (!std::filesystem::exists(path)) return "";
+    const bool is_template = path.extension() == ".jinja";
+    return files::read(path, is_template ? files::kTemplateLimit : files::kTokenizerLimit,
+                       directory);
   };
   if (!std::filesystem::exists(directory / "tokenizer.json")) {
     throw_error<DataError>(

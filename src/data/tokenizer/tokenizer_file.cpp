@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/errors.h"
+#include "base/json.h"
+#include "base/quote.h"
 
 namespace heddle::data {
 namespace {
@@ -26,7 +28,8 @@ class Node {
 
   template <class... Args>
   [[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) const {
-    throw_error<DataError>("{}: {}", path_, fmt::format(format, std::forward<Args>(args)...));
+    throw_error<DataError>("{}: {}", path_,
+                           text::shown(fmt::format(format, std::forward<Args>(args)...), 400));
   }
 
   bool has(const char* key) const {
@@ -73,11 +76,7 @@ class Node {
 };
 
 Json parse(std::string_view text, const std::string& file) {
-  try {
-    return Json::parse(text);
-  } catch (const nlohmann::json::exception& error) {
-    throw_error<DataError>("{}: not JSON: {}", file, error.what());
-  }
+  return json::parse_as<DataError, Json>(text, file);
 }
 
 void read_model(const Node& model, TokenizerFile& out) {
