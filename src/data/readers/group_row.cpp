@@ -4,7 +4,9 @@
 #include <utility>
 
 #include "base/text.h"
+#include "data/json/json_text.h"
 #include "data/readers/conversation_row.h"
+#include "data/readers/message.h"
 #include "data/readers/row_fields.h"
 
 namespace heddle::data {
@@ -24,7 +26,7 @@ Row parse_group_text(const ordered_json& value, const std::string& field,
   }
   if (!value.is_array()) {
     fail(field, "is a JSON {}, expected a text, a list of messages or a list of token ids",
-         value.type_name());
+         json_text::type_name(value));
   }
   if (!value.empty() && value[0].is_number()) {
     row.form = Row::Form::kTokens;
@@ -143,7 +145,7 @@ Row after_prompt(Row text, const std::string& field, const ordered_json& prompt,
   if (text.form != wanted) {
     fail(field,
          "does not fit '{}', which is a JSON {}: both must be texts or both lists of messages",
-         shape.prompt, prompt.type_name());
+         shape.prompt, json_text::type_name(prompt));
   }
   if (prompt.is_string()) {
     text.prompt = prompt.get<std::string>();

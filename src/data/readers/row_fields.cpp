@@ -1,9 +1,11 @@
 #include "data/readers/row_fields.h"
 
+#include <algorithm>
 #include <limits>
 #include <vector>
 
 #include "base/text.h"
+#include "data/json/json_text.h"
 
 namespace heddle::data::row_fields {
 
@@ -23,8 +25,23 @@ const ordered_json& require(const ordered_json& object, const std::string& name)
 }
 
 const std::string& as_string(const ordered_json& value, const std::string& field) {
-  if (!value.is_string()) fail(field, "is a JSON {}, expected a string", value.type_name());
+  if (!value.is_string())
+    fail(field, "is a JSON {}, expected a string", json_text::type_name(value));
   return value.get_ref<const std::string&>();
+}
+
+ordered_json parse_json_field(const std::string& source, const std::string& field) {
+  try {
+    return json_text::parse(source);
+  } catch (const DataError& error) {
+    fail(field, "is JSON text that cannot be read: {}", error.what());
+  }
+}
+
+bool is_nothing(const ordered_json& value) {
+  if (value.is_string()) return value.get_ref<const std::string&>().empty();
+  if (!value.is_structured()) return value.is_null();
+  return std::all_of(value.begin(), value.end(), is_nothing);
 }
 
 std::string optional_string(const ordered_json& object, const std::string& field) {
@@ -34,14 +51,15 @@ std::string optional_string(const ordered_json& object, const std::string& field
 
 std::vector<std::int32_t> parse_ids(const ordered_json& list, const std::string& field,
                                     bool allow_ignored) {
-  if (!list.is_array()) fail(field, "is a JSON {}, expected a list of token ids", list.type_name());
+  if (!list.is_array())
+    fail(field, "is a JSON {}, expected a list of token ids", json_text::type_name(list));
   std::vector<std::int32_t> ids;
   ids.reserve(list.size());
   for (std::size_t i = 0; i < list.size(); ++i) {
     const std::string expected = allow_ignored ? "a token id or -100" : "a token id";
     if (!list[i].is_number_integer()) {
-      fail(fmt::format("{}[{}]", field, i), "is a JSON {}, expected {}", list[i].type_name(),
-           expected);
+      fail(fmt::format("{}[{}]", field, i), "is a JSON {}, expected {}",
+           json_text::type_name(list[i]), expected);
     }
     // An unsigned number beyond int64 would turn negative in get<int64>.
     const bool is_huge = list[i].is_number_unsigned() &&
