@@ -8,13 +8,13 @@
 
 namespace heddle::train {
 
-/// Numbers of the training loop that a checkpoint keeps, beside weights and optimizer state.
+/// Numbers of the training loop that a checkpoint keeps besides weights and optimizer state.
 struct LoopState {
   static constexpr int kVersion = 1;
 
   std::int64_t step = 0;             ///< Steps done.
   std::int64_t optimizer_steps = 0;  ///< Updates done, for the corrections of AdamW.
-  nlohmann::json cursor;             ///< Of the data, see data::Loader.
+  nlohmann::json cursor;             ///< Place in the data, see data::Loader.
   double first_loss = 0, last_loss = 0;
   std::optional<double> best_eval;
   std::int64_t evaluations_without_gain = 0;
