@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/errors.h"
+#include "base/log.h"
 #include "base/output_file.h"
 #include "base/text.h"
 #include "cli/command.h"
@@ -15,7 +16,7 @@
 #include "cli/sampling_defaults.h"
 #include "cli/template_arguments.h"
 #include "comm/refusal.h"
-#include "data/jinja/chat_template.h"
+#include "data/json/json_text.h"
 #include "data/readers/jsonl_reader.h"
 #include "data/rendering/renderer.h"
 #include "rollout/answers.h"
@@ -34,6 +35,7 @@ struct GenerateOptions {
   std::vector<std::string> stop, template_arguments;
   bool ignore_eos = false;
   bool raw = false;
+  bool continue_final_message = false;
   rollout::EngineOptions engine;
 };
 
@@ -98,14 +100,26 @@ class Generation {
     if (model_.context.mesh.rank() == 0) output.emplace(options_.output);
     std::vector<Json> values;
     std::vector<rollout::Request> requests;
+    std::int64_t answered = 0;
     while (auto item = reader.next()) {
+      const data::Row& row = item->row;
+      answered += !row.messages.empty() && row.messages.back()["role"] == "assistant";
       try {
-        requests.push_back(request(renderer_.tokenize_prompt(item->row),
+        if (!row.sequence_lengths.empty())
+          throw DataError("the row holds several sequences; make a row of each");
+        requests.push_back(request(renderer_.tokenize_prompt(row, options_.continue_final_message),
                                    seed_of(item->value, options_.sampling.seed, requests.size())));
       } catch (const DataError& e) {
-        throw_error<DataError>("{}:{}: {}", options_.input, item->line, e.what());
+        throw_error<DataError>("{}:{}: {}", reader.name(), item->line, e.what());
       }
       values.push_back(std::move(item->value));
+    }
+    if (answered > 0 && !options_.continue_final_message) {
+      log::info(
+          "{} of {} conversations end with a turn of the assistant, which is left out and "
+          "generated "
+          "anew; --continue-final-message goes on with it",
+          answered, values.size());
     }
     const auto completions = rollout::generate(model_, tokenizer_, requests, options_.engine);
     if (!output) return;
@@ -115,7 +129,7 @@ class Generation {
       values[i]["logprobs"] = completions[i].logprobs;
       values[i]["finish_reason"] =
           completions[i].finish_reason == rollout::FinishReason::kStop ? "stop" : "length";
-      output->write(values[i].dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
+      output->write(data::json_text::dump(values[i]) + "\n");
     }
     output->commit();
   }
@@ -158,6 +172,8 @@ int run(const GenerateOptions& options, const Session& session) {
   }
   if (!options.input.empty() && options.output.empty())
     throw ConfigError("--input needs --output OUT.jsonl");
+  if (options.continue_final_message && options.input.empty())
+    throw ConfigError("--continue-final-message needs --input with conversations");
   const auto check = [](bool holds, const char* option, auto value, const char* expected) {
     if (!holds) throw_error<ConfigError>("{} is {}: expected {}", option, value, expected);
   };
@@ -195,8 +211,12 @@ void add_generate_command(CLI::App& app, Action& action) {
                       "One prompt, streamed (through the chat template if there is one)");
   command->add_flag("--raw", options->raw, "Take --prompt as it is, without the chat template");
   add_template_arguments(*command, options->template_arguments);
-  command->add_option("--input", options->input, "JSONL rows with messages, text or input_ids")
+  command
+      ->add_option("--input", options->input,
+                   "Rows with messages, text or input_ids; - is standard input")
       ->type_name("IN.jsonl");
+  command->add_flag("--continue-final-message", options->continue_final_message,
+                    "--input: go on with the assistant's turn that ends a conversation");
   command
       ->add_option("--output", options->output,
                    "Rows with output_ids, text, logprobs, finish_reason")

@@ -20,6 +20,7 @@
 #include "comm/refusal.h"
 #include "comm/world.h"
 #include "data/batch.h"
+#include "data/json/json_text.h"
 #include "data/readers/jsonl_reader.h"
 #include "data/rendering/renderer.h"
 #include "data/tokenizer/tokenizer.h"
@@ -90,6 +91,7 @@ class Scoring {
     data::JsonlReader reader(input_file(options_.input), reader_options);
     while (auto item = reader.next()) {
       data::TokenizedRow row = tokenize(item->row, item->line);
+      drop_other_lengths(item->row, item->value);
       if (waiting_tokens_ > 0 &&
           waiting_tokens_ + static_cast<std::int64_t>(row.tokens.size()) > tokens_at_once_) {
         flush();
@@ -117,8 +119,23 @@ class Scoring {
     return rendering;
   }
 
+  /// input_ids are written without padding: fields with an entry for each token as it was fit them
+  /// no longer.
+  static void drop_other_lengths(const data::Row& row, Json& value) {
+    if (row.form != data::Row::Form::kTokens || !value.contains("input_ids")) return;
+    const std::size_t given = value["input_ids"].size();
+    if (given == row.input_ids.size()) return;
+    std::vector<std::string> fields;
+    for (const auto& [name, field] : value.items()) {
+      if (field.is_array() && field.size() == given) fields.push_back(name);
+    }
+    for (const std::string& name : fields) value.erase(name);
+  }
+
   data::TokenizedRow tokenize(const data::Row& row, std::int64_t line) {
     try {
+      if (!row.sequence_lengths.empty())
+        throw DataError("the row holds several sequences; make a row of each");
       data::TokenizedRow tokenized = renderer_.tokenize(row);
       if (tokenized.tokens.empty()) throw DataError("the row has no token");
       for (const std::int32_t id : tokenized.tokens) {
@@ -154,8 +171,7 @@ class Scoring {
       }
       totals_.tokens += static_cast<std::int64_t>(rows_[r].size());
       ++totals_.rows;
-      if (output_)
-        output_->write(value.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
+      if (output_) output_->write(data::json_text::dump(value) + "\n");
     }
     rows_.clear();
     tokenized_.clear();

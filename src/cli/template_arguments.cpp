@@ -3,8 +3,8 @@
 #include <CLI/CLI.hpp>
 
 #include "base/errors.h"
-#include "base/json.h"
 #include "base/quote.h"
+#include "data/json/json_text.h"
 
 namespace heddle::cli {
 
@@ -27,7 +27,7 @@ nlohmann::ordered_json template_variables(const std::vector<std::string>& argume
     const std::string name = argument.substr(0, equals), text = argument.substr(equals + 1);
     nlohmann::ordered_json value;
     try {
-      value = json::parse(text, {.depth = 200});
+      value = data::json_text::parse(text, /*max_depth=*/200);
     } catch (const DataError& error) {
       throw_error<ConfigError>(
           "--template-arg {}: '{}' is not JSON: write true, false, a number, or a text in double "

@@ -31,10 +31,7 @@ void add_attention(std::vector<ops::OpRequest>& requests, const nn::AttentionDim
       {"num_heads", dims.num_attention_heads / (degrees.tp * degrees.ulysses)},
       {"num_kv_heads", num_kv_heads * copies / degrees.ulysses},
       {"head_dim", dims.head_dim}};
-  requests.push_back({"qk_norm_rope",
-                      {{{"head_dim", dims.head_dim},
-                        {"rotary_dim", rotary_dim},
-                        {"norm_offset", static_cast<std::int64_t>(dims.norm_offset)}}}});
+  requests.push_back({"qk_norm_rope", {{{"head_dim", dims.head_dim}, {"rotary_dim", rotary_dim}}}});
   requests.push_back({"attention", {attention}});
   if (generates) requests.push_back({"attention_decode", {attention}});
   if (dims.has_output_gate) requests.push_back({"output_gate", {attention}});
@@ -45,11 +42,7 @@ void add_attention(std::vector<ops::OpRequest>& requests, const nn::AttentionDim
 std::vector<ops::OpRequest> kernel_requests(const Config& config, const Degrees& degrees,
                                             bool generates) {
   std::vector<ops::OpRequest> requests = {
-      {"embedding", {{}}},
-      {"rms_norm",
-       {{{"dim", config.hidden_size},
-         {"norm_offset", static_cast<std::int64_t>(config.norm_offset)}}}},
-      {"linear", {{}}}};
+      {"embedding", {{}}}, {"rms_norm", {{{"dim", config.hidden_size}}}}, {"linear", {{}}}};
   if (const nn::GatedDeltaNetDims* dims = config.gated_delta_net())
     add_gated_delta_net(requests, *dims, degrees, generates);
   if (const nn::AttentionDims* dims = config.attention())

@@ -27,8 +27,8 @@ Engine::Engine(assembly::ModelOnRanks& placed, std::shared_ptr<const data::Token
         "model with parallel.tp, pp, ep or fsdp",
         mesh.size(Dim::kCp));
   }
-  ends_ = std::make_unique<parallel::Acquired>(
-      assembly::acquire_ends(placed.sharding.get(), *placed.model));
+  // make_unique would move, which Acquired does not allow; here the result is built in place.
+  ends_.reset(new parallel::Acquired(assembly::acquire_ends(placed.sharding.get(), *placed.model)));
   const std::int64_t ranks = mesh.data_size(), tp = mesh.size(Dim::kTp);
   own_slots_ = (options.max_sequences + ranks - 1) / ranks;
   const bool can_record = options.record_steps && RecordedDecoding::why_not(placed).empty();
@@ -285,8 +285,9 @@ void Engine::weights_changed(std::int64_t version) {
   while (!running_.empty()) preempt(running_.back()->id);
   if (recorded_) recorded_->forget();
   ends_.reset();
-  ends_ = std::make_unique<parallel::Acquired>(
-      assembly::acquire_ends(placed_.sharding.get(), *placed_.model));
+  // make_unique would move, which Acquired does not allow; here the result is built in place.
+  ends_.reset(
+      new parallel::Acquired(assembly::acquire_ends(placed_.sharding.get(), *placed_.model)));
 }
 
 std::vector<Completion> generate(assembly::ModelOnRanks& placed,

@@ -134,14 +134,22 @@ TEST_P(NpuOperators, AttentionDoesNotWaitForTheDevice) {
 TEST_P(NpuOperators, ZeroCentredNorms) {
   const Tensors inputs = {randn({3, 29, 96}, dtype(), 1), randn({3, 29, 96}, dtype(), 2),
                           randn({96}, dtype(), 3) * 0.02};
-  expect_equal(register_rms_norm, "rms_norm", "npu.gemma_rms_norm", inputs,
+  expect_equal(register_rms_norm, "rms_norm", "npu.rms_norm", inputs,
                [](const KernelTable& kernels, c10::Device, const Tensors& x) {
                  const auto [y, sum] = add_rms_norm(kernels, x[0], x[1], x[2], 1e-6);
                  return Tensors{y, sum};
                });
-  expect_equal(register_rms_norm, "rms_norm", "npu.gemma_rms_norm", {inputs[0], inputs[2]},
+  expect_equal(register_rms_norm, "rms_norm", "npu.rms_norm", {inputs[0], inputs[2]},
                [](const KernelTable& kernels, c10::Device, const Tensors& x) {
                  return Tensors{rms_norm(kernels, x[0], x[1], 1e-6)};
+               });
+}
+
+TEST_P(NpuOperators, PlainNorms) {
+  const Tensors inputs = {randn({3, 29, 96}, dtype(), 1), randn({96}, dtype(), 3) * 0.02 + 1};
+  expect_equal(register_rms_norm, "rms_norm", "npu.rms_norm", inputs,
+               [](const KernelTable& kernels, c10::Device, const Tensors& x) {
+                 return Tensors{rms_norm(kernels, x[0], {x[1], 0}, 1e-6)};
                });
 }
 

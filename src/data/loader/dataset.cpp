@@ -32,11 +32,12 @@ constexpr double kLockTimeoutSeconds = 6 * 3600;
 struct PendingLine {
   std::string text;
   std::int64_t line = 0;
-  TokenizedRow row;
+  std::vector<TokenizedRow> rows;  ///< one, but for rows that hold several sequences
   std::string error;
 };
 
-/// What the key of single texts has always held: caches and cursors of earlier runs stay valid.
+/// Part of the key of single texts since the first version: caches and cursors of earlier runs stay
+/// valid.
 constexpr const char* kNoGroup = "\nquery\npositive\nnegatives";
 
 std::string reader_fingerprint(const ReaderOptions& options, BadRowPolicy policy) {
@@ -44,6 +45,7 @@ std::string reader_fingerprint(const ReaderOptions& options, BadRowPolicy policy
   std::string all = fmt::format("{} {} {} {} {}", static_cast<int>(options.format),
                                 static_cast<int>(options.task), options.max_line_bytes,
                                 options.max_depth, static_cast<int>(policy));
+  all += fmt::format(" {} {}", options.classes, fmt::join(options.class_names, "\n"));
   for (const std::string* name :
        {&f.messages, &f.tools, &f.weight, &f.conversations, &f.from, &f.value, &f.prompt,
         &f.completion, &f.instruction, &f.input, &f.output, &f.system, &f.history, &f.text,
@@ -68,7 +70,7 @@ class FileTokenizer {
         options_(options),
         renderer_(renderer),
         progress_(progress),
-        lines_(path, options.reader.max_line_bytes),
+        records_(RecordReader::open(path, options.reader.max_line_bytes)),
         threads_(options.threads > 0 ? options.threads : available_cores()),
         file_bytes_(static_cast<double>(std::max<std::uintmax_t>(fs::file_size(path), 1))) {}
 
@@ -77,9 +79,9 @@ class FileTokenizer {
       parallel_items(static_cast<std::int64_t>(chunk_.size()), threads_,
                      [&](std::int64_t i) { tokenize(chunk_[i]); });
       for (PendingLine& pending : chunk_) settle(pending, writer);
-      tell_progress(static_cast<double>(lines_.bytes_consumed()) / file_bytes_);
+      tell_progress(static_cast<double>(records_->bytes_consumed()) / file_bytes_);
     }
-    report_.blank_lines = lines_.blank_lines();
+    report_.blank_lines = records_->blank_lines();
     tell_progress(1);
     return report_;
   }
@@ -91,11 +93,11 @@ class FileTokenizer {
     while (chunk_.size() < kChunkLines && bytes < kChunkBytes) {
       PendingLine pending;
       try {
-        if (!lines_.next(pending.text)) break;
+        if (!records_->next(pending.text)) break;
       } catch (const LineTooLong& error) {
         pending.error = error.what();
       }
-      pending.line = lines_.line();
+      pending.line = records_->line();
       bytes += pending.text.size();
       chunk_.push_back(std::move(pending));
     }
@@ -106,9 +108,10 @@ class FileTokenizer {
     if (!pending.error.empty()) return;
     try {
       const Place place{path_, pending.line};
-      const Row row = parse_line(pending.text, place, options_.reader);
+      Row row = parse_line(pending.text, place, options_.reader);
       try {
-        pending.row = renderer_.tokenize(row);
+        for (const Row& part : sequences(std::move(row)))
+          pending.rows.push_back(renderer_.tokenize(part));
       } catch (const DataError& error) {
         throw_error<DataError>("{}:{}: {}", place.file, place.line, error.what());
       }
@@ -128,7 +131,10 @@ class FileTokenizer {
       report_.add(one);
       return;
     }
-    const TokenizedRow& row = pending.row;
+    for (const TokenizedRow& row : pending.rows) settle(row, pending.line, writer);
+  }
+
+  void settle(const TokenizedRow& row, std::int64_t line, TokenStoreWriter& writer) {
     if (row.fate == TokenizedRow::Fate::kDroppedLong) {
       ++report_.dropped_long;
       return;
@@ -140,14 +146,14 @@ class FileTokenizer {
     if (row.fate == TokenizedRow::Fate::kSplit) {
       ++report_.split;
       for (const TokenizedRow& piece : split(row, options_.rendering.max_length))
-        keep(piece, pending.line, writer);
+        keep(piece, line, writer);
       return;
     }
     if (row.fate == TokenizedRow::Fate::kTruncated) {
       ++report_.truncated;
       report_.cut_tokens += row.full_length - std::ssize(row.tokens);
     }
-    keep(row, pending.line, writer);
+    keep(row, line, writer);
   }
 
   void keep(const TokenizedRow& row, std::int64_t line, TokenStoreWriter& writer) {
@@ -166,7 +172,7 @@ class FileTokenizer {
   const DatasetOptions& options_;
   const Renderer& renderer_;
   const ProgressCallback& progress_;
-  LineReader lines_;
+  std::unique_ptr<RecordReader> records_;
   int threads_;
   double file_bytes_;
   std::vector<PendingLine> chunk_;
@@ -221,10 +227,15 @@ void require_files(const DatasetOptions& options) {
                                file.weight);
     }
     if (file.weight == 0) continue;
+    if (file.path == ByteSource::kStandardInput) {
+      throw_error<DataError>(
+          "{}standard input can be read once only, a run reads its data again: put it into a file",
+          place);
+    }
     if (!fs::exists(file.path))
       throw_error<DataError>("{}cannot open {}: No such file or directory", place, file.path);
     if (fs::is_directory(file.path))
-      throw_error<DataError>("{}{} is a folder, expected a JSONL file", place, file.path);
+      throw_error<DataError>("{}{} is a folder, expected a file of rows", place, file.path);
   }
 }
 

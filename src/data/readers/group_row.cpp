@@ -4,8 +4,11 @@
 #include <utility>
 
 #include "base/text.h"
+#include "data/json/json_text.h"
 #include "data/readers/conversation_row.h"
+#include "data/readers/message.h"
 #include "data/readers/row_fields.h"
+#include "data/readers/token_row.h"
 
 namespace heddle::data {
 namespace {
@@ -24,7 +27,7 @@ Row parse_group_text(const ordered_json& value, const std::string& field,
   }
   if (!value.is_array()) {
     fail(field, "is a JSON {}, expected a text, a list of messages or a list of token ids",
-         value.type_name());
+         json_text::type_name(value));
   }
   if (!value.empty() && value[0].is_number()) {
     row.form = Row::Form::kTokens;
@@ -38,7 +41,7 @@ Row parse_group_text(const ordered_json& value, const std::string& field,
   return row;
 }
 
-/// Whether a list holds texts, and is not one text itself (of messages or token ids).
+/// True for a list of texts; a single text may be a list, too, of messages or token ids.
 bool is_list_of_texts(const ordered_json& value) {
   return value.is_array() && !value.empty() && (value[0].is_string() || value[0].is_array());
 }
@@ -143,7 +146,7 @@ Row after_prompt(Row text, const std::string& field, const ordered_json& prompt,
   if (text.form != wanted) {
     fail(field,
          "does not fit '{}', which is a JSON {}: both must be texts or both lists of messages",
-         shape.prompt, prompt.type_name());
+         shape.prompt, json_text::type_name(prompt));
   }
   if (prompt.is_string()) {
     text.prompt = prompt.get<std::string>();

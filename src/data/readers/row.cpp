@@ -2,13 +2,17 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cmath>
 #include <utility>
 
 #include "base/text.h"
+#include "data/json/json_text.h"
 #include "data/readers/conversation_row.h"
 #include "data/readers/group_row.h"
+#include "data/readers/message.h"
 #include "data/readers/row_fields.h"
+#include "data/readers/token_row.h"
 
 namespace heddle::data {
 namespace {
@@ -24,19 +28,6 @@ constexpr std::array<std::pair<RowFormat, std::string_view>, 8> kNames = {
      {RowFormat::kInstruction, "alpaca"},
      {RowFormat::kText, "text"},
      {RowFormat::kPairs, "pairs"}}};
-
-void parse_tokens(const ordered_json& value, const FieldNames& fields, Row& row) {
-  row.form = Row::Form::kTokens;
-  row.input_ids = parse_ids(require(value, fields.input_ids), fields.input_ids, false);
-  if (row.input_ids.empty()) fail(fields.input_ids, "is an empty list");
-  if (const ordered_json* labels = find(value, fields.labels)) {
-    row.labels = parse_ids(*labels, fields.labels, true);
-    if (row.labels.size() != row.input_ids.size()) {
-      fail(fields.labels, "has {} entries but '{}' has {}", row.labels.size(), fields.input_ids,
-           row.input_ids.size());
-    }
-  }
-}
 
 void parse_text(const ordered_json& value, const FieldNames& fields, Row& row) {
   row.form = Row::Form::kText;
@@ -66,10 +57,7 @@ RowFormat detect(const ordered_json& value, const FieldNames& fields) {
 void refuse_media(const ordered_json& value) {
   for (const char* name : {"images", "image", "videos", "video", "audios", "audio"}) {
     const ordered_json* media = find(value, name);
-    if (media == nullptr || (media->is_array() && media->empty()) ||
-        (media->is_string() && media->get_ref<const std::string&>().empty())) {
-      continue;
-    }
+    if (media == nullptr || is_nothing(*media)) continue;
     fail(name,
          "the row comes with media. Heddle trains on text; remove the field and its "
          "placeholders in the text, for example jq -c 'del(.{})'",
@@ -77,21 +65,59 @@ void refuse_media(const ordered_json& value) {
   }
 }
 
-void parse_target(const ordered_json& value, const FieldNames& fields, Row& row) {
+/// The number of a class: itself, its digits (all that a CSV has), or its name.
+std::int64_t class_of(const ordered_json& label, const RowOptions& options) {
+  const std::string& field = options.fields.label;
+  const std::vector<std::string>& names = options.class_names;
+  if (label.is_string() && !names.empty()) {
+    const std::string& name = label.get_ref<const std::string&>();
+    const auto found = std::find(names.begin(), names.end(), name);
+    if (found != names.end()) return found - names.begin();
+    fail(field, "is '{}', expected one of the classes {}", name, text::list_some(names));
+  }
+  std::optional<std::int64_t> number;
+  if (label.is_string()) {
+    const std::string& digits = label.get_ref<const std::string&>();
+    if (!digits.empty() && digits.size() < 10 &&
+        digits.find_first_not_of("0123456789") == std::string::npos) {
+      number = std::stoll(digits);
+    }
+  } else if (label.is_number_integer() && label >= 0 && label <= (1 << 30)) {
+    number = label.get<std::int64_t>();
+  }
+  if (!number) {
+    fail(field, "is {}, expected the number of a class, from 0{}", json_text::dump(label),
+         label.is_string() ? " (model.label_names lists the names of classes)" : "");
+  }
+  if (options.classes > 0 && *number >= options.classes) {
+    fail(field, "is {}, but model.num_labels is {}: expected 0 to {}", *number, options.classes,
+         options.classes - 1);
+  }
+  return *number;
+}
+
+/// The number that a text spells, which is all that a CSV has.
+std::optional<double> number_of_text(const std::string& text) {
+  double number = 0;
+  const auto read = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (read.ec != std::errc() || read.ptr != text.data() + text.size()) return std::nullopt;
+  return number;
+}
+
+void parse_target(const ordered_json& value, const RowOptions& options, Row& row) {
   if (row.task != Task::kClassification && row.task != Task::kRegression) return;
-  const ordered_json& label = require(value, fields.label);
+  const std::string& field = options.fields.label;
+  const ordered_json& label = require(value, field);
   if (row.task == Task::kClassification) {
-    const bool fits = label.is_number_integer() &&
-                      !(label.is_number_unsigned() && label.get<std::uint64_t>() > (1u << 30)) &&
-                      label.get<std::int64_t>() >= 0;
-    if (!fits) fail(fields.label, "is {}, expected the number of a class, from 0", label.dump());
-    row.target = static_cast<double>(label.get<std::int64_t>());
+    row.target = static_cast<double>(class_of(label, options));
     return;
   }
-  if (!label.is_number() || !std::isfinite(label.get<double>())) {
-    fail(fields.label, "is {}, expected a finite number", label.dump());
+  std::optional<double> number = json_text::as_double(label);
+  if (label.is_string()) number = number_of_text(label.get_ref<const std::string&>());
+  if (!number || !std::isfinite(*number)) {
+    fail(field, "is {}, expected a finite number", json_text::dump(label));
   }
-  row.target = label.get<double>();
+  row.target = number;
 }
 
 }  // namespace
@@ -113,37 +139,16 @@ RowFormat row_format_of(std::string_view name) {
                            text::list_some(names));
 }
 
-int nesting_of(std::string_view json, int limit) {
-  int depth = 0, deepest = 0;
-  bool in_string = false;
-  for (std::size_t i = 0; i < json.size() && deepest <= limit; ++i) {
-    const char c = json[i];
-    if (in_string) {
-      if (c == '\\') {
-        ++i;
-      } else if (c == '"') {
-        in_string = false;
-      }
-    } else if (c == '"') {
-      in_string = true;
-    } else if (c == '[' || c == '{') {
-      deepest = std::max(deepest, ++depth);
-    } else if (c == ']' || c == '}') {
-      --depth;
-    }
-  }
-  return deepest;
-}
-
-Row parse_row(const ordered_json& value, RowFormat format, const FieldNames& fields, Task task,
-              const GroupShape& group) {
+Row parse_row(const ordered_json& value, const RowOptions& options) {
+  const RowFormat format = options.format;
+  const FieldNames& fields = options.fields;
   if (!value.is_object()) {
-    throw_error<DataError>("the row is a JSON {}, expected an object", value.type_name());
+    throw_error<DataError>("the row is a JSON {}, expected an object", json_text::type_name(value));
   }
   refuse_media(value);
   Row row;
-  row.task = task;
-  const bool wants_pairs = task == Task::kGroup;
+  row.task = options.task;
+  const bool wants_pairs = row.task == Task::kGroup;
   if (format != RowFormat::kAuto && (format == RowFormat::kPairs) != wants_pairs) {
     if (!wants_pairs) {
       throw_error<ConfigError>(
@@ -152,7 +157,7 @@ Row parse_row(const ordered_json& value, RowFormat format, const FieldNames& fie
     }
     throw_error<ConfigError>(
         "data.format is '{}', but this run learns from 'pairs': rows with the fields {}",
-        name_of(format), text::list_some(group.texts));
+        name_of(format), text::list_some(options.group.texts));
   }
   row.format = wants_pairs                  ? RowFormat::kPairs
                : format == RowFormat::kAuto ? detect(value, fields)
@@ -160,7 +165,7 @@ Row parse_row(const ordered_json& value, RowFormat format, const FieldNames& fie
   row.form = Row::Form::kConversation;
   switch (row.format) {
     case RowFormat::kPairs:
-      parse_group(value, fields, group, row);
+      parse_group(value, fields, options.group, row);
       break;
     case RowFormat::kTokens:
       parse_tokens(value, fields, row);
@@ -181,7 +186,9 @@ Row parse_row(const ordered_json& value, RowFormat format, const FieldNames& fie
       parse_text(value, fields, row);
       break;
   }
-  parse_target(value, fields, row);
+  parse_template_variables(value, row);
+  for (Row& text : row.texts) text.template_variables = row.template_variables;
+  parse_target(value, options, row);
   return row;
 }
 

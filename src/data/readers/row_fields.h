@@ -25,10 +25,12 @@ const ordered_json* find(const ordered_json& object, const std::string& name);
 /// The field; what is missing is named beside what the row has.
 const ordered_json& require(const ordered_json& object, const std::string& name);
 const std::string& as_string(const ordered_json& value, const std::string& field);
+/// The value of a field's JSON text.
+ordered_json parse_json_field(const std::string& source, const std::string& field);
+/// Whether a value holds nothing: null, an empty text, or a list or object of nothing else, as
+/// Arrow fills what a row does not have.
+bool is_nothing(const ordered_json& value);
 /// "" if the field is absent or null.
 std::string optional_string(const ordered_json& object, const std::string& field);
-/// Token ids of a list, and -100 where it is allowed.
-std::vector<std::int32_t> parse_ids(const ordered_json& list, const std::string& field,
-                                    bool allow_ignored);
 
 }  // namespace heddle::data::row_fields

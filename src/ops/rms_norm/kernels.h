@@ -36,7 +36,7 @@ namespace heddle::ops::rms_norm_npu {
 /// By npu_gemma_rms_norm, or npu_rms_norm for plain weights.
 RmsNorm::Forward forward(const at::Tensor& x, const at::Tensor& residual, const NormWeight& weight,
                          double eps);
-/// Adds "npu.gemma_rms_norm" and "npu.rms_norm".
+/// Adds "npu.rms_norm".
 void add(Registry& registry);
 
 }  // namespace heddle::ops::rms_norm_npu

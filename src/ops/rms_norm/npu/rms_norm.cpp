@@ -24,39 +24,15 @@ RmsNorm::Forward forward(const at::Tensor& x, const at::Tensor& residual, const 
   return result;
 }
 
-namespace {
-
-/// 1 where a request does not say otherwise.
-std::int64_t offset_of(const Dims& dims) {
-  const auto offset = dims.find("norm_offset");
-  return offset == dims.end() ? 1 : offset->second;
-}
-
-std::optional<std::string> refuse_plain(const Dims& dims) {
-  if (offset_of(dims) == 1) return std::nullopt;
-  return "the weights are not zero-centred";
-}
-
-std::optional<std::string> refuse_zero_centred(const Dims& dims) {
-  if (offset_of(dims) == 0) return std::nullopt;
-  return "the weights are zero-centred";
-}
-
-}  // namespace
-
 void add(Registry& registry) {
-  const auto add_kernel = [&](const char* name, auto refuse) {
-    registry.add<RmsNorm>({.op = "",
-                           .name = name,
-                           .device = c10::DeviceType::PrivateUse1,
-                           .dtypes = npu::dtypes(),
-                           .is_reference = false,
-                           .refuse = refuse,
-                           .on_chip_bytes = {}},
-                          {forward, rms_norm_reference::backward});
-  };
-  add_kernel("npu.gemma_rms_norm", refuse_plain);
-  add_kernel("npu.rms_norm", refuse_zero_centred);
+  registry.add<RmsNorm>({.op = "",
+                         .name = "npu.rms_norm",
+                         .device = c10::DeviceType::PrivateUse1,
+                         .dtypes = npu::dtypes(),
+                         .is_reference = false,
+                         .refuse = {},
+                         .on_chip_bytes = {}},
+                        {forward, rms_norm_reference::backward});
 }
 
 }  // namespace heddle::ops::rms_norm_npu
