@@ -152,7 +152,7 @@ class Sorter {
     const auto parameters = targeted_parameters(config_, module);
     if (depth < parameters.size()) {
       pair.parameter = parameters[parameters.size() - 1 - depth];
-    } else if (depth > 0 || !config_.targets(module)) {
+    } else if (depth > 0 || !(config_.targets(module) || is_tied_with_target(module))) {
       wrong_.push_back(
           fmt::format("'{}' is on a module that target_modules does not name", halves.a->name));
       return;
@@ -168,6 +168,12 @@ class Sorter {
     pair.scaling = config_.scaling_of(key);
     check_shapes(pair);
     (is_vision(pair.module) ? vision_pairs : pairs).push_back(std::move(pair));
+  }
+
+  /// ensure_weight_tying writes the adapter of one table for the other too.
+  bool is_tied_with_target(const std::string& module) const {
+    const bool is_table = module.ends_with("embed_tokens") || module == "lm_head";
+    return config_.ensure_weight_tying && is_table;
   }
 
   void check_shapes(const LoraPair& pair) {

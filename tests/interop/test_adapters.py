@@ -96,8 +96,8 @@ def test_adapters_of_single_experts_are_those_of_the_stack(models, tmp_path):
             own_b = b.view(b.shape[0], rank, experts)[:, :, e]
             parts = {"down_proj": own_b} if is_down else {"gate_proj": own_b[:width], "up_proj": own_b[width:]}
             for part, rows in parts.items():
-                single[f"{module}.{e}.{part}.lora_A.weight"] = a[e * rank:(e + 1) * rank].contiguous()
-                single[f"{module}.{e}.{part}.lora_B.weight"] = rows.contiguous()
+                single[f"{module}.{e}.{part}.lora_A.weight"] = a[e * rank:(e + 1) * rank].clone()
+                single[f"{module}.{e}.{part}.lora_B.weight"] = rows.clone()
     assert len(single) == 4 * experts * 3 * 2
     save_file({**tensors, **single}, tmp_path / "adapter/adapter_model.safetensors")
     config = json.loads((tmp_path / "adapter/adapter_config.json").read_text())
@@ -112,7 +112,7 @@ def test_adapters_of_single_experts_are_those_of_the_stack(models, tmp_path):
     ("dense_tied", "embed_tokens", "lm"), ("dense_tied", "model.norm", "embed"), ("nested", "language_model.norm", "lm"),
     ("nested", "layers.3.post_attention_layernorm", "lm"), ("next", "mlp.shared_expert", "lm")])
 def test_saved_modules_of_heddle_load_in_peft(models, tmp_path, kind, saved, head):
-    rows = [{"query": ROW, "positive": ROW[::-1]}] if head == "embed" else [{"input_ids": ROW}]
+    rows = [{"query": ROW, "positive": ROW[::-1]}, {"query": ROW[5:], "positive": ROW[:20]}] if head == "embed" else [{"input_ids": ROW}]
     output = train(tmp_path, models / kind, rows, "train.max_steps=3", "optim.lr=1e-2", "train.method=lora", "adapter.rank=4",
                    "adapter.targets=[q_proj]", f"adapter.modules_to_save=[{saved}]",
                    *(["model.head=embed", "data.format=pairs"] if head == "embed" else []))
