@@ -121,13 +121,10 @@ std::string own_command_for(const std::string& name) {
       {"merge-lora", "heddle export MODEL_DIR --adapter DIR --output DIR"},
       {"preprocess", "heddle tokenize, to look; sft and pt tokenize by themselves"},
       {"torchrun", "heddle launch"},
-      {"dpo", "heddle sft with train.objective=dpo"},
-      {"rm", "heddle sft with train.objective=reward"},
-      {"reward", "heddle sft with train.objective=reward"},
+      {"rm", "heddle reward"},
   };
   for (const char* name_of_method : {"ppo", "grpo", "rlhf", "orpo", "kto"}) {
-    if (name == name_of_method)
-      return "not built yet; preference tuning is heddle sft with train.objective=dpo";
+    if (name == name_of_method) return "not built yet; preference tuning is heddle dpo";
   }
   const auto found = kOwn.find(name);
   return found == kOwn.end() ? "" : found->second;

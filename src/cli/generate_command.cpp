@@ -227,10 +227,8 @@ void add_generate_command(CLI::App& app, Action& action) {
                       "0: the most likely token; default generation_config.json, else 1");
   command->add_option("--top-p", options->sampling.top_p,
                       "Smallest set with this probability; default likewise, else 1");
-  command->add_option(
-      "--min-p", options->sampling.min_p,
-      "Tokens of this share of the most likely one's probability; default likewise, "
-      "else 0");
+  command->add_option("--min-p", options->sampling.min_p,
+                      "Least share of the most likely one's probability; default likewise, else 0");
   command->add_option("--top-k", options->sampling.top_k,
                       "The k most likely; 0: all; default likewise, else 0");
   command

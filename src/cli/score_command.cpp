@@ -87,7 +87,8 @@ class Scoring {
 
   ScoreTotals run() {
     data::ReaderOptions reader_options;
-    reader_options.task = data::Task::kEmbedding;  // nothing is to be learned from the rows
+    // Without --answers nothing is to be learned from the rows.
+    reader_options.task = options_.answers ? data::Task::kLanguageModel : data::Task::kEmbedding;
     data::JsonlReader reader(input_file(options_.input), reader_options);
     while (auto item = reader.next()) {
       data::TokenizedRow row = tokenize(item->row, item->line);

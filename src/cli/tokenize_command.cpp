@@ -122,7 +122,7 @@ void add_tokenize_command(CLI::App& app, Action& action) {
   command->add_option("--text", options->text, "This text instead of a file");
   command
       ->add_option("--input", options->input,
-                   "Rows of this file, folder or pattern, - for standard "
+                   "Rows of a file, folder or pattern, - for standard "
                    "input; default: data.train")
       ->type_name("FILE");
   command->add_option("--rows", options->rows, "How many rows")->capture_default_str();

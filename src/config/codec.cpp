@@ -21,7 +21,7 @@ constexpr std::array<std::pair<std::string_view, double>, 9> kUnits{{{"B", 1.},
 
 std::string hint_for_foreign_value(std::string_view value) {
   constexpr std::string_view kInt8 = "write optim.name=adamw and optim.state_dtype=int8";
-  constexpr std::array<std::pair<std::string_view, std::string_view>, 14> kHints{{
+  constexpr std::array<std::pair<std::string_view, std::string_view>, 13> kHints{{
       {"bf16", "write bfloat16"},
       {"fp32", "write float32"},
       {"tf32", "write float32"},
@@ -31,7 +31,6 @@ std::string hint_for_foreign_value(std::string_view value) {
       {"adamw_8bit", kInt8},
       {"adamw_bnb_8bit", kInt8},
       {"paged_adamw_8bit", kInt8},
-      {"adam", "write adamw, with optim.weight_decay=0 for Adam"},
       {"adamw_torch", "write adamw"},
       {"adamw_torch_fused", "write adamw"},
       {"qlora", "quantised base weights are not built: write lora"},

@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <fstream>
 #include <thread>
 
 #include "base/errors.h"
@@ -52,7 +53,10 @@ TEST_F(OutputFiles, WritesThroughLinksAndLeavesThem) {
 TEST_F(OutputFiles, WritesIntoPipesAndDevices) {
   ASSERT_EQ(mkfifo((dir_ / "pipe").c_str(), 0600), 0);
   std::string got;
-  std::thread reader([&] { got = read(dir_ / "pipe"); });
+  std::thread reader([&] {
+    std::ifstream pipe(dir_ / "pipe");
+    std::getline(pipe, got);
+  });
   put(dir_ / "pipe", "rows");
   reader.join();
   EXPECT_EQ(got, "rows");
