@@ -7,7 +7,7 @@ namespace heddle::assembly {
 
 namespace {
 
-/// Whether the head is the embedding's matrix: other heads of a model with a tied one do without.
+/// True if the head is the embedding's matrix, as only that of a language model can be.
 bool reads_embedding(const models::Model& model) {
   return model.tied() && model.head() == models::Head::kLanguageModel;
 }

@@ -42,7 +42,7 @@ void add_launch_command(CLI::App& app, Action& action);
 /// Where `heddle launch` puts the ranks' messages unless it is told.
 inline constexpr const char* kLaunchLogDirectory = "heddle-logs";
 
-/// Whether it is one of add_training_commands().
+/// True for the names of add_training_commands().
 bool is_training_command(const std::string& name);
 
 /// FILE and key=value arguments in any number. The first is the file, unless it is an override.

@@ -6,12 +6,15 @@
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "base/errors.h"
 #include "comm/store_greeting.h"
@@ -27,7 +30,45 @@ std::string_view text_of(const std::vector<std::uint8_t>& bytes) {
 
 std::vector<std::uint8_t> bytes_of(std::string_view text) { return {text.begin(), text.end()}; }
 
-}  // namespace
+class GuardedStore : public c10d::Store {
+ public:
+  GuardedStore(Endpoint endpoint, std::string secret, std::chrono::milliseconds timeout,
+               std::shared_ptr<StoreServer> server);
+  ~GuardedStore() override;
+  GuardedStore(const GuardedStore&) = delete;
+
+  c10::intrusive_ptr<c10d::Store> clone() override;
+  using c10d::Store::compareSet;
+  using c10d::Store::set;
+  void set(const std::string& key, const std::vector<std::uint8_t>& value) override;
+  std::vector<std::uint8_t> compareSet(const std::string& key,
+                                       const std::vector<std::uint8_t>& expected,
+                                       const std::vector<std::uint8_t>& wanted) override;
+  std::vector<std::uint8_t> get(const std::string& key) override;
+  std::int64_t add(const std::string& key, std::int64_t amount) override;
+  bool deleteKey(const std::string& key) override;
+  bool check(const std::vector<std::string>& keys) override;
+  std::int64_t getNumKeys() override;
+  void wait(const std::vector<std::string>& keys) override;
+  void wait(const std::vector<std::string>& keys,
+            const std::chrono::milliseconds& timeout) override;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  void open();
+  std::string ask(StoreOperation operation, const std::vector<std::string_view>& fields);
+  void send(std::string_view bytes, Clock::time_point deadline);
+  std::string receive(std::size_t count, Clock::time_point deadline);
+  void await(short events, Clock::time_point deadline);
+  [[noreturn]] void lose(const std::string& reason);
+
+  Endpoint endpoint_;
+  std::string secret_;
+  std::chrono::milliseconds answer_time_;
+  std::shared_ptr<StoreServer> server_;
+  std::mutex mutex_;  // one request and its answer at a time
+  int socket_ = -1;
+};
 
 GuardedStore::GuardedStore(Endpoint endpoint, std::string secret, std::chrono::milliseconds timeout,
                            std::shared_ptr<StoreServer> server)
@@ -213,6 +254,15 @@ void GuardedStore::wait(const std::vector<std::string>& keys,
     std::this_thread::sleep_for(pause);
     pause = std::min(2 * pause, kLongestPause);
   }
+}
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Store> open_guarded_store(const Endpoint& endpoint,
+                                                   const std::string& secret,
+                                                   std::chrono::milliseconds timeout,
+                                                   std::shared_ptr<StoreServer> server) {
+  return c10::make_intrusive<GuardedStore>(endpoint, secret, timeout, std::move(server));
 }
 
 }  // namespace heddle::comm

@@ -71,20 +71,19 @@ Store::Store(std::shared_ptr<const StoreHandle> handle, Endpoint endpoint)
 Store Store::serve(Listener listener, Seconds timeout, const std::string& secret) {
   const Endpoint endpoint = listener.local_endpoint();
   const auto server = std::make_shared<StoreServer>(std::move(listener), secret);
-  return {open_store(endpoint, "serving", timeout,
-                     [=] {
-                       return wrap(c10::make_intrusive<GuardedStore>(
-                           endpoint, secret, milliseconds(timeout), server));
-                     }),
-          endpoint};
+  return {
+      open_store(endpoint, "serving", timeout,
+                 [=] {
+                   return wrap(open_guarded_store(endpoint, secret, milliseconds(timeout), server));
+                 }),
+      endpoint};
 }
 
 Store Store::connect(const Endpoint& endpoint, Seconds timeout, const std::string& secret) {
   return {open_store(endpoint, "connecting", timeout,
                      [=] {
                        wait_for_listener(endpoint, timeout);
-                       return wrap(c10::make_intrusive<GuardedStore>(endpoint, secret,
-                                                                     milliseconds(timeout)));
+                       return wrap(open_guarded_store(endpoint, secret, milliseconds(timeout)));
                      }),
           endpoint};
 }

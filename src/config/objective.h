@@ -4,7 +4,7 @@
 
 namespace heddle::config {
 
-/// What an objective asks of the rest of a configuration.
+/// Requirements of an objective on the rest of a configuration.
 struct ObjectiveNeeds {
   Head head;
   std::int64_t texts;  ///< Sequences of a usual row.

@@ -6,7 +6,7 @@
 #include "data/readers/jsonl_reader.h"
 #include "objective/objective.h"
 
-/// What a run's configuration says of its objective: the one source of this layer that knows it.
+/// Objective and rows as a run's configuration names them; no other source of this layer knows it.
 namespace heddle::objective {
 
 /// How the rows of a run are read: what they are for, and which texts one holds.

@@ -17,16 +17,16 @@ using models::Model;
 /// last ones less or none, as prompts without labels may fill the rows of one rank.
 struct LossRows {
   LossRows() = default;
-  /// Those of `batch`, which is on the host, that have a label and a weight; `multiple`: their
-  /// number is rounded up to one by rows of weight 0 (but to no more than all rows), for launches
-  /// that serve several batches. Gradients are those of gradient_scale * loss_sum.
+  /// Takes the rows of `batch`, which is on the host, that have a label and a weight; `multiple`:
+  /// their number is rounded up to one by rows of weight 0 (but to no more than all rows), for
+  /// launches that serve several batches. Gradients are those of gradient_scale * loss_sum.
   LossRows(const Model& model, const data::Batch& batch, double gradient_scale,
            std::int64_t multiple = 1);
 
   std::int64_t total = 0;  ///< n, of all ranks along tp.
   at::Tensor index;        ///< int64 into this rank's rows [T/tp]; undefined: every row.
   std::vector<std::int64_t> sent, received;  ///< [tp], of the indexed rows; empty: none moves.
-  // Of this rank's run.
+  // This rank's run:
   std::vector<std::int64_t> tokens;           ///< Where they are in the batch [T].
   at::Tensor labels;                          ///< int64
   at::Tensor loss_weights, gradient_weights;  ///< fp32 or wider

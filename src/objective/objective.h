@@ -42,7 +42,7 @@ struct PassOptions {
   bool is_held_out = false;        ///< The rows are those of RunRows::eval.
 };
 
-/// What a run learns: a loss that is a sum over rows, its divisor and metrics. Every rank has one
+/// A run's subject: a loss that is a sum over rows, its divisor and metrics. Every rank has one
 /// of its own over its part of the model; all ranks call it together. A loss may span the tokens of
 /// a sequence, the sequences of a row or, in heads(), all micro-batches of a step.
 class Objective {
@@ -54,7 +54,7 @@ class Objective {
 
   /// Names of HeadResult::metric_sums, each a mean like the loss.
   virtual std::vector<std::string> metrics() const { return {}; }
-  /// What the sums of a step of all ranks are divided by: its rows.
+  /// Divisor of a step's sums over all ranks: its rows.
   virtual double divisor(const data::Step& step) const;
   /// The part of the divisor that belongs to what this rank has of a micro-batch.
   virtual double weight(const data::Batch& local) const = 0;

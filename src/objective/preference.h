@@ -22,7 +22,7 @@ class Preference : public PairObjective {
                                   const PassOptions& options) override;
 
  private:
-  /// What is known of a micro-batch before the policy runs on it, by real sequence.
+  /// Numbers of a micro-batch's real sequences that are known before the policy runs on it.
   struct Known {
     std::vector<double> reference;  ///< Log-probabilities; empty without the last stage.
     std::vector<double> tokens;     ///< Sums of loss weights.

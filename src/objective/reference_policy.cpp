@@ -18,7 +18,7 @@
 namespace heddle::objective {
 namespace {
 
-/// Key of weights, type and rows: log-probabilities under the same key are the same.
+/// Key of weights, type and rows, on which the log-probabilities depend.
 std::string key_of(const assembly::ModelOnRanks& placed, const data::Dataset& rows) {
   hash::Hasher hasher;
   if (placed.source) {

@@ -10,7 +10,7 @@ namespace heddle::objective {
 
 struct ReferenceOptions {
   std::filesystem::path directory;      ///< Where log-probabilities are kept.
-  std::int64_t micro_batch_tokens = 0;  ///< Of the passes that compute them.
+  std::int64_t micro_batch_tokens = 0;  ///< A pass that computes them takes at most so many.
 };
 
 /// The policy that preference tuning starts from. With adapters on a frozen model it is the model
@@ -24,8 +24,8 @@ class ReferencePolicy {
 
   /// Called by all ranks while the weights are the reference's.
   void prepare(const RunRows& rows);
-  /// By real sequence of a micro-batch the sum over its tokens of loss weight x log p; empty where
-  /// the last stage is elsewhere. Called by all ranks that share the micro-batch.
+  /// Sums over the tokens of each real sequence of a micro-batch of loss weight x log p; empty
+  /// where the last stage is elsewhere. Called by all ranks that share the micro-batch.
   std::vector<double> logprobs(const data::Batch& whole, bool is_held_out) const;
 
  private:

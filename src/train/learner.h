@@ -29,8 +29,8 @@ class Learner {
 
   /// Numbers of one step.
   struct StepOptions {
-    std::int64_t step = 1;  ///< Of the run, from 1: keys dropout and the record of experts.
-    /// What the gradients of the loss's sum and of the router's loss are multiplied by.
+    std::int64_t step = 1;  ///< Number in the run, from 1: keys dropout and the record of experts.
+    /// Factors of the gradients of the loss's sum and of the router's loss.
     double loss_scale = 1, auxiliary_scale = 0;
     double lr = 0;
   };
@@ -48,7 +48,7 @@ class Learner {
   /// Both verbs, by the policies of the run. Where loss or norm are not finite nothing was updated.
   Outcome step(std::span<const data::Batch> micro_batches, const StepOptions& options);
 
-  /// Whether steps can be given to the device while it is at earlier ones.
+  /// True if steps can be given to the device while it is at earlier ones.
   bool queues_ahead() const { return queued_ && !recompute_; }
   /// step() that does not wait; only if queues_ahead().
   QueuedSteps::Flight queue(std::span<const data::Batch> micro_batches, const StepOptions& options);

@@ -231,13 +231,13 @@ bool Trainer::evaluate_if_due(StepInfo& info, const Pause& pause) {
   if (!pause.evaluates) return false;
   const Evaluation evaluation = evaluate();
   last_eval_ = evaluation.loss;
-  improved_ = !best_eval_ || *last_eval_ < *best_eval_;
-  if (improved_) best_eval_ = last_eval_;
-  evaluations_without_gain_ = improved_ ? 0 : evaluations_without_gain_ + 1;
+  improved_ = !loop_.best_eval || *last_eval_ < *loop_.best_eval;
+  if (improved_) loop_.best_eval = last_eval_;
+  loop_.evaluations_without_gain = improved_ ? 0 : loop_.evaluations_without_gain + 1;
   info.add(evaluation);
   observer_.on_evaluation(info.step, evaluation, improved_);
   const std::int64_t patience = config_.train.early_stop_patience;
-  return patience > 0 && evaluations_without_gain_ >= patience;
+  return patience > 0 && loop_.evaluations_without_gain >= patience;
 }
 
 std::string Trainer::limit_reached() const {
@@ -252,17 +252,17 @@ std::string Trainer::limit_reached() const {
                     : fmt::format("train.epochs {}", train.epochs);
   }
   const std::int64_t patience = train.early_stop_patience;
-  return setup_.eval && patience > 0 && evaluations_without_gain_ >= patience
+  return setup_.eval && patience > 0 && loop_.evaluations_without_gain >= patience
              ? fmt::format("train.early_stop_patience {}", patience)
              : "";
 }
 
 void Trainer::fill(Summary& summary, std::int64_t steps) const {
   summary.steps = steps;
-  summary.first_loss = first_loss_;
-  summary.last_loss = last_loss_;
-  summary.has_eval = best_eval_.has_value();
-  summary.best_eval_loss = best_eval_.value_or(0);
+  summary.first_loss = loop_.first_loss;
+  summary.last_loss = loop_.last_loss;
+  summary.has_eval = loop_.best_eval.has_value();
+  summary.best_eval_loss = loop_.best_eval.value_or(0);
 }
 
 Summary Trainer::run() {
@@ -299,8 +299,8 @@ Summary Trainer::train() {
     StepInfo info = train_step(std::move(*begun));
     if (profile) profile->finish(config_.train.output_dir);
     done = info.step;
-    last_loss_ = info.loss;
-    if (std::exchange(fresh, false)) first_loss_ = info.loss;
+    loop_.last_loss = info.loss;
+    if (std::exchange(fresh, false)) loop_.first_loss = info.loss;
     const Pause pause = pause_behind(done);
     summary.stopped_early = evaluate_if_due(info, pause);
     observer_.on_step(info);

@@ -13,6 +13,7 @@
 #include "data/loader/loader.h"
 #include "objective/objective.h"
 #include "train/learner.h"
+#include "train/loop_state.h"
 #include "train/observer.h"
 #include "train/run_lock.h"
 #include "train/schedule.h"
@@ -108,10 +109,9 @@ class Trainer {
   std::int64_t first_step_ = 0;
   std::int64_t last_saved_ = -1;
   ckpt::Path last_checkpoint_;  ///< Of that step; empty before the first.
-  double first_loss_ = 0, last_loss_ = 0;
-  std::optional<double> best_eval_, last_eval_;
+  LoopState loop_;
+  std::optional<double> last_eval_;
   bool improved_ = false;  ///< The evaluation after the last step was the best so far.
-  std::int64_t evaluations_without_gain_ = 0;
 };
 
 }  // namespace heddle::train

@@ -357,7 +357,7 @@ TEST(GpuModel, AQueuedStepWithoutFiniteLossChangesNothing) {
   optim.lr = 1e-3;
   std::vector<nn::Parameter*> trainable = model->parameters();
   train::Optimizer optimizer(trainable, optim, 5);
-  parallel::Pipeline pipeline(assembly::block_entries(*model, adapters.get()), true);
+  parallel::Pipeline pipeline(assembly::block_entries(*model), true);
   train::QueuedSteps steps(
       {model.get(), nullptr, &pipeline, &trainable, &optimizer, false, optim.clip_norm}, true);
   const std::vector<data::Batch> batches = {testing::batch_of({{1, 256}})};

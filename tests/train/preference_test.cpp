@@ -113,7 +113,7 @@ TEST_F(PreferenceTrainer, MicroBatchesChangeNothing) {
   }
 }
 
-// What the adapter has learned takes no part in the reference, which is that of the model alone.
+// The reference is that of the model alone, whatever the adapter has learned.
 TEST_F(PreferenceTrainer, AdaptersAreOffInTheReference) {
   std::atomic<bool> stop = false;
   train::Observer quiet;

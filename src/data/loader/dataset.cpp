@@ -36,7 +36,8 @@ struct PendingLine {
   std::string error;
 };
 
-/// What the key of single texts has always held: caches and cursors of earlier runs stay valid.
+/// Part of the key of single texts since the first version: caches and cursors of earlier runs stay
+/// valid.
 constexpr const char* kNoGroup = "\nquery\npositive\nnegatives";
 
 std::string reader_fingerprint(const ReaderOptions& options, BadRowPolicy policy) {

@@ -8,6 +8,7 @@
 #include "data/readers/conversation_row.h"
 #include "data/readers/message.h"
 #include "data/readers/row_fields.h"
+#include "data/readers/token_row.h"
 
 namespace heddle::data {
 namespace {
@@ -40,7 +41,7 @@ Row parse_group_text(const ordered_json& value, const std::string& field,
   return row;
 }
 
-/// Whether a list holds texts, and is not one text itself (of messages or token ids).
+/// True for a list of texts; a single text may be a list, too, of messages or token ids.
 bool is_list_of_texts(const ordered_json& value) {
   return value.is_array() && !value.empty() && (value[0].is_string() || value[0].is_array());
 }

@@ -63,7 +63,7 @@ struct FieldNames {
 struct GroupShape {
   std::vector<std::string> texts = {};  ///< One text each.
   std::string more = {};                ///< Any number of further texts, maybe none; "": never any.
-  /// What the texts, then two, have in common and are judged after: a string or a list of messages;
+  /// The field with what the two texts follow and have in common: a string or a list of messages;
   /// `prompt`_ids with the texts' fields + "_ids" for token ids. A row without it has whole texts,
   /// of which the shared beginning is the prompt. "": the texts have no prompt.
   std::string prompt = {};

@@ -1,7 +1,6 @@
 #include "data/readers/row_fields.h"
 
 #include <algorithm>
-#include <limits>
 #include <vector>
 
 #include "base/text.h"
@@ -47,31 +46,6 @@ bool is_nothing(const ordered_json& value) {
 std::string optional_string(const ordered_json& object, const std::string& field) {
   const ordered_json* value = find(object, field);
   return value == nullptr ? "" : as_string(*value, field);
-}
-
-std::vector<std::int32_t> parse_ids(const ordered_json& list, const std::string& field,
-                                    bool allow_ignored) {
-  if (!list.is_array())
-    fail(field, "is a JSON {}, expected a list of token ids", json_text::type_name(list));
-  std::vector<std::int32_t> ids;
-  ids.reserve(list.size());
-  for (std::size_t i = 0; i < list.size(); ++i) {
-    const std::string expected = allow_ignored ? "a token id or -100" : "a token id";
-    if (!list[i].is_number_integer()) {
-      fail(fmt::format("{}[{}]", field, i), "is a JSON {}, expected {}",
-           json_text::type_name(list[i]), expected);
-    }
-    // An unsigned number beyond int64 would turn negative in get<int64>.
-    const bool is_huge = list[i].is_number_unsigned() &&
-                         list[i].get<std::uint64_t>() > std::numeric_limits<std::int32_t>::max();
-    const std::int64_t id = is_huge ? -1 : list[i].get<std::int64_t>();
-    const bool is_ignored = allow_ignored && id == -100 && !is_huge;
-    if (!is_ignored && (id < 0 || id > std::numeric_limits<std::int32_t>::max())) {
-      fail(fmt::format("{}[{}]", field, i), "is {}, expected {}", list[i].dump(), expected);
-    }
-    ids.push_back(static_cast<std::int32_t>(id));
-  }
-  return ids;
 }
 
 }  // namespace heddle::data::row_fields

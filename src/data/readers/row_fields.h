@@ -32,8 +32,5 @@ ordered_json parse_json_field(const std::string& source, const std::string& fiel
 bool is_nothing(const ordered_json& value);
 /// "" if the field is absent or null.
 std::string optional_string(const ordered_json& object, const std::string& field);
-/// Token ids of a list, and -100 where it is allowed.
-std::vector<std::int32_t> parse_ids(const ordered_json& list, const std::string& field,
-                                    bool allow_ignored);
 
 }  // namespace heddle::data::row_fields

@@ -50,7 +50,7 @@ struct TokenizedRow {
   std::vector<std::int32_t> tokens;
   std::vector<std::int32_t> labels;        ///< shifted, -100 = none
   std::vector<float> weights;              ///< of labels
-  std::vector<std::int64_t> text_lengths;  ///< Of a group, whose texts lie end to end; else empty.
+  std::vector<std::int64_t> text_lengths;  ///< A group's texts lie end to end; otherwise empty.
   double target = 0;
   std::int64_t loss_rows = 0;
   double loss_weight_sum = 0;
