@@ -50,7 +50,8 @@ Times generate(rollout::Engine& engine, const GenerateBench& bench, std::int64_t
   std::int64_t begun = 0;
   while (!engine.is_idle()) {
     begun += static_cast<std::int64_t>(engine.step().size());
-    if (times.first_token_s == 0 && begun >= bench.batch) times.first_token_s = seconds_since(start);
+    if (times.first_token_s == 0 && begun >= bench.batch)
+      times.first_token_s = seconds_since(start);
   }
   times.rest_s = seconds_since(start) - times.first_token_s;
   return times;
@@ -120,10 +121,10 @@ std::string generate_bench_table(const nlohmann::ordered_json& result) {
   ui::Table table;
   const auto number = [&](const char* key) { return result[key].get<double>(); };
   const auto word = [&](const char* key) { return result[key].get<std::string>(); };
-  table.row({"work", fmt::format("{}, {} sequences of {} tokens and {} new ones", word("preset"),
-                                 result["batch"].get<std::int64_t>(),
-                                 result["length"].get<std::int64_t>(),
-                                 result["new_tokens"].get<std::int64_t>())});
+  table.row({"work",
+             fmt::format("{}, {} sequences of {} tokens and {} new ones", word("preset"),
+                         result["batch"].get<std::int64_t>(), result["length"].get<std::int64_t>(),
+                         result["new_tokens"].get<std::int64_t>())});
   table.row({"device", word("device")});
   table.row({"first token", fmt::format("{:.1f} ms, {:.0f} tokens/s of prompts",
                                         number("first_token_ms"), number("prompt_tokens_per_s"))});
