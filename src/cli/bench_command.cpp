@@ -12,6 +12,7 @@
 #include "base/errors.h"
 #include "base/text.h"
 #include "bench/step_benchmark.h"
+#include "cli/bench_generate.h"
 #include "cli/bench_operators.h"
 #include "cli/command.h"
 #include "comm/launch_environment.h"
@@ -25,14 +26,15 @@ namespace {
 struct BenchOptions {
   std::string work = "step";
   std::string preset, profile;
-  std::int64_t batch = 1, length = 2048, median = 0, micro_batches = 1, steps = 6, warmup = 4;
+  std::int64_t batch = 1, length = 2048, new_tokens = 128, median = 0, micro_batches = 1, steps = 6,
+               warmup = 4;
   bool json = false, check = false;
   std::vector<std::string> heads, layouts;
   std::vector<std::string> overrides;
   std::vector<std::string> given;  ///< Options of the command line: "--batch".
 };
 
-constexpr const char* kWorks = "step|gdn|gemm|lora|attention|head|experts|adamw";
+constexpr const char* kWorks = "step|generate|gdn|gemm|lora|attention|head|experts|adamw";
 
 bool contains(const std::vector<std::string>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
@@ -41,9 +43,10 @@ bool contains(const std::vector<std::string>& names, const std::string& name) {
 /// The benchmarks that take an option; all take those that are not named here.
 std::vector<std::string> works_with(const std::string& option) {
   static const std::map<std::string, const char*> kTakenBy = {
-      {"--batch", "step|gdn|gemm|lora|attention|head|experts"},
-      {"--length", "step|gdn|gemm|lora|attention|head|experts"},
+      {"--batch", "step|generate|gdn|gemm|lora|attention|head|experts"},
+      {"--length", "step|generate|gdn|gemm|lora|attention|head|experts"},
       {"--median", "step|gdn|attention"},
+      {"--new-tokens", "generate"},
       {"--micro-batches", "step"},
       {"--steps", "step"},
       {"--warmup", "step"},
@@ -224,6 +227,12 @@ int run(const BenchOptions& options, const Session& session) {
     throw_error<ConfigError>("bench {}: times one device; several ranks are for bench step",
                              options.work);
   }
+  if (options.work == "generate") {
+    const nlohmann::ordered_json result = run_generate_bench(
+        {options.preset, options.batch, options.length, options.new_tokens}, config);
+    session.out << (options.json ? result.dump() + "\n" : generate_bench_table(result));
+    return 0;
+  }
   bench::DeltaSelection published{{}, options.layouts};
   for (const std::string& pair : options.heads) published.heads.push_back(parse_heads(pair));
   const nlohmann::ordered_json result =
@@ -245,8 +254,8 @@ int run(const BenchOptions& options, const Session& session) {
 
 void add_bench_command(CLI::App& app, Action& action) {
   auto options = std::make_shared<BenchOptions>();
-  CLI::App* command =
-      app.add_subcommand("bench", "Time training steps or single operators on random data");
+  CLI::App* command = app.add_subcommand(
+      "bench", "Time training steps, generation or single operators on random data");
   command->add_option("work", options->work, "What is timed")->required()->type_name(kWorks);
   command->add_option("overrides", options->overrides, "Configuration, such as train.method=lora")
       ->type_name("[key=value ...]");
@@ -259,6 +268,9 @@ void add_bench_command(CLI::App& app, Action& action) {
       ->capture_default_str();
   command->add_option("--length", options->length, "Tokens of a sequence")
       ->check(CLI::Range(2, 1 << 24))
+      ->capture_default_str();
+  command->add_option("--new-tokens", options->new_tokens, "generate: tokens drawn a sequence")
+      ->check(CLI::Range(2, 1 << 20))
       ->capture_default_str();
   command
       ->add_option("--median", options->median,
@@ -300,6 +312,7 @@ void add_bench_command(CLI::App& app, Action& action) {
       "Examples:\n"
       "  heddle bench step --preset qwen3.5-0.8b --batch 8 --length 4096 device=cuda "
       "train.method=lora\n"
+      "  heddle bench generate --preset qwen3.5-0.8b --batch 64 --length 128 device=cuda\n"
       "  heddle bench gdn --heads 16/32 --layout 28672+4096 device=cuda\n"
       "  heddle bench attention --preset qwen3.5-4b --batch 4 --length 8192 --median 1000 "
       "device=cuda");

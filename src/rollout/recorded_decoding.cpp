@@ -44,6 +44,11 @@ RecordedDecoding::RecordedDecoding(assembly::ModelOnRanks& placed, nn::Cache& ca
                                    std::int64_t capacity, std::int64_t dummy_slot)
     : placed_(placed), cache_(cache), capacity_(capacity), dummy_slot_(dummy_slot) {}
 
+void RecordedDecoding::forget() {
+  steps_.clear();
+  neighbour_ = nullptr;
+}
+
 RecordedDecoding::Step RecordedDecoding::make_step(std::int64_t batch) const {
   const c10::Device device = placed_.context.device;
   Step step;
@@ -99,7 +104,11 @@ std::vector<SampledToken> RecordedDecoding::step(const std::vector<Row>& rows) {
     // The first one queues its launches: what libraries set up on their first call is not recorded.
     run(step, bound);
   } else {
-    if (!step.graph) step.graph = device::record(device, [&] { run(step, bound); });
+    if (!step.graph) {
+      step.graph = device::record(
+          device, [&] { run(step, bound); }, neighbour_);
+      if (neighbour_ == nullptr) neighbour_ = step.graph.get();
+    }
     step.graph->replay();
   }
   return from_table(step.drawn, rows.size());

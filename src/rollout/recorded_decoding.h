@@ -38,7 +38,7 @@ class RecordedDecoding {
   /// The next token of each sequence; the caches are continued. At least one row.
   std::vector<SampledToken> step(const std::vector<Row>& rows);
   /// After parameters have moved.
-  void forget() { steps_.clear(); }
+  void forget();
 
  private:
   struct Step {
@@ -56,6 +56,7 @@ class RecordedDecoding {
   nn::Cache& cache_;
   std::int64_t capacity_, dummy_slot_;
   std::map<std::pair<std::int64_t, std::int64_t>, Step> steps_;  ///< By batch and longest.
+  const device::Graph* neighbour_ = nullptr;                     ///< Whose memory all graphs share.
 };
 
 }  // namespace heddle::rollout

@@ -150,5 +150,15 @@ TEST(BenchOperators, RefusesOptionsOfOtherBenchmarks) {
   refused({"gemm", preset, "adapter.rank=8"}, "bench gemm: adapter.rank has no effect");
 }
 
+TEST(BenchGenerate, TimesTheFirstTokenAndTheRest) {
+  const json result = bench(
+      {"generate", "--preset", "small-10m", "--batch", "3", "--length", "9", "--new-tokens", "5"});
+  EXPECT_GT(result["first_token_ms"], 0);
+  EXPECT_GT(result["tokens_per_s"], 0);
+  EXPECT_GT(result["traffic_gb"], 0);
+  EXPECT_THAT(result["steps"], HasSubstr("launched"));
+  EXPECT_THAT(result["kernels"], ::testing::Contains("attention_decode: cpu"));
+}
+
 }  // namespace
 }  // namespace heddle::cli

@@ -135,10 +135,10 @@ TEST_P(CausalConv1dKernels, DecodingEqualsTheSequence) {
       at::full({3, 37, 3}, std::numeric_limits<double>::quiet_NaN(), p.inputs[0].options());
   states.select(0, 2).copy_(p.inputs[2].select(0, 0));
   states.select(0, 0).copy_(p.inputs[2].select(0, 1));
-  const KernelTable decoding =
-      table_of(register_causal_conv1d, ConvDecode::kName,
-               GetParam().name == "reference" ? GetParam().name : kOwn, GetParam().dtype);
-  const CacheRows rows = CacheRows::from_host({2, 0}, {0, 0}, device());
+  const KernelTable decoding = testing::table_of(
+      register_causal_conv1d, ConvDecode::kName,
+      GetParam().name == "reference" ? GetParam().name : testing::kOwn, GetParam().dtype);
+  const CacheRows rows = CacheRows::from_host({2, 0}, {0, 0}, testing::device());
   for (int t = 0; t < 6; ++t) {
     const at::Tensor x = at::cat({p.inputs[0].narrow(0, t, 1), p.inputs[0].narrow(0, 6 + t, 1)});
     const at::Tensor y = conv_decode(decoding, x, p.inputs[1], states, rows);

@@ -321,7 +321,8 @@ TEST_P(GatedDeltaRuleKernels, DecodingEqualsTheSequence) {
   for (int s = 0; s < 3; ++s) states.select(0, slots[s]).copy_(p.inputs[5].select(0, s));
   at::Tensor referred = states.clone();
   const auto decode_table = [&](const char* name) {
-    return table_of(register_gated_delta_net, GatedDeltaRuleDecode::kName, name, GetParam().dtype);
+    return testing::table_of(register_gated_delta_net, GatedDeltaRuleDecode::kName, name,
+                             GetParam().dtype);
   };
   const KernelTable reference = decode_table("reference"), own = decode_table(kOwn);
   for (int t = 0; t < 7; ++t) {

@@ -138,8 +138,8 @@ TEST_F(GpuDecode, AttentionEqualsTheReference) {
     at::Tensor k = before_k.to(gpu()), v = before_v.to(gpu());
     const at::Tensor o = decode(kernels, fresh.to(gpu()), k, v, rows);
     EXPECT_TRUE(close(o.cpu(), expected, 1e-2)) << batch << " " << group << " " << dim;
-    EXPECT_TRUE(identical(k.cpu(), half(k64)));
-    EXPECT_TRUE(identical(v.cpu(), half(v64)));
+    EXPECT_TRUE(identical(exact(k), k64));
+    EXPECT_TRUE(identical(exact(v), v64));
     // Alone a sequence gets the bits that it gets among others, whatever their lengths.
     const std::int64_t last = batch - 1;
     at::Tensor k_alone = before_k.to(gpu()), v_alone = before_v.to(gpu());
@@ -168,7 +168,7 @@ TEST_F(GpuDecode, TheConvolutionEqualsTheReference) {
           gpu_table(register_causal_conv1d, ConvDecode::kName, "cuda.fused", type), x.to(gpu()),
           weight.to(gpu()), states, CacheRows::from_host(slots, slots, gpu()));
       EXPECT_TRUE(close(y.cpu(), expected, tolerance_of(type))) << batch;
-      EXPECT_TRUE(identical(states.cpu(), expected_states.to(type)));
+      EXPECT_TRUE(identical(exact(states), expected_states));
     }
   }
 }
@@ -227,7 +227,7 @@ TEST_F(GpuDecode, TheMixerInOnePassEqualsItsParts) {
     const at::Tensor y =
         gated_delta_net_decode(kernels, there, CacheRows::from_host(slots, slots, gpu()));
     EXPECT_TRUE(close(y.cpu(), expected, 2e-2)) << batch << " " << dim;
-    EXPECT_TRUE(identical(there.conv_states.cpu(), half(there64.conv_states)));
+    EXPECT_TRUE(identical(exact(there.conv_states), there64.conv_states));
     // The rule's inputs are rounded to bf16 between the parts.
     EXPECT_TRUE(close(rows_of(there.states, slots), rows_of(there64.states, slots), 1e-2)) << dim;
     EXPECT_TRUE(there.states.select(0, 0).isnan().all().item().toBool());
