@@ -290,7 +290,7 @@ TEST(Tokenizer, ErrorsNameFileAndKey) {
   EXPECT_THAT(
       error_of(small(), R"({"eos_token": "<nope>"})"),
       HasSubstr("dir/tokenizer_config.json: eos_token: token '<nope>' is not in the vocabulary"));
-  EXPECT_THAT(error_of(small(), "{"), HasSubstr("dir/tokenizer_config.json: not JSON"));
+  EXPECT_THAT(error_of(small(), "{"), HasSubstr("dir/tokenizer_config.json: not valid JSON"));
   EXPECT_THROW(Tokenizer::parse("[", "", "", "dir"), DataError);
 }
 

@@ -11,10 +11,8 @@ namespace heddle::data::json_text {
 
 using nlohmann::ordered_json;
 
-/// The value of a JSON text. An integer beyond 64 bits keeps its digits (see big_integer). Throws
-/// DataError with the reason and the column (bytes from 1), without quoting the text: for what is
-/// not JSON or not UTF-8, for lists and objects nested deeper than `max_depth`, and for an object
-/// that has a key twice.
+/// json::parse() with integers of any size: one beyond 64 bits keeps its digits (see big_integer).
+/// Throws DataError, for bytes that are not UTF-8 with the way to convert them.
 ordered_json parse(std::string_view text, int max_depth = 100);
 
 /// The digits of an integer beyond 64 bits ("-9223372036854775809"); nullopt for any other value.

@@ -45,7 +45,7 @@ std::string reader_fingerprint(const ReaderOptions& options, BadRowPolicy policy
   std::string all = fmt::format("{} {} {} {} {}", static_cast<int>(options.format),
                                 static_cast<int>(options.task), options.max_line_bytes,
                                 options.max_depth, static_cast<int>(policy));
-  all += fmt::format(" {} {}", options.classes, fmt::join(options.class_names, "\n"));
+  all += fmt::format(" {}", options.classes);
   for (const std::string* name :
        {&f.messages, &f.tools, &f.weight, &f.conversations, &f.from, &f.value, &f.prompt,
         &f.completion, &f.instruction, &f.input, &f.output, &f.system, &f.history, &f.text,

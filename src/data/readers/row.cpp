@@ -65,16 +65,9 @@ void refuse_media(const ordered_json& value) {
   }
 }
 
-/// The number of a class: itself, its digits (all that a CSV has), or its name.
+/// The number of a class: itself, or its digits, which is all that a CSV has.
 std::int64_t class_of(const ordered_json& label, const RowOptions& options) {
   const std::string& field = options.fields.label;
-  const std::vector<std::string>& names = options.class_names;
-  if (label.is_string() && !names.empty()) {
-    const std::string& name = label.get_ref<const std::string&>();
-    const auto found = std::find(names.begin(), names.end(), name);
-    if (found != names.end()) return found - names.begin();
-    fail(field, "is '{}', expected one of the classes {}", name, text::list_some(names));
-  }
   std::optional<std::int64_t> number;
   if (label.is_string()) {
     const std::string& digits = label.get_ref<const std::string&>();
@@ -86,8 +79,7 @@ std::int64_t class_of(const ordered_json& label, const RowOptions& options) {
     number = label.get<std::int64_t>();
   }
   if (!number) {
-    fail(field, "is {}, expected the number of a class, from 0{}", json_text::dump(label),
-         label.is_string() ? " (model.label_names lists the names of classes)" : "");
+    fail(field, "is {}, expected the number of a class, from 0", json_text::dump(label));
   }
   if (options.classes > 0 && *number >= options.classes) {
     fail(field, "is {}, but model.num_labels is {}: expected 0 to {}", *number, options.classes,

@@ -78,8 +78,6 @@ struct RowOptions {
   GroupShape group;  ///< kGroup.
   /// kClassification: how many classes there are; 0: not known, any number from 0 is one.
   std::int64_t classes = 0;
-  /// kClassification: the classes' names by number, for labels that are texts; may be empty.
-  std::vector<std::string> class_names;
 };
 
 /// A row in one of four normal forms: a conversation, a raw text (whose prompt may be set apart),
