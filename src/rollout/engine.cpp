@@ -136,8 +136,9 @@ at::Tensor Engine::run(std::vector<Part>& parts) {
     lengths.push_back(before);
   }
   // The ranks along tp divide the rows, and one without a sequence takes part all the same.
-  const std::int64_t rows =
-      model.padded_tokens(std::max<std::int64_t>(1, static_cast<std::int64_t>(tokens.size())));
+  const std::int64_t tp = model.tensor_group().size(),
+                     shares = (static_cast<std::int64_t>(tokens.size()) + tp - 1) / tp,
+                     rows = std::max<std::int64_t>(1, shares) * tp;
   for (std::int64_t slot = own_slots_; static_cast<std::int64_t>(tokens.size()) < rows; ++slot) {
     tokens.push_back(0);
     boundaries.push_back(static_cast<std::int32_t>(tokens.size()));

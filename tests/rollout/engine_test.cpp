@@ -128,7 +128,7 @@ TEST_P(EngineTest, ChangedWeightsDrawFromTheTokensSoFar) {
   // The rest is what the new weights say after the tokens of the old ones.
   std::vector<std::int32_t> row = request.prompt;
   row.insert(row.end(), completion.output_ids.begin(), completion.output_ids.end());
-  const auto scores = train::Scorer(loaded_).score(std::vector{row}, {});
+  const auto scores = train::Scorer(loaded_).score(std::vector<std::vector<std::int32_t>>{row}, {});
   for (std::size_t t = 0; t < completion.output_ids.size(); ++t) {
     const double scored = scores[0].logprobs[request.prompt.size() + t];
     if (t < 5) {
