@@ -180,6 +180,60 @@ TEST(Lora, AnInputMadeAgainGivesTheSameBits) {
   }
 }
 
+TEST(Lora, SetsInOnePassHaveTheBitsOfPassesOfTheirOwn) {
+  Fixture f(kDropout);
+  LoraOptions options;
+  options.rank = 3;
+  options.seed = kSeed + 1;
+  runtime::Context context;
+  context.dtype = at::kDouble;
+  LoraSet other(adaptable(f.layers), {"second"}, {}, options, context);
+  other.initialize();
+  other.adapters()[0]->b().write_owned(numbers(4, 3, 9));
+  const at::Tensor x = numbers(kTokens, kIn, 1),
+                   draws = ops::dropout_draws(at::arange(5, at::kLong), kStep);
+  // Rows of one set, of none, of the other.
+  const std::vector<nn::AdaptedRows> segments = {
+      {f.adapters.get(), 5, draws}, {nullptr, 3, {}}, {&other, 4, {}}};
+  struct Outcome {
+    at::Tensor dx;
+    std::vector<at::Tensor> y, factors;
+  };
+  const auto run = [&](const std::vector<nn::AdaptedRows>& adapters, std::int64_t first,
+                       std::int64_t count) {
+    nn::Pass pass;
+    pass.kernels = &f.kernels;
+    pass.adapters = adapters;
+    const at::Tensor input = x.narrow(0, first, count).clone().set_requires_grad(true);
+    Outcome outcome;
+    outcome.y = nn::forward_all(pass, input, f.layers);
+    ops::run_backward(outcome.y, {numbers(kTokens, 6, 2).narrow(0, first, count).clone(),
+                                  numbers(kTokens, 4, 3).narrow(0, first, count).clone()});
+    outcome.dx = input.grad();
+    for (const LoraSet* set :
+         {static_cast<const LoraSet*>(f.adapters.get()), static_cast<const LoraSet*>(&other)}) {
+      set->visit_parameters([&](nn::Parameter& factor) {
+        outcome.factors.push_back(factor.gradient());
+        factor.clear_gradient();
+      });
+    }
+    return outcome;
+  };
+  const Outcome together = run(segments, 0, kTokens);
+  std::int64_t first = 0;
+  for (const nn::AdaptedRows& segment : segments) {
+    const Outcome alone = run({segment}, first, segment.rows);
+    EXPECT_TRUE(at::equal(together.dx.narrow(0, first, segment.rows), alone.dx));
+    for (std::size_t i = 0; i < 2; ++i)
+      EXPECT_TRUE(at::equal(together.y[i].narrow(0, first, segment.rows), alone.y[i]));
+    for (std::size_t i = 0; i < alone.factors.size(); ++i) {
+      if (!alone.factors[i].defined()) continue;
+      EXPECT_TRUE(at::equal(together.factors[i], alone.factors[i])) << i;
+    }
+    first += segment.rows;
+  }
+}
+
 // As a whole it fits into no memory.
 TEST(Lora, ARankDrawsWhatItOwnsAndNothingElse) {
   constexpr std::int64_t kColumns = std::int64_t{1} << 22, kFirstRow = 12345;
