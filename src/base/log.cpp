@@ -68,6 +68,43 @@ spdlog::level::level_enum to_spdlog(Level level) {
   return spdlog::level::info;
 }
 
+constexpr std::size_t kLongestLine = 4000;
+
+/// Bytes of the colour ("\x1b[1;31m") that `text` begins with, 0 for anything else: the only thing
+/// that a terminal may be told, and by tables alone.
+std::size_t color_bytes(std::string_view text) {
+  if (!text.starts_with("\x1b[")) return 0;
+  const std::size_t end = text.find_first_not_of("0123456789;", 2);
+  return end < text.size() && text[end] == 'm' ? end + 1 : 0;
+}
+
+std::string shown_line(std::string_view line) {
+  std::string out;
+  while (!line.empty()) {
+    if (const std::size_t color = color_bytes(line)) {
+      out += line.substr(0, color);
+      line.remove_prefix(color);
+      continue;
+    }
+    const std::string_view plain = line.substr(0, line.find('\x1b', 1));
+    out += text::shown(plain, kLongestLine);
+    line.remove_prefix(plain.size());
+  }
+  return out;
+}
+
+/// A table: its lines and colours stay; no line in it may look like a message of another level.
+std::string shown_lines(std::string_view text) {
+  std::string out;
+  while (true) {
+    const std::size_t end = text.find('\n');
+    out += shown_line(text.substr(0, end));
+    if (end == std::string_view::npos) return out;
+    text.remove_prefix(end + 1);
+    out += text.starts_with("error:") || text.starts_with("warning:") ? "\\n" : "\n";
+  }
+}
+
 }  // namespace
 
 void set_level(Level level) { logger().set_level(to_spdlog(level)); }
@@ -89,10 +126,10 @@ void add_file(const std::string& path) {
 }
 
 void write(Level level, std::string_view message) {
-  // One message is one line: names in it that come from files must not draw on the terminal or look
-  // like a message of their own.
-  constexpr std::size_t kLongestMessage = 4000;
-  const std::string line = text::shown(message, kLongestMessage);
+  // Names in a message that come from files must not draw on the terminal or look like a message of
+  // their own. An error or a warning is one line.
+  const std::string line =
+      level == Level::kInfo ? shown_lines(message) : text::shown(message, kLongestLine);
   const char* prefix = level == Level::kWarning ? "warning: "
                        : level == Level::kError ? "error: "
                                                 : "";

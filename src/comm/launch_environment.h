@@ -19,12 +19,12 @@ struct LaunchEnvironment {
   bool serves_store = false;
   /// True if this rank says which job the store belongs to, because no launcher of ours has.
   bool announces_job = false;
+  /// Known to the ranks of this job only, so that a stranger or a stale process is recognised.
+  std::string nonce;
   /// True if torchrun's agent serves the store, which is c10d's TCPStore then.
   bool has_agent_store = false;
   /// What a process must know to be heard by the store; "": nothing, whoever reaches the port is.
   std::string secret;
-  /// Known to the ranks of this job only, so that a stranger or a stale process is recognised.
-  std::string nonce;
 };
 
 /// The value of a variable, nothing if it is not set.

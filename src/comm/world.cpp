@@ -115,7 +115,7 @@ Store open_job_store(const LaunchEnvironment& environment, Seconds timeout) {
   Endpoint place = environment.master;
   // `heddle launch` says where it listens; a scheduler names the host alone.
   const bool is_one_host = environment.local_world == environment.world;
-  if (is_one_host && environment.launcher != kHeddleLaunch)
+  if (is_one_host && environment.launcher != kHeddleLaunch && place.kind == Endpoint::Kind::kName)
     place = make_endpoint("127.0.0.1", place.port, "loopback");
   if (!environment.serves_store)
     return Store::connect(place, timeout, environment.secret).below(kStorePrefix);

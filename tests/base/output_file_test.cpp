@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <fstream>
+#include <string>
 #include <thread>
 
 #include "base/errors.h"
