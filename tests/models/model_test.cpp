@@ -280,7 +280,8 @@ INSTANTIATE_TEST_SUITE_P(
             "heads", {{"num_attention_heads", 6}, {"num_key_value_heads", 4}}, "does not divide"},
         BadConfig{
             "hidden", {{"hidden_size", "big"}}, "'hidden_size' is \"big\": expected an integer"},
-        BadConfig{"zero", {{"head_dim", 0}}, "'head_dim' is 0: expected a positive integer"},
+        BadConfig{
+            "zero", {{"head_dim", 0}}, "'head_dim' is 0: expected an integer from 1 to 65536"},
         BadConfig{"bias", {{"attention_bias", true}}, "'attention_bias' is true: expected false"},
         BadConfig{"act", {{"hidden_act", "gelu"}}, "'hidden_act' is \"gelu\""},
         BadConfig{"rope", {{"rope_parameters", {{"rope_type", "yarn"}}}}, "rope_type is 'yarn'"}),
