@@ -136,10 +136,8 @@ std::shared_ptr<const ops::ContextParallel> Model::context_of(
 }
 
 std::int64_t Model::padded_tokens(std::int64_t tokens) const {
-  // Ranks that divide sequences each want a segment of the batch.
-  const std::int64_t ranks = context_group_.size();
   const std::int64_t segments =
-      ranks > 1 ? ops::ContextPlan::segments_of(options_.context_method, ranks) : 1;
+      ops::ContextPlan::segments_of(options_.context_method, context_group_.size());
   if (tensor_group_.size() == 1) return std::max(tokens, segments);
   const std::int64_t step = segments * tensor_group_.size();
   return (tokens + step - 1) / step * step;
