@@ -107,7 +107,7 @@ TEST(BenchStep, TrainsOnPacksWithDropout) {
 }
 
 TEST(BenchOperators, SaysWhatIsWrong) {
-  EXPECT_THAT(run_command({"bench", "gdm"}).err, HasSubstr("expected step, gdn, gemm"));
+  EXPECT_THAT(run_command({"bench", "gdm"}).err, HasSubstr("expected step, generate, gdn, gemm"));
   EXPECT_THAT(run_command({"bench", "gemm"}).err, HasSubstr("bench gemm: --preset is missing"));
   const Outcome dense = run_command({"bench", "experts", "--preset", "small-10m"});
   EXPECT_EQ(dense.status, 2);
@@ -135,7 +135,7 @@ TEST(BenchOperators, RefusesOptionsOfOtherBenchmarks) {
   refused({"gemm", preset, "--check"}, "bench gemm: --check is an option of bench gdn");
   refused({"step", preset, "--heads", "16/32"}, "bench step: --heads is an option of bench gdn");
   refused({"adamw", preset, "--batch", "2"},
-          "bench adamw: --batch is an option of bench step, gdn, gemm");
+          "bench adamw: --batch is an option of bench step, generate, gdn, gemm");
   for (const char* option : {"--micro-batches=2", "--steps=2", "--warmup=2", "--profile=x"}) {
     const std::string name = std::string(option).substr(0, std::string(option).find('='));
     refused({"attention", preset, option},
