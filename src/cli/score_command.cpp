@@ -42,6 +42,7 @@ struct ScoreOptions {
   bool entropy = false;
   bool json = false;
   bool answers = false;
+  bool keep_not_finite = false;
 };
 
 Head parse_head(const std::string& name) {
@@ -65,6 +66,7 @@ std::vector<comm::Fact> facts_of(const ScoreOptions& options) {
           {"--no-normalize", options.normalize ? "not given" : "given"},
           {"--entropy", options.entropy ? "given" : "not given"},
           {"--answers", options.answers ? "given" : "not given"},
+          {"--keep-not-finite", options.keep_not_finite ? "given" : "not given"},
           {"--template-arg", text::join(options.template_arguments, " ")}};
 }
 
@@ -155,7 +157,7 @@ class Scoring {
     if (rows_.empty()) return;
     const auto scores = scorer_.score(rows_, {options_.normalize, /*entropy=*/options_.entropy});
     for (std::size_t r = 0; r < rows_.size(); ++r) {
-      check_finite(r, scores[r]);
+      if (!options_.keep_not_finite) check_finite(r, scores[r]);
       Json& value = values_[r];
       value["input_ids"] = rows_[r];
       if (head_ == Head::kLanguageModel) {
@@ -275,6 +277,8 @@ void add_score_command(CLI::App& app, Action& action) {
                     "lm: entropies too, of the distribution that each token is judged by");
   command->add_flag("--answers", options->answers,
                     "lm: also the mean over the tokens that training learns (eval_loss)");
+  command->add_flag("--keep-not-finite", options->keep_not_finite,
+                    "Write null where the model's output is not finite instead of ending there");
   command->add_option("--batch-tokens", options->batch_tokens, "Tokens scored together")
       ->capture_default_str();
   command->add_flag("--json", options->json, "Print the summary as one JSON document");
