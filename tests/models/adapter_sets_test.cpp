@@ -1,4 +1,4 @@
-// Several sets of adapters in one pass: each gets the bits that it has alone.
+// Several sets of adapters in one pass: each gets the bits that it has without the others.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
@@ -106,7 +106,7 @@ TEST_P(AdapterSets, InOnePassHaveTheBitsThatTheyHaveAlone) {
     const Outcome together = run(*model, all, recompute);
     std::int64_t first = 0;
     for (std::size_t i = 0; i < all.size(); ++i) {
-      // The others' rows stay in the pack, of which the gradient of the convolution rounds.
+      // The others' rows stay: in another pack gradients round differently.
       std::vector<Rows> one = all;
       for (std::size_t j = 0; j < all.size(); ++j) {
         if (j != i) one[j].set = nullptr;
