@@ -393,8 +393,8 @@ class Launch {
 
 void add_launch_command(CLI::App& app, Action& action) {
   auto options = std::make_shared<LaunchOptions>();
-  CLI::App* command =
-      app.add_subcommand("launch", "Run training, generate, score or bench on several ranks of this host");
+  CLI::App* command = app.add_subcommand(
+      "launch", "Run training, generate, score or bench on several ranks of this host");
   command->add_option("--nproc", options->processes, "Ranks of this host")->type_name("N");
   command->add_option("--nnodes", options->nodes, "Hosts of the job")->type_name("M");
   command->add_option("--node-rank", options->node_rank, "Number of this host, from 0")
