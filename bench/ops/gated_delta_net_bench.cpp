@@ -27,6 +27,7 @@
 #include "ops/builtin.h"
 #include "ops/causal_conv1d/causal_conv1d.h"
 #include "ops/gated_delta_net/gated_delta_net.h"
+#include "ops/gated_delta_net/gated_delta_rule_decode.h"
 
 namespace {
 
@@ -121,10 +122,12 @@ void step(std::int64_t B, std::int64_t Hk, std::int64_t Hv, std::int64_t D, int 
   for (std::int64_t i = 0; i < B; ++i) slots.push_back(i);
   const at::Tensor q = at::randn({B, Hk, D}), k = at::randn({B, Hk, D}), v = at::randn({B, Hv, D});
   const at::Tensor g = at::full({B, Hv}, -0.1), beta = at::full({B, Hv}, 0.5);
-  for (const std::string& name : kernels_of("gated_delta_rule")) {
-    const KernelTable kernels = table("gated_delta_rule", name, at::kFloat);
-    const double ms = best_ms(
-        repetitions, [&] { gated_delta_rule_step(kernels, q, k, v, g, beta, states, slots, {}); });
+  const CacheRows rows = CacheRows::from_host(slots, slots, at::kCPU);
+  for (const std::string& name : kernels_of("gated_delta_rule_decode")) {
+    const KernelTable kernels = table("gated_delta_rule_decode", name, at::kFloat);
+    const double ms = best_ms(repetitions, [&] {
+      gated_delta_rule_decode(kernels, {q, k, v, g, beta, states}, rows);
+    });
     const double bytes = 2.0 * static_cast<double>(states.numel()) * 4;
     fmt::print("step B={:<3} {}/{}x{} {:10} {:8.3f} ms  {:6.1f} GB/s of states\n", B, Hk, Hv, D,
                name, ms, bytes / ms * 1e-6);
@@ -140,6 +143,8 @@ void per_token(const Shape& s, int repetitions) {
   const at::Tensor g = at::log_sigmoid(at::randn({T, s.Hv})) / 16,
                    beta = at::sigmoid(at::randn({T, s.Hv}));
   const auto functions = table("gated_delta_rule", "reference", at::kFloat).get<GatedDeltaRule>();
+  const KernelTable decoding = table("gated_delta_rule_decode", "reference", at::kFloat);
+  const CacheRows rows = CacheRows::from_host({0}, {0}, at::kCPU);
   at::Tensor states = at::zeros({1, s.Hv, s.D, s.D});
   const Sequences one = Sequences::from_host({0, static_cast<std::int32_t>(T)}, at::kCPU);
   double loop = std::numeric_limits<double>::infinity(), chunks = loop;
@@ -147,7 +152,8 @@ void per_token(const Shape& s, int repetitions) {
     loop = std::min(loop, best_ms(1, [&] {
                       for (std::int64_t t = 0; t < T; ++t) {
                         const auto row = [&](const at::Tensor& x) { return x.narrow(0, t, 1); };
-                        functions.step(row(q), row(k), row(v), row(g), row(beta), states, {0}, {});
+                        gated_delta_rule_decode(
+                            decoding, {row(q), row(k), row(v), row(g), row(beta), states}, rows);
                       }
                     }));
     chunks = std::min(chunks, best_ms(3, [&] {

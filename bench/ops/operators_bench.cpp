@@ -23,6 +23,7 @@
 #include <fmt/format.h>
 
 #include "ops/attention/attention.h"
+#include "ops/attention/attention_decode.h"
 #include "ops/autograd.h"
 #include "ops/builtin.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
@@ -190,13 +191,16 @@ void attention_rows(c10::ScalarType dtype, std::int64_t count, std::int64_t leng
 void decode(c10::ScalarType dtype, std::int64_t batch, std::int64_t length) {
   const auto q = randn({batch, 4, 128}, dtype), k = randn({batch, length, 2, 128}, dtype),
              v = randn({batch, length, 2, 128}, dtype);
-  std::vector<std::int64_t> slots, lengths(static_cast<std::size_t>(batch), length);
+  const auto fresh = randn({batch, 2, 128}, dtype);
+  std::vector<std::int64_t> slots, lengths(static_cast<std::size_t>(batch), length - 1);
   for (std::int64_t b = 0; b < batch; ++b) slots.push_back(b);
   const auto run = [&](const char* name) -> Work {
-    const auto f = table(register_attention, Attention::kName, name, dtype).get<Attention>();
-    return [=] { f.step(q, k, v, slots, lengths, 0.1); };
+    const auto f =
+        table(register_attention, AttentionDecode::kName, name, dtype).get<AttentionDecode>();
+    const CacheRows rows = CacheRows::from_host(slots, lengths, at::kCPU);
+    return [=] { f.forward({q, fresh, fresh, k, v, 0.1}, rows); };
   };
-  row(fmt::format("attention step {} x {} keys {}", batch, length, c10::toString(dtype)),
+  row(fmt::format("attention decode {} x {} keys {}", batch, length, c10::toString(dtype)),
       gigabytes(k, 2), "GB/s", run("cpu"), run("reference"), "reference");
 }
 

@@ -15,8 +15,11 @@ std::string module_of(const std::string& parameter) {
 
 namespace {
 
+/// Heads stand outside of the passes that adapters belong to.
+bool is_head(const std::string& module) { return module == "lm_head" || module == "score"; }
+
 bool in_all_linear(const std::string& module) {
-  return module != "lm_head" && module != "score" && !module.ends_with(".mlp.gate");
+  return !is_head(module) && !module.ends_with(".mlp.gate");
 }
 
 /// A name, a dotted suffix of it, or a glob over the whole of it.
@@ -55,10 +58,11 @@ void LoraSet::choose_linears(const Adaptable& model, const std::vector<std::stri
       if (matches(targets[i], module, options_)) wanted = used[i] = true;
     }
     if (!wanted) return;
-    if (module == "lm_head") {
+    if (is_head(module)) {
       throw_error<ConfigError>(
-          "adapter.targets: an adapter on lm_head is not built; train it whole with "
-          "adapter.modules_to_save: [lm_head]");
+          "adapter.targets: an adapter on {} is not built; train it whole with "
+          "adapter.modules_to_save: [{}]",
+          module, module);
     }
     add(linear, options_.rank, options_.scaling(), context);
   });
@@ -98,46 +102,54 @@ LoraSet::LoraSet(const Adaptable& model, const std::vector<Module>& modules,
     : options_(options) {
   std::map<std::string, const Module*> wanted;
   for (const Module& module : modules) wanted[module.name] = &module;
-  const auto put_on = [&](const std::string& name, auto& layer) {
+  const auto add_wanted = [&](const std::string& name, auto& layer) {
     const auto it = wanted.find(name);
-    if (it == wanted.end()) return;
+    if (it == wanted.end() || is_head(name)) return;
     add(layer, it->second->rank, it->second->scaling, context);
     wanted.erase(it);
   };
   model.visit_linears(
-      [&](nn::Linear& linear) { put_on(module_of(linear.weight().name()), linear); });
+      [&](nn::Linear& linear) { add_wanted(module_of(linear.weight().name()), linear); });
   model.visit_expert_weights(
-      [&](nn::ExpertWeights& weights) { put_on(weights.weight().name(), weights); });
+      [&](nn::ExpertWeights& weights) { add_wanted(weights.weight().name(), weights); });
   if (wanted.empty()) return;
   std::vector<std::string> missing;
   for (const auto& [name, module] : wanted) missing.push_back(name);
-  throw_error<ModelError>("the adapter has {} module(s) that this model does not: {}",
-                          missing.size(), text::list_some(missing));
+  throw_error<ModelError>(
+      "the adapter has {} module(s) that this model does not have, or that carry none: {}",
+      missing.size(), text::list_some(missing));
 }
+
+namespace {
+
+/// Storage for the factors of one layer.
+template <class Adapter>
+void allocate(Adapter& adapter, bool has_partial_gradient, const runtime::Context& context) {
+  for (nn::Parameter* factor : {&adapter.a(), &adapter.b()}) {
+    if (has_partial_gradient) factor->set_partial_gradient();
+    factor->place(context.mesh);
+    factor->allocate(context.dtype, context.device);
+  }
+}
+
+}  // namespace
 
 void LoraSet::add(nn::Linear& linear, std::int64_t rank, double scaling,
                   const runtime::Context& context) {
-  auto lora = std::make_shared<Lora>(module_of(linear.weight().name()), linear.in_features(),
+  auto lora = std::make_unique<Lora>(module_of(linear.weight().name()), linear.in_features(),
                                      linear.out_features(), scaling, rank, options_.dropout,
                                      options_.seed, linear.weight().placement());
-  lora->visit_parameters([&](nn::Parameter& parameter) {
-    if (linear.weight().has_partial_gradient()) parameter.set_partial_gradient();
-    parameter.place(context.mesh);
-    parameter.allocate(context.dtype, context.device);
-  });
-  linear.set_adapter(lora);
+  allocate(*lora, linear.weight().has_partial_gradient(), context);
+  put_on(linear, *lora);
   adapters_.push_back(std::move(lora));
 }
 
 void LoraSet::add(nn::ExpertWeights& weights, std::int64_t rank, double scaling,
                   const runtime::Context& context) {
   auto lora =
-      std::make_shared<ExpertLora>(weights.weight().name(), weights, scaling, rank, options_.seed);
-  lora->visit_parameters([&](nn::Parameter& parameter) {
-    parameter.place(context.mesh);
-    parameter.allocate(context.dtype, context.device);
-  });
-  weights.set_adapter(lora);
+      std::make_unique<ExpertLora>(weights.weight().name(), weights, scaling, rank, options_.seed);
+  allocate(*lora, /*has_partial_gradient=*/false, context);
+  put_on(weights, *lora);
   experts_.push_back(std::move(lora));
 }
 
@@ -152,13 +164,13 @@ std::vector<std::string> LoraSet::modules() const {
   return names;
 }
 
-void LoraSet::visit_parameters(const std::function<void(nn::Parameter&)>& visit) {
-  for (const auto& lora : adapters_) lora->visit_parameters(visit);
-  for (const auto& lora : experts_) lora->visit_parameters(visit);
-}
-
-void LoraSet::set_dropout(const Dropout& dropout) {
-  for (const auto& lora : adapters_) lora->set_dropout(dropout);
+void LoraSet::visit_parameters(const std::function<void(nn::Parameter&)>& visit) const {
+  const auto visit_both = [&](auto& adapter) {
+    visit(adapter.a());
+    visit(adapter.b());
+  };
+  for (const auto& lora : adapters_) visit_both(*lora);
+  for (const auto& lora : experts_) visit_both(*lora);
 }
 
 }  // namespace heddle::adapters

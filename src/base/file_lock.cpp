@@ -4,8 +4,10 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <array>
 #include <chrono>
 #include <thread>
 #include <utility>
@@ -16,9 +18,19 @@ namespace heddle::files {
 
 FileLock::FileLock(Path path) : path_(std::move(path)) {
   // For writing, because NFS locks a file exclusively only for those who may write it.
-  descriptor_ = open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  if (descriptor_ < 0)
-    throw_error<FileError>("cannot open the lock {}: {}", path_.string(), strerror(errno));
+  descriptor_ =
+      open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY, 0666);
+  if (descriptor_ < 0) {
+    throw_error<FileError>(
+        "cannot open the lock {}: {}", path_.string(),
+        errno == ELOOP ? "it is a link, which is not followed; remove it" : strerror(errno));
+  }
+  // What is written into the lock must not reach another file under this name.
+  struct stat status {};
+  if (fstat(descriptor_, &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink <= 1) return;
+  close(descriptor_);
+  throw_error<FileError>("cannot open the lock {}: it is not a file of its own; remove it",
+                         path_.string());
 }
 
 FileLock::~FileLock() { close(descriptor_); }
@@ -40,6 +52,13 @@ bool FileLock::try_lock_for(double seconds) {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
   }
   return true;
+}
+
+std::string FileLock::text() const {
+  std::array<char, 4096> buffer;  // a line or two
+  const ssize_t count = pread(descriptor_, buffer.data(), buffer.size(), 0);
+  if (count < 0) throw_error<FileError>("cannot read {}: {}", path_.string(), strerror(errno));
+  return {buffer.data(), static_cast<std::size_t>(count)};
 }
 
 void FileLock::set_text(std::string_view text) {

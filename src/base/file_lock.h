@@ -9,7 +9,8 @@ namespace heddle::files {
 /// however it dies, so that a file which is left behind keeps nobody out.
 class FileLock {
  public:
-  /// Opens the file, making it if there is none; takes nothing yet. Throws FileError.
+  /// Opens the file, making it if there is none; takes nothing yet and follows no link. Throws
+  /// FileError.
   explicit FileLock(Path path);
   ~FileLock();
   FileLock(const FileLock&) = delete;
@@ -22,7 +23,7 @@ class FileLock {
   bool try_lock_for(double seconds);
 
   /// What the holder wrote, empty if nothing. Throws FileError.
-  std::string text() const { return read(path_); }
+  std::string text() const;
   /// Replaces it, for those who find the lock taken. Throws FileError.
   void set_text(std::string_view text);
 

@@ -2,14 +2,19 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
+#include <atomic>
 #include <utility>
 
 #include "base/errors.h"
+#include "base/quote.h"
+#include "base/text.h"
 
 namespace heddle::files {
 namespace {
@@ -20,31 +25,137 @@ namespace {
 
 class Descriptor {
  public:
-  Descriptor(const Path& path, int flags) : value_(open(path.c_str(), flags | O_CLOEXEC)) {
-    if (value_ < 0) fail("open", path);
+  explicit Descriptor(int value) : value_(value) {}
+  ~Descriptor() {
+    if (value_ >= 0) close(value_);
   }
-  ~Descriptor() { close(value_); }
   Descriptor(const Descriptor&) = delete;
   Descriptor& operator=(const Descriptor&) = delete;
   int get() const { return value_; }
+  int release() { return std::exchange(value_, -1); }
 
  private:
   int value_;
 };
 
+/// A setting of the process, like the level of its log.
+std::atomic<std::uint64_t>& limit_factor() {
+  static std::atomic<std::uint64_t> factor{1};
+  return factor;
+}
+
+void require_size(const Path& path, std::uint64_t bytes, const Limit& limit) {
+  const std::uint64_t factor = limit_factor();
+  if (bytes / factor <= limit.bytes) return;
+  const auto size = [](std::uint64_t n) { return text::format_bytes(static_cast<double>(n)); };
+  throw_error<UserError>(
+      "{} has {}: {} may have {}; if it is what you mean to read, `heddle --file-limits {} ...` "
+      "allows {} times as much",
+      path.string(), size(bytes), limit.kind, size(limit.bytes * factor), bytes / limit.bytes + 1,
+      bytes / limit.bytes + 1);
+}
+
+const char* kind_of(mode_t mode) {
+  if (S_ISDIR(mode)) return "a folder";
+  if (S_ISFIFO(mode)) return "a pipe";
+  if (S_ISSOCK(mode)) return "a socket";
+  return "a device";
+}
+
+void require_regular(const Path& path, mode_t mode) {
+  if (S_ISREG(mode)) return;
+  throw_error<UserError>("{} is {}, expected a regular file", path.string(), kind_of(mode));
+}
+
+bool is_inside(const Path& path, const Path& folder) {
+  const auto [end, unused] = std::mismatch(folder.begin(), folder.end(), path.begin(), path.end());
+  return end == folder.end();
+}
+
+/// The blobs to which the files of ".../models--x--y/snapshots/<revision>[/...]" link; ""
+/// elsewhere.
+Path blobs_of(const Path& folder) {
+  for (Path at = folder; at.has_relative_path(); at = at.parent_path()) {
+    const Path repository = at.parent_path().parent_path();
+    const std::string name = repository.filename().string();
+    if (at.parent_path().filename() == "snapshots" &&
+        (name.starts_with("models--") || name.starts_with("datasets--"))) {
+      return repository / "blobs";
+    }
+  }
+  return {};
+}
+
+/// Asks the system where the opened file really lies, so that nobody can change a link between the
+/// question and the opening.
+void require_inside(const Path& path, int descriptor, const Path& folder) {
+  std::error_code error;
+  std::string opened(PATH_MAX, '\0');
+  const std::string link = "/proc/self/fd/" + std::to_string(descriptor);
+  const ssize_t length = readlink(link.c_str(), opened.data(), opened.size());
+  opened.resize(static_cast<std::size_t>(std::max<ssize_t>(length, 0)));
+  const Path real = length > 0 ? Path(opened) : std::filesystem::canonical(path, error);
+  const Path inside = std::filesystem::canonical(folder, error);
+  if (error) throw_error<FileError>("cannot find {}: {}", path.string(), error.message());
+  const Path blobs = blobs_of(inside);
+  if (is_inside(real, inside) || (!blobs.empty() && is_inside(real, blobs))) return;
+  throw_error<UserError>(
+      "{} is a link to {}, outside its folder: links that lead out of a model's folder are not "
+      "followed; put the file itself there",
+      path.string(), text::shown(real.string()));
+}
+
 }  // namespace
 
-std::string read(const Path& path) {
-  const Descriptor file(path, O_RDONLY);
+void multiply_limits(std::uint64_t factor) { limit_factor() = std::max<std::uint64_t>(1, factor); }
+
+int open_regular(const Path& path, const Path& folder) {
+  struct stat status {};
+  // Asked before as well, because opening a device can already do something.
+  if (stat(path.c_str(), &status) != 0) fail("open", path);
+  require_regular(path, status.st_mode);
+  Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+  if (file.get() < 0) fail("open", path);
+  if (fstat(file.get(), &status) != 0) fail("stat", path);
+  require_regular(path, status.st_mode);
+  if (!folder.empty()) require_inside(path, file.get(), folder);
+  return file.release();
+}
+
+std::string read(const Path& path, const Limit& limit, const Path& folder) {
+  const Descriptor file(open_regular(path, folder));
+  struct stat status {};
+  if (fstat(file.get(), &status) != 0) fail("stat", path);
+  require_size(path, static_cast<std::uint64_t>(status.st_size), limit);
   std::string bytes;
-  char buffer[1 << 16];
+  bytes.reserve(static_cast<std::size_t>(status.st_size));
+  std::array<char, 1 << 16> buffer;
   while (true) {
-    const ssize_t count = ::read(file.get(), buffer, sizeof buffer);
+    const ssize_t count = ::read(file.get(), buffer.data(), buffer.size());
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) fail("read", path);
     if (count == 0) return bytes;
-    bytes.append(buffer, static_cast<std::size_t>(count));
+    bytes.append(buffer.data(), static_cast<std::size_t>(count));
+    require_size(path, bytes.size(), limit);  // it may grow
   }
+}
+
+int open_to_append(const Path& path) {
+  Descriptor file(
+      open(path.c_str(),
+           O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY, 0666));
+  if (file.get() < 0 && errno == ELOOP) {
+    throw_error<FileError>("cannot write {}: it is a link, which is not followed; remove it",
+                           path.string());
+  }
+  if (file.get() < 0) fail("write", path);
+  struct stat status {};
+  if (fstat(file.get(), &status) != 0) fail("stat", path);
+  if (!S_ISREG(status.st_mode)) {
+    throw_error<FileError>("cannot write {}: it is {}, expected a regular file", path.string(),
+                           kind_of(status.st_mode));
+  }
+  return file.release();
 }
 
 void write_atomically(const Path& path, std::string_view bytes) {
@@ -62,61 +173,10 @@ void make_writable_directory(const Path& path) {
 }
 
 void sync_directory(const Path& path) {
-  const Descriptor folder(path.empty() ? Path(".") : path, O_RDONLY | O_DIRECTORY);
+  const Path name = path.empty() ? Path(".") : path;
+  const Descriptor folder(open(name.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (folder.get() < 0) fail("open", name);
   if (fsync(folder.get()) != 0) fail("fsync the folder", path);
-}
-
-AtomicFile::AtomicFile(Path path) : path_(std::move(path)), temporary_(path_.string() + ".tmp") {
-  descriptor_ = open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (descriptor_ < 0) fail("write", temporary_);
-}
-
-AtomicFile::~AtomicFile() {
-  if (descriptor_ < 0) return;
-  close(descriptor_);
-  unlink(temporary_.c_str());
-}
-
-void AtomicFile::write(const void* bytes, std::size_t count) {
-  const char* next = static_cast<const char*>(bytes);
-  bytes_written_ += count;
-  while (count > 0) {
-    const ssize_t written = ::write(descriptor_, next, count);
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) fail("write", temporary_);
-    next += written;
-    count -= static_cast<std::size_t>(written);
-  }
-}
-
-void AtomicFile::commit() {
-  if (fsync(descriptor_) != 0) fail("fsync", temporary_);
-  if (close(std::exchange(descriptor_, -1)) != 0) fail("close", temporary_);
-  if (rename(temporary_.c_str(), path_.c_str()) != 0) fail("rename to", path_);
-  sync_directory(path_.parent_path());
-}
-
-MappedFile::MappedFile(const Path& path) {
-  const Descriptor file(path, O_RDONLY);
-  struct stat status {};
-  if (fstat(file.get(), &status) != 0) fail("stat", path);
-  if (!S_ISREG(status.st_mode)) throw_error<FileError>("{} is not a regular file", path.string());
-  size_ = static_cast<std::size_t>(status.st_size);
-  if (size_ == 0) return;
-  void* mapped = mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file.get(), 0);
-  if (mapped == MAP_FAILED) fail("map", path);
-  data_ = static_cast<const std::byte*>(mapped);
-}
-
-MappedFile::~MappedFile() {
-  if (data_ != nullptr) munmap(const_cast<std::byte*>(data_), size_);
-}
-
-void MappedFile::drop(std::size_t offset, std::size_t count) const {
-  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-  const std::size_t begin = (offset + page - 1) / page * page;
-  const std::size_t end = (offset + count) / page * page;
-  if (end > begin) madvise(const_cast<std::byte*>(data_) + begin, end - begin, MADV_DONTNEED);
 }
 
 }  // namespace heddle::files

@@ -5,6 +5,8 @@
 #include <optional>
 #include <sstream>
 
+#include "base/control_group.h"
+
 namespace heddle {
 namespace {
 
@@ -24,25 +26,15 @@ std::int64_t meminfo(const std::string& proc, const std::string& key) {
   return 0;
 }
 
-/// Nothing if it is "max" or absent.
-std::optional<std::int64_t> cgroup_value(const std::string& root, const char* v2, const char* v1) {
-  for (const char* name : {v2, v1}) {
-    std::ifstream in(root + "/" + name);
-    if (in) return integer(in);
-  }
-  return {};
-}
-
 }  // namespace
 
 HostMemory host_memory(const std::string& proc, const std::string& cgroup) {
   HostMemory memory{meminfo(proc, "MemTotal"), meminfo(proc, "MemAvailable")};
-  const auto limit = cgroup_value(cgroup, "memory.max", "memory/memory.limit_in_bytes");
-  if (!limit || *limit >= memory.total) return memory;
-  const auto used = cgroup_value(cgroup, "memory.current", "memory/memory.usage_in_bytes");
-  memory.total = *limit;
-  memory.available =
-      std::min(memory.available, std::max<std::int64_t>(0, *limit - used.value_or(0)));
+  const ControlGroupLimits limits = control_group_limits(proc, cgroup);
+  // Version 1 writes a number beyond any machine where there is no limit.
+  if (limits.memory_total) memory.total = std::min(memory.total, *limits.memory_total);
+  if (limits.memory_available)
+    memory.available = std::min(memory.available, *limits.memory_available);
   return memory;
 }
 

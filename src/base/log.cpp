@@ -4,11 +4,15 @@
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include <unistd.h>
+
 #include <cstdio>
 #include <mutex>
 #include <utility>
 
 #include "base/errors.h"
+#include "base/files.h"
+#include "base/quote.h"
 
 namespace heddle::log {
 namespace {
@@ -64,6 +68,43 @@ spdlog::level::level_enum to_spdlog(Level level) {
   return spdlog::level::info;
 }
 
+constexpr std::size_t kLongestLine = 4000;
+
+/// Bytes of the colour ("\x1b[1;31m") that `text` begins with, 0 for anything else: the only thing
+/// that a terminal may be told, and by tables alone.
+std::size_t color_bytes(std::string_view text) {
+  if (!text.starts_with("\x1b[")) return 0;
+  const std::size_t end = text.find_first_not_of("0123456789;", 2);
+  return end < text.size() && text[end] == 'm' ? end + 1 : 0;
+}
+
+std::string shown_line(std::string_view line) {
+  std::string out;
+  while (!line.empty()) {
+    if (const std::size_t color = color_bytes(line)) {
+      out += line.substr(0, color);
+      line.remove_prefix(color);
+      continue;
+    }
+    const std::string_view plain = line.substr(0, line.find('\x1b', 1));
+    out += text::shown(plain, kLongestLine);
+    line.remove_prefix(plain.size());
+  }
+  return out;
+}
+
+/// A table: its lines and colours stay; no line in it may look like a message of another level.
+std::string shown_lines(std::string_view text) {
+  std::string out;
+  while (true) {
+    const std::size_t end = text.find('\n');
+    out += shown_line(text.substr(0, end));
+    if (end == std::string_view::npos) return out;
+    text.remove_prefix(end + 1);
+    out += text.starts_with("error:") || text.starts_with("warning:") ? "\\n" : "\n";
+  }
+}
+
 }  // namespace
 
 void set_level(Level level) { logger().set_level(to_spdlog(level)); }
@@ -74,6 +115,7 @@ void add_file(const std::string& path) {
     if (file != nullptr && file->filename() == path) return;
   }
   try {
+    close(files::open_to_append(path));  // refuses a link that somebody put there
     auto file = std::make_shared<spdlog::sinks::basic_file_sink_mt>(path);
     // The text begins with its level where that matters, as on the terminal.
     file->set_pattern("%Y-%m-%dT%H:%M:%S.%e %v");
@@ -84,13 +126,17 @@ void add_file(const std::string& path) {
 }
 
 void write(Level level, std::string_view message) {
+  // Names in a message that come from files must not draw on the terminal or look like a message of
+  // their own. An error or a warning is one line.
+  const std::string line =
+      level == Level::kInfo ? shown_lines(message) : text::shown(message, kLongestLine);
   const char* prefix = level == Level::kWarning ? "warning: "
                        : level == Level::kError ? "error: "
                                                 : "";
   const std::scoped_lock lock(live().mutex);
   const bool is_shown = logger().should_log(to_spdlog(level));
   if (is_shown) live().erase();
-  logger().log(to_spdlog(level), "{}{}", prefix, message);
+  logger().log(to_spdlog(level), "{}{}", prefix, line);
   if (is_shown) live().draw();
 }
 

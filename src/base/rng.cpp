@@ -4,6 +4,7 @@
 #include <numbers>
 
 #include "base/hash.h"
+#include "base/philox.h"
 
 namespace heddle {
 
@@ -11,21 +12,8 @@ CounterRng::CounterRng(std::uint64_t seed, std::string_view name)
     : key_(seed), stream_(hash::of(name)) {}
 
 std::array<std::uint32_t, 4> CounterRng::words(std::uint64_t index) const {
-  constexpr std::uint32_t kMultiplier0 = 0xD2511F53, kMultiplier1 = 0xCD9E8D57;
-  constexpr std::uint32_t kWeyl0 = 0x9E3779B9, kWeyl1 = 0xBB67AE85;
-  std::array<std::uint32_t, 4> c = {
-      static_cast<std::uint32_t>(index), static_cast<std::uint32_t>(index >> 32),
-      static_cast<std::uint32_t>(stream_), static_cast<std::uint32_t>(stream_ >> 32)};
-  auto k0 = static_cast<std::uint32_t>(key_), k1 = static_cast<std::uint32_t>(key_ >> 32);
-  for (int round = 0; round < 10; ++round) {
-    const std::uint64_t p0 = static_cast<std::uint64_t>(kMultiplier0) * c[0];
-    const std::uint64_t p1 = static_cast<std::uint64_t>(kMultiplier1) * c[2];
-    c = {static_cast<std::uint32_t>(p1 >> 32) ^ c[1] ^ k0, static_cast<std::uint32_t>(p1),
-         static_cast<std::uint32_t>(p0 >> 32) ^ c[3] ^ k1, static_cast<std::uint32_t>(p0)};
-    k0 += kWeyl0;
-    k1 += kWeyl1;
-  }
-  return c;
+  const philox::Words w = philox::words(key_, index, stream_);
+  return {w.word[0], w.word[1], w.word[2], w.word[3]};
 }
 
 std::uint64_t CounterRng::bits(std::uint64_t index) const {

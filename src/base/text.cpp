@@ -6,6 +6,8 @@
 
 #include <fmt/format.h>
 
+#include "base/quote.h"
+
 namespace heddle::text {
 namespace {
 
@@ -29,7 +31,11 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates) {
   std::string best;
   std::size_t best_distance = std::max<std::size_t>(2, word.size() / 3) + 1;
+  // A word of thousands of letters is no slip of the finger, and is not compared with thousands.
+  constexpr std::size_t kLongestWord = 256, kMostCandidates = 100'000;
+  if (word.size() > kLongestWord || candidates.size() > kMostCandidates) return "";
   for (const std::string& candidate : candidates) {
+    if (candidate.size() > kLongestWord) continue;
     const std::size_t distance = edit_distance(word, candidate);
     if (distance < best_distance) {
       best_distance = distance;
@@ -88,9 +94,12 @@ std::string join(const std::vector<std::string>& parts, std::string_view separat
 }
 
 std::string list_some(const std::vector<std::string>& names, std::size_t limit) {
-  if (names.size() <= limit) return join(names, ", ");
-  const std::vector<std::string> head(names.begin(), names.begin() + limit);
-  return fmt::format("{} and {} more", join(head, ", "), names.size() - limit);
+  std::string list;
+  for (std::size_t i = 0; i < std::min(limit, names.size()); ++i) {
+    if (i > 0) list += ", ";
+    list += shown(names[i]);
+  }
+  return names.size() <= limit ? list : fmt::format("{} and {} more", list, names.size() - limit);
 }
 
 bool matches_glob(std::string_view pattern, std::string_view name) {

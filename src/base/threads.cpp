@@ -6,15 +6,22 @@
 #include <atomic>
 #include <exception>
 #include <mutex>
+#include <optional>
 #include <thread>
 #include <vector>
+
+#include "base/control_group.h"
 
 namespace heddle {
 
 int available_cores() {
   cpu_set_t set;
-  if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
-  return std::max(1u, std::thread::hardware_concurrency());
+  int cores = static_cast<int>(std::thread::hardware_concurrency());
+  if (sched_getaffinity(0, sizeof set, &set) == 0) cores = CPU_COUNT(&set);
+  // Rounded down: threads beyond a quota are stopped, and the others wait for them.
+  static const std::optional<double> quota = control_group_limits().cores;
+  if (quota) cores = std::min(cores, static_cast<int>(std::min(*quota, 1e6)));
+  return std::max(1, cores);
 }
 
 void parallel_items(std::int64_t count, int threads,

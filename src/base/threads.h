@@ -5,7 +5,8 @@
 
 namespace heddle {
 
-/// Cores this process may run on (its affinity mask, not the machine's total).
+/// Cores this process may keep busy: its affinity mask and the CPU quota of its control groups, not
+/// the machine's total.
 int available_cores();
 
 /// Calls body(i) for every i in [0, count) on up to `threads` threads, each item whole on one

@@ -5,7 +5,9 @@
 #include <set>
 
 #include "base/errors.h"
+#include "base/json.h"
 #include "base/log.h"
+#include "base/quote.h"
 #include "base/text.h"
 #include "ckpt/pattern.h"
 
@@ -62,13 +64,13 @@ class Reader {
 
   void read(const char* key, std::string& out) {
     if (const Json* value = find(key)) {
-      if (!value->is_string()) fail(key, "must be a string, is {}", value->dump());
+      if (!value->is_string()) fail(key, "must be a string, is {}", json::shown(*value));
       out = value->get<std::string>();
     }
   }
   void read(const char* key, bool& out) {
     if (const Json* value = find(key)) {
-      if (!value->is_boolean()) fail(key, "must be true or false, is {}", value->dump());
+      if (!value->is_boolean()) fail(key, "must be true or false, is {}", json::shown(*value));
       out = value->get<bool>();
     }
   }
@@ -81,9 +83,9 @@ class Reader {
   void read(const char* key, std::vector<std::string>& out) {
     const Json* value = find(key);
     if (!value) return;
-    if (!value->is_array()) fail(key, "must be a list of names, is {}", value->dump());
+    if (!value->is_array()) fail(key, "must be a list of names, is {}", json::shown(*value));
     for (const Json& item : *value) {
-      if (!item.is_string()) fail(key, "must be a list of names, holds {}", item.dump());
+      if (!item.is_string()) fail(key, "must be a list of names, holds {}", json::shown(item));
       out.push_back(item.get<std::string>());
     }
   }
@@ -112,7 +114,7 @@ class Reader {
     if (!value) return;
     for (const Json& item : value->is_array() ? *value : Json::array({*value})) {
       if (!item.is_number_integer())
-        fail(key, "must be a list of layer numbers, holds {}", item.dump());
+        fail(key, "must be a list of layer numbers, holds {}", json::shown(item));
       out.push_back(item.get<std::int64_t>());
     }
   }
@@ -120,14 +122,15 @@ class Reader {
   /// The key must be absent or say that its feature is off.
   void require_off(const char* key, const char* feature) {
     const Json* value = find(key);
-    if (value && !is_off(*value)) fail(key, "is {}: {} is not supported", value->dump(), feature);
+    if (value && !is_off(*value))
+      fail(key, "is {}: {} is not supported", json::shown(*value), feature);
   }
   void ignore(const char* key) { unread_.erase(key); }
   /// Keys nobody asked for that are not off.
   std::vector<std::string> unknown() const {
     std::vector<std::string> keys;
-    for (const std::string& key : unread_) {
-      if (!json_.at(key).is_null() && !is_off(json_.at(key))) keys.push_back(key);
+    for (const auto& [key, value] : json_.items()) {
+      if (unread_.contains(key) && !value.is_null() && !is_off(value)) keys.push_back(key);
     }
     return keys;
   }
@@ -140,12 +143,12 @@ class Reader {
   }
   std::int64_t rank(const char* key, const Json& value) const {
     if (!value.is_number_integer() || value.get<std::int64_t>() < 1) {
-      fail(key, "must be a whole number above 0, is {}", value.dump());
+      fail(key, "must be a whole number above 0, is {}", json::shown(value));
     }
     return value.get<std::int64_t>();
   }
   double number(const char* key, const Json& value) const {
-    if (!value.is_number()) fail(key, "must be a number, is {}", value.dump());
+    if (!value.is_number()) fail(key, "must be a number, is {}", json::shown(value));
     return value.get<double>();
   }
   template <class F>
@@ -153,7 +156,7 @@ class Reader {
     const Json* value = find(key);
     if (!value) return;
     if (!value->is_object())
-      fail(key, "must be an object of pattern and value, is {}", value->dump());
+      fail(key, "must be an object of pattern and value, is {}", json::shown(*value));
     for (const auto& [pattern, item] : value->items()) {
       [[maybe_unused]] const Pattern compiles("(?:" + pattern + ")",
                                               fmt::format("{}: '{}'", file_, key));
@@ -254,6 +257,7 @@ Json AdapterConfig::to_json() const {
   // Younger keys are written only when they say something: older PEFT versions refuse keys they do
   // not know.
   if (!target_parameters.empty()) json["target_parameters"] = target_parameters;
+  if (ensure_weight_tying) json["ensure_weight_tying"] = true;
   if (!exclude_pattern.empty()) {
     json["exclude_modules"] = exclude_pattern;
   } else if (!exclude_modules.empty()) {
@@ -270,10 +274,10 @@ AdapterConfig AdapterConfig::from_json(const Json& json, const std::string& file
   reader.read("peft_type", type);
   if (type != "LORA") {
     reader.fail("peft_type", "is {}: only LORA is supported",
-                type.empty() ? "missing" : "'" + type + "'");
+                type.empty() ? "missing" : "'" + text::shown(type) + "'");
   }
   reader.read("bias", bias);
-  if (bias != "none") reader.fail("bias", "is '{}': only 'none' is supported", bias);
+  if (bias != "none") reader.fail("bias", "is '{}': only 'none' is supported", text::shown(bias));
   reader.require_off("use_dora", "DoRA");
   reader.require_off("use_qalora", "QALoRA");
   reader.require_off("use_bdlora", "BD-LoRA");
@@ -291,7 +295,6 @@ AdapterConfig AdapterConfig::from_json(const Json& json, const std::string& file
   reader.require_off("corda_config", "CorDA, which changes the base weights,");
   reader.require_off("lora_ga_config", "LoRA-GA, which changes the base weights,");
   reader.require_off("megatron_config", "a Megatron layer");
-  reader.require_off("ensure_weight_tying", "tying of adapted embeddings");
 
   reader.read("base_model_name_or_path", config.base_model_name_or_path);
   config.task_type.clear();
@@ -307,6 +310,7 @@ AdapterConfig AdapterConfig::from_json(const Json& json, const std::string& file
   reader.read("exclude_modules", config.exclude_modules, config.exclude_pattern);
   reader.read("target_parameters", config.target_parameters);
   reader.read("modules_to_save", config.modules_to_save);
+  reader.read("ensure_weight_tying", config.ensure_weight_tying);
   reader.read("rank_pattern", config.rank_pattern);
   reader.read("alpha_pattern", config.alpha_pattern);
   reader.read("layers_to_transform", config.layers_to_transform);
@@ -318,7 +322,7 @@ AdapterConfig AdapterConfig::from_json(const Json& json, const std::string& file
       reader.fail("init_lora_weights",
                   "is {}: the adapter belongs to changed base weights, which is not supported; "
                   "convert it with PEFT's path_initial_model_for_weight_conversion",
-                  init->dump());
+                  json::shown(*init));
     }
     config.init_lora_weights = *init;
   }

@@ -28,7 +28,8 @@ struct AdapterConfig {
   std::vector<std::string> target_parameters;
   std::vector<std::string> exclude_modules;
   std::string exclude_pattern;
-  std::vector<std::string> modules_to_save;
+  std::vector<std::string> modules_to_save;  // every module whose name ends with an entry
+  bool ensure_weight_tying = false;          // a head tied to the embedding is changed with it
   std::vector<std::pair<std::string, std::int64_t>>
       rank_pattern;  // regular expression of a dotted suffix -> rank
   std::vector<std::pair<std::string, double>> alpha_pattern;

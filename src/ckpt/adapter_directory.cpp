@@ -17,7 +17,28 @@ constexpr const char* kConfigFile = "adapter_config.json";
 constexpr const char* kWeightsFile = "adapter_model.safetensors";
 constexpr std::string_view kA = ".lora_A.weight";
 constexpr std::string_view kB = ".lora_B.weight";
+constexpr std::string_view kEmbeddingA = ".lora_embedding_A";
+constexpr std::string_view kEmbeddingB = ".lora_embedding_B";
 constexpr std::string_view kBaseLayer = ".base_layer";
+
+/// `name` without the name of the adapter that a state_dict has and save_pretrained() leaves out:
+/// "x.lora_A.default.weight", "x.lora_embedding_A.default", "x.modules_to_save.default.weight".
+std::string without_adapter_name(std::string name) {
+  const auto erase_part = [&](std::size_t begin, std::size_t end) {
+    name.erase(begin, (end == std::string::npos ? name.size() : end) - begin);
+  };
+  for (const std::string_view half : {".lora_A.", ".lora_B."}) {
+    const std::size_t at = name.rfind(half);
+    if (at == std::string::npos) continue;
+    const std::size_t begin = at + half.size(), end = name.find('.', begin);
+    if (end != std::string::npos) erase_part(begin, end + 1);
+  }
+  for (const std::string_view half : {kEmbeddingA, kEmbeddingB}) {
+    const std::size_t at = name.rfind(half);
+    if (at != std::string::npos) erase_part(at + half.size(), std::string::npos);
+  }
+  return name;
+}
 
 /// Sorts the tensors of an adapter file into pairs and saved parameters and collects what is wrong.
 class Sorter {
@@ -34,7 +55,7 @@ class Sorter {
     if (!wrong_.empty()) {
       throw_error<ModelError>("{}: {}", file_.path().string(), text::list_some(wrong_));
     }
-    if (pairs.empty() && saved.empty()) {
+    if (pairs.empty() && saved.empty() && vision_pairs.empty() && vision_saved.empty()) {
       throw_error<ModelError>("{}: holds no tensor", file_.path().string());
     }
   }
@@ -43,13 +64,14 @@ class Sorter {
     return spellings_.empty() ? AdapterSpelling::kText : *spellings_.begin();
   }
 
-  std::vector<LoraPair> pairs;
-  std::vector<SavedParameter> saved;
+  std::vector<LoraPair> pairs, vision_pairs;
+  std::vector<SavedParameter> saved, vision_saved;
 
  private:
   struct Halves {
     const StoredTensor* a = nullptr;
     const StoredTensor* b = nullptr;
+    bool is_embedding = false;
   };
 
   void sort(const StoredTensor& tensor) {
@@ -62,42 +84,56 @@ class Sorter {
                                    name_of(tensor.dtype)));
       return;
     }
-    std::string name = tensor.name.substr(kAdapterPrefix.size());
+    const std::string name = without_adapter_name(tensor.name.substr(kAdapterPrefix.size()));
     if (const auto spelling = spelling_of(name)) {
       if (spellings_.insert(*spelling).second) examples_.push_back(tensor.name);
     }
-    if (name.ends_with(kA)) {
-      halves_[name.substr(0, name.size() - kA.size())].a = &tensor;
-    } else if (name.ends_with(kB)) {
-      halves_[name.substr(0, name.size() - kB.size())].b = &tensor;
+    if (name.ends_with(kA) || name.ends_with(kEmbeddingA)) {
+      add_half(&Halves::a, name, name.ends_with(kA) ? kA : kEmbeddingA, tensor);
+    } else if (name.ends_with(kB) || name.ends_with(kEmbeddingB)) {
+      add_half(&Halves::b, name, name.ends_with(kB) ? kB : kEmbeddingB, tensor);
     } else if (name.find("lora_") != std::string::npos) {
       wrong_.push_back(
-          fmt::format("'{}' is of a kind of LoRA that is not supported (embedding, DoRA or bias)",
+          fmt::format("'{}' is of a kind of LoRA that is not supported (DoRA, bias or convolution)",
                       tensor.name));
     } else {
       save(tensor, name);
     }
   }
 
-  void save(const StoredTensor& tensor, std::string name) {
-    // PEFT writes a resized or targeted embedding as the base layer, and old versions kept their
-    // wrapper's name.
-    for (const std::string part : {".base_layer.", ".modules_to_save."}) {
-      if (const auto at = name.rfind(part); at != std::string::npos)
-        name.replace(at, part.size(), ".");
+  void add_half(const StoredTensor* Halves::*half, const std::string& name, std::string_view ending,
+                const StoredTensor& tensor) {
+    Halves& halves = halves_[name.substr(0, name.size() - ending.size())];
+    if (halves.*half != nullptr) {
+      wrong_.push_back(fmt::format("'{}' and '{}' are of two adapters: give one of them",
+                                   (halves.*half)->name, tensor.name));
     }
+    halves.*half = &tensor;
+    halves.is_embedding = ending == kEmbeddingA || ending == kEmbeddingB;
+  }
+
+  void save(const StoredTensor& tensor, std::string name) {
+    // A state_dict, and old versions of PEFT, keep the name of the wrapper, which may stand above a
+    // whole block: "linear_attn.modules_to_save.default.conv1d.weight".
+    constexpr std::string_view kWrapper = ".modules_to_save.";
+    if (const auto at = name.rfind(kWrapper); at != std::string::npos) {
+      name.replace(at, kWrapper.size(), ".");
+      constexpr std::string_view kDefault = "default.";
+      if (name.compare(at + 1, kDefault.size(), kDefault) == 0) name.erase(at + 1, kDefault.size());
+    }
+    const std::string base = std::string(kBaseLayer) + ".";
+    const auto at = name.rfind(base);
+    const bool is_wrapped = at != std::string::npos;
+    if (is_wrapped) name.replace(at, base.size(), ".");
     const std::string module = name.substr(0, name.rfind('.'));
-    const bool is_listed =
-        std::any_of(config_.modules_to_save.begin(), config_.modules_to_save.end(),
-                    [&](const std::string& saved) {
-                      return ("." + module + ".").find("." + saved + ".") != std::string::npos;
-                    });
+    const bool is_listed = !is_wrapped && is_saved_whole(config_.modules_to_save, name);
     const bool is_vocabulary = module.ends_with("embed_tokens") || module.ends_with("lm_head");
     if (!is_listed && !is_vocabulary) {
       wrong_.push_back(fmt::format("'{}' is neither LoRA nor in modules_to_save", tensor.name));
       return;
     }
-    saved.push_back({to_text_spelling(name), tensor});
+    SavedParameter parameter{to_text_spelling(name), tensor, !is_listed};
+    (is_vision(parameter.name) ? vision_saved : saved).push_back(std::move(parameter));
   }
 
   void make_pair(const std::string& full, const Halves& halves) {
@@ -116,19 +152,28 @@ class Sorter {
     const auto parameters = targeted_parameters(config_, module);
     if (depth < parameters.size()) {
       pair.parameter = parameters[parameters.size() - 1 - depth];
-    } else if (depth > 0 || !config_.targets(module)) {
+    } else if (depth > 0 || !(config_.targets(module) || is_tied_with_target(module))) {
       wrong_.push_back(
           fmt::format("'{}' is on a module that target_modules does not name", halves.a->name));
       return;
     }
     const std::string key = pair.parameter.empty() ? module : module + "." + pair.parameter;
+    // The weight of a linear layer, named as a parameter (a router): the layer's own adapter.
+    if (pair.parameter == "weight") pair.parameter.clear();
     pair.module = to_text_spelling(module);
+    pair.is_embedding = halves.is_embedding;
     pair.a = *halves.a;
     pair.b = *halves.b;
     pair.rank = config_.rank_of(key);
     pair.scaling = config_.scaling_of(key);
     check_shapes(pair);
-    pairs.push_back(std::move(pair));
+    (is_vision(pair.module) ? vision_pairs : pairs).push_back(std::move(pair));
+  }
+
+  /// ensure_weight_tying writes the adapter of one table for the other too.
+  bool is_tied_with_target(const std::string& module) const {
+    const bool is_table = module.ends_with("embed_tokens") || module == "lm_head";
+    return config_.ensure_weight_tying && is_table;
   }
 
   void check_shapes(const LoraPair& pair) {
@@ -184,12 +229,14 @@ AdapterDirectory AdapterDirectory::open(const Path& path) {
                      "once with PEFT and save_pretrained() it"
                    : "");
   }
-  const SafetensorsFile file(path / kWeightsFile);
+  const SafetensorsFile file(path / kWeightsFile, path);
   Sorter sorter(file, adapter.config_);
   sorter.run();
   adapter.spelling_ = sorter.spelling();
   adapter.pairs_ = std::move(sorter.pairs);
   adapter.saved_ = std::move(sorter.saved);
+  adapter.vision_pairs_ = std::move(sorter.vision_pairs);
+  adapter.vision_saved_ = std::move(sorter.vision_saved);
   return adapter;
 }
 

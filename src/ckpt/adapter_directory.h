@@ -24,12 +24,18 @@ struct LoraPair {
   StoredTensor b;         // [out_features, rank]
   std::int64_t rank = 0;
   double scaling = 0;
+  /// The module is the embedding: a is lora_embedding_A [rank, rows], b is lora_embedding_B
+  /// [hidden_size, rank], and the table [rows, hidden_size] changes by scaling (B A)^T.
+  bool is_embedding = false;
 };
 
 /// A whole parameter that was trained beside the adapter (modules_to_save).
 struct SavedParameter {
   std::string name;  // text spelling, for example "lm_head.weight"
   StoredTensor tensor;
+  /// Not of modules_to_save: PEFT writes an embedding or head that was resized, or has an adapter,
+  /// as the base layer, which a tied head shares.
+  bool is_base = false;
 };
 
 /// A PEFT adapter directory: adapter_config.json and adapter_model.safetensors.
@@ -46,6 +52,9 @@ class AdapterDirectory {
   AdapterSpelling spelling() const { return spelling_; }
   const std::vector<LoraPair>& pairs() const { return pairs_; }
   const std::vector<SavedParameter>& saved() const { return saved_; }
+  /// Of the vision tower, through which text does not pass.
+  const std::vector<LoraPair>& vision_pairs() const { return vision_pairs_; }
+  const std::vector<SavedParameter>& vision_saved() const { return vision_saved_; }
 
  private:
   AdapterDirectory() = default;
@@ -54,6 +63,8 @@ class AdapterDirectory {
   AdapterSpelling spelling_ = AdapterSpelling::kText;
   std::vector<LoraPair> pairs_;
   std::vector<SavedParameter> saved_;
+  std::vector<LoraPair> vision_pairs_;
+  std::vector<SavedParameter> vision_saved_;
 };
 
 /// What write_adapter() writes; names in any spelling.
@@ -70,11 +81,12 @@ struct AdapterTensors {
 
 /// Writes a PEFT adapter directory through "<path>.tmp" and a rename. `dtype` is the stored type of
 /// all tensors, nothing = each tensor's own. `tokenizer` is written beside them unless its
-/// folder is "". Throws ConfigError if something stands there that must not be
+/// folder is "", and so are `files`. Throws ConfigError if something stands there that must not be
 /// replaced; FileError; InternalError if a pair's rank is not the configuration's or its module is
 /// no target.
 void write_adapter(const Path& path, const AdapterConfig& config, const AdapterTensors& tensors,
                    AdapterSpelling spelling, std::optional<at::ScalarType> dtype = {},
-                   const TokenizerSource& tokenizer = {}, bool overwrite = false);
+                   const TokenizerSource& tokenizer = {}, bool overwrite = false,
+                   const Files& files = {});
 
 }  // namespace heddle::ckpt

@@ -1,7 +1,6 @@
 #include "ckpt/adapter_names.h"
 
 #include <algorithm>
-#include <array>
 
 namespace heddle::ckpt {
 namespace {
@@ -22,18 +21,25 @@ bool ends_dotted(std::string_view name, std::string_view suffix) {
 
 }  // namespace
 
-AdapterSpelling spelling_for(const nlohmann::ordered_json& config) {
+AdapterSpelling spelling_for(const nlohmann::ordered_json& config, bool has_head) {
   std::string architecture;
   const auto found = config.find("architectures");
   if (found != config.end() && found->is_array() && !found->empty() && found->front().is_string()) {
     architecture = found->front().get<std::string>();
   }
-  if (architecture.ends_with("ForConditionalGeneration")) return AdapterSpelling::kNested;
-  if (architecture.ends_with("Model")) {
-    const bool is_nested = config.contains("text_config") && !architecture.ends_with("TextModel");
-    return is_nested ? AdapterSpelling::kBareNested : AdapterSpelling::kBare;
-  }
-  return AdapterSpelling::kText;
+  const bool is_nested = architecture.ends_with("ForConditionalGeneration") ||
+                         (config.contains("text_config") && architecture.ends_with("Model") &&
+                          !architecture.ends_with("TextModel"));
+  if (has_head) return is_nested ? AdapterSpelling::kNested : AdapterSpelling::kText;
+  return is_nested ? AdapterSpelling::kBareNested : AdapterSpelling::kBare;
+}
+
+std::string auto_class(const nlohmann::ordered_json& config, bool is_embedding,
+                       bool is_classifier) {
+  if (is_embedding) return "AutoModel";
+  if (is_classifier) return "AutoModelForSequenceClassification";
+  return spelling_for(config) == AdapterSpelling::kNested ? "AutoModelForImageTextToText"
+                                                          : "AutoModelForCausalLM";
 }
 
 std::optional<AdapterSpelling> spelling_of(std::string_view name) {
@@ -72,11 +78,28 @@ std::string to_spelling(std::string_view name, AdapterSpelling spelling) {
   return text;
 }
 
+bool is_vision(std::string_view name) {
+  return name.starts_with(kModel) && name.substr(kModel.size()).starts_with(kVisual);
+}
+
+bool is_saved_whole(const std::vector<std::string>& modules_to_save, std::string_view parameter) {
+  for (std::size_t end = parameter.find('.'); end != std::string_view::npos;
+       end = parameter.find('.', end + 1)) {
+    const std::string_view module = parameter.substr(0, end);
+    const bool is_named = std::any_of(
+        modules_to_save.begin(), modules_to_save.end(),
+        [&](const std::string& entry) { return !entry.empty() && module.ends_with(entry); });
+    if (is_named) return true;
+  }
+  return false;
+}
+
 std::vector<std::string> targeted_parameters(const AdapterConfig& config, std::string_view module) {
-  // The order in which transformers' expert and router modules declare their parameters.
-  constexpr std::array<std::string_view, 3> kOrder = {"gate_up_proj", "down_proj", "weight"};
+  // Routed experts are one module with two parameters, in this order; any other has its weight.
+  std::vector<std::string_view> own = {"weight"};
+  if (ends_dotted(module, "experts")) own = {"gate_up_proj", "down_proj"};
   std::vector<std::string> parameters;
-  for (const std::string_view parameter : kOrder) {
+  for (const std::string_view parameter : own) {
     const std::string full = std::string(module) + "." + std::string(parameter);
     const bool is_target =
         std::any_of(config.target_parameters.begin(), config.target_parameters.end(),

@@ -46,7 +46,7 @@ void check_rank(const AdapterConfig& config, const std::string& key,
 
 void write_adapter(const Path& path, const AdapterConfig& config, const AdapterTensors& tensors,
                    AdapterSpelling spelling, std::optional<at::ScalarType> dtype,
-                   const TokenizerSource& tokenizer, bool overwrite) {
+                   const TokenizerSource& tokenizer, bool overwrite, const Files& files) {
   std::map<std::string, at::Tensor> by_name;
   const auto add = [&](const std::string& name, const at::Tensor& tensor) {
     if (!by_name.emplace(std::string(kAdapterPrefix) + name, tensor).second) {
@@ -72,7 +72,8 @@ void write_adapter(const Path& path, const AdapterConfig& config, const AdapterT
   }
 
   check_output_directory(path, overwrite, "adapter_config.json");
-  StagingDirectory staging(path, without_trailing_slash(path).string() + ".tmp");
+  const Path place = output_place(path);
+  StagingDirectory staging(place, place.string() + ".tmp");
   std::vector<TensorSpec> specs;
   for (const auto& [name, tensor] : by_name) specs.push_back(spec_of(name, tensor, dtype));
   SafetensorsWriter writer(staging.path() / "adapter_model.safetensors", std::move(specs));
@@ -82,6 +83,7 @@ void write_adapter(const Path& path, const AdapterConfig& config, const AdapterT
   writer.commit();
   files::write_atomically(staging.path() / "adapter_config.json", config.to_json().dump(2) + "\n");
   if (!tokenizer.directory.empty()) copy_tokenizer(tokenizer, staging.path());
+  for (const auto& [name, content] : files) files::write_atomically(staging.path() / name, content);
   AdapterDirectory::open(staging.path());  // what cannot be read back must not take the final name
   staging.commit();
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 #include <system_error>
 #include <utility>
 
@@ -10,6 +11,8 @@
 #include "base/errors.h"
 #include "base/files.h"
 #include "base/hash.h"
+#include "base/json.h"
+#include "base/quote.h"
 #include "base/text.h"
 #include "ckpt/model_directory.h"
 
@@ -18,7 +21,8 @@ namespace {
 
 constexpr const char* kFormat = "heddle-training-checkpoint";
 // Raised when a reader of the version before could not read the files.
-constexpr int kFormatVersion = 2;  // 2: tensors in parts
+constexpr int kFormatVersion = 2;                            // 2: tensors in parts
+constexpr std::int64_t kLastStep = 999'999'999'999'999'999;  // 18 digits, as a folder's name
 constexpr std::string_view kStepPrefix = "step-";
 constexpr std::size_t kPieceBytes = 8 << 20;
 
@@ -65,26 +69,44 @@ Manifest read_manifest(const Path& checkpoint) {
     if (json.value("format", "") != kFormat) {
       throw_error<ModelError>("{}: 'format' is not '{}'", path.string(), kFormat);
     }
-    if (json.at("format_version").get<int>() > kFormatVersion) {
-      throw_error<ModelError>("{}: format version {} is newer than the {} that this program reads",
-                              path.string(), json.at("format_version").get<int>(), kFormatVersion);
+    const auto& version = json.at("format_version");
+    if (!version.is_number_integer() || version < 1 || version > kFormatVersion) {
+      throw_error<ModelError>(
+          "{}: 'format_version' is {}, this program reads 1 to {}{}", path.string(),
+          json::shown(version), kFormatVersion,
+          version.is_number_integer() && version > kFormatVersion ? ": it is of a newer one" : "");
     }
-    manifest.step = json.at("step").get<std::int64_t>();
+    const auto& step = json.at("step");
+    if (!step.is_number_unsigned() || step > kLastStep) {
+      throw_error<ModelError>("{}: 'step' is {}, expected a number from 0 on", path.string(),
+                              json::shown(step));
+    }
+    manifest.step = step.get<std::int64_t>();
     if (!json.at("metric").is_null()) manifest.metric = json.at("metric").get<double>();
+    if (!json.at("files").is_array())
+      throw_error<ModelError>("{}: 'files' is no list", path.string());
+    std::set<std::string> names;
     for (const auto& file : json.at("files")) {
+      const auto& bytes = file.at("bytes");
+      if (!bytes.is_number_unsigned()) {
+        throw_error<ModelError>("{}: 'bytes' is {}, expected a number from 0 on", path.string(),
+                                json::shown(bytes));
+      }
       manifest.files.push_back({file.at("name").get<std::string>(),
                                 file.at("bytes").get<std::uint64_t>(),
                                 file.at("xxh3_128").get<std::string>()});
       const Path name = manifest.files.back().name;
-      if (name.empty() || name.filename() != name) {
-        throw_error<ModelError>("{}: '{}' is no plain file name", path.string(), name.string());
+      const bool is_plain = !name.empty() && name.filename() == name && name != "." && name != "..";
+      if (!is_plain || !names.insert(name.string()).second) {
+        throw_error<ModelError>("{}: '{}' is no plain file name, or stands twice", path.string(),
+                                text::shown(name.string()));
       }
     }
   } catch (const nlohmann::json::exception& error) {
     throw_error<ModelError>("{}: {}", path.string(), error.what());
   }
-  const auto step = parse_step(checkpoint.filename().string());
-  if (step && *step != manifest.step) {
+  const auto named = parse_step(checkpoint.filename().string());
+  if (named && *named != manifest.step) {
     throw_error<ModelError>("{}: 'step' is {}, its folder is {}", path.string(), manifest.step,
                             checkpoint.filename().string());
   }
@@ -139,7 +161,7 @@ std::vector<Path> find_checkpoints(const Path& directory) {
 }
 
 std::string digest_of(const Path& path, const std::stop_token& stop) {
-  const files::MappedFile map(path);
+  const files::MappedFile map(path, path.parent_path());
   const auto bytes = map.bytes();
   hash::Hasher hasher;
   for (std::size_t begin = 0; begin < bytes.size(); begin += kPieceBytes) {

@@ -13,7 +13,9 @@
 #include "base/errors.h"
 #include "base/files.h"
 #include "base/hash.h"
+#include "base/json.h"
 #include "base/log.h"
+#include "base/quote.h"
 #include "ckpt/checkpoint_format.h"
 #include "ckpt/staging_directory.h"
 #include "ckpt/tensor_io.h"
@@ -211,9 +213,8 @@ std::uint64_t bytes_of(const NamedTensors& tensors) {
 /// What the ranks tell each other about one save, through the job's store.
 class SaveExchange {
  public:
-  SaveExchange(const comm::World& world, std::int64_t number)
-      : world_(world),
-        store_(world.store().reconnected().below(fmt::format("checkpoint/{}", number))) {}
+  SaveExchange(const comm::World& world, const comm::Store& connection, std::int64_t number)
+      : world_(world), store_(connection.below(fmt::format("checkpoint/{}", number))) {}
 
   void announce(const std::string& key, const nlohmann::ordered_json& value) const {
     store_.set(key, value.dump());
@@ -233,7 +234,7 @@ class SaveExchange {
       throw_error<CommError>("saving a checkpoint: rank {} waited {:.0f} s for {}{}", world_.rank(),
                              seconds_since(begun), what, failure ? ": " + *failure : "");
     }
-    auto value = nlohmann::ordered_json::parse(*found);
+    auto value = json::parse_as<CommError>(*found, what);
     if (value.contains("error"))
       throw_error<FileError>("saving a checkpoint: {}: {}", what,
                              value["error"].get<std::string>());
@@ -251,14 +252,41 @@ nlohmann::ordered_json to_json(const std::vector<ManifestFile>& files) {
   return {{"files", list}};
 }
 
+/// The folder that rank 0 fills for `checkpoint`, from its name alone: whoever can write to the
+/// store must not choose where files go.
+Path staging_of(const Path& checkpoint, const std::string& name) {
+  const std::string begin = checkpoint.filename().string() + ".tmp-";
+  const bool fits = name.starts_with(begin) && name.size() > begin.size() &&
+                    name.find_first_not_of("0123456789", begin.size()) == std::string::npos;
+  if (!fits)
+    throw_error<CommError>("saving a checkpoint: rank 0 names the folder '{}'", text::shown(name));
+  return checkpoint.parent_path() / name;
+}
+
+/// What a rank says that it wrote, held against the names that it may use and against the disk.
+ManifestFile told_file(const nlohmann::ordered_json& told, const Path& directory,
+                       const comm::World& world, std::int64_t rank) {
+  const std::string end = fmt::format("-{:05}-of-{:05}.safetensors", rank + 1, world.size());
+  const bool has_types = told.is_array() && told.size() == 3 && told[0].is_string() &&
+                         told[1].is_number_unsigned() && told[2].is_string();
+  const std::string name = has_types ? told[0].get<std::string>() : "";
+  if (!name.ends_with(end) || Path(name).filename() != name) {
+    throw_error<CommError>("saving a checkpoint: rank {} lists {}, expected a file '...{}'", rank,
+                           json::shown(told), end);
+  }
+  ManifestFile file = {name, told[1].get<std::uint64_t>(), told[2].get<std::string>()};
+  check_file(directory, file, /*contents=*/false);
+  return file;
+}
+
 /// A rank other than 0: writes where rank 0 says, reports, and waits for the end.
 void write_as_follower(const comm::World& world, const SaveExchange& exchange,
-                       NamedTensors& tensors) {
+                       const Path& checkpoint, NamedTensors& tensors) {
   exchange.announce(fmt::format("bytes/{}", world.rank()), {{"bytes", bytes_of(tensors)}});
   const auto place = exchange.expect("directory", "rank 0 to make the directory");
   const std::string mine = fmt::format("files/{}", world.rank());
   try {
-    const Path directory = place.at("path").get<std::string>();
+    const Path directory = staging_of(checkpoint, place.value("name", ""));
     exchange.announce(mine, to_json(write_groups(directory, tensors, &world)));
   } catch (const std::exception& error) {
     exchange.announce(mine, {{"error", error.what()}});
@@ -285,11 +313,13 @@ void CheckpointStore::write_alone(Writing& writing) const {
 
 void CheckpointStore::write_with_others(Writing& writing) const {
   const comm::World& world = *options_.world;
-  const SaveExchange exchange(world, writing.number);
+  // Its own connection, because the rank uses the other one meanwhile.
+  if (!connection_) connection_ = std::make_unique<comm::Store>(world.store().reconnected());
+  const SaveExchange exchange(world, *connection_, writing.number);
   NamedTensors& tensors = writing.state.tensors;
-  if (world.rank() > 0) return write_as_follower(world, exchange, tensors);
+  const Path final = directory_ / step_name(writing.step);
+  if (world.rank() > 0) return write_as_follower(world, exchange, final, tensors);
   try {
-    const Path final = directory_ / step_name(writing.step);
     // The ranks see one file system: it needs room for the parts of all.
     std::uint64_t bytes = bytes_of(tensors);
     for (std::int64_t rank = 1; rank < world.size(); ++rank) {
@@ -301,7 +331,7 @@ void CheckpointStore::write_with_others(Writing& writing) const {
     }
     require_free_space(final, bytes);
     StagingDirectory staging(final, temporary_for(final));
-    exchange.announce("directory", {{"path", std::filesystem::absolute(staging.path()).string()}});
+    exchange.announce("directory", {{"name", staging.path().filename().string()}});
     Manifest manifest{writing.step, writing.metric, {}};
     manifest.files.push_back(write_state(staging.path(), writing.state.state));
     for (ManifestFile& file : write_groups(staging.path(), tensors, &world))
@@ -310,7 +340,7 @@ void CheckpointStore::write_with_others(Writing& writing) const {
       const auto told = exchange.expect(fmt::format("files/{}", rank),
                                         fmt::format("rank {} to write its part", rank));
       for (const auto& file : told.at("files"))
-        manifest.files.push_back({file.at(0), file.at(1), file.at(2)});
+        manifest.files.push_back(told_file(file, staging.path(), world, rank));
     }
     files::write_atomically(staging.path() / kManifestFile, to_text(manifest));
     staging.commit();

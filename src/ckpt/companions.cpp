@@ -46,7 +46,7 @@ std::vector<std::pair<std::string, Path>> find_companions(const Path& directory,
   std::error_code ignored;
   const Path templates = "additional_chat_templates";
   for (const auto& entry : std::filesystem::directory_iterator(directory / templates, ignored)) {
-    if (entry.path().extension() == ".jinja") {
+    if (entry.path().extension() == ".jinja" && entry.is_regular_file(ignored)) {
       found.emplace_back((templates / entry.path().filename()).string(), entry.path());
     }
   }
@@ -55,8 +55,10 @@ std::vector<std::pair<std::string, Path>> find_companions(const Path& directory,
 
 void copy_files(const std::vector<std::pair<std::string, Path>>& sources, const Path& directory) {
   for (const auto& [name, source] : sources) {
+    Path folder = source;
+    for ([[maybe_unused]] const Path& part : Path(name)) folder = folder.parent_path();
     files::make_writable_directory((directory / name).parent_path());
-    files::write_atomically(directory / name, files::read(source));
+    files::write_atomically(directory / name, files::read(source, files::kTokenizerLimit, folder));
   }
 }
 

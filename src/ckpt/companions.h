@@ -14,11 +14,14 @@ enum class Companions {
   kAll,
 };
 
+/// (name, content)
+using Files = std::vector<std::pair<std::string, std::string>>;
+
 /// Where the tokenizer of a new directory comes from: a folder, and files of which it holds another
 /// text (name, content).
 struct TokenizerSource {
   Path directory;
-  std::vector<std::pair<std::string, std::string>> changed = {};
+  Files changed = {};
 };
 
 /// The files beside the weights that a new directory must carry along and that stand in

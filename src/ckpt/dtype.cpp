@@ -59,10 +59,7 @@ bool is_plain_float(Dtype dtype) {
          dtype == Dtype::kBF16;
 }
 
-bool is_scaled_float(Dtype dtype) {
-  return name_of(dtype).starts_with("F4") || name_of(dtype).starts_with("F6") ||
-         name_of(dtype).starts_with("F8");
-}
+bool is_scaled_float(Dtype dtype) { return name_of(dtype).starts_with("F") && bits_of(dtype) <= 8; }
 
 std::optional<at::ScalarType> to_scalar_type(Dtype dtype) { return row_of(dtype).scalar; }
 

@@ -1,51 +1,100 @@
 #include "ckpt/hf_adapter.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/mm.h>
 
 #include <algorithm>
 #include <functional>
 #include <map>
-#include <set>
 
 #include "base/errors.h"
+#include "base/log.h"
+#include "base/text.h"
 #include "ckpt/adapter_names.h"
+#include "ckpt/expert_pairs.h"
+#include "ckpt/hf_vocabulary.h"
+#include "ckpt/hub_cache.h"
+#include "ckpt/staging_directory.h"
 #include "ckpt/tensor_io.h"
 #include "ops/autograd.h"
 
 namespace heddle::ckpt {
 namespace {
 
-using models::qwen3_5::Head;
+using models::Head;
 
-/// A tied model has one table: an adapter that was trained on two different ones does not fit.
-void check_tied_head(const AdapterDirectory& directory, const SavedParameter& head) {
-  for (const SavedParameter& saved : directory.saved()) {
-    if (!saved.name.ends_with("embed_tokens.weight")) continue;
-    if (at::equal(read_tensor(saved.tensor), read_tensor(head.tensor))) return;
-    break;
-  }
-  throw_error<ModelError>(
-      "{}: modules_to_save holds an lm_head.weight of its own, but this model's head is tied to "
-      "its embedding; merge it with PEFT into an untied model",
-      directory.path().string());
+const SavedParameter* find_saved(const AdapterDirectory& directory,
+                                 bool (*is_it)(const std::string&)) {
+  const auto& saved = directory.saved();
+  const auto found = std::find_if(saved.begin(), saved.end(),
+                                  [&](const SavedParameter& s) { return is_it(s.name); });
+  return found == saved.end() ? nullptr : &*found;
 }
 
-/// The names under which PEFT finds the adapted modules again: dotted suffixes where they mean
-/// exactly these, whole names otherwise.
-std::vector<std::string> target_names(const std::vector<std::string>& adapted,
-                                      const std::vector<std::string>& others,
-                                      const std::function<std::string(const std::string&)>& suffix,
-                                      AdapterSpelling spelling) {
-  std::set<std::string> suffixes, elsewhere;
-  for (const std::string& name : adapted) suffixes.insert(suffix(name));
-  for (const std::string& name : others) elsewhere.insert(suffix(name));
-  const bool exact = std::none_of(suffixes.begin(), suffixes.end(),
-                                  [&](const std::string& s) { return elsewhere.count(s) > 0; });
-  if (exact) return {suffixes.begin(), suffixes.end()};
-  std::vector<std::string> names;
-  for (const std::string& name : adapted)
-    names.push_back(to_spelling(to_text_spelling(name), spelling));
-  return names;
+bool is_on_head(const LoraPair& pair) { return pair.module == "lm_head"; }
+
+/// Adds scaling B A to what this rank owns of a table. a [rank, in], b [out, rank].
+void add_low_rank(nn::Parameter& table, const at::Tensor& a, const at::Tensor& b, double scaling,
+                  const std::string& where) {
+  if (b.size(0) != table.global_shape()[0] || a.size(1) != table.global_shape()[1]) {
+    throw_error<ModelError>("{} and its pair make a change of [{}, {}], this model needs [{}]",
+                            where, b.size(0), a.size(1), fmt::join(table.global_shape(), ", "));
+  }
+  for (nn::Box& box : table.boxes(table.owned())) {
+    const at::Tensor rows = b.narrow(0, box.offset[0], box.tensor.size(0));
+    const at::Tensor columns = a.narrow(1, box.offset[1], box.tensor.size(1));
+    const at::Tensor delta = (at::mm(rows, columns) * scaling).to(box.tensor.device());
+    box.tensor.copy_(box.tensor.to(delta.scalar_type()) + delta);
+  }
+}
+
+/// Adapters on embedding and head become part of the tables, which other code reads as they are.
+void add_to_tables(const AdapterDirectory& directory, const std::vector<const LoraPair*>& pairs,
+                   Model& model) {
+  const bool on_both = std::any_of(pairs.begin(), pairs.end(),
+                                   [](const LoraPair* pair) { return pair->is_embedding; });
+  for (const LoraPair* pair : pairs) {
+    const auto dtype = model.context().wide_dtype();
+    const at::Tensor a = read_tensor(pair->a, dtype), b = read_tensor(pair->b, dtype);
+    if (pair->is_embedding) {
+      add_low_rank(model.embedding_weight(), b.t(), a.t(), pair->scaling, pair->a.where());
+      continue;
+    }
+    if (model.head() != Head::kLanguageModel) {
+      throw_error<ModelError>("{}: LoRA on lm_head, and this model has another head",
+                              directory.path().string());
+    }
+    // ensure_weight_tying: the head's adapter is the embedding's, written twice.
+    if (model.tied() && on_both) continue;
+    add_low_rank(model.head_weight(), a, b, pair->scaling, pair->a.where());
+  }
+}
+
+/// The last part of a model's name or path, that of the Hub for a snapshot in a cache.
+std::string last_name(const std::string& base) {
+  const std::string name = std::filesystem::exists(base) ? model_name(base) : base;
+  const Path path = without_trailing_slash(name);
+  return path.filename().string();
+}
+
+void say_of_base(const AdapterDirectory& directory, const std::string& base) {
+  const std::string& named = directory.config().base_model_name_or_path;
+  if (named.empty() || base.empty() || last_name(named) == last_name(base)) return;
+  log::warning("{}: the adapter was made for {} and is put on {}", directory.path().string(), named,
+               base);
+}
+
+void say_of_vision(const AdapterDirectory& directory) {
+  std::vector<std::string> modules;
+  for (const LoraPair& pair : directory.vision_pairs()) modules.push_back(pair.module);
+  for (const SavedParameter& saved : directory.vision_saved()) modules.push_back(saved.name);
+  if (modules.empty()) return;
+  log::warning(
+      "{}: {} vision modules are not used, because text does not pass through them (`heddle "
+      "export` "
+      "merges them): {}",
+      directory.path().string(), modules.size(), text::list_some(modules));
 }
 
 /// What this rank owns of a stored tensor.
@@ -70,57 +119,47 @@ adapters::Adaptable adaptable(Model& model) {
 std::int64_t vocabulary_rows(const AdapterDirectory& directory) {
   std::int64_t rows = 0;
   for (const SavedParameter& saved : directory.saved()) {
-    const bool vocabulary =
-        saved.name.ends_with("embed_tokens.weight") || saved.name == "lm_head.weight";
+    const bool vocabulary = is_embedding(saved.name) || is_head(saved.name);
     if (vocabulary && saved.tensor.shape.size() == 2)
       rows = std::max(rows, static_cast<std::int64_t>(saved.tensor.shape[0]));
   }
   return rows;
 }
 
-std::unique_ptr<adapters::LoraSet> load_adapter(
-    const AdapterDirectory& directory, Model& model,
-    const std::function<void(adapters::LoraSet&)>& divide) {
-  const ops::NoGradient guard;
-  const std::string text = "model.";
-  const auto name_in_model = [&](const std::string& name) {
-    return name.rfind(text, 0) == 0 ? model.prefix() + name.substr(text.size()) : name;
-  };
-  std::vector<adapters::LoraSet::Module> modules;
-  const auto key_of = [&](const LoraPair& pair) {
-    const std::string module = name_in_model(pair.module);
-    return pair.parameter.empty() ? module : module + "." + pair.parameter;
-  };
-  for (const LoraPair& pair : directory.pairs())
-    modules.push_back({key_of(pair), pair.rank, pair.scaling});
-  adapters::LoraOptions options;
-  options.rank = directory.config().rank;
-  options.alpha = directory.config().alpha;
-  options.rslora = directory.config().use_rslora;
-  auto set =
-      std::make_unique<adapters::LoraSet>(adaptable(model), modules, options, model.context());
-  if (divide) divide(*set);
-  std::map<std::string, adapters::Lora*> by_module;
-  for (const auto& lora : set->adapters()) by_module[lora->module()] = lora.get();
-  std::map<std::string, adapters::ExpertLora*> by_parameter;
-  for (const auto& lora : set->expert_adapters()) by_parameter[lora->parameter()] = lora.get();
-  for (const LoraPair& pair : directory.pairs()) {
-    if (const auto expert = by_parameter.find(key_of(pair)); expert != by_parameter.end()) {
-      expert->second->set_from_peft(read_tensor(pair.a), read_tensor(pair.b));
-      continue;
-    }
-    adapters::Lora& lora = *by_module.at(key_of(pair));
-    fill(lora.a(), pair.a);
-    fill(lora.b(), pair.b);
+bool unties_head(const AdapterDirectory& directory) {
+  const SavedParameter* const embedding = find_saved(directory, is_embedding);
+  const SavedParameter* const head = find_saved(directory, is_head);
+  const bool differ = embedding != nullptr && head != nullptr &&
+                      !at::equal(read_tensor(embedding->tensor), read_tensor(head->tensor));
+  if (directory.config().ensure_weight_tying) {
+    if (!differ) return false;
+    throw_error<ModelError>("{}: 'ensure_weight_tying' is true, but {} and {} differ",
+                            directory.path().string(), embedding->name, head->name);
   }
+  const bool is_adapted =
+      std::any_of(directory.pairs().begin(), directory.pairs().end(),
+                  [](const LoraPair& pair) { return pair.is_embedding || is_on_head(pair); });
+  if (is_adapted || differ) return true;
+  if (embedding != nullptr && head != nullptr) return false;
+  const SavedParameter* const one = embedding != nullptr ? embedding : head;
+  return one != nullptr && !one->is_base;
+}
+
+namespace {
+
+/// Fills parameters of modules_to_save.
+void load_saved(const AdapterDirectory& directory, Model& model,
+                const std::function<std::string(const std::string&)>& name_in_model) {
   std::map<std::string, nn::Parameter*> parameters;
   for (nn::Parameter* parameter : model.parameters()) parameters[parameter->name()] = parameter;
+  const bool is_tied = model.tied() && model.head() == Head::kLanguageModel;
+  const bool has_embedding = find_saved(directory, is_embedding) != nullptr;
   for (const SavedParameter& saved : directory.saved()) {
-    if (saved.name == "lm_head.weight" && model.tied()) {
-      check_tied_head(directory, saved);
-      continue;
-    }
-    const auto it = parameters.find(name_in_model(saved.name));
+    // A tied model has one table, which is written twice or under either name.
+    const bool is_table = is_tied && is_head(saved.name);
+    if (is_table && has_embedding) continue;
+    const auto it = is_table ? parameters.find(model.embedding_weight().name())
+                             : parameters.find(name_in_model(saved.name));
     if (it == parameters.end()) {
       throw_error<ModelError>("{}: modules_to_save holds '{}', which this model does not have",
                               directory.path().string(), saved.name);
@@ -133,64 +172,62 @@ std::unique_ptr<adapters::LoraSet> load_adapter(
     }
     fill(*it->second, saved.tensor);
   }
-  return set;
 }
 
-void export_adapter(Model& model, const adapters::LoraSet& set,
-                    const std::vector<nn::Parameter*>& saved, const ModelDirectory& source,
-                    const std::string& base_model, const TokenizerSource& tokenizer,
-                    const Path& output, bool overwrite, const ReadWhole& read) {
-  const auto text_name = [&](const std::string& name) { return to_text_spelling(name); };
-  AdapterConfig config;
-  config.base_model_name_or_path = base_model;
-  config.task_type = model.head() == Head::kClassify ? "SEQ_CLS"
-                     : model.head() == Head::kEmbed  ? "FEATURE_EXTRACTION"
-                                                     : "CAUSAL_LM";
-  config.rank = set.options().rank;
-  config.alpha = set.options().alpha;
-  config.dropout = set.options().dropout;
-  config.use_rslora = set.options().rslora;
+}  // namespace
 
-  AdapterTensors tensors;
-  AdapterSpelling spelling = spelling_for(source.config());
-  if (model.head() == Head::kEmbed) {
-    // PEFT's FEATURE_EXTRACTION stands on the class without a head.
-    if (spelling == AdapterSpelling::kText) spelling = AdapterSpelling::kBare;
-    if (spelling == AdapterSpelling::kNested) spelling = AdapterSpelling::kBareNested;
-  }
-  std::vector<std::string> modules, parameters, other_modules, other_parameters;
-  for (const auto& lora : set.adapters()) {
-    modules.push_back(lora->module());
-    tensors.pairs.push_back({text_name(lora->module()), "", read(lora->a()), read(lora->b())});
-  }
-  for (const auto& lora : set.expert_adapters()) {
-    const std::string& name = lora->parameter();
-    parameters.push_back(name);
-    const std::size_t dot = name.rfind('.');
-    tensors.pairs.push_back({text_name(name.substr(0, dot)), name.substr(dot + 1),
-                             lora->peft_a(read(lora->a())), lora->peft_b(read(lora->b()))});
-  }
-  model.visit_linears([&](nn::Linear& linear) {
-    if (linear.adapter() == nullptr)
-      other_modules.push_back(adapters::module_of(linear.weight().name()));
-  });
-  model.visit_expert_weights([&](nn::ExpertWeights& weights) {
-    if (weights.adapter() == nullptr) other_parameters.push_back(weights.weight().name());
-  });
-  const auto last = [](const std::string& name) { return name.substr(name.rfind('.') + 1); };
-  const auto from_mlp = [](const std::string& name) { return name.substr(name.rfind("mlp.")); };
-  config.target_modules = target_names(modules, other_modules, last, spelling);
-  config.target_parameters = target_names(parameters, other_parameters, from_mlp, spelling);
-  for (nn::Parameter* parameter : saved) {
-    const std::string module = adapters::module_of(parameter->name());
-    config.modules_to_save.push_back(module.substr(module.rfind('.') + 1));
-    tensors.saved.push_back({text_name(parameter->name()), read(*parameter)});
-    if (parameter == &model.head_weight() && model.tied() && model.head() == Head::kLanguageModel) {
-      config.modules_to_save.push_back("lm_head");
-      tensors.saved.push_back({"lm_head.weight", read(*parameter)});
+std::unique_ptr<adapters::LoraSet> load_adapter(
+    const AdapterDirectory& directory, Model& model, const std::string& base,
+    const std::function<void(adapters::LoraSet&)>& divide) {
+  const ops::NoGradient guard;
+  say_of_base(directory, base);
+  say_of_vision(directory);
+  const std::string text = "model.";
+  const auto name_in_model = [&](const std::string& name) {
+    return name.rfind(text, 0) == 0 ? model.prefix() + name.substr(text.size()) : name;
+  };
+  std::vector<const LoraPair*> pairs, table_pairs;
+  for (const LoraPair& pair : directory.pairs())
+    (pair.is_embedding || is_on_head(pair) ? table_pairs : pairs).push_back(&pair);
+  const std::vector<StackedExperts> stacked = stack_experts(pairs);
+  const auto key_of = [&](const auto& pair) {
+    const std::string module = name_in_model(pair.module);
+    return pair.parameter.empty() ? module : module + "." + pair.parameter;
+  };
+  std::vector<adapters::LoraSet::Module> modules;
+  for (const LoraPair* pair : pairs) modules.push_back({key_of(*pair), pair->rank, pair->scaling});
+  for (const StackedExperts& experts : stacked)
+    modules.push_back({key_of(experts), experts.rank, 1});
+  adapters::LoraOptions options;
+  options.rank = directory.config().rank;
+  options.alpha = directory.config().alpha;
+  options.rslora = directory.config().use_rslora;
+  auto set =
+      std::make_unique<adapters::LoraSet>(adaptable(model), modules, options, model.context());
+  if (divide) divide(*set);
+  std::map<std::string, adapters::Lora*> by_module;
+  for (const auto& lora : set->adapters()) by_module[lora->module()] = lora.get();
+  std::map<std::string, adapters::ExpertLora*> by_parameter;
+  for (const auto& lora : set->expert_adapters()) by_parameter[lora->parameter()] = lora.get();
+  for (const LoraPair* pair : pairs) {
+    if (const auto expert = by_parameter.find(key_of(*pair)); expert != by_parameter.end()) {
+      expert->second->set_from_peft(read_tensor(pair->a), read_tensor(pair->b));
+      continue;
     }
+    adapters::Lora& lora = *by_module.at(key_of(*pair));
+    fill(lora.a(), pair->a);
+    fill(lora.b(), pair->b);
   }
-  write_adapter(output, config, tensors, spelling, {}, tokenizer, overwrite);
+  for (const StackedExperts& experts : stacked) {
+    adapters::ExpertLora& lora = *by_parameter.at(key_of(experts));
+    const auto [a, b] = experts.factors(lora.a().global_shape()[0], lora.b().global_shape()[1],
+                                        lora.a().global_shape()[2]);
+    lora.a().write_owned(a);
+    lora.b().write_owned(b);
+  }
+  load_saved(directory, model, name_in_model);
+  add_to_tables(directory, table_pairs, model);
+  return set;
 }
 
 }  // namespace heddle::ckpt

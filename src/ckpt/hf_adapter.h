@@ -10,7 +10,7 @@
 #include "ckpt/companions.h"
 #include "ckpt/hf_model.h"
 #include "ckpt/model_directory.h"
-#include "models/qwen3_5/model.h"
+#include "models/model.h"
 
 /// Between a PEFT adapter directory and the adapters of the model.
 namespace heddle::ckpt {
@@ -22,18 +22,27 @@ adapters::Adaptable adaptable(Model& model);
 /// model it is put on needs as many.
 std::int64_t vocabulary_rows(const AdapterDirectory& directory);
 
+/// Whether the model that PEFT makes of a model with a tied head has a head of its own: the adapter
+/// changes one of embedding and head, or both in different ways. The model that it is put on must
+/// then be made untied. Throws ModelError where ensure_weight_tying contradicts the tables.
+bool unties_head(const AdapterDirectory& directory);
+
 /// Puts the adapter of a PEFT directory on the model and fills what this rank owns of it (and of
-/// parameters of modules_to_save). `divide`, unless empty, gives the adapter its storage among
+/// parameters of modules_to_save); an adapter on embedding or language-model head is added to the
+/// table itself. Says what of the adapter does not act on text, and if it names another base model
+/// than `base`. `divide`, unless empty, gives the adapter its storage among
 /// several ranks before it is filled.
 std::unique_ptr<adapters::LoraSet> load_adapter(
-    const AdapterDirectory& directory, Model& model,
+    const AdapterDirectory& directory, Model& model, const std::string& base,
     const std::function<void(adapters::LoraSet&)>& divide = {});
 
 /// Writes a PEFT adapter directory. `saved`: parameters trained whole beside the adapter; a tied
-/// embedding is written as lm_head too, because PEFT unties the two.
+/// embedding is written as lm_head too, because PEFT unties the two, and so is what else PEFT's
+/// rule of endings makes of their modules.
 void export_adapter(Model& model, const adapters::LoraSet& adapters,
                     const std::vector<nn::Parameter*>& saved, const ModelDirectory& source,
                     const std::string& base_model, const TokenizerSource& tokenizer,
-                    const Path& output, bool overwrite, const ReadWhole& read = read_from_memory);
+                    const Path& output, bool overwrite, const ReadWhole& read = read_from_memory,
+                    const Files& files = {});
 
 }  // namespace heddle::ckpt

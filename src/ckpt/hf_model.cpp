@@ -11,12 +11,14 @@
 #include "adapters/lora.h"
 #include "base/errors.h"
 #include "base/text.h"
+#include "ckpt/hf_vocabulary.h"
+#include "ckpt/vision_adapter.h"
 #include "ops/autograd.h"
 
 namespace heddle::ckpt {
 namespace {
 
-using models::qwen3_5::Head;
+using models::Head;
 
 /// A file tensor and the part of a parameter that it holds, in the parameter's dimensions.
 struct FilePart {
@@ -35,16 +37,6 @@ struct FilePart {
     return is_one_expert ? part.select(0, 0) : part;
   }
 };
-
-/// The file's table if the model has more vocabulary rows than it, else null.
-const StoredTensor* smaller_table(const nn::Parameter& parameter, const ModelDirectory& directory) {
-  const std::string& name = parameter.name();
-  if (!name.ends_with("embed_tokens.weight") && name != "lm_head.weight") return nullptr;
-  const StoredTensor* stored = directory.find(name);
-  const bool is_smaller = stored != nullptr && stored->shape.size() == 2 &&
-                          stored->shape[0] < parameter.global_shape()[0];
-  return is_smaller ? stored : nullptr;
-}
 
 /// The file tensors of one parameter, in the spelling of the directory.
 std::vector<FilePart> file_parts(const nn::Parameter& parameter, const ModelDirectory& directory) {
@@ -74,10 +66,13 @@ std::vector<FilePart> file_parts(const nn::Parameter& parameter, const ModelDire
   return result;
 }
 
-/// The same without the rows that the file's vocabulary does not have.
+/// The same, where the file has them: a tied table may stand under the other's name, with fewer
+/// rows.
 std::vector<FilePart> parts_to_read(const nn::Parameter& parameter,
                                     const ModelDirectory& directory) {
   std::vector<FilePart> parts = file_parts(parameter, directory);
+  if (const StoredTensor* table = stored_table(directory, parameter.name()))
+    parts.front().name = table->name;
   if (const StoredTensor* table = smaller_table(parameter, directory))
     parts.front().shape = table->shape;
   return parts;
@@ -113,26 +108,10 @@ std::vector<LoadTarget> targets_of(const FilePart& part, const std::vector<nn::B
 
 /// Names of the model's tensors that a checkpoint may hold without this model using them.
 std::vector<std::string> may_be_unused(const Model& model) {
-  std::vector<std::string> patterns = {"model.visual.*", "visual.*", "mtp.*", "model.mtp.*"};
+  std::vector<std::string> patterns = model.config().weights.may_be_unused;
   if (model.head() != Head::kLanguageModel || model.tied()) patterns.push_back("lm_head.weight");
   if (model.head() != Head::kClassify) patterns.push_back("score.weight");
   return patterns;
-}
-
-/// Rows beyond those of the file: the mean of the trained rows, so that a new token starts neither
-/// loud nor confident (as transformers resizes).
-void fill_new_rows(const std::vector<nn::Box>& table, const StoredTensor& stored) {
-  if (table.empty()) return;
-  const std::int64_t read_rows = stored.shape[0];
-  const auto dtype = table.front().tensor.scalar_type();
-  const auto wide = dtype == at::kDouble ? at::kDouble : at::kFloat;
-  const at::Tensor mean = read_tensor(stored, dtype).to(wide).mean(0);
-  for (const nn::Box& box : table) {
-    const std::int64_t first = std::max<std::int64_t>(0, read_rows - box.offset[0]);
-    if (first >= box.tensor.size(0)) continue;
-    box.tensor.narrow(0, first, box.tensor.size(0) - first)
-        .copy_(mean.narrow(0, box.offset[1], box.tensor.size(1)));
-  }
 }
 
 at::Tensor merged(const at::Tensor& tensor, const FilePart&, const adapters::Lora& lora) {
@@ -158,22 +137,27 @@ at::Tensor merged(const at::Tensor& tensor, const FilePart& part,
 at::ScalarType stored_dtype(const ModelDirectory& source, const std::string& name,
                             const at::Tensor& tensor) {
   const StoredTensor* stored = source.find(name);
+  if (stored == nullptr) stored = stored_table(source, name);
   if (stored != nullptr) return to_scalar_type(stored->dtype).value();
-  // What a checkpoint of 64-bit numbers would be read as is a quantised one.
+  // A new head of a model that was trained in float64.
   return tensor.scalar_type() == at::kDouble ? at::kFloat : tensor.scalar_type();
 }
 
 }  // namespace
 
-std::string text_prefix(const ModelDirectory& directory) {
-  for (const char* prefix : {"model.language_model.", "model."}) {
-    if (directory.find(std::string(prefix) + "embed_tokens.weight") != nullptr) return prefix;
+std::string text_prefix(const ModelDirectory& directory, const models::Config& model) {
+  std::vector<std::string> tables, found;
+  for (const std::string& prefix : model.weights.prefixes) {
+    tables.push_back(prefix + "embed_tokens.weight");
+    // A tied table may stand under the head's name alone.
+    for (const std::string& name : {tables.back(), prefix + "norm.weight"}) {
+      if (directory.find(name) != nullptr) return prefix;
+    }
   }
-  throw_error<ModelError>(
-      "{}: no tensor model.embed_tokens.weight or model.language_model.embed_tokens.weight; is "
-      "this a checkpoint of the "
-      "Qwen3.5 or Qwen3-Next text family?",
-      directory.path().string());
+  for (const StoredTensor& tensor : directory.tensors()) found.push_back(tensor.name);
+  throw_error<ModelError>("{}: no tensor {}; is this a checkpoint of model_type '{}'? It holds {}",
+                          directory.path().string(), text::join(tables, " or "), model.model_type,
+                          text::list_some(found));
 }
 
 ModelLoadReport load_model(const ModelDirectory& directory, Model& model, std::uint64_t seed) {
@@ -221,30 +205,26 @@ at::Tensor read_from_directory(const ModelDirectory& directory, const nn::Parame
   return whole;
 }
 
-ModelWriterReport export_model(Model& model, const ModelDirectory& source,
-                               const TokenizerSource& tokenizer, const Path& output,
-                               const ModelWriterOptions& options, const ReadWhole& read) {
+ModelWriterReport export_model(Model& model, const adapters::LoraSet* adapters,
+                               const ModelDirectory& source, const TokenizerSource& tokenizer,
+                               const Path& output, const ModelWriterOptions& options,
+                               const ReadWhole& read, const AdapterDirectory* adapter) {
   const ops::NoGradient guard;
   using Merge = std::function<at::Tensor(const at::Tensor&, const FilePart&)>;
   std::map<std::string, Merge> merge;
-  model.visit_linears([&](nn::Linear& linear) {
-    if (auto* lora = dynamic_cast<adapters::Lora*>(linear.adapter())) {
-      merge[linear.weight().name()] = [lora](const at::Tensor& tensor, const FilePart& part) {
-        return merged(tensor, part, *lora);
-      };
-    }
-  });
-  model.visit_expert_weights([&](nn::ExpertWeights& weights) {
-    if (auto* lora = dynamic_cast<adapters::ExpertLora*>(weights.adapter())) {
-      merge[weights.weight().name()] = [lora](const at::Tensor& tensor, const FilePart& part) {
-        return merged(tensor, part, *lora);
-      };
-    }
-  });
+  const auto add = [&](const std::string& name, const auto& lora) {
+    merge[name] = [&lora](const at::Tensor& tensor, const FilePart& part) {
+      return merged(tensor, part, lora);
+    };
+  };
+  if (adapters != nullptr) {
+    for (const auto& lora : adapters->adapters()) add(lora->module() + ".weight", *lora);
+    for (const auto& lora : adapters->expert_adapters()) add(lora->parameter(), *lora);
+  }
   ModelWriter writer(output, options);
   for (nn::Parameter* parameter : model.parameters()) {
-    const auto adapter = merge.find(parameter->name());
-    const Merge make = adapter == merge.end() ? Merge() : adapter->second;
+    const auto found = merge.find(parameter->name());
+    const Merge make = found == merge.end() ? Merge() : found->second;
     for (const FilePart& part : file_parts(*parameter, source)) {
       const at::ScalarType dtype = stored_dtype(source, part.name, parameter->value());
       writer.add(part.name, part.file_shape(), dtype, [&read, parameter, part, make] {
@@ -260,11 +240,18 @@ ModelWriterReport export_model(Model& model, const ModelDirectory& source,
     writer.add("lm_head.weight", head.global_shape(), to_scalar_type(repeated->dtype).value(),
                [&read, &head] { return read(head); });
   }
+  if (adapter != nullptr) add_vision_changes(writer, source, *adapter);
   writer.carry_matching(source, {"*"});
 
   nlohmann::ordered_json config = source.config();
   nlohmann::ordered_json& text = config.contains("text_config") ? config["text_config"] : config;
   text["vocab_size"] = model.config().vocab_size;
+  if (model.head() == Head::kLanguageModel && !model.tied()) {
+    // Two tables are written: what tied them in the source must not tie them again.
+    for (nlohmann::ordered_json* level : {&config, &text}) {
+      if (level->contains("tie_word_embeddings")) (*level)["tie_word_embeddings"] = false;
+    }
+  }
   if (model.head() == Head::kClassify) {
     nlohmann::ordered_json id2label, label2id;
     for (std::int64_t i = 0; i < model.num_labels(); ++i) {
@@ -276,10 +263,7 @@ ModelWriterReport export_model(Model& model, const ModelDirectory& source,
       config["id2label"] = id2label;
       config["label2id"] = label2id;
     }
-    const std::string type = model.config().model_type;
-    config["architectures"] = {type == "qwen3_next" ? "Qwen3NextForSequenceClassification"
-                               : type == "qwen3_5"  ? "Qwen3_5ForSequenceClassification"
-                                                    : "Qwen3_5TextForSequenceClassification"};
+    config["architectures"] = {model.config().weights.classification_class};
   }
   writer.set_config(std::move(config));
   writer.set_tokenizer(tokenizer);

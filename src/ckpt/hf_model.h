@@ -4,20 +4,22 @@
 #include <string>
 #include <vector>
 
+#include "adapters/lora.h"
+#include "ckpt/adapter_directory.h"
 #include "ckpt/companions.h"
 #include "ckpt/model_directory.h"
 #include "ckpt/model_writer.h"
-#include "models/qwen3_5/model.h"
+#include "models/model.h"
 
 /// Between a Hugging Face directory and the model: which file tensor fills which parameter, and
 /// back.
 namespace heddle::ckpt {
 
-using models::qwen3_5::Model;
+using models::Model;
 
-/// How the directory names the text model: "model.language_model." or "model.". Throws ModelError
-/// if it holds neither.
-std::string text_prefix(const ModelDirectory& directory);
+/// The one of the model's prefixes that the directory names it with ("model."). Throws ModelError
+/// if there is none.
+std::string text_prefix(const ModelDirectory& directory, const models::Config& model);
 
 struct ModelLoadReport {
   std::uint64_t bytes_read = 0;
@@ -29,10 +31,8 @@ struct ModelLoadReport {
 };
 
 /// Fills every parameter of an allocated model. Experts may be stored fused or one by one; a model
-/// with more vocabulary rows than the file gets the mean of the read rows for the new ones, which
-/// is the centre of the narrow normal distribution (1e-9 of the rows' covariance) from which
-/// transformers' resize_token_embeddings draws. Throws ModelError that lists everything missing,
-/// extra or of another shape, before anything is written.
+/// with more vocabulary rows than the file gets the mean of the read rows for the new ones. Throws
+/// ModelError that lists everything missing, extra or of another shape, before anything is written.
 ModelLoadReport load_model(const ModelDirectory& directory, Model& model, std::uint64_t seed);
 
 /// Gives the whole tensor of a parameter, wherever its parts are.
@@ -43,11 +43,13 @@ at::Tensor read_from_memory(const nn::Parameter& parameter);
 at::Tensor read_from_directory(const ModelDirectory& directory, const nn::Parameter& parameter);
 
 /// Writes a model directory that transformers loads: the model's parameters under the names, the
-/// expert layout and the dtypes of `source`, adapters merged, every other tensor of the source bit
-/// for bit, with the tokenizer and template of `tokenizer` and the other files of the source.
-ModelWriterReport export_model(Model& model, const ModelDirectory& source,
-                               const TokenizerSource& tokenizer, const Path& output,
-                               const ModelWriterOptions& options,
-                               const ReadWhole& read = read_from_memory);
+/// expert layout and the dtypes of `source`, `adapters` (may be null) merged, every other tensor of
+/// the source bit for bit but for the vision modules that `adapter` changes (null: none), with the
+/// tokenizer and template of `tokenizer` and the other files of the source.
+ModelWriterReport export_model(Model& model, const adapters::LoraSet* adapters,
+                               const ModelDirectory& source, const TokenizerSource& tokenizer,
+                               const Path& output, const ModelWriterOptions& options,
+                               const ReadWhole& read = read_from_memory,
+                               const AdapterDirectory* adapter = nullptr);
 
 }  // namespace heddle::ckpt

@@ -1,16 +1,18 @@
 #include "ckpt/model_directory.h"
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <set>
 #include <system_error>
-#include <unordered_set>
 #include <utility>
 
 #include "base/errors.h"
 #include "base/files.h"
+#include "base/json.h"
+#include "base/quote.h"
 #include "base/text.h"
+#include "ckpt/hub_cache.h"
+#include "ckpt/quantisation.h"
 #include "ckpt/training_checkpoint.h"
 
 namespace heddle::ckpt {
@@ -19,49 +21,14 @@ namespace {
 constexpr const char* kSingleFile = "model.safetensors";
 constexpr const char* kIndexFile = "model.safetensors.index.json";
 
-/// What quantised formats add beside, or store instead of, a weight.
-constexpr std::array<std::string_view, 9> kQuantisedSuffixes = {
-    ".weight_scale_inv", ".weight_scale", ".input_scale", ".weight_packed", ".qweight",
-    ".qzeros",           ".g_idx",        ".absmax",      ".weight_blocks"};
-
-/// Json: nlohmann::json where keys are many (it finds one in logarithmic time), ordered_json where
-/// their order matters.
-template <class Json>
-Json parse_object(const Path& path) {
-  const std::string file = path.string();
-  using Event = typename Json::parse_event_t;
-  // The callback sees a key before its value: the parser itself keeps the last of two equal keys
-  // without a word.
-  std::vector<std::unordered_set<std::string>> keys;
-  const auto callback = [&](int, Event event, Json& value) {
-    if (event == Event::object_start) {
-      keys.emplace_back();
-    } else if (event == Event::object_end) {
-      keys.pop_back();
-    } else if (event == Event::key) {
-      auto key = value.template get<std::string>();
-      if (!keys.back().insert(key).second) {
-        throw_error<ModelError>("{}: the key '{}' occurs twice", file, key);
-      }
-    }
-    return true;
-  };
-  Json json;
-  try {
-    json = Json::parse(files::read(path), callback);
-  } catch (const nlohmann::json::exception& error) {
-    throw_error<ModelError>("{}: not valid JSON: {}", file, error.what());
-  }
-  if (!json.is_object()) throw_error<ModelError>("{}: must hold a JSON object", file);
-  return json;
-}
-
 /// weight_map of the index: tensor name -> file name.
 std::map<std::string, std::string> read_weight_map(const Path& path) {
-  const auto json = parse_object<nlohmann::json>(path);
+  // Not ordered_json: an index has a hundred thousand keys, which that looks up one by one.
+  const auto index =
+      json::read_object<ModelError, nlohmann::json>(path, files::kJsonLimit, path.parent_path());
   const std::string file = path.string();
-  const auto found = json.find("weight_map");
-  if (found == json.end() || !found->is_object() || found->empty()) {
+  const auto found = index.find("weight_map");
+  if (found == index.end() || !found->is_object() || found->empty()) {
     throw_error<ModelError>(
         "{}: 'weight_map' (an object of tensor name and file name) is missing or empty", file);
   }
@@ -70,8 +37,8 @@ std::map<std::string, std::string> read_weight_map(const Path& path) {
     const std::string value = shard.is_string() ? shard.get<std::string>() : "";
     if (value.empty() || value == ".." || Path(value).filename() != Path(value)) {
       throw_error<ModelError>(
-          "{}: weight_map: '{}' is said to be in {}, which is no plain file name", file, name,
-          shard.dump());
+          "{}: weight_map: '{}' is said to be in {}, which is no plain file name", file,
+          text::shown(name), json::shown(shard));
     }
     weight_map.emplace(name, value);
   }
@@ -126,13 +93,14 @@ void check_index(const ModelDirectory& model,
 }
 
 [[noreturn]] void fail_without_weights(const Path& path) {
-  std::vector<std::string> pickles, others;
+  std::vector<std::string> pickles, others, ggufs;
   std::error_code ignored;
   for (const auto& entry : std::filesystem::directory_iterator(path, ignored)) {
     const std::string name = entry.path().filename().string();
     const std::string extension = entry.path().extension().string();
     if (extension == ".bin" || extension == ".pt" || extension == ".pth") pickles.push_back(name);
     if (extension == ".safetensors") others.push_back(name);
+    if (extension == ".gguf") ggufs.push_back(name);
   }
   std::sort(pickles.begin(), pickles.end());
   std::sort(others.begin(), others.end());
@@ -148,6 +116,21 @@ void check_index(const ModelDirectory& model,
         "DIR`",
         path.string(), path.string());
   }
+  if (const Path result = path / "final"; std::filesystem::exists(path / "config.resolved.yaml")) {
+    throw_error<ModelError>(
+        "{}: the folder of a run, not a model: {}", path.string(),
+        std::filesystem::exists(result / "config.json") ? "its model is " + result.string()
+        : std::filesystem::exists(result / "adapter_config.json")
+            ? "it trained an adapter: give the base model, and --adapter " + result.string()
+            : "it has no final/ yet; a checkpoint of it becomes a model with `heddle export "
+              "CHECKPOINT --output DIR`");
+  }
+  if (!ggufs.empty()) {
+    throw_error<ModelError>(
+        "{}: only GGUF files ({}), the format of llama.cpp: take the release of the model in "
+        "safetensors",
+        path.string(), text::list_some(ggufs));
+  }
   if (!pickles.empty()) {
     throw_error<ModelError>(
         "{}: only PyTorch pickle files ({}), which can run code when they are read. Convert them "
@@ -160,32 +143,10 @@ void check_index(const ModelDirectory& model,
                           kIndexFile, others.empty() ? "" : "; found " + text::list_some(others));
 }
 
-void check_not_quantised(const Path& path, const std::vector<StoredTensor>& tensors) {
-  std::vector<std::string> found;
-  for (const StoredTensor& tensor : tensors) {
-    const bool named = std::any_of(
-        kQuantisedSuffixes.begin(), kQuantisedSuffixes.end(),
-        [&](std::string_view suffix) { return std::string_view(tensor.name).ends_with(suffix); });
-    if (named || is_scaled_float(tensor.dtype)) {
-      found.push_back(fmt::format("{} ({})", tensor.name, name_of(tensor.dtype)));
-    }
-  }
-  if (found.empty()) return;
-  throw_error<ModelError>(
-      "{}: {} tensors are of a quantised checkpoint: {}. Heddle trains F32, BF16 and F16 weights: "
-      "take the unquantised "
-      "release of the model (for an '-FP8' repository the one without the suffix), or dequantise "
-      "it once: python -c "
-      "\"from transformers import AutoModelForCausalLM as M, FineGrainedFP8Config as C; "
-      "M.from_pretrained('{}', "
-      "dtype='bfloat16', quantization_config=C(dequantize=True)).save_pretrained('{}-bf16')\"",
-      path.string(), found.size(), text::list_some(found), path.string(), path.string());
-}
-
 }  // namespace
 
 nlohmann::ordered_json read_json_object(const Path& path) {
-  return parse_object<nlohmann::ordered_json>(path);
+  return json::read_object<ModelError>(path, files::kJsonLimit, path.parent_path());
 }
 
 ModelDirectory ModelDirectory::open(const Path& path) {
@@ -196,16 +157,12 @@ ModelDirectory ModelDirectory::open(const Path& path) {
   if (!std::filesystem::is_directory(path, ignored)) {
     throw_error<ModelError>("{}: {}", path.string(),
                             std::filesystem::exists(path, ignored)
-                                ? "a model is a folder, this is a file"
-                                : "there is no such folder");
+                                ? "a model is a folder with config.json and safetensors, this is a "
+                                  "file"
+                                : "there is no such folder" + advice_on_model_name(path.string()));
   }
   const bool is_sharded = exists(kIndexFile);
   if (!is_sharded && !exists(kSingleFile)) fail_without_weights(path);
-  if (is_sharded && exists(kSingleFile)) {
-    throw_error<ModelError>(
-        "{}: holds both {} and {}, which may be two models: remove the one that is old",
-        path.string(), kSingleFile, kIndexFile);
-  }
   if (!exists("config.json")) throw_error<ModelError>("{}: config.json is missing", path.string());
 
   ModelDirectory model;
@@ -217,20 +174,29 @@ ModelDirectory ModelDirectory::open(const Path& path) {
   std::map<std::string, std::string> weight_map;
   if (is_sharded) {
     weight_map = read_weight_map(path / kIndexFile);
+    const bool lists_single_file =
+        std::any_of(weight_map.begin(), weight_map.end(),
+                    [](const auto& entry) { return entry.second == kSingleFile; });
+    if (exists(kSingleFile) && !lists_single_file) {
+      throw_error<ModelError>(
+          "{}: holds {} and {}, which does not list it: they may be two models: remove the one "
+          "that is old",
+          path.string(), kSingleFile, kIndexFile);
+    }
     model.weight_files_ = find_shards(path, weight_map);
   } else {
     model.weight_files_ = {path / kSingleFile};
   }
   model.read_headers();
   if (is_sharded) check_index(model, weight_map);
-  check_not_quantised(path, model.tensors_);
+  check_not_quantised(path, model.config_, model.tensors_);
   return model;
 }
 
 void ModelDirectory::read_headers() {
   std::vector<std::string> duplicates;
   for (const Path& file : weight_files_) {
-    const SafetensorsFile shard(file);
+    const SafetensorsFile shard(file, path_);
     for (const StoredTensor& tensor : shard.tensors()) {
       const auto [place, is_new] = index_.emplace(tensor.name, tensors_.size());
       if (is_new) {

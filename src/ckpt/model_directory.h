@@ -50,8 +50,8 @@ class ModelDirectory {
   std::unordered_map<std::string, std::size_t> index_;
 };
 
-/// Parses a JSON file that must hold an object. Throws FileError, or ModelError with file, line and
-/// column.
+/// Parses a JSON file of a model's folder, which must hold an object. Throws FileError, or
+/// ModelError with file, line and column.
 nlohmann::ordered_json read_json_object(const Path& path);
 
 }  // namespace heddle::ckpt

@@ -24,7 +24,8 @@ void append_stored(SafetensorsWriter& writer, const StoredTensor& stored) {
 }  // namespace
 
 ModelWriter::ModelWriter(Path directory, ModelWriterOptions options)
-    : directory_(without_trailing_slash(std::move(directory))), options_(options) {
+    : directory_(output_place(std::move(directory))), options_(std::move(options)) {
+  files_ = options_.files;
   check_output_directory(directory_, options_.overwrite, "config.json");
 }
 

@@ -17,6 +17,7 @@ struct ModelWriterOptions {
   std::uint64_t max_shard_bytes =
       5'000'000'000;       // transformers' own default; larger tensors get a shard of their own
   bool overwrite = false;  // replace a model directory that stands at the final name
+  Files files = {};        // further ones, before those that are copied
 };
 
 struct ModelWriterReport {

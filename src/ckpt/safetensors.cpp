@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/errors.h"
+#include "base/quote.h"
 #include "base/text.h"
 
 namespace heddle::ckpt {
@@ -25,7 +26,7 @@ std::uint64_t TensorSpec::bytes() const {
 }
 
 std::string StoredTensor::where() const {
-  return fmt::format("{}: tensor '{}'", file.string(), name);
+  return fmt::format("{}: tensor '{}'", file.string(), text::shown(name));
 }
 
 void StoredTensor::drop(std::size_t begin, std::size_t count) const {
@@ -37,12 +38,13 @@ void throw_missing_tensor(const std::string& place, std::string_view name,
   std::vector<std::string> names;
   for (const StoredTensor& tensor : tensors) names.push_back(tensor.name);
   const std::string near = text::nearest(name, names);
-  throw_error<ModelError>("{}: there is no tensor '{}' among its {}{}", place, name, names.size(),
+  throw_error<ModelError>("{}: there is no tensor '{}' among its {}{}", place, text::shown(name),
+                          names.size(),
                           near.empty() ? "" : fmt::format("; the nearest is '{}'", near));
 }
 
-SafetensorsFile::SafetensorsFile(Path path) : path_(std::move(path)) {
-  const auto map = std::make_shared<const files::MappedFile>(path_);
+SafetensorsFile::SafetensorsFile(Path path, const Path& folder) : path_(std::move(path)) {
+  const auto map = std::make_shared<const files::MappedFile>(path_, folder);
   SafetensorsHeader header = parse_safetensors_header(map->bytes(), path_.string());
   metadata_ = std::move(header.metadata);
   const auto data = map->bytes().subspan(header.data_offset);

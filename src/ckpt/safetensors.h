@@ -70,8 +70,9 @@ SafetensorsHeader parse_safetensors_header(std::span<const std::byte> bytes,
 /// A safetensors file, mapped; nothing but the header is read until a tensor's data is.
 class SafetensorsFile {
  public:
-  /// Throws FileError if it cannot be opened and ModelError if it is not what the format says.
-  explicit SafetensorsFile(Path path);
+  /// With a `folder` the file must lie inside it. Throws as files::open_regular() if it cannot be
+  /// opened and ModelError if it is not what the format says.
+  explicit SafetensorsFile(Path path, const Path& folder = {});
   SafetensorsFile(SafetensorsFile&&) = default;
   SafetensorsFile& operator=(SafetensorsFile&&) = default;
 

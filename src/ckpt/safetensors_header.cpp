@@ -9,7 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/errors.h"
-#include "base/text.h"
+#include "base/quote.h"
 #include "ckpt/safetensors.h"
 
 namespace heddle::ckpt {
@@ -18,11 +18,7 @@ namespace {
 // The Python library's limit: a header beyond it is a damaged length, not a model.
 constexpr std::uint64_t kMaxHeaderBytes = 100'000'000;
 
-std::string show_name(const std::string& name) {
-  // A damaged header can hold a name of megabytes.
-  return name.size() <= 200 ? fmt::format("'{}'", name)
-                            : fmt::format("'{}...'", name.substr(0, 200));
-}
+std::string show_name(const std::string& name) { return fmt::format("'{}'", text::shown(name)); }
 
 /// Reads the header's JSON piece by piece: a document tree would accept a name that occurs twice,
 /// and costs more than the header itself for the hundred thousand tensors of a large
@@ -36,8 +32,8 @@ class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
   bool number_integer(number_integer_t value) override {
     return fail("{} is negative: {}", place(), value);
   }
-  bool number_float(number_float_t, const string_t& text) override {
-    return fail("{} is not a whole number: {}", place(), text);
+  bool number_float(number_float_t, const string_t& digits) override {
+    return fail("{} is not a whole number: {}", place(), text::shown(digits));
   }
   bool binary(binary_t&) override { return unexpected("binary data"); }
 

@@ -70,6 +70,7 @@ std::optional<Path> latest_complete_checkpoint(const Path& directory, const comm
   }
   // The members must not differ in what they find.
   newest_first = nlohmann::json::parse(readers.all_gather_objects(newest_first.dump())[0]);
+  std::string first_problem;
   for (const auto& path : newest_first) {
     try {
       const Path checkpoint = path.get<std::string>();
@@ -77,7 +78,15 @@ std::optional<Path> latest_complete_checkpoint(const Path& directory, const comm
       return checkpoint;
     } catch (const ModelError& error) {
       log::warning("this checkpoint is passed over: {}", error.what());
+      if (first_problem.empty()) first_problem = error.what();
     }
+  }
+  // A run that began anew would soon remove what might still be saved.
+  if (!newest_first.empty()) {
+    throw_error<ModelError>(
+        "{}: none of the {} checkpoints can be read, so there is nothing to continue from; the "
+        "newest: {}. Restore one of them, or move the folder away to begin anew",
+        directory.string(), newest_first.size(), first_problem);
   }
   return std::nullopt;
 }

@@ -11,6 +11,7 @@
 
 #include "base/errors.h"
 #include "base/log.h"
+#include "base/output_file.h"
 #include "base/text.h"
 
 namespace heddle::ckpt {
@@ -63,8 +64,12 @@ Path parent_of(const Path& path) {
 
 Path without_trailing_slash(Path path) { return path.has_filename() ? path : path.parent_path(); }
 
+Path output_place(Path path) {
+  return without_trailing_slash(files::link_target(without_trailing_slash(std::move(path))));
+}
+
 StagingDirectory::StagingDirectory(Path final, Path temporary)
-    : final_(without_trailing_slash(std::move(final))),
+    : final_(output_place(std::move(final))),
       temporary_(without_trailing_slash(std::move(temporary))) {
   std::error_code error;
   if (!is_missing_or_empty(temporary_)) {
@@ -112,7 +117,8 @@ void StagingDirectory::commit() {
     log::warning("cannot remove the replaced {}: {}", temporary_.string(), error.message());
 }
 
-void check_output_directory(const Path& path, bool overwrite, const std::string& expected_file) {
+void check_output_directory(const Path& name, bool overwrite, const std::string& expected_file) {
+  const Path path = output_place(name);
   if (is_missing_or_empty(path)) return;
   std::error_code error;
   if (!std::filesystem::is_directory(path, error)) {

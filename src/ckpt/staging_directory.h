@@ -31,9 +31,13 @@ class StagingDirectory {
 /// "a/b/" -> "a/b": a name that other names can be made from.
 Path without_trailing_slash(Path path);
 
-/// Throws ConfigError unless a directory may be written at `path`: it is absent or empty, or
-/// `overwrite` is set and it holds `expected_file`, which shows that it is of the kind that is to
-/// be written.
+/// Where a directory that the user names is written: at the end of a symbolic link, so that the
+/// link stays.
+Path output_place(Path path);
+
+/// Throws ConfigError unless a directory may be written at output_place(path): it is absent or
+/// empty, or `overwrite` is set and it holds `expected_file`, which shows that it is of the kind
+/// that is to be written.
 void check_output_directory(const Path& path, bool overwrite, const std::string& expected_file);
 
 /// Throws FileError if the file system that `path` would be made on says that it has less than

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <fstream>
+#include <limits>
 #include <sstream>
 #include <system_error>
 
@@ -28,16 +29,22 @@ std::optional<pid_t> parse_owner(const std::string& name) {
   return static_cast<pid_t>(std::stol(digits));
 }
 
-/// Seconds since 1970 at which a process started; nothing where /proc does not say.
+constexpr double kNever = std::numeric_limits<double>::infinity();
+
+/// Seconds since 1970 at which a process started, kNever if it has ended; nothing where /proc does
+/// not say.
 std::optional<double> start_time(pid_t pid) {
   std::ifstream stat("/proc/" + std::to_string(pid) + "/stat");
   std::string line;
   if (!std::getline(stat, line)) return std::nullopt;
-  // The second field is the program's name in parentheses and may hold anything; the start is the
-  // 22nd.
+  // The second field is the program's name in parentheses and may hold anything; the third is the
+  // state, the start is the 22nd.
   std::istringstream fields(line.substr(line.rfind(')') + 1));
   std::string field;
-  for (int i = 3; i <= 22; ++i) fields >> field;
+  fields >> field;
+  // A process that nobody has waited for writes no more.
+  if (field == "Z" || field == "X") return kNever;
+  for (int i = 4; i <= 22; ++i) fields >> field;
   std::ifstream system("/proc/stat");
   for (std::string key; system >> key; std::getline(system, line)) {
     double boot = 0;

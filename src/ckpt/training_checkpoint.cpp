@@ -22,7 +22,7 @@ TrainingCheckpoint TrainingCheckpoint::open(const Path& path, Verify verify) {
   checkpoint.state_ = read_json_object(path / kStateFile);
   for (const ManifestFile& file : manifest.files) {
     if (Path(file.name).extension() != ".safetensors") continue;
-    const SafetensorsFile tensors(path / file.name);
+    const SafetensorsFile tensors(path / file.name, path);
     for (const StoredTensor& tensor : tensors.tensors()) {
       const PartName name = parse_part_name(tensor.name, tensor.shape);
       Parts& parts = checkpoint.tensors_[name.tensor];

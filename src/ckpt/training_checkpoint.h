@@ -16,8 +16,9 @@
 #include "ckpt/safetensors.h"
 
 namespace heddle::comm {
+class Store;
 class World;
-}
+}  // namespace heddle::comm
 
 namespace heddle::ckpt {
 
@@ -149,6 +150,7 @@ class CheckpointStore {
   Path directory_;
   CheckpointStoreOptions options_;
   std::unique_ptr<Writing> writing_;
+  mutable std::unique_ptr<comm::Store> connection_;  ///< Of the writing thread, made once.
   std::int64_t saves_ = 0;
   double last_write_s_ = 0;
 };

@@ -2,17 +2,20 @@
 
 #include <cxxabi.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdlib>
-#include <fstream>
+#include <map>
 #include <memory>
 #include <ostream>
 #include <typeinfo>
 
 #include "base/errors.h"
+#include "base/files.h"
 #include "base/log.h"
+#include "base/quote.h"
 #include "base/text.h"
 #include "cli/version.h"
 #include "comm/launch_environment.h"
@@ -20,6 +23,8 @@
 
 namespace heddle::cli {
 namespace {
+
+constexpr std::size_t kLongestMessage = 4000;
 
 std::string type_name(const std::exception& e) {
   int status = 0;
@@ -43,7 +48,10 @@ int report(const std::exception& e, bool is_debug) {
   if (is_debug) message = fmt::format("{}\n  type: {}", message, type_name(e));
   if (const char* file = std::getenv(comm::kLogVariable); file != nullptr && !is_debug) {
     // The launcher shows one message of all ranks, and takes it from their logs.
-    std::ofstream(file, std::ios::app) << "error: " << message << "\n";
+    const std::string line = "error: " + text::shown(message, kLongestMessage) + "\n";
+    const int descriptor = files::open_to_append(file);
+    if (write(descriptor, line.data(), line.size()) < 0) log::error("{}", message);
+    close(descriptor);
   } else {
     log::error("{}", message);
   }
@@ -99,6 +107,38 @@ std::string shorter_option(std::string word, const std::vector<std::string>& opt
   return longest;
 }
 
+/// What the commands of other programs are called here; "" for a name that none is known for.
+std::string own_command_for(const std::string& name) {
+  static const std::map<std::string, std::string> kOwn = {
+      {"train", "heddle sft (conversations, completions) or heddle pt (plain text)"},
+      {"finetune", "heddle sft"},
+      {"chat", "heddle generate MODEL_DIR --prompt TEXT"},
+      {"infer", "heddle generate"},
+      {"inference", "heddle generate"},
+      {"eval", "heddle score (log-probabilities, perplexity)"},
+      {"evaluate", "heddle score (log-probabilities, perplexity)"},
+      {"merge", "heddle export MODEL_DIR --adapter DIR --output DIR"},
+      {"merge-lora", "heddle export MODEL_DIR --adapter DIR --output DIR"},
+      {"preprocess", "heddle tokenize, to look; sft and pt tokenize by themselves"},
+      {"torchrun", "heddle launch"},
+      {"rm", "heddle reward"},
+  };
+  for (const char* name_of_method : {"ppo", "grpo", "rlhf", "orpo", "kto"}) {
+    if (name == name_of_method) return "not built yet; preference tuning is heddle dpo";
+  }
+  const auto found = kOwn.find(name);
+  return found == kOwn.end() ? "" : found->second;
+}
+
+/// What to write for an option of a command that takes key=value; "" if that says nothing.
+std::string as_key(const std::string& word, const std::string& command) {
+  if (command != "sft" && command != "pt" && command != "config" && command != "tokenize")
+    return "";
+  const std::string name = word.substr(word.find_first_not_of('-'));
+  return fmt::format("settings are key=value without dashes: {}{}", name,
+                     name.find('=') == std::string::npos ? "=VALUE" : "");
+}
+
 /// One line for a command line that does not parse.
 std::string explain(const CLI::App& app, const CLI::ParseError& e) {
   const CLI::App& command = selected(app);
@@ -114,7 +154,14 @@ std::string explain(const CLI::App& app, const CLI::ParseError& e) {
     const std::string name = word.substr(0, word.find('='));
     std::string near = is_option ? shorter_option(name, accepted(command, true)) : "";
     if (near.empty()) near = text::nearest(name, accepted(command, is_option));
-    if (!near.empty()) message += fmt::format(" (did you mean '{}'?)", near);
+    const std::string own = is_command                  ? own_command_for(word)
+                            : is_option && near.empty() ? as_key(word, command.get_name())
+                                                        : "";
+    if (!own.empty()) {
+      message += fmt::format(" ({})", own);
+    } else if (!near.empty()) {
+      message += fmt::format(" (did you mean '{}'?)", near);
+    }
   }
   return fmt::format("{}; see {} --help", first_line(message), call);
 }
@@ -148,6 +195,11 @@ void add_commands(CLI::App& app, Action& action) {
   app.formatter(std::make_shared<HelpFormatter>());
   app.add_flag_callback(
       "--debug", [] {}, "Show the type and the whole text of an error");
+  app.add_option_function<std::uint64_t>(
+         "--file-limits", files::multiply_limits,
+         "Read configurations, tokenizers and templates N times as large")
+      ->type_name("N")
+      ->check(CLI::Range(std::uint64_t{1}, std::uint64_t{1024}));
   app.add_flag_callback(
       "--version",
       [&action] {
@@ -164,8 +216,7 @@ void add_commands(CLI::App& app, Action& action) {
       "  heddle COMMAND --help                   see what a command takes");
 
   add_init_command(app, action);
-  add_sft_command(app, action);
-  add_pt_command(app, action);
+  add_training_commands(app, action);
   add_launch_command(app, action);
   add_generate_command(app, action);
   add_score_command(app, action);

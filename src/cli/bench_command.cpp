@@ -8,16 +8,16 @@
 #include <ostream>
 #include <sstream>
 
+#include "assembly/from_config.h"
 #include "base/errors.h"
 #include "base/text.h"
+#include "bench/step_benchmark.h"
+#include "cli/bench_generate.h"
 #include "cli/bench_operators.h"
 #include "cli/command.h"
 #include "comm/launch_environment.h"
 #include "comm/world.h"
 #include "config/config.h"
-#include "train/benchmark.h"
-#include "train/same_inputs.h"
-#include "train/setup.h"
 #include "ui/table.h"
 
 namespace heddle::cli {
@@ -26,14 +26,15 @@ namespace {
 struct BenchOptions {
   std::string work = "step";
   std::string preset, profile;
-  std::int64_t batch = 1, length = 2048, median = 0, micro_batches = 1, steps = 6, warmup = 4;
+  std::int64_t batch = 1, length = 2048, new_tokens = 128, median = 0, micro_batches = 1, steps = 6,
+               warmup = 4;
   bool json = false, check = false;
   std::vector<std::string> heads, layouts;
   std::vector<std::string> overrides;
   std::vector<std::string> given;  ///< Options of the command line: "--batch".
 };
 
-constexpr const char* kWorks = "step|gdn|gemm|lora|attention|head|experts|adamw";
+constexpr const char* kWorks = "step|generate|gdn|gemm|lora|attention|head|experts|adamw";
 
 bool contains(const std::vector<std::string>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
@@ -42,9 +43,10 @@ bool contains(const std::vector<std::string>& names, const std::string& name) {
 /// The benchmarks that take an option; all take those that are not named here.
 std::vector<std::string> works_with(const std::string& option) {
   static const std::map<std::string, const char*> kTakenBy = {
-      {"--batch", "step|gdn|gemm|lora|attention|head|experts"},
-      {"--length", "step|gdn|gemm|lora|attention|head|experts"},
+      {"--batch", "step|generate|gdn|gemm|lora|attention|head|experts"},
+      {"--length", "step|generate|gdn|gemm|lora|attention|head|experts"},
       {"--median", "step|gdn|attention"},
+      {"--new-tokens", "generate"},
       {"--micro-batches", "step"},
       {"--steps", "step"},
       {"--warmup", "step"},
@@ -102,7 +104,7 @@ void refuse_what_is_not_taken(const BenchOptions& options) {
   }
 }
 
-train::DeltaHeads parse_heads(const std::string& pair) {
+bench::DeltaHeads parse_heads(const std::string& pair) {
   std::int64_t keys = 0, values = 0;
   char sign = 0, rest = 0;
   std::istringstream in(pair);
@@ -116,8 +118,8 @@ train::DeltaHeads parse_heads(const std::string& pair) {
   return {keys, values};
 }
 
-train::Benchmark benchmark_of(const BenchOptions& options) {
-  train::Benchmark benchmark;
+bench::Benchmark benchmark_of(const BenchOptions& options) {
+  bench::Benchmark benchmark;
   benchmark.preset = options.preset;
   benchmark.tokens = {options.batch, options.length, options.median};
   benchmark.micro_batches = options.micro_batches;
@@ -127,7 +129,7 @@ train::Benchmark benchmark_of(const BenchOptions& options) {
   return benchmark;
 }
 
-nlohmann::ordered_json as_json(const BenchOptions& options, const train::BenchmarkResult& result) {
+nlohmann::ordered_json as_json(const BenchOptions& options, const bench::BenchmarkResult& result) {
   nlohmann::ordered_json json;
   json["preset"] = options.preset;
   json["batch"] = options.batch;
@@ -186,11 +188,11 @@ std::vector<comm::Fact> facts_of(const BenchOptions& options) {
           {"--profile", options.profile.empty() ? "not given" : "given"}};
 }
 
-train::BenchmarkResult benchmark_as_rank(const BenchOptions& options,
+bench::BenchmarkResult benchmark_as_rank(const BenchOptions& options,
                                          const config::RunConfig& config,
                                          const std::shared_ptr<comm::World>& world) {
   try {
-    return train::run_benchmark(benchmark_of(options), config, world);
+    return bench::run_benchmark(benchmark_of(options), config, world);
   } catch (const std::exception& error) {
     // The others wait for this rank: what they report is its message.
     if (world) world->fail(error.what());
@@ -200,8 +202,8 @@ train::BenchmarkResult benchmark_as_rank(const BenchOptions& options,
 
 int run_step(const BenchOptions& options, const config::RunConfig& config, const Session& session) {
   const std::shared_ptr<comm::World> world =
-      train::join_world(config, "bench " + options.work, facts_of(options));
-  const train::BenchmarkResult measured = benchmark_as_rank(options, config, world);
+      assembly::join_world(config, "bench " + options.work, facts_of(options));
+  const bench::BenchmarkResult measured = benchmark_as_rank(options, config, world);
   if (world) world->leave();
   if (world && world->rank() > 0) return 0;
   const nlohmann::ordered_json result = as_json(options, measured);
@@ -218,14 +220,20 @@ int run(const BenchOptions& options, const Session& session) {
   std::vector<std::string> overrides = {"model.dtype=bfloat16"};
   overrides.insert(overrides.end(), options.overrides.begin(), options.overrides.end());
   const config::RunConfig config = config::parse(
-      "", "command line", overrides, config::Completeness::kPartial, train::usual_device());
+      "", "command line", overrides, config::Completeness::kPartial, assembly::usual_device());
   if (options.work == "step") return run_step(options, config, session);
   const auto launched = comm::read_launch_environment();
   if (launched && launched->world > 1) {
     throw_error<ConfigError>("bench {}: times one device; several ranks are for bench step",
                              options.work);
   }
-  train::DeltaSelection published{{}, options.layouts};
+  if (options.work == "generate") {
+    const nlohmann::ordered_json result = run_generate_bench(
+        {options.preset, options.batch, options.length, options.new_tokens}, config);
+    session.out << (options.json ? result.dump() + "\n" : generate_bench_table(result));
+    return 0;
+  }
+  bench::DeltaSelection published{{}, options.layouts};
   for (const std::string& pair : options.heads) published.heads.push_back(parse_heads(pair));
   const nlohmann::ordered_json result =
       run_operator_bench({options.work,
@@ -246,8 +254,8 @@ int run(const BenchOptions& options, const Session& session) {
 
 void add_bench_command(CLI::App& app, Action& action) {
   auto options = std::make_shared<BenchOptions>();
-  CLI::App* command =
-      app.add_subcommand("bench", "Time training steps or single operators on random data");
+  CLI::App* command = app.add_subcommand(
+      "bench", "Time training steps, generation or single operators on random data");
   command->add_option("work", options->work, "What is timed")->required()->type_name(kWorks);
   command->add_option("overrides", options->overrides, "Configuration, such as train.method=lora")
       ->type_name("[key=value ...]");
@@ -260,6 +268,9 @@ void add_bench_command(CLI::App& app, Action& action) {
       ->capture_default_str();
   command->add_option("--length", options->length, "Tokens of a sequence")
       ->check(CLI::Range(2, 1 << 24))
+      ->capture_default_str();
+  command->add_option("--new-tokens", options->new_tokens, "generate: tokens drawn a sequence")
+      ->check(CLI::Range(2, 1 << 20))
       ->capture_default_str();
   command
       ->add_option("--median", options->median,
@@ -301,6 +312,7 @@ void add_bench_command(CLI::App& app, Action& action) {
       "Examples:\n"
       "  heddle bench step --preset qwen3.5-0.8b --batch 8 --length 4096 device=cuda "
       "train.method=lora\n"
+      "  heddle bench generate --preset qwen3.5-0.8b --batch 64 --length 128 device=cuda\n"
       "  heddle bench gdn --heads 16/32 --layout 28672+4096 device=cuda\n"
       "  heddle bench attention --preset qwen3.5-4b --batch 4 --length 8192 --median 1000 "
       "device=cuda");

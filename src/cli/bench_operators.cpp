@@ -4,45 +4,47 @@
 
 #include <map>
 
+#include "assembly/from_config.h"
+#include "assembly/kernels.h"
+#include "bench/operator_benchmark.h"
 #include "device/device.h"
-#include "train/operator_benchmark.h"
-#include "train/setup.h"
+#include "models/registry.h"
 #include "ui/table.h"
 
 namespace heddle::cli {
 namespace {
 
-using MakeCases = std::vector<train::CaseMaker> (*)(const train::OperatorPlace&,
-                                                    const models::qwen3_5::Config&,
-                                                    const train::OperatorTokens&);
+using MakeCases = std::vector<bench::CaseMaker> (*)(const bench::OperatorPlace&,
+                                                    const models::Config&,
+                                                    const bench::OperatorTokens&);
 
-std::vector<train::CaseMaker> cases_of(const OperatorBench& bench, const config::RunConfig& config,
-                                       const train::OperatorPlace& place) {
-  if (bench.preset.empty()) return train::published_gated_delta_rule_cases(place, bench.published);
-  const models::qwen3_5::Config model = models::qwen3_5::preset(bench.preset);
+std::vector<bench::CaseMaker> cases_of(const OperatorBench& bench, const config::RunConfig& config,
+                                       const bench::OperatorPlace& place) {
+  if (bench.preset.empty()) return bench::published_gated_delta_rule_cases(place, bench.published);
+  const models::Config model = models::preset(bench.preset);
   if (bench.work == "lora")
-    return train::adapter_cases(place, model, bench.tokens, config.adapter.rank);
+    return bench::adapter_cases(place, model, bench.tokens, config.adapter.rank);
   const std::map<std::string, MakeCases> works = {
-      {"gdn", train::gated_delta_rule_cases}, {"gemm", train::product_cases},
-      {"attention", train::attention_cases},  {"head", train::head_cases},
-      {"experts", train::expert_cases},       {"adamw", train::adamw_cases},
+      {"gdn", bench::gated_delta_rule_cases}, {"gemm", bench::product_cases},
+      {"attention", bench::attention_cases},  {"head", bench::head_cases},
+      {"experts", bench::expert_cases},       {"adamw", bench::adamw_cases},
   };
   return works.at(bench.work)(place, model, bench.tokens);
 }
 
 /// Errors at the heads of the preset, or of each of --heads.
-nlohmann::ordered_json errors_of(const OperatorBench& bench, const train::OperatorPlace& place) {
-  std::vector<train::DeltaHeads> all = bench.published.heads;
+nlohmann::ordered_json errors_of(const OperatorBench& bench, const bench::OperatorPlace& place) {
+  std::vector<bench::DeltaHeads> all = bench.published.heads;
   if (!bench.preset.empty()) {
-    const models::qwen3_5::Config model = models::qwen3_5::preset(bench.preset);
-    all = {{model.linear_num_key_heads, model.linear_num_value_heads, model.linear_key_head_dim}};
+    const models::Config model = models::preset(bench.preset);
+    all = {bench::delta_heads(model)};
   } else if (all.empty()) {
     all = {{16, 32}};
   }
   nlohmann::ordered_json json;
-  for (const train::DeltaHeads& heads : all) {
-    for (const train::DeltaErrors& errors :
-         train::gated_delta_rule_errors(place, heads, bench.tokens.length)) {
+  for (const bench::DeltaHeads& heads : all) {
+    for (const bench::DeltaErrors& errors :
+         bench::gated_delta_rule_errors(place, heads, bench.tokens.length)) {
       nlohmann::ordered_json one = {{"heads", fmt::format("{}/{}", heads.keys, heads.values)},
                                     {"head_dim", heads.dim},
                                     {"length", bench.tokens.length},
@@ -55,9 +57,9 @@ nlohmann::ordered_json errors_of(const OperatorBench& bench, const train::Operat
   return json;
 }
 
-nlohmann::ordered_json as_json(const train::CaseTime& time) {
+nlohmann::ordered_json as_json(const bench::CaseTime& time) {
   nlohmann::ordered_json json = {{"name", time.name}, {"kernel", time.kernel}};
-  for (const train::CallTime& call : time.calls) {
+  for (const bench::CallTime& call : time.calls) {
     json["calls"].push_back({{"name", call.name},
                              {"ms", call.ms},
                              {"tflops", call.flops_per_s * 1e-12},
@@ -71,9 +73,10 @@ nlohmann::ordered_json as_json(const train::CaseTime& time) {
 
 nlohmann::ordered_json run_operator_bench(const OperatorBench& bench,
                                           const config::RunConfig& config) {
-  const runtime::Context context = train::make_context(config);
-  const train::OperatorPlace place = {context.device, context.dtype,
-                                      train::kernel_policy(config, context.device)};
+  const runtime::Context context = assembly::make_context(config);
+  ops::KernelPolicy policy = assembly::kernel_policy(config);
+  policy.on_chip_limit_bytes = assembly::on_chip_limit(context.device);
+  const bench::OperatorPlace place = {context.device, context.dtype, policy};
   nlohmann::ordered_json json;
   json["work"] = bench.work;
   json["device"] = device::properties(context.device, 16).name;
@@ -81,11 +84,11 @@ nlohmann::ordered_json run_operator_bench(const OperatorBench& bench,
     json["errors"] = errors_of(bench, place);
     return json;
   }
-  const std::vector<train::CaseMaker> cases = cases_of(bench, config, place);
-  const train::Ceilings ceilings = train::measure_ceilings(place);
+  const std::vector<bench::CaseMaker> cases = cases_of(bench, config, place);
+  const bench::Ceilings ceilings = bench::measure_ceilings(place);
   json["product_tflops"] = ceilings.flops_per_s * 1e-12;
   json["copy_gbytes_per_s"] = ceilings.bytes_per_s * 1e-9;
-  for (const train::CaseTime& time : train::time_cases(place, ceilings, cases))
+  for (const bench::CaseTime& time : bench::time_cases(place, ceilings, cases))
     json["cases"].push_back(as_json(time));
   return json;
 }

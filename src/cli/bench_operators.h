@@ -5,8 +5,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "bench/operator_cases.h"
 #include "config/config.h"
-#include "train/operator_cases.h"
 
 namespace heddle::cli {
 
@@ -14,8 +14,8 @@ namespace heddle::cli {
 struct OperatorBench {
   std::string work;
   std::string preset;  ///< May be empty for gdn: the published shapes, or some of them.
-  train::DeltaSelection published;
-  train::OperatorTokens tokens;
+  bench::DeltaSelection published;
+  bench::OperatorTokens tokens;
   bool check = false;  ///< gdn: errors against double instead of times.
 };
 

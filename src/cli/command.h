@@ -26,8 +26,8 @@ using Action = std::function<int(const Session&)>;
 // One function per subcommand. Each declares its options and, when the subcommand is the one that
 // was typed, puts what must be done into `action`.
 void add_init_command(CLI::App& app, Action& action);
-void add_sft_command(CLI::App& app, Action& action);
-void add_pt_command(CLI::App& app, Action& action);
+/// sft and all that are sft with settings of their own.
+void add_training_commands(CLI::App& app, Action& action);
 void add_generate_command(CLI::App& app, Action& action);
 void add_score_command(CLI::App& app, Action& action);
 void add_export_command(CLI::App& app, Action& action);
@@ -41,6 +41,9 @@ void add_launch_command(CLI::App& app, Action& action);
 
 /// Where `heddle launch` puts the ranks' messages unless it is told.
 inline constexpr const char* kLaunchLogDirectory = "heddle-logs";
+
+/// True for the names of add_training_commands().
+bool is_training_command(const std::string& name);
 
 /// FILE and key=value arguments in any number. The first is the file, unless it is an override.
 struct ConfigArguments {

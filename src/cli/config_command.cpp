@@ -2,11 +2,11 @@
 #include <memory>
 #include <ostream>
 
+#include "assembly/from_config.h"
 #include "base/errors.h"
 #include "base/log.h"
 #include "cli/command.h"
 #include "config/config.h"
-#include "train/setup.h"
 
 namespace heddle::cli {
 namespace {
@@ -29,7 +29,7 @@ int run_config(const ConfigOptions& options, const Session& session) {
   const auto completeness =
       given.file.empty() ? config::Completeness::kPartial : config::Completeness::kComplete;
   const config::RunConfig run =
-      config::load(given.file, given.overrides, completeness, train::usual_device());
+      config::load(given.file, given.overrides, completeness, assembly::usual_device());
   for (const std::string& unused : config::unused_keys(run)) log::warning("{}", unused);
   session.out << (options.is_json ? config::dump_json(run) + "\n" : config::dump_yaml(run));
   return 0;

@@ -9,17 +9,19 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "assembly/from_config.h"
 #include "base/errors.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "base/text.h"
 #include "cli/command.h"
 #include "cli/doctor.h"
 #include "cli/layout_table.h"
 #include "config/config.h"
 #include "device/device.h"
+#include "models/registry.h"
 #include "ops/gated_delta_net/npu/path.h"
 #include "ops/registry.h"
-#include "train/setup.h"
 #include "ui/table.h"
 
 namespace heddle::cli {
@@ -81,25 +83,21 @@ struct DoctorOptions {
 };
 
 /// The model's shape: a preset, or config.json alone of a directory that need not hold weights.
-models::qwen3_5::Config shape_of(const DoctorOptions& options, const config::RunConfig& config) {
-  if (!options.preset.empty()) return models::qwen3_5::preset(options.preset);
+models::Config shape_of(const DoctorOptions& options, const config::RunConfig& config) {
+  if (!options.preset.empty()) return models::preset(options.preset);
   const auto path = std::filesystem::path(config.model.path) / "config.json";
   if (!std::filesystem::exists(path)) {
     throw_error<ConfigError>("{}: there is no {}; --preset NAME plans without a model",
                              config::where(config, "model.path"), path.string());
   }
-  try {
-    return models::qwen3_5::parse_config(nlohmann::ordered_json::parse(files::read(path)),
-                                         path.string());
-  } catch (const nlohmann::json::parse_error& error) {
-    throw_error<ModelError>("{}: {}", path.string(), error.what());
-  }
+  return models::parse_config(
+      json::read_object<ModelError>(path, files::kJsonLimit, path.parent_path()), path.string());
 }
 
 /// A layout's configuration and its number of ranks.
 struct Planned {
   config::RunConfig config;
-  models::qwen3_5::Config model;
+  models::Config model;
   std::int64_t ranks;
 };
 
@@ -129,7 +127,7 @@ Planned planned(const DoctorOptions& options) {
   // A file for no model in particular may leave it out.
   if (!options.preset.empty()) settings.push_back("model.path=" + options.preset);
   Planned planned{config::load(options.mesh_of, settings, config::Completeness::kComplete,
-                               train::usual_device()),
+                               assembly::usual_device()),
                   {},
                   0};
   planned.ranks = ranks_of(planned.config.parallel, options.ranks);

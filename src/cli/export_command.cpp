@@ -1,10 +1,12 @@
 #include <CLI/CLI.hpp>
 #include <memory>
+#include <optional>
 #include <ostream>
 
 #include "base/errors.h"
 #include "base/text.h"
 #include "ckpt/hf_model.h"
+#include "ckpt/hub_cache.h"
 #include "ckpt/training_checkpoint.h"
 #include "cli/application.h"
 #include "cli/command.h"
@@ -15,7 +17,7 @@ namespace heddle::cli {
 namespace {
 
 struct ExportOptions {
-  std::string model, adapter, base, output, head = "lm";
+  std::string model, adapter, base, output, head;
   std::string dtype = "float32";
   std::uint64_t max_shard_bytes = 5'000'000'000;
   bool overwrite = false;
@@ -51,14 +53,20 @@ int run(const ExportOptions& options, const Session& session) {
   arguments.adapter = options.adapter;
   arguments.dtype = options.dtype;
   arguments.device = "cpu";
-  const train::LoadedModel loaded =
-      load(arguments, options.head == "classify" ? models::qwen3_5::Head::kClassify
-                                                 : models::qwen3_5::Head::kLanguageModel);
+  const assembly::ModelOnRanks loaded =
+      load(arguments,
+           head_name(options.model, options.head) == "classify" ? assembly::Head::kClassify
+                                                                : assembly::Head::kLanguageModel,
+           assembly::Purpose::kStore);
   ckpt::ModelWriterOptions writer;
   writer.max_shard_bytes = options.max_shard_bytes;
   writer.overwrite = options.overwrite;
-  const auto report = ckpt::export_model(*loaded.model, *loaded.source,
-                                         {loaded.tokenizer_directory}, options.output, writer);
+  std::optional<ckpt::AdapterDirectory> adapter;
+  if (!options.adapter.empty())
+    adapter = ckpt::AdapterDirectory::open(ckpt::find_model(options.adapter));
+  const auto report = ckpt::export_model(*loaded.model, loaded.adapters.get(), *loaded.source,
+                                         {tokenizer_directory(arguments)}, options.output, writer,
+                                         ckpt::read_from_memory, adapter ? &*adapter : nullptr);
   session.out << report.tensors << " tensors, "
               << text::format_bytes(static_cast<double>(report.bytes)) << " in "
               << report.weight_files.size() << " file(s): " << options.output << "\n";
@@ -85,9 +93,8 @@ void add_export_command(CLI::App& app, Action& action) {
   command->add_option("--output", options->output, "The directory to make")
       ->required()
       ->type_name("DIR");
-  command->add_option("--head", options->head, "lm or classify")
-      ->check(CLI::IsMember({"lm", "classify"}))
-      ->capture_default_str();
+  command->add_option("--head", options->head, "lm or classify; default as config.json has it")
+      ->check(CLI::IsMember({"lm", "classify"}));
   command
       ->add_option("--dtype", options->dtype,
                    "Of the merge; tensors keep the dtype they are stored in")

@@ -1,18 +1,25 @@
 #include <CLI/CLI.hpp>
+#include <cmath>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <ostream>
 
 #include <nlohmann/json.hpp>
 
 #include "base/errors.h"
-#include "base/files.h"
+#include "base/log.h"
+#include "base/output_file.h"
+#include "base/text.h"
 #include "cli/command.h"
 #include "cli/model_arguments.h"
+#include "cli/sampling_defaults.h"
 #include "cli/template_arguments.h"
-#include "data/jinja/chat_template.h"
+#include "comm/refusal.h"
+#include "data/json/json_text.h"
 #include "data/readers/jsonl_reader.h"
 #include "data/rendering/renderer.h"
+#include "rollout/answers.h"
 #include "rollout/engine.h"
 
 namespace heddle::cli {
@@ -24,66 +31,107 @@ struct GenerateOptions {
   ModelArguments model;
   std::string prompt, input, output;
   std::int64_t max_new_tokens = 128;
-  rollout::SamplingOptions sampling;
+  SamplingArguments sampling;
   std::vector<std::string> stop, template_arguments;
   bool ignore_eos = false;
   bool raw = false;
+  bool continue_final_message = false;
   rollout::EngineOptions engine;
 };
 
-std::vector<std::int64_t> eos_of(const Json& generation_config) {
-  if (!generation_config.is_object() || !generation_config.contains("eos_token_id")) return {};
-  const Json& eos = generation_config["eos_token_id"];
-  if (eos.is_number_integer()) return {eos.get<std::int64_t>()};
-  return eos.is_array() ? eos.get<std::vector<std::int64_t>>() : std::vector<std::int64_t>{};
+/// What the ranks must have alike besides model and layout.
+std::vector<comm::Fact> facts_of(const GenerateOptions& options) {
+  const SamplingArguments& sampling = options.sampling;
+  const auto shown = [](const auto& value) {
+    return value ? fmt::format("{}", *value) : std::string("not given");
+  };
+  return {
+      options.input.empty() ? comm::Fact{"--prompt", options.prompt} : input_fact(options.input),
+      {"--raw", options.raw ? "given" : "not given"},
+      {"--max-new-tokens", std::to_string(options.max_new_tokens)},
+      {"--temperature", shown(sampling.temperature)},
+      {"--top-p", shown(sampling.top_p)},
+      {"--min-p", shown(sampling.min_p)},
+      {"--top-k", shown(sampling.top_k)},
+      {"--seed", std::to_string(sampling.seed)},
+      {"--stop", nlohmann::json(options.stop).dump()},
+      {"--ignore-eos", options.ignore_eos ? "given" : "not given"},
+      {"--max-sequences", std::to_string(options.engine.max_sequences)},
+      {"--template-arg", text::join(options.template_arguments, " ")}};
+}
+
+/// The random stream of a row: its own `seed`, or the command's and its place in the file.
+std::uint64_t seed_of(const Json& row, std::uint64_t seed, std::size_t place) {
+  const auto own = row.find("seed");
+  if (own == row.end()) return rollout::seed_of_row(seed, place);
+  if (!own->is_number_unsigned())
+    throw_error<DataError>("field 'seed' is {}: expected a whole number from 0 on", own->dump());
+  return own->get<std::uint64_t>();
 }
 
 class Generation {
  public:
-  explicit Generation(const GenerateOptions& options)
+  Generation(const GenerateOptions& options, const std::shared_ptr<comm::World>& world)
       : options_(options),
-        model_(load(options.model, models::qwen3_5::Head::kLanguageModel)),
-        tokenizer_(data::Tokenizer::load(model_.tokenizer_directory)),
+        model_(load(options.model, assembly::Head::kLanguageModel, assembly::Purpose::kGenerate,
+                    world)),
+        tokenizer_(data::Tokenizer::load(tokenizer_directory(options.model))),
         renderer_(*tokenizer_, render_options(options)) {
-    if (!options.ignore_eos)
-      stop_ids_ = rollout::end_tokens(tokenizer_, eos_of(model_.source->generation_config()));
+    sampling_ = sampling_of(options.sampling, model_.source->generation_config());
+    if (!options.ignore_eos) stop_ids_ = rollout::end_tokens(*tokenizer_, model_.source.get());
   }
 
   void one(const Session& session) {
+    const bool is_shown = model_.context.mesh.rank() == 0;
     const auto on_text = [&](std::size_t, const std::string& piece) {
-      session.out << piece << std::flush;
+      if (is_shown) session.out << piece << std::flush;
     };
-    rollout::generate(*model_.model, tokenizer_, {request(prompt_tokens(options_.prompt))},
+    rollout::generate(model_, tokenizer_,
+                      {request(prompt_tokens(options_.prompt), options_.sampling.seed)},
                       options_.engine, on_text);
-    session.out << "\n";
+    if (is_shown) session.out << "\n";
   }
 
   void file() {
     data::ReaderOptions reader_options;
     reader_options.task = data::Task::kEmbedding;  // rows are prompts, nothing is to be learned
-    data::JsonlReader reader(options_.input, reader_options);
-    files::AtomicFile output(options_.output);
+    data::JsonlReader reader(input_file(options_.input), reader_options);
+    std::optional<files::OutputFile> output;  // of rank 0
+    if (model_.context.mesh.rank() == 0) output.emplace(options_.output);
     std::vector<Json> values;
     std::vector<rollout::Request> requests;
+    std::int64_t answered = 0;
     while (auto item = reader.next()) {
+      const data::Row& row = item->row;
+      answered += !row.messages.empty() && row.messages.back()["role"] == "assistant";
       try {
-        requests.push_back(request(renderer_.tokenize_prompt(item->row)));
+        if (!row.sequence_lengths.empty())
+          throw DataError("the row holds several sequences; make a row of each");
+        requests.push_back(request(renderer_.tokenize_prompt(row, options_.continue_final_message),
+                                   seed_of(item->value, options_.sampling.seed, requests.size())));
       } catch (const DataError& e) {
-        throw_error<DataError>("{}:{}: {}", options_.input, item->line, e.what());
+        throw_error<DataError>("{}:{}: {}", reader.name(), item->line, e.what());
       }
       values.push_back(std::move(item->value));
     }
-    const auto completions =
-        rollout::generate(*model_.model, tokenizer_, requests, options_.engine);
+    if (answered > 0 && !options_.continue_final_message) {
+      log::info(
+          "{} of {} conversations end with a turn of the assistant, which is left out and "
+          "generated "
+          "anew; --continue-final-message goes on with it",
+          answered, values.size());
+    }
+    const auto completions = rollout::generate(model_, tokenizer_, requests, options_.engine);
+    if (!output) return;
     for (std::size_t i = 0; i < values.size(); ++i) {
       values[i]["output_ids"] = completions[i].output_ids;
       values[i]["text"] = completions[i].text;
       values[i]["logprobs"] = completions[i].logprobs;
       values[i]["finish_reason"] =
           completions[i].finish_reason == rollout::FinishReason::kStop ? "stop" : "length";
-      output.write(values[i].dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
+      output->write(data::json_text::dump(values[i]) + "\n");
     }
-    output.commit();
+    output->commit();
   }
 
  private:
@@ -102,16 +150,19 @@ class Generation {
     return renderer_.tokenize_prompt(row);
   }
 
-  rollout::Request request(std::vector<std::int32_t> prompt) const {
+  rollout::Request request(std::vector<std::int32_t> prompt, std::uint64_t seed) const {
     if (prompt.empty()) throw DataError("the prompt has no token");
-    return {std::move(prompt), options_.max_new_tokens, options_.sampling, stop_ids_,
-            options_.stop};
+    rollout::Request made{std::move(prompt), options_.max_new_tokens, sampling_, stop_ids_,
+                          options_.stop};
+    made.sampling.seed = seed;
+    return made;
   }
 
   const GenerateOptions& options_;
-  train::LoadedModel model_;
+  assembly::ModelOnRanks model_;
   std::shared_ptr<const data::Tokenizer> tokenizer_;
   data::Renderer renderer_;
+  rollout::SamplingOptions sampling_;
   std::vector<std::int32_t> stop_ids_;
 };
 
@@ -121,16 +172,32 @@ int run(const GenerateOptions& options, const Session& session) {
   }
   if (!options.input.empty() && options.output.empty())
     throw ConfigError("--input needs --output OUT.jsonl");
-  if (options.sampling.temperature < 0) throw ConfigError("--temperature must not be negative");
-  if (options.sampling.top_p <= 0 || options.sampling.top_p > 1)
-    throw ConfigError("--top-p must be in (0, 1]");
-  if (options.max_new_tokens < 1) throw ConfigError("--max-new-tokens must be at least 1");
-  Generation generation(options);
-  if (options.input.empty()) {
-    generation.one(session);
-  } else {
-    generation.file();
-  }
+  if (options.continue_final_message && options.input.empty())
+    throw ConfigError("--continue-final-message needs --input with conversations");
+  const auto check = [](bool holds, const char* option, auto value, const char* expected) {
+    if (!holds) throw_error<ConfigError>("{} is {}: expected {}", option, value, expected);
+  };
+  const double temperature = options.sampling.temperature.value_or(1),
+               top_p = options.sampling.top_p.value_or(1),
+               min_p = options.sampling.min_p.value_or(0);
+  const std::int64_t top_k = options.sampling.top_k.value_or(0);
+  check(std::isfinite(temperature) && temperature >= 0, "--temperature", temperature,
+        "a number from 0 on");
+  check(top_k >= 0, "--top-k", top_k, "a count, or 0 for all tokens");
+  check(top_p > 0 && top_p <= 1, "--top-p", top_p, "a probability in (0, 1]");
+  check(min_p >= 0 && min_p <= 1, "--min-p", min_p, "a probability from 0 to 1");
+  check(options.max_new_tokens >= 1, "--max-new-tokens", options.max_new_tokens, "1 or more");
+  check(options.engine.max_sequences >= 1, "--max-sequences", options.engine.max_sequences,
+        "1 or more");
+  head_name(options.model.directory, "lm");
+  const std::shared_ptr<comm::World> world =
+      join_others("generate", options.model, facts_of(options));
+  comm::announcing_failure(world.get(), [&] {
+    Generation generation(options, world);
+    return comm::announcing_failure(
+        world.get(), [&] { options.input.empty() ? generation.one(session) : generation.file(); });
+  });
+  if (world) world->leave();
   return 0;
 }
 
@@ -144,26 +211,39 @@ void add_generate_command(CLI::App& app, Action& action) {
                       "One prompt, streamed (through the chat template if there is one)");
   command->add_flag("--raw", options->raw, "Take --prompt as it is, without the chat template");
   add_template_arguments(*command, options->template_arguments);
-  command->add_option("--input", options->input, "JSONL rows with messages, text or input_ids")
+  command
+      ->add_option("--input", options->input,
+                   "Rows with messages, text or input_ids; - is standard input")
       ->type_name("IN.jsonl");
+  command->add_flag("--continue-final-message", options->continue_final_message,
+                    "--input: go on with the assistant's turn that ends a conversation");
   command
       ->add_option("--output", options->output,
                    "Rows with output_ids, text, logprobs, finish_reason")
       ->type_name("OUT.jsonl");
   command->add_option("--max-new-tokens", options->max_new_tokens, "At most so many")
       ->capture_default_str();
-  command->add_option("--temperature", options->sampling.temperature, "0: the most likely token")
+  command->add_option("--temperature", options->sampling.temperature,
+                      "0: the most likely token; default generation_config.json, else 1");
+  command->add_option("--top-p", options->sampling.top_p,
+                      "Smallest set with this probability; default likewise, else 1");
+  command->add_option("--min-p", options->sampling.min_p,
+                      "Least share of the most likely one's probability; default likewise, else 0");
+  command->add_option("--top-k", options->sampling.top_k,
+                      "The k most likely; 0: all; default likewise, else 0");
+  command
+      ->add_option("--seed", options->sampling.seed,
+                   "Of the sampling; each row has a stream of its own")
       ->capture_default_str();
-  command->add_option("--top-p", options->sampling.top_p, "Smallest set with this probability")
-      ->capture_default_str();
-  command->add_option("--top-k", options->sampling.top_k, "The k most likely; 0: all")
-      ->capture_default_str();
-  command->add_option("--seed", options->sampling.seed, "Of the sampling")->capture_default_str();
   command->add_option("--stop", options->stop, "End where this text begins (repeatable)");
   command->add_flag("--ignore-eos", options->ignore_eos, "Do not end at end-of-sequence tokens");
   command->add_option("--max-sequences", options->engine.max_sequences, "Generated at a time")
       ->capture_default_str();
+  add_layout_argument(*command, options->model);
   command->footer(
+      "A row may carry its own `seed`.\n"
+      "Several ranks: heddle launch --nproc 2 -- generate MODEL_DIR ... parallel.tp=2\n"
+      "\n"
       "Example:\n"
       "  heddle generate runs/chat/final --prompt 'What is 12 + 30?' --temperature 0 "
       "--max-new-tokens 32");

@@ -2,20 +2,22 @@
 #include <memory>
 #include <ostream>
 
+#include "assembly/model_on_ranks.h"
 #include "base/errors.h"
+#include "base/json.h"
 #include "base/text.h"
 #include "ckpt/model_directory.h"
 #include "ckpt/model_writer.h"
 #include "cli/command.h"
 #include "data/tokenizer/tokenizer.h"
 #include "device/device.h"
-#include "models/qwen3_5/model.h"
+#include "models/registry.h"
 #include "ui/terminal.h"
 
 namespace heddle::cli {
 namespace {
 
-using models::qwen3_5::Config;
+using models::Config;
 
 struct InitOptions {
   std::string preset, config, tokenizer, output;
@@ -29,11 +31,11 @@ std::pair<Config, nlohmann::ordered_json> read_config(const InitOptions& options
                                                       const data::Tokenizer& tokenizer) {
   if (options.preset.empty() == options.config.empty()) {
     throw_error<ConfigError>("give either --preset NAME or --config FILE; presets: {}",
-                             text::join(models::qwen3_5::preset_names(), ", "));
+                             text::join(models::preset_names(), ", "));
   }
   if (!options.config.empty()) {
-    nlohmann::ordered_json json = ckpt::read_json_object(options.config);
-    Config config = models::qwen3_5::parse_config(json, options.config);
+    nlohmann::ordered_json json = json::read_object<ModelError>(options.config);
+    Config config = models::parse_config(json, options.config);
     if (config.nested) {
       throw_error<ModelError>(
           "{}: random weights for a multimodal model ('{}') are not built; give its text_config",
@@ -41,13 +43,13 @@ std::pair<Config, nlohmann::ordered_json> read_config(const InitOptions& options
     }
     return {std::move(config), std::move(json)};
   }
-  Config config = models::qwen3_5::preset(options.preset);
+  nlohmann::ordered_json json = models::preset_json(options.preset);
   // Rows are cheap at a multiple of 64, and a small preset follows its tokenizer.
   const std::int64_t needed = (tokenizer.vocab_size() + 63) / 64 * 64;
-  if (options.preset.rfind("small-", 0) == 0) config.vocab_size = needed;
-  if (const auto eos = tokenizer.eos_id()) config.eos_token_ids = {*eos};
-  if (const auto pad = tokenizer.pad_id()) config.pad_token_id = *pad;
-  nlohmann::ordered_json json = models::qwen3_5::to_json(config);
+  if (options.preset.rfind("small-", 0) == 0) json["vocab_size"] = needed;
+  if (const auto eos = tokenizer.eos_id()) json["eos_token_id"] = *eos;
+  if (const auto pad = tokenizer.pad_id()) json["pad_token_id"] = *pad;
+  Config config = models::parse_config(json, options.preset);
   return {std::move(config), std::move(json)};
 }
 
@@ -62,14 +64,17 @@ int run(const InitOptions& options, const Session& session) {
   device::set_cpu_threads(0);
   context.dtype = runtime::parse_dtype(options.dtype, "--dtype");
   json["dtype"] = runtime::dtype_name(context.dtype);
-  models::qwen3_5::Model model(std::move(config), "model.", context, {});
-  model.allocate();
-  model.initialize(options.seed);
+  context.seed = options.seed;
+  assembly::ModelRecipe recipe;
+  recipe.config = std::move(config);
+  recipe.weights = assembly::Weights::kRandom;
+  recipe.purpose = assembly::Purpose::kStore;
+  const assembly::ModelOnRanks made = assembly::place(recipe, context);
   ckpt::ModelWriterOptions writer_options;
   writer_options.overwrite = options.overwrite;
   ckpt::ModelWriter writer(options.output, writer_options);
   std::int64_t count = 0;
-  model.visit_parameters([&](nn::Parameter& parameter) {
+  made.model->visit_parameters([&](nn::Parameter& parameter) {
     writer.add(parameter.name(), parameter.data(), context.dtype);
     count += parameter.numel();
   });
@@ -99,7 +104,7 @@ void add_init_command(CLI::App& app, Action& action) {
   command->add_option("--seed", options->seed, "Of the weights")->capture_default_str();
   command->add_option("--dtype", options->dtype, "Of the stored weights")->capture_default_str();
   command->add_flag("--overwrite", options->overwrite, "Replace a model directory that is there");
-  const std::string presets = text::join(models::qwen3_5::preset_names(), ", ");
+  const std::string presets = text::join(models::preset_names(), ", ");
   command->footer("Presets:\n  " + text::join(ui::wrap(presets, 96), "\n  ") +
                   "\n\n"
                   "Example:\n"

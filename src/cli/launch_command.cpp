@@ -16,10 +16,12 @@
 
 #include <fmt/chrono.h>
 
+#include "assembly/from_config.h"
 #include "base/chosen_directory.h"
 #include "base/errors.h"
 #include "base/files.h"
 #include "base/log.h"
+#include "base/siphash.h"
 #include "base/threads.h"
 #include "cli/application.h"
 #include "cli/command.h"
@@ -33,7 +35,6 @@
 #include "comm/world.h"
 #include "config/config.h"
 #include "device/device.h"
-#include "train/setup.h"
 
 namespace heddle::cli {
 namespace {
@@ -54,6 +55,7 @@ struct LaunchOptions {
   std::string master;
   std::string job_id;
   std::string log_directory;
+  std::string secret_file;
   std::vector<std::string> command;
 };
 
@@ -64,6 +66,20 @@ std::string nonce_of(const LaunchOptions& options) {
   if (options.nodes > 1) return kNoJobId;
   std::random_device random;
   return fmt::format("{:08x}{:08x}{:08x}", random(), random(), random());
+}
+
+/// What ranks show the store: random for one host; for several, what the file of each says.
+std::string secret_of(const LaunchOptions& options) {
+  if (!options.secret_file.empty()) return comm::read_secret(options.secret_file, "--secret-file");
+  if (options.nodes > 1) {
+    log::warning(
+        "launch: without --secret-file, whoever reaches {} can take part in the job; give each "
+        "host the same file, or a network of their own",
+        options.master);
+    return "";
+  }
+  const hash::Key128 key = hash::random_key();
+  return fmt::format("{:02x}", fmt::join(key, ""));
 }
 
 void check(const LaunchOptions& options) {
@@ -87,9 +103,12 @@ void check(const LaunchOptions& options) {
   }
   if (options.command.empty()) fail("no command; write it behind the options: -- sft run.yaml");
   const std::string& command = options.command.front();
-  if (command != "sft" && command != "pt" && command != "score" && command != "bench") {
-    fail(fmt::format("'{}' runs as one process; several ranks are for sft, pt, score and bench",
-                     command));
+  if (!is_training_command(command) && command != "score" && command != "generate" &&
+      command != "bench") {
+    fail(fmt::format(
+        "'{}' runs as one process; several ranks are for sft, pt, dpo, reward, score, generate and "
+        "bench",
+        command));
   }
 }
 
@@ -121,21 +140,21 @@ void check_command(const std::vector<std::string>& command, std::int64_t process
   // Single operators have no layout; each rank says so.
   if (command.front() == "bench" && std::ranges::find(words, "step") == words.end()) return;
   config::RunConfig config;
-  if (command.front() == "sft" || command.front() == "pt") {
+  if (is_training_command(command.front())) {
     const ConfigArguments split = split_config_arguments(words);
     config = config::load(split.file, split.overrides, config::Completeness::kComplete,
-                          train::usual_device());
+                          assembly::usual_device());
   } else {
-    // The device of score is no word of a configuration.
+    // The device of score and generate is no word of a configuration.
     const bool is_bench = command.front() == "bench";
     std::erase_if(words, [&](const std::string& word) {
       return !word.starts_with("parallel.") && !(is_bench && word.starts_with("device"));
     });
     config = config::parse("", "command line", words, config::Completeness::kPartial,
-                           is_bench ? train::usual_device() : config::DeviceName{});
+                           is_bench ? assembly::usual_device() : config::DeviceName{});
   }
   require_devices(config.device.name, processes);
-  [[maybe_unused]] const comm::Mesh mesh(train::mesh_sizes(config.parallel, ranks), /*rank=*/0,
+  [[maybe_unused]] const comm::Mesh mesh(assembly::mesh_sizes(config.parallel, ranks), /*rank=*/0,
                                          ranks, config.parallel.ep);
 }
 
@@ -207,6 +226,7 @@ class Launch {
       comm::require_resolvable(master, "--master");
     }
     const std::string nonce = nonce_of(options_);
+    secret_ = secret_of(options_);
     try {
       check_command(options_.command, options_.processes, ranks());
     } catch (const std::exception& error) {
@@ -216,7 +236,7 @@ class Launch {
     files::make_chosen_directory(log_directory(), "--log-dir");
     std::optional<comm::Listener> listener;
     if (options_.node_rank == 0) {
-      listener.emplace(master.port);
+      listener.emplace(listening_place(master));
       master = options_.nodes > 1
                    ? comm::make_endpoint(master.address(), listener->port(), "--master")
                    : listener->local_endpoint();
@@ -230,7 +250,8 @@ class Launch {
     // The store lives here and not in a rank: it outlives whatever kills one.
     std::optional<comm::Store> store;
     if (listener) {
-      store = comm::Store::serve(std::move(*listener), kStoreTimeout).below(comm::kStorePrefix);
+      store = comm::Store::serve(std::move(*listener), kStoreTimeout, secret_)
+                  .below(comm::kStorePrefix);
       store->set(comm::kJobKey, nonce);
     }
     return watch(signals, store);
@@ -246,6 +267,18 @@ class Launch {
     return log_directory() / fmt::format("rank-{}.log", rank);
   }
 
+  /// One host: its loopback address, or what --master says. Several: the address that --master
+  /// says, or, if that is a name, which may mean another address here than elsewhere, all.
+  comm::Endpoint listening_place(const comm::Endpoint& master) const {
+    if (options_.nodes > 1 && master.kind == comm::Endpoint::Kind::kName) {
+      comm::Endpoint everywhere;
+      everywhere.port = master.port;
+      return everywhere;
+    }
+    if (options_.master.empty()) return comm::make_endpoint("127.0.0.1", 0, "loopback");
+    return master;
+  }
+
   /// That this host will not come. Host 0 has nobody to tell yet.
   void tell_other_hosts(const comm::Endpoint& master, const std::string& nonce,
                         const std::string& message) const {
@@ -255,6 +288,8 @@ class Launch {
     environment.world = ranks();
     environment.master = master;
     environment.nonce = nonce;
+    environment.launcher = comm::kHeddleLaunch;
+    environment.secret = secret_;
     comm::refuse_to_join(environment, message);
   }
 
@@ -273,7 +308,8 @@ class Launch {
           {"LOCAL_WORLD_SIZE", std::to_string(options_.processes)},
           {"MASTER_ADDR", master.address()},
           {"MASTER_PORT", std::to_string(master.port)},
-          {comm::kNonceVariable, nonce}};
+          {comm::kNonceVariable, nonce},
+          {comm::kSecretVariable, secret_}};
       keep_earlier(log_of(rank));
       files::write_atomically(log_of(rank), "");
       if (rank == 0) environment[comm::kLogVariable] = log_of(rank).string();
@@ -347,6 +383,7 @@ class Launch {
   }
 
   LaunchOptions options_;
+  std::string secret_;
   RankProcesses ranks_;
   std::map<std::int64_t, std::ifstream> logs_;
   std::optional<RankEnd> early_end_;  ///< Of a rank that ended before all were started.
@@ -356,8 +393,8 @@ class Launch {
 
 void add_launch_command(CLI::App& app, Action& action) {
   auto options = std::make_shared<LaunchOptions>();
-  CLI::App* command =
-      app.add_subcommand("launch", "Run sft, pt, score or bench on several ranks of this host");
+  CLI::App* command = app.add_subcommand(
+      "launch", "Run training, generate, score or bench on several ranks of this host");
   command->add_option("--nproc", options->processes, "Ranks of this host")->type_name("N");
   command->add_option("--nnodes", options->nodes, "Hosts of the job")->type_name("M");
   command->add_option("--node-rank", options->node_rank, "Number of this host, from 0")
@@ -366,6 +403,10 @@ void add_launch_command(CLI::App& app, Action& action) {
       ->type_name("HOST:PORT");
   command->add_option("--job-id", options->job_id, "Tells the ranks of this job from strangers")
       ->type_name("TEXT");
+  command
+      ->add_option("--secret-file", options->secret_file,
+                   "Several hosts: a file with the job's secret, the same on each")
+      ->type_name("FILE");
   command->add_option("--log-dir", options->log_directory, "One file per rank (heddle-logs)")
       ->type_name("DIR");
   command->add_option("command", options->command, "The command of every rank")

@@ -1,4 +1,5 @@
 #include <malloc.h>
+#include <signal.h>
 #include <unistd.h>
 
 #include <iostream>
@@ -6,6 +7,7 @@
 #include <vector>
 
 #include "base/amx.h"
+#include "base/files.h"
 #include "cli/application.h"
 #include "device/device.h"
 #include "ui/terminal.h"
@@ -16,6 +18,11 @@ int main(int argc, char** argv) {
   // fault per 4 KiB when it is asked for again, more than the elementwise kernels that fill it.
   mallopt(M_MMAP_THRESHOLD, 1 << 30);
   mallopt(M_TRIM_THRESHOLD, -1);
+  // A reader that leaves, and a limit on the size of files, are errors of the write that meets
+  // them, which names the file; a run whose terminal is gone goes on.
+  signal(SIGPIPE, SIG_IGN);
+  signal(SIGXFSZ, SIG_IGN);
+  heddle::files::name_cut_files();
   heddle::avoid_amx_without_tiles();
   const std::vector<std::string> arguments(argv + (argc > 0 ? 1 : 0), argv + argc);
   heddle::cli::Session session{std::cout};

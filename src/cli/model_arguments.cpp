@@ -1,7 +1,17 @@
 #include "cli/model_arguments.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <optional>
 
+#include "assembly/from_config.h"
+#include "base/errors.h"
+#include "base/file_hash.h"
+#include "ckpt/hub_cache.h"
+#include "ckpt/model_directory.h"
+#include "comm/launch_environment.h"
+#include "comm/refusal.h"
+#include "config/config.h"
 #include "device/device.h"
 #include "device/require.h"
 
@@ -24,8 +34,8 @@ void add_model_arguments(CLI::App& command, ModelArguments& arguments) {
 runtime::Context context_of(const ModelArguments& arguments) {
   runtime::Context context;
   device::set_cpu_threads(arguments.threads);
-  context.device = device::parse(arguments.device.empty() ? config::to_string(train::usual_device())
-                                                          : arguments.device);
+  context.device = device::parse(
+      arguments.device.empty() ? config::to_string(assembly::usual_device()) : arguments.device);
   const std::string usual = context.device.is_cpu() ? "float32" : "bfloat16";
   context.dtype =
       runtime::parse_dtype(arguments.dtype.empty() ? usual : arguments.dtype, "--dtype");
@@ -34,9 +44,90 @@ runtime::Context context_of(const ModelArguments& arguments) {
   return context;
 }
 
-train::LoadedModel load(const ModelArguments& arguments, models::qwen3_5::Head head) {
-  return train::load_for_inference(arguments.directory, arguments.adapter, context_of(arguments),
-                                   head);
+void add_layout_argument(CLI::App& command, ModelArguments& arguments) {
+  command.add_option("layout", arguments.layout, "How several ranks divide the model")
+      ->type_name("[parallel.*=N ...]");
+}
+
+namespace {
+
+/// How the ranks divide the model.
+config::RunConfig layout_of(const ModelArguments& arguments) {
+  std::vector<std::string> settings = {"device.threads=" + std::to_string(arguments.threads)};
+  if (!arguments.device.empty()) settings.push_back("device.name=" + arguments.device);
+  if (!arguments.dtype.empty()) settings.push_back("model.dtype=" + arguments.dtype);
+  for (const std::string& setting : arguments.layout) {
+    if (!setting.starts_with("parallel.")) {
+      throw_error<ConfigError>("'{}': of a configuration, parallel.* alone can be set here",
+                               setting);
+    }
+    settings.push_back(setting);
+  }
+  return config::parse("", "command line", settings, config::Completeness::kPartial,
+                       assembly::usual_device());
+}
+
+}  // namespace
+
+std::string head_name(const std::string& directory, const std::string& asked) {
+  const ckpt::Path file = ckpt::find_model(directory) / "config.json";
+  bool is_classifier = false;
+  if (std::filesystem::exists(file)) {
+    const auto config = ckpt::read_json_object(file);
+    const auto found = config.find("architectures");
+    if (found != config.end() && found->is_array()) {
+      is_classifier = std::any_of(found->begin(), found->end(), [](const auto& name) {
+        return name.is_string() &&
+               name.template get<std::string>().ends_with("ForSequenceClassification");
+      });
+    }
+  }
+  if (is_classifier && asked == "lm") {
+    throw_error<ConfigError>(
+        "{} is a classifier: it has no language-model head; use score --head classify", directory);
+  }
+  if (!asked.empty()) return asked;
+  return is_classifier ? "classify" : "lm";
+}
+
+std::string input_file(const std::string& argument) {
+  return argument == "-" ? "/dev/stdin" : argument;
+}
+
+comm::Fact input_fact(const std::string& path) {
+  if (std::filesystem::is_regular_file(path))
+    return comm::content_fact("--input", hash::of_file(path), path);
+  return {"--input", "not there", path + " (not there)"};
+}
+
+std::shared_ptr<comm::World> join_others(const std::string& command,
+                                         const ModelArguments& arguments,
+                                         const std::vector<comm::Fact>& facts) {
+  const auto launched = comm::read_launch_environment();
+  if (!launched || launched->world == 1) return nullptr;
+  const config::RunConfig layout = comm::before_joining([&] { return layout_of(arguments); });
+  std::vector<comm::Fact> all = facts;
+  all.push_back({"--adapter", arguments.adapter.empty() ? "not given" : "given"});
+  return assembly::join_world(layout, command, all);
+}
+
+assembly::ModelOnRanks load(const ModelArguments& arguments, assembly::Head head,
+                            assembly::Purpose purpose, const std::shared_ptr<comm::World>& world) {
+  const bool is_divided = world || !arguments.layout.empty();
+  const auto layout = is_divided ? std::optional(layout_of(arguments)) : std::nullopt;
+  const runtime::Context context =
+      layout ? assembly::make_context(*layout, world) : context_of(arguments);
+  assembly::ModelRecipe recipe = assembly::recipe_of_directory(
+      ckpt::find_model(arguments.directory), ckpt::find_model(arguments.adapter), head, purpose);
+  if (layout) recipe.context_method = assembly::context_method(*layout);
+  return assembly::place(recipe, context);
+}
+
+std::filesystem::path tokenizer_directory(const ModelArguments& arguments) {
+  const std::filesystem::path adapter = ckpt::find_model(arguments.adapter);
+  return !adapter.empty() && std::filesystem::exists(adapter / "tokenizer.json")
+             ? adapter
+             : ckpt::find_model(arguments.directory);
 }
 
 }  // namespace heddle::cli

@@ -1,10 +1,14 @@
 #pragma once
 
+#include <filesystem>
+#include <memory>
 #include <string>
+#include <vector>
 
-#include "models/qwen3_5/model.h"
+#include "assembly/model_on_ranks.h"
+#include "comm/agreement.h"
+#include "comm/world.h"
 #include "runtime/context.h"
-#include "train/setup.h"
 
 namespace CLI {
 class App;
@@ -17,12 +21,37 @@ struct ModelArguments {
   std::string directory;
   std::string adapter;
   std::string dtype;   ///< Empty: float32 on the CPU, bfloat16 elsewhere.
-  std::string device;  ///< Empty: train::usual_device().
+  std::string device;  ///< Empty: assembly::usual_device().
   int threads = 0;
+  std::vector<std::string> layout;  ///< parallel.*=N: how several ranks divide the model.
 };
 
 void add_model_arguments(CLI::App& command, ModelArguments& arguments);
 runtime::Context context_of(const ModelArguments& arguments);
-train::LoadedModel load(const ModelArguments& arguments, models::qwen3_5::Head head);
+/// For the commands that several ranks run together.
+void add_layout_argument(CLI::App& command, ModelArguments& arguments);
+
+/// The head of a directory as config.json's architectures tell it: "classify" for
+/// "...ForSequenceClassification", else "lm". `asked`, unless empty, is taken instead. Throws
+/// ConfigError where a language model is asked of a directory with another head.
+std::string head_name(const std::string& directory, const std::string& asked);
+
+/// The file that --input means: "-" is the standard input.
+std::string input_file(const std::string& argument);
+/// What an input file is to all ranks.
+comm::Fact input_fact(const std::string& path);
+/// Meets the other ranks that a launcher started; null for one process, whose own arguments errors
+/// then name. `facts`: what the ranks must have alike besides model and layout.
+std::shared_ptr<comm::World> join_others(const std::string& command,
+                                         const ModelArguments& arguments,
+                                         const std::vector<comm::Fact>& facts);
+/// Places the model of the arguments on the ranks of `world`, null for one. Throws ConfigError,
+/// ModelError, DeviceError.
+assembly::ModelOnRanks load(const ModelArguments& arguments, assembly::Head head,
+                            assembly::Purpose purpose,
+                            const std::shared_ptr<comm::World>& world = nullptr);
+/// Where its tokenizer lies: the adapter's, if it comes with one (which may know more tokens); else
+/// the model's.
+std::filesystem::path tokenizer_directory(const ModelArguments& arguments);
 
 }  // namespace heddle::cli

@@ -1,6 +1,5 @@
 #include "cli/rank_processes.h"
 
-#include <fcntl.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -10,6 +9,7 @@
 #include <cstring>
 
 #include "base/errors.h"
+#include "base/files.h"
 
 extern char** environ;
 
@@ -68,8 +68,8 @@ void RankProcesses::start(std::int64_t rank, const std::vector<std::string>& arg
   const std::vector<char*> argv = pointers(words), envp = pointers(variables);
   int descriptor = -1;
   if (!output.empty()) {
-    descriptor = open(output.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-    if (descriptor < 0) {
+    descriptor = files::open_to_append(output);
+    if (ftruncate(descriptor, 0) != 0) {
       throw_error<FileError>("cannot write {}: {}", output.string(), std::strerror(errno));
     }
   }

@@ -2,14 +2,16 @@
 
 #include <unistd.h>
 
+#include <chrono>
 #include <limits>
 #include <ostream>
 
 #include "base/files.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "ckpt/adapter_names.h"
 #include "config/config.h"
-#include "rollout/engine.h"
+#include "rollout/answers.h"
 #include "ui/table.h"
 
 namespace heddle::cli {
@@ -26,6 +28,8 @@ ui::StepMetrics to_metrics(const train::StepInfo& step) {
   metrics.loss_tokens = step.loss_tokens;
   metrics.tokens_per_s = step.tokens_per_s;
   metrics.step_s = step.seconds;
+  metrics.unix_time =
+      std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
   metrics.mfu = step.mfu;
   metrics.memory_bytes = step.memory_bytes;
   for (const auto& [name, value] : step.extra) metrics.extras.emplace_back(name, value);
@@ -106,7 +110,7 @@ void RunObserver::on_resume(std::int64_t step, const std::filesystem::path& chec
 std::vector<std::string> RunObserver::sample() {
   if (config_.log.sample_prompts.empty() || setup_ == nullptr) return {};
   return rollout::answer_prompts(
-      *setup_->model, setup_->tokenizer, config_.log.sample_prompts, config_.log.sample_tokens,
+      *setup_, setup_->tokenizer, config_.log.sample_prompts, config_.log.sample_tokens,
       train::dataset_options(config_, train::DataPart::kTrain).rendering);
 }
 
@@ -149,7 +153,7 @@ void RunObserver::on_start(const train::RunInfo& info) {
 void RunObserver::fill_facts(const train::RunInfo& info) {
   facts_.title = fmt::format("{}: {}", command_,
                              std::filesystem::path(config_.model.path).filename().string());
-  facts_.status = "running";
+  facts_.status = "running, when this page was written";
   facts_.figures = {
       {"parameters", text::format_count(static_cast<double>(info.total_parameters))},
       {"trained", text::format_count(static_cast<double>(info.trainable_parameters))},
@@ -172,7 +176,15 @@ void RunObserver::fill_facts(const train::RunInfo& info) {
   ui::ReportTable configuration{"Configuration", {"key", "value"}, {}, true};
   for (const auto& [key, value] : config::entries(config_))
     configuration.rows.push_back({key, value});
-  facts_.tables = {parameters, memory, layout, kernels, configuration};
+  const ui::ReportTable data{
+      "Data",
+      {},
+      {{"rows", info.data_summary},
+       {"tokens per epoch", std::to_string(info.tokens_per_epoch)},
+       {"steps per epoch", std::to_string(info.steps_per_epoch)},
+       {"packing efficiency", fmt::format("{:.1f} %", 100 * info.packing_efficiency)}},
+      false};
+  facts_.tables = {parameters, data, memory, layout, kernels, configuration};
   if (info.pipeline.empty()) return;
   ui::ReportTable pipeline{"Pipeline: a usual step, forward 0-9, backward a-z",
                            {"stage rank", "schedule"},
@@ -181,7 +193,7 @@ void RunObserver::fill_facts(const train::RunInfo& info) {
                            /*is_drawing=*/true};
   for (std::size_t i = 0; i < info.pipeline.size(); ++i)
     pipeline.rows.push_back({std::to_string(i), info.pipeline[i]});
-  facts_.tables.insert(facts_.tables.begin() + 3, pipeline);
+  facts_.tables.insert(facts_.tables.begin() + 4, pipeline);
 }
 
 void RunObserver::on_step(const train::StepInfo& step) {
@@ -238,8 +250,26 @@ void RunObserver::on_finish(const train::Summary& summary) {
     out << "prompt: " << answer.prompt << "\n  before: " << answer.before
         << "\n  after:  " << answer.after << "\n";
   }
-  if (!summary.output.empty()) out << "model:  " << summary.output.string() << "\n";
+  if (!summary.output.empty()) out << result_line(summary.output) << "\n";
   if (config_.log.report) out << "report: " << (directory_ / "report.html").string() << "\n";
+}
+
+std::string RunObserver::result_line(const std::filesystem::path& output) const {
+  if (setup_ == nullptr || setup_->adapters == nullptr) return "model:  " + output.string();
+  const auto head = setup_->model->head();
+  return fmt::format("adapter: {} (in Python on {})", output.string(),
+                     ckpt::auto_class(setup_->source->config(), head == models::Head::kEmbed,
+                                      head == models::Head::kClassify));
+}
+
+void RunObserver::on_failure(const std::string& message) {
+  if (progress_ == nullptr) return;  // nothing was recorded
+  facts_.status = "failed: " + message.substr(0, message.find('\n'));
+  try {
+    if (config_.log.report) ui::write_report(directory_, facts_);
+  } catch (const std::exception& error) {
+    log::warning("the report does not say that the run failed: {}", error.what());
+  }
 }
 
 void RunObserver::on_already_finished(const train::Summary& summary, const std::string& limit) {

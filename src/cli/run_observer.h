@@ -33,10 +33,14 @@ class RunObserver : public train::Observer {
   void on_evaluation(std::int64_t step, const train::Evaluation& evaluation, bool best) override;
   void on_checkpoint(std::int64_t step, const std::filesystem::path& path) override;
   void on_finish(const train::Summary& summary) override;
+  /// The run ended with an error: the report says so.
+  void on_failure(const std::string& message);
   void on_already_finished(const train::Summary& summary, const std::string& limit) override;
 
  private:
   std::vector<std::string> sample();
+  /// Where the result is; of an adapter also the class of transformers that it acts on.
+  std::string result_line(const std::filesystem::path& output) const;
   void fill_facts(const train::RunInfo& info);
 
   std::string command_;

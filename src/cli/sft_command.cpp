@@ -1,9 +1,12 @@
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <ostream>
 
+#include "assembly/from_config.h"
 #include "base/log.h"
+#include "ckpt/hub_cache.h"
 #include "cli/application.h"
 #include "cli/command.h"
 #include "cli/continuation.h"
@@ -13,7 +16,6 @@
 #include "comm/refusal.h"
 #include "comm/world.h"
 #include "config/config.h"
-#include "train/setup.h"
 #include "train/trainer.h"
 
 namespace heddle::cli {
@@ -29,27 +31,35 @@ train::Summary train_as_rank(const std::string& name, const config::RunConfig& c
       return train::Trainer(config, quiet, stop.flag(), world).run();
     }
     RunObserver observer(name, config, session);
-    train::Trainer trainer(config, observer, stop.flag(), world);
-    observer.attach(trainer.setup());
-    return trainer.run();
+    try {
+      train::Trainer trainer(config, observer, stop.flag(), world);
+      observer.attach(trainer.setup());
+      return trainer.run();
+    } catch (const std::exception& error) {
+      observer.on_failure(error.what());
+      throw;
+    }
   });
 }
 
 int run(const std::string& name, const std::vector<std::string>& arguments,
         std::vector<std::string> defaults, const Session& session) {
   const ConfigArguments split = split_config_arguments(arguments);
-  // What the command stands for comes first, so that the user's own overrides win.
+  // The command's own settings come first, so that the user's overrides win.
   defaults.insert(defaults.end(), split.overrides.begin(), split.overrides.end());
   const config::RunConfig config = comm::before_joining([&] {
-    return config::load(split.file, defaults, config::Completeness::kComplete,
-                        train::usual_device());
+    config::RunConfig read = config::load(split.file, defaults, config::Completeness::kComplete,
+                                          assembly::usual_device());
+    read.model.path = ckpt::find_model(read.model.path).string();
+    read.model.tokenizer = ckpt::find_model(read.model.tokenizer).string();
+    return read;
   });
   log::set_level(static_cast<log::Level>(config.log.level));
   for (const std::string& sentence : config::unused_keys(config)) log::warning("{}", sentence);
   StopRequest stop;
   const char* const log_file = std::getenv(comm::kLogVariable);
   if (log_file != nullptr) log::add_file(log_file);
-  const std::shared_ptr<comm::World> world = train::join_world(config);
+  const std::shared_ptr<comm::World> world = assembly::join_world(config);
   const train::Summary summary = train_as_rank(name, config, stop, world, session);
   if (world) world->leave();
   if (!summary.stopped || (world && world->rank() > 0)) return 0;
@@ -62,46 +72,84 @@ int run(const std::string& name, const std::vector<std::string>& arguments,
   return 0;
 }
 
-void add(CLI::App& app, Action& action, const std::string& name, const std::string& about,
-         const std::string& footer, std::vector<std::string> defaults) {
+/// A command that trains: a run with some settings of its own.
+struct TrainingCommand {
+  const char* name;
+  const char* about;
+  const char* footer;
+  std::vector<std::string> settings;
+};
+
+const std::vector<TrainingCommand>& training_commands() {
+  static const std::vector<TrainingCommand> commands = {
+      {"sft",
+       "Fine-tune a model on conversations, completions or text",
+       "Writes train.output_dir: metrics.jsonl, report.html, TensorBoard events, checkpoints/, and "
+       "at the end\n"
+       "final/, a Hugging Face model directory (train.method full) or a PEFT adapter directory "
+       "(lora).\n"
+       "The same command continues an interrupted run. Ctrl-C saves and stops; a second one stops "
+       "at once.\n"
+       "All keys: heddle config --reference\n"
+       "\n"
+       "Example:\n"
+       "  heddle sft run.yaml model.path=Qwen3.5-0.8B data.train=chat.jsonl train.method=lora",
+       {}},
+      {"pt",
+       "Train on plain text (continued pretraining, or from `heddle init`)",
+       "As sft, with every token of a row in the loss. Rows are JSONL with a `text` field.\n"
+       "\n"
+       "Example:\n"
+       "  heddle init --preset small-10m --tokenizer examples/tokenizer-4k --output models/small\n"
+       "  heddle pt model.path=models/small data.train=text.jsonl optim.lr=1e-3 "
+       "train.max_steps=500",
+       {"data.loss_on=all"}},
+      {"dpo",
+       "Tune a model on preferences: of two answers the chosen one gets likelier",
+       "As sft. Rows hold `prompt`, `chosen` and `rejected` (texts or lists of messages), `chosen` "
+       "and\n"
+       "`rejected` as whole conversations, or `prompt_ids`, `chosen_ids` and `rejected_ids`.\n"
+       "\n"
+       "Example:\n"
+       "  heddle dpo run.yaml data.train=preferences.jsonl train.method=lora optim.lr=5e-6 "
+       "dpo.beta=0.1",
+       {"train.objective=dpo"}},
+      {"reward",
+       "Train a reward model on preferences: it gives a text one score",
+       "As sft, with rows as for dpo. `heddle score --head classify` scores texts with the "
+       "result.\n"
+       "\n"
+       "Example:\n"
+       "  heddle reward run.yaml data.train=preferences.jsonl optim.lr=1e-5",
+       {"train.objective=reward", "model.head=classify", "model.num_labels=1"}},
+  };
+  return commands;
+}
+
+void add(CLI::App& app, Action& action, const TrainingCommand& training) {
   auto arguments = std::make_shared<std::vector<std::string>>();
-  CLI::App* command = app.add_subcommand(name, about);
+  CLI::App* command = app.add_subcommand(training.name, training.about);
   command->add_option("config", *arguments, "A YAML file, and overrides such as optim.lr=3e-4")
       ->required()
       ->type_name("CONFIG.yaml [key=value ...]");
-  command->footer(footer);
-  command->callback([arguments, name, defaults, &action] {
-    action = [arguments, name, defaults](const Session& session) {
-      return run(name, *arguments, defaults, session);
+  command->footer(training.footer);
+  command->callback([arguments, &training, &action] {
+    action = [arguments, &training](const Session& session) {
+      return run(training.name, *arguments, training.settings, session);
     };
   });
 }
 
 }  // namespace
 
-void add_sft_command(CLI::App& app, Action& action) {
-  add(app, action, "sft", "Fine-tune a model on conversations, completions or text",
-      "Writes train.output_dir: metrics.jsonl, report.html, TensorBoard events, checkpoints/, and "
-      "at the end\n"
-      "final/, a Hugging Face model directory (train.method full) or a PEFT adapter directory "
-      "(lora).\n"
-      "The same command continues an interrupted run. Ctrl-C saves and stops; a second one stops "
-      "at once.\n"
-      "All keys: heddle config --reference\n"
-      "\n"
-      "Example:\n"
-      "  heddle sft run.yaml model.path=Qwen3.5-0.8B data.train=chat.jsonl train.method=lora",
-      {});
+void add_training_commands(CLI::App& app, Action& action) {
+  for (const TrainingCommand& command : training_commands()) add(app, action, command);
 }
 
-void add_pt_command(CLI::App& app, Action& action) {
-  add(app, action, "pt", "Train on plain text (continued pretraining, or from `heddle init`)",
-      "As sft, with every token of a row in the loss. Rows are JSONL with a `text` field.\n"
-      "\n"
-      "Example:\n"
-      "  heddle init --preset small-10m --tokenizer examples/tokenizer-4k --output models/small\n"
-      "  heddle pt model.path=models/small data.train=text.jsonl optim.lr=1e-3 train.max_steps=500",
-      {"data.loss_on=all"});
+bool is_training_command(const std::string& name) {
+  const auto& commands = training_commands();
+  return std::any_of(commands.begin(), commands.end(),
+                     [&](const TrainingCommand& command) { return command.name == name; });
 }
 
 }  // namespace heddle::cli

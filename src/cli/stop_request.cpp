@@ -31,11 +31,15 @@ StopRequest::StopRequest() {
   sigemptyset(&action.sa_mask);
   sigaction(SIGINT, &action, &old_interrupt_);
   sigaction(SIGTERM, &action, &old_terminate_);
+  // A terminal that is closed; nohup has the signal ignored, and it stays so.
+  sigaction(SIGHUP, nullptr, &old_hang_up_);
+  if (old_hang_up_.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);
 }
 
 StopRequest::~StopRequest() {
   sigaction(SIGINT, &old_interrupt_, nullptr);
   sigaction(SIGTERM, &old_terminate_, nullptr);
+  sigaction(SIGHUP, &old_hang_up_, nullptr);
   g_installed = false;
 }
 

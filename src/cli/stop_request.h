@@ -5,9 +5,9 @@
 
 namespace heddle::cli {
 
-/// While it lives, the first SIGINT or SIGTERM asks for a clean stop (finish the step, save), and a
-/// second one ends the process at once with status 128 + N. One at a time in a process, as signals
-/// are.
+/// While it lives, the first SIGINT, SIGTERM or SIGHUP (unless that was ignored, as nohup does)
+/// asks for a clean stop (finish the step, save), and a second one ends the process at once with
+/// status 128 + N. One at a time in a process, as signals are.
 class StopRequest {
  public:
   StopRequest();
@@ -24,6 +24,7 @@ class StopRequest {
  private:
   struct sigaction old_interrupt_ {};
   struct sigaction old_terminate_ {};
+  struct sigaction old_hang_up_ {};
 };
 
 }  // namespace heddle::cli

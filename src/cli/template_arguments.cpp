@@ -3,6 +3,8 @@
 #include <CLI/CLI.hpp>
 
 #include "base/errors.h"
+#include "base/quote.h"
+#include "data/json/json_text.h"
 
 namespace heddle::cli {
 
@@ -19,15 +21,18 @@ nlohmann::ordered_json template_variables(const std::vector<std::string>& argume
   for (const std::string& argument : arguments) {
     const std::size_t equals = argument.find('=');
     if (equals == std::string::npos || equals == 0) {
-      throw_error<ConfigError>("--template-arg: expected NAME=JSON, found '{}'", argument);
+      throw_error<ConfigError>("--template-arg: expected NAME=JSON, found '{}'",
+                               text::shown(argument));
     }
     const std::string name = argument.substr(0, equals), text = argument.substr(equals + 1);
-    const auto value = nlohmann::ordered_json::parse(text, nullptr, /*allow_exceptions=*/false);
-    if (value.is_discarded()) {
+    nlohmann::ordered_json value;
+    try {
+      value = data::json_text::parse(text, /*max_depth=*/200);
+    } catch (const DataError& error) {
       throw_error<ConfigError>(
           "--template-arg {}: '{}' is not JSON: write true, false, a number, or a text in double "
-          "quotes ({}='\"...\"')",
-          name, text, name);
+          "quotes ({}='\"...\"'): {}",
+          text::shown(name), text::shown(text), text::shown(name), error.what());
     }
     if (variables.contains(name))
       throw_error<ConfigError>("--template-arg {} is given twice", name);

@@ -4,8 +4,10 @@
 
 #include "base/errors.h"
 #include "base/files.h"
+#include "base/text.h"
 #include "cli/command.h"
 #include "config/config.h"
+#include "data/readers/data_files.h"
 #include "data/readers/jsonl_reader.h"
 #include "data/rendering/renderer.h"
 #include "data/tokenizer/tokenizer.h"
@@ -76,18 +78,34 @@ int run(const TokenizeOptions& options, const Session& session) {
     show(*tokenizer, renderer.tokenize(row), config.data.max_length, options.ids, session);
     return 0;
   }
-  std::string input = options.input;
-  if (input.empty() && !config.data.train.empty()) input = config.data.train.front().path;
-  if (input.empty())
+  std::vector<std::string> files;
+  if (!options.input.empty()) files = data::expand_files(options.input);
+  if (files.empty()) {
+    for (const data::DataFile& file : dataset.files) files.push_back(file.path);
+  }
+  if (files.empty()) {
     throw ConfigError(
         "nothing to show: give --text, --input FILE, or data.train in the configuration");
-  data::JsonlReader reader(input, dataset.reader);
-  for (std::int64_t i = 0; i < options.rows; ++i) {
-    const auto item = reader.next();
-    if (!item) break;
-    session.out << input << ":" << item->line << "\n";
-    show(*tokenizer, renderer.tokenize(item->row), config.data.max_length, options.ids, session);
   }
+  std::int64_t rows = 0;
+  for (const std::string& file : files) {
+    data::JsonlReader reader(file, dataset.reader);
+    while (rows < options.rows) {
+      const auto item = reader.next();
+      if (!item) break;
+      ++rows;
+      const std::string place = fmt::format("{}:{}", reader.name(), item->line);
+      session.out << place << "\n";
+      try {
+        for (const data::Row& row : data::sequences(item->row))
+          show(*tokenizer, renderer.tokenize(row), config.data.max_length, options.ids, session);
+      } catch (const DataError& error) {
+        throw_error<DataError>("{}: {}", place, error.what());
+      }
+    }
+  }
+  if (rows == 0 && options.rows > 0)
+    throw_error<DataError>("{}: no row; there is nothing to show", text::list_some(files, 3));
   return 0;
 }
 
@@ -102,7 +120,10 @@ void add_tokenize_command(CLI::App& app, Action& action) {
                    "A YAML file, and overrides such as model.path=DIR")
       ->type_name("[CONFIG.yaml] [key=value ...]");
   command->add_option("--text", options->text, "This text instead of a file");
-  command->add_option("--input", options->input, "Rows of this JSONL file; default: data.train")
+  command
+      ->add_option("--input", options->input,
+                   "Rows of a file, folder or pattern, - for standard "
+                   "input; default: data.train")
       ->type_name("FILE");
   command->add_option("--rows", options->rows, "How many rows")->capture_default_str();
   command->add_flag("--ids", options->ids, "With the id of each token");

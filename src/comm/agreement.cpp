@@ -137,6 +137,12 @@ std::string verdict_on(const World& world, const std::string& key, const std::st
 
 }  // namespace
 
+Fact content_fact(std::string name, std::string hash, const std::string& where) {
+  constexpr std::size_t kShownDigits = 8;  // of 32: enough to see that two differ
+  std::string shown = fmt::format("{} (content {})", where, hash.substr(0, kShownDigits));
+  return {std::move(name), std::move(hash), std::move(shown)};
+}
+
 std::string disagreement(const std::vector<std::vector<Fact>>& ranks) {
   // In the order in which the ranks name them, those of rank 0 first.
   std::vector<std::string> names;

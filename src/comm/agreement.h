@@ -14,6 +14,9 @@ struct Fact {
   std::string shown = {};  ///< Stands for the value in messages; "": the value itself.
 };
 
+/// Contents that are compared by their hash; `where` they come from is shown with a part of it.
+Fact content_fact(std::string name, std::string hash, const std::string& where);
+
 /// "optim.lr is 0.001 on rank 0 and 0.05 on ranks 1, 4 to 7": what differs between the ranks, whose
 /// facts come in the order of their numbers; "" if nothing does. A fact that a rank lacks differs.
 std::string disagreement(const std::vector<std::vector<Fact>>& ranks);

@@ -1,5 +1,7 @@
 #include "comm/launch_environment.h"
 
+#include <sys/stat.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
@@ -7,6 +9,7 @@
 #include <utility>
 
 #include "base/errors.h"
+#include "base/files.h"
 #include "base/hash.h"
 #include "base/text.h"
 
@@ -19,6 +22,9 @@ struct Spelling {
   const char *rank, *world, *local_rank, *local_world;
   const char* job;  ///< Identifies the job.
 };
+
+/// Ten times the largest jobs there are: what is kept for each rank stays small.
+constexpr std::int64_t kMostRanks = 1 << 20;
 
 constexpr Spelling kTorchrun = {
     "torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"};
@@ -65,6 +71,11 @@ class Reader {
     e.local_world = local_world.value_or(1);
     e.local_rank =
         number(names_.local_rank).value_or(e.rank % std::max<std::int64_t>(1, e.local_world));
+    if (e.world > kMostRanks || e.local_world > e.world) {
+      throw_error<ConfigError>(
+          "{}={}, {} of them on this host: expected at most {} (environment of {})", names_.world,
+          e.world, e.local_world, kMostRanks, names_.launcher);
+    }
     if (e.world < 1 || e.rank >= e.world) {
       throw_error<ConfigError>("{}={} with {}={}: the rank must be below the number of ranks",
                                names_.rank, e.rank, names_.world, e.world);
@@ -102,13 +113,14 @@ LaunchEnvironment from_torchrun(const Getenv& getenv) {
   }
   e.master = master_of(getenv, "", "");
   if (const auto nonce = getenv(kNonceVariable)) {
-    e.launcher = "heddle launch";
+    e.launcher = kHeddleLaunch;
     e.nonce = *nonce;
     return e;
   }
   // Under torchrun its agent already serves the port; other programs only set the variables.
   e.announces_job = e.rank == 0;
-  e.serves_store = e.rank == 0 && getenv("TORCHELASTIC_USE_AGENT_STORE").value_or("") != "True";
+  e.has_agent_store = getenv("TORCHELASTIC_USE_AGENT_STORE").value_or("") == "True";
+  e.serves_store = e.rank == 0 && !e.has_agent_store;
   e.nonce = getenv(kTorchrun.job).value_or("none") + "/" +
             getenv("TORCHELASTIC_RESTART_COUNT").value_or("0");
   return e;
@@ -212,7 +224,30 @@ std::int64_t slurm_tasks_of_node(const std::string& variable, const std::string&
   return first;
 }
 
-std::optional<LaunchEnvironment> read_launch_environment(const Getenv& getenv) {
+std::string read_secret(const std::string& file, const std::string& what) {
+  struct stat status {};
+  if (stat(file.c_str(), &status) == 0 && (status.st_mode & 077) != 0) {
+    throw_error<ConfigError>("{}: others may read {}: chmod 600 {}", what, file, file);
+  }
+  std::string secret;
+  try {
+    secret = text::trim(files::read(file, {"a secret", 4096}));
+  } catch (const Error& error) {
+    throw_error<ConfigError>("{}: {}", what, error.what());
+  }
+  constexpr std::size_t kShortest = 16;
+  if (secret.size() < kShortest) {
+    throw_error<ConfigError>(
+        "{}: the secret in {} has {} characters, expected at least {}: head -c 24 /dev/urandom | "
+        "base64 > {}",
+        what, file, secret.size(), kShortest, file);
+  }
+  return secret;
+}
+
+namespace {
+
+std::optional<LaunchEnvironment> read_place(const Getenv& getenv) {
   if (getenv(kTorchrun.rank) && getenv(kTorchrun.world)) return from_torchrun(getenv);
   // A Slurm allocation without srun (salloc, sbatch) has a node list but no step.
   if (getenv(kSlurm.rank) && getenv("SLURM_STEP_ID")) {
@@ -228,6 +263,19 @@ std::optional<LaunchEnvironment> read_launch_environment(const Getenv& getenv) {
   }
   refuse_half_a_launch(getenv);
   return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<LaunchEnvironment> read_launch_environment(const Getenv& getenv) {
+  auto environment = read_place(getenv);
+  if (!environment || environment->world == 1) return environment;
+  if (const auto secret = getenv(kSecretVariable)) {
+    environment->secret = *secret;
+  } else if (const auto file = getenv(kSecretFileVariable)) {
+    environment->secret = read_secret(*file, kSecretFileVariable);
+  }
+  return environment;
 }
 
 std::optional<LaunchEnvironment> read_launch_environment() {

@@ -21,6 +21,10 @@ struct LaunchEnvironment {
   bool announces_job = false;
   /// Known to the ranks of this job only, so that a stranger or a stale process is recognised.
   std::string nonce;
+  /// True if torchrun's agent serves the store, which is c10d's TCPStore then.
+  bool has_agent_store = false;
+  /// What a process must know to be heard by the store; "": nothing, whoever reaches the port is.
+  std::string secret;
 };
 
 /// The value of a variable, nothing if it is not set.
@@ -43,9 +47,19 @@ std::string first_slurm_host(const std::string& node_list);
 std::int64_t slurm_tasks_of_node(const std::string& variable, const std::string& list,
                                  std::optional<std::int64_t> node);
 
+/// LaunchEnvironment::launcher of `heddle launch`.
+inline constexpr const char* kHeddleLaunch = "heddle launch";
 /// Set by `heddle launch` beside torchrun's names; its presence says that the launcher serves the
 /// store.
 inline constexpr const char* kNonceVariable = "HEDDLE_LAUNCH_NONCE";
+/// The job's secret, which `heddle launch` makes and gives to its ranks; and a file that holds it,
+/// for ranks that another launcher starts on several hosts.
+inline constexpr const char* kSecretVariable = "HEDDLE_LAUNCH_SECRET";
+inline constexpr const char* kSecretFileVariable = "HEDDLE_LAUNCH_SECRET_FILE";
+
+/// The secret in a file, which nobody but its owner may read or write. Throws ConfigError that
+/// begins with `what`.
+std::string read_secret(const std::string& file, const std::string& what);
 /// The file to which rank 0, whose messages go to the terminal, also writes them.
 inline constexpr const char* kLogVariable = "HEDDLE_LAUNCH_LOG";
 

@@ -16,11 +16,7 @@ constexpr Seconds kLingering{1};
 
 void refuse_to_join(const LaunchEnvironment& environment, const std::string& message) noexcept {
   try {
-    Endpoint everywhere;
-    everywhere.port = environment.master.port;
-    const Store store = (environment.serves_store ? Store::serve(Listener(everywhere), kPatience)
-                                                  : Store::connect(environment.master, kPatience))
-                            .below(kStorePrefix);
+    const Store store = open_job_store(environment, kPatience);
     if (environment.announces_job) store.set(kJobKey, environment.nonce);
     if (store.wait(kJobKey, kPatience).value_or("") != environment.nonce) return;
     store.set_if_absent(

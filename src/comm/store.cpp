@@ -9,8 +9,10 @@
 
 #include "base/errors.h"
 #include "comm/deadline.h"
+#include "comm/guarded_store.h"
 #include "comm/reach.h"
 #include "comm/store_handle.h"
+#include "comm/store_server.h"
 
 namespace heddle::comm {
 namespace {
@@ -45,23 +47,14 @@ std::shared_ptr<const StoreHandle> wrap(c10::intrusive_ptr<c10d::Store> store) {
   return std::make_shared<StoreHandle>(StoreHandle{std::move(store)});
 }
 
-std::shared_ptr<const StoreHandle> open_store(const Endpoint& endpoint, Seconds timeout,
-                                              std::optional<int> descriptor) {
-  c10d::TCPStoreOptions options;
-  options.port = endpoint.port;
-  options.isServer = descriptor.has_value();
-  options.masterListenFd = descriptor;
-  options.waitWorkers = false;  // who has arrived is counted above, with names
-  // A shorter one would end what c10d does at once on a busy host.
-  options.timeout = std::max(milliseconds(timeout), kShortestTimeout);
-  const auto open = [options, endpoint, timeout, address = endpoint.address()] {
-    if (!options.isServer) wait_for_listener(endpoint, timeout);
-    return wrap(c10::make_intrusive<c10d::TCPStore>(address, options));
-  };
+/// Calls `make` on another thread: a resolver, and c10d with a peer that is no store, know no
+/// deadline.
+template <class Make>
+std::shared_ptr<const StoreHandle> open_store(const Endpoint& endpoint, const char* operation,
+                                              Seconds timeout, Make make) {
   const auto deadline = std::chrono::steady_clock::now() + timeout + kConnectSlack;
-  // c10d waits without end for the answer of a peer that is no store.
-  return guarded(endpoint, descriptor ? "serving" : "connecting", [&] {
-    return run_watched(open, kSlice, [&] {
+  return guarded(endpoint, operation, [&] {
+    return run_watched(std::move(make), kSlice, [&] {
       if (std::chrono::steady_clock::now() < deadline) return;
       throw_error<CommError>(
           "no answer for {:.3g} s; another program may hold the port, or the resolver is slow",
@@ -75,13 +68,39 @@ std::shared_ptr<const StoreHandle> open_store(const Endpoint& endpoint, Seconds 
 Store::Store(std::shared_ptr<const StoreHandle> handle, Endpoint endpoint)
     : handle_(std::move(handle)), endpoint_(std::move(endpoint)) {}
 
-Store Store::serve(Listener listener, Seconds timeout) {
+Store Store::serve(Listener listener, Seconds timeout, const std::string& secret) {
   const Endpoint endpoint = listener.local_endpoint();
-  return {open_store(endpoint, timeout, listener.release()), endpoint};
+  const auto server = std::make_shared<StoreServer>(std::move(listener), secret);
+  return {
+      open_store(endpoint, "serving", timeout,
+                 [=] {
+                   return wrap(open_guarded_store(endpoint, secret, milliseconds(timeout), server));
+                 }),
+      endpoint};
 }
 
-Store Store::connect(const Endpoint& endpoint, Seconds timeout) {
-  return {open_store(endpoint, timeout, std::nullopt), endpoint};
+Store Store::connect(const Endpoint& endpoint, Seconds timeout, const std::string& secret) {
+  return {open_store(endpoint, "connecting", timeout,
+                     [=] {
+                       wait_for_listener(endpoint, timeout);
+                       return wrap(open_guarded_store(endpoint, secret, milliseconds(timeout)));
+                     }),
+          endpoint};
+}
+
+Store Store::connect_unguarded(const Endpoint& endpoint, Seconds timeout) {
+  c10d::TCPStoreOptions options;
+  options.port = endpoint.port;
+  options.waitWorkers = false;  // who has arrived is counted above, with names
+  // A shorter one would end what c10d does at once on a busy host.
+  options.timeout = std::max(milliseconds(timeout), kShortestTimeout);
+  return {
+      open_store(endpoint, "connecting", timeout,
+                 [=] {
+                   wait_for_listener(endpoint, timeout);
+                   return wrap(c10::make_intrusive<c10d::TCPStore>(endpoint.address(), options));
+                 }),
+      endpoint};
 }
 
 Store Store::reconnected() const {

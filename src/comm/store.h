@@ -16,15 +16,20 @@ struct StoreHandle;
 
 using Seconds = std::chrono::duration<double>;
 
-/// The key-value store through which the ranks of a job find each other (c10d's TCPStore). Every
-/// call has a deadline; what goes wrong is a CommError that names the store's endpoint. A copy
-/// shares the connection; one call at a time uses it, so a thread of its own takes a reconnected().
+/// The key-value store through which the ranks of a job find each other: StoreServer, which hears
+/// members of the job only, or the TCPStore that torchrun serves. Every call has a deadline; what
+/// goes wrong is a CommError that names the store's endpoint. A copy shares the connection; one
+/// call at a time uses it, so a thread of its own takes a reconnected().
 class Store {
  public:
-  /// Serves a store on the listener's socket for as long as a copy lives.
-  static Store serve(Listener listener, Seconds timeout);
-  /// Throws CommError if nothing that speaks the store's protocol answers before the deadline.
-  static Store connect(const Endpoint& endpoint, Seconds timeout);
+  /// Serves a store on the listener's socket for as long as a copy lives, to those that have the
+  /// secret.
+  static Store serve(Listener listener, Seconds timeout, const std::string& secret = "");
+  /// Throws CommError if nothing that speaks the store's protocol and has the secret answers before
+  /// the deadline.
+  static Store connect(const Endpoint& endpoint, Seconds timeout, const std::string& secret = "");
+  /// A TCPStore of c10d, which takes whatever anybody who reaches its port says.
+  static Store connect_unguarded(const Endpoint& endpoint, Seconds timeout);
   /// The same store through a connection of its own.
   Store reconnected() const;
   /// The same store and connection, its keys behind "prefix/".

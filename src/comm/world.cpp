@@ -109,19 +109,31 @@ World::World(LaunchEnvironment environment, Store store, Seconds timeout)
 
 World::~World() { device_groups_.clear(); }
 
+Store open_job_store(const LaunchEnvironment& environment, Seconds timeout) {
+  if (environment.has_agent_store)
+    return Store::connect_unguarded(environment.master, timeout).below(kStorePrefix);
+  Endpoint place = environment.master;
+  // `heddle launch` says where it listens; a scheduler names the host alone.
+  const bool is_one_host = environment.local_world == environment.world;
+  if (is_one_host && environment.launcher != kHeddleLaunch && place.kind == Endpoint::Kind::kName)
+    place = make_endpoint("127.0.0.1", place.port, "loopback");
+  if (!environment.serves_store)
+    return Store::connect(place, timeout, environment.secret).below(kStorePrefix);
+  Endpoint everywhere;
+  everywhere.port = place.port;
+  return Store::serve(Listener(is_one_host ? place : everywhere), timeout, environment.secret)
+      .below(kStorePrefix);
+}
+
 std::shared_ptr<World> World::join(const LaunchEnvironment& environment, Seconds timeout) {
-  if (environment.serves_store) {
-    Endpoint everywhere;
-    everywhere.port = environment.master.port;
-    return serve(environment, Listener(everywhere), timeout);
-  }
-  return meet(environment, Store::connect(environment.master, timeout).below(kStorePrefix),
-              timeout);
+  return meet(environment, open_job_store(environment, timeout), timeout);
 }
 
 std::shared_ptr<World> World::serve(const LaunchEnvironment& environment, Listener listener,
                                     Seconds timeout) {
-  return meet(environment, Store::serve(std::move(listener), timeout).below(kStorePrefix), timeout);
+  return meet(environment,
+              Store::serve(std::move(listener), timeout, environment.secret).below(kStorePrefix),
+              timeout);
 }
 
 std::shared_ptr<World> World::meet(const LaunchEnvironment& environment, const Store& store,
@@ -159,6 +171,13 @@ void World::arrive() {
   if (size_text != std::to_string(size())) {
     refuse(
         fmt::format("rank {} was told of {} ranks, another one of {}", rank(), size(), size_text));
+  }
+  // A process that comes after all have met is a late duplicate, and none of the job's business.
+  if (store_.find("complete")) {
+    throw_error<CommError>(
+        "rendezvous at {}: all {} ranks of job '{}' have met already; this process, rank {}, is of "
+        "another start",
+        where, size(), environment_.nonce, rank());
   }
   if (store_.add(arrival_key(rank()), 1) != 1) {
     refuse(fmt::format(

@@ -104,6 +104,11 @@ auto announcing_failure(World* world, const Body& body) {
 /// The address of this host on the way to `peer`; "127.0.0.1" if all ranks are on one host.
 std::string local_address(const Endpoint& peer);
 
+/// The store of the job, at the place that the launcher names, below kStorePrefix; served by this
+/// process if it is the one that does. A job whose ranks are all on one host meets on its loopback
+/// address, where no other host can come. Throws CommError.
+Store open_job_store(const LaunchEnvironment& environment, Seconds timeout);
+
 /// Below this prefix of the store stands what follows.
 inline constexpr const char* kStorePrefix = "heddle";
 /// The nonce of the job that the store belongs to, written by whoever serves it.

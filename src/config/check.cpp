@@ -1,8 +1,13 @@
 #include "config/check.h"
 
+#include <cmath>
+#include <map>
+#include <string>
+
 #include "base/errors.h"
 #include "base/text.h"
 #include "config/field.h"
+#include "config/objective.h"
 
 namespace heddle::config {
 namespace {
@@ -25,6 +30,27 @@ class Checker {
     }
   }
 
+  /// Numbers that nothing real reaches: counts that are multiplied, kept in lists or looped over.
+  void sizes() const {
+    static const std::map<std::string, double> kMost = {
+        {"ckpt.keep_last", 1e6},       {"train.epochs", 1e6},
+        {"adapter.rank", 1 << 20},     {"data.max_length", 1 << 30},
+        {"model.num_labels", 1 << 24}, {"train.global_batch_size", 1 << 30}};
+    for (const Section& section : schema()) {
+      for (const Field& field : section.fields) {
+        const Json value = field.get(c_);
+        // All 64 bits of a seed count.
+        if (!value.is_number() || field.key.ends_with("seed")) continue;
+        const auto known = kMost.find(field.key);
+        const double most = known != kMost.end()                 ? known->second
+                            : field.key.starts_with("parallel.") ? 1 << 20
+                                                                 : 1e15;
+        if (std::abs(value.get<double>()) > most)
+          fail(field.key, fmt::format("{} is too large: expected at most {}", value.dump(), most));
+      }
+    }
+  }
+
   void head() const {
     if (c_.model.head == Head::kClassify && c_.model.num_labels == 0) {
       fail("model.head", "classify needs model.num_labels >= 1");
@@ -32,14 +58,35 @@ class Checker {
     if (c_.model.head != Head::kLanguageModel && !c_.log.sample_prompts.empty()) {
       fail("log.sample_prompts", "only model.head lm generates text");
     }
-    if (c_.model.head != Head::kLanguageModel && c_.data.truncation == Truncation::kSplit) {
-      fail("data.truncation", "split is for model.head lm: the pieces of a text have no label");
+    if (objective_of(c_) != Objective::kLanguageModel && c_.data.truncation == Truncation::kSplit) {
+      fail("data.truncation",
+           c_.model.head == Head::kLanguageModel
+               ? "split is for single texts: the pieces of an answer have no pair"
+               : "split is for model.head lm: the pieces of a text have no label");
     }
     if (c_.model.head == Head::kEmbed && c_.train.method == Method::kLora) {
       for (const std::string& module : c_.adapter.modules_to_save) {
         if (module == "lm_head")
           fail("adapter.modules_to_save", "head embed has no lm_head to train");
       }
+    }
+  }
+
+  void objective() const {
+    const Objective objective = objective_of(c_);
+    const Head head = needs_of(objective).head;
+    if (c_.model.head != head) {
+      fail("train.objective", fmt::format("{} needs model.head {}, found {}", to_string(objective),
+                                          to_string(head), to_string(c_.model.head)));
+    }
+    if (objective == Objective::kReward && c_.model.num_labels != 1) {
+      fail("model.num_labels",
+           fmt::format("train.objective reward gives a text one score: expected "
+                       "1, found {}",
+                       c_.model.num_labels));
+    }
+    if (objective == Objective::kDpo && c_.data.loss_on == LossOn::kAll) {
+      fail("data.loss_on", "train.objective dpo compares the answers alone; set it to assistant");
     }
   }
 
@@ -156,7 +203,9 @@ void check(const RunConfig& config, const std::string& source, Completeness comp
   checker.layout();
   if (completeness == Completeness::kPartial) return;
   checker.required();
+  checker.sizes();
   checker.head();
+  checker.objective();
   checker.router();
   checker.length();
   checker.schedule();
@@ -197,6 +246,12 @@ std::vector<std::string> unused_keys(const RunConfig& config) {
     note("optim.min_lr_ratio", "optim.schedule is constant");
   }
   if (config.model.head != Head::kClassify) note("model.num_labels", "model.head is not classify");
+  if (objective_of(config) != Objective::kDpo) {
+    for (const Field& field : find_section("dpo")->fields)
+      note(field.key, "train.objective is not dpo");
+  } else if (config.dpo.loss != DpoLoss::kSigmoid) {
+    note("dpo.label_smoothing", "dpo.loss is not sigmoid");
+  }
   if (config.model.head != Head::kEmbed) {
     note("model.normalize", "model.head is not embed");
     note("train.infonce_temperature", "model.head is not embed");

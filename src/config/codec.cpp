@@ -19,6 +19,29 @@ constexpr std::array<std::pair<std::string_view, double>, 9> kUnits{{{"B", 1.},
 
 }  // namespace
 
+std::string hint_for_foreign_value(std::string_view value) {
+  constexpr std::string_view kInt8 = "write optim.name=adamw and optim.state_dtype=int8";
+  constexpr std::array<std::pair<std::string_view, std::string_view>, 13> kHints{{
+      {"bf16", "write bfloat16"},
+      {"fp32", "write float32"},
+      {"tf32", "write float32"},
+      {"fp64", "write float64"},
+      {"fp16", "half precision needs loss scaling, which is not built: write bfloat16"},
+      {"float16", "half precision needs loss scaling, which is not built: write bfloat16"},
+      {"adamw_8bit", kInt8},
+      {"adamw_bnb_8bit", kInt8},
+      {"paged_adamw_8bit", kInt8},
+      {"adamw_torch", "write adamw"},
+      {"adamw_torch_fused", "write adamw"},
+      {"qlora", "quantised base weights are not built: write lora"},
+      {"full_finetune", "write full"},
+  }};
+  for (const auto& [foreign, hint] : kHints) {
+    if (foreign == value) return std::string(hint);
+  }
+  return "";
+}
+
 std::string to_string(const DeviceName& device) {
   if (device.type == DeviceType::kCpu) return "cpu";
   return fmt::format("{}:{}", to_string(device.type), device.index);

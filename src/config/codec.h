@@ -116,6 +116,9 @@ struct Codec<std::string> {
   static Json write(const std::string& value) { return value; }
 };
 
+/// What to write here for a value that other programs have, "" if it is none that is known.
+std::string hint_for_foreign_value(std::string_view value);
+
 template <NamedEnum E>
 struct Codec<E> {
   static std::string type(const Range&) { return fmt::format("{}", fmt::join(kNames<E>, "|")); }
@@ -125,8 +128,11 @@ struct Codec<E> {
       for (std::size_t i = 0; i < kNames<E>.size(); ++i) {
         if (kNames<E>[i] == node.Scalar()) return static_cast<E>(i);
       }
-      hint = text::nearest(node.Scalar(), {kNames<E>.begin(), kNames<E>.end()});
-      if (!hint.empty()) hint = fmt::format("did you mean '{}'?", hint);
+      hint = hint_for_foreign_value(node.Scalar());
+      if (hint.empty()) {
+        hint = text::nearest(node.Scalar(), {kNames<E>.begin(), kNames<E>.end()});
+        if (!hint.empty()) hint = fmt::format("did you mean '{}'?", hint);
+      }
     }
     mismatch(type(range), node, hint);
   }

@@ -1,13 +1,17 @@
 #include <algorithm>
+#include <array>
+#include <cctype>
 #include <map>
 #include <optional>
 
 #include "base/errors.h"
 #include "base/files.h"
+#include "base/hash.h"
 #include "base/text.h"
 #include "config/check.h"
 #include "config/config.h"
 #include "config/field.h"
+#include "config/objective.h"
 
 namespace heddle::config {
 namespace {
@@ -51,6 +55,24 @@ std::string nearest_key(const std::string& key) {
   return elsewhere.front();
 }
 
+/// The value of an override: YAML, but that it is one value and has no comment, so that "runs/a #2"
+/// is whole. Throws YAML::Exception.
+YAML::Node override_value(const std::string& text) {
+  const std::string_view trimmed = text::trim(text);
+  const bool is_plain =
+      !trimmed.empty() && std::string_view("[{\"'").find(trimmed.front()) == std::string_view::npos;
+  const std::size_t sign = trimmed.find('#');
+  const bool has_comment =
+      sign != std::string_view::npos && (sign == 0 || std::isspace(trimmed[sign - 1]) != 0);
+  if (is_plain && has_comment) return YAML::Node(std::string(trimmed));
+  const YAML::Node value = YAML::Load(text);
+  // The text ends where the value does, unless a comment follows.
+  const bool is_closed = is_plain || trimmed.empty() || trimmed.back() == ']' ||
+                         trimmed.back() == '}' || trimmed.back() == '"' || trimmed.back() == '\'';
+  if (is_closed) return value;
+  throw YAML::Exception(YAML::Mark::null_mark(), "there is more after the value");
+}
+
 class Reader {
  public:
   explicit Reader(RunConfig& config) : config_(config) {}
@@ -85,7 +107,7 @@ class Reader {
     }
     YAML::Node value;
     try {
-      value = YAML::Load(argument.substr(equals + 1));
+      value = override_value(argument.substr(equals + 1));
     } catch (const YAML::Exception& e) {
       throw_error<ConfigError>("command line: {}: the value is not valid YAML: {}", argument,
                                e.msg);
@@ -156,23 +178,44 @@ class Reader {
   std::map<std::string, std::string> given_;  // within one file or one override: key -> position
 };
 
+/// The folder of a run without a configuration file: the model's name, and a number that tells runs
+/// of other settings apart. How long it runs and where leaves the number as it is, so that a run
+/// can go on elsewhere or for longer.
+std::string name_of_run(const RunConfig& config, std::span<const std::string> overrides) {
+  constexpr std::array<std::string_view, 6> kNotOfTheResult = {
+      "train.max_steps", "train.epochs", "device", "parallel.", "log.", "ckpt."};
+  std::vector<std::string> settings;
+  std::copy_if(overrides.begin(), overrides.end(), std::back_inserter(settings),
+               [&](const std::string& setting) {
+                 return std::ranges::none_of(kNotOfTheResult, [&](std::string_view start) {
+                   return setting.starts_with(start);
+                 });
+               });
+  std::ranges::sort(settings);
+  std::filesystem::path model(config.model.path);
+  if (!model.has_filename()) model = model.parent_path();
+  // The result of another run is called by that run.
+  if (model.filename() == "final") model = model.parent_path();
+  const std::string number = fmt::format("{:016x}", hash::of(text::join(settings, "\n")));
+  return fmt::format("{}-{}", model.empty() ? "run" : model.filename().string(),
+                     number.substr(0, 6));
+}
+
 /// Defaults that follow from other keys, so that a printed configuration shows what will really be
 /// used.
-void fill_in(RunConfig& config, const std::string& name, const DeviceName& usual) {
+void fill_in(RunConfig& config, const std::string& name, std::span<const std::string> overrides,
+             const DeviceName& usual) {
   if (!config.is_set("device.name")) config.device.name = usual;
   if (config.train.output_dir.empty()) {
     const std::string stem = std::filesystem::path(name).stem().string();
-    config.train.output_dir = "runs/" + (stem.empty() ? std::string("run") : stem);
+    config.train.output_dir = "runs/" + (stem.empty() ? name_of_run(config, overrides) : stem);
   }
   if (config.model.tokenizer.empty()) config.model.tokenizer = config.model.path;
   if (config.data.cache_dir.empty()) config.data.cache_dir = config.train.output_dir + "/cache";
-  if (config.train.micro_batch_tokens == 0) {
-    // A row of head embed is several texts.
-    config.train.micro_batch_tokens =
-        config.data.max_length * (config.model.head == Head::kEmbed ? 8 : 1);
-  }
-  if (config.model.head == Head::kEmbed && !config.is_set("data.packing"))
-    config.data.packing = false;
+  const std::int64_t texts = needs_of(objective_of(config)).texts;
+  if (config.train.micro_batch_tokens == 0)
+    config.train.micro_batch_tokens = config.data.max_length * texts;
+  if (texts > 1 && !config.is_set("data.packing")) config.data.packing = false;
   if (config.device.name.type != DeviceType::kCpu && !config.is_set("model.dtype"))
     config.model.dtype = Dtype::kBFloat16;
   if (config.train.method == Method::kLora && !config.is_set("optim.lr")) config.optim.lr = 2e-4;
@@ -186,7 +229,7 @@ RunConfig read(std::optional<std::string_view> yaml, const std::string& name,
   Reader reader(config);
   if (yaml) reader.file(*yaml, name);
   for (const std::string& argument : overrides) reader.override_with(argument);
-  fill_in(config, name, usual);
+  fill_in(config, name, overrides, usual);
   check(config, yaml ? name : "command line", completeness);
   return config;
 }
@@ -199,7 +242,7 @@ RunConfig load(const std::filesystem::path& file, std::span<const std::string> o
   if (!std::filesystem::exists(file)) {
     throw_error<ConfigError>("{}: no such configuration file", file.string());
   }
-  const std::string yaml = files::read(file);
+  const std::string yaml = files::read(file, files::kYamlLimit);
   return read(yaml, file.string(), overrides, completeness, usual);
 }
 

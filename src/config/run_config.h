@@ -108,6 +108,8 @@ struct DataFields {
   std::string query = "query";
   std::string positive = "positive";
   std::string negatives = "negatives";
+  std::string chosen = "chosen";
+  std::string rejected = "rejected";
 };
 
 /// A value handed to the chat template.
@@ -117,7 +119,7 @@ struct DataSection {
   std::vector<DataSource> train;
   std::vector<DataSource> eval;
   DataFormat format = DataFormat::kAuto;
-  bool packing = true;  ///< load() makes it false for model.head embed if the user gave none
+  bool packing = true;  ///< load() makes it false for rows of several texts if the user gave none
   std::int64_t max_length = 2048;
   Truncation truncation = Truncation::kAuto;
   BadLine on_bad_line = BadLine::kError;
@@ -128,6 +130,12 @@ struct DataSection {
   std::string cache_dir;
   DataFields fields;
 };
+
+/// kAuto: as model.head says, see config/objective.h.
+enum class Objective { kAuto, kLanguageModel, kClassification, kContrastive, kDpo, kReward };
+template <>
+inline constexpr std::array<std::string_view, 6> kNames<Objective>{
+    "auto", "language_model", "classification", "contrastive", "dpo", "reward"};
 
 enum class Method { kFull, kLora };
 template <>
@@ -147,9 +155,10 @@ template <>
 inline constexpr std::array<std::string_view, 2> kNames<CudaGraph>{"auto", "off"};
 
 struct TrainSection {
+  Objective objective = Objective::kAuto;
   Method method = Method::kFull;
   std::int64_t global_batch_size = 8;
-  std::int64_t micro_batch_tokens = 0;  ///< load() replaces 0 by data.max_length, for embed 8 x
+  std::int64_t micro_batch_tokens = 0;  ///< load() replaces 0 by the tokens of a usual row
   std::int64_t max_steps = 0;
   std::int64_t epochs = 1;
   std::uint64_t seed = 0;
@@ -168,6 +177,17 @@ struct TrainSection {
   std::int64_t early_stop_patience = 0;
   bool deterministic = false;
   CudaGraph cuda_graph = CudaGraph::kAuto;
+};
+
+enum class DpoLoss { kSigmoid, kIpo, kHinge };
+template <>
+inline constexpr std::array<std::string_view, 3> kNames<DpoLoss>{"sigmoid", "ipo", "hinge"};
+
+struct DpoSection {
+  double beta = 0.1;
+  DpoLoss loss = DpoLoss::kSigmoid;
+  double label_smoothing = 0;
+  double sft_weight = 0;
 };
 
 enum class OptimName { kAdamW, kSgd };
@@ -301,6 +321,7 @@ struct RunConfig {
   DataSection data;
   TrainSection train;
   OptimSection optim;
+  DpoSection dpo;
   AdapterSection adapter;
   ParallelSection parallel;
   KernelsSection kernels;

@@ -132,8 +132,8 @@ Section data_section() {
            {.aliases = {"validation", "eval_file", "eval_path", "test"}})
       .key("format", &DataSection::format, "what a row holds; auto looks at its fields")
       .key("packing", &DataSection::packing,
-           "fill rows of max_length with several sequences, kept apart by cu_seqlens; false with "
-           "head embed unless given")
+           "fill rows of max_length with several sequences, kept apart by cu_seqlens; false where "
+           "a row holds several texts unless given")
       .key("max_length", &DataSection::max_length,
            "tokens of a packed row, and of a sequence at most",
            {.range = at_least(2),
@@ -186,25 +186,28 @@ Section fields_section() {
       .key("positive", &DataFields::positive, "head embed: the text that fits the query",
            {.aliases = {"document", "sentence2"}})
       .key("negatives", &DataFields::negatives,
-           "head embed: texts that do not fit it, may be missing", {.aliases = {"negative"}});
+           "head embed: texts that do not fit it, may be missing", {.aliases = {"negative"}})
+      .key("chosen", &DataFields::chosen, "objectives dpo and reward: the better answer")
+      .key("rejected", &DataFields::rejected, "objectives dpo and reward: the worse answer");
   return s;
 }
 
 Section train_section() {
   Section s = make("train", "What is trained, for how long, and where it goes.");
   Table<TrainSection>(s, &RunConfig::train)
+      .key("objective", &TrainSection::objective,
+           "what is learned; auto: next tokens, labels or embeddings, as model.head says")
       .key("method", &TrainSection::method, "all weights, or a low-rank adapter beside frozen ones",
            {.aliases = {"finetuning_type", "peft", "lora", "adapter"}})
       .key("global_batch_size", &TrainSection::global_batch_size,
            "rows per optimizer step: sequences, or packed rows with data.packing",
            {.range = at_least(1), .aliases = {"batch_size", "train_batch_size"}})
-      .key(
-          "micro_batch_tokens", &TrainSection::micro_batch_tokens,
-          "tokens per forward pass at most; sets memory, not results; 0: data.max_length, for head "
-          "embed 8 times that",
-          {.range = at_least(0),
-           .aliases = {"micro_batch_size", "per_device_train_batch_size",
-                       "gradient_accumulation_steps"}})
+      .key("micro_batch_tokens", &TrainSection::micro_batch_tokens,
+           "tokens per forward pass at most; sets memory, not results; 0: data.max_length, with "
+           "objectives dpo and reward 2 times, contrastive 8 times that",
+           {.range = at_least(0),
+            .aliases = {"micro_batch_size", "per_device_train_batch_size",
+                        "gradient_accumulation_steps"}})
       .key("max_steps", &TrainSection::max_steps, "optimizer steps; 0: as many as epochs gives",
            {.range = at_least(0), .aliases = {"steps", "num_steps", "train_steps"}})
       .key("epochs", &TrainSection::epochs, "passes over data.train; ignored with max_steps",
@@ -212,7 +215,8 @@ Section train_section() {
       .key("seed", &TrainSection::seed, "of order, dropout and new weights",
            {.range = at_least(0), .aliases = {"random_seed"}})
       .key("output_dir", &TrainSection::output_dir,
-           "run directory; empty: runs/<name of the configuration file>",
+           "run directory; empty: runs/<name of the configuration file>, or without one "
+           "runs/<model>-<number of the settings>",
            {.aliases = {"output", "save_dir", "run_dir"}})
       .key("resume", &TrainSection::resume,
            "auto: from the newest checkpoint of output_dir, if any; never; or a checkpoint folder",
@@ -257,6 +261,22 @@ Section train_section() {
       .key("cuda_graph", &TrainSection::cuda_graph,
            "auto: on one GPU a step whose sequence lengths come again is recorded and replayed as "
            "one graph");
+  return s;
+}
+
+Section dpo_section() {
+  Section s = make("dpo", "Preference tuning, for train.objective dpo.");
+  Table<DpoSection>(s, &RunConfig::dpo)
+      .key("beta", &DpoSection::beta, "how strongly the policy is held to the reference",
+           {.range = above(0)})
+      .key("loss", &DpoSection::loss,
+           "of the margin between the two answers; ipo compares means over tokens",
+           {.aliases = {"loss_type", "pref_loss"}})
+      .key("label_smoothing", &DpoSection::label_smoothing,
+           "loss sigmoid: share of pairs whose labels are wrong", {.range = from_up_to(0, 0.5)})
+      .key("sft_weight", &DpoSection::sft_weight,
+           "of the mean cross-entropy of the chosen answer, added to the loss",
+           {.range = at_least(0), .aliases = {"rpo_alpha", "pref_ftx"}});
   return s;
 }
 
@@ -419,10 +439,10 @@ Section device_section() {
 
 const std::vector<Section>& schema() {
   static const std::vector<Section> sections = {
-      model_section(),   data_section(),       template_section(), fields_section(),
-      train_section(),   optim_section(),      adapter_section(),  parallel_section(),
-      kernels_section(), checkpoint_section(), export_section(),   log_section(),
-      device_section()};
+      model_section(),    data_section(),    template_section(),   fields_section(),
+      train_section(),    optim_section(),   dpo_section(),        adapter_section(),
+      parallel_section(), kernels_section(), checkpoint_section(), export_section(),
+      log_section(),      device_section()};
   return sections;
 }
 

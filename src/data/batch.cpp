@@ -25,10 +25,39 @@ void check(const SequenceView& sequence) {
   }
 }
 
+/// The texts of all rows, those of a row one after the other.
+std::vector<SequenceView> texts_of(std::span<const SequenceView> rows) {
+  std::vector<SequenceView> texts;
+  for (const SequenceView& row : rows) {
+    check(row);
+    if (row.text_lengths.empty()) texts.push_back(row);
+    std::size_t begin = 0;
+    for (const std::int64_t length : row.text_lengths) {
+      const auto count = static_cast<std::size_t>(length);
+      texts.push_back({.tokens = row.tokens.subspan(begin, count),
+                       .labels = row.labels.subspan(begin, count),
+                       .weights = row.weights.subspan(begin, count),
+                       .row = row.row,
+                       .target = row.target});
+      begin += count;
+    }
+  }
+  return texts;
+}
+
 }  // namespace
 
 Batch Batch::from_sequences(std::span<const SequenceView> sequences, BatchCapacity capacity,
                             bool with_targets) {
+  const auto has_texts = [](const SequenceView& row) { return !row.text_lengths.empty(); };
+  if (std::any_of(sequences.begin(), sequences.end(), has_texts)) {
+    Batch batch = from_sequences(texts_of(sequences), capacity, with_targets);
+    for (const SequenceView& row : sequences) {
+      const std::int64_t texts = std::max<std::int64_t>(1, std::ssize(row.text_lengths));
+      for (std::int64_t text = 0; text < texts; ++text) batch.text_of_row.push_back(text);
+    }
+    return batch;
+  }
   Batch batch;
   std::int64_t content = 0;
   for (const SequenceView& sequence : sequences) {
@@ -107,29 +136,6 @@ Batch Batch::from_sequences(std::span<const SequenceView> sequences, BatchCapaci
   return batch;
 }
 
-Batch Batch::from_groups(std::span<const SequenceView> groups, BatchCapacity capacity) {
-  std::vector<SequenceView> texts;
-  std::vector<std::int64_t> text_of_row;
-  for (const SequenceView& group : groups) {
-    for (std::size_t begin = 0; begin < group.tokens.size();) {
-      std::size_t end = begin + 1;
-      while (end < group.tokens.size() && group.labels[end] == group.labels[begin]) ++end;
-      const std::size_t count = end - begin;
-      texts.push_back({.tokens = group.tokens.subspan(begin, count),
-                       .labels = group.labels.subspan(begin, count),
-                       .weights = group.weights.subspan(begin, count),
-                       .row = group.row,
-                       .target = 0});
-      text_of_row.push_back(group.labels[begin]);
-      begin = end;
-    }
-  }
-  // Weights are 0, so that the numbers of the texts are not taken for labels.
-  Batch batch = from_sequences(texts, capacity);
-  batch.text_of_row = std::move(text_of_row);
-  return batch;
-}
-
 void Batch::number_tokens() {
   token_numbers = at::empty({size()}, at::kLong);
   auto* numbers = token_numbers.mutable_data_ptr<std::int64_t>();
@@ -146,10 +152,11 @@ void Batch::number_tokens() {
 
 Batch Batch::to(const c10::Device& device) const {
   Batch moved = *this;
-  for (at::Tensor* tensor : {&moved.tokens, &moved.cu_seqlens, &moved.position_ids, &moved.labels,
-                             &moved.loss_weights, &moved.token_numbers}) {
-    if (tensor->defined()) *tensor = device::upload(*tensor, device);
-  }
+  const auto upload = [&](at::Tensor& tensor) {
+    if (tensor.defined()) tensor = device::upload(tensor, device);
+  };
+  upload(moved.cu_seqlens);
+  visit_token_columns([&](auto column, const auto&) { upload(moved.*column); });
   return moved;
 }
 

@@ -20,6 +20,8 @@ struct SequenceView {
   std::span<const float> weights;  ///< weight of labels[t]; 0 where the label is -100
   std::int64_t row = 0;            ///< number of the row in its data set
   double target = 0;               ///< class index or regression target; 0 without one
+  /// Lengths of the texts that the row lays end to end, each a sequence of its own; empty: one.
+  std::span<const std::int64_t> text_lengths = {};
 };
 
 /// Static sizes, so that a step can be captured in a graph. 0: as large as the content.
@@ -30,7 +32,9 @@ struct BatchCapacity {
 };
 
 /// The one batch form below the boundary: sequences laid end to end, never a mask. The host copies
-/// exist because kernels and heads need these numbers without a device synchronisation.
+/// exist because kernels and heads need these numbers without a device synchronisation. A new
+/// column by token or by sequence also gets a line in visit_token_columns() or
+/// visit_sequence_columns(), through which batches are cut, lengthened and uploaded.
 struct Batch {
   at::Tensor tokens;        ///< [T] int64
   at::Tensor cu_seqlens;    ///< [S+1] int32, begins with 0 and ends with T
@@ -54,19 +58,34 @@ struct Batch {
   std::vector<std::int64_t> row_ids;      ///< [real_sequences] the input row of each sequence
   std::vector<double>
       targets;  ///< [real_sequences] for classification and regression, otherwise empty
-  std::vector<std::int64_t> text_of_row;  ///< [real_sequences] of groups: 0 the query, 1 the
-                                          ///< positive, then the negatives; otherwise empty
+  std::vector<std::int64_t> text_of_row;  ///< [real_sequences] which text of its row a sequence
+                                          ///< is, from 0; empty if every row is one text
 
-  /// Lays the sequences end to end. `with_targets` fills `targets`, and then
-  /// loss_rows and loss_weight_sum count sequences. Throws DataError when they
-  /// exceed the capacity, when one is empty, or when its spans differ in length. No sequence at all
-  /// gives one dummy token (a rank without rows).
+  /// Calls visit(member, value of a dummy token) for each column by token, whose last dimension is
+  /// T. position_ids, which count on in a dummy tail, have no such value: std::nullopt.
+  template <class Visit>
+  static void visit_token_columns(Visit&& visit) {
+    visit(&Batch::tokens, std::optional<double>(0));
+    visit(&Batch::position_ids, std::optional<double>());
+    visit(&Batch::labels, std::optional<double>(kIgnoredLabel));
+    visit(&Batch::loss_weights, std::optional<double>(0));
+    visit(&Batch::token_numbers, std::optional<double>(0));
+  }
+  /// Calls visit(member) for each column by sequence, a vector of [real_sequences] or empty; but
+  /// for last_tokens, which are places in the batch.
+  template <class Visit>
+  static void visit_sequence_columns(Visit&& visit) {
+    visit(&Batch::row_ids);
+    visit(&Batch::targets);
+    visit(&Batch::text_of_row);
+  }
+
+  /// Lays the sequences end to end; those of a row with several texts follow each other under its
+  /// row id. `with_targets` fills `targets`, and then loss_rows and loss_weight_sum count
+  /// sequences. Throws DataError when they exceed the capacity, when one is empty, or when its
+  /// spans differ in length. No sequence at all gives one dummy token (a rank without rows).
   static Batch from_sequences(std::span<const SequenceView> sequences, BatchCapacity capacity = {},
                               bool with_targets = false);
-
-  /// From groups of texts (TokenizedRow::labels then hold the number of the text): each text is a
-  /// sequence of its own, those of a group follow each other, `row_ids` names the group.
-  static Batch from_groups(std::span<const SequenceView> groups, BatchCapacity capacity = {});
 
   struct PaddedOptions {
     std::optional<at::Tensor>

@@ -1,12 +1,12 @@
 #include "data/context_share.h"
 
 #include <algorithm>
+#include <optional>
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
-#include <ATen/ops/zeros.h>
 
 namespace heddle::data {
 namespace {
@@ -19,29 +19,39 @@ at::Tensor kept(const at::Tensor& by_token, const ops::ContextPlan& plan) {
   return at::cat(parts, -1);
 }
 
-bool holds_last_token(const ops::Fragment& fragment, const Batch& whole) {
-  return !fragment.leaves && fragment.sequence < whole.real_sequences;
+bool holds_last_token(const ops::Fragment& fragment, std::int64_t real_sequences) {
+  return !fragment.leaves && fragment.sequence < real_sequences;
 }
 
 }  // namespace
 
-std::vector<std::int64_t> sequences_ending_here(const Batch& whole, const ops::ContextPlan& plan) {
-  std::vector<std::int64_t> sequences;
+std::vector<std::int64_t> sequences_ending_here(std::int64_t sequences,
+                                                const ops::ContextPlan& plan) {
+  std::vector<std::int64_t> ending;
   for (const ops::Fragment& fragment : plan.fragments()) {
-    if (holds_last_token(fragment, whole)) sequences.push_back(fragment.sequence);
+    if (holds_last_token(fragment, sequences)) ending.push_back(fragment.sequence);
   }
+  return ending;
+}
+
+std::vector<std::int64_t> sequences_of_tokens(const ops::ContextPlan& plan) {
+  std::vector<std::int64_t> sequences;
+  for (const ops::Fragment& fragment : plan.fragments())
+    sequences.insert(sequences.end(), static_cast<std::size_t>(fragment.size()), fragment.sequence);
   return sequences;
 }
 
 Batch with_dummy_tail(Batch batch, std::int64_t tokens) {
   const std::int64_t missing = tokens - batch.size();
   if (missing <= 0) return batch;
-  at::Tensor positions = at::arange(missing, at::kLong);
-  if (batch.position_ids.dim() == 2) positions = positions.expand({3, missing});
-  batch.tokens = at::cat({batch.tokens, at::zeros({missing}, at::kLong)});
-  batch.position_ids = at::cat({batch.position_ids, positions}, -1);
-  batch.labels = at::cat({batch.labels, at::full({missing}, kIgnoredLabel, at::kLong)});
-  batch.loss_weights = at::cat({batch.loss_weights, at::zeros({missing}, at::kFloat)});
+  Batch::visit_token_columns([&](auto column, const std::optional<double>& dummy) {
+    at::Tensor& values = batch.*column;
+    if (!values.defined()) return;
+    at::Tensor tail = dummy ? at::full({missing}, *dummy, values.options())
+                            : at::arange(missing, values.options());
+    if (values.dim() == 2) tail = tail.expand({values.size(0), missing});
+    values = at::cat({values, tail}, -1);
+  });
   batch.cu_seqlens_host.push_back(static_cast<std::int32_t>(tokens));
   batch.cu_seqlens = at::tensor(batch.cu_seqlens_host, at::kInt);
   batch.max_seqlen = std::max(batch.max_seqlen, missing);
@@ -50,11 +60,9 @@ Batch with_dummy_tail(Batch batch, std::int64_t tokens) {
 
 Batch context_share(const Batch& whole, const ops::ContextPlan& plan) {
   Batch share;
-  share.tokens = kept(whole.tokens, plan);
-  share.position_ids = kept(whole.position_ids, plan);
-  share.labels = kept(whole.labels, plan);
-  share.loss_weights = kept(whole.loss_weights, plan);
-  if (whole.token_numbers.defined()) share.token_numbers = kept(whole.token_numbers, plan);
+  Batch::visit_token_columns([&](auto column, const auto&) {
+    if ((whole.*column).defined()) share.*column = kept(whole.*column, plan);
+  });
   share.cu_seqlens_host.push_back(0);
   for (const ops::Fragment& fragment : plan.fragments()) {
     share.cu_seqlens_host.push_back(static_cast<std::int32_t>(fragment.row + fragment.size()));
@@ -62,14 +70,13 @@ Batch context_share(const Batch& whole, const ops::ContextPlan& plan) {
     const std::int64_t real =
         std::min(fragment.end, whole.real_tokens) - std::min(fragment.begin, whole.real_tokens);
     share.real_tokens += real;
-    if (!holds_last_token(fragment, whole)) continue;
+    if (!holds_last_token(fragment, whole.real_sequences)) continue;
     share.last_tokens.push_back(fragment.row + fragment.size() - 1);
-    const auto pick = [&](auto& to, const auto& from) {
-      if (!from.empty()) to.push_back(from[static_cast<std::size_t>(fragment.sequence)]);
-    };
-    pick(share.row_ids, whole.row_ids);
-    pick(share.targets, whole.targets);
-    pick(share.text_of_row, whole.text_of_row);
+    Batch::visit_sequence_columns([&](auto column) {
+      const auto& from = whole.*column;
+      if (!from.empty())
+        (share.*column).push_back(from[static_cast<std::size_t>(fragment.sequence)]);
+    });
   }
   share.cu_seqlens = at::tensor(share.cu_seqlens_host, at::kInt);
   share.real_sequences = static_cast<std::int64_t>(share.last_tokens.size());

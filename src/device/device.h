@@ -39,7 +39,8 @@ std::int64_t free_bytes(c10::Device device);
 
 struct Properties {
   std::string name;       ///< "NVIDIA H200", "AMD EPYC (2 cores, AVX-512)".
-  double peak_flops = 0;  ///< Matrix products per second in the dtype, dense; 0 if unknown.
+  double peak_flops = 0;  ///< Matrix products per second in the dtype, dense; 0 if unknown,
+                          ///< as on a CPU that is busy with something else.
   std::int64_t on_chip_bytes =
       0;  ///< Shared memory per block or unified buffer; 0 if it limits nothing.
 };

@@ -1,11 +1,13 @@
 #include "nn/attention.h"
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <numeric>
 
 #include "ops/attention/attention.h"
+#include "ops/attention/attention_decode.h"
 #include "ops/autograd.h"
 #include "ops/context_parallel/context_parallel.h"
 #include "ops/rotary/rotary.h"
@@ -16,7 +18,8 @@ using comm::Dim;
 
 Attention::Attention(const std::string& prefix, const AttentionDims& dims, std::int64_t ranks)
     : dims_(dims),
-      q_proj_(prefix + "q_proj.weight", 2 * dims.num_attention_heads * dims.head_dim,
+      q_proj_(prefix + "q_proj.weight",
+              (dims.has_output_gate ? 2 : 1) * dims.num_attention_heads * dims.head_dim,
               dims.hidden_size, {{Dim::kTp, 0, {}}}),
       k_proj_(prefix + "k_proj.weight", dims.num_key_value_heads * dims.head_dim, dims.hidden_size,
               {{Dim::kTp, 0, {}, dims.num_key_value_heads}}),
@@ -38,52 +41,56 @@ std::int64_t ulysses_key_copies(std::int64_t num_key_value_heads, std::int64_t r
   return ranks / std::gcd(ranks, num_key_value_heads);
 }
 
-Attention::Projected Attention::project(const LinearInput& x, const BlockInputs& inputs) {
+Attention::Projected Attention::project(const LinearInput& x, const Pass& pass) {
   const std::int64_t T = x.value.size(0), D = dims_.head_dim;
-  const std::vector<at::Tensor> outputs =
-      forward_all(*inputs.kernels, x, {&q_proj_, &k_proj_, &v_proj_});
-  const at::Tensor q_gate_TH2D = outputs[0].view({T, dims_.num_attention_heads, 2 * D});
+  const std::vector<at::Tensor> outputs = forward_all(pass, x, {&q_proj_, &k_proj_, &v_proj_});
   const at::Tensor k_THD = outputs[1].view({T, dims_.num_key_value_heads, D});
   Projected projected;
   projected.v = outputs[2].view({T, dims_.num_key_value_heads, D});
-  // One split: its gradient is one concatenation.
-  const std::vector<at::Tensor> q_and_gate = q_gate_TH2D.split(D, 2);
-  projected.gate = q_and_gate[1];
-  projected.q = ops::qk_norm_rope(*inputs.kernels, q_and_gate[0], q_norm_.value(), inputs.cos,
-                                  inputs.sin, dims_.rms_norm_eps);
-  projected.k = ops::qk_norm_rope(*inputs.kernels, k_THD, k_norm_.value(), inputs.cos, inputs.sin,
-                                  dims_.rms_norm_eps);
+  at::Tensor q_THD = outputs[0].view({T, dims_.num_attention_heads, -1});
+  if (dims_.has_output_gate) {
+    // One split: its gradient is one concatenation.
+    const std::vector<at::Tensor> q_and_gate = q_THD.split(D, 2);
+    q_THD = q_and_gate[0];
+    projected.gate = q_and_gate[1];
+  }
+  const auto norm_rope = [&](const at::Tensor& x, const Parameter& weight) {
+    return ops::qk_norm_rope(*pass.kernels, x, {weight.value(), dims_.norm_offset}, pass.cos,
+                             pass.sin, dims_.rms_norm_eps);
+  };
+  projected.q = norm_rope(q_THD, q_norm_);
+  projected.k = norm_rope(k_THD, k_norm_);
   return projected;
 }
 
-at::Tensor Attention::finish(const at::Tensor& o, const Projected& projected,
-                             const BlockInputs& inputs, const at::Tensor& residual) {
+at::Tensor Attention::finish(const at::Tensor& o, const Projected& projected, const Pass& pass,
+                             const at::Tensor& residual) {
   const std::vector<std::int64_t> flat = {o.size(0), dims_.num_attention_heads * dims_.head_dim};
   const auto gated = [&](const ops::OutputAgain& again) {
-    return ops::output_gate(*inputs.kernels, o, projected.gate, again).view(flat);
+    return ops::output_gate(*pass.kernels, o, projected.gate, again).view(flat);
   };
   const auto gated_again = [&](const ops::OutputAgain& again) {
     return gated([again, flat](const at::Tensor& y) { again(y.view(flat)); });
   };
-  LinearInput input =
-      inputs.recompute_elementwise ? LinearInput::made_again(gated_again) : gated({});
+  LinearInput input = !projected.gate.defined()    ? LinearInput(o.reshape(flat))
+                      : pass.recompute_elementwise ? LinearInput::made_again(gated_again)
+                                                   : gated({});
   input.residual = residual;
-  return o_proj_.forward(*inputs.kernels, input);
+  return o_proj_.forward(pass, input);
 }
 
-at::Tensor Attention::attend(const Projected& projected, const BlockInputs& inputs) const {
+at::Tensor Attention::attend(const Projected& projected, const Pass& pass) const {
   const auto& [q, k, v, gate] = projected;
-  if (!inputs.context) {
-    return ops::attention(*inputs.kernels, {q, k, v, inputs.sequences, inputs.sequences, 0});
+  if (!pass.context) {
+    return ops::attention(*pass.kernels, {q, k, v, pass.sequences, pass.sequences, 0});
   }
-  if (inputs.context->plan.method() == ops::ContextMethod::kUlysses)
-    return attend_by_ulysses(projected, inputs);
-  return ops::attention(*inputs.kernels, ops::context_attention_inputs(q, k, v, *inputs.context));
+  if (pass.context->plan.method() == ops::ContextMethod::kUlysses)
+    return attend_by_ulysses(projected, pass);
+  return ops::attention(*pass.kernels, ops::context_attention_inputs(q, k, v, *pass.context));
 }
 
-at::Tensor Attention::attend_by_ulysses(const Projected& projected,
-                                        const BlockInputs& inputs) const {
-  const ops::ContextParallel& context = *inputs.context;
+at::Tensor Attention::attend_by_ulysses(const Projected& projected, const Pass& pass) const {
+  const ops::ContextParallel& context = *pass.context;
   const std::int64_t T = projected.q.size(0), D = dims_.head_dim;
   const std::int64_t copies = ulysses_key_copies(dims_.num_key_value_heads, context.plan.ranks());
   const auto copied = [&](const at::Tensor& x) {
@@ -92,56 +99,58 @@ at::Tensor Attention::attend_by_ulysses(const Projected& projected,
   const std::vector<at::Tensor> heads = ops::tokens_to_heads(
       {projected.q.flatten(1), copied(projected.k), copied(projected.v)}, context);
   const auto of = [&](std::size_t i) { return heads[i].reshape({heads[i].size(0), -1, D}); };
-  const at::Tensor o = ops::attention(
-      *inputs.kernels, {of(0), of(1), of(2), context.sequences, context.sequences, 0});
+  const at::Tensor o =
+      ops::attention(*pass.kernels, {of(0), of(1), of(2), context.sequences, context.sequences, 0});
   return ops::heads_to_tokens(o.flatten(1), context).view({T, dims_.num_attention_heads, D});
 }
 
-at::Tensor Attention::forward(const LinearInput& x, const BlockInputs& inputs,
-                              const at::Tensor& residual) {
-  const Projected projected = project(x, inputs);
-  return finish(attend(projected, inputs), projected, inputs, residual);
-}
-
-at::Tensor Attention::generate(const at::Tensor& x, const BlockInputs& inputs, CacheView& cache) {
-  const Projected projected = project(x, inputs);
-  const ops::Sequences& sequences = inputs.sequences;
+at::Tensor Attention::attend_cached(const Projected& projected, const Pass& pass,
+                                    LayerCache& cache) const {
+  const auto& [q, k, v, gate] = projected;
+  const ops::Sequences& sequences = pass.sequences;
+  const ops::CacheRows& rows = pass.cached->rows;
   const std::int64_t count = sequences.count();
-  LayerCache& layer = *cache.layer;
-  std::vector<std::int64_t> after = cache.lengths;
+  if (sequences.max_seqlen == 1 && sequences.total() == count)
+    return ops::attention_decode(*pass.kernels, {q, k, v, cache.keys, cache.values, 0}, rows);
+  const std::vector<std::int64_t>&slots = rows.slots_host, &before = rows.lengths_host;
+  std::vector<std::int64_t> after = before;
   for (std::int64_t s = 0; s < count; ++s) {
     const std::int64_t begin = sequences.cu_seqlens_host[s],
                        length = sequences.cu_seqlens_host[s + 1] - begin;
-    layer.keys[cache.slots[s]]
-        .narrow(0, cache.lengths[s], length)
-        .copy_(projected.k.narrow(0, begin, length));
-    layer.values[cache.slots[s]]
-        .narrow(0, cache.lengths[s], length)
-        .copy_(projected.v.narrow(0, begin, length));
+    cache.keys[slots[s]].narrow(0, before[s], length).copy_(k.narrow(0, begin, length));
+    cache.values[slots[s]].narrow(0, before[s], length).copy_(v.narrow(0, begin, length));
     after[s] += length;
   }
-  at::Tensor o;
-  if (sequences.max_seqlen == 1 && sequences.total() == count) {
-    o = ops::attention_step(*inputs.kernels, projected.q, layer.keys, layer.values, cache.slots,
-                            after, 0);
-  } else if (std::all_of(cache.lengths.begin(), cache.lengths.end(),
-                         [](std::int64_t n) { return n == 0; })) {
-    o = ops::attention(*inputs.kernels,
-                       {projected.q, projected.k, projected.v, sequences, sequences, 0});
-  } else {
-    // A prompt in pieces: each sequence's new queries against its whole cache.
-    std::vector<at::Tensor> keys, values;
-    std::vector<std::int32_t> boundaries = {0};
-    for (std::int64_t s = 0; s < count; ++s) {
-      keys.push_back(layer.keys[cache.slots[s]].narrow(0, 0, after[s]));
-      values.push_back(layer.values[cache.slots[s]].narrow(0, 0, after[s]));
-      boundaries.push_back(boundaries.back() + static_cast<std::int32_t>(after[s]));
-    }
-    const ops::Sequences key_sequences = ops::Sequences::from_host(boundaries, x.device());
-    o = ops::attention(*inputs.kernels,
-                       {projected.q, at::cat(keys), at::cat(values), sequences, key_sequences, 0});
+  if (rows.longest == 0) return ops::attention(*pass.kernels, {q, k, v, sequences, sequences, 0});
+  // A prompt in pieces: each sequence's new queries against its whole cache.
+  std::vector<at::Tensor> keys, values;
+  std::vector<std::int32_t> boundaries = {0};
+  for (std::int64_t s = 0; s < count; ++s) {
+    keys.push_back(cache.keys[slots[s]].narrow(0, 0, after[s]));
+    values.push_back(cache.values[slots[s]].narrow(0, 0, after[s]));
+    boundaries.push_back(boundaries.back() + static_cast<std::int32_t>(after[s]));
   }
-  return finish(o, projected, inputs);
+  const ops::Sequences key_sequences = ops::Sequences::from_host(boundaries, q.device());
+  return ops::attention(*pass.kernels,
+                        {q, at::cat(keys), at::cat(values), sequences, key_sequences, 0});
+}
+
+at::Tensor Attention::forward(const LinearInput& x, const Pass& pass, const at::Tensor& residual,
+                              LayerCache* cache) {
+  const Projected projected = project(x, pass);
+  const at::Tensor o =
+      cache != nullptr ? attend_cached(projected, pass, *cache) : attend(projected, pass);
+  return finish(o, projected, pass, residual);
+}
+
+LayerCache Attention::make_cache(std::int64_t slots, std::int64_t capacity,
+                                 const at::TensorOptions& options) const {
+  const std::vector<std::int64_t> shape = {slots, capacity, dims_.num_key_value_heads,
+                                           dims_.head_dim};
+  LayerCache cache;
+  cache.keys = at::zeros(shape, options);
+  cache.values = at::zeros(shape, options);
+  return cache;
 }
 
 void Attention::visit_parameters(const std::function<void(Parameter&)>& visit) {

@@ -5,20 +5,28 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "ops/cache_rows.h"
+
 namespace heddle::nn {
 
-/// What one layer remembers of the sequences being generated; slot s belongs to one sequence.
+/// What one layer remembers of sequences: slot s belongs to one sequence. Heads and channels are
+/// those of this rank.
 struct LayerCache {
   at::Tensor keys, values;  ///< Attention: [slots, capacity, Hkv, D].
   at::Tensor conv;          ///< Gated DeltaNet: [slots, C, W-1], inputs of the convolution.
   at::Tensor state;         ///< Gated DeltaNet: [slots, Hv, K, V], fp32 or wider.
 };
 
-/// Which sequences a generation pass works on.
-struct CacheView {
-  LayerCache* layer = nullptr;
-  std::vector<std::int64_t> slots;    ///< [S] one per packed sequence.
-  std::vector<std::int64_t> lengths;  ///< [S] tokens in the cache before this pass.
+/// By layer of the model; those of other pipeline stages are empty.
+using Cache = std::vector<LayerCache>;
+
+/// Makes the slot that of a new sequence, which has no token yet.
+void clear_slot(Cache& cache, std::int64_t slot);
+
+/// The sequences of a pass as a cache knows them.
+struct CachedSequences {
+  Cache* cache = nullptr;
+  ops::CacheRows rows;  ///< One for each packed sequence.
 };
 
 }  // namespace heddle::nn

@@ -1,14 +1,15 @@
 #include "nn/gated_delta_net.h"
 
 #include <ATen/ops/cat.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 
-#include "device/upload.h"
 #include "ops/autograd.h"
 #include "ops/causal_conv1d/causal_conv1d.h"
 #include "ops/context_parallel/context_parallel.h"
 #include "ops/gated_delta_net/gated_delta_net.h"
+#include "ops/gated_delta_net/gated_delta_rule_decode.h"
 
 namespace heddle::nn {
 
@@ -47,12 +48,12 @@ GatedDeltaNet::GatedDeltaNet(const std::string& prefix, const GatedDeltaNetDims&
   norm_.set_partial_gradient();
 }
 
-GatedDeltaNet::Projected GatedDeltaNet::project(const LinearInput& x, const BlockInputs& inputs) {
+GatedDeltaNet::Projected GatedDeltaNet::project(const LinearInput& x, const Pass& pass) {
   const std::int64_t T = x.value.size(0), Hk = dims_.num_key_heads, Hv = dims_.num_value_heads;
   const std::int64_t K = dims_.key_head_dim, V = dims_.value_head_dim, r = Hv / Hk;
   std::vector<Linear*> layers;
   for (const auto& layer : projections_) layers.push_back(layer.get());
-  const std::vector<at::Tensor> outputs = forward_all(*inputs.kernels, x, layers);
+  const std::vector<at::Tensor> outputs = forward_all(pass, x, layers);
   if (!dims_.interleaved_projections) {
     return {outputs[0], outputs[1].view({T, Hv, V}), outputs[2], outputs[3]};
   }
@@ -67,21 +68,21 @@ GatedDeltaNet::Projected GatedDeltaNet::project(const LinearInput& x, const Bloc
           ba.narrow(2, 0, r).reshape({T, Hv}), ba.narrow(2, r, r).reshape({T, Hv})};
 }
 
-at::Tensor GatedDeltaNet::finish(const at::Tensor& o, const Projected& projected,
-                                 const BlockInputs& inputs, const at::Tensor& residual) {
+at::Tensor GatedDeltaNet::finish(const at::Tensor& o, const Projected& projected, const Pass& pass,
+                                 const at::Tensor& residual) {
   const std::vector<std::int64_t> flat = {o.size(0), dims_.value_dim()};
-  const auto norm = [kernels = inputs.kernels, flat, eps = dims_.rms_norm_eps](
+  const auto norm = [kernels = pass.kernels, flat, eps = dims_.rms_norm_eps](
                         const at::Tensor& x, const at::Tensor& z, const at::Tensor& weight) {
     return ops::gated_rms_norm(*kernels, x, z, weight, eps).view(flat);
   };
   const at::Tensor y = norm(o, projected.z, norm_.value());
   LinearInput input(y);
-  if (inputs.recompute_elementwise) {
+  if (pass.recompute_elementwise) {
     input.again = [norm, o = ops::detached(o), z = ops::detached(projected.z),
                    weight = norm_.data()] { return norm(o, z, weight); };
   }
   input.residual = residual;
-  return out_proj_.forward(*inputs.kernels, input);
+  return out_proj_.forward(pass, input);
 }
 
 std::array<at::Tensor, 3> GatedDeltaNet::split_qkv(const at::Tensor& qkv) const {
@@ -95,11 +96,10 @@ GatedDeltaNet::Mixing GatedDeltaNet::mixing(const Projected& projected) const {
 }
 
 at::Tensor GatedDeltaNet::run(const Mixing& m, const ops::Sequences& sequences,
-                              const BlockInputs& inputs) const {
+                              const Pass& pass) const {
   const ops::ContextParallel* states_from =
-      inputs.context && inputs.context->plan.method() == ops::ContextMethod::kState
-          ? inputs.context.get()
-          : nullptr;
+      pass.context && pass.context->plan.method() == ops::ContextMethod::kState ? pass.context.get()
+                                                                                : nullptr;
   const auto split = [m, K = dims_.key_head_dim, V = dims_.value_head_dim](const at::Tensor& qkv) {
     return ops::split_qkv(qkv, m.num_key_heads, K, m.num_value_heads, V);
   };
@@ -109,24 +109,23 @@ at::Tensor GatedDeltaNet::run(const Mixing& m, const ops::Sequences& sequences,
   conv.sequences = sequences;
   if (states_from != nullptr)
     conv.initial_state = ops::context_conv_state(m.qkv, dims_.conv_kernel, *states_from);
-  const auto [q, k, v] = split(ops::causal_conv1d(*inputs.kernels, conv).y);
-  const auto [g, beta] = ops::gdn_gates(*inputs.kernels, m.a, m.b, m.a_log, m.dt_bias);
+  const auto [q, k, v] = split(ops::causal_conv1d(*pass.kernels, conv).y);
+  const auto [g, beta] = ops::gdn_gates(*pass.kernels, m.a, m.b, m.a_log, m.dt_bias);
   ops::GatedDeltaRule::Inputs rule{q, k, v, g, beta, {}, sequences, {}, {}};
-  if (inputs.recompute_elementwise) {
+  if (pass.recompute_elementwise) {
     for (at::Tensor* tensor : {&conv.x, &conv.weight, &conv.initial_state})
       *tensor = ops::detached(*tensor);
-    rule.qkv_again = [split, conv, kernels = inputs.kernels] {
+    rule.qkv_again = [split, conv, kernels = pass.kernels] {
       return split(ops::causal_conv1d(*kernels, conv).y);
     };
   }
   if (states_from != nullptr)
-    return ops::context_gated_delta_rule(*inputs.kernels, rule, *states_from);
-  return ops::gated_delta_rule(*inputs.kernels, rule).o;
+    return ops::context_gated_delta_rule(*pass.kernels, rule, *states_from);
+  return ops::gated_delta_rule(*pass.kernels, rule).o;
 }
 
-at::Tensor GatedDeltaNet::mix_by_ulysses(const Projected& projected,
-                                         const BlockInputs& inputs) const {
-  const ops::ContextParallel& context = *inputs.context;
+at::Tensor GatedDeltaNet::mix_by_ulysses(const Projected& projected, const Pass& pass) const {
+  const ops::ContextParallel& context = *pass.context;
   const std::int64_t n = context.plan.ranks(), rank = context.plan.rank();
   const std::int64_t K = dims_.key_dim(), V = dims_.value_dim();
   const auto by_head = [&](const at::Tensor& x) {
@@ -146,50 +145,67 @@ at::Tensor GatedDeltaNet::mix_by_ulysses(const Projected& projected,
   m.dt_bias = by_head(m.dt_bias);
   m.num_key_heads /= n;
   m.num_value_heads /= n;
-  const at::Tensor o = run(m, context.sequences, inputs);
+  const at::Tensor o = run(m, context.sequences, pass);
   return ops::heads_to_tokens(o.flatten(1), context)
       .view({projected.qkv.size(0), dims_.num_value_heads, dims_.value_head_dim});
 }
 
-at::Tensor GatedDeltaNet::mix(const Projected& projected, const BlockInputs& inputs) const {
-  if (inputs.context && inputs.context->plan.method() == ops::ContextMethod::kUlysses)
-    return mix_by_ulysses(projected, inputs);
-  return run(mixing(projected), inputs.sequences, inputs);
+at::Tensor GatedDeltaNet::mix(const Projected& projected, const Pass& pass) const {
+  if (pass.context && pass.context->plan.method() == ops::ContextMethod::kUlysses)
+    return mix_by_ulysses(projected, pass);
+  return run(mixing(projected), pass.sequences, pass);
 }
 
-at::Tensor GatedDeltaNet::forward(const LinearInput& x, const BlockInputs& inputs,
-                                  const at::Tensor& residual) {
-  const Projected projected = project(x, inputs);
-  return finish(mix(projected, inputs), projected, inputs, residual);
-}
-
-at::Tensor GatedDeltaNet::generate(const at::Tensor& x, const BlockInputs& inputs,
-                                   CacheView& cache) {
-  const Projected projected = project(x, inputs);
+at::Tensor GatedDeltaNet::mix_cached(const Projected& projected, const Pass& pass,
+                                     LayerCache& cache) const {
   const auto [g, beta] =
-      ops::gdn_gates(*inputs.kernels, projected.a, projected.b, a_log_.value(), dt_bias_.value());
-  LayerCache& layer = *cache.layer;
-  const at::Tensor weight = conv_.value().squeeze(1);
-  const ops::Sequences& sequences = inputs.sequences;
-  if (sequences.max_seqlen == 1 && sequences.total() == sequences.count()) {
-    const auto [q, k, v] = split_qkv(
-        ops::causal_conv1d_step(*inputs.kernels, projected.qkv, weight, layer.conv, cache.slots));
-    return finish(
-        ops::gated_delta_rule_step(*inputs.kernels, q, k, v, g, beta, layer.state, cache.slots, {}),
-        projected, inputs);
-  }
-  const at::Tensor slots = device::upload(cache.slots, x.device());
-  const auto conv = ops::causal_conv1d(
-      *inputs.kernels, {projected.qkv, weight, layer.conv.index_select(0, slots), sequences, true});
+      ops::gdn_gates(*pass.kernels, projected.a, projected.b, a_log_.value(), dt_bias_.value());
+  const ops::Sequences& sequences = pass.sequences;
+  const at::Tensor& index = pass.cached->rows.slots;
+  const auto conv =
+      ops::causal_conv1d(*pass.kernels, {projected.qkv, conv_.value().squeeze(1),
+                                         cache.conv.index_select(0, index), sequences, true});
   const auto [q, k, v] = split_qkv(conv.y);
   ops::GatedDeltaRuleOptions options;
   options.want_final_state = true;
   const auto rule = ops::gated_delta_rule(
-      *inputs.kernels,
-      {q, k, v, g, beta, layer.state.index_select(0, slots), sequences, options, {}});
-  layer.conv.index_copy_(0, slots, conv.final_state);
-  layer.state.index_copy_(0, slots, rule.final_state);
-  return finish(rule.o, projected, inputs);
+      *pass.kernels,
+      {q, k, v, g, beta, cache.state.index_select(0, index), sequences, options, {}});
+  cache.conv.index_copy_(0, index, conv.final_state);
+  cache.state.index_copy_(0, index, rule.final_state);
+  return rule.o;
+}
+
+at::Tensor GatedDeltaNet::decode(const Projected& projected, const Pass& pass,
+                                 const at::Tensor& residual, LayerCache& cache) {
+  LinearInput y = ops::gated_delta_net_decode(
+      *pass.kernels,
+      {projected.qkv, projected.a, projected.b, projected.z, conv_.value().squeeze(1),
+       a_log_.value(), dt_bias_.value(), norm_.value(), cache.conv, cache.state,
+       dims_.num_key_heads, dims_.rms_norm_eps},
+      pass.cached->rows);
+  y.residual = residual;
+  return out_proj_.forward(pass, y);
+}
+
+at::Tensor GatedDeltaNet::forward(const LinearInput& x, const Pass& pass,
+                                  const at::Tensor& residual, LayerCache* cache) {
+  const Projected projected = project(x, pass);
+  const ops::Sequences& sequences = pass.sequences;
+  if (cache != nullptr && sequences.max_seqlen == 1 && sequences.total() == sequences.count())
+    return decode(projected, pass, residual, *cache);
+  const at::Tensor o =
+      cache != nullptr ? mix_cached(projected, pass, *cache) : mix(projected, pass);
+  return finish(o, projected, pass, residual);
+}
+
+LayerCache GatedDeltaNet::make_cache(std::int64_t slots, const at::TensorOptions& options,
+                                     c10::ScalarType state_dtype) const {
+  LayerCache cache;
+  cache.conv = at::zeros({slots, dims_.conv_channels(), dims_.conv_kernel - 1}, options);
+  cache.state = at::zeros({slots, dims_.num_value_heads, dims_.key_head_dim, dims_.value_head_dim},
+                          options.dtype(state_dtype));
+  return cache;
 }
 
 void GatedDeltaNet::visit_parameters(const std::function<void(Parameter&)>& visit) {

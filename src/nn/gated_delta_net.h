@@ -31,12 +31,13 @@ class GatedDeltaNet {
   GatedDeltaNet(const std::string& prefix, const GatedDeltaNetDims& dims, std::int64_t ranks = 1);
 
   /// x [T,H]; [T,H], of several ranks each one's share of the sum; added to `residual` if that is
-  /// defined.
-  at::Tensor forward(const LinearInput& x, const BlockInputs& inputs,
-                     const at::Tensor& residual = {});
-  /// Generation: continues from the cached convolution inputs and states of the slots and updates
-  /// them.
-  at::Tensor generate(const at::Tensor& x, const BlockInputs& inputs, CacheView& cache);
+  /// defined. With a cache of the pass's sequences they go on from its states and inputs of the
+  /// convolution, which are updated; null: a pass without one.
+  at::Tensor forward(const LinearInput& x, const Pass& pass, const at::Tensor& residual = {},
+                     LayerCache* cache = nullptr);
+  /// Of this rank's heads, zero; states in `state_dtype`.
+  LayerCache make_cache(std::int64_t slots, const at::TensorOptions& options,
+                        c10::ScalarType state_dtype) const;
   void visit_parameters(const std::function<void(Parameter&)>& visit);
   void visit_linears(const std::function<void(Linear&)>& visit);
 
@@ -46,7 +47,7 @@ class GatedDeltaNet {
     at::Tensor z;     ///< [T, Hv, V]
     at::Tensor b, a;  ///< [T, Hv]
   };
-  Projected project(const LinearInput& x, const BlockInputs& inputs);
+  Projected project(const LinearInput& x, const Pass& pass);
   /// What mixes tokens: convolution, gates and rule of some of the heads.
   struct Mixing {
     at::Tensor qkv, a, b;  ///< [T, channels], [T, Hv], [T, Hv]
@@ -56,12 +57,15 @@ class GatedDeltaNet {
   /// Of this rank's heads.
   Mixing mixing(const Projected& projected) const;
   /// o [T,Hv,V].
-  at::Tensor mix(const Projected& projected, const BlockInputs& inputs) const;
-  at::Tensor run(const Mixing& mixing, const ops::Sequences& sequences,
-                 const BlockInputs& inputs) const;
-  at::Tensor mix_by_ulysses(const Projected& projected, const BlockInputs& inputs) const;
+  at::Tensor mix(const Projected& projected, const Pass& pass) const;
+  /// One token for each sequence, from mixing to the output projection.
+  at::Tensor decode(const Projected& projected, const Pass& pass, const at::Tensor& residual,
+                    LayerCache& cache);
+  at::Tensor mix_cached(const Projected& projected, const Pass& pass, LayerCache& cache) const;
+  at::Tensor run(const Mixing& mixing, const ops::Sequences& sequences, const Pass& pass) const;
+  at::Tensor mix_by_ulysses(const Projected& projected, const Pass& pass) const;
   std::array<at::Tensor, 3> split_qkv(const at::Tensor& qkv) const;
-  at::Tensor finish(const at::Tensor& o, const Projected& projected, const BlockInputs& inputs,
+  at::Tensor finish(const at::Tensor& o, const Projected& projected, const Pass& pass,
                     const at::Tensor& residual = {});
 
   GatedDeltaNetDims dims_;                            ///< Of this rank.

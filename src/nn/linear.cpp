@@ -1,12 +1,16 @@
 #include "nn/linear.h"
 
 #include <ATen/ops/addmm.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 
 #include <algorithm>
 #include <utility>
 
+#include "nn/adapters.h"
+#include "nn/low_rank.h"
+#include "nn/pass.h"
 #include "ops/autograd.h"
 #include "ops/embedding/embedding.h"
 
@@ -112,14 +116,60 @@ std::vector<at::Tensor> linears(const ops::KernelTable& kernels, const LinearInp
       });
 }
 
-std::vector<at::Tensor> forward_all(const ops::KernelTable& kernels, const LinearInput& x,
-                                    const std::vector<Linear*>& layers) {
+namespace {
+
+/// Rows [first, first + count) of an input.
+LinearInput rows_of(const LinearInput& x, at::Tensor value, std::int64_t first) {
+  LinearInput part(std::move(value));
+  const std::int64_t count = part.value.size(0);
+  if (x.again)
+    part.again = [again = x.again, first, count] { return again().narrow(0, first, count); };
+  part.postponed = x.postponed;
+  part.outputs_unused = x.outputs_unused;
+  return part;
+}
+
+std::vector<at::Tensor> with_adapters(const ops::KernelTable& kernels, const LinearInput& x,
+                                      const std::vector<Linear*>& layers, const AdaptedRows& rows) {
+  std::vector<ChangedLinear> changed;
   std::vector<Parameter*> weights;
+  bool is_changed = false;
   for (Linear* layer : layers) {
-    if (layer->adapter() != nullptr) return layer->adapter()->forward(kernels, x, layers);
+    LowRank* const change = rows.set != nullptr ? rows.set->of(*layer) : nullptr;
     weights.push_back(&layer->weight());
+    changed.push_back({change, &layer->weight(), {}});
+    if (change == nullptr) continue;
+    is_changed = true;
+    changed.back().mask = change->mask_of(x.value, rows.draws);
   }
-  return linears(kernels, x, weights);
+  return is_changed ? changed_linears(kernels, x, changed) : linears(kernels, x, weights);
+}
+
+}  // namespace
+
+std::vector<at::Tensor> forward_all(const Pass& pass, const LinearInput& x,
+                                    const std::vector<Linear*>& layers) {
+  const std::vector<AdaptedRows> segments = adapters_of(pass, x.value.size(0));
+  if (segments.empty()) return with_adapters(*pass.kernels, x, layers, {});
+  if (segments.size() == 1) return with_adapters(*pass.kernels, x, layers, segments[0]);
+  // Segment by segment: a row's numbers do not depend on what other sets do in the same pass.
+  std::vector<std::int64_t> sizes;
+  for (const AdaptedRows& segment : segments) sizes.push_back(segment.rows);
+  const std::vector<at::Tensor> values = x.value.split_with_sizes(sizes, 0);
+  std::vector<at::Tensor> residuals(segments.size());
+  if (x.residual.defined()) residuals = x.residual.split_with_sizes(sizes, 0);
+  std::vector<std::vector<at::Tensor>> outputs(layers.size());
+  std::int64_t first = 0;
+  for (std::size_t s = 0; s < segments.size(); ++s) {
+    LinearInput part = rows_of(x, values[s], first);
+    part.residual = residuals[s];
+    const std::vector<at::Tensor> y = with_adapters(*pass.kernels, part, layers, segments[s]);
+    for (std::size_t i = 0; i < layers.size(); ++i) outputs[i].push_back(y[i]);
+    first += segments[s].rows;
+  }
+  std::vector<at::Tensor> joined;
+  for (const std::vector<at::Tensor>& parts : outputs) joined.push_back(at::cat(parts));
+  return joined;
 }
 
 at::Tensor embedding(const ops::KernelTable& kernels, const at::Tensor& tokens, Parameter& table) {

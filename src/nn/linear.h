@@ -62,20 +62,10 @@ std::vector<at::Tensor> linears(const ops::KernelTable& kernels, const LinearInp
                                 const std::vector<Parameter*>& weights);
 
 class Linear;
+struct Pass;
 
-/// Something that changes what a linear layer computes from its input (LoRA).
-class LinearAdapter {
- public:
-  virtual ~LinearAdapter() = default;
-  /// The outputs of layers that share their input, in order, adapted where a layer has an adapter.
-  /// This adapter belongs to the first of them that has one.
-  virtual std::vector<at::Tensor> forward(const ops::KernelTable& kernels, const LinearInput& x,
-                                          const std::vector<Linear*>& layers) = 0;
-  virtual void visit_parameters(const std::function<void(Parameter&)>& visit) = 0;
-};
-
-/// The outputs of layers that share their input, in order, adapted where a layer has an adapter.
-std::vector<at::Tensor> forward_all(const ops::KernelTable& kernels, const LinearInput& x,
+/// The outputs of layers that share their input, in order, each row's changed by its adapters.
+std::vector<at::Tensor> forward_all(const Pass& pass, const LinearInput& x,
                                     const std::vector<Linear*>& layers);
 
 /// A projection without bias.
@@ -85,18 +75,19 @@ class Linear {
          Placement placement = {})
       : weight_(std::move(name), {out_features, in_features}, std::move(placement)) {}
 
+  /// Without adapters.
   at::Tensor forward(const ops::KernelTable& kernels, const LinearInput& x) {
-    return forward_all(kernels, x, {this})[0];
+    return linears(kernels, x, {&weight_})[0];
+  }
+  at::Tensor forward(const Pass& pass, const LinearInput& x) {
+    return forward_all(pass, x, {this})[0];
   }
   Parameter& weight() { return weight_; }
   std::int64_t out_features() const { return weight_.global_shape()[0]; }
   std::int64_t in_features() const { return weight_.global_shape()[1]; }
-  void set_adapter(std::shared_ptr<LinearAdapter> adapter) { adapter_ = std::move(adapter); }
-  LinearAdapter* adapter() const { return adapter_.get(); }
 
  private:
   Parameter weight_;
-  std::shared_ptr<LinearAdapter> adapter_;
 };
 
 /// Rows of the table. tokens [T] int64; returns [T,H].

@@ -1,10 +1,12 @@
 #include "nn/mlp.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/sigmoid.h>
 
 #include <utility>
 
+#include "nn/low_rank.h"
 #include "nn/tensor_parallel.h"
 #include "ops/autograd.h"
 #include "ops/collectives.h"
@@ -22,24 +24,24 @@ Mlp::Mlp(const std::string& prefix, std::int64_t hidden_size, std::int64_t inter
       down_proj_(prefix + "down_proj.weight", hidden_size, intermediate_size, {{Dim::kTp, 1, {}}}) {
 }
 
-at::Tensor Mlp::share(const LinearInput& x, const BlockInputs& inputs, const at::Tensor& residual,
+at::Tensor Mlp::share(const LinearInput& x, const Pass& pass, const at::Tensor& residual,
                       bool value_unused) {
-  const std::vector<at::Tensor> gate_up = forward_all(*inputs.kernels, x, {&gate_proj_, &up_proj_});
+  const std::vector<at::Tensor> gate_up = forward_all(pass, x, {&gate_proj_, &up_proj_});
   const auto gated = [&](const ops::OutputAgain& again) {
-    return ops::swiglu(*inputs.kernels, gate_up[0], gate_up[1], again);
+    return ops::swiglu(*pass.kernels, gate_up[0], gate_up[1], again);
   };
-  LinearInput input = inputs.recompute_elementwise ? LinearInput::made_again(gated) : gated({});
+  LinearInput input = pass.recompute_elementwise ? LinearInput::made_again(gated) : gated({});
   input.outputs_unused = value_unused;
   input.residual = residual;
-  return down_proj_.forward(*inputs.kernels, input);
+  return down_proj_.forward(pass, input);
 }
 
-at::Tensor Mlp::forward(const LinearInput& x, const BlockInputs& inputs, const at::Tensor& residual,
+at::Tensor Mlp::forward(const LinearInput& x, const Pass& pass, const at::Tensor& residual,
                         bool value_unused) {
   return run_tensor_parallel(
-      x, inputs, residual,
+      x, pass, residual,
       [&](const LinearInput& rows, const at::Tensor& own_residual) {
-        return share(rows, inputs, own_residual, value_unused);
+        return share(rows, pass, own_residual, value_unused);
       },
       value_unused);
 }
@@ -58,57 +60,85 @@ Moe::Moe(const std::string& prefix, const MoeDims& dims)
       gate_up_(prefix + "experts.gate_up_proj", dims.num_experts, 2 * dims.moe_intermediate_size,
                dims.hidden_size),
       down_(prefix + "experts.down_proj", dims.num_experts, dims.hidden_size,
-            dims.moe_intermediate_size),
-      shared_expert_(prefix + "shared_expert.", dims.hidden_size,
-                     dims.shared_expert_intermediate_size),
-      shared_expert_gate_(prefix + "shared_expert_gate.weight", 1, dims.hidden_size) {
+            dims.moe_intermediate_size) {
   gate_.weight().set_partial_gradient();
-  shared_expert_gate_.weight().set_partial_gradient();
+  if (dims.shared_expert_intermediate_size == 0) return;
+  shared_expert_.emplace(prefix + "shared_expert.", dims.hidden_size,
+                         dims.shared_expert_intermediate_size);
+  shared_expert_gate_.emplace(prefix + "shared_expert_gate.weight", 1, dims.hidden_size);
+  shared_expert_gate_->weight().set_partial_gradient();
 }
 
-BlockOutput Moe::forward(const at::Tensor& x, const BlockInputs& inputs, bool want_auxiliary_loss) {
+BlockOutput Moe::forward(const at::Tensor& x, const Pass& pass, bool want_auxiliary_loss) {
   const ops::MoeRouting routing =
-      ops::moe_route(gate_.forward(*inputs.kernels, x), dims_.num_experts_per_tok,
-                     dims_.normalize_top_k, inputs.experts);
+      ops::moe_route(*pass.kernels, gate_.forward(pass, x), dims_.num_experts_per_tok,
+                     dims_.normalize_top_k, pass.experts);
   at::Tensor shared;
-  const at::Tensor chosen = routed(x, routing, inputs, [&] {
-    shared = shared_expert_.forward(x, inputs) *
-             at::sigmoid(shared_expert_gate_.forward(*inputs.kernels, x));
+  const at::Tensor chosen = routed(x, routing, pass, [&] {
+    if (!shared_expert_) return;
+    shared = shared_expert_->forward(x, pass) * at::sigmoid(shared_expert_gate_->forward(pass, x));
   });
   BlockOutput output;
-  output.hidden = chosen + shared;
+  output.hidden = shared.defined() ? chosen + shared : chosen;
   output.experts = routing.experts;
-  if (!want_auxiliary_loss || !inputs.training) return output;
-  if (inputs.pooled_auxiliary_loss) {
+  if (!want_auxiliary_loss || !pass.training) return output;
+  if (pass.pooled_auxiliary_loss) {
     const std::int64_t real_own =
-        inputs.tensor_group == nullptr
-            ? inputs.real_tokens
-            : ops::real_rows(ops::own_rows(inputs.sequences.total(), *inputs.tensor_group),
-                             inputs.real_tokens);
+        pass.tensor_group == nullptr
+            ? pass.real_tokens
+            : ops::real_rows(ops::own_rows(pass.sequences.total(), *pass.tensor_group),
+                             pass.real_tokens);
     ops::MoeLoad load = ops::moe_load(routing.probabilities, routing.experts, real_own);
     output.auxiliary_loss = std::move(load.probabilities);
     output.expert_assignments = std::move(load.assignments);
   } else {
     output.auxiliary_loss =
-        ops::moe_auxiliary_loss(routing.probabilities, routing.experts, inputs.sequences,
-                                inputs.real_tokens, {inputs.context.get(), inputs.tensor_group});
+        ops::moe_auxiliary_loss(routing.probabilities, routing.experts, pass.sequences,
+                                pass.real_tokens, {pass.context.get(), pass.tensor_group});
   }
   return output;
 }
 
-at::Tensor Moe::routed(const at::Tensor& x, const ops::MoeRouting& routing,
-                       const BlockInputs& inputs, const std::function<void()>& meanwhile) {
-  const ops::MoeExperts::Inputs rows{x,
-                                     routing.weights,
-                                     routing.experts,
-                                     gate_up_.weight().value(),
-                                     down_.weight().value(),
-                                     gate_up_.change(),
-                                     down_.change()};
-  if (inputs.expert_group != nullptr)
-    return ops::moe_experts_parallel(*inputs.kernels, rows, *inputs.expert_group, meanwhile);
+at::Tensor Moe::routed(const at::Tensor& x, const ops::MoeRouting& routing, const Pass& pass,
+                       const std::function<void()>& meanwhile) {
+  const std::vector<AdaptedRows> segments = adapters_of(pass, x.size(0));
+  const auto changes = [](const AdaptedRows& rows, const ExpertWeights& weights) {
+    LowRankExperts* const change = rows.set != nullptr ? rows.set->of(weights) : nullptr;
+    return change != nullptr ? change->change() : ops::ExpertLowRank();
+  };
+  const auto inputs = [&](const at::Tensor& rows_x, const at::Tensor& weights,
+                          const at::Tensor& experts, const AdaptedRows& rows) {
+    return ops::MoeExperts::Inputs{rows_x,
+                                   weights,
+                                   experts,
+                                   gate_up_.weight().value(),
+                                   down_.weight().value(),
+                                   changes(rows, gate_up_),
+                                   changes(rows, down_)};
+  };
+  if (segments.size() < 2) {
+    const auto all =
+        inputs(x, routing.weights, routing.experts, segments.empty() ? AdaptedRows{} : segments[0]);
+    if (pass.expert_group != nullptr)
+      return ops::moe_experts_parallel(*pass.kernels, all, *pass.expert_group, meanwhile);
+    meanwhile();
+    return ops::moe_experts(*pass.kernels, all);
+  }
+  TORCH_CHECK(pass.expert_group == nullptr,
+              "several sets of adapters in one pass while ranks share the routed experts (ep) are "
+              "not built: run the sets one after the other");
   meanwhile();
-  return ops::moe_experts(*inputs.kernels, rows);
+  std::vector<std::int64_t> sizes;
+  for (const AdaptedRows& segment : segments) sizes.push_back(segment.rows);
+  const std::vector<at::Tensor> xs = x.split_with_sizes(sizes, 0),
+                                weights = routing.weights.split_with_sizes(sizes, 0),
+                                experts = routing.experts.split_with_sizes(sizes, 0);
+  std::vector<at::Tensor> parts;
+  for (std::size_t s = 0; s < segments.size(); ++s) {
+    parts.push_back(
+        ops::moe_experts(*pass.kernels, inputs(xs[s], weights[s], experts[s], segments[s])));
+  }
+  return at::cat(parts);
 }
 
 void Moe::visit_parameters(const std::function<void(Parameter&)>& visit) {
@@ -118,8 +148,9 @@ void Moe::visit_parameters(const std::function<void(Parameter&)>& visit) {
 
 void Moe::visit_linears(const std::function<void(Linear&)>& visit) {
   visit(gate_);
-  shared_expert_.visit_linears(visit);
-  visit(shared_expert_gate_);
+  if (!shared_expert_) return;
+  shared_expert_->visit_linears(visit);
+  visit(*shared_expert_gate_);
 }
 
 void Moe::visit_expert_weights(const std::function<void(ExpertWeights&)>& visit) {

@@ -1,8 +1,11 @@
 #pragma once
 
+#include <optional>
+
 #include "nn/block.h"
 #include "nn/expert_weights.h"
 #include "nn/linear.h"
+#include "ops/moe/moe.h"
 
 namespace heddle::nn {
 
@@ -13,13 +16,13 @@ class Mlp {
   Mlp(const std::string& prefix, std::int64_t hidden_size, std::int64_t intermediate_size);
   /// x [T/tp,H], as the result, which is added to `residual` if that is defined. `value_unused`: it
   /// has its gradient, but no value.
-  at::Tensor forward(const LinearInput& x, const BlockInputs& inputs,
-                     const at::Tensor& residual = {}, bool value_unused = false);
+  at::Tensor forward(const LinearInput& x, const Pass& pass, const at::Tensor& residual = {},
+                     bool value_unused = false);
   void visit_parameters(const std::function<void(Parameter&)>& visit);
   void visit_linears(const std::function<void(Linear&)>& visit);
 
  private:
-  at::Tensor share(const LinearInput& x, const BlockInputs& inputs, const at::Tensor& residual,
+  at::Tensor share(const LinearInput& x, const Pass& pass, const at::Tensor& residual,
                    bool value_unused);
 
   Linear gate_proj_, up_proj_, down_proj_;
@@ -27,33 +30,33 @@ class Mlp {
 
 struct MoeDims {
   std::int64_t hidden_size, num_experts, num_experts_per_tok, moe_intermediate_size,
-      shared_expert_intermediate_size;
+      shared_expert_intermediate_size;  ///< 0: no shared expert.
   bool normalize_top_k;
 };
 
-/// Routed experts plus a gated shared expert. Experts are held fused, gate_up [E,2I,H] with the
-/// gate rows first; the ranks along ep have E / ep each, and tokens travel to them. Router and
-/// experts take each token from the rank along tp that has its row.
+/// Routed experts plus, where the dims have one, a gated shared expert. Experts are held fused,
+/// gate_up [E,2I,H] with the gate rows first; the ranks along ep have E / ep each, and tokens
+/// travel to them. Router and experts take each token from the rank along tp that has its row.
 class Moe {
  public:
   Moe(const std::string& prefix, const MoeDims& dims);
   /// x [T/tp,H]. The auxiliary loss is defined while training if `want_auxiliary_loss`. The experts
   /// that were chosen, or replayed, are always handed out.
-  BlockOutput forward(const at::Tensor& x, const BlockInputs& inputs, bool want_auxiliary_loss);
+  BlockOutput forward(const at::Tensor& x, const Pass& pass, bool want_auxiliary_loss);
   void visit_parameters(const std::function<void(Parameter&)>& visit);
   void visit_linears(const std::function<void(Linear&)>& visit);
   void visit_expert_weights(const std::function<void(ExpertWeights&)>& visit);
 
  private:
   /// The routed experts' sum. `meanwhile` is run once, while the tokens travel if they do.
-  at::Tensor routed(const at::Tensor& x, const ops::MoeRouting& routing, const BlockInputs& inputs,
+  at::Tensor routed(const at::Tensor& x, const ops::MoeRouting& routing, const Pass& pass,
                     const std::function<void()>& meanwhile);
 
   MoeDims dims_;
   Linear gate_;
   ExpertWeights gate_up_, down_;
-  Mlp shared_expert_;
-  Linear shared_expert_gate_;
+  std::optional<Mlp> shared_expert_;
+  std::optional<Linear> shared_expert_gate_;
 };
 
 }  // namespace heddle::nn

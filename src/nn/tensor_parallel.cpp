@@ -53,11 +53,11 @@ at::Tensor add_to_residual(const at::Tensor& residual, const at::Tensor& y, bool
 }
 
 at::Tensor run_tensor_parallel(
-    const LinearInput& x, const BlockInputs& inputs, const at::Tensor& residual,
+    const LinearInput& x, const Pass& pass, const at::Tensor& residual,
     const std::function<at::Tensor(const LinearInput& x, const at::Tensor& residual)>& part,
     bool value_unused) {
-  if (inputs.tensor_group == nullptr) return part(x, residual);
-  const comm::Group& group = *inputs.tensor_group;
+  if (pass.tensor_group == nullptr) return part(x, residual);
+  const comm::Group& group = *pass.tensor_group;
   const auto postponed = std::make_shared<PostponedWork>();
   LinearInput rows(enter(x.value, group, postponed));
   rows.postponed = postponed;

@@ -12,7 +12,7 @@ namespace heddle::nn {
 /// rank's rows [T/tp,H]. They are gathered for `part`, which maps all rows [T,H] to this rank's
 /// partial products [T,H], and of their sum over the ranks each keeps its rows [T/tp,H]. Backward
 /// the gather is a reduce-scatter, which the gradients of the weights in front run beside, and the
-/// other way about. The gathered rows are kept for these, with BlockInputs::recompute_elementwise
+/// other way about. The gathered rows are kept for these, with Pass::recompute_elementwise
 /// too: that repeats no communication. "Megatron-LM" (arXiv 1909.08053), section 3; "Reducing
 /// Activation Recomputation" (arXiv 2205.05198), section 4.2.2.
 ///
@@ -20,7 +20,7 @@ namespace heddle::nn {
 /// or, where one rank has all, by the projection: then this is part(x, residual), elsewhere `part`
 /// is given none. `value_unused`: only gradients are wanted, the result has a shape.
 at::Tensor run_tensor_parallel(
-    const LinearInput& x, const BlockInputs& inputs, const at::Tensor& residual,
+    const LinearInput& x, const Pass& pass, const at::Tensor& residual,
     const std::function<at::Tensor(const LinearInput& x, const at::Tensor& residual)>& part,
     bool value_unused = false);
 

@@ -16,6 +16,7 @@ const Registry& builtin_registry() {
     register_moe(made);
     register_linear_cross_entropy(made);
     register_optimizer_step(made);
+    register_sampling(made);
     return made;
   }();
   return registry;

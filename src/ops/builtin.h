@@ -17,5 +17,6 @@ void register_swiglu(Registry& registry);
 void register_moe(Registry& registry);
 void register_linear_cross_entropy(Registry& registry);
 void register_optimizer_step(Registry& registry);
+void register_sampling(Registry& registry);  ///< sample_tokens
 
 }  // namespace heddle::ops

@@ -62,24 +62,25 @@ bool BlockRunner::is_recomputed(std::size_t block, std::size_t stage) const {
          (recompute_[block] == Recompute::kSelective && stage > 0);
 }
 
-BlockRunner::Pass::Graph BlockRunner::run(std::size_t block, std::size_t stage,
-                                          const at::Tensor& input, const nn::BlockInputs& inputs,
+BlockRunner::Tape::Graph BlockRunner::run(std::size_t block, std::size_t stage,
+                                          const at::Tensor& input, const nn::Pass& pass,
                                           nn::BlockOutput& output) {
-  Pass::Graph graph{ops::detached(input), {}, {}};
+  Tape::Graph graph{ops::detached(input), {}, {}};
   graph.input.set_requires_grad(true);
-  output = blocks_[block].block->forward(stage, graph.input, inputs);
+  output = blocks_[block].block->forward(stage, graph.input, pass);
   graph.output = output.hidden;
   graph.auxiliary = output.auxiliary_loss;
   return graph;
 }
 
-at::Tensor BlockRunner::forward(const at::Tensor& hidden, const nn::BlockInputs& inputs,
-                                bool wants_input_gradient, Pass& pass) {
-  pass.inputs = inputs;
-  TORCH_CHECK(pass.experts.empty() || pass.experts.size() == blocks_.size(),
-              "router replay: the choices of ", pass.experts.size(), " blocks for ",
+at::Tensor BlockRunner::forward(const at::Tensor& hidden, const nn::Pass& pass,
+                                bool wants_input_gradient, Tape& tape) {
+  TORCH_CHECK(!pass.cached, "a pass over cached sequences has no gradient");
+  tape.pass = pass;
+  TORCH_CHECK(tape.experts.empty() || tape.experts.size() == blocks_.size(),
+              "router replay: the choices of ", tape.experts.size(), " blocks for ",
               blocks_.size());
-  pass.experts.resize(blocks_.size());
+  tape.experts.resize(blocks_.size());
   bool differentiates = wants_input_gradient;
   at::Tensor current = ops::detached(hidden);
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
@@ -93,27 +94,27 @@ at::Tensor BlockRunner::forward(const at::Tensor& hidden, const nn::BlockInputs&
     } else {
       prefetch_units(options_.ends.behind);
     }
-    pass.inputs.experts = pass.experts[i];
-    pass.inputs.recompute_elementwise = recompute_[i] != Recompute::kOff;
+    tape.pass.experts = tape.experts[i];
+    tape.pass.recompute_elementwise = recompute_[i] != Recompute::kOff;
     for (std::size_t stage = 0; stage < blocks_[i].block->stages(); ++stage) {
       const bool recomputed = is_recomputed(i, stage);
       const bool joins = recomputed && stage > 0 && is_recomputed(i, stage - 1);
-      if (differentiates && joins) ++pass.islands.back().stages;
+      if (differentiates && joins) ++tape.islands.back().stages;
       if (differentiates && !joins) {
-        offload_newest(pass);
-        pass.islands.push_back({i, stage, 1, {}, {}});
-        if (recomputed) pass.islands.back().input.on_device = current;
+        offload_newest(tape);
+        tape.islands.push_back({i, stage, 1, {}, {}});
+        if (recomputed) tape.islands.back().input.on_device = current;
       }
       nn::BlockOutput output;
       if (differentiates && !recomputed) {
-        pass.islands.back().graphs.push_back(run(i, stage, current, pass.inputs, output));
+        tape.islands.back().graphs.push_back(run(i, stage, current, tape.pass, output));
       } else {
         output = ops::run_without_gradient(
-            [&] { return blocks_[i].block->forward(stage, current, pass.inputs); });
+            [&] { return blocks_[i].block->forward(stage, current, tape.pass); });
       }
-      if (output.experts.defined()) pass.experts[i] = output.experts;
-      add_up(pass.auxiliary_loss, output.auxiliary_loss);
-      add_up(pass.expert_assignments, output.expert_assignments);
+      if (output.experts.defined()) tape.experts[i] = output.experts;
+      add_up(tape.auxiliary_loss, output.auxiliary_loss);
+      add_up(tape.expert_assignments, output.expert_assignments);
       current = ops::detached(output.hidden);
     }
     if (probe_ != nullptr && differentiates) {
@@ -125,12 +126,12 @@ at::Tensor BlockRunner::forward(const at::Tensor& hidden, const nn::BlockInputs&
   return current;
 }
 
-void BlockRunner::offload_newest(Pass& pass) {
-  if (!offload_ || pass.islands.empty() || !pass.islands.back().input.on_device.defined()) return;
+void BlockRunner::offload_newest(Tape& tape) {
+  if (!offload_ || tape.islands.empty() || !tape.islands.back().input.on_device.defined()) return;
   // What has run since has covered the copy of the one before.
-  if (pass.sent) offload_->release(pass.islands[*pass.sent].input);
-  offload_->send(pass.islands.back().input);
-  pass.sent = pass.islands.size() - 1;
+  if (tape.sent) offload_->release(tape.islands[*tape.sent].input);
+  offload_->send(tape.islands.back().input);
+  tape.sent = tape.islands.size() - 1;
 }
 
 at::Tensor BlockRunner::take(KeptActivation& input) {
@@ -138,21 +139,21 @@ at::Tensor BlockRunner::take(KeptActivation& input) {
   return offload_ ? offload_->take(kept) : kept.on_device;
 }
 
-void BlockRunner::recompute(const Pass& pass, Pass::Island& island, at::Tensor current) {
-  nn::BlockInputs inputs = pass.inputs;
-  inputs.experts = pass.experts[island.block];
-  inputs.recompute_elementwise = true;
+void BlockRunner::recompute(const Tape& tape, Tape::Island& island, at::Tensor current) {
+  nn::Pass pass = tape.pass;
+  pass.experts = tape.experts[island.block];
+  pass.recompute_elementwise = true;
   const std::int64_t layer = layer_of(island.block);
   const std::size_t end = island.first_stage + island.stages;
   for (std::size_t stage = island.first_stage; stage < end; ++stage) {
     if (stage + 1 == end) {
-      inputs.recompute_elementwise = false;  // its backward follows at once
-      inputs.output_unused = true;
+      pass.recompute_elementwise = false;  // its backward follows at once
+      pass.output_unused = true;
     }
-    if (probe_ != nullptr) inputs.recompute_elementwise = probe_->elementwise();
+    if (probe_ != nullptr) pass.recompute_elementwise = probe_->elementwise();
     nn::BlockOutput output;
     const auto run_stage = [&] {
-      island.graphs.push_back(run(island.block, stage, current, inputs, output));
+      island.graphs.push_back(run(island.block, stage, current, pass, output));
     };
     if (probe_ != nullptr) {
       probe_->measure_forward(layer, stage, run_stage);
@@ -163,14 +164,14 @@ void BlockRunner::recompute(const Pass& pass, Pass::Island& island, at::Tensor c
   }
 }
 
-at::Tensor BlockRunner::differentiate(const Pass& pass, Pass::Graph graph,
+at::Tensor BlockRunner::differentiate(const Tape& tape, Tape::Graph graph,
                                       const at::Tensor& gradient, double auxiliary_scale) {
   ops::Tensors outputs = {graph.output}, gradients = {gradient};
   if (graph.auxiliary.defined() && graph.auxiliary.requires_grad() && auxiliary_scale != 0) {
     outputs.push_back(graph.auxiliary);
     const auto options = graph.auxiliary.options().requires_grad(false);
     gradients.push_back(ops::run_without_gradient([&] {
-      return pass.auxiliary_gradient.defined() ? pass.auxiliary_gradient.mul(auxiliary_scale)
+      return tape.auxiliary_gradient.defined() ? tape.auxiliary_gradient.mul(auxiliary_scale)
                                                : at::full({}, auxiliary_scale, options);
     }));
   }
@@ -178,27 +179,27 @@ at::Tensor BlockRunner::differentiate(const Pass& pass, Pass::Graph graph,
   return graph.input.grad();
 }
 
-at::Tensor BlockRunner::backward(const at::Tensor& grad_hidden, double auxiliary_scale, Pass& pass,
+at::Tensor BlockRunner::backward(const at::Tensor& grad_hidden, double auxiliary_scale, Tape& tape,
                                  bool is_last, bool goes_on) {
   at::Tensor gradient = grad_hidden;
   if (probe_ != nullptr) probe_->note_peak();
-  while (!pass.islands.empty()) {
-    Pass::Island island = std::move(pass.islands.back());
-    pass.islands.pop_back();
+  while (!tape.islands.empty()) {
+    Tape::Island island = std::move(tape.islands.back());
+    tape.islands.pop_back();
     acquire(island.block);
-    if (island.first_stage == 0 && !pass.islands.empty()) {
-      prefetch(pass.islands.back().block);
-    } else if (pass.islands.empty() && goes_on) {
+    if (island.first_stage == 0 && !tape.islands.empty()) {
+      prefetch(tape.islands.back().block);
+    } else if (tape.islands.empty() && goes_on) {
       prefetch_units(options_.ends.before);
     }
-    const bool is_next_recomputed = !pass.islands.empty() && pass.islands.back().graphs.empty();
-    if (offload_ && is_next_recomputed) offload_->prefetch(pass.islands.back().input);
-    if (island.graphs.empty()) recompute(pass, island, take(island.input));
+    const bool is_next_recomputed = !tape.islands.empty() && tape.islands.back().graphs.empty();
+    if (offload_ && is_next_recomputed) offload_->prefetch(tape.islands.back().input);
+    if (island.graphs.empty()) recompute(tape, island, take(island.input));
     while (!island.graphs.empty()) {
-      Pass::Graph graph = std::move(island.graphs.back());
+      Tape::Graph graph = std::move(island.graphs.back());
       island.graphs.pop_back();
       const auto differentiate_stage = [&] {
-        gradient = differentiate(pass, std::move(graph), gradient, auxiliary_scale);
+        gradient = differentiate(tape, std::move(graph), gradient, auxiliary_scale);
       };
       if (probe_ != nullptr) {
         probe_->measure_backward(layer_of(island.block), island.graphs.size(), differentiate_stage);
@@ -222,13 +223,13 @@ at::Tensor BlockRunner::backward(const at::Tensor& grad_hidden, double auxiliary
   return gradient;
 }
 
-at::Tensor BlockRunner::evaluate(at::Tensor hidden, const nn::BlockInputs& inputs) {
+at::Tensor BlockRunner::evaluate(at::Tensor hidden, const nn::Pass& pass) {
   const ops::NoGradient guard;
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
     acquire(i);
     if (i + 1 < blocks_.size()) prefetch(i + 1);
     for (std::size_t stage = 0; stage < blocks_[i].block->stages(); ++stage) {
-      hidden = blocks_[i].block->forward(stage, hidden, inputs).hidden;
+      hidden = blocks_[i].block->forward(stage, hidden, pass).hidden;
     }
     release(i);
   }

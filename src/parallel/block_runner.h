@@ -53,7 +53,7 @@ class BlockRunner {
   void set_probe(RecomputeProbe* probe, std::int64_t first_layer);
 
   /// What one micro-batch leaves for its backward; several may be in flight.
-  class Pass {
+  class Tape {
    public:
     /// Sum of the blocks' auxiliary losses, undefined if there are none; of pooled ones see
     /// nn::BlockOutput.
@@ -79,25 +79,25 @@ class BlockRunner {
       KeptActivation input;       ///< Of the first stage, detached; none where graphs are kept.
       std::vector<Graph> graphs;  ///< By stage; none yet if they are made again.
     };
-    nn::BlockInputs inputs;
+    nn::Pass pass;
     std::vector<Island> islands;
     std::optional<std::size_t> sent;  ///< The last of them whose input is on its way to the host.
   };
 
   /// Hidden states after the last block, detached. `wants_input_gradient`: something before the
   /// blocks is trained. Islands that have nothing trained in or before them keep nothing.
-  at::Tensor forward(const at::Tensor& hidden, const nn::BlockInputs& inputs,
-                     bool wants_input_gradient, Pass& pass);
+  at::Tensor forward(const at::Tensor& hidden, const nn::Pass& pass, bool wants_input_gradient,
+                     Tape& tape);
 
   /// Accumulates the parameters' gradients and returns that of the input (undefined if it was not
-  /// wanted). `auxiliary_scale` multiplies the gradient of the auxiliary losses. Consumes the pass.
+  /// wanted). `auxiliary_scale` multiplies the gradient of the auxiliary losses. Consumes the tape.
   /// `is_last`: no further micro-batch adds to the gradients of this step (see Sharding::reduce).
   /// `goes_on`: a forward of these blocks for another micro-batch follows in the same step.
-  at::Tensor backward(const at::Tensor& grad_hidden, double auxiliary_scale, Pass& pass,
+  at::Tensor backward(const at::Tensor& grad_hidden, double auxiliary_scale, Tape& tape,
                       bool is_last = true, bool goes_on = false);
 
   /// Without gradients, keeping nothing: evaluation and scoring.
-  at::Tensor evaluate(at::Tensor hidden, const nn::BlockInputs& inputs);
+  at::Tensor evaluate(at::Tensor hidden, const nn::Pass& pass);
 
  private:
   bool is_recomputed(std::size_t block, std::size_t stage) const;
@@ -105,14 +105,14 @@ class BlockRunner {
     return first_layer_ + static_cast<std::int64_t>(block);
   }
   /// Runs one stage with its graph.
-  Pass::Graph run(std::size_t block, std::size_t stage, const at::Tensor& input,
-                  const nn::BlockInputs& inputs, nn::BlockOutput& output);
-  void recompute(const Pass& pass, Pass::Island& island, at::Tensor input);
+  Tape::Graph run(std::size_t block, std::size_t stage, const at::Tensor& input,
+                  const nn::Pass& pass, nn::BlockOutput& output);
+  void recompute(const Tape& tape, Tape::Island& island, at::Tensor input);
   /// Sends the newest island's input to the host, as another island follows.
-  void offload_newest(Pass& pass);
+  void offload_newest(Tape& tape);
   at::Tensor take(KeptActivation& input);
   /// Backward of one stage; returns the gradient of its input.
-  at::Tensor differentiate(const Pass& pass, Pass::Graph graph, const at::Tensor& gradient,
+  at::Tensor differentiate(const Tape& tape, Tape::Graph graph, const at::Tensor& gradient,
                            double auxiliary_scale);
   void acquire(std::size_t block);
   void prefetch(std::size_t block);

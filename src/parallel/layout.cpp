@@ -14,33 +14,34 @@ namespace {
 using comm::Dim;
 using Counts = std::vector<std::pair<std::string, std::int64_t>>;
 
-bool has(const std::vector<bool>& flags, bool value) {
-  return std::find(flags.begin(), flags.end(), value) != flags.end();
+void add(Counts& counts, const std::string& name, std::int64_t count) {
+  const auto known = std::pair(name, count);
+  if (std::find(counts.begin(), counts.end(), known) == counts.end()) counts.push_back(known);
 }
 
 /// What the ranks along tp must divide. Key/value heads that divide them are repeated.
-Counts divided_by_tp(const models::qwen3_5::Config& model, std::int64_t tp) {
+Counts divided_by_tp(const models::Config& model, std::int64_t tp) {
   Counts counts;
-  if (has(model.full_attention, true)) {
-    counts.emplace_back("num_attention_heads", model.num_attention_heads);
-    if (tp % model.num_key_value_heads != 0)
-      counts.emplace_back("num_key_value_heads", model.num_key_value_heads);
-  }
-  if (has(model.full_attention, false))
-    counts.emplace_back("linear_num_key_heads", model.linear_num_key_heads);
-  if (has(model.sparse_mlp, false))
-    counts.emplace_back("intermediate_size", model.intermediate_size);
-  if (has(model.sparse_mlp, true)) {
-    counts.emplace_back("shared_expert_intermediate_size", model.shared_expert_intermediate_size);
+  for (const models::LayerShape& layer : model.layers) {
+    for (const models::Product& product : layer.products()) {
+      const models::Cut& cut = product.cut;
+      const bool is_shared = cut.is_repeated && tp % cut.pieces == 0;
+      if (cut.along != models::Cut::Along::kNothing && !is_shared)
+        add(counts, cut.counts, cut.pieces);
+    }
   }
   return counts;
 }
 
 /// What the ranks along tp and cp together must divide when heads move to ranks; key/value heads
 /// are repeated where they are too few.
-Counts divided_by_ulysses(const models::qwen3_5::Config& model) {
-  return {{"num_attention_heads", model.num_attention_heads},
-          {"linear_num_key_heads", model.linear_num_key_heads}};
+Counts divided_by_ulysses(const models::Config& model) {
+  Counts counts;
+  for (const models::LayerShape& layer : model.layers) {
+    const auto [name, heads] = layer.mixer_heads();
+    add(counts, name, heads);
+  }
+  return counts;
 }
 
 /// "num_key_value_heads 4 and ..." of what the degree does not divide; empty if it divides all.
@@ -65,7 +66,7 @@ std::int64_t nearest_degree(std::int64_t wanted, const Counts& counts) {
       degree, wrong, nearest);
 }
 
-void check_tensor_ranks(std::int64_t tp, const models::qwen3_5::Config& model) {
+void check_tensor_ranks(std::int64_t tp, const models::Config& model) {
   const auto wrong_with = [&](std::int64_t degree) {
     return not_divided(degree, divided_by_tp(model, degree));
   };
@@ -79,7 +80,7 @@ void check_tensor_ranks(std::int64_t tp, const models::qwen3_5::Config& model) {
   refuse(Dim::kTp, tp, wrong, nearest);
 }
 
-void check_ulysses(const comm::Mesh& mesh, const models::qwen3_5::Config& model) {
+void check_ulysses(const comm::Mesh& mesh, const models::Config& model) {
   const std::int64_t tp = mesh.size(Dim::kTp), cp = mesh.size(Dim::kCp);
   Counts counts = divided_by_ulysses(model);
   const std::string wrong = not_divided(tp * cp, counts);
@@ -91,16 +92,17 @@ void check_ulysses(const comm::Mesh& mesh, const models::qwen3_5::Config& model)
       cp, tp * cp, wrong, nearest_degree(cp, counts));
 }
 
-void check_experts(const comm::Mesh& mesh, const models::qwen3_5::Config& model) {
+void check_experts(const comm::Mesh& mesh, const models::Config& model) {
   const std::int64_t ep = mesh.size(Dim::kEp);
   if (ep == 1) return;
-  if (!has(model.sparse_mlp, true))
+  const nn::MoeDims* moe = model.moe();
+  if (moe == nullptr)
     throw_error<ConfigError>("parallel.ep is {}: this model has no experts, so it must be 1", ep);
-  if (model.num_experts % ep == 0) return;  // that it divides the ranks is the mesh's own rule
+  if (moe->num_experts % ep == 0) return;  // that it divides the ranks is the mesh's own rule
   const std::int64_t stage = ep * mesh.size(Dim::kEfsdp) * mesh.size(Dim::kEdp);
   std::vector<std::int64_t> elsewhere;
-  for (std::int64_t degree = 2; degree <= model.num_experts; ++degree) {
-    if (model.num_experts % degree == 0 && stage % degree != 0) elsewhere.push_back(degree);
+  for (std::int64_t degree = 2; degree <= moe->num_experts; ++degree) {
+    if (moe->num_experts % degree == 0 && stage % degree != 0) elsewhere.push_back(degree);
   }
   const std::string hint =
       elsewhere.empty() ? ""
@@ -109,13 +111,12 @@ void check_experts(const comm::Mesh& mesh, const models::qwen3_5::Config& model)
   throw_error<ConfigError>(
       "parallel.ep is {}: it must divide num_experts {} and tp x cp x fsdp x dp {}; the nearest "
       "degree that does is {}{}",
-      ep, model.num_experts, stage, comm::nearest_divisor(ep, {model.num_experts, stage}), hint);
+      ep, moe->num_experts, stage, comm::nearest_divisor(ep, {moe->num_experts, stage}), hint);
 }
 
 /// Every stage of the pipeline has a layer at least.
-void check_stages(const comm::Mesh& mesh, const models::qwen3_5::Config& model,
-                  std::int64_t chunks) {
-  const std::int64_t pp = mesh.size(Dim::kPp), layers = model.num_hidden_layers;
+void check_stages(const comm::Mesh& mesh, const models::Config& model, std::int64_t chunks) {
+  const std::int64_t pp = mesh.size(Dim::kPp), layers = model.num_hidden_layers();
   if (pp * chunks <= layers) return;
   const std::string interleaved =
       chunks == 1 ? "" : fmt::format(" with {} chunks of layers on each (pp_chunks)", chunks);
@@ -128,7 +129,7 @@ void check_stages(const comm::Mesh& mesh, const models::qwen3_5::Config& model,
 
 }  // namespace
 
-void check_layout(const comm::Mesh& mesh, const models::qwen3_5::Config& model,
+void check_layout(const comm::Mesh& mesh, const models::Config& model,
                   ops::ContextMethod context_method, std::int64_t stage_chunks) {
   check_tensor_ranks(mesh.size(Dim::kTp), model);
   if (mesh.size(Dim::kCp) > 1 && context_method == ops::ContextMethod::kUlysses)

@@ -4,17 +4,19 @@
 
 #include <algorithm>
 
-#include "models/qwen3_5/flops.h"
+#include "models/flops.h"
+#include "ops/autograd.h"
+#include "ops/collectives.h"
 
 namespace heddle::parallel {
 
 using comm::Dim;
 
-StagePlan StagePlan::balanced(const models::qwen3_5::Config& model, std::int64_t ranks,
+StagePlan StagePlan::balanced(const models::Config& model, std::int64_t ranks,
                               std::int64_t chunks) {
   std::vector<double> costs;
-  for (std::int64_t i = 0; i < model.num_hidden_layers; ++i)
-    costs.push_back(static_cast<double>(models::qwen3_5::layer_matmul_weights(model, i)));
+  for (const models::LayerShape& layer : model.layers)
+    costs.push_back(static_cast<double>(layer.matmul_weights()));
   const auto head = static_cast<double>(model.hidden_size * model.vocab_size);
   return {ranks, chunks, balanced_stages(costs, ranks * chunks, head)};
 }
@@ -37,12 +39,13 @@ double StagePlan::most_in_flight(std::int64_t rank, double micro_batches) const 
   return static_cast<double>(schedule.most_in_flight(rank)) / static_cast<double>(chunks);
 }
 
-void hold_stages(models::qwen3_5::Model& model, const StagePlan& plan, std::int64_t rank) {
+void hold_stages(models::Model& model, const StagePlan& plan, std::int64_t rank) {
   if (plan.ranks == 1) return;
   const bool is_first = rank == 0, is_last = rank + 1 == plan.ranks;
   model.visit_parameters([&](nn::Parameter& parameter) { parameter.set_held(is_last); });
   nn::Parameter& embedding = model.embedding_weight();
-  embedding.set_held(is_first || (is_last && model.tied()));
+  const bool is_head = model.tied() && model.head() == models::Head::kLanguageModel;
+  embedding.set_held(is_first || (is_last && is_head));
   if (!is_first) embedding.set_copy();
   for (std::int64_t stage = 0; stage < plan.stages(); ++stage) {
     const auto [first, last] = plan.layers[stage];
@@ -94,6 +97,23 @@ void Pipeline::set_probe(RecomputeProbe* probe) {
 
 std::vector<PipelineAction> Pipeline::actions(std::int64_t micro_batches) const {
   return schedule(micro_batches).of(hidden_.rank());
+}
+
+at::Tensor Pipeline::evaluate(models::Model& model, const at::Tensor& tokens,
+                              const nn::Pass& pass) {
+  const ops::NoGradient guard;
+  const std::int64_t rows = ops::own_rows(tokens.size(0), model.tensor_group()).count;
+  const auto options =
+      at::TensorOptions().dtype(model.context().dtype).device(model.context().device);
+  at::Tensor hidden;
+  for (Stage& stage : stages_) {
+    hidden = stage.is_first ? model.embed(tokens)
+                            : receive_hidden(stage, 0, {rows, model.config().hidden_size}, options);
+    hidden = stage.runner.evaluate(hidden, pass);
+    if (!stage.is_last) send_hidden(stage, 0, hidden);
+  }
+  finish_sends();
+  return has_last_stage() ? hidden : at::Tensor();
 }
 
 int Pipeline::tag(std::int64_t micro_batch, std::int64_t stage) const {

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "comm/mesh.h"
-#include "models/qwen3_5/model.h"
+#include "models/model.h"
 #include "parallel/block_runner.h"
 #include "parallel/pipeline_schedule.h"
 
@@ -24,13 +24,12 @@ struct StagePlan {
   /// several chunks in parts, a chunk's pass being 1 / chunks.
   double most_in_flight(std::int64_t rank, double micro_batches) const;
   /// Stages of equal cost in matrix products.
-  static StagePlan balanced(const models::qwen3_5::Config& model, std::int64_t ranks,
-                            std::int64_t chunks);
+  static StagePlan balanced(const models::Config& model, std::int64_t ranks, std::int64_t chunks);
 };
 
 /// Marks what the other ranks of the pipeline hold. A tied embedding is held by the first and the
 /// last rank, and counts on the first.
-void hold_stages(models::qwen3_5::Model& model, const StagePlan& plan, std::int64_t rank);
+void hold_stages(models::Model& model, const StagePlan& plan, std::int64_t rank);
 
 /// This rank's stages and its neighbours. One rank is a pipeline of one stage.
 class Pipeline {
@@ -63,6 +62,10 @@ class Pipeline {
   PipelineSchedule schedule(std::int64_t micro_batches) const {
     return PipelineSchedule(plan_.ranks, plan_.chunks, micro_batches);
   }
+
+  /// Runs all layers without gradients: hidden states [T/tp,H] after the last one, undefined where
+  /// the last stage is elsewhere. tokens [T] on the model's device; `pass` describes them.
+  at::Tensor evaluate(models::Model& model, const at::Tensor& tokens, const nn::Pass& pass);
 
   // Hidden states go to the next stage, their gradients to the one before. A send does not wait,
   // and keeps its tensor until finish_sends(), which waits and is due before the next step, or

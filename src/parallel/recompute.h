@@ -14,7 +14,7 @@ namespace heddle::parallel {
 /// What of a block's forward runs again in its backward instead of being kept.
 enum class Recompute {
   kOff,          ///< Nothing.
-  kElementwise,  ///< Norms, gates: see nn::BlockInputs::recompute_elementwise.
+  kElementwise,  ///< Norms, gates: see nn::Pass::recompute_elementwise.
   kSelective,    ///< These and the MLP, whose activations are the widest.
   kFull,         ///< Everything but the block's input.
 };

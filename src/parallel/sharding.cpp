@@ -236,6 +236,8 @@ void Sharding::acquire(std::size_t unit) {
   units_[unit].is_acquired = true;
 }
 
+bool Sharding::is_acquired(std::size_t unit) const { return units_[unit].is_acquired; }
+
 void Sharding::release(std::size_t unit) {
   if (!units_[unit].is_acquired) return;
   for (const Shelf& shelf : units_[unit].shelves) {

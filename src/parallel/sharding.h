@@ -69,6 +69,7 @@ class Sharding {
   void prefetch(std::size_t unit);
   /// Gives the unit's values their memory. Nothing to do if they have it.
   void acquire(std::size_t unit);
+  bool is_acquired(std::size_t unit) const;
   void release(std::size_t unit);
   /// After a micro-batch's backward of the unit, the last of the step or another one: starts the
   /// sum of its gradients over the data ranks if it is time, and then has taken them.
@@ -121,13 +122,17 @@ class Sharding {
   std::unordered_map<const nn::Parameter*, std::size_t> place_in_sums_;
 };
 
-/// Acquires units for its life; without a sharding there is nothing to do.
+/// Acquires units for its life; without a sharding there is nothing to do. Units that are acquired
+/// already are left to whoever did that.
 class Acquired {
  public:
-  Acquired(Sharding* sharding, std::vector<std::size_t> units)
-      : sharding_(sharding), units_(std::move(units)) {
+  Acquired(Sharding* sharding, std::vector<std::size_t> units) : sharding_(sharding) {
     if (sharding_ == nullptr) return;
-    for (const std::size_t unit : units_) sharding_->acquire(unit);
+    for (const std::size_t unit : units) {
+      if (sharding_->is_acquired(unit)) continue;
+      sharding_->acquire(unit);
+      units_.push_back(unit);
+    }
   }
   ~Acquired() {
     if (sharding_ == nullptr) return;

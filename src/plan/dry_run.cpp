@@ -9,15 +9,19 @@
 #include <span>
 #include <utility>
 
+#include "assembly/from_config.h"
+#include "assembly/model_on_ranks.h"
+#include "assembly/model_units.h"
+#include "assembly/rank_memory.h"
 #include "base/errors.h"
+#include "objective/classification.h"
+#include "objective/embedding.h"
+#include "objective/language_model.h"
 #include "ops/autograd.h"
 #include "ops/context_parallel/context_parallel.h"
-#include "parallel/layout.h"
 #include "plan/shape_kernels.h"
 #include "train/micro_batch.h"
 #include "train/optimizer.h"
-#include "train/rank_memory.h"
-#include "train/setup.h"
 
 namespace heddle::plan {
 namespace {
@@ -73,7 +77,7 @@ class Coverage {
 
 class DryRun {
  public:
-  DryRun(const config::RunConfig& config, const models::qwen3_5::Config& model, std::int64_t world)
+  DryRun(const config::RunConfig& config, const models::Config& model, std::int64_t world)
       : config_(config), model_(model), world_(world) {
     // Of the kernels only the references run on shapes; which ones a device takes is its start's to
     // say.
@@ -83,8 +87,6 @@ class DryRun {
 
   DryRunReport run() {
     const comm::Mesh mesh = mesh_of(0);
-    parallel::check_layout(mesh, model_, train::context_method(config_),
-                           train::stage_chunks(config_));
     report_.mesh = mesh.describe();
     report_.ranks = world_;
     for (std::int64_t rank = 0; rank < world_; ++rank) visit(rank);
@@ -99,24 +101,19 @@ class DryRun {
 
  private:
   comm::Mesh mesh_of(std::int64_t rank) const {
-    return {train::mesh_sizes(config_.parallel, world_), rank, world_, config_.parallel.ep};
+    return {assembly::mesh_sizes(config_.parallel, world_), rank, world_, config_.parallel.ep};
   }
 
   void visit(std::int64_t rank) {
-    train::Setup setup;
-    setup.context.device = c10::Device(c10::DeviceType::Meta);
-    setup.context.dtype =
-        runtime::parse_dtype(std::string(config::to_string(config_.model.dtype)), "model.dtype");
-    setup.context.mesh = mesh_of(rank);
-    setup.context.seed = config_.train.seed;
-    train::allocate_model(config_, model_, "model.", setup);
-    train::complete_model(config_, setup, /*has_values=*/false);
-    cover(setup);
-    const std::int64_t stage = setup.context.mesh.coordinate(Dim::kPp);
-    if (stage == static_cast<std::int64_t>(report_.stages.size())) run_stage(setup, rank, stage);
+    assembly::ModelOnRanks placed =
+        assembly::place(assembly::recipe_of_run(config_, model_),
+                        assembly::context_of_shapes(config_, mesh_of(rank)));
+    cover(placed);
+    const std::int64_t stage = placed.context.mesh.coordinate(Dim::kPp);
+    if (stage == static_cast<std::int64_t>(report_.stages.size())) run_stage(placed, rank, stage);
   }
 
-  void cover(const train::Setup& setup) {
+  void cover(const assembly::ModelOnRanks& placed) {
     const auto add = [&](nn::Parameter& parameter) {
       shapes_.emplace(parameter.name(), parameter.global_shape());
       Coverage& coverage = coverages_[parameter.name()];
@@ -126,29 +123,29 @@ class DryRun {
         ++report_.boxes;
       }
     };
-    setup.model->visit_parameters(add);
-    if (setup.adapters) setup.adapters->visit_parameters(add);
+    placed.model->visit_parameters(add);
+    if (placed.adapters) placed.adapters->visit_parameters(add);
   }
 
-  void run_stage(train::Setup& setup, std::int64_t rank, std::int64_t stage) {
+  void run_stage(assembly::ModelOnRanks& placed, std::int64_t rank, std::int64_t stage) {
     DryRank dry{rank, stage};
-    const train::Optimizer optimizer(setup.trainable, config_.optim, config_.train.seed,
-                                     setup.context.mesh.world_group());
+    const train::Optimizer optimizer(placed.trainable, config_.optim, config_.train.seed,
+                                     placed.context.mesh.world_group());
     dry.optimizer = static_cast<double>(optimizer.state_bytes());
-    const train::RankMemory memory = train::rank_memory(*setup.model, setup.adapters.get());
+    const assembly::RankMemory memory = assembly::rank_memory(*placed.model, placed.adapters.get());
     dry.parameters = memory.parameters;
     dry.owned = static_cast<double>(memory.owned);
     dry.resident = static_cast<double>(memory.resident);
     dry.gathered = static_cast<double>(memory.gathered);
     dry.gradients = static_cast<double>(memory.gradients);
-    run_on_shapes(setup, dry);
+    run_on_shapes(placed, dry);
     report_.stages.push_back(dry);
   }
 
   /// A short sequence, which ends on the rank, and one that is long enough for every rank along cp
   /// and tp to have a part of each segment.
-  void run_on_shapes(train::Setup& setup, DryRank& dry) {
-    const auto length = static_cast<std::size_t>(64 * setup.model->padded_tokens(1));
+  void run_on_shapes(assembly::ModelOnRanks& placed, DryRank& dry) {
+    const auto length = static_cast<std::size_t>(64 * placed.model->padded_tokens(1));
     const std::vector<std::int32_t> tokens(length, 1);
     const std::vector<float> weights(length, 1);
     const auto sequence = [&](std::size_t n) {
@@ -156,63 +153,80 @@ class DryRun {
                                 std::span(weights).first(n)};
     };
     const std::vector<data::SequenceView> sequences = {sequence(2), sequence(length - 2)};
-    const bool is_classifier = setup.model->head() == models::qwen3_5::Head::kClassify;
-    const train::LocalBatch batch(*setup.model,
-                                  data::Batch::from_sequences(sequences, {}, is_classifier));
-    const comm::Mesh& mesh = setup.context.mesh;
-    if (dry.stage_rank == 0) run_embedding(setup, batch, dry);
-    run_blocks(setup, batch, dry);
-    if (dry.stage_rank + 1 == mesh.size(Dim::kPp)) run_head(setup, batch, dry);
-    if (!setup.sharding) return;
-    for (const std::size_t unit : {train::head_unit(*setup.model), train::kEmbeddingUnit})
-      setup.sharding->reduce(unit);
-    setup.sharding->finish_reduction();
+    const bool is_classifier = placed.model->head() == models::Head::kClassify;
+    const objective::LocalBatch batch(*placed.model,
+                                      data::Batch::from_sequences(sequences, {}, is_classifier));
+    const comm::Mesh& mesh = placed.context.mesh;
+    if (dry.stage_rank == 0) run_embedding(placed, batch, dry);
+    run_blocks(placed, batch, dry);
+    if (dry.stage_rank + 1 == mesh.size(Dim::kPp)) run_head(placed, batch, dry);
+    if (!placed.sharding) return;
+    for (const std::size_t unit : {assembly::head_unit(*placed.model), assembly::kEmbeddingUnit})
+      placed.sharding->reduce(unit);
+    placed.sharding->finish_reduction();
   }
 
   /// A gradient of hidden states, or room for them.
-  static at::Tensor hidden_states(const train::Setup& setup, const train::LocalBatch& batch) {
-    return at::empty(batch.hidden_sizes(*setup.model),
-                     at::TensorOptions().dtype(setup.context.dtype).device(setup.context.device));
+  static at::Tensor hidden_states(const assembly::ModelOnRanks& placed,
+                                  const objective::LocalBatch& batch) {
+    return at::empty(batch.hidden_sizes(*placed.model),
+                     at::TensorOptions().dtype(placed.context.dtype).device(placed.context.device));
   }
 
-  void run_embedding(train::Setup& setup, const train::LocalBatch& batch, DryRank& dry) {
-    const parallel::Acquired table(setup.sharding.get(), train::end_units(*setup.model).before);
-    const at::Tensor hidden = setup.model->embed(batch.device.tokens);
-    const at::Tensor expected = hidden_states(setup, batch);
+  void run_embedding(assembly::ModelOnRanks& placed, const objective::LocalBatch& batch,
+                     DryRank& dry) {
+    const parallel::Acquired table(placed.sharding.get(),
+                                   assembly::end_units(*placed.model).before);
+    const at::Tensor hidden = placed.model->embed(batch.device.tokens);
+    const at::Tensor expected = hidden_states(placed, batch);
     TORCH_CHECK(hidden.sizes() == expected.sizes(), "the embedding: hidden states of ",
                 hidden.sizes(), " instead of ", expected.sizes());
     if (hidden.requires_grad()) ops::run_backward({hidden}, {expected});
     dry.ran_embedding = true;
   }
 
-  void run_head(train::Setup& setup, const train::LocalBatch& batch, DryRank& dry) {
-    const parallel::Acquired weights(setup.sharding.get(), train::end_units(*setup.model).behind);
-    const at::Tensor hidden = hidden_states(setup, batch);
-    const bool is_embedder = setup.model->head() == models::qwen3_5::Head::kEmbed;
-    const train::HeadResult head =
-        is_embedder ? train::train_embed_head(
-                          *setup.model, hidden, batch.host,
-                          [](const at::Tensor& embeddings) {
-                            return train::ContrastiveResult{{}, at::empty_like(embeddings)};
-                          })
-                    : train::run_head(*setup.model, hidden, batch.host, 1, /*want_gradients=*/true);
+  /// Losses that compare texts need values, which shapes have not: their heads run with another.
+  static objective::HeadResult head_of_shapes(const assembly::ModelOnRanks& placed,
+                                              const at::Tensor& hidden,
+                                              const objective::LocalBatch& batch) {
+    switch (placed.model->head()) {
+      case assembly::Head::kLanguageModel:
+        return objective::language_model_head(*placed.model, 1)(hidden, batch);
+      case assembly::Head::kClassify:
+        return objective::Classification(placed).heads({&batch.host, 1}, {})[0](hidden, batch);
+      case assembly::Head::kEmbed:
+        break;
+    }
+    return objective::train_embedding_head(
+        *placed.model, hidden, batch.host, [](const at::Tensor& embeddings) {
+          return objective::ContrastiveResult{{}, at::empty_like(embeddings)};
+        });
+  }
+
+  void run_head(assembly::ModelOnRanks& placed, const objective::LocalBatch& batch, DryRank& dry) {
+    const parallel::Acquired weights(placed.sharding.get(),
+                                     assembly::end_units(*placed.model).behind);
+    const at::Tensor hidden = hidden_states(placed, batch);
+    const objective::HeadResult head = head_of_shapes(placed, hidden, batch);
     TORCH_CHECK(head.grad_hidden.sizes() == hidden.sizes(), "the head: a gradient of ",
                 head.grad_hidden.sizes(), " for hidden states of ", hidden.sizes());
-    for (nn::Parameter* parameter : setup.trainable) parameter->collect_gradient();
+    for (nn::Parameter* parameter : placed.trainable) parameter->collect_gradient();
     dry.ran_head = true;
   }
 
-  void run_blocks(train::Setup& setup, const train::LocalBatch& batch, DryRank& dry) {
-    nn::BlockInputs inputs = batch.inputs(*setup.model, /*training=*/true);
-    inputs.recompute_elementwise = config_.train.recompute != config::Recompute::kOff;
-    inputs.pooled_auxiliary_loss = config_.train.router_aux_loss == config::AuxLoss::kHf;
-    for (parallel::BlockEntry& entry : train::block_entries(*setup.model)) {
+  void run_blocks(assembly::ModelOnRanks& placed, const objective::LocalBatch& batch,
+                  DryRank& dry) {
+    nn::Pass pass = batch.pass(*placed.model, /*training=*/true);
+    pass.recompute_elementwise = config_.train.recompute != config::Recompute::kOff;
+    pass.pooled_auxiliary_loss = config_.train.router_aux_loss == config::AuxLoss::kHf;
+    for (parallel::BlockEntry& entry :
+         assembly::block_entries(*placed.model, placed.adapters.get())) {
       if (!entry.parameters.front()->is_held()) continue;
-      if (setup.sharding) setup.sharding->acquire(entry.unit);
+      if (placed.sharding) placed.sharding->acquire(entry.unit);
       for (std::size_t stage = 0; stage < entry.block->stages(); ++stage) {
-        at::Tensor hidden = hidden_states(setup, batch);
+        at::Tensor hidden = hidden_states(placed, batch);
         hidden.set_requires_grad(true);
-        const nn::BlockOutput output = entry.block->forward(stage, hidden, inputs);
+        const nn::BlockOutput output = entry.block->forward(stage, hidden, pass);
         TORCH_CHECK(output.hidden.sizes() == hidden.sizes(), "layer ", entry.unit - 1,
                     ": hidden states of ", output.hidden.sizes(), " for ", hidden.sizes());
         ops::Tensors outputs = {output.hidden}, gradients;
@@ -222,15 +236,15 @@ class DryRun {
         ++dry.blocks;
       }
       for (nn::Parameter* parameter : entry.parameters) parameter->collect_gradient();
-      if (setup.sharding) {
-        setup.sharding->release(entry.unit);
-        setup.sharding->reduce(entry.unit);
+      if (placed.sharding) {
+        placed.sharding->release(entry.unit);
+        placed.sharding->reduce(entry.unit);
       }
     }
   }
 
   config::RunConfig config_;
-  const models::qwen3_5::Config& model_;
+  const models::Config& model_;
   std::int64_t world_;
   ShapeKernels shape_kernels_;
   DryRunReport report_;
@@ -240,7 +254,7 @@ class DryRun {
 
 }  // namespace
 
-DryRunReport dry_run(const config::RunConfig& config, const models::qwen3_5::Config& model,
+DryRunReport dry_run(const config::RunConfig& config, const models::Config& model,
                      std::int64_t world) {
   return DryRun(config, model, world).run();
 }

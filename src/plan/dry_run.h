@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "config/run_config.h"
-#include "models/qwen3_5/config.h"
+#include "models/config.h"
 
 namespace heddle::plan {
 
@@ -35,7 +35,7 @@ struct DryRunReport {
 /// makes the optimizer and runs embedding, every block and head forward and backward on shapes,
 /// collectives included; routed experts as if all were chosen equally often. Throws what the start
 /// would throw; ModelError where the slices do not fit.
-DryRunReport dry_run(const config::RunConfig& config, const models::qwen3_5::Config& model,
+DryRunReport dry_run(const config::RunConfig& config, const models::Config& model,
                      std::int64_t world);
 
 }  // namespace heddle::plan

@@ -115,7 +115,7 @@ void set(Hardware& hardware, const std::string& where, const std::string& key,
 Hardware read(const std::string& file) {
   YAML::Node root;
   try {
-    root = YAML::Load(files::read(file));
+    root = YAML::Load(files::read(file, files::kYamlLimit));
   } catch (const YAML::Exception& error) {
     throw_error<ConfigError>("{}:{}: not valid YAML: {}", file, error.mark.line + 1, error.msg);
   }

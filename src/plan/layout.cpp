@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cmath>
 
+#include "assembly/from_config.h"
 #include "ops/moe/expert_parallel.h"
 #include "parallel/layout.h"
 #include "parallel/sharding.h"
 #include "train/describe.h"
-#include "train/setup.h"
 
 namespace heddle::plan {
 namespace {
@@ -16,9 +16,9 @@ using comm::Dim;
 
 /// A mesh that the model can be divided by.
 comm::Mesh checked_mesh(const Step& step, const config::RunConfig& config, std::int64_t world) {
-  comm::Mesh mesh(train::mesh_sizes(config.parallel, world), 0, world, config.parallel.ep);
-  parallel::check_layout(mesh, step.model, train::context_method(config),
-                         train::stage_chunks(config));
+  comm::Mesh mesh(assembly::mesh_sizes(config.parallel, world), 0, world, config.parallel.ep);
+  parallel::check_layout(mesh, step.model, assembly::context_method(config),
+                         assembly::stage_chunks(config));
   return mesh;
 }
 
@@ -28,8 +28,8 @@ Layout::Layout(const Step& of, const config::RunConfig& config, std::int64_t wor
     : step(&of),
       mesh(checked_mesh(of, config, world)),
       stages(parallel::StagePlan::balanced(of.model, mesh.size(Dim::kPp),
-                                           train::stage_chunks(config))),
-      method(train::context_method(config)),
+                                           assembly::stage_chunks(config))),
+      method(assembly::context_method(config)),
       recompute(config.train.recompute == config::Recompute::kAuto ? config::Recompute::kFull
                                                                    : config.train.recompute),
       sums_every_micro_batch(config.parallel.sum_gradients == config::SumGradients::kMicroBatch) {
@@ -39,7 +39,9 @@ Layout::Layout(const Step& of, const config::RunConfig& config, std::int64_t wor
 }
 
 double Layout::expert_ranks() const {
-  return ops::expected_expert_ranks(step->model.num_experts, step->model.num_experts_per_tok,
+  const nn::MoeDims* moe = step->model.moe();
+  if (moe == nullptr) return 0;
+  return ops::expected_expert_ranks(moe->num_experts, moe->num_experts_per_tok,
                                     mesh.size(Dim::kEp));
 }
 
@@ -95,11 +97,11 @@ double head_bytes(const Layout& layout) {
 /// gated delta rule at every 64th token.
 double block_bytes(const Layout& layout) {
   const auto& model = layout.step->model;
-  const double experts = as_double(model.num_experts_per_tok * model.moe_intermediate_size);
-  const double width = std::max(as_double(model.intermediate_size),
-                                experts + as_double(model.shared_expert_intermediate_size));
-  const double state = as_double(model.linear_num_value_heads * model.linear_key_head_dim *
-                                 model.linear_value_head_dim);
+  double width = 0, state = 0;
+  for (const models::LayerShape& layer : model.layers)
+    width = std::max(width, as_double(layer.active_width()));
+  if (const nn::GatedDeltaNetDims* dims = model.gated_delta_net())
+    state = as_double(dims->value_dim() * dims->key_head_dim);
   const double per_token = std::max(4 * width, 2 * state / 64) / layout.size(Dim::kTp) +
                            3 * as_double(model.hidden_size);
   // Keys and values as they come and as they are read, and their gradients.
@@ -115,12 +117,9 @@ double block_again_bytes(const Layout& layout, std::int64_t stage_rank) {
   double largest = 0;
   for (const std::int64_t i : layout.stages.layers_of(stage_rank)) {
     const double tp = layout.size(Dim::kTp);
-    const double kept = train::kept_elements(model, i, config::Recompute::kElementwise,
+    const double kept = train::kept_elements(model.layers[i], config::Recompute::kElementwise,
                                              /*offloads_inputs=*/false, layout.mesh.size(Dim::kTp));
-    const double width =
-        as_double(model.sparse_mlp[i] ? model.num_experts_per_tok * model.moe_intermediate_size +
-                                            model.shared_expert_intermediate_size
-                                      : model.intermediate_size);
+    const double width = as_double(model.layers[i].active_width());
     largest = std::max(largest, kept - width / tp);
   }
   return layout.tokens * largest * layout.step->element;
@@ -152,14 +151,14 @@ double activation_bytes(const Layout& layout, std::int64_t stage_rank) {
                          layout.recompute == config::Recompute::kElementwise;
   double elements = 0;
   for (const std::int64_t i : layout.stages.layers_of(stage_rank)) {
-    elements += train::kept_elements(step.model, i, layout.recompute, step.offloads_inputs,
+    elements += train::kept_elements(step.model.layers[i], layout.recompute, step.offloads_inputs,
                                      layout.mesh.size(Dim::kTp));
     // The rows that experts received.
-    if (step.model.sparse_mlp[i] && keeps_mlp && layout.size(Dim::kEp) > 1) {
+    if (step.model.layers[i].moe && keeps_mlp && layout.size(Dim::kEp) > 1) {
       elements += layout.expert_ranks() * as_double(step.model.hidden_size) / layout.size(Dim::kTp);
     }
     // Keys and values of the other ranks along cp.
-    if (step.model.full_attention[i] && layout.recompute != config::Recompute::kFull) {
+    if (step.model.layers[i].attention && layout.recompute != config::Recompute::kFull) {
       elements += gathered_keys_bytes(layout) / layout.tokens / step.element *
                   (1 - 1 / layout.size(Dim::kCp));
     }
@@ -177,10 +176,12 @@ double activation_bytes(const Layout& layout, std::int64_t stage_rank) {
 
 double gathered_keys_bytes(const Layout& layout) {
   if (layout.size(Dim::kCp) == 1 || layout.method != ops::ContextMethod::kState) return 0;
-  const auto& model = layout.step->model;
+  const nn::AttentionDims* attention = layout.step->model.attention();
+  if (attention == nullptr) return 0;
   // With more ranks along tp than heads each has one.
-  const double heads = std::max(1.0, as_double(model.num_key_value_heads) / layout.size(Dim::kTp));
-  return layout.tokens * layout.size(Dim::kCp) * 2 * heads * as_double(model.head_dim) *
+  const double heads =
+      std::max(1.0, as_double(attention->num_key_value_heads) / layout.size(Dim::kTp));
+  return layout.tokens * layout.size(Dim::kCp) * 2 * heads * as_double(attention->head_dim) *
          layout.step->element;
 }
 

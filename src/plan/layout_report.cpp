@@ -60,7 +60,7 @@ double LayoutReport::peak_bytes() const {
   return peak;
 }
 
-LayoutReport plan_layout(const config::RunConfig& config, const models::qwen3_5::Config& model,
+LayoutReport plan_layout(const config::RunConfig& config, const models::Config& model,
                          std::int64_t world, const std::optional<Hardware>& hardware) {
   const Step step = describe_step(config, model);
   config::RunConfig fixed = config;

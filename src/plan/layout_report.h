@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "config/run_config.h"
-#include "models/qwen3_5/config.h"
+#include "models/config.h"
 #include "plan/hardware.h"
 #include "plan/layout.h"
 #include "plan/step_time.h"
@@ -52,7 +52,7 @@ struct LayoutReport {
 
 /// Works out the layout of a run of `world` ranks for steps of full rows (data.max_length tokens).
 /// Throws ConfigError as the run would.
-LayoutReport plan_layout(const config::RunConfig& config, const models::qwen3_5::Config& model,
+LayoutReport plan_layout(const config::RunConfig& config, const models::Config& model,
                          std::int64_t world, const std::optional<Hardware>& hardware = {});
 
 }  // namespace heddle::plan

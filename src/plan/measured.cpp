@@ -7,7 +7,7 @@
 #include "base/errors.h"
 #include "base/files.h"
 #include "config/config.h"
-#include "models/qwen3_5/config.h"
+#include "models/registry.h"
 #include "plan/layout_report.h"
 
 namespace heddle::plan {
@@ -54,7 +54,7 @@ class Row {
         ranks / (config.parallel.tp * config.parallel.cp * config.parallel.pp);
     config.train.global_batch_size = batch * get<std::int64_t>("micro_batches", 1) * data_ranks;
     const LayoutReport report =
-        plan_layout(config, models::qwen3_5::preset(get<std::string>("preset")), ranks, hardware);
+        plan_layout(config, models::preset(get<std::string>("preset")), ranks, hardware);
     return {get<std::string>("name"), get<double>("step_ms") * 1e-3, report.time->total,
             get<double>("peak_gib", 0) * (1u << 30), report.peak_bytes()};
   }
@@ -70,7 +70,7 @@ std::vector<Comparison> compare_with_measured(const std::string& file,
                                               const std::string& hardware) {
   YAML::Node root;
   try {
-    root = YAML::Load(files::read(file));
+    root = YAML::Load(files::read(file, files::kYamlLimit));
   } catch (const YAML::Exception& error) {
     throw_error<ConfigError>("{}:{}: not valid YAML: {}", file, error.mark.line + 1, error.msg);
   }

@@ -19,8 +19,8 @@ std::vector<std::int64_t> divisors(std::int64_t number) {
 
 class Searcher {
  public:
-  Searcher(const config::RunConfig& config, const models::qwen3_5::Config& model,
-           std::int64_t world, const Hardware& hardware, std::size_t count)
+  Searcher(const config::RunConfig& config, const models::Config& model, std::int64_t world,
+           const Hardware& hardware, std::size_t count)
       : config_(config),
         step_(describe_step(config, model)),
         world_(world),
@@ -31,7 +31,7 @@ class Searcher {
     for (const std::int64_t tp : divisors(world_)) {
       if (tp > hardware_.gpus_per_host || hardware_.gpus_per_host % tp != 0) continue;
       for (const std::int64_t pp : divisors(world_ / tp)) {
-        if (pp > step_.model.num_hidden_layers) break;
+        if (pp > step_.model.num_hidden_layers()) break;
         for (const std::int64_t cp : divisors(world_ / tp / pp)) by_data(tp, pp, cp);
       }
     }
@@ -60,7 +60,8 @@ class Searcher {
   }
 
   std::vector<std::int64_t> expert_degrees() const {
-    return step_.model.is_moe() ? divisors(step_.model.num_experts) : std::vector<std::int64_t>{1};
+    const nn::MoeDims* moe = step_.model.moe();
+    return moe != nullptr ? divisors(moe->num_experts) : std::vector<std::int64_t>{1};
   }
 
   void by_recomputation(config::RunConfig& config) {
@@ -127,7 +128,7 @@ class Searcher {
 
 }  // namespace
 
-Search search_layouts(const config::RunConfig& config, const models::qwen3_5::Config& model,
+Search search_layouts(const config::RunConfig& config, const models::Config& model,
                       std::int64_t world, const Hardware& hardware, std::size_t count) {
   return Searcher(config, model, world, hardware, count).run();
 }

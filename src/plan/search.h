@@ -25,7 +25,7 @@ struct Search {
 /// Tries the divisions of `world` ranks over tp (inside a host), cp, fsdp, dp, pp and ep with each
 /// recomputation, and keeps the `count` fastest that fit the memory. What the configuration says
 /// about everything else, such as train.global_batch_size, stays.
-Search search_layouts(const config::RunConfig& config, const models::qwen3_5::Config& model,
+Search search_layouts(const config::RunConfig& config, const models::Config& model,
                       std::int64_t world, const Hardware& hardware, std::size_t count);
 
 }  // namespace heddle::plan

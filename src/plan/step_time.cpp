@@ -124,7 +124,7 @@ class Timer {
     return (1 + 3 * layout_.expert_ranks()) * as_double(step_.model.hidden_size);
   }
   bool exchanges(std::int64_t layer) const {
-    return layout_.size(Dim::kEp) > 1 && step_.model.sparse_mlp[layer];
+    return layout_.size(Dim::kEp) > 1 && step_.model.layers[layer].moe.has_value();
   }
   /// Until the host knows how many rows go where.
   double wait(std::int64_t layer) const { return exchanges(layer) ? hardware_.wait_us * 1e-6 : 0; }
@@ -178,7 +178,7 @@ class Timer {
       }
       case config::Recompute::kFull: {
         Compute c = layer_forward(layer);
-        if (!step_.model.sparse_mlp[layer]) c.products -= last_product(layer);
+        if (!step_.model.layers[layer].moe) c.products -= last_product(layer);
         return c;
       }
     }
@@ -193,13 +193,11 @@ class Timer {
 
   /// Of the dense MLP or the shared expert.
   double width_of(std::int64_t layer) const {
-    const auto& model = step_.model;
-    return as_double(model.sparse_mlp[layer] ? model.shared_expert_intermediate_size
-                                             : model.intermediate_size);
+    return as_double(step_.model.layers[layer].dense_width());
   }
 
   double mlp_again(std::int64_t layer) const {
-    if (!step_.model.sparse_mlp[layer]) return 2 * last_product(layer);
+    if (!step_.model.layers[layer].moe) return 2 * last_product(layer);
     return 3 * last_product(layer) +
            layout_.tokens / tp_ * 2 * step_.layers[layer].experts / expert_rate_;
   }

@@ -10,7 +10,7 @@ using comm::Dim;
 class Counter {
  public:
   explicit Counter(const Layout& layout) : layout_(layout), step_(*layout.step) {
-    depth_ = as_double(step_.model.num_hidden_layers) / layout.size(Dim::kPp);
+    depth_ = as_double(step_.model.num_hidden_layers()) / layout.size(Dim::kPp);
     tokens_ = layout.tokens * layout.micro_batches;
     hidden_ = tokens_ * as_double(step_.model.hidden_size) * step_.element;
   }
@@ -43,12 +43,16 @@ class Counter {
   }
   double share_of_others(double ranks) const { return (ranks - 1) / ranks; }
   double layers(bool is_attention) const {
-    const auto& flags = step_.model.full_attention;
-    return as_double(std::count(flags.begin(), flags.end(), is_attention)) / layout_.size(Dim::kPp);
+    const auto& all = step_.model.layers;
+    return as_double(std::count_if(all.begin(), all.end(),
+                                   [&](const models::LayerShape& layer) {
+                                     return layer.attention.has_value() == is_attention;
+                                   })) /
+           layout_.size(Dim::kPp);
   }
 
   double sparse_layers() const {
-    const auto& flags = step_.model.sparse_mlp;
+    const std::vector<bool> flags = step_.model.sparse_layers();
     return as_double(std::count(flags.begin(), flags.end(), true)) / layout_.size(Dim::kPp);
   }
   bool reruns_mlp() const {
@@ -80,28 +84,34 @@ class Counter {
   }
 
   void context() {
-    const auto& model = step_.model;
     const double tp = layout_.size(Dim::kTp), cp = layout_.size(Dim::kCp);
-    const double q = as_double(model.num_attention_heads * model.head_dim) / tp;
-    const double k = as_double(model.linear_num_key_heads * model.linear_key_head_dim) / tp;
-    const double v = as_double(model.linear_num_value_heads * model.linear_value_head_dim) / tp;
+    const nn::AttentionDims* attention = step_.model.attention();
+    const nn::GatedDeltaNetDims* delta = step_.model.gated_delta_net();
     const double passes = layout_.recompute == config::Recompute::kFull ? 3 : 2;
     const double calls = passes * layout_.micro_batches;
     if (layout_.method == ops::ContextMethod::kUlysses) {
-      // With more ranks than heads each has one.
-      const double kv =
-          2 * as_double(model.head_dim) * std::max(1.0, as_double(model.num_key_value_heads) / tp);
-      const double moved = passes * tokens_ * step_.element *
-                           (layers(true) * (2 * q + kv) + layers(false) * (2 * k + 2 * v));
+      double elements = 0;
+      if (attention != nullptr) {
+        const double dim = as_double(attention->head_dim);
+        const double q = as_double(attention->num_attention_heads) * dim / tp;
+        // With more ranks than heads each has one.
+        const double kv = 2 * dim * std::max(1.0, as_double(attention->num_key_value_heads) / tp);
+        elements += layers(true) * (2 * q + kv);
+      }
+      if (delta != nullptr)
+        elements += layers(false) * 2 * as_double(delta->key_dim() + delta->value_dim()) / tp;
+      const double moved = passes * tokens_ * step_.element * elements;
       add({Dim::kCp}, "tokens to heads and back", share_of_others(cp) * moved, 2 * calls * depth_);
       return;
     }
     add({Dim::kCp}, "keys and values, and gradients",
         share_of_others(cp) * calls * layers(true) * gathered_keys_bytes(layout_),
         calls * layers(true));
-    const double state = v * as_double(model.linear_key_head_dim) * step_.wide;  // of all heads
+    if (delta == nullptr) return;
+    // Of all heads.
+    const double state = as_double(delta->value_dim() * delta->key_head_dim) / tp * step_.wide;
     const double transition =
-        state / as_double(model.linear_value_head_dim) * as_double(model.linear_key_head_dim);
+        state / as_double(delta->value_head_dim) * as_double(delta->key_head_dim);
     // Two segments on every rank.
     add({Dim::kCp}, "states and transitions, and gradients",
         2 * calls * (cp - 1) * layers(false) * (2 * state + transition), 3 * calls * layers(false));

@@ -2,84 +2,90 @@
 
 #include <algorithm>
 
-#include "models/qwen3_5/flops.h"
-#include "models/qwen3_5/model.h"
+#include "models/model.h"
 #include "ops/optimizer_step/eight_bit.h"
 #include "runtime/context.h"
 
 namespace heddle::plan {
 namespace {
 
-using models::qwen3_5::Config;
+using models::Config;
+using models::Cut;
+using models::LayerShape;
 
-struct Widths {
-  double H, q, kv, k, v, Hv, F;  ///< F: of the dense MLP or the shared expert.
-
-  Widths(const Config& model, std::int64_t layer)
-      : H(as_double(model.hidden_size)),
-        q(as_double(model.num_attention_heads * model.head_dim)),
-        kv(as_double(model.num_key_value_heads * model.head_dim)),
-        k(as_double(model.linear_num_key_heads * model.linear_key_head_dim)),
-        v(as_double(model.linear_num_value_heads * model.linear_value_head_dim)),
-        Hv(as_double(model.linear_num_value_heads)),
-        F(as_double(model.sparse_mlp[layer] ? model.shared_expert_intermediate_size
-                                            : model.intermediate_size)) {}
-};
-
-void add_mixer(LayerWork& work, const Config& model, std::int64_t layer, const Widths& w) {
-  if (model.full_attention[layer]) {
-    work.attention = 6 * w.q;
-    // Norm and rotation of q and k: in and out, backward the input besides. Output gate: o and gate
-    // in, y out; o, gate and dy in, two gradients out.
-    work.forward += 2 * (w.q + w.kv) + 3 * w.q;
-    work.backward += 3 * (w.q + w.kv) + 5 * w.q;
-    work.again += w.q;
-    work.adapters_whole += w.H + w.H + w.H;
-    work.adapters += 2 * w.q + 2 * w.kv + 2 * w.q;
-    return;
-  }
-  work.delta_rule = 12 * w.v * as_double(model.linear_key_head_dim);
-  const double conv = 2 * w.k + w.v;
-  // Convolution: x in, y out; backward x and dy in, dx out. Gated norm: as the output gate.
-  work.forward += 2 * conv + 3 * w.v;
-  work.backward += 3 * conv + 5 * w.v;
-  work.again += 2 * conv + 3 * w.v;
-  work.adapters_whole += 2 * w.H + w.H;
-  work.adapters += 2 * w.k + 2 * w.v + 2 * w.Hv + 2 * w.v;
+void add_attention(LayerWork& work, const nn::AttentionDims& dims) {
+  const double q = as_double(dims.num_attention_heads * dims.head_dim),
+               kv = as_double(dims.num_key_value_heads * dims.head_dim);
+  work.attention = 6 * q;
+  // Norm and rotation of q and k: in and out, backward the input besides.
+  work.forward += 2 * (q + kv);
+  work.backward += 3 * (q + kv);
+  if (!dims.has_output_gate) return;
+  // Output gate: o and gate in, y out; o, gate and dy in, two gradients out.
+  work.forward += 3 * q;
+  work.backward += 5 * q;
+  work.again += q;
 }
 
-void add_mlp(LayerWork& work, const Config& model, std::int64_t layer, const Widths& w) {
+void add_gated_delta_net(LayerWork& work, const nn::GatedDeltaNetDims& dims) {
+  const double v = as_double(dims.value_dim()), conv = as_double(dims.conv_channels());
+  work.delta_rule = 12 * v * as_double(dims.key_head_dim);
+  // Convolution: x in, y out; backward x and dy in, dx out. Gated norm: as an output gate.
+  work.forward += 2 * conv + 3 * v;
+  work.backward += 3 * conv + 5 * v;
+  work.again += 2 * conv + 3 * v;
+}
+
+void add_mlp(LayerWork& work, const LayerShape& layer) {
+  const double F = as_double(layer.dense_width()), H = as_double(layer.hidden_size);
   // SwiGLU: gate and up in, y out; gate, up and dy in, two gradients out.
-  work.forward += 3 * w.F;
-  work.backward += 5 * w.F;
-  work.again += w.F;
-  work.adapters_whole += 2 * w.H + w.H;
-  work.adapters += 2 * w.F + 2 * w.F;
-  if (!model.sparse_mlp[layer]) return;
-  const double copies = as_double(model.num_experts_per_tok);
-  const double width = copies * as_double(model.moe_intermediate_size);
-  work.experts = 3 * w.H * width;
+  work.forward += 3 * F;
+  work.backward += 5 * F;
+  work.again += F;
+  if (!layer.moe) return;
+  const double copies = as_double(layer.moe->num_experts_per_tok);
+  const double width = copies * as_double(layer.moe->moe_intermediate_size);
+  work.experts = 3 * H * width;
   work.products -= work.experts;
   // Rows to experts and back, weighted.
-  work.forward += 3 * width + (2 * copies + copies + 1) * w.H;
-  work.backward += 5 * width + 2 * (2 * copies + copies + 1) * w.H;
+  work.forward += 3 * width + (2 * copies + copies + 1) * H;
+  work.backward += 5 * width + 2 * (2 * copies + copies + 1) * H;
+}
+
+/// LoRA reads the input of a group of products twice and what its products make once, or what a
+/// product of divided inputs takes twice and what it makes once.
+void add_adapters(LayerWork& work, const LayerShape& layer) {
+  std::string group;
+  for (const models::Product& product : layer.products()) {
+    const double in = as_double(product.in), out = as_double(product.out);
+    if (product.cut.along == Cut::Along::kIn) {
+      work.adapters += 2 * in;
+      work.adapters_whole += out;
+    } else if (product.cut.along == Cut::Along::kOut) {
+      if (product.group != group) work.adapters_whole += 2 * in;
+      work.adapters += out;
+    }
+    group = product.group;
+  }
 }
 
 }  // namespace
 
-LayerWork layer_work(const Config& model, std::int64_t layer) {
-  const Widths w(model, layer);
+LayerWork layer_work(const LayerShape& layer) {
+  const double H = as_double(layer.hidden_size);
   LayerWork work;
-  work.products = as_double(models::qwen3_5::layer_matmul_weights(model, layer));
+  work.products = as_double(layer.matmul_weights());
   // Two norms with the residual sum: h and the branch in, h and the normalised out; backward three
   // in, one out.
-  work.forward = 8 * w.H;
-  work.backward = 8 * w.H;
+  work.forward = 8 * H;
+  work.backward = 8 * H;
   // What the backward of a norm, SwiGLU or output gate makes on its way is written; convolution and
   // gated norm run again.
-  work.again = 2 * w.H;
-  add_mixer(work, model, layer, w);
-  add_mlp(work, model, layer, w);
+  work.again = 2 * H;
+  if (layer.attention) add_attention(work, *layer.attention);
+  if (layer.gated_delta_net) add_gated_delta_net(work, *layer.gated_delta_net);
+  add_mlp(work, layer);
+  add_adapters(work, layer);
   return work;
 }
 
@@ -87,9 +93,9 @@ namespace {
 
 /// From the parameters of the model itself.
 void count_parameters(Step& step, double lora_rank) {
-  models::qwen3_5::ModelOptions options;
+  models::ModelOptions options;
   options.kernel_policy.allow_fallback = true;
-  models::qwen3_5::Model model(step.model, "model.", runtime::Context(), options);
+  models::Model model(step.model, "model.", runtime::Context(), options);
   for (const auto& layer : model.layers()) {
     ParameterCount count;
     layer->visit_parameters([&](nn::Parameter& parameter) {
@@ -128,8 +134,7 @@ double state_bytes(config::StateDtype dtype, const Step& step) {
 Step describe_step(const config::RunConfig& config, const Config& model) {
   Step step;
   step.model = model;
-  for (std::int64_t i = 0; i < model.num_hidden_layers; ++i)
-    step.layers.push_back(layer_work(model, i));
+  for (const LayerShape& layer : model.layers) step.layers.push_back(layer_work(layer));
   step.is_lora = config.train.method == config::Method::kLora;
   count_parameters(step, step.is_lora ? as_double(config.adapter.rank) : 0);
   step.length = as_double(config.data.max_length);

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "config/run_config.h"
-#include "models/qwen3_5/config.h"
+#include "models/config.h"
 
 namespace heddle::plan {
 
@@ -27,7 +27,7 @@ struct LayerWork {
   double adapters = 0;        ///< What LoRA reads besides,
   double adapters_whole = 0;  ///< and of it the gathered rows, which tp does not divide.
 };
-LayerWork layer_work(const models::qwen3_5::Config& model, std::int64_t layer);
+LayerWork layer_work(const models::LayerShape& layer);
 
 /// Parameters of one layer, or around the layers.
 struct ParameterCount {
@@ -42,7 +42,7 @@ struct ParameterCount {
 
 /// One optimizer step of a run, whatever the layout.
 struct Step {
-  models::qwen3_5::Config model;
+  models::Config model;
   std::vector<LayerWork> layers;
   std::vector<ParameterCount> parameters;  ///< [layer]
   double embedding = 0, head = 0;          ///< Elements; a tied head is 0.
@@ -60,6 +60,6 @@ struct Step {
   double trained_head() const { return is_lora ? 0 : head; }
 };
 /// For steps of full rows (data.max_length tokens).
-Step describe_step(const config::RunConfig& config, const models::qwen3_5::Config& model);
+Step describe_step(const config::RunConfig& config, const models::Config& model);
 
 }  // namespace heddle::plan

@@ -1,71 +1,65 @@
 #include "rollout/sampler.h"
 
-#include <algorithm>
-#include <cmath>
-#include <numeric>
-#include <vector>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/stack.h>
 
 #include <fmt/format.h>
 
-#include "base/rng.h"
+#include "base/hash.h"
+#include "device/upload.h"
 
 namespace heddle::rollout {
-namespace {
 
-/// Candidates from the most likely on, cut by top-k and top-p, with unnormalised weights at the
-/// temperature.
-std::int32_t draw(std::span<const float> logits, float highest, const SamplingOptions& options,
-                  double uniform) {
-  std::vector<std::int32_t> order(logits.size());
-  std::iota(order.begin(), order.end(), 0);
-  const auto more_likely = [&](std::int32_t a, std::int32_t b) {
-    return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
-  };
-  std::size_t kept = logits.size();
-  if (options.top_k > 0 && static_cast<std::size_t>(options.top_k) < kept) {
-    kept = static_cast<std::size_t>(options.top_k);
-    std::nth_element(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(kept) - 1,
-                     order.end(), more_likely);
-    order.resize(kept);
+DrawTables DrawTables::of(const std::vector<Draw>& draws) {
+  const auto n = static_cast<std::int64_t>(draws.size());
+  DrawTables tables{at::empty({3, n}, at::kLong), at::empty({3, n}, at::kDouble)};
+  std::int64_t* const whole = tables.whole.mutable_data_ptr<std::int64_t>();
+  double* const real = tables.real.mutable_data_ptr<double>();
+  for (std::int64_t i = 0; i < n; ++i) {
+    const auto& [options, position] = draws[static_cast<std::size_t>(i)];
+    whole[i] = options.top_k;
+    whole[n + i] = static_cast<std::int64_t>(options.seed);
+    whole[2 * n + i] = static_cast<std::int64_t>(position);
+    real[i] = options.temperature;
+    real[n + i] = options.top_p;
+    real[2 * n + i] = options.min_p;
   }
-  if (options.top_p < 1) std::sort(order.begin(), order.end(), more_likely);
-  std::vector<double> weights(kept);
-  double total = 0;
-  for (std::size_t i = 0; i < kept; ++i) {
-    weights[i] = std::exp((static_cast<double>(logits[order[i]]) - highest) / options.temperature);
-    total += weights[i];
-  }
-  if (options.top_p < 1) {
-    double sum = 0;
-    std::size_t count = 0;
-    while (count < kept && sum < options.top_p * total) sum += weights[count++];
-    kept = std::max<std::size_t>(1, count);
-    total =
-        std::accumulate(weights.begin(), weights.begin() + static_cast<std::ptrdiff_t>(kept), 0.0);
-  }
-  double rest = uniform * total;
-  for (std::size_t i = 0; i + 1 < kept; ++i) {
-    rest -= weights[i];
-    if (rest < 0) return order[i];
-  }
-  return order[kept - 1];
+  return tables;
 }
 
-}  // namespace
+ops::SampleTokens::Inputs DrawTables::with(const at::Tensor& logits) const {
+  return {logits,
+          real.select(0, 0).to(at::kFloat),
+          real.select(0, 1),
+          real.select(0, 2),
+          whole.select(0, 0),
+          whole.select(0, 1),
+          whole.select(0, 2)};
+}
 
-SampledToken sample(std::span<const float> logits, const SamplingOptions& options,
-                    std::uint64_t stream, std::uint64_t position) {
-  const auto best = std::max_element(logits.begin(), logits.end());
-  const float highest = *best;
-  SampledToken token{static_cast<std::int32_t>(best - logits.begin()), 0};
-  if (options.temperature > 0) {
-    const CounterRng rng(options.seed, fmt::format("sample/{}", stream));
-    token.id = draw(logits, highest, options, rng.uniform(position));
-  }
-  double sum = 0;
-  for (const float logit : logits) sum += std::exp(static_cast<double>(logit - highest));
-  token.logprob = static_cast<double>(logits[token.id] - highest) - std::log(sum);
-  return token;
+at::Tensor as_table(const ops::SampleTokens::Tokens& tokens) {
+  return at::stack({tokens.ids.to(at::kDouble), tokens.logprobs}, 1);
+}
+
+std::vector<SampledToken> from_table(const at::Tensor& table, std::size_t count) {
+  const at::Tensor host = table.cpu();
+  const double* const entries = host.const_data_ptr<double>();
+  std::vector<SampledToken> tokens(count);
+  for (std::size_t i = 0; i < count; ++i)
+    tokens[i] = {static_cast<std::int32_t>(entries[2 * i]), entries[2 * i + 1]};
+  return tokens;
+}
+
+std::vector<SampledToken> sample(const ops::KernelTable& kernels, const at::Tensor& logits,
+                                 const std::vector<Draw>& draws) {
+  const DrawTables host = DrawTables::of(draws);
+  const DrawTables tables{device::upload(host.whole, logits.device()),
+                          device::upload(host.real, logits.device())};
+  return from_table(as_table(ops::sample_tokens(kernels, tables.with(logits))), draws.size());
+}
+
+std::uint64_t seed_of_row(std::uint64_t seed, std::uint64_t row) {
+  return hash::of(fmt::format("row/{}", row), seed);
 }
 
 }  // namespace heddle::rollout

@@ -8,21 +8,20 @@ namespace heddle::rollout {
 
 TextStream::TextStream(std::shared_ptr<const data::Tokenizer> tokenizer,
                        std::vector<std::string> stop_strings)
-    : known_ids_(tokenizer->vocab_size()),
-      decoder_(std::move(tokenizer), /*skip_special=*/true),
-      stop_strings_(std::move(stop_strings)) {
+    : known_ids_(tokenizer ? tokenizer->vocab_size() : 0), stop_strings_(std::move(stop_strings)) {
+  if (tokenizer) decoder_.emplace(std::move(tokenizer), /*skip_special=*/true);
   std::erase(stop_strings_, "");
 }
 
 std::string TextStream::push(std::int32_t id) {
   if (stopped_) return {};
   // Embedding rows beyond the tokenizer are padding: they stand for no text.
-  if (id < known_ids_) held_ += decoder_.push(id);
+  if (id < known_ids_) held_ += decoder_->push(id);
   return release(false);
 }
 
 std::string TextStream::finish() {
-  if (!stopped_) held_ += decoder_.finish();
+  if (!stopped_ && decoder_) held_ += decoder_->finish();
   return release(true);
 }
 

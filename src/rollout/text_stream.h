@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -9,7 +10,8 @@
 namespace heddle::rollout {
 
 /// Text of a growing token sequence: gives out what is certain, holding back incomplete UTF-8 and a
-/// tail that could become a stop string; ends where the first stop string begins.
+/// tail that could become a stop string; ends where the first stop string begins. Without a
+/// tokenizer (null) there is no text, and nothing stops.
 class TextStream {
  public:
   TextStream(std::shared_ptr<const data::Tokenizer> tokenizer,
@@ -25,7 +27,7 @@ class TextStream {
   std::string release(bool all);
 
   std::int64_t known_ids_;
-  data::StreamDecoder decoder_;
+  std::optional<data::StreamDecoder> decoder_;
   std::vector<std::string> stop_strings_;
   std::string held_;
   bool stopped_ = false;

@@ -21,8 +21,8 @@ namespace {
 
 constexpr double kGiB = 1u << 30;
 
-LayerPolicies everything(const Setup& setup) {
-  return LayerPolicies(static_cast<std::size_t>(setup.model->config().num_hidden_layers),
+LayerPolicies everything(const assembly::ModelOnRanks& setup) {
+  return LayerPolicies(static_cast<std::size_t>(setup.model->config().num_hidden_layers()),
                        Recompute::kFull);
 }
 
@@ -42,7 +42,7 @@ class Probed {
 
 }  // namespace
 
-AutoRecompute::AutoRecompute(const config::TrainSection& train, Setup& setup,
+AutoRecompute::AutoRecompute(const config::TrainSection& train, assembly::ModelOnRanks& setup,
                              parallel::Pipeline& pipeline, Optimizer& optimizer,
                              std::int64_t most_tokens)
     : setup_(setup),
@@ -155,10 +155,10 @@ void AutoRecompute::measure(std::int64_t tokens, const std::function<void()>& st
 }
 
 std::vector<RecomputeCost> AutoRecompute::agreed_costs(const Layers& kept) const {
-  const models::qwen3_5::Config& model = setup_.model->config();
+  const models::Config& model = setup_.model->config();
   const auto kind_of = [&](std::int64_t layer) {
     const auto i = static_cast<std::size_t>(layer);
-    return Kind(model.full_attention[i], model.sparse_mlp[i]);
+    return Kind(model.layers[i].attention.has_value(), model.layers[i].moe.has_value());
   };
   const auto of_kind = [&](const Layers& layers, Kind kind) {
     std::vector<RecomputeProbe::Layer> chosen;
@@ -188,7 +188,7 @@ std::vector<RecomputeCost> AutoRecompute::agreed_costs(const Layers& kept) const
     }
   }
   std::vector<RecomputeCost> by_layer;
-  for (std::int64_t i = 0; i < model.num_hidden_layers; ++i) by_layer.push_back(most[kind_of(i)]);
+  for (std::int64_t i = 0; i < model.num_hidden_layers(); ++i) by_layer.push_back(most[kind_of(i)]);
   return by_layer;
 }
 
@@ -315,7 +315,8 @@ void AutoRecompute::refuse(const std::string& found) const {
       most_tokens_, found.substr(0, found.find('\n')));
 }
 
-std::unique_ptr<AutoRecompute> auto_recompute(const config::TrainSection& train, Setup& setup,
+std::unique_ptr<AutoRecompute> auto_recompute(const config::TrainSection& train,
+                                              assembly::ModelOnRanks& setup,
                                               parallel::Pipeline& pipeline, Optimizer& optimizer,
                                               std::int64_t most_tokens) {
   if (train.recompute != config::Recompute::kAuto) return nullptr;

@@ -7,11 +7,11 @@
 #include <string>
 #include <vector>
 
+#include "assembly/model_on_ranks.h"
 #include "config/run_config.h"
 #include "parallel/pipeline.h"
 #include "train/optimizer.h"
 #include "train/recompute_choice.h"
-#include "train/setup.h"
 
 namespace heddle::train {
 
@@ -30,8 +30,8 @@ class AutoRecompute {
 
   /// `most_tokens`: of a micro-batch of any step, on all ranks along cp and tp. The others must
   /// outlive it; `pipeline` recomputes everything.
-  AutoRecompute(const config::TrainSection& train, Setup& setup, parallel::Pipeline& pipeline,
-                Optimizer& optimizer, std::int64_t most_tokens);
+  AutoRecompute(const config::TrainSection& train, assembly::ModelOnRanks& setup,
+                parallel::Pipeline& pipeline, Optimizer& optimizer, std::int64_t most_tokens);
 
   /// Runs one optimizer step whose largest micro-batch has `tokens` tokens. `step` may run again
   /// where it ran out of memory before the optimizer changed anything. Throws ConfigError where
@@ -76,7 +76,7 @@ class AutoRecompute {
   void say_choice() const;
   [[noreturn]] void refuse(const std::string& found) const;
 
-  Setup& setup_;
+  assembly::ModelOnRanks& setup_;
   parallel::Pipeline& pipeline_;
   Optimizer& optimizer_;
   comm::Group world_;
@@ -93,7 +93,8 @@ class AutoRecompute {
 };
 
 /// Null unless train.recompute is auto.
-std::unique_ptr<AutoRecompute> auto_recompute(const config::TrainSection& train, Setup& setup,
+std::unique_ptr<AutoRecompute> auto_recompute(const config::TrainSection& train,
+                                              assembly::ModelOnRanks& setup,
                                               parallel::Pipeline& pipeline, Optimizer& optimizer,
                                               std::int64_t most_tokens);
 

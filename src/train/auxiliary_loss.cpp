@@ -11,25 +11,19 @@
 
 namespace heddle::train {
 
-double auxiliary_coefficient(const config::RunConfig& config,
-                             const models::qwen3_5::Config& model) {
-  if (!model.is_moe()) return 0;
-  if (config.train.router_aux_loss_coef >= 0) return config.train.router_aux_loss_coef;
-  return model.output_router_logits ? model.router_aux_loss_coef : 0;
+std::int64_t sparse_layers(const models::Config& model) {
+  const std::vector<bool> sparse = model.sparse_layers();
+  return std::count(sparse.begin(), sparse.end(), true);
 }
 
-std::int64_t sparse_layers(const models::qwen3_5::Config& model) {
-  return std::count(model.sparse_mlp.begin(), model.sparse_mlp.end(), true);
-}
-
-at::Tensor PooledBalance::sums(const parallel::BlockRunner::Pass& pass, std::int64_t tokens,
+at::Tensor PooledBalance::sums(const parallel::BlockRunner::Tape& tape, std::int64_t tokens,
                                const at::Tensor& before, at::TensorOptions options) const {
   const ops::NoGradient guard;
   at::Tensor sums = before.defined() ? before.clone() : at::zeros({sums_size()}, options);
-  if (!pass.expert_assignments.defined()) return sums;
-  sums.narrow(0, 0, experts_).add_(pass.expert_assignments);
-  sums.narrow(0, experts_, experts_).add_(pass.auxiliary_loss);
-  const auto layers = std::count_if(pass.experts.begin(), pass.experts.end(),
+  if (!tape.expert_assignments.defined()) return sums;
+  sums.narrow(0, 0, experts_).add_(tape.expert_assignments);
+  sums.narrow(0, experts_, experts_).add_(tape.auxiliary_loss);
+  const auto layers = std::count_if(tape.experts.begin(), tape.experts.end(),
                                     [](const at::Tensor& chosen) { return chosen.defined(); });
   sums.narrow(0, 2 * experts_, 1).add_(static_cast<double>(layers * tokens));
   return sums;

@@ -5,19 +5,13 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "config/run_config.h"
-#include "models/qwen3_5/config.h"
+#include "models/config.h"
 #include "parallel/block_runner.h"
 
 namespace heddle::train {
 
-/// The weight of the experts' load-balancing loss in a run: train.router_aux_loss_coef; if that is
-/// -1 the checkpoint's router_aux_loss_coef where config.json asks for the loss
-/// (output_router_logits), else 0; 0 without experts.
-double auxiliary_coefficient(const config::RunConfig& config, const models::qwen3_5::Config& model);
-
 /// Layers that have experts.
-std::int64_t sparse_layers(const models::qwen3_5::Config& model);
+std::int64_t sparse_layers(const models::Config& model);
 
 /// train.router_aux_loss hf: the load-balancing loss E * sum_e f_e P_e of transformers
 /// (load_balancing_loss_func), f_e and P_e being means over all sparse layers and all tokens of the
@@ -35,10 +29,10 @@ class PooledBalance {
   std::int64_t gradient_size() const { return experts_; }
   /// [2E+1] of the layers of `pass` and those before, whose sums are `before` (undefined: none):
   /// assignments and probabilities by expert, tokens x layers. `tokens`: of this rank.
-  at::Tensor sums(const parallel::BlockRunner::Pass& pass, std::int64_t tokens,
+  at::Tensor sums(const parallel::BlockRunner::Tape& tape, std::int64_t tokens,
                   const at::Tensor& before, at::TensorOptions options) const;
   struct Closed {
-    at::Tensor gradient;  ///< [E], BlockRunner::Pass::auxiliary_gradient of every layer.
+    at::Tensor gradient;  ///< [E], BlockRunner::Tape::auxiliary_gradient of every layer.
     /// 0-d, this rank's part of the loss times the rows of all: the additive form of the other
     /// mode.
     at::Tensor loss;

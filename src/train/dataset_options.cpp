@@ -1,4 +1,6 @@
 #include "base/files.h"
+#include "data/readers/data_files.h"
+#include "objective/from_config.h"
 #include "train/setup.h"
 
 namespace heddle::train {
@@ -42,13 +44,6 @@ data::Truncation truncation_of(config::Truncation truncation) {
   return data::Truncation::kAuto;
 }
 
-data::Task task_of(const config::ModelSection& model) {
-  if (model.head == config::Head::kClassify) {
-    return model.num_labels == 1 ? data::Task::kRegression : data::Task::kClassification;
-  }
-  return model.head == config::Head::kEmbed ? data::Task::kContrastive : data::Task::kLanguageModel;
-}
-
 data::FieldNames field_names(const config::DataFields& fields) {
   data::FieldNames names;
   names.messages = fields.messages;
@@ -68,9 +63,6 @@ data::FieldNames field_names(const config::DataFields& fields) {
   names.input_ids = fields.input_ids;
   names.labels = fields.labels;
   names.label = fields.label;
-  names.query = fields.query;
-  names.positive = fields.positive;
-  names.negatives = fields.negatives;
   return names;
 }
 
@@ -82,25 +74,38 @@ nlohmann::ordered_json template_variables(const std::map<std::string, config::Sc
   return variables;
 }
 
+std::vector<std::string> files_of(const config::DataSource& source, const std::string& key) {
+  try {
+    return data::expand_files(source.path);
+  } catch (const DataError& error) {
+    throw_error<DataError>("{}: {}", key, error.what());
+  }
+}
+
 }  // namespace
 
 data::DatasetOptions dataset_options(const config::RunConfig& config, DataPart part) {
   const bool training = part == DataPart::kTrain;
   data::DatasetOptions options;
   options.files_key = training ? "data.train" : "data.eval";
-  for (const config::DataSource& file : training ? config.data.train : config.data.eval)
-    options.files.push_back({file.path, training ? file.weight : 1});
+  for (const config::DataSource& source : training ? config.data.train : config.data.eval) {
+    for (std::string& file : files_of(source, options.files_key))
+      options.files.push_back({std::move(file), training ? source.weight : 1});
+  }
+  options.reader = objective::reader_options(config);
   options.reader.format = row_format(config.data.format);
   options.reader.fields = field_names(config.data.fields);
-  options.reader.task = task_of(config.model);
+  options.reader.classes = config.model.num_labels;
   options.bad_rows = config.data.on_bad_line == config::BadLine::kSkip ? data::BadRowPolicy::kSkip
                                                                        : data::BadRowPolicy::kError;
   options.rendering.max_length = config.data.max_length;
   options.rendering.truncation = truncation_of(config.data.truncation);
   options.rendering.loss_on =
       config.data.loss_on == config::LossOn::kAll ? data::LossOn::kAll : data::LossOn::kAssistant;
-  if (!config.data.chat_template.empty())
-    options.rendering.chat_template = files::read(config.data.chat_template);
+  if (!config.data.chat_template.empty()) {
+    options.rendering.chat_template = files::read(config.data.chat_template, files::kTemplateLimit);
+    options.rendering.chat_template_name = config.data.chat_template;
+  }
   options.rendering.template_variables = template_variables(config.data.template_args);
   options.cache_directory = config.data.cache_dir;
   return options;

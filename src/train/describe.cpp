@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <map>
 
+#include "assembly/rank_memory.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "device/device.h"
 #include "parallel/block_runner.h"
-#include "train/rank_memory.h"
 
 namespace heddle::train {
 namespace {
@@ -24,33 +24,33 @@ std::string kind_of(const std::string& name) {
   return "norms";
 }
 
+/// Projections, what the mixer's operators keep and, with `all`, what they could make again:
+/// convolution, gated output.
+double kept_by_mixer(const models::LayerShape& layer, bool all) {
+  if (const auto& dims = layer.attention) {
+    const auto q = static_cast<double>(dims->num_attention_heads * dims->head_dim),
+               kv = static_cast<double>(dims->num_key_value_heads * dims->head_dim),
+               gate = dims->has_output_gate ? q : 0;
+    return q + gate + 2 * kv + 2 * q + kv + (all ? gate : 0);
+  }
+  const auto k = static_cast<double>(layer.gated_delta_net->key_dim()),
+             v = static_cast<double>(layer.gated_delta_net->value_dim());
+  return (2 * k + v) + v + 2.5 * v + (all ? 2 * k + v + v : 0);
+}
+
 }  // namespace
 
-double kept_elements(const models::qwen3_5::Config& config, std::int64_t layer,
-                     config::Recompute recompute, bool offloads_inputs, std::int64_t tensor_ranks) {
-  const auto H = static_cast<double>(config.hidden_size);
-  const double q = static_cast<double>(config.num_attention_heads * config.head_dim);
-  const double kv = static_cast<double>(config.num_key_value_heads * config.head_dim);
-  const double k = static_cast<double>(config.linear_num_key_heads * config.linear_key_head_dim);
-  const double v =
-      static_cast<double>(config.linear_num_value_heads * config.linear_value_head_dim);
-  const bool is_attention = config.full_attention[layer];
+double kept_elements(const models::LayerShape& layer, config::Recompute recompute,
+                     bool offloads_inputs, std::int64_t tensor_ranks) {
+  const auto H = static_cast<double>(layer.hidden_size);
   const bool is_off = recompute == config::Recompute::kOff;
   // Inputs of the stages.
   double divided = recompute == config::Recompute::kFull ? H : 2 * H;
   if (offloads_inputs) divided -= H;
-  // Projections and what the mixer's operators keep.
-  if (recompute != config::Recompute::kFull)
-    divided += is_attention ? 2 * q + 2 * kv + 2 * q + kv : (2 * k + v) + v + 2.5 * v;
-  // Convolution, the input of the output projection.
-  if (is_off) divided += is_attention ? q : 2 * k + v + v;
+  if (recompute != config::Recompute::kFull) divided += kept_by_mixer(layer, is_off);
   const bool keeps_mlp = is_off || recompute == config::Recompute::kElementwise;
   if (keeps_mlp) {
-    const double width =
-        config.sparse_mlp[layer]
-            ? static_cast<double>(config.num_experts_per_tok * config.moe_intermediate_size +
-                                  config.shared_expert_intermediate_size)
-            : static_cast<double>(config.intermediate_size);
+    const auto width = static_cast<double>(layer.active_width());
     divided += is_off ? 3 * width : 2 * width;
   }
   // What the norms make is made again, but for rows that came from other ranks.
@@ -60,13 +60,14 @@ double kept_elements(const models::qwen3_5::Config& config, std::int64_t layer,
   return whole + divided / static_cast<double>(tensor_ranks);
 }
 
-double activation_bytes_per_token(const models::qwen3_5::Config& config,
+double activation_bytes_per_token(const models::Config& config,
                                   const std::vector<std::int64_t>& layers,
                                   std::int64_t element_bytes, const config::TrainSection& train,
                                   std::int64_t tensor_ranks) {
   double elements = 0;
   for (const std::int64_t i : layers) {
-    elements += kept_elements(config, i, train.recompute, train.offload_activations, tensor_ranks);
+    elements +=
+        kept_elements(config.layers[i], train.recompute, train.offload_activations, tensor_ranks);
   }
   if (train.offload_activations) {
     elements += static_cast<double>(parallel::kOffloadedInputsOnDevice * config.hidden_size) /
@@ -98,7 +99,7 @@ double activation_bytes(const Setup& setup, const config::RunConfig& config, dou
 RunInfo describe_setup(const Setup& setup, const config::RunConfig& config,
                        const Optimizer& optimizer, double micro_batches) {
   RunInfo info;
-  const models::qwen3_5::Config& model = setup.model->config();
+  const models::Config& model = setup.model->config();
   info.model_type = model.model_type;
   std::map<std::string, std::int64_t> kinds;
   const auto count = [&](nn::Parameter& parameter) {
@@ -116,7 +117,7 @@ RunInfo describe_setup(const Setup& setup, const config::RunConfig& config,
   info.device = device::properties(setup.context.device, 0).name;
   info.dtype = runtime::dtype_name(setup.context.dtype);
   info.ranks = setup.context.mesh.world_size();
-  const RankMemory memory = rank_memory(*setup.model, setup.adapters.get());
+  const assembly::RankMemory memory = assembly::rank_memory(*setup.model, setup.adapters.get());
   const bool is_auto = config.train.recompute == config::Recompute::kAuto;
   info.memory = {
       {"weights", memory.resident + memory.gathered},

@@ -19,12 +19,12 @@ RunInfo describe_setup(const Setup& setup, const config::RunConfig& config,
 /// Elements that one token leaves for the backward of one layer on one of the ranks along tp. These
 /// divide all but the gathered rows that projections read. `offloads_inputs`:
 /// train.offload_activations, the block's input waits on the host.
-double kept_elements(const models::qwen3_5::Config& config, std::int64_t layer,
-                     config::Recompute recompute, bool offloads_inputs, std::int64_t tensor_ranks);
+double kept_elements(const models::LayerShape& layer, config::Recompute recompute,
+                     bool offloads_inputs, std::int64_t tensor_ranks);
 
 /// Estimate of the bytes that one token leaves for the backward of these layers on one of the ranks
 /// along tp.
-double activation_bytes_per_token(const models::qwen3_5::Config& config,
+double activation_bytes_per_token(const models::Config& config,
                                   const std::vector<std::int64_t>& layers,
                                   std::int64_t element_bytes, const config::TrainSection& train,
                                   std::int64_t tensor_ranks);

@@ -8,63 +8,26 @@
 #include <optional>
 #include <utility>
 
-#include "data/context_share.h"
+#include "assembly/model_units.h"
 #include "ops/autograd.h"
 #include "ops/collectives.h"
 #include "ops/context_parallel/context_parallel.h"
-#include "ops/linear/dropout.h"
 #include "train/auxiliary_loss.h"
 #include "train/expert_load.h"
 
 namespace heddle::train {
 
-LocalBatch::LocalBatch(const models::qwen3_5::Model& model, const data::Batch& whole,
-                       const adapters::LoraSet* adapters, std::uint64_t dropout_step)
-    : host(whole) {
-  host = data::with_dummy_tail(std::move(host), model.padded_tokens(whole.size()));
-  host.number_tokens();
-  context = model.context_of(host.cu_seqlens_host);
-  if (context) host = data::context_share(host, context->plan);
-  device = host.to(model.context().device);
-  if (dropout_step == 0 || adapters == nullptr || adapters->options().dropout == 0) return;
-  dropout = {ops::dropout_draws(device.token_numbers, dropout_step),
-             ops::own_rows(host.size(), model.tensor_group()).first};
-}
-
-nn::BlockInputs LocalBatch::inputs(const models::qwen3_5::Model& model, bool training) const {
-  nn::BlockInputs inputs =
-      model.block_inputs({device.cu_seqlens, device.cu_seqlens_host, device.max_seqlen},
-                         device.position_ids, device.real_tokens, training);
-  inputs.context = context;
-  return inputs;
-}
-
-std::vector<std::int64_t> LocalBatch::hidden_sizes(const models::qwen3_5::Model& model) const {
-  return {ops::own_rows(host.size(), model.tensor_group()).count, model.config().hidden_size};
-}
-
-std::int64_t largest_micro_batch(const models::qwen3_5::Model& model,
-                                 std::span<const data::Batch> batches) {
-  std::int64_t largest = 0;
-  for (const data::Batch& batch : batches)
-    largest = std::max(largest, model.padded_tokens(batch.size()));
-  return largest;
-}
-
-HeadFunction training_head(models::qwen3_5::Model& model, double gradient_scale) {
-  return [&model, gradient_scale](const at::Tensor& hidden, const data::Batch& batch) {
-    return run_head(model, hidden, batch, gradient_scale, /*want_gradients=*/true);
-  };
-}
+using objective::HeadResult;
+using objective::LocalBatch;
 
 namespace {
 
 /// One step under way.
 class StepRun {
  public:
-  StepRun(models::qwen3_5::Model& model, adapters::LoraSet* adapters, parallel::Pipeline& pipeline,
+  StepRun(models::Model& model, const adapters::LoraSet* adapters, parallel::Pipeline& pipeline,
           const std::vector<nn::Parameter*>& trainable, std::span<const data::Batch> batches,
-          const std::vector<HeadFunction>& heads, const MicroBatchOptions& options)
+          const std::vector<objective::HeadFunction>& heads, const MicroBatchOptions& options)
       : model_(model),
         adapters_(adapters),
         pipeline_(pipeline),
@@ -72,13 +35,16 @@ class StepRun {
         batches_(batches),
         heads_(heads),
         options_(options),
-        ends_(end_units(model)),
+        ends_(assembly::end_units(model)),
         flights_(batches.size()) {
     const auto wide =
         at::TensorOptions().dtype(model.context().wide_dtype()).device(model.context().device);
-    loss_ = {at::zeros({}, wide), at::zeros({}, wide), at::zeros({}, wide), {}};
+    loss_.loss_sum = at::zeros({}, wide);
+    for (std::size_t i = 0; i < options.metrics; ++i)
+      loss_.metric_sums.push_back(at::zeros({}, wide));
+    loss_.auxiliary_sum = at::zeros({}, wide);
     if (options.pooled_auxiliary_loss) {
-      balance_.emplace(model.config().num_experts,
+      balance_.emplace(model.config().moe()->num_experts,
                        model.context().mesh.group(
                            {comm::Dim::kTp, comm::Dim::kCp, comm::Dim::kFsdp, comm::Dim::kDp}));
     }
@@ -106,15 +72,12 @@ class StepRun {
   /// A micro-batch between its first forward here and its last backward.
   struct Flight {
     explicit Flight(LocalBatch local, std::size_t chunks)
-        : batch(std::move(local)), passes(chunks) {}
+        : batch(std::move(local)), tapes(chunks) {}
     LocalBatch batch;
-    std::vector<parallel::BlockRunner::Pass> passes;
+    std::vector<parallel::BlockRunner::Tape> tapes;
     at::Tensor embedded, grad_hidden;
   };
 
-  adapters::DropoutScope dropout_of(const Flight& flight) {
-    return {adapters_, flight.batch.dropout};
-  }
   std::vector<std::int64_t> hidden_sizes(const Flight& flight) const {
     return flight.batch.hidden_sizes(model_);
   }
@@ -132,9 +95,8 @@ class StepRun {
           pipeline_.stages().size());
     }
     Flight& flight = *flights_[m];
-    const adapters::DropoutScope dropout = dropout_of(flight);
-    nn::BlockInputs inputs = flight.batch.inputs(model_, /*training=*/true);
-    inputs.pooled_auxiliary_loss = options_.pooled_auxiliary_loss;
+    nn::Pass pass = flight.batch.pass(model_, /*training=*/true);
+    pass.pooled_auxiliary_loss = options_.pooled_auxiliary_loss;
     at::Tensor hidden, balance_before;
     bool wants_input_gradient = stage.sends_gradient;
     if (balance_ && !stage.is_first) {
@@ -149,23 +111,24 @@ class StepRun {
     } else {
       hidden = pipeline_.receive_hidden(stage, m, hidden_sizes(flight), hidden_options());
     }
-    parallel::BlockRunner::Pass& pass = flight.passes[chunk];
+    parallel::BlockRunner::Tape& tape = flight.tapes[chunk];
     if (options_.router != nullptr)
-      pass.experts = options_.router->choices(stage.first_layer, stage.runner.size(),
+      tape.experts = options_.router->choices(stage.first_layer, stage.runner.size(),
                                               own_tokens(flight.batch.host));
-    hidden = stage.runner.forward(hidden, inputs, wants_input_gradient, pass);
+    hidden = stage.runner.forward(hidden, pass, wants_input_gradient, tape);
     if (options_.router != nullptr)
-      options_.router->add(stage.first_layer, pass.experts, own_tokens(flight.batch.host));
-    add_losses(pass, flight.batch.host, stage.first_layer);
-    if (balance_) balance_forward(stage, m, pass, balance_before);
+      options_.router->add(stage.first_layer, tape.experts, own_tokens(flight.batch.host));
+    add_losses(tape, flight.batch.host, stage.first_layer);
+    if (balance_) balance_forward(stage, m, tape, balance_before);
     if (!stage.is_last) return pipeline_.send_hidden(stage, m, hidden);
-    const HeadResult head = apply_head(m, hidden, flight.batch.host);
+    const HeadResult head = apply_head(m, hidden, flight.batch);
     flight.grad_hidden = head.grad_hidden;
     loss_.loss_sum.add_(head.loss_sum);
-    if (head.entropy_sum.defined()) loss_.entropy_sum.add_(head.entropy_sum);
+    for (std::size_t i = 0; i < head.metric_sums.size(); ++i)
+      loss_.metric_sums.at(i).add_(head.metric_sums[i]);
   }
 
-  HeadResult apply_head(std::int64_t m, const at::Tensor& hidden, const data::Batch& batch) {
+  HeadResult apply_head(std::int64_t m, const at::Tensor& hidden, const LocalBatch& batch) {
     HeadResult head;
     {
       const parallel::Acquired weights(options_.sharding, ends_.behind);
@@ -174,7 +137,7 @@ class StepRun {
     if (options_.sharding != nullptr) {
       // The rest of the backward does not touch them.
       for (nn::Parameter* parameter : trainable_) parameter->collect_gradient();
-      options_.sharding->reduce(head_unit(model_), is_last(m));
+      options_.sharding->reduce(assembly::head_unit(model_), is_last(m));
     }
     return head;
   }
@@ -198,46 +161,45 @@ class StepRun {
   // What the balance of all layers needs goes from stage to stage in front of the hidden states and
   // in front of their gradients.
   void balance_forward(const parallel::Pipeline::Stage& stage, std::int64_t m,
-                       parallel::BlockRunner::Pass& pass, const at::Tensor& before) {
-    const at::Tensor sums = balance_->sums(pass, real_rows(flights_[m]->batch.host), before,
+                       parallel::BlockRunner::Tape& tape, const at::Tensor& before) {
+    const at::Tensor sums = balance_->sums(tape, real_rows(flights_[m]->batch.host), before,
                                            loss_.auxiliary_sum.options());
     if (!stage.is_last) return pipeline_.send_hidden(stage, m, sums);
     const PooledBalance::Closed closed = balance_->close(sums);
-    pass.auxiliary_gradient = closed.gradient;
+    tape.auxiliary_gradient = closed.gradient;
     loss_.auxiliary_sum.add_(closed.loss);
   }
   void balance_backward(const parallel::Pipeline::Stage& stage, std::int64_t m,
-                        parallel::BlockRunner::Pass& pass) {
+                        parallel::BlockRunner::Tape& tape) {
     if (!stage.is_last) {
-      pass.auxiliary_gradient = pipeline_.receive_gradient(stage, m, {balance_->gradient_size()},
+      tape.auxiliary_gradient = pipeline_.receive_gradient(stage, m, {balance_->gradient_size()},
                                                            loss_.auxiliary_sum.options());
     }
-    if (stage.sends_gradient) pipeline_.send_gradient(stage, m, pass.auxiliary_gradient);
+    if (stage.sends_gradient) pipeline_.send_gradient(stage, m, tape.auxiliary_gradient);
   }
 
-  void add_losses(const parallel::BlockRunner::Pass& pass, const data::Batch& batch,
+  void add_losses(const parallel::BlockRunner::Tape& tape, const data::Batch& batch,
                   std::int64_t first_layer) {
-    const models::qwen3_5::Config& config = model_.config();
-    if (!balance_ && pass.auxiliary_loss.defined()) loss_.auxiliary_sum.add_(pass.auxiliary_loss);
-    const at::Tensor load =
-        expert_load(pass.experts, first_layer, config.sparse_mlp, config.num_experts,
-                    real_rows(batch), model_.context().device);
+    const models::Config& config = model_.config();
+    if (!balance_ && tape.auxiliary_loss.defined()) loss_.auxiliary_sum.add_(tape.auxiliary_loss);
+    const at::Tensor load = expert_load(tape.experts, first_layer, config.sparse_layers(),
+                                        config.is_moe() ? config.moe()->num_experts : 0,
+                                        real_rows(batch), model_.context().device);
     if (!load.defined()) return;
     loss_.expert_load = loss_.expert_load.defined() ? loss_.expert_load.add_(load) : load;
   }
 
   void backward(parallel::Pipeline::Stage& stage, std::int64_t m, std::int64_t chunk) {
     Flight& flight = *flights_[m];
-    const adapters::DropoutScope dropout = dropout_of(flight);
     if (stage.has_backward) {
-      if (balance_) balance_backward(stage, m, flight.passes[chunk]);
+      if (balance_) balance_backward(stage, m, flight.tapes[chunk]);
       const at::Tensor incoming =
           stage.is_last
               ? flight.grad_hidden
               : pipeline_.receive_gradient(stage, m, hidden_sizes(flight), hidden_options());
       const at::Tensor outgoing =
-          stage.runner.backward(incoming, options_.auxiliary_scale, flight.passes[chunk],
-                                is_last(m), begun_ < batches_.size());
+          stage.runner.backward(incoming, options_.auxiliary_scale, flight.tapes[chunk], is_last(m),
+                                begun_ < batches_.size());
       if (stage.sends_gradient) pipeline_.send_gradient(stage, m, outgoing);
       if (stage.is_first && outgoing.defined() && flight.embedded.requires_grad())
         ops::run_backward({flight.embedded}, {outgoing});
@@ -247,15 +209,15 @@ class StepRun {
     flights_[m].reset();
     // Of the last one behind everything else: see run_micro_batches.
     if (options_.sharding != nullptr && !is_last(m))
-      options_.sharding->reduce(kEmbeddingUnit, /*is_last=*/false);
+      options_.sharding->reduce(assembly::kEmbeddingUnit, /*is_last=*/false);
   }
 
-  models::qwen3_5::Model& model_;
-  adapters::LoraSet* adapters_;
+  models::Model& model_;
+  const adapters::LoraSet* adapters_;
   parallel::Pipeline& pipeline_;
   const std::vector<nn::Parameter*>& trainable_;
   std::span<const data::Batch> batches_;
-  const std::vector<HeadFunction>& heads_;
+  const std::vector<objective::HeadFunction>& heads_;
   const MicroBatchOptions& options_;
   parallel::EndUnits ends_;
   std::size_t begun_ = 0;  ///< Micro-batches whose first stage ran here.
@@ -266,11 +228,11 @@ class StepRun {
 
 }  // namespace
 
-MicroBatchLoss run_micro_batches(models::qwen3_5::Model& model, adapters::LoraSet* adapters,
+MicroBatchLoss run_micro_batches(models::Model& model, const adapters::LoraSet* adapters,
                                  parallel::Pipeline& pipeline,
                                  const std::vector<nn::Parameter*>& trainable,
                                  std::span<const data::Batch> batches,
-                                 const std::vector<HeadFunction>& heads,
+                                 const std::vector<objective::HeadFunction>& heads,
                                  const MicroBatchOptions& options) {
   StepRun run(model, adapters, pipeline, trainable, batches, heads, options);
   for (const parallel::PipelineAction& action :
@@ -279,37 +241,21 @@ MicroBatchLoss run_micro_batches(models::qwen3_5::Model& model, adapters::LoraSe
     pipeline.drop_arrived(action);
   }
   pipeline.finish_sends();
-  if (options.sharding != nullptr) options.sharding->reduce(kEmbeddingUnit);
+  if (options.sharding != nullptr) options.sharding->reduce(assembly::kEmbeddingUnit);
   return run.finish();
 }
 
 void sum_over_ranks(const comm::Group& group, bool has_auxiliary, MicroBatchLoss& sums) {
   if (group.size() == 1) return;
-  at::Tensor totals = at::stack({sums.loss_sum, sums.entropy_sum});
+  std::vector<at::Tensor> numbers = sums.metric_sums;
+  numbers.insert(numbers.begin(), sums.loss_sum);
+  at::Tensor totals = at::stack(numbers);
   group.all_reduce_sum(totals);
   sums.loss_sum = totals[0];
-  sums.entropy_sum = totals[1];
+  for (std::size_t i = 0; i < sums.metric_sums.size(); ++i)
+    sums.metric_sums[i] = totals[static_cast<std::int64_t>(i) + 1];
   if (has_auxiliary) group.all_reduce_sum(sums.auxiliary_sum);
   if (sums.expert_load.defined()) group.all_reduce_sum(sums.expert_load);
-}
-
-at::Tensor evaluate_hidden(models::qwen3_5::Model& model, parallel::Pipeline& pipeline,
-                           const LocalBatch& batch) {
-  const ops::NoGradient guard;
-  const nn::BlockInputs inputs = batch.inputs(model, /*training=*/false);
-  at::Tensor hidden;
-  for (parallel::Pipeline::Stage& stage : pipeline.stages()) {
-    hidden =
-        stage.is_first
-            ? model.embed(batch.device.tokens)
-            : pipeline.receive_hidden(
-                  stage, 0, batch.hidden_sizes(model),
-                  at::TensorOptions().dtype(model.context().dtype).device(model.context().device));
-    hidden = stage.runner.evaluate(hidden, inputs);
-    if (!stage.is_last) pipeline.send_hidden(stage, 0, hidden);
-  }
-  pipeline.finish_sends();
-  return pipeline.has_last_stage() ? hidden : at::Tensor();
 }
 
 }  // namespace heddle::train

@@ -11,75 +11,44 @@
 #include "comm/group.h"
 #include "config/run_config.h"
 #include "data/batch.h"
-#include "models/qwen3_5/model.h"
+#include "models/model.h"
+#include "objective/objective.h"
 #include "parallel/pipeline.h"
 #include "parallel/sharding.h"
-#include "train/head.h"
-#include "train/model_units.h"
 #include "train/router_replay.h"
 
 namespace heddle::train {
-
-/// What this rank does of a micro-batch that all ranks along cp read.
-struct LocalBatch {
-  /// `dropout_step`, from 1: draws what the adapters drop in it, if they drop anything.
-  LocalBatch(const models::qwen3_5::Model& model, const data::Batch& whole,
-             const adapters::LoraSet* adapters = nullptr, std::uint64_t dropout_step = 0);
-
-  data::Batch host;                                     ///< The rank's tokens, or all.
-  data::Batch device;                                   ///< The same on the model's device.
-  std::shared_ptr<const ops::ContextParallel> context;  ///< Null if the rank has all tokens.
-  adapters::Dropout dropout;
-
-  nn::BlockInputs inputs(const models::qwen3_5::Model& model, bool training) const;
-  /// Of this rank's hidden states: [T/tp,H].
-  std::vector<std::int64_t> hidden_sizes(const models::qwen3_5::Model& model) const;
-};
-
-/// Loss and gradient on the rank's hidden states [T/tp,H] of one micro-batch, which is on the host.
-using HeadFunction = std::function<HeadResult(const at::Tensor& hidden, const data::Batch&)>;
-
-/// run_head for training: gradients are those of gradient_scale * loss_sum.
-HeadFunction training_head(models::qwen3_5::Model& model, double gradient_scale);
-
-/// Tokens of the largest, as the ranks pad them; 0 without any.
-std::int64_t largest_micro_batch(const models::qwen3_5::Model& model,
-                                 std::span<const data::Batch> batches);
 
 struct MicroBatchOptions {
   double auxiliary_scale = 0;          ///< Of the gradient of the router's loss.
   bool pooled_auxiliary_loss = false;  ///< train.router_aux_loss hf.
   std::uint64_t dropout_step = 0;      ///< The step, from 1; 0: no dropout.
+  std::size_t metrics = 1;             ///< As many as the head functions sum.
   RouterReplay* router = nullptr;      ///< Records or gives the experts of this step; may be null.
   /// The micro-batches, where they lie on the device already.
-  std::span<const LocalBatch> uploaded = {};
+  std::span<const objective::LocalBatch> uploaded = {};
   /// With several ranks: what holds the parameters and sums their gradients.
   parallel::Sharding* sharding = nullptr;
 };
 
 struct MicroBatchLoss {
-  at::Tensor loss_sum;       ///< 0-d, fp32 or wider; 0 where the last stage is elsewhere.
-  at::Tensor entropy_sum;    ///< The same of the entropies; 0 for heads without any.
-  at::Tensor auxiliary_sum;  ///< 0-d; of the layers that are here.
-  at::Tensor expert_load;    ///< See train/expert_load.h; undefined without experts.
+  at::Tensor loss_sum;  ///< 0-d, fp32 or wider; 0 where the last stage is elsewhere.
+  std::vector<at::Tensor> metric_sums;  ///< Alike, of HeadResult::metric_sums.
+  at::Tensor auxiliary_sum;             ///< 0-d; of the layers that are here.
+  at::Tensor expert_load;               ///< See train/expert_load.h; undefined without experts.
 };
 
 /// Forward and backward of a step's micro-batches, which are on the host and the same on all ranks
 /// along cp and pp, in the order of the pipeline: adds to the gradients of `trainable` and waits
 /// for nothing but other ranks. `heads`: one a micro-batch. `adapters` may be null.
-MicroBatchLoss run_micro_batches(models::qwen3_5::Model& model, adapters::LoraSet* adapters,
+MicroBatchLoss run_micro_batches(models::Model& model, const adapters::LoraSet* adapters,
                                  parallel::Pipeline& pipeline,
                                  const std::vector<nn::Parameter*>& trainable,
                                  std::span<const data::Batch> batches,
-                                 const std::vector<HeadFunction>& heads,
+                                 const std::vector<objective::HeadFunction>& heads,
                                  const MicroBatchOptions& options);
 
 /// Over the ranks that have a part of the losses; of the router's if there is one.
 void sum_over_ranks(const comm::Group& group, bool has_auxiliary, MicroBatchLoss& sums);
-
-/// Hidden states [T/tp,H] of a batch after the last layer, without gradients; undefined where the
-/// last stage is elsewhere.
-at::Tensor evaluate_hidden(models::qwen3_5::Model& model, parallel::Pipeline& pipeline,
-                           const LocalBatch& batch);
 
 }  // namespace heddle::train

@@ -9,6 +9,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "objective/evaluation.h"
+
 namespace heddle::train {
 
 /// What the start-up table shows.
@@ -34,11 +36,7 @@ struct RunInfo {
   double packing_efficiency = 1;
 };
 
-/// One pass over data.eval.
-struct Evaluation {
-  double loss = 0;
-  std::map<std::string, double> metrics;  ///< Beside the loss: "accuracy_at_1", "mrr_at_10", ...
-};
+using objective::Evaluation;
 
 /// One optimizer step.
 struct StepInfo {

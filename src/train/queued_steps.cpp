@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "assembly/from_config.h"
 #include "base/log.h"
 #include "comm/device_watch.h"
 #include "comm/world.h"
@@ -16,6 +17,9 @@
 #include "train/auxiliary_loss.h"
 
 namespace heddle::train {
+
+using objective::LocalBatch;
+using objective::LossRows;
 namespace {
 
 /// Graphs share their memory; what bounds their number is the time to record them.
@@ -44,7 +48,8 @@ void copy(const at::Tensor& from, at::Tensor& to) {
 void copy(const LocalBatch& from, LocalBatch& to) {
   for (const auto tensor : {&data::Batch::tokens, &data::Batch::position_ids})
     copy(from.device.*tensor, to.device.*tensor);
-  copy(from.dropout.draws, to.dropout.draws);
+  for (std::size_t i = 0; i < to.adapters.size(); ++i)
+    copy(from.adapters[i].draws, to.adapters[i].draws);
 }
 
 void copy(const LossRows& from, LossRows& to) {
@@ -59,14 +64,13 @@ bool runs_reference(const ops::KernelTable& kernels, std::string_view op) {
 }
 
 /// Why steps need the host within; empty if they do not.
-std::string obstacle(const config::RunConfig& config, const Setup& setup,
-                     const Optimizer& optimizer) {
-  const models::qwen3_5::Model& model = *setup.model;
+std::string obstacle(const config::RunConfig& config, const assembly::ModelOnRanks& setup,
+                     const objective::Objective& objective, const Optimizer& optimizer) {
+  const models::Model& model = *setup.model;
   if (!model.context().device.is_cuda()) return "the device is no GPU";
   const comm::Mesh& mesh = setup.context.mesh;
   if (mesh.size(comm::Dim::kPp) > 1) return "the stages of a pipeline wait for each other";
-  if (model.head() != models::qwen3_5::Head::kLanguageModel)
-    return "the head is not that of a language model";
+  if (!objective.is_sum_over_tokens()) return "the loss is no sum over tokens";
   if (model.config().is_moe()) {
     if (mesh.size(comm::Dim::kEp) > 1)
       return "the host counts the rows that other ranks' experts get";
@@ -87,7 +91,7 @@ QueuedSteps::Flight::Outcome QueuedSteps::Flight::wait() {
   // What was waited for may have been given up.
   if (world_) world_->device_watch().check();
   const at::Tensor& numbers = results[0];
-  return {{numbers[0], numbers[1], numbers[2], results[1]}, numbers[3].item<double>()};
+  return {{numbers[0], {numbers[1]}, numbers[2], results[1]}, numbers[3].item<double>()};
 }
 
 QueuedSteps::Flight QueuedSteps::queue(std::span<const data::Batch> batches,
@@ -158,18 +162,20 @@ const QueuedSteps::Recorded* QueuedSteps::record(Recorded& step) {
 }
 
 QueuedSteps::Results QueuedSteps::enqueue(const Recorded& step) {
-  std::vector<HeadFunction> heads;
+  std::vector<objective::HeadFunction> heads;
   std::vector<data::Batch> host;
   for (std::size_t i = 0; i < step.batches.size(); ++i) {
     host.push_back(step.batches[i].host);
-    heads.push_back([this, &rows = step.rows[i]](const at::Tensor& hidden, const data::Batch&) {
-      return run_language_model_head(*parts_.model, hidden, rows, /*want_gradients=*/true);
+    heads.push_back([this, &rows = step.rows[i]](const at::Tensor& hidden, const LocalBatch&) {
+      return objective::run_language_model_head(*parts_.model, hidden, rows,
+                                                /*want_gradients=*/true);
     });
   }
   MicroBatchLoss sums = run_micro_batches(*parts_.model, parts_.adapters, *parts_.pipeline,
                                           *parts_.trainable, host, heads,
                                           {.auxiliary_scale = step.auxiliary_scale,
                                            .pooled_auxiliary_loss = parts_.pooled_auxiliary_loss,
+                                           .metrics = 1,
                                            .uploaded = step.batches,
                                            .sharding = parts_.sharding});
   sum_over_ranks(parts_.model->context().mesh.loss_group(), step.auxiliary_scale > 0, sums);
@@ -177,7 +183,7 @@ QueuedSteps::Results QueuedSteps::enqueue(const Recorded& step) {
   const at::Tensor norm =
       parts_.optimizer->queue_step(parts_.model->kernels(), parts_.clip_norm, sums.loss_sum);
   if (parts_.sharding != nullptr) parts_.sharding->publish();
-  return {at::stack({sums.loss_sum.to(at::kDouble), sums.entropy_sum.to(at::kDouble),
+  return {at::stack({sums.loss_sum.to(at::kDouble), sums.metric_sums[0].to(at::kDouble),
                      sums.auxiliary_sum.to(at::kDouble), norm}),
           sums.expert_load};
 }
@@ -192,9 +198,11 @@ bool QueuedSteps::make_room() {
   return true;
 }
 
-std::unique_ptr<QueuedSteps> queued_steps(const config::RunConfig& config, Setup& setup,
+std::unique_ptr<QueuedSteps> queued_steps(const config::RunConfig& config,
+                                          assembly::ModelOnRanks& setup,
+                                          const objective::Objective& objective,
                                           parallel::Pipeline& pipeline, Optimizer& optimizer) {
-  const std::string reason = obstacle(config, setup, optimizer);
+  const std::string reason = obstacle(config, setup, objective, optimizer);
   const bool is_alone = setup.context.mesh.world_size() == 1,
              is_wanted = config.train.cuda_graph == config::CudaGraph::kAuto;
   if (is_wanted && setup.context.device.is_cuda() && (!is_alone || !reason.empty())) {
@@ -206,7 +214,7 @@ std::unique_ptr<QueuedSteps> queued_steps(const config::RunConfig& config, Setup
       QueuedSteps::Parts{setup.model.get(), setup.adapters.get(), &pipeline, &setup.trainable,
                          &optimizer,
                          config.train.router_aux_loss == config::AuxLoss::kHf &&
-                             auxiliary_coefficient(config, setup.model->config()) > 0,
+                             assembly::auxiliary_coefficient(config, setup.model->config()) > 0,
                          config.optim.clip_norm, setup.sharding.get()},
       is_wanted && is_alone);
 }

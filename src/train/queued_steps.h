@@ -10,12 +10,14 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "assembly/model_on_ranks.h"
+#include "config/run_config.h"
 #include "data/batch.h"
 #include "device/download.h"
 #include "device/graph.h"
+#include "objective/language_model.h"
 #include "train/micro_batch.h"
 #include "train/optimizer.h"
-#include "train/setup.h"
 
 namespace heddle::train {
 
@@ -28,7 +30,7 @@ namespace heddle::train {
 class QueuedSteps {
  public:
   struct Parts {
-    models::qwen3_5::Model* model;
+    models::Model* model;
     adapters::LoraSet* adapters;  ///< May be null.
     parallel::Pipeline* pipeline;
     const std::vector<nn::Parameter*>* trainable;
@@ -81,8 +83,8 @@ class QueuedSteps {
   };
   struct Recorded {
     Shape shape;
-    std::vector<LocalBatch> batches;
-    std::vector<LossRows> rows;
+    std::vector<objective::LocalBatch> batches;
+    std::vector<objective::LossRows> rows;
     double auxiliary_scale = 0;
     Results results;
     std::unique_ptr<device::Graph> graph;
@@ -100,9 +102,11 @@ class QueuedSteps {
   std::deque<Shape> met_;          ///< Once; oldest first.
 };
 
-/// Recording if `train.cuda_graph` says so. Null where the host is needed within a step, which is
-/// said on a GPU where recording was wanted.
-std::unique_ptr<QueuedSteps> queued_steps(const config::RunConfig& config, Setup& setup,
+/// For an objective that is a sum over tokens. Recording if `train.cuda_graph` says so. Null where
+/// the host is needed within a step, which is said on a GPU where recording was wanted.
+std::unique_ptr<QueuedSteps> queued_steps(const config::RunConfig& config,
+                                          assembly::ModelOnRanks& setup,
+                                          const objective::Objective& objective,
                                           parallel::Pipeline& pipeline, Optimizer& optimizer);
 
 }  // namespace heddle::train

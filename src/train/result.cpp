@@ -4,9 +4,14 @@
 #include <string>
 #include <utility>
 
+#include "assembly/from_config.h"
 #include "base/errors.h"
+#include "ckpt/hf_adapter.h"
+#include "ckpt/hub_cache.h"
 #include "ckpt/training_checkpoint.h"
 #include "config/config.h"
+#include "models/registry.h"
+#include "train/model_card.h"
 #include "train/vocabulary.h"
 
 namespace heddle::train {
@@ -37,20 +42,17 @@ config::RunConfig config_of(const ckpt::TrainingCheckpoint& checkpoint,
 /// The objects of the run's model without storage.
 Setup setup_of(const config::RunConfig& config) {
   Setup setup;
-  setup.context.device = c10::Device(c10::DeviceType::Meta);
-  setup.context.dtype =
-      runtime::parse_dtype(std::string(config::to_string(config.model.dtype)), "model.dtype");
-  setup.context.seed = config.train.seed;
-  setup.source =
-      std::make_unique<ckpt::ModelDirectory>(ckpt::ModelDirectory::open(config.model.path));
-  models::qwen3_5::Config model = models::qwen3_5::parse_config(
-      setup.source->config(), (setup.source->path() / "config.json").string());
+  const auto source =
+      std::make_shared<const ckpt::ModelDirectory>(ckpt::ModelDirectory::open(config.model.path));
+  assembly::ModelRecipe recipe =
+      assembly::recipe_of_run(config, assembly::read_config(*source), source);
+  recipe.weights = assembly::Weights::kNone;
   RunTokenizer tokenizer = load_tokenizer(config);
   setup.tokenizer = tokenizer.tokenizer;
   setup.tokenizer_source = std::move(tokenizer.source);
-  model.vocab_size = vocabulary_rows(config, *setup.tokenizer, model.vocab_size);
-  allocate_model(config, std::move(model), ckpt::text_prefix(*setup.source), setup);
-  complete_model(config, setup, /*has_values=*/false);
+  recipe.config.vocab_size = vocabulary_rows(config, *setup.tokenizer, recipe.config.vocab_size);
+  static_cast<assembly::ModelOnRanks&>(setup) =
+      assembly::place(recipe, assembly::context_of_shapes(config));
   return setup;
 }
 
@@ -59,16 +61,19 @@ Setup setup_of(const config::RunConfig& config) {
 void write_result(const config::RunConfig& config, const Setup& setup,
                   const std::filesystem::path& output, const ResultOptions& options,
                   const ckpt::ReadWhole& read) {
+  const ckpt::Files card = {{"README.md", model_card(config, setup)}};
   if (setup.adapters) {
     ckpt::export_adapter(*setup.model, *setup.adapters, setup.saved_whole, *setup.source,
-                         std::filesystem::absolute(config.model.path).lexically_normal().string(),
-                         setup.tokenizer_source, output, options.overwrite, read);
+                         ckpt::model_name(config.model.path), setup.tokenizer_source, output,
+                         options.overwrite, read, card);
     return;
   }
   ckpt::ModelWriterOptions writer;
   writer.overwrite = options.overwrite;
   writer.max_shard_bytes = options.max_shard_bytes;
-  ckpt::export_model(*setup.model, *setup.source, setup.tokenizer_source, output, writer, read);
+  writer.files = card;
+  ckpt::export_model(*setup.model, setup.adapters.get(), *setup.source, setup.tokenizer_source,
+                     output, writer, read);
 }
 
 config::RunConfig export_checkpoint(const std::filesystem::path& checkpoint,

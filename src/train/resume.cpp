@@ -6,6 +6,7 @@
 #include "base/errors.h"
 #include "ckpt/training_checkpoint.h"
 #include "config/config.h"
+#include "config/objective.h"
 
 namespace heddle::train {
 
@@ -35,6 +36,17 @@ void check_same_method(const config::RunConfig& before, const config::RunConfig&
       "other weights; set train.method={} to continue it, or start from what it has learned with "
       "`heddle export CHECKPOINT --output DIR` and another train.output_dir",
       step, method, config::to_string(now.train.method), method);
+}
+
+void check_same_objective(const config::RunConfig& before, const config::RunConfig& now,
+                          std::int64_t step) {
+  const config::Objective was = config::objective_of(before), is = config::objective_of(now);
+  if (was == is) return;
+  throw_error<ConfigError>(
+      "the checkpoint of step {} was written with train.objective={}, and this run has {}; set "
+      "train.objective={} to continue it, or start from what it has learned with `heddle export "
+      "CHECKPOINT --output DIR` and another train.output_dir",
+      step, config::to_string(was), config::to_string(is), config::to_string(was));
 }
 
 }  // namespace heddle::train

@@ -34,18 +34,17 @@ RouterReplay::Choices RouterReplay::joined(const std::vector<Choices>& parts) {
 }
 
 std::optional<RouterReplay> RouterReplay::open(const config::TrainSection& train,
-                                               const models::qwen3_5::Config& model,
-                                               c10::Device device) {
+                                               const models::Config& model, c10::Device device) {
   if (train.router_record.empty() && train.router_replay.empty()) return std::nullopt;
   const char* key = train.router_record.empty() ? "train.router_replay" : "train.router_record";
   RouterReplay router;
   router.record_ = train.router_record;
   router.replay_ = train.router_replay;
-  router.sparse_ = model.sparse_mlp;
-  router.top_k_ = model.num_experts_per_tok;
+  router.sparse_ = model.sparse_layers();
   router.device_ = device;
   if (std::find(router.sparse_.begin(), router.sparse_.end(), true) == router.sparse_.end())
     throw_error<ConfigError>("{}: this model has no experts", key);
+  router.top_k_ = model.moe()->num_experts_per_tok;
   if (!router.replay_.empty() && !std::filesystem::is_directory(router.replay_))
     throw_error<ConfigError>("train.router_replay: {} is no folder", train.router_replay);
   return router;

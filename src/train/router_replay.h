@@ -11,7 +11,7 @@
 #include "ckpt/tensor_io.h"
 #include "comm/group.h"
 #include "config/run_config.h"
-#include "models/qwen3_5/config.h"
+#include "models/config.h"
 
 namespace heddle::train {
 
@@ -28,7 +28,7 @@ class RouterReplay {
   /// Nothing if neither is wanted. Throws ConfigError: the model has no experts, there is no folder
   /// to replay.
   static std::optional<RouterReplay> open(const config::TrainSection& train,
-                                          const models::qwen3_5::Config& model, c10::Device device);
+                                          const models::Config& model, c10::Device device);
 
   /// Rows of hidden states: numbers [n] on the host, of which those behind the first `real` belong
   /// to no sequence and are not recorded.

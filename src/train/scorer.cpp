@@ -8,16 +8,17 @@
 #include <cmath>
 #include <limits>
 
+#include "assembly/model_units.h"
 #include "base/errors.h"
 #include "data/batch.h"
 #include "ops/autograd.h"
 #include "ops/collectives.h"
 #include "ops/context_parallel/context_parallel.h"
-#include "train/head.h"
-#include "train/model_units.h"
 
 namespace heddle::train {
 namespace {
+
+using objective::Model;
 
 using Rows = std::span<const std::vector<std::int32_t>>;
 
@@ -100,28 +101,21 @@ std::vector<Entry> entries_of_rows(const Model& model, const data::Batch& batch,
 
 }  // namespace
 
-Scorer::Scorer(const LoadedModel& loaded)
-    : loaded_(loaded),
-      pipeline_(loaded.context.mesh, loaded.stages, block_entries(*loaded.model),
-                /*embedding_trained=*/false, {.sharding = loaded.sharding.get()}) {}
-
-/// Of this rank's tokens and rows; without tensors where the last stage is elsewhere.
 ScoreResult Scorer::score_locally(const LocalBatch& local, const ScoreRequest& request) {
-  Model& model = *loaded_.model;
-  const parallel::Acquired ends = acquire_ends(loaded_.sharding.get(), model);
-  const at::Tensor hidden = evaluate_hidden(model, pipeline_, local);
+  Model& model = *placed_.model;
+  const parallel::Acquired ends = assembly::acquire_ends(placed_.sharding.get(), model);
+  const at::Tensor hidden = objective::evaluate_hidden(model, *placed_.pipeline, local);
   if (!hidden.defined()) return {};
-  return score_head(model, hidden, local.device, request);
+  return objective::score_head(model, hidden, local.device, request);
 }
 
 std::vector<RowScore> Scorer::score(Rows rows, const ScoreRequest& request) {
   const ops::NoGradient guard;
-  const Model& model = *loaded_.model;
+  const Model& model = *placed_.model;
   check_rows(rows, model.config().vocab_size);
-  const bool is_language_model = model.head() == models::qwen3_5::Head::kLanguageModel;
-  const std::int64_t width = model.head() == models::qwen3_5::Head::kClassify
-                                 ? model.num_labels()
-                                 : model.config().hidden_size;
+  const bool is_language_model = model.head() == models::Head::kLanguageModel;
+  const std::int64_t width =
+      model.head() == models::Head::kClassify ? model.num_labels() : model.config().hidden_size;
   // By row its first entry, and behind the last row their number.
   std::vector<std::int64_t> begin = {0};
   for (const std::vector<std::int32_t>& row : rows)
@@ -132,7 +126,8 @@ std::vector<RowScore> Scorer::score(Rows rows, const ScoreRequest& request) {
   const auto count = static_cast<std::int64_t>(rows.size());
   const std::int64_t first = count * mesh.data_rank() / mesh.data_size(),
                      last = count * (mesh.data_rank() + 1) / mesh.data_size();
-  const LocalBatch local(model, batch_of(rows.subspan(first, last - first)));
+  const LocalBatch local(model, batch_of(rows.subspan(first, last - first)),
+                         placed_.adapters.get());
   const ScoreResult scored = score_locally(local, request);
   const bool with_entropies = is_language_model && request.entropy;
   // Each entry is known to one rank: the sum fills the others in.

@@ -4,12 +4,14 @@
 #include <span>
 #include <vector>
 
-#include "parallel/pipeline.h"
-#include "train/head.h"
-#include "train/micro_batch.h"
-#include "train/setup.h"
+#include "assembly/model_on_ranks.h"
+#include "objective/score_head.h"
 
 namespace heddle::train {
+
+using objective::LocalBatch;
+using objective::ScoreRequest;
+using objective::ScoreResult;
 
 /// What scoring tells of one row.
 struct RowScore {
@@ -23,9 +25,8 @@ struct RowScore {
 /// Scores rows with a model, batch by batch.
 class Scorer {
  public:
-  /// Made by all ranks of the model, which it does not own. Connects the stages of a pipeline, once
-  /// for all batches.
-  explicit Scorer(const LoadedModel& loaded);
+  /// Made by all ranks of the model, which it does not own.
+  explicit Scorer(const assembly::ModelOnRanks& model) : placed_(model) {}
 
   /// Scores rows of tokens, in order, in one packed pass on each data rank. All ranks of the model
   /// call it with the same rows and get all scores. Throws DataError for an empty row or an id
@@ -34,10 +35,10 @@ class Scorer {
                               const ScoreRequest& request);
 
  private:
+  /// Numbers of this rank's tokens and rows; none where the last stage is elsewhere.
   ScoreResult score_locally(const LocalBatch& local, const ScoreRequest& request);
 
-  const LoadedModel& loaded_;
-  parallel::Pipeline pipeline_;
+  const assembly::ModelOnRanks& placed_;
 };
 
 }  // namespace heddle::train

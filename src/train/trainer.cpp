@@ -1,13 +1,11 @@
 #include "train/trainer.h"
 
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/stack.h>
-
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <utility>
 
+#include "assembly/from_config.h"
 #include "base/errors.h"
 #include "base/files.h"
 #include "base/log.h"
@@ -15,14 +13,13 @@
 #include "comm/world.h"
 #include "config/config.h"
 #include "device/device.h"
-#include "models/qwen3_5/flops.h"
+#include "models/flops.h"
+#include "objective/from_config.h"
 #include "ops/autograd.h"
 #include "train/auxiliary_loss.h"
 #include "train/describe.h"
 #include "train/expert_load.h"
-#include "train/head.h"
 #include "train/idle_ranks.h"
-#include "train/micro_batch.h"
 #include "train/result.h"
 #include "train/resume.h"
 #include "train/step_profile.h"
@@ -55,11 +52,17 @@ std::unique_ptr<RunLock> claim_output(const config::RunConfig& config, const com
   return std::make_unique<RunLock>(config.train.output_dir);
 }
 
-/// What the sums of one step are divided by: loss weights of tokens, sequences for a
-/// classification head, queries for an embedding.
-double normalizer(const Model& model, double loss_weights, std::int64_t sequences) {
-  return model.head() == models::qwen3_5::Head::kLanguageModel ? loss_weights
-                                                               : static_cast<double>(sequences);
+/// Throws for warm-up and decay that exceed a run whose length its data give; config::check() knows
+/// that of train.max_steps.
+void check_schedule(const config::RunConfig& config, std::int64_t total_steps) {
+  const config::OptimSection& optim = config.optim;
+  const bool is_wsd = optim.schedule == config::Schedule::kWsd;
+  const std::int64_t decay = is_wsd ? optim.decay_steps : 0;
+  if (total_steps == 0 || optim.warmup_steps + decay <= total_steps) return;
+  const char* const key = optim.warmup_steps > 0 ? "optim.warmup_steps" : "optim.decay_steps";
+  throw_error<ConfigError>(
+      "{}: warm-up {} and decay {} steps are more than the {} steps of the run",
+      config::where(config, key), optim.warmup_steps, decay, total_steps);
 }
 
 }  // namespace
@@ -71,19 +74,13 @@ Trainer::Trainer(const config::RunConfig& config, Observer& observer, const std:
       stop_(stop),
       lock_(claim_output(config, world.get())),
       setup_(make_setup(config, observer, std::move(world))),
-      optimizer_(setup_.trainable, config.optim, config.train.seed,
-                 setup_.context.mesh.world_group()),
-      pipeline_(make_pipeline(config.train, *setup_.model, setup_.stages, setup_.sharding.get())),
+      objective_(objective::make_objective(config, setup_)),
+      learner_(config, setup_, *objective_,
+               std::max(config.train.micro_batch_tokens, config.data.max_length)),
       loader_(std::make_unique<data::Loader>(setup_.train,
                                              loader_options(config, setup_.context.mesh))),
-      queued_(queued_steps(config, setup_, pipeline_, optimizer_)),
-      recompute_(auto_recompute(config.train, setup_, pipeline_, optimizer_,
-                                setup_.model->padded_tokens(std::max(
-                                    config.train.micro_batch_tokens, config.data.max_length)))),
-      auxiliary_coefficient_(auxiliary_coefficient(config, setup_.model->config())),
-      pools_auxiliary_loss_(auxiliary_coefficient_ > 0 &&
-                            config.train.router_aux_loss == config::AuxLoss::kHf),
-      router_(RouterReplay::open(config.train, setup_.model->config(), setup_.context.device)) {
+      auxiliary_coefficient_(assembly::auxiliary_coefficient(config, setup_.model->config())) {
+  check_schedule(config, loader_->info().total_steps);
   files::make_writable_directory(config.train.output_dir);
   ckpt::CheckpointStoreOptions store;
   store.keep_last = static_cast<int>(config.ckpt.keep_last);
@@ -99,15 +96,9 @@ Trainer::Trainer(const config::RunConfig& config, Observer& observer, const std:
     const bool is_made = std::find(made.begin(), made.end(), parameter->name()) != made.end();
     if (is_made && !parameter->trainable()) keep(*parameter);
   }
+  objective_->prepare({setup_.train, setup_.eval});
   resume();
-  if (router_) router_->continue_after(first_step_, setup_.context.mesh.world_group());
-}
-
-std::vector<HeadFunction> Trainer::heads_of(const data::Step& step, double gradient_scale) {
-  if (setup_.model->head() == models::qwen3_5::Head::kEmbed)
-    return embed_heads_of(step, gradient_scale);
-  return std::vector<HeadFunction>(step.micro_batches.size(),
-                                   training_head(*setup_.model, gradient_scale));
+  learner_.continue_after(first_step_);
 }
 
 namespace {
@@ -123,7 +114,7 @@ void require_finite(const StepInfo& info) {
 }  // namespace
 
 Trainer::Divisors Trainer::divisors_of(const data::Step& step) const {
-  const double loss = normalizer(*setup_.model, step.loss_weight_sum, step.sequences);
+  const double loss = objective_->divisor(step);
   if (loss <= 0)
     throw_error<DataError>("optimizer step {} has no token with a loss weight", step.step + 1);
   return {loss, static_cast<double>(std::max<std::int64_t>(
@@ -138,25 +129,23 @@ Pause Trainer::pause_behind(std::int64_t done) const {
   return train::pause_behind(config_, setup_.eval != nullptr, done, loader_->info().total_steps);
 }
 
-QueuedSteps::Flight Trainer::queue(const data::Step& step) {
+Learner::StepOptions Trainer::options_of(const data::Step& step) const {
   const Divisors divisors = divisors_of(step);
-  return queued_->queue(step.micro_batches,
-                        {.loss_scale = 1 / divisors.loss,
-                         .auxiliary_scale = auxiliary_coefficient_ / divisors.sparse_tokens,
-                         .lr = learning_rate_of(step),
-                         .dropout_step = dropout_step(step),
-                         .may_record = !recompute_ || recompute_->is_settled()});
+  return {.step = step.step + 1,
+          .loss_scale = 1 / divisors.loss,
+          .auxiliary_scale = auxiliary_coefficient_ / divisors.sparse_tokens,
+          .lr = learning_rate_of(step)};
 }
 
 void Trainer::queue_next(const data::Step& step) {
-  // A measured step has the device to itself, and one that runs out of memory is run again.
-  if (recompute_ || pause_behind(step.step + 1).any()) return;
+  if (pause_behind(step.step + 1).any()) return;
   if (setup_.context.mesh.world_group().any(stop_)) return;
   std::optional<data::Step> next = loader_->next();
   if (!next) return;
   behind_.emplace(Begun{std::move(*next), std::nullopt});
   // One without a loss is refused when its turn comes.
-  if (behind_->step.loss_weight_sum > 0) behind_->flight = queue(behind_->step);
+  if (behind_->step.loss_weight_sum > 0)
+    behind_->flight = learner_.queue(behind_->step.micro_batches, options_of(behind_->step));
 }
 
 std::optional<Trainer::Begun> Trainer::next_step() {
@@ -166,72 +155,36 @@ std::optional<Trainer::Begun> Trainer::next_step() {
   return Begun{std::move(*step), std::nullopt};
 }
 
-MicroBatchLoss Trainer::update(Begun& begun, const Divisors& divisors, StepInfo& info) {
+Learner::Outcome Trainer::run(Begun& begun) {
   const data::Step& step = begun.step;
-  if (pools_auxiliary_loss_ && step.micro_batches.size() > 1 &&
-      !std::exchange(warned_of_pooling_, true)) {
-    log::warning(
-        "train.router_aux_loss: hf pools every micro-batch by itself, and a step has {}: the "
-        "result depends on that cut",
-        step.micro_batches.size());
-  }
-  if (!queued_) return update_with_the_host(step, divisors, info);
-  QueuedSteps::Flight flight = begun.flight ? std::move(*begun.flight) : queue(step);
+  if (!learner_.queues_ahead()) return learner_.step(step.micro_batches, options_of(step));
+  QueuedSteps::Flight flight = begun.flight ? std::move(*begun.flight)
+                                            : learner_.queue(step.micro_batches, options_of(step));
   queue_next(step);
-  QueuedSteps::Flight::Outcome outcome = flight.wait();
-  info.loss = outcome.sums.loss_sum.item<double>() / divisors.loss;
-  info.extra["entropy"] = outcome.sums.entropy_sum.item<double>() / divisors.loss;
-  info.grad_norm = outcome.grad_norm;
-  require_finite(info);
-  return std::move(outcome.sums);
-}
-
-MicroBatchLoss Trainer::update_with_the_host(const data::Step& step, const Divisors& divisors,
-                                             StepInfo& info) {
-  const std::vector<HeadFunction> heads = heads_of(step, 1 / divisors.loss);
-  if (router_) router_->begin_step(info.step);
-  MicroBatchLoss sums = run_micro_batches(
-      *setup_.model, setup_.adapters.get(), pipeline_, setup_.trainable, step.micro_batches, heads,
-      {.auxiliary_scale = auxiliary_coefficient_ / divisors.sparse_tokens,
-       .pooled_auxiliary_loss = pools_auxiliary_loss_,
-       .dropout_step = dropout_step(step),
-       .router = router_ ? &*router_ : nullptr,
-       .sharding = setup_.sharding.get()});
-  if (router_) router_->end_step();
-  sum_over_ranks(setup_.context.mesh.loss_group(), auxiliary_coefficient_ > 0, sums);
-  if (setup_.sharding) setup_.sharding->finish_reduction();
-
-  const at::Tensor host = at::stack({sums.loss_sum, sums.entropy_sum}).cpu();
-  info.loss = host[0].item<double>() / divisors.loss;
-  if (setup_.model->head() == models::qwen3_5::Head::kLanguageModel)
-    info.extra["entropy"] = host[1].item<double>() / divisors.loss;
-  info.grad_norm = optimizer_.gradient_norm();
-  require_finite(info);
-  const double clip = config_.optim.clip_norm;
-  const double multiplier = clip > 0 ? std::min(1.0, clip / (info.grad_norm + 1e-6)) : 1;
-  optimizer_.step(setup_.model->kernels(), info.lr, multiplier);
-  if (setup_.sharding) setup_.sharding->publish();
-  device::synchronize(setup_.context.device);
-  return sums;
+  return flight.wait();
 }
 
 StepInfo Trainer::train_step(Begun begun) {
   // One that was queued before began when the one before it ended.
   const auto start = begun.flight ? last_end_ : std::chrono::steady_clock::now();
   const data::Step& step = begun.step;
-  const Model& model = *setup_.model;
+  const assembly::Model& model = *setup_.model;
   const Divisors divisors = divisors_of(step);
   StepInfo info;
   info.step = step.step + 1;
   info.lr = learning_rate_of(step);
-  MicroBatchLoss sums;
-  const auto run = [&] { sums = update(begun, divisors, info); };
-  if (recompute_) {
-    info.extra["recomputed_layers"] = static_cast<double>(recompute_->recomputed_layers());
-    recompute_->run(largest_micro_batch(model, step.micro_batches), run);
-  } else {
-    run();
+  if (learner_.recompute() != nullptr) {
+    info.extra["recomputed_layers"] =
+        static_cast<double>(learner_.recompute()->recomputed_layers());
   }
+  const Learner::Outcome outcome = run(begun);
+  const MicroBatchLoss& sums = outcome.sums;
+  info.loss = sums.loss_sum.item<double>() / divisors.loss;
+  const std::vector<std::string> names = objective_->metrics();
+  for (std::size_t i = 0; i < names.size(); ++i)
+    info.extra[names[i]] = sums.metric_sums[i].item<double>() / divisors.loss;
+  info.grad_norm = outcome.grad_norm;
+  require_finite(info);
   last_end_ = std::chrono::steady_clock::now();
 
   info.seconds = std::chrono::duration<double>(last_end_ - start).count();
@@ -243,8 +196,9 @@ StepInfo Trainer::train_step(Begun begun) {
   if (peak_flops_ > 0 && step.sequences > 0) {
     const double length = static_cast<double>(step.tokens) / static_cast<double>(step.sequences);
     const double share = setup_.adapters ? 2.0 / 3.0 : 1.0;
-    info.mfu = models::qwen3_5::training_flops_per_token(model.config(), length, share) *
-               info.tokens_per_s / peak_flops_;
+    info.mfu = models::training_flops_per_token(model.config(), length, share) * info.tokens_per_s /
+               peak_flops_;
+    if (info.mfu > 1) info.mfu = 0;  // the peak was measured while the machine was busy
   }
   info.memory_bytes = device::memory(setup_.context.device).peak_bytes;
   if (auxiliary_coefficient_ > 0)
@@ -258,32 +212,12 @@ StepInfo Trainer::train_step(Begun begun) {
 }
 
 Evaluation Trainer::evaluate() {
-  if (queued_) queued_->make_room();
-  Model& model = *setup_.model;
-  if (model.head() == models::qwen3_5::Head::kEmbed) return evaluate_embeddings();
+  learner_.make_room();
   data::EvaluationLoader::Options options;
   options.micro_batch_tokens = config_.train.micro_batch_tokens;
   options.rank = static_cast<int>(setup_.context.mesh.data_rank());
   options.world = static_cast<int>(setup_.context.mesh.data_size());
-  data::EvaluationLoader loader(setup_.eval, options);
-  const parallel::Acquired ends = acquire_ends(setup_.sharding.get(), model);
-  double loss = 0, weights = 0;
-  std::int64_t sequences = 0;
-  while (const auto whole = loader.next()) {
-    const ops::NoGradient guard;
-    const LocalBatch batch(model, *whole);
-    const at::Tensor hidden = evaluate_hidden(model, pipeline_, batch);
-    if (!hidden.defined()) continue;
-    loss +=
-        run_head(model, hidden, batch.host, 1, /*want_gradients=*/false).loss_sum.item<double>();
-    weights += batch.host.loss_weight_sum;
-    sequences += batch.host.real_sequences;
-  }
-  const comm::Group group = setup_.context.mesh.loss_group();
-  loss = group.all_reduce_sum(loss);
-  weights = group.all_reduce_sum(weights);
-  sequences = std::llround(group.all_reduce_sum(static_cast<double>(sequences)));
-  return {loss / normalizer(model, weights, sequences), {}};
+  return objective_->evaluate(setup_.eval, options);
 }
 
 void Trainer::evaluate_on_start() {
@@ -297,13 +231,13 @@ bool Trainer::evaluate_if_due(StepInfo& info, const Pause& pause) {
   if (!pause.evaluates) return false;
   const Evaluation evaluation = evaluate();
   last_eval_ = evaluation.loss;
-  improved_ = !best_eval_ || *last_eval_ < *best_eval_;
-  if (improved_) best_eval_ = last_eval_;
-  evaluations_without_gain_ = improved_ ? 0 : evaluations_without_gain_ + 1;
+  improved_ = !loop_.best_eval || *last_eval_ < *loop_.best_eval;
+  if (improved_) loop_.best_eval = last_eval_;
+  loop_.evaluations_without_gain = improved_ ? 0 : loop_.evaluations_without_gain + 1;
   info.add(evaluation);
   observer_.on_evaluation(info.step, evaluation, improved_);
   const std::int64_t patience = config_.train.early_stop_patience;
-  return patience > 0 && evaluations_without_gain_ >= patience;
+  return patience > 0 && loop_.evaluations_without_gain >= patience;
 }
 
 std::string Trainer::limit_reached() const {
@@ -318,17 +252,17 @@ std::string Trainer::limit_reached() const {
                     : fmt::format("train.epochs {}", train.epochs);
   }
   const std::int64_t patience = train.early_stop_patience;
-  return setup_.eval && patience > 0 && evaluations_without_gain_ >= patience
+  return setup_.eval && patience > 0 && loop_.evaluations_without_gain >= patience
              ? fmt::format("train.early_stop_patience {}", patience)
              : "";
 }
 
 void Trainer::fill(Summary& summary, std::int64_t steps) const {
   summary.steps = steps;
-  summary.first_loss = first_loss_;
-  summary.last_loss = last_loss_;
-  summary.has_eval = best_eval_.has_value();
-  summary.best_eval_loss = best_eval_.value_or(0);
+  summary.first_loss = loop_.first_loss;
+  summary.last_loss = loop_.last_loss;
+  summary.has_eval = loop_.best_eval.has_value();
+  summary.best_eval_loss = loop_.best_eval.value_or(0);
 }
 
 Summary Trainer::run() {
@@ -365,8 +299,8 @@ Summary Trainer::train() {
     StepInfo info = train_step(std::move(*begun));
     if (profile) profile->finish(config_.train.output_dir);
     done = info.step;
-    last_loss_ = info.loss;
-    if (std::exchange(fresh, false)) first_loss_ = info.loss;
+    loop_.last_loss = info.loss;
+    if (std::exchange(fresh, false)) loop_.first_loss = info.loss;
     const Pause pause = pause_behind(done);
     summary.stopped_early = evaluate_if_due(info, pause);
     observer_.on_step(info);
@@ -392,7 +326,7 @@ double Trainer::usual_micro_batches() const {
 
 RunInfo Trainer::describe() const {
   const double micro_batches = usual_micro_batches();
-  RunInfo info = describe_setup(setup_, config_, optimizer_, micro_batches);
+  RunInfo info = describe_setup(setup_, config_, learner_.optimizer(), micro_batches);
   const data::LoaderInfo& loader = loader_->info();
   info.peak_flops = peak_flops_;
   info.tokens_per_epoch = loader.tokens_per_epoch;
@@ -404,7 +338,7 @@ RunInfo Trainer::describe() const {
                 .of_data = loader.rows_per_epoch};
   if (setup_.stages.ranks > 1) {
     step.micro_batches = micro_batches;
-    info.pipeline = pipeline_.schedule(static_cast<std::int64_t>(micro_batches)).draw();
+    info.pipeline = setup_.pipeline->schedule(static_cast<std::int64_t>(micro_batches)).draw();
   }
   info.idle = idle_ranks(setup_.context.mesh, step);
   return info;

@@ -11,12 +11,10 @@
 #include "ckpt/training_checkpoint.h"
 #include "config/run_config.h"
 #include "data/loader/loader.h"
-#include "parallel/pipeline.h"
-#include "train/auto_recompute.h"
-#include "train/micro_batch.h"
+#include "objective/objective.h"
+#include "train/learner.h"
+#include "train/loop_state.h"
 #include "train/observer.h"
-#include "train/optimizer.h"
-#include "train/queued_steps.h"
 #include "train/run_lock.h"
 #include "train/schedule.h"
 #include "train/setup.h"
@@ -40,18 +38,10 @@ class Trainer {
   const Setup& setup() const { return setup_; }
   Setup& setup() { return setup_; }
   /// Null unless train.recompute is auto.
-  const AutoRecompute* recompute() const { return recompute_.get(); }
+  const AutoRecompute* recompute() const { return learner_.recompute(); }
 
  private:
   Summary train();
-  /// See LocalBatch.
-  static std::uint64_t dropout_step(const data::Step& step) {
-    return static_cast<std::uint64_t>(step.step) + 1;
-  }
-  /// One function a micro-batch of the step.
-  std::vector<HeadFunction> heads_of(const data::Step& step, double gradient_scale);
-  /// The same for head embed, whose loss spans the step.
-  std::vector<HeadFunction> embed_heads_of(const data::Step& step, double gradient_scale);
   /// A step of the loader, and if the device has been given it already what it will report.
   struct Begun {
     data::Step step;
@@ -65,20 +55,16 @@ class Trainer {
   /// Throws DataError if the step has no loss.
   Divisors divisors_of(const data::Step& step) const;
   double learning_rate_of(const data::Step& step) const;
-  QueuedSteps::Flight queue(const data::Step& step);
+  Learner::StepOptions options_of(const data::Step& step) const;
   /// Gives the device the step behind `step`, which is under way, unless something comes between.
   void queue_next(const data::Step& step);
   /// What behind_ holds, else the loader's next step; nothing at the end.
   std::optional<Begun> next_step();
   StepInfo train_step(Begun begun);
-  /// Its forward, backward and update; fills loss, entropy and gradient norm of `info`, whose
-  /// learning rate is given.
-  MicroBatchLoss update(Begun& begun, const Divisors& divisors, StepInfo& info);
-  MicroBatchLoss update_with_the_host(const data::Step& step, const Divisors& divisors,
-                                      StepInfo& info);
+  /// Runs or awaits it, and queues the next one where that is possible.
+  Learner::Outcome run(Begun& begun);
   Pause pause_behind(std::int64_t done) const;
   Evaluation evaluate();
-  Evaluation evaluate_embeddings();
   /// Before the first step.
   void evaluate_on_start();
   /// What a checkpoint holds of this rank: what is trained and what is kept.
@@ -109,18 +95,13 @@ class Trainer {
   const std::atomic<bool>& stop_;
   std::unique_ptr<RunLock> lock_;  ///< Of rank 0; made before anything is written.
   Setup setup_;
-  Optimizer optimizer_;
-  parallel::Pipeline pipeline_;
+  std::unique_ptr<objective::Objective> objective_;
+  Learner learner_;
   std::unique_ptr<data::Loader> loader_;
-  std::unique_ptr<QueuedSteps> queued_;  ///< Null where the host is needed within a step.
-  std::optional<Begun> behind_;          ///< Queued behind the step under way.
+  std::optional<Begun> behind_;                     ///< Queued behind the step under way.
   std::chrono::steady_clock::time_point last_end_;  ///< Of a step.
-  std::unique_ptr<AutoRecompute> recompute_;        ///< Null unless train.recompute is auto.
   std::unique_ptr<ckpt::CheckpointStore> checkpoints_;
   double auxiliary_coefficient_ = 0;
-  bool pools_auxiliary_loss_ = false;
-  std::optional<RouterReplay> router_;
-  bool warned_of_pooling_ = false;
   double peak_flops_ = 0;
   /// Not trained, yet not what the source holds: made for this run (a new head), or trained before
   /// it was continued. Checkpoints hold them beside what is trained.
@@ -128,10 +109,9 @@ class Trainer {
   std::int64_t first_step_ = 0;
   std::int64_t last_saved_ = -1;
   ckpt::Path last_checkpoint_;  ///< Of that step; empty before the first.
-  double first_loss_ = 0, last_loss_ = 0;
-  std::optional<double> best_eval_, last_eval_;
+  LoopState loop_;
+  std::optional<double> last_eval_;
   bool improved_ = false;  ///< The evaluation after the last step was the best so far.
-  std::int64_t evaluations_without_gain_ = 0;
 };
 
 }  // namespace heddle::train

@@ -62,6 +62,7 @@ void Trainer::restore(const ckpt::Path& path) {
   const auto checkpoint =
       ckpt::TrainingCheckpoint::open(path, ckpt::TrainingCheckpoint::Verify::kSizes);
   const nlohmann::ordered_json& state = checkpoint.state();
+  const LoopState saved = LoopState::read(state, path.string());
   const config::RunConfig before = config::parse(state.at("config").get<std::string>(),
                                                  "checkpoint", {}, config::Completeness::kPartial);
   if (before.model.dtype != config_.model.dtype) {
@@ -69,30 +70,27 @@ void Trainer::restore(const ckpt::Path& path) {
     throw_error<ConfigError>(
         "the checkpoint of step {} was written with model.dtype={}, and this run has {}: its "
         "weights and optimizer state do not fit; set model.dtype={} to continue it",
-        state.at("step").get<std::int64_t>(), dtype, config::to_string(config_.model.dtype), dtype);
+        saved.step, dtype, config::to_string(config_.model.dtype), dtype);
   }
-  check_same_method(before, config_, state.at("step"));
+  check_same_method(before, config_, saved.step);
+  check_same_objective(before, config_, saved.step);
   for (const std::string& difference : config::differences(before, config_)) {
     log::warning("the configuration changed since the checkpoint: {}", difference);
   }
-  for (const ckpt::TensorPart& part : optimizer_.state(/*with_copies=*/true))
+  for (const ckpt::TensorPart& part : learner_.optimizer().state(/*with_copies=*/true))
     checkpoint.copy_box(part.name, part.offset, part.tensor);
   restore_kept(checkpoint);
   if (setup_.sharding) setup_.sharding->publish(/*with_frozen=*/true);
-  optimizer_.set_steps(state.at("optimizer_steps"));
-  first_step_ = state.at("step");
+  learner_.optimizer().set_steps(saved.optimizer_steps);
+  loop_ = saved;
+  first_step_ = saved.step;
   last_saved_ = first_step_;
   last_checkpoint_ = path;
-  first_loss_ = state.value("first_loss", 0.0);
-  last_loss_ = state.value("last_loss", 0.0);
-  if (state.contains("best_eval") && !state["best_eval"].is_null())
-    best_eval_ = state["best_eval"].get<double>();
-  evaluations_without_gain_ = state.value("evaluations_without_gain", std::int64_t{0});
-  loader_->seek(nlohmann::json(state.at("cursor")));
+  loader_->seek(saved.cursor);
 }
 
 std::vector<ckpt::TensorPart> Trainer::state(bool with_copies) const {
-  std::vector<ckpt::TensorPart> parts = optimizer_.state(with_copies);
+  std::vector<ckpt::TensorPart> parts = learner_.optimizer().state(with_copies);
   for (const nn::Parameter* parameter : kept_) {
     if (!parameter->is_held()) continue;
     if (!with_copies && !saves(*parameter, setup_.context.mesh)) continue;
@@ -112,16 +110,11 @@ void Trainer::keep(nn::Parameter& parameter) {
 
 void Trainer::save(std::int64_t step) {
   ckpt::CheckpointState state;
-  state.state["heddle"] = 1;
-  state.state["step"] = step;
-  state.state["optimizer_steps"] = optimizer_.steps();
+  loop_.step = step;
+  loop_.optimizer_steps = learner_.optimizer().steps();
+  loop_.cursor = loader_->cursor();
+  loop_.write(state.state);
   state.state["seed"] = config_.train.seed;
-  state.state["cursor"] = loader_->cursor();
-  state.state["first_loss"] = first_loss_;
-  state.state["last_loss"] = last_loss_;
-  state.state["best_eval"] =
-      best_eval_ ? nlohmann::ordered_json(*best_eval_) : nlohmann::ordered_json();
-  state.state["evaluations_without_gain"] = evaluations_without_gain_;
   state.state["kernels"] = setup_.model->kernels().lines();
   state.state["config"] = config::dump_yaml(config_);
   state.parts = this->state(/*with_copies=*/false);

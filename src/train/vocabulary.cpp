@@ -56,8 +56,7 @@ std::int64_t vocabulary_rows(const config::RunConfig& config, const data::Tokeni
       ids - 1, checkpoint_rows, ids);
 }
 
-void check_added_tokens_trained(const config::RunConfig& config,
-                                const models::qwen3_5::Config& model) {
+void check_added_tokens_trained(const config::RunConfig& config, const models::Config& model) {
   if (config.model.added_tokens.empty() || config.train.method != config::Method::kLora) return;
   std::vector<std::string> needed = {"embed_tokens"};
   const bool has_head = config.model.head == config::Head::kLanguageModel;

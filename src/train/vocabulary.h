@@ -6,7 +6,7 @@
 #include "ckpt/companions.h"
 #include "config/run_config.h"
 #include "data/tokenizer/tokenizer.h"
-#include "models/qwen3_5/model.h"
+#include "models/model.h"
 
 namespace heddle::train {
 
@@ -29,7 +29,6 @@ std::int64_t vocabulary_rows(const config::RunConfig& config, const data::Tokeni
 
 /// Throws ConfigError if rows of model.added_tokens would never be trained: an adapter on linear
 /// layers leaves the vocabulary as it is unless adapter.modules_to_save names it.
-void check_added_tokens_trained(const config::RunConfig& config,
-                                const models::qwen3_5::Config& model);
+void check_added_tokens_trained(const config::RunConfig& config, const models::Config& model);
 
 }  // namespace heddle::train

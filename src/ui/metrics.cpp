@@ -1,7 +1,6 @@
 #include "ui/metrics.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -13,6 +12,7 @@
 
 #include "base/errors.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "base/text.h"
 
@@ -28,8 +28,8 @@ constexpr auto kFields = std::make_tuple(
     std::pair{"grad_norm", &StepMetrics::grad_norm}, std::pair{"tokens", &StepMetrics::tokens},
     std::pair{"loss_tokens", &StepMetrics::loss_tokens},
     std::pair{"tokens_per_s", &StepMetrics::tokens_per_s},
-    std::pair{"step_s", &StepMetrics::step_s}, std::pair{"mfu", &StepMetrics::mfu},
-    std::pair{"memory_bytes", &StepMetrics::memory_bytes});
+    std::pair{"step_s", &StepMetrics::step_s}, std::pair{"unix_time", &StepMetrics::unix_time},
+    std::pair{"mfu", &StepMetrics::mfu}, std::pair{"memory_bytes", &StepMetrics::memory_bytes});
 
 template <class Visit>
 void for_each_field(Visit visit) {
@@ -41,7 +41,12 @@ double number_or_nan(const Json& value) {
 }
 
 std::optional<StepMetrics> parse_row(std::string_view line) {
-  Json row = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+  Json row;
+  try {
+    row = json::parse(line);
+  } catch (const DataError&) {
+    return {};
+  }
   if (!row.is_object() || !row.contains("step") || !row["step"].is_number_integer()) return {};
   StepMetrics metrics;
   for_each_field([&](const char* name, auto member) {
@@ -113,10 +118,7 @@ MetricsWriter::MetricsWriter(std::filesystem::path file, std::int64_t resumed_st
     });
     if (kept != old) files::write_atomically(file_, kept);
   }
-  descriptor_ = open(file_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-  if (descriptor_ < 0) {
-    throw_error<FileError>("cannot write {}: {}", file_.string(), strerror(errno));
-  }
+  descriptor_ = files::open_to_append(file_);
 }
 
 MetricsWriter::~MetricsWriter() {

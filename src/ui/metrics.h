@@ -18,8 +18,9 @@ struct StepMetrics {
   std::int64_t tokens = 0;       ///< real tokens of this step, without padding
   std::int64_t loss_tokens = 0;  ///< tokens that carry loss
   double tokens_per_s = 0;
-  double step_s = 0;  ///< wall time of the step
-  double mfu = 0;     ///< share of the hardware's speed of light, 0..1; 0 where it is not known
+  double step_s = 0;     ///< wall time of the step
+  double unix_time = 0;  ///< when it ended, seconds since 1970 UTC; 0 where it is not known
+  double mfu = 0;        ///< share of the hardware's speed of light, 0..1; 0 where it is not known
   std::int64_t memory_bytes = 0;  ///< peak of the device, or resident set on the CPU
   /// eval_loss, aux_loss, ...: written beside the others under their names.
   std::vector<std::pair<std::string, double>> extras;

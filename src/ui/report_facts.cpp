@@ -2,6 +2,7 @@
 
 #include "base/errors.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "ui/report.h"
 
 namespace heddle::ui {
@@ -27,10 +28,10 @@ std::string to_json(const ReportFacts& facts) {
   return root.dump(2, ' ', false, Json::error_handler_t::replace);
 }
 
-ReportFacts report_facts_from_json(const std::string& json, const std::string& source) {
+ReportFacts report_facts_from_json(const std::string& text, const std::string& source) {
   ReportFacts facts;
   try {
-    const Json root = Json::parse(json);
+    const Json root = json::parse_as<DataError>(text, source);
     facts.title = root.at("title");
     facts.status = root.at("status");
     facts.command = root.at("command");

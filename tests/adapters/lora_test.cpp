@@ -16,6 +16,7 @@
 #include "adapters/initialize.h"
 #include "base/rng.h"
 #include "comm/mesh.h"
+#include "nn/pass.h"
 #include "ops/autograd.h"
 #include "ops/builtin.h"
 #include "ops/swiglu/swiglu.h"
@@ -38,6 +39,22 @@ void give_values(nn::Parameter& parameter, const at::Tensor& whole) {
 constexpr double kDropout = 0.25;
 constexpr std::uint64_t kSeed = 5, kStep = 3;
 
+/// The layers of a model.
+Adaptable adaptable(const std::vector<nn::Linear*>& layers) {
+  return {[layers](const std::function<void(nn::Linear&)>& visit) {
+            for (nn::Linear* layer : layers) visit(*layer);
+          },
+          [](const std::function<void(nn::ExpertWeights&)>&) {}};
+}
+
+/// A pass of kTokens rows that all have one set.
+nn::Pass pass_with(const ops::KernelTable& kernels, const LoraSet& set, const at::Tensor& draws) {
+  nn::Pass pass;
+  pass.kernels = &kernels;
+  pass.adapters = {{&set, kTokens, draws}};
+  return pass;
+}
+
 /// The gradients of an adapted layer come with what is postponed, after that of its input.
 void check_postponed(double dropout) {
   const auto kernels = ops::KernelTable::choose(ops::builtin_registry(), c10::DeviceType::CPU,
@@ -48,29 +65,32 @@ void check_postponed(double dropout) {
   give_values(linear.weight(), weight);
   linear.weight().set_trainable(false);
   const double scaling = 0.5;
-  const auto lora = std::make_shared<Lora>("layer", kIn, kOut, scaling, kRank, dropout, 0);
-  give_values(lora->a(), a);
-  give_values(lora->b(), b);
-  at::Tensor seen = numbers(kTokens, kIn, 5).mul(0).add(1);
+  LoraOptions options;
+  options.dropout = dropout;
+  runtime::Context context;
+  context.dtype = at::kDouble;
+  const LoraSet set(adaptable({&linear}), {{"layer", kRank, scaling}}, options, context);
+  Lora& lora = *set.adapters()[0];
+  lora.a().write_owned(a);
+  lora.b().write_owned(b);
+  at::Tensor seen = numbers(kTokens, kIn, 5).mul(0).add(1), draws;
   if (dropout > 0) {
-    const at::Tensor draws = ops::dropout_draws(at::arange(kTokens, at::kLong), 1);
-    lora->set_dropout({draws, 0});
+    draws = ops::dropout_draws(at::arange(kTokens, at::kLong), 1);
     seen = ops::dropout_factors(
         {dropout_key(0, "layer"), draws, at::arange(kIn, at::kLong), dropout}, at::kDouble);
   }
-  linear.set_adapter(lora);
 
   const at::Tensor x = numbers(kTokens, kIn, 5).set_requires_grad(true);
   nn::LinearInput input(x);
   input.postponed = std::make_shared<nn::PostponedWork>();
-  ops::run_backward({linear.forward(kernels, input)}, {dy});
+  ops::run_backward({linear.forward(pass_with(kernels, set, draws), input)}, {dy});
   EXPECT_TRUE(
       at::allclose(x.grad(), at::mm(dy, weight) + scaling * at::mm(dy, at::mm(b, a)) * seen));
-  EXPECT_FALSE(lora->a().gradient().defined());
+  EXPECT_FALSE(lora.a().gradient().defined());
   input.postponed->run();
   const at::Tensor value = ops::detached(x) * seen;
-  EXPECT_TRUE(at::allclose(lora->a().gradient(), scaling * at::mm(at::mm(dy, b).t(), value)));
-  EXPECT_TRUE(at::allclose(lora->b().gradient(), scaling * at::mm(dy.t(), at::mm(value, a.t()))));
+  EXPECT_TRUE(at::allclose(lora.a().gradient(), scaling * at::mm(at::mm(dy, b).t(), value)));
+  EXPECT_TRUE(at::allclose(lora.b().gradient(), scaling * at::mm(dy.t(), at::mm(value, a.t()))));
   EXPECT_FALSE(linear.weight().gradient().defined());
 }
 
@@ -96,15 +116,11 @@ struct Fixture {
     }
     runtime::Context context;
     context.dtype = at::kDouble;
-    const Adaptable model = {[this](const std::function<void(nn::Linear&)>& visit) {
-                               for (nn::Linear* layer : layers) visit(*layer);
-                             },
-                             [](const std::function<void(nn::ExpertWeights&)>&) {}};
     LoraOptions options;
     options.rank = 2;
     options.dropout = dropout;
     options.seed = kSeed;
-    adapters = std::make_unique<LoraSet>(model, std::vector<std::string>{"all-linear"},
+    adapters = std::make_unique<LoraSet>(adaptable(layers), std::vector<std::string>{"all-linear"},
                                          std::vector<std::string>{}, options, context);
     adapters->initialize();
     for (const auto& lora : adapters->adapters())
@@ -116,8 +132,8 @@ TEST(Lora, UnderDropoutFollowsItsFormula) {
   Fixture f(kDropout);
   at::Tensor x = numbers(kTokens, kIn, 1).set_requires_grad(true);
   const at::Tensor draws = ops::dropout_draws(at::arange(100, 100 + kTokens, at::kLong), kStep);
-  const DropoutScope scope(f.adapters.get(), {draws, 0});
-  const std::vector<at::Tensor> y = nn::forward_all(f.kernels, x, f.layers);
+  const std::vector<at::Tensor> y =
+      nn::forward_all(pass_with(f.kernels, *f.adapters, draws), x, f.layers);
   const std::vector<at::Tensor> dy = {numbers(kTokens, 6, 2), numbers(kTokens, 4, 3)};
   ops::run_backward(y, dy);
 
@@ -150,10 +166,10 @@ TEST(Lora, AnInputMadeAgainGivesTheSameBits) {
       const auto make = [&](const ops::OutputAgain& take) {
         return ops::swiglu(f.kernels, gate, up, take);
       };
-      const DropoutScope scope(f.adapters.get(),
-                               {ops::dropout_draws(at::arange(kTokens, at::kLong), kStep), 0});
+      const nn::Pass pass = pass_with(f.kernels, *f.adapters,
+                                      ops::dropout_draws(at::arange(kTokens, at::kLong), kStep));
       const nn::LinearInput x = again ? nn::LinearInput::made_again(make) : make({});
-      ops::run_backward(nn::forward_all(f.kernels, x, f.layers),
+      ops::run_backward(nn::forward_all(pass, x, f.layers),
                         {numbers(kTokens, 6, 2), numbers(kTokens, 4, 3)});
       std::vector<at::Tensor> found = {gate.grad(), up.grad()};
       f.adapters->visit_parameters(
@@ -161,6 +177,60 @@ TEST(Lora, AnInputMadeAgainGivesTheSameBits) {
       if (!again) kept = found;
       for (std::size_t i = 0; i < found.size(); ++i) EXPECT_TRUE(at::equal(found[i], kept[i]));
     }
+  }
+}
+
+TEST(Lora, SetsInOnePassHaveTheBitsOfPassesOfTheirOwn) {
+  Fixture f(kDropout);
+  LoraOptions options;
+  options.rank = 3;
+  options.seed = kSeed + 1;
+  runtime::Context context;
+  context.dtype = at::kDouble;
+  LoraSet other(adaptable(f.layers), {"second"}, {}, options, context);
+  other.initialize();
+  other.adapters()[0]->b().write_owned(numbers(4, 3, 9));
+  const at::Tensor x = numbers(kTokens, kIn, 1),
+                   draws = ops::dropout_draws(at::arange(5, at::kLong), kStep);
+  // Rows of one set, of none, of the other.
+  const std::vector<nn::AdaptedRows> segments = {
+      {f.adapters.get(), 5, draws}, {nullptr, 3, {}}, {&other, 4, {}}};
+  struct Outcome {
+    at::Tensor dx;
+    std::vector<at::Tensor> y, factors;
+  };
+  const auto run = [&](const std::vector<nn::AdaptedRows>& adapters, std::int64_t first,
+                       std::int64_t count) {
+    nn::Pass pass;
+    pass.kernels = &f.kernels;
+    pass.adapters = adapters;
+    const at::Tensor input = x.narrow(0, first, count).clone().set_requires_grad(true);
+    Outcome outcome;
+    outcome.y = nn::forward_all(pass, input, f.layers);
+    ops::run_backward(outcome.y, {numbers(kTokens, 6, 2).narrow(0, first, count).clone(),
+                                  numbers(kTokens, 4, 3).narrow(0, first, count).clone()});
+    outcome.dx = input.grad();
+    for (const LoraSet* set :
+         {static_cast<const LoraSet*>(f.adapters.get()), static_cast<const LoraSet*>(&other)}) {
+      set->visit_parameters([&](nn::Parameter& factor) {
+        outcome.factors.push_back(factor.gradient());
+        factor.clear_gradient();
+      });
+    }
+    return outcome;
+  };
+  const Outcome together = run(segments, 0, kTokens);
+  std::int64_t first = 0;
+  for (const nn::AdaptedRows& segment : segments) {
+    const Outcome alone = run({segment}, first, segment.rows);
+    EXPECT_TRUE(at::equal(together.dx.narrow(0, first, segment.rows), alone.dx));
+    for (std::size_t i = 0; i < 2; ++i)
+      EXPECT_TRUE(at::equal(together.y[i].narrow(0, first, segment.rows), alone.y[i]));
+    for (std::size_t i = 0; i < alone.factors.size(); ++i) {
+      if (!alone.factors[i].defined()) continue;
+      EXPECT_TRUE(at::equal(together.factors[i], alone.factors[i])) << i;
+    }
+    first += segment.rows;
   }
 }
 

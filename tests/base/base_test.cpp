@@ -76,6 +76,20 @@ TEST(Log, AFileHasTheTimeAndTheLevelOnce) {
                                       "[0-9T:.-]+ on\n"));
 }
 
+TEST(Log, TablesKeepTheirLinesAndNothingLooksLikeAnotherMessage) {
+  const testing::TemporaryDirectory dir;
+  log::add_file((dir / "log").string());
+  log::info("model \x1b[1mtiny\x1b[0m\nrows 3");
+  log::info("removed x\nerror: forged");
+  log::warning("x\nerror: forged \x1b[2J");
+  log::info("clear \x1b[2J\x1b]0;title\a");
+  const std::string text = files::read(dir / "log");
+  EXPECT_THAT(text, ::testing::HasSubstr("model \x1b[1mtiny\x1b[0m\nrows 3\n"));
+  EXPECT_THAT(text, ::testing::HasSubstr("removed x\\nerror: forged\n"));
+  EXPECT_THAT(text, ::testing::HasSubstr("warning: x\\nerror: forged \\x1b[2J\n"));
+  EXPECT_THAT(text, ::testing::HasSubstr("clear \\x1b[2J\\x1b]0;title\\x07\n"));
+}
+
 TEST(Files, MapsAnEmptyFile) {
   const testing::TemporaryDirectory dir;
   std::ofstream(dir / "empty").flush();

@@ -1,3 +1,7 @@
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -5,6 +9,8 @@
 #include <cmath>
 
 #include "ckpt/adapter_directory.h"
+#include "ckpt/expert_pairs.h"
+#include "ckpt/saved_modules.h"
 #include "fixtures.h"
 #include "testing/temporary_directory.h"
 
@@ -133,9 +139,13 @@ TEST(AdapterNames, TranslatesAllSpellings) {
   EXPECT_EQ(spelling_for({{"architectures", {"Qwen3_5ForConditionalGeneration"}}}),
             AdapterSpelling::kNested);
   EXPECT_EQ(spelling_for({{"architectures", {"Qwen3NextForCausalLM"}}}), AdapterSpelling::kText);
-  EXPECT_EQ(spelling_for({{"architectures", {"Qwen3_5Model"}}, {"text_config", {{"x", 1}}}}),
-            AdapterSpelling::kBareNested);
-  EXPECT_EQ(spelling_for({{"architectures", {"Qwen3_5TextModel"}}}), AdapterSpelling::kBare);
+  const nlohmann::ordered_json nested = {{"architectures", {"Qwen3_5Model"}},
+                                         {"text_config", {{"x", 1}}}};
+  EXPECT_EQ(spelling_for(nested), AdapterSpelling::kNested);
+  EXPECT_EQ(spelling_for(nested, /*has_head=*/false), AdapterSpelling::kBareNested);
+  EXPECT_EQ(spelling_for({{"architectures", {"Qwen3_5TextModel"}}}), AdapterSpelling::kText);
+  EXPECT_EQ(spelling_for({{"architectures", {"Qwen3_5TextModel"}}}, /*has_head=*/false),
+            AdapterSpelling::kBare);
   EXPECT_EQ(spelling_for(nlohmann::ordered_json::object()), AdapterSpelling::kText);
 }
 
@@ -240,7 +250,7 @@ TEST_F(AdapterDirectories, ListsTensorsThatDoNotFit) {
                          {{q + ".lora_A.weight", a}, {q + ".lora_B.weight", b}}),
               HasSubstr("on a module that target_modules does not name"));
   EXPECT_THAT(open_error(config_json(), {{q + ".lora_magnitude_vector.weight", a}}),
-              HasSubstr("(embedding, DoRA or bias)"));
+              HasSubstr("(DoRA, bias or convolution)"));
   EXPECT_THAT(open_error(config_json(), {{"base_model.model.model.norm.weight", a}}),
               HasSubstr("is neither LoRA nor in modules_to_save"));
   EXPECT_THAT(open_error(config_json(), {{"model.layers.0.self_attn.q_proj.lora_A.weight", a}}),
@@ -254,6 +264,147 @@ TEST_F(AdapterDirectories, ListsTensorsThatDoNotFit) {
                                          {nested + ".lora_A.weight", a},
                                          {nested + ".lora_B.weight", b}}),
               HasSubstr("spelled for more than one model class"));
+}
+
+TEST(AdapterNames, SavesModulesByTheEndingOfTheirNames) {
+  for (const char* parameter :
+       {"model.norm.weight", "model.layers.0.input_layernorm.weight",
+        "model.layers.3.self_attn.q_norm.weight", "model.layers.0.linear_attn.norm.weight"}) {
+    EXPECT_TRUE(is_saved_whole({"norm"}, parameter)) << parameter;
+  }
+  EXPECT_FALSE(is_saved_whole({"norm"}, "model.layers.0.mlp.up_proj.weight"));
+  EXPECT_TRUE(is_saved_whole({"linear_attn"}, "model.layers.0.linear_attn.A_log"));
+  EXPECT_TRUE(is_saved_whole({"layers.0.mlp"}, "model.layers.0.mlp.up_proj.weight"));
+  EXPECT_FALSE(is_saved_whole({"layers.0.mlp"}, "model.layers.10.mlp.up_proj.weight"));
+  EXPECT_FALSE(is_saved_whole({"A_log"}, "model.layers.0.linear_attn.A_log"));
+  EXPECT_FALSE(is_saved_whole({""}, "model.norm.weight"));
+}
+
+TEST(AdapterNames, WritesModulesSoThatTheirEndingsMeanTheTrainedOnes) {
+  const std::vector<std::string> all = {"model.embed_tokens.weight",
+                                        "model.layers.0.input_layernorm.weight",
+                                        "model.layers.0.linear_attn.A_log",
+                                        "model.layers.0.linear_attn.norm.weight",
+                                        "model.layers.1.input_layernorm.weight",
+                                        "model.norm.weight",
+                                        "lm_head.weight"};
+  const auto entries = [&](const std::set<std::string>& trained) {
+    return modules_to_save(trained, all).entries;
+  };
+  EXPECT_THAT(entries({"model.embed_tokens.weight"}), ElementsAre("embed_tokens"));
+  EXPECT_THAT(entries({"model.norm.weight"}), ElementsAre("model.norm"));
+  EXPECT_THAT(entries({"model.layers.1.input_layernorm.weight"}),
+              ElementsAre("model.layers.1.input_layernorm"));
+  EXPECT_THAT(
+      entries({"model.layers.0.input_layernorm.weight", "model.layers.1.input_layernorm.weight"}),
+      ElementsAre("input_layernorm"));
+  // A parameter that is no module comes with the module that holds it.
+  const SavedModules whole = modules_to_save({"model.layers.0.linear_attn.A_log"}, all);
+  EXPECT_THAT(whole.entries, ElementsAre("model.layers.0.linear_attn"));
+  EXPECT_THAT(whole.parameters, ElementsAre("model.layers.0.linear_attn.A_log",
+                                            "model.layers.0.linear_attn.norm.weight"));
+  // Where no name is longer, whatever ends like it is written too.
+  EXPECT_THAT(modules_to_save({"norm.weight"},
+                              {"norm.weight", "layers.0.input_layernorm.weight", "lm_head.weight"})
+                  .parameters,
+              ElementsAre("norm.weight", "layers.0.input_layernorm.weight"));
+}
+
+TEST(AdapterNames, TargetsParametersOfTheModulesThatHaveThem) {
+  const AdapterConfig config = parse({{"target_parameters", {"gate_up_proj", "down_proj"}}});
+  EXPECT_THAT(targeted_parameters(config, "model.layers.0.mlp.experts"),
+              ElementsAre("gate_up_proj", "down_proj"));
+  for (const char* module : {"model.layers.0.linear_attn.out_proj", "model.layers.0.mlp.gate",
+                             "model.layers.0.mlp.shared_expert.down_proj"}) {
+    EXPECT_TRUE(targeted_parameters(config, module).empty()) << module;
+  }
+  const AdapterConfig router = parse({{"target_parameters", {"mlp.gate.weight"}}});
+  EXPECT_THAT(targeted_parameters(router, "model.layers.0.mlp.gate"), ElementsAre("weight"));
+}
+
+TEST_F(AdapterDirectories, ReadsEveryKindOfTensorThatPeftWrites) {
+  const std::string model = "base_model.model.model.";
+  const std::string q = model + "language_model.layers.0.self_attn.q_proj";
+  const std::string qkv = model + "visual.blocks.0.attn.qkv", merger = model + "visual.merger.norm";
+  const std::string table = model + "language_model.embed_tokens";
+  const at::Tensor a = random_tensor("a", {4, 5}), b = random_tensor("b", {6, 4});
+  std::filesystem::create_directories(dir_ / "peft");
+  files::write_atomically(
+      dir_ / "peft" / "adapter_config.json",
+      config_json({{"target_modules", {"q_proj", "qkv", "embed_tokens", "lm_head"}},
+                   {"modules_to_save", {"merger.norm"}},
+                   {"ensure_weight_tying", true}})
+          .dump());
+  write_tensors(dir_ / "peft" / "adapter_model.safetensors",
+                {{q + ".lora_A.default.weight", a},
+                 {q + ".lora_B.default.weight", b},
+                 {qkv + ".lora_A.weight", a},
+                 {qkv + ".lora_B.weight", b},
+                 {table + ".lora_embedding_A", random_tensor("e", {4, 33})},
+                 {table + ".lora_embedding_B.default", random_tensor("f", {5, 4})},
+                 {table + ".base_layer.weight", random_tensor("g", {33, 5})},
+                 {"base_model.model.lm_head.lora_A.weight", a},
+                 {"base_model.model.lm_head.lora_B.weight", random_tensor("h", {33, 4})},
+                 {merger + ".modules_to_save.default.weight", random_tensor("m", {5})}});
+  const auto adapter = AdapterDirectory::open(dir_ / "peft");
+  EXPECT_TRUE(adapter.config().ensure_weight_tying);
+  std::vector<std::string> modules;
+  for (const LoraPair& pair : adapter.pairs()) modules.push_back(pair.module);
+  EXPECT_THAT(modules,
+              ElementsAre("lm_head", "model.embed_tokens", "model.layers.0.self_attn.q_proj"));
+  EXPECT_TRUE(adapter.pairs()[1].is_embedding);
+  EXPECT_TRUE(is_identical(read_tensor(adapter.pairs()[2].a), a));
+  ASSERT_EQ(adapter.vision_pairs().size(), 1u);
+  EXPECT_EQ(adapter.vision_pairs()[0].module, "model.visual.blocks.0.attn.qkv");
+  ASSERT_EQ(adapter.vision_saved().size(), 1u);
+  EXPECT_EQ(adapter.vision_saved()[0].name, "model.visual.merger.norm.weight");
+  ASSERT_EQ(adapter.saved().size(), 1u);
+  EXPECT_EQ(adapter.saved()[0].name, "model.embed_tokens.weight");
+  EXPECT_TRUE(adapter.saved()[0].is_base);
+}
+
+TEST_F(AdapterDirectories, RefusesTwoAdaptersInOneFile) {
+  const std::string q = "base_model.model.model.layers.0.self_attn.q_proj";
+  const at::Tensor a = at::zeros({4, 5});
+  EXPECT_THAT(open_error(config_json(),
+                         {{q + ".lora_A.default.weight", a}, {q + ".lora_A.other.weight", a}}),
+              HasSubstr("are of two adapters"));
+}
+
+TEST_F(AdapterDirectories, StacksAdaptersOfSingleExperts) {
+  const std::string experts = "base_model.model.model.layers.1.mlp.experts.";
+  std::vector<NamedTensor> stored;
+  for (const char* expert : {"0", "2"}) {
+    for (const char* projection : {"gate_proj", "up_proj", "down_proj"}) {
+      const bool is_down = std::string(projection) == "down_proj";
+      const std::string name = experts + expert + "." + projection;
+      stored.push_back({name + ".lora_A.weight", random_tensor(name + "a", {4, is_down ? 6 : 5})});
+      stored.push_back({name + ".lora_B.weight", random_tensor(name + "b", {is_down ? 5 : 6, 4})});
+    }
+  }
+  std::filesystem::create_directories(dir_ / "single");
+  files::write_atomically(
+      dir_ / "single" / "adapter_config.json",
+      config_json({{"target_modules", {"gate_proj", "up_proj", "down_proj"}}}).dump());
+  write_tensors(dir_ / "single" / "adapter_model.safetensors", stored);
+  const auto adapter = AdapterDirectory::open(dir_ / "single");
+  std::vector<const LoraPair*> pairs;
+  for (const LoraPair& pair : adapter.pairs()) pairs.push_back(&pair);
+  const std::vector<StackedExperts> stacked = stack_experts(pairs);
+  EXPECT_TRUE(pairs.empty());
+  ASSERT_EQ(stacked.size(), 2u);
+  EXPECT_EQ(stacked[0].parameter, "down_proj");
+  EXPECT_EQ(stacked[1].module, "model.layers.1.mlp.experts");
+  EXPECT_EQ(stacked[1].rank, 8);
+  const auto [a, b] = stacked[1].factors(3, 12, 5);
+  const at::Tensor change = at::matmul(b, a);  // [expert, gate and up, in]
+  EXPECT_TRUE(change.select(0, 1).eq(0).all().item<bool>());
+  const std::string up = experts + "2.up_proj";
+  const at::Tensor expected = 2.0 * at::mm(random_tensor(up + "b", {6, 4}).to(at::kDouble),
+                                           random_tensor(up + "a", {4, 5}).to(at::kDouble));
+  EXPECT_TRUE(at::allclose(change.select(0, 2).narrow(0, 6, 6), expected));
+  EXPECT_THAT(message_of<ModelError>([&] { stacked[1].factors(2, 12, 5); }),
+              HasSubstr("this model has 2 experts"));
 }
 
 TEST_F(AdapterDirectories, SaysWhatIsMissing) {

@@ -1,5 +1,6 @@
 #include "ckpt/model_directory.h"
 
+#include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -137,14 +138,78 @@ TEST_F(ModelDirectories, SaysWhatIsThereInsteadOfWeights) {
   files::write_atomically(dir_ / "adapter_model.safetensors", "");
   EXPECT_THAT(open_error(), HasSubstr("an adapter directory, not a model"));
   EXPECT_THAT(message_of<ModelError>([&] { ModelDirectory::open(dir_ / "weights.safetensors"); }),
-              HasSubstr("a model is a folder, this is a file"));
+              HasSubstr("a model is a folder with config.json and safetensors, this is a file"));
 }
 
 TEST_F(ModelDirectories, RefusesSingleFileBesideShards) {
   write_sharded();
   std::filesystem::copy_file(dir_ / "model-00001-of-00003.safetensors", dir_ / "model.safetensors");
-  EXPECT_THAT(open_error(),
-              HasSubstr("holds both model.safetensors and model.safetensors.index.json"));
+  EXPECT_THAT(
+      open_error(),
+      HasSubstr("holds model.safetensors and model.safetensors.index.json, which does not"));
+}
+
+TEST_F(ModelDirectories, TakesAnIndexThatListsTheSingleFile) {
+  write_model(dir_, {{"a", random_tensor("a", {3, 5})}, {"b", random_tensor("b", {2})}});
+  write_index({{"weight_map", {{"a", "model.safetensors"}, {"b", "model.safetensors"}}}});
+  EXPECT_EQ(ModelDirectory::open(dir_).tensors().size(), 2u);
+  write_index({{"weight_map", {{"a", "model.safetensors"}}}});
+  EXPECT_THAT(open_error(), HasSubstr("1 tensors are in a shard and not in the index: b"));
+}
+
+TEST_F(ModelDirectories, TakesFloat64) {
+  write_model(dir_, {{"a", random_tensor("a", {3, 5}, at::kDouble)}});
+  EXPECT_EQ(ModelDirectory::open(dir_).at("a").dtype, Dtype::kF64);
+}
+
+TEST_F(ModelDirectories, NamesTheFormatOfQuantisedWeightsAndItsRemedy) {
+  const at::Tensor bytes = at::zeros({4, 4}, at::kByte), words = at::zeros({4, 4}, at::kInt),
+                   scales = at::zeros({4}, at::kFloat);
+  struct Case {
+    std::vector<std::string> tensors;
+    std::string config, message, remedy;
+  };
+  const std::vector<Case> cases = {
+      {{"a.SCB", "a.weight_format"}, "{}", "(bitsandbytes 8 bit)", ".dequantize()"},
+      {{"a.weight.absmax", "a.weight.quant_map"}, "{}", "(bitsandbytes 4 bit)", ".dequantize()"},
+      {{"a.scales", "a.biases"}, R"({"quantization": {"bits": 4}})", "(MLX)", "mlx_lm convert"},
+      {{"a.scales", "a.biases"}, "{}", "(MLX)", "mlx_lm convert"},
+      {{"a.W_q", "a.scale", "a.zero"}, "{}", "(HQQ)", ""},
+      {{"a.qweight", "a.qzeros", "a.g_idx"}, "{}", "(GPTQ)", ""},
+      {{"a.qweight", "a.qzeros"}, "{}", "(GPTQ or AWQ)", ""},
+      {{"a.qweight"}, R"({"quantization_config": {"quant_method": "awq"}})", "(AWQ)", ""},
+      {{"a.weight_packed"}, "{}", "(compressed-tensors)", "run_compressed=False"},
+      {{"a.gate_up_proj_blocks"}, "{}", "(MXFP4)", "Mxfp4Config"},
+      {{"a.weight"}, R"({"quantization_config": {"quant_method": "quanto"}})", "(quanto)", ""},
+      {{"a.weight"},
+       R"({"text_config": {"quantization_config": {"quant_method": "gptq"}}})",
+       "(GPTQ)",
+       ""},
+  };
+  std::filesystem::create_directory(dir_);
+  for (const Case& c : cases) {
+    std::vector<NamedTensor> tensors;
+    for (const std::string& name : c.tensors)
+      tensors.push_back({name, name.ends_with(".scales") ? scales : bytes});
+    files::write_atomically(dir_ / "config.json", c.config);
+    write_tensors(dir_ / "model.safetensors", tensors);
+    const std::string message = open_error();
+    EXPECT_THAT(message, AllOf(HasSubstr("of a quantised checkpoint " + c.message),
+                               HasSubstr("the unquantised release"), HasSubstr(c.remedy)));
+    if (c.remedy.empty()) EXPECT_THAT(message, ::testing::Not(HasSubstr("python")));
+  }
+}
+
+TEST_F(ModelDirectories, SaysThatAFolderIsOfARunOrOfAnotherProgram) {
+  std::filesystem::create_directories(dir_ / "final");
+  files::write_atomically(dir_ / "model.gguf", "GGUF");
+  EXPECT_THAT(open_error(), HasSubstr("only GGUF files (model.gguf)"));
+  files::write_atomically(dir_ / "config.resolved.yaml", "");
+  EXPECT_THAT(open_error(), HasSubstr("the folder of a run, not a model: it has no final/ yet"));
+  files::write_atomically(dir_ / "final" / "adapter_config.json", "{}");
+  EXPECT_THAT(open_error(), HasSubstr("it trained an adapter: give the base model, and --adapter"));
+  files::write_atomically(dir_ / "final" / "config.json", "{}");
+  EXPECT_THAT(open_error(), HasSubstr("its model is " + (dir_ / "final").string()));
 }
 
 TEST_F(ModelDirectories, RefusesQuantisedWeightsAndSaysWhatToDo) {
@@ -154,7 +219,7 @@ TEST_F(ModelDirectories, RefusesQuantisedWeightsAndSaysWhatToDo) {
                 {{"a.weight", random_tensor("a", {3, 5}).to(at::kFloat8_e4m3fn)},
                  {"b.weight_scale_inv", random_tensor("s", {1, 1})},
                  {"c.weight", random_tensor("b", {2})}});
-  EXPECT_THAT(open_error(), AllOf(HasSubstr("2 tensors are of a quantised checkpoint: "
+  EXPECT_THAT(open_error(), AllOf(HasSubstr("2 tensors are of a quantised checkpoint (FP8): "
                                             "b.weight_scale_inv (F32), a.weight (F8_E4M3)"),
                                   HasSubstr("dequantize=True")));
 }

@@ -190,7 +190,8 @@ TEST_F(TrainingCheckpoints, ANewerFormatSaysSo) {
   text.replace(text.find("\"format_version\": 2"), 19, "\"format_version\": 3");
   files::write_atomically(manifest, text);
   EXPECT_THAT(message_of<ModelError>([&] { store.load(dir_ / "step-00000001"); }),
-              HasSubstr("format version 3 is newer than the 2"));
+              AllOf(HasSubstr("manifest.json: 'format_version' is 3, this program reads 1 to 2"),
+                    HasSubstr("it is of a newer one")));
 }
 
 TEST_F(TrainingCheckpoints, RemovesTemporariesOfDeadProcessesOnly) {

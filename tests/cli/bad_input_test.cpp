@@ -78,7 +78,8 @@ const std::vector<Case>& configuration() {
       {"WrongName",
        [](const Folder& f) { return f.train({"train.method=qlora"}); },
        2,
-       {"train.method: expected full|lora, found 'qlora' (did you mean 'lora'?)"}},
+       {"train.method: expected full|lora, found 'qlora' (quantised base weights are not built",
+        "write lora)"}},
       {"KeysThatDoNotFit",
        [](const Folder& f) { return f.train({"optim.warmup_steps=9"}); },
        2,
@@ -130,7 +131,7 @@ const std::vector<Case>& configuration() {
        {"kernels.moe_experts: this model has no such operator"}},
       {"NoSuchDevice",
        [](const Folder& f) { return f.train({"device=npu"}); },
-       1,
+       2,
        {"device 'npu:0'", "this build has no Ascend back end"}},
       {"UnknownCommand",
        [](const Folder&) {
@@ -138,6 +139,47 @@ const std::vector<Case>& configuration() {
        },
        2,
        {"unknown command 'scroe' (did you mean 'score'?)"}},
+      {"CommandOfAnotherProgram",
+       [](const Folder&) {
+         return Arguments{"merge", "model"};
+       },
+       2,
+       {"unknown command 'merge' (heddle export MODEL_DIR --adapter DIR --output DIR)"}},
+      {"MethodThatIsNotBuilt",
+       [](const Folder&) {
+         return Arguments{"grpo", "run.yaml"};
+       },
+       2,
+       {"unknown command 'grpo' (not built yet; preference tuning is heddle dpo)"}},
+      {"SettingAsAnOption",
+       [](const Folder& f) { return f.train({"--optim.lr=1e-4"}); },
+       2,
+       {"unknown option '--optim.lr=1e-4' (settings are key=value without dashes: optim.lr=1e-4)"}},
+      {"DtypeOfAnotherProgram",
+       [](const Folder& f) { return f.train({"model.dtype=bf16"}); },
+       2,
+       {"model.dtype: expected float64|float32|bfloat16, found 'bf16' (write bfloat16)"}},
+      {"OptimizerOfAnotherProgram",
+       [](const Folder& f) { return f.train({"optim.name=adamw_8bit"}); },
+       2,
+       {"optim.name", "'adamw_8bit' (write optim.name=adamw and optim.state_dtype=int8)"}},
+      {"MoreAfterAValue",
+       [](const Folder& f) { return f.train({"data.train=[a.jsonl] # b"}); },
+       2,
+       {"command line: data.train=[a.jsonl] # b: ", "there is more after the value"}},
+      {"WarmUpLongerThanTheRun",
+       [](const Folder& f) {
+         return f.train({"train.max_steps=0", "train.epochs=1", "optim.warmup_steps=900"});
+       },
+       2,
+       {"optim.warmup_steps: warm-up 900 and decay 0 steps are more than the ", " of the run"}},
+      {"ParameterThatIsNoModule",
+       [](const Folder& f) {
+         return f.train({"train.method=lora", "adapter.modules_to_save=[A_log]"});
+       },
+       2,
+       {"adapter.modules_to_save: 'A_log' is a parameter of model.layers.0.linear_attn",
+        "write linear_attn"}},
       {"TemplateArgumentThatIsNoJson",
        [](const Folder& f) {
          return Arguments{"generate", f.at("model"),    "--prompt",
@@ -162,7 +204,7 @@ const std::vector<Case>& data() {
       {"Directory",
        [](const Folder& f) { return f.train({"data.train=" + f.at("model")}); },
        2,
-       {"data.train: {dir}/model is a folder, expected a JSONL file"}},
+       {"{dir}/model/config.json:1: not valid JSON"}},
       {"BrokenJson",
        [](const Folder& f) { return f.with_rows("{\"text\": \"a b\"}\n\n{\"text\": \"a\"\n"); },
        2,
@@ -179,14 +221,10 @@ const std::vector<Case>& data() {
        },
        2,
        {"{dir}/bad.jsonl:1: field 'messages[1].content': is a JSON number, expected a string"}},
-      {"JsonList",
-       [](const Folder& f) { return f.with_rows("[{\"text\": \"a\"}]\n"); },
-       2,
-       {"{dir}/bad.jsonl:1: the line holds a JSON array", "jq -c '.[]'"}},
       {"Parquet",
        [](const Folder& f) { return f.with_rows("PAR1\1\2\3PAR1"); },
        2,
-       {"this is a Parquet file, expected JSONL. Convert it"}},
+       {"this is a Parquet file, expected JSON Lines", "convert it"}},
       {"Images",
        [](const Folder& f) {
          return f.with_rows(R"({"text": "a", "images": ["x"]})"
@@ -248,7 +286,7 @@ const std::vector<Case>& data() {
          return f.train({"data.chat_template=" + f.at("chat.jinja")});
        },
        2,
-       {"the chat template:1: the block that begins on line 1 is not closed: expected 'endfor'"}},
+       {"{dir}/chat.jinja:1: the block that begins on line 1 is not closed: expected 'endfor'"}},
       {"RowLongerThanAMicroBatch",
        [](const Folder& f) { return f.train({"train.micro_batch_tokens=8"}); },
        2,
@@ -263,6 +301,59 @@ const std::vector<Case>& checkpoint() {
        [](const Folder& f) { return f.train({"model.path=" + f.at("none")}); },
        2,
        {"{dir}/none: there is no such folder"}},
+      {"NameOnTheHub",
+       [](const Folder& f) { return f.train({"model.path=Qwen/Qwen3.5-of-nobody"}); },
+       2,
+       {"Qwen/Qwen3.5-of-nobody: there is no such folder", "hf download Qwen/Qwen3.5-of-nobody"}},
+      {"FolderOfARun",
+       [](const Folder& f) {
+         fs::create_directories(f.at("old/final"));
+         f.write("old/config.resolved.yaml", "");
+         f.write("old/final/config.json", "{}");
+         return f.train({"model.path=" + f.at("old")});
+       },
+       2,
+       {"{dir}/old: the folder of a run, not a model: its model is {dir}/old/final"}},
+      {"VocabularyThatIsNotTheTable",
+       [](const Folder& f) {
+         f.replace("model/config.json", "\"vocab_size\": 4096", "\"vocab_size\": 4200");
+         return f.train();
+       },
+       2,
+       {"model.embed_tokens.weight is [4096, 32], expected [4200, 32]"}},
+      {"TwoRopes",
+       [](const Folder& f) {
+         f.replace("model/config.json", "\"vocab_size\"",
+                   R"("rope_parameters": {"rope_type": "default"},
+                      "rope_scaling": {"rope_type": "yarn", "factor": 4}, "vocab_size")");
+         return f.train();
+       },
+       2,
+       {"{dir}/model/config.json: 'rope_parameters'", "'rope_scaling'", "differ"}},
+      {"ClassifierAsALanguageModel",
+       [](const Folder& f) {
+         f.replace("model/config.json", "\"vocab_size\"",
+                   R"("architectures": ["Qwen3_5ForSequenceClassification"], "vocab_size")");
+         return Arguments{"generate", f.at("model"), "--prompt", "a"};
+       },
+       2,
+       {"{dir}/model is a classifier: it has no language-model head"}},
+      {"WeightsThatAreNotFinite",
+       [](const Folder& f) {
+         f.spoil("model.layers.1.mlp.up_proj.weight");
+         return Arguments{"score",    f.at("model"),       "--input", f.at("train.jsonl"),
+                          "--output", f.at("scored.jsonl")};
+       },
+       2,
+       {"{dir}/train.jsonl:1: the model's output is not finite, first in layer 1: "
+        "model.layers.1.mlp.up_proj.weight holds NaN or infinity"}},
+      {"LogitsThatAreNotFinite",
+       [](const Folder& f) {
+         f.spoil("model.norm.weight");
+         return Arguments{"generate", f.at("model"), "--prompt", "a"};
+       },
+       2,
+       {"request 1: the logits are not finite, first in the final norm: model.norm.weight holds"}},
       {"NoConfiguration",
        [](const Folder& f) {
          fs::remove(f.at("model/config.json"));

@@ -107,7 +107,7 @@ TEST(BenchStep, TrainsOnPacksWithDropout) {
 }
 
 TEST(BenchOperators, SaysWhatIsWrong) {
-  EXPECT_THAT(run_command({"bench", "gdm"}).err, HasSubstr("expected step, gdn, gemm"));
+  EXPECT_THAT(run_command({"bench", "gdm"}).err, HasSubstr("expected step, generate, gdn, gemm"));
   EXPECT_THAT(run_command({"bench", "gemm"}).err, HasSubstr("bench gemm: --preset is missing"));
   const Outcome dense = run_command({"bench", "experts", "--preset", "small-10m"});
   EXPECT_EQ(dense.status, 2);
@@ -135,7 +135,7 @@ TEST(BenchOperators, RefusesOptionsOfOtherBenchmarks) {
   refused({"gemm", preset, "--check"}, "bench gemm: --check is an option of bench gdn");
   refused({"step", preset, "--heads", "16/32"}, "bench step: --heads is an option of bench gdn");
   refused({"adamw", preset, "--batch", "2"},
-          "bench adamw: --batch is an option of bench step, gdn, gemm");
+          "bench adamw: --batch is an option of bench step, generate, gdn, gemm");
   for (const char* option : {"--micro-batches=2", "--steps=2", "--warmup=2", "--profile=x"}) {
     const std::string name = std::string(option).substr(0, std::string(option).find('='));
     refused({"attention", preset, option},
@@ -148,6 +148,16 @@ TEST(BenchOperators, RefusesOptionsOfOtherBenchmarks) {
   refused({"gemm", preset, "train.method=lora"},
           "bench gemm: train.method has no effect on single operators");
   refused({"gemm", preset, "adapter.rank=8"}, "bench gemm: adapter.rank has no effect");
+}
+
+TEST(BenchGenerate, TimesTheFirstTokenAndTheRest) {
+  const json result = bench(
+      {"generate", "--preset", "small-10m", "--batch", "3", "--length", "9", "--new-tokens", "5"});
+  EXPECT_GT(result["first_token_ms"], 0);
+  EXPECT_GT(result["tokens_per_s"], 0);
+  EXPECT_GT(result["traffic_gb"], 0);
+  EXPECT_THAT(result["steps"], HasSubstr("launched"));
+  EXPECT_THAT(result["kernels"], ::testing::Contains("attention_decode: cpu"));
 }
 
 }  // namespace

@@ -7,7 +7,7 @@
 
 #include "base/files.h"
 #include "cli/run_command.h"
-#include "models/qwen3_5/config.h"
+#include "models/registry.h"
 #include "testing/paths.h"
 #include "testing/temporary_directory.h"
 
@@ -162,9 +162,8 @@ class LayoutPlanTest : public ::testing::Test {
   LayoutPlanTest() {
     // A layout needs the model's shape alone: no weights.
     std::filesystem::create_directories(folder_ / "model");
-    files::write_atomically(
-        folder_ / "model/config.json",
-        models::qwen3_5::to_json(models::qwen3_5::preset("qwen3.5-35b-a3b")).dump());
+    files::write_atomically(folder_ / "model/config.json",
+                            models::preset_json("qwen3.5-35b-a3b").dump());
     files::write_atomically(folder_ / "run.yaml",
                             "model: {path: " + (folder_ / "model").string() +
                                 ", dtype: bfloat16}\n"

@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <filesystem>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -47,6 +49,17 @@ class Folder {
     const std::size_t place = text.find(from);
     ASSERT_NE(place, std::string::npos) << name;
     write(name, text.replace(place, from.size(), to));
+  }
+  /// Makes the first value of a tensor of the model a NaN.
+  void spoil(const std::string& tensor) const {
+    std::string file = files::read(directory_ / "model/model.safetensors");
+    std::uint64_t length = 0;
+    std::memcpy(&length, file.data(), sizeof length);
+    const auto header = nlohmann::json::parse(file.substr(8, length));
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    std::memcpy(file.data() + 8 + length + header.at(tensor)["data_offsets"][0].get<std::size_t>(),
+                &nan, sizeof nan);
+    write("model/model.safetensors", file);
   }
   /// A training command; later arguments win.
   Arguments train(Arguments more = {}) const {

@@ -48,6 +48,22 @@ TEST(Config, OverridesWinAndKeepTheirOrigin) {
   EXPECT_EQ(where(c, "optim.clip_norm"), "optim.clip_norm");
 }
 
+TEST(Config, AnOverrideIsOneValueWithoutComments) {
+  const auto directory = [](const std::string& value) {
+    const std::vector<std::string> overrides = {"train.output_dir=" + value};
+    return parse("model: {path: m}\ndata: {train: a}", "f", overrides).train.output_dir;
+  };
+  EXPECT_EQ(directory("runs/trial #2"), "runs/trial #2");
+  EXPECT_EQ(directory("#2"), "#2");
+  EXPECT_EQ(directory("runs/a#b"), "runs/a#b");
+  EXPECT_EQ(directory("'runs/a #b'"), "runs/a #b");
+  EXPECT_EQ(directory("\"runs/a\\tb\""), "runs/a\tb");
+  EXPECT_EQ(directory(" runs/x\t# 1 "), "runs/x\t# 1");
+  EXPECT_THROW(directory("'runs/a' # b"), ConfigError);
+  const std::vector<std::string> list = {"data.train=[a #1.jsonl, b] # c"};
+  EXPECT_THROW(parse("model: {path: m}", "f", list), ConfigError);
+}
+
 TEST(Config, DeviceMayBeAScalarOrASection) {
   EXPECT_EQ(parse("device: npu\nmodel: {path: m}\ndata: {train: a}", "f").device.name.type,
             DeviceType::kNpu);

@@ -8,6 +8,7 @@
 #include "base/errors.h"
 #include "base/files.h"
 #include "data/jinja/chat_template.h"
+#include "data/json/json_text.h"
 #include "testing/paths.h"
 
 namespace heddle::data {
@@ -117,8 +118,63 @@ TEST(ChatTemplate, ErrorsNameTemplateLineAndConstruct) {
               HasSubstr("generation block inside a macro"));
   EXPECT_THAT(error_of("\xff"), HasSubstr("not valid UTF-8 at byte 0"));
   EXPECT_THAT(error_of("{{ 99999999999999999999 }}"), HasSubstr("cannot be read"));
-  EXPECT_THAT(error_of("{{ x }}", {{"x", 18446744073709551615ull}}),
-              HasSubstr("more than 64 bits"));
+  EXPECT_THAT(error_of("{{ x + 1 }}", {{"x", 18446744073709551615ull}}),
+              HasSubstr("18446744073709551615 needs more than 64 bits to be calculated with"));
+}
+
+// Expected texts are those of Python.
+TEST(ChatTemplate, IntegersOfAnySizeStayAsTheyAre) {
+  const ordered_json big = json_text::parse(
+      R"({"a": 1000000000000000000000, "b": -9223372036854775809, "c": 9223372036854775808})");
+  const auto text = [&](const char* source) {
+    return render(source, ordered_json::array(), big).text;
+  };
+  EXPECT_EQ(text("{{ a }} {{ [a, b] }} {{ {'x': c} | tojson }} {{ a | string }} {{ '%d' % b }}"),
+            "1000000000000000000000 [1000000000000000000000, -9223372036854775809] "
+            "{\"x\": 9223372036854775808} 1000000000000000000000 -9223372036854775809");
+  EXPECT_EQ(
+      text("{{ a > c }} {{ b < a }} {{ c == c }} {{ a == 1 }} {{ a is integer }} {{ a is number "
+           "}} {{ not a }} {{ -b }} {{ b | abs }} {{ '  +001000000000000000000000' | int }} "
+           "{{ a | float }} {{ [a, 3, b] | sort }} {{ 3 < b }} {{ a in [1, a] }}"),
+      "True True True False True True False 9223372036854775809 9223372036854775809 "
+      "1000000000000000000000 1e+21 [-9223372036854775809, 3, 1000000000000000000000] False "
+      "True");
+}
+
+TEST(ChatTemplate, UnknownFiltersAndTestsMatterWhereTheyAreUsed) {
+  for (const char* source :
+       {"{% if x is defined %}{{ x | from_json }}{% endif %}ok",
+        "{{ 'ok' if true else x | fromjson }}", "{% macro m(x) %}{{ x is json }}{% endmacro %}ok",
+        "{% for m in [] %}{{ m | strip_tags | nonsense }}{% endfor %}ok"}) {
+    EXPECT_EQ(render(source, ordered_json::array()).text, "ok") << source;
+  }
+}
+
+// A long conversation costs what its length demands, whatever a template looks at for each message.
+TEST(ChatTemplate, LongConversationsRender) {
+  const std::string habits =
+      "{% for m in messages %}{% if tools is not none and loop.index0 == messages | length - 1 "
+      "%}{% endif %}{% if messages[0].role == 'system' or messages | first == 3 or (messages | "
+      "last).role == '' %}!{% endif %}{{ m.content }}{% endfor %}";
+  for (const int count : {1000, 5000, 20'000}) {
+    ordered_json messages = ordered_json::array(), tools = ordered_json::array();
+    for (int i = 0; i < count; ++i)
+      messages.push_back({{"role", i % 2 ? "assistant" : "user"}, {"content", "x"}});
+    for (int i = 0; i < 2000; ++i) tools.push_back({{"name", "f"}, {"description", "does f"}});
+    ChatTemplate::Options options;
+    options.tools = tools;
+    EXPECT_EQ(ChatTemplate::parse(habits, "t").render(messages, options).text.size(), count);
+  }
+  // Text that is gathered turn by turn.
+  ordered_json messages = ordered_json::array();
+  for (int i = 0; i < 1000; ++i)
+    messages.push_back({{"role", "user"}, {"content", std::string(999, 'x')}});
+  EXPECT_EQ(
+      render("{% set n = namespace(t='') %}{% for m in messages %}{% set n.t = n.t ~ m.content "
+             "%}{% endfor %}{{ n.t }}",
+             messages)
+          .text.size(),
+      999'000u);
 }
 
 TEST(ChatTemplate, MessagesMustBeAListOfObjects) {
@@ -136,6 +192,26 @@ TEST(ChatTemplate, HostileTemplatesEndWithAnError) {
   EXPECT_THAT(error_of("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}"),
               HasSubstr("nested evaluations"));
   EXPECT_THAT(error_of("{{ 'x' * 99999999999 }}"), HasSubstr("bytes"));
+  EXPECT_THAT(error_of("{% set d = namespace(v={}) %}{% for i in range(99999) %}{% set d.v = "
+                       "dict(d.v, **{i | string: i}) %}{% endfor %}"),
+              HasSubstr("steps"));
+  EXPECT_THAT(
+      error_of("{% set x = dict(('ab' * 9999) | batch(2)) %}{% for i in range(99999) %}{% set "
+               "y = dict(x.items() | list + range(1000) | map('string') | batch(2) | list) "
+               "%}{% endfor %}"),
+      HasSubstr("steps"));
+  EXPECT_THAT(error_of("{{ ('x' * 9999999) | join(',') }}"), HasSubstr("steps"));
+  EXPECT_THAT(error_of("{{ ','.join('x' * 9999999) }}"), HasSubstr("steps"));
+  EXPECT_THAT(error_of("{{ ('x' * 9999999) | list | length }}"), HasSubstr("steps"));
+  EXPECT_THAT(error_of("{{ ('a' * 999999).find('a' * 499999 ~ 'b') }}"), HasSubstr("steps"));
+  EXPECT_THAT(error_of("{{ ('a' * 499999 ~ 'b') in ('a' * 999999) }}"), HasSubstr("steps"));
+  EXPECT_THAT(error_of("{% set s = 'x' * 99999 %}{% for i in range(99999) %}{% if s is lower "
+                       "%}{% endif %}{% endfor %}"),
+              HasSubstr("steps"));
+  EXPECT_THAT(
+      error_of("{% set a = ['x' * 99999] * 99 %}{% set b = ['x' * 99998 ~ 'x'] * 99 %}{% for i "
+               "in range(99999) %}{% if a == b %}{% endif %}{% endfor %}"),
+      HasSubstr("steps"));
   EXPECT_THAT(error_of("{% set n = namespace(x='xxxxxxxx') %}{% for i in range(99) %}{% set n.x = "
                        "n.x ~ n.x %}{% endfor %}"),
               HasSubstr("bytes"));

@@ -290,7 +290,7 @@ TEST(Tokenizer, ErrorsNameFileAndKey) {
   EXPECT_THAT(
       error_of(small(), R"({"eos_token": "<nope>"})"),
       HasSubstr("dir/tokenizer_config.json: eos_token: token '<nope>' is not in the vocabulary"));
-  EXPECT_THAT(error_of(small(), "{"), HasSubstr("dir/tokenizer_config.json: not JSON"));
+  EXPECT_THAT(error_of(small(), "{"), HasSubstr("dir/tokenizer_config.json: not valid JSON"));
   EXPECT_THROW(Tokenizer::parse("[", "", "", "dir"), DataError);
 }
 
@@ -309,6 +309,41 @@ TEST(Tokenizer, FolderWithoutTokenizerIsAnError) {
   std::ofstream(folder / "special_tokens_map.json") << R"({"eos_token": "<|im_end|>"})";
   const auto tokenizer = Tokenizer::load(folder.path());
   EXPECT_EQ(tokenizer->chat_template(), "from the file");
+  EXPECT_EQ(tokenizer->eos_id(), 260);
+}
+
+TEST(Tokenizer, SplitsSpecialTokensWhereTheConfigurationSaysSo) {
+  const std::string text = "a<|im_end|><think>";
+  const auto whole = parse(small()), split = parse(small(), R"({"split_special_tokens": true})");
+  EXPECT_THAT(whole->encode(text), ElementsAre('a', 260, 261));
+  // As in transformers: tokens that are not special are found all the same.
+  EXPECT_EQ(split->encode(text).size(), 1 + std::string("<|im_end|>").size() + 1);
+  EXPECT_EQ(split->encode(text).back(), 261);
+  EXPECT_EQ(split->decode(split->encode(text)), text);
+  EXPECT_NE(whole->content_hash(), split->content_hash());
+  EXPECT_EQ(parse(small(), R"({"split_special_tokens": false})")->content_hash(),
+            whole->content_hash());
+}
+
+TEST(Tokenizer, TakesAnUnknownTokenThatIsAnAddedTokenOnly) {
+  ordered_json file = small();
+  file["model"]["unk_token"] = "<|im_end|>";
+  EXPECT_THAT(parse(file)->encode("ab"), ElementsAre(256));
+  // Where a byte is missing it would be needed, and the library has no id for it.
+  file["model"]["vocab"].erase(byte_level::spelling('z'));
+  EXPECT_THAT(error_of(file), HasSubstr("model.unk_token: token '<|im_end|>' is not in"));
+}
+
+TEST(Tokenizer, NamesEverySpecialTokenForTemplates) {
+  const auto tokenizer =
+      Tokenizer::parse(small().dump(), R"({"eos_token": {"content": "<|im_end|>"},
+      "unk_token": "?", "image_token": "<img>", "add_bos_token": false, "pad_token": null,
+      "extra_special_tokens": {"boi_token": "<boi>"}, "model_specific_special_tokens": {"audio_token": "<a>"}})",
+                       R"({"eos_token": "other", "sep_token": "<sep>"})", "dir");
+  EXPECT_EQ(
+      ordered_json(tokenizer->special_tokens()).dump(),
+      R"({"audio_token":"<a>","boi_token":"<boi>","eos_token":"<|im_end|>","image_token":"<img>",)"
+      R"("sep_token":"<sep>","unk_token":"?"})");
   EXPECT_EQ(tokenizer->eos_id(), 260);
 }
 

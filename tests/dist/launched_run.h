@@ -60,6 +60,14 @@ class LaunchedRuns {
       labels.back() = ids.back();
       endings << nlohmann::json{{"input_ids", ids}, {"labels", labels}} << "\n";
     }
+    std::ofstream preferences(directory_ / "preferences.jsonl");
+    for (int i = 0; i < 64; ++i) {
+      const std::string prompt(static_cast<std::size_t>(i % 4 == 0 ? 24 : 2), '?');
+      preferences << nlohmann::json{{"prompt", prompt + std::to_string(i)},
+                                    {"chosen", " is " + std::to_string(i * i)},
+                                    {"rejected", " was " + std::string(i % 5 * 3, '!')}}
+                  << "\n";
+    }
     std::ofstream labelled(directory_ / "labelled.jsonl");
     for (int i = 0; i < 64; ++i) {
       labelled << nlohmann::json{{"text", "number " + std::to_string(i * 37)}, {"label", i % 3}}
@@ -67,6 +75,10 @@ class LaunchedRuns {
     }
     make_model("dense", false);
     make_model("moe", true);
+    make_model("qwen3", false, {{"model_type", "qwen3"}});
+    // A dense layer among those with experts.
+    make_model("qwen3_moe", true,
+               {{"model_type", "qwen3_moe"}, {"norm_topk_prob", true}, {"mlp_only_layers", {1}}});
   }
 
   /// A model directory of random weights; `changes` replaces parts of its configuration.

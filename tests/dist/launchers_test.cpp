@@ -210,7 +210,7 @@ TEST_F(DifferingRanksTest, DataAndModelsAreRefused) {
                  {train({"parallel.fsdp=2", "train.output_dir=" + at("run2")}),
                   train({"parallel.fsdp=2", "train.output_dir=" + at("run2"),
                          "data.train=" + at("longer.jsonl")})},
-                 {"the model or data is not the same on all ranks",
+                 {"the data is not the same on all ranks",
                   "data.train is " + at("train.jsonl") + " with 64 rows",
                   at("longer.jsonl") + " with 65 rows", "on rank 1"});
   // Other weights of the same shapes.
@@ -318,8 +318,8 @@ TEST_F(LaunchersTest, WhatRunsAsOneProcessSaysSo) {
     EXPECT_EQ(testing::wait_for(testing::start_heddle(words, runs_.log_of("one"))), 2);
     return runs_.printed("one");
   };
-  EXPECT_THAT(message_of({"generate", "model"}),
-              ::testing::HasSubstr("'generate' runs as one process"));
+  EXPECT_THAT(message_of({"export", "model"}),
+              ::testing::HasSubstr("'export' runs as one process"));
   EXPECT_THAT(
       message_of({"bench", "gdn"}),
       ::testing::HasSubstr("bench gdn: times one device; several ranks are for bench step"));

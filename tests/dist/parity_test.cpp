@@ -161,6 +161,16 @@ const std::vector<Variant> kVariants = {
     {"moe, experts frozen, evaluated",
      "moe",
      {"train.freeze=['*.experts.*']", "train.eval_every=5"}},
+    {"qwen3, full", "qwen3", {}},
+    {"qwen3, LoRA, recomputed",
+     "qwen3",
+     {"train.method=lora", "adapter.rank=4", "adapter.dropout=0.1", "train.recompute=elementwise"}},
+    {"qwen3_moe, full", "qwen3_moe", {}},
+    {"qwen3_moe, LoRA on experts, recomputed",
+     "qwen3_moe",
+     {"train.method=lora", "adapter.rank=4",
+      "adapter.target_parameters=[mlp.experts.gate_up_proj,mlp.experts.down_proj]",
+      "train.micro_batch_tokens=64", "train.recompute=full"}},
     {"embedding, full, evaluated",
      "dense",
      // The usual temperature of 0.05 magnifies the rounding of fp32 by twenty.
@@ -172,6 +182,26 @@ const std::vector<Variant> kVariants = {
      {"model.head=embed", "train.infonce_temperature=1", "train.method=lora", "adapter.rank=4",
       "train.global_batch_size=3", "data.packing=false"},
      "pairs.jsonl"},
+    {"dpo, full, evaluated",
+     "dense",
+     {"train.objective=dpo", "data.loss_on=assistant", "train.micro_batch_tokens=128",
+      "dpo.sft_weight=0.2", "train.eval_every=5"},
+     "preferences.jsonl"},
+    {"dpo, LoRA, fewer rows than ranks",
+     "dense",
+     {"train.objective=dpo", "data.loss_on=assistant", "train.method=lora", "adapter.rank=4",
+      "adapter.dropout=0.1", "train.global_batch_size=3"},
+     "preferences.jsonl"},
+    {"moe, dpo, LoRA",
+     "moe",
+     {"train.objective=dpo", "data.loss_on=assistant", "train.method=lora", "adapter.rank=4",
+      "train.eval_every=5"},
+     "preferences.jsonl"},
+    {"reward, full, evaluated",
+     "dense",
+     {"train.objective=reward", "model.head=classify", "model.num_labels=1",
+      "train.micro_batch_tokens=128", "train.eval_every=5"},
+     "preferences.jsonl"},
 };
 
 /// One micro-batch a step, as other layouts cut it in other ways: see train/auxiliary_loss.h.
@@ -179,6 +209,8 @@ const Variant kPooledBalance = {"moe, full, pooled balance",
                                 "moe",
                                 {"train.router_aux_loss=hf", "train.router_aux_loss_coef=0.5",
                                  "train.micro_batch_tokens=4096", "train.recompute=full"}};
+
+bool has_experts(const Variant& variant) { return std::string(variant.model).ends_with("moe"); }
 
 struct Precision {
   const char* name;
@@ -258,7 +290,7 @@ class ParityTest : public ::testing::Test {
               << std::flush;
     EXPECT_LT(loss, precision.bound) << variant.name << ", " << layout.name;
     const bool is_contrastive = std::string(variant.rows) == "pairs.jsonl";
-    const bool is_sensitive = is_contrastive || std::string(variant.model) == "moe";
+    const bool is_sensitive = is_contrastive || has_experts(variant);
     EXPECT_LT(first_norm, is_contrastive ? precision.sensitive_norm_bound : precision.norm_bound)
         << variant.name << ", " << layout.name;
     double bound = is_sensitive ? precision.sensitive_norm_bound : precision.norm_bound;
@@ -369,6 +401,17 @@ TEST_F(ParityTest, OfEmbeddings) {
   compare(variant("embedding, LoRA, fewer rows than ranks"), layout("dp2 x fsdp2"), kFloat64);
 }
 
+TEST_F(ParityTest, OfPreferences) {
+  compare(variant("dpo, full, evaluated"), layout("dp2 x fsdp2"), kFloat64);
+  compare(variant("dpo, full, evaluated"), layout("tp2 x cp2"), kFloat64);
+  compare(variant("dpo, full, evaluated"), layout("pp2 x cp2"), kFloat64);
+  compare(variant("dpo, LoRA, fewer rows than ranks"), layout("tp2 x fsdp2"), kFloat64);
+  compare(variant("dpo, LoRA, fewer rows than ranks"), layout("cp3"), kFloat64);
+  compare(variant("moe, dpo, LoRA"), experts("fsdp2 ep2"), kFloat64);
+  compare(variant("reward, full, evaluated"), layout("tp2 x cp2"), kFloat64);
+  compare(variant("reward, full, evaluated"), layout("pp2 interleaved"), kFloat64);
+}
+
 TEST_F(ParityTest, OfExperts) {
   compare(variant("moe, full"), experts("dp2 ep2"), kFloat64);
   compare(variant("moe, full"), experts("fsdp2 x dp2 ep4"), kFloat32);
@@ -376,6 +419,16 @@ TEST_F(ParityTest, OfExperts) {
   compare(variant("moe, full, accumulated, recomputed"), experts("fsdp2 x dp2 ep2"), kFloat64);
   compare(variant("moe, LoRA on experts, recomputed"), experts("cp2 ep2"), kFloat64);
   compare(variant("moe, LoRA on experts, recomputed"), experts("pp2 x fsdp2 ep2"), kFloat64);
+}
+
+// A family without Gated DeltaNet, output gates and shared experts.
+TEST_F(ParityTest, OfQwen3) {
+  for (const char* name : {"tp4", "pp2 x cp2", "ulysses2 x dp2"})
+    compare(variant("qwen3, full"), layout(name), kFloat64);
+  compare(variant("qwen3, LoRA, recomputed"), layout("tp2 x fsdp2"), kFloat64);
+  compare(variant("qwen3_moe, full"), experts("tp2 ep2"), kFloat64);
+  compare(variant("qwen3_moe, full"), layout("pp2 x fsdp2"), kFloat64);
+  compare(variant("qwen3_moe, LoRA on experts, recomputed"), experts("cp2 ep2"), kFloat64);
 }
 
 // Over all ranks the statistics of one rank with the same step in one micro-batch.
@@ -410,6 +463,8 @@ const std::vector<NpuRow>& npu_rows() {
       {"dense, full, unpacked, accumulated", {layout("pp2")}},
       {"moe, full", {experts("dp2 ep2"), experts("cp2 ep2"), layout("tp2"), layout("pp2")}},
       {"moe, LoRA on experts, recomputed", {experts("tp2 ep2")}},
+      {"qwen3, full", {layout("tp2")}},
+      {"qwen3_moe, full", {experts("cp2 ep2")}},
   };
   return rows;
 }
@@ -473,7 +528,7 @@ TEST_F(SlowParityTest, AllLayouts) {
 
 TEST_F(SlowParityTest, AllExpertLayouts) {
   for (const Variant& variant : kVariants) {
-    if (std::string(variant.model) != "moe") continue;
+    if (!has_experts(variant)) continue;
     for (const Layout& layout : kExpertLayouts) {
       compare(variant, layout, kFloat64);
       compare(variant, layout, kFloat32);

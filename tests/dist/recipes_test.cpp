@@ -26,7 +26,12 @@ class RecipeTest : public ::testing::Test {
   void expect_runs(const std::string& recipe, std::size_t steps = 3,
                    const std::map<std::string, std::string>& environment = {}) const {
     const std::string name = fs::path(recipe).filename().string();
-    const std::string model = name.starts_with("moe") ? "moe" : "dense";
+    expect_runs_with(name.starts_with("moe") ? "moe" : "dense", recipe, name, steps, environment);
+  }
+  /// Steps of a recipe with this model, in a run of this name.
+  void expect_runs_with(const std::string& model, const std::string& recipe,
+                        const std::string& name, std::size_t steps,
+                        const std::map<std::string, std::string>& environment) const {
     std::vector<std::string> words = {"launch",
                                       "--nproc",
                                       std::to_string(ranks_of(recipe)),
@@ -66,6 +71,15 @@ TEST_F(RecipeTest, EachRunsThreeSteps) {
 }
 
 const std::map<std::string, std::string> kSimulated = {{"HEDDLE_SIM_NPU", "1"}};
+
+TEST_F(RecipeTest, RunWithQwen3OnCpusAndSimulatedNpus) {
+  for (const std::string recipe :
+       {"dense_dp2_tp2_pp2", "moe_dp2_tp2_pp2_ep2", "moe_tp2_pp2_cp2_ep2"}) {
+    const std::string model = recipe.starts_with("moe") ? "qwen3_moe" : "qwen3";
+    expect_runs_with(model, recipe, recipe + "-cpu", 3, {});
+    expect_runs_with(model, "ascend/" + recipe, recipe + "-npu", 3, kSimulated);
+  }
+}
 
 TEST_F(RecipeTest, OneOfAscendRunsOnSimulatedNpus) {
   expect_runs("ascend/dense_dp2_tp2_pp2", 3, kSimulated);

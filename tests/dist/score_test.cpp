@@ -169,7 +169,7 @@ class PoisonedPackTest : public ScoreTest {
   void expect_no_effect(const std::string& model, const Words& layout, double rounding) {
     SCOPED_TRACE(layout.back());
     const auto clean = score(model, "lm", layout, {}),
-               poisoned = score(model + "-poisoned", "lm", layout, {});
+               poisoned = score(model + "-poisoned", "lm", layout, {"--keep-not-finite"});
     ASSERT_EQ(clean.size(), 9u);
     ASSERT_EQ(poisoned.size(), 9u);
     for (std::size_t r = 0; r < clean.size(); ++r) {

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 SEEDS = {"moe": 300}
-LANGUAGE_MODELS = ["dense_tied", "dense_untied", "moe", "next", "nested"]
+LANGUAGE_MODELS = ["dense_tied", "dense_untied", "moe", "next", "nested", "qwen3", "qwen3_moe"]
 
 
 def load(path):
@@ -155,7 +155,7 @@ def test_full_export_loads_and_loses_nothing(models, tmp_path, kind):
     transformers.AutoTokenizer.from_pretrained(final)
 
 
-@pytest.mark.parametrize("kind", ["dense_tied", "moe", "next", "nested"])
+@pytest.mark.parametrize("kind", ["dense_tied", "moe", "next", "nested", "qwen3", "qwen3_moe"])
 def test_adapter_loads_in_peft_and_merges(models, tmp_path, kind):
     from peft import PeftModel
 
@@ -312,7 +312,7 @@ def test_added_tokens_with_lora_load_in_peft(models, tmp_path, kind, saved):
             assert scored["logprobs"][i] == pytest.approx(merged[i - 1, ids[i]].item(), abs=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["moe", "next"])
+@pytest.mark.parametrize("kind", ["moe", "next", "qwen3_moe"])
 @pytest.mark.parametrize("targets", [[], ["all-linear"]])
 def test_expert_adapter_loads_in_peft_and_merges(models, tmp_path, kind, targets):
     from peft import PeftModel
@@ -380,7 +380,7 @@ def test_expert_adapter_follows_peft(models, tmp_path):
         assert mine[i] == pytest.approx(loss.item(), abs=1e-4), i
 
 
-@pytest.mark.parametrize("kind", ["moe", "next"])
+@pytest.mark.parametrize("kind", ["moe", "next", "qwen3_moe"])
 def test_pooled_router_loss_equals_transformers(models, tmp_path, kind):
     """Loss and gradient (one SGD step) with output_router_logits, rows of one length as one batch."""
     rows, lr, coefficient = token_rows((60, 60, 60)), 1.0, 0.3
@@ -452,6 +452,87 @@ def test_embedding_training_equals_the_formula(models, tmp_path, normalize, temp
             hidden = exported(input_ids=torch.tensor([row["query"]])).last_hidden_state[0, -1]
         expected = torch.nn.functional.normalize(hidden, dim=-1)
         assert scored["embedding"] == pytest.approx(expected.tolist(), abs=1e-5)
+
+
+def preference_rows(count, seed=21):
+    """Prompts with two answers each, all token ids."""
+    prompts, chosen = token_rows([5 + i % 4 for i in range(count)], seed), token_rows([6 + i % 7 for i in range(count)], seed + 1)
+    return [{"prompt_ids": p, "chosen_ids": c, "rejected_ids": r}
+            for p, c, r in zip(prompts, chosen, token_rows([8 - i % 5 for i in range(count)], seed + 2))]
+
+
+def answer_logprob(model, prompt, answer):
+    logits = model(input_ids=torch.tensor([prompt + answer])).logits[0, len(prompt) - 1:-1]
+    return torch.log_softmax(logits.double(), -1).gather(1, torch.tensor(answer)[:, None]).sum()
+
+
+def dpo_loss(policy, reference, lengths, loss, beta, smoothing):
+    """As DPOTrainer.dpo_loss of TRL, on [pairs, 2] of chosen and rejected."""
+    if loss == "ipo":
+        policy, reference = policy / lengths, reference / lengths
+    logits = (policy[:, 0] - policy[:, 1]) - (reference[:, 0] - reference[:, 1])
+    if loss == "sigmoid":
+        losses = (-torch.nn.functional.logsigmoid(beta * logits) * (1 - smoothing)
+                  - torch.nn.functional.logsigmoid(-beta * logits) * smoothing)
+    elif loss == "hinge":
+        losses = torch.relu(1 - beta * logits)
+    else:
+        losses = (logits - 1 / (2 * beta)) ** 2
+    return losses.mean(), beta * logits
+
+
+@pytest.mark.parametrize("loss, smoothing, sft", [("sigmoid", 0.1, 0.0), ("ipo", 0.0, 0.2), ("hinge", 0.0, 0.0)])
+def test_dpo_equals_the_formulas(models, tmp_path, loss, smoothing, sft):
+    rows, beta = preference_rows(12), 0.3
+    output = train(tmp_path, models / "dense_tied", rows, "train.objective=dpo", "data.format=auto", "train.max_steps=3",
+                   "optim.lr=1e-3", "optim.weight_decay=0", f"dpo.beta={beta}", f"dpo.loss={loss}",
+                   f"dpo.label_smoothing={smoothing}", f"dpo.sft_weight={sft}", "train.micro_batch_tokens=60",
+                   max_length=24, batch=4)
+    mine = read_rows(output / "metrics.jsonl")
+    model, base = load(models / "dense_tied"), load(models / "dense_tied")
+    before = tensors_of(models / "dense_tied")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0)
+    for i in range(3):
+        batch = rows[4 * i:4 * i + 4]
+        logps = lambda m: torch.stack([torch.stack([answer_logprob(m, row["prompt_ids"], row[name])
+                                                    for name in ("chosen_ids", "rejected_ids")]) for row in batch])
+        lengths = torch.tensor([[len(row["chosen_ids"]), len(row["rejected_ids"])] for row in batch])
+        with torch.no_grad():
+            reference = logps(base)
+        policy = logps(model)
+        mean, margins = dpo_loss(policy, reference, lengths, loss, beta, smoothing)
+        mean = mean - sft * (policy[:, 0] / lengths[:, 0]).mean()
+        mean.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert mine[i]["loss"] == pytest.approx(mean.item(), abs=2e-4, rel=1e-5), i
+        assert mine[i]["reward_margin"] == pytest.approx(margins.mean().item(), abs=2e-4), i
+        assert mine[i]["reward_accuracy"] == pytest.approx((margins > 0).double().mean().item(), abs=1e-9) or i == 0
+        if loss != "ipo":
+            assert mine[i]["logps_rejected"] == pytest.approx(policy[:, 1].mean().item(), abs=2e-4), i
+    model.save_pretrained(tmp_path / "reference")
+    expected, after = tensors_of(tmp_path / "reference"), tensors_of(output / "final")
+    for name in before:
+        moved, expected_moved = after[name] - before[name], expected[name] - before[name]
+        assert (moved - expected_moved).norm() <= 2e-2 * expected_moved.norm() + 1e-9, name
+
+
+def test_reward_model_equals_the_formula(models, tmp_path):
+    rows = preference_rows(12, seed=31)
+    output = train(tmp_path, models / "dense_tied", rows, "train.objective=reward", "model.head=classify", "model.num_labels=1",
+                   "data.format=auto", "train.max_steps=3", "optim.lr=0", max_length=24, batch=4)
+    mine = read_rows(output / "metrics.jsonl")
+    source = write_rows(tmp_path / "in.jsonl", [{"input_ids": row["prompt_ids"] + row[name]} for row in rows
+                                               for name in ("chosen_ids", "rejected_ids")])
+    heddle("score", output / "final", "--head", "classify", "--input", source, "--output", tmp_path / "out.jsonl")
+    scores = torch.tensor([row["logits"][0] for row in read_rows(tmp_path / "out.jsonl")]).double().view(-1, 2)
+    # The weights do not move: the scores are those of every step.
+    for i in range(3):
+        difference = scores[4 * i:4 * i + 4, 0] - scores[4 * i:4 * i + 4, 1]
+        assert mine[i]["loss"] == pytest.approx(-torch.nn.functional.logsigmoid(difference).mean().item(), abs=1e-4)
+        assert mine[i]["margin"] == pytest.approx(difference.mean().item(), abs=1e-4)
+        assert mine[i]["accuracy"] == (difference > 0).double().mean().item()
 
 
 def test_embedding_adapter_loads_in_peft(models, tmp_path):

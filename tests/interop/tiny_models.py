@@ -2,7 +2,7 @@
 
     python tests/interop/tiny_models.py OUTPUT_DIR
 
-makes OUTPUT_DIR/{dense_tied,dense_untied,moe,next,classify,nested}, each with a byte-level tokenizer.
+makes OUTPUT_DIR/{dense_tied,dense_untied,moe,next,classify,nested,qwen3,qwen3_moe}, each with a byte-level tokenizer.
 """
 import json
 import pathlib
@@ -17,6 +17,10 @@ from transformers import (
     Qwen3_5MoeForCausalLM,
     Qwen3_5MoeTextConfig,
     Qwen3_5TextConfig,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
 )
@@ -76,6 +80,13 @@ def build(kind):
         return Qwen3_5MoeForCausalLM(Qwen3_5MoeTextConfig(**COMMON, **EXPERTS, tie_word_embeddings=False))
     if kind == "next":
         return Qwen3NextForCausalLM(Qwen3NextConfig(**COMMON, **EXPERTS, intermediate_size=96, tie_word_embeddings=False))
+    if kind.startswith("qwen3"):
+        common = {key: value for key, value in COMMON.items() if not key.startswith("linear_")}
+        if kind == "qwen3":
+            return Qwen3ForCausalLM(Qwen3Config(**common, intermediate_size=96, tie_word_embeddings=True))
+        experts = {key: value for key, value in EXPERTS.items() if not key.startswith("shared_")}
+        return Qwen3MoeForCausalLM(Qwen3MoeConfig(**common, **experts, intermediate_size=96, mlp_only_layers=[1],
+                                                  norm_topk_prob=True, tie_word_embeddings=False))
     text = dict(COMMON, intermediate_size=96, tie_word_embeddings=True)
     text["rope_parameters"] = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25,
                                "mrope_section": [2, 1, 1], "mrope_interleaved": True}
@@ -84,7 +95,7 @@ def build(kind):
     return Qwen3_5ForConditionalGeneration(Qwen3_5Config(text_config=text, vision_config=vision, tie_word_embeddings=True))
 
 
-KINDS = ("dense_tied", "dense_untied", "moe", "next", "classify", "nested")
+KINDS = ("dense_tied", "dense_untied", "moe", "next", "classify", "nested", "qwen3", "qwen3_moe")
 
 
 def main(output):

@@ -11,6 +11,7 @@
 #include "ckpt/hf_adapter.h"
 #include "device/device.h"
 #include "models/gradients.h"
+#include "models/registry.h"
 #include "models/tiny_model.h"
 #include "testing/temporary_directory.h"
 #include "train/optimizer.h"
@@ -19,7 +20,7 @@
 namespace heddle {
 namespace {
 
-using models::qwen3_5::Model;
+using models::Model;
 
 std::unique_ptr<Model> model_on(c10::Device device, c10::ScalarType dtype,
                                 const ops::KernelPolicy& policy = {}, bool experts = false) {
@@ -46,11 +47,11 @@ std::unique_ptr<Model> model_on(c10::Device device, c10::ScalarType dtype,
   runtime::Context context;
   context.device = device;
   context.dtype = dtype;
-  models::qwen3_5::ModelOptions options;
+  models::ModelOptions options;
   options.kernel_policy = policy;
   options.auxiliary_loss = experts;
-  auto model = std::make_unique<Model>(models::qwen3_5::parse_config(json, "test"), "model.",
-                                       context, options);
+  auto model =
+      std::make_unique<Model>(models::parse_config(json, "test"), "model.", context, options);
   model->allocate();
   model->initialize(11);
   model->visit_parameters([](nn::Parameter& parameter) {
@@ -65,7 +66,7 @@ std::unique_ptr<Model> model_on(c10::Device device, c10::ScalarType dtype,
 /// The reference kernel of every operator of the model.
 ops::KernelPolicy references_for(const Model& model) {
   ops::KernelPolicy policy;
-  for (const auto& request : models::qwen3_5::kernel_requests(model.config()))
+  for (const auto& request : models::kernel_requests(model.config()))
     policy.chosen_by_user[request.op] = "reference";
   return policy;
 }
@@ -249,14 +250,14 @@ Training train(Mode mode, const Recipe& recipe) {
     adapters->visit_parameters([&](nn::Parameter& parameter) { trainable.push_back(&parameter); });
   }
   train::Optimizer optimizer(trainable, optim, 5);
-  parallel::Pipeline pipeline(train::block_entries(*model), true);
+  parallel::Pipeline pipeline(assembly::block_entries(*model, adapters.get()), true);
   train::QueuedSteps steps({model.get(), adapters.get(), &pipeline, &trainable, &optimizer,
                             recipe.pooled_auxiliary_loss, optim.clip_norm},
                            mode == Mode::kRecorded);
   Training result;
   const auto report = [&](const train::MicroBatchLoss& sums) {
     result.losses.push_back(sums.loss_sum.item<double>());
-    result.entropies.push_back(sums.entropy_sum.item<double>());
+    result.entropies.push_back(sums.metric_sums.at(0).item<double>());
     if (!recipe.experts) return;
     result.losses.push_back(sums.auxiliary_sum.item<double>());
     result.loads.push_back(sums.expert_load.cpu());
@@ -271,10 +272,11 @@ Training train(Mode mode, const Recipe& recipe) {
                  lr = optim.lr / (1 + i), auxiliary = recipe.experts ? 0.01 / 512 : 0;
     const auto dropout_step = static_cast<std::uint64_t>(i + 1);
     if (mode == Mode::kPlain || mode == Mode::kPlainWithRoundedRows) {
-      const std::vector<train::HeadFunction> heads(
-          batches.size(), [&](const at::Tensor& hidden, const data::Batch& batch) {
-            const train::LossRows rows(*model, batch, scale, mode == Mode::kPlain ? 1 : 128);
-            return train::run_language_model_head(*model, hidden, rows, true);
+      const std::vector<objective::HeadFunction> heads(
+          batches.size(), [&](const at::Tensor& hidden, const objective::LocalBatch& batch) {
+            const objective::LossRows rows(*model, batch.host, scale,
+                                           mode == Mode::kPlain ? 1 : 128);
+            return objective::run_language_model_head(*model, hidden, rows, true);
           });
       report(train::run_micro_batches(*model, adapters.get(), pipeline, trainable, batches, heads,
                                       {.auxiliary_scale = auxiliary,
@@ -355,7 +357,7 @@ TEST(GpuModel, AQueuedStepWithoutFiniteLossChangesNothing) {
   optim.lr = 1e-3;
   std::vector<nn::Parameter*> trainable = model->parameters();
   train::Optimizer optimizer(trainable, optim, 5);
-  parallel::Pipeline pipeline(train::block_entries(*model), true);
+  parallel::Pipeline pipeline(assembly::block_entries(*model), true);
   train::QueuedSteps steps(
       {model.get(), nullptr, &pipeline, &trainable, &optimizer, false, optim.clip_norm}, true);
   const std::vector<data::Batch> batches = {testing::batch_of({{1, 256}})};

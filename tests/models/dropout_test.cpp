@@ -1,4 +1,4 @@
-#include "adapters/dropout.h"
+#include "adapters/lora.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>

@@ -1,4 +1,4 @@
-#include "models/qwen3_5/model.h"
+#include "models/model.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
@@ -12,16 +12,17 @@
 #include "base/errors.h"
 #include "device/memory_meter.h"
 #include "models/gradients.h"
+#include "models/registry.h"
 #include "models/tiny_model.h"
+#include "objective/language_model.h"
 #include "ops/autograd.h"
 #include "parallel/block_runner.h"
 #include "testing/parameter_name.h"
-#include "train/head.h"
 
 namespace heddle {
 namespace {
 
-using models::qwen3_5::Model;
+using models::Model;
 using parallel::Recompute;
 using testing::differentiate;
 using testing::Gradients;
@@ -108,18 +109,19 @@ TEST_P(ModelTest, GenerationInPiecesEqualsOneForwardPass) {
   const auto model = testing::tiny_model(at::kDouble, GetParam());
   const data::Batch batch = testing::batch_of({{5, 80}}).to(testing::device());
   const ops::NoGradient guard;
-  parallel::BlockRunner runner(train::block_entries(*model));
-  const auto inputs = model->block_inputs(
-      {batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen}, batch.position_ids, 80, false);
-  const at::Tensor whole = runner.evaluate(model->embed(batch.tokens), inputs);
+  parallel::BlockRunner runner(assembly::block_entries(*model));
+  const auto pass = model->pass({batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen},
+                                batch.position_ids, 80, false);
+  const at::Tensor whole = runner.evaluate(model->embed(batch.tokens), pass);
   auto cache = model->make_cache(3, 80);
   std::vector<at::Tensor> pieces;
   std::int64_t done = 0;
   for (const std::int64_t length : {37, 1, 1, 30, 1, 10}) {
     const auto sequences =
         ops::Sequences::from_host({0, static_cast<std::int32_t>(length)}, testing::device());
-    pieces.push_back(
-        model->generate(batch.tokens.narrow(0, done, length), sequences, cache, {2}, {done}));
+    const auto rows = ops::CacheRows::from_host({2}, {done}, testing::device());
+    pieces.push_back(runner.evaluate(model->embed(batch.tokens.narrow(0, done, length)),
+                                     model->cached_pass(sequences, {&cache, rows})));
     done += length;
   }
   EXPECT_LE((at::cat(pieces) - whole).abs().max().item<double>(), 1e-9);
@@ -132,16 +134,17 @@ TEST(Model, AFrozenTrunkKeepsNothingAndGetsNoGradient) {
   const auto model = testing::tiny_model(at::kFloat);
   model->visit_parameters(
       [](nn::Parameter& p) { p.set_trainable(p.name().find("layers.3.") != std::string::npos); });
-  parallel::BlockRunner runner(train::block_entries(*model));
+  parallel::BlockRunner runner(assembly::block_entries(*model));
   const data::Batch batch = testing::batch_of({{1, 30}}).to(testing::device());
-  const auto inputs = model->block_inputs(
-      {batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen}, batch.position_ids, 30, true);
-  parallel::BlockRunner::Pass pass;
+  const auto pass = model->pass({batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen},
+                                batch.position_ids, 30, true);
+  parallel::BlockRunner::Tape tape;
   const at::Tensor embedded = model->embed(batch.tokens);
   EXPECT_FALSE(embedded.requires_grad());
-  const at::Tensor hidden = runner.forward(embedded, inputs, false, pass);
-  const auto head = train::run_head(*model, hidden, batch, 1, true);
-  runner.backward(head.grad_hidden, 0, pass);
+  const at::Tensor hidden = runner.forward(embedded, pass, false, tape);
+  const auto head = objective::run_language_model_head(*model, hidden,
+                                                       objective::LossRows(*model, batch, 1), true);
+  runner.backward(head.grad_hidden, 0, tape);
   model->visit_parameters([](nn::Parameter& p) {
     EXPECT_EQ(p.gradient().defined(), p.name().find("layers.3.") != std::string::npos) << p.name();
   });
@@ -149,29 +152,29 @@ TEST(Model, AFrozenTrunkKeepsNothingAndGetsNoGradient) {
 
 TEST(Model, RouterReplayTakesTheRecordedExperts) {
   const auto model = testing::tiny_model(at::kDouble, /*moe=*/true);
-  parallel::BlockRunner runner(train::block_entries(*model), {Recompute::kFull});
+  parallel::BlockRunner runner(assembly::block_entries(*model), {Recompute::kFull});
   const data::Batch batch = testing::batch_of({{1, 30}, {2, 11}}).to(testing::device());
-  const auto inputs = model->block_inputs(
-      {batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen}, batch.position_ids, 41, true);
+  const auto pass = model->pass({batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen},
+                                batch.position_ids, 41, true);
   const at::Tensor embedded = model->embed(batch.tokens).detach();
-  parallel::BlockRunner::Pass recorded;
-  const at::Tensor before = runner.forward(embedded, inputs, false, recorded);
+  parallel::BlockRunner::Tape recorded;
+  const at::Tensor before = runner.forward(embedded, pass, false, recorded);
   ASSERT_EQ(recorded.experts.size(), 4u);
   for (const at::Tensor& experts : recorded.experts)
     EXPECT_EQ(experts.sizes(), (std::vector{41L, 2L}));
 
   // The same weights give the same states; others would choose other experts, but do not.
-  parallel::BlockRunner::Pass same;
+  parallel::BlockRunner::Tape same;
   same.experts = recorded.experts;
-  EXPECT_TRUE(at::equal(runner.forward(embedded, inputs, false, same), before));
+  EXPECT_TRUE(at::equal(runner.forward(embedded, pass, false, same), before));
   model->visit_parameters([](nn::Parameter& p) {
     if (p.name().ends_with(".mlp.gate.weight")) p.data().neg_();
   });
-  parallel::BlockRunner::Pass free, replayed;
-  const at::Tensor free_hidden = runner.forward(embedded, inputs, false, free);
+  parallel::BlockRunner::Tape free, replayed;
+  const at::Tensor free_hidden = runner.forward(embedded, pass, false, free);
   EXPECT_FALSE(at::equal(free.experts[0], recorded.experts[0]));
   replayed.experts = recorded.experts;
-  const at::Tensor hidden = runner.forward(embedded, inputs, false, replayed);
+  const at::Tensor hidden = runner.forward(embedded, pass, false, replayed);
   for (std::size_t i = 0; i < 4; ++i)
     EXPECT_TRUE(at::equal(replayed.experts[i], recorded.experts[i])) << "block " << i;
   EXPECT_FALSE(at::equal(hidden, free_hidden));
@@ -180,18 +183,17 @@ TEST(Model, RouterReplayTakesTheRecordedExperts) {
 TEST(Model, RecomputationTakesTheExpertsOfTheForward) {
   // Between forward and backward the router turns: only what the forward chose may be trained.
   const auto model = testing::tiny_model(at::kDouble, /*moe=*/true);
-  parallel::BlockRunner runner(train::block_entries(*model), {Recompute::kFull});
+  parallel::BlockRunner runner(assembly::block_entries(*model), {Recompute::kFull});
   const data::Batch batch = testing::batch_of({{3, 1}}).to(testing::device());
-  const auto inputs = model->block_inputs(
-      {batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen}, batch.position_ids, 1, true);
-  parallel::BlockRunner::Pass pass;
-  const at::Tensor hidden =
-      runner.forward(model->embed(batch.tokens).detach(), inputs, false, pass);
-  const at::Tensor chosen = pass.experts[3];
+  const auto pass = model->pass({batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen},
+                                batch.position_ids, 1, true);
+  parallel::BlockRunner::Tape tape;
+  const at::Tensor hidden = runner.forward(model->embed(batch.tokens).detach(), pass, false, tape);
+  const at::Tensor chosen = tape.experts[3];
   model->visit_parameters([](nn::Parameter& p) {
     if (p.name().ends_with(".mlp.gate.weight")) p.data().neg_();
   });
-  runner.backward(at::ones_like(hidden), 0, pass);
+  runner.backward(at::ones_like(hidden), 0, tape);
   model->visit_parameters([&](nn::Parameter& p) {
     if (!p.name().ends_with("layers.3.mlp.experts.down_proj")) return;
     for (std::int64_t e = 0; e < 4; ++e) {
@@ -208,13 +210,16 @@ TEST(Model, RoundedLossRowsChangeNothing) {
   batch.loss_weights.narrow(0, 3, 9).zero_();
   const at::Tensor hidden = model->embed(batch.to(testing::device()).tokens).detach();
   const auto run = [&](std::int64_t multiple, std::int64_t expected_rows) {
-    const train::LossRows rows(*model, batch, 0.5, multiple);
+    const objective::LossRows rows(*model, batch, 0.5, multiple);
     EXPECT_EQ(rows.labels.numel(), expected_rows);
     EXPECT_EQ(rows.index.defined(), expected_rows < 41);
-    const train::HeadResult result = train::run_language_model_head(*model, hidden, rows, true);
+    const objective::HeadResult result =
+        objective::run_language_model_head(*model, hidden, rows, true);
     const at::Tensor weight = model->head_weight().gradient().clone();
     model->visit_parameters([](nn::Parameter& p) { p.clear_gradient(); });
-    return std::vector<at::Tensor>{result.loss_sum, result.entropy_sum, result.grad_hidden, weight};
+    std::vector<at::Tensor> all = result.metric_sums;
+    all.insert(all.end(), {result.loss_sum, result.grad_hidden, weight});
+    return all;
   };
   const auto exact = run(1, 30);
   for (const auto& [multiple, rows] : {std::pair{16, 32}, {64, 41}}) {
@@ -248,7 +253,7 @@ TEST_P(ModelConfigTest, IsRefusedWithTheKey) {
   nlohmann::ordered_json json = {{"model_type", "qwen3_5_text"}, {"num_hidden_layers", 4}};
   json.update(GetParam().change);
   try {
-    models::qwen3_5::parse_config(json, "config.json");
+    models::parse_config(json, "config.json");
     FAIL() << "accepted";
   } catch (const ModelError& e) {
     EXPECT_THAT(e.what(), ::testing::HasSubstr(GetParam().message));
@@ -275,7 +280,8 @@ INSTANTIATE_TEST_SUITE_P(
             "heads", {{"num_attention_heads", 6}, {"num_key_value_heads", 4}}, "does not divide"},
         BadConfig{
             "hidden", {{"hidden_size", "big"}}, "'hidden_size' is \"big\": expected an integer"},
-        BadConfig{"zero", {{"head_dim", 0}}, "'head_dim' is 0: expected a positive integer"},
+        BadConfig{
+            "zero", {{"head_dim", 0}}, "'head_dim' is 0: expected an integer from 1 to 65536"},
         BadConfig{"bias", {{"attention_bias", true}}, "'attention_bias' is true: expected false"},
         BadConfig{"act", {{"hidden_act", "gelu"}}, "'hidden_act' is \"gelu\""},
         BadConfig{"rope", {{"rope_parameters", {{"rope_type", "yarn"}}}}, "rope_type is 'yarn'"}),

@@ -28,7 +28,7 @@ Gradients gradients_on(c10::Device device, c10::ScalarType dtype, bool moe,
   ops::KernelPolicy policy;
   policy.allow_fallback = true;
   const auto config = testing::tiny_model(dtype, moe, c10::Device(at::kCPU));
-  for (const auto& request : models::qwen3_5::kernel_requests(config->config())) {
+  for (const auto& request : models::kernel_requests(config->config())) {
     if (kernels == Kernels::kReference) policy.chosen_by_user[request.op] = "reference";
   }
   const auto model = testing::tiny_model(dtype, moe, device, policy);
@@ -87,8 +87,8 @@ TEST(SimulatedModelGraph, HoldsTheForwardAndBackwardPassOfAStep) {
   const auto model = testing::tiny_model(at::kFloat, false, npu, policy);
   const std::vector<data::Batch> batches = {testing::batch_of({{1, 70}, {3, 64}})};
   const Gradients expected = differentiate(*model, batches, parallel::Recompute::kOff);
-  parallel::Pipeline pipeline(train::block_entries(*model), true);
-  const std::vector<train::HeadFunction> heads(1, train::training_head(*model, 1));
+  parallel::Pipeline pipeline(assembly::block_entries(*model), true);
+  const std::vector<objective::HeadFunction> heads(1, objective::language_model_head(*model, 1));
   train::MicroBatchLoss loss;
   const auto graph = device::record(npu, [&] {
     loss = train::run_micro_batches(*model, nullptr, pipeline, model->parameters(), batches, heads,

@@ -7,16 +7,16 @@
 #include <nlohmann/json.hpp>
 
 #include "data/batch.h"
-#include "models/qwen3_5/model.h"
+#include "models/model.h"
+#include "models/registry.h"
 #include "testing/device.h"
 
 namespace heddle::testing {
 
-/// A model of four layers with gates that remember and norms that are not neutral.
-inline std::unique_ptr<models::qwen3_5::Model> tiny_model(c10::ScalarType dtype, bool moe = false,
-                                                          c10::Device device = testing::device(),
-                                                          const ops::KernelPolicy& policy = {}) {
-  nlohmann::ordered_json json = {{"model_type", moe ? "qwen3_5_moe_text" : "qwen3_5_text"},
+/// Four layers of every kind.
+inline models::Config tiny_config(bool moe = false, std::string type = {}) {
+  if (type.empty()) type = moe ? "qwen3_5_moe_text" : "qwen3_5_text";
+  nlohmann::ordered_json json = {{"model_type", type},
                                  {"vocab_size", 97},
                                  {"hidden_size", 32},
                                  {"intermediate_size", 48},
@@ -34,21 +34,35 @@ inline std::unique_ptr<models::qwen3_5::Model> tiny_model(c10::ScalarType dtype,
                                  {"shared_expert_intermediate_size", 24},
                                  {"initializer_range", 0.2},
                                  {"tie_word_embeddings", false}};
-  runtime::Context context;
-  context.device = device;
-  context.dtype = dtype;
-  models::qwen3_5::ModelOptions options;
-  options.auxiliary_loss = moe;
-  options.kernel_policy = policy;
-  auto model = std::make_unique<models::qwen3_5::Model>(models::qwen3_5::parse_config(json, "test"),
-                                                        "model.", context, options);
-  model->allocate();
-  model->initialize(11);
-  model->visit_parameters([](nn::Parameter& parameter) {
+  return models::parse_config(json, "test");
+}
+
+/// Gives a random model gates that remember and norms that are not neutral.
+inline void make_lively(models::Model& model) {
+  model.visit_parameters([](nn::Parameter& parameter) {
     if (parameter.name().ends_with("A_log")) parameter.data().fill_(-1.5);
     if (parameter.name().ends_with("dt_bias")) parameter.data().fill_(-0.5);
     if (parameter.name().ends_with("layernorm.weight")) parameter.data().fill_(0.25);
   });
+}
+
+inline constexpr std::uint64_t kTinySeed = 11;
+
+/// A tiny_config() model alone, with random weights that make_lively() has changed.
+inline std::unique_ptr<models::Model> tiny_model(c10::ScalarType dtype, bool moe = false,
+                                                 c10::Device device = testing::device(),
+                                                 const ops::KernelPolicy& policy = {}) {
+  runtime::Context context;
+  context.device = device;
+  context.dtype = dtype;
+  models::ModelOptions options;
+  options.auxiliary_loss = moe;
+  options.generates = true;
+  options.kernel_policy = policy;
+  auto model = std::make_unique<models::Model>(tiny_config(moe), "model.", context, options);
+  model->allocate();
+  model->initialize(kTinySeed);
+  make_lively(*model);
   return model;
 }
 

@@ -106,11 +106,11 @@ TEST(TensorParallel, ItsPartEqualsThatOfOneRank) {
     give_values(down, down_whole, mesh);
     at::Tensor x = mine(x_whole, 0).clone().set_requires_grad(true),
                residual = mine(residual_whole, 0).clone().set_requires_grad(true);
-    BlockInputs inputs;
-    inputs.kernels = &kernels;
-    inputs.tensor_group = &group;
+    Pass pass;
+    pass.kernels = &kernels;
+    pass.tensor_group = &group;
     const at::Tensor y = run_tensor_parallel(
-        x, inputs, residual, [&](const LinearInput& rows, const at::Tensor& own_residual) {
+        x, pass, residual, [&](const LinearInput& rows, const at::Tensor& own_residual) {
           EXPECT_FALSE(own_residual.defined());  // behind the sum over ranks
           return down.forward(kernels, up.forward(kernels, rows));
         });

@@ -11,6 +11,7 @@
 #include <cmath>
 #include <limits>
 
+#include "ops/attention/attention_decode.h"
 #include "ops/builtin.h"
 #include "ops/operator_support.h"
 
@@ -158,13 +159,15 @@ TEST(Attention, SameBitsForEveryThreadCount) {
   for (std::size_t i = 0; i < 3; ++i) EXPECT_TRUE(identical(one[i], two[i])) << i;
 }
 
-TEST(AttentionStep, EqualsTheLastRowOfAttention) {
+TEST(AttentionDecode, EqualsTheLastRowOfAttention) {
   for (const c10::ScalarType dtype : kernel_dtypes()) {
     for (const char* name : {"reference", kOwn}) {
-      const KernelTable kernels = table(name, dtype);
+      const KernelTable kernels = table_of(register_attention, AttentionDecode::kName, name, dtype);
       for (const std::int64_t dim : {64, 24, 128}) {
-        const std::vector<std::int64_t> slots = {3, 0, 4}, lengths = {1, 129, 300};
+        const std::vector<std::int64_t> slots = {3, 0, 4}, lengths = {0, 129, 299};
         const at::Tensor q = randn({3, 6, dim}, dtype, 1);
+        // The new tokens are columns of a wider row, as those of a joined projection.
+        const at::Tensor fresh = randn({3, 4, dim}, dtype, 2);
         at::Tensor k =
             at::full({5, 300, 2, dim}, std::numeric_limits<double>::quiet_NaN(), q.options());
         at::Tensor v = k.clone();
@@ -176,20 +179,31 @@ TEST(AttentionStep, EqualsTheLastRowOfAttention) {
               .narrow(0, 0, lengths[b])
               .copy_(randn({lengths[b], 2, dim}, dtype, 20 + b));
         }
-        const at::Tensor o = attention_step(kernels, q, k, v, slots, lengths, 0);
+        const at::Tensor other = k.select(0, 1).clone();
+        const at::Tensor o =
+            attention_decode(kernels, {q, fresh.narrow(1, 0, 2), fresh.narrow(1, 2, 2), k, v, 0},
+                             CacheRows::from_host(slots, lengths, device()));
+        EXPECT_TRUE(identical(k.select(0, 1), other));
         for (std::size_t b = 0; b < 3; ++b) {
           const auto row = static_cast<std::int64_t>(b);
+          EXPECT_TRUE(identical(k.select(0, slots[b]).select(0, lengths[b]),
+                                fresh.select(0, row).narrow(0, 0, 2)));
+          EXPECT_TRUE(identical(v.select(0, slots[b]).select(0, lengths[b]),
+                                fresh.select(0, row).narrow(0, 2, 2)));
           const at::Tensor expected =
               dense(q.narrow(0, row, 1).to(at::kDouble),
-                    k.select(0, slots[b]).narrow(0, 0, lengths[b]).to(at::kDouble),
-                    v.select(0, slots[b]).narrow(0, 0, lengths[b]).to(at::kDouble));
+                    k.select(0, slots[b]).narrow(0, 0, lengths[b] + 1).to(at::kDouble),
+                    v.select(0, slots[b]).narrow(0, 0, lengths[b] + 1).to(at::kDouble));
           EXPECT_TRUE(close(o.narrow(0, row, 1), expected, tolerance_of(dtype))) << name << b;
         }
       }
-      EXPECT_THROW(
-          attention_step(kernels, randn({1, 6, 8}, dtype, 1), randn({2, 4, 2, 8}, dtype, 1),
-                         randn({2, 4, 2, 8}, dtype, 1), {0}, {5}, 0),
-          c10::Error);
+      const at::Tensor one = randn({1, 2, 8}, dtype, 1), cache = randn({2, 4, 2, 8}, dtype, 1);
+      const auto decode = [&](std::int64_t slot, std::int64_t length) {
+        attention_decode(kernels, {randn({1, 6, 8}, dtype, 1), one, one, cache, cache, 0},
+                         CacheRows::from_host({slot}, {length}, device()));
+      };
+      EXPECT_THROW(decode(0, 4), c10::Error) << "no room";
+      EXPECT_THROW(decode(2, 0), c10::Error) << "no such slot";
     }
   }
 }

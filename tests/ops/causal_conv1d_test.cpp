@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "ops/builtin.h"
+#include "ops/causal_conv1d/conv_decode.h"
 #include "ops/operator_support.h"
 
 namespace heddle::ops {
@@ -126,7 +127,7 @@ TEST_P(CausalConv1dKernels, NeighboursDoNotLeak) {
   EXPECT_TRUE(identical(found[4].select(0, 1), expected[4].select(0, 1)));
 }
 
-TEST_P(CausalConv1dKernels, StepsEqualTheSequence) {
+TEST_P(CausalConv1dKernels, DecodingEqualsTheSequence) {
   const Problem p = make({6, 6}, 37, 4, GetParam().dtype);
   const KernelTable kernels = table(GetParam());
   const Tensors expected = call(p, kernels, p.inputs);
@@ -134,9 +135,13 @@ TEST_P(CausalConv1dKernels, StepsEqualTheSequence) {
       at::full({3, 37, 3}, std::numeric_limits<double>::quiet_NaN(), p.inputs[0].options());
   states.select(0, 2).copy_(p.inputs[2].select(0, 0));
   states.select(0, 0).copy_(p.inputs[2].select(0, 1));
+  const KernelTable decoding = testing::table_of(
+      register_causal_conv1d, ConvDecode::kName,
+      GetParam().name == "reference" ? GetParam().name : testing::kOwn, GetParam().dtype);
+  const CacheRows rows = CacheRows::from_host({2, 0}, {0, 0}, testing::device());
   for (int t = 0; t < 6; ++t) {
     const at::Tensor x = at::cat({p.inputs[0].narrow(0, t, 1), p.inputs[0].narrow(0, 6 + t, 1)});
-    const at::Tensor y = causal_conv1d_step(kernels, x, p.inputs[1], states, {2, 0});
+    const at::Tensor y = conv_decode(decoding, x, p.inputs[1], states, rows);
     for (int s = 0; s < 2; ++s) {
       EXPECT_TRUE(close(y.select(0, s), expected[0].select(0, 6 * s + t),
                         testing::tolerance_of(GetParam().dtype)));

@@ -74,7 +74,7 @@ TEST(CpuVariants, NormAgrees) {
     const Tensors out = {at::empty({kRows, kWidth}), at::empty({kRows}), at::empty({kRows, kWidth}),
                          at::zeros({kWidth})};
     RmsNormRows rows;
-    rows.x = x.const_data_ptr(), rows.one_plus_weight = w.const_data_ptr();
+    rows.x = x.const_data_ptr(), rows.scale = w.const_data_ptr();
     rows.y = out[0].data_ptr(), rows.rstd = out[1].data_ptr();
     rows.eps = 1e-6, rows.width = kWidth;
     rows.grad_y = dy.const_data_ptr(), rows.grad_x = out[2].data_ptr();

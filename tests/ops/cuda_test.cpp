@@ -131,7 +131,7 @@ TEST_F(GpuOps, CudnnAttentionReadsColumnsOfAProjection) {
     EXPECT_TRUE(close(of_views[i].cpu(), of_copies[i].cpu(), 1e-2)) << i;
 }
 
-TEST_F(GpuOps, ReferenceAttentionAndStepRunInFp32) {
+TEST_F(GpuOps, ReferenceAttentionRunsInFp32) {
   const std::vector<std::int32_t> ends = {0, 33, 300};
   const Tensors in = {randn({300, 4, 64}, at::kFloat, 1), randn({300, 2, 64}, at::kFloat, 2),
                       randn({300, 2, 64}, at::kFloat, 3)};
@@ -143,30 +143,34 @@ TEST_F(GpuOps, ReferenceAttentionAndStepRunInFp32) {
   };
   const Tensors gpu_in = to_gpu(in, at::kFloat);
   EXPECT_TRUE(close(run(gpu, kGpu, gpu_in).cpu(), run(cpu, c10::Device(at::kCPU), in), 1e-5));
-  const at::Tensor cache = randn({3, 50, 2, 64}, at::kFloat, 4);
-  const at::Tensor q = in[0].narrow(0, 0, 2);
-  EXPECT_TRUE(close(
-      attention_step(gpu, q.to(kGpu), cache.to(kGpu), cache.to(kGpu), {2, 0}, {50, 7}, 0).cpu(),
-      attention_step(cpu, q, cache, cache, {2, 0}, {50, 7}, 0), 1e-5));
 }
 
-KernelTable grouped_experts() {
-  return gpu_table(register_moe, MoeExperts::kName, "cuda.grouped_mm", at::kBFloat16,
-                   {{"hidden_size", 64}, {"intermediate_size", 48}});
+struct GroupedKernel {
+  const char* name;
+  std::int64_t intermediate_size;
+};
+constexpr GroupedKernel kGroupedKernels[] = {{"cuda.grouped_mm", 48}, {"cuda.sm90.grouped", 64}};
+
+KernelTable grouped_experts(const GroupedKernel& kernel) {
+  return gpu_table(register_moe, MoeExperts::kName, kernel.name, at::kBFloat16,
+                   {{"hidden_size", 64}, {"intermediate_size", kernel.intermediate_size}});
 }
 
 at::Tensor expert_rows(std::int64_t tokens) { return randn({tokens, 64}, at::kBFloat16, 2); }
 
 /// Outputs and gradients; the gradients of a second run bit by bit. `assignments` of `chosen` are
 /// to one of the experts, if set.
-void expect_experts_equal_reference(const at::Tensor& weights, const at::Tensor& chosen,
-                                    std::int64_t experts, std::optional<std::int64_t> assignments) {
-  const std::int64_t tokens = chosen.size(0);
-  Tensors in = {expert_rows(tokens), weights, randn({experts, 2 * 48, 64}, at::kBFloat16, 3) * 0.2,
-                randn({experts, 64, 48}, at::kBFloat16, 4) * 0.2};
+void expect_experts_equal_reference(const GroupedKernel& kernel, const at::Tensor& weights,
+                                    const at::Tensor& chosen, std::int64_t experts,
+                                    std::optional<std::int64_t> assignments) {
+  SCOPED_TRACE(kernel.name);
+  const std::int64_t tokens = chosen.size(0), width = kernel.intermediate_size;
+  Tensors in = {expert_rows(tokens), weights,
+                randn({experts, 2 * width, 64}, at::kBFloat16, 3) * 0.2,
+                randn({experts, 64, width}, at::kBFloat16, 4) * 0.2};
   for (at::Tensor& x : in) x = x.to(at::kBFloat16).to(at::kDouble);
   const KernelTable reference = table_of(register_moe, MoeExperts::kName, "reference", at::kDouble),
-                    grouped = grouped_experts();
+                    grouped = grouped_experts(kernel);
   const auto run = [&](const KernelTable& kernels, const at::Tensor& some) {
     return [&kernels, some, assignments](const Tensors& x) {
       return Tensors{moe_experts(kernels, {x[0], x[1], some, x[2], x[3], {}, {}, assignments})};
@@ -185,9 +189,12 @@ void expect_experts_equal_reference(const at::Tensor& weights, const at::Tensor&
 }
 
 TEST_F(GpuOps, GroupedExpertsEqualReference) {
-  for (const auto& [tokens, k, experts] : {std::tuple{0, 2, 4}, {1, 1, 3}, {333, 4, 32}}) {
+  // Experts of one row up to some hundred, and one whose rows are several tiles.
+  for (const auto& [tokens, k, experts] :
+       {std::tuple{0, 2, 4}, {1, 1, 3}, {333, 4, 32}, {1100, 2, 3}}) {
     const MoeRouting routing = moe_route(randn({tokens, experts}, at::kDouble, 1), k, true);
-    expect_experts_equal_reference(routing.weights, routing.experts, experts, {});
+    for (const GroupedKernel& kernel : kGroupedKernels)
+      expect_experts_equal_reference(kernel, routing.weights, routing.experts, experts, {});
   }
 }
 
@@ -198,18 +205,64 @@ TEST_F(GpuOps, GroupedExpertsLeaveOutAssignmentsToNoExpert) {
     const at::Tensor is_none = randn({tokens, k}, at::kDouble, 9).sigmoid() >= share;
     const at::Tensor chosen = routing.experts.masked_fill(is_none, experts);
     const std::int64_t assignments = tokens * k - is_none.sum().item().toLong();
-    expect_experts_equal_reference(routing.weights, chosen, experts, assignments);
+    for (const GroupedKernel& kernel : kGroupedKernels)
+      expect_experts_equal_reference(kernel, routing.weights, chosen, experts, assignments);
 
     const MoeOrder order = moe_order(chosen, experts, assignments),
                    there = moe_order(chosen.to(kGpu), experts, assignments);
     EXPECT_EQ(there.starts, order.starts);
     EXPECT_TRUE(identical(there.token.cpu(), order.token));
-    const MoeExperts::Functions functions = grouped_experts().get<MoeExperts>();
+    const MoeExperts::Functions functions = grouped_experts(kGroupedKernels[0]).get<MoeExperts>();
     const at::Tensor x = expert_rows(tokens), rows = functions.gather(x.to(kGpu), there.source, k);
     EXPECT_TRUE(identical(rows.cpu(), gather_rows(x, order.source, k)));
     EXPECT_TRUE(close(functions.sum(rows, there.place, k).cpu(),
                       sum_rows(rows.cpu().to(at::kDouble), there.place.cpu(), k), 1e-2));
   }
+}
+
+TEST_F(GpuOps, RouterEqualsReference) {
+  for (const auto& [tokens, experts, k] : {std::tuple{0, 4, 2},
+                                           {1, 1, 1},
+                                           {7, 6, 3},
+                                           {65, 32, 32},
+                                           {33, 65, 1},
+                                           {129, 256, 8},
+                                           {5, 512, 10},
+                                           {3, 1000, 4}}) {
+    for (const bool normalize : {true, false}) {
+      SCOPED_TRACE(::testing::Message() << k << " of " << experts << ", " << tokens << " tokens");
+      const KernelTable warp = gpu_table(register_moe, MoeRoute::kName, "cuda.warp", at::kFloat,
+                                         {{"num_experts", experts}, {"top_k", k}});
+      const at::Tensor logits = randn({tokens, experts}, at::kFloat, 1),
+                       dp = randn({tokens, experts}, at::kDouble, 2);
+      const MoeRouting expected = moe_route(logits.to(at::kDouble), k, normalize),
+                       actual = moe_route(warp, logits.to(kGpu), k, normalize);
+      EXPECT_TRUE(identical(actual.experts.cpu(), expected.experts));
+      EXPECT_TRUE(close(actual.weights.cpu(), expected.weights, 1e-5));
+      EXPECT_TRUE(close(actual.probabilities.cpu(), expected.probabilities, 1e-5));
+      // Gradients of both outputs, of the experts chosen here and of others (router replay).
+      for (const at::Tensor& chosen : {at::Tensor(), expected.experts.flip(0).contiguous()}) {
+        const auto with = [&](const MoeRouting& r, const at::Tensor& d) {
+          return Tensors{r.weights, r.probabilities * d.to(r.probabilities.options())};
+        };
+        const auto on_cpu = [&](const Tensors& x) {
+          return with(moe_route(x[0], k, normalize, chosen), dp);
+        };
+        const auto on_gpu = [&](const Tensors& x) {
+          const at::Tensor there = chosen.defined() ? chosen.to(kGpu) : chosen;
+          return with(moe_route(warp, x[0], k, normalize, there), dp);
+        };
+        EXPECT_TRUE(close(gradients_of(on_gpu, {logits.to(kGpu)})[0].cpu(),
+                          gradients_of(on_cpu, {logits.to(at::kDouble)})[0], 1e-4));
+      }
+    }
+  }
+  // Ties go to the lower index.
+  const KernelTable warp = gpu_table(register_moe, MoeRoute::kName, "cuda.warp", at::kBFloat16,
+                                     {{"num_experts", 70}, {"top_k", 5}});
+  const at::Tensor even = at::zeros({3, 70}, at::kBFloat16);
+  EXPECT_TRUE(identical(moe_route(warp, even.to(kGpu), 5, true).experts.cpu(),
+                        moe_route(even, 5, true).experts));
 }
 
 TEST_F(GpuOps, AnExpertThatDoesNotExistIsRefusedByTheOrder) {
@@ -226,24 +279,24 @@ TEST_F(GpuOps, AnExpertThatDoesNotExistIsRefusedByTheOrder) {
   EXPECT_THROW(moe_order(chosen, 4), c10::Error);
 }
 
-TEST_F(GpuOps, GroupedExpertsWithLowRankChangesEqualReference) {
+void expect_low_rank_changes_equal_reference(const GroupedKernel& kernel) {
+  SCOPED_TRACE(kernel.name);
+  const std::int64_t width = kernel.intermediate_size;
   // A rank that is no multiple of 8 is padded; experts without a row keep zero gradients.
   for (const auto& [tokens, experts, rank] : {std::tuple{333, 32, 16}, {50, 3, 5}, {2, 8, 8}}) {
     const MoeRouting routing = moe_route(randn({tokens, experts}, at::kDouble, 1), 2, true);
     Tensors in = {randn({tokens, 64}, at::kBFloat16, 2),
                   routing.weights,
                   randn({experts, rank, 64}, at::kBFloat16, 5) * 0.2,
-                  randn({experts, 2 * 48, rank}, at::kBFloat16, 6) * 0.2,
-                  randn({experts, rank, 48}, at::kBFloat16, 7) * 0.2,
+                  randn({experts, 2 * width, rank}, at::kBFloat16, 6) * 0.2,
+                  randn({experts, rank, width}, at::kBFloat16, 7) * 0.2,
                   randn({experts, 64, rank}, at::kBFloat16, 8) * 0.2};
     for (at::Tensor& x : in) x = x.to(at::kBFloat16).to(at::kDouble);
-    const at::Tensor gate_up = randn({experts, 2 * 48, 64}, at::kBFloat16, 3) * 0.2,
-                     down = randn({experts, 64, 48}, at::kBFloat16, 4) * 0.2;
+    const at::Tensor gate_up = randn({experts, 2 * width, 64}, at::kBFloat16, 3) * 0.2,
+                     down = randn({experts, 64, width}, at::kBFloat16, 4) * 0.2;
     const KernelTable reference =
         table_of(register_moe, MoeExperts::kName, "reference", at::kDouble);
-    const KernelTable grouped =
-        gpu_table(register_moe, MoeExperts::kName, "cuda.grouped_mm", at::kBFloat16,
-                  {{"hidden_size", 64}, {"intermediate_size", 48}});
+    const KernelTable grouped = grouped_experts(kernel);
     const auto run = [&](const KernelTable& kernels, const at::Tensor& chosen, const Tensors& w) {
       return [&kernels, chosen, w](const Tensors& x) {
         return Tensors{
@@ -261,6 +314,11 @@ TEST_F(GpuOps, GroupedExpertsWithLowRankChangesEqualReference) {
       EXPECT_TRUE(close(actual[i].cpu(), expected[i], 3e-2)) << tokens << " gradient " << i;
     }
   }
+}
+
+TEST_F(GpuOps, GroupedExpertsWithLowRankChangesEqualReference) {
+  for (const GroupedKernel& kernel : kGroupedKernels)
+    expect_low_rank_changes_equal_reference(kernel);
 }
 
 TEST_F(GpuOps, RouterAuxiliaryLossAndNormRunOnTheDevice) {

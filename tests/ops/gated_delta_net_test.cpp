@@ -19,6 +19,7 @@
 
 #include "ops/autograd.h"
 #include "ops/builtin.h"
+#include "ops/gated_delta_net/gated_delta_rule_decode.h"
 #include "ops/gated_delta_net/kernels.h"
 #include "ops/gated_delta_rule_support.h"
 
@@ -304,7 +305,7 @@ TEST_P(GatedDeltaRuleKernels, SameBitsEveryTime) {
   }
 }
 
-TEST_P(GatedDeltaRuleKernels, StepsEqualTheSequence) {
+TEST_P(GatedDeltaRuleKernels, DecodingEqualsTheSequence) {
   Case c;
   c.lengths = {7, 7, 7};
   c.Hk = 2;
@@ -314,24 +315,38 @@ TEST_P(GatedDeltaRuleKernels, StepsEqualTheSequence) {
   const KernelTable kernels = table(GetParam().name, GetParam().dtype);
   const Tensors expected = call(p, kernels, p.inputs);
   const std::vector<std::int64_t> slots{4, 0, 2};
+  const CacheRows cache_rows = CacheRows::from_host(slots, {0, 0, 0}, device());
   at::Tensor states =
       at::full({5, 6, c.K, c.V}, std::numeric_limits<double>::quiet_NaN(), p.inputs[5].options());
   for (int s = 0; s < 3; ++s) states.select(0, slots[s]).copy_(p.inputs[5].select(0, s));
+  at::Tensor referred = states.clone();
+  const auto decode_table = [&](const char* name) {
+    return testing::table_of(register_gated_delta_net, GatedDeltaRuleDecode::kName, name,
+                             GetParam().dtype);
+  };
+  const KernelTable reference = decode_table("reference"), own = decode_table(kOwn);
   for (int t = 0; t < 7; ++t) {
     const auto rows = [&](int i) {
       return at::cat({p.inputs[i].narrow(0, t, 1), p.inputs[i].narrow(0, 7 + t, 1),
                       p.inputs[i].narrow(0, 14 + t, 1)});
     };
-    const at::Tensor o = gated_delta_rule_step(kernels, rows(0), rows(1), rows(2), rows(3), rows(4),
-                                               states, slots, p.options);
-    for (int s = 0; s < 3; ++s) {
-      EXPECT_LE(rms_error(o.select(0, s), expected[0].select(0, 7 * s + t)),
-                2 * tolerance_of(GetParam().dtype));
+    for (const KernelTable* decoding : {&reference, &own}) {
+      at::Tensor& some = decoding == &own ? states : referred;
+      const at::Tensor o = gated_delta_rule_decode(*decoding,
+                                                   {rows(0), rows(1), rows(2), rows(3), rows(4),
+                                                    some, p.options.scale, p.options.normalize_qk},
+                                                   cache_rows);
+      for (int s = 0; s < 3; ++s) {
+        EXPECT_LE(rms_error(o.select(0, s), expected[0].select(0, 7 * s + t)),
+                  2 * tolerance_of(GetParam().dtype));
+      }
     }
   }
   for (int s = 0; s < 3; ++s) {
-    EXPECT_LE(rms_error(states.select(0, slots[s]), expected[1].select(0, s)),
-              tolerance_of(GetParam().dtype));
+    for (const at::Tensor& some : {states, referred}) {
+      EXPECT_LE(rms_error(some.select(0, slots[s]), expected[1].select(0, s)),
+                tolerance_of(GetParam().dtype));
+    }
   }
   EXPECT_TRUE(states.select(0, 1).isnan().all().item().toBool());
   EXPECT_TRUE(states.select(0, 3).isnan().all().item().toBool());

@@ -11,6 +11,7 @@
 #include "base/errors.h"
 #include "device/sim/simulation.h"
 #include "ops/attention/attention.h"
+#include "ops/attention/attention_decode.h"
 #include "ops/builtin.h"
 #include "ops/causal_conv1d/causal_conv1d.h"
 #include "ops/gated_delta_rule_support.h"
@@ -100,17 +101,22 @@ TEST_P(NpuOperators, AttentionOfLateQueriesSeesEarlierKeys) {
                run, 3);
 }
 
-TEST_P(NpuOperators, AttentionStepReadsTheCaches) {
+TEST_P(NpuOperators, AttentionDecodeReadsTheCaches) {
   const c10::Device npu = simulated_npu();
   const at::Tensor q = randn({3, 4, 32}, dtype(), 1), k = randn({5, 20, 2, 32}, dtype(), 2),
                    v = randn({5, 20, 2, 32}, dtype(), 3);
-  const std::vector<std::int64_t> slots{4, 0, 2}, lengths{20, 1, 7};
+  const at::Tensor fresh = randn({3, 2, 32}, dtype(), 4);
+  const auto decode = [&](const KernelTable& kernels, c10::Device device, c10::ScalarType type) {
+    const auto there = [&](const at::Tensor& x) { return x.to(device, type); };
+    return attention_decode(kernels, {there(q), there(fresh), there(fresh), there(k), there(v), 0},
+                            CacheRows::from_host({4, 0, 2}, {19, 0, 7}, device));
+  };
   const at::Tensor found =
-      attention_step(on_npu(register_attention, "attention", "npu.fusion_attention", dtype()),
-                     q.to(npu), k.to(npu), v.to(npu), slots, lengths, 0);
+      decode(on_npu(register_attention, "attention_decode", "npu.fusion_attention", dtype()), npu,
+             dtype());
   const at::Tensor expected =
-      attention_step(table_of(register_attention, "attention", "reference", at::kDouble),
-                     q.to(at::kDouble), k.to(at::kDouble), v.to(at::kDouble), slots, lengths, 0);
+      decode(table_of(register_attention, "attention_decode", "reference", at::kDouble, at::kCPU),
+             c10::Device(at::kCPU), at::kDouble);
   EXPECT_TRUE(close(found.cpu(), expected, 3 * tolerance_of(dtype())));
 }
 
@@ -128,14 +134,22 @@ TEST_P(NpuOperators, AttentionDoesNotWaitForTheDevice) {
 TEST_P(NpuOperators, ZeroCentredNorms) {
   const Tensors inputs = {randn({3, 29, 96}, dtype(), 1), randn({3, 29, 96}, dtype(), 2),
                           randn({96}, dtype(), 3) * 0.02};
-  expect_equal(register_rms_norm, "rms_norm", "npu.gemma_rms_norm", inputs,
+  expect_equal(register_rms_norm, "rms_norm", "npu.rms_norm", inputs,
                [](const KernelTable& kernels, c10::Device, const Tensors& x) {
                  const auto [y, sum] = add_rms_norm(kernels, x[0], x[1], x[2], 1e-6);
                  return Tensors{y, sum};
                });
-  expect_equal(register_rms_norm, "rms_norm", "npu.gemma_rms_norm", {inputs[0], inputs[2]},
+  expect_equal(register_rms_norm, "rms_norm", "npu.rms_norm", {inputs[0], inputs[2]},
                [](const KernelTable& kernels, c10::Device, const Tensors& x) {
                  return Tensors{rms_norm(kernels, x[0], x[1], 1e-6)};
+               });
+}
+
+TEST_P(NpuOperators, PlainNorms) {
+  const Tensors inputs = {randn({3, 29, 96}, dtype(), 1), randn({96}, dtype(), 3) * 0.02 + 1};
+  expect_equal(register_rms_norm, "rms_norm", "npu.rms_norm", inputs,
+               [](const KernelTable& kernels, c10::Device, const Tensors& x) {
+                 return Tensors{rms_norm(kernels, x[0], {x[1], 0}, 1e-6)};
                });
 }
 

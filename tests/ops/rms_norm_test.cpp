@@ -30,6 +30,18 @@ TEST_P(RmsNormKernel, GradientsMatchFiniteDifferences) {
   EXPECT_TRUE(gradients_match([&](const Tensors& in) { return both(kernels, in); }, inputs));
 }
 
+/// A plain weight is the zero-centred one plus 1.
+TEST_P(RmsNormKernel, TakesPlainWeights) {
+  const KernelTable kernels = table(GetParam(), at::kDouble);
+  const Tensors inputs = {randn({5, 7}, at::kDouble, 1), randn({7}, at::kDouble, 3)};
+  const auto plain = [&](const Tensors& in) {
+    return Tensors{rms_norm(kernels, in[0], {in[1], 0}, 1e-6)};
+  };
+  EXPECT_TRUE(close(plain({inputs[0], inputs[1] + 1})[0],
+                    rms_norm(kernels, inputs[0], inputs[1], 1e-6), 1e-14));
+  EXPECT_TRUE(gradients_match(plain, inputs));
+}
+
 INSTANTIATE_TEST_SUITE_P(, RmsNormKernel, ::testing::Values("reference", kOwn),
                          heddle::testing::ParameterName());
 

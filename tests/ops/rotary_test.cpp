@@ -74,6 +74,20 @@ TEST(QkNormRope, GradientsMatchFiniteDifferences) {
   }
 }
 
+/// A plain weight is the zero-centred one plus 1.
+TEST(QkNormRope, TakesPlainWeights) {
+  const Tables t = tables(5, 8, at::kDouble);
+  const at::Tensor x = randn({5, 3, 8}, at::kDouble, 1), weight = randn({8}, at::kDouble, 2);
+  for (const std::string name : {"reference", kOwn}) {
+    const KernelTable kernels = table(name, at::kDouble);
+    const auto plain = [&](const Tensors& in) {
+      return Tensors{qk_norm_rope(kernels, in[0], {in[1], 0}, t.cos, t.sin, 1e-6)};
+    };
+    EXPECT_TRUE(close(plain({x, weight + 1})[0], run(kernels, t)({x, weight})[0], 1e-14)) << name;
+    EXPECT_TRUE(gradients_match(plain, {x, weight})) << name;
+  }
+}
+
 TEST(QkNormRope, KernelEqualsReferenceOnTheViewsOfAProjection) {
   for (const c10::ScalarType dtype : kernel_dtypes()) {
     const KernelTable kernel = table(kOwn, dtype), reference = table("reference", dtype);

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "base/errors.h"
+#include "models/registry.h"
 
 namespace heddle::parallel {
 namespace {
@@ -13,24 +14,26 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::ThrowsMessage;
 
-models::qwen3_5::Config model(bool moe = false) {
-  const nlohmann::ordered_json json = {{"model_type", moe ? "qwen3_5_moe_text" : "qwen3_5_text"},
-                                       {"vocab_size", 97},
-                                       {"hidden_size", 32},
-                                       {"intermediate_size", 48},
-                                       {"num_hidden_layers", 4},
-                                       {"num_attention_heads", 8},
-                                       {"num_key_value_heads", 4},
-                                       {"head_dim", 16},
-                                       {"linear_num_key_heads", 12},
-                                       {"linear_num_value_heads", 24},
-                                       {"linear_key_head_dim", 16},
-                                       {"linear_value_head_dim", 16},
-                                       {"num_experts", 12},
-                                       {"num_experts_per_tok", 2},
-                                       {"moe_intermediate_size", 16},
-                                       {"shared_expert_intermediate_size", 24}};
-  return models::qwen3_5::parse_config(json, "test");
+models::Config model(bool moe = false,
+                     const nlohmann::ordered_json& change = nlohmann::ordered_json::object()) {
+  nlohmann::ordered_json json = {{"model_type", moe ? "qwen3_5_moe_text" : "qwen3_5_text"},
+                                 {"vocab_size", 97},
+                                 {"hidden_size", 32},
+                                 {"intermediate_size", 48},
+                                 {"num_hidden_layers", 4},
+                                 {"num_attention_heads", 8},
+                                 {"num_key_value_heads", 4},
+                                 {"head_dim", 16},
+                                 {"linear_num_key_heads", 12},
+                                 {"linear_num_value_heads", 24},
+                                 {"linear_key_head_dim", 16},
+                                 {"linear_value_head_dim", 16},
+                                 {"num_experts", 12},
+                                 {"num_experts_per_tok", 2},
+                                 {"moe_intermediate_size", 16},
+                                 {"shared_expert_intermediate_size", 24}};
+  json.update(change);
+  return models::parse_config(json, "test");
 }
 
 TEST(Layout, TakesWhatDividesHeadsAndWidths) {
@@ -56,11 +59,11 @@ TEST(Layout, RefusesWithTheNumbersAndTheNearestDegree) {
 }
 
 TEST(Layout, RepeatsKeyValueHeadsThatTensorRanksOutnumber) {
-  models::qwen3_5::Config config = model();
-  config.num_key_value_heads = 2;
-  check_layout(comm::Mesh({4, 1, 1, 1, 1}, 0, 4), config);
+  check_layout(comm::Mesh({4, 1, 1, 1, 1}, 0, 4), model(false, {{"num_key_value_heads", 2}}));
   // 6 ranks would share 2 heads evenly, but not the 8 query heads; the nearest that fits both is 4.
-  config.linear_num_key_heads = config.linear_num_value_heads = 24;
+  const models::Config config = model(
+      false,
+      {{"num_key_value_heads", 2}, {"linear_num_key_heads", 24}, {"linear_num_value_heads", 24}});
   EXPECT_THAT(
       [&] {
         check_layout(comm::Mesh({6, 1, 1, 1, 1}, 0, 6), config);

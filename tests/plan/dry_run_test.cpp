@@ -5,6 +5,7 @@
 
 #include "base/errors.h"
 #include "config/config.h"
+#include "models/registry.h"
 #include "plan/layout_report.h"
 
 namespace heddle::plan {
@@ -19,9 +20,7 @@ config::RunConfig run_config(std::vector<std::string> settings) {
   return config::parse("", "test", settings, config::Completeness::kPartial);
 }
 
-models::qwen3_5::Config small(bool moe) {
-  return models::qwen3_5::preset(moe ? "small-moe" : "small-10m");
-}
+models::Config small(bool moe) { return models::preset(moe ? "small-moe" : "small-10m"); }
 
 TEST(DryRun, RunsAllOfEveryLayoutOnShapes) {
   for (const std::vector<std::string>& layout : std::vector<std::vector<std::string>>{
@@ -53,7 +52,7 @@ TEST(DryRun, RunsAllOfEveryLayoutOnShapes) {
       EXPECT_EQ(rank.ran_embedding, rank.stage_rank == 0) << layout[0];
       EXPECT_EQ(rank.ran_head, rank.stage_rank + 1 == p.pp) << layout[0];
     }
-    EXPECT_EQ(blocks, 2 * model.num_hidden_layers) << layout[0];
+    EXPECT_EQ(blocks, 2 * model.num_hidden_layers()) << layout[0];
   }
 }
 
@@ -78,13 +77,27 @@ TEST(DryRun, OfLargeModelsOnManyRanks) {
   };
   for (const Large& large :
        {Large{"qwen3.5-27b", 64, 27e9, {"parallel.tp=4", "parallel.fsdp=16"}},
+        Large{"qwen3-0.6b", 2, 0.596e9, {"parallel.tp=2"}},
+        Large{"qwen3-1.7b", 2, 1.72e9, {"parallel.tp=2"}},
+        Large{"qwen3-4b", 8, 4.02e9, {"parallel.tp=4", "parallel.pp=2"}},
+        Large{"qwen3-8b", 8, 8.19e9, {"parallel.tp=2", "parallel.fsdp=4"}},
+        Large{"qwen3-14b", 8, 14.8e9, {"parallel.tp=2", "parallel.fsdp=4"}},
+        Large{"qwen3-32b", 16, 32.8e9, {"parallel.tp=4", "parallel.fsdp=4"}},
+        Large{"qwen3-30b-a3b",
+              16,
+              30.5e9,
+              {"parallel.tp=2", "parallel.fsdp=2", "parallel.pp=4", "parallel.ep=4"}},
+        Large{"qwen3-235b-a22b",
+              64,
+              235e9,
+              {"parallel.tp=4", "parallel.fsdp=8", "parallel.pp=2", "parallel.ep=32"}},
         Large{"qwen3.5-397b-a17b",
               1024,
               397e9,
               {"parallel.tp=2", "parallel.cp=2", "parallel.fsdp=2", "parallel.dp=8",
                "parallel.pp=16", "parallel.ep=16", "train.global_batch_size=1024"}}}) {
     const auto config = run_config(large.layout);
-    const auto model = models::qwen3_5::preset(large.preset);
+    const auto model = models::preset(large.preset);
     const DryRunReport report = dry_run(config, model, large.world);
     EXPECT_EQ(report.ranks, large.world);
     EXPECT_NEAR(report.elements / large.elements, 1, 0.05) << large.preset;
@@ -94,13 +107,13 @@ TEST(DryRun, OfLargeModelsOnManyRanks) {
       blocks += rank.blocks;
       EXPECT_GT(rank.owned, 0) << large.preset;
     }
-    EXPECT_EQ(blocks, 2 * model.num_hidden_layers) << large.preset;
+    EXPECT_EQ(blocks, 2 * model.num_hidden_layers()) << large.preset;
   }
 }
 
 // What the planner counts from shapes is what the objects of a rank hold.
 TEST(DryRun, AgreesWithThePlannersMemory) {
-  const auto model = models::qwen3_5::preset("qwen3.5-4b");
+  const auto model = models::preset("qwen3.5-4b");
   for (const std::vector<std::string>& layout :
        std::vector<std::vector<std::string>>{{"parallel.fsdp=8"},
                                              {"parallel.tp=2", "parallel.fsdp=4", "parallel.pp=2"},

@@ -2,7 +2,8 @@
 
 #include "base/errors.h"
 #include "config/config.h"
-#include "models/qwen3_5/flops.h"
+#include "models/flops.h"
+#include "models/registry.h"
 #include "plan/layout_report.h"
 #include "plan/measured.h"
 #include "plan/search.h"
@@ -18,14 +19,14 @@ config::RunConfig run_config(std::vector<std::string> settings) {
 }
 
 TEST(Work, CountsTheFlopsOfTheFormulaOfEveryMfu) {
-  for (const char* preset : {"qwen3.5-4b", "qwen3.5-35b-a3b"}) {
-    const auto model = models::qwen3_5::preset(preset);
+  for (const char* preset : {"qwen3.5-4b", "qwen3.5-35b-a3b", "qwen3-4b", "qwen3-30b-a3b"}) {
+    const auto model = models::preset(preset);
     double flops = 6.0 * static_cast<double>(model.vocab_size * model.hidden_size);
-    for (std::int64_t i = 0; i < model.num_hidden_layers; ++i) {
-      const LayerWork work = layer_work(model, i);
+    for (const models::LayerShape& layer : model.layers) {
+      const LayerWork work = layer_work(layer);
       flops += 6 * (work.products + work.experts) + 4096 * work.attention + work.delta_rule;
     }
-    EXPECT_DOUBLE_EQ(flops, models::qwen3_5::training_flops_per_token(model, 4096)) << preset;
+    EXPECT_DOUBLE_EQ(flops, models::training_flops_per_token(model, 4096)) << preset;
   }
 }
 
@@ -41,7 +42,7 @@ TEST(Planner, PredictsTheMeasuredRunsWithin15Percent) {
 
 TEST(Planner, MoreRanksShortenAStepAndNeverPerfectly) {
   const Hardware hardware = find_hardware("h200");
-  const auto model = models::qwen3_5::preset("qwen3.5-4b");
+  const auto model = models::preset("qwen3.5-4b");
   const auto seconds = [&](std::int64_t ranks, const std::string& layout) {
     const auto config = run_config({"train.global_batch_size=64", layout});
     return plan_layout(config, model, ranks, hardware).time->total;
@@ -56,7 +57,7 @@ TEST(Planner, MoreRanksShortenAStepAndNeverPerfectly) {
 
 TEST(Planner, OffloadingTakesMemoryAndCostsTime) {
   const Hardware hardware = find_hardware("h200");
-  const auto model = models::qwen3_5::preset("qwen3.5-4b");
+  const auto model = models::preset("qwen3.5-4b");
   const auto plan = [&](std::vector<std::string> settings) {
     settings.insert(settings.end(), {"train.global_batch_size=8", "train.recompute=full",
                                      "train.micro_batch_tokens=32768"});
@@ -74,7 +75,7 @@ TEST(Planner, OffloadingTakesMemoryAndCostsTime) {
 }
 
 TEST(Planner, RecomputedElementwiseWorkRepeatsNoCommunicationAlongTp) {
-  const auto model = models::qwen3_5::preset("qwen3.5-4b");
+  const auto model = models::preset("qwen3.5-4b");
   const auto plan = [&](const std::string& recompute) {
     return plan_layout(run_config({"train.global_batch_size=1", "parallel.tp=2", recompute}), model,
                        2);
@@ -98,8 +99,7 @@ TEST(Planner, RecomputedElementwiseWorkRepeatsNoCommunicationAlongTp) {
 TEST(Planner, CountsTheGatheredKeysAndValues) {
   const auto keys = [](std::vector<std::string> settings) {
     settings.insert(settings.end(), {"data.max_length=8192", "train.micro_batch_tokens=8192"});
-    return plan_layout(run_config(settings), models::qwen3_5::preset("qwen3.5-4b"), 4)
-        .gathered_keys;
+    return plan_layout(run_config(settings), models::preset("qwen3.5-4b"), 4).gathered_keys;
   };
   constexpr double kWhole = 8192.0 * 2 * 4 * 256 * 2;
   EXPECT_EQ(keys({"parallel.cp=4"}), kWhole);
@@ -109,7 +109,7 @@ TEST(Planner, CountsTheGatheredKeysAndValues) {
 }
 
 TEST(Planner, TheNetworkIsSlowerThanTheHost) {
-  const auto model = models::qwen3_5::preset("qwen3.5-4b");
+  const auto model = models::preset("qwen3.5-4b");
   const auto config = run_config({"train.global_batch_size=8", "parallel.tp=4"});
   Hardware hardware = find_hardware("h200");
   const double inside = plan_layout(config, model, 4, hardware).time->total;
@@ -119,7 +119,7 @@ TEST(Planner, TheNetworkIsSlowerThanTheHost) {
 
 TEST(Search, ProposesLayoutsThatFitAndThatARunAccepts) {
   const auto config = run_config({"train.global_batch_size=256"});
-  const auto model = models::qwen3_5::preset("qwen3.5-27b");
+  const auto model = models::preset("qwen3.5-27b");
   const Hardware hardware = find_hardware("h100");
   const Search search = search_layouts(config, model, 64, hardware, 5);
   ASSERT_EQ(search.best.size(), 5u);
@@ -137,8 +137,8 @@ TEST(Search, ProposesLayoutsThatFitAndThatARunAccepts) {
 
 TEST(Search, SaysWhatLacksLeastWhereNothingFits) {
   const auto config = run_config({"train.global_batch_size=8"});
-  const Search search = search_layouts(config, models::qwen3_5::preset("qwen3.5-397b-a17b"), 8,
-                                       find_hardware("h100"), 3);
+  const Search search =
+      search_layouts(config, models::preset("qwen3.5-397b-a17b"), 8, find_hardware("h100"), 3);
   EXPECT_TRUE(search.best.empty());
   ASSERT_EQ(search.smallest.size(), 1u);
   EXPECT_GT(search.smallest[0].peak_bytes, find_hardware("h100").memory_gib * (1u << 30));

@@ -3,8 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "assembly/tiny_model_on_ranks.h"
 #include "base/errors.h"
-#include "models/tiny_model.h"
 #include "testing/message_of.h"
 #include "testing/paths.h"
 #include "train/scorer.h"
@@ -23,14 +23,14 @@ class EngineTest : public ::testing::TestWithParam<bool> {
       Request request;
       for (int t = 0; t < 1 + 5 * i; ++t) request.prompt.push_back((13 * i + t * t) % 97);
       request.max_new_tokens = 3 + 4 * (i % 4);
-      request.sampling = {.temperature = temperature, .seed = 5};
+      request.sampling = {.temperature = temperature, .seed = static_cast<std::uint64_t>(5 + i)};
       all.push_back(std::move(request));
     }
     return all;
   }
   std::vector<Completion> run(const std::vector<Request>& requests,
                               const EngineOptions& options = {}) {
-    return generate(*loaded_.model, tokenizer_, requests, options);
+    return generate(loaded_, tokenizer_, requests, options);
   }
   static std::vector<std::vector<std::int32_t>> ids(const std::vector<Completion>& completions) {
     std::vector<std::vector<std::int32_t>> all;
@@ -39,15 +39,12 @@ class EngineTest : public ::testing::TestWithParam<bool> {
   }
 
   void SetUp() override {
-    loaded_.model = testing::tiny_model(at::kDouble, GetParam());
-    loaded_.context = loaded_.model->context();
-    loaded_.stages =
-        parallel::StagePlan::balanced(loaded_.model->config(), /*ranks=*/1, /*chunks=*/1);
+    loaded_ = testing::tiny_model_on_ranks(at::kDouble, GetParam(), assembly::Purpose::kGenerate);
   }
 
   std::shared_ptr<const data::Tokenizer> tokenizer_ =
       data::Tokenizer::load(testing::source_path("examples/tokenizer-4k"));
-  train::LoadedModel loaded_;
+  assembly::ModelOnRanks loaded_;
 };
 
 TEST_P(EngineTest, DependsOnNeitherBatchNorCutsOfPrompts) {
@@ -59,30 +56,85 @@ TEST_P(EngineTest, DependsOnNeitherBatchNorCutsOfPrompts) {
 }
 
 TEST_P(EngineTest, DependsNotOnTheOrderOfRequests) {
-  std::vector<Request> turned = requests(0);
+  std::vector<Request> turned = requests(1);
   std::reverse(turned.begin(), turned.end());
   auto answers = ids(run(turned, {.max_sequences = 3}));
   std::reverse(answers.begin(), answers.end());
-  EXPECT_EQ(answers, ids(run(requests(0))));
+  EXPECT_EQ(answers, ids(run(requests(1))));
 }
 
-TEST_P(EngineTest, LogProbabilitiesAreThoseOfScoring) {
-  const std::vector<Request> all = requests(1);
-  const std::vector<Completion> completions = run(all);
-  std::vector<std::vector<std::int32_t>> rows;
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    rows.push_back(all[i].prompt);
-    rows[i].insert(rows[i].end(), completions[i].output_ids.begin(),
-                   completions[i].output_ids.end());
+/// Runs what was submitted to its end, calling `between` after each step.
+std::vector<Completion> finish(Engine& engine, std::size_t requests,
+                               const std::function<void(std::int64_t step)>& between = {}) {
+  std::vector<Completion> completions(requests);
+  for (std::int64_t step = 0; !engine.is_idle(); ++step) {
+    for (Progress& progress : engine.step()) {
+      if (progress.completion)
+        completions[static_cast<std::size_t>(progress.id)] = std::move(*progress.completion);
+    }
+    if (between) between(step);
   }
-  const std::vector<train::RowScore> scores = train::Scorer(loaded_).score(rows, {});
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    ASSERT_EQ(completions[i].output_ids.size(), static_cast<std::size_t>(all[i].max_new_tokens));
-    EXPECT_EQ(completions[i].finish_reason, FinishReason::kLength);
-    for (std::size_t t = 0; t < completions[i].logprobs.size(); ++t) {
-      // The sampler reads logits in fp32.
-      EXPECT_NEAR(completions[i].logprobs[t], scores[i].logprobs[all[i].prompt.size() + t], 1e-5)
-          << "request " << i << ", token " << t;
+  return completions;
+}
+
+TEST_P(EngineTest, DependsNotOnPreemption) {
+  const std::vector<Request> all = requests(1);
+  Engine engine(loaded_, tokenizer_, {.max_sequences = 4, .capacity = 64});
+  for (const Request& request : all) engine.submit(request);
+  const auto interrupted = finish(engine, all.size(), [&](std::int64_t step) {
+    engine.preempt(step % static_cast<std::int64_t>(all.size()));
+  });
+  const std::vector<Completion> whole = run(all);
+  EXPECT_EQ(ids(interrupted), ids(whole));
+  for (std::size_t i = 0; i < all.size(); ++i) EXPECT_EQ(interrupted[i].text, whole[i].text);
+}
+
+TEST_P(EngineTest, TakesRequestsWhileItRuns) {
+  const std::vector<Request> all = requests(1);
+  Engine engine(loaded_, tokenizer_, {.max_sequences = 2, .capacity = 64});
+  std::size_t submitted = 0;
+  engine.submit(all[submitted++]);
+  const auto completions = finish(engine, all.size(), [&](std::int64_t) {
+    if (submitted < all.size()) engine.submit(all[submitted++]);
+  });
+  EXPECT_EQ(ids(completions), ids(run(all)));
+}
+
+TEST_P(EngineTest, AnAbortedRequestGivesWhatItHasAndItsSlot) {
+  const std::vector<Request> all = requests(1);
+  const std::vector<Completion> whole = run(all);
+  Engine engine(loaded_, tokenizer_, {.max_sequences = 1, .capacity = 64});
+  for (const std::size_t i : {3, 2}) engine.submit(all[i]);
+  for (int step = 0; step < 4; ++step) engine.step();
+  const Completion aborted = engine.abort(0);
+  EXPECT_EQ(aborted.finish_reason, FinishReason::kAborted);
+  const auto& expected = whole[3].output_ids;
+  EXPECT_EQ(aborted.output_ids, std::vector<std::int32_t>(expected.begin(), expected.begin() + 4));
+  EXPECT_THROW(engine.abort(0), InternalError);
+  EXPECT_EQ(finish(engine, 2)[1].output_ids, whole[2].output_ids);
+}
+
+TEST_P(EngineTest, ChangedWeightsDrawFromTheTokensSoFar) {
+  const Request request = requests(1)[3];
+  Engine engine(loaded_, tokenizer_, {.max_sequences = 1, .capacity = 64});
+  engine.submit(request);
+  for (int step = 0; step < 5; ++step) engine.step();
+  nn::Parameter& head = loaded_.model->head_weight();
+  head.data().mul_(0.5);
+  engine.weights_changed(7);
+  const Completion completion = finish(engine, 1)[0];
+  for (std::size_t t = 0; t < completion.output_ids.size(); ++t)
+    EXPECT_EQ(completion.weights_versions[t], t < 5 ? 0 : 7);
+  // The rest is what the new weights say after the tokens of the old ones.
+  std::vector<std::int32_t> row = request.prompt;
+  row.insert(row.end(), completion.output_ids.begin(), completion.output_ids.end());
+  const auto scores = train::Scorer(loaded_).score(std::vector<std::vector<std::int32_t>>{row}, {});
+  for (std::size_t t = 0; t < completion.output_ids.size(); ++t) {
+    const double scored = scores[0].logprobs[request.prompt.size() + t];
+    if (t < 5) {
+      EXPECT_GT(std::abs(completion.logprobs[t] - scored), 1e-5);
+    } else {
+      EXPECT_NEAR(completion.logprobs[t], scored, 1e-5);
     }
   }
 }
@@ -101,7 +153,7 @@ TEST_P(EngineTest, EndsAtAStopTokenWhichIsPartOfTheOutput) {
 TEST_P(EngineTest, StreamsTheTextOfEachRequest) {
   std::vector<std::string> texts(7);
   const std::vector<Completion> completions =
-      generate(*loaded_.model, tokenizer_, requests(1), {.max_sequences = 3},
+      generate(loaded_, tokenizer_, requests(1), {.max_sequences = 3},
                [&](std::size_t index, const std::string& piece) { texts[index] += piece; });
   for (std::size_t i = 0; i < texts.size(); ++i) {
     EXPECT_EQ(texts[i], completions[i].text);
@@ -116,6 +168,10 @@ TEST_P(EngineTest, RefusesWhatTheModelCannotRead) {
   all[2].prompt = {97};
   EXPECT_THAT(testing::message_of([&] { run(all); }),
               HasSubstr("request 3: token id 97 is outside the model's vocabulary of 97"));
+  Engine engine(loaded_, tokenizer_, {.capacity = 8});
+  EXPECT_THAT(
+      testing::message_of([&] { engine.submit(requests(0)[1]); }),
+      HasSubstr("a prompt of 6 tokens and max_new_tokens 7 exceed the engine's capacity of 8"));
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, EngineTest, ::testing::Bool(), [](const auto& info) {

@@ -1,5 +1,7 @@
 #include "rollout/sampler.h"
 
+#include <ATen/ops/tensor.h>
+
 #include <cmath>
 #include <set>
 #include <vector>
@@ -10,7 +12,7 @@
 namespace heddle::rollout {
 namespace {
 
-constexpr std::uint64_t kDraws = 40000;
+constexpr std::int64_t kDraws = 40000;
 
 std::vector<float> logits() { return {0.5F, -1.0F, 2.0F, 0.5F, -3.0F, 1.0F}; }
 
@@ -23,9 +25,20 @@ std::vector<double> probabilities(const std::vector<float>& values, double tempe
   return out;
 }
 
+/// Tokens of the positions 0, 1, ... of a stream, all of the same logits.
+std::vector<SampledToken> draw(const std::vector<float>& values, const SamplingOptions& options,
+                               std::int64_t count) {
+  const auto kernels = ops::KernelTable::choose(ops::builtin_registry(), at::kCPU, at::kFloat,
+                                                {{"sample_tokens", {{}}}});
+  std::vector<Draw> draws;
+  for (std::int64_t i = 0; i < count; ++i)
+    draws.push_back({options, static_cast<std::uint64_t>(i)});
+  return sample(kernels, at::tensor(values).expand({count, -1}), draws);
+}
+
 std::vector<double> shares(const SamplingOptions& options) {
   std::vector<double> counts(logits().size());
-  for (std::uint64_t i = 0; i < kDraws; ++i) ++counts[sample(logits(), options, 7, i).id];
+  for (const SampledToken& token : draw(logits(), options, kDraws)) ++counts[token.id];
   for (double& count : counts) count /= kDraws;
   return counts;
 }
@@ -46,9 +59,9 @@ TEST(Sampler, DrawsByTheProbabilitiesAtTheTemperature) {
 }
 
 TEST(Sampler, TemperatureZeroTakesTheMostLikelyAndOfEqualsTheLowest) {
-  EXPECT_EQ(sample(logits(), {.temperature = 0}, 0, 0).id, 2);
+  EXPECT_EQ(draw(logits(), {.temperature = 0}, 1)[0].id, 2);
   const std::vector<float> equal = {1, 4, 4, 2, 4};
-  EXPECT_EQ(sample(equal, {.temperature = 0}, 0, 5).id, 1);
+  EXPECT_EQ(draw(equal, {.temperature = 0}, 6)[5].id, 1);
 }
 
 TEST(Sampler, CutsToTheMostLikelyTokens) {
@@ -68,25 +81,31 @@ TEST(Sampler, CutsToTheSmallestSetOfAProbability) {
 
 TEST(Sampler, TellsTheLogarithmOfTheModelsOwnProbability) {
   const std::vector<double> all = probabilities(logits(), 1);
-  for (std::uint64_t i = 0; i < 50; ++i) {
-    const SampledToken token =
-        sample(logits(), {.temperature = 0.3, .top_p = 0.9, .top_k = 4}, 1, i);
+  for (const SampledToken& token :
+       draw(logits(), {.temperature = 0.3, .top_p = 0.9, .top_k = 4}, 50)) {
     EXPECT_NEAR(token.logprob, std::log(all[token.id]), 1e-6);
   }
 }
 
-TEST(Sampler, DependsOnSeedRequestAndPosition) {
-  const auto sequence = [](std::uint64_t seed, std::uint64_t stream) {
+TEST(Sampler, DependsOnSeedAndPosition) {
+  const auto sequence = [](std::uint64_t seed) {
     std::vector<std::int32_t> ids;
-    for (std::uint64_t i = 0; i < 40; ++i)
-      ids.push_back(sample(logits(), {.seed = seed}, stream, i).id);
+    for (const SampledToken& token : draw(logits(), {.seed = seed}, 40)) ids.push_back(token.id);
     return ids;
   };
-  EXPECT_EQ(sequence(1, 1), sequence(1, 1));
-  EXPECT_NE(sequence(1, 1), sequence(2, 1));
-  EXPECT_NE(sequence(1, 1), sequence(1, 2));
-  const std::vector<std::int32_t> one = sequence(1, 1);
+  EXPECT_EQ(sequence(1), sequence(1));
+  EXPECT_NE(sequence(1), sequence(2));
+  const std::vector<std::int32_t> one = sequence(1);
   EXPECT_GT(std::set<std::int32_t>(one.begin(), one.end()).size(), 2u);
+}
+
+TEST(Sampler, RowsOfAFileHaveStreamsOfTheirOwn) {
+  std::set<std::uint64_t> seeds;
+  for (std::uint64_t seed = 0; seed < 4; ++seed) {
+    for (std::uint64_t row = 0; row < 50; ++row) seeds.insert(seed_of_row(seed, row));
+  }
+  EXPECT_EQ(seeds.size(), 200u);
+  EXPECT_EQ(seed_of_row(3, 7), seed_of_row(3, 7));
 }
 
 }  // namespace

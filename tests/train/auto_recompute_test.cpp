@@ -5,7 +5,7 @@
 #include <c10/util/Exception.h>
 #include <gmock/gmock.h>
 
-#include "models/tiny_model.h"
+#include "assembly/tiny_model_on_ranks.h"
 #include "train/micro_batch.h"
 #include "train/trainer_fixture.h"
 
@@ -120,24 +120,21 @@ TEST(RecomputeChoice, ALargerMicroBatchNeedsMoreButNotMoreGradients) {
 /// Steps of a small model on the CPU, in which a micro-batch has up to 256 tokens.
 class Steps {
  public:
-  explicit Steps(bool moe, double limit_gib = 0) {
-    setup_.model = testing::tiny_model(at::kFloat, moe, c10::Device(c10::kCPU));
-    setup_.context = setup_.model->context();
-    setup_.trainable = setup_.model->parameters();
-    optimizer_.emplace(setup_.trainable, config::OptimSection{}, 5);
-    pipeline_.emplace(train::block_entries(*setup_.model), true,
-                      parallel::BlockRunnerOptions{Recompute::kFull});
+  explicit Steps(bool moe, double limit_gib = 0)
+      : placed_(testing::tiny_model_on_ranks(at::kFloat, moe, assembly::Purpose::kTrain,
+                                             c10::Device(c10::kCPU))) {
+    optimizer_.emplace(placed_.trainable, config::OptimSection{}, 5);
     config::TrainSection options;
     options.recompute = config::Recompute::kAuto;
     options.memory_limit_gib = limit_gib;
-    recompute_ = train::auto_recompute(options, setup_, *pipeline_, *optimizer_, 256);
+    recompute_ = train::auto_recompute(options, placed_, pipeline(), *optimizer_, 256);
   }
 
   train::AutoRecompute& recompute() { return *recompute_; }
-  parallel::Pipeline& pipeline() { return *pipeline_; }
+  parallel::Pipeline& pipeline() { return *placed_.pipeline; }
   double held() const {
     double bytes = static_cast<double>(optimizer_->state_bytes());
-    for (const nn::Parameter* parameter : setup_.trainable)
+    for (const nn::Parameter* parameter : placed_.trainable)
       bytes += static_cast<double>(parameter->value().nbytes());
     return bytes;
   }
@@ -151,12 +148,13 @@ class Steps {
                                               testing::batch_of({{i + 20, length / 2}})};
     double loss = 0;
     const auto run = [&] {
-      const std::vector<train::HeadFunction> heads(2, train::training_head(*setup_.model, 1e-3));
-      const auto sums = train::run_micro_batches(*setup_.model, nullptr, *pipeline_,
-                                                 setup_.trainable, batches, heads, {});
+      const std::vector<objective::HeadFunction> heads(
+          2, objective::language_model_head(*placed_.model, 1e-3));
+      const auto sums = train::run_micro_batches(*placed_.model, nullptr, pipeline(),
+                                                 placed_.trainable, batches, heads, {});
       within();
       loss = sums.loss_sum.item<double>();
-      optimizer_->step(setup_.model->kernels(), 1e-3, 1);
+      optimizer_->step(placed_.model->kernels(), 1e-3, 1);
     };
     recompute_->run(length, run);
     return loss;
@@ -168,9 +166,8 @@ class Steps {
   }
 
  private:
-  train::Setup setup_;
+  assembly::ModelOnRanks placed_;
   std::optional<train::Optimizer> optimizer_;
-  std::optional<parallel::Pipeline> pipeline_;
   std::unique_ptr<train::AutoRecompute> recompute_;
 };
 

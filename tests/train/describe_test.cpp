@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 
+#include "assembly/from_config.h"
 #include "train/trainer_fixture.h"
 
 namespace heddle {
@@ -25,12 +26,12 @@ class DescribeTest : public TrainerTest {
                      double micro_batches = 1) const {
     train::Observer observer;
     train::Setup setup = train::make_setup(config("run"), observer);
-    const models::qwen3_5::Config model = setup.model->config();
+    const models::Config model = setup.model->config();
     const config::RunConfig divided = config("run", layout);
-    setup.context.mesh = comm::Mesh(train::mesh_sizes(divided.parallel, ranks), rank, ranks);
-    setup.trainable.clear();
-    train::allocate_model(divided, model, "model.", setup);
-    train::complete_model(divided, setup, /*has_values=*/false);
+    runtime::Context context = setup.context;
+    context.mesh = comm::Mesh(assembly::mesh_sizes(divided.parallel, ranks), rank, ranks);
+    static_cast<assembly::ModelOnRanks&>(setup) =
+        assembly::place(assembly::recipe_of_run(divided, model), context);
     const train::Optimizer optimizer(setup.trainable, divided.optim, /*seed=*/1);
     const train::RunInfo info = train::describe_setup(setup, divided, optimizer, micro_batches);
     EXPECT_EQ(info.ranks, ranks);

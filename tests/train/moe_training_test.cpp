@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "assembly/from_config.h"
 #include "base/errors.h"
 #include "train/auxiliary_loss.h"
 #include "train/expert_load.h"
@@ -94,17 +95,17 @@ TEST_F(MoeTraining, WrongExpertTargetsAreNamed) {
 }
 
 TEST_F(MoeTraining, OneCoefficientForAllOfARun) {
-  models::qwen3_5::Config model;
-  model.num_experts = 4;
+  models::Config model;
   model.router_aux_loss_coef = 0.25;
-  model.sparse_mlp = {true};
+  model.layers.resize(1);
+  model.layers[0].moe = nn::MoeDims{8, 4, 2, 8, 8, true};
   config::RunConfig run;
   ASSERT_TRUE(model.is_moe());
-  EXPECT_EQ(train::auxiliary_coefficient(run, model), 0);
+  EXPECT_EQ(assembly::auxiliary_coefficient(run, model), 0);
   model.output_router_logits = true;
-  EXPECT_EQ(train::auxiliary_coefficient(run, model), 0.25);
+  EXPECT_EQ(assembly::auxiliary_coefficient(run, model), 0.25);
   run.train.router_aux_loss_coef = 0.5;
-  EXPECT_EQ(train::auxiliary_coefficient(run, model), 0.5);
+  EXPECT_EQ(assembly::auxiliary_coefficient(run, model), 0.5);
 }
 
 TEST(ExpertLoad, CountsRealTokensByLayer) {

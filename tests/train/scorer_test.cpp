@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "assembly/from_config.h"
 #include "comm/ranks.h"
 #include "train/scorer.h"
 #include "train/trainer_fixture.h"
@@ -119,9 +120,10 @@ TEST_F(ScorerTest, BatchesShareOnePipeline) {
                                                "device.name=cpu", "device.threads=1"};
     const config::RunConfig layout =
         config::parse("", "test", settings, config::Completeness::kPartial);
-    const train::LoadedModel model =
-        train::load_for_inference(dir_ / "sharp", "", train::make_context(layout, world),
-                                  models::qwen3_5::Head::kLanguageModel);
+    const assembly::ModelOnRanks model = assembly::place(
+        assembly::recipe_of_directory(dir_ / "sharp", "", assembly::Head::kLanguageModel,
+                                      assembly::Purpose::kScore),
+        assembly::make_context(layout, world));
     train::Scorer scorer(model);
     const std::vector<std::vector<std::int32_t>> rows = {{5, 77, 9}, {3}};
     const auto first = scorer.score(rows, {});

@@ -25,8 +25,11 @@ bool is_filter(std::string_view name) { return find_filter(name) != nullptr; }
 
 Value apply_filter(Interpreter& interpreter, const std::string& name, const Value& subject,
                    const CallArguments& arguments) {
-  interpreter.work(1 + Interpreter::cost(subject));
-  Value result = find_filter(name)->apply({interpreter, name, subject, arguments});
+  // Jinja too asks for the filter where it is used, not where the template is read.
+  const Filter* filter = find_filter(name);
+  if (filter == nullptr) throw TypeError{fmt::format("filter '{}' is not supported", name)};
+  interpreter.work(1);
+  Value result = filter->apply({interpreter, name, subject, arguments});
   if (result.is_string()) interpreter.built(result.as_string().size());
   if (subject.is_markup() && result.is_string() &&
       std::find(std::begin(kKeepMarkup), std::end(kKeepMarkup), name) != std::end(kKeepMarkup)) {

@@ -58,8 +58,11 @@ Value make_range(Interpreter& interpreter, const CallArguments& arguments) {
   return Value::list(std::move(items));
 }
 
+/// What a key of a new dictionary costs, in steps: it is hashed and its memory is new.
+constexpr std::uint64_t kCopiedKey = 8;
+
 /// The items of dict(...) and namespace(...): a mapping or pairs, and keywords.
-std::vector<std::pair<Value, Value>> pairs_of(const std::string& name,
+std::vector<std::pair<Value, Value>> pairs_of(Interpreter& interpreter, const std::string& name,
                                               const CallArguments& arguments) {
   std::vector<std::pair<Value, Value>> items;
   if (arguments.positional.size() > 1)
@@ -67,16 +70,19 @@ std::vector<std::pair<Value, Value>> pairs_of(const std::string& name,
   if (!arguments.positional.empty()) {
     const Value& from = arguments.positional[0];
     if (from.is_dict()) {
+      interpreter.work(from.as_dict().items.size() * kCopiedKey);
       items = from.as_dict().items;
     } else {
-      for (const Value& pair : iterate(from)) {
-        Values parts = iterate(pair);
+      for (const Value& pair : interpreter.items_of(from)) {
+        interpreter.work(kCopiedKey);
+        Values parts = interpreter.items_of(pair);
         if (parts.size() != 2)
           throw TypeError{fmt::format("{}() needs pairs of key and value", name)};
         items.emplace_back(std::move(parts[0]), std::move(parts[1]));
       }
     }
   }
+  interpreter.work(arguments.named.size() * kCopiedKey);
   for (const auto& [key, value] : arguments.named) items.emplace_back(Value::string(key), value);
   return items;
 }
@@ -94,10 +100,10 @@ bool is_function(std::string_view name) {
 Value call_function(Interpreter& interpreter, const std::string& name,
                     const CallArguments& arguments) {
   if (name == "range") return make_range(interpreter, arguments);
-  if (name == "dict") return Value::dict(pairs_of(name, arguments));
+  if (name == "dict") return Value::dict(pairs_of(interpreter, name, arguments));
   if (name == "namespace") {
     Namespace* space = interpreter.make_namespace();
-    for (auto& [key, value] : pairs_of(name, arguments)) {
+    for (auto& [key, value] : pairs_of(interpreter, name, arguments)) {
       if (!key.is_string()) throw TypeError{"a namespace needs strings as names"};
       if (key.as_string().starts_with('_')) {
         throw TypeError{fmt::format("a namespace cannot have an attribute '{}'", key.as_string())};

@@ -42,6 +42,11 @@ Value strings(std::vector<std::string> parts, const Call& call) {
   return Value::list(std::move(out));
 }
 
+/// Counts the work of looking for `what` all over the text.
+void count_search(const Call& call, const Value& what) {
+  call.interpreter.work(Interpreter::cost_of_finding(what, call.self));
+}
+
 std::string need_string(const ArgumentReader& arguments, int index) {
   arguments.at(index);
   const std::optional<std::string> text = arguments.string(index);
@@ -59,6 +64,7 @@ Value split(const Call& call, bool from_right) {
   const auto arguments = call.read({"sep", "maxsplit"});
   const std::optional<std::string> separator = arguments.string(0);
   if (separator && separator->empty()) throw TypeError{"empty separator"};
+  if (separator) count_search(call, arguments.at(0));
   return strings(python_text::split(call.text(), optional_view(separator), arguments.integer(1, -1),
                                     from_right),
                  call);
@@ -111,6 +117,7 @@ Value affix(const Call& call, bool at_end) {
 Value find(const Call& call, bool from_right, bool must_exist) {
   const auto arguments = call.read({"sub", "start", "end"});
   const std::string what = need_string(arguments, 0);
+  count_search(call, arguments.at(0));
   const auto [text, begin] = window(call, arguments, 1);
   const std::size_t at = begin < 0    ? std::string_view::npos
                          : from_right ? text.rfind(what)
@@ -125,6 +132,7 @@ Value find(const Call& call, bool from_right, bool must_exist) {
 Value replace(const Call& call) {
   const auto arguments = call.read({"old", "new", "count"});
   const std::string from = need_string(arguments, 0);
+  count_search(call, arguments.at(0));
   std::string to = need_string(arguments, 1);
   if (call.self.is_markup()) to = escaped(arguments.at(1), call.interpreter.max_bytes());
   const std::int64_t most = arguments.integer(2, -1);
@@ -173,7 +181,9 @@ Value zfill(const Call& call) {
 }
 
 Value partition(const Call& call, bool from_right) {
-  const std::string separator = need_string(call.read({"sep"}), 0);
+  const auto arguments = call.read({"sep"});
+  const std::string separator = need_string(arguments, 0);
+  count_search(call, arguments.at(0));
   if (separator.empty()) throw TypeError{"empty separator"};
   const std::string& text = call.text();
   const std::size_t at = from_right ? text.rfind(separator) : text.find(separator);
@@ -188,7 +198,7 @@ Value partition(const Call& call, bool from_right) {
 Value join(const Call& call) {
   TextSink out(call.interpreter.max_bytes());
   bool first = true;
-  const Values items = iterate(call.read({"iterable"}).at(0));
+  const Values items = call.interpreter.items_of(call.read({"iterable"}).at(0));
   for (const Value& item : items) {
     if (!item.is_string())
       throw TypeError{
@@ -197,13 +207,13 @@ Value join(const Call& call) {
     first = false;
     out.add(call.self.is_markup() ? escaped(item, call.interpreter.max_bytes()) : item.as_string());
   }
-  call.interpreter.work(items.size());
   return Value::string(out.take());
 }
 
 Value count(const Call& call) {
   const auto arguments = call.read({"sub", "start", "end"});
   const std::string what = need_string(arguments, 0);
+  count_search(call, arguments.at(0));
   const auto [text, begin] = window(call, arguments, 1);
   if (begin < 0) return Value::integer(0);
   if (what.empty()) return Value::integer(static_cast<std::int64_t>(utf8::length(text)) + 1);
@@ -310,20 +320,23 @@ constexpr Method kDictMethods[] = {
     {"get",
      [](const Call& call) {
        const auto arguments = call.read({"key", "default"});
+       call.interpreter.work(Interpreter::cost_of_finding(arguments.at(0), call.self));
        const Value* found = call.self.as_dict().find(arguments.at(0));
        return found != nullptr ? *found : arguments.has(1) ? arguments.at(1) : Value::none();
      }},
     {"items",
      [](const Call& call) {
        Values pairs;
+       call.interpreter.work(call.self.as_dict().items.size());
        for (const auto& [key, value] : call.self.as_dict().items)
          pairs.push_back(Value::tuple({key, value}));
        return Value::view(std::move(pairs));
      }},
-    {"keys", [](const Call& call) { return Value::view(iterate(call.self)); }},
+    {"keys", [](const Call& call) { return Value::view(call.interpreter.items_of(call.self)); }},
     {"values",
      [](const Call& call) {
        Values values;
+       call.interpreter.work(call.self.as_dict().items.size());
        for (const auto& [key, value] : call.self.as_dict().items) values.push_back(value);
        return Value::view(std::move(values));
      }},
@@ -335,6 +348,7 @@ constexpr Method kListMethods[] = {
      [](const Call& call) {
        const Values& items = call.self.as_list().items;
        const Value& what = call.read({"value"}).at(0);
+       call.interpreter.work(Interpreter::cost_of_finding(what, call.self));
        for (std::size_t i = 0; i < items.size(); ++i) {
          if (equal(items[i], what)) return Value::integer(static_cast<std::int64_t>(i));
        }
@@ -343,6 +357,7 @@ constexpr Method kListMethods[] = {
     {"count",
      [](const Call& call) {
        const Value& what = call.read({"value"}).at(0);
+       call.interpreter.work(Interpreter::cost_of_finding(what, call.self));
        std::int64_t found = 0;
        for (const Value& item : call.self.as_list().items) found += equal(item, what);
        return Value::integer(found);
@@ -407,7 +422,7 @@ bool is_forbidden_method(const Value& self, std::string_view name) {
 
 Value call_method(Interpreter& interpreter, const Value& self, const std::string& name,
                   const CallArguments& arguments) {
-  interpreter.work(1 + Interpreter::cost(self));
+  interpreter.work(1 + (self.is_string() ? Interpreter::cost(self) : 0));
   Value result = find_method(self, name)->call({interpreter, self, name, arguments});
   if (result.is_string()) interpreter.built(result.as_string().size());
   return self.is_markup() ? marked(result) : result;

@@ -24,7 +24,7 @@ struct Call {
     for (const Value* value : {&subject, &b}) {
       if (value->is_undefined()) interpreter.fail_undefined(value->as_undefined());
     }
-    interpreter.work(Interpreter::cost(b));
+    interpreter.work(Interpreter::cost_of_comparing(subject, b));
     return holds(subject, b);
   }
 };
@@ -46,8 +46,11 @@ struct Test {
   bool (*holds)(const Call&);
 };
 
-constexpr auto kEqual = [](const Call& call) { return equal(call.subject, call.other()); };
-constexpr auto kNotEqual = [](const Call& call) { return !equal(call.subject, call.other()); };
+constexpr auto kEqual = [](const Call& call) {
+  call.interpreter.work(Interpreter::cost_of_comparing(call.subject, call.other()));
+  return equal(call.subject, call.other());
+};
+constexpr auto kNotEqual = [](const Call& call) { return !kEqual(call); };
 constexpr auto kLess = [](const Call& call) { return call.ordered(less); };
 constexpr auto kGreater = [](const Call& call) {
   return call.ordered([](const Value& a, const Value& b) { return less(b, a); });
@@ -68,7 +71,10 @@ constexpr Test kTests[] = {
      [](const Call& call) { return call.subject.is(Kind::kBool) && call.subject.as_bool(); }},
     {"false",
      [](const Call& call) { return call.subject.is(Kind::kBool) && !call.subject.as_bool(); }},
-    {"integer", [](const Call& call) { return call.subject.is(Kind::kInt); }},
+    {"integer",
+     [](const Call& call) {
+       return call.subject.is(Kind::kInt) || call.subject.is(Kind::kBigInt);
+     }},
     {"float", [](const Call& call) { return call.subject.is(Kind::kFloat); }},
     {"number", [](const Call& call) { return call.subject.is_number(); }},
     {"string", [](const Call& call) { return call.subject.is_string(); }},
@@ -87,7 +93,7 @@ constexpr Test kTests[] = {
     {"in",
      [](const Call& call) {
        const Value& container = ArgumentReader(call.name, call.arguments, {"seq"}).at(0);
-       call.interpreter.work(Interpreter::cost(container));
+       call.interpreter.work(Interpreter::cost_of_finding(call.subject, container));
        return contains(container, call.subject);
      }},
     {"odd", [](const Call& call) { return call.leaves(Value::integer(2), 1); }},
@@ -98,10 +104,12 @@ constexpr Test kTests[] = {
      }},
     {"lower",
      [](const Call& call) {
+       call.interpreter.work(Interpreter::cost(call.subject));
        return python_text::is_lower(to_text(call.subject, call.interpreter.max_bytes()));
      }},
     {"upper",
      [](const Call& call) {
+       call.interpreter.work(Interpreter::cost(call.subject));
        return python_text::is_upper(to_text(call.subject, call.interpreter.max_bytes()));
      }},
     {"filter",
@@ -140,8 +148,11 @@ bool is_test(std::string_view name) { return find_test(name) != nullptr; }
 
 bool apply_test(Interpreter& interpreter, const std::string& name, const Value& subject,
                 const CallArguments& arguments) {
-  interpreter.work(1 + Interpreter::cost(subject));
-  return find_test(name)->holds({interpreter, name, subject, arguments});
+  // Jinja too asks for the test where it is used, not where the template is read.
+  const Test* test = find_test(name);
+  if (test == nullptr) throw TypeError{fmt::format("test '{}' is not supported", name)};
+  interpreter.work(1);
+  return test->holds({interpreter, name, subject, arguments});
 }
 
 }  // namespace heddle::data::jinja

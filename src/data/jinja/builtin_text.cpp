@@ -23,6 +23,9 @@ void repr(const Value& value, TextSink& out) {
     case Kind::kInt:
       out.add(std::to_string(value.as_int()));
       return;
+    case Kind::kBigInt:
+      out.add(value.digits());
+      return;
     case Kind::kFloat:
       out.add(python_text::number(value.as_double()));
       return;
@@ -126,6 +129,9 @@ class JsonWriter {
       case Kind::kInt:
         out_.add(std::to_string(value.as_int()));
         return;
+      case Kind::kBigInt:
+        out_.add(value.digits());
+        return;
       case Kind::kFloat:
         out_.add(json_float(value.as_double()));
         return;
@@ -206,6 +212,8 @@ class JsonWriter {
         return key.as_bool() ? "true" : "false";
       case Kind::kInt:
         return std::to_string(key.as_int());
+      case Kind::kBigInt:
+        return key.digits();
       case Kind::kFloat:
         return json_float(key.as_double());
       default:
@@ -262,6 +270,15 @@ std::string convert(const Value& value, const Conversion& how, bool escapes,
       if (!value.is_number())
         throw TypeError{fmt::format("%{} format: a real number is required, not {}", how.type,
                                     value.type_name())};
+      if (value.is(Value::Kind::kBigInt) && (how.type == 'd' || how.type == 'i')) {
+        const bool is_negative = value.digits().starts_with('-');
+        return pad((is_negative ? ""
+                    : how.sign  ? "+"
+                    : how.space ? " "
+                                : "") +
+                       value.digits(),
+                   how);
+      }
       const std::int64_t number =
           value.is_integral() ? value.as_int() : static_cast<std::int64_t>(value.as_double());
       const std::uint64_t magnitude =

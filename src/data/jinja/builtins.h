@@ -75,7 +75,7 @@ class TextSink {
   std::size_t max_bytes_;
 };
 
-/// The items that `for` would see. An iterator is used up.
+/// The items that `for` would see. An iterator is used up. Interpreter::items_of counts the work.
 Values iterate(const Value& value);
 /// len(); TypeError for what has none.
 std::int64_t length(const Value& value);

@@ -14,7 +14,12 @@ struct FilterCall {
   const Value& subject;
   const CallArguments& arguments;
 
-  std::string text() const { return to_text(subject, interpreter.max_bytes()); }
+  std::string text() const {
+    interpreter.work(Interpreter::cost(subject));
+    return to_text(subject, interpreter.max_bytes());
+  }
+  /// The items of the subject.
+  Values items() const { return interpreter.items_of(subject); }
   ArgumentReader read(std::initializer_list<const char*> names) const {
     return {name, arguments, names};
   }

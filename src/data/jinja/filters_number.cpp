@@ -13,6 +13,10 @@ Value filter_abs(const FilterCall& call) {
   call.need_defined();
   if (!call.subject.is_number())
     throw TypeError{fmt::format("bad operand type for abs(): '{}'", call.subject.type_name())};
+  if (call.subject.is(Kind::kBigInt)) {
+    const std::string& digits = call.subject.digits();
+    return Value::integer_of(digits.starts_with('-') ? digits.substr(1) : digits);
+  }
   if (!call.subject.is_integral()) return Value::real(std::fabs(call.subject.as_double()));
   return call.subject.as_int() < 0 ? subtract(Value::integer(0), call.subject)
                                    : Value::integer(call.subject.as_int());
@@ -34,7 +38,8 @@ bool parse_float(std::string_view text, double& value) {
   return result.ec == std::errc() && result.ptr == digits.data() + digits.size();
 }
 
-bool parse_integer(std::string_view text, int base, std::int64_t& value) {
+/// int(text, base) of Python; an integer beyond 64 bits in base 10 only. False if it is none.
+bool parse_integer(std::string_view text, int base, Value& value) {
   text = python_text::strip(text);
   std::string digits;
   for (std::size_t i = 0; i < text.size(); ++i) {
@@ -52,8 +57,16 @@ bool parse_integer(std::string_view text, int base, std::int64_t& value) {
     const int marked = mark == 'x' ? 16 : mark == 'o' ? 8 : mark == 'b' ? 2 : 0;
     if (marked != 0 && marked == base) digits.erase(at, 2);
   }
-  const auto result = std::from_chars(digits.data(), digits.data() + digits.size(), value, base);
-  return result.ec == std::errc() && result.ptr == digits.data() + digits.size();
+  std::int64_t number = 0;
+  const auto result = std::from_chars(digits.data(), digits.data() + digits.size(), number, base);
+  if (result.ptr != digits.data() + digits.size()) return false;
+  if (result.ec == std::errc::result_out_of_range && base == 10) {
+    const std::size_t first = digits.find_first_not_of('0', at);
+    value = Value::integer_of((negative ? "-" : "") + digits.substr(first));
+    return true;
+  }
+  value = Value::integer(number);
+  return result.ec == std::errc();
 }
 
 Value filter_float(const FilterCall& call) {
@@ -74,15 +87,16 @@ Value filter_int(const FilterCall& call) {
     if (std::fabs(value) >= 9.2e18) throw TypeError{"an integer needs more than 64 bits"};
     return Value::integer(static_cast<std::int64_t>(value));
   };
+  if (call.subject.is(Kind::kBigInt)) return call.subject;
   if (call.subject.is_integral()) return Value::integer(call.subject.as_int());
   if (call.subject.is(Kind::kFloat)) return truncate(call.subject.as_double());
   call.need_defined();
   if (!call.subject.is_string()) return otherwise;
   const std::int64_t base = arguments.integer(1, 10);
   if (base < 2 || base > 36) throw TypeError{"int() base must be >= 2 and <= 36"};
-  std::int64_t value = 0;
-  if (parse_integer(call.subject.as_string(), static_cast<int>(base), value))
-    return Value::integer(value);
+  Value value;
+  call.interpreter.work(Interpreter::cost(call.subject));
+  if (parse_integer(call.subject.as_string(), static_cast<int>(base), value)) return value;
   double real = 0;
   if (parse_float(call.subject.as_string(), real)) return truncate(real);
   return otherwise;
@@ -102,6 +116,7 @@ Value filter_round(const FilterCall& call) {
   const double value = call.subject.as_double();
   if (method == "common") {
     if (call.subject.is_integral()) {
+      if (call.subject.is(Kind::kBigInt) && precision >= 0) return call.subject;
       if (precision >= 0) return Value::integer(call.subject.as_int());
       const double step = std::pow(10.0, static_cast<double>(-precision));
       return Value::integer(static_cast<std::int64_t>(std::nearbyint(value / step) * step));

@@ -16,6 +16,7 @@ Value dotted(Interpreter& interpreter, Value item, const Value& path, const Valu
   } else {
     for (const std::string& part :
          python_text::split(to_text(path, interpreter.max_bytes()), ".", -1, false)) {
+      interpreter.work(1);
       std::int64_t index = 0;
       const auto result = std::from_chars(part.data(), part.data() + part.size(), index);
       const bool is_index = !part.empty() && part[0] != '-' && result.ec == std::errc() &&
@@ -78,7 +79,7 @@ Value filter_batch(const FilterCall& call) {
   const std::int64_t size = arguments.integer(0, 0);
   if (size <= 0) throw TypeError{"batch() needs a positive linecount"};
   Values batches, batch;
-  const Values items = iterate(call.subject);
+  const Values items = call.items();
   for (const Value& item : items) {
     batch.push_back(item);
     if (static_cast<std::int64_t>(batch.size()) == size)
@@ -111,6 +112,7 @@ Value filter_dictsort(const FilterCall& call) {
   if (by != "key" && by != "value")
     throw TypeError{"You can only sort by either \"key\" or \"value\""};
   Values pairs;
+  call.interpreter.work(call.subject.as_dict().items.size());
   for (const auto& [key, value] : call.subject.as_dict().items)
     pairs.push_back(Value::tuple({key, value}));
   const Value index = Value::integer(by == "key" ? 0 : 1);
@@ -124,7 +126,11 @@ Value filter_first(const FilterCall& call) {
     IteratorData& data = call.subject.as_iterator();
     return data.next < data.items.size() ? data.items[data.next++] : Value::undefined();
   }
-  const Values items = iterate(call.subject);
+  if (call.subject.is(Kind::kList)) {
+    const Values& list = call.subject.as_list().items;
+    return list.empty() ? Value::undefined() : list.front();
+  }
+  const Values items = call.items();
   return items.empty() ? Value::undefined() : items.front();
 }
 
@@ -133,6 +139,7 @@ Value filter_items(const FilterCall& call) {
   Values pairs;
   if (!call.subject.is_undefined()) {
     if (!call.subject.is_dict()) throw TypeError{"Can only get item pairs from a mapping."};
+    call.interpreter.work(call.subject.as_dict().items.size());
     for (const auto& [key, value] : call.subject.as_dict().items)
       pairs.push_back(Value::tuple({key, value}));
   }
@@ -145,11 +152,12 @@ Value filter_join(const FilterCall& call) {
       arguments.has(0) ? to_text(arguments.at(0), call.interpreter.max_bytes()) : "";
   TextSink out(call.interpreter.max_bytes());
   bool first = true;
-  for (Value& item : iterate(call.subject)) {
+  for (Value& item : call.items()) {
     if (!first) out.add(separator);
     first = false;
     if (arguments.has(1) && !arguments.at(1).is_none())
       item = dotted(call.interpreter, item, arguments.at(1), nullptr);
+    call.interpreter.work(Interpreter::cost(item));
     out.add(to_text(item, call.interpreter.max_bytes()));
   }
   return Value::string(out.take());
@@ -158,18 +166,23 @@ Value filter_join(const FilterCall& call) {
 Value filter_last(const FilterCall& call) {
   call.read({});
   if (call.subject.is(Kind::kIterator)) throw TypeError{"'generator' object is not reversible"};
-  const Values items = iterate(call.subject);
+  if (call.subject.is(Kind::kList)) {
+    const Values& list = call.subject.as_list().items;
+    return list.empty() ? Value::undefined() : list.back();
+  }
+  const Values items = call.items();
   return items.empty() ? Value::undefined() : items.back();
 }
 
 Value filter_length(const FilterCall& call) {
   call.read({});
+  if (call.subject.is_string()) call.interpreter.work(Interpreter::cost(call.subject));
   return Value::integer(length(call.subject));
 }
 
 Value filter_list(const FilterCall& call) {
   call.read({});
-  return Value::list(iterate(call.subject));
+  return Value::list(call.items());
 }
 
 Value filter_map(const FilterCall& call) {
@@ -181,14 +194,13 @@ Value filter_map(const FilterCall& call) {
     const auto arguments = call.read({"attribute", "default"});
     const Value& attribute = arguments.at(0);
     const Value* otherwise = arguments.has(1) ? &arguments.at(1) : nullptr;
-    for (const Value& item : iterate(call.subject)) {
+    for (const Value& item : call.items()) {
       out.push_back(dotted(call.interpreter, item, attribute, otherwise));
     }
   } else {
     const std::string filter = to_text(given.positional[0], call.interpreter.max_bytes());
-    if (!is_filter(filter)) throw TypeError{fmt::format("filter '{}' is not supported", filter)};
     CallArguments rest{{given.positional.begin() + 1, given.positional.end()}, given.named};
-    for (const Value& item : iterate(call.subject)) {
+    for (const Value& item : call.items()) {
       out.push_back(apply_filter(call.interpreter, filter, item, rest));
     }
   }
@@ -200,7 +212,7 @@ Value extreme(const FilterCall& call, bool largest) {
   const Value* attribute = arguments.has(1) ? &arguments.at(1) : nullptr;
   Value best = Value::undefined(), best_key;
   bool first = true;
-  for (const Value& item : iterate(call.subject)) {
+  for (const Value& item : call.items()) {
     Value key = sort_key(call.interpreter, item, attribute, arguments.boolean(0, false));
     call.interpreter.work(Interpreter::cost(key));
     if (first || (largest ? less(best_key, key) : less(key, best_key))) {
@@ -230,13 +242,11 @@ Value choose(const FilterCall& call, bool by_attribute, bool wanted) {
   std::string test;
   if (used < given.positional.size())
     test = to_text(given.positional[used++], call.interpreter.max_bytes());
-  if (!test.empty() && !is_test(test))
-    throw TypeError{fmt::format("test '{}' is not supported", test)};
   const CallArguments rest{
       {given.positional.begin() + static_cast<std::ptrdiff_t>(used), given.positional.end()},
       given.named};
   Values out;
-  for (const Value& item : iterate(call.subject)) {
+  for (const Value& item : call.items()) {
     const Value value = by_attribute ? dotted(call.interpreter, item, attribute, nullptr) : item;
     const bool holds =
         test.empty() ? value.truthy() : apply_test(call.interpreter, test, value, rest);
@@ -256,11 +266,12 @@ Value filter_rejectattr(const FilterCall& call) { return choose(call, true, fals
 Value filter_reverse(const FilterCall& call) {
   call.read({});
   if (call.subject.is_string()) {
+    call.interpreter.work(Interpreter::cost(call.subject));
     std::u32string code_points = python_text::to_code_points(call.subject.as_string());
     std::reverse(code_points.begin(), code_points.end());
     return Value::string(python_text::from_code_points(code_points));
   }
-  Values items = iterate(call.subject);
+  Values items = call.items();
   std::reverse(items.begin(), items.end());
   return call.subject.is(Kind::kIterator) ? Value::list(std::move(items))
                                           : Value::iterator(std::move(items));
@@ -269,14 +280,14 @@ Value filter_reverse(const FilterCall& call) {
 Value filter_sort(const FilterCall& call) {
   const auto arguments = call.read({"reverse", "case_sensitive", "attribute"});
   const Value* attribute = arguments.has(2) ? &arguments.at(2) : nullptr;
-  return Value::list(sorted(call.interpreter, iterate(call.subject), attribute,
-                            arguments.boolean(1, false), arguments.boolean(0, false)));
+  return Value::list(sorted(call.interpreter, call.items(), attribute, arguments.boolean(1, false),
+                            arguments.boolean(0, false)));
 }
 
 Value filter_sum(const FilterCall& call) {
   const auto arguments = call.read({"attribute", "start"});
   Value total = arguments.has(1) ? arguments.at(1) : Value::integer(0);
-  for (Value& item : iterate(call.subject)) {
+  for (Value& item : call.items()) {
     if (arguments.has(0) && !arguments.at(0).is_none())
       item = dotted(call.interpreter, item, arguments.at(0), nullptr);
     if (item.is_string() || total.is_string()) throw TypeError{"sum() can't sum strings"};
@@ -290,9 +301,9 @@ Value filter_unique(const FilterCall& call) {
   const auto arguments = call.read({"case_sensitive", "attribute"});
   const Value* attribute = arguments.has(1) ? &arguments.at(1) : nullptr;
   Values out, seen;
-  for (const Value& item : iterate(call.subject)) {
+  for (const Value& item : call.items()) {
     Value key = sort_key(call.interpreter, item, attribute, arguments.boolean(0, false));
-    call.interpreter.work(seen.size() + 1);
+    call.interpreter.work(1 + seen.size() * Interpreter::cost(key));
     if (std::any_of(seen.begin(), seen.end(),
                     [&](const Value& other) { return equal(other, key); }))
       continue;

@@ -117,13 +117,14 @@ Value filter_tojson(const FilterCall& call) {
     style.item_separator.assign(1, ',');
   }
   if (arguments.has(2) && !arguments.at(2).is_none()) {
-    const Values pair = iterate(arguments.at(2));
+    const Values pair = call.interpreter.items_of(arguments.at(2));
     if (pair.size() != 2 || !pair[0].is_string() || !pair[1].is_string()) {
       throw TypeError{"tojson() separators must be two strings"};
     }
     style.item_separator = pair[0].as_string();
     style.key_separator = pair[1].as_string();
   }
+  call.interpreter.work(Interpreter::cost(call.subject));
   return Value::string(to_json(call.subject, style, call.interpreter.max_bytes()));
 }
 

@@ -58,8 +58,36 @@ void Interpreter::work(std::uint64_t items) {
 
 void Interpreter::built(std::size_t bytes) {
   bytes_built_ += bytes;
-  if (bytes_built_ > limits_.max_bytes)
-    fail("rendering builds more than {} bytes of text", limits_.max_bytes);
+  if (bytes_built_ > limits_.max_built)
+    fail("rendering builds more than {} bytes of text", limits_.max_built);
+}
+
+std::uint64_t Interpreter::cost_of_comparing(const Value& a, const Value& b) {
+  return a.kind() == b.kind() ? std::min(cost(a), cost(b)) : 1;
+}
+
+std::uint64_t Interpreter::cost_of_finding(const Value& what, const Value& container) {
+  using Kind = Value::Kind;
+  switch (container.kind()) {
+    case Kind::kString:
+      // A text may match almost wholly at every place.
+      return cost(container) * (1 + (what.is_string() ? what.as_string().size() / 64 : 0));
+    case Kind::kDict:
+      return what.is_string() ? 1 : cost(container);
+    case Kind::kList:
+      return std::min(cost(container), container.as_list().items.size() * cost(what));
+    default:
+      return cost(container);
+  }
+}
+
+Values Interpreter::items_of(const Value& value) {
+  // Each character of a text becomes a value of its own.
+  constexpr std::size_t kCharacter = 8;
+  if (value.is_string()) work(value.as_string().size() * kCharacter);
+  Values items = iterate(value);
+  work(items.size());
+  return items;
 }
 
 Namespace* Interpreter::make_namespace() {
@@ -158,8 +186,7 @@ Interpreter::Flow Interpreter::run_if(const Statement& statement) {
 
 Interpreter::Flow Interpreter::run_for(const Statement& statement) {
   auto loop = std::make_shared<LoopData>();
-  loop->items = iterate(evaluate(*statement.expr));
-  work(loop->items.size());
+  loop->items = items_of(evaluate(*statement.expr));
   if (statement.condition) {
     Values chosen;
     for (Value& item : loop->items) {
@@ -268,7 +295,7 @@ void Interpreter::assign(const Target& target, const Value& value) {
       return;
     }
     case Target::Kind::kTuple: {
-      const Values items = iterate(value);
+      const Values items = items_of(value);
       if (items.size() != target.parts.size()) {
         fail("cannot unpack {} values into {} names", items.size(), target.parts.size());
       }

@@ -34,7 +34,8 @@ class Interpreter {
  public:
   struct Limits {
     std::uint64_t max_steps;
-    std::size_t max_bytes;
+    std::size_t max_bytes;  ///< of one text
+    std::size_t max_built;  ///< of all texts that are built on the way
   };
   Interpreter(const Template& source, const Limits& limits) : template_(source), limits_(limits) {}
   ~Interpreter();
@@ -50,7 +51,11 @@ class Interpreter {
   void built(std::size_t bytes);
   std::size_t max_bytes() const { return limits_.max_bytes; }
   /// What looking through a value costs, in steps.
-  static std::uint64_t cost(const Value& value);
+  static std::uint64_t cost(const Value& value) { return value.extent().weight; }
+  static std::uint64_t cost_of_comparing(const Value& a, const Value& b);
+  static std::uint64_t cost_of_finding(const Value& what, const Value& container);
+  /// iterate(), with its work counted.
+  Values items_of(const Value& value);
   Value attribute(const Value& object, const std::string& name) const;
   Value item(const Value& object, const Value& key) const;
   [[noreturn]] void fail_undefined(const Undefined& value) const;

@@ -282,9 +282,8 @@ CallArguments Interpreter::evaluate(const Arguments& arguments) {
   for (const ExprPtr& value : arguments.positional) out.positional.push_back(evaluate(*value));
   for (const auto& [name, value] : arguments.named) out.named.emplace_back(name, evaluate(*value));
   if (arguments.more_positional) {
-    for (Value& value : iterate(evaluate(*arguments.more_positional)))
+    for (Value& value : items_of(evaluate(*arguments.more_positional)))
       out.positional.push_back(std::move(value));
-    work(out.positional.size());
   }
   if (arguments.more_named) {
     const Value more = evaluate(*arguments.more_named);
@@ -381,13 +380,14 @@ Value Interpreter::evaluate_sign(const Expr& expr) {
   line_ = expr.line;
   if (value.is_undefined()) fail_undefined(value.as_undefined());
   if (!value.is_number()) fail("bad operand type for a sign: '{}'", value.type_name());
+  if (value.is(Value::Kind::kBigInt)) {
+    const std::string& digits = value.digits();
+    if (expr.kind == Kind::kPositive) return value;
+    return Value::integer_of(digits.starts_with('-') ? digits.substr(1) : '-' + digits);
+  }
   if (expr.kind == Kind::kPositive)
     return value.is_integral() ? Value::integer(value.as_int()) : value;
   return value.is_integral() ? subtract(Value::integer(0), value) : Value::real(-value.as_double());
-}
-
-std::uint64_t Interpreter::cost(const Value& value) {
-  return value.is_string() ? value.as_string().size() / 64 : value.extent().weight;
 }
 
 Value Interpreter::evaluate_binary(const Expr& expr) {
@@ -439,7 +439,7 @@ Value Interpreter::evaluate_compare(const Expr& expr) {
 }
 
 bool Interpreter::compare(Op op, const Value& a, const Value& b) {
-  work(cost(a) + cost(b));
+  work(op == Op::kIn || op == Op::kNotIn ? cost_of_finding(a, b) : cost_of_comparing(a, b));
   switch (op) {
     case Op::kEq:
       return equal(a, b);

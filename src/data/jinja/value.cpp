@@ -1,10 +1,13 @@
 #include "data/jinja/value.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
+#include <cstdlib>
 
 #include "base/errors.h"
 #include "data/jinja/callable.h"
+#include "data/json/json_text.h"
 
 namespace heddle::data::jinja {
 namespace {
@@ -24,7 +27,7 @@ void include(Value::Extent& whole, const Value& part) {
   whole.depth = std::max(whole.depth, checked_depth(extent.depth + 1));
   whole.weight += extent.weight;
   if (whole.weight > Value::kHeaviest)
-    throw TypeError{fmt::format("a value holds more than {} values", Value::kHeaviest)};
+    throw TypeError{fmt::format("a value stands for more than {} values", Value::kHeaviest)};
 }
 
 Value::Extent extent_of(const Values& items) {
@@ -41,11 +44,9 @@ Value from_json_at(const nlohmann::ordered_json& json, int level) {
     case nlohmann::json::value_t::number_integer:
       return Value::integer(json.get<std::int64_t>());
     case nlohmann::json::value_t::number_unsigned:
-      if (json.get<std::uint64_t>() > static_cast<std::uint64_t>(INT64_MAX)) {
-        throw TypeError{
-            fmt::format("the integer {} needs more than 64 bits", json.get<std::uint64_t>())};
-      }
-      return Value::integer(json.get<std::int64_t>());
+      return Value::integer_of(std::to_string(json.get<std::uint64_t>()));
+    case nlohmann::json::value_t::binary:
+      return Value::integer_of(json_text::big_integer(json).value());
     case nlohmann::json::value_t::number_float:
       return Value::real(json.get<double>());
     case nlohmann::json::value_t::string:
@@ -89,6 +90,14 @@ Value Value::boolean(bool b) {
 Value Value::integer(std::int64_t i) {
   Value value;
   value.data_ = i;
+  return value;
+}
+Value Value::integer_of(std::string digits) {
+  std::int64_t small = 0;
+  const auto read = std::from_chars(digits.data(), digits.data() + digits.size(), small);
+  if (read.ec == std::errc()) return integer(small);
+  Value value;
+  value.data_ = std::make_shared<const std::string>(std::move(digits));
   return value;
 }
 Value Value::real(double d) {
@@ -183,9 +192,14 @@ Value Value::from(std::shared_ptr<const Callable> callable) {
 Value Value::from_json(const nlohmann::ordered_json& json) { return from_json_at(json, 1); }
 
 std::int64_t Value::as_int() const {
+  if (is(Kind::kBigInt)) {
+    throw TypeError{
+        fmt::format("the integer {} needs more than 64 bits to be calculated with", digits())};
+  }
   return is(Kind::kBool) ? as_bool() : std::get<std::int64_t>(data_);
 }
 double Value::as_double() const {
+  if (is(Kind::kBigInt)) return std::strtod(digits().c_str(), nullptr);
   return is(Kind::kFloat) ? std::get<double>(data_) : static_cast<double>(as_int());
 }
 
@@ -215,6 +229,8 @@ bool Value::truthy() const {
 
 Value::Extent Value::extent() const {
   switch (kind()) {
+    case Kind::kString:
+      return {0, 1 + as_string().size() / 16};
     case Kind::kList:
       return as_list().extent;
     case Kind::kDict:
@@ -239,6 +255,7 @@ const char* Value::type_name() const {
     case Kind::kBool:
       return "bool";
     case Kind::kInt:
+    case Kind::kBigInt:
       return "int";
     case Kind::kFloat:
       return "float";
@@ -281,10 +298,29 @@ const Value* DictData::find(const Value& key) const {
   return nullptr;
 }
 
+namespace {
+
+/// < 0, 0 or > 0 as a is below, equal to or above b; both are integers of any size.
+int compare_integers(const Value& a, const Value& b) {
+  const auto digits = [](const Value& value) {
+    return value.is(Value::Kind::kBigInt) ? value.digits() : std::to_string(value.as_int());
+  };
+  if (!a.is(Value::Kind::kBigInt) && !b.is(Value::Kind::kBigInt)) {
+    return (a.as_int() > b.as_int()) - (a.as_int() < b.as_int());
+  }
+  const std::string x = digits(a), y = digits(b);
+  const bool x_negative = x.starts_with('-'), y_negative = y.starts_with('-');
+  if (x_negative != y_negative) return x_negative ? -1 : 1;
+  const int above = x.size() != y.size() ? (x.size() < y.size() ? -1 : 1) : x.compare(y);
+  return x_negative ? -above : above;
+}
+
+}  // namespace
+
 bool equal(const Value& a, const Value& b) {
   using Kind = Value::Kind;
   if (a.is_number() && b.is_number()) {
-    return a.is_integral() && b.is_integral() ? a.as_int() == b.as_int()
+    return a.is_integral() && b.is_integral() ? compare_integers(a, b) == 0
                                               : a.as_double() == b.as_double();
   }
   if (a.kind() != b.kind()) return false;
@@ -325,7 +361,7 @@ bool equal(const Value& a, const Value& b) {
 
 bool less(const Value& a, const Value& b) {
   if (a.is_number() && b.is_number()) {
-    return a.is_integral() && b.is_integral() ? a.as_int() < b.as_int()
+    return a.is_integral() && b.is_integral() ? compare_integers(a, b) < 0
                                               : a.as_double() < b.as_double();
   }
   if (a.is_string() && b.is_string())

@@ -48,6 +48,7 @@ class Value {
     kNamespace,
     kLoop,
     kCallable,
+    kBigInt,
   };
 
   Value() = default;
@@ -55,6 +56,8 @@ class Value {
   static Value none();
   static Value boolean(bool value);
   static Value integer(std::int64_t value);
+  /// An integer by its decimal digits, without leading zeros ("-12"): of 64 bits or beyond them.
+  static Value integer_of(std::string digits);
   static Value real(double value);
   /// `is_markup`: marked by the filter `safe`, so that `+`, `%` and methods escape what is joined
   /// to it, as in Python.
@@ -70,7 +73,7 @@ class Value {
   static Value from(Namespace* space);
   static Value from(std::shared_ptr<LoopData> loop);
   static Value from(std::shared_ptr<const Callable> callable);
-  /// Throws DataError for nesting beyond kDeepest and for an integer beyond 64 bits.
+  /// Throws TypeError for nesting beyond kDeepest.
   static Value from_json(const nlohmann::ordered_json& json);
 
   Kind kind() const { return static_cast<Kind>(data_.index()); }
@@ -80,24 +83,28 @@ class Value {
   bool is_string() const { return is(Kind::kString); }
   bool is_dict() const { return is(Kind::kDict); }
   /// Integer or boolean, which Python counts as one.
-  bool is_integral() const { return is(Kind::kInt) || is(Kind::kBool); }
+  bool is_integral() const { return is(Kind::kInt) || is(Kind::kBool) || is(Kind::kBigInt); }
   bool is_number() const { return is_integral() || is(Kind::kFloat); }
 
   const Undefined& as_undefined() const { return std::get<Undefined>(data_); }
   bool as_bool() const { return std::get<bool>(data_); }
+  /// Throws TypeError for an integer beyond 64 bits: it can be compared and written, but not
+  /// calculated with.
   std::int64_t as_int() const;
   double as_double() const;
   const std::string& as_string() const;
   bool is_markup() const;
   const ListData& as_list() const { return *std::get<std::shared_ptr<const ListData>>(data_); }
   const DictData& as_dict() const { return *std::get<std::shared_ptr<const DictData>>(data_); }
+  const std::string& digits() const { return *std::get<std::shared_ptr<const std::string>>(data_); }
   IteratorData& as_iterator() const { return *std::get<std::shared_ptr<IteratorData>>(data_); }
   Namespace& as_namespace() const { return *std::get<Namespace*>(data_); }
   LoopData& as_loop() const { return *std::get<std::shared_ptr<LoopData>>(data_); }
   const Callable& as_callable() const { return *std::get<std::shared_ptr<const Callable>>(data_); }
 
   bool truthy() const;
-  /// Levels of lists and dictionaries below and with this one, and the values they hold in all.
+  /// Levels of lists and dictionaries below and with this one, and what looking through all of it
+  /// costs: 1 for each value and for each 16 bytes of text.
   struct Extent {
     int depth = 0;
     std::uint64_t weight = 1;
@@ -109,14 +116,14 @@ class Value {
   /// Bounds on one value: they keep recursion bounded, and what a few nested lists can stand for
   /// ([x, x] of [y, y] ...).
   static constexpr int kDeepest = 200;
-  static constexpr std::uint64_t kHeaviest = std::uint64_t{1} << 22;
+  static constexpr std::uint64_t kHeaviest = std::uint64_t{1} << 23;
 
  private:
   struct None {};
   std::variant<Undefined, None, bool, std::int64_t, double, std::shared_ptr<const StringData>,
                std::shared_ptr<const ListData>, std::shared_ptr<const DictData>,
                std::shared_ptr<IteratorData>, Namespace*, std::shared_ptr<LoopData>,
-               std::shared_ptr<const Callable>>
+               std::shared_ptr<const Callable>, std::shared_ptr<const std::string>>
       data_;
 };
 

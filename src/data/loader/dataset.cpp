@@ -32,22 +32,32 @@ constexpr double kLockTimeoutSeconds = 6 * 3600;
 struct PendingLine {
   std::string text;
   std::int64_t line = 0;
-  TokenizedRow row;
+  std::vector<TokenizedRow> rows;  ///< one, but for rows that hold several sequences
   std::string error;
 };
+
+/// Part of the key of single texts since the first version: caches and cursors of earlier runs stay
+/// valid.
+constexpr const char* kNoGroup = "\nquery\npositive\nnegatives";
 
 std::string reader_fingerprint(const ReaderOptions& options, BadRowPolicy policy) {
   const FieldNames& f = options.fields;
   std::string all = fmt::format("{} {} {} {} {}", static_cast<int>(options.format),
                                 static_cast<int>(options.task), options.max_line_bytes,
                                 options.max_depth, static_cast<int>(policy));
+  all += fmt::format(" {}", options.classes);
   for (const std::string* name :
-       {&f.messages, &f.tools,  &f.weight,     &f.conversations, &f.from,
-        &f.value,    &f.prompt, &f.completion, &f.instruction,   &f.input,
-        &f.output,   &f.system, &f.history,    &f.text,          &f.input_ids,
-        &f.labels,   &f.label,  &f.query,      &f.positive,      &f.negatives}) {
+       {&f.messages, &f.tools, &f.weight, &f.conversations, &f.from, &f.value, &f.prompt,
+        &f.completion, &f.instruction, &f.input, &f.output, &f.system, &f.history, &f.text,
+        &f.input_ids, &f.labels, &f.label}) {
     all += '\n' + *name;
   }
+  if (options.task != Task::kGroup) return all + kNoGroup;
+  for (const std::string& name : options.group.texts) all += '\n' + name;
+  all += '\n' + options.group.more;
+  // A group without a prompt keeps its key.
+  if (!options.group.prompt.empty())
+    all += fmt::format("\n{} {}", options.group.prompt, options.group.learns);
   return all;
 }
 
@@ -60,7 +70,7 @@ class FileTokenizer {
         options_(options),
         renderer_(renderer),
         progress_(progress),
-        lines_(path, options.reader.max_line_bytes),
+        records_(RecordReader::open(path, options.reader.max_line_bytes)),
         threads_(options.threads > 0 ? options.threads : available_cores()),
         file_bytes_(static_cast<double>(std::max<std::uintmax_t>(fs::file_size(path), 1))) {}
 
@@ -69,9 +79,9 @@ class FileTokenizer {
       parallel_items(static_cast<std::int64_t>(chunk_.size()), threads_,
                      [&](std::int64_t i) { tokenize(chunk_[i]); });
       for (PendingLine& pending : chunk_) settle(pending, writer);
-      tell_progress(static_cast<double>(lines_.bytes_consumed()) / file_bytes_);
+      tell_progress(static_cast<double>(records_->bytes_consumed()) / file_bytes_);
     }
-    report_.blank_lines = lines_.blank_lines();
+    report_.blank_lines = records_->blank_lines();
     tell_progress(1);
     return report_;
   }
@@ -83,11 +93,11 @@ class FileTokenizer {
     while (chunk_.size() < kChunkLines && bytes < kChunkBytes) {
       PendingLine pending;
       try {
-        if (!lines_.next(pending.text)) break;
+        if (!records_->next(pending.text)) break;
       } catch (const LineTooLong& error) {
         pending.error = error.what();
       }
-      pending.line = lines_.line();
+      pending.line = records_->line();
       bytes += pending.text.size();
       chunk_.push_back(std::move(pending));
     }
@@ -98,9 +108,10 @@ class FileTokenizer {
     if (!pending.error.empty()) return;
     try {
       const Place place{path_, pending.line};
-      const Row row = parse_line(pending.text, place, options_.reader);
+      Row row = parse_line(pending.text, place, options_.reader);
       try {
-        pending.row = renderer_.tokenize(row);
+        for (const Row& part : sequences(std::move(row)))
+          pending.rows.push_back(renderer_.tokenize(part));
       } catch (const DataError& error) {
         throw_error<DataError>("{}:{}: {}", place.file, place.line, error.what());
       }
@@ -120,7 +131,10 @@ class FileTokenizer {
       report_.add(one);
       return;
     }
-    const TokenizedRow& row = pending.row;
+    for (const TokenizedRow& row : pending.rows) settle(row, pending.line, writer);
+  }
+
+  void settle(const TokenizedRow& row, std::int64_t line, TokenStoreWriter& writer) {
     if (row.fate == TokenizedRow::Fate::kDroppedLong) {
       ++report_.dropped_long;
       return;
@@ -132,14 +146,14 @@ class FileTokenizer {
     if (row.fate == TokenizedRow::Fate::kSplit) {
       ++report_.split;
       for (const TokenizedRow& piece : split(row, options_.rendering.max_length))
-        keep(piece, pending.line, writer);
+        keep(piece, line, writer);
       return;
     }
     if (row.fate == TokenizedRow::Fate::kTruncated) {
       ++report_.truncated;
       report_.cut_tokens += row.full_length - std::ssize(row.tokens);
     }
-    keep(row, pending.line, writer);
+    keep(row, line, writer);
   }
 
   void keep(const TokenizedRow& row, std::int64_t line, TokenStoreWriter& writer) {
@@ -158,7 +172,7 @@ class FileTokenizer {
   const DatasetOptions& options_;
   const Renderer& renderer_;
   const ProgressCallback& progress_;
-  LineReader lines_;
+  std::unique_ptr<RecordReader> records_;
   int threads_;
   double file_bytes_;
   std::vector<PendingLine> chunk_;
@@ -213,10 +227,15 @@ void require_files(const DatasetOptions& options) {
                                file.weight);
     }
     if (file.weight == 0) continue;
+    if (file.path == ByteSource::kStandardInput) {
+      throw_error<DataError>(
+          "{}standard input can be read once only, a run reads its data again: put it into a file",
+          place);
+    }
     if (!fs::exists(file.path))
       throw_error<DataError>("{}cannot open {}: No such file or directory", place, file.path);
     if (fs::is_directory(file.path))
-      throw_error<DataError>("{}{} is a folder, expected a JSONL file", place, file.path);
+      throw_error<DataError>("{}{} is a folder, expected a file of rows", place, file.path);
   }
 }
 
@@ -251,7 +270,7 @@ std::shared_ptr<const Dataset> Dataset::open(const DatasetOptions& options,
       TokenStoreWriter writer;
       store = TokenStore::from_bytes(tokenize(writer), file.path);
     } else {
-      const fs::path path = cache / (key + ".tokens");
+      const fs::path path = cache / (key + TokenStore::kExtension);
       const CacheLock lock(cache / (key + ".lock"), kLockTimeoutSeconds);
       store = open_cached(path);
       from_cache = store != nullptr;

@@ -29,7 +29,6 @@ Batch make_batch(const Dataset& dataset, std::span<const std::int64_t> rows,
   std::vector<SequenceView> sequences;
   sequences.reserve(rows.size());
   for (const std::int64_t row : rows) sequences.push_back(dataset.row(row));
-  if (dataset.task() == Task::kContrastive) return Batch::from_groups(sequences, capacity);
   const bool has_targets =
       dataset.task() == Task::kClassification || dataset.task() == Task::kRegression;
   return Batch::from_sequences(sequences, capacity, has_targets);

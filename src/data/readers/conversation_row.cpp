@@ -1,131 +1,22 @@
 #include "data/readers/conversation_row.h"
 
-#include <cmath>
 #include <limits>
 #include <utility>
 
 #include "base/text.h"
+#include "data/json/json_text.h"
+#include "data/readers/message.h"
 #include "data/readers/row_fields.h"
+#include "data/readers/tool_calls.h"
 
 namespace heddle::data {
 namespace {
 
 using namespace row_fields;
 
-constexpr double kUnsetWeight = std::numeric_limits<double>::quiet_NaN();
-constexpr int kDeepestTools = 100;
-
-constexpr const char* kPartsAdvice =
-    "Heddle trains on text; remove the part or put a description in its place, for example "
-    "jq -c '.messages[].content |= (if type == \"array\" then map(select(.type == \"text\").text) "
-    "| "
-    "add else . end)'";
-
-void check_text_part(const ordered_json& part, const std::string& field) {
-  if (!part.is_object()) fail(field, "is a JSON {}, expected a part object", part.type_name());
-  const ordered_json* type = find(part, "type");
-  const std::string kind = type != nullptr && type->is_string() ? type->get<std::string>() : "";
-  for (const char* medium : {"image", "video", "audio", "image_url", "video_url", "input_audio"}) {
-    if (kind == medium || part.contains(medium)) {
-      fail(field, "holds a part of type '{}'. {}", kind.empty() ? medium : kind, kPartsAdvice);
-    }
-  }
-  if (!kind.empty() && kind != "text")
-    fail(field, "holds a part of type '{}', expected 'text'", kind);
-  if (find(part, "text") == nullptr) fail(field, "holds a part without 'text'");
-}
-
-/// Contents as a list of text parts become one string, as chat templates join them.
-ordered_json flatten_content(const ordered_json& content, const std::string& field) {
-  if (content.is_string() || content.is_null()) return content;
-  if (!content.is_array()) {
-    fail(field, "is a JSON {}, expected a string or a list of text parts", content.type_name());
-  }
-  std::string joined;
-  for (std::size_t i = 0; i < content.size(); ++i) {
-    const std::string place = fmt::format("{}[{}]", field, i);
-    if (content[i].is_string()) {
-      joined += content[i].get_ref<const std::string&>();
-      continue;
-    }
-    check_text_part(content[i], place);
-    joined += as_string(content[i]["text"], place + ".text");
-  }
-  return joined;
-}
-
-double parse_weight(const ordered_json& value, const std::string& field) {
-  if (value.is_boolean()) return value.get<bool>() ? 1 : 0;
-  if (!value.is_number()) fail(field, "is a JSON {}, expected a number", value.type_name());
-  const double weight = value.get<double>();
-  if (!std::isfinite(weight) || weight < 0 || weight > std::numeric_limits<float>::max()) {
-    fail(field, "is {}, expected a finite number >= 0", value.dump());
-  }
-  return weight;
-}
-
-void append_message(ordered_json message, const std::string& place, const FieldNames& fields,
-                    Row& row) {
-  if (!message.is_object()) fail(place, "is a JSON {}, expected an object", message.type_name());
-  const ordered_json* role = find(message, "role");
-  if (role == nullptr) fail(place + ".role", "is missing");
-  if (as_string(*role, place + ".role").empty()) fail(place + ".role", "is empty");
-  const bool calls_tools = find(message, "tool_calls") != nullptr;
-  if (find(message, "content") == nullptr) {
-    if (!calls_tools && find(message, "reasoning_content") == nullptr) {
-      fail(place + ".content", "is missing");
-    }
-    message["content"] = "";
-  } else {
-    message["content"] = flatten_content(message["content"], place + ".content");
-  }
-  if (calls_tools && !message["tool_calls"].is_array()) {
-    fail(place + ".tool_calls", "is a JSON {}, expected a list", message["tool_calls"].type_name());
-  }
-  double weight = kUnsetWeight;
-  if (const ordered_json* given = find(message, fields.weight)) {
-    weight = parse_weight(*given, place + "." + fields.weight);
-    if (weight != 0 && message["role"] != "assistant") {
-      fail(place + "." + fields.weight,
-           "is {} on a message of role '{}'; only assistant messages "
-           "carry loss",
-           given->dump(), message["role"].get_ref<const std::string&>());
-    }
-  }
-  message.erase(fields.weight);
-  row.message_weights.push_back(weight);
-  row.messages.push_back(std::move(message));
-}
-
 void append_turn(std::string role, std::string content, Row& row) {
   row.messages.push_back({{"role", std::move(role)}, {"content", std::move(content)}});
-  row.message_weights.push_back(kUnsetWeight);
-}
-
-/// Tools are a list; some data sets keep it as a JSON text.
-void parse_tools(const ordered_json& value, const FieldNames& fields, Row& row) {
-  const ordered_json* tools = find(value, fields.tools);
-  if (tools == nullptr) return;
-  ordered_json list = *tools;
-  if (list.is_string()) {
-    const std::string& source = list.get_ref<const std::string&>();
-    if (text::trim(source).empty()) return;
-    if (nesting_of(source, kDeepestTools) > kDeepestTools) {
-      fail(fields.tools, "is nested deeper than {}", kDeepestTools);
-    }
-    // The source lives inside `list`: parse before it is overwritten.
-    ordered_json parsed = ordered_json::parse(source, nullptr, /*allow_exceptions=*/false);
-    if (parsed.is_discarded()) fail(fields.tools, "is a string that is not valid JSON");
-    list = std::move(parsed);
-  }
-  if (!list.is_array()) fail(fields.tools, "is a JSON {}, expected a list", list.type_name());
-  for (std::size_t i = 0; i < list.size(); ++i) {
-    if (!list[i].is_object()) {
-      fail(fmt::format("{}[{}]", fields.tools, i), "is a JSON {}, expected an object",
-           list[i].type_name());
-    }
-  }
-  if (!list.empty()) row.tools = std::move(list);
+  row.message_weights.push_back(std::numeric_limits<double>::quiet_NaN());
 }
 
 std::string role_of_speaker(const std::string& from, const std::string& field) {
@@ -135,19 +26,40 @@ std::string role_of_speaker(const std::string& from, const std::string& field) {
     return "assistant";
   }
   if (from == "system") return "system";
-  if (from == "tool" || from == "observation" || from == "function_response") return "tool";
-  fail(field, "is '{}', expected human, gpt, system, tool or observation", from);
+  if (is_answer_role(from)) return "tool";
+  fail(field, "is '{}', expected human, gpt, system, function_call, tool or observation", from);
 }
 
 }  // namespace
 
-void append_messages(const ordered_json& list, const std::string& field, const FieldNames& fields,
-                     Row& row) {
-  if (!list.is_array()) fail(field, "is a JSON {}, expected a list of messages", list.type_name());
-  if (list.empty()) fail(field, "is an empty list");
-  for (std::size_t i = 0; i < list.size(); ++i) {
-    append_message(list[i], fmt::format("{}[{}]", field, i), fields, row);
+/// Tools are a list; some data sets keep it, or each of it, as a JSON text. OpenAI's older form has
+/// `functions`.
+void parse_tools(const ordered_json& value, const FieldNames& fields, Row& row) {
+  const ordered_json* tools = find(value, fields.tools);
+  const bool is_old = tools == nullptr && find(value, "functions") != nullptr;
+  const std::string field = is_old ? "functions" : fields.tools;
+  if (is_old) tools = find(value, field);
+  if (tools == nullptr) return;
+  ordered_json list = *tools;
+  if (tools->is_string()) {
+    const std::string& source = tools->get_ref<const std::string&>();
+    if (text::trim(source).empty()) return;
+    list = parse_json_field(source, field);
+    if (list.is_null()) return;
   }
+  if (!list.is_array()) fail(field, "is a JSON {}, expected a list", json_text::type_name(list));
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    const std::string place = fmt::format("{}[{}]", field, i);
+    if (list[i].is_string()) {
+      ordered_json tool = parse_json_field(list[i].get_ref<const std::string&>(), place);
+      list[i] = std::move(tool);
+    }
+    if (!list[i].is_object()) {
+      fail(place, "is a JSON {}, expected an object", json_text::type_name(list[i]));
+    }
+    if (is_old) list[i] = {{"type", "function"}, {"function", ordered_json(list[i])}};
+  }
+  if (!list.empty()) row.tools = std::move(list);
 }
 
 void parse_messages(const ordered_json& value, const FieldNames& fields, Row& row) {
@@ -158,36 +70,40 @@ void parse_messages(const ordered_json& value, const FieldNames& fields, Row& ro
 void parse_conversations(const ordered_json& value, const FieldNames& fields, Row& row) {
   const ordered_json& turns = require(value, fields.conversations);
   if (!turns.is_array()) {
-    fail(fields.conversations, "is a JSON {}, expected a list", turns.type_name());
+    fail(fields.conversations, "is a JSON {}, expected a list", json_text::type_name(turns));
   }
   if (turns.empty()) fail(fields.conversations, "is an empty list");
   if (const std::string system = optional_string(value, fields.system); !system.empty()) {
     append_turn("system", system, row);
   }
+  const std::size_t first = row.messages.size();
   for (std::size_t i = 0; i < turns.size(); ++i) {
     const std::string place = fmt::format("{}[{}]", fields.conversations, i);
-    if (!turns[i].is_object())
-      fail(place, "is a JSON {}, expected an object", turns[i].type_name());
-    const ordered_json* from = find(turns[i], fields.from);
+    ordered_json turn = turns[i];
+    if (!turn.is_object()) {
+      fail(place, "is a JSON {}, expected an object", json_text::type_name(turn));
+    }
+    const ordered_json* from = find(turn, fields.from);
     if (from == nullptr) {
       // Data sets exist that name the field `conversations` and fill it with role and content.
-      if (find(turns[i], "role") != nullptr) {
-        append_message(turns[i], place, fields, row);
+      if (find(turn, "role") != nullptr) {
+        append_message(std::move(turn), place, fields, first, row);
         continue;
       }
       fail(place + "." + fields.from, "is missing");
     }
-    const ordered_json* said = find(turns[i], fields.value);
+    const ordered_json* said = find(turn, fields.value);
     if (said == nullptr) fail(place + "." + fields.value, "is missing");
     const std::string where = place + "." + fields.from;
-    append_turn(role_of_speaker(as_string(*from, where), where),
-                as_string(*said, place + "." + fields.value), row);
-    if (const ordered_json* weight = find(turns[i], fields.weight)) {
-      row.message_weights.back() = parse_weight(*weight, place + "." + fields.weight);
-      if (row.message_weights.back() != 0 && row.messages.back()["role"] != "assistant") {
-        fail(place + "." + fields.weight, "is not 0; only assistant turns carry loss");
-      }
+    const std::string speaker = as_string(*from, where);
+    if (is_call_role(speaker)) {
+      ordered_json calls = parse_calls(*said, place + "." + fields.value);
+      append_calls(std::move(calls), take_weight(turn, place, fields, true), place, row, first);
+      continue;
     }
+    const std::string role = role_of_speaker(speaker, where);
+    append_turn(role, as_string(*said, place + "." + fields.value), row);
+    row.message_weights.back() = take_weight(turn, place, fields, role == "assistant");
   }
   parse_tools(value, fields, row);
 }
@@ -204,7 +120,7 @@ void parse_prompt_completion(const ordered_json& value, const FieldNames& fields
   }
   if (prompt.is_string() != completion.is_string()) {
     fail(fields.completion, "is a JSON {} but '{}' is a {}; both must be strings or both lists",
-         completion.type_name(), fields.prompt, prompt.type_name());
+         json_text::type_name(completion), fields.prompt, json_text::type_name(prompt));
   }
   append_messages(prompt, fields.prompt, fields, row);
   row.prompt_messages = row.messages.size();
@@ -223,7 +139,8 @@ void parse_instruction(const ordered_json& value, const FieldNames& fields, Row&
   }
   if (const ordered_json* history = find(value, fields.history)) {
     if (!history->is_array()) {
-      fail(fields.history, "is a JSON {}, expected a list of pairs", history->type_name());
+      fail(fields.history, "is a JSON {}, expected a list of pairs",
+           json_text::type_name(*history));
     }
     for (std::size_t i = 0; i < history->size(); ++i) {
       const ordered_json& pair = (*history)[i];
@@ -236,6 +153,28 @@ void parse_instruction(const ordered_json& value, const FieldNames& fields, Row&
   const char* separator = instruction.empty() || input.empty() ? "" : "\n\n";
   append_turn("user", instruction + separator + input, row);
   append_turn("assistant", output, row);
+}
+
+void parse_template_variables(const ordered_json& value, Row& row) {
+  const std::string field = "chat_template_kwargs";
+  const ordered_json* given = find(value, field);
+  if (given == nullptr) return;
+  ordered_json variables =
+      given->is_string() ? parse_json_field(given->get_ref<const std::string&>(), field) : *given;
+  if (!variables.is_object()) {
+    fail(field, "is a JSON {}, expected an object", json_text::type_name(variables));
+  }
+  for (const char* name :
+       {"messages", "conversation", "tools", "chat_template", "tokenize", "add_generation_prompt",
+        "continue_final_message", "padding", "truncation", "max_length", "return_tensors",
+        "return_dict", "return_assistant_tokens_mask", "tokenizer_kwargs"}) {
+    if (variables.contains(name)) {
+      fail(fmt::format("{}.{}", field, name),
+           "is an argument of apply_chat_template that a row cannot set, not a variable of the "
+           "template");
+    }
+  }
+  row.template_variables = std::move(variables);
 }
 
 }  // namespace heddle::data

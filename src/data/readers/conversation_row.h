@@ -9,11 +9,6 @@
 
 namespace heddle::data {
 
-/// Appends the messages of a list to row.messages, each with its weight; `field` names the list in
-/// errors (DataError).
-void append_messages(const nlohmann::ordered_json& list, const std::string& field,
-                     const FieldNames& fields, Row& row);
-
 /// Each fills messages, their weights and tools from the fields of its format; DataError names the
 /// field that does not fit.
 void parse_messages(const nlohmann::ordered_json& value, const FieldNames& fields, Row& row);
@@ -22,5 +17,11 @@ void parse_conversations(const nlohmann::ordered_json& value, const FieldNames& 
 void parse_prompt_completion(const nlohmann::ordered_json& value, const FieldNames& fields,
                              Row& row);
 void parse_instruction(const nlohmann::ordered_json& value, const FieldNames& fields, Row& row);
+/// Fills tools alone: a list, or a JSON text of one, as some data sets keep it; they may be
+/// missing.
+void parse_tools(const nlohmann::ordered_json& value, const FieldNames& fields, Row& row);
+
+/// The row's own variables of the chat template, `chat_template_kwargs`.
+void parse_template_variables(const nlohmann::ordered_json& value, Row& row);
 
 }  // namespace heddle::data

@@ -3,51 +3,51 @@
 #include <utility>
 
 #include "base/errors.h"
+#include "base/text.h"
+#include "data/json/json_text.h"
 
 namespace heddle::data {
 namespace {
 
 using nlohmann::ordered_json;
 
-/// nlohmann's message without its "[json.exception...]" prefix and without the text that it quotes
-/// at length.
-std::string reason_of(const std::exception& error) {
-  std::string message = error.what();
-  if (const auto end = message.find("] "); message.starts_with('[') && end != std::string::npos) {
-    message.erase(0, end + 2);
+/// What a line that is not JSON may be instead, and what to do; "" where nothing tells.
+std::string advice(std::string_view line, const Place& place) {
+  line = text::trim(line);
+  if (line.ends_with("},")) {
+    return "; the line ends with a comma, which JSON Lines has not: remove it, or put the rows in "
+           "one list [ ... ]";
   }
-  constexpr std::size_t kLongest = 200;
-  if (message.size() > kLongest) {
-    std::size_t cut = kLongest;
-    while (cut > 0 && (message[cut] & 0xC0) == 0x80) --cut;
-    message.resize(cut);
-    message += "...";
+  if (place.line != 1) return "";
+  if (line.starts_with('{') && !line.ends_with('}')) {
+    return fmt::format(
+        "; an object over several lines? JSON Lines has one object a line: jq -c . '{}' > NEW",
+        place.file);
   }
-  return message;
+  if (line.starts_with('<')) return "; a web page? Look at the file and fetch it again";
+  if (!line.starts_with('{')) {
+    return "; JSON Lines begins with '{'. The name of a table ends in .csv or .tsv, that of plain "
+           "text in .txt";
+  }
+  return "";
 }
 
 }  // namespace
 
 ordered_json parse_json_line(std::string_view line, const Place& place,
                              const ReaderOptions& options) {
-  if (nesting_of(line, options.max_depth) > options.max_depth) {
-    throw_error<DataError>("{}:{}: lists and objects are nested deeper than {}", place.file,
-                           place.line, options.max_depth);
-  }
   ordered_json value;
   try {
-    value = ordered_json::parse(line.begin(), line.end());
-  } catch (const nlohmann::json::exception& error) {
-    const bool opens_list = line.starts_with('[') && place.line == 1;
-    throw_error<DataError>(
-        "{}:{}: not valid JSON: {}{}", place.file, place.line, reason_of(error),
-        opens_list ? " (a file that is one JSON list is not JSONL; convert it: jq -c '.[]')" : "");
+    value = json_text::parse(line, options.max_depth);
+  } catch (const DataError& error) {
+    throw_error<DataError>("{}:{}: {}{}", place.file, place.line, error.what(),
+                           advice(line, place));
   }
   if (!value.is_object()) {
-    throw_error<DataError>("{}:{}: the line holds a JSON {}, expected an object{}", place.file,
-                           place.line, value.type_name(),
-                           value.is_array() ? " (a file that is one JSON list is not JSONL; "
-                                              "convert it: jq -c '.[]')"
+    throw_error<DataError>("{}:{}: the row is a JSON {}, expected an object{}", place.file,
+                           place.line, json_text::type_name(value),
+                           value.is_array() ? " (a list of rows on one line? jq -c '.[]' makes "
+                                              "lines of it)"
                                             : "");
   }
   return value;
@@ -56,24 +56,24 @@ ordered_json parse_json_line(std::string_view line, const Place& place,
 Row parse_line(std::string_view line, const Place& place, const ReaderOptions& options) {
   const ordered_json value = parse_json_line(line, place, options);
   try {
-    return parse_row(value, options.format, options.fields, options.task);
+    return parse_row(value, options);
   } catch (const DataError& error) {
     throw_error<DataError>("{}:{}: {}", place.file, place.line, error.what());
   }
 }
 
 JsonlReader::JsonlReader(const std::filesystem::path& path, ReaderOptions options)
-    : lines_(path, options.max_line_bytes), options_(std::move(options)) {}
+    : records_(RecordReader::open(path, options.max_line_bytes)), options_(std::move(options)) {}
 
 std::optional<JsonlReader::Item> JsonlReader::next() {
   std::string line;
-  if (!lines_.next(line)) return std::nullopt;
-  const Place place{lines_.name(), lines_.line()};
+  if (!records_->next(line)) return std::nullopt;
+  const Place place{records_->name(), records_->line()};
   Item item;
   item.line = place.line;
   item.value = parse_json_line(line, place, options_);
   try {
-    item.row = parse_row(item.value, options_.format, options_.fields, options_.task);
+    item.row = parse_row(item.value, options_);
   } catch (const DataError& error) {
     throw_error<DataError>("{}:{}: {}", place.file, place.line, error.what());
   }

@@ -15,10 +15,7 @@ namespace heddle::data {
 
 enum class BadRowPolicy { kError, kSkip };
 
-struct ReaderOptions {
-  RowFormat format = RowFormat::kAuto;
-  FieldNames fields;
-  Task task = Task::kLanguageModel;
+struct ReaderOptions : RowOptions {
   std::size_t max_line_bytes = std::size_t{64} << 20;
   int max_depth = 100;  ///< nesting of lists and objects
 };
@@ -35,8 +32,8 @@ Row parse_line(std::string_view line, const Place& place, const ReaderOptions& o
 nlohmann::ordered_json parse_json_line(std::string_view line, const Place& place,
                                        const ReaderOptions& options);
 
-/// Rows of a JSONL file (plain, gzip or zstd), one at a time; memory is bounded by the longest
-/// line.
+/// Rows of a file (JSON Lines, a JSON list, CSV, TSV, text; plain, gzip or zstd), one at a time;
+/// memory is bounded by the longest row.
 class JsonlReader {
  public:
   explicit JsonlReader(const std::filesystem::path& path, ReaderOptions options = {});
@@ -49,10 +46,12 @@ class JsonlReader {
   /// The next row, or nothing at the end. Throws DataError for a bad line; the line after it can
   /// then be read.
   std::optional<Item> next();
-  std::int64_t line() const { return lines_.line(); }
+  std::int64_t line() const { return records_->line(); }
+  /// The file in messages.
+  const std::string& name() const { return records_->name(); }
 
  private:
-  LineReader lines_;
+  std::unique_ptr<RecordReader> records_;
   ReaderOptions options_;
 };
 

@@ -20,11 +20,10 @@ enum class RowFormat {
   kPromptCompletion,  ///< `prompt` and `completion`: two strings or two lists of messages
   kInstruction,       ///< Alpaca: `instruction`, `input`, `output`, optional `system`, `history`
   kText,              ///< `text`
-  kPairs,  ///< `query`, `positive`, optional `negatives`: texts, lists of messages or token ids
+  kPairs,             ///< several texts, for example `query` and `positive`: see GroupShape
 };
 
-/// "auto", "tokens", "messages", "sharegpt", "prompt_completion", "alpaca", "text",
-/// "pairs".
+/// "auto", "tokens", "messages", "sharegpt", "prompt_completion", "alpaca", "text", "pairs".
 std::string_view name_of(RowFormat format);
 /// Throws ConfigError that lists the names.
 RowFormat row_format_of(std::string_view name);
@@ -35,7 +34,7 @@ enum class Task {
   kClassification,  ///< needs an integer `label` >= 0
   kRegression,      ///< needs a finite number `label`; also rewards
   kEmbedding,       ///< text or tokens only, nothing to predict
-  kContrastive,     ///< pairs for training an embedding
+  kGroup,           ///< several texts that belong together: see GroupShape
 };
 
 /// The names of the fields in a data file.
@@ -57,9 +56,28 @@ struct FieldNames {
   std::string input_ids = "input_ids";
   std::string labels = "labels";
   std::string label = "label";
-  std::string query = "query";
-  std::string positive = "positive";
-  std::string negatives = "negatives";
+};
+
+/// Texts of a row that belong together (strings, lists of messages or of token ids), each a
+/// sequence of its own, and the fields that hold them.
+struct GroupShape {
+  std::vector<std::string> texts = {};  ///< One text each.
+  std::string more = {};                ///< Any number of further texts, maybe none; "": never any.
+  /// The field with what the two texts follow and have in common: a string or a list of messages;
+  /// `prompt`_ids with the texts' fields + "_ids" for token ids. A row without it has whole texts,
+  /// of which the shared beginning is the prompt. "": the texts have no prompt.
+  std::string prompt = {};
+  bool learns = false;  ///< The texts carry labels: what the assistant writes after the prompt.
+};
+
+/// How rows are to be read.
+struct RowOptions {
+  RowFormat format = RowFormat::kAuto;
+  FieldNames fields;
+  Task task = Task::kLanguageModel;
+  GroupShape group;  ///< kGroup.
+  /// kClassification: how many classes there are; 0: not known, any number from 0 is one.
+  std::int64_t classes = 0;
 };
 
 /// A row in one of four normal forms: a conversation, a raw text (whose prompt may be set apart),
@@ -70,27 +88,33 @@ struct Row {
   Form form = Form::kText;
   RowFormat format = RowFormat::kText;
   Task task = Task::kLanguageModel;
-  nlohmann::ordered_json
-      messages;  ///< kConversation: list of objects with `role`; contents are strings
-  nlohmann::ordered_json tools;         ///< list, or null
+  /// kConversation: list of objects with `role`. `content` is a string, a list of parts
+  /// {"type": "text", "text": ...}, or absent. No key of a message is null.
+  nlohmann::ordered_json messages;
+  nlohmann::ordered_json tools;  ///< list, or null
+  /// kConversation: the row's own variables of the template, an object, or null.
+  nlohmann::ordered_json template_variables;
   std::vector<double> message_weights;  ///< one per message; NaN where the row says nothing
   std::size_t prompt_messages = 0;  ///< the first so many are a prompt, whose turns are not learnt
   std::string prompt;               ///< kText: what comes before `text` and carries no loss
   std::string text;                 ///< kText
-  std::vector<std::int32_t> input_ids;  ///< kTokens
+  std::vector<std::int32_t> input_ids;  ///< kTokens, without padding
   std::vector<std::int32_t>
-      labels;                    ///< kTokens: unshifted, as long as input_ids, or empty = input_ids
+      labels;  ///< kTokens: unshifted, as long as input_ids, or empty = input_ids
+  /// kTokens: whether each token carries loss under LossOn::kAssistant; empty: all do.
+  std::vector<bool> loss_mask;
+  /// kTokens: tokens of each sequence that the row holds end to end; empty: it is one.
+  std::vector<std::int64_t> sequence_lengths;
   std::optional<double> target;  ///< class index or regression target
-  std::vector<Row> texts;        ///< kGroup: the query, the positive, then the negatives
+  std::vector<Row> texts;        ///< kGroup
 };
-
-/// Deepest nesting of lists and objects in a JSON text, told without parsing it; stops counting
-/// beyond `limit`. What is too deep must not reach recursive code.
-int nesting_of(std::string_view json, int limit);
 
 /// Turns one parsed JSON value into a Row. Throws DataError "field 'x': reason" without file and
 /// line, which the reader puts before it.
-Row parse_row(const nlohmann::ordered_json& value, RowFormat format, const FieldNames& fields,
-              Task task = Task::kLanguageModel);
+Row parse_row(const nlohmann::ordered_json& value, const RowOptions& options = {});
+
+/// The sequences of a row, each as a row of its own: the row itself, but for rows of tokens with
+/// sequence_lengths.
+std::vector<Row> sequences(Row row);
 
 }  // namespace heddle::data

@@ -1,7 +1,9 @@
 // Reading the fields of a row. Faults are a DataError that names the field.
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
@@ -23,6 +25,11 @@ const ordered_json* find(const ordered_json& object, const std::string& name);
 /// The field; what is missing is named beside what the row has.
 const ordered_json& require(const ordered_json& object, const std::string& name);
 const std::string& as_string(const ordered_json& value, const std::string& field);
+/// The value of a field's JSON text.
+ordered_json parse_json_field(const std::string& source, const std::string& field);
+/// Whether a value holds nothing: null, an empty text, or a list or object of nothing else, as
+/// Arrow fills what a row does not have.
+bool is_nothing(const ordered_json& value);
 /// "" if the field is absent or null.
 std::string optional_string(const ordered_json& object, const std::string& field);
 

@@ -6,7 +6,7 @@
 
 #include <nlohmann/json.hpp>
 
-#include "data/jinja/chat_template.h"
+#include "data/rendering/chat.h"
 
 namespace heddle::data {
 
@@ -22,34 +22,45 @@ struct TextSpan {
 /// Three ways, the first that holds: the template's own {% generation %} blocks; prefixes (the
 /// rendering of the messages before, with generation prompt, and of the messages up to and with the
 /// turn must both begin the whole rendering); and, for templates that render a turn differently
-/// once the conversation goes on (Qwen drops the thinking of earlier turns), a second rendering of
-/// the whole conversation in which that turn's content is a marker. Every step is checked, and a
-/// DataError says that it cannot be told, rather than a guess.
+/// once the conversation goes on (Qwen drops the thinking of earlier turns) or that refuse a part
+/// of the conversation, a second rendering of the whole conversation in which that turn's content
+/// is a marker. A special token that the template puts at the end of any conversation does not
+/// count as a turn's. Every step is checked, and a DataError says that it cannot be told, rather
+/// than a guess.
 class AssistantSpans {
  public:
-  /// `options` without add_generation_prompt; tools are given with each conversation.
-  AssistantSpans(const ChatTemplate& chat_template, nlohmann::ordered_json variables);
+  /// `special_tokens`: the texts of the tokenizer's special tokens.
+  AssistantSpans(const Chat& chat, const std::vector<std::string>& special_tokens)
+      : chat_(chat), special_tokens_(special_tokens) {}
 
-  /// One span per message with role "assistant", in order. `full` is the rendering of all messages.
+  /// One span per message with role "assistant", in order. `messages` are adapted to the template,
+  /// `full` is the rendering of all of them under `options`.
   std::vector<TextSpan> find(const nlohmann::ordered_json& messages,
-                             const nlohmann::ordered_json& tools,
+                             const ChatTemplate::Options& options,
                              const ChatTemplate::Rendered& full) const;
 
  private:
-  struct Conversation;
-  /// How the template opens an assistant's turn, learnt from a conversation of one word each.
-  struct Opening {
+  struct Context;
+  /// How the template writes an assistant's turn, learnt from a conversation of one word each.
+  struct Habit {
     std::string generation_prompt;
     std::vector<std::string>
-        openings;  ///< text from the end of the user's turn to the content; longest first
+        openings;         ///< text from the end of the user's turn to the content; longest first
+    std::string closing;  ///< text after the content of the last turn
   };
 
-  bool find_by_prefix(const Conversation& conversation, std::size_t turn, TextSpan& span) const;
-  TextSpan find_by_marker(const Conversation& conversation, std::size_t turn) const;
-  Opening probe(const nlohmann::ordered_json& tools) const;
+  bool find_by_prefix(const Context& context, std::size_t turn, TextSpan& span) const;
+  TextSpan find_by_marker(const Context& context, std::size_t turn, const Habit& habit) const;
+  Habit learn(const ChatTemplate::Options& options) const;
+  /// Whether `text` begins with `part`, or with `part` less a special token at its end, which then
+  /// stands at the end of conversations only. Shortens `part`.
+  bool begins_with(std::string_view text, std::string_view& part) const;
+  /// The special token at the end, or at the begin, of a text; white space aside. "" if none.
+  std::string_view special_at_end(std::string_view text) const;
+  bool begins_with_special(std::string_view text) const;
 
-  const ChatTemplate& chat_template_;
-  nlohmann::ordered_json variables_;
+  const Chat& chat_;
+  const std::vector<std::string>& special_tokens_;
 };
 
 }  // namespace heddle::data

@@ -7,9 +7,10 @@
 
 #include "base/errors.h"
 #include "base/hash.h"
+#include "base/text.h"
 #include "data/batch.h"
-#include "data/jinja/chat_template.h"
 #include "data/rendering/assistant_spans.h"
+#include "data/rendering/chat.h"
 #include "data/tokenizer/tokenizer.h"
 
 namespace heddle::data {
@@ -18,22 +19,20 @@ namespace {
 using nlohmann::ordered_json;
 
 /// Raised when rendering or masking changes its results, so that older caches are not used.
-constexpr int kRenderingVersion = 1;
+constexpr int kRenderingVersion = 2;
 
-std::string template_source(const Tokenizer& tokenizer, const RenderOptions& options) {
-  return options.chat_template.empty() ? tokenizer.chat_template().value_or("")
-                                       : options.chat_template;
+/// Sources of the templates by name; the user's own serves every conversation.
+std::string template_source(const Tokenizer& tokenizer, const RenderOptions& options,
+                            const std::string& name) {
+  if (options.chat_template.empty()) return tokenizer.chat_template(name).value_or("");
+  return name == "default" ? options.chat_template : "";
 }
 
 /// What `transformers` hands to a template besides the messages: the special tokens, then the
 /// user's variables.
 ordered_json template_variables(const Tokenizer& tokenizer, const ordered_json& given) {
   ordered_json variables = ordered_json::object();
-  for (const auto& [name, id] :
-       {std::pair("bos_token", tokenizer.bos_id()), std::pair("eos_token", tokenizer.eos_id()),
-        std::pair("pad_token", tokenizer.pad_id())}) {
-    if (id) variables[name] = std::string(tokenizer.bytes_of(*id));
-  }
+  for (const auto& [name, token] : tokenizer.special_tokens()) variables[name] = token;
   for (const auto& [name, value] : given.items()) variables[name] = value;
   return variables;
 }
@@ -92,6 +91,8 @@ class PositionMap {
   bool is_identity_;
   std::string spelled_;
 };
+
+bool carries_labels(Task task) { return task == Task::kLanguageModel || task == Task::kGroup; }
 
 /// The weight of each token as a target: that of the last span that shares a byte with it.
 std::vector<float> token_weights(const Tokenizer& tokenizer, const RenderedText& rendered,
@@ -196,29 +197,50 @@ Renderer::Renderer(const Tokenizer& tokenizer, RenderOptions options)
     throw_error<ConfigError>("data.template_args is a JSON {}, expected an object",
                              options_.template_variables.type_name());
   }
-  const std::string source = template_source(tokenizer_, options_);
-  if (!source.empty()) {
-    chat_template_ =
-        std::make_unique<ChatTemplate>(ChatTemplate::parse(source, "the chat template"));
+  const ordered_json variables = template_variables(tokenizer_, options_.template_variables);
+  const std::string own = options_.chat_template_name;
+  if (const std::string source = template_source(tokenizer_, options_, "default");
+      !source.empty()) {
+    chat_ = std::make_unique<Chat>(source, own.empty() ? "the chat template" : own, variables);
+  }
+  if (const std::string source = template_source(tokenizer_, options_, "tool_use");
+      !source.empty()) {
+    tool_chat_ = std::make_unique<Chat>(source, "the chat template 'tool_use'", variables);
+  }
+  for (std::int32_t id = 0; id < tokenizer_.vocab_size(); ++id) {
+    if (tokenizer_.is_special(id)) special_tokens_.emplace_back(tokenizer_.bytes_of(id));
   }
 }
 
 Renderer::~Renderer() = default;
 
+const Chat& Renderer::chat_of(const Row& row) const {
+  if (!row.tools.is_null() && tool_chat_) return *tool_chat_;
+  if (chat_) return *chat_;
+  const std::vector<std::string> names = tokenizer_.chat_template_names();
+  throw_error<DataError>(
+      "field '{}': the row is a conversation but the tokenizer has no chat template{}; put "
+      "chat_template.jinja beside tokenizer.json or set data.chat_template",
+      name_of(row.format),
+      names.empty() ? "" : " of the name 'default', only '" + text::list_some(names) + "'");
+}
+
+ordered_json Renderer::variables_of(const Row& row, const Chat& chat) const {
+  ordered_json variables = chat.variables();
+  for (const auto& [name, value] : row.template_variables.items()) variables[name] = value;
+  return variables;
+}
+
 RenderedText Renderer::render_conversation(const Row& row) const {
-  if (chat_template_ == nullptr) {
-    throw_error<DataError>(
-        "field '{}': the row is a conversation but the tokenizer has no chat template; put "
-        "chat_template.jinja beside tokenizer.json or set data.chat_template",
-        name_of(row.format));
-  }
+  const Chat& chat = chat_of(row);
   ChatTemplate::Options options;
   options.tools = row.tools;
-  options.variables = template_variables(tokenizer_, options_.template_variables);
-  const ChatTemplate::Rendered full = chat_template_->render(row.messages, options);
+  options.variables = variables_of(row, chat);
+  const ordered_json messages = chat.adapted(row.messages);
+  const ChatTemplate::Rendered full = chat.chat_template().render(messages, options);
   RenderedText rendered;
   rendered.text = full.text;
-  if (row.task != Task::kLanguageModel) return rendered;
+  if (!carries_labels(row.task)) return rendered;
 
   std::vector<std::size_t> turns;
   bool has_weights = false;
@@ -244,7 +266,7 @@ RenderedText Renderer::render_conversation(const Row& row) const {
   const bool is_uniform = std::all_of(turns.begin(), turns.end(), [&](std::size_t turn) {
     return weight_of(turn) == weight_of(turns[0]);
   });
-  if (chat_template_->has_generation_blocks() && is_uniform) {
+  if (chat.chat_template().has_generation_blocks() && is_uniform) {
     // A turn may be written in several blocks; with one weight for all it does not matter whose a
     // block is.
     for (const auto& [begin, end] : full.generation_spans) {
@@ -253,8 +275,8 @@ RenderedText Renderer::render_conversation(const Row& row) const {
     }
     return rendered;
   }
-  const AssistantSpans finder(*chat_template_, options.variables);
-  const std::vector<TextSpan> spans = finder.find(row.messages, row.tools, full);
+  const AssistantSpans finder(chat, special_tokens_);
+  const std::vector<TextSpan> spans = finder.find(messages, options, full);
   for (std::size_t i = 0; i < spans.size(); ++i) {
     rendered.spans.push_back({spans[i].begin, spans[i].end, weight_of(turns[i])});
   }
@@ -285,15 +307,22 @@ RenderedText Renderer::render(const Row& row) const {
 
 TokenizedRow Renderer::tokenize_group(const Row& row) const {
   TokenizedRow out;
-  for (std::size_t i = 0; i < row.texts.size(); ++i) {
-    const TokenizedRow text = tokenize(row.texts[i]);
+  for (const Row& part : row.texts) {
+    const TokenizedRow text = tokenize(part);
     out.full_length += text.full_length;
     if (text.fate != TokenizedRow::Fate::kKept) out.fate = text.fate;
     if (!text.kept()) return out;
-    out.tokens.insert(out.tokens.end(), text.tokens.begin(), text.tokens.end());
-    out.labels.resize(out.tokens.size(), static_cast<std::int32_t>(i));
+    const auto append = [](auto& to, const auto& from) {
+      to.insert(to.end(), from.begin(), from.end());
+    };
+    append(out.tokens, text.tokens);
+    append(out.labels, text.labels);
+    append(out.weights, text.weights);
+    out.text_lengths.push_back(std::ssize(text.tokens));
   }
-  out.weights.assign(out.tokens.size(), 0);
+  count_losses(out);
+  if (out.loss_rows > 0) return out;
+  // The texts are compared as wholes: the row is what carries loss.
   out.loss_rows = 1;
   out.loss_weight_sum = 1;
   return out;
@@ -319,11 +348,14 @@ TokenizedRow Renderer::tokenize(const Row& row) const {
       }
       weights.push_back(id == kIgnoredLabel ? 0 : 1);
     }
+    for (std::size_t t = 0; t < row.loss_mask.size() && options_.loss_on != LossOn::kAll; ++t) {
+      if (!row.loss_mask[t]) weights[t] = 0;
+    }
   } else {
     const RenderedText rendered = render(row);
     out.tokens = tokenizer_.encode(rendered.text);
     weights = token_weights(tokenizer_, rendered, out.tokens);
-    if (row.form == Row::Form::kText && options_.append_eos && row.task == Task::kLanguageModel) {
+    if (row.form == Row::Form::kText && options_.append_eos && carries_labels(row.task)) {
       const auto eos = tokenizer_.eos_id();
       if (!eos) {
         throw_error<DataError>(
@@ -346,7 +378,7 @@ TokenizedRow Renderer::tokenize(const Row& row) const {
   const std::size_t length = out.tokens.size();
   out.labels.assign(length, kIgnoredLabel);
   out.weights.assign(length, 0);
-  if (row.task == Task::kLanguageModel) {
+  if (carries_labels(row.task)) {
     for (std::size_t t = 0; t + 1 < length; ++t) {
       if (weights[t + 1] == 0) continue;
       out.labels[t] = targets[t + 1];
@@ -361,14 +393,46 @@ TokenizedRow Renderer::tokenize(const Row& row) const {
   return out;
 }
 
-std::vector<std::int32_t> Renderer::tokenize_prompt(const Row& row) const {
+std::string Renderer::render_open_turn(const Row& row) const {
+  const std::string place = fmt::format("messages[{}]", row.messages.size() - 1);
+  if (row.messages.back()["role"] != "assistant") {
+    throw_error<DataError>("field '{}': is no turn of the assistant that could be continued",
+                           place);
+  }
+  const Chat& chat = chat_of(row);
+  ordered_json messages = chat.adapted(row.messages);
+  ordered_json* content =
+      messages.back().contains("content") ? &messages.back()["content"] : nullptr;
+  if (content != nullptr && content->is_array() && !content->empty()) {
+    content = &content->back()["text"];
+  }
+  if (content == nullptr || !content->is_string()) {
+    throw_error<DataError>("field '{}.content': is missing; there is no text to continue", place);
+  }
+  // A template that trims contents takes the space after the mark, and so that before it too.
+  const std::string mark = "\xee\x80\x80open\xee\x80\x81", spaced = mark + " ";
+  content->get_ref<std::string&>() += spaced;
+  ChatTemplate::Options options;
+  options.tools = row.tools;
+  options.variables = variables_of(row, chat);
+  const std::string text = chat.chat_template().render(messages, options).text;
+  const std::size_t at = text.rfind(mark);
+  if (at == std::string::npos) {
+    throw_error<DataError>("field '{}.content': the chat template does not show it", place);
+  }
+  const bool is_trimmed = text.compare(at, spaced.size(), spaced) != 0;
+  const std::string_view open = std::string_view(text).substr(0, at);
+  return std::string(is_trimmed ? open.substr(0, open.find_last_not_of(" \t\r\n") + 1) : open);
+}
+
+std::vector<std::int32_t> Renderer::tokenize_prompt(const Row& row,
+                                                    bool continue_final_message) const {
   if (row.form == Row::Form::kTokens) return row.input_ids;
   if (row.form == Row::Form::kText) {
     return tokenizer_.encode(row.prompt.empty() ? row.text : row.prompt);
   }
-  if (chat_template_ == nullptr) {
-    throw_error<DataError>("the row is a conversation but the tokenizer has no chat template");
-  }
+  if (continue_final_message) return tokenizer_.encode(render_open_turn(row));
+  const Chat& chat = chat_of(row);
   ordered_json messages = row.messages;
   while (!messages.empty() && messages.back()["role"] == "assistant") {
     messages.erase(messages.size() - 1);
@@ -376,15 +440,16 @@ std::vector<std::int32_t> Renderer::tokenize_prompt(const Row& row) const {
   ChatTemplate::Options options;
   options.tools = row.tools;
   options.add_generation_prompt = true;
-  options.variables = template_variables(tokenizer_, options_.template_variables);
-  return tokenizer_.encode(chat_template_->render(messages, options).text);
+  options.variables = variables_of(row, chat);
+  return tokenizer_.encode(chat.chat_template().render(chat.adapted(messages), options).text);
 }
 
 std::string Renderer::fingerprint() const {
   const nlohmann::json value = {
       {"version", kRenderingVersion},
       {"tokenizer", tokenizer_.content_hash()},
-      {"chat_template", template_source(tokenizer_, options_)},
+      {"chat_template", template_source(tokenizer_, options_, "default")},
+      {"tool_template", template_source(tokenizer_, options_, "tool_use")},
       {"variables", template_variables(tokenizer_, options_.template_variables).dump()},
       {"max_length", options_.max_length},
       {"truncation", static_cast<int>(options_.truncation)},

@@ -12,7 +12,7 @@
 
 namespace heddle::data {
 
-class ChatTemplate;
+class Chat;
 class Tokenizer;
 
 /// Which tokens of a conversation or a prompt/completion row carry loss. Plain text always does.
@@ -26,7 +26,8 @@ struct RenderOptions {
   Truncation truncation = Truncation::kDrop;
   LossOn loss_on = LossOn::kAssistant;
   bool append_eos = true;  ///< after raw text and completions; chat templates end their own turns
-  std::string chat_template;  ///< Jinja source; "" takes the tokenizer's
+  std::string chat_template;       ///< Jinja source; "" takes the tokenizer's
+  std::string chat_template_name;  ///< where it is from, for messages
   /// An object handed to the template, e.g. {"enable_thinking": false}.
   nlohmann::ordered_json template_variables;
 };
@@ -47,8 +48,9 @@ struct RenderedText {
 /// The tokens of one row.
 struct TokenizedRow {
   std::vector<std::int32_t> tokens;
-  std::vector<std::int32_t> labels;  ///< shifted, -100 = none; of a group: the text's number
-  std::vector<float> weights;        ///< of labels
+  std::vector<std::int32_t> labels;        ///< shifted, -100 = none
+  std::vector<float> weights;              ///< of labels
+  std::vector<std::int64_t> text_lengths;  ///< A group's texts lie end to end; otherwise empty.
   double target = 0;
   std::int64_t loss_rows = 0;
   double loss_weight_sum = 0;
@@ -83,22 +85,30 @@ class Renderer {
   /// Ids (equal to encoding the whole rendering) with labels and weights, cut to max_length by the
   /// policy.
   TokenizedRow tokenize(const Row& row) const;
-  /// Tokens of a prompt that waits for the assistant's turn (conversations: with the generation
-  /// prompt), not truncated.
-  std::vector<std::int32_t> tokenize_prompt(const Row& row) const;
+  /// Tokens of a prompt that waits for the assistant's turn, not truncated. Conversations:
+  /// assistant turns at the end are left out, and the generation prompt follows; with
+  /// `continue_final_message` the last turn, the assistant's, is left open at the end of its text.
+  std::vector<std::int32_t> tokenize_prompt(const Row& row,
+                                            bool continue_final_message = false) const;
 
   /// Everything a row's tokens depend on besides its content, for cache keys.
   std::string fingerprint() const;
   const RenderOptions& options() const { return options_; }
 
  private:
+  /// The template for the row: "tool_use" for one with tools where there is one. DataError if none.
+  const Chat& chat_of(const Row& row) const;
+  nlohmann::ordered_json variables_of(const Row& row, const Chat& chat) const;
   RenderedText render_conversation(const Row& row) const;
-  /// Each text cut to max_length by itself, laid end to end; labels hold the number of the text.
+  std::string render_open_turn(const Row& row) const;
+  /// Each text cut to max_length by itself, laid end to end.
   TokenizedRow tokenize_group(const Row& row) const;
 
   const Tokenizer& tokenizer_;
   RenderOptions options_;
-  std::unique_ptr<ChatTemplate> chat_template_;
+  std::unique_ptr<Chat> chat_;
+  std::unique_ptr<Chat> tool_chat_;  ///< null: chat_ is for conversations with tools too
+  std::vector<std::string> special_tokens_;
 };
 
 }  // namespace heddle::data

@@ -8,6 +8,7 @@
 
 #include "base/errors.h"
 #include "base/files.h"
+#include "base/json.h"
 #include "data/tokenizer/tokenizer_file.h"
 
 namespace heddle::data {
@@ -116,9 +117,12 @@ ExtendedTokenizer extend_tokenizer(const std::filesystem::path& directory,
   }
   ExtendedTokenizer result;
   result.tokenizer = Tokenizer::load(directory);
-  const std::string json = files::read(directory / "tokenizer.json");
+  const std::string json =
+      files::read(directory / "tokenizer.json", files::kTokenizerLimit, directory);
   const auto text_of = [&](const char* name) {
-    return std::filesystem::exists(directory / name) ? files::read(directory / name) : "";
+    return std::filesystem::exists(directory / name)
+               ? files::read(directory / name, files::kTokenizerLimit, directory)
+               : "";
   };
   const std::string config_text = text_of("tokenizer_config.json");
   const TokenizerFile file = read_tokenizer_file(json, config_text, "", directory.string());
@@ -137,16 +141,18 @@ ExtendedTokenizer extend_tokenizer(const std::filesystem::path& directory,
   if (entries.empty()) return result;
 
   result.changed.emplace_back("tokenizer.json", with_added_tokens(json, entries));
-  Json config = config_text.empty() ? Json::object() : Json::parse(config_text);
+  Json config = config_text.empty()
+                    ? Json::object()
+                    : json::parse_as<DataError>(config_text, "tokenizer_config.json");
   for (const auto& [token, id] : entries) extend_config(config, token, id);
   result.changed.emplace_back("tokenizer_config.json", config.dump(2) + "\n");
   if (const std::string text = text_of("special_tokens_map.json"); !text.empty()) {
-    Json map = Json::parse(text);
+    Json map = json::parse_as<DataError>(text, "special_tokens_map.json");
     for (const auto& [token, id] : entries) append_special(map, token);
     result.changed.emplace_back("special_tokens_map.json", map.dump(2) + "\n");
   }
   if (const std::string text = text_of("added_tokens.json"); !text.empty()) {
-    Json map = Json::parse(text);
+    Json map = json::parse_as<DataError>(text, "added_tokens.json");
     for (const auto& [token, id] : entries) map[token] = id;
     result.changed.emplace_back("added_tokens.json", map.dump(2) + "\n");
   }

@@ -53,7 +53,9 @@ struct Tokenizer::Parts {
   std::unique_ptr<AddedTokenFinder> normalized_added;  // looked for after normalisation
   std::vector<std::int32_t> before, after;
   std::optional<std::int32_t> eos, pad, bos;
-  std::optional<std::string> chat_template;
+  std::map<std::string, std::string> special_tokens;
+  std::map<std::string, std::string> chat_templates;
+  bool split_special_tokens = false;
   std::string content_hash;
 
   // Workspaces that no thread uses at the moment.
@@ -132,7 +134,13 @@ void Tokenizer::Parts::build(const TokenizerFile& file, const std::string& name)
     const auto found = ids.find(byte_level::spelling(static_cast<unsigned char>(byte)));
     options.byte_ids[byte] = found == ids.end() ? -1 : found->second;
   }
-  if (file.unk_token) options.unk_id = id_of(*file.unk_token, "model.unk_token");
+  if (file.unk_token) {
+    // An unk_token that is an added token only is never used by a vocabulary that has all bytes.
+    const bool has_all_bytes =
+        std::find(options.byte_ids.begin(), options.byte_ids.end(), -1) == options.byte_ids.end();
+    if (ids.contains(*file.unk_token) || !has_all_bytes)
+      options.unk_id = id_of(*file.unk_token, "model.unk_token");
+  }
   options.fuse_unk = file.fuse_unk;
   options.ignore_merges = file.ignore_merges;
   std::unordered_map<std::string, std::int32_t> whole_words;
@@ -169,20 +177,22 @@ void Tokenizer::Parts::build(const TokenizerFile& file, const std::string& name)
       }
     }
   }
-  chat_template = file.chat_template;
-  const auto named = [&](const std::optional<std::string>& token,
-                         const char* key) -> std::optional<std::int32_t> {
-    if (!token) return std::nullopt;
-    const auto found = ids.find(*token);
+  chat_templates = file.chat_templates;
+  special_tokens = file.special_tokens;
+  split_special_tokens = file.split_special_tokens;
+  const auto named = [&](const char* key) -> std::optional<std::int32_t> {
+    const auto token = special_tokens.find(key);
+    if (token == special_tokens.end()) return std::nullopt;
+    const auto found = ids.find(token->second);
     if (found == ids.end()) {
       throw_error<DataError>("{}/tokenizer_config.json: {}: token '{}' is not in the vocabulary",
-                             name, key, *token);
+                             name, key, token->second);
     }
     return found->second;
   };
-  eos = named(file.eos_token, "eos_token");
-  pad = named(file.pad_token, "pad_token");
-  bos = named(file.bos_token, "bos_token");
+  eos = named("eos_token");
+  pad = named("pad_token");
+  bos = named("bos_token");
 }
 
 void Tokenizer::Parts::words(std::string_view text, std::size_t stage, Workspace& work,
@@ -214,8 +224,9 @@ void Tokenizer::Parts::words(std::string_view text, std::size_t stage, Workspace
 
 void Tokenizer::Parts::encode(std::string_view text, const EncodeOptions& options, Workspace& work,
                               std::vector<std::int32_t>& out) const {
+  const bool special_as_text = options.special_tokens_as_text || split_special_tokens;
   work.outer.clear();
-  raw_added->split(text, options.special_tokens_as_text, work.outer);
+  raw_added->split(text, special_as_text, work.outer);
   for (const AddedTokenFinder::Piece& piece : work.outer) {
     if (piece.id >= 0) {
       out.push_back(piece.id);
@@ -228,7 +239,7 @@ void Tokenizer::Parts::encode(std::string_view text, const EncodeOptions& option
       continue;
     }
     work.inner.clear();
-    normalized_added->split(part, options.special_tokens_as_text, work.inner);
+    normalized_added->split(part, special_as_text, work.inner);
     for (const AddedTokenFinder::Piece& inner : work.inner) {
       if (inner.id >= 0) {
         out.push_back(inner.id);
@@ -256,6 +267,7 @@ std::shared_ptr<const Tokenizer> Tokenizer::parse(std::string_view tokenizer_jso
     hasher.add(fmt::format("\n{} {} {}{}{}{}{}", token.id, token.content, token.single_word,
                            token.lstrip, token.rstrip, token.normalized, token.special));
   }
+  if (file.split_special_tokens) hasher.add("\nsplit_special_tokens");
   tokenizer->parts_->content_hash = hasher.hex();
   return tokenizer;
 }
@@ -267,7 +279,10 @@ std::shared_ptr<const Tokenizer> Tokenizer::load(const std::filesystem::path& di
       if (changed_name == name) return content;
     }
     const std::filesystem::path path = directory / name;
-    return std::filesystem::exists(path) ? files::read(path) : "";
+    if (!std::filesystem::exists(path)) return "";
+    const bool is_template = path.extension() == ".jinja";
+    return files::read(path, is_template ? files::kTemplateLimit : files::kTokenizerLimit,
+                       directory);
   };
   if (!std::filesystem::exists(directory / "tokenizer.json")) {
     throw_error<DataError>(
@@ -278,8 +293,17 @@ std::shared_ptr<const Tokenizer> Tokenizer::load(const std::filesystem::path& di
   auto tokenizer = std::const_pointer_cast<Tokenizer>(
       parse(file("tokenizer.json"), file("tokenizer_config.json"), file("special_tokens_map.json"),
             directory.string()));
+  auto& templates = tokenizer->parts_->chat_templates;
   if (std::filesystem::exists(directory / "chat_template.jinja")) {
-    tokenizer->parts_->chat_template = file("chat_template.jinja");
+    // Files take the place of what the configuration says.
+    templates.clear();
+    templates["default"] = file("chat_template.jinja");
+  }
+  if (const auto more = directory / "additional_chat_templates"; std::filesystem::exists(more)) {
+    for (const auto& entry : std::filesystem::directory_iterator(more)) {
+      if (entry.path().extension() != ".jinja") continue;
+      templates[entry.path().stem().string()] = files::read(entry.path());
+    }
   }
   return tokenizer;
 }
@@ -360,6 +384,20 @@ std::optional<std::int32_t> Tokenizer::eos_id() const { return parts_->eos; }
 std::optional<std::int32_t> Tokenizer::pad_id() const { return parts_->pad; }
 std::optional<std::int32_t> Tokenizer::bos_id() const { return parts_->bos; }
 const std::string& Tokenizer::content_hash() const { return parts_->content_hash; }
-std::optional<std::string> Tokenizer::chat_template() const { return parts_->chat_template; }
+const std::map<std::string, std::string>& Tokenizer::special_tokens() const {
+  return parts_->special_tokens;
+}
+
+std::optional<std::string> Tokenizer::chat_template(const std::string& name) const {
+  const auto found = parts_->chat_templates.find(name);
+  if (found == parts_->chat_templates.end()) return std::nullopt;
+  return found->second;
+}
+
+std::vector<std::string> Tokenizer::chat_template_names() const {
+  std::vector<std::string> names;
+  for (const auto& [name, source] : parts_->chat_templates) names.push_back(name);
+  return names;
+}
 
 }  // namespace heddle::data

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -69,9 +70,14 @@ class Tokenizer {
   std::optional<std::int32_t> bos_id() const;
   /// Hash of all that decides on the ids of a text; keys the tokenised cache.
   const std::string& content_hash() const;
-  /// chat_template.jinja, else "chat_template" of tokenizer_config.json (of several named ones,
-  /// "default").
-  std::optional<std::string> chat_template() const;
+  /// Texts of the special tokens by the names under which templates read them: "eos_token",
+  /// "image_token", ...
+  const std::map<std::string, std::string>& special_tokens() const;
+  /// chat_template.jinja, else "chat_template" of tokenizer_config.json; of several named ones (in
+  /// additional_chat_templates/ or the configuration) that of the name.
+  std::optional<std::string> chat_template(const std::string& name = "default") const;
+  /// The names of all of them.
+  std::vector<std::string> chat_template_names() const;
 
  private:
   Tokenizer();

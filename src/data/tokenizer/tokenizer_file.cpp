@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "base/errors.h"
+#include "base/json.h"
+#include "base/quote.h"
 
 namespace heddle::data {
 namespace {
@@ -26,7 +28,8 @@ class Node {
 
   template <class... Args>
   [[noreturn]] void fail(fmt::format_string<Args...> format, Args&&... args) const {
-    throw_error<DataError>("{}: {}", path_, fmt::format(format, std::forward<Args>(args)...));
+    throw_error<DataError>("{}: {}", path_,
+                           text::shown(fmt::format(format, std::forward<Args>(args)...), 400));
   }
 
   bool has(const char* key) const {
@@ -73,11 +76,7 @@ class Node {
 };
 
 Json parse(std::string_view text, const std::string& file) {
-  try {
-    return Json::parse(text);
-  } catch (const nlohmann::json::exception& error) {
-    throw_error<DataError>("{}: not JSON: {}", file, error.what());
-  }
+  return json::parse_as<DataError, Json>(text, file);
 }
 
 void read_model(const Node& model, TokenizerFile& out) {
@@ -230,10 +229,29 @@ std::optional<std::string> named_token(const Node& config, const char* key) {
   return token.json().is_object() ? token.at("content").string() : token.string();
 }
 
+/// Every key that names a token, also those of single models (image_token); a name that is known
+/// already stays.
+void read_special_tokens(const Node& config, TokenizerFile& out) {
+  if (!config.json().is_object()) {
+    config.fail("expected an object, found {}", config.json().type_name());
+  }
+  for (const auto& [key, value] : config.json().items()) {
+    const bool is_token = value.is_string() || (value.is_object() && value.contains("content"));
+    if (!key.ends_with("_token") || !is_token) continue;
+    out.special_tokens.emplace(key, *named_token(config, key.c_str()));
+  }
+  for (const char* named : {"extra_special_tokens", "model_specific_special_tokens"}) {
+    if (!config.has(named) || !config.at(named).json().is_object()) continue;
+    const Node tokens = config.at(named);
+    for (const auto& [key, unused] : tokens.json().items()) {
+      if (const auto token = named_token(tokens, key.c_str()))
+        out.special_tokens.emplace(key, *token);
+    }
+  }
+}
+
 void read_config(const Node& config, TokenizerFile& out) {
-  out.eos_token = named_token(config, "eos_token");
-  out.pad_token = named_token(config, "pad_token");
-  out.bos_token = named_token(config, "bos_token");
+  out.split_special_tokens = config.boolean("split_special_tokens", false);
   if (config.has("added_tokens_decoder")) {
     const Node added = config.at("added_tokens_decoder");
     std::vector<AddedToken> more;
@@ -262,14 +280,17 @@ void read_config(const Node& config, TokenizerFile& out) {
   if (!config.has("chat_template")) return;
   const Node chat = config.at("chat_template");
   if (chat.json().is_string()) {
-    out.chat_template = chat.string();
+    out.chat_templates["default"] = chat.string();
+    return;
+  }
+  if (chat.json().is_object()) {
+    for (const auto& [name, unused] : chat.json().items())
+      out.chat_templates[name] = chat.at(name.c_str()).string();
     return;
   }
   for (std::size_t i = 0; i < chat.size(); ++i) {
-    if (chat.at(i).at("name").string() == "default")
-      out.chat_template = chat.at(i).at("template").string();
+    out.chat_templates[chat.at(i).at("name").string()] = chat.at(i).at("template").string();
   }
-  if (!out.chat_template) chat.fail("has no template of the name 'default'");
 }
 
 }  // namespace
@@ -307,14 +328,12 @@ TokenizerFile read_tokenizer_file(std::string_view tokenizer_json,
     const std::string config_file = name + "/tokenizer_config.json";
     const Json config = parse(tokenizer_config, config_file);
     read_config(Node(config, config_file), out);
+    read_special_tokens(Node(config, config_file), out);
   }
   if (!special_tokens_map.empty()) {
     const std::string map_file = name + "/special_tokens_map.json";
     const Json map = parse(special_tokens_map, map_file);
-    const Node node(map, map_file);
-    if (!out.eos_token) out.eos_token = named_token(node, "eos_token");
-    if (!out.pad_token) out.pad_token = named_token(node, "pad_token");
-    if (!out.bos_token) out.bos_token = named_token(node, "bos_token");
+    read_special_tokens(Node(map, map_file), out);
   }
   return out;
 }

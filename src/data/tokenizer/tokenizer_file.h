@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -33,10 +34,11 @@ struct TokenizerFile {
   std::vector<std::int32_t> template_before;  // ids a post-processor puts around a single sequence
   std::vector<std::int32_t> template_after;
 
-  std::optional<std::string> eos_token;
-  std::optional<std::string> pad_token;
-  std::optional<std::string> bos_token;
-  std::optional<std::string> chat_template;
+  /// Texts of special tokens by the names that templates read: eos_token, unk_token, image_token...
+  std::map<std::string, std::string> special_tokens;
+  bool split_special_tokens = false;  ///< special tokens that stand in a text are text
+  /// By name; that of a file with only one is "default".
+  std::map<std::string, std::string> chat_templates;
 };
 
 /// Throws DataError that starts with `name` and the file's name, and names the key.

@@ -1,69 +1,17 @@
-#include "models/qwen3_5/config.h"
-
 #include <algorithm>
-#include <set>
 
 #include "base/errors.h"
-#include "base/text.h"
+#include "base/json.h"
+#include "base/quote.h"
+#include "models/config_reader.h"
+#include "models/qwen3_5/family.h"
 
 namespace heddle::models::qwen3_5 {
 namespace {
 
-using Json = nlohmann::ordered_json;
-
-/// Reads keys of one JSON object, remembers what was defaulted, and names the key in every error.
-class Reader {
- public:
-  Reader(const Json& json, std::string source, std::vector<std::string>& defaulted)
-      : json_(json), source_(std::move(source)), defaulted_(defaulted) {}
-
-  bool has(const char* key) const { return json_.contains(key) && !json_[key].is_null(); }
-
-  std::int64_t integer(const char* key, std::int64_t fallback) {
-    if (!has(key)) return note(key, fallback);
-    if (!json_[key].is_number_integer()) fail(key, "an integer");
-    return json_[key].get<std::int64_t>();
-  }
-  std::int64_t positive(const char* key, std::int64_t fallback) {
-    const std::int64_t value = integer(key, fallback);
-    if (value < 1) fail(key, "a positive integer");
-    return value;
-  }
-  double number(const char* key, double fallback) {
-    if (!has(key)) return note(key, fallback);
-    if (!json_[key].is_number()) fail(key, "a number");
-    return json_[key].get<double>();
-  }
-  bool boolean(const char* key, bool fallback) {
-    if (!has(key)) return note(key, fallback);
-    if (!json_[key].is_boolean()) fail(key, "true or false");
-    return json_[key].get<bool>();
-  }
-  [[noreturn]] void fail(const char* key, const char* expected) const {
-    throw_error<ModelError>("{}: '{}' is {}: expected {}", source_, key,
-                            json_.contains(key) ? json_[key].dump() : "missing", expected);
-  }
-
- private:
-  template <class T>
-  T note(const char* key, T value) {
-    defaulted_.push_back(fmt::format("{} = {}", key, value));
-    return value;
-  }
-
-  const Json& json_;
-  std::string source_;
-  std::vector<std::string>& defaulted_;
-};
-
-std::vector<std::int64_t> integers(const Json& json, const char* key) {
-  if (!json.contains(key) || json[key].is_null()) return {};
-  if (json[key].is_number_integer()) return {json[key].get<std::int64_t>()};
-  if (json[key].is_array()) return json[key].get<std::vector<std::int64_t>>();
-  return {};
-}
-
-std::vector<bool> layer_kinds(const Json& text, std::int64_t layers, const std::string& source) {
+/// By layer: full attention instead of Gated DeltaNet.
+std::vector<bool> attention_layers(const Json& text, std::int64_t layers,
+                                   const std::string& source) {
   const bool has_types = text.contains("layer_types") && text["layer_types"].is_array();
   const bool has_interval = text.contains("full_attention_interval") &&
                             text["full_attention_interval"].is_number_integer();
@@ -83,11 +31,12 @@ std::vector<bool> layer_kinds(const Json& text, std::int64_t layers, const std::
   }
   std::vector<bool> full(layers);
   for (std::int64_t i = 0; i < layers; ++i) {
-    const std::string type = types[i].is_string() ? types[i].get<std::string>() : types[i].dump();
+    const std::string type =
+        types[i].is_string() ? types[i].get<std::string>() : json::shown(types[i]);
     if (type != "full_attention" && type != "linear_attention") {
       throw_error<ModelError>(
           "{}: layer_types[{}] is '{}': expected full_attention or linear_attention", source, i,
-          type);
+          heddle::text::shown(type));
     }
     full[i] = type == "full_attention";
     if (has_interval && full[i] != from_interval[i]) {
@@ -99,200 +48,113 @@ std::vector<bool> layer_kinds(const Json& text, std::int64_t layers, const std::
   return full;
 }
 
-void read_rope(const Json& text, Config& config, const std::string& source) {
-  const Json* rope = nullptr;
-  for (const char* key : {"rope_parameters", "rope_scaling"}) {
-    if (text.contains(key) && text[key].is_object() && rope == nullptr) rope = &text[key];
-  }
-  const auto find = [&](const char* key) -> const Json* {
-    if (rope != nullptr && rope->contains(key) && !(*rope)[key].is_null()) return &(*rope)[key];
-    if (text.contains(key) && !text[key].is_null()) return &text[key];
-    return nullptr;
-  };
-  const auto number = [&](const char* key, double fallback) {
-    const Json* value = find(key);
-    if (value == nullptr) {
-      config.defaulted.push_back(fmt::format("{} = {}", key, fallback));
-      return fallback;
-    }
-    if (!value->is_number())
-      throw_error<ModelError>("{}: '{}' is {}: expected a number", source, key, value->dump());
-    return value->get<double>();
-  };
-  config.rope_theta = number("rope_theta", 10000);
-  config.partial_rotary_factor = number("partial_rotary_factor", 0.25);
-  const Json* type = rope != nullptr && rope->contains("rope_type") ? &(*rope)["rope_type"]
-                     : rope != nullptr && rope->contains("type")    ? &(*rope)["type"]
-                                                                    : nullptr;
-  if (type != nullptr && type->is_string() && *type != "default" && *type != "mrope") {
-    throw_error<ModelError>("{}: rope_type is '{}': only 'default' is built", source,
-                            type->get<std::string>());
-  }
-  config.mrope_section = {11, 11, 10};
-  if (const Json* section = find("mrope_section"))
-    config.mrope_section = section->get<std::vector<std::int64_t>>();
+/// The defaults below are those of the configuration class of transformers for this model type.
+struct Variant {
+  bool moe, next;
+};
+
+nn::AttentionDims attention_dims(ConfigReader& text, const Config& config, Variant of) {
+  nn::AttentionDims dims{};
+  dims.hidden_size = config.hidden_size;
+  dims.num_attention_heads = text.positive("num_attention_heads", 16);
+  dims.num_key_value_heads = text.positive("num_key_value_heads", of.moe ? 2 : 4);
+  dims.head_dim = text.positive("head_dim", 256);
+  dims.rms_norm_eps = config.rms_norm_eps;
+  dims.norm_offset = config.norm_offset;
+  dims.has_output_gate = true;
+  text.require("attn_output_gate", true);
+  return dims;
 }
 
-void check(const Config& config, const std::string& source) {
-  const auto divides = [&](const char* small, std::int64_t a, const char* large, std::int64_t b) {
-    if (b % a != 0)
-      throw_error<ModelError>("{}: {} ({}) does not divide {} ({})", source, small, a, large, b);
-  };
-  divides("num_key_value_heads", config.num_key_value_heads, "num_attention_heads",
-          config.num_attention_heads);
-  divides("linear_num_key_heads", config.linear_num_key_heads, "linear_num_value_heads",
-          config.linear_num_value_heads);
-  if (config.rotary_dim() < 2 || config.rotary_dim() % 2 != 0) {
-    throw_error<ModelError>(
-        "{}: head_dim x partial_rotary_factor is {}: expected an even number of at least 2", source,
-        config.rotary_dim());
+nn::GatedDeltaNetDims delta_net_dims(ConfigReader& text, const Config& config, Variant of) {
+  nn::GatedDeltaNetDims dims{};
+  dims.hidden_size = config.hidden_size;
+  dims.conv_kernel = text.positive("linear_conv_kernel_dim", 4);
+  dims.key_head_dim = text.positive("linear_key_head_dim", 128);
+  dims.value_head_dim = text.positive("linear_value_head_dim", 128);
+  dims.num_key_heads = text.positive("linear_num_key_heads", 16);
+  dims.num_value_heads = text.positive("linear_num_value_heads", 32);
+  dims.rms_norm_eps = config.rms_norm_eps;
+  dims.interleaved_projections = of.next;
+  require_divides(text.source(), "linear_num_key_heads", dims.num_key_heads,
+                  "linear_num_value_heads", dims.num_value_heads);
+  return dims;
+}
+
+nn::MoeDims moe_dims(ConfigReader& text, const Config& config, Variant of) {
+  nn::MoeDims dims{};
+  dims.hidden_size = config.hidden_size;
+  dims.num_experts = text.positive("num_experts", of.next ? 512 : 256);
+  dims.num_experts_per_tok = text.positive("num_experts_per_tok", of.next ? 10 : 8);
+  dims.moe_intermediate_size = text.positive("moe_intermediate_size", 512);
+  dims.shared_expert_intermediate_size = text.positive("shared_expert_intermediate_size", 512);
+  dims.normalize_top_k = of.next ? text.boolean("norm_topk_prob", true) : true;
+  return dims;
+}
+
+void read_layers(ConfigReader& text, Config& config, Variant of) {
+  const std::int64_t count = text.positive("num_hidden_layers", of.next ? 48 : of.moe ? 40 : 32);
+  const std::vector<bool> full = attention_layers(text.json(), count, text.source());
+  const nn::AttentionDims attention = attention_dims(text, config, of);
+  const nn::GatedDeltaNetDims delta_net = delta_net_dims(text, config, of);
+  const double rotated = text.rope_number("partial_rotary_factor", 0.25);
+  config.rotary_dim = static_cast<std::int64_t>(static_cast<double>(attention.head_dim) * rotated);
+  std::int64_t width = 0;
+  if (!of.moe || of.next) width = text.positive("intermediate_size", of.next ? 5632 : 12288);
+  std::optional<nn::MoeDims> moe;
+  if (of.moe) {
+    moe = moe_dims(text, config, of);
+    config.output_router_logits = text.boolean("output_router_logits", false);
+    config.router_aux_loss_coef = text.number("router_aux_loss_coef", 0.001);
   }
-  if (config.is_moe() && config.num_experts_per_tok > config.num_experts) {
-    throw_error<ModelError>("{}: num_experts_per_tok ({}) exceeds num_experts ({})", source,
-                            config.num_experts_per_tok, config.num_experts);
+  std::vector<bool> sparse(static_cast<std::size_t>(count), of.moe);
+  if (of.next) sparse = read_sparse_layers(text, count);
+  for (std::int64_t i = 0; i < count; ++i) {
+    LayerShape layer;
+    layer.hidden_size = config.hidden_size;
+    if (full[i]) layer.attention = attention;
+    if (!full[i]) layer.gated_delta_net = delta_net;
+    if (sparse[i]) layer.moe = moe;
+    if (!sparse[i]) layer.intermediate_size = width;
+    config.layers.push_back(layer);
   }
 }
 
 }  // namespace
 
-Config parse_config(const Json& json, const std::string& source) {
-  static const std::set<std::string> kNested = {"qwen3_5", "qwen3_5_moe"};
-  static const std::set<std::string> kFlat = {"qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"};
+Config parse(const Json& json, const std::string& source) {
   Config config;
-  if (!json.is_object() || !json.contains("model_type") || !json["model_type"].is_string()) {
-    throw_error<ModelError>("{}: 'model_type' is missing: expected a Hugging Face config.json",
-                            source);
-  }
   config.model_type = json["model_type"].get<std::string>();
-  config.nested = kNested.count(config.model_type) > 0;
-  if (!config.nested && kFlat.count(config.model_type) == 0) {
-    throw_error<ModelError>(
-        "{}: model_type '{}' is not one of qwen3_5, qwen3_5_text, qwen3_5_moe, qwen3_5_moe_text, "
-        "qwen3_next",
-        source, config.model_type);
-  }
+  config.nested = config.model_type == "qwen3_5" || config.model_type == "qwen3_5_moe";
   if (config.nested && (!json.contains("text_config") || !json["text_config"].is_object())) {
     throw_error<ModelError>("{}: model_type '{}' needs an object 'text_config'", source,
                             config.model_type);
   }
-  const Json& text = config.nested ? json["text_config"] : json;
-  config.text_model_type = config.nested ? config.model_type + "_text" : config.model_type;
-  const bool moe = config.text_model_type != "qwen3_5_text";
-  const bool next = config.text_model_type == "qwen3_next";
-
-  // The defaults are those of the configuration class of transformers for this model type.
-  Reader read(text, source, config.defaulted);
-  config.vocab_size = read.positive("vocab_size", next ? 151936 : 248320);
-  config.hidden_size = read.positive("hidden_size", moe ? 2048 : 4096);
-  if (!moe || next)
-    config.intermediate_size = read.positive("intermediate_size", next ? 5632 : 12288);
-  config.num_hidden_layers = read.positive("num_hidden_layers", next ? 48 : moe ? 40 : 32);
-  config.num_attention_heads = read.positive("num_attention_heads", 16);
-  config.num_key_value_heads = read.positive("num_key_value_heads", moe ? 2 : 4);
-  config.head_dim = read.positive("head_dim", 256);
-  config.rms_norm_eps = read.number("rms_norm_eps", 1e-6);
-  config.initializer_range = read.number("initializer_range", 0.02);
-  config.max_position_embeddings = read.positive("max_position_embeddings", 32768);
-  config.full_attention = layer_kinds(text, config.num_hidden_layers, source);
-  config.linear_conv_kernel_dim = read.positive("linear_conv_kernel_dim", 4);
-  config.linear_key_head_dim = read.positive("linear_key_head_dim", 128);
-  config.linear_value_head_dim = read.positive("linear_value_head_dim", 128);
-  config.linear_num_key_heads = read.positive("linear_num_key_heads", 16);
-  config.linear_num_value_heads = read.positive("linear_num_value_heads", 32);
-  read_rope(text, config, source);
-  if (read.has("hidden_act") && text["hidden_act"] != "silu") read.fail("hidden_act", "\"silu\"");
-  if (read.has("attention_bias") && text["attention_bias"] != false)
-    read.fail("attention_bias", "false");
-  if (read.has("attn_output_gate") && text["attn_output_gate"] != true)
-    read.fail("attn_output_gate", "true");
-
+  const std::string type = config.nested ? config.model_type + "_text" : config.model_type;
+  const Variant of = {type != "qwen3_5_text", type == "qwen3_next"};
+  ConfigReader text(config.nested ? json["text_config"] : json, source, config.defaulted);
+  config.weights = weight_names(type, config.nested);
+  config.vocab_size = text.positive("vocab_size", of.next ? 151936 : 248320);
+  config.hidden_size = text.positive("hidden_size", of.moe ? 2048 : 4096);
+  config.norm_offset = 1;
+  read_common(text, json, config);
+  config.rope_theta = text.rope_number("rope_theta", 10000);
+  config.mrope_section = {11, 11, 10};
+  if (const Json* section = text.rope("mrope_section"))
+    config.mrope_section = section->get<std::vector<std::int64_t>>();
   // Multimodal files give it at the top level, and then that value decides.
-  config.tie_word_embeddings =
-      config.nested && json.contains("tie_word_embeddings")
-          ? Reader(json, source, config.defaulted).boolean("tie_word_embeddings", false)
-          : read.boolean("tie_word_embeddings", false);
-
-  config.sparse_mlp.assign(config.num_hidden_layers, moe);
-  if (moe) {
-    config.num_experts = read.positive("num_experts", next ? 512 : 256);
-    config.num_experts_per_tok = read.positive("num_experts_per_tok", next ? 10 : 8);
-    config.moe_intermediate_size = read.positive("moe_intermediate_size", 512);
-    config.shared_expert_intermediate_size = read.positive("shared_expert_intermediate_size", 512);
-    config.norm_topk_prob = next ? read.boolean("norm_topk_prob", true) : true;
-    config.output_router_logits = read.boolean("output_router_logits", false);
-    config.router_aux_loss_coef = read.number("router_aux_loss_coef", 0.001);
-  }
-  if (next) {
-    const std::int64_t step = read.positive("decoder_sparse_step", 1);
-    const auto dense = integers(text, "mlp_only_layers");
-    for (std::int64_t i = 0; i < config.num_hidden_layers; ++i) {
-      config.sparse_mlp[i] =
-          (i + 1) % step == 0 && std::find(dense.begin(), dense.end(), i) == dense.end();
-    }
-  }
-  if (json.contains("num_labels") && json["num_labels"].is_number_integer())
-    config.num_labels = json["num_labels"];
-  if (json.contains("id2label") && json["id2label"].is_object()) {
-    config.num_labels = static_cast<std::int64_t>(json["id2label"].size());
-  }
-  config.eos_token_ids = integers(text, "eos_token_id");
-  if (read.has("pad_token_id")) config.pad_token_id = text["pad_token_id"].get<std::int64_t>();
-  check(config, source);
+  ConfigReader top(json, source, config.defaulted);
+  config.tie_word_embeddings = config.nested && json.contains("tie_word_embeddings")
+                                   ? top.boolean("tie_word_embeddings", false)
+                                   : text.boolean("tie_word_embeddings", false);
+  read_layers(text, config, of);
+  check_dims(config, source);
   return config;
 }
 
-nlohmann::ordered_json to_json(const Config& config) {
-  Json json;
-  const bool next = config.text_model_type == "qwen3_next";
-  json["architectures"] = {next              ? "Qwen3NextForCausalLM"
-                           : config.is_moe() ? "Qwen3_5MoeForCausalLM"
-                                             : "Qwen3_5ForCausalLM"};
-  json["model_type"] = config.text_model_type;
-  json["vocab_size"] = config.vocab_size;
-  json["hidden_size"] = config.hidden_size;
-  if (config.intermediate_size > 0) json["intermediate_size"] = config.intermediate_size;
-  json["num_hidden_layers"] = config.num_hidden_layers;
-  json["num_attention_heads"] = config.num_attention_heads;
-  json["num_key_value_heads"] = config.num_key_value_heads;
-  json["head_dim"] = config.head_dim;
-  json["hidden_act"] = "silu";
-  json["rms_norm_eps"] = config.rms_norm_eps;
-  json["initializer_range"] = config.initializer_range;
-  json["tie_word_embeddings"] = config.tie_word_embeddings;
-  json["max_position_embeddings"] = config.max_position_embeddings;
-  json["attention_bias"] = false;
-  json["layer_types"] = Json::array();
-  for (const bool full : config.full_attention) {
-    json["layer_types"].push_back(full ? "full_attention" : "linear_attention");
-  }
-  json["linear_conv_kernel_dim"] = config.linear_conv_kernel_dim;
-  json["linear_key_head_dim"] = config.linear_key_head_dim;
-  json["linear_value_head_dim"] = config.linear_value_head_dim;
-  json["linear_num_key_heads"] = config.linear_num_key_heads;
-  json["linear_num_value_heads"] = config.linear_num_value_heads;
-  json["rope_parameters"] = {{"rope_type", "default"},
-                             {"rope_theta", config.rope_theta},
-                             {"partial_rotary_factor", config.partial_rotary_factor}};
-  if (!next) {
-    json["rope_parameters"]["mrope_section"] = config.mrope_section;
-    json["rope_parameters"]["mrope_interleaved"] = true;
-  }
-  if (config.is_moe()) {
-    json["num_experts"] = config.num_experts;
-    json["num_experts_per_tok"] = config.num_experts_per_tok;
-    json["moe_intermediate_size"] = config.moe_intermediate_size;
-    json["shared_expert_intermediate_size"] = config.shared_expert_intermediate_size;
-    json["output_router_logits"] = config.output_router_logits;
-    json["router_aux_loss_coef"] = config.router_aux_loss_coef;
-  }
-  if (next) {
-    json["norm_topk_prob"] = config.norm_topk_prob;
-    json["decoder_sparse_step"] = 1;
-    json["mlp_only_layers"] = Json::array();
-  }
-  if (!config.eos_token_ids.empty()) json["eos_token_id"] = config.eos_token_ids.front();
-  if (config.pad_token_id >= 0) json["pad_token_id"] = config.pad_token_id;
-  return json;
+Family family() {
+  return {
+      {"qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"}, parse, presets};
 }
 
 }  // namespace heddle::models::qwen3_5

@@ -1,129 +1,116 @@
-#include <utility>
-
-#include "base/errors.h"
-#include "base/text.h"
-#include "models/qwen3_5/config.h"
+#include "models/qwen3_5/family.h"
 
 namespace heddle::models::qwen3_5 {
 namespace {
 
-Config base() {
-  Config config;
-  config.model_type = config.text_model_type = "qwen3_5_text";
-  config.vocab_size = 248320;
-  config.head_dim = 256;
-  config.rms_norm_eps = 1e-6;
-  config.initializer_range = 0.02;
-  config.max_position_embeddings = 262144;
-  config.linear_conv_kernel_dim = 4;
-  config.linear_key_head_dim = config.linear_value_head_dim = 128;
-  config.linear_num_key_heads = 16;
-  config.rope_theta = 1e7;
-  config.partial_rotary_factor = 0.25;
-  config.mrope_section = {11, 11, 10};
-  return config;
+struct Sizes {
+  std::int64_t hidden, layers, heads, key_value_heads, intermediate, value_heads;
+  bool is_tied = false;
+  std::int64_t vocabulary = 248320, head_dim = 256, linear_head_dim = 128, linear_key_heads = 16;
+  std::int64_t positions = 262144;
+  double rope_theta = 1e7;
+};
+
+struct Experts {
+  std::int64_t count, per_token, width;
+};
+
+/// Three counts that fill the rotary pairs of a quarter of a head, in the published 11:11:10
+/// proportion.
+Json mrope_section(std::int64_t head_dim) {
+  const std::int64_t pairs = head_dim / 8, height = pairs * 11 / 32;
+  return {pairs - 2 * height, height, height};
 }
 
-void set_layers(Config& config, std::int64_t layers) {
-  config.num_hidden_layers = layers;
-  config.full_attention.resize(layers);
-  for (std::int64_t i = 0; i < layers; ++i) config.full_attention[i] = (i + 1) % 4 == 0;
-  config.sparse_mlp.assign(layers, config.is_moe());
+Json dense(const Sizes& of) {
+  Json json;
+  json["architectures"] = {"Qwen3_5ForCausalLM"};
+  json["model_type"] = "qwen3_5_text";
+  json["vocab_size"] = of.vocabulary;
+  json["hidden_size"] = of.hidden;
+  if (of.intermediate > 0) json["intermediate_size"] = of.intermediate;
+  json["num_hidden_layers"] = of.layers;
+  json["num_attention_heads"] = of.heads;
+  json["num_key_value_heads"] = of.key_value_heads;
+  json["head_dim"] = of.head_dim;
+  json["hidden_act"] = "silu";
+  json["rms_norm_eps"] = 1e-6;
+  json["initializer_range"] = 0.02;
+  json["tie_word_embeddings"] = of.is_tied;
+  json["max_position_embeddings"] = of.positions;
+  json["attention_bias"] = false;
+  json["layer_types"] = Json::array();
+  for (std::int64_t i = 1; i <= of.layers; ++i)
+    json["layer_types"].push_back(i % 4 == 0 ? "full_attention" : "linear_attention");
+  json["linear_conv_kernel_dim"] = 4;
+  json["linear_key_head_dim"] = of.linear_head_dim;
+  json["linear_value_head_dim"] = of.linear_head_dim;
+  json["linear_num_key_heads"] = of.linear_key_heads;
+  json["linear_num_value_heads"] = of.value_heads;
+  json["rope_parameters"] = {{"rope_type", "default"},
+                             {"rope_theta", of.rope_theta},
+                             {"partial_rotary_factor", 0.25},
+                             {"mrope_section", mrope_section(of.head_dim)},
+                             {"mrope_interleaved", true}};
+  return json;
 }
 
-Config dense(std::int64_t hidden, std::int64_t layers, std::int64_t heads, std::int64_t kv,
-             std::int64_t ffn, std::int64_t value_heads, bool tied) {
-  Config config = base();
-  config.hidden_size = hidden;
-  config.num_attention_heads = heads;
-  config.num_key_value_heads = kv;
-  config.intermediate_size = ffn;
-  config.linear_num_value_heads = value_heads;
-  config.tie_word_embeddings = tied;
-  set_layers(config, layers);
-  return config;
+Json moe(const Sizes& of, const Experts& experts) {
+  Json json = dense(of);
+  json["architectures"] = {"Qwen3_5MoeForCausalLM"};
+  json["model_type"] = "qwen3_5_moe_text";
+  json["num_experts"] = experts.count;
+  json["num_experts_per_tok"] = experts.per_token;
+  json["moe_intermediate_size"] = experts.width;
+  json["shared_expert_intermediate_size"] = experts.width;
+  json["output_router_logits"] = false;
+  json["router_aux_loss_coef"] = 0.001;
+  return json;
 }
 
-Config moe(std::int64_t hidden, std::int64_t layers, std::int64_t heads, std::int64_t kv,
-           std::int64_t experts, std::int64_t top_k, std::int64_t expert_ffn,
-           std::int64_t value_heads) {
-  Config config = dense(hidden, layers, heads, kv, 0, value_heads, false);
-  config.model_type = config.text_model_type = "qwen3_5_moe_text";
-  config.num_experts = experts;
-  config.num_experts_per_tok = top_k;
-  config.moe_intermediate_size = config.shared_expert_intermediate_size = expert_ffn;
-  config.router_aux_loss_coef = 0.001;
-  set_layers(config, layers);
-  return config;
+Json next(Sizes of, const Experts& experts) {
+  of.vocabulary = 151936;
+  Json json = moe(of, experts);
+  json["architectures"] = {"Qwen3NextForCausalLM"};
+  json["model_type"] = "qwen3_next";
+  json["rope_parameters"].erase("mrope_section");
+  json["rope_parameters"].erase("mrope_interleaved");
+  json["norm_topk_prob"] = true;
+  json["decoder_sparse_step"] = 1;
+  json["mlp_only_layers"] = Json::array();
+  return json;
 }
 
 /// For the CPU: heads of `head_dim` everywhere, 4/2 attention heads, 4/8 Gated DeltaNet heads.
-Config small(std::int64_t vocab, std::int64_t hidden, std::int64_t layers, std::int64_t ffn,
-             std::int64_t head_dim) {
-  Config config = dense(hidden, layers, 4, 2, ffn, 8, true);
-  config.vocab_size = vocab;
-  config.head_dim = config.linear_key_head_dim = config.linear_value_head_dim = head_dim;
-  config.linear_num_key_heads = 4;
-  config.max_position_embeddings = 8192;
-  config.rope_theta = 1e6;
-  // Three counts that fill the rotary pairs, in the published 11:11:10 proportion.
-  const std::int64_t pairs = config.rotary_dim() / 2, height = pairs * 11 / 32;
-  config.mrope_section = {pairs - 2 * height, height, height};
-  return config;
-}
-
-Config qwen3_next() {
-  Config config = moe(2048, 48, 16, 2, 512, 10, 512, 32);
-  config.model_type = config.text_model_type = "qwen3_next";
-  config.vocab_size = 151936;
-  config.intermediate_size = 5120;
-  return config;
-}
-
-Config small_moe() {
-  Config config = small(4096, 256, 8, 0, 64);
-  config.model_type = config.text_model_type = "qwen3_5_moe_text";
-  config.num_experts = 8;
-  config.num_experts_per_tok = 2;
-  config.moe_intermediate_size = config.shared_expert_intermediate_size = 256;
-  config.router_aux_loss_coef = 0.001;
-  set_layers(config, 8);
-  return config;
-}
-
-const std::vector<std::pair<std::string, Config>>& all() {
-  static const std::vector<std::pair<std::string, Config>> presets = {
-      {"small-2m", small(4096, 128, 4, 384, 32)},
-      {"small-10m", small(4096, 256, 8, 768, 64)},
-      {"small-55m", small(8192, 512, 12, 1536, 128)},
-      {"small-moe", small_moe()},
-      {"qwen3.5-0.8b", dense(1024, 24, 8, 2, 3584, 16, true)},
-      {"qwen3.5-2b", dense(2048, 24, 8, 2, 6144, 16, true)},
-      {"qwen3.5-4b", dense(2560, 32, 16, 4, 9216, 32, true)},
-      {"qwen3.5-9b", dense(4096, 32, 16, 4, 12288, 32, false)},
-      {"qwen3.5-27b", dense(5120, 64, 24, 4, 17408, 48, false)},
-      {"qwen3.5-35b-a3b", moe(2048, 40, 16, 2, 256, 8, 512, 32)},
-      {"qwen3.5-122b-a10b", moe(3072, 48, 32, 2, 256, 8, 1024, 64)},
-      {"qwen3.5-397b-a17b", moe(4096, 60, 32, 2, 512, 10, 1024, 64)},
-      {"qwen3-next-80b-a3b", qwen3_next()},
-  };
-  return presets;
+Sizes small(std::int64_t vocabulary, std::int64_t hidden, std::int64_t layers,
+            std::int64_t intermediate, std::int64_t head_dim) {
+  Sizes of{hidden, layers, 4, 2, intermediate, 8, true};
+  of.vocabulary = vocabulary;
+  of.head_dim = of.linear_head_dim = head_dim;
+  of.linear_key_heads = 4;
+  of.positions = 8192;
+  of.rope_theta = 1e6;
+  return of;
 }
 
 }  // namespace
 
-Config preset(const std::string& name) {
-  for (const auto& [known, config] : all()) {
-    if (known == name) return config;
-  }
-  throw_error<ConfigError>("unknown preset '{}'; known: {}", name,
-                           text::join(preset_names(), ", "));
-}
-
-std::vector<std::string> preset_names() {
-  std::vector<std::string> names;
-  for (const auto& [name, config] : all()) names.push_back(name);
-  return names;
+std::vector<std::pair<std::string, Json>> presets() {
+  return {
+      {"small-2m", dense(small(4096, 128, 4, 384, 32))},
+      {"small-10m", dense(small(4096, 256, 8, 768, 64))},
+      {"small-55m", dense(small(8192, 512, 12, 1536, 128))},
+      {"small-moe", moe(small(4096, 256, 8, 0, 64), {8, 2, 256})},
+      {"qwen3.5-0.8b", dense({1024, 24, 8, 2, 3584, 16, true})},
+      {"qwen3.5-2b", dense({2048, 24, 8, 2, 6144, 16, true})},
+      {"qwen3.5-4b", dense({2560, 32, 16, 4, 9216, 32, true})},
+      {"qwen3.5-9b", dense({4096, 32, 16, 4, 12288, 32})},
+      {"qwen3.5-27b", dense({5120, 64, 24, 4, 17408, 48})},
+      {"qwen3.5-35b-a3b", moe({2048, 40, 16, 2, 0, 32}, {256, 8, 512})},
+      {"qwen3.5-122b-a10b", moe({3072, 48, 32, 2, 0, 64}, {256, 8, 1024})},
+      {"qwen3.5-397b-a17b", moe({4096, 60, 32, 2, 0, 64}, {512, 10, 1024})},
+      {"qwen3-next-80b-a3b", next({2048, 48, 16, 2, 5120, 32}, {512, 10, 512})},
+  };
 }
 
 }  // namespace heddle::models::qwen3_5

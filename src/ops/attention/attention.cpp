@@ -61,28 +61,6 @@ at::Tensor attention(const KernelTable& kernels, const Attention::Inputs& inputs
                        })[0];
 }
 
-at::Tensor attention_step(const KernelTable& kernels, const at::Tensor& q,
-                          const at::Tensor& k_cache, const at::Tensor& v_cache,
-                          const std::vector<std::int64_t>& slots,
-                          const std::vector<std::int64_t>& lengths, double scale) {
-  TORCH_CHECK(q.dim() == 3 && k_cache.dim() == 4 && k_cache.sizes() == v_cache.sizes() &&
-                  k_cache.size(3) == q.size(2) && q.size(1) % k_cache.size(2) == 0,
-              "attention_step: q ", q.sizes(), " must be [B,Hq,D] and the caches ", k_cache.sizes(),
-              " and ", v_cache.sizes(), " [slots,capacity,Hkv,D]");
-  const auto batch = static_cast<std::size_t>(q.size(0));
-  TORCH_CHECK(slots.size() == batch && lengths.size() == batch, "attention_step: ", slots.size(),
-              " slots and ", lengths.size(), " lengths for ", batch, " queries");
-  for (std::size_t b = 0; b < batch; ++b) {
-    TORCH_CHECK(slots[b] >= 0 && slots[b] < k_cache.size(0) && lengths[b] >= 0 &&
-                    lengths[b] <= k_cache.size(1),
-                "attention_step: query ", b, " asks for ", lengths[b], " keys of slot ", slots[b],
-                "; the cache is ", k_cache.sizes());
-  }
-  if (scale == 0) scale = 1 / std::sqrt(static_cast<double>(q.size(2)));
-  const NoGradient guard;
-  return kernels.get<Attention>().step(q, k_cache, v_cache, slots, lengths, scale);
-}
-
 at::Tensor output_gate(const KernelTable& kernels, const at::Tensor& x, const at::Tensor& gate,
                        OutputAgain again) {
   TORCH_CHECK(x.sizes() == gate.sizes() && x.scalar_type() == gate.scalar_type(), "output_gate: x ",
@@ -103,16 +81,16 @@ void register_attention(Registry& registry) {
                            .is_reference = false,
                            .refuse = {},
                            .on_chip_bytes = {}},
-                          {attention_cpu::forward, attention_cpu::backward, attention_cpu::step});
-  registry.add<Attention>(
-      {.op = "",
-       .name = "reference",
-       .device = {},
-       .dtypes = reference_dtypes(),
-       .is_reference = true,
-       .refuse = {},
-       .on_chip_bytes = {}},
-      {attention_reference::forward, attention_reference::backward, attention_reference::step});
+                          {attention_cpu::forward, attention_cpu::backward});
+  registry.add<Attention>({.op = "",
+                           .name = "reference",
+                           .device = {},
+                           .dtypes = reference_dtypes(),
+                           .is_reference = true,
+                           .refuse = {},
+                           .on_chip_bytes = {}},
+                          {attention_reference::forward, attention_reference::backward});
+  register_attention_decode(registry);
   registry.add<OutputGate>({.op = "",
                             .name = "cpu",
                             .device = c10::DeviceType::CPU,

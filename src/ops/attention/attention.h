@@ -29,22 +29,12 @@ struct Attention {
   struct Functions {
     Forward (*forward)(const Inputs&, bool keep);
     Gradients (*backward)(const Inputs&, const Forward&, const at::Tensor& grad_o);
-    /// One query for each of B sequences: q [B,Hq,D]; caches [slots,capacity,Hkv,D]; slots and
-    /// lengths [B] on the host (keys 0..length-1 are seen). Returns [B,Hq,D].
-    at::Tensor (*step)(const at::Tensor& q, const at::Tensor& k_cache, const at::Tensor& v_cache,
-                       const std::vector<std::int64_t>& slots,
-                       const std::vector<std::int64_t>& lengths, double scale);
   };
 };
 
 /// Causal softmax attention over packed sequences, softmax in fp32 or wider, memory linear in T. o
 /// [Tq,Hq,D]. Differentiable in q, k, v.
 at::Tensor attention(const KernelTable& kernels, const Attention::Inputs& inputs);
-
-at::Tensor attention_step(const KernelTable& kernels, const at::Tensor& q,
-                          const at::Tensor& k_cache, const at::Tensor& v_cache,
-                          const std::vector<std::int64_t>& slots,
-                          const std::vector<std::int64_t>& lengths, double scale);
 
 struct OutputGate {
   static constexpr const char* kName = "output_gate";

@@ -42,12 +42,6 @@ Attention::Gradients backward(const Attention::Inputs& in, const Attention::Forw
   return {dq, dk, dv};
 }
 
-at::Tensor step(const at::Tensor& q, const at::Tensor& k_cache, const at::Tensor& v_cache,
-                const std::vector<std::int64_t>& slots, const std::vector<std::int64_t>& lengths,
-                double scale) {
-  return attention_reference::step(q, k_cache, v_cache, slots, lengths, scale);
-}
-
 void add(Registry& registry) {
   registry.add<Attention>({.op = "",
                            .name = "cuda.flash_varlen",
@@ -56,7 +50,7 @@ void add(Registry& registry) {
                            .is_reference = false,
                            .refuse = refuse,
                            .on_chip_bytes = {}},
-                          {forward, backward, step});
+                          {forward, backward});
 }
 
 }  // namespace heddle::ops::attention_flash_varlen

@@ -5,15 +5,14 @@
 #include <utility>
 
 #include "ops/attention/attention.h"
+#include "ops/attention/attention_decode.h"
 
 namespace heddle::ops::attention_reference {
 
 Attention::Forward forward(const Attention::Inputs& inputs, bool keep);
 Attention::Gradients backward(const Attention::Inputs& inputs, const Attention::Forward& saved,
                               const at::Tensor& grad_o);
-at::Tensor step(const at::Tensor& q, const at::Tensor& k_cache, const at::Tensor& v_cache,
-                const std::vector<std::int64_t>& slots, const std::vector<std::int64_t>& lengths,
-                double scale);
+at::Tensor decode(const AttentionDecode::Inputs& inputs, const CacheRows& rows);
 
 }  // namespace heddle::ops::attention_reference
 
@@ -21,6 +20,12 @@ namespace heddle::ops {
 
 /// The scale asked for, or head_dim^-1/2.
 double attention_scale(const Attention::Inputs& inputs);
+
+/// Writes the new tokens' keys and values into the caches.
+void append_to_caches(const AttentionDecode::Inputs& inputs, const CacheRows& rows);
+
+/// Adds the kernels of attention_decode.
+void register_attention_decode(Registry& registry);
 
 }  // namespace heddle::ops
 
@@ -31,9 +36,6 @@ std::optional<std::string> refuse(const Dims& dims);
 Attention::Forward forward(const Attention::Inputs& inputs, bool keep);
 Attention::Gradients backward(const Attention::Inputs& inputs, const Attention::Forward& saved,
                               const at::Tensor& grad_o);
-at::Tensor step(const at::Tensor& q, const at::Tensor& k_cache, const at::Tensor& v_cache,
-                const std::vector<std::int64_t>& slots, const std::vector<std::int64_t>& lengths,
-                double scale);
 /// Adds "cuda.flash_varlen".
 void add(Registry& registry);
 
@@ -67,9 +69,7 @@ namespace heddle::ops::attention_cpu {
 Attention::Forward forward(const Attention::Inputs& inputs, bool keep);
 Attention::Gradients backward(const Attention::Inputs& inputs, const Attention::Forward& saved,
                               const at::Tensor& grad_o);
-at::Tensor step(const at::Tensor& q, const at::Tensor& k_cache, const at::Tensor& v_cache,
-                const std::vector<std::int64_t>& slots, const std::vector<std::int64_t>& lengths,
-                double scale);
+at::Tensor decode(const AttentionDecode::Inputs& inputs, const CacheRows& rows);
 
 }  // namespace heddle::ops::attention_cpu
 
@@ -80,9 +80,18 @@ void add(Registry& registry);
 
 }  // namespace heddle::ops::output_gate_cuda
 
+namespace heddle::ops::attention_decode_cuda {
+
+/// Adds "cuda.split_keys"; nothing in a build without CUDA.
+void add(Registry& registry);
+
+}  // namespace heddle::ops::attention_decode_cuda
+
 namespace heddle::ops::attention_npu {
 
-/// Adds "npu.fusion_attention".
+/// Adds "npu.fusion_attention" for attention.
 void add(Registry& registry);
+/// The same for attention_decode.
+void add_decode(Registry& registry);
 
 }  // namespace heddle::ops::attention_npu

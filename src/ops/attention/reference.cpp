@@ -125,22 +125,19 @@ Attention::Gradients backward(const Attention::Inputs& in, const Attention::Forw
   return {dq, dk.to(in.k.scalar_type()), dv.to(in.v.scalar_type())};
 }
 
-at::Tensor step(const at::Tensor& q, const at::Tensor& k_cache, const at::Tensor& v_cache,
-                const std::vector<std::int64_t>& slots, const std::vector<std::int64_t>& lengths,
-                double scale) {
-  const c10::ScalarType type = compute_type(q);
-  const std::int64_t hq = q.size(1), hkv = k_cache.size(2), d = q.size(2);
-  at::Tensor o = at::zeros(q.sizes(), q.options());
-  for (std::size_t b = 0; b < slots.size(); ++b) {
-    if (lengths[b] == 0) continue;
-    const at::Tensor query =
-        q.select(0, static_cast<std::int64_t>(b)).to(type).view({hkv, hq / hkv, d});
-    const at::Tensor k =
-        k_cache.select(0, slots[b]).narrow(0, 0, lengths[b]).to(type).permute({1, 2, 0});
-    const at::Tensor v =
-        v_cache.select(0, slots[b]).narrow(0, 0, lengths[b]).to(type).transpose(0, 1);
-    const at::Tensor p = at::softmax(at::matmul(query, k) * scale, -1);
-    o.select(0, static_cast<std::int64_t>(b)).copy_(at::matmul(p, v).view({hq, d}));
+at::Tensor decode(const AttentionDecode::Inputs& in, const CacheRows& rows) {
+  append_to_caches(in, rows);
+  const c10::ScalarType type = compute_type(in.q);
+  const std::int64_t hq = in.q.size(1), hkv = in.k.size(1), d = in.q.size(2);
+  at::Tensor o = at::empty(in.q.sizes(), in.q.options());
+  for (std::int64_t b = 0; b < rows.count(); ++b) {
+    const std::int64_t slot = rows.slots_host[static_cast<std::size_t>(b)],
+                       seen = rows.lengths_host[static_cast<std::size_t>(b)] + 1;
+    const at::Tensor query = in.q.select(0, b).to(type).reshape({hkv, hq / hkv, d});
+    const at::Tensor k = in.k_cache.select(0, slot).narrow(0, 0, seen).to(type).permute({1, 2, 0});
+    const at::Tensor v = in.v_cache.select(0, slot).narrow(0, 0, seen).to(type).transpose(0, 1);
+    const at::Tensor p = at::softmax(at::matmul(query, k) * in.scale, -1);
+    o.select(0, b).copy_(at::matmul(p, v).view({hq, d}));
   }
   return o;
 }

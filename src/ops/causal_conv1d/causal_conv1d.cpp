@@ -7,9 +7,8 @@
 #include "ops/compute_type.h"
 
 namespace heddle::ops {
-namespace {
 
-void check(const char* op, const at::Tensor& x, const at::Tensor& weight) {
+void check_conv(const char* op, const at::Tensor& x, const at::Tensor& weight) {
   TORCH_CHECK(x.dim() == 2 && weight.dim() == 2 && weight.size(0) == x.size(1) &&
                   weight.size(1) >= 2 && weight.size(1) <= 8,
               op, ": x ", x.sizes(), " must be [T,C] and weight ", weight.sizes(),
@@ -18,10 +17,8 @@ void check(const char* op, const at::Tensor& x, const at::Tensor& weight) {
               ": the channels of a token must be contiguous, strides of x are ", x.strides());
 }
 
-}  // namespace
-
 CausalConv1dResult causal_conv1d(const KernelTable& kernels, const CausalConv1d::Inputs& in) {
-  check("causal_conv1d", in.x, in.weight);
+  check_conv("causal_conv1d", in.x, in.weight);
   const std::int64_t S = in.sequences.count(), C = in.x.size(1), W = in.weight.size(1);
   TORCH_CHECK(in.sequences.total() == in.x.size(0), "causal_conv1d: cu_seqlens ends at ",
               in.sequences.total(), ", x has ", in.x.size(0), " tokens");
@@ -49,26 +46,6 @@ CausalConv1dResult causal_conv1d(const KernelTable& kernels, const CausalConv1d:
   return {out[0], out[1]};
 }
 
-at::Tensor causal_conv1d_step(const KernelTable& kernels, const at::Tensor& x,
-                              const at::Tensor& weight, at::Tensor& states,
-                              const std::vector<std::int64_t>& slots) {
-  check("causal_conv1d_step", x, weight);
-  TORCH_CHECK(static_cast<std::int64_t>(slots.size()) == x.size(0),
-              "causal_conv1d_step: ", slots.size(), " slots for ", x.size(0), " sequences");
-  TORCH_CHECK(states.dim() == 3 && states.size(1) == x.size(1) &&
-                  states.size(2) == weight.size(1) - 1 && states.is_contiguous() &&
-                  states.scalar_type() == x.scalar_type(),
-              "causal_conv1d_step: states ", states.sizes(), " ", states.scalar_type(),
-              " must be [slots,C,W-1] contiguous with x ", x.sizes(), " ", x.scalar_type(),
-              " and weight ", weight.sizes());
-  for (const std::int64_t slot : slots) {
-    TORCH_CHECK(slot >= 0 && slot < states.size(0), "causal_conv1d_step: slot ", slot, " of ",
-                states.size(0));
-  }
-  const auto step = kernels.get<CausalConv1d>().step;
-  return run_without_gradient([&] { return step(x, weight, states, slots); });
-}
-
 void register_causal_conv1d(Registry& registry) {
   causal_conv1d_cuda::add(registry);
   causal_conv1d_npu::add(registry);
@@ -79,7 +56,7 @@ void register_causal_conv1d(Registry& registry) {
                               .is_reference = false,
                               .refuse = {},
                               .on_chip_bytes = {}},
-                             {conv_cpu::forward, conv_cpu::backward, conv_cpu::step});
+                             {conv_cpu::forward, conv_cpu::backward});
   registry.add<CausalConv1d>({.op = "",
                               .name = "reference",
                               .device = {},
@@ -87,8 +64,8 @@ void register_causal_conv1d(Registry& registry) {
                               .is_reference = true,
                               .refuse = {},
                               .on_chip_bytes = {}},
-                             {causal_conv1d_reference::forward, causal_conv1d_reference::backward,
-                              causal_conv1d_reference::step});
+                             {causal_conv1d_reference::forward, causal_conv1d_reference::backward});
+  register_conv_decode(registry);
 }
 
 }  // namespace heddle::ops

@@ -24,10 +24,6 @@ struct CausalConv1d {
     std::pair<at::Tensor, at::Tensor> (*forward)(const Inputs&);
     Gradients (*backward)(const Inputs&, const at::Tensor& grad_y,
                           const at::Tensor& grad_final_state);
-    /// One token for each of B sequences: x [B,C], states [slots,C,W-1] shifted in place, slots [B]
-    /// on the host.
-    at::Tensor (*step)(const at::Tensor& x, const at::Tensor& weight, at::Tensor& states,
-                       const std::vector<std::int64_t>& slots);
   };
 };
 
@@ -40,9 +36,5 @@ struct CausalConv1dResult {
 /// weight[c,w] x[t-W+1+w,c]) with the initial state, or zero, before the sequence. Differentiable
 /// in x, weight, initial_state.
 CausalConv1dResult causal_conv1d(const KernelTable& kernels, const CausalConv1d::Inputs& inputs);
-
-at::Tensor causal_conv1d_step(const KernelTable& kernels, const at::Tensor& x,
-                              const at::Tensor& weight, at::Tensor& states,
-                              const std::vector<std::int64_t>& slots);
 
 }  // namespace heddle::ops

@@ -107,13 +107,11 @@ CausalConv1d::Gradients backward(const CausalConv1d::Inputs& in, const at::Tenso
   return grads;
 }
 
-at::Tensor step(const at::Tensor& x, const at::Tensor& weight, at::Tensor& states,
-                const std::vector<std::int64_t>& slots) {
+at::Tensor decode(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& states,
+                  const CacheRows& rows) {
   const c10::ScalarType type = compute_type(x);
-  const at::Tensor index = device::upload(slots, states.device());
-  const at::Tensor window =
-      at::cat({states.index_select(0, index), x.to(states.scalar_type()).unsqueeze(-1)}, -1);
-  states.index_copy_(0, index, window.narrow(2, 1, states.size(2)));
+  const at::Tensor window = at::cat({states.index_select(0, rows.slots), x.unsqueeze(-1)}, -1);
+  states.index_copy_(0, rows.slots, window.narrow(2, 1, states.size(2)));
   const at::Tensor c = at::sum(window.to(type) * weight.to(type), {-1});
   return (c * at::sigmoid(c)).to(x.scalar_type());
 }

@@ -47,12 +47,6 @@ struct GatedDeltaRule {
     GatedDeltaRuleGradients (*backward)(const Inputs&, const GatedDeltaRuleForward&,
                                         const at::Tensor& grad_o,
                                         const at::Tensor& grad_final_state);
-    /// One token for each of B sequences, whose states are updated in place: q,k [B,Hk,K], v
-    /// [B,Hv,V], g,beta [B,Hv], states [slots,Hv,K,V] fp32 (fp64 for fp64), slots [B] int64 on the
-    /// host. Returns o [B,Hv,V]. Null: the kernel does not generate, the reference does.
-    at::Tensor (*step)(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                       const at::Tensor& g, const at::Tensor& beta, at::Tensor& states,
-                       const std::vector<std::int64_t>& slots, const GatedDeltaRuleOptions&);
   };
 };
 
@@ -75,14 +69,6 @@ GatedDeltaRuleResult gated_delta_rule(const KernelTable& kernels,
 std::array<at::Tensor, 3> split_qkv(const at::Tensor& qkv, std::int64_t num_k_heads,
                                     std::int64_t head_k_dim, std::int64_t num_v_heads,
                                     std::int64_t head_v_dim);
-
-/// One generation step for B sequences (see Functions::step); not differentiable. TORCH_CHECKs that
-/// every slot exists; two sequences must not share one.
-at::Tensor gated_delta_rule_step(const KernelTable& kernels, const at::Tensor& q,
-                                 const at::Tensor& k, const at::Tensor& v, const at::Tensor& g,
-                                 const at::Tensor& beta, at::Tensor& states,
-                                 const std::vector<std::int64_t>& slots,
-                                 const GatedDeltaRuleOptions& options);
 
 struct GdnGates {
   static constexpr const char* kName = "gdn_gates";

@@ -11,7 +11,6 @@
 #include "ops/gated_delta_net/kernels.h"
 
 namespace heddle::ops {
-namespace {
 
 void check_heads(const char* op, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                  const at::Tensor& g, const at::Tensor& beta) {
@@ -31,6 +30,8 @@ void check_heads(const char* op, const at::Tensor& q, const at::Tensor& k, const
                 " for inputs of ", q.scalar_type(), ", found ", gate.scalar_type());
   }
 }
+
+namespace {
 
 /// The one matrix [T, columns] whose columns x, y, z are, or an undefined tensor if they are not.
 at::Tensor joined(const at::Tensor& x, const at::Tensor& y, const at::Tensor& z) {
@@ -121,31 +122,6 @@ std::array<at::Tensor, 3> split_qkv(const at::Tensor& qkv, std::int64_t num_k_he
         return {at::cat({d[0].flatten(1), d[1].flatten(1), d[2].flatten(1)}, 1)};
       });
   return {out[0], out[1], out[2]};
-}
-
-at::Tensor gated_delta_rule_step(const KernelTable& kernels, const at::Tensor& q,
-                                 const at::Tensor& k, const at::Tensor& v, const at::Tensor& g,
-                                 const at::Tensor& beta, at::Tensor& states,
-                                 const std::vector<std::int64_t>& slots,
-                                 const GatedDeltaRuleOptions& options) {
-  check_heads("gated_delta_rule_step", q, k, v, g, beta);
-  TORCH_CHECK(static_cast<std::int64_t>(slots.size()) == q.size(0),
-              "gated_delta_rule_step: ", slots.size(), " slots for ", q.size(0), " sequences");
-  TORCH_CHECK(states.dim() == 4 && states.size(1) == v.size(1) && states.size(2) == q.size(2) &&
-                  states.size(3) == v.size(2) && states.is_contiguous() &&
-                  states.scalar_type() == compute_type(q),
-              "gated_delta_rule_step: states ", states.sizes(), " ", states.scalar_type(),
-              " must be [slots,Hv,K,V] contiguous ", compute_type(q), " with q ", q.sizes(),
-              " and v ", v.sizes());
-  for (const std::int64_t slot : slots) {
-    TORCH_CHECK(slot >= 0 && slot < states.size(0), "gated_delta_rule_step: slot ", slot, " of ",
-                states.size(0));
-  }
-  const auto step = kernels.get<GatedDeltaRule>().step;
-  return run_without_gradient([&] {
-    return (step != nullptr ? step : gated_delta_rule_reference::step)(q, k, v, g, beta, states,
-                                                                       slots, options);
-  });
 }
 
 }  // namespace heddle::ops

@@ -4,8 +4,16 @@
 #include <vector>
 
 #include "ops/gated_delta_net/gated_delta_net.h"
+#include "ops/gated_delta_net/gated_delta_rule_decode.h"
 
 namespace heddle::ops {
+
+/// TORCH_CHECKs shapes and dtypes of the gated delta rule's inputs in the name of `op`.
+void check_heads(const char* op, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                 const at::Tensor& g, const at::Tensor& beta);
+
+/// Adds the kernels of gated_delta_rule_decode.
+void register_gated_delta_rule_decode(Registry& registry);
 
 /// The chunked form in ATen operators, any device; batched products over all chunks, one short loop
 /// over the chunks of the longest sequence, nothing read back to the host.
@@ -14,9 +22,7 @@ GatedDeltaRuleForward forward(const GatedDeltaRule::Inputs& inputs, bool keep);
 GatedDeltaRuleGradients backward(const GatedDeltaRule::Inputs& inputs,
                                  const GatedDeltaRuleForward& forward, const at::Tensor& grad_o,
                                  const at::Tensor& grad_final_state);
-at::Tensor step(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& g,
-                const at::Tensor& beta, at::Tensor& states, const std::vector<std::int64_t>& slots,
-                const GatedDeltaRuleOptions& options);
+at::Tensor decode(const GatedDeltaRuleDecode::Inputs& inputs, const CacheRows& rows);
 /// (I + lower)^-1 of strictly lower triangular lower [..., C, C], C 16 times a power of two: merges
 /// of blocks of size 1, 2, 4, ..., all blocks up to 16 in one batch. No loop over rows.
 at::Tensor unit_lower_inverse(const at::Tensor& lower);
@@ -34,6 +40,8 @@ GatedDeltaRuleGradients backward(const GatedDeltaRule::Inputs& inputs,
 namespace gated_delta_rule_cuda {
 /// Adds "cuda.sm90.chunk64" and "cuda.mma.chunk64"; nothing in a build without CUDA.
 void add(Registry& registry);
+/// Adds "cuda.fused" for gated_delta_rule_decode; nothing in a build without CUDA.
+void add_decode(Registry& registry);
 }  // namespace gated_delta_rule_cuda
 
 namespace gated_delta_rule_npu {

@@ -330,26 +330,23 @@ GatedDeltaRuleGradients backward(const GatedDeltaRule::Inputs& in,
   return grads;
 }
 
-at::Tensor step(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& g,
-                const at::Tensor& beta, at::Tensor& states, const std::vector<std::int64_t>& slots,
-                const GatedDeltaRuleOptions& options) {
-  const c10::ScalarType type = states.scalar_type();
-  const std::int64_t B = q.size(0), Hk = q.size(1), K = q.size(2), Hv = v.size(1), V = v.size(2);
-  const double scale = options.scale != 0 ? options.scale : 1 / std::sqrt(static_cast<double>(K));
+at::Tensor decode(const GatedDeltaRuleDecode::Inputs& in, const CacheRows& cache_rows) {
+  const c10::ScalarType type = in.states.scalar_type();
+  const std::int64_t B = in.q.size(0), Hk = in.q.size(1), K = in.q.size(2), Hv = in.v.size(1),
+                     V = in.v.size(2);
   const auto rows = [&](const at::Tensor& x, double factor) {
     at::Tensor y = x.to(type);
-    if (options.normalize_qk) y = y * at::rsqrt(at::sum(y * y, {-1}, true) + kNormEps);
+    if (in.normalize_qk) y = y * at::rsqrt(at::sum(y * y, {-1}, true) + kNormEps);
     return (y * factor).unsqueeze(2).expand({B, Hk, Hv / Hk, K}).reshape({B * Hv, 1, K});
   };
-  const at::Tensor query = rows(q, scale), key = rows(k, 1);
-  const at::Tensor index = device::upload(slots, states.device());
-  at::Tensor S =
-      states.index_select(0, index).view({B * Hv, K, V}) * at::exp(g.to(type)).view({B * Hv, 1, 1});
-  const at::Tensor u = beta.to(type).reshape({B * Hv, 1, 1}) *
-                       (v.to(type).reshape({B * Hv, 1, V}) - at::bmm(key, S));
+  const at::Tensor query = rows(in.q, in.scale), key = rows(in.k, 1);
+  at::Tensor S = in.states.index_select(0, cache_rows.slots).view({B * Hv, K, V}) *
+                 at::exp(in.g.to(type)).view({B * Hv, 1, 1});
+  const at::Tensor u = in.beta.to(type).reshape({B * Hv, 1, 1}) *
+                       (in.v.to(type).reshape({B * Hv, 1, V}) - at::bmm(key, S));
   S = at::baddbmm(S, transposed(key), u);
-  states.index_copy_(0, index, S.view({B, Hv, K, V}));
-  return at::bmm(query, S).view({B, Hv, V}).to(v.scalar_type());
+  in.states.index_copy_(0, cache_rows.slots, S.view({B, Hv, K, V}));
+  return at::bmm(query, S).view({B, Hv, V}).to(in.v.scalar_type());
 }
 
 }  // namespace heddle::ops::gated_delta_rule_reference

@@ -24,16 +24,16 @@ void register_gated_delta_net(Registry& registry) {
                    .is_reference = false,
                    .refuse = gdn_cpu::refuse,
                    .on_chip_bytes = {}};
-  registry.add<GatedDeltaRule>(chunk, {gdn_cpu::forward, gdn_cpu::backward, gdn_cpu::step});
+  registry.add<GatedDeltaRule>(chunk, {gdn_cpu::forward, gdn_cpu::backward});
   registry.add<GatedDeltaRule>(
-      reference, {gated_delta_rule_reference::forward, gated_delta_rule_reference::backward,
-                  gated_delta_rule_reference::step});
+      reference, {gated_delta_rule_reference::forward, gated_delta_rule_reference::backward});
   // Never chosen unless asked for: the exact recurrence, to compare with.
   KernelInfo sequential = reference;
   sequential.name = "cpu.sequential";
   sequential.device = c10::DeviceType::CPU;
-  registry.add<GatedDeltaRule>(sequential, {gated_delta_rule_sequential::forward,
-                                            gated_delta_rule_sequential::backward, nullptr});
+  registry.add<GatedDeltaRule>(
+      sequential, {gated_delta_rule_sequential::forward, gated_delta_rule_sequential::backward});
+  register_gated_delta_rule_decode(registry);
   gdn_gates_cuda::add(registry);
   gated_rms_norm_cuda::add(registry);
   registry.add<GdnGates>(reference, {gdn_gates_reference::forward, gdn_gates_reference::backward});

@@ -31,6 +31,21 @@ ExpertLowRank low_rank_zeros(const ExpertLowRank& change);
 
 }  // namespace heddle::ops
 
+namespace heddle::ops::moe_route_reference {
+
+MoeRouting forward(const MoeRoute::Inputs& inputs);
+at::Tensor backward(const MoeRoute::Inputs& inputs, const MoeRouting& routing,
+                    const at::Tensor& grad_weights, const at::Tensor& grad_probabilities);
+
+}  // namespace heddle::ops::moe_route_reference
+
+namespace heddle::ops::moe_route_cuda {
+
+/// Adds "cuda.warp"; nothing in a build without CUDA.
+void add(Registry& registry);
+
+}  // namespace heddle::ops::moe_route_cuda
+
 namespace heddle::ops::moe_experts_reference {
 
 MoeExperts::Forward forward(const MoeExperts::Inputs& inputs, bool keep);
@@ -41,7 +56,7 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& inputs, const MoeExpert
 
 namespace heddle::ops::moe_experts_grouped_mm {
 
-/// Adds "cuda.grouped_mm"; nothing in a build without CUDA.
+/// Adds "cuda.sm90.grouped" and "cuda.grouped_mm"; nothing in a build without CUDA.
 void add(Registry& registry);
 
 }  // namespace heddle::ops::moe_experts_grouped_mm

@@ -80,6 +80,15 @@ at::Tensor moe_experts(const KernelTable& kernels, const MoeExperts::Inputs& inp
 }
 
 void register_moe(Registry& registry) {
+  moe_route_cuda::add(registry);
+  registry.add<MoeRoute>({.op = "",
+                          .name = "reference",
+                          .device = {},
+                          .dtypes = reference_dtypes(),
+                          .is_reference = true,
+                          .refuse = {},
+                          .on_chip_bytes = {}},
+                         {moe_route_reference::forward, moe_route_reference::backward});
   moe_experts_grouped_mm::add(registry);
   moe_experts_npu::add(registry);
   registry.add<MoeExperts>(

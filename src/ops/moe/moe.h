@@ -21,10 +21,29 @@ struct MoeRouting {
                              ///< (auxiliary loss).
 };
 
+struct MoeRoute {
+  static constexpr const char* kName = "moe_route";
+  struct Inputs {
+    at::Tensor logits;  ///< [T,E]
+    std::int64_t top_k = 1;
+    bool normalize = true;
+    at::Tensor chosen = {};  ///< [T,k] int64; undefined: the top k.
+  };
+  struct Functions {
+    MoeRouting (*forward)(const Inputs&);
+    /// The gradient of the logits; either gradient may be undefined (zero).
+    at::Tensor (*backward)(const Inputs&, const MoeRouting&, const at::Tensor& grad_weights,
+                           const at::Tensor& grad_probabilities);
+  };
+};
+
 /// Softmax over all experts in fp32 or wider, top-k, weights renormalised to sum 1 if `normalize`.
 /// logits [T,E]. Ties go to the lower index. Differentiable in the logits. Source:
 /// Qwen3NextTopKRouter / Qwen3_5MoeTopKRouter. `chosen`, [T,k] int64, if defined: the experts to
 /// take instead of the top k, with their probabilities of now (router replay).
+MoeRouting moe_route(const KernelTable& kernels, const at::Tensor& logits, std::int64_t top_k,
+                     bool normalize, const at::Tensor& chosen = {});
+/// By the reference.
 MoeRouting moe_route(const at::Tensor& logits, std::int64_t top_k, bool normalize,
                      const at::Tensor& chosen = {});
 

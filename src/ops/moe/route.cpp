@@ -16,6 +16,7 @@
 #include "ops/collectives.h"
 #include "ops/compute_type.h"
 #include "ops/context_parallel/context_parallel.h"
+#include "ops/moe/kernels.h"
 #include "ops/moe/moe.h"
 #include "ops/moe/occurrences.h"
 
@@ -83,46 +84,73 @@ at::Tensor sequence_of_token(const Sequences& sequences, std::int64_t real_token
 
 }  // namespace
 
-MoeRouting moe_route(const at::Tensor& logits, std::int64_t top_k, bool normalize,
-                     const at::Tensor& chosen) {
+namespace moe_route_reference {
+
+MoeRouting forward(const MoeRoute::Inputs& in) {
+  MoeRouting routing;
+  routing.probabilities = at::softmax(in.logits, -1, compute_type(in.logits));
+  routing.experts =
+      in.chosen.defined() ? in.chosen : top_k_indices(routing.probabilities, in.top_k);
+  at::Tensor kept = at::gather(routing.probabilities, 1, routing.experts);
+  if (in.normalize) kept = kept / at::sum(kept, {1}, /*keepdim=*/true);
+  routing.weights = kept.to(in.logits.scalar_type());
+  return routing;
+}
+
+at::Tensor backward(const MoeRoute::Inputs& in, const MoeRouting& routing,
+                    const at::Tensor& grad_weights, const at::Tensor& grad_probabilities) {
+  const at::Tensor& p = routing.probabilities;
+  at::Tensor dp = grad_probabilities.defined() ? grad_probabilities.clone() : at::zeros_like(p);
+  if (grad_weights.defined()) {
+    at::Tensor dw = grad_weights.to(p.scalar_type());
+    if (in.normalize) {
+      const at::Tensor kept = at::gather(p, 1, routing.experts);
+      const at::Tensor sum = at::sum(kept, {1}, /*keepdim=*/true);
+      dw = (dw - at::sum(dw * kept, {1}, /*keepdim=*/true) / sum) / sum;
+    }
+    dp.scatter_add_(1, routing.experts, dw);
+  }
+  return (p * (dp - at::sum(dp * p, {1}, /*keepdim=*/true))).to(in.logits.scalar_type());
+}
+
+}  // namespace moe_route_reference
+
+namespace {
+
+MoeRouting route(const MoeRoute::Functions& functions, const at::Tensor& logits, std::int64_t top_k,
+                 bool normalize, const at::Tensor& chosen) {
   TORCH_CHECK(logits.dim() == 2 && top_k >= 1 && top_k <= logits.size(1), "moe_route: top_k ",
               top_k, " of logits ", logits.sizes(), " [T,E]");
   TORCH_CHECK(!chosen.defined() || (chosen.dim() == 2 && chosen.size(0) == logits.size(0) &&
                                     chosen.size(1) == top_k && chosen.scalar_type() == at::kLong),
               "moe_route: the choice to replay is ", chosen.sizes(), ", expected int64 [",
               logits.size(0), ", ", top_k, "]");
-  const c10::ScalarType type = compute_type(logits);
-  MoeRouting routing;
-  at::Tensor kept;
-  {
-    const NoGradient guard;
-    routing.probabilities = at::softmax(logits, -1, type);
-    routing.experts = chosen.defined() ? chosen : top_k_indices(routing.probabilities, top_k);
-    kept = at::gather(routing.probabilities, 1, routing.experts);
-    routing.weights =
-        (normalize ? kept / at::sum(kept, {1}, /*keepdim=*/true) : kept).to(logits.scalar_type());
-    // fp32 logits without normalisation would make the weights an alias of what is saved.
-    if (routing.weights.is_same(kept)) routing.weights = kept.clone();
-  }
+  const MoeRoute::Inputs inputs{detached(logits), top_k, normalize, chosen};
+  MoeRouting routing = run_without_gradient([&] { return functions.forward(inputs); });
   if (!needs_gradient({logits})) return routing;
-  const Tensors outputs = with_gradient(
-      "moe_route", {logits}, {routing.weights, routing.probabilities},
-      [p = detached(routing.probabilities), experts = routing.experts, kept, normalize, type,
-       dtype = logits.scalar_type()](const Tensors& grads) -> Tensors {
-        at::Tensor dp = grads[1].defined() ? grads[1].clone() : at::zeros_like(p);
-        if (grads[0].defined()) {
-          at::Tensor dw = grads[0].to(type);
-          if (normalize) {
-            const at::Tensor sum = at::sum(kept, {1}, /*keepdim=*/true);
-            dw = (dw - at::sum(dw * kept, {1}, /*keepdim=*/true) / sum) / sum;
-          }
-          dp.scatter_add_(1, experts, dw);
-        }
-        return {(p * (dp - at::sum(dp * p, {1}, /*keepdim=*/true))).to(dtype)};
-      });
+  const Tensors outputs =
+      with_gradient("moe_route", {logits}, {routing.weights, routing.probabilities},
+                    [backward = functions.backward, inputs,
+                     saved = MoeRouting{{}, routing.experts, detached(routing.probabilities)}](
+                        const Tensors& grads) -> Tensors {
+                      return {backward(inputs, saved, grads[0], grads[1])};
+                    });
   routing.weights = outputs[0];
   routing.probabilities = outputs[1];
   return routing;
+}
+
+}  // namespace
+
+MoeRouting moe_route(const KernelTable& kernels, const at::Tensor& logits, std::int64_t top_k,
+                     bool normalize, const at::Tensor& chosen) {
+  return route(kernels.get<MoeRoute>(), logits, top_k, normalize, chosen);
+}
+
+MoeRouting moe_route(const at::Tensor& logits, std::int64_t top_k, bool normalize,
+                     const at::Tensor& chosen) {
+  return route({moe_route_reference::forward, moe_route_reference::backward}, logits, top_k,
+               normalize, chosen);
 }
 
 at::Tensor moe_auxiliary_loss(const at::Tensor& probabilities, const at::Tensor& experts,

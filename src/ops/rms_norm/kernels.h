@@ -6,9 +6,9 @@
 
 namespace heddle::ops::rms_norm_reference {
 
-RmsNorm::Forward forward(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
+RmsNorm::Forward forward(const at::Tensor& x, const at::Tensor& residual, const NormWeight& weight,
                          double eps);
-std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& input, const at::Tensor& weight,
+std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& input, const NormWeight& weight,
                                            const at::Tensor& rstd, const at::Tensor& grad_y,
                                            const at::Tensor& grad_sum);
 
@@ -16,9 +16,9 @@ std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& input, const at::Te
 
 namespace heddle::ops::rms_norm_cpu {
 
-RmsNorm::Forward forward(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
+RmsNorm::Forward forward(const at::Tensor& x, const at::Tensor& residual, const NormWeight& weight,
                          double eps);
-std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& input, const at::Tensor& weight,
+std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& input, const NormWeight& weight,
                                            const at::Tensor& rstd, const at::Tensor& grad_y,
                                            const at::Tensor& grad_sum);
 
@@ -33,10 +33,10 @@ void add(Registry& registry);
 
 namespace heddle::ops::rms_norm_npu {
 
-/// By npu_gemma_rms_norm.
-RmsNorm::Forward forward(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
+/// By npu_gemma_rms_norm, or npu_rms_norm for plain weights.
+RmsNorm::Forward forward(const at::Tensor& x, const at::Tensor& residual, const NormWeight& weight,
                          double eps);
-/// Adds "npu.gemma_rms_norm".
+/// Adds "npu.rms_norm".
 void add(Registry& registry);
 
 }  // namespace heddle::ops::rms_norm_npu

@@ -8,29 +8,29 @@
 
 namespace heddle::ops::rms_norm_reference {
 
-RmsNorm::Forward forward(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
+RmsNorm::Forward forward(const at::Tensor& x, const at::Tensor& residual, const NormWeight& weight,
                          double eps) {
   RmsNorm::Forward result;
   if (residual.defined()) result.sum = x + residual;
   const at::Tensor input = (residual.defined() ? result.sum : x).to(compute_type(x));
   const at::Tensor rstd = at::rsqrt(at::mean(input * input, {-1}, /*keepdim=*/true) + eps);
-  result.y = (input * rstd * (weight.to(compute_type(x)) + 1)).to(x.scalar_type());
+  result.y = (input * rstd * weight.scale(compute_type(x))).to(x.scalar_type());
   result.rstd = rstd.squeeze(-1);
   return result;
 }
 
-std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& input, const at::Tensor& weight,
+std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& input, const NormWeight& weight,
                                            const at::Tensor& rstd, const at::Tensor& grad_y,
                                            const at::Tensor& grad_sum) {
   const c10::ScalarType type = compute_type(input);
   const at::Tensor scale = rstd.unsqueeze(-1);
   const at::Tensor normalized = input.to(type) * scale;
   const at::Tensor dy = grad_y.to(type);
-  const at::Tensor dn = dy * (weight.to(type) + 1);
+  const at::Tensor dn = dy * weight.scale(type);
   at::Tensor dx = scale * (dn - normalized * at::mean(dn * normalized, {-1}, /*keepdim=*/true));
   if (grad_sum.defined()) dx = dx + grad_sum;
-  const at::Tensor dw = at::sum((dy * normalized).reshape({-1, weight.size(0)}), {0});
-  return {dx.to(input.scalar_type()), dw.to(weight.scalar_type())};
+  const at::Tensor dw = at::sum((dy * normalized).reshape({-1, weight.value.size(0)}), {0});
+  return {dx.to(input.scalar_type()), dw.to(weight.value.scalar_type())};
 }
 
 }  // namespace heddle::ops::rms_norm_reference

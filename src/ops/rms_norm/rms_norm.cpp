@@ -8,15 +8,22 @@
 namespace heddle::ops {
 namespace {
 
-void check(const at::Tensor& x, const at::Tensor& weight) {
-  TORCH_CHECK(x.dim() >= 1 && weight.dim() == 1 && weight.size(0) == x.size(-1), "rms_norm: x ",
-              x.sizes(), " and weight ", weight.sizes(), " must agree in the last dimension");
+void check(const at::Tensor& x, const NormWeight& weight) {
+  TORCH_CHECK(x.dim() >= 1 && weight.value.dim() == 1 && weight.value.size(0) == x.size(-1),
+              "rms_norm: x ", x.sizes(), " and weight ", weight.value.sizes(),
+              " must agree in the last dimension");
+}
+
+NormWeight detached(const NormWeight& weight) {
+  return {ops::detached(weight.value), weight.offset};
 }
 
 /// What the backward of a norm keeps.
 struct Saved {
   RmsNorm::Functions functions;
-  at::Tensor input, weight, rstd;
+  at::Tensor input;
+  NormWeight weight;
+  at::Tensor rstd;
   double eps;
 
   /// Gradients of the input and of the weight, and y.
@@ -31,22 +38,22 @@ struct Saved {
 
 }  // namespace
 
-at::Tensor rms_norm(const KernelTable& kernels, const at::Tensor& x, const at::Tensor& weight,
+at::Tensor rms_norm(const KernelTable& kernels, const at::Tensor& x, const NormWeight& weight,
                     double eps) {
   return rms_norm_branch(kernels, x, weight, eps).first;
 }
 
 std::pair<at::Tensor, at::Tensor> rms_norm_branch(const KernelTable& kernels, const at::Tensor& x,
-                                                  const at::Tensor& weight, double eps,
+                                                  const NormWeight& weight, double eps,
                                                   OutputAgain again) {
   check(x, weight);
   const RmsNorm::Functions functions = kernels.get<RmsNorm>();
   RmsNorm::Forward result =
       run_without_gradient([&] { return functions.forward(x, {}, weight, eps); });
-  if (!needs_gradient({x, weight})) return {result.y, x};
+  if (!needs_gradient({x, weight.value})) return {result.y, x};
   const Tensors outputs =
-      with_gradient("rms_norm", {x, weight}, {result.y, detached(x)},
-                    [saved = Saved{functions, detached(x), detached(weight), result.rstd, eps},
+      with_gradient("rms_norm", {x, weight.value}, {result.y, ops::detached(x)},
+                    [saved = Saved{functions, ops::detached(x), detached(weight), result.rstd, eps},
                      again = std::move(again)](const Tensors& grads) -> Tensors {
                       if (!grads[0].defined()) return {grads[1], {}};
                       if (!again) {
@@ -62,7 +69,7 @@ std::pair<at::Tensor, at::Tensor> rms_norm_branch(const KernelTable& kernels, co
 }
 
 std::pair<at::Tensor, at::Tensor> add_rms_norm(const KernelTable& kernels, const at::Tensor& x,
-                                               const at::Tensor& residual, const at::Tensor& weight,
+                                               const at::Tensor& residual, const NormWeight& weight,
                                                double eps) {
   check(x, weight);
   TORCH_CHECK(residual.sizes() == x.sizes() && residual.scalar_type() == x.scalar_type(),
@@ -71,10 +78,10 @@ std::pair<at::Tensor, at::Tensor> add_rms_norm(const KernelTable& kernels, const
   const RmsNorm::Functions functions = kernels.get<RmsNorm>();
   RmsNorm::Forward result =
       run_without_gradient([&] { return functions.forward(x, residual, weight, eps); });
-  if (!needs_gradient({x, residual, weight})) return {result.y, result.sum};
+  if (!needs_gradient({x, residual, weight.value})) return {result.y, result.sum};
   const Tensors outputs =
-      with_gradient("add_rms_norm", {x, residual, weight}, {result.y, result.sum},
-                    [functions, sum = detached(result.sum), weight = detached(weight),
+      with_gradient("add_rms_norm", {x, residual, weight.value}, {result.y, result.sum},
+                    [functions, sum = ops::detached(result.sum), weight = detached(weight),
                      rstd = result.rstd](const Tensors& grads) -> Tensors {
                       if (!grads[0].defined()) return {grads[1], grads[1], {}};
                       auto [dx, dw] = functions.backward(sum, weight, rstd, grads[0], grads[1]);

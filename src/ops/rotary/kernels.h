@@ -6,9 +6,9 @@
 
 namespace heddle::ops::qk_norm_rope_reference {
 
-std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor& weight,
+std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x, const NormWeight& weight,
                                           const at::Tensor& cos, const at::Tensor& sin, double eps);
-std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& x, const at::Tensor& weight,
+std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& x, const NormWeight& weight,
                                            const at::Tensor& cos, const at::Tensor& sin,
                                            const at::Tensor& rstd, const at::Tensor& grad_y);
 
@@ -16,9 +16,9 @@ std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& x, const at::Tensor
 
 namespace heddle::ops::qk_norm_rope_cpu {
 
-std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor& weight,
+std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x, const NormWeight& weight,
                                           const at::Tensor& cos, const at::Tensor& sin, double eps);
-std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& x, const at::Tensor& weight,
+std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& x, const NormWeight& weight,
                                            const at::Tensor& cos, const at::Tensor& sin,
                                            const at::Tensor& rstd, const at::Tensor& grad_y);
 

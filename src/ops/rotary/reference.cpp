@@ -21,28 +21,28 @@ at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& 
 
 }  // namespace
 
-std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor& weight,
+std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x, const NormWeight& weight,
                                           const at::Tensor& cos, const at::Tensor& sin,
                                           double eps) {
   const c10::ScalarType type = compute_type(x);
   const at::Tensor input = x.to(type);
   const at::Tensor rstd = at::rsqrt(at::mean(input * input, {-1}, /*keepdim=*/true) + eps);
-  const at::Tensor normalized = input * rstd * (weight.to(type) + 1);
+  const at::Tensor normalized = input * rstd * weight.scale(type);
   return {rotate(normalized, cos.to(type), sin.to(type)).to(x.scalar_type()), rstd.squeeze(-1)};
 }
 
-std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& x, const at::Tensor& weight,
+std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& x, const NormWeight& weight,
                                            const at::Tensor& cos, const at::Tensor& sin,
                                            const at::Tensor& rstd, const at::Tensor& grad_y) {
   const c10::ScalarType type = compute_type(x);
   const at::Tensor scale = rstd.unsqueeze(-1);
   const at::Tensor normalized = x.to(type) * scale;
   const at::Tensor dy = rotate(grad_y.to(type), cos.to(type), -sin.to(type));
-  const at::Tensor dn = dy * (weight.to(type) + 1);
+  const at::Tensor dn = dy * weight.scale(type);
   const at::Tensor dx =
       scale * (dn - normalized * at::mean(dn * normalized, {-1}, /*keepdim=*/true));
   const at::Tensor dw = at::sum((dy * normalized).flatten(0, 1), {0});
-  return {dx.to(x.scalar_type()), dw.to(weight.scalar_type())};
+  return {dx.to(x.scalar_type()), dw.to(weight.value.scalar_type())};
 }
 
 }  // namespace heddle::ops::qk_norm_rope_reference

@@ -62,10 +62,11 @@ std::pair<at::Tensor, at::Tensor> rotary_tables(const at::Tensor& position_ids,
           at::sin(angles).to(dtype).to(type).contiguous()};
 }
 
-at::Tensor qk_norm_rope(const KernelTable& kernels, const at::Tensor& x, const at::Tensor& weight,
+at::Tensor qk_norm_rope(const KernelTable& kernels, const at::Tensor& x, const NormWeight& weight,
                         const at::Tensor& cos, const at::Tensor& sin, double eps) {
-  TORCH_CHECK(x.dim() == 3 && weight.dim() == 1 && weight.size(0) == x.size(2), "qk_norm_rope: x ",
-              x.sizes(), " must be [T,n,D] and weight ", weight.sizes(), " [D]");
+  TORCH_CHECK(x.dim() == 3 && weight.value.dim() == 1 && weight.value.size(0) == x.size(2),
+              "qk_norm_rope: x ", x.sizes(), " must be [T,n,D] and weight ", weight.value.sizes(),
+              " [D]");
   TORCH_CHECK(cos.dim() == 2 && cos.sizes() == sin.sizes() && cos.size(0) == x.size(0) &&
                   2 * cos.size(1) <= x.size(2),
               "qk_norm_rope: cos ", cos.sizes(), " and sin ", sin.sizes(),
@@ -73,14 +74,15 @@ at::Tensor qk_norm_rope(const KernelTable& kernels, const at::Tensor& x, const a
   const QkNormRope::Functions functions = kernels.get<QkNormRope>();
   auto [y, rstd] =
       run_without_gradient([&] { return functions.forward(x, weight, cos, sin, eps); });
-  if (!needs_gradient({x, weight})) return y;
-  return with_gradient("qk_norm_rope", {x, weight}, {y},
-                       [functions, x = detached(x), weight = detached(weight), cos, sin,
-                        rstd = rstd](const Tensors& grads) -> Tensors {
-                         if (!grads[0].defined()) return {{}, {}};
-                         auto [dx, dw] = functions.backward(x, weight, cos, sin, rstd, grads[0]);
-                         return {dx, dw};
-                       })[0];
+  if (!needs_gradient({x, weight.value})) return y;
+  return with_gradient(
+      "qk_norm_rope", {x, weight.value}, {y},
+      [functions, x = detached(x), weight = NormWeight(detached(weight.value), weight.offset), cos,
+       sin, rstd = rstd](const Tensors& grads) -> Tensors {
+        if (!grads[0].defined()) return {{}, {}};
+        auto [dx, dw] = functions.backward(x, weight, cos, sin, rstd, grads[0]);
+        return {dx, dw};
+      })[0];
 }
 
 void register_rotary(Registry& registry) {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "ops/norm_weight.h"
 #include "ops/registry.h"
 
 namespace heddle::ops {
@@ -18,20 +19,20 @@ struct QkNormRope {
   struct Functions {
     /// y [T,n,D] and rstd [T,n] for one of q or k; x may have any strides over T and n, unit stride
     /// over D.
-    std::pair<at::Tensor, at::Tensor> (*forward)(const at::Tensor& x, const at::Tensor& weight,
+    std::pair<at::Tensor, at::Tensor> (*forward)(const at::Tensor& x, const NormWeight& weight,
                                                  const at::Tensor& cos, const at::Tensor& sin,
                                                  double eps);
     /// Gradients of x and weight.
-    std::pair<at::Tensor, at::Tensor> (*backward)(const at::Tensor& x, const at::Tensor& weight,
+    std::pair<at::Tensor, at::Tensor> (*backward)(const at::Tensor& x, const NormWeight& weight,
                                                   const at::Tensor& cos, const at::Tensor& sin,
                                                   const at::Tensor& rstd, const at::Tensor& grad_y);
   };
 };
 
-/// Zero-centred RMSNorm over the head dimension, then rotary embedding of its first 2 x cos.size(1)
+/// RMSNorm over the head dimension, as rms_norm, then rotary embedding of its first 2 x cos.size(1)
 /// entries (rotate-half inside them), the rest unchanged. x [T,n,D], weight [D], cos/sin [T,rot/2].
 /// Differentiable in x and weight.
-at::Tensor qk_norm_rope(const KernelTable& kernels, const at::Tensor& x, const at::Tensor& weight,
+at::Tensor qk_norm_rope(const KernelTable& kernels, const at::Tensor& x, const NormWeight& weight,
                         const at::Tensor& cos, const at::Tensor& sin, double eps);
 
 }  // namespace heddle::ops

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstring>
 #include <vector>
 
 #include "ops/attention/cpu/vector/attention_blocks.h"
@@ -235,27 +236,29 @@ Attention::Gradients backward(const Attention::Inputs& in, const Attention::Forw
   return result;
 }
 
-at::Tensor step(const at::Tensor& q_in, const at::Tensor& k_cache, const at::Tensor& v_cache,
-                const std::vector<std::int64_t>& slots, const std::vector<std::int64_t>& lengths,
-                double scale) {
-  const at::Tensor q = q_in.contiguous();
-  TORCH_CHECK(k_cache.stride(3) == 1 && v_cache.strides() == k_cache.strides(),
-              "attention_step: the caches need unit stride over D and equal strides");
-  const std::int64_t hkv = k_cache.size(2), group = q.size(1) / hkv, dim = q.size(2);
+at::Tensor decode(const AttentionDecode::Inputs& in, const CacheRows& rows) {
+  const at::Tensor q = in.q.contiguous();
+  const std::int64_t hkv = in.k.size(1), group = q.size(1) / hkv, dim = q.size(2);
   const c10::ScalarType type = compute_type(q);
+  const std::size_t bytes = static_cast<std::size_t>(dim) * q.element_size();
   const AttentionKernels kernels = HEDDLE_CPU_SELECT(attention_kernels)(cpu_element(q));
   at::Tensor o = at::empty(q.sizes(), q.options());
-  const std::size_t count = slots.size() * static_cast<std::size_t>(hkv);
+  const std::size_t count = rows.slots_host.size() * static_cast<std::size_t>(hkv);
   std::vector<std::int64_t> cost(count);
-  for (std::size_t i = 0; i < count; ++i) cost[i] = lengths[i / static_cast<std::size_t>(hkv)];
+  for (std::size_t i = 0; i < count; ++i)
+    cost[i] = rows.lengths_host[i / static_cast<std::size_t>(hkv)] + 1;
   run_tasks(count, cost, [&](std::size_t i) {
     const std::size_t b = i / static_cast<std::size_t>(hkv);
     const auto head = static_cast<std::int64_t>(i) % hkv;
-    const at::Tensor memory = scratch(group * (lengths[b] + attention_padded_dim(dim)), type);
-    const at::Tensor k = k_cache.select(0, slots[b]), v = v_cache.select(0, slots[b]);
-    kernels.step(element_at(q, static_cast<std::int64_t>(b), head * group), element_at(k, 0, head),
-                 element_at(v, 0, head), k.stride(0), lengths[b], group, dim, scale,
-                 element_at(o, static_cast<std::int64_t>(b), head * group),
+    const auto row = static_cast<std::int64_t>(b);
+    const std::int64_t before = rows.lengths_host[b];
+    const at::Tensor memory = scratch(group * (before + 1 + attention_padded_dim(dim)), type);
+    at::Tensor k = in.k_cache.select(0, rows.slots_host[b]),
+               v = in.v_cache.select(0, rows.slots_host[b]);
+    std::memcpy(element_at(k, before, head), element_at(in.k, row, head), bytes);
+    std::memcpy(element_at(v, before, head), element_at(in.v, row, head), bytes);
+    kernels.step(element_at(q, row, head * group), element_at(k, 0, head), element_at(v, 0, head),
+                 k.stride(0), before + 1, group, dim, in.scale, element_at(o, row, head * group),
                  memory.mutable_data_ptr());
   });
   return o;

@@ -75,7 +75,7 @@ void add(Registry& registry) {
                            .is_reference = false,
                            .refuse = refuse,
                            .on_chip_bytes = {}},
-                          {forward, backward, attention_reference::step});
+                          {forward, backward});
 }
 
 }  // namespace heddle::ops::attention_cudnn

@@ -83,27 +83,27 @@ Attention::Gradients backward(const Attention::Inputs& in, const Attention::Forw
 }
 
 /// The keys of the sequences are packed for one call: a copy of what is read anyway.
-at::Tensor step(const at::Tensor& q, const at::Tensor& k_cache, const at::Tensor& v_cache,
-                const std::vector<std::int64_t>& slots, const std::vector<std::int64_t>& lengths,
-                double scale) {
+at::Tensor decode(const AttentionDecode::Inputs& in, const CacheRows& rows) {
+  if (rows.count() == 0) return at::empty_like(in.q);
+  append_to_caches(in, rows);
   std::vector<at::Tensor> keys, values;
   std::vector<std::int32_t> cu_q{0}, cu_k{0};
-  for (std::size_t b = 0; b < slots.size(); ++b) {
-    keys.push_back(k_cache.select(0, slots[b]).narrow(0, 0, lengths[b]));
-    values.push_back(v_cache.select(0, slots[b]).narrow(0, 0, lengths[b]));
+  for (std::size_t b = 0; b < rows.slots_host.size(); ++b) {
+    const std::int64_t slot = rows.slots_host[b], seen = rows.lengths_host[b] + 1;
+    keys.push_back(in.k_cache.select(0, slot).narrow(0, 0, seen));
+    values.push_back(in.v_cache.select(0, slot).narrow(0, 0, seen));
     cu_q.push_back(cu_q.back() + 1);
-    cu_k.push_back(cu_k.back() + static_cast<std::int32_t>(lengths[b]));
+    cu_k.push_back(cu_k.back() + static_cast<std::int32_t>(seen));
   }
-  if (slots.empty()) return at::empty_like(q);
-  Attention::Inputs in;
-  in.q = q;
-  in.k = at::cat(keys);
-  in.v = at::cat(values);
+  Attention::Inputs packed;
+  packed.q = in.q;
+  packed.k = at::cat(keys);
+  packed.v = at::cat(values);
   // The operator takes the lengths of the host.
-  in.q_sequences.cu_seqlens_host = cu_q;
-  in.k_sequences.cu_seqlens_host = cu_k;
-  in.scale = scale;
-  return forward(in, /*keep=*/false).o;
+  packed.q_sequences.cu_seqlens_host = cu_q;
+  packed.k_sequences.cu_seqlens_host = cu_k;
+  packed.scale = in.scale;
+  return forward(packed, /*keep=*/false).o;
 }
 
 std::optional<std::string> refuse(const Dims& dims) {
@@ -114,17 +114,20 @@ std::optional<std::string> refuse(const Dims& dims) {
   return std::nullopt;
 }
 
+KernelInfo info() {
+  return {.op = "",
+          .name = "npu.fusion_attention",
+          .device = c10::DeviceType::PrivateUse1,
+          .dtypes = npu::dtypes(),
+          .is_reference = false,
+          .refuse = refuse,
+          .on_chip_bytes = {}};
+}
+
 }  // namespace
 
-void add(Registry& registry) {
-  registry.add<Attention>({.op = "",
-                           .name = "npu.fusion_attention",
-                           .device = c10::DeviceType::PrivateUse1,
-                           .dtypes = npu::dtypes(),
-                           .is_reference = false,
-                           .refuse = refuse,
-                           .on_chip_bytes = {}},
-                          {forward, backward, step});
-}
+void add(Registry& registry) { registry.add<Attention>(info(), {forward, backward}); }
+
+void add_decode(Registry& registry) { registry.add<AttentionDecode>(info(), {decode}); }
 
 }  // namespace heddle::ops::attention_npu

@@ -12,3 +12,9 @@ namespace heddle::ops::attention_cudnn {
 void add(Registry&) {}
 
 }  // namespace heddle::ops::attention_cudnn
+
+namespace heddle::ops::attention_decode_cuda {
+
+void add(Registry&) {}
+
+}  // namespace heddle::ops::attention_decode_cuda

@@ -123,8 +123,9 @@ CausalConv1d::Gradients backward(const CausalConv1d::Inputs& in, const at::Tenso
   return grads;
 }
 
-at::Tensor step(const at::Tensor& x, const at::Tensor& weight, at::Tensor& states,
-                const std::vector<std::int64_t>& slots) {
+at::Tensor decode(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& states,
+                  const CacheRows& cache_rows) {
+  const std::vector<std::int64_t>& slots = cache_rows.slots_host;
   const at::Tensor rows = x.contiguous();
   const at::Tensor w = weight.to(compute_type(x)).contiguous();
   const std::int64_t B = x.size(0), C = x.size(1), W = weight.size(1);

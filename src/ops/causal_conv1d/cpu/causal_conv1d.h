@@ -1,9 +1,9 @@
 #pragma once
 
 #include <utility>
-#include <vector>
 
 #include "ops/causal_conv1d/causal_conv1d.h"
+#include "ops/causal_conv1d/conv_decode.h"
 
 /// "cpu.vector": channels in vectors, parallel over blocks of 64 tokens. The weight's gradient is
 /// summed over the blocks in their order: the same bits for any number of threads.
@@ -12,7 +12,7 @@ namespace heddle::ops::conv_cpu {
 std::pair<at::Tensor, at::Tensor> forward(const CausalConv1d::Inputs& inputs);
 CausalConv1d::Gradients backward(const CausalConv1d::Inputs& inputs, const at::Tensor& grad_y,
                                  const at::Tensor& grad_final_state);
-at::Tensor step(const at::Tensor& x, const at::Tensor& weight, at::Tensor& states,
-                const std::vector<std::int64_t>& slots);
+at::Tensor decode(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& states,
+                  const CacheRows& rows);
 
 }  // namespace heddle::ops::conv_cpu

@@ -74,9 +74,7 @@ CausalConv1d::Gradients backward(const CausalConv1d::Inputs& in, const at::Tenso
 }  // namespace
 
 void add(Registry& registry) {
-  // One token at a time is no work for a kernel of its own yet.
-  registry.add<CausalConv1d>(cuda::kernel_info("cuda.fused"),
-                             {forward, backward, causal_conv1d_reference::step});
+  registry.add<CausalConv1d>(cuda::kernel_info("cuda.fused"), {forward, backward});
 }
 
 }  // namespace heddle::ops::causal_conv1d_cuda

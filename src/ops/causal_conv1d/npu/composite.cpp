@@ -100,7 +100,7 @@ void add(Registry& registry) {
                               .is_reference = false,
                               .refuse = {},
                               .on_chip_bytes = on_chip_bytes},
-                             {forward, backward, causal_conv1d_reference::step});
+                             {forward, backward});
 }
 
 }  // namespace heddle::ops::causal_conv1d_npu

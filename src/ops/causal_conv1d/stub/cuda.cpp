@@ -4,5 +4,6 @@
 namespace heddle::ops::causal_conv1d_cuda {
 
 void add(Registry&) {}
+void add_decode(Registry&) {}
 
 }  // namespace heddle::ops::causal_conv1d_cuda

@@ -200,25 +200,25 @@ GatedDeltaRuleGradients backward(const GatedDeltaRule::Inputs& in,
   return d;
 }
 
-at::Tensor step(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& g,
-                const at::Tensor& beta, at::Tensor& states, const std::vector<std::int64_t>& slots,
-                const GatedDeltaRuleOptions& options) {
-  check_head_dims(q, v);
+at::Tensor decode(const GatedDeltaRuleDecode::Inputs& in, const CacheRows& rows) {
+  check_head_dims(in.q, in.v);
   Sequences each;  // the token boundaries are not read
   each.cu_seqlens_host = {0};
-  const Call call({q, k, v, g, beta, {}, std::move(each), options});
+  const Call call(
+      {in.q, in.k, in.v, in.g, in.beta, {}, std::move(each), {in.scale, in.normalize_qk, false}});
   RuleArgs a = call.args;
-  at::Tensor o = at::empty({a.T, a.Hv, a.V}, v.options());
+  at::Tensor o = at::empty({a.T, a.Hv, a.V}, in.v.options());
   a.o = mutable_data(o);
-  const auto work = kernels().step[cpu_element(q)];
-  char* base = static_cast<char*>(states.mutable_data_ptr());
-  const std::int64_t state_bytes = a.K * a.V * static_cast<std::int64_t>(states.element_size());
+  const auto work = kernels().step[cpu_element(in.q)];
+  char* base = static_cast<char*>(in.states.mutable_data_ptr());
+  const std::int64_t state_bytes = a.K * a.V * static_cast<std::int64_t>(in.states.element_size());
   // About a microsecond of work at least for each task.
   const std::int64_t grain = std::max<std::int64_t>(1, 65536 / state_bytes);
   at::parallel_for(0, a.T * a.Hv, grain, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t i = first; i < last; ++i) {
       const std::int64_t row = i / a.Hv, head = i % a.Hv;
-      work(a, row, head, base + (slots[row] * a.Hv + head) * state_bytes);
+      const std::int64_t slot = rows.slots_host[static_cast<std::size_t>(row)];
+      work(a, row, head, base + (slot * a.Hv + head) * state_bytes);
     }
   });
   return o;

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "ops/gated_delta_net/gated_delta_net.h"
+#include "ops/gated_delta_net/gated_delta_rule_decode.h"
 
 /// "cpu.chunk": the chunked gated delta rule in vectors, parallel over sequences and heads, fp32
 /// (bf16 in fp32, fp64 in fp64). Memory besides the outputs: e [Hv,T,V] and a state every 64 tokens
@@ -18,8 +18,6 @@ GatedDeltaRuleForward forward(const GatedDeltaRule::Inputs& inputs, bool keep);
 GatedDeltaRuleGradients backward(const GatedDeltaRule::Inputs& inputs,
                                  const GatedDeltaRuleForward& forward, const at::Tensor& grad_o,
                                  const at::Tensor& grad_final_state);
-at::Tensor step(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& g,
-                const at::Tensor& beta, at::Tensor& states, const std::vector<std::int64_t>& slots,
-                const GatedDeltaRuleOptions& options);
+at::Tensor decode(const GatedDeltaRuleDecode::Inputs& inputs, const CacheRows& rows);
 
 }  // namespace heddle::ops::gdn_cpu

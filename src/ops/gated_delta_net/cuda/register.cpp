@@ -187,7 +187,6 @@ std::int64_t on_chip_bytes(const Dims& dims) {
 
 template <GatedDeltaNetKernel kKernel>
 void add_kernel(Registry& registry, const char* name) {
-  // Generation's single steps run as the reference's few operators.
   registry.add<GatedDeltaRule>({.op = "",
                                 .name = name,
                                 .device = c10::DeviceType::CUDA,
@@ -195,7 +194,7 @@ void add_kernel(Registry& registry, const char* name) {
                                 .is_reference = false,
                                 .refuse = refuse<kKernel>,
                                 .on_chip_bytes = on_chip_bytes<kKernel>},
-                               {forward<kKernel>, backward<kKernel>, nullptr});
+                               {forward<kKernel>, backward<kKernel>});
 }
 
 }  // namespace

@@ -78,12 +78,11 @@ void add(Registry& registry) {
                   .refuse = {},
                   .on_chip_bytes = {}};
   registry.add<GatedDeltaRule>(
-      info, {gated_delta_rule_reference::forward, gated_delta_rule_reference::backward,
-             gated_delta_rule_reference::step});
+      info, {gated_delta_rule_reference::forward, gated_delta_rule_reference::backward});
   // Behind the other, so that it runs only where path.h names it.
   info.name = "npu.native";
   info.dtypes = {c10::ScalarType::BFloat16};
-  registry.add<GatedDeltaRule>(info, {forward, backward, gated_delta_rule_reference::step});
+  registry.add<GatedDeltaRule>(info, {forward, backward});
 }
 
 }  // namespace heddle::ops::gated_delta_rule_npu

@@ -5,6 +5,7 @@ namespace heddle::ops {
 
 namespace gated_delta_rule_cuda {
 void add(Registry&) {}
+void add_decode(Registry&) {}
 }  // namespace gated_delta_rule_cuda
 
 namespace gdn_gates_cuda {

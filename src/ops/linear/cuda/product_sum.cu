@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "ops/cuda/cta_pair.cuh"
 #include "ops/cuda/element.h"
 #include "ops/cuda/mma.cuh"
 #include "ops/cuda/tensor_map.h"
@@ -52,33 +53,6 @@ struct Args {
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-
-__device__ __forceinline__ u32 rank_in_cluster() {
-  u32 r;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
-  return r;
-}
-__device__ __forceinline__ void cluster_sync() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::
-                   : "memory");
-}
-/// Arrives at the barrier that lies at the same place in the shared memory of another CTA.
-__device__ __forceinline__ void arrive_at(u32 bar, u32 rank) {
-  asm volatile(
-      "{.reg .b32 t; mapa.shared::cluster.u32 t, %0, %1; "
-      "mbarrier.arrive.shared::cluster.b64 _, [t];}" ::"r"(bar),
-      "r"(rank)
-      : "memory");
-}
-/// A box at the same place of both CTAs; each one's barrier counts its bytes.
-__device__ __forceinline__ void load_to_both(u32 dst, const void* map, int column, int row,
-                                             u32 bar) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".multicast::cluster [%0], [%1, {%2, %3}], [%4], %5;" ::"r"(dst),
-      "l"(map), "r"(column), "r"(row), "r"(bar), "h"(static_cast<unsigned short>(3))
-      : "memory");
-}
 
 __device__ __forceinline__ void st_shared16(u32 addr, uint4 v) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(addr), "r"(v.x), "r"(v.y), "r"(v.z),
@@ -312,7 +286,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       mbar_init(full + s * 8, 1);
       mbar_init(empty + s * 8, 16);
     }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    fence_cluster_barriers();
   }
   cluster_sync();
   if (threadIdx.x < 128) {
@@ -378,20 +352,9 @@ void product_sums(int64_t rows, const std::vector<ProductSum>& sums, bool b_has_
   const auto kernel = b_has_depth_first ? product_sum_kernel<1, false>
                       : starts          ? product_sum_kernel<0, true>
                                         : product_sum_kernel<0, false>;
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   const int clusters = std::min(args.row_pairs * args.column_tiles, multiprocessors() / 2);
   if (clusters == 0) return;
-  cudaLaunchAttribute pairs{};
-  pairs.id = cudaLaunchAttributeClusterDimension;
-  pairs.val.clusterDim = {2, 1, 1};
-  cudaLaunchConfig_t launch{};
-  launch.gridDim = dim3(2 * clusters);
-  launch.blockDim = dim3(kThreads);
-  launch.dynamicSmemBytes = kSharedBytes;
-  launch.stream = stream;
-  launch.attrs = &pairs;
-  launch.numAttrs = 1;
-  cudaLaunchKernelEx(&launch, kernel, args);
+  launch_pairs(kernel, clusters, kThreads, kSharedBytes, stream, args);
   check_launch("product_sums");
 }
 

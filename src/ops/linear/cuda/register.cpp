@@ -1,12 +1,13 @@
-// Joins the sums of products with ATen. One product alone is cuBLAS's, unless it is added to
-// something; so are few rows, for which a tile of 256 is too high, and matrices that the bulk
-// copies cannot read.
+// Joins the sums of products with ATen. Up to 16 rows have a kernel of their own. Of more rows, one
+// product alone is cuBLAS's, unless it is added to something; so are fewer rows than fill a tile of
+// 256, and matrices that the bulk copies cannot read.
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <cstdint>
 
 #include "ops/cuda/tensor.h"
+#include "ops/linear/cuda/few_rows.h"
 #include "ops/linear/cuda/low_rank.h"
 #include "ops/linear/cuda/product_sum.h"
 #include "ops/linear/kernels.h"
@@ -30,6 +31,53 @@ bool can_run(const std::vector<Products>& sums, const std::vector<std::int64_t>&
   return terms <= cuda::kMostProductTerms && sums.size() <= cuda::kMostProductSums &&
          rows >= kFewestRows &&
          std::all_of(columns.begin(), columns.end(), [](std::int64_t n) { return n % 8 == 0; });
+}
+
+/// Columns of a decoder layer's projections. Of a head of a few labels, and of the vocabulary,
+/// cuBLAS is as fast.
+constexpr std::int64_t kFewestColumns = 512, kMostColumns = 65536;
+
+bool are_few_rows(const std::vector<Products>& sums) {
+  const std::int64_t rows = sums[0][0].a.size(0);
+  if (rows < 1 || rows > cuda::kMostFewRows || sums.size() > cuda::kMostFewRowSums) return false;
+  std::int64_t columns = 0;
+  for (const Products& sum : sums) {
+    if (sum.size() > cuda::kMostFewRowTerms) return false;
+    columns += sum[0].b.size(0);
+    for (const Product& product : sum) {
+      if (!cuda::has_rows_of_16_bytes(product.a) || !cuda::has_rows_of_16_bytes(product.b) ||
+          product.a.size(1) % 8 != 0 || product.a.size(0) != rows ||
+          product.a.size(1) != product.b.size(1))
+        return false;
+    }
+  }
+  return columns >= kFewestColumns && columns <= kMostColumns;
+}
+
+Tensors run_few_rows(const std::vector<Products>& sums, const at::Tensor& start = {}) {
+  const at::Tensor& first = sums[0][0].a;
+  const cuda::OnDevice on(first);
+  Tensors results;
+  std::vector<cuda::FewRowSum> work;
+  for (const Products& products : sums) {
+    const std::int64_t columns = products[0].b.size(0);
+    results.push_back(at::empty({first.size(0), columns}, first.options()));
+    cuda::FewRowSum sum;
+    sum.columns = static_cast<int>(columns);
+    sum.y = results.back().mutable_data_ptr();
+    sum.y_stride = columns;
+    if (start.defined()) {
+      sum.start = start.const_data_ptr();
+      sum.start_stride = start.stride(0);
+    }
+    for (const auto& [a, b] : products) {
+      sum.terms[sum.term_count++] = {a.const_data_ptr(), b.const_data_ptr(), a.stride(0),
+                                     b.stride(0), static_cast<int>(a.size(1))};
+    }
+    work.push_back(sum);
+  }
+  cuda::few_row_sums(static_cast<int>(first.size(0)), work, on.stream());
+  return results;
 }
 
 bool is_one_product(const std::vector<Products>& sums) {
@@ -91,6 +139,7 @@ std::optional<std::string> refuse(const Dims&) {
 bool reads_once(std::int64_t rank) { return rank % 8 == 0 && rank <= cuda::kMostLowRank; }
 
 Tensors forward(const std::vector<Products>& sums) {
+  if (are_few_rows(sums)) return run_few_rows(sums);
   std::vector<std::int64_t> columns;
   for (const Products& sum : sums) columns.push_back(sum[0].b.size(0));
   return can_run(sums, columns) && !is_one_product(sums) ? run(sums, columns, false)
@@ -102,6 +151,7 @@ at::Tensor forward_onto(const at::Tensor& x, const Products& terms) {
   TORCH_CHECK(x.dim() == 2 && x.size(0) == terms[0].a.size(0) && x.size(1) == columns,
               "a product of ", terms[0].a.sizes(), " and ", terms[0].b.sizes(), " onto ",
               x.sizes());
+  if (x.stride(1) == 1 && are_few_rows({terms})) return run_few_rows({terms}, x)[0];
   return fits_onto(x, terms, columns) ? run({terms}, {columns}, false, x)[0]
                                       : linear_reference::forward_onto<forward>(x, terms);
 }

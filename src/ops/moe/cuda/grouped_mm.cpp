@@ -1,11 +1,12 @@
-// The products of all experts in one launch each, and our kernels between them. Nothing comes back
-// to the host. The weights of the assignments scale the inputs of the second product and not its
-// outputs: their gradients then come from rows of the intermediate size, and the outputs are not
-// kept.
+// The products of all experts in one launch each, by libtorch or by our kernel for Hopper, and our
+// kernels between them. Nothing comes back to the host. The weights of the assignments scale the
+// inputs of the second product and not its outputs: their gradients then come from rows of the
+// intermediate size, and the outputs are not kept.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_grouped_mm.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 #include <fmt/format.h>
 
@@ -13,7 +14,9 @@
 #include <string>
 
 #include "ops/cuda/tensor.h"
+#include "ops/moe/cuda/expert_order.h"
 #include "ops/moe/cuda/expert_rows.h"
+#include "ops/moe/cuda/grouped_product.h"
 #include "ops/moe/kernels.h"
 #include "ops/moe/order.h"
 
@@ -43,6 +46,57 @@ at::Tensor sum(const at::Tensor& rows, const at::Tensor& place, std::int64_t k) 
                         indices(place), y.mutable_data_ptr(), on.stream());
   return y;
 }
+
+/// As device_moe_order, in three launches.
+DeviceMoeOrder order_of(const at::Tensor& experts, std::int64_t expert_count) {
+  if (expert_count > cuda::kMostOrderedExperts) return device_moe_order(experts, expert_count);
+  const cuda::OnDevice on(experts);
+  const at::Tensor flat = experts.contiguous().view({-1});
+  const auto ints = flat.options().dtype(at::kInt);
+  DeviceMoeOrder order{at::empty_like(flat), at::empty_like(flat), at::empty({expert_count}, ints)};
+  at::Tensor counts = at::empty({cuda::order_segments(flat.size(0)), expert_count + 1}, ints);
+  cuda::expert_order(
+      flat.size(0), expert_count, indices(flat), order.source.mutable_data_ptr<std::int64_t>(),
+      order.place.mutable_data_ptr<std::int64_t>(), order.ends.mutable_data_ptr<std::int32_t>(),
+      counts.mutable_data_ptr<std::int32_t>(), on.stream());
+  return order;
+}
+
+/// The two large products, each of all rows with the matrix of their expert; `ends` [E] int32.
+struct Library {
+  /// x [N,in] W_e^T, weight [E,out,in].
+  static at::Tensor outputs(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& ends) {
+    return at::_grouped_mm(x, weight.transpose(1, 2), ends);
+  }
+  /// dy [N,out] W_e.
+  static at::Tensor input_gradients(const at::Tensor& dy, const at::Tensor& weight,
+                                    const at::Tensor& ends) {
+    return at::_grouped_mm(dy, weight, ends);
+  }
+};
+
+struct Wgmma {
+  static at::Tensor outputs(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& ends) {
+    return product(x, weight, ends, weight.size(1), /*depth_first=*/false);
+  }
+  static at::Tensor input_gradients(const at::Tensor& dy, const at::Tensor& weight,
+                                    const at::Tensor& ends) {
+    return product(dy, weight, ends, weight.size(2), /*depth_first=*/true);
+  }
+
+ private:
+  static at::Tensor product(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& ends,
+                            std::int64_t width, bool depth_first) {
+    const cuda::OnDevice on(x);
+    const at::Tensor rows = x.contiguous(), matrices = weight.contiguous();
+    at::Tensor y = rows_like(x, x.size(0), width);
+    cuda::grouped_product({rows.const_data_ptr(), matrices.const_data_ptr(), y.mutable_data_ptr(),
+                           ends.const_data_ptr<std::int32_t>(), x.size(0), x.size(1), width,
+                           weight.size(0), depth_first},
+                          on.stream());
+    return y;
+  }
+};
 
 /// Factors whose rank is a multiple of 8: rows must start on 16 bytes.
 ExpertLowRank padded(const ExpertLowRank& change) {
@@ -92,24 +146,40 @@ std::optional<std::string> refuse(const Dims& dims) {
   return std::nullopt;
 }
 
+std::optional<std::string> refuse_wgmma(const Dims& dims) {
+  if (!cuda::grouped_product_available())
+    return "the products of experts by wgmma need sm_90a (H100, H200)";
+  if (const auto reason = refuse(dims)) return reason;
+  for (const char* name : {"hidden_size", "intermediate_size"}) {
+    const std::int64_t size = dims.find(name)->second;
+    if (size % 64 != 0) return fmt::format("{} {} is no multiple of 64", name, size);
+  }
+  const auto experts = dims.find("num_experts");
+  if (experts != dims.end() && experts->second > cuda::kMostExperts) {
+    return fmt::format("{} experts, and it takes {} at most", experts->second, cuda::kMostExperts);
+  }
+  return std::nullopt;
+}
+
+template <class Products>
 MoeExperts::Forward forward(const MoeExperts::Inputs& in, bool keep) {
   const cuda::OnDevice on(in.x);
   TORCH_CHECK(in.weights.scalar_type() == in.x.scalar_type(), "cuda.grouped_mm: weights of ",
               in.weights.scalar_type(), " and rows of ", in.x.scalar_type());
   const std::int64_t k = in.experts.size(1);
-  const DeviceMoeOrder order = device_moe_order(in.experts, in.gate_up.size(0));
+  const DeviceMoeOrder order = order_of(in.experts, in.gate_up.size(0));
   const std::int64_t n = in.assignments.value_or(in.experts.numel());
   const at::Tensor source = order.source.narrow(0, 0, n);
   const at::Tensor& offsets = order.ends;
   const at::Tensor rows = gather(in.x, source, k);
-  at::Tensor gate_up = at::_grouped_mm(rows, in.gate_up.transpose(1, 2), offsets);
+  at::Tensor gate_up = Products::outputs(rows, in.gate_up, offsets);
   const at::Tensor low_1 = add_change(in.gate_up_change, rows, offsets, gate_up);
   const at::Tensor weights = in.weights.contiguous();
   const at::Tensor hidden = rows_like(rows, rows.size(0), gate_up.size(1) / 2);
   cuda::weighted_swiglu_forward(hidden.size(0), hidden.size(1), gate_up.const_data_ptr(),
                                 weights.const_data_ptr(), indices(source),
                                 hidden.mutable_data_ptr(), on.stream());
-  at::Tensor out = at::_grouped_mm(hidden, in.down.transpose(1, 2), offsets);
+  at::Tensor out = Products::outputs(hidden, in.down, offsets);
   const at::Tensor low_2 = add_change(in.down_change, hidden, offsets, out);
   MoeExperts::Forward result;
   result.y = sum(out, order.place, k);
@@ -117,6 +187,7 @@ MoeExperts::Forward forward(const MoeExperts::Inputs& in, bool keep) {
   return result;
 }
 
+template <class Products>
 MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::Forward& saved,
                                const at::Tensor& grad_y, bool want_weight_gradients) {
   const cuda::OnDevice on(in.x);
@@ -124,7 +195,7 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
                    &offsets = saved.saved[3], &low_1 = saved.saved[4], &low_2 = saved.saved[5];
   const std::int64_t k = in.experts.size(1), n = source.size(0);
   const at::Tensor dy = gather(grad_y, source, k);
-  at::Tensor d_hidden = at::_grouped_mm(dy, in.down, offsets);
+  at::Tensor d_hidden = Products::input_gradients(dy, in.down, offsets);
   const at::Tensor d_low_2 = add_change_backward(in.down_change, dy, offsets, d_hidden);
 
   const at::Tensor weights = in.weights.contiguous();
@@ -142,7 +213,7 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
   if (want_weight_gradients) result.down = at::_grouped_mm(dy.t(), hidden, offsets);
   result.down_change = change_gradients(in.down_change, hidden, low_2, dy, d_low_2, offsets);
 
-  at::Tensor dx = at::_grouped_mm(d_gate_up, in.gate_up, offsets);
+  at::Tensor dx = Products::input_gradients(d_gate_up, in.gate_up, offsets);
   const at::Tensor d_low_1 = add_change_backward(in.gate_up_change, d_gate_up, offsets, dx);
   result.x = sum(dx, place, k);
   if (!want_weight_gradients && !in.gate_up_change.defined()) return result;
@@ -156,14 +227,19 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
 }  // namespace
 
 void add(Registry& registry) {
-  registry.add<MoeExperts>({.op = "",
-                            .name = "cuda.grouped_mm",
-                            .device = c10::DeviceType::CUDA,
-                            .dtypes = {c10::ScalarType::BFloat16},
-                            .is_reference = false,
-                            .refuse = refuse,
-                            .on_chip_bytes = {}},
-                           {forward, backward, gather, sum});
+  const auto info = [](const char* name, auto refusal) {
+    return KernelInfo{.op = "",
+                      .name = name,
+                      .device = c10::DeviceType::CUDA,
+                      .dtypes = {c10::ScalarType::BFloat16},
+                      .is_reference = false,
+                      .refuse = refusal,
+                      .on_chip_bytes = {}};
+  };
+  registry.add<MoeExperts>(info("cuda.sm90.grouped", refuse_wgmma),
+                           {forward<Wgmma>, backward<Wgmma>, gather, sum});
+  registry.add<MoeExperts>(info("cuda.grouped_mm", refuse),
+                           {forward<Library>, backward<Library>, gather, sum});
 }
 
 }  // namespace heddle::ops::moe_experts_grouped_mm

@@ -6,3 +6,9 @@ namespace heddle::ops::moe_experts_grouped_mm {
 void add(Registry&) {}
 
 }  // namespace heddle::ops::moe_experts_grouped_mm
+
+namespace heddle::ops::moe_route_cuda {
+
+void add(Registry&) {}
+
+}  // namespace heddle::ops::moe_route_cuda

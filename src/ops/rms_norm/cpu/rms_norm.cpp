@@ -17,19 +17,19 @@ std::int64_t grain(std::int64_t width) { return std::max<std::int64_t>(1, 16384 
 
 }  // namespace
 
-RmsNorm::Forward forward(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
+RmsNorm::Forward forward(const at::Tensor& x, const at::Tensor& residual, const NormWeight& weight,
                          double eps) {
   const c10::ScalarType type = compute_type(x);
   const at::Tensor input = x.contiguous();
   const at::Tensor added = residual.defined() ? residual.contiguous() : residual;
-  const at::Tensor scale = (weight.to(type) + 1).contiguous();
+  const at::Tensor scale = weight.scale(type).contiguous();
   RmsNorm::Forward result;
   result.y = at::empty(x.sizes(), x.options());
   result.rstd =
       at::empty(x.sizes().slice(0, static_cast<std::size_t>(x.dim()) - 1), x.options().dtype(type));
   RmsNormRows rows;
   rows.x = input.const_data_ptr();
-  rows.one_plus_weight = scale.const_data_ptr();
+  rows.scale = scale.const_data_ptr();
   rows.y = result.y.mutable_data_ptr();
   rows.rstd = result.rstd.mutable_data_ptr();
   rows.eps = eps;
@@ -46,18 +46,18 @@ RmsNorm::Forward forward(const at::Tensor& x, const at::Tensor& residual, const 
   return result;
 }
 
-std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& input, const at::Tensor& weight,
+std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& input, const NormWeight& weight,
                                            const at::Tensor& rstd, const at::Tensor& grad_y,
                                            const at::Tensor& grad_sum) {
   const c10::ScalarType type = compute_type(input);
   const at::Tensor x = input.contiguous(), dy = grad_y.contiguous();
   const at::Tensor ds = grad_sum.defined() ? grad_sum.contiguous() : grad_sum;
-  const at::Tensor scale = (weight.to(type) + 1).contiguous();
+  const at::Tensor scale = weight.scale(type).contiguous();
   at::Tensor dx = at::empty(input.sizes(), input.options());
-  at::Tensor dw = at::empty(weight.sizes(), weight.options().dtype(type));
+  at::Tensor dw = at::empty(weight.value.sizes(), weight.value.options().dtype(type));
   RmsNormRows rows;
   rows.x = x.const_data_ptr();
-  rows.one_plus_weight = scale.const_data_ptr();
+  rows.scale = scale.const_data_ptr();
   rows.rstd = const_cast<void*>(rstd.const_data_ptr());  // read only in the backward
   rows.grad_y = dy.const_data_ptr();
   rows.grad_sum = ds.defined() ? ds.const_data_ptr() : nullptr;
@@ -79,7 +79,7 @@ std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& input, const at::Te
   } else {
     run(dw.mutable_data_ptr<float>());
   }
-  return {dx, dw.to(weight.scalar_type())};
+  return {dx, dw.to(weight.value.scalar_type())};
 }
 
 }  // namespace heddle::ops::rms_norm_cpu

@@ -16,16 +16,17 @@ at::Tensor matrix(const at::Tensor& x) {
   return x.defined() ? cuda::with_unit_stride(x).reshape({-1, x.size(-1)}) : x;
 }
 
-cuda::RmsNormShape shape_of(const at::Tensor& x, const at::Tensor& weight) {
+cuda::RmsNormShape shape_of(const at::Tensor& x, const NormWeight& weight) {
   const std::int64_t width = x.size(-1);
-  return {cuda::element_of(x), cuda::element_of(weight), width == 0 ? 0 : x.numel() / width, width};
+  return {cuda::element_of(x), cuda::element_of(weight.value), width == 0 ? 0 : x.numel() / width,
+          width, weight.offset};
 }
 
-RmsNorm::Forward forward(const at::Tensor& x, const at::Tensor& residual, const at::Tensor& weight,
+RmsNorm::Forward forward(const at::Tensor& x, const at::Tensor& residual, const NormWeight& weight,
                          double eps) {
   const cuda::OnDevice on(x);
   const cuda::RmsNormShape shape = shape_of(x, weight);
-  const at::Tensor rows = matrix(x), added = matrix(residual), w = weight.contiguous();
+  const at::Tensor rows = matrix(x), added = matrix(residual), w = weight.value.contiguous();
   std::vector<std::int64_t> leading = x.sizes().vec();
   leading.pop_back();
   RmsNorm::Forward result;
@@ -40,15 +41,15 @@ RmsNorm::Forward forward(const at::Tensor& x, const at::Tensor& residual, const 
 }
 
 /// `y`, unless undefined, takes the output.
-std::pair<at::Tensor, at::Tensor> gradients(const at::Tensor& input, const at::Tensor& weight,
+std::pair<at::Tensor, at::Tensor> gradients(const at::Tensor& input, const NormWeight& weight,
                                             const at::Tensor& rstd, const at::Tensor& grad_y,
                                             const at::Tensor& grad_sum, const at::Tensor& y) {
   const cuda::OnDevice on(input);
   const cuda::RmsNormShape shape = shape_of(input, weight);
   const at::Tensor rows = matrix(input), dy = matrix(grad_y), ds = matrix(grad_sum),
-                   w = weight.contiguous();
+                   w = weight.value.contiguous();
   at::Tensor dx = at::empty(input.sizes(), input.options());
-  at::Tensor dw = at::empty(weight.sizes(), weight.options());
+  at::Tensor dw = at::empty(weight.value.sizes(), weight.value.options());
   const at::Tensor workspace = cuda::workspace_on(input, cuda::rms_norm_backward_workspace(shape));
   cuda::rms_norm_backward(shape, cuda::input_rows(rows), w.const_data_ptr(),
                           rstd.const_data_ptr<float>(), cuda::input_rows(dy), cuda::input_rows(ds),
@@ -58,14 +59,14 @@ std::pair<at::Tensor, at::Tensor> gradients(const at::Tensor& input, const at::T
   return {dx, dw};
 }
 
-std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& input, const at::Tensor& weight,
+std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& input, const NormWeight& weight,
                                            const at::Tensor& rstd, const at::Tensor& grad_y,
                                            const at::Tensor& grad_sum) {
   return gradients(input, weight, rstd, grad_y, grad_sum, {});
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_again(const at::Tensor& input,
-                                                              const at::Tensor& weight,
+                                                              const NormWeight& weight,
                                                               const at::Tensor& rstd,
                                                               const at::Tensor& grad_y,
                                                               const at::Tensor& grad_sum) {

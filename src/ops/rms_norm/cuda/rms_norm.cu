@@ -18,7 +18,7 @@ namespace {
 struct Arguments {
   uint32_t rows, width, vectors;  // vectors: accesses in a row
   Element weight_type;
-  float eps;
+  float eps, offset;
   InputRows x, residual, grad_y, grad_sum;
   const void* weight;
   void *y, *sum, *grad_x;
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(N == 1 ? 1024 : 512, N > 1 && kVectors == 1 ? 
       unpack(packed[v], s);
       read_weight(a.weight, a.weight_type, vector * N, w);
 #pragma unroll
-      for (int i = 0; i < N; ++i) s[i] = s[i] * rstd * (1.f + w[i]);
+      for (int i = 0; i < N; ++i) s[i] = s[i] * rstd * (a.offset + w[i]);
       write(static_cast<T*>(a.y) + out + vector * N, s);
     }
   }
@@ -132,9 +132,9 @@ __global__ void __launch_bounds__(N == 1 ? 1024 : 512, N > 1 && kVectors == 1 ? 
 #pragma unroll
       for (int i = 0; i < N; ++i) {
         n[v][i] *= in.rstd;
-        y[i] = n[v][i] * (1.f + w[i]);
+        y[i] = n[v][i] * (a.offset + w[i]);
         dw[v][i] += g[v][i] * n[v][i];
-        g[v][i] *= 1.f + w[i];
+        g[v][i] *= a.offset + w[i];
         dot += g[v][i] * n[v][i];
       }
       if (a.y != nullptr)
@@ -235,6 +235,7 @@ void rms_norm_forward(const RmsNormShape& shape, const InputRows& x, const Input
                       static_cast<uint32_t>(shape.width / N),
                       shape.weight_type,
                       eps,
+                      shape.offset,
                       x,
                       residual,
                       {},
@@ -280,6 +281,7 @@ void rms_norm_backward(const RmsNormShape& shape, const InputRows& input, const 
                         static_cast<uint32_t>(shape.width / N),
                         shape.weight_type,
                         0,
+                        shape.offset,
                         input,
                         {},
                         grad_y,

@@ -1,4 +1,4 @@
-// CUDA kernels of the zero-centred RMSNorm with the residual addition in it. Plain C++ header.
+// CUDA kernels of the RMSNorm with the residual addition in it. Plain C++ header.
 #pragma once
 
 #include "ops/cuda/element.h"
@@ -10,14 +10,15 @@ struct RmsNormShape {
   Element type = Element::kBFloat16;
   Element weight_type = Element::kBFloat16;
   int64_t rows = 0, width = 0;
+  float offset = 1;  // The scale is offset + weight.
 };
 
 /// Longest row: registers hold it. Shorter where rows or pointers are not multiples of 16 bytes.
 constexpr int64_t kRmsNormLongestRow = 8192, kRmsNormLongestOddRow = 4096;
 
-/// y = s * rstd * (1 + weight), rstd = rsqrt(mean(s^2) + eps); s = x, or x + residual rounded to
-/// the type and stored in `sum`. y, sum and rstd (fp32 [rows]) are contiguous; residual and sum are
-/// both null or both set. Bytes per row: 2 (4 with a residual) x width x element + 4.
+/// y = s * rstd * (offset + weight), rstd = rsqrt(mean(s^2) + eps); s = x, or x + residual rounded
+/// to the type and stored in `sum`. y, sum and rstd (fp32 [rows]) are contiguous; residual and sum
+/// are both null or both set. Bytes per row: 2 (4 with a residual) x width x element + 4.
 void rms_norm_forward(const RmsNormShape& shape, const InputRows& x, const InputRows& residual,
                       const void* weight, float eps, void* y, void* sum, float* rstd,
                       cudaStream_t stream);
@@ -25,10 +26,10 @@ void rms_norm_forward(const RmsNormShape& shape, const InputRows& x, const Input
 /// Floats of scratch that the backward needs: one row of partial sums per CTA.
 int64_t rms_norm_backward_workspace(const RmsNormShape& shape);
 
-/// grad_input = rstd * (dn - n mean(dn n)) + grad_sum with n = input * rstd, dn = grad_y * (1 +
-/// weight); grad_sum may be null. grad_weight [width], of weight_type, = sum over rows of grad_y n.
-/// grad_input is contiguous, as is y, unless null: the forward's output again. Bytes per row: 4 (3
-/// without grad_sum, one more with y) x width x element + 4.
+/// grad_input = rstd * (dn - n mean(dn n)) + grad_sum with n = input * rstd, dn = grad_y *
+/// (offset + weight); grad_sum may be null. grad_weight [width], of weight_type, = sum over rows of
+/// grad_y n. grad_input is contiguous, as is y, unless null: the forward's output again. Bytes per
+/// row: 4 (3 without grad_sum, one more with y) x width x element + 4.
 void rms_norm_backward(const RmsNormShape& shape, const InputRows& input, const void* weight,
                        const float* rstd, const InputRows& grad_y, const InputRows& grad_sum,
                        void* grad_input, void* grad_weight, void* y, float* workspace,

@@ -16,16 +16,16 @@ namespace {
 
 /// What the rows read, alive as long as their pointers are used.
 struct Operands {
-  Operands(const at::Tensor& x_in, const at::Tensor& weight, const at::Tensor& cos_in,
+  Operands(const at::Tensor& x_in, const NormWeight& weight, const at::Tensor& cos_in,
            const at::Tensor& sin_in)
       : x(x_in.stride(2) == 1 ? x_in : x_in.contiguous()),
-        scale((weight.to(compute_type(x)) + 1).contiguous()),
+        scale(weight.scale(compute_type(x)).contiguous()),
         cos(cos_in.to(compute_type(x)).contiguous()),
         sin(sin_in.to(compute_type(x)).contiguous()) {
     rows.x = x.const_data_ptr();
     rows.token_stride = x.stride(0);
     rows.head_stride = x.stride(1);
-    rows.one_plus_weight = scale.const_data_ptr();
+    rows.scale = scale.const_data_ptr();
     rows.cos = cos.const_data_ptr();
     rows.sin = sin.const_data_ptr();
     rows.heads = x.size(1);
@@ -38,7 +38,7 @@ struct Operands {
 
 }  // namespace
 
-std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor& weight,
+std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x, const NormWeight& weight,
                                           const at::Tensor& cos, const at::Tensor& sin,
                                           double eps) {
   Operands operands(x, weight, cos, sin);
@@ -56,14 +56,14 @@ std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor&
   return {y, rstd};
 }
 
-std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& x, const at::Tensor& weight,
+std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& x, const NormWeight& weight,
                                            const at::Tensor& cos, const at::Tensor& sin,
                                            const at::Tensor& rstd, const at::Tensor& grad_y) {
   Operands operands(x, weight, cos, sin);
   QkNormRopeRows& rows = operands.rows;
   const at::Tensor dy = grad_y.contiguous();
   at::Tensor dx = at::empty(x.sizes(), x.options());
-  at::Tensor dw = at::empty(weight.sizes(), operands.scale.options());
+  at::Tensor dw = at::empty(weight.value.sizes(), operands.scale.options());
   rows.rstd = const_cast<void*>(rstd.const_data_ptr());  // read only in the backward
   rows.grad_y = dy.const_data_ptr();
   rows.grad_x = dx.mutable_data_ptr();
@@ -85,7 +85,7 @@ std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& x, const at::Tensor
   } else {
     run(dw.mutable_data_ptr<float>());
   }
-  return {dx, dw.to(weight.scalar_type())};
+  return {dx, dw.to(weight.value.scalar_type())};
 }
 
 }  // namespace heddle::ops::qk_norm_rope_cpu

@@ -14,16 +14,21 @@ struct Prepared {
   at::Tensor x, weight, cos, sin;
   cuda::QkNormRopeShape shape;
 
-  Prepared(const at::Tensor& x_THD, const at::Tensor& w, const at::Tensor& c, const at::Tensor& s)
+  Prepared(const at::Tensor& x_THD, const NormWeight& w, const at::Tensor& c, const at::Tensor& s)
       : x(cuda::with_unit_stride(x_THD)),
-        weight(w.contiguous()),
+        weight(w.value.contiguous()),
         cos(c.to(at::kFloat).contiguous()),
         sin(s.to(at::kFloat).contiguous()),
-        shape{cuda::element_of(x), cuda::element_of(weight), x.size(0), x.size(1), x.size(2),
-              cos.size(1)} {}
+        shape{cuda::element_of(x),
+              cuda::element_of(weight),
+              x.size(0),
+              x.size(1),
+              x.size(2),
+              cos.size(1),
+              w.offset} {}
 };
 
-std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor& weight,
+std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x, const NormWeight& weight,
                                           const at::Tensor& cos, const at::Tensor& sin,
                                           double eps) {
   const cuda::OnDevice on(x);
@@ -37,14 +42,14 @@ std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor&
   return {y, rstd};
 }
 
-std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& x, const at::Tensor& weight,
+std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& x, const NormWeight& weight,
                                            const at::Tensor& cos, const at::Tensor& sin,
                                            const at::Tensor& rstd, const at::Tensor& grad_y) {
   const cuda::OnDevice on(x);
   const Prepared in(x, weight, cos, sin);
   const at::Tensor dy = cuda::with_unit_stride(grad_y);
   at::Tensor dx = at::empty(x.sizes(), x.options());
-  at::Tensor dw = at::empty(weight.sizes(), weight.options());
+  at::Tensor dw = at::empty(weight.value.sizes(), weight.value.options());
   const at::Tensor workspace =
       cuda::workspace_on(x, cuda::qk_norm_rope_backward_workspace(in.shape));
   cuda::qk_norm_rope_backward(in.shape, cuda::input_rows(in.x), in.weight.const_data_ptr(),

@@ -17,7 +17,7 @@ constexpr int kThreads = kLaneRowThreads;
 struct Arguments {
   uint32_t tokens, heads, width, half;
   Element weight_type;
-  float eps;
+  float eps, offset;
   InputRows x, grad_y;
   OutputRows grad_x;
   const void* weight;
@@ -36,7 +36,7 @@ struct Lane {
 
   const Arguments& a;
   uint32_t first;                                      // element of access 0
-  float weight[kVectors][N];                           // 1 + weight
+  float weight[kVectors][N];                           // offset + weight
   float cos[kVectors][N] = {}, sin[kVectors][N] = {};  // of this token; sin carries the sign
 
   __device__ explicit Lane(const Arguments& arguments)
@@ -44,7 +44,7 @@ struct Lane {
     each([&](int v, uint32_t i) {
       read_weight(a.weight, a.weight_type, i, weight[v]);
 #pragma unroll
-      for (int j = 0; j < N; ++j) weight[v][j] += 1.f;
+      for (int j = 0; j < N; ++j) weight[v][j] += a.offset;
     });
   }
 
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(kThreads, kVectors* N <= 8 ? 4 : 1)
         read(head + i, other);
         read_weight(a.weight, a.weight_type, i, w);
 #pragma unroll
-        for (int j = 0; j < N; ++j) other[j] *= rstd * (1.f + w[j]);
+        for (int j = 0; j < N; ++j) other[j] *= rstd * (a.offset + w[j]);
       });
       if (!active) continue;
       const int64_t row = static_cast<int64_t>(token) * a.heads + h;
@@ -253,6 +253,7 @@ Arguments arguments_of(const QkNormRopeShape& shape, const InputRows& x, const v
   a.width = static_cast<uint32_t>(shape.width);
   a.half = static_cast<uint32_t>(shape.half);
   a.weight_type = shape.weight_type;
+  a.offset = shape.offset;
   a.x = x;
   a.weight = weight;
   a.cos = cos;

@@ -1,5 +1,6 @@
-// npu_gemma_rms_norm over the heads, then npu_rotary_mul on their first entries. Between the two
-// the values are rounded to the activations' dtype, as transformers does.
+// npu_gemma_rms_norm, or npu_rms_norm for plain weights, over the heads, then npu_rotary_mul on
+// their first entries. Between the two the values are rounded to the activations' dtype, as
+// transformers does.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
 #include <fmt/format.h>
@@ -26,7 +27,7 @@ at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& 
   return turned == x.size(-1) ? y : at::cat({y, x.narrow(-1, turned, x.size(-1) - turned)}, -1);
 }
 
-std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor& weight,
+std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x, const NormWeight& weight,
                                           const at::Tensor& cos, const at::Tensor& sin,
                                           double eps) {
   if (x.numel() == 0) return qk_norm_rope_reference::forward(x, weight, cos, sin, eps);
@@ -34,7 +35,7 @@ std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor&
   return {rotate(norm.y, cos, sin), norm.rstd};
 }
 
-std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& x, const at::Tensor& weight,
+std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& x, const NormWeight& weight,
                                            const at::Tensor& cos, const at::Tensor& sin,
                                            const at::Tensor& rstd, const at::Tensor& grad_y) {
   if (x.numel() == 0) return qk_norm_rope_reference::backward(x, weight, cos, sin, rstd, grad_y);

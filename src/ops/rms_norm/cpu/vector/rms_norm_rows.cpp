@@ -9,7 +9,7 @@ template <class T>
 void forward(const RmsNormRows& a, long begin, long end) {
   using C = compute<T>;
   const long width = a.width;
-  const C* __restrict w = static_cast<const C*>(a.one_plus_weight);
+  const C* __restrict w = static_cast<const C*>(a.scale);
   for (long row = begin; row < end; ++row) {
     const T* __restrict x = static_cast<const T*>(a.x) + row * width;
     T* __restrict y = static_cast<T*>(a.y) + row * width;
@@ -39,7 +39,7 @@ template <class T>
 void backward(const RmsNormRows& a, long begin, long end) {
   using C = compute<T>;
   const long width = a.width;
-  const C* __restrict w = static_cast<const C*>(a.one_plus_weight);
+  const C* __restrict w = static_cast<const C*>(a.scale);
   C* __restrict dw = static_cast<C*>(a.grad_weight);
   for (long row = begin; row < end; ++row) {
     const T* __restrict x = static_cast<const T*>(a.x) + row * width;

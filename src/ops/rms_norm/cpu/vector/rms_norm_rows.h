@@ -4,13 +4,13 @@
 
 namespace heddle::ops {
 
-/// Rows of x, contiguous, of `width` elements T; one_plus_weight, rstd and grad_weight hold
+/// Rows of x, contiguous, of `width` elements T; scale, rstd and grad_weight hold
 /// compute<T>.
 struct RmsNormRows {
   const void* x = nullptr;
   const void* residual = nullptr;  // null: none
   void* sum = nullptr;             // with a residual
-  const void* one_plus_weight = nullptr;
+  const void* scale = nullptr;
   void* y = nullptr;
   void* rstd = nullptr;
   double eps = 0;

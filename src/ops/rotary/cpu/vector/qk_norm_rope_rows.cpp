@@ -9,7 +9,7 @@ template <class T>
 void forward(const QkNormRopeRows& a, long begin, long end) {
   using C = compute<T>;
   const long dim = a.dim, half = a.half;
-  const C* __restrict w = static_cast<const C*>(a.one_plus_weight);
+  const C* __restrict w = static_cast<const C*>(a.scale);
   for (long t = begin; t < end; ++t) {
     const C* __restrict cos = static_cast<const C*>(a.cos) + t * half;
     const C* __restrict sin = static_cast<const C*>(a.sin) + t * half;
@@ -38,7 +38,7 @@ template <class T>
 void backward(const QkNormRopeRows& a, long begin, long end) {
   using C = compute<T>;
   const long dim = a.dim, half = a.half;
-  const C* __restrict w = static_cast<const C*>(a.one_plus_weight);
+  const C* __restrict w = static_cast<const C*>(a.scale);
   C* __restrict dw = static_cast<C*>(a.grad_weight);
   C* __restrict turned = static_cast<C*>(a.scratch);
   for (long t = begin; t < end; ++t) {

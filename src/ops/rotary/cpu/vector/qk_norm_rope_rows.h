@@ -5,12 +5,12 @@
 namespace heddle::ops {
 
 /// Heads of tokens: x at token * token_stride + head * head_stride, y, grad_y and grad_x
-/// contiguous [T,n,D]; cos, sin [T,half], one_plus_weight, rstd, grad_weight and scratch hold
+/// contiguous [T,n,D]; cos, sin [T,half], scale, rstd, grad_weight and scratch hold
 /// compute<T>.
 struct QkNormRopeRows {
   const void* x = nullptr;
   long token_stride = 0, head_stride = 0;
-  const void *one_plus_weight = nullptr, *cos = nullptr, *sin = nullptr;
+  const void *scale = nullptr, *cos = nullptr, *sin = nullptr;
   void* y = nullptr;
   void* rstd = nullptr;
   double eps = 0;

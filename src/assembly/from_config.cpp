@@ -1,0 +1,203 @@
+#include "assembly/from_config.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/errors.h"
+#include "base/log.h"
+#include "base/threads.h"
+#include "ckpt/hf_model.h"
+#include "comm/launch_environment.h"
+#include "config/config.h"
+#include "config/shared_entries.h"
+#include "device/device.h"
+#include "device/require.h"
+
+namespace heddle::assembly {
+namespace {
+
+Head head_of(config::Head head) {
+  switch (head) {
+    case config::Head::kLanguageModel:
+      return Head::kLanguageModel;
+    case config::Head::kClassify:
+      return Head::kClassify;
+    case config::Head::kEmbed:
+      return Head::kEmbed;
+  }
+  return Head::kLanguageModel;
+}
+
+/// Policy of every layer at the start of the run.
+parallel::Recompute recompute_of(config::Recompute policy) {
+  switch (policy) {
+    case config::Recompute::kOff:
+      return parallel::Recompute::kOff;
+    case config::Recompute::kElementwise:
+      return parallel::Recompute::kElementwise;
+    case config::Recompute::kSelective:
+      return parallel::Recompute::kSelective;
+    case config::Recompute::kFull:
+    case config::Recompute::kAuto:  // AutoRecompute goes on from there
+      return parallel::Recompute::kFull;
+  }
+  return parallel::Recompute::kOff;
+}
+
+NewAdapters adapters_of(const config::AdapterSection& adapter) {
+  NewAdapters adapters{adapter.targets, adapter.target_parameters, {}};
+  adapters.options.rank = adapter.rank;
+  adapters.options.alpha = adapter.alpha;
+  adapters.options.rslora = adapter.rslora;
+  adapters.options.dropout = adapter.dropout;
+  adapters.options.seed = adapter.seed;
+  return adapters;
+}
+
+/// The device of one of several ranks. Those of a host take its devices in order, from the one that
+/// is named; where the process is shown one alone (as by Slurm's --gpus-per-task) it is that.
+/// Throws DeviceError if there is none.
+c10::Device rank_device(const config::RunConfig& config,
+                        const comm::LaunchEnvironment& environment) {
+  config::DeviceName device = config.device.name;
+  std::string why_none;
+  if (device.type != config::DeviceType::kCpu && device::accelerators(why_none).size() != 1)
+    device.index += environment.local_rank;
+  return device::parse(config::to_string(device));
+}
+
+c10::ScalarType dtype_of(const config::RunConfig& config) {
+  return runtime::parse_dtype(std::string(config::to_string(config.model.dtype)), "model.dtype");
+}
+
+/// The command and every key of the configuration but those that may differ by host.
+std::vector<comm::Fact> settings_of(const std::string& command, const config::RunConfig& config) {
+  std::vector<comm::Fact> facts = {{"the command", command}};
+  for (auto& [key, value] : config::shared_entries(config)) facts.push_back({key, value});
+  return facts;
+}
+
+}  // namespace
+
+config::DeviceName usual_device() {
+  std::string why_none;
+  const std::vector<device::Accelerator> found = device::accelerators(why_none);
+  return found.empty() ? config::DeviceName{} : config::parse_device(found.front().device);
+}
+
+comm::Mesh::Sizes mesh_sizes(const config::ParallelSection& p, std::int64_t world) {
+  const std::int64_t given = p.tp * p.cp * p.pp * std::max<std::int64_t>(1, p.dp.value) *
+                             std::max<std::int64_t>(1, p.fsdp.value);
+  const auto degree = [&](const config::Degree& d, const char* key) {
+    if (!d.is_auto()) return d.value;
+    if (world % given != 0) {
+      throw_error<ConfigError>(
+          "{}: auto: {} ranks do not divide by the other degrees of parallel.*, whose product is "
+          "{}",
+          key, world, given);
+    }
+    return world / given;
+  };
+  return {p.tp, p.cp, degree(p.fsdp, "parallel.fsdp"), degree(p.dp, "parallel.dp"), p.pp};
+}
+
+std::shared_ptr<comm::World> join_world(const config::RunConfig& config, const std::string& command,
+                                        const std::vector<comm::Fact>& more) {
+  const auto environment = comm::read_launch_environment();
+  if (!environment || environment->world == 1) return nullptr;
+  auto world = comm::World::join(*environment, comm::Seconds(config.parallel.timeout_s));
+  std::vector<comm::Fact> settings = settings_of(command, config);
+  settings.insert(settings.end(), more.begin(), more.end());
+  comm::require_agreement(*world, "configuration", settings);
+  try {
+    [[maybe_unused]] const comm::Mesh mesh(mesh_sizes(config.parallel, environment->world),
+                                           environment->rank, environment->world,
+                                           config.parallel.ep);
+    rank_device(config, *environment);
+  } catch (const std::exception& error) {
+    world->fail(error.what());
+    throw;
+  }
+  return world;
+}
+
+runtime::Context make_context(const config::RunConfig& config, std::shared_ptr<comm::World> world) {
+  runtime::Context context;
+  std::int64_t threads = config.device.threads;
+  if (threads == 0 && world)
+    threads = std::max<std::int64_t>(1, available_cores() / world->environment().local_world);
+  device::set_cpu_threads(static_cast<int>(threads));
+  context.device = world ? rank_device(config, world->environment())
+                         : device::parse(config::to_string(config.device.name));
+  std::string why_none;
+  if (!config.is_set("device.name") && device::accelerators(why_none).empty())
+    log::info("device: cpu: no accelerator found (heddle doctor says why)");
+  device::set_deterministic(config.train.deterministic);
+  device::start(context.device);
+  context.dtype = dtype_of(config);
+  device::require_dtype(context.device, context.dtype, "model.dtype");
+  const comm::Mesh::Sizes sizes = mesh_sizes(config.parallel, world ? world->size() : 1);
+  context.mesh = comm::Mesh(sizes, std::move(world), config.parallel.ep);
+  context.seed = config.train.seed;
+  return context;
+}
+
+runtime::Context context_of_shapes(const config::RunConfig& config, const comm::Mesh& mesh) {
+  return {c10::Device(c10::DeviceType::Meta), dtype_of(config), mesh, config.train.seed};
+}
+
+ops::KernelPolicy kernel_policy(const config::RunConfig& config) {
+  ops::KernelPolicy policy;
+  policy.allow_fallback = config.kernels.fallback == config::Fallback::kAllow;
+  policy.chosen_by_user = config.kernels.choice;
+  return policy;
+}
+
+ops::ContextMethod context_method(const config::RunConfig& config) {
+  return config.parallel.cp_method == config::CpMethod::kUlysses ? ops::ContextMethod::kUlysses
+                                                                 : ops::ContextMethod::kState;
+}
+
+std::int64_t stage_chunks(const config::RunConfig& config) {
+  const bool is_interleaved =
+      config.parallel.pp > 1 && config.parallel.pp_schedule == config::PpSchedule::kInterleaved;
+  return is_interleaved ? config.parallel.pp_chunks : 1;
+}
+
+double auxiliary_coefficient(const config::RunConfig& config, const ModelConfig& model) {
+  if (!model.is_moe()) return 0;
+  if (config.train.router_aux_loss_coef >= 0) return config.train.router_aux_loss_coef;
+  return model.output_router_logits ? model.router_aux_loss_coef : 0;
+}
+
+ModelRecipe recipe_of_run(const config::RunConfig& config, ModelConfig model,
+                          std::shared_ptr<const ckpt::ModelDirectory> source) {
+  ModelRecipe recipe;
+  if (source) {
+    recipe.prefix = ckpt::text_prefix(*source, model);
+    recipe.weights = Weights::kDirectory;
+    recipe.source = std::move(source);
+  }
+  recipe.head = head_of(config.model.head);
+  recipe.num_labels = config.model.num_labels > 0 ? config.model.num_labels : model.num_labels;
+  recipe.purpose = Purpose::kTrain;
+  if (config.train.method == config::Method::kLora) {
+    recipe.adapters = adapters_of(config.adapter);
+    recipe.saved_whole = config.adapter.modules_to_save;
+  }
+  recipe.freeze = config.train.freeze;
+  recipe.kernels = kernel_policy(config);
+  recipe.auxiliary_loss = auxiliary_coefficient(config, model) > 0;
+  recipe.generates = !config.log.sample_prompts.empty();
+  recipe.context_method = context_method(config);
+  recipe.pipeline_chunks = stage_chunks(config);
+  recipe.summing = config.parallel.sum_gradients == config::SumGradients::kStep
+                       ? parallel::Sharding::Summing::kStep
+                       : parallel::Sharding::Summing::kMicroBatch;
+  recipe.recompute = recompute_of(config.train.recompute);
+  recipe.offload_activations = config.train.offload_activations;
+  recipe.config = std::move(model);
+  return recipe;
+}
+
+}  // namespace heddle::assembly

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "assembly/recipe.h"
+#include "comm/agreement.h"
+#include "comm/mesh.h"
+#include "comm/world.h"
+#include "config/run_config.h"
+#include "runtime/context.h"
+
+/// What a run's configuration says of ranks, devices and the model. The only source of this layer
+/// that knows config::RunConfig.
+namespace heddle::assembly {
+
+/// Device that a command uses when it is told none: the first accelerator that this build can use
+/// and the machine has, else the CPU.
+config::DeviceName usual_device();
+
+/// Degrees of the mesh for `world` ranks, `auto` resolved. Throws ConfigError if it cannot be.
+comm::Mesh::Sizes mesh_sizes(const config::ParallelSection& parallel, std::int64_t world);
+
+/// Meets the other ranks if a launcher started several; null for one rank, which needs no launcher.
+/// `more`: settings of the command besides the configuration. Throws ConfigError on all ranks if
+/// their settings differ or parallel.* does not fit their number.
+std::shared_ptr<comm::World> join_world(const config::RunConfig& config,
+                                        const std::string& command = "train",
+                                        const std::vector<comm::Fact>& more = {});
+
+/// The context of one rank; sets the CPU threads and starts the device.
+runtime::Context make_context(const config::RunConfig& config,
+                              std::shared_ptr<comm::World> world = nullptr);
+/// A rank without device or processes: tensors have shapes alone.
+runtime::Context context_of_shapes(const config::RunConfig& config,
+                                   const comm::Mesh& mesh = comm::Mesh::single());
+
+/// Which kernels the configuration allows.
+ops::KernelPolicy kernel_policy(const config::RunConfig& config);
+ops::ContextMethod context_method(const config::RunConfig& config);
+/// Stages on each rank of the pipeline.
+std::int64_t stage_chunks(const config::RunConfig& config);
+/// Weight of the experts' load-balancing loss in a run: train.router_aux_loss_coef; if that is -1
+/// the checkpoint's router_aux_loss_coef where config.json asks for the loss
+/// (output_router_logits), else 0; 0 without experts.
+double auxiliary_coefficient(const config::RunConfig& config, const ModelConfig& model);
+
+/// The model that a run trains. With a `source` its weights come from there; without one
+/// `weights` is the caller's to choose.
+ModelRecipe recipe_of_run(const config::RunConfig& config, ModelConfig model,
+                          std::shared_ptr<const ckpt::ModelDirectory> source = nullptr);
+
+}  // namespace heddle::assembly

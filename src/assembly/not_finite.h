@@ -1,0 +1,16 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "assembly/model_on_ranks.h"
+
+namespace heddle::assembly {
+
+/// Where the numbers of a pass over `tokens` are first not finite, for an error message: "layer 1:
+/// model.layers.1.mlp.up_proj.weight holds NaN or infinity". A pass of its own, layer by layer, on
+/// one rank; of a model on several ranks, which are at other things, it says no more than that.
+std::string find_not_finite(ModelOnRanks& placed, const std::vector<std::int32_t>& tokens);
+
+}  // namespace heddle::assembly

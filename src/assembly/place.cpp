@@ -1,0 +1,151 @@
+#include <utility>
+
+#include "assembly/kernels.h"
+#include "assembly/model_on_ranks.h"
+#include "assembly/model_units.h"
+#include "assembly/same_weights.h"
+#include "assembly/trainable.h"
+#include "base/log.h"
+#include "ckpt/hf_adapter.h"
+#include "ops/autograd.h"
+
+namespace heddle::assembly {
+namespace {
+
+using AdapterFiles = std::shared_ptr<const ckpt::AdapterDirectory>;
+
+bool runs(const ModelRecipe& recipe) {
+  return recipe.purpose != Purpose::kStore && recipe.weights != Weights::kNone;
+}
+
+void require_same_files(const ModelRecipe& recipe, const comm::Mesh& mesh) {
+  if (!mesh.world() || recipe.weights != Weights::kDirectory) return;
+  std::vector<comm::Fact> facts = facts_of(*recipe.source);
+  if (const auto* adapter = std::get_if<AdapterFiles>(&recipe.adapters)) {
+    const std::vector<comm::Fact> more = facts_of(**adapter);
+    facts.insert(facts.end(), more.begin(), more.end());
+  }
+  comm::require_agreement(*mesh.world(), "model", facts);
+}
+
+std::unique_ptr<Model> make_model(const ModelRecipe& recipe, const runtime::Context& context) {
+  models::ModelOptions options;
+  options.head = recipe.head;
+  options.num_labels = recipe.num_labels;
+  options.generates = recipe.generates || recipe.purpose == Purpose::kGenerate;
+  options.auxiliary_loss = recipe.auxiliary_loss;
+  options.kernel_policy = kernel_policy(recipe, context);
+  options.context_method = recipe.context_method;
+  return std::make_unique<Model>(recipe.config, recipe.prefix, context, options);
+}
+
+/// Gives this rank its stages and its rows of their parameters, without values.
+void divide(const ModelRecipe& recipe, ModelOnRanks& placed) {
+  const comm::Mesh& mesh = placed.context.mesh;
+  placed.stages = parallel::StagePlan::balanced(recipe.config, mesh.size(comm::Dim::kPp),
+                                                recipe.pipeline_chunks);
+  parallel::hold_stages(*placed.model, placed.stages, mesh.coordinate(comm::Dim::kPp));
+  if (mesh.world_size() == 1) {
+    placed.model->allocate();
+  } else {
+    placed.sharding = shard_model(*placed.model, recipe.summing);
+  }
+}
+
+/// Numbers that start a model about as Model::initialize does, in no time: on the host a model of
+/// billions of parameters takes minutes.
+void fill_on_device(Model& model) {
+  const ops::NoGradient guard;
+  model.visit_parameters([&](nn::Parameter& parameter) {
+    if (!parameter.is_held()) return;
+    at::Tensor data = parameter.owned();
+    const std::string& name = parameter.name();
+    if (name.ends_with(".A_log")) {
+      data.uniform_(0.01, 16).log_();
+    } else if (name.ends_with(".dt_bias") || name.ends_with("linear_attn.norm.weight")) {
+      data.fill_(1);
+    } else if (data.dim() == 1) {
+      data.fill_(1 - model.config().norm_offset);  // neutral norms
+    } else {
+      data.normal_(0, model.config().initializer_range);
+    }
+  });
+}
+
+void fill(const ModelRecipe& recipe, ModelOnRanks& placed) {
+  const std::uint64_t seed = placed.context.seed;
+  switch (recipe.weights) {
+    case Weights::kNone:
+      return;
+    case Weights::kDirectory:
+      placed.load_report = ckpt::load_model(*recipe.source, *placed.model, seed);
+      return;
+    case Weights::kRandom:
+      return placed.model->initialize(seed);
+    case Weights::kRandomOnDevice:
+      return fill_on_device(*placed.model);
+  }
+}
+
+std::unique_ptr<adapters::LoraSet> new_adapters(NewAdapters adapters, Model& model) {
+  const models::WeightNames& names = model.config().weights;
+  adapters.options.excluded = names.not_adapted;
+  if (!names.not_adapted.empty()) {
+    log::info("adapter.targets: all-linear leaves out {}; name it to adapt it all the same",
+              names.why_not_adapted);
+  }
+  return std::make_unique<adapters::LoraSet>(ckpt::adaptable(model), adapters.targets,
+                                             adapters.target_parameters, adapters.options,
+                                             model.context());
+}
+
+void put_adapters_on(const ModelRecipe& recipe, ModelOnRanks& placed) {
+  const auto divide = [&](adapters::LoraSet& adapters) {
+    if (placed.sharding) shard_adapters(*placed.model, adapters, *placed.sharding);
+  };
+  if (const auto* adapters = std::get_if<NewAdapters>(&recipe.adapters)) {
+    placed.adapters = new_adapters(*adapters, *placed.model);
+    divide(*placed.adapters);
+    if (recipe.weights != Weights::kNone) placed.adapters->initialize();
+  } else if (const auto* files = std::get_if<AdapterFiles>(&recipe.adapters)) {
+    placed.adapters = ckpt::load_adapter(
+        **files, *placed.model, placed.source ? placed.source->path().string() : "", divide);
+  }
+}
+
+/// Connects this rank's stages with their neighbours.
+std::unique_ptr<parallel::Pipeline> make_pipeline(const ModelRecipe& recipe, ModelOnRanks& placed) {
+  const runtime::Context& context = placed.context;
+  parallel::BlockRunnerOptions options;
+  options.recompute = recipe.recompute;
+  options.sharding = placed.sharding.get();
+  if (recipe.offload_activations && !context.device.is_cpu()) options.offload_from = context.device;
+  if (recipe.purpose == Purpose::kTrain) options.ends = end_units(*placed.model);
+  return std::make_unique<parallel::Pipeline>(
+      context.mesh, placed.stages, block_entries(*placed.model, placed.adapters.get()),
+      placed.model->embedding_weight().trainable(), options);
+}
+
+}  // namespace
+
+ModelOnRanks place(const ModelRecipe& recipe, const runtime::Context& context) {
+  check_layout(recipe, context.mesh);
+  require_same_files(recipe, context.mesh);
+  ModelOnRanks placed;
+  placed.context = context;
+  placed.source = recipe.source;
+  placed.model = make_model(recipe, context);
+  if (runs(recipe)) warn_of_kernels(recipe, *placed.model);
+  divide(recipe, placed);
+  fill(recipe, placed);
+  put_adapters_on(recipe, placed);
+  choose_trainable(recipe, placed);
+  if (placed.sharding) {
+    if (recipe.weights != Weights::kNone) placed.sharding->publish();
+    placed.sharding->freeze_untrained();
+  }
+  if (runs(recipe)) placed.pipeline = make_pipeline(recipe, placed);
+  return placed;
+}
+
+}  // namespace heddle::assembly

@@ -1,0 +1,45 @@
+#include "assembly/recipe.h"
+
+#include <algorithm>
+
+#include "ckpt/config_bounds.h"
+#include "ckpt/hf_adapter.h"
+#include "ckpt/hf_model.h"
+#include "ckpt/hf_vocabulary.h"
+#include "parallel/layout.h"
+
+namespace heddle::assembly {
+
+ModelConfig read_config(const ckpt::ModelDirectory& source) {
+  ModelConfig config = ckpt::read_model_config(source);
+  ckpt::require_size_of_files(config, source);
+  return config;
+}
+
+ModelRecipe recipe_of_directory(const std::filesystem::path& directory,
+                                const std::filesystem::path& adapter, Head head, Purpose purpose) {
+  ModelRecipe recipe;
+  recipe.source =
+      std::make_shared<const ckpt::ModelDirectory>(ckpt::ModelDirectory::open(directory));
+  recipe.weights = Weights::kDirectory;
+  recipe.config = read_config(*recipe.source);
+  recipe.prefix = ckpt::text_prefix(*recipe.source, recipe.config);
+  recipe.head = head;
+  recipe.num_labels = std::max<std::int64_t>(1, recipe.config.num_labels);
+  recipe.purpose = purpose;
+  if (!adapter.empty()) {
+    const auto put_on =
+        std::make_shared<const ckpt::AdapterDirectory>(ckpt::AdapterDirectory::open(adapter));
+    recipe.config.vocab_size = std::max(recipe.config.vocab_size, ckpt::vocabulary_rows(*put_on));
+    if (head == Head::kLanguageModel && ckpt::unties_head(*put_on))
+      recipe.config.tie_word_embeddings = false;
+    recipe.adapters = put_on;
+  }
+  return recipe;
+}
+
+void check_layout(const ModelRecipe& recipe, const comm::Mesh& mesh) {
+  parallel::check_layout(mesh, recipe.config, recipe.context_method, recipe.pipeline_chunks);
+}
+
+}  // namespace heddle::assembly

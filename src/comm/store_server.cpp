@@ -1,0 +1,195 @@
+#include "comm/store_server.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "base/errors.h"
+#include "comm/store_greeting.h"
+
+namespace heddle::comm {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// How long a connection may take to show that it belongs to the job, and how many may try at once:
+// the oldest gives way, and ranks need a millisecond.
+constexpr std::chrono::seconds kGreetingTime{5};
+constexpr std::size_t kMostStrangers = 128;
+// A peer that asks and does not read its answers is not heard meanwhile.
+constexpr std::size_t kMostUnread = StoreTable::kLargestMessage;
+constexpr std::chrono::milliseconds kPause{10};
+constexpr std::size_t kReadBytes = 1 << 16;
+
+}  // namespace
+
+struct StoreServer::Peer {
+  int descriptor = -1;
+  std::uint64_t number = 0;  // in the order of arrival
+  Clock::time_point arrived;
+  hash::Key128 challenge{};
+  bool is_member = false;
+  bool is_refused = false;
+  std::string in, out;
+};
+
+StoreServer::StoreServer(Listener listener, const std::string& secret)
+    : secret_(hash::key_of(secret)), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  if (wake_ < 0) throw_error<CommError>("cannot serve a store: {}", std::strerror(errno));
+  listener_ = listener.release();
+  fcntl(listener_, F_SETFL, fcntl(listener_, F_GETFL) | O_NONBLOCK);
+  // Signals stay with the threads that the program set up for them.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, &before);
+  thread_ = std::thread([this] { run(); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+StoreServer::~StoreServer() {
+  const std::uint64_t one = 1;
+  while (write(wake_, &one, sizeof one) < 0 && errno == EINTR) {
+  }
+  thread_.join();
+  for (const auto& [descriptor, peer] : peers_) close(descriptor);
+  close(listener_);
+  close(wake_);
+}
+
+void StoreServer::run() {
+  std::vector<pollfd> waiting;
+  while (true) {
+    waiting = {{wake_, POLLIN, 0}, {listener_, POLLIN, 0}};
+    for (const auto& [descriptor, peer] : peers_) {
+      const bool hears = peer.out.size() < kMostUnread && !peer.is_refused;
+      const auto events = (hears ? POLLIN : 0) | (peer.out.empty() ? 0 : POLLOUT);
+      waiting.push_back({descriptor, static_cast<short>(events), 0});
+    }
+    if (poll(waiting.data(), waiting.size(), 1000) < 0 && errno != EINTR) return;
+    if (waiting[0].revents != 0) return;
+    for (std::size_t i = 2; i < waiting.size(); ++i) {
+      if (waiting[i].revents == 0) continue;
+      Peer& peer = peers_.at(waiting[i].fd);
+      bool is_open = (waiting[i].revents & (POLLERR | POLLNVAL)) == 0;
+      if (is_open && (waiting[i].revents & (POLLIN | POLLHUP)) != 0) is_open = hear(peer);
+      if (is_open) is_open = flush(peer);
+      if (is_open) continue;
+      close(peer.descriptor);
+      peers_.erase(waiting[i].fd);
+    }
+    if (waiting[1].revents != 0) accept_all();
+    drop_strangers(kMostStrangers);
+  }
+}
+
+void StoreServer::accept_all() {
+  while (true) {
+    const int descriptor = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    if (descriptor < 0) {
+      if (errno == EINTR || errno == ECONNABORTED) continue;
+      // No descriptors left: strangers give theirs. Members alone need more than the limit then.
+      if (errno == EMFILE || errno == ENFILE) {
+        drop_strangers(0);
+        std::this_thread::sleep_for(kPause);
+      }
+      return;
+    }
+    const int on = 1;
+    setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    Peer peer;
+    peer.descriptor = descriptor;
+    peer.number = accepted_++;
+    peer.arrived = Clock::now();
+    try {
+      peer.challenge = hash::random_key();
+    } catch (const Error&) {
+      close(descriptor);
+      return;
+    }
+    peer.out = std::string(kStoreMagic).append(as_text(peer.challenge));
+    if (flush(peer)) {
+      peers_.emplace(descriptor, std::move(peer));
+    } else {
+      close(descriptor);
+    }
+  }
+}
+
+void StoreServer::drop_strangers(std::size_t most) {
+  std::map<std::uint64_t, int> strangers;  // the oldest first
+  for (const auto& [descriptor, peer] : peers_) {
+    if (!peer.is_member) strangers.emplace(peer.number, descriptor);
+  }
+  std::size_t left = strangers.size();
+  for (const auto& [number, descriptor] : strangers) {
+    if (left <= most && Clock::now() - peers_.at(descriptor).arrived <= kGreetingTime) break;
+    close(descriptor);
+    peers_.erase(descriptor);
+    --left;
+  }
+}
+
+bool StoreServer::hear(Peer& peer) {
+  std::array<char, kReadBytes> buffer;
+  const ssize_t got = recv(peer.descriptor, buffer.data(), buffer.size(), 0);
+  if (got < 0) return errno == EAGAIN || errno == EINTR;
+  if (got == 0) return false;
+  peer.in.append(buffer.data(), static_cast<std::size_t>(got));
+  if (!peer.is_member && !greet(peer)) return false;
+  return !peer.is_member || answer(peer);
+}
+
+bool StoreServer::greet(Peer& peer) {
+  if (peer.in.size() < kClientHelloBytes) return true;
+  const std::string_view hello = std::string_view(peer.in).substr(0, kClientHelloBytes);
+  const std::string_view number = hello.substr(0, 16), own = as_text(peer.challenge);
+  if (!hash::equal(as_key(hello.substr(16)), proof(secret_, "client", own, number))) {
+    peer.out.append(kStoreReplyBytes, '\0');
+    peer.is_refused = true;
+    peer.in.clear();
+    return true;
+  }
+  peer.is_member = true;
+  peer.out += as_text(proof(secret_, "store", own, number));
+  peer.in.erase(0, kClientHelloBytes);
+  return true;
+}
+
+bool StoreServer::answer(Peer& peer) {
+  std::size_t at = 0;
+  while (peer.in.size() - at >= 4) {
+    std::size_t length = 0;
+    for (std::size_t i = 4; i-- > 0;)
+      length = length << 8 | static_cast<unsigned char>(peer.in[at + i]);
+    if (length > StoreTable::kLargestMessage) return false;
+    if (peer.in.size() - at - 4 < length) break;
+    peer.out += framed(table_.answer(std::string_view(peer.in).substr(at + 4, length)));
+    at += 4 + length;
+  }
+  peer.in.erase(0, at);
+  return true;
+}
+
+bool StoreServer::flush(Peer& peer) {
+  while (!peer.out.empty()) {
+    const ssize_t sent = send(peer.descriptor, peer.out.data(), peer.out.size(), MSG_NOSIGNAL);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent < 0) return errno == EAGAIN;
+    peer.out.erase(0, static_cast<std::size_t>(sent));
+  }
+  return !peer.is_refused;
+}
+
+}  // namespace heddle::comm

@@ -1,0 +1,192 @@
+#include "models/model.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/errors.h"
+#include "device/require.h"
+#include "device/upload.h"
+#include "nn/tensor_parallel.h"
+#include "ops/autograd.h"
+#include "ops/collectives.h"
+#include "ops/context_parallel/context_parallel.h"
+#include "ops/linear/linear.h"
+#include "ops/rms_norm/rms_norm.h"
+#include "ops/rotary/rotary.h"
+
+namespace heddle::models {
+
+using comm::Dim;
+
+namespace {
+
+Degrees degrees_of(const comm::Mesh& mesh, ops::ContextMethod method) {
+  return {mesh.size(Dim::kTp), method == ops::ContextMethod::kUlysses ? mesh.size(Dim::kCp) : 1,
+          mesh.size(Dim::kEp)};
+}
+
+}  // namespace
+
+Model::Model(Config config, std::string prefix, const runtime::Context& context,
+             const ModelOptions& options)
+    : config_(std::move(config)),
+      prefix_(std::move(prefix)),
+      context_(context),
+      options_(options),
+      kernels_(ops::KernelTable::choose(
+          ops::builtin_registry(), context.device.type(), context.dtype,
+          kernel_requests(config_, degrees_of(context.mesh, options.context_method),
+                          options.generates),
+          options.kernel_policy)),
+      tensor_group_(context.mesh.group({Dim::kTp})),
+      context_group_(context.mesh.group({Dim::kCp})),
+      expert_group_(context.mesh.group({Dim::kEp})),
+      embed_tokens_(prefix_ + "embed_tokens.weight", {config_.vocab_size, config_.hidden_size}),
+      norm_(prefix_ + "norm.weight", {config_.hidden_size}) {
+  device::require_started(context.device, "a model");
+  const NormShape norms = {config_.rms_norm_eps, config_.norm_offset};
+  for (const LayerShape& shape : config_.layers) {
+    layers_.push_back(std::make_unique<DecoderLayer>(
+        shape, norms, fmt::format("{}layers.{}.", prefix_, layers_.size()),
+        static_cast<std::int64_t>(layers_.size()), options.auxiliary_loss,
+        context.mesh.size(Dim::kTp)));
+  }
+  if (options.head == Head::kLanguageModel && !config_.tie_word_embeddings) {
+    lm_head_ =
+        std::make_unique<nn::Linear>("lm_head.weight", config_.vocab_size, config_.hidden_size);
+  }
+  if (options.head == Head::kClassify) {
+    if (options.num_labels < 1)
+      throw_error<ConfigError>("model.num_labels must be at least 1 for model.head classify");
+    score_ = std::make_unique<nn::Linear>("score.weight", options.num_labels, config_.hidden_size);
+  }
+  // The ranks along tp divide the rows of embedding and language-model head; other heads work on
+  // the same last tokens.
+  embed_tokens_.set_row_table();
+  if (options.head == Head::kLanguageModel) {
+    norm_.set_partial_gradient();
+    head_weight().set_row_table();
+  }
+  visit_parameters([&](nn::Parameter& parameter) { parameter.place(context_.mesh); });
+}
+
+void Model::allocate() {
+  visit_parameters(
+      [&](nn::Parameter& parameter) { parameter.allocate(dtype_of(parameter), context_.device); });
+}
+
+c10::ScalarType Model::dtype_of(const nn::Parameter& parameter) const {
+  const std::string& name = parameter.name();
+  const bool wide = name.ends_with(".A_log") || name.ends_with(".dt_bias");
+  return wide ? context_.wide_dtype() : context_.dtype;
+}
+
+void Model::visit_parameters(const std::function<void(nn::Parameter&)>& visit) {
+  visit(embed_tokens_);
+  for (const auto& layer : layers_) layer->visit_parameters(visit);
+  visit(norm_);
+  if (lm_head_) visit(lm_head_->weight());
+  if (score_) visit(score_->weight());
+}
+
+std::vector<nn::Parameter*> Model::parameters() {
+  std::vector<nn::Parameter*> all;
+  visit_parameters([&](nn::Parameter& parameter) { all.push_back(&parameter); });
+  return all;
+}
+
+void Model::visit_linears(const std::function<void(nn::Linear&)>& visit) {
+  for (const auto& layer : layers_) layer->visit_linears(visit);
+  if (lm_head_) visit(*lm_head_);
+  if (score_) visit(*score_);
+}
+
+void Model::visit_expert_weights(const std::function<void(nn::ExpertWeights&)>& visit) {
+  for (const auto& layer : layers_) layer->visit_expert_weights(visit);
+}
+
+nn::Pass Model::pass(ops::Sequences sequences, const at::Tensor& position_ids,
+                     std::int64_t real_tokens, bool training) const {
+  nn::Pass pass;
+  pass.kernels = &kernels_;
+  pass.sequences = std::move(sequences);
+  std::tie(pass.cos, pass.sin) = ops::rotary_tables(
+      position_ids, config_.rotary_dim, config_.rope_theta,
+      position_ids.dim() == 2 ? config_.mrope_section : std::vector<std::int64_t>{},
+      context_.dtype);
+  if (tensor_group_.size() > 1) pass.tensor_group = &tensor_group_;
+  if (expert_group_.size() > 1) pass.expert_group = &expert_group_;
+  pass.real_tokens = real_tokens;
+  pass.training = training;
+  return pass;
+}
+
+std::shared_ptr<const ops::ContextParallel> Model::context_of(
+    const std::vector<std::int32_t>& cu_seqlens) const {
+  if (context_group_.size() == 1) return nullptr;
+  return std::make_shared<const ops::ContextParallel>(
+      ops::ContextPlan(options_.context_method, cu_seqlens, context_group_.size(),
+                       context_group_.rank()),
+      context_group_, context_.device);
+}
+
+std::int64_t Model::padded_tokens(std::int64_t tokens) const {
+  const std::int64_t segments =
+      ops::ContextPlan::segments_of(options_.context_method, context_group_.size());
+  if (tensor_group_.size() == 1) return std::max(tokens, segments);
+  const std::int64_t step = segments * tensor_group_.size();
+  return (tokens + step - 1) / step * step;
+}
+
+at::Tensor Model::embed(const at::Tensor& tokens) {
+  const ops::Rows own = ops::own_rows(tokens.size(0), tensor_group_);
+  return nn::embedding(kernels_, tokens.narrow(0, own.first, own.count), embed_tokens_);
+}
+
+at::Tensor Model::final_norm(const at::Tensor& hidden) {
+  return ops::rms_norm(kernels_, hidden, {norm_.value(), config_.norm_offset},
+                       config_.rms_norm_eps);
+}
+
+nn::Parameter& Model::head_weight() { return lm_head_ ? lm_head_->weight() : embed_tokens_; }
+
+at::Tensor Model::logits(const at::Tensor& normalized) {
+  const ops::NoGradient guard;
+  return kernels_.get<ops::Linear>().forward({{{normalized, head_weight().data()}}})[0];
+}
+
+nn::Cache Model::make_cache(std::int64_t slots, std::int64_t capacity) const {
+  nn::Cache cache(layers_.size());
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    bool is_held = false;
+    layers_[i]->visit_parameters([&](const nn::Parameter& p) { is_held = is_held || p.is_held(); });
+    if (is_held) cache[i] = layers_[i]->make_cache(slots, capacity, context_);
+  }
+  return cache;
+}
+
+nn::Pass Model::cached_pass(ops::Sequences sequences, nn::CachedSequences cached) const {
+  const std::int64_t total = sequences.total();
+  // One token of each sequence stands where the sequence ended.
+  at::Tensor positions = cached.rows.lengths;
+  if (sequences.max_seqlen != 1 || total != sequences.count()) {
+    const at::Tensor host = at::empty({total}, at::kLong);
+    std::int64_t* position = host.mutable_data_ptr<std::int64_t>();
+    for (std::int64_t s = 0; s < sequences.count(); ++s) {
+      const std::int64_t begin = sequences.cu_seqlens_host[s];
+      for (std::int64_t t = begin; t < sequences.cu_seqlens_host[s + 1]; ++t)
+        position[t] = cached.rows.lengths_host[s] + t - begin;
+    }
+    positions = device::upload(host, context_.device);
+  }
+  nn::Pass next = pass(std::move(sequences), positions, total, /*training=*/false);
+  next.cached = std::make_shared<const nn::CachedSequences>(std::move(cached));
+  return next;
+}
+
+}  // namespace heddle::models

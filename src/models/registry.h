@@ -1,0 +1,22 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "models/config.h"
+
+/// All model families that are built.
+namespace heddle::models {
+
+/// The model that a parsed config.json describes. Throws ModelError for a `model_type` of no family
+/// (listing those there are) and for what its family refuses. `source` names the file in messages.
+Config parse_config(const Json& json, const std::string& source);
+
+/// Shapes known by name: the published sizes ("qwen3.5-0.8b", "qwen3-4b", ...) and small ones for
+/// the CPU ("small-10m"), each as a flat config.json with every value written out. Throws
+/// ConfigError listing the names.
+Json preset_json(const std::string& name);
+Config preset(const std::string& name);
+std::vector<std::string> preset_names();
+
+}  // namespace heddle::models

@@ -1,0 +1,83 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "nn/expert_weights.h"
+#include "nn/linear.h"
+#include "nn/parameter.h"
+#include "ops/linear/dropout.h"
+#include "ops/moe/moe.h"
+
+namespace heddle::nn {
+
+/// What a low-rank change drops of its input while training.
+struct LowRankDropout {
+  double probability = 0;
+  std::uint64_t key = 0;  ///< Of its masks, see ops::DropoutMask.
+};
+
+/// A low-rank change of a linear layer: y = x W^T + scaling (drop(x) A^T) B^T. A [rank,in],
+/// B [out,rank].
+class LowRank {
+ public:
+  /// `module` is the name of the layer without ".weight"; A and B are divided as its weight.
+  LowRank(const std::string& module, std::int64_t in_features, std::int64_t out_features,
+          double scaling, std::int64_t rank, LowRankDropout dropout,
+          const Placement& weight_placement);
+
+  Parameter& a() { return a_; }
+  Parameter& b() { return b_; }
+  const Parameter& a() const { return a_; }
+  const Parameter& b() const { return b_; }
+  std::int64_t rank() const { return a_.global_shape()[0]; }
+  double scaling() const { return scaling_; }
+  /// What it drops of its input x [T,in] under draws [T]; nothing if there are none.
+  std::optional<ops::DropoutMask> mask_of(const at::Tensor& x, const at::Tensor& draws);
+
+ private:
+  Parameter a_, b_;
+  double scaling_;
+  LowRankDropout dropout_;
+  at::Tensor features_;            ///< [in] of this rank, their numbers in the whole input.
+  bool features_in_runs_ = false;  ///< See ops::DropoutMask.
+};
+
+/// A low-rank change of one matrix of every routed expert of a layer, W_e + scaling B_e A_e. A
+/// [E,rank,in], B [E,out,rank]. Without dropout, which PEFT has not either.
+class LowRankExperts {
+ public:
+  /// `parameter` is the name of the weights.
+  LowRankExperts(const std::string& parameter, ExpertWeights& weights, double scaling,
+                 std::int64_t rank);
+
+  Parameter& a() { return a_; }
+  Parameter& b() { return b_; }
+  const Parameter& a() const { return a_; }
+  const Parameter& b() const { return b_; }
+  std::int64_t rank() const { return a_.global_shape()[1]; }
+  double scaling() const { return scaling_; }
+  /// What is added to the matrices, differentiable in A and B.
+  ops::ExpertLowRank change() const { return {a_.value(), b_.value() * scaling_}; }
+
+ private:
+  Parameter a_, b_;
+  double scaling_;
+};
+
+/// A linear layer with its change, null if it has none.
+struct ChangedLinear {
+  LowRank* change;
+  Parameter* weight;
+  std::optional<ops::DropoutMask> mask;  ///< What the change drops of the input.
+};
+
+/// The outputs of layers that share their input, of which one at least has a change: the input is
+/// read once for all A, and each change is a second term of its layer's product. The graph holds
+/// the parameters by handle; their gradients are accumulated by the products themselves.
+std::vector<at::Tensor> changed_linears(const ops::KernelTable& kernels, const LinearInput& x,
+                                        const std::vector<ChangedLinear>& layers);
+
+}  // namespace heddle::nn

@@ -1,0 +1,112 @@
+#include "objective/language_model.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+
+#include "ops/autograd.h"
+#include "ops/collectives.h"
+#include "ops/linear_cross_entropy/linear_cross_entropy.h"
+
+namespace heddle::objective {
+namespace {
+
+/// Cross-entropy of normalized rows [n,H], which may be none.
+ops::LinearCrossEntropy::Result cross_entropy(Model& model, ops::LinearCrossEntropy::Inputs inputs,
+                                              bool want_gradients) {
+  const ops::NoGradient guard;
+  nn::Parameter& weight = model.head_weight();
+  inputs.hidden = ops::detached(inputs.hidden);
+  inputs.weight = weight.data();
+  inputs.all_rows_labelled = true;
+  if (inputs.hidden.size(0) == 0) {
+    ops::LinearCrossEntropy::Result none;
+    none.logprobs = at::zeros({0}, inputs.hidden.options().dtype(model.context().wide_dtype()));
+    none.entropy = none.logprobs;
+    none.grad_hidden = at::zeros_like(inputs.hidden);
+    return none;
+  }
+  const bool want_weight = want_gradients && weight.trainable();
+  inputs.gradient_dtype = weight.gradient_dtype();
+  const at::Tensor buffer = want_weight ? weight.gradient() : at::Tensor();
+  auto result =
+      ops::linear_cross_entropy(model.kernels(), inputs, want_gradients, want_weight, buffer);
+  if (want_weight && !buffer.defined()) weight.add_gradient(result.grad_weight);
+  return result;
+}
+
+}  // namespace
+
+HeadResult run_language_model_head(Model& model, const at::Tensor& hidden, const LossRows& rows,
+                                   bool want_gradients) {
+  if (rows.total == 0) {
+    const at::Tensor nothing = at::zeros({}, rows.loss_weights.options());
+    if (!want_gradients) return {nothing, {}, {}};
+    return {nothing, at::zeros_like(hidden), {nothing}};
+  }
+  const comm::Group& group = model.tensor_group();
+  at::Tensor trunk = ops::detached(hidden);
+  if (want_gradients) trunk.set_requires_grad(true);
+  // Evaluation records nothing.
+  const auto forward = [&] { return normalized_rows(model, trunk, rows); };
+  const at::Tensor normalized = want_gradients ? forward() : ops::run_without_gradient(forward);
+  ops::LinearCrossEntropy::Inputs inputs;
+  inputs.hidden = normalized;
+  inputs.labels = rows.labels;
+  inputs.loss_weights = rows.gradient_weights;
+  inputs.want_entropy = want_gradients;
+  const auto result = cross_entropy(model, inputs, want_gradients);
+  at::Tensor loss_sum = -(result.logprobs * rows.loss_weights).sum();
+  if (!want_gradients) {
+    group.all_reduce_sum(loss_sum);
+    return {loss_sum, {}, {}};
+  }
+  at::Tensor sums = at::stack({loss_sum, (result.entropy * rows.loss_weights).sum()});
+  group.all_reduce_sum(sums);
+  ops::run_backward({normalized}, {result.grad_hidden});
+  return {sums[0], trunk.grad(), {sums[1]}};
+}
+
+std::vector<HeadFunction> LanguageModel::heads(std::span<const data::Batch> micro_batches,
+                                               const PassOptions& options) {
+  return std::vector<HeadFunction>(
+      micro_batches.size(),
+      language_model_head(model(), options.gradient_scale, options.wants_gradients));
+}
+
+HeadFunction language_model_head(Model& model, double gradient_scale, bool want_gradients) {
+  return
+      [&model, gradient_scale, want_gradients](const at::Tensor& hidden, const LocalBatch& batch) {
+        return run_language_model_head(model, hidden, LossRows(model, batch.host, gradient_scale),
+                                       want_gradients);
+      };
+}
+
+TokenLogprobs::TokenLogprobs(Model& model, const at::Tensor& hidden, const LossRows& rows,
+                             bool want_gradients)
+    : model_(model), rows_(rows), trunk_(ops::detached(hidden)) {
+  values_ = at::zeros({0}, rows.loss_weights.options());
+  if (rows.total == 0) return;
+  if (want_gradients) trunk_.set_requires_grad(true);
+  const auto forward = [&] { return normalized_rows(model, trunk_, rows); };
+  normalized_ = want_gradients ? forward() : ops::run_without_gradient(forward);
+  ops::LinearCrossEntropy::Inputs inputs;
+  inputs.hidden = normalized_;
+  inputs.labels = rows.labels;
+  values_ = cross_entropy(model, inputs, /*want_gradients=*/false).logprobs;
+}
+
+at::Tensor TokenLogprobs::gradient(const at::Tensor& d_values) {
+  if (rows_.total == 0) return ops::run_without_gradient([&] { return at::zeros_like(trunk_); });
+  ops::LinearCrossEntropy::Inputs inputs;
+  inputs.hidden = normalized_;
+  inputs.labels = rows_.labels;
+  // The operator's loss is the sum of loss weight x -log p.
+  inputs.loss_weights = -d_values;
+  const auto result = cross_entropy(model_, inputs, /*want_gradients=*/true);
+  ops::run_backward({normalized_}, {result.grad_hidden});
+  return trunk_.grad();
+}
+
+}  // namespace heddle::objective

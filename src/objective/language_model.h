@@ -1,0 +1,49 @@
+#pragma once
+
+#include "objective/loss_rows.h"
+#include "objective/objective.h"
+
+namespace heddle::objective {
+
+/// Cross-entropy of the next token, weighted. Divided by the sum of loss weights.
+class LanguageModel : public Objective {
+ public:
+  using Objective::Objective;
+  std::vector<std::string> metrics() const override { return {"entropy"}; }
+  double divisor(const data::Step& step) const override { return step.loss_weight_sum; }
+  double weight(const data::Batch& local) const override { return local.loss_weight_sum; }
+  bool is_sum_over_tokens() const override { return true; }
+  std::vector<HeadFunction> heads(std::span<const data::Batch> micro_batches,
+                                  const PassOptions& options) override;
+};
+
+/// Loss and, with gradients, entropy of the predicted distributions as the only metric: of all T
+/// tokens, of which each rank along tp computes equally many. Gradients are those of
+/// rows.gradient_weights.
+HeadResult run_language_model_head(Model& model, const at::Tensor& hidden, const LossRows& rows,
+                                   bool want_gradients);
+
+/// run_language_model_head as the head of one micro-batch after the other.
+HeadFunction language_model_head(Model& model, double gradient_scale, bool want_gradients = true);
+
+/// Log-probabilities of a micro-batch's labels, for losses that take them together: first their
+/// values, then, from the derivative of the loss by each, the gradients. The logits are computed
+/// twice and never held.
+class TokenLogprobs {
+ public:
+  /// On hidden states [T/tp,H]. All ranks along tp make theirs together.
+  TokenLogprobs(Model& model, const at::Tensor& hidden, const LossRows& rows, bool want_gradients);
+
+  /// [n] of this rank's run of rows.
+  const at::Tensor& values() const { return values_; }
+  /// From d loss / d values [n] the gradient [T/tp,H] of the hidden states; adds those of norm and
+  /// head. At most once, by all ranks along tp together.
+  at::Tensor gradient(const at::Tensor& d_values);
+
+ private:
+  Model& model_;
+  const LossRows& rows_;
+  at::Tensor trunk_, normalized_, values_;
+};
+
+}  // namespace heddle::objective

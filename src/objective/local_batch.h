@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "adapters/lora.h"
+#include "data/batch.h"
+#include "models/model.h"
+#include "parallel/pipeline.h"
+
+namespace heddle::objective {
+
+using models::Model;
+
+/// What this rank does of a micro-batch that all ranks along cp read.
+struct LocalBatch {
+  /// `set`: the adapters of all its rows; null: the base model. `dropout_step`, from 1: draws what
+  /// they drop in it, if they drop anything.
+  LocalBatch(const Model& model, const data::Batch& whole, const adapters::LoraSet* set = nullptr,
+             std::uint64_t dropout_step = 0);
+
+  data::Batch host;                                     ///< The rank's tokens, or all.
+  data::Batch device;                                   ///< The same on the model's device.
+  std::shared_ptr<const ops::ContextParallel> context;  ///< Null if the rank has all tokens.
+  std::vector<nn::AdaptedRows> adapters;                ///< See nn::Pass.
+
+  nn::Pass pass(const Model& model, bool training) const;
+  /// Sizes of this rank's hidden states: [T/tp,H].
+  std::vector<std::int64_t> hidden_sizes(const Model& model) const;
+  /// Numbers in the whole batch, counted from 0, of the real sequences whose last token is here.
+  std::vector<std::int64_t> sequences_ending_here() const;
+  /// The number in the whole batch of the sequence that each of the rank's tokens belongs to.
+  std::vector<std::int64_t> sequences_of_tokens() const;
+
+ private:
+  std::int64_t whole_sequences_;  ///< Real ones of the whole batch.
+};
+
+/// Tokens of the largest, as the ranks pad them; 0 without any.
+std::int64_t largest_micro_batch(const Model& model, std::span<const data::Batch> batches);
+
+/// Hidden states [T/tp,H] of a batch after the last layer, without gradients; undefined where the
+/// last stage is elsewhere.
+at::Tensor evaluate_hidden(Model& model, parallel::Pipeline& pipeline, const LocalBatch& batch);
+
+}  // namespace heddle::objective

@@ -1,0 +1,37 @@
+#pragma once
+
+#include "objective/pair_loss.h"
+#include "objective/pairs.h"
+#include "objective/reference_policy.h"
+
+namespace heddle::objective {
+
+/// Direct preference optimisation: the chosen of two answers to a prompt is to become more likely
+/// than the rejected one, measured from a reference policy.
+class Preference : public PairObjective {
+ public:
+  Preference(const assembly::ModelOnRanks& placed, const DpoOptions& options,
+             const ReferenceOptions& reference)
+      : PairObjective(placed), options_(options), reference_(placed, reference) {}
+
+  std::vector<std::string> metrics() const override {
+    return {"reward_margin", "reward_accuracy", "logps_chosen", "logps_rejected"};
+  }
+  void prepare(const RunRows& rows) override { reference_.prepare(rows); }
+  std::vector<HeadFunction> heads(std::span<const data::Batch> micro_batches,
+                                  const PassOptions& options) override;
+
+ private:
+  /// Numbers of a micro-batch's real sequences that are known before the policy runs on it.
+  struct Known {
+    std::vector<double> reference;  ///< Log-probabilities; empty without the last stage.
+    std::vector<double> tokens;     ///< Sums of loss weights.
+  };
+  HeadResult run(const at::Tensor& hidden, const LocalBatch& batch, const Known& known,
+                 const PassOptions& options) const;
+
+  DpoOptions options_;
+  ReferencePolicy reference_;
+};
+
+}  // namespace heddle::objective

@@ -1,0 +1,24 @@
+#pragma once
+
+#include "objective/local_batch.h"
+
+namespace heddle::objective {
+
+/// What `score` is asked for.
+struct ScoreRequest {
+  bool normalize_embedding = true;
+  bool entropy = false;  ///< Of a language model.
+};
+
+/// What `score` reports of one micro-batch on one rank, without gradients.
+struct ScoreResult {
+  at::Tensor logprobs;  ///< Language model: [T/tp] of labels[t] given the tokens up to t; 0 where
+                        ///< there is no label.
+  at::Tensor entropy;   ///< [T/tp] of the distribution that labels[t] is judged by, in nats; 0
+                        ///< where there is no label; undefined unless asked for.
+  at::Tensor outputs;   ///< Classification: logits [S, num_labels]; embedding: [S, H].
+};
+ScoreResult score_head(Model& model, const at::Tensor& hidden, const data::Batch& batch,
+                       const ScoreRequest& request);
+
+}  // namespace heddle::objective

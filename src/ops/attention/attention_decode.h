@@ -1,0 +1,29 @@
+#pragma once
+
+#include "ops/cache_rows.h"
+#include "ops/registry.h"
+
+namespace heddle::ops {
+
+struct AttentionDecode {
+  static constexpr const char* kName = "attention_decode";
+  struct Inputs {
+    at::Tensor q;                 ///< [B,Hq,D]
+    at::Tensor k, v;              ///< [B,Hkv,D] of the new token, unit stride over D.
+    at::Tensor k_cache, v_cache;  ///< [slots,capacity,Hkv,D] contiguous, appended to.
+    double scale = 0;             ///< 0 means D^-1/2.
+  };
+  struct Functions {
+    /// `scale` is set.
+    at::Tensor (*forward)(const Inputs&, const CacheRows&);
+  };
+};
+
+/// Attention of one new token in each of B sequences: appends its key and value to the sequence's
+/// slot and attends over all keys of the slot, softmax in fp32 or wider. Query head h reads KV head
+/// h / (Hq/Hkv). Returns o [B,Hq,D]. Not differentiable. TORCH_CHECKs that the caches have the
+/// slots and room for one more token; no two sequences may share a slot.
+at::Tensor attention_decode(const KernelTable& kernels, const AttentionDecode::Inputs& inputs,
+                            const CacheRows& rows);
+
+}  // namespace heddle::ops

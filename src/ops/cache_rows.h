@@ -1,0 +1,35 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "ops/registry.h"
+
+namespace heddle::ops {
+
+/// The sequences that a generation pass continues, and where the layers' caches hold them. Made
+/// once a pass. Host and device copies: kernels of some devices want the numbers of the host, and
+/// none has to upload them.
+struct CacheRows {
+  at::Tensor slots;    ///< [B] int64 on the device of the activations: sequence b's slot.
+  at::Tensor lengths;  ///< [B] int64 there: tokens in the cache before this pass.
+  std::vector<std::int64_t> slots_host, lengths_host;  ///< The same numbers.
+  std::int64_t longest = 0;                            ///< No length is above it.
+
+  std::int64_t count() const { return slots.defined() ? slots.size(0) : 0; }
+
+  /// TORCH_CHECKs that there are as many lengths as slots and that none is negative.
+  static CacheRows from_host(std::vector<std::int64_t> slots, std::vector<std::int64_t> lengths,
+                             c10::Device device);
+  /// TORCH_CHECKs, in the name of `op`, that there is a row for each of `batch` sequences, and that
+  /// the caches have every slot.
+  void check(const char* op, std::int64_t batch, std::int64_t slots_of_cache) const;
+};
+
+/// What the registry is told of the reference of a decoding operator. `pieces` is how it runs, for
+/// the warning that generation is slow with it.
+KernelInfo decode_reference_info(const char* pieces);
+
+}  // namespace heddle::ops

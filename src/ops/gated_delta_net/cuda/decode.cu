@@ -1,0 +1,317 @@
+// One token of the gated delta rule for many sequences. The time is that of reading and writing the
+// states once, so a CTA keeps a tile of one state, all rows of some columns, in registers, and a
+// thread kRows rows of four columns, loaded before anything else. The columns of a state are
+// independent: with S the state before the token and q, k of unit length,
+//   u = beta (v - e^g k^T S),   S' = e^g S + k u,   o = e^g q^T S + (q . k) u,
+// so that one pass over the registers gives k^T S and q^T S, a sum over the warps u and o, and a
+// second pass the new state. Sums have a fixed order.
+//
+// The mixer's kernel does the convolution of the head's channels before the rule, and the gates,
+// and the norm after it. One CTA takes a key head and its value heads one after another, because
+// the inputs of the convolution are shifted in place. Intermediate values are rounded to bf16 where
+// the separate kernels write them.
+//
+// On-chip memory of a CTA: q, k (and v) of the head, and sums of 8 warps, 2 x 8 floats a column.
+#include "ops/gated_delta_net/cuda/decode.h"
+
+#include <stdexcept>
+#include <string>
+
+#include "ops/cuda/reduce.cuh"
+#include "ops/cuda/vector.cuh"
+
+namespace heddle::ops::cuda {
+namespace {
+
+constexpr int kThreads = 256, kWarps = kThreads / 32;
+/// Columns of a CTA that computes the rule alone: few, so that one sequence occupies many
+/// multiprocessors, and always as many, so that a sequence's bits do not depend on the batch.
+constexpr int kTile = 32;
+constexpr float kNormEps = 1e-6f;
+
+template <int K, int kColumns>
+struct Tile {
+  static constexpr int kLanes = kColumns / 4;        // threads that share a row
+  static constexpr int kGroups = kThreads / kLanes;  // rows worked on at once
+  static constexpr int kRows = K / kGroups;          // rows of a thread
+  static constexpr int kGroupsOfWarp = 32 / kLanes;
+  static_assert(kLanes <= 32 && kRows >= 1);
+};
+
+template <int K, int kColumns>
+struct Shared {
+  float q[K], k[K];
+  float sums[2][kWarps][kColumns];  // k^T S and q^T S of each warp's rows
+};
+
+struct Factors {
+  float q, k;  // what makes q and k of unit length, with the scale
+  float qk;    // q . k of the rows of unit length, with the scale
+};
+
+/// Every warp for itself, over the rows in shared memory.
+template <int K>
+__device__ __forceinline__ Factors factors(const float* q, const float* k, bool normalize,
+                                           float scale) {
+  float qq = 0, kk = 0, qk = 0;
+#pragma unroll
+  for (int i = 0; i < K / 32; ++i) {
+    const float a = q[threadIdx.x % 32 + i * 32], b = k[threadIdx.x % 32 + i * 32];
+    qq += a * a, kk += b * b, qk += a * b;
+  }
+  qq = lane_sum(qq), kk = lane_sum(kk), qk = lane_sum(qk);
+  Factors f;
+  f.q = scale * (normalize ? rsqrtf(qq + kNormEps) : 1.f);
+  f.k = normalize ? rsqrtf(kk + kNormEps) : 1.f;
+  f.qk = f.q * f.k * qk;
+  return f;
+}
+
+/// The state's tile, loaded before anything else is waited for.
+template <int K, int kColumns>
+struct StateTile {
+  using T = Tile<K, kColumns>;
+  float4 rows[T::kRows];
+  float* address;
+
+  __device__ __forceinline__ explicit StateTile(float* state, int column) {
+    address = state + static_cast<int64_t>(threadIdx.x / T::kLanes) * K + column +
+              threadIdx.x % T::kLanes * 4;
+#pragma unroll
+    for (int i = 0; i < T::kRows; ++i)
+      rows[i] = *reinterpret_cast<const float4*>(address + i * T::kGroups * K);
+  }
+
+  /// One step for the thread's four columns, whose v is given; returns o of them, the same in every
+  /// thread of a column. The caller puts a barrier before the next.
+  __device__ __forceinline__ float4 step(Shared<K, kColumns>& shared, const Factors& f, float decay,
+                                         float beta, const float (&v)[4]) {
+    const int group = threadIdx.x / T::kLanes, lane = threadIdx.x % T::kLanes;
+    float ks[4] = {}, qs[4] = {};
+#pragma unroll
+    for (int i = 0; i < T::kRows; ++i) {
+      const float k = shared.k[group + i * T::kGroups], q = shared.q[group + i * T::kGroups];
+      const float s[4] = {rows[i].x, rows[i].y, rows[i].z, rows[i].w};
+#pragma unroll
+      for (int c = 0; c < 4; ++c) ks[c] += k * s[c], qs[c] += q * s[c];
+    }
+    if constexpr (T::kGroupsOfWarp > 1) {
+#pragma unroll
+      for (int distance = T::kLanes; distance < 32; distance *= 2) {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+          ks[c] += __shfl_xor_sync(0xffffffffu, ks[c], distance);
+          qs[c] += __shfl_xor_sync(0xffffffffu, qs[c], distance);
+        }
+      }
+    }
+    const int warp = threadIdx.x / 32;
+    if (threadIdx.x % 32 < T::kLanes) {
+      *reinterpret_cast<float4*>(&shared.sums[0][warp][lane * 4]) =
+          make_float4(ks[0], ks[1], ks[2], ks[3]);
+      *reinterpret_cast<float4*>(&shared.sums[1][warp][lane * 4]) =
+          make_float4(qs[0], qs[1], qs[2], qs[3]);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int c = 0; c < 4; ++c) ks[c] = qs[c] = 0;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      const float4 a = *reinterpret_cast<const float4*>(&shared.sums[0][w][lane * 4]);
+      const float4 b = *reinterpret_cast<const float4*>(&shared.sums[1][w][lane * 4]);
+      ks[0] += a.x, ks[1] += a.y, ks[2] += a.z, ks[3] += a.w;
+      qs[0] += b.x, qs[1] += b.y, qs[2] += b.z, qs[3] += b.w;
+    }
+    float u[4], o[4];
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      u[c] = beta * (v[c] - decay * f.k * ks[c]);
+      o[c] = decay * f.q * qs[c] + f.qk * u[c];
+    }
+#pragma unroll
+    for (int i = 0; i < T::kRows; ++i) {
+      const float k = f.k * shared.k[group + i * T::kGroups];
+      *reinterpret_cast<float4*>(address + i * T::kGroups * K) =
+          make_float4(decay * rows[i].x + k * u[0], decay * rows[i].y + k * u[1],
+                      decay * rows[i].z + k * u[2], decay * rows[i].w + k * u[3]);
+    }
+    return make_float4(o[0], o[1], o[2], o[3]);
+  }
+};
+
+struct RuleArguments {
+  GdnDecodeShape shape;
+  GdnDecodeInputs in;
+  bf16* o;
+};
+
+/// One tile of columns of one value head of one sequence.
+template <int K>
+__global__ void __launch_bounds__(kThreads) rule_kernel(const __grid_constant__ RuleArguments p) {
+  using T = Tile<K, kTile>;
+  __shared__ Shared<K, kTile> shared;
+  const int column = blockIdx.x * kTile, head = blockIdx.y, row = blockIdx.z;
+  const int key_head = head / (p.shape.v_heads / p.shape.k_heads);
+  const int64_t gate = static_cast<int64_t>(row) * p.shape.v_heads + head;
+  StateTile<K, kTile> state(p.in.states + (p.in.slots[row] * p.shape.v_heads + head) * K * K,
+                            column);
+  const bf16* q = static_cast<const bf16*>(p.in.q.data) + row * p.in.q.outer_stride + key_head * K;
+  const bf16* k = static_cast<const bf16*>(p.in.k.data) + row * p.in.k.outer_stride + key_head * K;
+  for (int i = threadIdx.x; i < K; i += kThreads) {
+    shared.q[i] = __bfloat162float(q[i]);
+    shared.k[i] = __bfloat162float(k[i]);
+  }
+  float v[4];
+  const int own = column + threadIdx.x % T::kLanes * 4;
+  read(static_cast<const bf16*>(p.in.v.data) + row * p.in.v.outer_stride + head * K + own, v);
+  const float decay = __expf(p.in.g[gate]), beta = p.in.beta[gate];
+  __syncthreads();
+  const Factors f = factors<K>(shared.q, shared.k, p.in.normalize_qk, p.in.scale);
+  const float4 o = state.step(shared, f, decay, beta, v);
+  if (threadIdx.x < T::kLanes) {
+    const float out[4] = {o.x, o.y, o.z, o.w};
+    write(p.o + gate * K + own, out);
+  }
+}
+
+struct MixerArguments {
+  GdnDecodeShape shape;
+  GdnMixerInputs in;
+  bf16* y;
+};
+
+/// log(1 + e^x); from 20 on the two sides agree to fp32.
+__device__ __forceinline__ float softplus(float x) { return x > 20.f ? x : log1pf(expf(x)); }
+
+__device__ __forceinline__ float value_of(const void* data, Element type, int64_t index) {
+  float value[1];
+  read_weight(data, type, index, value);
+  return value[0];
+}
+
+__device__ __forceinline__ float rounded(float x) {
+  return __bfloat162float(__float2bfloat16_rn(x));
+}
+
+/// The convolution and SiLU of one channel, whose last inputs are shifted.
+__device__ __forceinline__ float convolved(const GdnMixerInputs& in, int row, int64_t slot,
+                                           int channels, int channel) {
+  const int kept = in.width - 1;
+  bf16* history = static_cast<bf16*>(in.conv_states) + (slot * channels + channel) * kept;
+  const bf16 now = static_cast<const bf16*>(in.qkv.data)[row * in.qkv.outer_stride + channel];
+  const int64_t taps = static_cast<int64_t>(channel) * in.width;
+  float c = value_of(in.conv_weight, in.conv_weight_type, taps + kept) * __bfloat162float(now);
+  for (int w = 0; w < kept; ++w) {
+    const bf16 before = history[w];
+    c += value_of(in.conv_weight, in.conv_weight_type, taps + w) * __bfloat162float(before);
+    if (w > 0) history[w - 1] = before;
+  }
+  history[kept - 1] = now;
+  return rounded(c * sigmoid(c));
+}
+
+/// One key head of one sequence, and its value heads.
+template <int K>
+__global__ void __launch_bounds__(kThreads, 2)
+    mixer_kernel(const __grid_constant__ MixerArguments p) {
+  using T = Tile<K, K>;
+  __shared__ Shared<K, K> shared;
+  __shared__ float values[K];
+  const GdnMixerInputs& in = p.in;
+  const int key_head = blockIdx.x, row = blockIdx.y;
+  const int group = p.shape.v_heads / p.shape.k_heads, key_dim = p.shape.k_heads * K;
+  const int channels = 2 * key_dim + p.shape.v_heads * K;
+  const int64_t slot = in.slots[row];
+  for (int h = 0; h < group; ++h) {
+    const int head = key_head * group + h;
+    StateTile<K, K> state(in.states + (slot * p.shape.v_heads + head) * K * K, 0);
+    // q, k and the first head's v side by side.
+    for (int i = threadIdx.x; i < (h == 0 ? 3 * K : K); i += kThreads) {
+      const int part = h == 0 ? i / K : 2, at = i % K;
+      const int channel =
+          part == 2 ? 2 * key_dim + head * K + at : part * key_dim + key_head * K + at;
+      const float y = convolved(in, row, slot, channels, channel);
+      (part == 0 ? shared.q : part == 1 ? shared.k : values)[at] = y;
+    }
+    const float a = __bfloat162float(
+                    static_cast<const bf16*>(in.a.data)[row * in.a.outer_stride + head]),
+                b = __bfloat162float(
+                    static_cast<const bf16*>(in.b.data)[row * in.b.outer_stride + head]);
+    const float rate = -expf(value_of(in.a_log, in.a_log_type, head));
+    const float decay = __expf(rate * softplus(a + value_of(in.dt_bias, in.dt_bias_type, head)));
+    __syncthreads();
+    const Factors f = factors<K>(shared.q, shared.k, true, in.scale);
+    const int own = threadIdx.x % T::kLanes * 4;
+    const float v[4] = {values[own], values[own + 1], values[own + 2], values[own + 3]};
+    const float4 step = state.step(shared, f, decay, sigmoid(b), v);
+    if (threadIdx.x < T::kLanes) {
+      float o[4] = {rounded(step.x), rounded(step.y), rounded(step.z), rounded(step.w)};
+      float square = 0;
+#pragma unroll
+      for (int c = 0; c < 4; ++c) square += o[c] * o[c];
+      constexpr unsigned kMask = T::kLanes == 32 ? 0xffffffffu : (1u << T::kLanes) - 1;
+#pragma unroll
+      for (int distance = T::kLanes / 2; distance > 0; distance /= 2)
+        square += __shfl_xor_sync(kMask, square, distance);
+      const float rstd = rsqrtf(square / K + in.eps);
+      float weight[4], gate[4];
+      read_weight(in.norm_weight, in.norm_weight_type, own, weight);
+      read(static_cast<const bf16*>(in.z.data) + row * in.z.outer_stride +
+               head * in.z.inner_stride + own,
+           gate);
+#pragma unroll
+      for (int c = 0; c < 4; ++c) o[c] = weight[c] * (o[c] * rstd) * (gate[c] * sigmoid(gate[c]));
+      write(p.y + (static_cast<int64_t>(row) * p.shape.v_heads + head) * K + own, o);
+    }
+    __syncthreads();
+  }
+}
+
+[[noreturn]] void refuse_dim(int head_dim) {
+  throw std::invalid_argument("gated_delta_rule_decode: head dimension " +
+                              std::to_string(head_dim) + ", the CUDA kernel has no such case");
+}
+
+}  // namespace
+
+void gated_delta_rule_decode(const GdnDecodeShape& shape, const GdnDecodeInputs& in, void* o,
+                             cudaStream_t stream) {
+  if (shape.batch == 0) return;
+  const RuleArguments p{shape, in, static_cast<bf16*>(o)};
+  const dim3 grid(static_cast<unsigned>(shape.head_dim / kTile),
+                  static_cast<unsigned>(shape.v_heads), static_cast<unsigned>(shape.batch));
+  switch (shape.head_dim) {
+    case 64:
+      rule_kernel<64><<<grid, kThreads, 0, stream>>>(p);
+      break;
+    case 128:
+      rule_kernel<128><<<grid, kThreads, 0, stream>>>(p);
+      break;
+    case 256:
+      rule_kernel<256><<<grid, kThreads, 0, stream>>>(p);
+      break;
+    default:
+      refuse_dim(shape.head_dim);
+  }
+  check_launch("gated_delta_rule_decode");
+}
+
+void gated_delta_net_decode(const GdnDecodeShape& shape, const GdnMixerInputs& in, void* y,
+                            cudaStream_t stream) {
+  if (shape.batch == 0) return;
+  const MixerArguments p{shape, in, static_cast<bf16*>(y)};
+  const dim3 grid(static_cast<unsigned>(shape.k_heads), static_cast<unsigned>(shape.batch));
+  switch (shape.head_dim) {
+    case 64:
+      mixer_kernel<64><<<grid, kThreads, 0, stream>>>(p);
+      break;
+    case 128:
+      mixer_kernel<128><<<grid, kThreads, 0, stream>>>(p);
+      break;
+    default:
+      refuse_dim(shape.head_dim);
+  }
+  check_launch("gated_delta_net_decode");
+}
+
+}  // namespace heddle::ops::cuda

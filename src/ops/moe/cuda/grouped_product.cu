@@ -1,0 +1,316 @@
+// One product for each expert, over rows that are sorted by expert.
+//
+// The weight is the operand of 128 rows and the tokens are the columns of a tile, as many as the
+// expert has, in steps of 32 and at most 256: experts of a few hundred rows would leave a fifth of
+// tiles of 128 token rows empty. An expert with more rows has several tiles of nearly equal size.
+//
+// Work: persistent clusters of two CTAs; a cluster takes tiles of 256 features x up to 256 tokens,
+// each CTA 128 of the features. Both need the same tokens: each loads half of a stage's and sends
+// it to both, because the caches could not feed all CTAs otherwise. Features of the same tokens
+// come one after the other, so that clusters that run at the same time share them and each weight
+// is read once. Warpgroup 0 loads; warpgroups 1 and 2 multiply 64 features each, up to 128
+// accumulators a thread.
+//
+// Shared memory: 4 stages of 64 in depth, weight 16 KB + tokens 32 KB each; two tiles of 64 tokens
+// x 64 features a multiplying warpgroup on the way out, 32 KB, turned by stmatrix; the first tile
+// of each expert, 2 KB; barriers. All tiles have the 128-byte swizzle.
+//
+// full[s]: the bytes of a stage have landed here. empty[s]: the 16 multiplying warps of both CTAs
+// are done with it; both loaders wait for it, because each writes into both CTAs.
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "ops/cuda/cta_pair.cuh"
+#include "ops/cuda/mma.cuh"
+#include "ops/cuda/tensor_map.h"
+#include "ops/moe/cuda/grouped_product.h"
+
+namespace heddle::ops::cuda {
+namespace {
+
+constexpr int kFeatures = 128, kTokens = 256, kDepth = 64, kStages = 4, kStep = 32;
+constexpr int kThreads = 384;
+constexpr u32 kBytesWeight = kFeatures * kDepth * 2, kBytesTokens = kTokens * kDepth * 2;
+constexpr u32 kStageBytes = kBytesWeight + kBytesTokens;
+constexpr u32 kOutBytes = 64 * 64 * 2;
+constexpr u32 kSharedBytes =
+    kStages * kStageBytes + 4 * kOutBytes + 2 * kStages * 8 + (kMostExperts + 1) * 4;
+static_assert(kSharedBytes <= 227 * 1024);
+
+struct Args {
+  CUtensorMap weight, y;
+  CUtensorMap tokens[kTokens / kStep];  ///< Boxes of half a tile's columns: 16, 32, ... 128 rows.
+  bf16* out;
+  const int32_t* ends;
+  int experts, width, depth, feature_pairs;
+};
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+
+/// Tiles of tokens of an expert of n rows.
+__device__ __forceinline__ int token_tiles(int n) { return (n + kTokens - 1) / kTokens; }
+
+/// Place of a tile: which features of which expert, and which rows.
+struct Place {
+  int expert, feature, row, rows;
+
+  /// Columns that its products have.
+  __device__ __forceinline__ int columns() const { return (rows + kStep - 1) / kStep * kStep; }
+};
+
+/// `first`: [experts + 1], tiles of tokens before each expert. `rank`: of the CTA in its cluster.
+__device__ __forceinline__ Place place_of(const Args& a, const int* first, int tile, int rank) {
+  const int token_tile = tile / a.feature_pairs;
+  int low = 0, high = a.experts - 1;
+  while (low < high) {
+    const int middle = (low + high + 1) / 2;
+    if (first[middle] <= token_tile) {
+      low = middle;
+    } else {
+      high = middle - 1;
+    }
+  }
+  // An expert without rows begins where the next one does; the search ends at the last of them.
+  const int begin = low == 0 ? 0 : a.ends[low - 1], n = a.ends[low] - begin;
+  const int tiles = token_tiles(n), index = token_tile - first[low];
+  // Equal parts in units of kStep.
+  const int steps = (n + kStep - 1) / kStep, each = steps / tiles, more = steps % tiles;
+  const int start = (index * each + min(index, more)) * kStep;
+  const int size = (each + (index < more)) * kStep;
+  return {low, (tile % a.feature_pairs * 2 + rank) * kFeatures, begin + start,
+          min(size, n - start)};
+}
+
+struct Ring {
+  int stage = 0, phase = 0;
+  __device__ __forceinline__ void next() {
+    if (++stage == kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+template <int kTransA>
+__device__ void load(const Args& a, const int* first, int tiles, u32 stages, u32 full, u32 empty,
+                     int rank) {
+  Ring ring;
+  for (int tile = blockIdx.x / 2; tile < tiles; tile += gridDim.x / 2) {
+    const Place place = place_of(a, first, tile, rank);
+    const int columns = place.columns(), half = columns / 2;
+    const void* const tokens = &a.tokens[columns / kStep - 1];
+#pragma unroll 1
+    for (int k = 0; k < a.depth; k += kDepth, ring.next()) {
+      mbar_wait(empty + ring.stage * 8, ring.phase ^ 1);
+      const u32 bar = full + ring.stage * 8, to = stages + ring.stage * kStageBytes;
+      mbar_expect(bar, kBytesWeight + columns * kDepth * 2);
+      if constexpr (kTransA) {
+        const int row = place.expert * a.depth + k;
+        bulk_load_box(to, &a.weight, place.feature, row, bar);
+        bulk_load_box(to + kBlockBytes, &a.weight, place.feature + 64, row, bar);
+      } else {
+        bulk_load_box(to, &a.weight, k, place.expert * a.width + place.feature, bar);
+      }
+      load_to_both(to + kBytesWeight + rank * half * kDepth * 2, tokens, k, place.row + rank * half,
+                   bar);
+    }
+  }
+}
+
+/// 64 tokens of 64 features to memory, from the tile at which the warpgroup put them.
+__device__ __forceinline__ void store_rows(const Args& a, int row, int rows, int feature,
+                                           u32 tile) {
+  for (int piece = static_cast<int>(threadIdx.x & 127); piece < rows * 8; piece += 128) {
+    const int r = piece / 8, column = piece % 8 * 8;
+    if (feature + column < a.width) {
+      st_global16(a.out + (int64_t{row} + r) * a.width + feature + column,
+                  ld_shared16(tile_address(tile, 64, r, column)));
+    }
+  }
+}
+
+/// Sums of 64 features and kColumns tokens to memory, 64 tokens at a time through two
+/// shared tiles.
+template <int kColumns>
+__device__ __forceinline__ void write_out(const Args& a, const Place& place,
+                                          float (&acc)[kColumns / 8][4], u32 out, int group,
+                                          int& turn) {
+  const int thread = threadIdx.x & 127, lane = threadIdx.x & 31, warp = thread / 32;
+  const int feature = place.feature + group * 64;
+#pragma unroll
+  for (int c = 0; c < (kColumns + 63) / 64; ++c) {
+    const u32 tile = out + (turn++ & 1) * kOutBytes;
+    if (thread == 0) bulk_wait_read<1>();
+    named_sync(1 + group, 128);
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+      const int n = c * 8 + b * 2;
+      if (n >= kColumns / 8) continue;
+      const u32 f[4] = {pack_bf16(acc[n][0], acc[n][1]), pack_bf16(acc[n][2], acc[n][3]),
+                        pack_bf16(acc[n + 1][0], acc[n + 1][1]),
+                        pack_bf16(acc[n + 1][2], acc[n + 1][3])};
+      store_fragment_trans(tile, 64, b * 16, warp * 16, lane, f);
+    }
+    const int rows = min(64, place.rows - c * 64), row = place.row + c * 64;
+    if (rows < 64) {
+      // What lies after these rows is another expert's.
+      named_sync(1 + group, 128);
+      store_rows(a, row, rows, feature, tile);
+    } else {
+      fence_async_proxy();
+      named_sync(1 + group, 128);
+      if (thread == 0) bulk_store_box(&a.y, feature, row, tile);
+    }
+    if (thread == 0) bulk_commit();
+  }
+}
+
+template <int kTransA, int kColumns>
+__device__ __forceinline__ void multiply_tile(const Args& a, const Place& place, Ring& ring,
+                                              u32 stages, u32 full, u32 empty, u32 out, int group,
+                                              int& turn) {
+  // Without a value they would be alive from tile to tile, with those of all other widths.
+  float acc[kColumns / 8][4];
+  zero(acc);
+  const int lane = threadIdx.x & 31;
+  // Lanes 0 and 1 tell the two CTAs.
+  const auto release = [&](int stage) {
+    if (lane < 2) arrive_at(empty + stage * 8, lane);
+  };
+  int previous = -1;
+#pragma unroll 1
+  for (int k = 0; k < a.depth; k += kDepth, ring.next()) {
+    mbar_wait(full + ring.stage * 8, ring.phase);
+    const u32 stage = stages + ring.stage * kStageBytes;
+    const u64 da = make_descriptor(stage + group * kBlockBytes);
+    const u64 db = make_descriptor(stage + kBytesWeight);
+    MmaHopper::fence();
+#pragma unroll
+    for (int i = 0; i < kDepth / 16; ++i) {
+      wgmma_ss<kTransA, 0>(acc, da + (MmaHopper::offset<kTransA != 0>(i) >> 4),
+                           db + (MmaHopper::offset<false>(i) >> 4), 1);
+    }
+    MmaHopper::commit();
+    MmaHopper::wait<1>();
+    if (previous >= 0) release(previous);
+    previous = ring.stage;
+  }
+  MmaHopper::wait<0>();
+  pin(acc);
+  release(previous);
+  write_out<kColumns>(a, place, acc, out, group, turn);
+}
+
+/// Takes the tile with the number of columns that it has, of kColumns and the steps below it.
+template <int kTransA, int kColumns>
+__device__ __forceinline__ void multiply_any(const Args& a, const Place& place, Ring& ring,
+                                             u32 stages, u32 full, u32 empty, u32 out, int group,
+                                             int& turn) {
+  if (place.columns() == kColumns) {
+    multiply_tile<kTransA, kColumns>(a, place, ring, stages, full, empty, out, group, turn);
+  } else if constexpr (kColumns > kStep) {
+    multiply_any<kTransA, kColumns - kStep>(a, place, ring, stages, full, empty, out, group, turn);
+  }
+}
+
+template <int kTransA>
+__device__ void multiply(const Args& a, const int* first, int tiles, u32 stages, u32 full,
+                         u32 empty, u32 out, int rank) {
+  const int group = threadIdx.x / 128 - 1;
+  out += group * 2 * kOutBytes;
+  Ring ring;
+  int turn = 0;  // of the two tiles on the way out
+  for (int tile = blockIdx.x / 2; tile < tiles; tile += gridDim.x / 2) {
+    const Place place = place_of(a, first, tile, rank);
+    multiply_any<kTransA, kTokens>(a, place, ring, stages, full, empty, out, group, turn);
+  }
+  if ((threadIdx.x & 127) == 0) bulk_wait_all();
+}
+
+/// Fills first [experts + 1] with the tiles of tokens before each expert: one warp, 32 at a time.
+__device__ void count_tiles(const Args& a, int* first) {
+  if (threadIdx.x >= 32) return;
+  const int lane = static_cast<int>(threadIdx.x);
+  int before = 0;
+  for (int e = lane; e - lane < a.experts; e += 32) {
+    const int count = e < a.experts ? token_tiles(a.ends[e] - (e == 0 ? 0 : a.ends[e - 1])) : 0;
+    int sum = count;
+#pragma unroll
+    for (int d = 1; d < 32; d *= 2) {
+      const int other = __shfl_up_sync(0xffffffffu, sum, d);
+      if (lane >= d) sum += other;
+    }
+    if (e < a.experts) first[e] = before + sum - count;
+    before += __shfl_sync(0xffffffffu, sum, 31);
+  }
+  if (lane == 0) first[a.experts] = before;
+}
+
+#endif
+
+template <int kTransA>
+__global__ void __launch_bounds__(kThreads, 1)
+    grouped_product_kernel(const __grid_constant__ Args args) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+  // Swizzled tiles begin on 1024 bytes; there is no room to move them.
+  extern __shared__ __align__(1024) unsigned char memory[];
+  const u32 stages = smem_u32(memory);
+  if ((stages & 1023u) != 0) __trap();
+  const int rank = static_cast<int>(rank_in_cluster());
+  const u32 out = stages + kStages * kStageBytes;
+  const u32 full = out + 4 * kOutBytes, empty = full + kStages * 8;
+  int* const first = reinterpret_cast<int*>(memory + (empty + kStages * 8 - stages));
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < kStages; ++s) {
+      mbar_init(full + s * 8, 1);
+      mbar_init(empty + s * 8, 16);
+    }
+    fence_cluster_barriers();
+  }
+  count_tiles(args, first);
+  cluster_sync();
+  const int tiles = first[args.experts] * args.feature_pairs;
+  if (threadIdx.x < 128) {
+    set_max_registers_down<40>();
+    if (threadIdx.x == 0) load<kTransA>(args, first, tiles, stages, full, empty, rank);
+  } else {
+    set_max_registers_up<232>();
+    multiply<kTransA>(args, first, tiles, stages, full, empty, out, rank);
+  }
+  // Neither leaves while the other still sends to it.
+  cluster_sync();
+#endif
+}
+
+}  // namespace
+
+bool grouped_product_available() { return has_sm90a(); }
+
+void grouped_product(const GroupedProduct& p, cudaStream_t stream) {
+  if (p.experts < 1 || p.experts > kMostExperts || p.depth % kDepth != 0 || p.width % 8 != 0 ||
+      p.rows >= int64_t{1} << 31 || p.experts * std::max(p.depth, p.width) >= int64_t{1} << 31) {
+    throw std::invalid_argument("grouped_product (cuda): " + std::to_string(p.experts) +
+                                " experts, " + std::to_string(p.rows) + " rows, depth " +
+                                std::to_string(p.depth) + ", width " + std::to_string(p.width));
+  }
+  if (p.rows == 0) return;
+  Args args;
+  args.weight = p.depth_first
+                    ? tensor_map(p.weight, p.experts * p.depth, p.width, p.width, kDepth)
+                    : tensor_map(p.weight, p.experts * p.width, p.depth, p.depth, kFeatures);
+  for (int i = 0; i < kTokens / kStep; ++i)
+    args.tokens[i] = tensor_map(p.x, p.rows, p.depth, p.depth, (i + 1) * kStep / 2);
+  args.y = tensor_map(p.y, p.rows, p.width, p.width, 64);
+  args.out = static_cast<bf16*>(p.y);
+  args.ends = p.ends;
+  args.experts = static_cast<int>(p.experts);
+  args.width = static_cast<int>(p.width);
+  args.depth = static_cast<int>(p.depth);
+  args.feature_pairs = static_cast<int>((p.width + 2 * kFeatures - 1) / (2 * kFeatures));
+  const auto kernel = p.depth_first ? grouped_product_kernel<1> : grouped_product_kernel<0>;
+  launch_pairs(kernel, multiprocessors() / 2, kThreads, kSharedBytes, stream, args);
+  check_launch("grouped_product");
+}
+
+}  // namespace heddle::ops::cuda

@@ -1,0 +1,44 @@
+// Joins the CUDA kernels of sample_tokens with ATen.
+#include <ATen/ops/empty.h>
+
+#include "ops/cuda/tensor.h"
+#include "ops/sampling/cuda/sampling.h"
+#include "ops/sampling/kernels.h"
+
+namespace heddle::ops::sample_tokens_cuda {
+namespace {
+
+SampleTokens::Tokens forward(const SampleTokens::Inputs& in) {
+  const cuda::OnDevice on(in.logits);
+  const at::Tensor logits = cuda::with_unit_stride(in.logits);
+  const std::int64_t B = logits.size(0), V = logits.size(1);
+  SampleTokens::Tokens tokens{at::empty({B}, in.seeds.options()),
+                              at::empty({B}, in.top_p.options())};
+  const at::Tensor workspace =
+      at::empty({cuda::sample_tokens_workspace(B, V)}, logits.options().dtype(at::kByte));
+  cuda::SampleTokensArguments a{};
+  a.type = cuda::element_of(logits);
+  a.batch = static_cast<int>(B);
+  a.vocabulary = static_cast<int>(V);
+  a.logits = cuda::input_rows(logits);
+  a.temperature = in.temperature.const_data_ptr<float>();
+  a.top_p = in.top_p.const_data_ptr<double>();
+  a.min_p = in.min_p.const_data_ptr<double>();
+  a.top_k = in.top_k.const_data_ptr<std::int64_t>();
+  a.seeds = in.seeds.const_data_ptr<std::int64_t>();
+  a.positions = in.positions.const_data_ptr<std::int64_t>();
+  a.stream_name = sampling_stream();
+  a.ids = tokens.ids.mutable_data_ptr<std::int64_t>();
+  a.logprobs = tokens.logprobs.mutable_data_ptr<double>();
+  a.workspace = workspace.mutable_data_ptr();
+  cuda::sample_tokens(a, on.stream());
+  return tokens;
+}
+
+}  // namespace
+
+void add(Registry& registry) {
+  registry.add<SampleTokens>(cuda::kernel_info("cuda.fused"), {forward});
+}
+
+}  // namespace heddle::ops::sample_tokens_cuda

@@ -1,0 +1,30 @@
+// Drawing one token of each row of logits: plain C++, no ATen.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "ops/cuda/element.h"
+
+namespace heddle::ops::cuda {
+
+struct SampleTokensArguments {
+  Element type;  ///< Of the logits.
+  int batch = 0, vocabulary = 0;
+  InputRows logits;
+  const float* temperature = nullptr;  ///< [batch], as the others
+  const double *top_p = nullptr, *min_p = nullptr;
+  const int64_t *top_k = nullptr, *seeds = nullptr, *positions = nullptr;
+  uint64_t stream_name = 0;  ///< Second half of the generator's counter.
+  int64_t* ids = nullptr;
+  double* logprobs = nullptr;
+  void* workspace = nullptr;
+};
+
+/// Bytes of scratch that a call wants.
+int64_t sample_tokens_workspace(int64_t batch, int64_t vocabulary);
+
+void sample_tokens(const SampleTokensArguments& arguments, cudaStream_t stream);
+
+}  // namespace heddle::ops::cuda

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <cstdint>
+
+#include "ops/sampling/sampling.h"
+
+namespace heddle::ops {
+
+/// The random stream of all draws: CounterRng's name, hashed.
+std::uint64_t sampling_stream();
+
+}  // namespace heddle::ops
+
+namespace heddle::ops::sample_tokens_cuda {
+
+/// Adds "cuda.fused"; nothing in a build without CUDA.
+void add(Registry& registry);
+
+}  // namespace heddle::ops::sample_tokens_cuda

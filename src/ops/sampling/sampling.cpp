@@ -1,0 +1,181 @@
+#include "ops/sampling/sampling.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <numeric>
+#include <span>
+#include <vector>
+
+#include "base/hash.h"
+#include "base/philox.h"
+#include "ops/autograd.h"
+#include "ops/builtin.h"
+#include "ops/compute_type.h"
+#include "ops/sampling/kernels.h"
+#include "ops/sampling/mass.h"
+
+namespace heddle::ops {
+
+std::uint64_t sampling_stream() { return hash::of("sample"); }
+
+namespace {
+
+struct Cuts {
+  float temperature;
+  double top_p, min_p;
+  std::int64_t top_k;
+
+  bool any() const { return top_p < 1 || min_p > 0 || top_k > 0; }
+};
+
+/// Ids that the cuts keep, in the order of ids.
+std::vector<std::int32_t> kept_ids(std::span<const float> logits, float highest, const Cuts& cuts,
+                                   const auto& mass_of) {
+  std::vector<std::int32_t> ids(logits.size());
+  std::iota(ids.begin(), ids.end(), 0);
+  const auto more_likely = [&](std::int32_t a, std::int32_t b) {
+    const std::uint32_t x = sampling::rank_of(std::bit_cast<std::uint32_t>(logits[a])),
+                        y = sampling::rank_of(std::bit_cast<std::uint32_t>(logits[b]));
+    return x != y ? x > y : a < b;
+  };
+  if (cuts.top_k > 0 && cuts.top_k < static_cast<std::int64_t>(ids.size())) {
+    std::nth_element(ids.begin(), ids.begin() + cuts.top_k - 1, ids.end(), more_likely);
+    ids.resize(static_cast<std::size_t>(cuts.top_k));
+  }
+  if (cuts.top_p < 1) {
+    std::sort(ids.begin(), ids.end(), more_likely);
+    std::uint64_t total = 0, sum = 0;
+    for (const std::int32_t id : ids) total += mass_of(id);
+    const std::uint64_t wanted = sampling::part_of(total, cuts.top_p);
+    std::size_t count = 0;
+    while (count < ids.size() && sum < wanted) sum += mass_of(ids[count++]);
+    ids.resize(count);
+  }
+  if (cuts.min_p > 0) {
+    const std::uint64_t least =
+        sampling::part_of(std::uint64_t{1} << sampling::kMassBits, cuts.min_p);
+    std::erase_if(ids, [&](std::int32_t id) { return mass_of(id) < least; });
+  }
+  std::sort(ids.begin(), ids.end());
+  return ids;
+}
+
+std::int32_t draw(std::span<const float> logits, float highest, const Cuts& cuts, double uniform,
+                  std::int32_t most_likely) {
+  const float rate = sampling::log2_rate(cuts.temperature);
+  const auto mass_of = [&](std::int32_t id) {
+    return sampling::mass_of(logits[static_cast<std::size_t>(id)], highest, rate);
+  };
+  std::vector<std::int32_t> ids;
+  if (cuts.any()) {
+    ids = kept_ids(logits, highest, cuts, mass_of);
+  } else {
+    ids.resize(logits.size());
+    std::iota(ids.begin(), ids.end(), 0);
+  }
+  std::uint64_t total = 0;
+  for (const std::int32_t id : ids) total += mass_of(id);
+  if (total == 0) return most_likely;
+  std::uint64_t place = sampling::place_of(total, uniform);
+  for (const std::int32_t id : ids) {
+    const std::uint64_t mass = mass_of(id);
+    if (place < mass) return id;
+    place -= mass;
+  }
+  return most_likely;
+}
+
+/// One row: its token, and the log-probability of that.
+std::pair<std::int32_t, double> sample_row(std::span<const float> logits, const Cuts& cuts,
+                                           double uniform) {
+  const auto best = std::max_element(logits.begin(), logits.end());
+  const float highest = *best;
+  auto id = static_cast<std::int32_t>(best - logits.begin());
+  if (cuts.temperature > 0) id = draw(logits, highest, cuts, uniform, id);
+  double sum = 0;
+  for (const float logit : logits) sum += std::exp(static_cast<double>(logit - highest));
+  return {id, static_cast<double>(logits[static_cast<std::size_t>(id)] - highest) - std::log(sum)};
+}
+
+/// On the host, whatever the device.
+SampleTokens::Tokens on_host(const SampleTokens::Inputs& in) {
+  const c10::Device device = in.logits.device();
+  const at::Tensor logits = in.logits.to(at::kFloat).cpu().contiguous();
+  const at::Tensor temperature = in.temperature.cpu(), top_p = in.top_p.cpu(),
+                   min_p = in.min_p.cpu(), top_k = in.top_k.cpu(), seeds = in.seeds.cpu(),
+                   positions = in.positions.cpu();
+  const std::int64_t B = logits.size(0), V = logits.size(1);
+  at::Tensor ids = at::empty({B}, at::kLong), logprobs = at::empty({B}, at::kDouble);
+  const float* const values = logits.const_data_ptr<float>();
+  at::parallel_for(0, B, 1, [&](std::int64_t first, std::int64_t last) {
+    for (std::int64_t b = first; b < last; ++b) {
+      const Cuts cuts{temperature.const_data_ptr<float>()[b], top_p.const_data_ptr<double>()[b],
+                      min_p.const_data_ptr<double>()[b], top_k.const_data_ptr<std::int64_t>()[b]};
+      const auto number = [b](const at::Tensor& x) {
+        return static_cast<std::uint64_t>(x.const_data_ptr<std::int64_t>()[b]);
+      };
+      const double uniform =
+          philox::uniform(philox::words(number(seeds), number(positions), sampling_stream()));
+      const auto [id, logprob] =
+          sample_row({values + b * V, static_cast<std::size_t>(V)}, cuts, uniform);
+      ids.mutable_data_ptr<std::int64_t>()[b] = id;
+      logprobs.mutable_data_ptr<double>()[b] = logprob;
+    }
+  });
+  return {ids.to(device), logprobs.to(device)};
+}
+
+void check(const SampleTokens::Inputs& in) {
+  TORCH_CHECK(in.logits.dim() == 2 && in.logits.size(1) > 0 && in.logits.size(1) <= 1 << 19,
+              "sample_tokens: logits ", in.logits.sizes(), " must be [B,V] with V up to 2^19");
+  const auto row = [&](const char* name, const at::Tensor& x, c10::ScalarType type) {
+    TORCH_CHECK(x.dim() == 1 && x.size(0) == in.logits.size(0) && x.scalar_type() == type &&
+                    x.device() == in.logits.device() && x.is_contiguous(),
+                "sample_tokens: ", name, " ", x.sizes(), " ", x.scalar_type(), " on ", x.device(),
+                " must be [B] ", type, " beside the logits ", in.logits.sizes(), " on ",
+                in.logits.device());
+  };
+  row("temperature", in.temperature, at::kFloat);
+  row("top_p", in.top_p, at::kDouble);
+  row("min_p", in.min_p, at::kDouble);
+  row("top_k", in.top_k, at::kLong);
+  row("seeds", in.seeds, at::kLong);
+  row("positions", in.positions, at::kLong);
+}
+
+}  // namespace
+
+SampleTokens::Tokens sample_tokens(const KernelTable& kernels, const SampleTokens::Inputs& inputs) {
+  check(inputs);
+  const NoGradient guard;
+  return kernels.get<SampleTokens>().forward(inputs);
+}
+
+void register_sampling(Registry& registry) {
+  sample_tokens_cuda::add(registry);
+  registry.add<SampleTokens>({.op = "",
+                              .name = "cpu",
+                              .device = c10::DeviceType::CPU,
+                              .dtypes = reference_dtypes(),
+                              .is_reference = false,
+                              .refuse = {},
+                              .on_chip_bytes = {}},
+                             {on_host});
+  registry.add<SampleTokens>(
+      {.op = "",
+       .name = "reference",
+       .device = {},
+       .dtypes = reference_dtypes(),
+       .is_reference = true,
+       .refuse = {},
+       .on_chip_bytes = {},
+       .slowed_by =
+           [](const Dims&) { return std::string("the host draws from a copy of all logits"); }},
+      {on_host});
+}
+
+}  // namespace heddle::ops

@@ -1,0 +1,35 @@
+#pragma once
+
+#include "ops/registry.h"
+
+namespace heddle::ops {
+
+struct SampleTokens {
+  static constexpr const char* kName = "sample_tokens";
+  /// How each row is drawn. All on the device of the logits.
+  struct Inputs {
+    at::Tensor logits;        ///< [B,V], V up to 2^19
+    at::Tensor temperature;   ///< [B] float32; 0: the most likely token (ties: the lowest id).
+    at::Tensor top_p, min_p;  ///< [B] float64; 1 and 0: no cut.
+    at::Tensor top_k;         ///< [B] int64; 0: no cut.
+    at::Tensor seeds;         ///< [B] int64, patterns of unsigned numbers: the rows' streams.
+    at::Tensor positions;     ///< [B] int64: of the token in its stream.
+  };
+  struct Tokens {
+    at::Tensor ids;       ///< [B] int64
+    at::Tensor logprobs;  ///< [B] float64, of the softmax of the logits: temperature and cuts do
+                          ///< not enter.
+  };
+  struct Functions {
+    Tokens (*forward)(const Inputs&);
+  };
+};
+
+/// Draws one token of each row. Order: temperature; the top_k most likely tokens (of equals the
+/// lowest ids); of these the fewest most likely ones that have a share of top_p together; of these
+/// those of at least min_p times the most likely one's probability; drawn in the order of ids by
+/// CounterRng(seed, "sample").uniform(position). Masses are whole numbers (mass.h), so every device
+/// draws the same token of the same logits, whatever the batch. Not differentiable.
+SampleTokens::Tokens sample_tokens(const KernelTable& kernels, const SampleTokens::Inputs& inputs);
+
+}  // namespace heddle::ops

@@ -1,0 +1,88 @@
+#include "objective/pair_loss.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+namespace heddle::objective {
+namespace {
+
+const AnswerLogprob kAnswers[] = {{-3.5, -4, 3}, {-12, -9.25, 5}, {-0.2, -7, 1}, {-41, -40, 29}};
+
+/// The formulas as the papers and TRL's DPOTrainer write them.
+double formula(const AnswerLogprob& chosen, const AnswerLogprob& rejected,
+               const DpoOptions& options) {
+  const bool is_ipo = options.loss == DpoLoss::kIpo;
+  const double m = is_ipo ? chosen.tokens : 1, n = is_ipo ? rejected.tokens : 1;
+  const double logratios = chosen.policy / m - rejected.policy / n,
+               reference = chosen.reference / m - rejected.reference / n,
+               logits = logratios - reference, beta = options.beta, e = options.label_smoothing;
+  const auto logsigmoid = [](double x) { return std::log(1 / (1 + std::exp(-x))); };
+  double loss = 0;
+  if (options.loss == DpoLoss::kSigmoid)
+    loss = -logsigmoid(beta * logits) * (1 - e) - logsigmoid(-beta * logits) * e;
+  if (is_ipo) loss = std::pow(logits - 1 / (2 * beta), 2);
+  if (options.loss == DpoLoss::kHinge) loss = std::max(0.0, 1 - beta * logits);
+  return loss + options.sft_weight * -chosen.policy / chosen.tokens;
+}
+
+TEST(DpoLoss, EqualsTheFormulasAndTheirSlopes) {
+  for (const DpoLoss loss : {DpoLoss::kSigmoid, DpoLoss::kIpo, DpoLoss::kHinge}) {
+    for (const DpoOptions& options :
+         {DpoOptions{loss, 0.1, 0, 0}, DpoOptions{loss, 0.7, 0.2, 0.5}}) {
+      for (const AnswerLogprob& chosen : kAnswers) {
+        for (const AnswerLogprob& rejected : kAnswers) {
+          const DpoPairLoss pair = dpo_loss(chosen, rejected, options);
+          EXPECT_NEAR(pair.loss, formula(chosen, rejected, options), 1e-12);
+          const auto slope = [&](double d_chosen, double d_rejected) {
+            const double step = 1e-6;
+            AnswerLogprob up = chosen, down = chosen, up_other = rejected, down_other = rejected;
+            up.policy += step * d_chosen, down.policy -= step * d_chosen;
+            up_other.policy += step * d_rejected, down_other.policy -= step * d_rejected;
+            return (formula(up, up_other, options) - formula(down, down_other, options)) /
+                   (2 * step);
+          };
+          EXPECT_NEAR(pair.d_chosen, slope(1, 0), 1e-7);
+          EXPECT_NEAR(pair.d_rejected, slope(0, 1), 1e-7);
+        }
+      }
+    }
+  }
+}
+
+TEST(DpoLoss, ReportsRewardsAndLogprobs) {
+  const DpoPairLoss sums = dpo_loss(kAnswers[0], kAnswers[1], {});
+  EXPECT_DOUBLE_EQ(sums.reward_margin, 0.1 * (0.5 - -2.75));
+  EXPECT_DOUBLE_EQ(sums.logp_chosen, -3.5);
+  const DpoPairLoss means = dpo_loss(kAnswers[0], kAnswers[1], {.loss = DpoLoss::kIpo});
+  EXPECT_DOUBLE_EQ(means.logp_rejected, -12.0 / 5);
+  EXPECT_DOUBLE_EQ(means.reward_margin, 0.1 * (0.5 / 3 - -2.75 / 5));
+  // A policy that is its reference.
+  const DpoPairLoss start = dpo_loss({-5, -5, 4}, {-7, -7, 6}, {});
+  EXPECT_DOUBLE_EQ(start.loss, std::log(2));
+  EXPECT_EQ(start.reward_margin, 0);
+}
+
+TEST(DpoLoss, SurvivesHugeMargins) {
+  for (const double far : {-1e5, 1e5}) {
+    const DpoPairLoss pair = dpo_loss({far, 0, 1}, {0, 0, 1}, {.beta = 1});
+    EXPECT_DOUBLE_EQ(pair.loss, far < 0 ? 1e5 : 0);
+    EXPECT_DOUBLE_EQ(pair.d_chosen, far < 0 ? -1 : 0);
+  }
+}
+
+TEST(RankingLoss, EqualsTheFormulaAndItsSlope) {
+  const auto formula = [](double c, double r) { return -std::log(1 / (1 + std::exp(r - c))); };
+  for (const double chosen : {-3.0, 0.25, 7.5}) {
+    for (const double rejected : {-1.0, 0.25, 8.0}) {
+      const RankingLoss pair = ranking_loss(chosen, rejected);
+      EXPECT_NEAR(pair.loss, formula(chosen, rejected), 1e-12);
+      EXPECT_NEAR(pair.d_chosen,
+                  (formula(chosen + 1e-6, rejected) - formula(chosen - 1e-6, rejected)) / 2e-6,
+                  1e-8);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace heddle::objective

@@ -1,0 +1,52 @@
+// Log-probabilities and the gradient of a loss that mixes them, against logits that are held whole.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/exp.h>
+#include <ATen/ops/gather.h>
+#include <ATen/ops/index_select.h>
+#include <ATen/ops/log_softmax.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/rand.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/tensor.h>
+#include <gtest/gtest.h>
+
+#include "models/tiny_model.h"
+#include "objective/language_model.h"
+#include "ops/autograd.h"
+
+namespace heddle::objective {
+namespace {
+
+TEST(TokenLogprobs, EqualWholeLogitsAndTheirGradient) {
+  const auto model = testing::tiny_model(at::kDouble, /*moe=*/false, at::Device(at::kCPU));
+  const data::Batch batch = testing::batch_of({{1, 9}, {2, 29}, {3, 5}});
+  const at::Tensor hidden =
+      at::rand({batch.size(), model->config().hidden_size}, at::kDouble) - 0.5;
+  const LossRows rows(*model, batch, 1);
+  ASSERT_GT(rows.total, 10);
+  const auto index = at::tensor(rows.tokens, at::kLong);
+  // A loss in which every log-probability matters for the derivative by every other.
+  const auto loss_of = [](const at::Tensor& logprobs) { return (logprobs.sum() * 0.1).exp(); };
+
+  at::Tensor leaf = hidden.clone().set_requires_grad(true);
+  const at::Tensor weight = model->head_weight().data().detach().clone().set_requires_grad(true);
+  const at::Tensor logits = at::mm(model->final_norm(leaf.index_select(0, index)), weight.t());
+  const at::Tensor expected =
+      at::gather(at::log_softmax(logits, 1), 1, rows.labels.unsqueeze(1)).squeeze(1);
+  const at::Tensor loss = loss_of(expected);
+  ops::run_backward({loss}, {at::ones_like(loss)});
+
+  TokenLogprobs logprobs(*model, hidden, rows, /*want_gradients=*/true);
+  EXPECT_TRUE(at::allclose(logprobs.values(), expected.detach(), 1e-12, 1e-12));
+  at::Tensor values = logprobs.values().clone().set_requires_grad(true);
+  const at::Tensor mine = loss_of(values);
+  ops::run_backward({mine}, {at::ones_like(mine)});
+  EXPECT_TRUE(at::allclose(logprobs.gradient(values.grad()), leaf.grad(), 1e-10, 1e-12));
+  model->head_weight().collect_gradient();
+  EXPECT_TRUE(at::allclose(model->head_weight().gradient(), weight.grad(), 1e-10, 1e-12));
+}
+
+}  // namespace
+}  // namespace heddle::objective

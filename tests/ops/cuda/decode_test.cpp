@@ -1,0 +1,238 @@
+// The CUDA kernels that decode one token of many sequences, against the references in fp64 on the
+// CPU.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/stack.h>
+
+#include <limits>
+
+#include "ops/attention/attention_decode.h"
+#include "ops/builtin.h"
+#include "ops/causal_conv1d/conv_decode.h"
+#include "ops/cuda/fused_support.h"
+#include "ops/gated_delta_net/gated_delta_rule_decode.h"
+
+namespace heddle::ops::testing {
+namespace {
+
+using GpuDecode = GpuFused;
+
+constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
+
+/// Slots in no order, with free ones between them.
+std::vector<std::int64_t> scattered(std::int64_t batch) {
+  std::vector<std::int64_t> slots(static_cast<std::size_t>(batch));
+  for (std::size_t b = 0; b < slots.size(); ++b)
+    slots[b] = 2 * ((static_cast<std::int64_t>(b) * 7 + 3) % batch) + 1;
+  return slots;
+}
+
+/// NaN in the slots that no sequence has.
+at::Tensor with_free_slots(const at::Tensor& rows, const std::vector<std::int64_t>& slots) {
+  std::vector<std::int64_t> sizes = rows.sizes().vec();
+  sizes[0] = 2 * sizes[0] + 1;
+  at::Tensor cache = at::full(sizes, kNan, rows.options());
+  for (std::size_t b = 0; b < slots.size(); ++b)
+    cache.select(0, slots[b]).copy_(rows.select(0, static_cast<std::int64_t>(b)));
+  return cache;
+}
+
+at::Tensor rows_of(const at::Tensor& cache, const std::vector<std::int64_t>& slots) {
+  std::vector<at::Tensor> rows;
+  for (const std::int64_t slot : slots) rows.push_back(cache.select(0, slot).cpu());
+  return at::stack(rows);
+}
+
+at::Tensor half(const at::Tensor& x) { return x.to(at::kBFloat16); }
+at::Tensor exact(const at::Tensor& x) { return x.cpu().to(at::kDouble); }
+
+KernelTable gpu_table(void (*add)(Registry&), const char* op, const char* name,
+                      c10::ScalarType dtype, const Dims& dims = {}) {
+  return table_of(add, op, name, dtype, at::kCUDA, dims);
+}
+
+KernelTable exact_table(void (*add)(Registry&), const char* op) {
+  return table_of(add, op, "reference", at::kDouble, at::kCPU);
+}
+
+TEST_F(GpuDecode, TheRuleEqualsTheReference) {
+  for (const auto& [batch, hk, hv, dim] :
+       {std::tuple{1, 2, 2, 128}, {3, 2, 6, 128}, {64, 4, 4, 128}, {3, 1, 8, 64}, {5, 2, 2, 256}}) {
+    const std::vector<std::int64_t> slots = scattered(batch);
+    // Columns of one projection.
+    const at::Tensor qkv = half(randn({batch, (2 * hk + hv) * dim}, at::kFloat, 1));
+    const auto split = [&, hk = hk, hv = hv, dim = dim](const at::Tensor& x) {
+      return split_qkv(x, hk, dim, hv, dim);
+    };
+    const at::Tensor g = -randn({batch, hv}, at::kFloat, 2).abs(),
+                     beta = randn({batch, hv}, at::kFloat, 3).sigmoid();
+    const at::Tensor before = with_free_slots(randn({batch, hv, dim, dim}, at::kFloat, 4), slots);
+
+    const auto [q64, k64, v64] = split(exact(qkv));
+    at::Tensor expected_states = exact(before);
+    const at::Tensor expected =
+        gated_delta_rule_decode(exact_table(register_gated_delta_net, GatedDeltaRuleDecode::kName),
+                                {q64, k64, v64, exact(g), exact(beta), expected_states},
+                                CacheRows::from_host(slots, slots, at::kCPU));
+
+    const KernelTable kernels =
+        gpu_table(register_gated_delta_net, GatedDeltaRuleDecode::kName, "cuda.fused",
+                  at::kBFloat16, {{"head_k_dim", dim}, {"head_v_dim", dim}});
+    const CacheRows rows = CacheRows::from_host(slots, slots, gpu());
+    const auto [q, k, v] = split(qkv.to(gpu()));
+    at::Tensor states = before.to(gpu()), again = states.clone();
+    const at::Tensor o =
+        gated_delta_rule_decode(kernels, {q, k, v, g.to(gpu()), beta.to(gpu()), states}, rows);
+    EXPECT_TRUE(close(o.cpu(), expected, 5e-3)) << batch << " " << dim;
+    EXPECT_TRUE(close(rows_of(states, slots), rows_of(expected_states, slots), 1e-5)) << dim;
+    EXPECT_TRUE(states.select(0, 0).isnan().all().item().toBool());
+    const at::Tensor o_again =
+        gated_delta_rule_decode(kernels, {q, k, v, g.to(gpu()), beta.to(gpu()), again}, rows);
+    EXPECT_TRUE(identical(o.cpu(), o_again.cpu()));
+    EXPECT_TRUE(identical(states.cpu(), again.cpu()));
+  }
+}
+
+TEST_F(GpuDecode, AttentionEqualsTheReference) {
+  constexpr std::int64_t kCapacity = 1001;
+  const std::vector<std::int64_t> some = {0, 1, 62, 63, 64, 126, 127, 128, 500, 999, 1000};
+  for (const auto& [batch, hkv, group, dim] : {std::tuple{1, 2, 4, 256},
+                                               {3, 1, 3, 256},
+                                               {64, 2, 4, 256},
+                                               {11, 1, 8, 256},
+                                               {11, 2, 1, 128},
+                                               {11, 1, 2, 64},
+                                               {11, 2, 12, 128}}) {
+    const std::vector<std::int64_t> slots = scattered(batch);
+    std::vector<std::int64_t> lengths(slots.size());
+    for (std::size_t b = 0; b < lengths.size(); ++b)
+      lengths[b] = some[(b + (batch == 1 ? 10 : 0)) % some.size()];
+    const at::Tensor fresh = half(randn({batch, (group + 2) * hkv, dim}, at::kFloat, 1));
+    at::Tensor keys = half(randn({batch, kCapacity, hkv, dim}, at::kFloat, 2)),
+               values = half(randn({batch, kCapacity, hkv, dim}, at::kFloat, 3));
+    // What no token was written to is never read.
+    for (std::size_t b = 0; b < lengths.size(); ++b) {
+      for (at::Tensor* x : {&keys, &values})
+        x->select(0, static_cast<std::int64_t>(b))
+            .narrow(0, lengths[b], kCapacity - lengths[b])
+            .fill_(kNan);
+    }
+    const auto decode = [&, hkv = hkv, group = group](const KernelTable& kernels,
+                                                      const at::Tensor& x, at::Tensor k,
+                                                      at::Tensor v, const CacheRows& rows) {
+      return attention_decode(kernels,
+                              {x.narrow(1, 0, group * hkv), x.narrow(1, group * hkv, hkv),
+                               x.narrow(1, (group + 1) * hkv, hkv), k, v, 0},
+                              rows);
+    };
+    const at::Tensor before_k = with_free_slots(keys, slots),
+                     before_v = with_free_slots(values, slots);
+    at::Tensor k64 = exact(before_k), v64 = exact(before_v);
+    const at::Tensor expected =
+        decode(exact_table(register_attention, AttentionDecode::kName), exact(fresh), k64, v64,
+               CacheRows::from_host(slots, lengths, at::kCPU));
+
+    const KernelTable kernels = gpu_table(register_attention, AttentionDecode::kName,
+                                          "cuda.split_keys", at::kBFloat16, {{"head_dim", dim}});
+    const CacheRows rows = CacheRows::from_host(slots, lengths, gpu());
+    at::Tensor k = before_k.to(gpu()), v = before_v.to(gpu());
+    const at::Tensor o = decode(kernels, fresh.to(gpu()), k, v, rows);
+    EXPECT_TRUE(close(o.cpu(), expected, 1e-2)) << batch << " " << group << " " << dim;
+    EXPECT_TRUE(identical(exact(k), k64));
+    EXPECT_TRUE(identical(exact(v), v64));
+    // Alone a sequence gets the bits that it gets among others, whatever their lengths.
+    const std::int64_t last = batch - 1;
+    at::Tensor k_alone = before_k.to(gpu()), v_alone = before_v.to(gpu());
+    const at::Tensor alone = decode(kernels, fresh.narrow(0, last, 1).to(gpu()), k_alone, v_alone,
+                                    CacheRows::from_host({slots.back()}, {lengths.back()}, gpu()));
+    EXPECT_TRUE(identical(alone.cpu(), o.narrow(0, last, 1).cpu()));
+  }
+}
+
+TEST_F(GpuDecode, TheConvolutionEqualsTheReference) {
+  for (const c10::ScalarType type : {at::kBFloat16, at::kFloat}) {
+    for (const auto& [batch, channels, width] :
+         {std::tuple{1, 1000, 4}, {3, 37, 2}, {64, 300, 8}}) {
+      const std::vector<std::int64_t> slots = scattered(batch);
+      // A view into a wider row.
+      const at::Tensor x =
+          randn({batch, channels + 3}, at::kFloat, 1).to(type).narrow(1, 3, channels);
+      const at::Tensor weight = randn({channels, width}, at::kFloat, 2).to(type);
+      const at::Tensor before =
+          with_free_slots(randn({batch, channels, width - 1}, at::kFloat, 3).to(type), slots);
+      at::Tensor expected_states = exact(before), states = before.to(gpu());
+      const at::Tensor expected =
+          conv_decode(exact_table(register_causal_conv1d, ConvDecode::kName), exact(x),
+                      exact(weight), expected_states, CacheRows::from_host(slots, slots, at::kCPU));
+      const at::Tensor y = conv_decode(
+          gpu_table(register_causal_conv1d, ConvDecode::kName, "cuda.fused", type), x.to(gpu()),
+          weight.to(gpu()), states, CacheRows::from_host(slots, slots, gpu()));
+      EXPECT_TRUE(close(y.cpu(), expected, tolerance_of(type))) << batch;
+      EXPECT_TRUE(identical(exact(states), expected_states));
+    }
+  }
+}
+
+/// The operators of a layer's mixer, with the reference of each or with the device's own.
+KernelTable mixer_table(c10::DeviceType device, c10::ScalarType dtype, std::int64_t dim,
+                        const std::string& kernel) {
+  const Dims dims = {{"head_k_dim", dim},
+                     {"head_v_dim", dim},
+                     {"dim", dim},
+                     {"num_k_heads", 1},
+                     {"num_v_heads", 1}};
+  std::vector<OpRequest> requests;
+  KernelPolicy policy;
+  policy.allow_fallback = true;
+  for (const char* op : {"conv_decode", "gdn_gates", "gated_delta_rule_decode", "gated_rms_norm"}) {
+    requests.push_back({op, {dims}});
+    if (!kernel.empty()) policy.chosen_by_user[op] = kernel;
+  }
+  return KernelTable::choose(builtin_registry(), device, dtype, requests, policy);
+}
+
+TEST_F(GpuDecode, TheMixerInOnePassEqualsItsParts) {
+  for (const auto& [batch, hk, hv, dim] :
+       {std::tuple{1, 2, 2, 128}, {3, 2, 6, 128}, {64, 2, 4, 128}, {3, 1, 8, 64}}) {
+    const std::vector<std::int64_t> slots = scattered(batch);
+    const std::int64_t channels = (2 * hk + hv) * dim;
+    GatedDeltaNetDecode in;
+    in.qkv = half(randn({batch, channels}, at::kFloat, 1));
+    in.a = half(randn({batch, hv}, at::kFloat, 2));
+    in.b = half(randn({batch, hv}, at::kFloat, 3));
+    in.z = half(randn({batch, hv, dim}, at::kFloat, 4));
+    in.conv_weight = half(randn({channels, 4}, at::kFloat, 5));
+    in.a_log = randn({hv}, at::kFloat, 6);
+    in.dt_bias = randn({hv}, at::kFloat, 7);
+    in.norm_weight = half(randn({dim}, at::kFloat, 8));
+    in.conv_states = with_free_slots(half(randn({batch, channels, 3}, at::kFloat, 9)), slots);
+    in.states = with_free_slots(randn({batch, hv, dim, dim}, at::kFloat, 10), slots);
+    in.num_key_heads = hk;
+    in.norm_eps = 1e-6;
+    const auto on = [&](auto&& moved) {
+      GatedDeltaNetDecode there = in;
+      for (at::Tensor* x :
+           {&there.qkv, &there.a, &there.b, &there.z, &there.conv_weight, &there.a_log,
+            &there.dt_bias, &there.norm_weight, &there.conv_states, &there.states})
+        *x = moved(*x).clone();
+      return there;
+    };
+    const GatedDeltaNetDecode there64 = on(exact);
+    const at::Tensor expected =
+        gated_delta_net_decode(mixer_table(at::kCPU, at::kDouble, dim, "reference"), there64,
+                               CacheRows::from_host(slots, slots, at::kCPU));
+    const KernelTable kernels = mixer_table(at::kCUDA, at::kBFloat16, dim, "");
+    ASSERT_NE(kernels.get<GatedDeltaRuleDecode>().net, nullptr);
+    const GatedDeltaNetDecode there = on([](const at::Tensor& x) { return x.to(gpu()); });
+    const at::Tensor y =
+        gated_delta_net_decode(kernels, there, CacheRows::from_host(slots, slots, gpu()));
+    EXPECT_TRUE(close(y.cpu(), expected, 2e-2)) << batch << " " << dim;
+    EXPECT_TRUE(identical(exact(there.conv_states), there64.conv_states));
+    // The rule's inputs are rounded to bf16 between the parts.
+    EXPECT_TRUE(close(rows_of(there.states, slots), rows_of(there64.states, slots), 1e-2)) << dim;
+    EXPECT_TRUE(there.states.select(0, 0).isnan().all().item().toBool());
+  }
+}
+
+}  // namespace
+}  // namespace heddle::ops::testing

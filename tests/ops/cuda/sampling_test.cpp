@@ -1,0 +1,52 @@
+// sample_tokens on the GPU draws what the CPU draws.
+#include "ops/sampling/sampling.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/remainder.h>
+#include <ATen/ops/tensor.h>
+
+#include "ops/builtin.h"
+#include "ops/cuda/fused_support.h"
+
+namespace heddle::ops::testing {
+namespace {
+
+using GpuSampling = GpuFused;
+
+TEST_F(GpuSampling, DrawsTheTokensOfTheCpu) {
+  const KernelTable cpu =
+      table_of(register_sampling, SampleTokens::kName, "cpu", at::kFloat, at::kCPU);
+  const KernelTable cuda =
+      table_of(register_sampling, SampleTokens::kName, "cuda.fused", at::kFloat, at::kCUDA);
+  for (const c10::ScalarType type : {at::kBFloat16, at::kFloat}) {
+    for (const auto& [batch, vocabulary] :
+         {std::pair{3, 1}, {64, 300}, {3, 4096}, {5, 4097}, {64, 50000}, {8, 248320}}) {
+      SampleTokens::Inputs in;
+      in.logits = (randn({batch, vocabulary}, at::kFloat, 1) * 3).to(type);
+      const at::Tensor row = at::arange(batch, at::kLong);
+      const auto one_of = [&](int period, const at::Tensor& values) {
+        return values.index_select(0, at::remainder(row, period).to(at::kLong));
+      };
+      // Every row another mixture of cuts.
+      in.temperature = one_of(5, at::tensor({1.0, 0.0, 0.3, 2.0, 1.0}, at::kFloat));
+      in.top_k = one_of(3, at::tensor({0, 20, 1}, at::kLong));
+      in.top_p = one_of(4, at::tensor({1.0, 1.0, 0.9, 0.3}, at::kDouble));
+      in.min_p = one_of(7, at::tensor({0.0, 0.0, 0.0, 0.0, 0.0, 0.1, 0.0}, at::kDouble));
+      in.seeds = row * 1234567;
+      in.positions = row + 9;
+      SampleTokens::Inputs there = in;
+      for (at::Tensor* x : {&there.logits, &there.temperature, &there.top_p, &there.min_p,
+                            &there.top_k, &there.seeds, &there.positions})
+        *x = x->to(gpu());
+      const SampleTokens::Tokens expected = sample_tokens(cpu, in),
+                                 found = sample_tokens(cuda, there);
+      EXPECT_TRUE(identical(found.ids.cpu(), expected.ids)) << batch << " x " << vocabulary;
+      EXPECT_LE((found.logprobs.cpu() - expected.logprobs).abs().max().item<double>(), 2e-6)
+          << vocabulary;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace heddle::ops::testing
