@@ -12,43 +12,38 @@
 #include "data/tokenizer/tokenizer.h"
 #include "nn/cache.h"
 #include "rollout/recorded_decoding.h"
-#include "rollout/sampler.h"
+#include "rollout/request.h"
 #include "rollout/text_stream.h"
 
 namespace heddle::rollout {
-
-struct Request {
-  std::vector<std::int32_t> prompt;  ///< At least one token.
-  std::int64_t max_new_tokens = 128;
-  SamplingOptions sampling;  ///< Its seed is the request's own random stream.
-  std::vector<std::int32_t>
-      stop_ids;  ///< End of generation; the token itself is part of the output.
-  std::vector<std::string> stop_strings;  ///< Cut from the text where the first of them begins.
-};
-
-enum class FinishReason { kStop, kLength, kAborted };
-
-struct Completion {
-  std::vector<std::int32_t> output_ids;
-  std::vector<double> logprobs;                ///< [output_ids], of the model's own distribution.
-  std::vector<std::int64_t> weights_versions;  ///< [output_ids], of the weights that drew each.
-  std::string text;                            ///< Decoded without special tokens.
-  FinishReason finish_reason = FinishReason::kLength;
-};
 
 struct EngineOptions {
   std::int64_t max_sequences = 16;     ///< Generated at the same time.
   std::int64_t prefill_tokens = 4096;  ///< Prompt tokens of one pass on each data rank, at most.
   std::int64_t capacity = 4096;        ///< Tokens of a sequence, prompt and output, at most.
   bool record_steps = true;            ///< As graphs, where RecordedDecoding can.
+  std::int64_t page_tokens = 32;       ///< Tokens of a page of keys and values.
+  /// Pages of each data rank; 0: enough for max_sequences of full capacity. With fewer, a sequence
+  /// may be interrupted and go on later.
+  std::int64_t pages = 0;
+  /// States kept for later prompts on each data rank, at most (see Request::keep_state), and of
+  /// groups of samples for which there is no room at once.
+  std::int64_t kept_states = 4;
 };
 
 using RequestId = std::int64_t;
+
+/// What changed weights do to sequences under way.
+enum class LiveSequences {
+  kRecompute,  ///< Their tokens pass through the new weights before they go on.
+  kKeep,       ///< They go on from the caches of the old weights.
+};
 
 /// What a step brought a request.
 struct Progress {
   RequestId id = 0;
   std::string text;  ///< What became certain: whole UTF-8, not a part of a stop string.
+  std::optional<SampledToken> token;
   std::optional<Completion> completion;  ///< Of a request that finished.
 };
 
@@ -66,8 +61,9 @@ class Engine {
   Engine(assembly::ModelOnRanks& placed, std::shared_ptr<const data::Tokenizer> tokenizer,
          const EngineOptions& options);
 
-  /// Ids count from 0. Throws DataError for an empty prompt, an id outside the vocabulary, and for
-  /// a request that exceeds the capacity.
+  /// Ids count from 0; the samples of a request have consecutive ones, of which this is the first.
+  /// Throws DataError for an empty prompt, an id outside the vocabulary, options out of range, and
+  /// for a request that exceeds the capacity.
   RequestId submit(Request request);
   /// One pass: over waiting prompts if there are any, else one token for every sequence. Reports
   /// the requests that got a token or finished. Throws ModelError, with the request and the first
@@ -83,9 +79,20 @@ class Engine {
 
   /// Number of the weights that draw the next tokens, 0 at first.
   std::int64_t weights_version() const { return weights_version_; }
-  /// After the model's parameters have other values: what the caches hold is of the old ones, so
-  /// running requests are preempted.
-  void weights_changed(std::int64_t version);
+  /// After the model's parameters have other values. Kept states are dropped.
+  void weights_changed(std::int64_t version, LiveSequences live = LiveSequences::kRecompute);
+
+  /// The adapter of requests that name none and start from now on; sequences that have started keep
+  /// theirs. At first the model's own, if it has adapters.
+  void use_adapter(std::shared_ptr<const Adapter> adapter);
+  /// Requests that wait or run with this set, or a state that is kept of it.
+  bool uses(const nn::AdapterSet& set) const;
+  /// Forgets kept states of a set whose numbers are to change.
+  void forget_states(const nn::AdapterSet& set);
+
+  /// Gives the memory of the caches back until the next step, as a trainer on the same device wants
+  /// it; running requests go on after that as after preempt().
+  void release_memory();
 
  private:
   struct Sequence {

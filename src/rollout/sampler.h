@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <vector>
 
 #include "ops/sampling/sampling.h"
@@ -13,11 +14,27 @@ struct SamplingOptions {
   double min_p = 0;        ///< Tokens of at least this share of the most likely one's probability.
   std::int64_t top_k = 0;  ///< 0: all.
   std::uint64_t seed = 0;  ///< The random stream of one request.
+  /// Above 1, tokens of prompt and output become less likely: a positive logit is divided, a
+  /// negative one multiplied by it.
+  double repetition_penalty = 1;
+  double presence_penalty = 0;   ///< Taken from the logit of each token of the output.
+  double frequency_penalty = 0;  ///< Taken for each time that a token is in the output.
+  std::map<std::int32_t, double> logit_bias;  ///< Added to logits, before the penalties.
+};
+
+/// A token and its log-probability in the model's own distribution.
+struct TokenLogprob {
+  std::int32_t id = 0;
+  double logprob = 0;
 };
 
 struct SampledToken {
   std::int32_t id = 0;
-  double logprob = 0;  ///< Of the model's own distribution: temperature and cuts do not enter.
+  double logprob = 0;  ///< Of the model's own distribution, which no sampling option enters.
+  double sampled_logprob = 0;     ///< Of the distribution that it was drawn from.
+  std::vector<TokenLogprob> top;  ///< The most likely tokens of the model's own distribution.
+  /// Ids that top-k, top-p and min-p left to draw from, in order, if asked for.
+  std::vector<std::int32_t> support;
 };
 
 /// How one token is drawn: its request's options, and its position in the output.
@@ -48,5 +65,7 @@ std::vector<SampledToken> from_table(const at::Tensor& table, std::size_t count)
 
 /// The stream of row `row` (from 0) of a file that has one seed for all.
 std::uint64_t seed_of_row(std::uint64_t seed, std::uint64_t row);
+/// The stream of one of a request's samples; the first has the request's own.
+std::uint64_t seed_of_sample(std::uint64_t seed, std::uint64_t sample);
 
 }  // namespace heddle::rollout

@@ -1,0 +1,62 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "nn/adapters.h"
+#include "rollout/sampler.h"
+
+namespace heddle::rollout {
+
+/// One version of a set of adapters. A sequence keeps the version that it started with.
+struct Adapter {
+  std::string name;
+  std::int64_t version = 0;
+  std::shared_ptr<const nn::AdapterSet> set;  ///< Null: the base model.
+};
+
+/// Sampling options beyond the distribution of one token are those of the request.
+struct Request {
+  std::vector<std::int32_t> prompt;  ///< At least one token.
+  std::int64_t max_new_tokens = 128;
+  SamplingOptions sampling;  ///< Its seed is the request's own random stream.
+  std::vector<std::int32_t>
+      stop_ids;  ///< End of generation; the token itself is part of the output.
+  std::vector<std::string> stop_strings;  ///< Cut from the text where the first of them begins.
+  std::int64_t min_tokens = 0;            ///< No stop id is drawn before so many tokens.
+  bool ignore_eos = false;                ///< Stop ids end nothing: for measurements.
+  std::int64_t samples = 1;  ///< Answers to the prompt, which is read once. See seed_of_sample.
+  std::int64_t top_logprobs = 0;  ///< Alternatives told of each token, see SampledToken::top.
+  /// Tells the log-probabilities of the prompt, and so many alternatives of each token.
+  std::optional<std::int64_t> prompt_logprobs;
+  bool return_support = false;  ///< See SampledToken::support. Needs a top_k above 0.
+  /// Null: the engine's adapter at the time it starts. For the base model, an Adapter without set.
+  std::shared_ptr<const Adapter> adapter;
+  /// Keeps the state after the prompt and at the end, for prompts that go on from there (the next
+  /// turn of a conversation), until the memory is wanted.
+  bool keep_state = false;
+};
+
+enum class FinishReason { kStop, kLength, kAborted };
+
+struct Completion {
+  std::vector<std::int32_t> output_ids;
+  std::vector<double> logprobs;                ///< [output_ids], of the model's own distribution.
+  std::vector<std::int64_t> weights_versions;  ///< [output_ids], of the weights that drew each.
+  std::string text;                            ///< Decoded without special tokens.
+  FinishReason finish_reason = FinishReason::kLength;
+  std::int64_t sample = 0;               ///< Which of the request's answers.
+  std::int64_t adapter_version = 0;      ///< Of the adapter that it had from its start on.
+  std::int64_t cached_tokens = 0;        ///< Of the prompt, found in a kept state.
+  std::vector<double> sampled_logprobs;  ///< [output_ids], see SampledToken::sampled_logprob.
+  std::vector<std::vector<TokenLogprob>> top_logprobs;  ///< [output_ids], if asked for.
+  std::vector<std::vector<std::int32_t>> supports;      ///< [output_ids], if asked for.
+  /// [prompt], of the first sample and if asked for; the first is NaN: nothing precedes it.
+  std::vector<double> prompt_logprobs;
+  std::vector<std::vector<TokenLogprob>> prompt_top_logprobs;  ///< [prompt], the first is empty.
+};
+
+}  // namespace heddle::rollout
