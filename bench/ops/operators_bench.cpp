@@ -193,11 +193,15 @@ void decode(c10::ScalarType dtype, std::int64_t batch, std::int64_t length) {
              v = randn({batch, length, 2, 128}, dtype);
   const auto fresh = randn({batch, 2, 128}, dtype);
   std::vector<std::int64_t> slots, lengths(static_cast<std::size_t>(batch), length - 1);
-  for (std::int64_t b = 0; b < batch; ++b) slots.push_back(b);
+  std::vector<std::vector<std::int32_t>> pages;
+  for (std::int64_t b = 0; b < batch; ++b) {
+    slots.push_back(b);
+    pages.push_back({static_cast<std::int32_t>(b)});
+  }
   const auto run = [&](const char* name) -> Work {
     const auto f =
         table(register_attention, AttentionDecode::kName, name, dtype).get<AttentionDecode>();
-    const CacheRows rows = CacheRows::from_host(slots, lengths, at::kCPU);
+    const CacheRows rows = CacheRows::from_host(slots, lengths, pages, at::kCPU);
     return [=] { f.forward({q, fresh, fresh, k, v, 0.1}, rows); };
   };
   row(fmt::format("attention decode {} x {} keys {}", batch, length, c10::toString(dtype)),

@@ -28,8 +28,10 @@ struct BenchOptions {
   std::string preset, profile;
   std::int64_t batch = 1, length = 2048, new_tokens = 128, median = 0, micro_batches = 1, steps = 6,
                warmup = 4;
+  std::int64_t samples = 1, top_k = 0;
+  double top_p = 1;
   bool json = false, check = false;
-  std::vector<std::string> heads, layouts;
+  std::vector<std::string> heads, layouts, sweep;
   std::vector<std::string> overrides;
   std::vector<std::string> given;  ///< Options of the command line: "--batch".
 };
@@ -47,6 +49,10 @@ std::vector<std::string> works_with(const std::string& option) {
       {"--length", "step|generate|gdn|gemm|lora|attention|head|experts"},
       {"--median", "step|gdn|attention"},
       {"--new-tokens", "generate"},
+      {"--sweep", "generate"},
+      {"--samples", "generate"},
+      {"--top-k", "generate"},
+      {"--top-p", "generate"},
       {"--micro-batches", "step"},
       {"--steps", "step"},
       {"--warmup", "step"},
@@ -228,8 +234,11 @@ int run(const BenchOptions& options, const Session& session) {
                              options.work);
   }
   if (options.work == "generate") {
-    const nlohmann::ordered_json result = run_generate_bench(
-        {options.preset, options.batch, options.length, options.new_tokens}, config);
+    GenerateBench bench{options.preset, {}, options.samples, options.top_k, options.top_p};
+    for (const std::string& point : options.sweep) bench.points.push_back(parse_point(point));
+    if (bench.points.empty())
+      bench.points.push_back({options.batch, options.length, options.new_tokens});
+    const nlohmann::ordered_json result = run_generate_bench(bench, config);
     session.out << (options.json ? result.dump() + "\n" : generate_bench_table(result));
     return 0;
   }
@@ -272,6 +281,19 @@ void add_bench_command(CLI::App& app, Action& action) {
   command->add_option("--new-tokens", options->new_tokens, "generate: tokens drawn a sequence")
       ->check(CLI::Range(2, 1 << 20))
       ->capture_default_str();
+  command
+      ->add_option("--sweep", options->sweep,
+                   "generate: several points instead, batch x length x new tokens each")
+      ->type_name("64x1024x128,...")
+      ->delimiter(',');
+  command->add_option("--samples", options->samples, "generate: sequences that share a prompt")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("--top-k", options->top_k, "generate: draw from the most likely tokens")
+      ->check(CLI::NonNegativeNumber);
+  command
+      ->add_option("--top-p", options->top_p, "generate: draw from the smallest set of this mass")
+      ->check(CLI::Range(1e-6, 1.0));
   command
       ->add_option("--median", options->median,
                    "Lognormal lengths of this median instead (step, attention, gdn)")

@@ -1,11 +1,17 @@
 #include "cli/bench_generate.h"
 
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <charconv>
 #include <chrono>
+#include <set>
 
 #include "assembly/from_config.h"
 #include "assembly/model_on_ranks.h"
+#include "base/errors.h"
 #include "base/rng.h"
 #include "base/text.h"
 #include "device/device.h"
@@ -25,6 +31,7 @@ double seconds_since(Clock::time_point start) {
 struct Times {
   double first_token_s = 0;  ///< Until every sequence has one.
   double rest_s = 0;         ///< From there to the end.
+  std::int64_t rest_tokens = 0, rest_steps = 0;
 };
 
 std::vector<std::int32_t> random_prompt(std::int64_t length, std::int64_t vocabulary,
@@ -36,21 +43,31 @@ std::vector<std::int32_t> random_prompt(std::int64_t length, std::int64_t vocabu
   return tokens;
 }
 
-Times generate(rollout::Engine& engine, const GenerateBench& bench, std::int64_t vocabulary) {
+Times generate(rollout::Engine& engine, const GenerateBench& bench, const GeneratePoint& point,
+               std::int64_t vocabulary) {
   const auto start = Clock::now();
-  for (std::int64_t i = 0; i < bench.batch; ++i) {
+  for (std::int64_t i = 0; i < point.batch; i += bench.samples) {
     const auto seed = static_cast<std::uint64_t>(i);
     rollout::Request request;
-    request.prompt = random_prompt(bench.length, vocabulary, seed);
-    request.max_new_tokens = bench.new_tokens;
+    request.prompt = random_prompt(point.length, vocabulary, seed);
+    request.max_new_tokens = point.new_tokens;
+    request.samples = std::min(bench.samples, point.batch - i);
     request.sampling.seed = seed;
+    request.sampling.top_k = bench.top_k;
+    request.sampling.top_p = bench.top_p;
     engine.submit(std::move(request));
   }
   Times times;
-  std::int64_t begun = 0;
+  std::set<rollout::RequestId> begun;
   while (!engine.is_idle()) {
-    begun += static_cast<std::int64_t>(engine.step().size());
-    if (times.first_token_s == 0 && begun >= bench.batch)
+    const std::vector<rollout::Progress> progress = engine.step();
+    if (times.first_token_s > 0) {
+      times.rest_tokens += static_cast<std::int64_t>(progress.size());
+      ++times.rest_steps;
+      continue;
+    }
+    for (const rollout::Progress& one : progress) begun.insert(one.id);
+    if (static_cast<std::int64_t>(begun.size()) >= point.batch)
       times.first_token_s = seconds_since(start);
   }
   times.rest_s = seconds_since(start) - times.first_token_s;
@@ -59,24 +76,88 @@ Times generate(rollout::Engine& engine, const GenerateBench& bench, std::int64_t
 
 /// Bytes that a step of all sequences reads and writes at least: the weights of every layer and of
 /// the head, recurrent states twice, keys and values once, halfway through the new tokens.
-double traffic_bytes(models::Model& model, const GenerateBench& bench) {
+double traffic_bytes(models::Model& model, const GeneratePoint& point) {
   double weights = 0, rows = 0;
   model.visit_parameters([&](nn::Parameter& parameter) {
     const bool is_table = &parameter == &model.embedding_weight() && !model.tied();
     if (!is_table) weights += static_cast<double>(parameter.data().nbytes());
   });
   const double length =
-      static_cast<double>(bench.length) + static_cast<double>(bench.new_tokens) / 2;
-  for (const nn::LayerCache& layer : model.make_cache(1, 1)) {
+      static_cast<double>(point.length) + static_cast<double>(point.new_tokens) / 2;
+  for (const nn::LayerCache& layer : model.make_cache({.slots = 1, .pages = 1, .page_tokens = 1})) {
     for (const at::Tensor& state : {layer.conv, layer.state})
       rows += state.defined() ? 2 * static_cast<double>(state.nbytes()) : 0;
     for (const at::Tensor& token : {layer.keys, layer.values})
       rows += token.defined() ? length * static_cast<double>(token.nbytes()) : 0;
   }
-  return weights + static_cast<double>(bench.batch) * rows;
+  return weights + static_cast<double>(point.batch) * rows;
+}
+
+/// Bytes that copies read and write in a second: what no step reaches.
+double copy_rate(c10::Device device) {
+  const std::int64_t bytes = std::int64_t{1} << (device.is_cuda() ? 30 : 26);
+  constexpr int kCopies = 5;
+  const at::Tensor from = at::zeros({bytes}, at::TensorOptions().dtype(at::kByte).device(device)),
+                   to = at::zeros_like(from);
+  const auto wait = [&] { (void)to.narrow(0, 0, 1).cpu(); };
+  to.copy_(from);
+  wait();
+  const auto start = Clock::now();
+  for (int i = 0; i < kCopies; ++i) to.copy_(from);
+  wait();
+  return 2.0 * kCopies * static_cast<double>(bytes) / seconds_since(start);
+}
+
+nlohmann::ordered_json measure(assembly::ModelOnRanks& placed, const GenerateBench& bench,
+                               const GeneratePoint& point, double ceiling) {
+  models::Model& model = *placed.model;
+  const std::int64_t vocabulary = model.config().vocab_size;
+  rollout::EngineOptions options;
+  options.max_sequences = point.batch;
+  options.capacity = point.length + point.new_tokens;
+  rollout::Engine engine(placed, nullptr, options);
+  // The first run records what the second replays.
+  generate(engine, bench, point, vocabulary);
+  const Times times = generate(engine, bench, point, vocabulary);
+
+  const auto steps = static_cast<double>(times.rest_steps),
+             tokens = static_cast<double>(times.rest_tokens);
+  const double bytes = traffic_bytes(model, point), rate = bytes / (times.rest_s / steps);
+  nlohmann::ordered_json json;
+  json["batch"] = point.batch;
+  json["length"] = point.length;
+  json["new_tokens"] = point.new_tokens;
+  json["samples"] = bench.samples;
+  json["first_token_ms"] = times.first_token_s * 1e3;
+  json["prompt_tokens_per_s"] =
+      static_cast<double>(point.batch * point.length) / times.first_token_s;
+  json["step_ms"] = times.rest_s / steps * 1e3;
+  json["tokens_per_s"] = tokens / times.rest_s;
+  json["traffic_gb"] = bytes * 1e-9;
+  json["traffic_gb_per_s"] = rate * 1e-9;
+  json["share_of_copy"] = rate / ceiling;
+  return json;
 }
 
 }  // namespace
+
+GeneratePoint parse_point(const std::string& text) {
+  const std::vector<std::string> parts = text::split(text, 'x');
+  std::vector<std::int64_t> numbers;
+  for (const std::string& part : parts) {
+    std::int64_t number = 0;
+    const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), number);
+    if (error == std::errc() && end == part.data() + part.size()) numbers.push_back(number);
+  }
+  if (numbers.size() != 3 || parts.size() != 3 || numbers[0] < 1 || numbers[1] < 1 ||
+      numbers[2] < 2) {
+    throw_error<ConfigError>(
+        "--sweep: '{}' is no point: expected BATCHxLENGTHxNEW, such as 64x1024x128, with 2 new "
+        "tokens or more",
+        text);
+  }
+  return {numbers[0], numbers[1], numbers[2]};
+}
 
 nlohmann::ordered_json run_generate_bench(const GenerateBench& bench,
                                           const config::RunConfig& config) {
@@ -84,57 +165,48 @@ nlohmann::ordered_json run_generate_bench(const GenerateBench& bench,
   recipe.purpose = assembly::Purpose::kGenerate;
   recipe.weights = assembly::Weights::kRandomOnDevice;
   assembly::ModelOnRanks placed = assembly::place(recipe, assembly::make_context(config, nullptr));
-  models::Model& model = *placed.model;
-  const std::int64_t vocabulary = model.config().vocab_size;
-  rollout::EngineOptions options;
-  options.max_sequences = bench.batch;
-  options.capacity = bench.length + bench.new_tokens;
-  rollout::Engine engine(placed, nullptr, options);
-  // The first run records what the second replays.
-  generate(engine, bench, vocabulary);
-  const Times times = generate(engine, bench, vocabulary);
-
-  const double steps = static_cast<double>(bench.new_tokens - 1);
-  const double tokens = static_cast<double>(bench.batch) * steps;
-  const double bytes = traffic_bytes(model, bench);
+  const std::string obstacle = rollout::RecordedDecoding::why_not(placed);
+  const double ceiling = copy_rate(placed.context.device);
   nlohmann::ordered_json json;
   json["preset"] = bench.preset;
-  json["batch"] = bench.batch;
-  json["length"] = bench.length;
-  json["new_tokens"] = bench.new_tokens;
   json["device"] = device::properties(placed.context.device, 16).name;
-  json["steps"] = rollout::RecordedDecoding::why_not(placed).empty()
-                      ? "recorded"
-                      : "launched: " + rollout::RecordedDecoding::why_not(placed);
-  json["first_token_ms"] = times.first_token_s * 1e3;
-  json["prompt_tokens_per_s"] =
-      static_cast<double>(bench.batch * bench.length) / times.first_token_s;
-  json["step_ms"] = times.rest_s / steps * 1e3;
-  json["tokens_per_s"] = tokens / times.rest_s;
-  json["traffic_gb"] = bytes * 1e-9;
-  json["traffic_gb_per_s"] = bytes * 1e-9 / (times.rest_s / steps);
-  json["kernels"] = model.kernels().lines();
+  json["adapters"] = placed.adapters != nullptr;
+  json["steps"] = obstacle.empty() ? "recorded" : "launched: " + obstacle;
+  json["copy_gb_per_s"] = ceiling * 1e-9;
+  json["points"] = nlohmann::ordered_json::array();
+  for (const GeneratePoint& point : bench.points)
+    json["points"].push_back(measure(placed, bench, point, ceiling));
+  json["kernels"] = placed.model->kernels().lines();
   return json;
 }
 
 std::string generate_bench_table(const nlohmann::ordered_json& result) {
-  ui::Table table;
-  const auto number = [&](const char* key) { return result[key].get<double>(); };
+  ui::Table about;
   const auto word = [&](const char* key) { return result[key].get<std::string>(); };
-  table.row({"work",
-             fmt::format("{}, {} sequences of {} tokens and {} new ones", word("preset"),
-                         result["batch"].get<std::int64_t>(), result["length"].get<std::int64_t>(),
-                         result["new_tokens"].get<std::int64_t>())});
-  table.row({"device", word("device")});
-  table.row({"first token", fmt::format("{:.1f} ms, {:.0f} tokens/s of prompts",
-                                        number("first_token_ms"), number("prompt_tokens_per_s"))});
-  table.row({"then", fmt::format("{:.2f} ms a step, {:.0f} tokens/s", number("step_ms"),
-                                 number("tokens_per_s"))});
-  table.row({"steps", word("steps")});
-  table.row({"traffic", fmt::format("{:.2f} GB a step at least, {:.0f} GB/s", number("traffic_gb"),
-                                    number("traffic_gb_per_s"))});
-  table.row({"kernels", text::join(result["kernels"].get<std::vector<std::string>>(), "\n")});
-  return table.render(ui::TableStyle::kPlain);
+  about.row({"model", word("preset") + (result["adapters"].get<bool>() ? ", with adapters" : "")});
+  about.row({"device", fmt::format("{}, a copy {:.0f} GB/s", word("device"),
+                                   result["copy_gb_per_s"].get<double>())});
+  about.row({"steps", word("steps")});
+  about.row({"kernels", text::join(result["kernels"].get<std::vector<std::string>>(), "\n")});
+  ui::Table table;
+  table.row({"sequences", "prompt", "new", "first token", "prompts", "a step", "new tokens",
+             "must move", "of a copy"});
+  for (const nlohmann::ordered_json& point : result["points"]) {
+    const auto count = [&](const char* key) {
+      return std::to_string(point[key].get<std::int64_t>());
+    };
+    const auto number = [&](const char* key) { return point[key].get<double>(); };
+    const std::int64_t samples = point["samples"].get<std::int64_t>();
+    table.row(
+        {samples > 1 ? fmt::format("{}, {} a prompt", count("batch"), samples) : count("batch"),
+         count("length"), count("new_tokens"), fmt::format("{:.1f} ms", number("first_token_ms")),
+         fmt::format("{:.0f} tokens/s", number("prompt_tokens_per_s")),
+         fmt::format("{:.2f} ms", number("step_ms")),
+         fmt::format("{:.0f} tokens/s", number("tokens_per_s")),
+         fmt::format("{:.2f} GB", number("traffic_gb")),
+         fmt::format("{:.0f} %", 100 * number("share_of_copy"))});
+  }
+  return about.render(ui::TableStyle::kPlain) + "\n" + table.render(ui::TableStyle::kPlain);
 }
 
 }  // namespace heddle::cli

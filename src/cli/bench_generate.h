@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -9,16 +10,28 @@
 
 namespace heddle::cli {
 
-/// What `heddle bench generate` times: sequences of random tokens that are all continued at once.
-struct GenerateBench {
-  std::string preset;
+/// Sequences of random tokens that are all continued at once.
+struct GeneratePoint {
   std::int64_t batch = 1;         ///< Sequences.
   std::int64_t length = 2048;     ///< Tokens of each prompt.
-  std::int64_t new_tokens = 128;  ///< Drawn for each at temperature 1.
+  std::int64_t new_tokens = 128;  ///< Drawn for each.
 };
 
-/// Time to the first token, rates of prompt and new tokens, and the memory traffic that a step
-/// cannot do without. Throws ConfigError for a preset that does not exist, DeviceError.
+/// What `heddle bench generate` times.
+struct GenerateBench {
+  std::string preset;
+  std::vector<GeneratePoint> points;
+  std::int64_t samples = 1;  ///< Sequences that share a prompt.
+  std::int64_t top_k = 0;    ///< At temperature 1, as top_p.
+  double top_p = 1;
+};
+
+/// "64x1024x128", batch, length and new tokens. Throws ConfigError.
+GeneratePoint parse_point(const std::string& text);
+
+/// For each point the time to the first token, rates of prompt and new tokens, and the memory
+/// traffic that a step cannot do without, with its share of what a copy reaches. Throws ConfigError
+/// for a preset that does not exist, DeviceError.
 nlohmann::ordered_json run_generate_bench(const GenerateBench& bench,
                                           const config::RunConfig& config);
 std::string generate_bench_table(const nlohmann::ordered_json& result);

@@ -18,10 +18,13 @@ constexpr const char* kFile = "generation_config.json";
 /// nothing.
 const std::vector<std::pair<const char*, Json>>& without_effect() {
   static const std::vector<std::pair<const char*, Json>> values = {
-      {"repetition_penalty", 1.0}, {"typical_p", 1.0},
-      {"epsilon_cutoff", 0.0},     {"eta_cutoff", 0.0},
-      {"no_repeat_ngram_size", 0}, {"num_beams", 1},
-      {"penalty_alpha", 0.0},      {"encoder_repetition_penalty", 1.0}};
+      {"typical_p", 1.0},
+      {"epsilon_cutoff", 0.0},
+      {"eta_cutoff", 0.0},
+      {"no_repeat_ngram_size", 0},
+      {"num_beams", 1},
+      {"penalty_alpha", 0.0},
+      {"encoder_repetition_penalty", 1.0}};
   return values;
 }
 
@@ -84,6 +87,8 @@ rollout::SamplingOptions sampling_of(const SamplingArguments& arguments, const J
     options.min_p = defaults.take(arguments.min_p, "min_p", options.min_p);
     options.top_k = defaults.take(arguments.top_k, "top_k", options.top_k);
   }
+  options.repetition_penalty =
+      defaults.take(std::optional<double>(), "repetition_penalty", options.repetition_penalty);
   defaults.say();
   const bool holds = std::isfinite(options.temperature) && options.temperature >= 0 &&
                      options.top_p > 0 && options.top_p <= 1 && options.min_p >= 0 &&

@@ -73,11 +73,11 @@ nn::BlockOutput DecoderLayer::mlp(const at::Tensor& hidden, const nn::Pass& pass
   return output;
 }
 
-nn::LayerCache DecoderLayer::make_cache(std::int64_t slots, std::int64_t capacity,
+nn::LayerCache DecoderLayer::make_cache(const nn::CacheSize& size,
                                         const runtime::Context& context) const {
   const auto options = at::TensorOptions().dtype(context.dtype).device(context.device);
-  return attention_ ? attention_->make_cache(slots, capacity, options)
-                    : gated_delta_net_->make_cache(slots, options, context.wide_dtype());
+  return attention_ ? attention_->make_cache(size, options)
+                    : gated_delta_net_->make_cache(size.slots, options, context.wide_dtype());
 }
 
 void DecoderLayer::visit_parameters(const std::function<void(nn::Parameter&)>& visit) {

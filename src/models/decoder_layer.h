@@ -32,8 +32,7 @@ class DecoderLayer : public nn::Block {
   std::size_t stages() const override { return 2; }
   nn::BlockOutput forward(std::size_t stage, const at::Tensor& hidden,
                           const nn::Pass& pass) override;
-  nn::LayerCache make_cache(std::int64_t slots, std::int64_t capacity,
-                            const runtime::Context& context) const;
+  nn::LayerCache make_cache(const nn::CacheSize& size, const runtime::Context& context) const;
   void visit_parameters(const std::function<void(nn::Parameter&)>& visit) override;
   void visit_linears(const std::function<void(nn::Linear&)>& visit);
   void visit_expert_weights(const std::function<void(nn::ExpertWeights&)>& visit);

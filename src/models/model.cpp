@@ -160,15 +160,43 @@ at::Tensor Model::logits(const at::Tensor& normalized) {
   return kernels_.get<ops::Linear>().forward({{{normalized, head_weight().data()}}})[0];
 }
 
-nn::Cache Model::make_cache(std::int64_t slots, std::int64_t capacity) const {
+nn::Cache Model::make_cache(const nn::CacheSize& size) const {
   nn::Cache cache(layers_.size());
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     bool is_held = false;
     layers_[i]->visit_parameters([&](const nn::Parameter& p) { is_held = is_held || p.is_held(); });
-    if (is_held) cache[i] = layers_[i]->make_cache(slots, capacity, context_);
+    if (is_held) cache[i] = layers_[i]->make_cache(size, context_);
   }
   return cache;
 }
+
+namespace {
+
+/// Where a pass of several tokens a sequence writes its keys and reads those of all tokens.
+void place_keys(const ops::Sequences& sequences, nn::CachedSequences& cached, c10::Device device) {
+  const ops::CacheRows& rows = cached.rows;
+  if (!rows.pages.defined()) return;
+  std::int64_t page_tokens = 0;
+  for (const nn::LayerCache& layer : *cached.cache) {
+    if (layer.keys.defined()) page_tokens = layer.keys.size(1);
+  }
+  if (page_tokens == 0) return;  // no attention layer on this rank
+  std::vector<std::int64_t> written, read;
+  std::vector<std::int32_t> boundaries = {0};
+  for (std::size_t s = 0; s < rows.pages_host.size(); ++s) {
+    const std::int64_t before = rows.lengths_host[s],
+                       count = sequences.cu_seqlens_host[s + 1] - sequences.cu_seqlens_host[s];
+    rows.append_places(s, before, count, page_tokens, written);
+    if (rows.longest > 0) rows.append_places(s, 0, before + count, page_tokens, read);
+    boundaries.push_back(boundaries.back() + static_cast<std::int32_t>(before + count));
+  }
+  cached.written = device::upload(written, device);
+  if (rows.longest == 0) return;
+  cached.read = device::upload(read, device);
+  cached.key_sequences = ops::Sequences::from_host(boundaries, device);
+}
+
+}  // namespace
 
 nn::Pass Model::cached_pass(ops::Sequences sequences, nn::CachedSequences cached) const {
   const std::int64_t total = sequences.total();
@@ -183,6 +211,7 @@ nn::Pass Model::cached_pass(ops::Sequences sequences, nn::CachedSequences cached
         position[t] = cached.rows.lengths_host[s] + t - begin;
     }
     positions = device::upload(host, context_.device);
+    place_keys(sequences, cached, context_.device);
   }
   nn::Pass next = pass(std::move(sequences), positions, total, /*training=*/false);
   next.cached = std::make_shared<const nn::CachedSequences>(std::move(cached));

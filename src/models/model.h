@@ -94,9 +94,8 @@ class Model {
   /// Logits [N, V] of rows of normalised hidden states, without gradient.
   at::Tensor logits(const at::Tensor& normalized);
 
-  /// Memory for `slots` sequences of up to `capacity` tokens, zero: of this rank's layers and
-  /// heads.
-  nn::Cache make_cache(std::int64_t slots, std::int64_t capacity) const;
+  /// Memory for sequences, zero: of this rank's layers and heads.
+  nn::Cache make_cache(const nn::CacheSize& size) const;
 
  private:
   Config config_;

@@ -112,27 +112,16 @@ at::Tensor Attention::attend_cached(const Projected& projected, const Pass& pass
   const std::int64_t count = sequences.count();
   if (sequences.max_seqlen == 1 && sequences.total() == count)
     return ops::attention_decode(*pass.kernels, {q, k, v, cache.keys, cache.values, 0}, rows);
-  const std::vector<std::int64_t>&slots = rows.slots_host, &before = rows.lengths_host;
-  std::vector<std::int64_t> after = before;
-  for (std::int64_t s = 0; s < count; ++s) {
-    const std::int64_t begin = sequences.cu_seqlens_host[s],
-                       length = sequences.cu_seqlens_host[s + 1] - begin;
-    cache.keys[slots[s]].narrow(0, before[s], length).copy_(k.narrow(0, begin, length));
-    cache.values[slots[s]].narrow(0, before[s], length).copy_(v.narrow(0, begin, length));
-    after[s] += length;
-  }
-  if (rows.longest == 0) return ops::attention(*pass.kernels, {q, k, v, sequences, sequences, 0});
+  at::Tensor keys = cache.keys.flatten(0, 1), values = cache.values.flatten(0, 1);
+  keys.index_copy_(0, pass.cached->written, k);
+  values.index_copy_(0, pass.cached->written, v);
+  if (!pass.cached->read.defined())
+    return ops::attention(*pass.kernels, {q, k, v, sequences, sequences, 0});
   // A prompt in pieces: each sequence's new queries against its whole cache.
-  std::vector<at::Tensor> keys, values;
-  std::vector<std::int32_t> boundaries = {0};
-  for (std::int64_t s = 0; s < count; ++s) {
-    keys.push_back(cache.keys[slots[s]].narrow(0, 0, after[s]));
-    values.push_back(cache.values[slots[s]].narrow(0, 0, after[s]));
-    boundaries.push_back(boundaries.back() + static_cast<std::int32_t>(after[s]));
-  }
-  const ops::Sequences key_sequences = ops::Sequences::from_host(boundaries, q.device());
+  const at::Tensor& read = pass.cached->read;
   return ops::attention(*pass.kernels,
-                        {q, at::cat(keys), at::cat(values), sequences, key_sequences, 0});
+                        {q, keys.index_select(0, read), values.index_select(0, read), sequences,
+                         pass.cached->key_sequences, 0});
 }
 
 at::Tensor Attention::forward(const LinearInput& x, const Pass& pass, const at::Tensor& residual,
@@ -143,9 +132,8 @@ at::Tensor Attention::forward(const LinearInput& x, const Pass& pass, const at::
   return finish(o, projected, pass, residual);
 }
 
-LayerCache Attention::make_cache(std::int64_t slots, std::int64_t capacity,
-                                 const at::TensorOptions& options) const {
-  const std::vector<std::int64_t> shape = {slots, capacity, dims_.num_key_value_heads,
+LayerCache Attention::make_cache(const CacheSize& size, const at::TensorOptions& options) const {
+  const std::vector<std::int64_t> shape = {size.pages, size.page_tokens, dims_.num_key_value_heads,
                                            dims_.head_dim};
   LayerCache cache;
   cache.keys = at::zeros(shape, options);

@@ -31,8 +31,7 @@ class Attention {
   at::Tensor forward(const LinearInput& x, const Pass& pass, const at::Tensor& residual = {},
                      LayerCache* cache = nullptr);
   /// Of this rank's heads, zero.
-  LayerCache make_cache(std::int64_t slots, std::int64_t capacity,
-                        const at::TensorOptions& options) const;
+  LayerCache make_cache(const CacheSize& size, const at::TensorOptions& options) const;
   void visit_parameters(const std::function<void(Parameter&)>& visit);
   void visit_linears(const std::function<void(Linear&)>& visit);
 

@@ -6,13 +6,20 @@
 #include <ATen/core/Tensor.h>
 
 #include "ops/cache_rows.h"
+#include "ops/sequences.h"
 
 namespace heddle::nn {
 
-/// What one layer remembers of sequences: slot s belongs to one sequence. Heads and channels are
-/// those of this rank.
+/// Memory of a cache, in two pools: pages of keys and values, of which a sequence has as many as its
+/// tokens want and sequences may share, and slots of recurrent state, one for each sequence.
+struct CacheSize {
+  std::int64_t slots = 0, pages = 0;
+  std::int64_t page_tokens = 32;  ///< A power of two.
+};
+
+/// What one layer remembers of sequences. Heads and channels are those of this rank.
 struct LayerCache {
-  at::Tensor keys, values;  ///< Attention: [slots, capacity, Hkv, D].
+  at::Tensor keys, values;  ///< Attention: [pages, page_tokens, Hkv, D].
   at::Tensor conv;          ///< Gated DeltaNet: [slots, C, W-1], inputs of the convolution.
   at::Tensor state;         ///< Gated DeltaNet: [slots, Hv, K, V], fp32 or wider.
 };
@@ -22,11 +29,17 @@ using Cache = std::vector<LayerCache>;
 
 /// Makes the slot that of a new sequence, which has no token yet.
 void clear_slot(Cache& cache, std::int64_t slot);
+void copy_slot(Cache& cache, std::int64_t from, std::int64_t to);
+void copy_page(Cache& cache, std::int32_t from, std::int32_t to);
 
 /// The sequences of a pass as a cache knows them.
 struct CachedSequences {
   Cache* cache = nullptr;
   ops::CacheRows rows;  ///< One for each packed sequence.
+  // Of a pass of more than one token a sequence, see ops::CacheRows::append_places:
+  at::Tensor written;            ///< [T] int64: where the keys of its tokens go.
+  at::Tensor read;               ///< [K] int64: the keys of all tokens, unless there are no others.
+  ops::Sequences key_sequences;  ///< Of the K keys.
 };
 
 }  // namespace heddle::nn

@@ -1,6 +1,7 @@
 #include "nn/low_rank.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/zeros.h>
 
@@ -11,6 +12,7 @@
 
 #include "device/upload.h"
 #include "ops/autograd.h"
+#include "ops/linear/few_row_lows.h"
 
 namespace heddle::nn {
 
@@ -159,6 +161,27 @@ at::Tensor low_of(const Product& product, const at::Tensor& x) {
                                : product.products->forward({{{x, product.a}}})[0];
 }
 
+/// What each change sees of x, scaled, undefined without a change; nothing where the kernels have
+/// no way of their own for so few rows.
+Tensors lows_of_few(const ops::Linear::Functions& products, const at::Tensor& x,
+                    const std::vector<ChangedLinear>& layers) {
+  if (drops(layers)) return {};
+  Tensors as;
+  std::vector<double> scales;
+  for (const ChangedLinear& layer : layers) {
+    if (layer.change == nullptr) continue;
+    as.push_back(layer.change->a().data());
+    scales.push_back(layer.change->scaling());
+  }
+  const Tensors found = ops::few_row_lows(products, x, as, scales);
+  if (found.empty()) return {};
+  Tensors lows;
+  std::size_t next = 0;
+  for (const ChangedLinear& layer : layers)
+    lows.push_back(layer.change == nullptr ? at::Tensor() : found[next++]);
+  return lows;
+}
+
 /// d_low^T x, scaled: the gradients of the changes' A one below the other.
 at::Tensor gradient_of_a(const Product& product, const at::Tensor& d_low, const at::Tensor& x) {
   const at::Tensor d_a = drops(product.layers)
@@ -218,7 +241,7 @@ Tensors changed_linears(const ops::KernelTable& kernels, const LinearInput& give
                         const std::vector<ChangedLinear>& layers) {
   const at::Tensor& x = given.value;
   const ops::Linear::Functions& products = kernels.get<ops::Linear>();
-  const bool wants_input = x.requires_grad();
+  const bool wants_input = x.requires_grad(), has_gradient = at::GradMode::is_enabled();
   Product product{.layers = layers,
                   .a = {},
                   .low = {},
@@ -229,9 +252,12 @@ Tensors changed_linears(const ops::KernelTable& kernels, const LinearInput& give
   if (!product.input) product.input = [saved = ops::detached(x)] { return saved; };
   const Tensors outputs = ops::run_without_gradient([&] {
     const at::Tensor input = ops::detached(x);
-    product.a = scaled_a(layers);
-    product.low = low_of(product, input);
-    const Tensors lows = split(product.low, 1, layers);
+    Tensors lows = has_gradient ? Tensors() : lows_of_few(products, input, layers);
+    if (lows.empty()) {
+      product.a = scaled_a(layers);
+      product.low = low_of(product, input);
+      lows = split(product.low, 1, layers);
+    }
     std::vector<ops::Products> sums;
     for (std::size_t i = 0; i < layers.size(); ++i) {
       const auto& [change, weight, mask] = layers[i];

@@ -1,19 +1,18 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "assembly/model_on_ranks.h"
 #include "data/tokenizer/tokenizer.h"
-#include "nn/cache.h"
 #include "rollout/recorded_decoding.h"
 #include "rollout/request.h"
-#include "rollout/text_stream.h"
+#include "rollout/scheduler.h"
 
 namespace heddle::rollout {
 
@@ -31,8 +30,6 @@ struct EngineOptions {
   std::int64_t kept_states = 4;
 };
 
-using RequestId = std::int64_t;
-
 /// What changed weights do to sequences under way.
 enum class LiveSequences {
   kRecompute,  ///< Their tokens pass through the new weights before they go on.
@@ -48,13 +45,13 @@ struct Progress {
 };
 
 /// Generates with continuous batching over the ranks of a model: a sequence that ends gives its
-/// slot to the next request. A request's tokens depend on its own seed and on neither the other
+/// memory to the next request. A request's tokens depend on its own seed and on neither the other
 /// requests nor the order, the batch size or an interruption, up to the rounding of products over
 /// other numbers of rows.
 ///
 /// All ranks of the model make the same calls in the same order and get the same results. Every
-/// data rank has a share of the slots; each pass is planned for all of them at once, so that all
-/// ranks run equally many.
+/// data rank has a share of the sequences; each pass is planned for all of them at once, so that
+/// all ranks run equally many.
 class Engine {
  public:
   /// `placed` outlives the engine. Throws ConfigError for ranks that divide sequences (cp).
@@ -65,12 +62,12 @@ class Engine {
   /// Throws DataError for an empty prompt, an id outside the vocabulary, options out of range, and
   /// for a request that exceeds the capacity.
   RequestId submit(Request request);
-  /// One pass: over waiting prompts if there are any, else one token for every sequence. Reports
-  /// the requests that got a token or finished. Throws ModelError, with the request and the first
-  /// layer, where logits are not finite.
+  /// One pass: over prompts, or one token for every sequence that has read its own; in turn where
+  /// there are both. Reports the requests that got a token or finished. Throws ModelError, with the
+  /// request and the first layer, where logits are not finite.
   std::vector<Progress> step();
   /// Nothing waits or runs.
-  bool is_idle() const { return waiting_.empty() && running_.empty(); }
+  bool is_idle() const { return done_.empty() && scheduler_.is_idle(); }
   /// Ends a request and returns what it has. Throws InternalError for one that is not under way.
   Completion abort(RequestId id);
   /// Takes a running request's slot away: it goes on later, and its tokens pass through the model
@@ -85,57 +82,47 @@ class Engine {
   /// The adapter of requests that name none and start from now on; sequences that have started keep
   /// theirs. At first the model's own, if it has adapters.
   void use_adapter(std::shared_ptr<const Adapter> adapter);
-  /// Requests that wait or run with this set, or a state that is kept of it.
+  /// A request that waits or runs has this set, or the engine's adapter is of it.
   bool uses(const nn::AdapterSet& set) const;
   /// Forgets kept states of a set whose numbers are to change.
   void forget_states(const nn::AdapterSet& set);
 
+  /// Slots and pages of this data rank that nobody has.
+  std::pair<std::int64_t, std::int64_t> free_memory() const;
   /// Gives the memory of the caches back until the next step, as a trainer on the same device wants
   /// it; running requests go on after that as after preempt().
   void release_memory();
 
  private:
-  struct Sequence {
-    RequestId id;
-    Request request;
-    TextStream text;
-    std::vector<std::int32_t> tokens;  ///< Prompt and output.
-    Completion completion = {};
-    std::int64_t slot = -1;   ///< Of all data ranks' slots; -1: it waits.
-    std::int64_t cached = 0;  ///< How many of its tokens the caches hold.
-
-    std::int64_t pending() const { return static_cast<std::int64_t>(tokens.size()) - cached; }
-    bool is_prompt() const { return cached == 0 || pending() > 1; }
-  };
-  /// Tokens of one sequence in a pass.
-  struct Part {
-    Sequence* sequence;
-    std::int64_t count;
-    std::int64_t data_rank;
-    std::int64_t last_row = 0;  ///< Of the sequence in its data rank's pass.
-  };
-
   void check(const Request& request) const;
-  std::int64_t data_rank_of(std::int64_t slot) const;
-  void admit(std::vector<Progress>& progress);
-  std::int64_t free_slot() const;
-  std::vector<Part> plan() const;
   /// Hidden states of this rank's rows; undefined where the last stage is elsewhere.
-  at::Tensor run(std::vector<Part>& parts);
+  at::Tensor run(const std::vector<Part>& parts);
+  /// A table row, see TokenTable, from the hidden states of one row of a data rank's pass.
+  struct Wanted {
+    const Part* part;
+    std::int64_t row;    ///< Of the data rank's pass.
+    std::int64_t given;  ///< A token of the prompt; -1: one is drawn.
+  };
+  /// One rank has the row that a token follows from; all learn it.
+  at::Tensor table_of(const TokenTable& shape, const at::Tensor& hidden,
+                      const std::vector<Wanted>& wanted) const;
+  /// The next token of each sequence.
   std::vector<SampledToken> draw(const at::Tensor& hidden, const std::vector<Part>& parts) const;
+  void judge_prompts(const at::Tensor& hidden, const std::vector<Part>& parts);
+  bool can_replay(const std::vector<Part>& parts) const;
   std::vector<SampledToken> replay(const std::vector<Part>& parts);
-  Progress take(Sequence& sequence, const SampledToken& token);
+  Progress take(Sequence& sequence, SampledToken token);
+  Progress end(const Sequence& sequence, Progress progress, FinishReason reason);
 
   assembly::ModelOnRanks& placed_;
   std::shared_ptr<const data::Tokenizer> tokenizer_;
   EngineOptions options_;
   std::unique_ptr<parallel::Acquired> ends_;  ///< Embedding and head, which every pass reads.
-  nn::Cache cache_;
+  std::shared_ptr<const Adapter> adapter_;
+  CachePool pool_;
+  Scheduler scheduler_;
   std::unique_ptr<RecordedDecoding> recorded_;  ///< Null: steps are queued launch by launch.
-  std::int64_t own_slots_;   ///< Behind them in the caches are those of dummy sequences.
-  std::vector<bool> taken_;  ///< [slots of all data ranks]
-  std::deque<std::unique_ptr<Sequence>> waiting_;
-  std::vector<std::unique_ptr<Sequence>> running_;  ///< In the order of their admission.
+  std::vector<Progress> done_;                  ///< Of requests that want nothing.
   RequestId next_id_ = 0;
   std::int64_t weights_version_ = 0;
 };

@@ -4,12 +4,13 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <utility>
+#include <tuple>
 #include <vector>
 
 #include "assembly/model_on_ranks.h"
 #include "device/graph.h"
-#include "nn/cache.h"
+#include "nn/adapters.h"
+#include "rollout/cache_pool.h"
 #include "rollout/sampler.h"
 
 namespace heddle::rollout {
@@ -22,41 +23,55 @@ class RecordedDecoding {
  public:
   /// One sequence.
   struct Row {
-    std::int64_t token = 0;  ///< Not yet in the cache.
-    std::int64_t slot = 0;
-    std::int64_t length = 0;  ///< Tokens in the cache.
+    std::int64_t token = 0;         ///< Not yet in the cache.
+    const Holding* held = nullptr;  ///< With room for it.
     Draw draw;
   };
 
   /// Why the model's steps are queued launch by launch; empty: they can be recorded.
   static std::string why_not(const assembly::ModelOnRanks& placed);
 
-  /// `placed` and `cache` outlive it; no sequence has `dummy_slot`.
-  RecordedDecoding(assembly::ModelOnRanks& placed, nn::Cache& cache, std::int64_t capacity,
-                   std::int64_t dummy_slot);
+  /// `placed` and `pool` outlive it.
+  RecordedDecoding(assembly::ModelOnRanks& placed, CachePool& pool, std::int64_t capacity);
 
-  /// The next token of each sequence; the caches are continued. At least one row.
-  std::vector<SampledToken> step(const std::vector<Row>& rows);
-  /// After parameters have moved.
+  /// The next token of each sequence, all with this set of adapters or none; the caches are
+  /// continued. At least one row.
+  std::vector<SampledToken> step(const std::vector<Row>& rows,
+                                 const std::shared_ptr<const nn::AdapterSet>& set);
+  /// After the caches have moved.
   void forget();
+  /// After parameters may have moved.
+  void forget_if_moved();
 
  private:
   struct Step {
     at::Tensor whole;  ///< [6,batch] int64: those of DrawTables, then token, slot, length.
     at::Tensor real;   ///< [3,batch] float64
+    at::Tensor pages;  ///< [batch,pages of the longest] int32
+    at::Tensor pages_host;
     ops::Sequences sequences;
-    at::Tensor drawn;  ///< [batch,2]: what the last run drew.
+    std::weak_ptr<const nn::AdapterSet> set;  ///< To tell a new one at the address of an old one.
+    at::Tensor logits;                        ///< [batch,V] of the last run.
+    at::Tensor drawn;                         ///< [batch,3], see TokenTable, of plain draws.
     std::unique_ptr<device::Graph> graph;
   };
 
-  Step make_step(std::int64_t batch) const;
-  void run(Step& step, std::int64_t longest) const;
+  /// Batch, longest, the rows' adapters, and whether the tokens are drawn in the graph.
+  using Key = std::tuple<std::int64_t, std::int64_t, const nn::AdapterSet*, bool>;
+
+  Step make_step(const Key& key, const std::shared_ptr<const nn::AdapterSet>& set) const;
+  void run(Step& step, const Key& key) const;
+  /// Brings the rows' numbers to where the graph reads them.
+  void fill(Step& step, const std::vector<Row>& rows) const;
+  /// Of all parameters' addresses.
+  std::uint64_t fingerprint() const;
 
   assembly::ModelOnRanks& placed_;
-  nn::Cache& cache_;
-  std::int64_t capacity_, dummy_slot_;
-  std::map<std::pair<std::int64_t, std::int64_t>, Step> steps_;  ///< By batch and longest.
-  const device::Graph* neighbour_ = nullptr;                     ///< Whose memory all graphs share.
+  CachePool& pool_;
+  std::int64_t capacity_;
+  std::map<Key, Step> steps_;
+  const device::Graph* neighbour_ = nullptr;  ///< Whose memory all graphs share.
+  std::uint64_t fingerprint_ = 0;
 };
 
 }  // namespace heddle::rollout

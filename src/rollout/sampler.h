@@ -37,10 +37,24 @@ struct SampledToken {
   std::vector<std::int32_t> support;
 };
 
-/// How one token is drawn: its request's options, and its position in the output.
+/// What happens to the logit of one token before it is drawn.
+struct LogitChange {
+  std::int32_t id = 0;
+  float bias = 0;     ///< Added first.
+  float penalty = 1;  ///< Then a positive logit is divided, a negative one multiplied by it.
+  float taken = 0;    ///< Then taken away.
+};
+
+/// How one token is drawn: its request's options, its position in the output, and what is told.
 struct Draw {
   SamplingOptions options;
   std::uint64_t position = 0;
+  std::vector<LogitChange> changes;
+  std::int64_t top = 0;        ///< SampledToken::top.
+  bool wants_support = false;  ///< SampledToken::support.
+
+  /// What DrawTables alone say of it.
+  bool is_plain() const { return changes.empty() && top == 0 && !wants_support; }
 };
 
 /// Draws as tables that one copy each brings to a device.
@@ -53,15 +67,33 @@ struct DrawTables {
   ops::SampleTokens::Inputs with(const at::Tensor& logits) const;
 };
 
+/// Sampled tokens as one table of float64, a row for each, that ranks and devices exchange: id,
+/// logprob, sampled logprob, `top` ids, as many logprobs, and `support` ids, -1 where there are
+/// fewer.
+struct TokenTable {
+  std::int64_t top = 0, support = 0;
+
+  std::int64_t width() const { return 3 + 2 * top + support; }
+  /// Wide enough for all of them.
+  static TokenTable of(const std::vector<Draw>& draws);
+  /// [n,width] on the device of the logits [n,V].
+  at::Tensor draw(const ops::KernelTable& kernels, const at::Tensor& logits,
+                  const std::vector<Draw>& draws) const;
+  /// Likewise of tokens [n] int64 that are given. The id is in the table too.
+  at::Tensor judge(const at::Tensor& logits, const at::Tensor& ids) const;
+  /// Row `row` of a table on the host. A token has as much as its draw asked for.
+  SampledToken read(const at::Tensor& table, std::int64_t row, std::int64_t wanted_top,
+                    bool wants_support) const;
+};
+
 /// One token for each row of logits [n,V], drawn on their device. A token depends on its logits,
-/// its seed and its position only. Its log-probability is not finite where the logits are not: the
+/// its draw and its position only. Its log-probability is not finite where the logits are not: the
 /// token then means nothing.
 std::vector<SampledToken> sample(const ops::KernelTable& kernels, const at::Tensor& logits,
                                  const std::vector<Draw>& draws);
 
-/// Drawn tokens as one table [n,2] float64 on their device, and read from it on the host.
+/// The first three columns of a TokenTable.
 at::Tensor as_table(const ops::SampleTokens::Tokens& tokens);
-std::vector<SampledToken> from_table(const at::Tensor& table, std::size_t count);
 
 /// The stream of row `row` (from 0) of a file that has one seed for all.
 std::uint64_t seed_of_row(std::uint64_t seed, std::uint64_t row);

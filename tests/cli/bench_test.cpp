@@ -153,11 +153,22 @@ TEST(BenchOperators, RefusesOptionsOfOtherBenchmarks) {
 TEST(BenchGenerate, TimesTheFirstTokenAndTheRest) {
   const json result = bench(
       {"generate", "--preset", "small-10m", "--batch", "3", "--length", "9", "--new-tokens", "5"});
-  EXPECT_GT(result["first_token_ms"], 0);
-  EXPECT_GT(result["tokens_per_s"], 0);
-  EXPECT_GT(result["traffic_gb"], 0);
+  ASSERT_EQ(result["points"].size(), 1u);
+  EXPECT_GT(result["points"][0]["first_token_ms"], 0);
+  EXPECT_GT(result["points"][0]["tokens_per_s"], 0);
+  EXPECT_GT(result["points"][0]["traffic_gb"], 0);
+  EXPECT_GT(result["points"][0]["share_of_copy"], 0);
   EXPECT_THAT(result["steps"], HasSubstr("launched"));
   EXPECT_THAT(result["kernels"], ::testing::Contains("attention_decode: cpu"));
+}
+
+TEST(BenchGenerate, SweepsOverPoints) {
+  const json result = bench({"generate", "--preset", "small-10m", "--sweep", "4x9x5,2x33x3",
+                             "--samples", "2", "--top-k", "20"});
+  ASSERT_EQ(result["points"].size(), 2u);
+  EXPECT_EQ(result["points"][1]["length"], 33);
+  EXPECT_EQ(result["points"][1]["samples"], 2);
+  EXPECT_GT(result["points"][1]["tokens_per_s"], 0);
 }
 
 }  // namespace

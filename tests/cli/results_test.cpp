@@ -88,10 +88,10 @@ TEST_F(Results, SamplingTakesTheDefaultsOfTheModel) {
   const auto greedy = generated({"--temperature", "0", "--ignore-eos"})["output_ids"];
   EXPECT_NE(generated({"--ignore-eos"})["output_ids"], greedy);
   f_.write("model/generation_config.json",
-           R"({"do_sample": true, "top_k": 1, "temperature": 0.5, "repetition_penalty": 1.1})");
+           R"({"do_sample": true, "top_k": 1, "temperature": 0.5, "typical_p": 0.9})");
   EXPECT_EQ(generated({"--ignore-eos"})["output_ids"], greedy);
   EXPECT_THAT(said_, HasSubstr("sampling: temperature 0.5, top_k 1 (generation_config.json)"));
-  EXPECT_THAT(said_, HasSubstr("not used: repetition_penalty 1.1"));
+  EXPECT_THAT(said_, HasSubstr("not used: typical_p 0.9"));
   EXPECT_NE(generated({"--ignore-eos", "--top-k", "0", "--temperature", "1"})["output_ids"],
             greedy);
   f_.write("model/generation_config.json", R"({"do_sample": false})");

@@ -113,15 +113,15 @@ TEST_P(ModelTest, GenerationInPiecesEqualsOneForwardPass) {
   const auto pass = model->pass({batch.cu_seqlens, batch.cu_seqlens_host, batch.max_seqlen},
                                 batch.position_ids, 80, false);
   const at::Tensor whole = runner.evaluate(model->embed(batch.tokens), pass);
-  auto cache = model->make_cache(3, 80);
+  auto cache = model->make_cache({.slots = 3, .pages = 7, .page_tokens = 16});
   std::vector<at::Tensor> pieces;
   std::int64_t done = 0;
   for (const std::int64_t length : {37, 1, 1, 30, 1, 10}) {
     const auto sequences =
         ops::Sequences::from_host({0, static_cast<std::int32_t>(length)}, testing::device());
-    const auto rows = ops::CacheRows::from_host({2}, {done}, testing::device());
+    const auto rows = ops::CacheRows::from_host({2}, {done}, {{5, 0, 6, 2, 1}}, testing::device());
     pieces.push_back(runner.evaluate(model->embed(batch.tokens.narrow(0, done, length)),
-                                     model->cached_pass(sequences, {&cache, rows})));
+                                     model->cached_pass(sequences, {&cache, rows, {}, {}, {}})));
     done += length;
   }
   EXPECT_LE((at::cat(pieces) - whole).abs().max().item<double>(), 1e-9);

@@ -7,6 +7,7 @@
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/softmax.h>
+#include <ATen/ops/tensor.h>
 
 #include <cmath>
 #include <limits>
@@ -164,46 +165,48 @@ TEST(AttentionDecode, EqualsTheLastRowOfAttention) {
     for (const char* name : {"reference", kOwn}) {
       const KernelTable kernels = table_of(register_attention, AttentionDecode::kName, name, dtype);
       for (const std::int64_t dim : {64, 24, 128}) {
-        const std::vector<std::int64_t> slots = {3, 0, 4}, lengths = {0, 129, 299};
+        const std::vector<std::int64_t> lengths = {0, 129, 299};
+        const std::vector<std::vector<std::int32_t>> pages = {{7}, {0, 12, 5}, {13, 1, 10, 6, 8}};
+        const CacheRows rows = CacheRows::from_host({3, 0, 4}, lengths, pages, device());
         const at::Tensor q = randn({3, 6, dim}, dtype, 1);
         // The new tokens are columns of a wider row, as those of a joined projection.
         const at::Tensor fresh = randn({3, 4, dim}, dtype, 2);
         at::Tensor k =
-            at::full({5, 300, 2, dim}, std::numeric_limits<double>::quiet_NaN(), q.options());
+            at::full({14, 64, 2, dim}, std::numeric_limits<double>::quiet_NaN(), q.options());
         at::Tensor v = k.clone();
+        const auto places = [&](std::size_t b, std::int64_t first, std::int64_t count) {
+          std::vector<std::int64_t> found;
+          rows.append_places(b, first, count, 64, found);
+          return at::tensor(found, at::kLong).to(device());
+        };
         for (std::size_t b = 0; b < 3; ++b) {
-          k.select(0, slots[b])
-              .narrow(0, 0, lengths[b])
-              .copy_(randn({lengths[b], 2, dim}, dtype, 10 + b));
-          v.select(0, slots[b])
-              .narrow(0, 0, lengths[b])
-              .copy_(randn({lengths[b], 2, dim}, dtype, 20 + b));
+          k.flatten(0, 1).index_copy_(0, places(b, 0, lengths[b]),
+                                      randn({lengths[b], 2, dim}, dtype, 10 + b));
+          v.flatten(0, 1).index_copy_(0, places(b, 0, lengths[b]),
+                                      randn({lengths[b], 2, dim}, dtype, 20 + b));
         }
-        const at::Tensor other = k.select(0, 1).clone();
-        const at::Tensor o =
-            attention_decode(kernels, {q, fresh.narrow(1, 0, 2), fresh.narrow(1, 2, 2), k, v, 0},
-                             CacheRows::from_host(slots, lengths, device()));
-        EXPECT_TRUE(identical(k.select(0, 1), other));
+        const at::Tensor o = attention_decode(
+            kernels, {q, fresh.narrow(1, 0, 2), fresh.narrow(1, 2, 2), k, v, 0}, rows);
+        EXPECT_TRUE(k.select(0, 9).isnan().all().item<bool>()) << "a page of no sequence";
         for (std::size_t b = 0; b < 3; ++b) {
           const auto row = static_cast<std::int64_t>(b);
-          EXPECT_TRUE(identical(k.select(0, slots[b]).select(0, lengths[b]),
-                                fresh.select(0, row).narrow(0, 0, 2)));
-          EXPECT_TRUE(identical(v.select(0, slots[b]).select(0, lengths[b]),
-                                fresh.select(0, row).narrow(0, 2, 2)));
-          const at::Tensor expected =
-              dense(q.narrow(0, row, 1).to(at::kDouble),
-                    k.select(0, slots[b]).narrow(0, 0, lengths[b] + 1).to(at::kDouble),
-                    v.select(0, slots[b]).narrow(0, 0, lengths[b] + 1).to(at::kDouble));
+          const at::Tensor seen = places(b, 0, lengths[b] + 1);
+          const at::Tensor keys = k.flatten(0, 1).index_select(0, seen),
+                           values = v.flatten(0, 1).index_select(0, seen);
+          EXPECT_TRUE(identical(keys[lengths[b]], fresh.select(0, row).narrow(0, 0, 2)));
+          EXPECT_TRUE(identical(values[lengths[b]], fresh.select(0, row).narrow(0, 2, 2)));
+          const at::Tensor expected = dense(q.narrow(0, row, 1).to(at::kDouble),
+                                            keys.to(at::kDouble), values.to(at::kDouble));
           EXPECT_TRUE(close(o.narrow(0, row, 1), expected, tolerance_of(dtype))) << name << b;
         }
       }
       const at::Tensor one = randn({1, 2, 8}, dtype, 1), cache = randn({2, 4, 2, 8}, dtype, 1);
-      const auto decode = [&](std::int64_t slot, std::int64_t length) {
+      const auto decode = [&](std::int32_t page, std::int64_t length) {
         attention_decode(kernels, {randn({1, 6, 8}, dtype, 1), one, one, cache, cache, 0},
-                         CacheRows::from_host({slot}, {length}, device()));
+                         CacheRows::from_host({0}, {length}, {{page}}, device()));
       };
       EXPECT_THROW(decode(0, 4), c10::Error) << "no room";
-      EXPECT_THROW(decode(2, 0), c10::Error) << "no such slot";
+      EXPECT_THROW(decode(2, 0), c10::Error) << "no such page";
     }
   }
 }

@@ -103,13 +103,14 @@ TEST_P(NpuOperators, AttentionOfLateQueriesSeesEarlierKeys) {
 
 TEST_P(NpuOperators, AttentionDecodeReadsTheCaches) {
   const c10::Device npu = simulated_npu();
-  const at::Tensor q = randn({3, 4, 32}, dtype(), 1), k = randn({5, 20, 2, 32}, dtype(), 2),
-                   v = randn({5, 20, 2, 32}, dtype(), 3);
+  const at::Tensor q = randn({3, 4, 32}, dtype(), 1), k = randn({8, 8, 2, 32}, dtype(), 2),
+                   v = randn({8, 8, 2, 32}, dtype(), 3);
   const at::Tensor fresh = randn({3, 2, 32}, dtype(), 4);
   const auto decode = [&](const KernelTable& kernels, c10::Device device, c10::ScalarType type) {
     const auto there = [&](const at::Tensor& x) { return x.to(device, type); };
-    return attention_decode(kernels, {there(q), there(fresh), there(fresh), there(k), there(v), 0},
-                            CacheRows::from_host({4, 0, 2}, {19, 0, 7}, device));
+    return attention_decode(
+        kernels, {there(q), there(fresh), there(fresh), there(k), there(v), 0},
+        CacheRows::from_host({4, 0, 2}, {19, 0, 7}, {{6, 1, 3}, {0}, {2}}, device));
   };
   const at::Tensor found =
       decode(on_npu(register_attention, "attention_decode", "npu.fusion_attention", dtype()), npu,

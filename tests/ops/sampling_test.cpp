@@ -4,6 +4,7 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/log_softmax.h>
+#include <ATen/ops/logsumexp.h>
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/tensor.h>
 
@@ -100,6 +101,25 @@ TEST(SampleTokens, TheLogprobIsOfTheUncutDistribution) {
     EXPECT_NEAR(tokens.logprobs[i].item<double>(),
                 exact[tokens.ids[i].item<std::int64_t>()].item<double>(), 1e-6);
   }
+}
+
+TEST(SampleTokens, TellsWhatTheCutsKeepAndTheProbabilityAmongIt) {
+  const at::Tensor logits = randn({300}, at::kFloat, 2);
+  SampleTokens::Inputs in = many(logits, 50, 0.7, 9, 0.8);
+  in.support = 9;
+  const auto tokens = sample_tokens(table(), in);
+  const at::Tensor exact = logits.cpu().to(at::kDouble) / 0.7, supports = tokens.supports.cpu();
+  for (std::int64_t i = 0; i < 50; ++i) {
+    const at::Tensor support = supports[i].masked_select(supports[i] >= 0);
+    EXPECT_EQ(support.size(0), supports[0].masked_select(supports[0] >= 0).size(0));
+    const auto id = tokens.ids[i].item<std::int64_t>();
+    EXPECT_TRUE((support == id).any().item<bool>());
+    const double expected =
+        (exact[id] - at::logsumexp(exact.index_select(0, support), 0)).item<double>();
+    EXPECT_NEAR(tokens.sampled_logprobs[i].item<double>(), expected, 4e-6);
+  }
+  const auto whole = sample_tokens(table(), many(logits, 50));
+  EXPECT_TRUE(identical(whole.sampled_logprobs, whole.logprobs));
 }
 
 TEST(SampleTokens, ARowDependsOnNeitherItsNeighboursNorItsPlace) {

@@ -2,8 +2,10 @@
 
 #include <ATen/TensorOperators.h>
 
+#include <bit>
 #include <cmath>
 
+#include "device/upload.h"
 #include "ops/attention/kernels.h"
 #include "ops/autograd.h"
 #include "ops/compute_type.h"
@@ -17,7 +19,9 @@ void check(const AttentionDecode::Inputs& in, const CacheRows& rows) {
                   cache.size(3) == q.size(2) && q.size(1) % cache.size(2) == 0 &&
                   cache.is_contiguous() && in.v_cache.is_contiguous(),
               "attention_decode: q ", q.sizes(), " must be [B,Hq,D] and the caches ", cache.sizes(),
-              " and ", in.v_cache.sizes(), " [slots,capacity,Hkv,D], contiguous");
+              " and ", in.v_cache.sizes(), " [pages,tokens,Hkv,D], contiguous");
+  TORCH_CHECK(std::has_single_bit(static_cast<std::uint64_t>(cache.size(1))),
+              "attention_decode: pages of ", cache.size(1), " tokens; expected a power of two");
   TORCH_CHECK(in.k.dim() == 3 && in.k.sizes() == in.v.sizes() && in.k.size(0) == q.size(0) &&
                   in.k.size(1) == cache.size(2) && in.k.size(2) == q.size(2) &&
                   in.k.stride(2) == 1 && in.v.stride(2) == 1,
@@ -28,9 +32,7 @@ void check(const AttentionDecode::Inputs& in, const CacheRows& rows) {
     TORCH_CHECK(x.scalar_type() == q.scalar_type(), "attention_decode: q is ", q.scalar_type(),
                 ", keys, values and caches must be too, found ", x.scalar_type());
   }
-  rows.check("attention_decode", q.size(0), cache.size(0));
-  TORCH_CHECK(rows.count() == 0 || rows.longest < cache.size(1), "attention_decode: a slot holds ",
-              rows.longest, " tokens and has room for ", cache.size(1), ", none for another");
+  rows.check_pages("attention_decode", q.size(0), cache.size(0), cache.size(1));
 }
 
 }  // namespace
@@ -45,7 +47,10 @@ at::Tensor attention_decode(const KernelTable& kernels, const AttentionDecode::I
 }
 
 void append_to_caches(const AttentionDecode::Inputs& in, const CacheRows& rows) {
-  const at::Tensor place = rows.slots * in.k_cache.size(1) + rows.lengths;
+  std::vector<std::int64_t> places;
+  for (std::size_t b = 0; b < rows.lengths_host.size(); ++b)
+    rows.append_places(b, rows.lengths_host[b], 1, in.k_cache.size(1), places);
+  const at::Tensor place = device::upload(places, in.k_cache.device());
   in.k_cache.flatten(0, 1).index_copy_(0, place, in.k);
   in.v_cache.flatten(0, 1).index_copy_(0, place, in.v);
 }

@@ -10,7 +10,8 @@ struct AttentionDecode {
   struct Inputs {
     at::Tensor q;                 ///< [B,Hq,D]
     at::Tensor k, v;              ///< [B,Hkv,D] of the new token, unit stride over D.
-    at::Tensor k_cache, v_cache;  ///< [slots,capacity,Hkv,D] contiguous, appended to.
+    at::Tensor k_cache, v_cache;  ///< [pages,tokens,Hkv,D] contiguous, appended to; tokens a power
+                                  ///< of two.
     double scale = 0;             ///< 0 means D^-1/2.
   };
   struct Functions {
@@ -19,10 +20,11 @@ struct AttentionDecode {
   };
 };
 
-/// Attention of one new token in each of B sequences: appends its key and value to the sequence's
-/// slot and attends over all keys of the slot, softmax in fp32 or wider. Query head h reads KV head
-/// h / (Hq/Hkv). Returns o [B,Hq,D]. Not differentiable. TORCH_CHECKs that the caches have the
-/// slots and room for one more token; no two sequences may share a slot.
+/// Attention of one new token in each of B sequences: writes its key and value to its place in the
+/// sequence's pages and attends over all keys of the sequence, softmax in fp32 or wider. Query head
+/// h reads KV head h / (Hq/Hkv). Returns o [B,Hq,D]. Not differentiable. TORCH_CHECKs that the
+/// caches have the pages and room for one more token; sequences may share pages, but not those that
+/// they write to.
 at::Tensor attention_decode(const KernelTable& kernels, const AttentionDecode::Inputs& inputs,
                             const CacheRows& rows);
 

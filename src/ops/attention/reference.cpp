@@ -13,6 +13,7 @@
 #include <cmath>
 #include <limits>
 
+#include "device/upload.h"
 #include "ops/attention/kernels.h"
 #include "ops/compute_type.h"
 
@@ -131,11 +132,16 @@ at::Tensor decode(const AttentionDecode::Inputs& in, const CacheRows& rows) {
   const std::int64_t hq = in.q.size(1), hkv = in.k.size(1), d = in.q.size(2);
   at::Tensor o = at::empty(in.q.sizes(), in.q.options());
   for (std::int64_t b = 0; b < rows.count(); ++b) {
-    const std::int64_t slot = rows.slots_host[static_cast<std::size_t>(b)],
-                       seen = rows.lengths_host[static_cast<std::size_t>(b)] + 1;
+    const auto sequence = static_cast<std::size_t>(b);
+    std::vector<std::int64_t> places;
+    rows.append_places(sequence, 0, rows.lengths_host[sequence] + 1, in.k_cache.size(1), places);
+    const at::Tensor seen = device::upload(places, in.q.device());
+    const auto keys_of = [&](const at::Tensor& cache) {
+      return cache.flatten(0, 1).index_select(0, seen).to(type);
+    };
     const at::Tensor query = in.q.select(0, b).to(type).reshape({hkv, hq / hkv, d});
-    const at::Tensor k = in.k_cache.select(0, slot).narrow(0, 0, seen).to(type).permute({1, 2, 0});
-    const at::Tensor v = in.v_cache.select(0, slot).narrow(0, 0, seen).to(type).transpose(0, 1);
+    const at::Tensor k = keys_of(in.k_cache).permute({1, 2, 0});
+    const at::Tensor v = keys_of(in.v_cache).transpose(0, 1);
     const at::Tensor p = at::softmax(at::matmul(query, k) * in.scale, -1);
     o.select(0, b).copy_(at::matmul(p, v).view({hq, d}));
   }

@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/vector.cuh"
 
 namespace heddle::ops::cuda {
@@ -53,6 +54,8 @@ __device__ __forceinline__ Activation activate(float x) {
 template <class T, int N, GateActivation kActivation>
 __global__ void __launch_bounds__(kThreads) forward_kernel(const __grid_constant__ Arguments a) {
   const uint32_t first = blockIdx.x * (kThreads * kSteps) + threadIdx.x;
+  let_next_begin();
+  wait_for_previous();
   Packed<T, N> x[kSteps], gate[kSteps];
 #pragma unroll
   for (int k = 0; k < kSteps; ++k) {
@@ -153,8 +156,9 @@ void gated_product_forward(const GatedProductShape& shape, const InputRows& x,
   dispatch(shape, fits(x) && fits(gate) && fits(y), a,
            [&](auto access, auto activation, unsigned blocks) {
              using T = typename decltype(access)::Type;
-             forward_kernel<T, decltype(access)::kWidth, decltype(activation)::value>
-                 <<<blocks, kThreads, 0, stream>>>(a);
+             launch_dependent(
+                 forward_kernel<T, decltype(access)::kWidth, decltype(activation)::value>,
+                 dim3(blocks), dim3(kThreads), 0, stream, a);
            });
   check_launch("gated_product_forward");
 }

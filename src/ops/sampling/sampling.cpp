@@ -2,6 +2,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 
 #include <algorithm>
 #include <bit>
@@ -64,8 +65,15 @@ std::vector<std::int32_t> kept_ids(std::span<const float> logits, float highest,
   return ids;
 }
 
-std::int32_t draw(std::span<const float> logits, float highest, const Cuts& cuts, double uniform,
-                  std::int32_t most_likely) {
+struct Drawn {
+  std::int32_t id = 0;
+  double logprob = 0, sampled_logprob = 0;
+  std::vector<std::int32_t> support;  ///< What cuts keep; empty without cuts.
+};
+
+/// Draws a token; of a row whose masses are all 0 it stays the most likely one.
+void draw(std::span<const float> logits, float highest, const Cuts& cuts, double uniform,
+          Drawn& drawn) {
   const float rate = sampling::log2_rate(cuts.temperature);
   const auto mass_of = [&](std::int32_t id) {
     return sampling::mass_of(logits[static_cast<std::size_t>(id)], highest, rate);
@@ -73,32 +81,43 @@ std::int32_t draw(std::span<const float> logits, float highest, const Cuts& cuts
   std::vector<std::int32_t> ids;
   if (cuts.any()) {
     ids = kept_ids(logits, highest, cuts, mass_of);
+    std::erase_if(ids, [&](std::int32_t id) { return mass_of(id) == 0; });
+    drawn.support = ids;
   } else {
     ids.resize(logits.size());
     std::iota(ids.begin(), ids.end(), 0);
   }
   std::uint64_t total = 0;
   for (const std::int32_t id : ids) total += mass_of(id);
-  if (total == 0) return most_likely;
+  if (total == 0) return;
   std::uint64_t place = sampling::place_of(total, uniform);
   for (const std::int32_t id : ids) {
     const std::uint64_t mass = mass_of(id);
-    if (place < mass) return id;
+    if (place < mass) {
+      drawn.id = id;
+      drawn.sampled_logprob = std::log(static_cast<double>(mass) / static_cast<double>(total));
+      return;
+    }
     place -= mass;
   }
-  return most_likely;
 }
 
-/// One row: its token, and the log-probability of that.
-std::pair<std::int32_t, double> sample_row(std::span<const float> logits, const Cuts& cuts,
-                                           double uniform) {
+Drawn sample_row(std::span<const float> logits, const Cuts& cuts, double uniform) {
   const auto best = std::max_element(logits.begin(), logits.end());
   const float highest = *best;
-  auto id = static_cast<std::int32_t>(best - logits.begin());
-  if (cuts.temperature > 0) id = draw(logits, highest, cuts, uniform, id);
+  Drawn drawn;
+  drawn.id = static_cast<std::int32_t>(best - logits.begin());
+  if (cuts.temperature > 0) {
+    draw(logits, highest, cuts, uniform, drawn);
+  } else {
+    drawn.support = {drawn.id};
+  }
   double sum = 0;
   for (const float logit : logits) sum += std::exp(static_cast<double>(logit - highest));
-  return {id, static_cast<double>(logits[static_cast<std::size_t>(id)] - highest) - std::log(sum)};
+  drawn.logprob =
+      static_cast<double>(logits[static_cast<std::size_t>(drawn.id)] - highest) - std::log(sum);
+  if (cuts.temperature == 1 && !cuts.any()) drawn.sampled_logprob = drawn.logprob;
+  return drawn;
 }
 
 /// On the host, whatever the device.
@@ -109,7 +128,10 @@ SampleTokens::Tokens on_host(const SampleTokens::Inputs& in) {
                    min_p = in.min_p.cpu(), top_k = in.top_k.cpu(), seeds = in.seeds.cpu(),
                    positions = in.positions.cpu();
   const std::int64_t B = logits.size(0), V = logits.size(1);
-  at::Tensor ids = at::empty({B}, at::kLong), logprobs = at::empty({B}, at::kDouble);
+  at::Tensor ids = at::empty({B}, at::kLong), logprobs = at::empty({B}, at::kDouble),
+             sampled = at::empty({B}, at::kDouble);
+  at::Tensor supports;
+  if (in.support > 0) supports = at::full({B, in.support}, -1, at::kLong);
   const float* const values = logits.const_data_ptr<float>();
   at::parallel_for(0, B, 1, [&](std::int64_t first, std::int64_t last) {
     for (std::int64_t b = first; b < last; ++b) {
@@ -120,13 +142,17 @@ SampleTokens::Tokens on_host(const SampleTokens::Inputs& in) {
       };
       const double uniform =
           philox::uniform(philox::words(number(seeds), number(positions), sampling_stream()));
-      const auto [id, logprob] =
-          sample_row({values + b * V, static_cast<std::size_t>(V)}, cuts, uniform);
-      ids.mutable_data_ptr<std::int64_t>()[b] = id;
-      logprobs.mutable_data_ptr<double>()[b] = logprob;
+      const Drawn drawn = sample_row({values + b * V, static_cast<std::size_t>(V)}, cuts, uniform);
+      ids.mutable_data_ptr<std::int64_t>()[b] = drawn.id;
+      logprobs.mutable_data_ptr<double>()[b] = drawn.logprob;
+      sampled.mutable_data_ptr<double>()[b] = drawn.sampled_logprob;
+      const auto told = std::min(drawn.support.size(), static_cast<std::size_t>(in.support));
+      std::copy_n(drawn.support.begin(), told,
+                  told > 0 ? supports.mutable_data_ptr<std::int64_t>() + b * in.support : nullptr);
     }
   });
-  return {ids.to(device), logprobs.to(device)};
+  if (supports.defined()) supports = supports.to(device);
+  return {ids.to(device), logprobs.to(device), sampled.to(device), supports};
 }
 
 void check(const SampleTokens::Inputs& in) {

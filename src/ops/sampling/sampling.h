@@ -14,11 +14,17 @@ struct SampleTokens {
     at::Tensor top_k;         ///< [B] int64; 0: no cut.
     at::Tensor seeds;         ///< [B] int64, patterns of unsigned numbers: the rows' streams.
     at::Tensor positions;     ///< [B] int64: of the token in its stream.
+    std::int64_t support = 0;  ///< Ids told of what the cuts of a row keep, at most.
   };
   struct Tokens {
     at::Tensor ids;       ///< [B] int64
     at::Tensor logprobs;  ///< [B] float64, of the softmax of the logits: temperature and cuts do
                           ///< not enter.
+    at::Tensor sampled_logprobs;  ///< [B] float64, of the distribution that it was drawn from, up
+                                  ///< to 2e-6.
+    /// [B,support] int64: the ids that the cuts of a row keep, in any order, then -1; of a row
+    /// without cuts none. Undefined unless asked for.
+    at::Tensor supports;
   };
   struct Functions {
     Tokens (*forward)(const Inputs&);

@@ -94,7 +94,7 @@ TEST_F(GpuDecode, TheRuleEqualsTheReference) {
 }
 
 TEST_F(GpuDecode, AttentionEqualsTheReference) {
-  constexpr std::int64_t kCapacity = 1001;
+  constexpr std::int64_t kPageTokens = 32, kPages = 32, kCapacity = kPages * kPageTokens;
   const std::vector<std::int64_t> some = {0, 1, 62, 63, 64, 126, 127, 128, 500, 999, 1000};
   for (const auto& [batch, hkv, group, dim] : {std::tuple{1, 2, 4, 256},
                                                {3, 1, 3, 256},
@@ -125,16 +125,26 @@ TEST_F(GpuDecode, AttentionEqualsTheReference) {
                                x.narrow(1, (group + 1) * hkv, hkv), k, v, 0},
                               rows);
     };
-    const at::Tensor before_k = with_free_slots(keys, slots),
-                     before_v = with_free_slots(values, slots);
+    // The pages of a sequence follow each other with the others' between them.
+    std::vector<std::vector<std::int32_t>> pages(slots.size());
+    for (std::size_t b = 0; b < pages.size(); ++b) {
+      for (std::int64_t p = 0; p <= lengths[b] / kPageTokens; ++p)
+        pages[b].push_back(static_cast<std::int32_t>(p * batch) + static_cast<std::int32_t>(b));
+    }
+    const auto in_pages = [&, hkv = hkv, dim = dim](const at::Tensor& x) {
+      return x.view({batch, kPages, kPageTokens, hkv, dim})
+          .transpose(0, 1)
+          .reshape({kPages * batch, kPageTokens, hkv, dim});
+    };
+    const at::Tensor before_k = in_pages(keys), before_v = in_pages(values);
     at::Tensor k64 = exact(before_k), v64 = exact(before_v);
     const at::Tensor expected =
         decode(exact_table(register_attention, AttentionDecode::kName), exact(fresh), k64, v64,
-               CacheRows::from_host(slots, lengths, at::kCPU));
+               CacheRows::from_host(slots, lengths, pages, at::kCPU));
 
     const KernelTable kernels = gpu_table(register_attention, AttentionDecode::kName,
                                           "cuda.split_keys", at::kBFloat16, {{"head_dim", dim}});
-    const CacheRows rows = CacheRows::from_host(slots, lengths, gpu());
+    const CacheRows rows = CacheRows::from_host(slots, lengths, pages, gpu());
     at::Tensor k = before_k.to(gpu()), v = before_v.to(gpu());
     const at::Tensor o = decode(kernels, fresh.to(gpu()), k, v, rows);
     EXPECT_TRUE(close(o.cpu(), expected, 1e-2)) << batch << " " << group << " " << dim;
@@ -143,8 +153,9 @@ TEST_F(GpuDecode, AttentionEqualsTheReference) {
     // Alone a sequence gets the bits that it gets among others, whatever their lengths.
     const std::int64_t last = batch - 1;
     at::Tensor k_alone = before_k.to(gpu()), v_alone = before_v.to(gpu());
-    const at::Tensor alone = decode(kernels, fresh.narrow(0, last, 1).to(gpu()), k_alone, v_alone,
-                                    CacheRows::from_host({slots.back()}, {lengths.back()}, gpu()));
+    const at::Tensor alone =
+        decode(kernels, fresh.narrow(0, last, 1).to(gpu()), k_alone, v_alone,
+               CacheRows::from_host({slots.back()}, {lengths.back()}, {pages.back()}, gpu()));
     EXPECT_TRUE(identical(alone.cpu(), o.narrow(0, last, 1).cpu()));
   }
 }

@@ -35,6 +35,7 @@ TEST_F(GpuSampling, DrawsTheTokensOfTheCpu) {
       in.min_p = one_of(7, at::tensor({0.0, 0.0, 0.0, 0.0, 0.0, 0.1, 0.0}, at::kDouble));
       in.seeds = row * 1234567;
       in.positions = row + 9;
+      in.support = 32;
       SampleTokens::Inputs there = in;
       for (at::Tensor* x : {&there.logits, &there.temperature, &there.top_p, &there.min_p,
                             &there.top_k, &there.seeds, &there.positions})
@@ -44,6 +45,16 @@ TEST_F(GpuSampling, DrawsTheTokensOfTheCpu) {
       EXPECT_TRUE(identical(found.ids.cpu(), expected.ids)) << batch << " x " << vocabulary;
       EXPECT_LE((found.logprobs.cpu() - expected.logprobs).abs().max().item<double>(), 2e-6)
           << vocabulary;
+      EXPECT_LE(
+          (found.sampled_logprobs.cpu() - expected.sampled_logprobs).abs().max().item<double>(),
+          4e-6)
+          << vocabulary;
+      // More than 32 ids: which are told is open.
+      const at::Tensor bounded = (in.top_k > 0).logical_or(in.temperature == 0).nonzero().view(-1);
+      const auto sorted = [&](const at::Tensor& x) {
+        return std::get<0>(x.index_select(0, bounded).sort(1));
+      };
+      EXPECT_TRUE(identical(sorted(found.supports.cpu()), sorted(expected.supports))) << vocabulary;
     }
   }
 }

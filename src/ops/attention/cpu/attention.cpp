@@ -243,7 +243,8 @@ at::Tensor decode(const AttentionDecode::Inputs& in, const CacheRows& rows) {
   const std::size_t bytes = static_cast<std::size_t>(dim) * q.element_size();
   const AttentionKernels kernels = HEDDLE_CPU_SELECT(attention_kernels)(cpu_element(q));
   at::Tensor o = at::empty(q.sizes(), q.options());
-  const std::size_t count = rows.slots_host.size() * static_cast<std::size_t>(hkv);
+  const std::int64_t page_tokens = in.k_cache.size(1);
+  const std::size_t count = rows.lengths_host.size() * static_cast<std::size_t>(hkv);
   std::vector<std::int64_t> cost(count);
   for (std::size_t i = 0; i < count; ++i)
     cost[i] = rows.lengths_host[i / static_cast<std::size_t>(hkv)] + 1;
@@ -253,13 +254,26 @@ at::Tensor decode(const AttentionDecode::Inputs& in, const CacheRows& rows) {
     const auto row = static_cast<std::int64_t>(b);
     const std::int64_t before = rows.lengths_host[b];
     const at::Tensor memory = scratch(group * (before + 1 + attention_padded_dim(dim)), type);
-    at::Tensor k = in.k_cache.select(0, rows.slots_host[b]),
-               v = in.v_cache.select(0, rows.slots_host[b]);
-    std::memcpy(element_at(k, before, head), element_at(in.k, row, head), bytes);
-    std::memcpy(element_at(v, before, head), element_at(in.v, row, head), bytes);
-    kernels.step(element_at(q, row, head * group), element_at(k, 0, head), element_at(v, 0, head),
-                 k.stride(0), before + 1, group, dim, in.scale, element_at(o, row, head * group),
-                 memory.mutable_data_ptr());
+    at::Tensor k = in.k_cache.flatten(0, 1), v = in.v_cache.flatten(0, 1);
+    const std::vector<std::int32_t>& pages = rows.pages_host[b];
+    const std::int64_t place =
+        pages[static_cast<std::size_t>(before / page_tokens)] * page_tokens + before % page_tokens;
+    std::memcpy(element_at(k, place, head), element_at(in.k, row, head), bytes);
+    std::memcpy(element_at(v, place, head), element_at(in.v, row, head), bytes);
+    AttentionStep step;
+    step.q = element_at(q, row, head * group);
+    step.k = element_at(k, 0, head);
+    step.v = element_at(v, 0, head);
+    step.stride = k.stride(0);
+    step.pages = pages.data();
+    step.page_tokens = page_tokens;
+    step.keys = before + 1;
+    step.group = group;
+    step.dim = dim;
+    step.scale = in.scale;
+    step.out = element_at(o, row, head * group);
+    step.scratch = memory.mutable_data_ptr();
+    kernels.step(step);
   });
   return o;
 }

@@ -27,7 +27,8 @@ at::Tensor decode(const AttentionDecode::Inputs& in, const CacheRows& rows) {
   shape.heads = static_cast<int>(q.size(1));
   shape.kv_heads = static_cast<int>(k.size(1));
   shape.head_dim = static_cast<int>(q.size(2));
-  shape.capacity = in.k_cache.size(1);
+  shape.page_tokens = static_cast<int>(in.k_cache.size(1));
+  shape.pages = static_cast<int>(rows.pages.size(1));
   shape.longest = rows.longest;
   cuda::AttentionDecodeInputs inputs;
   inputs.q = cuda::input_rows(q);
@@ -35,7 +36,7 @@ at::Tensor decode(const AttentionDecode::Inputs& in, const CacheRows& rows) {
   inputs.v = cuda::input_rows(v);
   inputs.k_cache = in.k_cache.mutable_data_ptr();
   inputs.v_cache = in.v_cache.mutable_data_ptr();
-  inputs.slots = rows.slots.const_data_ptr<std::int64_t>();
+  inputs.pages = rows.pages.const_data_ptr<std::int32_t>();
   inputs.lengths = rows.lengths.const_data_ptr<std::int64_t>();
   inputs.scale = static_cast<float>(in.scale);
   const at::Tensor workspace = cuda::workspace_on(q, cuda::attention_decode_workspace(shape));

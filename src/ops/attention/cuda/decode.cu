@@ -9,6 +9,8 @@
 // queries and of the outputs of up to kHeads query heads in registers. Further query heads of a KV
 // head have CTAs of their own, which find the keys in the second level of cache.
 //
+// Keys lie in pages; the table of a sequence says where each page is.
+//
 // The new token's key and value are read where the projection left them; the CTA whose keys they
 // are among also writes them into the cache, which nobody reads there in this launch.
 //
@@ -19,6 +21,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/reduce.cuh"
 #include "ops/cuda/vector.cuh"
 
@@ -34,6 +37,7 @@ struct Arguments {
   AttentionDecodeShape shape;
   AttentionDecodeInputs in;
   int splits, tiles;  // tiles: of the query heads of a KV head
+  int page_shift;     // log2 of the tokens of a page
   float* parts;       // [batch,heads,splits,head_dim], not yet divided
   float2* sums;       // [batch,heads,splits]: largest score in units of log 2, sum of exponentials
   bf16* o;
@@ -65,6 +69,8 @@ __global__ void __launch_bounds__(kThreads, 2) split_kernel(const __grid_constan
   __shared__ float outputs[kWarps][kHeads][D];
   __shared__ float2 weights[kWarps][kHeads];
   const int row = blockIdx.z, kv_head = blockIdx.y / a.tiles, tile = blockIdx.y % a.tiles;
+  let_next_begin();
+  wait_for_previous();
   const int64_t before = a.in.lengths[row];
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kSplit;
   if (first > before) return;
@@ -91,10 +97,15 @@ __global__ void __launch_bounds__(kThreads, 2) split_kernel(const __grid_constan
   }
 
   const int64_t stride = static_cast<int64_t>(a.shape.kv_heads) * D;
-  const int64_t begin =
-      (a.in.slots[row] * a.shape.capacity + first) * stride + kv_head * D + element;
-  bf16* const keys = static_cast<bf16*>(a.in.k_cache) + begin;
-  bf16* const values = static_cast<bf16*>(a.in.v_cache) + begin;
+  bf16* const keys = static_cast<bf16*>(a.in.k_cache) + kv_head * D + element;
+  bf16* const values = static_cast<bf16*>(a.in.v_cache) + kv_head * D + element;
+  const int* const pages = a.in.pages + static_cast<int64_t>(row) * a.shape.pages;
+  // Where a key of this part lies in the caches.
+  const auto place_of = [&](int key) {
+    const int64_t token = first + key;
+    const int64_t page = __ldg(pages + (token >> a.page_shift));
+    return ((page << a.page_shift) + (token & (a.shape.page_tokens - 1))) * stride;
+  };
   const bf16* const new_key =
       static_cast<const bf16*>(a.in.k.data) + row * a.in.k.outer_stride + kv_head * D + element;
   const bf16* const new_value =
@@ -110,14 +121,16 @@ __global__ void __launch_bounds__(kThreads, 2) split_kernel(const __grid_constan
     for (int n = 0; n < kAhead; ++n) {
       const int key = base + n * kStep + key_of_warp;
       if (key < cached) {
-        k[n] = load<8>(keys + key * stride);
-        v[n] = load<8>(values + key * stride);
+        const int64_t place = place_of(key);
+        k[n] = load<8>(keys + place);
+        v[n] = load<8>(values + place);
       } else if (key == newest) {
         k[n] = load<8>(new_key);
         v[n] = load<8>(new_value);
         if (tile == 0) {
-          store(keys + key * stride, k[n]);
-          store(values + key * stride, v[n]);
+          const int64_t place = place_of(key);
+          store(keys + place, k[n]);
+          store(values + place, v[n]);
         }
       } else {
         k[n] = {}, v[n] = {};
@@ -223,6 +236,8 @@ __global__ void __launch_bounds__(kThreads, 2) split_kernel(const __grid_constan
 /// A CTA of D threads joins the parts of one query head.
 template <int D>
 __global__ void __launch_bounds__(D) join_kernel(const __grid_constant__ Arguments a) {
+  let_next_begin();
+  wait_for_previous();
   const int64_t query = static_cast<int64_t>(blockIdx.y) * a.shape.heads + blockIdx.x;
   const int splits = static_cast<int>(a.in.lengths[blockIdx.y] / kSplit) + 1;
   const float2* const sums = a.sums + query * a.splits;
@@ -250,7 +265,7 @@ void launch(Arguments a, cudaStream_t stream) {
     const dim3 grid(static_cast<unsigned>(a.splits),
                     static_cast<unsigned>(a.shape.kv_heads * a.tiles),
                     static_cast<unsigned>(a.shape.batch));
-    kernel<<<grid, kThreads, 0, stream>>>(a);
+    launch_dependent(kernel, grid, dim3(kThreads), 0, stream, a);
   };
   if (group == 1) {
     split(split_kernel<D, 1>, 1);
@@ -261,8 +276,9 @@ void launch(Arguments a, cudaStream_t stream) {
   }
   check_launch("attention_decode");
   if (a.splits == 1) return;
-  join_kernel<D><<<dim3(static_cast<unsigned>(a.shape.heads), static_cast<unsigned>(a.shape.batch)),
-                   D, 0, stream>>>(a);
+  launch_dependent(join_kernel<D>,
+                   dim3(static_cast<unsigned>(a.shape.heads), static_cast<unsigned>(a.shape.batch)),
+                   dim3(D), 0, stream, a);
   check_launch("attention_decode: joining the parts");
 }
 
@@ -282,6 +298,7 @@ void attention_decode(const AttentionDecodeShape& shape, const AttentionDecodeIn
   a.shape = shape;
   a.in = in;
   a.splits = splits_of(shape);
+  while (1 << a.page_shift < shape.page_tokens) ++a.page_shift;
   a.sums = reinterpret_cast<float2*>(workspace);
   a.parts = workspace + 2 * static_cast<int64_t>(shape.batch) * shape.heads * a.splits;
   a.o = static_cast<bf16*>(o);

@@ -11,17 +11,19 @@ namespace heddle::ops::cuda {
 
 struct AttentionDecodeShape {
   int batch = 0, heads = 0, kv_heads = 0;
-  int head_dim = 0;      ///< 64, 128 or 256.
-  int64_t capacity = 0;  ///< Tokens of a slot.
-  int64_t longest = 0;   ///< No sequence has more keys in the cache before this token.
+  int head_dim = 0;     ///< 64, 128 or 256.
+  int page_tokens = 0;  ///< A power of two.
+  int pages = 0;        ///< Columns of the table of pages.
+  int64_t longest = 0;  ///< No sequence has more keys in the cache before this token.
 };
 
 /// bf16. Rows are those of the sequences; heads of head_dim elements follow each other.
 struct AttentionDecodeInputs {
   InputRows q, k, v;  ///< Of the new tokens.
   void *k_cache = nullptr,
-       *v_cache = nullptr;  ///< [slots,capacity,kv_heads,head_dim], appended to.
-  const int64_t *slots = nullptr, *lengths = nullptr;  ///< [batch]
+       *v_cache = nullptr;           ///< [pages,page_tokens,kv_heads,head_dim], appended to.
+  const int* pages = nullptr;        ///< [batch,pages]: those of each sequence.
+  const int64_t* lengths = nullptr;  ///< [batch]
   float scale = 1;
 };
 

@@ -9,6 +9,7 @@
 
 #include <memory>
 
+#include "device/upload.h"
 #include "ops/attention/kernels.h"
 #include "ops/npu/call.h"
 
@@ -86,19 +87,19 @@ Attention::Gradients backward(const Attention::Inputs& in, const Attention::Forw
 at::Tensor decode(const AttentionDecode::Inputs& in, const CacheRows& rows) {
   if (rows.count() == 0) return at::empty_like(in.q);
   append_to_caches(in, rows);
-  std::vector<at::Tensor> keys, values;
+  std::vector<std::int64_t> places;
   std::vector<std::int32_t> cu_q{0}, cu_k{0};
-  for (std::size_t b = 0; b < rows.slots_host.size(); ++b) {
-    const std::int64_t slot = rows.slots_host[b], seen = rows.lengths_host[b] + 1;
-    keys.push_back(in.k_cache.select(0, slot).narrow(0, 0, seen));
-    values.push_back(in.v_cache.select(0, slot).narrow(0, 0, seen));
+  for (std::size_t b = 0; b < rows.lengths_host.size(); ++b) {
+    const std::int64_t seen = rows.lengths_host[b] + 1;
+    rows.append_places(b, 0, seen, in.k_cache.size(1), places);
     cu_q.push_back(cu_q.back() + 1);
     cu_k.push_back(cu_k.back() + static_cast<std::int32_t>(seen));
   }
   Attention::Inputs packed;
   packed.q = in.q;
-  packed.k = at::cat(keys);
-  packed.v = at::cat(values);
+  const at::Tensor index = device::upload(places, in.q.device());
+  packed.k = in.k_cache.flatten(0, 1).index_select(0, index);
+  packed.v = in.v_cache.flatten(0, 1).index_select(0, index);
   // The operator takes the lengths of the host.
   packed.q_sequences.cu_seqlens_host = cu_q;
   packed.k_sequences.cu_seqlens_host = cu_k;

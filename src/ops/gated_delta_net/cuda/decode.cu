@@ -17,6 +17,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/reduce.cuh"
 #include "ops/cuda/vector.cuh"
 
@@ -219,6 +220,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   __shared__ float values[K];
   const GdnMixerInputs& in = p.in;
   const int key_head = blockIdx.x, row = blockIdx.y;
+  let_next_begin();
+  wait_for_previous();
   const int group = p.shape.v_heads / p.shape.k_heads, key_dim = p.shape.k_heads * K;
   const int channels = 2 * key_dim + p.shape.v_heads * K;
   const int64_t slot = in.slots[row];
@@ -303,10 +306,10 @@ void gated_delta_net_decode(const GdnDecodeShape& shape, const GdnMixerInputs& i
   const dim3 grid(static_cast<unsigned>(shape.k_heads), static_cast<unsigned>(shape.batch));
   switch (shape.head_dim) {
     case 64:
-      mixer_kernel<64><<<grid, kThreads, 0, stream>>>(p);
+      launch_dependent(mixer_kernel<64>, grid, dim3(kThreads), 0, stream, p);
       break;
     case 128:
-      mixer_kernel<128><<<grid, kThreads, 0, stream>>>(p);
+      launch_dependent(mixer_kernel<128>, grid, dim3(kThreads), 0, stream, p);
       break;
     default:
       refuse_dim(shape.head_dim);

@@ -7,6 +7,9 @@
 // shared memory in their order: a column's bits depend on neither the other columns nor the number
 // of rows.
 //
+// b is a weight in every call: a launch of a recording reads it before it waits for the launches
+// that make a (dependent_launch.cuh).
+//
 // All sums of a call share the launch: at these sizes a launch costs as much as the reading.
 //
 // On-chip memory of a CTA: the sums of its 8 or 16 warps, 16 x 8 floats each for every 8 rows.
@@ -14,6 +17,7 @@
 
 #include <stdexcept>
 
+#include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/element.h"
 #include "ops/cuda/mma.cuh"
 #include "ops/cuda/vector.cuh"
@@ -40,6 +44,8 @@ __global__ void __launch_bounds__(kWarps * 32) sums_kernel(const __grid_constant
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int line = lane / 4, place = lane % 4 * 8;  // of both operands
   float total[kTiles][4] = {};
+  let_next_begin();
+  bool waits = true;
   for (int t = 0; t < sum.term_count; ++t) {
     const FewRowTerm& term = sum.terms[t];
     const bf16* const low = static_cast<const bf16*>(term.b) +
@@ -55,6 +61,14 @@ __global__ void __launch_bounds__(kWarps * 32) sums_kernel(const __grid_constant
         const bool is_inside = at + place < term.depth;
         b[n][0] = {}, b[n][1] = {};
         if (is_inside) b[n][0] = load<8>(low + at), b[n][1] = load<8>(high + at);
+      }
+      // The matrices are on their way while the rows of a are still being computed.
+      if (waits) wait_for_previous();
+      waits = false;
+#pragma unroll
+      for (int n = 0; n < kAhead; ++n) {
+        const int at = base + n * kWarps * kDepth;
+        const bool is_inside = at + place < term.depth;
 #pragma unroll
         for (int r = 0; r < kTiles; ++r) {
           a[n][r] = {};
@@ -86,9 +100,11 @@ __global__ void __launch_bounds__(kWarps * 32) sums_kernel(const __grid_constant
   const int column = first + static_cast<int>(threadIdx.x) % kColumns,
             row = static_cast<int>(threadIdx.x) / kColumns;
   if (row >= p.rows || column >= sum.columns) return;
+  if (waits) wait_for_previous();  // a warp beyond the depth
   float y = 0;
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) y += shares[w][row / 8][row % 8][threadIdx.x % kColumns];
+  y *= sum.scale;
   if (sum.start != nullptr)
     y += __bfloat162float(static_cast<const bf16*>(sum.start)[row * sum.start_stride + column]);
   static_cast<bf16*>(sum.y)[row * sum.y_stride + column] = __float2bfloat16_rn(y);
@@ -112,7 +128,10 @@ void few_row_sums(int rows, const std::vector<FewRowSum>& sums, cudaStream_t str
     blocks += (p.sums[i].columns + kColumns - 1) / kColumns;
   }
   // A launch of few CTAs needs more warps in each to keep the memory busy.
-  const auto launch = [&](auto kernel, int warps) { kernel<<<blocks, warps * 32, 0, stream>>>(p); };
+  const auto launch = [&](auto kernel, int warps) {
+    launch_dependent(kernel, dim3(static_cast<unsigned>(blocks)),
+                     dim3(static_cast<unsigned>(warps * 32)), 0, stream, p);
+  };
   if (blocks <= kFewBlocks) {
     rows <= 8 ? launch(sums_kernel<1, 16>, 16) : launch(sums_kernel<2, 16>, 16);
   } else {

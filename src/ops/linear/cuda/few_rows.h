@@ -17,10 +17,11 @@ struct FewRowTerm {
   int depth = 0;
 };
 
-/// y [rows,columns] = start + the sum of a b^T over the terms, bf16, summed in fp32.
+/// y [rows,columns] = start + scale times the sum of a b^T over the terms, bf16, summed in fp32.
 struct FewRowSum {
   FewRowTerm terms[kMostFewRowTerms];
   int term_count = 0, columns = 0;
+  float scale = 1;  ///< Of the sum over the terms.
   void* y = nullptr;
   const void* start = nullptr;  ///< May be null: zero.
   int64_t y_stride = 0, start_stride = 0;

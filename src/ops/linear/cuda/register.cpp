@@ -10,6 +10,7 @@
 #include "ops/linear/cuda/few_rows.h"
 #include "ops/linear/cuda/low_rank.h"
 #include "ops/linear/cuda/product_sum.h"
+#include "ops/linear/few_row_lows.h"
 #include "ops/linear/kernels.h"
 
 namespace heddle::ops::linear_cuda {
@@ -37,13 +38,12 @@ bool can_run(const std::vector<Products>& sums, const std::vector<std::int64_t>&
 /// cuBLAS is as fast.
 constexpr std::int64_t kFewestColumns = 512, kMostColumns = 65536;
 
-bool are_few_rows(const std::vector<Products>& sums) {
+/// Whether the kernel of few rows can take them at all.
+bool can_be_few_rows(const std::vector<Products>& sums) {
   const std::int64_t rows = sums[0][0].a.size(0);
   if (rows < 1 || rows > cuda::kMostFewRows || sums.size() > cuda::kMostFewRowSums) return false;
-  std::int64_t columns = 0;
   for (const Products& sum : sums) {
     if (sum.size() > cuda::kMostFewRowTerms) return false;
-    columns += sum[0].b.size(0);
     for (const Product& product : sum) {
       if (!cuda::has_rows_of_16_bytes(product.a) || !cuda::has_rows_of_16_bytes(product.b) ||
           product.a.size(1) % 8 != 0 || product.a.size(0) != rows ||
@@ -51,10 +51,17 @@ bool are_few_rows(const std::vector<Products>& sums) {
         return false;
     }
   }
-  return columns >= kFewestColumns && columns <= kMostColumns;
+  return true;
 }
 
-Tensors run_few_rows(const std::vector<Products>& sums, const at::Tensor& start = {}) {
+bool are_few_rows(const std::vector<Products>& sums) {
+  std::int64_t columns = 0;
+  for (const Products& sum : sums) columns += sum[0].b.size(0);
+  return columns >= kFewestColumns && columns <= kMostColumns && can_be_few_rows(sums);
+}
+
+Tensors run_few_rows(const std::vector<Products>& sums, const at::Tensor& start = {},
+                     const std::vector<double>& scales = {}) {
   const at::Tensor& first = sums[0][0].a;
   const cuda::OnDevice on(first);
   Tensors results;
@@ -74,6 +81,7 @@ Tensors run_few_rows(const std::vector<Products>& sums, const at::Tensor& start 
       sum.terms[sum.term_count++] = {a.const_data_ptr(), b.const_data_ptr(), a.stride(0),
                                      b.stride(0), static_cast<int>(a.size(1))};
     }
+    if (!scales.empty()) sum.scale = static_cast<float>(scales[work.size()]);
     work.push_back(sum);
   }
   cuda::few_row_sums(static_cast<int>(first.size(0)), work, on.stream());
@@ -206,3 +214,16 @@ void add(Registry& registry) {
 }
 
 }  // namespace heddle::ops::linear_cuda
+
+namespace heddle::ops {
+
+Tensors few_row_lows(const Linear::Functions& linear, const at::Tensor& x, const Tensors& as,
+                     const std::vector<double>& scales) {
+  if (linear.forward != linear_cuda::forward) return {};
+  std::vector<Products> sums;
+  for (const at::Tensor& a : as) sums.push_back({{x, a}});
+  return linear_cuda::can_be_few_rows(sums) ? linear_cuda::run_few_rows(sums, {}, scales)
+                                            : Tensors();
+}
+
+}  // namespace heddle::ops

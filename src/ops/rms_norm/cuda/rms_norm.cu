@@ -9,6 +9,7 @@
 #include <string>
 
 #include "ops/cuda/column_sum.h"
+#include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/reduce.cuh"
 #include "ops/cuda/vector.cuh"
 
@@ -31,6 +32,8 @@ __global__ void __launch_bounds__(N == 1 ? 1024 : 512, N > 1 && kVectors == 1 ? 
     forward_kernel(const __grid_constant__ Arguments a) {
   __shared__ float scratch[2][32];
   int phase = 0;
+  let_next_begin();
+  wait_for_previous();
   for (uint32_t row = blockIdx.x; row < a.rows; row += gridDim.x, phase ^= 1) {
     const T* x = static_cast<const T*>(a.x.data) + row * a.x.outer_stride;
     const int64_t out = static_cast<int64_t>(row) * a.width;
@@ -249,7 +252,8 @@ void rms_norm_forward(const RmsNormShape& shape, const InputRows& x, const Input
     const auto blocks = static_cast<unsigned>(
         resident_blocks(shape.rows, plan.threads, plan.vectors_per_thread == 1 ? 2048 : 1024));
     dispatch_vectors(plan.vectors_per_thread, [&](auto v) {
-      forward_kernel<T, N, v.value><<<blocks, plan.threads, 0, stream>>>(a);
+      launch_dependent(forward_kernel<T, N, v.value>, dim3(blocks),
+                       dim3(static_cast<unsigned>(plan.threads)), 0, stream, a);
     });
   });
   check_launch("rms_norm_forward");

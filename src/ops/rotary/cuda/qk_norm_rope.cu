@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "ops/cuda/column_sum.h"
+#include "ops/cuda/dependent_launch.cuh"
 #include "ops/cuda/lanes.cuh"
 
 namespace heddle::ops::cuda {
@@ -126,6 +127,8 @@ __global__ void __launch_bounds__(kThreads, kVectors* N <= 8 ? 4 : 1)
     forward_kernel(const __grid_constant__ Arguments a) {
   constexpr uint32_t kGroups = kThreads / kLanes;
   Lane<T, N, kLanes, kVectors> lane(a);
+  let_next_begin();
+  wait_for_previous();
   const uint32_t stride = gridDim.x * kGroups;
   const float scale = 1.f / static_cast<float>(a.width);
   const T* x = static_cast<const T*>(a.x.data);
@@ -288,7 +291,8 @@ void qk_norm_rope_forward(const QkNormRopeShape& shape, const InputRows& x, cons
       constexpr int kLanes = decltype(lanes)::value, kVectors = decltype(vectors)::value;
       const auto blocks = static_cast<unsigned>(lane_row_blocks(
           (shape.tokens * kLanes + kThreads - 1) / kThreads, multiprocessors() * int64_t{4}));
-      forward_kernel<T, N, kLanes, kVectors><<<blocks, kThreads, 0, stream>>>(a);
+      launch_dependent(forward_kernel<T, N, kLanes, kVectors>, dim3(blocks), dim3(kThreads), 0,
+                       stream, a);
     });
   });
   check_launch("qk_norm_rope_forward");

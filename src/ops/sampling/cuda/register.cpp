@@ -1,5 +1,6 @@
 // Joins the CUDA kernels of sample_tokens with ATen.
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
 
 #include "ops/cuda/tensor.h"
 #include "ops/sampling/cuda/sampling.h"
@@ -13,7 +14,10 @@ SampleTokens::Tokens forward(const SampleTokens::Inputs& in) {
   const at::Tensor logits = cuda::with_unit_stride(in.logits);
   const std::int64_t B = logits.size(0), V = logits.size(1);
   SampleTokens::Tokens tokens{at::empty({B}, in.seeds.options()),
-                              at::empty({B}, in.top_p.options())};
+                              at::empty({B}, in.top_p.options()),
+                              at::empty({B}, in.top_p.options()),
+                              {}};
+  if (in.support > 0) tokens.supports = at::full({B, in.support}, -1, in.seeds.options());
   const at::Tensor workspace =
       at::empty({cuda::sample_tokens_workspace(B, V)}, logits.options().dtype(at::kByte));
   cuda::SampleTokensArguments a{};
@@ -30,6 +34,9 @@ SampleTokens::Tokens forward(const SampleTokens::Inputs& in) {
   a.stream_name = sampling_stream();
   a.ids = tokens.ids.mutable_data_ptr<std::int64_t>();
   a.logprobs = tokens.logprobs.mutable_data_ptr<double>();
+  a.sampled_logprobs = tokens.sampled_logprobs.mutable_data_ptr<double>();
+  a.support = static_cast<int>(in.support);
+  if (in.support > 0) a.supports = tokens.supports.mutable_data_ptr<std::int64_t>();
   a.workspace = workspace.mutable_data_ptr();
   cuda::sample_tokens(a, on.stream());
   return tokens;

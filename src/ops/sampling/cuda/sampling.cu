@@ -1,9 +1,11 @@
-// Three launches. Two read the logits in chunks, with many CTAs a row: the largest logit and the
-// sum of exponentials; then the chunks' masses (mass.h), which want the row's largest logit. In the
-// last a CTA a row draws: without cuts from the chunks' masses and one chunk's logits, with cuts
-// from passes over the whole row, which the second level of cache holds: a radix selection finds
-// the least likely token that a cut keeps. Masses are whole numbers, so sums have one result
-// whatever their order.
+// Four launches. Three read the logits in chunks, with many CTAs a row: the largest logit and the
+// sum of exponentials; then the chunks' masses (mass.h), which want the row's largest logit, or, of
+// a row with cuts, counts and masses by the first digits of a logit's rank; then, of such a row,
+// the few tokens that can be left: those whose digits are not below the ones at which the cut
+// falls. In the last launch a CTA a row draws: without cuts from the chunks' masses and one chunk's
+// logits, with cuts from the tokens that were collected, or, where they are too many, from passes
+// over the whole row: a radix selection finds the least likely token that a cut keeps. Masses are
+// whole numbers, so sums have one result whatever their order.
 #include "ops/sampling/cuda/sampling.h"
 
 #include <cmath>
@@ -16,6 +18,10 @@ namespace heddle::ops::cuda {
 namespace {
 
 constexpr int kChunk = 4096, kChunkThreads = 256, kDrawThreads = 1024, kEach = 8;
+constexpr int kMostChunks = (1 << 19) / kChunk;
+constexpr int kDigitBits = 11, kDigits = 1 << kDigitBits;  // sign, exponent, 2 bits of the rest
+/// Tokens collected of a chunk and of a row, at most; with more the whole row is read.
+constexpr int kChunkCandidates = 256, kCandidates = 4096;
 using Mass = unsigned long long;
 
 struct Chunk {
@@ -24,11 +30,20 @@ struct Chunk {
   int id;  // the lowest with that logit
 };
 
+struct Candidate {
+  float logit;
+  int id;
+};
+
 struct Arguments {
   SampleTokensArguments in;
   int chunks;
-  Chunk* found;  // [batch,chunks]
-  Mass* masses;  // [batch,chunks]
+  Chunk* found;            // [batch,chunks]
+  Mass* masses;            // [batch,chunks]
+  Mass* digit_masses;      // [batch,kDigits], of rows with cuts, as what follows
+  Candidate* candidates;   // [batch,chunks,kChunkCandidates], in the order of ids
+  unsigned* digit_counts;  // [batch,kDigits]
+  int* candidate_counts;   // [batch,chunks], what there would be
 };
 
 template <class T>
@@ -92,11 +107,21 @@ __device__ __forceinline__ N cta_sum(N value) {
   return warp_sum(lane < blockDim.x / 32 ? sums[lane] : N{0});
 }
 
+__device__ __forceinline__ bool has_cuts(const SampleTokensArguments& in, int row) {
+  return in.top_p[row] < 1 || in.min_p[row] > 0 || in.top_k[row] > 0;
+}
+
 template <class T>
 __global__ void __launch_bounds__(kChunkThreads)
     statistics_kernel(const __grid_constant__ Arguments a) {
   const Row<T> logits = row_of<T>(a, blockIdx.y);
   const int first = blockIdx.x * kChunk, last = min(first + kChunk, a.in.vocabulary);
+  if (blockIdx.x == 0 && has_cuts(a.in, blockIdx.y)) {
+    for (int digit = threadIdx.x; digit < kDigits; digit += kChunkThreads) {
+      a.digit_masses[static_cast<int64_t>(blockIdx.y) * kDigits + digit] = 0;
+      a.digit_counts[static_cast<int64_t>(blockIdx.y) * kDigits + digit] = 0;
+    }
+  }
   float values[kChunk / kChunkThreads];
   float highest = -INFINITY;
   int id = first;
@@ -132,8 +157,35 @@ __device__ __forceinline__ void row_highest(const Arguments& a, int row, float& 
   most_likely(highest, id);
 }
 
-__device__ __forceinline__ bool has_cuts(const SampleTokensArguments& in, int row) {
-  return in.top_p[row] < 1 || in.min_p[row] > 0 || in.top_k[row] > 0;
+__device__ __forceinline__ uint32_t digits_of(float logit) {
+  return sampling::rank_of(__float_as_uint(logit)) >> (32 - kDigitBits);
+}
+
+/// Adds a chunk's counts and masses to those of the row.
+template <class T>
+__device__ __forceinline__ void count_digits(const Arguments& a, int row, const Row<T>& logits,
+                                             int first, int last, float highest, float rate) {
+  __shared__ unsigned counts[kDigits];
+  __shared__ Mass masses[kDigits];
+  for (int digit = threadIdx.x; digit < kDigits; digit += kChunkThreads)
+    counts[digit] = 0, masses[digit] = 0;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kChunk / kChunkThreads; ++i) {
+    const int at = first + i * kChunkThreads + threadIdx.x;
+    if (at >= last) continue;
+    const float logit = logits[at];
+    const uint32_t digit = digits_of(logit);
+    atomicAdd(&counts[digit], 1u);
+    if (const Mass mass = sampling::mass_of(logit, highest, rate); mass > 0)
+      atomicAdd(&masses[digit], mass);
+  }
+  __syncthreads();
+  for (int digit = threadIdx.x; digit < kDigits; digit += kChunkThreads) {
+    if (counts[digit] == 0) continue;
+    atomicAdd(&a.digit_counts[static_cast<int64_t>(row) * kDigits + digit], counts[digit]);
+    atomicAdd(&a.digit_masses[static_cast<int64_t>(row) * kDigits + digit], masses[digit]);
+  }
 }
 
 template <class T>
@@ -141,13 +193,17 @@ __global__ void __launch_bounds__(kChunkThreads)
     masses_kernel(const __grid_constant__ Arguments a) {
   const int row = blockIdx.y;
   const float temperature = a.in.temperature[row];
-  if (temperature <= 0 || has_cuts(a.in, row)) return;
+  if (temperature <= 0) return;
   float highest;
   int id;
   row_highest(a, row, highest, id);
   const float rate = sampling::log2_rate(temperature);
   const Row<T> logits = row_of<T>(a, row);
   const int first = blockIdx.x * kChunk, last = min(first + kChunk, a.in.vocabulary);
+  if (has_cuts(a.in, row)) {
+    count_digits(a, row, logits, first, last, highest, rate);
+    return;
+  }
   Mass sum = 0;
 #pragma unroll
   for (int i = 0; i < kChunk / kChunkThreads; ++i) {
@@ -156,6 +212,70 @@ __global__ void __launch_bounds__(kChunkThreads)
   }
   sum = cta_sum(sum);
   if (threadIdx.x == 0) a.masses[static_cast<int64_t>(row) * a.chunks + blockIdx.x] = sum;
+}
+
+/// The digits at which the row's cut falls: tokens of lower ones are not kept. 0 where no cut
+/// bounds the tokens. A CTA of kChunkThreads.
+__device__ __forceinline__ uint32_t digits_of_cut(const Arguments& a, int row) {
+  constexpr int kOwn = kDigits / kChunkThreads;
+  __shared__ Mass sums[kChunkThreads];
+  __shared__ uint32_t cut;
+  const int64_t base = static_cast<int64_t>(row) * kDigits;
+  const int64_t top_k = a.in.top_k[row];
+  const bool counts = top_k > 0 && top_k < a.in.vocabulary;
+  if (!counts && !(a.in.top_p[row] < 1)) return 0;
+  const auto weight = [&](int digit) -> Mass {
+    return counts ? a.digit_counts[base + digit] : a.digit_masses[base + digit];
+  };
+  // A thread's digits, from the most likely ones on.
+  const int highest = kDigits - 1 - static_cast<int>(threadIdx.x) * kOwn;
+  Mass sum = 0;
+  for (int i = 0; i < kOwn; ++i) sum += weight(highest - i);
+  sums[threadIdx.x] = sum;
+  const Mass total = cta_sum(sum);
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    Mass left = counts ? static_cast<Mass>(top_k) : sampling::part_of(total, a.in.top_p[row]);
+    int thread = 0;
+    while (thread < kChunkThreads - 1 && sums[thread] < left) left -= sums[thread++];
+    int digit = kDigits - 1 - thread * kOwn;
+    const int lowest = digit - kOwn + 1;
+    while (digit > lowest && weight(digit) < left) left -= weight(digit--);
+    cut = static_cast<uint32_t>(digit);
+  }
+  __syncthreads();
+  return cut;
+}
+
+template <class T>
+__global__ void __launch_bounds__(kChunkThreads)
+    collect_kernel(const __grid_constant__ Arguments a) {
+  __shared__ int warp_counts[kChunkThreads / 32];
+  const int row = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if (a.in.temperature[row] <= 0 || !has_cuts(a.in, row)) return;
+  const uint32_t cut = digits_of_cut(a, row);
+  const Row<T> logits = row_of<T>(a, row);
+  const int first = blockIdx.x * kChunk, last = min(first + kChunk, a.in.vocabulary);
+  const int64_t chunk = static_cast<int64_t>(row) * a.chunks + blockIdx.x;
+  Candidate* const out = a.candidates + chunk * kChunkCandidates;
+  int before = 0;
+  for (int i = 0; i < kChunk / kChunkThreads; ++i) {
+    const int at = first + i * kChunkThreads + threadIdx.x;
+    const float logit = at < last ? logits[at] : 0.f;
+    const bool is_left = at < last && digits_of(logit) >= cut;
+    const unsigned left = __ballot_sync(0xffffffffu, is_left);
+    if (lane == 0) warp_counts[warp] = __popc(left);
+    __syncthreads();
+    int place = before;
+    for (int w = 0; w < kChunkThreads / 32; ++w) {
+      if (w < warp) place += warp_counts[w];
+      before += warp_counts[w];
+    }
+    place += __popc(left & ((1u << lane) - 1));
+    if (is_left && place < kChunkCandidates) out[place] = {logit, at};
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) a.candidate_counts[chunk] = before;
 }
 
 /// The first of the ids [first, last) at which the running sum of `weight` passes `place`, in every
@@ -217,22 +337,41 @@ struct Kept {
   }
 };
 
-/// Calls f(id, logit) for every id of the row, from a CTA of kDrawThreads whose warps stay
-/// together: beyond the vocabulary with -1. Several loads are under way.
-template <class T, class F>
-__device__ __forceinline__ void for_each(const Row<T>& logits, int vocabulary, const F& f) {
-  for (int base = threadIdx.x; base - static_cast<int>(threadIdx.x) < vocabulary;
+/// Tokens in the order of their ids: all of a row.
+template <class T>
+struct WholeRow {
+  Row<T> logits;
+  int count;
+
+  __device__ __forceinline__ float logit(int i) const { return logits[i]; }
+  __device__ __forceinline__ int id(int i) const { return i; }
+};
+
+/// Those that were collected, in shared memory.
+struct Collected {
+  const Candidate* tokens;
+  int count;
+
+  __device__ __forceinline__ float logit(int i) const { return tokens[i].logit; }
+  __device__ __forceinline__ int id(int i) const { return tokens[i].id; }
+};
+
+/// Calls f(i, logit) for every token, from a CTA of kDrawThreads whose warps stay together: beyond
+/// the last with -1. Several loads are under way.
+template <class Tokens, class F>
+__device__ __forceinline__ void for_each(const Tokens& tokens, const F& f) {
+  for (int base = threadIdx.x; base - static_cast<int>(threadIdx.x) < tokens.count;
        base += kDrawThreads * kEach) {
     float values[kEach];
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      const int id = base + i * kDrawThreads;
-      values[i] = id < vocabulary ? logits[id] : 0.f;
+      const int at = base + i * kDrawThreads;
+      values[i] = at < tokens.count ? tokens.logit(at) : 0.f;
     }
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      const int id = base + i * kDrawThreads;
-      f(id < vocabulary ? id : -1, values[i]);
+      const int at = base + i * kDrawThreads;
+      f(at < tokens.count ? at : -1, values[i]);
     }
   }
 }
@@ -243,8 +382,8 @@ constexpr int kBins = 256, kBinBytes = kDrawThreads / 32 * kBins * static_cast<i
 /// reaches `wanted`; what is wanted of that rank's tokens remains. A CTA of kDrawThreads. Each warp
 /// has its own bins, into which it adds the sum of the lanes that fall into one: most logits share
 /// their first digits.
-template <class T, class Weight>
-__device__ __forceinline__ uint32_t select_rank(const Row<T>& logits, int vocabulary, Mass& wanted,
+template <class Tokens, class Weight>
+__device__ __forceinline__ uint32_t select_rank(const Tokens& tokens, Mass& wanted,
                                                 const Weight& weight) {
   extern __shared__ Mass bins[];  // [warps][kBins]
   __shared__ Mass remaining;
@@ -255,7 +394,7 @@ __device__ __forceinline__ uint32_t select_rank(const Row<T>& logits, int vocabu
     __syncthreads();
     for (int bin = threadIdx.x % 32; bin < kBins; bin += 32) own[bin] = 0;
     __syncwarp();
-    for_each(logits, vocabulary, [&](int id, float logit) {
+    for_each(tokens, [&](int id, float logit) {
       const uint32_t rank = sampling::rank_of(__float_as_uint(logit));
       const Mass w = id >= 0 && (rank & mask) == prefix ? weight(id, logit) : 0;
       const unsigned adding = __ballot_sync(0xffffffffu, w > 0);
@@ -289,42 +428,45 @@ __device__ __forceinline__ uint32_t select_rank(const Row<T>& logits, int vocabu
   return prefix;
 }
 
-template <class T>
-__device__ __forceinline__ int draw_with_cuts(const Arguments& a, int row, float highest, int best,
-                                              double uniform) {
-  const int V = a.in.vocabulary;
-  const Row<T> logits = row_of<T>(a, row);
+/// The place of the drawn token; -1 if no token has a mass. `whole` is the mass of the row, of
+/// which the tokens may be a part; `total` becomes that of all tokens that it draws from.
+template <class Tokens>
+__device__ __forceinline__ int draw_with_cuts(const Arguments& a, int row, const Tokens& tokens,
+                                              float highest, double uniform, Mass whole,
+                                              Mass& total) {
   const float rate = sampling::log2_rate(a.in.temperature[row]);
   const auto rank_of = [](float logit) { return sampling::rank_of(__float_as_uint(logit)); };
-  Kept kept{0, V, 0};
-  const auto weight = [&](int id, float logit) -> Mass {
-    if (!kept.holds(rank_of(logit), id)) return 0;
+  Kept kept{0, tokens.count, 0};
+  const auto weight = [&](int i, float logit) -> Mass {
+    if (!kept.holds(rank_of(logit), i)) return 0;
     const Mass mass = sampling::mass_of(logit, highest, rate);
     return mass >= kept.least ? mass : 0;
   };
   const auto total_weight = [&] {
-    Mass total = 0;
-    for_each(logits, V, [&](int id, float logit) { total += id >= 0 ? weight(id, logit) : 0; });
-    return cta_sum(total);
+    Mass sum = 0;
+    for_each(tokens, [&](int i, float logit) { sum += i >= 0 ? weight(i, logit) : 0; });
+    return cta_sum(sum);
   };
   // Of equals the lowest ids.
   const auto keep_from = [&](uint32_t rank, Mass count) {
-    kept.last = find(0, V, count - 1, [&](int id) -> Mass {
-      const uint32_t other = rank_of(logits[id]);
-      return other == rank && kept.holds(other, id) ? 1 : 0;
+    kept.last = find(0, tokens.count, count - 1, [&](int i) -> Mass {
+      const uint32_t other = rank_of(tokens.logit(i));
+      return other == rank && kept.holds(other, i) ? 1 : 0;
     });
     kept.rank = rank;
   };
-  if (const int64_t top_k = a.in.top_k[row]; top_k > 0 && top_k < V) {
+  const int64_t top_k = a.in.top_k[row];
+  const bool counts = top_k > 0 && top_k < a.in.vocabulary;
+  if (counts) {
     Mass wanted = static_cast<Mass>(top_k);
-    const uint32_t rank = select_rank(logits, V, wanted, [](int, float) -> Mass { return 1; });
+    const uint32_t rank = select_rank(tokens, wanted, [](int, float) -> Mass { return 1; });
     keep_from(rank, wanted);
   }
   if (const double top_p = a.in.top_p[row]; top_p < 1) {
-    const Mass total = total_weight();
-    if (total == 0) return best;
+    total = counts ? total_weight() : whole;
+    if (total == 0) return -1;
     Mass wanted = sampling::part_of(total, top_p);
-    const uint32_t rank = select_rank(logits, V, wanted, weight);
+    const uint32_t rank = select_rank(tokens, wanted, weight);
     // Tokens of one rank have one mass.
     const Mass each = sampling::mass_of(
         __uint_as_float(rank & 0x80000000u ? rank & 0x7fffffffu : ~rank), highest, rate);
@@ -332,17 +474,73 @@ __device__ __forceinline__ int draw_with_cuts(const Arguments& a, int row, float
   }
   if (const double min_p = a.in.min_p[row]; min_p > 0)
     kept.least = sampling::part_of(Mass{1} << sampling::kMassBits, min_p);
-  const Mass total = total_weight();
-  if (total == 0) return best;
-  return find(0, V, sampling::place_of(total, uniform),
-              [&](int id) { return weight(id, logits[id]); });
+  total = total_weight();
+  if (total == 0) return -1;
+  if (a.in.support > 0) {
+    __shared__ int told;
+    if (threadIdx.x == 0) told = 0;
+    __syncthreads();
+    for_each(tokens, [&](int i, float logit) {
+      if (i < 0 || weight(i, logit) == 0) return;
+      const int place = atomicAdd(&told, 1);
+      if (place < a.in.support)
+        a.in.supports[static_cast<int64_t>(row) * a.in.support + place] = tokens.id(i);
+    });
+  }
+  return find(0, tokens.count, sampling::place_of(total, uniform),
+              [&](int i) { return weight(i, tokens.logit(i)); });
+}
+
+/// Brings the collected tokens of a row into shared memory; how many, or -1: they do not fit.
+__device__ __forceinline__ int gather(const Arguments& a, int row, Candidate* tokens) {
+  __shared__ int firsts[kMostChunks + 1];
+  const int64_t base = static_cast<int64_t>(row) * a.chunks;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    firsts[0] = 0;
+    bool fits = true;
+    for (int c = 0; c < a.chunks; ++c) {
+      const int count = a.candidate_counts[base + c];
+      fits = fits && count <= kChunkCandidates;
+      firsts[c + 1] = firsts[c] + count;
+    }
+    if (!fits || firsts[a.chunks] > kCandidates) firsts[0] = -1;
+  }
+  __syncthreads();
+  if (firsts[0] < 0) return -1;
+  for (int c = threadIdx.x / 32; c < a.chunks; c += kDrawThreads / 32) {
+    const Candidate* const from = a.candidates + (base + c) * kChunkCandidates;
+    for (int i = threadIdx.x % 32; i < firsts[c + 1] - firsts[c]; i += 32)
+      tokens[firsts[c] + i] = from[i];
+  }
+  __syncthreads();
+  return firsts[a.chunks];
+}
+
+/// `best` where no token has a mass.
+template <class T>
+__device__ __forceinline__ int draw_cut(const Arguments& a, int row, float highest, int best,
+                                        double uniform, Mass& total) {
+  extern __shared__ Mass bins[];  // of select_rank; then the collected tokens
+  Candidate* const collected = reinterpret_cast<Candidate*>(bins + kBinBytes / sizeof(Mass));
+  Mass whole = 0;
+  for (int digit = threadIdx.x; digit < kDigits; digit += kDrawThreads)
+    whole += a.digit_masses[static_cast<int64_t>(row) * kDigits + digit];
+  whole = cta_sum(whole);
+  if (const int count = gather(a, row, collected); count >= 0) {
+    const Collected tokens{collected, count};
+    const int at = draw_with_cuts(a, row, tokens, highest, uniform, whole, total);
+    return at < 0 || at >= count ? best : tokens.id(at);
+  }
+  const WholeRow<T> tokens{row_of<T>(a, row), a.in.vocabulary};
+  const int at = draw_with_cuts(a, row, tokens, highest, uniform, whole, total);
+  return at < 0 ? best : at;
 }
 
 template <class T>
 __device__ __forceinline__ int draw_of_all(const Arguments& a, int row, float highest, int best,
-                                           double uniform) {
+                                           double uniform, Mass& total) {
   const Mass* const masses = a.masses + static_cast<int64_t>(row) * a.chunks;
-  Mass total = 0;
   for (int c = threadIdx.x; c < a.chunks; c += kDrawThreads) total += masses[c];
   total = cta_sum(total);
   if (total == 0) return best;
@@ -364,12 +562,17 @@ __global__ void __launch_bounds__(kDrawThreads) draw_kernel(const __grid_constan
   int best;
   row_highest(a, row, highest, best);
   int id = best;
-  if (a.in.temperature[row] > 0) {
+  Mass total = 0;
+  const float temperature = a.in.temperature[row];
+  const bool cuts = has_cuts(a.in, row);
+  if (temperature > 0) {
     const double uniform = philox::uniform(philox::words(static_cast<uint64_t>(a.in.seeds[row]),
                                                          static_cast<uint64_t>(a.in.positions[row]),
                                                          a.in.stream_name));
-    id = has_cuts(a.in, row) ? draw_with_cuts<T>(a, row, highest, best, uniform)
-                             : draw_of_all<T>(a, row, highest, best, uniform);
+    id = cuts ? draw_cut<T>(a, row, highest, best, uniform, total)
+              : draw_of_all<T>(a, row, highest, best, uniform, total);
+  } else if (a.in.support > 0 && threadIdx.x == 0) {
+    a.in.supports[static_cast<int64_t>(row) * a.in.support] = best;
   }
   double sum = 0;
   for (int c = threadIdx.x; c < a.chunks; c += kDrawThreads) {
@@ -378,8 +581,18 @@ __global__ void __launch_bounds__(kDrawThreads) draw_kernel(const __grid_constan
   }
   sum = cta_sum(sum);
   if (threadIdx.x == 0) {
+    const float logit = row_of<T>(a, row)[id];
+    const double logprob = static_cast<double>(logit - highest) - log(sum);
     a.in.ids[row] = id;
-    a.in.logprobs[row] = static_cast<double>(row_of<T>(a, row)[id] - highest) - log(sum);
+    a.in.logprobs[row] = logprob;
+    double sampled = 0;
+    if (temperature == 1.f && !cuts) {
+      sampled = logprob;
+    } else if (total > 0) {
+      const Mass mass = sampling::mass_of(logit, highest, sampling::log2_rate(temperature));
+      sampled = log(static_cast<double>(mass) / static_cast<double>(total));
+    }
+    a.in.sampled_logprobs[row] = sampled;
   }
 }
 
@@ -388,7 +601,10 @@ int64_t chunks_of(int64_t vocabulary) { return (vocabulary + kChunk - 1) / kChun
 }  // namespace
 
 int64_t sample_tokens_workspace(int64_t batch, int64_t vocabulary) {
-  return batch * chunks_of(vocabulary) * static_cast<int64_t>(sizeof(Chunk) + sizeof(Mass));
+  const int64_t chunk = sizeof(Chunk) + sizeof(Mass) + kChunkCandidates * sizeof(Candidate) +
+                        sizeof(int),
+                digits = kDigits * (sizeof(Mass) + sizeof(unsigned));
+  return batch * (chunks_of(vocabulary) * chunk + digits);
 }
 
 void sample_tokens(const SampleTokensArguments& arguments, cudaStream_t stream) {
@@ -397,14 +613,23 @@ void sample_tokens(const SampleTokensArguments& arguments, cudaStream_t stream) 
   a.in = arguments;
   a.chunks = static_cast<int>(chunks_of(arguments.vocabulary));
   a.found = static_cast<Chunk*>(arguments.workspace);
-  a.masses = reinterpret_cast<Mass*>(a.found + static_cast<int64_t>(a.in.batch) * a.chunks);
+  // The widest first: each begins at a multiple of its own elements.
+  const int64_t chunks = static_cast<int64_t>(a.in.batch) * a.chunks,
+                digits = static_cast<int64_t>(a.in.batch) * kDigits;
+  a.masses = reinterpret_cast<Mass*>(a.found + chunks);
+  a.digit_masses = a.masses + chunks;
+  a.candidates = reinterpret_cast<Candidate*>(a.digit_masses + digits);
+  a.digit_counts = reinterpret_cast<unsigned*>(a.candidates + chunks * kChunkCandidates);
+  a.candidate_counts = reinterpret_cast<int*>(a.digit_counts + digits);
   const dim3 grid(static_cast<unsigned>(a.chunks), static_cast<unsigned>(a.in.batch));
   dispatch_access(arguments.type, false, [&](auto access) {
     using T = typename decltype(access)::Type;
     statistics_kernel<T><<<grid, kChunkThreads, 0, stream>>>(a);
     masses_kernel<T><<<grid, kChunkThreads, 0, stream>>>(a);
-    cudaFuncSetAttribute(draw_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBinBytes);
-    draw_kernel<T><<<a.in.batch, kDrawThreads, kBinBytes, stream>>>(a);
+    collect_kernel<T><<<grid, kChunkThreads, 0, stream>>>(a);
+    constexpr int kBytes = kBinBytes + kCandidates * static_cast<int>(sizeof(Candidate));
+    cudaFuncSetAttribute(draw_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes);
+    draw_kernel<T><<<a.in.batch, kDrawThreads, kBytes, stream>>>(a);
   });
   check_launch("sample_tokens");
 }

@@ -18,7 +18,9 @@ struct SampleTokensArguments {
   const int64_t *top_k = nullptr, *seeds = nullptr, *positions = nullptr;
   uint64_t stream_name = 0;  ///< Second half of the generator's counter.
   int64_t* ids = nullptr;
-  double* logprobs = nullptr;
+  double *logprobs = nullptr, *sampled_logprobs = nullptr;
+  int support = 0;              ///< Columns of `supports`.
+  int64_t* supports = nullptr;  ///< [batch,support], -1 where nothing is written.
   void* workspace = nullptr;
 };
 

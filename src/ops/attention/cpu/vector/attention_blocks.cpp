@@ -177,16 +177,25 @@ void backward(const AttentionHead& a) {
   }
 }
 
+/// Calls f(token, its place in the caches).
+template <class F>
+void for_each_key(const AttentionStep& a, const F& f) {
+  for (long first = 0, page = 0; first < a.keys; first += a.page_tokens, ++page) {
+    const long count = a.keys - first < a.page_tokens ? a.keys - first : a.page_tokens;
+    const long begin = a.pages[page] * a.page_tokens;
+    for (long t = 0; t < count; ++t) f(first + t, begin + t);
+  }
+}
+
 template <class T>
-void step(const void* queries, const void* keys_in, const void* values_in, long stride, long keys,
-          long group, long dim, double scale, void* out, void* scratch) {
+void step(const AttentionStep& a) {
   using C = compute<T>;
-  const long padded = attention_padded_dim(dim);
-  C* const q = static_cast<C*>(scratch);
+  const long keys = a.keys, group = a.group, dim = a.dim, padded = attention_padded_dim(dim);
+  C* const q = static_cast<C*>(a.scratch);
   C* const scores = q + group * padded;  // [group,keys]
-  load_rows(static_cast<const T*>(queries), dim, group, dim, padded, C(scale), q);
-  for (long t = 0; t < keys; ++t) {
-    const T* __restrict k = static_cast<const T*>(keys_in) + t * stride;
+  load_rows(static_cast<const T*>(a.q), dim, group, dim, padded, C(a.scale), q);
+  for_each_key(a, [&](long t, long place) {
+    const T* __restrict k = static_cast<const T*>(a.k) + place * a.stride;
     for (long g = 0; g < group; ++g) {
       const C* __restrict row = q + g * padded;
       C dot = 0;
@@ -194,7 +203,7 @@ void step(const void* queries, const void* keys_in, const void* values_in, long 
       for (long i = 0; i < dim; ++i) dot += row[i] * widen(k[i]);
       scores[g * keys + t] = dot;
     }
-  }
+  });
   for (long g = 0; g < group; ++g) {
     C* __restrict s = scores + g * keys;
     C top = C(-3e38), sum = 0;
@@ -209,17 +218,17 @@ void step(const void* queries, const void* keys_in, const void* values_in, long 
     for (long t = 0; t < keys; ++t) s[t] *= inverse;
     for (long i = 0; i < padded; ++i) q[g * padded + i] = 0;  // now the output
   }
-  for (long t = 0; t < keys; ++t) {
-    const T* __restrict v = static_cast<const T*>(values_in) + t * stride;
+  for_each_key(a, [&](long t, long place) {
+    const T* __restrict v = static_cast<const T*>(a.v) + place * a.stride;
     for (long g = 0; g < group; ++g) {
       const C weight = scores[g * keys + t];
       C* __restrict line = q + g * padded;
 #pragma omp simd
       for (long i = 0; i < dim; ++i) line[i] += weight * widen(v[i]);
     }
-  }
+  });
   for (long g = 0; g < group; ++g) {
-    T* __restrict to = static_cast<T*>(out) + g * dim;
+    T* __restrict to = static_cast<T*>(a.out) + g * dim;
     for (long i = 0; i < dim; ++i) narrow(q[g * padded + i], to[i]);
   }
 }

@@ -30,6 +30,19 @@ struct AttentionHead {
   void* scratch = nullptr;                    // C
 };
 
+/// One new token of a sequence, for the query heads of one KV head.
+struct AttentionStep {
+  const void* q = nullptr;               ///< [group,dim]
+  const void *k = nullptr, *v = nullptr;  ///< Of place 0 of the caches, tokens at `stride`.
+  long stride = 0;
+  const int* pages = nullptr;  ///< Those of the sequence, see CacheRows.
+  long page_tokens = 0;
+  long keys = 0, group = 0, dim = 0;
+  double scale = 0;
+  void* out = nullptr;      ///< [group,dim]
+  void* scratch = nullptr;  ///< group * (keys + padded) elements of C.
+};
+
 struct AttentionKernels {
   /// Packs [tokens,dim] of T into the blocks; either destination may be null.
   void (*pack)(const void* x, long stride, long tokens, long dim, void* rows, void* columns);
@@ -37,10 +50,8 @@ struct AttentionKernels {
   void (*forward)(const AttentionHead&, long begin, long end);
   /// The whole head. Scratch: backward_scratch elements of C.
   void (*backward)(const AttentionHead&);
-  /// One query per head of a group: q [group,dim]; keys and values of T at stride; out [group,dim].
-  /// Scratch: group * (keys + padded) elements of C.
-  void (*step)(const void* q, const void* k, const void* v, long stride, long keys, long group,
-               long dim, double scale, void* out, void* scratch);
+  /// One query per head of a group.
+  void (*step)(const AttentionStep&);
 };
 
 constexpr long attention_forward_scratch(long padded) {

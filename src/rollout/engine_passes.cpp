@@ -1,0 +1,184 @@
+// The passes of an engine: from planned tokens to drawn ones.
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "rollout/engine.h"
+
+namespace heddle::rollout {
+namespace {
+
+/// Rows of logits at a time: 256 of 248,320 fp32 are a quarter of a gigabyte.
+constexpr std::int64_t kLogitRows = 256;
+
+Draw draw_of(const Sequence& sequence) {
+  Draw draw{sequence.request->sampling, static_cast<std::uint64_t>(sequence.output_size()),
+            sequence.changes.now(), sequence.request->top_logprobs,
+            sequence.request->return_support};
+  draw.options.seed = sequence.seed;
+  return draw;
+}
+
+}  // namespace
+
+at::Tensor Engine::run(const std::vector<Part>& parts) {
+  models::Model& model = *placed_.model;
+  std::vector<std::int64_t> tokens;
+  std::vector<std::int32_t> boundaries = {0};
+  std::vector<std::int64_t> slots, lengths;
+  std::vector<std::vector<std::int32_t>> pages;
+  std::vector<nn::AdaptedRows> adapters;
+  for (const Part& part : parts) {
+    const Sequence& sequence = *part.sequence;
+    if (sequence.held.rank != placed_.context.mesh.data_rank()) continue;
+    const auto first = sequence.tokens.begin() + sequence.held.tokens;
+    tokens.insert(tokens.end(), first, first + part.count);
+    boundaries.push_back(static_cast<std::int32_t>(tokens.size()));
+    slots.push_back(sequence.held.slot);
+    lengths.push_back(sequence.held.tokens);
+    pages.push_back(sequence.held.pages);
+    const nn::AdapterSet* const set = sequence.adapter->set.get();
+    if (adapters.empty() || adapters.back().set != set) adapters.push_back({set, 0, {}});
+    adapters.back().rows += part.count;
+  }
+  // The ranks along tp divide the rows, and one without a sequence takes part all the same.
+  const std::int64_t tp = model.tensor_group().size(),
+                     shares = (static_cast<std::int64_t>(tokens.size()) + tp - 1) / tp,
+                     rows = std::max<std::int64_t>(1, shares) * tp;
+  if (adapters.empty()) adapters.push_back({});
+  for (std::int64_t slot = pool_.dummy_slot(); static_cast<std::int64_t>(tokens.size()) < rows;
+       ++slot) {
+    tokens.push_back(0);
+    boundaries.push_back(static_cast<std::int32_t>(tokens.size()));
+    slots.push_back(slot);
+    lengths.push_back(0);
+    pages.push_back({pool_.dummy_page()});
+    ++adapters.back().rows;
+  }
+  const c10::Device device = placed_.context.device;
+  nn::CachedSequences cached;
+  cached.cache = &pool_.cache();
+  cached.rows =
+      ops::CacheRows::from_host(std::move(slots), std::move(lengths), std::move(pages), device);
+  nn::Pass pass =
+      model.cached_pass(ops::Sequences::from_host(boundaries, device), std::move(cached));
+  if (adapters.size() > 1 || adapters[0].set != nullptr) pass.adapters = std::move(adapters);
+  return placed_.pipeline->evaluate(model, at::tensor(tokens, at::kLong).to(device), pass);
+}
+
+at::Tensor Engine::table_of(const TokenTable& shape, const at::Tensor& hidden,
+                            const std::vector<Wanted>& wanted) const {
+  models::Model& model = *placed_.model;
+  const auto count = static_cast<std::int64_t>(wanted.size());
+  at::Tensor table = at::zeros({count, shape.width()}, at::kDouble);
+  std::vector<std::int64_t> rows, places;
+  if (hidden.defined()) {
+    const std::int64_t first = hidden.size(0) * model.tensor_group().rank();
+    for (std::int64_t i = 0; i < count; ++i) {
+      const Wanted& one = wanted[static_cast<std::size_t>(i)];
+      const std::int64_t row = one.row - first;
+      if (one.part->sequence->held.rank != placed_.context.mesh.data_rank()) continue;
+      if (row < 0 || row >= hidden.size(0)) continue;
+      rows.push_back(row);
+      places.push_back(i);
+    }
+  }
+  const auto own = static_cast<std::int64_t>(rows.size());
+  for (std::int64_t begin = 0; begin < own; begin += kLogitRows) {
+    const std::int64_t n = std::min(kLogitRows, own - begin);
+    const std::vector<std::int64_t> block(rows.begin() + begin, rows.begin() + begin + n),
+        block_places(places.begin() + begin, places.begin() + begin + n);
+    const at::Tensor index = at::tensor(block, at::kLong).to(hidden.device());
+    const at::Tensor logits = model.logits(model.final_norm(hidden.index_select(0, index)));
+    std::vector<Draw> draws;
+    std::vector<std::int64_t> given;
+    for (const std::int64_t place : block_places) {
+      const Wanted& one = wanted[static_cast<std::size_t>(place)];
+      if (one.given >= 0) {
+        given.push_back(one.given);
+      } else {
+        draws.push_back(draw_of(*one.part->sequence));
+      }
+    }
+    const at::Tensor found =
+        draws.empty() ? shape.judge(logits, at::tensor(given, at::kLong).to(logits.device()))
+                      : shape.draw(model.kernels(), logits, draws);
+    table.index_copy_(0, at::tensor(block_places, at::kLong), found.cpu());
+  }
+  placed_.context.mesh.world_group().all_reduce_sum(table);
+  return table;
+}
+
+std::vector<SampledToken> Engine::draw(const at::Tensor& hidden,
+                                       const std::vector<Part>& parts) const {
+  TokenTable shape;
+  std::vector<Wanted> wanted;
+  for (const Part& part : parts) {
+    const Request& request = *part.sequence->request;
+    shape.top = std::max(shape.top, request.top_logprobs);
+    if (request.return_support) shape.support = std::max(shape.support, request.sampling.top_k);
+    wanted.push_back({&part, part.last_row(), -1});
+  }
+  if (wanted.empty()) return {};
+  const at::Tensor table = table_of(shape, hidden, wanted);
+  std::vector<SampledToken> tokens;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const Request& request = *parts[i].sequence->request;
+    tokens.push_back(shape.read(table, static_cast<std::int64_t>(i), request.top_logprobs,
+                                request.return_support));
+  }
+  return tokens;
+}
+
+/// Each row of a prompt says what the model makes of the token after it.
+void Engine::judge_prompts(const at::Tensor& hidden, const std::vector<Part>& parts) {
+  TokenTable shape;
+  std::vector<Wanted> wanted;
+  for (const Part& part : parts) {
+    Sequence& sequence = *part.sequence;
+    if (!sequence.wants_prompt_logprobs()) continue;
+    Completion& completion = sequence.completion;
+    if (completion.prompt_logprobs.empty()) {
+      completion.prompt_logprobs.push_back(std::numeric_limits<double>::quiet_NaN());
+      completion.prompt_top_logprobs.emplace_back();
+    }
+    shape.top = std::max(shape.top, *sequence.request->prompt_logprobs);
+    const std::int64_t before = sequence.held.tokens,
+                       end = std::min(before + part.count, sequence.prompt_size() - 1);
+    const auto known = static_cast<std::int64_t>(completion.prompt_logprobs.size());
+    for (std::int64_t t = std::max(before, known - 1); t < end; ++t) {
+      wanted.push_back(
+          {&part, part.first_row + t - before, sequence.tokens[static_cast<std::size_t>(t) + 1]});
+    }
+  }
+  if (wanted.empty()) return;
+  const at::Tensor table = table_of(shape, hidden, wanted);
+  for (std::size_t i = 0; i < wanted.size(); ++i) {
+    Sequence& sequence = *wanted[i].part->sequence;
+    SampledToken token =
+        shape.read(table, static_cast<std::int64_t>(i), *sequence.request->prompt_logprobs, false);
+    sequence.completion.prompt_logprobs.push_back(token.logprob);
+    sequence.completion.prompt_top_logprobs.push_back(std::move(token.top));
+  }
+}
+
+bool Engine::can_replay(const std::vector<Part>& parts) const {
+  if (!recorded_ || parts[0].sequence->is_prompt()) return false;
+  const nn::AdapterSet* const set = parts[0].sequence->adapter->set.get();
+  return std::all_of(parts.begin(), parts.end(),
+                     [set](const Part& part) { return part.sequence->adapter->set.get() == set; });
+}
+
+std::vector<SampledToken> Engine::replay(const std::vector<Part>& parts) {
+  std::vector<RecordedDecoding::Row> rows;
+  for (const Part& part : parts) {
+    const Sequence& sequence = *part.sequence;
+    rows.push_back({sequence.tokens.back(), &sequence.held, draw_of(sequence)});
+  }
+  return recorded_->step(rows, parts[0].sequence->adapter->set);
+}
+
+}  // namespace heddle::rollout

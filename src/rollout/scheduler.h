@@ -1,0 +1,71 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "rollout/kept_states.h"
+#include "rollout/sequence.h"
+
+namespace heddle::rollout {
+
+/// Which sequences have memory, and what the next pass does. All ranks of a model keep the same
+/// books. Sequences start in the order in which they came; one that asks for the prompt which
+/// another sample of its request is reading starts beside it and waits for that.
+class Scheduler {
+ public:
+  struct Limits {
+    std::int64_t sequences = 0;       ///< Generated at the same time.
+    std::int64_t rank_sequences = 0;  ///< On one data rank.
+    std::int64_t prefill_tokens = 0;  ///< Prompt tokens of one pass on each data rank.
+    std::int64_t kept_states = 0;     ///< On each data rank.
+  };
+  /// `pool` outlives it.
+  Scheduler(CachePool& pool, const Limits& limits);
+
+  bool is_idle() const { return waiting_.empty() && running_.empty(); }
+  void add(std::unique_ptr<Sequence> sequence) { waiting_.push_back(std::move(sequence)); }
+  /// Gives waiting sequences memory; those that start get `adapter` unless they name one.
+  void admit(const std::shared_ptr<const Adapter>& adapter);
+  /// Tokens for the next pass, each with its memory, sequences of one adapter after another:
+  /// prompts, as many tokens as a pass takes, or one token of every other sequence; in turn where
+  /// there are both. Where pages are short the youngest sequences are interrupted.
+  std::vector<Part> plan();
+  /// After the pass.
+  void passed(const std::vector<Part>& parts);
+  /// It has ended: takes it out.
+  std::unique_ptr<Sequence> finish(const Sequence& sequence);
+  /// Takes a running sequence's memory; it waits at the front. Does nothing to one that waits.
+  void preempt(RequestId id);
+  void preempt_all();
+  /// Takes a sequence out; null if there is none of that id.
+  std::unique_ptr<Sequence> remove(RequestId id);
+  KeptStates& kept() { return kept_; }
+  bool uses(const nn::AdapterSet& set) const;
+
+ private:
+  enum class Admission { kStarted, kLater, kNoRoom };
+
+  Admission start(Sequence& sequence, const std::shared_ptr<const Adapter>& adapter);
+  /// Pages of the rank for `tokens` tokens more and those that run. Drops kept states for it.
+  bool has_pages(std::int64_t rank, std::int64_t tokens, const KeptStates::State* spared);
+  /// The reader of the prompt that the sequence shares with it; null.
+  const Sequence* leader_of(const Sequence& sequence, const Adapter& adapter) const;
+  std::int64_t running_on(std::int64_t rank) const;
+  bool has_slot(std::int64_t rank) const { return running_on(rank) < limits_.rank_sequences; }
+  /// The data rank with the fewest sequences that has room for another; -1.
+  std::int64_t emptiest_rank() const;
+  /// Memory for so many tokens. False: the sequence itself had to give way.
+  bool make_room(Sequence& sequence, std::int64_t tokens);
+  void share(const Sequence& leader);
+
+  CachePool& pool_;
+  Limits limits_;
+  KeptStates kept_;
+  std::deque<std::unique_ptr<Sequence>> waiting_;
+  std::vector<std::unique_ptr<Sequence>> running_;  ///< In the order of their admission.
+  bool read_prompts_ = false;                       ///< The last pass did.
+};
+
+}  // namespace heddle::rollout

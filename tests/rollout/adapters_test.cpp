@@ -1,0 +1,151 @@
+// Adapters of single requests, and versions of a set while sequences go on.
+#include <gtest/gtest.h>
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/sin.h>
+
+#include <map>
+#include <tuple>
+
+#include "base/hash.h"
+#include "models/tiny_model.h"
+#include "rollout/adapter_slots.h"
+#include "rollout/engine.h"
+
+namespace heddle::rollout {
+namespace {
+
+assembly::ModelOnRanks adapted_model(bool moe) {
+  runtime::Context context;
+  context.dtype = at::kFloat;
+  context.seed = testing::kTinySeed;
+  assembly::ModelRecipe recipe;
+  recipe.config = testing::tiny_config(moe);
+  recipe.config.initializer_range = 0.06;
+  recipe.purpose = assembly::Purpose::kGenerate;
+  recipe.weights = assembly::Weights::kRandom;
+  assembly::NewAdapters adapters;
+  adapters.targets = {"all-linear"};
+  if (moe) adapters.target_parameters = {"experts.gate_up_proj", "experts.down_proj"};
+  adapters.options.rank = 4;
+  recipe.adapters = adapters;
+  return assembly::place(recipe, context);
+}
+
+/// Numbers that depend on `version`, name and place alone.
+void fill(const adapters::LoraSet& set, std::int64_t version) {
+  set.visit_parameters([version](nn::Parameter& factor) {
+    std::int64_t count = 1;
+    for (const std::int64_t size : factor.global_shape()) count *= size;
+    const auto first = static_cast<double>(hash::of(factor.name()) % 1000 + 77 * version);
+    factor.write_owned(
+        (at::sin(at::arange(count, at::kDouble).add(first)) * 0.1).view(factor.global_shape()));
+  });
+}
+
+Request request_of(std::int64_t length, std::shared_ptr<const Adapter> adapter) {
+  Request request;
+  for (std::int64_t t = 0; t < length; ++t)
+    request.prompt.push_back(static_cast<std::int32_t>((5 * length + t * t) % 97));
+  request.max_new_tokens = 6;
+  request.sampling.seed = static_cast<std::uint64_t>(length);
+  request.adapter = std::move(adapter);
+  return request;
+}
+
+std::map<RequestId, Completion> finish(Engine& engine) {
+  std::map<RequestId, Completion> completions;
+  while (!engine.is_idle()) {
+    for (Progress& progress : engine.step()) {
+      if (progress.completion) completions[progress.id] = std::move(*progress.completion);
+    }
+  }
+  return completions;
+}
+
+class AdaptersOfRequests : public ::testing::TestWithParam<bool> {
+ protected:
+  Completion alone(const Request& request) {
+    Engine engine(placed_, nullptr, {});
+    engine.submit(request);
+    return finish(engine)[0];
+  }
+  void expect_as_alone(const Completion& found, const Request& request) {
+    const Completion expected = alone(request);
+    EXPECT_EQ(found.output_ids, expected.output_ids);
+    for (std::size_t t = 0; t < expected.logprobs.size(); ++t)
+      EXPECT_NEAR(found.logprobs[t], expected.logprobs[t], 1e-5) << t;
+  }
+
+  assembly::ModelOnRanks placed_ = adapted_model(GetParam());
+};
+
+TEST_P(AdaptersOfRequests, DoNotSeeEachOther) {
+  fill(*placed_.adapters, 0);
+  Engine engine(placed_, nullptr, {.max_sequences = 8});
+  AdapterSlots slots(placed_, *placed_.adapters, "tenant", 3);
+  std::vector<std::shared_ptr<const Adapter>> adapters;
+  for (const std::int64_t version : {1, 2}) {
+    adapters::LoraSet* const set = slots.free_set(engine);
+    fill(*set, version);
+    adapters.push_back(slots.publish(engine, *set, version));
+  }
+  adapters.push_back(std::make_shared<const Adapter>(Adapter{"base", 0, nullptr}));
+  std::vector<Request> requests;
+  for (std::int64_t i = 0; i < 9; ++i)
+    requests.push_back(request_of(3 + 4 * i, adapters[static_cast<std::size_t>(i % 3)]));
+  for (const Request& request : requests) engine.submit(request);
+  const auto completions = finish(engine);
+  for (std::size_t i = 0; i < requests.size(); ++i)
+    expect_as_alone(completions.at(static_cast<RequestId>(i)), requests[i]);
+  // The model's own adapters with the numbers of version 1 say what version 1 says.
+  fill(*placed_.adapters, 1);
+  expect_as_alone(completions.at(0), request_of(3, nullptr));
+  EXPECT_NE(completions.at(0).logprobs, alone(request_of(3, adapters[2])).logprobs);
+}
+
+TEST_P(AdaptersOfRequests, KeepTheVersionThatTheyStartedWith) {
+  Engine engine(placed_, nullptr, {.max_sequences = 8});
+  AdapterSlots slots(placed_, *placed_.adapters, "policy", 2);
+  const auto publish = [&](std::int64_t version) {
+    adapters::LoraSet* const set = slots.free_set(engine);
+    ASSERT_NE(set, nullptr) << version;
+    fill(*set, version);
+    slots.publish(engine, *set, version);
+  };
+  publish(1);
+  Request early = request_of(9, nullptr), late = request_of(13, nullptr);
+  early.keep_state = true;
+  engine.submit(early);
+  engine.step();
+  engine.step();
+  publish(2);
+  engine.preempt(0);
+  engine.submit(late);
+  engine.step();
+  EXPECT_EQ(slots.free_set(engine), nullptr) << "both are in use";
+  const auto completions = finish(engine);
+  for (const auto& [id, version, request] : {std::tuple{0, 1, early}, std::tuple{1, 2, late}}) {
+    EXPECT_EQ(completions.at(id).adapter_version, version);
+    fill(*placed_.adapters, version);
+    Request cold = request;
+    cold.keep_state = false;
+    expect_as_alone(completions.at(id), cold);
+  }
+  // The slot of version 1 is free, and the state that was kept of it is not found any more.
+  publish(3);
+  engine.submit(early);
+  const Completion third = finish(engine).at(2);
+  EXPECT_EQ(third.cached_tokens, 0);
+  fill(*placed_.adapters, 3);
+  early.keep_state = false;
+  expect_as_alone(third, early);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, AdaptersOfRequests, ::testing::Bool(), [](const auto& info) {
+  return std::string(info.param ? "Experts" : "Dense");
+});
+
+}  // namespace
+}  // namespace heddle::rollout
