@@ -14,7 +14,9 @@ struct Clamped {
   double value;
   bool has_gradient;
 };
-Clamped clamp(double x, double limit) { return {std::clamp(x, -limit, limit), std::abs(x) <= limit}; }
+Clamped clamp(double x, double limit) {
+  return {std::clamp(x, -limit, limit), std::abs(x) <= limit};
+}
 
 /// exp of a clamped log-ratio, with its derivative by the log-ratio.
 struct Ratio {
@@ -165,14 +167,13 @@ class SequenceLoss {
     for (const std::size_t i : chosen_) {
       const double rho = std::exp(log_rho(i));
       is_kept_.push_back(keeps && (o_.rejection != Rejection::kToken || is_within(rho)));
-      weights_.push_back(o_.importance == ImportanceWeight::kToken ? std::min(o_.importance_cap, rho)
-                                                                   : of_sequence);
+      weights_.push_back(o_.importance == ImportanceWeight::kToken
+                             ? std::min(o_.importance_cap, rho)
+                             : of_sequence);
     }
   }
 
-  double low(std::size_t i) const {
-    return t_.clip_low.empty() ? 1 - o_.clip_low : t_.clip_low[i];
-  }
+  double low(std::size_t i) const { return t_.clip_low.empty() ? 1 - o_.clip_low : t_.clip_low[i]; }
   double high(std::size_t i) const {
     return t_.clip_high.empty() ? 1 + o_.clip_high : t_.clip_high[i];
   }
@@ -181,8 +182,7 @@ class SequenceLoss {
     const double A = t_.advantages[i], free = r.value * A,
                  bounded = std::clamp(r.value, low(i), high(i)) * A;
     Term term = free <= bounded ? Term{-free, -A * r.derivative} : Term{-bounded, 0};
-    if (o_.dual_clip > 0 && A < 0 && term.value > -o_.dual_clip * A)
-      term = {-o_.dual_clip * A, 0};
+    if (o_.dual_clip > 0 && A < 0 && term.value > -o_.dual_clip * A) term = {-o_.dual_clip * A, 0};
     return term;
   }
 

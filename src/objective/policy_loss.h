@@ -21,11 +21,11 @@ enum class PolicyLoss {
 
 /// How the losses of tokens add up, and what divides their sum over the whole step.
 enum class LossMean {
-  kToken,              ///< By the tokens (DAPO).
-  kSequenceToken,      ///< Mean over the sequences of means over their tokens (GRPO).
-  kSequenceSum,        ///< Mean over the sequences of sums over their tokens.
-  kSequenceConstant,   ///< As kSequenceSum, divided by constant_length (Dr. GRPO).
-  kSum,                ///< Not divided.
+  kToken,             ///< By the tokens (DAPO).
+  kSequenceToken,     ///< Mean over the sequences of means over their tokens (GRPO).
+  kSequenceSum,       ///< Mean over the sequences of sums over their tokens.
+  kSequenceConstant,  ///< As kSequenceSum, divided by constant_length (Dr. GRPO).
+  kSum,               ///< Not divided.
 };
 
 /// Estimators of KL(pi || reference) from x = l - reference.
@@ -44,8 +44,19 @@ enum class ImportanceWeight { kOff, kToken, kSequence };
 /// lie within [rejection_low, rejection_high]; else the token (kToken) or the sequence takes no
 /// part.
 enum class Rejection {
-  kOff, kToken, kSequence, kGeometric,
-  kSumK1, kMeanK1, kMaxK1, kSumK2, kMeanK2, kMaxK2, kSumK3, kMeanK3, kMaxK3,
+  kOff,
+  kToken,
+  kSequence,
+  kGeometric,
+  kSumK1,
+  kMeanK1,
+  kMaxK1,
+  kSumK2,
+  kMeanK2,
+  kMaxK2,
+  kSumK3,
+  kMeanK3,
+  kMaxK3,
 };
 
 struct PolicyOptions {
@@ -100,12 +111,12 @@ struct PolicyStatistics {
 
 /// The members of PolicyStatistics that add up.
 inline constexpr double PolicyStatistics::*kPolicySums[] = {
-    &PolicyStatistics::tokens,       &PolicyStatistics::sequences,
-    &PolicyStatistics::ratio,        &PolicyStatistics::clipped_low,
-    &PolicyStatistics::clipped_high, &PolicyStatistics::old_kl,
-    &PolicyStatistics::reference_kl, &PolicyStatistics::entropy,
-    &PolicyStatistics::mismatch_k1,  &PolicyStatistics::mismatch_k3,
-    &PolicyStatistics::mismatch_abs, &PolicyStatistics::weight,
+    &PolicyStatistics::tokens,         &PolicyStatistics::sequences,
+    &PolicyStatistics::ratio,          &PolicyStatistics::clipped_low,
+    &PolicyStatistics::clipped_high,   &PolicyStatistics::old_kl,
+    &PolicyStatistics::reference_kl,   &PolicyStatistics::entropy,
+    &PolicyStatistics::mismatch_k1,    &PolicyStatistics::mismatch_k3,
+    &PolicyStatistics::mismatch_abs,   &PolicyStatistics::weight,
     &PolicyStatistics::weight_squared, &PolicyStatistics::rejected,
     &PolicyStatistics::masked};
 
@@ -116,9 +127,10 @@ struct PolicyLossResult {
 };
 
 /// Loss and its gradient by log-probabilities, in double. Log-ratios are clamped to +-20 before
-/// exp, the KL to +-10; a clamped one has no gradient. rho = old / behaviour, and importance weights
-/// multiply the loss; without a behaviour policy apart from old rho = pi / old, which r holds
-/// already: then weights enter kReinforce alone. A step's loss is the sum of loss_sum over divisor_of().
+/// exp, the KL to +-10; a clamped one has no gradient. rho = old / behaviour, and importance
+/// weights multiply the loss; without a behaviour policy apart from old rho = pi / old, which r
+/// holds already: then weights enter kReinforce alone. A step's loss is the sum of loss_sum over
+/// divisor_of().
 PolicyLossResult policy_loss(const PolicyTokens& tokens, const PolicyOptions& options);
 
 /// What the sum over a step is divided by, from its numbers of tokens and of sequences with one.

@@ -13,8 +13,8 @@ namespace {
 using Numbers = std::vector<double>;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-/// Three sequences: of five tokens (one masked), of one token, and a fully masked one. Ratios lie on
-/// both sides of every clip, and one log-ratio beyond its clamp.
+/// Three sequences: of five tokens (one masked), of one token, and a fully masked one. Ratios lie
+/// on both sides of every clip, and one log-ratio beyond its clamp.
 struct Case {
   std::vector<std::int32_t> cu_seqlens = {0, 5, 6, 8};
   Numbers logprobs = {-1.2, -0.4, -2.5, -0.9, -23.0, -0.7, -1.0, -2.0};
@@ -69,10 +69,9 @@ class Formula {
 
   bool keeps(const std::vector<std::size_t>& y) const {
     const auto n = static_cast<double>(y.size());
-    double product = 1, gap = 0;
+    double gap = 0;
     Numbers k1, k2, k3;
     for (const std::size_t i : y) {
-      product *= rho(i);
       gap += (behaviour(i) - sg(i)) / n;
       const double x = std::log(rho(i));
       k1.push_back(-x), k2.push_back(x * x / 2), k3.push_back(rho(i) - x - 1);
@@ -84,25 +83,40 @@ class Formula {
     const auto largest = [](const Numbers& k) { return *std::max_element(k.begin(), k.end()); };
     switch (o_.rejection) {
       case Rejection::kOff:
-      case Rejection::kToken: return true;
-      case Rejection::kSequence: return holds(product);
-      case Rejection::kGeometric: return holds(std::pow(product, 1 / n));
-      case Rejection::kSumK1: return holds(total(k1));
-      case Rejection::kMeanK1: return holds(total(k1) / n);
-      case Rejection::kMaxK1: return holds(largest(k1));
-      case Rejection::kSumK2: return holds(total(k2));
-      case Rejection::kMeanK2: return holds(total(k2) / n);
-      case Rejection::kMaxK2: return holds(largest(k2));
-      case Rejection::kSumK3: return holds(total(k3));
-      case Rejection::kMeanK3: return holds(total(k3) / n);
-      case Rejection::kMaxK3: return holds(largest(k3));
+      case Rejection::kToken:
+        return true;
+      case Rejection::kSequence:
+        return holds(product_of_rho(y));
+      case Rejection::kGeometric:
+        return holds(exp20(-total(k1) / n));
+      case Rejection::kSumK1:
+        return holds(total(k1));
+      case Rejection::kMeanK1:
+        return holds(total(k1) / n);
+      case Rejection::kMaxK1:
+        return holds(largest(k1));
+      case Rejection::kSumK2:
+        return holds(total(k2));
+      case Rejection::kMeanK2:
+        return holds(total(k2) / n);
+      case Rejection::kMaxK2:
+        return holds(largest(k2));
+      case Rejection::kSumK3:
+        return holds(total(k3));
+      case Rejection::kMeanK3:
+        return holds(total(k3) / n);
+      case Rejection::kMaxK3:
+        return holds(largest(k3));
     }
     return true;
   }
 
-  double clip(double r) const {
-    return std::max(1 - o_.clip_low, std::min(1 + o_.clip_high, r));
+  double product_of_rho(const std::vector<std::size_t>& y) const {
+    double logarithm = 0;
+    for (const std::size_t i : y) logarithm += std::log(rho(i));
+    return exp20(logarithm);
   }
+  double clip(double r) const { return std::max(1 - o_.clip_low, std::min(1 + o_.clip_high, r)); }
   double ppo(double r, double A) const {
     const double loss = -std::min(r * A, clip(r) * A);
     return o_.dual_clip > 0 && A < 0 ? std::min(loss, -o_.dual_clip * A) : loss;
@@ -112,16 +126,19 @@ class Formula {
     const double A = c_.advantages[i], r = exp20(l_[i] - old(i)), r_sg = exp20(sg(i) - old(i));
     const double outer = c_.has_behaviour ? w : 1;
     switch (o_.loss) {
-      case PolicyLoss::kPpo: return outer * ppo(r, A);
+      case PolicyLoss::kPpo:
+        return outer * ppo(r, A);
       case PolicyLoss::kGspo:
         // s_t = sg(s) pi / sg(pi)
         return outer * ppo(sequence_ratio * std::exp(l_[i] - sg(i)), A);
-      case PolicyLoss::kCispo: return outer * -clip(r_sg) * A * l_[i];
+      case PolicyLoss::kCispo:
+        return outer * -clip(r_sg) * A * l_[i];
       case PolicyLoss::kSapo: {
         const double tau = A > 0 ? o_.sapo_tau_positive : o_.sapo_tau_negative;
         return outer * -4 / tau / (1 + std::exp(-tau * (r - 1))) * A;
       }
-      case PolicyLoss::kReinforce: return -w * A * l_[i];
+      case PolicyLoss::kReinforce:
+        return -w * A * l_[i];
       case PolicyLoss::kDppo: {
         const double move = std::exp(sg(i)) - std::exp(old(i));
         const bool stays = A > 0 ? move <= o_.dppo_delta : -move <= o_.dppo_delta;
@@ -153,11 +170,9 @@ class Formula {
   double sequence(std::size_t s) const {
     const std::vector<std::size_t> y = chosen(s);
     if (y.empty() || !keeps(y)) return 0;
-    double mean_log_ratio = 0, product = 1, total = 0, counted = 0;
-    for (const std::size_t i : y) {
+    double mean_log_ratio = 0, total = 0, counted = 0;
+    for (const std::size_t i : y)
       mean_log_ratio += (sg(i) - old(i)) / static_cast<double>(y.size());
-      product *= rho(i);
-    }
     for (const std::size_t i : y) {
       const bool is_kept = o_.rejection != Rejection::kToken ||
                            (o_.rejection_low <= rho(i) && rho(i) <= o_.rejection_high);
@@ -165,7 +180,7 @@ class Formula {
       const double w = o_.importance == ImportanceWeight::kOff ? 1
                        : o_.importance == ImportanceWeight::kToken
                            ? std::min(rho(i), o_.importance_cap)
-                           : std::min(product, o_.importance_cap);
+                           : std::min(product_of_rho(y), o_.importance_cap);
       if (is_kept) total += policy(i, exp20(mean_log_ratio), w) + o_.kl_coefficient * kl(i);
     }
     if (o_.mean == LossMean::kSequenceToken) total /= std::max(1.0, counted);
@@ -185,8 +200,7 @@ void expect_formula(const Case& c, const PolicyOptions& options, const std::stri
   for (std::size_t i = 0; i < c.logprobs.size(); ++i) {
     Numbers up = c.logprobs, down = c.logprobs;
     up[i] += 1e-6, down[i] -= 1e-6;
-    const double slope =
-        (Formula(c, options, up).loss() - Formula(c, options, down).loss()) / 2e-6;
+    const double slope = (Formula(c, options, up).loss() - Formula(c, options, down).loss()) / 2e-6;
     EXPECT_NEAR(result.d_logprobs[i], slope, 1e-7 * (1 + std::abs(slope)))
         << what << ", token " << i;
   }
