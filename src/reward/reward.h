@@ -28,8 +28,8 @@ struct Sample {
 
 struct Score {
   double reward = 0;
-  std::map<std::string, double> parts = {};    ///< By name, before weights.
-  std::optional<std::string> error = {};       ///< Set: there is no reward, and why.
+  std::map<std::string, double> parts = {};  ///< By name, before weights.
+  std::optional<std::string> error = {};     ///< Set: there is no reward, and why.
 };
 
 /// Judges completions. Safe to call from one thread at a time.
@@ -53,10 +53,10 @@ struct Part {
 struct ProcessOptions {
   std::vector<std::string> command;  ///< Program and arguments. Empty: none.
   std::int64_t workers = 2;
-  double timeout_s = 30;           ///< For one sample, from the moment it is written.
-  double start_timeout_s = 60;     ///< For the first answer of a new worker, besides `timeout_s`.
-  std::int64_t memory_bytes = 0;   ///< Limit of one worker's address space; 0: none.
-  std::int64_t cpu_seconds = 0;    ///< Limit of one worker's processor time; 0: none.
+  double timeout_s = 30;          ///< For one sample, from the moment it is written.
+  double start_timeout_s = 60;    ///< For the first answer of a new worker, besides `timeout_s`.
+  std::int64_t memory_bytes = 0;  ///< Limit of one worker's address space; 0: none.
+  std::int64_t cpu_seconds = 0;   ///< Limit of one worker's processor time; 0: none.
   std::optional<double> failed = {};  ///< Reward of what failed twice; none: an error.
 };
 

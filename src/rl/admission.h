@@ -68,7 +68,9 @@ class Admission {
     std::int64_t version;
     bool is_finished;
   };
-  bool expires(const Group& group) const { return group.version + options_.max_staleness <= version_; }
+  bool expires(const Group& group) const {
+    return group.version + options_.max_staleness <= version_;
+  }
 
   AdmissionOptions options_;
   std::int64_t version_ = 0, consumed_ = 0;  ///< consumed_: under version_.

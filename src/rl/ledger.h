@@ -26,7 +26,7 @@ const char* name_of(Rejection reason);
 
 /// Where the stream of rows stands, as the records say.
 struct LedgerState {
-  std::int64_t next_cursor = 0;  ///< The first that was never dispatched.
+  std::int64_t next_cursor = 0;              ///< The first that was never dispatched.
   std::map<std::int64_t, Dispatch> pending;  ///< Neither consumed nor rejected; by cursor.
   std::set<std::int64_t> completed;          ///< Those of `pending` whose trajectories are there.
   std::int64_t consumed = 0;
