@@ -11,6 +11,8 @@
 /// Tasks that make their own rows, and answer what the policy does turn by turn.
 namespace heddle::reward {
 
+class WorkerPool;
+
 /// One row of a task, with the columns of a data file: {"prompt", "answer", "meta"}.
 struct Row {
   std::string prompt;
@@ -41,10 +43,14 @@ class Task {
   virtual ~Task() = default;
   /// Row number `index` of the stream `seed`; the same in any order and process.
   virtual Row row(std::uint64_t seed, std::uint64_t index) const = 0;
-  /// True if an episode has more than one turn of the policy.
+  /// True if an episode may have more than one turn of the policy.
   virtual bool is_multi_turn() const { return false; }
   virtual std::unique_ptr<Environment> environment() const = 0;
 };
+
+/// Scores of a task with one turn: each sample's `truth` and `meta` are those of its row. Throws
+/// ConfigError for a task with several.
+std::unique_ptr<Reward> make_task_reward(std::shared_ptr<const Task> task);
 
 /// `arithmetic`, `countdown`, `reverse_string`, `copy`, `modular_addition`, `guess_number`.
 std::vector<std::string> task_names();
@@ -53,7 +59,17 @@ std::vector<std::string> task_names();
 std::unique_ptr<Task> make_task(const std::string& name, const Json& parameters,
                                 const std::string& where);
 
-/// Episodes of a user's program (docs/rewards.md: op reset, step, close). One worker each.
-std::unique_ptr<Environment> make_process_environment(const ProcessOptions& options);
+/// Environments of a user's program (docs/rewards.md: op reset, step, close), which share its workers.
+/// Each method of an environment throws Error when its worker fails; the episode is lost then.
+class ProcessEnvironments {
+ public:
+  /// Throws ConfigError for options out of range.
+  explicit ProcessEnvironments(const ProcessOptions& options);
+  std::unique_ptr<Environment> environment();
+
+ private:
+  std::shared_ptr<WorkerPool> pool_;
+  std::int64_t episodes_ = 0;
+};
 
 }  // namespace heddle::reward

@@ -22,8 +22,9 @@ struct AdmissionOptions {
 /// Decides which groups may start and which form the next batch, so that no token older than K
 /// versions is trained on. With B groups a version:
 ///
-///     admission   running + queued + consumed under this version <= (K + 1) B
-///     batch cut   oldest version first; a version's last batch holds every group that would be
+///     admission   running + queued + B/s x steps under this version <= (K + 1) B, s steps a
+///     version batch cut   oldest version first; a version's last batch holds every group that
+///     would be
 ///                 older than K after the publication
 ///
 /// Admission alone is not enough, because short trajectories overtake long ones. Knows no clock and
@@ -32,9 +33,9 @@ class Admission {
  public:
   /// Throws ConfigError for options out of range.
   explicit Admission(AdmissionOptions options);
-  /// After a resume: the trainer's version, and the groups that it consumed under it. Nothing runs
+  /// After a resume: the trainer's version, and the steps that it has done under it. Nothing runs
   /// or is queued.
-  void rebase(std::int64_t version, std::int64_t consumed_under_version);
+  void rebase(std::int64_t version, std::int64_t steps_under_version);
 
   /// Groups that may start now.
   std::int64_t capacity() const;
@@ -53,11 +54,14 @@ class Admission {
     std::vector<std::int64_t> cursors;  ///< To train on, oldest version first.
     std::vector<std::int64_t> dropped;  ///< Running, to be aborted and issued again (kDrop).
   };
-  /// The next batch once it is there. `no_more`: no prompt will follow, so that a last batch may be
-  /// smaller. The batch's groups leave the queue.
+  /// The next batch once it is there. `no_more`: no prompt will follow, new or again, so that a
+  /// last batch may be smaller. The batch's groups leave the queue. Throws InternalError if a
+  /// publication is due.
   std::optional<Batch> cut(bool no_more);
-  /// The trainer's weights became version() + 1.
-  void publish();
+  /// The trainer's weights became version() + 1. Returns the groups that are too old now; they are
+  /// forgotten, and their prompts are to be issued again. There are none unless groups start under
+  /// versions older than version().
+  std::vector<std::int64_t> publish();
 
   std::int64_t version() const { return version_; }
   std::int64_t running() const;
@@ -68,13 +72,14 @@ class Admission {
     std::int64_t version;
     bool is_finished;
   };
+  /// Would be too old after the next publication.
   bool expires(const Group& group) const {
     return group.version + options_.max_staleness <= version_;
   }
 
   AdmissionOptions options_;
-  std::int64_t version_ = 0, consumed_ = 0;  ///< consumed_: under version_.
-  std::int64_t steps_ = 0;                   ///< Cut under version_.
+  std::int64_t version_ = 0;
+  std::int64_t steps_ = 0;  ///< Cut under version_.
   std::map<std::int64_t, Group> groups_;
 };
 

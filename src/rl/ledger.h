@@ -7,6 +7,8 @@
 #include <span>
 #include <string>
 
+#include <nlohmann/json_fwd.hpp>
+
 #include "base/files.h"
 
 namespace heddle::rl {
@@ -67,7 +69,7 @@ class Ledger {
   const LedgerState& state() const { return state_; }
 
  private:
-  void record(const std::string& text);
+  void record(const std::string& kind, const nlohmann::ordered_json& value);
   std::uint64_t replay(const std::string& bytes);
 
   files::Path path_;
