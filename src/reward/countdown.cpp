@@ -47,8 +47,8 @@ class Countdown final : public SingleTurnTask {
     }
     std::vector<std::string> texts;
     for (const std::int64_t number : numbers) texts.push_back(std::to_string(number));
-    return {fmt::format("Make {} from the numbers {}, each once, with + - * / and brackets: ", target,
-                        text::join(texts, ", ")),
+    return {fmt::format("Make {} from the numbers {}, each once, with + - * / and brackets: ",
+                        target, text::join(texts, ", ")),
             target,
             {{"numbers", numbers}}};
   }
@@ -78,7 +78,8 @@ class Countdown final : public SingleTurnTask {
   }
 
   /// Nothing unless the text is an expression with just these numbers.
-  static std::optional<Rational> value_of(const std::string& text, std::vector<std::int64_t> wanted) {
+  static std::optional<Rational> value_of(const std::string& text,
+                                          std::vector<std::int64_t> wanted) {
     if (text.size() > kLongestAnswer ||
         text.find_first_not_of("0123456789+-*/() ") != std::string::npos) {
       return {};

@@ -59,8 +59,9 @@ std::vector<std::string> task_names();
 std::unique_ptr<Task> make_task(const std::string& name, const Json& parameters,
                                 const std::string& where);
 
-/// Environments of a user's program (docs/rewards.md: op reset, step, close), which share its workers.
-/// Each method of an environment throws Error when its worker fails; the episode is lost then.
+/// Environments of a user's program (docs/rewards.md: op reset, step, close), which share its
+/// workers. Each method of an environment throws Error when its worker fails; the episode is lost
+/// then.
 class ProcessEnvironments {
  public:
   /// Throws ConfigError for options out of range.

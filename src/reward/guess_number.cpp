@@ -9,14 +9,16 @@
 namespace heddle::reward {
 namespace {
 
-/// The reward is 1 for the number, spread over nothing else: a guess that is no number is a turn lost.
+/// The reward is 1 for the number, spread over nothing else: a guess that is no number is a turn
+/// lost.
 class Guessing final : public Environment {
  public:
   explicit Guessing(std::int64_t turns) : turns_(turns) {}
 
   std::string reset(std::uint64_t, const Row& row) override {
     if (!row.truth.is_number_integer())
-      throw_error<DataError>("guess_number: the answer must be a number, found {}", json::shown(row.truth));
+      throw_error<DataError>("guess_number: the answer must be a number, found {}",
+                             json::shown(row.truth));
     number_ = row.truth.get<std::int64_t>();
     turn_ = 0;
     is_open_ = true;

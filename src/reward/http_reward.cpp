@@ -96,7 +96,8 @@ class HttpReward final : public Reward {
     if (options_.batch < 1 || options_.concurrency < 1 || options_.retries < 0 ||
         options_.timeout_s <= 0 || options_.backoff_s < 0) {
       throw_error<ConfigError>(
-          "rl.reward.url: expected batch and concurrency of at least 1, retries of at least 0 and a "
+          "rl.reward.url: expected batch and concurrency of at least 1, retries of at least 0 and "
+          "a "
           "positive timeout");
     }
     if (options_.token.find_first_of("\r\n") != std::string::npos)
@@ -145,7 +146,8 @@ class HttpReward final : public Reward {
   void start_ready() {
     const auto now = Clock::now();
     for (auto next = waiting_.begin();
-         next != waiting_.end() && under_way_.size() < static_cast<std::size_t>(options_.concurrency);) {
+         next != waiting_.end() &&
+         under_way_.size() < static_cast<std::size_t>(options_.concurrency);) {
       if (next->not_before > now) {
         ++next;
         continue;
@@ -174,7 +176,8 @@ class HttpReward final : public Reward {
     const bool is_full = under_way_.size() >= static_cast<std::size_t>(options_.concurrency);
     constexpr int kNewsOnly = 1000;
     curl_multi_poll(multi_, nullptr, 0,
-                    is_full ? kNewsOnly : static_cast<int>(std::max<std::int64_t>(0, wait)), nullptr);
+                    is_full ? kNewsOnly : static_cast<int>(std::max<std::int64_t>(0, wait)),
+                    nullptr);
   }
 
   void finish(CURL* handle, CURLcode result) {
@@ -184,13 +187,14 @@ class HttpReward final : public Reward {
     const long status = transfer->status();
     if (result == CURLE_OK && status >= 200 && status < 300) return take(*transfer);
     const bool may_pass = result != CURLE_OK || status == 429 || status >= 500;
-    const std::string reason =
-        result == CURLE_OK ? fmt::format("HTTP status {}: {}", status, text::shown(transfer->answer()))
-                           : curl_easy_strerror(result);
+    const std::string reason = result == CURLE_OK ? fmt::format("HTTP status {}: {}", status,
+                                                                text::shown(transfer->answer()))
+                                                  : curl_easy_strerror(result);
     Batch& batch = transfer->batch();
     if (may_pass && batch.tries < options_.retries) {
-      const double wait = std::max(options_.backoff_s * static_cast<double>(1ull << std::min<std::int64_t>(batch.tries, 16)),
-                                   transfer->retry_after());
+      const double wait = std::max(
+          options_.backoff_s * static_cast<double>(1ull << std::min<std::int64_t>(batch.tries, 16)),
+          transfer->retry_after());
       ++batch.tries;
       log::warning("rl.reward.url {}: {}; try {} of {} in {:.1f} s", options_.url, reason,
                    batch.tries + 1, options_.retries + 1, std::min(wait, kLongestWait));
@@ -214,14 +218,17 @@ class HttpReward final : public Reward {
     } catch (const DataError& error) {
       return fail(batch, error.what());
     }
-    if (!list.is_array()) return fail(batch, "expected a list of scores, found " + json::shown(list));
+    if (!list.is_array())
+      return fail(batch, "expected a list of scores, found " + json::shown(list));
     std::map<std::string, std::size_t> places;
-    for (std::size_t k = batch.first; k < batch.first + batch.count; ++k) places[std::to_string(k)] = k;
+    for (std::size_t k = batch.first; k < batch.first + batch.count; ++k)
+      places[std::to_string(k)] = k;
     for (const Json& answer : list) {
       const auto id = answer.is_object() ? answer.find("id") : answer.end();
       if (id == answer.end()) return fail(batch, "a score without 'id': " + json::shown(answer));
       const auto place = places.find(id->is_string() ? id->get<std::string>() : id->dump());
-      if (place == places.end()) return fail(batch, "a score of an unknown id: " + json::shown(answer));
+      if (place == places.end())
+        return fail(batch, "a score of an unknown id: " + json::shown(answer));
       scores_[place->second] = from_wire(answer);
     }
   }

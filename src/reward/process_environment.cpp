@@ -24,9 +24,10 @@ class ProcessEnvironment final : public Environment {
 
   std::string reset(std::uint64_t seed, const Row& row) override {
     is_open_ = true;
-    const Json answer = ask({{"op", "reset"},
-                             {"seed", seed},
-                             {"row", {{"prompt", row.prompt}, {"answer", row.truth}, {"meta", row.meta}}}});
+    const Json answer =
+        ask({{"op", "reset"},
+             {"seed", seed},
+             {"row", {{"prompt", row.prompt}, {"answer", row.truth}, {"meta", row.meta}}}});
     return text_of(answer, "observation");
   }
 
@@ -36,7 +37,8 @@ class ProcessEnvironment final : public Environment {
     Step step;
     step.done = flag_of(answer, "done");
     step.truncated = flag_of(answer, "truncated");
-    if (!step.done || answer.contains("observation")) step.observation = text_of(answer, "observation");
+    if (!step.done || answer.contains("observation"))
+      step.observation = text_of(answer, "observation");
     const auto reward = answer.find("reward");
     if (reward == answer.end() || !reward->is_number()) refuse("'reward' must be a number", answer);
     step.reward = reward->get<double>();

@@ -20,7 +20,8 @@ class OneTurn final : public Environment {
   }
 
   Step step(const std::string& action) override {
-    if (!std::exchange(is_open_, false)) throw_error<InternalError>("a step of an episode that is over");
+    if (!std::exchange(is_open_, false))
+      throw_error<InternalError>("a step of an episode that is over");
     sample_.completion = action;
     const Score score = task_.judge(sample_);
     if (score.error) throw_error<DataError>("{}", *score.error);

@@ -90,7 +90,8 @@ class Copy final : public TextTask {
         longest_(parameters.integer("longest", 256, 1, 1'000'000)) {}
   Row row(std::uint64_t seed, std::uint64_t index) const override {
     Draws draws(seed, "copy", index);
-    const double length = 1 + std::floor(std::log1p(-draws.uniform()) / std::log1p(-1 / (mean_ + 1e-9)));
+    const double length =
+        1 + std::floor(std::log1p(-draws.uniform()) / std::log1p(-1 / (mean_ + 1e-9)));
     const auto bounded = static_cast<std::int64_t>(std::min(length, static_cast<double>(longest_)));
     const std::string text = random_text(draws, bounded, letters_);
     return {"Copy: " + text + "\n", text, {}};

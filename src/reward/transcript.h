@@ -6,9 +6,9 @@
 
 namespace heddle::reward {
 
-/// The tokens of an episode. They are only ever appended to, so the prompt of turn t + 1 begins with
-/// all tokens of turn t, and what was sampled is trained as it was sampled. A chat template that
-/// renders the history anew would break that: Qwen3.5's drops earlier reasoning.
+/// The tokens of an episode. They are only ever appended to, so the prompt of turn t + 1 begins
+/// with all tokens of turn t, and what was sampled is trained as it was sampled. A chat template
+/// that renders the history anew would break that: Qwen3.5's drops earlier reasoning.
 class Transcript {
  public:
   /// Tokens that the environment, a tool or the prompt gave; not trained.

@@ -11,8 +11,8 @@ namespace heddle::reward {
 /// {"group", "prompt", "completion", "tokens"?, "truth", "meta"}; who sends it adds "id".
 Json to_wire(const Sample& sample);
 
-/// From {"reward", "parts"?, "error"?}; an error in the score for anything else, or for a reward that
-/// is not finite.
+/// From {"reward", "parts"?, "error"?}; an error in the score for anything else, or for a reward
+/// that is not finite.
 Score from_wire(const Json& answer);
 
 /// The JSON text of a value; bytes that are not UTF-8, which a model may print, become U+FFFD.

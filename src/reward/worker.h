@@ -13,8 +13,8 @@ namespace heddle::reward {
 using Clock = std::chrono::steady_clock;
 
 /// One process of the user, in a process group of its own, that reads lines and writes lines. Its
-/// standard error goes to the log. It is killed, with all that it started, at the end of this object's
-/// life and at the end of the thread that made it.
+/// standard error goes to the log. It is killed, with all that it started, at the end of this
+/// object's life and at the end of the thread that made it.
 class Worker {
  public:
   /// Throws ConfigError if the program cannot be started.

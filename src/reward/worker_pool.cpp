@@ -21,8 +21,8 @@
 
 namespace heddle::reward {
 
-/// A thread that lives as long as the pool: the system ends a worker with the thread that started it,
-/// and a write to a worker that has ended must not end the program.
+/// A thread that lives as long as the pool: the system ends a worker with the thread that started
+/// it, and a write to a worker that has ended must not end the program.
 class WorkerPool::OwnThread {
  public:
   OwnThread() : thread_([this] { work(); }) {}
@@ -143,8 +143,8 @@ class WorkerPool::Loop {
       Json body = {{"id", seat.id}};
       body.update(items_[seat.item].request->body);
       seat.worker->send(wire_text(body));
-      seat.deadline = Clock::now() +
-                      seconds(options_.timeout_s + (seat.has_answered ? 0 : options_.start_timeout_s));
+      seat.deadline = Clock::now() + seconds(options_.timeout_s +
+                                             (seat.has_answered ? 0 : options_.start_timeout_s));
       ++items_[seat.item].tries;
     }
   }

@@ -10,8 +10,8 @@
 
 namespace heddle::reward {
 
-/// Several processes of the user that answer requests, one JSON object a line each way. A request has
-/// an `id`, which the answer repeats; answers may come in any order.
+/// Several processes of the user that answer requests, one JSON object a line each way. A request
+/// has an `id`, which the answer repeats; answers may come in any order.
 ///
 ///     ask() --> thread of the pool --> worker 0 ... k-1     (stdin, stdout)
 ///

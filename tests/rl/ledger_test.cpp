@@ -6,9 +6,9 @@
 #include <gtest/gtest.h>
 
 #include "base/errors.h"
-#include "message_of.h"
 #include "rl/ledger.h"
-#include "temporary_directory.h"
+#include "testing/message_of.h"
+#include "testing/temporary_directory.h"
 
 namespace heddle::rl {
 namespace {
