@@ -58,7 +58,6 @@ void Generation::make_engine() {
 std::vector<Group> Generation::next() {
   const Timed timed(counts_.seconds);
   if (!engine_) make_engine();
-  if (std::exchange(weights_changed_, false)) engine_->weights_changed(version());
   std::optional<Admission::Batch> batch;
   while (true) {
     dispatch();
@@ -103,7 +102,8 @@ void Generation::updated() {
       finished_.erase(finished);
     }
   }
-  weights_changed_ = true;
+  // At once, so that nobody reads the engine's gathered copies of old weights.
+  if (engine_) engine_->weights_changed(version());
 }
 
 void Generation::dispatch() {

@@ -79,7 +79,6 @@ class Generation {
   std::map<std::int64_t, std::int64_t> again_;  ///< Cursor to issue again -> its attempt.
   std::int64_t next_cursor_ = 0;
   std::int64_t generated_since_cut_ = 0;  ///< Groups, filtered ones included.
-  bool weights_changed_ = false;
   GenerationCounts counts_;
 };
 

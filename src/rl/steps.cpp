@@ -99,6 +99,7 @@ void Steps::place_reference() {
   assembly::ModelRecipe recipe =
       assembly::recipe_of_run(config_, setup_.model->config(), setup_.source);
   recipe.purpose = assembly::Purpose::kScore;
+  recipe.generates = false;
   recipe.adapters = {};
   recipe.freeze.clear();
   recipe.saved_whole.clear();
