@@ -9,6 +9,7 @@
 #include "ckpt/hf_model.h"
 #include "comm/launch_environment.h"
 #include "config/config.h"
+#include "config/objective.h"
 #include "config/shared_entries.h"
 #include "device/device.h"
 #include "device/require.h"
@@ -188,7 +189,8 @@ ModelRecipe recipe_of_run(const config::RunConfig& config, ModelConfig model,
   recipe.freeze = config.train.freeze;
   recipe.kernels = kernel_policy(config);
   recipe.auxiliary_loss = auxiliary_coefficient(config, model) > 0;
-  recipe.generates = !config.log.sample_prompts.empty();
+  recipe.generates = !config.log.sample_prompts.empty() ||
+                     config::objective_of(config) == config::Objective::kPolicy;
   recipe.context_method = context_method(config);
   recipe.pipeline_chunks = stage_chunks(config);
   recipe.summing = config.parallel.sum_gradients == config::SumGradients::kStep

@@ -84,9 +84,10 @@ HeadFunction language_model_head(Model& model, double gradient_scale, bool want_
 }
 
 TokenLogprobs::TokenLogprobs(Model& model, const at::Tensor& hidden, const LossRows& rows,
-                             bool want_gradients)
+                             bool want_gradients, bool want_entropy)
     : model_(model), rows_(rows), trunk_(ops::detached(hidden)) {
   values_ = at::zeros({0}, rows.loss_weights.options());
+  if (want_entropy) entropy_ = values_;
   if (rows.total == 0) return;
   if (want_gradients) trunk_.set_requires_grad(true);
   const auto forward = [&] { return normalized_rows(model, trunk_, rows); };
@@ -94,7 +95,10 @@ TokenLogprobs::TokenLogprobs(Model& model, const at::Tensor& hidden, const LossR
   ops::LinearCrossEntropy::Inputs inputs;
   inputs.hidden = normalized_;
   inputs.labels = rows.labels;
-  values_ = cross_entropy(model, inputs, /*want_gradients=*/false).logprobs;
+  inputs.want_entropy = want_entropy;
+  const auto result = cross_entropy(model, inputs, /*want_gradients=*/false);
+  values_ = result.logprobs;
+  if (want_entropy) entropy_ = result.entropy;
 }
 
 at::Tensor TokenLogprobs::gradient(const at::Tensor& d_values) {
