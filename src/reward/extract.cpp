@@ -60,6 +60,11 @@ std::optional<std::string> last_line(std::string_view text) {
   return std::string(text::trim(at == std::string_view::npos ? text : text.substr(at + 1)));
 }
 
+bool is_ascii(std::string_view text) {
+  return std::all_of(text.begin(), text.end(),
+                     [](char c) { return static_cast<unsigned char>(c) < 0x80; });
+}
+
 std::u16string to_utf16(std::string_view text) {
   std::u16string wide(text.size() + 1, u'\0');
   std::int32_t length = 0;
@@ -161,11 +166,13 @@ std::optional<std::string_view> braced(std::string_view text, std::size_t open) 
   return {};
 }
 
+std::string valid_utf8(std::string_view text) {
+  return is_ascii(text) ? std::string(text) : to_utf8(to_utf16(text));
+}
+
 std::string canonical(std::string_view text, bool ignore_case) {
   text = text::trim(text);
-  const bool is_ascii = std::all_of(text.begin(), text.end(),
-                                    [](char c) { return static_cast<unsigned char>(c) < 0x80; });
-  if (is_ascii) {
+  if (is_ascii(text)) {
     std::string result(text);
     if (ignore_case) {
       for (char& c : result) {

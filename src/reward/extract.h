@@ -29,6 +29,9 @@ std::optional<std::string> extract(std::string_view completion, AnswerPlace plac
 /// brace ("\{") does not count.
 std::optional<std::string_view> braced(std::string_view text, std::size_t open);
 
+/// The text with U+FFFD for what is not UTF-8.
+std::string valid_utf8(std::string_view text);
+
 /// Valid UTF-8 in canonical composition (NFC), without white space at its ends; runs of spaces
 /// stay. `ignore_case` folds case as Unicode does. Invalid bytes become U+FFFD.
 std::string canonical(std::string_view text, bool ignore_case);

@@ -9,6 +9,7 @@
 
 #include "base/errors.h"
 #include "base/quote.h"
+#include "reward/extract.h"
 
 namespace heddle::reward {
 namespace {
@@ -46,8 +47,9 @@ struct Pattern::Code {
 Pattern::Pattern(const std::string& expression, Match match, bool ignore_case,
                  const std::string& where)
     : code_(std::make_unique<Code>()) {
-  std::uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_MATCH_INVALID_UTF | PCRE2_AUTO_CALLOUT |
-                          PCRE2_NEVER_BACKSLASH_C;
+  // Without a search for where a match may begin, which is work that no callout sees.
+  std::uint32_t options = PCRE2_UTF | PCRE2_UCP | PCRE2_AUTO_CALLOUT | PCRE2_NEVER_BACKSLASH_C |
+                          PCRE2_NO_START_OPTIMIZE;
   if (match == Match::kFull) options |= PCRE2_ANCHORED | PCRE2_ENDANCHORED;
   if (ignore_case) options |= PCRE2_CASELESS;
   int error = 0;
@@ -70,7 +72,8 @@ Pattern::Pattern(const std::string& expression, Match match, bool ignore_case,
 Pattern::~Pattern() = default;
 Pattern::Pattern(Pattern&&) noexcept = default;
 
-std::optional<Pattern::Found> Pattern::find(std::string_view text) const {
+std::optional<Pattern::Found> Pattern::find(std::string_view bytes) const {
+  const std::string text = valid_utf8(bytes);
   const std::unique_ptr<pcre2_match_data, decltype(&pcre2_match_data_free)> match(
       pcre2_match_data_create_from_pattern(code_->code, nullptr), pcre2_match_data_free);
   Work work;
@@ -78,7 +81,7 @@ std::optional<Pattern::Found> Pattern::find(std::string_view text) const {
       pcre2_match_context_copy(code_->context), pcre2_match_context_free);
   pcre2_set_callout(context.get(), count_work, &work);
   const int count = pcre2_match(code_->code, reinterpret_cast<PCRE2_SPTR>(text.data()), text.size(),
-                                0, 0, match.get(), context.get());
+                                0, PCRE2_NO_UTF_CHECK, match.get(), context.get());
   if (count <= 0) return {};
   const PCRE2_SIZE* range = pcre2_get_ovector_pointer(match.get());
   // \K may put the begin behind the end.

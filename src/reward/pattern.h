@@ -19,10 +19,10 @@ class Pattern {
   Pattern& operator=(Pattern&&) = delete;
 
   struct Found {
-    std::string_view whole;
-    std::optional<std::string_view> first_group;
+    std::string whole;
+    std::optional<std::string> first_group;
   };
-  /// The first match in the text (bytes that are not UTF-8 match nothing).
+  /// The first match in the text; bytes that are not UTF-8 are read as U+FFFD.
   std::optional<Found> find(std::string_view text) const;
 
  private:

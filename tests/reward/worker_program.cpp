@@ -48,7 +48,7 @@ json judged(const json& sample) {
   if (completion == "error") return {{"error", "no such problem"}};
   if (completion == "nan") return {{"reward", nullptr}};
   if (completion == "pid") return {{"reward", ::getpid()}};
-  std::cerr << "judged " << completion << std::endl;
+  if (completion.size() < 8) std::cerr << "judged " << completion << std::endl;
   return {{"reward", static_cast<double>(completion.size())},
           {"parts", {{"length", completion.size()}}}};
 }

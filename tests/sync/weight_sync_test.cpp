@@ -1,13 +1,12 @@
 #include "sync/weight_sync.h"
 
-#include <ATen/ops/full.h>
-#include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "base/errors.h"
 #include "meet.h"
+#include "weights.h"
 
 namespace heddle::sync {
 namespace {
@@ -16,35 +15,11 @@ using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
 using testing::run_sides;
+using testing::Weights;
 
 constexpr std::int64_t kRollouts = 2;
 
 SyncOptions small_buckets(bool staged = false) { return {4096, staged}; }
-
-/// A few tensors that one rank holds whole.
-struct Weights {
-  at::Tensor a = at::zeros({50, 33}), b = at::zeros({7}), c = at::zeros({3, 4, 500});
-
-  void fill(double value) const {
-    for (const at::Tensor& tensor : {a, b, c}) at::Tensor(tensor).fill_(value);
-  }
-  bool all_are(double value) const {
-    for (const at::Tensor& tensor : {a, b, c}) {
-      if (!tensor.eq(value).all().item<bool>()) return false;
-    }
-    return true;
-  }
-  std::vector<Part> parts() const {
-    std::vector<Part> parts;
-    const auto add = [&](const char* name, const at::Tensor& tensor) {
-      parts.push_back(
-          {{name, tensor.sizes().vec(), tensor.scalar_type()},
-           {{std::vector<std::int64_t>(static_cast<std::size_t>(tensor.dim()), 0), tensor}}});
-    };
-    add("a", a), add("b", b), add("c", c);
-    return parts;
-  }
-};
 
 /// Flips a bit of chosen buckets, counted from the first after the warm-up, on their way to one
 /// member.
