@@ -122,8 +122,9 @@ class Server::Loop {
                      : reinterpret_cast<sockaddr_in*>(&address)->sin_port);
   }
 
-  void run(const std::atomic<bool>& stop, const std::function<void()>& on_drain) {
-    loop_.post([this, &stop, &on_drain] { tick(stop, on_drain); });
+  void run(const std::atomic<bool>& stop, const std::function<void()>& on_drain,
+           const std::function<bool()>& is_idle) {
+    loop_.post([&, this] { tick(stop, on_drain, is_idle); });
     loop_.run();
   }
 
@@ -138,7 +139,8 @@ class Server::Loop {
  private:
   using Time = std::chrono::steady_clock::time_point;
 
-  void tick(const std::atomic<bool>& stop, const std::function<void()>& on_drain) {
+  void tick(const std::atomic<bool>& stop, const std::function<void()>& on_drain,
+            const std::function<bool()>& is_idle) {
     if (stop && !is_draining_) {
       is_draining_ = true;
       drain_until_ = std::chrono::steady_clock::now() +
@@ -147,14 +149,15 @@ class Server::Loop {
       if (on_drain) on_drain();
     }
     const bool is_late = is_draining_ && std::chrono::steady_clock::now() > drain_until_;
-    if (is_draining_ && (open_.empty() || is_late)) {
+    const bool is_done = open_.empty() && (!is_idle || is_idle());
+    if (is_draining_ && (is_done || is_late)) {
       if (is_late)
-        log::warning("{} requests are left without an answer after {} s", open_.size(),
-                     options_.drain_s);
+        log::warning("after {} s the server ends with {} requests left without an answer",
+                     options_.drain_s, open_.size());
       loop_.stop();
       return;
     }
-    loop_.post_after(kTick_s, [this, &stop, &on_drain] { tick(stop, on_drain); });
+    loop_.post_after(kTick_s, [&, this] { tick(stop, on_drain, is_idle); });
   }
 
   void take(evhttp_request* raw) {
@@ -261,8 +264,9 @@ void Server::observe_by(std::function<void(const std::string&, int, double)> obs
   loop_->observe_ = std::move(observe);
 }
 int Server::listen(const std::string& host, int port) { return loop_->listen(host, port); }
-void Server::run(const std::atomic<bool>& stop, const std::function<void()>& on_drain) {
-  loop_->run(stop, on_drain);
+void Server::run(const std::atomic<bool>& stop, const std::function<void()>& on_drain,
+                 const std::function<bool()>& is_idle) {
+  loop_->run(stop, on_drain, is_idle);
 }
 bool Server::is_draining() const { return loop_->is_draining_; }
 void Server::post(std::function<void()> work) { loop_->loop_.post(std::move(work)); }

@@ -41,8 +41,10 @@ class Server {
   /// Binds; port 0 takes a free one. Returns the port. Throws ConfigError.
   int listen(const std::string& host, int port);
   /// Serves until `stop` is true. Then takes no new connections, calls `on_drain` once on the
-  /// loop's thread, and returns when all answers are made or drain_s are over.
-  void run(const std::atomic<bool>& stop, const std::function<void()>& on_drain = {});
+  /// loop's thread, and returns when all answers are made and `is_idle` says so, or drain_s are
+  /// over.
+  void run(const std::atomic<bool>& stop, const std::function<void()>& on_drain = {},
+           const std::function<bool()>& is_idle = {});
   /// Requests that change something may be refused from here on (see run()).
   bool is_draining() const;
 
