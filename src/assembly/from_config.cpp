@@ -44,16 +44,6 @@ parallel::Recompute recompute_of(config::Recompute policy) {
   return parallel::Recompute::kOff;
 }
 
-NewAdapters adapters_of(const config::AdapterSection& adapter) {
-  NewAdapters adapters{adapter.targets, adapter.target_parameters, {}};
-  adapters.options.rank = adapter.rank;
-  adapters.options.alpha = adapter.alpha;
-  adapters.options.rslora = adapter.rslora;
-  adapters.options.dropout = adapter.dropout;
-  adapters.options.seed = adapter.seed;
-  return adapters;
-}
-
 /// The device of one of several ranks. Those of a host take its devices in order, from the one that
 /// is named; where the process is shown one alone (as by Slurm's --gpus-per-task) it is that.
 /// Throws DeviceError if there is none.
@@ -168,6 +158,16 @@ double auxiliary_coefficient(const config::RunConfig& config, const ModelConfig&
   if (!model.is_moe()) return 0;
   if (config.train.router_aux_loss_coef >= 0) return config.train.router_aux_loss_coef;
   return model.output_router_logits ? model.router_aux_loss_coef : 0;
+}
+
+NewAdapters adapters_of(const config::AdapterSection& adapter) {
+  NewAdapters adapters{adapter.targets, adapter.target_parameters, {}};
+  adapters.options.rank = adapter.rank;
+  adapters.options.alpha = adapter.alpha;
+  adapters.options.rslora = adapter.rslora;
+  adapters.options.dropout = adapter.dropout;
+  adapters.options.seed = adapter.seed;
+  return adapters;
 }
 
 ModelRecipe recipe_of_run(const config::RunConfig& config, ModelConfig model,

@@ -18,7 +18,7 @@ void choose_delta_rule(const ModelRecipe& recipe, const runtime::Context& contex
   constexpr const char* kOperator = "gated_delta_rule";
   const nn::GatedDeltaNetDims* const dims = recipe.config.gated_delta_net();
   if (context.device.type() != c10::DeviceType::PrivateUse1 || dims == nullptr) return;
-  const bool is_training = recipe.purpose == Purpose::kTrain;
+  const bool is_training = trains(recipe.purpose);
   const bool is_ulysses = recipe.context_method == ops::ContextMethod::kUlysses;
   const std::int64_t head_ranks =
       context.mesh.size(comm::Dim::kTp) * (is_ulysses ? context.mesh.size(comm::Dim::kCp) : 1);
@@ -90,7 +90,7 @@ ops::KernelPolicy kernel_policy(const ModelRecipe& recipe, const runtime::Contex
 
 void warn_of_kernels(const ModelRecipe& recipe, Model& model) {
   for (const std::string& loss : model.kernels().losses()) log::warning("{}", loss);
-  if (recipe.purpose != Purpose::kTrain) return;
+  if (!trains(recipe.purpose)) return;
   const ops::Linear::Functions& linear = model.kernels().get<ops::Linear>();
   warn_of_wide_layers(model, linear);
   warn_of_slow_rank(recipe, linear);

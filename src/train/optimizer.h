@@ -35,6 +35,9 @@ class Optimizer {
   /// parameter without gradient in this step is updated as with a zero one.
   void step(const ops::KernelTable& kernels, double lr, double gradient_multiplier);
 
+  /// Numbers of later AdamW steps; exempt parameters stay without decay.
+  void set_adamw(double beta1, double beta2, double eps, double weight_decay);
+
   // A step of which the host knows no number but those of announce(), so that it can be recorded
   // and replayed.
   /// False where the optimizer or its kernel keeps the host in between.
@@ -62,6 +65,7 @@ class Optimizer {
     nn::Parameter* parameter;
     at::Tensor owned;  ///< Its rows that this rank updates.
     at::Tensor master, exp_avg, exp_avg_sq, exp_avg_scale, exp_avg_sq_scale, momentum;
+    bool decays;
     double weight_decay;
     std::uint64_t rounding_key;
   };
