@@ -219,6 +219,7 @@ void add_commands(CLI::App& app, Action& action) {
   add_training_commands(app, action);
   add_launch_command(app, action);
   add_generate_command(app, action);
+  add_serve_command(app, action);
   add_score_command(app, action);
   add_export_command(app, action);
   add_tokenize_command(app, action);

@@ -38,6 +38,7 @@ void add_doctor_command(CLI::App& app, Action& action);
 void add_report_command(CLI::App& app, Action& action);
 void add_bench_command(CLI::App& app, Action& action);
 void add_launch_command(CLI::App& app, Action& action);
+void add_serve_command(CLI::App& app, Action& action);
 
 /// Where `heddle launch` puts the ranks' messages unless it is told.
 inline constexpr const char* kLaunchLogDirectory = "heddle-logs";
