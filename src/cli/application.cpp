@@ -17,6 +17,7 @@
 #include "base/log.h"
 #include "base/quote.h"
 #include "base/text.h"
+#include "cli/eval_command.h"
 #include "cli/version.h"
 #include "comm/launch_environment.h"
 #include "device/npu_error.h"
@@ -115,7 +116,7 @@ std::string own_command_for(const std::string& name) {
       {"chat", "heddle generate MODEL_DIR --prompt TEXT"},
       {"infer", "heddle generate"},
       {"inference", "heddle generate"},
-      {"eval", "heddle score (log-probabilities, perplexity)"},
+      {"evaluate", "heddle eval MODEL_DIR --input rows.jsonl"},
       {"evaluate", "heddle score (log-probabilities, perplexity)"},
       {"merge", "heddle export MODEL_DIR --adapter DIR --output DIR"},
       {"merge-lora", "heddle export MODEL_DIR --adapter DIR --output DIR"},
@@ -221,6 +222,7 @@ void add_commands(CLI::App& app, Action& action) {
   add_generate_command(app, action);
   add_serve_command(app, action);
   add_score_command(app, action);
+  add_eval_command(app, action);
   add_export_command(app, action);
   add_tokenize_command(app, action);
   add_config_command(app, action);

@@ -6,10 +6,10 @@
 
 #include "assembly/from_config.h"
 #include "base/log.h"
-#include "ckpt/hub_cache.h"
 #include "cli/application.h"
 #include "cli/command.h"
 #include "cli/continuation.h"
+#include "cli/names.h"
 #include "cli/run_observer.h"
 #include "cli/stop_request.h"
 #include "comm/launch_environment.h"
@@ -54,8 +54,7 @@ int run(const std::string& name, const std::vector<std::string>& arguments,
   const config::RunConfig config = comm::before_joining([&] {
     config::RunConfig read = config::load(split.file, defaults, config::Completeness::kComplete,
                                           assembly::usual_device());
-    read.model.path = ckpt::find_model(read.model.path).string();
-    read.model.tokenizer = ckpt::find_model(read.model.tokenizer).string();
+    resolve_names(read);
     return read;
   });
   log::set_level(static_cast<log::Level>(config.log.level));

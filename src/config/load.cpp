@@ -46,14 +46,12 @@ std::string nearest_key(const std::string& key) {
     }
   }
   if (!siblings.empty()) return siblings.front();
+  if (!elsewhere.empty()) return elsewhere.front();
   if (section.empty()) {
-    if (!elsewhere.empty()) return elsewhere.front();
     const auto start = std::ranges::find_if(sections, [&](auto& s) { return key.starts_with(s); });
     return start != sections.end() ? *start : text::nearest(key, sections);
   }
-  const std::string typo = text::nearest(key, keys);
-  if (typo.starts_with(section + ".") || elsewhere.empty()) return typo;
-  return elsewhere.front();
+  return text::nearest(key, keys);
 }
 
 /// The value of an override: YAML, but that it is one value and has no comment, so that "runs/a #2"

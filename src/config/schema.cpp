@@ -8,7 +8,8 @@ namespace {
 Section model_section() {
   Section s = make("model", "The model to start from.");
   Table<ModelSection>(s, &RunConfig::model)
-      .key("path", &ModelSection::path, "folder of a Hugging Face checkpoint",
+      .key("path", &ModelSection::path,
+           "folder of a Hugging Face checkpoint, or its name on the Hub (hf://, ms://)",
            {.aliases = {"model_name_or_path", "base_model", "model_path"}, .required = true})
       .key("tokenizer", &ModelSection::tokenizer,
            "folder with tokenizer.json and chat template; empty: model.path")
@@ -35,11 +36,15 @@ Section data_section() {
   Section s = make("data", "The rows to train and evaluate on.");
   Table<DataSection>(s, &RunConfig::data)
       .key("train", &DataSection::train,
-           "training files, .jsonl, also .gz or .zst; weight: how often a row is seen in an epoch",
+           "training files, folders, patterns or a data set of the Hugging Face Hub; weight: how "
+           "often "
+           "a row is seen in an epoch",
            {.aliases = {"dataset", "datasets", "train_file", "train_path", "path"},
             .required = true})
-      .key("eval", &DataSection::eval, "held-out files; empty: no evaluation",
-           {.aliases = {"validation", "eval_file", "eval_path", "test"}})
+      .key("eval", &DataSection::eval,
+           "held-out files, or a share of the training rows as 0.02; empty: no evaluation",
+           {.aliases = {"validation", "eval_file", "eval_path", "test", "val_size", "val_split",
+                        "eval_split", "test_size", "split_dataset_ratio", "validation_split"}})
       .key("format", &DataSection::format, "what a row holds; auto looks at its fields")
       .key("packing", &DataSection::packing,
            "fill rows of max_length with several sequences, kept apart by cu_seqlens; false where "
@@ -58,7 +63,7 @@ Section data_section() {
       .key("loss_on", &DataSection::loss_on, "assistant turns and completions only, or every token",
            {.aliases = {"train_on_inputs"}})
       .key("chat_template", &DataSection::chat_template,
-           "Jinja file used instead of the tokenizer's template")
+           "Jinja file used instead of the tokenizer's template", {.aliases = {"template"}})
       .key("cache_dir", &DataSection::cache_dir,
            "folder of tokenized data; empty: <train.output_dir>/cache");
   return s;
@@ -132,7 +137,7 @@ Section train_section() {
       .key("output_dir", &TrainSection::output_dir,
            "run directory; empty: runs/<name of the configuration file>, or without one "
            "runs/<model>-<number of the settings>",
-           {.aliases = {"output", "save_dir", "run_dir"}})
+           {.aliases = {"output", "save_dir", "run_dir", "run_name"}})
       .key("resume", &TrainSection::resume,
            "auto: from the newest checkpoint of output_dir, if any; never; or a checkpoint folder",
            {.aliases = {"resume_from_checkpoint"}})
@@ -304,7 +309,7 @@ Section checkpoint_section() {
            {.range = at_least(1), .aliases = {"save_total_limit"}})
       .key("keep_best", &CheckpointSection::keep_best,
            "also keep the one with the lowest evaluation loss",
-           {.aliases = {"load_best_model_at_end", "save_best"}});
+           {.aliases = {"load_best_model_at_end", "save_best", "metric_for_best_model"}});
   return s;
 }
 
@@ -324,7 +329,7 @@ Section log_section() {
            {.range = at_least(1), .aliases = {"logging_steps", "log_every"}})
       .key("level", &LogSection::level, "of messages", {.aliases = {"verbosity", "log_level"}})
       .key("tensorboard", &LogSection::tensorboard, "write <train.output_dir>/tensorboard",
-           {.aliases = {"report_to"}})
+           {.aliases = {"report_to", "wandb", "use_wandb", "wandb_project"}})
       .key("report", &LogSection::report, "write <train.output_dir>/report.html")
       .key("sample_prompts", &LogSection::sample_prompts,
            "answered before and after training, for the report")
