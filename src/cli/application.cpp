@@ -112,7 +112,6 @@ std::string own_command_for(const std::string& name) {
   static const std::map<std::string, std::string> kOwn = {
       {"train", "heddle sft (conversations, completions) or heddle pt (plain text)"},
       {"finetune", "heddle sft"},
-      {"chat", "heddle generate MODEL_DIR --prompt TEXT"},
       {"infer", "heddle generate"},
       {"inference", "heddle generate"},
       {"eval", "heddle score (log-probabilities, perplexity)"},
@@ -219,6 +218,7 @@ void add_commands(CLI::App& app, Action& action) {
   add_training_commands(app, action);
   add_launch_command(app, action);
   add_generate_command(app, action);
+  add_chat_command(app, action);
   add_score_command(app, action);
   add_export_command(app, action);
   add_tokenize_command(app, action);
