@@ -16,10 +16,10 @@
 namespace heddle::serve {
 namespace {
 
-using ::testing::HasSubstr;
-using ::testing::StartsWith;
 using testing::body_of;
 using testing::Client;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
 using testing::status_of;
 
 std::string error_text(int status, const std::string& message) {
@@ -81,11 +81,11 @@ TEST_F(Http, RoutesByMethodAndPattern) {
 }
 
 TEST_F(Http, WordsErrorsOfHandlersAndAnswersForSilentOnes) {
-  add("GET", "/known",
-      [](Request&&, const Responder&) { throw HttpError(429, "too many", 7); });
+  add("GET", "/known", [](Request&&, const Responder&) { throw HttpError(429, "too many", 7); });
   add("GET", "/user", [](Request&&, const Responder&) { throw DataError("field 'x' is missing"); });
   add("GET", "/defect", [](Request&&, const Responder&) { throw std::runtime_error("secret"); });
-  add("GET", "/silent", [](Request&&, const Responder&) {}, true);
+  add(
+      "GET", "/silent", [](Request&&, const Responder&) {}, true);
   start();
   Client client(port_);
   const std::string busy = client.ask("GET", "/known");
@@ -148,8 +148,9 @@ TEST_F(Http, KeepsOrderOnOneConnection) {
   add("POST", "/now", echo());
   start();
   Client client(port_);
-  client.send("POST /slow HTTP/1.1\r\nHost: t\r\nContent-Length: 0\r\n\r\n"
-              "POST /now HTTP/1.1\r\nHost: t\r\nContent-Length: 1\r\n\r\n2");
+  client.send(
+      "POST /slow HTTP/1.1\r\nHost: t\r\nContent-Length: 0\r\n\r\n"
+      "POST /now HTTP/1.1\r\nHost: t\r\nContent-Length: 1\r\n\r\n2");
   EXPECT_EQ(body_of(client.answer()), "slow");
   EXPECT_EQ(body_of(client.answer()), "2");
 }

@@ -77,8 +77,8 @@ void EventLoop::do_due() {
 
 void EventLoop::arm() {
   if (timers_.empty()) return;
-  const auto left = std::chrono::duration_cast<std::chrono::microseconds>(
-      timers_.begin()->first - Clock::now());
+  const auto left =
+      std::chrono::duration_cast<std::chrono::microseconds>(timers_.begin()->first - Clock::now());
   const auto us = std::max<std::int64_t>(0, left.count());
   constexpr std::int64_t kMicroseconds = 1'000'000;
   const timeval wait{us / kMicroseconds, us % kMicroseconds};

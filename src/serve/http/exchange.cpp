@@ -12,23 +12,40 @@ namespace {
 
 const char* reason_of(int status) {
   switch (status) {
-    case 200: return "OK";
-    case 204: return "No Content";
-    case 400: return "Bad Request";
-    case 401: return "Unauthorized";
-    case 403: return "Forbidden";
-    case 404: return "Not Found";
-    case 405: return "Method Not Allowed";
-    case 408: return "Request Timeout";
-    case 409: return "Conflict";
-    case 410: return "Gone";
-    case 413: return "Content Too Large";
-    case 415: return "Unsupported Media Type";
-    case 422: return "Unprocessable Content";
-    case 429: return "Too Many Requests";
-    case 501: return "Not Implemented";
-    case 503: return "Service Unavailable";
-    default: return status < 400 ? "OK" : status < 500 ? "Bad Request" : "Internal Server Error";
+    case 200:
+      return "OK";
+    case 204:
+      return "No Content";
+    case 400:
+      return "Bad Request";
+    case 401:
+      return "Unauthorized";
+    case 403:
+      return "Forbidden";
+    case 404:
+      return "Not Found";
+    case 405:
+      return "Method Not Allowed";
+    case 408:
+      return "Request Timeout";
+    case 409:
+      return "Conflict";
+    case 410:
+      return "Gone";
+    case 413:
+      return "Content Too Large";
+    case 415:
+      return "Unsupported Media Type";
+    case 422:
+      return "Unprocessable Content";
+    case 429:
+      return "Too Many Requests";
+    case 501:
+      return "Not Implemented";
+    case 503:
+      return "Service Unavailable";
+    default:
+      return status < 400 ? "OK" : status < 500 ? "Bad Request" : "Internal Server Error";
   }
 }
 
@@ -47,10 +64,8 @@ class PostedExchange final : public Responder::Exchange {
 
   void answer(int status, std::string body, const std::string& content_type,
               Headers headers) override {
-    post([status, body = std::move(body), content_type,
-          headers = std::move(headers)](OpenRequest& request) {
-      request.answer(status, body, content_type, headers);
-    });
+    post([status, body = std::move(body), content_type, headers = std::move(headers)](
+             OpenRequest& request) { request.answer(status, body, content_type, headers); });
   }
   void start(int status, const std::string& content_type, Headers headers) override {
     post([status, content_type, headers = std::move(headers)](OpenRequest& request) {
@@ -142,8 +157,7 @@ void OpenRequest::write(const std::string& piece) {
   evbuffer_add(bytes, piece.data(), piece.size());
   evhttp_send_reply_chunk(request_, bytes);
   evbuffer_free(bytes);
-  const evbuffer* unread =
-      bufferevent_get_output(evhttp_connection_get_bufferevent(connection_));
+  const evbuffer* unread = bufferevent_get_output(evhttp_connection_get_bufferevent(connection_));
   if (evbuffer_get_length(unread) > most_unread_) {
     log::warning("request {}: the client leaves {} bytes of its stream unread; it is cut", id_,
                  evbuffer_get_length(unread));

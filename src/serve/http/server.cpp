@@ -43,11 +43,16 @@ bool is_plain_id(std::string_view text) {
 
 const char* method_of(const evhttp_request* request) {
   switch (evhttp_request_get_command(request)) {
-    case EVHTTP_REQ_GET: return "GET";
-    case EVHTTP_REQ_POST: return "POST";
-    case EVHTTP_REQ_PUT: return "PUT";
-    case EVHTTP_REQ_DELETE: return "DELETE";
-    default: return "";
+    case EVHTTP_REQ_GET:
+      return "GET";
+    case EVHTTP_REQ_POST:
+      return "POST";
+    case EVHTTP_REQ_PUT:
+      return "PUT";
+    case EVHTTP_REQ_DELETE:
+      return "DELETE";
+    default:
+      return "";
   }
 }
 
@@ -93,11 +98,11 @@ class Server::Loop {
     evhttp_set_max_body_size(http_, static_cast<ev_ssize_t>(options.most_body_bytes));
     evhttp_set_max_headers_size(http_, static_cast<ev_ssize_t>(options.most_header_bytes));
     evhttp_set_timeout(http_, options.connection_timeout_s);
-    evhttp_set_allowed_methods(http_, EVHTTP_REQ_GET | EVHTTP_REQ_POST | EVHTTP_REQ_PUT |
-                                          EVHTTP_REQ_DELETE);
+    evhttp_set_allowed_methods(
+        http_, EVHTTP_REQ_GET | EVHTTP_REQ_POST | EVHTTP_REQ_PUT | EVHTTP_REQ_DELETE);
     evhttp_set_gencb(
-        http_,
-        [](evhttp_request* request, void* self) { static_cast<Loop*>(self)->take(request); }, this);
+        http_, [](evhttp_request* request, void* self) { static_cast<Loop*>(self)->take(request); },
+        this);
   }
   ~Loop() {
     worker_.reset();
@@ -166,13 +171,14 @@ class Server::Loop {
     const std::string path = raw_path == nullptr ? "/" : raw_path;
     auto match = router_.find(request->method, path);
     const std::string pattern = match.route == nullptr ? "" : match.route->pattern;
-    auto open = std::make_shared<OpenRequest>(
-        loop_, raw, request->id, options_.most_stream_bytes,
-        [this, pattern](OpenRequest& ended, int status) {
-          const std::chrono::duration<double> took = std::chrono::steady_clock::now() - ended.since();
-          if (observe_) observe_(pattern, status, took.count());
-          open_.erase(&ended);
-        });
+    auto open =
+        std::make_shared<OpenRequest>(loop_, raw, request->id, options_.most_stream_bytes,
+                                      [this, pattern](OpenRequest& ended, int status) {
+                                        const std::chrono::duration<double> took =
+                                            std::chrono::steady_clock::now() - ended.since();
+                                        if (observe_) observe_(pattern, status, took.count());
+                                        open_.erase(&ended);
+                                      });
     open_[open.get()] = open;
     const ErrorBody error_body = match.error_body ? match.error_body : plain_error;
     const Responder responder =
@@ -208,8 +214,8 @@ class Server::Loop {
   }
 
   void admit(Request& request, const std::string& scope) const {
-    request.caller = identify_ ? identify_(request)
-                               : Caller{"local", "", {"train", "sample", "admin", "read"}};
+    request.caller =
+        identify_ ? identify_(request) : Caller{"local", "", {"train", "sample", "admin", "read"}};
     if (!scope.empty() && !request.caller.may(scope))
       throw_http(403, "the key lacks the scope '{}'", scope);
   }

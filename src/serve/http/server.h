@@ -13,14 +13,14 @@ namespace heddle::serve {
 struct ServerOptions {
   std::size_t most_body_bytes = std::size_t{64} << 20;  ///< As sent, and once decompressed.
   std::size_t most_header_bytes = std::size_t{16} << 10;
-  int connection_timeout_s = 90;   ///< Without a byte, while a request comes or none is under way.
-  double drain_s = 30;             ///< At the end, for the answers under way.
+  int connection_timeout_s = 90;  ///< Without a byte, while a request comes or none is under way.
+  double drain_s = 30;            ///< At the end, for the answers under way.
   std::size_t most_stream_bytes = std::size_t{8} << 20;  ///< Unread by a client: then it is cut.
 };
 
 /// HTTP/1.1 on one loop thread (libevent): requests that wait cost no thread. Handlers run on the
-/// loop's thread or on one worker thread, and answers may come from any. Responders must not outlive
-/// it.
+/// loop's thread or on one worker thread, and answers may come from any. Responders must not
+/// outlive it.
 class Server {
  public:
   explicit Server(const ServerOptions& options = {});
