@@ -29,6 +29,7 @@ void add_init_command(CLI::App& app, Action& action);
 /// sft and all that are sft with settings of their own.
 void add_training_commands(CLI::App& app, Action& action);
 void add_generate_command(CLI::App& app, Action& action);
+void add_chat_command(CLI::App& app, Action& action);
 void add_score_command(CLI::App& app, Action& action);
 void add_export_command(CLI::App& app, Action& action);
 void add_tokenize_command(CLI::App& app, Action& action);

@@ -55,6 +55,16 @@ std::vector<std::int32_t> end_tokens(const data::Tokenizer& tokenizer,
   return {ids.begin(), ids.end()};
 }
 
+std::int64_t longest_context(const ckpt::ModelDirectory& source) {
+  const Json& config = source.config();
+  for (const Json& level : {config, config.value("text_config", Json::object())}) {
+    const auto positions = level.find("max_position_embeddings");
+    if (positions != level.end() && positions->is_number_integer())
+      return positions->get<std::int64_t>();
+  }
+  return 0;
+}
+
 std::vector<std::string> answer_prompts(assembly::ModelOnRanks& placed,
                                         const std::shared_ptr<const data::Tokenizer>& tokenizer,
                                         const std::vector<std::string>& prompts,
