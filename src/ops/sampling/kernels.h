@@ -11,9 +11,3 @@ std::uint64_t sampling_stream();
 
 }  // namespace heddle::ops
 
-namespace heddle::ops::sample_tokens_cuda {
-
-/// Adds "cuda.fused"; nothing in a build without CUDA.
-void add(Registry& registry);
-
-}  // namespace heddle::ops::sample_tokens_cuda
