@@ -7,6 +7,7 @@
 #include "assembly/from_config.h"
 #include "base/log.h"
 #include "ckpt/hub_cache.h"
+#include "cli/adapters_run.h"
 #include "cli/application.h"
 #include "cli/command.h"
 #include "cli/continuation.h"
@@ -47,11 +48,24 @@ int run(const std::string& name, const std::vector<std::string>& arguments,
   const ConfigArguments split = split_config_arguments(arguments);
   // The command's own settings come first, so that the user's overrides win.
   defaults.insert(defaults.end(), split.overrides.begin(), split.overrides.end());
+  std::vector<std::string> begun = {name};
+  begun.insert(begun.end(), arguments.begin(), arguments.end());
+  const auto find_models = [](config::RunConfig& read) {
+    read.model.path = ckpt::find_model(read.model.path).string();
+    read.model.tokenizer = ckpt::find_model(read.model.tokenizer).string();
+  };
+  if (name == "sft") {
+    const std::vector<config::AdapterRun> adapters = comm::before_joining([&] {
+      auto runs = config::load_adapters(split.file, defaults, assembly::usual_device());
+      for (config::AdapterRun& run : runs) find_models(run.config);
+      return runs;
+    });
+    if (!adapters.empty()) return run_adapters(adapters, begun, session);
+  }
   const config::RunConfig config = comm::before_joining([&] {
     config::RunConfig read = config::load(split.file, defaults, config::Completeness::kComplete,
                                           assembly::usual_device());
-    read.model.path = ckpt::find_model(read.model.path).string();
-    read.model.tokenizer = ckpt::find_model(read.model.tokenizer).string();
+    find_models(read);
     return read;
   });
   log::set_level(static_cast<log::Level>(config.log.level));
@@ -63,10 +77,8 @@ int run(const std::string& name, const std::vector<std::string>& arguments,
   const train::Summary summary = train_as_rank(name, config, stop, world, session);
   if (world) world->leave();
   if (!summary.stopped || (world && world->rank() > 0)) return 0;
-  std::vector<std::string> again = {name};
-  again.insert(again.end(), arguments.begin(), arguments.end());
   session.out << "stopped after step " << summary.steps << "; "
-              << continuation(again, world ? &world->environment() : nullptr,
+              << continuation(begun, world ? &world->environment() : nullptr,
                               log_file == nullptr ? "" : log_file)
               << "\n";
   return 0;

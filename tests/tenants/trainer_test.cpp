@@ -44,7 +44,9 @@ class TenantsTest : public ::testing::Test {
   }
   /// Sequences of odd lengths, others for every seed.
   static Work work(SetId set, int seed) {
-    Work work{.set = set, .loss_fn = "cross_entropy"};
+    Work work;
+    work.set = set;
+    work.loss_fn = "cross_entropy";
     for (const int length : {3 + seed % 5, 17, 1, 65 + seed}) {
       work.data.push_back(datum(seed * 10 + length, length));
       for (int t = 0; t < length; ++t)
@@ -101,9 +103,9 @@ constexpr TrainerOptions kExact = {.pass_tokens = 300, .deterministic = true};
 TEST_F(TenantsTest, ASetHasTheBitsOfTrainingAloneWhateverOthersDo) {
   for (const bool moe : {false, true}) {
     place(moe);
-    const std::vector<History> together = train(kExact, {1, 2, 3, 4}, 3);
-    for (int seed = 1; seed <= 4; ++seed) {
-      const std::vector<History> alone = train(kExact, {seed}, 3);
+    const std::vector<History> together = train(kExact, {1, 2, 3}, 2);
+    for (int seed = 1; seed <= 3; ++seed) {
+      const std::vector<History> alone = train(kExact, {seed}, 2);
       EXPECT_EQ(together[seed - 1].losses, alone[0].losses) << "moe " << moe << " set " << seed;
       EXPECT_EQ(together[seed - 1].norms, alone[0].norms) << "moe " << moe << " set " << seed;
       EXPECT_TRUE(together[seed - 1].logprobs == alone[0].logprobs) << "moe " << moe << " set " << seed;
