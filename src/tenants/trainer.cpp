@@ -129,7 +129,13 @@ objective::HeadFunction head_of(assembly::Model& model, const Cut& cut) {
   };
 }
 
-void check_layout(const assembly::ModelOnRanks& base) {
+void check_promises(const assembly::ModelOnRanks& base, const TrainerOptions& options) {
+  if (options.deterministic && !base.context.device.is_cpu()) {
+    throw_error<ConfigError>(
+        "deterministic: that a set's bits do not depend on others is shown on the CPU alone; leave "
+        "it out on {}",
+        base.context.device.str());
+  }
   if (base.context.mesh.world_size() > 1) {
     throw_error<ConfigError>(
         "parallel.*: serving the training of many adapters on {} ranks is not built; start one "
@@ -160,7 +166,7 @@ struct Trainer::State {
 
 Trainer::Trainer(assembly::ModelOnRanks& base, const TrainerOptions& options)
     : state_(std::make_unique<State>(State{base, options})) {
-  check_layout(base);
+  check_promises(base, options);
 }
 Trainer::~Trainer() = default;
 
