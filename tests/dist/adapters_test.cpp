@@ -23,7 +23,8 @@ class AdaptersTest : public ::testing::Test {
                         << "  - {name: a, data: " << rows << ", rank: 4, lr: 1e-3}\n"
                         << "  - {name: b, data: " << others << ", rank: 8, max_steps: 4,"
                         << " targets: [q_proj, in_proj_qkv, o_proj, out_proj]}\n"
-                        << "  - {name: c, data: " << rows << ", seed: 7, targets: ['*.mlp.*_proj']}\n";
+                        << "  - {name: c, data: " << rows
+                        << ", seed: 7, targets: ['*.mlp.*_proj']}\n";
     std::vector<std::string> words = {"sft", file};
     for (const std::string& word : runs_.overrides(run, model, {"train.max_steps=6"})) {
       if (!word.starts_with("data.train=")) words.push_back(word);

@@ -18,7 +18,8 @@ class AdapterTrainerTest : public TrainerTest {
     for (const char* name : {"a", "b", "c"}) {
       std::ofstream data(dir_ / (std::string(name) + ".jsonl"));
       for (int i = 0; i < 40; ++i)
-        data << nlohmann::json{{"text", std::string(name) + " says " + std::to_string(i * i)}} << "\n";
+        data << nlohmann::json{{"text", std::string(name) + " says " + std::to_string(i * i)}}
+             << "\n";
     }
   }
   std::string rows(const std::string& name) const { return (dir_ / (name + ".jsonl")).string(); }
@@ -35,7 +36,8 @@ class AdapterTrainerTest : public TrainerTest {
          << " global_batch_size: 6, schedule: constant}\n";
     return path;
   }
-  std::vector<std::string> settings(const std::string& run, std::vector<std::string> more = {}) const {
+  std::vector<std::string> settings(const std::string& run,
+                                    std::vector<std::string> more = {}) const {
     std::vector<std::string> all = arguments(run, {"train.max_steps=5", "ckpt.every=2"});
     std::erase_if(all, [](const std::string& s) { return s.starts_with("data.train="); });
     all.insert(all.end(), more.begin(), more.end());
@@ -81,7 +83,8 @@ TEST_F(AdapterTrainerTest, AStoppedRunGoesOnWithTheSameBits) {
   const AdaptersSummary rest = train("halves");
   EXPECT_FALSE(rest.stopped);
   EXPECT_EQ(rest.rounds, 5);
-  for (const char* name : {"a", "b", "c"}) EXPECT_TRUE(result("whole", name) == result("halves", name)) << name;
+  for (const char* name : {"a", "b", "c"})
+    EXPECT_TRUE(result("whole", name) == result("halves", name)) << name;
 }
 
 TEST_F(AdapterTrainerTest, WrongEntriesAreNamedWithTheirLine) {
@@ -92,14 +95,17 @@ TEST_F(AdapterTrainerTest, WrongEntriesAreNamedWithTheirLine) {
   };
   const std::string file = (dir_ / "wrong.yaml").string();
   EXPECT_EQ(refusal("adapters: a"),
-            file + ":1: adapters: expected a list as [{name: a, data: a.jsonl, rank: 8}, ...], "
-                   "found 'a'");
-  EXPECT_EQ(refusal("adapters:\n  - {name: a/b, data: x}"),
-            file + ":2: adapters: expected a name of letters, digits, '_', '-' and '.', found 'a/b'");
+            file +
+                ":1: adapters: expected a list as [{name: a, data: a.jsonl, rank: 8}, ...], "
+                "found 'a'");
+  EXPECT_EQ(
+      refusal("adapters:\n  - {name: a/b, data: x}"),
+      file + ":2: adapters: expected a name of letters, digits, '_', '-' and '.', found 'a/b'");
   EXPECT_EQ(refusal("adapters:\n  - {name: a, data: x}\n  - {name: a, data: y}"),
             file + ":3: adapters: the name 'a' is given twice");
-  EXPECT_TRUE(refusal("adapters:\n  - {name: a, data: x, rnk: 8}")
-                  .starts_with(file + ":2: adapters: an entry has no 'rnk' (did you mean 'rank'?)"));
+  EXPECT_TRUE(
+      refusal("adapters:\n  - {name: a, data: x, rnk: 8}")
+          .starts_with(file + ":2: adapters: an entry has no 'rnk' (did you mean 'rank'?)"));
   EXPECT_TRUE(refusal("adapters:\n  - {name: a, data: x, rank: many}")
                   .starts_with(file + ":2: adapter.rank: expected"));
   EXPECT_EQ(refusal("adapters:\n  - {name: a}").substr(0, file.size() + 41),
@@ -112,10 +118,10 @@ TEST_F(AdapterTrainerTest, WrongEntriesAreNamedWithTheirLine) {
 class SavedSetTest : public TrainerTest {
  protected:
   assembly::ModelOnRanks place() const {
-    return assembly::place(assembly::recipe_of_directory(dir_ / "model", {},
-                                                         assembly::Head::kLanguageModel,
-                                                         assembly::Purpose::kTenants),
-                           {});
+    return assembly::place(
+        assembly::recipe_of_directory(dir_ / "model", {}, assembly::Head::kLanguageModel,
+                                      assembly::Purpose::kTenants),
+        {});
   }
   static Work work(SetId set, int seed) {
     Work work;
@@ -166,8 +172,9 @@ TEST_F(SavedSetTest, GoesOnWithTheSameBitsPendingGradientsIncluded) {
   const SetId weights = other.load(dir_ / "set", /*with_optimizer=*/false);
   EXPECT_EQ(other.steps(weights), 0);
   trainer.save(set, dir_ / "bare", /*with_optimizer=*/false);
-  EXPECT_NE(testing::message_of([&] { other.load(dir_ / "bare", true); })
-                .find("saved without its optimizer"),
+  EXPECT_NE(testing::message_of([&] {
+              other.load(dir_ / "bare", true);
+            }).find("saved without its optimizer"),
             std::string::npos);
 }
 

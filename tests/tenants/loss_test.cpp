@@ -40,7 +40,8 @@ double sum(const Work& work, const std::vector<double>& l, F f) {
   std::size_t i = 0;
   for (const Datum& datum : work.data) {
     for (std::size_t t = 0; t < datum.tokens.size(); ++t, ++i)
-      total += f(l[i], double{datum.inputs.at("logprobs")[t]}, double{datum.inputs.at("advantages")[t]});
+      total +=
+          f(l[i], double{datum.inputs.at("logprobs")[t]}, double{datum.inputs.at("advantages")[t]});
   }
   return total;
 }
@@ -54,8 +55,8 @@ void expect_derivatives(const Work& work) {
     std::vector<double> up = l, down = l;
     up[i] += kStep;
     down[i] -= kStep;
-    const double slope = (loss_of(work, work.data, up).sum - loss_of(work, work.data, down).sum) /
-                         (2 * kStep);
+    const double slope =
+        (loss_of(work, work.data, up).sum - loss_of(work, work.data, down).sum) / (2 * kStep);
     EXPECT_NEAR(values.d_logprobs[i], slope, 1e-6) << work.loss_fn << " " << i;
   }
 }
@@ -65,7 +66,8 @@ TEST(Loss, EqualsItsFormula) {
   Work work = work_of("importance_sampling");
   check_loss(work);
   EXPECT_NEAR(loss_of(work, work.data, l).sum,
-              sum(work, l, [](double l, double q, double A) { return -std::exp(l - q) * A; }), 1e-12);
+              sum(work, l, [](double l, double q, double A) { return -std::exp(l - q) * A; }),
+              1e-12);
   expect_derivatives(work);
   work.loss_fn = "ppo";
   const auto ppo = [](double low, double high) {
@@ -91,12 +93,11 @@ TEST(Loss, EqualsItsFormula) {
             "loss_fn_config: loss_fn dro needs 'beta'");
   work.config = {{"beta", 0.05}};
   check_loss(work);
-  EXPECT_NEAR(loss_of(work, work.data, l).sum,
-              sum(work, l,
-                  [](double l, double q, double A) {
-                    return -(A * l - 0.5 * 0.05 * (l - q) * (l - q));
-                  }),
-              1e-12);
+  EXPECT_NEAR(
+      loss_of(work, work.data, l).sum,
+      sum(work, l,
+          [](double l, double q, double A) { return -(A * l - 0.5 * 0.05 * (l - q) * (l - q)); }),
+      1e-12);
   expect_derivatives(work);
 }
 
@@ -111,7 +112,8 @@ TEST(Loss, GspoTakesTheRatioOfTheMaskedSequence) {
   for (const Datum& datum : work.data) {
     double mean = 0, advantages = 0;
     for (std::size_t t = 0; t < datum.tokens.size(); ++t) {
-      mean += (l[first + t] - datum.inputs.at("logprobs")[t]) / static_cast<double>(datum.tokens.size());
+      mean += (l[first + t] - datum.inputs.at("logprobs")[t]) /
+              static_cast<double>(datum.tokens.size());
       advantages += datum.inputs.at("advantages")[t];
     }
     expected -= std::exp(mean) * advantages;
@@ -121,8 +123,9 @@ TEST(Loss, GspoTakesTheRatioOfTheMaskedSequence) {
 }
 
 TEST(Loss, StableReinforceSaysWhatToUse) {
-  EXPECT_NE(testing::message_of([] { check_loss(work_of("stable_reinforce")); })
-                .find("loss_fn=importance_sampling"),
+  EXPECT_NE(testing::message_of([] {
+              check_loss(work_of("stable_reinforce"));
+            }).find("loss_fn=importance_sampling"),
             std::string::npos);
 }
 

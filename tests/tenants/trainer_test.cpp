@@ -86,7 +86,8 @@ class TenantsTest : public ::testing::Test {
         EXPECT_EQ(results[i].error, "");
         History& history = histories[i % seeds.size()];
         history.losses.push_back(results[i].metrics.at("loss:sum"));
-        for (const DatumOutput& output : results[i].data) history.logprobs.push_back(output.logprobs);
+        for (const DatumOutput& output : results[i].data)
+          history.logprobs.push_back(output.logprobs);
       }
       for (std::size_t i = 0; i < seeds.size(); ++i) {
         histories[i].norms.push_back(trainer.optim_step(sets[i], adam(seeds[i])).grad_norm);
@@ -108,7 +109,8 @@ TEST_F(TenantsTest, ASetHasTheBitsOfTrainingAloneWhateverOthersDo) {
       const std::vector<History> alone = train(kExact, {seed}, 2);
       EXPECT_EQ(together[seed - 1].losses, alone[0].losses) << "moe " << moe << " set " << seed;
       EXPECT_EQ(together[seed - 1].norms, alone[0].norms) << "moe " << moe << " set " << seed;
-      EXPECT_TRUE(together[seed - 1].logprobs == alone[0].logprobs) << "moe " << moe << " set " << seed;
+      EXPECT_TRUE(together[seed - 1].logprobs == alone[0].logprobs)
+          << "moe " << moe << " set " << seed;
       EXPECT_NE(alone[0].losses.front(), alone[0].losses.back());
     }
   }
@@ -171,7 +173,9 @@ TEST_F(TenantsTest, WrongWorkIsRefusedByItselfAndNamed) {
             "datum 1: token 97 at position 2 is not in the vocabulary of 97");
   EXPECT_EQ(refusal([](Work& w) { w.data[0].target_tokens.pop_back(); }),
             "datum 0: 'target_tokens' has 3 values for 4 tokens");
-  EXPECT_EQ(refusal([](Work& w) { w.data[2].inputs["weights"] = {1, 2}; }),
+  EXPECT_EQ(refusal([](Work& w) {
+              w.data[2].inputs["weights"] = {1, 2};
+            }),
             "datum 2: 'weights' has 2 values for 1 tokens");
   EXPECT_EQ(refusal([](Work& w) { w.data[2].inputs["advantages"] = {1}; }),
             "datum 2: loss_fn cross_entropy has no input 'advantages'");
