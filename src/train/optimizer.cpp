@@ -22,19 +22,20 @@
 namespace heddle::train {
 namespace {
 
-/// Of the owned rows: their elements are rounded as in the whole parameter, if they are a run of
-/// its elements; what tp divides otherwise is not.
+/// Key of the owned rows: their elements are rounded as in the whole parameter, if they are a run
+/// of its elements; what tp divides otherwise is not.
 std::uint64_t rounding_key(const nn::Parameter& parameter, std::uint64_t seed) {
   const std::uint64_t key = hash::of(parameter.name(), seed);
-  const std::vector<nn::Box> boxes = parameter.boxes(parameter.owned());
-  if (boxes.size() != 1) return key;
+  const std::vector<Layout::Part> parts = parameter.layout().parts;
+  if (parts.size() != 1) return key;
+  const Region& owned = parts[0].global;
   const auto& shape = parameter.global_shape();
   std::int64_t row = 1;
   for (std::size_t d = 1; d < shape.size(); ++d) {
-    if (boxes[0].tensor.size(static_cast<std::int64_t>(d)) != shape[d]) return key;
+    if (owned.size[d] != shape[d]) return key;
     row *= shape[d];
   }
-  return ops::rounding_key_from(key, static_cast<std::uint64_t>(boxes[0].offset[0] * row));
+  return ops::rounding_key_from(key, static_cast<std::uint64_t>(owned.offset[0] * row));
 }
 
 /// Whether the parameter's moments are kept in 8 bits: matrices of whole blocks. Throws ConfigError
@@ -257,7 +258,7 @@ std::vector<ckpt::TensorPart> Optimizer::state(bool with_copies) const {
       std::vector<std::int64_t> shape = parameter.global_shape();
       if (unit > 1) shape.back() /= unit;
       for (nn::Box& box : parameter.boxes(tensor, unit))
-        parts.push_back({kind + parameter.name(), box.tensor, std::move(box.offset), shape});
+        parts.push_back({kind + parameter.name(), box.tensor, std::move(box.global.offset), shape});
     };
     add("weights/", parameter.owned());
     add("master/", slot.master);
