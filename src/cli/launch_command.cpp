@@ -101,7 +101,7 @@ void check(const LaunchOptions& options) {
   if (options.nodes > 1 && options.master.empty()) {
     fail("--nnodes above 1 needs --master HOST:PORT, the host of --node-rank 0");
   }
-  if (options.command.empty()) fail("no command; write it behind the options: -- sft run.yaml");
+  if (options.command.empty()) fail("no command; write it after the options: -- sft run.yaml");
   const std::string& command = options.command.front();
   if (!is_training_command(command) && command != "score" && command != "generate" &&
       command != "bench") {

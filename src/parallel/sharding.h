@@ -88,7 +88,7 @@ class Sharding {
     /// Values exist while their unit runs.
     bool is_gathered() const { return shard.size() > 1; }
   };
-  struct Shelf;
+  struct RunBuffer;
   struct Unit;
   struct Sum;
   struct Reduction;
@@ -97,8 +97,8 @@ class Sharding {
   enum class Kind { kDense, kExpert, kRowTable };
   Kind kind_of(const nn::Parameter& parameter) const;
   const Division& division_of(Kind kind) const;
-  static void make_owned(Shelf& shelf, const at::TensorOptions& options);
-  static void gather_into_values(Shelf& shelf, const at::Tensor& runs);
+  static void make_owned(RunBuffer& buffer, const at::TensorOptions& options);
+  static void gather_into_values(RunBuffer& buffer, const at::Tensor& runs);
   void start_publishing(Unit& unit, bool with_frozen);
   static void finish_publishing(Unit& unit);
   static void sum_over_replicas(Reduction& reduction);

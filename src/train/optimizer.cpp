@@ -198,7 +198,7 @@ bool Optimizer::can_queue(const ops::KernelTable& kernels) const {
          kernels.get<ops::AdamwStep>().reads_device_numbers;
 }
 
-void Optimizer::announce(double lr) {
+void Optimizer::upload_numbers(double lr) {
   const ops::NoGradient guard;
   ++steps_;
   const ops::AdamwNow now =

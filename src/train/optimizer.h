@@ -35,12 +35,12 @@ class Optimizer {
   /// parameter without gradient in this step is updated as with a zero one.
   void step(const ops::KernelTable& kernels, double lr, double gradient_multiplier);
 
-  // A step of which the host knows no number but those of announce(), so that it can be recorded
-  // and replayed.
+  // A step of which the host knows no number but those of upload_numbers(), so that it can be
+  // recorded and replayed.
   /// False where the optimizer or its kernel keeps the host in between.
   bool can_queue(const ops::KernelTable& kernels) const;
   /// The numbers of the next queued step go to the device.
-  void announce(double lr);
+  void upload_numbers(double lr);
   /// Norm, clipping at `clip_norm` (0: none) and update; clears the gradients. Returns the norm,
   /// 0-d fp64 on the device. Changes nothing where it or `loss` (0-d, of all ranks) is not finite.
   at::Tensor queue_step(const ops::KernelTable& kernels, double clip_norm, const at::Tensor& loss);
@@ -74,7 +74,7 @@ class Optimizer {
   config::OptimSection options_;
   comm::Group owners_;
   std::int64_t steps_ = 0, updates_ = 0;
-  at::Tensor numbers_;  ///< Of the announced step, see ops::AdamwOptions::on_device.
+  at::Tensor numbers_;  ///< Of the step under way, see ops::AdamwOptions::on_device.
 };
 
 }  // namespace heddle::train

@@ -49,7 +49,7 @@ class QueuedSteps {
     bool may_record = true;          ///< If not: launch by launch, whatever was recorded.
   };
   /// A step that the device has been given; what it will report.
-  class Flight {
+  class Queued {
    public:
     struct Outcome {
       MicroBatchLoss sums;  ///< On the host, not divided.
@@ -61,17 +61,17 @@ class QueuedSteps {
 
    private:
     friend class QueuedSteps;
-    Flight(device::Download results, std::shared_ptr<comm::World> world)
+    Queued(device::Download results, std::shared_ptr<comm::World> world)
         : results_(std::move(results)), world_(std::move(world)) {}
     device::Download results_;
     std::shared_ptr<comm::World> world_;  ///< Null for one rank.
   };
   /// Queues one step behind those that were queued before.
-  Flight queue(std::span<const data::Batch> batches, const Options& options);
+  Queued queue(std::span<const data::Batch> batches, const Options& options);
 
   /// Gives back the memory of the graphs if an ordinary step may not fit beside them; whether it
   /// did. They are recorded anew when their shapes come again.
-  bool make_room();
+  bool release_graphs();
   std::size_t graphs() const { return recorded_.size(); }
 
  private:

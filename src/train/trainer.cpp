@@ -142,32 +142,32 @@ void Trainer::queue_next(const data::Step& step) {
   if (setup_.context.mesh.world_group().any(stop_)) return;
   std::optional<data::Step> next = loader_->next();
   if (!next) return;
-  behind_.emplace(Begun{std::move(*next), std::nullopt});
+  ahead_.emplace(TakenStep{std::move(*next), std::nullopt});
   // One without a loss is refused when its turn comes.
-  if (behind_->step.loss_weight_sum > 0)
-    behind_->flight = learner_.queue(behind_->step.micro_batches, options_of(behind_->step));
+  if (ahead_->step.loss_weight_sum > 0)
+    ahead_->queued = learner_.queue(ahead_->step.micro_batches, options_of(ahead_->step));
 }
 
-std::optional<Trainer::Begun> Trainer::next_step() {
-  if (behind_) return std::exchange(behind_, std::nullopt);
+std::optional<Trainer::TakenStep> Trainer::next_step() {
+  if (ahead_) return std::exchange(ahead_, std::nullopt);
   std::optional<data::Step> step = loader_->next();
   if (!step) return std::nullopt;
-  return Begun{std::move(*step), std::nullopt};
+  return TakenStep{std::move(*step), std::nullopt};
 }
 
-Learner::Outcome Trainer::run(Begun& begun) {
-  const data::Step& step = begun.step;
+Learner::Outcome Trainer::run(TakenStep& taken) {
+  const data::Step& step = taken.step;
   if (!learner_.queues_ahead()) return learner_.step(step.micro_batches, options_of(step));
-  QueuedSteps::Flight flight = begun.flight ? std::move(*begun.flight)
+  QueuedSteps::Queued queued = taken.queued ? std::move(*taken.queued)
                                             : learner_.queue(step.micro_batches, options_of(step));
   queue_next(step);
-  return flight.wait();
+  return queued.wait();
 }
 
-StepInfo Trainer::train_step(Begun begun) {
+StepInfo Trainer::train_step(TakenStep taken) {
   // One that was queued before began when the one before it ended.
-  const auto start = begun.flight ? last_end_ : std::chrono::steady_clock::now();
-  const data::Step& step = begun.step;
+  const auto start = taken.queued ? last_end_ : std::chrono::steady_clock::now();
+  const data::Step& step = taken.step;
   const assembly::Model& model = *setup_.model;
   const Divisors divisors = divisors_of(step);
   StepInfo info;
@@ -177,7 +177,7 @@ StepInfo Trainer::train_step(Begun begun) {
     info.extra["recomputed_layers"] =
         static_cast<double>(learner_.recompute()->recomputed_layers());
   }
-  const Learner::Outcome outcome = run(begun);
+  const Learner::Outcome outcome = run(taken);
   const MicroBatchLoss& sums = outcome.sums;
   info.loss = sums.loss_sum.item<double>() / divisors.loss;
   const std::vector<std::string> names = objective_->metrics();
@@ -212,7 +212,7 @@ StepInfo Trainer::train_step(Begun begun) {
 }
 
 Evaluation Trainer::evaluate() {
-  learner_.make_room();
+  learner_.release_graphs();
   data::EvaluationLoader::Options options;
   options.micro_batch_tokens = config_.train.micro_batch_tokens;
   options.rank = static_cast<int>(setup_.context.mesh.data_rank());
@@ -290,13 +290,13 @@ Summary Trainer::train() {
   bool fresh = first_step_ == 0;
   const comm::Group everybody = setup_.context.mesh.world_group();
   bool is_stopping = false;
-  while (behind_ || !(is_stopping = everybody.any(stop_))) {
-    std::optional<Begun> begun = next_step();
-    if (!begun) break;
+  while (ahead_ || !(is_stopping = everybody.any(stop_))) {
+    std::optional<TakenStep> taken = next_step();
+    if (!taken) break;
     std::optional<StepProfile> profile;
-    if (begun->step.step + 1 == config_.log.profile_step && everybody.rank() == 0)
+    if (taken->step.step + 1 == config_.log.profile_step && everybody.rank() == 0)
       profile.emplace(setup_.context.device);
-    StepInfo info = train_step(std::move(*begun));
+    StepInfo info = train_step(std::move(*taken));
     if (profile) profile->finish(config_.train.output_dir);
     done = info.step;
     loop_.last_loss = info.loss;

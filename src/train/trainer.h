@@ -43,9 +43,9 @@ class Trainer {
  private:
   Summary train();
   /// A step of the loader, and if the device has been given it already what it will report.
-  struct Begun {
+  struct TakenStep {
     data::Step step;
-    std::optional<QueuedSteps::Flight> flight;
+    std::optional<QueuedSteps::Queued> queued;
   };
   /// What sums over a step are divided by.
   struct Divisors {
@@ -58,11 +58,11 @@ class Trainer {
   Learner::StepOptions options_of(const data::Step& step) const;
   /// Gives the device the step behind `step`, which is under way, unless something comes between.
   void queue_next(const data::Step& step);
-  /// What behind_ holds, else the loader's next step; nothing at the end.
-  std::optional<Begun> next_step();
-  StepInfo train_step(Begun begun);
+  /// What ahead_ holds, else the loader's next step; nothing at the end.
+  std::optional<TakenStep> next_step();
+  StepInfo train_step(TakenStep taken);
   /// Runs or awaits it, and queues the next one where that is possible.
-  Learner::Outcome run(Begun& begun);
+  Learner::Outcome run(TakenStep& taken);
   Pause pause_behind(std::int64_t done) const;
   Evaluation evaluate();
   /// Before the first step.
@@ -98,7 +98,7 @@ class Trainer {
   std::unique_ptr<objective::Objective> objective_;
   Learner learner_;
   std::unique_ptr<data::Loader> loader_;
-  std::optional<Begun> behind_;                     ///< Queued behind the step under way.
+  std::optional<TakenStep> ahead_;                  ///< Queued behind the step under way.
   std::chrono::steady_clock::time_point last_end_;  ///< Of a step.
   std::unique_ptr<ckpt::CheckpointStore> checkpoints_;
   double auxiliary_coefficient_ = 0;
