@@ -149,7 +149,7 @@ runtime::Context context_of_shapes(const config::RunConfig& config, const comm::
 ops::KernelPolicy kernel_policy(const config::RunConfig& config) {
   ops::KernelPolicy policy;
   policy.allow_fallback = config.kernels.fallback == config::Fallback::kAllow;
-  policy.chosen_by_user = config.kernels.choice;
+  policy.named = config.kernels.choice;
   return policy;
 }
 

@@ -1,6 +1,5 @@
 #include <utility>
 
-#include "assembly/kernels.h"
 #include "assembly/model_on_ranks.h"
 #include "assembly/model_units.h"
 #include "assembly/same_weights.h"
@@ -32,9 +31,13 @@ std::unique_ptr<Model> make_model(const ModelRecipe& recipe, const runtime::Cont
   models::ModelOptions options;
   options.head = recipe.head;
   options.num_labels = recipe.num_labels;
-  options.generates = recipe.generates || recipe.purpose == Purpose::kGenerate;
+  options.duties.use =
+      recipe.purpose == Purpose::kTrain ? ops::Use::kTraining : ops::Use::kGeneration;
+  options.duties.generates = recipe.generates || recipe.purpose == Purpose::kGenerate;
+  if (const auto* adapters = std::get_if<NewAdapters>(&recipe.adapters))
+    options.duties.adapter_rank = adapters->options.rank;
   options.auxiliary_loss = recipe.auxiliary_loss;
-  options.kernel_policy = kernel_policy(recipe, context);
+  options.kernel_policy = recipe.kernels;
   options.context_method = recipe.context_method;
   return std::make_unique<Model>(recipe.config, recipe.prefix, context, options);
 }
@@ -135,7 +138,9 @@ ModelOnRanks place(const ModelRecipe& recipe, const runtime::Context& context) {
   placed.context = context;
   placed.source = recipe.source;
   placed.model = make_model(recipe, context);
-  if (runs(recipe)) warn_of_kernels(recipe, *placed.model);
+  if (runs(recipe)) {
+    for (const std::string& line : placed.model->kernels().warnings()) log::warning("{}", line);
+  }
   divide(recipe, placed);
   fill(recipe, placed);
   put_adapters_on(recipe, placed);

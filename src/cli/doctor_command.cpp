@@ -20,7 +20,7 @@
 #include "config/config.h"
 #include "device/device.h"
 #include "models/registry.h"
-#include "ops/gated_delta_net/npu/path.h"
+#include "ops/kernel_document.h"
 #include "ops/registry.h"
 #include "ui/table.h"
 
@@ -29,9 +29,9 @@ namespace {
 
 std::vector<KernelFacts> kernels_of(const ops::Registry& registry,
                                     const std::vector<AcceleratorFacts>& accelerators) {
-  const auto is_here = [&](c10::DeviceType type) {
-    const char* name = type == c10::DeviceType::CUDA ? "cuda" : "npu";
-    return type == c10::DeviceType::CPU ||
+  const auto is_here = [&](ops::Platform platform) {
+    const char* name = platform == ops::Platform::kCuda ? "cuda" : "npu";
+    return platform == ops::Platform::kCpu ||
            std::ranges::any_of(
                accelerators, [&](const AcceleratorFacts& a) { return a.device.starts_with(name); });
   };
@@ -41,7 +41,8 @@ std::vector<KernelFacts> kernels_of(const ops::Registry& registry,
     auto row = std::ranges::find_if(kernels, same_op);
     if (row == kernels.end()) row = kernels.insert(row, {entry.info.op, {}, {}});
     row->kernels.push_back(entry.info.name);
-    if (entry.info.device && !is_here(*entry.info.device)) row->unusable.push_back(entry.info.name);
+    if (!entry.info.platforms.empty() && std::ranges::none_of(entry.info.platforms, is_here))
+      row->unusable.push_back(entry.info.name);
   }
   return kernels;
 }
@@ -57,13 +58,6 @@ DoctorFacts examine() {
   facts.platform = platform.parts;
   facts.platform_mismatches = platform.mismatches;
   facts.has_ascend_driver = std::filesystem::exists("/dev/davinci_manager");
-  const auto is_npu = [](const AcceleratorFacts& a) { return a.device.starts_with("npu"); };
-  if (std::ranges::any_of(facts.accelerators, is_npu)) {
-    for (const auto& row : ops::gated_delta_rule_npu::path_rows()) {
-      facts.gated_delta_rule_paths.push_back(
-          {std::string(row.condition), std::string(row.kernel), std::string(row.reason)});
-    }
-  }
   facts.has_nvidia_driver = std::filesystem::exists("/proc/driver/nvidia/version");
   facts.float32_flops = device::properties(c10::Device(c10::DeviceType::CPU), 32).peak_flops;
   facts.kernels = kernels_of(ops::builtin_registry(), facts.accelerators);
@@ -72,7 +66,7 @@ DoctorFacts examine() {
 }
 
 struct DoctorOptions {
-  bool is_json = false;
+  bool is_json = false, lists_kernels = false;
   std::string mesh_of;
   std::string preset;
   std::vector<std::string> overrides;
@@ -105,7 +99,7 @@ struct Planned {
 /// divisors: what it holds and how long it takes grow with them.
 constexpr std::int64_t kMostRanks = 1 << 20;
 
-/// Of --ranks or, where that is not given, the product of the degrees.
+/// Takes --ranks or, where that is not given, the product of the degrees.
 std::int64_t ranks_of(const config::ParallelSection& p, std::int64_t asked) {
   const bool has_auto = p.dp.is_auto() || p.fsdp.is_auto();
   if (asked == 0 && has_auto)
@@ -177,6 +171,8 @@ void add_doctor_command(CLI::App& app, Action& action) {
   CLI::App* command =
       app.add_subcommand("doctor", "Show hardware, libraries, kernels, and what is missing");
   command->add_flag("--json", options->is_json, "Print one JSON document");
+  command->add_flag("--kernels", options->lists_kernels,
+                    "Print the kernels of this build as a table in Markdown, with their rules");
   CLI::Option* mesh =
       command
           ->add_option("--mesh", options->mesh_of,
@@ -229,6 +225,10 @@ void add_doctor_command(CLI::App& app, Action& action) {
       "parallel.fsdp=auto");
   command->callback([options, &action] {
     action = [options](const Session& session) {
+      if (options->lists_kernels) {
+        session.out << ops::kernel_document(ops::builtin_registry());
+        return 0;
+      }
       if (!options->mesh_of.empty()) return show_layout(*options, session);
       if (!options->measured.empty()) return show_measured(*options, session);
       if (!options->hardware.empty())

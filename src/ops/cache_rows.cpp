@@ -3,10 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include <fmt/format.h>
-
 #include "device/upload.h"
-#include "ops/compute_type.h"
 
 namespace heddle::ops {
 
@@ -33,19 +30,6 @@ void CacheRows::check(const char* op, std::int64_t batch, std::int64_t slots_of_
     TORCH_CHECK(slots_host[b] < slots_of_cache, op, ": sequence ", b, " has slot ", slots_host[b],
                 " of ", slots_of_cache);
   }
-}
-
-KernelInfo decode_reference_info(const char* pieces) {
-  return {.op = "",
-          .name = "reference",
-          .device = {},
-          .dtypes = reference_dtypes(),
-          .is_reference = true,
-          .refuse = {},
-          .on_chip_bytes = {},
-          .slowed_by = [pieces](const Dims&) -> std::optional<std::string> {
-            return fmt::format("no kernel of its own decodes here, {} runs instead", pieces);
-          }};
 }
 
 }  // namespace heddle::ops

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -15,7 +16,7 @@ namespace heddle::ops {
 struct CacheRows {
   at::Tensor slots;    ///< [B] int64 on the device of the activations: sequence b's slot.
   at::Tensor lengths;  ///< [B] int64 there: tokens in the cache before this pass.
-  std::vector<std::int64_t> slots_host, lengths_host;  ///< The same numbers.
+  std::vector<std::int64_t> slots_host, lengths_host;  ///< Host copies of the numbers.
   std::int64_t longest = 0;                            ///< No length is above it.
 
   std::int64_t count() const { return slots.defined() ? slots.size(0) : 0; }
@@ -28,8 +29,13 @@ struct CacheRows {
   void check(const char* op, std::int64_t batch, std::int64_t slots_of_cache) const;
 };
 
-/// What the registry is told of the reference of a decoding operator. `pieces` is how it runs, for
-/// the warning that generation is slow with it.
-KernelInfo decode_reference_info(const char* pieces);
+/// Rules of the reference of a decoding operator: a warning that generation is slow with it.
+/// `pieces`: how it runs.
+template <class Dims>
+KernelRules<Dims> decode_reference_rules(const std::string& pieces) {
+  return {.warnings = [pieces](const Dims&) -> std::vector<std::string> {
+    return {"no kernel of its own decodes here, " + pieces + " runs instead"};
+  }};
+}
 
 }  // namespace heddle::ops

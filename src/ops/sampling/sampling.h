@@ -6,6 +6,7 @@ namespace heddle::ops {
 
 struct SampleTokens {
   static constexpr const char* kName = "sample_tokens";
+  using Dims = AnyDims;
   /// How each row is drawn. All on the device of the logits.
   struct Inputs {
     at::Tensor logits;        ///< [B,V], V up to 2^19

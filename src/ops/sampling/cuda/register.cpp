@@ -1,6 +1,7 @@
 // Joins the CUDA kernels of sample_tokens with ATen.
 #include <ATen/ops/empty.h>
 
+#include "ops/cuda/kernels.h"
 #include "ops/cuda/tensor.h"
 #include "ops/sampling/cuda/sampling.h"
 #include "ops/sampling/kernels.h"
@@ -37,8 +38,13 @@ SampleTokens::Tokens forward(const SampleTokens::Inputs& in) {
 
 }  // namespace
 
-void add(Registry& registry) {
-  registry.add<SampleTokens>(cuda::kernel_info("cuda.fused"), {forward});
+}  // namespace heddle::ops::sample_tokens_cuda
+
+namespace heddle::ops::cuda {
+
+void add_sample_tokens(Registry& registry) {
+  using namespace sample_tokens_cuda;
+  registry.add<SampleTokens>(KernelInfo::cuda("cuda.fused"), {forward});
 }
 
-}  // namespace heddle::ops::sample_tokens_cuda
+}  // namespace heddle::ops::cuda

@@ -12,12 +12,9 @@
 
 namespace heddle::ops::attention_flash_varlen {
 
-std::optional<std::string> refuse(const Dims& dims) {
-  const auto head_dim = dims.find("head_dim");
-  if (head_dim == dims.end()) return "the request names no head_dim";
-  if (head_dim->second > 256 || head_dim->second % 8 != 0) {
-    return fmt::format("head_dim {} is not a multiple of 8 up to 256", head_dim->second);
-  }
+std::optional<std::string> refuse(const Attention::Dims& dims) {
+  if (dims.head_dim > 256 || dims.head_dim % 8 != 0)
+    return fmt::format("head_dim {} is not a multiple of 8 up to 256", dims.head_dim);
   return std::nullopt;
 }
 
@@ -43,14 +40,9 @@ Attention::Gradients backward(const Attention::Inputs& in, const Attention::Forw
 }
 
 void add(Registry& registry) {
-  registry.add<Attention>({.op = "",
-                           .name = "cuda.flash_varlen",
-                           .device = c10::DeviceType::CUDA,
-                           .dtypes = {c10::ScalarType::BFloat16, c10::ScalarType::Half},
-                           .is_reference = false,
-                           .refuse = refuse,
-                           .on_chip_bytes = {}},
-                          {forward, backward});
+  registry.add<Attention>(
+      KernelInfo::cuda("cuda.flash_varlen", {c10::ScalarType::BFloat16, c10::ScalarType::Half}),
+      {forward, backward}, {.refuse = refuse});
 }
 
 }  // namespace heddle::ops::attention_flash_varlen

@@ -1,6 +1,4 @@
-// libtorch's fused AdamW on CUDA, for what our own kernel does not take. The entry point goes
-// through the dispatcher, so this compiles without CUDA; the registry offers the kernel on CUDA
-// devices only.
+// libtorch's fused AdamW on CUDA, for what our own kernel does not take.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/_fused_adamw.h>
@@ -9,6 +7,8 @@
 #include <map>
 #include <tuple>
 
+#include "ops/compute_type.h"
+#include "ops/cuda/kernels.h"
 #include "ops/optimizer_step/kernels.h"
 
 namespace heddle::ops::adamw_cuda {
@@ -69,17 +69,18 @@ void step_by_libtorch(const std::vector<AdamwTensor>& tensors, const AdamwOption
   }
 }
 
-void add(Registry& registry) {
-  registry.add<AdamwStep>({.op = "",
-                           .name = "cuda.fused",
-                           .device = c10::DeviceType::CUDA,
-                           .dtypes = {c10::ScalarType::Float, c10::ScalarType::BFloat16,
-                                      c10::ScalarType::Half, c10::ScalarType::Double},
-                           .is_reference = false,
-                           .refuse = {},
-                           .on_chip_bytes = {}},
-                          {step_wide() != nullptr ? step_wide() : step_by_libtorch, step_rounded(),
-                           step_wide() != nullptr, step_eight_bit()});
+}  // namespace heddle::ops::adamw_cuda
+
+namespace heddle::ops::cuda {
+
+void add_adamw(Registry& registry) {
+  using namespace adamw_cuda;
+  KernelInfo info = KernelInfo::cuda("cuda.fused", reference_dtypes());
+  info.falls_back =
+      "libtorch's fused AdamW for fp64 moments, gradients in another type than fp32 and bf16, and "
+      "tensors that do not start on 16 bytes";
+  registry.add<AdamwStep>(
+      info, {step_wide(), step_rounded(), /*reads_device_numbers=*/true, step_eight_bit()});
 }
 
-}  // namespace heddle::ops::adamw_cuda
+}  // namespace heddle::ops::cuda

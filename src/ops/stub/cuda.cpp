@@ -1,0 +1,17 @@
+// A build without the CUDA back end (cmake --preset cuda has it) offers no kernel of it.
+#include "ops/builtin.h"
+#include "ops/optimizer_step/kernels.h"
+
+namespace heddle::ops {
+
+void register_cuda(Registry&) {}
+
+namespace optimizer_step_cuda {
+
+bool square_sum_fits(const at::Tensor&) { return false; }
+
+at::Tensor square_sum(const std::vector<at::Tensor>&) { return {}; }
+
+}  // namespace optimizer_step_cuda
+
+}  // namespace heddle::ops
