@@ -13,7 +13,7 @@ namespace heddle::ckpt {
 /// Throws ModelError for a cache folder of which no snapshot is there.
 Path find_model(const std::string& name);
 
-/// What to write instead of a name that find_model() did not find, as "; ...", or "".
+/// A suggestion for a name that find_model() did not find, as "; ...", or "".
 std::string advice_on_model_name(const std::string& name);
 
 /// The name on the Hub of a snapshot in a cache, "org/model"; the absolute path of any other

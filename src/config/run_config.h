@@ -10,9 +10,9 @@
 #include <variant>
 #include <vector>
 
-/// What a run can be told, one plain struct per section of the YAML file. The members' initialisers
-/// are the defaults; names, documentation, ranges and allowed values stand beside them in
-/// schema.cpp.
+/// Everything a run can be told, one plain struct per section of the YAML file. The members'
+/// initialisers are the defaults; names, documentation, ranges and allowed values stand beside them
+/// in schema.cpp.
 namespace heddle::config {
 
 /// The spellings of an enumeration, in the order of its values.
@@ -27,7 +27,7 @@ constexpr std::string_view to_string(E value) {
   return kNames<E>[static_cast<std::size_t>(value)];
 }
 
-/// Of an optimizer's moments.
+/// Dtypes of an optimizer's moments.
 enum class StateDtype { kFloat32, kBFloat16, kInt8 };
 template <>
 inline constexpr std::array<std::string_view, 3> kNames<StateDtype>{"float32", "bfloat16", "int8"};

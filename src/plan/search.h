@@ -13,7 +13,7 @@ struct Proposal {
   std::vector<std::string> settings;  ///< "parallel.tp=2", ..., "train.recompute=full"
   StepTime time;
   double tokens_per_s = 0;
-  double peak_bytes = 0;  ///< Of the fullest rank.
+  double peak_bytes = 0;  ///< Bytes of the fullest rank.
 };
 
 struct Search {

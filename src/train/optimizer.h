@@ -74,7 +74,7 @@ class Optimizer {
   config::OptimSection options_;
   comm::Group owners_;
   std::int64_t steps_ = 0, updates_ = 0;
-  at::Tensor numbers_;  ///< Of the step under way, see ops::AdamwOptions::on_device.
+  at::Tensor numbers_;  ///< Numbers of the step under way, see ops::AdamwOptions::on_device.
 };
 
 }  // namespace heddle::train

@@ -14,7 +14,7 @@ namespace heddle::train {
 /// The model of a run with its tokenizer and rows.
 struct Setup : assembly::ModelOnRanks {
   std::shared_ptr<const data::Tokenizer> tokenizer;
-  ckpt::TokenizerSource tokenizer_source;            ///< What final/ gets
+  ckpt::TokenizerSource tokenizer_source;            ///< Files for final/
   std::shared_ptr<const data::Dataset> train, eval;  ///< eval is null without data.eval
 };
 

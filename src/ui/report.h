@@ -25,7 +25,7 @@ struct ReportSample {
   std::string after;
 };
 
-/// What the report says beside the curves. Kept as report.json in the run directory, so that the
+/// Facts of the report besides the curves. Kept as report.json in the run directory, so that the
 /// page can be made anew.
 struct ReportFacts {
   std::string title;    ///< "sft: Qwen3.5-0.8B on chat.jsonl"
