@@ -31,10 +31,16 @@ using AdapterSource =
 
 enum class Purpose {
   kTrain,     ///< Forward and backward.
+  kTenants,   ///< Forward and backward of sets of adapters that come and go on frozen weights.
   kScore,     ///< Forward over whole sequences.
   kGenerate,  ///< Forward token by token.
   kStore,     ///< Its parameters are read or written; nothing runs.
 };
+
+/// Whether passes have a backward.
+constexpr bool trains(Purpose purpose) {
+  return purpose == Purpose::kTrain || purpose == Purpose::kTenants;
+}
 
 /// Where the values of the parameters come from.
 enum class Weights {

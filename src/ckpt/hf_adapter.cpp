@@ -14,9 +14,9 @@
 #include "ckpt/adapter_names.h"
 #include "ckpt/expert_pairs.h"
 #include "ckpt/hf_vocabulary.h"
-#include "ckpt/hub_cache.h"
 #include "ckpt/staging_directory.h"
 #include "ckpt/tensor_io.h"
+#include "hub/cache.h"
 #include "ops/autograd.h"
 
 namespace heddle::ckpt {
@@ -73,7 +73,7 @@ void add_to_tables(const AdapterDirectory& directory, const std::vector<const Lo
 
 /// The last part of a model's name or path, that of the Hub for a snapshot in a cache.
 std::string last_name(const std::string& base) {
-  const std::string name = std::filesystem::exists(base) ? model_name(base) : base;
+  const std::string name = std::filesystem::exists(base) ? hub::model_name(base) : base;
   const Path path = without_trailing_slash(name);
   return path.filename().string();
 }

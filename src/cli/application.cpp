@@ -17,6 +17,7 @@
 #include "base/log.h"
 #include "base/quote.h"
 #include "base/text.h"
+#include "cli/eval_command.h"
 #include "cli/version.h"
 #include "comm/launch_environment.h"
 #include "device/npu_error.h"
@@ -112,11 +113,9 @@ std::string own_command_for(const std::string& name) {
   static const std::map<std::string, std::string> kOwn = {
       {"train", "heddle sft (conversations, completions) or heddle pt (plain text)"},
       {"finetune", "heddle sft"},
-      {"chat", "heddle generate MODEL_DIR --prompt TEXT"},
       {"infer", "heddle generate"},
       {"inference", "heddle generate"},
-      {"eval", "heddle score (log-probabilities, perplexity)"},
-      {"evaluate", "heddle score (log-probabilities, perplexity)"},
+      {"evaluate", "heddle eval MODEL_DIR --input rows.jsonl"},
       {"merge", "heddle export MODEL_DIR --adapter DIR --output DIR"},
       {"merge-lora", "heddle export MODEL_DIR --adapter DIR --output DIR"},
       {"preprocess", "heddle tokenize, to look; sft and pt tokenize by themselves"},
@@ -219,7 +218,10 @@ void add_commands(CLI::App& app, Action& action) {
   add_training_commands(app, action);
   add_launch_command(app, action);
   add_generate_command(app, action);
+  add_serve_command(app, action);
+  add_chat_command(app, action);
   add_score_command(app, action);
+  add_eval_command(app, action);
   add_export_command(app, action);
   add_tokenize_command(app, action);
   add_config_command(app, action);

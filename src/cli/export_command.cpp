@@ -6,11 +6,11 @@
 #include "base/errors.h"
 #include "base/text.h"
 #include "ckpt/hf_model.h"
-#include "ckpt/hub_cache.h"
 #include "ckpt/training_checkpoint.h"
 #include "cli/application.h"
 #include "cli/command.h"
 #include "cli/model_arguments.h"
+#include "cli/names.h"
 #include "train/result.h"
 
 namespace heddle::cli {
@@ -62,8 +62,7 @@ int run(const ExportOptions& options, const Session& session) {
   writer.max_shard_bytes = options.max_shard_bytes;
   writer.overwrite = options.overwrite;
   std::optional<ckpt::AdapterDirectory> adapter;
-  if (!options.adapter.empty())
-    adapter = ckpt::AdapterDirectory::open(ckpt::find_model(options.adapter));
+  if (!options.adapter.empty()) adapter = ckpt::AdapterDirectory::open(find_model(options.adapter));
   const auto report = ckpt::export_model(*loaded.model, loaded.adapters.get(), *loaded.source,
                                          {tokenizer_directory(arguments)}, options.output, writer,
                                          ckpt::read_from_memory, adapter ? &*adapter : nullptr);

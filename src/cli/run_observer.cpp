@@ -153,7 +153,8 @@ void RunObserver::on_start(const train::RunInfo& info) {
 void RunObserver::fill_facts(const train::RunInfo& info) {
   facts_.title = fmt::format("{}: {}", command_,
                              std::filesystem::path(config_.model.path).filename().string());
-  facts_.status = "running, when this page was written";
+  facts_.status = fmt::format("{}, when this page was written; `heddle report {}` looks again",
+                              ui::kRunning, directory_.string());
   facts_.figures = {
       {"parameters", text::format_count(static_cast<double>(info.total_parameters))},
       {"trained", text::format_count(static_cast<double>(info.trainable_parameters))},

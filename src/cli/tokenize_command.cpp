@@ -6,6 +6,7 @@
 #include "base/files.h"
 #include "base/text.h"
 #include "cli/command.h"
+#include "cli/names.h"
 #include "config/config.h"
 #include "data/readers/data_files.h"
 #include "data/readers/jsonl_reader.h"
@@ -62,12 +63,22 @@ void show(const data::Tokenizer& tokenizer, const data::TokenizedRow& row, std::
                              fate_of(row, max_length));
 }
 
+std::vector<std::string> input_files(const std::string& input) {
+  std::vector<std::string> files;
+  for (const std::string& path : hub::find_data(input, hub::Part::kTrain, data::is_data_file)) {
+    for (std::string& file : data::expand_files(path)) files.push_back(std::move(file));
+  }
+  return files;
+}
+
 int run(const TokenizeOptions& options, const Session& session) {
   const ConfigArguments split = split_config_arguments(options.arguments);
-  const config::RunConfig config =
+  config::RunConfig config =
       config::load(split.file, split.overrides, config::Completeness::kPartial);
   if (config.model.path.empty() && config.model.tokenizer.empty())
     throw ConfigError("model.path is needed: it names the tokenizer");
+  if (!options.input.empty() || !options.text.empty()) config.data.train.clear();
+  resolve_names(config, hub::Need::kTokenizer);
   const auto tokenizer = train::load_tokenizer(config).tokenizer;
   session.out << ui::token_legend(session.out_has_color) << "\n\n";
   data::DatasetOptions dataset = train::dataset_options(config, train::DataPart::kTrain);
@@ -79,7 +90,7 @@ int run(const TokenizeOptions& options, const Session& session) {
     return 0;
   }
   std::vector<std::string> files;
-  if (!options.input.empty()) files = data::expand_files(options.input);
+  if (!options.input.empty()) files = input_files(options.input);
   if (files.empty()) {
     for (const data::DataFile& file : dataset.files) files.push_back(file.path);
   }

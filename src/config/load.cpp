@@ -8,6 +8,7 @@
 #include "base/files.h"
 #include "base/hash.h"
 #include "base/text.h"
+#include "config/adapters.h"
 #include "config/check.h"
 #include "config/config.h"
 #include "config/field.h"
@@ -45,14 +46,12 @@ std::string nearest_key(const std::string& key) {
     }
   }
   if (!siblings.empty()) return siblings.front();
+  if (!elsewhere.empty()) return elsewhere.front();
   if (section.empty()) {
-    if (!elsewhere.empty()) return elsewhere.front();
     const auto start = std::ranges::find_if(sections, [&](auto& s) { return key.starts_with(s); });
     return start != sections.end() ? *start : text::nearest(key, sections);
   }
-  const std::string typo = text::nearest(key, keys);
-  if (typo.starts_with(section + ".") || elsewhere.empty()) return typo;
-  return elsewhere.front();
+  return text::nearest(key, keys);
 }
 
 /// The value of an override: YAML, but that it is one value and has no comment, so that "runs/a #2"
@@ -73,9 +72,52 @@ YAML::Node override_value(const std::string& text) {
   throw YAML::Exception(YAML::Mark::null_mark(), "there is more after the value");
 }
 
+/// An entry of `adapters:`, with the keys that it means.
+struct AdapterEntry {
+  struct Setting {
+    std::string key;
+    YAML::Node value;
+  };
+  std::string name;
+  std::vector<Setting> settings;
+};
+
+/// Settings that adapters of one run may have of their own. The rest is the run's.
+constexpr std::array kAdapterKeys = {
+    "data.train",         "data.format",       "data.max_length",
+    "data.loss_on",       "data.packing",      "data.shuffle",
+    "train.seed",         "train.epochs",      "train.max_steps",
+    "train.global_batch_size", "train.micro_batch_tokens",
+    "optim.lr",           "optim.weight_decay", "optim.betas",
+    "optim.eps",          "optim.clip_norm",   "optim.schedule",
+    "optim.warmup_steps", "optim.decay_steps", "optim.min_lr_ratio",
+    "adapter.rank",       "adapter.alpha",     "adapter.rslora",
+    "adapter.dropout",    "adapter.targets",   "adapter.target_parameters",
+    "adapter.seed"};
+
+/// What an entry's key means: a whole key or its last part, `data` for data.train, `seed` for
+/// train.seed. Empty: nothing.
+std::string adapter_key(const std::string& name) {
+  if (name == "data") return "data.train";
+  for (const char* key : kAdapterKeys) {
+    if (name == key || name == last_part(key)) return key;
+  }
+  return "";
+}
+
+/// A name that can be that of a folder.
+bool is_folder_name(const std::string& name) {
+  return !name.empty() && name.size() <= 128 && name.front() != '.' &&
+         std::ranges::all_of(name, [](unsigned char c) {
+           return std::isalnum(c) != 0 || c == '_' || c == '-' || c == '.';
+         });
+}
+
 class Reader {
  public:
-  explicit Reader(RunConfig& config) : config_(config) {}
+  /// `adapters`: takes the list of that name; null: it is refused.
+  explicit Reader(RunConfig& config, std::vector<AdapterEntry>* adapters = nullptr)
+      : config_(config), adapters_(adapters) {}
 
   void file(std::string_view yaml, const std::string& name) {
     source_ = {name, true};
@@ -115,7 +157,65 @@ class Reader {
     assign(argument.substr(0, equals), value.Mark(), value);
   }
 
+  /// The settings of an entry of `name`'s list.
+  void entry(const AdapterEntry& entry, const std::string& name) {
+    source_ = {name, true};
+    given_.clear();
+    for (const auto& [key, value] : entry.settings) assign(key, value.Mark(), value);
+  }
+
  private:
+  void adapter_list(const YAML::Mark& mark, const YAML::Node& list) {
+    if (adapters_ == nullptr) {
+      throw_error<ConfigError>("{}: adapters: only heddle sft trains several adapters in one run",
+                               source_.at(mark));
+    }
+    if (!list.IsSequence() || list.size() == 0) {
+      throw_error<ConfigError>(
+          "{}: adapters: expected a list as [{{name: a, data: a.jsonl, rank: 8}}, ...], found {}",
+          source_.at(mark), describe(list));
+    }
+    adapters_->clear();
+    for (const YAML::Node& node : list) adapters_->push_back(adapter_entry(node));
+  }
+
+  AdapterEntry adapter_entry(const YAML::Node& node) {
+    const std::string position = source_.at(node.Mark());
+    if (!node.IsMap()) {
+      throw_error<ConfigError>("{}: adapters: expected entries as {{name: a, data: a.jsonl}}, found {}",
+                               position, describe(node));
+    }
+    AdapterEntry entry;
+    for (const auto& setting : node) {
+      const YAML::Node &first = setting.first, &value = setting.second;
+      const std::string name = first.IsScalar() ? first.Scalar() : "";
+      if (name == "name") {
+        entry.name = value.IsScalar() ? value.Scalar() : "";
+        continue;
+      }
+      const std::string key = adapter_key(name);
+      if (key.empty()) {
+        std::vector<std::string> names = {"name", "data"};
+        for (const char* known : kAdapterKeys) names.push_back(last_part(known));
+        const std::string near = text::nearest(name, names);
+        throw_error<ConfigError>("{}: adapters: an entry has no '{}'{}; expected one of {}",
+                                 source_.at(first.Mark()), name,
+                                 near.empty() ? "" : fmt::format(" (did you mean '{}'?)", near),
+                                 fmt::join(names, ", "));
+      }
+      entry.settings.push_back({key, value});
+    }
+    if (!is_folder_name(entry.name)) {
+      throw_error<ConfigError>(
+          "{}: adapters: expected a name of letters, digits, '_', '-' and '.', found '{}'",
+          position, entry.name);
+    }
+    const auto is_same = [&](const AdapterEntry& other) { return other.name == entry.name; };
+    if (std::ranges::any_of(*adapters_, is_same))
+      throw_error<ConfigError>("{}: adapters: the name '{}' is given twice", position, entry.name);
+    return entry;
+  }
+
   void mapping(const std::string& prefix, const YAML::Node& node) {
     for (const auto& entry : node) {
       if (!entry.first.IsScalar()) {
@@ -134,6 +234,7 @@ class Reader {
       throw_error<ConfigError>("{}: '{}' is given twice, first at {}", position, key,
                                earlier->second);
     }
+    if (key == "adapters") return adapter_list(mark, value);
     if (const Section* section = find_section(key)) return section_value(*section, mark, value);
     if (const Field* field = find_field(key)) {
       return set(key, mark, value, [&] { field->set(config_, value); });
@@ -174,6 +275,7 @@ class Reader {
   }
 
   RunConfig& config_;
+  std::vector<AdapterEntry>* adapters_;
   Source source_;
   std::map<std::string, std::string> given_;  // within one file or one override: key -> position
 };
@@ -244,6 +346,38 @@ RunConfig load(const std::filesystem::path& file, std::span<const std::string> o
   }
   const std::string yaml = files::read(file, files::kYamlLimit);
   return read(yaml, file.string(), overrides, completeness, usual);
+}
+
+std::vector<AdapterRun> load_adapters(const std::filesystem::path& file,
+                                      std::span<const std::string> overrides,
+                                      const DeviceName& usual) {
+  const std::string name = file.empty() ? "command line" : file.string();
+  // A file that is not there is load()'s to refuse.
+  std::optional<std::string> yaml;
+  if (!file.empty() && std::filesystem::exists(file)) yaml = files::read(file, files::kYamlLimit);
+  const auto read_all = [&](RunConfig& config, std::vector<AdapterEntry>& entries) {
+    Reader reader(config, &entries);
+    if (yaml) reader.file(*yaml, name);
+    for (const std::string& argument : overrides) reader.override_with(argument);
+    return reader;
+  };
+  RunConfig shared;
+  std::vector<AdapterEntry> entries, unused;
+  read_all(shared, entries);
+  std::vector<AdapterRun> runs;
+  for (const AdapterEntry& entry : entries) {
+    AdapterRun run{entry.name, {}};
+    read_all(run.config, unused).entry(entry, name);
+    if (run.config.is_set("train.method") && run.config.train.method != Method::kLora) {
+      throw_error<ConfigError>("{}: several adapters are trained by train.method lora",
+                               where(run.config, "train.method"));
+    }
+    run.config.train.method = Method::kLora;
+    fill_in(run.config, file.string(), overrides, usual);
+    check(run.config, fmt::format("{}: adapter {}", name, run.name), Completeness::kComplete);
+    runs.push_back(std::move(run));
+  }
+  return runs;
 }
 
 RunConfig parse(std::string_view yaml, const std::string& name,

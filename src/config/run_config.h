@@ -10,22 +10,13 @@
 #include <variant>
 #include <vector>
 
+#include "config/named_enum.h"
+#include "config/rl_config.h"
+
 /// Everything a run can be told, one plain struct per section of the YAML file. The members'
 /// initialisers are the defaults; names, documentation, ranges and allowed values stand beside them
 /// in schema.cpp.
 namespace heddle::config {
-
-/// The spellings of an enumeration, in the order of its values.
-template <class E>
-inline constexpr std::array<std::string_view, 0> kNames{};
-
-template <class E>
-concept NamedEnum = std::is_enum_v<E> &&(kNames<E>.size() > 0);
-
-template <NamedEnum E>
-constexpr std::string_view to_string(E value) {
-  return kNames<E>[static_cast<std::size_t>(value)];
-}
 
 /// Dtypes of an optimizer's moments.
 enum class StateDtype { kFloat32, kBFloat16, kInt8 };
@@ -110,6 +101,8 @@ struct DataFields {
   std::string negatives = "negatives";
   std::string chosen = "chosen";
   std::string rejected = "rejected";
+  std::string answer = "answer";
+  std::string meta = "meta";
 };
 
 /// A value handed to the chat template.
@@ -132,10 +125,18 @@ struct DataSection {
 };
 
 /// kAuto: as model.head says, see config/objective.h.
-enum class Objective { kAuto, kLanguageModel, kClassification, kContrastive, kDpo, kReward };
+enum class Objective {
+  kAuto,
+  kLanguageModel,
+  kClassification,
+  kContrastive,
+  kDpo,
+  kReward,
+  kPolicy
+};
 template <>
-inline constexpr std::array<std::string_view, 6> kNames<Objective>{
-    "auto", "language_model", "classification", "contrastive", "dpo", "reward"};
+inline constexpr std::array<std::string_view, 7> kNames<Objective>{
+    "auto", "language_model", "classification", "contrastive", "dpo", "reward", "policy"};
 
 enum class Method { kFull, kLora };
 template <>
@@ -322,6 +323,8 @@ struct RunConfig {
   TrainSection train;
   OptimSection optim;
   DpoSection dpo;
+  RlSection rl;
+  RolloutSection rollout;
   AdapterSection adapter;
   ParallelSection parallel;
   KernelsSection kernels;

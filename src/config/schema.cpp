@@ -1,104 +1,15 @@
-#include <utility>
+#include "config/table.h"
 
-#include "config/codec.h"
-#include "config/field.h"
-
-// The one place where a key is declared. Order is the order of every printout.
+// The one place where a key is declared, with schema_rl.cpp. Order is the order of every printout.
 
 namespace heddle::config {
 namespace {
 
-struct Extra {
-  Range range = {};
-  std::vector<std::string> aliases = {};
-  bool required = false;
-};
-
-/// Finds a section struct in a configuration.
-template <class Owner>
-struct Location {
-  std::function<Owner&(RunConfig&)> in;
-  std::function<const Owner&(const RunConfig&)> in_const;
-};
-
-/// Binds members of one section struct to keys.
-template <class Owner>
-class Table {
- public:
-  Table(Section& section, Owner RunConfig::*owner)
-      : section_(section),
-        location_{[owner](RunConfig& c) -> Owner& { return c.*owner; },
-                  [owner](const RunConfig& c) -> const Owner& { return c.*owner; }} {}
-  template <class Parent>
-  Table(Section& section, Parent RunConfig::*parent, Owner Parent::*owner)
-      : section_(section),
-        location_{[=](RunConfig& c) -> Owner& { return c.*parent.*owner; },
-                  [=](const RunConfig& c) -> const Owner& { return c.*parent.*owner; }} {}
-
-  /// `Wire` is the type whose codec reads and writes the member; the member's own unless given.
-  template <class Wire = void, class T>
-  Table& key(const std::string& name, T Owner::*member, std::string doc, Extra extra = {}) {
-    using W = std::conditional_t<std::is_void_v<Wire>, T, Wire>;
-    Field field;
-    field.key = section_.key + "." + name;
-    field.type = Codec<W>::type(extra.range);
-    field.doc = std::move(doc);
-    field.aliases = std::move(extra.aliases);
-    field.required = extra.required;
-    field.set = [location = location_, member, range = extra.range](RunConfig& c,
-                                                                    const YAML::Node& node) {
-      location.in(c).*member = from_wire<T>(Codec<W>::read(node, range));
-    };
-    field.get = [location = location_, member](const RunConfig& c) {
-      return Codec<W>::write(W{location.in_const(c).*member});
-    };
-    section_.fields.push_back(std::move(field));
-    return *this;
-  }
-
-  /// Keys of any name, kept in a map.
-  template <class T>
-  Table& open(std::string placeholder, std::map<std::string, T> Owner::*member, std::string doc) {
-    section_.open = OpenKeys{std::move(placeholder), Codec<T>::type({}), std::move(doc),
-                             [location = location_, member](RunConfig& c, const std::string& name,
-                                                            const YAML::Node& node) {
-                               (location.in(c).*member)[name] = Codec<T>::read(node, {});
-                             },
-                             [location = location_, member](const RunConfig& c) {
-                               Json object = Json::object();
-                               for (const auto& [name, value] : location.in_const(c).*member) {
-                                 object[name] = Codec<T>::write(value);
-                               }
-                               return object;
-                             }};
-    return *this;
-  }
-
- private:
-  template <class T, class W>
-  static T from_wire(W value) {
-    if constexpr (std::is_same_v<W, Bytes>) {
-      return value.count;
-    } else {
-      return value;
-    }
-  }
-
-  Section& section_;
-  Location<Owner> location_;
-};
-
-Section make(std::string key, std::string doc) {
-  Section section;
-  section.key = std::move(key);
-  section.doc = std::move(doc);
-  return section;
-}
-
 Section model_section() {
   Section s = make("model", "The model to start from.");
   Table<ModelSection>(s, &RunConfig::model)
-      .key("path", &ModelSection::path, "folder of a Hugging Face checkpoint",
+      .key("path", &ModelSection::path,
+           "folder of a Hugging Face checkpoint, or its name on the Hub (hf://, ms://)",
            {.aliases = {"model_name_or_path", "base_model", "model_path"}, .required = true})
       .key("tokenizer", &ModelSection::tokenizer,
            "folder with tokenizer.json and chat template; empty: model.path")
@@ -125,11 +36,15 @@ Section data_section() {
   Section s = make("data", "The rows to train and evaluate on.");
   Table<DataSection>(s, &RunConfig::data)
       .key("train", &DataSection::train,
-           "training files, .jsonl, also .gz or .zst; weight: how often a row is seen in an epoch",
+           "training files, folders, patterns or a data set of the Hugging Face Hub; weight: how "
+           "often "
+           "a row is seen in an epoch",
            {.aliases = {"dataset", "datasets", "train_file", "train_path", "path"},
             .required = true})
-      .key("eval", &DataSection::eval, "held-out files; empty: no evaluation",
-           {.aliases = {"validation", "eval_file", "eval_path", "test"}})
+      .key("eval", &DataSection::eval,
+           "held-out files, or a share of the training rows as 0.02; empty: no evaluation",
+           {.aliases = {"validation", "eval_file", "eval_path", "test", "val_size", "val_split",
+                        "eval_split", "test_size", "split_dataset_ratio", "validation_split"}})
       .key("format", &DataSection::format, "what a row holds; auto looks at its fields")
       .key("packing", &DataSection::packing,
            "fill rows of max_length with several sequences, kept apart by cu_seqlens; false where "
@@ -148,7 +63,7 @@ Section data_section() {
       .key("loss_on", &DataSection::loss_on, "assistant turns and completions only, or every token",
            {.aliases = {"train_on_inputs"}})
       .key("chat_template", &DataSection::chat_template,
-           "Jinja file used instead of the tokenizer's template")
+           "Jinja file used instead of the tokenizer's template", {.aliases = {"template"}})
       .key("cache_dir", &DataSection::cache_dir,
            "folder of tokenized data; empty: <train.output_dir>/cache");
   return s;
@@ -188,7 +103,12 @@ Section fields_section() {
       .key("negatives", &DataFields::negatives,
            "head embed: texts that do not fit it, may be missing", {.aliases = {"negative"}})
       .key("chosen", &DataFields::chosen, "objectives dpo and reward: the better answer")
-      .key("rejected", &DataFields::rejected, "objectives dpo and reward: the worse answer");
+      .key("rejected", &DataFields::rejected, "objectives dpo and reward: the worse answer")
+      .key("answer", &DataFields::answer,
+           "objective policy: what rewards compare with; a.b: field b of a",
+           {.aliases = {"ground_truth", "solution"}})
+      .key("meta", &DataFields::meta, "objective policy: handed to rewards, may be missing",
+           {.aliases = {"extra_info", "info"}});
   return s;
 }
 
@@ -217,7 +137,7 @@ Section train_section() {
       .key("output_dir", &TrainSection::output_dir,
            "run directory; empty: runs/<name of the configuration file>, or without one "
            "runs/<model>-<number of the settings>",
-           {.aliases = {"output", "save_dir", "run_dir"}})
+           {.aliases = {"output", "save_dir", "run_dir", "run_name"}})
       .key("resume", &TrainSection::resume,
            "auto: from the newest checkpoint of output_dir, if any; never; or a checkpoint folder",
            {.aliases = {"resume_from_checkpoint"}})
@@ -389,7 +309,7 @@ Section checkpoint_section() {
            {.range = at_least(1), .aliases = {"save_total_limit"}})
       .key("keep_best", &CheckpointSection::keep_best,
            "also keep the one with the lowest evaluation loss",
-           {.aliases = {"load_best_model_at_end", "save_best"}});
+           {.aliases = {"load_best_model_at_end", "save_best", "metric_for_best_model"}});
   return s;
 }
 
@@ -409,7 +329,7 @@ Section log_section() {
            {.range = at_least(1), .aliases = {"logging_steps", "log_every"}})
       .key("level", &LogSection::level, "of messages", {.aliases = {"verbosity", "log_level"}})
       .key("tensorboard", &LogSection::tensorboard, "write <train.output_dir>/tensorboard",
-           {.aliases = {"report_to"}})
+           {.aliases = {"report_to", "wandb", "use_wandb", "wandb_project"}})
       .key("report", &LogSection::report, "write <train.output_dir>/report.html")
       .key("sample_prompts", &LogSection::sample_prompts,
            "answered before and after training, for the report")
@@ -438,11 +358,17 @@ Section device_section() {
 }  // namespace
 
 const std::vector<Section>& schema() {
-  static const std::vector<Section> sections = {
-      model_section(),    data_section(),    template_section(),   fields_section(),
-      train_section(),    optim_section(),   dpo_section(),        adapter_section(),
-      parallel_section(), kernels_section(), checkpoint_section(), export_section(),
-      log_section(),      device_section()};
+  static const std::vector<Section> sections = [] {
+    std::vector<Section> all = {model_section(),  data_section(),  template_section(),
+                                fields_section(), train_section(), optim_section(),
+                                dpo_section()};
+    for (Section& section : rl_sections()) all.push_back(std::move(section));
+    for (Section& section :
+         std::vector{adapter_section(), parallel_section(), kernels_section(), checkpoint_section(),
+                     export_section(), log_section(), device_section()})
+      all.push_back(std::move(section));
+    return all;
+  }();
   return sections;
 }
 

@@ -84,9 +84,10 @@ HeadFunction language_model_head(Model& model, double gradient_scale, bool want_
 }
 
 TokenLogprobs::TokenLogprobs(Model& model, const at::Tensor& hidden, const LossRows& rows,
-                             bool want_gradients)
+                             bool want_gradients, bool want_entropy)
     : model_(model), rows_(rows), trunk_(ops::detached(hidden)) {
   values_ = at::zeros({0}, rows.loss_weights.options());
+  if (want_entropy) entropy_ = values_;
   if (rows.total == 0) return;
   if (want_gradients) trunk_.set_requires_grad(true);
   const auto forward = [&] { return normalized_rows(model, trunk_, rows); };
@@ -94,9 +95,11 @@ TokenLogprobs::TokenLogprobs(Model& model, const at::Tensor& hidden, const LossR
   ops::LinearCrossEntropy::Inputs inputs;
   inputs.hidden = normalized_;
   inputs.labels = rows.labels;
+  inputs.want_entropy = want_entropy;
   const bool is_one_pass = want_gradients && !model.head_weight().trainable();
   const auto result = cross_entropy(model, inputs, is_one_pass);
   values_ = result.logprobs;
+  if (want_entropy) entropy_ = result.entropy;
   if (is_one_pass) unit_gradient_ = result.grad_hidden;
 }
 

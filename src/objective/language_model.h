@@ -33,10 +33,13 @@ HeadFunction language_model_head(Model& model, double gradient_scale, bool want_
 class TokenLogprobs {
  public:
   /// On hidden states [T/tp,H]. All ranks along tp make theirs together.
-  TokenLogprobs(Model& model, const at::Tensor& hidden, const LossRows& rows, bool want_gradients);
+  TokenLogprobs(Model& model, const at::Tensor& hidden, const LossRows& rows, bool want_gradients,
+                bool want_entropy = false);
 
   /// [n] of this rank's run of rows.
   const at::Tensor& values() const { return values_; }
+  /// [n] of the distributions, in nats; undefined unless asked for.
+  const at::Tensor& entropy() const { return entropy_; }
   /// From d loss / d values [n] the gradient [T/tp,H] of the hidden states; adds those of norm and
   /// head. At most once, by all ranks along tp together.
   at::Tensor gradient(const at::Tensor& d_values);
@@ -46,7 +49,7 @@ class TokenLogprobs {
 
   Model& model_;
   const LossRows& rows_;
-  at::Tensor trunk_, normalized_, values_;
+  at::Tensor trunk_, normalized_, values_, entropy_;
   at::Tensor unit_gradient_;  ///< [n,H] of the sum of -values; undefined where the head is trained.
 };
 

@@ -33,6 +33,8 @@ struct LocalBatch {
   std::vector<std::int64_t> sequences_ending_here() const;
   /// The number in the whole batch of the sequence that each of the rank's tokens belongs to.
   std::vector<std::int64_t> sequences_of_tokens() const;
+  /// The place in the whole batch of each of the rank's tokens.
+  std::vector<std::int64_t> places_of_tokens() const;
 
  private:
   std::int64_t whole_sequences_;  ///< Real ones of the whole batch.

@@ -19,6 +19,10 @@ struct BlockEntry {
   nn::Block* block;
   std::vector<nn::Parameter*> parameters;
   std::size_t unit = 0;  ///< Unit of the sharding, if there is one.
+  /// Sets of adapters that are not known here may change it, so its backward always runs.
+  bool takes_adapters = false;
+
+  bool is_trained() const;
 };
 
 /// Units of the sharding that are wanted around the blocks: `before` them on the way to the next

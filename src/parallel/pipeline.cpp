@@ -67,10 +67,7 @@ Pipeline::Pipeline(const comm::Mesh& mesh, const StagePlan& plan,
     const auto [first, last] = plan_.layers[number];
     const std::vector<BlockEntry> own(blocks.begin() + first, blocks.begin() + last);
     const bool is_trained_before = is_trained;
-    for (const BlockEntry& block : own) {
-      is_trained = is_trained || std::any_of(block.parameters.begin(), block.parameters.end(),
-                                             [](const nn::Parameter* p) { return p->trainable(); });
-    }
+    for (const BlockEntry& block : own) is_trained = is_trained || block.is_trained();
     if (number % plan_.ranks != hidden_.rank()) continue;
     const bool is_last = number + 1 == plan_.stages();
     BlockRunnerOptions own_options = options;

@@ -128,7 +128,6 @@ RunInfo describe_setup(const Setup& setup, const config::RunConfig& config,
   info.kernels = setup.model->kernels().lines();
   info.undecayed = optimizer.undecayed();
   info.defaulted = model.defaulted;
-  info.data_summary = setup.train->report().summary();
 
   const bool has_mtp =
       std::any_of(setup.load_report.carried.begin(), setup.load_report.carried.end(),

@@ -69,6 +69,7 @@ Optimizer::Optimizer(std::vector<nn::Parameter*> parameters, const config::Optim
                                        [&](const std::string& pattern) {
                                          return text::matches_glob(pattern, parameter->name());
                                        });
+    slot.decays = !exempt;
     if (exempt) slot.weight_decay = 0;
     const bool is_narrow = data.scalar_type() == at::kBFloat16 || data.scalar_type() == at::kHalf;
     if (options.name == config::OptimName::kAdamW) {
@@ -186,6 +187,13 @@ void Optimizer::step(const ops::KernelTable& kernels, double lr, double gradient
     ops::sgd_step(tensors, lr, options_.momentum, steps_ == 1, gradient_multiplier);
   }
   for (Slot& slot : slots_) slot.parameter->clear_gradient();
+}
+
+void Optimizer::set_adamw(double beta1, double beta2, double eps, double weight_decay) {
+  options_.betas = {beta1, beta2};
+  options_.eps = eps;
+  options_.weight_decay = weight_decay;
+  for (Slot& slot : slots_) slot.weight_decay = slot.decays ? weight_decay : 0;
 }
 
 bool Optimizer::can_queue(const ops::KernelTable& kernels) const {

@@ -1,7 +1,5 @@
 #include "train/scorer.h"
 
-#include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -13,7 +11,6 @@
 #include "data/batch.h"
 #include "ops/autograd.h"
 #include "ops/collectives.h"
-#include "ops/context_parallel/context_parallel.h"
 
 namespace heddle::train {
 namespace {
@@ -48,20 +45,6 @@ data::Batch batch_of(Rows rows) {
   return data::Batch::from_sequences(views);
 }
 
-/// [T/tp] which tokens of the whole batch this rank's rows are.
-at::Tensor token_indices(const Model& model, const LocalBatch& local) {
-  at::Tensor all = at::arange(local.host.size(), at::kLong);
-  if (local.context) {
-    const ops::ContextPlan& plan = local.context->plan;
-    std::vector<at::Tensor> segments;
-    for (const std::int64_t j : plan.held(plan.rank()))
-      segments.push_back(at::arange(plan.begin(j), plan.end(j), at::kLong));
-    all = at::cat(segments);
-  }
-  const ops::Rows own = ops::own_rows(all.size(0), model.tensor_group());
-  return all.narrow(0, own.first, own.count);
-}
-
 /// A rank's knowledge of scores that lie one after the other: entry `to` of all is its `value`.
 struct Entry {
   std::int64_t to;
@@ -73,9 +56,10 @@ std::vector<Entry> entries_of_tokens(const Model& model, const LocalBatch& local
                                      const at::Tensor& numbers, std::int64_t begin,
                                      std::int64_t tokens) {
   if (!numbers.defined()) return {};
-  const at::Tensor indices = token_indices(model, local),
-                   values = numbers.cpu().to(at::kDouble).contiguous();
-  const std::int64_t* const index = indices.const_data_ptr<std::int64_t>();
+  const std::vector<std::int64_t> places = local.places_of_tokens();
+  const at::Tensor values = numbers.cpu().to(at::kDouble).contiguous();
+  const std::int64_t* const index =
+      places.data() + ops::own_rows(std::ssize(places), model.tensor_group()).first;
   const double* const value = values.const_data_ptr<double>();
   std::vector<Entry> entries;
   for (std::int64_t i = 0; i < values.numel(); ++i) {
@@ -127,7 +111,7 @@ std::vector<RowScore> Scorer::score(Rows rows, const ScoreRequest& request) {
   const std::int64_t first = count * mesh.data_rank() / mesh.data_size(),
                      last = count * (mesh.data_rank() + 1) / mesh.data_size();
   const LocalBatch local(model, batch_of(rows.subspan(first, last - first)),
-                         placed_.adapters.get());
+                         with_adapters_ ? placed_.adapters.get() : nullptr);
   const ScoreResult scored = score_locally(local, request);
   const bool with_entropies = is_language_model && request.entropy;
   // Each entry is known to one rank: the sum fills the others in.

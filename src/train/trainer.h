@@ -18,6 +18,7 @@
 #include "train/run_lock.h"
 #include "train/schedule.h"
 #include "train/setup.h"
+#include "train/step_source.h"
 
 namespace heddle::train {
 
@@ -30,7 +31,8 @@ class Trainer {
   /// device has been given already, if there is one. `world`: the ranks that
   /// train together, each with a Trainer of the same configuration; null for one rank.
   Trainer(const config::RunConfig& config, Observer& observer, const std::atomic<bool>& stop,
-          std::shared_ptr<comm::World> world = nullptr);
+          std::shared_ptr<comm::World> world = nullptr,
+          const MakeSubject& make_subject = dataset_subject);
 
   /// Where it throws, the other ranks have been told why: they wait for this one, and its Trainer's
   /// destructor for the checkpoint that is being written.
@@ -42,7 +44,7 @@ class Trainer {
 
  private:
   Summary train();
-  /// A step of the loader, and if the device has been given it already what it will report.
+  /// A step of the source, and if the device has been given it already what it will report.
   struct TakenStep {
     data::Step step;
     std::optional<QueuedSteps::Queued> queued;
@@ -58,7 +60,7 @@ class Trainer {
   Learner::StepOptions options_of(const data::Step& step) const;
   /// Gives the device the step after `step`, which is under way, unless something comes between.
   void queue_next(const data::Step& step);
-  /// The step in ahead_, else the loader's next one; nothing at the end.
+  /// What ahead_ holds, else the source's next step; nothing at the end.
   std::optional<TakenStep> next_step();
   StepInfo train_step(TakenStep taken);
   /// Runs or awaits it, and queues the next one where that is possible.
@@ -95,9 +97,10 @@ class Trainer {
   const std::atomic<bool>& stop_;
   std::unique_ptr<RunLock> lock_;  ///< Lock of rank 0; made before anything is written.
   Setup setup_;
-  std::unique_ptr<objective::Objective> objective_;
+  Subject subject_;
+  objective::Objective& objective_;
+  StepSource& steps_;
   Learner learner_;
-  std::unique_ptr<data::Loader> loader_;
   std::optional<TakenStep> ahead_;                  ///< Queued after the step under way.
   std::chrono::steady_clock::time_point last_end_;  ///< Time at which a step ended.
   std::unique_ptr<ckpt::CheckpointStore> checkpoints_;

@@ -86,7 +86,7 @@ void Trainer::restore(const ckpt::Path& path) {
   first_step_ = saved.step;
   last_saved_ = first_step_;
   last_checkpoint_ = path;
-  loader_->seek(saved.cursor);
+  steps_.seek(saved.cursor);
 }
 
 std::vector<ckpt::TensorPart> Trainer::state(bool with_copies) const {
@@ -112,7 +112,7 @@ void Trainer::save(std::int64_t step) {
   ckpt::CheckpointState state;
   loop_.step = step;
   loop_.optimizer_steps = learner_.optimizer().steps();
-  loop_.cursor = loader_->cursor();
+  loop_.cursor = steps_.cursor();
   loop_.write(state.state);
   state.state["seed"] = config_.train.seed;
   state.state["kernels"] = setup_.model->kernels().lines();
