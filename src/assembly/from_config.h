@@ -11,7 +11,7 @@
 #include "config/run_config.h"
 #include "runtime/context.h"
 
-/// What a run's configuration says of ranks, devices and the model. The only source of this layer
+/// A run's configuration of ranks, devices and model. This is the only source of this layer
 /// that knows config::RunConfig.
 namespace heddle::assembly {
 
@@ -36,7 +36,7 @@ runtime::Context make_context(const config::RunConfig& config,
 runtime::Context context_of_shapes(const config::RunConfig& config,
                                    const comm::Mesh& mesh = comm::Mesh::single());
 
-/// Which kernels the configuration allows.
+/// The kernels that the configuration allows.
 ops::KernelPolicy kernel_policy(const config::RunConfig& config);
 ops::ContextMethod context_method(const config::RunConfig& config);
 /// Stages on each rank of the pipeline.

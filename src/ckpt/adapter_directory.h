@@ -52,7 +52,7 @@ class AdapterDirectory {
   AdapterSpelling spelling() const { return spelling_; }
   const std::vector<LoraPair>& pairs() const { return pairs_; }
   const std::vector<SavedParameter>& saved() const { return saved_; }
-  /// Of the vision tower, through which text does not pass.
+  /// Pairs of the vision tower, through which text does not pass.
   const std::vector<LoraPair>& vision_pairs() const { return vision_pairs_; }
   const std::vector<SavedParameter>& vision_saved() const { return vision_saved_; }
 
@@ -67,7 +67,7 @@ class AdapterDirectory {
   std::vector<SavedParameter> vision_saved_;
 };
 
-/// What write_adapter() writes; names in any spelling.
+/// Tensors that write_adapter() writes; names in any spelling.
 struct AdapterTensors {
   struct Pair {
     std::string module;

@@ -83,7 +83,7 @@ const CLI::App& selected(const CLI::App& app) {
   return subcommands.empty() ? app : selected(*subcommands.front());
 }
 
-/// What this command would have accepted: options with their dashes, or the subcommands.
+/// Words that this command would have accepted: options with their dashes, or the subcommands.
 std::vector<std::string> accepted(const CLI::App& command, bool wants_option) {
   std::vector<std::string> names;
   if (!wants_option) {
@@ -108,7 +108,7 @@ std::string shorter_option(std::string word, const std::vector<std::string>& opt
   return longest;
 }
 
-/// What the commands of other programs are called here; "" for a name that none is known for.
+/// This program's name for a command of other programs; "" if none is known.
 std::string own_command_for(const std::string& name) {
   static const std::map<std::string, std::string> kOwn = {
       {"train", "heddle sft (conversations, completions) or heddle pt (plain text)"},
@@ -129,7 +129,7 @@ std::string own_command_for(const std::string& name) {
   return found == kOwn.end() ? "" : found->second;
 }
 
-/// What to write for an option of a command that takes key=value; "" if that says nothing.
+/// Suggests the key for an option of a command that takes key=value; "" if nothing fits.
 std::string as_key(const std::string& word, const std::string& command) {
   if (command != "sft" && command != "pt" && command != "config" && command != "tokenize")
     return "";

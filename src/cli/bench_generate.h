@@ -9,7 +9,7 @@
 
 namespace heddle::cli {
 
-/// What `heddle bench generate` times: sequences of random tokens that are all continued at once.
+/// Settings of `heddle bench generate`: sequences of random tokens that are all continued at once.
 struct GenerateBench {
   std::string preset;
   std::int64_t batch = 1;         ///< Sequences.

@@ -20,7 +20,7 @@ struct Session {
   std::string command_line = {};  ///< as typed, for reports
 };
 
-/// What a parsed command line does; returns the exit status. Throws Error for everything else.
+/// Work of a parsed command line; returns the exit status. Throws Error for everything else.
 using Action = std::function<int(const Session&)>;
 
 // One function per subcommand. Each declares its options and, when the subcommand is the one that

@@ -38,7 +38,7 @@ struct GenerateOptions {
   rollout::EngineOptions engine;
 };
 
-/// What the ranks must have alike besides model and layout.
+/// Facts that the ranks must have alike besides model and layout.
 std::vector<comm::Fact> facts_of(const GenerateOptions& options) {
   const SamplingArguments& sampling = options.sampling;
   const auto shown = [](const auto& value) {

@@ -60,8 +60,8 @@ struct LaunchOptions {
   std::vector<std::string> command;
 };
 
-/// What strangers do not know. Several hosts cannot agree on a random number before they have met,
-/// and one that was told something else must get as far as to be told what differs.
+/// A secret that strangers do not know. Several hosts cannot agree on a random number before they
+/// have met, and one that was told something else must get as far as to be told what differs.
 std::string nonce_of(const LaunchOptions& options) {
   if (!options.job_id.empty()) return options.job_id;
   if (options.nodes > 1) return kNoJobId;
@@ -69,7 +69,7 @@ std::string nonce_of(const LaunchOptions& options) {
   return fmt::format("{:08x}{:08x}{:08x}", random(), random(), random());
 }
 
-/// What ranks show the store: random for one host; for several, what the file of each says.
+/// The secret that ranks show the store: random for one host; for several, a host's file says it.
 std::string secret_of(const LaunchOptions& options) {
   if (!options.secret_file.empty()) return comm::read_secret(options.secret_file, "--secret-file");
   if (options.nodes > 1) {
@@ -129,7 +129,7 @@ void require_devices(const config::DeviceName& first, std::int64_t processes) {
       processes, std::max<std::int64_t>(0, count - first.index), config::to_string(first));
 }
 
-/// What every rank would refuse for the command's words and configuration alone is refused once,
+/// Errors that every rank would find in the command's words and configuration are reported once,
 /// before any is started. Throws ConfigError, FileError.
 void check_command(const std::vector<std::string>& command, std::int64_t processes,
                    std::int64_t ranks) {
@@ -348,7 +348,7 @@ class Launch {
       const int signal = signals.wait(kPoll);
       if (signal != 0 && signal != SIGCHLD) ranks_.signal_all(signal == SIGHUP ? SIGTERM : signal);
       while (const auto end = ranks_.poll()) take(*end);
-      // What the others say shows whether it is one rank's failure or a mistake that all found.
+      // The others' messages show whether it is one rank's failure or a mistake that all found.
       const bool is_over = ranks_.empty() || Clock::now() >= deadline;
       if (first && !is_reported && (is_over || first->signal != 0)) {
         report(*first, store);
@@ -393,7 +393,7 @@ class Launch {
   std::string secret_;
   RankProcesses ranks_;
   std::map<std::int64_t, std::ifstream> logs_;
-  std::optional<RankEnd> early_end_;  ///< Of a rank that ended before all were started.
+  std::optional<RankEnd> early_end_;  ///< End of a rank before all were started.
 };
 
 }  // namespace

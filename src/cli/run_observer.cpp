@@ -238,7 +238,7 @@ void RunObserver::on_finish(const train::Summary& summary) {
                       : "finished";
   if (config_.log.report) ui::write_report(directory_, facts_);
   std::ostream& out = session_.out;
-  // What this process did, and beside its time the losses of the whole run.
+  // The report counts this process, except for the losses, which are the whole run's.
   const bool is_resumed = resumed_step_ > 0;
   out << fmt::format("{} in {}, loss {:.4f} -> {:.4f}{}",
                      is_resumed ? fmt::format("{} steps after the {} before",

@@ -26,7 +26,7 @@ struct TokenizeOptions {
   bool ids = false;
 };
 
-/// What data.max_length makes of the row; "" where it fits.
+/// Fate of the row under data.max_length; "" where it fits.
 std::string fate_of(const data::TokenizedRow& row, std::int64_t max_length) {
   using Fate = data::TokenizedRow::Fate;
   switch (row.fate) {

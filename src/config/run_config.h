@@ -13,12 +13,12 @@
 #include "config/named_enum.h"
 #include "config/rl_config.h"
 
-/// What a run can be told, one plain struct per section of the YAML file. The members' initialisers
-/// are the defaults; names, documentation, ranges and allowed values stand beside them in
-/// schema.cpp.
+/// Everything a run can be told, one plain struct per section of the YAML file. The members'
+/// initialisers are the defaults; names, documentation, ranges and allowed values stand beside them
+/// in schema.cpp.
 namespace heddle::config {
 
-/// Of an optimizer's moments.
+/// Dtypes of an optimizer's moments.
 enum class StateDtype { kFloat32, kBFloat16, kInt8 };
 template <>
 inline constexpr std::array<std::string_view, 3> kNames<StateDtype>{"float32", "bfloat16", "int8"};

@@ -9,7 +9,7 @@
 
 namespace heddle::nn {
 
-/// What one layer remembers of sequences: slot s belongs to one sequence. Heads and channels are
+/// Memory of one layer about sequences: slot s belongs to one sequence. Heads and channels are
 /// those of this rank.
 struct LayerCache {
   at::Tensor keys, values;  ///< Attention: [slots, capacity, Hkv, D].

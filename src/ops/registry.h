@@ -14,10 +14,10 @@
 
 /// One operator, several kernels, chosen once (docs/design.md 3.2).
 ///
-/// An operator is a struct `Op` with `static constexpr const char* kName`, `struct Dims` (the static
-/// dimensions that decide whether a kernel fits, after sharding) and `struct Functions` (its forward
-/// and backward as plain function pointers, so that they are always chosen as a pair). A kernel is
-/// one set of Functions with the platforms, the dtypes and the dimensions it works for.
+/// An operator is a struct `Op` with `static constexpr const char* kName`, `struct Dims` (the
+/// static dimensions that decide whether a kernel fits, after sharding) and `struct Functions` (its
+/// forward and backward as plain function pointers, so that they are always chosen as a pair). A
+/// kernel is one set of Functions with the platforms, the dtypes and the dimensions it works for.
 namespace heddle::ops {
 
 /// Dims of an operator whose kernels take every size.
@@ -25,16 +25,16 @@ struct AnyDims {};
 
 /// A kernel's description, apart from rules about dimensions.
 struct KernelInfo {
-  std::string name;                      ///< "cpu.chunk", "cuda.sm90.chunk64", "reference".
-  std::vector<Platform> platforms;       ///< Empty: all (written in ATen operators).
-  std::vector<c10::ScalarType> dtypes;   ///< Dtypes of the activations it accepts.
-  bool is_reference = false;             ///< Differentiable, on every platform, slow.
-  bool only_by_name = false;             ///< Runs only where `kernels.<op>` names it.
-  std::optional<Use> only_for = {};      ///< Runs only for this use; none: for each.
-  std::string falls_back = {};           ///< Calls that another kernel takes; empty: none.
+  std::string name;                     ///< "cpu.chunk", "cuda.sm90.chunk64", "reference".
+  std::vector<Platform> platforms;      ///< Empty: all (written in ATen operators).
+  std::vector<c10::ScalarType> dtypes;  ///< Dtypes of the activations it accepts.
+  bool is_reference = false;            ///< Differentiable, on every platform, slow.
+  bool only_by_name = false;            ///< Runs only where `kernels.<op>` names it.
+  std::optional<Use> only_for = {};     ///< Runs only for this use; none: for each.
+  std::string falls_back = {};          ///< Calls that another kernel takes; empty: none.
   /// Reason why the device cannot run the kernel; none if it can. Empty: each device can.
   std::function<std::optional<std::string>(const Target&)> refuse_device = {};
-  std::string op = {};                   ///< Filled by Registry::add.
+  std::string op = {};  ///< Filled by Registry::add.
 
   /// The kernel written in ATen operators: each platform, each floating dtype.
   static KernelInfo reference();

@@ -131,7 +131,7 @@ at::Tensor BlockRunner::forward(const at::Tensor& hidden, const nn::Pass& pass,
 
 void BlockRunner::offload_newest(Tape& tape) {
   if (!offload_ || tape.islands.empty() || !tape.islands.back().input.on_device.defined()) return;
-  // What has run since has covered the copy of the one before.
+  // Work that has run since has covered the copy of the one before.
   if (tape.sent) offload_->release(tape.islands[*tape.sent].input);
   offload_->send(tape.islands.back().input);
   tape.sent = tape.islands.size() - 1;

@@ -155,7 +155,7 @@ void Pipeline::drop_arrived(const PipelineAction& action) {
     const int of = tag(message.micro_batch, stages_[message.chunk].number);
     std::erase_if(sent_, [&](Sent& sent) {
       if (sent.is_gradient != message.is_gradient || sent.tag != of) return false;
-      // Of a device this lets the stream wait, behind which its memory is used again.
+      // On a device the stream waits, after which its memory is used again.
       sent.pending.wait();
       return true;
     });

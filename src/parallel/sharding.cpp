@@ -247,8 +247,8 @@ void Sharding::release(std::size_t unit) {
   units_[unit].is_acquired = false;
 }
 
-/// Which part of a parameter this rank has, and how many differ, where ranks along tp share parts;
-/// else 0 of 1.
+/// Index of this rank's part of a parameter, and the number of parts, where ranks along tp share
+/// parts; else 0 of 1.
 std::pair<std::int64_t, std::int64_t> Sharding::part_of(const nn::Parameter& parameter) const {
   if (parameter.copies() == 1) return {0, 1};
   return {tensor_group_.rank() / parameter.copies(), tensor_group_.size() / parameter.copies()};
@@ -304,7 +304,7 @@ void Sharding::reduce(std::size_t unit, bool is_last) {
   for (auto& [kind, parameters] : by_kind) {
     Reduction reduction;
     reduction.over = &division_of(kind.first);
-    // What no rank shares stays, and adds up, where it is.
+    // A gradient that no rank shares stays, and adds up, where it is.
     if (reduction.over->ranks() == 1 && !is_last) continue;
     sum_partial_gradients(parameters);
     if (reduction.over->ranks() == 1) continue;

@@ -14,7 +14,7 @@ struct Proposal {
   StepTime time;
   double tokens_per_s = 0;
   double mfu = 0;         ///< Of the peak of all GPUs, as training reports it.
-  double peak_bytes = 0;  ///< Of the fullest rank.
+  double peak_bytes = 0;  ///< Bytes of the fullest rank.
 };
 
 struct Search {

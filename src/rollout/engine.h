@@ -45,11 +45,11 @@ struct EngineOptions {
 
 using RequestId = std::int64_t;
 
-/// What a step brought a request.
+/// A step's news for a request.
 struct Progress {
   RequestId id = 0;
-  std::string text;  ///< What became certain: whole UTF-8, not a part of a stop string.
-  std::optional<Completion> completion;  ///< Of a request that finished.
+  std::string text;  ///< Text that became certain: whole UTF-8, not a part of a stop string.
+  std::optional<Completion> completion;  ///< Set for a request that finished.
 };
 
 /// Generates with continuous batching over the ranks of a model: a sequence that ends gives its
@@ -105,7 +105,7 @@ class Engine {
     Sequence* sequence;
     std::int64_t count;
     std::int64_t data_rank;
-    std::int64_t last_row = 0;  ///< Of the sequence in its data rank's pass.
+    std::int64_t last_row = 0;  ///< Row of the sequence in its data rank's pass.
   };
 
   void check(const Request& request) const;

@@ -56,7 +56,7 @@ class RecordedDecoding {
   nn::Cache& cache_;
   std::int64_t capacity_, dummy_slot_;
   std::map<std::pair<std::int64_t, std::int64_t>, Step> steps_;  ///< By batch and longest.
-  const device::Graph* neighbour_ = nullptr;                     ///< Whose memory all graphs share.
+  const device::Graph* neighbour_ = nullptr;                     ///< All graphs share its memory.
 };
 
 }  // namespace heddle::rollout

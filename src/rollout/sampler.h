@@ -17,7 +17,7 @@ struct SamplingOptions {
 
 struct SampledToken {
   std::int32_t id = 0;
-  double logprob = 0;  ///< Of the model's own distribution: temperature and cuts do not enter.
+  double logprob = 0;  ///< Under the model's own distribution: temperature and cuts do not enter.
 };
 
 /// How one token is drawn: its request's options, and its position in the output.

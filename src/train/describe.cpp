@@ -53,7 +53,7 @@ double kept_elements(const models::LayerShape& layer, config::Recompute recomput
     const auto width = static_cast<double>(layer.active_width());
     divided += is_off ? 3 * width : 2 * width;
   }
-  // What the norms make is made again, but for rows that came from other ranks.
+  // Outputs of the norms are made again, but for rows that came from other ranks.
   double whole = 0;
   if (is_off || tensor_ranks > 1)
     whole = (recompute != config::Recompute::kFull ? H : 0) + (keeps_mlp ? H : 0);

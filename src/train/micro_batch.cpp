@@ -158,7 +158,7 @@ class StepRun {
     return ops::real_rows(own_rows(batch), batch.real_tokens);
   }
 
-  // What the balance of all layers needs goes from stage to stage in front of the hidden states and
+  // Sums for the balance of all layers go from stage to stage ahead of the hidden states and
   // in front of their gradients.
   void balance_forward(const parallel::Pipeline::Stage& stage, std::int64_t m,
                        parallel::BlockRunner::Tape& tape, const at::Tensor& before) {
@@ -207,7 +207,7 @@ class StepRun {
     }
     if (chunk > 0) return;
     in_flight_[m].reset();
-    // Of the last one behind everything else: see run_micro_batches.
+    // The last one comes after everything else: see run_micro_batches.
     if (options_.sharding != nullptr && !is_last(m))
       options_.sharding->reduce(assembly::kEmbeddingUnit, /*is_last=*/false);
   }

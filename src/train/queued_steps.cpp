@@ -40,7 +40,7 @@ void add_shape(const LocalBatch& batch, const LossRows& rows, std::vector<std::i
   shape.insert(shape.end(), host.cu_seqlens_host.begin(), host.cu_seqlens_host.end());
 }
 
-/// Of shapes that are equal. Undefined tensors are so in both.
+/// Copies between equal shapes. Undefined tensors are so in both.
 void copy(const at::Tensor& from, at::Tensor& to) {
   if (to.defined()) to.copy_(from);
 }
@@ -88,7 +88,7 @@ std::string obstacle(const config::RunConfig& config, const assembly::ModelOnRan
 
 QueuedSteps::Queued::Outcome QueuedSteps::Queued::wait() {
   const std::vector<at::Tensor>& results = results_.wait();
-  // What was waited for may have been given up.
+  // The awaited work may have been given up.
   if (world_) world_->device_watch().check();
   const at::Tensor& numbers = results[0];
   return {{numbers[0], {numbers[1]}, numbers[2], results[1]}, numbers[3].item<double>()};
@@ -192,7 +192,7 @@ QueuedSteps::Results QueuedSteps::enqueue(const Recorded& step) {
 bool QueuedSteps::release_graphs() {
   if (recorded_.empty()) return false;
   const device::Memory memory = device::memory(parts_.model->context().device);
-  // What a step takes beyond what lasts, once in the graphs and once beside them.
+  // Memory of a step beyond what lasts, once in the graphs and once beside them.
   const std::int64_t of_step = memory.peak_bytes - memory.used_bytes;
   if (memory.used_bytes + 2 * of_step <= memory.total_bytes / 20 * 19) return false;
   recorded_.clear();

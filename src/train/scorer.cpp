@@ -45,13 +45,13 @@ data::Batch batch_of(Rows rows) {
   return data::Batch::from_sequences(views);
 }
 
-/// What a rank knows of scores that lie one after the other: entry `to` of all is its `value`.
+/// A rank's knowledge of scores that lie one after the other: entry `to` of all is its `value`.
 struct Entry {
   std::int64_t to;
   double value;
 };
 
-/// Of numbers [T/tp] of the tokens of its rows, the first of which has its entries from `begin` on.
+/// Entries for numbers [T/tp] of the tokens of its rows; the first row's begin at `begin`.
 std::vector<Entry> entries_of_tokens(const Model& model, const LocalBatch& local,
                                      const at::Tensor& numbers, std::int64_t begin,
                                      std::int64_t tokens) {
@@ -68,7 +68,7 @@ std::vector<Entry> entries_of_tokens(const Model& model, const LocalBatch& local
   return entries;
 }
 
-/// Of the outputs [S,n] of the sequences that end here; those are the same along tp.
+/// Entries for the outputs [S,n] of the sequences that end here; those are equal along tp.
 std::vector<Entry> entries_of_rows(const Model& model, const data::Batch& batch,
                                    const at::Tensor& outputs, std::int64_t first_row) {
   std::vector<Entry> entries;
@@ -100,7 +100,7 @@ std::vector<RowScore> Scorer::score(Rows rows, const ScoreRequest& request) {
   const bool is_language_model = model.head() == models::Head::kLanguageModel;
   const std::int64_t width =
       model.head() == models::Head::kClassify ? model.num_labels() : model.config().hidden_size;
-  // By row its first entry, and behind the last row their number.
+  // By row its first entry, and after the last row their number.
   std::vector<std::int64_t> begin = {0};
   for (const std::vector<std::int32_t>& row : rows)
     begin.push_back(begin.back() +
@@ -131,7 +131,7 @@ std::vector<RowScore> Scorer::score(Rows rows, const ScoreRequest& request) {
   mesh.world_group().all_reduce_sum(table);
 
   std::vector<RowScore> result(rows.size());
-  // What is known at a token of the one behind it.
+  // Numbers known at a token about the next one.
   const auto of_next = [&](const double* numbers, std::size_t r) {
     std::vector<double> values = {std::numeric_limits<double>::quiet_NaN()};
     values.insert(values.end(), numbers + begin[r], numbers + begin[r + 1] - 1);

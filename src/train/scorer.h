@@ -13,11 +13,11 @@ using objective::LocalBatch;
 using objective::ScoreRequest;
 using objective::ScoreResult;
 
-/// What scoring tells of one row.
+/// Scores of one row.
 struct RowScore {
   std::vector<double> logprobs;   ///< Language model: [n], entry i is log p(token i | tokens before
                                   ///< i); entry 0 is NaN.
-  std::vector<double> entropies;  ///< The same of the entropy of p(. | tokens before i), in nats;
+  std::vector<double> entropies;  ///< Entropy of p(. | tokens before i), in nats;
                                   ///< empty unless asked for.
   std::vector<double> outputs;    ///< Classification: logits; embedding: the vector.
 };

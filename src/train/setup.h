@@ -14,7 +14,7 @@ namespace heddle::train {
 /// The model of a run with its tokenizer and rows.
 struct Setup : assembly::ModelOnRanks {
   std::shared_ptr<const data::Tokenizer> tokenizer;
-  ckpt::TokenizerSource tokenizer_source;  ///< What final/ gets
+  ckpt::TokenizerSource tokenizer_source;  ///< Files for final/
   /// Null for train.objective policy, which generates its rows; eval also without data.eval.
   std::shared_ptr<const data::Dataset> train, eval;
 };

@@ -27,7 +27,7 @@
 namespace heddle::train {
 namespace {
 
-/// What rank 0 does before anything is written.
+/// Rank 0's preparations before anything is written.
 std::unique_ptr<RunLock> claim_output(const config::RunConfig& config, const comm::World* world) {
   if (world != nullptr && world->rank() > 0) return nullptr;
   check_resume(config);
@@ -208,7 +208,7 @@ bool Trainer::evaluate_if_due(StepInfo& info, const Pause& pause) {
 
 std::string Trainer::limit_reached() const {
   const config::TrainSection& train = config_.train;
-  // Without final/ it was killed behind its last step, and still has a result to write and report.
+  // Without final/ it was killed after its last step, and still has a result to write and report.
   const bool has_result =
       std::filesystem::exists(std::filesystem::path(train.output_dir) / "final");
   if (first_step_ == 0 || !has_result) return "";
@@ -236,7 +236,7 @@ Summary Trainer::run() {
 }
 
 Summary Trainer::train() {
-  // What rank 0 finds on its disk decides.
+  // Rank 0's disk decides.
   const std::string limit =
       setup_.context.mesh.world_group().all_gather_objects(limit_reached()).front();
   if (!limit.empty()) {

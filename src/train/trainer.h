@@ -27,7 +27,7 @@ namespace heddle::train {
 class Trainer {
  public:
   /// Loads everything, resumes if the configuration says so. `stop` is read after every step: when
-  /// it turns true on any rank the run saves a checkpoint and returns, behind the step that the
+  /// it turns true on any rank the run saves a checkpoint and returns, after the step that the
   /// device has been given already, if there is one. `world`: the ranks that
   /// train together, each with a Trainer of the same configuration; null for one rank.
   Trainer(const config::RunConfig& config, Observer& observer, const std::atomic<bool>& stop,
@@ -49,16 +49,16 @@ class Trainer {
     data::Step step;
     std::optional<QueuedSteps::Queued> queued;
   };
-  /// What sums over a step are divided by.
+  /// Divisors of sums over a step.
   struct Divisors {
     double loss;
-    double sparse_tokens;  ///< Of the router's loss: tokens times layers with experts.
+    double sparse_tokens;  ///< Divisor of the router's loss: tokens times layers with experts.
   };
   /// Throws DataError if the step has no loss.
   Divisors divisors_of(const data::Step& step) const;
   double learning_rate_of(const data::Step& step) const;
   Learner::StepOptions options_of(const data::Step& step) const;
-  /// Gives the device the step behind `step`, which is under way, unless something comes between.
+  /// Gives the device the step after `step`, which is under way, unless something comes between.
   void queue_next(const data::Step& step);
   /// What ahead_ holds, else the source's next step; nothing at the end.
   std::optional<TakenStep> next_step();
@@ -69,7 +69,7 @@ class Trainer {
   Evaluation evaluate();
   /// Before the first step.
   void evaluate_on_start();
-  /// What a checkpoint holds of this rank: what is trained and what is kept.
+  /// This rank's part of a checkpoint: trained and kept parameters.
   std::vector<ckpt::TensorPart> state(bool with_copies) const;
   void keep(nn::Parameter& parameter);
   void save(std::int64_t step);
@@ -80,29 +80,29 @@ class Trainer {
   RunInfo describe() const;
   /// "train.max_steps 8": what ended the run that this one continues; empty if it had not.
   std::string limit_reached() const;
-  /// What training left to report after so many steps.
+  /// Report of the training that ended after so many steps.
   void fill(Summary& summary, std::int64_t steps) const;
-  /// Of a data rank in a usual step.
+  /// Micro-batches of a data rank in a usual step.
   double usual_micro_batches() const;
   /// Called by all ranks; rank 0 writes.
   std::filesystem::path export_final();
   /// Where a whole tensor comes from when the ranks divide it: the checkpoint last written or, if
   /// there was nothing left to do, restored; for what it does not hold the source.
   ckpt::ReadWhole whole_tensors() const;
-  /// Evaluates if the pause behind the step says so; true if the run should stop early.
+  /// Evaluates if the pause after the step says so; true if the run should stop early.
   bool evaluate_if_due(StepInfo& info, const Pause& pause);
 
   config::RunConfig config_;
   Observer& observer_;
   const std::atomic<bool>& stop_;
-  std::unique_ptr<RunLock> lock_;  ///< Of rank 0; made before anything is written.
+  std::unique_ptr<RunLock> lock_;  ///< Lock of rank 0; made before anything is written.
   Setup setup_;
   Subject subject_;
   objective::Objective& objective_;
   StepSource& steps_;
   Learner learner_;
   std::optional<TakenStep> ahead_;                  ///< Queued after the step under way.
-  std::chrono::steady_clock::time_point last_end_;  ///< Of a step.
+  std::chrono::steady_clock::time_point last_end_;  ///< Time at which a step ended.
   std::unique_ptr<ckpt::CheckpointStore> checkpoints_;
   double auxiliary_coefficient_ = 0;
   double peak_flops_ = 0;
@@ -111,7 +111,7 @@ class Trainer {
   std::vector<nn::Parameter*> kept_;
   std::int64_t first_step_ = 0;
   std::int64_t last_saved_ = -1;
-  ckpt::Path last_checkpoint_;  ///< Of that step; empty before the first.
+  ckpt::Path last_checkpoint_;  ///< Checkpoint of that step; empty before the first.
   LoopState loop_;
   std::optional<double> last_eval_;
   bool improved_ = false;  ///< The evaluation after the last step was the best so far.

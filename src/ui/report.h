@@ -28,7 +28,7 @@ struct ReportSample {
 /// What the status of a run begins with until it ends.
 inline constexpr const char* kRunning = "running";
 
-/// What the report says beside the curves. Kept as report.json in the run directory, so that the
+/// Facts of the report besides the curves. Kept as report.json in the run directory, so that the
 /// page can be made anew.
 struct ReportFacts {
   std::string title;    ///< "sft: Qwen3.5-0.8B on chat.jsonl"

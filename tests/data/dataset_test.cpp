@@ -117,7 +117,7 @@ TEST_F(DatasetTest, TokenisesAgainWhenTheCacheIsDamaged) {
     EXPECT_FALSE(again->files()[0].from_cache);
     EXPECT_EQ(again->rows(), 50);
   }
-  // What an interrupted run leaves is never taken for a cache.
+  // Files of an interrupted run are never taken for a cache.
   std::filesystem::remove(cache);
   std::ofstream(cache.string() + ".tmp") << "half";
   EXPECT_EQ(Dataset::open(base, *tokenizer_)->rows(), 50);

@@ -42,7 +42,7 @@ class RecipeTest : public ::testing::Test {
                                       path_of(recipe).string()};
     for (const std::string& word :
          runs_.overrides(name, model, {"train.max_steps=" + std::to_string(steps)})) {
-      // What a recipe is about stays its own.
+      // A recipe's own subject stays.
       if (!word.starts_with("train.global_batch_size") && !word.starts_with("data."))
         words.push_back(word);
     }

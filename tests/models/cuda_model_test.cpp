@@ -214,7 +214,7 @@ TEST(GpuModel, GradientsWithExpertsFollowFp64AsReferenceKernelsDo) {
 /// Weights after some optimizer steps, and each step's loss, entropy and gradient norm.
 struct Training {
   std::vector<std::pair<std::string, at::Tensor>> weights;
-  std::vector<double> losses, entropies, norms;  ///< With experts, behind each loss the router's.
+  std::vector<double> losses, entropies, norms;  ///< With experts, after each loss the router's.
   std::vector<at::Tensor> loads;                 ///< Loads of the experts, after each step.
   std::size_t graphs = 0;
 };

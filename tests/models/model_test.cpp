@@ -163,7 +163,7 @@ TEST(Model, RouterReplayTakesTheRecordedExperts) {
   for (const at::Tensor& experts : recorded.experts)
     EXPECT_EQ(experts.sizes(), (std::vector{41L, 2L}));
 
-  // The same weights give the same states; others would choose other experts, but do not.
+  // Equal weights give equal states; others would choose other experts, but do not.
   parallel::BlockRunner::Tape same;
   same.experts = recorded.experts;
   EXPECT_TRUE(at::equal(runner.forward(embedded, pass, false, same), before));

@@ -112,7 +112,7 @@ TEST(TensorParallel, ItsPartEqualsThatOfOneRank) {
     pass.tensor_group = &group;
     const at::Tensor y = run_tensor_parallel(
         x, pass, residual, [&](const LinearInput& rows, const at::Tensor& own_residual) {
-          EXPECT_FALSE(own_residual.defined());  // behind the sum over ranks
+          EXPECT_FALSE(own_residual.defined());  // after the sum over ranks
           return down.forward(kernels, up.forward(kernels, rows));
         });
     ops::run_backward({y}, {mine(dy_whole, 0)});

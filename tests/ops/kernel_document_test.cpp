@@ -11,9 +11,6 @@
 namespace heddle::ops {
 namespace {
 
-using ::testing::AllOf;
-using ::testing::HasSubstr;
-
 std::vector<std::string> lines_of(const std::string& text) {
   std::vector<std::string> lines;
   std::istringstream stream(text);
@@ -34,13 +31,14 @@ TEST(KernelDocument, ShowsTheKernelsOfThisBuild) {
   EXPECT_EQ(shown, lines_of(registry)) << "heddle doctor --kernels prints the table";
 }
 
+struct Product {
+  static constexpr const char* kName = "product";
+  using Dims = AnyDims;
+  struct Functions {};
+};
+
 TEST(KernelDocument, SaysWhatRulesThereAre) {
   Registry registry;
-  struct Product {
-    static constexpr const char* kName = "product";
-    using Dims = AnyDims;
-    struct Functions {};
-  };
   registry.add<Product>(KernelInfo::reference(), {});
   KernelInfo odd = KernelInfo::ascend("npu.odd", {c10::ScalarType::BFloat16});
   odd.only_by_name = true;

@@ -90,7 +90,7 @@ TEST(Planner, RecomputedElementwiseWorkRepeatsNoCommunicationAlongTp) {
                      full = plan("train.recompute=full");
   EXPECT_EQ(received(elementwise), received(off));
   EXPECT_GT(received(full), received(off));
-  // Of each of 32 layers the rows that mixer and MLP read.
+  // The rows that mixer and MLP read, in each of 32 layers.
   EXPECT_GT(elementwise.stages.at(0).memory.activations, 2.0 * 32 * 4096 * 2560 * 2);
   EXPECT_LT(elementwise.stages.at(0).memory.activations, off.stages.at(0).memory.activations);
 }

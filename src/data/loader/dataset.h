@@ -43,7 +43,7 @@ struct DatasetOptions {
 /// configuration names is the user's to put there. Throws ConfigError and DataError.
 void require_files(const DatasetOptions& options);
 
-/// What happened to the lines of a file or of a whole data set; nothing is dropped without being
+/// Fates of the lines of a file or of a whole data set; nothing is dropped without being
 /// counted here.
 struct DatasetReport {
   std::int64_t lines = 0;  ///< without blank ones

@@ -34,7 +34,7 @@ Batch make_batch(const Dataset& dataset, std::span<const std::int64_t> rows,
   return Batch::from_sequences(sequences, capacity, has_targets);
 }
 
-/// What the order of the rows depends on; a cursor is only good for the same.
+/// Settings that the order of the rows depends on; a cursor is only good for equal ones.
 nlohmann::json order_of(const Dataset& dataset, const LoaderOptions& options) {
   nlohmann::json weights = nlohmann::json::array();
   for (const Dataset::File& file : dataset.files()) weights.push_back(file.weight);

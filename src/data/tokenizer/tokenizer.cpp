@@ -33,7 +33,7 @@ struct Stage {
   bool add_prefix_space = false;
 };
 
-/// What one thread works with while it encodes one text.
+/// Working space of one thread while it encodes one text.
 struct Workspace {
   Bpe::Scratch bpe;
   std::vector<AddedTokenFinder::Piece> outer;

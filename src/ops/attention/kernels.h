@@ -64,4 +64,3 @@ Attention::Gradients backward(const Attention::Inputs& inputs, const Attention::
 at::Tensor decode(const AttentionDecode::Inputs& inputs, const CacheRows& rows);
 
 }  // namespace heddle::ops::attention_cpu
-

@@ -24,4 +24,3 @@ at::Tensor decode(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
                   const CacheRows& rows);
 
 }  // namespace heddle::ops::causal_conv1d_reference
-

@@ -1,4 +1,3 @@
 #pragma once
 
 #include "ops/embedding/embedding.h"
-

@@ -37,4 +37,3 @@ bool reads_once(std::int64_t rank);
 std::vector<std::string> rank_warnings(const Linear::Dims& dims);
 
 }  // namespace heddle::ops::linear_cuda
-

@@ -15,4 +15,3 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& inputs, boo
                                    bool want_grad_weight, at::Tensor& grad_weight_buffer);
 
 }  // namespace heddle::ops::linear_cross_entropy_cpu
-

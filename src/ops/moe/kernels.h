@@ -55,4 +55,3 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& inputs, const MoeExpert
 at::Tensor sum(const at::Tensor& rows, const at::Tensor& place, std::int64_t k);
 
 }  // namespace heddle::ops::moe_experts_cpu
-

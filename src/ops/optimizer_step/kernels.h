@@ -40,4 +40,3 @@ void adamw(const std::vector<AdamwTensor>& tensors, const AdamwOptions& options)
 double square_sum(const std::vector<at::Tensor>& tensors);
 
 }  // namespace heddle::ops::optimizer_step_cpu
-

@@ -23,4 +23,3 @@ std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& x, const NormWeight
                                            const at::Tensor& rstd, const at::Tensor& grad_y);
 
 }  // namespace heddle::ops::qk_norm_rope_cpu
-

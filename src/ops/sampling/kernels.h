@@ -10,4 +10,3 @@ namespace heddle::ops {
 std::uint64_t sampling_stream();
 
 }  // namespace heddle::ops
-

@@ -19,4 +19,3 @@ std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& gate, const at::Ten
                                            const at::Tensor& grad_y);
 
 }  // namespace heddle::ops::swiglu_cpu
-

@@ -184,7 +184,7 @@ TEST_F(GpuLinear, LowRankGradientsOfSmallShapes) {
                              {600, {136}, {24}}});
 }
 
-// e4m3 keeps 3 bits behind the point: an error of 2 % of the products' root mean square. Matrices
+// e4m3 keeps 3 bits after the point: an error of 2 % of the products' root mean square. Matrices
 // that are too small for it, and low-rank terms, go the way of bf16.
 TEST_F(GpuLinear, Fp8FollowsReference) {
   const KernelTable gpu_table = table("cuda.fp8_rowwise_or_bf16", at::kBFloat16, {Platform::kCuda});

@@ -18,7 +18,7 @@ struct AttentionDecodeShape {
 
 /// bf16. Rows are those of the sequences; heads of head_dim elements follow each other.
 struct AttentionDecodeInputs {
-  InputRows q, k, v;  ///< Of the new tokens.
+  InputRows q, k, v;  ///< Queries, keys and values of the new tokens.
   void *k_cache = nullptr,
        *v_cache = nullptr;  ///< [slots,capacity,kv_heads,head_dim], appended to.
   const int64_t *slots = nullptr, *lengths = nullptr;  ///< [batch]

@@ -88,7 +88,7 @@ bool is_one_product(const std::vector<Products>& sums) {
 }
 
 /// With tiles for all of the device our product is as fast as cuBLAS's, and x costs less than half
-/// of what an addition behind it takes; with few tiles cuBLAS's smaller ones gain more.
+/// of what an addition after it takes; with few tiles cuBLAS's smaller ones gain more.
 bool fits_onto(const at::Tensor& x, const Products& terms, std::int64_t columns) {
   return cuda::has_rows_of_16_bytes(x) && can_run({terms}, {columns}) &&
          (terms.size() > 1 || cuda::product_sum_fills_device(x.size(0), columns));

@@ -307,7 +307,7 @@ __device__ __forceinline__ int draw_with_cuts(const Arguments& a, int row, float
     for_each(logits, V, [&](int id, float logit) { total += id >= 0 ? weight(id, logit) : 0; });
     return cta_sum(total);
   };
-  // Of equals the lowest ids.
+  // The lowest ids of equal logits stay.
   const auto keep_from = [&](uint32_t rank, Mass count) {
     kept.last = find(0, V, count - 1, [&](int id) -> Mass {
       const uint32_t other = rank_of(logits[id]);
