@@ -3,6 +3,7 @@
 #include "ckpt/hf_adapter.h"
 #include "ckpt/shared_verification.h"
 #include "config/config.h"
+#include "hub/cache.h"
 #include "ops/autograd.h"
 #include "tenants/adapter_trainer.h"
 
@@ -116,7 +117,7 @@ void AdapterTrainer::export_all() const {
     const ckpt::Path output = ckpt::Path(shared().train.output_dir) / "final" / name;
     std::filesystem::create_directories(output.parent_path());
     ckpt::export_adapter(*base_.model, *adapter.factors, {}, *base_.source,
-                         ckpt::model_name(shared().model.path), tokenizer_source_, output,
+                         hub::model_name(shared().model.path), tokenizer_source_, output,
                          /*overwrite=*/true,
                          checkpoint ? from_checkpoint : ckpt::ReadWhole(ckpt::read_from_memory));
   }
