@@ -83,19 +83,35 @@ struct AdapterEntry {
 };
 
 /// Settings that adapters of one run may have of their own. The rest is the run's.
-constexpr std::array kAdapterKeys = {
-    "data.train",         "data.format",       "data.max_length",
-    "data.loss_on",       "data.packing",      "data.shuffle",
-    "train.seed",         "train.epochs",      "train.max_steps",
-    "train.global_batch_size", "train.micro_batch_tokens",
-    "optim.lr",           "optim.weight_decay", "optim.betas",
-    "optim.eps",          "optim.clip_norm",   "optim.schedule",
-    "optim.warmup_steps", "optim.decay_steps", "optim.min_lr_ratio",
-    "adapter.rank",       "adapter.alpha",     "adapter.rslora",
-    "adapter.dropout",    "adapter.targets",   "adapter.target_parameters",
-    "adapter.seed"};
+constexpr std::array kAdapterKeys = {"data.train",
+                                     "data.format",
+                                     "data.max_length",
+                                     "data.loss_on",
+                                     "data.packing",
+                                     "data.shuffle",
+                                     "train.seed",
+                                     "train.epochs",
+                                     "train.max_steps",
+                                     "train.global_batch_size",
+                                     "train.micro_batch_tokens",
+                                     "optim.lr",
+                                     "optim.weight_decay",
+                                     "optim.betas",
+                                     "optim.eps",
+                                     "optim.clip_norm",
+                                     "optim.schedule",
+                                     "optim.warmup_steps",
+                                     "optim.decay_steps",
+                                     "optim.min_lr_ratio",
+                                     "adapter.rank",
+                                     "adapter.alpha",
+                                     "adapter.rslora",
+                                     "adapter.dropout",
+                                     "adapter.targets",
+                                     "adapter.target_parameters",
+                                     "adapter.seed"};
 
-/// What an entry's key means: a whole key or its last part, `data` for data.train, `seed` for
+/// Meaning of an entry's key: a whole key or its last part, `data` for data.train, `seed` for
 /// train.seed. Empty: nothing.
 std::string adapter_key(const std::string& name) {
   if (name == "data") return "data.train";
@@ -182,8 +198,9 @@ class Reader {
   AdapterEntry adapter_entry(const YAML::Node& node) {
     const std::string position = source_.at(node.Mark());
     if (!node.IsMap()) {
-      throw_error<ConfigError>("{}: adapters: expected entries as {{name: a, data: a.jsonl}}, found {}",
-                               position, describe(node));
+      throw_error<ConfigError>(
+          "{}: adapters: expected entries as {{name: a, data: a.jsonl}}, found {}", position,
+          describe(node));
     }
     AdapterEntry entry;
     for (const auto& setting : node) {

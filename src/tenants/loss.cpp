@@ -18,7 +18,7 @@ struct Input {
 struct LossKind {
   const char* name;
   std::vector<Input> inputs;         ///< Besides target_tokens.
-  std::vector<const char*> numbers;  ///< Of its configuration.
+  std::vector<const char*> numbers;  ///< From its configuration.
   LossValues (*values)(const Work&, std::span<const Datum>, std::span<const double>);
 };
 

@@ -21,7 +21,7 @@ constexpr std::int64_t kVersion = 1;
 
 const std::string kWeights = "weights/", kGradient = "gradient/";
 
-/// What training changes besides the factors that PEFT's file holds.
+/// State that training changes besides the factors that PEFT's file holds.
 std::vector<ckpt::NamedTensor> tensors_of(const TrainedSet& set, bool with_gradients) {
   std::vector<ckpt::NamedTensor> tensors;
   for (ckpt::TensorPart& part : set.optimizer->state(/*with_copies=*/true)) {
@@ -37,9 +37,14 @@ std::vector<ckpt::NamedTensor> tensors_of(const TrainedSet& set, bool with_gradi
 
 nlohmann::ordered_json state_of(const TrainedSet& set, bool with_optimizer) {
   const SetOptions& o = set.options;
-  return {{"version", kVersion}, {"rank", o.rank},      {"alpha", o.alpha},
-          {"seed", o.seed},      {"attn", o.attn},      {"mlp", o.mlp},
-          {"unembed", o.unembed}, {"optimizer", with_optimizer},
+  return {{"version", kVersion},
+          {"rank", o.rank},
+          {"alpha", o.alpha},
+          {"seed", o.seed},
+          {"attn", o.attn},
+          {"mlp", o.mlp},
+          {"unembed", o.unembed},
+          {"optimizer", with_optimizer},
           {"steps", set.optimizer->steps()}};
 }
 
@@ -62,8 +67,8 @@ void save_trained_set(assembly::ModelOnRanks& base, const TrainedSet& set,
                       const std::filesystem::path& directory, bool with_optimizer, bool overwrite) {
   ckpt::export_adapter(
       *base.model, *set.factors, {}, *base.source, base.source->path().string(), {}, directory,
-      overwrite, ckpt::read_from_memory,
-      {{kState, state_of(set, with_optimizer).dump(2) + "\n"}}, [&](const ckpt::Path& place) {
+      overwrite, ckpt::read_from_memory, {{kState, state_of(set, with_optimizer).dump(2) + "\n"}},
+      [&](const ckpt::Path& place) {
         if (with_optimizer)
           ckpt::write_tensors(place / kTensors, tensors_of(set, /*with_gradients=*/true));
       });
@@ -75,8 +80,7 @@ TrainedSet load_trained_set(assembly::ModelOnRanks& base, const std::filesystem:
   const auto on_table = [](const ckpt::LoraPair& pair) {
     return pair.is_embedding || pair.module == "lm_head";
   };
-  if (!files.saved().empty() ||
-      std::any_of(files.pairs().begin(), files.pairs().end(), on_table)) {
+  if (!files.saved().empty() || std::any_of(files.pairs().begin(), files.pairs().end(), on_table)) {
     throw_error<ModelError>(
         "{}: the adapter changes embedding or head or brings whole modules, which would change the "
         "base model of all sets",
@@ -87,7 +91,8 @@ TrainedSet load_trained_set(assembly::ModelOnRanks& base, const std::filesystem:
   set.options = {.rank = set.factors->options().rank, .alpha = set.factors->options().alpha};
   const bool has_state = std::filesystem::exists(directory / kState);
   if (with_optimizer && !has_state)
-    throw_error<ModelError>("{}: no {}; it was not saved with its optimizer", directory.string(), kState);
+    throw_error<ModelError>("{}: no {}; it was not saved with its optimizer", directory.string(),
+                            kState);
   set.optimizer = make_optimizer(base, *set.factors, set.options.seed);
   if (!has_state) return set;
   const std::string where = (directory / kState).string();

@@ -14,7 +14,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// What verifiers look for, and what breaks readers.
+/// Texts that verifiers look for, and texts that break readers.
 constexpr std::array<std::string_view, 72> kFragments{
     "\\boxed{",  "{",       "}",        "\\frac",    "\\frac{1}{2}",
     "(",         ")",       "[",        "]",         "\\{",

@@ -30,7 +30,7 @@ Service::Service(Server& server, ModelThread& model, DataDirectory& data,
       promises_(server, data.database(), options.promises),
       runs_(server, model, promises_, options.runs),
       checkpoints_(data) {
-  // What was under way when a server before this one ended: its effects were in memory alone.
+  // Work under way when a server before this one ended: its effects were in memory alone.
   Database& database = data_.database();
   Statement(database, "UPDATE request SET state = 2, result = ?, finished = ? WHERE state = 0")
       .bind_blob(Outcome::failure("the server was restarted: this run lost the steps that were not "

@@ -28,7 +28,7 @@ struct ServiceOptions {
   double session_timeout_s = 1800;    ///< Without a heart-beat.
   std::int64_t runs_per_tenant = 30;  ///< In memory at a time.
   std::int64_t sessions_per_tenant = 1000;
-  std::int64_t samples_in_flight = 4096;  ///< Of one tenant.
+  std::int64_t samples_in_flight = 4096;  ///< For one tenant.
   std::int64_t max_rank = 256;
   std::size_t adapters_in_memory = 64;  ///< That samplers read; the others wait on the disk.
   bool compresses_bodies = false;       ///< Asks clients for zstd: worth it but on loopback.
@@ -135,7 +135,7 @@ class Service {
   Promises promises_;
   Runs runs_;
   Checkpoints checkpoints_;
-  std::map<std::string, double> beats_;  ///< Of living sessions.
+  std::map<std::string, double> beats_;  ///< For living sessions.
   std::map<std::string, std::int64_t> samples_in_flight_;
   /// Weights that samplers use, by folder; the ones used last are in front.
   std::list<std::pair<std::string, std::shared_ptr<const SamplerWeights>>> weights_;
