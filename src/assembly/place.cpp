@@ -115,9 +115,8 @@ std::unique_ptr<parallel::Pipeline> make_pipeline(const ModelRecipe& recipe, Mod
   std::vector<parallel::BlockEntry> entries = block_entries(*placed.model, placed.adapters.get());
   for (parallel::BlockEntry& entry : entries)
     entry.takes_adapters = recipe.purpose == Purpose::kTenants;
-  return std::make_unique<parallel::Pipeline>(context.mesh, placed.stages, entries,
-                                              placed.model->embedding_weight().trainable(),
-                                              options);
+  return std::make_unique<parallel::Pipeline>(
+      context.mesh, placed.stages, entries, placed.model->embedding_weight().trainable(), options);
 }
 
 }  // namespace

@@ -81,9 +81,9 @@ struct AdapterTensors {
 
 /// Writes a PEFT adapter directory through "<path>.tmp" and a rename. `dtype` is the stored type of
 /// all tensors, nothing = each tensor's own. `tokenizer` is written beside them unless its
-/// folder is "", and so are `files` and what `add_files` writes there. Throws ConfigError if something stands there that must not be
-/// replaced; FileError; InternalError if a pair's rank is not the configuration's or its module is
-/// no target.
+/// folder is "", and so are `files` and what `add_files` writes there. Throws ConfigError if
+/// something stands there that must not be replaced; FileError; InternalError if a pair's rank is
+/// not the configuration's or its module is no target.
 void write_adapter(const Path& path, const AdapterConfig& config, const AdapterTensors& tensors,
                    AdapterSpelling spelling, std::optional<at::ScalarType> dtype = {},
                    const TokenizerSource& tokenizer = {}, bool overwrite = false,

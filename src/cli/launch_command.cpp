@@ -33,6 +33,7 @@
 #include "comm/refusal.h"
 #include "comm/store.h"
 #include "comm/world.h"
+#include "config/adapters.h"
 #include "config/config.h"
 #include "device/device.h"
 
@@ -142,8 +143,14 @@ void check_command(const std::vector<std::string>& command, std::int64_t process
   config::RunConfig config;
   if (is_training_command(command.front())) {
     const ConfigArguments split = split_config_arguments(words);
-    config = config::load(split.file, split.overrides, config::Completeness::kComplete,
-                          assembly::usual_device());
+    const auto adapters =
+        command.front() == "sft"
+            ? config::load_adapters(split.file, split.overrides, assembly::usual_device())
+            : std::vector<config::AdapterRun>();
+    config = !adapters.empty()
+                 ? adapters.front().config
+                 : config::load(split.file, split.overrides, config::Completeness::kComplete,
+                                assembly::usual_device());
   } else {
     // The device of score and generate is no word of a configuration.
     const bool is_bench = command.front() == "bench";

@@ -15,7 +15,6 @@
 #include "ui/table.h"
 
 namespace heddle::cli {
-namespace {
 
 ui::StepMetrics to_metrics(const train::StepInfo& step) {
   ui::StepMetrics metrics;
@@ -35,6 +34,8 @@ ui::StepMetrics to_metrics(const train::StepInfo& step) {
   for (const auto& [name, value] : step.extra) metrics.extras.emplace_back(name, value);
   return metrics;
 }
+
+namespace {
 
 std::string percent(std::int64_t part, std::int64_t whole) {
   return fmt::format(

@@ -15,6 +15,9 @@
 
 namespace heddle::cli {
 
+/// As files of metrics hold it, at this time.
+ui::StepMetrics to_metrics(const train::StepInfo& step);
+
 /// Shows a run on the terminal and records it in its directory: start-up table, progress line,
 /// metrics.jsonl, TensorBoard events, config.resolved.yaml, report.html, and the answers to
 /// log.sample_prompts before and after.

@@ -6,6 +6,7 @@
 
 #include "assembly/from_config.h"
 #include "base/log.h"
+#include "cli/adapters_run.h"
 #include "cli/application.h"
 #include "cli/command.h"
 #include "cli/continuation.h"
@@ -51,6 +52,16 @@ int run(const std::string& name, const std::vector<std::string>& arguments,
   const ConfigArguments split = split_config_arguments(arguments);
   // The command's own settings come first, so that the user's overrides win.
   defaults.insert(defaults.end(), split.overrides.begin(), split.overrides.end());
+  std::vector<std::string> begun = {name};
+  begun.insert(begun.end(), arguments.begin(), arguments.end());
+  if (name == "sft") {
+    const std::vector<config::AdapterRun> adapters = comm::before_joining([&] {
+      auto runs = config::load_adapters(split.file, defaults, assembly::usual_device());
+      for (config::AdapterRun& run : runs) resolve_names(run.config);
+      return runs;
+    });
+    if (!adapters.empty()) return run_adapters(adapters, begun, session);
+  }
   const config::RunConfig config = comm::before_joining([&] {
     config::RunConfig read = config::load(split.file, defaults, config::Completeness::kComplete,
                                           assembly::usual_device());
@@ -66,10 +77,8 @@ int run(const std::string& name, const std::vector<std::string>& arguments,
   const train::Summary summary = train_as_rank(name, config, stop, world, session);
   if (world) world->leave();
   if (!summary.stopped || (world && world->rank() > 0)) return 0;
-  std::vector<std::string> again = {name};
-  again.insert(again.end(), arguments.begin(), arguments.end());
   session.out << "stopped after step " << summary.steps << "; "
-              << continuation(again, world ? &world->environment() : nullptr,
+              << continuation(begun, world ? &world->environment() : nullptr,
                               log_file == nullptr ? "" : log_file)
               << "\n";
   return 0;

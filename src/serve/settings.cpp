@@ -85,6 +85,9 @@ const std::vector<Key>& keys() {
           "serve.max_waiting", "requests of one run that wait",
           [](Settings & s) -> auto& { return s.tinker.runs.most_waiting; }, 1),
       key(
+          "serve.durable_steps", "save each run's state every so many steps; 0: its client saves",
+          [](Settings & s) -> auto& { return s.tinker.durable_steps; }, 0),
+      key(
           "serve.adapters_in_memory", "adapters that samplers read without the disk",
           [](Settings & s) -> auto& { return s.tinker.adapters_in_memory; }, 1),
       key(

@@ -39,8 +39,10 @@ void check_built(const config::RunConfig& config) {
   refuse(!config.adapter.modules_to_save.empty(), "adapter.modules_to_save",
          "whole modules belong to the base model, which all share");
   refuse(!config.data.eval.empty(), "data.eval", "evaluate final/NAME by heddle score");
-  refuse(!config.log.sample_prompts.empty(), "log.sample_prompts", "use heddle generate on final/NAME");
-  refuse(train.recompute == config::Recompute::kAuto, "train.recompute", "name off, elementwise, selective or full");
+  refuse(!config.log.sample_prompts.empty(), "log.sample_prompts",
+         "use heddle generate on final/NAME");
+  refuse(train.recompute == config::Recompute::kAuto, "train.recompute",
+         "name off, elementwise, selective or full");
   refuse(!train.router_record.empty(), "train.router_record", "leave it out");
   refuse(!train.router_replay.empty(), "train.router_replay", "leave it out");
   refuse(parallel.cp > 1, "parallel.cp", "use dp or tp");
@@ -96,11 +98,10 @@ AdapterTrainer::AdapterTrainer(std::vector<config::AdapterRun> runs,
 void AdapterTrainer::open(Adapter& adapter) {
   const config::RunConfig& config = adapter.run.config;
   const comm::Mesh& mesh = base_.context.mesh;
-  adapter.rows = data::Dataset::open(
-      train::dataset_options(config, train::DataPart::kTrain), *tokenizer_,
-      [&](const data::TokenizeProgress& p) {
-        adapter.observer->on_tokenize(p.file, p.fraction, p.rows);
-      });
+  adapter.rows = data::Dataset::open(train::dataset_options(config, train::DataPart::kTrain),
+                                     *tokenizer_, [&](const data::TokenizeProgress& p) {
+                                       adapter.observer->on_tokenize(p.file, p.fraction, p.rows);
+                                     });
   if (mesh.world()) {
     comm::require_agreement(*mesh.world(), "data",
                             {comm::content_fact("data of adapter " + adapter.run.name,
@@ -199,8 +200,7 @@ void AdapterTrainer::finish_step(const Begun& begun, double loss, double entropy
   info.tokens = step.tokens;
   info.loss_tokens = step.loss_rows;
   info.tokens_per_s = static_cast<double>(step.tokens) / seconds;
-  const std::int64_t per_epoch =
-      std::max<std::int64_t>(1, adapter.loader->info().steps_per_epoch);
+  const std::int64_t per_epoch = std::max<std::int64_t>(1, adapter.loader->info().steps_per_epoch);
   info.epoch = static_cast<double>(info.step) / static_cast<double>(per_epoch);
   info.memory_bytes = device::memory(base_.context.device).peak_bytes;
   if (adapter.loop.step == 0) adapter.loop.first_loss = info.loss;
@@ -235,7 +235,8 @@ AdaptersSummary AdapterTrainer::run() {
     summary.seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     if (!result.stopped && adapter.failure.empty())
-      summary.output = std::filesystem::path(shared().train.output_dir) / "final" / adapter.run.name;
+      summary.output =
+          std::filesystem::path(shared().train.output_dir) / "final" / adapter.run.name;
     adapter.observer->on_finish(summary);
     result.adapters.push_back({adapter.run.name, summary, adapter.failure});
   }

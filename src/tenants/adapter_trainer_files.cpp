@@ -1,7 +1,6 @@
 // Checkpoints of a run of several adapters, and what it writes at its end.
 #include "base/errors.h"
 #include "ckpt/hf_adapter.h"
-#include "ckpt/hub_cache.h"
 #include "ckpt/shared_verification.h"
 #include "config/config.h"
 #include "ops/autograd.h"
@@ -52,11 +51,12 @@ void AdapterTrainer::save() {
 
 void AdapterTrainer::resume() {
   const std::string& mode = shared().train.resume;
-  const auto latest = ckpt::latest_complete_checkpoint(checkpoints_->directory(),
-                                                       base_.context.mesh.world_group());
+  const auto latest =
+      ckpt::latest_complete_checkpoint(checkpoints_->directory(), base_.context.mesh.world_group());
   if (mode != "auto" && mode != "never") {
-    throw_error<ConfigError>("{}: a run of several adapters continues its own newest checkpoint; set auto or never",
-                             config::where(shared(), "train.resume"));
+    throw_error<ConfigError>(
+        "{}: a run of several adapters continues its own newest checkpoint; set auto or never",
+        config::where(shared(), "train.resume"));
   }
   if (!latest) return;
   if (mode == "never") {
@@ -75,9 +75,10 @@ void AdapterTrainer::resume() {
         latest->string());
   }
   if (saved->size() != adapters_.size()) {
-    throw_error<ConfigError>("{} holds {} adapters and this run has {}; choose another "
-                             "train.output_dir",
-                             latest->string(), saved->size(), adapters_.size());
+    throw_error<ConfigError>(
+        "{} holds {} adapters and this run has {}; choose another "
+        "train.output_dir",
+        latest->string(), saved->size(), adapters_.size());
   }
   for (Adapter& adapter : adapters_) {
     const auto own = saved->find(adapter.run.name);
@@ -103,8 +104,8 @@ void AdapterTrainer::export_all() const {
   if (base_.context.mesh.rank() > 0) return;
   std::shared_ptr<const ckpt::TrainingCheckpoint> checkpoint;
   if (base_.sharding) {
-    checkpoint = std::make_shared<const ckpt::TrainingCheckpoint>(ckpt::TrainingCheckpoint::open(
-        last_checkpoint_, ckpt::TrainingCheckpoint::Verify::kSizes));
+    checkpoint = std::make_shared<const ckpt::TrainingCheckpoint>(
+        ckpt::TrainingCheckpoint::open(last_checkpoint_, ckpt::TrainingCheckpoint::Verify::kSizes));
   }
   for (const Adapter& adapter : adapters_) {
     if (!adapter.failure.empty()) continue;

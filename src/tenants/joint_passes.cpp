@@ -32,8 +32,8 @@ class JointPass {
     for (std::size_t i = 0; i < pieces.size(); ++i) {
       nn::AdaptedRows rows{pieces[i].set, extents_[i].rows, {}};
       if (pieces[i].dropout_step > 0 && pieces[i].set->options().dropout > 0) {
-        rows.draws = ops::dropout_draws(extents_[i].token_numbers.to(device),
-                                        pieces[i].dropout_step);
+        rows.draws =
+            ops::dropout_draws(extents_[i].token_numbers.to(device), pieces[i].dropout_step);
       }
       joint_.adapters.push_back(std::move(rows));
     }
@@ -55,9 +55,8 @@ class JointPass {
       sums_[i][0] = piece.loss_sum;
       std::copy(piece.metric_sums.begin(), piece.metric_sums.end(), sums_[i].begin() + 1);
       if (!piece.grad_hidden.defined()) continue;
-      result.grad_hidden = result.grad_hidden.defined()
-                               ? result.grad_hidden.add_(piece.grad_hidden)
-                               : piece.grad_hidden;
+      result.grad_hidden = result.grad_hidden.defined() ? result.grad_hidden.add_(piece.grad_hidden)
+                                                        : piece.grad_hidden;
     }
     return result;
   }
@@ -119,9 +118,8 @@ void differentiate(assembly::ModelOnRanks& base, std::span<const std::vector<Pie
       return pass.apply_heads(hidden, batch);
     });
   }
-  train::run_micro_batches(
-      *base.model, nullptr, *base.pipeline, factors_of(passes), batches, heads,
-      {.metrics = 0, .uploaded = uploaded, .sharding = base.sharding.get()});
+  train::run_micro_batches(*base.model, nullptr, *base.pipeline, factors_of(passes), batches, heads,
+                           {.metrics = 0, .uploaded = uploaded, .sharding = base.sharding.get()});
   if (base.sharding) base.sharding->finish_reduction();
 }
 
@@ -129,8 +127,7 @@ void evaluate(assembly::ModelOnRanks& base, std::vector<JointPass>& joint) {
   const ops::NoGradient guard;
   const parallel::Acquired ends = assembly::acquire_ends(base.sharding.get(), *base.model);
   for (JointPass& pass : joint) {
-    const at::Tensor hidden =
-        objective::evaluate_hidden(*base.model, *base.pipeline, pass.batch());
+    const at::Tensor hidden = objective::evaluate_hidden(*base.model, *base.pipeline, pass.batch());
     if (hidden.defined()) pass.apply_heads(hidden, pass.batch());
   }
 }

@@ -60,11 +60,11 @@ TrainedSet make_trained_set(assembly::ModelOnRanks& base, const SetOptions& opti
   lora.alpha = options.alpha;
   lora.seed = options.seed;
   TrainedSet set{options, {}, {}};
-  const std::vector<LoraSet::Module> modules =
-      modules_of(*base.model, options, lora.scaling());
+  const std::vector<LoraSet::Module> modules = modules_of(*base.model, options, lora.scaling());
   if (modules.empty())
     throw ConfigError("nothing to train: expected one of train_attn, train_mlp, train_unembed");
-  set.factors = std::make_unique<LoraSet>(ckpt::adaptable(*base.model), modules, lora, base.context);
+  set.factors =
+      std::make_unique<LoraSet>(ckpt::adaptable(*base.model), modules, lora, base.context);
   set.factors->initialize();
   set.optimizer = make_optimizer(base, *set.factors, options.seed);
   return set;

@@ -87,8 +87,8 @@ data::Batch batch_of(std::span<const Datum> data) {
   for (std::size_t i = 0; i < data.size(); ++i) {
     const std::size_t length = data[i].tokens.size();
     const auto own = std::span(tokens).subspan(first, length);
-    views.push_back({own, own, std::span(weights).subspan(first, length),
-                     static_cast<std::int64_t>(i)});
+    views.push_back(
+        {own, own, std::span(weights).subspan(first, length), static_cast<std::int64_t>(i)});
     first += length;
   }
   data::Batch batch = data::Batch::from_sequences(views);
@@ -129,7 +129,13 @@ objective::HeadFunction head_of(assembly::Model& model, const Cut& cut) {
   };
 }
 
-void check_layout(const assembly::ModelOnRanks& base) {
+void check_promises(const assembly::ModelOnRanks& base, const TrainerOptions& options) {
+  if (options.deterministic && !base.context.device.is_cpu()) {
+    throw_error<ConfigError>(
+        "deterministic: that a set's bits do not depend on others is shown on the CPU alone; leave "
+        "it out on {}",
+        base.context.device.str());
+  }
   if (base.context.mesh.world_size() > 1) {
     throw_error<ConfigError>(
         "parallel.*: serving the training of many adapters on {} ranks is not built; start one "
@@ -160,7 +166,7 @@ struct Trainer::State {
 
 Trainer::Trainer(assembly::ModelOnRanks& base, const TrainerOptions& options)
     : state_(std::make_unique<State>(State{base, options})) {
-  check_layout(base);
+  check_promises(base, options);
 }
 Trainer::~Trainer() = default;
 
@@ -186,9 +192,8 @@ void Trainer::check(const Work& work) const {
                              datum.target_tokens.size(), datum.tokens.size());
     }
     for (const auto* ids : {&datum.tokens, &datum.target_tokens}) {
-      const auto wrong = std::find_if(ids->begin(), ids->end(), [&](std::int64_t id) {
-        return id < 0 || id >= vocabulary;
-      });
+      const auto wrong = std::find_if(ids->begin(), ids->end(),
+                                      [&](std::int64_t id) { return id < 0 || id >= vocabulary; });
       if (wrong == ids->end()) continue;
       throw_error<DataError>("datum {}: {} {} at position {} is not in the vocabulary of {}", i,
                              ids == &datum.tokens ? "token" : "target", *wrong,
@@ -239,9 +244,8 @@ std::vector<WorkResult> Trainer::forward_backward(std::span<const Work> works) {
 StepResult Trainer::optim_step(SetId id, const AdamParams& params) {
   TrainedSet& set = state_->at(id);
   set.optimizer->set_adamw(params.beta1, params.beta2, params.eps, params.weight_decay);
-  const StepResult result =
-      step(state_->base, *set.optimizer, *set.factors,
-           {.lr = params.lr, .clip_norm = params.grad_clip_norm});
+  const StepResult result = step(state_->base, *set.optimizer, *set.factors,
+                                 {.lr = params.lr, .clip_norm = params.grad_clip_norm});
   device::synchronize(state_->base.context.device);
   return result;
 }
@@ -270,8 +274,7 @@ std::int64_t Trainer::bytes(SetId id) const {
   std::int64_t bytes = set.optimizer->state_bytes();
   set.factors->visit_parameters([&](nn::Parameter& factor) {
     bytes += static_cast<std::int64_t>(factor.owned().nbytes());
-    if (factor.gradient().defined())
-      bytes += static_cast<std::int64_t>(factor.gradient().nbytes());
+    if (factor.gradient().defined()) bytes += static_cast<std::int64_t>(factor.gradient().nbytes());
   });
   return bytes;
 }

@@ -75,8 +75,8 @@ struct StepResult {
 struct TrainerOptions {
   /// A pass holds about so many tokens; a longer sequence has a pass of its own.
   std::int64_t pass_tokens = 16384;
-  /// A set gets the same bits whatever else is in its passes. Otherwise the base model's products
-  /// run over the rows of all sets at once: faster, and equal up to rounding.
+  /// Promises that a set gets the same bits whatever else is in its passes: true of the CPU in any
+  /// case, and refused on other devices, whose library products are not shown to do so.
   bool deterministic = false;
 };
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
-#include <chrono>
+#include <cstdio>
+#include <ctime>
 #include <string>
 #include <vector>
 
@@ -11,8 +12,6 @@
 
 namespace heddle::reward {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 /// Texts that verifiers look for, and texts that break readers.
 constexpr std::array<std::string_view, 72> kFragments{
@@ -69,11 +68,13 @@ std::vector<std::unique_ptr<Verifier>> verifiers() {
            {"math", "{}"},
            {"math", R"({"from": "whole"})"},
            {"choice", "{}"},
-           {"regex", R"j({"pattern": "(x+x+)+y|([^}]*)+\\}$"})j"},
+           {"regex", R"j({"pattern": "(x+x+)+y|answer is (\\w)"})j"},
            {"regex", R"j({"pattern": "(\\w+\\s?)+:", "match": "full"})j"},
            {"json", "{}"},
            {"format", "{}"},
-           {"repetition", "{}"}}) {
+           {"repetition", "{}"},
+           // Back-tracks to its bound for nearly every text.
+           {"regex", R"j({"pattern": "([^}]*)+\\}$"})j"}}) {
     all.push_back(make_verifier(name, Json::parse(parameters), "fuzz"));
   }
   return all;
@@ -85,7 +86,8 @@ void judge_inputs(std::uint64_t count) {
   Inputs inputs(1);
   double slowest = 0;
   for (std::uint64_t k = 0; k < count; ++k) {
-    const std::size_t which = inputs.below(all.size());
+    const std::size_t which =
+        inputs.below(1000) == 0 ? all.size() - 1 : inputs.below(all.size() - 1);
     Sample sample;
     sample.completion = inputs.text(true);
     std::string truth =
@@ -104,13 +106,15 @@ void judge_inputs(std::uint64_t count) {
                              << " bytes: " << sample.completion.substr(0, 300) << " for " << truth;
     ASSERT_TRUE(score.reward >= 0 && score.reward <= 1);
     if (k % 64 == 0) ASSERT_EQ(all[which]->judge(sample).reward, score.reward);
+    if ((k + 1) % 1'000'000 == 0) {
+      std::printf("%llu inputs, the slowest took %.1f ms\n", static_cast<unsigned long long>(k + 1),
+                  slowest * 1000);
+      std::fflush(stdout);
+    }
   }
-  ::testing::Test::RecordProperty("slowest_ms", static_cast<int>(slowest * 1000));
-  std::printf("%llu inputs, the slowest took %.1f ms\n", static_cast<unsigned long long>(count),
-              slowest * 1000);
 }
 
-TEST(Verifiers, AnswerRandomInputs) { judge_inputs(20'000); }
+TEST(Verifiers, AnswerRandomInputs) { judge_inputs(5'000); }
 
 TEST(FuzzVerifiers, AnswerTenMillionInputs) { judge_inputs(10'000'000); }
 

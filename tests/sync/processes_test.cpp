@@ -23,7 +23,7 @@ using ::testing::HasSubstr;
 using Clock = std::chrono::steady_clock;
 
 pid_t start_rollout(const std::filesystem::path& folder, const std::string& rank) {
-  const std::string program = testing::built_path("tests/sync/heddle_sync_rollout");
+  const std::string program = heddle::testing::built_path("tests/sync/heddle_sync_rollout");
   const pid_t child = ::fork();
   if (child == 0) {
     ::execl(program.c_str(), program.c_str(), folder.c_str(), rank.c_str(), nullptr);
@@ -53,7 +53,7 @@ void expect_received(const std::filesystem::path& folder, const std::string& ran
 }
 
 TEST(SyncProcesses, GoOnWithoutARolloutThatStopsMidway) {
-  const testing::TemporaryDirectory folder;
+  const heddle::testing::TemporaryDirectory folder;
   const pid_t first = start_rollout(folder.path(), "1"), second = start_rollout(folder.path(), "2");
   const testing::Weights weights;
   Publisher publisher(comm::Group("trainers"), weights.parts(), {4096, false});

@@ -44,7 +44,9 @@ class TenantsTest : public ::testing::Test {
   }
   /// Sequences of odd lengths, others for every seed.
   static Work work(SetId set, int seed) {
-    Work work{.set = set, .loss_fn = "cross_entropy"};
+    Work work;
+    work.set = set;
+    work.loss_fn = "cross_entropy";
     for (const int length : {3 + seed % 5, 17, 1, 65 + seed}) {
       work.data.push_back(datum(seed * 10 + length, length));
       for (int t = 0; t < length; ++t)
@@ -84,7 +86,8 @@ class TenantsTest : public ::testing::Test {
         EXPECT_EQ(results[i].error, "");
         History& history = histories[i % seeds.size()];
         history.losses.push_back(results[i].metrics.at("loss:sum"));
-        for (const DatumOutput& output : results[i].data) history.logprobs.push_back(output.logprobs);
+        for (const DatumOutput& output : results[i].data)
+          history.logprobs.push_back(output.logprobs);
       }
       for (std::size_t i = 0; i < seeds.size(); ++i) {
         histories[i].norms.push_back(trainer.optim_step(sets[i], adam(seeds[i])).grad_norm);
@@ -101,12 +104,13 @@ constexpr TrainerOptions kExact = {.pass_tokens = 300, .deterministic = true};
 TEST_F(TenantsTest, ASetHasTheBitsOfTrainingAloneWhateverOthersDo) {
   for (const bool moe : {false, true}) {
     place(moe);
-    const std::vector<History> together = train(kExact, {1, 2, 3, 4}, 3);
-    for (int seed = 1; seed <= 4; ++seed) {
-      const std::vector<History> alone = train(kExact, {seed}, 3);
+    const std::vector<History> together = train(kExact, {1, 2, 3}, 2);
+    for (int seed = 1; seed <= 3; ++seed) {
+      const std::vector<History> alone = train(kExact, {seed}, 2);
       EXPECT_EQ(together[seed - 1].losses, alone[0].losses) << "moe " << moe << " set " << seed;
       EXPECT_EQ(together[seed - 1].norms, alone[0].norms) << "moe " << moe << " set " << seed;
-      EXPECT_TRUE(together[seed - 1].logprobs == alone[0].logprobs) << "moe " << moe << " set " << seed;
+      EXPECT_TRUE(together[seed - 1].logprobs == alone[0].logprobs)
+          << "moe " << moe << " set " << seed;
       EXPECT_NE(alone[0].losses.front(), alone[0].losses.back());
     }
   }
@@ -169,7 +173,9 @@ TEST_F(TenantsTest, WrongWorkIsRefusedByItselfAndNamed) {
             "datum 1: token 97 at position 2 is not in the vocabulary of 97");
   EXPECT_EQ(refusal([](Work& w) { w.data[0].target_tokens.pop_back(); }),
             "datum 0: 'target_tokens' has 3 values for 4 tokens");
-  EXPECT_EQ(refusal([](Work& w) { w.data[2].inputs["weights"] = {1, 2}; }),
+  EXPECT_EQ(refusal([](Work& w) {
+              w.data[2].inputs["weights"] = {1, 2};
+            }),
             "datum 2: 'weights' has 2 values for 1 tokens");
   EXPECT_EQ(refusal([](Work& w) { w.data[2].inputs["advantages"] = {1}; }),
             "datum 2: loss_fn cross_entropy has no input 'advantages'");

@@ -46,6 +46,7 @@ struct Request {
   std::map<std::string, std::string> headers;     ///< Names in lower case.
   std::string body;                               ///< Content-Encoding undone.
   Caller caller;
+  bool is_replay = false;  ///< Did not come now, but before a restart; nobody waits for the answer.
 
   /// Empty if the client did not send it.
   std::string_view header(const std::string& lower_case_name) const {

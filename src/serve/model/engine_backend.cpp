@@ -38,19 +38,6 @@ rollout::EngineOptions engine_options(const EngineBackendOptions& options) {
   return engine;
 }
 
-std::vector<TokenLogprob> as_told(const std::vector<rollout::TokenLogprob>& from) {
-  std::vector<TokenLogprob> out;
-  for (const auto& [id, logprob] : from) out.push_back({id, logprob});
-  return out;
-}
-
-std::vector<std::vector<TokenLogprob>> as_told(
-    const std::vector<std::vector<rollout::TokenLogprob>>& rows) {
-  std::vector<std::vector<TokenLogprob>> out;
-  for (const auto& row : rows) out.push_back(as_told(row));
-  return out;
-}
-
 class EngineBackend final : public Backend {
  public:
   explicit EngineBackend(const EngineBackendOptions& options)
@@ -92,12 +79,17 @@ class EngineBackend final : public Backend {
   }
 
   GenerationId submit(const Generation& generation) override {
-    const rollout::RequestId first = engine_.submit(request_of(generation));
+    rollout::Request request = request_of(generation);
+    const rollout::RequestId first = engine_.submit(request);
+    owner_[first] = first;
+    for (std::int64_t i = 1; i < generation.samples; ++i) {
+      request.sampling.seed = rollout::seed_of_row(generation.seed, static_cast<std::uint64_t>(i));
+      owner_[engine_.submit(request)] = first;
+    }
     Open open;
     open.first = first;
     open.result.samples.resize(static_cast<std::size_t>(generation.samples));
     open.left = generation.samples;
-    for (std::int64_t i = 0; i < generation.samples; ++i) owner_[first + i] = first;
     open_[first] = std::move(open);
     return first;
   }
@@ -115,12 +107,6 @@ class EngineBackend final : public Backend {
       const auto owner = owner_.find(progress.id);
       if (owner == owner_.end()) continue;
       Open& open = open_.at(owner->second);
-      if (progress.token)
-        events.push_back(
-            {open.first,
-             GeneratedToken{progress.id - open.first, progress.token->id, progress.token->logprob,
-                            as_told(progress.token->top), progress.text},
-             {}});
       if (!progress.completion) continue;
       take(open, progress.id - open.first, *progress.completion);
       owner_.erase(owner);
@@ -139,30 +125,20 @@ class EngineBackend final : public Backend {
   };
 
   static rollout::Request request_of(const Generation& generation) {
+    if (generation.weights != nullptr)
+      throw DataError("the engine of this build samples from the base model only");
+    if (generation.prompt_logprobs)
+      throw DataError("the engine of this build tells no log-probabilities of prompts");
     rollout::Request request;
     request.prompt = generation.prompt;
     request.max_new_tokens = generation.max_tokens;
-    request.samples = generation.samples;
     request.sampling.temperature = generation.temperature;
     request.sampling.top_p = generation.top_p;
     request.sampling.min_p = generation.min_p;
     request.sampling.top_k = generation.top_k;
     request.sampling.seed = generation.seed;
-    request.sampling.repetition_penalty = generation.repetition_penalty;
-    request.sampling.presence_penalty = generation.presence_penalty;
-    request.sampling.frequency_penalty = generation.frequency_penalty;
-    request.sampling.logit_bias = generation.logit_bias;
     request.stop_ids = generation.stop_ids;
     request.stop_strings = generation.stop_strings;
-    request.min_tokens = generation.min_tokens;
-    request.ignore_eos = generation.ignore_eos;
-    request.top_logprobs = generation.top_logprobs;
-    request.prompt_logprobs = generation.prompt_logprobs;
-    request.keep_state = generation.keep_state;
-    auto adapter = std::make_shared<rollout::Adapter>();
-    if (generation.weights != nullptr)
-      *adapter = {generation.weights->name, generation.weights->version, generation.weights->set};
-    request.adapter = std::move(adapter);
     return request;
   }
 
@@ -170,16 +146,10 @@ class EngineBackend final : public Backend {
     GeneratedSequence& sequence = open.result.samples[static_cast<std::size_t>(sample)];
     sequence.ids = completion.output_ids;
     sequence.logprobs = completion.logprobs;
-    sequence.top = as_told(completion.top_logprobs);
     sequence.text = completion.text;
     sequence.end = completion.finish_reason == rollout::FinishReason::kStop
                        ? GenerationEnd::kStop
                        : GenerationEnd::kLength;
-    if (sample == 0) {
-      open.result.prompt_logprobs = completion.prompt_logprobs;
-      open.result.prompt_top = as_told(completion.prompt_top_logprobs);
-      open.result.cached_tokens = completion.cached_tokens;
-    }
     --open.left;
   }
 

@@ -301,7 +301,9 @@ void Promises::sweep() {
       old.push_back(id);
   }
   for (const std::string& id : old) erase(id);
-  Statement(database_, "DELETE FROM request WHERE state > 0 AND finished < ?").bind(oldest).run();
+  Statement(database_, "DELETE FROM request WHERE state > 0 AND finished < ? AND body = x''")
+      .bind(oldest)
+      .run();
 }
 
 std::int64_t Promises::pending() const {

@@ -267,6 +267,7 @@ void Runs::done(std::vector<Running>& finished) {
     if (running.operation.work) trained_tokens_ += running.operation.tokens;
     if (running.operation.then) running.operation.then(running.outcome);
     promises_.finish(running.operation.promise, running.outcome);
+    if (running.operation.after && !running.outcome.is_failed) running.operation.after();
     const auto found = runs_.find(running.run);
     Run& run = found->second;
     run.set = running.set;

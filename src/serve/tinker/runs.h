@@ -31,6 +31,8 @@ struct Operation {
   std::function<void()> before;
   /// Called on the loop's thread before the promise is finished; may replace the outcome.
   std::function<void(Outcome&)> then;
+  /// Called on the loop's thread once the promise is finished without failure.
+  std::function<void()> after;
 };
 
 /// The training runs whose adapters are in memory. A run's operations run in the order of their

@@ -30,17 +30,7 @@ Service::Service(Server& server, ModelThread& model, DataDirectory& data,
       promises_(server, data.database(), options.promises),
       runs_(server, model, promises_, options.runs),
       checkpoints_(data) {
-  // Work under way when a server before this one ended: its effects were in memory alone.
-  Database& database = data_.database();
-  Statement(database, "UPDATE request SET state = 2, result = ?, finished = ? WHERE state = 0")
-      .bind_blob(Outcome::failure("the server was restarted: this run lost the steps that were not "
-                                  "saved; load its last checkpoint into a new run",
-                                  "server")
-                     .bytes)
-      .bind(now_s())
-      .run();
-  Statement(database, "UPDATE run SET is_live = 0").run();
-  Statement living(database, "SELECT id FROM session WHERE finished IS NULL");
+  Statement living(data_.database(), "SELECT id FROM session WHERE finished IS NULL");
   while (living.step()) beats_[living.text(0)] = now_s();
 }
 
@@ -125,6 +115,7 @@ void Service::serve() {
        {"sessions/{id}/project", "sessions/{id}/trace_export", "audit", "billing/{more+}",
         "training_runs/{run}/checkpoints/{id+}/external_weights_urls"})
     route("GET", path, "", &Service::not_built);
+  restore();
   server_.post_after(kTick_s, [this] { tick(); });
 }
 
@@ -272,7 +263,13 @@ void Service::end_session(const std::string& session, const std::string& reason)
   beats_.erase(session);
   Statement runs(data_.database(), "SELECT id FROM run WHERE session = ?");
   runs.bind(session);
-  while (runs.step()) runs_.close(runs.text(0), reason);
+  while (runs.step()) {
+    runs_.close(runs.text(0), reason);
+    steps_.erase(runs.text(0));
+    Statement(data_.database(), "UPDATE request SET body = x'' WHERE owner = ?")
+        .bind(runs.text(0))
+        .run();
+  }
   Statement(data_.database(), "UPDATE run SET is_live = 0 WHERE session = ?").bind(session).run();
 }
 

@@ -31,7 +31,10 @@ struct ServiceOptions {
   std::int64_t samples_in_flight = 4096;  ///< For one tenant.
   std::int64_t max_rank = 256;
   std::size_t adapters_in_memory = 64;  ///< That samplers read; the others wait on the disk.
-  bool compresses_bodies = false;       ///< Asks clients for zstd: worth it but on loopback.
+  /// A run's state is saved every so many optimizer steps, and what came since is run again after a
+  /// crash: no promise is lost. 0: a run lives in memory, and in what its client saves.
+  std::int64_t durable_steps = 0;
+  bool compresses_bodies = false;  ///< Asks clients for zstd: worth it but on loopback.
 };
 
 /// The training API of the tinker SDK below /api/v1. Its state is touched on the loop's thread
@@ -40,7 +43,7 @@ class Service {
  public:
   Service(Server& server, ModelThread& model, DataDirectory& data, const ServiceOptions& options);
 
-  /// Adds the routes.
+  /// Adds the routes and, with durable_steps, the runs of a server before this one.
   void serve();
   /// The server ends: polls are answered, no operation is started.
   void drain();
@@ -93,8 +96,17 @@ class Service {
   void open_run(const Request& request, const Responder& responder, const Fields& fields,
                 const tenants::SetOptions& options, const std::string& path,
                 const std::function<tenants::SetId(Backend&)>& make);
+  /// Numbers that a submission keeps for a replay.
+  std::string kept_body(const Request& request) const;
   /// Throws HttpError 404 for a run that is not the caller's.
   tenants::SetOptions require_run(const Request& request, const std::string& run);
+
+  // service_restore.cpp
+  void restore();
+  void restore_run(const std::string& run, const std::string& tenant);
+  void replay(const std::string& kind, const std::string& tenant, const std::string& body);
+  /// Every durable_steps an optimizer step saves the state after it too.
+  void keep_state(const std::string& run, const std::string& tenant, Operation& operation);
 
   // service_weights.cpp
   void save_weights(const Request& request, const Responder& responder);
@@ -140,6 +152,7 @@ class Service {
   /// Weights that samplers use, by folder; the ones used last are in front.
   std::list<std::pair<std::string, std::shared_ptr<const SamplerWeights>>> weights_;
   std::int64_t next_version_ = 1;
+  std::map<std::string, std::int64_t> steps_;  ///< Since the last kept state, by run.
 };
 
 std::string dump(const nlohmann::json& value);

@@ -29,13 +29,14 @@ void Service::submit(const Request& request, const Responder& responder, const s
                      Operation operation) {
   Promises::Submission submission{request.caller.tenant, run, operation.seq, operation.kind,
                                   sha256_hex(request.body)};
+  submission.body = kept_body(request);
   // A repeat gets its promise also where the run no longer takes new requests.
   const auto answer = [&](const std::string& id) {
     runs_.check(run, operation.seq, operation.bytes);
     return dump({{"request_id", id}, {"model_id", run}});
   };
   const auto promise = promises_.make(submission, answer);
-  if (promise.is_new) {
+  if (promise.is_new || request.is_replay) {
     operation.promise = promise.id;
     runs_.add(run, std::move(operation));
   }
@@ -53,7 +54,8 @@ void Service::open_run(const Request& request, const Responder& responder, const
   const std::string run = fmt::format("{}:train:{}", session, number);
   const std::string tenant = request.caller.tenant;
   const auto promise = promises_.make(
-      {tenant, session + "/runs", number, "create_model", sha256_hex(request.body)},
+      {tenant, session + "/runs", number, path.empty() ? "create_model" : "load_weights",
+       sha256_hex(request.body), true, kept_body(request)},
       [&](const std::string& id) {
         if (runs_.count(tenant) >= options_.runs_per_tenant)
           throw_http(400,
@@ -62,12 +64,13 @@ void Service::open_run(const Request& request, const Responder& responder, const
                      options_.runs_per_tenant);
         return dump({{"request_id", id}, {"model_id", run}});
       });
-  if (promise.is_new) {
+  if (promise.is_new || request.is_replay) {
     std::optional<std::string> metadata;
     if (const json* value = fields.find("user_metadata")) metadata = dump(*value);
-    Statement(data_.database(),
-              "INSERT INTO run(id, session, tenant, created, last_request, options, metadata, "
-              "is_live) VALUES (?, ?, ?, ?, ?, ?, ?, 1)")
+    Statement(
+        data_.database(),
+        "INSERT OR REPLACE INTO run(id, session, tenant, created, last_request, options, metadata, "
+        "is_live) VALUES (?, ?, ?, ?, ?, ?, ?, 1)")
         .bind(run)
         .bind(session)
         .bind(tenant)
@@ -193,6 +196,8 @@ void Service::optim_step(const Request& request, const Responder& responder) {
     return Outcome::json(
         dump({{"type", "optim_step"}, {"metrics", {{"grad_norm:mean", result.grad_norm}}}}));
   };
+  if (options_.durable_steps > 0 && operation.seq >= 0)
+    keep_state(run, request.caller.tenant, operation);
   submit(request, responder, run, std::move(operation));
 }
 
