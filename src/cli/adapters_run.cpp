@@ -61,7 +61,7 @@ class AdapterObserver : public train::Observer {
   std::optional<ui::TensorBoardWriter> tensorboard_;
 };
 
-/// What the ranks must have alike, besides the first adapter's configuration.
+/// Facts that the ranks must have alike, besides the first adapter's configuration.
 std::vector<comm::Fact> facts_of(const std::vector<config::AdapterRun>& runs) {
   std::vector<comm::Fact> facts;
   for (const config::AdapterRun& run : runs) {

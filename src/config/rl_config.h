@@ -19,7 +19,7 @@ enum class StalePolicy { kWait, kDrop };
 template <>
 inline constexpr std::array<std::string_view, 2> kNames<StalePolicy>{"wait", "drop"};
 
-/// What happens to running sequences when the weights change.
+/// Fate of running sequences when the weights change.
 enum class UpdateMode { kRecompute, kWait, kAbort };
 template <>
 inline constexpr std::array<std::string_view, 3> kNames<UpdateMode>{"recompute", "wait", "abort"};

@@ -5,7 +5,7 @@
 #include "base/files.h"
 #include "hub/repository.h"
 
-/// What the environment says about hubs, under the names that huggingface_hub and modelscope read.
+/// Settings of hubs in the environment, under the names that huggingface_hub and modelscope read.
 namespace heddle::hub {
 
 using files::Path;

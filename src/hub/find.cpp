@@ -49,7 +49,7 @@ const char* hub_name(const Repository& repository) {
   return repository.hub == Hub::kHuggingFace ? "the Hugging Face Hub" : "ModelScope";
 }
 
-/// What a user does after an answer that was none.
+/// Advice to a user after an answer that was none.
 template <class E>
 [[noreturn]] void explain(const HttpError& error, const Repository& repository,
                           const std::string& name) {
@@ -92,7 +92,7 @@ template <class E>
       cache_folder(repository).string());
 }
 
-/// What of a model's repository is of use: texts and safetensors, not the same weights in other
+/// Useful files of a model's repository: texts and safetensors, not the same weights in other
 /// formats nor pictures; not folders of other programs.
 bool is_of_model(const std::string& path, Need need) {
   if (need == Need::kShape) return path == "config.json";

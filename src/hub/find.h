@@ -9,7 +9,7 @@
 /// Models and data by the names that users write.
 namespace heddle::hub {
 
-/// What of a model is to be there: its tokenizer and config.json without weights, or config.json
+/// Parts of a model that must be there: tokenizer and config.json without weights, or config.json
 /// alone.
 enum class Need { kAll, kTokenizer, kShape };
 
@@ -21,7 +21,7 @@ enum class Need { kAll, kTokenizer, kShape };
 files::Path find_model(const std::string& name, const ProgressCallback& progress = {},
                        Need need = Need::kAll);
 
-/// Which rows of a data set are meant, by the names of its files.
+/// Rows of a data set, by the names of its files.
 enum class Part { kTrain, kEvaluation };
 
 /// The files that a user means by "owner/name", "hf://datasets/owner/name/path" or ms://: of the
@@ -32,7 +32,7 @@ std::vector<std::string> find_data(const std::string& name, Part part,
                                    const std::function<bool(const std::string&)>& is_data,
                                    const ProgressCallback& progress = {});
 
-/// What to write instead of a name that is no folder, as "; ...", or "".
+/// A suggestion for a name that is no folder, as "; ...", or "".
 std::string advice_on_model_name(const std::string& name);
 
 }  // namespace heddle::hub

@@ -24,7 +24,7 @@ namespace {
 /// A request that fails this often without getting a byte further is given up.
 constexpr int kAttempts = 5;
 constexpr double kFirstPauseSeconds = 0.25;
-/// What a busy server may ask for with Retry-After.
+/// Longest wait that a busy server may ask for with Retry-After.
 constexpr double kLongestPauseSeconds = 60;
 constexpr long kConnectSeconds = 15;
 /// A transfer of less than a byte a second for so long has died.

@@ -25,7 +25,7 @@ struct Listing {
   std::vector<RemoteFile> files;
 };
 
-/// What the hub holds of a repository's revision. Throws HttpError, and DataError for an answer
+/// Files of a repository's revision on the hub. Throws HttpError, and DataError for an answer
 /// that is none of the hub's or has names that lead out of a folder.
 Listing list_files(const Http& http, const Repository& repository);
 

@@ -10,7 +10,7 @@ double mean_of(std::span<const double> values) {
   return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
 }
 
-/// Of n - 1; 0 for one value.
+/// Divides by n - 1; 0 for one value.
 double deviation_of(std::span<const double> values, double mean) {
   if (values.size() < 2) return 0;
   double squares = 0;

@@ -6,7 +6,7 @@
 
 namespace heddle::objective {
 
-/// What a trajectory's reward is measured against; mean and std are of its group.
+/// Baseline of a trajectory's reward; mean and std are of its group.
 enum class Advantage {
   kGrpo,               ///< (R - mean) / (std + 1e-6), std of n - 1 (arXiv 2402.03300)
   kDrGrpo,             ///< R - mean (arXiv 2503.20783)

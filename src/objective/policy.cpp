@@ -14,7 +14,7 @@
 namespace heddle::objective {
 namespace {
 
-/// What ranks along tp and cp know of a micro-batch's tokens: [T] log-probabilities, and the sum of
+/// Numbers of a micro-batch's tokens, over tp and cp: [T] log-probabilities, and the sum of
 /// the entropies.
 struct Known {
   std::vector<double> logprobs;

@@ -8,7 +8,7 @@
 
 namespace heddle::objective {
 
-/// What is known of a row's tokens before the policy runs on it, [n] each; entry t belongs to the
+/// Facts about a row's tokens before the policy runs on it, [n] each; entry t belongs to the
 /// label of token t. Empty columns as in PolicyTokens.
 struct PolicyRow {
   std::vector<double> old, behaviour, reference, advantages;
@@ -44,7 +44,7 @@ class Policy : public Objective {
 
   PolicyOptions options_;
   std::vector<PolicyRow> rows_;
-  PolicyStatistics statistics_;  ///< Of this rank.
+  PolicyStatistics statistics_;  ///< For this rank.
 };
 
 }  // namespace heddle::objective

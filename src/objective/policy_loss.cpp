@@ -260,7 +260,7 @@ class SequenceLoss {
   const PolicyOptions& o_;
   PolicyLossResult& result_;
   std::vector<std::size_t> chosen_;  ///< Tokens of the mask.
-  std::vector<double> weights_;      ///< Of them.
+  std::vector<double> weights_;      ///< For them.
   std::vector<char> is_kept_;
 };
 

@@ -67,9 +67,9 @@ struct PolicyOptions {
   double sapo_tau_positive = 1.0, sapo_tau_negative = 1.05;
   double dppo_cap = 20, dppo_delta = 0.2;
   double dro_beta = 0.05;
-  double constant_length = 1;  ///< Of kSequenceConstant.
+  double constant_length = 1;  ///< For kSequenceConstant.
 
-  double kl_coefficient = 0;  ///< Of the KL from the reference in the loss.
+  double kl_coefficient = 0;  ///< Weight of the KL from the reference in the loss.
   KlForm kl_form = KlForm::kK3;
   bool kl_ratio_weighted = false;  ///< Times r, which makes k3's gradient that of the KL.
 
@@ -99,7 +99,7 @@ struct PolicyStatistics {
   double tokens = 0, sequences = 0;  ///< That divide the loss.
   double ratio = 0, clipped_low = 0, clipped_high = 0;
   double old_kl = 0, reference_kl = 0;  ///< k1 of old against pi; k3 of pi against the reference.
-  double entropy = 0;                   ///< Of pi's distributions; filled by the objective.
+  double entropy = 0;                   ///< For pi's distributions; filled by the objective.
   double mismatch_k1 = 0, mismatch_k3 = 0, mismatch_abs = 0;  ///< k1, k3 and |log| of rho.
   double weight = 0, weight_squared = 0;                      ///< Importance weights.
   double rejected = 0;
@@ -133,7 +133,7 @@ struct PolicyLossResult {
 /// divisor_of().
 PolicyLossResult policy_loss(const PolicyTokens& tokens, const PolicyOptions& options);
 
-/// What the sum over a step is divided by, from its numbers of tokens and of sequences with one.
+/// Divisor of the sum over a step, from its numbers of tokens and of sequences with one.
 double divisor_of(LossMean mean, double tokens, double sequences);
 
 }  // namespace heddle::objective

@@ -42,7 +42,7 @@ class Searcher {
   }
 
  private:
-  /// What the user set, if the ranks can be divided so, else every divisor of `ranks`.
+  /// The user's degree, if the ranks can be divided so, else every divisor of `ranks`.
   std::vector<std::int64_t> degrees(const char* key, std::int64_t asked, std::int64_t ranks) const {
     const bool is_free = asked == 0 || !config_.is_set(fmt::format("parallel.{}", key));
     if (is_free) return divisors(ranks);

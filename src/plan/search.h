@@ -13,7 +13,7 @@ struct Proposal {
   std::vector<std::string> settings;  ///< "parallel.tp=2", ..., "train.recompute=full"
   StepTime time;
   double tokens_per_s = 0;
-  double mfu = 0;         ///< Of the peak of all GPUs, as training reports it.
+  double mfu = 0;         ///< Share of all GPUs' peak, as training reports it.
   double peak_bytes = 0;  ///< Bytes of the fullest rank.
 };
 

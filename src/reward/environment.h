@@ -21,7 +21,7 @@ struct Row {
 
 struct Step {
   std::string observation;  ///< Text that is appended to the transcript; empty once done.
-  double reward = 0;        ///< Of this turn; an episode's reward is the sum.
+  double reward = 0;        ///< For this turn; an episode's reward is the sum.
   bool done = false;
   bool truncated = false;  ///< Done because of a limit, not by the task's own rule.
 };

@@ -25,7 +25,7 @@ std::string_view looked_at(std::string_view completion);
 /// Nothing if the place is not there. Reads looked_at(completion).
 std::optional<std::string> extract(std::string_view completion, AnswerPlace place);
 
-/// What the braces around text[open] == '{' enclose, or nothing if they are not closed. An escaped
+/// Text within the braces from text[open] == '{' on, or nothing if they are not closed. An escaped
 /// brace ("\{") does not count.
 std::optional<std::string_view> braced(std::string_view text, std::size_t open);
 

@@ -20,7 +20,7 @@ struct Sample {
   std::string id;          ///< Names the sample in messages and in answers of a process.
   std::int64_t group = 0;  ///< Samples of one prompt share it.
   std::string prompt, completion;
-  std::vector<std::int64_t> tokens = {};  ///< Of the completion; empty: verifiers count bytes.
+  std::vector<std::int64_t> tokens = {};  ///< For the completion; empty: verifiers count bytes.
   Json truth = nullptr;                   ///< The row's answer.
   Json meta = nullptr;                    ///< Whatever else the row brings.
   bool is_truncated = false;              ///< The completion ended at the limit of its length.

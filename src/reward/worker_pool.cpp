@@ -63,11 +63,11 @@ class WorkerPool::OwnThread {
   std::mutex mutex_;
   std::condition_variable wake_;
   std::packaged_task<void()> task_;
-  bool is_ended_ = false;  ///< Of the thread itself.
+  bool is_ended_ = false;  ///< For the thread alone.
   std::thread thread_;
 };
 
-/// What the pool's thread does.
+/// Work of the pool's thread.
 class WorkerPool::Loop {
  public:
   explicit Loop(const ProcessOptions& options) : options_(options), seats_(count(options)) {}

@@ -25,7 +25,7 @@ class Experience {
   /// Prompt and completion [rows][tokens].
   const std::vector<std::vector<std::int32_t>>& tokens() const { return tokens_; }
 
-  /// What the objective must know, once the reference is set if there is one.
+  /// Rows for the objective, once the reference is set if there is one.
   std::vector<objective::PolicyRow> policy_rows() const;
   /// Micro-batches of one data rank: rows packed into at most micro_batch_tokens, as many on every
   /// rank. `step` counts from 0.

@@ -44,7 +44,7 @@ class Generation {
   std::int64_t version() const { return admission_.version(); }
   GenerationCounts take_counts() { return std::exchange(counts_, {}); }
 
-  /// What a checkpoint keeps: groups under way are generated anew, with another seed.
+  /// State for a checkpoint: groups under way are generated anew, with another seed.
   nlohmann::json state() const;
   void restore(const nlohmann::json& state);
 

@@ -11,7 +11,7 @@ namespace heddle::rl {
 
 /// One completion as it was drawn, and what it is worth.
 struct Trajectory {
-  std::vector<std::int32_t> tokens = {};    ///< Of the completion, its end token included.
+  std::vector<std::int32_t> tokens = {};    ///< For the completion, its end token included.
   std::vector<double> logprobs = {};        ///< [tokens] of the policy that drew them.
   std::vector<std::int64_t> versions = {};  ///< [tokens] of the weights that drew them.
   std::string text = {};
@@ -24,7 +24,7 @@ struct Trajectory {
 struct Group {
   std::int64_t cursor = 0;  ///< Its place in the stream of prompts, and its name.
   std::int64_t attempt = 0;
-  std::int64_t row = 0;  ///< Of the prompts.
+  std::int64_t row = 0;  ///< For the prompts.
   std::vector<Trajectory> trajectories = {};
 
   std::int64_t tokens() const {

@@ -22,7 +22,7 @@ class Judge {
 
  private:
   comm::Group everybody_;
-  std::unique_ptr<reward::Reward> reward_;  ///< Of rank 0.
+  std::unique_ptr<reward::Reward> reward_;  ///< On rank 0.
 };
 
 }  // namespace heddle::rl

@@ -38,7 +38,7 @@ Rejection rejection_of(const std::string& name) {
   throw_error<InternalError>("unknown reason '{}'", name);
 }
 
-/// What each record does to the state; refuses what contradicts it. Both the writer and the reader
+/// Effect of each record on the state; refuses contradictions. Both the writer and the reader
 /// go through here.
 void apply(LedgerState& state, const std::string& kind, const Json& value) {
   const auto pending = [&](std::int64_t cursor) {

@@ -30,16 +30,16 @@ const char* name_of(Rejection reason);
 struct LedgerState {
   std::int64_t next_cursor = 0;              ///< The first that was never dispatched.
   std::map<std::int64_t, Dispatch> pending;  ///< Neither consumed nor rejected; by cursor.
-  std::set<std::int64_t> completed;          ///< Those of `pending` whose trajectories are there.
+  std::set<std::int64_t> completed;          ///< Rows of `pending` whose trajectories are there.
   std::int64_t consumed = 0;
   std::map<Rejection, std::int64_t> rejected;
   std::int64_t step = 0;     ///< Optimizer steps that consumed something.
   std::int64_t version = 0;  ///< Last published.
-  std::string weights_hash;  ///< Of that version.
+  std::string weights_hash;  ///< For that version.
   std::int64_t epoch = 0;
 };
 
-/// What became of every row: an append-only file whose every record has a checksum. A group is
+/// Fate of every row: an append-only file whose every record has a checksum. A group is
 /// consumed once or rejected with a reason; whoever says otherwise gets an InternalError. Records
 /// reach the disk at commit().
 ///

@@ -33,7 +33,7 @@ class Prompts {
   const Prompt& row(std::int64_t index) const { return rows_[static_cast<std::size_t>(index)]; }
   /// The row at a place in the stream of all epochs.
   std::int64_t index_of(std::int64_t cursor) const;
-  /// Of rows and their order: a run that goes on must find the same.
+  /// Hash of rows and order: a run that goes on must find the same.
   const std::string& key() const { return key_; }
   std::int64_t tokens() const;
 
@@ -43,7 +43,7 @@ class Prompts {
   std::uint64_t seed_;
   bool shuffles_;
   mutable std::int64_t epoch_ = -1;
-  mutable std::vector<std::int64_t> order_;  ///< Of that epoch.
+  mutable std::vector<std::int64_t> order_;  ///< In that epoch.
 };
 
 }  // namespace heddle::rl

@@ -47,7 +47,7 @@ class Steps : public train::StepSource {
   /// A frozen copy of the model as the run began; null where adapters leave the base model so.
   std::unique_ptr<assembly::ModelOnRanks> reference_;
   std::int64_t done_ = 0;      ///< Steps given.
-  std::vector<Group> groups_;  ///< Of the step under way.
+  std::vector<Group> groups_;  ///< For the step under way.
 };
 
 /// The subject of `heddle rl`.

@@ -8,7 +8,7 @@
 
 namespace heddle::serve {
 
-/// What a server can be told by key=value. Everything else is the model's (device.*, model.dtype,
+/// Settings of a server by key=value. Everything else is the model's (device.*, model.dtype,
 /// kernels.*).
 struct Settings {
   std::int64_t max_sequences = 16;

@@ -9,7 +9,7 @@
 
 namespace heddle::sync {
 
-/// What carries buckets from the sender, rank 0, to the rollout ranks. Every wait has the deadline
+/// A carrier of buckets from the sender, rank 0, to the rollout ranks. Every wait has the deadline
 /// of the group and ends with a CommError that names the missing rank.
 class Channel {
  public:
@@ -18,7 +18,7 @@ class Channel {
   virtual std::int64_t size() const = 0;
   virtual void broadcast(at::Tensor& tensor, std::int64_t root) = 0;
   virtual void sum(at::Tensor& counts) = 0;
-  /// What every member gave, in the order of ranks.
+  /// Objects of all members, in the order of ranks.
   virtual std::vector<std::string> gather(const std::string& text) = 0;
 };
 

@@ -41,7 +41,7 @@ class Scatter {
   std::vector<Part> parts_;
 };
 
-/// What a manifest needs to know of parts.
+/// Facts about parts for a manifest.
 std::vector<TensorInfo> infos_of(const std::vector<Part>& parts);
 
 }  // namespace heddle::sync

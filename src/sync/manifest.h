@@ -15,7 +15,7 @@ struct TensorInfo {
   std::vector<std::int64_t> shape;
   c10::ScalarType dtype = c10::ScalarType::Float;
   bool operator==(const TensorInfo&) const = default;
-  std::int64_t row_bytes() const;  ///< Of one index of dimension 0.
+  std::int64_t row_bytes() const;  ///< For one index of dimension 0.
 };
 
 /// Rows of dimension 0 of a global tensor, and where in its bucket they begin.
@@ -30,7 +30,7 @@ struct Bucket {
   std::int64_t bytes = 0;
 };
 
-/// What is published and in which order. A pure function of the tensors and the size of a bucket,
+/// Published tensors in their order. A pure function of the tensors and the size of a bucket,
 /// so that trainer and rollout make it alone and compare it before the first byte.
 class Manifest {
  public:
@@ -42,7 +42,7 @@ class Manifest {
   const std::vector<Bucket>& buckets() const { return buckets_; }
   std::int64_t bytes() const;  ///< Of all buckets.
   std::int64_t largest_bucket() const;
-  /// Of text(): 64 bits.
+  /// Hash of text(): 64 bits.
   std::uint64_t hash() const;
   /// A line for each tensor, and the size of a bucket.
   std::string text() const;

@@ -34,7 +34,7 @@ struct Region {
 };
 struct Layout {
   std::vector<TensorInfo> tensors;           ///< In the order of the parts.
-  std::vector<std::vector<Region>> regions;  ///< Of each tensor.
+  std::vector<std::vector<Region>> regions;  ///< For each tensor.
 
   static Layout of(const std::vector<Part>& parts);
   std::string to_text() const;

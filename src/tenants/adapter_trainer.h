@@ -19,7 +19,7 @@
 
 namespace heddle::tenants {
 
-/// What a run of several adapters left.
+/// Results of a run of several adapters.
 struct AdaptersSummary {
   struct Adapter {
     std::string name;
@@ -65,7 +65,7 @@ class AdapterTrainer {
 
   const config::RunConfig& shared() const { return adapters_.front().run.config; }
   void open(Adapter& adapter);
-  /// Those that have rows left; marks the others.
+  /// Adapters that have rows left; marks the others.
   std::vector<Begun> next_steps();
   void round(std::vector<Begun> steps);
   void finish_step(const Begun& begun, double loss, double entropy, double seconds);

@@ -23,7 +23,7 @@ using Number = Input;
 struct LossKind {
   const char* name;
   std::vector<Input> inputs;    ///< Besides target_tokens.
-  std::vector<Number> numbers;  ///< Of its configuration.
+  std::vector<Number> numbers;  ///< From its configuration.
   LossValues (*values)(const Work&, std::span<const Datum>, std::span<const double>);
 };
 

@@ -21,7 +21,7 @@ constexpr std::int64_t kVersion = 1;
 
 const std::string kWeights = "weights/", kGradient = "gradient/";
 
-/// What training changes besides the factors that PEFT's file holds.
+/// State that training changes besides the factors that PEFT's file holds.
 std::vector<ckpt::NamedTensor> tensors_of(const TrainedSet& set, bool with_gradients) {
   std::vector<ckpt::NamedTensor> tensors;
   for (ckpt::TensorPart& part : set.optimizer->state(/*with_copies=*/true)) {

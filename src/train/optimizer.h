@@ -39,8 +39,7 @@ class Optimizer {
   void set_adamw(double beta1, double beta2, double eps, double weight_decay);
 
   // A step of which the host knows no number but those of upload_numbers(), so that it can be
-  // recorded
-  // and replayed.
+  // recorded and replayed.
   /// False where the optimizer or its kernel keeps the host in between.
   bool can_queue(const ops::KernelTable& kernels) const;
   /// The numbers of the next queued step go to the device.
@@ -79,7 +78,7 @@ class Optimizer {
   config::OptimSection options_;
   comm::Group owners_;
   std::int64_t steps_ = 0, updates_ = 0;
-  at::Tensor numbers_;  ///< Of the step under way, see ops::AdamwOptions::on_device.
+  at::Tensor numbers_;  ///< Numbers of the step under way, see ops::AdamwOptions::on_device.
 };
 
 }  // namespace heddle::train

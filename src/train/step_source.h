@@ -40,7 +40,7 @@ class StepSource {
   virtual Evaluation evaluate() = 0;
 };
 
-/// What a run learns, and from what.
+/// Objective and steps of a run.
 struct Subject {
   std::unique_ptr<objective::Objective> objective;
   std::unique_ptr<StepSource> steps;

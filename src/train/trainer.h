@@ -60,7 +60,7 @@ class Trainer {
   Learner::StepOptions options_of(const data::Step& step) const;
   /// Gives the device the step after `step`, which is under way, unless something comes between.
   void queue_next(const data::Step& step);
-  /// What ahead_ holds, else the source's next step; nothing at the end.
+  /// The step in ahead_, else the source's next one; nothing at the end.
   std::optional<TakenStep> next_step();
   StepInfo train_step(TakenStep taken);
   /// Runs or awaits it, and queues the next one where that is possible.

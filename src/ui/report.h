@@ -25,7 +25,7 @@ struct ReportSample {
   std::string after;
 };
 
-/// What the status of a run begins with until it ends.
+/// Beginning of the status of a run until it ends.
 inline constexpr const char* kRunning = "running";
 
 /// Facts of the report besides the curves. Kept as report.json in the run directory, so that the

@@ -107,7 +107,7 @@ class Answers {
   std::mt19937_64 random_;
 };
 
-/// What the template writes for `answer` after the generation prompt, and that prompt.
+/// The template's text for `answer` after the generation prompt, and that prompt.
 std::pair<std::string, std::string> rendered(const ChatTemplate& chat, const Json& answer,
                                              const Json& variables) {
   ChatTemplate::Options options;

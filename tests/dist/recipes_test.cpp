@@ -63,7 +63,7 @@ TEST_F(RecipeTest, EachRunsThreeSteps) {
   for (const auto& entry : fs::directory_iterator(path_of("single").parent_path())) {
     if (entry.path().extension() != ".yaml") continue;
     const std::string name = entry.path().stem().string();
-    // Those of `heddle rl` start from what they make themselves.
+    // Recipes of `heddle rl` start from what they make themselves.
     if (ranks_of(name) > 8 || name.starts_with("rl_")) continue;
     expect_runs(name);
     ++count;

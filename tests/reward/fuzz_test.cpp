@@ -13,7 +13,7 @@
 namespace heddle::reward {
 namespace {
 
-/// What verifiers look for, and what breaks readers.
+/// Texts that verifiers look for, and texts that break readers.
 constexpr std::array<std::string_view, 72> kFragments{
     "\\boxed{",  "{",       "}",        "\\frac",    "\\frac{1}{2}",
     "(",         ")",       "[",        "]",         "\\{",

@@ -42,7 +42,7 @@ class Client {
       done += static_cast<std::size_t>(count);
     }
   }
-  /// What comes up to and including `mark`, or all until the server closes.
+  /// Bytes up to and including `mark`, or all until the server closes.
   std::string read_until(const std::string& mark) {
     while (unread_.find(mark) == std::string::npos) {
       char piece[4096];

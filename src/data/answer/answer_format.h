@@ -11,7 +11,7 @@ enum class CallSyntax {
   kJson,  ///< Qwen3, Qwen3-Next: <tool_call>{"name": ..., "arguments": {...}}</tool_call>
 };
 
-/// What an assistant's text may hold besides its content.
+/// Parts of an assistant's text besides its content.
 struct AnswerFormat {
   bool has_reasoning = false;  ///< <think>...</think> before the content.
   CallSyntax calls = CallSyntax::kNone;

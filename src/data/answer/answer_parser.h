@@ -11,7 +11,7 @@
 
 namespace heddle::data {
 
-/// What a piece of an assistant's text adds to its message.
+/// Addition of a piece of an assistant's text to its message.
 struct AnswerDelta {
   std::string reasoning, content;
   std::vector<ToolCall> calls;

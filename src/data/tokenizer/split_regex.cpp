@@ -115,7 +115,7 @@ class RegexSplit final : public Split {
   struct Trial {
     std::size_t window = 1;     ///< Bytes in which it may begin.
     std::size_t reach = 512;    ///< Bytes after them that it may read.
-    std::uint32_t steps = 256;  ///< Of each beginning.
+    std::uint32_t steps = 256;  ///< For each beginning.
   };
 
   /// The trial found nothing within its bounds, and might without them.
@@ -132,7 +132,8 @@ class RegexSplit final : public Split {
     while (is_cut(count)) {
       if (count == PCRE2_ERROR_PARTIAL) trial.reach *= 8;
       if (count == PCRE2_ERROR_MATCHLIMIT) trial.steps *= 8;
-      if (trial.steps > kMostSteps || !budget.take(trial.steps + std::min(trial.reach, text.size())))
+      if (trial.steps > kMostSteps ||
+          !budget.take(trial.steps + std::min(trial.reach, text.size())))
         throw_error<DataError>(
             "{}: the split pattern '{}' takes too many steps on a text of {} bytes (at byte {}): a "
             "pattern must not read far ahead again and again",

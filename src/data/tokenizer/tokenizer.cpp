@@ -39,7 +39,7 @@ struct Workspace {
   std::vector<AddedTokenFinder::Piece> outer;
   std::vector<AddedTokenFinder::Piece> inner;
   std::string normalized;
-  SplitBudget split;  ///< Of the text being encoded.
+  SplitBudget split;  ///< For the text being encoded.
 };
 
 }  // namespace

@@ -39,7 +39,7 @@ class EventLoop {
   std::mutex mutex_;
   bool is_ended_ = false;
   std::deque<std::function<void()>> posted_;
-  std::multimap<Clock::time_point, std::function<void()>> timers_;  ///< Of the loop's thread.
+  std::multimap<Clock::time_point, std::function<void()>> timers_;  ///< For the loop's thread.
 };
 
 }  // namespace heddle::serve

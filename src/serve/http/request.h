@@ -42,7 +42,7 @@ struct Request {
   std::string method;  ///< "GET", "POST", "PUT", "DELETE"
   std::string path;    ///< Decoded, without the query.
   std::map<std::string, std::string> query;
-  std::map<std::string, std::string> parameters;  ///< What {name} of the route's pattern matched.
+  std::map<std::string, std::string> parameters;  ///< Matches of {name} in the pattern.
   std::map<std::string, std::string> headers;     ///< Names in lower case.
   std::string body;                               ///< Content-Encoding undone.
   Caller caller;

@@ -14,7 +14,7 @@ using Headers = std::map<std::string, std::string>;
 /// after the client has gone does nothing. If all copies go without an answer the client gets 500.
 class Responder {
  public:
-  /// What the server does for its responders; its calls come from any thread.
+  /// Services of the server for its responders; calls come from any thread.
   class Exchange {
    public:
     virtual ~Exchange() = default;

@@ -22,14 +22,14 @@ struct Route {
   std::string pattern;  ///< "/runs/{run}/checkpoints/{id+}"; {id+} matches one segment or more.
   Handler handler;
   ErrorBody error_body;
-  std::string scope;       ///< What the caller's key must allow; empty: every key may.
+  std::string scope;       ///< Right that the caller's key must have; empty: none.
   bool is_public = false;  ///< No key is asked for.
   /// Runs on the server's worker thread instead of the loop's: for handlers that parse large bodies
   /// or touch the disk.
   bool on_worker = false;
 };
 
-/// Which route answers a path.
+/// The route that answers a path.
 class Router {
  public:
   void add(Route route) { routes_.push_back(std::move(route)); }
@@ -38,7 +38,7 @@ class Router {
     const Route* route = nullptr;  ///< Null: no route has this path (404) or this method (405).
     std::map<std::string, std::string> parameters;
     bool has_path = false;  ///< Some route has the path.
-    ErrorBody error_body;   ///< Of the nearest route, for a path that none has.
+    ErrorBody error_body;   ///< For a path without a route: the nearest one's.
   };
   /// `path`: as it came, percent-encoded; parameters are decoded. The first of the routes in the
   /// order they were added wins.

@@ -51,7 +51,7 @@ class Server {
   // From any thread:
   /// Runs the work on the loop's thread, in the order of the calls.
   void post(std::function<void()> work);
-  /// The same after some seconds.
+  /// Calls it after some seconds.
   void post_after(double seconds, std::function<void()> work);
   /// Runs the work on the worker thread, in the order of the calls.
   void work(std::function<void()> work);

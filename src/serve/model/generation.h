@@ -16,12 +16,12 @@ namespace heddle::serve {
 
 /// One version of an adapter, as it was when it was saved or loaded; no later step changes it.
 struct SamplerWeights {
-  std::string name;          ///< Of the adapter, for messages and kept states.
+  std::string name;          ///< Adapter's name, for messages and kept states.
   std::int64_t version = 0;  ///< Tells versions of one name apart.
   std::shared_ptr<const adapters::LoraSet> set;
 };
 
-/// What a client asks of the model: answers to one prompt.
+/// A client's request to the model: answers to one prompt.
 struct Generation {
   std::vector<std::int32_t> prompt;
   std::int64_t max_tokens = 0;
@@ -37,7 +37,7 @@ struct Generation {
   std::int64_t min_tokens = 0;            ///< No stop id is drawn before so many.
   bool ignore_eos = false;
   std::int64_t top_logprobs = 0;                  ///< Alternatives told of each drawn token.
-  std::optional<std::int64_t> prompt_logprobs;    ///< Of the prompt's tokens, with so many others.
+  std::optional<std::int64_t> prompt_logprobs;    ///< For the prompt's tokens, with so many others.
   bool keep_state = false;                        ///< A later prompt may go on from this one.
   std::shared_ptr<const SamplerWeights> weights;  ///< Null: the base model.
 };
@@ -53,7 +53,7 @@ struct GeneratedToken {
   std::int32_t id = 0;
   double logprob = 0;
   std::vector<TokenLogprob> top;
-  std::string text;  ///< What became certain with it: whole UTF-8, no part of a stop string.
+  std::string text;  ///< Text that became certain: whole UTF-8, no part of a stop string.
 };
 
 enum class GenerationEnd { kStop, kLength };
@@ -70,7 +70,7 @@ struct GenerationResult {
   std::vector<GeneratedSequence> samples;
   std::vector<double> prompt_logprobs;                ///< [prompt] if asked for; the first is NaN.
   std::vector<std::vector<TokenLogprob>> prompt_top;  ///< [prompt]; the first is empty.
-  std::int64_t cached_tokens = 0;                     ///< Of the prompt, found in a kept state.
+  std::int64_t cached_tokens = 0;                     ///< Prompt tokens found in a kept state.
 };
 
 /// Told on the model's thread, which must not be kept.

@@ -18,7 +18,7 @@
 namespace heddle::serve {
 namespace {
 
-constexpr std::int64_t kVersion = 1;  ///< Of tables and folders.
+constexpr std::int64_t kVersion = 1;  ///< For tables and folders.
 constexpr std::size_t kLongestName = 128;
 
 constexpr const char* kTables = R"(

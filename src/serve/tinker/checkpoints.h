@@ -24,7 +24,7 @@ struct Checkpoint {
   bool is_public = false;
   std::optional<double> expires;
   nlohmann::json metadata;       ///< Null or an object.
-  tenants::SetOptions options;   ///< Of the set of adapters.
+  tenants::SetOptions options;   ///< For the set of adapters.
   std::filesystem::path folder;  ///< Below the data directory.
 
   std::string id() const;  ///< weights/NAME

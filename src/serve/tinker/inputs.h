@@ -24,7 +24,7 @@ tenants::Work work_of(const ForwardBackwardRequest& request, const ModelFacts& f
 /// Tokens of a prompt {chunks}. Throws HttpError 400 for what is no text.
 std::vector<std::int32_t> prompt_of(const Fields& model_input);
 
-/// What an asample asks for, without its weights. Throws HttpError 400 and 422 naming the field:
+/// Request of an asample, without its weights. Throws HttpError 400 and 422 naming the field:
 /// options that are not built are refused, never ignored.
 struct SampleRequest {
   Generation generation;

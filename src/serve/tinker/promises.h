@@ -12,7 +12,7 @@
 
 namespace heddle::serve::tinker {
 
-/// What became of an operation that a client was promised.
+/// Outcome of an operation that a client was promised.
 struct Outcome {
   bool is_failed = false;
   bool is_proto = false;  ///< `bytes` is a protobuf message, else JSON text.
@@ -35,14 +35,14 @@ class Promises {
   };
   Promises(Server& server, Database& database, const Options& options);
 
-  /// What identifies a submission. A second one of the same place and hash gets the first one's
+  /// Identity of a submission. A second one of the same place and hash gets the first one's
   /// promise.
   struct Submission {
     std::string tenant;
     std::string owner;      ///< Run or sampling session, or what else numbers its requests.
     std::int64_t seq = -1;  ///< -1: the client does not number; every submission is a new one.
     std::string kind;
-    std::string hash;  ///< Of the body.
+    std::string hash;  ///< Hash of the body.
     /// Its outcome survives the server. Sampling is not: the client sends the request again.
     bool is_durable = true;
     std::string body = {};  ///< Kept for a replay after a crash; empty: not kept.
@@ -58,7 +58,7 @@ class Promises {
                const std::function<std::string(const std::string& id)>& answer);
 
   void finish(const std::string& id, const Outcome& outcome);
-  /// What polls are told meanwhile: "active", "paused_capacity", "paused_rate_limit", and why.
+  /// Answer to polls meanwhile: "active", "paused_capacity", "paused_rate_limit", and why.
   void set_state(const std::string& id, const std::string& state, const std::string& reason);
   /// Called if the client cancels the promise before its end, which the action brings about.
   void on_cancel(const std::string& id, std::function<void()> action);
@@ -85,7 +85,7 @@ class Promises {
     std::int64_t seq = -1;
     bool is_durable = true, is_finished = false;
     Outcome outcome = {};
-    std::int64_t cursor = 0;  ///< Of the end, among those of its owner; microseconds.
+    std::int64_t cursor = 0;  ///< Time of the end, among its owner's; microseconds.
     std::string state = "active", reason = {};
     std::vector<Poll> polls = {};
     std::function<void()> on_cancel = {};
@@ -110,7 +110,7 @@ class Promises {
   Database& database_;
   Options options_;
   std::unordered_map<std::string, Entry> entries_;
-  std::map<std::pair<std::string, std::int64_t>, std::string> by_place_;  ///< Of entries_.
+  std::map<std::pair<std::string, std::int64_t>, std::string> by_place_;  ///< For entries_.
   std::map<std::string, std::vector<OwnerPoll>> owner_polls_;
   std::int64_t last_cursor_ = 0, next_poll_ = 0;
   bool is_draining_ = false;

@@ -10,7 +10,7 @@
 namespace heddle::serve::tinker {
 namespace {
 
-/// What the work threw, as an outcome.
+/// The work's exception as an outcome.
 template <class Work>
 Outcome guarded(const Work& work) {
   try {

@@ -19,8 +19,8 @@ struct Operation {
   std::string promise;
   std::int64_t seq = -1;  ///< Its place in the run; -1: after all that have come.
   std::string kind;
-  std::size_t bytes = 0;    ///< What it holds in memory while it waits.
-  std::int64_t tokens = 0;  ///< What it costs, for fairness.
+  std::size_t bytes = 0;    ///< Memory that it holds while it waits.
+  std::int64_t tokens = 0;  ///< Its cost, for fairness.
 
   /// Shares passes with the work of other runs; its set is filled in.
   std::optional<tenants::Work> work;
@@ -42,7 +42,7 @@ class Runs {
  public:
   struct Options {
     double gap_s = 300;  ///< So long is waited for a seq_id that is missing.
-    std::size_t most_waiting_bytes = std::size_t{256} << 20;  ///< Of one run.
+    std::size_t most_waiting_bytes = std::size_t{256} << 20;  ///< For one run.
     std::int64_t most_waiting = 4096;                         ///< Operations of one run.
     std::int64_t pass_tokens = 16384;                         ///< Joined from several runs.
     double join_s = 0.004;  ///< Waits so long for other runs' work, if there are any.

@@ -28,7 +28,7 @@ struct ServiceOptions {
   double session_timeout_s = 1800;    ///< Without a heart-beat.
   std::int64_t runs_per_tenant = 30;  ///< In memory at a time.
   std::int64_t sessions_per_tenant = 1000;
-  std::int64_t samples_in_flight = 4096;  ///< Of one tenant.
+  std::int64_t samples_in_flight = 4096;  ///< For one tenant.
   std::int64_t max_rank = 256;
   std::size_t adapters_in_memory = 64;  ///< That samplers read; the others wait on the disk.
   /// A run's state is saved every so many optimizer steps, and what came since is run again after a
@@ -96,7 +96,7 @@ class Service {
   void open_run(const Request& request, const Responder& responder, const Fields& fields,
                 const tenants::SetOptions& options, const std::string& path,
                 const std::function<tenants::SetId(Backend&)>& make);
-  /// What a submission keeps for a replay.
+  /// Numbers that a submission keeps for a replay.
   std::string kept_body(const Request& request) const;
   /// Throws HttpError 404 for a run that is not the caller's.
   tenants::SetOptions require_run(const Request& request, const std::string& run);
@@ -147,7 +147,7 @@ class Service {
   Promises promises_;
   Runs runs_;
   Checkpoints checkpoints_;
-  std::map<std::string, double> beats_;  ///< Of living sessions.
+  std::map<std::string, double> beats_;  ///< For living sessions.
   std::map<std::string, std::int64_t> samples_in_flight_;
   /// Weights that samplers use, by folder; the ones used last are in front.
   std::list<std::pair<std::string, std::shared_ptr<const SamplerWeights>>> weights_;

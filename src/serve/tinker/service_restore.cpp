@@ -45,7 +45,7 @@ void Service::restore() {
         "AND r.id = r.session || ':train:' || q.seq)) ORDER BY r.created");
     while (rows.step()) kept.emplace_back(rows.text(0), rows.text(1));
   }
-  // What else was under way had its effects in memory alone.
+  // Other work under way had its effects in memory alone.
   Statement(database,
             "UPDATE request SET state = 2, result = ?, finished = ? WHERE state = 0 AND (? = 0 OR "
             "body = x'')")

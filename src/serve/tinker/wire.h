@@ -25,7 +25,7 @@ struct Tensor {
 struct Chunk {
   enum class Kind { kNone, kText, kImage, kDmel };
   Kind kind = Kind::kNone;
-  std::vector<std::int32_t> tokens;  ///< Of text; other kinds are refused later and not kept.
+  std::vector<std::int32_t> tokens;  ///< Text alone; other kinds are refused later and not kept.
 };
 
 struct Datum {
