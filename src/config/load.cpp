@@ -8,6 +8,7 @@
 #include "base/files.h"
 #include "base/hash.h"
 #include "base/text.h"
+#include "config/adapter_entry.h"
 #include "config/adapters.h"
 #include "config/check.h"
 #include "config/config.h"
@@ -70,63 +71,6 @@ YAML::Node override_value(const std::string& text) {
                          trimmed.back() == '}' || trimmed.back() == '"' || trimmed.back() == '\'';
   if (is_closed) return value;
   throw YAML::Exception(YAML::Mark::null_mark(), "there is more after the value");
-}
-
-/// An entry of `adapters:`, with the keys that it means.
-struct AdapterEntry {
-  struct Setting {
-    std::string key;
-    YAML::Node value;
-  };
-  std::string name;
-  std::vector<Setting> settings;
-};
-
-/// Settings that adapters of one run may have of their own. The rest is the run's.
-constexpr std::array kAdapterKeys = {"data.train",
-                                     "data.format",
-                                     "data.max_length",
-                                     "data.loss_on",
-                                     "data.packing",
-                                     "data.shuffle",
-                                     "train.seed",
-                                     "train.epochs",
-                                     "train.max_steps",
-                                     "train.global_batch_size",
-                                     "train.micro_batch_tokens",
-                                     "optim.lr",
-                                     "optim.weight_decay",
-                                     "optim.betas",
-                                     "optim.eps",
-                                     "optim.clip_norm",
-                                     "optim.schedule",
-                                     "optim.warmup_steps",
-                                     "optim.decay_steps",
-                                     "optim.min_lr_ratio",
-                                     "adapter.rank",
-                                     "adapter.alpha",
-                                     "adapter.rslora",
-                                     "adapter.dropout",
-                                     "adapter.targets",
-                                     "adapter.target_parameters",
-                                     "adapter.seed"};
-
-/// Meaning of an entry's key: a whole key or its last part, `data` for data.train, `seed` for
-/// train.seed. Empty: nothing.
-std::string adapter_key(const std::string& name) {
-  if (name == "data") return "data.train";
-  for (const char* key : kAdapterKeys) {
-    if (name == key || name == last_part(key)) return key;
-  }
-  return "";
-}
-
-/// A name that can be that of a folder.
-bool is_folder_name(const std::string& name) {
-  return !name.empty() && name.size() <= 128 && name.front() != '.' &&
-         std::ranges::all_of(name, [](unsigned char c) {
-           return std::isalnum(c) != 0 || c == '_' || c == '-' || c == '.';
-         });
 }
 
 class Reader {
@@ -192,45 +136,16 @@ class Reader {
           source_.at(mark), describe(list));
     }
     adapters_->clear();
-    for (const YAML::Node& node : list) adapters_->push_back(adapter_entry(node));
-  }
-
-  AdapterEntry adapter_entry(const YAML::Node& node) {
-    const std::string position = source_.at(node.Mark());
-    if (!node.IsMap()) {
-      throw_error<ConfigError>(
-          "{}: adapters: expected entries as {{name: a, data: a.jsonl}}, found {}", position,
-          describe(node));
-    }
-    AdapterEntry entry;
-    for (const auto& setting : node) {
-      const YAML::Node &first = setting.first, &value = setting.second;
-      const std::string name = first.IsScalar() ? first.Scalar() : "";
-      if (name == "name") {
-        entry.name = value.IsScalar() ? value.Scalar() : "";
-        continue;
+    for (const YAML::Node& node : list) {
+      AdapterEntry entry =
+          read_adapter_entry(node, [&](const YAML::Mark& at) { return source_.at(at); });
+      const auto is_same = [&](const AdapterEntry& other) { return other.name == entry.name; };
+      if (std::ranges::any_of(*adapters_, is_same)) {
+        throw_error<ConfigError>("{}: adapters: the name '{}' is given twice",
+                                 source_.at(node.Mark()), entry.name);
       }
-      const std::string key = adapter_key(name);
-      if (key.empty()) {
-        std::vector<std::string> names = {"name", "data"};
-        for (const char* known : kAdapterKeys) names.push_back(last_part(known));
-        const std::string near = text::nearest(name, names);
-        throw_error<ConfigError>("{}: adapters: an entry has no '{}'{}; expected one of {}",
-                                 source_.at(first.Mark()), name,
-                                 near.empty() ? "" : fmt::format(" (did you mean '{}'?)", near),
-                                 fmt::join(names, ", "));
-      }
-      entry.settings.push_back({key, value});
+      adapters_->push_back(std::move(entry));
     }
-    if (!is_folder_name(entry.name)) {
-      throw_error<ConfigError>(
-          "{}: adapters: expected a name of letters, digits, '_', '-' and '.', found '{}'",
-          position, entry.name);
-    }
-    const auto is_same = [&](const AdapterEntry& other) { return other.name == entry.name; };
-    if (std::ranges::any_of(*adapters_, is_same))
-      throw_error<ConfigError>("{}: adapters: the name '{}' is given twice", position, entry.name);
-    return entry;
   }
 
   void mapping(const std::string& prefix, const YAML::Node& node) {
