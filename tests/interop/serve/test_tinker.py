@@ -29,7 +29,7 @@ def datum(tokens=TOKENS, weights=None):
                        loss_fn_inputs={"target_tokens": targets, "weights": weights or [1.0] * len(targets)})
 
 
-def train(run, steps, lr=1e-2):
+def train(run, steps, lr=3e-3):
     """Mean loss of a token before each step."""
     losses = []
     for _ in range(steps):
