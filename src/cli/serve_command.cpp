@@ -84,8 +84,8 @@ int serve_model(const ServeOptions& options, const Session& session) {
                  options.data_directory);
   log::info("model {} as {}, data in {}", text::shown(options.model), text::shown(backend.name),
             options.data_directory);
+  const StopRequest stop;  // before the line that says that the server may be asked
   session.out << fmt::format("http://{}:{}\n", options.host, port) << std::flush;
-  const StopRequest stop;
   server.run(
       stop.flag(), [&] { service.drain(); }, [&] { return !service.runs().is_busy(); });
   // Its last job may speak to the service, which goes after it.

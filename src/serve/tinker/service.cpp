@@ -13,6 +13,9 @@ using nlohmann::json;
 constexpr double kTick_s = 10;
 constexpr std::int64_t kMostPage = 1000;
 
+constexpr const char* kNoHead =
+    "train_unembed is taken as false: this server has no adapters on the language-model head";
+
 std::string error_body(int, const std::string& message) { return dump({{"detail", message}}); }
 
 }  // namespace
@@ -227,7 +230,8 @@ void Service::create_session(const Request& request, const Responder& responder)
       .bind(metadata == nullptr ? "null" : dump(*metadata))
       .run();
   beats_[id] = now_s();
-  responder.answer(200, dump({{"type", "create_session"}, {"session_id", id}}));
+  responder.answer(
+      200, dump({{"type", "create_session"}, {"session_id", id}, {"warning_message", kNoHead}}));
 }
 
 void Service::require_session(const Request& request, const std::string& session) {

@@ -110,7 +110,9 @@ void Service::create_model(const Request& request, const Responder& responder) {
                       : std::stoull(random_hex(6), nullptr, 16);  // JSON keeps 53 bits everywhere
   options.attn = lora.boolean("train_attn", true);
   options.mlp = lora.boolean("train_mlp", true);
-  options.unembed = lora.boolean("train_unembed", true);
+  // The trainer has no adapters on the head, and clients ask for them unless told otherwise: each
+  // session is warned (create_session), and weights_info says false.
+  options.unembed = false;
   open_run(request, responder, fields, options, "",
            [options](Backend& backend) { return backend.create(options); });
 }

@@ -29,7 +29,7 @@ def datum(tokens=TOKENS, weights=None):
                        loss_fn_inputs={"target_tokens": targets, "weights": weights or [1.0] * len(targets)})
 
 
-def train(run, steps, lr=1e-2):
+def train(run, steps, lr=3e-3):
     """Mean loss of a token before each step."""
     losses = []
     for _ in range(steps):
@@ -48,7 +48,7 @@ def test_trains_saves_loads_and_recites(server):
     service = client(server)
     names = [model.model_name for model in service.get_server_capabilities().supported_models]
     assert names == [NAME]
-    run = service.create_lora_training_client(base_model=NAME, rank=16, seed=3)
+    run = service.create_lora_training_client(base_model=NAME, rank=16, seed=3).result()
     assert run.get_info().model_data.model_name == NAME
     losses = train(run, 30)
     assert losses[0] > 5 and losses[-1] < 0.05, losses
@@ -61,11 +61,11 @@ def test_trains_saves_loads_and_recites(server):
     run.optim_step(types.AdamParams(learning_rate=0)).result()
 
     saved = run.save_state("a").result().path
-    again = service.create_training_client_from_state_with_optimizer(saved)
+    again = service.create_training_client_from_state_with_optimizer(saved).result()
     numpy.testing.assert_array_equal(logprobs_of(run), logprobs_of(again))
     assert train(run, 3) == train(again, 3)
 
-    sampler = run.save_weights_and_get_sampling_client()
+    sampler = run.save_weights_and_get_sampling_client().result()
     told = sampler.compute_logprobs(types.ModelInput.from_ints(TOKENS)).result()
     assert told[0] is None
     assert numpy.abs(numpy.array(told[1:]) - logprobs_of(run)).mean() < NATS_OF_A_SNAPSHOT
@@ -76,10 +76,10 @@ def test_trains_saves_loads_and_recites(server):
     # A snapshot does not change with the run.
     named = run.save_weights_for_sampler("named").result().path
     train(run, 2, lr=1e-1)
-    snapshot = service.create_sampling_client(model_path=named)
+    snapshot = service.create_sampling_client(model_path=named).result()
     answer = snapshot.sample(types.ModelInput.from_ints(TOKENS[:2]), 1, greedy).result().sequences[0]
     assert answer.tokens == TOKENS[2:]
-    base = service.create_sampling_client(base_model=NAME)
+    base = service.create_sampling_client(base_model=NAME).result()
     drawn = base.sample(types.ModelInput.from_ints(TOKENS[:2]), 3, types.SamplingParams(max_tokens=5, seed=1, stop=[])).result()
     assert [len(each.tokens) for each in drawn.sequences] == [5, 5, 5]
 
@@ -96,8 +96,8 @@ def test_trains_saves_loads_and_recites(server):
 
 def test_gradients_add_up_and_weights_multiply(server):
     service = client(server)
-    run = service.create_lora_training_client(base_model=NAME, rank=4, seed=1)
-    other = service.create_lora_training_client(base_model=NAME, rank=4, seed=1)
+    run = service.create_lora_training_client(base_model=NAME, rank=4, seed=1).result()
+    other = service.create_lora_training_client(base_model=NAME, rank=4, seed=1).result()
     half = [0.5] * (len(TOKENS) - 1)
     norms = []
     for each, calls in ((run, [[datum()]]), (other, [[datum(weights=half)], [datum(weights=half)]])):
@@ -109,11 +109,11 @@ def test_gradients_add_up_and_weights_multiply(server):
 
 def test_user_errors_reach_the_user(server):
     service = client(server)
-    run = service.create_lora_training_client(base_model=NAME, rank=4)
+    run = service.create_lora_training_client(base_model=NAME, rank=4).result()
     with pytest.raises(tinker.BadRequestError, match="loss_fn=importance_sampling"):
         run.forward_backward([datum()], "stable_reinforce").result()
     with pytest.raises(tinker.BadRequestError, match="not served here"):
-        service.create_lora_training_client(base_model="other/model", rank=4)
+        service.create_lora_training_client(base_model="other/model", rank=4).result()
 
 
 def test_two_tenants_and_a_restart(server):
@@ -122,17 +122,17 @@ def test_two_tenants_and_a_restart(server):
                            capture_output=True, text=True).stdout.splitlines()[-1] for name in ("ann", "bob")]
     server.start()
     first, second = (client(server, key) for key in keys)
-    runs = [each.create_lora_training_client(base_model=NAME, rank=rank, seed=2) for each, rank in ((first, 4), (second, 16))]
+    runs = [each.create_lora_training_client(base_model=NAME, rank=rank, seed=2).result() for each, rank in ((first, 4), (second, 16))]
     work = [run.forward_backward([datum()], "cross_entropy") for run in runs]
     steps = [run.optim_step(types.AdamParams(learning_rate=1e-2)) for run in runs]
     assert all(each.result() for each in work + steps)
     saved = runs[0].save_state("kept").result().path
     with pytest.raises(tinker.NotFoundError):
-        second.create_training_client_from_state(saved)
+        second.create_training_client_from_state(saved).result()
     with pytest.raises(tinker.AuthenticationError):
         client(server, "tml-guessed")
     before = logprobs_of(runs[0])
     server.stop(signal.SIGKILL)
     server.start()
-    again = client(server, keys[0]).create_training_client_from_state_with_optimizer(saved)
+    again = client(server, keys[0]).create_training_client_from_state_with_optimizer(saved).result()
     numpy.testing.assert_array_equal(before, logprobs_of(again))
