@@ -1,6 +1,7 @@
 #include "sync/manifest.h"
 
 #include <algorithm>
+#include <functional>
 #include <numeric>
 #include <utility>
 

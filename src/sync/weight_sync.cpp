@@ -22,29 +22,33 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// After a bucket's bytes: their checksum, and version and number as a key.
+/// After a bucket's bytes: their checksum, which the version does not enter, and version and
+/// number.
 struct Trailer {
   std::uint64_t sum = 0, key = 0;
 };
 constexpr std::int64_t kTrailerBytes = sizeof(Trailer);
 
-std::uint64_t key_of(std::int64_t version, std::int64_t bucket) {
-  return static_cast<std::uint64_t>(version) << 32 | static_cast<std::uint64_t>(bucket);
+Trailer trailer_of(const at::Tensor& bytes, std::int64_t count, std::int64_t version,
+                   std::int64_t bucket) {
+  const auto number = static_cast<std::uint64_t>(bucket);
+  const std::span payload(bytes.const_data_ptr<std::uint8_t>(), static_cast<std::size_t>(count));
+  return {checksum(payload, number), static_cast<std::uint64_t>(version) << 32 | number};
 }
 
-std::span<const std::uint8_t> payload(const at::Tensor& bytes, std::int64_t count) {
-  return {bytes.const_data_ptr<std::uint8_t>(), static_cast<std::size_t>(count)};
-}
-
-void seal(at::Tensor& bytes, std::int64_t count, std::uint64_t key) {
-  const Trailer trailer{checksum(payload(bytes, count), key), key};
+void write_trailer(at::Tensor& bytes, std::int64_t count, const Trailer& trailer) {
   std::memcpy(bytes.mutable_data_ptr<std::uint8_t>() + count, &trailer, sizeof trailer);
 }
 
-bool is_whole(const at::Tensor& bytes, std::int64_t count, std::uint64_t key) {
+bool has_trailer(const at::Tensor& bytes, std::int64_t count, const Trailer& expected) {
   Trailer trailer;
   std::memcpy(&trailer, bytes.const_data_ptr<std::uint8_t>() + count, sizeof trailer);
-  return trailer.key == key && trailer.sum == checksum(payload(bytes, count), key);
+  return trailer.key == expected.key && trailer.sum == expected.sum;
+}
+
+std::uint64_t hash_of(const std::vector<std::uint64_t>& sums) {
+  return checksum(
+      {reinterpret_cast<const std::uint8_t*>(sums.data()), sums.size() * sizeof(sums[0])}, 0);
 }
 
 std::int64_t buffer_bytes(const Manifest& manifest) {
@@ -101,7 +105,8 @@ constexpr std::int64_t kHeader = 3;  ///< Version, buckets, hash of the manifest
 }  // namespace
 
 Publisher::Publisher(comm::Group trainers, std::vector<Part> parts, SyncOptions options)
-    : gather_(std::move(trainers), std::move(parts), options.bucket_bytes) {}
+    : gather_(std::move(trainers), std::move(parts), options.bucket_bytes),
+      sums_(manifest().buckets().size()) {}
 
 void Publisher::connect(std::unique_ptr<Channel> channel, std::int64_t generation) {
   warm_up(*channel, generation);
@@ -132,7 +137,9 @@ std::vector<std::int64_t> Publisher::send(const std::vector<std::int64_t>& bucke
     gather_.collect(number, buffer);
     if (!is_sender) continue;
     const std::int64_t bytes = manifest().buckets()[number].bytes;
-    seal(buffer, bytes, key_of(version, buckets[k]));
+    const Trailer trailer = trailer_of(buffer, bytes, version, buckets[k]);
+    write_trailer(buffer, bytes, trailer);
+    sums_[number] = trailer.sum;
     finish();
     if (!failure.empty()) continue;
     sent[k % 2] = buffer.narrow(0, 0, bytes + kTrailerBytes);
@@ -198,13 +205,16 @@ SyncReport Publisher::publish(std::int64_t version) {
   if (is_sender && !failure.empty()) channel_.reset();
   tell_trainers(failure);
   return {manifest().bytes(), count, static_cast<std::int64_t>(damaged.size()),
-          std::chrono::duration<double>(Clock::now() - begin).count()};
+          std::chrono::duration<double>(Clock::now() - begin).count(), hash_of(sums_)};
 }
 
 Subscriber::Subscriber(std::vector<Part> parts, SyncOptions options)
     : scatter_(std::move(parts)),
       manifest_(infos_of(scatter_.parts()), options.bucket_bytes),
-      options_(options) {}
+      options_(options),
+      sums_(manifest_.buckets().size()) {}
+
+std::uint64_t Subscriber::weights_hash() const { return hash_of(sums_); }
 
 void Subscriber::connect(std::unique_ptr<Channel> channel, std::int64_t generation) {
   warm_up(*channel, generation);
@@ -236,12 +246,15 @@ std::vector<std::int64_t> Subscriber::receive_buckets(const std::vector<std::int
     coming.get();
     const at::Tensor here = buffers[k % 2];
     if (k + 1 < buckets.size()) coming = start(k + 1);
-    if (!is_whole(here, bytes_of(k), key_of(version, buckets[k]))) {
+    const auto number = static_cast<std::size_t>(buckets[k]);
+    const Trailer trailer = trailer_of(here, bytes_of(k), version, buckets[k]);
+    sums_[number] = trailer.sum;
+    if (!has_trailer(here, bytes_of(k), trailer)) {
       damaged.push_back(buckets[k]);
     } else if (options_.staged) {
-      staged[static_cast<std::size_t>(buckets[k])] = here;
+      staged[number] = here;
     } else {
-      scatter_.write(manifest_, static_cast<std::size_t>(buckets[k]), here);
+      scatter_.write(manifest_, number, here);
     }
   }
   return damaged_anywhere(*channel_, manifest_, damaged);

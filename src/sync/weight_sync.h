@@ -27,6 +27,9 @@ struct SyncReport {
   std::int64_t bytes = 0, buckets = 0;
   std::int64_t damaged = 0;  ///< Buckets that were sent again.
   double seconds = 0;        ///< From the first call to the version word.
+  /// Of the weights, whatever their version and the trainer's layout; on rank 0. The rollouts' is
+  /// the same (Subscriber::weights_hash).
+  std::uint64_t weights_hash = 0;
 };
 
 /// The trainer's side. Every trainer rank has one and makes the same calls.
@@ -50,6 +53,7 @@ class Publisher {
 
   Gather gather_;
   std::unique_ptr<Channel> channel_;
+  std::vector<std::uint64_t> sums_;  ///< Checksum of each bucket.
 };
 
 /// The side of one rollout rank.
@@ -65,6 +69,8 @@ class Subscriber {
   /// Last received whole; -1: none yet.
   std::int64_t version() const { return version_; }
   bool is_intact() const { return is_intact_; }
+  /// Of the weights of version(), as they arrived.
+  std::uint64_t weights_hash() const;
 
  private:
   std::int64_t receive_version();
@@ -75,6 +81,7 @@ class Subscriber {
   Manifest manifest_;
   SyncOptions options_;
   std::unique_ptr<Channel> channel_;
+  std::vector<std::uint64_t> sums_;  ///< Checksum of each bucket.
   std::int64_t version_ = -1;
   bool is_intact_ = true;
 };

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <span>
+
 #include "base/errors.h"
 #include "sync/checksum.h"
 #include "sync/part.h"

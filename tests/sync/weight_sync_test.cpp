@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
+
 #include "base/errors.h"
 #include "meet.h"
 #include "weights.h"
@@ -47,6 +49,7 @@ class DamagingChannel final : public Channel {
 };
 
 void expect_syncs(std::int64_t count) {
+  std::vector<std::uint64_t> sent, received;
   const auto errors = run_sides(
       kRollouts,
       [&](std::unique_ptr<Channel> channel) {
@@ -58,6 +61,7 @@ void expect_syncs(std::int64_t count) {
           const SyncReport report = publisher.publish(version);
           ASSERT_EQ(report.damaged, 0);
           ASSERT_EQ(report.buckets, 5);
+          sent.push_back(report.weights_hash);
         }
       },
       [&](std::unique_ptr<Channel> channel, std::int64_t number) {
@@ -69,10 +73,13 @@ void expect_syncs(std::int64_t count) {
         for (std::int64_t version = 1; version <= count; ++version) {
           ASSERT_EQ(subscriber.receive(), version);
           ASSERT_TRUE(weights.all_are(static_cast<double>(version)));
+          if (number == 0) received.push_back(subscriber.weights_hash());
         }
         EXPECT_EQ(weights.c.data_ptr(), address);
       });
   EXPECT_THAT(errors, Each(""));
+  EXPECT_EQ(sent, received);
+  EXPECT_NE(sent.front(), sent.back());
 }
 
 TEST(WeightSync, PublishesEachVersionInPlace) { expect_syncs(30); }
