@@ -45,6 +45,32 @@ data::LoaderOptions loader_options(const config::RunConfig& config, const comm::
   return options;
 }
 
+/// The loader of the run; a part of an epoch ends it after as many steps.
+std::unique_ptr<data::Loader> make_loader(const std::shared_ptr<const data::Dataset>& train,
+                                          const config::RunConfig& config, const comm::Mesh& mesh) {
+  data::LoaderOptions options = loader_options(config, mesh);
+  auto loader = std::make_unique<data::Loader>(train, options);
+  const double epochs = config.train.epochs;
+  if (options.epochs == 0 || epochs == std::floor(epochs)) return loader;
+  const auto steps = static_cast<std::int64_t>(
+      std::ceil(epochs * static_cast<double>(loader->info().steps_per_epoch)));
+  options.max_steps = options.max_steps > 0 ? std::min(options.max_steps, steps) : steps;
+  return std::make_unique<data::Loader>(train, options);
+}
+
+config::RunConfig paced(config::RunConfig config, const data::LoaderInfo& info) {
+  const auto steps = [](double share, std::int64_t whole) {
+    return std::max<std::int64_t>(1, std::llround(share * static_cast<double>(whole)));
+  };
+  if (config.optim.warmup_ratio > 0)
+    config.optim.warmup_steps = steps(config.optim.warmup_ratio, info.total_steps);
+  if (config.train.eval_every_epochs > 0)
+    config.train.eval_every = steps(config.train.eval_every_epochs, info.steps_per_epoch);
+  if (config.ckpt.every_epochs > 0)
+    config.ckpt.every = steps(config.ckpt.every_epochs, info.steps_per_epoch);
+  return config;
+}
+
 /// What rank 0 does before anything is written.
 std::unique_ptr<RunLock> claim_output(const config::RunConfig& config, const comm::World* world) {
   if (world != nullptr && world->rank() > 0) return nullptr;
@@ -77,10 +103,10 @@ Trainer::Trainer(const config::RunConfig& config, Observer& observer, const std:
       objective_(objective::make_objective(config, setup_)),
       learner_(config, setup_, *objective_,
                std::max(config.train.micro_batch_tokens, config.data.max_length)),
-      loader_(std::make_unique<data::Loader>(setup_.train,
-                                             loader_options(config, setup_.context.mesh))),
+      loader_(make_loader(setup_.train, config, setup_.context.mesh)),
+      paced_(paced(config, loader_->info())),
       auxiliary_coefficient_(assembly::auxiliary_coefficient(config, setup_.model->config())) {
-  check_schedule(config, loader_->info().total_steps);
+  check_schedule(paced_, loader_->info().total_steps);
   files::make_writable_directory(config.train.output_dir);
   ckpt::CheckpointStoreOptions store;
   store.keep_last = static_cast<int>(config.ckpt.keep_last);
@@ -122,11 +148,11 @@ Trainer::Divisors Trainer::divisors_of(const data::Step& step) const {
 }
 
 double Trainer::learning_rate_of(const data::Step& step) const {
-  return learning_rate(config_.optim, step.step, loader_->info().total_steps);
+  return learning_rate(paced_.optim, step.step, loader_->info().total_steps);
 }
 
 Pause Trainer::pause_behind(std::int64_t done) const {
-  return train::pause_behind(config_, setup_.eval != nullptr, done, loader_->info().total_steps);
+  return train::pause_behind(paced_, setup_.eval != nullptr, done, loader_->info().total_steps);
 }
 
 Learner::StepOptions Trainer::options_of(const data::Step& step) const {
