@@ -9,6 +9,7 @@
 #include "train/observer.h"
 #include "train/setup.h"
 #include "ui/metrics.h"
+#include "ui/metrics_command.h"
 #include "ui/progress.h"
 #include "ui/report.h"
 #include "ui/tensorboard.h"
@@ -57,6 +58,7 @@ class RunObserver : public train::Observer {
   std::string tokenizing_file_;
   std::unique_ptr<ui::MetricsWriter> metrics_;
   std::unique_ptr<ui::TensorBoardWriter> tensorboard_;
+  std::unique_ptr<ui::MetricsCommand> metrics_command_;
   std::vector<std::string> answers_before_;
   ui::ReportFacts facts_;
 };

@@ -144,6 +144,17 @@ class Checker {
     }
   }
 
+  /// Two keys that say the same thing.
+  void one_of(const char* steps, const char* share, double value) const {
+    if (value > 0 && c_.is_set(steps)) fail(share, fmt::format("is given beside {}", steps));
+  }
+
+  void paces() const {
+    one_of("optim.warmup_steps", "optim.warmup_ratio", c_.optim.warmup_ratio);
+    one_of("train.eval_every", "train.eval_every_epochs", c_.train.eval_every_epochs);
+    one_of("ckpt.every", "ckpt.every_epochs", c_.ckpt.every_epochs);
+  }
+
   void adapter() const {
     if (c_.train.method != Method::kLora) return;
     if (c_.adapter.rank == 0) fail("adapter.rank", "train.method lora needs a rank >= 1");
@@ -165,6 +176,8 @@ class Checker {
     }
     if (c_.ckpt.keep_best) fail("ckpt.keep_best", "the best checkpoint is found with data.eval");
     if (c_.train.eval_every > 0) fail("train.eval_every", "evaluation needs data.eval");
+    if (c_.train.eval_every_epochs > 0)
+      fail("train.eval_every_epochs", "evaluation needs data.eval");
     if (c_.train.eval_on_start) fail("train.eval_on_start", "evaluation needs data.eval");
   }
 
@@ -240,6 +253,7 @@ void check(const RunConfig& config, const std::string& source, Completeness comp
   checker.router();
   checker.length();
   checker.schedule();
+  checker.paces();
   checker.adapter();
   checker.evaluation();
   checker.stopping();

@@ -161,7 +161,7 @@ struct TrainSection {
   std::int64_t global_batch_size = 8;
   std::int64_t micro_batch_tokens = 0;  ///< load() replaces 0 by the tokens of a usual row
   std::int64_t max_steps = 0;
-  std::int64_t epochs = 1;
+  double epochs = 1;
   std::uint64_t seed = 0;
   std::string output_dir;  ///< load() replaces "" by runs/<name of the file>
   std::string resume = "auto";
@@ -174,6 +174,7 @@ struct TrainSection {
   std::string router_record, router_replay;  ///< Folders; "": no
   double infonce_temperature = 0.05;
   std::int64_t eval_every = 0;
+  double eval_every_epochs = 0;
   bool eval_on_start = false;
   std::int64_t early_stop_patience = 0;
   bool deterministic = false;
@@ -210,6 +211,7 @@ struct OptimSection {
   double clip_norm = 1;
   Schedule schedule = Schedule::kCosine;
   std::int64_t warmup_steps = 0;
+  double warmup_ratio = 0;
   std::int64_t decay_steps = 0;
   double min_lr_ratio = 0;
   std::vector<std::string> no_decay;
@@ -278,6 +280,7 @@ struct ExportSection {
 
 struct CheckpointSection {
   std::int64_t every = 500;
+  double every_epochs = 0;
   std::int64_t keep_last = 2;
   bool keep_best = false;
   ExportSection export_;
@@ -293,6 +296,7 @@ struct LogSection {
   LogLevel level = LogLevel::kInfo;
   bool tensorboard = true;
   bool report = true;
+  std::string command;
   std::vector<std::string> sample_prompts;
   std::int64_t sample_tokens = 64;
   std::int64_t profile_step = 0;

@@ -37,8 +37,7 @@ Section data_section() {
   Table<DataSection>(s, &RunConfig::data)
       .key("train", &DataSection::train,
            "training files, folders, patterns or a data set of the Hugging Face Hub; weight: how "
-           "often "
-           "a row is seen in an epoch",
+           "often a row is seen in an epoch",
            {.aliases = {"dataset", "datasets", "train_file", "train_path", "path"},
             .required = true})
       .key("eval", &DataSection::eval,
@@ -130,7 +129,8 @@ Section train_section() {
                         "gradient_accumulation_steps"}})
       .key("max_steps", &TrainSection::max_steps, "optimizer steps; 0: as many as epochs gives",
            {.range = at_least(0), .aliases = {"steps", "num_steps", "train_steps"}})
-      .key("epochs", &TrainSection::epochs, "passes over data.train; ignored with max_steps",
+      .key("epochs", &TrainSection::epochs,
+           "passes over data.train, also a part of one as 0.5; ignored with max_steps",
            {.range = at_least(0), .aliases = {"num_epochs", "num_train_epochs"}})
       .key("seed", &TrainSection::seed, "of order, dropout and new weights",
            {.range = at_least(0), .aliases = {"random_seed"}})
@@ -172,6 +172,8 @@ Section train_section() {
       .key("eval_every", &TrainSection::eval_every,
            "steps between evaluations on data.eval; 0: at the end only",
            {.range = at_least(0), .aliases = {"eval_steps", "eval_interval"}})
+      .key("eval_every_epochs", &TrainSection::eval_every_epochs,
+           "the same in epochs, as 1 or 0.25, instead of eval_every", {.range = at_least(0)})
       .key("eval_on_start", &TrainSection::eval_on_start,
            "also evaluate before the first step, as step 0", {.aliases = {"eval_at_start"}})
       .key("early_stop_patience", &TrainSection::early_stop_patience,
@@ -219,7 +221,9 @@ Section optim_section() {
       .key("schedule", &OptimSection::schedule, "after warm-up; wsd holds, then decays",
            {.aliases = {"lr_scheduler", "lr_scheduler_type", "scheduler"}})
       .key("warmup_steps", &OptimSection::warmup_steps, "steps from 0 to lr",
-           {.range = at_least(0), .aliases = {"warmup", "warmup_ratio", "num_warmup_steps"}})
+           {.range = at_least(0), .aliases = {"warmup", "num_warmup_steps"}})
+      .key("warmup_ratio", &OptimSection::warmup_ratio,
+           "the same as a share of all steps, instead of warmup_steps", {.range = from_up_to(0, 1)})
       .key("decay_steps", &OptimSection::decay_steps, "wsd: steps of the final decay",
            {.range = at_least(0), .aliases = {"num_decay_steps"}})
       .key("min_lr_ratio", &OptimSection::min_lr_ratio, "end of the schedule, as a fraction of lr",
@@ -305,6 +309,8 @@ Section checkpoint_section() {
   Table<CheckpointSection>(s, &RunConfig::ckpt)
       .key("every", &CheckpointSection::every, "steps; 0: only when stopped and at the end",
            {.range = at_least(0), .aliases = {"save_steps", "save_every", "save_interval"}})
+      .key("every_epochs", &CheckpointSection::every_epochs,
+           "the same in epochs, as 1 or 0.5, instead of every", {.range = at_least(0)})
       .key("keep_last", &CheckpointSection::keep_last, "older ones are removed",
            {.range = at_least(1), .aliases = {"save_total_limit"}})
       .key("keep_best", &CheckpointSection::keep_best,
@@ -328,9 +334,12 @@ Section log_section() {
            "steps between lines when the output is no terminal, at most one a second",
            {.range = at_least(1), .aliases = {"logging_steps", "log_every"}})
       .key("level", &LogSection::level, "of messages", {.aliases = {"verbosity", "log_level"}})
-      .key("tensorboard", &LogSection::tensorboard, "write <train.output_dir>/tensorboard",
-           {.aliases = {"report_to", "wandb", "use_wandb", "wandb_project"}})
+      .key("tensorboard", &LogSection::tensorboard, "write <train.output_dir>/tensorboard")
       .key("report", &LogSection::report, "write <train.output_dir>/report.html")
+      .key("command", &LogSection::command,
+           "a shell command that gets the configuration and each step's metrics as JSON lines on "
+           "its standard input",
+           {.aliases = {"report_to", "wandb", "use_wandb", "wandb_project"}})
       .key("sample_prompts", &LogSection::sample_prompts,
            "answered before and after training, for the report")
       .key("sample_tokens", &LogSection::sample_tokens, "length of these answers at most",

@@ -33,6 +33,14 @@ std::string replaced(std::string text, std::string_view from, std::string_view t
   return text;
 }
 
+std::vector<Path> snapshots_in(const Path& folder) {
+  std::error_code ignored;
+  std::vector<Path> snapshots;
+  for (const auto& entry : fs::directory_iterator(folder / "snapshots", ignored))
+    snapshots.push_back(entry.path());
+  return snapshots;
+}
+
 }  // namespace
 
 Path cache_folder(const Repository& repository) {
@@ -55,19 +63,18 @@ Path cached_snapshot(const Repository& repository) {
     const std::string commit(text::trim(files::read(reference)));
     if (const Path snapshot = folder / "snapshots" / commit; is_folder(snapshot)) return snapshot;
   }
-  return {};
+  const std::vector<Path> snapshots = snapshots_in(folder);
+  const bool is_copied = snapshots.size() == 1 && !is_there(folder / "refs");
+  return is_copied ? snapshots.front() : Path();
 }
 
 Path snapshot_of(const Path& folder) {
-  std::error_code ignored;
   const Path main = folder / "refs" / "main";
   if (is_there(main)) {
     const std::string revision(text::trim(files::read(main)));
     if (is_folder(folder / "snapshots" / revision)) return folder / "snapshots" / revision;
   }
-  std::vector<Path> snapshots;
-  for (const auto& entry : fs::directory_iterator(folder / "snapshots", ignored))
-    snapshots.push_back(entry.path());
+  const std::vector<Path> snapshots = snapshots_in(folder);
   if (snapshots.size() == 1) return snapshots.front();
   throw_error<ModelError>("{}: a folder of the Hugging Face cache with {}", folder.string(),
                           snapshots.empty() ? "no snapshot: the download did not end"

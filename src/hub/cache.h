@@ -16,8 +16,8 @@ using files::Path;
 Path cache_folder(const Repository& repository);
 
 /// The folder with the files of the repository's revision, if the cache has one; else "". A branch
-/// is what refs/ says it was when it was downloaded last. Throws ModelError for a cache folder with
-/// several snapshots of which none is meant.
+/// is what refs/ says it was when it was downloaded last; the only snapshot of a folder without
+/// refs/, as a copied one, stands for any.
 Path cached_snapshot(const Repository& repository);
 
 /// The snapshot of a folder "models--owner--name" that its branch "main" names, or the only one.

@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <cmath>
+#include <memory>
 #include <utility>
 
 #include "objective/from_config.h"
@@ -25,19 +27,32 @@ data::LoaderOptions loader_options(const config::RunConfig& config, const comm::
   return options;
 }
 
+/// The loader of the run; a part of an epoch ends it after as many steps.
+std::unique_ptr<data::Loader> make_loader(const std::shared_ptr<const data::Dataset>& train,
+                                          const config::RunConfig& config, const comm::Mesh& mesh) {
+  data::LoaderOptions options = loader_options(config, mesh);
+  auto loader = std::make_unique<data::Loader>(train, options);
+  const double epochs = config.train.epochs;
+  if (options.epochs == 0 || epochs == std::floor(epochs)) return loader;
+  const auto steps = static_cast<std::int64_t>(
+      std::ceil(epochs * static_cast<double>(loader->info().steps_per_epoch)));
+  options.max_steps = options.max_steps > 0 ? std::min(options.max_steps, steps) : steps;
+  return std::make_unique<data::Loader>(train, options);
+}
+
 class DatasetSteps : public StepSource {
  public:
   DatasetSteps(const config::RunConfig& config, const Setup& setup, objective::Objective& objective)
       : config_(config),
         setup_(setup),
         objective_(objective),
-        loader_(setup.train, loader_options(config, setup.context.mesh)) {}
+        loader_(make_loader(setup.train, config, setup.context.mesh)) {}
 
-  const data::LoaderInfo& info() const override { return loader_.info(); }
+  const data::LoaderInfo& info() const override { return loader_->info(); }
   std::string summary() const override { return setup_.train->report().summary(); }
-  std::optional<data::Step> next() override { return loader_.next(); }
-  nlohmann::json cursor() const override { return loader_.cursor(); }
-  void seek(const nlohmann::json& cursor) override { loader_.seek(cursor); }
+  std::optional<data::Step> next() override { return loader_->next(); }
+  nlohmann::json cursor() const override { return loader_->cursor(); }
+  void seek(const nlohmann::json& cursor) override { loader_->seek(cursor); }
   bool has_evaluation() const override { return setup_.eval != nullptr; }
   Evaluation evaluate() override {
     data::EvaluationLoader::Options options;
@@ -51,7 +66,7 @@ class DatasetSteps : public StepSource {
   const config::RunConfig& config_;
   const Setup& setup_;
   objective::Objective& objective_;
-  data::Loader loader_;
+  std::unique_ptr<data::Loader> loader_;
 };
 
 }  // namespace

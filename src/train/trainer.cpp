@@ -27,6 +27,20 @@
 namespace heddle::train {
 namespace {
 
+/// The configuration with what is given in epochs and shares as steps.
+config::RunConfig paced(config::RunConfig config, const data::LoaderInfo& info) {
+  const auto steps = [](double share, std::int64_t whole) {
+    return std::max<std::int64_t>(1, std::llround(share * static_cast<double>(whole)));
+  };
+  if (config.optim.warmup_ratio > 0)
+    config.optim.warmup_steps = steps(config.optim.warmup_ratio, info.total_steps);
+  if (config.train.eval_every_epochs > 0)
+    config.train.eval_every = steps(config.train.eval_every_epochs, info.steps_per_epoch);
+  if (config.ckpt.every_epochs > 0)
+    config.ckpt.every = steps(config.ckpt.every_epochs, info.steps_per_epoch);
+  return config;
+}
+
 /// Rank 0's preparations before anything is written.
 std::unique_ptr<RunLock> claim_output(const config::RunConfig& config, const comm::World* world) {
   if (world != nullptr && world->rank() > 0) return nullptr;
@@ -48,8 +62,9 @@ Trainer::Trainer(const config::RunConfig& config, Observer& observer, const std:
       steps_(*subject_.steps),
       learner_(config, setup_, objective_,
                std::max(config.train.micro_batch_tokens, config.data.max_length)),
+      paced_(paced(config, steps_.info())),
       auxiliary_coefficient_(assembly::auxiliary_coefficient(config, setup_.model->config())) {
-  check_schedule(config, steps_.info().total_steps);
+  check_schedule(paced_, steps_.info().total_steps);
   files::make_writable_directory(config.train.output_dir);
   ckpt::CheckpointStoreOptions store;
   store.keep_last = static_cast<int>(config.ckpt.keep_last);
@@ -91,11 +106,11 @@ Trainer::Divisors Trainer::divisors_of(const data::Step& step) const {
 }
 
 double Trainer::learning_rate_of(const data::Step& step) const {
-  return learning_rate(config_.optim, step.step, steps_.info().total_steps);
+  return learning_rate(paced_.optim, step.step, steps_.info().total_steps);
 }
 
 Pause Trainer::pause_behind(std::int64_t done) const {
-  return train::pause_behind(config_, steps_.has_evaluation(), done, steps_.info().total_steps);
+  return train::pause_behind(paced_, steps_.has_evaluation(), done, steps_.info().total_steps);
 }
 
 Learner::StepOptions Trainer::options_of(const data::Step& step) const {

@@ -101,6 +101,7 @@ class Trainer {
   objective::Objective& objective_;
   StepSource& steps_;
   Learner learner_;
+  config::RunConfig paced_;  ///< With what is given in epochs and shares as steps.
   std::optional<TakenStep> ahead_;                  ///< Queued after the step under way.
   std::chrono::steady_clock::time_point last_end_;  ///< Time at which a step ended.
   std::unique_ptr<ckpt::CheckpointStore> checkpoints_;

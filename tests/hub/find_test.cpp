@@ -148,13 +148,13 @@ TEST_F(FindModel, FollowsLinksOfTheOwnCacheAlone) {
 }
 
 TEST_F(FindModel, RefusesAFolderWithoutOneSnapshot) {
-  std::filesystem::remove(folder_ / "refs" / "main");
-  EXPECT_THAT(message_of<ModelError>([&] { find_model("Qwen/Qwen3.5-0.8B"); }),
+  std::filesystem::remove_all(folder_ / "refs");
+  EXPECT_THAT(message_of<ModelError>([&] { find_model(folder_.string()); }),
               HasSubstr("several snapshots"));
   std::filesystem::remove_all(folder_ / "snapshots" / "abc");
   EXPECT_EQ(find_model("Qwen/Qwen3.5-0.8B"), folder_ / "snapshots" / "def");
-  std::filesystem::remove_all(folder_ / "snapshots");
-  EXPECT_THAT(message_of<ModelError>([&] { find_model("Qwen/Qwen3.5-0.8B"); }),
+  std::filesystem::remove_all(folder_ / "snapshots" / "def");
+  EXPECT_THAT(message_of<ModelError>([&] { find_model(folder_.string()); }),
               HasSubstr("no snapshot"));
 }
 

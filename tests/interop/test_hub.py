@@ -1,7 +1,6 @@
 """Models and data by name, against a local server of the hubs' protocols, and with huggingface_hub on the same cache."""
 import json
 import os
-import pathlib
 import subprocess
 import sys
 
@@ -14,11 +13,9 @@ ROWS = b"".join(json.dumps({"input_ids": [5, 6, 7, 8 + i]}).encode() + b"\n" for
 
 
 @pytest.fixture(scope="session")
-def files(tmp_path_factory, models):
-    folder = next(p for p in sorted(pathlib.Path(models).iterdir()) if (p / "model.safetensors").exists())
+def files(models):
+    folder = models / "dense_tied"
     found = {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
-    if "tokenizer.json" not in found:
-        found |= {p.name: p.read_bytes() for p in (pathlib.Path(__file__).parents[2] / "examples/tokenizer-4k").iterdir()}
     return found | {"pytorch_model.bin": b"a pickle", "onnx/model.onnx": b"onnx", "empty.txt": b""}
 
 
