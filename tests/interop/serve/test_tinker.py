@@ -130,7 +130,7 @@ def test_two_tenants_and_a_restart(server):
     with pytest.raises(tinker.NotFoundError):
         second.create_training_client_from_state(saved).result()
     with pytest.raises(tinker.AuthenticationError):
-        client(server, "tml-guessed")
+        client(server, "tml-guessed").create_lora_training_client(base_model=NAME, rank=4).result()
     before = logprobs_of(runs[0])
     server.stop(signal.SIGKILL)
     server.start()

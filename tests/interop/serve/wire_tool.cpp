@@ -1,6 +1,7 @@
 // Drives the protobuf code of the server for test_wire.py, which compares with Python's runtime.
-//   heddle_wire_tool decode   ForwardBackwardRequests, each after its length (4 bytes), -> JSON lines
-//   heddle_wire_tool encode   JSON lines {"output": ...} or {"sample": ...} -> messages after their lengths
+//   heddle_wire_tool decode   ForwardBackwardRequests, each after its length (4 bytes), -> JSON
+//   lines heddle_wire_tool encode   JSON lines {"output": ...} or {"sample": ...} -> messages after
+//   their lengths
 #include <cstdint>
 #include <cstdio>
 #include <iostream>
@@ -44,9 +45,12 @@ json as_json(const ForwardBackwardRequest& request) {
                       {"shape", tensor.shape}};
     data.push_back({{"chunks", chunks}, {"inputs", inputs}});
   }
-  return {{"model_id", request.model_id}, {"seq_id", request.seq_id},
-          {"loss_fn", request.loss_fn},   {"numbers", request.numbers},
-          {"texts", request.texts},       {"forward_only", request.forward_only},
+  return {{"model_id", request.model_id},
+          {"seq_id", request.seq_id},
+          {"loss_fn", request.loss_fn},
+          {"numbers", request.numbers},
+          {"texts", request.texts},
+          {"forward_only", request.forward_only},
           {"data", data}};
 }
 
@@ -87,7 +91,10 @@ void decode_all() {
     std::string bytes(size, '\0');
     if (size > 0 && std::fread(bytes.data(), size, 1, stdin) != 1) return;
     try {
-      std::cout << as_json(decode_forward_backward(bytes)).dump() << "\n";
+      // Names in a broken message may be no UTF-8.
+      std::cout << as_json(decode_forward_backward(bytes))
+                       .dump(-1, ' ', false, json::error_handler_t::replace)
+                << "\n";
     } catch (const heddle::serve::HttpError& error) {
       std::cout << json{{"refused", error.status()}}.dump() << "\n";
     }
