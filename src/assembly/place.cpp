@@ -32,8 +32,7 @@ std::unique_ptr<Model> make_model(const ModelRecipe& recipe, const runtime::Cont
   models::ModelOptions options;
   options.head = recipe.head;
   options.num_labels = recipe.num_labels;
-  options.duties.use =
-      trains(recipe.purpose) ? ops::Use::kTraining : ops::Use::kGeneration;
+  options.duties.use = trains(recipe.purpose) ? ops::Use::kTraining : ops::Use::kGeneration;
   options.duties.generates = recipe.generates || recipe.purpose == Purpose::kGenerate;
   if (const auto* adapters = std::get_if<NewAdapters>(&recipe.adapters))
     options.duties.adapter_rank = adapters->options.rank;

@@ -101,8 +101,8 @@ class Trainer {
   objective::Objective& objective_;
   StepSource& steps_;
   Learner learner_;
-  config::RunConfig paced_;  ///< With what is given in epochs and shares as steps.
-  std::optional<TakenStep> ahead_;                  ///< Queued after the step under way.
+  config::RunConfig paced_;         ///< With what is given in epochs and shares as steps.
+  std::optional<TakenStep> ahead_;  ///< Queued after the step under way.
   std::chrono::steady_clock::time_point last_end_;  ///< Time at which a step ended.
   std::unique_ptr<ckpt::CheckpointStore> checkpoints_;
   double auxiliary_coefficient_ = 0;

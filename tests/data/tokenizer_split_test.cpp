@@ -120,9 +120,9 @@ TEST(Split, LongWordsAreCutAsShortOnes) {
     for (const char* letter : {"G", "g", "日", "-", " "}) {
       std::string word;
       while (word.size() < length) word += letter;
-      EXPECT_EQ(words(*make_regex_split(o200k, "t"), "1" + word + "\n"),
-                *letter == ' ' || *letter == '-' ? (Words{"1", word + "\n"})
-                                                 : (Words{"1", word, "\n"}))
+      EXPECT_EQ(
+          words(*make_regex_split(o200k, "t"), "1" + word + "\n"),
+          *letter == ' ' || *letter == '-' ? (Words{"1", word + "\n"}) : (Words{"1", word, "\n"}))
           << letter << " " << length;
       EXPECT_EQ(words(*make_regex_split(kQwen35, "t"), "1" + word + "\n"),
                 words(*make_known_split(kQwen35), "1" + word + "\n"))
