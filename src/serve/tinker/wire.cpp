@@ -255,20 +255,31 @@ void put_sizes(pbf_writer& out, std::uint32_t field, const std::vector<std::int6
   if (!sizes.empty()) out.add_packed_int64(field, sizes.begin(), sizes.end());
 }
 
+/// A message inside another, also an empty one: protozero's own nesting leaves that out.
+template <class Fill>
+void put_message(pbf_writer& out, std::uint32_t field, const Fill& fill) {
+  std::string bytes;
+  pbf_writer message(bytes);
+  fill(message);
+  out.add_message(field, bytes);
+}
+
 void put(pbf_writer& out, std::uint32_t field, const TopkLogprobs& topk) {
-  pbf_writer message(out, field);
-  put(message, 1, as_bytes(topk.token_ids));
-  put(message, 2, as_bytes(topk.logprobs));
-  if (topk.k != 0) message.add_uint32(3, topk.k);
-  if (topk.length != 0) message.add_uint32(4, topk.length);
+  put_message(out, field, [&](pbf_writer& message) {
+    put(message, 1, as_bytes(topk.token_ids));
+    put(message, 2, as_bytes(topk.logprobs));
+    if (topk.k != 0) message.add_uint32(3, topk.k);
+    if (topk.length != 0) message.add_uint32(4, topk.length);
+  });
 }
 
 void put(pbf_writer& out, std::uint32_t field, const BatchedTensor& tensor) {
-  pbf_writer message(out, field);
-  put(message, 1, tensor.data);
-  put(message, 2, as_bytes(tensor.offsets));
-  if (tensor.dtype != DType::kUnspecified) message.add_enum(3, static_cast<int>(tensor.dtype));
-  put_sizes(message, 4, tensor.trailing_shape);
+  put_message(out, field, [&](pbf_writer& message) {
+    put(message, 1, tensor.data);
+    put(message, 2, as_bytes(tensor.offsets));
+    if (tensor.dtype != DType::kUnspecified) message.add_enum(3, static_cast<int>(tensor.dtype));
+    put_sizes(message, 4, tensor.trailing_shape);
+  });
 }
 
 }  // namespace
@@ -281,8 +292,7 @@ std::string encode(const ForwardBackwardOutput& output) {
   std::string bytes;
   pbf_writer out(bytes);
   put(out, 1, output.loss_fn_output_type);
-  {
-    pbf_writer record(out, 2);
+  put_message(out, 2, [&](pbf_writer& record) {
     put(record, 1, output.loss_fn_output_type);
     for (const auto& [name, tensor] : output.fields) {
       pbf_writer entry(record, 2);
@@ -290,7 +300,7 @@ std::string encode(const ForwardBackwardOutput& output) {
       put(entry, 2, tensor);
     }
     if (output.num_datums != 0) record.add_int64(3, output.num_datums);
-  }
+  });
   for (const auto& [name, value] : output.metrics) {
     pbf_writer entry(out, 3);
     entry.add_string(1, name);
