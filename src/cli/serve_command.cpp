@@ -147,11 +147,19 @@ CLI::App* add_key_commands(CLI::App& serve_command, Action& action) {
   return keys;
 }
 
+/// Keys and defaults, several a line; docs/serve.md has their meanings.
 std::string help_of_settings() {
-  std::string text = "Settings:\n";
-  for (const serve::SettingRow& row : serve::setting_rows())
-    text += fmt::format("  {:<26}{} ({})\n", row.key, row.meaning, row.value);
-  return text;
+  constexpr std::size_t kWidth = 96;
+  std::string text = "Settings and defaults (docs/serve.md):\n", line = " ";
+  for (const serve::SettingRow& row : serve::setting_rows()) {
+    const std::string setting = fmt::format(" {}={}", row.key, row.value);
+    if (line.size() + setting.size() > kWidth) {
+      text += line + "\n";
+      line = " ";
+    }
+    line += setting;
+  }
+  return text + line + "\n";
 }
 
 }  // namespace

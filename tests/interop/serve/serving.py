@@ -19,15 +19,16 @@ class Server:
 
     def __init__(self, model, data):
         self.model, self.data = model, data
-        self.process = self.url = None
+        self.process, self.url, self.port = None, None, "0"
 
     def start(self, *settings):
         self.process = subprocess.Popen(
-            [HEDDLE, "serve", str(self.model), "--name", NAME, "--port", "0", "--data-dir", str(self.data), "device.name=cpu",
+            [HEDDLE, "serve", str(self.model), "--name", NAME, "--port", self.port, "--data-dir", str(self.data), "device.name=cpu",
              "device.threads=1", "serve.max_context=256", "serve.max_sequences=8", *settings],
             stdout=subprocess.PIPE, text=True)
         self.url = self.process.stdout.readline().strip()
         assert self.url.startswith("http://127.0.0.1:"), self.url
+        self.port = self.url.rsplit(":", 1)[1]  # clients go on with a server that is started again
         return self
 
     def stop(self, how=signal.SIGTERM):

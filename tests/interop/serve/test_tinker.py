@@ -136,3 +136,20 @@ def test_two_tenants_and_a_restart(server):
     server.start()
     again = client(server, keys[0]).create_training_client_from_state_with_optimizer(saved).result()
     numpy.testing.assert_array_equal(before, logprobs_of(again))
+
+
+def test_a_killed_server_loses_no_promise_with_durable_steps(server):
+    assert server.stop() == 0
+    settings = "serve.durable_steps=2", "serve.deterministic=true"
+    server.start(*settings)
+    service = client(server)
+    whole, cut = (service.create_lora_training_client(base_model=NAME, rank=8, seed=5).result() for _ in range(2))
+    expected = train(whole, 8)
+    losses = train(cut, 3)
+    work = cut.forward_backward([datum()], "cross_entropy")
+    step = cut.optim_step(types.AdamParams(learning_rate=3e-3))
+    server.stop(signal.SIGKILL)
+    server.start(*settings)
+    losses.append(work.result().metrics["loss:sum"] / (len(TOKENS) - 1))
+    step.result()
+    assert losses + train(cut, 4) == expected
