@@ -98,8 +98,8 @@ class Trainer {
   std::unique_ptr<objective::Objective> objective_;
   Learner learner_;
   std::unique_ptr<data::Loader> loader_;
-  config::RunConfig paced_;  ///< With what is given in epochs and shares as steps.
-  std::optional<Begun> behind_;                     ///< Queued behind the step under way.
+  config::RunConfig paced_;      ///< With what is given in epochs and shares as steps.
+  std::optional<Begun> behind_;  ///< Queued behind the step under way.
   std::chrono::steady_clock::time_point last_end_;  ///< Of a step.
   std::unique_ptr<ckpt::CheckpointStore> checkpoints_;
   double auxiliary_coefficient_ = 0;
