@@ -248,10 +248,8 @@ void add_tokenize_command(CLI::App& app, Action& action) {
       ->type_name("FILE");
   command->add_option("--rows", options->rows, "How many rows")->capture_default_str();
   command
-      ->add_option(
-          "--report", options->report,
-          "Read all rows; a page of the first of each file, the longest, the cut and those "
-          "without loss")
+      ->add_option("--report", options->report,
+                   "A page of the first rows of each file and the odd ones")
       ->type_name("OUT.html");
   command->add_flag("--ids", options->ids, "With the id of each token");
   command->footer(

@@ -276,7 +276,16 @@ void Loader::seek(const nlohmann::json& cursor) {
   std::vector<std::string> differences;
   for (const auto& [name, value] : order.items()) {
     const nlohmann::json was = cursor.value(name, nlohmann::json());
-    if (was != value) {
+    if (was == value) continue;
+    if (name == "data") {
+      std::vector<std::string> files;
+      for (const Dataset::File& file : dataset_->files())
+        files.push_back(fmt::format("{}: {} rows", file.path, file.rows));
+      differences.push_back(fmt::format(
+          "the rows are others ({}): a file was changed, added or removed, or tokenizer, "
+          "chat template or a key of data did",
+          text::list_some(files, 4)));
+    } else {
       differences.push_back(fmt::format("{} was {}, is {}", name, was.dump(), value.dump()));
     }
   }
