@@ -7,6 +7,7 @@
 #include "base/log.h"
 #include "base/quote.h"
 #include "cli/command.h"
+#include "cli/names.h"
 #include "cli/stop_request.h"
 #include "serve/model/engine_backend.h"
 #include "serve/settings.h"
@@ -64,7 +65,7 @@ int serve_model(const ServeOptions& options, const Session& session) {
   serve::Server server(server_options);
   server.authenticate_by(identify_by(keys));
   serve::EngineBackendOptions backend;
-  backend.directory = options.model;
+  backend.directory = find_model(options.model).string();
   backend.name = options.name.empty()
                      ? std::filesystem::weakly_canonical(options.model).filename().string()
                      : options.name;
