@@ -77,4 +77,8 @@ StandaloneMeeting StandaloneMeeting::start(StandaloneOptions options,
 
 Group StandaloneMeeting::wait() { return group_.get(); }
 
+bool StandaloneMeeting::is_ready() const {
+  return group_.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+}
+
 }  // namespace heddle::comm

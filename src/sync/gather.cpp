@@ -62,7 +62,7 @@ void for_each_piece(const Manifest& manifest, const Bucket& bucket, const Layout
 
 /// The rows of a box that a piece of it has.
 at::Tensor in_box(const nn::Box& box, const Region& piece) {
-  return box.tensor.narrow(0, piece.offset[0] - box.offset[0], piece.size[0]);
+  return box.tensor.narrow(0, piece.offset[0] - box.global.offset[0], piece.size[0]);
 }
 
 std::vector<Layout> exchanged(const comm::Group& trainers, const std::vector<Part>& parts) {

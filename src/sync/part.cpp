@@ -65,7 +65,7 @@ Layout Layout::of(const std::vector<Part>& parts) {
     layout.tensors.push_back(part.info);
     layout.regions.emplace_back();
     for (const nn::Box& box : part.boxes)
-      layout.regions.back().push_back({box.offset, box.tensor.sizes().vec()});
+      layout.regions.back().push_back(box.global);
   }
   return layout;
 }

@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "base/layout.h"
 #include "comm/mesh.h"
 #include "nn/parameter.h"
 #include "sync/manifest.h"
@@ -28,10 +29,7 @@ std::vector<Part> sent_parts(const Visit& visit, const comm::Mesh& mesh);
 /// other's values, call Sharding::publish(true) after an update.
 std::vector<Part> received_parts(const Visit& visit);
 
-/// The geometry of parts without their memory, as text that another rank reads.
-struct Region {
-  std::vector<std::int64_t> offset, size;
-};
+/// The rectangles of parts without their memory, as text that another rank reads.
 struct Layout {
   std::vector<TensorInfo> tensors;           ///< In the order of the parts.
   std::vector<std::vector<Region>> regions;  ///< For each tensor.

@@ -73,9 +73,9 @@ void expect_equal(const std::vector<Part>& parts,
     EXPECT_FALSE(part.boxes.empty()) << part.info.name;
     for (const nn::Box& box : part.boxes) {
       at::Tensor whole = expected.at(part.info.name);
-      for (std::size_t d = 0; d < box.offset.size(); ++d) {
+      for (std::size_t d = 0; d < box.global.offset.size(); ++d) {
         const auto dim = static_cast<std::int64_t>(d);
-        whole = whole.narrow(dim, box.offset[d], box.tensor.size(dim));
+        whole = whole.narrow(dim, box.global.offset[d], box.tensor.size(dim));
       }
       EXPECT_TRUE(box.tensor.equal(whole)) << part.info.name;
     }
