@@ -45,28 +45,20 @@ double best_ms(int repetitions, const std::function<void()>& work) {
   return best;
 }
 
-const Registry& registry() {
-  static const Registry registry = [] {
-    Registry made;
-    register_gated_delta_net(made);
-    register_causal_conv1d(made);
-    return made;
-  }();
-  return registry;
-}
-
-KernelTable table(const std::string& op, const std::string& kernel, c10::ScalarType dtype) {
+template <class Op>
+KernelTable table(const std::string& kernel, c10::ScalarType dtype) {
   KernelPolicy policy;
-  policy.chosen_by_user[op] = kernel;
-  return KernelTable::choose(registry(), c10::DeviceType::CPU, dtype, {{op, {{}}}}, policy);
+  policy.named[Op::kName] = kernel;
+  return KernelTable::choose(builtin_registry(), {}, dtype, {OpRequest::of<Op>()}, policy);
 }
 
 /// Names of the kernels of `op` on the CPU, the oracle left out.
 std::vector<std::string> kernels_of(const std::string& op) {
   std::vector<std::string> names;
-  for (const Registry::Entry& entry : registry().entries()) {
-    const bool here = !entry.info.device || *entry.info.device == c10::DeviceType::CPU;
-    if (entry.info.op == op && here && entry.info.name != "cpu.sequential") {
+  for (const Registry::Entry& entry : builtin_registry().entries()) {
+    const auto& on = entry.info.platforms;
+    const bool here = on.empty() || std::ranges::find(on, Platform::kCpu) != on.end();
+    if (entry.info.op == op && here && !entry.info.only_by_name) {
       names.push_back(entry.info.name);
     }
   }
@@ -99,7 +91,7 @@ void rule(const Shape& s, c10::ScalarType dtype, int repetitions) {
                                   {}};
   const at::Tensor grad = at::randn({T, s.Hv, s.D}, dtype);
   for (const std::string& name : kernels_of("gated_delta_rule")) {
-    const auto functions = table("gated_delta_rule", name, dtype).get<GatedDeltaRule>();
+    const auto functions = table<GatedDeltaRule>(name, dtype).get<GatedDeltaRule>();
     const int n = name == "reference" ? std::max(1, repetitions / 10) : repetitions;
     GatedDeltaRuleForward out;
     const double infer = best_ms(n, [&] { functions.forward(in, false); });
@@ -124,7 +116,7 @@ void step(std::int64_t B, std::int64_t Hk, std::int64_t Hv, std::int64_t D, int 
   const at::Tensor g = at::full({B, Hv}, -0.1), beta = at::full({B, Hv}, 0.5);
   const CacheRows rows = CacheRows::from_host(slots, slots, at::kCPU);
   for (const std::string& name : kernels_of("gated_delta_rule_decode")) {
-    const KernelTable kernels = table("gated_delta_rule_decode", name, at::kFloat);
+    const KernelTable kernels = table<GatedDeltaRuleDecode>(name, at::kFloat);
     const double ms = best_ms(repetitions, [&] {
       gated_delta_rule_decode(kernels, {q, k, v, g, beta, states}, rows);
     });
@@ -142,8 +134,8 @@ void per_token(const Shape& s, int repetitions) {
                    v = at::randn({T, s.Hv, s.D});
   const at::Tensor g = at::log_sigmoid(at::randn({T, s.Hv})) / 16,
                    beta = at::sigmoid(at::randn({T, s.Hv}));
-  const auto functions = table("gated_delta_rule", "reference", at::kFloat).get<GatedDeltaRule>();
-  const KernelTable decoding = table("gated_delta_rule_decode", "reference", at::kFloat);
+  const auto functions = table<GatedDeltaRule>("reference", at::kFloat).get<GatedDeltaRule>();
+  const KernelTable decoding = table<GatedDeltaRuleDecode>("reference", at::kFloat);
   const CacheRows rows = CacheRows::from_host({0}, {0}, at::kCPU);
   at::Tensor states = at::zeros({1, s.Hv, s.D, s.D});
   const Sequences one = Sequences::from_host({0, static_cast<std::int32_t>(T)}, at::kCPU);
@@ -169,7 +161,7 @@ void convolution(const Shape& s, c10::ScalarType dtype, int repetitions) {
   const at::Tensor w = at::randn({s.channels(), 4}, dtype), grad = at::randn(x.sizes(), dtype);
   const CausalConv1d::Inputs in{x, w, {}, s.packed(), false};
   for (const std::string& name : kernels_of("causal_conv1d")) {
-    const auto functions = table("causal_conv1d", name, dtype).get<CausalConv1d>();
+    const auto functions = table<CausalConv1d>(name, dtype).get<CausalConv1d>();
     const double forward = best_ms(repetitions, [&] { functions.forward(in); });
     const double backward = best_ms(repetitions, [&] { functions.backward(in, grad, {}); });
     fmt::print("conv {:17} {:8} {:10} forward {:7.2f}  backward {:7.2f} ms\n", s.name,
@@ -183,7 +175,7 @@ void gates_and_norm(const Shape& s, c10::ScalarType dtype, int repetitions) {
   const at::Tensor a_log = at::randn({s.Hv}), dt_bias = at::ones({s.Hv});
   const at::Tensor dg = at::randn({T, s.Hv});
   for (const std::string& name : kernels_of("gdn_gates")) {
-    const auto functions = table("gdn_gates", name, dtype).get<GdnGates>();
+    const auto functions = table<GdnGates>(name, dtype).get<GdnGates>();
     const auto out = functions.forward(a, b, a_log, dt_bias);
     const double forward = best_ms(repetitions, [&] { functions.forward(a, b, a_log, dt_bias); });
     const double backward = best_ms(repetitions, [&] {
@@ -195,7 +187,7 @@ void gates_and_norm(const Shape& s, c10::ScalarType dtype, int repetitions) {
   const at::Tensor x = at::randn({T, s.Hv, s.D}, dtype), z = at::randn(x.sizes(), dtype);
   const at::Tensor w = at::ones({s.D}), grad = at::randn(x.sizes(), dtype);
   for (const std::string& name : kernels_of("gated_rms_norm")) {
-    const auto functions = table("gated_rms_norm", name, dtype).get<GatedRmsNorm>();
+    const auto functions = table<GatedRmsNorm>(name, dtype).get<GatedRmsNorm>();
     const auto out = functions.forward(x, z, w, 1e-6);
     const double forward = best_ms(repetitions, [&] { functions.forward(x, z, w, 1e-6); });
     const double backward =

@@ -62,12 +62,11 @@ void row(const std::string& name, double amount, const char* unit, const Work& k
              amount / fast, unit, other_name, slow * 1e3, slow / fast);
 }
 
-KernelTable table(void (*add)(Registry&), const char* op, const char* name, c10::ScalarType dtype) {
-  Registry registry;
-  add(registry);
+template <class Op>
+KernelTable table(const char* name, c10::ScalarType dtype) {
   KernelPolicy policy;
-  policy.chosen_by_user[op] = name;
-  return KernelTable::choose(registry, c10::DeviceType::CPU, dtype, {{op, {{}}}}, policy);
+  policy.named[Op::kName] = name;
+  return KernelTable::choose(builtin_registry(), {}, dtype, {OpRequest::of<Op>()}, policy);
 }
 
 at::Tensor randn(at::IntArrayRef sizes, c10::ScalarType dtype) {
@@ -83,7 +82,7 @@ void norms(c10::ScalarType dtype, std::int64_t tokens, std::int64_t hidden) {
   const auto x = randn({tokens, hidden}, dtype), residual = randn({tokens, hidden}, dtype),
              w = randn({hidden}, dtype), dy = randn({tokens, hidden}, dtype);
   const auto run = [&](const char* name, bool back) -> Work {
-    const KernelTable t = table(register_rms_norm, RmsNorm::kName, name, dtype);
+    const KernelTable t = table<RmsNorm>(name, dtype);
     const auto f = t.get<RmsNorm>();
     const auto saved = f.forward(x, residual, w, 1e-6);
     if (!back) return [=] { f.forward(x, residual, w, 1e-6); };
@@ -101,7 +100,7 @@ void rope(c10::ScalarType dtype, std::int64_t tokens, std::int64_t heads, std::i
              dy = randn({tokens, heads, dim}, dtype);
   const auto tables = rotary_tables(at::arange(tokens), dim / 4, 1e7, {}, dtype);
   const auto run = [&](const char* name, bool back) -> Work {
-    const KernelTable t = table(register_rotary, QkNormRope::kName, name, dtype);
+    const KernelTable t = table<QkNormRope>(name, dtype);
     const auto f = t.get<QkNormRope>();
     const auto saved = f.forward(x, w, tables.first, tables.second, 1e-6);
     if (!back) return [=] { f.forward(x, w, tables.first, tables.second, 1e-6); };
@@ -118,7 +117,7 @@ void elementwise(c10::ScalarType dtype, std::int64_t tokens, std::int64_t width)
   const auto gate = randn({tokens, width}, dtype), up = randn({tokens, width}, dtype),
              dy = randn({tokens, width}, dtype);
   const auto glu = [&](const char* name, bool back) -> Work {
-    const auto f = table(register_swiglu, Swiglu::kName, name, dtype).get<Swiglu>();
+    const auto f = table<Swiglu>(name, dtype).get<Swiglu>();
     if (!back) return [=] { f.forward(gate, up); };
     return [=] { f.backward(gate, up, dy); };
   };
@@ -129,7 +128,7 @@ void elementwise(c10::ScalarType dtype, std::int64_t tokens, std::int64_t width)
   const auto x3 = gate.view({tokens, -1, 64}), dy3 = dy.view({tokens, -1, 64});
   const auto gate3 = randn({tokens, width / 64, 128}, dtype).narrow(2, 64, 64);
   const auto gated = [&](const char* name, bool back) -> Work {
-    const auto f = table(register_attention, OutputGate::kName, name, dtype).get<OutputGate>();
+    const auto f = table<OutputGate>(name, dtype).get<OutputGate>();
     if (!back) return [=] { f.forward(x3, gate3); };
     return [=] { f.backward(x3, gate3, dy3); };
   };
@@ -160,7 +159,7 @@ void attention_rows(c10::ScalarType dtype, std::int64_t count, std::int64_t leng
   const double forward_gflop =
       2.0 * static_cast<double>(count * heads * length * length * dim) * 1e-9;
   const auto run = [&](const char* name, bool back) -> Work {
-    const auto f = table(register_attention, Attention::kName, name, dtype).get<Attention>();
+    const auto f = table<Attention>(name, dtype).get<Attention>();
     const auto saved = f.forward(in, true);
     if (!back) return [=] { f.forward(in, true); };
     return [=] { f.backward(in, saved, d_o); };
@@ -199,8 +198,7 @@ void decode(c10::ScalarType dtype, std::int64_t batch, std::int64_t length) {
     pages.push_back({static_cast<std::int32_t>(b)});
   }
   const auto run = [&](const char* name) -> Work {
-    const auto f =
-        table(register_attention, AttentionDecode::kName, name, dtype).get<AttentionDecode>();
+    const auto f = table<AttentionDecode>(name, dtype).get<AttentionDecode>();
     const CacheRows rows = CacheRows::from_host(slots, lengths, pages, at::kCPU);
     return [=] { f.forward({q, fresh, fresh, k, v, 0.1}, rows); };
   };
@@ -215,8 +213,7 @@ void cross_entropy(c10::ScalarType dtype, std::int64_t rows, std::int64_t hidden
   in.weight = randn({vocab, hidden}, dtype) * 0.05;
   in.labels = at::randint(vocab, {rows}, at::TensorOptions().dtype(at::kLong));
   const auto run = [&](const char* name) -> Work {
-    const auto f = table(register_linear_cross_entropy, LinearCrossEntropy::kName, name, dtype)
-                       .get<LinearCrossEntropy>();
+    const auto f = table<LinearCrossEntropy>(name, dtype).get<LinearCrossEntropy>();
     return [=] {
       at::Tensor buffer;
       f.forward(in, true, true, buffer);
@@ -244,7 +241,7 @@ void experts(c10::ScalarType dtype, std::int64_t tokens, std::int64_t hidden, st
                               randn({count, hidden, width}, dtype)};
   const auto dy = randn({tokens, hidden}, dtype);
   const auto run = [&](const char* name, bool back) -> Work {
-    const auto f = table(register_moe, MoeExperts::kName, name, dtype).get<MoeExperts>();
+    const auto f = table<MoeExperts>(name, dtype).get<MoeExperts>();
     const auto saved = f.forward(in, true);
     if (!back) return [=] { f.forward(in, true); };
     return [=] { f.backward(in, saved, dy, true); };
@@ -282,7 +279,7 @@ void optimizer(c10::ScalarType dtype, int layers, std::int64_t hidden) {
   AdamwOptions options;
   options.lr = 1e-4;
   const auto run = [&](const char* name) -> Work {
-    const auto f = table(register_optimizer_step, AdamwStep::kName, name, dtype).get<AdamwStep>();
+    const auto f = table<AdamwStep>(name, dtype).get<AdamwStep>();
     return [=] { f.step(tensors, options); };
   };
   const std::string shape =

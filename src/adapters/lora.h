@@ -19,7 +19,7 @@ struct LoraOptions {
   std::int64_t rank = 16;
   double alpha = 32;
   bool rslora = false;  ///< Scale by alpha / sqrt(rank) instead of alpha / rank.
-  double dropout = 0;   ///< Of the adapter's input, while training.
+  double dropout = 0;   ///< Probability of dropping an element of the adapter's input in training.
   std::uint64_t seed = 0;
   std::vector<std::string> excluded;  ///< Globs of modules that "all-linear" leaves out.
 
@@ -46,7 +46,7 @@ class Lora : public nn::LowRank {
   std::uint64_t seed_;
 };
 
-/// What of a model adapters can sit on.
+/// The parts of a model that adapters can sit on.
 struct Adaptable {
   std::function<void(const std::function<void(nn::Linear&)>&)> visit_linears;
   std::function<void(const std::function<void(nn::ExpertWeights&)>&)> visit_expert_weights;
@@ -67,7 +67,7 @@ class LoraSet : public nn::AdapterSet {
 
   /// One adapter as it was read from a file.
   struct Module {
-    std::string name;  ///< Of the linear module, or of the experts' parameter.
+    std::string name;  ///< Name of the linear module, or of the experts' parameter.
     std::int64_t rank;
     double scaling;
   };

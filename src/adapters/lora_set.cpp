@@ -1,4 +1,4 @@
-// Which layers of a model have adapters.
+// Choice of the layers that have adapters.
 #include <algorithm>
 #include <map>
 #include <utility>

@@ -9,6 +9,7 @@
 #include "ckpt/hf_model.h"
 #include "comm/launch_environment.h"
 #include "config/config.h"
+#include "config/objective.h"
 #include "config/shared_entries.h"
 #include "device/device.h"
 #include "device/require.h"
@@ -42,16 +43,6 @@ parallel::Recompute recompute_of(config::Recompute policy) {
       return parallel::Recompute::kFull;
   }
   return parallel::Recompute::kOff;
-}
-
-NewAdapters adapters_of(const config::AdapterSection& adapter) {
-  NewAdapters adapters{adapter.targets, adapter.target_parameters, {}};
-  adapters.options.rank = adapter.rank;
-  adapters.options.alpha = adapter.alpha;
-  adapters.options.rslora = adapter.rslora;
-  adapters.options.dropout = adapter.dropout;
-  adapters.options.seed = adapter.seed;
-  return adapters;
 }
 
 /// The device of one of several ranks. Those of a host take its devices in order, from the one that
@@ -149,7 +140,7 @@ runtime::Context context_of_shapes(const config::RunConfig& config, const comm::
 ops::KernelPolicy kernel_policy(const config::RunConfig& config) {
   ops::KernelPolicy policy;
   policy.allow_fallback = config.kernels.fallback == config::Fallback::kAllow;
-  policy.chosen_by_user = config.kernels.choice;
+  policy.named = config.kernels.choice;
   return policy;
 }
 
@@ -170,6 +161,16 @@ double auxiliary_coefficient(const config::RunConfig& config, const ModelConfig&
   return model.output_router_logits ? model.router_aux_loss_coef : 0;
 }
 
+NewAdapters adapters_of(const config::AdapterSection& adapter) {
+  NewAdapters adapters{adapter.targets, adapter.target_parameters, {}};
+  adapters.options.rank = adapter.rank;
+  adapters.options.alpha = adapter.alpha;
+  adapters.options.rslora = adapter.rslora;
+  adapters.options.dropout = adapter.dropout;
+  adapters.options.seed = adapter.seed;
+  return adapters;
+}
+
 ModelRecipe recipe_of_run(const config::RunConfig& config, ModelConfig model,
                           std::shared_ptr<const ckpt::ModelDirectory> source) {
   ModelRecipe recipe;
@@ -188,7 +189,8 @@ ModelRecipe recipe_of_run(const config::RunConfig& config, ModelConfig model,
   recipe.freeze = config.train.freeze;
   recipe.kernels = kernel_policy(config);
   recipe.auxiliary_loss = auxiliary_coefficient(config, model) > 0;
-  recipe.generates = !config.log.sample_prompts.empty();
+  recipe.generates = !config.log.sample_prompts.empty() ||
+                     config::objective_of(config) == config::Objective::kPolicy;
   recipe.context_method = context_method(config);
   recipe.pipeline_chunks = stage_chunks(config);
   recipe.summing = config.parallel.sum_gradients == config::SumGradients::kStep

@@ -11,7 +11,7 @@
 #include "config/run_config.h"
 #include "runtime/context.h"
 
-/// What a run's configuration says of ranks, devices and the model. The only source of this layer
+/// A run's configuration of ranks, devices and model. This is the only source of this layer
 /// that knows config::RunConfig.
 namespace heddle::assembly {
 
@@ -36,7 +36,7 @@ runtime::Context make_context(const config::RunConfig& config,
 runtime::Context context_of_shapes(const config::RunConfig& config,
                                    const comm::Mesh& mesh = comm::Mesh::single());
 
-/// Which kernels the configuration allows.
+/// The kernels that the configuration allows.
 ops::KernelPolicy kernel_policy(const config::RunConfig& config);
 ops::ContextMethod context_method(const config::RunConfig& config);
 /// Stages on each rank of the pipeline.
@@ -45,6 +45,8 @@ std::int64_t stage_chunks(const config::RunConfig& config);
 /// the checkpoint's router_aux_loss_coef where config.json asks for the loss
 /// (output_router_logits), else 0; 0 without experts.
 double auxiliary_coefficient(const config::RunConfig& config, const ModelConfig& model);
+
+NewAdapters adapters_of(const config::AdapterSection& adapter);
 
 /// The model that a run trains. With a `source` its weights come from there; without one
 /// `weights` is the caller's to choose.

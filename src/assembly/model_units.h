@@ -12,11 +12,11 @@
 /// A model as parallel/ takes it: units of the sharding, blocks, stages.
 namespace heddle::assembly {
 
-/// Units of the sharding: the embedding, block i as unit i + 1, and behind the last block final
+/// Units of the sharding: the embedding, block i as unit i + 1, and after the last block final
 /// norm and head.
 inline constexpr std::size_t kEmbeddingUnit = 0;
 std::size_t head_unit(const models::Model& model);
-/// Which of them the embedding and the head need: a tied head both.
+/// The units that the embedding and the head need: both for a tied head.
 parallel::EndUnits end_units(const models::Model& model);
 /// All of them for the life of the result; `sharding` may be null.
 parallel::Acquired acquire_ends(parallel::Sharding* sharding, const models::Model& model);

@@ -16,7 +16,7 @@ namespace {
 
 bool is_finite(const at::Tensor& tensor) { return at::isfinite(tensor).all().item<bool>(); }
 
-/// What is wrong with a part of the model of which the output is not finite.
+/// Describes the fault in a part of the model whose output is not finite.
 std::string explain(const std::string& part, const std::vector<nn::Parameter*>& parameters) {
   const auto bad =
       std::find_if(parameters.begin(), parameters.end(),

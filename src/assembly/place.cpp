@@ -1,8 +1,8 @@
 #include <utility>
 
-#include "assembly/kernels.h"
 #include "assembly/model_on_ranks.h"
 #include "assembly/model_units.h"
+#include "assembly/put_on.h"
 #include "assembly/same_weights.h"
 #include "assembly/trainable.h"
 #include "base/log.h"
@@ -32,9 +32,12 @@ std::unique_ptr<Model> make_model(const ModelRecipe& recipe, const runtime::Cont
   models::ModelOptions options;
   options.head = recipe.head;
   options.num_labels = recipe.num_labels;
-  options.generates = recipe.generates || recipe.purpose == Purpose::kGenerate;
+  options.duties.use = trains(recipe.purpose) ? ops::Use::kTraining : ops::Use::kGeneration;
+  options.duties.generates = recipe.generates || recipe.purpose == Purpose::kGenerate;
+  if (const auto* adapters = std::get_if<NewAdapters>(&recipe.adapters))
+    options.duties.adapter_rank = adapters->options.rank;
   options.auxiliary_loss = recipe.auxiliary_loss;
-  options.kernel_policy = kernel_policy(recipe, context);
+  options.kernel_policy = recipe.kernels;
   options.context_method = recipe.context_method;
   return std::make_unique<Model>(recipe.config, recipe.prefix, context, options);
 }
@@ -87,25 +90,12 @@ void fill(const ModelRecipe& recipe, ModelOnRanks& placed) {
   }
 }
 
-std::unique_ptr<adapters::LoraSet> new_adapters(NewAdapters adapters, Model& model) {
-  const models::WeightNames& names = model.config().weights;
-  adapters.options.excluded = names.not_adapted;
-  if (!names.not_adapted.empty()) {
-    log::info("adapter.targets: all-linear leaves out {}; name it to adapt it all the same",
-              names.why_not_adapted);
-  }
-  return std::make_unique<adapters::LoraSet>(ckpt::adaptable(model), adapters.targets,
-                                             adapters.target_parameters, adapters.options,
-                                             model.context());
-}
-
 void put_adapters_on(const ModelRecipe& recipe, ModelOnRanks& placed) {
   const auto divide = [&](adapters::LoraSet& adapters) {
     if (placed.sharding) shard_adapters(*placed.model, adapters, *placed.sharding);
   };
   if (const auto* adapters = std::get_if<NewAdapters>(&recipe.adapters)) {
-    placed.adapters = new_adapters(*adapters, *placed.model);
-    divide(*placed.adapters);
+    placed.adapters = divided(*adapters, placed);
     if (recipe.weights != Weights::kNone) placed.adapters->initialize();
   } else if (const auto* files = std::get_if<AdapterFiles>(&recipe.adapters)) {
     placed.adapters = ckpt::load_adapter(
@@ -120,10 +110,12 @@ std::unique_ptr<parallel::Pipeline> make_pipeline(const ModelRecipe& recipe, Mod
   options.recompute = recipe.recompute;
   options.sharding = placed.sharding.get();
   if (recipe.offload_activations && !context.device.is_cpu()) options.offload_from = context.device;
-  if (recipe.purpose == Purpose::kTrain) options.ends = end_units(*placed.model);
+  if (trains(recipe.purpose)) options.ends = end_units(*placed.model);
+  std::vector<parallel::BlockEntry> entries = block_entries(*placed.model, placed.adapters.get());
+  for (parallel::BlockEntry& entry : entries)
+    entry.takes_adapters = recipe.purpose == Purpose::kTenants;
   return std::make_unique<parallel::Pipeline>(
-      context.mesh, placed.stages, block_entries(*placed.model, placed.adapters.get()),
-      placed.model->embedding_weight().trainable(), options);
+      context.mesh, placed.stages, entries, placed.model->embedding_weight().trainable(), options);
 }
 
 }  // namespace
@@ -135,7 +127,9 @@ ModelOnRanks place(const ModelRecipe& recipe, const runtime::Context& context) {
   placed.context = context;
   placed.source = recipe.source;
   placed.model = make_model(recipe, context);
-  if (runs(recipe)) warn_of_kernels(recipe, *placed.model);
+  if (runs(recipe)) {
+    for (const std::string& line : placed.model->kernels().warnings()) log::warning("{}", line);
+  }
   divide(recipe, placed);
   fill(recipe, placed);
   put_adapters_on(recipe, placed);

@@ -54,7 +54,7 @@ RankMemory rank_memory(models::Model& model, adapters::LoraSet* adapters) {
   };
   model.visit_parameters(around);
   if (adapters != nullptr) adapters->visit_parameters(around);
-  // A block, and the next one or what stands before or behind the blocks.
+  // A block, and the next one or what stands before or after the blocks.
   memory.gathered = widest + std::max(widest, widest_around);
   return memory;
 }

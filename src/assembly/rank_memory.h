@@ -12,11 +12,11 @@ struct RankMemory {
   std::int64_t parameters = 0;  ///< How many the rank holds something of; a number, not bytes.
   std::int64_t owned = 0;       ///< Rows that the rank updates and saves.
   std::int64_t resident = 0;    ///< Values that stay for the whole run: `owned` is among them.
-  std::int64_t gathered = 0;    ///< Of two units at a time, the most that is gathered besides.
+  std::int64_t gathered = 0;    ///< The most that two successive units gather besides.
   std::int64_t gradients = 0;   ///< Of all that is trained, before they are summed over ranks.
 };
 
-/// Of a model whose parameters were allocated or divided (parallel/sharding.h), outside of a step.
+/// Counts a model whose parameters were allocated or divided (parallel/sharding.h), between steps.
 /// `adapters`: null for full training.
 RankMemory rank_memory(models::Model& model, adapters::LoraSet* adapters);
 

@@ -31,10 +31,16 @@ using AdapterSource =
 
 enum class Purpose {
   kTrain,     ///< Forward and backward.
+  kTenants,   ///< Forward and backward of sets of adapters that come and go on frozen weights.
   kScore,     ///< Forward over whole sequences.
   kGenerate,  ///< Forward token by token.
   kStore,     ///< Its parameters are read or written; nothing runs.
 };
+
+/// Whether passes have a backward.
+constexpr bool trains(Purpose purpose) {
+  return purpose == Purpose::kTrain || purpose == Purpose::kTenants;
+}
 
 /// Where the values of the parameters come from.
 enum class Weights {
@@ -50,7 +56,7 @@ struct ModelRecipe {
   ModelConfig config;
   std::string prefix = "model.";  ///< How the checkpoint names the text model.
   Head head = Head::kLanguageModel;
-  std::int64_t num_labels = 0;  ///< Of a classification head.
+  std::int64_t num_labels = 0;  ///< Outputs of a classification head.
   Purpose purpose = Purpose::kScore;
   bool generates = false;  ///< A model that trains or scores also answers prompts.
 
@@ -65,7 +71,7 @@ struct ModelRecipe {
   ops::ContextMethod context_method = ops::ContextMethod::kState;
   std::int64_t pipeline_chunks = 1;  ///< Stages on each rank of the pipeline.
   parallel::Sharding::Summing summing = parallel::Sharding::Summing::kStep;
-  parallel::Recompute recompute = parallel::Recompute::kOff;  ///< Of every layer at the start.
+  parallel::Recompute recompute = parallel::Recompute::kOff;  ///< For every layer at the start.
   bool offload_activations = false;  ///< Inputs of recomputed layers wait on the host.
 };
 

@@ -21,7 +21,7 @@ std::optional<T> number_in(const fs::path& file) {
   return in >> value ? std::optional(value) : std::nullopt;
 }
 
-/// Of lines "inactive_file 4096".
+/// Reads lines such as "inactive_file 4096".
 std::int64_t entry_in(const fs::path& file, const std::string& key) {
   std::ifstream in(file);
   std::string name;

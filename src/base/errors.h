@@ -17,14 +17,14 @@ class Error : public std::runtime_error {
   virtual int exit_status() const { return 1; }
 };
 
-/// What the user gave is wrong: configuration, data, checkpoint.
+/// A fault of the user's input: configuration, data, checkpoint.
 class UserError : public Error {
  public:
   using Error::Error;
   int exit_status() const override { return 2; }
 };
 
-/// What the user wrote in a configuration or on the command line: names file, line, key and the
+/// A mistake in a configuration or on the command line: names file, line, key and the
 /// nearest valid key.
 class ConfigError : public UserError {
  public:

@@ -25,7 +25,7 @@ FileLock::FileLock(Path path) : path_(std::move(path)) {
         "cannot open the lock {}: {}", path_.string(),
         errno == ELOOP ? "it is a link, which is not followed; remove it" : strerror(errno));
   }
-  // What is written into the lock must not reach another file under this name.
+  // The text written into the lock must not reach another file under this name.
   struct stat status {};
   if (fstat(descriptor_, &status) == 0 && S_ISREG(status.st_mode) && status.st_nlink <= 1) return;
   close(descriptor_);

@@ -19,10 +19,10 @@ class FileLock {
   /// Takes the lock unless somebody has it; does not wait. Throws FileError with the system's
   /// reason where the file system has no locks.
   bool try_lock();
-  /// The same, asked again until `seconds` are over.
+  /// Tries to lock again and again until `seconds` are over.
   bool try_lock_for(double seconds);
 
-  /// What the holder wrote, empty if nothing. Throws FileError.
+  /// The text that the holder wrote, empty if none. Throws FileError.
   std::string text() const;
   /// Replaces it, for those who find the lock taken. Throws FileError.
   void set_text(std::string_view text);

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/errors.h"
+#include "base/hugging_face_cache.h"
 #include "base/quote.h"
 #include "base/text.h"
 
@@ -72,18 +73,23 @@ bool is_inside(const Path& path, const Path& folder) {
   return end == folder.end();
 }
 
-/// The blobs to which the files of ".../models--x--y/snapshots/<revision>[/...]" link; ""
-/// elsewhere.
-Path blobs_of(const Path& folder) {
+/// True where files of `folder` may be links to `real`: from
+/// ".../models--x--y/snapshots/<revision>" into blobs/ beside it, and from the user's own cache
+/// anywhere, as he laid it out.
+bool may_leave(const Path& folder, const Path& real) {
+  std::error_code ignored;
   for (Path at = folder; at.has_relative_path(); at = at.parent_path()) {
     const Path repository = at.parent_path().parent_path();
     const std::string name = repository.filename().string();
     if (at.parent_path().filename() == "snapshots" &&
         (name.starts_with("models--") || name.starts_with("datasets--"))) {
-      return repository / "blobs";
+      const Path own = std::filesystem::canonical(hugging_face_cache(), ignored);
+      const Path blobs = std::filesystem::canonical(repository / "blobs", ignored);
+      return (!own.empty() && repository.parent_path() == own) ||
+             (!blobs.empty() && is_inside(real, blobs));
     }
   }
-  return {};
+  return false;
 }
 
 /// Asks the system where the opened file really lies, so that nobody can change a link between the
@@ -97,8 +103,7 @@ void require_inside(const Path& path, int descriptor, const Path& folder) {
   const Path real = length > 0 ? Path(opened) : std::filesystem::canonical(path, error);
   const Path inside = std::filesystem::canonical(folder, error);
   if (error) throw_error<FileError>("cannot find {}: {}", path.string(), error.message());
-  const Path blobs = blobs_of(inside);
-  if (is_inside(real, inside) || (!blobs.empty() && is_inside(real, blobs))) return;
+  if (is_inside(real, inside) || may_leave(inside, real)) return;
   throw_error<UserError>(
       "{} is a link to {}, outside its folder: links that lead out of a model's folder are not "
       "followed; put the file itself there",

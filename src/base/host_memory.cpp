@@ -15,7 +15,7 @@ std::optional<std::int64_t> integer(std::istream& in) {
   return in >> value ? std::optional(value) : std::nullopt;
 }
 
-/// Of the lines "MemTotal:   1000 kB".
+/// Reads lines such as "MemTotal:   1000 kB".
 std::int64_t meminfo(const std::string& proc, const std::string& key) {
   std::ifstream in(proc + "/meminfo");
   for (std::string line; std::getline(in, line);) {

@@ -11,7 +11,7 @@
 /// JSON of strangers: model configurations, indices, tokenizers, rows, checkpoints.
 namespace heddle::json {
 
-/// What a text may ask for. Nothing real comes near; recursive code that prints or copies a value
+/// Bounds of a text. Nothing real comes near; recursive code that prints or copies a value
 /// relies on the depth.
 struct Limits {
   std::size_t depth = 64;          ///< of lists and objects in each other

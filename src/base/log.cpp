@@ -30,7 +30,7 @@ spdlog::logger& logger() {
   return *instance;
 }
 
-// What stands at the bottom of the terminal, under one lock with what is written above it.
+// Text at the bottom of the terminal, under one lock with the lines that are written above it.
 struct Live {
   std::mutex mutex;
   std::string text;

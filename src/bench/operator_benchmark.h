@@ -7,7 +7,7 @@
 
 namespace heddle::bench {
 
-/// What the device reaches in one large product and one large copy, which the roofline is made of.
+/// Rates that the device reaches in one large product and one large copy: the roofline's limits.
 struct Ceilings {
   double flops_per_s = 0, bytes_per_s = 0;
 };
@@ -16,7 +16,7 @@ Ceilings measure_ceilings(const OperatorPlace& place);
 struct CallTime {
   std::string name;
   double ms = 0;                            ///< Median of 7 trials of several calls each.
-  double flops_per_s = 0, bytes_per_s = 0;  ///< Of the least work and bytes.
+  double flops_per_s = 0, bytes_per_s = 0;  ///< Rates of the least work and bytes.
   double roofline = 0;                      ///< Share of the ceiling that binds it.
 };
 struct CaseTime {

@@ -6,13 +6,13 @@
 
 #include "bench/operator_cases.h"
 
-/// What the makers of cases share.
+/// Shared by the makers of cases.
 namespace heddle::bench {
 
 inline double as_double(std::int64_t n) { return static_cast<double>(n); }
 
-/// A table with the one operator of these dimensions.
-ops::KernelTable table_of(const OperatorPlace& place, const std::string& op, const ops::Dims& dims);
+/// A table with the one operator.
+ops::KernelTable table_of(const OperatorPlace& place, const ops::OpRequest& request);
 
 /// Normal deviates.
 at::Tensor random(const OperatorPlace& place, at::IntArrayRef sizes);

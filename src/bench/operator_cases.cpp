@@ -20,10 +20,9 @@
 
 namespace heddle::bench {
 
-ops::KernelTable table_of(const OperatorPlace& place, const std::string& op,
-                          const ops::Dims& dims) {
-  return ops::KernelTable::choose(ops::builtin_registry(), place.device.type(), place.dtype,
-                                  {{op, {dims}}}, place.policy);
+ops::KernelTable table_of(const OperatorPlace& place, const ops::OpRequest& request) {
+  return ops::KernelTable::choose(ops::builtin_registry(), ops::target_of(place.device),
+                                  place.dtype, {request}, place.policy);
 }
 
 at::Tensor random(const OperatorPlace& place, at::IntArrayRef sizes) {
@@ -61,7 +60,10 @@ std::vector<CaseMaker> attention_cases(const OperatorPlace& place, const Config&
     throw_error<ConfigError>("bench attention: the preset has no attention");
   return {[=, attention = *config.attention()] {
     const std::int64_t heads = attention.num_attention_heads, dim = attention.head_dim;
-    const ops::KernelTable kernels = table_of(place, "attention", {{"head_dim", dim}});
+    const ops::KernelTable kernels = table_of(
+        place,
+        ops::OpRequest::of<ops::Attention>(
+            {.num_heads = heads, .num_kv_heads = attention.num_key_value_heads, .head_dim = dim}));
     const ops::Attention::Functions functions = kernels.get<ops::Attention>();
     const std::vector<std::int32_t> ends = tokens.boundaries();
     const auto sequences = ops::Sequences::from_host(ends, place.device);
@@ -92,8 +94,9 @@ std::vector<CaseMaker> head_cases(const OperatorPlace& place, const Config& conf
   return {[=] {
     const std::int64_t width = config.hidden_size, vocabulary = config.vocab_size,
                        count = tokens.total();
-    const ops::KernelTable kernels = table_of(place, "linear_cross_entropy",
-                                              {{"hidden_size", width}, {"vocab_size", vocabulary}});
+    const ops::KernelTable kernels =
+        table_of(place, ops::OpRequest::of<ops::LinearCrossEntropy>(
+                            {.hidden_size = width, .vocab_size = vocabulary}));
     const ops::LinearCrossEntropy::Functions functions = kernels.get<ops::LinearCrossEntropy>();
     const auto in = std::make_shared<ops::LinearCrossEntropy::Inputs>();
     in->hidden = random(place, {count, width});
@@ -124,11 +127,11 @@ std::vector<CaseMaker> expert_cases(const OperatorPlace& place, const Config& co
   return {[=, moe = *config.moe()] {
     const std::int64_t width = moe.hidden_size, inner = moe.moe_intermediate_size,
                        experts = moe.num_experts, k = moe.num_experts_per_tok;
-    const ops::KernelTable kernels = table_of(place, "moe_experts",
-                                              {{"num_experts", experts},
-                                               {"top_k", k},
-                                               {"hidden_size", width},
-                                               {"intermediate_size", inner}});
+    const ops::KernelTable kernels =
+        table_of(place, ops::OpRequest::of<ops::MoeExperts>({.num_experts = experts,
+                                                             .top_k = k,
+                                                             .hidden_size = width,
+                                                             .intermediate_size = inner}));
     const ops::MoeExperts::Functions functions = kernels.get<ops::MoeExperts>();
     const ops::MoeRouting routing =
         ops::moe_route(random(place, {tokens.total(), experts}), k, /*normalize=*/true);

@@ -21,7 +21,7 @@ struct OperatorCall {
 /// One operator at one shape; holds its tensors.
 struct OperatorCase {
   std::string name;    ///< "16/32 heads, 4 x 8192"
-  std::string kernel;  ///< What the registry chose.
+  std::string kernel;  ///< Name of the kernel that the registry chose.
   std::vector<OperatorCall> calls;
 };
 /// Makes a case when it is its turn: the tensors of all do not fit together.
@@ -33,7 +33,7 @@ struct OperatorPlace {
   ops::KernelPolicy policy;
 };
 
-/// What stands in the batch: `batch` sequences of `length` tokens or, with a median, as many tokens
+/// Shape of a batch: `batch` sequences of `length` tokens or, with a median, as many tokens
 /// in sequences whose lengths have a lognormal distribution (sigma 1) of that median.
 struct OperatorTokens {
   std::int64_t batch = 1, length = 2048, median = 0;
@@ -85,13 +85,13 @@ std::vector<CaseMaker> expert_cases(const OperatorPlace& place, const models::Co
 /// Relative L2 errors against double of the gated delta rule's output and gradients ("o", "dq",
 /// ..., "dS0" of the initial state).
 struct DeltaErrors {
-  std::string data;  ///< Which of the data kinds of docs/gdn.md, "Numerics".
+  std::string data;  ///< One of the data kinds of docs/gdn.md, "Numerics".
   std::string kernel;
   std::vector<std::pair<std::string, double>> of;
 };
 
-/// Of every data kind over one sequence of `length` tokens with an initial state. Double: the
-/// reference on the same device (on the CPU where the device has no double), one key head at a
+/// Errors for every data kind over one sequence of `length` tokens with an initial state. Double:
+/// the reference on the same device (on the CPU where the device has no double), one key head at a
 /// time; first it is compared with the recurrence over a short sequence. Throws Error if they
 /// differ.
 std::vector<DeltaErrors> gated_delta_rule_errors(const OperatorPlace& place,

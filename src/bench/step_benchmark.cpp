@@ -87,12 +87,12 @@ class Bench {
 
   /// Whether the device can be given a step while it is at the one before.
   bool queues() const { return learner_->queues_ahead(); }
-  train::QueuedSteps::Flight queue(const std::vector<data::Batch>& batches) {
+  train::QueuedSteps::Queued queue(const std::vector<data::Batch>& batches) {
     return learner_->queue(batches, next_step(batches));
   }
   /// The mean loss of a step that was queued.
-  double wait(train::QueuedSteps::Flight& flight, const std::vector<data::Batch>& batches) const {
-    return loss_of(flight.wait(), batches);
+  double wait(train::QueuedSteps::Queued& queued, const std::vector<data::Batch>& batches) const {
+    return loss_of(queued.wait(), batches);
   }
 
   /// One optimizer step; returns the mean loss.
@@ -160,24 +160,24 @@ std::vector<double> time_each_step(const Benchmark& benchmark, Bench& bench,
 /// From the end of one step to that of the next, which the device is given before, as in a run.
 std::vector<double> time_queued_steps(const Benchmark& benchmark, Bench& bench,
                                       std::vector<double>& losses) {
-  struct Begun {
+  struct Taken {
     std::vector<data::Batch> batches;
-    train::QueuedSteps::Flight flight;
+    train::QueuedSteps::Queued queued;
   };
   const auto begin = [&](std::int64_t i) {
     std::vector<data::Batch> batches = bench.batches(i);
-    train::QueuedSteps::Flight flight = bench.queue(batches);
-    return Begun{std::move(batches), std::move(flight)};
+    train::QueuedSteps::Queued queued = bench.queue(batches);
+    return Taken{std::move(batches), std::move(queued)};
   };
   const std::int64_t steps = benchmark.warmup + benchmark.steps;
   std::vector<double> seconds;
   auto last = Clock::now();
-  std::optional<Begun> behind;
+  std::optional<Taken> behind;
   for (std::int64_t i = 0; i < steps; ++i) {
-    Begun begun = behind ? std::move(*behind) : begin(i);
+    Taken taken = behind ? std::move(*behind) : begin(i);
     behind.reset();
     if (i + 1 < steps) behind.emplace(begin(i + 1));
-    losses.push_back(bench.wait(begun.flight, begun.batches));
+    losses.push_back(bench.wait(taken.queued, taken.batches));
     const auto end = Clock::now();
     seconds.push_back(std::chrono::duration<double>(end - last).count());
     last = end;

@@ -12,11 +12,11 @@
 
 namespace heddle::bench {
 
-/// What is timed: optimizer steps on random weights and tokens, without files.
+/// Work that is timed: optimizer steps on random weights and tokens, without files.
 struct Benchmark {
   std::string preset;                  ///< See models::preset.
-  OperatorTokens tokens;               ///< Of a micro-batch; other lengths in each.
-  std::int64_t micro_batches = 1;      ///< Of a step, on each data rank.
+  OperatorTokens tokens;               ///< Tokens of a micro-batch; other lengths in each.
+  std::int64_t micro_batches = 1;      ///< Micro-batches of a step, on each data rank.
   std::int64_t steps = 6, warmup = 4;  ///< Timed, and before those.
   std::filesystem::path profile;       ///< Gets a profile of one more step, if not empty.
 };
@@ -24,10 +24,10 @@ struct Benchmark {
 struct BenchmarkResult {
   std::string layout, device;
   std::vector<std::string> kernels;
-  std::int64_t tokens = 0;                    ///< Of a step, on all ranks.
+  std::int64_t tokens = 0;                    ///< Tokens of a step, on all ranks.
   double median_s = 0, min_s = 0, max_s = 0;  ///< Time of a step.
   double tokens_per_s = 0, flops_per_s = 0;   ///< Of all ranks.
-  std::int64_t peak_bytes = 0;                ///< Of this rank's device.
+  std::int64_t peak_bytes = 0;                ///< Peak memory of this rank's device.
   double first_loss = 0, last_loss = 0;       ///< Mean over the tokens of the step.
 };
 

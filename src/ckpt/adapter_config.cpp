@@ -148,7 +148,10 @@ class Reader {
     return value.get<std::int64_t>();
   }
   double number(const char* key, const Json& value) const {
-    if (!value.is_number()) fail(key, "must be a number, is {}", json::shown(value));
+    // Far above any honest factor, and far below what a product with it makes infinite.
+    constexpr double kLargest = 1e9;
+    if (!value.is_number() || !(std::abs(value.get<double>()) <= kLargest))
+      fail(key, "must be a number of at most {}, is {}", kLargest, json::shown(value));
     return value.get<double>();
   }
   template <class F>

@@ -52,7 +52,7 @@ class AdapterDirectory {
   AdapterSpelling spelling() const { return spelling_; }
   const std::vector<LoraPair>& pairs() const { return pairs_; }
   const std::vector<SavedParameter>& saved() const { return saved_; }
-  /// Of the vision tower, through which text does not pass.
+  /// Pairs of the vision tower, through which text does not pass.
   const std::vector<LoraPair>& vision_pairs() const { return vision_pairs_; }
   const std::vector<SavedParameter>& vision_saved() const { return vision_saved_; }
 
@@ -67,7 +67,7 @@ class AdapterDirectory {
   std::vector<SavedParameter> vision_saved_;
 };
 
-/// What write_adapter() writes; names in any spelling.
+/// Tensors that write_adapter() writes; names in any spelling.
 struct AdapterTensors {
   struct Pair {
     std::string module;
@@ -81,12 +81,12 @@ struct AdapterTensors {
 
 /// Writes a PEFT adapter directory through "<path>.tmp" and a rename. `dtype` is the stored type of
 /// all tensors, nothing = each tensor's own. `tokenizer` is written beside them unless its
-/// folder is "", and so are `files`. Throws ConfigError if something stands there that must not be
-/// replaced; FileError; InternalError if a pair's rank is not the configuration's or its module is
-/// no target.
+/// folder is "", and so are `files` and what `add_files` writes there. Throws ConfigError if
+/// something stands there that must not be replaced; FileError; InternalError if a pair's rank is
+/// not the configuration's or its module is no target.
 void write_adapter(const Path& path, const AdapterConfig& config, const AdapterTensors& tensors,
                    AdapterSpelling spelling, std::optional<at::ScalarType> dtype = {},
                    const TokenizerSource& tokenizer = {}, bool overwrite = false,
-                   const Files& files = {});
+                   const Files& files = {}, const AddFiles& add_files = {});
 
 }  // namespace heddle::ckpt

@@ -46,7 +46,8 @@ void check_rank(const AdapterConfig& config, const std::string& key,
 
 void write_adapter(const Path& path, const AdapterConfig& config, const AdapterTensors& tensors,
                    AdapterSpelling spelling, std::optional<at::ScalarType> dtype,
-                   const TokenizerSource& tokenizer, bool overwrite, const Files& files) {
+                   const TokenizerSource& tokenizer, bool overwrite, const Files& files,
+                   const AddFiles& add_files) {
   std::map<std::string, at::Tensor> by_name;
   const auto add = [&](const std::string& name, const at::Tensor& tensor) {
     if (!by_name.emplace(std::string(kAdapterPrefix) + name, tensor).second) {
@@ -84,6 +85,7 @@ void write_adapter(const Path& path, const AdapterConfig& config, const AdapterT
   files::write_atomically(staging.path() / "adapter_config.json", config.to_json().dump(2) + "\n");
   if (!tokenizer.directory.empty()) copy_tokenizer(tokenizer, staging.path());
   for (const auto& [name, content] : files) files::write_atomically(staging.path() / name, content);
+  if (add_files) add_files(staging.path());
   AdapterDirectory::open(staging.path());  // what cannot be read back must not take the final name
   staging.commit();
 }

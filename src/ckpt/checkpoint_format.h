@@ -36,7 +36,7 @@ std::string to_text(const Manifest& manifest);
 /// another step.
 Manifest read_manifest(const Path& checkpoint);
 
-/// Which part of which tensor a tensor of a checkpoint's file is.
+/// Names the part of a tensor that a tensor of a checkpoint's file holds.
 struct PartName {
   std::string tensor;
   std::vector<std::int64_t> shape, offset;  // of the whole tensor; where the part begins

@@ -2,7 +2,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <chrono>
 #include <exception>
 #include <set>
@@ -93,11 +92,10 @@ ManifestFile write_state(const Path& directory, const nlohmann::ordered_json& st
 /// One save: what is to be written, the thread that does it, and how it ended.
 struct CheckpointStore::Writing {
   std::int64_t step = 0;
-  std::int64_t number = 0;  ///< Of this save, the same on all ranks.
+  std::int64_t number = 0;  ///< Number of this save, equal on all ranks.
   CheckpointState state;
   std::optional<double> metric;
   std::thread thread;
-  std::atomic<bool> is_done = false;
   std::exception_ptr error;
   double seconds = 0;
 };
@@ -123,8 +121,6 @@ CheckpointStore::~CheckpointStore() {
     log::error("the last checkpoint was not saved: {}", error.what());
   }
 }
-
-bool CheckpointStore::is_saving() const { return writing_ && !writing_->is_done; }
 
 void CheckpointStore::wait() {
   if (!writing_) return;
@@ -159,7 +155,6 @@ void CheckpointStore::save(std::int64_t step, CheckpointState state, std::option
     }
     job.state = {};
     job.seconds = seconds_since(begun);
-    job.is_done = true;
   };
   if (!options_.background) {
     run(*writing);
@@ -210,13 +205,13 @@ std::uint64_t bytes_of(const NamedTensors& tensors) {
   return bytes;
 }
 
-/// What the ranks tell each other about one save, through the job's store.
+/// Messages of the ranks about one save, through the job's store.
 class SaveExchange {
  public:
   SaveExchange(const comm::World& world, const comm::Store& connection, std::int64_t number)
       : world_(world), store_(connection.below(fmt::format("checkpoint/{}", number))) {}
 
-  void announce(const std::string& key, const nlohmann::ordered_json& value) const {
+  void post(const std::string& key, const nlohmann::ordered_json& value) const {
     store_.set(key, value.dump());
   }
   /// Throws CommError at the deadline, or FileError with what another rank announced as "error".
@@ -263,7 +258,7 @@ Path staging_of(const Path& checkpoint, const std::string& name) {
   return checkpoint.parent_path() / name;
 }
 
-/// What a rank says that it wrote, held against the names that it may use and against the disk.
+/// Checks a rank's account of what it wrote against the names that it may use and against the disk.
 ManifestFile told_file(const nlohmann::ordered_json& told, const Path& directory,
                        const comm::World& world, std::int64_t rank) {
   const std::string end = fmt::format("-{:05}-of-{:05}.safetensors", rank + 1, world.size());
@@ -282,14 +277,14 @@ ManifestFile told_file(const nlohmann::ordered_json& told, const Path& directory
 /// A rank other than 0: writes where rank 0 says, reports, and waits for the end.
 void write_as_follower(const comm::World& world, const SaveExchange& exchange,
                        const Path& checkpoint, NamedTensors& tensors) {
-  exchange.announce(fmt::format("bytes/{}", world.rank()), {{"bytes", bytes_of(tensors)}});
+  exchange.post(fmt::format("bytes/{}", world.rank()), {{"bytes", bytes_of(tensors)}});
   const auto place = exchange.expect("directory", "rank 0 to make the directory");
   const std::string mine = fmt::format("files/{}", world.rank());
   try {
     const Path directory = staging_of(checkpoint, place.value("name", ""));
-    exchange.announce(mine, to_json(write_groups(directory, tensors, &world)));
+    exchange.post(mine, to_json(write_groups(directory, tensors, &world)));
   } catch (const std::exception& error) {
-    exchange.announce(mine, {{"error", error.what()}});
+    exchange.post(mine, {{"error", error.what()}});
     throw;
   }
   exchange.expect("done", "rank 0 to complete it");
@@ -331,7 +326,7 @@ void CheckpointStore::write_with_others(Writing& writing) const {
     }
     require_free_space(final, bytes);
     StagingDirectory staging(final, temporary_for(final));
-    exchange.announce("directory", {{"name", staging.path().filename().string()}});
+    exchange.post("directory", {{"name", staging.path().filename().string()}});
     Manifest manifest{writing.step, writing.metric, {}};
     manifest.files.push_back(write_state(staging.path(), writing.state.state));
     for (ManifestFile& file : write_groups(staging.path(), tensors, &world))
@@ -345,11 +340,11 @@ void CheckpointStore::write_with_others(Writing& writing) const {
     files::write_atomically(staging.path() / kManifestFile, to_text(manifest));
     staging.commit();
   } catch (const std::exception& error) {
-    exchange.announce("directory", {{"error", error.what()}});
-    exchange.announce("done", {{"error", error.what()}});
+    exchange.post("directory", {{"error", error.what()}});
+    exchange.post("done", {{"error", error.what()}});
     throw;
   }
-  exchange.announce("done", nlohmann::ordered_json::object());
+  exchange.post("done", nlohmann::ordered_json::object());
   prune(writing.step);
 }
 

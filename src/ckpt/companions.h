@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,6 +17,9 @@ enum class Companions {
 
 /// (name, content)
 using Files = std::vector<std::pair<std::string, std::string>>;
+
+/// Writes more files into a directory before it takes its final name.
+using AddFiles = std::function<void(const Path&)>;
 
 /// Where the tokenizer of a new directory comes from: a folder, and files of which it holds another
 /// text (name, content).

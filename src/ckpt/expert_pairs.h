@@ -17,7 +17,7 @@ namespace heddle::ckpt {
 struct StackedExperts {
   std::string module;     ///< text spelling, "model.layers.0.mlp.experts"
   std::string parameter;  ///< "gate_up_proj" or "down_proj"
-  std::int64_t rank = 0;  ///< Of an expert; where it has less, the rest is zero.
+  std::int64_t rank = 0;  ///< Rank of an expert's pair; where it has less, the rest is zero.
   std::vector<const LoraPair*> pairs;
 
   /// A [E, rank, in] and B [E, out, rank] of scaling 1 for `experts` experts. Throws ModelError for

@@ -14,9 +14,9 @@
 #include "ckpt/adapter_names.h"
 #include "ckpt/expert_pairs.h"
 #include "ckpt/hf_vocabulary.h"
-#include "ckpt/hub_cache.h"
 #include "ckpt/staging_directory.h"
 #include "ckpt/tensor_io.h"
+#include "hub/cache.h"
 #include "ops/autograd.h"
 
 namespace heddle::ckpt {
@@ -42,8 +42,8 @@ void add_low_rank(nn::Parameter& table, const at::Tensor& a, const at::Tensor& b
                             where, b.size(0), a.size(1), fmt::join(table.global_shape(), ", "));
   }
   for (nn::Box& box : table.boxes(table.owned())) {
-    const at::Tensor rows = b.narrow(0, box.offset[0], box.tensor.size(0));
-    const at::Tensor columns = a.narrow(1, box.offset[1], box.tensor.size(1));
+    const at::Tensor rows = b.narrow(0, box.global.offset[0], box.global.size[0]);
+    const at::Tensor columns = a.narrow(1, box.global.offset[1], box.global.size[1]);
     const at::Tensor delta = (at::mm(rows, columns) * scaling).to(box.tensor.device());
     box.tensor.copy_(box.tensor.to(delta.scalar_type()) + delta);
   }
@@ -73,7 +73,7 @@ void add_to_tables(const AdapterDirectory& directory, const std::vector<const Lo
 
 /// The last part of a model's name or path, that of the Hub for a snapshot in a cache.
 std::string last_name(const std::string& base) {
-  const std::string name = std::filesystem::exists(base) ? model_name(base) : base;
+  const std::string name = std::filesystem::exists(base) ? hub::model_name(base) : base;
   const Path path = without_trailing_slash(name);
   return path.filename().string();
 }
@@ -97,7 +97,7 @@ void say_of_vision(const AdapterDirectory& directory) {
       directory.path().string(), modules.size(), text::list_some(modules));
 }
 
-/// What this rank owns of a stored tensor.
+/// Fills the part of a stored tensor that this rank owns.
 void fill(nn::Parameter& parameter, const StoredTensor& stored) {
   if (stored.shape != parameter.global_shape()) {
     throw_error<ModelError>("{} is [{}], this model needs [{}]", stored.where(),

@@ -43,6 +43,6 @@ void export_adapter(Model& model, const adapters::LoraSet& adapters,
                     const std::vector<nn::Parameter*>& saved, const ModelDirectory& source,
                     const std::string& base_model, const TokenizerSource& tokenizer,
                     const Path& output, bool overwrite, const ReadWhole& read = read_from_memory,
-                    const Files& files = {});
+                    const Files& files = {}, const AddFiles& add_files = {});
 
 }  // namespace heddle::ckpt

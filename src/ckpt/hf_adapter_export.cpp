@@ -35,7 +35,8 @@ std::vector<std::string> target_names(const std::vector<std::string>& adapted,
 void export_adapter(Model& model, const adapters::LoraSet& set,
                     const std::vector<nn::Parameter*>& saved, const ModelDirectory& source,
                     const std::string& base_model, const TokenizerSource& tokenizer,
-                    const Path& output, bool overwrite, const ReadWhole& read, const Files& files) {
+                    const Path& output, bool overwrite, const ReadWhole& read, const Files& files,
+                    const AddFiles& add_files) {
   const auto text_name = [&](const std::string& name) { return to_text_spelling(name); };
   AdapterConfig config;
   config.base_model_name_or_path = base_model;
@@ -95,7 +96,7 @@ void export_adapter(Model& model, const adapters::LoraSet& set,
     config.modules_to_save.emplace_back("lm_head");
     tensors.saved.push_back({"lm_head.weight", read(table)});
   }
-  write_adapter(output, config, tensors, spelling, {}, tokenizer, overwrite, files);
+  write_adapter(output, config, tensors, spelling, {}, tokenizer, overwrite, files, add_files);
 }
 
 }  // namespace heddle::ckpt

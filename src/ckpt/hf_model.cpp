@@ -66,7 +66,7 @@ std::vector<FilePart> file_parts(const nn::Parameter& parameter, const ModelDire
   return result;
 }
 
-/// The same, where the file has them: a tied table may stand under the other's name, with fewer
+/// Parts as the file has them: a tied table may stand under the other's name, with fewer
 /// rows.
 std::vector<FilePart> parts_to_read(const nn::Parameter& parameter,
                                     const ModelDirectory& directory) {
@@ -78,27 +78,22 @@ std::vector<FilePart> parts_to_read(const nn::Parameter& parameter,
   return parts;
 }
 
-/// What of the file tensor goes into this rank's memory of the parameter. Without any, one target
-/// that reads nothing says that the model knows the tensor.
+/// The part of the file tensor that goes into this rank's memory of the parameter. If none does,
+/// one target that reads nothing says that the model knows the tensor.
 std::vector<LoadTarget> targets_of(const FilePart& part, const std::vector<nn::Box>& boxes) {
   std::vector<LoadTarget> targets;
   for (const nn::Box& box : boxes) {
+    const auto common = intersect({part.offset, part.shape}, box.global);
+    if (!common) continue;
     at::Tensor destination = box.tensor;
     std::vector<Range> ranges;
-    bool is_empty = false;
     for (std::size_t d = 0; d < part.shape.size(); ++d) {
       const auto dim = static_cast<std::int64_t>(d);
-      const std::int64_t begin = std::max(part.offset[d], box.offset[d]);
-      const std::int64_t end =
-          std::min(part.offset[d] + part.shape[d], box.offset[d] + box.tensor.size(dim));
-      is_empty = is_empty || begin >= end;
-      if (is_empty) break;
-      destination = destination.narrow(dim, begin - box.offset[d], end - begin);
-      const bool is_partial = end - begin != part.shape[d];
-      if (is_partial)
-        ranges.push_back({dim - (part.is_one_expert ? 1 : 0), begin - part.offset[d], end - begin});
+      const std::int64_t begin = common->offset[d], size = common->size[d];
+      destination = destination.narrow(dim, begin - box.global.offset[d], size);
+      if (size != part.shape[d])
+        ranges.push_back({dim - (part.is_one_expert ? 1 : 0), begin - part.offset[d], size});
     }
-    if (is_empty) continue;
     if (part.is_one_expert) destination = destination.select(0, 0);
     targets.push_back({part.name, part.file_shape(), destination, ranges});
   }
@@ -195,8 +190,7 @@ at::Tensor read_from_memory(const nn::Parameter& parameter) { return parameter.d
 at::Tensor read_from_directory(const ModelDirectory& directory, const nn::Parameter& parameter) {
   const ops::NoGradient guard;
   const at::Tensor whole = at::empty(parameter.global_shape(), parameter.value().scalar_type());
-  const std::vector<nn::Box> boxes = {
-      {std::vector<std::int64_t>(parameter.global_shape().size(), 0), whole}};
+  const std::vector<nn::Box> boxes = {{whole_region(parameter.global_shape()), whole}};
   for (const FilePart& part : parts_to_read(parameter, directory)) {
     for (LoadTarget& target : targets_of(part, boxes))
       copy_into(directory.at(target.name), target.destination, target.ranges);

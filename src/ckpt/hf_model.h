@@ -37,7 +37,7 @@ ModelLoadReport load_model(const ModelDirectory& directory, Model& model, std::u
 
 /// Gives the whole tensor of a parameter, wherever its parts are.
 using ReadWhole = std::function<at::Tensor(const nn::Parameter&)>;
-/// Of a parameter that this rank holds whole.
+/// Reads a parameter that this rank holds whole.
 at::Tensor read_from_memory(const nn::Parameter& parameter);
 /// As load_model would read it, on the CPU.
 at::Tensor read_from_directory(const ModelDirectory& directory, const nn::Parameter& parameter);

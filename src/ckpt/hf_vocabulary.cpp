@@ -76,10 +76,10 @@ void fill_new_rows(const std::vector<nn::Box>& table, const StoredTensor& stored
   const auto wide = dtype == at::kDouble ? at::kDouble : at::kFloat;
   const at::Tensor mean = read_tensor(stored, dtype).to(wide).mean(0);
   for (const nn::Box& box : table) {
-    const std::int64_t first = std::max<std::int64_t>(0, read_rows - box.offset[0]);
+    const std::int64_t first = std::max<std::int64_t>(0, read_rows - box.global.offset[0]);
     if (first >= box.tensor.size(0)) continue;
     box.tensor.narrow(0, first, box.tensor.size(0) - first)
-        .copy_(mean.narrow(0, box.offset[1], box.tensor.size(1)));
+        .copy_(mean.narrow(0, box.global.offset[1], box.tensor.size(1)));
   }
 }
 

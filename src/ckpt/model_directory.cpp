@@ -11,9 +11,9 @@
 #include "base/json.h"
 #include "base/quote.h"
 #include "base/text.h"
-#include "ckpt/hub_cache.h"
 #include "ckpt/quantisation.h"
 #include "ckpt/training_checkpoint.h"
+#include "hub/find.h"
 
 namespace heddle::ckpt {
 namespace {
@@ -155,11 +155,12 @@ ModelDirectory ModelDirectory::open(const Path& path) {
     return std::filesystem::exists(path / name, ignored);
   };
   if (!std::filesystem::is_directory(path, ignored)) {
-    throw_error<ModelError>("{}: {}", path.string(),
-                            std::filesystem::exists(path, ignored)
-                                ? "a model is a folder with config.json and safetensors, this is a "
-                                  "file"
-                                : "there is no such folder" + advice_on_model_name(path.string()));
+    throw_error<ModelError>(
+        "{}: {}", path.string(),
+        std::filesystem::exists(path, ignored)
+            ? "a model is a folder with config.json and safetensors, this is a "
+              "file"
+            : "there is no such folder" + hub::advice_on_model_name(path.string()));
   }
   const bool is_sharded = exists(kIndexFile);
   if (!is_sharded && !exists(kSingleFile)) fail_without_weights(path);

@@ -16,7 +16,7 @@ class Pattern {
 
   /// The whole of `text` matches.
   bool matches_all(std::string_view text) const;
-  /// What the first group matched when a prefix of `text` matches; nothing when none does.
+  /// The first group's text when a prefix of `text` matches; nothing when none does.
   std::optional<std::string> first_group(std::string_view text) const;
   /// A prefix of `text` matches.
   bool matches_prefix(std::string_view text) const;

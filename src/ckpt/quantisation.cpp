@@ -71,7 +71,7 @@ std::string remedy(const Format& format, const std::string& folder) {
   return "";
 }
 
-/// What config.json calls its format; empty if it names none.
+/// Name of the quantisation format in config.json; empty if it names none.
 std::string method_of(const nlohmann::ordered_json& config) {
   const auto of = [](const nlohmann::ordered_json& json) -> std::string {
     if (json.contains("quantization_config") && json["quantization_config"].is_object()) {

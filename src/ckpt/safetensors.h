@@ -50,7 +50,7 @@ struct StoredTensor : TensorSpec {
 [[noreturn]] void throw_missing_tensor(const std::string& place, std::string_view name,
                                        const std::vector<StoredTensor>& tensors);
 
-/// What the first bytes of a safetensors file say, checked against the format.
+/// The first bytes of a safetensors file, checked against the format.
 struct SafetensorsHeader {
   struct Entry : TensorSpec {
     std::uint64_t begin = 0;  // of the data, from `data_offset`

@@ -22,7 +22,7 @@ SavedModules modules_to_save(const std::set<std::string>& trained,
                              const std::vector<std::string>& all) {
   std::set<std::string> modules;
   for (const std::string& parameter : trained) modules.insert(holder(parameter));
-  // What lies in another one comes with it.
+  // A module inside another one comes with it.
   std::erase_if(modules, [&](const std::string& module) {
     return std::any_of(modules.begin(), modules.end(),
                        [&](const std::string& outer) { return lies_in(module, outer); });

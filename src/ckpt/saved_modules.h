@@ -9,7 +9,7 @@ namespace heddle::ckpt {
 /// modules_to_save of an adapter that is to be written, by PEFT's rule (is_saved_whole()).
 struct SavedModules {
   std::vector<std::string> entries;
-  /// What those entries mean: the trained parameters, and others that share a module or an ending
+  /// Meaning of those entries: the trained parameters, and others that share a module or an ending
   /// with them, which PEFT then looks for too.
   std::vector<std::string> parameters;
 };

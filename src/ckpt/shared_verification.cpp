@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::chrono::seconds kMeeting{1};
 
-/// What is wrong with this member's share, "" if nothing is.
+/// Describes a fault of this member's share, "" if it has none.
 std::string problem_of_share(const Path& checkpoint, const comm::Group& readers,
                              const std::stop_token& stop) {
   try {

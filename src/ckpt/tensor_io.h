@@ -59,7 +59,7 @@ struct LoadReport {
 /// names and no pattern of `may_be_unused` (shell-like, for example "model.visual.*") allows.
 LoadReport load_tensors(const ModelDirectory& directory, std::vector<LoadTarget>& targets,
                         const std::vector<std::string>& may_be_unused = {});
-/// The same for whole tensors.
+/// Loads whole tensors.
 LoadReport load_tensors(const ModelDirectory& directory, const std::vector<NamedTensor>& targets,
                         const std::vector<std::string>& may_be_unused = {});
 

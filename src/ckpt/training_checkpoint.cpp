@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/errors.h"
+#include "base/layout.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "ckpt/checkpoint_format.h"
@@ -56,31 +57,23 @@ const TrainingCheckpoint::Parts& TrainingCheckpoint::at(std::string_view name) c
 void TrainingCheckpoint::copy_box(std::string_view name, const std::vector<std::int64_t>& offset,
                                   at::Tensor destination) const {
   const Parts& tensor = at(name);
-  const std::size_t dims = tensor.shape.size();
-  bool fits = offset.size() == dims && destination.dim() == static_cast<std::int64_t>(dims);
-  for (std::size_t d = 0; fits && d < dims; ++d)
-    fits = offset[d] + destination.size(static_cast<std::int64_t>(d)) <= tensor.shape[d];
-  if (!fits) {
+  const Region wanted{offset, destination.sizes().vec()};
+  if (!wanted.is_within(tensor.shape)) {
     throw_error<ModelError>("{}: tensor '{}' is [{}], the run wants [{}] from [{}] on",
                             info_.path.string(), name, fmt::join(tensor.shape, ", "),
-                            fmt::join(destination.sizes(), ", "), fmt::join(offset, ", "));
+                            fmt::join(wanted.size, ", "), fmt::join(offset, ", "));
   }
   std::int64_t copied = 0;
   for (const auto& [begins, stored] : tensor.parts) {
+    const auto common = intersect({begins, stored.shape}, wanted);
+    if (!common) continue;
     at::Tensor target = destination;
     std::vector<Range> ranges;
-    bool is_empty = false;
-    for (std::size_t d = 0; d < dims && !is_empty; ++d) {
+    for (std::size_t d = 0; d < begins.size(); ++d) {
       const auto dim = static_cast<std::int64_t>(d);
-      const std::int64_t begin = std::max(begins[d], offset[d]);
-      const std::int64_t end =
-          std::min(begins[d] + stored.shape[d], offset[d] + destination.size(dim));
-      is_empty = begin >= end;
-      if (is_empty) break;
-      target = target.narrow(dim, begin - offset[d], end - begin);
-      ranges.push_back({dim, begin - begins[d], end - begin});
+      target = target.narrow(dim, common->offset[d] - offset[d], common->size[d]);
+      ranges.push_back({dim, common->offset[d] - begins[d], common->size[d]});
     }
-    if (is_empty) continue;
     copy_into(stored, target, ranges);
     copied += target.numel();
   }

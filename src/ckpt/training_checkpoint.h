@@ -118,7 +118,6 @@ class CheckpointStore {
   void save(std::int64_t step, CheckpointState state, std::optional<double> metric = {});
   /// Returns when the last save is on disk, and throws its error once.
   void wait();
-  bool is_saving() const;
   /// Seconds that writing took, of the last save that ended.
   double last_write_s() const { return last_write_s_; }
 
@@ -150,7 +149,7 @@ class CheckpointStore {
   Path directory_;
   CheckpointStoreOptions options_;
   std::unique_ptr<Writing> writing_;
-  mutable std::unique_ptr<comm::Store> connection_;  ///< Of the writing thread, made once.
+  mutable std::unique_ptr<comm::Store> connection_;  ///< Connection of the writing thread, kept.
   std::int64_t saves_ = 0;
   double last_write_s_ = 0;
 };
@@ -158,7 +157,7 @@ class CheckpointStore {
 /// Whether the folder looks like a training checkpoint; its contents are not read.
 bool is_training_checkpoint(const Path& path);
 
-/// The same as the members, for a process that only reads.
+/// Equals the members of this name, for a process that only reads.
 std::vector<CheckpointInfo> list_checkpoints(const Path& directory);
 std::optional<CheckpointInfo> latest_complete_checkpoint(
     const Path& directory, std::vector<RejectedCheckpoint>* rejected = nullptr);

@@ -17,6 +17,7 @@
 #include "base/log.h"
 #include "base/quote.h"
 #include "base/text.h"
+#include "cli/eval_command.h"
 #include "cli/version.h"
 #include "comm/launch_environment.h"
 #include "device/npu_error.h"
@@ -82,7 +83,7 @@ const CLI::App& selected(const CLI::App& app) {
   return subcommands.empty() ? app : selected(*subcommands.front());
 }
 
-/// What this command would have accepted: options with their dashes, or the subcommands.
+/// Words that this command would have accepted: options with their dashes, or the subcommands.
 std::vector<std::string> accepted(const CLI::App& command, bool wants_option) {
   std::vector<std::string> names;
   if (!wants_option) {
@@ -107,16 +108,14 @@ std::string shorter_option(std::string word, const std::vector<std::string>& opt
   return longest;
 }
 
-/// What the commands of other programs are called here; "" for a name that none is known for.
+/// This program's name for a command of other programs; "" if none is known.
 std::string own_command_for(const std::string& name) {
   static const std::map<std::string, std::string> kOwn = {
       {"train", "heddle sft (conversations, completions) or heddle pt (plain text)"},
       {"finetune", "heddle sft"},
-      {"chat", "heddle generate MODEL_DIR --prompt TEXT"},
       {"infer", "heddle generate"},
       {"inference", "heddle generate"},
-      {"eval", "heddle score (log-probabilities, perplexity)"},
-      {"evaluate", "heddle score (log-probabilities, perplexity)"},
+      {"evaluate", "heddle eval MODEL_DIR --input rows.jsonl"},
       {"merge", "heddle export MODEL_DIR --adapter DIR --output DIR"},
       {"merge-lora", "heddle export MODEL_DIR --adapter DIR --output DIR"},
       {"preprocess", "heddle tokenize, to look; sft and pt tokenize by themselves"},
@@ -130,7 +129,7 @@ std::string own_command_for(const std::string& name) {
   return found == kOwn.end() ? "" : found->second;
 }
 
-/// What to write for an option of a command that takes key=value; "" if that says nothing.
+/// Suggests the key for an option of a command that takes key=value; "" if nothing fits.
 std::string as_key(const std::string& word, const std::string& command) {
   if (command != "sft" && command != "pt" && command != "config" && command != "tokenize")
     return "";
@@ -219,7 +218,10 @@ void add_commands(CLI::App& app, Action& action) {
   add_training_commands(app, action);
   add_launch_command(app, action);
   add_generate_command(app, action);
+  add_serve_command(app, action);
+  add_chat_command(app, action);
   add_score_command(app, action);
+  add_eval_command(app, action);
   add_export_command(app, action);
   add_tokenize_command(app, action);
   add_config_command(app, action);

@@ -65,7 +65,7 @@ std::vector<std::string> works_with(const std::string& option) {
   return text::split(known == kTakenBy.end() ? kWorks : known->second, '|');
 }
 
-/// Of single operators. Nothing else of the configuration reaches them.
+/// Whether single operators read the key. Nothing else of the configuration reaches them.
 bool operator_takes(const std::string& work, const std::string& key) {
   return key == "model.dtype" || key == "train.deterministic" || key == "device" ||
          key.starts_with("device.") || key.starts_with("kernels.") ||
@@ -86,7 +86,7 @@ void refuse_what_is_not_taken(const BenchOptions& options) {
                              text::join(takers, ", "));
   }
   if (options.work == "gdn") {
-    // Of what is published heads and layouts are chosen; errors are those of one sequence.
+    // Published heads and layouts are the default; errors are those of one sequence.
     const bool published = options.preset.empty();
     std::vector<std::string> unused = {"--heads", "--layout"};
     if (published) unused = {"--batch", "--median"};
@@ -182,7 +182,7 @@ std::string as_table(const nlohmann::ordered_json& result) {
   return table.render(ui::TableStyle::kPlain);
 }
 
-/// What decides which collectives a rank takes part in, beside the configuration.
+/// Facts that decide which collectives a rank takes part in, besides the configuration.
 std::vector<comm::Fact> facts_of(const BenchOptions& options) {
   return {{"--preset", options.preset},
           {"--batch", std::to_string(options.batch)},

@@ -5,7 +5,6 @@
 #include <map>
 
 #include "assembly/from_config.h"
-#include "assembly/kernels.h"
 #include "bench/operator_benchmark.h"
 #include "device/device.h"
 #include "models/registry.h"
@@ -74,9 +73,8 @@ nlohmann::ordered_json as_json(const bench::CaseTime& time) {
 nlohmann::ordered_json run_operator_bench(const OperatorBench& bench,
                                           const config::RunConfig& config) {
   const runtime::Context context = assembly::make_context(config);
-  ops::KernelPolicy policy = assembly::kernel_policy(config);
-  policy.on_chip_limit_bytes = assembly::on_chip_limit(context.device);
-  const bench::OperatorPlace place = {context.device, context.dtype, policy};
+  const bench::OperatorPlace place = {context.device, context.dtype,
+                                      assembly::kernel_policy(config)};
   nlohmann::ordered_json json;
   json["work"] = bench.work;
   json["device"] = device::properties(context.device, 16).name;

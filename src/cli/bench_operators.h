@@ -10,7 +10,7 @@
 
 namespace heddle::cli {
 
-/// What `heddle bench gdn|gemm|lora|attention|head|experts|adamw` times.
+/// Settings of `heddle bench gdn|gemm|lora|attention|head|experts|adamw`.
 struct OperatorBench {
   std::string work;
   std::string preset;  ///< May be empty for gdn: the published shapes, or some of them.

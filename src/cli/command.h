@@ -20,7 +20,7 @@ struct Session {
   std::string command_line = {};  ///< as typed, for reports
 };
 
-/// What a parsed command line does; returns the exit status. Throws Error for everything else.
+/// Work of a parsed command line; returns the exit status. Throws Error for everything else.
 using Action = std::function<int(const Session&)>;
 
 // One function per subcommand. Each declares its options and, when the subcommand is the one that
@@ -29,6 +29,7 @@ void add_init_command(CLI::App& app, Action& action);
 /// sft and all that are sft with settings of their own.
 void add_training_commands(CLI::App& app, Action& action);
 void add_generate_command(CLI::App& app, Action& action);
+void add_chat_command(CLI::App& app, Action& action);
 void add_score_command(CLI::App& app, Action& action);
 void add_export_command(CLI::App& app, Action& action);
 void add_tokenize_command(CLI::App& app, Action& action);
@@ -38,6 +39,7 @@ void add_doctor_command(CLI::App& app, Action& action);
 void add_report_command(CLI::App& app, Action& action);
 void add_bench_command(CLI::App& app, Action& action);
 void add_launch_command(CLI::App& app, Action& action);
+void add_serve_command(CLI::App& app, Action& action);
 
 /// Where `heddle launch` puts the ranks' messages unless it is told.
 inline constexpr const char* kLaunchLogDirectory = "heddle-logs";

@@ -9,7 +9,7 @@ struct LaunchEnvironment;
 
 namespace heddle::cli {
 
-/// What several hosts say to each other where no --job-id was given.
+/// Word by which several hosts say that no --job-id was given.
 inline constexpr const char* kNoJobId = "no --job-id";
 
 /// The end of "stopped after step 7; ": how a run goes on that `begun` (sft run.yaml ...) began.

@@ -95,10 +95,8 @@ std::string to_json(const DoctorFacts& facts) {
   for (const Finding& f : facts.findings) {
     findings.push_back({{"is_problem", f.is_problem}, {"what", f.what}, {"remedy", f.remedy}});
   }
-  Json platform = Json::object(), paths = Json::array();
+  Json platform = Json::object();
   for (const auto& [name, value] : facts.platform) platform[name] = value;
-  for (const auto& [when, kernel, reason] : facts.gated_delta_rule_paths)
-    paths.push_back({{"when", when}, {"kernel", kernel}, {"reason", reason}});
   const Json root = {{"version", version()},
                      {"torch_version", torch_version()},
                      {"machine",
@@ -117,7 +115,6 @@ std::string to_json(const DoctorFacts& facts) {
                      {"platform", platform},
                      {"libraries", libraries},
                      {"kernels", kernels},
-                     {"gated_delta_rule_paths", paths},
                      {"findings", findings}};
   return root.dump(2, ' ', false, Json::error_handler_t::replace);
 }
@@ -152,10 +149,6 @@ std::string render(const DoctorFacts& facts, bool has_color, int width) {
     }
     table.row({k.op, text::join(names, ", ")});
   }
-
-  if (!facts.gated_delta_rule_paths.empty()) table.section("gated_delta_rule on an NPU");
-  for (const auto& [when, kernel, reason] : facts.gated_delta_rule_paths)
-    table.row({when, fmt::format("{}: {}", kernel.empty() ? "refused" : kernel, reason)});
 
   std::string out =
       table.render(width > 0 ? ui::TableStyle::kBox : ui::TableStyle::kPlain, has_color, width);

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-/// What `heddle doctor` finds out about the machine and this build.
+/// Facts about the machine and this build that `heddle doctor` finds.
 namespace heddle::cli {
 
 struct MachineFacts {
@@ -58,14 +58,12 @@ struct DoctorFacts {
   bool has_ascend_driver = false;
   std::vector<std::pair<std::string, std::string>> platform;  ///< "CANN", "9.1.0"
   std::vector<std::string> platform_mismatches;
-  /// Where the device chooses among kernels of the gated delta rule: when, which and why.
-  std::vector<std::array<std::string, 3>> gated_delta_rule_paths;
   double float32_flops = 0;  ///< of a matrix product on the CPU, measured
   std::vector<KernelFacts> kernels;
   std::vector<Finding> findings;
 };
 
-/// What the facts mean for the user, from everything but `findings`.
+/// Conclusions for the user, from everything but `findings`.
 std::vector<Finding> find_problems(const DoctorFacts& facts);
 
 std::string to_json(const DoctorFacts& facts);

@@ -17,10 +17,11 @@
 #include "cli/command.h"
 #include "cli/doctor.h"
 #include "cli/layout_table.h"
+#include "cli/names.h"
 #include "config/config.h"
 #include "device/device.h"
 #include "models/registry.h"
-#include "ops/gated_delta_net/npu/path.h"
+#include "ops/kernel_document.h"
 #include "ops/registry.h"
 #include "ui/table.h"
 
@@ -29,9 +30,9 @@ namespace {
 
 std::vector<KernelFacts> kernels_of(const ops::Registry& registry,
                                     const std::vector<AcceleratorFacts>& accelerators) {
-  const auto is_here = [&](c10::DeviceType type) {
-    const char* name = type == c10::DeviceType::CUDA ? "cuda" : "npu";
-    return type == c10::DeviceType::CPU ||
+  const auto is_here = [&](ops::Platform platform) {
+    const char* name = platform == ops::Platform::kCuda ? "cuda" : "npu";
+    return platform == ops::Platform::kCpu ||
            std::ranges::any_of(
                accelerators, [&](const AcceleratorFacts& a) { return a.device.starts_with(name); });
   };
@@ -41,7 +42,8 @@ std::vector<KernelFacts> kernels_of(const ops::Registry& registry,
     auto row = std::ranges::find_if(kernels, same_op);
     if (row == kernels.end()) row = kernels.insert(row, {entry.info.op, {}, {}});
     row->kernels.push_back(entry.info.name);
-    if (entry.info.device && !is_here(*entry.info.device)) row->unusable.push_back(entry.info.name);
+    if (!entry.info.platforms.empty() && std::ranges::none_of(entry.info.platforms, is_here))
+      row->unusable.push_back(entry.info.name);
   }
   return kernels;
 }
@@ -57,13 +59,6 @@ DoctorFacts examine() {
   facts.platform = platform.parts;
   facts.platform_mismatches = platform.mismatches;
   facts.has_ascend_driver = std::filesystem::exists("/dev/davinci_manager");
-  const auto is_npu = [](const AcceleratorFacts& a) { return a.device.starts_with("npu"); };
-  if (std::ranges::any_of(facts.accelerators, is_npu)) {
-    for (const auto& row : ops::gated_delta_rule_npu::path_rows()) {
-      facts.gated_delta_rule_paths.push_back(
-          {std::string(row.condition), std::string(row.kernel), std::string(row.reason)});
-    }
-  }
   facts.has_nvidia_driver = std::filesystem::exists("/proc/driver/nvidia/version");
   facts.float32_flops = device::properties(c10::Device(c10::DeviceType::CPU), 32).peak_flops;
   facts.kernels = kernels_of(ops::builtin_registry(), facts.accelerators);
@@ -72,7 +67,7 @@ DoctorFacts examine() {
 }
 
 struct DoctorOptions {
-  bool is_json = false;
+  bool is_json = false, lists_kernels = false;
   std::string mesh_of;
   std::string preset;
   std::vector<std::string> overrides;
@@ -80,12 +75,33 @@ struct DoctorOptions {
   std::string hardware, measured;
   std::int64_t propose = 0;
   bool is_dry_run = false;
+
+  bool is_plan() const { return !mesh_of.empty() || !preset.empty(); }
 };
+
+/// Throws ConfigError for numbers that are none and for options without what they are of.
+void check(const DoctorOptions& options) {
+  if (options.ranks < 0) throw_error<ConfigError>("--ranks: {}: expected 1 or more", options.ranks);
+  if (options.propose < 0)
+    throw_error<ConfigError>("--propose: {}: expected 1 or more", options.propose);
+  const std::pair<const char*, bool> of_plans[] = {{"--ranks", options.ranks > 0},
+                                                   {"--propose", options.propose > 0},
+                                                   {"--dry-run", options.is_dry_run},
+                                                   {"key=value", !options.overrides.empty()}};
+  for (const auto& [name, is_given] : of_plans) {
+    if (is_given && !options.is_plan())
+      throw_error<ConfigError>("{}: is of a plan: give --mesh CONFIG.yaml or --preset NAME", name);
+  }
+  if (options.is_plan() && !options.measured.empty())
+    throw ConfigError("--measured: has its own runs: leave --mesh and --preset away");
+  if (!options.hardware.empty() && !options.is_plan() && options.measured.empty())
+    throw ConfigError("--hardware: predicts a layout: give --mesh, --preset or --measured as well");
+}
 
 /// The model's shape: a preset, or config.json alone of a directory that need not hold weights.
 models::Config shape_of(const DoctorOptions& options, const config::RunConfig& config) {
   if (!options.preset.empty()) return models::preset(options.preset);
-  const auto path = std::filesystem::path(config.model.path) / "config.json";
+  const auto path = find_model(config.model.path, hub::Need::kShape) / "config.json";
   if (!std::filesystem::exists(path)) {
     throw_error<ConfigError>("{}: there is no {}; --preset NAME plans without a model",
                              config::where(config, "model.path"), path.string());
@@ -105,7 +121,7 @@ struct Planned {
 /// divisors: what it holds and how long it takes grow with them.
 constexpr std::int64_t kMostRanks = 1 << 20;
 
-/// Of --ranks or, where that is not given, the product of the degrees.
+/// Takes --ranks or, where that is not given, the product of the degrees.
 std::int64_t ranks_of(const config::ParallelSection& p, std::int64_t asked) {
   const bool has_auto = p.dp.is_auto() || p.fsdp.is_auto();
   if (asked == 0 && has_auto)
@@ -123,7 +139,9 @@ std::int64_t ranks_of(const config::ParallelSection& p, std::int64_t asked) {
 }
 
 Planned planned(const DoctorOptions& options) {
-  std::vector<std::string> settings = options.overrides;
+  // A plan reads no data: a file that has none yet is planned too.
+  std::vector<std::string> settings = {"data.train=rows.jsonl"};
+  settings.insert(settings.end(), options.overrides.begin(), options.overrides.end());
   // A file for no model in particular may leave it out.
   if (!options.preset.empty()) settings.push_back("model.path=" + options.preset);
   Planned planned{config::load(options.mesh_of, settings, config::Completeness::kComplete,
@@ -177,38 +195,32 @@ void add_doctor_command(CLI::App& app, Action& action) {
   CLI::App* command =
       app.add_subcommand("doctor", "Show hardware, libraries, kernels, and what is missing");
   command->add_flag("--json", options->is_json, "Print one JSON document");
-  CLI::Option* mesh =
-      command
-          ->add_option("--mesh", options->mesh_of,
-                       "Work out the layout of a configuration instead, starting nothing")
-          ->type_name("CONFIG.yaml");
-  command->add_option("--ranks", options->ranks, "Ranks of it; default: what its degrees give")
-      ->needs(mesh)
-      ->check(CLI::PositiveNumber);
+  command->add_flag("--kernels", options->lists_kernels,
+                    "Print the kernels of this build as a table in Markdown, with their rules");
   command
-      ->add_option("--preset", options->preset, "A named shape instead of model.path's config.json")
-      ->type_name("NAME")
-      ->needs(mesh);
+      ->add_option("--mesh", options->mesh_of,
+                   "Work out the layout of a configuration instead, starting nothing")
+      ->type_name("CONFIG.yaml");
+  command->add_option("--ranks", options->ranks, "Ranks of it; default: what its degrees give")
+      ->type_name("N");
+  command
+      ->add_option("--preset", options->preset,
+                   "A named shape instead of model.path's config.json; needs no CONFIG.yaml")
+      ->type_name("NAME");
   command
       ->add_option("--hardware", options->hardware,
                    "Predict the time of a step on it: " + text::join(plan::hardware_names(), ", ") +
                        ", or a file")
       ->type_name("NAME|FILE.yaml");
-  command
-      ->add_flag("--dry-run", options->is_dry_run,
-                 "Make the model objects of every rank without storage, and check them")
-      ->needs(mesh);
+  command->add_flag("--dry-run", options->is_dry_run,
+                    "Make the model objects of every rank without storage, and check them");
   command->add_option("--propose", options->propose, "Print the N fastest layouts that fit instead")
-      ->type_name("N")
-      ->needs(mesh)
-      ->check(CLI::PositiveNumber);
+      ->type_name("N");
   command
       ->add_option("--measured", options->measured,
                    "Predict the runs of a file and compare (bench/plan/measured.yaml)")
-      ->type_name("FILE.yaml")
-      ->excludes(mesh);
+      ->type_name("FILE.yaml");
   command->add_option("overrides", options->overrides, "key=value, over the file")
-      ->needs(mesh)
       ->type_name("[key=value ...]");
   command->footer(
       "Shows what this process may use (cores, memory, disk, accelerators), which libraries it "
@@ -224,15 +236,18 @@ void add_doctor_command(CLI::App& app, Action& action) {
       "  heddle doctor\n"
       "  heddle doctor --json > machine.json\n"
       "  heddle doctor --mesh run.yaml --ranks 64 parallel.tp=2 parallel.fsdp=auto\n"
-      "  heddle doctor --mesh run.yaml --ranks 64 --hardware h200 --propose 5\n"
+      "  heddle doctor --preset qwen3.5-27b --ranks 8 --hardware h200 --propose 5 parallel.tp=8\n"
       "  heddle doctor --mesh run.yaml --preset qwen3.5-397b-a17b --ranks 1024 parallel.ep=64 "
       "parallel.fsdp=auto");
   command->callback([options, &action] {
     action = [options](const Session& session) {
-      if (!options->mesh_of.empty()) return show_layout(*options, session);
+      check(*options);
+      if (options->lists_kernels) {
+        session.out << ops::kernel_document(ops::builtin_registry());
+        return 0;
+      }
+      if (options->is_plan()) return show_layout(*options, session);
       if (!options->measured.empty()) return show_measured(*options, session);
-      if (!options->hardware.empty())
-        throw ConfigError("--hardware: predicts a layout: give --mesh or --measured as well");
       const DoctorFacts facts = examine();
       session.out << (options->is_json ? to_json(facts) + "\n"
                                        : render(facts, session.out_has_color, session.out_width));

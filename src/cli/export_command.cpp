@@ -5,12 +5,13 @@
 
 #include "base/errors.h"
 #include "base/text.h"
+#include "ckpt/gguf_model.h"
 #include "ckpt/hf_model.h"
-#include "ckpt/hub_cache.h"
 #include "ckpt/training_checkpoint.h"
 #include "cli/application.h"
 #include "cli/command.h"
 #include "cli/model_arguments.h"
+#include "cli/names.h"
 #include "train/result.h"
 
 namespace heddle::cli {
@@ -21,6 +22,7 @@ struct ExportOptions {
   std::string dtype = "float32";
   std::uint64_t max_shard_bytes = 5'000'000'000;
   bool overwrite = false;
+  bool gguf = false;
 };
 
 int run_on_checkpoint(const ExportOptions& options, const Session& session) {
@@ -44,7 +46,25 @@ int run_on_checkpoint(const ExportOptions& options, const Session& session) {
   return 0;
 }
 
+int run_to_gguf(const ExportOptions& options, const Session& session) {
+  if (!options.adapter.empty() || ckpt::is_training_checkpoint(options.model)) {
+    throw_error<ConfigError>(
+        "--gguf: takes a model directory: make one first with `heddle export {}{} --output DIR`",
+        options.model, options.adapter.empty() ? "" : " --adapter " + options.adapter);
+  }
+  if (std::filesystem::exists(options.output) && !options.overwrite)
+    throw_error<ConfigError>("--output: {} is there already; --overwrite replaces it",
+                             options.output);
+  const auto source = ckpt::ModelDirectory::open(find_model(options.model));
+  const ckpt::GgufReport report = ckpt::write_gguf(source, options.output);
+  session.out << report.tensors << " tensors, "
+              << text::format_bytes(static_cast<double>(report.bytes)) << ": " << options.output
+              << "\n";
+  return 0;
+}
+
 int run(const ExportOptions& options, const Session& session) {
+  if (options.gguf) return run_to_gguf(options, session);
   if (ckpt::is_training_checkpoint(options.model)) return run_on_checkpoint(options, session);
   if (!options.base.empty())
     throw_error<ConfigError>("--base: {} is no training checkpoint", options.model);
@@ -62,8 +82,7 @@ int run(const ExportOptions& options, const Session& session) {
   writer.max_shard_bytes = options.max_shard_bytes;
   writer.overwrite = options.overwrite;
   std::optional<ckpt::AdapterDirectory> adapter;
-  if (!options.adapter.empty())
-    adapter = ckpt::AdapterDirectory::open(ckpt::find_model(options.adapter));
+  if (!options.adapter.empty()) adapter = ckpt::AdapterDirectory::open(find_model(options.adapter));
   const auto report = ckpt::export_model(*loaded.model, loaded.adapters.get(), *loaded.source,
                                          {tokenizer_directory(arguments)}, options.output, writer,
                                          ckpt::read_from_memory, adapter ? &*adapter : nullptr);
@@ -101,7 +120,9 @@ void add_export_command(CLI::App& app, Action& action) {
       ->capture_default_str();
   command->add_option("--max-shard-bytes", options->max_shard_bytes, "Larger models are split")
       ->capture_default_str();
-  command->add_flag("--overwrite", options->overwrite, "Replace a model directory that is there");
+  command->add_flag("--gguf", options->gguf,
+                    "Write one GGUF file, as llama.cpp reads it, instead of a directory");
+  command->add_flag("--overwrite", options->overwrite, "Replace what is there");
   command->footer(
       "Every tensor of MODEL_DIR is in the output; those that the text model does not use (vision, "
       "MTP) bit for bit.\n"
@@ -111,7 +132,8 @@ void add_export_command(CLI::App& app, Action& action) {
       "\n"
       "Examples:\n"
       "  heddle export Qwen3.5-0.8B --adapter runs/chat/final --output merged\n"
-      "  heddle export runs/chat/checkpoints/step-00000200 --output step-200");
+      "  heddle export runs/chat/checkpoints/step-00000200 --output step-200\n"
+      "  heddle export merged --gguf --output merged.gguf");
   command->callback([options, &action] {
     action = [options](const Session& session) { return run(*options, session); };
   });

@@ -1,5 +1,4 @@
 #include <CLI/CLI.hpp>
-#include <cmath>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -39,7 +38,7 @@ struct GenerateOptions {
   rollout::EngineOptions engine;
 };
 
-/// What the ranks must have alike besides model and layout.
+/// Facts that the ranks must have alike besides model and layout.
 std::vector<comm::Fact> facts_of(const GenerateOptions& options) {
   const SamplingArguments& sampling = options.sampling;
   const auto shown = [](const auto& value) {
@@ -174,21 +173,13 @@ int run(const GenerateOptions& options, const Session& session) {
     throw ConfigError("--input needs --output OUT.jsonl");
   if (options.continue_final_message && options.input.empty())
     throw ConfigError("--continue-final-message needs --input with conversations");
-  const auto check = [](bool holds, const char* option, auto value, const char* expected) {
+  const auto require = [](bool holds, const char* option, auto value, const char* expected) {
     if (!holds) throw_error<ConfigError>("{} is {}: expected {}", option, value, expected);
   };
-  const double temperature = options.sampling.temperature.value_or(1),
-               top_p = options.sampling.top_p.value_or(1),
-               min_p = options.sampling.min_p.value_or(0);
-  const std::int64_t top_k = options.sampling.top_k.value_or(0);
-  check(std::isfinite(temperature) && temperature >= 0, "--temperature", temperature,
-        "a number from 0 on");
-  check(top_k >= 0, "--top-k", top_k, "a count, or 0 for all tokens");
-  check(top_p > 0 && top_p <= 1, "--top-p", top_p, "a probability in (0, 1]");
-  check(min_p >= 0 && min_p <= 1, "--min-p", min_p, "a probability from 0 to 1");
-  check(options.max_new_tokens >= 1, "--max-new-tokens", options.max_new_tokens, "1 or more");
-  check(options.engine.max_sequences >= 1, "--max-sequences", options.engine.max_sequences,
-        "1 or more");
+  check(options.sampling);
+  require(options.max_new_tokens >= 1, "--max-new-tokens", options.max_new_tokens, "1 or more");
+  require(options.engine.max_sequences >= 1, "--max-sequences", options.engine.max_sequences,
+          "1 or more");
   head_name(options.model.directory, "lm");
   const std::shared_ptr<comm::World> world =
       join_others("generate", options.model, facts_of(options));
@@ -223,18 +214,7 @@ void add_generate_command(CLI::App& app, Action& action) {
       ->type_name("OUT.jsonl");
   command->add_option("--max-new-tokens", options->max_new_tokens, "At most so many")
       ->capture_default_str();
-  command->add_option("--temperature", options->sampling.temperature,
-                      "0: the most likely token; default generation_config.json, else 1");
-  command->add_option("--top-p", options->sampling.top_p,
-                      "Smallest set with this probability; default likewise, else 1");
-  command->add_option("--min-p", options->sampling.min_p,
-                      "Least share of the most likely one's probability; default likewise, else 0");
-  command->add_option("--top-k", options->sampling.top_k,
-                      "The k most likely; 0: all; default likewise, else 0");
-  command
-      ->add_option("--seed", options->sampling.seed,
-                   "Of the sampling; each row has a stream of its own")
-      ->capture_default_str();
+  add_sampling_arguments(*command, options->sampling);
   command->add_option("--stop", options->stop, "End where this text begins (repeatable)");
   command->add_flag("--ignore-eos", options->ignore_eos, "Do not end at end-of-sequence tokens");
   command->add_option("--max-sequences", options->engine.max_sequences, "Generated at a time")

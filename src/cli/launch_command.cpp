@@ -33,6 +33,7 @@
 #include "comm/refusal.h"
 #include "comm/store.h"
 #include "comm/world.h"
+#include "config/adapters.h"
 #include "config/config.h"
 #include "device/device.h"
 
@@ -59,8 +60,8 @@ struct LaunchOptions {
   std::vector<std::string> command;
 };
 
-/// What strangers do not know. Several hosts cannot agree on a random number before they have met,
-/// and one that was told something else must get as far as to be told what differs.
+/// A secret that strangers do not know. Several hosts cannot agree on a random number before they
+/// have met, and one that was told something else must get as far as to be told what differs.
 std::string nonce_of(const LaunchOptions& options) {
   if (!options.job_id.empty()) return options.job_id;
   if (options.nodes > 1) return kNoJobId;
@@ -68,7 +69,7 @@ std::string nonce_of(const LaunchOptions& options) {
   return fmt::format("{:08x}{:08x}{:08x}", random(), random(), random());
 }
 
-/// What ranks show the store: random for one host; for several, what the file of each says.
+/// The secret that ranks show the store: random for one host; for several, a host's file says it.
 std::string secret_of(const LaunchOptions& options) {
   if (!options.secret_file.empty()) return comm::read_secret(options.secret_file, "--secret-file");
   if (options.nodes > 1) {
@@ -101,7 +102,7 @@ void check(const LaunchOptions& options) {
   if (options.nodes > 1 && options.master.empty()) {
     fail("--nnodes above 1 needs --master HOST:PORT, the host of --node-rank 0");
   }
-  if (options.command.empty()) fail("no command; write it behind the options: -- sft run.yaml");
+  if (options.command.empty()) fail("no command; write it after the options: -- sft run.yaml");
   const std::string& command = options.command.front();
   if (!is_training_command(command) && command != "score" && command != "generate" &&
       command != "bench") {
@@ -128,7 +129,7 @@ void require_devices(const config::DeviceName& first, std::int64_t processes) {
       processes, std::max<std::int64_t>(0, count - first.index), config::to_string(first));
 }
 
-/// What every rank would refuse for the command's words and configuration alone is refused once,
+/// Errors that every rank would find in the command's words and configuration are reported once,
 /// before any is started. Throws ConfigError, FileError.
 void check_command(const std::vector<std::string>& command, std::int64_t processes,
                    std::int64_t ranks) {
@@ -142,8 +143,14 @@ void check_command(const std::vector<std::string>& command, std::int64_t process
   config::RunConfig config;
   if (is_training_command(command.front())) {
     const ConfigArguments split = split_config_arguments(words);
-    config = config::load(split.file, split.overrides, config::Completeness::kComplete,
-                          assembly::usual_device());
+    const auto adapters =
+        command.front() == "sft"
+            ? config::load_adapters(split.file, split.overrides, assembly::usual_device())
+            : std::vector<config::AdapterRun>();
+    config = !adapters.empty()
+                 ? adapters.front().config
+                 : config::load(split.file, split.overrides, config::Completeness::kComplete,
+                                assembly::usual_device());
   } else {
     // The device of score and generate is no word of a configuration.
     const bool is_bench = command.front() == "bench";
@@ -341,7 +348,7 @@ class Launch {
       const int signal = signals.wait(kPoll);
       if (signal != 0 && signal != SIGCHLD) ranks_.signal_all(signal == SIGHUP ? SIGTERM : signal);
       while (const auto end = ranks_.poll()) take(*end);
-      // What the others say shows whether it is one rank's failure or a mistake that all found.
+      // The others' messages show whether it is one rank's failure or a mistake that all found.
       const bool is_over = ranks_.empty() || Clock::now() >= deadline;
       if (first && !is_reported && (is_over || first->signal != 0)) {
         report(*first, store);
@@ -386,7 +393,7 @@ class Launch {
   std::string secret_;
   RankProcesses ranks_;
   std::map<std::int64_t, std::ifstream> logs_;
-  std::optional<RankEnd> early_end_;  ///< Of a rank that ended before all were started.
+  std::optional<RankEnd> early_end_;  ///< End of a rank before all were started.
 };
 
 }  // namespace

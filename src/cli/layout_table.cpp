@@ -182,29 +182,49 @@ std::string dry_run_json(const plan::DryRunReport& dry) {
 ui::Table proposal_table(const plan::Search& search, const plan::Hardware& hardware,
                          std::int64_t world) {
   ui::Table table({}, {Align::kRight, Align::kRight, Align::kRight, Align::kRight, Align::kRight,
-                       Align::kLeft});
+                       Align::kRight, Align::kRight, Align::kLeft});
   const bool has_any = !search.best.empty();
   table.section(fmt::format(
       "{} layouts of {} ranks on {}{}", search.considered, world, hardware.name,
       has_any ? "; those that fit, the fastest first" : ": none fits; that which lacks least"));
-  table.row({"step", "tokens/s", "peak memory", "not hidden", "waiting", "settings"});
-  for (const plan::Proposal& p : has_any ? search.best : search.smallest) {
-    table.row({milliseconds(p.time.total), text::format_count(p.tokens_per_s), bytes(p.peak_bytes),
+  table.section(fmt::format(
+      "assumed: {} GPUs of {:.0f} GiB a host, {:.0f} GB/s between them, "
+      "{:.0f} GB/s a GPU to other hosts",
+      hardware.gpus_per_host, hardware.memory_gib, hardware.host_link_gbs, hardware.network_gbs));
+  table.row(
+      {"step", "tokens/s", "each GPU", "MFU", "peak memory", "not hidden", "waiting", "settings"});
+  const auto add = [&](const plan::Proposal& p) {
+    table.row({milliseconds(p.time.total), text::format_count(p.tokens_per_s),
+               text::format_count(p.tokens_per_s / static_cast<double>(world)),
+               fmt::format("{:.1f} %", 100 * p.mfu), bytes(p.peak_bytes),
                milliseconds(p.time.communication()), milliseconds(p.time.waiting),
                text::join(p.settings, " ")});
-  }
+  };
+  for (const plan::Proposal& p : has_any ? search.best : search.smallest) add(p);
+  if (has_any) return table;
+  table.section(search.otherwise.empty()
+                    ? "nor does any with optim.state_dtype=int8, offload or LoRA: take more GPUs, "
+                      "or a smaller data.max_length"
+                    : "but these fit");
+  for (const plan::Proposal& p : search.otherwise) add(p);
   return table;
 }
 
 std::string proposal_json(const plan::Search& search) {
+  const auto list = [](const std::vector<plan::Proposal>& proposals) {
+    nlohmann::ordered_json all = nlohmann::ordered_json::array();
+    for (const plan::Proposal& p : proposals) {
+      all.push_back({{"settings", p.settings},
+                     {"step_s", p.time.total},
+                     {"tokens_per_s", p.tokens_per_s},
+                     {"mfu", p.mfu},
+                     {"peak_bytes", p.peak_bytes}});
+    }
+    return all;
+  };
   nlohmann::ordered_json json = {{"considered", search.considered},
-                                 {"proposals", nlohmann::ordered_json::array()}};
-  for (const plan::Proposal& p : search.best) {
-    json["proposals"].push_back({{"settings", p.settings},
-                                 {"step_s", p.time.total},
-                                 {"tokens_per_s", p.tokens_per_s},
-                                 {"peak_bytes", p.peak_bytes}});
-  }
+                                 {"proposals", list(search.best)}};
+  if (search.best.empty()) json["otherwise"] = list(search.otherwise);
   return json.dump(2);
 }
 

@@ -11,20 +11,20 @@
 
 namespace heddle::cli {
 
-/// What `heddle doctor --mesh` prints.
+/// Table of `heddle doctor --mesh`.
 ui::Table layout_table(const plan::LayoutReport& report);
 std::string layout_json(const plan::LayoutReport& report);
 
-/// What `heddle doctor --dry-run` prints; activations are those of the report.
+/// Table of `heddle doctor --dry-run`; activations are those of the report.
 ui::Table dry_run_table(const plan::DryRunReport& dry, const plan::LayoutReport& report);
 std::string dry_run_json(const plan::DryRunReport& dry);
 
-/// What `heddle doctor --propose` prints.
+/// Table of `heddle doctor --propose`.
 ui::Table proposal_table(const plan::Search& search, const plan::Hardware& hardware,
                          std::int64_t world);
 std::string proposal_json(const plan::Search& search);
 
-/// What `heddle doctor --measured` prints.
+/// Table of `heddle doctor --measured`.
 ui::Table comparison_table(const std::vector<plan::Comparison>& comparisons);
 std::string comparison_json(const std::vector<plan::Comparison>& comparisons);
 

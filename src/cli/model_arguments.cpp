@@ -7,8 +7,8 @@
 #include "assembly/from_config.h"
 #include "base/errors.h"
 #include "base/file_hash.h"
-#include "ckpt/hub_cache.h"
 #include "ckpt/model_directory.h"
+#include "cli/names.h"
 #include "comm/launch_environment.h"
 #include "comm/refusal.h"
 #include "config/config.h"
@@ -70,7 +70,7 @@ config::RunConfig layout_of(const ModelArguments& arguments) {
 }  // namespace
 
 std::string head_name(const std::string& directory, const std::string& asked) {
-  const ckpt::Path file = ckpt::find_model(directory) / "config.json";
+  const ckpt::Path file = find_model(directory) / "config.json";
   bool is_classifier = false;
   if (std::filesystem::exists(file)) {
     const auto config = ckpt::read_json_object(file);
@@ -118,16 +118,16 @@ assembly::ModelOnRanks load(const ModelArguments& arguments, assembly::Head head
   const runtime::Context context =
       layout ? assembly::make_context(*layout, world) : context_of(arguments);
   assembly::ModelRecipe recipe = assembly::recipe_of_directory(
-      ckpt::find_model(arguments.directory), ckpt::find_model(arguments.adapter), head, purpose);
+      find_model(arguments.directory), find_model(arguments.adapter), head, purpose);
   if (layout) recipe.context_method = assembly::context_method(*layout);
   return assembly::place(recipe, context);
 }
 
 std::filesystem::path tokenizer_directory(const ModelArguments& arguments) {
-  const std::filesystem::path adapter = ckpt::find_model(arguments.adapter);
+  const std::filesystem::path adapter = find_model(arguments.adapter);
   return !adapter.empty() && std::filesystem::exists(adapter / "tokenizer.json")
              ? adapter
-             : ckpt::find_model(arguments.directory);
+             : find_model(arguments.directory);
 }
 
 }  // namespace heddle::cli

@@ -38,7 +38,7 @@ std::string head_name(const std::string& directory, const std::string& asked);
 
 /// The file that --input means: "-" is the standard input.
 std::string input_file(const std::string& argument);
-/// What an input file is to all ranks.
+/// An input file as a fact that all ranks compare.
 comm::Fact input_fact(const std::string& path);
 /// Meets the other ranks that a launcher started; null for one process, whose own arguments errors
 /// then name. `facts`: what the ranks must have alike besides model and layout.

@@ -40,7 +40,7 @@ class RankProcesses {
   bool empty() const { return ranks_.empty(); }
 
  private:
-  std::map<pid_t, std::int64_t> ranks_;  ///< Those that run.
+  std::map<pid_t, std::int64_t> ranks_;  ///< Running ranks by process.
 };
 
 }  // namespace heddle::cli

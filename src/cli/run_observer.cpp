@@ -2,8 +2,10 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <limits>
+#include <nlohmann/json.hpp>
 #include <ostream>
 
 #include "base/files.h"
@@ -11,11 +13,11 @@
 #include "base/text.h"
 #include "ckpt/adapter_names.h"
 #include "config/config.h"
+#include "data/loader/dataset.h"
 #include "rollout/answers.h"
 #include "ui/table.h"
 
 namespace heddle::cli {
-namespace {
 
 ui::StepMetrics to_metrics(const train::StepInfo& step) {
   ui::StepMetrics metrics;
@@ -35,6 +37,8 @@ ui::StepMetrics to_metrics(const train::StepInfo& step) {
   for (const auto& [name, value] : step.extra) metrics.extras.emplace_back(name, value);
   return metrics;
 }
+
+namespace {
 
 std::string percent(std::int64_t part, std::int64_t whole) {
   return fmt::format(
@@ -72,6 +76,37 @@ ui::Table startup_table(const train::RunInfo& info) {
   for (const std::string& line : info.kernels) {
     const std::size_t colon = line.find(": ");
     table.row({line.substr(0, colon), line.substr(colon + 2), ""});
+  }
+  return table;
+}
+
+/// What came of each file: rows, lengths, loss, and what was cut or left out.
+ui::ReportTable sources_table(const data::Dataset& train, const data::Dataset* eval) {
+  ui::ReportTable table{"Sources",
+                        {"file", "rows", "tokens", "with loss", "longest", "cut", "tokens cut",
+                         "split", "too long", "without loss", "bad rows"},
+                        {},
+                        false};
+  for (const data::Dataset* dataset : {&train, eval}) {
+    if (dataset == nullptr) continue;
+    for (const data::Dataset::File& file : dataset->files()) {
+      const data::DatasetReport& r = file.report;
+      std::vector<std::string> cells = {(dataset == eval ? "eval: " : "train: ") + file.path};
+      for (const std::int64_t count :
+           {r.rows, r.tokens, r.loss_tokens, r.longest_row, r.truncated, r.cut_tokens, r.split,
+            r.dropped_long, r.dropped_no_loss, r.bad_rows})
+        cells.push_back(std::to_string(count));
+      table.rows.push_back(std::move(cells));
+    }
+    std::vector<std::int64_t> lengths(dataset->lengths().begin(), dataset->lengths().end());
+    std::sort(lengths.begin(), lengths.end());
+    const auto at = [&](double share) {
+      return lengths[static_cast<std::size_t>(share * static_cast<double>(lengths.size() - 1))];
+    };
+    table.rows.push_back(
+        {fmt::format("{}: lengths: 10 % of rows up to {} tokens, half up to {}, 90 % "
+                     "up to {}, 99 % up to {}",
+                     dataset == eval ? "eval" : "train", at(0.1), at(0.5), at(0.9), at(0.99))});
   }
   return table;
 }
@@ -134,6 +169,12 @@ void RunObserver::on_start(const train::RunInfo& info) {
     tensorboard_ =
         std::make_unique<ui::TensorBoardWriter>(directory_ / "tensorboard", resumed_step_);
   }
+  if (!config_.log.command.empty()) {
+    metrics_command_ = std::make_unique<ui::MetricsCommand>(config_.log.command);
+    metrics_command_->write(fmt::format(R"({{"run":{},"step":{},"config":{}}})",
+                                        nlohmann::json(directory_.string()).dump(), resumed_step_,
+                                        nlohmann::json::parse(config::dump_json(config_)).dump()));
+  }
   if (resumed_step_ == 0) {
     answers_before_ = sample();
     for (std::size_t i = 0; i < answers_before_.size(); ++i) {
@@ -153,7 +194,8 @@ void RunObserver::on_start(const train::RunInfo& info) {
 void RunObserver::fill_facts(const train::RunInfo& info) {
   facts_.title = fmt::format("{}: {}", command_,
                              std::filesystem::path(config_.model.path).filename().string());
-  facts_.status = "running, when this page was written";
+  facts_.status = fmt::format("{}, when this page was written; `heddle report {}` looks again",
+                              ui::kRunning, directory_.string());
   facts_.figures = {
       {"parameters", text::format_count(static_cast<double>(info.total_parameters))},
       {"trained", text::format_count(static_cast<double>(info.trainable_parameters))},
@@ -176,7 +218,7 @@ void RunObserver::fill_facts(const train::RunInfo& info) {
   ui::ReportTable configuration{"Configuration", {"key", "value"}, {}, true};
   for (const auto& [key, value] : config::entries(config_))
     configuration.rows.push_back({key, value});
-  const ui::ReportTable data{
+  ui::ReportTable data{
       "Data",
       {},
       {{"rows", info.data_summary},
@@ -185,6 +227,11 @@ void RunObserver::fill_facts(const train::RunInfo& info) {
        {"packing efficiency", fmt::format("{:.1f} %", 100 * info.packing_efficiency)}},
       false};
   facts_.tables = {parameters, data, memory, layout, kernels, configuration};
+  if (setup_ != nullptr) {
+    facts_.tables.insert(facts_.tables.begin() + 2,
+                         sources_table(*setup_->train, setup_->eval.get()));
+    facts_.warnings = setup_->train->report().bad_examples;
+  }
   if (info.pipeline.empty()) return;
   ui::ReportTable pipeline{"Pipeline: a usual step, forward 0-9, backward a-z",
                            {"stage rank", "schedule"},
@@ -200,6 +247,7 @@ void RunObserver::on_step(const train::StepInfo& step) {
   const ui::StepMetrics metrics = to_metrics(step);
   metrics_->write(metrics);
   if (tensorboard_) tensorboard_->write(metrics);
+  if (metrics_command_) metrics_command_->write(ui::to_json(metrics));
   progress_->update(metrics);
 }
 
@@ -216,6 +264,7 @@ void RunObserver::on_evaluation(std::int64_t step, const train::Evaluation& eval
   const ui::StepMetrics metrics = to_metrics(info);
   metrics_->write(metrics);
   if (tensorboard_) tensorboard_->write(metrics);
+  if (metrics_command_) metrics_command_->write(ui::to_json(metrics));
 }
 
 void RunObserver::on_checkpoint(std::int64_t, const std::filesystem::path&) {
@@ -235,8 +284,9 @@ void RunObserver::on_finish(const train::Summary& summary) {
                       ? fmt::format("stopped early after step {}", summary.steps)
                       : "finished";
   if (config_.log.report) ui::write_report(directory_, facts_);
+  metrics_command_.reset();  // its own last words come before ours
   std::ostream& out = session_.out;
-  // What this process did, and beside its time the losses of the whole run.
+  // The report counts this process, except for the losses, which are the whole run's.
   const bool is_resumed = resumed_step_ > 0;
   out << fmt::format("{} in {}, loss {:.4f} -> {:.4f}{}",
                      is_resumed ? fmt::format("{} steps after the {} before",

@@ -9,11 +9,15 @@
 #include "train/observer.h"
 #include "train/setup.h"
 #include "ui/metrics.h"
+#include "ui/metrics_command.h"
 #include "ui/progress.h"
 #include "ui/report.h"
 #include "ui/tensorboard.h"
 
 namespace heddle::cli {
+
+/// As files of metrics hold it, at this time.
+ui::StepMetrics to_metrics(const train::StepInfo& step);
 
 /// Shows a run on the terminal and records it in its directory: start-up table, progress line,
 /// metrics.jsonl, TensorBoard events, config.resolved.yaml, report.html, and the answers to
@@ -54,6 +58,7 @@ class RunObserver : public train::Observer {
   std::string tokenizing_file_;
   std::unique_ptr<ui::MetricsWriter> metrics_;
   std::unique_ptr<ui::TensorBoardWriter> tensorboard_;
+  std::unique_ptr<ui::MetricsCommand> metrics_command_;
   std::vector<std::string> answers_before_;
   ui::ReportFacts facts_;
 };

@@ -1,5 +1,6 @@
 #include "cli/sampling_defaults.h"
 
+#include <CLI/CLI.hpp>
 #include <cmath>
 #include <utility>
 
@@ -69,7 +70,37 @@ class Defaults {
   std::vector<std::string> taken_;
 };
 
+template <class T>
+void check(bool holds, const char* option, T value, const char* expected) {
+  if (!holds) throw_error<ConfigError>("{} is {}: expected {}", option, value, expected);
+}
+
 }  // namespace
+
+void add_sampling_arguments(CLI::App& command, SamplingArguments& arguments) {
+  command.add_option("--temperature", arguments.temperature,
+                     "0: the most likely token; default generation_config.json, else 1");
+  command.add_option("--top-p", arguments.top_p,
+                     "Smallest set with this probability; default likewise, else 1");
+  command.add_option("--min-p", arguments.min_p,
+                     "Least share of the most likely one's probability; default likewise, else 0");
+  command.add_option("--top-k", arguments.top_k,
+                     "The k most likely; 0: all; default likewise, else 0");
+  command
+      .add_option("--seed", arguments.seed, "Of the sampling; each answer has a stream of its own")
+      ->capture_default_str();
+}
+
+void check(const SamplingArguments& arguments) {
+  const double temperature = arguments.temperature.value_or(1), top_p = arguments.top_p.value_or(1),
+               min_p = arguments.min_p.value_or(0);
+  const std::int64_t top_k = arguments.top_k.value_or(0);
+  check(std::isfinite(temperature) && temperature >= 0, "--temperature", temperature,
+        "a number from 0 on");
+  check(top_k >= 0, "--top-k", top_k, "a count, or 0 for all tokens");
+  check(top_p > 0 && top_p <= 1, "--top-p", top_p, "a probability in (0, 1]");
+  check(min_p >= 0 && min_p <= 1, "--min-p", min_p, "a probability from 0 to 1");
+}
 
 rollout::SamplingOptions sampling_of(const SamplingArguments& arguments, const Json& json) {
   rollout::SamplingOptions options;

@@ -58,7 +58,7 @@ Json to_json(const std::vector<double>& values) {
   return array;
 }
 
-/// What the ranks must have alike beside model and layout.
+/// Facts that the ranks must have alike besides model and layout.
 std::vector<comm::Fact> facts_of(const ScoreOptions& options) {
   return {input_fact(options.input),
           {"--head", options.head},
@@ -210,7 +210,7 @@ class Scoring {
   std::shared_ptr<const data::Tokenizer> tokenizer_;
   data::Renderer renderer_;
   train::Scorer scorer_;
-  std::optional<files::OutputFile> output_;  ///< Of rank 0.
+  std::optional<files::OutputFile> output_;  ///< Rank 0 alone writes.
   std::int64_t tokens_at_once_ = 0;
   std::vector<Json> values_;
   std::vector<std::vector<std::int32_t>> rows_;

@@ -5,10 +5,10 @@
 
 namespace heddle::cli {
 
-/// What `score` has counted.
+/// Counts of `score`.
 struct ScoreTotals {
   bool has_tokens = false;   ///< A language model: tokens have a loss.
-  bool has_answers = false;  ///< Those that training would learn were counted apart.
+  bool has_answers = false;  ///< Tokens that training would learn were counted apart.
   bool has_entropy = false;
   std::int64_t rows = 0, tokens = 0;
   std::int64_t scored = 0;  ///< Tokens with a loss: all but the first of each row.

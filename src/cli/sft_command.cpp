@@ -6,16 +6,19 @@
 
 #include "assembly/from_config.h"
 #include "base/log.h"
-#include "ckpt/hub_cache.h"
+#include "cli/adapters_run.h"
 #include "cli/application.h"
 #include "cli/command.h"
 #include "cli/continuation.h"
+#include "cli/names.h"
 #include "cli/run_observer.h"
 #include "cli/stop_request.h"
 #include "comm/launch_environment.h"
 #include "comm/refusal.h"
 #include "comm/world.h"
 #include "config/config.h"
+#include "config/objective.h"
+#include "rl/steps.h"
 #include "train/trainer.h"
 
 namespace heddle::cli {
@@ -25,14 +28,16 @@ namespace {
 train::Summary train_as_rank(const std::string& name, const config::RunConfig& config,
                              const StopRequest& stop, const std::shared_ptr<comm::World>& world,
                              const Session& session) {
+  const bool generates = config::objective_of(config) == config::Objective::kPolicy;
+  const train::MakeSubject make_subject = generates ? rl::subject : train::dataset_subject;
   return comm::announcing_failure(world.get(), [&] {
     if (world && world->rank() > 0) {
       train::Observer quiet;
-      return train::Trainer(config, quiet, stop.flag(), world).run();
+      return train::Trainer(config, quiet, stop.flag(), world, make_subject).run();
     }
     RunObserver observer(name, config, session);
     try {
-      train::Trainer trainer(config, observer, stop.flag(), world);
+      train::Trainer trainer(config, observer, stop.flag(), world, make_subject);
       observer.attach(trainer.setup());
       return trainer.run();
     } catch (const std::exception& error) {
@@ -47,11 +52,20 @@ int run(const std::string& name, const std::vector<std::string>& arguments,
   const ConfigArguments split = split_config_arguments(arguments);
   // The command's own settings come first, so that the user's overrides win.
   defaults.insert(defaults.end(), split.overrides.begin(), split.overrides.end());
+  std::vector<std::string> begun = {name};
+  begun.insert(begun.end(), arguments.begin(), arguments.end());
+  if (name == "sft") {
+    const std::vector<config::AdapterRun> adapters = comm::before_joining([&] {
+      auto runs = config::load_adapters(split.file, defaults, assembly::usual_device());
+      for (config::AdapterRun& run : runs) resolve_names(run.config);
+      return runs;
+    });
+    if (!adapters.empty()) return run_adapters(adapters, begun, session);
+  }
   const config::RunConfig config = comm::before_joining([&] {
     config::RunConfig read = config::load(split.file, defaults, config::Completeness::kComplete,
                                           assembly::usual_device());
-    read.model.path = ckpt::find_model(read.model.path).string();
-    read.model.tokenizer = ckpt::find_model(read.model.tokenizer).string();
+    resolve_names(read);
     return read;
   });
   log::set_level(static_cast<log::Level>(config.log.level));
@@ -63,10 +77,8 @@ int run(const std::string& name, const std::vector<std::string>& arguments,
   const train::Summary summary = train_as_rank(name, config, stop, world, session);
   if (world) world->leave();
   if (!summary.stopped || (world && world->rank() > 0)) return 0;
-  std::vector<std::string> again = {name};
-  again.insert(again.end(), arguments.begin(), arguments.end());
   session.out << "stopped after step " << summary.steps << "; "
-              << continuation(again, world ? &world->environment() : nullptr,
+              << continuation(begun, world ? &world->environment() : nullptr,
                               log_file == nullptr ? "" : log_file)
               << "\n";
   return 0;
@@ -122,6 +134,19 @@ const std::vector<TrainingCommand>& training_commands() {
        "Example:\n"
        "  heddle reward run.yaml data.train=preferences.jsonl optim.lr=1e-5",
        {"train.objective=reward", "model.head=classify", "model.num_labels=1"}},
+      {"rl",
+       "Teach a model by rewards: it answers prompts, and what is judged better gets likelier",
+       "As sft. Rows hold `prompt` (a text or a list of messages) or `messages`, and `answer`, "
+       "which "
+       "rewards\n"
+       "compare completions with. metrics.jsonl has reward_mean, length_mean, entropy and more, "
+       "groups.jsonl\n"
+       "samples of what the model wrote.\n"
+       "\n"
+       "Example:\n"
+       "  heddle rl run.yaml data.train=prompts.jsonl rl.reward.verifiers.exact=1 "
+       "rollout.max_new_tokens=256",
+       {"train.objective=policy"}},
   };
   return commands;
 }

@@ -125,7 +125,7 @@ std::string wait(const World& world, const std::string& key, const std::string& 
   }
 }
 
-/// What rank 0 finds when it has read what all say under `key`.
+/// Rank 0's finding when it has read what all say under `key`.
 std::string verdict_on(const World& world, const std::string& key, const std::string& subject) {
   std::vector<std::vector<Fact>> all;
   for (std::int64_t r = 0; r < world.size(); ++r) {

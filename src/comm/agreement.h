@@ -10,7 +10,7 @@ class World;
 /// Something that must be the same on all ranks of a job.
 struct Fact {
   std::string name;        ///< "optim.lr"
-  std::string value;       ///< What is compared.
+  std::string value;       ///< Compared with the others' value.
   std::string shown = {};  ///< Stands for the value in messages; "": the value itself.
 };
 

@@ -36,7 +36,7 @@ std::string reason_of(const std::exception& error) {
 
 }  // namespace
 
-/// What World::device_group() keeps. HCCL must be called by one thread, the device's.
+/// State that World::device_group() keeps. HCCL must be called by one thread, the device's.
 struct DeviceGroup {
   World& world;
   Backend backend;

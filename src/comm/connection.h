@@ -28,7 +28,7 @@ class Connection {
   using Start = std::function<c10::intrusive_ptr<c10d::Work>(c10d::Backend&)>;
   Connection(std::string name, std::vector<std::int64_t> ranks, std::shared_ptr<World> world,
              std::string identity);
-  /// Of ranks without processes.
+  /// A connection of ranks without processes.
   Connection(std::string name, std::vector<std::int64_t> ranks, std::int64_t place);
   ~Connection();
   Connection(const Connection&) = delete;

@@ -23,12 +23,12 @@ namespace heddle::comm {
 using Backend = c10::intrusive_ptr<c10d::Backend>;
 
 struct DeviceGroupOptions {
-  std::string name;                          ///< Of the group, for messages.
-  std::vector<std::int64_t> ranks;           ///< Of the world, in the order of their places.
+  std::string name;                          ///< Name of the group, for messages.
+  std::vector<std::int64_t> ranks;           ///< Ranks of the world, in the order of their places.
   std::int64_t rank = 0;                     ///< This one's place.
   c10::Device device{c10::DeviceType::CPU};  ///< This rank's.
-  std::uint16_t master_port = 0;  ///< Of the rendezvous: HCCL's own ports derive from it.
-  Seconds timeout{0};             ///< Of every operation.
+  std::uint16_t master_port = 0;  ///< Port of the rendezvous: HCCL's own ports derive from it.
+  Seconds timeout{0};             ///< Deadline of every operation.
 };
 
 /// NCCL among the members, who meet in `store` (its keys are this group's alone). Blocks until all

@@ -15,7 +15,7 @@ struct Endpoint {
   std::string scope;  ///< Interface of a link-local IPv6 address ("eth0"), otherwise empty.
   std::uint16_t port = 0;
 
-  /// What a resolver takes: "node7", "10.0.0.1", "fe80::1%eth0".
+  /// Address as a resolver takes it: "node7", "10.0.0.1", "fe80::1%eth0".
   std::string address() const;
   /// "node7:29500", "10.0.0.1:29500", "[fe80::1%eth0]:29500".
   std::string to_string() const;

@@ -34,15 +34,15 @@ class Pending {
 /// own library, NCCL on CUDA); there a member that fails shows in the next call, or in wait().
 class Group {
  public:
-  /// Of one rank.
+  /// A group of one rank.
   explicit Group(std::string name);
   /// `ranks` of the world in the order of their places in the group. Connects when first used; all
   /// members use their groups for the first time in the same order. `identity` distinguishes groups
   /// of one name, and may be empty.
   Group(std::string name, std::vector<std::int64_t> ranks, std::shared_ptr<World> world,
         const std::string& identity);
-  /// Of ranks that have no processes, this one being at `place` among them: tensors without storage
-  /// (meta) travel in shape alone, and everything else is a CommError.
+  /// A group of ranks without processes, this one being at `place` among them: tensors without
+  /// storage (meta) travel in shape alone, and everything else is a CommError.
   Group(std::string name, std::vector<std::int64_t> ranks, std::int64_t place);
 
   const std::string& name() const;
@@ -81,7 +81,7 @@ class Group {
   Pending send_async(const at::Tensor& tensor, std::int64_t to, int tag = 0) const;
   void receive(at::Tensor& tensor, std::int64_t from, int tag = 0) const;
   void barrier() const;
-  /// What every member gave, in the order of their places; texts may be empty and of any length.
+  /// Objects of all members, in the order of their places; texts may be empty and of any length.
   /// Travels over Gloo only.
   std::vector<std::string> all_gather_objects(const std::string& object) const;
 

@@ -9,12 +9,12 @@
 
 namespace heddle::comm {
 
-/// What a launcher told this process.
+/// Facts that a launcher told this process.
 struct LaunchEnvironment {
   std::string launcher;  ///< "heddle launch", "torchrun", "Slurm", "OpenMPI", "PMI".
   std::int64_t rank = 0, world = 1;
   std::int64_t local_rank = 0, local_world = 1;  ///< Among the ranks of this host.
-  Endpoint master;                               ///< Of the rendezvous store.
+  Endpoint master;                               ///< Address of the rendezvous store.
   /// True if this rank serves the store; false if a launcher does.
   bool serves_store = false;
   /// True if this rank says which job the store belongs to, because no launcher of ours has.
@@ -23,7 +23,7 @@ struct LaunchEnvironment {
   std::string nonce;
   /// True if torchrun's agent serves the store, which is c10d's TCPStore then.
   bool has_agent_store = false;
-  /// What a process must know to be heard by the store; "": nothing, whoever reaches the port is.
+  /// Secret that opens the store; "": whoever reaches the port is heard.
   std::string secret;
 };
 
@@ -35,7 +35,7 @@ using Getenv = std::function<std::optional<std::string>(const std::string&)>;
 /// MPICH, Intel MPI, Cray PALS), in this order. Nothing outside of a launcher. Throws ConfigError
 /// that names the variable which is missing or does not fit.
 std::optional<LaunchEnvironment> read_launch_environment(const Getenv& getenv);
-/// Of this process.
+/// Reads this process's environment.
 std::optional<LaunchEnvironment> read_launch_environment();
 
 /// The first host of a Slurm node list: "node[007-010,20],login1" -> "node007".

@@ -99,7 +99,7 @@ std::vector<std::int64_t> Mesh::ranks_along(const std::vector<Dim>& dims) const 
 
 namespace {
 
-/// Of the processes, or without a world of shapes alone.
+/// A group of processes or, without a world, of shapes alone.
 Group make_group(const std::string& label, std::vector<std::int64_t> ranks,
                  const std::shared_ptr<World>& world, std::int64_t rank) {
   if (ranks.size() == 1) return Group(label);

@@ -14,8 +14,8 @@ class World;
 /// Dimensions of the mesh from fastest to slowest varying rank, and those of the experts' view of
 /// the same ranks (docs/design.md 3.4).
 enum class Dim { kTp, kCp, kFsdp, kDp, kPp, kEp, kEfsdp, kEdp };
-constexpr std::size_t kDims = 5;        ///< Whose product is the world.
-constexpr std::size_t kExpertDims = 3;  ///< Whose product is tp x cp x fsdp x dp.
+constexpr std::size_t kDims = 5;        ///< The world is the product of their sizes.
+constexpr std::size_t kExpertDims = 3;  ///< tp x cp x fsdp x dp is the product of their sizes.
 const char* name(Dim dim);
 
 /// The divisor of all `numbers` that is nearest to `wanted`, the smaller of two.
@@ -33,7 +33,7 @@ class Mesh {
   /// ConfigError if `world` is not the product of the sizes, rank is outside it, or `ep` does not
   /// divide tp x cp x fsdp x dp.
   Mesh(Sizes sizes, std::int64_t rank, std::int64_t world, std::int64_t ep = 1);
-  /// Of the processes of a job.
+  /// A mesh of the processes of a job.
   Mesh(Sizes sizes, std::shared_ptr<World> world, std::int64_t ep = 1);
   /// One rank, every dimension 1; needs no environment and opens no socket.
   static Mesh single() { return Mesh({1, 1, 1, 1, 1}, 0, 1); }

@@ -9,7 +9,7 @@ namespace {
 
 // The time that a store gets to appear.
 constexpr Seconds kPatience{5};
-// Those that wait look twice a second.
+// Waiting processes look twice a second.
 constexpr Seconds kLingering{1};
 
 }  // namespace
@@ -32,7 +32,7 @@ void refuse_to_join(const std::string& message) noexcept {
     const auto environment = read_launch_environment();
     if (environment && environment->world > 1) refuse_to_join(*environment, message);
   } catch (const std::exception&) {
-    // What the launcher said is wrong itself.
+    // The launcher's own message says what is wrong.
   }
 }
 

@@ -10,7 +10,7 @@ namespace heddle::comm {
 /// For a rank that ends before it could join: leaves its reason with the job, so that those that
 /// arrive do not wait for it. Takes a few seconds where the store is not there. Does not throw.
 void refuse_to_join(const LaunchEnvironment& environment, const std::string& message) noexcept;
-/// The same for this process, if a launcher started it among others.
+/// Refuses for this process, if a launcher started it among others.
 void refuse_to_join(const std::string& message) noexcept;
 
 /// Runs what a rank does before it joins: the other ranks are told what it throws.

@@ -34,6 +34,7 @@ class StandaloneMeeting {
   /// The group once it is connected and a first sum over it has come out right. Throws CommError
   /// that says why not, at the latest a few seconds after the timeout.
   Group wait();
+  /// wait() returns or throws at once.
   bool is_ready() const;
 
  private:

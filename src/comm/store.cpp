@@ -18,7 +18,7 @@ namespace heddle::comm {
 namespace {
 
 constexpr std::chrono::milliseconds kSlice{50};
-// What is thrown inside says more than that the time is over, so it gets to speak first.
+// An error thrown inside says more than that the time is over, so it gets to speak first.
 constexpr Seconds kConnectSlack{2};
 constexpr std::chrono::milliseconds kLongestPause{200}, kShortestTimeout{2000};
 

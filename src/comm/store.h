@@ -30,9 +30,9 @@ class Store {
   static Store connect(const Endpoint& endpoint, Seconds timeout, const std::string& secret = "");
   /// A TCPStore of c10d, which takes whatever anybody who reaches its port says.
   static Store connect_unguarded(const Endpoint& endpoint, Seconds timeout);
-  /// The same store through a connection of its own.
+  /// This store through a connection of its own.
   Store reconnected() const;
-  /// The same store and connection, its keys behind "prefix/".
+  /// This store and connection with keys that begin with "prefix/".
   Store below(const std::string& prefix) const;
 
   const Endpoint& endpoint() const { return endpoint_; }

@@ -25,7 +25,7 @@ class StoreServer {
   struct Peer;
   void run();
   void accept_all();
-  /// Those that are late, and the oldest beyond `most`.
+  /// Drops strangers that are late, and the oldest beyond `most`.
   void drop_strangers(std::size_t most);
   /// False if the connection is over.
   bool hear(Peer& peer);

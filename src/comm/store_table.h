@@ -10,8 +10,8 @@
 
 namespace heddle::comm {
 
-/// Messages between a store and its clients, each behind its length in 4 bytes (little-endian). A
-/// request: one byte for the operation, then fields, each behind its length. An answer: one byte
+/// Messages between a store and its clients, each after its length in 4 bytes (little-endian). A
+/// request: one byte for the operation, then fields, each after its length. An answer: one byte
 /// (0: an error, whose text follows; 1: the value follows).
 enum class StoreOperation : std::uint8_t {
   kSet = 1,
@@ -27,7 +27,7 @@ std::string store_request(StoreOperation operation, const std::vector<std::strin
 /// The length that a message announces, and the length's own bytes.
 std::string framed(std::string_view message);
 
-/// What a store keeps, and how much: no peer makes it grow without bound.
+/// A store's contents and their limits: no peer makes it grow without bound.
 class StoreTable {
  public:
   static constexpr std::size_t kMostKeys = 1 << 20;

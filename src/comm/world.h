@@ -26,7 +26,7 @@ class World {
   /// missing, that the store belongs to another job (nonce), that two processes claim one rank, or
   /// that the ranks disagree about their number.
   static std::shared_ptr<World> join(const LaunchEnvironment& environment, Seconds timeout);
-  /// The same for a rank that serves the store on a socket that was bound before.
+  /// Joins as the rank that serves the store, on a socket that was bound before.
   static std::shared_ptr<World> serve(const LaunchEnvironment& environment, Listener listener,
                                       Seconds timeout);
   ~World();
@@ -63,7 +63,7 @@ class World {
   bool is_broken() const { return is_broken_; }
   /// Over the collectives that this rank has queued on its device.
   DeviceWatch& device_watch() { return *device_watch_; }
-  /// What this rank is doing, for the others' diagnoses; an empty text is "computing".
+  /// Describes this rank's work, for the others' diagnoses; an empty text is "computing".
   void set_activity(const std::string& activity);
   /// One sentence on each of these ranks that has given no sign of life lately, or if all have, on
   /// what they are doing. Takes a few seconds.

@@ -90,6 +90,36 @@ class Checker {
     }
   }
 
+  void policy() const {
+    if (objective_of(c_) != Objective::kPolicy) return;
+    const RlSection& rl = c_.rl;
+    if (c_.rollout.max_new_tokens >= c_.data.max_length) {
+      fail("rollout.max_new_tokens",
+           fmt::format("{} leaves no room for a prompt in data.max_length {}",
+                       c_.rollout.max_new_tokens, c_.data.max_length));
+    }
+    const int sources =
+        !rl.reward.verifiers.empty() + !rl.reward.command.empty() + !rl.reward.url.empty();
+    if (sources != 1) {
+      fail("rl.reward", fmt::format("expected one of verifiers, command and url, found {}",
+                                    sources == 0 ? "none" : "several"));
+    }
+    if (rl.samples_per_group == 1 && rl.algorithm.advantage != Advantage::kReinforcePlusPlus) {
+      fail("rl.samples_per_group",
+           fmt::format("1 gives a completion nothing to be compared with by rl.algorithm.advantage "
+                       "{}: expected 2 or more",
+                       to_string(rl.algorithm.advantage)));
+    }
+    if (rl.overlong == Overlong::kPunish &&
+        (rl.overlong_buffer == 0 || rl.overlong_buffer > c_.rollout.max_new_tokens)) {
+      fail("rl.overlong_buffer",
+           fmt::format("expected 1 to rollout.max_new_tokens {} with rl.overlong punish, found {}",
+                       c_.rollout.max_new_tokens, rl.overlong_buffer));
+    }
+    if (rl.correction.rs_bounds[0] > rl.correction.rs_bounds[1])
+      fail("rl.correction.rs_bounds", "the first bound is the lower one");
+  }
+
   void length() const {
     if (c_.train.max_steps == 0 && c_.train.epochs == 0) {
       fail("train.epochs", "0 with train.max_steps 0 trains nothing; set one of them");
@@ -114,6 +144,17 @@ class Checker {
     }
   }
 
+  /// Two keys that say the same thing.
+  void one_of(const char* steps, const char* share, double value) const {
+    if (value > 0 && c_.is_set(steps)) fail(share, fmt::format("is given beside {}", steps));
+  }
+
+  void paces() const {
+    one_of("optim.warmup_steps", "optim.warmup_ratio", c_.optim.warmup_ratio);
+    one_of("train.eval_every", "train.eval_every_epochs", c_.train.eval_every_epochs);
+    one_of("ckpt.every", "ckpt.every_epochs", c_.ckpt.every_epochs);
+  }
+
   void adapter() const {
     if (c_.train.method != Method::kLora) return;
     if (c_.adapter.rank == 0) fail("adapter.rank", "train.method lora needs a rank >= 1");
@@ -135,6 +176,8 @@ class Checker {
     }
     if (c_.ckpt.keep_best) fail("ckpt.keep_best", "the best checkpoint is found with data.eval");
     if (c_.train.eval_every > 0) fail("train.eval_every", "evaluation needs data.eval");
+    if (c_.train.eval_every_epochs > 0)
+      fail("train.eval_every_epochs", "evaluation needs data.eval");
     if (c_.train.eval_on_start) fail("train.eval_on_start", "evaluation needs data.eval");
   }
 
@@ -206,15 +249,43 @@ void check(const RunConfig& config, const std::string& source, Completeness comp
   checker.sizes();
   checker.head();
   checker.objective();
+  checker.policy();
   checker.router();
   checker.length();
   checker.schedule();
+  checker.paces();
   checker.adapter();
   checker.evaluation();
   checker.stopping();
   checker.optimizer_state();
   checker.offload();
 }
+
+namespace {
+
+/// Keys of `heddle rl` in other runs, and those that it does without.
+template <class Note>
+void note_policy_keys(const RunConfig& config, Note&& note) {
+  if (objective_of(config) != Objective::kPolicy) {
+    for (const Section& section : schema()) {
+      const bool is_of_rl =
+          section.key == "rl" || section.key.starts_with("rl.") || section.key == "rollout";
+      if (!is_of_rl) continue;
+      for (const Field& field : section.fields) note(field.key, "train.objective is not policy");
+    }
+    return;
+  }
+  note("train.global_batch_size", "rl.groups_per_step decides");
+  note("data.truncation", "completions end at rollout.max_new_tokens");
+  if (config.rl.mode == RlMode::kSync) {
+    for (const char* key :
+         {"rl.max_staleness", "rl.stale_policy", "rl.update_mode", "rl.max_inflight_groups"})
+      note(key, "rl.mode is sync");
+  }
+  if (!config.rl.dynamic_sampling) note("rl.max_attempts", "rl.dynamic_sampling is false");
+}
+
+}  // namespace
 
 std::vector<std::string> unused_keys(const RunConfig& config) {
   std::vector<std::string> found;
@@ -252,6 +323,7 @@ std::vector<std::string> unused_keys(const RunConfig& config) {
   } else if (config.dpo.loss != DpoLoss::kSigmoid) {
     note("dpo.label_smoothing", "dpo.loss is not sigmoid");
   }
+  note_policy_keys(config, note);
   if (config.model.head != Head::kEmbed) {
     note("model.normalize", "model.head is not embed");
     note("train.infonce_temperature", "model.head is not embed");

@@ -116,7 +116,7 @@ struct Codec<std::string> {
   static Json write(const std::string& value) { return value; }
 };
 
-/// What to write here for a value that other programs have, "" if it is none that is known.
+/// Advice for a value that other programs have, "" if it is none that is known.
 std::string hint_for_foreign_value(std::string_view value);
 
 template <NamedEnum E>

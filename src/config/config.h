@@ -22,14 +22,14 @@ enum class Completeness { kComplete, kPartial };
 RunConfig load(const std::filesystem::path& file, std::span<const std::string> overrides = {},
                Completeness completeness = Completeness::kComplete, const DeviceName& usual = {});
 
-/// The same from text; `name` stands for the file in messages.
+/// Parses text; `name` stands for the file in messages.
 RunConfig parse(std::string_view yaml, const std::string& name,
                 std::span<const std::string> overrides = {},
                 Completeness completeness = Completeness::kComplete, const DeviceName& usual = {});
 
 /// Every key with its value, as YAML that load() reads back to the same configuration.
 std::string dump_yaml(const RunConfig& config);
-/// The same as one JSON object, for the metadata of checkpoints and reports.
+/// Writes one JSON object, for the metadata of checkpoints and reports.
 std::string dump_json(const RunConfig& config);
 
 /// (key, value as YAML) of every key, in the order of the reference; for tables and reports.
@@ -37,7 +37,7 @@ std::vector<std::pair<std::string, std::string>> entries(const RunConfig& config
 
 /// Every key with its default, type and meaning, as commented YAML.
 std::string reference_yaml();
-/// The same as one Markdown table per section.
+/// Writes one Markdown table per section.
 std::string reference_markdown();
 /// All dotted keys, for completion.
 std::vector<std::string> all_keys();

@@ -8,6 +8,8 @@
 #include "base/files.h"
 #include "base/hash.h"
 #include "base/text.h"
+#include "config/adapter_entry.h"
+#include "config/adapters.h"
 #include "config/check.h"
 #include "config/config.h"
 #include "config/field.h"
@@ -45,14 +47,12 @@ std::string nearest_key(const std::string& key) {
     }
   }
   if (!siblings.empty()) return siblings.front();
+  if (!elsewhere.empty()) return elsewhere.front();
   if (section.empty()) {
-    if (!elsewhere.empty()) return elsewhere.front();
     const auto start = std::ranges::find_if(sections, [&](auto& s) { return key.starts_with(s); });
     return start != sections.end() ? *start : text::nearest(key, sections);
   }
-  const std::string typo = text::nearest(key, keys);
-  if (typo.starts_with(section + ".") || elsewhere.empty()) return typo;
-  return elsewhere.front();
+  return text::nearest(key, keys);
 }
 
 /// The value of an override: YAML, but that it is one value and has no comment, so that "runs/a #2"
@@ -75,7 +75,9 @@ YAML::Node override_value(const std::string& text) {
 
 class Reader {
  public:
-  explicit Reader(RunConfig& config) : config_(config) {}
+  /// `adapters`: takes the list of that name; null: it is refused.
+  explicit Reader(RunConfig& config, std::vector<AdapterEntry>* adapters = nullptr)
+      : config_(config), adapters_(adapters) {}
 
   void file(std::string_view yaml, const std::string& name) {
     source_ = {name, true};
@@ -115,7 +117,37 @@ class Reader {
     assign(argument.substr(0, equals), value.Mark(), value);
   }
 
+  /// The settings of an entry of `name`'s list.
+  void entry(const AdapterEntry& entry, const std::string& name) {
+    source_ = {name, true};
+    given_.clear();
+    for (const auto& [key, value] : entry.settings) assign(key, value.Mark(), value);
+  }
+
  private:
+  void adapter_list(const YAML::Mark& mark, const YAML::Node& list) {
+    if (adapters_ == nullptr) {
+      throw_error<ConfigError>("{}: adapters: only heddle sft trains several adapters in one run",
+                               source_.at(mark));
+    }
+    if (!list.IsSequence() || list.size() == 0) {
+      throw_error<ConfigError>(
+          "{}: adapters: expected a list as [{{name: a, data: a.jsonl, rank: 8}}, ...], found {}",
+          source_.at(mark), describe(list));
+    }
+    adapters_->clear();
+    for (const YAML::Node& node : list) {
+      AdapterEntry entry =
+          read_adapter_entry(node, [&](const YAML::Mark& at) { return source_.at(at); });
+      const auto is_same = [&](const AdapterEntry& other) { return other.name == entry.name; };
+      if (std::ranges::any_of(*adapters_, is_same)) {
+        throw_error<ConfigError>("{}: adapters: the name '{}' is given twice",
+                                 source_.at(node.Mark()), entry.name);
+      }
+      adapters_->push_back(std::move(entry));
+    }
+  }
+
   void mapping(const std::string& prefix, const YAML::Node& node) {
     for (const auto& entry : node) {
       if (!entry.first.IsScalar()) {
@@ -134,6 +166,7 @@ class Reader {
       throw_error<ConfigError>("{}: '{}' is given twice, first at {}", position, key,
                                earlier->second);
     }
+    if (key == "adapters") return adapter_list(mark, value);
     if (const Section* section = find_section(key)) return section_value(*section, mark, value);
     if (const Field* field = find_field(key)) {
       return set(key, mark, value, [&] { field->set(config_, value); });
@@ -174,6 +207,7 @@ class Reader {
   }
 
   RunConfig& config_;
+  std::vector<AdapterEntry>* adapters_;
   Source source_;
   std::map<std::string, std::string> given_;  // within one file or one override: key -> position
 };
@@ -244,6 +278,38 @@ RunConfig load(const std::filesystem::path& file, std::span<const std::string> o
   }
   const std::string yaml = files::read(file, files::kYamlLimit);
   return read(yaml, file.string(), overrides, completeness, usual);
+}
+
+std::vector<AdapterRun> load_adapters(const std::filesystem::path& file,
+                                      std::span<const std::string> overrides,
+                                      const DeviceName& usual) {
+  const std::string name = file.empty() ? "command line" : file.string();
+  // A file that is not there is load()'s to refuse.
+  std::optional<std::string> yaml;
+  if (!file.empty() && std::filesystem::exists(file)) yaml = files::read(file, files::kYamlLimit);
+  const auto read_all = [&](RunConfig& config, std::vector<AdapterEntry>& entries) {
+    Reader reader(config, &entries);
+    if (yaml) reader.file(*yaml, name);
+    for (const std::string& argument : overrides) reader.override_with(argument);
+    return reader;
+  };
+  RunConfig shared;
+  std::vector<AdapterEntry> entries, unused;
+  read_all(shared, entries);
+  std::vector<AdapterRun> runs;
+  for (const AdapterEntry& entry : entries) {
+    AdapterRun run{entry.name, {}};
+    read_all(run.config, unused).entry(entry, name);
+    if (run.config.is_set("train.method") && run.config.train.method != Method::kLora) {
+      throw_error<ConfigError>("{}: several adapters are trained by train.method lora",
+                               where(run.config, "train.method"));
+    }
+    run.config.train.method = Method::kLora;
+    fill_in(run.config, file.string(), overrides, usual);
+    check(run.config, fmt::format("{}: adapter {}", name, run.name), Completeness::kComplete);
+    runs.push_back(std::move(run));
+  }
+  return runs;
 }
 
 RunConfig parse(std::string_view yaml, const std::string& name,

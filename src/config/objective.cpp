@@ -15,6 +15,8 @@ ObjectiveNeeds needs_of(Objective objective) {
       return {Head::kLanguageModel, 2};
     case Objective::kReward:
       return {Head::kClassify, 2};
+    case Objective::kPolicy:
+      return {Head::kLanguageModel, 1};
   }
   return {Head::kLanguageModel, 1};
 }

@@ -10,24 +10,15 @@
 #include <variant>
 #include <vector>
 
-/// What a run can be told, one plain struct per section of the YAML file. The members' initialisers
-/// are the defaults; names, documentation, ranges and allowed values stand beside them in
-/// schema.cpp.
+#include "config/named_enum.h"
+#include "config/rl_config.h"
+
+/// Everything a run can be told, one plain struct per section of the YAML file. The members'
+/// initialisers are the defaults; names, documentation, ranges and allowed values stand beside them
+/// in schema.cpp.
 namespace heddle::config {
 
-/// The spellings of an enumeration, in the order of its values.
-template <class E>
-inline constexpr std::array<std::string_view, 0> kNames{};
-
-template <class E>
-concept NamedEnum = std::is_enum_v<E> &&(kNames<E>.size() > 0);
-
-template <NamedEnum E>
-constexpr std::string_view to_string(E value) {
-  return kNames<E>[static_cast<std::size_t>(value)];
-}
-
-/// Of an optimizer's moments.
+/// Dtypes of an optimizer's moments.
 enum class StateDtype { kFloat32, kBFloat16, kInt8 };
 template <>
 inline constexpr std::array<std::string_view, 3> kNames<StateDtype>{"float32", "bfloat16", "int8"};
@@ -110,6 +101,8 @@ struct DataFields {
   std::string negatives = "negatives";
   std::string chosen = "chosen";
   std::string rejected = "rejected";
+  std::string answer = "answer";
+  std::string meta = "meta";
 };
 
 /// A value handed to the chat template.
@@ -132,10 +125,18 @@ struct DataSection {
 };
 
 /// kAuto: as model.head says, see config/objective.h.
-enum class Objective { kAuto, kLanguageModel, kClassification, kContrastive, kDpo, kReward };
+enum class Objective {
+  kAuto,
+  kLanguageModel,
+  kClassification,
+  kContrastive,
+  kDpo,
+  kReward,
+  kPolicy
+};
 template <>
-inline constexpr std::array<std::string_view, 6> kNames<Objective>{
-    "auto", "language_model", "classification", "contrastive", "dpo", "reward"};
+inline constexpr std::array<std::string_view, 7> kNames<Objective>{
+    "auto", "language_model", "classification", "contrastive", "dpo", "reward", "policy"};
 
 enum class Method { kFull, kLora };
 template <>
@@ -160,7 +161,7 @@ struct TrainSection {
   std::int64_t global_batch_size = 8;
   std::int64_t micro_batch_tokens = 0;  ///< load() replaces 0 by the tokens of a usual row
   std::int64_t max_steps = 0;
-  std::int64_t epochs = 1;
+  double epochs = 1;
   std::uint64_t seed = 0;
   std::string output_dir;  ///< load() replaces "" by runs/<name of the file>
   std::string resume = "auto";
@@ -173,6 +174,7 @@ struct TrainSection {
   std::string router_record, router_replay;  ///< Folders; "": no
   double infonce_temperature = 0.05;
   std::int64_t eval_every = 0;
+  double eval_every_epochs = 0;
   bool eval_on_start = false;
   std::int64_t early_stop_patience = 0;
   bool deterministic = false;
@@ -209,6 +211,7 @@ struct OptimSection {
   double clip_norm = 1;
   Schedule schedule = Schedule::kCosine;
   std::int64_t warmup_steps = 0;
+  double warmup_ratio = 0;
   std::int64_t decay_steps = 0;
   double min_lr_ratio = 0;
   std::vector<std::string> no_decay;
@@ -277,6 +280,7 @@ struct ExportSection {
 
 struct CheckpointSection {
   std::int64_t every = 500;
+  double every_epochs = 0;
   std::int64_t keep_last = 2;
   bool keep_best = false;
   ExportSection export_;
@@ -292,6 +296,7 @@ struct LogSection {
   LogLevel level = LogLevel::kInfo;
   bool tensorboard = true;
   bool report = true;
+  std::string command;
   std::vector<std::string> sample_prompts;
   std::int64_t sample_tokens = 64;
   std::int64_t profile_step = 0;
@@ -322,6 +327,8 @@ struct RunConfig {
   TrainSection train;
   OptimSection optim;
   DpoSection dpo;
+  RlSection rl;
+  RolloutSection rollout;
   AdapterSection adapter;
   ParallelSection parallel;
   KernelsSection kernels;

@@ -1,104 +1,15 @@
-#include <utility>
+#include "config/table.h"
 
-#include "config/codec.h"
-#include "config/field.h"
-
-// The one place where a key is declared. Order is the order of every printout.
+// The one place where a key is declared, with schema_rl.cpp. Order is the order of every printout.
 
 namespace heddle::config {
 namespace {
 
-struct Extra {
-  Range range = {};
-  std::vector<std::string> aliases = {};
-  bool required = false;
-};
-
-/// Finds a section struct in a configuration.
-template <class Owner>
-struct Location {
-  std::function<Owner&(RunConfig&)> in;
-  std::function<const Owner&(const RunConfig&)> in_const;
-};
-
-/// Binds members of one section struct to keys.
-template <class Owner>
-class Table {
- public:
-  Table(Section& section, Owner RunConfig::*owner)
-      : section_(section),
-        location_{[owner](RunConfig& c) -> Owner& { return c.*owner; },
-                  [owner](const RunConfig& c) -> const Owner& { return c.*owner; }} {}
-  template <class Parent>
-  Table(Section& section, Parent RunConfig::*parent, Owner Parent::*owner)
-      : section_(section),
-        location_{[=](RunConfig& c) -> Owner& { return c.*parent.*owner; },
-                  [=](const RunConfig& c) -> const Owner& { return c.*parent.*owner; }} {}
-
-  /// `Wire` is the type whose codec reads and writes the member; the member's own unless given.
-  template <class Wire = void, class T>
-  Table& key(const std::string& name, T Owner::*member, std::string doc, Extra extra = {}) {
-    using W = std::conditional_t<std::is_void_v<Wire>, T, Wire>;
-    Field field;
-    field.key = section_.key + "." + name;
-    field.type = Codec<W>::type(extra.range);
-    field.doc = std::move(doc);
-    field.aliases = std::move(extra.aliases);
-    field.required = extra.required;
-    field.set = [location = location_, member, range = extra.range](RunConfig& c,
-                                                                    const YAML::Node& node) {
-      location.in(c).*member = from_wire<T>(Codec<W>::read(node, range));
-    };
-    field.get = [location = location_, member](const RunConfig& c) {
-      return Codec<W>::write(W{location.in_const(c).*member});
-    };
-    section_.fields.push_back(std::move(field));
-    return *this;
-  }
-
-  /// Keys of any name, kept in a map.
-  template <class T>
-  Table& open(std::string placeholder, std::map<std::string, T> Owner::*member, std::string doc) {
-    section_.open = OpenKeys{std::move(placeholder), Codec<T>::type({}), std::move(doc),
-                             [location = location_, member](RunConfig& c, const std::string& name,
-                                                            const YAML::Node& node) {
-                               (location.in(c).*member)[name] = Codec<T>::read(node, {});
-                             },
-                             [location = location_, member](const RunConfig& c) {
-                               Json object = Json::object();
-                               for (const auto& [name, value] : location.in_const(c).*member) {
-                                 object[name] = Codec<T>::write(value);
-                               }
-                               return object;
-                             }};
-    return *this;
-  }
-
- private:
-  template <class T, class W>
-  static T from_wire(W value) {
-    if constexpr (std::is_same_v<W, Bytes>) {
-      return value.count;
-    } else {
-      return value;
-    }
-  }
-
-  Section& section_;
-  Location<Owner> location_;
-};
-
-Section make(std::string key, std::string doc) {
-  Section section;
-  section.key = std::move(key);
-  section.doc = std::move(doc);
-  return section;
-}
-
 Section model_section() {
   Section s = make("model", "The model to start from.");
   Table<ModelSection>(s, &RunConfig::model)
-      .key("path", &ModelSection::path, "folder of a Hugging Face checkpoint",
+      .key("path", &ModelSection::path,
+           "folder of a Hugging Face checkpoint, or its name on the Hub (hf://, ms://)",
            {.aliases = {"model_name_or_path", "base_model", "model_path"}, .required = true})
       .key("tokenizer", &ModelSection::tokenizer,
            "folder with tokenizer.json and chat template; empty: model.path")
@@ -125,11 +36,14 @@ Section data_section() {
   Section s = make("data", "The rows to train and evaluate on.");
   Table<DataSection>(s, &RunConfig::data)
       .key("train", &DataSection::train,
-           "training files, .jsonl, also .gz or .zst; weight: how often a row is seen in an epoch",
+           "training files, folders, patterns or a data set of the Hugging Face Hub; weight: how "
+           "often a row is seen in an epoch",
            {.aliases = {"dataset", "datasets", "train_file", "train_path", "path"},
             .required = true})
-      .key("eval", &DataSection::eval, "held-out files; empty: no evaluation",
-           {.aliases = {"validation", "eval_file", "eval_path", "test"}})
+      .key("eval", &DataSection::eval,
+           "held-out files, or a share of the training rows as 0.02; empty: no evaluation",
+           {.aliases = {"validation", "eval_file", "eval_path", "test", "val_size", "val_split",
+                        "eval_split", "test_size", "split_dataset_ratio", "validation_split"}})
       .key("format", &DataSection::format, "what a row holds; auto looks at its fields")
       .key("packing", &DataSection::packing,
            "fill rows of max_length with several sequences, kept apart by cu_seqlens; false where "
@@ -148,7 +62,7 @@ Section data_section() {
       .key("loss_on", &DataSection::loss_on, "assistant turns and completions only, or every token",
            {.aliases = {"train_on_inputs"}})
       .key("chat_template", &DataSection::chat_template,
-           "Jinja file used instead of the tokenizer's template")
+           "Jinja file used instead of the tokenizer's template", {.aliases = {"template"}})
       .key("cache_dir", &DataSection::cache_dir,
            "folder of tokenized data; empty: <train.output_dir>/cache");
   return s;
@@ -188,7 +102,12 @@ Section fields_section() {
       .key("negatives", &DataFields::negatives,
            "head embed: texts that do not fit it, may be missing", {.aliases = {"negative"}})
       .key("chosen", &DataFields::chosen, "objectives dpo and reward: the better answer")
-      .key("rejected", &DataFields::rejected, "objectives dpo and reward: the worse answer");
+      .key("rejected", &DataFields::rejected, "objectives dpo and reward: the worse answer")
+      .key("answer", &DataFields::answer,
+           "objective policy: what rewards compare with; a.b: field b of a",
+           {.aliases = {"ground_truth", "solution"}})
+      .key("meta", &DataFields::meta, "objective policy: handed to rewards, may be missing",
+           {.aliases = {"extra_info", "info"}});
   return s;
 }
 
@@ -210,14 +129,15 @@ Section train_section() {
                         "gradient_accumulation_steps"}})
       .key("max_steps", &TrainSection::max_steps, "optimizer steps; 0: as many as epochs gives",
            {.range = at_least(0), .aliases = {"steps", "num_steps", "train_steps"}})
-      .key("epochs", &TrainSection::epochs, "passes over data.train; ignored with max_steps",
+      .key("epochs", &TrainSection::epochs,
+           "passes over data.train, also a part of one as 0.5; ignored with max_steps",
            {.range = at_least(0), .aliases = {"num_epochs", "num_train_epochs"}})
       .key("seed", &TrainSection::seed, "of order, dropout and new weights",
            {.range = at_least(0), .aliases = {"random_seed"}})
       .key("output_dir", &TrainSection::output_dir,
            "run directory; empty: runs/<name of the configuration file>, or without one "
            "runs/<model>-<number of the settings>",
-           {.aliases = {"output", "save_dir", "run_dir"}})
+           {.aliases = {"output", "save_dir", "run_dir", "run_name"}})
       .key("resume", &TrainSection::resume,
            "auto: from the newest checkpoint of output_dir, if any; never; or a checkpoint folder",
            {.aliases = {"resume_from_checkpoint"}})
@@ -252,6 +172,8 @@ Section train_section() {
       .key("eval_every", &TrainSection::eval_every,
            "steps between evaluations on data.eval; 0: at the end only",
            {.range = at_least(0), .aliases = {"eval_steps", "eval_interval"}})
+      .key("eval_every_epochs", &TrainSection::eval_every_epochs,
+           "the same in epochs, as 1 or 0.25, instead of eval_every", {.range = at_least(0)})
       .key("eval_on_start", &TrainSection::eval_on_start,
            "also evaluate before the first step, as step 0", {.aliases = {"eval_at_start"}})
       .key("early_stop_patience", &TrainSection::early_stop_patience,
@@ -299,7 +221,9 @@ Section optim_section() {
       .key("schedule", &OptimSection::schedule, "after warm-up; wsd holds, then decays",
            {.aliases = {"lr_scheduler", "lr_scheduler_type", "scheduler"}})
       .key("warmup_steps", &OptimSection::warmup_steps, "steps from 0 to lr",
-           {.range = at_least(0), .aliases = {"warmup", "warmup_ratio", "num_warmup_steps"}})
+           {.range = at_least(0), .aliases = {"warmup", "num_warmup_steps"}})
+      .key("warmup_ratio", &OptimSection::warmup_ratio,
+           "the same as a share of all steps, instead of warmup_steps", {.range = from_up_to(0, 1)})
       .key("decay_steps", &OptimSection::decay_steps, "wsd: steps of the final decay",
            {.range = at_least(0), .aliases = {"num_decay_steps"}})
       .key("min_lr_ratio", &OptimSection::min_lr_ratio, "end of the schedule, as a fraction of lr",
@@ -385,11 +309,13 @@ Section checkpoint_section() {
   Table<CheckpointSection>(s, &RunConfig::ckpt)
       .key("every", &CheckpointSection::every, "steps; 0: only when stopped and at the end",
            {.range = at_least(0), .aliases = {"save_steps", "save_every", "save_interval"}})
+      .key("every_epochs", &CheckpointSection::every_epochs,
+           "the same in epochs, as 1 or 0.5, instead of every", {.range = at_least(0)})
       .key("keep_last", &CheckpointSection::keep_last, "older ones are removed",
            {.range = at_least(1), .aliases = {"save_total_limit"}})
       .key("keep_best", &CheckpointSection::keep_best,
            "also keep the one with the lowest evaluation loss",
-           {.aliases = {"load_best_model_at_end", "save_best"}});
+           {.aliases = {"load_best_model_at_end", "save_best", "metric_for_best_model"}});
   return s;
 }
 
@@ -408,9 +334,12 @@ Section log_section() {
            "steps between lines when the output is no terminal, at most one a second",
            {.range = at_least(1), .aliases = {"logging_steps", "log_every"}})
       .key("level", &LogSection::level, "of messages", {.aliases = {"verbosity", "log_level"}})
-      .key("tensorboard", &LogSection::tensorboard, "write <train.output_dir>/tensorboard",
-           {.aliases = {"report_to"}})
+      .key("tensorboard", &LogSection::tensorboard, "write <train.output_dir>/tensorboard")
       .key("report", &LogSection::report, "write <train.output_dir>/report.html")
+      .key("command", &LogSection::command,
+           "a shell command that gets the configuration and each step's metrics as JSON lines on "
+           "its standard input",
+           {.aliases = {"report_to", "wandb", "use_wandb", "wandb_project"}})
       .key("sample_prompts", &LogSection::sample_prompts,
            "answered before and after training, for the report")
       .key("sample_tokens", &LogSection::sample_tokens, "length of these answers at most",
@@ -438,11 +367,17 @@ Section device_section() {
 }  // namespace
 
 const std::vector<Section>& schema() {
-  static const std::vector<Section> sections = {
-      model_section(),    data_section(),    template_section(),   fields_section(),
-      train_section(),    optim_section(),   dpo_section(),        adapter_section(),
-      parallel_section(), kernels_section(), checkpoint_section(), export_section(),
-      log_section(),      device_section()};
+  static const std::vector<Section> sections = [] {
+    std::vector<Section> all = {model_section(),  data_section(),  template_section(),
+                                fields_section(), train_section(), optim_section(),
+                                dpo_section()};
+    for (Section& section : rl_sections()) all.push_back(std::move(section));
+    for (Section& section :
+         std::vector{adapter_section(), parallel_section(), kernels_section(), checkpoint_section(),
+                     export_section(), log_section(), device_section()})
+      all.push_back(std::move(section));
+    return all;
+  }();
   return sections;
 }
 

@@ -109,7 +109,7 @@ struct Batch {
   /// Fills token_numbers; of a batch whose sequences are whole.
   void number_tokens();
 
-  /// The same batch with its tensors on `device`; the host copies stay.
+  /// This batch with its tensors on `device`; the host copies stay.
   Batch to(const c10::Device& device) const;
 
   std::int64_t size() const { return tokens.defined() ? tokens.numel() : 0; }

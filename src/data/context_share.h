@@ -12,7 +12,7 @@ namespace heddle::data {
 /// tokens of it. Host tensors.
 Batch with_dummy_tail(Batch batch, std::int64_t tokens);
 
-/// Which of a batch's real sequences, the first `sequences`, the plan's rank keeps the last token
+/// The real sequences of a batch, its first `sequences`, whose last token the plan's rank keeps
 /// of.
 std::vector<std::int64_t> sequences_ending_here(std::int64_t sequences,
                                                 const ops::ContextPlan& plan);

@@ -7,8 +7,8 @@
 #include "device/device.h"
 #include "device/graph.h"
 
-/// What a vendor's back end provides. A build that has it links device/<vendor>/; any other links
-/// device/stub/, which says what to rebuild with. device.cpp is the only caller.
+/// Functions that a vendor's back end provides. A build that has it links device/<vendor>/; any
+/// other links device/stub/, which says what to rebuild with. device.cpp is the only caller.
 namespace heddle::device {
 
 struct Backend {
@@ -27,7 +27,7 @@ struct Backend {
   void (*start)(int index);
   /// After the last tensor and group, whether started or not; null where there is nothing to end.
   void (*finish)();
-  /// Of an available device; null where there is nothing to say.
+  /// Describes the platform of an available device; null where there is nothing to say.
   Platform (*platform)() = nullptr;
   /// See graph.h; null where the device cannot record.
   std::unique_ptr<Graph> (*record)(int index, const std::function<void()>& work,
@@ -35,7 +35,8 @@ struct Backend {
   /// See require.h; null where there is nothing to refuse.
   void (*require_started)(const char* what) = nullptr;
   void (*require_on_chip)(const char* what, std::int64_t bytes) = nullptr;
-  bool (*has_float64)() = nullptr;  ///< Of a started platform; null: it has.
+  bool (*has_float64)() = nullptr;  ///< Whether the started platform has float64; null: it has.
+  bool is_simulated = false;        ///< It runs in the memory of the host.
 };
 
 namespace cuda {

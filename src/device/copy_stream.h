@@ -25,7 +25,7 @@ class CopyStream {
   class Copy {
    public:
     Copy() = default;
-    /// What the current stream is given from now on comes after the copy. The host does not wait.
+    /// Orders later work of the current stream after the copy. The host does not wait.
     /// Lets go of the tensors. Nothing to do a second time.
     void wait();
 

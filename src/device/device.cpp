@@ -143,6 +143,10 @@ void finish() noexcept {
   }
 }
 
+bool is_simulated(c10::Device device) {
+  return !device.is_cpu() && !device.is_meta() && backend_of(device).is_simulated;
+}
+
 void synchronize(c10::Device device) {
   if (!device.is_cpu()) backend_of(device).synchronize(device.index());
 }

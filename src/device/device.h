@@ -29,12 +29,15 @@ struct Memory {
   std::int64_t used_bytes = 0;  ///< Held by tensors now (CPU: resident set of the process).
   std::int64_t peak_bytes =
       0;  ///< Highest since the start or the last reset (CPU: highest resident set).
-  std::int64_t total_bytes = 0;  ///< What the device, or the machine or its cgroup, has.
+  std::int64_t total_bytes = 0;  ///< Memory of the device, or of the machine or its cgroup.
 };
 Memory memory(c10::Device device);
 
-/// What tensors of this process may take besides what they hold: memory that nobody has, and what
-/// their allocator keeps for reuse.
+/// Whether the device is simulated in the memory of the host.
+bool is_simulated(c10::Device device);
+
+/// Bytes that tensors of this process may take besides what they hold: memory that nobody has, and
+/// what their allocator keeps for reuse.
 std::int64_t free_bytes(c10::Device device);
 
 struct Properties {
@@ -61,15 +64,15 @@ struct Accelerator {
   std::string capability;  ///< "sm_90", "Ascend910B3"
   std::string device;      ///< "cuda:0", "npu:0"
 };
-/// What the software below an accelerator is, and what of it does not fit together.
+/// Versions of the software below an accelerator, and which of them do not fit together.
 struct Platform {
   std::vector<std::pair<std::string, std::string>> parts;  ///< "CANN", "9.1.0"
   std::vector<std::string> mismatches;                     ///< Sentences with both versions.
 };
-/// Of the accelerators' back end; empty where it has nothing to say.
+/// Platform of the accelerators' back end; empty where it has nothing to say.
 Platform platform();
 
-/// What the drivers show; empty in a build without a back end. `why_none` then says why.
+/// Devices that the drivers show; empty in a build without a back end. `why_none` then says why.
 std::vector<Accelerator> accelerators(std::string& why_none);
 
 }  // namespace heddle::device

@@ -12,11 +12,11 @@ namespace heddle::device {
 /// device is given afterwards may write over the tensors, and the host need not wait for it.
 class Download {
  public:
-  /// Queues the copies behind what the current stream of their device, which is one, has been given
+  /// Queues the copies after what the current stream of their device, which is one, has been given
   /// so far. Undefined tensors stay so; those of the host are taken as they are.
   explicit Download(const std::vector<at::Tensor>& tensors);
 
-  /// The copies, in order; waits for them, not for what was queued behind them.
+  /// The copies, in order; waits for them, not for what was queued after them.
   const std::vector<at::Tensor>& wait();
 
  private:

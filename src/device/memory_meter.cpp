@@ -13,7 +13,7 @@ namespace heddle::device {
 
 constexpr auto kKind = c10::DebugInfoKind::PROFILER_STATE;
 
-/// What libtorch's allocators report of each allocation and deallocation on the thread.
+/// Reports of libtorch's allocators about each allocation and deallocation on the thread.
 class MemoryMeter::Reports : public c10::MemoryReportingInfoBase {
  public:
   Reports(c10::DeviceType type, std::int64_t used) : type_(type), used_(used), peak_(used) {}

@@ -32,7 +32,7 @@ std::optional<std::vector<int>> parse_cann_version(std::string_view text) {
     const std::size_t dot = text.find('.');
     std::string_view part = text.substr(0, dot);
     text = dot == std::string_view::npos ? "" : text.substr(dot + 1);
-    // Pre-releases ("RC1", "alpha002") come before the release: the digits behind count.
+    // Pre-releases ("RC1", "alpha002") come before the release: the digits after count.
     const std::size_t digit = part.find_first_of("0123456789");
     if (digit == std::string_view::npos || (digit > 0 && numbers.size() < 2)) return std::nullopt;
     part = part.substr(digit);

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-/// What Heddle knows of Ascend chips and of the versions it is built for; no header of the vendor.
+/// Facts about Ascend chips and the versions that Heddle is built for; no header of the vendor.
 /// docs/ascend.md shows the same tables, which a test compares.
 namespace heddle::device {
 
@@ -35,7 +35,7 @@ std::optional<NpuChip> npu_chip(std::string_view soc);
 /// "9.1.0", "8.5.RC1" as numbers; nothing if it is no version.
 std::optional<std::vector<int>> parse_cann_version(std::string_view text);
 
-/// What does not fit what, one sentence each, with both versions; empty if all fits.
+/// Mismatches of versions, one sentence each, with both versions; empty if all fits.
 std::vector<std::string> npu_mismatches(std::string_view soc, std::string_view cann,
                                         std::string_view torch);
 

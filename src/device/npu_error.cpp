@@ -69,7 +69,7 @@ std::string_view meaning_of(const std::array<Code, N>& codes, int code) {
   return "see the log of CANN (~/ascend/log)";
 }
 
-/// The number behind `key`, 0 if there is none.
+/// The number after `key`, 0 if there is none.
 int number_after(std::string_view text, std::string_view key) {
   const std::size_t at = text.find(key);
   if (at == std::string_view::npos) return 0;

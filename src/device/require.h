@@ -5,7 +5,7 @@
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
-/// What must hold before a layer above relies on a device.
+/// Conditions that must hold before a layer above relies on a device.
 namespace heddle::device {
 
 /// Throws DeviceError that names `what` ("a model") if the device's platform must be started and is

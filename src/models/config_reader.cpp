@@ -1,6 +1,7 @@
 #include "models/config_reader.h"
 
 #include <algorithm>
+#include <set>
 
 #include "base/errors.h"
 #include "base/json.h"
@@ -135,14 +136,33 @@ void ConfigReader::require_plain_rope() const {
   }
 }
 
+namespace {
+
+/// Keys that the model's code does not use and its files' readers do.
+void check_descriptions(ConfigReader& reader) {
+  for (const char* key : {"eos_token_id", "bos_token_id"}) reader.integers(key);
+  if (reader.has("max_position_embeddings")) reader.positive("max_position_embeddings", 1);
+  for (const char* key : {"dtype", "torch_dtype"}) {
+    const std::set<Json> known = {"float64", "float32", "bfloat16", "float16", "auto"};
+    if (reader.has(key) && !known.contains(reader.json()[key]))
+      reader.fail(key, "float32, bfloat16, float16 or float64");
+  }
+}
+
+}  // namespace
+
 void read_common(ConfigReader& text, const Json& top, Config& config) {
   config.rms_norm_eps = text.above_zero("rms_norm_eps", 1e-6);
   config.initializer_range = text.number("initializer_range", 0.02);
+  if (!(config.initializer_range >= 0 && config.initializer_range <= kLargestNumber))
+    text.fail("initializer_range", "a number from 0 on");
   text.require("hidden_act", "silu");
   text.require("attention_bias", false);
   text.require_plain_rope();
   std::vector<std::string> unused;
   ConfigReader labels(top, text.source(), unused);
+  check_descriptions(text);
+  check_descriptions(labels);
   if (labels.has("num_labels")) config.num_labels = labels.positive("num_labels", 1);
   if (top.contains("id2label") && top["id2label"].is_object())
     config.num_labels = static_cast<std::int64_t>(top["id2label"].size());

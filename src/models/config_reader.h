@@ -31,7 +31,7 @@ class ConfigReader {
   void require(const char* key, const Json& built) const;
   [[noreturn]] void fail(const char* key, const std::string& expected) const;
 
-  /// Of `rope_parameters`, `rope_scaling` or the object itself.
+  /// Reads `rope_parameters`, `rope_scaling` or the object itself.
   const Json* rope(const char* key) const;
   /// Above zero.
   double rope_number(const char* key, double fallback);
@@ -44,8 +44,8 @@ class ConfigReader {
   std::vector<std::string>& defaulted_;
 };
 
-/// What all families spell alike; `text` is the object of the text model: norms, initialisation and
-/// labels.
+/// Reads keys that all families spell alike; `text` is the object of the text model: norms,
+/// initialisation and labels.
 void read_common(ConfigReader& text, const Json& top, Config& config);
 
 /// By layer, with `decoder_sparse_step` and `mlp_only_layers`: whether it has experts.

@@ -15,9 +15,16 @@ struct Degrees {
   std::int64_t ep = 1;       ///< Routed experts.
 };
 
-/// Which operators the model calls, and with which dimensions on each rank; those that decode if it
-/// `generates`.
+/// Tasks that a model is made for.
+struct Duties {
+  ops::Use use = ops::Use::kTraining;
+  bool generates = false;         ///< It also decodes token by token.
+  std::int64_t adapter_rank = 0;  ///< Rank of the adapters that it trains; 0: none.
+};
+
+/// The operators that a model calls, with their dimensions on each rank; those that decode only if
+/// it generates.
 std::vector<ops::OpRequest> kernel_requests(const Config& config, const Degrees& degrees = {},
-                                            bool generates = false);
+                                            const Duties& duties = {});
 
 }  // namespace heddle::models

@@ -19,13 +19,13 @@
 
 namespace heddle::models {
 
-/// What stands on the trunk.
+/// Output layer on the trunk.
 enum class Head { kLanguageModel, kClassify, kEmbed };
 
 struct ModelOptions {
   Head head = Head::kLanguageModel;
   std::int64_t num_labels = 0;  ///< kClassify: 1 = regression or reward.
-  bool generates = false;       ///< It will generate: kernels that decode are chosen too.
+  Duties duties;                ///< They decide which kernels are chosen.
   bool auxiliary_loss = false;  ///< Compute the router's load-balancing loss while training.
   ops::KernelPolicy kernel_policy;
   ops::ContextMethod context_method = ops::ContextMethod::kState;  ///< Where cp is above 1.

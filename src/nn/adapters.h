@@ -16,7 +16,7 @@ class LowRankExperts;
 class Parameter;
 struct Pass;
 
-/// Which layers of a model a set of adapters changes, and how. The layers do not know it: a pass
+/// Changes that a set of adapters makes to layers of a model. The layers do not know it: a pass
 /// names the set of its rows.
 class AdapterSet {
  public:

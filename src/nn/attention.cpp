@@ -119,9 +119,8 @@ at::Tensor Attention::attend_cached(const Projected& projected, const Pass& pass
     return ops::attention(*pass.kernels, {q, k, v, sequences, sequences, 0});
   // A prompt in pieces: each sequence's new queries against its whole cache.
   const at::Tensor& read = pass.cached->read;
-  return ops::attention(*pass.kernels,
-                        {q, keys.index_select(0, read), values.index_select(0, read), sequences,
-                         pass.cached->key_sequences, 0});
+  return ops::attention(*pass.kernels, {q, keys.index_select(0, read), values.index_select(0, read),
+                                        sequences, pass.cached->key_sequences, 0});
 }
 
 at::Tensor Attention::forward(const LinearInput& x, const Pass& pass, const at::Tensor& residual,

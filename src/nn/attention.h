@@ -30,7 +30,7 @@ class Attention {
   /// and queries see all of it; null: a pass without one.
   at::Tensor forward(const LinearInput& x, const Pass& pass, const at::Tensor& residual = {},
                      LayerCache* cache = nullptr);
-  /// Of this rank's heads, zero.
+  /// A cache for this rank's heads, zero.
   LayerCache make_cache(const CacheSize& size, const at::TensorOptions& options) const;
   void visit_parameters(const std::function<void(Parameter&)>& visit);
   void visit_linears(const std::function<void(Linear&)>& visit);
@@ -47,7 +47,7 @@ class Attention {
   at::Tensor finish(const at::Tensor& o, const Projected& projected, const Pass& pass,
                     const at::Tensor& residual = {});
 
-  AttentionDims dims_;  ///< Of this rank.
+  AttentionDims dims_;  ///< Sizes on this rank.
   Linear q_proj_, k_proj_, v_proj_, o_proj_;
   Parameter q_norm_, k_norm_;
 };

@@ -10,14 +10,14 @@
 
 namespace heddle::nn {
 
-/// Memory of a cache, in two pools: pages of keys and values, of which a sequence has as many as its
-/// tokens want and sequences may share, and slots of recurrent state, one for each sequence.
+/// Memory of a cache, in two pools: pages of keys and values, of which a sequence has as many as
+/// its tokens want and sequences may share, and slots of recurrent state, one for each sequence.
 struct CacheSize {
   std::int64_t slots = 0, pages = 0;
   std::int64_t page_tokens = 32;  ///< A power of two.
 };
 
-/// What one layer remembers of sequences. Heads and channels are those of this rank.
+/// Memory of one layer about sequences. Heads and channels are those of this rank.
 struct LayerCache {
   at::Tensor keys, values;  ///< Attention: [pages, page_tokens, Hkv, D].
   at::Tensor conv;          ///< Gated DeltaNet: [slots, C, W-1], inputs of the convolution.

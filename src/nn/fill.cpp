@@ -14,10 +14,10 @@ namespace {
 /// parameter the row begins at.
 std::int64_t first_of_row(const Box& box, const std::vector<std::int64_t>& shape,
                           std::int64_t row) {
-  std::int64_t first = box.offset.back(), stride = shape.back();
+  std::int64_t first = box.global.offset.back(), stride = shape.back();
   for (std::size_t d = shape.size() - 1; d-- > 0;) {
-    const std::int64_t size = box.tensor.size(static_cast<std::int64_t>(d));
-    first += (box.offset[d] + row % size) * stride;
+    const std::int64_t size = box.global.size[d];
+    first += (box.global.offset[d] + row % size) * stride;
     row /= size;
     stride *= shape[d];
   }

@@ -35,7 +35,7 @@ class GatedDeltaNet {
   /// convolution, which are updated; null: a pass without one.
   at::Tensor forward(const LinearInput& x, const Pass& pass, const at::Tensor& residual = {},
                      LayerCache* cache = nullptr);
-  /// Of this rank's heads, zero; states in `state_dtype`.
+  /// An empty cache for this rank's heads, zero; states in `state_dtype`.
   LayerCache make_cache(std::int64_t slots, const at::TensorOptions& options,
                         c10::ScalarType state_dtype) const;
   void visit_parameters(const std::function<void(Parameter&)>& visit);
@@ -48,13 +48,13 @@ class GatedDeltaNet {
     at::Tensor b, a;  ///< [T, Hv]
   };
   Projected project(const LinearInput& x, const Pass& pass);
-  /// What mixes tokens: convolution, gates and rule of some of the heads.
+  /// Modules that mix tokens: convolution, gates and rule of some of the heads.
   struct Mixing {
     at::Tensor qkv, a, b;  ///< [T, channels], [T, Hv], [T, Hv]
     at::Tensor conv_weight, a_log, dt_bias;
     std::int64_t num_key_heads, num_value_heads;
   };
-  /// Of this rank's heads.
+  /// The modules for this rank's heads.
   Mixing mixing(const Projected& projected) const;
   /// o [T,Hv,V].
   at::Tensor mix(const Projected& projected, const Pass& pass) const;
@@ -68,7 +68,7 @@ class GatedDeltaNet {
   at::Tensor finish(const at::Tensor& o, const Projected& projected, const Pass& pass,
                     const at::Tensor& residual = {});
 
-  GatedDeltaNetDims dims_;                            ///< Of this rank.
+  GatedDeltaNetDims dims_;                            ///< Sizes on this rank.
   std::vector<std::unique_ptr<Linear>> projections_;  ///< {qkv, z, b, a} or {qkvz, ba}
   Linear out_proj_;
   Parameter conv_, a_log_, dt_bias_, norm_;

@@ -32,7 +32,7 @@ class PostponedWork {
 /// Runs `work`, unless `postponed` is not null: then with that.
 void run_or_postpone(const std::shared_ptr<PostponedWork>& postponed, std::function<void()> work);
 
-/// What linear layers read.
+/// Input of linear layers.
 struct LinearInput {
   LinearInput(at::Tensor x) : value(std::move(x)) {}
   /// The output of an operator whose backward makes it again for the gradients of weights, so that

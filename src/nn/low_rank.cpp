@@ -220,7 +220,7 @@ at::Tensor Product::backward(const Tensors& grads) const {
   return dx;
 }
 
-/// Those of changes and weights.
+/// Adds the gradients of changes and weights.
 void Product::add_gradients(const LowRankGradients& low_rank, const Tensors& trained_dy) const {
   const at::Tensor x = input();
   const Tensors d_a = split(gradient_of_a(*this, low_rank.d_low, x), 0, layers);

@@ -13,10 +13,10 @@
 
 namespace heddle::nn {
 
-/// What a low-rank change drops of its input while training.
+/// Dropout of a low-rank change's input while training.
 struct LowRankDropout {
   double probability = 0;
-  std::uint64_t key = 0;  ///< Of its masks, see ops::DropoutMask.
+  std::uint64_t key = 0;  ///< Key of its masks, see ops::DropoutMask.
 };
 
 /// A low-rank change of a linear layer: y = x W^T + scaling (drop(x) A^T) B^T. A [rank,in],
@@ -34,7 +34,7 @@ class LowRank {
   const Parameter& b() const { return b_; }
   std::int64_t rank() const { return a_.global_shape()[0]; }
   double scaling() const { return scaling_; }
-  /// What it drops of its input x [T,in] under draws [T]; nothing if there are none.
+  /// Mask of its input x [T,in] under draws [T]; nothing if there are none.
   std::optional<ops::DropoutMask> mask_of(const at::Tensor& x, const at::Tensor& draws);
 
  private:
@@ -59,7 +59,7 @@ class LowRankExperts {
   const Parameter& b() const { return b_; }
   std::int64_t rank() const { return a_.global_shape()[1]; }
   double scaling() const { return scaling_; }
-  /// What is added to the matrices, differentiable in A and B.
+  /// The change of the matrices, differentiable in A and B.
   ops::ExpertLowRank change() const { return {a_.value(), b_.value() * scaling_}; }
 
  private:
@@ -71,7 +71,7 @@ class LowRankExperts {
 struct ChangedLinear {
   LowRank* change;
   Parameter* weight;
-  std::optional<ops::DropoutMask> mask;  ///< What the change drops of the input.
+  std::optional<ops::DropoutMask> mask;  ///< Elements of the input that the change does not see.
 };
 
 /// The outputs of layers that share their input, of which one at least has a change: the input is

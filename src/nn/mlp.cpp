@@ -2,7 +2,6 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/sigmoid.h>
 
 #include <utility>
 
@@ -10,6 +9,7 @@
 #include "nn/tensor_parallel.h"
 #include "ops/autograd.h"
 #include "ops/collectives.h"
+#include "ops/gates.h"
 #include "ops/moe/expert_parallel.h"
 #include "ops/moe/moe.h"
 #include "ops/swiglu/swiglu.h"
@@ -76,7 +76,7 @@ BlockOutput Moe::forward(const at::Tensor& x, const Pass& pass, bool want_auxili
   at::Tensor shared;
   const at::Tensor chosen = routed(x, routing, pass, [&] {
     if (!shared_expert_) return;
-    shared = shared_expert_->forward(x, pass) * at::sigmoid(shared_expert_gate_->forward(pass, x));
+    shared = shared_expert_->forward(x, pass) * ops::sigmoid(shared_expert_gate_->forward(pass, x));
   });
   BlockOutput output;
   output.hidden = shared.defined() ? chosen + shared : chosen;

@@ -130,27 +130,45 @@ bool Parameter::is_whole_in_blocks_of(std::int64_t columns) const {
   });
 }
 
-std::vector<Box> Parameter::boxes(const at::Tensor& like_owned, std::int64_t columns) const {
-  if (like_owned.numel() == 0) return {};
-  std::vector<Box> boxes = {{{}, like_owned}};
+Layout Parameter::layout_of(Sizes sizes, std::int64_t columns) const {
+  Layout layout{global_shape_, std::move(sizes), {{}}};
+  if (columns > 1) layout.global_shape.back() /= columns;
   for (std::size_t d = 0; d < global_shape_.size(); ++d) {
-    const auto dim = static_cast<std::int64_t>(d);
     const std::int64_t first = d == 0 ? first_owned_row_ : 0;
-    std::vector<Box> cut;
-    const std::int64_t in = d + 1 == global_shape_.size() ? columns : 1;
-    for (const Box& box : boxes) {
+    const std::int64_t unit = d + 1 == global_shape_.size() ? columns : 1;
+    std::vector<Layout::Part> cut;
+    for (const Layout::Part& part : layout.parts) {
       for (const Segment& whole : segments_[d]) {
-        const Segment segment{whole.local / in, whole.global / in, whole.size / in};
+        const Segment segment{whole.local / unit, whole.global / unit, whole.size / unit};
         const std::int64_t begin = std::max(first, segment.local);
         const std::int64_t end =
-            std::min(first + like_owned.size(dim), segment.local + segment.size);
+            std::min(first + layout.local_shape[d], segment.local + segment.size);
         if (begin >= end) continue;
-        Box part{box.offset, box.tensor.narrow(dim, begin - first, end - begin)};
-        part.offset.push_back(segment.global + begin - segment.local);
-        cut.push_back(std::move(part));
+        Layout::Part next = part;
+        next.global.offset.push_back(segment.global + begin - segment.local);
+        next.global.size.push_back(end - begin);
+        next.local.push_back(begin - first);
+        cut.push_back(std::move(next));
       }
     }
-    boxes = std::move(cut);
+    layout.parts = std::move(cut);
+  }
+  return layout;
+}
+
+Layout Parameter::layout() const {
+  return layout_of(owned_.defined() ? owned_.sizes().vec() : local_shape_, 1);
+}
+
+std::vector<Box> Parameter::boxes(const at::Tensor& like_owned, std::int64_t columns) const {
+  std::vector<Box> boxes;
+  for (const Layout::Part& part : layout_of(like_owned.sizes().vec(), columns).parts) {
+    Box box{part.global, like_owned};
+    for (std::size_t d = 0; d < part.local.size(); ++d) {
+      box.tensor =
+          box.tensor.narrow(static_cast<std::int64_t>(d), part.local[d], part.global.size[d]);
+    }
+    boxes.push_back(std::move(box));
   }
   return boxes;
 }
@@ -159,9 +177,8 @@ void Parameter::write_owned(const at::Tensor& whole) {
   const ops::NoGradient guard;
   for (const Box& box : boxes(owned())) {
     at::Tensor part = whole;
-    for (std::size_t d = 0; d < box.offset.size(); ++d) {
-      const auto dim = static_cast<std::int64_t>(d);
-      part = part.narrow(dim, box.offset[d], box.tensor.size(dim));
+    for (std::size_t d = 0; d < box.global.size.size(); ++d) {
+      part = part.narrow(static_cast<std::int64_t>(d), box.global.offset[d], box.global.size[d]);
     }
     at::Tensor(box.tensor).copy_(part);
   }

@@ -7,6 +7,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "base/layout.h"
 #include "comm/mesh.h"
 
 namespace heddle::nn {
@@ -27,7 +28,7 @@ using Placement = std::vector<Shard>;
 
 /// A rectangular part of a global tensor and the memory that holds it.
 struct Box {
-  std::vector<std::int64_t> offset;  ///< In the global tensor; the sizes are the memory's.
+  Region global;
   at::Tensor tensor;
 };
 
@@ -72,23 +73,22 @@ class Parameter {
   void set_row_table() { is_row_table_ = true; }
   const Placement& placement() const { return placement_; }
   std::int64_t numel() const;
-  /// Of each index of the value along a dimension, the one in the global tensor.
+  /// Index in the global tensor of each index of the value along a dimension.
   std::vector<std::int64_t> global_indices(std::int64_t dim) const;
 
   /// Storage of this rank, uninitialised, as a leaf of the autograd graph.
   void allocate(c10::ScalarType dtype, c10::Device device);
-  bool allocated() const { return value_.defined(); }
-  /// What the block's arithmetic reads; valid between acquire and release of its block.
+  /// Tensor for the block's arithmetic; valid between acquire and release of its block.
   const at::Tensor& value() const { return value_; }
-  /// The same storage without history, to write into. Throws InternalError between release_memory
-  /// and take_memory.
+  /// The value's storage without history, to write into. Throws InternalError between
+  /// release_memory and take_memory.
   at::Tensor data() const;
 
   // Sharding (parallel/sharding.h) keeps this rank's rows elsewhere and gives the value its memory
   // for as long as its block runs. The tensor stays the same object, so that graphs keep no memory.
   /// As allocate, without memory.
   void allocate_released(c10::ScalarType dtype, c10::Device device);
-  /// Of a parameter that is not held: a dtype, no memory, and no owned rows.
+  /// For a parameter that is not held: sets a dtype, no memory, and no owned rows.
   void allocate_elsewhere(c10::ScalarType dtype, c10::Device device);
   /// Moves the memory of a fresh tensor of the value's shape into the value.
   void take_memory(at::Tensor full);
@@ -98,8 +98,10 @@ class Parameter {
   void set_owned(at::Tensor rows, std::int64_t first_row);
   /// They, or all of data() if nothing divides them.
   at::Tensor owned() const;
-  /// `like_owned`, of the shape of owned(), in terms of the global tensor; no box if it is empty.
-  /// It may have one element for each block of `columns` along the last dimension instead, if
+  /// Where owned() lies in the global tensor. Without memory too.
+  Layout layout() const;
+  /// The parts of `like_owned`, which has the shape of owned(); none if it is empty. It may have
+  /// one element for each block of `columns` along the last dimension instead, if
   /// is_whole_in_blocks_of(columns).
   std::vector<Box> boxes(const at::Tensor& like_owned, std::int64_t columns = 1) const;
   /// Whether there are two or more dimensions and the layout cuts the last one at multiples of
@@ -136,6 +138,9 @@ class Parameter {
   void set_reduced_gradient(at::Tensor gradient) { gradient_ = std::move(gradient); }
 
  private:
+  /// The layout of memory of the sizes of owned(), in blocks of `columns`.
+  Layout layout_of(Sizes sizes, std::int64_t columns) const;
+
   std::string name_;
   std::vector<std::int64_t> global_shape_, local_shape_;
   Placement placement_;

@@ -28,7 +28,7 @@ struct EmbeddedTexts {
   std::vector<std::int64_t> text_of_row;  ///< [n], as in Batch
 };
 
-/// Those of all micro-batches and ranks, the same on every rank.
+/// Embeddings of all micro-batches and ranks, equal on every rank.
 struct EmbeddingTable {
   at::Tensor embeddings;                  ///< [S,H], in the order of their places
   std::vector<std::int64_t> text_of_row;  ///< [S]

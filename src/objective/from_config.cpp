@@ -36,6 +36,7 @@ data::ReaderOptions reader_options(const config::RunConfig& config) {
   switch (config::objective_of(config)) {
     case config::Objective::kAuto:
     case config::Objective::kLanguageModel:
+    case config::Objective::kPolicy:
       options.task = data::Task::kLanguageModel;
       break;
     case config::Objective::kClassification:
@@ -73,6 +74,8 @@ std::unique_ptr<Objective> make_objective(const config::RunConfig& config,
           ReferenceOptions{config.train.output_dir, config.train.micro_batch_tokens});
     case config::Objective::kReward:
       return std::make_unique<Reward>(placed);
+    case config::Objective::kPolicy:
+      throw ConfigError("train.objective policy learns from what it generates: run `heddle rl`");
   }
   throw InternalError("an objective without a class");
 }

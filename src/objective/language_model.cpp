@@ -84,9 +84,10 @@ HeadFunction language_model_head(Model& model, double gradient_scale, bool want_
 }
 
 TokenLogprobs::TokenLogprobs(Model& model, const at::Tensor& hidden, const LossRows& rows,
-                             bool want_gradients)
+                             bool want_gradients, bool want_entropy)
     : model_(model), rows_(rows), trunk_(ops::detached(hidden)) {
   values_ = at::zeros({0}, rows.loss_weights.options());
+  if (want_entropy) entropy_ = values_;
   if (rows.total == 0) return;
   if (want_gradients) trunk_.set_requires_grad(true);
   const auto forward = [&] { return normalized_rows(model, trunk_, rows); };
@@ -94,19 +95,31 @@ TokenLogprobs::TokenLogprobs(Model& model, const at::Tensor& hidden, const LossR
   ops::LinearCrossEntropy::Inputs inputs;
   inputs.hidden = normalized_;
   inputs.labels = rows.labels;
-  values_ = cross_entropy(model, inputs, /*want_gradients=*/false).logprobs;
+  inputs.want_entropy = want_entropy;
+  const bool is_one_pass = want_gradients && !model.head_weight().trainable();
+  const auto result = cross_entropy(model, inputs, is_one_pass);
+  values_ = result.logprobs;
+  if (want_entropy) entropy_ = result.entropy;
+  if (is_one_pass) unit_gradient_ = result.grad_hidden;
 }
 
 at::Tensor TokenLogprobs::gradient(const at::Tensor& d_values) {
   if (rows_.total == 0) return ops::run_without_gradient([&] { return at::zeros_like(trunk_); });
+  ops::run_backward({normalized_}, {gradient_of_normalized(d_values)});
+  return trunk_.grad();
+}
+
+at::Tensor TokenLogprobs::gradient_of_normalized(const at::Tensor& d_values) {
+  // The operator's loss is the sum of loss weight x -log p.
+  if (unit_gradient_.defined()) {
+    return ops::run_without_gradient(
+        [&] { return (unit_gradient_ * -d_values.unsqueeze(1)).to(unit_gradient_.scalar_type()); });
+  }
   ops::LinearCrossEntropy::Inputs inputs;
   inputs.hidden = normalized_;
   inputs.labels = rows_.labels;
-  // The operator's loss is the sum of loss weight x -log p.
   inputs.loss_weights = -d_values;
-  const auto result = cross_entropy(model_, inputs, /*want_gradients=*/true);
-  ops::run_backward({normalized_}, {result.grad_hidden});
-  return trunk_.grad();
+  return cross_entropy(model_, inputs, /*want_gradients=*/true).grad_hidden;
 }
 
 }  // namespace heddle::objective

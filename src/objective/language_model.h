@@ -27,23 +27,30 @@ HeadResult run_language_model_head(Model& model, const at::Tensor& hidden, const
 HeadFunction language_model_head(Model& model, double gradient_scale, bool want_gradients = true);
 
 /// Log-probabilities of a micro-batch's labels, for losses that take them together: first their
-/// values, then, from the derivative of the loss by each, the gradients. The logits are computed
-/// twice and never held.
+/// values, then, from the derivative of the loss by each, the gradients. The logits are never held:
+/// they are computed twice where the head is trained, whose gradient wants the derivatives, else
+/// once.
 class TokenLogprobs {
  public:
   /// On hidden states [T/tp,H]. All ranks along tp make theirs together.
-  TokenLogprobs(Model& model, const at::Tensor& hidden, const LossRows& rows, bool want_gradients);
+  TokenLogprobs(Model& model, const at::Tensor& hidden, const LossRows& rows, bool want_gradients,
+                bool want_entropy = false);
 
   /// [n] of this rank's run of rows.
   const at::Tensor& values() const { return values_; }
+  /// [n] of the distributions, in nats; undefined unless asked for.
+  const at::Tensor& entropy() const { return entropy_; }
   /// From d loss / d values [n] the gradient [T/tp,H] of the hidden states; adds those of norm and
   /// head. At most once, by all ranks along tp together.
   at::Tensor gradient(const at::Tensor& d_values);
 
  private:
+  at::Tensor gradient_of_normalized(const at::Tensor& d_values);
+
   Model& model_;
   const LossRows& rows_;
-  at::Tensor trunk_, normalized_, values_;
+  at::Tensor trunk_, normalized_, values_, entropy_;
+  at::Tensor unit_gradient_;  ///< [n,H] of the sum of -values; undefined where the head is trained.
 };
 
 }  // namespace heddle::objective

@@ -55,6 +55,20 @@ std::vector<std::int64_t> LocalBatch::sequences_of_tokens() const {
   return sequences;
 }
 
+std::vector<std::int64_t> LocalBatch::places_of_tokens() const {
+  std::vector<std::int64_t> places;
+  const auto add = [&](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t t = begin; t < end; ++t) places.push_back(t);
+  };
+  if (!context) {
+    add(0, host.size());
+    return places;
+  }
+  const ops::ContextPlan& plan = context->plan;
+  for (const std::int64_t j : plan.held(plan.rank())) add(plan.begin(j), plan.end(j));
+  return places;
+}
+
 std::int64_t largest_micro_batch(const Model& model, std::span<const data::Batch> batches) {
   std::int64_t largest = 0;
   for (const data::Batch& batch : batches)

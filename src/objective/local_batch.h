@@ -14,7 +14,7 @@ namespace heddle::objective {
 
 using models::Model;
 
-/// What this rank does of a micro-batch that all ranks along cp read.
+/// This rank's share of a micro-batch that all ranks along cp read.
 struct LocalBatch {
   /// `set`: the adapters of all its rows; null: the base model. `dropout_step`, from 1: draws what
   /// they drop in it, if they drop anything.
@@ -22,7 +22,7 @@ struct LocalBatch {
              std::uint64_t dropout_step = 0);
 
   data::Batch host;                                     ///< The rank's tokens, or all.
-  data::Batch device;                                   ///< The same on the model's device.
+  data::Batch device;                                   ///< The batch on the model's device.
   std::shared_ptr<const ops::ContextParallel> context;  ///< Null if the rank has all tokens.
   std::vector<nn::AdaptedRows> adapters;                ///< See nn::Pass.
 
@@ -33,6 +33,8 @@ struct LocalBatch {
   std::vector<std::int64_t> sequences_ending_here() const;
   /// The number in the whole batch of the sequence that each of the rank's tokens belongs to.
   std::vector<std::int64_t> sequences_of_tokens() const;
+  /// The place in the whole batch of each of the rank's tokens.
+  std::vector<std::int64_t> places_of_tokens() const;
 
  private:
   std::int64_t whole_sequences_;  ///< Real ones of the whole batch.

@@ -49,7 +49,7 @@ LossRows::LossRows(const Model& model, const data::Batch& batch, double gradient
   total = static_cast<std::int64_t>(kept.size());
 
   const comm::Group& group = model.tensor_group();
-  // Those of `kept` that lie in a rank's rows, and those that it takes to the head.
+  // Counts the `kept` rows that lie in a rank's rows, and those that it takes to the head.
   const auto held_by = [&](std::int64_t rank) {
     const ops::Rows rows = ops::rows_of_member(batch.size(), rank, group);
     const auto place = [&](std::int64_t row) {

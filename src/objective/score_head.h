@@ -4,13 +4,13 @@
 
 namespace heddle::objective {
 
-/// What `score` is asked for.
+/// Request to `score`.
 struct ScoreRequest {
   bool normalize_embedding = true;
-  bool entropy = false;  ///< Of a language model.
+  bool entropy = false;  ///< For a language model only.
 };
 
-/// What `score` reports of one micro-batch on one rank, without gradients.
+/// Report of `score` on one micro-batch on one rank, without gradients.
 struct ScoreResult {
   at::Tensor logprobs;  ///< Language model: [T/tp] of labels[t] given the tokens up to t; 0 where
                         ///< there is no label.

@@ -33,7 +33,7 @@ bool needs_gradient(const Tensors& inputs);
 /// must be fresh tensors of a floating dtype or undefined. `name` appears in profiles and errors.
 Tensors with_gradient(const char* name, const Tensors& inputs, Tensors outputs, Backward backward);
 
-/// The same storage without history; undefined stays undefined.
+/// A tensor on the storage of `tensor` without history; undefined stays undefined.
 at::Tensor detached(const at::Tensor& tensor);
 
 /// Turns gradient recording off for its life.

@@ -5,6 +5,8 @@ namespace heddle::ops {
 const Registry& builtin_registry() {
   static const Registry registry = [] {
     Registry made;
+    register_cuda(made);
+    register_ascend(made);
     register_gated_delta_net(made);
     register_causal_conv1d(made);
     register_embedding(made);

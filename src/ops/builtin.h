@@ -2,10 +2,14 @@
 
 #include "ops/registry.h"
 
-/// Each operator's folder defines the function that adds its kernels; builtin_registry() calls them
-/// all.
+/// The functions that fill builtin_registry().
 namespace heddle::ops {
 
+// The kernels of one platform: all of them, or, in a build without its back end, none.
+void register_cuda(Registry& registry);    ///< cuda/, or stub/cuda.cpp
+void register_ascend(Registry& registry);  ///< npu/, for the simulated device too
+
+// The kernels of one operator that every build has: those of the CPU, and the reference.
 void register_gated_delta_net(Registry& registry);  ///< gated_delta_rule, gdn_gates, gated_rms_norm
 void register_causal_conv1d(Registry& registry);
 void register_embedding(Registry& registry);

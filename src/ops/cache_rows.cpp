@@ -4,10 +4,8 @@
 #include <utility>
 
 #include <ATen/ops/zeros.h>
-#include <fmt/format.h>
 
 #include "device/upload.h"
-#include "ops/compute_type.h"
 
 namespace heddle::ops {
 
@@ -77,19 +75,6 @@ void CacheRows::append_places(std::size_t b, std::int64_t first, std::int64_t co
     const std::int64_t page = pages_host[b][static_cast<std::size_t>(t / page_tokens)];
     places.push_back(page * page_tokens + t % page_tokens);
   }
-}
-
-KernelInfo decode_reference_info(const char* pieces) {
-  return {.op = "",
-          .name = "reference",
-          .device = {},
-          .dtypes = reference_dtypes(),
-          .is_reference = true,
-          .refuse = {},
-          .on_chip_bytes = {},
-          .slowed_by = [pieces](const Dims&) -> std::optional<std::string> {
-            return fmt::format("no kernel of its own decodes here, {} runs instead", pieces);
-          }};
 }
 
 }  // namespace heddle::ops

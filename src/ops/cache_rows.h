@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -18,8 +19,8 @@ struct CacheRows {
   /// [B,P] int32 there: page p of sequence b holds the keys and values of its tokens from p times
   /// the tokens of a page on. Undefined for caches of recurrent states alone.
   at::Tensor pages;
-  std::vector<std::int64_t> slots_host, lengths_host;    ///< The same numbers.
-  std::vector<std::vector<std::int32_t>> pages_host;     ///< Without what fills rows up to P.
+  std::vector<std::int64_t> slots_host, lengths_host;  ///< Host copies of the numbers.
+  std::vector<std::vector<std::int32_t>> pages_host;   ///< Without what fills rows up to P.
   std::int64_t longest = 0;                            ///< No length is above it.
 
   std::int64_t count() const { return slots.defined() ? slots.size(0) : 0; }
@@ -41,8 +42,13 @@ struct CacheRows {
                      std::int64_t page_tokens, std::vector<std::int64_t>& places) const;
 };
 
-/// What the registry is told of the reference of a decoding operator. `pieces` is how it runs, for
-/// the warning that generation is slow with it.
-KernelInfo decode_reference_info(const char* pieces);
+/// Rules of the reference of a decoding operator: a warning that generation is slow with it.
+/// `pieces`: how it runs.
+template <class Dims>
+KernelRules<Dims> decode_reference_rules(const std::string& pieces) {
+  return {.warnings = [pieces](const Dims&) -> std::vector<std::string> {
+    return {"no kernel of its own decodes here, " + pieces + " runs instead"};
+  }};
+}
 
 }  // namespace heddle::ops

@@ -22,7 +22,7 @@ struct Rows {
 inline std::int64_t real_rows(const Rows& rows, std::int64_t real) {
   return std::clamp<std::int64_t>(real - rows.first, 0, rows.count);
 }
-/// Those of member `rank` where every member has as many of `total`. TORCH_CHECKs that the size
+/// Rows of member `rank` where every member has as many of `total`. TORCH_CHECKs that the size
 /// divides it.
 Rows rows_of_member(std::int64_t total, std::int64_t rank, const comm::Group& group);
 inline Rows own_rows(std::int64_t total, const comm::Group& group) {
@@ -52,7 +52,7 @@ class RowExchange {
   at::Tensor wait();
 
  private:
-  /// What is under way, forward or backward.
+  /// An exchange under way, forward or backward.
   struct Travel {
     comm::Pending pending;
     at::Tensor sent, received;

@@ -26,7 +26,7 @@ inline std::vector<c10::ScalarType> reference_dtypes() {
           c10::ScalarType::Double};
 }
 
-/// The same order in the CPU kernels' tables of vector functions.
+/// Index of a dtype in the CPU kernels' tables of vector functions.
 enum CpuElement : int { kCpuFloat = 0, kCpuBFloat16 = 1, kCpuDouble = 2 };
 
 inline int cpu_element(const at::Tensor& tensor) {

@@ -43,7 +43,7 @@ template <>
 struct Lane<BFloat16> {
   using Compute = float;
 };
-/// What values of T are computed in.
+/// Type in which values of T are computed.
 template <class T>
 using Compute = typename Lane<T>::Compute;
 

@@ -6,93 +6,157 @@
 
 #include "base/errors.h"
 #include "base/text.h"
+#include "ops/compute_type.h"
 
 namespace heddle::ops {
+
+KernelInfo KernelInfo::reference() {
+  return {.name = "reference", .platforms = {}, .dtypes = reference_dtypes(), .is_reference = true};
+}
+
+KernelInfo KernelInfo::cpu(std::string name) {
+  return {.name = std::move(name), .platforms = {Platform::kCpu}, .dtypes = cpu_kernel_dtypes()};
+}
+
+KernelInfo KernelInfo::cuda(std::string name, std::vector<c10::ScalarType> dtypes) {
+  return {.name = std::move(name), .platforms = {Platform::kCuda}, .dtypes = std::move(dtypes)};
+}
+
+KernelInfo KernelInfo::ascend(std::string name, std::vector<c10::ScalarType> dtypes) {
+  return {.name = std::move(name),
+          .platforms = {Platform::kAscend, Platform::kSim},
+          .dtypes = std::move(dtypes)};
+}
+
 namespace {
 
-std::optional<std::string> why_not(const KernelInfo& info, c10::ScalarType dtype,
-                                   const OpRequest& request, const KernelPolicy& policy) {
-  if (std::find(info.dtypes.begin(), info.dtypes.end(), dtype) == info.dtypes.end()) {
-    return fmt::format("does not take {}", c10::toString(dtype));
+bool is_accelerator(Platform platform) {
+  return platform != Platform::kCpu && platform != Platform::kShapes;
+}
+
+bool runs_on(const KernelInfo& info, Platform platform) {
+  return info.platforms.empty() ||
+         std::ranges::find(info.platforms, platform) != info.platforms.end();
+}
+
+/// The conditions that one table is chosen for.
+struct Chooser {
+  const Registry& registry;
+  const Target& target;
+  c10::ScalarType dtype;
+  const KernelPolicy& policy;
+
+  std::optional<std::string> why_not(const Registry::Entry& entry, c10::ScalarType wanted,
+                                     const OpRequest& request) const;
+  KernelTable::Choice choose(const OpRequest& request, const Registry::Entry*& chosen) const;
+  [[noreturn]] void nothing_fits(const OpRequest& request, const std::string* named,
+                                 const std::vector<std::string>& known,
+                                 const std::vector<std::string>& refused) const;
+  void require_fast(const OpRequest& request, const KernelTable::Choice& choice) const;
+};
+
+std::optional<std::string> Chooser::why_not(const Registry::Entry& entry, c10::ScalarType wanted,
+                                            const OpRequest& request) const {
+  const KernelInfo& info = entry.info;
+  if (info.only_for && *info.only_for != request.use) {
+    return fmt::format("is for {} alone",
+                       *info.only_for == Use::kTraining ? "training" : "generation");
   }
-  for (const Dims& dims : request.dims) {
-    if (info.refuse) {
-      if (auto reason = info.refuse(dims)) return reason;
-    }
-    if (info.on_chip_bytes && policy.on_chip_limit_bytes > 0) {
-      const std::int64_t needed = info.on_chip_bytes(dims);
-      if (needed > policy.on_chip_limit_bytes) {
-        return fmt::format("needs {} bytes of on-chip memory, the device has {}", needed,
-                           policy.on_chip_limit_bytes);
-      }
+  if (std::ranges::find(info.dtypes, wanted) == info.dtypes.end())
+    return fmt::format("does not take {}", c10::toString(wanted));
+  if (info.refuse_device) {
+    if (auto reason = info.refuse_device(target)) return reason;
+  }
+  if (entry.rules.refuse) {
+    if (auto reason = entry.rules.refuse(request.dims)) return reason;
+  }
+  if (entry.rules.on_chip_bytes && target.on_chip_bytes > 0) {
+    const std::int64_t needed = entry.rules.on_chip_bytes(request.dims);
+    if (needed > target.on_chip_bytes) {
+      return fmt::format("needs {} bytes of on-chip memory, the device has {}", needed,
+                         target.on_chip_bytes);
     }
   }
   return std::nullopt;
 }
 
+void Chooser::nothing_fits(const OpRequest& request, const std::string* named,
+                           const std::vector<std::string>& known,
+                           const std::vector<std::string>& refused) const {
+  const std::string found =
+      fmt::format("{} in {}; kernels of this build: {}; refused: {}", to_string(target.platform),
+                  c10::toString(dtype), known.empty() ? "none" : text::join(known, ", "),
+                  refused.empty() ? "none" : text::join(refused, "; "));
+  if (named == nullptr) throw_error<DeviceError>("no kernel for {} on {}", request.op, found);
+  throw_error<ConfigError>("kernels.{}: no kernel '{}' that fits on {}", request.op, *named, found);
+}
+
+void Chooser::require_fast(const OpRequest& request, const KernelTable::Choice& choice) const {
+  if (policy.allow_fallback || !is_accelerator(target.platform)) return;
+  bool faster_exists = false, half_fits = false;
+  for (const Registry::Entry& entry : registry.entries()) {
+    if (entry.info.op != request.op || entry.info.is_reference || entry.info.only_by_name ||
+        !runs_on(entry.info, target.platform))
+      continue;
+    faster_exists = true;
+    half_fits = half_fits || (dtype != at::kBFloat16 && !why_not(entry, at::kBFloat16, request));
+  }
+  if (!faster_exists) return;
+  throw_error<DeviceError>(
+      "{}: only the slow reference kernel fits on {} ({}); set {}kernels.fallback=allow to run "
+      "with it",
+      request.op, to_string(target.platform), text::join(choice.refused, "; "),
+      half_fits ? "model.dtype=bfloat16 (--dtype), or " : "");
+}
+
+KernelTable::Choice Chooser::choose(const OpRequest& request,
+                                    const Registry::Entry*& chosen) const {
+  KernelTable::Choice choice{request.op, "", false, {}, {}};
+  const auto by_user = policy.named.find(request.op);
+  const std::string* named = by_user == policy.named.end() ? nullptr : &by_user->second;
+  std::vector<std::string> known;
+  for (const bool reference_pass : {false, true}) {
+    for (const Registry::Entry& entry : registry.entries()) {
+      const KernelInfo& info = entry.info;
+      if (info.op != request.op || info.is_reference != reference_pass ||
+          !runs_on(info, target.platform))
+        continue;
+      known.push_back(info.name);
+      if (chosen != nullptr) continue;
+      if (named != nullptr ? *named != info.name : info.only_by_name) continue;
+      // A kernel for another use is no faster kernel that was missed.
+      if (named == nullptr && info.only_for && *info.only_for != request.use) continue;
+      if (const auto reason = why_not(entry, dtype, request)) {
+        choice.refused.push_back(fmt::format("{}: {}", info.name, *reason));
+      } else {
+        chosen = &entry;
+      }
+    }
+  }
+  if (chosen == nullptr) nothing_fits(request, named, known, choice.refused);
+  choice.kernel = chosen->info.name;
+  choice.is_reference = chosen->info.is_reference;
+  if (chosen->rules.warnings) choice.warnings = chosen->rules.warnings(request.dims);
+  if (choice.is_reference && named == nullptr) require_fast(request, choice);
+  return choice;
+}
+
 }  // namespace
 
-KernelTable KernelTable::choose(const Registry& registry, c10::DeviceType device,
+KernelTable KernelTable::choose(const Registry& registry, const Target& target,
                                 c10::ScalarType dtype, const std::vector<OpRequest>& requests,
                                 const KernelPolicy& policy) {
-  KernelTable table;
-  for (const auto& [op, kernel] : policy.chosen_by_user) {
-    const bool requested =
-        std::any_of(requests.begin(), requests.end(),
-                    [&, &name = op](const OpRequest& r) { return r.op == name; });
+  for (const auto& [op, kernel] : policy.named) {
+    const bool requested = std::ranges::any_of(
+        requests, [&, &name = op](const OpRequest& request) { return request.op == name; });
     if (!requested) throw_error<ConfigError>("kernels.{}: this model has no such operator", op);
   }
+  const Chooser chooser{registry, target, dtype, policy};
+  KernelTable table;
   for (const OpRequest& request : requests) {
-    Choice choice{request.op, "", false, {}, {}};
-    const auto by_user = policy.chosen_by_user.find(request.op);
     const Registry::Entry* chosen = nullptr;
-    std::vector<std::string> known;
-    bool faster_exists = false, wants_half = false;
-    for (const bool reference_pass : {false, true}) {
-      for (const Registry::Entry& entry : registry.entries()) {
-        const KernelInfo& info = entry.info;
-        if (info.op != request.op || info.is_reference != reference_pass) continue;
-        if (info.device && *info.device != device) continue;
-        known.push_back(info.name);
-        faster_exists = faster_exists || !info.is_reference;
-        if (chosen != nullptr) continue;
-        if (by_user != policy.chosen_by_user.end() && by_user->second != info.name) continue;
-        if (const auto reason = why_not(info, dtype, request, policy)) {
-          choice.refused.push_back(fmt::format("{}: {}", info.name, *reason));
-          wants_half = wants_half ||
-                       (dtype != at::kBFloat16 && !why_not(info, at::kBFloat16, request, policy));
-        } else {
-          chosen = &entry;
-        }
-      }
-    }
-    if (chosen == nullptr) {
-      const std::string found = fmt::format(
-          "{} in {}; kernels of this build: {}; refused: {}", c10::DeviceTypeName(device, true),
-          c10::toString(dtype), known.empty() ? "none" : text::join(known, ", "),
-          choice.refused.empty() ? "none" : text::join(choice.refused, "; "));
-      if (by_user == policy.chosen_by_user.end())
-        throw_error<DeviceError>("no kernel for {} on {}", request.op, found);
-      throw_error<ConfigError>("kernels.{}: no kernel '{}' that fits on {}", request.op,
-                               by_user->second, found);
-    }
-    choice.kernel = chosen->info.name;
-    choice.is_reference = chosen->info.is_reference;
-    if (chosen->info.slowed_by) {
-      for (const Dims& dims : request.dims) {
-        if (const auto reason = chosen->info.slowed_by(dims)) choice.slowed_by.push_back(*reason);
-      }
-    }
-    if (choice.is_reference && faster_exists && device != c10::DeviceType::CPU &&
-        !policy.allow_fallback && by_user == policy.chosen_by_user.end()) {
-      throw_error<DeviceError>(
-          "{}: only the slow reference kernel fits on {} ({}); set {}kernels.fallback=allow to run "
-          "with it",
-          request.op, c10::DeviceTypeName(device, true), text::join(choice.refused, "; "),
-          wants_half ? "model.dtype=bfloat16 (--dtype), or " : "");
-    }
+    table.choices_.push_back(chooser.choose(request, chosen));
     table.functions_[request.op] = chosen->functions;
-    table.choices_.push_back(std::move(choice));
   }
   return table;
 }
@@ -104,17 +168,15 @@ std::vector<std::string> KernelTable::lines() const {
   return lines;
 }
 
-std::vector<std::string> KernelTable::losses() const {
+std::vector<std::string> KernelTable::warnings() const {
   std::vector<std::string> lines;
   for (const Choice& choice : choices_) {
     if (!choice.refused.empty()) {
       lines.push_back(fmt::format("{} runs {}: no faster kernel fits ({})", choice.op,
                                   choice.kernel, text::join(choice.refused, "; ")));
     }
-    if (!choice.slowed_by.empty()) {
-      lines.push_back(fmt::format("{} runs {} slower than it could: {}", choice.op, choice.kernel,
-                                  text::join(choice.slowed_by, "; ")));
-    }
+    for (const std::string& warning : choice.warnings)
+      lines.push_back(fmt::format("{} runs {}: {}", choice.op, choice.kernel, warning));
   }
   return lines;
 }

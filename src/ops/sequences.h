@@ -13,7 +13,7 @@ namespace heddle::ops {
 struct Sequences {
   at::Tensor cu_seqlens;  ///< [S+1] int32 on the device of the activations; first 0, last T,
                           ///< non-decreasing.
-  std::vector<std::int32_t> cu_seqlens_host;  ///< The same numbers.
+  std::vector<std::int32_t> cu_seqlens_host;  ///< Host copies of the numbers.
   std::int64_t max_seqlen = 0;
 
   std::int64_t count() const { return static_cast<std::int64_t>(cu_seqlens_host.size()) - 1; }

@@ -59,7 +59,7 @@ static inline float exp_of(float x) {
   return x < -87.3f ? 0.0f : scaled;
 }
 
-/// The same in double, degree 13, 0 below -708.
+/// The exponential in double, degree 13, 0 below -708.
 static inline double exp_of(double x) {
   constexpr double kMagic = 6755399441055744.0;  // 1.5 * 2^52
   const double low = x < -708.0 ? -708.0 : x;

@@ -20,6 +20,12 @@ void add_up(at::Tensor& sum, const at::Tensor& value) {
 
 }  // namespace
 
+bool BlockEntry::is_trained() const {
+  return takes_adapters ||
+         std::any_of(parameters.begin(), parameters.end(),
+                     [](const nn::Parameter* parameter) { return parameter->trainable(); });
+}
+
 BlockRunner::BlockRunner(std::vector<BlockEntry> blocks, BlockRunnerOptions options)
     : blocks_(std::move(blocks)),
       options_(std::move(options)),
@@ -84,10 +90,7 @@ at::Tensor BlockRunner::forward(const at::Tensor& hidden, const nn::Pass& pass,
   bool differentiates = wants_input_gradient;
   at::Tensor current = ops::detached(hidden);
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
-    differentiates =
-        differentiates ||
-        std::any_of(blocks_[i].parameters.begin(), blocks_[i].parameters.end(),
-                    [](const nn::Parameter* parameter) { return parameter->trainable(); });
+    differentiates = differentiates || blocks_[i].is_trained();
     acquire(i);
     if (i + 1 < blocks_.size()) {
       prefetch(i + 1);
@@ -128,7 +131,7 @@ at::Tensor BlockRunner::forward(const at::Tensor& hidden, const nn::Pass& pass,
 
 void BlockRunner::offload_newest(Tape& tape) {
   if (!offload_ || tape.islands.empty() || !tape.islands.back().input.on_device.defined()) return;
-  // What has run since has covered the copy of the one before.
+  // Work that has run since has covered the copy of the one before.
   if (tape.sent) offload_->release(tape.islands[*tape.sent].input);
   offload_->send(tape.islands.back().input);
   tape.sent = tape.islands.size() - 1;

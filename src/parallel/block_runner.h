@@ -18,7 +18,11 @@ namespace heddle::parallel {
 struct BlockEntry {
   nn::Block* block;
   std::vector<nn::Parameter*> parameters;
-  std::size_t unit = 0;  ///< Of the sharding, if there is one.
+  std::size_t unit = 0;  ///< Unit of the sharding, if there is one.
+  /// Sets of adapters that are not known here may change it, so its backward always runs.
+  bool takes_adapters = false;
+
+  bool is_trained() const;
 };
 
 /// Units of the sharding that are wanted around the blocks: `before` them on the way to the next
@@ -31,7 +35,7 @@ struct EndUnits {
 inline constexpr std::int64_t kOffloadedInputsOnDevice = 3;
 
 struct BlockRunnerOptions {
-  Recompute recompute = Recompute::kOff;  ///< Of every block; see BlockRunner::set_recompute.
+  Recompute recompute = Recompute::kOff;  ///< For every block; see BlockRunner::set_recompute.
   Sharding* sharding = nullptr;  ///< Gives each block its parameters while it runs; may be null.
   /// From this device the inputs of what runs again go to the memory of the host.
   std::optional<c10::Device> offload_from = {};
@@ -46,13 +50,13 @@ class BlockRunner {
   explicit BlockRunner(std::vector<BlockEntry> blocks, BlockRunnerOptions options = {});
   std::size_t size() const { return blocks_.size(); }
 
-  /// What runs again of each block; between steps, when no pass is under way.
+  /// Sets what runs again of each block; between steps, when no pass is under way.
   void set_recompute(std::vector<Recompute> by_block);
   /// Measures while all blocks are recomputed in full; null: no longer. `first_layer`: the number
   /// of block 0 for the probe.
   void set_probe(RecomputeProbe* probe, std::int64_t first_layer);
 
-  /// What one micro-batch leaves for its backward; several may be in flight.
+  /// Memory of one micro-batch for its backward; several may be in flight.
   class Tape {
    public:
     /// Sum of the blocks' auxiliary losses, undefined if there are none; of pooled ones see
@@ -63,7 +67,7 @@ class BlockRunner {
     /// recomputation takes them again. Given before the forward, they are taken there too (router
     /// replay).
     std::vector<at::Tensor> experts;
-    /// What a unit of the auxiliary loss weighs in each entry of `auxiliary_loss`; undefined: 1.
+    /// Weight of a unit of the auxiliary loss in each entry of `auxiliary_loss`; undefined: 1.
     at::Tensor auxiliary_gradient;
 
    private:
@@ -76,7 +80,7 @@ class BlockRunner {
     /// Stages of one block whose graphs are kept or made again together.
     struct Island {
       std::size_t block = 0, first_stage = 0, stages = 1;
-      KeptActivation input;       ///< Of the first stage, detached; none where graphs are kept.
+      KeptActivation input;       ///< Input of the first stage, detached; none where graphs stay.
       std::vector<Graph> graphs;  ///< By stage; none yet if they are made again.
     };
     nn::Pass pass;

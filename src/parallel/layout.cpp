@@ -19,7 +19,7 @@ void add(Counts& counts, const std::string& name, std::int64_t count) {
   if (std::find(counts.begin(), counts.end(), known) == counts.end()) counts.push_back(known);
 }
 
-/// What the ranks along tp must divide. Key/value heads that divide them are repeated.
+/// Counts that the ranks along tp must divide. Key/value heads that divide them are repeated.
 Counts divided_by_tp(const models::Config& model, std::int64_t tp) {
   Counts counts;
   for (const models::LayerShape& layer : model.layers) {
@@ -33,8 +33,8 @@ Counts divided_by_tp(const models::Config& model, std::int64_t tp) {
   return counts;
 }
 
-/// What the ranks along tp and cp together must divide when heads move to ranks; key/value heads
-/// are repeated where they are too few.
+/// Counts that the ranks along tp and cp together must divide when heads move to ranks; key/value
+/// heads are repeated where they are too few.
 Counts divided_by_ulysses(const models::Config& model) {
   Counts counts;
   for (const models::LayerShape& layer : model.layers) {

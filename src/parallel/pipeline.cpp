@@ -67,10 +67,7 @@ Pipeline::Pipeline(const comm::Mesh& mesh, const StagePlan& plan,
     const auto [first, last] = plan_.layers[number];
     const std::vector<BlockEntry> own(blocks.begin() + first, blocks.begin() + last);
     const bool is_trained_before = is_trained;
-    for (const BlockEntry& block : own) {
-      is_trained = is_trained || std::any_of(block.parameters.begin(), block.parameters.end(),
-                                             [](const nn::Parameter* p) { return p->trainable(); });
-    }
+    for (const BlockEntry& block : own) is_trained = is_trained || block.is_trained();
     if (number % plan_.ranks != hidden_.rank()) continue;
     const bool is_last = number + 1 == plan_.stages();
     BlockRunnerOptions own_options = options;
@@ -158,7 +155,7 @@ void Pipeline::drop_arrived(const PipelineAction& action) {
     const int of = tag(message.micro_batch, stages_[message.chunk].number);
     std::erase_if(sent_, [&](Sent& sent) {
       if (sent.is_gradient != message.is_gradient || sent.tag != of) return false;
-      // Of a device this lets the stream wait, behind which its memory is used again.
+      // On a device the stream waits, after which its memory is used again.
       sent.pending.wait();
       return true;
     });

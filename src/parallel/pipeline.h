@@ -11,11 +11,11 @@
 
 namespace heddle::parallel {
 
-/// Which layers each stage of the pipeline has: stage c * ranks + p is chunk c of rank p. The first
+/// Layers of each stage of the pipeline: stage c * ranks + p is chunk c of rank p. The first
 /// has the embedding besides, the last final norm and head.
 struct StagePlan {
   std::int64_t ranks = 1, chunks = 1;
-  std::vector<std::pair<std::int64_t, std::int64_t>> layers;  ///< [stage] first and behind the last
+  std::vector<std::pair<std::int64_t, std::int64_t>> layers;  ///< [stage] first and after the last
 
   std::int64_t stages() const { return ranks * chunks; }
   /// The layers of a rank, chunk by chunk.
@@ -38,7 +38,7 @@ class Pipeline {
     std::int64_t number, first_layer;
     bool is_first, is_last;
     bool sends_gradient;  ///< Something before it is trained.
-    bool has_backward;    ///< Something in it, before it or behind the last stage is trained.
+    bool has_backward;    ///< Something in it, before it or after the last stage is trained.
     BlockRunner runner;
   };
 
@@ -46,7 +46,7 @@ class Pipeline {
   /// The stages' runners have `options`, but for the ends that other ranks hold.
   Pipeline(const comm::Mesh& mesh, const StagePlan& plan, const std::vector<BlockEntry>& blocks,
            bool embedding_trained, const BlockRunnerOptions& options);
-  /// Of one rank.
+  /// A pipeline of one rank.
   Pipeline(const std::vector<BlockEntry>& blocks, bool embedding_trained,
            const BlockRunnerOptions& options = {})
       : Pipeline(comm::Mesh::single(), {1, 1, {{0, static_cast<std::int64_t>(blocks.size())}}},
@@ -69,15 +69,15 @@ class Pipeline {
 
   // Hidden states go to the next stage, their gradients to the one before. A send does not wait,
   // and keeps its tensor until finish_sends(), which waits and is due before the next step, or
-  // until drop_arrived() behind an action of the step: without it a step would keep as many tensors
+  // until drop_arrived() after an action of the step: without it a step would keep as many tensors
   // as it has micro-batches.
   void send_hidden(const Stage& stage, std::int64_t micro_batch, const at::Tensor& hidden);
-  /// Those of the stage before, of these sizes and options ([T/tp,H]). Waits; throws CommError at
-  /// the deadline.
+  /// Receives the stage before's hidden states of these sizes and options ([T/tp,H]). Waits;
+  /// CommError at the deadline.
   at::Tensor receive_hidden(const Stage& stage, std::int64_t micro_batch, at::IntArrayRef sizes,
                             at::TensorOptions options);
   void send_gradient(const Stage& stage, std::int64_t micro_batch, const at::Tensor& gradient);
-  /// Of what this stage sent, from the stage behind it; as receive_hidden.
+  /// Receives the gradient of what this stage sent, from the stage after it; as receive_hidden.
   at::Tensor receive_gradient(const Stage& stage, std::int64_t micro_batch, at::IntArrayRef sizes,
                               at::TensorOptions options);
   /// Lets go of what has arrived by the end of this action. There is nothing to wait for, except

@@ -135,7 +135,7 @@ class Arrivals {
  private:
   struct UnderWay {
     PipelineMessage message;
-    std::int64_t receiver, place;  ///< Which of the receiver's actions receives it.
+    std::int64_t receiver, place;  ///< Index of the receiver's action that receives it.
   };
 
   void fill(std::int64_t rank) {

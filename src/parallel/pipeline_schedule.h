@@ -7,20 +7,20 @@
 
 namespace heddle::parallel {
 
-/// What a stage gives a neighbour of a micro-batch: the hidden states of its forward, or the
-/// gradients of its backward.
+/// Tensors of a micro-batch that a stage gives a neighbour: the hidden states of its forward, or
+/// the gradients of its backward.
 struct PipelineMessage {
   bool is_gradient;
   std::int64_t micro_batch, chunk;  ///< Chunk of the rank that sends.
   bool operator==(const PipelineMessage&) const = default;
 };
 
-/// What a rank of the pipeline does at one time.
+/// Work of a rank of the pipeline at one time.
 struct PipelineAction {
   bool is_backward;
   std::int64_t micro_batch, chunk;
   std::int64_t begin, end;  ///< Where a forward takes 1 and a backward 2 units of time.
-  /// What this rank has sent that has certainly arrived when the action ends and that no action
+  /// Messages of this rank that have certainly arrived when the action ends and that no action
   /// before told of: the neighbour received it before it sent what this action receives.
   std::vector<PipelineMessage> arrived = {};
 };

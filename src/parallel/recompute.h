@@ -11,16 +11,16 @@
 
 namespace heddle::parallel {
 
-/// What of a block's forward runs again in its backward instead of being kept.
+/// Parts of a block's forward that run again in its backward instead of being kept.
 enum class Recompute {
   kOff,          ///< Nothing.
   kElementwise,  ///< Norms, gates: see nn::Pass::recompute_elementwise.
-  kSelective,    ///< These and the MLP, whose activations are the widest.
+  kSelective,    ///< Norms, gates and the MLP, whose activations are the widest.
   kFull,         ///< Everything but the block's input.
 };
 inline constexpr std::size_t kRecomputePolicies = 4;
 
-/// What stages of blocks keep and take, measured in steps in which every block is recomputed in
+/// Memory and time of the stages of blocks, measured in steps in which every block is recomputed in
 /// full: a stage that runs again is there alone between its forward and its backward. Memory is
 /// that of the blocks' device, on which each measured piece is waited for.
 class RecomputeProbe {
@@ -35,7 +35,7 @@ class RecomputeProbe {
     double bytes = 0;  ///< Kept by its graph, with its output.
     double forward_s = 0, backward_s = 0;
   };
-  /// Of one layer, summed over `rows` rows of hidden states.
+  /// Figures of one layer, summed over `rows` rows of hidden states.
   struct Layer {
     double rows = 0;
     double input_bytes = 0;
@@ -46,7 +46,7 @@ class RecomputeProbe {
   /// Use of memory relative to the meter's start, bytes.
   struct Moment {
     std::int64_t peak = 0;
-    std::int64_t lasting = 0;  ///< Of what stays besides inputs: gradients of parameters.
+    std::int64_t lasting = 0;  ///< Bytes that stay besides inputs: gradients of parameters.
   };
 
   bool elementwise() const { return elementwise_; }

@@ -21,7 +21,7 @@ struct Run {
   }
 };
 
-/// Of a parameter of the shape of `value`; `offset` is where it starts in the buffer of a rank.
+/// Run of a parameter of the shape of `value`; `offset` is where it starts in the buffer of a rank.
 Run run_of(const at::Tensor& value, std::int64_t ranks, std::int64_t offset);
 
 /// The shape of `rows` rows of a value.

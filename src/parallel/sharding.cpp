@@ -28,7 +28,7 @@ constexpr std::int64_t kAlone = 1 << 16;
 }  // namespace
 
 /// Parameters of one unit, division and dtype that share a buffer, with this rank's runs.
-struct Sharding::Shelf {
+struct Sharding::RunBuffer {
   const Division* over = nullptr;
   std::vector<nn::Parameter*> parameters;
   std::vector<Run> runs;
@@ -42,9 +42,9 @@ struct Sharding::Shelf {
 };
 
 struct Sharding::Unit {
-  std::vector<Shelf> shelves;
-  std::vector<comm::Pending> gathering;   ///< fill `gathered` of the shelves
-  std::vector<comm::Pending> publishing;  ///< fill `published` of the shelves, or `shard`
+  std::vector<RunBuffer> buffers;
+  std::vector<comm::Pending> gathering;   ///< fill `gathered` of the buffers
+  std::vector<comm::Pending> publishing;  ///< fill `published` of the buffers, or `shard`
   bool is_acquired = false;
 };
 
@@ -86,8 +86,8 @@ const Sharding::Division& Sharding::division_of(Kind kind) const {
 
 void Sharding::add(std::size_t unit, const std::vector<Member>& members, c10::Device device) {
   if (units_.size() <= unit) units_.resize(unit + 1);
-  // 0 is the shelf that small ones share.
-  std::map<std::tuple<Kind, c10::ScalarType, std::size_t>, Shelf> by_kind;
+  // 0 is the buffer that small ones share.
+  std::map<std::tuple<Kind, c10::ScalarType, std::size_t>, RunBuffer> by_kind;
   for (std::size_t i = 0; i < members.size(); ++i) {
     const Member& member = members[i];
     nn::Parameter& parameter = *member.parameter;
@@ -103,43 +103,43 @@ void Sharding::add(std::size_t unit, const std::vector<Member>& members, c10::De
       parameter.allocate(member.dtype, device);
     }
     const std::size_t alone = parameter.value().numel() >= kAlone ? i + 1 : 0;
-    Shelf& shelf = by_kind[{kind, member.dtype, alone}];
-    shelf.over = &over;
-    shelf.parameters.push_back(&parameter);
-    shelf.runs.push_back(run_of(parameter.value(), shelf.over->ranks(), shelf.size));
-    shelf.size += shelf.runs.back().numel();
+    RunBuffer& buffer = by_kind[{kind, member.dtype, alone}];
+    buffer.over = &over;
+    buffer.parameters.push_back(&parameter);
+    buffer.runs.push_back(run_of(parameter.value(), buffer.over->ranks(), buffer.size));
+    buffer.size += buffer.runs.back().numel();
   }
-  for (auto& [kind, shelf] : by_kind) {
-    make_owned(shelf, at::TensorOptions().dtype(std::get<1>(kind)).device(device));
-    units_[unit].shelves.push_back(std::move(shelf));
+  for (auto& [kind, buffer] : by_kind) {
+    make_owned(buffer, at::TensorOptions().dtype(std::get<1>(kind)).device(device));
+    units_[unit].buffers.push_back(std::move(buffer));
   }
 }
 
-void Sharding::make_owned(Shelf& shelf, const at::TensorOptions& options) {
-  if (shelf.over->ranks() == 1) return;  // values are owned whole
-  const comm::Group& replica = shelf.over->replica;
+void Sharding::make_owned(RunBuffer& buffer, const at::TensorOptions& options) {
+  if (buffer.over->ranks() == 1) return;  // values are owned whole
+  const comm::Group& replica = buffer.over->replica;
   // The ends of uneven runs are never written; they are summed and gathered all the same.
-  if (shelf.over->is_gathered()) {
-    shelf.shard = at::zeros({replica.size() * shelf.size}, options);
-    shelf.owned = shelf.shard.narrow(0, replica.rank() * shelf.size, shelf.size);
+  if (buffer.over->is_gathered()) {
+    buffer.shard = at::zeros({replica.size() * buffer.size}, options);
+    buffer.owned = buffer.shard.narrow(0, replica.rank() * buffer.size, buffer.size);
   } else {
-    shelf.owned = at::zeros({shelf.size}, options);
+    buffer.owned = at::zeros({buffer.size}, options);
   }
-  for (std::size_t i = 0; i < shelf.parameters.size(); ++i) {
-    const Run& run = shelf.runs[i];
-    const std::int64_t first = std::min(shelf.over->place() * run.rows, run.whole_rows);
+  for (std::size_t i = 0; i < buffer.parameters.size(); ++i) {
+    const Run& run = buffer.runs[i];
+    const std::int64_t first = std::min(buffer.over->place() * run.rows, run.whole_rows);
     const std::int64_t rows = std::min(run.rows, run.whole_rows - first);
-    shelf.parameters[i]->set_owned(shelf.owned.narrow(0, run.offset, rows * run.row_numel)
-                                       .view(shape_of_rows(shelf.parameters[i]->value(), rows)),
-                                   first);
+    buffer.parameters[i]->set_owned(buffer.owned.narrow(0, run.offset, rows * run.row_numel)
+                                        .view(shape_of_rows(buffer.parameters[i]->value(), rows)),
+                                    first);
   }
 }
 
-void Sharding::gather_into_values(Shelf& shelf, const at::Tensor& runs) {
-  const at::Tensor buffers = runs.view({-1, shelf.size});
-  for (std::size_t i = 0; i < shelf.parameters.size(); ++i) {
-    nn::Parameter& parameter = *shelf.parameters[i];
-    parameter.take_memory(collect_rows(buffers, shelf.runs[i], parameter.value()));
+void Sharding::gather_into_values(RunBuffer& buffer, const at::Tensor& runs) {
+  const at::Tensor by_rank = runs.view({-1, buffer.size});
+  for (std::size_t i = 0; i < buffer.parameters.size(); ++i) {
+    nn::Parameter& parameter = *buffer.parameters[i];
+    parameter.take_memory(collect_rows(by_rank, buffer.runs[i], parameter.value()));
   }
 }
 
@@ -148,20 +148,20 @@ void Sharding::start_publishing(Unit& unit, bool with_frozen) {
     std::vector<at::Tensor> outputs, inputs;
   };
   std::map<std::pair<Kind, c10::ScalarType>, Gather> by_kind;
-  for (Shelf& shelf : unit.shelves) {
-    if (shelf.gathered.defined())
+  for (RunBuffer& buffer : unit.buffers) {
+    if (buffer.gathered.defined())
       throw InternalError("owned rows were written while a gather of the old ones was under way");
-    const std::int64_t replicas = shelf.over->replica.size();
-    if (replicas == 1 || !shelf.owned.defined() || (shelf.is_frozen && !with_frozen)) continue;
-    Gather& gather = by_kind[{kind_of(*shelf.parameters.front()), shelf.owned.scalar_type()}];
-    if (shelf.over->is_gathered()) {
-      shelf.published = shelf.owned.clone();
-      gather.outputs.push_back(shelf.shard);
-      gather.inputs.push_back(shelf.published);
+    const std::int64_t replicas = buffer.over->replica.size();
+    if (replicas == 1 || !buffer.owned.defined() || (buffer.is_frozen && !with_frozen)) continue;
+    Gather& gather = by_kind[{kind_of(*buffer.parameters.front()), buffer.owned.scalar_type()}];
+    if (buffer.over->is_gathered()) {
+      buffer.published = buffer.owned.clone();
+      gather.outputs.push_back(buffer.shard);
+      gather.inputs.push_back(buffer.published);
     } else {
-      shelf.published = at::empty({replicas * shelf.size}, shelf.owned.options());
-      gather.outputs.push_back(shelf.published);
-      gather.inputs.push_back(shelf.owned);
+      buffer.published = at::empty({replicas * buffer.size}, buffer.owned.options());
+      gather.outputs.push_back(buffer.published);
+      gather.inputs.push_back(buffer.owned);
     }
   }
   for (const auto& [kind, gather] : by_kind) {
@@ -173,9 +173,9 @@ void Sharding::start_publishing(Unit& unit, bool with_frozen) {
 void Sharding::finish_publishing(Unit& unit) {
   for (comm::Pending& publishing : unit.publishing) publishing.wait();
   unit.publishing.clear();
-  for (Shelf& shelf : unit.shelves) {
-    const at::Tensor published = std::exchange(shelf.published, {});
-    if (published.defined() && !shelf.over->is_gathered()) gather_into_values(shelf, published);
+  for (RunBuffer& buffer : unit.buffers) {
+    const at::Tensor published = std::exchange(buffer.published, {});
+    if (published.defined() && !buffer.over->is_gathered()) gather_into_values(buffer, published);
   }
 }
 
@@ -191,13 +191,13 @@ void Sharding::publish(bool with_frozen) {
 
 void Sharding::freeze_untrained() {
   for (Unit& unit : units_) {
-    for (Shelf& shelf : unit.shelves) {
-      shelf.is_frozen =
-          std::none_of(shelf.parameters.begin(), shelf.parameters.end(),
+    for (RunBuffer& buffer : unit.buffers) {
+      buffer.is_frozen =
+          std::none_of(buffer.parameters.begin(), buffer.parameters.end(),
                        [](const nn::Parameter* parameter) { return parameter->trainable(); });
-      if (!shelf.is_frozen || shelf.over->is_gathered()) continue;
-      for (nn::Parameter* parameter : shelf.parameters) parameter->set_owned({}, 0);
-      shelf.owned.reset();
+      if (!buffer.is_frozen || buffer.over->is_gathered()) continue;
+      for (nn::Parameter* parameter : buffer.parameters) parameter->set_owned({}, 0);
+      buffer.owned.reset();
     }
   }
 }
@@ -208,13 +208,13 @@ void Sharding::prefetch(std::size_t unit) {
     std::vector<at::Tensor> outputs, inputs;
   };
   std::map<std::pair<Kind, c10::ScalarType>, Gather> by_kind;
-  for (Shelf& shelf : units_[unit].shelves) {
-    if (!shelf.over->is_gathered()) continue;
-    shelf.gathered =
-        at::empty({shelf.over->shard.size() * shelf.shard.numel()}, shelf.shard.options());
-    Gather& gather = by_kind[{kind_of(*shelf.parameters.front()), shelf.shard.scalar_type()}];
-    gather.outputs.push_back(shelf.gathered);
-    gather.inputs.push_back(shelf.shard);
+  for (RunBuffer& buffer : units_[unit].buffers) {
+    if (!buffer.over->is_gathered()) continue;
+    buffer.gathered =
+        at::empty({buffer.over->shard.size() * buffer.shard.numel()}, buffer.shard.options());
+    Gather& gather = by_kind[{kind_of(*buffer.parameters.front()), buffer.shard.scalar_type()}];
+    gather.outputs.push_back(buffer.gathered);
+    gather.inputs.push_back(buffer.shard);
   }
   for (const auto& [kind, gather] : by_kind) {
     units_[unit].gathering.push_back(
@@ -228,10 +228,10 @@ void Sharding::acquire(std::size_t unit) {
   prefetch(unit);
   for (comm::Pending& gathering : units_[unit].gathering) gathering.wait();
   units_[unit].gathering.clear();
-  for (Shelf& shelf : units_[unit].shelves) {
-    if (!shelf.over->is_gathered()) continue;
-    gather_into_values(shelf, shelf.gathered);
-    shelf.gathered.reset();
+  for (RunBuffer& buffer : units_[unit].buffers) {
+    if (!buffer.over->is_gathered()) continue;
+    gather_into_values(buffer, buffer.gathered);
+    buffer.gathered.reset();
   }
   units_[unit].is_acquired = true;
 }
@@ -240,15 +240,15 @@ bool Sharding::is_acquired(std::size_t unit) const { return units_[unit].is_acqu
 
 void Sharding::release(std::size_t unit) {
   if (!units_[unit].is_acquired) return;
-  for (const Shelf& shelf : units_[unit].shelves) {
-    if (!shelf.over->is_gathered()) continue;
-    for (nn::Parameter* parameter : shelf.parameters) parameter->release_memory();
+  for (const RunBuffer& buffer : units_[unit].buffers) {
+    if (!buffer.over->is_gathered()) continue;
+    for (nn::Parameter* parameter : buffer.parameters) parameter->release_memory();
   }
   units_[unit].is_acquired = false;
 }
 
-/// Which part of a parameter this rank has, and how many differ, where ranks along tp share parts;
-/// else 0 of 1.
+/// Index of this rank's part of a parameter, and the number of parts, where ranks along tp share
+/// parts; else 0 of 1.
 std::pair<std::int64_t, std::int64_t> Sharding::part_of(const nn::Parameter& parameter) const {
   if (parameter.copies() == 1) return {0, 1};
   return {tensor_group_.rank() / parameter.copies(), tensor_group_.size() / parameter.copies()};
@@ -294,8 +294,8 @@ void Sharding::reduce(std::size_t unit, bool is_last) {
   if (!is_last && summing_ == Summing::kStep) return;
   const ops::NoGradient guard;
   std::map<std::pair<Kind, c10::ScalarType>, std::vector<nn::Parameter*>> by_kind;
-  for (const Shelf& shelf : units_[unit].shelves) {
-    for (nn::Parameter* parameter : shelf.parameters) {
+  for (const RunBuffer& buffer : units_[unit].buffers) {
+    for (nn::Parameter* parameter : buffer.parameters) {
       if (parameter->trainable())
         by_kind[{kind_of(*parameter), parameter->gradient_dtype()}].push_back(parameter);
     }
@@ -304,7 +304,7 @@ void Sharding::reduce(std::size_t unit, bool is_last) {
   for (auto& [kind, parameters] : by_kind) {
     Reduction reduction;
     reduction.over = &division_of(kind.first);
-    // What no rank shares stays, and adds up, where it is.
+    // A gradient that no rank shares stays, and adds up, where it is.
     if (reduction.over->ranks() == 1 && !is_last) continue;
     sum_partial_gradients(parameters);
     if (reduction.over->ranks() == 1) continue;

@@ -27,7 +27,7 @@ namespace heddle::parallel {
 ///                     acquire(), let go by release(); gradients reduce-scattered over the shard
 ///                     ranks, then the replicas
 ///
-/// A unit is a block with its adapters, or what stands before or behind the blocks. Its large
+/// A unit is a block with its adapters, or what stands before or after the blocks. Its large
 /// parameters are gathered into the memory where they are used and summed out of that of their
 /// gradients, the small ones share a buffer; a gather is one collective per dtype all the same.
 /// Whole gradients exist from their unit's backward, or the first of several that add to them,
@@ -42,8 +42,8 @@ class Sharding {
   /// one that hides them.
   static constexpr std::size_t kUnitsUnderWay = 3;
 
-  /// Of the ranks of the mesh; made only if there are several. Collective calls come in the same
-  /// order on all of them.
+  /// Shards over the ranks of the mesh; made only if there are several. Collective calls come in
+  /// equal order on all of them.
   explicit Sharding(const comm::Mesh& mesh, Summing summing = Summing::kStep);
   ~Sharding();
   Sharding(const Sharding&) = delete;
@@ -83,12 +83,12 @@ class Sharding {
     comm::Group shard, replica;
 
     std::int64_t ranks() const { return shard.size() * replica.size(); }
-    /// Of this rank's run.
+    /// Position of this rank's run.
     std::int64_t place() const { return shard.rank() * replica.size() + replica.rank(); }
     /// Values exist while their unit runs.
     bool is_gathered() const { return shard.size() > 1; }
   };
-  struct Shelf;
+  struct RunBuffer;
   struct Unit;
   struct Sum;
   struct Reduction;
@@ -97,8 +97,8 @@ class Sharding {
   enum class Kind { kDense, kExpert, kRowTable };
   Kind kind_of(const nn::Parameter& parameter) const;
   const Division& division_of(Kind kind) const;
-  static void make_owned(Shelf& shelf, const at::TensorOptions& options);
-  static void gather_into_values(Shelf& shelf, const at::Tensor& runs);
+  static void make_owned(RunBuffer& buffer, const at::TensorOptions& options);
+  static void gather_into_values(RunBuffer& buffer, const at::Tensor& runs);
   void start_publishing(Unit& unit, bool with_frozen);
   static void finish_publishing(Unit& unit);
   static void sum_over_replicas(Reduction& reduction);
@@ -116,7 +116,7 @@ class Sharding {
   Division row_tables_;  ///< tp x cp x fsdp and dp, if there is a tp
   std::vector<Unit> units_;
   Summing summing_;
-  std::deque<UnderWay> reductions_;  ///< Of a call of reduce() each, the oldest first.
+  std::deque<UnderWay> reductions_;  ///< One for each call of reduce(), the oldest first.
   /// Sums of this step, in the order of their first arrival.
   std::vector<std::pair<nn::Parameter*, at::Tensor>> sums_;
   std::unordered_map<const nn::Parameter*, std::size_t> place_in_sums_;

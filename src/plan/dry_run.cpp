@@ -28,58 +28,11 @@ namespace {
 
 using comm::Dim;
 
-/// Which rows of one parameter somebody owns, apart by the columns that they span.
-class Coverage {
- public:
-  void add(const nn::Box& box) {
-    std::vector<std::int64_t> columns(box.offset.begin() + 1, box.offset.end());
-    std::int64_t width = 1;
-    for (std::int64_t d = 1; d < box.tensor.dim(); ++d) {
-      columns.push_back(box.tensor.size(d));
-      width *= box.tensor.size(d);
-    }
-    Strip& strip = strips_[columns];
-    strip.width = width;
-    strip.rows.emplace_back(box.offset[0], box.offset[0] + box.tensor.size(0));
-  }
-
-  /// Throws ModelError unless every element is covered once.
-  void check(const std::string& name, const std::vector<std::int64_t>& shape) {
-    std::int64_t row = 1, widths = 0;
-    for (std::size_t d = 1; d < shape.size(); ++d) row *= shape[d];
-    for (auto& [columns, strip] : strips_) {
-      widths += strip.width;
-      std::sort(strip.rows.begin(), strip.rows.end());
-      std::int64_t next = 0;
-      for (const auto& [begin, end] : strip.rows) {
-        if (begin != next) {
-          throw_error<ModelError>("{}: rows {} to {} are owned by {}", name, std::min(begin, next),
-                                  std::max(begin, next) - 1,
-                                  begin > next ? "no rank" : "two ranks");
-        }
-        next = end;
-      }
-      if (next != shape[0]) {
-        throw_error<ModelError>("{}: rows {} to {} are owned by no rank", name, next, shape[0] - 1);
-      }
-    }
-    if (widths != row)
-      throw_error<ModelError>("{}: the ranks own {} of {} columns", name, widths, row);
-  }
-
- private:
-  struct Strip {
-    std::int64_t width = 0;
-    std::vector<std::pair<std::int64_t, std::int64_t>> rows;
-  };
-  std::map<std::vector<std::int64_t>, Strip> strips_;  ///< By offset and sizes beyond the rows.
-};
-
 class DryRun {
  public:
   DryRun(const config::RunConfig& config, const models::Config& model, std::int64_t world)
       : config_(config), model_(model), world_(world) {
-    // Of the kernels only the references run on shapes; which ones a device takes is its start's to
+    // Only the reference kernels run on shapes; which ones a device takes is its start's to
     // say.
     config_.kernels.fallback = config::Fallback::kAllow;
     config_.kernels.choice.clear();
@@ -118,8 +71,8 @@ class DryRun {
       shapes_.emplace(parameter.name(), parameter.global_shape());
       Coverage& coverage = coverages_[parameter.name()];
       if (!parameter.is_held() || parameter.is_copy()) return;
-      for (const nn::Box& box : parameter.boxes(parameter.owned())) {
-        coverage.add(box);
+      for (const Layout::Part& part : parameter.layout().parts) {
+        coverage.add(part.global);
         ++report_.boxes;
       }
     };

@@ -9,7 +9,7 @@
 
 namespace heddle::plan {
 
-/// What the model objects of the fullest rank of one pipeline stage hold, bytes.
+/// Bytes that the model objects of the fullest rank of one pipeline stage hold.
 struct DryRank {
   std::int64_t rank = 0, stage_rank = 0;
   std::int64_t parameters = 0;  ///< Tensors that it holds a part of.
@@ -25,7 +25,7 @@ struct DryRank {
 struct DryRunReport {
   std::string mesh;
   std::int64_t ranks = 0;
-  double elements = 0;          ///< Of the model's parameters, each owned by exactly one rank.
+  double elements = 0;          ///< Elements of the parameters, each owned by exactly one rank.
   std::int64_t boxes = 0;       ///< Slices that the ranks would read.
   std::vector<DryRank> stages;  ///< By rank of the pipeline.
 };

@@ -193,7 +193,7 @@ Memory memory_of(const Layout& layout, std::int64_t stage_rank) {
   Memory memory;
   memory.weights = step.element * (held.dense / shards + held.experts / expert_shards +
                                    held.tables / table_shards);
-  // The block that runs and the next one, or the table before or behind it.
+  // The block that runs and the next one, or the table before or after it.
   const double block_gathered = held.largest_dense_block * (1 - 1 / shards);
   const double table_gathered = held.largest_table * (1 - 1 / table_shards);
   memory.weights += step.element * (block_gathered + std::max(block_gathered, table_gathered));

@@ -18,13 +18,13 @@ struct Layout {
   Layout(const Step& step, const config::RunConfig& config, std::int64_t world);
 
   const Step* step;
-  comm::Mesh mesh;  ///< Of rank 0.
+  comm::Mesh mesh;  ///< The mesh of rank 0.
   parallel::StagePlan stages;
   ops::ContextMethod method;
   config::Recompute recompute;
   bool sums_every_micro_batch;  ///< parallel.sum_gradients.
-  double micro_batches = 0;     ///< Of a data rank in a step.
-  double tokens = 0;            ///< Of a rank in a micro-batch.
+  double micro_batches = 0;     ///< Micro-batches of a data rank in a step.
+  double tokens = 0;            ///< Tokens of a rank in a micro-batch.
 
   double size(comm::Dim dim) const { return static_cast<double>(mesh.size(dim)); }
   /// Ranks that a dense parameter, and an expert's, is sharded over.
@@ -45,7 +45,7 @@ struct Held {
   double dense = 0, experts = 0, tables = 0;  ///< tables: embedding and head.
   double adapters = 0, trained_dense = 0, trained_experts = 0, trained_tables = 0;
   double largest_dense_block = 0, largest_expert_block = 0, largest_table = 0;
-  double gathered_tables = 0;  ///< Of a micro-batch: a tied table on one rank twice.
+  double gathered_tables = 0;  ///< Bytes of a micro-batch: a tied table on one rank twice.
 
   double all() const { return dense + experts + tables; }
 };
@@ -54,7 +54,7 @@ Held held_by(const Layout& layout, std::int64_t stage_rank);
 /// Behind what a transfer can hide: the blocks of all micro-batches, or of the last one.
 enum class Hiding { kNothing, kForward, kBackward, kLastBackward };
 
-/// What one rank receives of one kind in one optimizer step; of several stages the most.
+/// Bytes of one kind that one rank receives in one optimizer step; of several stages the most.
 struct Traffic {
   std::vector<comm::Dim> over;  ///< The ranks it is received from.
   std::string what;

@@ -30,12 +30,12 @@ struct LayoutStage {
 /// A layout worked out without starting it.
 struct LayoutReport {
   std::string mesh;
-  std::vector<LayoutGroup> groups;  ///< Of the dimensions above 1.
+  std::vector<LayoutGroup> groups;  ///< Groups of the dimensions above 1.
   std::vector<std::string> idle;    ///< Ranks without work, see train::idle_ranks().
   double tokens_per_step = 0, micro_batches = 0;
-  /// What the figures below are of: train.recompute or, where that is auto, the fastest policy that
-  /// fits the memory of hardware and train.memory_limit_gib in all layers; full if none does or
-  /// neither is known.
+  /// Policy that the figures below hold for: train.recompute or, where that is auto, the fastest
+  /// policy that fits the memory of hardware and train.memory_limit_gib in all layers; full if none
+  /// does or neither is known.
   config::Recompute recompute = config::Recompute::kOff;
   bool is_recompute_auto = false;
   std::vector<Traffic> traffic;
@@ -46,7 +46,7 @@ struct LayoutReport {
   std::optional<Hardware> hardware;
   std::optional<StepTime> time;  ///< If the hardware is known.
 
-  /// Of the fullest rank.
+  /// Bytes of the fullest rank.
   double peak_bytes() const;
 };
 

@@ -5,6 +5,8 @@
 #include <algorithm>
 
 #include "base/errors.h"
+#include "base/text.h"
+#include "models/flops.h"
 
 namespace heddle::plan {
 namespace {
@@ -28,24 +30,35 @@ class Searcher {
         count_(count) {}
 
   Search run() {
-    for (const std::int64_t tp : divisors(world_)) {
+    const config::ParallelSection& asked = config_.parallel;
+    for (const std::int64_t tp : degrees("tp", asked.tp, world_)) {
       if (tp > hardware_.gpus_per_host || hardware_.gpus_per_host % tp != 0) continue;
-      for (const std::int64_t pp : divisors(world_ / tp)) {
+      for (const std::int64_t pp : degrees("pp", asked.pp, world_ / tp)) {
         if (pp > step_.model.num_hidden_layers()) break;
-        for (const std::int64_t cp : divisors(world_ / tp / pp)) by_data(tp, pp, cp);
+        for (const std::int64_t cp : degrees("cp", asked.cp, world_ / tp / pp)) by_data(tp, pp, cp);
       }
     }
     return std::move(search_);
   }
 
  private:
+  /// The user's degree, if the ranks can be divided so, else every divisor of `ranks`.
+  std::vector<std::int64_t> degrees(const char* key, std::int64_t asked, std::int64_t ranks) const {
+    const bool is_free = asked == 0 || !config_.is_set(fmt::format("parallel.{}", key));
+    if (is_free) return divisors(ranks);
+    return ranks % asked == 0 ? std::vector<std::int64_t>{asked} : std::vector<std::int64_t>{};
+  }
+
   void by_data(std::int64_t tp, std::int64_t pp, std::int64_t cp) {
     const std::int64_t data = world_ / tp / pp / cp;
     // A rank without a row of its own does nothing, and a segment needs tokens.
     if (data > config_.train.global_batch_size ||
         static_cast<double>(2 * cp) > step_.micro_batch_tokens)
       return;
-    for (const std::int64_t fsdp : divisors(data)) {
+    const std::int64_t dp = config_.parallel.dp.value;
+    const bool keeps_dp = dp > 0 && config_.is_set("parallel.dp");
+    for (const std::int64_t fsdp : degrees("fsdp", config_.parallel.fsdp.value, data)) {
+      if (keeps_dp && data / fsdp != dp) continue;
       config::RunConfig config = config_;
       config.parallel.tp = tp;
       config.parallel.pp = pp;
@@ -61,13 +74,17 @@ class Searcher {
 
   std::vector<std::int64_t> expert_degrees() const {
     const nn::MoeDims* moe = step_.model.moe();
-    return moe != nullptr ? divisors(moe->num_experts) : std::vector<std::int64_t>{1};
+    if (moe == nullptr) return {1};
+    return degrees("ep", config_.parallel.ep, moe->num_experts);
   }
 
   void by_recomputation(config::RunConfig& config) {
-    for (const config::Recompute recompute :
-         {config::Recompute::kOff, config::Recompute::kElementwise, config::Recompute::kSelective,
-          config::Recompute::kFull}) {
+    std::vector<config::Recompute> policies = {
+        config::Recompute::kOff, config::Recompute::kElementwise, config::Recompute::kSelective,
+        config::Recompute::kFull};
+    const config::Recompute asked = config_.train.recompute;
+    if (config_.is_set("train.recompute") && asked != config::Recompute::kAuto) policies = {asked};
+    for (const config::Recompute recompute : policies) {
       config.train.recompute = recompute;
       try {
         consider(Layout(step_, config, world_), config);
@@ -87,6 +104,10 @@ class Searcher {
     const bool fits = proposal.peak_bytes <= kUsableMemory * hardware_.memory_gib * (1u << 30);
     if (!fits && !search_.best.empty()) return;
     proposal.tokens_per_s = step_.rows * step_.length / proposal.time.total;
+    const double flops =
+        models::training_flops_per_token(step_.model, step_.length, step_.is_lora ? 2.0 / 3 : 1);
+    proposal.mfu =
+        flops * proposal.tokens_per_s / (1e12 * hardware_.peak_tflops * as_double(world_));
     proposal.settings = settings_of(config);
     if (!fits) {
       if (search_.smallest.empty() || proposal.peak_bytes < search_.smallest[0].peak_bytes)
@@ -126,11 +147,64 @@ class Searcher {
   Search search_;
 };
 
+/// Settings that save memory, the cheapest first, and how a configuration gets them.
+struct Saving {
+  std::vector<std::string> settings;
+  void (*apply)(config::RunConfig&);
+};
+
+constexpr auto kInt8State = [](config::RunConfig& c) {
+  c.optim.state_dtype = config::StateDtype::kInt8;
+};
+constexpr auto kOffloadAll = [](config::RunConfig& c) {
+  c.optim.offload = true;
+  c.train.offload_activations = true;
+};
+
+const std::vector<Saving>& savings() {
+  static const std::vector<Saving> all = {
+      {{"optim.state_dtype=int8"}, kInt8State},
+      {{"optim.offload=true"}, [](config::RunConfig& c) { c.optim.offload = true; }},
+      {{"optim.offload=true", "train.offload_activations=true"}, kOffloadAll},
+      {{"train.method=lora"}, [](config::RunConfig& c) { c.train.method = config::Method::kLora; }},
+  };
+  return all;
+}
+
+std::vector<Proposal> fitting_otherwise(const config::RunConfig& config,
+                                        const models::Config& model, std::int64_t world,
+                                        const Hardware& hardware) {
+  std::vector<Proposal> found;
+  for (const Saving& saving : savings()) {
+    config::RunConfig changed = config;
+    saving.apply(changed);
+    Search search = Searcher(changed, model, world, hardware, 1).run();
+    if (search.best.empty()) continue;
+    Proposal& best = search.best.front();
+    best.settings.insert(best.settings.begin(), saving.settings.begin(), saving.settings.end());
+    found.push_back(std::move(best));
+  }
+  return found;
+}
+
 }  // namespace
 
 Search search_layouts(const config::RunConfig& config, const models::Config& model,
                       std::int64_t world, const Hardware& hardware, std::size_t count) {
-  return Searcher(config, model, world, hardware, count).run();
+  Search search = Searcher(config, model, world, hardware, count).run();
+  if (search.considered == 0) {
+    std::vector<std::string> set;
+    for (const auto& [key, origin] : config.origins) {
+      if (key.starts_with("parallel.") || key == "train.recompute") set.push_back(key);
+    }
+    throw_error<ConfigError>(
+        "no layout of {} ranks on {} with {} a host has work for all of them{}: change the number "
+        "of ranks, or raise train.global_batch_size ({} rows now)",
+        world, hardware.name, hardware.gpus_per_host,
+        set.empty() ? "" : " and keeps " + text::join(set, ", "), config.train.global_batch_size);
+  }
+  if (search.best.empty()) search.otherwise = fitting_otherwise(config, model, world, hardware);
+  return search;
 }
 
 }  // namespace heddle::plan

@@ -17,7 +17,7 @@ at::Tensor index_select(const at::Tensor& x, std::int64_t dim, const at::Tensor&
   return at::empty(shape, x.options());
 }
 
-/// Of a number of rows that the caller knows.
+/// Repeats into a number of rows that the caller knows.
 at::Tensor repeat_interleave(const at::Tensor& repeats, std::optional<std::int64_t> output_size) {
   TORCH_CHECK(output_size.has_value(), "repeat_interleave on shapes needs its output_size");
   return at::empty({*output_size}, repeats.options());

@@ -191,7 +191,7 @@ class Timer {
            product_rate_;
   }
 
-  /// Of the dense MLP or the shared expert.
+  /// Width of the dense MLP or the shared expert.
   double width_of(std::int64_t layer) const {
     return as_double(step_.model.layers[layer].dense_width());
   }
@@ -292,7 +292,7 @@ StepTime time_of(const Layout& layout, const std::vector<Traffic>& traffic,
                                                                 : 0;
     const double exposed = std::max(0.0, transfer - hidden);
     time.exposed.push_back(exposed);
-    // What a micro-batch sends also delays the stages behind it.
+    // A micro-batch's messages also delay the stages after it.
     (row.calls >= 2 * m ? in_micro_batches : after) += exposed;
   }
   // 1F1B: all stages once, and the slowest for every further micro-batch; with several chunks a

@@ -13,7 +13,7 @@ struct StepTime {
   double products = 0, attention = 0, delta_rule = 0, elementwise = 0;
   double optimizer = 0;  ///< With the gradient norm.
   double idle = 0;       ///< Between kernels, and once a step.
-  /// What each of traffic_of() adds because nothing hides it.
+  /// Time that each of traffic_of() adds because nothing hides it.
   std::vector<double> exposed;
   double waiting = 0;  ///< For other stages of the pipeline.
   double total = 0;

@@ -117,7 +117,7 @@ class Counter {
         2 * calls * (cp - 1) * layers(false) * (2 * state + transition), 3 * calls * layers(false));
   }
 
-  /// Of one kind of parameter: `blocks` elements in all blocks.
+  /// Adds one kind of parameter: `blocks` elements in all blocks.
   void sharded(const std::vector<Dim>& inner, Dim outer, double shards, double blocks,
                double trained) {
     const double others = share_of_others(shards);
@@ -137,7 +137,7 @@ class Counter {
     add({outer}, "new weights", replicas * trained / shards * step_.element, depth_);
   }
 
-  /// Of gradients, behind the backward of the blocks before theirs.
+  /// Adds sums of gradients, hidden by the backward of the blocks before theirs.
   void add_sums(std::vector<Dim> over, const char* what, double elements, double calls) {
     const double times = layout_.sums_every_micro_batch ? layout_.micro_batches : 1;
     add(std::move(over), what, times * elements * step_.gradient, times * calls,

@@ -79,7 +79,7 @@ LayerWork layer_work(const LayerShape& layer) {
   // in, one out.
   work.forward = 8 * H;
   work.backward = 8 * H;
-  // What the backward of a norm, SwiGLU or output gate makes on its way is written; convolution and
+  // The backward of a norm, SwiGLU or output gate writes its intermediates; convolution and
   // gated norm run again.
   work.again = 2 * H;
   if (layer.attention) add_attention(work, *layer.attention);

@@ -14,17 +14,17 @@ inline double as_double(std::int64_t value) { return static_cast<double>(value);
 /// (ops/linear_cross_entropy/cuda).
 inline double logits_bytes(bool is_trained) { return (is_trained ? 4.0 : 2.0) * (1u << 30); }
 
-/// What one token costs in one decoder layer. Elements are those that elementwise kernels read and
+/// Cost of one token in one decoder layer. Elements are those that elementwise kernels read and
 /// write; tensor parallelism divides all of them, tokens in the residual stream, elsewhere heads
 /// and widths.
 struct LayerWork {
   double products = 0;    ///< Weights that it is multiplied with; 2 FLOPs each way.
-  double experts = 0;     ///< The same of routed experts.
+  double experts = 0;     ///< Cost of the routed experts.
   double attention = 0;   ///< FLOPs, forward and backward, per token of the sequence's length.
   double delta_rule = 0;  ///< FLOPs, forward and backward.
   double forward = 0, backward = 0;
-  double again = 0;           ///< What `recompute: elementwise` makes a second time.
-  double adapters = 0;        ///< What LoRA reads besides,
+  double again = 0;           ///< Elements that `recompute: elementwise` makes a second time.
+  double adapters = 0;        ///< Elements that LoRA reads besides,
   double adapters_whole = 0;  ///< and of it the gathered rows, which tp does not divide.
 };
 LayerWork layer_work(const models::LayerShape& layer);
@@ -34,7 +34,7 @@ struct ParameterCount {
   double divided = 0;     ///< Along tp.
   double replicated = 0;  ///< Along tp.
   double experts = 0;     ///< Along ep.
-  double adapters = 0;    ///< Of LoRA.
+  double adapters = 0;    ///< Cost of LoRA.
 
   /// On one rank of the others' degrees 1.
   double dense(double tp) const { return divided / tp + replicated; }
@@ -46,12 +46,12 @@ struct Step {
   std::vector<LayerWork> layers;
   std::vector<ParameterCount> parameters;  ///< [layer]
   double embedding = 0, head = 0;          ///< Elements; a tied head is 0.
-  double length = 0, rows = 0;             ///< Of sequences, and how many in a step.
+  double length = 0, rows = 0;             ///< Length of the sequences, and how many in a step.
   double micro_batch_tokens = 0;
   bool is_lora = false;
   double element = 2, wide = 4, gradient = 4;            ///< Bytes.
   double state = 12;                                     ///< Bytes of the optimizer for an element.
-  bool offloads_state = false, offloads_inputs = false;  ///< Of recomputed blocks.
+  bool offloads_state = false, offloads_inputs = false;  ///< Apply to recomputed blocks.
 
   double vocabulary_elements() const {
     return static_cast<double>(model.vocab_size * model.hidden_size);

@@ -1,7 +1,11 @@
 #include "rollout/answers.h"
 
+#include <limits>
 #include <set>
 #include <utility>
+
+#include "base/errors.h"
+#include "base/json.h"
 
 #include "rollout/engine.h"
 
@@ -11,12 +15,17 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-std::vector<std::int32_t> eos_of(const Json& config) {
+std::vector<std::int32_t> eos_of(const Json& config, const std::string& file) {
   if (!config.is_object() || !config.contains("eos_token_id")) return {};
   const Json& eos = config["eos_token_id"];
+  if (eos.is_null()) return {};
   std::vector<std::int32_t> ids;
   for (const Json& id : eos.is_array() ? eos : Json::array({eos})) {
-    if (id.is_number_integer()) ids.push_back(id.get<std::int32_t>());
+    if (!id.is_number_integer() || id < 0 || id > std::numeric_limits<std::int32_t>::max()) {
+      throw_error<ModelError>("{}: 'eos_token_id' is {}: expected a token id or a list of them",
+                              file, json::shown(eos));
+    }
+    ids.push_back(id.get<std::int32_t>());
   }
   return ids;
 }
@@ -24,9 +33,12 @@ std::vector<std::int32_t> eos_of(const Json& config) {
 /// As transformers reads them: config.json counts where generation_config.json says nothing.
 std::vector<std::int32_t> eos_of(const ckpt::ModelDirectory& source) {
   const Json& config = source.config();
-  std::vector<std::int32_t> ids = eos_of(source.generation_config());
-  if (ids.empty()) ids = eos_of(config);
-  if (ids.empty() && config.contains("text_config")) ids = eos_of(config["text_config"]);
+  const auto file = [&](const char* name) { return (source.path() / name).string(); };
+  std::vector<std::int32_t> ids =
+      eos_of(source.generation_config(), file("generation_config.json"));
+  if (ids.empty()) ids = eos_of(config, file("config.json"));
+  if (ids.empty() && config.contains("text_config"))
+    ids = eos_of(config["text_config"], file("config.json"));
   return ids;
 }
 
@@ -41,6 +53,16 @@ std::vector<std::int32_t> end_tokens(const data::Tokenizer& tokenizer,
   if (tokenizer.eos_id()) ids.insert(*tokenizer.eos_id());
   if (const auto turn_end = tokenizer.id_of("<|im_end|>")) ids.insert(*turn_end);
   return {ids.begin(), ids.end()};
+}
+
+std::int64_t longest_context(const ckpt::ModelDirectory& source) {
+  const Json& config = source.config();
+  for (const Json& level : {config, config.value("text_config", Json::object())}) {
+    const auto positions = level.find("max_position_embeddings");
+    if (positions != level.end() && positions->is_number_integer())
+      return positions->get<std::int64_t>();
+  }
+  return 0;
 }
 
 std::vector<std::string> answer_prompts(assembly::ModelOnRanks& placed,

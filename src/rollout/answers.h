@@ -16,6 +16,10 @@ namespace heddle::rollout {
 std::vector<std::int32_t> end_tokens(const data::Tokenizer& tokenizer,
                                      const ckpt::ModelDirectory* source);
 
+/// The positions that config.json says the model was made for (max_position_embeddings); 0: it says
+/// nothing.
+std::int64_t longest_context(const ckpt::ModelDirectory& source);
+
 /// Greedy answers to prompts, through the chat template if there is one, rendered as the run
 /// renders its data: the samples of a training run.
 std::vector<std::string> answer_prompts(assembly::ModelOnRanks& placed,

@@ -263,9 +263,9 @@ std::vector<Completion> generate(assembly::ModelOnRanks& placed,
     sequences += std::max<std::int64_t>(1, request.samples);
   }
   options.max_sequences = std::min(options.max_sequences, sequences);
-  const bool keeps_states = std::any_of(
-      requests.begin(), requests.end(),
-      [](const Request& request) { return request.samples > 1 || request.keep_state; });
+  const bool keeps_states =
+      std::any_of(requests.begin(), requests.end(),
+                  [](const Request& request) { return request.samples > 1 || request.keep_state; });
   if (!keeps_states) options.kept_states = 0;
   Engine engine(placed, tokenizer, options);
   for (std::size_t i = 0; i < requests.size(); ++i) {

@@ -36,12 +36,12 @@ enum class LiveSequences {
   kKeep,       ///< They go on from the caches of the old weights.
 };
 
-/// What a step brought a request.
+/// A step's news for a request.
 struct Progress {
   RequestId id = 0;
-  std::string text;  ///< What became certain: whole UTF-8, not a part of a stop string.
+  std::string text;  ///< Text that became certain: whole UTF-8, not a part of a stop string.
   std::optional<SampledToken> token;
-  std::optional<Completion> completion;  ///< Of a request that finished.
+  std::optional<Completion> completion;  ///< Set for a request that finished.
 };
 
 /// Generates with continuous batching over the ranks of a model: a sequence that ends gives its

@@ -70,7 +70,7 @@ class RecordedDecoding {
   CachePool& pool_;
   std::int64_t capacity_;
   std::map<Key, Step> steps_;
-  const device::Graph* neighbour_ = nullptr;  ///< Whose memory all graphs share.
+  const device::Graph* neighbour_ = nullptr;  ///< All graphs share its memory.
   std::uint64_t fingerprint_ = 0;
 };
 

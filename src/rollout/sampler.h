@@ -19,7 +19,7 @@ struct SamplingOptions {
   double repetition_penalty = 1;
   double presence_penalty = 0;   ///< Taken from the logit of each token of the output.
   double frequency_penalty = 0;  ///< Taken for each time that a token is in the output.
-  std::map<std::int32_t, double> logit_bias;  ///< Added to logits, before the penalties.
+  std::map<std::int32_t, double> logit_bias = {};  ///< Added to logits, before the penalties.
 };
 
 /// A token and its log-probability in the model's own distribution.
@@ -30,11 +30,11 @@ struct TokenLogprob {
 
 struct SampledToken {
   std::int32_t id = 0;
-  double logprob = 0;  ///< Of the model's own distribution, which no sampling option enters.
-  double sampled_logprob = 0;     ///< Of the distribution that it was drawn from.
-  std::vector<TokenLogprob> top;  ///< The most likely tokens of the model's own distribution.
+  double logprob = 0;                  ///< Under the model's own distribution: no option enters.
+  double sampled_logprob = 0;          ///< Of the distribution that it was drawn from.
+  std::vector<TokenLogprob> top = {};  ///< The most likely tokens of the model's own distribution.
   /// Ids that top-k, top-p and min-p left to draw from, in order, if asked for.
-  std::vector<std::int32_t> support;
+  std::vector<std::int32_t> support = {};
 };
 
 /// What happens to the logit of one token before it is drawn.
@@ -49,7 +49,7 @@ struct LogitChange {
 struct Draw {
   SamplingOptions options;
   std::uint64_t position = 0;
-  std::vector<LogitChange> changes;
+  std::vector<LogitChange> changes = {};
   std::int64_t top = 0;        ///< SampledToken::top.
   bool wants_support = false;  ///< SampledToken::support.
 

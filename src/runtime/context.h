@@ -13,7 +13,7 @@ namespace heddle::runtime {
 /// that ranks can be threads of one process and a trainer and a rollout engine can share one.
 struct Context {
   c10::Device device = c10::Device(c10::DeviceType::CPU);
-  c10::ScalarType dtype = c10::ScalarType::Float;  ///< Of parameters and activations.
+  c10::ScalarType dtype = c10::ScalarType::Float;  ///< Dtype of parameters and activations.
   comm::Mesh mesh = comm::Mesh::single();
   std::uint64_t seed = 0;  ///< Key of every random number (base/rng.h).
 

@@ -70,7 +70,7 @@ class AutoRecompute {
   };
   Need agreed_need(const LayerPolicies& policies) const;
   double held_bytes() const;
-  /// What tensors of this rank may hold.
+  /// Bytes that tensors of this rank may hold.
   double memory_there() const;
   double scale(std::int64_t tokens) const;
   void say_choice() const;
@@ -89,7 +89,7 @@ class AutoRecompute {
   std::map<std::int64_t, double> step_rows_;  ///< By layer, of the measured step.
   StepMemory step_;
   double memory_bytes_ = 0;  ///< That there is.
-  double beyond_bytes_ = 0;  ///< What a step was seen to need beyond what was predicted.
+  double beyond_bytes_ = 0;  ///< Bytes that a step was seen to need beyond the prediction.
 };
 
 /// Null unless train.recompute is auto.

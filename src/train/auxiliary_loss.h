@@ -16,7 +16,7 @@ std::int64_t sparse_layers(const models::Config& model);
 /// train.router_aux_loss hf: the load-balancing loss E * sum_e f_e P_e of transformers
 /// (load_balancing_loss_func), f_e and P_e being means over all sparse layers and all tokens of the
 /// micro-batches that the ranks have at the time. The layers' sums go forward with the hidden
-/// states, from one stage of a pipeline to the next; behind the last layer the loss is known, and
+/// states, from one stage of a pipeline to the next; after the last layer the loss is known, and
 /// how it depends on each layer's probabilities goes back with the gradients.
 class PooledBalance {
  public:

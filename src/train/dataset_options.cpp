@@ -1,4 +1,7 @@
+#include <optional>
+
 #include "base/files.h"
+#include "config/eval_share.h"
 #include "data/readers/data_files.h"
 #include "objective/from_config.h"
 #include "train/setup.h"
@@ -88,7 +91,13 @@ data::DatasetOptions dataset_options(const config::RunConfig& config, DataPart p
   const bool training = part == DataPart::kTrain;
   data::DatasetOptions options;
   options.files_key = training ? "data.train" : "data.eval";
-  for (const config::DataSource& source : training ? config.data.train : config.data.eval) {
+  const std::optional<double> share = config::eval_share(config);
+  if (share) {
+    options.held_out = *share;
+    options.takes_held_out = !training;
+  }
+  for (const config::DataSource& source :
+       training || share ? config.data.train : config.data.eval) {
     for (std::string& file : files_of(source, options.files_key))
       options.files.push_back({std::move(file), training ? source.weight : 1});
   }

@@ -53,7 +53,7 @@ double kept_elements(const models::LayerShape& layer, config::Recompute recomput
     const auto width = static_cast<double>(layer.active_width());
     divided += is_off ? 3 * width : 2 * width;
   }
-  // What the norms make is made again, but for rows that came from other ranks.
+  // Outputs of the norms are made again, but for rows that came from other ranks.
   double whole = 0;
   if (is_off || tensor_ranks > 1)
     whole = (recompute != config::Recompute::kFull ? H : 0) + (keeps_mlp ? H : 0);
@@ -128,7 +128,6 @@ RunInfo describe_setup(const Setup& setup, const config::RunConfig& config,
   info.kernels = setup.model->kernels().lines();
   info.undecayed = optimizer.undecayed();
   info.defaulted = model.defaulted;
-  info.data_summary = setup.train->report().summary();
 
   const bool has_mtp =
       std::any_of(setup.load_report.carried.begin(), setup.load_report.carried.end(),

@@ -10,7 +10,7 @@
 
 namespace heddle::train {
 
-/// What the start-up table shows of model, memory, kernels and data. Parameters are counted over
+/// The start-up table's facts of model, memory, kernels and data. Parameters are counted over
 /// all ranks, memory is that of this one. `micro_batches`: of a data rank in a usual step, of
 /// which a stage of a pipeline has several in flight.
 RunInfo describe_setup(const Setup& setup, const config::RunConfig& config,

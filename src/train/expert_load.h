@@ -20,7 +20,7 @@ struct LoadBalance {
   double largest, mean;  ///< Over the layers.
 };
 
-/// Of a load [L,E], each layer with a token at least.
+/// Balance of a load [L,E], each layer with a token at least.
 LoadBalance load_max_over_mean(const at::Tensor& load);
 
 }  // namespace heddle::train

@@ -8,11 +8,11 @@
 
 namespace heddle::train {
 
-/// What a step has to divide.
+/// Rows that a step has to divide.
 struct StepRows {
   std::int64_t global_batch_size = 0;  ///< train.global_batch_size
   std::int64_t of_data = 0;            ///< Rows of an epoch; 0: not known.
-  double micro_batches = 0;            ///< Of a data rank; 0: not known.
+  double micro_batches = 0;            ///< Micro-batches of a data rank; 0: not known.
 };
 
 /// A sentence for each dimension of the mesh along which ranks have nothing to do in a usual step:

@@ -31,8 +31,8 @@ void Learner::continue_after(std::int64_t done) {
   if (router_) router_->continue_after(done, placed_.context.mesh.world_group());
 }
 
-void Learner::make_room() {
-  if (queued_) queued_->make_room();
+void Learner::release_graphs() {
+  if (queued_) queued_->release_graphs();
 }
 
 MicroBatchLoss Learner::forward_backward(std::span<const data::Batch> micro_batches,
@@ -95,7 +95,7 @@ Learner::Outcome Learner::run(std::span<const data::Batch> micro_batches,
   return outcome;
 }
 
-QueuedSteps::Flight Learner::queue(std::span<const data::Batch> micro_batches,
+QueuedSteps::Queued Learner::queue(std::span<const data::Batch> micro_batches,
                                    const StepOptions& options) {
   warn_of_pooling(micro_batches.size());
   return queued_->queue(micro_batches, {.loss_scale = options.loss_scale,

@@ -44,16 +44,16 @@ class Learner {
   /// Returns the norm before clipping.
   double optim_step(double lr, double loss);
 
-  using Outcome = QueuedSteps::Flight::Outcome;
+  using Outcome = QueuedSteps::Queued::Outcome;
   /// Both verbs, by the policies of the run. Where loss or norm are not finite nothing was updated.
   Outcome step(std::span<const data::Batch> micro_batches, const StepOptions& options);
 
   /// True if steps can be given to the device while it is at earlier ones.
   bool queues_ahead() const { return queued_ && !recompute_; }
   /// step() that does not wait; only if queues_ahead().
-  QueuedSteps::Flight queue(std::span<const data::Batch> micro_batches, const StepOptions& options);
+  QueuedSteps::Queued queue(std::span<const data::Batch> micro_batches, const StepOptions& options);
   /// Gives back memory of recorded graphs before another kind of work, if it may be needed.
-  void make_room();
+  void release_graphs();
 
   Optimizer& optimizer() { return optimizer_; }
   const Optimizer& optimizer() const { return optimizer_; }

@@ -36,7 +36,7 @@ class StepRun {
         heads_(heads),
         options_(options),
         ends_(assembly::end_units(model)),
-        flights_(batches.size()) {
+        in_flight_(batches.size()) {
     const auto wide =
         at::TensorOptions().dtype(model.context().wide_dtype()).device(model.context().device);
     loss_.loss_sum = at::zeros({}, wide);
@@ -70,32 +70,32 @@ class StepRun {
 
  private:
   /// A micro-batch between its first forward here and its last backward.
-  struct Flight {
-    explicit Flight(LocalBatch local, std::size_t chunks)
+  struct InFlight {
+    explicit InFlight(LocalBatch local, std::size_t chunks)
         : batch(std::move(local)), tapes(chunks) {}
     LocalBatch batch;
     std::vector<parallel::BlockRunner::Tape> tapes;
     at::Tensor embedded, grad_hidden;
   };
 
-  std::vector<std::int64_t> hidden_sizes(const Flight& flight) const {
-    return flight.batch.hidden_sizes(model_);
+  std::vector<std::int64_t> hidden_sizes(const InFlight& current) const {
+    return current.batch.hidden_sizes(model_);
   }
   at::TensorOptions hidden_options() const {
     return at::TensorOptions().dtype(model_.context().dtype).device(model_.context().device);
   }
 
   void forward(parallel::Pipeline::Stage& stage, std::int64_t m, std::int64_t chunk) {
-    if (!flights_[m]) {
+    if (!in_flight_[m]) {
       const auto i = static_cast<std::size_t>(m);
-      flights_[m] = std::make_unique<Flight>(
+      in_flight_[m] = std::make_unique<InFlight>(
           options_.uploaded.empty()
               ? LocalBatch(model_, batches_[i], adapters_, options_.dropout_step)
               : options_.uploaded[i],
           pipeline_.stages().size());
     }
-    Flight& flight = *flights_[m];
-    nn::Pass pass = flight.batch.pass(model_, /*training=*/true);
+    InFlight& current = *in_flight_[m];
+    nn::Pass pass = current.batch.pass(model_, /*training=*/true);
     pass.pooled_auxiliary_loss = options_.pooled_auxiliary_loss;
     at::Tensor hidden, balance_before;
     bool wants_input_gradient = stage.sends_gradient;
@@ -106,23 +106,23 @@ class StepRun {
     if (stage.is_first) {
       ++begun_;
       const parallel::Acquired table(options_.sharding, ends_.before);
-      hidden = flight.embedded = model_.embed(flight.batch.device.tokens);
+      hidden = current.embedded = model_.embed(current.batch.device.tokens);
       wants_input_gradient = hidden.requires_grad();
     } else {
-      hidden = pipeline_.receive_hidden(stage, m, hidden_sizes(flight), hidden_options());
+      hidden = pipeline_.receive_hidden(stage, m, hidden_sizes(current), hidden_options());
     }
-    parallel::BlockRunner::Tape& tape = flight.tapes[chunk];
+    parallel::BlockRunner::Tape& tape = current.tapes[chunk];
     if (options_.router != nullptr)
       tape.experts = options_.router->choices(stage.first_layer, stage.runner.size(),
-                                              own_tokens(flight.batch.host));
+                                              own_tokens(current.batch.host));
     hidden = stage.runner.forward(hidden, pass, wants_input_gradient, tape);
     if (options_.router != nullptr)
-      options_.router->add(stage.first_layer, tape.experts, own_tokens(flight.batch.host));
-    add_losses(tape, flight.batch.host, stage.first_layer);
+      options_.router->add(stage.first_layer, tape.experts, own_tokens(current.batch.host));
+    add_losses(tape, current.batch.host, stage.first_layer);
     if (balance_) balance_forward(stage, m, tape, balance_before);
     if (!stage.is_last) return pipeline_.send_hidden(stage, m, hidden);
-    const HeadResult head = apply_head(m, hidden, flight.batch);
-    flight.grad_hidden = head.grad_hidden;
+    const HeadResult head = apply_head(m, hidden, current.batch);
+    current.grad_hidden = head.grad_hidden;
     loss_.loss_sum.add_(head.loss_sum);
     for (std::size_t i = 0; i < head.metric_sums.size(); ++i)
       loss_.metric_sums.at(i).add_(head.metric_sums[i]);
@@ -158,11 +158,11 @@ class StepRun {
     return ops::real_rows(own_rows(batch), batch.real_tokens);
   }
 
-  // What the balance of all layers needs goes from stage to stage in front of the hidden states and
+  // Sums for the balance of all layers go from stage to stage ahead of the hidden states and
   // in front of their gradients.
   void balance_forward(const parallel::Pipeline::Stage& stage, std::int64_t m,
                        parallel::BlockRunner::Tape& tape, const at::Tensor& before) {
-    const at::Tensor sums = balance_->sums(tape, real_rows(flights_[m]->batch.host), before,
+    const at::Tensor sums = balance_->sums(tape, real_rows(in_flight_[m]->batch.host), before,
                                            loss_.auxiliary_sum.options());
     if (!stage.is_last) return pipeline_.send_hidden(stage, m, sums);
     const PooledBalance::Closed closed = balance_->close(sums);
@@ -190,24 +190,24 @@ class StepRun {
   }
 
   void backward(parallel::Pipeline::Stage& stage, std::int64_t m, std::int64_t chunk) {
-    Flight& flight = *flights_[m];
+    InFlight& current = *in_flight_[m];
     if (stage.has_backward) {
-      if (balance_) balance_backward(stage, m, flight.tapes[chunk]);
+      if (balance_) balance_backward(stage, m, current.tapes[chunk]);
       const at::Tensor incoming =
           stage.is_last
-              ? flight.grad_hidden
-              : pipeline_.receive_gradient(stage, m, hidden_sizes(flight), hidden_options());
+              ? current.grad_hidden
+              : pipeline_.receive_gradient(stage, m, hidden_sizes(current), hidden_options());
       const at::Tensor outgoing =
-          stage.runner.backward(incoming, options_.auxiliary_scale, flight.tapes[chunk], is_last(m),
-                                begun_ < batches_.size());
+          stage.runner.backward(incoming, options_.auxiliary_scale, current.tapes[chunk],
+                                is_last(m), begun_ < batches_.size());
       if (stage.sends_gradient) pipeline_.send_gradient(stage, m, outgoing);
-      if (stage.is_first && outgoing.defined() && flight.embedded.requires_grad())
-        ops::run_backward({flight.embedded}, {outgoing});
+      if (stage.is_first && outgoing.defined() && current.embedded.requires_grad())
+        ops::run_backward({current.embedded}, {outgoing});
       for (nn::Parameter* parameter : trainable_) parameter->collect_gradient();
     }
     if (chunk > 0) return;
-    flights_[m].reset();
-    // Of the last one behind everything else: see run_micro_batches.
+    in_flight_[m].reset();
+    // The last one comes after everything else: see run_micro_batches.
     if (options_.sharding != nullptr && !is_last(m))
       options_.sharding->reduce(assembly::kEmbeddingUnit, /*is_last=*/false);
   }
@@ -221,7 +221,7 @@ class StepRun {
   const MicroBatchOptions& options_;
   parallel::EndUnits ends_;
   std::size_t begun_ = 0;  ///< Micro-batches whose first stage ran here.
-  std::vector<std::unique_ptr<Flight>> flights_;
+  std::vector<std::unique_ptr<InFlight>> in_flight_;
   MicroBatchLoss loss_;
   std::optional<PooledBalance> balance_;
 };

@@ -20,7 +20,7 @@
 namespace heddle::train {
 
 struct MicroBatchOptions {
-  double auxiliary_scale = 0;          ///< Of the gradient of the router's loss.
+  double auxiliary_scale = 0;          ///< Scale of the gradient of the router's loss.
   bool pooled_auxiliary_loss = false;  ///< train.router_aux_loss hf.
   std::uint64_t dropout_step = 0;      ///< The step, from 1; 0: no dropout.
   std::size_t metrics = 1;             ///< As many as the head functions sum.

@@ -4,7 +4,7 @@
 
 #include "base/text.h"
 #include "ckpt/adapter_names.h"
-#include "ckpt/hub_cache.h"
+#include "hub/cache.h"
 
 namespace heddle::train {
 namespace {
@@ -36,7 +36,7 @@ std::string load_example(const Setup& setup, const std::string& base) {
 
 std::string model_card(const config::RunConfig& config, const Setup& setup) {
   const bool is_adapter = setup.adapters != nullptr;
-  const std::string base = ckpt::model_name(config.model.path);
+  const std::string base = hub::model_name(config.model.path);
   // The Hub knows models by "org/model"; a path of this machine is none of them.
   const bool is_on_hub = !base.starts_with("/");
   std::string card = fmt::format("---\nlibrary_name: {}\n", is_adapter ? "peft" : "transformers");

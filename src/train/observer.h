@@ -13,7 +13,7 @@
 
 namespace heddle::train {
 
-/// What the start-up table shows.
+/// Facts of the start-up table.
 struct RunInfo {
   std::string model_type;
   std::vector<std::pair<std::string, std::int64_t>>
@@ -27,7 +27,7 @@ struct RunInfo {
   std::string dtype;
   double peak_flops = 0;  ///< 0: unknown.
   std::vector<std::pair<std::string, std::int64_t>>
-      memory;  ///< Of this rank, by purpose, bytes; activations are an estimate.
+      memory;  ///< Memory of this rank, by purpose, bytes; activations are an estimate.
   std::vector<std::string> kernels;    ///< "gated_delta_rule: cpu.chunk"
   std::vector<std::string> undecayed;  ///< Parameters without weight decay.
   std::vector<std::string> defaulted;  ///< Model values that config.json did not give.

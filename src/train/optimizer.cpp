@@ -22,19 +22,20 @@
 namespace heddle::train {
 namespace {
 
-/// Of the owned rows: their elements are rounded as in the whole parameter, if they are a run of
-/// its elements; what tp divides otherwise is not.
+/// Key of the owned rows: their elements are rounded as in the whole parameter, if they are a run
+/// of its elements; what tp divides otherwise is not.
 std::uint64_t rounding_key(const nn::Parameter& parameter, std::uint64_t seed) {
   const std::uint64_t key = hash::of(parameter.name(), seed);
-  const std::vector<nn::Box> boxes = parameter.boxes(parameter.owned());
-  if (boxes.size() != 1) return key;
+  const std::vector<Layout::Part> parts = parameter.layout().parts;
+  if (parts.size() != 1) return key;
+  const Region& owned = parts[0].global;
   const auto& shape = parameter.global_shape();
   std::int64_t row = 1;
   for (std::size_t d = 1; d < shape.size(); ++d) {
-    if (boxes[0].tensor.size(static_cast<std::int64_t>(d)) != shape[d]) return key;
+    if (owned.size[d] != shape[d]) return key;
     row *= shape[d];
   }
-  return ops::rounding_key_from(key, static_cast<std::uint64_t>(boxes[0].offset[0] * row));
+  return ops::rounding_key_from(key, static_cast<std::uint64_t>(owned.offset[0] * row));
 }
 
 /// Whether the parameter's moments are kept in 8 bits: matrices of whole blocks. Throws ConfigError
@@ -68,6 +69,7 @@ Optimizer::Optimizer(std::vector<nn::Parameter*> parameters, const config::Optim
                                        [&](const std::string& pattern) {
                                          return text::matches_glob(pattern, parameter->name());
                                        });
+    slot.decays = !exempt;
     if (exempt) slot.weight_decay = 0;
     const bool is_narrow = data.scalar_type() == at::kBFloat16 || data.scalar_type() == at::kHalf;
     if (options.name == config::OptimName::kAdamW) {
@@ -187,6 +189,13 @@ void Optimizer::step(const ops::KernelTable& kernels, double lr, double gradient
   for (Slot& slot : slots_) slot.parameter->clear_gradient();
 }
 
+void Optimizer::set_adamw(double beta1, double beta2, double eps, double weight_decay) {
+  options_.betas = {beta1, beta2};
+  options_.eps = eps;
+  options_.weight_decay = weight_decay;
+  for (Slot& slot : slots_) slot.weight_decay = slot.decays ? weight_decay : 0;
+}
+
 bool Optimizer::can_queue(const ops::KernelTable& kernels) const {
   const auto is_read = [](const Slot& slot) {
     const c10::ScalarType type = slot.owned.scalar_type();
@@ -197,7 +206,7 @@ bool Optimizer::can_queue(const ops::KernelTable& kernels) const {
          kernels.get<ops::AdamwStep>().reads_device_numbers;
 }
 
-void Optimizer::announce(double lr) {
+void Optimizer::upload_numbers(double lr) {
   const ops::NoGradient guard;
   ++steps_;
   const ops::AdamwNow now =
@@ -257,7 +266,7 @@ std::vector<ckpt::TensorPart> Optimizer::state(bool with_copies) const {
       std::vector<std::int64_t> shape = parameter.global_shape();
       if (unit > 1) shape.back() /= unit;
       for (nn::Box& box : parameter.boxes(tensor, unit))
-        parts.push_back({kind + parameter.name(), box.tensor, std::move(box.offset), shape});
+        parts.push_back({kind + parameter.name(), box.tensor, std::move(box.global.offset), shape});
     };
     add("weights/", parameter.owned());
     add("master/", slot.master);

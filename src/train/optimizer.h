@@ -35,12 +35,15 @@ class Optimizer {
   /// parameter without gradient in this step is updated as with a zero one.
   void step(const ops::KernelTable& kernels, double lr, double gradient_multiplier);
 
-  // A step of which the host knows no number but those of announce(), so that it can be recorded
-  // and replayed.
+  /// Numbers of later AdamW steps; exempt parameters stay without decay.
+  void set_adamw(double beta1, double beta2, double eps, double weight_decay);
+
+  // A step of which the host knows no number but those of upload_numbers(), so that it can be
+  // recorded and replayed.
   /// False where the optimizer or its kernel keeps the host in between.
   bool can_queue(const ops::KernelTable& kernels) const;
   /// The numbers of the next queued step go to the device.
-  void announce(double lr);
+  void upload_numbers(double lr);
   /// Norm, clipping at `clip_norm` (0: none) and update; clears the gradients. Returns the norm,
   /// 0-d fp64 on the device. Changes nothing where it or `loss` (0-d, of all ranks) is not finite.
   at::Tensor queue_step(const ops::KernelTable& kernels, double clip_norm, const at::Tensor& loss);
@@ -62,6 +65,7 @@ class Optimizer {
     nn::Parameter* parameter;
     at::Tensor owned;  ///< Its rows that this rank updates.
     at::Tensor master, exp_avg, exp_avg_sq, exp_avg_scale, exp_avg_sq_scale, momentum;
+    bool decays;
     double weight_decay;
     std::uint64_t rounding_key;
   };
@@ -74,7 +78,7 @@ class Optimizer {
   config::OptimSection options_;
   comm::Group owners_;
   std::int64_t steps_ = 0, updates_ = 0;
-  at::Tensor numbers_;  ///< Of the announced step, see ops::AdamwOptions::on_device.
+  at::Tensor numbers_;  ///< Numbers of the step under way, see ops::AdamwOptions::on_device.
 };
 
 }  // namespace heddle::train

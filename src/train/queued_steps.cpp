@@ -40,7 +40,7 @@ void add_shape(const LocalBatch& batch, const LossRows& rows, std::vector<std::i
   shape.insert(shape.end(), host.cu_seqlens_host.begin(), host.cu_seqlens_host.end());
 }
 
-/// Of shapes that are equal. Undefined tensors are so in both.
+/// Copies between equal shapes. Undefined tensors are so in both.
 void copy(const at::Tensor& from, at::Tensor& to) {
   if (to.defined()) to.copy_(from);
 }
@@ -86,15 +86,15 @@ std::string obstacle(const config::RunConfig& config, const assembly::ModelOnRan
 
 }  // namespace
 
-QueuedSteps::Flight::Outcome QueuedSteps::Flight::wait() {
+QueuedSteps::Queued::Outcome QueuedSteps::Queued::wait() {
   const std::vector<at::Tensor>& results = results_.wait();
-  // What was waited for may have been given up.
+  // The awaited work may have been given up.
   if (world_) world_->device_watch().check();
   const at::Tensor& numbers = results[0];
   return {{numbers[0], {numbers[1]}, numbers[2], results[1]}, numbers[3].item<double>()};
 }
 
-QueuedSteps::Flight QueuedSteps::queue(std::span<const data::Batch> batches,
+QueuedSteps::Queued QueuedSteps::queue(std::span<const data::Batch> batches,
                                        const Options& options) {
   Recorded step;
   step.auxiliary_scale = options.auxiliary_scale;
@@ -106,17 +106,18 @@ QueuedSteps::Flight QueuedSteps::queue(std::span<const data::Batch> batches,
                            record_ ? row_multiple(host.size()) : 1);
     add_shape(step.batches.back(), step.rows.back(), step.shape);
   }
-  parts_.optimizer->announce(options.lr);
+  parts_.optimizer->upload_numbers(options.lr);
   Results results;
   if (const Recorded* recorded = record_ && options.may_record ? recorded_for(step) : nullptr) {
     recorded->graph->replay();
     results = recorded->results;
   } else {
-    if (make_room()) {
+    if (release_graphs()) {
       record_ = false;
       log::warning(
-          "steps run launch by launch from here on: there is no room for graphs beside "
-          "steps of other shapes");
+          "steps are not recorded as graphs from here on: graphs and steps of other shapes do not "
+          "fit "
+          "the memory together");
     }
     results = enqueue(step);
   }
@@ -149,7 +150,7 @@ const QueuedSteps::Recorded* QueuedSteps::record(Recorded& step) {
         parts_.model->context().device, [&] { step.results = enqueue(step); },
         recorded_.empty() ? nullptr : recorded_.front().graph.get());
   } catch (const std::exception& error) {
-    log::warning("steps run launch by launch, for they cannot be recorded: {}", error.what());
+    log::warning("steps are not recorded as graphs, as that failed: {}", error.what());
     // Nothing ran: the gradients of the recording hold no values.
     for (nn::Parameter* parameter : *parts_.trainable) parameter->clear_gradient();
     record_ = false;
@@ -188,10 +189,10 @@ QueuedSteps::Results QueuedSteps::enqueue(const Recorded& step) {
           sums.expert_load};
 }
 
-bool QueuedSteps::make_room() {
+bool QueuedSteps::release_graphs() {
   if (recorded_.empty()) return false;
   const device::Memory memory = device::memory(parts_.model->context().device);
-  // What a step takes beyond what lasts, once in the graphs and once beside them.
+  // Memory of a step beyond what lasts, once in the graphs and once beside them.
   const std::int64_t of_step = memory.peak_bytes - memory.used_bytes;
   if (memory.used_bytes + 2 * of_step <= memory.total_bytes / 20 * 19) return false;
   recorded_.clear();
@@ -206,7 +207,7 @@ std::unique_ptr<QueuedSteps> queued_steps(const config::RunConfig& config,
   const bool is_alone = setup.context.mesh.world_size() == 1,
              is_wanted = config.train.cuda_graph == config::CudaGraph::kAuto;
   if (is_wanted && setup.context.device.is_cuda() && (!is_alone || !reason.empty())) {
-    log::info("train.cuda_graph: steps run launch by launch, for {}",
+    log::info("train.cuda_graph: steps are not recorded as graphs: {}",
               is_alone ? reason : "several ranks train together");
   }
   if (!reason.empty()) return nullptr;

@@ -42,40 +42,40 @@ class QueuedSteps {
   QueuedSteps(const Parts& parts, bool record) : parts_(parts), record_(record) {}
 
   struct Options {
-    /// What the gradients of loss_sum and of the router's loss are multiplied by.
+    /// Factors of the gradients of loss_sum and of the router's loss.
     double loss_scale = 1, auxiliary_scale = 0;
     double lr = 0;
     std::uint64_t dropout_step = 0;  ///< The step, from 1; 0: no dropout.
     bool may_record = true;          ///< If not: launch by launch, whatever was recorded.
   };
   /// A step that the device has been given; what it will report.
-  class Flight {
+  class Queued {
    public:
     struct Outcome {
       MicroBatchLoss sums;  ///< On the host, not divided.
       double grad_norm;     ///< Before clipping.
     };
-    /// Waits for the step's end, not for that of steps behind it. If loss or norm is not finite,
+    /// Waits for the step's end, not for that of steps after it. If loss or norm is not finite,
     /// it updated nothing. Throws CommError if the ranks lost each other.
     Outcome wait();
 
    private:
     friend class QueuedSteps;
-    Flight(device::Download results, std::shared_ptr<comm::World> world)
+    Queued(device::Download results, std::shared_ptr<comm::World> world)
         : results_(std::move(results)), world_(std::move(world)) {}
     device::Download results_;
     std::shared_ptr<comm::World> world_;  ///< Null for one rank.
   };
-  /// Queues one step behind those that were queued before.
-  Flight queue(std::span<const data::Batch> batches, const Options& options);
+  /// Queues one step after those that were queued before.
+  Queued queue(std::span<const data::Batch> batches, const Options& options);
 
   /// Gives back the memory of the graphs if an ordinary step may not fit beside them; whether it
   /// did. They are recorded anew when their shapes come again.
-  bool make_room();
+  bool release_graphs();
   std::size_t graphs() const { return recorded_.size(); }
 
  private:
-  /// What the launches of a step depend on.
+  /// Numbers that the launches of a step depend on.
   using Shape = std::vector<std::int64_t>;
   struct Results {
     at::Tensor numbers;  ///< fp64 [4] on the device: loss, entropy, router's loss, norm

@@ -13,14 +13,14 @@ namespace heddle::train {
 
 using LayerPolicies = std::vector<parallel::Recompute>;  ///< By layer of the model.
 
-/// What one layer keeps for its backward and what running again takes, by policy and for one row of
-/// hidden states.
+/// Memory that one layer keeps for its backward and time of running again, by policy and for one
+/// row of hidden states.
 struct RecomputeCost {
   std::array<double, parallel::kRecomputePolicies> bytes{}, seconds{};
 
-  /// Of the layers of one kind, of which at least one must have rows: the most bytes and the least
-  /// time of each part, as delays only add to it. `kept` and `elementwise` are of the two kinds of
-  /// graphs that parallel::RecomputeProbe measures.
+  /// Cost of the layers of one kind, of which at least one must have rows: the most bytes and the
+  /// least time of each part, as delays only add to it. `kept` and `elementwise` are of the two
+  /// kinds of graphs that parallel::RecomputeProbe measures.
   static RecomputeCost of(const std::vector<parallel::RecomputeProbe::Layer>& kept,
                           const std::vector<parallel::RecomputeProbe::Layer>& elementwise);
 };
@@ -28,7 +28,7 @@ struct RecomputeCost {
 /// Memory of one rank in a step, as measured with everything recomputed.
 struct StepMemory {
   double held_bytes = 0;  ///< Before the step: weights, optimizer.
-  double rows = 0;        ///< Of hidden states, in the largest micro-batch of any step.
+  double rows = 0;        ///< Rows of hidden states, in the largest micro-batch of any step.
   double scale = 1;       ///< How many times those of the measured one.
   std::map<parallel::RecomputeProbe::Kept, parallel::RecomputeProbe::Moment> moments;
 

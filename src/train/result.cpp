@@ -7,9 +7,9 @@
 #include "assembly/from_config.h"
 #include "base/errors.h"
 #include "ckpt/hf_adapter.h"
-#include "ckpt/hub_cache.h"
 #include "ckpt/training_checkpoint.h"
 #include "config/config.h"
+#include "hub/cache.h"
 #include "models/registry.h"
 #include "train/model_card.h"
 #include "train/vocabulary.h"
@@ -64,7 +64,7 @@ void write_result(const config::RunConfig& config, const Setup& setup,
   const ckpt::Files card = {{"README.md", model_card(config, setup)}};
   if (setup.adapters) {
     ckpt::export_adapter(*setup.model, *setup.adapters, setup.saved_whole, *setup.source,
-                         ckpt::model_name(config.model.path), setup.tokenizer_source, output,
+                         hub::model_name(config.model.path), setup.tokenizer_source, output,
                          options.overwrite, read, card);
     return;
   }

@@ -30,7 +30,7 @@ class RouterReplay {
   static std::optional<RouterReplay> open(const config::TrainSection& train,
                                           const models::Config& model, c10::Device device);
 
-  /// Rows of hidden states: numbers [n] on the host, of which those behind the first `real` belong
+  /// Rows of hidden states: numbers [n] on the host, of which those after the first `real` belong
   /// to no sequence and are not recorded.
   struct Tokens {
     at::Tensor numbers;
@@ -53,7 +53,7 @@ class RouterReplay {
   void end_step();
 
  private:
-  /// Of one layer, in one step.
+  /// Choices of one layer, in one step.
   struct Choices {
     at::Tensor tokens, experts;
   };

@@ -12,8 +12,8 @@
 namespace heddle::train {
 namespace {
 
-// What the processes of a killed job may take until they are gone, when a script starts it again
-// at once.
+// Time that the processes of a killed job may take until they are gone, when a script starts it
+// again at once.
 constexpr double kGraceSeconds = 3;
 
 std::string this_process() {

@@ -12,7 +12,7 @@ namespace heddle::train {
 /// decay_steps.
 double learning_rate(const config::OptimSection& options, std::int64_t step, std::int64_t total);
 
-/// What a run does between an optimizer step and the next one with the weights as they then are.
+/// Work of a run between an optimizer step and the next one, with the weights as they then are.
 struct Pause {
   bool is_last = false, evaluates = false, saves = false;
   bool profiles = false;  ///< Either of the two steps is timed by itself.

@@ -1,7 +1,5 @@
 #include "train/scorer.h"
 
-#include <ATen/ops/arange.h>
-#include <ATen/ops/cat.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -13,7 +11,6 @@
 #include "data/batch.h"
 #include "ops/autograd.h"
 #include "ops/collectives.h"
-#include "ops/context_parallel/context_parallel.h"
 
 namespace heddle::train {
 namespace {
@@ -48,34 +45,21 @@ data::Batch batch_of(Rows rows) {
   return data::Batch::from_sequences(views);
 }
 
-/// [T/tp] which tokens of the whole batch this rank's rows are.
-at::Tensor token_indices(const Model& model, const LocalBatch& local) {
-  at::Tensor all = at::arange(local.host.size(), at::kLong);
-  if (local.context) {
-    const ops::ContextPlan& plan = local.context->plan;
-    std::vector<at::Tensor> segments;
-    for (const std::int64_t j : plan.held(plan.rank()))
-      segments.push_back(at::arange(plan.begin(j), plan.end(j), at::kLong));
-    all = at::cat(segments);
-  }
-  const ops::Rows own = ops::own_rows(all.size(0), model.tensor_group());
-  return all.narrow(0, own.first, own.count);
-}
-
-/// What a rank knows of scores that lie one after the other: entry `to` of all is its `value`.
+/// A rank's knowledge of scores that lie one after the other: entry `to` of all is its `value`.
 struct Entry {
   std::int64_t to;
   double value;
 };
 
-/// Of numbers [T/tp] of the tokens of its rows, the first of which has its entries from `begin` on.
+/// Entries for numbers [T/tp] of the tokens of its rows; the first row's begin at `begin`.
 std::vector<Entry> entries_of_tokens(const Model& model, const LocalBatch& local,
                                      const at::Tensor& numbers, std::int64_t begin,
                                      std::int64_t tokens) {
   if (!numbers.defined()) return {};
-  const at::Tensor indices = token_indices(model, local),
-                   values = numbers.cpu().to(at::kDouble).contiguous();
-  const std::int64_t* const index = indices.const_data_ptr<std::int64_t>();
+  const std::vector<std::int64_t> places = local.places_of_tokens();
+  const at::Tensor values = numbers.cpu().to(at::kDouble).contiguous();
+  const std::int64_t* const index =
+      places.data() + ops::own_rows(std::ssize(places), model.tensor_group()).first;
   const double* const value = values.const_data_ptr<double>();
   std::vector<Entry> entries;
   for (std::int64_t i = 0; i < values.numel(); ++i) {
@@ -84,7 +68,7 @@ std::vector<Entry> entries_of_tokens(const Model& model, const LocalBatch& local
   return entries;
 }
 
-/// Of the outputs [S,n] of the sequences that end here; those are the same along tp.
+/// Entries for the outputs [S,n] of the sequences that end here; those are equal along tp.
 std::vector<Entry> entries_of_rows(const Model& model, const data::Batch& batch,
                                    const at::Tensor& outputs, std::int64_t first_row) {
   std::vector<Entry> entries;
@@ -116,7 +100,7 @@ std::vector<RowScore> Scorer::score(Rows rows, const ScoreRequest& request) {
   const bool is_language_model = model.head() == models::Head::kLanguageModel;
   const std::int64_t width =
       model.head() == models::Head::kClassify ? model.num_labels() : model.config().hidden_size;
-  // By row its first entry, and behind the last row their number.
+  // By row its first entry, and after the last row their number.
   std::vector<std::int64_t> begin = {0};
   for (const std::vector<std::int32_t>& row : rows)
     begin.push_back(begin.back() +
@@ -127,7 +111,7 @@ std::vector<RowScore> Scorer::score(Rows rows, const ScoreRequest& request) {
   const std::int64_t first = count * mesh.data_rank() / mesh.data_size(),
                      last = count * (mesh.data_rank() + 1) / mesh.data_size();
   const LocalBatch local(model, batch_of(rows.subspan(first, last - first)),
-                         placed_.adapters.get());
+                         with_adapters_ ? placed_.adapters.get() : nullptr);
   const ScoreResult scored = score_locally(local, request);
   const bool with_entropies = is_language_model && request.entropy;
   // Each entry is known to one rank: the sum fills the others in.
@@ -147,7 +131,7 @@ std::vector<RowScore> Scorer::score(Rows rows, const ScoreRequest& request) {
   mesh.world_group().all_reduce_sum(table);
 
   std::vector<RowScore> result(rows.size());
-  // What is known at a token of the one behind it.
+  // Numbers known at a token about the next one.
   const auto of_next = [&](const double* numbers, std::size_t r) {
     std::vector<double> values = {std::numeric_limits<double>::quiet_NaN()};
     values.insert(values.end(), numbers + begin[r], numbers + begin[r + 1] - 1);

@@ -13,11 +13,11 @@ using objective::LocalBatch;
 using objective::ScoreRequest;
 using objective::ScoreResult;
 
-/// What scoring tells of one row.
+/// Scores of one row.
 struct RowScore {
   std::vector<double> logprobs;   ///< Language model: [n], entry i is log p(token i | tokens before
                                   ///< i); entry 0 is NaN.
-  std::vector<double> entropies;  ///< The same of the entropy of p(. | tokens before i), in nats;
+  std::vector<double> entropies;  ///< Entropy of p(. | tokens before i), in nats;
                                   ///< empty unless asked for.
   std::vector<double> outputs;    ///< Classification: logits; embedding: the vector.
 };
@@ -25,8 +25,9 @@ struct RowScore {
 /// Scores rows with a model, batch by batch.
 class Scorer {
  public:
-  /// Made by all ranks of the model, which it does not own.
-  explicit Scorer(const assembly::ModelOnRanks& model) : placed_(model) {}
+  /// Made by all ranks of the model, which it does not own. Without adapters: of the base model.
+  explicit Scorer(const assembly::ModelOnRanks& model, bool with_adapters = true)
+      : placed_(model), with_adapters_(with_adapters) {}
 
   /// Scores rows of tokens, in order, in one packed pass on each data rank. All ranks of the model
   /// call it with the same rows and get all scores. Throws DataError for an empty row or an id
@@ -39,6 +40,7 @@ class Scorer {
   ScoreResult score_locally(const LocalBatch& local, const ScoreRequest& request);
 
   const assembly::ModelOnRanks& placed_;
+  bool with_adapters_;
 };
 
 }  // namespace heddle::train

@@ -5,6 +5,7 @@
 #include "assembly/from_config.h"
 #include "base/text.h"
 #include "comm/agreement.h"
+#include "config/objective.h"
 #include "train/vocabulary.h"
 
 namespace heddle::train {
@@ -54,8 +55,10 @@ Setup make_setup(const config::RunConfig& config, Observer& observer,
   setup.tokenizer = tokenizer.tokenizer;
   setup.tokenizer_source = std::move(tokenizer.source);
   recipe.config.vocab_size = vocabulary_rows(config, *setup.tokenizer, recipe.config.vocab_size);
-  open_data(config, observer, setup);
-  require_same_data(setup, context.mesh.world().get());
+  if (config::objective_of(config) != config::Objective::kPolicy) {
+    open_data(config, observer, setup);
+    require_same_data(setup, context.mesh.world().get());
+  }
   static_cast<assembly::ModelOnRanks&>(setup) = assembly::place(recipe, context);
   return setup;
 }

@@ -14,8 +14,9 @@ namespace heddle::train {
 /// The model of a run with its tokenizer and rows.
 struct Setup : assembly::ModelOnRanks {
   std::shared_ptr<const data::Tokenizer> tokenizer;
-  ckpt::TokenizerSource tokenizer_source;            ///< What final/ gets
-  std::shared_ptr<const data::Dataset> train, eval;  ///< eval is null without data.eval
+  ckpt::TokenizerSource tokenizer_source;  ///< Files for final/
+  /// Null for train.objective policy, which generates its rows; eval also without data.eval.
+  std::shared_ptr<const data::Dataset> train, eval;
 };
 
 /// Throws ConfigError, DataError, ModelError, DeviceError; writes nothing but the token cache.

@@ -14,12 +14,12 @@
 #include "config/config.h"
 #include "device/device.h"
 #include "models/flops.h"
-#include "objective/from_config.h"
 #include "ops/autograd.h"
 #include "train/auxiliary_loss.h"
 #include "train/describe.h"
 #include "train/expert_load.h"
 #include "train/idle_ranks.h"
+#include "train/loader_options.h"
 #include "train/result.h"
 #include "train/resume.h"
 #include "train/step_profile.h"
@@ -27,60 +27,44 @@
 namespace heddle::train {
 namespace {
 
-data::LoaderOptions loader_options(const config::RunConfig& config, const comm::Mesh& mesh) {
-  data::LoaderOptions options;
-  options.global_batch_size = config.train.global_batch_size;
-  options.micro_batch_tokens = config.train.micro_batch_tokens;
-  options.packing = config.data.packing;
-  options.max_length = config.data.max_length;
-  options.shuffle = config.data.shuffle;
-  options.seed = config.train.seed;
-  // A number of steps may need more epochs than the default one.
-  options.epochs = config.train.max_steps > 0 && !config.is_set("train.epochs")
-                       ? 0
-                       : static_cast<std::int64_t>(std::ceil(config.train.epochs));
-  options.max_steps = config.train.max_steps;
-  options.rank = static_cast<int>(mesh.data_rank());
-  options.world = static_cast<int>(mesh.data_size());
-  return options;
+/// The configuration with what is given in epochs and shares as steps.
+config::RunConfig paced(config::RunConfig config, const data::LoaderInfo& info) {
+  const auto steps = [](double share, std::int64_t whole) {
+    return std::max<std::int64_t>(1, std::llround(share * static_cast<double>(whole)));
+  };
+  if (config.optim.warmup_ratio > 0)
+    config.optim.warmup_steps = steps(config.optim.warmup_ratio, info.total_steps);
+  if (config.train.eval_every_epochs > 0)
+    config.train.eval_every = steps(config.train.eval_every_epochs, info.steps_per_epoch);
+  if (config.ckpt.every_epochs > 0)
+    config.ckpt.every = steps(config.ckpt.every_epochs, info.steps_per_epoch);
+  return config;
 }
 
-/// What rank 0 does before anything is written.
+/// Rank 0's preparations before anything is written.
 std::unique_ptr<RunLock> claim_output(const config::RunConfig& config, const comm::World* world) {
   if (world != nullptr && world->rank() > 0) return nullptr;
   check_resume(config);
   return std::make_unique<RunLock>(config.train.output_dir);
 }
 
-/// Throws for warm-up and decay that exceed a run whose length its data give; config::check() knows
-/// that of train.max_steps.
-void check_schedule(const config::RunConfig& config, std::int64_t total_steps) {
-  const config::OptimSection& optim = config.optim;
-  const bool is_wsd = optim.schedule == config::Schedule::kWsd;
-  const std::int64_t decay = is_wsd ? optim.decay_steps : 0;
-  if (total_steps == 0 || optim.warmup_steps + decay <= total_steps) return;
-  const char* const key = optim.warmup_steps > 0 ? "optim.warmup_steps" : "optim.decay_steps";
-  throw_error<ConfigError>(
-      "{}: warm-up {} and decay {} steps are more than the {} steps of the run",
-      config::where(config, key), optim.warmup_steps, decay, total_steps);
-}
-
 }  // namespace
 
 Trainer::Trainer(const config::RunConfig& config, Observer& observer, const std::atomic<bool>& stop,
-                 std::shared_ptr<comm::World> world)
+                 std::shared_ptr<comm::World> world, const MakeSubject& make_subject)
     : config_(config),
       observer_(observer),
       stop_(stop),
       lock_(claim_output(config, world.get())),
       setup_(make_setup(config, observer, std::move(world))),
-      objective_(objective::make_objective(config, setup_)),
-      learner_(config, setup_, *objective_,
+      subject_(make_subject(config_, setup_)),
+      objective_(*subject_.objective),
+      steps_(*subject_.steps),
+      learner_(config, setup_, objective_,
                std::max(config.train.micro_batch_tokens, config.data.max_length)),
-      loader_(std::make_unique<data::Loader>(setup_.train,
-                                             loader_options(config, setup_.context.mesh))),
+      paced_(paced(config, steps_.info())),
       auxiliary_coefficient_(assembly::auxiliary_coefficient(config, setup_.model->config())) {
-  check_schedule(config, loader_->info().total_steps);
+  check_schedule(paced_, steps_.info().total_steps);
   files::make_writable_directory(config.train.output_dir);
   ckpt::CheckpointStoreOptions store;
   store.keep_last = static_cast<int>(config.ckpt.keep_last);
@@ -96,7 +80,7 @@ Trainer::Trainer(const config::RunConfig& config, Observer& observer, const std:
     const bool is_made = std::find(made.begin(), made.end(), parameter->name()) != made.end();
     if (is_made && !parameter->trainable()) keep(*parameter);
   }
-  objective_->prepare({setup_.train, setup_.eval});
+  objective_.prepare({setup_.train, setup_.eval});
   resume();
   learner_.continue_after(first_step_);
 }
@@ -114,7 +98,7 @@ void require_finite(const StepInfo& info) {
 }  // namespace
 
 Trainer::Divisors Trainer::divisors_of(const data::Step& step) const {
-  const double loss = objective_->divisor(step);
+  const double loss = objective_.divisor(step);
   if (loss <= 0)
     throw_error<DataError>("optimizer step {} has no token with a loss weight", step.step + 1);
   return {loss, static_cast<double>(std::max<std::int64_t>(
@@ -122,11 +106,11 @@ Trainer::Divisors Trainer::divisors_of(const data::Step& step) const {
 }
 
 double Trainer::learning_rate_of(const data::Step& step) const {
-  return learning_rate(config_.optim, step.step, loader_->info().total_steps);
+  return learning_rate(paced_.optim, step.step, steps_.info().total_steps);
 }
 
 Pause Trainer::pause_behind(std::int64_t done) const {
-  return train::pause_behind(config_, setup_.eval != nullptr, done, loader_->info().total_steps);
+  return train::pause_behind(paced_, steps_.has_evaluation(), done, steps_.info().total_steps);
 }
 
 Learner::StepOptions Trainer::options_of(const data::Step& step) const {
@@ -140,34 +124,34 @@ Learner::StepOptions Trainer::options_of(const data::Step& step) const {
 void Trainer::queue_next(const data::Step& step) {
   if (pause_behind(step.step + 1).any()) return;
   if (setup_.context.mesh.world_group().any(stop_)) return;
-  std::optional<data::Step> next = loader_->next();
+  std::optional<data::Step> next = steps_.next();
   if (!next) return;
-  behind_.emplace(Begun{std::move(*next), std::nullopt});
+  ahead_.emplace(TakenStep{std::move(*next), std::nullopt});
   // One without a loss is refused when its turn comes.
-  if (behind_->step.loss_weight_sum > 0)
-    behind_->flight = learner_.queue(behind_->step.micro_batches, options_of(behind_->step));
+  if (ahead_->step.loss_weight_sum > 0)
+    ahead_->queued = learner_.queue(ahead_->step.micro_batches, options_of(ahead_->step));
 }
 
-std::optional<Trainer::Begun> Trainer::next_step() {
-  if (behind_) return std::exchange(behind_, std::nullopt);
-  std::optional<data::Step> step = loader_->next();
+std::optional<Trainer::TakenStep> Trainer::next_step() {
+  if (ahead_) return std::exchange(ahead_, std::nullopt);
+  std::optional<data::Step> step = steps_.next();
   if (!step) return std::nullopt;
-  return Begun{std::move(*step), std::nullopt};
+  return TakenStep{std::move(*step), std::nullopt};
 }
 
-Learner::Outcome Trainer::run(Begun& begun) {
-  const data::Step& step = begun.step;
+Learner::Outcome Trainer::run(TakenStep& taken) {
+  const data::Step& step = taken.step;
   if (!learner_.queues_ahead()) return learner_.step(step.micro_batches, options_of(step));
-  QueuedSteps::Flight flight = begun.flight ? std::move(*begun.flight)
+  QueuedSteps::Queued queued = taken.queued ? std::move(*taken.queued)
                                             : learner_.queue(step.micro_batches, options_of(step));
   queue_next(step);
-  return flight.wait();
+  return queued.wait();
 }
 
-StepInfo Trainer::train_step(Begun begun) {
+StepInfo Trainer::train_step(TakenStep taken) {
   // One that was queued before began when the one before it ended.
-  const auto start = begun.flight ? last_end_ : std::chrono::steady_clock::now();
-  const data::Step& step = begun.step;
+  const auto start = taken.queued ? last_end_ : std::chrono::steady_clock::now();
+  const data::Step& step = taken.step;
   const assembly::Model& model = *setup_.model;
   const Divisors divisors = divisors_of(step);
   StepInfo info;
@@ -177,10 +161,10 @@ StepInfo Trainer::train_step(Begun begun) {
     info.extra["recomputed_layers"] =
         static_cast<double>(learner_.recompute()->recomputed_layers());
   }
-  const Learner::Outcome outcome = run(begun);
+  const Learner::Outcome outcome = run(taken);
   const MicroBatchLoss& sums = outcome.sums;
   info.loss = sums.loss_sum.item<double>() / divisors.loss;
-  const std::vector<std::string> names = objective_->metrics();
+  const std::vector<std::string> names = objective_.metrics();
   for (std::size_t i = 0; i < names.size(); ++i)
     info.extra[names[i]] = sums.metric_sums[i].item<double>() / divisors.loss;
   info.grad_norm = outcome.grad_norm;
@@ -191,7 +175,7 @@ StepInfo Trainer::train_step(Begun begun) {
   info.tokens = step.tokens;
   info.loss_tokens = step.loss_rows;
   info.tokens_per_s = static_cast<double>(step.tokens) / info.seconds;
-  const std::int64_t per_epoch = std::max<std::int64_t>(1, loader_->info().steps_per_epoch);
+  const std::int64_t per_epoch = std::max<std::int64_t>(1, steps_.info().steps_per_epoch);
   info.epoch = static_cast<double>(info.step) / static_cast<double>(per_epoch);
   if (peak_flops_ > 0 && step.sequences > 0) {
     const double length = static_cast<double>(step.tokens) / static_cast<double>(step.sequences);
@@ -208,20 +192,17 @@ StepInfo Trainer::train_step(Begun begun) {
     info.extra["moe_load_max_over_mean"] = balance.largest;
     info.extra["moe_load_max_over_mean_avg"] = balance.mean;
   }
+  steps_.on_updated(info);
   return info;
 }
 
 Evaluation Trainer::evaluate() {
-  learner_.make_room();
-  data::EvaluationLoader::Options options;
-  options.micro_batch_tokens = config_.train.micro_batch_tokens;
-  options.rank = static_cast<int>(setup_.context.mesh.data_rank());
-  options.world = static_cast<int>(setup_.context.mesh.data_size());
-  return objective_->evaluate(setup_.eval, options);
+  learner_.release_graphs();
+  return steps_.evaluate();
 }
 
 void Trainer::evaluate_on_start() {
-  if (!config_.train.eval_on_start || !setup_.eval || first_step_ > 0) return;
+  if (!config_.train.eval_on_start || !steps_.has_evaluation() || first_step_ > 0) return;
   observer_.on_evaluation(0, evaluate(), /*best=*/false);
 }
 
@@ -242,17 +223,17 @@ bool Trainer::evaluate_if_due(StepInfo& info, const Pause& pause) {
 
 std::string Trainer::limit_reached() const {
   const config::TrainSection& train = config_.train;
-  // Without final/ it was killed behind its last step, and still has a result to write and report.
+  // Without final/ it was killed after its last step, and still has a result to write and report.
   const bool has_result =
       std::filesystem::exists(std::filesystem::path(train.output_dir) / "final");
   if (first_step_ == 0 || !has_result) return "";
-  if (first_step_ >= loader_->info().total_steps) {
-    const bool by_steps = train.max_steps > 0 && loader_->info().total_steps == train.max_steps;
+  if (first_step_ >= steps_.info().total_steps) {
+    const bool by_steps = train.max_steps > 0 && steps_.info().total_steps == train.max_steps;
     return by_steps ? fmt::format("train.max_steps {}", train.max_steps)
                     : fmt::format("train.epochs {}", train.epochs);
   }
   const std::int64_t patience = train.early_stop_patience;
-  return setup_.eval && patience > 0 && loop_.evaluations_without_gain >= patience
+  return steps_.has_evaluation() && patience > 0 && loop_.evaluations_without_gain >= patience
              ? fmt::format("train.early_stop_patience {}", patience)
              : "";
 }
@@ -270,7 +251,7 @@ Summary Trainer::run() {
 }
 
 Summary Trainer::train() {
-  // What rank 0 finds on its disk decides.
+  // Rank 0's disk decides.
   const std::string limit =
       setup_.context.mesh.world_group().all_gather_objects(limit_reached()).front();
   if (!limit.empty()) {
@@ -286,17 +267,17 @@ Summary Trainer::train() {
   const auto start = std::chrono::steady_clock::now();
   Summary summary;
   std::int64_t done = first_step_;
-  const std::int64_t total = loader_->info().total_steps;
+  const std::int64_t total = steps_.info().total_steps;
   bool fresh = first_step_ == 0;
   const comm::Group everybody = setup_.context.mesh.world_group();
   bool is_stopping = false;
-  while (behind_ || !(is_stopping = everybody.any(stop_))) {
-    std::optional<Begun> begun = next_step();
-    if (!begun) break;
+  while (ahead_ || !(is_stopping = everybody.any(stop_))) {
+    std::optional<TakenStep> taken = next_step();
+    if (!taken) break;
     std::optional<StepProfile> profile;
-    if (begun->step.step + 1 == config_.log.profile_step && everybody.rank() == 0)
+    if (taken->step.step + 1 == config_.log.profile_step && everybody.rank() == 0)
       profile.emplace(setup_.context.device);
-    StepInfo info = train_step(std::move(*begun));
+    StepInfo info = train_step(std::move(*taken));
     if (profile) profile->finish(config_.train.output_dir);
     done = info.step;
     loop_.last_loss = info.loss;
@@ -320,14 +301,15 @@ Summary Trainer::train() {
 double Trainer::usual_micro_batches() const {
   const double rows = static_cast<double>(config_.train.global_batch_size) /
                       static_cast<double>(setup_.context.mesh.data_size());
-  return std::max(1.0, std::ceil(rows * loader_->info().mean_row_tokens /
+  return std::max(1.0, std::ceil(rows * steps_.info().mean_row_tokens /
                                  static_cast<double>(config_.train.micro_batch_tokens)));
 }
 
 RunInfo Trainer::describe() const {
   const double micro_batches = usual_micro_batches();
   RunInfo info = describe_setup(setup_, config_, learner_.optimizer(), micro_batches);
-  const data::LoaderInfo& loader = loader_->info();
+  const data::LoaderInfo& loader = steps_.info();
+  info.data_summary = steps_.summary();
   info.peak_flops = peak_flops_;
   info.tokens_per_epoch = loader.tokens_per_epoch;
   info.steps_per_epoch = loader.steps_per_epoch;

@@ -18,6 +18,7 @@
 #include "train/run_lock.h"
 #include "train/schedule.h"
 #include "train/setup.h"
+#include "train/step_source.h"
 
 namespace heddle::train {
 
@@ -26,11 +27,12 @@ namespace heddle::train {
 class Trainer {
  public:
   /// Loads everything, resumes if the configuration says so. `stop` is read after every step: when
-  /// it turns true on any rank the run saves a checkpoint and returns, behind the step that the
+  /// it turns true on any rank the run saves a checkpoint and returns, after the step that the
   /// device has been given already, if there is one. `world`: the ranks that
   /// train together, each with a Trainer of the same configuration; null for one rank.
   Trainer(const config::RunConfig& config, Observer& observer, const std::atomic<bool>& stop,
-          std::shared_ptr<comm::World> world = nullptr);
+          std::shared_ptr<comm::World> world = nullptr,
+          const MakeSubject& make_subject = dataset_subject);
 
   /// Where it throws, the other ranks have been told why: they wait for this one, and its Trainer's
   /// destructor for the checkpoint that is being written.
@@ -42,32 +44,32 @@ class Trainer {
 
  private:
   Summary train();
-  /// A step of the loader, and if the device has been given it already what it will report.
-  struct Begun {
+  /// A step of the source, and if the device has been given it already what it will report.
+  struct TakenStep {
     data::Step step;
-    std::optional<QueuedSteps::Flight> flight;
+    std::optional<QueuedSteps::Queued> queued;
   };
-  /// What sums over a step are divided by.
+  /// Divisors of sums over a step.
   struct Divisors {
     double loss;
-    double sparse_tokens;  ///< Of the router's loss: tokens times layers with experts.
+    double sparse_tokens;  ///< Divisor of the router's loss: tokens times layers with experts.
   };
   /// Throws DataError if the step has no loss.
   Divisors divisors_of(const data::Step& step) const;
   double learning_rate_of(const data::Step& step) const;
   Learner::StepOptions options_of(const data::Step& step) const;
-  /// Gives the device the step behind `step`, which is under way, unless something comes between.
+  /// Gives the device the step after `step`, which is under way, unless something comes between.
   void queue_next(const data::Step& step);
-  /// What behind_ holds, else the loader's next step; nothing at the end.
-  std::optional<Begun> next_step();
-  StepInfo train_step(Begun begun);
+  /// The step in ahead_, else the source's next one; nothing at the end.
+  std::optional<TakenStep> next_step();
+  StepInfo train_step(TakenStep taken);
   /// Runs or awaits it, and queues the next one where that is possible.
-  Learner::Outcome run(Begun& begun);
+  Learner::Outcome run(TakenStep& taken);
   Pause pause_behind(std::int64_t done) const;
   Evaluation evaluate();
   /// Before the first step.
   void evaluate_on_start();
-  /// What a checkpoint holds of this rank: what is trained and what is kept.
+  /// This rank's part of a checkpoint: trained and kept parameters.
   std::vector<ckpt::TensorPart> state(bool with_copies) const;
   void keep(nn::Parameter& parameter);
   void save(std::int64_t step);
@@ -78,28 +80,30 @@ class Trainer {
   RunInfo describe() const;
   /// "train.max_steps 8": what ended the run that this one continues; empty if it had not.
   std::string limit_reached() const;
-  /// What training left to report after so many steps.
+  /// Report of the training that ended after so many steps.
   void fill(Summary& summary, std::int64_t steps) const;
-  /// Of a data rank in a usual step.
+  /// Micro-batches of a data rank in a usual step.
   double usual_micro_batches() const;
   /// Called by all ranks; rank 0 writes.
   std::filesystem::path export_final();
   /// Where a whole tensor comes from when the ranks divide it: the checkpoint last written or, if
   /// there was nothing left to do, restored; for what it does not hold the source.
   ckpt::ReadWhole whole_tensors() const;
-  /// Evaluates if the pause behind the step says so; true if the run should stop early.
+  /// Evaluates if the pause after the step says so; true if the run should stop early.
   bool evaluate_if_due(StepInfo& info, const Pause& pause);
 
   config::RunConfig config_;
   Observer& observer_;
   const std::atomic<bool>& stop_;
-  std::unique_ptr<RunLock> lock_;  ///< Of rank 0; made before anything is written.
+  std::unique_ptr<RunLock> lock_;  ///< Lock of rank 0; made before anything is written.
   Setup setup_;
-  std::unique_ptr<objective::Objective> objective_;
+  Subject subject_;
+  objective::Objective& objective_;
+  StepSource& steps_;
   Learner learner_;
-  std::unique_ptr<data::Loader> loader_;
-  std::optional<Begun> behind_;                     ///< Queued behind the step under way.
-  std::chrono::steady_clock::time_point last_end_;  ///< Of a step.
+  config::RunConfig paced_;         ///< With what is given in epochs and shares as steps.
+  std::optional<TakenStep> ahead_;  ///< Queued after the step under way.
+  std::chrono::steady_clock::time_point last_end_;  ///< Time at which a step ended.
   std::unique_ptr<ckpt::CheckpointStore> checkpoints_;
   double auxiliary_coefficient_ = 0;
   double peak_flops_ = 0;
@@ -108,7 +112,7 @@ class Trainer {
   std::vector<nn::Parameter*> kept_;
   std::int64_t first_step_ = 0;
   std::int64_t last_saved_ = -1;
-  ckpt::Path last_checkpoint_;  ///< Of that step; empty before the first.
+  ckpt::Path last_checkpoint_;  ///< Checkpoint of that step; empty before the first.
   LoopState loop_;
   std::optional<double> last_eval_;
   bool improved_ = false;  ///< The evaluation after the last step was the best so far.

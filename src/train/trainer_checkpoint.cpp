@@ -1,4 +1,4 @@
-// What a run saves, and how it goes on from it.
+// Saves a run and continues it.
 #include "base/errors.h"
 #include "base/log.h"
 #include "ckpt/shared_verification.h"
@@ -12,8 +12,8 @@ namespace {
 
 constexpr const char* kWeights = "weights/";
 
-/// Of what is not trained: the rows that this rank owns. Frozen values that stay whole have no
-/// owner (parallel::Sharding::freeze_untrained): the first replica saves them.
+/// Whether this rank saves its rows of an untrained parameter. Frozen values that stay whole have
+/// no owner (parallel::Sharding::freeze_untrained): the first replica saves them.
 bool saves(const nn::Parameter& parameter, const comm::Mesh& mesh) {
   if (parameter.is_copy()) return false;
   const bool is_owned = !parameter.owned().is_alias_of(parameter.value());
@@ -52,7 +52,7 @@ void Trainer::resume() {
   }
   ckpt::verify_together(mode, everybody);
   restore(mode);
-  // What was saved after it belongs to a past that is being rewritten.
+  // Later checkpoints belong to a past that is being rewritten.
   checkpoints_->remove_newer_than(first_step_);
   observer_.on_resume(first_step_, mode);
 }
@@ -86,7 +86,7 @@ void Trainer::restore(const ckpt::Path& path) {
   first_step_ = saved.step;
   last_saved_ = first_step_;
   last_checkpoint_ = path;
-  loader_->seek(saved.cursor);
+  steps_.seek(saved.cursor);
 }
 
 std::vector<ckpt::TensorPart> Trainer::state(bool with_copies) const {
@@ -95,8 +95,8 @@ std::vector<ckpt::TensorPart> Trainer::state(bool with_copies) const {
     if (!parameter->is_held()) continue;
     if (!with_copies && !saves(*parameter, setup_.context.mesh)) continue;
     for (nn::Box& box : parameter->boxes(parameter->owned())) {
-      parts.push_back({kWeights + parameter->name(), std::move(box.tensor), std::move(box.offset),
-                       parameter->global_shape()});
+      parts.push_back({kWeights + parameter->name(), std::move(box.tensor),
+                       std::move(box.global.offset), parameter->global_shape()});
     }
   }
   return parts;
@@ -112,7 +112,7 @@ void Trainer::save(std::int64_t step) {
   ckpt::CheckpointState state;
   loop_.step = step;
   loop_.optimizer_steps = learner_.optimizer().steps();
-  loop_.cursor = loader_->cursor();
+  loop_.cursor = steps_.cursor();
   loop_.write(state.state);
   state.state["seed"] = config_.train.seed;
   state.state["kernels"] = setup_.model->kernels().lines();
@@ -136,7 +136,7 @@ void Trainer::restore_kept(const ckpt::TrainingCheckpoint& checkpoint) {
     if (parameter->trainable() || !checkpoint.has(name)) continue;
     keep(*parameter);
     for (nn::Box& box : parameter->boxes(parameter->owned()))
-      checkpoint.copy_box(name, box.offset, std::move(box.tensor));
+      checkpoint.copy_box(name, box.global.offset, std::move(box.tensor));
   }
 }
 

@@ -8,7 +8,7 @@
 
 namespace heddle::ui {
 
-/// What one optimizer step reports. Sums are over all ranks; NaN and infinity are written as null.
+/// Report of one optimizer step. Sums are over all ranks; NaN and infinity are written as null.
 struct StepMetrics {
   std::int64_t step = 0;         ///< 1 after the first optimizer step; 0: an evaluation before it
   double epoch = 0;              ///< passes over the data so far, with fraction

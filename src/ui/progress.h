@@ -19,12 +19,12 @@ struct ProgressStyle {
   std::int64_t every =
       1;  ///< plain lines: only steps that are a multiple of it, the first and the last
 
-  /// What fits the standard error: live, coloured and 10 times a second on a terminal; plain lines
-  /// elsewhere.
+  /// Style that fits the standard error: live, coloured and 10 times a second on a terminal; plain
+  /// lines elsewhere.
   static ProgressStyle detect(std::int64_t every = 1);
 };
 
-/// What one line shows. `facts` stand in the order of importance: those that do not fit are left
+/// Contents of one line. `facts` stand in the order of importance: those that do not fit are left
 /// out from the end.
 struct ProgressLine {
   std::string label;
@@ -38,7 +38,7 @@ struct ProgressLine {
 /// A live line of at most `width` columns: "sft ━━━━╸     120/1000  loss 2.3145  ...  3 min 20 s
 /// left".
 std::string render_live(const ProgressLine& line, int width, bool has_color);
-/// The same for a log file: "sft 120/1000 (12 %)  loss 2.3145  ...".
+/// The line for a log file: "sft 120/1000 (12 %)  loss 2.3145  ...".
 std::string render_plain(const ProgressLine& line);
 
 /// "loss 2.3145", "lr 1.95e-04", "grad norm 0.83", "12.4 k tokens/s", "41 % of speed of light",

@@ -25,7 +25,10 @@ struct ReportSample {
   std::string after;
 };
 
-/// What the report says beside the curves. Kept as report.json in the run directory, so that the
+/// Beginning of the status of a run until it ends.
+inline constexpr const char* kRunning = "running";
+
+/// Facts of the report besides the curves. Kept as report.json in the run directory, so that the
 /// page can be made anew.
 struct ReportFacts {
   std::string title;    ///< "sft: Qwen3.5-0.8B on chat.jsonl"
@@ -46,7 +49,8 @@ std::string render_report(const ReportFacts& facts, std::span<const StepMetrics>
 void write_report(const std::filesystem::path& run_directory, const ReportFacts& facts);
 
 /// Makes report.html anew from report.json (if there is one) and metrics.jsonl, and returns its
-/// path. Throws ConfigError if the folder is no run directory, FileError.
+/// path. A run that said last that it is running and whose run.lock nobody holds was killed, and
+/// the page says so. Throws ConfigError if the folder is no run directory, FileError.
 std::filesystem::path rebuild_report(const std::filesystem::path& run_directory);
 
 std::string to_json(const ReportFacts& facts);

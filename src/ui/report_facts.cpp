@@ -1,6 +1,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/errors.h"
+#include "base/file_lock.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "ui/report.h"
@@ -58,6 +59,20 @@ void write_report(const std::filesystem::path& run_directory, const ReportFacts&
   files::write_atomically(run_directory / "report.html", render_report(facts, rows));
 }
 
+namespace {
+
+/// True while the process that runs in a directory holds its lock, or where nobody can tell.
+bool is_held(const std::filesystem::path& lock) {
+  if (!std::filesystem::exists(lock)) return true;
+  try {
+    return !files::FileLock(lock).try_lock();
+  } catch (const FileError&) {
+    return true;
+  }
+}
+
+}  // namespace
+
 std::filesystem::path rebuild_report(const std::filesystem::path& run_directory) {
   const auto metrics = run_directory / "metrics.jsonl";
   if (!std::filesystem::exists(metrics)) {
@@ -68,6 +83,8 @@ std::filesystem::path rebuild_report(const std::filesystem::path& run_directory)
   const auto saved = run_directory / "report.json";
   if (std::filesystem::exists(saved)) {
     facts = report_facts_from_json(files::read(saved), saved.string());
+    if (facts.status.starts_with(kRunning) && !is_held(run_directory / "run.lock"))
+      facts.status = "ended without a word: killed, or its machine went down";
   } else {
     const auto name = std::filesystem::absolute(run_directory / ".").parent_path().filename();
     facts.title = name.string();

@@ -47,7 +47,7 @@ std::vector<std::string> lines_of(const std::string& cell, int width) {
   return lines;
 }
 
-/// What stands above and below a horizontal rule.
+/// Kinds of rows above and below a horizontal rule.
 enum class Kind { kEdge, kCells, kSection };
 
 std::string rule(const std::vector<int>& widths, Kind above, Kind below) {

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-/// What the terminal can show, and text measured as it shows it.
+/// Abilities of the terminal, and text measured as it shows it.
 namespace heddle::ui {
 
 /// Whether the descriptor (1 standard output, 2 standard error) is a terminal that understands

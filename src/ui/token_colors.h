@@ -17,7 +17,7 @@ struct TokenText {
 /// that borders show. Without: tokens are separated by "|", runs that carry loss stand between "[["
 /// and "]]". A line break is shown as "\n" and then breaks the line.
 std::string render_tokens(std::span<const TokenText> tokens, bool has_color);
-/// What the colours (or brackets) mean, in one line.
+/// Meaning of the colours (or brackets), in one line.
 std::string token_legend(bool has_color);
 
 }  // namespace heddle::ui

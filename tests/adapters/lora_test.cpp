@@ -19,6 +19,7 @@
 #include "nn/pass.h"
 #include "ops/autograd.h"
 #include "ops/builtin.h"
+#include "ops/linear/linear.h"
 #include "ops/swiglu/swiglu.h"
 
 namespace heddle::adapters {
@@ -57,8 +58,8 @@ nn::Pass pass_with(const ops::KernelTable& kernels, const LoraSet& set, const at
 
 /// The gradients of an adapted layer come with what is postponed, after that of its input.
 void check_postponed(double dropout) {
-  const auto kernels = ops::KernelTable::choose(ops::builtin_registry(), c10::DeviceType::CPU,
-                                                at::kDouble, {{ops::Linear::kName, {{}}}});
+  const auto kernels = ops::KernelTable::choose(ops::builtin_registry(), {}, at::kDouble,
+                                                {ops::OpRequest::of<ops::Linear>()});
   nn::Linear linear("layer.weight", kOut, kIn);
   const at::Tensor weight = numbers(kOut, kIn, 1), a = numbers(kRank, kIn, 2),
                    b = numbers(kOut, kRank, 3), dy = numbers(kTokens, kOut, 4);
@@ -99,9 +100,9 @@ TEST(Lora, PostponedGradientsComeAfterTheInputsWithDropout) { check_postponed(kD
 
 /// Two layers that read one input, with adapters.
 struct Fixture {
-  ops::KernelTable kernels =
-      ops::KernelTable::choose(ops::builtin_registry(), c10::DeviceType::CPU, at::kDouble,
-                               {{"linear", {{}}}, {"swiglu", {{{"dim", kIn}}}}});
+  ops::KernelTable kernels = ops::KernelTable::choose(
+      ops::builtin_registry(), {}, at::kDouble,
+      {ops::OpRequest::of<ops::Linear>(), ops::OpRequest::of<ops::Swiglu>({.dim = kIn})});
   nn::Linear first{"first.weight", 6, kIn}, second{"second.weight", 4, kIn};
   std::vector<nn::Linear*> layers = {&first, &second};
   std::unique_ptr<LoraSet> adapters;

@@ -8,8 +8,8 @@
 namespace heddle::bench {
 namespace {
 
-const OperatorPlace kBfloat16 = {c10::Device(at::kCPU), at::kBFloat16, {true, {}, 0}};
-const OperatorPlace kFloat = {c10::Device(at::kCPU), at::kFloat, {true, {}, 0}};
+const OperatorPlace kBfloat16 = {c10::Device(at::kCPU), at::kBFloat16, {true, {}}};
+const OperatorPlace kFloat = {c10::Device(at::kCPU), at::kFloat, {true, {}}};
 
 /// All shapes of the forward's and the backward's table, two of which are in both.
 TEST(OperatorCases, PublishedShapesOfTheGatedDeltaRule) {

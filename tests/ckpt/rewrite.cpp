@@ -1,4 +1,4 @@
-// What the interop checks call:
+// Program that the interop checks call:
 //   rewrite model IN OUT MAX_SHARD_BYTES     reads every tensor and writes a new directory, half of
 //   them carried through rewrite adapter IN OUT text|nested|bare|bare-nested|same rewrite scalings
 //   IN                      "module[.parameter] rank scaling" of every pair

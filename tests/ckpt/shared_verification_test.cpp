@@ -61,7 +61,7 @@ class SharedVerification : public ::testing::Test {
     stream.seekp(-1, std::ios::end);
     stream.put('\x55');
   }
-  /// What `body` says as an error on each of three ranks.
+  /// Errors of `body` on each of three ranks.
   std::vector<std::string> messages(const std::function<void(const comm::Group&)>& body) const {
     return heddle::testing::run_ranks(3, [&](const std::shared_ptr<comm::World>& world) {
       const comm::Mesh mesh({1, 1, 1, 3, 1}, world);

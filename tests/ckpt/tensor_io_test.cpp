@@ -159,7 +159,7 @@ TEST_F(TensorIo, LoadReportsWhatItConvertedAndCarried) {
   EXPECT_EQ(report.bytes_read, 12u + 20u);
 }
 
-/// Of this process: resident bytes now, or their peak since reset_peak().
+/// Memory of this process: resident bytes now, or their peak since reset_peak().
 std::int64_t resident_bytes(const std::string& key) {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);) {

@@ -5,6 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+
 #include "program.h"
 #include "testing/parameter_name.h"
 
@@ -302,9 +304,24 @@ const std::vector<Case>& checkpoint() {
        2,
        {"{dir}/none: there is no such folder"}},
       {"NameOnTheHub",
-       [](const Folder& f) { return f.train({"model.path=Qwen/Qwen3.5-of-nobody"}); },
+       [](const Folder& f) {
+         // A hub at which nobody listens.
+         setenv("HF_ENDPOINT", "http://127.0.0.1:9", 1);
+         return f.train({"model.path=Qwen/Qwen3.5-of-nobody"});
+       },
        2,
-       {"Qwen/Qwen3.5-of-nobody: there is no such folder", "hf download Qwen/Qwen3.5-of-nobody"}},
+       {"Qwen/Qwen3.5-of-nobody: there is no such file or folder here",
+        "hf download Qwen/Qwen3.5-of-nobody"}},
+      {"ShareOfTheRows",
+       [](const Folder& f) { return f.train({"data.eval=1.5"}); },
+       2,
+       {"data.eval: a share of the training rows is above 0 and below 1, found 1.5"}},
+      {"TwoWarmUps",
+       [](const Folder& f) {
+         return f.train({"optim.warmup_steps=2", "optim.warmup_ratio=0.1"});
+       },
+       2,
+       {"optim.warmup_ratio", "is given beside optim.warmup_steps"}},
       {"FolderOfARun",
        [](const Folder& f) {
          fs::create_directories(f.at("old/final"));

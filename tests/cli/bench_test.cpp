@@ -121,7 +121,7 @@ TEST(BenchOperators, SaysWhatIsWrong) {
               HasSubstr("no published shape has both --heads 2/4 and --layout 28672+4096"));
 }
 
-/// What a benchmark would ignore is refused with those that take it.
+/// Options that a benchmark would ignore are refused, with the benchmarks that take them.
 TEST(BenchOperators, RefusesOptionsOfOtherBenchmarks) {
   const auto refused = [](std::vector<std::string> arguments, const std::string& message) {
     arguments.insert(arguments.begin(), "bench");

@@ -27,7 +27,7 @@ std::vector<std::string> lines_of(const std::string& command, int& status) {
   return lines;
 }
 
-/// What bash would offer for the last of the words, in an empty folder.
+/// Words that bash would offer for the last of the words, in an empty folder.
 std::vector<std::string> bash_completions(const std::string& words) {
   const testing::TemporaryDirectory dir;
   files::write_atomically(dir / "script", run_command({"completion", "bash"}).out);

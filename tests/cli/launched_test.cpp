@@ -1,4 +1,4 @@
-// What a user sees of a run of several ranks.
+// A user's view of a run of several ranks.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

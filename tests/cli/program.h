@@ -89,7 +89,7 @@ inline pid_t start(const Folder& folder, const Arguments& arguments,
 
 using testing::wait_for;
 
-/// What the program said on its standard error.
+/// Output of the program on its standard error.
 inline std::string message(const Folder& folder) { return files::read(folder.at("stderr")); }
 
 }  // namespace heddle::cli

@@ -128,7 +128,7 @@ TEST(LaunchEnvironment, ReadsHowManyRanksSlurmPutOnThisHost) {
   };
   EXPECT_EQ(local_world({{"SLURM_TASKS_PER_NODE", "4(x2),3"}}), 3);
   EXPECT_EQ(local_world({{"SLURM_TASKS_PER_NODE", "4(x2),3"}, {"SLURM_NODEID", "1"}}), 4);
-  // What the step has, which may be fewer than the job asked for, comes first.
+  // The step's tasks, which may be fewer than the job asked for, come first.
   EXPECT_EQ(local_world({{"SLURM_STEP_TASKS_PER_NODE", "5,4,2"},
                          {"SLURM_NTASKS_PER_NODE", "8"},
                          {"SLURM_TASKS_PER_NODE", "8(x3)"}}),

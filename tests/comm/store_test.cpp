@@ -49,7 +49,7 @@ class Stranger {
   void say(std::string_view bytes) const {
     static_cast<void>(send(descriptor_, bytes.data(), bytes.size(), MSG_NOSIGNAL));
   }
-  /// What comes until the other side closes the connection.
+  /// Bytes received until the other side closes the connection.
   std::string hear_all() const {
     std::string all;
     char buffer[4096];

@@ -184,12 +184,13 @@ INSTANTIATE_TEST_SUITE_P(
                   "",
                   {},
                   "run.yaml: required key 'model.path' is missing: folder of a Hugging Face "
-                  "checkpoint"},
+                  "checkpoint, or its name on the Hub (hf://, ms://)"},
         BadConfig{"NoData",
                   "model: {path: m}\n",
                   {},
-                  "run.yaml: required key 'data.train' is missing: training files, .jsonl, also "
-                  ".gz or .zst; weight: how often a row is seen in an epoch"},
+                  "run.yaml: required key 'data.train' is missing: training files, folders, "
+                  "patterns or a data set of the Hugging Face Hub; weight: how often a row is seen "
+                  "in an epoch"},
         BadConfig{"LoraWithoutRank",
                   after_good("train: {method: lora}\nadapter:\n  rank: 0\n"),
                   {},

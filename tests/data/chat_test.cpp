@@ -1,4 +1,4 @@
-// What a template is given, and which text is the assistant's, for the forms of data sets and the
+// Input of a template, and the text that is the assistant's, for the forms of data sets and the
 // habits of templates.
 #include "data/rendering/chat.h"
 

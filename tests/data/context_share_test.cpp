@@ -68,7 +68,7 @@ TEST(ContextShare, SumsOverTheRanksAreThoseOfTheBatch) {
         ends += share.real_sequences;
         weight += share.loss_weight_sum;
         target = std::accumulate(share.targets.begin(), share.targets.end(), target);
-        // The dummy tail is behind the real tokens of every rank.
+        // The dummy tail is after the real tokens of every rank.
         EXPECT_EQ(share.tokens.narrow(0, share.real_tokens, share.size() - share.real_tokens)
                       .abs()
                       .sum()

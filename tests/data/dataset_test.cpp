@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <set>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -33,6 +34,24 @@ class DatasetTest : public ::testing::Test {
   TemporaryDirectory folder_;
   std::shared_ptr<const Tokenizer> tokenizer_ = make_tokenizer();
 };
+
+TEST_F(DatasetTest, HoldsOutAShareOfTheRowsByTheirText) {
+  const std::vector<std::string> once = numbered_rows(4000, 29, 4);
+  std::vector<std::string> lines = once;
+  lines.insert(lines.end(), once.begin(), once.begin() + 500);  // some rows come twice
+  DatasetOptions rest = options(lines), held_out = rest;
+  rest.held_out = held_out.held_out = 0.1;
+  held_out.takes_held_out = true;
+  const auto train = Dataset::open(rest, *tokenizer_), eval = Dataset::open(held_out, *tokenizer_);
+  EXPECT_EQ(train->rows() + eval->rows(), 4500);
+  EXPECT_NEAR(static_cast<double>(eval->rows()), 450, 80);
+  EXPECT_NE(train->key(), eval->key());
+  std::set<std::string> trained;
+  for (std::int64_t row = 0; row < train->rows(); ++row)
+    trained.insert(lines[static_cast<std::size_t>(train->place(row).line - 1)]);
+  for (std::int64_t row = 0; row < eval->rows(); ++row)
+    EXPECT_FALSE(trained.contains(lines[static_cast<std::size_t>(eval->place(row).line - 1)]));
+}
 
 TEST_F(DatasetTest, IsTheSameFromTheCacheFromMemoryAndWithAnyThreads) {
   DatasetOptions one = options(numbered_rows(5000, 29, 4));
@@ -117,7 +136,7 @@ TEST_F(DatasetTest, TokenisesAgainWhenTheCacheIsDamaged) {
     EXPECT_FALSE(again->files()[0].from_cache);
     EXPECT_EQ(again->rows(), 50);
   }
-  // What an interrupted run leaves is never taken for a cache.
+  // Files of an interrupted run are never taken for a cache.
   std::filesystem::remove(cache);
   std::ofstream(cache.string() + ".tmp") << "half";
   EXPECT_EQ(Dataset::open(base, *tokenizer_)->rows(), 50);

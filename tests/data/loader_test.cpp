@@ -176,7 +176,8 @@ TEST_F(LoaderTest, ResumesWithAnotherBatchSizeAndRefusesAnotherOrder) {
   EXPECT_THAT(message_of([&] { reseeded.seek(cursor); }), HasSubstr("seed was 0, is 9"));
   options.seed = 0;
   Loader changed(rows(53, 29, 77), options);
-  EXPECT_THAT(message_of([&] { changed.seek(cursor); }), HasSubstr("data was"));
+  EXPECT_THAT(message_of([&] { changed.seek(cursor); }),
+              HasSubstr("rows.jsonl: 53 rows): a file was changed"));
   EXPECT_THAT(message_of([&] { changed.seek(nlohmann::json::object()); }),
               HasSubstr("cannot be read"));
 }

@@ -5,6 +5,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <lzma.h>
 #include <zlib.h>
 #include <zstd.h>
 
@@ -40,6 +41,17 @@ std::string gzip(const std::string& text) {
   out.resize(stream.total_out);
   deflateEnd(&stream);
   return out;
+}
+
+std::string xz(const std::string& text) {
+  std::string packed(lzma_stream_buffer_bound(text.size()), '\0');
+  std::size_t size = 0;
+  EXPECT_EQ(lzma_easy_buffer_encode(
+                6, LZMA_CHECK_CRC64, nullptr, reinterpret_cast<const std::uint8_t*>(text.data()),
+                text.size(), reinterpret_cast<std::uint8_t*>(packed.data()), &size, packed.size()),
+            LZMA_OK);
+  packed.resize(size);
+  return packed;
 }
 
 std::string zstd(const std::string& text) {
@@ -91,7 +103,8 @@ TEST(LineReader, ReadsCompressedFilesOfSeveralParts) {
   write(folder / "two", gzip(half) + gzip(rest) + std::string(512, '\0'));
   write(folder / "three", zstd(text));
   write(folder / "four", zstd(half) + zstd("") + zstd(rest));
-  for (const char* name : {"one", "two", "three", "four"}) {
+  write(folder / "five", xz(half) + xz(rest));
+  for (const char* name : {"one", "two", "three", "four", "five"}) {
     EXPECT_EQ(lines_of(folder / name), expected) << name;
   }
 }
@@ -100,7 +113,7 @@ TEST(LineReader, SaysThatACompressedFileIsCutOrDamaged) {
   const TemporaryDirectory folder;
   std::string text;
   for (int i = 0; i < 5000; ++i) text += std::to_string(i * 104729) + "\n";
-  for (auto* compress : {&gzip, &zstd}) {
+  for (auto* compress : {&gzip, &zstd, &xz}) {
     const std::string whole = compress(text);
     write(folder / "cut", whole.substr(0, whole.size() / 2));
     EXPECT_THAT(message_of([&] { lines_of(folder / "cut"); }), HasSubstr("it is cut"));

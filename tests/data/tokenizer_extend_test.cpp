@@ -57,7 +57,7 @@ TEST_F(ExtendTokenizer, GivesNewTokensTheNextIds) {
   EXPECT_EQ(extended.tokenizer->vocab_size(), 260);
   EXPECT_THAT(extended.tokenizer->encode("ab<|note|>a<|ende—x|>"), ElementsAre(256, 258, 'a', 259));
   EXPECT_TRUE(extended.tokenizer->is_special(259));
-  // What was written loads as a folder of its own.
+  // The written files load as a folder of its own.
   write("tokenizer.json", changed(extended, "tokenizer.json"));
   EXPECT_EQ(Tokenizer::load(dir_.path())->id_of("<|note|>"), 258);
 }

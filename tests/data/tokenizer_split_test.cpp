@@ -1,5 +1,6 @@
 #include "data/tokenizer/split.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "base/errors.h"
@@ -21,8 +22,9 @@ std::string with_digits(std::string pattern) {
 
 std::vector<std::string> words(const Split& split, const std::string& text) {
   std::vector<std::string> out;
+  SplitBudget budget(text.size());
   for (std::size_t at = 0; at < text.size();) {
-    const std::size_t end = split.next(text, at);
+    const std::size_t end = split.next(text, at, budget);
     out.push_back(text.substr(at, end - at));
     at = end;
   }
@@ -84,10 +86,49 @@ TEST(Split, RegexKeepsWhatItDoesNotMatch) {
   EXPECT_THROW(make_regex_split("(", "t"), DataError);
 }
 
-// Backtracking without end is an error, not a hang.
-TEST(Split, HostilePatternEndsWithAnError) {
-  const auto split = make_regex_split("(a+)+[bc]", "t");
-  EXPECT_THROW(split->next(std::string(100, 'a') + "d", 0), DataError);
+// Backtracking without end and reading to the end of the text from each of its places are errors.
+TEST(Split, HostilePatternsEndWithAnError) {
+  struct Case {
+    const char* pattern;
+    std::string text;
+  };
+  const std::string run(300'000, 'a');
+  for (const auto& [pattern, text] : std::vector<Case>{
+           {"(a+)+[bc]", std::string(100, 'a') + "d"},
+           {"(?:a|b)*[0-9]", run},
+           {"a*[0-9]", run},
+           {"[a-z]*(?:1|2)", run + "é"},
+           {"(?=.*z)a", run},
+           {"(?:(?:a|ab)*c|d)", run},
+           {R"(\w+\s*:)", run},
+       }) {
+    try {
+      words(*make_regex_split(pattern, "tokenizer.json"), text);
+      ADD_FAILURE() << pattern;
+    } catch (const DataError& error) {
+      EXPECT_THAT(error.what(), testing::HasSubstr(pattern));
+    }
+  }
+}
+
+// A bound on work must not meet texts of one long word.
+TEST(Split, LongWordsAreCutAsShortOnes) {
+  const std::string o200k =
+      R"([^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+)";
+  using Words = std::vector<std::string>;
+  for (const std::size_t length : {511, 512, 513, 4096, 100'000, 1'000'000}) {
+    for (const char* letter : {"G", "g", "日", "-", " "}) {
+      std::string word;
+      while (word.size() < length) word += letter;
+      EXPECT_EQ(
+          words(*make_regex_split(o200k, "t"), "1" + word + "\n"),
+          *letter == ' ' || *letter == '-' ? (Words{"1", word + "\n"}) : (Words{"1", word, "\n"}))
+          << letter << " " << length;
+      EXPECT_EQ(words(*make_regex_split(kQwen35, "t"), "1" + word + "\n"),
+                words(*make_known_split(kQwen35), "1" + word + "\n"))
+          << letter << " " << length;
+    }
+  }
 }
 
 TEST(UnicodeClasses, ACharacterHasAtMostOneClass) {

@@ -1,4 +1,4 @@
-// Which entry points of the vendor the back end calls, and that the simulation stands in for each.
+// Entry points of the vendor that the back end calls, and that the simulation stands in for each.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/ones.h>
 #include <gtest/gtest.h>

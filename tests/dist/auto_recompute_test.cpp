@@ -22,7 +22,7 @@ class AutoRecomputeOverRanks : public ::testing::TestWithParam<const char*> {
     EXPECT_EQ(runs_.run(name, 2, "dense", more), 0) << runs_.printed(name);
     return runs_.printed(name);
   }
-  /// What the log says that a policy needs.
+  /// Bytes that a policy needs according to the log.
   static double bytes(const std::string& printed, const std::string& policy) {
     std::smatch found;
     EXPECT_TRUE(std::regex_search(printed, found, std::regex(policy + ": ([0-9.]+) ([KMG])iB[;,]")))
@@ -55,8 +55,8 @@ TEST_P(AutoRecomputeOverRanks, ChoosesAlikeAndChangesNoBit) {
   const std::string some =
       run("some", {"train.recompute=auto", fmt::format("train.memory_limit_gib={}", limit)});
   EXPECT_THAT(some, HasSubstr("train.recompute: auto: "));
-  // What threads of collectives free is counted as held on the CPU (device::MemoryMeter), and along
-  // tp that is as much as what is chosen about.
+  // Memory that threads of collectives free is counted as held on the CPU (device::MemoryMeter),
+  // and along tp that is as much as what is chosen about.
   if (std::string(GetParam()) != "tp") {
     for (const char* end : {"off", "full"}) {
       EXPECT_EQ(some.find(fmt::format("train.recompute: auto: {}, ", end)), std::string::npos)

@@ -16,6 +16,7 @@
 #include "comm/ranks.h"
 #include "ops/autograd.h"
 #include "ops/builtin.h"
+#include "ops/moe/moe.h"
 
 namespace heddle {
 namespace {
@@ -64,9 +65,9 @@ double difference(const at::Tensor& a, const at::Tensor& b) {
 
 ops::KernelTable table(const std::string& kernel, c10::ScalarType dtype) {
   ops::KernelPolicy policy;
-  policy.chosen_by_user = {{"moe_experts", kernel}};
-  return ops::KernelTable::choose(ops::builtin_registry(), c10::DeviceType::CPU, dtype,
-                                  {{"moe_experts", {{}}}}, policy);
+  policy.named = {{"moe_experts", kernel}};
+  return ops::KernelTable::choose(ops::builtin_registry(), {}, dtype,
+                                  {ops::OpRequest::of<ops::MoeExperts>()}, policy);
 }
 
 comm::Group expert_group(const std::shared_ptr<comm::World>& world) {

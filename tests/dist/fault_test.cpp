@@ -82,7 +82,7 @@ class LaunchFailureTest : public ::testing::Test {
   void expect_nothing_left(const std::string& run) const {
     expect_no_rank_runs();
     for (const auto& entry : fs::directory_iterator(runs_.directory() / run / "checkpoints")) {
-      // What a killed rank was writing has another name, and the next run removes it.
+      // A killed rank's unfinished file has another name, and the next run removes it.
       if (entry.path().extension() != "") continue;
       EXPECT_TRUE(fs::exists(entry.path() / "manifest.json")) << entry.path();
     }
@@ -238,7 +238,7 @@ const std::vector<Interrupted> kInterrupted = {
 enum class Fault {
   kKill,
   kFreeze,
-  kLateStart,  ///< Of one rank, seconds behind the others; later one is killed.
+  kLateStart,  ///< One rank, seconds after the others; a later one is killed.
 };
 
 class KilledLayoutTest : public LaunchFailureTest {
@@ -282,7 +282,7 @@ class KilledLayoutTest : public LaunchFailureTest {
     // Not there if it was ended before the first checkpoint.
     if (fs::exists(runs_.directory() / run / "checkpoints")) expect_nothing_left(run);
   }
-  /// What the kills left continues, under another layout.
+  /// Runs that were killed continue, under another layout.
   void expect_continues(const char* model) {
     const auto latest = ckpt::latest_complete_checkpoint(runs_.directory() / model / "checkpoints");
     const std::int64_t done = latest ? latest->step : 0;

@@ -85,7 +85,7 @@ const std::vector<Layout> kExpertLayouts = {
      {"parallel.pp=2", "parallel.tp=2", "parallel.cp=2", "parallel.ep=2"}},
 };
 
-/// What is trained and how; each is compared with one rank of its own.
+/// Model and method of a training; each is compared with one rank of its own.
 struct Variant {
   const char* name;
   const char* model;
@@ -112,7 +112,7 @@ const std::vector<Variant> kVariants = {
      "dense",
      {"data.loss_on=assistant", "kernels.gated_delta_rule=reference"},
      "answers.jsonl"},
-    // Of a micro-batch of one row, the ranks along cp that lack its end have no loss (P15).
+    // In a micro-batch of one row, the ranks along cp that lack its end have no loss (P15).
     {"dense, full, loss at the end alone",
      "dense",
      {"data.packing=false", "train.global_batch_size=4", "train.micro_batch_tokens=48",
@@ -214,11 +214,11 @@ bool has_experts(const Variant& variant) { return std::string(variant.model).end
 
 struct Precision {
   const char* name;
-  double bound;  ///< Of the losses.
-  /// Of the gradient norm, and, after the first step, of one that is sensitive. In fp32 the first
-  /// norm of one rank is itself 1e-5 off that of float64; another kernel of rms_norm moves that of
-  /// a model with experts by 4.5e-5 in ten steps (and the loss by 8e-8), as AdamW makes every
-  /// rounding of a small gradient a step of full size; and a contrastive gradient is a small
+  double bound;  ///< Bound of the losses.
+  /// Bounds of the gradient norm, and, after the first step, of one that is sensitive. In fp32 the
+  /// first norm of one rank is itself 1e-5 off that of float64; another kernel of rms_norm moves
+  /// that of a model with experts by 4.5e-5 in ten steps (and the loss by 8e-8), as AdamW makes
+  /// every rounding of a small gradient a step of full size; and a contrastive gradient is a small
   /// difference of embeddings that are nearly alike: a smaller bound would fail correct programs.
   double norm_bound, sensitive_norm_bound;
 };
@@ -477,7 +477,7 @@ TEST_F(ParityTest, OfSimulatedNpus) {
   }
 }
 
-// What a stream has not been waited for reads as NaN.
+// Values for which a stream has not been waited read as NaN.
 TEST_F(ParityTest, OfSimulatedNpusWhoseStreamsAreLate) {
   for (const auto& [name, several] :
        {std::pair{"dense, full", layout("tp2")}, {"moe, full", experts("dp2 ep2")}}) {

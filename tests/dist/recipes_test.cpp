@@ -42,7 +42,7 @@ class RecipeTest : public ::testing::Test {
                                       path_of(recipe).string()};
     for (const std::string& word :
          runs_.overrides(name, model, {"train.max_steps=" + std::to_string(steps)})) {
-      // What a recipe is about stays its own.
+      // A recipe's own subject stays.
       if (!word.starts_with("train.global_batch_size") && !word.starts_with("data."))
         words.push_back(word);
     }
@@ -63,7 +63,8 @@ TEST_F(RecipeTest, EachRunsThreeSteps) {
   for (const auto& entry : fs::directory_iterator(path_of("single").parent_path())) {
     if (entry.path().extension() != ".yaml") continue;
     const std::string name = entry.path().stem().string();
-    if (ranks_of(name) > 8) continue;
+    // Recipes of `heddle rl` start from what they make themselves.
+    if (ranks_of(name) > 8 || name.starts_with("rl_")) continue;
     expect_runs(name);
     ++count;
   }

@@ -70,7 +70,7 @@ TEST_F(RouterReplayTest, WhatOneLayoutRecordsAnyOtherTakes) {
   }
 }
 
-// Of a model wide enough for bf16: the gradient of a narrow one is rounding to a good part.
+// A model wide enough for bf16: the gradient of a narrow one is rounding to a good part.
 TEST_F(RouterReplayTest, InBf16LayoutsAgreeWithTheSameExperts) {
   runs_.make_model("wide", true,
                    {{"hidden_size", 128},

@@ -122,12 +122,12 @@ TEST_F(ScoreTest, SeveralRanksPutOnAnAdapterAsOneDoes) {
 /// P4: what stands beside a sequence in its pack has no effect on it, be it NaN.
 class PoisonedPackTest : public ScoreTest {
  protected:
-  static constexpr std::int32_t kTail = 0;  ///< What fills a batch up (data::with_dummy_tail).
+  static constexpr std::int32_t kTail = 0;  ///< Fills a batch up (data::with_dummy_tail).
   static constexpr std::int32_t kNeighbour = 7;
 
   PoisonedPackTest() {
     batch_tokens_ = 4096;  // all in one pack
-    // The neighbours stand before, between and behind the others; over four ranks no number of
+    // The neighbours stand before, between and after the others; over four ranks no number of
     // tokens is whole without a tail.
     std::ofstream rows(runs_.directory() / "rows.jsonl");
     std::int32_t id = 100;

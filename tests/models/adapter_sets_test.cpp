@@ -93,7 +93,7 @@ TEST_P(AdapterSets, InOnePassHaveTheBitsThatTheyHaveAlone) {
     for (const char* op :
          {"linear", "gated_delta_rule", "attention", "rms_norm", "swiglu", "gdn_gates",
           "gated_rms_norm", "causal_conv1d", "qk_norm_rope", "output_gate"})
-      policy.chosen_by_user[op] = "reference";
+      policy.named[op] = "reference";
   }
   const auto model = testing::tiny_model(at::kFloat, moe, c10::Device(c10::kCPU), policy);
   model->visit_parameters([](nn::Parameter& p) { p.set_trainable(false); });

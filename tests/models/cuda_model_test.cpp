@@ -67,7 +67,7 @@ std::unique_ptr<Model> model_on(c10::Device device, c10::ScalarType dtype,
 ops::KernelPolicy references_for(const Model& model) {
   ops::KernelPolicy policy;
   for (const auto& request : models::kernel_requests(model.config()))
-    policy.chosen_by_user[request.op] = "reference";
+    policy.named[request.op] = "reference";
   return policy;
 }
 
@@ -214,8 +214,8 @@ TEST(GpuModel, GradientsWithExpertsFollowFp64AsReferenceKernelsDo) {
 /// Weights after some optimizer steps, and each step's loss, entropy and gradient norm.
 struct Training {
   std::vector<std::pair<std::string, at::Tensor>> weights;
-  std::vector<double> losses, entropies, norms;  ///< With experts, behind each loss the router's.
-  std::vector<at::Tensor> loads;                 ///< Of the experts, after each step.
+  std::vector<double> losses, entropies, norms;  ///< With experts, after each loss the router's.
+  std::vector<at::Tensor> loads;                 ///< Loads of the experts, after each step.
   std::size_t graphs = 0;
 };
 
@@ -262,7 +262,7 @@ Training train(Mode mode, const Recipe& recipe) {
     result.losses.push_back(sums.auxiliary_sum.item<double>());
     result.loads.push_back(sums.expert_load.cpu());
   };
-  std::vector<train::QueuedSteps::Flight> flights;
+  std::vector<train::QueuedSteps::Queued> queued;
   for (int i = 0; i < 7; ++i) {
     const std::vector<data::Batch> batches = {
         i % 2 == 0 ? testing::batch_of({{i, 256}, {i + 10, 256}}, 4 * i)
@@ -286,15 +286,15 @@ Training train(Mode mode, const Recipe& recipe) {
       optimizer.step(model->kernels(), lr,
                      std::min(1.0, optim.clip_norm / (result.norms.back() + 1e-6)));
     } else {
-      flights.push_back(steps.queue(batches, {.loss_scale = scale,
-                                              .auxiliary_scale = auxiliary,
-                                              .lr = lr,
-                                              .dropout_step = dropout_step}));
+      queued.push_back(steps.queue(batches, {.loss_scale = scale,
+                                             .auxiliary_scale = auxiliary,
+                                             .lr = lr,
+                                             .dropout_step = dropout_step}));
     }
   }
   // All of them were queued before the first is heard of.
-  for (train::QueuedSteps::Flight& flight : flights) {
-    const auto outcome = flight.wait();
+  for (train::QueuedSteps::Queued& step : queued) {
+    const auto outcome = step.wait();
     report(outcome.sums);
     result.norms.push_back(outcome.grad_norm);
   }

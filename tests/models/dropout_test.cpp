@@ -19,7 +19,7 @@ at::Tensor numbers(std::int64_t first, std::int64_t last) {
   return at::arange(first, last, at::kLong);
 }
 
-/// What is dropped in a layer's input in a step.
+/// Dropped elements of a layer's input in a step.
 struct Masks {
   std::uint64_t seed;
   const char* module;

@@ -14,7 +14,7 @@ namespace {
 
 using Along = Cut::Along;
 
-/// Which dimension of a matrix the ranks along tp divide.
+/// The dimension of a matrix that the ranks along tp divide.
 Along cut_of(const nn::Parameter& parameter) {
   const std::int64_t matrix = std::ssize(parameter.global_shape()) - 2;
   for (const nn::Shard& shard : parameter.placement()) {
@@ -26,7 +26,7 @@ Along cut_of(const nn::Parameter& parameter) {
 
 class EachPreset : public ::testing::TestWithParam<std::string> {};
 
-/// What costs and layout checks are told of a layer is what its modules are.
+/// The layer's products, which costs and layout checks read, are those of its modules.
 TEST_P(EachPreset, ProductsAreThoseOfTheModules) {
   Config config = preset(GetParam());
   config.vocab_size = 64;

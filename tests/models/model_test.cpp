@@ -163,7 +163,7 @@ TEST(Model, RouterReplayTakesTheRecordedExperts) {
   for (const at::Tensor& experts : recorded.experts)
     EXPECT_EQ(experts.sizes(), (std::vector{41L, 2L}));
 
-  // The same weights give the same states; others would choose other experts, but do not.
+  // Equal weights give equal states; others would choose other experts, but do not.
   parallel::BlockRunner::Tape same;
   same.experts = recorded.experts;
   EXPECT_TRUE(at::equal(runner.forward(embedded, pass, false, same), before));
@@ -282,6 +282,13 @@ INSTANTIATE_TEST_SUITE_P(
             "hidden", {{"hidden_size", "big"}}, "'hidden_size' is \"big\": expected an integer"},
         BadConfig{
             "zero", {{"head_dim", 0}}, "'head_dim' is 0: expected an integer from 1 to 65536"},
+        BadConfig{"dtype", {{"dtype", "float13"}}, "'dtype' is \"float13\": expected float32"},
+        BadConfig{"old_dtype", {{"torch_dtype", 7}}, "'torch_dtype' is 7: expected float32"},
+        BadConfig{"eos", {{"eos_token_id", "</s>"}}, "'eos_token_id' is \"</s>\""},
+        BadConfig{"eos_list", {{"eos_token_id", {1, -3}}}, "'eos_token_id' is [1,-3]"},
+        BadConfig{"bos", {{"bos_token_id", -2}}, "'bos_token_id' is -2"},
+        BadConfig{"positions", {{"max_position_embeddings", -1}}, "'max_position_embeddings'"},
+        BadConfig{"range", {{"initializer_range", -0.02}}, "'initializer_range' is -0.02"},
         BadConfig{"bias", {{"attention_bias", true}}, "'attention_bias' is true: expected false"},
         BadConfig{"act", {{"hidden_act", "gelu"}}, "'hidden_act' is \"gelu\""},
         BadConfig{"rope", {{"rope_parameters", {{"rope_type", "yarn"}}}}, "rope_type is 'yarn'"}),

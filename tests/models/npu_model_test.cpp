@@ -22,14 +22,14 @@ using testing::Gradients;
 /// Every kernel the reference, or the device's own.
 enum class Kernels { kReference, kOwn };
 
-/// Of one packed batch of ragged sequences.
+/// Gradients of one packed batch of ragged sequences.
 Gradients gradients_on(c10::Device device, c10::ScalarType dtype, bool moe,
                        parallel::Recompute recompute, Kernels kernels = Kernels::kReference) {
   ops::KernelPolicy policy;
   policy.allow_fallback = true;
   const auto config = testing::tiny_model(dtype, moe, c10::Device(at::kCPU));
   for (const auto& request : models::kernel_requests(config->config())) {
-    if (kernels == Kernels::kReference) policy.chosen_by_user[request.op] = "reference";
+    if (kernels == Kernels::kReference) policy.named[request.op] = "reference";
   }
   const auto model = testing::tiny_model(dtype, moe, device, policy);
   Gradients result =
@@ -61,7 +61,7 @@ TEST_P(SimulatedModel, GradientsEqualTheCpus) {
   }
 }
 
-// What a step of training waits for is written down here: another wait in the hot path is an
+// Waits of a training step are written down here: another wait in the hot path is an
 // accident.
 TEST_P(SimulatedModel, WaitsOnlyWhereItMust) {
   ops::KernelPolicy policy;
@@ -103,7 +103,7 @@ TEST(SimulatedModelGraph, HoldsTheForwardAndBackwardPassOfAStep) {
   });
 }
 
-/// What building a model for a device throws.
+/// Error of building a model for a device.
 std::string message_of_building(c10::Device device) {
   return testing::message_of([&] {
     ops::KernelPolicy policy;

@@ -5,6 +5,7 @@
 #include "device/npu_chip.h"
 #include "models/kernel_requests.h"
 #include "models/registry.h"
+#include "ops/causal_conv1d/causal_conv1d.h"
 #include "ops/causal_conv1d/npu/tile.h"
 
 namespace heddle::models {
@@ -24,11 +25,11 @@ TEST(NpuConvTile, AcceptsEveryPublishedSizeAt128kTokens) {
       Degrees degrees;
       if (config.gated_delta_net()->num_key_heads % sp == 0) degrees.ulysses = sp;
       for (const ops::OpRequest& request : kernel_requests(config, degrees)) {
-        if (request.op != "causal_conv1d") continue;
+        if (request.op != ops::CausalConv1d::kName) continue;
+        const auto& dims = *static_cast<const ops::CausalConv1d::Dims*>(request.dims.get());
         for (const std::int64_t tokens : {kTokens, (kTokens + sp - 1) / sp}) {
           for (const std::int64_t element_bytes : {2, 4}) {
-            const ConvShape shape{tokens, request.dims[0].at("channels"),
-                                  request.dims[0].at("width"), element_bytes};
+            const ConvShape shape{tokens, dims.channels, dims.width, element_bytes};
             const Tile tile = plan_tile(shape, device::kUnifiedBufferBytes);
             EXPECT_LE(tile_bytes(tile, shape), device::kUnifiedBufferBytes) << name << " sp " << sp;
             EXPECT_GE(tile.tokens * tile.channels, 4096) << name << " sp " << sp;

@@ -57,7 +57,7 @@ inline std::unique_ptr<models::Model> tiny_model(c10::ScalarType dtype, bool moe
   context.dtype = dtype;
   models::ModelOptions options;
   options.auxiliary_loss = moe;
-  options.generates = true;
+  options.duties.generates = true;
   options.kernel_policy = policy;
   auto model = std::make_unique<models::Model>(tiny_config(moe), "model.", context, options);
   model->allocate();

@@ -12,6 +12,7 @@
 #include "comm/ranks.h"
 #include "ops/autograd.h"
 #include "ops/builtin.h"
+#include "ops/linear/linear.h"
 
 namespace heddle::nn {
 namespace {
@@ -26,8 +27,8 @@ at::Tensor numbers(std::int64_t rows, std::int64_t columns, double first) {
 }
 
 ops::KernelTable linear_kernels() {
-  return ops::KernelTable::choose(ops::builtin_registry(), c10::DeviceType::CPU, at::kDouble,
-                                  {{ops::Linear::kName, {{}}}});
+  return ops::KernelTable::choose(ops::builtin_registry(), {}, at::kDouble,
+                                  {ops::OpRequest::of<ops::Linear>()});
 }
 
 void give_values(Linear& linear, const at::Tensor& whole, const comm::Mesh& mesh) {
@@ -111,7 +112,7 @@ TEST(TensorParallel, ItsPartEqualsThatOfOneRank) {
     pass.tensor_group = &group;
     const at::Tensor y = run_tensor_parallel(
         x, pass, residual, [&](const LinearInput& rows, const at::Tensor& own_residual) {
-          EXPECT_FALSE(own_residual.defined());  // behind the sum over ranks
+          EXPECT_FALSE(own_residual.defined());  // after the sum over ranks
           return down.forward(kernels, up.forward(kernels, rows));
         });
     ops::run_backward({y}, {mine(dy_whole, 0)});

@@ -20,7 +20,7 @@ namespace heddle::ops::testing {
 namespace {
 
 KernelTable table(const std::string& name, c10::ScalarType dtype) {
-  return table_of(register_attention, Attention::kName, name, dtype);
+  return table_of(any<Attention>(), name, dtype);
 }
 
 Sequences packed(std::vector<std::int32_t> boundaries) {
@@ -163,7 +163,7 @@ TEST(Attention, SameBitsForEveryThreadCount) {
 TEST(AttentionDecode, EqualsTheLastRowOfAttention) {
   for (const c10::ScalarType dtype : kernel_dtypes()) {
     for (const char* name : {"reference", kOwn}) {
-      const KernelTable kernels = table_of(register_attention, AttentionDecode::kName, name, dtype);
+      const KernelTable kernels = table_of(any<AttentionDecode>(), name, dtype);
       for (const std::int64_t dim : {64, 24, 128}) {
         const std::vector<std::int64_t> lengths = {0, 129, 299};
         const std::vector<std::vector<std::int32_t>> pages = {{7}, {0, 12, 5}, {13, 1, 10, 6, 8}};
@@ -213,7 +213,7 @@ TEST(AttentionDecode, EqualsTheLastRowOfAttention) {
 
 TEST(OutputGate, GradientsMatchAndKernelEqualsReference) {
   const auto gate_table = [](const char* name, c10::ScalarType dtype) {
-    return table_of(register_attention, OutputGate::kName, name, dtype);
+    return table_of(any<OutputGate>(), name, dtype);
   };
   const auto f = [](const KernelTable& kernels) {
     return [&kernels](const Tensors& in) { return Tensors{output_gate(kernels, in[0], in[1])}; };

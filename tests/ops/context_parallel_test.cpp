@@ -1,4 +1,4 @@
-// What the ranks along cp compute together against one rank that has all tokens. The ranks are
+// Computations of the ranks along cp against one rank that has all tokens. The ranks are
 // threads of this process.
 #include "ops/context_parallel/context_parallel.h"
 
@@ -24,6 +24,7 @@
 namespace heddle::ops {
 namespace {
 
+using testing::any;
 using testing::close;
 using testing::randn;
 
@@ -127,12 +128,12 @@ void for_all_layouts(const std::function<void(const Layout&)>& check) {
   }
 }
 
-KernelTable kernels_of(void (*add)(Registry&), const char* op, c10::ScalarType type) {
-  return testing::table_of(add, op, type == at::kDouble ? "reference" : "cpu.chunk", type);
+KernelTable kernels_of(const OpRequest& request, c10::ScalarType type) {
+  return testing::table_of(request, type == at::kDouble ? "reference" : "cpu.chunk", type);
 }
 
 TEST(ContextParallel, ConvolutionReachesIntoEarlierSegments) {
-  const KernelTable kernels = kernels_of(register_causal_conv1d, "causal_conv1d", at::kDouble);
+  const KernelTable kernels = kernels_of(any<CausalConv1d>(), at::kDouble);
   for_all_layouts([&](const Layout& layout) {
     const std::vector<std::int32_t> cu = boundaries(layout);
     const Sequences sequences = Sequences::from_host(cu, at::kCPU);
@@ -163,7 +164,7 @@ Tensors rule_inputs(std::int64_t T, c10::ScalarType type, double decay) {
 }
 
 void check_rule(c10::ScalarType type, double decay, double tolerance) {
-  const KernelTable kernels = kernels_of(register_gated_delta_net, "gated_delta_rule", type);
+  const KernelTable kernels = kernels_of(any<GatedDeltaRule>(), type);
   for_all_layouts([&](const Layout& layout) {
     const std::vector<std::int32_t> cu = boundaries(layout);
     const Sequences sequences = Sequences::from_host(cu, at::kCPU);
@@ -201,7 +202,7 @@ TEST(ContextParallel, ASkippedTransitionDoesNotShow) {
 }
 
 TEST(ContextParallel, AttentionSeesTheKeysOfOtherRanks) {
-  const KernelTable kernels = kernels_of(register_attention, "attention", at::kDouble);
+  const KernelTable kernels = kernels_of(any<Attention>(), at::kDouble);
   for_all_layouts([&](const Layout& layout) {
     const std::vector<std::int32_t> cu = boundaries(layout);
     const std::int64_t T = cu.back();
@@ -222,7 +223,7 @@ TEST(ContextParallel, AttentionSeesTheKeysOfOtherRanks) {
 }
 
 TEST(ContextParallel, UlyssesGivesEachRankSomeHeadsOfAllTokens) {
-  const KernelTable kernels = kernels_of(register_attention, "attention", at::kDouble);
+  const KernelTable kernels = kernels_of(any<Attention>(), at::kDouble);
   for_all_layouts([&](const Layout& layout) {
     const std::vector<std::int32_t> cu = boundaries(layout);
     const std::int64_t T = cu.back(), n = layout.ranks, D = 4;

@@ -20,9 +20,8 @@ namespace {
 
 const c10::Device kGpu(c10::DeviceType::CUDA, 0);
 
-KernelTable gpu_table(void (*add)(Registry&), const std::string& op, const std::string& name,
-                      c10::ScalarType dtype, const Dims& dims = {}) {
-  return table_of(add, op, name, dtype, c10::DeviceType::CUDA, dims);
+KernelTable gpu_table(const OpRequest& request, const std::string& name, c10::ScalarType dtype) {
+  return table_of(request, name, dtype, {Platform::kCuda});
 }
 
 Tensors to_gpu(const Tensors& tensors, c10::ScalarType dtype) {
@@ -57,10 +56,9 @@ void expect_attention_equals_reference(const std::string& name,
       return Tensors{attention(kernels, {x[0], x[1], x[2], q, k, 0})};
     };
   };
-  const KernelTable reference =
-      table_of(register_attention, Attention::kName, "reference", at::kDouble);
+  const KernelTable reference = table_of(any<Attention>(), "reference", at::kDouble);
   const KernelTable kernel =
-      gpu_table(register_attention, Attention::kName, name, at::kBFloat16, {{"head_dim", dim}});
+      gpu_table(OpRequest::of<Attention>({.head_dim = dim}), name, at::kBFloat16);
   const auto on_cpu = run(reference, c10::Device(c10::DeviceType::CPU));
   const auto on_gpu = run(kernel, kGpu);
   const Tensors gpu_in = to_gpu(in, at::kBFloat16);
@@ -115,9 +113,8 @@ TEST_F(GpuOps, CudnnAttentionTakesFewLongSequencesInPieces) {
 TEST_F(GpuOps, CudnnAttentionReadsColumnsOfAProjection) {
   const std::vector<std::int32_t> ends = {0, 70, 335, 600};
   const auto sequences = Sequences::from_host(ends, kGpu);
-  const KernelTable kernels =
-      gpu_table(register_attention, Attention::kName, "cuda.sm90_cudnn_or_flash_varlen",
-                at::kBFloat16, {{"head_dim", 256}});
+  const KernelTable kernels = gpu_table(OpRequest::of<Attention>({.head_dim = 256}),
+                                        "cuda.sm90_cudnn_or_flash_varlen", at::kBFloat16);
   const auto run = [&](const Tensors& x) {
     return Tensors{attention(kernels, {x[0], x[1], x[2], sequences, sequences, 0})};
   };
@@ -135,8 +132,8 @@ TEST_F(GpuOps, ReferenceAttentionRunsInFp32) {
   const std::vector<std::int32_t> ends = {0, 33, 300};
   const Tensors in = {randn({300, 4, 64}, at::kFloat, 1), randn({300, 2, 64}, at::kFloat, 2),
                       randn({300, 2, 64}, at::kFloat, 3)};
-  const KernelTable cpu = table_of(register_attention, Attention::kName, "reference", at::kFloat);
-  const KernelTable gpu = gpu_table(register_attention, Attention::kName, "reference", at::kFloat);
+  const KernelTable cpu = table_of(any<Attention>(), "reference", at::kFloat);
+  const KernelTable gpu = gpu_table(any<Attention>(), "reference", at::kFloat);
   const auto run = [&](const KernelTable& kernels, c10::Device device, const Tensors& x) {
     const auto sequences = Sequences::from_host(ends, device);
     return attention(kernels, {x[0], x[1], x[2], sequences, sequences, 0});
@@ -152,8 +149,9 @@ struct GroupedKernel {
 constexpr GroupedKernel kGroupedKernels[] = {{"cuda.grouped_mm", 48}, {"cuda.sm90.grouped", 64}};
 
 KernelTable grouped_experts(const GroupedKernel& kernel) {
-  return gpu_table(register_moe, MoeExperts::kName, kernel.name, at::kBFloat16,
-                   {{"hidden_size", 64}, {"intermediate_size", kernel.intermediate_size}});
+  return gpu_table(
+      OpRequest::of<MoeExperts>({.hidden_size = 64, .intermediate_size = kernel.intermediate_size}),
+      kernel.name, at::kBFloat16);
 }
 
 at::Tensor expert_rows(std::int64_t tokens) { return randn({tokens, 64}, at::kBFloat16, 2); }
@@ -169,7 +167,7 @@ void expect_experts_equal_reference(const GroupedKernel& kernel, const at::Tenso
                 randn({experts, 2 * width, 64}, at::kBFloat16, 3) * 0.2,
                 randn({experts, 64, width}, at::kBFloat16, 4) * 0.2};
   for (at::Tensor& x : in) x = x.to(at::kBFloat16).to(at::kDouble);
-  const KernelTable reference = table_of(register_moe, MoeExperts::kName, "reference", at::kDouble),
+  const KernelTable reference = table_of(any<MoeExperts>(), "reference", at::kDouble),
                     grouped = grouped_experts(kernel);
   const auto run = [&](const KernelTable& kernels, const at::Tensor& some) {
     return [&kernels, some, assignments](const Tensors& x) {
@@ -231,8 +229,8 @@ TEST_F(GpuOps, RouterEqualsReference) {
                                            {3, 1000, 4}}) {
     for (const bool normalize : {true, false}) {
       SCOPED_TRACE(::testing::Message() << k << " of " << experts << ", " << tokens << " tokens");
-      const KernelTable warp = gpu_table(register_moe, MoeRoute::kName, "cuda.warp", at::kFloat,
-                                         {{"num_experts", experts}, {"top_k", k}});
+      const KernelTable warp = gpu_table(
+          OpRequest::of<MoeRoute>({.num_experts = experts, .top_k = k}), "cuda.warp", at::kFloat);
       const at::Tensor logits = randn({tokens, experts}, at::kFloat, 1),
                        dp = randn({tokens, experts}, at::kDouble, 2);
       const MoeRouting expected = moe_route(logits.to(at::kDouble), k, normalize),
@@ -258,8 +256,8 @@ TEST_F(GpuOps, RouterEqualsReference) {
     }
   }
   // Ties go to the lower index.
-  const KernelTable warp = gpu_table(register_moe, MoeRoute::kName, "cuda.warp", at::kBFloat16,
-                                     {{"num_experts", 70}, {"top_k", 5}});
+  const KernelTable warp = gpu_table(OpRequest::of<MoeRoute>({.num_experts = 70, .top_k = 5}),
+                                     "cuda.warp", at::kBFloat16);
   const at::Tensor even = at::zeros({3, 70}, at::kBFloat16);
   EXPECT_TRUE(identical(moe_route(warp, even.to(kGpu), 5, true).experts.cpu(),
                         moe_route(even, 5, true).experts));
@@ -294,8 +292,7 @@ void expect_low_rank_changes_equal_reference(const GroupedKernel& kernel) {
     for (at::Tensor& x : in) x = x.to(at::kBFloat16).to(at::kDouble);
     const at::Tensor gate_up = randn({experts, 2 * width, 64}, at::kBFloat16, 3) * 0.2,
                      down = randn({experts, 64, width}, at::kBFloat16, 4) * 0.2;
-    const KernelTable reference =
-        table_of(register_moe, MoeExperts::kName, "reference", at::kDouble);
+    const KernelTable reference = table_of(any<MoeExperts>(), "reference", at::kDouble);
     const KernelTable grouped = grouped_experts(kernel);
     const auto run = [&](const KernelTable& kernels, const at::Tensor& chosen, const Tensors& w) {
       return [&kernels, chosen, w](const Tensors& x) {
@@ -349,13 +346,10 @@ TEST_F(GpuOps, LinearCrossEntropyEqualsReference) {
     wide.hidden = in.hidden.to(at::kDouble), wide.weight = in.weight.to(at::kDouble);
     moved.hidden = in.hidden.to(kGpu), moved.weight = in.weight.to(kGpu);
     moved.labels = in.labels.to(kGpu), moved.loss_weights = in.loss_weights.to(kGpu);
-    const auto expected =
-        linear_cross_entropy(table_of(register_linear_cross_entropy, LinearCrossEntropy::kName,
-                                      "reference", at::kDouble),
-                             wide, true, true);
-    const auto r = linear_cross_entropy(
-        gpu_table(register_linear_cross_entropy, LinearCrossEntropy::kName, "reference", dtype),
-        moved, true, true);
+    const auto expected = linear_cross_entropy(
+        table_of(any<LinearCrossEntropy>(), "reference", at::kDouble), wide, true, true);
+    const auto r = linear_cross_entropy(gpu_table(any<LinearCrossEntropy>(), "reference", dtype),
+                                        moved, true, true);
     const double tolerance = dtype == at::kFloat ? 1e-5 : 1e-2;
     EXPECT_TRUE(close(r.loss_sum.cpu(), expected.loss_sum, 1e-5));
     EXPECT_TRUE(close(r.logprobs.cpu(), expected.logprobs, 1e-5));
@@ -394,10 +388,8 @@ TEST_F(GpuOps, FusedAdamwEqualsReference) {
         cpu[i].gradient = randn(cpu[i].parameter.sizes(), dtype, 10 * step + i);
         gpu[i].gradient = cpu[i].gradient.to(kGpu);
       }
-      adamw_step(table_of(register_optimizer_step, AdamwStep::kName, "reference", dtype), cpu,
-                 options);
-      adamw_step(gpu_table(register_optimizer_step, AdamwStep::kName, "cuda.fused", dtype), gpu,
-                 options);
+      adamw_step(table_of(any<AdamwStep>(), "reference", dtype), cpu, options);
+      adamw_step(gpu_table(any<AdamwStep>(), "cuda.fused", dtype), gpu, options);
     }
     for (std::size_t i = 0; i < cpu.size(); ++i) {
       const bool half = dtype == at::kBFloat16;
@@ -430,16 +422,14 @@ TEST_F(GpuOps, RoundedAdamwEqualsReference) {
     }
     AdamwOptions options;
     options.lr = 1e-2, options.step = 7, options.gradient_multiplier = 0.5;
-    adamw_step(table_of(register_optimizer_step, AdamwStep::kName, "reference", at::kBFloat16), cpu,
-               options);
-    adamw_step(gpu_table(register_optimizer_step, AdamwStep::kName, "cuda.fused", at::kBFloat16),
-               gpu, options);
+    adamw_step(table_of(any<AdamwStep>(), "reference", at::kBFloat16), cpu, options);
+    adamw_step(gpu_table(any<AdamwStep>(), "cuda.fused", at::kBFloat16), gpu, options);
     std::int64_t differing = 0, count = 0;
     for (std::size_t i = 0; i < cpu.size(); ++i) {
       for (const auto& [a, b] : {std::pair{cpu[i].parameter, gpu[i].parameter},
                                  {cpu[i].exp_avg, gpu[i].exp_avg},
                                  {cpu[i].exp_avg_sq, gpu[i].exp_avg_sq}}) {
-        // The same random bits; fp32 sums that differ in the last place may round apart.
+        // Random bits are equal; fp32 sums that differ in the last place may round apart.
         EXPECT_TRUE(close(b.cpu(), a, 8e-3)) << i;
         differing += (b.cpu() != a).sum().item().toLong();
         count += a.numel();
@@ -482,15 +472,13 @@ TEST_F(GpuOps, EightBitAdamwEqualsReference) {
                   .to(gradient);
           gpu[i].gradient = cpu[i].gradient.to(kGpu);
         }
-        adamw_step(table_of(register_optimizer_step, AdamwStep::kName, "reference", parameter), cpu,
-                   options);
-        adamw_step(gpu_table(register_optimizer_step, AdamwStep::kName, "cuda.fused", parameter),
-                   gpu, options);
+        adamw_step(table_of(any<AdamwStep>(), "reference", parameter), cpu, options);
+        adamw_step(gpu_table(any<AdamwStep>(), "cuda.fused", parameter), gpu, options);
       }
       std::int64_t differing = 0, count = 0;
       for (std::size_t i = 0; i < cpu.size(); ++i) {
         for (const auto member : {&AdamwTensor::exp_avg, &AdamwTensor::exp_avg_sq}) {
-          // The same random bits; fp32 sums that differ in the last place may round apart.
+          // Random bits are equal; fp32 sums that differ in the last place may round apart.
           differing += ((gpu[i].*member).cpu() != cpu[i].*member).sum().item().toLong();
           count += (cpu[i].*member).numel();
         }
@@ -512,8 +500,8 @@ TEST_F(GpuOps, NormAndRopeRunOnTheDevice) {
       return Tensors{qk_norm_rope(kernels, x[0], x[1], cos, sin, 1e-6)};
     };
   };
-  const KernelTable cpu = table_of(register_rotary, QkNormRope::kName, "reference", at::kFloat);
-  const KernelTable gpu = gpu_table(register_rotary, QkNormRope::kName, "reference", at::kFloat);
+  const KernelTable cpu = table_of(any<QkNormRope>(), "reference", at::kFloat);
+  const KernelTable gpu = gpu_table(any<QkNormRope>(), "reference", at::kFloat);
   const auto on_cpu = run(cpu, c10::Device(at::kCPU)), on_gpu = run(gpu, kGpu);
   const Tensors gpu_in = to_gpu(in, at::kFloat);
   EXPECT_TRUE(close(on_gpu(gpu_in)[0].cpu(), on_cpu(in)[0], 1e-5));

@@ -10,8 +10,7 @@ namespace heddle::ops::testing {
 namespace {
 
 TEST(Embedding, AddsEveryRowToItsTokensSum) {
-  const KernelTable kernels =
-      table_of(register_embedding, Embedding::kName, "reference", at::kBFloat16);
+  const KernelTable kernels = table_of(any<Embedding>(), "reference", at::kBFloat16);
   const at::Tensor tokens = at::tensor({3, 0, 3, 3, 2}, at::kLong).to(device());
   const at::Tensor dy = randn({5, 7}, at::kBFloat16, 1), before = randn({4, 7}, at::kFloat, 2);
   at::Tensor sum = before.clone();

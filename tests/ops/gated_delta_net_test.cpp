@@ -26,6 +26,7 @@
 namespace heddle::ops {
 namespace {
 
+using testing::any;
 using testing::call;
 using testing::Case;
 using testing::device;
@@ -45,7 +46,7 @@ using testing::rms_error;
 using testing::run_exactly;
 
 KernelTable table(const std::string& kernel, c10::ScalarType dtype) {
-  return testing::table_of(register_gated_delta_net, "gated_delta_rule", kernel, dtype);
+  return testing::table_of(any<GatedDeltaRule>(), kernel, dtype);
 }
 
 Tensors run(const Problem& p, const std::string& kernel, c10::ScalarType dtype) {
@@ -321,8 +322,7 @@ TEST_P(GatedDeltaRuleKernels, DecodingEqualsTheSequence) {
   for (int s = 0; s < 3; ++s) states.select(0, slots[s]).copy_(p.inputs[5].select(0, s));
   at::Tensor referred = states.clone();
   const auto decode_table = [&](const char* name) {
-    return testing::table_of(register_gated_delta_net, GatedDeltaRuleDecode::kName, name,
-                             GetParam().dtype);
+    return testing::table_of(any<GatedDeltaRuleDecode>(), name, GetParam().dtype);
   };
   const KernelTable reference = decode_table("reference"), own = decode_table(kOwn);
   for (int t = 0; t < 7; ++t) {
@@ -430,12 +430,10 @@ TEST(GatedDeltaRule, TriangularInverse) {
 }
 
 TEST(GatedDeltaRule, OddHeadDimsTakeTheReference) {
-  Registry registry;
-  register_gated_delta_net(registry);
   for (const auto& [dim, kernel] : {std::pair{24, "reference"}, {48, "cpu.chunk"}}) {
     const KernelTable chosen =
-        KernelTable::choose(registry, c10::DeviceType::CPU, at::kFloat,
-                            {{"gated_delta_rule", {{{"head_k_dim", 64}, {"head_v_dim", dim}}}}});
+        KernelTable::choose(builtin_registry(), {}, at::kFloat,
+                            {OpRequest::of<GatedDeltaRule>({.head_k_dim = 64, .head_v_dim = dim})});
     EXPECT_EQ(chosen.choices()[0].kernel, kernel);
   }
 }

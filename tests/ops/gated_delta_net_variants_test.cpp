@@ -95,7 +95,7 @@ std::vector<Values> run_rule(const gdn_cpu::RuleKernels& kernels, long K, long V
   }
   std::vector<Values> results{o, final, dqkv, dg, dbeta, d_initial};
 
-  // The same gradients with each value head as a share of its own.
+  // Gradients with each value head as a share of its own.
   Values dq_parts = room(2 * a.T * a.Hk * K), dk_parts = dq_parts;
   a.dq_parts = dq_parts.data();
   a.dk_parts = dk_parts.data();
@@ -108,7 +108,7 @@ std::vector<Values> run_rule(const gdn_cpu::RuleKernels& kernels, long K, long V
   kernels.reduce[0](a, 2, 0, a.T);
   expect_close({dqkv}, {results[2]}, 2e-6);
 
-  // One step of each head behind the last state.
+  // One step of each head after the last state.
   Values stepped = final;
   for (long h = 0; h < a.Hv; ++h) kernels.step[0](a, 98, h, stepped.data() + h * state);
   results.push_back(stepped);

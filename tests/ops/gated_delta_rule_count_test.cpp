@@ -15,6 +15,7 @@
 namespace heddle::ops {
 namespace {
 
+using testing::any;
 using testing::Case;
 using testing::make;
 using testing::Problem;
@@ -65,9 +66,9 @@ struct Count {
 
 Count count(const Case& c) {
   const Problem p = make(c, at::kFloat);
-  const auto functions = testing::table_of(register_gated_delta_net, "gated_delta_rule",
-                                           "npu.chunk64", at::kFloat, c10::DeviceType::PrivateUse1)
-                             .get<GatedDeltaRule>();
+  const auto functions =
+      testing::table_of(any<GatedDeltaRule>(), "npu.chunk64", at::kFloat, {Platform::kSim})
+          .get<GatedDeltaRule>();
   GatedDeltaRule::Inputs in{p.inputs[0], p.inputs[1], p.inputs[2], p.inputs[3],
                             p.inputs[4], {},          p.sequences, p.options};
   std::int64_t chunks = 0;

@@ -34,7 +34,7 @@ struct Case {
   }
 };
 
-/// Of `heads` key heads, each with `group` value heads, K = V = dim.
+/// A shape of `heads` key heads, each with `group` value heads, K = V = dim.
 inline Case shape(std::vector<std::int32_t> lengths, std::int64_t heads, std::int64_t group,
                   std::int64_t dim = 128) {
   Case c;
@@ -54,19 +54,19 @@ struct Problem {
 /// Inputs rounded to `dtype` (gates and states to fp32 or wider), so that all kernels see the same
 /// numbers.
 Problem make(const Case& c, c10::ScalarType dtype);
-/// The same numbers in fp64.
+/// The numbers in fp64.
 Problem in_double(Problem p);
-/// The same numbers on another device.
+/// The numbers on another device.
 Problem on_device(Problem p, c10::Device device);
 
 /// {o, final_state} of p's operator for inputs x.
 Tensors call(const Problem& p, const KernelTable& kernels, const Tensors& x);
 
-/// What run() returns, by name.
+/// Results of run(), by name.
 const std::vector<std::string>& names();
 /// Outputs and gradients, in the order of names().
 Tensors run(const Problem& p, const KernelTable& kernels);
-/// The same by the recurrence, in double on the CPU.
+/// Results of the recurrence, in double on the CPU.
 Tensors run_exactly(const Problem& p);
 
 /// Root of the sum of squared differences, relative to that of `expected`.

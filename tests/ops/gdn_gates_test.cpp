@@ -15,6 +15,7 @@
 namespace heddle::ops {
 namespace {
 
+using testing::any;
 using testing::close;
 using testing::gradients_match;
 using testing::gradients_of;
@@ -22,10 +23,10 @@ using testing::identical;
 using testing::randn;
 
 KernelTable gates_table(c10::ScalarType dtype) {
-  return testing::table_of(register_gated_delta_net, "gdn_gates", "reference", dtype);
+  return testing::table_of(any<GdnGates>(), "reference", dtype);
 }
 KernelTable norm_table(const std::string& name, c10::ScalarType dtype) {
-  return testing::table_of(register_gated_delta_net, "gated_rms_norm", name, dtype);
+  return testing::table_of(any<GatedRmsNorm>(), name, dtype);
 }
 
 TEST(GdnGates, EqualsTheFormula) {
@@ -114,11 +115,9 @@ TEST(GatedRmsNorm, KernelEqualsReference) {
 }
 
 TEST(GatedRmsNorm, RefusesOddHeadDims) {
-  Registry registry;
-  register_gated_delta_net(registry);
   for (const auto& [dim, kernel] : {std::pair{15, "reference"}, {64, "cpu.vector"}}) {
-    const KernelTable chosen = KernelTable::choose(registry, c10::DeviceType::CPU, at::kFloat,
-                                                   {{"gated_rms_norm", {{{"dim", dim}}}}});
+    const KernelTable chosen = KernelTable::choose(builtin_registry(), {}, at::kFloat,
+                                                   {OpRequest::of<GatedRmsNorm>({.dim = dim})});
     EXPECT_EQ(chosen.choices()[0].kernel, kernel);
   }
   const at::Tensor x = randn({3, 2, 15}, at::kFloat, 1);

@@ -1,82 +1,64 @@
-// What of the NPU kernels can be said without a device: which are offered where, which path of the
+// Facts about the NPU kernels that need no device: which are offered where, which kernel of the
 // gated delta rule runs, and what happens where the operators are missing.
-#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <set>
-
 #include "base/errors.h"
 #include "base/files.h"
-#include "ops/gated_delta_net/npu/path.h"
+#include "ops/attention/attention.h"
+#include "ops/causal_conv1d/causal_conv1d.h"
+#include "ops/gated_delta_net/gated_delta_net.h"
+#include "ops/linear_cross_entropy/linear_cross_entropy.h"
+#include "ops/moe/moe.h"
 #include "ops/npu/call.h"
 #include "ops/operator_support.h"
+#include "ops/optimizer_step/optimizer_step.h"
 #include "ops/registry.h"
+#include "ops/rms_norm/rms_norm.h"
+#include "ops/rotary/rotary.h"
+#include "ops/swiglu/swiglu.h"
 #include "testing/paths.h"
 
 namespace heddle::ops {
 namespace {
 
-using gated_delta_rule_npu::choose_path;
-using gated_delta_rule_npu::Environment;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-constexpr auto kNpu = c10::DeviceType::PrivateUse1;
-
-Environment generation() {
-  return {.soc = "Ascend910B3",
-          .is_training = false,
-          .dtype = c10::ScalarType::BFloat16,
-          .num_k_heads = 16,
-          .num_v_heads = 32,
-          .head_k_dim = 128,
-          .head_v_dim = 128};
+/// The kernel of the gated delta rule on a chip, and the table's warnings.
+struct Chosen {
+  std::string kernel;
+  std::vector<std::string> warnings;
+};
+Chosen rule_on(const char* chip, Use use = Use::kGeneration,
+               const GatedDeltaRule::Dims& dims = {16, 32, 128, 128},
+               c10::ScalarType dtype = c10::ScalarType::BFloat16) {
+  const KernelTable table = KernelTable::choose(builtin_registry(), {Platform::kAscend, chip},
+                                                dtype, {OpRequest::of<GatedDeltaRule>(dims, use)});
+  return {table.choices().at(0).kernel, table.warnings()};
 }
 
-TEST(NpuGdnPath, TheNativeOperatorGeneratesWhereItsLimitsHold) {
-  EXPECT_EQ(choose_path(generation()).kernel, "npu.native");
-  Environment e = generation();
-  e.soc = "Ascend910_9392";
-  EXPECT_EQ(choose_path(e).kernel, "npu.native");
+TEST(NpuGatedDeltaRule, TheNativeOperatorGeneratesWhereItsLimitsHold) {
+  EXPECT_EQ(rule_on("Ascend910B3").kernel, "npu.native");
+  EXPECT_EQ(rule_on("Ascend910_9392").kernel, "npu.native");
 }
 
-TEST(NpuGdnPath, ElsewhereOurChunksRunAndTheReasonIsSaid) {
-  const auto changed = [](const auto& change) {
-    Environment e = generation();
-    change(e);
-    return choose_path(e);
-  };
-  for (const auto& [path, reason] : {
-           std::pair{changed([](Environment& e) { e.is_training = true; }), "no backward"},
-           std::pair{changed([](Environment& e) { e.dtype = c10::ScalarType::Float; }),
-                     "bf16 only"},
-           std::pair{changed([](Environment& e) { e.soc = "Ascend950"; }), "A2 and A3 only"},
-           std::pair{changed([](Environment& e) { e.soc = "Ascend310P3"; }), "A2 and A3 only"},
-           std::pair{changed([](Environment& e) { e.head_k_dim = 64; }), "heads of 128"},
-           std::pair{changed([](Environment& e) { e.num_v_heads = 80; }), "64 of them"},
+TEST(NpuGatedDeltaRule, ElsewhereOurChunksRunAndTheReasonIsSaid) {
+  const Chosen training = rule_on("Ascend910B3", Use::kTraining);
+  EXPECT_EQ(training.kernel, "npu.chunk64");
+  EXPECT_THAT(training.warnings, ::testing::IsEmpty());
+  for (const auto& [chosen, reason] : {
+           std::pair{rule_on("Ascend910B3", Use::kGeneration, {16, 32, 128, 128}, at::kFloat),
+                     "does not take Float"},
+           std::pair{rule_on("Ascend950"), "A2 and A3 only"},
+           std::pair{rule_on("Ascend310P3"), "A2 and A3 only"},
+           std::pair{rule_on("Ascend910B3", Use::kGeneration, {16, 32, 64, 128}), "heads of 128"},
+           std::pair{rule_on("Ascend910B3", Use::kGeneration, {16, 80, 128, 128}), "64 of them"},
        }) {
-    EXPECT_EQ(path.kernel, "npu.chunk64") << reason;
-    EXPECT_THAT(path.reason, HasSubstr(reason));
+    EXPECT_EQ(chosen.kernel, "npu.chunk64") << reason;
+    EXPECT_THAT(chosen.warnings, ::testing::ElementsAre(HasSubstr(reason)));
   }
-}
-
-TEST(NpuGdnPath, Float64IsRefused) {
-  Environment e = generation();
-  e.dtype = c10::ScalarType::Double;
-  EXPECT_EQ(choose_path(e).kernel, "");
-  EXPECT_THAT(choose_path(e).reason, HasSubstr("no float64"));
-}
-
-TEST(NpuGdnPath, TheDocumentShowsTheTable) {
-  const std::string text = files::read(heddle::testing::source_path("docs/ascend.md"));
-  std::string table = "| when | kernel | why |\n|---|---|---|\n";
-  for (const auto& row : gated_delta_rule_npu::path_rows()) {
-    table += fmt::format("| {} | {} | {} |\n", row.condition,
-                         row.kernel.empty() ? "refused" : row.kernel, row.reason);
-  }
-  EXPECT_THAT(text, HasSubstr(table));
 }
 
 TEST(NpuKernels, TheDocumentNamesEachOne) {
@@ -90,27 +72,20 @@ TEST(NpuKernels, TheDocumentNamesEachOne) {
 
 /// The operators for which a model of experts asks, at a published size.
 std::vector<OpRequest> requests(std::int64_t experts) {
-  return {{"rms_norm", {{{"dim", 2048}}}},
-          {"qk_norm_rope", {{{"head_dim", 256}, {"rotary_dim", 64}}}},
-          {"attention", {{{"num_heads", 16}, {"num_kv_heads", 2}, {"head_dim", 256}}}},
-          {"gated_delta_rule",
-           {{{"num_k_heads", 16}, {"num_v_heads", 32}, {"head_k_dim", 128}, {"head_v_dim", 128}}}},
-          {"causal_conv1d", {{{"channels", 8192}, {"width", 4}}}},
-          {"swiglu", {{{"dim", 512}}}},
-          {"moe_experts",
-           {{{"num_experts", experts},
-             {"top_k", 8},
-             {"hidden_size", 2048},
-             {"intermediate_size", 512}}}},
-          {"linear_cross_entropy", {{{"hidden_size", 2048}, {"vocab_size", 248320}}}},
-          {"adamw", {{}}}};
+  return {OpRequest::of<RmsNorm>({.dim = 2048}),
+          OpRequest::of<QkNormRope>({.head_dim = 256, .rotary_dim = 64}),
+          OpRequest::of<Attention>({.num_heads = 16, .num_kv_heads = 2, .head_dim = 256}),
+          OpRequest::of<GatedDeltaRule>({16, 32, 128, 128}),
+          OpRequest::of<CausalConv1d>({.channels = 8192, .width = 4}),
+          OpRequest::of<Swiglu>({.dim = 512}),
+          OpRequest::of<MoeExperts>({experts, 8, 2048, 512}),
+          OpRequest::of<LinearCrossEntropy>({.hidden_size = 2048, .vocab_size = 248320}),
+          OpRequest::of<AdamwStep>()};
 }
 
 TEST(NpuKernels, EveryOperatorOfABf16ModelHasOne) {
-  KernelPolicy policy;
-  policy.on_chip_limit_bytes = 196608;
-  const auto table = KernelTable::choose(builtin_registry(), kNpu, c10::ScalarType::BFloat16,
-                                         requests(128), policy);
+  const auto table = KernelTable::choose(builtin_registry(), {Platform::kAscend, "", 196608},
+                                         c10::ScalarType::BFloat16, requests(128));
   for (const auto& choice : table.choices()) {
     EXPECT_TRUE(choice.kernel.starts_with("npu.")) << choice.op << " is " << choice.kernel;
     EXPECT_FALSE(choice.is_reference) << choice.op;
@@ -120,7 +95,8 @@ TEST(NpuKernels, EveryOperatorOfABf16ModelHasOne) {
 TEST(NpuKernels, MoreThan128ExpertsOnARankAreRefusedByName) {
   EXPECT_THAT(
       [] {
-        KernelTable::choose(builtin_registry(), kNpu, c10::ScalarType::BFloat16, requests(256));
+        KernelTable::choose(builtin_registry(), {Platform::kAscend}, c10::ScalarType::BFloat16,
+                            requests(256));
       },
       ThrowsMessage<DeviceError>(
           AllOf(HasSubstr("256 experts"), HasSubstr("128"), HasSubstr("parallel.ep"))));
@@ -129,8 +105,8 @@ TEST(NpuKernels, MoreThan128ExpertsOnARankAreRefusedByName) {
 TEST(NpuKernels, NoneIsOfferedToOtherDevices) {
   for (const auto& entry : builtin_registry().entries()) {
     if (!entry.info.name.starts_with("npu.")) continue;
-    ASSERT_TRUE(entry.info.device.has_value()) << entry.info.name;
-    EXPECT_EQ(*entry.info.device, kNpu) << entry.info.name;
+    EXPECT_THAT(entry.info.platforms, ::testing::ElementsAre(Platform::kAscend, Platform::kSim))
+        << entry.info.name;
   }
 }
 

@@ -32,12 +32,9 @@ using heddle::testing::simulated_npu;
 /// An operator as a function of its differentiable inputs, with one kernel on one device.
 using Operator = std::function<Tensors(const KernelTable&, c10::Device, const Tensors&)>;
 
-/// The kernel of that name, with dimensions that every operator here accepts.
-KernelTable on_npu(void (*add)(Registry&), const std::string& op, const std::string& kernel,
-                   c10::ScalarType dtype) {
-  return table_of(
-      add, op, kernel, dtype, c10::DeviceType::PrivateUse1,
-      {{"head_dim", 64}, {"rotary_dim", 16}, {"num_experts", 11}, {"top_k", 3}, {"channels", 8}});
+/// The kernel of that name.
+KernelTable on_npu(const OpRequest& request, const std::string& kernel, c10::ScalarType dtype) {
+  return table_of(request, kernel, dtype, {Platform::kSim, "Ascend910B3"});
 }
 
 class NpuOperators : public ::testing::TestWithParam<c10::ScalarType> {
@@ -45,8 +42,8 @@ class NpuOperators : public ::testing::TestWithParam<c10::ScalarType> {
   c10::ScalarType dtype() const { return GetParam(); }
 
   /// Outputs and gradients of the NPU's kernel and of the reference in double.
-  void expect_equal(void (*add)(Registry&), const std::string& op, const std::string& kernel,
-                    const Tensors& inputs, const Operator& run, double slack = 1) const {
+  void expect_equal(const OpRequest& request, const std::string& kernel, const Tensors& inputs,
+                    const Operator& run, double slack = 1) const {
     const c10::Device npu = simulated_npu(), cpu(at::kCPU);
     const auto results = [&](const KernelTable& table, c10::Device device, c10::ScalarType type) {
       Tensors there, outputs;
@@ -68,8 +65,8 @@ class NpuOperators : public ::testing::TestWithParam<c10::ScalarType> {
       }
       return outputs;
     };
-    const Tensors found = results(on_npu(add, op, kernel, dtype()), npu, dtype());
-    const Tensors expected = results(table_of(add, op, "reference", at::kDouble), cpu, at::kDouble);
+    const Tensors found = results(on_npu(request, kernel, dtype()), npu, dtype());
+    const Tensors expected = results(table_of(request, "reference", at::kDouble), cpu, at::kDouble);
     ASSERT_EQ(found.size(), expected.size());
     for (std::size_t i = 0; i < found.size(); ++i)
       EXPECT_TRUE(close(found[i], expected[i], slack * tolerance_of(dtype()))) << "result " << i;
@@ -83,7 +80,7 @@ TEST_P(NpuOperators, AttentionOverPackedSequences) {
     return Tensors{attention(kernels, {x[0], x[1], x[2], sequences, sequences, 0})};
   };
   for (const std::int64_t D : {64, 256}) {
-    expect_equal(register_attention, "attention", "npu.fusion_attention",
+    expect_equal(any<Attention>(), "npu.fusion_attention",
                  {randn({194, 4, D}, dtype(), 1), randn({194, 2, D}, dtype(), 2),
                   randn({194, 2, D}, dtype(), 3)},
                  run, 3);
@@ -95,7 +92,7 @@ TEST_P(NpuOperators, AttentionOfLateQueriesSeesEarlierKeys) {
     return Tensors{attention(kernels, {x[0], x[1], x[2], Sequences::from_host({0, 3, 10}, device),
                                        Sequences::from_host({0, 40, 50}, device), 0.3})};
   };
-  expect_equal(register_attention, "attention", "npu.fusion_attention",
+  expect_equal(any<Attention>(), "npu.fusion_attention",
                {randn({10, 2, 32}, dtype(), 1), randn({50, 1, 32}, dtype(), 2),
                 randn({50, 1, 32}, dtype(), 3)},
                run, 3);
@@ -113,18 +110,16 @@ TEST_P(NpuOperators, AttentionDecodeReadsTheCaches) {
         CacheRows::from_host({4, 0, 2}, {19, 0, 7}, {{6, 1, 3}, {0}, {2}}, device));
   };
   const at::Tensor found =
-      decode(on_npu(register_attention, "attention_decode", "npu.fusion_attention", dtype()), npu,
-             dtype());
+      decode(on_npu(any<AttentionDecode>(), "npu.fusion_attention", dtype()), npu, dtype());
   const at::Tensor expected =
-      decode(table_of(register_attention, "attention_decode", "reference", at::kDouble, at::kCPU),
+      decode(table_of(any<AttentionDecode>(), "reference", at::kDouble, Target{}),
              c10::Device(at::kCPU), at::kDouble);
   EXPECT_TRUE(close(found.cpu(), expected, 3 * tolerance_of(dtype())));
 }
 
 TEST_P(NpuOperators, AttentionDoesNotWaitForTheDevice) {
   const c10::Device npu = simulated_npu();
-  const KernelTable kernels =
-      on_npu(register_attention, "attention", "npu.fusion_attention", dtype());
+  const KernelTable kernels = on_npu(any<Attention>(), "npu.fusion_attention", dtype());
   const at::Tensor x = randn({70, 2, 32}, dtype(), 1).to(npu);
   const Sequences sequences = Sequences::from_host({0, 64, 70}, npu);
   const auto before = device::sim::waits();
@@ -135,12 +130,12 @@ TEST_P(NpuOperators, AttentionDoesNotWaitForTheDevice) {
 TEST_P(NpuOperators, ZeroCentredNorms) {
   const Tensors inputs = {randn({3, 29, 96}, dtype(), 1), randn({3, 29, 96}, dtype(), 2),
                           randn({96}, dtype(), 3) * 0.02};
-  expect_equal(register_rms_norm, "rms_norm", "npu.rms_norm", inputs,
+  expect_equal(any<RmsNorm>(), "npu.rms_norm", inputs,
                [](const KernelTable& kernels, c10::Device, const Tensors& x) {
                  const auto [y, sum] = add_rms_norm(kernels, x[0], x[1], x[2], 1e-6);
                  return Tensors{y, sum};
                });
-  expect_equal(register_rms_norm, "rms_norm", "npu.rms_norm", {inputs[0], inputs[2]},
+  expect_equal(any<RmsNorm>(), "npu.rms_norm", {inputs[0], inputs[2]},
                [](const KernelTable& kernels, c10::Device, const Tensors& x) {
                  return Tensors{rms_norm(kernels, x[0], x[1], 1e-6)};
                });
@@ -148,7 +143,7 @@ TEST_P(NpuOperators, ZeroCentredNorms) {
 
 TEST_P(NpuOperators, PlainNorms) {
   const Tensors inputs = {randn({3, 29, 96}, dtype(), 1), randn({96}, dtype(), 3) * 0.02 + 1};
-  expect_equal(register_rms_norm, "rms_norm", "npu.rms_norm", inputs,
+  expect_equal(any<RmsNorm>(), "npu.rms_norm", inputs,
                [](const KernelTable& kernels, c10::Device, const Tensors& x) {
                  return Tensors{rms_norm(kernels, x[0], {x[1], 0}, 1e-6)};
                });
@@ -159,7 +154,7 @@ TEST_P(NpuOperators, NormAndRotationOfHeads) {
     const at::Tensor angles = randn({31, rotary / 2}, at::kDouble, 4);
     const at::Tensor cos = angles.cos().to(dtype()), sin = angles.sin().to(dtype());
     expect_equal(
-        register_rotary, "qk_norm_rope", "npu.rotary_mul",
+        any<QkNormRope>(), "npu.rotary_mul",
         {randn({31, 3, 64}, dtype(), 1), randn({64}, dtype(), 2) * 0.1},
         [&](const KernelTable& kernels, c10::Device device, const Tensors& x) {
           const auto wide = x[0].scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -177,9 +172,9 @@ TEST_P(NpuOperators, SwigluOfColumnsAndOfSeparateTensors) {
   const Operator columns = [](const KernelTable& kernels, c10::Device, const Tensors& x) {
     return Tensors{swiglu(kernels, x[0].narrow(1, 0, 40), x[0].narrow(1, 40, 40))};
   };
-  expect_equal(register_swiglu, "swiglu", "npu.swiglu",
+  expect_equal(any<Swiglu>(), "npu.swiglu",
                {randn({33, 40}, dtype(), 1), randn({33, 40}, dtype(), 2)}, separate);
-  expect_equal(register_swiglu, "swiglu", "npu.swiglu", {randn({33, 80}, dtype(), 1)}, columns);
+  expect_equal(any<Swiglu>(), "npu.swiglu", {randn({33, 80}, dtype(), 1)}, columns);
 }
 
 TEST_P(NpuOperators, CrossEntropyOfTheHead) {
@@ -200,14 +195,11 @@ TEST_P(NpuOperators, CrossEntropyOfTheHead) {
   wide.hidden = in.hidden.to(at::kDouble);
   wide.weight = in.weight.to(at::kDouble);
   const auto before = device::sim::waits();
-  const auto found =
-      linear_cross_entropy(on_npu(register_linear_cross_entropy, LinearCrossEntropy::kName,
-                                  "npu.cross_entropy_loss", dtype()),
-                           there, true, true);
+  const auto found = linear_cross_entropy(
+      on_npu(any<LinearCrossEntropy>(), "npu.cross_entropy_loss", dtype()), there, true, true);
   EXPECT_TRUE(device::sim::waits_since(before).empty()) << "rows without a label were looked for";
   const auto expected = linear_cross_entropy(
-      table_of(register_linear_cross_entropy, LinearCrossEntropy::kName, "reference", at::kDouble),
-      wide, true, true);
+      table_of(any<LinearCrossEntropy>(), "reference", at::kDouble), wide, true, true);
   const double tolerance = tolerance_of(dtype());
   EXPECT_TRUE(close(found.loss_sum.cpu(), expected.loss_sum, tolerance));
   EXPECT_TRUE(close(found.logprobs.cpu(), expected.logprobs, tolerance));
@@ -217,7 +209,7 @@ TEST_P(NpuOperators, CrossEntropyOfTheHead) {
 }
 
 TEST_P(NpuOperators, ConvolutionInPasses) {
-  expect_equal(register_causal_conv1d, "causal_conv1d", "npu.tiled",
+  expect_equal(any<CausalConv1d>(), "npu.tiled",
                {randn({70, 200}, dtype(), 1), randn({200, 4}, dtype(), 2)},
                [](const KernelTable& kernels, c10::Device device, const Tensors& x) {
                  const auto sequences = Sequences::from_host({0, 1, 1, 66, 70}, device);
@@ -230,11 +222,9 @@ TEST_P(NpuOperators, ChunksOfTheGatedDeltaRule) {
   for (const Case& c : {Case{{65, 0, 200, 1}, 2, 2, 32, 48}, Case{{129}, 1, 1, 128, 128}}) {
     const Problem p = make(c, dtype());
     const Tensors found =
-        testing::run(on_device(p, npu),
-                     on_npu(register_gated_delta_net, "gated_delta_rule", "npu.chunk64", dtype()));
-    const Tensors expected = testing::run(
-        in_double(p),
-        table_of(register_gated_delta_net, "gated_delta_rule", "cpu.sequential", at::kDouble));
+        testing::run(on_device(p, npu), on_npu(any<GatedDeltaRule>(), "npu.chunk64", dtype()));
+    const Tensors expected =
+        testing::run(in_double(p), table_of(any<GatedDeltaRule>(), "cpu.sequential", at::kDouble));
     for (std::size_t i = 0; i < found.size(); ++i) {
       if (expected[i].numel() == 0) continue;
       EXPECT_LE(rms_error(found[i].cpu(), expected[i]), dtype() == at::kBFloat16 ? 5e-3
@@ -259,16 +249,16 @@ TEST_P(NpuOperators, AdamwStepsLikeTheReference) {
   };
   const auto wide = dtype() == at::kDouble ? at::kDouble : at::kFloat;
   const AdamwTensor found = make_tensors(npu, wide), expected = make_tensors(at::kCPU, wide);
-  const auto kernels = [&](const char* name, c10::DeviceType device) {
-    return table_of(register_optimizer_step, "adamw", name, dtype(), device);
+  const auto kernels = [&](const char* name, const Target& device) {
+    return table_of(any<AdamwStep>(), name, dtype(), device);
   };
   for (std::int64_t step = 1; step <= 3; ++step) {
     AdamwOptions options;
     options.lr = 0.03;
     options.step = step;
     options.gradient_multiplier = 0.5;
-    adamw_step(kernels("npu.apply_adam_w", c10::DeviceType::PrivateUse1), {found}, options);
-    adamw_step(kernels("reference", c10::DeviceType::CPU), {expected}, options);
+    adamw_step(kernels("npu.apply_adam_w", {Platform::kSim}), {found}, options);
+    adamw_step(kernels("reference", {}), {expected}, options);
   }
   const double tolerance = wide == at::kDouble ? 1e-12 : 3e-6;
   EXPECT_TRUE(close(found.exp_avg.cpu(), expected.exp_avg, tolerance));
@@ -299,9 +289,8 @@ TEST_P(NpuExperts, EqualTheReferenceWithAndWithoutChanges) {
     return Tensors{moe_experts(
         kernels, {x[0], x[1], routing.experts.to(device), x[2], x[3], {x[4], x[5]}, {x[6], x[7]}})};
   };
-  expect_equal(register_moe, MoeExperts::kName, kernel,
-               {inputs[0], inputs[1], inputs[2], inputs[3]}, plain, 3);
-  expect_equal(register_moe, MoeExperts::kName, kernel, inputs, changed, 3);
+  expect_equal(any<MoeExperts>(), kernel, {inputs[0], inputs[1], inputs[2], inputs[3]}, plain, 3);
+  expect_equal(any<MoeExperts>(), kernel, inputs, changed, 3);
   // Two of three choices are to no expert, then all.
   const at::Tensor is_none = at::arange(19 * 3, at::kLong).remainder(3).view({19, 3}) > 0;
   for (const bool all : {false, true}) {
@@ -312,7 +301,7 @@ TEST_P(NpuExperts, EqualTheReferenceWithAndWithoutChanges) {
           kernels,
           {x[0], x[1], some.to(device), x[2], x[3], {x[4], x[5]}, {x[6], x[7]}, all ? 0 : 19})};
     };
-    expect_equal(register_moe, MoeExperts::kName, kernel, inputs, holes, 3);
+    expect_equal(any<MoeExperts>(), kernel, inputs, holes, 3);
   }
 }
 
@@ -326,8 +315,7 @@ TEST(NpuExpertsInBf16, DoNotWaitForTheDevice) {
       randn({19, 16}, at::kBFloat16, 2).to(npu), randn({19, 3}, at::kBFloat16, 3).to(npu),
       randn({8, 24, 16}, at::kBFloat16, 4).to(npu), randn({8, 16, 12}, at::kBFloat16, 5).to(npu)};
   const at::Tensor there = experts.to(npu);
-  const KernelTable kernels =
-      on_npu(register_moe, MoeExperts::kName, "npu.grouped_matmul", at::kBFloat16);
+  const KernelTable kernels = on_npu(any<MoeExperts>(), "npu.grouped_matmul", at::kBFloat16);
   const auto before = device::sim::waits();
   gradients_of(
       [&](const Tensors& in) {
@@ -350,7 +338,10 @@ class NativeGatedDeltaRule : public ::testing::Test {
     problem_.options.want_final_state = true;
   }
   KernelTable native() const {
-    return on_npu(register_gated_delta_net, "gated_delta_rule", "npu.native", at::kBFloat16);
+    return on_npu(OpRequest::of<GatedDeltaRule>(
+                      {.num_k_heads = 2, .num_v_heads = 4, .head_k_dim = 128, .head_v_dim = 128},
+                      Use::kGeneration),
+                  "npu.native", at::kBFloat16);
   }
 
   c10::Device npu_;
@@ -361,9 +352,8 @@ TEST_F(NativeGatedDeltaRule, ReadsPromptsFromAndIntoFp32States) {
   const Problem there = on_device(problem_, npu_), wide = in_double(problem_);
   const at::Tensor state_before = there.inputs[5].cpu().clone();
   const Tensors found = call(there, native(), there.inputs);
-  const Tensors expected = call(
-      wide, table_of(register_gated_delta_net, "gated_delta_rule", "cpu.sequential", at::kDouble),
-      wide.inputs);
+  const Tensors expected =
+      call(wide, table_of(any<GatedDeltaRule>(), "cpu.sequential", at::kDouble), wide.inputs);
   EXPECT_LE(rms_error(found[0].cpu(), expected[0]), 2e-2);
   EXPECT_LE(rms_error(found[1].cpu(), expected[1]), 2e-2);
   EXPECT_EQ(found[1].scalar_type(), at::kFloat);

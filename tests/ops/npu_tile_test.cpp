@@ -3,7 +3,7 @@
 
 #include "base/errors.h"
 #include "device/npu_chip.h"
-#include "ops/builtin.h"
+#include "ops/causal_conv1d/causal_conv1d.h"
 #include "ops/causal_conv1d/npu/tile.h"
 
 namespace heddle::ops::causal_conv1d_npu {
@@ -46,7 +46,7 @@ TEST(NpuConvTile, TheTileKnownToFailIsRefusedWithBothByteCounts) {
   EXPECT_THAT([] { check_tile_bytes(1840384 / 8, kLimit); },
               ThrowsMessage<DeviceError>(AllOf(HasSubstr("230048 bytes"), HasSubstr("196608"),
                                                HasSubstr("1840384"), HasSubstr("1572864"))));
-  // What a plan without regard to the buffer would take for a long context: 128 rows of 256
+  // A plan without regard to the buffer for a long context: 128 rows of 256
   // columns.
   const ConvShape shape{131072, 8192, 4, 2};
   EXPECT_THROW(check_tile_bytes(tile_bytes({128, 256}, shape), kLimit), DeviceError);
@@ -59,21 +59,15 @@ TEST(NpuConvTile, ABufferWithoutRoomForOneRowIsRefused) {
 
 /// The table refuses a kernel whose tile is larger than the device's buffer.
 TEST(NpuConvTile, TheRegistryComparesItsBytesWithTheDevice) {
-  Registry registry;
-  register_causal_conv1d(registry);
-  const std::vector<OpRequest> requests = {{"causal_conv1d", {{{"channels", 8192}, {"width", 4}}}}};
-  KernelPolicy policy;
-  policy.on_chip_limit_bytes = kLimit;
-  const auto table = KernelTable::choose(registry, c10::DeviceType::PrivateUse1,
-                                         c10::ScalarType::BFloat16, requests, policy);
-  EXPECT_EQ(table.choices().at(0).kernel, "npu.tiled");
-  policy.on_chip_limit_bytes = 65536;
-  EXPECT_THAT(
-      [&] {
-        KernelTable::choose(registry, c10::DeviceType::PrivateUse1, c10::ScalarType::BFloat16,
-                            requests, policy);
-      },
-      ThrowsMessage<DeviceError>(AllOf(HasSubstr("npu.tiled: needs"), HasSubstr("65536"))));
+  const std::vector<OpRequest> requests = {
+      OpRequest::of<CausalConv1d>({.channels = 8192, .width = 4})};
+  const auto choose = [&](std::int64_t limit) {
+    return KernelTable::choose(builtin_registry(), {Platform::kSim, "", limit},
+                               c10::ScalarType::BFloat16, requests);
+  };
+  EXPECT_EQ(choose(kLimit).choices().at(0).kernel, "npu.tiled");
+  EXPECT_THAT([&] { choose(65536); },
+              ThrowsMessage<DeviceError>(AllOf(HasSubstr("npu.tiled: needs"), HasSubstr("65536"))));
 }
 
 }  // namespace

@@ -22,31 +22,24 @@ void PrintTo(const Kernel& kernel, std::ostream* out) {
 
 namespace {
 
-std::string own_kernel(const Registry& registry, const std::string& op, c10::ScalarType dtype,
-                       c10::DeviceType on) {
-  for (const auto& [info, functions] : registry.entries()) {
-    if (info.op == op && info.device == on &&
-        std::ranges::find(info.dtypes, dtype) != info.dtypes.end()) {
+std::string own_kernel(const std::string& op, c10::ScalarType dtype, Platform on) {
+  for (const auto& [info, functions, rules] : builtin_registry().entries()) {
+    if (info.op == op && std::ranges::find(info.platforms, on) != info.platforms.end() &&
+        std::ranges::find(info.dtypes, dtype) != info.dtypes.end() && !info.only_by_name &&
+        !info.only_for) {
       return info.name;
     }
   }
   return "reference";
 }
 
-Dims any_dims() {
-  return {{"head_dim", 64}, {"rotary_dim", 16}, {"num_experts", 11}, {"top_k", 3}, {"channels", 8}};
-}
-
 }  // namespace
 
-KernelTable table_of(void (*add)(Registry&), const std::string& op, const std::string& name,
-                     c10::ScalarType dtype, c10::DeviceType on, const Dims& dims) {
-  Registry registry;
-  add(registry);
+KernelTable table_of(const OpRequest& request, const std::string& name, c10::ScalarType dtype,
+                     const Target& on) {
   KernelPolicy policy;
-  policy.chosen_by_user[op] = name == kOwn ? own_kernel(registry, op, dtype, on) : name;
-  return KernelTable::choose(registry, on, dtype, {{op, {dims.empty() ? any_dims() : dims}}},
-                             policy);
+  policy.named[request.op] = name == kOwn ? own_kernel(request.op, dtype, on.platform) : name;
+  return KernelTable::choose(builtin_registry(), on, dtype, {request}, policy);
 }
 
 at::Tensor randn(at::IntArrayRef sizes, c10::ScalarType dtype, std::uint64_t seed) {

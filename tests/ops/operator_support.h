@@ -13,7 +13,7 @@
 #include "testing/device.h"
 #include "testing/parameter_name.h"
 
-/// What the tests of the operators share. Those that name no device run on the one of --device.
+/// Shared by the tests of the operators. Tests that name no device run on the one of --device.
 namespace heddle::ops::testing {
 
 using heddle::testing::device;
@@ -22,11 +22,21 @@ using heddle::testing::device;
 /// none.
 inline constexpr const char* kOwn = "own";
 
-/// A table with one operator's kernel `name`, from the kernels that `add` registers; without `dims`
-/// with dimensions that suit each of them.
-KernelTable table_of(void (*add)(Registry&), const std::string& op, const std::string& name,
-                     c10::ScalarType dtype, c10::DeviceType on = device().type(),
-                     const Dims& dims = {});
+/// A request of the operator with dimensions that suit each of its kernels.
+template <class Op>
+OpRequest any() {
+  typename Op::Dims dims;
+  if constexpr (requires { dims.head_dim; }) dims.head_dim = 64;
+  if constexpr (requires { dims.rotary_dim; }) dims.rotary_dim = 16;
+  if constexpr (requires { dims.num_experts; }) dims.num_experts = 11;
+  if constexpr (requires { dims.top_k; }) dims.top_k = 3;
+  if constexpr (requires { dims.channels; }) dims.channels = 8;
+  return OpRequest::of<Op>(dims);
+}
+
+/// A table with one operator's kernel `name`.
+KernelTable table_of(const OpRequest& request, const std::string& name, c10::ScalarType dtype,
+                     const Target& on = target_of(device()));
 
 /// A parameter of a suite that runs for every kernel and dtype.
 struct Kernel {

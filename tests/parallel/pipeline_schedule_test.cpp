@@ -85,7 +85,7 @@ TEST(PipelineSchedule, WhatARankSendsIsReceivedInTheSameOrder) {
   }
 }
 
-// What has arrived may be dropped, and nobody may wait for it.
+// A message that has arrived may be dropped, and nobody may wait for it.
 TEST(PipelineSchedule, KnowsWhatHasArrived) {
   for (std::int64_t ranks = 2; ranks <= 4; ++ranks) {
     for (std::int64_t chunks = 1; chunks <= 3; ++chunks) {

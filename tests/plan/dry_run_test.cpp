@@ -111,7 +111,7 @@ TEST(DryRun, OfLargeModelsOnManyRanks) {
   }
 }
 
-// What the planner counts from shapes is what the objects of a rank hold.
+// The planner's counts from shapes equal what the objects of a rank hold.
 TEST(DryRun, AgreesWithThePlannersMemory) {
   const auto model = models::preset("qwen3.5-4b");
   for (const std::vector<std::string>& layout :

@@ -90,7 +90,7 @@ TEST(Planner, RecomputedElementwiseWorkRepeatsNoCommunicationAlongTp) {
                      full = plan("train.recompute=full");
   EXPECT_EQ(received(elementwise), received(off));
   EXPECT_GT(received(full), received(off));
-  // Of each of 32 layers the rows that mixer and MLP read.
+  // The rows that mixer and MLP read, in each of 32 layers.
   EXPECT_GT(elementwise.stages.at(0).memory.activations, 2.0 * 32 * 4096 * 2560 * 2);
   EXPECT_LT(elementwise.stages.at(0).memory.activations, off.stages.at(0).memory.activations);
 }
@@ -132,6 +132,42 @@ TEST(Search, ProposesLayoutsThatFitAndThatARunAccepts) {
     settings.insert(settings.end(), proposal.settings.begin(), proposal.settings.end());
     const LayoutReport report = plan_layout(run_config(settings), model, 64, hardware);
     EXPECT_DOUBLE_EQ(report.time->total, proposal.time.total);
+  }
+}
+
+TEST(Search, KeepsWhatIsSet) {
+  const auto config = run_config(
+      {"train.global_batch_size=64", "parallel.tp=8", "parallel.dp=2", "train.recompute=full"});
+  const auto model = models::preset("qwen3.5-27b");
+  const Search search = search_layouts(config, model, 32, find_hardware("h200"), 4);
+  ASSERT_FALSE(search.best.empty());
+  for (const Proposal& proposal : search.best) {
+    const auto& settings = proposal.settings;
+    for (const char* kept : {"parallel.tp=8", "parallel.dp=2", "train.recompute=full"})
+      EXPECT_EQ(std::count(settings.begin(), settings.end(), kept), 1) << kept;
+    EXPECT_GT(proposal.mfu, 0.05);
+    EXPECT_LT(proposal.mfu, 1);
+  }
+  try {
+    search_layouts(config, model, 12, find_hardware("h200"), 4);
+    ADD_FAILURE() << "8 does not divide 12";
+  } catch (const ConfigError& error) {
+    EXPECT_NE(std::string(error.what()).find("parallel.tp"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Search, NamesWhatElseWouldFit) {
+  const auto config = run_config({"train.global_batch_size=8"});
+  const auto model = models::preset("qwen3.5-27b");
+  const Search search = search_layouts(config, model, 4, find_hardware("h100"), 3);
+  EXPECT_TRUE(search.best.empty());
+  ASSERT_FALSE(search.otherwise.empty());
+  for (const Proposal& proposal : search.otherwise) {
+    EXPECT_LE(proposal.peak_bytes, find_hardware("h100").memory_gib * (1u << 30));
+    std::vector<std::string> settings = {"train.global_batch_size=8"};
+    settings.insert(settings.end(), proposal.settings.begin(), proposal.settings.end());
+    EXPECT_DOUBLE_EQ(plan_layout(run_config(settings), model, 4, find_hardware("h100")).time->total,
+                     proposal.time.total);
   }
 }
 

@@ -8,6 +8,7 @@
 #include <map>
 
 #include "ops/builtin.h"
+#include "ops/sampling/sampling.h"
 #include "rollout/request.h"
 
 namespace heddle::rollout {
@@ -45,8 +46,8 @@ TEST(LogitChanges, FollowTheTokensSoFar) {
 }
 
 TEST(LogitChanges, AreAppliedInOrderBeforeTheDraw) {
-  const auto kernels = ops::KernelTable::choose(ops::builtin_registry(), at::kCPU, at::kFloat,
-                                                {{"sample_tokens", {{}}}});
+  const auto kernels = ops::KernelTable::choose(ops::builtin_registry(), {}, at::kFloat,
+                                                {ops::OpRequest::of<ops::SampleTokens>()});
   const at::Tensor logits = at::tensor({1.0F, -1.0F, 0.5F, 2.0F}).unsqueeze(0);
   Draw draw;
   draw.changes = {{0, 0.5F, 2, 0.1F}, {1, 0, 2, 0}};

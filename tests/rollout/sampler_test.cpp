@@ -1,4 +1,5 @@
 #include "rollout/sampler.h"
+#include "ops/sampling/sampling.h"
 
 #include <ATen/ops/tensor.h>
 
@@ -28,8 +29,8 @@ std::vector<double> probabilities(const std::vector<float>& values, double tempe
 /// Tokens of the positions 0, 1, ... of a stream, all of the same logits.
 std::vector<SampledToken> draw(const std::vector<float>& values, const SamplingOptions& options,
                                std::int64_t count) {
-  const auto kernels = ops::KernelTable::choose(ops::builtin_registry(), at::kCPU, at::kFloat,
-                                                {{"sample_tokens", {{}}}});
+  const auto kernels = ops::KernelTable::choose(ops::builtin_registry(), {}, at::kFloat,
+                                                {ops::OpRequest::of<ops::SampleTokens>()});
   std::vector<Draw> draws;
   for (std::int64_t i = 0; i < count; ++i)
     draws.push_back({options, static_cast<std::uint64_t>(i)});

@@ -114,7 +114,7 @@ class GeneratedLogprobs : public ::testing::TestWithParam<Case> {};
 
 TEST_P(GeneratedLogprobs, AreThoseOfScoring) {
   const auto& [name, model_type, adapted] = GetParam();
-  // Of bfloat16, 2^-8: steps and chunks round the outputs of each of the four layers differently.
+  // 2^-8 for bfloat16: steps and chunks round the outputs of each of the four layers differently.
   for (const auto& [dtype, bound] : {std::pair{at::kFloat, 1e-5}, std::pair{at::kBFloat16, 0.08}}) {
     assembly::ModelOnRanks placed = place(model_type, dtype, adapted, comm::Mesh::single());
     const double found = difference(complete(placed), placed);

@@ -4,7 +4,7 @@
 
 namespace heddle::testing {
 
-/// What the tests that hold for every device run on: "cpu", or what --device= of the test program
+/// Device of the tests that hold for every device: "cpu", or what --device= of the test program
 /// names.
 const std::string& device_name();
 void set_device_name(std::string name);

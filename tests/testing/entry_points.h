@@ -16,7 +16,7 @@ namespace heddle::testing {
 /// the names that device::sim::entry_calls() has. `source` lies below src/.
 inline std::map<std::string, int> entry_points_of(const std::string& source) {
   const std::string text = files::read(source_path("src/" + source));
-  // What is called, and what its name is made of.
+  // Forms of calls, and the parts of their names.
   static const std::vector<std::pair<std::regex, std::string>> kForms = {
       {std::regex(R"(\b((?:c10_npu|torch_npu)::[a-z]\w*)\()"), "$1"},
       {std::regex(R"(\b(c10_npu::NPU\w*Guard) \w)"), "$1"},

@@ -6,7 +6,7 @@
 
 namespace heddle::testing {
 
-/// What an error of `work` says; "(no error)" without one.
+/// Message of an error of `work`; "(no error)" without one.
 inline std::string message_of(const std::function<void()>& work) {
   try {
     work();

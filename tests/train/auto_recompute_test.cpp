@@ -1,4 +1,4 @@
-// What train.recompute: auto chooses, that it is true, and that it changes no bit.
+// Choices of train.recompute: auto, which are true and change no bit.
 #include "train/auto_recompute.h"
 
 #include <ATen/ops/empty.h>
@@ -101,7 +101,7 @@ TEST(RecomputeChoice, EveryRankMustHaveTheMemoryForItsLayers) {
                                                              all.peak(costs, p) <= 1240;
                                                     })),
             "elementwise");
-  // Of two stages only the one without room recomputes.
+  // Only the one without room of two stages recomputes.
   const StepMemory first = memory_of({0, 1}), second = memory_of({2, 3});
   const auto chosen = train::choose_recompute(costs, [&](const LayerPolicies& p) {
     return first.peak(costs, p) <= 1180 && second.peak(costs, p) <= 1120;
@@ -174,7 +174,7 @@ class Steps {
 class AutoRecompute : public ::testing::TestWithParam<bool> {
  protected:
   static double gib(double bytes) { return bytes / (1 << 30); }
-  /// Of which `bytes` are within the reserve.
+  /// Limit of which `bytes` are within the reserve.
   static double limit_for(double bytes) {
     return gib(bytes / (1 - train::AutoRecompute::kReserve)) * (1 + 1e-9);
   }

@@ -63,7 +63,7 @@ TEST_F(EmbeddingTrainer, RetrievalImproves) {
   EXPECT_GT(after.metrics.at("mrr_at_10"), before.metrics.at("mrr_at_10") + 0.2);
   EXPECT_GT(after.metrics.at("accuracy_at_1"), before.metrics.at("accuracy_at_1") + 0.2);
   EXPECT_TRUE(kept.steps.back().extra.count("eval_accuracy_at_1"));
-  // What was trained is what score gives.
+  // The trained model is the one that score reads.
   ASSERT_EQ(run_cli({"score", (dir_ / "run/final").string(), "--head", "embed", "--input",
                      (dir_ / "train.jsonl").string(), "--output", (dir_ / "out.jsonl").string(),
                      "--threads", "1"}),

@@ -21,7 +21,7 @@ class DescribeTest : public TrainerTest {
     std::int64_t embedding = 0, widest_block = 0;  ///< Bytes of the whole.
   };
 
-  /// What one rank of a layout says, of which the others are not there.
+  /// One rank's description of a layout whose other ranks are not there.
   Described describe(const Settings& layout, std::int64_t rank, std::int64_t ranks,
                      double micro_batches = 1) const {
     train::Observer observer;

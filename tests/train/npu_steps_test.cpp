@@ -1,4 +1,4 @@
-// What a step of training waits for on the simulated NPU. A wait costs the host the lead that it
+// Waits of a training step on the simulated NPU. A wait costs the host the lead that it
 // has over the device: each is written down here, another one is an accident.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// What waits in the memory of the host changes no number: on the simulated NPU, and there also with
-// streams that are late, where a copy that nobody waits for gives NaN.
+// Data that waits in the memory of the host changes no number: on the simulated NPU, and there also
+// with streams that are late, where a copy that nobody waits for gives NaN.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/rand.h>
@@ -10,6 +10,7 @@
 
 #include <cstdlib>
 
+#include "ops/optimizer_step/optimizer_step.h"
 #include "ops/registry.h"
 #include "testing/process.h"
 #include "train/state_offload.h"
@@ -76,8 +77,9 @@ TEST(StateOffload, PiecesEqualTheWholeAlsoWhereBitsAreRandom) {
   const c10::Device npu = testing::simulated_npu();
   ops::KernelPolicy policy;
   policy.allow_fallback = true;
-  const auto kernels = ops::KernelTable::choose(ops::builtin_registry(), npu.type(), at::kBFloat16,
-                                                {{ops::AdamwStep::kName, {{}}}}, policy);
+  const auto kernels =
+      ops::KernelTable::choose(ops::builtin_registry(), ops::target_of(npu), at::kBFloat16,
+                               {ops::OpRequest::of<ops::AdamwStep>()}, policy);
   for (const at::ScalarType state : {at::kFloat, at::kBFloat16, at::kByte}) {
     const bool is_coded = state == at::kByte;
     const std::int64_t columns = is_coded ? 512 : 311, piece = is_coded ? 768 : 500;

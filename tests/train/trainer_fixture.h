@@ -108,7 +108,7 @@ class TrainerTest : public ::testing::Test {
     return files::read(dir_ / run / file);
   }
 
-  /// What a run of these settings is refused with.
+  /// The refusal of a run with these settings.
   std::string refusal_of(const std::vector<std::string>& more) const {
     return testing::message_of([&] { train_until(config("refused", more), 1000); });
   }

@@ -129,7 +129,7 @@ class SimulatedHccl final : public c10d::Backend {
       deny(Rule::kThread, "{} of group {}: collectives come from the thread that owns the device",
            operation, name_);
     }
-    // What the stream has queued comes before the collective.
+    // Work that the stream has queued comes before the collective.
     device::sim::Streams::all().publish(device::sim::current_stream());
     Tensors views;
     for (const at::Tensor& tensor : tensors) {

@@ -76,7 +76,7 @@ struct Expr {
   Arguments arguments;
 };
 
-/// What an assignment or a loop writes to.
+/// Left side of an assignment or a loop.
 struct Target {
   enum class Kind { kName, kTuple, kNamespace };
   Kind kind = Kind::kName;

@@ -58,7 +58,7 @@ Value make_range(Interpreter& interpreter, const CallArguments& arguments) {
   return Value::list(std::move(items));
 }
 
-/// What a key of a new dictionary costs, in steps: it is hashed and its memory is new.
+/// Cost of a key of a new dictionary, in steps: it is hashed and its memory is new.
 constexpr std::uint64_t kCopiedKey = 8;
 
 /// The items of dict(...) and namespace(...): a mapping or pairs, and keywords.

@@ -136,7 +136,7 @@ Value replace(const Call& call) {
   std::string to = need_string(arguments, 1);
   if (call.self.is_markup()) to = escaped(arguments.at(1), call.interpreter.max_bytes());
   const std::int64_t most = arguments.integer(2, -1);
-  // What the result can grow to is checked before it is built.
+  // The result's largest size is checked before it is built.
   std::size_t count = from.empty() ? call.text().size() + 1 : 0;
   for (std::size_t at = 0; !from.empty() && (at = call.text().find(from, at)) != std::string::npos;
        at += from.size())

@@ -6,7 +6,7 @@ namespace {
 
 using Kind = Value::Kind;
 
-/// What a test works with; the other value of a comparison is its first argument.
+/// Arguments of a test; the other value of a comparison is its first argument.
 struct Call {
   Interpreter& interpreter;
   const std::string& name;

@@ -427,7 +427,7 @@ Value format_percent(const Value& format_value, const Value& arguments, std::siz
     how.type = format[i];
     out.add(convert(chosen != nullptr ? *chosen : next(), how, escapes, max_bytes));
   }
-  // What can be indexed, a text aside, could have been meant by name.
+  // A value that can be indexed, except a text, could have been meant by name.
   const bool may_be_unused = arguments.is_dict() || arguments.is(Value::Kind::kList);
   if (!named &&
       (is_tuple ? used < arguments.as_list().items.size() : used == 0 && !may_be_unused)) {

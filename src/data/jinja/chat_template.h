@@ -32,8 +32,8 @@ class ChatTemplate {
     std::uint64_t max_steps = 20'000'000;
     std::size_t max_bytes = std::size_t{256} << 20;
   };
-  /// What a rendering may take for each value and each 16 bytes of text of its input: time and
-  /// memory grow with the conversation, and a hostile template ends.
+  /// Steps that a rendering may take for each value and each 16 bytes of text of its input: time
+  /// and memory grow with the conversation, and a hostile template ends.
   static constexpr std::uint64_t kStepsOfInput = 1000;
   static constexpr std::size_t kBytesOfInput = 4096;
 

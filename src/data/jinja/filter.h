@@ -7,7 +7,7 @@
 
 namespace heddle::data::jinja {
 
-/// What a filter works with.
+/// Arguments of a filter.
 struct FilterCall {
   Interpreter& interpreter;
   const std::string& name;

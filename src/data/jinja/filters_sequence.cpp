@@ -28,7 +28,7 @@ Value dotted(Interpreter& interpreter, Value item, const Value& path, const Valu
   return item;
 }
 
-/// What sorting compares by: an attribute or several, without regard to case unless asked.
+/// Key for sorting: an attribute or several, without regard to case unless asked.
 Value sort_key(Interpreter& interpreter, const Value& item, const Value* attribute,
                bool case_sensitive) {
   const auto fold = [&](Value value) {

@@ -50,7 +50,7 @@ class Interpreter {
   /// Counts bytes of text that are built, so that memory stays bounded.
   void built(std::size_t bytes);
   std::size_t max_bytes() const { return limits_.max_bytes; }
-  /// What looking through a value costs, in steps.
+  /// Cost of looking through a value, in steps.
   static std::uint64_t cost(const Value& value) { return value.extent().weight; }
   static std::uint64_t cost_of_comparing(const Value& a, const Value& b);
   static std::uint64_t cost_of_finding(const Value& what, const Value& container);
@@ -102,7 +102,7 @@ class Interpreter {
   void run_filter_block(const Statement& statement);
   void write(std::string_view text);
   void assign(const Target& target, const Value& value);
-  /// What `body` writes, in a scope of its own.
+  /// Output of `body`, in a scope of its own.
   std::string captured(const Body& body);
 
   Value evaluate(const Expr& expr);

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-/// What Python's str does, on valid UTF-8. Positions and lengths count code points.
+/// Methods of Python's str, on valid UTF-8. Positions and lengths count code points.
 namespace heddle::data::jinja::python_text {
 
 bool is_space(char32_t c);

@@ -66,9 +66,9 @@ class Value {
   static Value tuple(Values items);
   /// A generator: true whatever it holds, without a length, and empty once it has been run through.
   static Value iterator(Values items);
-  /// What dict.items(), keys(), values() give: has a length, cannot be indexed.
+  /// Result of dict.items(), keys(), values(): has a length, cannot be indexed.
   static Value view(Values items);
-  /// Of equal keys the last counts.
+  /// The last of equal keys counts.
   static Value dict(std::vector<std::pair<Value, Value>> items);
   static Value from(Namespace* space);
   static Value from(std::shared_ptr<LoopData> loop);

@@ -40,11 +40,12 @@ struct PendingLine {
 /// valid.
 constexpr const char* kNoGroup = "\nquery\npositive\nnegatives";
 
-std::string reader_fingerprint(const ReaderOptions& options, BadRowPolicy policy) {
+std::string reader_fingerprint(const DatasetOptions& dataset) {
+  const ReaderOptions& options = dataset.reader;
   const FieldNames& f = options.fields;
   std::string all = fmt::format("{} {} {} {} {}", static_cast<int>(options.format),
                                 static_cast<int>(options.task), options.max_line_bytes,
-                                options.max_depth, static_cast<int>(policy));
+                                options.max_depth, static_cast<int>(dataset.bad_rows));
   all += fmt::format(" {}", options.classes);
   for (const std::string* name :
        {&f.messages, &f.tools, &f.weight, &f.conversations, &f.from, &f.value, &f.prompt,
@@ -52,6 +53,7 @@ std::string reader_fingerprint(const ReaderOptions& options, BadRowPolicy policy
         &f.input_ids, &f.labels, &f.label}) {
     all += '\n' + *name;
   }
+  if (dataset.held_out > 0) all += fmt::format("\n{} {}", dataset.held_out, dataset.takes_held_out);
   if (options.task != Task::kGroup) return all + kNoGroup;
   for (const std::string& name : options.group.texts) all += '\n' + name;
   all += '\n' + options.group.more;
@@ -97,11 +99,16 @@ class FileTokenizer {
       } catch (const LineTooLong& error) {
         pending.error = error.what();
       }
+      if (options_.held_out > 0 && is_held_out(pending.text) != options_.takes_held_out) continue;
       pending.line = records_->line();
       bytes += pending.text.size();
       chunk_.push_back(std::move(pending));
     }
     return !chunk_.empty();
+  }
+
+  bool is_held_out(const std::string& row) const {
+    return std::ldexp(static_cast<double>(hash::of(row)), -64) < options_.held_out;
   }
 
   void tokenize(PendingLine& pending) const {
@@ -256,7 +263,7 @@ std::shared_ptr<const Dataset> Dataset::open(const DatasetOptions& options,
     hash::Hasher hasher;
     const std::string key = hasher.add(hash::of_file(file.path))
                                 .add(renderer.fingerprint())
-                                .add(reader_fingerprint(options.reader, options.bad_rows))
+                                .add(reader_fingerprint(options))
                                 .hex();
     whole_key.add(key);
     const auto tokenize = [&](TokenStoreWriter& writer) {

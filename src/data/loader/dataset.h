@@ -31,6 +31,10 @@ struct DatasetOptions {
   ReaderOptions reader;
   BadRowPolicy bad_rows = BadRowPolicy::kError;
   RenderOptions rendering;
+  /// A share of the rows, chosen by the hash of their text, that another part of the data has: this
+  /// one takes them or leaves them. A row that comes twice is in one part only.
+  double held_out = 0;
+  bool takes_held_out = false;
   std::string cache_directory;  ///< "" keeps the tokens in memory and nothing on disk
   int threads = 0;              ///< 0: the cores this process may use
 };
@@ -39,7 +43,7 @@ struct DatasetOptions {
 /// configuration names is the user's to put there. Throws ConfigError and DataError.
 void require_files(const DatasetOptions& options);
 
-/// What happened to the lines of a file or of a whole data set; nothing is dropped without being
+/// Fates of the lines of a file or of a whole data set; nothing is dropped without being
 /// counted here.
 struct DatasetReport {
   std::int64_t lines = 0;  ///< without blank ones

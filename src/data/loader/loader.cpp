@@ -34,7 +34,7 @@ Batch make_batch(const Dataset& dataset, std::span<const std::int64_t> rows,
   return Batch::from_sequences(sequences, capacity, has_targets);
 }
 
-/// What the order of the rows depends on; a cursor is only good for the same.
+/// Settings that the order of the rows depends on; a cursor is only good for equal ones.
 nlohmann::json order_of(const Dataset& dataset, const LoaderOptions& options) {
   nlohmann::json weights = nlohmann::json::array();
   for (const Dataset::File& file : dataset.files()) weights.push_back(file.weight);
@@ -276,7 +276,16 @@ void Loader::seek(const nlohmann::json& cursor) {
   std::vector<std::string> differences;
   for (const auto& [name, value] : order.items()) {
     const nlohmann::json was = cursor.value(name, nlohmann::json());
-    if (was != value) {
+    if (was == value) continue;
+    if (name == "data") {
+      std::vector<std::string> files;
+      for (const Dataset::File& file : dataset_->files())
+        files.push_back(fmt::format("{}: {} rows", file.path, file.rows));
+      differences.push_back(fmt::format(
+          "the rows are others ({}): a file was changed, added or removed, or tokenizer, "
+          "chat template or a key of data did",
+          text::list_some(files, 4)));
+    } else {
       differences.push_back(fmt::format("{} was {}, is {}", name, was.dump(), value.dump()));
     }
   }

@@ -31,7 +31,7 @@ struct LoaderOptions {
                                 ///< micro_batch_tokens
 };
 
-/// What one optimizer step of this rank works on.
+/// Work of one optimizer step on this rank.
 struct Step {
   std::int64_t step = 0;   ///< from 0
   std::int64_t epoch = 0;  ///< from 0

@@ -24,7 +24,7 @@ struct Groups {
 Groups pack_best_fit(std::span<const std::int64_t> order, std::span<const std::int64_t> lengths,
                      std::int64_t capacity);
 
-/// The same over consecutive windows of `window` items of `order`, so that memory and mixing stay
+/// Packs consecutive windows of `window` items of `order`, so that memory and mixing stay
 /// bounded.
 Groups pack_in_windows(std::span<const std::int64_t> order, std::span<const std::int64_t> lengths,
                        std::int64_t capacity, std::int64_t window);

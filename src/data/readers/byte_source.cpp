@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <lzma.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -189,6 +190,49 @@ class ZstdSource : public ByteSource {
   bool has_pending_output_ = false;
 };
 
+/// xz, also of several streams one after the other.
+class XzSource : public ByteSource {
+ public:
+  XzSource(std::unique_ptr<ByteSource> source, std::string name)
+      : source_(std::move(source)), name_(std::move(name)), input_(kChunk) {
+    // A dictionary has at most 1.5 GiB; xz -9 takes 64 MiB.
+    constexpr std::uint64_t kMemory = std::uint64_t{2} << 30;
+    if (lzma_stream_decoder(&stream_, kMemory, LZMA_CONCATENATED) != LZMA_OK)
+      throw_error<InternalError>("liblzma cannot be initialised for {}", name_);
+  }
+  ~XzSource() override { lzma_end(&stream_); }
+  std::uint64_t bytes_consumed() const override { return source_->bytes_consumed(); }
+
+  std::size_t read(char* into, std::size_t count) override {
+    stream_.next_out = reinterpret_cast<std::uint8_t*>(into);
+    stream_.avail_out = count;
+    while (!has_ended_ && stream_.avail_out == count) {
+      if (stream_.avail_in == 0 && !input_ended_) {
+        stream_.next_in = reinterpret_cast<const std::uint8_t*>(input_.data());
+        stream_.avail_in = source_->read(input_.data(), input_.size());
+        input_ended_ = stream_.avail_in == 0;
+      }
+      const lzma_ret status = lzma_code(&stream_, input_ended_ ? LZMA_FINISH : LZMA_RUN);
+      if (status == LZMA_STREAM_END) {
+        has_ended_ = true;
+      } else if (status == LZMA_BUF_ERROR) {
+        throw_error<DataError>("{} ends in the middle of its xz stream; it is cut", name_);
+      } else if (status != LZMA_OK) {
+        throw_error<DataError>("{} is damaged, or xz of a kind that is not read: liblzma says {}",
+                               name_, static_cast<int>(status));
+      }
+    }
+    return count - stream_.avail_out;
+  }
+
+ private:
+  std::unique_ptr<ByteSource> source_;
+  std::string name_;
+  std::vector<char> input_;
+  lzma_stream stream_ = LZMA_STREAM_INIT;
+  bool input_ended_ = false, has_ended_ = false;
+};
+
 /// The first bytes, as many as tell what kind of file it is.
 std::string read_head(ByteSource& source) {
   std::string head(kKindBytes, '\0');
@@ -215,12 +259,19 @@ std::unique_ptr<ByteSource> ByteSource::decompress(std::unique_ptr<ByteSource> r
   // A frame, or one that zstd skips, as pzstd writes before its own.
   const bool is_zstd = head.starts_with("\x28\xb5\x2f\xfd") ||
                        (head.size() > 4 && std::string_view(head).substr(1, 3) == "\x2a\x4d\x18");
-  if (!is_gzip && !is_zstd) refuse_other_kinds(head, name);
+  const bool is_xz =
+      head.starts_with(std::string_view("\xfd"
+                                        "7zXZ\0",
+                                        6));
+  const bool is_packed = is_gzip || is_zstd || is_xz;
+  if (!is_packed) refuse_other_kinds(head, name);
   auto whole = std::make_unique<PeekedSource>(std::move(head), std::move(raw));
-  if (!is_gzip && !is_zstd) return whole;
+  if (!is_packed) return whole;
   std::unique_ptr<ByteSource> content;
   if (is_gzip) {
     content = std::make_unique<GzipSource>(std::move(whole), name);
+  } else if (is_xz) {
+    content = std::make_unique<XzSource>(std::move(whole), name);
   } else {
     content = std::make_unique<ZstdSource>(std::move(whole), name);
   }

@@ -9,8 +9,8 @@
 
 namespace heddle::data {
 
-/// Bytes of a file, decompressed on the way: gzip and zstd are told by their first bytes, not by
-/// the file's name.
+/// Bytes of a file, decompressed on the way: gzip, zstd and xz are told by their first bytes, not
+/// by the file's name.
 class ByteSource {
  public:
   virtual ~ByteSource() = default;

@@ -1,6 +1,7 @@
 #include "data/readers/data_files.h"
 
 #include <algorithm>
+#include <cctype>
 #include <filesystem>
 
 #include "base/errors.h"
@@ -12,16 +13,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kEndings[] = {".jsonl", ".json", ".ndjson", ".csv", ".tsv", ".txt"};
-
-bool is_data_file(std::string name) {
-  std::transform(name.begin(), name.end(), name.begin(),
-                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  for (const std::string_view packed : {".gz", ".zst"}) {
-    if (name.ends_with(packed)) name.resize(name.size() - packed.size());
-  }
-  return std::any_of(std::begin(kEndings), std::end(kEndings),
-                     [&](std::string_view ending) { return name.ends_with(ending); });
-}
 
 std::vector<std::string> files_of(const fs::path& folder) {
   std::vector<std::string> files;
@@ -59,13 +50,24 @@ void match(const fs::path& folder, const std::vector<std::string>& parts, std::s
 
 }  // namespace
 
+bool is_data_file(std::string name) {
+  std::transform(name.begin(), name.end(), name.begin(),
+                 [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  for (const std::string_view packed : {".gz", ".zst", ".xz"}) {
+    if (name.ends_with(packed)) name.resize(name.size() - packed.size());
+  }
+  return std::any_of(std::begin(kEndings), std::end(kEndings),
+                     [&](std::string_view ending) { return name.ends_with(ending); });
+}
+
 std::vector<std::string> expand_files(const std::string& path) {
   std::vector<std::string> files;
   if (fs::is_directory(path)) {
     files = files_of(path);
     if (files.empty()) {
       throw_error<DataError>(
-          "{} is a folder without data files (.jsonl, .json, .csv, .tsv, .txt, also .gz or .zst)",
+          "{} is a folder without data files (.jsonl, .json, .csv, .tsv, .txt, also .gz, .zst or "
+          ".xz)",
           path);
     }
   } else if (!fs::exists(path) && path.find_first_of("*?") != std::string::npos) {

@@ -15,10 +15,6 @@ struct Kind {
 using namespace std::string_view_literals;
 
 constexpr Kind kKinds[] = {
-    {0,
-     "\xfd"
-     "7zXZ"sv,
-     "an xz file", "decompress it: xz -dc '{}' > data.jsonl"},
     {4, "1AY&SY"sv, "a bzip2 file", "decompress it: bzip2 -dc '{}' > data.jsonl"},
     {0, "\x5d\x00\x00"sv, "an lzma file", "decompress it: xz -dc '{}' > data.jsonl"},
     {0, "\x04\x22\x4d\x18"sv, "an lz4 file", "decompress it: lz4 -dc '{}' > data.jsonl"},
@@ -65,7 +61,7 @@ void refuse_other_kinds(std::string_view head, const std::string& name) {
     if (kind.offset > head.size() || !head.substr(kind.offset).starts_with(kind.mark)) continue;
     throw_error<DataError>(
         "{}: row 1 cannot be read: this is {}, expected JSON Lines, a JSON list, CSV, TSV or text "
-        "(plain, gzip or zstd); {}",
+        "(plain, gzip, zstd or xz); {}",
         name, kind.name, fmt::format(fmt::runtime(kind.remedy), name));
   }
 }

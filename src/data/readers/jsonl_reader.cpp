@@ -11,7 +11,7 @@ namespace {
 
 using nlohmann::ordered_json;
 
-/// What a line that is not JSON may be instead, and what to do; "" where nothing tells.
+/// Guesses what a line that is not JSON is, and what to do; "" where nothing tells.
 std::string advice(std::string_view line, const Place& place) {
   line = text::trim(line);
   if (line.ends_with("},")) {

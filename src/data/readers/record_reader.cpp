@@ -278,7 +278,7 @@ std::string ending_of(std::filesystem::path path) {
     return ending;
   };
   std::string ending = lower();
-  if (ending == ".gz" || ending == ".zst") {
+  if (ending == ".gz" || ending == ".zst" || ending == ".xz") {
     path.replace_extension();
     ending = lower();
   }

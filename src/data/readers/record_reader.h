@@ -24,7 +24,7 @@ class RecordReader {
   static std::unique_ptr<RecordReader> open(const std::filesystem::path& path,
                                             std::size_t max_bytes = std::size_t{64} << 20);
 
-  /// False at the end. Throws LineTooLong, after which the next call continues behind that row, and
+  /// False at the end. Throws LineTooLong, after which the next call continues after that row, and
   /// DataError for a file that cannot be read on.
   virtual bool next(std::string& json) = 0;
   /// Number of the line on which the row that next() gave last begins, from 1.

@@ -28,7 +28,7 @@ std::string_view name_of(RowFormat format);
 /// Throws ConfigError that lists the names.
 RowFormat row_format_of(std::string_view name);
 
-/// What a row is for.
+/// Purpose of a row.
 enum class Task {
   kLanguageModel,
   kClassification,  ///< needs an integer `label` >= 0

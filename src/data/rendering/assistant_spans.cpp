@@ -259,7 +259,7 @@ TextSpan AssistantSpans::find_by_marker(const Context& context, std::size_t turn
                                       common_prefix(prompt, body));
   if (shared == 0) fail(turn, "the turn does not begin as the generation prompt does");
 
-  // Where it ends: behind what closes the turn when it is the last one; the rest must be the same
+  // Where it ends: after what closes the turn when it is the last one; the rest must be the same
   // as in the conversation itself.
   const std::string_view after = std::string_view(*whole).substr(at + kMarker.size());
   std::string_view closing = end;

@@ -16,7 +16,7 @@ struct TextSpan {
   std::int64_t end = 0;
 };
 
-/// Finds what the assistant wrote in the rendering of a whole conversation: from behind the
+/// Finds what the assistant wrote in the rendering of a whole conversation: from after the
 /// generation prompt to the token that ends the turn, whitespace after it left out.
 ///
 /// Three ways, the first that holds: the template's own {% generation %} blocks; prefixes (the

@@ -28,8 +28,8 @@ std::string template_source(const Tokenizer& tokenizer, const RenderOptions& opt
   return name == "default" ? options.chat_template : "";
 }
 
-/// What `transformers` hands to a template besides the messages: the special tokens, then the
-/// user's variables.
+/// Variables of a template besides the messages, as `transformers` gives them: the special tokens,
+/// then the user's variables.
 ordered_json template_variables(const Tokenizer& tokenizer, const ordered_json& given) {
   ordered_json variables = ordered_json::object();
   for (const auto& [name, token] : tokenizer.special_tokens()) variables[name] = token;
@@ -112,7 +112,7 @@ std::vector<float> token_weights(const Tokenizer& tokenizer, const RenderedText&
   return weights;
 }
 
-/// What happens to `row` where it is too long. Throws DataError where it cannot be split.
+/// Decides on a `row` that is too long. Throws DataError where it cannot be split.
 Truncation truncation_of(const Row& row, const RenderOptions& options) {
   const bool is_plain_text = row.form == Row::Form::kText && row.prompt.empty();
   const bool can_split =

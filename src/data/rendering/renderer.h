@@ -15,9 +15,9 @@ namespace heddle::data {
 class Chat;
 class Tokenizer;
 
-/// Which tokens of a conversation or a prompt/completion row carry loss. Plain text always does.
+/// Tokens of a conversation or a prompt/completion row that carry loss. Plain text always does.
 enum class LossOn { kAssistant, kAll };
-/// What becomes of a row with more than max_length tokens. kSplit: several rows, text and tokens of
+/// Treatment of a row with more than max_length tokens. kSplit: several rows, text and tokens of
 /// a language model only. kAuto: kSplit for plain text of a language model, kKeepStart for others.
 enum class Truncation { kAuto, kDrop, kKeepStart, kKeepEnd, kSplit };
 

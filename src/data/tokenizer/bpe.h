@@ -32,7 +32,7 @@ class Bpe {
   Bpe(const Options& options, const std::vector<Merge>& merges,
       std::unordered_map<std::string, std::int32_t> words);
 
-  /// What one thread needs: working space and a cache of short words.
+  /// Working space of one thread, with a cache of short words.
   class Scratch {
    public:
     Scratch();

@@ -20,7 +20,7 @@ struct Range {
   std::size_t begin = 0, end = 0;
 };
 
-/// Where the string that begins at `at` ends (behind the closing quote).
+/// Where the string that begins at `at` ends (after the closing quote).
 std::size_t string_end(std::string_view json, std::size_t at) {
   for (++at; at < json.size() && json[at] != '"'; ++at) {
     if (json[at] == '\\') ++at;

@@ -14,7 +14,7 @@ namespace heddle::data {
 struct ExtendedTokenizer {
   std::shared_ptr<const Tokenizer> tokenizer;
   TextFiles changed;  ///< Files that a folder with this tokenizer holds instead of the old ones.
-  std::vector<std::pair<std::string, std::int32_t>> added;  ///< What was new, with its id.
+  std::vector<std::pair<std::string, std::int32_t>> added;  ///< New tokens with their ids.
 };
 
 /// Adds special tokens to the tokenizer of a folder, as `add_special_tokens` of transformers does:

@@ -1,11 +1,30 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
 
 namespace heddle::data {
+
+/// Work that the patterns of a tokenizer may still do on one text, in steps of the matcher; so that
+/// a hostile pattern costs time in proportion to the text and not to its square.
+class SplitBudget {
+ public:
+  SplitBudget() = default;
+  /// Enough for every pattern whose matches do not reach much further than the words they cut.
+  explicit SplitBudget(std::size_t bytes) : left_(1'000'000 + std::uint64_t{64} * bytes) {}
+  /// False once more was taken than there is.
+  bool take(std::uint64_t steps) {
+    const bool enough = steps <= left_;
+    left_ = enough ? left_ - steps : 0;
+    return enough;
+  }
+
+ private:
+  std::uint64_t left_ = 0;
+};
 
 /// Cuts a text into the words that byte-level BPE merges inside of. The whole text is covered: what
 /// a pattern does not match is a word too ("isolated" in tokenizer.json).
@@ -13,8 +32,8 @@ class Split {
  public:
   virtual ~Split() = default;
   /// End of the word that begins at `at` < text.size(); > at. `text` is valid UTF-8 and may not be
-  /// empty.
-  virtual std::size_t next(std::string_view text, std::size_t at) const = 0;
+  /// empty. Throws DataError where a pattern takes more steps than `budget` has.
+  virtual std::size_t next(std::string_view text, std::size_t at, SplitBudget& budget) const = 0;
 };
 
 /// The pattern of Qwen2 to Qwen3-Next,

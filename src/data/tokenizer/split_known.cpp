@@ -26,7 +26,7 @@ class KnownSplit final : public Split {
     not_other_ = static_cast<std::uint8_t>(kSpace | kNumber | word_);
   }
 
-  std::size_t next(std::string_view text, std::size_t at) const override {
+  std::size_t next(std::string_view text, std::size_t at, SplitBudget&) const override {
     const Char first = read(text, at);
     if (first.code == '\'') {
       if (const std::size_t end = contraction(text, at + 1); end != 0) return end;

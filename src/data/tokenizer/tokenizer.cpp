@@ -33,12 +33,13 @@ struct Stage {
   bool add_prefix_space = false;
 };
 
-/// What one thread works with while it encodes one text.
+/// Working space of one thread while it encodes one text.
 struct Workspace {
   Bpe::Scratch bpe;
   std::vector<AddedTokenFinder::Piece> outer;
   std::vector<AddedTokenFinder::Piece> inner;
   std::string normalized;
+  SplitBudget split;  ///< For the text being encoded.
 };
 
 }  // namespace
@@ -211,7 +212,7 @@ void Tokenizer::Parts::words(std::string_view text, std::size_t stage, Workspace
   }
   const bool last = stage + 2 == stages.size() && !stages[stage + 1].add_prefix_space;
   for (std::size_t at = 0; at < text.size();) {
-    const std::size_t end = current.split->next(text, at);
+    const std::size_t end = current.split->next(text, at, work.split);
     const std::string_view word = text.substr(at, end - at);
     if (last) {
       bpe->encode(word, work.bpe, out);
@@ -225,6 +226,7 @@ void Tokenizer::Parts::words(std::string_view text, std::size_t stage, Workspace
 void Tokenizer::Parts::encode(std::string_view text, const EncodeOptions& options, Workspace& work,
                               std::vector<std::int32_t>& out) const {
   const bool special_as_text = options.special_tokens_as_text || split_special_tokens;
+  work.split = SplitBudget(text.size());
   work.outer.clear();
   raw_added->split(text, special_as_text, work.outer);
   for (const AddedTokenFinder::Piece& piece : work.outer) {

@@ -33,7 +33,7 @@ class Tokenizer {
   /// DataError that names file and key, also for a component that is not supported.
   static std::shared_ptr<const Tokenizer> load(const std::filesystem::path& directory,
                                                const TextFiles& changed = {});
-  /// The same from the text of the files; "" means absent. `name` stands for the folder in
+  /// Makes a tokenizer from the text of the files; "" means absent. `name` stands for the folder in
   /// messages.
   static std::shared_ptr<const Tokenizer> parse(std::string_view tokenizer_json,
                                                 std::string_view tokenizer_config = {},
@@ -94,7 +94,7 @@ class StreamDecoder {
   /// The text that this id completes, possibly "". The pieces joined, with finish(), equal
   /// Tokenizer::decode.
   std::string push(std::int32_t id);
-  /// What was held back, as U+FFFD.
+  /// Held-back bytes, as U+FFFD.
   std::string finish();
 
  private:

@@ -13,7 +13,7 @@
 
 namespace heddle::data {
 
-/// What the files of a tokenizer say, checked but not yet built.
+/// Contents of a tokenizer's files, checked but not yet built.
 struct TokenizerFile {
   struct PreTokenizer {
     enum class Kind { kSplit, kByteLevel };

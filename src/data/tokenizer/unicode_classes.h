@@ -6,7 +6,7 @@
 
 namespace heddle::data {
 
-/// What a code point is to the split patterns: at most one of the first four bits.
+/// Classes of a code point in the split patterns: at most one of the first four bits.
 enum CodeClass : std::uint8_t {
   kLetter = 1,
   kNumber = 2,

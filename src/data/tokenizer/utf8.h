@@ -43,6 +43,13 @@ inline Decoded decode(std::string_view text, std::size_t at) {
           4};
 }
 
+/// The first place at or after `at` where a code point of valid text begins, or its end; `at` where
+/// the text is shorter.
+inline std::size_t boundary(std::string_view text, std::size_t at) {
+  while (at < text.size() && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80) ++at;
+  return at;
+}
+
 /// The code point that ends just before `at` > 0 of valid text.
 inline Decoded decode_before(std::string_view text, std::size_t at) {
   std::size_t begin = at - 1;

@@ -45,7 +45,7 @@ struct DeviceMemory {
   std::size_t free = 0, total = 0;
 };
 
-/// Of the current device; all devices of a host are alike.
+/// Memory of the current device; all devices of a host are alike.
 DeviceMemory device_memory() {
   DeviceMemory memory;
   if (aclrtGetMemInfo(ACL_HBM_MEM, &memory.free, &memory.total) != ACL_SUCCESS) return {};

@@ -21,14 +21,14 @@ class Capture {
   Capture(const Capture&) = delete;
   Capture& operator=(const Capture&) = delete;
 
-  /// Of this thread; null where none is recorded.
+  /// The capture of this thread; null where none is recorded.
   static Capture* current();
 
   /// `host` is about to be changed.
   void keeps(const at::Tensor& host);
   /// Memory of the host below new memory of the device.
   void makes(Storage storage) { made_.push_back(std::move(storage)); }
-  /// What the operator does when the graph is replayed.
+  /// Adds work for the operator to do when the graph is replayed.
   void adds(std::function<void()> work) { work_.push_back(std::move(work)); }
 
   std::vector<std::function<void()>> finish();

@@ -31,7 +31,7 @@ void run_copy(const at::Tensor& to, const at::Tensor& from) {
 at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool non_blocking) {
   require_running("a copy");
   Driver& d = driver();
-  // What is not pinned is read before the call returns.
+  // Memory that is not pinned is read before the call returns.
   const bool is_pageable = from.is_cpu() && from.dim() > 0 && !is_pinned(from);
   const bool waits = (to.is_cpu() || from.is_cpu()) && (!non_blocking || is_pageable);
   if (waits) wait("aten::_copy_from");

@@ -11,7 +11,7 @@
 
 #include "device/sim/simulation.h"
 
-/// What the sources of the simulation share. The state is the process's, as a driver's is: libtorch
+/// Shared by the sources of the simulation. The state is the process's, as a driver's is: libtorch
 /// knows one back end behind PrivateUse1.
 namespace heddle::device::sim {
 
@@ -22,7 +22,7 @@ struct Driver {
   std::atomic<Phase> phase = Phase::kInstalled;
   Options options;
   std::atomic<bool> is_recording = false;
-  std::mutex mutex;  ///< Of what follows.
+  std::mutex mutex;  ///< Guards the members below.
   std::vector<Call> calls;
   Counts waits, entries;
 };
@@ -40,7 +40,7 @@ void record_call(const std::string& op, const std::vector<at::Tensor>& tensors);
 
 // memory.cpp
 
-/// What an npu storage stands on: a storage of the host. It is the context of the storage's
+/// Memory of an npu storage: a storage of the host. It is the context of the storage's
 /// DataPtr, so it moves with the memory when a parameter hands it over.
 struct Block {
   c10::intrusive_ptr<c10::StorageImpl> host;
@@ -59,7 +59,7 @@ void protect(c10::StorageImpl& storage);
 const c10::intrusive_ptr<c10::StorageImpl>& host_storage(const c10::Storage& storage);
 /// Work of the stream uses the memory, which may be freed before that is done.
 void record_stream(at::Tensor& tensor, c10::Stream stream);
-/// The same memory, sizes and strides as a tensor of the CPU, without history.
+/// A CPU tensor with the memory, sizes and strides of `tensor`, without history.
 at::Tensor host_view(const at::Tensor& tensor);
 /// After an operator has resized a host_view(): the same for the tensor.
 void follow(const at::Tensor& tensor, const at::Tensor& view);

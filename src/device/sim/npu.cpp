@@ -116,7 +116,8 @@ const Backend& backend() {
       .record = sim::record,
       .require_started = require_started,
       .require_on_chip = require_on_chip,
-      .has_float64 = [] { return sim::driver().options.allow_float64; }};
+      .has_float64 = [] { return sim::driver().options.allow_float64; },
+      .is_simulated = true};
   return kSimulated;
 }
 

@@ -6,8 +6,8 @@
 
 #include "base/errors.h"
 
-/// What Ascend hardware is known to punish with a crash, a hang or a wrong number. The simulated
-/// NPU refuses each at once, by name.
+/// Uses that Ascend hardware is known to punish with a crash, a hang or a wrong number. The
+/// simulated NPU refuses each at once, by name.
 namespace heddle::device::sim {
 
 enum class Rule {

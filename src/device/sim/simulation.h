@@ -22,12 +22,12 @@ inline constexpr std::int64_t kUnifiedBuffer = 192 * 1024;
 struct Options {
   bool allow_float64 = false;  ///< Lifts the dtype rule, to prove equality with the CPU.
   bool has_fp8 = false;        ///< A chip of the 950 series.
-  /// What a stream writes stays hidden from other streams and the host until they wait for it.
+  /// A stream's writes stay hidden from other streams and the host until they wait for it.
   bool defers_streams = false;
   bool operator==(const Options&) const = default;
 };
-/// What kVariable asks for: "1" for a device as it is, or some of "float64", "fp8", "deferred",
-/// separated by commas. None for any other text.
+/// Reads the options in kVariable: "1" for a device as it is, or some of "float64", "fp8",
+/// "deferred", separated by commas. None for any other text.
 std::optional<Options> parse_options(std::string_view text);
 
 /// Makes the device known to libtorch; no tensor can be made before start(). Nothing the second
@@ -46,7 +46,7 @@ using Counts = std::map<std::string, std::int64_t>;
 /// "aten::_local_scalar_dense" (item()), "aten::_copy_from" (a blocking copy from or to the
 /// host), "synchronize", or an operator whose result's shape depends on data ("aten::nonzero").
 Counts waits();
-/// Those since `before`.
+/// Waits since `before`.
 Counts waits_since(const Counts& before);
 
 /// How often each entry point of torch_npu and ACL was stood in for, by the name under which

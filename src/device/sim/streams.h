@@ -65,11 +65,11 @@ class Streams {
   struct Hidden {
     Storage storage;
     std::vector<char> bytes;
-    std::int64_t position = 0;  ///< Of its last write.
+    std::int64_t position = 0;  ///< Position of its last write.
   };
   struct Read {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;
-    std::int64_t position = 0;  ///< Of the last read.
+    std::int64_t position = 0;  ///< Position of the last read.
   };
   struct HostRead {
     Storage storage;

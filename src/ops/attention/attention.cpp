@@ -70,42 +70,14 @@ at::Tensor output_gate(const KernelTable& kernels, const at::Tensor& x, const at
 }
 
 void register_attention(Registry& registry) {
-  output_gate_cuda::add(registry);
-  attention_cudnn::add(registry);
-  attention_flash_varlen::add(registry);
-  attention_npu::add(registry);
-  registry.add<Attention>({.op = "",
-                           .name = "cpu",
-                           .device = c10::DeviceType::CPU,
-                           .dtypes = cpu_kernel_dtypes(),
-                           .is_reference = false,
-                           .refuse = {},
-                           .on_chip_bytes = {}},
+  registry.add<Attention>(KernelInfo::cpu("cpu"),
                           {attention_cpu::forward, attention_cpu::backward});
-  registry.add<Attention>({.op = "",
-                           .name = "reference",
-                           .device = {},
-                           .dtypes = reference_dtypes(),
-                           .is_reference = true,
-                           .refuse = {},
-                           .on_chip_bytes = {}},
+  registry.add<Attention>(KernelInfo::reference(),
                           {attention_reference::forward, attention_reference::backward});
   register_attention_decode(registry);
-  registry.add<OutputGate>({.op = "",
-                            .name = "cpu",
-                            .device = c10::DeviceType::CPU,
-                            .dtypes = cpu_kernel_dtypes(),
-                            .is_reference = false,
-                            .refuse = {},
-                            .on_chip_bytes = {}},
+  registry.add<OutputGate>(KernelInfo::cpu("cpu"),
                            {output_gate_cpu::forward, output_gate_cpu::backward});
-  registry.add<OutputGate>({.op = "",
-                            .name = "reference",
-                            .device = {},
-                            .dtypes = reference_dtypes(),
-                            .is_reference = true,
-                            .refuse = {},
-                            .on_chip_bytes = {}},
+  registry.add<OutputGate>(KernelInfo::reference(),
                            {output_gate_reference::forward, output_gate_reference::backward});
 }
 

@@ -11,6 +11,10 @@ namespace heddle::ops {
 
 struct Attention {
   static constexpr const char* kName = "attention";
+  /// Heads of this rank.
+  struct Dims {
+    std::int64_t num_heads = 0, num_kv_heads = 0, head_dim = 0;
+  };
   struct Inputs {
     at::Tensor q;     ///< [Tq,Hq,D]
     at::Tensor k, v;  ///< [Tk,Hkv,D]; query head h reads KV head h / (Hq/Hkv).
@@ -38,12 +42,13 @@ at::Tensor attention(const KernelTable& kernels, const Attention::Inputs& inputs
 
 struct OutputGate {
   static constexpr const char* kName = "output_gate";
+  using Dims = AnyDims;
   struct Functions {
     at::Tensor (*forward)(const at::Tensor& x, const at::Tensor& gate);
     /// Gradients of x and gate.
     std::pair<at::Tensor, at::Tensor> (*backward)(const at::Tensor& x, const at::Tensor& gate,
                                                   const at::Tensor& grad_y);
-    /// These and y again, in one pass; null: in two.
+    /// Gradients and y again, in one pass; null: in two.
     std::tuple<at::Tensor, at::Tensor, at::Tensor> (*backward_again)(
         const at::Tensor& x, const at::Tensor& gate, const at::Tensor& grad_y) = nullptr;
   };

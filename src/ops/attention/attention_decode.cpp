@@ -56,18 +56,10 @@ void append_to_caches(const AttentionDecode::Inputs& in, const CacheRows& rows) 
 }
 
 void register_attention_decode(Registry& registry) {
-  attention_decode_cuda::add(registry);
-  attention_npu::add_decode(registry);
-  registry.add<AttentionDecode>({.op = "",
-                                 .name = "cpu",
-                                 .device = c10::DeviceType::CPU,
-                                 .dtypes = cpu_kernel_dtypes(),
-                                 .is_reference = false,
-                                 .refuse = {},
-                                 .on_chip_bytes = {}},
-                                {attention_cpu::decode});
-  registry.add<AttentionDecode>(decode_reference_info("a loop over the sequences"),
-                                {attention_reference::decode});
+  registry.add<AttentionDecode>(KernelInfo::cpu("cpu"), {attention_cpu::decode});
+  registry.add<AttentionDecode>(
+      KernelInfo::reference(), {attention_reference::decode},
+      decode_reference_rules<AttentionDecode::Dims>("a loop over the sequences"));
 }
 
 }  // namespace heddle::ops

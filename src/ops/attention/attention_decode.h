@@ -1,5 +1,6 @@
 #pragma once
 
+#include "ops/attention/attention.h"
 #include "ops/cache_rows.h"
 #include "ops/registry.h"
 
@@ -7,6 +8,7 @@ namespace heddle::ops {
 
 struct AttentionDecode {
   static constexpr const char* kName = "attention_decode";
+  using Dims = Attention::Dims;
   struct Inputs {
     at::Tensor q;                 ///< [B,Hq,D]
     at::Tensor k, v;              ///< [B,Hkv,D] of the new token, unit stride over D.

@@ -32,21 +32,13 @@ void register_attention_decode(Registry& registry);
 namespace heddle::ops::attention_flash_varlen {
 
 /// Why head dimensions do not fit libtorch's fused attention; nothing if they do.
-std::optional<std::string> refuse(const Dims& dims);
+std::optional<std::string> refuse(const Attention::Dims& dims);
 Attention::Forward forward(const Attention::Inputs& inputs, bool keep);
 Attention::Gradients backward(const Attention::Inputs& inputs, const Attention::Forward& saved,
                               const at::Tensor& grad_o);
-/// Adds "cuda.flash_varlen".
 void add(Registry& registry);
 
 }  // namespace heddle::ops::attention_flash_varlen
-
-namespace heddle::ops::attention_cudnn {
-
-/// Adds "cuda.sm90_cudnn_or_flash_varlen"; nothing in a build without CUDA.
-void add(Registry& registry);
-
-}  // namespace heddle::ops::attention_cudnn
 
 namespace heddle::ops::output_gate_reference {
 
@@ -72,26 +64,3 @@ Attention::Gradients backward(const Attention::Inputs& inputs, const Attention::
 at::Tensor decode(const AttentionDecode::Inputs& inputs, const CacheRows& rows);
 
 }  // namespace heddle::ops::attention_cpu
-
-namespace heddle::ops::output_gate_cuda {
-
-/// Adds "cuda.fused"; nothing in a build without CUDA.
-void add(Registry& registry);
-
-}  // namespace heddle::ops::output_gate_cuda
-
-namespace heddle::ops::attention_decode_cuda {
-
-/// Adds "cuda.split_keys"; nothing in a build without CUDA.
-void add(Registry& registry);
-
-}  // namespace heddle::ops::attention_decode_cuda
-
-namespace heddle::ops::attention_npu {
-
-/// Adds "npu.fusion_attention" for attention.
-void add(Registry& registry);
-/// The same for attention_decode.
-void add_decode(Registry& registry);
-
-}  // namespace heddle::ops::attention_npu

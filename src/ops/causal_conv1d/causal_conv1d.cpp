@@ -47,23 +47,9 @@ CausalConv1dResult causal_conv1d(const KernelTable& kernels, const CausalConv1d:
 }
 
 void register_causal_conv1d(Registry& registry) {
-  causal_conv1d_cuda::add(registry);
-  causal_conv1d_npu::add(registry);
-  registry.add<CausalConv1d>({.op = "",
-                              .name = "cpu.vector",
-                              .device = c10::DeviceType::CPU,
-                              .dtypes = cpu_kernel_dtypes(),
-                              .is_reference = false,
-                              .refuse = {},
-                              .on_chip_bytes = {}},
+  registry.add<CausalConv1d>(KernelInfo::cpu("cpu.vector"),
                              {conv_cpu::forward, conv_cpu::backward});
-  registry.add<CausalConv1d>({.op = "",
-                              .name = "reference",
-                              .device = {},
-                              .dtypes = reference_dtypes(),
-                              .is_reference = true,
-                              .refuse = {},
-                              .on_chip_bytes = {}},
+  registry.add<CausalConv1d>(KernelInfo::reference(),
                              {causal_conv1d_reference::forward, causal_conv1d_reference::backward});
   register_conv_decode(registry);
 }

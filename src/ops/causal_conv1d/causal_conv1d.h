@@ -7,6 +7,9 @@ namespace heddle::ops {
 
 struct CausalConv1d {
   static constexpr const char* kName = "causal_conv1d";
+  struct Dims {
+    std::int64_t channels = 0, width = 4;
+  };
   struct Inputs {
     at::Tensor x;              ///< [T,C]
     at::Tensor weight;         ///< [C,W], W <= 8

@@ -22,17 +22,9 @@ at::Tensor conv_decode(const KernelTable& kernels, const at::Tensor& x, const at
 }
 
 void register_conv_decode(Registry& registry) {
-  causal_conv1d_cuda::add_decode(registry);
-  registry.add<ConvDecode>({.op = "",
-                            .name = "cpu.vector",
-                            .device = c10::DeviceType::CPU,
-                            .dtypes = cpu_kernel_dtypes(),
-                            .is_reference = false,
-                            .refuse = {},
-                            .on_chip_bytes = {}},
-                           {conv_cpu::decode});
-  registry.add<ConvDecode>(decode_reference_info("eight operators a layer"),
-                           {causal_conv1d_reference::decode});
+  registry.add<ConvDecode>(KernelInfo::cpu("cpu.vector"), {conv_cpu::decode});
+  registry.add<ConvDecode>(KernelInfo::reference(), {causal_conv1d_reference::decode},
+                           decode_reference_rules<ConvDecode::Dims>("eight operators a layer"));
 }
 
 }  // namespace heddle::ops

@@ -1,12 +1,14 @@
 #pragma once
 
 #include "ops/cache_rows.h"
+#include "ops/causal_conv1d/causal_conv1d.h"
 #include "ops/registry.h"
 
 namespace heddle::ops {
 
 struct ConvDecode {
   static constexpr const char* kName = "conv_decode";
+  using Dims = CausalConv1d::Dims;
   struct Functions {
     at::Tensor (*forward)(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& states,
                           const CacheRows&);

@@ -24,19 +24,3 @@ at::Tensor decode(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
                   const CacheRows& rows);
 
 }  // namespace heddle::ops::causal_conv1d_reference
-
-namespace heddle::ops::causal_conv1d_cuda {
-
-/// Adds "cuda.fused"; nothing in a build without CUDA.
-void add(Registry& registry);
-/// The same for conv_decode.
-void add_decode(Registry& registry);
-
-}  // namespace heddle::ops::causal_conv1d_cuda
-
-namespace heddle::ops::causal_conv1d_npu {
-
-/// Adds "npu.tiled".
-void add(Registry& registry);
-
-}  // namespace heddle::ops::causal_conv1d_npu

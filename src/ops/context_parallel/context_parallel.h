@@ -8,8 +8,8 @@
 #include "ops/context_parallel/plan.h"
 #include "ops/gated_delta_net/gated_delta_net.h"
 
-/// What mixes tokens, when the tokens of one batch are divided over the ranks along cp. Everything
-/// else works token by token and needs to know nothing of it. Mathematics: docs/gdn.md.
+/// Operators that mix tokens, when the tokens of one batch are divided over the ranks along cp.
+/// Everything else works token by token and needs to know nothing of it. Mathematics: docs/gdn.md.
 namespace heddle::ops {
 
 /// One batch and the ranks that share it, with what all layers need of it on the device.
@@ -18,7 +18,7 @@ struct ContextParallel {
 
   ContextPlan plan;
   comm::Group group;
-  Sequences sequences;  ///< Of the whole batch.
+  Sequences sequences;  ///< Sequences of the whole batch.
   Sequences fragments;  ///< The rank's fragments, as sequences.
   /// kState, if a sequence crosses segments: the keys that each of the rank's segments sees, as
   /// rows of the ranks' gathered tokens (plan.most_tokens() rows a rank), and their boundaries.
@@ -28,7 +28,7 @@ struct ContextParallel {
 
 // State passing: each rank keeps its tokens. Arguments and results are this rank's tokens.
 
-/// What causal_conv1d takes as initial_state [F,C,W-1] for the rank's F fragments: the W-1 inputs
+/// Initial state [F,C,W-1] of causal_conv1d for the rank's F fragments: the W-1 inputs
 /// before each, from whichever rank has them, zero where a sequence begins. x [T,C].
 /// Differentiable.
 at::Tensor context_conv_state(const at::Tensor& x, std::int64_t width,

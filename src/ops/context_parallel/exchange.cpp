@@ -42,7 +42,7 @@ at::Tensor context_conv_state(const at::Tensor& x, std::int64_t width,
   const std::int64_t halo = width - 1, C = x.size(1);
   const auto F = static_cast<std::int64_t>(plan.fragments().size());
   if (!plan.any_leaves()) return {};
-  // The last rows of every segment, and behind them one row of zeros. Of a shorter segment the
+  // The last rows of every segment, and after them one row of zeros. Of a shorter segment the
   // first row stands in for those before it, which are looked up further in front.
   std::vector<std::int64_t> ends;
   std::int64_t row = 0;

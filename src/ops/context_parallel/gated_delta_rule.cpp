@@ -219,10 +219,10 @@ std::vector<at::Tensor> gather_segments(const std::vector<at::Tensor>& held,
   return segments;
 }
 
-/// What a rank knows of the states after the forward's gather.
+/// A rank's knowledge of the states after the forward's gather.
 struct States {
   at::Tensor initial;                   ///< [F,Hv,K,V] of the crossing fragments.
-  std::vector<at::Tensor> transitions;  ///< Of every segment that is passed through.
+  std::vector<at::Tensor> transitions;  ///< Transition of every segment that is passed through.
 };
 
 States gather_states(const GatedDeltaRule::Functions& functions, const Inputs& in,

@@ -19,9 +19,9 @@ enum class ContextMethod {
 struct Fragment {
   std::int64_t sequence;    ///< Its number in the batch.
   std::int64_t begin, end;  ///< On the batch's token axis.
-  std::int64_t row;         ///< Of `begin` among the rank's tokens.
+  std::int64_t row;         ///< Row of `begin` among the rank's tokens.
   std::int64_t segment;
-  bool enters, leaves;  ///< Its sequence begins before the segment, or goes on behind it.
+  bool enters, leaves;  ///< Its sequence begins before the segment, or goes on after it.
 
   std::int64_t size() const { return end - begin; }
 };
@@ -53,7 +53,7 @@ class ContextPlan {
   /// Place of a segment when the ranks' segments are gathered: rank * held_per_rank() + slot.
   std::int64_t gathered_place(std::int64_t segment) const;
   std::int64_t tokens(std::int64_t rank) const;
-  std::int64_t most_tokens() const;  ///< Of any rank.
+  std::int64_t most_tokens() const;  ///< Tokens of the fullest rank.
   /// Where a token is: rank * stride + row among that rank's tokens.
   std::int64_t gathered_row(std::int64_t token, std::int64_t stride) const;
   std::int64_t segment_of(std::int64_t token) const;
@@ -69,7 +69,7 @@ class ContextPlan {
   bool any_leaves() const;
   bool any_is_passed_through() const;
 
-  /// Of this rank, in the order of its tokens.
+  /// Fragments of this rank, in the order of its tokens.
   const std::vector<Fragment>& fragments() const { return fragments_; }
   /// They as sequences.
   Sequences fragment_sequences(c10::Device device) const;

@@ -1,4 +1,4 @@
-// What the interfaces of the CUDA kernels share: plain C++, no ATen.
+// Shared by the interfaces of the CUDA kernels: plain C++, no ATen.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -34,7 +34,7 @@ int multiprocessors();
 /// Whether this build has code for sm_90a and the current device runs it.
 bool has_sm90a();
 
-/// Of the current device, 10 x major + minor; 0 if there is none.
+/// Version of the current device, 10 x major + minor; 0 if there is none.
 int compute_capability();
 
 }  // namespace heddle::ops::cuda

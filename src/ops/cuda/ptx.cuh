@@ -76,7 +76,7 @@ __device__ __forceinline__ void wait_for_previous_kernel() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-/// Lets a kernel that launch_after puts behind this one become resident beside it.
+/// Lets a kernel that launch_after puts after this one become resident beside it.
 __device__ __forceinline__ void start_next_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

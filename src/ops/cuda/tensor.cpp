@@ -50,22 +50,6 @@ OutputRows output_rows(const at::Tensor& tensor) {
   return rows_of<void*>(tensor, tensor.mutable_data_ptr());
 }
 
-KernelInfo kernel_info(const char* name,
-                       std::function<std::optional<std::string>(const Dims&)> refuse) {
-  return {.op = "",
-          .name = name,
-          .device = c10::DeviceType::CUDA,
-          .dtypes = {c10::ScalarType::Float, c10::ScalarType::BFloat16},
-          .is_reference = false,
-          .refuse = std::move(refuse),
-          .on_chip_bytes = {}};
-}
-
-std::int64_t dimension(const Dims& dims, const char* name) {
-  const auto found = dims.find(name);
-  return found == dims.end() ? 0 : found->second;
-}
-
 at::Tensor workspace_on(const at::Tensor& tensor, std::int64_t floats) {
   return at::empty({floats}, tensor.options().dtype(at::kFloat));
 }

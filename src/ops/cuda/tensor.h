@@ -37,13 +37,6 @@ bool has_rows_of_16_bytes(const at::Tensor& matrix);
 InputRows input_rows(const at::Tensor& tensor);
 OutputRows output_rows(const at::Tensor& tensor);
 
-/// What the registry is told of a kernel that takes fp32 and bf16 on CUDA devices.
-KernelInfo kernel_info(const char* name,
-                       std::function<std::optional<std::string>(const Dims&)> refuse = {});
-
-/// A dimension of the request, or 0 when it is not named.
-std::int64_t dimension(const Dims& dims, const char* name);
-
 /// Uninitialised fp32 scratch on the tensor's device.
 at::Tensor workspace_on(const at::Tensor& tensor, std::int64_t floats);
 

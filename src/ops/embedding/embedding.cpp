@@ -14,15 +14,7 @@ void reference(const at::Tensor& tokens, const at::Tensor& grad_y, at::Tensor& t
 }  // namespace
 
 void register_embedding(Registry& registry) {
-  embedding_cuda::add(registry);
-  registry.add<Embedding>({.op = "",
-                           .name = "reference",
-                           .device = {},
-                           .dtypes = reference_dtypes(),
-                           .is_reference = true,
-                           .refuse = {},
-                           .on_chip_bytes = {}},
-                          {reference});
+  registry.add<Embedding>(KernelInfo::reference(), {reference});
 }
 
 }  // namespace heddle::ops

@@ -7,6 +7,7 @@ namespace heddle::ops {
 /// The gradient of a table whose rows were looked up.
 struct Embedding {
   static constexpr const char* kName = "embedding";
+  using Dims = AnyDims;
   struct Functions {
     /// table_gradient[tokens[t]] += grad_y[t]. tokens [T] int64; grad_y [T,H]; table_gradient [V,H]
     /// contiguous, of any floating dtype.

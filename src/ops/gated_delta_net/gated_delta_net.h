@@ -31,6 +31,10 @@ struct GatedDeltaRuleGradients {
 
 struct GatedDeltaRule {
   static constexpr const char* kName = "gated_delta_rule";
+  /// Heads of this rank.
+  struct Dims {
+    std::int64_t num_k_heads = 0, num_v_heads = 0, head_k_dim = 0, head_v_dim = 0;
+  };
   struct Inputs {
     at::Tensor q, k, v;  ///< Any token stride: columns of a fused projection need no copy.
     at::Tensor g, beta;
@@ -72,6 +76,9 @@ std::array<at::Tensor, 3> split_qkv(const at::Tensor& qkv, std::int64_t num_k_he
 
 struct GdnGates {
   static constexpr const char* kName = "gdn_gates";
+  struct Dims {
+    std::int64_t num_v_heads = 0;
+  };
   struct Functions {
     std::pair<at::Tensor, at::Tensor> (*forward)(const at::Tensor& a, const at::Tensor& b,
                                                  const at::Tensor& a_log,
@@ -93,6 +100,9 @@ std::pair<at::Tensor, at::Tensor> gdn_gates(const KernelTable& kernels, const at
 
 struct GatedRmsNorm {
   static constexpr const char* kName = "gated_rms_norm";
+  struct Dims {
+    std::int64_t dim = 0;  ///< Elements of a row: a value head.
+  };
   struct Functions {
     /// Returns y and what the backward needs (rstd).
     std::pair<at::Tensor, at::Tensor> (*forward)(const at::Tensor& x, const at::Tensor& z,

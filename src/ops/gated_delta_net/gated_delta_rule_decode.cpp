@@ -54,17 +54,11 @@ at::Tensor gated_delta_net_decode(const KernelTable& kernels, const GatedDeltaNe
 }
 
 void register_gated_delta_rule_decode(Registry& registry) {
-  gated_delta_rule_cuda::add_decode(registry);
-  registry.add<GatedDeltaRuleDecode>({.op = "",
-                                      .name = "cpu.vector",
-                                      .device = c10::DeviceType::CPU,
-                                      .dtypes = cpu_kernel_dtypes(),
-                                      .is_reference = false,
-                                      .refuse = gdn_cpu::refuse,
-                                      .on_chip_bytes = {}},
-                                     {gdn_cpu::decode});
-  registry.add<GatedDeltaRuleDecode>(decode_reference_info("fifteen operators a layer"),
-                                     {gated_delta_rule_reference::decode});
+  registry.add<GatedDeltaRuleDecode>(KernelInfo::cpu("cpu.vector"), {gdn_cpu::decode},
+                                     {.refuse = gdn_cpu::refuse});
+  registry.add<GatedDeltaRuleDecode>(
+      KernelInfo::reference(), {gated_delta_rule_reference::decode},
+      decode_reference_rules<GatedDeltaRuleDecode::Dims>("fifteen operators a layer"));
 }
 
 }  // namespace heddle::ops

@@ -18,6 +18,7 @@ struct GatedDeltaNetDecode {
 
 struct GatedDeltaRuleDecode {
   static constexpr const char* kName = "gated_delta_rule_decode";
+  using Dims = GatedDeltaRule::Dims;
   struct Inputs {
     at::Tensor q, k, v;        ///< [B,Hk,K], [B,Hk,K], [B,Hv,V]; any stride between tokens.
     at::Tensor g, beta;        ///< [B,Hv] fp32 (fp64 for fp64)

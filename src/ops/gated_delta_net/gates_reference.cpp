@@ -3,7 +3,6 @@
 #include <ATen/ops/mean.h>
 #include <ATen/ops/rsqrt.h>
 #include <ATen/ops/sigmoid.h>
-#include <ATen/ops/softplus.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -11,6 +10,7 @@
 
 #include "ops/compute_type.h"
 #include "ops/gated_delta_net/kernels.h"
+#include "ops/gates.h"
 
 namespace heddle::ops {
 namespace gdn_gates_reference {
@@ -18,9 +18,8 @@ namespace gdn_gates_reference {
 std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& a, const at::Tensor& b,
                                           const at::Tensor& a_log, const at::Tensor& dt_bias) {
   const c10::ScalarType type = compute_type(a);
-  // A threshold beyond any input: softplus becomes the identity only where it rounds to it.
-  const at::Tensor step = at::softplus(a.to(type) + dt_bias.to(type), 1, 40);
-  return {-at::exp(a_log.to(type)) * step, at::sigmoid(b.to(type))};
+  const at::Tensor step = ops::softplus(a.to(type) + dt_bias.to(type));
+  return {-at::exp(a_log.to(type)) * step, ops::sigmoid(b.to(type))};
 }
 
 std::vector<at::Tensor> backward(const at::Tensor& a, const at::Tensor& b, const at::Tensor& a_log,
@@ -31,7 +30,7 @@ std::vector<at::Tensor> backward(const at::Tensor& a, const at::Tensor& b, const
   std::vector<at::Tensor> grads(4);
   if (grad_g.defined()) {
     const at::Tensor da =
-        -at::exp(a_log.to(type)) * at::sigmoid(a.to(type) + dt_bias.to(type)) * grad_g;
+        -at::exp(a_log.to(type)) * ops::sigmoid(a.to(type) + dt_bias.to(type)) * grad_g;
     grads[0] = da.to(a.scalar_type());
     grads[2] = at::sum(grad_g * g, {0}).to(a_log.scalar_type());
     grads[3] = at::sum(da, {0}).to(dt_bias.scalar_type());

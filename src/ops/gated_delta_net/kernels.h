@@ -37,26 +37,6 @@ GatedDeltaRuleGradients backward(const GatedDeltaRule::Inputs& inputs,
                                  const at::Tensor& grad_final_state);
 }  // namespace gated_delta_rule_sequential
 
-namespace gated_delta_rule_cuda {
-/// Adds "cuda.sm90.chunk64" and "cuda.mma.chunk64"; nothing in a build without CUDA.
-void add(Registry& registry);
-/// Adds "cuda.fused" for gated_delta_rule_decode; nothing in a build without CUDA.
-void add_decode(Registry& registry);
-}  // namespace gated_delta_rule_cuda
-
-namespace gated_delta_rule_npu {
-/// Adds "npu.chunk64", the chunked form above, and "npu.native", CANN's operator for generation.
-void add(Registry& registry);
-}  // namespace gated_delta_rule_npu
-
-/// Each adds "cuda.fused"; nothing in a build without CUDA.
-namespace gdn_gates_cuda {
-void add(Registry& registry);
-}  // namespace gdn_gates_cuda
-namespace gated_rms_norm_cuda {
-void add(Registry& registry);
-}  // namespace gated_rms_norm_cuda
-
 namespace gdn_gates_reference {
 std::pair<at::Tensor, at::Tensor> forward(const at::Tensor& a, const at::Tensor& b,
                                           const at::Tensor& a_log, const at::Tensor& dt_bias);

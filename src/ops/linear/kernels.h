@@ -23,8 +23,6 @@ void add_dropped(at::Tensor& dx, const at::Tensor& d_low, const DroppedFactors& 
 
 namespace heddle::ops::linear_cuda {
 
-/// Adds "cuda.sm90_or_cublas"; nothing in a build without CUDA.
-void add(Registry& registry);
 Tensors forward(const std::vector<Products>& sums);
 at::Tensor forward_onto(const at::Tensor& x, const Products& terms);
 at::Tensor backward(const Products& terms);
@@ -33,14 +31,9 @@ at::Tensor dropped_low(const at::Tensor& x, const DroppedFactors& factors);
 at::Tensor dropped_gradient(const at::Tensor& x, const at::Tensor& d_low,
                             const DroppedFactors& factors);
 void add_dropped(at::Tensor& dx, const at::Tensor& d_low, const DroppedFactors& factors);
+/// Whether low_rank_backward reads dy once for both of its results.
 bool reads_once(std::int64_t rank);
+/// Warns of a rank of adapters for which it does not.
+std::vector<std::string> rank_warnings(const Linear::Dims& dims);
 
 }  // namespace heddle::ops::linear_cuda
-
-namespace heddle::ops::linear_fp8 {
-
-/// Adds "cuda.fp8_rowwise_or_bf16", which runs only where it is asked for; nothing in a build
-/// without CUDA.
-void add(Registry& registry);
-
-}  // namespace heddle::ops::linear_fp8

@@ -64,40 +64,13 @@ at::Tensor wide_product(const at::Tensor& dy, const at::Tensor& x) {
 }
 
 void register_linear(Registry& registry) {
-  linear_cuda::add(registry);
-  registry.add<Linear>(
-      {.op = "",
-       .name = "cuda.cublas",
-       .device = c10::DeviceType::CUDA,
-       .dtypes = reference_dtypes(),
-       .is_reference = false,
-       .refuse = {},
-       .on_chip_bytes = {}},
-      {linear_reference::forward, linear_reference::forward_onto<linear_reference::forward>,
-       linear_reference::backward, linear_reference::low_rank_backward,
-       linear_reference::dropped_low, linear_reference::dropped_gradient,
-       linear_reference::add_dropped});
-  // Behind those that keep bf16: nothing but the configuration chooses it.
-  linear_fp8::add(registry);
-  registry.add<Linear>({.op = "",
-                        .name = "cpu",
-                        .device = c10::DeviceType::CPU,
-                        .dtypes = cpu_kernel_dtypes(),
-                        .is_reference = false,
-                        .refuse = {},
-                        .on_chip_bytes = {}},
+  registry.add<Linear>(KernelInfo::cpu("cpu"),
                        {outputs<cpu_product>, linear_reference::forward_onto<outputs<cpu_product>>,
                         linear_reference::backward, linear_reference::low_rank_backward,
                         linear_reference::dropped_low, linear_reference::dropped_gradient,
                         linear_reference::add_dropped});
   registry.add<Linear>(
-      {.op = "",
-       .name = "reference",
-       .device = {},
-       .dtypes = reference_dtypes(),
-       .is_reference = true,
-       .refuse = {},
-       .on_chip_bytes = {}},
+      KernelInfo::reference(),
       {linear_reference::forward, linear_reference::forward_onto<linear_reference::forward>,
        linear_reference::backward, linear_reference::low_rank_backward,
        linear_reference::dropped_low, linear_reference::dropped_gradient,

@@ -24,6 +24,15 @@ struct LowRankChange {
 /// differentiable by themselves; see nn/linear.h.
 struct Linear {
   static constexpr const char* kName = "linear";
+  /// The layers that are trained, on this rank; empty where none is.
+  struct Dims {
+    struct Layer {
+      std::string name;  ///< The module within its block: "mlp.up_proj".
+      std::int64_t out = 0, in = 0;
+    };
+    std::vector<Layer> layers;
+    std::int64_t adapter_rank = 0;  ///< Rank of their low-rank changes; 0: they have none.
+  };
   struct Functions {
     /// For each sum, y [T,n] = sum of a b^T over its terms: a [T,k], b [n,k]; T is that of all.
     Tensors (*forward)(const std::vector<Products>& sums);
@@ -44,13 +53,6 @@ struct Linear {
                                    const DroppedFactors& factors);
     /// dx [T,k] += of each factor's part of d_low a, [T,k], what it sees.
     void (*add_dropped)(at::Tensor& dx, const at::Tensor& d_low, const DroppedFactors& factors);
-    /// Whether outputs and input gradients of a layer [out,in] are computed in less than the
-    /// model's type, given narrow_rows rows. Null: of no layer.
-    bool (*is_narrow)(std::int64_t out, std::int64_t in) = nullptr;
-    std::int64_t narrow_rows = 0;
-    /// Whether low_rank_backward reads dy once for both of its results, of matrices of this rank.
-    /// Null: of none, or it does not matter.
-    bool (*reads_once)(std::int64_t rank) = nullptr;
   };
 };
 

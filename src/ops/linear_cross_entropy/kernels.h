@@ -15,17 +15,3 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& inputs, boo
                                    bool want_grad_weight, at::Tensor& grad_weight_buffer);
 
 }  // namespace heddle::ops::linear_cross_entropy_cpu
-
-namespace heddle::ops::linear_cross_entropy_cuda {
-
-/// Adds "cuda.fused"; nothing in a build without CUDA.
-void add(Registry& registry);
-
-}  // namespace heddle::ops::linear_cross_entropy_cuda
-
-namespace heddle::ops::linear_cross_entropy_npu {
-
-/// Adds "npu.cross_entropy_loss".
-void add(Registry& registry);
-
-}  // namespace heddle::ops::linear_cross_entropy_npu

@@ -42,23 +42,8 @@ LinearCrossEntropy::Result linear_cross_entropy(const KernelTable& kernels,
 }
 
 void register_linear_cross_entropy(Registry& registry) {
-  linear_cross_entropy_cuda::add(registry);
-  linear_cross_entropy_npu::add(registry);
-  registry.add<LinearCrossEntropy>({.op = "",
-                                    .name = "cpu",
-                                    .device = c10::DeviceType::CPU,
-                                    .dtypes = cpu_kernel_dtypes(),
-                                    .is_reference = false,
-                                    .refuse = {},
-                                    .on_chip_bytes = {}},
-                                   {linear_cross_entropy_cpu::forward});
-  registry.add<LinearCrossEntropy>({.op = "",
-                                    .name = "reference",
-                                    .device = {},
-                                    .dtypes = reference_dtypes(),
-                                    .is_reference = true,
-                                    .refuse = {},
-                                    .on_chip_bytes = {}},
+  registry.add<LinearCrossEntropy>(KernelInfo::cpu("cpu"), {linear_cross_entropy_cpu::forward});
+  registry.add<LinearCrossEntropy>(KernelInfo::reference(),
                                    {linear_cross_entropy_reference::forward});
 }
 

@@ -6,6 +6,9 @@ namespace heddle::ops {
 
 struct LinearCrossEntropy {
   static constexpr const char* kName = "linear_cross_entropy";
+  struct Dims {
+    std::int64_t hidden_size = 0, vocab_size = 0;
+  };
   struct Inputs {
     at::Tensor hidden;          ///< [N,H]
     at::Tensor weight;          ///< [V,H]
@@ -15,10 +18,10 @@ struct LinearCrossEntropy {
     /// No label is -100: a device need not be asked, and waited for, which rows to drop.
     bool all_rows_labelled = false;
     bool want_entropy = false;
-    /// Of a grad_weight that is not added to a buffer; Undefined: the weight's.
+    /// Dtype of a grad_weight that is not added to a buffer; Undefined: the weight's.
     c10::ScalarType gradient_dtype = c10::ScalarType::Undefined;
 
-    /// Of a new grad_weight.
+    /// Options of a new grad_weight.
     at::TensorOptions gradient_options() const;
   };
   struct Result {

@@ -89,7 +89,7 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
   result.loss_sum = -at::sum(logprobs * loss_weights);
   result.logprobs = at::zeros({rows}, options).index_copy_(0, kept, logprobs);
   if (in.want_entropy) {
-    // What is below 0 comes from the rounding of the logsumexp.
+    // Values below 0 come from the rounding of the logsumexp.
     result.entropy = at::zeros({rows}, options).index_copy_(0, kept, entropy.clamp_min_(0));
   }
   if (want_grad_hidden) {

@@ -21,7 +21,7 @@
 namespace heddle::ops {
 namespace {
 
-/// Which rows travel: one for each rank that has experts for a token. Sorted by rank they are what
+/// Rows that travel: one for each rank that has experts for a token. Sorted by rank they are what
 /// moe_order makes of assignments to ranks, where of a token's to one rank all but the first are to
 /// none.
 struct Dispatch {
@@ -41,7 +41,7 @@ Dispatch dispatch_of_shapes(const at::Tensor& experts, std::int64_t expert_count
                          expected_expert_ranks(expert_count, k, ranks) / static_cast<double>(ranks);
   Dispatch dispatch;
   dispatch.top_k = k;
-  // Of shapes, all ranks have the same.
+  // All ranks have equal shapes.
   dispatch.to.assign(static_cast<std::size_t>(ranks),
                      static_cast<std::int64_t>(std::ceil(to_each)));
   dispatch.from = dispatch.to;

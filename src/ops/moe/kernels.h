@@ -12,7 +12,7 @@ at::Tensor combine_rows(const at::Tensor& rows, const at::Tensor& weights, const
 struct CombineGradients {
   at::Tensor rows, weights;
 };
-/// Of combine_rows with weights.
+/// Gradients of combine_rows with weights.
 CombineGradients combine_rows_backward(const at::Tensor& rows, const at::Tensor& weights,
                                        const MoeOrder& order, const at::Tensor& grad_y);
 
@@ -39,13 +39,6 @@ at::Tensor backward(const MoeRoute::Inputs& inputs, const MoeRouting& routing,
 
 }  // namespace heddle::ops::moe_route_reference
 
-namespace heddle::ops::moe_route_cuda {
-
-/// Adds "cuda.warp"; nothing in a build without CUDA.
-void add(Registry& registry);
-
-}  // namespace heddle::ops::moe_route_cuda
-
 namespace heddle::ops::moe_experts_reference {
 
 MoeExperts::Forward forward(const MoeExperts::Inputs& inputs, bool keep);
@@ -53,13 +46,6 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& inputs, const MoeExpert
                                const at::Tensor& grad_y, bool want_weight_gradients);
 
 }  // namespace heddle::ops::moe_experts_reference
-
-namespace heddle::ops::moe_experts_grouped_mm {
-
-/// Adds "cuda.sm90.grouped" and "cuda.grouped_mm"; nothing in a build without CUDA.
-void add(Registry& registry);
-
-}  // namespace heddle::ops::moe_experts_grouped_mm
 
 namespace heddle::ops::moe_experts_cpu {
 
@@ -69,10 +55,3 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& inputs, const MoeExpert
 at::Tensor sum(const at::Tensor& rows, const at::Tensor& place, std::int64_t k);
 
 }  // namespace heddle::ops::moe_experts_cpu
-
-namespace heddle::ops::moe_experts_npu {
-
-/// Adds "npu.grouped_matmul" for bf16 and "npu.product_per_expert" for fp32.
-void add(Registry& registry);
-
-}  // namespace heddle::ops::moe_experts_npu

@@ -80,33 +80,12 @@ at::Tensor moe_experts(const KernelTable& kernels, const MoeExperts::Inputs& inp
 }
 
 void register_moe(Registry& registry) {
-  moe_route_cuda::add(registry);
-  registry.add<MoeRoute>({.op = "",
-                          .name = "reference",
-                          .device = {},
-                          .dtypes = reference_dtypes(),
-                          .is_reference = true,
-                          .refuse = {},
-                          .on_chip_bytes = {}},
+  registry.add<MoeRoute>(KernelInfo::reference(),
                          {moe_route_reference::forward, moe_route_reference::backward});
-  moe_experts_grouped_mm::add(registry);
-  moe_experts_npu::add(registry);
   registry.add<MoeExperts>(
-      {.op = "",
-       .name = "cpu",
-       .device = c10::DeviceType::CPU,
-       .dtypes = cpu_kernel_dtypes(),
-       .is_reference = false,
-       .refuse = {},
-       .on_chip_bytes = {}},
+      KernelInfo::cpu("cpu"),
       {moe_experts_cpu::forward, moe_experts_cpu::backward, gather_rows, moe_experts_cpu::sum});
-  registry.add<MoeExperts>({.op = "",
-                            .name = "reference",
-                            .device = {},
-                            .dtypes = reference_dtypes(),
-                            .is_reference = true,
-                            .refuse = {},
-                            .on_chip_bytes = {}},
+  registry.add<MoeExperts>(KernelInfo::reference(),
                            {moe_experts_reference::forward, moe_experts_reference::backward});
 }
 

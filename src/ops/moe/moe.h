@@ -23,6 +23,9 @@ struct MoeRouting {
 
 struct MoeRoute {
   static constexpr const char* kName = "moe_route";
+  struct Dims {
+    std::int64_t num_experts = 0, top_k = 0;
+  };
   struct Inputs {
     at::Tensor logits;  ///< [T,E]
     std::int64_t top_k = 1;
@@ -57,6 +60,10 @@ struct ExpertLowRank {
 
 struct MoeExperts {
   static constexpr const char* kName = "moe_experts";
+  /// num_experts: those of this rank.
+  struct Dims {
+    std::int64_t num_experts = 0, top_k = 0, hidden_size = 0, intermediate_size = 0;
+  };
   struct Inputs {
     at::Tensor x;        ///< [T,H]
     at::Tensor weights;  ///< [T,k]

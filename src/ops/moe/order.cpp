@@ -51,7 +51,7 @@ Sorted sorted_by_expert(const at::Tensor& experts, std::int64_t expert_count) {
 /// Sorting as the host does would have the device wait for it.
 MoeOrder order_by_device(const at::Tensor& experts, std::int64_t expert_count,
                          std::int64_t assignments) {
-  // What is beyond the bounds would wrap when it is sorted as two bytes.
+  // A value beyond the bounds would wrap when it is sorted as two bytes.
   const Sorted sorted = sorted_by_expert(experts.clamp(-1, expert_count + 1), expert_count);
   const at::Tensor ends = sorted.ends(-1, expert_count + 1).to(at::kCPU);
   const auto* end = ends.const_data_ptr<std::int32_t>();

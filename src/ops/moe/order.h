@@ -25,10 +25,10 @@ struct MoeOrder {
 MoeOrder moe_order(const at::Tensor& experts, std::int64_t expert_count,
                    std::optional<std::int64_t> assignments = {});
 
-/// What of it a device works out without the host, which learns nothing and so checks nothing: not
-/// how many there are of no expert either.
+/// An order that a device works out without the host, which learns nothing and so checks nothing:
+/// not how many there are of no expert either.
 struct DeviceMoeOrder {
-  at::Tensor source;  ///< [T x k] As in MoeOrder, and behind those the assignments of no expert.
+  at::Tensor source;  ///< [T x k] As in MoeOrder, and after those the assignments of no expert.
   at::Tensor place;   ///< [T x k] As in MoeOrder.
   at::Tensor ends;    ///< [E] int32: where each expert's rows end.
 };

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <cstdint>
 
-/// What of AdamW changes from step to step. Plain C++: CUDA sources read it on the device.
+/// Numbers of AdamW that change from step to step. Plain C++: CUDA sources read them on the device.
 namespace heddle::ops {
 
 struct AdamwNow {

@@ -12,17 +12,14 @@ void step_eight_bit(const std::vector<AdamwTensor>& tensors, const AdamwOptions&
 
 namespace heddle::ops::adamw_cuda {
 
-/// Adds "cuda.fused".
-void add(Registry& registry);
 /// libtorch's fused AdamW: tensors of any dtype, gradients converted and scaled beforehand.
 void step_by_libtorch(const std::vector<AdamwTensor>& tensors, const AdamwOptions& options);
 using Step = void (*)(const std::vector<AdamwTensor>&, const AdamwOptions&);
-/// Our kernel for fp32 moments, which leaves to libtorch's what it does not take; null in a build
-/// without CUDA.
+/// Our kernel for fp32 moments, which leaves to libtorch's what it does not take.
 Step step_wide();
-/// The kernel for bf16 moments; null in a build without CUDA.
+/// The kernel for bf16 moments.
 Step step_rounded();
-/// The kernel for uint8 moments; null in a build without CUDA.
+/// The kernel for uint8 moments.
 Step step_eight_bit();
 
 }  // namespace heddle::ops::adamw_cuda
@@ -43,10 +40,3 @@ void adamw(const std::vector<AdamwTensor>& tensors, const AdamwOptions& options)
 double square_sum(const std::vector<at::Tensor>& tensors);
 
 }  // namespace heddle::ops::optimizer_step_cpu
-
-namespace heddle::ops::adamw_npu {
-
-/// Adds "npu.apply_adam_w".
-void add(Registry& registry);
-
-}  // namespace heddle::ops::adamw_npu

@@ -182,23 +182,8 @@ at::Tensor queued_square_sum(const std::vector<at::Tensor>& gradients) {
 }
 
 void register_optimizer_step(Registry& registry) {
-  adamw_cuda::add(registry);
-  adamw_npu::add(registry);
-  registry.add<AdamwStep>({.op = "",
-                           .name = "cpu",
-                           .device = c10::DeviceType::CPU,
-                           .dtypes = cpu_kernel_dtypes(),
-                           .is_reference = false,
-                           .refuse = {},
-                           .on_chip_bytes = {}},
-                          {optimizer_step_cpu::adamw, nullptr});
-  registry.add<AdamwStep>({.op = "",
-                           .name = "reference",
-                           .device = {},
-                           .dtypes = reference_dtypes(),
-                           .is_reference = true,
-                           .refuse = {},
-                           .on_chip_bytes = {}},
+  registry.add<AdamwStep>(KernelInfo::cpu("cpu"), {optimizer_step_cpu::adamw, nullptr});
+  registry.add<AdamwStep>(KernelInfo::reference(),
                           {adamw_reference::step, adamw_reference::step_rounded});
 }
 

@@ -14,8 +14,8 @@ struct AdamwTensor {
   at::Tensor master;  ///< fp32 copy of a bf16 parameter, updated in place and rounded into it;
                       ///< undefined if none.
   double weight_decay = 0;
-  std::uint64_t rounding_key = 0;  ///< Of stochastic rounding; differs between parameters.
-  /// Of uint8 moments, fp32, an element for each eight_bit::kBlock; else undefined.
+  std::uint64_t rounding_key = 0;  ///< Key of stochastic rounding; differs between parameters.
+  /// Scales of uint8 moments, fp32, an element for each eight_bit::kBlock; else undefined.
   at::Tensor exp_avg_scale = {}, exp_avg_sq_scale = {};
 };
 
@@ -31,12 +31,13 @@ struct AdamwOptions {
 
 struct AdamwStep {
   static constexpr const char* kName = "adamw";
+  using Dims = AnyDims;
   struct Functions {
     void (*step)(const std::vector<AdamwTensor>&, const AdamwOptions&);
-    /// The same for tensors with bf16 moments. Null: the reference does it.
+    /// Steps tensors with bf16 moments. Null: the reference does it.
     void (*step_rounded)(const std::vector<AdamwTensor>&, const AdamwOptions&);
     bool reads_device_numbers = false;
-    /// The same for tensors with uint8 moments. Null: the reference does it.
+    /// Steps tensors with uint8 moments. Null: the reference does it.
     void (*step_eight_bit)(const std::vector<AdamwTensor>&, const AdamwOptions&) = nullptr;
   };
 };

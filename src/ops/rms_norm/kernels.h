@@ -24,19 +24,10 @@ std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& input, const NormWe
 
 }  // namespace heddle::ops::rms_norm_cpu
 
-namespace heddle::ops::rms_norm_cuda {
-
-/// Adds "cuda.fused"; nothing in a build without CUDA.
-void add(Registry& registry);
-
-}  // namespace heddle::ops::rms_norm_cuda
-
 namespace heddle::ops::rms_norm_npu {
 
 /// By npu_gemma_rms_norm, or npu_rms_norm for plain weights.
 RmsNorm::Forward forward(const at::Tensor& x, const at::Tensor& residual, const NormWeight& weight,
                          double eps);
-/// Adds "npu.rms_norm".
-void add(Registry& registry);
 
 }  // namespace heddle::ops::rms_norm_npu

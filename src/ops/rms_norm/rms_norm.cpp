@@ -18,7 +18,7 @@ NormWeight detached(const NormWeight& weight) {
   return {ops::detached(weight.value), weight.offset};
 }
 
-/// What the backward of a norm keeps.
+/// Tensors that the backward of a norm keeps.
 struct Saved {
   RmsNorm::Functions functions;
   at::Tensor input;
@@ -91,23 +91,8 @@ std::pair<at::Tensor, at::Tensor> add_rms_norm(const KernelTable& kernels, const
 }
 
 void register_rms_norm(Registry& registry) {
-  rms_norm_cuda::add(registry);
-  rms_norm_npu::add(registry);
-  registry.add<RmsNorm>({.op = "",
-                         .name = "cpu",
-                         .device = c10::DeviceType::CPU,
-                         .dtypes = cpu_kernel_dtypes(),
-                         .is_reference = false,
-                         .refuse = {},
-                         .on_chip_bytes = {}},
-                        {rms_norm_cpu::forward, rms_norm_cpu::backward});
-  registry.add<RmsNorm>({.op = "",
-                         .name = "reference",
-                         .device = {},
-                         .dtypes = reference_dtypes(),
-                         .is_reference = true,
-                         .refuse = {},
-                         .on_chip_bytes = {}},
+  registry.add<RmsNorm>(KernelInfo::cpu("cpu"), {rms_norm_cpu::forward, rms_norm_cpu::backward});
+  registry.add<RmsNorm>(KernelInfo::reference(),
                         {rms_norm_reference::forward, rms_norm_reference::backward});
 }
 

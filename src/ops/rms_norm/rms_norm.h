@@ -11,6 +11,9 @@ namespace heddle::ops {
 
 struct RmsNorm {
   static constexpr const char* kName = "rms_norm";
+  struct Dims {
+    std::int64_t dim = 0;  ///< Elements of a row.
+  };
   struct Forward {
     at::Tensor y;
     at::Tensor sum;   ///< x + residual; undefined without a residual.
@@ -26,7 +29,7 @@ struct RmsNorm {
     std::pair<at::Tensor, at::Tensor> (*backward)(const at::Tensor& input, const NormWeight& weight,
                                                   const at::Tensor& rstd, const at::Tensor& grad_y,
                                                   const at::Tensor& grad_sum);
-    /// These and y again, in one pass; null: in two.
+    /// Gradients and y again, in one pass; null: in two.
     std::tuple<at::Tensor, at::Tensor, at::Tensor> (*backward_again)(
         const at::Tensor& input, const NormWeight& weight, const at::Tensor& rstd,
         const at::Tensor& grad_y, const at::Tensor& grad_sum) = nullptr;

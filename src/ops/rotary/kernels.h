@@ -23,17 +23,3 @@ std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& x, const NormWeight
                                            const at::Tensor& rstd, const at::Tensor& grad_y);
 
 }  // namespace heddle::ops::qk_norm_rope_cpu
-
-namespace heddle::ops::qk_norm_rope_cuda {
-
-/// Adds "cuda.fused"; nothing in a build without CUDA.
-void add(Registry& registry);
-
-}  // namespace heddle::ops::qk_norm_rope_cuda
-
-namespace heddle::ops::qk_norm_rope_npu {
-
-/// Adds "npu.rotary_mul".
-void add(Registry& registry);
-
-}  // namespace heddle::ops::qk_norm_rope_npu

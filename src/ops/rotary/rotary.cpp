@@ -16,7 +16,7 @@
 namespace heddle::ops {
 namespace {
 
-/// Which of the rows (temporal, height, width) gives the position of each frequency: the axes are
+/// The row (temporal, height, width) that gives the position of each frequency: the axes are
 /// interleaved, so every axis sees high and low frequencies ("Qwen3-VL", interleaved mrope).
 at::Tensor axis_of_frequency(std::int64_t half, const std::vector<std::int64_t>& section) {
   at::Tensor axis = at::empty({half}, at::kLong);
@@ -86,23 +86,9 @@ at::Tensor qk_norm_rope(const KernelTable& kernels, const at::Tensor& x, const N
 }
 
 void register_rotary(Registry& registry) {
-  qk_norm_rope_cuda::add(registry);
-  qk_norm_rope_npu::add(registry);
-  registry.add<QkNormRope>({.op = "",
-                            .name = "cpu",
-                            .device = c10::DeviceType::CPU,
-                            .dtypes = cpu_kernel_dtypes(),
-                            .is_reference = false,
-                            .refuse = {},
-                            .on_chip_bytes = {}},
+  registry.add<QkNormRope>(KernelInfo::cpu("cpu"),
                            {qk_norm_rope_cpu::forward, qk_norm_rope_cpu::backward});
-  registry.add<QkNormRope>({.op = "",
-                            .name = "reference",
-                            .device = {},
-                            .dtypes = reference_dtypes(),
-                            .is_reference = true,
-                            .refuse = {},
-                            .on_chip_bytes = {}},
+  registry.add<QkNormRope>(KernelInfo::reference(),
                            {qk_norm_rope_reference::forward, qk_norm_rope_reference::backward});
 }
 

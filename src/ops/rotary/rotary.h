@@ -16,6 +16,9 @@ std::pair<at::Tensor, at::Tensor> rotary_tables(const at::Tensor& position_ids,
 
 struct QkNormRope {
   static constexpr const char* kName = "qk_norm_rope";
+  struct Dims {
+    std::int64_t head_dim = 0, rotary_dim = 0;
+  };
   struct Functions {
     /// y [T,n,D] and rstd [T,n] for one of q or k; x may have any strides over T and n, unit stride
     /// over D.

@@ -10,10 +10,3 @@ namespace heddle::ops {
 std::uint64_t sampling_stream();
 
 }  // namespace heddle::ops
-
-namespace heddle::ops::sample_tokens_cuda {
-
-/// Adds "cuda.fused"; nothing in a build without CUDA.
-void add(Registry& registry);
-
-}  // namespace heddle::ops::sample_tokens_cuda

@@ -41,7 +41,7 @@ constexpr std::uint32_t rank_of(std::uint32_t bits) {
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-/// What part of `total` a share comes to, at least 1.
+/// A share as a part of `total`, at least 1.
 constexpr std::uint64_t part_of(std::uint64_t total, double share) {
   const auto part = static_cast<std::uint64_t>(static_cast<double>(total) * share);
   return part < 1 ? 1 : part > total ? total : part;

@@ -182,26 +182,13 @@ SampleTokens::Tokens sample_tokens(const KernelTable& kernels, const SampleToken
 }
 
 void register_sampling(Registry& registry) {
-  sample_tokens_cuda::add(registry);
-  registry.add<SampleTokens>({.op = "",
-                              .name = "cpu",
-                              .device = c10::DeviceType::CPU,
-                              .dtypes = reference_dtypes(),
-                              .is_reference = false,
-                              .refuse = {},
-                              .on_chip_bytes = {}},
-                             {on_host});
-  registry.add<SampleTokens>(
-      {.op = "",
-       .name = "reference",
-       .device = {},
-       .dtypes = reference_dtypes(),
-       .is_reference = true,
-       .refuse = {},
-       .on_chip_bytes = {},
-       .slowed_by =
-           [](const Dims&) { return std::string("the host draws from a copy of all logits"); }},
-      {on_host});
+  KernelInfo host = KernelInfo::cpu("cpu");
+  host.dtypes = reference_dtypes();
+  registry.add<SampleTokens>(host, {on_host});
+  registry.add<SampleTokens>(KernelInfo::reference(), {on_host},
+                             {.warnings = [](const AnyDims&) -> std::vector<std::string> {
+                               return {"the host draws from a copy of all logits"};
+                             }});
 }
 
 }  // namespace heddle::ops

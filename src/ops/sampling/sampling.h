@@ -6,14 +6,15 @@ namespace heddle::ops {
 
 struct SampleTokens {
   static constexpr const char* kName = "sample_tokens";
+  using Dims = AnyDims;
   /// How each row is drawn. All on the device of the logits.
   struct Inputs {
-    at::Tensor logits;        ///< [B,V], V up to 2^19
-    at::Tensor temperature;   ///< [B] float32; 0: the most likely token (ties: the lowest id).
-    at::Tensor top_p, min_p;  ///< [B] float64; 1 and 0: no cut.
-    at::Tensor top_k;         ///< [B] int64; 0: no cut.
-    at::Tensor seeds;         ///< [B] int64, patterns of unsigned numbers: the rows' streams.
-    at::Tensor positions;     ///< [B] int64: of the token in its stream.
+    at::Tensor logits;         ///< [B,V], V up to 2^19
+    at::Tensor temperature;    ///< [B] float32; 0: the most likely token (ties: the lowest id).
+    at::Tensor top_p, min_p;   ///< [B] float64; 1 and 0: no cut.
+    at::Tensor top_k;          ///< [B] int64; 0: no cut.
+    at::Tensor seeds;          ///< [B] int64, patterns of unsigned numbers: the rows' streams.
+    at::Tensor positions;      ///< [B] int64: of the token in its stream.
     std::int64_t support = 0;  ///< Ids told of what the cuts of a row keep, at most.
   };
   struct Tokens {

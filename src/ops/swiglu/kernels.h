@@ -19,17 +19,3 @@ std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& gate, const at::Ten
                                            const at::Tensor& grad_y);
 
 }  // namespace heddle::ops::swiglu_cpu
-
-namespace heddle::ops::swiglu_cuda {
-
-/// Adds "cuda.fused"; nothing in a build without CUDA.
-void add(Registry& registry);
-
-}  // namespace heddle::ops::swiglu_cuda
-
-namespace heddle::ops::swiglu_npu {
-
-/// Adds "npu.swiglu".
-void add(Registry& registry);
-
-}  // namespace heddle::ops::swiglu_npu

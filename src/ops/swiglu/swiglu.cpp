@@ -17,23 +17,8 @@ at::Tensor swiglu(const KernelTable& kernels, const at::Tensor& gate, const at::
 }
 
 void register_swiglu(Registry& registry) {
-  swiglu_cuda::add(registry);
-  swiglu_npu::add(registry);
-  registry.add<Swiglu>({.op = "",
-                        .name = "cpu",
-                        .device = c10::DeviceType::CPU,
-                        .dtypes = cpu_kernel_dtypes(),
-                        .is_reference = false,
-                        .refuse = {},
-                        .on_chip_bytes = {}},
-                       {swiglu_cpu::forward, swiglu_cpu::backward});
-  registry.add<Swiglu>({.op = "",
-                        .name = "reference",
-                        .device = {},
-                        .dtypes = reference_dtypes(),
-                        .is_reference = true,
-                        .refuse = {},
-                        .on_chip_bytes = {}},
+  registry.add<Swiglu>(KernelInfo::cpu("cpu"), {swiglu_cpu::forward, swiglu_cpu::backward});
+  registry.add<Swiglu>(KernelInfo::reference(),
                        {swiglu_reference::forward, swiglu_reference::backward});
 }
 

@@ -10,12 +10,15 @@ namespace heddle::ops {
 
 struct Swiglu {
   static constexpr const char* kName = "swiglu";
+  struct Dims {
+    std::int64_t dim = 0;  ///< Elements of a row on this rank.
+  };
   struct Functions {
     at::Tensor (*forward)(const at::Tensor& gate, const at::Tensor& up);
     /// Gradients of gate and up. Recomputes the activation from its inputs.
     std::pair<at::Tensor, at::Tensor> (*backward)(const at::Tensor& gate, const at::Tensor& up,
                                                   const at::Tensor& grad_y);
-    /// These and y again, in one pass; null: in two.
+    /// Gradients and y again, in one pass; null: in two.
     std::tuple<at::Tensor, at::Tensor, at::Tensor> (*backward_again)(
         const at::Tensor& gate, const at::Tensor& up, const at::Tensor& grad_y) = nullptr;
   };

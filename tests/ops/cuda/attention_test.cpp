@@ -49,8 +49,7 @@ class GpuFusedAttention : public GpuFused {
   }
 
   static Tensors reference(const Tensors& in, const std::vector<std::int32_t>& ends) {
-    const KernelTable table =
-        table_of(register_attention, Attention::kName, "reference", at::kDouble);
+    const KernelTable table = table_of(any<Attention>(), "reference", at::kDouble);
     Tensors exact;
     for (const at::Tensor& x : in) exact.push_back(x.cpu().to(at::kDouble));
     const Attention::Inputs x = inputs(exact, ends);
@@ -61,7 +60,7 @@ class GpuFusedAttention : public GpuFused {
   }
 };
 
-/// Of one token, none, a tile more or less one, several tiles.
+/// Sequences of one token, none, a tile more or less one, several tiles.
 const std::vector<std::int32_t> kEnds = {0, 1, 30, 93, 157, 222, 222, 351, 1051, 1052, 1052};
 
 TEST_F(GpuFusedAttention, GradientsEqualReference) {
@@ -115,8 +114,8 @@ TEST_F(GpuFusedAttention, SequencesDoNotReachEachOther) {
 /// As the operator computes them, whichever kernels it takes.
 Tensors chosen_gradients(const Attention::Inputs& x, const at::Tensor& grad_o) {
   const KernelTable table =
-      table_of(register_attention, Attention::kName, "cuda.sm90_cudnn_or_flash_varlen",
-               at::kBFloat16, c10::DeviceType::CUDA, {{"head_dim", kDim}});
+      table_of(OpRequest::of<Attention>({.head_dim = kDim}), "cuda.sm90_cudnn_or_flash_varlen",
+               at::kBFloat16, {Platform::kCuda});
   const Attention::Functions functions = table.get<Attention>();
   const Attention::Gradients d = functions.backward(x, functions.forward(x, /*keep=*/true), grad_o);
   return {d.q, d.k, d.v};

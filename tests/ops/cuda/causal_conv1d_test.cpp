@@ -11,7 +11,7 @@
 namespace heddle::ops::testing {
 namespace {
 
-const Registered kConv{register_causal_conv1d, CausalConv1d::kName};
+const OpRequest kConv = any<CausalConv1d>();
 
 /// Tiles of the kernels begin, end and lie inside sequences; some are empty or shorter than the
 /// kernel is wide.

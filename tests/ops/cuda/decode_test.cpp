@@ -46,13 +46,12 @@ at::Tensor rows_of(const at::Tensor& cache, const std::vector<std::int64_t>& slo
 at::Tensor half(const at::Tensor& x) { return x.to(at::kBFloat16); }
 at::Tensor exact(const at::Tensor& x) { return x.cpu().to(at::kDouble); }
 
-KernelTable gpu_table(void (*add)(Registry&), const char* op, const char* name,
-                      c10::ScalarType dtype, const Dims& dims = {}) {
-  return table_of(add, op, name, dtype, at::kCUDA, dims);
+KernelTable gpu_table(const OpRequest& request, const char* name, c10::ScalarType dtype) {
+  return table_of(request, name, dtype, {Platform::kCuda});
 }
 
-KernelTable exact_table(void (*add)(Registry&), const char* op) {
-  return table_of(add, op, "reference", at::kDouble, at::kCPU);
+KernelTable exact_table(const OpRequest& request) {
+  return table_of(request, "reference", at::kDouble, Target{});
 }
 
 TEST_F(GpuDecode, TheRuleEqualsTheReference) {
@@ -71,13 +70,13 @@ TEST_F(GpuDecode, TheRuleEqualsTheReference) {
     const auto [q64, k64, v64] = split(exact(qkv));
     at::Tensor expected_states = exact(before);
     const at::Tensor expected =
-        gated_delta_rule_decode(exact_table(register_gated_delta_net, GatedDeltaRuleDecode::kName),
+        gated_delta_rule_decode(exact_table(any<GatedDeltaRuleDecode>()),
                                 {q64, k64, v64, exact(g), exact(beta), expected_states},
                                 CacheRows::from_host(slots, slots, at::kCPU));
 
     const KernelTable kernels =
-        gpu_table(register_gated_delta_net, GatedDeltaRuleDecode::kName, "cuda.fused",
-                  at::kBFloat16, {{"head_k_dim", dim}, {"head_v_dim", dim}});
+        gpu_table(OpRequest::of<GatedDeltaRuleDecode>({.head_k_dim = dim, .head_v_dim = dim}),
+                  "cuda.fused", at::kBFloat16);
     const CacheRows rows = CacheRows::from_host(slots, slots, gpu());
     const auto [q, k, v] = split(qkv.to(gpu()));
     at::Tensor states = before.to(gpu()), again = states.clone();
@@ -110,7 +109,7 @@ TEST_F(GpuDecode, AttentionEqualsTheReference) {
     const at::Tensor fresh = half(randn({batch, (group + 2) * hkv, dim}, at::kFloat, 1));
     at::Tensor keys = half(randn({batch, kCapacity, hkv, dim}, at::kFloat, 2)),
                values = half(randn({batch, kCapacity, hkv, dim}, at::kFloat, 3));
-    // What no token was written to is never read.
+    // Slots that no token was written to are never read.
     for (std::size_t b = 0; b < lengths.size(); ++b) {
       for (at::Tensor* x : {&keys, &values})
         x->select(0, static_cast<std::int64_t>(b))
@@ -138,12 +137,11 @@ TEST_F(GpuDecode, AttentionEqualsTheReference) {
     };
     const at::Tensor before_k = in_pages(keys), before_v = in_pages(values);
     at::Tensor k64 = exact(before_k), v64 = exact(before_v);
-    const at::Tensor expected =
-        decode(exact_table(register_attention, AttentionDecode::kName), exact(fresh), k64, v64,
-               CacheRows::from_host(slots, lengths, pages, at::kCPU));
+    const at::Tensor expected = decode(exact_table(any<AttentionDecode>()), exact(fresh), k64, v64,
+                                       CacheRows::from_host(slots, lengths, pages, at::kCPU));
 
-    const KernelTable kernels = gpu_table(register_attention, AttentionDecode::kName,
-                                          "cuda.split_keys", at::kBFloat16, {{"head_dim", dim}});
+    const KernelTable kernels = gpu_table(OpRequest::of<AttentionDecode>({.head_dim = dim}),
+                                          "cuda.split_keys", at::kBFloat16);
     const CacheRows rows = CacheRows::from_host(slots, lengths, pages, gpu());
     at::Tensor k = before_k.to(gpu()), v = before_v.to(gpu());
     const at::Tensor o = decode(kernels, fresh.to(gpu()), k, v, rows);
@@ -173,11 +171,11 @@ TEST_F(GpuDecode, TheConvolutionEqualsTheReference) {
           with_free_slots(randn({batch, channels, width - 1}, at::kFloat, 3).to(type), slots);
       at::Tensor expected_states = exact(before), states = before.to(gpu());
       const at::Tensor expected =
-          conv_decode(exact_table(register_causal_conv1d, ConvDecode::kName), exact(x),
-                      exact(weight), expected_states, CacheRows::from_host(slots, slots, at::kCPU));
-      const at::Tensor y = conv_decode(
-          gpu_table(register_causal_conv1d, ConvDecode::kName, "cuda.fused", type), x.to(gpu()),
-          weight.to(gpu()), states, CacheRows::from_host(slots, slots, gpu()));
+          conv_decode(exact_table(any<ConvDecode>()), exact(x), exact(weight), expected_states,
+                      CacheRows::from_host(slots, slots, at::kCPU));
+      const at::Tensor y =
+          conv_decode(gpu_table(any<ConvDecode>(), "cuda.fused", type), x.to(gpu()),
+                      weight.to(gpu()), states, CacheRows::from_host(slots, slots, gpu()));
       EXPECT_TRUE(close(y.cpu(), expected, tolerance_of(type))) << batch;
       EXPECT_TRUE(identical(exact(states), expected_states));
     }
@@ -185,19 +183,17 @@ TEST_F(GpuDecode, TheConvolutionEqualsTheReference) {
 }
 
 /// The operators of a layer's mixer, with the reference of each or with the device's own.
-KernelTable mixer_table(c10::DeviceType device, c10::ScalarType dtype, std::int64_t dim,
+KernelTable mixer_table(const Target& device, c10::ScalarType dtype, std::int64_t dim,
                         const std::string& kernel) {
-  const Dims dims = {{"head_k_dim", dim},
-                     {"head_v_dim", dim},
-                     {"dim", dim},
-                     {"num_k_heads", 1},
-                     {"num_v_heads", 1}};
-  std::vector<OpRequest> requests;
+  const std::vector<OpRequest> requests = {
+      OpRequest::of<ConvDecode>(), OpRequest::of<GdnGates>({.num_v_heads = 1}),
+      OpRequest::of<GatedDeltaRuleDecode>(
+          {.num_k_heads = 1, .num_v_heads = 1, .head_k_dim = dim, .head_v_dim = dim}),
+      OpRequest::of<GatedRmsNorm>({.dim = dim})};
   KernelPolicy policy;
   policy.allow_fallback = true;
-  for (const char* op : {"conv_decode", "gdn_gates", "gated_delta_rule_decode", "gated_rms_norm"}) {
-    requests.push_back({op, {dims}});
-    if (!kernel.empty()) policy.chosen_by_user[op] = kernel;
+  for (const OpRequest& request : requests) {
+    if (!kernel.empty()) policy.named[request.op] = kernel;
   }
   return KernelTable::choose(builtin_registry(), device, dtype, requests, policy);
 }
@@ -230,9 +226,9 @@ TEST_F(GpuDecode, TheMixerInOnePassEqualsItsParts) {
     };
     const GatedDeltaNetDecode there64 = on(exact);
     const at::Tensor expected =
-        gated_delta_net_decode(mixer_table(at::kCPU, at::kDouble, dim, "reference"), there64,
+        gated_delta_net_decode(mixer_table({}, at::kDouble, dim, "reference"), there64,
                                CacheRows::from_host(slots, slots, at::kCPU));
-    const KernelTable kernels = mixer_table(at::kCUDA, at::kBFloat16, dim, "");
+    const KernelTable kernels = mixer_table({Platform::kCuda}, at::kBFloat16, dim, "");
     ASSERT_NE(kernels.get<GatedDeltaRuleDecode>().net, nullptr);
     const GatedDeltaNetDecode there = on([](const at::Tensor& x) { return x.to(gpu()); });
     const at::Tensor y =

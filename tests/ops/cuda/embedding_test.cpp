@@ -11,13 +11,12 @@
 namespace heddle::ops::testing {
 namespace {
 
-const Registered kEmbedding{register_embedding, Embedding::kName};
+const OpRequest kEmbedding = any<Embedding>();
 
 class GpuEmbedding : public GpuFused {};
 
 TEST_F(GpuEmbedding, GradientEqualsReference) {
-  const KernelTable reference =
-      table_of(register_embedding, Embedding::kName, "reference", at::kDouble);
+  const KernelTable reference = table_of(any<Embedding>(), "reference", at::kDouble);
   const std::int64_t rows = 50;
   for (const std::int64_t count : {0, 1, 31, 32, 33, 1000, 5000}) {
     for (const std::int64_t width : {8, 100, 2560}) {
@@ -33,8 +32,8 @@ TEST_F(GpuEmbedding, GradientEqualsReference) {
           at::Tensor expected = before.to(at::kDouble), sum = before.to(gpu()),
                      again = before.to(gpu());
           reference.get<Embedding>().backward(tokens, dy.to(at::kDouble), expected);
-          const KernelTable kernels = table_of(register_embedding, Embedding::kName, "cuda.sorted",
-                                               row_type, c10::DeviceType::CUDA);
+          const KernelTable kernels =
+              table_of(any<Embedding>(), "cuda.sorted", row_type, {Platform::kCuda});
           kernels.get<Embedding>().backward(tokens.to(gpu()), dy.to(gpu()), sum);
           kernels.get<Embedding>().backward(tokens.to(gpu()), dy.to(gpu()), again);
           EXPECT_TRUE(close(sum.cpu(), expected, sum_type == at::kFloat ? 1e-5 : 1e-2))

@@ -16,13 +16,13 @@ Tensors on_gpu(const Tensors& tensors, c10::ScalarType dtype) {
   return result;
 }
 
-KernelTable fused_table(const Registered& kernels, c10::ScalarType dtype) {
-  return table_of(kernels.add, kernels.op, "cuda.fused", dtype, c10::DeviceType::CUDA);
+KernelTable fused_table(const OpRequest& kernels, c10::ScalarType dtype) {
+  return table_of(kernels, "cuda.fused", dtype, {Platform::kCuda});
 }
 
-void expect_fused_equals_reference(const Registered& kernels, const Operator& run,
+void expect_fused_equals_reference(const OpRequest& kernels, const Operator& run,
                                    const Tensors& inputs, c10::ScalarType dtype) {
-  const KernelTable reference = table_of(kernels.add, kernels.op, "reference", at::kDouble);
+  const KernelTable reference = table_of(kernels, "reference", at::kDouble);
   const KernelTable fused = fused_table(kernels, dtype);
   const Tensors in = rounded(inputs, dtype), moved = on_gpu(in, dtype);
   const auto on_reference = [&](const Tensors& x) { return run(reference, x); };

@@ -5,7 +5,7 @@
 
 #include "ops/operator_support.h"
 
-/// What the tests of the fused CUDA kernels share.
+/// Shared by the tests of the fused CUDA kernels.
 namespace heddle::ops::testing {
 
 inline c10::Device gpu() { return c10::Device(c10::DeviceType::CUDA, 0); }
@@ -13,7 +13,7 @@ inline c10::Device gpu() { return c10::Device(c10::DeviceType::CUDA, 0); }
 /// An operator as a function of tensors only, run with a table's kernel.
 using Operator = std::function<Tensors(const KernelTable&, const Tensors&)>;
 
-/// Whose kernels, under which name.
+/// Names whose kernels are tested.
 struct Registered {
   void (*add)(Registry&);
   const char* op;
@@ -25,11 +25,11 @@ Tensors on_gpu(const Tensors& tensors, c10::ScalarType dtype);
 
 /// Compares outputs and gradients of "cuda.fused" in `dtype` with the reference in fp64 on the CPU,
 /// and two runs of it bit by bit. Inputs are fp64.
-void expect_fused_equals_reference(const Registered& kernels, const Operator& run,
+void expect_fused_equals_reference(const OpRequest& kernels, const Operator& run,
                                    const Tensors& inputs, c10::ScalarType dtype);
 
 /// The fused kernel's table.
-KernelTable fused_table(const Registered& kernels, c10::ScalarType dtype);
+KernelTable fused_table(const OpRequest& kernels, c10::ScalarType dtype);
 
 inline double fused_tolerance(c10::ScalarType dtype) { return dtype == at::kFloat ? 1e-5 : 1e-2; }
 

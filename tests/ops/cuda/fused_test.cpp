@@ -18,12 +18,12 @@ namespace heddle::ops::testing {
 namespace {
 
 const std::vector<c10::ScalarType> kTypes = {at::kBFloat16, at::kFloat};
-const Registered kRmsNorm{register_rms_norm, RmsNorm::kName};
-const Registered kGatedRmsNorm{register_gated_delta_net, GatedRmsNorm::kName};
-const Registered kGates{register_gated_delta_net, GdnGates::kName};
-const Registered kQkNormRope{register_rotary, QkNormRope::kName};
-const Registered kSwiglu{register_swiglu, Swiglu::kName};
-const Registered kOutputGate{register_attention, OutputGate::kName};
+const OpRequest kRmsNorm = any<RmsNorm>();
+const OpRequest kGatedRmsNorm = any<GatedRmsNorm>();
+const OpRequest kGates = any<GdnGates>();
+const OpRequest kQkNormRope = any<QkNormRope>();
+const OpRequest kSwiglu = any<Swiglu>();
+const OpRequest kOutputGate = any<OutputGate>();
 
 std::string shape_text(std::initializer_list<std::int64_t> sizes, c10::ScalarType dtype) {
   std::string text = c10::toString(dtype);
@@ -76,9 +76,9 @@ TEST_F(GpuFused, RmsNormReadsOnlyItsViewAndRefusesLongRows) {
       EXPECT_EQ(y.sizes(), x.sizes());
     }
   }
-  EXPECT_THROW(table_of(kRmsNorm.add, kRmsNorm.op, "cuda.fused", at::kFloat, c10::DeviceType::CUDA,
-                        {{"dim", 16384}}),
-               std::exception);
+  EXPECT_THROW(
+      table_of(OpRequest::of<RmsNorm>({.dim = 16384}), "cuda.fused", at::kFloat, {Platform::kCuda}),
+      std::exception);
 }
 
 TEST_F(GpuFused, GatedRmsNormEqualsReference) {

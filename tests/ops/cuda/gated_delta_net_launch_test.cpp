@@ -105,7 +105,7 @@ class Launch {
     out.d_initial_state = results_[7].mutable_data_ptr<float>();
     cuda::gated_delta_net_backward(shape_, options_, inputs(), out, stream);
   }
-  /// What nobody wrote, or read before it was written, shows.
+  /// Makes memory that nobody wrote, or that was read before it was written, show.
   void spoil(int garbage) {
     for (at::Tensor& x : results_) x.fill_(std::numeric_limits<double>::quiet_NaN());
     saved_.fill_(garbage);
@@ -254,7 +254,7 @@ std::vector<Case> kinds(const Case& base) {
   return cases;
 }
 
-// The same within the rounding of bf16, however a sequence is cut, and the same bits each time.
+// Segments give equal results within the rounding of bf16, and equal bits each time.
 TEST_P(GatedDeltaRuleLaunch, SegmentsEqualTheWholeSequence) {
   std::vector<Case> cases = kinds(shape({65, 0, 700, 29, 321}, 1, 4));
   cases.push_back(shape({129, 1, 0, 300}, 2, 2, 64));

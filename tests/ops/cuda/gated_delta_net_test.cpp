@@ -8,7 +8,6 @@
 #include <limits>
 
 #include "base/errors.h"
-#include "ops/builtin.h"
 #include "ops/gated_delta_net/cuda/gated_delta_net.h"
 #include "ops/gated_delta_rule_support.h"
 
@@ -17,11 +16,9 @@ namespace {
 
 const c10::Device kGpu(c10::DeviceType::CUDA, 0);
 
-Dims dims_of(const Case& c) {
-  return {{"head_k_dim", c.K},
-          {"head_v_dim", c.V},
-          {"num_k_heads", c.Hk},
-          {"num_v_heads", c.Hk * c.group}};
+OpRequest request_of(const Case& c) {
+  return OpRequest::of<GatedDeltaRule>(
+      {.num_k_heads = c.Hk, .num_v_heads = c.Hk * c.group, .head_k_dim = c.K, .head_v_dim = c.V});
 }
 
 class GatedDeltaRuleCuda : public ::testing::TestWithParam<std::string> {
@@ -39,8 +36,7 @@ class GatedDeltaRuleCuda : public ::testing::TestWithParam<std::string> {
                          : std::vector<std::int64_t>{128, 64};
   }
   static KernelTable table(const Case& c) {
-    return table_of(register_gated_delta_net, "gated_delta_rule", GetParam(), at::kBFloat16,
-                    c10::DeviceType::CUDA, dims_of(c));
+    return table_of(request_of(c), GetParam(), at::kBFloat16, {Platform::kCuda});
   }
   static Tensors on_gpu(const Problem& p, const Case& c) {
     Tensors results = run(on_device(p, kGpu), table(c));
@@ -53,8 +49,7 @@ class GatedDeltaRuleCuda : public ::testing::TestWithParam<std::string> {
   /// kinds that are harder. With parallel keys dbeta is a product of two sums that cancel.
   static void expect_close(const Case& c, double slack = 1) {
     const Problem p = make(c, at::kBFloat16);
-    const KernelTable sequential =
-        table_of(register_gated_delta_net, "gated_delta_rule", "cpu.sequential", at::kDouble);
+    const KernelTable sequential = table_of(any<GatedDeltaRule>(), "cpu.sequential", at::kDouble);
     const Tensors expected = run(in_double(p), sequential), found = on_gpu(p, c);
     const bool parallel = c.keys == Keys::kIdentical || c.keys == Keys::kAlternating;
     ASSERT_EQ(found.size(), expected.size());
@@ -166,8 +161,8 @@ TEST_P(GatedDeltaRuleCuda, RawKeysAndGivenScale) {
   c.scale = 0.37;
   Problem p = make(c, at::kBFloat16);
   p.inputs[1] = p.inputs[1] * 0.0625;  // a power of two: exact in bf16
-  const Tensors expected = run(in_double(p), table_of(register_gated_delta_net, "gated_delta_rule",
-                                                      "cpu.sequential", at::kDouble));
+  const Tensors expected =
+      run(in_double(p), table_of(any<GatedDeltaRule>(), "cpu.sequential", at::kDouble));
   const Tensors found = on_gpu(p, c);
   for (std::size_t i = 0; i < found.size(); ++i) {
     EXPECT_LE(rms_error(found[i], expected[i]), 1.5e-2) << names()[i];
@@ -197,8 +192,7 @@ TEST_P(GatedDeltaRuleCuda, NeighboursDoNotLeakAndBitsRepeat) {
 TEST_P(GatedDeltaRuleCuda, OnlyOneOutputIsUsed) {
   const Case c = shape({70, 0, 20}, 1, 2, 128);
   const Problem p = make(c, at::kBFloat16), moved = on_device(p, kGpu);
-  const KernelTable sequential =
-      table_of(register_gated_delta_net, "gated_delta_rule", "cpu.sequential", at::kDouble);
+  const KernelTable sequential = table_of(any<GatedDeltaRule>(), "cpu.sequential", at::kDouble);
   const Problem wide = in_double(p);
   for (const std::size_t used : {0, 1}) {
     const auto gradients = [&](const Problem& problem, const KernelTable& kernels) {
@@ -241,12 +235,9 @@ TEST_P(GatedDeltaRuleCuda, ColumnsOfOneProjection) {
 
 /// A model of head dimension 256 takes the portable kernel by itself, on Hopper too.
 TEST_P(GatedDeltaRuleCuda, HeadDimensionsChooseTheKernel) {
-  Registry registry;
-  register_gated_delta_net(registry);
   for (const std::int64_t dim : {64, 128, 256}) {
-    const KernelTable chosen =
-        KernelTable::choose(registry, c10::DeviceType::CUDA, at::kBFloat16,
-                            {{"gated_delta_rule", {dims_of(shape({}, 16, 2, dim))}}});
+    const KernelTable chosen = KernelTable::choose(
+        builtin_registry(), {Platform::kCuda}, at::kBFloat16, {request_of(shape({}, 16, 2, dim))});
     const bool takes_hopper = dim < 256 && cuda::gated_delta_net_kernel_for_device() ==
                                                cuda::GatedDeltaNetKernel::kHopper;
     EXPECT_EQ(chosen.choices()[0].kernel, takes_hopper ? "cuda.sm90.chunk64" : "cuda.mma.chunk64");
@@ -263,13 +254,8 @@ TEST_P(GatedDeltaRuleCuda, NoTokensAtAll) {
 
 TEST_P(GatedDeltaRuleCuda, RefusesWhatDoesNotFit) {
   const auto choose = [&](const Case& c, std::int64_t on_chip) {
-    Registry registry;
-    register_gated_delta_net(registry);
-    KernelPolicy policy;
-    policy.chosen_by_user["gated_delta_rule"] = GetParam();
-    policy.on_chip_limit_bytes = on_chip;
-    return KernelTable::choose(registry, c10::DeviceType::CUDA, at::kBFloat16,
-                               {{"gated_delta_rule", {dims_of(c)}}}, policy);
+    return KernelTable::choose(builtin_registry(), {Platform::kCuda, "", on_chip}, at::kBFloat16,
+                               {request_of(c)}, {.named = {{"gated_delta_rule", GetParam()}}});
   };
   EXPECT_NO_THROW(choose(shape({}, 16, 2, 128), 232448));
   EXPECT_NO_THROW(choose(shape({}, 16, 2, 64), 232448));

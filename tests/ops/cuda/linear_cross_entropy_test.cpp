@@ -10,7 +10,7 @@
 namespace heddle::ops::testing {
 namespace {
 
-const Registered kHead{register_linear_cross_entropy, LinearCrossEntropy::kName};
+const OpRequest kHead = any<LinearCrossEntropy>();
 
 /// Values rounded to dtype, on the GPU.
 LinearCrossEntropy::Inputs head_inputs(std::int64_t rows, std::int64_t width,
@@ -35,9 +35,9 @@ void expect_equal(const LinearCrossEntropy::Inputs& in, c10::ScalarType buffer_d
   LinearCrossEntropy::Inputs wide = in;
   wide.hidden = in.hidden.to(at::kDouble), wide.weight = in.weight.to(at::kDouble);
   const at::Tensor before = randn(in.weight.sizes(), buffer_dtype, 5).to(gpu()) * 0.1;
-  const auto expected = linear_cross_entropy(
-      table_of(kHead.add, kHead.op, "reference", at::kDouble, c10::DeviceType::CUDA), wide, true,
-      true, before.to(at::kDouble));
+  const auto expected =
+      linear_cross_entropy(table_of(kHead, "reference", at::kDouble, {Platform::kCuda}), wide, true,
+                           true, before.to(at::kDouble));
   const KernelTable fused = fused_table(kHead, dtype);
   const auto actual = linear_cross_entropy(fused, in, true, true, before.clone());
   // Logits in bf16: a relative error of 2^-9 in each, hence of that times the logit in each

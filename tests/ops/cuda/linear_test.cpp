@@ -3,6 +3,7 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
+#include <gmock/gmock.h>
 
 #include <array>
 
@@ -12,11 +13,11 @@
 namespace heddle::ops::testing {
 namespace {
 
-KernelTable table(const std::string& name, c10::ScalarType dtype, c10::DeviceType device) {
-  return table_of(register_linear, Linear::kName, name, dtype, device);
+KernelTable table(const std::string& name, c10::ScalarType dtype, const Target& device) {
+  return table_of(any<Linear>(), name, dtype, device);
 }
 
-/// The same products in fp64 on the CPU.
+/// The products in fp64 on the CPU.
 Products exact(const Products& terms) {
   Products moved;
   for (const auto& [a, b] : terms)
@@ -31,8 +32,8 @@ at::Tensor matrix(std::int64_t rows, std::int64_t columns, std::uint64_t seed, s
 
 struct Case {
   std::int64_t rows;
-  std::vector<std::int64_t> columns;  ///< Of each sum.
-  std::vector<std::int64_t> depths;   ///< Of each term of each sum.
+  std::vector<std::int64_t> columns;  ///< Columns of each sum.
+  std::vector<std::int64_t> depths;   ///< Depths of each term of each sum.
   std::int64_t gap = 16;
 };
 
@@ -53,8 +54,8 @@ double error(const at::Tensor& found, const at::Tensor& exact) {
 class GpuLinear : public GpuFused {};
 
 void expect_outputs(const std::vector<Case>& cases) {
-  const KernelTable gpu_table = table("cuda.sm90_or_cublas", at::kBFloat16, c10::DeviceType::CUDA);
-  const KernelTable cpu_table = table("reference", at::kDouble, c10::DeviceType::CPU);
+  const KernelTable gpu_table = table("cuda.sm90_or_cublas", at::kBFloat16, {Platform::kCuda});
+  const KernelTable cpu_table = table("reference", at::kDouble, {});
   std::uint64_t seed = 0;
   for (const Case& c : cases) {
     std::vector<Products> sums, expected_sums;
@@ -81,8 +82,8 @@ TEST_F(GpuLinear, OutputsEqualReference) { expect_outputs(kCases); }
 // One product for a part of the device is cuBLAS's; what is read may have gaps, lie where bulk
 // copies cannot read it, and end within a tile.
 TEST_F(GpuLinear, OutputsOntoTensorsEqualReference) {
-  const KernelTable gpu_table = table("cuda.sm90_or_cublas", at::kBFloat16, c10::DeviceType::CUDA);
-  const KernelTable cpu_table = table("reference", at::kDouble, c10::DeviceType::CPU);
+  const KernelTable gpu_table = table("cuda.sm90_or_cublas", at::kBFloat16, {Platform::kCuda});
+  const KernelTable cpu_table = table("reference", at::kDouble, {});
   std::uint64_t seed = 50;
   for (const Case& c : std::vector<Case>{{512, {256}, {64, 16}},
                                          {513, {8}, {8, 8}},
@@ -110,8 +111,8 @@ TEST_F(GpuLinear, OutputsOntoTensorsEqualReference) {
 }
 
 void expect_input_gradients(const std::vector<Case>& cases) {
-  const KernelTable gpu_table = table("cuda.sm90_or_cublas", at::kBFloat16, c10::DeviceType::CUDA);
-  const KernelTable cpu_table = table("reference", at::kDouble, c10::DeviceType::CPU);
+  const KernelTable gpu_table = table("cuda.sm90_or_cublas", at::kBFloat16, {Platform::kCuda});
+  const KernelTable cpu_table = table("reference", at::kDouble, {});
   std::uint64_t seed = 100;
   for (const Case& c : cases) {
     Products terms;
@@ -134,8 +135,8 @@ TEST_F(GpuLinear, SumsOfSmallShapes) {
 }
 
 void expect_low_rank_gradients(const std::vector<Case>& cases) {
-  const KernelTable gpu_table = table("cuda.sm90_or_cublas", at::kBFloat16, c10::DeviceType::CUDA);
-  const KernelTable cpu_table = table("reference", at::kDouble, c10::DeviceType::CPU);
+  const KernelTable gpu_table = table("cuda.sm90_or_cublas", at::kBFloat16, {Platform::kCuda});
+  const KernelTable cpu_table = table("reference", at::kDouble, {});
   std::uint64_t seed = 200;
   for (const Case& c : cases) {
     const std::int64_t rank = c.depths[0];
@@ -183,17 +184,19 @@ TEST_F(GpuLinear, LowRankGradientsOfSmallShapes) {
                              {600, {136}, {24}}});
 }
 
-// e4m3 keeps 3 bits behind the point: an error of 2 % of the products' root mean square. Matrices
+// e4m3 keeps 3 bits after the point: an error of 2 % of the products' root mean square. Matrices
 // that are too small for it, and low-rank terms, go the way of bf16.
 TEST_F(GpuLinear, Fp8FollowsReference) {
-  const KernelTable gpu_table =
-      table("cuda.fp8_rowwise_or_bf16", at::kBFloat16, c10::DeviceType::CUDA);
-  const KernelTable cpu_table = table("reference", at::kDouble, c10::DeviceType::CPU);
-  const Linear::Functions& functions = gpu_table.get<Linear>();
-  EXPECT_EQ(functions.narrow_rows, 512);
-  EXPECT_TRUE(functions.is_narrow(768, 512));
-  EXPECT_FALSE(functions.is_narrow(32, 512));
-  EXPECT_FALSE(functions.is_narrow(512, 32));
+  const KernelTable gpu_table = table("cuda.fp8_rowwise_or_bf16", at::kBFloat16, {Platform::kCuda});
+  const KernelTable cpu_table = table("reference", at::kDouble, {});
+  const KernelTable warned = table_of(
+      OpRequest::of<Linear>({.layers = {{"wide", 768, 512}, {"few", 32, 512}, {"thin", 512, 32}}}),
+      "cuda.fp8_rowwise_or_bf16", at::kBFloat16, {Platform::kCuda});
+  EXPECT_THAT(warned.warnings(),
+              ::testing::ElementsAre(
+                  ::testing::AllOf(::testing::HasSubstr("below 512 tokens"),
+                                   ::testing::HasSubstr("the layers few [32, 512], thin [512, 32]"),
+                                   ::testing::Not(::testing::HasSubstr("wide")))));
   for (const std::int64_t rows : {300, 512, 777}) {
     at::Tensor x = matrix(rows, 512, 1, 16), w = matrix(768, 512, 2, 0), v = matrix(32, 512, 3, 0);
     x.narrow(0, 0, 200).mul_(1e-3);  // rows of their own size
@@ -228,8 +231,8 @@ DroppedFactors moved_to(const DroppedFactors& factors, c10::Device device, c10::
 using DroppedCase = std::array<std::int64_t, 5>;
 
 void expect_dropped_factors(const std::vector<DroppedCase>& cases) {
-  const KernelTable own = table("cuda.sm90_or_cublas", at::kBFloat16, c10::DeviceType::CUDA);
-  const KernelTable reference = table("reference", at::kDouble, c10::DeviceType::CPU);
+  const KernelTable own = table("cuda.sm90_or_cublas", at::kBFloat16, {Platform::kCuda});
+  const KernelTable reference = table("reference", at::kDouble, {});
   for (const auto& [rows, width, count, rank, gap] : cases) {
     for (const double probability : {0.05, 0.9}) {
       SCOPED_TRACE(std::to_string(rows) + " x " + std::to_string(width) + ", " +
@@ -261,7 +264,7 @@ void expect_dropped_factors(const std::vector<DroppedCase>& cases) {
       fused.add_dropped(dx, d_low, on_gpu);
       wide.add_dropped(expected, wide_low, exact);
       EXPECT_LT(error(dx, expected), 0.01);
-      // What all drop is left as it was.
+      // Elements that all drop stay as they were.
       at::Tensor seen = dropout_factors(factors.masks[0], at::kDouble);
       for (std::int64_t i = 1; i < count; ++i)
         seen.add_(dropout_factors(factors.masks[static_cast<std::size_t>(i)], at::kDouble));

@@ -15,10 +15,9 @@ namespace {
 using GpuSampling = GpuFused;
 
 TEST_F(GpuSampling, DrawsTheTokensOfTheCpu) {
-  const KernelTable cpu =
-      table_of(register_sampling, SampleTokens::kName, "cpu", at::kFloat, at::kCPU);
+  const KernelTable cpu = table_of(any<SampleTokens>(), "cpu", at::kFloat, Target{});
   const KernelTable cuda =
-      table_of(register_sampling, SampleTokens::kName, "cuda.fused", at::kFloat, at::kCUDA);
+      table_of(any<SampleTokens>(), "cuda.fused", at::kFloat, {Platform::kCuda});
   for (const c10::ScalarType type : {at::kBFloat16, at::kFloat}) {
     for (const auto& [batch, vocabulary] :
          {std::pair{3, 1}, {64, 300}, {3, 4096}, {5, 4097}, {64, 50000}, {8, 248320}}) {

@@ -1,4 +1,4 @@
-// Which sequences the CUDA gated delta rule splits, on a device like an H200; needs no GPU.
+// Sequences that the CUDA gated delta rule splits, on a device like an H200; needs no GPU.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ int chosen(int v_heads, const std::vector<int>& lengths, bool known = true) {
   return gated_delta_net_segment_chunks(shape, kMultiprocessors);
 }
 
-/// What was measured to pay (src/ops/gated_delta_net/cuda/README.md).
+/// Splits that were measured to pay (src/ops/gated_delta_net/cuda/README.md).
 TEST(GatedDeltaRuleSegments, EqualLengths) {
   for (const bool known : {false, true}) {
     EXPECT_EQ(chosen(8, {32768}, known), 32);

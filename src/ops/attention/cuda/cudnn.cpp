@@ -10,6 +10,7 @@
 #include "ops/attention/cuda/ragged.h"
 #include "ops/attention/kernels.h"
 #include "ops/cuda/element.h"
+#include "ops/cuda/kernels.h"
 
 namespace heddle::ops::attention_cudnn {
 namespace {
@@ -59,23 +60,28 @@ Attention::Gradients backward(const Attention::Inputs& in, const Attention::Forw
   return attention_flash_varlen::backward(in, saved, grad_o);
 }
 
-std::optional<std::string> refuse(const Dims& dims) {
+std::optional<std::string> refuse_device(const Target&) {
   if (const int found = cuda::compute_capability(); found != 90)
     return fmt::format("needs a device of compute capability 9.0, this one has sm_{}", found);
-  return attention_flash_varlen::refuse(dims);
+  return std::nullopt;
 }
 
 }  // namespace
 
-void add(Registry& registry) {
-  registry.add<Attention>({.op = "",
-                           .name = "cuda.sm90_cudnn_or_flash_varlen",
-                           .device = c10::DeviceType::CUDA,
-                           .dtypes = {c10::ScalarType::BFloat16, c10::ScalarType::Half},
-                           .is_reference = false,
-                           .refuse = refuse,
-                           .on_chip_bytes = {}},
-                          {forward, backward});
+}  // namespace heddle::ops::attention_cudnn
+
+namespace heddle::ops::cuda {
+
+void add_attention(Registry& registry) {
+  using namespace attention_cudnn;
+  KernelInfo info = KernelInfo::cuda("cuda.sm90_cudnn_or_flash_varlen",
+                                     {c10::ScalarType::BFloat16, c10::ScalarType::Half});
+  info.refuse_device = refuse_device;
+  info.falls_back =
+      "flash_varlen where cuDNN takes the batch neither as sequences of one length, nor as few "
+      "long pieces, nor as one ragged graph";
+  registry.add<Attention>(info, {forward, backward}, {.refuse = attention_flash_varlen::refuse});
+  attention_flash_varlen::add(registry);
 }
 
-}  // namespace heddle::ops::attention_cudnn
+}  // namespace heddle::ops::cuda

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include "ops/attention/kernels.h"
+#include "ops/cuda/kernels.h"
 #include "ops/cuda/tensor.h"
 
 namespace heddle::ops::attention_decode_cuda {
@@ -45,18 +46,21 @@ at::Tensor decode(const AttentionDecode::Inputs& in, const CacheRows& rows) {
   return o;
 }
 
-std::optional<std::string> refuse(const Dims& dims) {
-  const std::int64_t head_dim = cuda::dimension(dims, "head_dim");
-  if (head_dim == 64 || head_dim == 128 || head_dim == 256) return std::nullopt;
-  return fmt::format("head_dim must be 64, 128 or 256, it is {}", head_dim);
+std::optional<std::string> refuse(const AttentionDecode::Dims& dims) {
+  if (dims.head_dim == 64 || dims.head_dim == 128 || dims.head_dim == 256) return std::nullopt;
+  return fmt::format("head_dim must be 64, 128 or 256, it is {}", dims.head_dim);
 }
 
 }  // namespace
 
-void add(Registry& registry) {
-  KernelInfo info = cuda::kernel_info("cuda.split_keys", refuse);
-  info.dtypes = {c10::ScalarType::BFloat16};
-  registry.add<AttentionDecode>(std::move(info), {decode});
+}  // namespace heddle::ops::attention_decode_cuda
+
+namespace heddle::ops::cuda {
+
+void add_attention_decode(Registry& registry) {
+  using namespace attention_decode_cuda;
+  registry.add<AttentionDecode>(KernelInfo::cuda("cuda.split_keys", {c10::ScalarType::BFloat16}),
+                                {decode}, {.refuse = refuse});
 }
 
-}  // namespace heddle::ops::attention_decode_cuda
+}  // namespace heddle::ops::cuda

@@ -19,7 +19,7 @@ struct AttentionDecodeShape {
 
 /// bf16. Rows are those of the sequences; heads of head_dim elements follow each other.
 struct AttentionDecodeInputs {
-  InputRows q, k, v;  ///< Of the new tokens.
+  InputRows q, k, v;  ///< Queries, keys and values of the new tokens.
   void *k_cache = nullptr,
        *v_cache = nullptr;           ///< [pages,page_tokens,kv_heads,head_dim], appended to.
   const int* pages = nullptr;        ///< [batch,pages]: those of each sequence.

@@ -12,7 +12,7 @@ bool one_length_fits(const Attention::Inputs& inputs);
 Attention::Forward one_length_forward(const Attention::Inputs& inputs, bool keep);
 Attention::Gradients one_length_backward(const Attention::Inputs& inputs,
                                          const Attention::Forward& saved, const at::Tensor& grad_o);
-/// What one_length_forward saved, as packed_gradients reads it.
+/// Tensors saved by one_length_forward, as packed_gradients reads them.
 Attention::Forward one_length_as_packed(const Attention::Forward& saved);
 
 /// Whether these are few long sequences of which some have keys before their queries, as context

@@ -3,6 +3,7 @@
 
 #include "ops/attention/kernels.h"
 #include "ops/cuda/gated_product.h"
+#include "ops/cuda/kernels.h"
 #include "ops/cuda/tensor.h"
 
 namespace heddle::ops::output_gate_cuda {
@@ -50,8 +51,13 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_again(const at::Tensor& 
 
 }  // namespace
 
-void add(Registry& registry) {
-  registry.add<OutputGate>(cuda::kernel_info("cuda.fused"), {forward, backward, backward_again});
+}  // namespace heddle::ops::output_gate_cuda
+
+namespace heddle::ops::cuda {
+
+void add_output_gate(Registry& registry) {
+  using namespace output_gate_cuda;
+  registry.add<OutputGate>(KernelInfo::cuda("cuda.fused"), {forward, backward, backward_again});
 }
 
-}  // namespace heddle::ops::output_gate_cuda
+}  // namespace heddle::ops::cuda

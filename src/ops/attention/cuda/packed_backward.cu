@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(256)
 }
 
 /// The tiles of `rows` tokens of all sequences: the longest sequences first, so that none of them
-/// is begun last, the tiles of one together, as they read the same. A warp takes a sequence; behind
+/// is begun last, the tiles of one together, as they read the same. A warp takes a sequence; after
 /// the last one stands -1. The two CTAs write the lists of the two kernels.
 __global__ void __launch_bounds__(1024)
     list_work(const int32_t* cu_seqlens, int sequences, int entries, int pairs, int2* work) {

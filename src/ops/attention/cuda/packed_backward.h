@@ -14,7 +14,7 @@ constexpr int64_t kPackedBackwardRows = 64;  ///< Queries, and keys, of a tile.
 struct PackedBackwardShape {
   int64_t tokens, sequences, q_heads, k_heads;
   int64_t k_stride, v_stride;  ///< Elements from token to token; multiples of 8.
-  double scale;                ///< Of the scores.
+  double scale;                ///< Factor of the scores.
 
   /// Tiles, and pairs of tiles, of all sequences at most, whatever their lengths.
   int64_t tiles() const { return tokens / kPackedBackwardRows + sequences; }

@@ -1,4 +1,4 @@
-// What the two kernels of packed_backward.h share: the work list, and score tiles of 64 queries by
+// Shared by the two kernels of packed_backward.h: the work list, and score tiles of 64 queries by
 // 64 keys, 16 rows a warp.
 #pragma once
 
@@ -57,7 +57,7 @@ __device__ __forceinline__ void named_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/// A warp is done with what stands behind `bar`.
+/// A warp is done with what stands after `bar`.
 __device__ __forceinline__ void release(u32 bar, const Place& at) {
   if (at.lane == 0) mbar_arrive(bar);
 }
@@ -79,7 +79,7 @@ __device__ __forceinline__ void clear_rows(u32 tile, int valid, const Place& at)
                  : "memory");
 }
 
-/// Of this thread's two rows of a tile, from [tokens, q_heads]; rows that are none repeat the last.
+/// Loads the thread's two rows of a tile, from [tokens, q_heads]; missing rows repeat the last.
 __device__ __forceinline__ void load_stats(float (&to)[2], const float* stats, float factor,
                                            const Args& a, const Sequence& s, int tile, int head,
                                            const Place& at) {

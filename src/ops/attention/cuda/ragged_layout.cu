@@ -20,7 +20,7 @@ struct Args {
   __device__ __forceinline__ void put(RaggedRow which, int64_t place, int64_t value) const {
     table[static_cast<int64_t>(which) * row + place] = static_cast<int32_t>(value);
   }
-  /// Sequence s, or behind the last one nothing, at `place`.
+  /// Sequence s, or after the last one nothing, at `place`.
   __device__ __forceinline__ void place_sequence(int64_t s, int64_t place) const {
     const int64_t q = cu_q[s], k = cu_k[s];
     const bool is_one = s < shape.sequences;

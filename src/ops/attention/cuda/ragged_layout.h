@@ -11,8 +11,8 @@ namespace heddle::ops::cuda {
 enum class RaggedRow { kQueries, kKeys, kQ, kK, kV, kKeyGradients, kLogSumExp, kCount };
 
 struct RaggedLayoutShape {
-  int64_t sequences;  ///< What cu_seqlens has.
-  int64_t batch;      ///< What the graph is for, at least `sequences`: the rest is empty.
+  int64_t sequences;  ///< Number of sequences in cu_seqlens.
+  int64_t batch;      ///< Sequences of the graph, at least `sequences`: the rest is empty.
   /// Elements from token to token of each tensor; the last counts those of the log-sum-exp.
   int64_t q_stride, k_stride, v_stride, key_gradient_stride, log_sum_exp_stride;
 };

@@ -12,6 +12,7 @@
 #include "device/upload.h"
 #include "ops/attention/kernels.h"
 #include "ops/npu/call.h"
+#include "ops/npu/kernels.h"
 
 namespace heddle::ops::attention_npu {
 namespace {
@@ -107,28 +108,23 @@ at::Tensor decode(const AttentionDecode::Inputs& in, const CacheRows& rows) {
   return forward(packed, /*keep=*/false).o;
 }
 
-std::optional<std::string> refuse(const Dims& dims) {
-  const auto head_dim = dims.find("head_dim");
-  if (head_dim == dims.end()) return "the request names no head_dim";
-  if (head_dim->second % 16 != 0 || head_dim->second > 768)
-    return fmt::format("head_dim {} is no multiple of 16 up to 768", head_dim->second);
+std::optional<std::string> refuse(const Attention::Dims& dims) {
+  if (dims.head_dim % 16 != 0 || dims.head_dim > 768)
+    return fmt::format("head_dim {} is no multiple of 16 up to 768", dims.head_dim);
   return std::nullopt;
-}
-
-KernelInfo info() {
-  return {.op = "",
-          .name = "npu.fusion_attention",
-          .device = c10::DeviceType::PrivateUse1,
-          .dtypes = npu::dtypes(),
-          .is_reference = false,
-          .refuse = refuse,
-          .on_chip_bytes = {}};
 }
 
 }  // namespace
 
-void add(Registry& registry) { registry.add<Attention>(info(), {forward, backward}); }
-
-void add_decode(Registry& registry) { registry.add<AttentionDecode>(info(), {decode}); }
-
 }  // namespace heddle::ops::attention_npu
+
+namespace heddle::ops::npu {
+
+void add_attention(Registry& registry) {
+  using namespace attention_npu;
+  const KernelInfo info = KernelInfo::ascend("npu.fusion_attention", dtypes());
+  registry.add<Attention>(info, {forward, backward}, {.refuse = refuse});
+  registry.add<AttentionDecode>(info, {decode}, {.refuse = refuse});
+}
+
+}  // namespace heddle::ops::npu

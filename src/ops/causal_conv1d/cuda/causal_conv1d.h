@@ -14,7 +14,7 @@ struct CausalConv1dShape {
 
 constexpr int64_t kCausalConv1dMostTaps = 8;
 
-/// What both directions read. cu_seqlens: int32 [sequences + 1] on the device, from 0 to tokens,
+/// Inputs of both directions. cu_seqlens: int32 [sequences + 1] on the device, from 0 to tokens,
 /// non-decreasing; empty sequences allowed. initial_state [sequences, channels, width - 1] of
 /// `type`, oldest first, or null (zero).
 struct CausalConv1dInputs {

@@ -4,6 +4,7 @@
 #include <ATen/ops/empty.h>
 
 #include "ops/causal_conv1d/kernels.h"
+#include "ops/cuda/kernels.h"
 #include "ops/cuda/tensor.h"
 
 namespace heddle::ops::causal_conv1d_cuda {
@@ -31,8 +32,13 @@ at::Tensor decode(const at::Tensor& x, const at::Tensor& weight, const at::Tenso
 
 }  // namespace
 
-void add_decode(Registry& registry) {
-  registry.add<ConvDecode>(cuda::kernel_info("cuda.fused"), {decode});
+}  // namespace heddle::ops::causal_conv1d_cuda
+
+namespace heddle::ops::cuda {
+
+void add_conv_decode(Registry& registry) {
+  using namespace causal_conv1d_cuda;
+  registry.add<ConvDecode>(KernelInfo::cuda("cuda.fused"), {decode});
 }
 
-}  // namespace heddle::ops::causal_conv1d_cuda
+}  // namespace heddle::ops::cuda

@@ -5,6 +5,7 @@
 
 #include "ops/causal_conv1d/cuda/causal_conv1d.h"
 #include "ops/causal_conv1d/kernels.h"
+#include "ops/cuda/kernels.h"
 #include "ops/cuda/tensor.h"
 
 namespace heddle::ops::causal_conv1d_cuda {
@@ -73,8 +74,13 @@ CausalConv1d::Gradients backward(const CausalConv1d::Inputs& in, const at::Tenso
 
 }  // namespace
 
-void add(Registry& registry) {
-  registry.add<CausalConv1d>(cuda::kernel_info("cuda.fused"), {forward, backward});
+}  // namespace heddle::ops::causal_conv1d_cuda
+
+namespace heddle::ops::cuda {
+
+void add_causal_conv1d(Registry& registry) {
+  using namespace causal_conv1d_cuda;
+  registry.add<CausalConv1d>(KernelInfo::cuda("cuda.fused"), {forward, backward});
 }
 
-}  // namespace heddle::ops::causal_conv1d_cuda
+}  // namespace heddle::ops::cuda

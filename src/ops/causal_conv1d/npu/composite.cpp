@@ -10,11 +10,12 @@
 #include "ops/causal_conv1d/kernels.h"
 #include "ops/causal_conv1d/npu/tile.h"
 #include "ops/compute_type.h"
+#include "ops/npu/kernels.h"
 
 namespace heddle::ops::causal_conv1d_npu {
 namespace {
 
-/// What one fp32 tensor of a pass may hold; a pass has about six at once.
+/// Bound of one fp32 tensor of a pass; a pass has about six at once.
 constexpr std::int64_t kPassBytes = std::int64_t{128} << 20;
 
 ConvShape shape_of(const CausalConv1d::Inputs& in) {
@@ -81,26 +82,23 @@ CausalConv1d::Gradients backward(const CausalConv1d::Inputs& in, const at::Tenso
   return all;
 }
 
-/// Of the planned tile; the lengths of a run are not known here, a longer one is cut into the same
-/// tiles.
-std::int64_t on_chip_bytes(const Dims& dims) {
-  const auto width = dims.find("width");
-  const ConvShape shape{std::int64_t{1} << 17, dims.at("channels"),
-                        width == dims.end() ? 4 : width->second, 2};
+/// Bytes of the planned tile; the lengths of a run are not known here, a longer one is cut into
+/// equal tiles.
+std::int64_t on_chip_bytes(const CausalConv1d::Dims& dims) {
+  const ConvShape shape{std::int64_t{1} << 17, dims.channels, dims.width, 2};
   return tile_bytes(plan_tile(shape, device::kUnifiedBufferBytes), shape);
 }
 
 }  // namespace
 
-void add(Registry& registry) {
-  registry.add<CausalConv1d>({.op = "",
-                              .name = "npu.tiled",
-                              .device = c10::DeviceType::PrivateUse1,
-                              .dtypes = reference_dtypes(),
-                              .is_reference = false,
-                              .refuse = {},
-                              .on_chip_bytes = on_chip_bytes},
-                             {forward, backward});
+}  // namespace heddle::ops::causal_conv1d_npu
+
+namespace heddle::ops::npu {
+
+void add_causal_conv1d(Registry& registry) {
+  using namespace causal_conv1d_npu;
+  registry.add<CausalConv1d>(KernelInfo::ascend("npu.tiled", reference_dtypes()),
+                             {forward, backward}, {.on_chip_bytes = on_chip_bytes});
 }
 
-}  // namespace heddle::ops::causal_conv1d_npu
+}  // namespace heddle::ops::npu

@@ -4,16 +4,16 @@
 
 namespace heddle::ops::causal_conv1d_npu {
 
-/// What one vector core works on at a time: rows of tokens by columns of channels.
+/// Work of one vector core at a time: rows of tokens by columns of channels.
 struct Tile {
   std::int64_t tokens = 0, channels = 0;
   bool operator==(const Tile&) const = default;
 };
 
-/// What a tile is cut from, on one rank.
+/// Input that is cut into tiles, on one rank.
 struct ConvShape {
   std::int64_t tokens = 0, channels = 0, width = 0;
-  std::int64_t element_bytes = 2;  ///< Of the activations.
+  std::int64_t element_bytes = 2;  ///< Size of an activation.
 };
 
 /// Unified buffer that a tile occupies, in bytes: the rows read (with width - 1 rows of history)

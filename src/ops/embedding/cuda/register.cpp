@@ -1,6 +1,7 @@
 // Joins the sums of rows with ATen.
 #include <ATen/ops/sort.h>
 
+#include "ops/cuda/kernels.h"
 #include "ops/cuda/tensor.h"
 #include "ops/embedding/cuda/row_sums.h"
 #include "ops/embedding/kernels.h"
@@ -28,8 +29,13 @@ void backward(const at::Tensor& tokens, const at::Tensor& grad_y, at::Tensor& ta
 
 }  // namespace
 
-void add(Registry& registry) {
-  registry.add<Embedding>(cuda::kernel_info("cuda.sorted"), {backward});
+}  // namespace heddle::ops::embedding_cuda
+
+namespace heddle::ops::cuda {
+
+void add_embedding(Registry& registry) {
+  using namespace embedding_cuda;
+  registry.add<Embedding>(KernelInfo::cuda("cuda.sorted"), {backward});
 }
 
-}  // namespace heddle::ops::embedding_cuda
+}  // namespace heddle::ops::cuda

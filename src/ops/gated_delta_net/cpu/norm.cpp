@@ -30,7 +30,7 @@ struct Call {
         z(head_rows(z_in)),
         weight(weight_in.to(compute_type(x_in)).contiguous()),
         rows(x_in.size(0) * x_in.size(1)) {
-    const auto reason = refuse_norm({{"dim", x.size(2)}});
+    const auto reason = refuse_norm({.dim = x.size(2)});
     TORCH_CHECK(!reason, "gated_rms_norm cpu.vector: ", reason.value_or(""));
     args.H = x.size(1);
     args.V = x.size(2);
@@ -46,10 +46,9 @@ struct Call {
 
 }  // namespace
 
-std::optional<std::string> refuse_norm(const Dims& dims) {
-  const auto found = dims.find("dim");
-  if (found == dims.end() || found->second % 16 == 0) return std::nullopt;
-  return fmt::format("dim must be a multiple of 16, it is {}", found->second);
+std::optional<std::string> refuse_norm(const GatedRmsNorm::Dims& dims) {
+  if (dims.dim % 16 == 0) return std::nullopt;
+  return fmt::format("dim must be a multiple of 16, it is {}", dims.dim);
 }
 
 std::pair<at::Tensor, at::Tensor> norm_forward(const at::Tensor& x, const at::Tensor& z,

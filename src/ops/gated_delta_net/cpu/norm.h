@@ -11,7 +11,7 @@
 /// over the blocks in their order: the same bits for any number of threads.
 namespace heddle::ops::gdn_cpu {
 
-std::optional<std::string> refuse_norm(const Dims& dims);
+std::optional<std::string> refuse_norm(const GatedRmsNorm::Dims& dims);
 std::pair<at::Tensor, at::Tensor> norm_forward(const at::Tensor& x, const at::Tensor& z,
                                                const at::Tensor& weight, double eps);
 std::vector<at::Tensor> norm_backward(const at::Tensor& x, const at::Tensor& z,

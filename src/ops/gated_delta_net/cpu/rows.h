@@ -2,7 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
-/// What the CPU kernels of this folder share.
+/// Shared by the CPU kernels of this folder.
 namespace heddle::ops::gdn_cpu {
 
 /// x [T,H,D] as it is when the heads of a token are contiguous, else a copy.

@@ -22,7 +22,7 @@ namespace {
 const RuleKernels& kernels() { return HEDDLE_CPU_SELECT(rule_kernels)(); }
 
 void check_head_dims(const at::Tensor& q, const at::Tensor& v) {
-  const auto reason = refuse({{"head_k_dim", q.size(2)}, {"head_v_dim", v.size(2)}});
+  const auto reason = refuse({.head_k_dim = q.size(2), .head_v_dim = v.size(2)});
   TORCH_CHECK(!reason, "cpu.chunk: ", reason.value_or(""));
 }
 
@@ -116,13 +116,11 @@ struct Plan {
 
 }  // namespace
 
-std::optional<std::string> refuse(const Dims& dims) {
-  for (const char* name : {"head_k_dim", "head_v_dim"}) {
-    const auto found = dims.find(name);
-    if (found != dims.end() && (found->second % 16 != 0 || found->second > kMaxHeadDim)) {
-      return fmt::format("{} must be a multiple of 16 up to {}, it is {}", name, kMaxHeadDim,
-                         found->second);
-    }
+std::optional<std::string> refuse(const GatedDeltaRule::Dims& dims) {
+  for (const auto& [name, size] :
+       {std::pair{"head_k_dim", dims.head_k_dim}, std::pair{"head_v_dim", dims.head_v_dim}}) {
+    if (size % 16 != 0 || size > kMaxHeadDim)
+      return fmt::format("{} must be a multiple of 16 up to {}, it is {}", name, kMaxHeadDim, size);
   }
   return std::nullopt;
 }

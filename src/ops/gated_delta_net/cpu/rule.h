@@ -13,7 +13,7 @@ namespace heddle::ops::gdn_cpu {
 
 inline constexpr std::int64_t kMaxHeadDim = 1024;
 
-std::optional<std::string> refuse(const Dims& dims);
+std::optional<std::string> refuse(const GatedDeltaRule::Dims& dims);
 GatedDeltaRuleForward forward(const GatedDeltaRule::Inputs& inputs, bool keep);
 GatedDeltaRuleGradients backward(const GatedDeltaRule::Inputs& inputs,
                                  const GatedDeltaRuleForward& forward, const at::Tensor& grad_o,

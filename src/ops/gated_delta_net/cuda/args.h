@@ -1,4 +1,4 @@
-// What every kernel of this folder receives, and the layout of the saved buffer and the workspace.
+// Arguments of every kernel of this folder, and the layout of the saved buffer and the workspace.
 #pragma once
 
 #include <cuda.h>
@@ -53,7 +53,7 @@ struct Args {
   float* strength;     // [chunk, v_head, 64] beta, 0 past the end
   float *q_rms, *k_rms;  // [chunk, k_head, 64] 1 / norm, 0 past the end
   __nv_bfloat16* solve;  // [chunk, v_head] swizzled 64 x 64 image of T', see prepare_kernel
-  // Of split sequences; with S the state at a segment's entry, the one at its exit is M S + S_ext.
+  // Joints of split sequences; S being the state at a segment's entry, its exit has M S + S_ext.
   float* joint_states;  // [joint, v_head, K, V]
   float* transitions;   // [joint, v_head, K, K] in tf32: M of the segment that begins at the joint
   int* carries;         // [joint, v_head]: 0 where that segment forgets its entry and M is not set

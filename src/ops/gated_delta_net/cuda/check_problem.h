@@ -171,7 +171,7 @@ struct Errors {
   double rel(int i) const { return ref[i] > 0 ? std::sqrt(diff[i] / ref[i]) : std::sqrt(diff[i]); }
 };
 
-/// Of a launch against the recurrence in double.
+/// Errors of a launch against the recurrence in double.
 inline Errors compare(const Problem& p, const Outputs& out) {
   const Case& c = p.c;
   const int d = c.dim, group = c.v_heads / c.k_heads, n_seq = int(c.lengths.size());

@@ -6,6 +6,7 @@
 
 #include <cmath>
 
+#include "ops/cuda/kernels.h"
 #include "ops/cuda/tensor.h"
 #include "ops/gated_delta_net/kernels.h"
 
@@ -81,9 +82,8 @@ bool takes_net(const GatedDeltaNetDecode& in) {
   return in.states.size(2) == D && (D == 64 || D == 128);
 }
 
-std::optional<std::string> refuse(const Dims& dims) {
-  const std::int64_t k = cuda::dimension(dims, "head_k_dim"),
-                     v = cuda::dimension(dims, "head_v_dim");
+std::optional<std::string> refuse(const GatedDeltaRuleDecode::Dims& dims) {
+  const std::int64_t k = dims.head_k_dim, v = dims.head_v_dim;
   if (k == v && (k == 64 || k == 128 || k == 256)) return std::nullopt;
   return fmt::format(
       "head_k_dim and head_v_dim must both be 64, both 128 or both 256, they are {} and {}", k, v);
@@ -91,10 +91,14 @@ std::optional<std::string> refuse(const Dims& dims) {
 
 }  // namespace
 
-void add_decode(Registry& registry) {
-  KernelInfo info = cuda::kernel_info("cuda.fused", refuse);
-  info.dtypes = {c10::ScalarType::BFloat16};
-  registry.add<GatedDeltaRuleDecode>(std::move(info), {decode, takes_net, net});
+}  // namespace heddle::ops::gated_delta_rule_cuda
+
+namespace heddle::ops::cuda {
+
+void add_gated_delta_rule_decode(Registry& registry) {
+  using namespace gated_delta_rule_cuda;
+  registry.add<GatedDeltaRuleDecode>(KernelInfo::cuda("cuda.fused", {c10::ScalarType::BFloat16}),
+                                     {decode, takes_net, net}, {.refuse = refuse});
 }
 
-}  // namespace heddle::ops::gated_delta_rule_cuda
+}  // namespace heddle::ops::cuda

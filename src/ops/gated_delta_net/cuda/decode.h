@@ -12,7 +12,7 @@ namespace heddle::ops::cuda {
 /// The states that a step reads and writes: [slots,v_heads,head_dim,head_dim] fp32.
 struct GdnDecodeShape {
   int batch = 0, k_heads = 0, v_heads = 0;
-  int head_dim = 0;  ///< Of keys and values: 64, 128 or, for the rule alone, 256.
+  int head_dim = 0;  ///< Size of keys and values: 64, 128 or, for the rule alone, 256.
 };
 
 /// Rows are those of the sequences; heads of head_dim elements follow each other. bf16.

@@ -243,7 +243,7 @@ __global__ void __launch_bounds__((NS + 2) * 128, 1)
     M::template wait<0>();
     pin(o);
     pin(f);
-    if constexpr (M::kHopper) read(min(c + 1, w.chunks - 1));  // behind the last chunk for nothing
+    if constexpr (M::kHopper) read(min(c + 1, w.chunks - 1));  // after the last chunk for nothing
     mbar_wait(norms_ready + stage * 8, (c / kStages) & 1);
     to_fragments(f, o, sc.q, lane);
     if (c > 0) mbar_wait(o_empty, (c - 1) & 1);

@@ -2,6 +2,7 @@
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
+#include "ops/cuda/kernels.h"
 #include "ops/cuda/tensor.h"
 #include "ops/gated_delta_net/cuda/gated_rms_norm.h"
 #include "ops/gated_delta_net/cuda/gates.h"
@@ -64,17 +65,13 @@ std::vector<at::Tensor> backward(const at::Tensor& a, const at::Tensor& b, const
   return grads;
 }
 
-std::optional<std::string> refuse(const Dims& dims) {
-  const std::int64_t heads = cuda::dimension(dims, "num_v_heads");
-  if (heads <= cuda::kGdnGatesMostHeads) return std::nullopt;
-  return fmt::format("{} value heads, at most {} fit a block", heads, cuda::kGdnGatesMostHeads);
+std::optional<std::string> refuse(const GdnGates::Dims& dims) {
+  if (dims.num_v_heads <= cuda::kGdnGatesMostHeads) return std::nullopt;
+  return fmt::format("{} value heads, at most {} fit a block", dims.num_v_heads,
+                     cuda::kGdnGatesMostHeads);
 }
 
 }  // namespace
-
-void add(Registry& registry) {
-  registry.add<GdnGates>(cuda::kernel_info("cuda.fused", refuse), {forward, backward});
-}
 
 }  // namespace gdn_gates_cuda
 
@@ -116,18 +113,27 @@ std::vector<at::Tensor> backward(const at::Tensor& x, const at::Tensor& z, const
   return {dx, dz, dw};
 }
 
-std::optional<std::string> refuse(const Dims& dims) {
-  const std::int64_t width = cuda::dimension(dims, "dim");
-  if (width <= cuda::kGatedRmsNormLongestRow) return std::nullopt;
-  return fmt::format("rows of {} elements, at most {} fit the registers of a warp", width,
+std::optional<std::string> refuse(const GatedRmsNorm::Dims& dims) {
+  if (dims.dim <= cuda::kGatedRmsNormLongestRow) return std::nullopt;
+  return fmt::format("rows of {} elements, at most {} fit the registers of a warp", dims.dim,
                      cuda::kGatedRmsNormLongestRow);
 }
 
 }  // namespace
 
-void add(Registry& registry) {
-  registry.add<GatedRmsNorm>(cuda::kernel_info("cuda.fused", refuse), {forward, backward});
+}  // namespace gated_rms_norm_cuda
+
+}  // namespace heddle::ops
+
+namespace heddle::ops::cuda {
+
+void add_gated_delta_net(Registry& registry) {
+  registry.add<GdnGates>(KernelInfo::cuda("cuda.fused"),
+                         {gdn_gates_cuda::forward, gdn_gates_cuda::backward},
+                         {.refuse = gdn_gates_cuda::refuse});
+  registry.add<GatedRmsNorm>(KernelInfo::cuda("cuda.fused"),
+                             {gated_rms_norm_cuda::forward, gated_rms_norm_cuda::backward},
+                             {.refuse = gated_rms_norm_cuda::refuse});
 }
 
-}  // namespace gated_rms_norm_cuda
-}  // namespace heddle::ops
+}  // namespace heddle::ops::cuda

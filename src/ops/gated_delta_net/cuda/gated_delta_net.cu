@@ -32,7 +32,7 @@ struct Arena {
   }
 };
 
-/// Of one sequence: the join walks them one by one, and each adds rounding.
+/// Pieces of one sequence: the join walks them one by one, and each adds rounding.
 constexpr int kMaxPieces = 32;
 
 int max_chunks(const GatedDeltaNetShape& s) { return s.tokens / kChunk + s.sequences; }

@@ -94,8 +94,8 @@ size_t gated_delta_net_workspace_bytes(const GatedDeltaNetShape& shape);
 /// limit (227 KB on sm_90, 163 KB on sm_80). kernel must not be kAuto.
 size_t gated_delta_net_shared_bytes(int head_dim, GatedDeltaNetKernel kernel);
 
-/// What kAuto means on the current device; throws nothing, kPortable when the build lacks sm_90a
-/// code.
+/// The kernel that kAuto means on the current device; throws nothing, kPortable when the build
+/// lacks sm_90a code.
 GatedDeltaNetKernel gated_delta_net_kernel_for_device();
 
 /// Enqueue on `stream`; no host synchronisation, no allocation, capturable in a CUDA graph. Results

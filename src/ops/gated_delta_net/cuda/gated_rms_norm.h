@@ -1,4 +1,4 @@
-// CUDA kernels of the gated RMSNorm behind the gated delta rule. Plain C++ header.
+// CUDA kernels of the gated RMSNorm after the gated delta rule. Plain C++ header.
 #pragma once
 
 #include "ops/cuda/element.h"

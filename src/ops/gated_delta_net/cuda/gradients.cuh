@@ -1,4 +1,4 @@
-// What the kernels of the last launch of the backward share: steps on a group's accumulators, whose
+// Shared by the kernels of the last launch of the backward: steps on a group's accumulators, whose
 // rows are tokens.
 #pragma once
 

@@ -10,7 +10,7 @@ constexpr int kDim = 256, kParts = kDim / 64, kHalves = 2;
 
 struct WideSmem {
   static constexpr u32 kWide = 64 * kDim * 2, kQuarter = kWide / kHalves;
-  static constexpr u32 kKey = kWide;                       // behind Q
+  static constexpr u32 kKey = kWide;                       // after Q
   static constexpr u32 kWritten = 2 * kWide;               // U, dO, dv: 64 columns of V of each
   static constexpr u32 kState = kWritten + 3 * 8192;       // h, dS: a quarter of a part's image
   static constexpr u32 kProducts = kState + 2 * kQuarter;  // dP, D

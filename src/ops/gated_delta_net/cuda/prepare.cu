@@ -223,7 +223,7 @@ struct PrepareSmem {
   u64 filled;                       // barrier: a whole K tile has come
 };
 
-/// What the launch gives: more than 48 KB cannot be declared in the kernel.
+/// Memory that the launch gives: more than 48 KB cannot be declared in the kernel.
 template <int D>
 constexpr size_t kPrepareDynamic = sizeof(PrepareSmem<D>) > 48 * 1024 ? sizeof(PrepareSmem<D>) : 0;
 

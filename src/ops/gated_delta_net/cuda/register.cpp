@@ -5,12 +5,12 @@
 #include <c10/cuda/CUDAStream.h>
 #include <fmt/format.h>
 
-#include <array>
 #include <cmath>
 #include <optional>
 #include <string>
 
 #include "ops/cuda/element.h"
+#include "ops/cuda/kernels.h"
 #include "ops/gated_delta_net/cuda/gated_delta_net.h"
 #include "ops/gated_delta_net/kernels.h"
 
@@ -23,7 +23,7 @@ using cuda::GatedDeltaNetTensor;
 
 constexpr std::int64_t kMaxGroup = 8;
 
-/// What the kernels ask of a [T,H,D] tensor: rows of whole heads that start on 16 bytes.
+/// A [T,H,D] tensor as the kernels want it: rows of whole heads that start on 16 bytes.
 at::Tensor with_whole_rows(const at::Tensor& x) {
   const bool fits = x.stride(2) == 1 && (x.size(1) == 1 || x.stride(1) == x.size(2)) &&
                     x.stride(0) % 8 == 0 && x.stride(0) >= x.size(1) * x.size(2) &&
@@ -142,16 +142,8 @@ GatedDeltaRuleGradients backward(const GatedDeltaRule::Inputs& in,
 }
 
 template <GatedDeltaNetKernel kKernel>
-std::optional<std::string> refuse_shape(const Dims& dims) {
-  std::array<std::int64_t, 4> found{};
-  constexpr std::array<const char*, 4> kNames = {"head_k_dim", "head_v_dim", "num_k_heads",
-                                                 "num_v_heads"};
-  for (std::size_t i = 0; i < kNames.size(); ++i) {
-    const auto it = dims.find(kNames[i]);
-    if (it == dims.end()) return fmt::format("the request names no {}", kNames[i]);
-    found[i] = it->second;
-  }
-  const auto [k_dim, v_dim, k_heads, v_heads] = found;
+std::optional<std::string> refuse(const GatedDeltaRule::Dims& dims) {
+  const auto& [k_heads, v_heads, k_dim, v_dim] = dims;
   constexpr bool kHas256 = kKernel == GatedDeltaNetKernel::kPortable;
   if (k_dim != v_dim || (k_dim != 64 && k_dim != 128 && !(kHas256 && k_dim == 256))) {
     return fmt::format("head_k_dim and head_v_dim must both be {}, they are {} and {}",
@@ -165,7 +157,7 @@ std::optional<std::string> refuse_shape(const Dims& dims) {
 }
 
 template <GatedDeltaNetKernel kKernel>
-std::optional<std::string> refuse(const Dims& dims) {
+std::optional<std::string> refuse_device(const Target&) {
   if constexpr (kKernel == GatedDeltaNetKernel::kHopper) {
     if (cuda::gated_delta_net_kernel_for_device() != kKernel) {
       return fmt::format(
@@ -176,32 +168,34 @@ std::optional<std::string> refuse(const Dims& dims) {
     return fmt::format("needs compute capability 8.0, the device has sm_{}",
                        cuda::compute_capability());
   }
-  return refuse_shape<kKernel>(dims);
+  return std::nullopt;
 }
 
 template <GatedDeltaNetKernel kKernel>
-std::int64_t on_chip_bytes(const Dims& dims) {
-  return static_cast<std::int64_t>(cuda::gated_delta_net_shared_bytes(
-      static_cast<int>(dims.find("head_k_dim")->second), kKernel));
+std::int64_t on_chip_bytes(const GatedDeltaRule::Dims& dims) {
+  return static_cast<std::int64_t>(
+      cuda::gated_delta_net_shared_bytes(static_cast<int>(dims.head_k_dim), kKernel));
 }
 
 template <GatedDeltaNetKernel kKernel>
 void add_kernel(Registry& registry, const char* name) {
-  registry.add<GatedDeltaRule>({.op = "",
-                                .name = name,
-                                .device = c10::DeviceType::CUDA,
-                                .dtypes = {c10::ScalarType::BFloat16},
-                                .is_reference = false,
-                                .refuse = refuse<kKernel>,
-                                .on_chip_bytes = on_chip_bytes<kKernel>},
-                               {forward<kKernel>, backward<kKernel>});
+  KernelInfo info = KernelInfo::cuda(name, {c10::ScalarType::BFloat16});
+  info.refuse_device = refuse_device<kKernel>;
+  registry.add<GatedDeltaRule>(
+      info, {forward<kKernel>, backward<kKernel>},
+      {.refuse = refuse<kKernel>, .on_chip_bytes = on_chip_bytes<kKernel>});
 }
 
 }  // namespace
 
-void add(Registry& registry) {
+}  // namespace heddle::ops::gated_delta_rule_cuda
+
+namespace heddle::ops::cuda {
+
+void add_gated_delta_rule(Registry& registry) {
+  using namespace gated_delta_rule_cuda;
   add_kernel<GatedDeltaNetKernel::kHopper>(registry, "cuda.sm90.chunk64");
   add_kernel<GatedDeltaNetKernel::kPortable>(registry, "cuda.mma.chunk64");
 }
 
-}  // namespace heddle::ops::gated_delta_rule_cuda
+}  // namespace heddle::ops::cuda

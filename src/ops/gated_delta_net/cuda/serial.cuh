@@ -105,8 +105,8 @@ struct ScaleRows {
   }
 };
 
-/// Which segment, value head and columns of V (from v0) this CTA owns; longest segments come first,
-/// unused entries of the table (sequence < 0) last.
+/// A segment, value head and columns of V (from v0) that this CTA owns; longest segments come
+/// first, unused entries of the table (sequence < 0) last.
 struct Work : Segment {
   int chunks, h, hk, v0;
   /// head_part: value head * parts + which v_cols columns.
@@ -266,7 +266,7 @@ __device__ __forceinline__ void to_fragments(u32 (&f)[KS][4], const float (&s)[2
     f[k][3] = pack_bf16(s[2 * k + 1][2], s[2 * k + 1][3]);
   }
 }
-/// The same with a factor per column.
+/// Multiplies by a factor per column.
 template <int KS>
 __device__ __forceinline__ void to_fragments(u32 (&f)[KS][4], const float (&s)[2 * KS][4],
                                              const float* column, int lane) {
@@ -349,7 +349,7 @@ __device__ __forceinline__ void score_fragments(u32 (&f)[4][4], float (&acc)[8][
   }
 }
 
-/// The same, not transposed, for the forward: q_i raw and without scale, and row i times a factor
+/// Fragments for the forward, not transposed: q_i raw and without scale, and row i times a factor
 /// next to 1 that makes its diagonal exact in bf16, since an error there is one of all columns of
 /// O alike. s.fit takes the inverse for whoever multiplies row i of O in the end; s.read_q, which
 /// multiplies what P U is added to, takes the factor.

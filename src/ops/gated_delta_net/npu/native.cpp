@@ -9,10 +9,12 @@
 #include <cmath>
 
 #include "base/errors.h"
+#include "device/npu_chip.h"
 #include "device/upload.h"
 #include "ops/compute_type.h"
 #include "ops/gated_delta_net/kernels.h"
 #include "ops/npu/call.h"
+#include "ops/npu/kernels.h"
 
 namespace heddle::ops::gated_delta_rule_npu {
 namespace {
@@ -67,22 +69,39 @@ GatedDeltaRuleGradients backward(const GatedDeltaRule::Inputs&, const GatedDelta
   throw_error<InternalError>("npu.native has no backward");
 }
 
-}  // namespace
-
-void add(Registry& registry) {
-  KernelInfo info{.op = "",
-                  .name = "npu.chunk64",
-                  .device = c10::DeviceType::PrivateUse1,
-                  .dtypes = reference_dtypes(),
-                  .is_reference = false,
-                  .refuse = {},
-                  .on_chip_bytes = {}};
-  registry.add<GatedDeltaRule>(
-      info, {gated_delta_rule_reference::forward, gated_delta_rule_reference::backward});
-  // Behind the other, so that it runs only where path.h names it.
-  info.name = "npu.native";
-  info.dtypes = {c10::ScalarType::BFloat16};
-  registry.add<GatedDeltaRule>(info, {forward, backward});
+std::optional<std::string> refuse_chip(const Target& target) {
+  const auto chip = device::npu_chip(target.chip);
+  if (chip && chip->has_native_gdn) return std::nullopt;
+  return fmt::format("CANN offers npu_chunk_gated_delta_rule on A2 and A3 only, this is {}",
+                     target.chip);
 }
 
+std::optional<std::string> refuse_heads(const GatedDeltaRule::Dims& dims) {
+  if (dims.head_k_dim == 128 && dims.head_v_dim == 128 && dims.num_k_heads <= 64 &&
+      dims.num_v_heads <= 64)
+    return std::nullopt;
+  return fmt::format(
+      "npu_chunk_gated_delta_rule takes heads of 128, at most 64 of them; these are {} of {} and "
+      "{} "
+      "of {}",
+      dims.num_k_heads, dims.head_k_dim, dims.num_v_heads, dims.head_v_dim);
+}
+
+}  // namespace
+
 }  // namespace heddle::ops::gated_delta_rule_npu
+
+namespace heddle::ops::npu {
+
+void add_gated_delta_rule(Registry& registry) {
+  using namespace gated_delta_rule_npu;
+  KernelInfo native = KernelInfo::ascend("npu.native", {c10::ScalarType::BFloat16});
+  native.only_for = Use::kGeneration;
+  native.refuse_device = refuse_chip;
+  registry.add<GatedDeltaRule>(native, {forward, backward}, {.refuse = refuse_heads});
+  registry.add<GatedDeltaRule>(
+      KernelInfo::ascend("npu.chunk64", reference_dtypes()),
+      {gated_delta_rule_reference::forward, gated_delta_rule_reference::backward});
+}
+
+}  // namespace heddle::ops::npu

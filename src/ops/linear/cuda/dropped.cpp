@@ -47,7 +47,7 @@ DroppedFactors with_ranks(const DroppedFactors& factors, const Ranks& to) {
   return {with_ranks(factors.a, 0, factors.ranks, to), to, factors.masks};
 }
 
-/// Of x or dx, and of the small matrix beside its rows, which is undefined where it is made.
+/// Checks x or dx, and the small matrix beside its rows, which is undefined where it is made.
 bool fits(const at::Tensor& x, const at::Tensor& low, const DroppedFactors& factors) {
   return cuda::has_rows_of_16_bytes(x) && (!low.defined() || cuda::has_rows_of_16_bytes(low)) &&
          cuda::has_rows_of_16_bytes(factors.a) && x.size(1) % cuda::kDroppedColumns == 0 &&
@@ -80,7 +80,7 @@ std::vector<Launch> launches(const at::Tensor& x, const DroppedFactors& factors)
   std::int64_t first = 0;
   for (std::size_t f = 0; f < factors.ranks.size(); ++f) {
     for (std::int64_t left = factors.ranks[f]; left > 0;) {
-      // What there is a kernel for: 64, 32, 16 or 8 ranks of one factor.
+      // Kernels exist for 64, 32, 16 or 8 ranks of one factor.
       const auto part = static_cast<std::int64_t>(std::bit_floor(
           static_cast<std::uint64_t>(std::min<std::int64_t>(left, cuda::kMostDroppedRanks))));
       const bool joins = !all.empty() && all.back().shape.rank == part &&

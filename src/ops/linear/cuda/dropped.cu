@@ -35,7 +35,7 @@ struct Arguments {
   int64_t rows_of_share;  // gradient
 };
 
-/// What the random bits of eight columns begin with; features of a run are consecutive.
+/// Start of the random bits of eight columns; features of a run are consecutive.
 __device__ __forceinline__ u64 by_features(const DroppedShape& s, int64_t column) {
   return (static_cast<u64>(s.features[column]) / 4 + 1) * splitmix::kStride;
 }
@@ -49,7 +49,7 @@ __device__ __forceinline__ u32 kept_halves(u32 bits, u32 below) {
   return __vminu2(__vmaxu2(bits, below) - below, 0x00010001u);
 }
 
-/// Of eight consecutive columns: 1 in the halves of those that are kept.
+/// Bits of eight consecutive columns: 1 in the halves of those that are kept.
 struct Kept {
   u32 pairs[4];
 

@@ -10,7 +10,7 @@ namespace heddle::ops::cuda {
 
 /// Factors of one launch: at most so many, of a rank of 8, 16, 32 or 64 each, and of 64 together.
 constexpr int kMostDroppedFactors = 4, kMostDroppedRanks = 64;
-/// Of the width.
+/// Columns of one tile.
 constexpr int kDroppedColumns = 64;
 
 /// Element (t, c) is dropped for factor f if bits 16 (c' mod 4) and up of splitmix64 of keys[f],
@@ -21,8 +21,8 @@ struct DroppedShape {
   int64_t rows = 0, width = 0;  ///< The width is a multiple of kDroppedColumns.
   int factors = 0, rank = 0;
   uint64_t keys[kMostDroppedFactors] = {};
-  uint32_t threshold = 0;             ///< Of 16 bits, not 0.
-  float kept = 1;                     ///< What elements that are not dropped are multiplied by.
+  uint32_t threshold = 0;             ///< Threshold of 16 bits, not 0.
+  float kept = 1;                     ///< Factor of elements that are not dropped.
   const int64_t* draws = nullptr;     ///< [rows]
   const int64_t* features = nullptr;  ///< [width]
 };

@@ -3,12 +3,17 @@
 // and the low-rank terms stay bf16.
 #include <ATen/ops/_scaled_mm.h>
 #include <ATen/ops/empty.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <set>
+#include <string>
 #include <tuple>
 
+#include "ops/cuda/kernels.h"
 #include "ops/cuda/tensor.h"
 #include "ops/linear/cuda/fp8_rows.h"
 #include "ops/linear/kernels.h"
@@ -86,32 +91,51 @@ at::Tensor backward(const Products& terms) {
   return dx;
 }
 
-std::optional<std::string> refuse(const Dims&) {
-  // Layers that are too narrow for 8 bits take our own products.
+// Layers that are too narrow for 8 bits take our own products.
+std::optional<std::string> refuse_device(const Target&) {
   if (cuda::has_sm90a()) return std::nullopt;
   return "needs a device of compute capability 9.0 and a build with code for sm_90a";
 }
 
+/// Names the layers that are computed in the model's type although others are in 8 bits.
+std::vector<std::string> warnings(const Linear::Dims& dims) {
+  std::vector<std::string> result = linear_cuda::rank_warnings(dims);
+  if (dims.layers.empty()) return result;
+  std::set<std::string> wide;
+  for (const auto& [name, out, in] : dims.layers) {
+    if (!is_narrow(out, in)) wide.insert(fmt::format("{} [{}, {}]", name, out, in));
+  }
+  result.push_back(fmt::format(
+      "in the model's type stay the gradients of weights, the products of adapters, the "
+      "language-model head, micro-batches below {} tokens, and {}",
+      kFewestRows,
+      wide.empty() ? "no layer" : fmt::format("the layers {}", fmt::join(wide, ", "))));
+  return result;
+}
+
 }  // namespace
 
-void add(Registry& registry) {
-  registry.add<Linear>({.op = "",
-                        .name = "cuda.fp8_rowwise_or_bf16",
-                        .device = c10::DeviceType::CUDA,
-                        .dtypes = {c10::ScalarType::BFloat16},
-                        .is_reference = false,
-                        .refuse = refuse,
-                        .on_chip_bytes = {}},
-                       {.forward = forward,
-                        .forward_onto = linear_reference::forward_onto<forward>,
-                        .backward = backward,
+}  // namespace heddle::ops::linear_fp8
+
+namespace heddle::ops::cuda {
+
+void add_fp8_linear(Registry& registry) {
+  KernelInfo info = KernelInfo::cuda("cuda.fp8_rowwise_or_bf16", {c10::ScalarType::BFloat16});
+  info.only_by_name = true;
+  info.refuse_device = linear_fp8::refuse_device;
+  info.falls_back = fmt::format(
+      "the bf16 products of the default kernel for layers narrower than {} or not a multiple of "
+      "16, and for fewer than {} rows",
+      linear_fp8::kNarrowest, linear_fp8::kFewestRows);
+  registry.add<Linear>(info,
+                       {.forward = linear_fp8::forward,
+                        .forward_onto = linear_reference::forward_onto<linear_fp8::forward>,
+                        .backward = linear_fp8::backward,
                         .low_rank_backward = linear_cuda::low_rank_backward,
                         .dropped_low = linear_cuda::dropped_low,
                         .dropped_gradient = linear_cuda::dropped_gradient,
-                        .add_dropped = linear_cuda::add_dropped,
-                        .is_narrow = is_narrow,
-                        .narrow_rows = kFewestRows,
-                        .reads_once = linear_cuda::reads_once});
+                        .add_dropped = linear_cuda::add_dropped},
+                       {.warnings = linear_fp8::warnings});
 }
 
-}  // namespace heddle::ops::linear_fp8
+}  // namespace heddle::ops::cuda

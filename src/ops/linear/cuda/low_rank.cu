@@ -26,7 +26,7 @@ constexpr int kTile = 128, kRowTiles = 8, kStripe = kRowTiles * kTile, kStages =
 constexpr int kThreads = 256;
 constexpr u32 kTileBytes = kTile * kTile * 2;
 
-/// Of a kernel for ranks up to kRank.
+/// Form of a kernel for ranks up to kRank.
 template <int Rank>
 struct Form {
   static constexpr int kRank = Rank;
@@ -202,7 +202,7 @@ __device__ __forceinline__ void sum_parts(const float* from, int parts, int64_t 
   }
 }
 
-/// Of gradient y / 2: d_low for even y, d_b for odd. A thread makes four columns of a row.
+/// Reduces gradient y / 2: d_low for even y, d_b for odd. A thread makes four columns of a row.
 template <class Form>
 __global__ void __launch_bounds__(kThreads) join_kernel(const __grid_constant__ Args a) {
   const int g = blockIdx.y / 2;

@@ -7,8 +7,8 @@
 
 namespace heddle::ops::cuda {
 
-/// Of y += low b^T with low [rows, rank] and b [columns, rank]. bf16 unless said otherwise, unit
-/// stride along rows; pointers and row strides of inputs are multiples of 16 bytes.
+/// Gradients of y += low b^T with low [rows, rank] and b [columns, rank]. bf16 unless said
+/// otherwise, unit stride along rows; pointers and row strides of inputs are multiples of 16 bytes.
 struct LowRankGradient {
   const void* dy = nullptr;  ///< [rows, columns]
   int64_t dy_stride = 0;

@@ -123,8 +123,8 @@ __device__ void load(const Args& a, u32 stages, u32 full, u32 empty, int rank) {
   }
 }
 
-/// Of 4 blocks of 64 columns that a sum begins with, as many are read before the products: all of
-/// them would leave too few registers, and those read behind the products come late.
+/// Two of the 4 blocks of 64 columns that a sum begins with are read before the products: all of
+/// them would leave too few registers, and those read after the products come late.
 constexpr int kEarly = 2;
 
 /// One stage: kSteps of 16 in depth. Beyond the depth of its matrices a stage holds zeros, so that

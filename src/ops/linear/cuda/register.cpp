@@ -2,10 +2,13 @@
 // product alone is cuBLAS's, unless it is added to something; so are fewer rows than fill a tile of
 // 256, and matrices that the bulk copies cannot read.
 #include <ATen/ops/empty.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cstdint>
 
+#include "ops/compute_type.h"
+#include "ops/cuda/kernels.h"
 #include "ops/cuda/tensor.h"
 #include "ops/linear/cuda/few_rows.h"
 #include "ops/linear/cuda/low_rank.h"
@@ -93,7 +96,7 @@ bool is_one_product(const std::vector<Products>& sums) {
 }
 
 /// With tiles for all of the device our product is as fast as cuBLAS's, and x costs less than half
-/// of what an addition behind it takes; with few tiles cuBLAS's smaller ones gain more.
+/// of what an addition after it takes; with few tiles cuBLAS's smaller ones gain more.
 bool fits_onto(const at::Tensor& x, const Products& terms, std::int64_t columns) {
   return cuda::has_rows_of_16_bytes(x) && can_run({terms}, {columns}) &&
          (terms.size() > 1 || cuda::product_sum_fills_device(x.size(0), columns));
@@ -137,7 +140,7 @@ bool fits(const std::vector<LowRankChange>& changes) {
          });
 }
 
-std::optional<std::string> refuse(const Dims&) {
+std::optional<std::string> refuse_device(const Target&) {
   if (cuda::product_sums_available()) return std::nullopt;
   return "needs a device of compute capability 9.0 and a build for sm_90a";
 }
@@ -145,6 +148,14 @@ std::optional<std::string> refuse(const Dims&) {
 }  // namespace
 
 bool reads_once(std::int64_t rank) { return rank % 8 == 0 && rank <= cuda::kMostLowRank; }
+
+std::vector<std::string> rank_warnings(const Linear::Dims& dims) {
+  if (dims.adapter_rank == 0 || reads_once(dims.adapter_rank)) return {};
+  return {fmt::format(
+      "with adapter.rank {} the backward of the adapters reads each output gradient twice, where "
+      "multiples of 8 up to {} have a kernel that reads it once",
+      dims.adapter_rank, cuda::kMostLowRank)};
+}
 
 Tensors forward(const std::vector<Products>& sums) {
   if (are_few_rows(sums)) return run_few_rows(sums);
@@ -195,25 +206,35 @@ Linear::Functions::LowRankGradients low_rank_backward(const std::vector<LowRankC
   return result;
 }
 
-void add(Registry& registry) {
-  registry.add<Linear>({.op = "",
-                        .name = "cuda.sm90_or_cublas",
-                        .device = c10::DeviceType::CUDA,
-                        .dtypes = {c10::ScalarType::BFloat16},
-                        .is_reference = false,
-                        .refuse = refuse,
-                        .on_chip_bytes = {}},
-                       {.forward = forward,
-                        .forward_onto = forward_onto,
-                        .backward = backward,
-                        .low_rank_backward = low_rank_backward,
-                        .dropped_low = dropped_low,
-                        .dropped_gradient = dropped_gradient,
-                        .add_dropped = add_dropped,
-                        .reads_once = reads_once});
+}  // namespace heddle::ops::linear_cuda
+
+namespace heddle::ops::cuda {
+
+void add_linear(Registry& registry) {
+  KernelInfo own = KernelInfo::cuda("cuda.sm90_or_cublas", {c10::ScalarType::BFloat16});
+  own.refuse_device = linear_cuda::refuse_device;
+  own.falls_back =
+      "cuBLAS for more than 16 rows of one product alone, fewer than fill a tile of 256, or not "
+      "starting on 16 bytes";
+  registry.add<Linear>(own,
+                       {.forward = linear_cuda::forward,
+                        .forward_onto = linear_cuda::forward_onto,
+                        .backward = linear_cuda::backward,
+                        .low_rank_backward = linear_cuda::low_rank_backward,
+                        .dropped_low = linear_cuda::dropped_low,
+                        .dropped_gradient = linear_cuda::dropped_gradient,
+                        .add_dropped = linear_cuda::add_dropped},
+                       {.warnings = linear_cuda::rank_warnings});
+  registry.add<Linear>(
+      KernelInfo::cuda("cuda.cublas", reference_dtypes()),
+      {linear_reference::forward, linear_reference::forward_onto<linear_reference::forward>,
+       linear_reference::backward, linear_reference::low_rank_backward,
+       linear_reference::dropped_low, linear_reference::dropped_gradient,
+       linear_reference::add_dropped});
+  add_fp8_linear(registry);
 }
 
-}  // namespace heddle::ops::linear_cuda
+}  // namespace heddle::ops::cuda
 
 namespace heddle::ops {
 

@@ -13,6 +13,7 @@
 
 #include <fmt/format.h>
 
+#include "ops/cuda/kernels.h"
 #include "ops/cuda/tensor.h"
 #include "ops/linear_cross_entropy/cuda/softmax_gradient.h"
 #include "ops/linear_cross_entropy/kernels.h"
@@ -149,19 +150,24 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
 
 /// The softmax reads and writes logits in pieces of 16 bytes, and holds a row in between, where
 /// rows begin at a multiple of them.
-std::optional<std::string> slowed_by(const Dims& dims) {
-  const std::int64_t vocabulary = cuda::dimension(dims, "vocab_size");
-  if (vocabulary % 8 == 0) return std::nullopt;
-  return fmt::format("vocab_size {} is no multiple of 8; model.resize_vocab={} makes it one",
-                     vocabulary, (vocabulary + 7) / 8 * 8);
+std::vector<std::string> warnings(const LinearCrossEntropy::Dims& dims) {
+  if (dims.vocab_size % 8 == 0) return {};
+  return {
+      fmt::format("slower than it could, as vocab_size {} is no multiple of 8; "
+                  "model.resize_vocab={} makes it one",
+                  dims.vocab_size, (dims.vocab_size + 7) / 8 * 8)};
 }
 
 }  // namespace
 
-void add(Registry& registry) {
-  KernelInfo info = cuda::kernel_info("cuda.fused");
-  info.slowed_by = slowed_by;
-  registry.add<LinearCrossEntropy>(std::move(info), {forward});
+}  // namespace heddle::ops::linear_cross_entropy_cuda
+
+namespace heddle::ops::cuda {
+
+void add_linear_cross_entropy(Registry& registry) {
+  using namespace linear_cross_entropy_cuda;
+  registry.add<LinearCrossEntropy>(KernelInfo::cuda("cuda.fused"), {forward},
+                                   {.warnings = warnings});
 }
 
-}  // namespace heddle::ops::linear_cross_entropy_cuda
+}  // namespace heddle::ops::cuda

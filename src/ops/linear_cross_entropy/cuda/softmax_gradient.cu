@@ -52,7 +52,7 @@ struct Partial {
     sum += e;
     depth -= e * below;
   }
-  /// The same sums beneath a larger maximum.
+  /// Sums below a larger maximum.
   __device__ Partial beneath(float larger) const {
     // 2^-1000 is 0 in fp32. The bound keeps a sum over nothing, whose maximum is kLowest, finite.
     const float rise = fminf(larger - maximum, 1000.f), factor = exp2_fast(-rise);
@@ -116,7 +116,7 @@ __device__ __forceinline__ Partial block_total(const Partial& partial, Scratch& 
   return {partial.maximum, values[0], values[1]};
 }
 
-/// What a row's gradient needs: factor * (probability - one_hot(label)).
+/// Data for a row's gradient: factor * (probability - one_hot(label)).
 struct Row {
   int64_t label;
   float factor;      // gradient_scale * weight; 0 where the label is ignored
@@ -151,7 +151,7 @@ __device__ __forceinline__ void write_statistics(const Arguments& a, int64_t row
   if (a.rows_of.entropies != nullptr) a.rows_of.entropies[row] = entropy_of(info, whole);
 }
 
-/// What the CTAs of a cluster share besides the landing buffer.
+/// Memory that the CTAs of a cluster share besides the landing buffer.
 struct Meeting {
   float4 sums[2][kLargestCluster * kWarps];  // of every warp of the cluster: Partial
   u64 full, empty, met[2];

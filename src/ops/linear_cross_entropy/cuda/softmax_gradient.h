@@ -12,7 +12,7 @@ struct SoftmaxGradientShape {
   int64_t rows = 0, vocabulary = 0;
 };
 
-/// What the kernel reads and writes beside the logits. labels int64 [rows]; a negative one is
+/// Inputs and outputs of the kernel besides the logits. labels int64 [rows]; a negative one is
 /// ignored: its gradient, log-probability and entropy are 0. loss_weights fp32 [rows] or null (1).
 struct SoftmaxGradientRows {
   const int64_t* labels = nullptr;

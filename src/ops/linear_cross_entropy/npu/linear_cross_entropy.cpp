@@ -13,6 +13,7 @@
 #include "ops/compute_type.h"
 #include "ops/linear_cross_entropy/kernels.h"
 #include "ops/npu/call.h"
+#include "ops/npu/kernels.h"
 
 namespace heddle::ops::linear_cross_entropy_npu {
 namespace {
@@ -74,15 +75,14 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
 
 }  // namespace
 
-void add(Registry& registry) {
-  registry.add<LinearCrossEntropy>({.op = "",
-                                    .name = "npu.cross_entropy_loss",
-                                    .device = c10::DeviceType::PrivateUse1,
-                                    .dtypes = npu::dtypes(),
-                                    .is_reference = false,
-                                    .refuse = {},
-                                    .on_chip_bytes = {}},
+}  // namespace heddle::ops::linear_cross_entropy_npu
+
+namespace heddle::ops::npu {
+
+void add_linear_cross_entropy(Registry& registry) {
+  using namespace linear_cross_entropy_npu;
+  registry.add<LinearCrossEntropy>(KernelInfo::ascend("npu.cross_entropy_loss", dtypes()),
                                    {forward});
 }
 
-}  // namespace heddle::ops::linear_cross_entropy_npu
+}  // namespace heddle::ops::npu

@@ -1,4 +1,4 @@
-// What a layer of experts does between its products: rows to their experts, SwiGLU with the weights
+// Kernels between the products of experts: rows to their experts, SwiGLU with the weights
 // of the assignments, rows back to their tokens. bf16, arithmetic in fp32, no atomics. Plain C++,
 // no ATen. N of T x k assignments are to an expert; `source` [N] names the assignment t * k + j at
 // each sorted place, `place` [T x k] is its inverse, N or more for those to none. Tensors are

@@ -13,6 +13,7 @@
 #include <optional>
 #include <string>
 
+#include "ops/cuda/kernels.h"
 #include "ops/cuda/tensor.h"
 #include "ops/moe/cuda/expert_order.h"
 #include "ops/moe/cuda/expert_rows.h"
@@ -136,29 +137,27 @@ ExpertLowRank change_gradients(const ExpertLowRank& change, const at::Tensor& x,
           at::_grouped_mm(dy.t(), low, offsets).narrow(2, 0, rank)};
 }
 
-std::optional<std::string> refuse(const Dims& dims) {
-  for (const char* name : {"hidden_size", "intermediate_size"}) {
-    const auto size = dims.find(name);
-    if (size == dims.end()) return fmt::format("the request names no {}", name);
-    // Rows must start on 16 bytes.
-    if (size->second % 8 != 0) return fmt::format("{} {} is no multiple of 8", name, size->second);
+/// Why a width that must be a multiple of `unit` is none.
+std::optional<std::string> refuse_widths(const MoeExperts::Dims& dims, std::int64_t unit) {
+  for (const auto& [name, size] : {std::pair{"hidden_size", dims.hidden_size},
+                                   std::pair{"intermediate_size", dims.intermediate_size}}) {
+    if (size % unit != 0) return fmt::format("{} {} is no multiple of {}", name, size, unit);
   }
   return std::nullopt;
 }
 
-std::optional<std::string> refuse_wgmma(const Dims& dims) {
-  if (!cuda::grouped_product_available())
-    return "the products of experts by wgmma need sm_90a (H100, H200)";
-  if (const auto reason = refuse(dims)) return reason;
-  for (const char* name : {"hidden_size", "intermediate_size"}) {
-    const std::int64_t size = dims.find(name)->second;
-    if (size % 64 != 0) return fmt::format("{} {} is no multiple of 64", name, size);
-  }
-  const auto experts = dims.find("num_experts");
-  if (experts != dims.end() && experts->second > cuda::kMostExperts) {
-    return fmt::format("{} experts, and it takes {} at most", experts->second, cuda::kMostExperts);
-  }
-  return std::nullopt;
+/// Rows must start on 16 bytes.
+std::optional<std::string> refuse(const MoeExperts::Dims& dims) { return refuse_widths(dims, 8); }
+
+std::optional<std::string> refuse_wgmma_device(const Target&) {
+  if (cuda::grouped_product_available()) return std::nullopt;
+  return "the products of experts by wgmma need sm_90a (H100, H200)";
+}
+
+std::optional<std::string> refuse_wgmma(const MoeExperts::Dims& dims) {
+  if (auto reason = refuse_widths(dims, 64)) return reason;
+  if (dims.num_experts <= cuda::kMostExperts) return std::nullopt;
+  return fmt::format("{} experts, and it takes {} at most", dims.num_experts, cuda::kMostExperts);
 }
 
 template <class Products>
@@ -226,20 +225,18 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
 
 }  // namespace
 
-void add(Registry& registry) {
-  const auto info = [](const char* name, auto refusal) {
-    return KernelInfo{.op = "",
-                      .name = name,
-                      .device = c10::DeviceType::CUDA,
-                      .dtypes = {c10::ScalarType::BFloat16},
-                      .is_reference = false,
-                      .refuse = refusal,
-                      .on_chip_bytes = {}};
-  };
-  registry.add<MoeExperts>(info("cuda.sm90.grouped", refuse_wgmma),
-                           {forward<Wgmma>, backward<Wgmma>, gather, sum});
-  registry.add<MoeExperts>(info("cuda.grouped_mm", refuse),
-                           {forward<Library>, backward<Library>, gather, sum});
+}  // namespace heddle::ops::moe_experts_grouped_mm
+
+namespace heddle::ops::cuda {
+
+void add_moe_experts(Registry& registry) {
+  using namespace moe_experts_grouped_mm;
+  KernelInfo own = KernelInfo::cuda("cuda.sm90.grouped", {c10::ScalarType::BFloat16});
+  own.refuse_device = refuse_wgmma_device;
+  registry.add<MoeExperts>(own, {forward<Wgmma>, backward<Wgmma>, gather, sum},
+                           {.refuse = refuse_wgmma});
+  registry.add<MoeExperts>(KernelInfo::cuda("cuda.grouped_mm", {c10::ScalarType::BFloat16}),
+                           {forward<Library>, backward<Library>, gather, sum}, {.refuse = refuse});
 }
 
-}  // namespace heddle::ops::moe_experts_grouped_mm
+}  // namespace heddle::ops::cuda

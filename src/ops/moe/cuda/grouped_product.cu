@@ -154,7 +154,7 @@ __device__ __forceinline__ void write_out(const Args& a, const Place& place,
     }
     const int rows = min(64, place.rows - c * 64), row = place.row + c * 64;
     if (rows < 64) {
-      // What lies after these rows is another expert's.
+      // Rows after these are another expert's.
       named_sync(1 + group, 128);
       store_rows(a, row, rows, feature, tile);
     } else {

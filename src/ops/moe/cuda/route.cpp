@@ -2,6 +2,7 @@
 #include <ATen/ops/empty_like.h>
 #include <fmt/format.h>
 
+#include "ops/cuda/kernels.h"
 #include "ops/cuda/tensor.h"
 #include "ops/moe/cuda/route.h"
 #include "ops/moe/kernels.h"
@@ -46,29 +47,24 @@ at::Tensor backward(const MoeRoute::Inputs& in, const MoeRouting& routing,
   return gradient;
 }
 
-std::optional<std::string> refuse(const Dims& dims) {
-  const auto over = [&](const char* name, std::int64_t most) {
-    const auto found = dims.find(name);
-    return found != dims.end() && found->second > most;
-  };
-  if (over("num_experts", cuda::kMostRoutedExperts) || over("top_k", cuda::kMostChosenExperts)) {
-    return fmt::format("it takes {} of {} experts at most", cuda::kMostChosenExperts,
-                       cuda::kMostRoutedExperts);
-  }
-  return std::nullopt;
+std::optional<std::string> refuse(const MoeRoute::Dims& dims) {
+  if (dims.num_experts <= cuda::kMostRoutedExperts && dims.top_k <= cuda::kMostChosenExperts)
+    return std::nullopt;
+  return fmt::format("it takes {} of {} experts at most", cuda::kMostChosenExperts,
+                     cuda::kMostRoutedExperts);
 }
 
 }  // namespace
 
-void add(Registry& registry) {
-  registry.add<MoeRoute>({.op = "",
-                          .name = "cuda.warp",
-                          .device = c10::DeviceType::CUDA,
-                          .dtypes = {c10::ScalarType::BFloat16, c10::ScalarType::Float},
-                          .is_reference = false,
-                          .refuse = refuse,
-                          .on_chip_bytes = {}},
-                         {forward, backward});
+}  // namespace heddle::ops::moe_route_cuda
+
+namespace heddle::ops::cuda {
+
+void add_moe_route(Registry& registry) {
+  using namespace moe_route_cuda;
+  registry.add<MoeRoute>(
+      KernelInfo::cuda("cuda.warp", {c10::ScalarType::BFloat16, c10::ScalarType::Float}),
+      {forward, backward}, {.refuse = refuse});
 }
 
-}  // namespace heddle::ops::moe_route_cuda
+}  // namespace heddle::ops::cuda

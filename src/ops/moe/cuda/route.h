@@ -12,7 +12,7 @@ inline constexpr int64_t kMostChosenExperts = 32;
 struct Router {
   int64_t tokens, experts, top_k;
   bool normalize;
-  Element type;  ///< Of logits, weights and their gradients.
+  Element type;  ///< Type of logits, weights and their gradients.
 };
 
 /// From logits [tokens,experts]: probabilities [tokens,experts] fp32, the k largest of each token

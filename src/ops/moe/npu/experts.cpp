@@ -12,6 +12,7 @@
 
 #include "ops/moe/kernels.h"
 #include "ops/npu/call.h"
+#include "ops/npu/kernels.h"
 
 namespace heddle::ops::moe_experts_npu {
 namespace {
@@ -19,7 +20,7 @@ namespace {
 /// Most groups of one npu_grouped_matmul, and so most experts of a rank.
 constexpr std::int64_t kMostExperts = 128;
 
-/// Which rows npu_grouped_matmul multiplies with which group's matrix.
+/// Meaning of npu_grouped_matmul's groups: which rows it multiplies with which matrix.
 enum class Groups : std::int64_t { kRows = 0, kInner = 2 };
 
 at::Tensor grouped(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& ends,
@@ -37,7 +38,7 @@ at::Tensor product(const at::Tensor& rows, const at::Tensor& matrices, const at:
   return grouped(rows, matrices, ends, Groups::kRows);
 }
 
-/// Of each expert the sum over its rows of a^T b: [E, columns of a, columns of b].
+/// Sum over each expert's rows of a^T b: [E, columns of a, columns of b].
 at::Tensor outer_product(const at::Tensor& a, const at::Tensor& b, const at::Tensor& ends) {
   return grouped(a.t(), b, ends, Groups::kInner);
 }
@@ -140,34 +141,31 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
   return result;
 }
 
-std::optional<std::string> refuse(const Dims& dims) {
-  const auto experts = dims.find("num_experts"), top_k = dims.find("top_k");
-  if (experts == dims.end() || top_k == dims.end())
-    return "the request names no num_experts and top_k";
-  if (experts->second > kMostExperts) {
+std::optional<std::string> refuse(const MoeExperts::Dims& dims) {
+  if (dims.num_experts > kMostExperts) {
     return fmt::format(
         "{} experts on a rank, npu_grouped_matmul takes {}; divide them with parallel.ep",
-        experts->second, kMostExperts);
+        dims.num_experts, kMostExperts);
   }
-  if (top_k->second > 512) return fmt::format("top_k {} is above 512", top_k->second);
+  if (dims.top_k > 512) return fmt::format("top_k {} is above 512", dims.top_k);
   return std::nullopt;
 }
 
 }  // namespace
 
-void add(Registry& registry) {
-  KernelInfo info{.op = "",
-                  .name = "npu.grouped_matmul",
-                  .device = c10::DeviceType::PrivateUse1,
-                  .dtypes = {c10::ScalarType::BFloat16},
-                  .is_reference = false,
-                  .refuse = refuse,
-                  .on_chip_bytes = {}};
-  registry.add<MoeExperts>(info, {forward, backward});
+}  // namespace heddle::ops::moe_experts_npu
+
+namespace heddle::ops::npu {
+
+void add_moe(Registry& registry) {
+  using namespace moe_experts_npu;
+  registry.add<MoeExperts>(KernelInfo::ascend("npu.grouped_matmul", {c10::ScalarType::BFloat16}),
+                           {forward, backward}, {.refuse = refuse});
   // The permutation takes bf16 alone.
-  info.name = "npu.product_per_expert";
-  info.dtypes = {c10::ScalarType::Float, c10::ScalarType::Double};
-  registry.add<MoeExperts>(info, {moe_experts_reference::forward, moe_experts_reference::backward});
+  registry.add<MoeExperts>(KernelInfo::ascend("npu.product_per_expert",
+                                              {c10::ScalarType::Float, c10::ScalarType::Double}),
+                           {moe_experts_reference::forward, moe_experts_reference::backward},
+                           {.refuse = refuse});
 }
 
-}  // namespace heddle::ops::moe_experts_npu
+}  // namespace heddle::ops::npu

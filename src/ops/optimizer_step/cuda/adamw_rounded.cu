@@ -25,7 +25,7 @@ struct Launch {
 };
 static_assert(sizeof(Launch) + sizeof(AdamwScalars) <= 4096, "kernel arguments");
 
-/// What a thread knows of its tensor in this step.
+/// A thread's view of its tensor in this step.
 struct Place {
   float decay;
   std::uint64_t rounding_key;

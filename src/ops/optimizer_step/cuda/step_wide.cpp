@@ -11,8 +11,8 @@
 namespace heddle::ops::adamw_cuda {
 namespace {
 
-/// What the kernel takes: fp32 moments, an fp32 weight or a bf16 one with a master, a gradient in
-/// either.
+/// Whether the kernel takes it: fp32 moments, an fp32 weight or a bf16 one with a master, a
+/// gradient in either.
 bool fits(const AdamwTensor& t) {
   const c10::ScalarType weight = t.parameter.scalar_type(), gradient = t.gradient.scalar_type();
   return t.exp_avg.scalar_type() == at::kFloat &&

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "ops/npu/call.h"
+#include "ops/npu/kernels.h"
 #include "ops/optimizer_step/kernels.h"
 
 namespace heddle::ops::adamw_npu {
@@ -38,15 +39,13 @@ void step(const std::vector<AdamwTensor>& tensors, const AdamwOptions& options) 
 
 }  // namespace
 
-void add(Registry& registry) {
-  registry.add<AdamwStep>({.op = "",
-                           .name = "npu.apply_adam_w",
-                           .device = c10::DeviceType::PrivateUse1,
-                           .dtypes = npu::dtypes(),
-                           .is_reference = false,
-                           .refuse = {},
-                           .on_chip_bytes = {}},
-                          {step, nullptr});
+}  // namespace heddle::ops::adamw_npu
+
+namespace heddle::ops::npu {
+
+void add_adamw(Registry& registry) {
+  using namespace adamw_npu;
+  registry.add<AdamwStep>(KernelInfo::ascend("npu.apply_adam_w", dtypes()), {step, nullptr});
 }
 
-}  // namespace heddle::ops::adamw_npu
+}  // namespace heddle::ops::npu

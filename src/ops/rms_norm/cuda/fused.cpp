@@ -2,6 +2,7 @@
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
+#include "ops/cuda/kernels.h"
 #include "ops/cuda/tensor.h"
 #include "ops/rms_norm/cuda/rms_norm.h"
 #include "ops/rms_norm/kernels.h"
@@ -75,19 +76,24 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_again(const at::Tensor& 
   return {dx, dw, y};
 }
 
-std::optional<std::string> refuse(const Dims& dims) {
-  const std::int64_t width = cuda::dimension(dims, "dim");
+std::optional<std::string> refuse(const RmsNorm::Dims& dims) {
   const std::int64_t limit =
-      width % 8 == 0 ? cuda::kRmsNormLongestRow : cuda::kRmsNormLongestOddRow;
-  if (width <= limit) return std::nullopt;
-  return fmt::format("rows of {} elements, at most {} fit the registers of a block", width, limit);
+      dims.dim % 8 == 0 ? cuda::kRmsNormLongestRow : cuda::kRmsNormLongestOddRow;
+  if (dims.dim <= limit) return std::nullopt;
+  return fmt::format("rows of {} elements, at most {} fit the registers of a block", dims.dim,
+                     limit);
 }
 
 }  // namespace
 
-void add(Registry& registry) {
-  registry.add<RmsNorm>(cuda::kernel_info("cuda.fused", refuse),
-                        {forward, backward, backward_again});
+}  // namespace heddle::ops::rms_norm_cuda
+
+namespace heddle::ops::cuda {
+
+void add_rms_norm(Registry& registry) {
+  using namespace rms_norm_cuda;
+  registry.add<RmsNorm>(KernelInfo::cuda("cuda.fused"), {forward, backward, backward_again},
+                        {.refuse = refuse});
 }
 
-}  // namespace heddle::ops::rms_norm_cuda
+}  // namespace heddle::ops::cuda

@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(N == 1 ? 1024 : 512, N > 1 && kVectors == 1 ? 
         unpack(added[v], r);
 #pragma unroll
         for (int i = 0; i < N; ++i) s[i] += r[i];
-        // What is stored is what is normalised: the backward sees the same numbers.
+        // The stored value is the normalised one: the backward sees equal numbers.
         packed[v] = pack<T>(s);
         store(static_cast<T*>(a.sum) + out + vector * N, packed[v]);
         unpack(packed[v], s);
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(N == 1 ? 1024 : 512, N > 1 && kVectors == 1 ? 
   }
 }
 
-/// What a thread reads of one row in the backward.
+/// A thread's part of one row in the backward.
 template <class T, int N, int kVectors>
 struct BackwardRow {
   Packed<T, N> x[kVectors], dy[kVectors], sum[kVectors];

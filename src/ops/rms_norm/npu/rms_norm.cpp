@@ -5,6 +5,7 @@
 
 #include "ops/compute_type.h"
 #include "ops/npu/call.h"
+#include "ops/npu/kernels.h"
 #include "ops/rms_norm/kernels.h"
 
 namespace heddle::ops::rms_norm_npu {
@@ -24,15 +25,14 @@ RmsNorm::Forward forward(const at::Tensor& x, const at::Tensor& residual, const 
   return result;
 }
 
-void add(Registry& registry) {
-  registry.add<RmsNorm>({.op = "",
-                         .name = "npu.rms_norm",
-                         .device = c10::DeviceType::PrivateUse1,
-                         .dtypes = npu::dtypes(),
-                         .is_reference = false,
-                         .refuse = {},
-                         .on_chip_bytes = {}},
+}  // namespace heddle::ops::rms_norm_npu
+
+namespace heddle::ops::npu {
+
+void add_rms_norm(Registry& registry) {
+  using namespace rms_norm_npu;
+  registry.add<RmsNorm>(KernelInfo::ascend("npu.rms_norm", dtypes()),
                         {forward, rms_norm_reference::backward});
 }
 
-}  // namespace heddle::ops::rms_norm_npu
+}  // namespace heddle::ops::npu

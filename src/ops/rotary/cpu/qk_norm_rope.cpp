@@ -14,7 +14,7 @@
 namespace heddle::ops::qk_norm_rope_cpu {
 namespace {
 
-/// What the rows read, alive as long as their pointers are used.
+/// Inputs of the rows, alive as long as their pointers are used.
 struct Operands {
   Operands(const at::Tensor& x_in, const NormWeight& weight, const at::Tensor& cos_in,
            const at::Tensor& sin_in)

@@ -2,6 +2,7 @@
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
+#include "ops/cuda/kernels.h"
 #include "ops/cuda/tensor.h"
 #include "ops/rotary/cuda/qk_norm_rope.h"
 #include "ops/rotary/kernels.h"
@@ -9,7 +10,7 @@
 namespace heddle::ops::qk_norm_rope_cuda {
 namespace {
 
-/// What both directions read, contiguous and in the kernels' types.
+/// Inputs of both directions, contiguous and in the kernels' types.
 struct Prepared {
   at::Tensor x, weight, cos, sin;
   cuda::QkNormRopeShape shape;
@@ -60,17 +61,21 @@ std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& x, const NormWeight
   return {dx, dw};
 }
 
-std::optional<std::string> refuse(const Dims& dims) {
-  const std::int64_t width = cuda::dimension(dims, "head_dim");
-  if (width <= cuda::kQkNormRopeLongestRow) return std::nullopt;
-  return fmt::format("heads of {} elements, at most {} fit the registers of a warp", width,
+std::optional<std::string> refuse(const QkNormRope::Dims& dims) {
+  if (dims.head_dim <= cuda::kQkNormRopeLongestRow) return std::nullopt;
+  return fmt::format("heads of {} elements, at most {} fit the registers of a warp", dims.head_dim,
                      cuda::kQkNormRopeLongestRow);
 }
 
 }  // namespace
 
-void add(Registry& registry) {
-  registry.add<QkNormRope>(cuda::kernel_info("cuda.fused", refuse), {forward, backward});
+}  // namespace heddle::ops::qk_norm_rope_cuda
+
+namespace heddle::ops::cuda {
+
+void add_qk_norm_rope(Registry& registry) {
+  using namespace qk_norm_rope_cuda;
+  registry.add<QkNormRope>(KernelInfo::cuda("cuda.fused"), {forward, backward}, {.refuse = refuse});
 }
 
-}  // namespace heddle::ops::qk_norm_rope_cuda
+}  // namespace heddle::ops::cuda

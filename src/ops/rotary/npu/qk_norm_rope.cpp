@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "ops/npu/call.h"
+#include "ops/npu/kernels.h"
 #include "ops/rms_norm/kernels.h"
 #include "ops/rotary/kernels.h"
 
@@ -42,25 +43,22 @@ std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& x, const NormWeight
   return rms_norm_reference::backward(x, weight, rstd, rotate(grad_y, cos, -sin), {});
 }
 
-std::optional<std::string> refuse(const Dims& dims) {
-  const auto rotary = dims.find("rotary_dim");
-  if (rotary == dims.end()) return "the request names no rotary_dim";
-  if (rotary->second % 2 != 0 || rotary->second >= 896)
-    return fmt::format("rotary_dim {} is not even and below 896", rotary->second);
+std::optional<std::string> refuse(const QkNormRope::Dims& dims) {
+  if (dims.rotary_dim % 2 != 0 || dims.rotary_dim >= 896)
+    return fmt::format("rotary_dim {} is not even and below 896", dims.rotary_dim);
   return std::nullopt;
 }
 
 }  // namespace
 
-void add(Registry& registry) {
-  registry.add<QkNormRope>({.op = "",
-                            .name = "npu.rotary_mul",
-                            .device = c10::DeviceType::PrivateUse1,
-                            .dtypes = npu::dtypes(),
-                            .is_reference = false,
-                            .refuse = refuse,
-                            .on_chip_bytes = {}},
-                           {forward, backward});
+}  // namespace heddle::ops::qk_norm_rope_npu
+
+namespace heddle::ops::npu {
+
+void add_qk_norm_rope(Registry& registry) {
+  using namespace qk_norm_rope_npu;
+  registry.add<QkNormRope>(KernelInfo::ascend("npu.rotary_mul", dtypes()), {forward, backward},
+                           {.refuse = refuse});
 }
 
-}  // namespace heddle::ops::qk_norm_rope_npu
+}  // namespace heddle::ops::npu

@@ -2,6 +2,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 
+#include "ops/cuda/kernels.h"
 #include "ops/cuda/tensor.h"
 #include "ops/sampling/cuda/sampling.h"
 #include "ops/sampling/kernels.h"
@@ -44,8 +45,13 @@ SampleTokens::Tokens forward(const SampleTokens::Inputs& in) {
 
 }  // namespace
 
-void add(Registry& registry) {
-  registry.add<SampleTokens>(cuda::kernel_info("cuda.fused"), {forward});
+}  // namespace heddle::ops::sample_tokens_cuda
+
+namespace heddle::ops::cuda {
+
+void add_sample_tokens(Registry& registry) {
+  using namespace sample_tokens_cuda;
+  registry.add<SampleTokens>(KernelInfo::cuda("cuda.fused"), {forward});
 }
 
-}  // namespace heddle::ops::sample_tokens_cuda
+}  // namespace heddle::ops::cuda

@@ -447,7 +447,7 @@ __device__ __forceinline__ int draw_with_cuts(const Arguments& a, int row, const
     for_each(tokens, [&](int i, float logit) { sum += i >= 0 ? weight(i, logit) : 0; });
     return cta_sum(sum);
   };
-  // Of equals the lowest ids.
+  // The lowest ids of equal logits stay.
   const auto keep_from = [&](uint32_t rank, Mass count) {
     kept.last = find(0, tokens.count, count - 1, [&](int i) -> Mass {
       const uint32_t other = rank_of(tokens.logit(i));

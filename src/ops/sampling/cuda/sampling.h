@@ -10,7 +10,7 @@
 namespace heddle::ops::cuda {
 
 struct SampleTokensArguments {
-  Element type;  ///< Of the logits.
+  Element type;  ///< Type of the logits.
   int batch = 0, vocabulary = 0;
   InputRows logits;
   const float* temperature = nullptr;  ///< [batch], as the others

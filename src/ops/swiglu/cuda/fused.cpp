@@ -2,6 +2,7 @@
 #include <ATen/ops/empty.h>
 
 #include "ops/cuda/gated_product.h"
+#include "ops/cuda/kernels.h"
 #include "ops/cuda/tensor.h"
 #include "ops/swiglu/kernels.h"
 
@@ -66,8 +67,13 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_again(const at::Tensor& 
 
 }  // namespace
 
-void add(Registry& registry) {
-  registry.add<Swiglu>(cuda::kernel_info("cuda.fused"), {forward, backward, backward_again});
+}  // namespace heddle::ops::swiglu_cuda
+
+namespace heddle::ops::cuda {
+
+void add_swiglu(Registry& registry) {
+  using namespace swiglu_cuda;
+  registry.add<Swiglu>(KernelInfo::cuda("cuda.fused"), {forward, backward, backward_again});
 }
 
-}  // namespace heddle::ops::swiglu_cuda
+}  // namespace heddle::ops::cuda

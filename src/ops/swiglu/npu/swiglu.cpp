@@ -1,6 +1,7 @@
 #include <ATen/ops/cat.h>
 
 #include "ops/npu/call.h"
+#include "ops/npu/kernels.h"
 #include "ops/swiglu/kernels.h"
 
 namespace heddle::ops::swiglu_npu {
@@ -34,15 +35,13 @@ std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& gate, const at::Ten
 
 }  // namespace
 
-void add(Registry& registry) {
-  registry.add<Swiglu>({.op = "",
-                        .name = "npu.swiglu",
-                        .device = c10::DeviceType::PrivateUse1,
-                        .dtypes = npu::dtypes(),
-                        .is_reference = false,
-                        .refuse = {},
-                        .on_chip_bytes = {}},
-                       {forward, backward});
+}  // namespace heddle::ops::swiglu_npu
+
+namespace heddle::ops::npu {
+
+void add_swiglu(Registry& registry) {
+  using namespace swiglu_npu;
+  registry.add<Swiglu>(KernelInfo::ascend("npu.swiglu", dtypes()), {forward, backward});
 }
 
-}  // namespace heddle::ops::swiglu_npu
+}  // namespace heddle::ops::npu

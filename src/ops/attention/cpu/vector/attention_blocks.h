@@ -32,7 +32,7 @@ struct AttentionHead {
 
 /// One new token of a sequence, for the query heads of one KV head.
 struct AttentionStep {
-  const void* q = nullptr;               ///< [group,dim]
+  const void* q = nullptr;                ///< [group,dim]
   const void *k = nullptr, *v = nullptr;  ///< Of place 0 of the caches, tokens at `stride`.
   long stride = 0;
   const int* pages = nullptr;  ///< Those of the sequence, see CacheRows.

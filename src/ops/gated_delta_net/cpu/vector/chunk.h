@@ -70,7 +70,7 @@ HEDDLE_INLINE void load_rows(T* to, const X* from, long stride, long n, long D) 
   zero(to + n * D, (C - n) * D);
 }
 
-/// What the value heads of a key head share in one segment, per chunk.
+/// Values that the value heads of a key head share in one segment, per chunk.
 template <class T>
 struct Shared {
   T* qk_rows;  // [2C][K]: C rows of q, then C of k

@@ -1,0 +1,32 @@
+#include "assembly/put_on.h"
+
+#include <utility>
+
+#include "assembly/model_units.h"
+#include "base/log.h"
+#include "ckpt/hf_adapter.h"
+
+namespace heddle::assembly {
+
+std::unique_ptr<adapters::LoraSet> divided(NewAdapters adapters, ModelOnRanks& placed) {
+  const models::WeightNames& names = placed.model->config().weights;
+  adapters.options.excluded = names.not_adapted;
+  if (!names.not_adapted.empty()) {
+    log::info("adapter.targets: all-linear leaves out {}; name it to adapt it all the same",
+              names.why_not_adapted);
+  }
+  auto set = std::make_unique<adapters::LoraSet>(ckpt::adaptable(*placed.model), adapters.targets,
+                                                 adapters.target_parameters, adapters.options,
+                                                 placed.model->context());
+  if (placed.sharding) shard_adapters(*placed.model, *set, *placed.sharding);
+  return set;
+}
+
+std::unique_ptr<adapters::LoraSet> put_on(NewAdapters adapters, ModelOnRanks& placed) {
+  auto set = divided(std::move(adapters), placed);
+  set->initialize();
+  if (placed.sharding) placed.sharding->publish();
+  return set;
+}
+
+}  // namespace heddle::assembly

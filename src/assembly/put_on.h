@@ -1,0 +1,17 @@
+#pragma once
+
+#include <memory>
+
+#include "assembly/model_on_ranks.h"
+
+namespace heddle::assembly {
+
+/// A new set of adapters on a placed model, divided over its ranks, without values. Throws
+/// ConfigError for targets that match nothing.
+std::unique_ptr<adapters::LoraSet> divided(NewAdapters adapters, ModelOnRanks& placed);
+
+/// A new set of adapters on a placed model that serves others already: as divided(), with the
+/// values it starts from.
+std::unique_ptr<adapters::LoraSet> put_on(NewAdapters adapters, ModelOnRanks& placed);
+
+}  // namespace heddle::assembly

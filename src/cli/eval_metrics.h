@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+namespace heddle::cli {
+
+/// Means of metrics over the rows of groups, in the order in which metrics and
+/// groups came first. The group "" holds all rows.
+class MetricTable {
+ public:
+  /// One row's value of a metric.
+  void add(const std::string& group, const std::string& metric, double value, double weight = 1);
+  /// Replaces the mean of a metric by what it becomes, such as exp() of a loss.
+  void set(const std::string& group, const std::string& metric, double value);
+
+  std::string to_json() const;
+  /// A table with a line for each group and a column for each metric.
+  std::string to_text(bool has_color, int width) const;
+
+ private:
+  struct Mean {
+    double sum = 0, weight = 0;
+    std::int64_t rows = 0;
+    double value() const { return weight > 0 ? sum / weight : 0; }
+  };
+  Mean& at(const std::string& group, const std::string& metric);
+
+  std::vector<std::string> groups_ = {""}, metrics_;
+  std::map<std::pair<std::string, std::string>, Mean> means_;
+};
+
+/// Overlap of the words of two texts as SQuAD counts it, 0 to 1: without case,
+/// punctuation and English articles.
+double word_f1(const std::string& answer, const std::string& truth);
+
+/// F1 of each class, and their mean, from (predicted, true) pairs. Classes that
+/// occur nowhere count not.
+double macro_f1(const std::vector<std::pair<std::int64_t, std::int64_t>>& predictions);
+
+}  // namespace heddle::cli

@@ -1,0 +1,162 @@
+#include "cli/eval_rows.h"
+
+#include <algorithm>
+
+#include "base/errors.h"
+#include "base/quote.h"
+#include "data/json/json_text.h"
+#include "data/readers/jsonl_reader.h"
+
+namespace heddle::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+data::RenderOptions render_options(Json template_variables) {
+  data::RenderOptions options;
+  options.template_variables = std::move(template_variables);
+  return options;
+}
+
+std::string text_of(const Json& value) {
+  return value.is_string() ? value.get<std::string>() : data::json_text::dump(value);
+}
+
+/// A prompt of its own, a text or messages, as fields that the readers of rows
+/// know.
+void rename_prompt(Json& value, bool is_user_turn) {
+  const auto prompt = value.find("prompt");
+  if (prompt == value.end() || value.contains("messages") || value.contains("completion")) return;
+  if (prompt->is_array()) {
+    value["messages"] = *prompt;
+  } else if (prompt->is_string() && is_user_turn) {
+    value["messages"] = Json::array({{{"role", "user"}, {"content", *prompt}}});
+  } else if (prompt->is_string()) {
+    value["text"] = *prompt;
+  }
+}
+
+}  // namespace
+
+EvalRows::EvalRows(const data::Tokenizer& tokenizer, const EvalRowOptions& options,
+                   Json template_variables, bool is_classifier)
+    : tokenizer_(tokenizer),
+      options_(options),
+      is_classifier_(is_classifier),
+      has_template_(tokenizer.chat_template().has_value()),
+      renderer_(tokenizer, render_options(std::move(template_variables))) {}
+
+void EvalRows::fail(const EvalCase& one, const std::string& reason) const {
+  throw_error<DataError>("{}:{}: {}", options_.input, one.line, reason);
+}
+
+std::vector<EvalCase> EvalRows::read() const {
+  const std::filesystem::path file = options_.input == "-" ? "/dev/stdin" : options_.input;
+  const auto records = data::RecordReader::open(file);
+  std::vector<EvalCase> cases;
+  std::string line;
+  while (records->next(line)) {
+    const data::Place place{records->name(), records->line()};
+    Json value = data::parse_json_line(line, place, {});
+    try {
+      cases.push_back(parse(std::move(value), place.line));
+    } catch (const DataError& error) {
+      throw_error<DataError>("{}:{}: {}", place.file, place.line, error.what());
+    }
+  }
+  if (cases.empty())
+    throw_error<DataError>("--input: {}: no row; there is nothing to judge", options_.input);
+  return cases;
+}
+
+EvalCase EvalRows::parse(Json value, std::int64_t line) const {
+  EvalCase one;
+  one.line = line;
+  Json readable = value;
+  rename_prompt(readable, has_template_ && !options_.raw);
+  data::RowOptions options;
+  options.task = is_classifier_ ? data::Task::kClassification : data::Task::kEmbedding;
+  one.row = data::parse_row(readable, options);
+  if (is_classifier_) {
+    one.prompt = renderer_.tokenize(one.row).tokens;
+    one.label = static_cast<std::int64_t>(one.row.target.value_or(0));
+  } else {
+    one.prompt = renderer_.tokenize_prompt(one.row);
+    one.truth = truth_of(readable, one.row);
+  }
+  if (one.prompt.empty()) throw DataError("the prompt has no token");
+  if (const auto choices = value.find("choices"); choices != value.end()) {
+    if (!choices->is_array() || choices->empty())
+      throw DataError("field 'choices': expected a list of texts");
+    for (const Json& choice : *choices) one.choices.push_back(text_of(choice));
+  }
+  if (!options_.group.empty()) {
+    const auto group = value.find(options_.group);
+    if (group == value.end())
+      throw_error<DataError>("field '{}' is missing, which --group names", options_.group);
+    one.group = text_of(*group);
+  }
+  one.value = std::move(value);
+  return one;
+}
+
+Json EvalRows::truth_of(const Json& value, const data::Row& row) const {
+  if (!options_.answer.empty()) {
+    const auto found = value.find(options_.answer);
+    if (found == value.end())
+      throw_error<DataError>("field '{}' is missing, which --answer names", options_.answer);
+    return *found;
+  }
+  for (const char* name : {"answer", "completion", "output"}) {
+    if (const auto found = value.find(name); found != value.end()) return *found;
+  }
+  if (!row.messages.empty() && row.messages.back()["role"] == "assistant" &&
+      row.messages.back().contains("content")) {
+    return row.messages.back()["content"];
+  }
+  return nullptr;
+}
+
+std::string EvalRows::truth_text(const EvalCase& one) const { return text_of(one.truth); }
+
+std::vector<std::int32_t> EvalRows::with_answer(const EvalCase& one,
+                                                const std::string& answer) const {
+  const bool is_text = one.row.form == data::Row::Form::kText;
+  std::vector<std::int32_t> tokens = one.prompt;
+  for (const std::int32_t id : tokenizer_.encode(is_text ? " " + answer : answer))
+    tokens.push_back(id);
+  return tokens;
+}
+
+data::TokenizedRow EvalRows::learned(const EvalCase& one) const {
+  Json value = one.value;
+  rename_prompt(value, has_template_ && !options_.raw);
+  const bool is_open = value.contains("messages") &&
+                       (value["messages"].empty() ||
+                        value["messages"].back().value("role", std::string()) != "assistant");
+  if (is_open && !one.truth.is_null())
+    value["messages"].push_back({{"role", "assistant"}, {"content", truth_text(one)}});
+  try {
+    return renderer_.tokenize(data::parse_row(value));
+  } catch (const DataError& error) {
+    fail(one, error.what());
+  }
+}
+
+std::int64_t EvalRows::right_choice(const EvalCase& one) const {
+  const std::int64_t count = std::ssize(one.choices);
+  if (one.truth.is_number_integer()) {
+    const std::int64_t number = one.truth.get<std::int64_t>();
+    if (number >= 0 && number < count) return number;
+  } else if (one.truth.is_string()) {
+    const std::string& text = one.truth.get_ref<const std::string&>();
+    const auto found = std::find(one.choices.begin(), one.choices.end(), text);
+    if (found != one.choices.end()) return found - one.choices.begin();
+    if (text.size() == 1 && text[0] >= 'A' && text[0] < 'A' + count) return text[0] - 'A';
+  }
+  fail(one, one.truth.is_null() ? std::string("has choices and no answer")
+                                : "the answer " + text::shown(truth_text(one)) +
+                                      " is none of the choices, nor a number or letter of one");
+}
+
+}  // namespace heddle::cli

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "data/readers/row.h"
+#include "data/rendering/renderer.h"
+#include "data/tokenizer/tokenizer.h"
+
+namespace heddle::cli {
+
+struct EvalRowOptions {
+  std::string input;
+  std::string answer;  ///< field; "": `answer`, else what the row itself answers
+  std::string group;   ///< field; "": one group
+  bool raw = false;    ///< a text prompt is not a user's turn
+};
+
+/// A row of which a model's answer is judged.
+struct EvalCase {
+  nlohmann::ordered_json value;  ///< as it stands in the file
+  data::Row row;
+  std::vector<std::int32_t> prompt;
+  nlohmann::ordered_json truth;  ///< null: none
+  std::vector<std::string> choices;
+  std::string group;
+  std::int64_t label = 0;  ///< of a classifier
+  std::int64_t line = 0;
+};
+
+/// Reads rows with a prompt (`messages`, whose last answers are left out,
+/// `prompt`, `text`, `input_ids`) and the right answer.
+class EvalRows {
+ public:
+  /// The tokenizer outlives it.
+  EvalRows(const data::Tokenizer& tokenizer, const EvalRowOptions& options,
+           nlohmann::ordered_json template_variables, bool is_classifier);
+
+  /// Throws DataError, also where there is no row.
+  std::vector<EvalCase> read() const;
+  /// Throws DataError that begins with the row's file and line.
+  [[noreturn]] void fail(const EvalCase& one, const std::string& reason) const;
+
+  /// Tokens of the prompt and an answer. After a prompt that is plain text
+  /// comes a space.
+  std::vector<std::int32_t> with_answer(const EvalCase& one, const std::string& answer) const;
+  /// Tokens with the labels that training would learn.
+  data::TokenizedRow learned(const EvalCase& one) const;
+  std::string truth_text(const EvalCase& one) const;
+  /// The number of the right choice: the answer is its text, its number from 0,
+  /// or its letter.
+  std::int64_t right_choice(const EvalCase& one) const;
+
+ private:
+  EvalCase parse(nlohmann::ordered_json value, std::int64_t line) const;
+  nlohmann::ordered_json truth_of(const nlohmann::ordered_json& value, const data::Row& row) const;
+
+  const data::Tokenizer& tokenizer_;
+  const EvalRowOptions& options_;
+  bool is_classifier_, has_template_;
+  data::Renderer renderer_;
+};
+
+}  // namespace heddle::cli

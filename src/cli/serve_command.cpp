@@ -1,0 +1,193 @@
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <memory>
+#include <ostream>
+
+#include "base/errors.h"
+#include "base/log.h"
+#include "base/quote.h"
+#include "cli/command.h"
+#include "cli/names.h"
+#include "cli/stop_request.h"
+#include "serve/model/engine_backend.h"
+#include "serve/settings.h"
+#include "serve/store/keys.h"
+
+namespace heddle::cli {
+namespace {
+
+constexpr const char* kDataDirectory = "heddle-server";
+
+struct ServeOptions {
+  std::string model, name, host = "127.0.0.1", data_directory = kDataDirectory;
+  int port = 8000;
+  std::vector<std::string> settings;
+};
+
+struct KeyOptions {
+  std::string data_directory = kDataDirectory, tenant, scopes = "train,sample", key;
+};
+
+bool is_loopback(const std::string& host) {
+  return host == "127.0.0.1" || host == "::1" || host == "localhost";
+}
+
+/// Who sent a request: every key has an owner, and without any key everybody is the same one.
+std::function<serve::Caller(const serve::Request&)> identify_by(serve::Keys& keys) {
+  return [&keys](const serve::Request& request) {
+    if (keys.is_empty()) return serve::Caller{"local", "", {"train", "sample", "admin", "read"}};
+    std::string key(request.header("x-api-key"));
+    constexpr std::string_view kBearer = "Bearer ";
+    const std::string_view given = request.header("authorization");
+    if (key.empty() && given.starts_with(kBearer)) key = given.substr(kBearer.size());
+    if (key.empty()) throw serve::HttpError(401, "no key: send X-API-Key or Authorization: Bearer");
+    const auto owner = keys.owner(key);
+    if (!owner) throw serve::HttpError(401, "this key is not known, or it was revoked");
+    return *owner;
+  };
+}
+
+int serve_model(const ServeOptions& options, const Session& session) {
+  if (options.model.empty()) throw ConfigError("give a model directory: heddle serve MODEL_DIR");
+  const serve::Settings settings = serve::read_settings(options.settings);
+  serve::DataDirectory data(options.data_directory);
+  data.lock();
+  serve::Keys keys(data.database());
+  if (keys.is_empty() && !is_loopback(options.host))
+    throw_error<ConfigError>(
+        "--host {}: {} holds no key, and without keys a server listens on 127.0.0.1 alone; make "
+        "one: "
+        "heddle serve keys add --data-dir {} --tenant NAME",
+        options.host, options.data_directory, options.data_directory);
+  serve::ServerOptions server_options;
+  server_options.most_body_bytes = static_cast<std::size_t>(settings.max_body_bytes);
+  server_options.drain_s = settings.drain_s;
+  serve::Server server(server_options);
+  server.authenticate_by(identify_by(keys));
+  serve::EngineBackendOptions backend;
+  backend.directory = find_model(options.model).string();
+  backend.name = options.name.empty()
+                     ? std::filesystem::weakly_canonical(options.model).filename().string()
+                     : options.name;
+  backend.settings = settings.of_model;
+  backend.max_sequences = settings.max_sequences;
+  backend.max_context = settings.max_context;
+  backend.pass_tokens = settings.pass_tokens;
+  backend.deterministic = settings.deterministic;
+  auto model = std::make_unique<serve::ModelThread>(serve::make_engine_backend(backend));
+  serve::tinker::ServiceOptions tinker = settings.tinker;
+  tinker.compresses_bodies = !is_loopback(options.host);
+  serve::tinker::Service service(server, *model, data, tinker);
+  service.serve();
+  const int port = server.listen(options.host, options.port);
+  if (keys.is_empty())
+    log::warning("{} holds no key: everybody on this host may train, sample and read here",
+                 options.data_directory);
+  log::info("model {} as {}, data in {}", text::shown(options.model), text::shown(backend.name),
+            options.data_directory);
+  const StopRequest stop;  // before the line that says that the server may be asked
+  session.out << fmt::format("http://{}:{}\n", options.host, port) << std::flush;
+  server.run(
+      stop.flag(), [&] { service.drain(); }, [&] { return !service.runs().is_busy(); });
+  // Its last job may speak to the service, which goes after it.
+  model.reset();
+  log::info("the server has ended");
+  return 0;
+}
+
+int add_key(const KeyOptions& options, const Session& session) {
+  serve::DataDirectory data(options.data_directory);
+  session.out << serve::Keys(data.database()).add(options.tenant, options.scopes) << "\n";
+  return 0;
+}
+
+int list_keys(const KeyOptions& options, const Session& session) {
+  serve::DataDirectory data(options.data_directory);
+  for (const auto& key : serve::Keys(data.database()).list()) {
+    session.out << fmt::format("{:>4}  {}...  {}  {}  {}{}\n", key.id, key.prefix,
+                               serve::as_utc(key.created), key.tenant, key.scopes,
+                               key.revoked ? "  revoked " + serve::as_utc(*key.revoked) : "");
+  }
+  return 0;
+}
+
+int revoke_key(const KeyOptions& options, const Session& session) {
+  serve::DataDirectory data(options.data_directory);
+  const auto key = serve::Keys(data.database()).revoke(options.key);
+  session.out << fmt::format("revoked key {} ({}...) of {}\n", key.id, key.prefix, key.tenant);
+  return 0;
+}
+
+CLI::App* add_key_commands(CLI::App& serve_command, Action& action) {
+  auto options = std::make_shared<KeyOptions>();
+  CLI::App* keys = serve_command.add_subcommand("keys", "API keys of a server: add, list, revoke");
+  keys->require_subcommand(1);
+  const auto command = [&](const char* name, const char* meaning,
+                           int (*run)(const KeyOptions&, const Session&)) {
+    CLI::App* added = keys->add_subcommand(name, meaning);
+    added->add_option("--data-dir", options->data_directory, "Of the server, which may be running")
+        ->type_name("DIR")
+        ->capture_default_str();
+    added->callback([options, run, &action] {
+      action = [options, run](const Session& session) { return run(*options, session); };
+    });
+    return added;
+  };
+  CLI::App* add = command("add", "Make a key and print it; it is shown once", add_key);
+  add->add_option("--tenant", options->tenant, "Who owns what is made with the key")
+      ->required()
+      ->type_name("NAME");
+  add->add_option("--scopes", options->scopes, "Of train, sample, admin, read")
+      ->type_name("A,B")
+      ->capture_default_str();
+  command("list", "Show number, first characters, tenant and scopes of all keys", list_keys);
+  command("revoke", "Take a key out of force", revoke_key)
+      ->add_option("key", options->key, "Number or first characters of the key")
+      ->required()
+      ->type_name("NUMBER|PREFIX");
+  return keys;
+}
+
+/// Keys and defaults, several a line; docs/serve.md has their meanings.
+std::string help_of_settings() {
+  constexpr std::size_t kWidth = 96;
+  std::string text = "Settings and defaults (docs/serve.md):\n", line = " ";
+  for (const serve::SettingRow& row : serve::setting_rows()) {
+    const std::string setting = fmt::format(" {}={}", row.key, row.value);
+    if (line.size() + setting.size() > kWidth) {
+      text += line + "\n";
+      line = " ";
+    }
+    line += setting;
+  }
+  return text + line + "\n";
+}
+
+}  // namespace
+
+void add_serve_command(CLI::App& app, Action& action) {
+  auto options = std::make_shared<ServeOptions>();
+  CLI::App* command =
+      app.add_subcommand("serve", "Train adapters and sample for many clients over HTTP");
+  command
+      ->add_option("model_dir", options->model, "A Hugging Face model directory, the base of all")
+      ->type_name("MODEL_DIR");
+  command->add_option("--name", options->name, "What clients call it; default the folder's name");
+  command->add_option("--host", options->host, "Address to listen on")->capture_default_str();
+  command->add_option("--port", options->port, "0: a free one")
+      ->check(CLI::Range(0, 65535))
+      ->capture_default_str();
+  command->add_option("--data-dir", options->data_directory, "Keys, sessions, checkpoints")
+      ->type_name("DIR")
+      ->capture_default_str();
+  command->add_option("settings", options->settings, "serve.*, device.*, model.dtype, kernels.*")
+      ->type_name("[key=value ...]");
+  const CLI::App* keys = add_key_commands(*command, action);
+  command->footer(help_of_settings() + "\nExample:\n  heddle serve models/qwen --port 0");
+  command->callback([options, keys, &action] {
+    if (keys->parsed()) return;
+    action = [options](const Session& session) { return serve_model(*options, session); };
+  });
+}
+
+}  // namespace heddle::cli

@@ -1,0 +1,159 @@
+#include "config/table.h"
+
+namespace heddle::config {
+namespace {
+
+Section rl_section() {
+  Section s = make("rl", "Reinforcement learning, for train.objective policy.");
+  Table<RlSection>(s, &RunConfig::rl)
+      .key("mode", &RlSection::mode,
+           "sync: generate, score and train in turn; async: generation goes on over updates")
+      .key("max_staleness", &RlSection::max_staleness,
+           "async: versions that a token may be old when it is trained on; 0 equals sync",
+           {.range = at_least(0), .aliases = {"staleness_threshold", "max_staleness_steps"}})
+      .key("stale_policy", &RlSection::stale_policy,
+           "async: for groups that would get too old the trainer waits, or they are dropped and "
+           "their prompts issued again")
+      .key("update_mode", &RlSection::update_mode,
+           "async: running sequences when the weights change: go on after their tokens have passed "
+           "through the new weights, are finished first, or are begun again")
+      .key("groups_per_step", &RlSection::groups_per_step, "prompts of an optimizer step",
+           {.range = at_least(1), .aliases = {"train_batch_size", "rollout_batch_size"}})
+      .key("samples_per_group", &RlSection::samples_per_group, "completions of a prompt",
+           {.range = at_least(1), .aliases = {"num_generations", "group_size", "n"}})
+      .key("max_inflight_groups", &RlSection::max_inflight_groups,
+           "async: running groups; 0: as many as max_staleness admits", {.range = at_least(0)})
+      .key("old_logprobs", &RlSection::old_logprobs,
+           "anchor of the ratio: the policy that drew the tokens, or the weights before the step; "
+           "with the latter rl.correction.is weighs the difference")
+      .key("overlong", &RlSection::overlong,
+           "completions near the length limit: a penalty, or truncated ones leave the loss but not "
+           "their group's mean")
+      .key("overlong_buffer", &RlSection::overlong_buffer,
+           "overlong punish: tokens before the limit over which the penalty grows",
+           {.range = at_least(0)})
+      .key("overlong_penalty", &RlSection::overlong_penalty, "overlong punish: at the limit",
+           {.range = at_least(0)})
+      .key("dynamic_sampling", &RlSection::dynamic_sampling,
+           "replace groups whose rewards are all equal by others", {.aliases = {"filter_groups"}})
+      .key("max_attempts", &RlSection::max_attempts,
+           "dynamic_sampling: times groups_per_step that are generated for a step at most",
+           {.range = at_least(1), .aliases = {"max_num_gen_batches"}})
+      .key("groups_every", &RlSection::groups_every,
+           "steps between groups written to <train.output_dir>/groups.jsonl; 0: none",
+           {.range = at_least(0)});
+  return s;
+}
+
+Section algorithm_section() {
+  Section s = make("rl.algorithm", "Advantages and the loss of tokens.");
+  Table<RlAlgorithm>(s, &RunConfig::rl, &RlSection::algorithm)
+      .key("advantage", &RlAlgorithm::advantage, "what a reward is measured against",
+           {.aliases = {"adv_estimator", "advantage_estimator"}})
+      .key("loss", &RlAlgorithm::loss, "of a token", {.aliases = {"policy_loss", "loss_type"}})
+      .key("mean", &RlAlgorithm::mean,
+           "how losses of tokens add up; norm: divided by rollout.max_new_tokens",
+           {.aliases = {"loss_agg_mode"}})
+      .key("clip_low", &RlAlgorithm::clip_low, "losses ppo, gspo, cispo: lower bound 1 - clip_low",
+           {.range = at_least(0), .aliases = {"epsilon", "cliprange", "clip_ratio_low"}})
+      .key("clip_high", &RlAlgorithm::clip_high,
+           "losses ppo, gspo, cispo: upper bound 1 + clip_high; DAPO 0.28",
+           {.range = at_least(0), .aliases = {"epsilon_high", "clip_ratio_high"}})
+      .key("dual_clip", &RlAlgorithm::dual_clip,
+           "losses ppo, gspo: bound c of -A for negative advantages; 0: off",
+           {.range = at_least(0), .aliases = {"clip_ratio_c", "delta"}})
+      .key("sapo_tau_positive", &RlAlgorithm::sapo_tau_positive, "loss sapo", {.range = above(0)})
+      .key("sapo_tau_negative", &RlAlgorithm::sapo_tau_negative, "loss sapo", {.range = above(0)})
+      .key("dppo_cap", &RlAlgorithm::dppo_cap, "loss dppo: largest ratio", {.range = above(0)})
+      .key("dppo_delta", &RlAlgorithm::dppo_delta, "loss dppo: change of probability allowed",
+           {.range = above(0)})
+      .key("dro_beta", &RlAlgorithm::dro_beta, "loss dro", {.range = at_least(0)})
+      .key("gamma", &RlAlgorithm::gamma, "advantage reinforce++: discount",
+           {.range = within(0, 1)});
+  return s;
+}
+
+Section correction_section() {
+  Section s = make("rl.correction", "Weights and bounds for tokens of another policy.");
+  Table<RlCorrection>(s, &RunConfig::rl, &RlSection::correction)
+      .key("is", &RlCorrection::is,
+           "importance weights; with old_logprobs rollout the ratio holds them, but for loss "
+           "reinforce",
+           {.aliases = {"rollout_is", "tis"}})
+      .key("is_cap", &RlCorrection::is_cap, "largest weight", {.range = above(0)})
+      .key("rs", &RlCorrection::rs, "statistic by which tokens or sequences are rejected",
+           {.aliases = {"rollout_rs"}})
+      .key("rs_bounds", &RlCorrection::rs_bounds, "what is kept: from, to")
+      .key("off_policy_delta", &RlCorrection::off_policy_delta,
+           "drop sequences of negative advantage that lost more than this, in nats a token; 0: off",
+           {.range = at_least(0)});
+  return s;
+}
+
+Section reference_section() {
+  Section s =
+      make("rl.reference", "The model that training starts from; with LoRA it is the base model.");
+  Table<RlReference>(s, &RunConfig::rl, &RlSection::reference)
+      .key("kl_coef", &RlReference::kl_coef, "of the KL from it; 0: it is not run",
+           {.range = at_least(0), .aliases = {"beta", "kl_loss_coef", "kl_ctl"}})
+      .key("kl_where", &RlReference::kl_where, "in the loss, or -k1 in the reward")
+      .key("kl_form", &RlReference::kl_form,
+           "estimator in the loss; k3+: value of k3, gradient of k2")
+      .key("kl_ratio_weighted", &RlReference::kl_ratio_weighted,
+           "times the ratio, for an unbiased gradient", {.aliases = {"use_bias_correction_kl"}});
+  return s;
+}
+
+Section reward_section() {
+  Section s = make("rl.reward", "What judges completions: verifiers, a program or a server.");
+  Table<RlReward>(s, &RunConfig::rl, &RlSection::reward)
+      .key("combine", &RlReward::combine, "several verifiers: weighted sum or product")
+      .key("command", &RlReward::command,
+           "program and arguments: JSON lines of samples in, of rewards out")
+      .key("workers", &RlReward::workers, "processes of the program", {.range = at_least(1)})
+      .key("url", &RlReward::url, "a server that gets lists of samples")
+      .key("token", &RlReward::token, "bearer token for it")
+      .key("timeout_s", &RlReward::timeout_s, "of one sample or request", {.range = above(0)})
+      .key("shuffle", &RlReward::shuffle,
+           "permute the rewards of a step: a control, by which nothing can be learnt");
+  return s;
+}
+
+Section verifiers_section() {
+  Section s = make("rl.reward.verifiers", "Built-in verifiers and their weights.");
+  Table<RlReward>(s, &RunConfig::rl, &RlSection::reward)
+      .open("<verifier>", &RlReward::verifiers, "for example exact: 1");
+  return s;
+}
+
+Section parameters_section() {
+  Section s = make("rl.reward.parameters", "Parameters of verifiers.");
+  Table<RlReward>(s, &RunConfig::rl, &RlSection::reward)
+      .open("<verifier>", &RlReward::parameters,
+            "a JSON object as text, for example '{\"ignore_case\": true}'");
+  return s;
+}
+
+Section rollout_section() {
+  Section s = make("rollout", "Generation in training: temperature 1 over all tokens.");
+  Table<RolloutSection>(s, &RunConfig::rollout)
+      .key("max_new_tokens", &RolloutSection::max_new_tokens,
+           "tokens of a completion at most; prompts may have data.max_length less this",
+           {.range = at_least(1),
+            .aliases = {"max_completion_length", "response_length", "max_tokens"}})
+      .key("max_sequences", &RolloutSection::max_sequences, "generated at the same time",
+           {.range = at_least(1), .aliases = {"max_num_seqs"}})
+      .key("prefill_tokens", &RolloutSection::prefill_tokens,
+           "prompt tokens of one pass of a data rank at most", {.range = at_least(1)})
+      .key("stop", &RolloutSection::stop, "texts that end a completion, besides its end tokens");
+  return s;
+}
+
+}  // namespace
+
+std::vector<Section> rl_sections() {
+  return {rl_section(),     algorithm_section(), correction_section(), reference_section(),
+          reward_section(), verifiers_section(), parameters_section(), rollout_section()};
+}
+
+}  // namespace heddle::config

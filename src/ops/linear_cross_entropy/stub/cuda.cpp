@@ -1,8 +1,0 @@
-// A build without the CUDA back end (cmake --preset cuda has it) offers no kernel of it.
-#include "ops/linear_cross_entropy/kernels.h"
-
-namespace heddle::ops::linear_cross_entropy_cuda {
-
-void add(Registry&) {}
-
-}  // namespace heddle::ops::linear_cross_entropy_cuda

@@ -1,0 +1,23 @@
+// A build without the CUDA back end (cmake --preset cuda has it) offers no kernel of it.
+#include "ops/builtin.h"
+#include "ops/linear/few_row_lows.h"
+#include "ops/optimizer_step/kernels.h"
+
+namespace heddle::ops {
+
+void register_cuda(Registry&) {}
+
+Tensors few_row_lows(const Linear::Functions&, const at::Tensor&, const Tensors&,
+                     const std::vector<double>&) {
+  return {};
+}
+
+namespace optimizer_step_cuda {
+
+bool square_sum_fits(const at::Tensor&) { return false; }
+
+at::Tensor square_sum(const std::vector<at::Tensor>&) { return {}; }
+
+}  // namespace optimizer_step_cuda
+
+}  // namespace heddle::ops

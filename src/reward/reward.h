@@ -1,0 +1,86 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+namespace heddle::reward {
+
+using Json = nlohmann::ordered_json;
+
+/// One completion to be judged. Strings are UTF-8; a completion may hold anything that a model
+/// prints.
+struct Sample {
+  std::string id;          ///< Names the sample in messages and in answers of a process.
+  std::int64_t group = 0;  ///< Samples of one prompt share it.
+  std::string prompt, completion;
+  std::vector<std::int64_t> tokens = {};  ///< For the completion; empty: verifiers count bytes.
+  Json truth = nullptr;                   ///< The row's answer.
+  Json meta = nullptr;                    ///< Whatever else the row brings.
+  bool is_truncated = false;              ///< The completion ended at the limit of its length.
+};
+
+struct Score {
+  double reward = 0;
+  std::map<std::string, double> parts = {};  ///< By name, before weights.
+  std::optional<std::string> error = {};     ///< Set: there is no reward, and why.
+};
+
+/// Judges completions. Safe to call from one thread at a time.
+class Reward {
+ public:
+  virtual ~Reward() = default;
+  /// One score for each sample, in their order. A sample that cannot be judged has an error; throws
+  /// only where nothing can be (ConfigError: options; Error: the process cannot be started).
+  virtual std::vector<Score> score(std::span<const Sample> samples) = 0;
+};
+
+/// A built-in verifier and its share of the reward.
+struct Part {
+  std::string verifier;  ///< See verifier_names() in reward/verifiers.h.
+  double weight = 1;
+  Json parameters = Json::object();
+  std::string name = {};  ///< In Score::parts; empty: the verifier's.
+};
+
+/// Workers of the user that read samples and write scores, one JSON object a line.
+struct ProcessOptions {
+  std::vector<std::string> command;  ///< Program and arguments. Empty: none.
+  std::int64_t workers = 2;
+  double timeout_s = 30;          ///< For one sample, from the moment it is written.
+  double start_timeout_s = 60;    ///< For the first answer of a new worker, besides `timeout_s`.
+  std::int64_t memory_bytes = 0;  ///< Limit of one worker's address space; 0: none.
+  std::int64_t cpu_seconds = 0;   ///< Limit of one worker's processor time; 0: none.
+  std::optional<double> failed = {};  ///< Reward of what failed twice; none: an error.
+};
+
+struct HttpOptions {
+  std::string url;    ///< Empty: none.
+  std::string token;  ///< Sent as a bearer token unless empty.
+  double timeout_s = 30;
+  std::int64_t batch = 32;       ///< Samples in one request.
+  std::int64_t concurrency = 8;  ///< Requests at once.
+  std::int64_t retries = 4;      ///< After 429, 5xx or a broken connection.
+  double backoff_s = 0.5;        ///< Before the first retry; doubles each time.
+  std::optional<double> failed = {};
+};
+
+/// One source of rewards: built-in verifiers, or a process, or a server.
+struct RewardOptions {
+  enum class Combine { kSum, kProduct };
+  std::vector<Part> verifiers;
+  Combine combine = Combine::kSum;  ///< Sum of weight x part, or product of part ^ weight.
+  ProcessOptions process;
+  HttpOptions http;
+};
+
+/// Throws ConfigError unless exactly one source is named and its parameters are right.
+std::unique_ptr<Reward> make_reward(const RewardOptions& options);
+
+}  // namespace heddle::reward

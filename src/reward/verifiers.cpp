@@ -1,0 +1,56 @@
+#include "reward/verifiers.h"
+
+#include <array>
+#include <functional>
+#include <utility>
+
+#include "base/errors.h"
+#include "base/quote.h"
+#include "base/text.h"
+#include "reward/answer_verifiers.h"
+#include "reward/shape_verifiers.h"
+
+namespace heddle::reward {
+namespace {
+
+using Make = std::unique_ptr<Verifier> (*)(Parameters&);
+struct Entry {
+  std::string_view name;
+  Make make;
+};
+constexpr std::array<Entry, 11> kVerifiers{{
+    {"exact", make_exact},
+    {"contains", make_contains},
+    {"numeric", make_numeric},
+    {"math", make_math},
+    {"choice", make_choice},
+    {"regex", make_regex},
+    {"json", make_json},
+    {"format", make_format},
+    {"length", make_length},
+    {"repetition", make_repetition},
+    {"overlong", make_overlong},
+}};
+
+}  // namespace
+
+std::vector<std::string> verifier_names() {
+  std::vector<std::string> names;
+  for (const Entry& entry : kVerifiers) names.emplace_back(entry.name);
+  return names;
+}
+
+std::unique_ptr<Verifier> make_verifier(const std::string& name, const Json& parameters,
+                                        const std::string& where) {
+  for (const Entry& entry : kVerifiers) {
+    if (entry.name != name) continue;
+    Parameters values(parameters, where);
+    std::unique_ptr<Verifier> verifier = entry.make(values);
+    values.finish();
+    return verifier;
+  }
+  throw_error<ConfigError>("{}: there is no verifier '{}'; expected one of {}", where,
+                           text::shown(name), text::join(verifier_names(), ", "));
+}
+
+}  // namespace heddle::reward

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "reward/reward.h"
+
+/// The objects that programs and servers of the user read and write (docs/rewards.md).
+namespace heddle::reward {
+
+/// {"group", "prompt", "completion", "tokens"?, "truth", "meta"}; who sends it adds "id".
+Json to_wire(const Sample& sample);
+
+/// From {"reward", "parts"?, "error"?}; an error in the score for anything else, or for a reward
+/// that is not finite.
+Score from_wire(const Json& answer);
+
+/// The JSON text of a value; bytes that are not UTF-8, which a model may print, become U+FFFD.
+std::string wire_text(const Json& value);
+
+/// `failed` instead of an error where it is set.
+Score or_failed(Score score, const std::optional<double>& failed);
+
+}  // namespace heddle::reward

@@ -1,0 +1,245 @@
+#include "reward/worker_pool.h"
+
+#include <poll.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <future>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "base/errors.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "base/quote.h"
+#include "reward/wire.h"
+#include "reward/worker.h"
+
+namespace heddle::reward {
+
+/// A thread that lives as long as the pool: the system ends a worker with the thread that started
+/// it, and a write to a worker that has ended must not end the program.
+class WorkerPool::OwnThread {
+ public:
+  OwnThread() : thread_([this] { work(); }) {}
+  ~OwnThread() {
+    run([this] { is_ended_ = true; });
+    thread_.join();
+  }
+  OwnThread(const OwnThread&) = delete;
+  OwnThread& operator=(const OwnThread&) = delete;
+
+  /// Returns when the call has, and throws what it throws.
+  void run(std::function<void()> call) {
+    std::packaged_task<void()> task(std::move(call));
+    auto done = task.get_future();
+    {
+      const std::lock_guard lock(mutex_);
+      task_ = std::move(task);
+    }
+    wake_.notify_one();
+    done.get();
+  }
+
+ private:
+  void work() {
+    sigset_t pipe;
+    sigemptyset(&pipe);
+    sigaddset(&pipe, SIGPIPE);
+    ::pthread_sigmask(SIG_BLOCK, &pipe, nullptr);
+    while (!is_ended_) {
+      std::unique_lock lock(mutex_);
+      wake_.wait(lock, [this] { return task_.valid(); });
+      auto task = std::move(task_);
+      lock.unlock();
+      task();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::packaged_task<void()> task_;
+  bool is_ended_ = false;  ///< For the thread alone.
+  std::thread thread_;
+};
+
+/// Work of the pool's thread.
+class WorkerPool::Loop {
+ public:
+  explicit Loop(const ProcessOptions& options) : options_(options), seats_(count(options)) {}
+
+  std::vector<Answer> ask(const std::vector<Request>& requests) {
+    try {
+      return answers(requests);
+    } catch (...) {
+      // Workers may still be busy with requests that nobody waits for any more.
+      for (Seat& seat : seats_) seat = {};
+      throw;
+    }
+  }
+
+  void close() { seats_.clear(); }
+  std::size_t size() const { return seats_.size(); }
+
+ private:
+  struct Item {
+    const Request* request;
+    Answer answer;
+    int tries;
+  };
+  struct Seat {
+    std::unique_ptr<Worker> worker;
+    bool has_answered = false;
+    std::string id;  ///< Of the request that it works on; empty: none.
+    std::size_t item = 0;
+    Clock::time_point deadline;
+  };
+
+  std::vector<Answer> answers(const std::vector<Request>& requests) {
+    items_.clear();
+    for (const Request& request : requests) items_.push_back({&request, {}, 0});
+    unanswered_ = items_.size();
+    waiting_.clear();
+    for (std::size_t k = 0; k < items_.size(); ++k) waiting_.push_back(k);
+    while (unanswered_ > 0) {
+      hand_out();
+      wait();
+      for (std::size_t number = 0; number < seats_.size(); ++number) serve(number);
+    }
+    std::vector<Answer> found;
+    for (Item& item : items_) found.push_back(std::move(item.answer));
+    return found;
+  }
+
+  static std::size_t count(const ProcessOptions& options) {
+    if (options.workers < 1 || options.timeout_s <= 0 || options.start_timeout_s < 0)
+      throw_error<ConfigError>("rl.reward: expected at least one worker and a positive timeout");
+    return static_cast<std::size_t>(options.workers);
+  }
+
+  static Clock::duration seconds(double count) {
+    return std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(count));
+  }
+
+  void hand_out() {
+    for (std::size_t number = 0; number < seats_.size(); ++number) {
+      Seat& seat = seats_[number];
+      if (!seat.id.empty()) continue;
+      const auto next = std::find_if(waiting_.begin(), waiting_.end(), [&](std::size_t item) {
+        return items_[item].request->worker.value_or(number) == number;
+      });
+      if (next == waiting_.end()) continue;
+      seat.item = *next;
+      waiting_.erase(next);
+      if (!seat.worker) {
+        seat.worker = std::make_unique<Worker>(options_, number);
+        seat.has_answered = false;
+      }
+      seat.id = std::to_string(++last_id_);
+      Json body = {{"id", seat.id}};
+      body.update(items_[seat.item].request->body);
+      seat.worker->send(wire_text(body));
+      seat.deadline = Clock::now() + seconds(options_.timeout_s +
+                                             (seat.has_answered ? 0 : options_.start_timeout_s));
+      ++items_[seat.item].tries;
+    }
+  }
+
+  void wait() {
+    std::vector<pollfd> polled;
+    Clock::time_point until = Clock::now() + std::chrono::seconds(1);
+    for (const Seat& seat : seats_) {
+      if (!seat.worker) continue;
+      polled.push_back({seat.worker->output(), POLLIN, 0});
+      if (seat.worker->has_to_write()) polled.push_back({seat.worker->input(), POLLOUT, 0});
+      if (seat.worker->errors() >= 0) polled.push_back({seat.worker->errors(), POLLIN, 0});
+      if (!seat.id.empty()) until = std::min(until, seat.deadline);
+    }
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now()).count();
+    ::poll(polled.data(), polled.size(), static_cast<int>(std::max<std::int64_t>(0, left)));
+  }
+
+  void serve(std::size_t number) {
+    Seat& seat = seats_[number];
+    if (!seat.worker) return;
+    for (const std::string& line : seat.worker->pump()) {
+      if (!take(seat, line)) {
+        return fail(seat, "wrote '" + text::shown(line) + "', expected a JSON object with the id " +
+                              (seat.id.empty() ? "of a request" : seat.id));
+      }
+    }
+    if (seat.worker->is_gone()) {
+      fail(seat, "ended");
+    } else if (!seat.id.empty() && Clock::now() >= seat.deadline) {
+      fail(seat, fmt::format("gave no answer within {} s", options_.timeout_s));
+    }
+  }
+
+  bool take(Seat& seat, const std::string& line) {
+    Json value;
+    try {
+      value = json::parse<Json>(line);
+    } catch (const DataError&) {
+      return false;
+    }
+    if (seat.id.empty() || !value.is_object()) return false;
+    const auto id = value.find("id");
+    const bool is_ours = id != value.end() && (id->is_string() ? id->get<std::string>() == seat.id
+                                                               : id->dump() == seat.id);
+    if (!is_ours) return false;
+    seat.id.clear();
+    seat.has_answered = true;
+    finish(seat.item, {std::move(value), {}});
+    return true;
+  }
+
+  void finish(std::size_t item, Answer answer) {
+    items_[item].answer = std::move(answer);
+    --unanswered_;
+  }
+
+  /// Ends the worker; its request goes to another one, or has failed.
+  void fail(Seat& seat, const std::string& why) {
+    const bool had_ended = seat.worker->is_gone();
+    const std::string status = seat.worker->end();
+    seat.worker.reset();
+    const std::string reason = "the worker " + why + (had_ended ? " (" + status + ")" : "");
+    log::warning("rl.reward.command: {}; it is started anew", reason);
+    if (std::exchange(seat.id, {}).empty()) return;
+    const Item& item = items_[seat.item];
+    if (item.tries < 2 && !item.request->worker) {
+      // At the end: another worker is the likelier to take it.
+      waiting_.push_back(seat.item);
+    } else {
+      finish(seat.item, {nullptr, reason});
+    }
+  }
+
+  ProcessOptions options_;
+  std::vector<Seat> seats_;
+  std::vector<Item> items_;
+  std::deque<std::size_t> waiting_;
+  std::size_t unanswered_ = 0;
+  std::uint64_t last_id_ = 0;
+};
+
+WorkerPool::WorkerPool(const ProcessOptions& options)
+    : loop_(std::make_unique<Loop>(options)), thread_(std::make_unique<OwnThread>()) {}
+
+WorkerPool::~WorkerPool() {
+  thread_->run([this] { loop_->close(); });
+}
+
+std::vector<WorkerPool::Answer> WorkerPool::ask(const std::vector<Request>& requests) {
+  std::vector<Answer> answers;
+  thread_->run([&] { answers = loop_->ask(requests); });
+  return answers;
+}
+
+std::size_t WorkerPool::size() const { return loop_->size(); }
+
+}  // namespace heddle::reward

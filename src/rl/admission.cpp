@@ -1,0 +1,134 @@
+#include "rl/admission.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/errors.h"
+
+namespace heddle::rl {
+
+Admission::Admission(AdmissionOptions options) : options_(options) {
+  const auto require = [](const char* key, std::int64_t value, std::int64_t least) {
+    if (value < least)
+      throw_error<ConfigError>("{}: expected at least {}, found {}", key, least, value);
+  };
+  require("rl.max_staleness", options_.max_staleness, 0);
+  require("rl.groups_per_step", options_.groups_per_step, 1);
+  require("rl.sync_every", options_.steps_per_version, 1);
+  require("rl.max_inflight_groups", options_.max_inflight, 0);
+}
+
+void Admission::rebase(std::int64_t version, std::int64_t steps_under_version) {
+  if (steps_under_version < 0 || steps_under_version >= options_.steps_per_version) {
+    throw_error<InternalError>("{} steps under version {}, of {}", steps_under_version, version,
+                               options_.steps_per_version);
+  }
+  groups_.clear();
+  version_ = version;
+  steps_ = steps_under_version;
+}
+
+std::int64_t Admission::running() const {
+  return std::count_if(groups_.begin(), groups_.end(),
+                       [](const auto& entry) { return !entry.second.is_finished; });
+}
+
+std::int64_t Admission::queued() const {
+  return static_cast<std::int64_t>(groups_.size()) - running();
+}
+
+std::int64_t Admission::capacity() const {
+  // Steps and not groups are counted: batches may be smaller or larger than groups_per_step, and
+  // the next one can always be filled.
+  const std::int64_t steps = (options_.max_staleness + 1) * options_.steps_per_version - steps_;
+  const std::int64_t allowed =
+      steps * options_.groups_per_step - static_cast<std::int64_t>(groups_.size());
+  const std::int64_t room = options_.max_inflight > 0 ? options_.max_inflight - running() : allowed;
+  return std::max<std::int64_t>(0, std::min(allowed, room));
+}
+
+void Admission::start(std::int64_t cursor, std::int64_t version) {
+  if (capacity() == 0) throw_error<InternalError>("group {} starts without capacity", cursor);
+  if (version > version_) {
+    throw_error<InternalError>("group {} starts under version {}, the trainer has {}", cursor,
+                               version, version_);
+  }
+  if (!groups_.emplace(cursor, Group{version, false}).second)
+    throw_error<InternalError>("group {} starts twice", cursor);
+}
+
+bool Admission::finish(std::int64_t cursor, std::int64_t oldest_version) {
+  const auto found = groups_.find(cursor);
+  if (found == groups_.end() || found->second.is_finished)
+    throw_error<InternalError>("group {} finishes and does not run", cursor);
+  groups_.erase(found);
+  return restore(cursor, oldest_version);
+}
+
+bool Admission::restore(std::int64_t cursor, std::int64_t oldest_version) {
+  if (oldest_version + options_.max_staleness < version_) return false;
+  if (!groups_.emplace(cursor, Group{oldest_version, true}).second)
+    throw_error<InternalError>("group {} is queued twice", cursor);
+  return true;
+}
+
+void Admission::forget(std::int64_t cursor) {
+  if (groups_.erase(cursor) == 0)
+    throw_error<InternalError>("group {} is neither running nor queued", cursor);
+}
+
+std::optional<Admission::Batch> Admission::cut(bool no_more) {
+  if (steps_ == options_.steps_per_version)
+    throw_error<InternalError>("version {} has had its {} steps: publish", version_, steps_);
+  std::vector<std::pair<std::int64_t, std::int64_t>> finished;  // (version, cursor)
+  std::vector<std::int64_t> expiring;                           // running
+  std::int64_t expiring_finished = 0;
+  for (const auto& [cursor, group] : groups_) {
+    if (group.is_finished) finished.emplace_back(group.version, cursor);
+    if (!expires(group)) continue;
+    if (group.is_finished) {
+      ++expiring_finished;
+    } else {
+      expiring.push_back(cursor);
+    }
+  }
+  const std::int64_t batches_after = options_.steps_per_version - 1 - steps_;
+  const std::int64_t later = options_.groups_per_step * batches_after;
+  const auto running_expiring = static_cast<std::int64_t>(expiring.size());
+  // Under kWait those that run count as well; they have to be in this batch or in a later one.
+  const std::int64_t needed =
+      std::max<std::int64_t>(0, expiring_finished + running_expiring - later);
+  if (options_.policy == StalePolicy::kWait && needed > expiring_finished) return {};
+  const std::int64_t wanted =
+      std::max(options_.groups_per_step, std::min(needed, expiring_finished));
+  const auto available = static_cast<std::int64_t>(finished.size());
+  const bool is_all = no_more && available == static_cast<std::int64_t>(groups_.size());
+  if (available == 0 || (available < wanted && !is_all)) return {};
+
+  Batch batch;
+  const std::int64_t size = std::min(available, wanted);
+  std::sort(finished.begin(), finished.end());
+  for (std::int64_t k = 0; k < size; ++k) {
+    batch.cursors.push_back(finished[static_cast<std::size_t>(k)].second);
+    groups_.erase(batch.cursors.back());
+  }
+  if (options_.policy == StalePolicy::kDrop && batches_after == 0) {
+    batch.dropped = std::move(expiring);
+    for (const std::int64_t cursor : batch.dropped) groups_.erase(cursor);
+  }
+  ++steps_;
+  return batch;
+}
+
+std::vector<std::int64_t> Admission::publish() {
+  std::vector<std::int64_t> too_old;
+  for (const auto& [cursor, group] : groups_) {
+    if (expires(group)) too_old.push_back(cursor);
+  }
+  for (const std::int64_t cursor : too_old) groups_.erase(cursor);
+  ++version_;
+  steps_ = 0;
+  return too_old;
+}
+
+}  // namespace heddle::rl

@@ -1,0 +1,86 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <vector>
+
+namespace heddle::rl {
+
+/// For groups that would be too old after the next publication: the trainer waits for them, or they
+/// are aborted and their prompts issued again.
+enum class StalePolicy { kWait, kDrop };
+
+struct AdmissionOptions {
+  std::int64_t max_staleness = 1;  ///< K: versions between a group's oldest token and the trainer.
+  std::int64_t groups_per_step = 32;
+  std::int64_t steps_per_version = 1;  ///< `rl.sync_every`
+  std::int64_t max_inflight = 0;       ///< Running groups, a bound of memory; 0: none.
+  StalePolicy policy = StalePolicy::kWait;
+};
+
+/// Decides which groups may start and which form the next batch, so that no token older than K
+/// versions is trained on. With B groups a version:
+///
+///     admission   running + queued + B/s x steps under this version <= (K + 1) B, s steps a
+///     version batch cut   oldest version first; a version's last batch holds every group that
+///     would be
+///                 older than K after the publication
+///
+/// Admission alone is not enough, because short trajectories overtake long ones. Knows no clock and
+/// no thread: the caller holds a lock. Groups are named by their cursors.
+class Admission {
+ public:
+  /// Throws ConfigError for options out of range.
+  explicit Admission(AdmissionOptions options);
+  /// After a resume: the trainer's version, and the steps that it has done under it. Nothing runs
+  /// or is queued.
+  void rebase(std::int64_t version, std::int64_t steps_under_version);
+
+  /// Groups that may start now.
+  std::int64_t capacity() const;
+  /// `version`: of the weights that generate it. Throws InternalError if the group is there
+  /// already, or without capacity.
+  void start(std::int64_t cursor, std::int64_t version);
+  /// Queues a running group whose oldest token has this version. False if it is too old already: it
+  /// is forgotten, and its prompt is to be issued again.
+  bool finish(std::int64_t cursor, std::int64_t oldest_version);
+  /// Puts a finished group of a checkpoint back into the queue. False as above.
+  bool restore(std::int64_t cursor, std::int64_t oldest_version);
+  /// Forgets a group, running or queued: failed, filtered, aborted or its rollout died.
+  void forget(std::int64_t cursor);
+
+  struct Batch {
+    std::vector<std::int64_t> cursors;  ///< To train on, oldest version first.
+    std::vector<std::int64_t> dropped;  ///< Running, to be aborted and issued again (kDrop).
+  };
+  /// The next batch once it is there. `no_more`: no prompt will follow, new or again, so that a
+  /// last batch may be smaller. The batch's groups leave the queue. Throws InternalError if a
+  /// publication is due.
+  std::optional<Batch> cut(bool no_more);
+  /// The trainer's weights became version() + 1. Returns the groups that are too old now; they are
+  /// forgotten, and their prompts are to be issued again. There are none unless groups start under
+  /// versions older than version().
+  std::vector<std::int64_t> publish();
+
+  std::int64_t version() const { return version_; }
+  std::int64_t running() const;
+  std::int64_t queued() const;
+
+ private:
+  struct Group {
+    std::int64_t version;
+    bool is_finished;
+  };
+  /// Would be too old after the next publication.
+  bool expires(const Group& group) const {
+    return group.version + options_.max_staleness <= version_;
+  }
+
+  AdmissionOptions options_;
+  std::int64_t version_ = 0;
+  std::int64_t steps_ = 0;  ///< Cut under version_.
+  std::map<std::int64_t, Group> groups_;
+};
+
+}  // namespace heddle::rl

@@ -1,0 +1,203 @@
+#include "rl/experience.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "base/rng.h"
+#include "objective/advantages.h"
+
+namespace heddle::rl {
+namespace {
+
+/// Rows laid into micro-batches of at most `most` tokens, the longest rows first, each where it
+/// fits first; their number is a multiple of `ranks`.
+std::vector<std::vector<std::size_t>> pack(const std::vector<std::int64_t>& lengths,
+                                           std::int64_t most, std::int64_t ranks) {
+  std::vector<std::size_t> order(lengths.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::ranges::stable_sort(order, std::greater<>{}, [&](std::size_t row) { return lengths[row]; });
+  const std::int64_t total = std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0});
+  // Ranks get equally many; among the fewest bins that hold all, rows go to the emptiest.
+  auto bins = static_cast<std::size_t>((total + most - 1) / most);
+  while (true) {
+    bins = (bins + static_cast<std::size_t>(ranks) - 1) / static_cast<std::size_t>(ranks) *
+           static_cast<std::size_t>(ranks);
+    std::vector<std::vector<std::size_t>> packed(bins);
+    std::vector<std::int64_t> used(bins);
+    bool fits = true;
+    for (const std::size_t row : order) {
+      const auto bin = static_cast<std::size_t>(std::ranges::min_element(used) - used.begin());
+      used[bin] += lengths[row];
+      packed[bin].push_back(row);
+      fits = fits && (used[bin] <= most || packed[bin].size() == 1);
+    }
+    if (fits) return packed;
+    ++bins;
+  }
+}
+
+}  // namespace
+
+Experience::Experience(const config::RunConfig& config, const Prompts& prompts,
+                       const std::vector<Group>& groups)
+    : config_(config), first_cursor_(groups.front().cursor) {
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    const std::vector<std::int32_t>& prompt = prompts.row(groups[g].row).tokens;
+    for (const Trajectory& trajectory : groups[g].trajectories) {
+      rows_.push_back({&trajectory, g, std::ssize(prompt)});
+      std::vector<std::int32_t>& tokens = tokens_.emplace_back(prompt);
+      tokens.insert(tokens.end(), trajectory.tokens.begin(), trajectory.tokens.end());
+      std::vector<std::int32_t>& labels =
+          labels_.emplace_back(tokens.size(), static_cast<std::int32_t>(data::kIgnoredLabel));
+      std::vector<float>& weights = weights_.emplace_back(tokens.size());
+      for (std::size_t t = prompt.size() - 1; t + 1 < tokens.size(); ++t) {
+        if (is_masked(trajectory)) continue;
+        labels[t] = tokens[t + 1];
+        weights[t] = 1;
+      }
+    }
+  }
+}
+
+bool Experience::is_masked(const Trajectory& trajectory) const {
+  return config_.rl.overlong == config::Overlong::kMask && trajectory.is_truncated;
+}
+
+double Experience::penalty_of(const Trajectory& trajectory) const {
+  if (config_.rl.overlong != config::Overlong::kPunish) return 0;
+  const auto buffer = static_cast<double>(config_.rl.overlong_buffer);
+  const double beyond = static_cast<double>(std::ssize(trajectory.tokens)) -
+                        (static_cast<double>(config_.rollout.max_new_tokens) - buffer);
+  return std::min(0.0, -beyond / buffer * config_.rl.overlong_penalty);
+}
+
+bool Experience::puts_kl_in_reward() const {
+  return !reference_.empty() && config_.rl.reference.kl_where == config::KlWhere::kReward;
+}
+
+double Experience::k1(std::size_t row, std::size_t t) const {
+  const double reference = reference_[row][static_cast<std::size_t>(rows_[row].prompt) + t];
+  return std::clamp(rows_[row].trajectory->logprobs[t] - reference, -20.0, 20.0);
+}
+
+std::vector<double> Experience::rewards() const {
+  std::vector<double> rewards;
+  for (const Row& row : rows_)
+    rewards.push_back(row.trajectory->reward + penalty_of(*row.trajectory));
+  if (config_.rl.reward.shuffle) {
+    const CounterRng rng(config_.train.seed, "rewards/" + std::to_string(first_cursor_));
+    for (std::size_t i = rewards.size(); i-- > 1;)
+      std::swap(rewards[i], rewards[rng.below(i, i + 1)]);
+  }
+  return rewards;
+}
+
+void Experience::set_reference(const std::vector<train::RowScore>& scores) {
+  reference_.clear();
+  for (const train::RowScore& score : scores) reference_.push_back(score.logprobs);
+}
+
+/// Returns of each token: its share of the KL, and the reward at the last.
+std::vector<std::vector<double>> Experience::returns(const std::vector<double>& rewards) const {
+  std::vector<std::vector<double>> all;
+  for (std::size_t i = 0; i < rows_.size(); ++i) {
+    const std::size_t n = rows_[i].trajectory->tokens.size();
+    std::vector<double> of_tokens(n);
+    if (puts_kl_in_reward()) {
+      for (std::size_t t = 0; t < n; ++t) of_tokens[t] = -config_.rl.reference.kl_coef * k1(i, t);
+    }
+    if (n > 0) of_tokens.back() += rewards[i];
+    all.push_back(objective::discounted_returns(of_tokens, std::vector<float>(n, 1),
+                                                config_.rl.algorithm.gamma));
+  }
+  return all;
+}
+
+std::vector<std::vector<double>> Experience::advantages() const {
+  const config::Advantage kind = config_.rl.algorithm.advantage;
+  std::vector<double> rewards = this->rewards();
+  std::vector<std::vector<double>> all;
+  if (kind == config::Advantage::kReinforcePlusPlus) {
+    all = returns(rewards);
+  } else {
+    for (std::size_t i = 0; puts_kl_in_reward() && i < rows_.size(); ++i) {
+      for (std::size_t t = 0; t < rows_[i].trajectory->tokens.size(); ++t)
+        rewards[i] -= config_.rl.reference.kl_coef * k1(i, t);
+    }
+    for (std::size_t first = 0, last = 0; first < rows_.size(); first = last) {
+      while (last < rows_.size() && rows_[last].group == rows_[first].group) ++last;
+      std::vector<std::int64_t> lengths;
+      for (std::size_t i = first; i < last; ++i)
+        lengths.push_back(std::ssize(rows_[i].trajectory->tokens));
+      const std::vector<double> of_group =
+          objective::group_advantages(static_cast<objective::Advantage>(kind),
+                                      std::span(rewards).subspan(first, last - first), lengths);
+      for (std::size_t i = 0; i < of_group.size(); ++i)
+        all.emplace_back(static_cast<std::size_t>(lengths[i]), of_group[i]);
+    }
+    if (kind != config::Advantage::kReinforcePlusPlusBaseline) return all;
+  }
+  std::vector<double> values, counts;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    values.insert(values.end(), all[i].begin(), all[i].end());
+    counts.insert(counts.end(), all[i].size(), is_masked(*rows_[i].trajectory) ? 0 : 1);
+  }
+  objective::whiten(values, counts);
+  auto value = values.begin();
+  for (std::vector<double>& row : all) {
+    for (double& advantage : row) advantage = *value++;
+  }
+  return all;
+}
+
+std::vector<objective::PolicyRow> Experience::policy_rows() const {
+  const bool is_bypass = config_.rl.old_logprobs == config::OldLogprobs::kRollout;
+  const bool has_kl_loss =
+      !reference_.empty() && config_.rl.reference.kl_where == config::KlWhere::kLoss;
+  const std::vector<std::vector<double>> advantages = this->advantages();
+  std::vector<objective::PolicyRow> policy;
+  for (std::size_t i = 0; i < rows_.size(); ++i) {
+    objective::PolicyRow& row = policy.emplace_back();
+    const auto size = tokens_[i].size();
+    // Completion token t is the label of the token before it.
+    const auto first = static_cast<std::size_t>(rows_[i].prompt) - 1;
+    const auto column = [&](const std::vector<double>& of_completion) {
+      std::vector<double> values(size);
+      std::ranges::copy(of_completion, values.begin() + static_cast<std::ptrdiff_t>(first));
+      return values;
+    };
+    row.advantages = column(advantages[i]);
+    (is_bypass ? row.old : row.behaviour) = column(rows_[i].trajectory->logprobs);
+    if (!has_kl_loss) continue;
+    row.reference.resize(size);
+    std::copy(reference_[i].begin() + static_cast<std::ptrdiff_t>(first) + 1, reference_[i].end(),
+              row.reference.begin() + static_cast<std::ptrdiff_t>(first));
+  }
+  return policy;
+}
+
+data::Step Experience::step(std::int64_t number, std::int64_t rank, std::int64_t ranks) const {
+  std::vector<std::int64_t> lengths;
+  data::Step step;
+  step.step = number;
+  for (std::size_t i = 0; i < rows_.size(); ++i) {
+    lengths.push_back(length(i));
+    step.tokens += length(i);
+    if (is_masked(*rows_[i].trajectory)) continue;
+    step.loss_rows += std::ssize(rows_[i].trajectory->tokens);
+    ++step.sequences;
+  }
+  step.loss_weight_sum = static_cast<double>(step.loss_rows);
+  step.rows = static_cast<std::int64_t>(rows_.size());
+  const auto bins = pack(lengths, config_.train.micro_batch_tokens, ranks);
+  for (std::size_t b = static_cast<std::size_t>(rank); b < bins.size();
+       b += static_cast<std::size_t>(ranks)) {
+    std::vector<data::SequenceView> views;
+    for (const std::size_t i : bins[b])
+      views.push_back({tokens_[i], labels_[i], weights_[i], static_cast<std::int64_t>(i), 0});
+    step.micro_batches.push_back(data::Batch::from_sequences(views));
+  }
+  return step;
+}
+
+}  // namespace heddle::rl

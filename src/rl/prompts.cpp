@@ -1,0 +1,120 @@
+#include "rl/prompts.h"
+
+#include <algorithm>
+#include <numeric>
+#include <string_view>
+
+#include "base/errors.h"
+#include "base/hash.h"
+#include "base/rng.h"
+#include "base/text.h"
+#include "data/readers/jsonl_reader.h"
+#include "data/readers/record_reader.h"
+#include "data/rendering/renderer.h"
+
+namespace heddle::rl {
+namespace {
+
+/// The value at "a" or, in nested objects, "a.b"; null where there is none.
+Json value_at(const Json& row, const std::string& field) {
+  const Json* value = &row;
+  for (const std::string& part : text::split(field, '.')) {
+    const auto found = value->is_object() ? value->find(part) : value->end();
+    if (!value->is_object() || found == value->end()) return nullptr;
+    value = &*found;
+  }
+  return *value;
+}
+
+/// The part of a row that is rendered.
+data::Row row_of(const Json& value, const data::RowOptions& options, bool has_template) {
+  data::RowOptions prompts = options;
+  prompts.task = data::Task::kEmbedding;  // nothing of the row itself is learned
+  prompts.format = data::RowFormat::kMessages;
+  const auto conversation = [&](const Json& messages) {
+    Json object = {{options.fields.messages, messages}};
+    if (value.contains(options.fields.tools))
+      object[options.fields.tools] = value[options.fields.tools];
+    return data::parse_row(object, prompts);
+  };
+  if (value.contains(options.fields.messages)) return conversation(value[options.fields.messages]);
+  const auto prompt = value.find(options.fields.prompt);
+  if (prompt == value.end()) {
+    throw_error<DataError>("the row has neither '{}' nor '{}'", options.fields.prompt,
+                           options.fields.messages);
+  }
+  if (prompt->is_array()) return conversation(*prompt);
+  if (!prompt->is_string()) {
+    throw_error<DataError>("field '{}': expected a text or a list of messages, found {}",
+                           options.fields.prompt, prompt->dump());
+  }
+  if (has_template) return conversation(Json::array({{{"role", "user"}, {"content", *prompt}}}));
+  data::Row row;
+  row.text = prompt->get<std::string>();
+  return row;
+}
+
+}  // namespace
+
+Prompts::Prompts(const config::RunConfig& config, train::DataPart part,
+                 const data::Tokenizer& tokenizer)
+    : seed_(config.train.seed), shuffles_(config.data.shuffle) {
+  const data::DatasetOptions options = train::dataset_options(config, part);
+  if (options.files.empty() && part == train::DataPart::kEval) return;
+  data::require_files(options);
+  const data::Renderer renderer(tokenizer, options.rendering);
+  const bool has_template =
+      !options.rendering.chat_template.empty() || tokenizer.chat_template().has_value();
+  const std::int64_t longest = config.data.max_length - config.rollout.max_new_tokens;
+  hash::Hasher hasher;
+  for (const data::DataFile& file : options.files) {
+    const auto records = data::RecordReader::open(file.path);
+    std::string line;
+    while (records->next(line)) {
+      const data::Place place{records->name(), records->line()};
+      const Json value = data::parse_json_line(line, place, options.reader);
+      Prompt prompt;
+      try {
+        prompt.tokens = renderer.tokenize_prompt(row_of(value, options.reader, has_template));
+        if (prompt.tokens.empty()) throw DataError("the prompt has no token");
+        if (std::ssize(prompt.tokens) > longest) {
+          throw_error<DataError>(
+              "the prompt has {} tokens: expected at most {}, data.max_length {} less "
+              "rollout.max_new_tokens {}",
+              prompt.tokens.size(), longest, config.data.max_length, config.rollout.max_new_tokens);
+        }
+      } catch (const DataError& error) {
+        throw_error<DataError>("{}:{}: {}", place.file, place.line, error.what());
+      }
+      prompt.text = tokenizer.decode(prompt.tokens, /*skip_special_tokens=*/true);
+      prompt.truth = value_at(value, config.data.fields.answer);
+      prompt.meta = value_at(value, config.data.fields.meta);
+      hasher.add(line);
+      rows_.push_back(std::move(prompt));
+    }
+  }
+  if (rows_.empty()) throw_error<DataError>("{}: there is no row", options.files_key);
+  key_ = hasher.add(std::to_string(seed_)).add(shuffles_ ? "shuffled" : "in order").hex();
+}
+
+std::int64_t Prompts::index_of(std::int64_t cursor) const {
+  const std::int64_t epoch = cursor / size();
+  if (!shuffles_) return cursor % size();
+  if (epoch != epoch_) {
+    epoch_ = epoch;
+    order_.resize(rows_.size());
+    std::iota(order_.begin(), order_.end(), 0);
+    const CounterRng rng(seed_, fmt::format("prompts/epoch/{}", epoch));
+    std::ranges::sort(order_, {},
+                      [&](std::int64_t row) { return rng.bits(static_cast<std::uint64_t>(row)); });
+  }
+  return order_[static_cast<std::size_t>(cursor % size())];
+}
+
+std::int64_t Prompts::tokens() const {
+  std::int64_t sum = 0;
+  for (const Prompt& row : rows_) sum += std::ssize(row.tokens);
+  return sum;
+}
+
+}  // namespace heddle::rl

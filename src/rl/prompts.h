@@ -1,0 +1,49 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "config/run_config.h"
+#include "data/tokenizer/tokenizer.h"
+#include "train/setup.h"
+
+namespace heddle::rl {
+
+using Json = nlohmann::ordered_json;
+
+/// A row of data.train or data.eval that waits for completions.
+struct Prompt {
+  std::vector<std::int32_t> tokens;
+  std::string text;  ///< Decoded without special tokens.
+  Json truth, meta;  ///< Null where the row has none.
+};
+
+/// Rows with `prompt` (a text, or a list of messages) or `messages`, and what rewards compare with.
+/// They come in an order of their own in each epoch.
+class Prompts {
+ public:
+  /// Reads the files of one part; none for data.eval if it is empty. Throws DataError with file,
+  /// line and field.
+  Prompts(const config::RunConfig& config, train::DataPart part, const data::Tokenizer& tokenizer);
+
+  std::int64_t size() const { return static_cast<std::int64_t>(rows_.size()); }
+  const Prompt& row(std::int64_t index) const { return rows_[static_cast<std::size_t>(index)]; }
+  /// The row at a place in the stream of all epochs.
+  std::int64_t index_of(std::int64_t cursor) const;
+  /// Hash of rows and order: a run that goes on must find the same.
+  const std::string& key() const { return key_; }
+  std::int64_t tokens() const;
+
+ private:
+  std::vector<Prompt> rows_;
+  std::string key_;
+  std::uint64_t seed_;
+  bool shuffles_;
+  mutable std::int64_t epoch_ = -1;
+  mutable std::vector<std::int64_t> order_;  ///< In that epoch.
+};
+
+}  // namespace heddle::rl

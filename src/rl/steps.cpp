@@ -1,0 +1,273 @@
+#include "rl/steps.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "assembly/from_config.h"
+#include "base/errors.h"
+#include "base/text.h"
+#include "comm/agreement.h"
+#include "rollout/answers.h"
+
+namespace heddle::rl {
+namespace {
+
+objective::PolicyOptions policy_options(const config::RunConfig& config) {
+  const config::RlSection& rl = config.rl;
+  objective::PolicyOptions options;
+  // Both sets of names are in one order.
+  options.loss = static_cast<objective::PolicyLoss>(rl.algorithm.loss);
+  options.mean = static_cast<objective::LossMean>(rl.algorithm.mean);
+  options.clip_low = rl.algorithm.clip_low;
+  options.clip_high = rl.algorithm.clip_high;
+  options.dual_clip = rl.algorithm.dual_clip;
+  options.sapo_tau_positive = rl.algorithm.sapo_tau_positive;
+  options.sapo_tau_negative = rl.algorithm.sapo_tau_negative;
+  options.dppo_cap = rl.algorithm.dppo_cap;
+  options.dppo_delta = rl.algorithm.dppo_delta;
+  options.dro_beta = rl.algorithm.dro_beta;
+  options.constant_length = static_cast<double>(config.rollout.max_new_tokens);
+  if (rl.reference.kl_where == config::KlWhere::kLoss)
+    options.kl_coefficient = rl.reference.kl_coef;
+  options.kl_form = static_cast<objective::KlForm>(rl.reference.kl_form);
+  options.kl_ratio_weighted = rl.reference.kl_ratio_weighted;
+  options.importance = static_cast<objective::ImportanceWeight>(rl.correction.is);
+  options.importance_cap = rl.correction.is_cap;
+  options.rejection = static_cast<objective::Rejection>(rl.correction.rs);
+  options.rejection_low = rl.correction.rs_bounds[0];
+  options.rejection_high = rl.correction.rs_bounds[1];
+  options.off_policy_delta = rl.correction.off_policy_delta;
+  return options;
+}
+
+data::LoaderInfo loader_info(const config::RunConfig& config, const Prompts& prompts) {
+  data::LoaderInfo info;
+  const std::int64_t groups = config.rl.groups_per_step;
+  info.sequences_per_epoch = prompts.size() * config.rl.samples_per_group;
+  info.rows_per_epoch = prompts.size();
+  info.tokens_per_epoch = prompts.tokens();
+  info.steps_per_epoch = (prompts.size() + groups - 1) / groups;
+  info.total_steps = config.train.max_steps > 0
+                         ? config.train.max_steps
+                         : (prompts.size() * config.train.epochs + groups - 1) / groups;
+  info.mean_row_tokens = static_cast<double>(config.rl.samples_per_group) *
+                         static_cast<double>(config.data.max_length);
+  return info;
+}
+
+/// Cursors of a run are below it: epochs have an end, a number of steps takes what it needs.
+std::int64_t end_of(const config::RunConfig& config, const Prompts& prompts) {
+  return config.train.max_steps > 0 ? std::numeric_limits<std::int64_t>::max()
+                                    : prompts.size() * config.train.epochs;
+}
+
+double mean_of(const std::vector<double>& values) {
+  double sum = 0;
+  for (const double value : values) sum += value;
+  return values.empty() ? 0 : sum / static_cast<double>(values.size());
+}
+
+double deviation_of(const std::vector<double>& values) {
+  const double mean = mean_of(values);
+  double squares = 0;
+  for (const double value : values) squares += (value - mean) * (value - mean);
+  return values.size() < 2 ? 0 : std::sqrt(squares / static_cast<double>(values.size() - 1));
+}
+
+}  // namespace
+
+Steps::Steps(const config::RunConfig& config, train::Setup& setup, objective::Policy& policy)
+    : config_(config),
+      setup_(setup),
+      policy_(policy),
+      prompts_(config, train::DataPart::kTrain, *setup.tokenizer),
+      held_out_(config, train::DataPart::kEval, *setup.tokenizer),
+      info_(loader_info(config, prompts_)),
+      generation_(config, setup, prompts_, end_of(config, prompts_)),
+      judge_(config.rl.reward, setup.context.mesh.world_group()),
+      log_(std::filesystem::path(config.train.output_dir) / "groups.jsonl") {
+  if (setup.context.mesh.world()) {
+    comm::require_agreement(*setup.context.mesh.world(), "data",
+                            {comm::content_fact("data.train", prompts_.key(),
+                                                fmt::format("{} prompts", prompts_.size()))});
+  }
+  const bool is_base_model = setup.adapters != nullptr && setup.saved_whole.empty();
+  if (config.rl.reference.kl_coef > 0 && !is_base_model) place_reference();
+}
+
+void Steps::place_reference() {
+  assembly::ModelRecipe recipe =
+      assembly::recipe_of_run(config_, setup_.model->config(), setup_.source);
+  recipe.purpose = assembly::Purpose::kScore;
+  recipe.generates = false;
+  recipe.adapters = {};
+  recipe.freeze.clear();
+  recipe.saved_whole.clear();
+  reference_ = std::make_unique<assembly::ModelOnRanks>(assembly::place(recipe, setup_.context));
+}
+
+std::string Steps::summary() const {
+  return fmt::format("{} prompts, {} tokens{}", prompts_.size(),
+                     text::format_count(static_cast<double>(prompts_.tokens())),
+                     has_evaluation() ? fmt::format("; {} held out", held_out_.size()) : "");
+}
+
+std::optional<data::Step> Steps::next() {
+  if (done_ >= info_.total_steps) return std::nullopt;
+  groups_ = generation_.next();
+  if (groups_.empty()) return std::nullopt;
+  Experience experience(config_, prompts_, groups_);
+  if (config_.rl.reference.kl_coef > 0) experience.set_reference(reference_scores(experience));
+  policy_.set_rows(experience.policy_rows());
+  const comm::Mesh& mesh = setup_.context.mesh;
+  data::Step step = experience.step(done_++, mesh.data_rank(), mesh.data_size());
+  step.epoch = groups_.back().cursor / prompts_.size();
+  return step;
+}
+
+std::vector<train::RowScore> Steps::reference_scores(const Experience& experience) const {
+  train::Scorer scorer(reference_ ? *reference_ : setup_, /*with_adapters=*/false);
+  const std::int64_t most = config_.train.micro_batch_tokens * setup_.context.mesh.data_size();
+  const auto& rows = experience.tokens();
+  std::vector<train::RowScore> scores;
+  for (std::size_t first = 0, last = 0; first < rows.size(); first = last) {
+    std::int64_t tokens = 0;
+    for (; last < rows.size() && (last == first || tokens + std::ssize(rows[last]) <= most); ++last)
+      tokens += std::ssize(rows[last]);
+    for (train::RowScore& score : scorer.score(std::span(rows).subspan(first, last - first), {}))
+      scores.push_back(std::move(score));
+  }
+  return scores;
+}
+
+nlohmann::json Steps::cursor() const {
+  return {{"prompts", prompts_.key()}, {"steps", done_}, {"generation", generation_.state()}};
+}
+
+void Steps::seek(const nlohmann::json& cursor) {
+  if (cursor.at("prompts").get<std::string>() != prompts_.key()) {
+    throw DataError(
+        "the prompts of data.train, train.seed or data.shuffle changed since the checkpoint: the "
+        "run cannot go on where it stood");
+  }
+  done_ = cursor.at("steps").get<std::int64_t>();
+  generation_.restore(cursor.at("generation"));
+  if (setup_.context.mesh.rank() == 0) log_.keep_up_to(done_);
+}
+
+void Steps::on_updated(train::StepInfo& info) {
+  report_groups(info);
+  report_generation(info);
+  report_policy(info);
+  const std::int64_t every = config_.rl.groups_every;
+  const bool is_due = every > 0 && (done_ == 1 || done_ % every == 0);
+  if (is_due && setup_.context.mesh.rank() == 0)
+    log_.write(done_, generation_.version(), prompts_.row(groups_.front().row), groups_.front());
+  generation_.updated();
+}
+
+void Steps::report_groups(train::StepInfo& info) const {
+  std::vector<double> rewards, lengths;
+  std::map<std::string, std::vector<double>> parts;
+  double staleness = 0, largest_staleness = 0, truncated = 0;
+  for (const Group& group : groups_) {
+    const auto age = static_cast<double>(generation_.version() - group.oldest_version());
+    staleness += age;
+    largest_staleness = std::max(largest_staleness, age);
+    for (const Trajectory& trajectory : group.trajectories) {
+      rewards.push_back(trajectory.reward);
+      lengths.push_back(static_cast<double>(trajectory.tokens.size()));
+      truncated += trajectory.is_truncated;
+      for (const auto& [name, value] : trajectory.parts) parts[name].push_back(value);
+    }
+  }
+  info.extra["version"] = static_cast<double>(generation_.version());
+  info.extra["reward_mean"] = mean_of(rewards);
+  info.extra["reward_std"] = deviation_of(rewards);
+  // A single part is the reward itself.
+  for (const auto& [name, values] : parts) {
+    if (parts.size() > 1) info.extra["reward_" + name] = mean_of(values);
+  }
+  info.extra["length_mean"] = mean_of(lengths);
+  std::ranges::sort(lengths);
+  info.extra["length_p99"] = lengths[(lengths.size() - 1) * 99 / 100];
+  info.extra["truncated"] = truncated / static_cast<double>(rewards.size());
+  info.extra["staleness_mean"] = staleness / static_cast<double>(groups_.size());
+  info.extra["staleness_max"] = largest_staleness;
+}
+
+void Steps::report_generation(train::StepInfo& info) {
+  const GenerationCounts counts = generation_.take_counts();
+  const double generating = counts.seconds - counts.judging_s;
+  info.extra["gen_tokens"] = static_cast<double>(counts.tokens);
+  info.extra["gen_tokens_per_s"] =
+      generating > 0 ? static_cast<double>(counts.tokens) / generating : 0;
+  info.extra["gen_s"] = generating;
+  info.extra["score_s"] = counts.judging_s;
+  info.extra["groups_all_right"] = static_cast<double>(counts.all_right);
+  info.extra["groups_all_wrong"] = static_cast<double>(counts.all_wrong);
+  info.extra["rejected_filtered"] = static_cast<double>(counts.filtered);
+  info.extra["rejected_failed"] = static_cast<double>(counts.failed);
+  info.extra["rejected_stale"] = static_cast<double>(counts.stale);
+}
+
+void Steps::report_policy(train::StepInfo& info) {
+  const objective::PolicyStatistics all = policy_.take_statistics();
+  const auto mean = [&](double sum) { return all.masked > 0 ? sum / all.masked : 0; };
+  info.extra["entropy"] = mean(all.entropy);
+  info.extra["kl"] = mean(all.old_kl);
+  if (config_.rl.reference.kl_coef > 0 && config_.rl.reference.kl_where == config::KlWhere::kLoss)
+    info.extra["kl_ref"] = mean(all.reference_kl);
+  info.extra["ratio_mean"] = mean(all.ratio);
+  info.extra["ratio_max"] = all.ratio_max;
+  info.extra["clip_low"] = mean(all.clipped_low);
+  info.extra["clip_high"] = mean(all.clipped_high);
+  info.extra["mismatch_k1"] = mean(all.mismatch_k1);
+  info.extra["mismatch_k3"] = mean(all.mismatch_k3);
+  info.extra["mismatch_abs_mean"] = mean(all.mismatch_abs);
+  info.extra["mismatch_abs_max"] = all.mismatch_abs_max;
+  info.extra["mismatch_ess"] =
+      all.weight_squared > 0 ? all.weight * all.weight / (all.masked * all.weight_squared) : 0;
+  info.extra["rejected_tokens"] = mean(all.rejected);
+}
+
+train::Evaluation Steps::evaluate() {
+  std::vector<rollout::Request> requests;
+  for (std::int64_t i = 0; i < held_out_.size(); ++i) {
+    rollout::Request request;
+    request.prompt = held_out_.row(i).tokens;
+    request.max_new_tokens = config_.rollout.max_new_tokens;
+    request.sampling.temperature = 0;
+    request.stop_ids = rollout::end_tokens(*setup_.tokenizer, setup_.source.get());
+    request.stop_strings = config_.rollout.stop;
+    requests.push_back(std::move(request));
+  }
+  const std::vector<rollout::Completion> completions =
+      rollout::generate(setup_, setup_.tokenizer, requests,
+                        {.max_sequences = config_.rollout.max_sequences,
+                         .prefill_tokens = config_.rollout.prefill_tokens,
+                         .record_steps = false});
+  std::vector<double> rewards, lengths;
+  for (std::size_t i = 0; i < completions.size(); ++i) {
+    Group group;
+    group.cursor = static_cast<std::int64_t>(i);
+    group.trajectories.push_back(
+        {.tokens = completions[i].output_ids,
+         .text = completions[i].text,
+         .is_truncated = completions[i].finish_reason == rollout::FinishReason::kLength});
+    const std::string error = judge_.judge(held_out_.row(group.cursor), group);
+    if (!error.empty()) throw_error<Error>("data.eval, prompt {}: no reward: {}", i + 1, error);
+    rewards.push_back(group.trajectories.front().reward);
+    lengths.push_back(static_cast<double>(completions[i].output_ids.size()));
+  }
+  const double reward = mean_of(rewards);
+  return {-reward, {{"reward", reward}, {"length", mean_of(lengths)}}};
+}
+
+train::Subject subject(const config::RunConfig& config, train::Setup& setup) {
+  auto policy = std::make_unique<objective::Policy>(setup, policy_options(config));
+  auto steps = std::make_unique<Steps>(config, setup, *policy);
+  return {std::move(policy), std::move(steps)};
+}
+
+}  // namespace heddle::rl

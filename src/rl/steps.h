@@ -1,0 +1,56 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "assembly/model_on_ranks.h"
+#include "objective/policy.h"
+#include "rl/experience.h"
+#include "rl/generation.h"
+#include "rl/group_log.h"
+#include "rl/prompts.h"
+#include "train/step_source.h"
+
+namespace heddle::rl {
+
+/// Optimizer steps on what the model in training generates: batches of groups, their advantages,
+/// and where it is asked for the reference's log-probabilities.
+class Steps : public train::StepSource {
+ public:
+  Steps(const config::RunConfig& config, train::Setup& setup, objective::Policy& policy);
+
+  const data::LoaderInfo& info() const override { return info_; }
+  std::string summary() const override;
+  std::optional<data::Step> next() override;
+  nlohmann::json cursor() const override;
+  void seek(const nlohmann::json& cursor) override;
+  void on_updated(train::StepInfo& info) override;
+  bool has_evaluation() const override { return held_out_.size() > 0; }
+  /// Greedy completions of data.eval; the loss is the negative mean reward.
+  train::Evaluation evaluate() override;
+
+ private:
+  void place_reference();
+  std::vector<train::RowScore> reference_scores(const Experience& experience) const;
+  void report_groups(train::StepInfo& info) const;
+  void report_generation(train::StepInfo& info);
+  void report_policy(train::StepInfo& info);
+
+  const config::RunConfig& config_;
+  train::Setup& setup_;
+  objective::Policy& policy_;
+  Prompts prompts_, held_out_;
+  data::LoaderInfo info_;
+  Generation generation_;
+  Judge judge_;
+  GroupLog log_;
+  /// A frozen copy of the model as the run began; null where adapters leave the base model so.
+  std::unique_ptr<assembly::ModelOnRanks> reference_;
+  std::int64_t done_ = 0;      ///< Steps given.
+  std::vector<Group> groups_;  ///< For the step under way.
+};
+
+/// The subject of `heddle rl`.
+train::Subject subject(const config::RunConfig& config, train::Setup& setup);
+
+}  // namespace heddle::rl

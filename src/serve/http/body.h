@@ -1,0 +1,14 @@
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+namespace heddle::serve {
+
+/// Undoes a Content-Encoding: "", "identity", "gzip" or "zstd". Throws HttpError 415 for another
+/// one, 413 as soon as more than `most_bytes` come out, whatever the frame says of itself, and 400
+/// for a body that is broken.
+std::string decoded_body(std::string body, std::string_view encoding, std::size_t most_bytes);
+
+}  // namespace heddle::serve

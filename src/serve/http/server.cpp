@@ -1,0 +1,278 @@
+#include "serve/http/server.h"
+
+#include <arpa/inet.h>
+#include <event2/buffer.h>
+#include <event2/event.h>
+#include <event2/http.h>
+#include <event2/keyvalq_struct.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cstring>
+#include <unordered_map>
+#include <utility>
+
+#include "base/log.h"
+#include "base/quote.h"
+#include "base/text.h"
+#include "serve/http/body.h"
+#include "serve/http/event_loop.h"
+#include "serve/http/exchange.h"
+#include "serve/http/work_queue.h"
+
+namespace heddle::serve {
+namespace {
+
+constexpr std::size_t kLongestRequestId = 128;
+constexpr double kTick_s = 0.05;  ///< How soon a request to stop is seen.
+
+std::string random_id() {
+  std::uint64_t bits = 0;
+  if (getrandom(&bits, sizeof bits, 0) != sizeof bits) throw FileError("getrandom() fails");
+  return fmt::format("{:016x}", bits);
+}
+
+bool is_plain_id(std::string_view text) {
+  return !text.empty() && text.size() <= kLongestRequestId && std::ranges::all_of(text, [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) ||
+           std::string_view("-_.:").find(c) != std::string_view::npos;
+  });
+}
+
+const char* method_of(const evhttp_request* request) {
+  switch (evhttp_request_get_command(request)) {
+    case EVHTTP_REQ_GET:
+      return "GET";
+    case EVHTTP_REQ_POST:
+      return "POST";
+    case EVHTTP_REQ_PUT:
+      return "PUT";
+    case EVHTTP_REQ_DELETE:
+      return "DELETE";
+    default:
+      return "";
+  }
+}
+
+void read_query(const char* text, std::map<std::string, std::string>& query) {
+  for (const std::string& pair : text::split(text == nullptr ? "" : text, '&')) {
+    const std::size_t equals = std::min(pair.find('='), pair.size());
+    const auto name = percent_decoded(pair.substr(0, equals), true);
+    const auto value = percent_decoded(pair.substr(std::min(equals + 1, pair.size())), true);
+    if (!name || !value) throw HttpError(400, "the query of the address has a broken % escape");
+    if (!name->empty()) query[*name] = *value;
+  }
+}
+
+std::string taken_body(evhttp_request* request) {
+  evbuffer* buffer = evhttp_request_get_input_buffer(request);
+  std::string body(evbuffer_get_length(buffer), '\0');
+  evbuffer_remove(buffer, body.data(), body.size());
+  return body;
+}
+
+/// Each parked poll is a connection: the soft limit of 1024 is for programs with select().
+void raise_descriptor_limit() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+std::string lower(std::string text) {
+  std::ranges::transform(text, text.begin(), [](unsigned char c) { return std::tolower(c); });
+  return text;
+}
+
+std::string plain_error(int, const std::string& message) { return message + "\n"; }
+
+}  // namespace
+
+class Server::Loop {
+ public:
+  explicit Loop(const ServerOptions& options) : options_(options) {
+    raise_descriptor_limit();
+    http_ = evhttp_new(loop_.base());
+    evhttp_set_max_body_size(http_, static_cast<ev_ssize_t>(options.most_body_bytes));
+    evhttp_set_max_headers_size(http_, static_cast<ev_ssize_t>(options.most_header_bytes));
+    evhttp_set_timeout(http_, options.connection_timeout_s);
+    evhttp_set_allowed_methods(
+        http_, EVHTTP_REQ_GET | EVHTTP_REQ_POST | EVHTTP_REQ_PUT | EVHTTP_REQ_DELETE);
+    evhttp_set_gencb(
+        http_, [](evhttp_request* request, void* self) { static_cast<Loop*>(self)->take(request); },
+        this);
+  }
+  ~Loop() {
+    worker_.reset();
+    for (const auto& [address, request] : std::exchange(open_, {})) request->cut();
+    evhttp_free(http_);
+  }
+
+  int listen(const std::string& host, int port) {
+    socket_ = evhttp_bind_socket_with_handle(http_, host.c_str(), static_cast<std::uint16_t>(port));
+    if (socket_ == nullptr)
+      throw_error<ConfigError>("cannot listen on {} port {}: {}", host, port, std::strerror(errno));
+    sockaddr_storage address{};
+    socklen_t size = sizeof address;
+    getsockname(evhttp_bound_socket_get_fd(socket_), reinterpret_cast<sockaddr*>(&address), &size);
+    return ntohs(address.ss_family == AF_INET6
+                     ? reinterpret_cast<sockaddr_in6*>(&address)->sin6_port
+                     : reinterpret_cast<sockaddr_in*>(&address)->sin_port);
+  }
+
+  void run(const std::atomic<bool>& stop, const std::function<void()>& on_drain,
+           const std::function<bool()>& is_idle) {
+    loop_.post([&, this] { tick(stop, on_drain, is_idle); });
+    loop_.run();
+  }
+
+  Router router_;
+  std::function<Caller(const Request&)> identify_;
+  std::function<void(const std::string&, int, double)> observe_;
+  std::atomic<bool> is_draining_ = false;
+  EventLoop loop_;
+
+  void add_work(std::function<void()> work) { worker_->add(std::move(work)); }
+
+ private:
+  using Time = std::chrono::steady_clock::time_point;
+
+  void tick(const std::atomic<bool>& stop, const std::function<void()>& on_drain,
+            const std::function<bool()>& is_idle) {
+    if (stop && !is_draining_) {
+      is_draining_ = true;
+      drain_until_ = std::chrono::steady_clock::now() +
+                     std::chrono::milliseconds(static_cast<std::int64_t>(options_.drain_s * 1000));
+      evhttp_del_accept_socket(http_, socket_);
+      if (on_drain) on_drain();
+    }
+    const bool is_late = is_draining_ && std::chrono::steady_clock::now() > drain_until_;
+    const bool is_done = open_.empty() && (!is_idle || is_idle());
+    if (is_draining_ && (is_done || is_late)) {
+      if (is_late)
+        log::warning("after {} s the server ends with {} requests left without an answer",
+                     options_.drain_s, open_.size());
+      loop_.stop();
+      return;
+    }
+    loop_.post_after(kTick_s, [&, this] { tick(stop, on_drain, is_idle); });
+  }
+
+  void take(evhttp_request* raw) {
+    auto request = std::make_shared<Request>();
+    evkeyvalq* headers = evhttp_request_get_input_headers(raw);
+    for (const evkeyval* header = headers->tqh_first; header != nullptr;
+         header = header->next.tqe_next)
+      request->headers[lower(header->key)] = header->value;
+    const std::string_view given = request->header("x-request-id");
+    request->id = is_plain_id(given) ? std::string(given) : random_id();
+    request->method = method_of(raw);
+    const evhttp_uri* uri = evhttp_request_get_evhttp_uri(raw);
+    const char* raw_path = evhttp_uri_get_path(uri);
+    const std::string path = raw_path == nullptr ? "/" : raw_path;
+    auto match = router_.find(request->method, path);
+    const std::string pattern = match.route == nullptr ? "" : match.route->pattern;
+    auto open =
+        std::make_shared<OpenRequest>(loop_, raw, request->id, options_.most_stream_bytes,
+                                      [this, pattern](OpenRequest& ended, int status) {
+                                        const std::chrono::duration<double> took =
+                                            std::chrono::steady_clock::now() - ended.since();
+                                        if (observe_) observe_(pattern, status, took.count());
+                                        open_.erase(&ended);
+                                      });
+    open_[open.get()] = open;
+    const ErrorBody error_body = match.error_body ? match.error_body : plain_error;
+    const Responder responder =
+        responder_of(open, [error_body] { return error_body(500, "internal error"); });
+    guarded(*request, responder, error_body, [&] {
+      if (match.route == nullptr) {
+        if (match.has_path)
+          throw_http(405, "{} is not a method of {}", request->method, text::shown(path));
+        throw_http(404, "no such address: {} {}", request->method, text::shown(path));
+      }
+      request->path = percent_decoded(path, false).value_or("");
+      request->parameters = std::move(match.parameters);
+      read_query(evhttp_uri_get_query(uri), request->query);
+      if (!match.route->is_public) admit(*request, match.route->scope);
+      request->body = taken_body(raw);
+      if (match.route->on_worker) {
+        worker_->add([this, request, responder, error_body, route = match.route] {
+          handle(*request, responder, error_body, *route);
+        });
+      } else {
+        handle(*request, responder, error_body, *match.route);
+      }
+    });
+  }
+
+  void handle(Request& request, const Responder& responder, const ErrorBody& error_body,
+              const Route& route) {
+    guarded(request, responder, error_body, [&] {
+      request.body = decoded_body(std::move(request.body), request.header("content-encoding"),
+                                  options_.most_body_bytes);
+      route.handler(std::move(request), responder);
+    });
+  }
+
+  void admit(Request& request, const std::string& scope) const {
+    request.caller =
+        identify_ ? identify_(request) : Caller{"local", "", {"train", "sample", "admin", "read"}};
+    if (!scope.empty() && !request.caller.may(scope))
+      throw_http(403, "the key lacks the scope '{}'", scope);
+  }
+
+  /// Turns what the work throws into an answer.
+  template <class Work>
+  void guarded(const Request& request, const Responder& responder, const ErrorBody& error_body,
+               const Work& work) {
+    const std::string id = request.id;  // the handler takes the request
+    const auto fail = [&](int status, const std::string& message, int retry_after_s = 0) {
+      Headers headers;
+      if (retry_after_s > 0) headers["Retry-After"] = std::to_string(retry_after_s);
+      responder.answer(status, error_body(status, message), "application/json", headers);
+    };
+    try {
+      work();
+    } catch (const HttpError& error) {
+      fail(error.status(), error.what(), error.retry_after_s());
+    } catch (const UserError& error) {
+      fail(400, error.what());
+    } catch (const std::exception& error) {
+      log::error("request {}: {}", id, error.what());
+      fail(500, "internal error; the server's log names request " + id);
+    }
+  }
+
+  ServerOptions options_;
+  evhttp* http_;
+  evhttp_bound_socket* socket_ = nullptr;
+  std::unordered_map<const OpenRequest*, std::shared_ptr<OpenRequest>> open_;
+  Time drain_until_;
+  std::unique_ptr<WorkQueue> worker_ = std::make_unique<WorkQueue>();
+};
+
+Server::Server(const ServerOptions& options) : loop_(std::make_unique<Loop>(options)) {}
+Server::~Server() = default;
+
+void Server::route(Route route) { loop_->router_.add(std::move(route)); }
+void Server::authenticate_by(std::function<Caller(const Request&)> identify) {
+  loop_->identify_ = std::move(identify);
+}
+void Server::observe_by(std::function<void(const std::string&, int, double)> observe) {
+  loop_->observe_ = std::move(observe);
+}
+int Server::listen(const std::string& host, int port) { return loop_->listen(host, port); }
+void Server::run(const std::atomic<bool>& stop, const std::function<void()>& on_drain,
+                 const std::function<bool()>& is_idle) {
+  loop_->run(stop, on_drain, is_idle);
+}
+bool Server::is_draining() const { return loop_->is_draining_; }
+void Server::post(std::function<void()> work) { loop_->loop_.post(std::move(work)); }
+void Server::post_after(double seconds, std::function<void()> work) {
+  loop_->loop_.post_after(seconds, std::move(work));
+}
+void Server::work(std::function<void()> work) { loop_->add_work(std::move(work)); }
+
+}  // namespace heddle::serve

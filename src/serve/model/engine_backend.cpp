@@ -1,0 +1,199 @@
+#include "serve/model/engine_backend.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "adapters/lora.h"
+#include "assembly/from_config.h"
+#include "assembly/model_on_ranks.h"
+#include "base/errors.h"
+#include "config/config.h"
+#include "data/tokenizer/tokenizer.h"
+#include "rollout/answers.h"
+#include "rollout/engine.h"
+
+namespace heddle::serve {
+namespace {
+
+assembly::ModelOnRanks placed_model(const EngineBackendOptions& options) {
+  const config::RunConfig config =
+      config::parse("", "command line", options.settings, config::Completeness::kPartial,
+                    assembly::usual_device());
+  runtime::Context context = assembly::make_context(config);
+  if (!config.is_set("model.dtype") && context.device.is_cpu()) context.dtype = at::kFloat;
+  assembly::ModelRecipe recipe = assembly::recipe_of_directory(
+      options.directory, "", assembly::Head::kLanguageModel, assembly::Purpose::kTenants);
+  recipe.generates = true;
+  recipe.kernels = assembly::kernel_policy(config);
+  return assembly::place(recipe, context);
+}
+
+rollout::EngineOptions engine_options(const EngineBackendOptions& options) {
+  rollout::EngineOptions engine;
+  engine.max_sequences = options.max_sequences;
+  engine.capacity = options.max_context;
+  return engine;
+}
+
+std::vector<TokenLogprob> as_told(const std::vector<rollout::TokenLogprob>& from) {
+  std::vector<TokenLogprob> out;
+  for (const auto& [id, logprob] : from) out.push_back({id, logprob});
+  return out;
+}
+
+std::vector<std::vector<TokenLogprob>> as_told(
+    const std::vector<std::vector<rollout::TokenLogprob>>& rows) {
+  std::vector<std::vector<TokenLogprob>> out;
+  for (const auto& row : rows) out.push_back(as_told(row));
+  return out;
+}
+
+class EngineBackend final : public Backend {
+ public:
+  explicit EngineBackend(const EngineBackendOptions& options)
+      : model_(placed_model(options)),
+        tokenizer_(data::Tokenizer::load(options.directory)),
+        trainer_(model_, {options.pass_tokens, options.deterministic}),
+        engine_(model_, tokenizer_, engine_options(options)) {
+    facts_.name = options.name;
+    facts_.directory = options.directory;
+    facts_.architecture = model_.model->config().model_type;
+    facts_.vocabulary = model_.model->config().vocab_size;
+    facts_.max_context = options.max_context;
+    facts_.max_sequences = options.max_sequences;
+    facts_.end_tokens = rollout::end_tokens(*tokenizer_, model_.source.get());
+  }
+
+  const ModelFacts& facts() const override { return facts_; }
+
+  tenants::SetId create(const tenants::SetOptions& options) override {
+    return trainer_.create(options);
+  }
+  void remove(tenants::SetId set) override { trainer_.remove(set); }
+  std::vector<tenants::WorkResult> forward_backward(std::span<const tenants::Work> works) override {
+    return trainer_.forward_backward(works);
+  }
+  tenants::StepResult optim_step(tenants::SetId set, const tenants::AdamParams& params) override {
+    return trainer_.optim_step(set, params);
+  }
+  void save(tenants::SetId set, const std::filesystem::path& directory,
+            bool with_optimizer) override {
+    trainer_.save(set, directory, with_optimizer);
+  }
+  tenants::SetId load(const std::filesystem::path& directory, bool with_optimizer) override {
+    return trainer_.load(directory, with_optimizer);
+  }
+  std::shared_ptr<const adapters::LoraSet> load_snapshot(
+      const std::filesystem::path& directory) override {
+    return trainer_.load_snapshot(directory);
+  }
+
+  GenerationId submit(const Generation& generation) override {
+    const rollout::RequestId first = engine_.submit(request_of(generation));
+    Open open;
+    open.first = first;
+    open.result.samples.resize(static_cast<std::size_t>(generation.samples));
+    open.left = generation.samples;
+    for (std::int64_t i = 0; i < generation.samples; ++i) owner_[first + i] = first;
+    open_[first] = std::move(open);
+    return first;
+  }
+  void abort(GenerationId id) override {
+    const auto samples = static_cast<std::int64_t>(open_.at(id).result.samples.size());
+    for (std::int64_t i = 0; i < samples; ++i) {
+      if (owner_.erase(id + i) > 0) engine_.abort(id + i);
+    }
+    open_.erase(id);
+  }
+  bool is_generating() const override { return !engine_.is_idle(); }
+  std::vector<Event> step() override {
+    std::vector<Event> events;
+    for (rollout::Progress& progress : engine_.step()) {
+      const auto owner = owner_.find(progress.id);
+      if (owner == owner_.end()) continue;
+      Open& open = open_.at(owner->second);
+      if (progress.token)
+        events.push_back(
+            {open.first,
+             GeneratedToken{progress.id - open.first, progress.token->id, progress.token->logprob,
+                            as_told(progress.token->top), progress.text},
+             {}});
+      if (!progress.completion) continue;
+      take(open, progress.id - open.first, *progress.completion);
+      owner_.erase(owner);
+      if (open.left > 0) continue;
+      events.push_back({open.first, {}, std::move(open.result)});
+      open_.erase(events.back().id);
+    }
+    return events;
+  }
+
+ private:
+  struct Open {
+    rollout::RequestId first;
+    std::int64_t left;  ///< Samples that have not ended.
+    GenerationResult result;
+  };
+
+  static rollout::Request request_of(const Generation& generation) {
+    rollout::Request request;
+    request.prompt = generation.prompt;
+    request.max_new_tokens = generation.max_tokens;
+    request.samples = generation.samples;
+    request.sampling.temperature = generation.temperature;
+    request.sampling.top_p = generation.top_p;
+    request.sampling.min_p = generation.min_p;
+    request.sampling.top_k = generation.top_k;
+    request.sampling.seed = generation.seed;
+    request.sampling.repetition_penalty = generation.repetition_penalty;
+    request.sampling.presence_penalty = generation.presence_penalty;
+    request.sampling.frequency_penalty = generation.frequency_penalty;
+    request.sampling.logit_bias = generation.logit_bias;
+    request.stop_ids = generation.stop_ids;
+    request.stop_strings = generation.stop_strings;
+    request.min_tokens = generation.min_tokens;
+    request.ignore_eos = generation.ignore_eos;
+    request.top_logprobs = generation.top_logprobs;
+    request.prompt_logprobs = generation.prompt_logprobs;
+    request.keep_state = generation.keep_state;
+    auto adapter = std::make_shared<rollout::Adapter>();
+    if (generation.weights != nullptr)
+      *adapter = {generation.weights->name, generation.weights->version, generation.weights->set};
+    request.adapter = std::move(adapter);
+    return request;
+  }
+
+  static void take(Open& open, std::int64_t sample, const rollout::Completion& completion) {
+    GeneratedSequence& sequence = open.result.samples[static_cast<std::size_t>(sample)];
+    sequence.ids = completion.output_ids;
+    sequence.logprobs = completion.logprobs;
+    sequence.top = as_told(completion.top_logprobs);
+    sequence.text = completion.text;
+    sequence.end = completion.finish_reason == rollout::FinishReason::kStop
+                       ? GenerationEnd::kStop
+                       : GenerationEnd::kLength;
+    if (sample == 0) {
+      open.result.prompt_logprobs = completion.prompt_logprobs;
+      open.result.prompt_top = as_told(completion.prompt_top_logprobs);
+      open.result.cached_tokens = completion.cached_tokens;
+    }
+    --open.left;
+  }
+
+  ModelFacts facts_;
+  assembly::ModelOnRanks model_;
+  std::shared_ptr<const data::Tokenizer> tokenizer_;
+  tenants::Trainer trainer_;
+  rollout::Engine engine_;
+  std::map<rollout::RequestId, Open> open_;                 ///< By the id of the first sample.
+  std::map<rollout::RequestId, rollout::RequestId> owner_;  ///< Of a sample: the first one's id.
+};
+
+}  // namespace
+
+std::unique_ptr<Backend> make_engine_backend(const EngineBackendOptions& options) {
+  return std::make_unique<EngineBackend>(options);
+}
+
+}  // namespace heddle::serve

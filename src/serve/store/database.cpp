@@ -1,0 +1,126 @@
+#include "serve/store/database.h"
+
+#include <fcntl.h>
+#include <sqlite3.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "base/errors.h"
+#include "base/log.h"
+
+namespace heddle::serve {
+namespace {
+
+constexpr int kBusy_ms = 5000;  ///< `heddle serve keys` may write beside a running server.
+
+/// SQLite would make the file readable by everybody the umask allows.
+void make_private(const std::filesystem::path& path) {
+  const int descriptor = open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+  if (descriptor < 0) throw_error<FileError>("{}: {}", path.string(), std::strerror(errno));
+  close(descriptor);
+}
+
+}  // namespace
+
+Database::Database(const std::filesystem::path& path) {
+  make_private(path);
+  if (sqlite3_open_v2(path.c_str(), &handle_, SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX,
+                      nullptr) != SQLITE_OK) {
+    const std::string reason = handle_ == nullptr ? "no memory" : sqlite3_errmsg(handle_);
+    sqlite3_close(handle_);
+    throw_error<FileError>("{}: {}", path.string(), reason);
+  }
+  sqlite3_busy_timeout(handle_, kBusy_ms);
+  execute("PRAGMA journal_mode=WAL");
+  execute("PRAGMA synchronous=FULL");
+  execute("PRAGMA foreign_keys=ON");
+}
+
+Database::~Database() { sqlite3_close(handle_); }
+
+void Database::execute(const char* sql) {
+  if (sqlite3_exec(handle_, sql, nullptr, nullptr, nullptr) != SQLITE_OK)
+    throw_error<FileError>("the server's database: {}", sqlite3_errmsg(handle_));
+}
+
+Statement::Statement(const Database& database, const char* sql) : database_(database) {
+  check(sqlite3_prepare_v2(database.handle(), sql, -1, &statement_, nullptr));
+}
+
+Statement::~Statement() { sqlite3_finalize(statement_); }
+
+void Statement::check(int status) const {
+  if (status != SQLITE_OK)
+    throw_error<FileError>("the server's database: {}", sqlite3_errmsg(database_.handle()));
+}
+
+Statement& Statement::bind(std::int64_t value) {
+  check(sqlite3_bind_int64(statement_, ++bound_, value));
+  return *this;
+}
+
+Statement& Statement::bind(double value) {
+  check(sqlite3_bind_double(statement_, ++bound_, value));
+  return *this;
+}
+
+Statement& Statement::bind(std::string_view text) {
+  check(sqlite3_bind_text64(statement_, ++bound_, text.data() == nullptr ? "" : text.data(),
+                            text.size(), SQLITE_TRANSIENT, SQLITE_UTF8));
+  return *this;
+}
+
+Statement& Statement::bind_null() {
+  check(sqlite3_bind_null(statement_, ++bound_));
+  return *this;
+}
+
+Statement& Statement::bind_blob(std::string_view bytes) {
+  check(sqlite3_bind_blob64(statement_, ++bound_, bytes.data(), bytes.size(), SQLITE_TRANSIENT));
+  return *this;
+}
+
+bool Statement::step() {
+  const int status = sqlite3_step(statement_);
+  if (status == SQLITE_ROW) return true;
+  if (status != SQLITE_DONE) check(status);
+  return false;
+}
+
+std::int64_t Statement::changes() const { return sqlite3_changes64(database_.handle()); }
+
+std::int64_t Statement::integer(int column) const {
+  return sqlite3_column_int64(statement_, column);
+}
+
+std::string Statement::text(int column) const {
+  const void* bytes = sqlite3_column_blob(statement_, column);
+  return bytes == nullptr
+             ? ""
+             : std::string(static_cast<const char*>(bytes),
+                           static_cast<std::size_t>(sqlite3_column_bytes(statement_, column)));
+}
+
+bool Statement::is_null(int column) const {
+  return sqlite3_column_type(statement_, column) == SQLITE_NULL;
+}
+
+double Statement::real(int column) const { return sqlite3_column_double(statement_, column); }
+
+Transaction::~Transaction() {
+  if (is_done_) return;
+  try {
+    database_.execute("ROLLBACK");
+  } catch (const FileError& error) {
+    log::error("a change of the server's database cannot be taken back: {}", error.what());
+  }
+}
+
+void Transaction::commit() {
+  database_.execute("COMMIT");
+  is_done_ = true;
+}
+
+}  // namespace heddle::serve

@@ -1,0 +1,79 @@
+#include "serve/store/keys.h"
+
+#include "base/quote.h"
+#include "base/text.h"
+#include "serve/store/data_directory.h"
+
+namespace heddle::serve {
+namespace {
+
+constexpr std::size_t kPrefixLength = 12;  ///< "tml-" and 32 of 256 bits
+
+}  // namespace
+
+std::string Keys::add(const std::string& tenant, const std::string& scopes) {
+  if (!is_plain_name(tenant))
+    throw_error<ConfigError>("tenant {}: expected 1 to 128 letters, digits, _ . -",
+                             text::shown(tenant));
+  for (const std::string& scope : text::split(scopes, ',')) {
+    if (scope != "train" && scope != "sample" && scope != "admin" && scope != "read")
+      throw_error<ConfigError>("scope '{}': expected train, sample, admin or read",
+                               text::shown(scope));
+  }
+  const std::string key = "tml-" + random_hex(32);
+  Statement(database_,
+            "INSERT INTO key(tenant, prefix, hash, scopes, created) VALUES (?, ?, ?, ?, ?)")
+      .bind(tenant)
+      .bind(key.substr(0, kPrefixLength))
+      .bind(sha256_hex(key))
+      .bind(scopes)
+      .bind(now_s())
+      .run();
+  return key;
+}
+
+std::vector<Keys::Entry> Keys::list() const {
+  std::vector<Entry> entries;
+  Statement rows(database_,
+                 "SELECT id, tenant, prefix, scopes, created, revoked FROM key ORDER BY id");
+  while (rows.step()) {
+    Entry entry{rows.integer(0), rows.text(1), rows.text(2), rows.text(3), rows.real(4), {}};
+    if (!rows.is_null(5)) entry.revoked = rows.real(5);
+    entries.push_back(entry);
+  }
+  return entries;
+}
+
+Keys::Entry Keys::revoke(const std::string& number_or_prefix) {
+  std::vector<Entry> found;
+  for (const Entry& entry : list()) {
+    if (!entry.revoked &&
+        (std::to_string(entry.id) == number_or_prefix ||
+         (number_or_prefix.size() > 4 && entry.prefix.starts_with(number_or_prefix))))
+      found.push_back(entry);
+  }
+  if (found.size() != 1)
+    throw_error<ConfigError>(
+        "{} keys in force have the number or prefix '{}': expected one; see "
+        "heddle serve keys list",
+        found.size(), text::shown(number_or_prefix));
+  Statement(database_, "UPDATE key SET revoked = ? WHERE id = ?")
+      .bind(now_s())
+      .bind(found.front().id)
+      .run();
+  return found.front();
+}
+
+bool Keys::is_empty() const { return !Statement(database_, "SELECT 1 FROM key LIMIT 1").step(); }
+
+std::optional<Caller> Keys::owner(const std::string& key) const {
+  // The hash of a guess says nothing of the hashes that are near it, so a look-up leaks nothing.
+  Statement row(database_,
+                "SELECT tenant, prefix, scopes FROM key WHERE hash = ? AND revoked IS NULL");
+  if (!row.bind(sha256_hex(key)).step()) return std::nullopt;
+  Caller caller{row.text(0), row.text(1), {}};
+  for (const std::string& scope : text::split(row.text(2), ',')) caller.scopes.insert(scope);
+  return caller;
+}
+
+}  // namespace heddle::serve

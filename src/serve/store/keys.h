@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "serve/http/request.h"
+#include "serve/store/database.h"
+
+namespace heddle::serve {
+
+/// API keys of tenants. The database holds hashes: a key itself is shown once.
+class Keys {
+ public:
+  explicit Keys(Database& database) : database_(database) {}
+
+  struct Entry {
+    std::int64_t id = 0;
+    std::string tenant, prefix, scopes;
+    double created = 0;
+    std::optional<double> revoked;
+  };
+
+  /// A new key, "tml-" and 64 digits. Throws ConfigError for a tenant that is no plain name and for
+  /// an unknown scope; `scopes`: of train, sample, admin, read, with commas.
+  std::string add(const std::string& tenant, const std::string& scopes);
+  std::vector<Entry> list() const;
+  /// By number or prefix. Throws ConfigError for none or several.
+  Entry revoke(const std::string& number_or_prefix);
+  bool is_empty() const;
+
+  /// Who a key belongs to; nothing for one that is unknown or revoked.
+  std::optional<Caller> owner(const std::string& key) const;
+
+ private:
+  Database& database_;
+};
+
+}  // namespace heddle::serve

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "serve/store/data_directory.h"
+#include "tenants/trainer.h"
+
+namespace heddle::serve::tinker {
+
+/// Saved weights of a run.
+struct Checkpoint {
+  enum class Kind { kTraining, kSampler, kExternal };
+  std::string path;  ///< tinker://RUN/weights/NAME
+  std::string run, tenant, name;
+  Kind kind = Kind::kTraining;
+  double created = 0;
+  std::int64_t bytes = 0;
+  bool is_public = false;
+  std::optional<double> expires;
+  nlohmann::json metadata;       ///< Null or an object.
+  tenants::SetOptions options;   ///< For the set of adapters.
+  std::filesystem::path folder;  ///< Below the data directory.
+
+  std::string id() const;  ///< weights/NAME
+  nlohmann::json json() const;
+};
+
+/// "weights", "sampler_weights", "external_weights"
+const char* segment_of(Checkpoint::Kind kind);
+nlohmann::json as_json(const tenants::SetOptions& options);
+tenants::SetOptions set_options_of(const nlohmann::json& value);
+
+/// The checkpoints of all tenants: rows of the database and folders.
+class Checkpoints {
+ public:
+  explicit Checkpoints(DataDirectory& data) : data_(data) {}
+
+  /// A checkpoint that is about to be saved, in a folder of its own. Throws HttpError 400 for a
+  /// name that is none and 409 where one of this name stands and not `overwrite`.
+  Checkpoint plan(const std::string& tenant, const std::string& run, Checkpoint::Kind kind,
+                  const std::string& name, bool overwrite);
+  /// Enters one whose folder has been written; one of its name that stood before goes.
+  void add(const Checkpoint& checkpoint);
+
+  /// The checkpoint of a path if the tenant may read it. Throws HttpError 404, also for one of
+  /// somebody else.
+  Checkpoint find(const std::string& path, const std::string& tenant);
+  /// The tenant's own. Throws HttpError 404.
+  Checkpoint own(const std::string& run, const std::string& id, const std::string& tenant);
+  std::vector<Checkpoint> of_run(const std::string& run, const std::string& tenant);
+  /// Newest first.
+  std::vector<Checkpoint> of_tenant(const std::string& tenant, std::int64_t limit,
+                                    std::int64_t offset);
+  std::int64_t count(const std::string& tenant);
+  void remove(const Checkpoint& checkpoint);
+  void set_public(const Checkpoint& checkpoint, bool is_public);
+  void set_expiry(const Checkpoint& checkpoint, std::optional<double> expires);
+  /// Removes those that have expired.
+  void sweep();
+
+ private:
+  std::vector<Checkpoint> read(Statement& rows);
+
+  DataDirectory& data_;
+};
+
+/// Bytes of the files in a folder.
+std::int64_t folder_bytes(const std::filesystem::path& folder);
+
+}  // namespace heddle::serve::tinker

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+namespace heddle::serve::tinker {
+
+/// Fields of a JSON object of a client. Each reader throws HttpError 422 that names the field, what
+/// was expected and what was found. null counts as not given.
+class Fields {
+ public:
+  /// Parses a body. Throws HttpError 422 unless it is a JSON object.
+  explicit Fields(const std::string& body);
+  /// An object inside another; `where`: its name, for messages.
+  Fields(const nlohmann::json& object, std::string where);
+
+  std::string text(const char* name) const;
+  std::string text(const char* name, const std::string& otherwise) const;
+  std::optional<std::string> maybe_text(const char* name) const;
+  std::int64_t integer(const char* name) const;
+  std::int64_t integer(const char* name, std::int64_t otherwise) const;
+  std::optional<std::int64_t> maybe_integer(const char* name) const;
+  double number(const char* name, double otherwise) const;
+  bool boolean(const char* name, bool otherwise) const;
+  std::optional<bool> maybe_boolean(const char* name) const;
+  Fields object(const char* name) const;
+  /// Null if it is not given.
+  const nlohmann::json* find(const char* name) const;
+  const nlohmann::json& list(const char* name) const;
+
+  const std::string& where() const { return where_; }
+  [[noreturn]] void refuse(const char* name, const char* expected) const;
+
+ private:
+  nlohmann::json value_;
+  std::string where_;
+};
+
+}  // namespace heddle::serve::tinker

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "serve/model/backend.h"
+#include "serve/model/generation.h"
+#include "serve/tinker/fields.h"
+#include "serve/tinker/wire.h"
+
+/// From the types of the API to those of the model.
+namespace heddle::serve::tinker {
+
+/// The JSON form of a forward or forward_backward of older SDKs; `forward_only` by its address.
+/// Throws HttpError 422.
+ForwardBackwardRequest read_forward_backward(const Fields& fields, const char* input);
+
+/// The work of a request, without its set. Throws HttpError 400 that names datum, input and what
+/// was expected: a loss that is not known, inputs that are no text, shapes that do not fit, datums
+/// that are longer than the model's context.
+tenants::Work work_of(const ForwardBackwardRequest& request, const ModelFacts& facts);
+
+/// Tokens of a prompt {chunks}. Throws HttpError 400 for what is no text.
+std::vector<std::int32_t> prompt_of(const Fields& model_input);
+
+/// Request of an asample, without its weights. Throws HttpError 400 and 422 naming the field:
+/// options that are not built are refused, never ignored.
+struct SampleRequest {
+  Generation generation;
+  bool wants_prompt_logprobs = false;
+  std::int64_t topk_prompt = 0;
+};
+SampleRequest read_sample(const Fields& fields, const ModelFacts& facts);
+/// The answer to it.
+SampleResponse response_of(const SampleRequest& request, const GenerationResult& result);
+
+/// Parameters of an optim_step. Throws HttpError 400 for another optimizer than AdamW.
+tenants::AdamParams read_adam(const Fields& fields);
+
+}  // namespace heddle::serve::tinker

@@ -1,0 +1,119 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "serve/http/server.h"
+#include "serve/store/database.h"
+
+namespace heddle::serve::tinker {
+
+/// Outcome of an operation that a client was promised.
+struct Outcome {
+  bool is_failed = false;
+  bool is_proto = false;  ///< `bytes` is a protobuf message, else JSON text.
+  std::string bytes;      ///< For a failure the object {error, category}.
+
+  static Outcome json(std::string text) { return {false, false, std::move(text)}; }
+  static Outcome proto(std::string bytes) { return {false, true, std::move(bytes)}; }
+  /// `category`: "user" for a wrong request, "server" for anything else.
+  static Outcome failure(const std::string& message, const std::string& category);
+};
+
+/// Long operations: a submission is answered with a promise, whose outcome the client polls for.
+/// All calls are made on the loop's thread.
+class Promises {
+ public:
+  struct Options {
+    double poll_s = 25;                    ///< A poll is held so long at most.
+    std::size_t metadata_bytes = 1 << 20;  ///< Larger results are announced before they are sent.
+    double kept_s = 24 * 3600;             ///< An outcome that nobody fetches.
+  };
+  Promises(Server& server, Database& database, const Options& options);
+
+  /// Identity of a submission. A second one of the same place and hash gets the first one's
+  /// promise.
+  struct Submission {
+    std::string tenant;
+    std::string owner;      ///< Run or sampling session, or what else numbers its requests.
+    std::int64_t seq = -1;  ///< -1: the client does not number; every submission is a new one.
+    std::string kind;
+    std::string hash;  ///< Hash of the body.
+    /// Its outcome survives the server. Sampling is not: the client sends the request again.
+    bool is_durable = true;
+    std::string body = {};  ///< Kept for a replay after a crash; empty: not kept.
+  };
+  struct Promise {
+    std::string id;
+    std::string answer;  ///< JSON text that the submission is answered with.
+    bool is_new = true;
+  };
+  /// `answer`: of the promise with this id. Throws HttpError 409 where the place was taken by
+  /// another body.
+  Promise make(const Submission& submission,
+               const std::function<std::string(const std::string& id)>& answer);
+
+  void finish(const std::string& id, const Outcome& outcome);
+  /// Answer to polls meanwhile: "active", "paused_capacity", "paused_rate_limit", and why.
+  void set_state(const std::string& id, const std::string& state, const std::string& reason);
+  /// Called if the client cancels the promise before its end, which the action brings about.
+  void on_cancel(const std::string& id, std::function<void()> action);
+
+  /// POST retrieve_future, retrieve_futures, cancel_future.
+  void retrieve(const Request& request, const Responder& responder);
+  void retrieve_many(const Request& request, const Responder& responder);
+  void cancel(const Request& request, const Responder& responder);
+
+  /// Polls are answered at once from here on.
+  void drain();
+  /// Forgets outcomes that are too old.
+  void sweep();
+  std::int64_t pending() const;
+
+ private:
+  struct Poll {
+    std::int64_t number;
+    Responder responder;
+    bool takes_proto, allows_metadata;
+  };
+  struct Entry {
+    std::string tenant, owner, answer, hash;
+    std::int64_t seq = -1;
+    bool is_durable = true, is_finished = false;
+    Outcome outcome = {};
+    std::int64_t cursor = 0;  ///< Time of the end, among its owner's; microseconds.
+    std::string state = "active", reason = {};
+    std::vector<Poll> polls = {};
+    std::function<void()> on_cancel = {};
+  };
+  /// A poll for any promise of a sampling session.
+  struct OwnerPoll {
+    std::int64_t number;
+    std::int64_t first_seq, last_seq, cursor;
+    Responder responder;
+  };
+
+  Entry* stored(const std::string& id);
+  void load(const std::string& id);
+  void give(const Outcome& outcome, const Poll& poll) const;
+  std::string completions(const std::string& owner, const OwnerPoll& poll);
+  void acknowledge(const std::string& owner, const std::string& tenant,
+                   const std::vector<std::string>& ids);
+  void erase(const std::string& id);
+  std::int64_t next_cursor();
+
+  Server& server_;
+  Database& database_;
+  Options options_;
+  std::unordered_map<std::string, Entry> entries_;
+  std::map<std::pair<std::string, std::int64_t>, std::string> by_place_;  ///< For entries_.
+  std::map<std::string, std::vector<OwnerPoll>> owner_polls_;
+  std::int64_t last_cursor_ = 0, next_poll_ = 0;
+  bool is_draining_ = false;
+};
+
+}  // namespace heddle::serve::tinker

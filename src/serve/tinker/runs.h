@@ -1,0 +1,115 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "serve/http/server.h"
+#include "serve/model/model_thread.h"
+#include "serve/tinker/promises.h"
+
+namespace heddle::serve::tinker {
+
+/// One request of a training run. Exactly one of `work`, `make` and `act` is set.
+struct Operation {
+  std::string promise;
+  std::int64_t seq = -1;  ///< Its place in the run; -1: after all that have come.
+  std::string kind;
+  std::size_t bytes = 0;    ///< Memory that it holds while it waits.
+  std::int64_t tokens = 0;  ///< Its cost, for fairness.
+
+  /// Shares passes with the work of other runs; its set is filled in.
+  std::optional<tenants::Work> work;
+  /// Makes the run's set of adapters, or another in the place of the one it has.
+  std::function<tenants::SetId(Backend&)> make;
+  std::function<Outcome(Backend&, tenants::SetId)> act;
+  /// Called on the loop's thread before its turn on the model's; what it throws is the outcome.
+  std::function<void()> before;
+  /// Called on the loop's thread before the promise is finished; may replace the outcome.
+  std::function<void(Outcome&)> then;
+  /// Called on the loop's thread once the promise is finished without failure.
+  std::function<void()> after;
+};
+
+/// The training runs whose adapters are in memory. A run's operations run in the order of their
+/// seq_ids, whatever order they come in; runs take turns by the tokens that their tenants had, and
+/// forward_backwards of several runs share a pass. All calls are made on the loop's thread.
+class Runs {
+ public:
+  struct Options {
+    double gap_s = 300;  ///< So long is waited for a seq_id that is missing.
+    std::size_t most_waiting_bytes = std::size_t{256} << 20;  ///< For one run.
+    std::int64_t most_waiting = 4096;                         ///< Operations of one run.
+    std::int64_t pass_tokens = 16384;                         ///< Joined from several runs.
+    double join_s = 0.004;  ///< Waits so long for other runs' work, if there are any.
+  };
+  Runs(Server& server, ModelThread& model, Promises& promises, const Options& options);
+
+  bool has(const std::string& run) const { return runs_.contains(run); }
+  std::int64_t count(const std::string& tenant) const;
+  /// Adds a run whose first operation makes its set; `first_seq`: of the next one.
+  void open(const std::string& run, const std::string& tenant, Operation first,
+            std::int64_t first_seq);
+  /// Throws HttpError 404 for a run that is not open, 429 where too much waits, 409 for a seq_id
+  /// that has had its turn.
+  void check(const std::string& run, std::int64_t seq, std::size_t bytes) const;
+  void add(const std::string& run, Operation operation);
+  /// Fails what waits, and gives the run's memory back.
+  void close(const std::string& run, const std::string& reason);
+
+  /// Fails the waiting operations of runs that miss a seq_id for too long.
+  void tick();
+  /// Starts nothing more.
+  void drain() { is_draining_ = true; }
+  bool is_busy() const { return is_busy_; }
+  std::int64_t waiting() const;
+  std::int64_t open_runs() const { return static_cast<std::int64_t>(runs_.size()); }
+  std::int64_t trained_tokens() const { return trained_tokens_; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Run {
+    std::string tenant;
+    std::optional<tenants::SetId> set;
+    std::int64_t next_seq = 1;
+    std::map<std::int64_t, Operation> waiting;
+    std::size_t waiting_bytes = 0;
+    Clock::time_point blocked_since;  ///< The operation that is next has been missing.
+    bool is_running = false;          ///< One of its operations is on the model's thread.
+    bool is_closed = false;           ///< Goes as soon as that one is done.
+  };
+  /// An operation on its way through the model's thread.
+  struct Running {
+    std::string run;
+    Operation operation;
+    Outcome outcome;
+    std::optional<tenants::SetId> set;  ///< That the run has after it.
+  };
+
+  bool is_ready(const Run& run) const;
+  std::vector<std::string> ready_runs() const;
+  Running take(const std::string& id);
+  void pump();
+  void pump_soon();
+  void done(std::vector<Running>& finished);
+  void fail_waiting(Run& run, const std::string& message);
+  void release(tenants::SetId set);
+
+  Server& server_;
+  ModelThread& model_;
+  Promises& promises_;
+  Options options_;
+  std::map<std::string, Run> runs_;
+  std::map<std::string, std::int64_t> served_;  ///< Tokens that each tenant had.
+  bool is_busy_ = false, is_draining_ = false, is_pump_due_ = false;
+  std::int64_t trained_tokens_ = 0;
+};
+
+/// The answer to a forward_backward: log-probabilities, losses and metrics of its datums.
+Outcome outcome_of(const tenants::WorkResult& result);
+
+}  // namespace heddle::serve::tinker

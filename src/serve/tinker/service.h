@@ -1,0 +1,160 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "serve/http/server.h"
+#include "serve/model/model_thread.h"
+#include "serve/store/data_directory.h"
+#include "serve/tinker/checkpoints.h"
+#include "serve/tinker/fields.h"
+#include "serve/tinker/promises.h"
+#include "serve/tinker/runs.h"
+
+namespace heddle::serve::tinker {
+
+struct ServiceOptions {
+  Promises::Options promises;
+  Runs::Options runs;
+  double session_timeout_s = 1800;    ///< Without a heart-beat.
+  std::int64_t runs_per_tenant = 30;  ///< In memory at a time.
+  std::int64_t sessions_per_tenant = 1000;
+  std::int64_t samples_in_flight = 4096;  ///< For one tenant.
+  std::int64_t max_rank = 256;
+  std::size_t adapters_in_memory = 64;  ///< That samplers read; the others wait on the disk.
+  /// A run's state is saved every so many optimizer steps, and what came since is run again after a
+  /// crash: no promise is lost. 0: a run lives in memory, and in what its client saves.
+  std::int64_t durable_steps = 0;
+  bool compresses_bodies = false;  ///< Asks clients for zstd: worth it but on loopback.
+};
+
+/// The training API of the tinker SDK below /api/v1. Its state is touched on the loop's thread
+/// alone.
+class Service {
+ public:
+  Service(Server& server, ModelThread& model, DataDirectory& data, const ServiceOptions& options);
+
+  /// Adds the routes and, with durable_steps, the runs of a server before this one.
+  void serve();
+  /// The server ends: polls are answered, no operation is started.
+  void drain();
+
+  const Promises& promises() const { return promises_; }
+  const Runs& runs() const { return runs_; }
+
+ private:
+  using Answer = std::function<void(const Request&, const Responder&)>;
+  enum class On { kLoop, kWorker };
+  void route(const char* method, const std::string& path, const char* scope,
+             void (Service::*handler)(const Request&, const Responder&), On on = On::kLoop);
+  /// Runs the work on the loop's thread; what it throws becomes the answer.
+  void on_loop(const Responder& responder, std::function<void()> work);
+  void tick();
+
+  // service.cpp: server and sessions
+  void client_config(const Request& request, const Responder& responder);
+  void dynamic_config(const Request& request, const Responder& responder);
+  void capabilities(const Request& request, const Responder& responder);
+  void telemetry(const Request& request, const Responder& responder);
+  void health(const Request& request, const Responder& responder);
+  void who(const Request& request, const Responder& responder);
+  void retrieve_future(const Request& request, const Responder& responder);
+  void retrieve_futures(const Request& request, const Responder& responder);
+  void cancel_future(const Request& request, const Responder& responder);
+  void create_session(const Request& request, const Responder& responder);
+  void heartbeat(const Request& request, const Responder& responder);
+  void finish_session(const Request& request, const Responder& responder);
+  void list_sessions(const Request& request, const Responder& responder);
+  void search_sessions(const Request& request, const Responder& responder);
+  void get_session(const Request& request, const Responder& responder);
+  void end_session(const std::string& session, const std::string& reason);
+  /// Throws HttpError 404 for a session that is not the caller's, 410 for one that has ended.
+  void require_session(const Request& request, const std::string& session);
+
+  // service_training.cpp
+  void create_model(const Request& request, const Responder& responder);
+  void get_info(const Request& request, const Responder& responder);
+  void forward_backward(const Request& request, const Responder& responder);
+  void forward(const Request& request, const Responder& responder);
+  void optim_step(const Request& request, const Responder& responder);
+  void unload_model(const Request& request, const Responder& responder);
+  void add_work(const Request& request, const Responder& responder, tenants::Work work,
+                const std::string& run, std::int64_t seq, std::size_t bytes);
+  /// Promises an operation of a run and puts it in its place.
+  void submit(const Request& request, const Responder& responder, const std::string& run,
+              Operation operation);
+  /// Promises a new run that `make` makes the set of.
+  void open_run(const Request& request, const Responder& responder, const Fields& fields,
+                const tenants::SetOptions& options, const std::string& path,
+                const std::function<tenants::SetId(Backend&)>& make);
+  /// Numbers that a submission keeps for a replay.
+  std::string kept_body(const Request& request) const;
+  /// Throws HttpError 404 for a run that is not the caller's.
+  tenants::SetOptions require_run(const Request& request, const std::string& run);
+
+  // service_restore.cpp
+  void restore();
+  void restore_run(const std::string& run, const std::string& tenant);
+  void replay(const std::string& kind, const std::string& tenant, const std::string& body);
+  /// Every durable_steps an optimizer step saves the state after it too.
+  void keep_state(const std::string& run, const std::string& tenant, Operation& operation);
+
+  // service_weights.cpp
+  void save_weights(const Request& request, const Responder& responder);
+  void save_weights_for_sampler(const Request& request, const Responder& responder);
+  void save_weights_external(const Request& request, const Responder& responder);
+  void load_weights(const Request& request, const Responder& responder);
+  void weights_info(const Request& request, const Responder& responder);
+  void list_runs(const Request& request, const Responder& responder);
+  void get_run(const Request& request, const Responder& responder);
+  void list_run_checkpoints(const Request& request, const Responder& responder);
+  void list_checkpoints(const Request& request, const Responder& responder);
+  void delete_checkpoint(const Request& request, const Responder& responder);
+  void publish_checkpoint(const Request& request, const Responder& responder);
+  void unpublish_checkpoint(const Request& request, const Responder& responder);
+  void set_ttl(const Request& request, const Responder& responder);
+  void not_built(const Request& request, const Responder& responder);
+  void save(const Request& request, const Responder& responder, const Fields& fields,
+            Checkpoint::Kind kind, const std::string& name,
+            const std::function<std::string(const Checkpoint&)>& answer);
+  nlohmann::json run_json(const std::string& tenant, const std::string& run);
+
+  // service_sampling.cpp
+  void create_sampling_session(const Request& request, const Responder& responder);
+  void join_sampling_session(const Request& request, const Responder& responder);
+  void get_sampler(const Request& request, const Responder& responder);
+  void sample(const Request& request, const Responder& responder);
+  std::string add_sampler(const std::string& tenant, const std::string& session, std::int64_t seq,
+                          const std::optional<std::string>& model_path);
+  using WeightsReady = std::function<void(std::shared_ptr<const SamplerWeights>)>;
+  /// Calls `ready` on the loop's thread with the weights of a checkpoint, from memory or the disk.
+  void with_weights(const Checkpoint& checkpoint, WeightsReady ready,
+                    std::function<void(const Outcome&)> failed);
+
+  Server& server_;
+  ModelThread& model_;
+  DataDirectory& data_;
+  ServiceOptions options_;
+  Promises promises_;
+  Runs runs_;
+  Checkpoints checkpoints_;
+  std::map<std::string, double> beats_;  ///< For living sessions.
+  std::map<std::string, std::int64_t> samples_in_flight_;
+  /// Weights that samplers use, by folder; the ones used last are in front.
+  std::list<std::pair<std::string, std::shared_ptr<const SamplerWeights>>> weights_;
+  std::int64_t next_version_ = 1;
+  std::map<std::string, std::int64_t> steps_;  ///< Since the last kept state, by run.
+};
+
+std::string dump(const nlohmann::json& value);
+
+}  // namespace heddle::serve::tinker

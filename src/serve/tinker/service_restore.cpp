@@ -1,0 +1,153 @@
+#include <filesystem>
+
+#include "base/log.h"
+#include "serve/tinker/service.h"
+
+// Runs after a restart. Their requests since the last saved state lie in the database and are run
+// again, in their order.
+namespace heddle::serve::tinker {
+namespace {
+
+using nlohmann::json;
+
+constexpr char kProtobuf = 'p', kJson = 'j';  ///< First byte of a body that is kept.
+
+/// Nobody waits for the answer to a replayed request.
+class Nobody final : public Responder::Exchange {
+ public:
+  void answer(int status, std::string body, const std::string&, Headers) override {
+    if (status >= 400) log::warning("a request from before the restart is refused: {}", body);
+  }
+  void start(int, const std::string&, Headers) override {}
+  void write(std::string) override {}
+  void end() override {}
+  bool is_gone() const override { return true; }
+  void on_gone(std::function<void()>) override {}
+};
+
+}  // namespace
+
+std::string Service::kept_body(const Request& request) const {
+  if (options_.durable_steps == 0) return "";
+  const bool is_proto = request.header("content-type").starts_with("application/x-protobuf");
+  return (is_proto ? kProtobuf : kJson) + request.body;
+}
+
+void Service::restore() {
+  Database& database = data_.database();
+  std::vector<std::pair<std::string, std::string>> kept;
+  if (options_.durable_steps > 0) {
+    Statement rows(
+        database,
+        "SELECT r.id, r.tenant FROM run r JOIN session s ON s.id = r.session WHERE "
+        "r.is_live = 1 AND s.finished IS NULL AND (r.durable_name IS NOT NULL OR EXISTS "
+        "(SELECT 1 FROM request q WHERE q.owner = r.session || '/runs' AND q.body != x'' "
+        "AND r.id = r.session || ':train:' || q.seq)) ORDER BY r.created");
+    while (rows.step()) kept.emplace_back(rows.text(0), rows.text(1));
+  }
+  // Other work under way had its effects in memory alone.
+  Statement(database,
+            "UPDATE request SET state = 2, result = ?, finished = ? WHERE state = 0 AND (? = 0 OR "
+            "body = x'')")
+      .bind_blob(Outcome::failure("the server was restarted: this run lost the steps that were not "
+                                  "saved; load its last checkpoint into a new run",
+                                  "server")
+                     .bytes)
+      .bind(now_s())
+      .bind(options_.durable_steps)
+      .run();
+  Statement(database, "UPDATE run SET is_live = 0").run();
+  for (const auto& [run, tenant] : kept) restore_run(run, tenant);
+}
+
+void Service::restore_run(const std::string& run, const std::string& tenant) {
+  Database& database = data_.database();
+  Statement state(database, "SELECT durable_seq, durable_name, session FROM run WHERE id = ?");
+  state.bind(run).step();
+  const std::int64_t durable_seq = state.integer(0);
+  if (!state.is_null(1)) {
+    Operation load;
+    load.kind = "restore";
+    load.make = [folder = data_.run_directory(tenant, run) / state.text(1)](Backend& backend) {
+      return backend.load(folder, true);
+    };
+    runs_.open(run, tenant, std::move(load), durable_seq + 1);
+    Statement(database, "UPDATE run SET is_live = 1 WHERE id = ?").bind(run).run();
+  } else {
+    Statement made(database,
+                   "SELECT kind, body FROM request WHERE owner = ? AND ? = ? || ':train:' || seq");
+    made.bind(state.text(2) + "/runs").bind(run).bind(state.text(2));
+    if (made.step()) replay(made.text(0), tenant, made.text(1));
+  }
+  Statement rows(database,
+                 "SELECT kind, body FROM request WHERE owner = ? AND seq > ? AND body != x'' ORDER "
+                 "BY seq");
+  rows.bind(run).bind(durable_seq);
+  std::int64_t count = 0;
+  for (; rows.step(); ++count) replay(rows.text(0), tenant, rows.text(1));
+  log::info("run {} goes on from its state after request {}; {} later requests run again", run,
+            durable_seq, count);
+}
+
+void Service::replay(const std::string& kind, const std::string& tenant, const std::string& body) {
+  Request request;
+  request.is_replay = true;
+  request.caller.tenant = tenant;
+  request.headers["content-type"] =
+      body.front() == kProtobuf ? "application/x-protobuf" : "application/json";
+  request.body = body.substr(1);
+  const Responder responder(std::make_shared<Nobody>());
+  void (Service::*handler)(const Request&, const Responder&) =
+      kind == "create_model"                       ? &Service::create_model
+      : kind == "load_weights"                     ? &Service::load_weights
+      : kind == "optim_step"                       ? &Service::optim_step
+      : kind == "save_weights"                     ? &Service::save_weights
+      : kind == "save_sampler_weights"             ? &Service::save_weights_for_sampler
+      : kind == "save_external_weights"            ? &Service::save_weights_external
+      : kind == "forward" && body.front() == kJson ? &Service::forward
+                                                   : &Service::forward_backward;
+  on_loop(responder, [this, handler, request, responder] { (this->*handler)(request, responder); });
+}
+
+void Service::keep_state(const std::string& run, const std::string& tenant, Operation& operation) {
+  const auto step = std::move(operation.act);
+  const auto seq = operation.seq;
+  // Counted where the steps run, in their order.
+  auto name = std::make_shared<std::string>();
+  operation.before = [this, run, name] {
+    if (++steps_[run] < options_.durable_steps) return;
+    steps_[run] = 0;
+    *name = "state-" + random_hex(6);
+  };
+  operation.act = [this, step, name, run, tenant](Backend& backend, tenants::SetId set) {
+    Outcome outcome = step(backend, set);
+    if (!name->empty() && !outcome.is_failed)
+      backend.save(set, data_.run_directory(tenant, run) / *name, true);
+    return outcome;
+  };
+  operation.after = [this, name, run, tenant, seq] {
+    if (name->empty()) return;
+    Database& database = data_.database();
+    std::string replaced;
+    {
+      Statement old(database, "SELECT durable_name FROM run WHERE id = ?");
+      if (old.bind(run).step() && !old.is_null(0)) replaced = old.text(0);
+    }
+    Transaction change(database);
+    Statement(database, "UPDATE run SET durable_seq = ?, durable_name = ? WHERE id = ?")
+        .bind(seq)
+        .bind(*name)
+        .bind(run)
+        .run();
+    Statement(database, "UPDATE request SET body = x'' WHERE owner = ? AND seq <= ?")
+        .bind(run)
+        .bind(seq)
+        .run();
+    change.commit();
+    std::error_code ignored;
+    if (!replaced.empty())
+      std::filesystem::remove_all(data_.run_directory(tenant, run) / replaced, ignored);
+  };
+}
+
+}  // namespace heddle::serve::tinker

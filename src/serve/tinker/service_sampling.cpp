@@ -1,0 +1,177 @@
+#include <algorithm>
+#include <utility>
+
+#include "base/log.h"
+#include "base/quote.h"
+#include "serve/tinker/inputs.h"
+#include "serve/tinker/service.h"
+
+// Sampling sessions and asample.
+namespace heddle::serve::tinker {
+namespace {
+
+using nlohmann::json;
+
+}  // namespace
+
+std::string Service::add_sampler(const std::string& tenant, const std::string& session,
+                                 std::int64_t seq, const std::optional<std::string>& model_path) {
+  const std::string id = fmt::format("{}:sample:{}", session, seq);
+  Statement(data_.database(),
+            "INSERT INTO sampler(id, session, tenant, created, model_path) VALUES (?, ?, ?, ?, ?)")
+      .bind(id)
+      .bind(session)
+      .bind(tenant)
+      .bind(now_s())
+      .bind(model_path)
+      .run();
+  return id;
+}
+
+void Service::create_sampling_session(const Request& request, const Responder& responder) {
+  const Fields fields(request.body);
+  const std::string session = fields.text("session_id");
+  require_session(request, session);
+  const std::int64_t seq = fields.integer("sampling_session_seq_id");
+  const auto path = fields.maybe_text("model_path");
+  if (path) {
+    checkpoints_.find(*path, request.caller.tenant);
+  } else if (const std::string base = fields.text("base_model"); base != model_.facts().name) {
+    throw_http(400, "base_model {} is not served here: expected {}", text::shown(base, 100),
+               model_.facts().name);
+  }
+  const std::string id = fmt::format("{}:sample:{}", session, seq);
+  Statement row(data_.database(), "SELECT model_path FROM sampler WHERE id = ?");
+  if (!row.bind(id).step()) {
+    add_sampler(request.caller.tenant, session, seq, path);
+  } else if (row.text(0) != path.value_or("")) {
+    throw_http(409, "sampling_session_seq_id {} was used with other weights", seq);
+  }
+  responder.answer(200, dump({{"type", "create_sampling_session"}, {"sampling_session_id", id}}));
+}
+
+void Service::join_sampling_session(const Request& request, const Responder& responder) {
+  const std::string id = Fields(request.body).text("sampling_session_id");
+  Statement row(data_.database(),
+                "UPDATE sampler SET clones = clones + 1 WHERE id = ? AND tenant = ? RETURNING "
+                "clones");
+  if (!row.bind(id).bind(request.caller.tenant).step())
+    throw_http(404, "sampling session {} is not known", text::shown(id, 100));
+  const std::int64_t clone = row.integer(0);
+  while (row.step()) {
+  }
+  responder.answer(200, dump({{"type", "join_sampling_session"}, {"client_counter", clone}}));
+}
+
+void Service::get_sampler(const Request& request, const Responder& responder) {
+  const std::string id = request.parameters.at("id");
+  Statement row(data_.database(), "SELECT model_path FROM sampler WHERE id = ? AND tenant = ?");
+  if (!row.bind(id).bind(request.caller.tenant).step())
+    throw_http(404, "sampler {} is not known", text::shown(id, 100));
+  json answer{{"sampler_id", id}, {"base_model", model_.facts().name}};
+  if (!row.is_null(0)) answer["model_path"] = row.text(0);
+  responder.answer(200, dump(answer));
+}
+
+void Service::with_weights(const Checkpoint& checkpoint, WeightsReady ready,
+                           std::function<void(const Outcome&)> failed) {
+  const std::string folder = checkpoint.folder.string();
+  const auto known =
+      std::ranges::find(weights_, folder, [](const auto& entry) { return entry.first; });
+  if (known != weights_.end()) {
+    weights_.splice(weights_.begin(), weights_, known);
+    return ready(weights_.front().second);
+  }
+  model_.run([this, folder, name = checkpoint.path, version = next_version_++, ready,
+              failed](Backend& backend) {
+    try {
+      auto weights = std::make_shared<SamplerWeights>();
+      weights->name = name;
+      weights->version = version;
+      weights->set = backend.load_snapshot(folder);
+      server_.post([this, folder, weights, ready] {
+        weights_.emplace_front(folder, weights);
+        if (weights_.size() > options_.adapters_in_memory) weights_.pop_back();
+        ready(weights);
+      });
+    } catch (const std::exception& error) {
+      log::error("{} cannot be loaded: {}", name, error.what());
+      server_.post(
+          [name, failed] { failed(Outcome::failure(name + " cannot be loaded", "server")); });
+    }
+  });
+}
+
+void Service::sample(const Request& request, const Responder& responder) {
+  const Fields fields(request.body);
+  auto asked = std::make_shared<SampleRequest>(read_sample(fields, model_.facts()));
+  on_loop(responder, [this, request, responder, fields, asked] {
+    const std::string tenant = request.caller.tenant;
+    std::string owner = tenant + "/samples";
+    std::int64_t seq = -1;
+    std::optional<std::string> path = fields.maybe_text("model_path");
+    if (const auto sampler = fields.maybe_text("sampling_session_id")) {
+      Statement row(data_.database(), "SELECT model_path FROM sampler WHERE id = ? AND tenant = ?");
+      if (!row.bind(*sampler).bind(tenant).step())
+        throw_http(404, "sampling session {} is not known", text::shown(*sampler, 100));
+      owner = *sampler;
+      seq = fields.integer("seq_id");
+      if (!row.is_null(0)) path = row.text(0);
+    } else if (!path && fields.text("base_model") != model_.facts().name) {
+      throw_http(400, "base_model {} is not served here: expected {}",
+                 text::shown(fields.text("base_model"), 100), model_.facts().name);
+    }
+    std::optional<Checkpoint> checkpoint;
+    if (path) checkpoint = checkpoints_.find(*path, tenant);
+    Promises::Submission submission{tenant, owner, seq, "asample", sha256_hex(request.body)};
+    submission.is_durable = false;
+    const auto promise = promises_.make(submission, [&](const std::string& id) {
+      if (samples_in_flight_[tenant] + asked->generation.samples > options_.samples_in_flight)
+        throw HttpError(429,
+                        fmt::format("{} samples of this key's tenant are under way, which is "
+                                    "the limit",
+                                    samples_in_flight_[tenant]),
+                        1);
+      json ids = json::array();
+      for (std::int64_t i = 0; i < asked->generation.samples; ++i)
+        ids.push_back(fmt::format("{}-{}", id, i));
+      return dump({{"request_id", id}, {"sample_sequence_ids", ids}});
+    });
+    responder.answer(200, promise.answer);
+    if (!promise.is_new) return;
+    samples_in_flight_[tenant] += asked->generation.samples;
+    const auto finish = [this, tenant, asked, id = promise.id](const Outcome& outcome) {
+      if (auto& count = samples_in_flight_[tenant]; (count -= asked->generation.samples) == 0)
+        samples_in_flight_.erase(tenant);
+      promises_.finish(id, outcome);
+    };
+    const auto start = [this, asked, finish,
+                        id = promise.id](std::shared_ptr<const SamplerWeights> weights) {
+      Generation generation = asked->generation;
+      generation.weights = std::move(weights);
+      const GenerationId own = model_.generate(
+          std::move(generation),
+          {nullptr,
+           [this, asked, finish](GenerationResult&& result) {
+             auto outcome = Outcome::proto(encode(response_of(*asked, result)));
+             server_.post([finish, outcome = std::move(outcome)] { finish(outcome); });
+           },
+           [this, finish](const std::string& message, bool is_users) {
+             server_.post([finish, message, is_users] {
+               finish(Outcome::failure(message, is_users ? "user" : "server"));
+             });
+           }});
+      promises_.on_cancel(id, [this, own, finish] {
+        model_.cancel(own);
+        finish(Outcome::failure("cancelled by the client", "user"));
+      });
+    };
+    if (checkpoint) {
+      with_weights(*checkpoint, start, finish);
+    } else {
+      start(nullptr);
+    }
+  });
+}
+
+}  // namespace heddle::serve::tinker

@@ -1,0 +1,219 @@
+#include <utility>
+
+#include "base/quote.h"
+#include "serve/tinker/inputs.h"
+#include "serve/tinker/service.h"
+
+// Training runs: made, trained, asked about.
+namespace heddle::serve::tinker {
+namespace {
+
+using nlohmann::json;
+
+/// A JSON body's seq_id: absent or 0 means that the client does not number.
+std::int64_t seq_of(const Fields& fields) {
+  const std::int64_t seq = fields.integer("seq_id", 0);
+  return seq > 0 ? seq : -1;
+}
+
+void require_adamw(const Fields& fields) {
+  if (fields.find("optimizer_config") == nullptr) return;
+  const std::string type = fields.object("optimizer_config").text("type", "adamw");
+  if (type != "adamw")
+    throw_http(400, "optimizer {} is not built: expected adamw", text::shown(type, 40));
+}
+
+}  // namespace
+
+void Service::submit(const Request& request, const Responder& responder, const std::string& run,
+                     Operation operation) {
+  Promises::Submission submission{request.caller.tenant, run, operation.seq, operation.kind,
+                                  sha256_hex(request.body)};
+  submission.body = kept_body(request);
+  // A repeat gets its promise also where the run no longer takes new requests.
+  const auto answer = [&](const std::string& id) {
+    runs_.check(run, operation.seq, operation.bytes);
+    return dump({{"request_id", id}, {"model_id", run}});
+  };
+  const auto promise = promises_.make(submission, answer);
+  if (promise.is_new || request.is_replay) {
+    operation.promise = promise.id;
+    runs_.add(run, std::move(operation));
+  }
+  responder.answer(200, promise.answer);
+}
+
+void Service::open_run(const Request& request, const Responder& responder, const Fields& fields,
+                       const tenants::SetOptions& options, const std::string& path,
+                       const std::function<tenants::SetId(Backend&)>& make) {
+  require_adamw(fields);
+  const std::string session = fields.text("session_id");
+  require_session(request, session);
+  const std::int64_t number = fields.integer("model_seq_id");
+  if (number < 0) fields.refuse("model_seq_id", "a number from 0 on");
+  const std::string run = fmt::format("{}:train:{}", session, number);
+  const std::string tenant = request.caller.tenant;
+  const auto promise = promises_.make(
+      {tenant, session + "/runs", number, path.empty() ? "create_model" : "load_weights",
+       sha256_hex(request.body), true, kept_body(request)},
+      [&](const std::string& id) {
+        if (runs_.count(tenant) >= options_.runs_per_tenant)
+          throw_http(400,
+                     "{} training runs of this key's tenant are in memory, which is the limit: "
+                     "finish a session to free its runs",
+                     options_.runs_per_tenant);
+        return dump({{"request_id", id}, {"model_id", run}});
+      });
+  if (promise.is_new || request.is_replay) {
+    std::optional<std::string> metadata;
+    if (const json* value = fields.find("user_metadata")) metadata = dump(*value);
+    Statement(
+        data_.database(),
+        "INSERT OR REPLACE INTO run(id, session, tenant, created, last_request, options, metadata, "
+        "is_live) VALUES (?, ?, ?, ?, ?, ?, ?, 1)")
+        .bind(run)
+        .bind(session)
+        .bind(tenant)
+        .bind(now_s())
+        .bind(now_s())
+        .bind(as_json(options).dump())
+        .bind(metadata)
+        .run();
+    Operation operation;
+    operation.promise = promise.id;
+    operation.kind = path.empty() ? "create_model" : "load_weights";
+    operation.make = make;
+    operation.then = [run, path](Outcome& outcome) {
+      if (outcome.is_failed) return;
+      json result{{"type", path.empty() ? "create_model" : "load_weights"}, {"model_id", run}};
+      if (!path.empty()) result["path"] = path;
+      outcome = Outcome::json(dump(result));
+    };
+    runs_.open(run, tenant, std::move(operation), 1);
+  }
+  responder.answer(200, promise.answer);
+}
+
+void Service::create_model(const Request& request, const Responder& responder) {
+  const Fields fields(request.body);
+  const ModelFacts& facts = model_.facts();
+  if (const std::string base = fields.text("base_model"); base != facts.name)
+    throw_http(400, "base_model {} is not served here: expected {}", text::shown(base, 100),
+               facts.name);
+  const Fields lora = fields.object("lora_config");
+  tenants::SetOptions options;
+  options.rank = lora.integer("rank");
+  if (options.rank < 1 || options.rank > options_.max_rank)
+    throw_http(400, "lora_config.rank is {}: expected 1 to {}", options.rank, options_.max_rank);
+  const auto seed = lora.maybe_integer("seed");
+  options.seed = seed ? static_cast<std::uint64_t>(*seed)
+                      : std::stoull(random_hex(6), nullptr, 16);  // JSON keeps 53 bits everywhere
+  options.attn = lora.boolean("train_attn", true);
+  options.mlp = lora.boolean("train_mlp", true);
+  // The trainer has no adapters on the head, and clients ask for them unless told otherwise: each
+  // session is warned (create_session), and weights_info says false.
+  options.unembed = false;
+  open_run(request, responder, fields, options, "",
+           [options](Backend& backend) { return backend.create(options); });
+}
+
+tenants::SetOptions Service::require_run(const Request& request, const std::string& run) {
+  Statement row(data_.database(), "SELECT options FROM run WHERE id = ? AND tenant = ?");
+  if (!row.bind(run).bind(request.caller.tenant).step())
+    throw_http(404, "training run {} is not known", text::shown(run, 100));
+  return set_options_of(json::parse(row.text(0)));
+}
+
+void Service::get_info(const Request& request, const Responder& responder) {
+  const std::string run = Fields(request.body).text("model_id");
+  const tenants::SetOptions options = require_run(request, run);
+  const ModelFacts& facts = model_.facts();
+  responder.answer(200, dump({{"type", "get_info"},
+                              {"model_id", run},
+                              {"model_data",
+                               {{"arch", facts.architecture},
+                                {"model_name", facts.name},
+                                {"tokenizer_id", facts.name}}},
+                              {"model_name", facts.name},
+                              {"is_lora", true},
+                              {"lora_rank", options.rank},
+                              {"optimizer_config", {{"type", "adamw"}}}}));
+}
+
+void Service::add_work(const Request& request, const Responder& responder, tenants::Work work,
+                       const std::string& run, std::int64_t seq, std::size_t bytes) {
+  require_run(request, run);
+  Operation operation;
+  operation.seq = seq > 0 ? seq : -1;
+  operation.kind = work.forward_only ? "forward" : "forward_backward";
+  operation.bytes = bytes;
+  for (const tenants::Datum& datum : work.data)
+    operation.tokens += static_cast<std::int64_t>(datum.tokens.size());
+  operation.work = std::move(work);
+  submit(request, responder, run, std::move(operation));
+}
+
+void Service::forward_backward(const Request& request, const Responder& responder) {
+  const std::string_view type = request.header("content-type");
+  ForwardBackwardRequest decoded;
+  if (type.starts_with("application/x-protobuf")) {
+    decoded = decode_forward_backward(request.body);
+  } else if (type.starts_with("application/json")) {
+    decoded = read_forward_backward(Fields(request.body), "forward_backward_input");
+  } else {
+    throw_http(415, "Content-Type {}: expected application/x-protobuf or application/json",
+               text::shown(type, 60));
+  }
+  auto work = std::make_shared<tenants::Work>(work_of(decoded, model_.facts()));
+  on_loop(responder,
+          [this, request, responder, work, run = decoded.model_id, seq = decoded.seq_id] {
+            add_work(request, responder, std::move(*work), run, seq, request.body.size());
+          });
+}
+
+void Service::forward(const Request& request, const Responder& responder) {
+  ForwardBackwardRequest decoded = read_forward_backward(Fields(request.body), "forward_input");
+  decoded.forward_only = true;
+  auto work = std::make_shared<tenants::Work>(work_of(decoded, model_.facts()));
+  on_loop(responder,
+          [this, request, responder, work, run = decoded.model_id, seq = decoded.seq_id] {
+            add_work(request, responder, std::move(*work), run, seq, request.body.size());
+          });
+}
+
+void Service::optim_step(const Request& request, const Responder& responder) {
+  const Fields fields(request.body);
+  const std::string run = fields.text("model_id");
+  require_run(request, run);
+  Operation operation;
+  operation.seq = seq_of(fields);
+  operation.kind = "optim_step";
+  operation.bytes = request.body.size();
+  operation.act = [params = read_adam(fields)](Backend& backend, tenants::SetId set) {
+    const tenants::StepResult result = backend.optim_step(set, params);
+    if (!result.updated)
+      throw DataError(
+          "the norm of the gradients is not finite: the gradients were dropped and "
+          "nothing else changed");
+    return Outcome::json(
+        dump({{"type", "optim_step"}, {"metrics", {{"grad_norm:mean", result.grad_norm}}}}));
+  };
+  if (options_.durable_steps > 0 && operation.seq >= 0)
+    keep_state(run, request.caller.tenant, operation);
+  submit(request, responder, run, std::move(operation));
+}
+
+void Service::unload_model(const Request& request, const Responder& responder) {
+  const std::string run = Fields(request.body).text("model_id");
+  require_run(request, run);
+  const auto promise = promises_.make(
+      {request.caller.tenant, run + "/unload", 0, "unload_model", sha256_hex(request.body)},
+      [&](const std::string& id) {
+        return dump({{"request_id", id}, {"model_id", run}});
+      });
+  runs_.close(run, "the run was unloaded by its client");
+  promises_.finish(promise.id, Outcome::json(dump({{"type", "unload_model"}, {"model_id", run}})));
+  responder.answer(200, promise.answer);
+}
+
+}  // namespace heddle::serve::tinker

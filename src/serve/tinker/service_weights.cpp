@@ -1,0 +1,260 @@
+#include <algorithm>
+#include <cstdlib>
+
+#include "base/quote.h"
+#include "serve/tinker/service.h"
+
+// Checkpoints: saved, loaded, listed, shared.
+namespace heddle::serve::tinker {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::int64_t kLeastTtl_s = 3600, kMostTtl_s = std::int64_t{10} * 366 * 24 * 3600;
+constexpr std::int64_t kMostPage = 1000;
+
+std::optional<double> expiry_of(const Fields& fields) {
+  const auto seconds = fields.maybe_integer("ttl_seconds");
+  if (!seconds) return std::nullopt;
+  if (*seconds < kLeastTtl_s || *seconds > kMostTtl_s)
+    fields.refuse("ttl_seconds", "3600 seconds to 10 years");
+  return now_s() + static_cast<double>(*seconds);
+}
+
+struct Page {
+  std::int64_t limit, offset;
+};
+
+Page page_of(const Request& request) {
+  const auto whole = [&](const char* name, std::int64_t otherwise) {
+    const auto found = request.query.find(name);
+    if (found == request.query.end()) return otherwise;
+    char* end = nullptr;
+    const std::int64_t value = std::strtoll(found->second.c_str(), &end, 10);
+    if (*end != '\0' || value < 0 || found->second.empty())
+      throw_http(422, "{} is {}: expected a count", name, text::shown(found->second, 40));
+    return value;
+  };
+  return {std::min(whole("limit", 20), kMostPage), whole("offset", 0)};
+}
+
+json cursor_json(const Page& page, std::int64_t total) {
+  return {{"offset", page.offset}, {"limit", page.limit}, {"total_count", total}};
+}
+
+json list_of(const std::vector<Checkpoint>& checkpoints) {
+  json list = json::array();
+  for (const Checkpoint& each : checkpoints) list.push_back(each.json());
+  return list;
+}
+
+}  // namespace
+
+void Service::save(const Request& request, const Responder& responder, const Fields& fields,
+                   Checkpoint::Kind kind, const std::string& name,
+                   const std::function<std::string(const Checkpoint&)>& answer) {
+  const std::string run = fields.text("model_id");
+  const tenants::SetOptions options = require_run(request, run);
+  const std::int64_t seq = fields.integer("seq_id", 0);
+  const bool overwrite = fields.boolean("overwrite", false);
+  const std::string tenant = request.caller.tenant;
+  json metadata;
+  if (const json* value = fields.find("user_metadata")) metadata = *value;
+  const auto expires = expiry_of(fields);
+  // The name is looked up when its turn comes: an earlier save of the queue may take it.
+  auto planned = std::make_shared<Checkpoint>();
+  Operation operation;
+  operation.seq = seq > 0 ? seq : -1;
+  operation.kind = fmt::format("save_{}", segment_of(kind));
+  operation.bytes = request.body.size();
+  operation.before = [this, planned, tenant, run, kind, name, overwrite] {
+    *planned = checkpoints_.plan(tenant, run, kind, name, overwrite);
+  };
+  operation.act = [planned, kind](Backend& backend, tenants::SetId set) {
+    backend.save(set, planned->folder, kind == Checkpoint::Kind::kTraining);
+    planned->bytes = folder_bytes(planned->folder);
+    return Outcome();
+  };
+  operation.then = [this, planned, options, metadata, expires, answer](Outcome& outcome) {
+    if (outcome.is_failed) return;
+    planned->options = options;
+    planned->metadata = metadata;
+    planned->expires = expires;
+    checkpoints_.add(*planned);
+    outcome = Outcome::json(answer(*planned));
+  };
+  submit(request, responder, run, std::move(operation));
+}
+
+void Service::save_weights(const Request& request, const Responder& responder) {
+  const Fields fields(request.body);
+  const std::string name = fields.text("path", fmt::format("step-{}", fields.integer("seq_id", 0)));
+  save(request, responder, fields, Checkpoint::Kind::kTraining, name, [](const Checkpoint& saved) {
+    return dump({{"type", "save_weights"}, {"path", saved.path}});
+  });
+}
+
+void Service::save_weights_for_sampler(const Request& request, const Responder& responder) {
+  const Fields fields(request.body);
+  if (fields.text("kind", "snapshot") != "snapshot")
+    throw HttpError(400, "kind inflight is not built: expected snapshot");
+  if (const auto name = fields.maybe_text("path")) {
+    return save(request, responder, fields, Checkpoint::Kind::kSampler, *name,
+                [](const Checkpoint& saved) {
+                  return dump({{"type", "save_weights_for_sampler"}, {"path", saved.path}});
+                });
+  }
+  const std::int64_t seq = fields.integer("sampling_session_seq_id");
+  const std::string run = fields.text("model_id");
+  const std::string session = run.substr(0, run.find(':'));
+  const std::string tenant = request.caller.tenant;
+  save(request, responder, fields, Checkpoint::Kind::kSampler,
+       fmt::format("session-{}-{}", fields.integer("seq_id", 0), seq),
+       [this, tenant, session, seq](const Checkpoint& saved) {
+         return dump({{"type", "save_weights_for_sampler"},
+                      {"path", saved.path},
+                      {"sampling_session_id", add_sampler(tenant, session, seq, saved.path)}});
+       });
+}
+
+void Service::save_weights_external(const Request& request, const Responder& responder) {
+  const Fields fields(request.body);
+  const json* recipients = fields.find("age_encryption_recipients");
+  if (recipients != nullptr && !recipients->empty())
+    throw HttpError(400, "age_encryption_recipients is not built: save without them");
+  save(
+      request, responder, fields, Checkpoint::Kind::kExternal, fields.text("path"),
+      [](const Checkpoint& saved) {
+        return dump(
+            {{"type", "save_weights_external"}, {"path", saved.path}, {"size_bytes", saved.bytes}});
+      });
+}
+
+void Service::load_weights(const Request& request, const Responder& responder) {
+  const Fields fields(request.body);
+  if (fields.maybe_text("weights_access_token"))
+    throw HttpError(400, "weights_access_token is not built: publish the checkpoint instead");
+  const std::string path = fields.text("path");
+  const Checkpoint checkpoint = checkpoints_.find(path, request.caller.tenant);
+  const bool with_optimizer = fields.boolean("optimizer", false);
+  if (with_optimizer && checkpoint.kind != Checkpoint::Kind::kTraining)
+    throw_http(400, "{} holds no optimizer state: load a path of weights/", checkpoint.path);
+  const auto make = [folder = checkpoint.folder, with_optimizer](Backend& backend) {
+    return backend.load(folder, with_optimizer);
+  };
+  if (fields.maybe_text("session_id")) {
+    const std::string base = fields.text("base_model", model_.facts().name);
+    if (base != model_.facts().name)
+      throw_http(400, "base_model {} is not served here: expected {}", text::shown(base, 100),
+                 model_.facts().name);
+    return open_run(request, responder, fields, checkpoint.options, checkpoint.path, make);
+  }
+  const std::string run = fields.text("model_id");
+  require_run(request, run);
+  const std::int64_t seq = fields.integer("seq_id", 0);
+  if (seq > 1)
+    throw HttpError(400, "weights are loaded into a run as its first request only: make a new run");
+  Operation operation;
+  operation.seq = seq > 0 ? seq : -1;
+  operation.kind = "load_weights";
+  operation.make = make;
+  operation.then = [run, path](Outcome& outcome) {
+    if (!outcome.is_failed)
+      outcome = Outcome::json(dump({{"type", "load_weights"}, {"path", path}, {"model_id", run}}));
+  };
+  submit(request, responder, run, std::move(operation));
+}
+
+void Service::weights_info(const Request& request, const Responder& responder) {
+  const Checkpoint found =
+      checkpoints_.find(Fields(request.body).text("tinker_path"), request.caller.tenant);
+  responder.answer(200, dump({{"base_model", model_.facts().name},
+                              {"is_lora", true},
+                              {"lora_rank", found.options.rank},
+                              {"train_unembed", found.options.unembed},
+                              {"train_mlp", found.options.mlp},
+                              {"train_attn", found.options.attn},
+                              {"optimizer_config", {{"type", "adamw"}}}}));
+}
+
+json Service::run_json(const std::string& tenant, const std::string& run) {
+  Statement row(data_.database(),
+                "SELECT last_request, options, metadata FROM run WHERE id = ? AND tenant = ?");
+  if (!row.bind(run).bind(tenant).step())
+    throw_http(404, "training run {} is not known", text::shown(run, 100));
+  json value{{"training_run_id", run},
+             {"base_model", model_.facts().name},
+             {"model_owner", tenant},
+             {"is_lora", true},
+             {"corrupted", false},
+             {"lora_rank", set_options_of(json::parse(row.text(1))).rank},
+             {"last_request_time", as_utc(row.real(0))}};
+  if (!row.is_null(2)) value["user_metadata"] = json::parse(row.text(2));
+  for (const Checkpoint& each : checkpoints_.of_run(run, tenant)) {
+    if (each.kind == Checkpoint::Kind::kTraining) value["last_checkpoint"] = each.json();
+    if (each.kind == Checkpoint::Kind::kSampler) value["last_sampler_checkpoint"] = each.json();
+  }
+  return value;
+}
+
+void Service::list_runs(const Request& request, const Responder& responder) {
+  const Page page = page_of(request);
+  const std::string& tenant = request.caller.tenant;
+  Statement count(data_.database(), "SELECT count(*) FROM run WHERE tenant = ?");
+  count.bind(tenant).step();
+  Statement rows(data_.database(),
+                 "SELECT id FROM run WHERE tenant = ? ORDER BY created DESC LIMIT ? OFFSET ?");
+  rows.bind(tenant).bind(page.limit).bind(page.offset);
+  json list = json::array();
+  while (rows.step()) list.push_back(run_json(tenant, rows.text(0)));
+  responder.answer(
+      200, dump({{"training_runs", list}, {"cursor", cursor_json(page, count.integer(0))}}));
+}
+
+void Service::get_run(const Request& request, const Responder& responder) {
+  responder.answer(200, dump(run_json(request.caller.tenant, request.parameters.at("run"))));
+}
+
+void Service::list_run_checkpoints(const Request& request, const Responder& responder) {
+  const std::string& run = request.parameters.at("run");
+  require_run(request, run);
+  responder.answer(
+      200, dump({{"checkpoints", list_of(checkpoints_.of_run(run, request.caller.tenant))}}));
+}
+
+void Service::list_checkpoints(const Request& request, const Responder& responder) {
+  const Page page = page_of(request);
+  const std::string& tenant = request.caller.tenant;
+  responder.answer(
+      200, dump({{"checkpoints", list_of(checkpoints_.of_tenant(tenant, page.limit, page.offset))},
+                 {"cursor", cursor_json(page, checkpoints_.count(tenant))}}));
+}
+
+void Service::delete_checkpoint(const Request& request, const Responder& responder) {
+  checkpoints_.remove(checkpoints_.own(request.parameters.at("run"), request.parameters.at("id"),
+                                       request.caller.tenant));
+  responder.answer(204, "");
+}
+
+void Service::publish_checkpoint(const Request& request, const Responder& responder) {
+  checkpoints_.set_public(checkpoints_.own(request.parameters.at("run"),
+                                           request.parameters.at("id"), request.caller.tenant),
+                          true);
+  responder.answer(204, "");
+}
+
+void Service::unpublish_checkpoint(const Request& request, const Responder& responder) {
+  checkpoints_.set_public(checkpoints_.own(request.parameters.at("run"),
+                                           request.parameters.at("id"), request.caller.tenant),
+                          false);
+  responder.answer(204, "");
+}
+
+void Service::set_ttl(const Request& request, const Responder& responder) {
+  checkpoints_.set_expiry(checkpoints_.own(request.parameters.at("run"),
+                                           request.parameters.at("id"), request.caller.tenant),
+                          expiry_of(Fields(request.body)));
+  responder.answer(204, "");
+}
+
+}  // namespace heddle::serve::tinker

@@ -1,0 +1,328 @@
+#include "serve/tinker/wire.h"
+
+#include <bit>
+#include <cstring>
+#include <protozero/pbf_reader.hpp>
+#include <protozero/pbf_writer.hpp>
+
+#include "serve/http/request.h"
+
+namespace heddle::serve::tinker {
+namespace {
+
+static_assert(std::endian::native == std::endian::little,
+              "the wire's numbers are copied as they are");
+using protozero::pbf_reader;
+using protozero::pbf_writer;
+
+constexpr std::uint32_t length_delimited(std::uint32_t field) {
+  return protozero::tag_and_type(field, protozero::pbf_wire_type::length_delimited);
+}
+constexpr std::uint32_t varint(std::uint32_t field) {
+  return protozero::tag_and_type(field, protozero::pbf_wire_type::varint);
+}
+constexpr std::uint32_t fixed64(std::uint32_t field) {
+  return protozero::tag_and_type(field, protozero::pbf_wire_type::fixed64);
+}
+
+/// Reads one request and knows how far it has come.
+class Decoder {
+ public:
+  explicit Decoder(std::string_view bytes) : bytes_(bytes), place_(bytes.data()) {}
+
+  ForwardBackwardRequest request() {
+    try {
+      return read();
+    } catch (const protozero::exception& error) {
+      throw_http(422, "the protobuf message is broken after byte {}: {}", place_ - bytes_.data(),
+                 error.what());
+    }
+  }
+
+ private:
+  bool next(pbf_reader& reader) {
+    place_ = reader.data().data();
+    return reader.next();
+  }
+
+  ForwardBackwardRequest read() {
+    ForwardBackwardRequest out;
+    pbf_reader reader(bytes_.data(), bytes_.size());
+    while (next(reader)) {
+      switch (reader.tag_and_type()) {
+        case length_delimited(1):
+          out.model_id = reader.get_string();
+          break;
+        case varint(2):
+          out.seq_id = reader.get_int32();
+          break;
+        case length_delimited(3):
+          out.data.push_back(datum(reader.get_message()));
+          break;
+        case length_delimited(4):
+          out.loss_fn = reader.get_string();
+          break;
+        case length_delimited(5):
+          number_entry(reader.get_message(), out);
+          break;
+        case varint(6):
+          out.forward_only = reader.get_bool();
+          break;
+        case length_delimited(7):
+          value_entry(reader.get_message(), out);
+          break;
+        default:
+          reader.skip();
+      }
+    }
+    return out;
+  }
+
+  void number_entry(pbf_reader reader, ForwardBackwardRequest& out) {
+    std::string key;
+    double value = 0;
+    while (next(reader)) {
+      switch (reader.tag_and_type()) {
+        case length_delimited(1):
+          key = reader.get_string();
+          break;
+        case fixed64(2):
+          value = reader.get_double();
+          break;
+        default:
+          reader.skip();
+      }
+    }
+    out.numbers[key] = value;
+  }
+
+  /// An entry of loss_fn_config_v2; numbers stand in loss_fn_config too.
+  void value_entry(pbf_reader reader, ForwardBackwardRequest& out) {
+    std::string key;
+    pbf_reader value;
+    while (next(reader)) {
+      switch (reader.tag_and_type()) {
+        case length_delimited(1):
+          key = reader.get_string();
+          break;
+        case length_delimited(2):
+          value = reader.get_message();
+          break;
+        default:
+          reader.skip();
+      }
+    }
+    while (next(value)) {
+      switch (value.tag_and_type()) {
+        case fixed64(1):
+          out.numbers[key] = value.get_double();
+          break;
+        case length_delimited(2):
+          out.texts[key] = value.get_string();
+          break;
+        default:
+          value.skip();
+      }
+    }
+  }
+
+  Datum datum(pbf_reader reader) {
+    Datum out;
+    while (next(reader)) {
+      switch (reader.tag_and_type()) {
+        case length_delimited(1):
+          out.model_input.push_back(chunk(reader.get_message()));
+          break;
+        case length_delimited(2):
+          tensor_entry(reader.get_message(), out);
+          break;
+        default:
+          reader.skip();  // the spans tell where tokens came from, which no loss here reads
+      }
+    }
+    return out;
+  }
+
+  void tensor_entry(pbf_reader reader, Datum& out) {
+    std::string key;
+    Tensor value;
+    while (next(reader)) {
+      switch (reader.tag_and_type()) {
+        case length_delimited(1):
+          key = reader.get_string();
+          break;
+        case length_delimited(2):
+          value = tensor(reader.get_message());
+          break;
+        default:
+          reader.skip();
+      }
+    }
+    out.loss_fn_inputs[key] = std::move(value);
+  }
+
+  Chunk chunk(pbf_reader reader) {
+    Chunk out;
+    while (next(reader)) {
+      switch (reader.tag_and_type()) {
+        case length_delimited(1):
+          out = {Chunk::Kind::kText, text(reader.get_message())};
+          break;
+        case length_delimited(2):
+          reader.skip(), out = {Chunk::Kind::kImage, {}};
+          break;
+        case length_delimited(3):
+          reader.skip(), out = {Chunk::Kind::kDmel, {}};
+          break;
+        default:
+          reader.skip();
+      }
+    }
+    return out;
+  }
+
+  std::vector<std::int32_t> text(pbf_reader reader) {
+    std::vector<std::int32_t> tokens;
+    while (next(reader)) {
+      if (reader.tag_and_type() != length_delimited(1)) {
+        reader.skip();
+        continue;
+      }
+      const auto view = reader.get_view();
+      if (view.size() % sizeof(std::int32_t) != 0)
+        throw_http(422, "the tokens of a text chunk have {} bytes: expected int32 numbers",
+                   view.size());
+      tokens.resize(view.size() / sizeof(std::int32_t));
+      if (!tokens.empty()) std::memcpy(tokens.data(), view.data(), view.size());
+    }
+    return tokens;
+  }
+
+  Tensor tensor(pbf_reader reader) {
+    Tensor out;
+    while (next(reader)) {
+      switch (reader.tag_and_type()) {
+        case length_delimited(1):
+          out.values = reader.get_string(), out.is_sparse = false;
+          break;
+        case length_delimited(2):
+          sparse(reader.get_message(), out);
+          break;
+        case varint(3):
+          out.dtype = static_cast<DType>(reader.get_enum());
+          break;
+        case length_delimited(4):
+          for (const std::int64_t size : reader.get_packed_int64()) out.shape.push_back(size);
+          break;
+        case varint(4):
+          out.shape.push_back(reader.get_int64());
+          break;
+        default:
+          reader.skip();
+      }
+    }
+    return out;
+  }
+
+  void sparse(pbf_reader reader, Tensor& out) {
+    out.is_sparse = true;
+    while (next(reader)) {
+      switch (reader.tag_and_type()) {
+        case length_delimited(1):
+          out.values = reader.get_string();
+          break;
+        case length_delimited(2):
+          out.crow_indices = reader.get_string();
+          break;
+        case length_delimited(3):
+          out.col_indices = reader.get_string();
+          break;
+        default:
+          reader.skip();
+      }
+    }
+  }
+
+  std::string_view bytes_;
+  const char* place_;
+};
+
+// proto3 leaves out what has its default value.
+void put(pbf_writer& out, std::uint32_t field, const std::string& bytes) {
+  if (!bytes.empty()) out.add_bytes(field, bytes);
+}
+void put_sizes(pbf_writer& out, std::uint32_t field, const std::vector<std::int64_t>& sizes) {
+  if (!sizes.empty()) out.add_packed_int64(field, sizes.begin(), sizes.end());
+}
+
+/// A message inside another, also an empty one: protozero's own nesting leaves that out.
+template <class Fill>
+void put_message(pbf_writer& out, std::uint32_t field, const Fill& fill) {
+  std::string bytes;
+  pbf_writer message(bytes);
+  fill(message);
+  out.add_message(field, bytes);
+}
+
+void put(pbf_writer& out, std::uint32_t field, const TopkLogprobs& topk) {
+  put_message(out, field, [&](pbf_writer& message) {
+    put(message, 1, as_bytes(topk.token_ids));
+    put(message, 2, as_bytes(topk.logprobs));
+    if (topk.k != 0) message.add_uint32(3, topk.k);
+    if (topk.length != 0) message.add_uint32(4, topk.length);
+  });
+}
+
+void put(pbf_writer& out, std::uint32_t field, const BatchedTensor& tensor) {
+  put_message(out, field, [&](pbf_writer& message) {
+    put(message, 1, tensor.data);
+    put(message, 2, as_bytes(tensor.offsets));
+    if (tensor.dtype != DType::kUnspecified) message.add_enum(3, static_cast<int>(tensor.dtype));
+    put_sizes(message, 4, tensor.trailing_shape);
+  });
+}
+
+}  // namespace
+
+ForwardBackwardRequest decode_forward_backward(std::string_view bytes) {
+  return Decoder(bytes).request();
+}
+
+std::string encode(const ForwardBackwardOutput& output) {
+  std::string bytes;
+  pbf_writer out(bytes);
+  put(out, 1, output.loss_fn_output_type);
+  put_message(out, 2, [&](pbf_writer& record) {
+    put(record, 1, output.loss_fn_output_type);
+    for (const auto& [name, tensor] : output.fields) {
+      pbf_writer entry(record, 2);
+      entry.add_string(1, name);
+      put(entry, 2, tensor);
+    }
+    if (output.num_datums != 0) record.add_int64(3, output.num_datums);
+  });
+  for (const auto& [name, value] : output.metrics) {
+    pbf_writer entry(out, 3);
+    entry.add_string(1, name);
+    entry.add_double(2, value);
+  }
+  return bytes;
+}
+
+std::string encode(const SampleResponse& response) {
+  std::string bytes;
+  pbf_writer out(bytes);
+  for (const SampledSequence& sequence : response.sequences) {
+    pbf_writer message(out, 1);
+    if (sequence.is_cut) message.add_enum(1, 1);
+    put(message, 2, as_bytes(sequence.tokens));
+    message.add_bytes(3, as_bytes(sequence.logprobs));
+    if (sequence.topk) put(message, 4, *sequence.topk);
+  }
+  if (response.prompt_logprobs) out.add_bytes(2, as_bytes(*response.prompt_logprobs));
+  if (response.topk_prompt_logprobs) put(out, 3, *response.topk_prompt_logprobs);
+  if (response.prompt_cache_hit_tokens != 0) out.add_int32(4, response.prompt_cache_hit_tokens);
+  return bytes;
+}
+
+}  // namespace heddle::serve::tinker

@@ -1,0 +1,89 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "sync/channel.h"
+#include "sync/gather.h"
+
+/// Publication of weights from a trainer to rollout engines.
+///
+///     trainer ranks --Gather--> rank 0 --Channel--> rollout ranks --Scatter--> in place
+///
+/// Both sides make the manifest alone and compare it. An update is a header, buckets with a
+/// checksum each, the count of damaged ones (sent once more), and last the version word.
+namespace heddle::sync {
+
+struct SyncOptions {
+  std::int64_t bucket_bytes = std::int64_t{256} << 20;
+  /// Rollout: keeps all buckets until every rank has them whole, so that a failed update leaves the
+  /// weights as they were. Costs the memory of a second copy.
+  bool staged = false;
+};
+
+struct SyncReport {
+  std::int64_t bytes = 0, buckets = 0;
+  std::int64_t damaged = 0;  ///< Buckets that were sent again.
+  double seconds = 0;        ///< From the first call to the version word.
+  /// Of the weights, whatever their version and the trainer's layout; on rank 0. The rollouts' is
+  /// the same (Subscriber::weights_hash).
+  std::uint64_t weights_hash = 0;
+};
+
+/// The trainer's side. Every trainer rank has one and makes the same calls.
+class Publisher {
+ public:
+  /// Collective over `trainers`.
+  Publisher(comm::Group trainers, std::vector<Part> parts, SyncOptions options);
+  /// On trainer rank 0, with this side's end of a new channel: warms it up and compares manifests.
+  /// Throws CommError, and ModelError that names the first tensor that differs. Also after a
+  /// failure, with a channel of a new generation.
+  void connect(std::unique_ptr<Channel> channel, std::int64_t generation);
+  /// Collective over the trainers. If the channel fails, all trainer ranks finish their part and
+  /// then throw the CommError; the version counts as not published.
+  SyncReport publish(std::int64_t version);
+  const Manifest& manifest() const { return gather_.manifest(); }
+
+ private:
+  std::vector<std::int64_t> send(const std::vector<std::int64_t>& buckets, std::int64_t version,
+                                 std::string& failure);
+  void tell_trainers(const std::string& failure) const;
+
+  Gather gather_;
+  std::unique_ptr<Channel> channel_;
+  std::vector<std::uint64_t> sums_;  ///< Checksum of each bucket.
+};
+
+/// The side of one rollout rank.
+class Subscriber {
+ public:
+  Subscriber(std::vector<Part> parts, SyncOptions options);
+  /// As Publisher::connect.
+  void connect(std::unique_ptr<Channel> channel, std::int64_t generation);
+  /// Waits for the next publication and returns its version. Throws CommError if it fails:
+  /// version() is then the old one, and unless is_intact() the weights are of two versions and must
+  /// not be served before another publication has come.
+  std::int64_t receive();
+  /// Last received whole; -1: none yet.
+  std::int64_t version() const { return version_; }
+  bool is_intact() const { return is_intact_; }
+  /// Of the weights of version(), as they arrived.
+  std::uint64_t weights_hash() const;
+
+ private:
+  std::int64_t receive_version();
+  std::vector<std::int64_t> receive_buckets(const std::vector<std::int64_t>& buckets,
+                                            std::int64_t version, std::vector<at::Tensor>& staged);
+
+  Scatter scatter_;
+  Manifest manifest_;
+  SyncOptions options_;
+  std::unique_ptr<Channel> channel_;
+  std::vector<std::uint64_t> sums_;  ///< Checksum of each bucket.
+  std::int64_t version_ = -1;
+  bool is_intact_ = true;
+};
+
+}  // namespace heddle::sync

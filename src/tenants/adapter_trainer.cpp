@@ -1,0 +1,246 @@
+#include "tenants/adapter_trainer.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <utility>
+
+#include "assembly/from_config.h"
+#include "assembly/put_on.h"
+#include "base/errors.h"
+#include "base/files.h"
+#include "base/log.h"
+#include "comm/agreement.h"
+#include "config/config.h"
+#include "config/objective.h"
+#include "device/device.h"
+#include "objective/language_model.h"
+#include "tenants/joint_passes.h"
+#include "tenants/trained_set.h"
+#include "train/loader_options.h"
+#include "train/schedule.h"
+#include "train/setup.h"
+#include "train/vocabulary.h"
+
+namespace heddle::tenants {
+namespace {
+
+/// Throws ConfigError for what a run of several adapters does not do.
+void check_built(const config::RunConfig& config) {
+  const auto refuse = [&](bool is_asked, const char* key, const char* instead) {
+    if (!is_asked) return;
+    throw_error<ConfigError>("{} is not built for several adapters in one run (adapters:); {}",
+                             config::where(config, key), instead);
+  };
+  const config::TrainSection& train = config.train;
+  const config::ParallelSection& parallel = config.parallel;
+  refuse(config::objective_of(config) != config::Objective::kLanguageModel, "train.objective",
+         "leave it at language_model");
+  refuse(!config.adapter.modules_to_save.empty(), "adapter.modules_to_save",
+         "whole modules belong to the base model, which all share");
+  refuse(!config.data.eval.empty(), "data.eval", "evaluate final/NAME by heddle score");
+  refuse(!config.log.sample_prompts.empty(), "log.sample_prompts",
+         "use heddle generate on final/NAME");
+  refuse(train.recompute == config::Recompute::kAuto, "train.recompute",
+         "name off, elementwise, selective or full");
+  refuse(!train.router_record.empty(), "train.router_record", "leave it out");
+  refuse(!train.router_replay.empty(), "train.router_replay", "leave it out");
+  refuse(parallel.cp > 1, "parallel.cp", "use dp or tp");
+  refuse(parallel.ep > 1, "parallel.ep", "use dp or tp");
+  refuse(parallel.pp > 1, "parallel.pp", "use dp or tp");
+}
+
+assembly::ModelOnRanks place_base(const config::RunConfig& config, const data::Tokenizer& tokenizer,
+                                  std::shared_ptr<comm::World> world) {
+  const runtime::Context context = assembly::make_context(config, std::move(world));
+  const auto source =
+      std::make_shared<const ckpt::ModelDirectory>(ckpt::ModelDirectory::open(config.model.path));
+  assembly::ModelRecipe recipe =
+      assembly::recipe_of_run(config, assembly::read_config(*source), source);
+  if (recipe.auxiliary_loss) {
+    throw_error<ConfigError>(
+        "{}: the load-balancing loss is not built for several adapters in one run (adapters:); set "
+        "it to 0",
+        config::where(config, "train.router_aux_loss_coef"));
+  }
+  recipe.purpose = assembly::Purpose::kTenants;
+  recipe.adapters = std::monostate();
+  train::check_added_tokens_trained(config, recipe.config);
+  recipe.config.vocab_size = train::vocabulary_rows(config, tokenizer, recipe.config.vocab_size);
+  return assembly::place(recipe, context);
+}
+
+}  // namespace
+
+AdapterTrainer::AdapterTrainer(std::vector<config::AdapterRun> runs,
+                               std::vector<train::Observer*> observers,
+                               const std::atomic<bool>& stop, std::shared_ptr<comm::World> world)
+    : stop_(stop) {
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    check_built(runs[i].config);
+    adapters_.push_back({.run = std::move(runs[i]), .observer = observers[i]});
+  }
+  train::RunTokenizer tokenizer = train::load_tokenizer(shared());
+  tokenizer_ = tokenizer.tokenizer;
+  tokenizer_source_ = std::move(tokenizer.source);
+  base_ = place_base(shared(), *tokenizer_, std::move(world));
+  for (Adapter& adapter : adapters_) open(adapter);
+  ckpt::CheckpointStoreOptions store;
+  store.keep_last = static_cast<int>(shared().ckpt.keep_last);
+  store.keep_best = 0;
+  store.world = base_.context.mesh.world();
+  files::make_writable_directory(shared().train.output_dir);
+  checkpoints_ = std::make_unique<ckpt::CheckpointStore>(
+      std::filesystem::path(shared().train.output_dir) / "checkpoints", store);
+  resume();
+}
+
+void AdapterTrainer::open(Adapter& adapter) {
+  const config::RunConfig& config = adapter.run.config;
+  const comm::Mesh& mesh = base_.context.mesh;
+  adapter.rows = data::Dataset::open(train::dataset_options(config, train::DataPart::kTrain),
+                                     *tokenizer_, [&](const data::TokenizeProgress& p) {
+                                       adapter.observer->on_tokenize(p.file, p.fraction, p.rows);
+                                     });
+  if (mesh.world()) {
+    comm::require_agreement(*mesh.world(), "data",
+                            {comm::content_fact("data of adapter " + adapter.run.name,
+                                                adapter.rows->key(), "the adapter's data")});
+  }
+  adapter.factors = assembly::put_on(assembly::adapters_of(config.adapter), base_);
+  std::vector<nn::Parameter*> parameters;
+  adapter.factors->visit_parameters([&](nn::Parameter& factor) {
+    if (factor.is_held()) parameters.push_back(&factor);
+  });
+  adapter.optimizer = std::make_unique<train::Optimizer>(std::move(parameters), config.optim,
+                                                         config.train.seed, mesh.world_group());
+  adapter.loader =
+      std::make_unique<data::Loader>(adapter.rows, train::loader_options(config, mesh));
+  train::check_schedule(config, adapter.loader->info().total_steps);
+  adapter.loop.cursor = adapter.loader->cursor();
+}
+
+std::vector<AdapterTrainer::Begun> AdapterTrainer::next_steps() {
+  std::vector<Begun> steps;
+  for (Adapter& adapter : adapters_) {
+    if (adapter.is_done) continue;
+    std::optional<data::Step> step = adapter.loader->next();
+    if (step) {
+      if (step->loss_weight_sum <= 0) {
+        throw_error<DataError>("adapter {}: optimizer step {} has no token with a loss weight",
+                               adapter.run.name, step->step + 1);
+      }
+      steps.push_back({&adapter, std::move(*step)});
+      continue;
+    }
+    adapter.is_done = true;
+    // Its gradients are summed no longer.
+    adapter.factors->visit_parameters([](nn::Parameter& factor) { factor.set_trainable(false); });
+  }
+  return steps;
+}
+
+void AdapterTrainer::round(std::vector<Begun> steps) {
+  const auto start = std::chrono::steady_clock::now();
+  // Pass m has micro-batch m of every adapter that has one.
+  std::vector<std::vector<Piece>> passes;
+  std::vector<std::vector<std::size_t>> owners;
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    const data::Step& step = steps[i].step;
+    for (std::size_t m = 0; m < step.micro_batches.size(); ++m) {
+      if (m == passes.size()) passes.emplace_back(), owners.emplace_back();
+      passes[m].push_back(
+          {.set = steps[i].adapter->factors.get(),
+           .batch = step.micro_batches[m],
+           .head = objective::language_model_head(*base_.model, 1 / step.loss_weight_sum),
+           .dropout_step = static_cast<std::uint64_t>(step.step) + 1});
+      owners[m].push_back(i);
+    }
+  }
+  const auto sums = run_joint_passes(base_, passes, {.metrics = 1});
+  std::vector<double> losses(steps.size()), entropies(steps.size());
+  for (std::size_t m = 0; m < passes.size(); ++m) {
+    for (std::size_t k = 0; k < owners[m].size(); ++k) {
+      losses[owners[m][k]] += sums[m][k].loss;
+      entropies[owners[m][k]] += sums[m][k].metrics[0];
+    }
+  }
+  const double seconds =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  for (std::size_t i = 0; i < steps.size(); ++i)
+    finish_step(steps[i], losses[i], entropies[i], seconds);
+  if (base_.sharding) base_.sharding->publish();
+  device::synchronize(base_.context.device);
+}
+
+void AdapterTrainer::finish_step(const Begun& begun, double loss, double entropy, double seconds) {
+  Adapter& adapter = *begun.adapter;
+  const data::Step& step = begun.step;
+  const config::OptimSection& optim = adapter.run.config.optim;
+  train::StepInfo info;
+  info.step = step.step + 1;
+  info.lr = train::learning_rate(optim, step.step, adapter.loader->info().total_steps);
+  info.loss = loss / step.loss_weight_sum;
+  info.extra["entropy"] = entropy / step.loss_weight_sum;
+  const StepResult result =
+      tenants::step(base_, *adapter.optimizer, *adapter.factors,
+                    {.lr = info.lr, .clip_norm = optim.clip_norm, .loss = loss});
+  info.grad_norm = result.grad_norm;
+  if (!result.updated) {
+    adapter.failure = fmt::format(
+        "step {}: the loss is {} and the gradient norm {}; nothing was updated. Lower optim.lr, or "
+        "check the data of this step",
+        info.step, info.loss, info.grad_norm);
+    log::error("adapter {}: {}", adapter.run.name, adapter.failure);
+    adapter.is_done = true;
+    adapter.factors->visit_parameters([](nn::Parameter& factor) { factor.set_trainable(false); });
+    return;
+  }
+  info.seconds = seconds;
+  info.tokens = step.tokens;
+  info.loss_tokens = step.loss_rows;
+  info.tokens_per_s = static_cast<double>(step.tokens) / seconds;
+  const std::int64_t per_epoch = std::max<std::int64_t>(1, adapter.loader->info().steps_per_epoch);
+  info.epoch = static_cast<double>(info.step) / static_cast<double>(per_epoch);
+  info.memory_bytes = device::memory(base_.context.device).peak_bytes;
+  if (adapter.loop.step == 0) adapter.loop.first_loss = info.loss;
+  adapter.loop.last_loss = info.loss;
+  adapter.loop.step = info.step;
+  adapter.loop.cursor = adapter.loader->cursor();
+  adapter.observer->on_step(info);
+}
+
+AdaptersSummary AdapterTrainer::run() {
+  const comm::Group everybody = base_.context.mesh.world_group();
+  const auto start = std::chrono::steady_clock::now();
+  AdaptersSummary result;
+  while (!(result.stopped = everybody.any(stop_))) {
+    std::vector<Begun> steps = next_steps();
+    if (steps.empty()) break;
+    round(std::move(steps));
+    ++rounds_;
+    const std::int64_t every = shared().ckpt.every;
+    if (every > 0 && rounds_ % every == 0) save();
+  }
+  if (saved_rounds_ != rounds_) save();
+  checkpoints_->wait();
+  if (!result.stopped) export_all();
+  result.rounds = rounds_;
+  for (const Adapter& adapter : adapters_) {
+    train::Summary summary;
+    summary.steps = adapter.loop.step;
+    summary.first_loss = adapter.loop.first_loss;
+    summary.last_loss = adapter.loop.last_loss;
+    summary.stopped = result.stopped;
+    summary.seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    if (!result.stopped && adapter.failure.empty())
+      summary.output =
+          std::filesystem::path(shared().train.output_dir) / "final" / adapter.run.name;
+    adapter.observer->on_finish(summary);
+    result.adapters.push_back({adapter.run.name, summary, adapter.failure});
+  }
+  return result;
+}
+
+}  // namespace heddle::tenants

@@ -1,0 +1,126 @@
+// Checkpoints of a run of several adapters, and what it writes at its end.
+#include "base/errors.h"
+#include "ckpt/hf_adapter.h"
+#include "ckpt/shared_verification.h"
+#include "config/config.h"
+#include "hub/cache.h"
+#include "ops/autograd.h"
+#include "tenants/adapter_trainer.h"
+
+namespace heddle::tenants {
+namespace {
+
+/// "weights/model.x" of adapter a -> "weights/a/model.x".
+std::string name_in_checkpoint(const std::string& name, const std::string& adapter) {
+  const std::size_t slash = name.find('/');
+  return name.substr(0, slash + 1) + adapter + name.substr(slash);
+}
+
+}  // namespace
+
+std::vector<ckpt::TensorPart> AdapterTrainer::state(bool with_copies) const {
+  std::vector<ckpt::TensorPart> parts;
+  for (const Adapter& adapter : adapters_) {
+    for (ckpt::TensorPart& part : adapter.optimizer->state(with_copies)) {
+      part.name = name_in_checkpoint(part.name, adapter.run.name);
+      parts.push_back(std::move(part));
+    }
+  }
+  return parts;
+}
+
+void AdapterTrainer::save() {
+  ckpt::CheckpointState state;
+  for (Adapter& adapter : adapters_) {
+    adapter.loop.optimizer_steps = adapter.optimizer->steps();
+    nlohmann::ordered_json& own = state.state["adapters"][adapter.run.name];
+    adapter.loop.write(own);
+    own["config"] = config::dump_yaml(adapter.run.config);
+  }
+  state.state["rounds"] = rounds_;
+  state.state["kernels"] = base_.model->kernels().lines();
+  state.parts = this->state(/*with_copies=*/false);
+  if (!base_.sharding) {
+    for (ckpt::TensorPart& part : state.parts)
+      state.tensors.emplace_back(std::move(part.name), std::move(part.tensor));
+    state.parts.clear();
+  }
+  checkpoints_->save(rounds_, std::move(state));
+  saved_rounds_ = rounds_;
+  last_checkpoint_ = checkpoints_->directory() / ckpt::step_name(rounds_);
+}
+
+void AdapterTrainer::resume() {
+  const std::string& mode = shared().train.resume;
+  const auto latest =
+      ckpt::latest_complete_checkpoint(checkpoints_->directory(), base_.context.mesh.world_group());
+  if (mode != "auto" && mode != "never") {
+    throw_error<ConfigError>(
+        "{}: a run of several adapters continues its own newest checkpoint; set auto or never",
+        config::where(shared(), "train.resume"));
+  }
+  if (!latest) return;
+  if (mode == "never") {
+    throw_error<ConfigError>(
+        "train.resume is 'never', but {} already holds the checkpoint {}; continue it with "
+        "train.resume=auto or choose another train.output_dir",
+        shared().train.output_dir, latest->filename().string());
+  }
+  const ops::NoGradient guard;
+  const auto checkpoint =
+      ckpt::TrainingCheckpoint::open(*latest, ckpt::TrainingCheckpoint::Verify::kSizes);
+  const auto saved = checkpoint.state().find("adapters");
+  if (saved == checkpoint.state().end()) {
+    throw_error<ConfigError>(
+        "{} is a checkpoint of a run without adapters:; choose another train.output_dir",
+        latest->string());
+  }
+  if (saved->size() != adapters_.size()) {
+    throw_error<ConfigError>(
+        "{} holds {} adapters and this run has {}; choose another "
+        "train.output_dir",
+        latest->string(), saved->size(), adapters_.size());
+  }
+  for (Adapter& adapter : adapters_) {
+    const auto own = saved->find(adapter.run.name);
+    if (own == saved->end()) {
+      throw_error<ConfigError>("adapters: '{}' is not in {}; choose another train.output_dir",
+                               adapter.run.name, latest->string());
+    }
+    adapter.loop = train::LoopState::read(*own, latest->string());
+    for (const ckpt::TensorPart& part : adapter.optimizer->state(/*with_copies=*/true)) {
+      checkpoint.copy_box(name_in_checkpoint(part.name, adapter.run.name), part.offset,
+                          part.tensor);
+    }
+    adapter.optimizer->set_steps(adapter.loop.optimizer_steps);
+    adapter.loader->seek(adapter.loop.cursor);
+    if (adapter.loop.step > 0) adapter.observer->on_resume(adapter.loop.step, *latest);
+  }
+  if (base_.sharding) base_.sharding->publish();
+  rounds_ = saved_rounds_ = checkpoint.state().at("rounds").get<std::int64_t>();
+  last_checkpoint_ = *latest;
+}
+
+void AdapterTrainer::export_all() const {
+  if (base_.context.mesh.rank() > 0) return;
+  std::shared_ptr<const ckpt::TrainingCheckpoint> checkpoint;
+  if (base_.sharding) {
+    checkpoint = std::make_shared<const ckpt::TrainingCheckpoint>(
+        ckpt::TrainingCheckpoint::open(last_checkpoint_, ckpt::TrainingCheckpoint::Verify::kSizes));
+  }
+  for (const Adapter& adapter : adapters_) {
+    if (!adapter.failure.empty()) continue;
+    const std::string& name = adapter.run.name;
+    const ckpt::ReadWhole from_checkpoint = [&](const nn::Parameter& factor) {
+      return checkpoint->whole(name_in_checkpoint("weights/" + factor.name(), name));
+    };
+    const ckpt::Path output = ckpt::Path(shared().train.output_dir) / "final" / name;
+    std::filesystem::create_directories(output.parent_path());
+    ckpt::export_adapter(*base_.model, *adapter.factors, {}, *base_.source,
+                         hub::model_name(shared().model.path), tokenizer_source_, output,
+                         /*overwrite=*/true,
+                         checkpoint ? from_checkpoint : ckpt::ReadWhole(ckpt::read_from_memory));
+  }
+}
+
+}  // namespace heddle::tenants

@@ -1,0 +1,176 @@
+#include "tenants/joint_passes.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "assembly/model_units.h"
+#include "data/context_share.h"
+#include "data/joined_batch.h"
+#include "ops/autograd.h"
+#include "ops/linear/dropout.h"
+#include "train/micro_batch.h"
+
+namespace heddle::tenants {
+namespace {
+
+using objective::HeadResult;
+using objective::LocalBatch;
+
+/// The pieces of one pass end to end.
+class JointPass {
+ public:
+  JointPass(const assembly::Model& model, std::span<const Piece> pieces, std::size_t metrics)
+      : pieces_(pieces), joint_(join(model, pieces, extents_)) {
+    const c10::Device device = model.context().device;
+    const auto wide = at::TensorOptions().dtype(model.context().wide_dtype()).device(device);
+    sums_.assign(pieces.size(), std::vector<at::Tensor>(1 + metrics, at::zeros({}, wide)));
+    for (std::size_t i = 0; i < pieces.size(); ++i) {
+      nn::AdaptedRows rows{pieces[i].set, extents_[i].rows, {}};
+      if (pieces[i].dropout_step > 0 && pieces[i].set->options().dropout > 0) {
+        rows.draws =
+            ops::dropout_draws(extents_[i].token_numbers.to(device), pieces[i].dropout_step);
+      }
+      joint_.adapters.push_back(std::move(rows));
+    }
+  }
+
+  const LocalBatch& batch() const { return joint_; }
+
+  /// Every piece's head; the sum of their gradients, which do not overlap.
+  HeadResult apply_heads(const at::Tensor& hidden, const LocalBatch& batch) {
+    HeadResult result{at::zeros({}, sums_[0][0].options()), {}, {}};
+    std::int64_t first = 0;
+    for (std::size_t i = 0; i < pieces_.size(); ++i) {
+      LocalBatch own = batch;
+      own.host.labels = at::full_like(batch.host.labels, data::kIgnoredLabel);
+      own.host.labels.narrow(0, first, extents_[i].rows)
+          .copy_(batch.host.labels.narrow(0, first, extents_[i].rows));
+      first += extents_[i].rows;
+      HeadResult piece = pieces_[i].head(hidden, own);
+      sums_[i][0] = piece.loss_sum;
+      std::copy(piece.metric_sums.begin(), piece.metric_sums.end(), sums_[i].begin() + 1);
+      if (!piece.grad_hidden.defined()) continue;
+      result.grad_hidden = result.grad_hidden.defined() ? result.grad_hidden.add_(piece.grad_hidden)
+                                                        : piece.grad_hidden;
+    }
+    return result;
+  }
+
+  /// Loss and metrics by piece, 0-d each; 0 on a rank without the heads.
+  const std::vector<std::vector<at::Tensor>>& sums() const { return sums_; }
+
+ private:
+  struct Extent {
+    std::int64_t rows;
+    at::Tensor token_numbers;
+  };
+
+  /// Each piece is padded as if it were alone, so that its products have the same shapes there.
+  static LocalBatch join(const assembly::Model& model, std::span<const Piece> pieces,
+                         std::vector<Extent>& extents) {
+    std::vector<data::Batch> batches;
+    for (const Piece& piece : pieces) {
+      batches.push_back(
+          data::with_dummy_tail(piece.batch, model.padded_tokens(piece.batch.size())));
+      batches.back().number_tokens();
+      extents.push_back({batches.back().size(), batches.back().token_numbers});
+    }
+    return {model, data::joined(batches)};
+  }
+
+  std::span<const Piece> pieces_;
+  std::vector<Extent> extents_;
+  LocalBatch joint_;
+  std::vector<std::vector<at::Tensor>> sums_;
+};
+
+/// The factors of all sets of the passes, each set once.
+std::vector<nn::Parameter*> factors_of(std::span<const std::vector<Piece>> passes) {
+  std::vector<const adapters::LoraSet*> sets;
+  std::vector<nn::Parameter*> factors;
+  for (const std::vector<Piece>& pieces : passes) {
+    for (const Piece& piece : pieces) {
+      if (std::find(sets.begin(), sets.end(), piece.set) != sets.end()) continue;
+      sets.push_back(piece.set);
+      piece.set->visit_parameters([&](nn::Parameter& factor) {
+        if (factor.is_held()) factors.push_back(&factor);
+      });
+    }
+  }
+  return factors;
+}
+
+/// Forward and backward.
+void differentiate(assembly::ModelOnRanks& base, std::span<const std::vector<Piece>> passes,
+                   std::vector<JointPass>& joint) {
+  std::vector<data::Batch> batches;
+  std::vector<LocalBatch> uploaded;
+  std::vector<objective::HeadFunction> heads;
+  for (JointPass& pass : joint) {
+    batches.push_back(pass.batch().host);
+    uploaded.push_back(pass.batch());
+    heads.emplace_back([&pass](const at::Tensor& hidden, const LocalBatch& batch) {
+      return pass.apply_heads(hidden, batch);
+    });
+  }
+  train::run_micro_batches(*base.model, nullptr, *base.pipeline, factors_of(passes), batches, heads,
+                           {.metrics = 0, .uploaded = uploaded, .sharding = base.sharding.get()});
+  if (base.sharding) base.sharding->finish_reduction();
+}
+
+void evaluate(assembly::ModelOnRanks& base, std::vector<JointPass>& joint) {
+  const ops::NoGradient guard;
+  const parallel::Acquired ends = assembly::acquire_ends(base.sharding.get(), *base.model);
+  for (JointPass& pass : joint) {
+    const at::Tensor hidden = objective::evaluate_hidden(*base.model, *base.pipeline, pass.batch());
+    if (hidden.defined()) pass.apply_heads(hidden, pass.batch());
+  }
+}
+
+/// The numbers of all passes over all ranks, by one sum.
+std::vector<std::vector<PieceSums>> sums_over_ranks(const assembly::ModelOnRanks& base,
+                                                    const std::vector<JointPass>& joint) {
+  std::vector<at::Tensor> numbers;
+  for (const JointPass& pass : joint) {
+    for (const auto& piece : pass.sums()) numbers.insert(numbers.end(), piece.begin(), piece.end());
+  }
+  at::Tensor totals = at::stack(numbers);
+  base.context.mesh.loss_group().all_reduce_sum(totals);
+  const at::Tensor host = totals.to(at::kCPU, at::kDouble);
+  const double* next = host.const_data_ptr<double>();
+  std::vector<std::vector<PieceSums>> sums;
+  for (const JointPass& pass : joint) {
+    sums.emplace_back();
+    for (const auto& piece : pass.sums()) {
+      const double loss = *next++;
+      sums.back().push_back({loss, {next, next + piece.size() - 1}});
+      next += piece.size() - 1;
+    }
+  }
+  return sums;
+}
+
+}  // namespace
+
+std::vector<std::vector<PieceSums>> run_joint_passes(assembly::ModelOnRanks& base,
+                                                     std::span<const std::vector<Piece>> passes,
+                                                     const JointOptions& options) {
+  if (passes.empty()) return {};
+  std::vector<JointPass> joint;
+  joint.reserve(passes.size());
+  for (const std::vector<Piece>& pieces : passes)
+    joint.emplace_back(*base.model, pieces, options.metrics);
+  if (options.wants_gradients) {
+    differentiate(base, passes, joint);
+  } else {
+    evaluate(base, joint);
+  }
+  return sums_over_ranks(base, joint);
+}
+
+}  // namespace heddle::tenants

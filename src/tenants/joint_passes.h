@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "adapters/lora.h"
+#include "assembly/model_on_ranks.h"
+#include "data/batch.h"
+#include "objective/objective.h"
+
+namespace heddle::tenants {
+
+/// Sequences of one set that run in one pass, with those of other sets before and after them.
+struct Piece {
+  const adapters::LoraSet* set = nullptr;
+  data::Batch batch;  ///< On the host; the same on all ranks along tp and pp.
+  /// Gets the hidden states of the whole pass, and as its batch that of the pass with the labels of
+  /// this piece alone.
+  objective::HeadFunction head;
+  std::uint64_t dropout_step = 0;  ///< See objective::LocalBatch.
+};
+
+struct PieceSums {
+  double loss = 0;
+  std::vector<double> metrics;
+};
+
+struct JointOptions {
+  std::size_t metrics = 0;      ///< As many as every head sums.
+  bool wants_gradients = true;  ///< False: forward only; heads then give no gradient either.
+};
+
+/// Runs passes of several pieces each, which no state connects: a piece's rows, gradients and sums
+/// depend on it alone. Gradients are added to those of the pieces' sets. Returns the sums over all
+/// ranks of each pass's pieces. All ranks call it with equally many passes of equally many pieces.
+std::vector<std::vector<PieceSums>> run_joint_passes(assembly::ModelOnRanks& base,
+                                                     std::span<const std::vector<Piece>> passes,
+                                                     const JointOptions& options);
+
+}  // namespace heddle::tenants

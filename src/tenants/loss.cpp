@@ -1,0 +1,195 @@
+#include "tenants/loss.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <utility>
+
+#include "base/errors.h"
+#include "base/text.h"
+#include "objective/policy_loss.h"
+
+namespace heddle::tenants {
+namespace {
+
+struct Input {
+  const char* name;
+  bool required;
+};
+
+using Number = Input;
+
+/// One loss of the API.
+struct LossKind {
+  const char* name;
+  std::vector<Input> inputs;    ///< Besides target_tokens.
+  std::vector<Number> numbers;  ///< From its configuration.
+  LossValues (*values)(const Work&, std::span<const Datum>, std::span<const double>);
+};
+
+/// An input of a datum at all positions; `missing` where the datum has none.
+void append(std::vector<double>& all, const Datum& datum, const char* name, double missing) {
+  const auto it = datum.inputs.find(name);
+  if (it == datum.inputs.end()) {
+    all.insert(all.end(), datum.tokens.size(), missing);
+  } else {
+    all.insert(all.end(), it->second.begin(), it->second.end());
+  }
+}
+
+std::vector<double> input_of(std::span<const Datum> data, const char* name, double missing = 0) {
+  std::vector<double> all;
+  for (const Datum& datum : data) append(all, datum, name, missing);
+  return all;
+}
+
+/// -sum of w l.
+LossValues cross_entropy(const Work&, std::span<const Datum> data,
+                         std::span<const double> logprobs) {
+  LossValues values;
+  values.d_logprobs = input_of(data, "weights", 1);
+  for (double& weight : values.d_logprobs) weight = -weight;
+  for (std::size_t t = 0; t < logprobs.size(); ++t) {
+    // A weight of 0 leaves the token out, even where it is impossible.
+    const double d = values.d_logprobs[t];
+    values.elementwise.push_back(d == 0 ? 0 : d * logprobs[t]);
+    values.sum += values.elementwise.back();
+  }
+  return values;
+}
+
+/// A number of the loss's configuration.
+double number_of(const Work& work, const char* name, double missing) {
+  const auto it = work.config.find(name);
+  return it == work.config.end() ? missing : it->second;
+}
+
+/// Thresholds of ratios by token; one number holds for all tokens that bring none of their own.
+std::vector<double> clip_of(const Work& work, std::span<const Datum> data, const char* name,
+                            double missing) {
+  return input_of(data, name, number_of(work, name, missing));
+}
+
+/// A sum over tokens, of which `mask` (an input, or all) takes part.
+LossValues policy(const Work& work, std::span<const Datum> data, std::span<const double> logprobs,
+                  objective::PolicyOptions options, double low, double high,
+                  const char* mask_name = "") {
+  options.mean = objective::LossMean::kSum;
+  std::vector<std::int32_t> cu_seqlens = {0};
+  for (const Datum& datum : data) {
+    cu_seqlens.push_back(cu_seqlens.back() + static_cast<std::int32_t>(datum.tokens.size()));
+  }
+  const std::vector<double> old = input_of(data, "logprobs"),
+                            advantages = input_of(data, "advantages"),
+                            chosen = input_of(data, mask_name, 1),
+                            clip_low = clip_of(work, data, "clip_low_threshold", low),
+                            clip_high = clip_of(work, data, "clip_high_threshold", high);
+  const std::vector<float> mask(chosen.begin(), chosen.end());
+  objective::PolicyTokens tokens;
+  tokens.cu_seqlens = cu_seqlens;
+  tokens.logprobs = logprobs;
+  tokens.old = old;
+  tokens.advantages = advantages;
+  tokens.mask = mask;
+  tokens.clip_low = clip_low;
+  tokens.clip_high = clip_high;
+  objective::PolicyLossResult result = objective::policy_loss(tokens, options);
+  return {result.loss_sum, {}, std::move(result.d_logprobs)};
+}
+
+constexpr double kUnbounded = std::numeric_limits<double>::infinity();
+
+LossValues importance_sampling(const Work& work, std::span<const Datum> data,
+                               std::span<const double> logprobs) {
+  return policy(work, data, logprobs, {.loss = objective::PolicyLoss::kPpo}, -kUnbounded,
+                kUnbounded);
+}
+LossValues ppo(const Work& work, std::span<const Datum> data, std::span<const double> logprobs) {
+  return policy(work, data, logprobs, {.loss = objective::PolicyLoss::kPpo}, 0.8, 1.2);
+}
+LossValues cispo(const Work& work, std::span<const Datum> data, std::span<const double> logprobs) {
+  return policy(work, data, logprobs, {.loss = objective::PolicyLoss::kCispo}, 0, 4);
+}
+/// Defaults of "Group Sequence Policy Optimization" (arXiv 2507.18071), section 5.1.
+LossValues gspo(const Work& work, std::span<const Datum> data, std::span<const double> logprobs) {
+  return policy(work, data, logprobs, {.loss = objective::PolicyLoss::kGspo}, 1 - 3e-4, 1 + 4e-4,
+                "sequence_ratio_mask");
+}
+LossValues dro(const Work& work, std::span<const Datum> data, std::span<const double> logprobs) {
+  return policy(work, data, logprobs,
+                {.loss = objective::PolicyLoss::kDro, .dro_beta = work.config.at("beta")},
+                -kUnbounded, kUnbounded);
+}
+
+const std::vector<LossKind>& kinds() {
+  const std::vector<Input> sampled = {{"logprobs", true}, {"advantages", true}};
+  const auto with = [&](std::vector<Input> more) {
+    more.insert(more.begin(), sampled.begin(), sampled.end());
+    return more;
+  };
+  const std::vector<Number> clips = {{"clip_low_threshold", false}, {"clip_high_threshold", false}};
+  static const std::vector<LossKind> all = {
+      {"cross_entropy", {{"weights", false}}, {}, cross_entropy},
+      {"importance_sampling", sampled, {}, importance_sampling},
+      {"ppo", with({{"clip_low_threshold", false}, {"clip_high_threshold", false}}), clips, ppo},
+      {"cispo", with({{"clip_low_threshold", false}, {"clip_high_threshold", false}}), clips,
+       cispo},
+      {"gspo", with({{"sequence_ratio_mask", true}}), clips, gspo},
+      {"dro", sampled, {{"beta", true}}, dro},
+  };
+  return all;
+}
+
+const LossKind& kind_of(const std::string& name) {
+  std::vector<std::string> names;
+  for (const LossKind& kind : kinds()) {
+    if (name == kind.name) return kind;
+    names.emplace_back(kind.name);
+  }
+  if (name == "stable_reinforce") {
+    throw DataError(
+        "loss_fn 'stable_reinforce': its formula is not published; start the recipe with "
+        "loss_fn=importance_sampling");
+  }
+  throw_error<DataError>("loss_fn '{}' is not one of {}", name, fmt::join(names, ", "));
+}
+
+void check_inputs(const LossKind& kind, const Datum& datum, std::size_t i) {
+  for (const Input& input : kind.inputs) {
+    if (input.required && !datum.inputs.contains(input.name))
+      throw_error<DataError>("datum {}: loss_fn {} needs the input '{}'", i, kind.name, input.name);
+  }
+  for (const auto& [name, values] : datum.inputs) {
+    const auto is_it = [&](const Input& input) { return name == input.name; };
+    if (std::none_of(kind.inputs.begin(), kind.inputs.end(), is_it))
+      throw_error<DataError>("datum {}: loss_fn {} has no input '{}'", i, kind.name, name);
+    if (values.size() != datum.tokens.size()) {
+      throw_error<DataError>("datum {}: '{}' has {} values for {} tokens", i, name, values.size(),
+                             datum.tokens.size());
+    }
+  }
+}
+
+}  // namespace
+
+void check_loss(const Work& work) {
+  const LossKind& kind = kind_of(work.loss_fn);
+  for (const auto& [name, number] : work.config) {
+    const auto is_it = [&, &key = name](const Number& known) { return key == known.name; };
+    if (std::none_of(kind.numbers.begin(), kind.numbers.end(), is_it))
+      throw_error<DataError>("loss_fn_config: loss_fn {} has no '{}'", kind.name, name);
+    if (std::isnan(number)) throw_error<DataError>("loss_fn_config: '{}' is not a number", name);
+  }
+  for (const Number& number : kind.numbers) {
+    if (number.required && !work.config.contains(number.name))
+      throw_error<DataError>("loss_fn_config: loss_fn {} needs '{}'", kind.name, number.name);
+  }
+  for (std::size_t i = 0; i < work.data.size(); ++i) check_inputs(kind, work.data[i], i);
+}
+
+LossValues loss_of(const Work& work, std::span<const Datum> data,
+                   std::span<const double> logprobs) {
+  return kind_of(work.loss_fn).values(work, data, logprobs);
+}
+
+}  // namespace heddle::tenants

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tenants/trainer.h"
+
+namespace heddle::tenants {
+
+/// A loss's value and derivative on the sequences of one piece, laid end to end.
+struct LossValues {
+  double sum = 0;
+  std::vector<double> elementwise;  ///< [T]; empty where the loss is no sum over tokens.
+  std::vector<double> d_logprobs;   ///< [T]
+};
+
+/// Throws DataError for an unknown loss, a number of its configuration that it does not have or
+/// that is out of range, and for a datum whose inputs are not the loss's or not as long as its
+/// tokens.
+void check_loss(const Work& work);
+
+/// On log-probabilities [T] of the target tokens of `data`, of work that check_loss() takes.
+LossValues loss_of(const Work& work, std::span<const Datum> data, std::span<const double> logprobs);
+
+}  // namespace heddle::tenants

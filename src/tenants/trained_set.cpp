@@ -1,0 +1,105 @@
+#include "tenants/trained_set.h"
+
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "base/errors.h"
+#include "ckpt/hf_adapter.h"
+#include "ops/autograd.h"
+
+namespace heddle::tenants {
+namespace {
+
+using adapters::LoraSet;
+
+bool contains(const std::string& name, const char* part) {
+  return name.find(part) != std::string::npos;
+}
+
+bool is_wanted(const SetOptions& options, const std::string& module) {
+  if (contains(module, ".self_attn.") || contains(module, ".linear_attn.")) return options.attn;
+  const bool routes = module.ends_with(".mlp.gate") || module.ends_with("shared_expert_gate");
+  return contains(module, ".mlp.") && !routes && options.mlp;
+}
+
+std::vector<LoraSet::Module> modules_of(assembly::Model& model, const SetOptions& options,
+                                        double scaling) {
+  std::vector<LoraSet::Module> modules;
+  const auto add = [&](const std::string& name) {
+    if (is_wanted(options, name)) modules.push_back({name, options.rank, scaling});
+  };
+  model.visit_linears(
+      [&](nn::Linear& linear) { add(adapters::module_of(linear.weight().name())); });
+  model.visit_expert_weights([&](nn::ExpertWeights& weights) { add(weights.weight().name()); });
+  return modules;
+}
+
+}  // namespace
+
+std::unique_ptr<train::Optimizer> make_optimizer(assembly::ModelOnRanks& base,
+                                                 const LoraSet& factors, std::uint64_t seed) {
+  std::vector<nn::Parameter*> parameters;
+  factors.visit_parameters([&](nn::Parameter& factor) {
+    if (factor.is_held()) parameters.push_back(&factor);
+  });
+  return std::make_unique<train::Optimizer>(std::move(parameters), config::OptimSection{}, seed,
+                                            base.context.mesh.world_group());
+}
+
+TrainedSet make_trained_set(assembly::ModelOnRanks& base, const SetOptions& options) {
+  if (options.rank < 1 || options.rank > 512)
+    throw_error<ConfigError>("rank {}: expected a number from 1 to 512", options.rank);
+  if (!(options.alpha > 0) || !std::isfinite(options.alpha))
+    throw_error<ConfigError>("alpha {}: expected a number above 0", options.alpha);
+  if (options.unembed)
+    throw_error<ConfigError>("train_unembed: adapters on the language-model head are not built");
+  adapters::LoraOptions lora;
+  lora.rank = options.rank;
+  lora.alpha = options.alpha;
+  lora.seed = options.seed;
+  TrainedSet set{options, {}, {}};
+  const std::vector<LoraSet::Module> modules = modules_of(*base.model, options, lora.scaling());
+  if (modules.empty())
+    throw ConfigError("nothing to train: expected one of train_attn, train_mlp, train_unembed");
+  set.factors =
+      std::make_unique<LoraSet>(ckpt::adaptable(*base.model), modules, lora, base.context);
+  set.factors->initialize();
+  set.optimizer = make_optimizer(base, *set.factors, options.seed);
+  return set;
+}
+
+StepResult step(assembly::ModelOnRanks& base, train::Optimizer& optimizer, const LoraSet& factors,
+                const StepNumbers& numbers) {
+  const double norm = optimizer.gradient_norm();
+  if (!std::isfinite(norm) || !std::isfinite(numbers.loss)) {
+    factors.visit_parameters([](nn::Parameter& factor) { factor.clear_gradient(); });
+    return {norm, false};
+  }
+  const double clip = numbers.clip_norm;
+  optimizer.step(base.model->kernels(), numbers.lr,
+                 clip > 0 ? std::min(1.0, clip / (norm + 1e-6)) : 1);
+  return {norm, true};
+}
+
+std::unique_ptr<LoraSet> copy_of(assembly::ModelOnRanks& base, const LoraSet& factors) {
+  const ops::NoGradient guard;
+  std::vector<LoraSet::Module> modules;
+  for (const auto& lora : factors.adapters())
+    modules.push_back({lora->module(), lora->rank(), lora->scaling()});
+  for (const auto& lora : factors.expert_adapters())
+    modules.push_back({lora->parameter(), lora->rank(), lora->scaling()});
+  auto copy = std::make_unique<LoraSet>(ckpt::adaptable(*base.model), modules, factors.options(),
+                                        base.context);
+  std::vector<at::Tensor> values;
+  factors.visit_parameters([&](nn::Parameter& factor) { values.push_back(factor.owned()); });
+  auto next = values.begin();
+  copy->visit_parameters([&](nn::Parameter& factor) {
+    factor.set_trainable(false);
+    factor.owned().copy_(*next++);
+  });
+  return copy;
+}
+
+}  // namespace heddle::tenants

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+
+#include "adapters/lora.h"
+#include "assembly/model_on_ranks.h"
+#include "tenants/trainer.h"
+#include "train/optimizer.h"
+
+namespace heddle::tenants {
+
+/// One set of adapters in training.
+struct TrainedSet {
+  SetOptions options;
+  std::unique_ptr<adapters::LoraSet> factors;
+  std::unique_ptr<train::Optimizer> optimizer;
+};
+
+/// AdamW over a set's factors, whose numbers come with each step.
+std::unique_ptr<train::Optimizer> make_optimizer(assembly::ModelOnRanks& base,
+                                                 const adapters::LoraSet& factors,
+                                                 std::uint64_t seed);
+
+/// A new one. Throws ConfigError for options that the model does not take.
+TrainedSet make_trained_set(assembly::ModelOnRanks& base, const SetOptions& options);
+
+struct StepNumbers {
+  double lr = 0, clip_norm = 0;  ///< 0: no clipping.
+  double loss = 0;               ///< Where it is not finite, nothing is updated.
+};
+/// Clips by the set's own norm, updates and clears its gradients.
+StepResult step(assembly::ModelOnRanks& base, train::Optimizer& optimizer,
+                const adapters::LoraSet& factors, const StepNumbers& numbers);
+
+/// A copy of the factors on the same model.
+std::unique_ptr<adapters::LoraSet> copy_of(assembly::ModelOnRanks& base,
+                                           const adapters::LoraSet& factors);
+
+/// See Trainer::save() and load().
+void save_trained_set(assembly::ModelOnRanks& base, const TrainedSet& set,
+                      const std::filesystem::path& directory, bool with_optimizer, bool overwrite);
+TrainedSet load_trained_set(assembly::ModelOnRanks& base, const std::filesystem::path& directory,
+                            bool with_optimizer);
+
+}  // namespace heddle::tenants

@@ -1,0 +1,116 @@
+// The directory of a set: PEFT's files and, for training to go on, optimizer and gradients.
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <utility>
+
+#include "base/errors.h"
+#include "base/files.h"
+#include "ckpt/adapter_directory.h"
+#include "ckpt/hf_adapter.h"
+#include "ckpt/tensor_io.h"
+#include "ops/autograd.h"
+#include "tenants/trained_set.h"
+
+namespace heddle::tenants {
+namespace {
+
+constexpr const char* kState = "heddle_training.json";
+constexpr const char* kTensors = "heddle_training.safetensors";
+constexpr std::int64_t kVersion = 1;
+
+const std::string kWeights = "weights/", kGradient = "gradient/";
+
+/// State that training changes besides the factors that PEFT's file holds.
+std::vector<ckpt::NamedTensor> tensors_of(const TrainedSet& set, bool with_gradients) {
+  std::vector<ckpt::NamedTensor> tensors;
+  for (ckpt::TensorPart& part : set.optimizer->state(/*with_copies=*/true)) {
+    if (!part.name.starts_with(kWeights)) tensors.push_back({part.name, part.tensor});
+  }
+  if (!with_gradients) return tensors;
+  set.factors->visit_parameters([&](nn::Parameter& factor) {
+    if (factor.gradient().defined())
+      tensors.push_back({kGradient + factor.name(), factor.gradient()});
+  });
+  return tensors;
+}
+
+nlohmann::ordered_json state_of(const TrainedSet& set, bool with_optimizer) {
+  const SetOptions& o = set.options;
+  return {{"version", kVersion},
+          {"rank", o.rank},
+          {"alpha", o.alpha},
+          {"seed", o.seed},
+          {"attn", o.attn},
+          {"mlp", o.mlp},
+          {"unembed", o.unembed},
+          {"optimizer", with_optimizer},
+          {"steps", set.optimizer->steps()}};
+}
+
+/// Fills optimizer and gradients of a set whose factors are there.
+void restore(const TrainedSet& set, const std::filesystem::path& directory, std::int64_t steps) {
+  const ops::NoGradient guard;
+  const ckpt::SafetensorsFile file(directory / kTensors, directory);
+  for (ckpt::NamedTensor& tensor : tensors_of(set, /*with_gradients=*/false))
+    ckpt::copy_into(file.at(tensor.name), tensor.tensor);
+  set.factors->visit_parameters([&](nn::Parameter& factor) {
+    const ckpt::StoredTensor* const stored = file.find(kGradient + factor.name());
+    if (stored != nullptr) ckpt::copy_into(*stored, factor.gradient_buffer());
+  });
+  set.optimizer->set_steps(steps);
+}
+
+}  // namespace
+
+void save_trained_set(assembly::ModelOnRanks& base, const TrainedSet& set,
+                      const std::filesystem::path& directory, bool with_optimizer, bool overwrite) {
+  ckpt::export_adapter(
+      *base.model, *set.factors, {}, *base.source, base.source->path().string(), {}, directory,
+      overwrite, ckpt::read_from_memory, {{kState, state_of(set, with_optimizer).dump(2) + "\n"}},
+      [&](const ckpt::Path& place) {
+        if (with_optimizer)
+          ckpt::write_tensors(place / kTensors, tensors_of(set, /*with_gradients=*/true));
+      });
+}
+
+TrainedSet load_trained_set(assembly::ModelOnRanks& base, const std::filesystem::path& directory,
+                            bool with_optimizer) {
+  const ckpt::AdapterDirectory files = ckpt::AdapterDirectory::open(directory);
+  const auto on_table = [](const ckpt::LoraPair& pair) {
+    return pair.is_embedding || pair.module == "lm_head";
+  };
+  if (!files.saved().empty() || std::any_of(files.pairs().begin(), files.pairs().end(), on_table)) {
+    throw_error<ModelError>(
+        "{}: the adapter changes embedding or head or brings whole modules, which would change the "
+        "base model of all sets",
+        directory.string());
+  }
+  TrainedSet set;
+  set.factors = ckpt::load_adapter(files, *base.model, base.source->path().string());
+  set.options = {.rank = set.factors->options().rank, .alpha = set.factors->options().alpha};
+  const bool has_state = std::filesystem::exists(directory / kState);
+  if (with_optimizer && !has_state)
+    throw_error<ModelError>("{}: no {}; it was not saved with its optimizer", directory.string(),
+                            kState);
+  set.optimizer = make_optimizer(base, *set.factors, set.options.seed);
+  if (!has_state) return set;
+  const std::string where = (directory / kState).string();
+  try {
+    const auto state = nlohmann::json::parse(files::read(directory / kState, files::kJsonLimit));
+    if (state.at("version") != kVersion)
+      throw_error<ModelError>("{}: version {}, this program reads {}", where,
+                              state.at("version").dump(), kVersion);
+    set.options = {state.at("rank"), state.at("alpha"), state.at("seed"),
+                   state.at("attn"), state.at("mlp"),   state.at("unembed")};
+    if (!with_optimizer) return set;
+    if (!state.at("optimizer").get<bool>())
+      throw_error<ModelError>("{}: the set was saved without its optimizer", where);
+    restore(set, directory, state.at("steps"));
+  } catch (const nlohmann::json::exception& error) {
+    throw_error<ModelError>("{}: {}", where, error.what());
+  }
+  return set;
+}
+
+}  // namespace heddle::tenants

@@ -1,0 +1,282 @@
+#include "tenants/trainer.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/tensor.h>
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "base/errors.h"
+#include "device/device.h"
+#include "device/upload.h"
+#include "objective/language_model.h"
+#include "tenants/joint_passes.h"
+#include "tenants/loss.h"
+#include "tenants/trained_set.h"
+
+namespace heddle::tenants {
+namespace {
+
+std::int64_t tokens_of(std::span<const Datum> data) {
+  return std::accumulate(data.begin(), data.end(), std::int64_t{0},
+                         [](std::int64_t sum, const Datum& datum) {
+                           return sum + static_cast<std::int64_t>(datum.tokens.size());
+                         });
+}
+
+/// Consecutive data of one work that run in one pass, and where their results go.
+struct Cut {
+  const Work* work;
+  std::span<const Datum> data;
+  std::span<DatumOutput> outputs;
+  WorkResult* result;
+  std::int64_t tokens;
+};
+
+/// A work's own cut: what others bring does not change it.
+std::vector<Cut> cuts_of(const Work& work, WorkResult& result, std::int64_t pass_tokens) {
+  std::vector<Cut> cuts;
+  for (std::size_t first = 0; first < work.data.size();) {
+    std::size_t last = first;
+    std::int64_t tokens = 0;
+    do {
+      tokens += static_cast<std::int64_t>(work.data[last++].tokens.size());
+    } while (last < work.data.size() &&
+             tokens + static_cast<std::int64_t>(work.data[last].tokens.size()) <= pass_tokens);
+    cuts.push_back({&work, std::span(work.data).subspan(first, last - first),
+                    std::span(result.data).subspan(first, last - first), &result, tokens});
+    first = last;
+  }
+  return cuts;
+}
+
+/// Puts the cuts into passes of about `pass_tokens`: those of a set in their order and none of them
+/// in one pass, as the order of its sums would depend on the pass.
+std::vector<std::vector<Cut>> passes_of(const std::vector<Cut>& cuts, std::int64_t pass_tokens) {
+  std::vector<std::vector<Cut>> passes;
+  std::vector<std::int64_t> tokens;
+  std::map<SetId, std::size_t> next;  // The first pass that may take a set's next cut.
+  for (const Cut& cut : cuts) {
+    std::size_t pass = next[cut.work->set];
+    while (pass < passes.size() && tokens[pass] + cut.tokens > pass_tokens) ++pass;
+    if (pass == passes.size()) {
+      passes.emplace_back();
+      tokens.push_back(0);
+    }
+    passes[pass].push_back(cut);
+    tokens[pass] += cut.tokens;
+    next[cut.work->set] = pass + 1;
+  }
+  return passes;
+}
+
+/// Every position has a label: outputs are wanted of all.
+data::Batch batch_of(std::span<const Datum> data) {
+  const auto total = static_cast<std::size_t>(tokens_of(data));
+  const std::vector<float> weights(total, 1.0F);
+  std::vector<std::int32_t> tokens;
+  std::vector<std::int64_t> targets;
+  for (const Datum& datum : data) {
+    tokens.insert(tokens.end(), datum.tokens.begin(), datum.tokens.end());
+    targets.insert(targets.end(), datum.target_tokens.begin(), datum.target_tokens.end());
+  }
+  std::vector<data::SequenceView> views;
+  std::size_t first = 0;
+  for (std::size_t i = 0; i < data.size(); ++i) {
+    const std::size_t length = data[i].tokens.size();
+    const auto own = std::span(tokens).subspan(first, length);
+    views.push_back(
+        {own, own, std::span(weights).subspan(first, length), static_cast<std::int64_t>(i)});
+    first += length;
+  }
+  data::Batch batch = data::Batch::from_sequences(views);
+  batch.labels = at::tensor(targets, at::kLong);
+  batch.loss_weights = at::ones({static_cast<std::int64_t>(total)}, at::kFloat);
+  batch.loss_rows = static_cast<std::int64_t>(total);
+  return batch;
+}
+
+/// Log-probabilities first, then the loss and its gradient by each; leaves outputs where they go.
+objective::HeadFunction head_of(assembly::Model& model, const Cut& cut) {
+  return [&model, cut](const at::Tensor& hidden, const objective::LocalBatch& batch) {
+    const bool wants_gradients = !cut.work->forward_only;
+    const objective::LossRows rows(model, batch.host, 1);
+    objective::TokenLogprobs logprobs(model, hidden, rows, wants_gradients);
+    const at::Tensor host = logprobs.values().to(at::kCPU, at::kDouble).contiguous();
+    const std::span values(host.const_data_ptr<double>(), static_cast<std::size_t>(host.numel()));
+    const LossValues loss = loss_of(*cut.work, cut.data, values);
+    std::size_t first = 0;
+    for (std::size_t i = 0; i < cut.data.size(); ++i) {
+      const std::size_t length = cut.data[i].tokens.size();
+      const auto part = values.subspan(first, length);
+      cut.outputs[i].logprobs.assign(part.begin(), part.end());
+      if (!loss.elementwise.empty()) {
+        const auto own = std::span(loss.elementwise).subspan(first, length);
+        cut.outputs[i].elementwise_loss.assign(own.begin(), own.end());
+      }
+      first += length;
+    }
+    objective::HeadResult result;
+    result.loss_sum = at::tensor(loss.sum, rows.loss_weights.options());
+    if (wants_gradients) {
+      const at::Tensor d_logprobs = at::tensor(loss.d_logprobs, at::kDouble);
+      result.grad_hidden = logprobs.gradient(
+          device::upload(d_logprobs.to(logprobs.values().scalar_type()), hidden.device()));
+    }
+    return result;
+  };
+}
+
+void check_promises(const assembly::ModelOnRanks& base, const TrainerOptions& options) {
+  if (options.deterministic && !base.context.device.is_cpu()) {
+    throw_error<ConfigError>(
+        "deterministic: that a set's bits do not depend on others is shown on the CPU alone; leave "
+        "it out on {}",
+        base.context.device.str());
+  }
+  if (base.context.mesh.world_size() > 1) {
+    throw_error<ConfigError>(
+        "parallel.*: serving the training of many adapters on {} ranks is not built; start one "
+        "rank, or train them by heddle sft with adapters:",
+        base.context.mesh.world_size());
+  }
+}
+
+}  // namespace
+
+struct Trainer::State {
+  assembly::ModelOnRanks& base;
+  TrainerOptions options;
+  std::map<SetId, TrainedSet> sets = {};
+  SetId last_id = 0;
+
+  TrainedSet& at(SetId id) {
+    const auto it = sets.find(id);
+    if (it == sets.end()) throw_error<DataError>("there is no set of adapters {}", id);
+    return it->second;
+  }
+  SetId add(TrainedSet set) {
+    sets.emplace(++last_id, std::move(set));
+    return last_id;
+  }
+  void run(const std::vector<Cut>& cuts, bool wants_gradients);
+};
+
+Trainer::Trainer(assembly::ModelOnRanks& base, const TrainerOptions& options)
+    : state_(std::make_unique<State>(State{base, options})) {
+  check_promises(base, options);
+}
+Trainer::~Trainer() = default;
+
+SetId Trainer::create(const SetOptions& options) {
+  return state_->add(make_trained_set(state_->base, options));
+}
+void Trainer::remove(SetId set) {
+  state_->at(set);
+  state_->sets.erase(set);
+}
+const SetOptions& Trainer::options(SetId set) const { return state_->at(set).options; }
+std::int64_t Trainer::steps(SetId set) const { return state_->at(set).optimizer->steps(); }
+
+void Trainer::check(const Work& work) const {
+  state_->at(work.set);
+  if (work.data.empty()) throw DataError("data: expected at least one datum, found none");
+  const std::int64_t vocabulary = state_->base.model->config().vocab_size;
+  for (std::size_t i = 0; i < work.data.size(); ++i) {
+    const Datum& datum = work.data[i];
+    if (datum.tokens.empty()) throw_error<DataError>("datum {}: no token", i);
+    if (datum.target_tokens.size() != datum.tokens.size()) {
+      throw_error<DataError>("datum {}: 'target_tokens' has {} values for {} tokens", i,
+                             datum.target_tokens.size(), datum.tokens.size());
+    }
+    for (const auto* ids : {&datum.tokens, &datum.target_tokens}) {
+      const auto wrong = std::find_if(ids->begin(), ids->end(),
+                                      [&](std::int64_t id) { return id < 0 || id >= vocabulary; });
+      if (wrong == ids->end()) continue;
+      throw_error<DataError>("datum {}: {} {} at position {} is not in the vocabulary of {}", i,
+                             ids == &datum.tokens ? "token" : "target", *wrong,
+                             wrong - ids->begin(), vocabulary);
+    }
+  }
+  check_loss(work);
+}
+
+void Trainer::State::run(const std::vector<Cut>& cuts, bool wants_gradients) {
+  std::vector<std::vector<Piece>> passes;
+  const std::vector<std::vector<Cut>> planned = passes_of(cuts, options.pass_tokens);
+  for (const std::vector<Cut>& pass : planned) {
+    passes.emplace_back();
+    for (const Cut& cut : pass) {
+      passes.back().push_back({.set = at(cut.work->set).factors.get(),
+                               .batch = batch_of(cut.data),
+                               .head = head_of(*base.model, cut)});
+    }
+  }
+  const auto sums = run_joint_passes(base, passes, {.wants_gradients = wants_gradients});
+  for (std::size_t p = 0; p < planned.size(); ++p) {
+    for (std::size_t i = 0; i < planned[p].size(); ++i)
+      planned[p][i].result->metrics["loss:sum"] += sums[p][i].loss;
+  }
+}
+
+std::vector<WorkResult> Trainer::forward_backward(std::span<const Work> works) {
+  std::vector<WorkResult> results(works.size());
+  std::vector<Cut> forward, both;
+  for (std::size_t i = 0; i < works.size(); ++i) {
+    try {
+      check(works[i]);
+    } catch (const DataError& error) {
+      results[i].error = error.what();
+      continue;
+    }
+    results[i].data.resize(works[i].data.size());
+    const std::vector<Cut> cuts = cuts_of(works[i], results[i], state_->options.pass_tokens);
+    std::vector<Cut>& all = works[i].forward_only ? forward : both;
+    all.insert(all.end(), cuts.begin(), cuts.end());
+  }
+  state_->run(forward, /*wants_gradients=*/false);
+  state_->run(both, /*wants_gradients=*/true);
+  return results;
+}
+
+StepResult Trainer::optim_step(SetId id, const AdamParams& params) {
+  TrainedSet& set = state_->at(id);
+  set.optimizer->set_adamw(params.beta1, params.beta2, params.eps, params.weight_decay);
+  const StepResult result = step(state_->base, *set.optimizer, *set.factors,
+                                 {.lr = params.lr, .clip_norm = params.grad_clip_norm});
+  device::synchronize(state_->base.context.device);
+  return result;
+}
+
+void Trainer::save(SetId set, const std::filesystem::path& directory, bool with_optimizer,
+                   bool overwrite) const {
+  save_trained_set(state_->base, state_->at(set), directory, with_optimizer, overwrite);
+}
+
+SetId Trainer::load(const std::filesystem::path& directory, bool with_optimizer) {
+  return state_->add(load_trained_set(state_->base, directory, with_optimizer));
+}
+
+std::shared_ptr<const adapters::LoraSet> Trainer::snapshot(SetId set) const {
+  return copy_of(state_->base, *state_->at(set).factors);
+}
+
+std::shared_ptr<const adapters::LoraSet> Trainer::load_snapshot(
+    const std::filesystem::path& directory) const {
+  return copy_of(state_->base,
+                 *load_trained_set(state_->base, directory, /*with_optimizer=*/false).factors);
+}
+
+std::int64_t Trainer::bytes(SetId id) const {
+  const TrainedSet& set = state_->at(id);
+  std::int64_t bytes = set.optimizer->state_bytes();
+  set.factors->visit_parameters([&](nn::Parameter& factor) {
+    bytes += static_cast<std::int64_t>(factor.owned().nbytes());
+    if (factor.gradient().defined()) bytes += static_cast<std::int64_t>(factor.gradient().nbytes());
+  });
+  return bytes;
+}
+
+}  // namespace heddle::tenants

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <nlohmann/json.hpp>
+
+#include "config/run_config.h"
+#include "data/loader/loader.h"
+#include "objective/objective.h"
+#include "train/observer.h"
+#include "train/setup.h"
+
+namespace heddle::train {
+
+/// Where a run's optimizer steps come from: files of rows, or what the model generates. Every rank
+/// has one; all call it together.
+class StepSource {
+ public:
+  virtual ~StepSource() = default;
+
+  /// Numbers of an epoch that are not known beforehand are 0.
+  virtual const data::LoaderInfo& info() const = 0;
+  /// The rows in one line, for the start-up table.
+  virtual std::string summary() const = 0;
+
+  /// The next step, or nothing at the end of the run.
+  virtual std::optional<data::Step> next() = 0;
+  /// The place after the last step that next() returned, to be kept in a checkpoint.
+  virtual nlohmann::json cursor() const = 0;
+  /// Continues from a cursor. Throws DataError where it does not fit.
+  virtual void seek(const nlohmann::json& cursor) = 0;
+  /// The weights are those after a step: adds what the source knows of it.
+  virtual void on_updated(StepInfo& info) {}
+
+  /// Whether evaluate() has anything to look at.
+  virtual bool has_evaluation() const = 0;
+  virtual Evaluation evaluate() = 0;
+};
+
+/// Objective and steps of a run.
+struct Subject {
+  std::unique_ptr<objective::Objective> objective;
+  std::unique_ptr<StepSource> steps;
+};
+using MakeSubject = std::function<Subject(const config::RunConfig&, Setup&)>;
+
+/// Rows of data.train and data.eval.
+Subject dataset_subject(const config::RunConfig& config, Setup& setup);
+
+}  // namespace heddle::train

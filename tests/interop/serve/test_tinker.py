@@ -1,0 +1,155 @@
+"""The tinker SDK against `heddle serve`: trains, saves, loads and samples as its users do.
+
+    HEDDLE=build/cpu/src/cli/heddle python -m pytest --confcutdir=tests/interop/serve tests/interop/serve
+"""
+import signal
+import subprocess
+import warnings
+
+import numpy
+import pytest
+import tinker
+from tinker import types
+
+from serving import HEDDLE, NAME
+
+warnings.simplefilter("ignore")
+TOKENS = [11, 7, 301, 45, 1200, 9, 77, 300, 12, 5, 610, 8]
+KEY = "tml-local"
+NATS_OF_A_SNAPSHOT = 0.02  # between the trainer's log-probabilities and the sampler's
+
+
+def client(server, key=KEY):
+    return tinker.ServiceClient(base_url=server.url, api_key=key)
+
+
+def datum(tokens=TOKENS, weights=None):
+    targets = tokens[1:]
+    return types.Datum(model_input=types.ModelInput.from_ints(tokens[:-1]),
+                       loss_fn_inputs={"target_tokens": targets, "weights": weights or [1.0] * len(targets)})
+
+
+def train(run, steps, lr=3e-3):
+    """Mean loss of a token before each step."""
+    losses = []
+    for _ in range(steps):
+        work = run.forward_backward([datum()], "cross_entropy")
+        step = run.optim_step(types.AdamParams(learning_rate=lr))
+        losses.append(work.result().metrics["loss:sum"] / (len(TOKENS) - 1))
+        step.result()
+    return losses
+
+
+def logprobs_of(run):
+    return numpy.array(run.forward([datum()], "cross_entropy").result().loss_fn_outputs[0]["logprobs"].data)
+
+
+def test_trains_saves_loads_and_recites(server):
+    service = client(server)
+    names = [model.model_name for model in service.get_server_capabilities().supported_models]
+    assert names == [NAME]
+    run = service.create_lora_training_client(base_model=NAME, rank=16, seed=3).result()
+    assert run.get_info().model_data.model_name == NAME
+    losses = train(run, 30)
+    assert losses[0] > 5 and losses[-1] < 0.05, losses
+
+    # Chunks of one call, sent together: sums over all of them.
+    many = run.forward_backward([datum()] * 2500, "cross_entropy").result()
+    assert len(many.loss_fn_outputs) == 2500
+    one = run.forward([datum()], "cross_entropy").result()
+    assert many.metrics["loss:sum"] == pytest.approx(2500 * one.metrics["loss:sum"], rel=1e-4)
+    run.optim_step(types.AdamParams(learning_rate=0)).result()
+
+    saved = run.save_state("a").result().path
+    again = service.create_training_client_from_state_with_optimizer(saved).result()
+    numpy.testing.assert_array_equal(logprobs_of(run), logprobs_of(again))
+    assert train(run, 3) == train(again, 3)
+
+    sampler = run.save_weights_and_get_sampling_client().result()
+    told = sampler.compute_logprobs(types.ModelInput.from_ints(TOKENS)).result()
+    assert told[0] is None
+    assert numpy.abs(numpy.array(told[1:]) - logprobs_of(run)).mean() < NATS_OF_A_SNAPSHOT
+    greedy = types.SamplingParams(max_tokens=len(TOKENS) - 2, temperature=0, stop=[])
+    answer = sampler.sample(types.ModelInput.from_ints(TOKENS[:2]), 1, greedy).result().sequences[0]
+    assert answer.tokens == TOKENS[2:] and answer.stop_reason == "length"
+
+    # A snapshot does not change with the run.
+    named = run.save_weights_for_sampler("named").result().path
+    train(run, 2, lr=1e-1)
+    snapshot = service.create_sampling_client(model_path=named).result()
+    answer = snapshot.sample(types.ModelInput.from_ints(TOKENS[:2]), 1, greedy).result().sequences[0]
+    assert answer.tokens == TOKENS[2:]
+    base = service.create_sampling_client(base_model=NAME).result()
+    drawn = base.sample(types.ModelInput.from_ints(TOKENS[:2]), 3, types.SamplingParams(max_tokens=5, seed=1, stop=[])).result()
+    assert [len(each.tokens) for each in drawn.sequences] == [5, 5, 5]
+
+    rest = service.create_rest_client()
+    runs = rest.list_training_runs().result()
+    assert {each.training_run_id for each in runs.training_runs} == {run.model_id, again.model_id}
+    checkpoints = rest.list_checkpoints(run.model_id).result().checkpoints
+    assert {each.checkpoint_id for each in checkpoints} >= {"weights/a", "sampler_weights/named"}
+    rest.delete_checkpoint_from_tinker_path(saved).result()
+    with pytest.raises(tinker.NotFoundError):
+        rest.get_weights_info_by_tinker_path(saved).result()
+    service.close("success").result()
+
+
+def test_gradients_add_up_and_weights_multiply(server):
+    service = client(server)
+    run = service.create_lora_training_client(base_model=NAME, rank=4, seed=1).result()
+    other = service.create_lora_training_client(base_model=NAME, rank=4, seed=1).result()
+    half = [0.5] * (len(TOKENS) - 1)
+    norms = []
+    for each, calls in ((run, [[datum()]]), (other, [[datum(weights=half)], [datum(weights=half)]])):
+        for data in calls:
+            each.forward_backward(data, "cross_entropy").result()
+        norms.append(each.optim_step(types.AdamParams(learning_rate=1e-3)).result().metrics["grad_norm:mean"])
+    assert norms[0] > 0 and norms[0] == pytest.approx(norms[1], rel=1e-4)
+
+
+def test_user_errors_reach_the_user(server):
+    service = client(server)
+    run = service.create_lora_training_client(base_model=NAME, rank=4).result()
+    with pytest.raises(tinker.BadRequestError, match="loss_fn=importance_sampling"):
+        run.forward_backward([datum()], "stable_reinforce").result()
+    with pytest.raises(tinker.BadRequestError, match="not served here"):
+        service.create_lora_training_client(base_model="other/model", rank=4).result()
+
+
+def test_two_tenants_and_a_restart(server):
+    assert server.stop() == 0
+    keys = [subprocess.run([HEDDLE, "serve", "keys", "add", "--data-dir", str(server.data), "--tenant", name], check=True,
+                           capture_output=True, text=True).stdout.splitlines()[-1] for name in ("ann", "bob")]
+    server.start()
+    first, second = (client(server, key) for key in keys)
+    runs = [each.create_lora_training_client(base_model=NAME, rank=rank, seed=2).result() for each, rank in ((first, 4), (second, 16))]
+    work = [run.forward_backward([datum()], "cross_entropy") for run in runs]
+    steps = [run.optim_step(types.AdamParams(learning_rate=1e-2)) for run in runs]
+    assert all(each.result() for each in work + steps)
+    saved = runs[0].save_state("kept").result().path
+    with pytest.raises(tinker.NotFoundError):
+        second.create_training_client_from_state(saved).result()
+    with pytest.raises(tinker.AuthenticationError):
+        client(server, "tml-guessed").create_lora_training_client(base_model=NAME, rank=4).result()
+    before = logprobs_of(runs[0])
+    server.stop(signal.SIGKILL)
+    server.start()
+    again = client(server, keys[0]).create_training_client_from_state_with_optimizer(saved).result()
+    numpy.testing.assert_array_equal(before, logprobs_of(again))
+
+
+def test_a_killed_server_loses_no_promise_with_durable_steps(server):
+    assert server.stop() == 0
+    settings = "serve.durable_steps=2", "serve.deterministic=true"
+    server.start(*settings)
+    service = client(server)
+    whole, cut = (service.create_lora_training_client(base_model=NAME, rank=8, seed=5).result() for _ in range(2))
+    expected = train(whole, 8)
+    losses = train(cut, 3)
+    work = cut.forward_backward([datum()], "cross_entropy")
+    step = cut.optim_step(types.AdamParams(learning_rate=3e-3))
+    server.stop(signal.SIGKILL)
+    server.start(*settings)
+    losses.append(work.result().metrics["loss:sum"] / (len(TOKENS) - 1))
+    step.result()
+    assert losses + train(cut, 4) == expected

@@ -1,0 +1,91 @@
+"""GGUF files against the reader of the `gguf` package and against the tensors that they come from. The transforms are written here
+from their definition, not from the program: heads are moved index by index."""
+import json
+
+import numpy
+import pytest
+import torch
+
+from conftest import heddle
+from test_model import tensors_of
+
+gguf = pytest.importorskip("gguf")
+
+
+def read(path):
+    reader = gguf.GGUFReader(path)
+    tensors = {}
+    for tensor in reader.tensors:
+        shape = [int(n) for n in reversed(tensor.shape)]
+        data = numpy.array(tensor.data)
+        if tensor.tensor_type == gguf.GGMLQuantizationType.BF16:
+            data = torch.from_numpy(data.view(numpy.uint16).astype(numpy.int32) << 16).view(torch.float32)
+        else:
+            data = torch.from_numpy(data.astype(numpy.float32))
+        tensors[tensor.name] = data.reshape(shape)
+    return reader, tensors
+
+
+def tiled_rows(rows, keys, each, width):
+    """Row blocks of value heads, from k0v0 k0v1 k1v0 ... to k0v0 k1v0 ... k0v1 ..."""
+    blocks = [rows[(k * each + v) * width:(k * each + v + 1) * width] for v in range(each) for k in range(keys)]
+    return torch.cat(blocks)
+
+
+KINDS = {"dense_tied": "qwen35", "nested": "qwen35", "moe": "qwen35moe", "next": "qwen3next", "qwen3": "qwen3"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_reader_finds_every_tensor_in_the_published_layout(models, tmp_path, kind):
+    name = KINDS[kind]
+    config = json.loads((models / kind / "config.json").read_text())
+    text = config.get("text_config", config)
+    output = tmp_path / "model.gguf"
+    heddle("export", models / kind, "--gguf", "--output", output)
+    reader, tensors = read(output)
+    assert reader.fields["general.architecture"].contents() == name
+    assert reader.fields[f"{name}.block_count"].contents() == text["num_hidden_layers"]
+    vocabulary = json.loads((models / kind / "tokenizer.json").read_text())["model"]["vocab"]
+    tokens = reader.fields["tokenizer.ggml.tokens"].contents()
+    assert len(tokens) == text["vocab_size"] and all(tokens[i] == token for token, i in vocabulary.items())
+    architecture = next(a for a, n in gguf.MODEL_ARCH_NAMES.items() if n == name)
+    known = {gguf.TENSOR_NAMES[tensor].format(bid=i) for tensor in gguf.MODEL_TENSORS[architecture]
+             for i in range(text["num_hidden_layers"])}
+    assert {n.removesuffix(".weight").removesuffix(".bias") for n in tensors} <= known
+    stored = {n.replace("model.language_model.", "model."): t.float() for n, t in tensors_of(models / kind).items()}
+    check(stored, tensors, text, name)
+
+
+def check(stored, tensors, text, name):
+    offset = 0 if name in ("qwen3", "qwen3moe") else 1
+    assert torch.equal(tensors["token_embd.weight"], stored["model.embed_tokens.weight"])
+    assert torch.allclose(tensors["output_norm.weight"], stored["model.norm.weight"] + offset)
+    for i in range(text["num_hidden_layers"]):
+        layer, block = f"model.layers.{i}.", f"blk.{i}."
+        if layer + "linear_attn.A_log" not in stored or not name.startswith("qwen35"):
+            continue
+        keys, values = text["linear_num_key_heads"], text["linear_num_value_heads"]
+        each, width = values // keys, text["linear_value_head_dim"]
+        a = stored[layer + "linear_attn.A_log"]
+        expected = torch.stack([-a[k * each + v].exp() for v in range(each) for k in range(keys)])
+        assert torch.allclose(tensors[block + "ssm_a"], expected)
+        qk = 2 * keys * text["linear_key_head_dim"]
+        qkv = stored[layer + "linear_attn.in_proj_qkv.weight"]
+        assert torch.equal(tensors[block + "attn_qkv.weight"], torch.cat([qkv[:qk], tiled_rows(qkv[qk:], keys, each, width)]))
+        out = stored[layer + "linear_attn.out_proj.weight"]
+        assert torch.equal(tensors[block + "ssm_out.weight"], tiled_rows(out.T, keys, each, width).T)
+        convolution = stored[layer + "linear_attn.conv1d.weight"].squeeze(1)
+        assert torch.equal(tensors[block + "ssm_conv1d.weight"],
+                           torch.cat([convolution[:qk], tiled_rows(convolution[qk:], keys, each, width)]))
+        if layer + "mlp.experts.gate_up_proj" in stored:
+            both = stored[layer + "mlp.experts.gate_up_proj"]
+            half = both.shape[1] // 2
+            assert torch.equal(tensors[block + "ffn_gate_exps.weight"], both[:, :half])
+            assert torch.equal(tensors[block + "ffn_up_exps.weight"], both[:, half:])
+
+
+def test_refuses_what_it_cannot_say(models, tmp_path):
+    result = heddle("export", models / "qwen3_moe", "--gguf", "--output", tmp_path / "a.gguf", check=False)
+    assert result.returncode == 2 and "a dense layer among layers with experts" in result.stderr
+    result = heddle("export", models / "dense_tied", "--adapter", "x", "--gguf", "--output", tmp_path / "a.gguf", check=False)
+    assert result.returncode == 2 and "--adapter x --output DIR" in result.stderr

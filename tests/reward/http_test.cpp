@@ -1,0 +1,215 @@
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "base/errors.h"
+#include "reward/reward.h"
+
+namespace heddle::reward {
+namespace {
+
+struct Response {
+  int status = 200;
+  std::string body, headers = {};
+};
+/// Header block and body of a request, and its number from 0.
+using Handler = std::function<Response(const std::string& head, const Json& body, int number)>;
+
+/// One connection after the other; each has one request.
+class Server {
+ public:
+  explicit Server(Handler handler) : handler_(std::move(handler)) {
+    listener_ = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof address;
+    ::bind(listener_, reinterpret_cast<sockaddr*>(&address), size);
+    ::listen(listener_, 64);
+    ::getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &size);
+    url_ = "http://127.0.0.1:" + std::to_string(ntohs(address.sin_port)) + "/score";
+    thread_ = std::thread([this] { serve(); });
+  }
+  ~Server() {
+    is_ended_ = true;
+    ::shutdown(listener_, SHUT_RDWR);
+    thread_.join();
+    for (std::thread& one : answering_) one.join();
+    ::close(listener_);
+  }
+  const std::string& url() const { return url_; }
+  int requests() const { return requests_; }
+  int most_at_once() const { return most_; }
+
+ private:
+  void serve() {
+    while (!is_ended_) {
+      const int connection = ::accept(listener_, nullptr, nullptr);
+      if (connection < 0) return;
+      answering_.emplace_back([this, connection] { answer(connection); });
+    }
+  }
+
+  void answer(int connection) {
+    const int now = ++at_once_;
+    for (int most = most_; now > most && !most_.compare_exchange_weak(most, now);) {
+    }
+    std::string text;
+    std::size_t end = std::string::npos, length = 0;
+    char buffer[4096];
+    while (end == std::string::npos || text.size() < end + 4 + length) {
+      const ssize_t count = ::recv(connection, buffer, sizeof buffer, 0);
+      if (count <= 0) break;
+      text.append(buffer, static_cast<std::size_t>(count));
+      if (end == std::string::npos && (end = text.find("\r\n\r\n")) != std::string::npos) {
+        length = std::stoul(text.substr(text.find("Content-Length: ") + 16));
+        if (text.find("Expect: 100-continue") != std::string::npos)
+          ::send(connection, "HTTP/1.1 100 Continue\r\n\r\n", 25, MSG_NOSIGNAL);
+      }
+    }
+    const Response response =
+        handler_(text.substr(0, end), Json::parse(text.substr(end + 4)), requests_++);
+    --at_once_;
+    const std::string reply =
+        "HTTP/1.1 " + std::to_string(response.status) + " X\r\n" + response.headers +
+        "Connection: close\r\nContent-Length: " + std::to_string(response.body.size()) +
+        "\r\n\r\n" + response.body;
+    if (response.status != 0) ::send(connection, reply.data(), reply.size(), MSG_NOSIGNAL);
+    ::close(connection);
+  }
+
+  Handler handler_;
+  int listener_ = -1;
+  std::string url_;
+  std::thread thread_;
+  std::vector<std::thread> answering_;
+  std::atomic<bool> is_ended_ = false;
+  std::atomic<int> requests_ = 0, at_once_ = 0, most_ = 0;
+};
+
+/// The length of each completion, in reverse order.
+std::string lengths(const Json& samples) {
+  Json scores = Json::array();
+  for (auto sample = samples.rbegin(); sample != samples.rend(); ++sample) {
+    scores.push_back({{"id", (*sample)["id"]},
+                      {"reward", (*sample)["completion"].get_ref<const std::string&>().size()}});
+  }
+  return scores.dump();
+}
+
+std::unique_ptr<Reward> reward_of(HttpOptions http) {
+  RewardOptions options;
+  options.http = std::move(http);
+  return make_reward(options);
+}
+
+HttpOptions quick(const Server& server) {
+  HttpOptions options;
+  options.url = server.url();
+  options.backoff_s = 0.01;
+  options.timeout_s = 5;
+  return options;
+}
+
+std::vector<Sample> samples(std::size_t count) {
+  std::vector<Sample> samples(count);
+  for (std::size_t k = 0; k < count; ++k) samples[k].completion = std::string(k, 'a');
+  return samples;
+}
+
+TEST(HttpReward, SendsBatchesAndKeepsTheOrder) {
+  std::mutex mutex;
+  std::size_t largest = 0;
+  Server server([&](const std::string& head, const Json& body, int) {
+    const std::lock_guard lock(mutex);
+    EXPECT_NE(head.find("POST /score"), std::string::npos);
+    EXPECT_NE(head.find("Authorization: Bearer secret"), std::string::npos);
+    largest = std::max(largest, body.size());
+    return Response{200, lengths(body)};
+  });
+  HttpOptions options = quick(server);
+  options.token = "secret";
+  options.batch = 4;
+  options.concurrency = 3;
+  const auto scores = reward_of(options)->score(samples(30));
+  for (std::size_t k = 0; k < scores.size(); ++k) {
+    EXPECT_FALSE(scores[k].error) << *scores[k].error;
+    EXPECT_EQ(scores[k].reward, static_cast<double>(k));
+  }
+  EXPECT_EQ(server.requests(), 8);
+  EXPECT_EQ(largest, 4u);
+  EXPECT_LE(server.most_at_once(), 3);
+}
+
+TEST(HttpReward, AsksAgainAfterPassingFailures) {
+  for (const int status : {429, 500, 503, 0}) {
+    Server server([&](const std::string&, const Json& body, int number) {
+      return number < 2 ? Response{status, "busy"} : Response{200, lengths(body)};
+    });
+    const auto scores = reward_of(quick(server))->score(samples(3));
+    EXPECT_FALSE(scores[2].error) << status << ": " << *scores[2].error;
+    EXPECT_EQ(server.requests(), 3) << status;
+  }
+}
+
+TEST(HttpReward, WaitsAsLongAsTheServerSays) {
+  Server server([&](const std::string&, const Json& body, int number) {
+    return number == 0 ? Response{429, "", "Retry-After: 1\r\n"} : Response{200, lengths(body)};
+  });
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_FALSE(reward_of(quick(server))->score(samples(1))[0].error);
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(900));
+}
+
+TEST(HttpReward, GivesUpWithTheReason) {
+  Server refuses([&](const std::string&, const Json&, int) { return Response{401, "no token"}; });
+  auto scores = reward_of(quick(refuses))->score(samples(2));
+  EXPECT_NE(scores[1].error.value_or("").find("HTTP status 401: no token"), std::string::npos);
+  EXPECT_EQ(refuses.requests(), 1);
+
+  Server busy([&](const std::string&, const Json&, int) { return Response{503, "busy"}; });
+  HttpOptions options = quick(busy);
+  options.retries = 2;
+  scores = reward_of(options)->score(samples(1));
+  EXPECT_NE(scores[0].error.value_or("").find("asked 3 times"), std::string::npos);
+  options.failed = 0.5;
+  EXPECT_EQ(reward_of(options)->score(samples(1))[0].reward, 0.5);
+}
+
+TEST(HttpReward, HasADeadline) {
+  Server slow([&](const std::string&, const Json& body, int) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(400));
+    return Response{200, lengths(body)};
+  });
+  HttpOptions options = quick(slow);
+  options.timeout_s = 0.1;
+  options.retries = 0;
+  EXPECT_TRUE(reward_of(options)->score(samples(1))[0].error);
+}
+
+TEST(HttpReward, RefusesAnswersThatAreNoScores) {
+  for (const char* body : {"", "{}", "[1]", "[{\"reward\": 1}]",
+                           "[{\"id\": \"77\", \"reward\": 1}]", "[{\"id\": \"0\"}]", "[]"}) {
+    Server server([&](const std::string&, const Json&, int) { return Response{200, body}; });
+    EXPECT_TRUE(reward_of(quick(server))->score(samples(1))[0].error) << body;
+  }
+}
+
+TEST(HttpReward, RefusesOptionsOutOfRange) {
+  HttpOptions options;
+  options.url = "http://127.0.0.1:1/";
+  options.batch = 0;
+  EXPECT_THROW(reward_of(options), ConfigError);
+}
+
+}  // namespace
+}  // namespace heddle::reward

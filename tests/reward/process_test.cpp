@@ -1,0 +1,177 @@
+#include <signal.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <fstream>
+#include <string>
+#include <thread>
+
+#include <gtest/gtest.h>
+
+#include "base/errors.h"
+#include "reward/environment.h"
+#include "reward/reward.h"
+#include "testing/paths.h"
+#include "testing/temporary_directory.h"
+
+namespace heddle::reward {
+namespace {
+
+ProcessOptions program() {
+  ProcessOptions options;
+  options.command = {testing::built_path("tests/reward/heddle_reward_worker")};
+  options.timeout_s = 20;
+  return options;
+}
+
+std::unique_ptr<Reward> reward_of(const ProcessOptions& process) {
+  RewardOptions options;
+  options.process = process;
+  return make_reward(options);
+}
+
+std::vector<Sample> samples_of(const std::vector<std::string>& completions) {
+  std::vector<Sample> samples;
+  for (const std::string& completion : completions) {
+    samples.emplace_back();
+    samples.back().completion = completion;
+  }
+  return samples;
+}
+
+TEST(ProcessReward, GivesScoresInTheOrderOfTheSamples) {
+  const auto reward = reward_of(program());
+  for (int round = 0; round < 3; ++round) {
+    std::vector<std::string> completions;
+    for (std::size_t k = 1; k <= 50; ++k) completions.push_back(std::string(k, 'a'));
+    completions.push_back(std::string(300'000, 'b'));  // more than a pipe holds
+    const auto scores = reward->score(samples_of(completions));
+    ASSERT_EQ(scores.size(), completions.size());
+    for (std::size_t k = 0; k < scores.size(); ++k) {
+      EXPECT_FALSE(scores[k].error) << *scores[k].error;
+      EXPECT_EQ(scores[k].reward, static_cast<double>(completions[k].size()));
+      EXPECT_EQ(scores[k].parts.at("length"), scores[k].reward);
+    }
+  }
+}
+
+TEST(ProcessReward, SurvivesBytesThatAreNotText) {
+  const auto scores = reward_of(program())->score(samples_of({"a\xff\nb"}));
+  EXPECT_FALSE(scores[0].error) << *scores[0].error;
+}
+
+TEST(ProcessReward, FailsOnlyTheSampleThatEndsItsWorker) {
+  const auto scores =
+      reward_of(program())->score(samples_of({"aa", "die", "a", "rubbish", "error", "nan", "aaa"}));
+  EXPECT_EQ(scores[0].reward, 2);
+  EXPECT_NE(scores[1].error.value_or("").find("exit status 3"), std::string::npos);
+  EXPECT_EQ(scores[2].reward, 1);
+  EXPECT_NE(scores[3].error.value_or("").find("rubbish"), std::string::npos);
+  EXPECT_EQ(scores[4].error.value_or(""), "no such problem");
+  EXPECT_NE(scores[5].error.value_or("").find("finite number"), std::string::npos);
+  EXPECT_EQ(scores[6].reward, 3);
+}
+
+TEST(ProcessReward, TriesAgainOnce) {
+  const testing::TemporaryDirectory folder;
+  const std::string completion = "die-once " + (folder / "mark").string();
+  const auto scores = reward_of(program())->score(samples_of({completion}));
+  EXPECT_FALSE(scores[0].error) << *scores[0].error;
+}
+
+TEST(ProcessReward, GivesTheValueOfFailures) {
+  ProcessOptions options = program();
+  options.failed = -1;
+  const auto scores = reward_of(options)->score(samples_of({"die", "a"}));
+  EXPECT_FALSE(scores[0].error);
+  EXPECT_EQ(scores[0].reward, -1);
+  EXPECT_EQ(scores[1].reward, 1);
+}
+
+TEST(ProcessReward, EndsALateWorkerWithAllThatItStarted) {
+  const testing::TemporaryDirectory folder;
+  ProcessOptions options = program();
+  options.timeout_s = 0.2;
+  options.start_timeout_s = 0.5;
+  std::vector<Sample> samples = samples_of({"child", "a"});
+  samples[0].truth = (folder / "pid").string();
+  const auto begin = std::chrono::steady_clock::now();
+  const auto scores = reward_of(options)->score(samples);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+  EXPECT_NE(scores[0].error.value_or("").find("no answer within 0.2 s"), std::string::npos);
+  EXPECT_EQ(scores[1].reward, 1);
+  pid_t child = 0;
+  std::ifstream(folder / "pid") >> child;
+  ASSERT_GT(child, 0);
+  // An orphan that was killed is gone as soon as its new parent has looked.
+  for (int k = 0; k < 100 && ::kill(child, 0) == 0; ++k) {
+    std::ifstream status("/proc/" + std::to_string(child) + "/stat");
+    std::string text((std::istreambuf_iterator<char>(status)), {});
+    if (text.find(") Z") != std::string::npos) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  EXPECT_NE(::kill(child, 0), 0);
+}
+
+TEST(ProcessReward, EndsItsWorkersWithItself) {
+  auto reward = reward_of(program());
+  const auto worker = static_cast<pid_t>(reward->score(samples_of({"pid"}))[0].reward);
+  ASSERT_EQ(::kill(worker, 0), 0);
+  reward.reset();
+  EXPECT_NE(::kill(worker, 0), 0);
+}
+
+TEST(ProcessReward, OutlivesTheThreadThatAsks) {
+  const auto reward = reward_of(program());
+  double first = 0;
+  std::thread([&] { first = reward->score(samples_of({"pid"}))[0].reward; }).join();
+  ProcessOptions options = program();
+  EXPECT_EQ(reward->score(samples_of({"pid", "a"}))[0].reward, first);
+}
+
+TEST(ProcessReward, LimitsMemoryAndProcessorTime) {
+  ProcessOptions options = program();
+  EXPECT_EQ(reward_of(options)->score(samples_of({"memory"}))[0].reward, 0);
+  options.memory_bytes = std::int64_t{1} << 31;
+  options.cpu_seconds = 1;
+  options.workers = 1;
+  const auto reward = reward_of(options);
+  EXPECT_EQ(reward->score(samples_of({"memory"}))[0].reward, 1);
+}
+
+TEST(ProcessReward, RefusesAProgramThatIsNotThere) {
+  ProcessOptions options;
+  options.command = {"/no/such/program"};
+  const auto reward = reward_of(options);
+  for (int k = 0; k < 2; ++k) EXPECT_THROW(reward->score(samples_of({"a"})), ConfigError);
+}
+
+TEST(ProcessReward, FailsSamplesOfAProgramThatEndsAtOnce) {
+  ProcessOptions options;
+  options.command = {"false"};
+  const auto scores = reward_of(options)->score(samples_of({"a", "b"}));
+  for (const Score& score : scores)
+    EXPECT_NE(score.error.value_or("").find("exit status 1"), std::string::npos);
+}
+
+TEST(ProcessEnvironment, PlaysEpisodesSideBySide) {
+  ProcessEnvironments environments(program());
+  Row row;
+  row.truth = 5;
+  const auto first = environments.environment(), second = environments.environment(),
+             third = environments.environment();
+  for (const auto& episode : {first.get(), second.get(), third.get()})
+    EXPECT_EQ(episode->reset(1, row), "start 5");
+  EXPECT_EQ(first->step("2").observation, "3");
+  EXPECT_EQ(third->step("1").observation, "4");
+  const Step last = first->step("3");
+  EXPECT_TRUE(last.done);
+  EXPECT_EQ(last.reward, 1);
+  EXPECT_THROW(first->step("1"), InternalError);
+  EXPECT_EQ(third->step("1").observation, "3");
+  EXPECT_THROW(second->step("die"), Error);
+  EXPECT_EQ(second->reset(2, row), "start 5");
+}
+
+}  // namespace
+}  // namespace heddle::reward

@@ -1,0 +1,80 @@
+// A worker as a user might write one, with every fault on request: the completion says what to do.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <fstream>
+#include <iostream>
+#include <map>
+#include <string>
+#include <thread>
+
+#include <nlohmann/json.hpp>
+
+using nlohmann::json;
+
+namespace {
+
+json judged(const json& sample) {
+  const auto completion = sample.at("completion").get<std::string>();
+  const auto argument = completion.substr(completion.find(' ') + 1);
+  if (completion == "die") ::_exit(3);
+  if (completion == "sleep") std::this_thread::sleep_for(std::chrono::hours(1));
+  if (completion == "child") {
+    // A process of the worker's own, which must not outlive it.
+    if (::fork() == 0) {
+      std::ofstream(sample.at("truth").get<std::string>()) << ::getpid() << std::endl;
+      std::this_thread::sleep_for(std::chrono::hours(1));
+    }
+    std::this_thread::sleep_for(std::chrono::hours(1));
+  }
+  if (completion == "rubbish") return "rubbish";
+  if (completion == "spin") {
+    for (volatile int k = 0;; ++k) {
+    }
+  }
+  if (completion == "memory") {
+    const bool is_limited =
+        ::mmap(nullptr, std::size_t{1} << 33, PROT_READ | PROT_WRITE,
+               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) == MAP_FAILED;
+    return {{"reward", is_limited ? 1 : 0}};
+  }
+  if (completion.starts_with("die-once")) {
+    if (!std::ifstream(argument)) {
+      std::ofstream(argument) << "x";
+      ::_exit(3);
+    }
+  }
+  if (completion == "error") return {{"error", "no such problem"}};
+  if (completion == "nan") return {{"reward", nullptr}};
+  if (completion == "pid") return {{"reward", ::getpid()}};
+  if (completion.size() < 8) std::cerr << "judged " << completion << std::endl;
+  return {{"reward", static_cast<double>(completion.size())},
+          {"parts", {{"length", completion.size()}}}};
+}
+
+std::map<long, int> sums;
+
+json stepped(const json& request) {
+  const auto operation = request.at("op").get<std::string>();
+  int& sum = sums[request.at("episode").get<long>()];
+  if (operation == "reset") {
+    sum = request.at("row").at("answer").get<int>();
+    return {{"observation", "start " + std::to_string(sum)}};
+  }
+  if (operation == "close") return json::object();
+  if (request.at("action") == "die") ::_exit(3);
+  sum -= std::stoi(request.at("action").get<std::string>());
+  return {{"observation", std::to_string(sum)}, {"reward", sum == 0 ? 1 : 0}, {"done", sum <= 0}};
+}
+
+}  // namespace
+
+int main() {
+  for (std::string line; std::getline(std::cin, line);) {
+    const json request = json::parse(line);
+    json answer = request.contains("op") ? stepped(request) : judged(request);
+    if (answer.is_object()) answer["id"] = request.at("id");
+    std::cout << answer.dump() << std::endl;
+  }
+}

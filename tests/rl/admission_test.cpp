@@ -1,0 +1,126 @@
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "base/errors.h"
+#include "rl/admission.h"
+
+namespace heddle::rl {
+namespace {
+
+using Cursors = std::vector<std::int64_t>;
+
+AdmissionOptions options(std::int64_t staleness, std::int64_t groups, StalePolicy policy,
+                         std::int64_t steps = 1) {
+  AdmissionOptions options;
+  options.max_staleness = staleness;
+  options.groups_per_step = groups;
+  options.steps_per_version = steps;
+  options.policy = policy;
+  return options;
+}
+
+TEST(Admission, AllowsKPlusOneBatches) {
+  Admission admission(options(2, 4, StalePolicy::kWait));
+  EXPECT_EQ(admission.capacity(), 12);
+  for (std::int64_t cursor = 0; cursor < 12; ++cursor) admission.start(cursor, 0);
+  EXPECT_EQ(admission.capacity(), 0);
+  EXPECT_THROW(admission.start(12, 0), InternalError);
+  for (std::int64_t cursor = 0; cursor < 4; ++cursor) EXPECT_TRUE(admission.finish(cursor, 0));
+  ASSERT_TRUE(admission.cut(false));
+  EXPECT_EQ(admission.capacity(), 0);
+  EXPECT_TRUE(admission.publish().empty());
+  EXPECT_EQ(admission.capacity(), 4);
+}
+
+TEST(Admission, WaitsForWhatWouldBeTooOld) {
+  Admission admission(options(1, 2, StalePolicy::kWait));
+  for (const std::int64_t cursor : {0, 1, 2, 3}) admission.start(cursor, 0);
+  admission.finish(2, 0);
+  admission.finish(3, 0);
+  EXPECT_EQ(admission.cut(false)->cursors, (Cursors{2, 3}));
+  admission.publish();
+  admission.start(4, 1);
+  admission.start(5, 1);
+  admission.finish(4, 1);
+  admission.finish(5, 1);
+  EXPECT_FALSE(admission.cut(false));  // 0 and 1 run under version 0
+  admission.finish(1, 0);
+  EXPECT_FALSE(admission.cut(false));
+  admission.finish(0, 0);
+  EXPECT_EQ(admission.cut(false)->cursors, (Cursors{0, 1}));
+}
+
+TEST(Admission, DropsWhatWouldBeTooOld) {
+  Admission admission(options(1, 2, StalePolicy::kDrop));
+  for (const std::int64_t cursor : {0, 1, 2, 3}) admission.start(cursor, 0);
+  admission.finish(2, 0);
+  admission.finish(3, 0);
+  admission.cut(false);
+  admission.publish();
+  admission.start(4, 1);
+  admission.start(5, 1);
+  admission.finish(4, 1);
+  admission.finish(1, 0);
+  const auto batch = admission.cut(false);
+  EXPECT_EQ(batch->cursors, (Cursors{1, 4}));
+  EXPECT_EQ(batch->dropped, (Cursors{0}));
+  EXPECT_EQ(admission.running(), 1);
+}
+
+TEST(Admission, LeavesRoomForTheOldInAVersionsLastSteps) {
+  Admission admission(options(0, 2, StalePolicy::kWait, 2));
+  for (const std::int64_t cursor : {0, 1, 2, 3}) admission.start(cursor, 0);
+  EXPECT_EQ(admission.capacity(), 0);
+  admission.finish(0, 0);
+  EXPECT_FALSE(admission.cut(false));
+  admission.finish(1, 0);
+  EXPECT_FALSE(admission.cut(false) && admission.running() == 0);
+}
+
+TEST(Admission, RefusesAGroupThatIsTooOldAlready) {
+  Admission admission(options(1, 1, StalePolicy::kWait));
+  admission.rebase(5, 0);
+  EXPECT_FALSE(admission.restore(0, 3));
+  EXPECT_TRUE(admission.restore(1, 4));
+  EXPECT_EQ(admission.queued(), 1);
+}
+
+TEST(Admission, ForgetsAtPublicationWhatALaggingRolloutStarted) {
+  Admission admission(options(1, 1, StalePolicy::kWait));
+  admission.rebase(5, 0);
+  admission.start(0, 5);
+  admission.finish(0, 5);
+  ASSERT_TRUE(admission.cut(false));
+  admission.start(1, 4);
+  EXPECT_EQ(admission.publish(), (Cursors{1}));
+}
+
+TEST(Admission, MakesASmallerLastBatch) {
+  Admission admission(options(0, 4, StalePolicy::kWait));
+  admission.start(0, 0);
+  EXPECT_FALSE(admission.cut(true));
+  admission.finish(0, 0);
+  EXPECT_FALSE(admission.cut(false));
+  EXPECT_EQ(admission.cut(true)->cursors, (Cursors{0}));
+  EXPECT_THROW(admission.cut(true), InternalError);
+}
+
+TEST(Admission, BoundsWhatRuns) {
+  AdmissionOptions bounded = options(1, 8, StalePolicy::kWait);
+  bounded.max_inflight = 3;
+  Admission admission(bounded);
+  EXPECT_EQ(admission.capacity(), 3);
+  admission.start(0, 0);
+  admission.finish(0, 0);
+  EXPECT_EQ(admission.capacity(), 3);
+}
+
+TEST(Admission, RefusesOptionsOutOfRange) {
+  EXPECT_THROW(Admission(options(-1, 1, StalePolicy::kWait)), ConfigError);
+  EXPECT_THROW(Admission(options(0, 0, StalePolicy::kWait)), ConfigError);
+  EXPECT_THROW(Admission(options(0, 1, StalePolicy::kWait, 0)), ConfigError);
+}
+
+}  // namespace
+}  // namespace heddle::rl

@@ -1,0 +1,194 @@
+#include "rl/experience.h"
+
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <set>
+
+#include "config/config.h"
+#include "testing/paths.h"
+#include "testing/temporary_directory.h"
+
+namespace heddle::rl {
+namespace {
+
+class ExperienceTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    tokenizer_ = data::Tokenizer::load(testing::source_path("examples/tokenizer-4k"));
+    std::ofstream rows(dir_ / "prompts.jsonl");
+    for (int i = 0; i < 6; ++i)
+      rows << R"({"prompt": "count to )" << std::string(static_cast<std::size_t>(i + 1), '9')
+           << R"(", "answer": ")" << i << "\"}\n";
+  }
+
+  config::RunConfig config(std::vector<std::string> more = {}) const {
+    std::vector<std::string> all = {"train.objective=policy",
+                                    "model.path=none",
+                                    "data.train=" + (dir_ / "prompts.jsonl").string(),
+                                    "data.max_length=64",
+                                    "rollout.max_new_tokens=8",
+                                    "rl.reward.verifiers.exact=1",
+                                    "data.shuffle=false"};
+    all.insert(all.end(), more.begin(), more.end());
+    return config::load("", all);
+  }
+  Prompts prompts(const config::RunConfig& config) const {
+    return Prompts(config, train::DataPart::kTrain, *tokenizer_);
+  }
+
+  /// Two groups of two: completions of 3, 8 (truncated), 1 and 5 tokens.
+  static std::vector<Group> groups() {
+    std::vector<Group> all(2);
+    const std::vector<std::int64_t> lengths = {3, 8, 1, 5};
+    const std::vector<double> rewards = {1, 0, 1, 1};
+    for (std::size_t i = 0; i < 4; ++i) {
+      Group& group = all[i / 2];
+      group.row = group.cursor = static_cast<std::int64_t>(i / 2);
+      Trajectory& trajectory = group.trajectories.emplace_back();
+      for (std::int64_t t = 0; t < lengths[i]; ++t) {
+        trajectory.tokens.push_back(static_cast<std::int32_t>(100 * i + t));
+        trajectory.logprobs.push_back(-0.1 * static_cast<double>(t + 1));
+        trajectory.versions.push_back(0);
+      }
+      trajectory.is_truncated = lengths[i] == 8;
+      trajectory.reward = rewards[i];
+    }
+    return all;
+  }
+
+  testing::TemporaryDirectory dir_;
+  std::shared_ptr<const data::Tokenizer> tokenizer_;
+};
+
+TEST_F(ExperienceTest, ColumnsStandAtTheLabelsOfTheCompletion) {
+  const config::RunConfig run = config();
+  const Prompts all = prompts(run);
+  const std::vector<Group> batch = groups();
+  const Experience experience(run, all, batch);
+  const std::vector<objective::PolicyRow> rows = experience.policy_rows();
+  const data::Step step = experience.step(4, 0, 1);
+  EXPECT_EQ(step.step, 4);
+  EXPECT_EQ(step.loss_rows, 3 + 8 + 1 + 5);
+  EXPECT_EQ(step.sequences, 4);
+  std::set<std::int64_t> seen;
+  for (const data::Batch& micro : step.micro_batches) {
+    EXPECT_LE(micro.size(), 64);
+    for (std::int64_t s = 0; s < micro.real_sequences; ++s) {
+      const auto i = static_cast<std::size_t>(s);
+      const auto row = static_cast<std::size_t>(micro.row_ids[i]);
+      EXPECT_TRUE(seen.insert(micro.row_ids[i]).second);
+      const Trajectory& trajectory = batch[row / 2].trajectories[row % 2];
+      std::size_t next = 0;
+      for (std::int64_t t = micro.cu_seqlens_host[i]; t < micro.cu_seqlens_host[i + 1]; ++t) {
+        const auto place = static_cast<std::size_t>(t - micro.cu_seqlens_host[i]);
+        if (micro.loss_weights[t].item<float>() == 0) continue;
+        ASSERT_LT(next, trajectory.tokens.size());
+        EXPECT_EQ(micro.labels[t].item<std::int64_t>(), trajectory.tokens[next]);
+        EXPECT_EQ(rows[row].old[place], trajectory.logprobs[next]);
+        ++next;
+      }
+      EXPECT_EQ(next, trajectory.tokens.size());
+    }
+  }
+  EXPECT_EQ(seen.size(), 4u);
+  // (R - mean) / (std + 1e-6) of {1, 0}; the second group is uniform.
+  EXPECT_NEAR(rows[0].advantages[rows[0].advantages.size() - 2], std::sqrt(0.5), 1e-5);
+  EXPECT_NEAR(rows[1].advantages[rows[1].advantages.size() - 2], -std::sqrt(0.5), 1e-5);
+  EXPECT_EQ(rows[3].advantages[rows[3].advantages.size() - 2], 0);
+}
+
+TEST_F(ExperienceTest, RanksShareTheRowsEqually) {
+  const config::RunConfig run = config();
+  const Prompts all = prompts(run);
+  const std::vector<Group> batch = groups();
+  const Experience experience(run, all, batch);
+  std::multiset<std::int64_t> seen;
+  std::set<std::size_t> counts;
+  for (std::int64_t rank = 0; rank < 3; ++rank) {
+    const data::Step step = experience.step(0, rank, 3);
+    counts.insert(step.micro_batches.size());
+    for (const data::Batch& micro : step.micro_batches)
+      seen.insert(micro.row_ids.begin(), micro.row_ids.end());
+    EXPECT_EQ(step.loss_rows, 17);
+  }
+  EXPECT_EQ(counts.size(), 1u);
+  EXPECT_EQ(seen, (std::multiset<std::int64_t>{0, 1, 2, 3}));
+}
+
+TEST_F(ExperienceTest, OverlongCompletionsArePunishedOrMasked) {
+  const config::RunConfig punished =
+      config({"rl.overlong=punish", "rl.overlong_buffer=4", "rl.overlong_penalty=0.5"});
+  const Prompts all = prompts(punished);
+  const std::vector<Group> batch = groups();
+  // Lengths 3, 8, 1, 5 of 8: beyond 4 are 4 and 1 tokens.
+  EXPECT_EQ(Experience(punished, all, batch).rewards(),
+            (std::vector<double>{1, -0.5, 1, 1 - 0.125}));
+
+  const config::RunConfig masked = config({"rl.overlong=mask"});
+  const Experience experience(masked, all, batch);
+  EXPECT_EQ(experience.step(0, 0, 1).loss_rows, 3 + 1 + 5);
+  EXPECT_EQ(experience.step(0, 0, 1).sequences, 3);
+  // It stays in the mean of its group.
+  EXPECT_NEAR(experience.policy_rows()[0].advantages.back(), 0, 1e-12);
+  EXPECT_GT(experience.policy_rows()[0].advantages[experience.tokens()[0].size() - 2], 0.5);
+}
+
+TEST_F(ExperienceTest, ShuffledRewardsAreThoseOfOthers) {
+  const config::RunConfig run = config({"rl.reward.shuffle=true"});
+  const Prompts all = prompts(run);
+  std::vector<Group> batch = groups();
+  for (std::size_t i = 0; i < 4; ++i)
+    batch[i / 2].trajectories[i % 2].reward = static_cast<double>(i);
+  std::vector<double> rewards = Experience(run, all, batch).rewards();
+  std::ranges::sort(rewards);
+  EXPECT_EQ(rewards, (std::vector<double>{0, 1, 2, 3}));
+}
+
+TEST_F(ExperienceTest, KlInTheRewardLowersIt) {
+  const config::RunConfig run =
+      config({"rl.reference.kl_coef=0.5", "rl.reference.kl_where=reward",
+              "rl.algorithm.advantage=reinforce++", "rl.algorithm.gamma=1"});
+  const Prompts all = prompts(run);
+  const std::vector<Group> batch = groups();
+  Experience with(run, all, batch);
+  std::vector<train::RowScore> scores;
+  for (const auto& tokens : with.tokens())
+    scores.push_back(
+        {.logprobs = std::vector<double>(tokens.size(), -0.1), .entropies = {}, .outputs = {}});
+  with.set_reference(scores);
+  // log pi - log reference is 0 at a completion's first token and falls: later tokens gain.
+  const std::vector<objective::PolicyRow> rows = with.policy_rows();
+  const std::size_t first = all.row(0).tokens.size() - 1;
+  EXPECT_GT(rows[0].advantages[first], rows[0].advantages[first + 2]);
+  EXPECT_TRUE(rows[0].reference.empty());
+}
+
+TEST_F(ExperienceTest, PromptsNameTheRowThatIsWrong) {
+  std::ofstream(dir_ / "prompts.jsonl", std::ios::app) << R"({"question": "why?"})"
+                                                       << "\n";
+  try {
+    prompts(config());
+    FAIL() << "a row without a prompt was read";
+  } catch (const DataError& error) {
+    EXPECT_NE(std::string(error.what()).find("prompts.jsonl:7: the row has neither 'prompt' nor"),
+              std::string::npos)
+        << error.what();
+  }
+}
+
+TEST_F(ExperienceTest, EachEpochHasItsOrder) {
+  const config::RunConfig run = config({"data.shuffle=true"});
+  const Prompts all = prompts(run);
+  std::vector<std::int64_t> first, second;
+  for (std::int64_t c = 0; c < 6; ++c) first.push_back(all.index_of(c));
+  for (std::int64_t c = 6; c < 12; ++c) second.push_back(all.index_of(c));
+  EXPECT_NE(first, second);
+  EXPECT_EQ(all.index_of(2), first[2]);
+  std::ranges::sort(first), std::ranges::sort(second);
+  EXPECT_EQ(first, (std::vector<std::int64_t>{0, 1, 2, 3, 4, 5}));
+  EXPECT_EQ(second, first);
+}
+
+}  // namespace
+}  // namespace heddle::rl

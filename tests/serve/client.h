@@ -1,0 +1,94 @@
+#pragma once
+
+#include <arpa/inet.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace heddle::serve::testing {
+
+/// A socket that says exactly what a test wants said.
+class Client {
+ public:
+  explicit Client(int port) : socket_(socket(AF_INET, SOCK_STREAM, 0)) {
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<std::uint16_t>(port));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    if (connect(socket_, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0)
+      throw std::runtime_error("the test's client cannot connect");
+    const timeval wait{10, 0};
+    setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof wait);
+  }
+  ~Client() { close(); }
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+
+  void close() {
+    if (socket_ >= 0) ::close(socket_);
+    socket_ = -1;
+  }
+  void send(const std::string& bytes) const {
+    std::size_t done = 0;
+    while (done < bytes.size()) {
+      const ssize_t count = ::send(socket_, bytes.data() + done, bytes.size() - done, MSG_NOSIGNAL);
+      if (count <= 0) return;
+      done += static_cast<std::size_t>(count);
+    }
+  }
+  /// Bytes up to and including `mark`, or all until the server closes.
+  std::string read_until(const std::string& mark) {
+    while (unread_.find(mark) == std::string::npos) {
+      char piece[4096];
+      const ssize_t count = recv(socket_, piece, sizeof piece, 0);
+      if (count <= 0) return std::exchange(unread_, "");
+      unread_.append(piece, static_cast<std::size_t>(count));
+    }
+    const std::size_t end = unread_.find(mark) + mark.size();
+    std::string text = unread_.substr(0, end);
+    unread_.erase(0, end);
+    return text;
+  }
+  /// Head and body of one answer with a Content-Length.
+  std::string answer() {
+    std::string text = read_until("\r\n\r\n");
+    const std::size_t place = text.find("Content-Length: ");
+    std::size_t left = place == std::string::npos ? 0 : std::stoul(text.substr(place + 16));
+    while (unread_.size() < left) {
+      char piece[4096];
+      const ssize_t count = recv(socket_, piece, sizeof piece, 0);
+      if (count <= 0) break;
+      unread_.append(piece, static_cast<std::size_t>(count));
+    }
+    left = std::min(left, unread_.size());
+    text += unread_.substr(0, left);
+    unread_.erase(0, left);
+    return text;
+  }
+  std::string ask(const std::string& method, const std::string& path, const std::string& body = "",
+                  const std::string& headers = "") {
+    send(method + " " + path + " HTTP/1.1\r\nHost: test\r\n" + headers +
+         "Content-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body);
+    return answer();
+  }
+
+ private:
+  int socket_;
+  std::string unread_;
+};
+
+/// The body of an answer.
+inline std::string body_of(const std::string& answer) {
+  return answer.substr(answer.find("\r\n\r\n") + 4);
+}
+inline int status_of(const std::string& answer) {
+  return answer.size() < 12 ? 0 : std::stoi(answer.substr(9, 3));
+}
+
+}  // namespace heddle::serve::testing

@@ -1,0 +1,273 @@
+#include <zlib.h>
+#include <zstd.h>
+
+#include <future>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "client.h"
+#include "serve/http/body.h"
+#include "serve/http/server.h"
+
+namespace heddle::serve {
+namespace {
+
+using testing::body_of;
+using testing::Client;
+using ::testing::HasSubstr;
+using ::testing::StartsWith;
+using testing::status_of;
+
+std::string error_text(int status, const std::string& message) {
+  return std::to_string(status) + ": " + message;
+}
+
+/// A server that runs until the test ends.
+class Http : public ::testing::Test {
+ protected:
+  void add(const std::string& method, const std::string& pattern, Handler handler,
+           bool on_worker = false, const std::string& scope = "", bool is_public = true) {
+    server_.route({method, pattern, std::move(handler), error_text, scope, is_public, on_worker});
+  }
+  void start() {
+    port_ = server_.listen("127.0.0.1", 0);
+    thread_ = std::thread([this] { server_.run(stop_, [this] { drained_ = true; }); });
+  }
+  void stop() {
+    stop_ = true;
+    if (thread_.joinable()) thread_.join();
+  }
+  void TearDown() override { stop(); }
+
+  static ServerOptions options() {
+    ServerOptions options;
+    options.most_body_bytes = 100'000;
+    options.drain_s = 3;
+    return options;
+  }
+
+  Server server_{options()};
+  int port_ = 0;
+  std::atomic<bool> stop_ = false;
+  std::atomic<bool> drained_ = false;
+  std::thread thread_;
+};
+
+Handler echo() {
+  return [](Request&& request, const Responder& responder) {
+    std::string text = request.body;
+    for (const auto& [name, value] : request.parameters) text += "|" + name + "=" + value;
+    for (const auto& [name, value] : request.query) text += "|" + name + "=" + value;
+    responder.answer(200, text, "text/plain");
+  };
+}
+
+TEST_F(Http, RoutesByMethodAndPattern) {
+  add("POST", "/runs/{run}", echo());
+  add("DELETE", "/runs/{run}/checkpoints/{id+}/publish", echo());
+  start();
+  Client client(port_);
+  EXPECT_EQ(body_of(client.ask("POST", "/runs/a%20b?x=1%2B1", "hello")), "hello|run=a b|x=1+1");
+  EXPECT_EQ(body_of(client.ask("DELETE", "/runs/r/checkpoints/weights/n/publish")),
+            "|id=weights/n|run=r");
+  EXPECT_EQ(status_of(client.ask("GET", "/runs/a")), 405);
+  EXPECT_THAT(client.ask("POST", "/nothing"), HasSubstr("404: no such address: POST /nothing"));
+  EXPECT_EQ(status_of(client.ask("POST", "/runs/a%00b")), 404);
+  EXPECT_EQ(status_of(client.ask("POST", "/runs/a?x=%zz")), 400);
+}
+
+TEST_F(Http, WordsErrorsOfHandlersAndAnswersForSilentOnes) {
+  add("GET", "/known", [](Request&&, const Responder&) { throw HttpError(429, "too many", 7); });
+  add("GET", "/user", [](Request&&, const Responder&) { throw DataError("field 'x' is missing"); });
+  add("GET", "/defect", [](Request&&, const Responder&) { throw std::runtime_error("secret"); });
+  add(
+      "GET", "/silent", [](Request&&, const Responder&) {}, true);
+  start();
+  Client client(port_);
+  const std::string busy = client.ask("GET", "/known");
+  EXPECT_THAT(busy, StartsWith("HTTP/1.1 429"));
+  EXPECT_THAT(busy, HasSubstr("Retry-After: 7"));
+  EXPECT_EQ(body_of(busy), "429: too many");
+  EXPECT_EQ(body_of(client.ask("GET", "/user")), "400: field 'x' is missing");
+  const std::string defect = client.ask("GET", "/defect", "", "x-request-id: mine\r\n");
+  EXPECT_THAT(defect, HasSubstr("x-request-id: mine"));
+  EXPECT_THAT(defect, HasSubstr("request mine"));
+  EXPECT_THAT(defect, Not(HasSubstr("secret")));
+  EXPECT_EQ(body_of(client.ask("GET", "/silent")), "500: internal error");
+}
+
+TEST_F(Http, AsksForTheKeyAndItsScope) {
+  server_.authenticate_by([](const Request& request) {
+    if (request.header("x-api-key") != "good") throw HttpError(401, "no such key");
+    return Caller{"tenant", "go", {"sample"}};
+  });
+  add("GET", "/open", echo());
+  add("GET", "/sample", echo(), false, "sample", false);
+  add("GET", "/train", echo(), false, "train", false);
+  start();
+  Client client(port_);
+  EXPECT_EQ(status_of(client.ask("GET", "/open")), 200);
+  EXPECT_EQ(status_of(client.ask("GET", "/sample")), 401);
+  EXPECT_EQ(status_of(client.ask("GET", "/sample", "", "X-API-Key: good\r\n")), 200);
+  EXPECT_EQ(body_of(client.ask("GET", "/train", "", "X-API-Key: good\r\n")),
+            "403: the key lacks the scope 'train'");
+}
+
+TEST_F(Http, AnswersParkedRequestsFromAnotherThread) {
+  std::mutex mutex;
+  std::vector<Responder> parked;
+  add("POST", "/park", [&](Request&&, const Responder& responder) {
+    const std::lock_guard lock(mutex);
+    parked.push_back(responder);
+  });
+  add("POST", "/now", echo());
+  start();
+  std::vector<std::unique_ptr<Client>> clients;
+  for (int i = 0; i < 300; ++i) {
+    clients.push_back(std::make_unique<Client>(port_));
+    clients.back()->send("POST /park HTTP/1.1\r\nHost: t\r\nContent-Length: 0\r\n\r\n");
+  }
+  while (true) {
+    const std::lock_guard lock(mutex);
+    if (parked.size() == 300) break;
+  }
+  EXPECT_EQ(body_of(Client(port_).ask("POST", "/now", "x")), "x");
+  for (const Responder& responder : parked) responder.answer(200, "later");
+  for (const auto& client : clients) EXPECT_EQ(body_of(client->answer()), "later");
+  parked.clear();
+}
+
+TEST_F(Http, KeepsOrderOnOneConnection) {
+  add("POST", "/slow", [this](Request&&, const Responder& responder) {
+    server_.post_after(0.05, [responder] { responder.answer(200, "slow"); });
+  });
+  add("POST", "/now", echo());
+  start();
+  Client client(port_);
+  client.send(
+      "POST /slow HTTP/1.1\r\nHost: t\r\nContent-Length: 0\r\n\r\n"
+      "POST /now HTTP/1.1\r\nHost: t\r\nContent-Length: 1\r\n\r\n2");
+  EXPECT_EQ(body_of(client.answer()), "slow");
+  EXPECT_EQ(body_of(client.answer()), "2");
+}
+
+TEST_F(Http, StreamsAndNoticesAClientThatGoes) {
+  std::promise<void> gone;
+  std::optional<Responder> stream;
+  std::promise<void> started;
+  add("GET", "/stream", [&](Request&&, const Responder& responder) {
+    stream = responder;
+    responder.start(200, "text/event-stream", {{"Cache-Control", "no-cache"}});
+    responder.write("data: 1\n\n");
+    responder.on_gone([&] { gone.set_value(); });
+    started.set_value();
+  });
+  start();
+  {
+    Client client(port_);
+    client.send("GET /stream HTTP/1.1\r\nHost: t\r\n\r\n");
+    EXPECT_THAT(client.read_until("data: 1\n\n"), HasSubstr("Transfer-Encoding: chunked"));
+    started.get_future().wait();
+    stream->write("data: 2\n\n");
+    client.read_until("data: 2\n\n");
+    EXPECT_FALSE(stream->is_gone());
+  }
+  ASSERT_EQ(gone.get_future().wait_for(std::chrono::seconds(5)), std::future_status::ready);
+  EXPECT_TRUE(stream->is_gone());
+  stream->write("data: 3\n\n");
+  stream->end();
+  stream.reset();
+}
+
+TEST_F(Http, NoticesThatAParkedClientGoes) {
+  std::promise<void> gone;
+  std::optional<Responder> parked;
+  add("POST", "/park", [&](Request&&, const Responder& responder) {
+    parked = responder;
+    responder.on_gone([&] { gone.set_value(); });
+  });
+  start();
+  {
+    Client client(port_);
+    client.send("POST /park HTTP/1.1\r\nHost: t\r\nContent-Length: 0\r\n\r\n");
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
+  EXPECT_EQ(gone.get_future().wait_for(std::chrono::seconds(5)), std::future_status::ready);
+  parked.reset();
+}
+
+TEST_F(Http, LimitsBodiesAndHeaders) {
+  add("POST", "/echo", echo());
+  start();
+  EXPECT_EQ(status_of(Client(port_).ask("POST", "/echo", std::string(100'001, 'x'))), 413);
+  EXPECT_EQ(status_of(Client(port_).ask("POST", "/echo", std::string(100'000, 'x'))), 200);
+  const std::string long_header = "X-Long: " + std::string(20'000, 'x') + "\r\n";
+  EXPECT_NE(status_of(Client(port_).ask("POST", "/echo", "", long_header)), 200);
+  EXPECT_EQ(status_of(Client(port_).ask("POST", "/echo", "x")), 200);
+}
+
+TEST_F(Http, DrainsBeforeItEnds) {
+  add("POST", "/slow", [this](Request&&, const Responder& responder) {
+    server_.post_after(0.3, [responder] { responder.answer(200, "slow"); });
+  });
+  start();
+  Client client(port_);
+  client.send("POST /slow HTTP/1.1\r\nHost: t\r\nContent-Length: 0\r\n\r\n");
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  stop_ = true;
+  EXPECT_EQ(body_of(client.answer()), "slow");
+  stop();
+  EXPECT_TRUE(drained_);
+  EXPECT_THROW(Client{port_}, std::runtime_error);
+}
+
+std::string zstd_of(const std::string& text) {
+  std::string out(ZSTD_compressBound(text.size()), '\0');
+  out.resize(ZSTD_compress(out.data(), out.size(), text.data(), text.size(), 3));
+  return out;
+}
+
+std::string gzip_of(const std::string& text) {
+  z_stream stream{};
+  deflateInit2(&stream, 6, Z_DEFLATED, 16 + MAX_WBITS, 8, Z_DEFAULT_STRATEGY);
+  std::string out(deflateBound(&stream, text.size()), '\0');
+  stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(text.data()));
+  stream.avail_in = static_cast<uInt>(text.size());
+  stream.next_out = reinterpret_cast<Bytef*>(out.data());
+  stream.avail_out = static_cast<uInt>(out.size());
+  deflate(&stream, Z_FINISH);
+  out.resize(stream.total_out);
+  deflateEnd(&stream);
+  return out;
+}
+
+int status_of_body(const std::string& body, const std::string& encoding) {
+  try {
+    decoded_body(body, encoding, 1000);
+    return 200;
+  } catch (const HttpError& error) {
+    return error.status();
+  }
+}
+
+TEST(Body, UndoesEncodingsWithinTheLimit) {
+  const std::string text(1000, 'a');
+  for (const auto& [encoding, encode] :
+       {std::pair{"zstd", &zstd_of}, std::pair{"gzip", &gzip_of}}) {
+    EXPECT_EQ(decoded_body(encode(text), encoding, 1000), text);
+    EXPECT_EQ(status_of_body(encode(text + "a"), encoding), 413);
+    EXPECT_EQ(status_of_body(encode(std::string(50'000'000, '\0')), encoding), 413);
+    for (std::size_t cut = 0; cut < encode(text).size(); ++cut)
+      EXPECT_EQ(status_of_body(encode(text).substr(0, cut), encoding), 400) << encoding << cut;
+    EXPECT_EQ(status_of_body("nonsense", encoding), 400);
+  }
+  EXPECT_EQ(status_of_body("x", "br"), 415);
+  EXPECT_EQ(decoded_body("x", "identity", 1000), "x");
+}
+
+}  // namespace
+}  // namespace heddle::serve

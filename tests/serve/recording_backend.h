@@ -1,0 +1,114 @@
+#pragma once
+
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "base/errors.h"
+#include "base/hash.h"
+#include "serve/model/backend.h"
+
+namespace heddle::serve::testing {
+
+/// A model whose weights are a number that every operation changes in a way that depends on the
+/// order: tests of the protocol see from it what ran, and when.
+class RecordingBackend final : public Backend {
+ public:
+  RecordingBackend() { facts_ = {"base", "", "qwen3_5", 100, 64, 4, {7}}; }
+  const ModelFacts& facts() const override { return facts_; }
+
+  tenants::SetId create(const tenants::SetOptions& options) override {
+    if (options.rank == 13) throw ConfigError("rank 13 does not fit this model");
+    sets_[++last_] = {options.seed, 0};
+    return last_;
+  }
+  void remove(tenants::SetId set) override { sets_.erase(set); }
+  std::vector<tenants::WorkResult> forward_backward(std::span<const tenants::Work> works) override {
+    most_joined = std::max(most_joined, works.size());
+    std::vector<tenants::WorkResult> results;
+    for (const tenants::Work& work : works) {
+      Set& set = sets_.at(work.set);
+      tenants::WorkResult result;
+      double sum = 0;
+      for (const tenants::Datum& datum : work.data) {
+        std::vector<float> logprobs;
+        for (const std::int64_t token : datum.target_tokens) {
+          logprobs.push_back(-static_cast<float>(token) - static_cast<float>(set.weights % 7));
+          sum -= logprobs.back();
+          if (!work.forward_only) set.gradient = set.gradient * 31 + token;
+        }
+        result.data.push_back({logprobs, logprobs});
+      }
+      result.metrics["loss:sum"] = sum;
+      results.push_back(result);
+    }
+    return results;
+  }
+  tenants::StepResult optim_step(tenants::SetId id, const tenants::AdamParams& params) override {
+    Set& set = sets_.at(id);
+    set.weights = hash::of(std::to_string(set.weights) + " " + std::to_string(set.gradient) + " " +
+                           std::to_string(params.lr));
+    set.gradient = 0;
+    return {static_cast<double>(set.weights % 1000), true};
+  }
+  void save(tenants::SetId id, const std::filesystem::path& directory, bool) override {
+    std::filesystem::create_directories(directory);
+    std::ofstream(directory / "weights") << sets_.at(id).weights << " " << sets_.at(id).gradient;
+  }
+  tenants::SetId load(const std::filesystem::path& directory, bool) override {
+    Set set;
+    std::ifstream(directory / "weights") >> set.weights >> set.gradient;
+    sets_[++last_] = set;
+    return last_;
+  }
+  std::shared_ptr<const adapters::LoraSet> load_snapshot(
+      const std::filesystem::path& directory) override {
+    if (!std::filesystem::exists(directory / "weights")) throw ModelError("no weights");
+    return nullptr;
+  }
+
+  GenerationId submit(const Generation& generation) override {
+    waiting_[++last_generation_] = generation;
+    return last_generation_;
+  }
+  void abort(GenerationId id) override { waiting_.erase(id); }
+  bool is_generating() const override { return !waiting_.empty(); }
+  /// Answers with the prompt's last token, max_tokens times; a prompt that begins with 99 never
+  /// ends.
+  std::vector<Event> step() override {
+    std::vector<Event> events;
+    for (auto entry = waiting_.begin(); entry != waiting_.end();) {
+      const Generation& asked = entry->second;
+      if (asked.prompt.front() == 99) {
+        ++entry;
+        continue;
+      }
+      GenerationResult result;
+      for (std::int64_t i = 0; i < asked.samples; ++i) {
+        GeneratedSequence sample;
+        sample.ids.assign(static_cast<std::size_t>(asked.max_tokens), asked.prompt.back());
+        sample.logprobs.assign(sample.ids.size(), -0.5);
+        result.samples.push_back(sample);
+      }
+      events.push_back({entry->first, {}, result});
+      entry = waiting_.erase(entry);
+    }
+    return events;
+  }
+
+  std::size_t most_joined = 0;
+
+ private:
+  struct Set {
+    std::uint64_t weights = 0;
+    std::int64_t gradient = 0;
+  };
+  ModelFacts facts_;
+  std::map<tenants::SetId, Set> sets_;
+  tenants::SetId last_ = 0;
+  GenerationId last_generation_ = 0;
+  std::map<GenerationId, Generation> waiting_;
+};
+
+}  // namespace heddle::serve::testing

@@ -1,0 +1,182 @@
+// Several adapters in one run, and sets of adapters on disk.
+#include "tenants/adapter_trainer.h"
+
+#include <cmath>
+
+#include "config/adapters.h"
+#include "tenants/trainer.h"
+#include "train/trainer_fixture.h"
+
+namespace heddle::tenants {
+namespace {
+
+/// A model, and rows for three adapters.
+class AdapterTrainerTest : public TrainerTest {
+ protected:
+  void SetUp() override {
+    TrainerTest::SetUp();
+    for (const char* name : {"a", "b", "c"}) {
+      std::ofstream data(dir_ / (std::string(name) + ".jsonl"));
+      for (int i = 0; i < 40; ++i)
+        data << nlohmann::json{{"text", std::string(name) + " says " + std::to_string(i * i)}}
+             << "\n";
+    }
+  }
+  std::string rows(const std::string& name) const { return (dir_ / (name + ".jsonl")).string(); }
+
+  /// A file with three adapters that differ in all they may.
+  std::string file() const {
+    const std::string path = (dir_ / "run.yaml").string();
+    std::ofstream yaml(path);
+    yaml << "adapters:\n"
+         << "  - {name: a, data: " << rows("a") << ", rank: 4, lr: 1e-3, seed: 5}\n"
+         << "  - {name: b, data: " << rows("b") << ", rank: 9, alpha: 7, dropout: 0.25,"
+         << " targets: [q_proj, in_proj_qkv], max_steps: 3, weight_decay: 0.1}\n"
+         << "  - {name: c, data: " << rows("c") << ", targets: ['*.mlp.*'], clip_norm: 0.01,"
+         << " global_batch_size: 6, schedule: constant}\n";
+    return path;
+  }
+  std::vector<std::string> settings(const std::string& run,
+                                    std::vector<std::string> more = {}) const {
+    std::vector<std::string> all = arguments(run, {"train.max_steps=5", "ckpt.every=2"});
+    std::erase_if(all, [](const std::string& s) { return s.starts_with("data.train="); });
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  }
+  AdaptersSummary train(const std::string& run, std::int64_t stop_after = 1000) {
+    const std::vector<config::AdapterRun> runs = config::load_adapters(file(), settings(run));
+    std::atomic<bool> stop = false;
+    StopAfter watching(stop_after, stop);
+    train::Observer quiet;
+    return AdapterTrainer(runs, {&watching, &quiet, &quiet}, stop).run();
+  }
+  std::string result(const std::string& run, const std::string& name) const {
+    return weights(run, ("final/" + name + "/adapter_model.safetensors").c_str());
+  }
+};
+
+TEST_F(AdapterTrainerTest, EachHasTheBitsOfTheRunThatTrainsItAlone) {
+  const AdaptersSummary summary = train("together");
+  ASSERT_EQ(summary.adapters.size(), 3U);
+  EXPECT_EQ(summary.adapters[0].summary.steps, 5);
+  EXPECT_EQ(summary.adapters[1].summary.steps, 3);
+  const std::vector<std::vector<std::string>> own = {
+      {"data.train=" + rows("a"), "adapter.rank=4", "optim.lr=1e-3", "train.seed=5"},
+      {"data.train=" + rows("b"), "adapter.rank=9", "adapter.alpha=7", "adapter.dropout=0.25",
+       "adapter.targets=[q_proj, in_proj_qkv]", "train.max_steps=3", "optim.weight_decay=0.1"},
+      {"data.train=" + rows("c"), "adapter.targets=['*.mlp.*']", "optim.clip_norm=0.01",
+       "train.global_batch_size=6", "optim.schedule=constant"}};
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    const std::string name = summary.adapters[i].name;
+    std::vector<std::string> alone = settings("alone-" + name, own[i]);
+    alone.push_back("train.method=lora");
+    train_until(config::load("", alone), 1000);
+    EXPECT_TRUE(result("together", name) ==
+                weights("alone-" + name, "final/adapter_model.safetensors"))
+        << name;
+  }
+}
+
+TEST_F(AdapterTrainerTest, AStoppedRunGoesOnWithTheSameBits) {
+  train("whole");
+  EXPECT_TRUE(train("halves", 2).stopped);
+  const AdaptersSummary rest = train("halves");
+  EXPECT_FALSE(rest.stopped);
+  EXPECT_EQ(rest.rounds, 5);
+  for (const char* name : {"a", "b", "c"})
+    EXPECT_TRUE(result("whole", name) == result("halves", name)) << name;
+}
+
+TEST_F(AdapterTrainerTest, WrongEntriesAreNamedWithTheirLine) {
+  const auto refusal = [&](const std::string& list) {
+    files::write_atomically(dir_ / "wrong.yaml", list);
+    const std::string path = (dir_ / "wrong.yaml").string();
+    return testing::message_of([&] { config::load_adapters(path, settings("wrong")); });
+  };
+  const std::string file = (dir_ / "wrong.yaml").string();
+  EXPECT_EQ(refusal("adapters: a"),
+            file +
+                ":1: adapters: expected a list as [{name: a, data: a.jsonl, rank: 8}, ...], "
+                "found 'a'");
+  EXPECT_EQ(
+      refusal("adapters:\n  - {name: a/b, data: x}"),
+      file + ":2: adapters: expected a name of letters, digits, '_', '-' and '.', found 'a/b'");
+  EXPECT_EQ(refusal("adapters:\n  - {name: a, data: x}\n  - {name: a, data: y}"),
+            file + ":3: adapters: the name 'a' is given twice");
+  EXPECT_TRUE(
+      refusal("adapters:\n  - {name: a, data: x, rnk: 8}")
+          .starts_with(file + ":2: adapters: an entry has no 'rnk' (did you mean 'rank'?)"));
+  EXPECT_TRUE(refusal("adapters:\n  - {name: a, data: x, rank: many}")
+                  .starts_with(file + ":2: adapter.rank: expected"));
+  EXPECT_EQ(refusal("adapters:\n  - {name: a}").substr(0, file.size() + 41),
+            file + ": adapter a: required key 'data.train' is");
+  EXPECT_EQ(testing::message_of([&] { config::load(this->file(), settings("x")); }),
+            this->file() + ":1: adapters: only heddle sft trains several adapters in one run");
+}
+
+/// A base for the trainer of a server.
+class SavedSetTest : public TrainerTest {
+ protected:
+  assembly::ModelOnRanks place() const {
+    return assembly::place(
+        assembly::recipe_of_directory(dir_ / "model", {}, assembly::Head::kLanguageModel,
+                                      assembly::Purpose::kTenants),
+        {});
+  }
+  static Work work(SetId set, int seed) {
+    Work work;
+    work.set = set;
+    work.loss_fn = "ppo";
+    for (const int length : {7 + seed % 3, 40}) {
+      Datum datum;
+      for (int t = 0; t < length; ++t) {
+        datum.tokens.push_back((seed * 131 + t * t) % 4096);
+        datum.target_tokens.push_back((seed * 17 + t * 29) % 4096);
+        datum.inputs["logprobs"].push_back(-8.3F - 0.1F * static_cast<float>(t % 5));
+        datum.inputs["advantages"].push_back(static_cast<float>(t % 3) - 1);
+      }
+      work.data.push_back(datum);
+    }
+    return work;
+  }
+  static std::vector<double> train(Trainer& trainer, SetId set, int first, int last) {
+    std::vector<double> numbers;
+    for (int s = first; s < last; ++s) {
+      const std::vector<Work> works = {work(set, s)};
+      const WorkResult result = trainer.forward_backward(works)[0];
+      EXPECT_EQ(result.error, "");
+      numbers.push_back(result.metrics.at("loss:sum"));
+      numbers.push_back(trainer.optim_step(set, {.lr = 1e-2, .weight_decay = 0.1}).grad_norm);
+    }
+    return numbers;
+  }
+};
+
+TEST_F(SavedSetTest, GoesOnWithTheSameBitsPendingGradientsIncluded) {
+  assembly::ModelOnRanks base = place(), again = place();
+  Trainer trainer(base, {.deterministic = true}), other(again, {.deterministic = true});
+  const SetId set = trainer.create({.rank = 5, .seed = 9});
+  train(trainer, set, 0, 3);
+  const std::vector<Work> pending = {work(set, 50)};
+  trainer.forward_backward(pending);
+  trainer.save(set, dir_ / "set", /*with_optimizer=*/true);
+  const std::vector<double> expected = train(trainer, set, 3, 13);
+
+  const SetId loaded = other.load(dir_ / "set", /*with_optimizer=*/true);
+  EXPECT_EQ(other.steps(loaded), 3);
+  EXPECT_EQ(other.options(loaded).rank, 5);
+  EXPECT_EQ(train(other, loaded, 3, 13), expected);
+  EXPECT_NE(expected.front(), expected.back());
+
+  // Without the optimizer it starts anew from the same weights.
+  const SetId weights = other.load(dir_ / "set", /*with_optimizer=*/false);
+  EXPECT_EQ(other.steps(weights), 0);
+  trainer.save(set, dir_ / "bare", /*with_optimizer=*/false);
+  EXPECT_NE(testing::message_of([&] {
+              other.load(dir_ / "bare", true);
+            }).find("saved without its optimizer"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace heddle::tenants

@@ -1,0 +1,192 @@
+// Many sets of adapters on one model: each trains as if it were alone.
+#include "tenants/trainer.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/equal.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <limits>
+
+#include "assembly/model_on_ranks.h"
+#include "base/errors.h"
+#include "ckpt/hf_model.h"
+#include "models/tiny_model.h"
+#include "testing/message_of.h"
+#include "testing/temporary_directory.h"
+
+namespace heddle::tenants {
+namespace {
+
+/// A tiny model in a directory, placed for tenants.
+class TenantsTest : public ::testing::Test {
+ protected:
+  void place(bool moe, c10::ScalarType dtype = at::kFloat) {
+    assembly::ModelRecipe recipe;
+    recipe.config = testing::tiny_config(moe);
+    recipe.weights = assembly::Weights::kRandom;
+    recipe.purpose = assembly::Purpose::kTenants;
+    runtime::Context context;
+    context.dtype = dtype;
+    context.seed = testing::kTinySeed;
+    base_ = assembly::place(recipe, context);
+    testing::make_lively(*base_.model);
+  }
+
+  static Datum datum(int seed, int length) {
+    Datum datum;
+    for (int t = 0; t < length; ++t) {
+      datum.tokens.push_back((seed * 31 + t * t * 7 + t * 3) % 97);
+      datum.target_tokens.push_back((seed * 17 + t * 5) % 97);
+    }
+    return datum;
+  }
+  /// Sequences of odd lengths, others for every seed.
+  static Work work(SetId set, int seed) {
+    Work work;
+    work.set = set;
+    work.loss_fn = "cross_entropy";
+    for (const int length : {3 + seed % 5, 17, 1, 65 + seed}) {
+      work.data.push_back(datum(seed * 10 + length, length));
+      for (int t = 0; t < length; ++t)
+        work.data.back().inputs["weights"].push_back(t % 3 == 0 ? 0.0F : 0.25F * (t % 5) - 0.3F);
+    }
+    return work;
+  }
+  static AdamParams adam(int seed) {
+    return {.lr = 1e-2 / (1 + seed), .weight_decay = 0.01 * seed, .grad_clip_norm = 0.5 * seed};
+  }
+  static SetOptions options(int seed) {
+    return {.rank = 2 + 3 * seed,
+            .alpha = 16,
+            .seed = static_cast<std::uint64_t>(seed),
+            .attn = seed % 3 != 1,
+            .mlp = seed % 3 != 2};
+  }
+
+  struct History {
+    std::vector<double> losses, norms;
+    std::vector<std::vector<float>> logprobs;
+    bool operator==(const History&) const = default;
+  };
+  /// Trains sets of these seeds together, two works a step.
+  std::vector<History> train(const TrainerOptions& trainer_options, const std::vector<int>& seeds,
+                             int steps) {
+    Trainer trainer(base_, trainer_options);
+    std::vector<SetId> sets;
+    std::vector<History> histories(seeds.size());
+    for (const int seed : seeds) sets.push_back(trainer.create(options(seed)));
+    for (int s = 0; s < steps; ++s) {
+      std::vector<Work> works;
+      for (std::size_t i = 0; i < seeds.size(); ++i) works.push_back(work(sets[i], seeds[i] + s));
+      for (std::size_t i = 0; i < seeds.size(); ++i) works.push_back(work(sets[i], seeds[i] + 1));
+      const std::vector<WorkResult> results = trainer.forward_backward(works);
+      for (std::size_t i = 0; i < results.size(); ++i) {
+        EXPECT_EQ(results[i].error, "");
+        History& history = histories[i % seeds.size()];
+        history.losses.push_back(results[i].metrics.at("loss:sum"));
+        for (const DatumOutput& output : results[i].data)
+          history.logprobs.push_back(output.logprobs);
+      }
+      for (std::size_t i = 0; i < seeds.size(); ++i) {
+        histories[i].norms.push_back(trainer.optim_step(sets[i], adam(seeds[i])).grad_norm);
+      }
+    }
+    return histories;
+  }
+
+  assembly::ModelOnRanks base_;
+};
+
+constexpr TrainerOptions kExact = {.pass_tokens = 300, .deterministic = true};
+
+TEST_F(TenantsTest, ASetHasTheBitsOfTrainingAloneWhateverOthersDo) {
+  for (const bool moe : {false, true}) {
+    place(moe);
+    const std::vector<History> together = train(kExact, {1, 2, 3}, 2);
+    for (int seed = 1; seed <= 3; ++seed) {
+      const std::vector<History> alone = train(kExact, {seed}, 2);
+      EXPECT_EQ(together[seed - 1].losses, alone[0].losses) << "moe " << moe << " set " << seed;
+      EXPECT_EQ(together[seed - 1].norms, alone[0].norms) << "moe " << moe << " set " << seed;
+      EXPECT_TRUE(together[seed - 1].logprobs == alone[0].logprobs)
+          << "moe " << moe << " set " << seed;
+      EXPECT_NE(alone[0].losses.front(), alone[0].losses.back());
+    }
+  }
+}
+
+TEST_F(TenantsTest, LossIsTheWeightedSumOfItsOutputsAndForwardOnlyLeavesGradients) {
+  place(/*moe=*/false);
+  Trainer trainer(base_, kExact);
+  const SetId set = trainer.create(options(3));
+  Work forward = work(set, 2);
+  forward.forward_only = true;
+  const WorkResult result = trainer.forward_backward({&forward, 1})[0];
+  double sum = 0, elementwise = 0;
+  for (std::size_t i = 0; i < forward.data.size(); ++i) {
+    const std::vector<float>& weights = forward.data[i].inputs["weights"];
+    ASSERT_EQ(result.data[i].logprobs.size(), weights.size());
+    for (std::size_t t = 0; t < weights.size(); ++t) {
+      sum -= weights[t] * result.data[i].logprobs[t];
+      elementwise += result.data[i].elementwise_loss[t];
+    }
+  }
+  EXPECT_NEAR(result.metrics.at("loss:sum"), sum, 1e-4);
+  EXPECT_NEAR(result.metrics.at("loss:sum"), elementwise, 1e-4);
+  EXPECT_EQ(trainer.optim_step(set, {}).grad_norm, 0);
+  EXPECT_EQ(trainer.steps(set), 1);
+}
+
+TEST_F(TenantsTest, NotANumberStaysInItsSet) {
+  place(/*moe=*/true);
+  Trainer trainer(base_, kExact);
+  const SetId good = trainer.create(options(1)), bad = trainer.create(options(2));
+  std::vector<Work> works = {work(bad, 1), work(good, 2), work(bad, 3)};
+  works[0].data[1].inputs["weights"][4] = std::numeric_limits<float>::quiet_NaN();
+  const std::vector<WorkResult> results = trainer.forward_backward(works);
+  EXPECT_TRUE(std::isnan(results[0].metrics.at("loss:sum")));
+  EXPECT_TRUE(std::isfinite(results[1].metrics.at("loss:sum")));
+  const StepResult refused = trainer.optim_step(bad, {}), taken = trainer.optim_step(good, {});
+  EXPECT_FALSE(refused.updated);
+  EXPECT_EQ(trainer.steps(bad), 0);
+  EXPECT_TRUE(taken.updated);
+  EXPECT_TRUE(std::isfinite(taken.grad_norm));
+  // Its next step has gradients of its own again.
+  std::vector<Work> again = {work(bad, 3)};
+  trainer.forward_backward(again);
+  EXPECT_TRUE(trainer.optim_step(bad, {}).updated);
+}
+
+TEST_F(TenantsTest, WrongWorkIsRefusedByItselfAndNamed) {
+  place(/*moe=*/false);
+  Trainer trainer(base_, kExact);
+  const SetId set = trainer.create(options(1));
+  const auto refusal = [&](const std::function<void(Work&)>& change) {
+    std::vector<Work> works = {work(set, 1), work(set, 2)};
+    change(works[0]);
+    const std::vector<WorkResult> results = trainer.forward_backward(works);
+    EXPECT_EQ(results[1].error, "");
+    return results[0].error;
+  };
+  EXPECT_EQ(refusal([](Work& w) { w.data[1].tokens[2] = 97; }),
+            "datum 1: token 97 at position 2 is not in the vocabulary of 97");
+  EXPECT_EQ(refusal([](Work& w) { w.data[0].target_tokens.pop_back(); }),
+            "datum 0: 'target_tokens' has 3 values for 4 tokens");
+  EXPECT_EQ(refusal([](Work& w) {
+              w.data[2].inputs["weights"] = {1, 2};
+            }),
+            "datum 2: 'weights' has 2 values for 1 tokens");
+  EXPECT_EQ(refusal([](Work& w) { w.data[2].inputs["advantages"] = {1}; }),
+            "datum 2: loss_fn cross_entropy has no input 'advantages'");
+  EXPECT_EQ(refusal([](Work& w) { w.config["beta"] = 1; }),
+            "loss_fn_config: loss_fn cross_entropy has no 'beta'");
+  EXPECT_EQ(refusal([](Work& w) { w.set = 77; }), "there is no set of adapters 77");
+  EXPECT_NE(refusal([](Work& w) { w.loss_fn = "hinge"; }).find("loss_fn 'hinge' is not one of"),
+            std::string::npos);
+  EXPECT_EQ(testing::message_of([&] { trainer.create({.attn = false, .mlp = false}); }),
+            "nothing to train: expected one of train_attn, train_mlp, train_unembed");
+}
+
+}  // namespace
+}  // namespace heddle::tenants
