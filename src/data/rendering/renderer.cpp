@@ -432,16 +432,21 @@ std::vector<std::int32_t> Renderer::tokenize_prompt(const Row& row,
     return tokenizer_.encode(row.prompt.empty() ? row.text : row.prompt);
   }
   if (continue_final_message) return tokenizer_.encode(render_open_turn(row));
-  const Chat& chat = chat_of(row);
-  ordered_json messages = row.messages;
-  while (!messages.empty() && messages.back()["role"] == "assistant") {
-    messages.erase(messages.size() - 1);
+  Row asked = row;
+  while (!asked.messages.empty() && asked.messages.back()["role"] == "assistant") {
+    asked.messages.erase(asked.messages.size() - 1);
   }
+  return tokenizer_.encode(render_prompt(asked, PromptEnd::kNextTurn));
+}
+
+std::string Renderer::render_prompt(const Row& row, PromptEnd end) const {
+  if (end == PromptEnd::kOpenTurn) return render_open_turn(row);
+  const Chat& chat = chat_of(row);
   ChatTemplate::Options options;
   options.tools = row.tools;
-  options.add_generation_prompt = true;
+  options.add_generation_prompt = end == PromptEnd::kNextTurn;
   options.variables = variables_of(row, chat);
-  return tokenizer_.encode(chat.chat_template().render(chat.adapted(messages), options).text);
+  return chat.chat_template().render(chat.adapted(row.messages), options).text;
 }
 
 std::string Renderer::fingerprint() const {

@@ -69,6 +69,13 @@ struct TokenizedRow {
 /// of the next, so that each label of the row is in exactly one; pieces without any are left out.
 std::vector<TokenizedRow> split(const TokenizedRow& row, std::int64_t length);
 
+/// What follows the messages of a prompt.
+enum class PromptEnd {
+  kNextTurn,  ///< The generation prompt: the assistant's turn begins.
+  kOpenTurn,  ///< Nothing; the last turn, the assistant's, is left open at the end of its text.
+  kAsItIs,    ///< Nothing.
+};
+
 /// Turns rows into text, tokens and loss weights. Const and safe to use from several threads.
 class Renderer {
  public:
@@ -90,6 +97,9 @@ class Renderer {
   /// `continue_final_message` the last turn, the assistant's, is left open at the end of its text.
   std::vector<std::int32_t> tokenize_prompt(const Row& row,
                                             bool continue_final_message = false) const;
+
+  /// The text of a conversation that the assistant is to go on with. Throws DataError.
+  std::string render_prompt(const Row& row, PromptEnd end) const;
 
   /// Everything a row's tokens depend on besides its content, for cache keys.
   std::string fingerprint() const;
