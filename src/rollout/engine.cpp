@@ -215,7 +215,7 @@ Progress Engine::take(Sequence& sequence, const SampledToken& token) {
   completion.output_ids.push_back(token.id);
   completion.logprobs.push_back(token.logprob);
   completion.weights_versions.push_back(weights_version_);
-  Progress progress{sequence.id, sequence.text.push(token.id), {}};
+  Progress progress{sequence.id, sequence.text.push(token.id), token, {}};
   const bool has_stopped = sequence.text.stopped() ||
                            std::find(request.stop_ids.begin(), request.stop_ids.end(), token.id) !=
                                request.stop_ids.end();

@@ -101,8 +101,14 @@ class EngineBackend final : public Backend {
     const WithAdapters adapters(model_, admit());
     for (const rollout::Progress& progress : engine_.step()) {
       const auto owner = owner_.find(progress.id);
-      if (owner == owner_.end() || !progress.completion) continue;
+      if (owner == owner_.end()) continue;
       const Sample sample = owner->second;
+      events.push_back(
+          {sample.id,
+           GeneratedToken{sample.number, progress.token.id, progress.token.logprob, {},
+                          progress.text},
+           {}});
+      if (!progress.completion) continue;
       owner_.erase(owner);
       Open& open = open_.at(sample.id);
       take(open, sample.number, *progress.completion);
