@@ -24,8 +24,8 @@ struct Weights {
   std::vector<Part> parts() const {
     std::vector<Part> parts;
     const auto add = [&](const char* name, const at::Tensor& tensor) {
-      const std::vector<std::int64_t> origin(static_cast<std::size_t>(tensor.dim()), 0);
-      parts.push_back({{name, tensor.sizes().vec(), tensor.scalar_type()}, {{origin, tensor}}});
+      const std::vector<std::int64_t> shape = tensor.sizes().vec();
+      parts.push_back({{name, shape, tensor.scalar_type()}, {{whole_region(shape), tensor}}});
     };
     add("a", a), add("b", b), add("c", c);
     return parts;
