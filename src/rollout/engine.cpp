@@ -83,7 +83,7 @@ std::int64_t Engine::free_slot() const {
 void Engine::admit(std::vector<Progress>& progress) {
   while (!waiting_.empty()) {
     if (waiting_.front()->request.max_new_tokens <= 0) {
-      progress.push_back({waiting_.front()->id, {}, Completion{}});
+      progress.push_back({waiting_.front()->id, {}, {}, Completion{}});
       waiting_.pop_front();
       continue;
     }

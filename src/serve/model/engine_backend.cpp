@@ -103,11 +103,12 @@ class EngineBackend final : public Backend {
       const auto owner = owner_.find(progress.id);
       if (owner == owner_.end()) continue;
       const Sample sample = owner->second;
-      events.push_back(
-          {sample.id,
-           GeneratedToken{sample.number, progress.token.id, progress.token.logprob, {},
-                          progress.text},
-           {}});
+      if (progress.token) {
+        events.push_back({sample.id,
+                          GeneratedToken{sample.number, progress.token->id,
+                                         progress.token->logprob, {}, progress.text},
+                          {}});
+      }
       if (!progress.completion) continue;
       owner_.erase(owner);
       Open& open = open_.at(sample.id);
