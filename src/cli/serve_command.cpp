@@ -99,9 +99,9 @@ class InferenceApi {
   static serve::openai::Service make_service(serve::ModelThread& model,
                                              serve::Registry& registry) {
     const serve::ModelFacts& facts = model.facts();
-    auto tokenizer = data::Tokenizer::load(facts.directory);
-    data::Renderer renderer(*tokenizer, data::RenderOptions{});
-    return {model, std::move(tokenizer), std::move(renderer),
+    const std::shared_ptr<const data::Tokenizer> tokenizer =
+        data::Tokenizer::load(facts.directory);
+    return {model, tokenizer, data::Renderer(*tokenizer, data::RenderOptions{}),
             serve::openai::Models(facts.name, facts.max_context),
             serve::GenerationMetrics(registry, facts.name)};
   }

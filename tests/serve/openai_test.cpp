@@ -221,7 +221,7 @@ TEST_F(OpenAi, LogprobsOfChat) {
 
 TEST_F(OpenAi, SeveralChoicesAndPrompts) {
   const Json answer = Json::parse(
-      body_of(post("/v1/completions", {{"prompt", {"one", "two"}}, {"n", 2}, {"logprobs", 1}})));
+      body_of(post("/v1/completions", {{"prompt", {"one", "two"}}, {"n", 2}, {"logprobs", 1}, {"max_tokens", 50}})));
   ASSERT_EQ(answer["choices"].size(), 4);
   EXPECT_EQ(answer["choices"][3]["index"], 3);
   EXPECT_EQ(answer["choices"][2]["text"], script_);
@@ -235,7 +235,8 @@ TEST_F(OpenAi, SeveralChoicesAndPrompts) {
 TEST_F(OpenAi, CompletionsTakeIdsAndEchoThem) {
   const auto ids = tokenizer_->encode("the river");
   const Json answer = Json::parse(body_of(
-      post("/v1/completions", {{"prompt", ids}, {"echo", true}, {"return_token_ids", true}})));
+      post("/v1/completions",
+           {{"prompt", ids}, {"echo", true}, {"return_token_ids", true}, {"max_tokens", 50}})));
   EXPECT_EQ(answer["choices"][0]["text"], "the river" + script_);
   EXPECT_EQ(answer["prompt_token_ids"], ids);
 }
