@@ -1,5 +1,6 @@
 #include <CLI/CLI.hpp>
 #include <filesystem>
+#include <future>
 #include <memory>
 #include <ostream>
 
@@ -9,7 +10,13 @@
 #include "cli/command.h"
 #include "cli/names.h"
 #include "cli/stop_request.h"
+#include "cli/version.h"
+#include "data/rendering/renderer.h"
+#include "data/tokenizer/tokenizer.h"
+#include "serve/metrics/registry.h"
 #include "serve/model/engine_backend.h"
+#include "serve/openai/adapters.h"
+#include "serve/openai/api.h"
 #include "serve/settings.h"
 #include "serve/store/keys.h"
 
@@ -21,6 +28,7 @@ constexpr const char* kDataDirectory = "heddle-server";
 struct ServeOptions {
   std::string model, name, host = "127.0.0.1", data_directory = kDataDirectory;
   int port = 8000;
+  std::vector<std::string> adapters;  ///< NAME=DIR
   std::vector<std::string> settings;
 };
 
@@ -46,6 +54,61 @@ std::function<serve::Caller(const serve::Request&)> identify_by(serve::Keys& key
     return *owner;
   };
 }
+
+/// The inference API on a server, its metrics and the adapters that the command line names.
+class InferenceApi {
+ public:
+  InferenceApi(serve::Server& server, serve::ModelThread& model,
+               const serve::DataDirectory& data, bool has_keys)
+      : service_(make_service(model, registry_)) {
+    registry_.declare_counter("heddle_http_requests_total", "Answers, by route and status.");
+    server.observe_by([this](const std::string& pattern, int status, double) {
+      registry_.add("heddle_http_requests_total",
+                    {{"route", pattern}, {"code", std::to_string(status)}});
+    });
+    const auto tenants_tree = [root = data.path() / "tenants"](const serve::Caller& caller) {
+      return root / caller.tenant;
+    };
+    serve::openai::ApiOptions options{version(), {}};
+    if (has_keys) options.adapter_root = tenants_tree;
+    for (serve::Route& route : serve::openai::routes(service_, options))
+      server.route(std::move(route));
+    server.route({"GET", "/metrics",
+                  [this](const serve::Request&, const serve::Responder& responder) {
+                    responder.answer(200, registry_.text(), serve::Registry::kContentType);
+                  },
+                  serve::openai::error_body, "admin"});
+  }
+
+  /// Throws ConfigError for an entry that is not NAME=DIR, and for an adapter that cannot be
+  /// loaded.
+  void load(const std::vector<std::string>& adapters) {
+    for (const std::string& entry : adapters) {
+      const std::size_t equals = entry.find('=');
+      if (equals == std::string::npos || equals == 0)
+        throw_error<ConfigError>("--adapter: '{}': expected NAME=DIR", text::shown(entry));
+      std::promise<std::string> loaded;
+      serve::openai::load_adapter(service_, entry.substr(0, equals), entry.substr(equals + 1),
+                                  [&](const std::string& error) { loaded.set_value(error); });
+      if (const std::string error = loaded.get_future().get(); !error.empty())
+        throw_error<ConfigError>("--adapter {}: {}", text::shown(entry), error);
+    }
+  }
+
+ private:
+  static serve::openai::Service make_service(serve::ModelThread& model,
+                                             serve::Registry& registry) {
+    const serve::ModelFacts& facts = model.facts();
+    const std::shared_ptr<const data::Tokenizer> tokenizer =
+        data::Tokenizer::load(facts.directory);
+    return {model, tokenizer, data::Renderer(*tokenizer, data::RenderOptions{}),
+            serve::openai::Models(facts.name, facts.max_context),
+            serve::GenerationMetrics(registry, facts.name)};
+  }
+
+  serve::Registry registry_;
+  serve::openai::Service service_;
+};
 
 int serve_model(const ServeOptions& options, const Session& session) {
   if (options.model.empty()) throw ConfigError("give a model directory: heddle serve MODEL_DIR");
@@ -79,6 +142,8 @@ int serve_model(const ServeOptions& options, const Session& session) {
   tinker.compresses_bodies = !is_loopback(options.host);
   serve::tinker::Service service(server, *model, data, tinker);
   service.serve();
+  InferenceApi inference(server, *model, data, !keys.is_empty());
+  inference.load(options.adapters);
   const int port = server.listen(options.host, options.port);
   if (keys.is_empty())
     log::warning("{} holds no key: everybody on this host may train, sample and read here",
@@ -180,6 +245,12 @@ void add_serve_command(CLI::App& app, Action& action) {
   command->add_option("--data-dir", options->data_directory, "Keys, sessions, checkpoints")
       ->type_name("DIR")
       ->capture_default_str();
+  command
+      ->add_option("--adapter", options->adapters,
+                   "A PEFT adapter directory, served as a model of this name")
+      ->type_name("NAME=DIR")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   command->add_option("settings", options->settings, "serve.*, device.*, model.dtype, kernels.*")
       ->type_name("[key=value ...]");
   const CLI::App* keys = add_key_commands(*command, action);

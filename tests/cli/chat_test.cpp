@@ -13,10 +13,21 @@ using ::testing::HasSubstr;
 
 class ChatCommand : public ::testing::Test {
  protected:
+  /// A model without tied embeddings: one with them would repeat the prompt's last token.
+  void SetUp() override {
+    auto config = testing::small_config();
+    config["tie_word_embeddings"] = false;
+    f_.write("talker.json", config.dump());
+    const Outcome made =
+        run_command({"init", "--config", f_.at("talker.json"), "--tokenizer",
+                     testing::source_path("examples/tokenizer-4k"), "--output", f_.at("talker")});
+    ASSERT_EQ(made.status, 0) << made.err;
+  }
+
   /// The answers to lines that are typed.
   Outcome chat(const std::string& lines, Arguments more = {}) const {
     Arguments arguments = {"chat",
-                           f_.at("model"),
+                           f_.at("talker"),
                            "--threads",
                            "1",
                            "--stop",
@@ -45,7 +56,7 @@ class ChatCommand : public ::testing::Test {
 
 TEST_F(ChatCommand, AnswersAsGenerateDoes) {
   const Outcome generated = run_command(
-      {"generate", f_.at("model"), "--threads", "1", "--prompt", "the river", "--stop", "\n",
+      {"generate", f_.at("talker"), "--threads", "1", "--prompt", "the river", "--stop", "\n",
        "--max-new-tokens", "12", "--temperature", "0", "--template-arg", "enable_thinking=false"});
   ASSERT_EQ(generated.status, 0) << generated.err;
   EXPECT_EQ(chat("the river\n").out, generated.out);
@@ -86,7 +97,7 @@ TEST_F(ChatCommand, TooLongAConversationEndsAScript) {
   std::istringstream in(std::string(400, 'x') + "\n");
   std::streambuf* const terminal = std::cin.rdbuf(in.rdbuf());
   const Outcome outcome =
-      run_command({"chat", f_.at("model"), "--threads", "1", "--context", "32"});
+      run_command({"chat", f_.at("talker"), "--threads", "1", "--context", "32"});
   std::cin.rdbuf(terminal);
   std::cin.clear();
   EXPECT_EQ(outcome.status, 2);

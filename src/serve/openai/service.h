@@ -1,0 +1,31 @@
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "data/answer/answer_format.h"
+#include "data/rendering/renderer.h"
+#include "data/tokenizer/tokenizer.h"
+#include "serve/metrics/generation_metrics.h"
+#include "serve/model/model_thread.h"
+#include "serve/openai/models.h"
+
+namespace heddle::serve::openai {
+
+/// What the handlers of the API share.
+struct Service {
+  ModelThread& model;
+  std::shared_ptr<const data::Tokenizer> tokenizer;
+  data::Renderer renderer;
+  Models models;
+  GenerationMetrics metrics;
+
+  const ModelFacts& facts() const { return model.facts(); }
+  /// What the template for conversations with or without tools lets the model write.
+  data::AnswerFormat answer_format(bool has_tools) const;
+};
+
+/// `count` random letters and digits, which no other answer will have.
+std::string random_name(std::size_t count);
+
+}  // namespace heddle::serve::openai
