@@ -100,11 +100,13 @@ class EngineBackend final : public Backend {
     return first;
   }
   void abort(GenerationId id) override {
-    const auto samples = static_cast<std::int64_t>(open_.at(id).result.samples.size());
+    const auto open = open_.find(id);
+    if (open == open_.end()) return;
+    const auto samples = static_cast<std::int64_t>(open->second.result.samples.size());
     for (std::int64_t i = 0; i < samples; ++i) {
       if (owner_.erase(id + i) > 0) engine_.abort(id + i);
     }
-    open_.erase(id);
+    open_.erase(open);
   }
   bool is_generating() const override { return !engine_.is_idle(); }
   std::vector<Event> step() override {
