@@ -64,7 +64,8 @@ Engine::Engine(assembly::ModelOnRanks& placed, std::shared_ptr<const data::Token
       options_(options),
       pool_(*placed.model, pool_size(placed, options)),
       scheduler_(pool_, {options.max_sequences, rank_sequences(placed.context.mesh, options),
-                         options.prefill_tokens, options.kept_states}) {
+                         options.prefill_tokens, options.kept_states,
+                         placed.context.mesh.size(Dim::kEp) > 1}) {
   // make_unique would move, which Acquired does not allow; here the result is built in place.
   ends_.reset(new parallel::Acquired(assembly::acquire_ends(placed.sharding.get(), *placed.model)));
   // The model's own adapters live as long as the model.

@@ -40,7 +40,7 @@ enum class LiveSequences {
 struct Progress {
   RequestId id = 0;
   std::string text;  ///< Text that became certain: whole UTF-8, not a part of a stop string.
-  std::optional<SampledToken> token;  ///< Drawn in this step.
+  std::optional<SampledToken> token;     ///< Drawn in this step.
   std::optional<Completion> completion;  ///< Set for a request that finished.
 };
 

@@ -48,7 +48,8 @@ at::Tensor Engine::run(const std::vector<Part>& parts) {
   const std::int64_t tp = model.tensor_group().size(),
                      shares = (static_cast<std::int64_t>(tokens.size()) + tp - 1) / tp,
                      rows = std::max<std::int64_t>(1, shares) * tp;
-  if (adapters.empty()) adapters.push_back({});
+  // Experts of this rank may be other ranks' experts too: a rank without a sequence has their set.
+  if (adapters.empty()) adapters.push_back({parts[0].sequence->adapter->set.get(), 0, {}});
   for (std::int64_t slot = pool_.dummy_slot(); static_cast<std::int64_t>(tokens.size()) < rows;
        ++slot) {
     tokens.push_back(0);

@@ -116,10 +116,21 @@ std::vector<Part> Scheduler::plan() {
     if (!sequence->follows) (sequence->is_prompt() ? prompts : steps).push_back(sequence.get());
   }
   read_prompts_ = !prompts.empty() && (steps.empty() || !read_prompts_);
+  std::vector<Sequence*>& candidates = read_prompts_ ? prompts : steps;
+  if (limits_.one_set && !candidates.empty()) {
+    // Those that have waited longest have their turn.
+    const Sequence* const first =
+        *std::min_element(candidates.begin(), candidates.end(),
+                          [](const auto* a, const auto* b) { return a->last_pass < b->last_pass; });
+    std::erase_if(candidates, [set = first->adapter->set](const Sequence* sequence) {
+      return sequence->adapter->set != set;
+    });
+  }
+  ++passes_;
   std::vector<std::int64_t> used(static_cast<std::size_t>(pool_.size().ranks));
   std::vector<Part> parts;
   std::vector<const nn::AdapterSet*> sets;
-  for (Sequence* const sequence : read_prompts_ ? prompts : steps) {
+  for (Sequence* const sequence : candidates) {
     if (sequence->held.slot < 0) continue;  // it gave way to another
     std::int64_t& rows = used[static_cast<std::size_t>(sequence->held.rank)];
     std::int64_t count = sequence->pending();
@@ -130,6 +141,7 @@ std::vector<Part> Scheduler::plan() {
     }
     if (count <= 0 || !make_room(*sequence, sequence->held.tokens + count)) continue;
     rows += count;
+    sequence->last_pass = passes_;
     parts.push_back({sequence, count});
     const nn::AdapterSet* const set = sequence->adapter->set.get();
     if (std::find(sets.begin(), sets.end(), set) == sets.end()) sets.push_back(set);

@@ -20,6 +20,8 @@ class Scheduler {
     std::int64_t rank_sequences = 0;  ///< On one data rank.
     std::int64_t prefill_tokens = 0;  ///< Prompt tokens of one pass on each data rank.
     std::int64_t kept_states = 0;     ///< On each data rank.
+    /// Passes have one set of adapters: ranks share experts, which take the set of their own rows.
+    bool one_set = false;
   };
   /// `pool` outlives it.
   Scheduler(CachePool& pool, const Limits& limits);
@@ -66,6 +68,7 @@ class Scheduler {
   std::deque<std::unique_ptr<Sequence>> waiting_;
   std::vector<std::unique_ptr<Sequence>> running_;  ///< In the order of their admission.
   bool read_prompts_ = false;                       ///< The last pass did.
+  std::int64_t passes_ = 0;
 };
 
 }  // namespace heddle::rollout

@@ -26,6 +26,7 @@ struct Sequence {
   Completion completion = {};
   std::shared_ptr<const Adapter> adapter = {};  ///< Null: it has not started.
   Holding held = {};                            ///< Nothing while it waits.
+  std::int64_t last_pass = 0;
   bool follows = false;  ///< Waits in its slot for the prompt that its group's leader reads.
 
   std::int64_t prompt_size() const { return static_cast<std::int64_t>(request->prompt.size()); }

@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "base/hash.h"
+#include "comm/ranks.h"
 #include "models/tiny_model.h"
 #include "rollout/adapter_slots.h"
 #include "rollout/engine.h"
@@ -16,8 +17,9 @@
 namespace heddle::rollout {
 namespace {
 
-assembly::ModelOnRanks adapted_model(bool moe) {
+assembly::ModelOnRanks adapted_model(bool moe, const comm::Mesh& mesh = comm::Mesh::single()) {
   runtime::Context context;
+  context.mesh = mesh;
   context.dtype = at::kFloat;
   context.seed = testing::kTinySeed;
   assembly::ModelRecipe recipe;
@@ -141,6 +143,42 @@ TEST_P(AdaptersOfRequests, KeepTheVersionThatTheyStartedWith) {
   fill(*placed_.adapters, 3);
   early.keep_state = false;
   expect_as_alone(third, early);
+}
+
+TEST_P(AdaptersOfRequests, OnSeveralRanksAreThoseOfOne) {
+  struct Layout {
+    std::string name;
+    comm::Mesh::Sizes sizes;
+    std::int64_t ep;
+  };
+  std::vector<Layout> layouts = {{"tp", {2, 1, 1, 1, 1}, 1}};
+  if (GetParam()) layouts.push_back({"ep", {1, 1, 2, 1, 1}, 2});
+  const auto base = std::make_shared<const Adapter>(Adapter{"base", 0, nullptr});
+  const auto requests = [&] {
+    std::vector<Request> all;
+    for (std::int64_t i = 0; i < 7; ++i)
+      all.push_back(request_of(3 + 5 * i, i % 3 == 1 ? base : nullptr));
+    return all;
+  };
+  fill(*placed_.adapters, 1);
+  for (const Layout& layout : layouts) {
+    std::vector<std::map<RequestId, Completion>> found(2);
+    const auto errors = testing::run_ranks(2, [&](const std::shared_ptr<comm::World>& world) {
+      assembly::ModelOnRanks placed =
+          adapted_model(GetParam(), comm::Mesh(layout.sizes, world, layout.ep));
+      fill(*placed.adapters, 1);
+      Engine engine(placed, nullptr, {.max_sequences = 4});
+      for (const Request& request : requests()) engine.submit(request);
+      found[static_cast<std::size_t>(world->rank())] = finish(engine);
+    });
+    for (const std::string& error : errors) ASSERT_EQ(error, "") << layout.name;
+    const std::vector<Request> all = requests();
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      const auto id = static_cast<RequestId>(i);
+      EXPECT_EQ(found[0].at(id).output_ids, found[1].at(id).output_ids) << layout.name << i;
+      expect_as_alone(found[0].at(id), all[i]);
+    }
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, AdaptersOfRequests, ::testing::Bool(), [](const auto& info) {

@@ -41,7 +41,8 @@ class RequestTest : public ::testing::Test {
     all.max_new_tokens = 1;
     all.top_logprobs = 97;
     std::vector<double> logprobs(97);
-    for (const TokenLogprob& token : run(all).top_logprobs[0])
+    const Completion completion = run(all);
+    for (const TokenLogprob& token : completion.top_logprobs[0])
       logprobs[static_cast<std::size_t>(token.id)] = token.logprob;
     return logprobs;
   }
