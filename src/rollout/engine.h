@@ -49,7 +49,7 @@ using RequestId = std::int64_t;
 struct Progress {
   RequestId id = 0;
   std::string text;  ///< Text that became certain: whole UTF-8, not a part of a stop string.
-  std::optional<SampledToken> token;  ///< Drawn in this step.
+  std::optional<SampledToken> token;     ///< Drawn in this step.
   std::optional<Completion> completion;  ///< Set for a request that finished.
 };
 

@@ -27,9 +27,8 @@ assembly::ModelOnRanks placed_model(const EngineBackendOptions& options) {
                     assembly::usual_device());
   runtime::Context context = assembly::make_context(config);
   if (!config.is_set("model.dtype") && context.device.is_cpu()) context.dtype = at::kFloat;
-  assembly::ModelRecipe recipe =
-      assembly::recipe_of_directory(options.directory, "",
-                                    assembly::Head::kLanguageModel, assembly::Purpose::kTenants);
+  assembly::ModelRecipe recipe = assembly::recipe_of_directory(
+      options.directory, "", assembly::Head::kLanguageModel, assembly::Purpose::kTenants);
   recipe.generates = true;
   recipe.kernels = assembly::kernel_policy(config);
   return assembly::place(recipe, context);
@@ -104,10 +103,11 @@ class EngineBackend final : public Backend {
       if (owner == owner_.end()) continue;
       const Sample sample = owner->second;
       if (progress.token) {
-        events.push_back({sample.id,
-                          GeneratedToken{sample.number, progress.token->id,
-                                         progress.token->logprob, {}, progress.text},
-                          {}});
+        events.push_back(
+            {sample.id,
+             GeneratedToken{
+                 sample.number, progress.token->id, progress.token->logprob, {}, progress.text},
+             {}});
       }
       if (!progress.completion) continue;
       owner_.erase(owner);
