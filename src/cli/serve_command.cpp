@@ -58,8 +58,8 @@ std::function<serve::Caller(const serve::Request&)> identify_by(serve::Keys& key
 /// The inference API on a server, its metrics and the adapters that the command line names.
 class InferenceApi {
  public:
-  InferenceApi(serve::Server& server, serve::ModelThread& model,
-               const serve::DataDirectory& data, bool has_keys)
+  InferenceApi(serve::Server& server, serve::ModelThread& model, const serve::DataDirectory& data,
+               bool has_keys)
       : service_(make_service(model, registry_)) {
     registry_.declare_counter("heddle_http_requests_total", "Answers, by route and status.");
     server.observe_by([this](const std::string& pattern, int status, double) {
@@ -96,11 +96,9 @@ class InferenceApi {
   }
 
  private:
-  static serve::openai::Service make_service(serve::ModelThread& model,
-                                             serve::Registry& registry) {
+  static serve::openai::Service make_service(serve::ModelThread& model, serve::Registry& registry) {
     const serve::ModelFacts& facts = model.facts();
-    const std::shared_ptr<const data::Tokenizer> tokenizer =
-        data::Tokenizer::load(facts.directory);
+    const std::shared_ptr<const data::Tokenizer> tokenizer = data::Tokenizer::load(facts.directory);
     return {model, tokenizer, data::Renderer(*tokenizer, data::RenderOptions{}),
             serve::openai::Models(facts.name, facts.max_context),
             serve::GenerationMetrics(registry, facts.name)};

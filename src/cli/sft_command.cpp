@@ -135,7 +135,7 @@ const std::vector<TrainingCommand>& training_commands() {
        "  heddle reward run.yaml data.train=preferences.jsonl optim.lr=1e-5",
        {"train.objective=reward", "model.head=classify", "model.num_labels=1"}},
       {"rl",
-       "Teach a model by rewards: it answers prompts, and what is judged better gets likelier",
+       "Teach a model by rewards for its own answers",
        "As sft. Rows hold `prompt` (a text or a list of messages) or `messages`, and `answer`, "
        "which "
        "rewards\n"

@@ -64,8 +64,7 @@ Layout Layout::of(const std::vector<Part>& parts) {
   for (const Part& part : parts) {
     layout.tensors.push_back(part.info);
     layout.regions.emplace_back();
-    for (const nn::Box& box : part.boxes)
-      layout.regions.back().push_back(box.global);
+    for (const nn::Box& box : part.boxes) layout.regions.back().push_back(box.global);
   }
   return layout;
 }

@@ -221,7 +221,8 @@ TEST_F(OpenAi, LogprobsOfChat) {
 
 TEST_F(OpenAi, SeveralChoicesAndPrompts) {
   const Json answer = Json::parse(
-      body_of(post("/v1/completions", {{"prompt", {"one", "two"}}, {"n", 2}, {"logprobs", 1}, {"max_tokens", 50}})));
+      body_of(post("/v1/completions",
+                   {{"prompt", {"one", "two"}}, {"n", 2}, {"logprobs", 1}, {"max_tokens", 50}})));
   ASSERT_EQ(answer["choices"].size(), 4);
   EXPECT_EQ(answer["choices"][3]["index"], 3);
   EXPECT_EQ(answer["choices"][2]["text"], script_);

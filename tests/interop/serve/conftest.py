@@ -5,7 +5,7 @@ import subprocess
 import numpy
 import pytest
 
-from serving import HEDDLE, ROOT, Server
+from serve.serving import HEDDLE, ROOT, Server
 
 HEAD_FACTOR = 6
 

@@ -1,6 +1,6 @@
 """The tinker SDK against `heddle serve`: trains, saves, loads and samples as its users do.
 
-    HEDDLE=build/cpu/src/cli/heddle python -m pytest --confcutdir=tests/interop/serve tests/interop/serve
+    HEDDLE=build/cpu/src/cli/heddle python -m pytest tests/interop/serve
 """
 import signal
 import subprocess
@@ -11,7 +11,7 @@ import pytest
 import tinker
 from tinker import types
 
-from serving import HEDDLE, NAME
+from serve.serving import HEDDLE, NAME
 
 warnings.simplefilter("ignore")
 TOKENS = [11, 7, 301, 45, 1200, 9, 77, 300, 12, 5, 610, 8]

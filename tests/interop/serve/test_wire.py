@@ -12,7 +12,7 @@ import subprocess
 import numpy
 import tinker.proto.tinker_public_pb2 as pb
 
-from serving import HEDDLE
+from serve.serving import HEDDLE
 
 TOOL = os.environ.get("HEDDLE_WIRE_TOOL", str(pathlib.Path(HEDDLE).parents[2] / "tests/interop/serve/heddle_wire_tool"))
 COUNT = int(os.environ.get("WIRE_MESSAGES", "2000"))

@@ -1,0 +1,94 @@
+"""The openai package against `heddle serve`: answers, streams, tools, several choices, errors, many clients at once.
+
+    HEDDLE=build/cpu/src/cli/heddle python -m pytest tests/interop/serve/test_openai.py
+"""
+import asyncio
+
+import httpx
+import openai
+import pytest
+
+from serve.serving import NAME
+
+HELLO = [{"role": "user", "content": "hello"}]
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}}}]
+
+
+@pytest.fixture
+def client(server):
+    return openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+
+
+def chat(client, **settings):
+    return client.chat.completions.create(**{"model": NAME, "messages": HELLO, "max_tokens": 8, "seed": 1, **settings})
+
+
+def test_lists_the_base_model(client):
+    assert [model.id for model in client.models.list()] == [NAME]
+    assert client.models.retrieve(NAME).id == NAME
+
+
+def test_a_stream_says_what_the_whole_answer_says(client):
+    whole = chat(client, logprobs=True)
+    choice = whole.choices[0]
+    assert choice.finish_reason == "length" and len(choice.logprobs.content) == 8
+    assert whole.usage.completion_tokens == 8 and whole.usage.total_tokens == whole.usage.prompt_tokens + 8
+    chunks = list(chat(client, stream=True, stream_options={"include_usage": True}))
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert len(chunks) > 3  # tokens come as they are drawn
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == choice.message.content
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "length"
+    assert chunks[-1].usage == whole.usage and not chunks[-1].choices
+
+
+def test_the_same_seed_gives_the_same_answer_alone_and_among_others(server, client):
+    alone = chat(client, seed=5, temperature=2).choices[0].message.content
+
+    async def many():
+        other = openai.AsyncOpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0)
+        asks = [other.chat.completions.create(model=NAME, messages=HELLO, max_tokens=8, seed=seed, temperature=2) for seed in range(12)]
+        return [answer.choices[0].message.content for answer in await asyncio.gather(*asks)]
+
+    answers = asyncio.run(many())
+    assert answers[5] == alone and len(set(answers)) > 2
+
+
+def test_completions_of_several_prompts(client):
+    answer = client.completions.create(model=NAME, prompt=["one", "two"], n=2, max_tokens=5, seed=3, logprobs=0)
+    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
+    assert all(len(choice.logprobs.token_logprobs) == 5 for choice in answer.choices)
+    ids = client.completions.create(model=NAME, prompt=[5, 6, 7], max_tokens=2, echo=True, extra_body={"return_token_ids": True})
+    assert ids.choices[0].prompt_token_ids == [5, 6, 7] if hasattr(ids.choices[0], "prompt_token_ids") else ids.prompt_token_ids == [5, 6, 7]
+
+
+def test_takes_tools_and_their_choice(client):
+    assert chat(client, tools=TOOLS).choices[0].finish_reason in ("length", "tool_calls")
+    begun = chat(client, tools=TOOLS, tool_choice={"type": "function", "function": {"name": "add"}})
+    assert begun.choices[0].finish_reason in ("length", "tool_calls")
+
+
+@pytest.mark.parametrize("settings, status, field", [
+    ({"model": "nobody"}, 404, "model"),
+    ({"extra_body": {"frobnicate": 1}}, 400, "frobnicate"),
+    ({"max_tokens": 10**6}, 400, "max_tokens"),
+    ({"messages": []}, 400, "messages"),
+    ({"n": 0}, 400, "n"),
+    ({"temperature": -1}, 400, "temperature"),
+    ({"response_format": {"type": "json_object"}}, 400, "response_format.type"),
+    ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "gone"}}}, 400, "tool_choice.function.name"),
+])
+def test_errors_name_the_field(client, settings, status, field):
+    with pytest.raises(openai.APIStatusError) as caught:
+        chat(client, **settings)
+    assert caught.value.status_code == status and caught.value.body["param"] == field
+
+
+def test_health_tokens_and_metrics(server, client):
+    chat(client)
+    assert httpx.get(server.url + "/health").status_code == 200
+    tokens = httpx.post(server.url + "/tokenize", json={"prompt": "hello"}).json()["tokens"]
+    assert httpx.post(server.url + "/detokenize", json={"tokens": tokens}).json()["prompt"] == "hello"
+    lines = httpx.get(server.url + "/metrics").text.splitlines()
+    generated = [line for line in lines if line.startswith("vllm:generation_tokens_total")]
+    assert generated and float(generated[0].rsplit(" ", 1)[1]) == 8
+    assert all(line.startswith("#") or len(line.rsplit(" ", 1)) == 2 for line in lines)
