@@ -285,7 +285,8 @@ void add_bench_command(CLI::App& app, Action& action) {
       ->add_option("--sweep", options->sweep,
                    "generate: several points instead, batch x length x new tokens each")
       ->type_name("64x1024x128,...")
-      ->delimiter(',');
+      ->delimiter(',')
+      ->allow_extra_args(false);
   command->add_option("--samples", options->samples, "generate: sequences that share a prompt")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();

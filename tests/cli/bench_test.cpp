@@ -163,8 +163,8 @@ TEST(BenchGenerate, TimesTheFirstTokenAndTheRest) {
 }
 
 TEST(BenchGenerate, SweepsOverPoints) {
-  const json result = bench({"generate", "--preset", "small-10m", "--sweep", "4x9x5,2x33x3",
-                             "--samples", "2", "--top-k", "20"});
+  const json result = bench({"generate", "--preset", "small-10m", "--samples", "2", "--top-k", "20",
+                             "--sweep", "4x9x5,2x33x3", "model.dtype=float32"});
   ASSERT_EQ(result["points"].size(), 2u);
   EXPECT_EQ(result["points"][1]["length"], 33);
   EXPECT_EQ(result["points"][1]["samples"], 2);
