@@ -2,6 +2,8 @@
 
 #include <functional>
 
+#include "device/upload.h"
+
 namespace heddle::nn {
 
 void clear_slot(Cache& cache, std::int64_t slot) {
@@ -11,10 +13,15 @@ void clear_slot(Cache& cache, std::int64_t slot) {
   }
 }
 
-void copy_slot(Cache& cache, std::int64_t from, std::int64_t to) {
+void copy_slot(Cache& cache, std::int64_t from, const std::vector<std::int64_t>& to) {
+  at::Tensor index;
   for (LayerCache& layer : cache) {
     for (at::Tensor& memory : {std::ref(layer.conv), std::ref(layer.state)}) {
-      if (memory.defined()) memory.select(0, to).copy_(memory.select(0, from));
+      if (!memory.defined()) continue;
+      if (!index.defined()) index = device::upload(to, memory.device());
+      std::vector<std::int64_t> shape = memory.sizes().vec();
+      shape[0] = static_cast<std::int64_t>(to.size());
+      memory.index_copy_(0, index, memory.narrow(0, from, 1).expand(shape));
     }
   }
 }

@@ -29,7 +29,8 @@ using Cache = std::vector<LayerCache>;
 
 /// Makes the slot that of a new sequence, which has no token yet.
 void clear_slot(Cache& cache, std::int64_t slot);
-void copy_slot(Cache& cache, std::int64_t from, std::int64_t to);
+/// Few launches, whatever the number of slots.
+void copy_slot(Cache& cache, std::int64_t from, const std::vector<std::int64_t>& to);
 void copy_page(Cache& cache, std::int32_t from, std::int32_t to);
 
 /// The sequences of a pass as a cache knows them.

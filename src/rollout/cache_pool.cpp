@@ -67,12 +67,17 @@ Holding CachePool::take_slot(std::int64_t rank) {
   return holding;
 }
 
-void CachePool::fork_into(const Holding& from, Holding& into) {
+void CachePool::fork_into(const Holding& from, const std::vector<Holding*>& into) {
+  if (into.empty()) return;
   Rank& rank = rank_of(from);
-  for (const std::int32_t page : from.pages) ++rank.references[static_cast<std::size_t>(page)];
-  into.pages = from.pages;
-  into.tokens = from.tokens;
-  if (is_own(from)) nn::copy_slot(cache(), from.slot, into.slot);
+  std::vector<std::int64_t> slots;
+  for (Holding* const holding : into) {
+    for (const std::int32_t page : from.pages) ++rank.references[static_cast<std::size_t>(page)];
+    holding->pages = from.pages;
+    holding->tokens = from.tokens;
+    slots.push_back(holding->slot);
+  }
+  if (is_own(from)) nn::copy_slot(cache(), from.slot, slots);
 }
 
 bool CachePool::reserve(Holding& holding, std::int64_t tokens) {

@@ -42,8 +42,8 @@ class CachePool {
   Holding begin(std::int64_t rank);
   /// A slot whose state fork_into() will bring.
   Holding take_slot(std::int64_t rank);
-  /// The state of `from` in the slot of `into`; the pages are shared.
-  void fork_into(const Holding& from, Holding& into);
+  /// The state of `from` in the slots of `into`; the pages are shared.
+  void fork_into(const Holding& from, const std::vector<Holding*>& into);
   /// Pages for `tokens` tokens in all, of which those after the held ones can be written: a shared
   /// page among them is copied. False, and nothing has changed, if there are too few free pages.
   bool reserve(Holding& holding, std::int64_t tokens);

@@ -36,7 +36,7 @@ void KeptStates::keep(const std::vector<std::int32_t>& tokens,
   }
   if (whole.empty() || !make_room(held.rank)) return;
   State state{std::move(whole), adapter, pool_.take_slot(held.rank), ++clock_};
-  pool_.fork_into(held, state.held);
+  pool_.fork_into(held, {&state.held});
   states_.push_back(std::move(state));
 }
 

@@ -60,7 +60,7 @@ Scheduler::Admission Scheduler::start(Sequence& sequence,
     if (!has_slot(rank)) return Admission::kLater;
     if (!has_pages(rank, tokens - kept->held.tokens, kept)) return Admission::kNoRoom;
     sequence.held = pool_.take_slot(rank);
-    pool_.fork_into(kept->held, sequence.held);
+    pool_.fork_into(kept->held, {&sequence.held});
     if (sequence.output_size() == 0) sequence.completion.cached_tokens = kept->held.tokens;
   } else {
     const std::int64_t rank = emptiest_rank();
@@ -169,12 +169,14 @@ void Scheduler::passed(const std::vector<Part>& parts) {
 }
 
 void Scheduler::share(const Sequence& leader) {
+  std::vector<Holding*> followers;
   for (const auto& sequence : running_) {
     if (!sequence->follows || sequence->group != leader.group) continue;
-    pool_.fork_into(leader.held, sequence->held);
+    followers.push_back(&sequence->held);
     sequence->follows = false;
     sequence->completion.cached_tokens = leader.held.tokens;
   }
+  pool_.fork_into(leader.held, followers);
   const bool is_awaited = std::any_of(waiting_.begin(), waiting_.end(), [&](const auto& sequence) {
     return sequence->group == leader.group;
   });
