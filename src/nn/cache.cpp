@@ -21,7 +21,7 @@ void copy_slot(Cache& cache, std::int64_t from, const std::vector<std::int64_t>&
       if (!index.defined()) index = device::upload(to, memory.device());
       std::vector<std::int64_t> shape = memory.sizes().vec();
       shape[0] = static_cast<std::int64_t>(to.size());
-      memory.index_copy_(0, index, memory.narrow(0, from, 1).expand(shape));
+      memory.index_copy_(0, index, memory.narrow(0, from, 1).clone().expand(shape));
     }
   }
 }

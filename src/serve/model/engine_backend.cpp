@@ -8,7 +8,6 @@
 #include "assembly/from_config.h"
 #include "assembly/model_on_ranks.h"
 #include "base/errors.h"
-#include "ckpt/hub_cache.h"
 #include "config/config.h"
 #include "data/tokenizer/tokenizer.h"
 #include "rollout/answers.h"
@@ -23,9 +22,8 @@ assembly::ModelOnRanks placed_model(const EngineBackendOptions& options) {
                     assembly::usual_device());
   runtime::Context context = assembly::make_context(config);
   if (!config.is_set("model.dtype") && context.device.is_cpu()) context.dtype = at::kFloat;
-  assembly::ModelRecipe recipe =
-      assembly::recipe_of_directory(ckpt::find_model(options.directory), "",
-                                    assembly::Head::kLanguageModel, assembly::Purpose::kTenants);
+  assembly::ModelRecipe recipe = assembly::recipe_of_directory(
+      options.directory, "", assembly::Head::kLanguageModel, assembly::Purpose::kTenants);
   recipe.generates = true;
   recipe.kernels = assembly::kernel_policy(config);
   return assembly::place(recipe, context);
@@ -55,7 +53,7 @@ class EngineBackend final : public Backend {
  public:
   explicit EngineBackend(const EngineBackendOptions& options)
       : model_(placed_model(options)),
-        tokenizer_(data::Tokenizer::load(ckpt::find_model(options.directory))),
+        tokenizer_(data::Tokenizer::load(options.directory)),
         trainer_(model_, {options.pass_tokens, options.deterministic}),
         engine_(model_, tokenizer_, engine_options(options)) {
     facts_.name = options.name;
