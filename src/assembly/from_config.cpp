@@ -68,7 +68,37 @@ std::vector<comm::Fact> settings_of(const std::string& command, const config::Ru
   return facts;
 }
 
+/// The part that a rank of a job is of; without a name where all ranks do the same. Throws
+/// ConfigError for numbers of ranks that do not add up to the job's.
+comm::JobPart part_of(const config::RunConfig& config, std::int64_t world, std::int64_t rank) {
+  const config::RlSection& rl = config.rl;
+  const bool is_policy = config::objective_of(config) == config::Objective::kPolicy;
+  if (!is_policy || !rl.is_disaggregated()) return {};
+  const std::int64_t trainers = rl.trainer_ranks > 0 ? rl.trainer_ranks : world - rl.rollout_ranks;
+  if (trainers < 1 || trainers + rl.rollout_ranks != world) {
+    throw_error<ConfigError>(
+        "rl.rollout_ranks {}: with rl.trainer_ranks {} the job needs {} ranks and has {}; start it "
+        "with heddle launch --nproc {}",
+        rl.rollout_ranks, std::max<std::int64_t>(1, trainers),
+        std::max<std::int64_t>(1, trainers) + rl.rollout_ranks, world,
+        std::max<std::int64_t>(1, trainers) + rl.rollout_ranks);
+  }
+  if (rank < trainers) return {kTrainers, 0, trainers};
+  return {kRollouts, trainers, rl.rollout_ranks};
+}
+
 }  // namespace
+
+config::RunConfig rollout_layout(config::RunConfig config) {
+  config::ParallelSection layout;
+  layout.tp = config.rollout.tp;
+  layout.dp.value = 0;  // what is left
+  layout.timeout_s = config.parallel.timeout_s;
+  config.parallel = layout;
+  config.train.recompute = config::Recompute::kOff;
+  config.train.offload_activations = false;
+  return config;
+}
 
 config::DeviceName usual_device() {
   std::string why_none;
@@ -92,18 +122,27 @@ comm::Mesh::Sizes mesh_sizes(const config::ParallelSection& p, std::int64_t worl
   return {p.tp, p.cp, degree(p.fsdp, "parallel.fsdp"), degree(p.dp, "parallel.dp"), p.pp};
 }
 
+void require_layout(const config::RunConfig& config, std::int64_t world) {
+  const auto require = [](const config::ParallelSection& parallel, std::int64_t ranks) {
+    [[maybe_unused]] const comm::Mesh mesh(mesh_sizes(parallel, ranks), 0, ranks, parallel.ep);
+  };
+  const std::int64_t rollouts = part_of(config, world, 0).name.empty() ? 0 : config.rl.rollout_ranks;
+  require(config.parallel, world - rollouts);
+  if (rollouts > 0) require(rollout_layout(config).parallel, rollouts);
+}
+
 std::shared_ptr<comm::World> join_world(const config::RunConfig& config, const std::string& command,
                                         const std::vector<comm::Fact>& more) {
   const auto environment = comm::read_launch_environment();
+  const comm::JobPart part = part_of(config, environment ? environment->world : 1,
+                                     environment ? environment->rank : 0);
   if (!environment || environment->world == 1) return nullptr;
-  auto world = comm::World::join(*environment, comm::Seconds(config.parallel.timeout_s));
+  auto world = comm::World::join(*environment, comm::Seconds(config.parallel.timeout_s), part);
   std::vector<comm::Fact> settings = settings_of(command, config);
   settings.insert(settings.end(), more.begin(), more.end());
   comm::require_agreement(*world, "configuration", settings);
   try {
-    [[maybe_unused]] const comm::Mesh mesh(mesh_sizes(config.parallel, environment->world),
-                                           environment->rank, environment->world,
-                                           config.parallel.ep);
+    require_layout(config, environment->world);
     rank_device(config, *environment);
   } catch (const std::exception& error) {
     world->fail(error.what());

@@ -46,6 +46,8 @@ inline constexpr const char* kLaunchLogDirectory = "heddle-logs";
 
 /// True for the names of add_training_commands().
 bool is_training_command(const std::string& name);
+/// Overrides that a training command makes before those of the user.
+std::vector<std::string> settings_of_training(const std::string& name);
 
 /// FILE and key=value arguments in any number. The first is the file, unless it is an override.
 struct ConfigArguments {

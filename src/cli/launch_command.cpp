@@ -142,7 +142,9 @@ void check_command(const std::vector<std::string>& command, std::int64_t process
   if (command.front() == "bench" && std::ranges::find(words, "step") == words.end()) return;
   config::RunConfig config;
   if (is_training_command(command.front())) {
-    const ConfigArguments split = split_config_arguments(words);
+    ConfigArguments split = split_config_arguments(words);
+    const std::vector<std::string> own = settings_of_training(command.front());
+    split.overrides.insert(split.overrides.begin(), own.begin(), own.end());
     const auto adapters =
         command.front() == "sft"
             ? config::load_adapters(split.file, split.overrides, assembly::usual_device())
@@ -161,8 +163,7 @@ void check_command(const std::vector<std::string>& command, std::int64_t process
                            is_bench ? assembly::usual_device() : config::DeviceName{});
   }
   require_devices(config.device.name, processes);
-  [[maybe_unused]] const comm::Mesh mesh(assembly::mesh_sizes(config.parallel, ranks), /*rank=*/0,
-                                         ranks, config.parallel.ep);
+  assembly::require_layout(config, ranks);
 }
 
 /// Blocks the signals that the launcher hands on, and takes them one by one.

@@ -18,6 +18,7 @@
 #include "comm/world.h"
 #include "config/config.h"
 #include "config/objective.h"
+#include "rl/rollouts.h"
 #include "rl/steps.h"
 #include "train/trainer.h"
 
@@ -74,6 +75,11 @@ int run(const std::string& name, const std::vector<std::string>& arguments,
   const char* const log_file = std::getenv(comm::kLogVariable);
   if (log_file != nullptr) log::add_file(log_file);
   const std::shared_ptr<comm::World> world = assembly::join_world(config);
+  if (world && world->part() == assembly::kRollouts) {
+    comm::announcing_failure(world.get(), [&] { rl::run_rollouts(config, world); });
+    world->leave();
+    return 0;
+  }
   const train::Summary summary = train_as_rank(name, config, stop, world, session);
   if (world) world->leave();
   if (!summary.stopped || (world && world->rank() > 0)) return 0;
@@ -175,6 +181,13 @@ bool is_training_command(const std::string& name) {
   const auto& commands = training_commands();
   return std::any_of(commands.begin(), commands.end(),
                      [&](const TrainingCommand& command) { return command.name == name; });
+}
+
+std::vector<std::string> settings_of_training(const std::string& name) {
+  for (const TrainingCommand& command : training_commands()) {
+    if (command.name == name) return command.settings;
+  }
+  return {};
 }
 
 }  // namespace heddle::cli

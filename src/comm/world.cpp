@@ -29,10 +29,19 @@ constexpr Seconds kLeaving{5};
 // Twice as long as the longest pause between two looks at the store.
 constexpr Seconds kLingering{1};
 
-std::string pulse_key(std::int64_t rank) { return fmt::format("pulse/{}", rank); }
+constexpr const char* kPulse = "pulse/";
+std::string pulse_key(std::int64_t rank) { return kPulse + std::to_string(rank); }
 std::string arrival_key(std::int64_t rank) { return fmt::format("arrived/{}", rank); }
 
+Store store_of(const JobPart& part, const Store& job) {
+  return part.name.empty() ? job : job.below(part.name);
+}
+
 }  // namespace
+
+std::string pulse_key(const std::string& part, std::int64_t rank) {
+  return (part.empty() ? "" : part + "/") + pulse_key(rank);
+}
 
 std::string local_address(const Endpoint& peer) {
   addrinfo hints{};
@@ -99,10 +108,12 @@ class World::Pulse {
   std::jthread thread_;  // last: it uses the others
 };
 
-World::World(LaunchEnvironment environment, Store store, Seconds timeout)
+World::World(LaunchEnvironment environment, JobPart part, Store job_store, Seconds timeout)
     : environment_(std::move(environment)),
+      part_(std::move(part)),
       timeout_(timeout),
-      store_(std::move(store)),
+      job_store_(std::move(job_store)),
+      store_(store_of(part_, job_store_)),
       address_(environment_.local_world == environment_.world
                    ? "127.0.0.1"
                    : local_address(environment_.master)) {}
@@ -125,30 +136,33 @@ Store open_job_store(const LaunchEnvironment& environment, Seconds timeout) {
       .below(kStorePrefix);
 }
 
-std::shared_ptr<World> World::join(const LaunchEnvironment& environment, Seconds timeout) {
-  return meet(environment, open_job_store(environment, timeout), timeout);
+std::shared_ptr<World> World::join(const LaunchEnvironment& environment, Seconds timeout,
+                                   const JobPart& part) {
+  return meet(environment, part, open_job_store(environment, timeout), timeout);
 }
 
 std::shared_ptr<World> World::serve(const LaunchEnvironment& environment, Listener listener,
                                     Seconds timeout) {
-  return meet(environment,
+  return meet(environment, {},
               Store::serve(std::move(listener), timeout, environment.secret).below(kStorePrefix),
               timeout);
 }
 
-std::shared_ptr<World> World::meet(const LaunchEnvironment& environment, const Store& store,
-                                   Seconds timeout) {
-  if (environment.announces_job) store.set(kJobKey, environment.nonce);
-  std::shared_ptr<World> world(new World(environment, store, timeout));
+std::shared_ptr<World> World::meet(const LaunchEnvironment& environment, const JobPart& part,
+                                   const Store& job_store, Seconds timeout) {
+  if (environment.announces_job) job_store.set(kJobKey, environment.nonce);
+  const JobPart whole{"", 0, environment.world};
+  std::shared_ptr<World> world(
+      new World(environment, part.name.empty() ? whole : part, job_store, timeout));
   world->arrive();
-  world->pulse_ = std::make_unique<Pulse>(store.reconnected(), environment.rank);
+  world->pulse_ = std::make_unique<Pulse>(world->store_.reconnected(), world->rank());
   world->device_watch_ = std::make_unique<DeviceWatch>(*world);
   return world;
 }
 
 void World::arrive() {
   const std::string where = store_.endpoint().to_string();
-  const auto job = store_.wait(kJobKey, timeout_);
+  const auto job = job_store_.wait(kJobKey, timeout_);
   if (!job) {
     throw_error<CommError>("rendezvous at {}: rank {} waited {:.3g} s for rank 0 to open job '{}'",
                            where, rank(), timeout_.count(), environment_.nonce);
@@ -187,7 +201,7 @@ void World::arrive() {
   if (store_.add("arrived", 1) == size()) store_.set("complete", "1");
   const auto deadline = Clock::now() + timeout_;
   while (!store_.wait("complete", kSlice)) {
-    if (const auto failure = store_.find(kFailureKey)) {
+    if (const auto failure = job_store_.find(kFailureKey)) {
       const auto space = failure->find(' ');
       throw_error<CommError>("rank {} failed: {}", failure->substr(0, space),
                              failure->substr(space + 1));
@@ -210,8 +224,9 @@ std::string World::missing_ranks() const {
 void World::fail(const std::string& message) noexcept {
   has_failed_ = true;
   try {
-    store_.set_if_absent(kFailureKey,
-                         fmt::format("{} {}", rank(), message.substr(0, message.find('\n'))));
+    job_store_.set_if_absent(
+        kFailureKey,
+        fmt::format("{} {}", environment_.rank, message.substr(0, message.find('\n'))));
   } catch (const std::exception&) {
     // Without a store there is nobody left to tell.
   }
@@ -220,11 +235,11 @@ void World::fail(const std::string& message) noexcept {
 }
 
 std::optional<std::string> World::failure_of_another() const {
-  const auto found = store_.find(kFailureKey);
+  const auto found = job_store_.find(kFailureKey);
   if (!found) return std::nullopt;
   const auto space = found->find(' ');
   const std::string who = found->substr(0, space);
-  if (who == std::to_string(rank())) return std::nullopt;
+  if (who == std::to_string(environment_.rank)) return std::nullopt;
   return fmt::format("rank {} failed: {}", who, found->substr(space + 1));
 }
 
@@ -232,8 +247,8 @@ void World::leave() noexcept {
   try {
     set_activity("leaving");
     device_groups_.clear();
-    if (store_.add("left", 1) == size()) store_.set("empty", "1");
-    if (environment_.serves_store) store_.wait("empty", kLeaving);
+    if (job_store_.add("left", 1) == environment_.world) job_store_.set("empty", "1");
+    if (environment_.serves_store) job_store_.wait("empty", kLeaving);
   } catch (const std::exception&) {
     // The others are gone already.
   }

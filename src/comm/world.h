@@ -18,14 +18,22 @@ namespace heddle::comm {
 struct DeviceGroup;
 class DeviceWatch;
 
-/// All ranks of one job, seen from one of them: the store through which they met, a sign of life
+/// Consecutive ranks of a job that work as one, with a mesh of their own: the trainers or the
+/// rollouts of a run. Without a name: all ranks.
+struct JobPart {
+  std::string name;
+  std::int64_t first = 0, size = 0;
+};
+
+/// All ranks of one job or of a part of it, seen from one of them: the store through which they met, a sign of life
 /// of each, and the first failure. One rank alone has no World.
 class World {
  public:
   /// Returns when every rank has arrived. Throws CommError before `timeout` is over: who is
   /// missing, that the store belongs to another job (nonce), that two processes claim one rank, or
   /// that the ranks disagree about their number.
-  static std::shared_ptr<World> join(const LaunchEnvironment& environment, Seconds timeout);
+  static std::shared_ptr<World> join(const LaunchEnvironment& environment, Seconds timeout,
+                                     const JobPart& part = {});
   /// Joins as the rank that serves the store, on a socket that was bound before.
   static std::shared_ptr<World> serve(const LaunchEnvironment& environment, Listener listener,
                                       Seconds timeout);
@@ -33,23 +41,27 @@ class World {
   World(const World&) = delete;
   World& operator=(const World&) = delete;
 
-  std::int64_t rank() const { return environment_.rank; }
-  std::int64_t size() const { return environment_.world; }
+  /// Place in the part, and how many it has.
+  std::int64_t rank() const { return environment_.rank - part_.first; }
+  std::int64_t size() const { return part_.size; }
+  const std::string& part() const { return part_.name; }
   const LaunchEnvironment& environment() const { return environment_; }
   /// Deadline of every operation.
   Seconds timeout() const { return timeout_; }
+  /// Keys of the part alone, and keys of the whole job.
   const Store& store() const { return store_; }
+  const Store& job_store() const { return job_store_; }
   /// The address under which this host talks to the others.
   const std::string& address() const { return address_; }
 
   /// Lets all ranks know that this one cannot go on, in the first line of the message; the first
   /// message of all stands. Does not throw.
   void fail(const std::string& message) noexcept;
-  /// "rank 3 failed: ...", nothing as long as no other rank has failed.
+  /// "rank 3 failed: ...", a rank of the job; nothing as long as no other one has failed.
   std::optional<std::string> failure_of_another() const;
   /// True after fail().
   bool has_failed() const { return has_failed_; }
-  /// Waits until every rank has called it, at most a few seconds: the one that serves the store
+  /// Waits until every rank of the job has called it, at most a few seconds: the one that serves the store
   /// must go last. Does not throw.
   void leave() noexcept;
 
@@ -71,15 +83,16 @@ class World {
 
  private:
   class Pulse;
-  World(LaunchEnvironment environment, Store store, Seconds timeout);
-  static std::shared_ptr<World> meet(const LaunchEnvironment& environment, const Store& store,
-                                     Seconds timeout);
+  World(LaunchEnvironment environment, JobPart part, Store job_store, Seconds timeout);
+  static std::shared_ptr<World> meet(const LaunchEnvironment& environment, const JobPart& part,
+                                     const Store& job_store, Seconds timeout);
   void arrive();
   std::string missing_ranks() const;
 
   LaunchEnvironment environment_;
+  JobPart part_;
   Seconds timeout_;
-  Store store_;
+  Store job_store_, store_;
   std::string address_;
   std::map<std::string, std::int64_t> groups_made_;
   std::map<std::string, std::shared_ptr<DeviceGroup>> device_groups_;
@@ -108,6 +121,9 @@ std::string local_address(const Endpoint& peer);
 /// process if it is the one that does. A job whose ranks are all on one host meets on its loopback
 /// address, where no other host can come. Throws CommError.
 Store open_job_store(const LaunchEnvironment& environment, Seconds timeout);
+
+/// Key of the sign of life that a rank of a part gives twice a second, in the store of its job.
+std::string pulse_key(const std::string& part, std::int64_t rank);
 
 /// Below this prefix of the store stands what follows.
 inline constexpr const char* kStorePrefix = "heddle";

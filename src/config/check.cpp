@@ -118,6 +118,12 @@ class Checker {
     }
     if (rl.correction.rs_bounds[0] > rl.correction.rs_bounds[1])
       fail("rl.correction.rs_bounds", "the first bound is the lower one");
+    if (rl.trainer_ranks > 0 && !rl.is_disaggregated())
+      fail("rl.trainer_ranks", "needs rl.rollout_ranks, the ranks that generate");
+    if (rl.is_disaggregated() && rl.rollout_ranks % c_.rollout.tp != 0) {
+      fail("rollout.tp", fmt::format("{} does not divide rl.rollout_ranks {}", c_.rollout.tp,
+                                     rl.rollout_ranks));
+    }
   }
 
   void length() const {
@@ -268,8 +274,8 @@ template <class Note>
 void note_policy_keys(const RunConfig& config, Note&& note) {
   if (objective_of(config) != Objective::kPolicy) {
     for (const Section& section : schema()) {
-      const bool is_of_rl =
-          section.key == "rl" || section.key.starts_with("rl.") || section.key == "rollout";
+      const bool is_of_rl = section.key == "rl" || section.key.starts_with("rl.") ||
+                            section.key == "rollout" || section.key == "sync";
       if (!is_of_rl) continue;
       for (const Field& field : section.fields) note(field.key, "train.objective is not policy");
     }
@@ -281,6 +287,11 @@ void note_policy_keys(const RunConfig& config, Note&& note) {
     for (const char* key :
          {"rl.max_staleness", "rl.stale_policy", "rl.update_mode", "rl.max_inflight_groups"})
       note(key, "rl.mode is sync");
+  }
+  if (!config.rl.is_disaggregated()) {
+    note("rollout.tp", "rl.rollout_ranks is 0");
+    for (const Field& field : find_section("sync")->fields)
+      note(field.key, "rl.rollout_ranks is 0");
   }
   if (!config.rl.dynamic_sampling) note("rl.max_attempts", "rl.dynamic_sampling is false");
 }

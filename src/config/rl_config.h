@@ -20,9 +20,10 @@ template <>
 inline constexpr std::array<std::string_view, 2> kNames<StalePolicy>{"wait", "drop"};
 
 /// Fate of running sequences when the weights change.
-enum class UpdateMode { kRecompute, kWait, kAbort };
+enum class UpdateMode { kRecompute, kWait, kAbort, kKeep };
 template <>
-inline constexpr std::array<std::string_view, 3> kNames<UpdateMode>{"recompute", "wait", "abort"};
+inline constexpr std::array<std::string_view, 4> kNames<UpdateMode>{"recompute", "wait", "abort",
+                                                                    "keep"};
 
 enum class OldLogprobs { kRollout, kRecompute };
 template <>
@@ -133,6 +134,7 @@ struct RlReward {
 
 struct RlSection {
   RlMode mode = RlMode::kSync;
+  std::int64_t trainer_ranks = 0, rollout_ranks = 0;
   std::int64_t max_staleness = 1;
   StalePolicy stale_policy = StalePolicy::kWait;
   UpdateMode update_mode = UpdateMode::kRecompute;
@@ -150,6 +152,8 @@ struct RlSection {
   RlReference reference;
   RlReward reward;
 
+  /// Other ranks than the trainer's generate.
+  bool is_disaggregated() const { return rollout_ranks > 0; }
   /// Versions that a token may be old when it is trained on.
   std::int64_t staleness() const { return mode == RlMode::kSync ? 0 : max_staleness; }
 };
@@ -159,6 +163,14 @@ struct RolloutSection {
   std::int64_t max_sequences = 64;
   std::int64_t prefill_tokens = 4096;
   std::vector<std::string> stop;
+  std::int64_t tp = 1;
+};
+
+/// Weights on their way from the trainer's ranks to those that generate.
+struct SyncSection {
+  std::int64_t bucket_bytes = std::int64_t{256} << 20;
+  bool staged = false;
+  double rendezvous_timeout_s = 60, timeout_s = 120;
 };
 
 }  // namespace heddle::config

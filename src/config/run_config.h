@@ -329,6 +329,7 @@ struct RunConfig {
   DpoSection dpo;
   RlSection rl;
   RolloutSection rollout;
+  SyncSection sync;
   AdapterSection adapter;
   ParallelSection parallel;
   KernelsSection kernels;

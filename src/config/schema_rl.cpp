@@ -8,6 +8,12 @@ Section rl_section() {
   Table<RlSection>(s, &RunConfig::rl)
       .key("mode", &RlSection::mode,
            "sync: generate, score and train in turn; async: generation goes on over updates")
+      .key("trainer_ranks", &RlSection::trainer_ranks,
+           "ranks that train, the first of the job; 0: all that do not generate",
+           {.range = at_least(0)})
+      .key("rollout_ranks", &RlSection::rollout_ranks,
+           "ranks that only generate, the last of the job; 0: those that train do both in turn",
+           {.range = at_least(0)})
       .key("max_staleness", &RlSection::max_staleness,
            "async: versions that a token may be old when it is trained on; 0 equals sync",
            {.range = at_least(0), .aliases = {"staleness_threshold", "max_staleness_steps"}})
@@ -15,8 +21,9 @@ Section rl_section() {
            "async: for groups that would get too old the trainer waits, or they are dropped and "
            "their prompts issued again")
       .key("update_mode", &RlSection::update_mode,
-           "async: running sequences when the weights change: go on after their tokens have passed "
-           "through the new weights, are finished first, or are begun again")
+           "async: running sequences when the weights change: recompute: go on after their tokens "
+           "have passed through the new weights, wait: are finished first, abort: are begun "
+           "again, keep: go on from what the old weights have read")
       .key("groups_per_step", &RlSection::groups_per_step, "prompts of an optimizer step",
            {.range = at_least(1), .aliases = {"train_batch_size", "rollout_batch_size"}})
       .key("samples_per_group", &RlSection::samples_per_group, "completions of a prompt",
@@ -145,7 +152,27 @@ Section rollout_section() {
            {.range = at_least(1), .aliases = {"max_num_seqs"}})
       .key("prefill_tokens", &RolloutSection::prefill_tokens,
            "prompt tokens of one pass of a data rank at most", {.range = at_least(1)})
-      .key("stop", &RolloutSection::stop, "texts that end a completion, besides its end tokens");
+      .key("stop", &RolloutSection::stop, "texts that end a completion, besides its end tokens")
+      .key("tp", &RolloutSection::tp,
+           "tensor parallelism of rl.rollout_ranks; what is left are replicas",
+           {.range = at_least(1), .aliases = {"tensor_model_parallel_size"}});
+  return s;
+}
+
+Section sync_section() {
+  Section s = make("sync", "Weights on their way to rl.rollout_ranks.");
+  Table<SyncSection>(s, &RunConfig::sync)
+      .key("bucket_bytes", &SyncSection::bucket_bytes,
+           "of a message; a rank has two of them in memory", {.range = at_least(1024)})
+      .key("staged", &SyncSection::staged,
+           "rollouts keep new weights apart until all have come, so that a failed update leaves "
+           "the old ones; needs the memory of a second copy")
+      .key("rendezvous_timeout_s", &SyncSection::rendezvous_timeout_s,
+           "how long trainer and rollouts wait for each other at the start",
+           {.range = at_least(1)})
+      .key("timeout_s", &SyncSection::timeout_s,
+           "after which a message or a sign of life of the other side counts as lost",
+           {.range = at_least(1)});
   return s;
 }
 
@@ -153,7 +180,8 @@ Section rollout_section() {
 
 std::vector<Section> rl_sections() {
   return {rl_section(),     algorithm_section(), correction_section(), reference_section(),
-          reward_section(), verifiers_section(), parameters_section(), rollout_section()};
+          reward_section(), verifiers_section(), parameters_section(), rollout_section(),
+          sync_section()};
 }
 
 }  // namespace heddle::config

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <utility>
 
 #include "base/errors.h"
@@ -36,43 +37,78 @@ class Timed {
 
 }  // namespace
 
-Generation::Generation(const config::RunConfig& config, train::Setup& setup, const Prompts& prompts,
-                       std::int64_t end)
-    : config_(config),
-      setup_(setup),
-      prompts_(prompts),
-      end_(end),
-      judge_(config.rl.reward, setup.context.mesh.world_group()),
-      admission_(admission_options(config.rl)),
-      stop_ids_(rollout::end_tokens(*setup.tokenizer, setup.source.get())) {}
-
-void Generation::make_engine() {
-  engine_ = std::make_unique<rollout::Engine>(
-      setup_, setup_.tokenizer,
-      rollout::EngineOptions{.max_sequences = config_.rollout.max_sequences,
-                             .prefill_tokens = config_.rollout.prefill_tokens,
-                             .capacity = config_.data.max_length});
-  engine_->weights_changed(version());
+std::int64_t end_of(const config::RunConfig& config, const Prompts& prompts) {
+  return config.train.max_steps > 0 ? std::numeric_limits<std::int64_t>::max()
+                                    : prompts.size() * config.train.epochs;
 }
 
-std::vector<Group> Generation::next() {
-  const Timed timed(counts_.seconds);
-  if (!engine_) make_engine();
-  std::optional<Admission::Batch> batch;
+Generation::Generation(const config::RunConfig& config, assembly::ModelOnRanks& model,
+                       std::shared_ptr<const data::Tokenizer> tokenizer, const Prompts& prompts,
+                       std::int64_t end)
+    : config_(config),
+      model_(model),
+      tokenizer_(std::move(tokenizer)),
+      prompts_(prompts),
+      end_(end),
+      judge_(config.rl.reward, model.context.mesh.world_group()),
+      admission_(admission_options(config.rl)),
+      stop_ids_(rollout::end_tokens(*tokenizer_, model.source.get())) {}
+
+rollout::Engine& Generation::engine() {
+  if (!engine_) {
+    engine_ = std::make_unique<rollout::Engine>(
+        model_, tokenizer_,
+        rollout::EngineOptions{.max_sequences = config_.rollout.max_sequences,
+                               .prefill_tokens = config_.rollout.prefill_tokens,
+                               .capacity = config_.data.max_length});
+    engine_->weights_changed(version());
+  }
+  return *engine_;
+}
+
+Batch Generation::next() {
   while (true) {
-    dispatch();
-    const bool no_more = next_cursor_ >= end_ && again_.empty();
-    batch = admission_.cut(no_more);
-    if (batch) break;
-    if (running_.empty() && no_more) return {};
+    if (std::optional<Batch> batch = try_next()) {
+      prepare_update();
+      return *std::move(batch);
+    }
     advance();
   }
-  for (const std::int64_t cursor : batch->dropped) {
-    ++counts_.stale;
+}
+
+std::optional<Batch> Generation::try_next() {
+  dispatch();
+  const bool no_more = next_cursor_ >= end_ && again_.empty();
+  const std::optional<Admission::Batch> cut = admission_.cut(no_more);
+  if (!cut && !(running_.empty() && no_more)) return std::nullopt;
+  for (const std::int64_t cursor : cut ? cut->dropped : std::vector<std::int64_t>()) {
+    ++news_.counts.stale;
     abort(cursor);
   }
+  Batch batch = std::exchange(news_, {});
+  if (cut) {
+    generated_since_cut_ = 0;
+    std::vector<std::int64_t> cursors = cut->cursors;
+    std::sort(cursors.begin(), cursors.end());
+    for (const std::int64_t cursor : cursors) {
+      batch.groups.push_back(std::move(finished_.at(cursor)));
+      finished_.erase(cursor);
+    }
+  }
+  batch.state = state();
+  return batch;
+}
+
+bool Generation::advance() {
+  dispatch();
+  if (running_.empty()) return false;
+  pass();
+  return true;
+}
+
+void Generation::prepare_update() {
   if (config_.rl.update_mode == config::UpdateMode::kWait) {
-    while (!running_.empty()) advance();
+    while (!running_.empty()) pass();
   } else if (config_.rl.update_mode == config::UpdateMode::kAbort) {
     std::vector<std::int64_t> cursors;
     for (const auto& [cursor, running] : running_) cursors.push_back(cursor);
@@ -81,19 +117,11 @@ std::vector<Group> Generation::next() {
       abort(cursor);
     }
   }
-  generated_since_cut_ = 0;
-  std::sort(batch->cursors.begin(), batch->cursors.end());
-  std::vector<Group> groups;
-  for (const std::int64_t cursor : batch->cursors) {
-    groups.push_back(std::move(finished_.at(cursor)));
-    finished_.erase(cursor);
-  }
-  return groups;
 }
 
 void Generation::updated() {
   for (const std::int64_t cursor : admission_.publish()) {
-    ++counts_.stale;
+    ++news_.counts.stale;
     const auto finished = finished_.find(cursor);
     if (finished == finished_.end()) {
       abort(cursor);
@@ -102,8 +130,18 @@ void Generation::updated() {
       finished_.erase(finished);
     }
   }
+  weights_changed();
+}
+
+void Generation::refreshed() { weights_changed(); }
+
+void Generation::weights_changed() {
+  const bool keeps = config_.rl.update_mode == config::UpdateMode::kKeep;
   // At once, so that nobody reads the engine's gathered copies of old weights.
-  if (engine_) engine_->weights_changed(version());
+  if (engine_) {
+    engine_->weights_changed(version(), keeps ? rollout::LiveSequences::kKeep
+                                              : rollout::LiveSequences::kRecompute);
+  }
 }
 
 void Generation::dispatch() {
@@ -136,7 +174,9 @@ void Generation::start(std::int64_t cursor, std::int64_t attempt) {
   request.stop_ids = stop_ids_;
   request.stop_strings = config_.rollout.stop;
   request.samples = config_.rl.samples_per_group;
-  const rollout::RequestId first = engine_->submit(std::move(request));
+  const rollout::RequestId first = engine().submit(std::move(request));
+  news_.fates.push_back({.kind = Fate::Kind::kDispatched,
+                         .dispatch = {cursor, attempt, stream, version()}});
   for (std::size_t i = 0; i < samples; ++i) {
     const rollout::RequestId id = first + static_cast<rollout::RequestId>(i);
     running.requests[id] = i;
@@ -144,10 +184,11 @@ void Generation::start(std::int64_t cursor, std::int64_t attempt) {
   }
 }
 
-void Generation::advance() {
+void Generation::pass() {
+  const Timed timed(news_.counts.seconds);
   std::set<std::int64_t> ended;
-  for (rollout::Progress& progress : engine_->step()) {
-    ++counts_.tokens;
+  for (rollout::Progress& progress : engine().step()) {
+    ++news_.counts.tokens;
     if (!progress.completion) continue;
     const std::int64_t cursor = cursor_of_.at(progress.id);
     cursor_of_.erase(progress.id);
@@ -172,31 +213,40 @@ void Generation::take(Running& running, std::size_t place, rollout::Completion c
 void Generation::finish(std::int64_t cursor) {
   Group group = std::move(running_.at(cursor).group);
   running_.erase(cursor);
-  ++counts_.groups;
+  GenerationCounts& counts = news_.counts;
+  ++counts.groups;
   ++generated_since_cut_;
+  news_.fates.push_back({.kind = Fate::Kind::kCompleted, .dispatch = {.cursor = cursor}});
   std::string error;
   {
-    const Timed timed(counts_.judging_s);
+    const Timed timed(counts.judging_s);
     error = judge_.judge(prompts_.row(group.row), group);
   }
-  if (!error.empty()) {
-    ++counts_.failed;
-    log::warning("prompt {}: no reward ({}); the group is left out", cursor, error);
+  const auto reject = [&](Rejection reason) {
     admission_.forget(cursor);
+    news_.fates.push_back({.kind = Fate::Kind::kRejected,
+                           .dispatch = {.cursor = cursor},
+                           .reason = reason,
+                           .tokens = group.tokens()});
+  };
+  if (!error.empty()) {
+    ++counts.failed;
+    log::warning("prompt {}: no reward ({}); the group is left out", cursor, error);
+    reject(Rejection::kFailed);
     return;
   }
   if (group.is_uniform()) {
-    ++(group.trajectories.front().reward > 0 ? counts_.all_right : counts_.all_wrong);
+    ++(group.trajectories.front().reward > 0 ? counts.all_right : counts.all_wrong);
     if (may_filter()) {
-      ++counts_.filtered;
-      admission_.forget(cursor);
+      ++counts.filtered;
+      reject(Rejection::kFiltered);
       return;
     }
   }
   if (admission_.finish(cursor, group.oldest_version())) {
     finished_.emplace(cursor, std::move(group));
   } else {
-    ++counts_.stale;
+    ++counts.stale;
     again_[cursor] = group.attempt + 1;
   }
 }
@@ -223,15 +273,16 @@ nlohmann::json Generation::state() const {
   for (const auto& [cursor, group] : finished_) again[cursor] = group.attempt + 1;
   nlohmann::json pending = nlohmann::json::array();
   for (const auto& [cursor, attempt] : again) pending.push_back({cursor, attempt});
-  return {{"version", version()}, {"next_cursor", next_cursor_}, {"pending", pending}};
+  return {{"next_cursor", next_cursor_}, {"pending", pending}};
 }
 
-void Generation::restore(const nlohmann::json& state) {
+void Generation::restore(const nlohmann::json& state, std::int64_t version) {
   next_cursor_ = state.at("next_cursor").get<std::int64_t>();
   again_.clear();
   for (const auto& entry : state.at("pending"))
     again_[entry.at(0).get<std::int64_t>()] = entry.at(1).get<std::int64_t>();
-  admission_.rebase(state.at("version").get<std::int64_t>(), 0);
+  admission_.rebase(version, 0);
+  refreshed();
 }
 
 }  // namespace heddle::rl

@@ -1,52 +1,50 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "assembly/model_on_ranks.h"
 #include "config/run_config.h"
+#include "data/tokenizer/tokenizer.h"
 #include "rl/admission.h"
-#include "rl/group.h"
+#include "rl/group_source.h"
 #include "rl/judge.h"
 #include "rl/prompts.h"
 #include "rollout/engine.h"
-#include "train/setup.h"
 
 namespace heddle::rl {
 
-/// Counts of what generation did since the last batch.
-struct GenerationCounts {
-  std::int64_t tokens = 0, groups = 0;
-  std::int64_t filtered = 0, failed = 0, stale = 0;
-  std::int64_t all_right = 0, all_wrong = 0;  ///< Groups of equal rewards, above 0 or not.
-  double seconds = 0, judging_s = 0;
-};
-
-/// Generates groups with the weights in training and gives them in batches, none of whose tokens
-/// is older than rl.max_staleness versions. Generation and training take turns in one process and
-/// share the weights. In mode sync, or with staleness 0, a batch is generated whole before it is
-/// given. All ranks call it together, and all have all groups.
-class Generation {
+/// Generates groups with the weights of a model and gives them in batches. In mode sync, or with
+/// staleness 0, a batch is generated whole before it is given. All ranks of the model call it
+/// together, and all have all groups.
+///
+/// A trainer that shares the weights takes next() and updated() in turn. Ranks that only generate
+/// go on with advance() while others train, and ask try_next() when these want a batch.
+class Generation : public GroupSource {
  public:
   /// `end`: cursors are below it.
-  Generation(const config::RunConfig& config, train::Setup& setup, const Prompts& prompts,
+  Generation(const config::RunConfig& config, assembly::ModelOnRanks& model,
+             std::shared_ptr<const data::Tokenizer> tokenizer, const Prompts& prompts,
              std::int64_t end);
 
-  /// The next batch in the order of cursors; empty at the end of the stream.
-  std::vector<Group> next();
-  /// The weights have changed.
-  void updated();
+  Batch next() override;
+  void updated() override;
+  std::int64_t version() const override { return admission_.version(); }
+  void restore(const nlohmann::json& state, std::int64_t version) override;
 
-  std::int64_t version() const { return admission_.version(); }
-  GenerationCounts take_counts() { return std::exchange(counts_, {}); }
-
-  /// State for a checkpoint: groups under way are generated anew, with another seed.
-  nlohmann::json state() const;
-  void restore(const nlohmann::json& state);
+  /// The next batch if it is there already.
+  std::optional<Batch> try_next();
+  /// Starts what may start and makes one pass. False if there is nothing to do.
+  bool advance();
+  /// Brings running groups to where the weights may change, as rl.update_mode says.
+  void prepare_update();
+  /// The weights have other values under the same version: at the start, and after a resume.
+  void refreshed();
 
  private:
   struct Running {
@@ -54,32 +52,38 @@ class Generation {
     std::map<rollout::RequestId, std::size_t> requests;  ///< Under way -> its trajectory.
   };
 
-  void make_engine();
+  rollout::Engine& engine();
+  void weights_changed();
   void dispatch();
   void start(std::int64_t cursor, std::int64_t attempt);
   /// One pass of the engine, and what follows from the sequences that ended.
-  void advance();
+  void pass();
   void take(Running& running, std::size_t place, rollout::Completion completion);
   void finish(std::int64_t cursor);
   /// A group goes back to the prompts.
   void abort(std::int64_t cursor);
   bool may_filter() const;
+  nlohmann::json state() const;
 
   const config::RunConfig& config_;
-  train::Setup& setup_;
+  assembly::ModelOnRanks& model_;
+  std::shared_ptr<const data::Tokenizer> tokenizer_;
   const Prompts& prompts_;
   std::int64_t end_;
   Judge judge_;
   Admission admission_;
   std::vector<std::int32_t> stop_ids_;
-  std::unique_ptr<rollout::Engine> engine_;  ///< Made by the first batch.
+  std::unique_ptr<rollout::Engine> engine_;  ///< Made by the first pass.
   std::map<std::int64_t, Running> running_;  ///< By cursor.
   std::map<rollout::RequestId, std::int64_t> cursor_of_;
   std::map<std::int64_t, Group> finished_;      ///< By cursor.
   std::map<std::int64_t, std::int64_t> again_;  ///< Cursor to issue again -> its attempt.
   std::int64_t next_cursor_ = 0;
   std::int64_t generated_since_cut_ = 0;  ///< Groups, filtered ones included.
-  GenerationCounts counts_;
+  Batch news_;  ///< Counts and fates since the last batch.
 };
+
+/// Cursors of a run are below it: epochs have an end, a number of steps takes what it needs.
+std::int64_t end_of(const config::RunConfig& config, const Prompts& prompts);
 
 }  // namespace heddle::rl

@@ -7,6 +7,8 @@
 #include "base/errors.h"
 #include "base/text.h"
 #include "comm/agreement.h"
+#include "rl/generation.h"
+#include "rl/remote_generation.h"
 #include "rollout/answers.h"
 
 namespace heddle::rl {
@@ -55,10 +57,8 @@ data::LoaderInfo loader_info(const config::RunConfig& config, const Prompts& pro
   return info;
 }
 
-/// Cursors of a run are below it: epochs have an end, a number of steps takes what it needs.
-std::int64_t end_of(const config::RunConfig& config, const Prompts& prompts) {
-  return config.train.max_steps > 0 ? std::numeric_limits<std::int64_t>::max()
-                                    : prompts.size() * config.train.epochs;
+files::Path ledger_file(const config::RunConfig& config) {
+  return files::Path(config.train.output_dir) / "ledger.log";
 }
 
 double mean_of(const std::vector<double>& values) {
@@ -83,13 +83,19 @@ Steps::Steps(const config::RunConfig& config, train::Setup& setup, objective::Po
       prompts_(config, train::DataPart::kTrain, *setup.tokenizer),
       held_out_(config, train::DataPart::kEval, *setup.tokenizer),
       info_(loader_info(config, prompts_)),
-      generation_(config, setup, prompts_, end_of(config, prompts_)),
       judge_(config.rl.reward, setup.context.mesh.world_group()),
       log_(std::filesystem::path(config.train.output_dir) / "groups.jsonl") {
   if (setup.context.mesh.world()) {
     comm::require_agreement(*setup.context.mesh.world(), "data",
                             {comm::content_fact("data.train", prompts_.key(),
                                                 fmt::format("{} prompts", prompts_.size()))});
+  }
+  batch_.state = {{"next_cursor", 0}, {"pending", nlohmann::json::array()}};
+  if (config.rl.is_disaggregated()) {
+    source_ = std::make_unique<RemoteGeneration>(config, setup, prompts_);
+  } else {
+    source_ = std::make_unique<Generation>(config, setup, setup.tokenizer, prompts_,
+                                            end_of(config, prompts_));
   }
   const bool is_base_model = setup.adapters != nullptr && setup.saved_whole.empty();
   if (config.rl.reference.kl_coef > 0 && !is_base_model) place_reference();
@@ -114,14 +120,17 @@ std::string Steps::summary() const {
 
 std::optional<data::Step> Steps::next() {
   if (done_ >= info_.total_steps) return std::nullopt;
-  groups_ = generation_.next();
-  if (groups_.empty()) return std::nullopt;
-  Experience experience(config_, prompts_, groups_);
+  // A run that begins anew has nothing in its ledger.
+  if (is_first_rank() && !ledger_) ledger_ = std::make_unique<Ledger>(ledger_file(config_), 0);
+  batch_ = source_->next();
+  record_fates();
+  if (batch_.groups.empty()) return std::nullopt;
+  Experience experience(config_, prompts_, batch_.groups);
   if (config_.rl.reference.kl_coef > 0) experience.set_reference(reference_scores(experience));
   policy_.set_rows(experience.policy_rows());
   const comm::Mesh& mesh = setup_.context.mesh;
   data::Step step = experience.step(done_++, mesh.data_rank(), mesh.data_size());
-  step.epoch = groups_.back().cursor / prompts_.size();
+  step.epoch = batch_.groups.back().cursor / prompts_.size();
   return step;
 }
 
@@ -140,8 +149,31 @@ std::vector<train::RowScore> Steps::reference_scores(const Experience& experienc
   return scores;
 }
 
+/// What happened to groups up to the batch; they reach the disk with the step that consumes it.
+void Steps::record_fates() {
+  if (!ledger_) return;
+  for (const Fate& fate : batch_.fates) {
+    switch (fate.kind) {
+      case Fate::Kind::kDispatched:
+        ledger_->dispatched(fate.dispatch);
+        break;
+      case Fate::Kind::kCompleted:
+        ledger_->completed(fate.dispatch.cursor);
+        break;
+      case Fate::Kind::kRejected:
+        ledger_->rejected(fate.dispatch.cursor, fate.reason, fate.tokens);
+        break;
+    }
+  }
+}
+
 nlohmann::json Steps::cursor() const {
-  return {{"prompts", prompts_.key()}, {"steps", done_}, {"generation", generation_.state()}};
+  nlohmann::json cursor = {{"prompts", prompts_.key()},
+                           {"steps", done_},
+                           {"version", source_->version()},
+                           {"generation", batch_.state}};
+  if (is_first_rank()) cursor["ledger"] = ledger_ ? ledger_->commit() : 0;
+  return cursor;
 }
 
 void Steps::seek(const nlohmann::json& cursor) {
@@ -151,8 +183,18 @@ void Steps::seek(const nlohmann::json& cursor) {
         "run cannot go on where it stood");
   }
   done_ = cursor.at("steps").get<std::int64_t>();
-  generation_.restore(cursor.at("generation"));
-  if (setup_.context.mesh.rank() == 0) log_.keep_up_to(done_);
+  if (!cursor.contains("ledger")) {
+    throw DataError(
+        "the checkpoint was written before runs had a ledger: continue it with the version of "
+        "heddle that wrote it");
+  }
+  batch_.state = cursor.at("generation");
+  if (is_first_rank()) {
+    log_.keep_up_to(done_);
+    ledger_ = std::make_unique<Ledger>(ledger_file(config_),
+                                       cursor.at("ledger").get<std::uint64_t>());
+  }
+  source_->restore(batch_.state, cursor.at("version").get<std::int64_t>());
 }
 
 void Steps::on_updated(train::StepInfo& info) {
@@ -161,17 +203,26 @@ void Steps::on_updated(train::StepInfo& info) {
   report_policy(info);
   const std::int64_t every = config_.rl.groups_every;
   const bool is_due = every > 0 && (done_ == 1 || done_ % every == 0);
-  if (is_due && setup_.context.mesh.rank() == 0)
-    log_.write(done_, generation_.version(), prompts_.row(groups_.front().row), groups_.front());
-  generation_.updated();
+  if (is_due && is_first_rank()) {
+    const Group& group = batch_.groups.front();
+    log_.write(done_, source_->version(), prompts_.row(group.row), group);
+  }
+  if (ledger_) {
+    std::vector<std::int64_t> cursors;
+    for (const Group& group : batch_.groups) cursors.push_back(group.cursor);
+    ledger_->consumed(done_, cursors);
+    ledger_->published(source_->version() + 1, "");
+    ledger_->commit();
+  }
+  source_->updated();
 }
 
 void Steps::report_groups(train::StepInfo& info) const {
   std::vector<double> rewards, lengths;
   std::map<std::string, std::vector<double>> parts;
   double staleness = 0, largest_staleness = 0, truncated = 0;
-  for (const Group& group : groups_) {
-    const auto age = static_cast<double>(generation_.version() - group.oldest_version());
+  for (const Group& group : batch_.groups) {
+    const auto age = static_cast<double>(source_->version() - group.oldest_version());
     staleness += age;
     largest_staleness = std::max(largest_staleness, age);
     for (const Trajectory& trajectory : group.trajectories) {
@@ -181,7 +232,7 @@ void Steps::report_groups(train::StepInfo& info) const {
       for (const auto& [name, value] : trajectory.parts) parts[name].push_back(value);
     }
   }
-  info.extra["version"] = static_cast<double>(generation_.version());
+  info.extra["version"] = static_cast<double>(source_->version());
   info.extra["reward_mean"] = mean_of(rewards);
   info.extra["reward_std"] = deviation_of(rewards);
   // A single part is the reward itself.
@@ -192,17 +243,21 @@ void Steps::report_groups(train::StepInfo& info) const {
   std::ranges::sort(lengths);
   info.extra["length_p99"] = lengths[(lengths.size() - 1) * 99 / 100];
   info.extra["truncated"] = truncated / static_cast<double>(rewards.size());
-  info.extra["staleness_mean"] = staleness / static_cast<double>(groups_.size());
+  info.extra["staleness_mean"] = staleness / static_cast<double>(batch_.groups.size());
   info.extra["staleness_max"] = largest_staleness;
 }
 
-void Steps::report_generation(train::StepInfo& info) {
-  const GenerationCounts counts = generation_.take_counts();
+void Steps::report_generation(train::StepInfo& info) const {
+  const GenerationCounts& counts = batch_.counts;
   const double generating = counts.seconds - counts.judging_s;
   info.extra["gen_tokens"] = static_cast<double>(counts.tokens);
   info.extra["gen_tokens_per_s"] =
       generating > 0 ? static_cast<double>(counts.tokens) / generating : 0;
   info.extra["gen_s"] = generating;
+  if (config_.rl.is_disaggregated()) {
+    info.extra["wait_s"] = batch_.waited_s;
+    info.extra["sync_s"] = batch_.sync_s;
+  }
   info.extra["score_s"] = counts.judging_s;
   info.extra["groups_all_right"] = static_cast<double>(counts.all_right);
   info.extra["groups_all_wrong"] = static_cast<double>(counts.all_wrong);

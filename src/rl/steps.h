@@ -6,8 +6,9 @@
 #include "assembly/model_on_ranks.h"
 #include "objective/policy.h"
 #include "rl/experience.h"
-#include "rl/generation.h"
+#include "rl/group_source.h"
 #include "rl/group_log.h"
+#include "rl/judge.h"
 #include "rl/prompts.h"
 #include "train/step_source.h"
 
@@ -30,10 +31,12 @@ class Steps : public train::StepSource {
   train::Evaluation evaluate() override;
 
  private:
+  bool is_first_rank() const { return setup_.context.mesh.rank() == 0; }
   void place_reference();
   std::vector<train::RowScore> reference_scores(const Experience& experience) const;
+  void record_fates();
   void report_groups(train::StepInfo& info) const;
-  void report_generation(train::StepInfo& info);
+  void report_generation(train::StepInfo& info) const;
   void report_policy(train::StepInfo& info);
 
   const config::RunConfig& config_;
@@ -41,13 +44,14 @@ class Steps : public train::StepSource {
   objective::Policy& policy_;
   Prompts prompts_, held_out_;
   data::LoaderInfo info_;
-  Generation generation_;
+  std::unique_ptr<GroupSource> source_;
   Judge judge_;
   GroupLog log_;
+  std::unique_ptr<Ledger> ledger_;  ///< On rank 0.
   /// A frozen copy of the model as the run began; null where adapters leave the base model so.
   std::unique_ptr<assembly::ModelOnRanks> reference_;
-  std::int64_t done_ = 0;      ///< Steps given.
-  std::vector<Group> groups_;  ///< For the step under way.
+  std::int64_t done_ = 0;  ///< Steps given.
+  Batch batch_;            ///< For the step under way.
 };
 
 /// The subject of `heddle rl`.

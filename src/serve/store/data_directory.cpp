@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <fmt/chrono.h>
 #include <openssl/sha.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -120,16 +119,6 @@ std::string as_utc(double seconds) {
   const auto whole = static_cast<std::time_t>(seconds);
   return fmt::format("{:%Y-%m-%dT%H:%M:%S}.{:03}Z", fmt::gmtime(whole),
                      static_cast<int>((seconds - static_cast<double>(whole)) * 1000));
-}
-
-std::string random_hex(int bytes) {
-  std::string out;
-  for (int i = 0; i < bytes; ++i) {
-    unsigned char byte = 0;
-    if (getrandom(&byte, 1, 0) != 1) throw FileError("getrandom() fails");
-    out += fmt::format("{:02x}", byte);
-  }
-  return out;
 }
 
 std::string sha256_hex(const std::string& text) {

@@ -38,8 +38,6 @@ bool is_plain_name(const std::string& name);
 double now_s();
 /// "2026-11-25T16:00:00.123Z"
 std::string as_utc(double seconds);
-/// The system's random bytes as hexadecimal digits.
-std::string random_hex(int bytes);
 /// SHA-256 as hexadecimal digits.
 std::string sha256_hex(const std::string& text);
 

@@ -1,5 +1,6 @@
 #include "serve/tinker/checkpoints.h"
 
+#include "base/random_hex.h"
 #include "base/log.h"
 #include "base/quote.h"
 #include "serve/http/request.h"

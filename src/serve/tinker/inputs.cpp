@@ -6,6 +6,7 @@
 #include <cstring>
 #include <limits>
 
+#include "base/random_hex.h"
 #include "base/quote.h"
 #include "serve/http/request.h"
 #include "serve/store/data_directory.h"

@@ -5,6 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/random_hex.h"
 #include "serve/store/data_directory.h"
 #include "serve/tinker/fields.h"
 

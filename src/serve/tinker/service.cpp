@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/random_hex.h"
 #include "base/log.h"
 #include "base/quote.h"
 

@@ -1,5 +1,6 @@
 #include <filesystem>
 
+#include "base/random_hex.h"
 #include "base/log.h"
 #include "serve/tinker/service.h"
 

@@ -1,5 +1,6 @@
 #include <utility>
 
+#include "base/random_hex.h"
 #include "base/quote.h"
 #include "serve/tinker/inputs.h"
 #include "serve/tinker/service.h"

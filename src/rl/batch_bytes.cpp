@@ -1,0 +1,104 @@
+#include "rl/batch_bytes.h"
+
+#include "base/errors.h"
+
+namespace heddle::rl {
+namespace {
+
+using Value = nlohmann::json;
+
+// Texts of a model may end within a character, which CBOR's texts must not.
+Value as_binary(const std::string& text) {
+  return Value::binary({text.begin(), text.end()});
+}
+
+std::string as_text(const Value& value) {
+  const Value::binary_t& bytes = value.get_binary();
+  return {bytes.begin(), bytes.end()};
+}
+
+Value value_of(const Trajectory& t) {
+  return {t.tokens,       t.logprobs, t.versions, as_binary(t.text),
+          t.is_truncated, t.reward,   t.parts};
+}
+
+Trajectory trajectory_of(const Value& v) {
+  return {.tokens = v.at(0).get<std::vector<std::int32_t>>(),
+          .logprobs = v.at(1).get<std::vector<double>>(),
+          .versions = v.at(2).get<std::vector<std::int64_t>>(),
+          .text = as_text(v.at(3)),
+          .is_truncated = v.at(4).get<bool>(),
+          .reward = v.at(5).get<double>(),
+          .parts = v.at(6).get<std::map<std::string, double>>()};
+}
+
+Value value_of(const GenerationCounts& c) {
+  return {c.tokens,    c.groups,    c.filtered, c.failed,   c.stale,
+          c.all_right, c.all_wrong, c.seconds,  c.judging_s};
+}
+
+GenerationCounts counts_of(const Value& v) {
+  const auto count = [&](std::size_t i) { return v.at(i).get<std::int64_t>(); };
+  return {.tokens = count(0),
+          .groups = count(1),
+          .filtered = count(2),
+          .failed = count(3),
+          .stale = count(4),
+          .all_right = count(5),
+          .all_wrong = count(6),
+          .seconds = v.at(7).get<double>(),
+          .judging_s = v.at(8).get<double>()};
+}
+
+Value value_of(const Fate& f) {
+  return {static_cast<int>(f.kind), f.dispatch.cursor,  f.dispatch.attempt,
+          f.dispatch.seed,          f.dispatch.version, static_cast<int>(f.reason),
+          f.tokens};
+}
+
+Fate fate_of(const Value& v) {
+  return {.kind = static_cast<Fate::Kind>(v.at(0).get<int>()),
+          .dispatch = {v.at(1).get<std::int64_t>(), v.at(2).get<std::int64_t>(),
+                       v.at(3).get<std::uint64_t>(), v.at(4).get<std::int64_t>()},
+          .reason = static_cast<Rejection>(v.at(5).get<int>()),
+          .tokens = v.at(6).get<std::int64_t>()};
+}
+
+}  // namespace
+
+std::string to_bytes(const Batch& batch) {
+  Value groups = Value::array(), fates = Value::array();
+  for (const Group& group : batch.groups) {
+    Value trajectories = Value::array();
+    for (const Trajectory& trajectory : group.trajectories)
+      trajectories.push_back(value_of(trajectory));
+    groups.push_back({group.cursor, group.attempt, group.row, trajectories});
+  }
+  for (const Fate& fate : batch.fates) fates.push_back(value_of(fate));
+  std::string bytes;
+  Value::to_cbor({groups, value_of(batch.counts), fates, batch.state}, bytes);
+  return bytes;
+}
+
+Batch batch_from_bytes(const std::string& bytes) {
+  try {
+    const Value value = Value::from_cbor(bytes);
+    Batch batch;
+    for (const Value& entry : value.at(0)) {
+      Group group{.cursor = entry.at(0).get<std::int64_t>(),
+                  .attempt = entry.at(1).get<std::int64_t>(),
+                  .row = entry.at(2).get<std::int64_t>()};
+      for (const Value& trajectory : entry.at(3))
+        group.trajectories.push_back(trajectory_of(trajectory));
+      batch.groups.push_back(std::move(group));
+    }
+    batch.counts = counts_of(value.at(1));
+    for (const Value& fate : value.at(2)) batch.fates.push_back(fate_of(fate));
+    batch.state = value.at(3);
+    return batch;
+  } catch (const Value::exception& error) {
+    throw_error<CommError>("a batch from the rollouts cannot be read: {}", error.what());
+  }
+}
+
+}  // namespace heddle::rl

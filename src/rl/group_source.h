@@ -1,0 +1,57 @@
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "rl/group.h"
+#include "rl/ledger.h"
+
+namespace heddle::rl {
+
+/// Counts of what generation did for a batch.
+struct GenerationCounts {
+  std::int64_t tokens = 0, groups = 0;
+  std::int64_t filtered = 0, failed = 0, stale = 0;
+  std::int64_t all_right = 0, all_wrong = 0;  ///< Groups of equal rewards, above 0 or not.
+  double seconds = 0, judging_s = 0;
+};
+
+/// What became of a group, for the ledger.
+struct Fate {
+  enum class Kind { kDispatched, kCompleted, kRejected };
+  Kind kind = Kind::kDispatched;
+  Dispatch dispatch = {};  ///< For the other kinds its cursor alone counts.
+  Rejection reason = Rejection::kFailed;
+  std::int64_t tokens = 0;  ///< Rejected: generated so far.
+};
+
+/// Groups of an optimizer step in the order of their cursors, none at the end of the stream; and
+/// what happened since the batch before.
+struct Batch {
+  std::vector<Group> groups = {};
+  GenerationCounts counts = {};
+  std::vector<Fate> fates = {};
+  /// Where the stream stands after it, for a checkpoint: groups that no batch had are generated
+  /// anew, with another seed.
+  nlohmann::json state = {};
+  double waited_s = 0, sync_s = 0;  ///< Other ranks generate: for the batch, for weights before it.
+};
+
+/// Where batches come from: the model in training, or other ranks. All trainer ranks make the same
+/// calls and get the same batches.
+class GroupSource {
+ public:
+  virtual ~GroupSource() = default;
+  /// None of the batch's tokens is older than rl.max_staleness versions.
+  virtual Batch next() = 0;
+  /// The weights have changed: after each batch, once it was trained on.
+  virtual void updated() = 0;
+  /// Of the weights in training.
+  virtual std::int64_t version() const = 0;
+  /// Goes on from a batch's state, with the weights that the trainer has now.
+  virtual void restore(const nlohmann::json& state, std::int64_t version) = 0;
+};
+
+}  // namespace heddle::rl

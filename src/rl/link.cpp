@@ -1,0 +1,140 @@
+#include "rl/link.h"
+
+#include <ATen/ops/empty.h>
+
+#include <chrono>
+#include <cstring>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "assembly/from_config.h"
+#include "base/errors.h"
+#include "base/random_hex.h"
+#include "sync/invitation.h"
+
+namespace heddle::rl {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr comm::Seconds kPoll{0.001};    ///< Between two looks for a message.
+constexpr comm::Seconds kSurvey{0.5};    ///< Between two looks for failures.
+/// Members that speak for the trainers and for the rollouts.
+constexpr std::int64_t kTrainer = 0, kRollout = 1;
+
+/// One group, whose generation is its number among the two.
+comm::StandaloneMeeting start(const config::SyncSection& options, const comm::World& world,
+                              std::int64_t generation) {
+  const comm::Store& store = world.job_store();
+  const std::string key = fmt::format("rl/invitation/{}", generation);
+  const comm::Seconds timeout(options.timeout_s);
+  if (world.part() == assembly::kTrainers) {
+    comm::Listener listener(
+        comm::make_endpoint(world.address(), 0, "the address of the trainer's rank 0"));
+    const sync::Invitation invitation{
+        .endpoint = comm::make_endpoint(world.address(), listener.port(), "the listener"),
+        .nonce = random_hex(16),
+        .generation = generation,
+        .size = 1 + world.environment().world - world.size()};
+    store.set(key, invitation.to_text());
+    return comm::StandaloneMeeting::start(invitation.options(0, timeout), std::move(listener));
+  }
+  const auto text = store.wait(key, comm::Seconds(options.rendezvous_timeout_s));
+  if (!text) {
+    throw_error<CommError>(
+        "rl: the trainer's rank 0 did not invite the rollouts within {:.3g} s "
+        "(sync.rendezvous_timeout_s)",
+        options.rendezvous_timeout_s);
+  }
+  return comm::StandaloneMeeting::start(
+      sync::Invitation::from_text(*text).options(world.rank() + 1, timeout));
+}
+
+}  // namespace
+
+Channels meet(const config::SyncSection& options, const comm::World& world,
+              const std::string& run) {
+  // Both meetings are under way before either is awaited.
+  comm::StandaloneMeeting messages = start(options, world, 0), weights = start(options, world, 1);
+  Channels channels{sync::make_channel(messages.wait()), sync::make_channel(weights.wait())};
+  for (const std::string& other : channels.messages->gather(run)) {
+    if (other != run) {
+      throw ConfigError(
+          "rl: trainer and rollouts were started with different configurations or data: give all "
+          "ranks of the job the same");
+    }
+  }
+  return channels;
+}
+
+Link::Link(std::unique_ptr<sync::Channel> messages, const comm::World& world, comm::Seconds timeout)
+    : messages_(std::move(messages)),
+      world_(world),
+      store_(world.job_store().reconnected()),
+      timeout_(timeout),
+      own_key_(fmt::format("rl/messages/{}", world.part())),
+      pulse_seen_(Clock::now()),
+      next_look_(Clock::now()) {
+  const std::string other = is_trainer() ? assembly::kRollouts : assembly::kTrainers;
+  other_key_ = fmt::format("rl/messages/{}", other);
+  other_pulse_ = comm::pulse_key(other, 0);
+}
+
+void Link::send(const std::string& message) {
+  const std::int64_t own = is_trainer() ? kTrainer : kRollout;
+  if (messages_->rank() == own) store_.add(own_key_, 1);
+  carry(message, own);
+}
+
+bool Link::is_announced() {
+  look_for_failures();
+  return store_.add(other_key_, 0) > received_;
+}
+
+std::string Link::receive() {
+  ++received_;
+  return carry({}, is_trainer() ? kRollout : kTrainer);
+}
+
+std::optional<std::string> Link::receive_within(comm::Seconds patience) {
+  const auto deadline = Clock::now() + patience;
+  while (!is_announced()) {
+    if (Clock::now() > deadline) return std::nullopt;
+    std::this_thread::sleep_for(kPoll);
+  }
+  return receive();
+}
+
+std::string Link::carry(std::string message, std::int64_t from) {
+  at::Tensor size = at::empty({1}, at::kLong);
+  *size.mutable_data_ptr<std::int64_t>() = std::ssize(message);
+  messages_->broadcast(size, from);
+  at::Tensor bytes = at::empty({*size.const_data_ptr<std::int64_t>()}, at::kByte);
+  if (messages_->rank() == from)
+    std::memcpy(bytes.mutable_data_ptr<std::uint8_t>(), message.data(), message.size());
+  if (bytes.numel() > 0) messages_->broadcast(bytes, from);
+  const auto* begin = bytes.const_data_ptr<std::uint8_t>();
+  return {begin, begin + bytes.numel()};
+}
+
+void Link::look_for_failures() {
+  const auto now = Clock::now();
+  if (now < next_look_) return;
+  next_look_ = now + std::chrono::duration_cast<Clock::duration>(kSurvey);
+  if (const auto failure = store_.find(comm::kFailureKey)) {
+    const auto space = failure->find(' ');
+    throw_error<CommError>("rank {} failed: {}", failure->substr(0, space),
+                           failure->substr(space + 1));
+  }
+  const std::string pulse = store_.find(other_pulse_).value_or("");
+  if (pulse != last_pulse_) {
+    last_pulse_ = pulse;
+    pulse_seen_ = now;
+  } else if (now - pulse_seen_ > timeout_) {
+    throw_error<CommError>("rl: rank 0 of the {} gave no sign of life for {:.3g} s (sync.timeout_s)",
+                           is_trainer() ? assembly::kRollouts : assembly::kTrainers, timeout_.count());
+  }
+}
+
+}  // namespace heddle::rl

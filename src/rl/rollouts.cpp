@@ -1,0 +1,126 @@
+#include "rl/rollouts.h"
+
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include "assembly/from_config.h"
+#include "base/errors.h"
+#include "base/log.h"
+#include "rl/batch_bytes.h"
+#include "rl/generation.h"
+#include "rl/link.h"
+#include "rl/published.h"
+#include "rl/remote_generation.h"
+#include "sync/weight_sync.h"
+#include "train/vocabulary.h"
+
+namespace heddle::rl {
+namespace {
+
+/// Pause of a rank that has as many groups as it may.
+constexpr std::chrono::milliseconds kIdle{1};
+
+struct Rollouts {
+  std::shared_ptr<const data::Tokenizer> tokenizer;
+  assembly::ModelOnRanks model;
+};
+
+Rollouts place(const config::RunConfig& config, const std::shared_ptr<comm::World>& world) {
+  const auto source =
+      std::make_shared<const ckpt::ModelDirectory>(ckpt::ModelDirectory::open(config.model.path));
+  assembly::ModelRecipe recipe =
+      assembly::recipe_of_run(config, assembly::read_config(*source), source);
+  Rollouts rollouts;
+  rollouts.tokenizer = train::load_tokenizer(config).tokenizer;
+  recipe.config.vocab_size =
+      train::vocabulary_rows(config, *rollouts.tokenizer, recipe.config.vocab_size);
+  recipe.purpose = assembly::Purpose::kGenerate;
+  recipe.auxiliary_loss = false;
+  recipe.freeze.clear();
+  rollouts.model = assembly::place(recipe, assembly::make_context(config, world));
+  return rollouts;
+}
+
+/// Answers the trainer's messages, and generates in between.
+class Service {
+ public:
+  Service(const config::RunConfig& config, const comm::World& world, Rollouts& rollouts,
+          const Prompts& prompts)
+      : model_(rollouts.model),
+        everybody_(model_.context.mesh.world_group()),
+        generation_(config, model_, rollouts.tokenizer, prompts, end_of(config, prompts)),
+        subscriber_(sync::received_parts(published(config, model_)),
+                    {.bucket_bytes = config.sync.bucket_bytes, .staged = config.sync.staged}) {
+    Channels channels = meet(config.sync, world, facts_of_run(config, prompts));
+    subscriber_.connect(std::move(channels.weights), 1);
+    link_ = std::make_unique<Link>(std::move(channels.messages), world,
+                                   comm::Seconds(config.sync.timeout_s));
+  }
+
+  void run() {
+    while (true) {
+      // Rank 0 sees a message, and all take it between the same passes.
+      if (everybody_.any(everybody_.rank() == 0 && link_->is_announced())) {
+        if (!answer(nlohmann::json::parse(link_->receive()))) return;
+        continue;
+      }
+      if (is_wanted_) {
+        if (std::optional<Batch> batch = generation_.try_next()) {
+          link_->send(to_bytes(*batch));
+          is_wanted_ = false;
+        }
+      }
+      // Nothing is drawn by weights that the trainer has not given.
+      if (subscriber_.version() < 0 || !generation_.advance()) std::this_thread::sleep_for(kIdle);
+    }
+  }
+
+ private:
+  bool answer(const nlohmann::json& message) {
+    const auto what = message.at("do").get<std::string>();
+    if (what == "end") return false;
+    if (what == "next") {
+      is_wanted_ = true;
+    } else if (what == "restore") {
+      generation_.restore(message.at("state"), message.at("version").get<std::int64_t>());
+      link_->send("ready");
+    } else {
+      take_weights(what == "update", message.at("version").get<std::int64_t>());
+    }
+    return true;
+  }
+
+  void take_weights(bool is_new_version, std::int64_t version) {
+    if (is_new_version) generation_.prepare_update();
+    link_->send("ready");
+    const std::int64_t received = subscriber_.receive();
+    if (received != version)
+      throw_error<CommError>("weights of version {} came as version {}", version, received);
+    // Replicas that own rows of each other's values exchange them.
+    if (model_.sharding) model_.sharding->publish(/*with_frozen=*/true);
+    if (is_new_version) {
+      generation_.updated();
+    } else {
+      generation_.refreshed();
+    }
+  }
+
+  assembly::ModelOnRanks& model_;
+  comm::Group everybody_;
+  Generation generation_;
+  sync::Subscriber subscriber_;
+  std::unique_ptr<Link> link_;
+  bool is_wanted_ = false;  ///< The trainer waits for a batch.
+};
+
+}  // namespace
+
+void run_rollouts(const config::RunConfig& config, const std::shared_ptr<comm::World>& world) {
+  const config::RunConfig own = assembly::rollout_layout(config);
+  Rollouts rollouts = place(own, world);
+  const Prompts prompts(config, train::DataPart::kTrain, *rollouts.tokenizer);
+  Service(config, *world, rollouts, prompts).run();
+}
+
+}  // namespace heddle::rl

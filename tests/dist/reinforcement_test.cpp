@@ -1,0 +1,165 @@
+// `heddle rl` with ranks that only generate.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <set>
+#include <thread>
+
+#include "dist/launched_run.h"
+#include "rl/ledger.h"
+
+namespace heddle {
+namespace {
+
+using Words = std::vector<std::string>;
+
+constexpr std::int64_t kGroups = 4;
+
+class ReinforcementTest : public ::testing::Test {
+ protected:
+  ReinforcementTest() {
+    std::ofstream rows(runs_.directory() / "prompts.jsonl");
+    for (int i = 0; i < 24; ++i)
+      rows << nlohmann::json{{"prompt", "say " + std::to_string(i)}, {"answer", "k"}} << "\n";
+  }
+
+  Words command(const std::string& run, int ranks, const Words& more) const {
+    Words words;
+    if (ranks > 0) {
+      words = {"launch",  "--nproc", std::to_string(ranks), "--log-dir",
+               log_dir(run), "--"};
+    }
+    words.push_back("rl");
+    Words settings = {"data.train=" + (runs_.directory() / "prompts.jsonl").string(),
+                      "train.max_steps=5",
+                      "optim.lr=1e-3",
+                      "optim.warmup_steps=0",
+                      "rl.groups_per_step=" + std::to_string(kGroups),
+                      "rl.samples_per_group=4",
+                      "rl.reward.verifiers.contains=1",
+                      "rollout.max_new_tokens=6",
+                      "parallel.timeout_s=30",
+                      "sync.timeout_s=20",
+                      "sync.bucket_bytes=4096"};
+    settings.insert(settings.end(), more.begin(), more.end());
+    for (const std::string& word : runs_.overrides(run, "dense", settings)) {
+      if (!word.starts_with("data.truncation") && !word.starts_with("train.global_batch_size"))
+        words.push_back(word);
+    }
+    return words;
+  }
+  std::string log_dir(const std::string& run) const {
+    return (runs_.directory() / (run + ".logs")).string();
+  }
+  int train(const std::string& run, int ranks, const Words& more) const {
+    return testing::wait_for(testing::start_heddle(command(run, ranks, more), runs_.log_of(run)));
+  }
+  std::string weights(const std::string& run) const {
+    return files::read(runs_.directory() / run / "final" / "model.safetensors");
+  }
+  std::vector<nlohmann::json> metrics(const std::string& run) const {
+    std::vector<nlohmann::json> rows;
+    std::ifstream file(runs_.directory() / run / "metrics.jsonl");
+    for (std::string line; std::getline(file, line);) rows.push_back(nlohmann::json::parse(line));
+    return rows;
+  }
+  /// Every group up to the last one is consumed by one step, or rejected, or still pending.
+  void expect_ledger(const std::string& run, std::int64_t steps) const {
+    const rl::Ledger ledger(runs_.directory() / run / "ledger.log");
+    const rl::LedgerState& state = ledger.state();
+    EXPECT_EQ(state.step, steps) << run;
+    EXPECT_EQ(state.version, steps) << run;
+    EXPECT_EQ(state.consumed, steps * kGroups) << run;
+    std::int64_t rejected = 0;
+    for (const auto& [reason, count] : state.rejected) rejected += count;
+    EXPECT_EQ(state.consumed + rejected + std::ssize(state.pending), state.next_cursor) << run;
+  }
+
+  testing::LaunchedRuns runs_;
+};
+
+TEST_F(ReinforcementTest, OtherRanksGenerateWhatTheTrainerWould) {
+  ASSERT_EQ(train("one", 0, {}), 0) << runs_.printed("one");
+  ASSERT_EQ(train("apart", 2, {"rl.rollout_ranks=1"}), 0) << runs_.printed("apart");
+  ASSERT_EQ(train("lora", 2, {"rl.rollout_ranks=1", "train.method=lora", "optim.lr=1e-2"}), 0)
+      << runs_.printed("lora");
+  EXPECT_EQ(weights("one"), weights("apart"));
+  const auto together = metrics("one"), apart = metrics("apart");
+  ASSERT_EQ(together.size(), apart.size());
+  for (std::size_t i = 0; i < apart.size(); ++i) {
+    EXPECT_EQ(together[i].at("loss"), apart[i].at("loss")) << i;
+    EXPECT_EQ(together[i].at("reward_mean"), apart[i].at("reward_mean")) << i;
+    EXPECT_EQ(apart[i].at("staleness_max"), 0) << i;
+    EXPECT_GT(apart[i].at("sync_s"), 0) << i;
+  }
+  for (const char* run : {"one", "apart", "lora"}) expect_ledger(run, 5);
+  // The trainer's log-probabilities of the rollouts' tokens are the rollouts' own.
+  for (const auto& row : metrics("lora")) EXPECT_NEAR(row.at("mismatch_abs_max"), 0, 1e-4);
+}
+
+TEST_F(ReinforcementTest, StalenessIsBoundedInEveryLayout) {
+  const struct {
+    const char* name;
+    int ranks;
+    Words settings;
+  } layouts[] = {
+      {"replicas", 3, {"rl.rollout_ranks=2", "rl.update_mode=keep"}},
+      {"slices", 4, {"rl.trainer_ranks=2", "rl.rollout_ranks=2", "rollout.tp=2", "parallel.fsdp=2"}},
+  };
+  for (const auto& [name, ranks, settings] : layouts) {
+    Words all = {"rl.mode=async", "rl.max_staleness=2", "rl.old_logprobs=recompute"};
+    all.insert(all.end(), settings.begin(), settings.end());
+    ASSERT_EQ(train(name, ranks, all), 0) << runs_.printed(name);
+    for (const auto& row : metrics(name)) EXPECT_LE(row.at("staleness_max"), 2) << name;
+    EXPECT_EQ(metrics(name).size(), 5u) << name;
+    expect_ledger(name, 5);
+  }
+}
+
+TEST_F(ReinforcementTest, WrongNumbersOfRanksAreRefused) {
+  EXPECT_EQ(train("alone", 0, {"rl.rollout_ranks=1"}), 2);
+  EXPECT_NE(runs_.printed("alone").find("heddle launch --nproc 2"), std::string::npos)
+      << runs_.printed("alone");
+  EXPECT_EQ(train("few", 2, {"rl.rollout_ranks=1", "rl.trainer_ranks=2"}), 2);
+  EXPECT_NE(runs_.printed("few").find("the job needs 3 ranks and has 2"), std::string::npos)
+      << runs_.printed("few");
+}
+
+/// The rank's process, once it says in its log that it runs; the ranks of a host are the children
+/// of the launcher in their order.
+std::vector<pid_t> children_of(pid_t launcher) {
+  std::set<pid_t> found;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    std::ifstream stat(entry.path() / "stat");
+    std::string pid, name, state, parent;
+    if (stat >> pid >> name >> state >> parent && parent == std::to_string(launcher))
+      found.insert(std::stoi(pid));
+  }
+  return {found.begin(), found.end()};
+}
+
+TEST_F(ReinforcementTest, KilledRankEndsTheJobAndTheNextStartLosesNothing) {
+  const Words settings = {"rl.rollout_ranks=1", "rl.mode=async", "rl.max_staleness=1",
+                          "ckpt.every=1", "train.max_steps=8"};
+  // The trainer's process, then the rollout's.
+  for (const std::size_t victim : {0u, 1u}) {
+    const pid_t launcher =
+        testing::start_heddle(command("killed", 2, settings), runs_.log_of("killed"));
+    const std::size_t before = metrics("killed").size();
+    while (metrics("killed").size() < before + 2) {
+      ASSERT_EQ(kill(launcher, 0), 0) << runs_.printed("killed");
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+    const std::vector<pid_t> ranks = children_of(launcher);
+    ASSERT_EQ(ranks.size(), 2u);
+    kill(ranks[victim], SIGKILL);
+    EXPECT_EQ(testing::wait_for(launcher), 128 + SIGKILL) << runs_.printed("killed");
+    for (const pid_t rank : ranks) EXPECT_NE(kill(rank, 0), 0) << "rank " << rank << " lives";
+  }
+  ASSERT_EQ(train("killed", 2, settings), 0) << runs_.printed("killed");
+  EXPECT_EQ(metrics("killed").size(), 8u);
+  expect_ledger("killed", 8);
+}
+
+}  // namespace
+}  // namespace heddle

@@ -1,0 +1,57 @@
+#include "rl/batch_bytes.h"
+
+#include <gtest/gtest.h>
+
+#include "base/errors.h"
+
+namespace heddle::rl {
+namespace {
+
+TEST(BatchBytesTest, ComesBackAsItWas) {
+  Batch batch;
+  batch.groups.push_back({.cursor = 7, .attempt = 2, .row = 3});
+  batch.groups.back().trajectories.push_back({.tokens = {1, 2, 248319},
+                                              .logprobs = {-0.1, -1e-30, -17.25},
+                                              .versions = {4, 4, 5},
+                                              .text = "half a character \xE2\x82",
+                                              .is_truncated = true,
+                                              .reward = 0.1,
+                                              .parts = {{"exact", 1.0 / 3}}});
+  batch.counts = {.tokens = 3, .groups = 1, .stale = 2, .seconds = 0.5, .judging_s = 0.25};
+  batch.fates.push_back({.kind = Fate::Kind::kDispatched, .dispatch = {7, 2, ~0ull, 4}});
+  batch.fates.push_back({.kind = Fate::Kind::kRejected,
+                         .dispatch = {.cursor = 6},
+                         .reason = Rejection::kFiltered,
+                         .tokens = 12});
+  batch.state = {{"next_cursor", 8}, {"pending", {{5, 1}}}};
+  const std::string bytes = to_bytes(batch);
+  const Batch found = batch_from_bytes(bytes);
+  ASSERT_EQ(found.groups.size(), 1u);
+  const Trajectory &one = batch.groups[0].trajectories[0], &other = found.groups[0].trajectories[0];
+  EXPECT_EQ(found.groups[0].cursor, 7);
+  EXPECT_EQ(found.groups[0].attempt, 2);
+  EXPECT_EQ(found.groups[0].row, 3);
+  EXPECT_EQ(other.tokens, one.tokens);
+  EXPECT_EQ(other.logprobs, one.logprobs);
+  EXPECT_EQ(other.versions, one.versions);
+  EXPECT_EQ(other.text, one.text);
+  EXPECT_TRUE(other.is_truncated);
+  EXPECT_EQ(other.reward, one.reward);
+  EXPECT_EQ(other.parts, one.parts);
+  EXPECT_EQ(found.counts.stale, 2);
+  EXPECT_EQ(found.counts.judging_s, 0.25);
+  ASSERT_EQ(found.fates.size(), 2u);
+  EXPECT_EQ(found.fates[0].dispatch, batch.fates[0].dispatch);
+  EXPECT_EQ(found.fates[1].reason, Rejection::kFiltered);
+  EXPECT_EQ(found.state, batch.state);
+  EXPECT_EQ(to_bytes(found), bytes);
+}
+
+TEST(BatchBytesTest, DamageIsAnError) {
+  const std::string bytes = to_bytes({});
+  for (std::size_t length = 0; length < bytes.size(); ++length)
+    EXPECT_THROW(batch_from_bytes(bytes.substr(0, length)), CommError) << length;
+}
+
+}  // namespace
+}  // namespace heddle::rl
