@@ -42,13 +42,13 @@ Generation::Generation(const config::RunConfig& config, train::Setup& setup, con
       setup_(setup),
       prompts_(prompts),
       end_(end),
-      judge_(config.rl.reward, setup.context.mesh.world_group()),
+      judge_(config.rl.reward, setup.placed.context.mesh.world_group()),
       admission_(admission_options(config.rl)),
-      stop_ids_(rollout::end_tokens(*setup.tokenizer, setup.source.get())) {}
+      stop_ids_(rollout::end_tokens(*setup.tokenizer, setup.placed.source.get())) {}
 
 void Generation::make_engine() {
   engine_ = std::make_unique<rollout::Engine>(
-      setup_, setup_.tokenizer,
+      setup_.placed, setup_.tokenizer,
       rollout::EngineOptions{.max_sequences = config_.rollout.max_sequences,
                              .prefill_tokens = config_.rollout.prefill_tokens,
                              .capacity = config_.data.max_length});

@@ -126,8 +126,9 @@ TEST_F(PreferenceTrainer, AdaptersAreOffInTheReference) {
   const assembly::ModelOnRanks plain = assembly::place(
       assembly::recipe_of_directory(dir_ / "model", "", assembly::Head::kLanguageModel,
                                     assembly::Purpose::kScore),
-      trained.context);
-  objective::ReferencePolicy beside(trained, {dir_.path(), 512}), before(plain, {dir_.path(), 512});
+      trained.placed.context);
+  objective::ReferencePolicy beside(trained.placed, {dir_.path(), 512}),
+      before(plain, {dir_.path(), 512});
   beside.prepare({trained.train, nullptr});
   before.prepare({trained.train, nullptr});
   const auto batch = data::EvaluationLoader(trained.train, {.micro_batch_tokens = 512}).next();
