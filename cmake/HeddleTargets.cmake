@@ -84,7 +84,7 @@ function(heddle_cuda_sources target)
   target_link_libraries(${target} INTERFACE $<LINK_ONLY:CUDA::cudart>)
 endfunction()
 
-#   ON_NPU FILTER    these suites also run on the simulated NPU, as npu.<test>, label npu
+#   ON_NPU FILTER    these tests also run on the simulated NPU, as npu.<suite>, label npu
 function(heddle_test name)
   cmake_parse_arguments(ARG "" "TIMEOUT;ON_NPU" "SOURCES;DEPS" ${ARGN})
   if(HEDDLE_NPU)
@@ -96,7 +96,7 @@ function(heddle_test name)
   heddle_precompile(${name} test)
   target_compile_options(${name} PRIVATE -O1) # half of a build is tests, and their time is spent in the libraries
   if(NOT ARG_TIMEOUT)
-    set(ARG_TIMEOUT 120)
+    set(ARG_TIMEOUT 600) # for a suite
   endif()
   if(HEDDLE_SANITIZE)
     # libtorch takes a second to load under a sanitizer: four processes for a program, not one for each test.
@@ -113,22 +113,16 @@ function(heddle_test name)
     endif()
     return()
   endif()
-  include(GoogleTest)
-  # A CUDA build may be made where its libraries cannot be loaded: then the tests are listed when they are run.
-  set(discovery POST_BUILD)
-  if(HEDDLE_CUDA)
-    set(discovery PRE_TEST)
-  endif()
-  # A suite named SlowX, FaultX, FuzzX or GpuX carries that label; the default run leaves these out.
-  gtest_discover_tests(${name} NO_PRETTY_VALUES TEST_FILTER "-Slow*:Fault*:Fuzz*:Gpu*" DISCOVERY_TIMEOUT 60 DISCOVERY_MODE ${discovery}
-                       PROPERTIES LABELS fast TIMEOUT ${ARG_TIMEOUT})
-  if(ARG_ON_NPU)
-    gtest_discover_tests(${name} NO_PRETTY_VALUES TEST_PREFIX npu. TEST_FILTER "${ARG_ON_NPU}" TEST_LIST ${name}_npu EXTRA_ARGS --device=npu
-                         DISCOVERY_TIMEOUT 60 DISCOVERY_MODE ${discovery} PROPERTIES LABELS npu TIMEOUT ${ARG_TIMEOUT})
-  endif()
-  foreach(label Slow Fault Fuzz Gpu)
-    string(TOLOWER ${label} lower)
-    gtest_discover_tests(${name} NO_PRETTY_VALUES TEST_FILTER "${label}*" TEST_LIST ${name}_${lower} DISCOVERY_TIMEOUT 60 DISCOVERY_MODE ${discovery}
-                         PROPERTIES LABELS ${lower} TIMEOUT 3600)
-  endforeach()
+  # The suites are listed when ctest runs: a CUDA build may be made where its libraries cannot be loaded.
+  set(suites "${CMAKE_CURRENT_BINARY_DIR}/${name}_suites.cmake")
+  file(
+    GENERATE
+    OUTPUT "${suites}"
+    CONTENT
+      "set(program \"$<TARGET_FILE:${name}>\")\nset(timeout ${ARG_TIMEOUT})\nset(on_npu \"${ARG_ON_NPU}\")\nset(list \"${CMAKE_CURRENT_BINARY_DIR}/${name}_tests.txt\")\ninclude(\"${PROJECT_SOURCE_DIR}/cmake/TestSuites.cmake\")\n"
+  )
+  set_property(
+    DIRECTORY
+    APPEND
+    PROPERTY TEST_INCLUDE_FILES "${suites}")
 endfunction()

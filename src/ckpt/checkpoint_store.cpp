@@ -371,11 +371,6 @@ void CheckpointStore::prune(std::int64_t newest) const {
 
 std::vector<CheckpointInfo> CheckpointStore::list() const { return list_checkpoints(directory_); }
 
-std::optional<CheckpointInfo> CheckpointStore::latest_complete(
-    std::vector<RejectedCheckpoint>* rejected) const {
-  return latest_complete_checkpoint(directory_, rejected);
-}
-
 void CheckpointStore::remove_newer_than(std::int64_t step) {
   wait();
   if (options_.world && options_.world->rank() > 0) return;

@@ -1,7 +1,6 @@
 #include "ckpt/gguf_model.h"
 
 #include <algorithm>
-#include <array>
 #include <map>
 #include <optional>
 #include <string>
@@ -17,27 +16,12 @@
 #include "ckpt/gguf_file.h"
 #include "ckpt/gguf_vocabulary.h"
 #include "ckpt/tensor_io.h"
+#include "models/registry.h"
 
 namespace heddle::ckpt {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-/// llama.cpp's architecture of a model_type.
-struct Architecture {
-  std::string_view model_type, name;
-  bool is_hybrid;       ///< with gated delta layers; norms are stored as weight - 1
-  bool orders_v_heads;  ///< value heads go from grouped by key head to tiled
-};
-constexpr std::array<Architecture, 7> kArchitectures = {{
-    {"qwen3", "qwen3", false, false},
-    {"qwen3_moe", "qwen3moe", false, false},
-    {"qwen3_next", "qwen3next", true, false},
-    {"qwen3_5", "qwen35", true, true},
-    {"qwen3_5_text", "qwen35", true, true},
-    {"qwen3_5_moe", "qwen35moe", true, true},
-    {"qwen3_5_moe_text", "qwen35moe", true, true},
-}};
 
 /// Parts of names within a layer. Those of in_proj_qkvz, of experts and of vectors without
 /// ".weight" are made by hand.
@@ -79,12 +63,11 @@ class GgufModel {
         text_(source.config().contains("text_config") ? source.config()["text_config"]
                                                       : source.config()) {
     const std::string type = text_.value("model_type", source.config().value("model_type", ""));
-    const auto found = std::find_if(kArchitectures.begin(), kArchitectures.end(),
-                                    [&](const Architecture& a) { return a.model_type == type; });
-    if (found == kArchitectures.end())
+    const std::optional<models::GgufForm> found = models::gguf_form(type);
+    if (!found)
       throw_error<ModelError>("{}: llama.cpp's layout of model_type '{}' is not known",
                               source.path().string(), type);
-    architecture_ = *found;
+    form_ = *found;
   }
 
   GgufReport write(const Path& output) {
@@ -108,11 +91,11 @@ class GgufModel {
     return text_.contains(key) && text_[key].is_number_integer() ? number(key) : otherwise;
   }
   void count(const std::string& key, std::int64_t value) {
-    file_.add(std::string(architecture_.name) + "." + key, static_cast<std::uint32_t>(value));
+    file_.add(form_.architecture + "." + key, static_cast<std::uint32_t>(value));
   }
 
   void add_values() {
-    const std::string name(architecture_.name);
+    const std::string& name = form_.architecture;
     file_.add("general.architecture", name);
     file_.add("general.type", std::string("model"));
     file_.add("general.name", source_.path().filename().string());
@@ -137,7 +120,7 @@ class GgufModel {
       if (const auto shared = number_or("shared_expert_intermediate_size", 0); shared > 0)
         count("expert_shared_feed_forward_length", shared);
     }
-    if (architecture_.is_hybrid) {
+    if (form_.is_hybrid) {
       count("ssm.conv_kernel", number("linear_conv_kernel_dim"));
       count("ssm.state_size", number("linear_key_head_dim"));
       count("ssm.group_count", number("linear_num_key_heads"));
@@ -164,10 +147,10 @@ class GgufModel {
                               source_.path().string());
     }
     file_.add(name + ".rope.freq_base", static_cast<float>(of("rope_theta", 10000)));
-    if (!architecture_.is_hybrid) return;
+    if (!form_.is_hybrid) return;
     const double share = of("partial_rotary_factor", 0.25);
     count("rope.dimension_count", static_cast<std::int64_t>(static_cast<double>(head_dim) * share));
-    if (!architecture_.orders_v_heads) return;
+    if (!form_.orders_v_heads) return;
     std::vector<std::int32_t> sections = {11, 11, 10};
     if (rope.contains("mrope_section"))
       sections = rope["mrope_section"].get<std::vector<std::int32_t>>();
@@ -226,12 +209,11 @@ class GgufModel {
       throw_error<ModelError>(
           "{}: a dense layer among layers with experts has no place in "
           "llama.cpp's layout of {}",
-          tensor.where(), architecture_.name);
+          tensor.where(), form_.architecture);
     } else if (part == "linear_attn.in_proj_qkvz.weight") {
       put_qkvz(block, tensor);
     } else if (part == "post_attention_layernorm.weight") {
-      put(block + (architecture_.is_hybrid ? "post_attention_norm" : "ffn_norm") + ".weight",
-          tensor, true);
+      put(block + (form_.is_hybrid ? "post_attention_norm" : "ffn_norm") + ".weight", tensor, true);
     } else if (const auto known = layer_names().find(part); known != layer_names().end()) {
       const bool is_norm = part.ends_with("norm.weight") && !part.starts_with("linear_attn.");
       put(block + known->second, tensor, is_norm);
@@ -242,7 +224,7 @@ class GgufModel {
 
   [[noreturn]] void unknown(const StoredTensor& tensor) const {
     throw_error<ModelError>("{} has no place in llama.cpp's layout of {}", tensor.where(),
-                            architecture_.name);
+                            form_.architecture);
   }
 
   /// Matrices keep their type.
@@ -261,8 +243,8 @@ class GgufModel {
     file_.add(name, shape, type, [this, &tensor, name, is_norm, shape, type] {
       at::Tensor value = read_tensor(tensor, type).reshape(shape);
       if (name.ends_with("ssm_a")) value = at::exp(value).neg();
-      if (is_norm && architecture_.is_hybrid) value = value + 1;
-      return architecture_.orders_v_heads ? with_tiled_heads(name, value) : value;
+      if (is_norm && form_.is_hybrid) value = value + 1;
+      return form_.orders_v_heads ? with_tiled_heads(name, value) : value;
     });
   }
 
@@ -356,7 +338,7 @@ class GgufModel {
 
   const ModelDirectory& source_;
   const Json text_;
-  Architecture architecture_{};
+  models::GgufForm form_;
   GgufFile file_;
   /// By block, e.g. "blk.0.": names below mlp.experts.
   std::map<std::string, std::map<std::string, const StoredTensor*>> experts_;

@@ -123,10 +123,6 @@ class CheckpointStore {
 
   /// Complete by name, oldest first; contents not verified.
   std::vector<CheckpointInfo> list() const;
-  /// The newest whose contents match its manifest; logs a warning for each newer one that does not,
-  /// and adds it to `rejected`. Temporary names are never looked at.
-  std::optional<CheckpointInfo> latest_complete(
-      std::vector<RejectedCheckpoint>* rejected = nullptr) const;
   /// Removes every checkpoint with a larger step: what a run that goes on from an older one leaves
   /// behind would be taken for its latest. Throws FileError.
   void remove_newer_than(std::int64_t step);

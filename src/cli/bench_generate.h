@@ -17,7 +17,7 @@ struct GeneratePoint {
   std::int64_t new_tokens = 128;  ///< Drawn for each.
 };
 
-/// What `heddle bench generate` times.
+/// A run of `heddle bench generate`.
 struct GenerateBench {
   std::string preset;
   std::vector<GeneratePoint> points;

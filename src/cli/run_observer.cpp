@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <chrono>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -11,10 +10,7 @@
 #include "base/files.h"
 #include "base/log.h"
 #include "base/text.h"
-#include "ckpt/adapter_names.h"
 #include "config/config.h"
-#include "data/loader/dataset.h"
-#include "rollout/answers.h"
 #include "ui/table.h"
 
 namespace heddle::cli {
@@ -80,33 +76,26 @@ ui::Table startup_table(const train::RunInfo& info) {
   return table;
 }
 
-/// What came of each file: rows, lengths, loss, and what was cut or left out.
-ui::ReportTable sources_table(const data::Dataset& train, const data::Dataset* eval) {
+/// Outcome of each file: rows, lengths, loss, and what was cut or left out.
+ui::ReportTable sources_table(const std::vector<train::DataInfo>& data) {
   ui::ReportTable table{"Sources",
                         {"file", "rows", "tokens", "with loss", "longest", "cut", "tokens cut",
                          "split", "too long", "without loss", "bad rows"},
                         {},
                         false};
-  for (const data::Dataset* dataset : {&train, eval}) {
-    if (dataset == nullptr) continue;
-    for (const data::Dataset::File& file : dataset->files()) {
-      const data::DatasetReport& r = file.report;
-      std::vector<std::string> cells = {(dataset == eval ? "eval: " : "train: ") + file.path};
+  for (const train::DataInfo& rows : data) {
+    for (const auto& [path, r] : rows.files) {
+      std::vector<std::string> cells = {rows.name + ": " + path};
       for (const std::int64_t count :
            {r.rows, r.tokens, r.loss_tokens, r.longest_row, r.truncated, r.cut_tokens, r.split,
             r.dropped_long, r.dropped_no_loss, r.bad_rows})
         cells.push_back(std::to_string(count));
       table.rows.push_back(std::move(cells));
     }
-    std::vector<std::int64_t> lengths(dataset->lengths().begin(), dataset->lengths().end());
-    std::sort(lengths.begin(), lengths.end());
-    const auto at = [&](double share) {
-      return lengths[static_cast<std::size_t>(share * static_cast<double>(lengths.size() - 1))];
-    };
-    table.rows.push_back(
-        {fmt::format("{}: lengths: 10 % of rows up to {} tokens, half up to {}, 90 % "
-                     "up to {}, 99 % up to {}",
-                     dataset == eval ? "eval" : "train", at(0.1), at(0.5), at(0.9), at(0.99))});
+    table.rows.push_back({fmt::format(
+        "{}: lengths: 10 % of rows up to {} tokens, half up to {}, 90 % "
+        "up to {}, 99 % up to {}",
+        rows.name, rows.lengths[0], rows.lengths[1], rows.lengths[2], rows.lengths[3])});
   }
   return table;
 }
@@ -143,10 +132,7 @@ void RunObserver::on_resume(std::int64_t step, const std::filesystem::path& chec
 }
 
 std::vector<std::string> RunObserver::sample() {
-  if (config_.log.sample_prompts.empty() || setup_ == nullptr) return {};
-  return rollout::answer_prompts(
-      *setup_, setup_->tokenizer, config_.log.sample_prompts, config_.log.sample_tokens,
-      train::dataset_options(config_, train::DataPart::kTrain).rendering);
+  return sampler_ ? sampler_() : std::vector<std::string>();
 }
 
 void RunObserver::on_start(const train::RunInfo& info) {
@@ -227,11 +213,9 @@ void RunObserver::fill_facts(const train::RunInfo& info) {
        {"packing efficiency", fmt::format("{:.1f} %", 100 * info.packing_efficiency)}},
       false};
   facts_.tables = {parameters, data, memory, layout, kernels, configuration};
-  if (setup_ != nullptr) {
-    facts_.tables.insert(facts_.tables.begin() + 2,
-                         sources_table(*setup_->train, setup_->eval.get()));
-    facts_.warnings = setup_->train->report().bad_examples;
-  }
+  if (!info.data.empty()) facts_.tables.insert(facts_.tables.begin() + 2, sources_table(info.data));
+  facts_.warnings = info.bad_examples;
+  adapted_class_ = info.adapted_class;
   if (info.pipeline.empty()) return;
   ui::ReportTable pipeline{"Pipeline: a usual step, forward 0-9, backward a-z",
                            {"stage rank", "schedule"},
@@ -305,11 +289,8 @@ void RunObserver::on_finish(const train::Summary& summary) {
 }
 
 std::string RunObserver::result_line(const std::filesystem::path& output) const {
-  if (setup_ == nullptr || setup_->adapters == nullptr) return "model:  " + output.string();
-  const auto head = setup_->model->head();
-  return fmt::format("adapter: {} (in Python on {})", output.string(),
-                     ckpt::auto_class(setup_->source->config(), head == models::Head::kEmbed,
-                                      head == models::Head::kClassify));
+  if (adapted_class_.empty()) return "model:  " + output.string();
+  return fmt::format("adapter: {} (in Python on {})", output.string(), adapted_class_);
 }
 
 void RunObserver::on_failure(const std::string& message) {

@@ -1,13 +1,14 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cli/command.h"
 #include "config/run_config.h"
 #include "train/observer.h"
-#include "train/setup.h"
 #include "ui/metrics.h"
 #include "ui/metrics_command.h"
 #include "ui/progress.h"
@@ -27,8 +28,10 @@ class RunObserver : public train::Observer {
   RunObserver(std::string command, const config::RunConfig& config, const Session& session);
   ~RunObserver() override;
 
-  /// Lets the samples be generated with the model in training.
-  void attach(train::Setup& setup) { setup_ = &setup; }
+  /// `sampler` answers log.sample_prompts with the model in training.
+  void sample_with(std::function<std::vector<std::string>()> sampler) {
+    sampler_ = std::move(sampler);
+  }
 
   void on_tokenize(const std::string& file, double fraction, std::int64_t rows) override;
   void on_start(const train::RunInfo& info) override;
@@ -51,7 +54,8 @@ class RunObserver : public train::Observer {
   const config::RunConfig& config_;
   const Session& session_;
   std::filesystem::path directory_;
-  train::Setup* setup_ = nullptr;
+  std::function<std::vector<std::string>()> sampler_;  ///< Empty: none.
+  std::string adapted_class_;
   std::int64_t resumed_step_ = 0;
   std::filesystem::path resumed_from_;
   std::unique_ptr<ui::Progress> tokenizing_, progress_;

@@ -20,6 +20,8 @@
 #include "config/objective.h"
 #include "rl/rollouts.h"
 #include "rl/steps.h"
+#include "rollout/answers.h"
+#include "train/setup.h"
 #include "train/trainer.h"
 
 namespace heddle::cli {
@@ -39,7 +41,14 @@ train::Summary train_as_rank(const std::string& name, const config::RunConfig& c
     RunObserver observer(name, config, session);
     try {
       train::Trainer trainer(config, observer, stop.flag(), world, make_subject);
-      observer.attach(trainer.setup());
+      if (!config.log.sample_prompts.empty()) {
+        observer.sample_with([&] {
+          return rollout::answer_prompts(
+              trainer.setup().placed, trainer.setup().tokenizer, config.log.sample_prompts,
+              config.log.sample_tokens,
+              train::dataset_options(config, train::DataPart::kTrain).rendering);
+        });
+      }
       return trainer.run();
     } catch (const std::exception& error) {
       observer.on_failure(error.what());

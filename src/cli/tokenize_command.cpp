@@ -129,7 +129,7 @@ class Selection {
     const char* why;
     data::TokenizedRow row;
   };
-  /// Of each kind besides the first rows.
+  /// Rows shown of each kind besides the first ones.
   static constexpr std::size_t kOdd = 3;
 
   std::int64_t first_, rows_ = 0, tokens_ = 0, loss_tokens_ = 0, bad_ = 0;

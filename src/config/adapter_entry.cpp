@@ -42,7 +42,7 @@ constexpr std::array kAdapterKeys = {"data.train",
                                      "adapter.target_parameters",
                                      "adapter.seed"};
 
-/// What an entry's key means: a whole key or its last part, `data` for data.train, `seed` for
+/// Meaning of an entry's key: a whole key or its last part, `data` for data.train, `seed` for
 /// train.seed. Empty: nothing.
 std::string adapter_key(const std::string& name) {
   if (name == "data") return "data.train";

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -7,6 +8,13 @@
 #include "models/config.h"
 
 namespace heddle::models {
+
+/// How llama.cpp's files name and store models of one type.
+struct GgufForm {
+  std::string architecture;
+  bool is_hybrid = false;       ///< With gated delta layers; norms are stored as weight - 1.
+  bool orders_v_heads = false;  ///< Value heads go from grouped by key head to tiled.
+};
 
 /// Models that share a reader of config.json, names of weights and presets: one folder.
 struct Family {
@@ -16,6 +24,7 @@ struct Family {
   Config (*parse)(const Json& json, const std::string& source);
   /// Shapes known by name, each a complete config.json.
   std::vector<std::pair<std::string, Json>> (*presets)();
+  std::map<std::string, GgufForm> gguf_forms;  ///< By model_type.
 };
 
 }  // namespace heddle::models

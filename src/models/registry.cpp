@@ -5,7 +5,6 @@
 #include "base/errors.h"
 #include "base/quote.h"
 #include "base/text.h"
-#include "models/family.h"
 #include "models/qwen3/family.h"
 #include "models/qwen3_5/family.h"
 
@@ -45,6 +44,14 @@ Config parse_config(const Json& json, const std::string& source) {
   }
   throw_error<ModelError>("{}: model_type '{}' is not one of {}", source, text::shown(type),
                           text::join(known, ", "));
+}
+
+std::optional<GgufForm> gguf_form(const std::string& model_type) {
+  for (const Family& family : families()) {
+    const auto found = family.gguf_forms.find(model_type);
+    if (found != family.gguf_forms.end()) return found->second;
+  }
+  return {};
 }
 
 Json preset_json(const std::string& name) {

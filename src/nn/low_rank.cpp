@@ -161,8 +161,8 @@ at::Tensor low_of(const Product& product, const at::Tensor& x) {
                                : product.products->forward({{{x, product.a}}})[0];
 }
 
-/// What each change sees of x, scaled, undefined without a change; nothing where the kernels have
-/// no way of their own for so few rows.
+/// Part of x that each change sees, scaled, undefined without a change; nothing where the kernels
+/// have no way of their own for so few rows.
 Tensors lows_of_few(const ops::Linear::Functions& products, const at::Tensor& x,
                     const std::vector<ChangedLinear>& layers) {
   if (drops(layers)) return {};

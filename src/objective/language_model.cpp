@@ -5,6 +5,8 @@
 #include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
+#include <utility>
+
 #include "ops/autograd.h"
 #include "ops/collectives.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
@@ -97,7 +99,9 @@ TokenLogprobs::TokenLogprobs(Model& model, const at::Tensor& hidden, const LossR
   inputs.labels = rows.labels;
   inputs.want_entropy = want_entropy;
   const bool is_one_pass = want_gradients && !model.head_weight().trainable();
+  inputs.keep_logits = want_gradients && !is_one_pass;
   const auto result = cross_entropy(model, inputs, is_one_pass);
+  logits_ = result.logits;
   values_ = result.logprobs;
   if (want_entropy) entropy_ = result.entropy;
   if (is_one_pass) unit_gradient_ = result.grad_hidden;
@@ -119,6 +123,7 @@ at::Tensor TokenLogprobs::gradient_of_normalized(const at::Tensor& d_values) {
   inputs.hidden = normalized_;
   inputs.labels = rows_.labels;
   inputs.loss_weights = -d_values;
+  inputs.logits = std::exchange(logits_, {});
   return cross_entropy(model_, inputs, /*want_gradients=*/true).grad_hidden;
 }
 

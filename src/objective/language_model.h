@@ -27,9 +27,9 @@ HeadResult run_language_model_head(Model& model, const at::Tensor& hidden, const
 HeadFunction language_model_head(Model& model, double gradient_scale, bool want_gradients = true);
 
 /// Log-probabilities of a micro-batch's labels, for losses that take them together: first their
-/// values, then, from the derivative of the loss by each, the gradients. The logits are never held:
-/// they are computed twice where the head is trained, whose gradient wants the derivatives, else
-/// once.
+/// values, then, from the derivative of the loss by each, the gradients. A head that is trained
+/// keeps the logits in between if they are one chunk of the kernel's, else computes them twice; a
+/// frozen one keeps the gradient of each row by its log-probability instead.
 class TokenLogprobs {
  public:
   /// On hidden states [T/tp,H]. All ranks along tp make theirs together.
@@ -51,6 +51,7 @@ class TokenLogprobs {
   const LossRows& rows_;
   at::Tensor trunk_, normalized_, values_, entropy_;
   at::Tensor unit_gradient_;  ///< [n,H] of the sum of -values; undefined where the head is trained.
+  at::Tensor logits_;         ///< Where the head is trained, of one chunk.
 };
 
 }  // namespace heddle::objective

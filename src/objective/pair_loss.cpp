@@ -1,5 +1,9 @@
 #include "objective/pair_loss.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/log_sigmoid.h>
+#include <ATen/ops/sigmoid.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -17,39 +21,41 @@ double d_minus_log_sigmoid(double x) { return -sigmoid(-x); }
 
 }  // namespace
 
-DpoPairLoss dpo_loss(const AnswerLogprob& chosen, const AnswerLogprob& rejected,
-                     const DpoOptions& options) {
+DpoPairs dpo_loss(const AnswerLogprobs& chosen, const AnswerLogprobs& rejected,
+                  const DpoOptions& options) {
   const bool is_mean = options.loss == DpoLoss::kIpo;
-  const double of_chosen = is_mean ? 1 / chosen.tokens : 1,
-               of_rejected = is_mean ? 1 / rejected.tokens : 1;
-  DpoPairLoss result;
-  result.logp_chosen = of_chosen * chosen.policy;
-  result.logp_rejected = of_rejected * rejected.policy;
-  const double x = result.logp_chosen - result.logp_rejected -
-                   (of_chosen * chosen.reference - of_rejected * rejected.reference);
+  const auto seen = [&](const at::Tensor& sum, const AnswerLogprobs& answer) {
+    return is_mean ? sum / answer.tokens : sum;
+  };
+  DpoPairs result;
+  result.logp_chosen = seen(chosen.policy, chosen);
+  result.logp_rejected = seen(rejected.policy, rejected);
+  const at::Tensor x = result.logp_chosen - result.logp_rejected -
+                       (seen(chosen.reference, chosen) - seen(rejected.reference, rejected));
   const double beta = options.beta, e = options.label_smoothing;
   result.reward_margin = beta * x;
-  double d_x = 0;
+  const at::Tensor& margin = result.reward_margin;
+  at::Tensor d_x;
   switch (options.loss) {
     case DpoLoss::kSigmoid:
-      result.loss = (1 - e) * minus_log_sigmoid(beta * x) + e * minus_log_sigmoid(-beta * x);
-      d_x = beta * ((1 - e) * d_minus_log_sigmoid(beta * x) - e * d_minus_log_sigmoid(-beta * x));
+      result.loss = -(1 - e) * at::log_sigmoid(margin) - e * at::log_sigmoid(-margin);
+      d_x = beta * (e * at::sigmoid(margin) - (1 - e) * at::sigmoid(-margin));
       break;
     case DpoLoss::kIpo: {
-      const double distance = x - 1 / (2 * beta);
+      const at::Tensor distance = x - 1 / (2 * beta);
       result.loss = distance * distance;
       d_x = 2 * distance;
       break;
     }
     case DpoLoss::kHinge:
-      result.loss = std::max(0.0, 1 - beta * x);
-      d_x = beta * x < 1 ? -beta : 0;
+      result.loss = (1 - margin).clamp_min(0);
+      d_x = -beta * (margin < 1).to(x.scalar_type());
       break;
   }
-  const double sft = options.sft_weight / chosen.tokens;
-  result.loss -= sft * chosen.policy;
-  result.d_chosen = of_chosen * d_x - sft;
-  result.d_rejected = -of_rejected * d_x;
+  const at::Tensor sft = options.sft_weight / chosen.tokens;
+  result.loss = result.loss - sft * chosen.policy;
+  result.d_chosen = seen(d_x, chosen) - sft;
+  result.d_rejected = -seen(d_x, rejected);
   return result;
 }
 

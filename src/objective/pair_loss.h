@@ -1,5 +1,7 @@
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 namespace heddle::objective {
 
 enum class DpoLoss { kSigmoid, kIpo, kHinge };
@@ -11,29 +13,31 @@ struct DpoOptions {
   double sft_weight = 0;       ///< Weight of the cross-entropy of the chosen answer.
 };
 
-/// An answer's log-probability given its prompt: the sum over its tokens of loss weight x log p.
-struct AnswerLogprob {
-  double policy = 0, reference = 0;
-  double tokens = 1;  ///< Sum of the loss weights.
+/// Log-probabilities [P] of answers given their prompts, sums over the tokens of loss weight x log
+/// p; all of one dtype.
+struct AnswerLogprobs {
+  at::Tensor policy, reference;
+  at::Tensor tokens;  ///< Sums of the loss weights.
 };
 
-struct DpoPairLoss {
-  double loss = 0;
-  double d_chosen = 0, d_rejected = 0;  ///< Derivatives of the loss by the policy's two sums.
+/// [P] each.
+struct DpoPairs {
+  at::Tensor loss;
+  at::Tensor d_chosen, d_rejected;  ///< Derivatives of the loss by the policy's two sums.
   /// beta x (policy - reference) of the chosen answer less that of the rejected one.
-  double reward_margin = 0;
-  double logp_chosen = 0, logp_rejected = 0;  ///< As the loss sees them: sums; of kIpo means.
+  at::Tensor reward_margin;
+  at::Tensor logp_chosen, logp_rejected;  ///< As the loss sees them: sums; of kIpo means.
 };
 
-/// Direct preference optimisation of one pair. With x = (chosen.policy - rejected.policy) -
-/// (chosen.reference - rejected.reference) and e = label_smoothing:
+/// Direct preference optimisation of each pair, on the device. With x = (chosen.policy -
+/// rejected.policy) - (chosen.reference - rejected.reference) and e = label_smoothing:
 ///   kSigmoid  -(1 - e) log sigmoid(beta x) - e log sigmoid(-beta x)   (arXiv 2305.18290, eq. 7)
 ///   kIpo      (x - 1 / (2 beta))^2 of means over the tokens           (arXiv 2310.12036, eq. 17)
 ///   kHinge    max(0, 1 - beta x)                                      (arXiv 2305.10425)
 /// plus sft_weight x the mean cross-entropy of the chosen answer's tokens (arXiv 2404.19733). The
 /// first three as loss_type sigmoid, ipo and hinge of TRL's DPOTrainer.
-DpoPairLoss dpo_loss(const AnswerLogprob& chosen, const AnswerLogprob& rejected,
-                     const DpoOptions& options);
+DpoPairs dpo_loss(const AnswerLogprobs& chosen, const AnswerLogprobs& rejected,
+                  const DpoOptions& options);
 
 struct RankingLoss {
   double loss = 0;

@@ -1,10 +1,14 @@
 #include "objective/pairs.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/mv.h>
 
 #include <algorithm>
 
 #include "base/errors.h"
+#include "device/upload.h"
 
 namespace heddle::objective {
 
@@ -23,18 +27,31 @@ std::size_t count_pairs(const data::Batch& whole) {
   return whole.text_of_row.size() / 2;
 }
 
-std::vector<double> sequence_sums(const LocalBatch& batch, const LossRows& rows,
-                                  const at::Tensor& values, std::size_t sequences) {
-  std::vector<double> sums(sequences);
-  const std::vector<std::int64_t> sequence = batch.sequences_of_tokens();
-  const at::Tensor host = values.cpu().to(at::kDouble);
-  const auto* value = host.const_data_ptr<double>();
-  const auto* weight = batch.host.loss_weights.const_data_ptr<float>();
-  for (std::size_t i = 0; i < rows.tokens.size(); ++i) {
-    const auto token = static_cast<std::size_t>(rows.tokens[i]);
-    sums[static_cast<std::size_t>(sequence[token])] += weight[token] * value[i];
-  }
+c10::ScalarType sum_dtype(const runtime::Context& context) {
+  return context.device.is_privateuseone() ? context.wide_dtype() : at::kDouble;
+}
+
+SequenceSums::SequenceSums(const runtime::Context& context, const LocalBatch& batch,
+                           const LossRows& rows, std::int64_t sequences)
+    : group_(context.mesh.group({comm::Dim::kTp, comm::Dim::kCp})) {
+  const c10::ScalarType type = sum_dtype(context);
+  const std::vector<std::int64_t> sequence_of = batch.sequences_of_tokens();
+  std::vector<std::int64_t> sequence;
+  for (const std::int64_t token : rows.tokens)
+    sequence.push_back(sequence_of[static_cast<std::size_t>(token)]);
+  const at::Tensor own = device::upload(sequence, context.device);
+  const at::Tensor is_in = at::arange(sequences, own.options()).unsqueeze(1) == own;
+  weights_ = is_in * rows.loss_weights.to(type);
+}
+
+at::Tensor SequenceSums::of(const at::Tensor& values) const {
+  at::Tensor sums = at::mv(weights_, values.to(weights_.scalar_type()));
+  group_.all_reduce_sum(sums);
   return sums;
+}
+
+at::Tensor SequenceSums::gradient(const at::Tensor& d_sums) const {
+  return at::mv(weights_.t(), d_sums);
 }
 
 void sum_over_ranks(const comm::Mesh& mesh, const std::vector<comm::Dim>& dims,

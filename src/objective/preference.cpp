@@ -1,13 +1,14 @@
 #include "objective/preference.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros_like.h>
 
-#include <array>
 #include <numeric>
 
 #include "device/upload.h"
 #include "objective/language_model.h"
-#include "ops/autograd.h"
 
 namespace heddle::objective {
 namespace {
@@ -22,19 +23,6 @@ std::vector<double> token_weights(const data::Batch& whole) {
                                    weights + whole.cu_seqlens_host[i + 1], 0.0));
   }
   return sums;
-}
-
-/// Derivatives by the log-probabilities of this rank's tokens, from those by the sequences' sums.
-std::vector<double> spread(const std::vector<double>& d_sums, const LocalBatch& batch,
-                           const LossRows& rows) {
-  const std::vector<std::int64_t> sequence = batch.sequences_of_tokens();
-  const auto* weight = batch.host.loss_weights.const_data_ptr<float>();
-  std::vector<double> d_values;
-  for (const std::int64_t token : rows.tokens) {
-    const auto t = static_cast<std::size_t>(token);
-    d_values.push_back(weight[t] * d_sums[static_cast<std::size_t>(sequence[t])]);
-  }
-  return d_values;
 }
 
 }  // namespace
@@ -57,33 +45,29 @@ HeadResult Preference::run(const at::Tensor& hidden, const LocalBatch& batch, co
                            const PassOptions& options) const {
   const LossRows rows(model(), batch.host, 1);
   TokenLogprobs logprobs(model(), hidden, rows, options.wants_gradients);
-  std::vector<double> policy =
-      sequence_sums(batch, rows, logprobs.values(), known.reference.size());
-  sum_over_ranks(placed_.context.mesh, {comm::Dim::kTp, comm::Dim::kCp}, policy);
-
-  double loss = 0;
-  std::array<double, 4> metrics = {};
-  std::vector<double> d_sums(policy.size());
-  for (std::size_t i = 0; i < policy.size(); i += 2) {
-    const auto answer = [&](std::size_t s) {
-      return AnswerLogprob{policy[s], known.reference[s], known.tokens[s]};
-    };
-    const DpoPairLoss pair = dpo_loss(answer(i), answer(i + 1), options_);
-    loss += pair.loss;
-    metrics[0] += pair.reward_margin;
-    metrics[1] += pair.reward_margin > 0;
-    metrics[2] += pair.logp_chosen;
-    metrics[3] += pair.logp_rejected;
-    d_sums[i] = options.gradient_scale * pair.d_chosen;
-    d_sums[i + 1] = options.gradient_scale * pair.d_rejected;
-  }
-  const auto reported = [&](double sum) { return number(reports() ? sum : 0); };
-  HeadResult result{reported(loss), {}, {}};
-  for (const double sum : metrics) result.metric_sums.push_back(reported(sum));
+  const auto sequences = std::ssize(known.tokens);
+  const SequenceSums sums(placed_.context, batch, rows, sequences);
+  // [2,P]: those of the chosen answers, then those of the rejected ones.
+  const auto by_answer = [](const at::Tensor& by_sequence) {
+    return by_sequence.view({-1, 2}).t();
+  };
+  const at::Tensor policy = by_answer(sums.of(logprobs.values())),
+                   reference = by_answer(known.reference),
+                   tokens = by_answer(device::upload(at::tensor(known.tokens, policy.scalar_type()),
+                                                     hidden.device()));
+  const DpoPairs pairs = dpo_loss({policy[0], reference[0], tokens[0]},
+                                  {policy[1], reference[1], tokens[1]}, options_);
+  const auto reported = [&](const at::Tensor& of_pairs) {
+    const at::Tensor sum = of_pairs.sum().to(placed_.context.wide_dtype());
+    return reports() ? sum : at::zeros_like(sum);
+  };
+  HeadResult result{reported(pairs.loss), {}, {}};
+  result.metric_sums = {reported(pairs.reward_margin), reported(pairs.reward_margin > 0),
+                        reported(pairs.logp_chosen), reported(pairs.logp_rejected)};
   if (!options.wants_gradients) return result;
-  const at::Tensor d_values =
-      at::tensor(spread(d_sums, batch, rows), at::kDouble).to(logprobs.values().scalar_type());
-  result.grad_hidden = logprobs.gradient(device::upload(d_values, hidden.device()));
+  const at::Tensor d_sums =
+      options.gradient_scale * at::stack({pairs.d_chosen, pairs.d_rejected}, 1).view({sequences});
+  result.grad_hidden = logprobs.gradient(sums.gradient(d_sums).to(logprobs.values().scalar_type()));
   return result;
 }
 

@@ -22,10 +22,10 @@ class Preference : public PairObjective {
                                   const PassOptions& options) override;
 
  private:
-  /// Numbers of a micro-batch's real sequences that are known before the policy runs on it.
+  /// Numbers [S] of a micro-batch's real sequences that are known before the policy runs on it.
   struct Known {
-    std::vector<double> reference;  ///< Log-probabilities; empty without the last stage.
-    std::vector<double> tokens;     ///< Sums of loss weights.
+    at::Tensor reference;        ///< Log-probabilities; undefined without the last stage.
+    std::vector<double> tokens;  ///< Sums of loss weights.
   };
   HeadResult run(const at::Tensor& hidden, const LocalBatch& batch, const Known& known,
                  const PassOptions& options) const;

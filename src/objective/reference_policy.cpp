@@ -1,5 +1,6 @@
 #include "objective/reference_policy.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include "base/log.h"
 #include "ckpt/safetensors.h"
 #include "ckpt/tensor_io.h"
+#include "device/upload.h"
 #include "objective/language_model.h"
 #include "objective/pairs.h"
 #include "ops/autograd.h"
@@ -98,15 +100,17 @@ at::Tensor ReferencePolicy::compute_all(const std::shared_ptr<const data::Datase
   auto* const entries = table.mutable_data_ptr<double>();
   const bool tells = mesh.coordinate(comm::Dim::kTp) == 0 && mesh.coordinate(comm::Dim::kCp) == 0;
   while (const auto batch = loader.next()) {
-    const std::vector<double> sums = compute(*batch);
-    for (std::size_t s = 0; tells && s < sums.size(); ++s)
-      entries[2 * batch->row_ids[s] + batch->text_of_row[s]] = sums[s];
+    const at::Tensor device_sums = compute(*batch);
+    if (!tells || !device_sums.defined()) continue;
+    const at::Tensor sums = device_sums.to(at::kCPU, at::kDouble);
+    for (std::size_t s = 0; s < batch->row_ids.size(); ++s)
+      entries[2 * batch->row_ids[s] + batch->text_of_row[s]] = sums.const_data_ptr<double>()[s];
   }
   mesh.world_group().all_reduce_sum(table);
   return table;
 }
 
-std::vector<double> ReferencePolicy::compute(const data::Batch& whole) const {
+at::Tensor ReferencePolicy::compute(const data::Batch& whole) const {
   const ops::NoGradient guard;
   Model& model = *placed_.model;
   // Without a set of adapters: the base model.
@@ -115,13 +119,10 @@ std::vector<double> ReferencePolicy::compute(const data::Batch& whole) const {
   if (!hidden.defined()) return {};
   const LossRows rows(model, batch.host, 1);
   const TokenLogprobs logprobs(model, hidden, rows, /*want_gradients=*/false);
-  std::vector<double> sums =
-      sequence_sums(batch, rows, logprobs.values(), static_cast<std::size_t>(whole.real_sequences));
-  sum_over_ranks(placed_.context.mesh, {comm::Dim::kTp, comm::Dim::kCp}, sums);
-  return sums;
+  return SequenceSums(placed_.context, batch, rows, whole.real_sequences).of(logprobs.values());
 }
 
-std::vector<double> ReferencePolicy::logprobs(const data::Batch& whole, bool is_held_out) const {
+at::Tensor ReferencePolicy::logprobs(const data::Batch& whole, bool is_held_out) const {
   if (is_base_model_) {
     const parallel::Acquired ends = assembly::acquire_ends(placed_.sharding.get(), *placed_.model);
     return compute(whole);
@@ -129,10 +130,11 @@ std::vector<double> ReferencePolicy::logprobs(const data::Batch& whole, bool is_
   if (!placed_.pipeline->has_last_stage()) return {};
   const at::Tensor& table = is_held_out ? held_out_ : train_;
   const auto* entries = table.const_data_ptr<double>();
-  std::vector<double> sums;
-  for (std::size_t s = 0; s < whole.row_ids.size(); ++s)
-    sums.push_back(entries[2 * whole.row_ids[s] + whole.text_of_row[s]]);
-  return sums;
+  at::Tensor sums = at::empty({std::ssize(whole.row_ids)}, at::kDouble);
+  for (std::size_t s = 0; s < whole.row_ids.size(); ++s) {
+    sums.mutable_data_ptr<double>()[s] = entries[2 * whole.row_ids[s] + whole.text_of_row[s]];
+  }
+  return device::upload(sums.to(sum_dtype(placed_.context)), placed_.context.device);
 }
 
 }  // namespace heddle::objective

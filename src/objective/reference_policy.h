@@ -24,12 +24,13 @@ class ReferencePolicy {
 
   /// Called by all ranks while the weights are the reference's.
   void prepare(const RunRows& rows);
-  /// Sums over the tokens of each real sequence of a micro-batch of loss weight x log p; empty
-  /// where the last stage is elsewhere. Called by all ranks that share the micro-batch.
-  std::vector<double> logprobs(const data::Batch& whole, bool is_held_out) const;
+  /// Sums [S] over the tokens of each real sequence of a micro-batch of loss weight x log p, on the
+  /// device; undefined where the last stage is elsewhere. Called by all ranks that share the
+  /// micro-batch.
+  at::Tensor logprobs(const data::Batch& whole, bool is_held_out) const;
 
  private:
-  std::vector<double> compute(const data::Batch& whole) const;
+  at::Tensor compute(const data::Batch& whole) const;
   /// [rows, 2] of a whole data set.
   at::Tensor compute_all(const std::shared_ptr<const data::Dataset>& rows) const;
   at::Tensor read_or_compute(const std::string& name,

@@ -83,33 +83,34 @@ Steps::Steps(const config::RunConfig& config, train::Setup& setup, objective::Po
       prompts_(config, train::DataPart::kTrain, *setup.tokenizer),
       held_out_(config, train::DataPart::kEval, *setup.tokenizer),
       info_(loader_info(config, prompts_)),
-      judge_(config.rl.reward, setup.context.mesh.world_group()),
+      judge_(config.rl.reward, setup.placed.context.mesh.world_group()),
       log_(std::filesystem::path(config.train.output_dir) / "groups.jsonl") {
-  if (setup.context.mesh.world()) {
-    comm::require_agreement(*setup.context.mesh.world(), "data",
+  if (setup.placed.context.mesh.world()) {
+    comm::require_agreement(*setup.placed.context.mesh.world(), "data",
                             {comm::content_fact("data.train", prompts_.key(),
                                                 fmt::format("{} prompts", prompts_.size()))});
   }
   batch_.state = {{"next_cursor", 0}, {"pending", nlohmann::json::array()}};
   if (config.rl.is_disaggregated()) {
-    source_ = std::make_unique<RemoteGeneration>(config, setup, prompts_);
+    source_ = std::make_unique<RemoteGeneration>(config, setup.placed, prompts_);
   } else {
-    source_ = std::make_unique<Generation>(config, setup, setup.tokenizer, prompts_,
+    source_ = std::make_unique<Generation>(config, setup.placed, setup.tokenizer, prompts_,
                                             end_of(config, prompts_));
   }
-  const bool is_base_model = setup.adapters != nullptr && setup.saved_whole.empty();
+  const bool is_base_model = setup.placed.adapters != nullptr && setup.placed.saved_whole.empty();
   if (config.rl.reference.kl_coef > 0 && !is_base_model) place_reference();
 }
 
 void Steps::place_reference() {
   assembly::ModelRecipe recipe =
-      assembly::recipe_of_run(config_, setup_.model->config(), setup_.source);
+      assembly::recipe_of_run(config_, setup_.placed.model->config(), setup_.placed.source);
   recipe.purpose = assembly::Purpose::kScore;
   recipe.generates = false;
   recipe.adapters = {};
   recipe.freeze.clear();
   recipe.saved_whole.clear();
-  reference_ = std::make_unique<assembly::ModelOnRanks>(assembly::place(recipe, setup_.context));
+  reference_ =
+      std::make_unique<assembly::ModelOnRanks>(assembly::place(recipe, setup_.placed.context));
 }
 
 std::string Steps::summary() const {
@@ -128,15 +129,16 @@ std::optional<data::Step> Steps::next() {
   Experience experience(config_, prompts_, batch_.groups);
   if (config_.rl.reference.kl_coef > 0) experience.set_reference(reference_scores(experience));
   policy_.set_rows(experience.policy_rows());
-  const comm::Mesh& mesh = setup_.context.mesh;
+  const comm::Mesh& mesh = setup_.placed.context.mesh;
   data::Step step = experience.step(done_++, mesh.data_rank(), mesh.data_size());
   step.epoch = batch_.groups.back().cursor / prompts_.size();
   return step;
 }
 
 std::vector<train::RowScore> Steps::reference_scores(const Experience& experience) const {
-  train::Scorer scorer(reference_ ? *reference_ : setup_, /*with_adapters=*/false);
-  const std::int64_t most = config_.train.micro_batch_tokens * setup_.context.mesh.data_size();
+  train::Scorer scorer(reference_ ? *reference_ : setup_.placed, /*with_adapters=*/false);
+  const std::int64_t most =
+      config_.train.micro_batch_tokens * setup_.placed.context.mesh.data_size();
   const auto& rows = experience.tokens();
   std::vector<train::RowScore> scores;
   for (std::size_t first = 0, last = 0; first < rows.size(); first = last) {
@@ -293,12 +295,12 @@ train::Evaluation Steps::evaluate() {
     request.prompt = held_out_.row(i).tokens;
     request.max_new_tokens = config_.rollout.max_new_tokens;
     request.sampling.temperature = 0;
-    request.stop_ids = rollout::end_tokens(*setup_.tokenizer, setup_.source.get());
+    request.stop_ids = rollout::end_tokens(*setup_.tokenizer, setup_.placed.source.get());
     request.stop_strings = config_.rollout.stop;
     requests.push_back(std::move(request));
   }
   const std::vector<rollout::Completion> completions =
-      rollout::generate(setup_, setup_.tokenizer, requests,
+      rollout::generate(setup_.placed, setup_.tokenizer, requests,
                         {.max_sequences = config_.rollout.max_sequences,
                          .prefill_tokens = config_.rollout.prefill_tokens,
                          .record_steps = false});
@@ -320,7 +322,7 @@ train::Evaluation Steps::evaluate() {
 }
 
 train::Subject subject(const config::RunConfig& config, train::Setup& setup) {
-  auto policy = std::make_unique<objective::Policy>(setup, policy_options(config));
+  auto policy = std::make_unique<objective::Policy>(setup.placed, policy_options(config));
   auto steps = std::make_unique<Steps>(config, setup, *policy);
   return {std::move(policy), std::move(steps)};
 }

@@ -31,7 +31,7 @@ class Steps : public train::StepSource {
   train::Evaluation evaluate() override;
 
  private:
-  bool is_first_rank() const { return setup_.context.mesh.rank() == 0; }
+  bool is_first_rank() const { return setup_.placed.context.mesh.rank() == 0; }
   void place_reference();
   std::vector<train::RowScore> reference_scores(const Experience& experience) const;
   void record_fates();

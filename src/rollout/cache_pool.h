@@ -8,7 +8,7 @@
 
 namespace heddle::rollout {
 
-/// What one sequence has of a data rank's caches: a slot of recurrent state, and pages of keys and
+/// One sequence's part of a data rank's caches: a slot of recurrent state, and pages of keys and
 /// values, which it may share with others.
 struct Holding {
   std::int64_t rank = -1, slot = -1;  ///< -1: nothing is held.
@@ -23,7 +23,7 @@ class CachePool {
  public:
   struct Size {
     std::int64_t ranks = 1, own_rank = 0;  ///< Data ranks.
-    std::int64_t slots = 0, pages = 0;     ///< Of each.
+    std::int64_t slots = 0, pages = 0;     ///< For each.
     std::int64_t dummy_slots = 0;
     std::int64_t page_tokens = 32;
   };

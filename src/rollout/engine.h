@@ -30,7 +30,7 @@ struct EngineOptions {
   std::int64_t kept_states = 4;
 };
 
-/// What changed weights do to sequences under way.
+/// Effect of changed weights on sequences under way.
 enum class LiveSequences {
   kRecompute,  ///< Their tokens pass through the new weights before they go on.
   kKeep,       ///< They go on from the caches of the old weights.
@@ -100,7 +100,7 @@ class Engine {
   /// A table row, see TokenTable, from the hidden states of one row of a data rank's pass.
   struct Wanted {
     const Part* part;
-    std::int64_t row;    ///< Of the data rank's pass.
+    std::int64_t row;    ///< Row of the data rank's pass.
     std::int64_t given;  ///< A token of the prompt; -1: one is drawn.
   };
   /// One rank has the row that a token follows from; all learn it.
@@ -122,7 +122,7 @@ class Engine {
   CachePool pool_;
   Scheduler scheduler_;
   std::unique_ptr<RecordedDecoding> recorded_;  ///< Null: steps are queued launch by launch.
-  std::vector<Progress> done_;                  ///< Of requests that want nothing.
+  std::vector<Progress> done_;                  ///< Requests that want nothing.
   RequestId next_id_ = 0;
   std::int64_t weights_version_ = 0;
 };

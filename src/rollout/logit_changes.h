@@ -10,8 +10,8 @@ namespace heddle::rollout {
 
 struct Request;
 
-/// What a request's penalties, biases and least number of tokens make of the logits of its next
-/// token. They follow the tokens so far.
+/// Changes that a request's penalties, biases and least number of tokens make to its next token's
+/// logits. They follow the tokens so far.
 class LogitChanges {
  public:
   explicit LogitChanges(const Request& request);

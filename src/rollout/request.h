@@ -48,9 +48,9 @@ struct Completion {
   std::vector<std::int64_t> weights_versions;  ///< [output_ids], of the weights that drew each.
   std::string text;                            ///< Decoded without special tokens.
   FinishReason finish_reason = FinishReason::kLength;
-  std::int64_t sample = 0;               ///< Which of the request's answers.
+  std::int64_t sample = 0;               ///< Number of the answer in its request.
   std::int64_t adapter_version = 0;      ///< Of the adapter that it had from its start on.
-  std::int64_t cached_tokens = 0;        ///< Of the prompt, found in a kept state.
+  std::int64_t cached_tokens = 0;        ///< Prompt tokens found in a kept state.
   std::vector<double> sampled_logprobs;  ///< [output_ids], see SampledToken::sampled_logprob.
   std::vector<std::vector<TokenLogprob>> top_logprobs;  ///< [output_ids], if asked for.
   std::vector<std::vector<std::int32_t>> supports;      ///< [output_ids], if asked for.

@@ -37,7 +37,7 @@ struct SampledToken {
   std::vector<std::int32_t> support = {};
 };
 
-/// What happens to the logit of one token before it is drawn.
+/// Change of the logit of one token before it is drawn.
 struct LogitChange {
   std::int32_t id = 0;
   float bias = 0;     ///< Added first.
@@ -53,7 +53,7 @@ struct Draw {
   std::int64_t top = 0;        ///< SampledToken::top.
   bool wants_support = false;  ///< SampledToken::support.
 
-  /// What DrawTables alone say of it.
+  /// DrawTables alone say all of it.
   bool is_plain() const { return changes.empty() && top == 0 && !wants_support; }
 };
 
@@ -79,7 +79,7 @@ struct TokenTable {
   /// [n,width] on the device of the logits [n,V].
   at::Tensor draw(const ops::KernelTable& kernels, const at::Tensor& logits,
                   const std::vector<Draw>& draws) const;
-  /// Likewise of tokens [n] int64 that are given. The id is in the table too.
+  /// As draw(), of tokens [n] int64 that are given. The id is in the table too.
   at::Tensor judge(const at::Tensor& logits, const at::Tensor& ids) const;
   /// Row `row` of a table on the host. A token has as much as its draw asked for.
   SampledToken read(const at::Tensor& table, std::int64_t row, std::int64_t wanted_top,

@@ -118,7 +118,7 @@ std::vector<Part> Scheduler::plan() {
   read_prompts_ = !prompts.empty() && (steps.empty() || !read_prompts_);
   std::vector<Sequence*>& candidates = read_prompts_ ? prompts : steps;
   if (limits_.one_set && !candidates.empty()) {
-    // Those that have waited longest have their turn.
+    // Sequences that have waited longest have their turn.
     const Sequence* const first =
         *std::min_element(candidates.begin(), candidates.end(),
                           [](const auto* a, const auto* b) { return a->last_pass < b->last_pass; });
@@ -200,7 +200,7 @@ void Scheduler::preempt(RequestId id) {
   if (it == running_.end()) return;
   std::unique_ptr<Sequence> sequence = std::move(*it);
   running_.erase(it);
-  // Those that wait for its prompt have nobody to wait for.
+  // Sequences that wait for its prompt have nobody to wait for.
   const bool leads = !sequence->follows && sequence->held.tokens < sequence->shared_tokens();
   for (std::size_t i = running_.size(); leads && i-- > 0;) {
     if (running_[i]->follows && running_[i]->group == sequence->group) preempt(running_[i]->id);

@@ -10,7 +10,7 @@
 
 namespace heddle::rollout {
 
-/// Which sequences have memory, and what the next pass does. All ranks of a model keep the same
+/// Decides which sequences have memory and what a pass does. All ranks of a model keep the same
 /// books. Sequences start in the order in which they came; one that asks for the prompt which
 /// another sample of its request is reading starts beside it and waits for that.
 class Scheduler {

@@ -27,8 +27,8 @@ struct SyncReport {
   std::int64_t bytes = 0, buckets = 0;
   std::int64_t damaged = 0;  ///< Buckets that were sent again.
   double seconds = 0;        ///< From the first call to the version word.
-  /// Of the weights, whatever their version and the trainer's layout; on rank 0. The rollouts' is
-  /// the same (Subscriber::weights_hash).
+  /// The weights' hash, whatever their version and the trainer's layout; on rank 0. The rollouts'
+  /// is the same (Subscriber::weights_hash).
   std::uint64_t weights_hash = 0;
 };
 
@@ -69,7 +69,7 @@ class Subscriber {
   /// Last received whole; -1: none yet.
   std::int64_t version() const { return version_; }
   bool is_intact() const { return is_intact_; }
-  /// Of the weights of version(), as they arrived.
+  /// Hash of the weights of version(), as they arrived.
   std::uint64_t weights_hash() const;
 
  private:

@@ -46,7 +46,7 @@ class DatasetSteps : public StepSource {
       : config_(config),
         setup_(setup),
         objective_(objective),
-        loader_(make_loader(setup.train, config, setup.context.mesh)) {}
+        loader_(make_loader(setup.train, config, setup.placed.context.mesh)) {}
 
   const data::LoaderInfo& info() const override { return loader_->info(); }
   std::string summary() const override { return setup_.train->report().summary(); }
@@ -57,8 +57,8 @@ class DatasetSteps : public StepSource {
   Evaluation evaluate() override {
     data::EvaluationLoader::Options options;
     options.micro_batch_tokens = config_.train.micro_batch_tokens;
-    options.rank = static_cast<int>(setup_.context.mesh.data_rank());
-    options.world = static_cast<int>(setup_.context.mesh.data_size());
+    options.rank = static_cast<int>(setup_.placed.context.mesh.data_rank());
+    options.world = static_cast<int>(setup_.placed.context.mesh.data_size());
     return objective_.evaluate(setup_.eval, options);
   }
 
@@ -72,7 +72,7 @@ class DatasetSteps : public StepSource {
 }  // namespace
 
 Subject dataset_subject(const config::RunConfig& config, Setup& setup) {
-  Subject subject{objective::make_objective(config, setup), nullptr};
+  Subject subject{objective::make_objective(config, setup.placed), nullptr};
   subject.steps = std::make_unique<DatasetSteps>(config, setup, *subject.objective);
   return subject;
 }

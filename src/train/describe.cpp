@@ -6,6 +6,7 @@
 #include "assembly/rank_memory.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "ckpt/adapter_names.h"
 #include "device/device.h"
 #include "parallel/block_runner.h"
 
@@ -80,18 +81,32 @@ namespace {
 
 /// Estimate of what the micro-batches in flight on this rank leave for the backward.
 double activation_bytes(const Setup& setup, const config::RunConfig& config, double micro_batches) {
-  const comm::Mesh& mesh = setup.context.mesh;
+  const comm::Mesh& mesh = setup.placed.context.mesh;
   config::TrainSection train = config.train;
   if (train.recompute == config::Recompute::kAuto) train.recompute = config::Recompute::kFull;
   const double tokens =
       static_cast<double>(std::max(config.train.micro_batch_tokens, config.data.max_length)) /
       static_cast<double>(mesh.size(comm::Dim::kCp));
   const std::int64_t stage_rank = mesh.coordinate(comm::Dim::kPp);
-  return tokens * setup.stages.most_in_flight(stage_rank, micro_batches) *
+  return tokens * setup.placed.stages.most_in_flight(stage_rank, micro_batches) *
          activation_bytes_per_token(
-             setup.model->config(), setup.stages.layers_of(stage_rank),
-             static_cast<std::int64_t>(c10::elementSize(setup.context.dtype)), train,
+             setup.placed.model->config(), setup.placed.stages.layers_of(stage_rank),
+             static_cast<std::int64_t>(c10::elementSize(setup.placed.context.dtype)), train,
              mesh.size(comm::Dim::kTp));
+}
+
+DataInfo describe_rows(const std::string& name, const data::Dataset& dataset) {
+  DataInfo info{name, {}};
+  for (const data::Dataset::File& file : dataset.files())
+    info.files.emplace_back(file.path, file.report);
+  std::vector<std::int64_t> lengths(dataset.lengths().begin(), dataset.lengths().end());
+  std::sort(lengths.begin(), lengths.end());
+  const double shares[] = {0.1, 0.5, 0.9, 0.99};
+  for (std::size_t i = 0; i < info.lengths.size(); ++i) {
+    info.lengths[i] =
+        lengths[static_cast<std::size_t>(shares[i] * static_cast<double>(lengths.size() - 1))];
+  }
+  return info;
 }
 
 }  // namespace
@@ -99,7 +114,7 @@ double activation_bytes(const Setup& setup, const config::RunConfig& config, dou
 RunInfo describe_setup(const Setup& setup, const config::RunConfig& config,
                        const Optimizer& optimizer, double micro_batches) {
   RunInfo info;
-  const models::Config& model = setup.model->config();
+  const models::Config& model = setup.placed.model->config();
   info.model_type = model.model_type;
   std::map<std::string, std::int64_t> kinds;
   const auto count = [&](nn::Parameter& parameter) {
@@ -107,17 +122,18 @@ RunInfo describe_setup(const Setup& setup, const config::RunConfig& config,
     info.total_parameters += parameter.numel();
     if (parameter.trainable()) info.trainable_parameters += parameter.numel();
   };
-  setup.model->visit_parameters(count);
-  if (setup.adapters) setup.adapters->visit_parameters(count);
+  setup.placed.model->visit_parameters(count);
+  if (setup.placed.adapters) setup.placed.adapters->visit_parameters(count);
   for (const char* kind : {"embedding", "Gated DeltaNet", "attention", "MLP", "routed experts",
                            "norms", "head", "LoRA adapters"}) {
     if (kinds.count(kind) > 0) info.parameters.emplace_back(kind, kinds[kind]);
   }
-  info.layout = setup.context.mesh.describe();
-  info.device = device::properties(setup.context.device, 0).name;
-  info.dtype = runtime::dtype_name(setup.context.dtype);
-  info.ranks = setup.context.mesh.world_size();
-  const assembly::RankMemory memory = assembly::rank_memory(*setup.model, setup.adapters.get());
+  info.layout = setup.placed.context.mesh.describe();
+  info.device = device::properties(setup.placed.context.device, 0).name;
+  info.dtype = runtime::dtype_name(setup.placed.context.dtype);
+  info.ranks = setup.placed.context.mesh.world_size();
+  const assembly::RankMemory memory =
+      assembly::rank_memory(*setup.placed.model, setup.placed.adapters.get());
   const bool is_auto = config.train.recompute == config::Recompute::kAuto;
   info.memory = {
       {"weights", memory.resident + memory.gathered},
@@ -125,12 +141,23 @@ RunInfo describe_setup(const Setup& setup, const config::RunConfig& config,
       {config.optim.offload ? "optimizer (on the host)" : "optimizer", optimizer.state_bytes()},
       {is_auto ? "activations (estimate, all recomputed)" : "activations (estimate)",
        static_cast<std::int64_t>(activation_bytes(setup, config, micro_batches))}};
-  info.kernels = setup.model->kernels().lines();
+  info.kernels = setup.placed.model->kernels().lines();
   info.undecayed = optimizer.undecayed();
   info.defaulted = model.defaulted;
+  if (setup.placed.adapters) {
+    const models::Head head = setup.placed.model->head();
+    info.adapted_class =
+        ckpt::auto_class(setup.placed.source->config(), head == models::Head::kEmbed,
+                         head == models::Head::kClassify);
+  }
+  if (setup.train) {
+    info.data.push_back(describe_rows("train", *setup.train));
+    info.bad_examples = setup.train->report().bad_examples;
+  }
+  if (setup.eval) info.data.push_back(describe_rows("eval", *setup.eval));
 
   const bool has_mtp =
-      std::any_of(setup.load_report.carried.begin(), setup.load_report.carried.end(),
+      std::any_of(setup.placed.load_report.carried.begin(), setup.placed.load_report.carried.end(),
                   [](const std::string& name) { return name.rfind("mtp.", 0) == 0; });
   if (has_mtp && config.train.method == config::Method::kFull) {
     log::warning(

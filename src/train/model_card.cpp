@@ -17,10 +17,10 @@ std::string data_line(const std::vector<config::DataSource>& sources) {
 }
 
 std::string load_example(const Setup& setup, const std::string& base) {
-  const bool has_adapter = setup.adapters != nullptr;
-  const std::string name =
-      ckpt::auto_class(setup.source->config(), setup.model->head() == models::Head::kEmbed,
-                       setup.model->head() == models::Head::kClassify);
+  const bool has_adapter = setup.placed.adapters != nullptr;
+  const std::string name = ckpt::auto_class(setup.placed.source->config(),
+                                            setup.placed.model->head() == models::Head::kEmbed,
+                                            setup.placed.model->head() == models::Head::kClassify);
   if (!has_adapter) {
     return fmt::format(
         "from transformers import {0}\n\nmodel = {0}.from_pretrained(\"THIS_FOLDER\")", name);
@@ -35,7 +35,7 @@ std::string load_example(const Setup& setup, const std::string& base) {
 }  // namespace
 
 std::string model_card(const config::RunConfig& config, const Setup& setup) {
-  const bool is_adapter = setup.adapters != nullptr;
+  const bool is_adapter = setup.placed.adapters != nullptr;
   const std::string base = hub::model_name(config.model.path);
   // The Hub knows models by "org/model"; a path of this machine is none of them.
   const bool is_on_hub = !base.starts_with("/");
@@ -62,7 +62,7 @@ std::string model_card(const config::RunConfig& config, const Setup& setup) {
   card += "```python\n" + load_example(setup, base) + "\n```\n\n";
   const std::string use =
       is_adapter ? fmt::format("{} --adapter THIS_FOLDER", base) : "THIS_FOLDER";
-  if (setup.model->head() == models::Head::kLanguageModel)
+  if (setup.placed.model->head() == models::Head::kLanguageModel)
     card += "    heddle generate " + use + " --prompt TEXT\n";
   else
     card += fmt::format("    heddle score {} --head {} --input IN.jsonl --output OUT.jsonl\n", use,

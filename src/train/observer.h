@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <map>
@@ -9,9 +10,18 @@
 
 #include <nlohmann/json.hpp>
 
+#include "data/loader/dataset.h"
 #include "objective/evaluation.h"
 
 namespace heddle::train {
+
+/// Rows of data.train or data.eval.
+struct DataInfo {
+  std::string name;  ///< "train", "eval"
+  std::vector<std::pair<std::string, data::DatasetReport>> files;
+  /// Tokens that 10, 50, 90 and 99 % of the rows do not exceed.
+  std::array<std::int64_t, 4> lengths = {};
+};
 
 /// Facts of the start-up table.
 struct RunInfo {
@@ -31,7 +41,11 @@ struct RunInfo {
   std::vector<std::string> kernels;    ///< "gated_delta_rule: cpu.chunk"
   std::vector<std::string> undecayed;  ///< Parameters without weight decay.
   std::vector<std::string> defaulted;  ///< Model values that config.json did not give.
+  /// Class of transformers that an adapter acts on; empty without adapters.
+  std::string adapted_class;
   std::string data_summary;
+  std::vector<DataInfo> data;             ///< Empty where the model generates its rows.
+  std::vector<std::string> bad_examples;  ///< The first few messages of skipped rows.
   std::int64_t tokens_per_epoch = 0, steps_per_epoch = 0, total_steps = 0, first_step = 0;
   double packing_efficiency = 1;
 };

@@ -51,8 +51,7 @@ Setup setup_of(const config::RunConfig& config) {
   setup.tokenizer = tokenizer.tokenizer;
   setup.tokenizer_source = std::move(tokenizer.source);
   recipe.config.vocab_size = vocabulary_rows(config, *setup.tokenizer, recipe.config.vocab_size);
-  static_cast<assembly::ModelOnRanks&>(setup) =
-      assembly::place(recipe, assembly::context_of_shapes(config));
+  setup.placed = assembly::place(recipe, assembly::context_of_shapes(config));
   return setup;
 }
 
@@ -62,18 +61,18 @@ void write_result(const config::RunConfig& config, const Setup& setup,
                   const std::filesystem::path& output, const ResultOptions& options,
                   const ckpt::ReadWhole& read) {
   const ckpt::Files card = {{"README.md", model_card(config, setup)}};
-  if (setup.adapters) {
-    ckpt::export_adapter(*setup.model, *setup.adapters, setup.saved_whole, *setup.source,
-                         hub::model_name(config.model.path), setup.tokenizer_source, output,
-                         options.overwrite, read, card);
+  if (setup.placed.adapters) {
+    ckpt::export_adapter(*setup.placed.model, *setup.placed.adapters, setup.placed.saved_whole,
+                         *setup.placed.source, hub::model_name(config.model.path),
+                         setup.tokenizer_source, output, options.overwrite, read, card);
     return;
   }
   ckpt::ModelWriterOptions writer;
   writer.overwrite = options.overwrite;
   writer.max_shard_bytes = options.max_shard_bytes;
   writer.files = card;
-  ckpt::export_model(*setup.model, setup.adapters.get(), *setup.source, setup.tokenizer_source,
-                     output, writer, read);
+  ckpt::export_model(*setup.placed.model, setup.placed.adapters.get(), *setup.placed.source,
+                     setup.tokenizer_source, output, writer, read);
 }
 
 config::RunConfig export_checkpoint(const std::filesystem::path& checkpoint,
@@ -83,21 +82,22 @@ config::RunConfig export_checkpoint(const std::filesystem::path& checkpoint,
   const auto saved = ckpt::TrainingCheckpoint::open(checkpoint);
   config::RunConfig config = config_of(saved, base);
   Setup setup = setup_of(config);
-  const std::set<const nn::Parameter*> trained(setup.trainable.begin(), setup.trainable.end());
+  const std::set<const nn::Parameter*> trained(setup.placed.trainable.begin(),
+                                               setup.placed.trainable.end());
   // It holds what is frozen, too, where the source does not: a new head, or what was trained
   // before.
   const auto is_saved = [&](const nn::Parameter& parameter) {
     return trained.contains(&parameter) || saved.has("weights/" + parameter.name());
   };
-  if (setup.adapters) {
-    for (nn::Parameter* parameter : setup.model->parameters()) {
+  if (setup.placed.adapters) {
+    for (nn::Parameter* parameter : setup.placed.model->parameters()) {
       if (!trained.contains(parameter) && is_saved(*parameter))
-        setup.saved_whole.push_back(parameter);
+        setup.placed.saved_whole.push_back(parameter);
     }
   }
   write_result(config, setup, output, options, [&](const nn::Parameter& parameter) {
     return is_saved(parameter) ? saved.whole("weights/" + parameter.name())
-                               : ckpt::read_from_directory(*setup.source, parameter);
+                               : ckpt::read_from_directory(*setup.placed.source, parameter);
   });
   return config;
 }

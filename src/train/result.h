@@ -14,8 +14,8 @@ struct ResultOptions {
 };
 
 /// Writes what a run has learned: a PEFT adapter directory of train.method lora, else a Hugging
-/// Face model directory. `read` gives every parameter of setup.model and setup.adapters whole.
-/// Throws FileError; ConfigError where `output` may not be replaced.
+/// Face model directory. `read` gives every parameter of setup.placed.model and
+/// setup.placed.adapters whole. Throws FileError; ConfigError where `output` may not be replaced.
 void write_result(const config::RunConfig& config, const Setup& setup,
                   const std::filesystem::path& output, const ResultOptions& options,
                   const ckpt::ReadWhole& read);

@@ -59,7 +59,7 @@ Setup make_setup(const config::RunConfig& config, Observer& observer,
     open_data(config, observer, setup);
     require_same_data(setup, context.mesh.world().get());
   }
-  static_cast<assembly::ModelOnRanks&>(setup) = assembly::place(recipe, context);
+  setup.placed = assembly::place(recipe, context);
   return setup;
 }
 

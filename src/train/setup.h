@@ -12,7 +12,8 @@
 namespace heddle::train {
 
 /// The model of a run with its tokenizer and rows.
-struct Setup : assembly::ModelOnRanks {
+struct Setup {
+  assembly::ModelOnRanks placed;
   std::shared_ptr<const data::Tokenizer> tokenizer;
   ckpt::TokenizerSource tokenizer_source;  ///< Files for final/
   /// Null for train.objective policy, which generates its rows; eval also without data.eval.

@@ -60,23 +60,24 @@ Trainer::Trainer(const config::RunConfig& config, Observer& observer, const std:
       subject_(make_subject(config_, setup_)),
       objective_(*subject_.objective),
       steps_(*subject_.steps),
-      learner_(config, setup_, objective_,
+      learner_(config, setup_.placed, objective_,
                std::max(config.train.micro_batch_tokens, config.data.max_length)),
       paced_(paced(config, steps_.info())),
-      auxiliary_coefficient_(assembly::auxiliary_coefficient(config, setup_.model->config())) {
+      auxiliary_coefficient_(
+          assembly::auxiliary_coefficient(config, setup_.placed.model->config())) {
   check_schedule(paced_, steps_.info().total_steps);
   files::make_writable_directory(config.train.output_dir);
   ckpt::CheckpointStoreOptions store;
   store.keep_last = static_cast<int>(config.ckpt.keep_last);
   store.keep_best = config.ckpt.keep_best ? 1 : 0;
-  store.world = setup_.context.mesh.world();
+  store.world = setup_.placed.context.mesh.world();
   checkpoints_ = std::make_unique<ckpt::CheckpointStore>(
       std::filesystem::path(config.train.output_dir) / "checkpoints", store);
-  const int bits = static_cast<int>(8 * c10::elementSize(setup_.context.dtype));
-  peak_flops_ = device::properties(setup_.context.device, bits).peak_flops *
-                static_cast<double>(setup_.context.mesh.world_size());
-  const std::vector<std::string>& made = setup_.load_report.initialized;
-  for (nn::Parameter* parameter : setup_.model->parameters()) {
+  const int bits = static_cast<int>(8 * c10::elementSize(setup_.placed.context.dtype));
+  peak_flops_ = device::properties(setup_.placed.context.device, bits).peak_flops *
+                static_cast<double>(setup_.placed.context.mesh.world_size());
+  const std::vector<std::string>& made = setup_.placed.load_report.initialized;
+  for (nn::Parameter* parameter : setup_.placed.model->parameters()) {
     const bool is_made = std::find(made.begin(), made.end(), parameter->name()) != made.end();
     if (is_made && !parameter->trainable()) keep(*parameter);
   }
@@ -102,7 +103,7 @@ Trainer::Divisors Trainer::divisors_of(const data::Step& step) const {
   if (loss <= 0)
     throw_error<DataError>("optimizer step {} has no token with a loss weight", step.step + 1);
   return {loss, static_cast<double>(std::max<std::int64_t>(
-                    1, sparse_layers(setup_.model->config()) * step.tokens))};
+                    1, sparse_layers(setup_.placed.model->config()) * step.tokens))};
 }
 
 double Trainer::learning_rate_of(const data::Step& step) const {
@@ -123,7 +124,7 @@ Learner::StepOptions Trainer::options_of(const data::Step& step) const {
 
 void Trainer::queue_next(const data::Step& step) {
   if (pause_behind(step.step + 1).any()) return;
-  if (setup_.context.mesh.world_group().any(stop_)) return;
+  if (setup_.placed.context.mesh.world_group().any(stop_)) return;
   std::optional<data::Step> next = steps_.next();
   if (!next) return;
   ahead_.emplace(TakenStep{std::move(*next), std::nullopt});
@@ -152,7 +153,7 @@ StepInfo Trainer::train_step(TakenStep taken) {
   // One that was queued before began when the one before it ended.
   const auto start = taken.queued ? last_end_ : std::chrono::steady_clock::now();
   const data::Step& step = taken.step;
-  const assembly::Model& model = *setup_.model;
+  const assembly::Model& model = *setup_.placed.model;
   const Divisors divisors = divisors_of(step);
   StepInfo info;
   info.step = step.step + 1;
@@ -179,12 +180,12 @@ StepInfo Trainer::train_step(TakenStep taken) {
   info.epoch = static_cast<double>(info.step) / static_cast<double>(per_epoch);
   if (peak_flops_ > 0 && step.sequences > 0) {
     const double length = static_cast<double>(step.tokens) / static_cast<double>(step.sequences);
-    const double share = setup_.adapters ? 2.0 / 3.0 : 1.0;
+    const double share = setup_.placed.adapters ? 2.0 / 3.0 : 1.0;
     info.mfu = models::training_flops_per_token(model.config(), length, share) * info.tokens_per_s /
                peak_flops_;
     if (info.mfu > 1) info.mfu = 0;  // the peak was measured while the machine was busy
   }
-  info.memory_bytes = device::memory(setup_.context.device).peak_bytes;
+  info.memory_bytes = device::memory(setup_.placed.context.device).peak_bytes;
   if (auxiliary_coefficient_ > 0)
     info.extra["aux_loss"] = sums.auxiliary_sum.item<double>() / divisors.sparse_tokens;
   if (sums.expert_load.defined()) {
@@ -247,13 +248,14 @@ void Trainer::fill(Summary& summary, std::int64_t steps) const {
 }
 
 Summary Trainer::run() {
-  return comm::announcing_failure(setup_.context.mesh.world().get(), [&] { return train(); });
+  return comm::announcing_failure(setup_.placed.context.mesh.world().get(),
+                                  [&] { return train(); });
 }
 
 Summary Trainer::train() {
   // Rank 0's disk decides.
   const std::string limit =
-      setup_.context.mesh.world_group().all_gather_objects(limit_reached()).front();
+      setup_.placed.context.mesh.world_group().all_gather_objects(limit_reached()).front();
   if (!limit.empty()) {
     Summary summary;
     fill(summary, first_step_);
@@ -269,14 +271,14 @@ Summary Trainer::train() {
   std::int64_t done = first_step_;
   const std::int64_t total = steps_.info().total_steps;
   bool fresh = first_step_ == 0;
-  const comm::Group everybody = setup_.context.mesh.world_group();
+  const comm::Group everybody = setup_.placed.context.mesh.world_group();
   bool is_stopping = false;
   while (ahead_ || !(is_stopping = everybody.any(stop_))) {
     std::optional<TakenStep> taken = next_step();
     if (!taken) break;
     std::optional<StepProfile> profile;
     if (taken->step.step + 1 == config_.log.profile_step && everybody.rank() == 0)
-      profile.emplace(setup_.context.device);
+      profile.emplace(setup_.placed.context.device);
     StepInfo info = train_step(std::move(*taken));
     if (profile) profile->finish(config_.train.output_dir);
     done = info.step;
@@ -300,7 +302,7 @@ Summary Trainer::train() {
 
 double Trainer::usual_micro_batches() const {
   const double rows = static_cast<double>(config_.train.global_batch_size) /
-                      static_cast<double>(setup_.context.mesh.data_size());
+                      static_cast<double>(setup_.placed.context.mesh.data_size());
   return std::max(1.0, std::ceil(rows * steps_.info().mean_row_tokens /
                                  static_cast<double>(config_.train.micro_batch_tokens)));
 }
@@ -318,17 +320,18 @@ RunInfo Trainer::describe() const {
   info.first_step = first_step_;
   StepRows step{.global_batch_size = config_.train.global_batch_size,
                 .of_data = loader.rows_per_epoch};
-  if (setup_.stages.ranks > 1) {
+  if (setup_.placed.stages.ranks > 1) {
     step.micro_batches = micro_batches;
-    info.pipeline = setup_.pipeline->schedule(static_cast<std::int64_t>(micro_batches)).draw();
+    info.pipeline =
+        setup_.placed.pipeline->schedule(static_cast<std::int64_t>(micro_batches)).draw();
   }
-  info.idle = idle_ranks(setup_.context.mesh, step);
+  info.idle = idle_ranks(setup_.placed.context.mesh, step);
   return info;
 }
 
 std::filesystem::path Trainer::export_final() {
   const std::filesystem::path output = std::filesystem::path(config_.train.output_dir) / "final";
-  if (setup_.context.mesh.rank() > 0) return output;
+  if (setup_.placed.context.mesh.rank() > 0) return output;
   write_result(config_, setup_, output,
                {.overwrite = true,
                 .max_shard_bytes = static_cast<std::uint64_t>(config_.ckpt.export_.max_shard_size)},

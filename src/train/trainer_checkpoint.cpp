@@ -24,7 +24,7 @@ bool saves(const nn::Parameter& parameter, const comm::Mesh& mesh) {
 
 void Trainer::resume() {
   const std::string& mode = config_.train.resume;
-  const comm::Group everybody = setup_.context.mesh.world_group();
+  const comm::Group everybody = setup_.placed.context.mesh.world_group();
   const bool is_named = mode != "auto" && mode != "never";
   const bool is_own =
       everybody.any(is_named && std::filesystem::weakly_canonical(mode).parent_path() ==
@@ -80,7 +80,7 @@ void Trainer::restore(const ckpt::Path& path) {
   for (const ckpt::TensorPart& part : learner_.optimizer().state(/*with_copies=*/true))
     checkpoint.copy_box(part.name, part.offset, part.tensor);
   restore_kept(checkpoint);
-  if (setup_.sharding) setup_.sharding->publish(/*with_frozen=*/true);
+  if (setup_.placed.sharding) setup_.placed.sharding->publish(/*with_frozen=*/true);
   learner_.optimizer().set_steps(saved.optimizer_steps);
   loop_ = saved;
   first_step_ = saved.step;
@@ -93,7 +93,7 @@ std::vector<ckpt::TensorPart> Trainer::state(bool with_copies) const {
   std::vector<ckpt::TensorPart> parts = learner_.optimizer().state(with_copies);
   for (const nn::Parameter* parameter : kept_) {
     if (!parameter->is_held()) continue;
-    if (!with_copies && !saves(*parameter, setup_.context.mesh)) continue;
+    if (!with_copies && !saves(*parameter, setup_.placed.context.mesh)) continue;
     for (nn::Box& box : parameter->boxes(parameter->owned())) {
       parts.push_back({kWeights + parameter->name(), std::move(box.tensor),
                        std::move(box.global.offset), parameter->global_shape()});
@@ -105,7 +105,7 @@ std::vector<ckpt::TensorPart> Trainer::state(bool with_copies) const {
 void Trainer::keep(nn::Parameter& parameter) {
   if (std::find(kept_.begin(), kept_.end(), &parameter) != kept_.end()) return;
   kept_.push_back(&parameter);
-  if (setup_.adapters) setup_.saved_whole.push_back(&parameter);
+  if (setup_.placed.adapters) setup_.placed.saved_whole.push_back(&parameter);
 }
 
 void Trainer::save(std::int64_t step) {
@@ -115,10 +115,10 @@ void Trainer::save(std::int64_t step) {
   loop_.cursor = steps_.cursor();
   loop_.write(state.state);
   state.state["seed"] = config_.train.seed;
-  state.state["kernels"] = setup_.model->kernels().lines();
+  state.state["kernels"] = setup_.placed.model->kernels().lines();
   state.state["config"] = config::dump_yaml(config_);
   state.parts = this->state(/*with_copies=*/false);
-  if (!setup_.sharding) {
+  if (!setup_.placed.sharding) {
     for (ckpt::TensorPart& part : state.parts)
       state.tensors.emplace_back(std::move(part.name), std::move(part.tensor));
     state.parts.clear();
@@ -130,7 +130,7 @@ void Trainer::save(std::int64_t step) {
 }
 
 void Trainer::restore_kept(const ckpt::TrainingCheckpoint& checkpoint) {
-  for (nn::Parameter* parameter : setup_.model->parameters()) {
+  for (nn::Parameter* parameter : setup_.placed.model->parameters()) {
     const std::string name = kWeights + parameter->name();
     // A new head that an older version did not save is made again: the seed is the same.
     if (parameter->trainable() || !checkpoint.has(name)) continue;
@@ -141,7 +141,7 @@ void Trainer::restore_kept(const ckpt::TrainingCheckpoint& checkpoint) {
 }
 
 ckpt::ReadWhole Trainer::whole_tensors() const {
-  if (!setup_.sharding) return ckpt::read_from_memory;
+  if (!setup_.placed.sharding) return ckpt::read_from_memory;
   if (last_checkpoint_.empty())
     throw_error<InternalError>("{}: no checkpoint to export", config_.train.output_dir);
   const auto checkpoint = std::make_shared<const ckpt::TrainingCheckpoint>(
@@ -149,7 +149,7 @@ ckpt::ReadWhole Trainer::whole_tensors() const {
   return [this, checkpoint](const nn::Parameter& parameter) {
     const std::string name = kWeights + parameter.name();
     return checkpoint->has(name) ? checkpoint->whole(name)
-                                 : ckpt::read_from_directory(*setup_.source, parameter);
+                                 : ckpt::read_from_directory(*setup_.placed.source, parameter);
   };
 }
 

@@ -19,7 +19,7 @@ extern char** environ;
 namespace heddle::ui {
 namespace {
 
-/// What a line may wait for a process that is slow to read.
+/// Longest that a line waits for a process that is slow to read.
 constexpr int kWriteSeconds = 5;
 constexpr std::chrono::seconds kEndSeconds{10};
 

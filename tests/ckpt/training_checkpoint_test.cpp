@@ -60,7 +60,7 @@ TEST_F(TrainingCheckpoints, RoundTripsStateAndTensorsBitForBit) {
   const CheckpointState saved = state_of(12);
   store.save(12, saved, 0.5);
   store.wait();
-  const auto latest = store.latest_complete();
+  const auto latest = latest_complete_checkpoint(store.directory());
   ASSERT_TRUE(latest);
   EXPECT_EQ(latest->step, 12);
   EXPECT_EQ(latest->metric, 0.5);
@@ -99,7 +99,7 @@ TEST_F(TrainingCheckpoints, ForegroundSavesAreOnDiskAtReturn) {
   CheckpointStore store(dir_, {.keep_last = 2, .keep_best = 0, .background = false});
   for (int step = 1; step <= 4; ++step) {
     store.save(step, state_of(step));
-    EXPECT_EQ(store.latest_complete()->step, step);
+    EXPECT_EQ(latest_complete_checkpoint(store.directory())->step, step);
   }
   EXPECT_THAT(names_in(dir_), ElementsAre("step-00000003", "step-00000004"));
 }
@@ -159,7 +159,7 @@ TEST_F(TrainingCheckpoints, PassesOverWhatDoesNotMatchItsManifest) {
   std::filesystem::create_directory(dir_ / "step-1");
   files::write_atomically(dir_ / "step-00000200", "a file");
   std::vector<RejectedCheckpoint> rejected;
-  const auto latest = store.latest_complete(&rejected);
+  const auto latest = latest_complete_checkpoint(store.directory(), &rejected);
   ASSERT_TRUE(latest);
   EXPECT_EQ(latest->step, 1);
   ASSERT_EQ(rejected.size(), 6u);
@@ -176,7 +176,7 @@ TEST_F(TrainingCheckpoints, PassesOverWhatDoesNotMatchItsManifest) {
 
 TEST_F(TrainingCheckpoints, NoneIsNoError) {
   CheckpointStore store(dir_, 1, 0);
-  EXPECT_FALSE(store.latest_complete());
+  EXPECT_FALSE(latest_complete_checkpoint(store.directory()));
   EXPECT_FALSE(store.best());
   EXPECT_FALSE(latest_complete_checkpoint(temporary_ / "absent"));
 }
@@ -245,10 +245,10 @@ TEST_F(TrainingCheckpoints, AFullDiskIsAnErrorAtTheNextCallAndLeavesTheLastCheck
     EXPECT_THROW(store.wait(), FileError);
   }
   EXPECT_THAT(names_in(dir_), ElementsAre("step-00000001"));
-  EXPECT_EQ(store.latest_complete()->step, 1);
+  EXPECT_EQ(latest_complete_checkpoint(store.directory())->step, 1);
   store.save(5, state_of(5));  // goes on when there is room again
   store.wait();
-  EXPECT_EQ(store.latest_complete()->step, 5);
+  EXPECT_EQ(latest_complete_checkpoint(store.directory())->step, 5);
 }
 
 TEST_F(TrainingCheckpoints, BadRequestsAreErrorsBeforeAnythingIsWritten) {
@@ -328,7 +328,7 @@ void kill_at_random_moments(const Path& dir, int kills) {
     }
     CheckpointStore store(dir, 2, 1);
     std::vector<RejectedCheckpoint> rejected;
-    const auto latest = store.latest_complete(&rejected);
+    const auto latest = latest_complete_checkpoint(store.directory(), &rejected);
     ASSERT_TRUE(latest);
     EXPECT_TRUE(rejected.empty()) << rejected[0].reason;
     EXPECT_GE(latest->step, confirmed) << "a checkpoint that was said to be on disk is gone";

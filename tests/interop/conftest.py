@@ -1,6 +1,7 @@
 """Shared by the interop tests: the program, tiny models, and helpers. Run with
 
     HEDDLE=build/cpu/src/cli/heddle python -m pytest tests/interop
+    ... --shard 1/2         # the first half of them: neither the program nor transformers uses more than a core on tiny models
 """
 import json
 import os
@@ -13,6 +14,19 @@ import tiny_models
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HEDDLE = os.environ.get("HEDDLE", str(ROOT / "build/cpu/src/cli/heddle"))
+
+
+def pytest_addoption(parser):
+    parser.addoption("--shard", metavar="I/N", help="every N-th test, from the I-th on; default: all")
+
+
+def pytest_collection_modifyitems(config, items):
+    if config.getoption("--shard"):
+        shard, shards = map(int, config.getoption("--shard").split("/"))
+        if not 1 <= shard <= shards:
+            raise pytest.UsageError(f"--shard {shard}/{shards}: expected a number from 1 to {shards}")
+        config.hook.pytest_deselected(items=[item for i, item in enumerate(items) if i % shards != shard - 1])
+        items[:] = items[shard - 1 :: shards]
 
 
 def heddle(*arguments, check=True):

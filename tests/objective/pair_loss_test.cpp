@@ -1,11 +1,33 @@
 #include "objective/pair_loss.h"
 
+#include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 
 namespace heddle::objective {
 namespace {
+
+struct AnswerLogprob {
+  double policy = 0, reference = 0, tokens = 1;
+};
+struct DpoPairLoss {
+  double loss, d_chosen, d_rejected, reward_margin, logp_chosen, logp_rejected;
+};
+
+/// One pair by the formulas of tensors.
+DpoPairLoss dpo_loss(const AnswerLogprob& chosen, const AnswerLogprob& rejected,
+                     const DpoOptions& options) {
+  const auto answers = [](const AnswerLogprob& answer) {
+    const at::Tensor numbers =
+        at::tensor({answer.policy, answer.reference, answer.tokens}, at::kDouble).unsqueeze(1);
+    return AnswerLogprobs{numbers[0], numbers[1], numbers[2]};
+  };
+  const DpoPairs pairs = objective::dpo_loss(answers(chosen), answers(rejected), options);
+  const auto number = [](const at::Tensor& of_pairs) { return of_pairs.item<double>(); };
+  return {number(pairs.loss),          number(pairs.d_chosen),    number(pairs.d_rejected),
+          number(pairs.reward_margin), number(pairs.logp_chosen), number(pairs.logp_rejected)};
+}
 
 const AnswerLogprob kAnswers[] = {{-3.5, -4, 3}, {-12, -9.25, 5}, {-0.2, -7, 1}, {-41, -40, 29}};
 

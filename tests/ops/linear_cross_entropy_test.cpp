@@ -8,6 +8,7 @@
 #include <ATen/ops/softmax.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 
 #include <limits>
 
@@ -102,6 +103,31 @@ TEST(LinearCrossEntropy, AddsIntoTheGivenBufferAndComputesOnlyWhatIsAsked) {
       EXPECT_FALSE(without.entropy.defined());
       EXPECT_TRUE(identical(without.logprobs, r.logprobs));
       EXPECT_TRUE(identical(without.grad_hidden, only_hidden.grad_hidden));
+    }
+  }
+}
+
+TEST(LinearCrossEntropy, KeptLogitsGiveTheBitsOfOnePass) {
+  for (const char* name : {"reference", kOwn}) {
+    for (const c10::ScalarType dtype : kernel_dtypes()) {
+      SCOPED_TRACE(std::string(name) + " " + c10::toString(dtype));
+      const KernelTable kernels = table(name, dtype);
+      LinearCrossEntropy::Inputs in = make(50, 24, 301, dtype);
+      const auto one_pass = linear_cross_entropy(kernels, in, true, true);
+      in.keep_logits = true;
+      const auto first = linear_cross_entropy(kernels, in, false, false);
+      ASSERT_TRUE(first.logits.defined());
+      EXPECT_TRUE(identical(first.logprobs, one_pass.logprobs));
+      EXPECT_TRUE(identical(first.entropy, one_pass.entropy));
+      in.keep_logits = false;
+      in.logits = first.logits;
+      const auto second = linear_cross_entropy(kernels, in, true, true);
+      EXPECT_TRUE(identical(second.grad_hidden, one_pass.grad_hidden));
+      EXPECT_TRUE(identical(second.grad_weight, one_pass.grad_weight));
+      // They are read: without them the gradients would be those of other logits.
+      in.logits = at::zeros_like(first.logits);
+      EXPECT_FALSE(identical(linear_cross_entropy(kernels, in, true, true).grad_hidden,
+                             one_pass.grad_hidden));
     }
   }
 }

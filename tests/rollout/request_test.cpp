@@ -1,4 +1,4 @@
-// What requests can ask for besides tokens.
+// Results that requests can ask for besides tokens.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

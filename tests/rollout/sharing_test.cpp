@@ -55,7 +55,7 @@ class SharingTest : public ::testing::TestWithParam<bool> {
     engine.submit(request);
     return finish(engine)[0];
   }
-  /// What each sample is without the others.
+  /// A sample as it is without the others.
   Completion alone(Request request, std::int64_t sample) {
     request.samples = 1;
     request.sampling.seed =

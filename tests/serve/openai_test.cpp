@@ -90,7 +90,7 @@ class OpenAi : public ::testing::Test {
   }
 
   std::string script_ = "Grüße, 世界! <b>";
-  std::vector<std::string> prompts_;  ///< Of the model's thread; read after an answer.
+  std::vector<std::string> prompts_;  ///< Written by the model's thread; read after an answer.
   std::shared_ptr<const data::Tokenizer> tokenizer_;
   Registry registry_;
   Server server_;

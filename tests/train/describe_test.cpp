@@ -26,13 +26,12 @@ class DescribeTest : public TrainerTest {
                      double micro_batches = 1) const {
     train::Observer observer;
     train::Setup setup = train::make_setup(config("run"), observer);
-    const models::Config model = setup.model->config();
+    const models::Config model = setup.placed.model->config();
     const config::RunConfig divided = config("run", layout);
-    runtime::Context context = setup.context;
+    runtime::Context context = setup.placed.context;
     context.mesh = comm::Mesh(assembly::mesh_sizes(divided.parallel, ranks), rank, ranks);
-    static_cast<assembly::ModelOnRanks&>(setup) =
-        assembly::place(assembly::recipe_of_run(divided, model), context);
-    const train::Optimizer optimizer(setup.trainable, divided.optim, /*seed=*/1);
+    setup.placed = assembly::place(assembly::recipe_of_run(divided, model), context);
+    const train::Optimizer optimizer(setup.placed.trainable, divided.optim, /*seed=*/1);
     const train::RunInfo info = train::describe_setup(setup, divided, optimizer, micro_batches);
     EXPECT_EQ(info.ranks, ranks);
 
@@ -40,8 +39,8 @@ class DescribeTest : public TrainerTest {
       return parameter.numel() * parameter.value().element_size();
     };
     Described result{{info.memory.begin(), info.memory.end()},
-                     bytes(setup.model->embedding_weight())};
-    for (const auto& layer : setup.model->layers()) {
+                     bytes(setup.placed.model->embedding_weight())};
+    for (const auto& layer : setup.placed.model->layers()) {
       std::int64_t block = 0;
       layer->visit_parameters([&](nn::Parameter& parameter) { block += bytes(parameter); });
       result.widest_block = std::max(result.widest_block, block);

@@ -1,4 +1,5 @@
 // Preference tuning and pairwise reward models, whole runs.
+#include <ATen/ops/allclose.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -125,17 +126,17 @@ TEST_F(PreferenceTrainer, AdaptersAreOffInTheReference) {
   const assembly::ModelOnRanks plain = assembly::place(
       assembly::recipe_of_directory(dir_ / "model", "", assembly::Head::kLanguageModel,
                                     assembly::Purpose::kScore),
-      trained.context);
-  objective::ReferencePolicy beside(trained, {dir_.path(), 512}), before(plain, {dir_.path(), 512});
+      trained.placed.context);
+  objective::ReferencePolicy beside(trained.placed, {dir_.path(), 512}),
+      before(plain, {dir_.path(), 512});
   beside.prepare({trained.train, nullptr});
   before.prepare({trained.train, nullptr});
   const auto batch = data::EvaluationLoader(trained.train, {.micro_batch_tokens = 512}).next();
   for (int i = 0; i < 2; ++i) {
-    const std::vector<double> off = beside.logprobs(*batch, false);
-    const std::vector<double> expected = before.logprobs(*batch, false);
-    ASSERT_EQ(off.size(), static_cast<std::size_t>(batch->real_sequences));
-    ASSERT_EQ(expected.size(), off.size());
-    for (std::size_t s = 0; s < off.size(); ++s) EXPECT_NEAR(off[s], expected[s], 1e-9) << s;
+    const at::Tensor off = beside.logprobs(*batch, false);
+    const at::Tensor expected = before.logprobs(*batch, false);
+    ASSERT_EQ(off.numel(), batch->real_sequences);
+    EXPECT_TRUE(at::allclose(off, expected, 0, 1e-9));
   }
 }
 

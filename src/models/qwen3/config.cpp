@@ -93,6 +93,9 @@ Config parse(const Json& json, const std::string& source) {
   return config;
 }
 
-Family family() { return {{"qwen3", "qwen3_moe"}, parse, presets}; }
+Family family() {
+  return {
+      {"qwen3", "qwen3_moe"}, parse, presets, {{"qwen3", {"qwen3"}}, {"qwen3_moe", {"qwen3moe"}}}};
+}
 
 }  // namespace heddle::models::qwen3

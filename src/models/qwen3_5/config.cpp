@@ -153,8 +153,16 @@ Config parse(const Json& json, const std::string& source) {
 }
 
 Family family() {
-  return {
-      {"qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"}, parse, presets};
+  const GgufForm next = {"qwen3next", true, false}, dense = {"qwen35", true, true},
+                 moe = {"qwen35moe", true, true};
+  return {{"qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"},
+          parse,
+          presets,
+          {{"qwen3_5", dense},
+           {"qwen3_5_text", dense},
+           {"qwen3_5_moe", moe},
+           {"qwen3_5_moe_text", moe},
+           {"qwen3_next", next}}};
 }
 
 }  // namespace heddle::models::qwen3_5

@@ -18,6 +18,10 @@ struct LinearCrossEntropy {
     /// No label is -100: a device need not be asked, and waited for, which rows to drop.
     bool all_rows_labelled = false;
     bool want_entropy = false;
+    /// For a loss whose derivatives follow from the log-probabilities of all rows: a call without
+    /// gradients leaves Result::logits, and the call with gradients of the same rows takes them.
+    bool keep_logits = false;
+    at::Tensor logits;  ///< Kept ones, which are used up; undefined: computed again.
     /// Dtype of a grad_weight that is not added to a buffer; Undefined: the weight's.
     c10::ScalarType gradient_dtype = c10::ScalarType::Undefined;
 
@@ -29,6 +33,8 @@ struct LinearCrossEntropy {
     at::Tensor logprobs;     ///< [N] fp32 (fp64): log p(label); 0 where ignored.
     at::Tensor entropy;      ///< [N] fp32 (fp64): -sum over the vocabulary of p log p, in nats; 0
                              ///< where ignored; undefined unless asked for.
+    at::Tensor logits;       ///< Of all rows with a label, if they are one chunk; undefined else,
+                             ///< or unless kept.
     at::Tensor grad_hidden;  ///< [N,H], zero where ignored; undefined unless asked for.
     at::Tensor grad_weight;  ///< [V,H]: the buffer that was given, or a new one; undefined unless
                              ///< asked for.

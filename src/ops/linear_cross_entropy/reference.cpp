@@ -59,12 +59,14 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
   for (std::int64_t begin = 0; begin < kept.size(0); begin += chunk) {
     const std::int64_t count = std::min(chunk, kept.size(0) - begin);
     const at::Tensor h = hidden.narrow(0, begin, count);
-    at::Tensor logits = product(h, in.weight, type);
+    at::Tensor logits = in.logits.defined() ? in.logits : product(h, in.weight, type);
     const at::Tensor label = labels.narrow(0, begin, count);
     const at::Tensor lse = at::logsumexp(logits, {1}, /*keepdim=*/true);
     logprobs.narrow(0, begin, count).copy_((at::gather(logits, 1, label) - lse).squeeze(1));
+    const bool keeps = in.keep_logits && count == kept.size(0);
+    if (keeps) result.logits = logits;
     if (!want_grad_hidden && !want_grad_weight && !in.want_entropy) continue;
-    at::Tensor log_p = logits.sub_(lse);
+    at::Tensor log_p = keeps ? logits - lse : logits.sub_(lse);
     at::Tensor p = in.want_entropy ? at::exp(log_p) : log_p.exp_();
     if (in.want_entropy) entropy.narrow(0, begin, count).sub_(at::sum(log_p.mul_(p), {1}));
     if (!want_grad_hidden && !want_grad_weight) continue;

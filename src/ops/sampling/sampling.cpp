@@ -68,7 +68,7 @@ std::vector<std::int32_t> kept_ids(std::span<const float> logits, float highest,
 struct Drawn {
   std::int32_t id = 0;
   double logprob = 0, sampled_logprob = 0;
-  std::vector<std::int32_t> support;  ///< What cuts keep; empty without cuts.
+  std::vector<std::int32_t> support;  ///< Tokens that cuts keep; empty without cuts.
 };
 
 /// Draws a token; of a row whose masses are all 0 it stays the most likely one.

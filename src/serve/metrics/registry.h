@@ -33,7 +33,7 @@ class Registry {
  private:
   enum class Kind { kCounter, kGauge, kHistogram };
   struct Series {
-    double value = 0;                    ///< Of a histogram the sum.
+    double value = 0;                    ///< A histogram has its sum.
     std::vector<std::uint64_t> buckets;  ///< Observations at most each bound, then all.
   };
   struct Family {

@@ -187,7 +187,7 @@ class EngineBackend final : public Backend {
   tenants::Trainer trainer_;
   rollout::Engine engine_;
   std::map<rollout::RequestId, Open> open_;                 ///< By the id of the first sample.
-  std::map<rollout::RequestId, rollout::RequestId> owner_;  ///< Of a sample: the first one's id.
+  std::map<rollout::RequestId, rollout::RequestId> owner_;  ///< First sample's id, by each.
 };
 
 }  // namespace

@@ -10,7 +10,7 @@
 namespace heddle::serve::openai {
 
 struct ApiOptions {
-  std::string version;  ///< Of the program, for /version.
+  std::string version;  ///< The program's, for /version.
   AdapterRoot adapter_root;
 };
 

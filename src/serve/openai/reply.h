@@ -42,7 +42,7 @@ class Reply : public std::enable_shared_from_this<Reply> {
   std::string stop_string_of(std::size_t choice, const GeneratedSequence& answer) const;
   /// vLLM's stop_reason: a stop string, a token of stop_token_ids, or null.
   Json stop_reason_of(std::size_t choice, const GeneratedSequence& answer) const;
-  /// What the text of an answer ends with besides: the stop string, if the client wants it.
+  /// Text that an answer ends with besides: the stop string, if the client wants it.
   std::string ending_of(std::size_t choice, const GeneratedSequence& answer) const {
     return sampling_.includes_stop ? stop_string_of(choice, answer) : "";
   }

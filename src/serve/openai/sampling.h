@@ -9,7 +9,7 @@
 
 namespace heddle::serve::openai {
 
-/// What chat and text completions have in common: how tokens are drawn and how they are shown.
+/// Fields that chat and text completions share: how tokens are drawn and how they are shown.
 struct Sampling {
   std::string model;
   Generation generation;  ///< Without prompt and weights; max_tokens as asked for, if it was.

@@ -12,7 +12,7 @@
 
 namespace heddle::serve::openai {
 
-/// What the handlers of the API share.
+/// State that the handlers of the API share.
 struct Service {
   ModelThread& model;
   std::shared_ptr<const data::Tokenizer> tokenizer;
@@ -21,7 +21,7 @@ struct Service {
   GenerationMetrics metrics;
 
   const ModelFacts& facts() const { return model.facts(); }
-  /// What the template for conversations with or without tools lets the model write.
+  /// Form that the template with or without tools lets the model write.
   data::AnswerFormat answer_format(bool has_tools) const;
 };
 

@@ -84,12 +84,13 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
   const std::int64_t chunk = std::clamp<std::int64_t>(kLogitBytes / element_bytes / vocab, 64,
                                                       std::max<std::int64_t>(count, 64));
   const SoftmaxRowKernels kernels = HEDDLE_CPU_SELECT(softmax_row_kernels)();
-  at::Tensor buffer = at::empty({std::min(chunk, count), vocab}, options);
+  at::Tensor buffer =
+      in.logits.defined() ? in.logits : at::empty({std::min(chunk, count), vocab}, options);
   for (std::int64_t begin = 0; begin < count; begin += chunk) {
     const std::int64_t n = std::min(chunk, count - begin);
     const at::Tensor h = hidden.narrow(0, begin, n);
     at::Tensor logits = buffer.narrow(0, 0, n);
-    at::mm_out(logits, h, weight.t());
+    if (!in.logits.defined()) at::mm_out(logits, h, weight.t());
     softmax_rows(kernels, logits, labels.data(), factor, begin, logprobs, entropy, want_gradient);
     if (want_grad_hidden) {
       at::Tensor d_hidden = grad_hidden.narrow(0, begin, n);
@@ -99,6 +100,7 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
   }
 
   LinearCrossEntropy::Result result;
+  if (in.keep_logits && count <= chunk) result.logits = buffer;
   // The few per-row losses are added in fp64: the sum does not depend on the chunks.
   result.loss_sum = -(logprobs.to(at::kDouble) * loss_weights).sum().to(type);
   const auto spread = [&](const at::Tensor& values) {

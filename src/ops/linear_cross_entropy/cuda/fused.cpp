@@ -103,7 +103,7 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
   const cuda::OnDevice on(in.hidden);
   const LabelledRows rows(in);
   const std::int64_t count = rows.hidden.size(0), vocabulary = in.weight.size(0);
-  const std::int64_t chunk = chunk_rows(count, in.weight, want_grad_weight);
+  const std::int64_t chunk = chunk_rows(count, in.weight, want_grad_weight || in.keep_logits);
   const auto wide = in.hidden.options().dtype(at::kFloat);
   at::Tensor logprobs = at::empty({count}, wide), entropy, grad_hidden;
   if (in.want_entropy) entropy = at::empty({count}, wide);
@@ -114,12 +114,13 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
     if (!has_values) grad_weight_buffer = at::empty(in.weight.sizes(), in.gradient_options());
     grad_weight.emplace(grad_weight_buffer, has_values, count <= chunk);
   }
-  const at::Tensor logits = at::empty({chunk, vocabulary}, in.hidden.options());
+  const at::Tensor logits =
+      in.logits.defined() ? in.logits : at::empty({chunk, vocabulary}, in.hidden.options());
   for (std::int64_t begin = 0; begin < count; begin += chunk) {
     const std::int64_t length = std::min(chunk, count - begin);
     const at::Tensor hidden = rows.hidden.narrow(0, begin, length);
     at::Tensor part = logits.narrow(0, 0, length);
-    at::mm_out(part, hidden, in.weight.t());
+    if (!in.logits.defined()) at::mm_out(part, hidden, in.weight.t());
     cuda::SoftmaxGradientRows parameters;
     parameters.labels = rows.labels.const_data_ptr<std::int64_t>() + begin;
     parameters.loss_weights =
@@ -137,6 +138,7 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
     if (want_grad_weight) grad_weight->add(part, hidden);
   }
   LinearCrossEntropy::Result result;
+  if (in.keep_logits && count <= chunk) result.logits = logits;
   result.loss_sum = -at::sum(rows.loss_weights.defined() ? logprobs * rows.loss_weights : logprobs);
   result.logprobs = rows.spread(logprobs, in.hidden.size(0));
   if (in.want_entropy) result.entropy = rows.spread(entropy, in.hidden.size(0));

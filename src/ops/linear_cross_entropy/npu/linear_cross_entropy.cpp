@@ -39,7 +39,9 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
   for (std::int64_t begin = 0; begin < rows; begin += kChunk) {
     const std::int64_t count = std::min(kChunk, rows - begin);
     const at::Tensor h = in.hidden.narrow(0, begin, count);
-    at::Tensor logits = at::mm(h, in.weight.t()).to(wide.dtype());
+    at::Tensor logits = in.logits.defined() ? in.logits : at::mm(h, in.weight.t()).to(wide.dtype());
+    const bool keeps = in.keep_logits && count == rows;
+    if (keeps) result.logits = logits;
     const at::Tensor label = labels.narrow(0, begin, count);
     const std::string reduction = "none";
     const auto loss = npu::call("npu_cross_entropy_loss",
@@ -47,9 +49,9 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
     const at::Tensor kept = is_labelled.narrow(0, begin, count);
     result.logprobs.narrow(0, begin, count).copy_(-loss[0] * kept);
     if (in.want_entropy) {
-      // In the memory of the logits, which nothing reads any more.
-      at::exp_out(logits, loss[1]);
-      result.entropy.narrow(0, begin, count).sub_(at::sum(logits.mul_(loss[1]), {1}) * kept);
+      // In the memory of the logits, if nothing reads them any more.
+      at::Tensor p = keeps ? at::exp(loss[1]) : at::exp_out(logits, loss[1]);
+      result.entropy.narrow(0, begin, count).sub_(at::sum(p.mul_(loss[1]), {1}) * kept);
     }
     if (!want_grad_hidden && !want_grad_weight) continue;
     const at::Tensor d_loss = loss_weights.narrow(0, begin, count) * in.gradient_scale;

@@ -347,7 +347,7 @@ struct WholeRow {
   __device__ __forceinline__ int id(int i) const { return i; }
 };
 
-/// Those that were collected, in shared memory.
+/// Tokens that were collected, in shared memory.
 struct Collected {
   const Candidate* tokens;
   int count;

@@ -33,9 +33,9 @@ struct AttentionHead {
 /// One new token of a sequence, for the query heads of one KV head.
 struct AttentionStep {
   const void* q = nullptr;                ///< [group,dim]
-  const void *k = nullptr, *v = nullptr;  ///< Of place 0 of the caches, tokens at `stride`.
+  const void *k = nullptr, *v = nullptr;  ///< Place 0 of the caches, tokens at `stride`.
   long stride = 0;
-  const int* pages = nullptr;  ///< Those of the sequence, see CacheRows.
+  const int* pages = nullptr;  ///< Pages of the sequence, see CacheRows.
   long page_tokens = 0;
   long keys = 0, group = 0, dim = 0;
   double scale = 0;
