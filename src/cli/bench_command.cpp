@@ -30,7 +30,7 @@ struct BenchOptions {
                warmup = 4;
   std::int64_t samples = 1, top_k = 0;
   double top_p = 1;
-  bool json = false, check = false;
+  bool json = false, check = false, launch_by_launch = false;
   std::vector<std::string> heads, layouts, sweep;
   std::vector<std::string> overrides;
   std::vector<std::string> given;  ///< Options of the command line: "--batch".
@@ -51,6 +51,7 @@ std::vector<std::string> works_with(const std::string& option) {
       {"--new-tokens", "generate"},
       {"--sweep", "generate"},
       {"--samples", "generate"},
+      {"--launch-by-launch", "generate"},
       {"--top-k", "generate"},
       {"--top-p", "generate"},
       {"--micro-batches", "step"},
@@ -101,12 +102,13 @@ void refuse_what_is_not_taken(const BenchOptions& options) {
   } else if (options.preset.empty()) {
     throw_error<ConfigError>("bench {}: --preset is missing", options.work);
   }
-  if (options.work == "step") return;
+  if (options.work == "step" || options.work == "generate") return;
   for (const std::string& item : options.overrides) {
     const std::string key = item.substr(0, item.find('='));
     if (operator_takes(options.work, key)) continue;
-    throw_error<ConfigError>("bench {}: {} has no effect on single operators, only on bench step",
-                             options.work, key);
+    throw_error<ConfigError>(
+        "bench {}: {} has no effect on single operators, only on bench step and bench generate",
+        options.work, key);
   }
 }
 
@@ -234,7 +236,8 @@ int run(const BenchOptions& options, const Session& session) {
                              options.work);
   }
   if (options.work == "generate") {
-    GenerateBench bench{options.preset, {}, options.samples, options.top_k, options.top_p};
+    GenerateBench bench{options.preset,           {}, options.samples, options.top_k, options.top_p,
+                        !options.launch_by_launch};
     for (const std::string& point : options.sweep) bench.points.push_back(parse_point(point));
     if (bench.points.empty())
       bench.points.push_back({options.batch, options.length, options.new_tokens});
@@ -290,6 +293,8 @@ void add_bench_command(CLI::App& app, Action& action) {
   command->add_option("--samples", options->samples, "generate: sequences that share a prompt")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  command->add_flag("--launch-by-launch", options->launch_by_launch,
+                    "generate: queue each launch, not steps recorded as graphs");
   command->add_option("--top-k", options->top_k, "generate: draw from the most likely tokens")
       ->check(CLI::NonNegativeNumber);
   command

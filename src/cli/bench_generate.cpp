@@ -116,6 +116,7 @@ nlohmann::ordered_json measure(assembly::ModelOnRanks& placed, const GenerateBen
   rollout::EngineOptions options;
   options.max_sequences = point.batch;
   options.capacity = point.length + point.new_tokens;
+  options.record_steps = bench.records;
   rollout::Engine engine(placed, nullptr, options);
   // The first run records what the second replays.
   generate(engine, bench, point, vocabulary);
@@ -172,7 +173,9 @@ nlohmann::ordered_json run_generate_bench(const GenerateBench& bench,
   json["preset"] = bench.preset;
   json["device"] = device::properties(placed.context.device, 16).name;
   json["adapters"] = placed.adapters != nullptr;
-  json["steps"] = obstacle.empty() ? "recorded" : "launched: " + obstacle;
+  json["steps"] = !bench.records     ? "launched one by one, as asked"
+                  : obstacle.empty() ? "recorded"
+                                     : "launched: " + obstacle;
   json["copy_gb_per_s"] = ceiling * 1e-9;
   json["points"] = nlohmann::ordered_json::array();
   for (const GeneratePoint& point : bench.points)

@@ -24,6 +24,7 @@ struct GenerateBench {
   std::int64_t samples = 1;  ///< Sequences that share a prompt.
   std::int64_t top_k = 0;    ///< At temperature 1, as top_p.
   double top_p = 1;
+  bool records = true;  ///< Steps are recorded as graphs, where the engine can.
 };
 
 /// "64x1024x128", batch, length and new tokens. Throws ConfigError.

@@ -1,6 +1,7 @@
 #include "models/decoder_layer.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
 
 #include <utility>
 
@@ -48,6 +49,11 @@ std::pair<nn::LinearInput, at::Tensor> DecoderLayer::normalized(const at::Tensor
                                                                 const nn::Parameter& weight,
                                                                 bool is_kept,
                                                                 const nn::Pass& pass) const {
+  if (pass.cached && pass.tensor_group == nullptr && !is_kept && !at::GradMode::is_enabled()) {
+    nn::LinearInput x(hidden);
+    x.norm = {{weight.data(), norms_.offset}, norms_.eps};
+    return {std::move(x), hidden};
+  }
   at::Tensor residual;
   const auto norm = [&](const ops::OutputAgain& again) {
     auto [x, stream] = ops::rms_norm_branch(*pass.kernels, hidden, {weight.value(), norms_.offset},

@@ -110,19 +110,29 @@ void Model::visit_expert_weights(const std::function<void(nn::ExpertWeights&)>& 
   for (const auto& layer : layers_) layer->visit_expert_weights(visit);
 }
 
-nn::Pass Model::pass(ops::Sequences sequences, const at::Tensor& position_ids,
-                     std::int64_t real_tokens, bool training) const {
-  nn::Pass pass;
-  pass.kernels = &kernels_;
-  pass.sequences = std::move(sequences);
-  std::tie(pass.cos, pass.sin) = ops::rotary_tables(
+std::pair<at::Tensor, at::Tensor> Model::rotary(const at::Tensor& position_ids) const {
+  return ops::rotary_tables(
       position_ids, config_.rotary_dim, config_.rope_theta,
       position_ids.dim() == 2 ? config_.mrope_section : std::vector<std::int64_t>{},
       context_.dtype);
+}
+
+nn::Pass Model::pass_without_positions(ops::Sequences sequences, std::int64_t real_tokens,
+                                       bool training) const {
+  nn::Pass pass;
+  pass.kernels = &kernels_;
+  pass.sequences = std::move(sequences);
   if (tensor_group_.size() > 1) pass.tensor_group = &tensor_group_;
   if (expert_group_.size() > 1) pass.expert_group = &expert_group_;
   pass.real_tokens = real_tokens;
   pass.training = training;
+  return pass;
+}
+
+nn::Pass Model::pass(ops::Sequences sequences, const at::Tensor& position_ids,
+                     std::int64_t real_tokens, bool training) const {
+  nn::Pass pass = pass_without_positions(std::move(sequences), real_tokens, training);
+  std::tie(pass.cos, pass.sin) = rotary(position_ids);
   return pass;
 }
 
@@ -213,7 +223,13 @@ nn::Pass Model::cached_pass(ops::Sequences sequences, nn::CachedSequences cached
     positions = device::upload(host, context_.device);
     place_keys(sequences, cached, context_.device);
   }
-  nn::Pass next = pass(std::move(sequences), positions, total, /*training=*/false);
+  nn::Pass next = pass_without_positions(std::move(sequences), total, /*training=*/false);
+  if (cached.rotary.first.defined()) {
+    next.cos = cached.rotary.first.index_select(0, positions);
+    next.sin = cached.rotary.second.index_select(0, positions);
+  } else {
+    std::tie(next.cos, next.sin) = rotary(positions);
+  }
   next.cached = std::make_shared<const nn::CachedSequences>(std::move(cached));
   return next;
 }

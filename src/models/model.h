@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/group.h"
@@ -71,6 +72,8 @@ class Model {
   /// How many tokens a batch of so many must be padded to: every rank along cp has some of them,
   /// and all ranks along tp have equally many rows.
   std::int64_t padded_tokens(std::int64_t tokens) const;
+  /// cos and sin of positions [T] or [3,T], see ops::rotary_tables.
+  std::pair<at::Tensor, at::Tensor> rotary(const at::Tensor& position_ids) const;
   /// A pass over whole sequences.
   nn::Pass pass(ops::Sequences sequences, const at::Tensor& position_ids, std::int64_t real_tokens,
                 bool training) const;
@@ -98,6 +101,10 @@ class Model {
   nn::Cache make_cache(const nn::CacheSize& size) const;
 
  private:
+  /// A pass but for its cos and sin.
+  nn::Pass pass_without_positions(ops::Sequences sequences, std::int64_t real_tokens,
+                                  bool training) const;
+
   Config config_;
   std::string prefix_;
   runtime::Context context_;

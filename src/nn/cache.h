@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -41,6 +42,9 @@ struct CachedSequences {
   at::Tensor written;            ///< [T] int64: where the keys of its tokens go.
   at::Tensor read;               ///< [K] int64: the keys of all tokens, unless there are no others.
   ops::Sequences key_sequences;  ///< Of the K keys.
+  /// [N,rotary/2] each: cos and sin of the positions 0 to N - 1, which take in those of the pass;
+  /// undefined: the pass computes those of its own.
+  std::pair<at::Tensor, at::Tensor> rotary;
 };
 
 }  // namespace heddle::nn

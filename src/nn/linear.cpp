@@ -1,5 +1,6 @@
 #include "nn/linear.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
@@ -13,6 +14,8 @@
 #include "nn/pass.h"
 #include "ops/autograd.h"
 #include "ops/embedding/embedding.h"
+#include "ops/linear/few_row_layers.h"
+#include "ops/rms_norm/rms_norm.h"
 
 namespace heddle::nn {
 
@@ -129,6 +132,39 @@ LinearInput rows_of(const LinearInput& x, at::Tensor value, std::int64_t first) 
   return part;
 }
 
+/// The layers in one launch, in a pass without gradient whose rows have the same adapters; nothing
+/// where the chosen kernels have none.
+ops::Tensors in_one_launch(const Pass& pass, const LinearInput& x,
+                           const std::vector<Linear*>& layers, bool is_gated) {
+  if (at::GradMode::is_enabled() || x.outputs_unused) return {};
+  const std::vector<AdaptedRows> segments = adapters_of(pass, x.value.size(0));
+  if (segments.size() > 1 || (segments.size() == 1 && segments[0].draws.defined())) return {};
+  ops::FewRowLayers call;
+  call.x = x.value;
+  call.residual = x.residual;
+  call.is_gated = is_gated;
+  if (x.norm) {
+    call.norm = x.norm->weight;
+    call.eps = x.norm->eps;
+  }
+  const AdapterSet* const set = segments.empty() ? nullptr : segments[0].set;
+  for (Linear* layer : layers) {
+    call.layers.push_back({layer->weight().data(), {}, {}});
+    LowRank* const change = set != nullptr ? set->of(*layer) : nullptr;
+    if (change == nullptr) continue;
+    call.layers.back().a = change->a().data();
+    call.layers.back().b = change->b().data();
+    call.layers.back().scaling = change->scaling();
+  }
+  return ops::few_row_layers(*pass.kernels, call);
+}
+
+LinearInput with_norm_applied(const ops::KernelTable& kernels, LinearInput x) {
+  if (x.norm) x.value = ops::rms_norm(kernels, x.value, x.norm->weight, x.norm->eps);
+  x.norm.reset();
+  return x;
+}
+
 std::vector<at::Tensor> with_adapters(const ops::KernelTable& kernels, const LinearInput& x,
                                       const std::vector<Linear*>& layers, const AdaptedRows& rows) {
   std::vector<ChangedLinear> changed;
@@ -147,8 +183,16 @@ std::vector<at::Tensor> with_adapters(const ops::KernelTable& kernels, const Lin
 
 }  // namespace
 
-std::vector<at::Tensor> forward_all(const Pass& pass, const LinearInput& x,
+at::Tensor gated_in_one(const Pass& pass, const LinearInput& x, Linear& gate, Linear& up) {
+  const ops::Tensors found = in_one_launch(pass, x, {&gate, &up}, /*is_gated=*/true);
+  return found.empty() ? at::Tensor() : found[0];
+}
+
+std::vector<at::Tensor> forward_all(const Pass& pass, const LinearInput& given,
                                     const std::vector<Linear*>& layers) {
+  std::vector<at::Tensor> found = in_one_launch(pass, given, layers, /*is_gated=*/false);
+  if (!found.empty()) return found;
+  const LinearInput x = with_norm_applied(*pass.kernels, given);
   const std::vector<AdaptedRows> segments = adapters_of(pass, x.value.size(0));
   if (segments.empty()) return with_adapters(*pass.kernels, x, layers, {});
   if (segments.size() == 1) return with_adapters(*pass.kernels, x, layers, segments[0]);

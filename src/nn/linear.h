@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,6 +11,7 @@
 
 #include "nn/parameter.h"
 #include "ops/linear/linear.h"
+#include "ops/norm_weight.h"
 #include "ops/output_again.h"
 #include "ops/registry.h"
 
@@ -32,6 +34,12 @@ class PostponedWork {
 /// Runs `work`, unless `postponed` is not null: then with that.
 void run_or_postpone(const std::shared_ptr<PostponedWork>& postponed, std::function<void()> work);
 
+/// An RMS norm that is still to be applied.
+struct PendingNorm {
+  ops::NormWeight weight;
+  double eps;
+};
+
 /// Input of linear layers.
 struct LinearInput {
   LinearInput(at::Tensor x) : value(std::move(x)) {}
@@ -40,6 +48,8 @@ struct LinearInput {
   static LinearInput made_again(const std::function<at::Tensor(const ops::OutputAgain&)>& make);
 
   at::Tensor value;
+  /// The layers read the value's norm. Without a gradient; forward_all takes such an input.
+  std::optional<PendingNorm> norm;
   /// Unless empty, gives the value in the backward, where `postponed` runs if there is any.
   std::function<at::Tensor()> again;
   /// Unless null, takes the gradients of weights where the input has one too: whoever made the
@@ -67,6 +77,9 @@ struct Pass;
 /// The outputs of layers that share their input, in order, each row's changed by its adapters.
 std::vector<at::Tensor> forward_all(const Pass& pass, const LinearInput& x,
                                     const std::vector<Linear*>& layers);
+
+/// silu(gate x) * (up x), where the chosen kernels have one launch for it; else undefined.
+at::Tensor gated_in_one(const Pass& pass, const LinearInput& x, Linear& gate, Linear& up);
 
 /// A projection without bias.
 class Linear {

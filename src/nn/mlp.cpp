@@ -26,11 +26,16 @@ Mlp::Mlp(const std::string& prefix, std::int64_t hidden_size, std::int64_t inter
 
 at::Tensor Mlp::share(const LinearInput& x, const Pass& pass, const at::Tensor& residual,
                       bool value_unused) {
-  const std::vector<at::Tensor> gate_up = forward_all(pass, x, {&gate_proj_, &up_proj_});
-  const auto gated = [&](const ops::OutputAgain& again) {
-    return ops::swiglu(*pass.kernels, gate_up[0], gate_up[1], again);
+  const auto gated = [&] {
+    const at::Tensor in_one = gated_in_one(pass, x, gate_proj_, up_proj_);
+    if (in_one.defined()) return LinearInput(in_one);
+    const std::vector<at::Tensor> gate_up = forward_all(pass, x, {&gate_proj_, &up_proj_});
+    const auto product = [&](const ops::OutputAgain& again) {
+      return ops::swiglu(*pass.kernels, gate_up[0], gate_up[1], again);
+    };
+    return pass.recompute_elementwise ? LinearInput::made_again(product) : LinearInput(product({}));
   };
-  LinearInput input = pass.recompute_elementwise ? LinearInput::made_again(gated) : gated({});
+  LinearInput input = gated();
   input.outputs_unused = value_unused;
   input.residual = residual;
   return down_proj_.forward(pass, input);

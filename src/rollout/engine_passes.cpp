@@ -175,11 +175,13 @@ bool Engine::can_replay(const std::vector<Part>& parts) const {
 
 std::vector<SampledToken> Engine::replay(const std::vector<Part>& parts) {
   std::vector<RecordedDecoding::Row> rows;
+  std::vector<Draw> draws;
   for (const Part& part : parts) {
     const Sequence& sequence = *part.sequence;
-    rows.push_back({sequence.tokens.back(), &sequence.held, draw_of(sequence)});
+    rows.push_back({sequence.tokens.back(), &sequence.held});
+    draws.push_back(draw_of(sequence));
   }
-  return recorded_->step(rows, parts[0].sequence->adapter->set);
+  return recorded_->step(rows, draws, parts[0].sequence->adapter->set);
 }
 
 }  // namespace heddle::rollout

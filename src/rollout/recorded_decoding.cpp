@@ -1,9 +1,12 @@
 #include "rollout/recorded_decoding.h"
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/clamp_min.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/mul.h>
 
 #include <algorithm>
 #include <utility>
@@ -13,6 +16,10 @@
 
 namespace heddle::rollout {
 namespace {
+
+/// Rows of RecordedDecoding::Numbers::whole.
+constexpr std::int64_t kDraws = 3, kPosition = 2, kLength = 3, kToken = 4, kSlot = 5, kIsReal = 6,
+                       kWhole = 7;
 
 /// Padding rows cost little while the weights' traffic dominates, a graph for every size would cost
 /// the time to record it.
@@ -45,7 +52,11 @@ std::string RecordedDecoding::why_not(const assembly::ModelOnRanks& placed) {
 
 RecordedDecoding::RecordedDecoding(assembly::ModelOnRanks& placed, CachePool& pool,
                                    std::int64_t capacity)
-    : placed_(placed), pool_(pool), capacity_(capacity), fingerprint_(fingerprint()) {}
+    : placed_(placed), pool_(pool), capacity_(capacity), fingerprint_(fingerprint()) {
+  const ops::NoGradient guard;
+  rotary_ = placed_.model->rotary(
+      at::arange(capacity_, at::TensorOptions().dtype(at::kLong).device(placed_.context.device)));
+}
 
 void RecordedDecoding::forget() {
   steps_.clear();
@@ -74,10 +85,12 @@ RecordedDecoding::Step RecordedDecoding::make_step(
   const auto [batch, longest, set_address, draws] = key;
   const c10::Device device = placed_.context.device;
   Step step;
-  step.whole = at::empty({6, batch}, at::TensorOptions().dtype(at::kLong).device(device));
+  step.whole = at::empty({kWhole, batch}, at::TensorOptions().dtype(at::kLong).device(device));
   step.real = at::empty({3, batch}, at::TensorOptions().dtype(at::kDouble).device(device));
   step.pages_host = at::full({batch, pool_.pages_of(longest + 1)}, -1, at::kInt);
   step.pages = at::empty(step.pages_host.sizes(), step.pages_host.options().device(device));
+  step.drawn_host =
+      at::empty({batch, 3}, at::TensorOptions().dtype(at::kDouble).pinned_memory(true));
   step.set = set;
   std::vector<std::int32_t> boundaries(static_cast<std::size_t>(batch) + 1);
   for (std::size_t i = 0; i < boundaries.size(); ++i) boundaries[i] = static_cast<std::int32_t>(i);
@@ -91,55 +104,83 @@ void RecordedDecoding::run(Step& step, const Key& key) const {
   nn::CachedSequences cached;
   cached.cache = &pool_.cache();
   // The host's copies stay empty: the graph is replayed with other numbers.
-  cached.rows.slots = step.whole.select(0, 4);
-  cached.rows.lengths = step.whole.select(0, 5);
+  cached.rows.slots = step.whole.select(0, kSlot);
+  cached.rows.lengths = step.whole.select(0, kLength);
   cached.rows.pages = step.pages;
   cached.rows.longest = longest;
+  cached.rotary = rotary_;
   nn::Pass pass = model.cached_pass(step.sequences, std::move(cached));
   if (set != nullptr) pass.adapters = {{set, batch, {}}};
-  const at::Tensor hidden = placed_.pipeline->evaluate(model, step.whole.select(0, 3), pass);
+  const at::Tensor hidden = placed_.pipeline->evaluate(model, step.whole.select(0, kToken), pass);
   step.logits = model.logits(model.final_norm(hidden));
   if (!draws) return;
-  const DrawTables tables{step.whole.narrow(0, 0, 3), step.real};
-  step.drawn = as_table(ops::sample_tokens(model.kernels(), tables.with(step.logits)));
+  const DrawTables tables{step.whole.narrow(0, 0, kDraws), step.real};
+  const ops::SampleTokens::Tokens tokens =
+      ops::sample_tokens(model.kernels(), tables.with(step.logits));
+  step.drawn = as_table(tokens);
+  const at::Tensor is_real = step.whole.select(0, kIsReal);
+  at::Tensor next_token = step.whole.select(0, kToken);
+  at::mul_out(next_token, tokens.ids, is_real);
+  step.whole.narrow(0, kPosition, kLength - kPosition + 1).add_(is_real);
 }
 
-void RecordedDecoding::fill(Step& step, const std::vector<Row>& rows) const {
+RecordedDecoding::Numbers RecordedDecoding::numbers_of(const std::vector<Row>& rows,
+                                                       const std::vector<Draw>& draws,
+                                                       std::int64_t batch) const {
+  const auto count = static_cast<std::int64_t>(rows.size());
+  const at::Tensor places = at::empty({kWhole - kDraws, batch}, at::kLong);
+  const auto row_of = [&](std::int64_t row) {
+    return places.mutable_data_ptr<std::int64_t>() + (row - kDraws) * batch;
+  };
+  for (std::int64_t i = 0; i < batch; ++i) {
+    const bool is_real = i < count;
+    const Row filler;
+    const Row& row = is_real ? rows[static_cast<std::size_t>(i)] : filler;
+    row_of(kLength)[i] = is_real ? row.held->tokens : 0;
+    row_of(kToken)[i] = row.token;
+    row_of(kSlot)[i] = is_real ? row.held->slot : pool_.dummy_slot();
+    row_of(kIsReal)[i] = is_real ? 1 : 0;
+  }
+  DrawTables tables = DrawTables::of(draws);
+  if (count < batch) {
+    const DrawTables filler = DrawTables::of(
+        std::vector<Draw>(static_cast<std::size_t>(batch - count), Draw{{.temperature = 0}}));
+    tables = {at::cat({tables.whole, filler.whole}, 1), at::cat({tables.real, filler.real}, 1)};
+  }
+  return {at::cat({tables.whole, places}), tables.real};
+}
+
+void RecordedDecoding::fill(Step& step, const std::vector<Row>& rows, Numbers numbers) const {
+  const c10::Device device = placed_.context.device;
   const std::int64_t batch = step.whole.size(1), width = step.pages.size(1);
-  Holding dummy;
-  dummy.slot = pool_.dummy_slot();
-  dummy.pages = {pool_.dummy_page()};
-  const Row filler{0, &dummy, {{.temperature = 0}}};
-  std::vector<Draw> draws;
-  const at::Tensor places = at::empty({3, batch}, at::kLong);
-  std::int64_t* const place = places.mutable_data_ptr<std::int64_t>();
+  const std::vector<std::int32_t> dummy = {pool_.dummy_page()};
   std::int32_t* const pages = step.pages_host.mutable_data_ptr<std::int32_t>();
   bool has_moved = false;
   for (std::int64_t i = 0; i < batch; ++i) {
-    const Row& row =
-        i < static_cast<std::int64_t>(rows.size()) ? rows[static_cast<std::size_t>(i)] : filler;
-    place[i] = row.token, place[batch + i] = row.held->slot,
-    place[2 * batch + i] = row.held->tokens;
-    draws.push_back(row.draw);
+    const bool is_real = i < static_cast<std::int64_t>(rows.size());
+    const auto& held = is_real ? rows[static_cast<std::size_t>(i)].held->pages : dummy;
     std::int32_t* const own = pages + i * width;
-    if (std::equal(row.held->pages.begin(), row.held->pages.end(), own)) continue;
-    std::copy(row.held->pages.begin(), row.held->pages.end(), own);
+    if (std::equal(held.begin(), held.end(), own)) continue;
+    std::copy(held.begin(), held.end(), own);
     has_moved = true;
   }
-  const c10::Device device = placed_.context.device;
-  const DrawTables tables = DrawTables::of(draws);
-  step.whole.copy_(device::upload(at::cat({tables.whole, places}), device));
-  step.real.copy_(device::upload(tables.real, device));
   if (has_moved) step.pages.copy_(device::upload(step.pages_host.clamp_min(0), device));
+  const auto bring = [&](at::Tensor& there, const at::Tensor& known, const at::Tensor& wanted) {
+    if (!known.defined() || !at::equal(known, wanted)) there.copy_(device::upload(wanted, device));
+  };
+  bring(step.whole, step.known.whole, numbers.whole);
+  bring(step.real, step.known.real, numbers.real);
+  step.known = std::move(numbers);
 }
 
 std::vector<SampledToken> RecordedDecoding::step(const std::vector<Row>& rows,
+                                                 const std::vector<Draw>& draws,
                                                  const std::shared_ptr<const nn::AdapterSet>& set) {
   const ops::NoGradient guard;
   std::int64_t longest = 0;
   for (const Row& row : rows) longest = std::max(longest, row.held->tokens);
   const bool plain =
-      std::all_of(rows.begin(), rows.end(), [](const Row& row) { return row.draw.is_plain(); });
+      std::all_of(draws.begin(), draws.end(), [](const Draw& draw) { return draw.is_plain(); });
   const auto count = static_cast<std::int64_t>(rows.size());
   const Key key{batch_bucket(count), length_bucket(longest, capacity_), set.get(), plain};
   auto entry = steps_.find(key);
@@ -150,7 +191,7 @@ std::vector<SampledToken> RecordedDecoding::step(const std::vector<Row>& rows,
   const bool is_new = entry == steps_.end();
   if (is_new) entry = steps_.emplace(key, make_step(key, set)).first;
   Step& step = entry->second;
-  fill(step, rows);
+  fill(step, rows, numbers_of(rows, draws, std::get<0>(key)));
   if (is_new) {
     // The first one queues its launches: what libraries set up on their first call is not recorded.
     run(step, key);
@@ -162,12 +203,16 @@ std::vector<SampledToken> RecordedDecoding::step(const std::vector<Row>& rows,
     }
     step.graph->replay();
   }
-  std::vector<Draw> draws;
-  for (const Row& row : rows) draws.push_back(row.draw);
   if (!plain) return sample(placed_.model->kernels(), step.logits.narrow(0, 0, count), draws);
-  const at::Tensor table = step.drawn.cpu();
+  step.drawn_host.copy_(step.drawn);
+  step.known.whole.narrow(0, kPosition, kLength - kPosition + 1)
+      .add_(step.known.whole.select(0, kIsReal));
+  std::int64_t* const next = step.known.whole.select(0, kToken).mutable_data_ptr<std::int64_t>();
   std::vector<SampledToken> tokens;
-  for (std::int64_t i = 0; i < count; ++i) tokens.push_back(TokenTable{}.read(table, i, 0, false));
+  for (std::int64_t i = 0; i < count; ++i) {
+    tokens.push_back(TokenTable{}.read(step.drawn_host, i, 0, false));
+    next[i] = tokens.back().id;
+  }
   return tokens;
 }
 

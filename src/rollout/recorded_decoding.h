@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "assembly/model_on_ranks.h"
@@ -25,7 +26,6 @@ class RecordedDecoding {
   struct Row {
     std::int64_t token = 0;         ///< Not yet in the cache.
     const Holding* held = nullptr;  ///< With room for it.
-    Draw draw;
   };
 
   /// Why the model's steps are queued launch by launch; empty: they can be recorded.
@@ -34,9 +34,9 @@ class RecordedDecoding {
   /// `placed` and `pool` outlive it.
   RecordedDecoding(assembly::ModelOnRanks& placed, CachePool& pool, std::int64_t capacity);
 
-  /// The next token of each sequence, all with this set of adapters or none; the caches are
-  /// continued. At least one row.
-  std::vector<SampledToken> step(const std::vector<Row>& rows,
+  /// The next token of each sequence, by its draw, all with this set of adapters or none; the
+  /// caches are continued. At least one row.
+  std::vector<SampledToken> step(const std::vector<Row>& rows, const std::vector<Draw>& draws,
                                  const std::shared_ptr<const nn::AdapterSet>& set);
   /// After the caches have moved.
   void forget();
@@ -44,15 +44,25 @@ class RecordedDecoding {
   void forget_if_moved();
 
  private:
-  struct Step {
-    at::Tensor whole;  ///< [6,batch] int64: those of DrawTables, then token, slot, length.
+  /// The numbers of the rows, on the host.
+  struct Numbers {
+    at::Tensor whole;  ///< [7,batch] int64: those of DrawTables, then length, token, slot, and 1
+                       ///< for a sequence, 0 for a row that fills up.
     at::Tensor real;   ///< [3,batch] float64
+  };
+
+  struct Step {
+    at::Tensor whole, real;  ///< Numbers, on the device.
+    /// What they are there: where tokens are drawn in the graph, it goes on to the next step's
+    /// itself, so that nothing is brought there while the same sequences continue.
+    Numbers known;
     at::Tensor pages;  ///< [batch,pages of the longest] int32
     at::Tensor pages_host;
     ops::Sequences sequences;
     std::weak_ptr<const nn::AdapterSet> set;  ///< To tell a new one at the address of an old one.
     at::Tensor logits;                        ///< [batch,V] of the last run.
     at::Tensor drawn;                         ///< [batch,3], see TokenTable, of plain draws.
+    at::Tensor drawn_host;                    ///< Pinned.
     std::unique_ptr<device::Graph> graph;
   };
 
@@ -61,14 +71,17 @@ class RecordedDecoding {
 
   Step make_step(const Key& key, const std::shared_ptr<const nn::AdapterSet>& set) const;
   void run(Step& step, const Key& key) const;
-  /// Brings the rows' numbers to where the graph reads them.
-  void fill(Step& step, const std::vector<Row>& rows) const;
+  Numbers numbers_of(const std::vector<Row>& rows, const std::vector<Draw>& draws,
+                     std::int64_t batch) const;
+  /// Brings the rows' numbers and pages to where the graph reads them.
+  void fill(Step& step, const std::vector<Row>& rows, Numbers numbers) const;
   /// Of all parameters' addresses.
   std::uint64_t fingerprint() const;
 
   assembly::ModelOnRanks& placed_;
   CachePool& pool_;
   std::int64_t capacity_;
+  std::pair<at::Tensor, at::Tensor> rotary_;  ///< See nn::CachedSequences.
   std::map<Key, Step> steps_;
   const device::Graph* neighbour_ = nullptr;  ///< All graphs share its memory.
   std::uint64_t fingerprint_ = 0;

@@ -1,11 +1,14 @@
 // A build without the CUDA back end (cmake --preset cuda has it) offers no kernel of it.
 #include "ops/builtin.h"
+#include "ops/linear/few_row_layers.h"
 #include "ops/linear/few_row_lows.h"
 #include "ops/optimizer_step/kernels.h"
 
 namespace heddle::ops {
 
 void register_cuda(Registry&) {}
+
+Tensors few_row_layers(const KernelTable&, const FewRowLayers&) { return {}; }
 
 Tensors few_row_lows(const Linear::Functions&, const at::Tensor&, const Tensors&,
                      const std::vector<double>&) {

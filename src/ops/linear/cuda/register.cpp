@@ -1,6 +1,7 @@
 // Joins the sums of products with ATen. Up to 16 rows have a kernel of their own. Of more rows, one
 // product alone is cuBLAS's, unless it is added to something; so are fewer rows than fill a tile of
-// 256, and matrices that the bulk copies cannot read.
+// 256, and matrices that the bulk copies cannot read. Narrow products and low-rank changes of up to
+// 511 rows go with the kernel of few rows, 16 at a time.
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
@@ -10,16 +11,13 @@
 #include "ops/compute_type.h"
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/tensor.h"
-#include "ops/linear/cuda/few_rows.h"
+#include "ops/linear/cuda/few_row_tensors.h"
 #include "ops/linear/cuda/low_rank.h"
 #include "ops/linear/cuda/product_sum.h"
-#include "ops/linear/few_row_lows.h"
 #include "ops/linear/kernels.h"
 
 namespace heddle::ops::linear_cuda {
 namespace {
-
-constexpr std::int64_t kFewestRows = 512;
 
 /// `columns` of the result of each sum.
 bool can_run(const std::vector<Products>& sums, const std::vector<std::int64_t>& columns) {
@@ -35,60 +33,6 @@ bool can_run(const std::vector<Products>& sums, const std::vector<std::int64_t>&
   return terms <= cuda::kMostProductTerms && sums.size() <= cuda::kMostProductSums &&
          rows >= kFewestRows &&
          std::all_of(columns.begin(), columns.end(), [](std::int64_t n) { return n % 8 == 0; });
-}
-
-/// Columns of a decoder layer's projections. Of a head of a few labels, and of the vocabulary,
-/// cuBLAS is as fast.
-constexpr std::int64_t kFewestColumns = 512, kMostColumns = 65536;
-
-/// Whether the kernel of few rows can take them at all.
-bool can_be_few_rows(const std::vector<Products>& sums) {
-  const std::int64_t rows = sums[0][0].a.size(0);
-  if (rows < 1 || rows > cuda::kMostFewRows || sums.size() > cuda::kMostFewRowSums) return false;
-  for (const Products& sum : sums) {
-    if (sum.size() > cuda::kMostFewRowTerms) return false;
-    for (const Product& product : sum) {
-      if (!cuda::has_rows_of_16_bytes(product.a) || !cuda::has_rows_of_16_bytes(product.b) ||
-          product.a.size(1) % 8 != 0 || product.a.size(0) != rows ||
-          product.a.size(1) != product.b.size(1))
-        return false;
-    }
-  }
-  return true;
-}
-
-bool are_few_rows(const std::vector<Products>& sums) {
-  std::int64_t columns = 0;
-  for (const Products& sum : sums) columns += sum[0].b.size(0);
-  return columns >= kFewestColumns && columns <= kMostColumns && can_be_few_rows(sums);
-}
-
-Tensors run_few_rows(const std::vector<Products>& sums, const at::Tensor& start = {},
-                     const std::vector<double>& scales = {}) {
-  const at::Tensor& first = sums[0][0].a;
-  const cuda::OnDevice on(first);
-  Tensors results;
-  std::vector<cuda::FewRowSum> work;
-  for (const Products& products : sums) {
-    const std::int64_t columns = products[0].b.size(0);
-    results.push_back(at::empty({first.size(0), columns}, first.options()));
-    cuda::FewRowSum sum;
-    sum.columns = static_cast<int>(columns);
-    sum.y = results.back().mutable_data_ptr();
-    sum.y_stride = columns;
-    if (start.defined()) {
-      sum.start = start.const_data_ptr();
-      sum.start_stride = start.stride(0);
-    }
-    for (const auto& [a, b] : products) {
-      sum.terms[sum.term_count++] = {a.const_data_ptr(), b.const_data_ptr(), a.stride(0),
-                                     b.stride(0), static_cast<int>(a.size(1))};
-    }
-    if (!scales.empty()) sum.scale = static_cast<float>(scales[work.size()]);
-    work.push_back(sum);
-  }
-  cuda::few_row_sums(static_cast<int>(first.size(0)), work, on.stream());
-  return results;
 }
 
 bool is_one_product(const std::vector<Products>& sums) {
@@ -159,6 +103,7 @@ std::vector<std::string> rank_warnings(const Linear::Dims& dims) {
 
 Tensors forward(const std::vector<Products>& sums) {
   if (are_few_rows(sums)) return run_few_rows(sums);
+  if (are_some_rows(sums)) return run_some_rows(sums);
   std::vector<std::int64_t> columns;
   for (const Products& sum : sums) columns.push_back(sum[0].b.size(0));
   return can_run(sums, columns) && !is_one_product(sums) ? run(sums, columns, false)
@@ -171,6 +116,7 @@ at::Tensor forward_onto(const at::Tensor& x, const Products& terms) {
               "a product of ", terms[0].a.sizes(), " and ", terms[0].b.sizes(), " onto ",
               x.sizes());
   if (x.stride(1) == 1 && are_few_rows({terms})) return run_few_rows({terms}, x)[0];
+  if (x.stride(1) == 1 && are_some_rows({terms})) return run_some_rows({terms}, x)[0];
   return fits_onto(x, terms, columns) ? run({terms}, {columns}, false, x)[0]
                                       : linear_reference::forward_onto<forward>(x, terms);
 }
@@ -235,16 +181,3 @@ void add_linear(Registry& registry) {
 }
 
 }  // namespace heddle::ops::cuda
-
-namespace heddle::ops {
-
-Tensors few_row_lows(const Linear::Functions& linear, const at::Tensor& x, const Tensors& as,
-                     const std::vector<double>& scales) {
-  if (linear.forward != linear_cuda::forward) return {};
-  std::vector<Products> sums;
-  for (const at::Tensor& a : as) sums.push_back({{x, a}});
-  return linear_cuda::can_be_few_rows(sums) ? linear_cuda::run_few_rows(sums, {}, scales)
-                                            : Tensors();
-}
-
-}  // namespace heddle::ops

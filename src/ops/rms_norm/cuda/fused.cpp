@@ -92,8 +92,9 @@ namespace heddle::ops::cuda {
 
 void add_rms_norm(Registry& registry) {
   using namespace rms_norm_cuda;
-  registry.add<RmsNorm>(KernelInfo::cuda("cuda.fused"), {forward, backward, backward_again},
-                        {.refuse = refuse});
+  KernelInfo info = KernelInfo::cuda("cuda.fused");
+  info.falls_back = "linear's cuda.sm90_or_cublas where a step of generation has up to 16 rows";
+  registry.add<RmsNorm>(info, {forward, backward, backward_again}, {.refuse = refuse});
 }
 
 }  // namespace heddle::ops::cuda

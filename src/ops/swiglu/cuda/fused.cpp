@@ -73,7 +73,9 @@ namespace heddle::ops::cuda {
 
 void add_swiglu(Registry& registry) {
   using namespace swiglu_cuda;
-  registry.add<Swiglu>(KernelInfo::cuda("cuda.fused"), {forward, backward, backward_again});
+  KernelInfo info = KernelInfo::cuda("cuda.fused");
+  info.falls_back = "linear's cuda.sm90_or_cublas for up to 16 rows without gradient";
+  registry.add<Swiglu>(info, {forward, backward, backward_again});
 }
 
 }  // namespace heddle::ops::cuda

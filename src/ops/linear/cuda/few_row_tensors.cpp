@@ -1,0 +1,228 @@
+// Joins the kernel of few rows with ATen.
+#include "ops/linear/cuda/few_row_tensors.h"
+
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+
+#include <algorithm>
+
+#include "ops/cuda/tensor.h"
+#include "ops/linear/cuda/few_rows.h"
+#include "ops/linear/few_row_layers.h"
+#include "ops/linear/few_row_lows.h"
+#include "ops/linear/kernels.h"
+
+namespace heddle::ops::linear_cuda {
+namespace {
+
+/// Columns of a decoder layer's projections. Of a head of a few labels, and of the vocabulary,
+/// cuBLAS is as fast.
+constexpr std::int64_t kFewestColumns = 512, kMostColumns = 65536;
+
+/// Whether the kernel of few rows can take them at all.
+bool can_be_few_rows(const std::vector<Products>& sums) {
+  const std::int64_t rows = sums[0][0].a.size(0);
+  if (rows < 1 || rows >= kFewestRows || sums.size() > cuda::kMostFewRowSums) return false;
+  for (const Products& sum : sums) {
+    if (sum.size() > cuda::kMostFewRowTerms) return false;
+    for (const Product& product : sum) {
+      if (!cuda::has_rows_of_16_bytes(product.a) || !cuda::has_rows_of_16_bytes(product.b) ||
+          product.a.size(1) % 8 != 0 || product.a.size(0) != rows ||
+          product.a.size(1) != product.b.size(1))
+        return false;
+    }
+  }
+  return true;
+}
+
+/// A sum that writes y and adds to `start`, if that is defined.
+cuda::FewRowSum sum_into(const at::Tensor& y, const at::Tensor& start) {
+  cuda::FewRowSum sum;
+  sum.columns = static_cast<int>(y.size(1));
+  sum.y = y.mutable_data_ptr();
+  sum.y_stride = y.stride(0);
+  if (start.defined()) {
+    sum.start = start.const_data_ptr();
+    sum.start_stride = start.stride(0);
+  }
+  return sum;
+}
+
+cuda::FewRowTerm term_of(const at::Tensor& a, const at::Tensor& b) {
+  return {a.const_data_ptr(), b.const_data_ptr(), a.stride(0), b.stride(0),
+          static_cast<int>(a.size(1))};
+}
+
+/// Columns up to which a product of some rows costs cuBLAS a launch and little else.
+constexpr std::int64_t kNarrow = 64;
+/// The deepest low-rank term that the kernel of few rows adds in one pass over the output.
+constexpr std::int64_t kLowDepth = 128;
+
+bool is_narrow(const Products& sum) { return sum[0].b.size(0) <= kNarrow; }
+
+bool has_change(const FewRowLayers::Layer& layer) { return layer.a.defined(); }
+
+bool uses(const KernelTable& kernels, const char* op, const char* kernel) {
+  const auto& choices = kernels.choices();
+  return std::any_of(choices.begin(), choices.end(), [&](const KernelTable::Choice& choice) {
+    return choice.op == op && choice.kernel == kernel;
+  });
+}
+
+/// `low`: x A^T of the layer.
+cuda::FewRowChange change_of(const FewRowLayers::Layer& layer, const at::Tensor& low) {
+  if (!has_change(layer)) return {};
+  return {low.const_data_ptr(), layer.b.const_data_ptr(), low.stride(0), layer.b.stride(0),
+          static_cast<int>(low.size(1))};
+}
+
+/// x A^T of each layer that has a change, scaled; one launch, none where no layer has one.
+Tensors lows_of(const FewRowLayers& call, const cuda::FewRowNorm& norm, cudaStream_t stream) {
+  Tensors lows;
+  std::vector<cuda::FewRowSum> work;
+  for (const FewRowLayers::Layer& layer : call.layers) {
+    lows.emplace_back();
+    if (!has_change(layer)) continue;
+    lows.back() = at::empty({call.x.size(0), layer.a.size(0)}, call.x.options());
+    work.push_back(sum_into(lows.back(), {}));
+    work.back().terms[0] = term_of(call.x, layer.a);
+    work.back().term_count = 1;
+    work.back().scale = static_cast<float>(layer.scaling);
+  }
+  if (!work.empty()) {
+    cuda::few_row_sums(static_cast<int>(call.x.size(0)), work, stream, norm,
+                       cuda::FewRowOrder::kFirstOfTwo);
+  }
+  return lows;
+}
+
+/// Whether the layers are one launch, or two with changes.
+bool fit_one_launch(const FewRowLayers& call) {
+  std::vector<Products> sums;
+  for (const FewRowLayers::Layer& layer : call.layers) {
+    sums.push_back({{call.x, layer.weight}});
+    if (!has_change(layer)) continue;
+    if (!cuda::has_rows_of_16_bytes(layer.a) || !cuda::has_rows_of_16_bytes(layer.b) ||
+        layer.a.size(0) % 8 != 0)
+      return false;
+  }
+  return are_few_rows(sums) && (!call.residual.defined() || call.residual.stride(1) == 1) &&
+         (!call.is_gated || sums[0][0].b.strides() == sums[1][0].b.strides());
+}
+
+}  // namespace
+
+bool are_few_rows(const std::vector<Products>& sums) {
+  std::int64_t columns = 0;
+  for (const Products& sum : sums) columns += sum[0].b.size(0);
+  return sums[0][0].a.size(0) <= cuda::kMostFewRows && columns >= kFewestColumns &&
+         columns <= kMostColumns && can_be_few_rows(sums);
+}
+
+Tensors run_few_rows(const std::vector<Products>& sums, const at::Tensor& start,
+                     const std::vector<double>& scales) {
+  const at::Tensor& first = sums[0][0].a;
+  const cuda::OnDevice on(first);
+  Tensors results;
+  std::vector<cuda::FewRowSum> work;
+  for (const Products& products : sums) {
+    results.push_back(at::empty({first.size(0), products[0].b.size(0)}, first.options()));
+    cuda::FewRowSum sum = sum_into(results.back(), start);
+    for (const auto& [a, b] : products) sum.terms[sum.term_count++] = term_of(a, b);
+    if (!scales.empty()) sum.scale = static_cast<float>(scales[work.size()]);
+    work.push_back(sum);
+  }
+  cuda::few_row_sums(static_cast<int>(first.size(0)), work, on.stream());
+  return results;
+}
+
+bool are_some_rows(const std::vector<Products>& sums) {
+  if (sums[0][0].a.size(0) <= cuda::kMostFewRows || !can_be_few_rows(sums)) return false;
+  bool gains = false;
+  for (const Products& sum : sums) {
+    for (std::size_t t = 1; t < sum.size(); ++t) {
+      if (sum[t].a.size(1) > kLowDepth) return false;
+    }
+    gains |= sum.size() > 1 || (sums.size() > 1 && is_narrow(sum));
+  }
+  return gains;
+}
+
+Tensors run_some_rows(const std::vector<Products>& sums, const at::Tensor& start) {
+  const at::Tensor& first = sums[0][0].a;
+  const cuda::OnDevice on(first);
+  Tensors results;
+  std::vector<cuda::FewRowSum> narrow, low;
+  for (const Products& products : sums) {
+    if (is_narrow(products)) {
+      results.push_back(at::empty({first.size(0), products[0].b.size(0)}, first.options()));
+      narrow.push_back(sum_into(results.back(), start));
+      for (const auto& [a, b] : products)
+        narrow.back().terms[narrow.back().term_count++] = term_of(a, b);
+      continue;
+    }
+    const auto& [a, b] = products[0];
+    results.push_back(start.defined() ? at::addmm(start, a, b.t()) : at::mm(a, b.t()));
+    const at::Tensor& y = results.back();
+    if (products.size() > 1) {
+      low.push_back(sum_into(y, y));
+      low.back().terms[low.back().term_count++] = term_of(products[1].a, products[1].b);
+    }
+  }
+  const int rows = static_cast<int>(first.size(0));
+  if (!narrow.empty()) cuda::few_row_sums(rows, narrow, on.stream());
+  if (!low.empty()) cuda::few_row_sums(rows, low, on.stream());
+  return results;
+}
+
+}  // namespace heddle::ops::linear_cuda
+
+namespace heddle::ops {
+
+Tensors few_row_layers(const KernelTable& kernels, const FewRowLayers& call) {
+  using namespace linear_cuda;
+  if (call.x.size(0) > cuda::kMostFewRows || kernels.get<Linear>().forward != forward ||
+      !fit_one_launch(call))
+    return {};
+  if (call.norm && !uses(kernels, "rms_norm", "cuda.fused")) return {};
+  if (call.is_gated && !uses(kernels, "swiglu", "cuda.fused")) return {};
+  const cuda::OnDevice on(call.x);
+  cuda::FewRowNorm norm;
+  if (call.norm) {
+    norm = {call.norm->value.const_data_ptr(), cuda::element_of(call.norm->value),
+            call.norm->offset, static_cast<float>(call.eps)};
+  }
+  const Tensors lows = lows_of(call, norm, on.stream());
+  bool is_changed = false;
+  Tensors results;
+  std::vector<cuda::FewRowSum> work;
+  for (std::size_t i = 0; i < call.layers.size(); ++i) {
+    const FewRowLayers::Layer& layer = call.layers[i];
+    is_changed |= has_change(layer);
+    if (call.is_gated && i == 1) {
+      work[0].up = layer.weight.const_data_ptr();
+      work[0].up_change = change_of(layer, lows[i]);
+      continue;
+    }
+    results.push_back(at::empty({call.x.size(0), layer.weight.size(0)}, call.x.options()));
+    work.push_back(sum_into(results.back(), call.residual));
+    work.back().terms[0] = term_of(call.x, layer.weight);
+    work.back().term_count = 1;
+    work.back().change = change_of(layer, lows[i]);
+  }
+  cuda::few_row_sums(static_cast<int>(call.x.size(0)), work, on.stream(), norm,
+                     is_changed ? cuda::FewRowOrder::kSecondOfTwo : cuda::FewRowOrder::kAlone);
+  return results;
+}
+
+Tensors few_row_lows(const Linear::Functions& linear, const at::Tensor& x, const Tensors& as,
+                     const std::vector<double>& scales) {
+  if (linear.forward != linear_cuda::forward) return {};
+  std::vector<Products> sums;
+  for (const at::Tensor& a : as) sums.push_back({{x, a}});
+  return linear_cuda::can_be_few_rows(sums) ? linear_cuda::run_few_rows(sums, {}, scales)
+                                            : Tensors();
+}
+
+}  // namespace heddle::ops
