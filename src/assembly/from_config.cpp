@@ -126,7 +126,8 @@ void require_layout(const config::RunConfig& config, std::int64_t world) {
   const auto require = [](const config::ParallelSection& parallel, std::int64_t ranks) {
     [[maybe_unused]] const comm::Mesh mesh(mesh_sizes(parallel, ranks), 0, ranks, parallel.ep);
   };
-  const std::int64_t rollouts = part_of(config, world, 0).name.empty() ? 0 : config.rl.rollout_ranks;
+  const std::int64_t rollouts =
+      part_of(config, world, 0).name.empty() ? 0 : config.rl.rollout_ranks;
   require(config.parallel, world - rollouts);
   if (rollouts > 0) require(rollout_layout(config).parallel, rollouts);
 }
@@ -134,8 +135,8 @@ void require_layout(const config::RunConfig& config, std::int64_t world) {
 std::shared_ptr<comm::World> join_world(const config::RunConfig& config, const std::string& command,
                                         const std::vector<comm::Fact>& more) {
   const auto environment = comm::read_launch_environment();
-  const comm::JobPart part = part_of(config, environment ? environment->world : 1,
-                                     environment ? environment->rank : 0);
+  const comm::JobPart part =
+      part_of(config, environment ? environment->world : 1, environment ? environment->rank : 0);
   if (!environment || environment->world == 1) return nullptr;
   auto world = comm::World::join(*environment, comm::Seconds(config.parallel.timeout_s), part);
   std::vector<comm::Fact> settings = settings_of(command, config);

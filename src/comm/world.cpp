@@ -224,9 +224,8 @@ std::string World::missing_ranks() const {
 void World::fail(const std::string& message) noexcept {
   has_failed_ = true;
   try {
-    job_store_.set_if_absent(
-        kFailureKey,
-        fmt::format("{} {}", environment_.rank, message.substr(0, message.find('\n'))));
+    job_store_.set_if_absent(kFailureKey, fmt::format("{} {}", environment_.rank,
+                                                      message.substr(0, message.find('\n'))));
   } catch (const std::exception&) {
     // Without a store there is nobody left to tell.
   }

@@ -25,8 +25,8 @@ struct JobPart {
   std::int64_t first = 0, size = 0;
 };
 
-/// All ranks of one job or of a part of it, seen from one of them: the store through which they met, a sign of life
-/// of each, and the first failure. One rank alone has no World.
+/// All ranks of one job or of a part of it, seen from one of them: the store through which they
+/// met, a sign of life of each, and the first failure. One rank alone has no World.
 class World {
  public:
   /// Returns when every rank has arrived. Throws CommError before `timeout` is over: who is
@@ -61,8 +61,8 @@ class World {
   std::optional<std::string> failure_of_another() const;
   /// True after fail().
   bool has_failed() const { return has_failed_; }
-  /// Waits until every rank of the job has called it, at most a few seconds: the one that serves the store
-  /// must go last. Does not throw.
+  /// Waits until every rank of the job has called it, at most a few seconds: the one that serves
+  /// the store must go last. Does not throw.
   void leave() noexcept;
 
   /// How many groups this rank has made under the key before this one.

@@ -121,8 +121,8 @@ class Checker {
     if (rl.trainer_ranks > 0 && !rl.is_disaggregated())
       fail("rl.trainer_ranks", "needs rl.rollout_ranks, the ranks that generate");
     if (rl.is_disaggregated() && rl.rollout_ranks % c_.rollout.tp != 0) {
-      fail("rollout.tp", fmt::format("{} does not divide rl.rollout_ranks {}", c_.rollout.tp,
-                                     rl.rollout_ranks));
+      fail("rollout.tp",
+           fmt::format("{} does not divide rl.rollout_ranks {}", c_.rollout.tp, rl.rollout_ranks));
     }
   }
 

@@ -163,6 +163,7 @@ struct RolloutSection {
   std::int64_t max_sequences = 64;
   std::int64_t prefill_tokens = 4096;
   std::vector<std::string> stop;
+  double temperature = 1;
   std::int64_t tp = 1;
 };
 

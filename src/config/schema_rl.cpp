@@ -142,7 +142,7 @@ Section parameters_section() {
 }
 
 Section rollout_section() {
-  Section s = make("rollout", "Generation in training: temperature 1 over all tokens.");
+  Section s = make("rollout", "Generation in training, over all tokens.");
   Table<RolloutSection>(s, &RunConfig::rollout)
       .key("max_new_tokens", &RolloutSection::max_new_tokens,
            "tokens of a completion at most; prompts may have data.max_length less this",
@@ -153,6 +153,9 @@ Section rollout_section() {
       .key("prefill_tokens", &RolloutSection::prefill_tokens,
            "prompt tokens of one pass of a data rank at most", {.range = at_least(1)})
       .key("stop", &RolloutSection::stop, "texts that end a completion, besides its end tokens")
+      .key("temperature", &RolloutSection::temperature,
+           "of the distribution that tokens are drawn from and the policy is trained as",
+           {.range = above(0)})
       .key("tp", &RolloutSection::tp,
            "tensor parallelism of rl.rollout_ranks; what is left are replicas",
            {.range = at_least(1), .aliases = {"tensor_model_parallel_size"}});
@@ -168,8 +171,7 @@ Section sync_section() {
            "rollouts keep new weights apart until all have come, so that a failed update leaves "
            "the old ones; needs the memory of a second copy")
       .key("rendezvous_timeout_s", &SyncSection::rendezvous_timeout_s,
-           "how long trainer and rollouts wait for each other at the start",
-           {.range = at_least(1)})
+           "how long trainer and rollouts wait for each other at the start", {.range = at_least(1)})
       .key("timeout_s", &SyncSection::timeout_s,
            "after which a message or a sign of life of the other side counts as lost",
            {.range = at_least(1)});
@@ -179,9 +181,9 @@ Section sync_section() {
 }  // namespace
 
 std::vector<Section> rl_sections() {
-  return {rl_section(),     algorithm_section(), correction_section(), reference_section(),
-          reward_section(), verifiers_section(), parameters_section(), rollout_section(),
-          sync_section()};
+  return {rl_section(),         algorithm_section(), correction_section(),
+          reference_section(),  reward_section(),    verifiers_section(),
+          parameters_section(), rollout_section(),   sync_section()};
 }
 
 }  // namespace heddle::config

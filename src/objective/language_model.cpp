@@ -86,13 +86,17 @@ HeadFunction language_model_head(Model& model, double gradient_scale, bool want_
 }
 
 TokenLogprobs::TokenLogprobs(Model& model, const at::Tensor& hidden, const LossRows& rows,
-                             bool want_gradients, bool want_entropy)
+                             bool want_gradients, bool want_entropy, double temperature)
     : model_(model), rows_(rows), trunk_(ops::detached(hidden)) {
   values_ = at::zeros({0}, rows.loss_weights.options());
   if (want_entropy) entropy_ = values_;
   if (rows.total == 0) return;
   if (want_gradients) trunk_.set_requires_grad(true);
-  const auto forward = [&] { return normalized_rows(model, trunk_, rows); };
+  const auto forward = [&] {
+    const at::Tensor normalized = normalized_rows(model, trunk_, rows);
+    // The head is linear: its logits are divided with the states that it reads.
+    return temperature == 1 ? normalized : normalized / temperature;
+  };
   normalized_ = want_gradients ? forward() : ops::run_without_gradient(forward);
   ops::LinearCrossEntropy::Inputs inputs;
   inputs.hidden = normalized_;

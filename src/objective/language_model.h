@@ -32,9 +32,10 @@ HeadFunction language_model_head(Model& model, double gradient_scale, bool want_
 /// frozen one keeps the gradient of each row by its log-probability instead.
 class TokenLogprobs {
  public:
-  /// On hidden states [T/tp,H]. All ranks along tp make theirs together.
+  /// On hidden states [T/tp,H]. All ranks along tp make theirs together. The distributions are
+  /// those of the logits divided by `temperature`.
   TokenLogprobs(Model& model, const at::Tensor& hidden, const LossRows& rows, bool want_gradients,
-                bool want_entropy = false);
+                bool want_entropy = false, double temperature = 1);
 
   /// [n] of this rank's run of rows.
   const at::Tensor& values() const { return values_; }

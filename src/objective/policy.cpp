@@ -90,7 +90,8 @@ HeadResult Policy::run(const at::Tensor& hidden, const LocalBatch& batch, const 
                        const Columns& columns, const PassOptions& options) {
   const comm::Mesh& mesh = placed_.context.mesh;
   const LossRows rows(model(), batch.host, 1);
-  TokenLogprobs own(model(), hidden, rows, options.wants_gradients, /*want_entropy=*/true);
+  TokenLogprobs own(model(), hidden, rows, options.wants_gradients, /*want_entropy=*/true,
+                    options_.temperature);
   const Known known = bring_together(mesh, batch, rows, own, whole.size());
 
   const auto* mask = whole.loss_weights.const_data_ptr<float>();

@@ -60,6 +60,7 @@ enum class Rejection {
 };
 
 struct PolicyOptions {
+  double temperature = 1;  ///< At which tokens were drawn: the policy's logits are divided by it.
   PolicyLoss loss = PolicyLoss::kPpo;
   LossMean mean = LossMean::kToken;
   double clip_low = 0.2, clip_high = 0.2;  ///< Infinity: not clipped.

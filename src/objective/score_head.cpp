@@ -22,6 +22,7 @@ ScoreResult score_head(Model& model, const at::Tensor& hidden, const data::Batch
     const ops::Rows own = ops::own_rows(batch.size(), model.tensor_group());
     ops::LinearCrossEntropy::Inputs inputs;
     inputs.hidden = model.final_norm(hidden);
+    if (request.temperature != 1) inputs.hidden = inputs.hidden / request.temperature;
     inputs.weight = model.head_weight().data();
     inputs.labels = device::upload(batch.labels.narrow(0, own.first, own.count), hidden.device());
     inputs.want_entropy = request.entropy;

@@ -7,7 +7,8 @@ namespace heddle::objective {
 /// Request to `score`.
 struct ScoreRequest {
   bool normalize_embedding = true;
-  bool entropy = false;  ///< For a language model only.
+  bool entropy = false;    ///< For a language model only.
+  double temperature = 1;  ///< For a language model only: what logits are divided by.
 };
 
 /// Report of `score` on one micro-batch on one rank, without gradients.

@@ -8,9 +8,7 @@ namespace {
 using Value = nlohmann::json;
 
 // Texts of a model may end within a character, which CBOR's texts must not.
-Value as_binary(const std::string& text) {
-  return Value::binary({text.begin(), text.end()});
-}
+Value as_binary(const std::string& text) { return Value::binary({text.begin(), text.end()}); }
 
 std::string as_text(const Value& value) {
   const Value::binary_t& bytes = value.get_binary();
@@ -18,8 +16,7 @@ std::string as_text(const Value& value) {
 }
 
 Value value_of(const Trajectory& t) {
-  return {t.tokens,       t.logprobs, t.versions, as_binary(t.text),
-          t.is_truncated, t.reward,   t.parts};
+  return {t.tokens, t.logprobs, t.versions, as_binary(t.text), t.is_truncated, t.reward, t.parts};
 }
 
 Trajectory trajectory_of(const Value& v) {
@@ -51,8 +48,12 @@ GenerationCounts counts_of(const Value& v) {
 }
 
 Value value_of(const Fate& f) {
-  return {static_cast<int>(f.kind), f.dispatch.cursor,  f.dispatch.attempt,
-          f.dispatch.seed,          f.dispatch.version, static_cast<int>(f.reason),
+  return {static_cast<int>(f.kind),
+          f.dispatch.cursor,
+          f.dispatch.attempt,
+          f.dispatch.seed,
+          f.dispatch.version,
+          static_cast<int>(f.reason),
           f.tokens};
 }
 

@@ -139,8 +139,8 @@ void Generation::weights_changed() {
   const bool keeps = config_.rl.update_mode == config::UpdateMode::kKeep;
   // At once, so that nobody reads the engine's gathered copies of old weights.
   if (engine_) {
-    engine_->weights_changed(version(), keeps ? rollout::LiveSequences::kKeep
-                                              : rollout::LiveSequences::kRecompute);
+    engine_->weights_changed(
+        version(), keeps ? rollout::LiveSequences::kKeep : rollout::LiveSequences::kRecompute);
   }
 }
 
@@ -171,12 +171,13 @@ void Generation::start(std::int64_t cursor, std::int64_t attempt) {
   request.prompt = prompts_.row(running.group.row).tokens;
   request.max_new_tokens = config_.rollout.max_new_tokens;
   request.sampling.seed = stream;
+  request.sampling.temperature = config_.rollout.temperature;
   request.stop_ids = stop_ids_;
   request.stop_strings = config_.rollout.stop;
   request.samples = config_.rl.samples_per_group;
   const rollout::RequestId first = engine().submit(std::move(request));
-  news_.fates.push_back({.kind = Fate::Kind::kDispatched,
-                         .dispatch = {cursor, attempt, stream, version()}});
+  news_.fates.push_back(
+      {.kind = Fate::Kind::kDispatched, .dispatch = {cursor, attempt, stream, version()}});
   for (std::size_t i = 0; i < samples; ++i) {
     const rollout::RequestId id = first + static_cast<rollout::RequestId>(i);
     running.requests[id] = i;
@@ -204,7 +205,9 @@ void Generation::pass() {
 void Generation::take(Running& running, std::size_t place, rollout::Completion completion) {
   Trajectory& trajectory = running.group.trajectories[place];
   trajectory.tokens = std::move(completion.output_ids);
-  trajectory.logprobs = std::move(completion.logprobs);
+  // Those of the distribution that tokens were drawn from.
+  trajectory.logprobs = std::move(config_.rollout.temperature == 1 ? completion.logprobs
+                                                                   : completion.sampled_logprobs);
   trajectory.versions = std::move(completion.weights_versions);
   trajectory.text = std::move(completion.text);
   trajectory.is_truncated = completion.finish_reason == rollout::FinishReason::kLength;

@@ -80,7 +80,7 @@ class Generation : public GroupSource {
   std::map<std::int64_t, std::int64_t> again_;  ///< Cursor to issue again -> its attempt.
   std::int64_t next_cursor_ = 0;
   std::int64_t generated_since_cut_ = 0;  ///< Groups, filtered ones included.
-  Batch news_;  ///< Counts and fates since the last batch.
+  Batch news_;                            ///< Counts and fates since the last batch.
 };
 
 /// Cursors of a run are below it: epochs have an end, a number of steps takes what it needs.

@@ -18,8 +18,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr comm::Seconds kPoll{0.001};    ///< Between two looks for a message.
-constexpr comm::Seconds kSurvey{0.5};    ///< Between two looks for failures.
+constexpr comm::Seconds kPoll{0.001};  ///< Between two looks for a message.
+constexpr comm::Seconds kSurvey{0.5};  ///< Between two looks for failures.
 /// Members that speak for the trainers and for the rollouts.
 constexpr std::int64_t kTrainer = 0, kRollout = 1;
 
@@ -132,8 +132,9 @@ void Link::look_for_failures() {
     last_pulse_ = pulse;
     pulse_seen_ = now;
   } else if (now - pulse_seen_ > timeout_) {
-    throw_error<CommError>("rl: rank 0 of the {} gave no sign of life for {:.3g} s (sync.timeout_s)",
-                           is_trainer() ? assembly::kRollouts : assembly::kTrainers, timeout_.count());
+    throw_error<CommError>(
+        "rl: rank 0 of the {} gave no sign of life for {:.3g} s (sync.timeout_s)",
+        is_trainer() ? assembly::kRollouts : assembly::kTrainers, timeout_.count());
   }
 }
 

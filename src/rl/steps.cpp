@@ -1,14 +1,12 @@
 #include "rl/steps.h"
 
-#include <algorithm>
-#include <cmath>
-
 #include "assembly/from_config.h"
 #include "base/errors.h"
 #include "base/text.h"
 #include "comm/agreement.h"
 #include "rl/generation.h"
 #include "rl/remote_generation.h"
+#include "rl/step_report.h"
 #include "rollout/answers.h"
 
 namespace heddle::rl {
@@ -17,6 +15,7 @@ namespace {
 objective::PolicyOptions policy_options(const config::RunConfig& config) {
   const config::RlSection& rl = config.rl;
   objective::PolicyOptions options;
+  options.temperature = config.rollout.temperature;
   // Both sets of names are in one order.
   options.loss = static_cast<objective::PolicyLoss>(rl.algorithm.loss);
   options.mean = static_cast<objective::LossMean>(rl.algorithm.mean);
@@ -61,19 +60,6 @@ files::Path ledger_file(const config::RunConfig& config) {
   return files::Path(config.train.output_dir) / "ledger.log";
 }
 
-double mean_of(const std::vector<double>& values) {
-  double sum = 0;
-  for (const double value : values) sum += value;
-  return values.empty() ? 0 : sum / static_cast<double>(values.size());
-}
-
-double deviation_of(const std::vector<double>& values) {
-  const double mean = mean_of(values);
-  double squares = 0;
-  for (const double value : values) squares += (value - mean) * (value - mean);
-  return values.size() < 2 ? 0 : std::sqrt(squares / static_cast<double>(values.size() - 1));
-}
-
 }  // namespace
 
 Steps::Steps(const config::RunConfig& config, train::Setup& setup, objective::Policy& policy)
@@ -95,7 +81,7 @@ Steps::Steps(const config::RunConfig& config, train::Setup& setup, objective::Po
     source_ = std::make_unique<RemoteGeneration>(config, setup.placed, prompts_);
   } else {
     source_ = std::make_unique<Generation>(config, setup.placed, setup.tokenizer, prompts_,
-                                            end_of(config, prompts_));
+                                           end_of(config, prompts_));
   }
   const bool is_base_model = setup.placed.adapters != nullptr && setup.placed.saved_whole.empty();
   if (config.rl.reference.kl_coef > 0 && !is_base_model) place_reference();
@@ -145,7 +131,8 @@ std::vector<train::RowScore> Steps::reference_scores(const Experience& experienc
     std::int64_t tokens = 0;
     for (; last < rows.size() && (last == first || tokens + std::ssize(rows[last]) <= most); ++last)
       tokens += std::ssize(rows[last]);
-    for (train::RowScore& score : scorer.score(std::span(rows).subspan(first, last - first), {}))
+    for (train::RowScore& score : scorer.score(std::span(rows).subspan(first, last - first),
+                                               {.temperature = config_.rollout.temperature}))
       scores.push_back(std::move(score));
   }
   return scores;
@@ -193,16 +180,18 @@ void Steps::seek(const nlohmann::json& cursor) {
   batch_.state = cursor.at("generation");
   if (is_first_rank()) {
     log_.keep_up_to(done_);
-    ledger_ = std::make_unique<Ledger>(ledger_file(config_),
-                                       cursor.at("ledger").get<std::uint64_t>());
+    ledger_ =
+        std::make_unique<Ledger>(ledger_file(config_), cursor.at("ledger").get<std::uint64_t>());
   }
   source_->restore(batch_.state, cursor.at("version").get<std::int64_t>());
 }
 
 void Steps::on_updated(train::StepInfo& info) {
-  report_groups(info);
-  report_generation(info);
-  report_policy(info);
+  const config::RlReference& reference = config_.rl.reference;
+  report_groups(batch_, source_->version(), info);
+  report_generation(batch_, config_.rl.is_disaggregated(), info);
+  report_policy(policy_.take_statistics(),
+                reference.kl_coef > 0 && reference.kl_where == config::KlWhere::kLoss, info);
   const std::int64_t every = config_.rl.groups_every;
   const bool is_due = every > 0 && (done_ == 1 || done_ % every == 0);
   if (is_due && is_first_rank()) {
@@ -217,75 +206,6 @@ void Steps::on_updated(train::StepInfo& info) {
     ledger_->commit();
   }
   source_->updated();
-}
-
-void Steps::report_groups(train::StepInfo& info) const {
-  std::vector<double> rewards, lengths;
-  std::map<std::string, std::vector<double>> parts;
-  double staleness = 0, largest_staleness = 0, truncated = 0;
-  for (const Group& group : batch_.groups) {
-    const auto age = static_cast<double>(source_->version() - group.oldest_version());
-    staleness += age;
-    largest_staleness = std::max(largest_staleness, age);
-    for (const Trajectory& trajectory : group.trajectories) {
-      rewards.push_back(trajectory.reward);
-      lengths.push_back(static_cast<double>(trajectory.tokens.size()));
-      truncated += trajectory.is_truncated;
-      for (const auto& [name, value] : trajectory.parts) parts[name].push_back(value);
-    }
-  }
-  info.extra["version"] = static_cast<double>(source_->version());
-  info.extra["reward_mean"] = mean_of(rewards);
-  info.extra["reward_std"] = deviation_of(rewards);
-  // A single part is the reward itself.
-  for (const auto& [name, values] : parts) {
-    if (parts.size() > 1) info.extra["reward_" + name] = mean_of(values);
-  }
-  info.extra["length_mean"] = mean_of(lengths);
-  std::ranges::sort(lengths);
-  info.extra["length_p99"] = lengths[(lengths.size() - 1) * 99 / 100];
-  info.extra["truncated"] = truncated / static_cast<double>(rewards.size());
-  info.extra["staleness_mean"] = staleness / static_cast<double>(batch_.groups.size());
-  info.extra["staleness_max"] = largest_staleness;
-}
-
-void Steps::report_generation(train::StepInfo& info) const {
-  const GenerationCounts& counts = batch_.counts;
-  const double generating = counts.seconds - counts.judging_s;
-  info.extra["gen_tokens"] = static_cast<double>(counts.tokens);
-  info.extra["gen_tokens_per_s"] =
-      generating > 0 ? static_cast<double>(counts.tokens) / generating : 0;
-  info.extra["gen_s"] = generating;
-  if (config_.rl.is_disaggregated()) {
-    info.extra["wait_s"] = batch_.waited_s;
-    info.extra["sync_s"] = batch_.sync_s;
-  }
-  info.extra["score_s"] = counts.judging_s;
-  info.extra["groups_all_right"] = static_cast<double>(counts.all_right);
-  info.extra["groups_all_wrong"] = static_cast<double>(counts.all_wrong);
-  info.extra["rejected_filtered"] = static_cast<double>(counts.filtered);
-  info.extra["rejected_failed"] = static_cast<double>(counts.failed);
-  info.extra["rejected_stale"] = static_cast<double>(counts.stale);
-}
-
-void Steps::report_policy(train::StepInfo& info) {
-  const objective::PolicyStatistics all = policy_.take_statistics();
-  const auto mean = [&](double sum) { return all.masked > 0 ? sum / all.masked : 0; };
-  info.extra["entropy"] = mean(all.entropy);
-  info.extra["kl"] = mean(all.old_kl);
-  if (config_.rl.reference.kl_coef > 0 && config_.rl.reference.kl_where == config::KlWhere::kLoss)
-    info.extra["kl_ref"] = mean(all.reference_kl);
-  info.extra["ratio_mean"] = mean(all.ratio);
-  info.extra["ratio_max"] = all.ratio_max;
-  info.extra["clip_low"] = mean(all.clipped_low);
-  info.extra["clip_high"] = mean(all.clipped_high);
-  info.extra["mismatch_k1"] = mean(all.mismatch_k1);
-  info.extra["mismatch_k3"] = mean(all.mismatch_k3);
-  info.extra["mismatch_abs_mean"] = mean(all.mismatch_abs);
-  info.extra["mismatch_abs_max"] = all.mismatch_abs_max;
-  info.extra["mismatch_ess"] =
-      all.weight_squared > 0 ? all.weight * all.weight / (all.masked * all.weight_squared) : 0;
-  info.extra["rejected_tokens"] = mean(all.rejected);
 }
 
 train::Evaluation Steps::evaluate() {

@@ -6,8 +6,8 @@
 #include "assembly/model_on_ranks.h"
 #include "objective/policy.h"
 #include "rl/experience.h"
-#include "rl/group_source.h"
 #include "rl/group_log.h"
+#include "rl/group_source.h"
 #include "rl/judge.h"
 #include "rl/prompts.h"
 #include "train/step_source.h"
@@ -35,9 +35,6 @@ class Steps : public train::StepSource {
   void place_reference();
   std::vector<train::RowScore> reference_scores(const Experience& experience) const;
   void record_fates();
-  void report_groups(train::StepInfo& info) const;
-  void report_generation(train::StepInfo& info) const;
-  void report_policy(train::StepInfo& info);
 
   const config::RunConfig& config_;
   train::Setup& setup_;

@@ -26,8 +26,7 @@ class ReinforcementTest : public ::testing::Test {
   Words command(const std::string& run, int ranks, const Words& more) const {
     Words words;
     if (ranks > 0) {
-      words = {"launch",  "--nproc", std::to_string(ranks), "--log-dir",
-               log_dir(run), "--"};
+      words = {"launch", "--nproc", std::to_string(ranks), "--log-dir", log_dir(run), "--"};
     }
     words.push_back("rl");
     Words settings = {"data.train=" + (runs_.directory() / "prompts.jsonl").string(),
@@ -104,7 +103,9 @@ TEST_F(ReinforcementTest, StalenessIsBoundedInEveryLayout) {
     Words settings;
   } layouts[] = {
       {"replicas", 3, {"rl.rollout_ranks=2", "rl.update_mode=keep"}},
-      {"slices", 4, {"rl.trainer_ranks=2", "rl.rollout_ranks=2", "rollout.tp=2", "parallel.fsdp=2"}},
+      {"slices",
+       4,
+       {"rl.trainer_ranks=2", "rl.rollout_ranks=2", "rollout.tp=2", "parallel.fsdp=2"}},
   };
   for (const auto& [name, ranks, settings] : layouts) {
     Words all = {"rl.mode=async", "rl.max_staleness=2", "rl.old_logprobs=recompute"};

@@ -91,6 +91,21 @@ TEST_F(RlTest, FirstStepIsOnPolicy) {
   EXPECT_EQ(recomputed.steps.front().extra.at("kl"), 0);
 }
 
+TEST_F(RlTest, PolicyIsTrainedAtTheTemperatureThatDrewItsTokens) {
+  const auto first = [&](const char* temperature) {
+    return train(run(std::string("at-") + temperature,
+                     {"model.dtype=float64", "train.max_steps=1", "rl.reference.kl_coef=0.1",
+                      std::string("rollout.temperature=") + temperature}))
+        .steps.front()
+        .extra;
+  };
+  const auto cold = first("0.5"), usual = first("1");
+  EXPECT_NEAR(cold.at("ratio_mean"), 1, 1e-7);
+  EXPECT_NEAR(cold.at("mismatch_abs_max"), 0, 1e-6);
+  EXPECT_NEAR(cold.at("kl_ref"), 0, 1e-7);
+  EXPECT_LT(cold.at("entropy"), usual.at("entropy") - 0.1);
+}
+
 TEST_F(RlTest, AsyncWithoutStalenessIsSyncBitForBit) {
   train(run("sync"));
   train(run("async", {"rl.mode=async", "rl.max_staleness=0"}));

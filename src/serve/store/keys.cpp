@@ -1,7 +1,7 @@
 #include "serve/store/keys.h"
 
-#include "base/random_hex.h"
 #include "base/quote.h"
+#include "base/random_hex.h"
 #include "base/text.h"
 #include "serve/store/data_directory.h"
 

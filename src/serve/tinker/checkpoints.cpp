@@ -1,8 +1,8 @@
 #include "serve/tinker/checkpoints.h"
 
-#include "base/random_hex.h"
 #include "base/log.h"
 #include "base/quote.h"
+#include "base/random_hex.h"
 #include "serve/http/request.h"
 
 namespace heddle::serve::tinker {

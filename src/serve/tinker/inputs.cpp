@@ -6,8 +6,8 @@
 #include <cstring>
 #include <limits>
 
-#include "base/random_hex.h"
 #include "base/quote.h"
+#include "base/random_hex.h"
 #include "serve/http/request.h"
 #include "serve/store/data_directory.h"
 

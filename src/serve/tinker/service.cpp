@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "base/random_hex.h"
 #include "base/log.h"
 #include "base/quote.h"
+#include "base/random_hex.h"
 
 namespace heddle::serve::tinker {
 namespace {

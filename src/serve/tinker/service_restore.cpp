@@ -1,7 +1,7 @@
 #include <filesystem>
 
-#include "base/random_hex.h"
 #include "base/log.h"
+#include "base/random_hex.h"
 #include "serve/tinker/service.h"
 
 // Runs after a restart. Their requests since the last saved state lie in the database and are run

@@ -1,7 +1,7 @@
 #include <utility>
 
-#include "base/random_hex.h"
 #include "base/quote.h"
+#include "base/random_hex.h"
 #include "serve/tinker/inputs.h"
 #include "serve/tinker/service.h"
 
