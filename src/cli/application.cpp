@@ -7,9 +7,11 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdlib>
+#include <filesystem>
 #include <map>
 #include <memory>
 #include <ostream>
+#include <system_error>
 #include <typeinfo>
 
 #include "base/errors.h"
@@ -37,6 +39,12 @@ std::string type_name(const std::exception& e) {
 /// libtorch puts a stack trace below the first line of its messages; only --debug shows it.
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
+/// Whether the user gave a name that no file can have, wherever the system was asked for it.
+bool is_name_too_long(const std::exception& e) {
+  const auto* error = dynamic_cast<const std::filesystem::filesystem_error*>(&e);
+  return error != nullptr && error->code() == std::errc::filename_too_long;
+}
+
 int report(const std::exception& e, bool is_debug) {
   const auto* ours = dynamic_cast<const Error*>(&e);
   const bool is_foreign = ours == nullptr;
@@ -56,6 +64,7 @@ int report(const std::exception& e, bool is_debug) {
   } else {
     log::error("{}", message);
   }
+  if (is_name_too_long(e)) return 2;
   return is_foreign ? 1 : ours->exit_status();
 }
 

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/errors.h"
+#include "base/files.h"
 #include "base/text.h"
 #include "data/readers/file_kind.h"
 
@@ -24,20 +25,29 @@ namespace {
 
 constexpr std::size_t kChunk = 1 << 18;
 
+/// Whether the name stands for something that the caller opened himself, such as the pipe of a
+/// shell's `<(...)`: it may be anything, and he decided that it is waited for.
+bool is_open_already(const std::filesystem::path& path) {
+  const std::string name = path.lexically_normal().string();
+  return name == "/dev/stdin" || name.starts_with("/dev/fd/") || name.starts_with("/proc/self/fd/");
+}
+
+int open_source(const std::filesystem::path& path) {
+  if (path == ByteSource::kStandardInput) return ::dup(STDIN_FILENO);
+  if (is_open_already(path)) return ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  struct stat status {};
+  if (::stat(path.c_str(), &status) != 0 && errno == ENOENT)
+    throw_error<DataError>("cannot open {}: No such file or directory", path.string());
+  if (S_ISDIR(status.st_mode))
+    throw_error<DataError>("{} is a folder, expected a file of rows", path.string());
+  return files::open_regular(path);
+}
+
 class FileSource : public ByteSource {
  public:
   explicit FileSource(const std::filesystem::path& path)
-      : path_(path),
-        descriptor_(path == kStandardInput ? ::dup(STDIN_FILENO)
-                                           : ::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
-    if (descriptor_ < 0 && errno == ENOENT)
-      throw_error<DataError>("cannot open {}: No such file or directory", path_.string());
+      : path_(path), descriptor_(open_source(path)) {
     if (descriptor_ < 0) fail("open");
-    struct stat status {};
-    if (fstat(descriptor_, &status) == 0 && S_ISDIR(status.st_mode)) {
-      ::close(descriptor_);
-      throw_error<DataError>("{} is a folder, expected a file of rows", path_.string());
-    }
   }
   ~FileSource() override { ::close(descriptor_); }
 
