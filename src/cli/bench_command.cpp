@@ -341,9 +341,7 @@ void add_bench_command(CLI::App& app, Action& action) {
       "  heddle bench step --preset qwen3.5-0.8b --batch 8 --length 4096 device=cuda "
       "train.method=lora\n"
       "  heddle bench generate --preset qwen3.5-0.8b --batch 64 --length 128 device=cuda\n"
-      "  heddle bench gdn --heads 16/32 --layout 28672+4096 device=cuda\n"
-      "  heddle bench attention --preset qwen3.5-4b --batch 4 --length 8192 --median 1000 "
-      "device=cuda");
+      "  heddle bench gdn --heads 16/32 --layout 28672+4096 device=cuda");
   command->callback([options, command, &action] {
     for (const CLI::Option* option : command->get_options()) {
       if (option->count() > 0 && !option->get_positional())

@@ -177,7 +177,10 @@ int run(const GenerateOptions& options, const Session& session) {
     if (!holds) throw_error<ConfigError>("{} is {}: expected {}", option, value, expected);
   };
   check(options.sampling);
-  require(options.max_new_tokens >= 1, "--max-new-tokens", options.max_new_tokens, "1 or more");
+  // Far above any context; the pages for so many tokens are reserved before the first one.
+  constexpr std::int64_t kMostTokens = std::int64_t{1} << 24;
+  require(options.max_new_tokens >= 1 && options.max_new_tokens <= kMostTokens, "--max-new-tokens",
+          options.max_new_tokens, "1 to 16777216");
   require(options.engine.max_sequences >= 1, "--max-sequences", options.engine.max_sequences,
           "1 or more");
   head_name(options.model.directory, "lm");
