@@ -12,6 +12,7 @@
 #include "ops/linear/linear.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "ops/moe/moe.h"
+#include "ops/moe/shared_expert.h"
 #include "ops/optimizer_step/optimizer_step.h"
 #include "ops/rms_norm/rms_norm.h"
 #include "ops/rotary/rotary.h"
@@ -74,6 +75,8 @@ void add_moe(Requests& requests, const nn::MoeDims& dims) {
                                  .top_k = dims.num_experts_per_tok,
                                  .hidden_size = dims.hidden_size,
                                  .intermediate_size = dims.moe_intermediate_size});
+  if (dims.shared_expert_intermediate_size > 0)
+    requests.add<ops::SharedExpertSum>({.hidden_size = dims.hidden_size});
 }
 
 /// The products of linear layers that a training model computes, on one rank.

@@ -9,9 +9,9 @@
 #include "nn/tensor_parallel.h"
 #include "ops/autograd.h"
 #include "ops/collectives.h"
-#include "ops/gates.h"
 #include "ops/moe/expert_parallel.h"
 #include "ops/moe/moe.h"
+#include "ops/moe/shared_expert.h"
 #include "ops/swiglu/swiglu.h"
 
 namespace heddle::nn {
@@ -78,13 +78,16 @@ BlockOutput Moe::forward(const at::Tensor& x, const Pass& pass, bool want_auxili
   const ops::MoeRouting routing =
       ops::moe_route(*pass.kernels, gate_.forward(pass, x), dims_.num_experts_per_tok,
                      dims_.normalize_top_k, pass.experts);
-  at::Tensor shared;
+  at::Tensor shared, shared_gate;
   const at::Tensor chosen = routed(x, routing, pass, [&] {
     if (!shared_expert_) return;
-    shared = shared_expert_->forward(x, pass) * ops::sigmoid(shared_expert_gate_->forward(pass, x));
+    shared = shared_expert_->forward(x, pass);
+    shared_gate = shared_expert_gate_->forward(pass, x);
   });
   BlockOutput output;
-  output.hidden = shared.defined() ? chosen + shared : chosen;
+  output.hidden = shared.defined()
+                      ? ops::shared_expert_sum(*pass.kernels, chosen, shared, shared_gate)
+                      : chosen;
   output.experts = routing.experts;
   if (!want_auxiliary_loss || !pass.training) return output;
   if (pass.pooled_auxiliary_loss) {

@@ -9,6 +9,7 @@
 #include "ops/builtin.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "ops/moe/moe.h"
+#include "ops/moe/shared_expert.h"
 #include "ops/operator_support.h"
 #include "ops/optimizer_step/eight_bit_state.h"
 #include "ops/optimizer_step/optimizer_step.h"
@@ -183,6 +184,36 @@ void expect_experts_equal_reference(const GroupedKernel& kernel, const at::Tenso
   for (std::size_t i = 0; i < 4; ++i) {
     EXPECT_TRUE(close(actual[i].cpu(), expected[i], 3e-2)) << tokens << " gradient " << i;
     EXPECT_TRUE(identical(actual[i].cpu(), again[i].cpu())) << tokens << " gradient " << i;
+  }
+}
+
+TEST_F(GpuOps, SharedExpertSumEqualsReference) {
+  const KernelTable reference = table_of(any<SharedExpertSum>(), "reference", at::kDouble);
+  const auto run = [](const KernelTable& kernels) {
+    return [&kernels](const Tensors& x) {
+      return Tensors{shared_expert_sum(kernels, x[0], x[1], x[2])};
+    };
+  };
+  for (const auto& [tokens, width] : {std::pair{1, 8}, {9, 2048}, {300, 264}, {0, 64}}) {
+    const KernelTable fused = gpu_table(OpRequest::of<SharedExpertSum>({.hidden_size = width}),
+                                        "cuda.fused", at::kBFloat16);
+    Tensors in = {randn({tokens, width}, at::kBFloat16, 1),
+                  randn({tokens, width}, at::kBFloat16, 2), randn({tokens, 1}, at::kBFloat16, 3)};
+    const Tensors gpu_in = to_gpu(in, at::kBFloat16);
+    for (at::Tensor& x : in) x = x.to(at::kDouble);
+    const at::Tensor y = run(fused)(gpu_in)[0].cpu();
+    if (tokens == 0) {
+      EXPECT_EQ(y.numel(), 0);
+      continue;
+    }
+    EXPECT_TRUE(close(y, run(reference)(in)[0], 1e-2)) << tokens << " x " << width;
+    const Tensors actual = gradients_of(run(fused), gpu_in),
+                  expected = gradients_of(run(reference), in),
+                  again = gradients_of(run(fused), gpu_in);
+    for (std::size_t i = 0; i < 3; ++i) {
+      EXPECT_TRUE(close(actual[i].cpu(), expected[i], 1e-2)) << tokens << " gradient " << i;
+      EXPECT_TRUE(identical(actual[i].cpu(), again[i].cpu())) << tokens << " gradient " << i;
+    }
   }
 }
 

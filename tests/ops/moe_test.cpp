@@ -11,6 +11,7 @@
 #include <optional>
 
 #include "ops/builtin.h"
+#include "ops/moe/shared_expert.h"
 #include "ops/operator_support.h"
 
 namespace heddle::ops::testing {
@@ -69,6 +70,14 @@ TEST(MoeRoute, GradientsMatchFiniteDifferences) {
         },
         {randn({4, 9}, at::kDouble, 6)}));
   }
+}
+
+TEST(SharedExpertSum, GradientsMatchFiniteDifferences) {
+  const KernelTable kernels = table_of(any<SharedExpertSum>(), "reference", at::kDouble);
+  EXPECT_TRUE(gradients_match(
+      [&](const Tensors& x) { return Tensors{shared_expert_sum(kernels, x[0], x[1], x[2])}; },
+      {randn({5, 7}, at::kDouble, 1), randn({5, 7}, at::kDouble, 2),
+       randn({5, 1}, at::kDouble, 3)}));
 }
 
 TEST(MoeRoute, ReplaysAChoice) {

@@ -2,6 +2,7 @@
 
 #include "ops/moe/moe.h"
 #include "ops/moe/order.h"
+#include "ops/moe/shared_expert.h"
 
 namespace heddle::ops {
 
@@ -38,6 +39,14 @@ at::Tensor backward(const MoeRoute::Inputs& inputs, const MoeRouting& routing,
                     const at::Tensor& grad_weights, const at::Tensor& grad_probabilities);
 
 }  // namespace heddle::ops::moe_route_reference
+
+namespace heddle::ops::shared_expert_reference {
+
+at::Tensor forward(const at::Tensor& routed, const at::Tensor& shared, const at::Tensor& gate);
+std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& shared, const at::Tensor& gate,
+                                           const at::Tensor& grad_y);
+
+}  // namespace heddle::ops::shared_expert_reference
 
 namespace heddle::ops::moe_experts_reference {
 

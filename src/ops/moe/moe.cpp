@@ -87,6 +87,8 @@ void register_moe(Registry& registry) {
       {moe_experts_cpu::forward, moe_experts_cpu::backward, gather_rows, moe_experts_cpu::sum});
   registry.add<MoeExperts>(KernelInfo::reference(),
                            {moe_experts_reference::forward, moe_experts_reference::backward});
+  registry.add<SharedExpertSum>(KernelInfo::reference(), {shared_expert_reference::forward,
+                                                          shared_expert_reference::backward});
 }
 
 }  // namespace heddle::ops

@@ -18,6 +18,7 @@
 #include "ops/moe/cuda/expert_order.h"
 #include "ops/moe/cuda/expert_rows.h"
 #include "ops/moe/cuda/grouped_product.h"
+#include "ops/moe/cuda/shared_expert.h"
 #include "ops/moe/kernels.h"
 #include "ops/moe/order.h"
 
@@ -223,6 +224,32 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
   return result;
 }
 
+at::Tensor add_shared(const at::Tensor& routed, const at::Tensor& shared, const at::Tensor& gate) {
+  const cuda::OnDevice on(routed);
+  const at::Tensor a = routed.contiguous(), b = shared.contiguous(), g = gate.contiguous();
+  at::Tensor y = at::empty_like(a);
+  cuda::shared_expert_forward(a.size(0), a.size(1), a.const_data_ptr(), b.const_data_ptr(),
+                              g.const_data_ptr(), y.mutable_data_ptr(), on.stream());
+  return y;
+}
+
+std::pair<at::Tensor, at::Tensor> add_shared_backward(const at::Tensor& shared,
+                                                      const at::Tensor& gate,
+                                                      const at::Tensor& grad_y) {
+  const cuda::OnDevice on(shared);
+  const at::Tensor x = shared.contiguous(), g = gate.contiguous(), dy = grad_y.contiguous();
+  at::Tensor d_shared = at::empty_like(x), d_gate = at::empty_like(g);
+  cuda::shared_expert_backward(x.size(0), x.size(1), x.const_data_ptr(), g.const_data_ptr(),
+                               dy.const_data_ptr(), d_shared.mutable_data_ptr(),
+                               d_gate.mutable_data_ptr(), on.stream());
+  return {d_shared, d_gate};
+}
+
+std::optional<std::string> refuse_shared(const SharedExpertSum::Dims& dims) {
+  if (dims.hidden_size % 8 == 0) return std::nullopt;
+  return fmt::format("hidden_size {} is no multiple of 8", dims.hidden_size);
+}
+
 }  // namespace
 
 }  // namespace heddle::ops::moe_experts_grouped_mm
@@ -237,6 +264,8 @@ void add_moe_experts(Registry& registry) {
                            {.refuse = refuse_wgmma});
   registry.add<MoeExperts>(KernelInfo::cuda("cuda.grouped_mm", {c10::ScalarType::BFloat16}),
                            {forward<Library>, backward<Library>, gather, sum}, {.refuse = refuse});
+  registry.add<SharedExpertSum>(KernelInfo::cuda("cuda.fused", {c10::ScalarType::BFloat16}),
+                                {add_shared, add_shared_backward}, {.refuse = refuse_shared});
 }
 
 }  // namespace heddle::ops::cuda

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <utility>
+
+#include "ops/registry.h"
+
+namespace heddle::ops {
+
+struct SharedExpertSum {
+  static constexpr const char* kName = "shared_expert_sum";
+  struct Dims {
+    std::int64_t hidden_size = 0;
+  };
+  struct Functions {
+    at::Tensor (*forward)(const at::Tensor& routed, const at::Tensor& shared,
+                          const at::Tensor& gate);
+    /// Gradients of shared and gate; that of routed is grad_y.
+    std::pair<at::Tensor, at::Tensor> (*backward)(const at::Tensor& shared, const at::Tensor& gate,
+                                                  const at::Tensor& grad_y);
+  };
+};
+
+/// y = routed + sigmoid(gate) * shared: what a layer's experts add up to. routed, shared, y [T,H],
+/// gate [T,1]. Differentiable in all. Source: Qwen3_5MoeSparseMoeBlock.
+at::Tensor shared_expert_sum(const KernelTable& kernels, const at::Tensor& routed,
+                             const at::Tensor& shared, const at::Tensor& gate);
+
+}  // namespace heddle::ops
