@@ -13,6 +13,7 @@ using nlohmann::json;
 
 constexpr double kTick_s = 10;
 constexpr std::int64_t kMostPage = 1000;
+constexpr int kSessionRetry_s = 30;  ///< Until a client may have finished a session.
 
 constexpr const char* kNoHead =
     "train_unembed is taken as false: this server has no adapters on the language-model head";
@@ -216,8 +217,11 @@ void Service::create_session(const Request& request, const Responder& responder)
                   "SELECT count(*) FROM session WHERE tenant = ? AND finished IS NULL");
   count.bind(request.caller.tenant).step();
   if (count.integer(0) >= options_.sessions_per_tenant)
-    throw_http(429, "{} sessions of this key's tenant are open, which is the limit: finish some",
-               count.integer(0));
+    throw HttpError(
+        429,
+        fmt::format("{} sessions of this key's tenant are open, which is the limit: finish some",
+                    count.integer(0)),
+        kSessionRetry_s);
   const std::string id = random_hex(8);
   const json* metadata = fields.find("user_metadata");
   Statement(data_.database(),
