@@ -20,6 +20,7 @@
 #include "base/quote.h"
 #include "base/text.h"
 #include "cli/eval_command.h"
+#include "cli/help_formatter.h"
 #include "cli/version.h"
 #include "comm/launch_environment.h"
 #include "device/npu_error.h"
@@ -67,25 +68,6 @@ int report(const std::exception& e, bool is_debug) {
   if (is_name_too_long(e)) return 2;
   return is_foreign ? 1 : ours->exit_status();
 }
-
-/// Positional arguments are shown as the user will think of them ("FILE", "[key=value ...]"), not
-/// by an inner name.
-class HelpFormatter : public CLI::Formatter {
- public:
-  HelpFormatter() { column_width(32); }
-
-  std::string make_option_name(const CLI::Option* option, bool is_positional) const override {
-    return is_positional ? option->get_type_name()
-                         : CLI::Formatter::make_option_name(option, false);
-  }
-  std::string make_option_opts(const CLI::Option* option) const override {
-    const bool is_hidden = option->get_positional() || option->get_type_size() == 0;
-    return is_hidden ? "" : " " + option->get_type_name();
-  }
-  std::string make_option_usage(const CLI::Option* option) const override {
-    return option->get_type_name();
-  }
-};
 
 const CLI::App& selected(const CLI::App& app) {
   const auto subcommands = app.get_subcommands();
