@@ -20,7 +20,8 @@ bool is_in_quotes(std::string_view line, std::size_t at) {
   return std::count(line.begin(), line.begin() + static_cast<std::ptrdiff_t>(at), '\'') % 2 == 1;
 }
 
-/// `line` broken at spaces; `mark` ends each piece but the last, `indent` begins each but the first.
+/// `line` broken at spaces; `mark` ends each piece but the last, `indent` begins each but the
+/// first.
 std::string broken(std::string_view line, std::size_t columns, std::string_view mark,
                    const std::string& indent) {
   std::string out;
@@ -57,8 +58,7 @@ std::string wrapped(std::string_view text, std::size_t columns, const std::strin
 HelpFormatter::HelpFormatter() { column_width(kNameColumns); }
 
 std::string HelpFormatter::make_option_name(const CLI::Option* option, bool is_positional) const {
-  return is_positional ? option->get_type_name()
-                       : CLI::Formatter::make_option_name(option, false);
+  return is_positional ? option->get_type_name() : CLI::Formatter::make_option_name(option, false);
 }
 
 std::string HelpFormatter::make_option_opts(const CLI::Option* option) const {

@@ -8,12 +8,14 @@ namespace heddle::cli {
 
 constexpr std::size_t kHelpColumns = 80;
 
-/// `text` with each line that is wider than `columns` broken at spaces; the lines that come of it begin with `indent`. A word
-/// wider than that stays whole.
+/// `text` with each line that is wider than `columns` broken at spaces; the lines that come of it
+/// begin with `indent`. A word wider than that stays whole.
 std::string wrapped(std::string_view text, std::size_t columns, const std::string& indent = "");
 
-/// Help that fits a terminal of kHelpColumns. Positional arguments are shown as the user will think of them ("FILE",
-/// "[key=value ...]"), not by an inner name; a command of the examples goes on after a backslash, so that it can be copied.
+/// Help that fits a terminal of kHelpColumns. Positional arguments are shown as the user will think
+/// of them ("FILE",
+/// "[key=value ...]"), not by an inner name; a command of the examples goes on after a backslash,
+/// so that it can be copied.
 class HelpFormatter : public CLI::Formatter {
  public:
   HelpFormatter();

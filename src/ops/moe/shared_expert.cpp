@@ -13,12 +13,12 @@ namespace heddle::ops {
 namespace shared_expert_reference {
 
 at::Tensor forward(const at::Tensor& routed, const at::Tensor& shared, const at::Tensor& gate) {
-  return routed + shared * sigmoid(gate);
+  return routed + shared * ops::sigmoid(gate);
 }
 
 std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& shared, const at::Tensor& gate,
                                            const at::Tensor& grad_y) {
-  const at::Tensor s = sigmoid(gate);
+  const at::Tensor s = ops::sigmoid(gate);
   return {grad_y * s, at::sigmoid_backward(at::sum(grad_y * shared, {1}, /*keepdim=*/true), s)};
 }
 
