@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(config, items):
 
 def heddle(*arguments, check=True):
     # Tiny models on a machine that does other things: waiting for a second thread costs more than it brings.
-    arguments = [*arguments, *(["device.threads=1"] if arguments[0] in ("sft", "pt") else
+    arguments = [*arguments, *(["device.threads=1"] if arguments[0] in ("sft", "pt", "rl") else
                                ["--threads", "1"] if arguments[0] in ("score", "generate") else [])]
     result = subprocess.run([HEDDLE, *map(str, arguments)], capture_output=True, text=True)
     if check and result.returncode != 0:
