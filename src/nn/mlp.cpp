@@ -81,8 +81,9 @@ BlockOutput Moe::forward(const at::Tensor& x, const Pass& pass, bool want_auxili
   at::Tensor shared, shared_gate;
   const at::Tensor chosen = routed(x, routing, pass, [&] {
     if (!shared_expert_) return;
-    shared = shared_expert_->forward(x, pass);
+    // The gradients of x add up in the reverse of this order.
     shared_gate = shared_expert_gate_->forward(pass, x);
+    shared = shared_expert_->forward(x, pass);
   });
   BlockOutput output;
   output.hidden = shared.defined()
