@@ -93,7 +93,9 @@ at::Tensor Engine::table_of(const TokenTable& shape, const at::Tensor& hidden,
     const std::vector<std::int64_t> block(rows.begin() + begin, rows.begin() + begin + n),
         block_places(places.begin() + begin, places.begin() + begin + n);
     const at::Tensor index = at::tensor(block, at::kLong).to(hidden.device());
-    const at::Tensor logits = model.logits(model.final_norm(hidden.index_select(0, index)));
+    at::Tensor logits = model.logits(model.final_norm(hidden.index_select(0, index)));
+    // NPUs have no float64, which numbers of tokens are told in: there the host draws.
+    if (!logits.is_cpu() && !logits.is_cuda()) logits = logits.cpu();
     std::vector<Draw> draws;
     std::vector<std::int64_t> given;
     for (const std::int64_t place : block_places) {

@@ -31,10 +31,11 @@ class GenerateTest : public ::testing::Test {
                "--"};
     for (const std::string& word :
          {std::string("generate"), (runs_.directory() / "dense").string(), std::string("--input"),
-          input, std::string("--output"), output, std::string("--dtype"), std::string("float64"),
-          std::string("--max-new-tokens"), std::string("6"), std::string("--ignore-eos"),
-          std::string("--threads"), std::string("1")})
+          input, std::string("--output"), output, std::string("--max-new-tokens"), std::string("6"),
+          std::string("--ignore-eos"), std::string("--threads"), std::string("1")})
       words.push_back(word);
+    if (std::ranges::find(more, "--dtype") == more.end())
+      words.insert(words.end(), {"--dtype", "float64"});
     words.insert(words.end(), more.begin(), more.end());
     if (!layout.empty()) words.insert(words.end(), layout.begin() + 1, layout.end());
     const int status = testing::wait_for(testing::start_heddle(words, runs_.log_of("generate")));
@@ -52,6 +53,17 @@ class GenerateTest : public ::testing::Test {
   LaunchedRuns runs_;
   std::vector<nlohmann::json> lines_;
 };
+
+TEST_F(GenerateTest, RunsOnASimulatedNpu) {
+  const std::vector<nlohmann::json> rows = {{{"input_ids", {5, 6, 7}}}, {{"input_ids", {9}}}};
+  setenv("HEDDLE_SIM_NPU", "1", /*overwrite=*/1);
+  const int status = generate(rows, {"--device", "npu", "--dtype", "float32"});
+  unsetenv("HEDDLE_SIM_NPU");
+  ASSERT_EQ(status, 0) << runs_.printed("generate");
+  const auto on_npu = answers();
+  ASSERT_EQ(generate(rows, {"--device", "cpu", "--dtype", "float32"}), 0);
+  EXPECT_EQ(on_npu, answers());
+}
 
 TEST_F(GenerateTest, ARowHasAStreamOfItsOwn) {
   const std::vector<nlohmann::json> rows = {{{"input_ids", {5, 6, 7}}, {"seed", 3}},

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <set>
 #include <thread>
 
@@ -124,6 +125,28 @@ TEST_F(ReinforcementTest, WrongNumbersOfRanksAreRefused) {
   EXPECT_EQ(train("few", 2, {"rl.rollout_ranks=1", "rl.trainer_ranks=2"}), 2);
   EXPECT_NE(runs_.printed("few").find("the job needs 3 ranks and has 2"), std::string::npos)
       << runs_.printed("few");
+}
+
+TEST_F(ReinforcementTest, RecipesMakeTheirFirstSteps) {
+  const struct {
+    const char* recipe;
+    const char* model;
+    int ranks;
+    std::map<std::string, std::string> environment;
+  } recipes[] = {{"rl_colocated_0.8b", "dense", 0, {}},
+                 {"rl_async_1p1_4b_lora", "dense", 2, {}},
+                 {"rl_moe_35b_a3b", "moe", 8, {}},
+                 {"rl_async_ascend", "dense", 2, {{"HEDDLE_SIM_NPU", "1"}}}};
+  for (const auto& [recipe, model, ranks, environment] : recipes) {
+    Words words = command(recipe, ranks, {"rl.reward.verifiers.math=0", "train.max_steps=2"});
+    words.insert(std::ranges::find(words, "rl") + 1,
+                 testing::source_path(std::string("recipes/") + recipe + ".yaml"));
+    std::ranges::replace(words, "model.path=" + (runs_.directory() / "dense").string(),
+                         "model.path=" + (runs_.directory() / model).string());
+    EXPECT_EQ(testing::wait_for(testing::start_heddle(words, runs_.log_of(recipe), environment)), 0)
+        << runs_.printed(recipe);
+    EXPECT_EQ(metrics(recipe).size(), 2u) << recipe;
+  }
 }
 
 /// The rank's process, once it says in its log that it runs; the ranks of a host are the children

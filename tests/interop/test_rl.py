@@ -16,7 +16,7 @@ def arguments_of(model, tmp_path, name, method, *overrides):
     settings = ["adapter.rank=4", "optim.lr=1e-2"] if method == "lora" else ["optim.lr=2e-3"]
     return ["rl", f"model.path={model}", f"data.train={prompts}", "data.max_length=48", f"train.output_dir={tmp_path / name}",
             f"train.method={method}", *settings, "optim.schedule=constant", "train.max_steps=4", "rl.groups_per_step=4",
-            "rl.samples_per_group=8", "rl.reward.verifiers.contains=1", "rl.mode=sync", "rollout.max_new_tokens=24",
+            "rl.samples_per_group=16", "rl.reward.verifiers.contains=1", "rl.mode=sync", "rollout.max_new_tokens=24",
             "log.report=false", "log.tensorboard=false", *overrides]
 
 

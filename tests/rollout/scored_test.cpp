@@ -115,11 +115,12 @@ class GeneratedLogprobs : public ::testing::TestWithParam<Case> {};
 
 TEST_P(GeneratedLogprobs, AreThoseOfScoring) {
   const auto& [name, model_type, adapted] = GetParam();
-  // Weights far larger than a model's, in double, show that both are one function; sizes that
-  // models have show what rounding leaves of it. 2^-8 for bfloat16: steps and chunks round the
-  // outputs of each of the four layers differently.
+  // Weights far larger than a model's, in double, show that both are one function, up to the
+  // engine's last rounding: it takes logits in float32. Sizes that models have show what rounding
+  // leaves of it. 2^-8 for bfloat16: steps and chunks round the outputs of each of the four layers
+  // differently.
   for (const auto& [dtype, weight_range, bound] :
-       {std::tuple{at::kDouble, 0.2, 1e-11}, std::tuple{at::kFloat, 0.06, 1e-5},
+       {std::tuple{at::kDouble, 0.2, 1e-6}, std::tuple{at::kFloat, 0.06, 1e-5},
         std::tuple{at::kBFloat16, 0.06, 0.08}}) {
     assembly::ModelOnRanks placed =
         place(model_type, dtype, adapted, comm::Mesh::single(), weight_range);
