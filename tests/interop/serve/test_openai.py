@@ -38,7 +38,12 @@ def test_a_stream_says_what_the_whole_answer_says(client):
     assert len(chunks) > 3  # tokens come as they are drawn
     assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == choice.message.content
     assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "length"
-    assert chunks[-1].usage == whole.usage and not chunks[-1].choices
+    usage = chunks[-1].usage
+    counts = [(each.prompt_tokens, each.completion_tokens, each.total_tokens) for each in (usage, whole.usage)]
+    assert counts[0] == counts[1] and not chunks[-1].choices
+    # The prompt's state was kept from the first time.
+    assert whole.usage.prompt_tokens_details.cached_tokens == 0
+    assert 0 < usage.prompt_tokens_details.cached_tokens < usage.prompt_tokens
 
 
 def test_the_same_seed_gives_the_same_answer_alone_and_among_others(server, client):
