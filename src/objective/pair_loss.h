@@ -26,7 +26,7 @@ struct DpoPairs {
   at::Tensor d_chosen, d_rejected;  ///< Derivatives of the loss by the policy's two sums.
   /// beta x (policy - reference) of the chosen answer less that of the rejected one.
   at::Tensor reward_margin;
-  at::Tensor logp_chosen, logp_rejected;  ///< As the loss sees them: sums; of kIpo means.
+  at::Tensor logp_chosen, logp_rejected;  ///< Sums over a sequence; for kIpo means.
 };
 
 /// Direct preference optimisation of each pair, on the device. With x = (chosen.policy -

@@ -35,21 +35,21 @@ class Timed {
   std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 
-}  // namespace
-
+/// Epochs have an end, a number of steps takes what it needs.
 std::int64_t end_of(const config::RunConfig& config, const Prompts& prompts) {
   return config.train.max_steps > 0 ? std::numeric_limits<std::int64_t>::max()
                                     : prompts.size() * config.train.epochs;
 }
 
+}  // namespace
+
 Generation::Generation(const config::RunConfig& config, assembly::ModelOnRanks& model,
-                       std::shared_ptr<const data::Tokenizer> tokenizer, const Prompts& prompts,
-                       std::int64_t end)
+                       std::shared_ptr<const data::Tokenizer> tokenizer, const Prompts& prompts)
     : config_(config),
       model_(model),
       tokenizer_(std::move(tokenizer)),
       prompts_(prompts),
-      end_(end),
+      end_(end_of(config, prompts)),
       judge_(config.rl.reward, model.context.mesh.world_group()),
       admission_(admission_options(config.rl)),
       stop_ids_(rollout::end_tokens(*tokenizer_, model.source.get())) {}
@@ -133,8 +133,6 @@ void Generation::updated() {
   weights_changed();
 }
 
-void Generation::refreshed() { weights_changed(); }
-
 void Generation::weights_changed() {
   const bool keeps = config_.rl.update_mode == config::UpdateMode::kKeep;
   // At once, so that nobody reads the engine's gathered copies of old weights.
@@ -205,7 +203,7 @@ void Generation::pass() {
 void Generation::take(Running& running, std::size_t place, rollout::Completion completion) {
   Trajectory& trajectory = running.group.trajectories[place];
   trajectory.tokens = std::move(completion.output_ids);
-  // Those of the distribution that tokens were drawn from.
+  // The anchor is the distribution that tokens were drawn from.
   trajectory.logprobs = std::move(config_.rollout.temperature == 1 ? completion.logprobs
                                                                    : completion.sampled_logprobs);
   trajectory.versions = std::move(completion.weights_versions);
@@ -285,7 +283,7 @@ void Generation::restore(const nlohmann::json& state, std::int64_t version) {
   for (const auto& entry : state.at("pending"))
     again_[entry.at(0).get<std::int64_t>()] = entry.at(1).get<std::int64_t>();
   admission_.rebase(version, 0);
-  refreshed();
+  weights_changed();
 }
 
 }  // namespace heddle::rl

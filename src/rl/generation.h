@@ -27,10 +27,8 @@ namespace heddle::rl {
 /// go on with advance() while others train, and ask try_next() when these want a batch.
 class Generation : public GroupSource {
  public:
-  /// `end`: cursors are below it.
   Generation(const config::RunConfig& config, assembly::ModelOnRanks& model,
-             std::shared_ptr<const data::Tokenizer> tokenizer, const Prompts& prompts,
-             std::int64_t end);
+             std::shared_ptr<const data::Tokenizer> tokenizer, const Prompts& prompts);
 
   Batch next() override;
   void updated() override;
@@ -43,8 +41,8 @@ class Generation : public GroupSource {
   bool advance();
   /// Brings running groups to where the weights may change, as rl.update_mode says.
   void prepare_update();
-  /// The weights have other values under the same version: at the start, and after a resume.
-  void refreshed();
+  /// The weights have other values, under version().
+  void weights_changed();
 
  private:
   struct Running {
@@ -53,7 +51,6 @@ class Generation : public GroupSource {
   };
 
   rollout::Engine& engine();
-  void weights_changed();
   void dispatch();
   void start(std::int64_t cursor, std::int64_t attempt);
   /// One pass of the engine, and what follows from the sequences that ended.
@@ -69,7 +66,7 @@ class Generation : public GroupSource {
   assembly::ModelOnRanks& model_;
   std::shared_ptr<const data::Tokenizer> tokenizer_;
   const Prompts& prompts_;
-  std::int64_t end_;
+  std::int64_t end_;  ///< Cursors are below it.
   Judge judge_;
   Admission admission_;
   std::vector<std::int32_t> stop_ids_;
@@ -82,8 +79,5 @@ class Generation : public GroupSource {
   std::int64_t generated_since_cut_ = 0;  ///< Groups, filtered ones included.
   Batch news_;                            ///< Counts and fates since the last batch.
 };
-
-/// Cursors of a run are below it: epochs have an end, a number of steps takes what it needs.
-std::int64_t end_of(const config::RunConfig& config, const Prompts& prompts);
 
 }  // namespace heddle::rl

@@ -18,7 +18,7 @@ struct GenerationCounts {
   double seconds = 0, judging_s = 0;
 };
 
-/// What became of a group, for the ledger.
+/// An event in the life of a group, for the ledger.
 struct Fate {
   enum class Kind { kDispatched, kCompleted, kRejected };
   Kind kind = Kind::kDispatched;
@@ -48,7 +48,7 @@ class GroupSource {
   virtual Batch next() = 0;
   /// The weights have changed: after each batch, once it was trained on.
   virtual void updated() = 0;
-  /// Of the weights in training.
+  /// Version of the weights in training.
   virtual std::int64_t version() const = 0;
   /// Goes on from a batch's state, with the weights that the trainer has now.
   virtual void restore(const nlohmann::json& state, std::int64_t version) = 0;

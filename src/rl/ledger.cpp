@@ -87,6 +87,15 @@ void apply(LedgerState& state, const std::string& kind, const Json& value) {
   } else if (kind == "published") {
     state.version = value.at("version");
     state.weights_hash = value.at("hash");
+  } else if (kind == "resumed") {
+    if (state.next_cursor != 0) throw_error<InternalError>("resumed after other records");
+    state.next_cursor = value.at("next_cursor");
+    state.step = value.at("step");
+    state.version = value.at("version");
+    for (const Json& entry : value.at("tried")) {
+      const Dispatch dispatch{.cursor = entry.at(0), .attempt = entry.at(1)};
+      state.pending[dispatch.cursor] = dispatch;
+    }
   } else if (kind == "epoch") {
     state.epoch = value.at("number");
   } else {
@@ -198,6 +207,14 @@ void Ledger::published(std::int64_t version, const std::string& hash) {
 }
 
 void Ledger::epoch(std::int64_t number) { record("epoch", {{"number", number}}); }
+
+void Ledger::resumed(std::int64_t next_cursor, std::int64_t step, std::int64_t version,
+                     std::span<const Dispatch> tried) {
+  Json tries = Json::array();
+  for (const Dispatch& dispatch : tried) tries.push_back({dispatch.cursor, dispatch.attempt});
+  record("resumed",
+         {{"next_cursor", next_cursor}, {"step", step}, {"version", version}, {"tried", tries}});
+}
 
 std::uint64_t Ledger::commit() {
   for (std::string_view rest = unwritten_; !rest.empty();) {

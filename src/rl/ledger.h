@@ -63,6 +63,10 @@ class Ledger {
   void rejected(std::int64_t cursor, Rejection reason, std::int64_t tokens);
   void published(std::int64_t version, const std::string& hash);
   void epoch(std::int64_t number);
+  /// First record of a run that goes on from a checkpoint of another run: where that one stood, and
+  /// the last tries of what it had dispatched and neither consumed nor rejected.
+  void resumed(std::int64_t next_cursor, std::int64_t step, std::int64_t version,
+               std::span<const Dispatch> tried);
 
   /// Writes and fsyncs what was recorded; returns the file's length, which a checkpoint keeps.
   std::uint64_t commit();

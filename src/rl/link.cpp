@@ -122,11 +122,7 @@ void Link::look_for_failures() {
   const auto now = Clock::now();
   if (now < next_look_) return;
   next_look_ = now + std::chrono::duration_cast<Clock::duration>(kSurvey);
-  if (const auto failure = store_.find(comm::kFailureKey)) {
-    const auto space = failure->find(' ');
-    throw_error<CommError>("rank {} failed: {}", failure->substr(0, space),
-                           failure->substr(space + 1));
-  }
+  if (const auto failure = world_.failure_of_another()) throw CommError(*failure);
   const std::string pulse = store_.find(other_pulse_).value_or("");
   if (pulse != last_pulse_) {
     last_pulse_ = pulse;

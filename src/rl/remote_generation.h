@@ -42,7 +42,7 @@ class RemoteGeneration final : public GroupSource {
   double sync_s_ = 0;
 };
 
-/// What the two sides of a run have in common, as a text that they compare.
+/// Facts that the two sides of a run must share, as a text that they compare.
 std::string facts_of_run(const config::RunConfig& config, const Prompts& prompts);
 
 }  // namespace heddle::rl

@@ -49,7 +49,7 @@ class Service {
           const Prompts& prompts)
       : model_(rollouts.model),
         everybody_(model_.context.mesh.world_group()),
-        generation_(config, model_, rollouts.tokenizer, prompts, end_of(config, prompts)),
+        generation_(config, model_, rollouts.tokenizer, prompts),
         subscriber_(sync::received_parts(published(config, model_)),
                     {.bucket_bytes = config.sync.bucket_bytes, .staged = config.sync.staged}) {
     Channels channels = meet(config.sync, world, facts_of_run(config, prompts));
@@ -102,7 +102,7 @@ class Service {
     if (is_new_version) {
       generation_.updated();
     } else {
-      generation_.refreshed();
+      generation_.weights_changed();
     }
   }
 

@@ -1,5 +1,7 @@
 #include "rl/steps.h"
 
+#include <algorithm>
+
 #include "assembly/from_config.h"
 #include "base/errors.h"
 #include "base/text.h"
@@ -60,6 +62,32 @@ files::Path ledger_file(const config::RunConfig& config) {
   return files::Path(config.train.output_dir) / "ledger.log";
 }
 
+/// The checkpoint is one of this run: its record is in the run's ledger.
+bool is_own_checkpoint(const config::RunConfig& config) {
+  if (config.train.resume == "auto") return true;
+  const files::Path run = std::filesystem::weakly_canonical(config.train.output_dir),
+                    checkpoint = std::filesystem::weakly_canonical(config.train.resume);
+  return std::ranges::mismatch(run, checkpoint).in1 == run.end();
+}
+
+/// The ledger as it was when the checkpoint was written; one that begins there where the checkpoint
+/// is of another run, whose ledger stays as it is.
+std::unique_ptr<Ledger> reopened_ledger(const config::RunConfig& config,
+                                        const nlohmann::json& cursor) {
+  if (is_own_checkpoint(config)) {
+    return std::make_unique<Ledger>(ledger_file(config), cursor.at("ledger").get<std::uint64_t>());
+  }
+  auto ledger = std::make_unique<Ledger>(ledger_file(config), 0);
+  const nlohmann::json& state = cursor.at("generation");
+  std::vector<Dispatch> tried;
+  for (const auto& entry : state.at("pending"))
+    tried.push_back({entry.at(0).get<std::int64_t>(), entry.at(1).get<std::int64_t>() - 1});
+  ledger->resumed(state.at("next_cursor").get<std::int64_t>(),
+                  cursor.at("steps").get<std::int64_t>(), cursor.at("version").get<std::int64_t>(),
+                  tried);
+  return ledger;
+}
+
 }  // namespace
 
 Steps::Steps(const config::RunConfig& config, train::Setup& setup, objective::Policy& policy)
@@ -80,8 +108,7 @@ Steps::Steps(const config::RunConfig& config, train::Setup& setup, objective::Po
   if (config.rl.is_disaggregated()) {
     source_ = std::make_unique<RemoteGeneration>(config, setup.placed, prompts_);
   } else {
-    source_ = std::make_unique<Generation>(config, setup.placed, setup.tokenizer, prompts_,
-                                           end_of(config, prompts_));
+    source_ = std::make_unique<Generation>(config, setup.placed, setup.tokenizer, prompts_);
   }
   const bool is_base_model = setup.placed.adapters != nullptr && setup.placed.saved_whole.empty();
   if (config.rl.reference.kl_coef > 0 && !is_base_model) place_reference();
@@ -138,7 +165,7 @@ std::vector<train::RowScore> Steps::reference_scores(const Experience& experienc
   return scores;
 }
 
-/// What happened to groups up to the batch; they reach the disk with the step that consumes it.
+/// Records the events up to the batch; they reach the disk with the step that consumes it.
 void Steps::record_fates() {
   if (!ledger_) return;
   for (const Fate& fate : batch_.fates) {
@@ -180,8 +207,7 @@ void Steps::seek(const nlohmann::json& cursor) {
   batch_.state = cursor.at("generation");
   if (is_first_rank()) {
     log_.keep_up_to(done_);
-    ledger_ =
-        std::make_unique<Ledger>(ledger_file(config_), cursor.at("ledger").get<std::uint64_t>());
+    ledger_ = reopened_ledger(config_, cursor);
   }
   source_->restore(batch_.state, cursor.at("version").get<std::int64_t>());
 }

@@ -53,8 +53,8 @@ class RecordedDecoding {
 
   struct Step {
     at::Tensor whole, real;  ///< Numbers, on the device.
-    /// What they are there: where tokens are drawn in the graph, it goes on to the next step's
-    /// itself, so that nothing is brought there while the same sequences continue.
+    /// Contents of `whole` and `real`. Where tokens are drawn in the graph, it goes on to the next
+    /// step's itself, so that nothing is brought there while the same sequences continue.
     Numbers known;
     at::Tensor pages;  ///< [batch,pages of the longest] int32
     at::Tensor pages_host;

@@ -79,7 +79,7 @@ struct TokenTable {
   /// [n,width] on the device of the logits [n,V].
   at::Tensor draw(const ops::KernelTable& kernels, const at::Tensor& logits,
                   const std::vector<Draw>& draws) const;
-  /// As draw(), of tokens [n] int64 that are given. The id is in the table too.
+  /// The table of draw() for tokens [n] int64 that are given. The id is in the table too.
   at::Tensor judge(const at::Tensor& logits, const at::Tensor& ids) const;
   /// Row `row` of a table on the host. A token has as much as its draw asked for.
   SampledToken read(const at::Tensor& table, std::int64_t row, std::int64_t wanted_top,

@@ -28,24 +28,6 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-/// Children of a process, in the order of their start.
-std::vector<pid_t> children_of(pid_t parent) {
-  std::vector<pid_t> children;
-  for (const auto& entry : fs::directory_iterator("/proc")) {
-    const std::string name = entry.path().filename();
-    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
-    std::ifstream stat(entry.path() / "stat");
-    std::string text;
-    std::getline(stat, text);
-    const auto close = text.rfind(')');
-    if (close == std::string::npos) continue;
-    const auto fields = text::split(text.substr(close + 2), ' ');
-    if (fields.size() > 1 && std::stoi(fields[1]) == parent) children.push_back(std::stoi(name));
-  }
-  std::sort(children.begin(), children.end());
-  return children;
-}
-
 bool is_running(pid_t pid) { return kill(pid, 0) == 0; }
 
 class LaunchFailureTest : public ::testing::Test {
@@ -58,14 +40,14 @@ class LaunchFailureTest : public ::testing::Test {
         testing::start_heddle(runs_.command(run, ranks, "dense", words), runs_.log_of(run));
     EXPECT_TRUE(testing::has_made(launcher, runs_.directory() / run / "metrics.jsonl"))
         << runs_.printed(run);
-    ranks_ = children_of(launcher);
+    ranks_ = testing::children_of(launcher);
     EXPECT_EQ(static_cast<std::int64_t>(ranks_.size()), ranks);
     return launcher;
   }
   /// Until the launcher has started them.
   void find_ranks(pid_t launcher, std::int64_t ranks) {
     const auto last = Clock::now() + std::chrono::seconds(30);
-    while (std::ssize(ranks_ = children_of(launcher)) < ranks && Clock::now() < last)
+    while (std::ssize(ranks_ = testing::children_of(launcher)) < ranks && Clock::now() < last)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     ASSERT_EQ(std::ssize(ranks_), ranks);
   }

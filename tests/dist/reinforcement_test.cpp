@@ -3,8 +3,6 @@
 #include <signal.h>
 
 #include <algorithm>
-#include <set>
-#include <thread>
 
 #include "dist/launched_run.h"
 #include "rl/ledger.h"
@@ -47,6 +45,9 @@ class ReinforcementTest : public ::testing::Test {
         words.push_back(word);
     }
     return words;
+  }
+  std::filesystem::path checkpoints(const std::string& run) const {
+    return runs_.directory() / run / "checkpoints";
   }
   std::string log_dir(const std::string& run) const {
     return (runs_.directory() / (run + ".logs")).string();
@@ -149,40 +150,52 @@ TEST_F(ReinforcementTest, RecipesMakeTheirFirstSteps) {
   }
 }
 
-/// The rank's process, once it says in its log that it runs; the ranks of a host are the children
-/// of the launcher in their order.
-std::vector<pid_t> children_of(pid_t launcher) {
-  std::set<pid_t> found;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
-    std::ifstream stat(entry.path() / "stat");
-    std::string pid, name, state, parent;
-    if (stat >> pid >> name >> state >> parent && parent == std::to_string(launcher))
-      found.insert(std::stoi(pid));
-  }
-  return {found.begin(), found.end()};
-}
-
 TEST_F(ReinforcementTest, KilledRankEndsTheJobAndTheNextStartLosesNothing) {
   const Words settings = {"rl.rollout_ranks=1", "rl.mode=async", "rl.max_staleness=1",
-                          "ckpt.every=1", "train.max_steps=8"};
+                          "ckpt.every=1", "train.max_steps=40"};
+  // A late step for each, so that it is not there from the start before.
+  const char* const step_names[] = {"step-00000002", "step-00000005"};
   // The trainer's process, then the rollout's.
   for (const std::size_t victim : {0u, 1u}) {
     const pid_t launcher =
         testing::start_heddle(command("killed", 2, settings), runs_.log_of("killed"));
-    const std::size_t before = metrics("killed").size();
-    while (metrics("killed").size() < before + 2) {
-      ASSERT_EQ(kill(launcher, 0), 0) << runs_.printed("killed");
-      std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    }
-    const std::vector<pid_t> ranks = children_of(launcher);
+    // Two steps further than the last start came at least.
+    ASSERT_TRUE(testing::has_made(launcher, checkpoints("killed") / step_names[victim]))
+        << runs_.printed("killed");
+    const std::vector<pid_t> ranks = testing::children_of(launcher);
     ASSERT_EQ(ranks.size(), 2u);
     kill(ranks[victim], SIGKILL);
     EXPECT_EQ(testing::wait_for(launcher), 128 + SIGKILL) << runs_.printed("killed");
     for (const pid_t rank : ranks) EXPECT_NE(kill(rank, 0), 0) << "rank " << rank << " lives";
   }
   ASSERT_EQ(train("killed", 2, settings), 0) << runs_.printed("killed");
-  EXPECT_EQ(metrics("killed").size(), 8u);
-  expect_ledger("killed", 8);
+  EXPECT_EQ(metrics("killed").size(), 40u);
+  expect_ledger("killed", 40);
+}
+
+TEST_F(ReinforcementTest, InterruptedRunSavesAndGoesOn) {
+  const Words settings = {"rl.rollout_ranks=1", "train.max_steps=40", "ckpt.every=1",
+                          "ckpt.keep_last=40"};
+  const pid_t launcher =
+      testing::start_heddle(command("stopped", 2, settings), runs_.log_of("stopped"));
+  ASSERT_TRUE(testing::has_made(launcher, checkpoints("stopped") / "step-00000002"))
+      << runs_.printed("stopped");
+  kill(launcher, SIGINT);
+  EXPECT_EQ(testing::wait_for(launcher), 0) << runs_.printed("stopped");
+  EXPECT_LT(metrics("stopped").size(), 40u);
+  ASSERT_EQ(train("stopped", 2, settings), 0) << runs_.printed("stopped");
+  expect_ledger("stopped", 40);
+  // A run of its own from the last checkpoint of this one.
+  const auto from = checkpoints("stopped") / "step-00000038";
+  ASSERT_EQ(train("other", 2,
+                  {"rl.rollout_ranks=1", "train.max_steps=40", "ckpt.every=1",
+                   "train.resume=" + from.string()}),
+            0)
+      << runs_.printed("other");
+  EXPECT_EQ(weights("other"), weights("stopped"));
+  const rl::Ledger ledger(runs_.directory() / "other" / "ledger.log");
+  EXPECT_EQ(ledger.state().step, 40);
+  EXPECT_EQ(ledger.state().consumed, 2 * kGroups);
 }
 
 }  // namespace

@@ -157,5 +157,24 @@ TEST_F(LedgerFile, ConsumesEachGroupOnce) {
   expect_filled(ledger.state());
 }
 
+TEST_F(LedgerFile, RunOfItsOwnBeginsWhereAnotherStood) {
+  {
+    Ledger ledger(path_);
+    ledger.resumed(6, 2, 3, std::vector<Dispatch>{{.cursor = 4, .attempt = 1}});
+    EXPECT_THROW(ledger.dispatched({4, 1, 7, 3}), InternalError);  // tried already
+    ledger.dispatched({4, 2, 7, 3});
+    ledger.dispatched({6, 0, 8, 3});
+    ledger.consumed(3, std::vector<std::int64_t>{4});
+    EXPECT_THROW(ledger.resumed(1, 1, 1, {}), InternalError);
+    ledger.commit();
+  }
+  const Ledger ledger(path_);
+  EXPECT_EQ(ledger.state().next_cursor, 7);
+  EXPECT_EQ(ledger.state().step, 3);
+  EXPECT_EQ(ledger.state().version, 3);
+  EXPECT_EQ(ledger.state().consumed, 1);
+  EXPECT_EQ(ledger.state().pending.size(), 1u);
+}
+
 }  // namespace
 }  // namespace heddle::rl

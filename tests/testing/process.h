@@ -8,14 +8,17 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <string>
 #include <vector>
 
+#include "base/text.h"
 #include "testing/paths.h"
 
 namespace heddle::testing {
@@ -97,6 +100,24 @@ inline bool has_made(pid_t process, const std::filesystem::path& path,
   close(changes);
   close(end);
   return is_there;
+}
+
+/// Children of a process, in the order of their start.
+inline std::vector<pid_t> children_of(pid_t parent) {
+  std::vector<pid_t> children;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc")) {
+    const std::string name = entry.path().filename();
+    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
+    std::ifstream stat(entry.path() / "stat");
+    std::string text;
+    std::getline(stat, text);
+    const auto close = text.rfind(')');
+    if (close == std::string::npos) continue;
+    const auto fields = text::split(text.substr(close + 2), ' ');
+    if (fields.size() > 1 && std::stoi(fields[1]) == parent) children.push_back(std::stoi(name));
+  }
+  std::sort(children.begin(), children.end());
+  return children;
 }
 
 }  // namespace heddle::testing

@@ -21,7 +21,7 @@ struct FewRowLayers {
   double eps = 0;
   std::vector<Layer> layers;
   at::Tensor residual;    ///< [T,out], unless undefined: added to the output of a single layer.
-  bool is_gated = false;  ///< Of two layers: one output, silu of the first times the second.
+  bool is_gated = false;  ///< Two layers have one output, silu of the first times the second.
 };
 
 /// The layers' outputs [T,out]; nothing where the chosen kernels have no such launch for them.

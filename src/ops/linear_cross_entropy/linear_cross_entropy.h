@@ -33,7 +33,7 @@ struct LinearCrossEntropy {
     at::Tensor logprobs;     ///< [N] fp32 (fp64): log p(label); 0 where ignored.
     at::Tensor entropy;      ///< [N] fp32 (fp64): -sum over the vocabulary of p log p, in nats; 0
                              ///< where ignored; undefined unless asked for.
-    at::Tensor logits;       ///< Of all rows with a label, if they are one chunk; undefined else,
+    at::Tensor logits;       ///< All rows with a label, if they are one chunk; undefined else,
                              ///< or unless kept.
     at::Tensor grad_hidden;  ///< [N,H], zero where ignored; undefined unless asked for.
     at::Tensor grad_weight;  ///< [V,H]: the buffer that was given, or a new one; undefined unless

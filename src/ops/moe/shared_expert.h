@@ -21,7 +21,8 @@ struct SharedExpertSum {
 };
 
 /// y = routed + sigmoid(gate) * shared: what a layer's experts add up to. routed, shared, y [T,H],
-/// gate [T,1]. Differentiable in all. Source: Qwen3_5MoeSparseMoeBlock.
+/// gate [T,1]. Differentiable in all. Source: transformers' mixture blocks that have a shared
+/// expert.
 at::Tensor shared_expert_sum(const KernelTable& kernels, const at::Tensor& routed,
                              const at::Tensor& shared, const at::Tensor& gate);
 

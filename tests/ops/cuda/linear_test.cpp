@@ -144,7 +144,7 @@ TEST_F(GpuLinear, LowRankTermsOfSomeRowsEqualReference) {
   }
 }
 
-/// What FewRowLayers describes, in fp64 on the CPU.
+/// Reference of FewRowLayers, in fp64 on the CPU.
 Tensors exact_layers(const FewRowLayers& call) {
   const auto wide = [](const at::Tensor& x) { return x.cpu().to(at::kDouble); };
   at::Tensor x = wide(call.x);

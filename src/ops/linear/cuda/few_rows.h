@@ -37,7 +37,7 @@ struct FewRowSum {
   void* y = nullptr;
   const void* start = nullptr;  ///< May be null: zero. May be y.
   int64_t y_stride = 0, start_stride = 0;
-  const void* up = nullptr;  ///< As the first term's b; null: see above.
+  const void* up = nullptr;  ///< Laid out like the first term's b; null: see above.
   FewRowChange change, up_change;
 };
 
