@@ -9,7 +9,7 @@ namespace heddle::objective {
 class LanguageModel : public Objective {
  public:
   using Objective::Objective;
-  std::vector<std::string> metrics() const override { return {"entropy"}; }
+  std::vector<const Metric*> metrics() const override { return {&metric::kEntropy}; }
   double divisor(const data::Step& step) const override { return step.loss_weight_sum; }
   double weight(const data::Batch& local) const override { return local.loss_weight_sum; }
   bool is_sum_over_tokens() const override { return true; }

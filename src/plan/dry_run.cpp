@@ -114,8 +114,10 @@ class DryRun {
     run_blocks(placed, batch, dry);
     if (dry.stage_rank + 1 == mesh.size(Dim::kPp)) run_head(placed, batch, dry);
     if (!placed.sharding) return;
-    for (const std::size_t unit : {assembly::head_unit(*placed.model), assembly::kEmbeddingUnit})
-      placed.sharding->reduce(unit);
+    const parallel::EndUnits ends = assembly::end_units(*placed.model);
+    for (const auto& units : {ends.own_behind, ends.own_before}) {
+      for (const std::size_t unit : units) placed.sharding->reduce(unit);
+    }
     placed.sharding->finish_reduction();
   }
 

@@ -181,7 +181,7 @@ void AdapterTrainer::finish_step(const Begun& begun, double loss, double entropy
   info.step = step.step + 1;
   info.lr = train::learning_rate(optim, step.step, adapter.loader->info().total_steps);
   info.loss = loss / step.loss_weight_sum;
-  info.extra["entropy"] = entropy / step.loss_weight_sum;
+  info.metrics.set(metric::kEntropy, entropy / step.loss_weight_sum);
   const StepResult result =
       tenants::step(base_, *adapter.optimizer, *adapter.factors,
                     {.lr = info.lr, .clip_norm = optim.clip_norm, .loss = loss});

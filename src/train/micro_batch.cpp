@@ -58,8 +58,12 @@ class StepRun {
       forward(stage, action.micro_batch, action.chunk);
     }
   }
-  /// Of all micro-batches. Routers count this rank's rows; the head's loss is whole on every rank
-  /// along tp.
+  /// Starts the sums of what stands before the layers, after its backward.
+  void reduce_first(bool is_last) {
+    for (const std::size_t unit : ends_.own_before) options_.sharding->reduce(unit, is_last);
+  }
+  /// Sums over all micro-batches. Routers count this rank's rows; the head's loss is whole on every
+  /// rank along tp.
   MicroBatchLoss finish() {
     if (loss_.expert_load.defined()) {
       model_.tensor_group().all_reduce_sum(loss_.auxiliary_sum);
@@ -137,7 +141,7 @@ class StepRun {
     if (options_.sharding != nullptr) {
       // The rest of the backward does not touch them.
       for (nn::Parameter* parameter : trainable_) parameter->collect_gradient();
-      options_.sharding->reduce(assembly::head_unit(model_), is_last(m));
+      for (const std::size_t unit : ends_.own_behind) options_.sharding->reduce(unit, is_last(m));
     }
     return head;
   }
@@ -208,8 +212,7 @@ class StepRun {
     if (chunk > 0) return;
     in_flight_[m].reset();
     // The last one comes after everything else: see run_micro_batches.
-    if (options_.sharding != nullptr && !is_last(m))
-      options_.sharding->reduce(assembly::kEmbeddingUnit, /*is_last=*/false);
+    if (options_.sharding != nullptr && !is_last(m)) reduce_first(/*is_last=*/false);
   }
 
   models::Model& model_;
@@ -241,7 +244,7 @@ MicroBatchLoss run_micro_batches(models::Model& model, const adapters::LoraSet* 
     pipeline.drop_arrived(action);
   }
   pipeline.finish_sends();
-  if (options.sharding != nullptr) options.sharding->reduce(assembly::kEmbeddingUnit);
+  if (options.sharding != nullptr) run.reduce_first(/*is_last=*/true);
   return run.finish();
 }
 

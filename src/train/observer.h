@@ -3,13 +3,13 @@
 #include <array>
 #include <cstdint>
 #include <filesystem>
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
 
+#include "base/metrics.h"
 #include "data/loader/dataset.h"
 #include "objective/evaluation.h"
 
@@ -60,11 +60,11 @@ struct StepInfo {
   std::int64_t tokens = 0, loss_tokens = 0;
   double seconds = 0, tokens_per_s = 0, mfu = 0;  ///< mfu 0: unknown
   std::int64_t memory_bytes = 0;
-  std::map<std::string, double> extra;  ///< "entropy", "aux_loss", "eval_loss", ...
+  Metrics metrics;  ///< What else the run reports.
 
   void add(const Evaluation& evaluation) {
-    extra["eval_loss"] = evaluation.loss;
-    for (const auto& [name, value] : evaluation.metrics) extra["eval_" + name] = value;
+    metrics.set(metric::kEvalLoss, evaluation.loss);
+    metrics.add_evaluation(evaluation.metrics);
   }
 };
 

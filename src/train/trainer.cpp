@@ -159,15 +159,15 @@ StepInfo Trainer::train_step(TakenStep taken) {
   info.step = step.step + 1;
   info.lr = learning_rate_of(step);
   if (learner_.recompute() != nullptr) {
-    info.extra["recomputed_layers"] =
-        static_cast<double>(learner_.recompute()->recomputed_layers());
+    info.metrics.set(metric::kRecomputedLayers,
+                     static_cast<double>(learner_.recompute()->recomputed_layers()));
   }
   const Learner::Outcome outcome = run(taken);
   const MicroBatchLoss& sums = outcome.sums;
   info.loss = sums.loss_sum.item<double>() / divisors.loss;
-  const std::vector<std::string> names = objective_.metrics();
-  for (std::size_t i = 0; i < names.size(); ++i)
-    info.extra[names[i]] = sums.metric_sums[i].item<double>() / divisors.loss;
+  const std::vector<const Metric*> metrics = objective_.metrics();
+  for (std::size_t i = 0; i < metrics.size(); ++i)
+    info.metrics.set(*metrics[i], sums.metric_sums[i].item<double>() / divisors.loss);
   info.grad_norm = outcome.grad_norm;
   require_finite(info);
   last_end_ = std::chrono::steady_clock::now();
@@ -187,11 +187,11 @@ StepInfo Trainer::train_step(TakenStep taken) {
   }
   info.memory_bytes = device::memory(setup_.placed.context.device).peak_bytes;
   if (auxiliary_coefficient_ > 0)
-    info.extra["aux_loss"] = sums.auxiliary_sum.item<double>() / divisors.sparse_tokens;
+    info.metrics.set(metric::kAuxLoss, sums.auxiliary_sum.item<double>() / divisors.sparse_tokens);
   if (sums.expert_load.defined()) {
     const LoadBalance balance = load_max_over_mean(sums.expert_load);
-    info.extra["moe_load_max_over_mean"] = balance.largest;
-    info.extra["moe_load_max_over_mean_avg"] = balance.mean;
+    info.metrics.set(metric::kMoeLoad, balance.largest);
+    info.metrics.set(metric::kMoeLoadMean, balance.mean);
   }
   steps_.on_updated(info);
   return info;

@@ -25,7 +25,7 @@ class Reports : public train::Observer {
   }
   double mean(const char* name, std::size_t first, std::size_t count) const {
     double sum = 0;
-    for (std::size_t i = first; i < first + count; ++i) sum += steps.at(i).extra.at(name);
+    for (std::size_t i = first; i < first + count; ++i) sum += steps.at(i).metrics.at(name);
     return sum / static_cast<double>(count);
   }
   std::vector<train::StepInfo> steps;
@@ -81,7 +81,7 @@ TEST_F(RlTest, RewardClimbsAndNotWithShuffledRewards) {
 
 TEST_F(RlTest, FirstStepIsOnPolicy) {
   const Reports reports = train(run("policy", {"model.dtype=float64", "train.max_steps=2"}));
-  const auto& first = reports.steps.front().extra;
+  const auto& first = reports.steps.front().metrics;
   // The engine's log-probabilities are those of the trainer.
   EXPECT_NEAR(first.at("ratio_mean"), 1, 1e-7);
   EXPECT_NEAR(first.at("kl"), 0, 1e-7);
@@ -89,8 +89,8 @@ TEST_F(RlTest, FirstStepIsOnPolicy) {
   EXPECT_EQ(first.at("staleness_max"), 0);
   const Reports recomputed =
       train(run("recomputed", {"rl.old_logprobs=recompute", "train.max_steps=1"}));
-  EXPECT_EQ(recomputed.steps.front().extra.at("ratio_mean"), 1);
-  EXPECT_EQ(recomputed.steps.front().extra.at("kl"), 0);
+  EXPECT_EQ(recomputed.steps.front().metrics.at("ratio_mean"), 1);
+  EXPECT_EQ(recomputed.steps.front().metrics.at("kl"), 0);
 }
 
 TEST_F(RlTest, PolicyIsTrainedAtTheTemperatureThatDrewItsTokens) {
@@ -99,7 +99,7 @@ TEST_F(RlTest, PolicyIsTrainedAtTheTemperatureThatDrewItsTokens) {
                      {"model.dtype=float64", "train.max_steps=1", "rl.reference.kl_coef=0.1",
                       std::string("rollout.temperature=") + temperature}))
         .steps.front()
-        .extra;
+        .metrics;
   };
   const auto cold = first("0.5"), usual = first("1");
   EXPECT_NEAR(cold.at("ratio_mean"), 1, 1e-7);
@@ -125,7 +125,7 @@ TEST_F(RlTest, StalenessIsBounded) {
                    "train.max_steps=8", "rollout.max_sequences=5", "rl.old_logprobs=recompute"}));
     double largest = 0;
     for (const train::StepInfo& step : reports.steps)
-      largest = std::max(largest, step.extra.at("staleness_max"));
+      largest = std::max(largest, step.metrics.at("staleness_max"));
     EXPECT_LE(largest, 2) << mode;
     if (std::string(mode) != "abort") EXPECT_GT(largest, 0) << mode;
     EXPECT_EQ(reports.steps.size(), 8u) << mode;
@@ -162,19 +162,20 @@ TEST_F(RlTest, ReferenceIsTheModelThatTheRunStartsFrom) {
         train(run(std::string("reference-") + method,
                   {std::string("train.method=") + method, "adapter.rank=4", "model.dtype=float64",
                    "optim.lr=1e-2", "rl.reference.kl_coef=0.1", "train.max_steps=4"}));
-    EXPECT_NEAR(reports.steps.front().extra.at("kl_ref"), 0, 1e-9) << method;
-    EXPECT_GT(reports.steps.back().extra.at("kl_ref"), 1e-4) << method;
+    EXPECT_NEAR(reports.steps.front().metrics.at("kl_ref"), 0, 1e-9) << method;
+    EXPECT_GT(reports.steps.back().metrics.at("kl_ref"), 1e-4) << method;
   }
 }
 
 TEST_F(RlTest, UniformGroupsAreReplaced) {
   const Reports reports = train(run("dynamic", {"rl.dynamic_sampling=true", "train.max_steps=2"}));
   for (const train::StepInfo& step : reports.steps) {
-    const double uniform = step.extra.at("groups_all_right") + step.extra.at("groups_all_wrong");
-    EXPECT_GT(step.extra.at("rejected_filtered"), 0);
+    const double uniform =
+        step.metrics.at("groups_all_right") + step.metrics.at("groups_all_wrong");
+    EXPECT_GT(step.metrics.at("rejected_filtered"), 0);
     // After max_attempts a batch takes what there is.
-    EXPECT_LE(step.extra.at("rejected_filtered"), uniform);
-    EXPECT_GT(step.extra.at("reward_std"), 0);
+    EXPECT_LE(step.metrics.at("rejected_filtered"), uniform);
+    EXPECT_GT(step.metrics.at("reward_std"), 0);
   }
 }
 
