@@ -74,7 +74,7 @@ void report_generation(const Batch& batch, bool has_rollout_ranks, train::StepIn
 
 void report_policy(const objective::PolicyStatistics& all, bool has_reference,
                    train::StepInfo& info) {
-  const auto mean = [&](double sum) { return all.masked > 0 ? sum / all.masked : 0; };
+  const auto mean = [&](double sum) { return all.tokens > 0 ? sum / all.tokens : 0; };
   info.extra["entropy"] = mean(all.entropy);
   info.extra["kl"] = mean(all.old_kl);
   if (has_reference) info.extra["kl_ref"] = mean(all.reference_kl);
@@ -87,7 +87,7 @@ void report_policy(const objective::PolicyStatistics& all, bool has_reference,
   info.extra["mismatch_abs_mean"] = mean(all.mismatch_abs);
   info.extra["mismatch_abs_max"] = all.mismatch_abs_max;
   info.extra["mismatch_ess"] =
-      all.weight_squared > 0 ? all.weight * all.weight / (all.masked * all.weight_squared) : 0;
+      all.weight_squared > 0 ? all.weight * all.weight / (all.tokens * all.weight_squared) : 0;
   info.extra["rejected_tokens"] = mean(all.rejected);
 }
 
