@@ -1,7 +1,5 @@
 #include "objective/objective.h"
 
-#include <ATen/ops/full.h>
-
 #include "assembly/model_units.h"
 #include "ops/autograd.h"
 
@@ -9,12 +7,6 @@ namespace heddle::objective {
 
 double Objective::divisor(const data::Step& step) const {
   return static_cast<double>(step.sequences);
-}
-
-at::Tensor Objective::number(double value) const {
-  const runtime::Context& context = placed_.context;
-  return at::full({}, value,
-                  at::TensorOptions().dtype(context.wide_dtype()).device(context.device));
 }
 
 Evaluation Objective::evaluate(const std::shared_ptr<const data::Dataset>& rows,

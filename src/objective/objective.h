@@ -76,8 +76,6 @@ class Objective {
 
  protected:
   Model& model() const { return *placed_.model; }
-  /// A 0-d tensor of the type of losses on the model's device.
-  at::Tensor number(double value) const;
 
   const assembly::ModelOnRanks& placed_;
 };

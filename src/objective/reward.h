@@ -16,7 +16,7 @@ class Reward : public PairObjective {
                                   const PassOptions& options) override;
 
  private:
-  HeadResult run(const at::Tensor& hidden, const LocalBatch& batch, std::size_t pairs,
+  HeadResult run(const at::Tensor& hidden, const LocalBatch& batch, std::int64_t pairs,
                  const PassOptions& options) const;
 };
 

@@ -74,7 +74,7 @@ void report_generation(const Batch& batch, bool has_rollout_ranks, train::StepIn
 
 void report_policy(const objective::PolicyStatistics& all, bool has_reference,
                    train::StepInfo& info) {
-  const auto mean = [&](double sum) { return all.masked > 0 ? sum / all.masked : 0; };
+  const auto mean = [&](double sum) { return all.tokens > 0 ? sum / all.tokens : 0; };
   info.metrics.set(metric::kEntropy, mean(all.entropy));
   info.metrics.set(metric::kKl, mean(all.old_kl));
   if (has_reference) info.metrics.set(metric::kKlReference, mean(all.reference_kl));
@@ -88,7 +88,7 @@ void report_policy(const objective::PolicyStatistics& all, bool has_reference,
   info.metrics.set(metric::kMismatchAbsMax, all.mismatch_abs_max);
   info.metrics.set(
       metric::kMismatchEss,
-      all.weight_squared > 0 ? all.weight * all.weight / (all.masked * all.weight_squared) : 0);
+      all.weight_squared > 0 ? all.weight * all.weight / (all.tokens * all.weight_squared) : 0);
   info.metrics.set(metric::kRejectedTokens, mean(all.rejected));
 }
 

@@ -92,6 +92,42 @@ TEST_F(GpuFused, LinearCrossEntropyAddsUpOverChunks) {
   expect_equal(in, at::kBFloat16);
 }
 
+TEST_F(GpuFused, LinearCrossEntropyTakesALossOfTokensInOnePass) {
+  // One chunk, and two of 4608 and 4392 rows.
+  for (const auto& [rows, vocabulary] :
+       {std::pair<std::int64_t, std::int64_t>{177, 1001}, {9000, 248320}}) {
+    for (const c10::ScalarType dtype : {at::kBFloat16, at::kFloat}) {
+      SCOPED_TRACE(std::to_string(vocabulary) + " " + c10::toString(dtype));
+      LinearCrossEntropy::Inputs in = head_inputs(rows, 32, vocabulary, dtype);
+      in.all_rows_labelled = true;
+      in.gradient_scale = 1;
+      const at::Tensor weights = in.loss_weights;
+      const KernelTable fused = fused_table(kHead, dtype);
+      const at::Tensor before = randn(in.weight.sizes(), at::kFloat, 5).to(gpu()) * 0.1;
+      // The derivatives by log-probabilities that are known from a call before.
+      LinearCrossEntropy::Inputs second = in;
+      second.loss_weights = -linear_cross_entropy(fused, in, false, false).logprobs.exp() * weights;
+      const auto expected = linear_cross_entropy(fused, second, true, true, before.clone());
+
+      in.loss_weights = at::Tensor();
+      std::int64_t seen = 0, calls = 0;
+      in.token_loss = [&](std::int64_t first, const at::Tensor& logprobs) {
+        EXPECT_EQ(first, seen);
+        seen += logprobs.size(0), ++calls;
+        return logprobs.exp() * weights.narrow(0, first, logprobs.size(0));
+      };
+      const auto actual = linear_cross_entropy(fused, in, true, true, before.clone());
+      EXPECT_EQ(seen, rows);
+      EXPECT_EQ(calls > 1, rows == 9000);
+      EXPECT_TRUE(close(actual.logprobs.cpu(), expected.logprobs.cpu(), 1e-6));
+      const double tolerance = dtype == at::kBFloat16 ? 1e-2 : 1e-5;
+      EXPECT_TRUE(close(actual.grad_hidden.cpu(), expected.grad_hidden.cpu(), tolerance));
+      EXPECT_TRUE(close((actual.grad_weight - before).cpu(), (expected.grad_weight - before).cpu(),
+                        tolerance));
+    }
+  }
+}
+
 TEST_F(GpuFused, LinearCrossEntropyEntropyOfExtremeLogits) {
   for (const c10::ScalarType dtype : {at::kBFloat16, at::kFloat}) {
     // One CTA, a row that is no multiple of an access, and clusters.

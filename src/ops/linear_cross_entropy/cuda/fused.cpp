@@ -118,7 +118,7 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
       in.logits.defined() ? in.logits : at::empty({chunk, vocabulary}, in.hidden.options());
   for (std::int64_t begin = 0; begin < count; begin += chunk) {
     const std::int64_t length = std::min(chunk, count - begin);
-    const at::Tensor hidden = rows.hidden.narrow(0, begin, length);
+    at::Tensor hidden = rows.hidden.narrow(0, begin, length);
     at::Tensor part = logits.narrow(0, 0, length);
     if (!in.logits.defined()) at::mm_out(part, hidden, in.weight.t());
     cuda::SoftmaxGradientRows parameters;
@@ -131,9 +131,17 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
     parameters.want_gradient = want_grad_hidden || want_grad_weight;
     cuda::softmax_gradient({cuda::element_of(part), length, vocabulary}, part.mutable_data_ptr(),
                            parameters, on.stream());
+    at::Tensor d_hidden;
     if (want_grad_hidden) {
-      at::Tensor d_hidden = grad_hidden.narrow(0, begin, length);
+      d_hidden = grad_hidden.narrow(0, begin, length);
       at::mm_out(d_hidden, part, in.weight);
+    }
+    if (in.token_loss) {
+      // The logits hold softmax - one_hot(label): a row's factor is applied to what is not as wide,
+      // and the logits are read and written once.
+      const at::Tensor factors = in.token_factors(begin, logprobs.narrow(0, begin, length));
+      if (want_grad_hidden) d_hidden.mul_(factors);
+      if (want_grad_weight) hidden = (hidden * factors).to(hidden.scalar_type());
     }
     if (want_grad_weight) grad_weight->add(part, hidden);
   }
