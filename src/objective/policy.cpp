@@ -1,6 +1,7 @@
 #include "objective/policy.h"
 
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
@@ -40,8 +41,28 @@ Known bring_together(const comm::Mesh& mesh, const LocalBatch& batch, const Loss
   return {std::move(table), entropy};
 }
 
+/// The supports of the labels of `rows` as TokenLogprobs takes them; undefined without any.
+at::Tensor support_of(const std::vector<std::vector<std::int32_t>>& supports,
+                      const LocalBatch& batch, const LossRows& rows, c10::Device device) {
+  if (supports.empty() || rows.tokens.empty()) return {};
+  const std::vector<std::int64_t> places = batch.places_of_tokens();
+  const auto of_row = [&](std::size_t i) -> const std::vector<std::int32_t>& {
+    return supports[static_cast<std::size_t>(places[static_cast<std::size_t>(rows.tokens[i])])];
+  };
+  std::size_t widest = 1;
+  for (std::size_t i = 0; i < rows.tokens.size(); ++i)
+    widest = std::max(widest, of_row(i).size());
+  at::Tensor table =
+      at::full({std::ssize(rows.tokens), static_cast<std::int64_t>(widest)}, -1, at::kLong);
+  auto* entry = table.mutable_data_ptr<std::int64_t>();
+  for (std::size_t i = 0; i < rows.tokens.size(); ++i, entry += widest)
+    std::ranges::copy(of_row(i), entry);
+  return device::upload(table, device);
+}
+
 /// Appends a row's column to that of the batch, from token `first` on.
-void put(std::vector<double>& column, const std::vector<double>& row, std::int64_t first,
+template <class Entry>
+void put(std::vector<Entry>& column, const std::vector<Entry>& row, std::int64_t first,
          std::int64_t tokens) {
   if (row.empty()) return;
   if (column.empty()) column.resize(static_cast<std::size_t>(tokens));
@@ -70,6 +91,7 @@ Policy::Columns Policy::columns_of(const data::Batch& whole) const {
     put(columns.behaviour, row.behaviour, first, whole.size());
     put(columns.reference, row.reference, first, whole.size());
     put(columns.advantages, row.advantages, first, whole.size());
+    put(columns.supports, row.supports, first, whole.size());
   }
   return columns;
 }
@@ -91,7 +113,8 @@ HeadResult Policy::run(const at::Tensor& hidden, const LocalBatch& batch, const 
   const comm::Mesh& mesh = placed_.context.mesh;
   const LossRows rows(model(), batch.host, 1);
   TokenLogprobs own(model(), hidden, rows, options.wants_gradients, /*want_entropy=*/true,
-                    options_.temperature);
+                    options_.temperature,
+                    support_of(columns.supports, batch, rows, hidden.device()));
   const Known known = bring_together(mesh, batch, rows, own, whole.size());
 
   const auto* mask = whole.loss_weights.const_data_ptr<float>();

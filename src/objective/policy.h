@@ -12,6 +12,8 @@ namespace heddle::objective {
 /// label of token t. Empty columns as in PolicyTokens.
 struct PolicyRow {
   std::vector<double> old, behaviour, reference, advantages;
+  /// Tokens that each was drawn from, the policy's distribution being over these; empty: all.
+  std::vector<std::vector<std::int32_t>> supports = {};
 };
 
 /// Policy gradients on rows that a policy generated; Batch::row_ids name their PolicyRow, and
@@ -37,6 +39,7 @@ class Policy : public Objective {
   /// Columns [T] of a whole micro-batch.
   struct Columns {
     std::vector<double> old, behaviour, reference, advantages;
+    std::vector<std::vector<std::int32_t>> supports;
   };
   Columns columns_of(const data::Batch& whole) const;
   HeadResult run(const at::Tensor& hidden, const LocalBatch& batch, const data::Batch& whole,
