@@ -1,9 +1,10 @@
 // Time of a publication of weights from one device to another, from the first call until the
 // receiver has checked and written all of them:
 //
-//     heddle_sync_bench PRESET DEVICE [BUCKET_MIB] [REPEATS]
+//     heddle_sync_bench SHAPE DEVICE [BUCKET_MIB] [REPEATS] [TRAINED]
 //
-// DEVICE cuda: cuda:0 publishes to cuda:1. cpu: by Gloo between two threads. Beside it the same
+// SHAPE: qwen3.5-0.8b, qwen3.5-4b or tiny, published in bf16. DEVICE cuda: cuda:0 publishes to
+// cuda:1. cpu: by Gloo between two threads. TRAINED float32: the sender's memory. Beside it the same
 // tensors one by one: queued one after the other without a check, and each acknowledged before the
 // next, as interfaces do that update one named parameter a call.
 #include <fmt/format.h>
@@ -17,11 +18,10 @@
 #include <thread>
 #include <vector>
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
-#include "assembly/model_on_ranks.h"
 #include "device/device.h"
-#include "models/registry.h"
 #include "sync/invitation.h"
 #include "sync/weight_sync.h"
 
@@ -32,29 +32,76 @@ namespace {
 
 struct Settings {
   std::string preset;
+  c10::ScalarType published = at::kBFloat16;
+  c10::ScalarType trained = at::kBFloat16;  ///< Dtype of the sender's memory.
   c10::Device sender = c10::kCPU, receiver = c10::kCPU;
   std::int64_t bucket_bytes = 0;
   int repeats = 0;
 };
 
-std::vector<sync::Part> parts_of(const assembly::ModelOnRanks& placed) {
-  return sync::received_parts([&](const std::function<void(nn::Parameter&)>& use) {
-    placed.model->visit_parameters(use);
-  });
+/// Names and shapes of the weights of a dense Qwen3.5.
+struct Shape {
+  const char* name;
+  std::int64_t hidden, layers, key_heads, value_heads, attention_heads, kv_heads, intermediate;
+};
+constexpr Shape kShapes[] = {{"qwen3.5-0.8b", 1024, 24, 16, 16, 8, 2, 3584},
+                             {"qwen3.5-4b", 2560, 32, 16, 32, 16, 4, 9216},
+                             {"tiny", 64, 4, 2, 4, 2, 1, 160}};
+
+std::vector<sync::TensorInfo> tensors_of(const std::string& name, c10::ScalarType dtype) {
+  const auto* const shape = std::find_if(std::begin(kShapes), std::end(kShapes),
+                                         [&](const Shape& known) { return name == known.name; });
+  if (shape == std::end(kShapes)) throw std::runtime_error("no shape is named " + name);
+  const Shape& s = *shape;
+  constexpr std::int64_t kHeadDim = 256, kLinearDim = 128;
+  const std::int64_t keys = s.key_heads * kLinearDim, values = s.value_heads * kLinearDim;
+  std::vector<sync::TensorInfo> all;
+  const auto add = [&](const std::string& tensor, std::vector<std::int64_t> sizes) {
+    all.push_back({tensor, std::move(sizes), dtype});
+  };
+  add("embed_tokens", {name == "tiny" ? 4096 : 248320, s.hidden});
+  add("norm", {s.hidden});
+  for (std::int64_t k = 0; k < s.layers; ++k) {
+    const std::string layer = fmt::format("layers.{}.", k);
+    add(layer + "input_layernorm", {s.hidden});
+    add(layer + "post_attention_layernorm", {s.hidden});
+    add(layer + "mlp.gate_proj", {s.intermediate, s.hidden});
+    add(layer + "mlp.up_proj", {s.intermediate, s.hidden});
+    add(layer + "mlp.down_proj", {s.hidden, s.intermediate});
+    if (k % 4 == 3) {
+      add(layer + "self_attn.q_proj", {2 * s.attention_heads * kHeadDim, s.hidden});
+      add(layer + "self_attn.k_proj", {s.kv_heads * kHeadDim, s.hidden});
+      add(layer + "self_attn.v_proj", {s.kv_heads * kHeadDim, s.hidden});
+      add(layer + "self_attn.o_proj", {s.hidden, s.attention_heads * kHeadDim});
+      add(layer + "self_attn.q_norm", {kHeadDim});
+      add(layer + "self_attn.k_norm", {kHeadDim});
+    } else {
+      add(layer + "linear_attn.in_proj_qkv", {2 * keys + values, s.hidden});
+      add(layer + "linear_attn.in_proj_z", {values, s.hidden});
+      add(layer + "linear_attn.in_proj_b", {s.value_heads, s.hidden});
+      add(layer + "linear_attn.in_proj_a", {s.value_heads, s.hidden});
+      add(layer + "linear_attn.conv1d", {2 * keys + values, 1, 4});
+      add(layer + "linear_attn.A_log", {s.value_heads});
+      add(layer + "linear_attn.dt_bias", {s.value_heads});
+      add(layer + "linear_attn.norm", {kLinearDim});
+      add(layer + "linear_attn.out_proj", {s.hidden, values});
+    }
+  }
+  return all;
 }
 
-assembly::ModelOnRanks model_on(const Settings& settings, c10::Device device,
-                                assembly::Purpose purpose, std::uint64_t seed) {
+/// Tensors on a device whose elements follow from `seed`; `dtype`: of the memory.
+std::vector<sync::Part> parts_on(const Settings& settings, c10::Device device,
+                                 c10::ScalarType dtype, double seed) {
   device::start(device);
-  runtime::Context context;
-  context.device = device;
-  context.dtype = device.is_cpu() ? at::kFloat : at::kBFloat16;
-  context.seed = seed;
-  assembly::ModelRecipe recipe;
-  recipe.config = models::preset(settings.preset);
-  recipe.purpose = purpose;
-  recipe.weights = assembly::Weights::kRandomOnDevice;
-  return assembly::place(recipe, context);
+  std::vector<sync::Part> parts;
+  for (sync::TensorInfo& info : tensors_of(settings.preset, settings.published)) {
+    const at::Tensor tensor = at::empty(info.shape, at::TensorOptions(device).dtype(dtype));
+    at::Tensor(tensor).normal_(seed, 0.02);
+    nn::Box box{whole_region(info.shape), tensor};
+    parts.push_back({std::move(info), {std::move(box)}});
+  }
+  return parts;
 }
 
 double seconds_since(Clock::time_point begin) {
@@ -73,7 +120,7 @@ double one_by_one(sync::Channel& channel, const std::vector<sync::Part>& parts, 
   const auto begin = Clock::now();
   for (const sync::Part& part : parts) {
     for (const nn::Box& box : part.boxes) {
-      at::Tensor tensor = box.tensor.is_contiguous() ? box.tensor : box.tensor.contiguous();
+      at::Tensor tensor = box.tensor.to(part.info.dtype);
       channel.start_broadcast(tensor, 0).wait();
       if (!acknowledges) continue;
       device::synchronize(device);
@@ -94,8 +141,7 @@ void print(const char* what, std::vector<double> seconds, std::int64_t bytes) {
 }
 
 void send(const Settings& settings, comm::StandaloneMeeting meeting, std::uint64_t& hash) {
-  const auto placed = model_on(settings, settings.sender, assembly::Purpose::kTrain, 1);
-  const auto parts = parts_of(placed);
+  const auto parts = parts_on(settings, settings.sender, settings.trained, 1);
   sync::Publisher publisher(comm::Group("trainers"), parts,
                             {settings.bucket_bytes, false, settings.sender});
   auto channel = sync::make_channel(meeting.wait());
@@ -127,8 +173,7 @@ void send(const Settings& settings, comm::StandaloneMeeting meeting, std::uint64
 }
 
 void receive(const Settings& settings, comm::StandaloneMeeting meeting, std::uint64_t& hash) {
-  const auto placed = model_on(settings, settings.receiver, assembly::Purpose::kGenerate, 2);
-  const auto parts = parts_of(placed);
+  const auto parts = parts_on(settings, settings.receiver, settings.published, 2);
   sync::Subscriber subscriber(parts, {settings.bucket_bytes, false, settings.receiver});
   auto channel = sync::make_channel(meeting.wait());
   sync::Channel& wire = *channel;
@@ -148,7 +193,7 @@ void receive(const Settings& settings, comm::StandaloneMeeting meeting, std::uin
 
 int main(int count, char** words) try {
   if (count < 3) {
-    fmt::print(stderr, "usage: {} PRESET cuda|cpu [BUCKET_MIB] [REPEATS]\n", words[0]);
+    fmt::print(stderr, "usage: {} SHAPE cuda|cpu [BUCKET_MIB] [REPEATS] [float32]\n", words[0]);
     return 2;
   }
   Settings settings;
@@ -159,6 +204,7 @@ int main(int count, char** words) try {
   }
   settings.bucket_bytes = (count > 3 ? std::atoll(words[3]) : 256) << 20;
   settings.repeats = count > 4 ? std::atoi(words[4]) : 9;
+  if (count > 5 && std::string(words[5]) == "float32") settings.trained = at::kFloat;
   comm::Listener listener(std::uint16_t{0});
   const sync::Invitation invitation{listener.local_endpoint(), "bench", 0, 2};
   const comm::Seconds timeout(60);

@@ -193,17 +193,16 @@ void Group::all_to_all(at::Tensor& output, const std::vector<std::int64_t>& outp
 }
 
 void Group::broadcast(at::Tensor& tensor, std::int64_t root) const {
-  broadcast_async(tensor, root).wait();
-}
-
-Pending Group::broadcast_async(at::Tensor& tensor, std::int64_t root) const {
-  if (size() == 1) return {};
-  return connection_->launch("broadcast", {tensor}, [&](c10d::Backend& b) {
-    std::vector<at::Tensor> tensors = {tensor};
-    c10d::BroadcastOptions options;
-    options.rootRank = root;
-    return b.broadcast(tensors, options);
-  });
+  if (size() == 1) return;
+  connection_
+      ->launch("broadcast", {tensor},
+               [&](c10d::Backend& b) {
+                 std::vector<at::Tensor> tensors = {tensor};
+                 c10d::BroadcastOptions options;
+                 options.rootRank = root;
+                 return b.broadcast(tensors, options);
+               })
+      .wait();
 }
 
 void Group::send(const at::Tensor& tensor, std::int64_t to, int tag) const {

@@ -75,7 +75,6 @@ class Group {
                            const at::Tensor& input,
                            const std::vector<std::int64_t>& input_rows) const;
   void broadcast(at::Tensor& tensor, std::int64_t root) const;
-  Pending broadcast_async(at::Tensor& tensor, std::int64_t root) const;
   /// Messages from one member to another arrive in the order in which they were sent; a tag that
   /// does not match is noticed on the CPU alone.
   void send(const at::Tensor& tensor, std::int64_t to, int tag = 0) const;

@@ -4,7 +4,13 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
 
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include <algorithm>
+#include <future>
+#include <optional>
 #include <utility>
 
 #include "base/errors.h"
@@ -13,6 +19,10 @@
 namespace heddle::sync {
 namespace {
 
+c10::Stream current_stream(c10::Device device) {
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
 class GroupChannel final : public Channel {
  public:
   explicit GroupChannel(comm::Group group) : group_(std::move(group)) {}
@@ -20,7 +30,11 @@ class GroupChannel final : public Channel {
   std::int64_t size() const override { return group_.size(); }
   void broadcast(at::Tensor& tensor, std::int64_t root) override { group_.broadcast(tensor, root); }
   comm::Pending start_broadcast(at::Tensor& words, std::int64_t root) override {
-    return group_.broadcast_async(words, root);
+    if (words.is_cpu()) return on_a_thread(words, root);
+    if (words.is_cuda()) return on_a_stream(words, root);
+    // HCCL takes calls of the device's own thread, in the order of its queue.
+    group_.broadcast(words, root);
+    return {};
   }
   void sum(at::Tensor& counts) override { group_.all_reduce_sum(counts); }
   std::vector<std::string> gather(const std::string& text) override {
@@ -28,7 +42,37 @@ class GroupChannel final : public Channel {
   }
 
  private:
+  /// Gloo keeps the caller waiting: another thread calls it, for one broadcast after the other.
+  comm::Pending on_a_thread(const at::Tensor& words, std::int64_t root) {
+    last_ = std::async(std::launch::async, [this, same = at::Tensor(words), root, before = last_]() mutable {
+              if (before.valid()) before.get();
+              group_.broadcast(same, root);
+            }).share();
+    return comm::Pending([mine = last_] { mine.get(); });
+  }
+
+  /// On a stream of its own, which takes the words as the current one leaves them; the current one
+  /// goes on, and waits for them where the caller does.
+  comm::Pending on_a_stream(const at::Tensor& words, std::int64_t root) {
+    const c10::Device device = words.device();
+    const c10::impl::VirtualGuardImpl streams(device.type());
+    if (!stream_) stream_ = streams.getStreamFromGlobalPool(device, /*isHighPriority=*/true);
+    c10::Event written(device.type());
+    written.record(streams.getStream(device));
+    written.block(*stream_);
+    {
+      const c10::StreamGuard on(*stream_);
+      at::Tensor same = words;
+      group_.broadcast(same, root);
+    }
+    auto done = std::make_shared<c10::Event>(device.type());
+    done->record(*stream_);
+    return comm::Pending([done, words] { done->block(current_stream(words.device())); });
+  }
+
   comm::Group group_;
+  std::shared_future<void> last_;     ///< For words of the host.
+  std::optional<c10::Stream> stream_;  ///< For words of a CUDA device.
 };
 
 }  // namespace
