@@ -118,6 +118,23 @@ class Checker {
     }
     if (rl.correction.rs_bounds[0] > rl.correction.rs_bounds[1])
       fail("rl.correction.rs_bounds", "the first bound is the lower one");
+    if (rl.update_mode == UpdateMode::kPin) {
+      if (c_.train.method != Method::kLora)
+        fail("rl.update_mode", "pin keeps versions of adapters: expected train.method lora");
+      if (!c_.adapter.modules_to_save.empty())
+        fail("rl.update_mode", "pin keeps versions of adapters alone: adapter.modules_to_save must "
+                               "be empty");
+    }
+    if ((c_.rollout.top_p < 1 || c_.rollout.min_p > 0) && c_.rollout.top_k == 0) {
+      fail("rollout.top_k",
+           "0 sets no bound to the tokens that rollout.top_p or rollout.min_p leave, which training "
+           "has to know: expected 1 or more");
+    }
+    if (c_.rollout.has_cuts() && rl.reference.kl_coef > 0) {
+      fail("rl.reference.kl_coef",
+           "the reference's distribution is over all tokens, the policy's over those that "
+           "rollout.top_k, top_p and min_p leave: expected 0 with these, or none of them");
+    }
     if (rl.trainer_ranks > 0 && !rl.is_disaggregated())
       fail("rl.trainer_ranks", "needs rl.rollout_ranks, the ranks that generate");
     if (rl.is_disaggregated() && rl.rollout_ranks % c_.rollout.tp != 0) {

@@ -4,7 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <set>
 
+#include "base/errors.h"
+#include "base/hash.h"
+#include "base/text.h"
 #include "train/trainer_fixture.h"
 
 namespace heddle {
@@ -108,6 +112,99 @@ TEST_F(RlTest, PolicyIsTrainedAtTheTemperatureThatDrewItsTokens) {
   // Twice the logits of an almost even distribution: four times as far from the even one's entropy.
   const double even = std::log(4096);
   EXPECT_NEAR((even - cold.at("entropy")) / (even - usual.at("entropy")), 4, 0.5);
+}
+
+TEST_F(RlTest, PolicyIsTrainedOverTheTokensThatCutsLeave) {
+  const auto first = [&](const std::string& name, Words cuts) {
+    Words settings = {"model.dtype=float64", "train.max_steps=2", "optim.lr=1e-2"};
+    settings.insert(settings.end(), cuts.begin(), cuts.end());
+    return train(run(name, settings)).steps.front();
+  };
+  const auto all = first("uncut", {});
+  for (const Words& cuts :
+       {Words{"rollout.top_k=20"}, Words{"rollout.top_k=64", "rollout.top_p=0.01"},
+        Words{"rollout.top_k=64", "rollout.min_p=0.97", "rollout.temperature=0.8"}}) {
+    const train::StepInfo step = first("cut-" + cuts.back(), cuts);
+    // What drew the tokens is what is trained, up to the sampler's 2e-6.
+    EXPECT_NEAR(step.extra.at("ratio_mean"), 1, 1e-5) << cuts.back();
+    EXPECT_LT(step.extra.at("mismatch_abs_max"), 1e-5) << cuts.back();
+    EXPECT_LT(step.extra.at("entropy"), std::log(64) + 1e-9) << cuts.back();
+    EXPECT_GT(step.extra.at("entropy"), 0) << cuts.back();
+  }
+  EXPECT_GT(all.extra.at("entropy"), std::log(64));
+}
+
+TEST_F(RlTest, CutsNeedABoundAndNoReference) {
+  const auto message = [&](Words cuts) {
+    return testing::message_of([&] { run("cuts", cuts); });
+  };
+  EXPECT_NE(message({"rollout.top_p=0.9"}).find("rollout.top_k"), std::string::npos);
+  EXPECT_NE(message({"rollout.top_k=9", "rl.reference.kl_coef=0.1"}).find("rl.reference.kl_coef"),
+            std::string::npos);
+}
+
+TEST_F(RlTest, PinnedSequencesEndUnderTheAdapterThatTheyBeganWith) {
+  // The most versions that one completion has tokens of.
+  const auto most_versions = [&](const std::string& mode) {
+    const Reports reports = train(
+        run(mode, {"train.method=lora", "adapter.rank=4", "rl.mode=async", "rl.max_staleness=2",
+                   "optim.lr=1e-2", "train.max_steps=8", "model.dtype=float64",
+                   "rl.groups_every=1", "rollout.max_sequences=5", "rollout.max_new_tokens=12",
+                   "rl.update_mode=" + mode}));
+    double largest = 0;
+    for (const train::StepInfo& step : reports.steps)
+      largest = std::max(largest, step.extra.at("staleness_max"));
+    EXPECT_EQ(reports.steps.size(), 8u) << mode;
+    EXPECT_GT(largest, 0) << mode;
+    EXPECT_LE(largest, 2) << mode;
+    std::size_t most = 0;
+    std::ifstream groups(dir_ / mode / "groups.jsonl");
+    for (std::string line; std::getline(groups, line);) {
+      const auto group = nlohmann::json::parse(line);
+      for (const auto& sample : group.at("samples"))
+        most = std::max(most, sample.at("versions").size());
+    }
+    return most;
+  };
+  EXPECT_EQ(most_versions("pin"), 1u);
+  EXPECT_GT(most_versions("recompute"), 1u);
+  EXPECT_NE(testing::message_of([&] { run("full", {"rl.update_mode=pin"}); })
+                .find("train.method lora"),
+            std::string::npos);
+}
+
+TEST_F(RlTest, LedgerKnowsTheWeightsAndTheCheckpointMustHaveThem) {
+  train(run("whole"));
+  train(run("parts"), 3);
+  const auto ledger = [&](const char* name) { return dir_ / name / "ledger.log"; };
+  const auto hash_of = [&](const char* name, std::int64_t version) {
+    const std::string text = files::read(ledger(name));
+    const std::string start = fmt::format("{{\"version\":{},\"hash\":\"", version);
+    const auto at = text.find(start);
+    return at == std::string::npos ? "" : text.substr(at + start.size(), 33);
+  };
+  EXPECT_EQ(hash_of("parts", 3), hash_of("whole", 3));
+  EXPECT_NE(hash_of("whole", 3), hash_of("whole", 2));
+  EXPECT_EQ(hash_of("whole", 3).find_first_not_of("0123456789abcdef/"), std::string::npos);
+  // As if other weights had been published: the record's last digit is another one.
+  std::string text = files::read(ledger("parts")), forged;
+  const std::string old = hash_of("parts", 3);
+  for (const std::string& line : text::split(text, '\n')) {
+    if (line.empty()) continue;
+    std::string record = line.substr(17);
+    if (const auto at = record.find(old); at != std::string::npos) {
+      record[at + 32] = record[at + 32] == '0' ? '1' : '0';
+    }
+    forged += fmt::format("{:016x} {}\n", hash::of(record, forged.size()), record);
+  }
+  ASSERT_EQ(forged.size(), text.size());
+  files::write_atomically(ledger("parts"), forged);
+  EXPECT_NE(testing::message_of([&] { train(run("parts")); })
+                .find("were published as version 3"),
+            std::string::npos);
+  files::write_atomically(ledger("parts"), text);
+  train(run("parts"));
+  EXPECT_EQ(weights("whole"), weights("parts"));
 }
 
 TEST_F(RlTest, AsyncWithoutStalenessIsSyncBitForBit) {
