@@ -168,6 +168,9 @@ ModelWriterReport ModelWriter::commit() {
   for (const auto& [name, path] : copies_) report.copied_files.push_back(name);
   for (const auto& [name, content] : files_)
     files::write_atomically(staging.path() / name, content);
+  for (const Item& item : items_) {
+    if (!item.produce) require_unchanged({item.stored});
+  }
 
   const ModelDirectory written_model = ModelDirectory::open(staging.path());
   for (const Item& item : items_) {

@@ -5,6 +5,7 @@
 #include <unordered_map>
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/isfinite.h>
 #include <c10/core/TensorOptions.h>
 
 #include "base/errors.h"
@@ -179,6 +180,14 @@ at::Tensor read_tensor(const StoredTensor& source) {
   return read_tensor(source, BoxCopy(source, {}).type());
 }
 
+at::Tensor read_finite_tensor(const StoredTensor& source, std::optional<at::ScalarType> dtype) {
+  at::Tensor tensor = dtype ? read_tensor(source, *dtype) : read_tensor(source);
+  if (at::isfinite(tensor).all().item<bool>()) return tensor;
+  throw_error<ModelError>(
+      "{} holds NaN or infinity: the file is damaged, or the training that wrote it had diverged",
+      source.where());
+}
+
 LoadReport load_tensors(const ModelDirectory& directory, std::vector<LoadTarget>& targets,
                         const std::vector<std::string>& may_be_unused) {
   std::unordered_map<std::string_view, std::int64_t> uses;
@@ -234,6 +243,7 @@ LoadReport load_tensors(const ModelDirectory& directory, std::vector<LoadTarget>
     fill(*stored, target->destination, target->ranges, buffer);
     report.bytes_read += target->destination.numel() * bits_of(stored->dtype) / 8;
   }
+  require_unchanged(directory.tensors());
   return report;
 }
 

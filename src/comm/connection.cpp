@@ -125,6 +125,7 @@ Pending Connection::start(const char* operation, std::vector<at::Tensor> tensors
   const auto begun = Clock::now();
   const std::string activity = describe(operation);
   world_->device_watch().check();
+  if (auto loss = world_->lost_store()) give_up(operation, begun, "", *std::move(loss));
   world_->set_activity(activity);
   c10::intrusive_ptr<c10d::Work> work;
   try {

@@ -67,7 +67,8 @@ std::string local_address(const Endpoint& peer) {
 /// A thread that tells the store twice a second that this rank runs, and what it does.
 class World::Pulse {
  public:
-  Pulse(Store store, std::int64_t rank) : store_(std::move(store)), key_(pulse_key(rank)) {
+  Pulse(const World& world, Store store, std::int64_t rank)
+      : world_(world), store_(std::move(store)), key_(pulse_key(rank)) {
     beat();
     thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
   }
@@ -94,12 +95,16 @@ class World::Pulse {
     while (!wake.wait_for(lock, stop, kPulseInterval, [&] { return stop.stop_requested(); })) {
       try {
         beat();
-      } catch (const std::exception&) {
-        return;  // the store is gone; the next collective says so
+      } catch (const std::exception& error) {
+        // The next collective says so, also where it would end well without the store: a job that
+        // nobody watches any more must not go on.
+        world_.lose_store(error.what());
+        return;
       }
     }
   }
 
+  const World& world_;
   Store store_;
   std::string key_;
   std::mutex mutex_;
@@ -155,7 +160,7 @@ std::shared_ptr<World> World::meet(const LaunchEnvironment& environment, const J
   std::shared_ptr<World> world(
       new World(environment, part.name.empty() ? whole : part, job_store, timeout));
   world->arrive();
-  world->pulse_ = std::make_unique<Pulse>(world->store_.reconnected(), world->rank());
+  world->pulse_ = std::make_unique<Pulse>(*world, world->store_.reconnected(), world->rank());
   world->device_watch_ = std::make_unique<DeviceWatch>(*world);
   return world;
 }
@@ -221,8 +226,20 @@ std::string World::missing_ranks() const {
                      text::list_some(missing, 16));
 }
 
+void World::lose_store(const std::string& reason) const {
+  std::call_once(store_loss_once_, [&] {
+    store_loss_ = fmt::format("the job's store is lost, its process has ended or is frozen: {}", reason);
+    is_store_lost_ = true;
+  });
+}
+
+std::optional<std::string> World::lost_store() const {
+  return is_store_lost_ ? std::optional(store_loss_) : std::nullopt;
+}
+
 void World::fail(const std::string& message) noexcept {
   has_failed_ = true;
+  if (is_store_lost_) return;  // nobody would answer until the deadline
   try {
     job_store_.set_if_absent(kFailureKey, fmt::format("{} {}", environment_.rank,
                                                       message.substr(0, message.find('\n'))));
@@ -234,7 +251,14 @@ void World::fail(const std::string& message) noexcept {
 }
 
 std::optional<std::string> World::failure_of_another() const {
-  const auto found = job_store_.find(kFailureKey);
+  if (is_store_lost_) throw CommError(store_loss_);
+  std::optional<std::string> found;
+  try {
+    found = job_store_.find(kFailureKey);
+  } catch (const CommError& error) {
+    lose_store(error.what());
+    throw;
+  }
   if (!found) return std::nullopt;
   const auto space = found->find(' ');
   const std::string who = found->substr(0, space);
@@ -243,6 +267,7 @@ std::optional<std::string> World::failure_of_another() const {
 }
 
 void World::leave() noexcept {
+  if (is_store_lost_) return;
   try {
     set_activity("leaving");
     device_groups_.clear();
@@ -257,6 +282,7 @@ void World::set_activity(const std::string& activity) { pulse_->set_activity(act
 
 std::string World::diagnose(const std::vector<std::int64_t>& ranks) const {
   std::vector<std::string> silent, busy;
+  if (is_store_lost_) return store_loss_;
   try {
     const Store store = store_.reconnected();
     std::map<std::int64_t, std::string> before;
