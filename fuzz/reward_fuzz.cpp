@@ -20,10 +20,10 @@ using namespace heddle::reward;
 const std::vector<std::unique_ptr<Verifier>>& verifiers() {
   static const auto all = [] {
     std::vector<std::unique_ptr<Verifier>> made;
-    for (const char* name : {"exact", "numeric", "math", "choice", "json", "length", "repetition"}) {
-      const Json parameters = std::string_view(name) == "length"
-                                  ? Json{{"target", 10}, {"max", 40}}
-                                  : Json::object();
+    for (const char* name :
+         {"exact", "numeric", "math", "choice", "json", "length", "repetition"}) {
+      const Json parameters =
+          std::string_view(name) == "length" ? Json{{"target", 10}, {"max", 40}} : Json::object();
       made.push_back(make_verifier(name, parameters, "fuzz"));
     }
     return made;

@@ -54,8 +54,7 @@ extern "C" int LLVMFuzzerTestOneInput(const unsigned char* data, std::size_t siz
     is_open = dialogue.hear(input.substr(0, piece), table);
     input.remove_prefix(std::min(input.size(), piece));
     if (!dialogue.is_paused()) continue;
-    require(dialogue.out().size() <=
-            StoreDialogue::kMostUnread + StoreTable::kLargestMessage + 64);
+    require(dialogue.out().size() <= StoreDialogue::kMostUnread + StoreTable::kLargestMessage + 64);
     check_answers(dialogue.out());
     dialogue.out().clear();
   }

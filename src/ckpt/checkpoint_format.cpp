@@ -23,7 +23,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* kFormat = "heddle-training-checkpoint";
 // Raised when a reader of the version before could not read the files.
-constexpr int kFormatVersion = 2;                            // 2: tensors in parts
+constexpr int kFormatVersion = 2;                             // 2: tensors in parts
 constexpr std::uint64_t kLastStep = 999'999'999'999'999'999;  // 18 digits, as a folder's name
 constexpr std::string_view kStepPrefix = "step-";
 constexpr std::size_t kPieceBytes = 8 << 20;
@@ -104,7 +104,8 @@ Manifest parse_keys(const Json& json, const std::string& file) {
     if (!names.insert(name).second)
       throw_error<ModelError>("{}: '{}' stands twice", file, text::shown(name));
   }
-  if (!names.contains(kStateFile)) throw_error<ModelError>("{}: {} is not listed", file, kStateFile);
+  if (!names.contains(kStateFile))
+    throw_error<ModelError>("{}: {} is not listed", file, kStateFile);
   return manifest;
 }
 
@@ -148,7 +149,8 @@ PartName parse_part_name(const std::string& name, const std::vector<std::int64_t
     for (const std::string& part : text::split(text, ',')) {
       const bool is_number = !part.empty() && part.size() < 19 &&
                              part.find_first_not_of("0123456789") == std::string::npos;
-      if (!is_number) throw_error<ModelError>("'{}' is no name of a part of a tensor", text::shown(name));
+      if (!is_number)
+        throw_error<ModelError>("'{}' is no name of a part of a tensor", text::shown(name));
       values.push_back(std::stoll(part));
     }
     return values;

@@ -186,8 +186,7 @@ class GgufModel {
     for (const StoredTensor& tensor : source_.tensors()) {
       if (name_of(tensor) != "embed_tokens.weight") continue;
       // A token has a text in the file, also where its row has no weights.
-      if (tensor.numel() == 0)
-        throw_error<ModelError>("{} has no weights", tensor.where());
+      if (tensor.numel() == 0) throw_error<ModelError>("{} has no weights", tensor.where());
       return tensor;
     }
     throw_error<ModelError>("{}: no embed_tokens.weight", source_.path().string());

@@ -17,8 +17,8 @@ class StoreDialogue {
   /// `challenge`: a number that was never used.
   StoreDialogue(const hash::Key128& secret, const hash::Key128& challenge);
 
-  /// Takes what the peer said, maybe nothing, and answers until kMostUnread bytes wait to be sent: a
-  /// peer that asks and does not read must not fill the memory. False if the connection is over,
+  /// Takes what the peer said, maybe nothing, and answers until kMostUnread bytes wait to be sent:
+  /// a peer that asks and does not read must not fill the memory. False if the connection is over,
   /// with nothing more to be sent.
   bool hear(std::string_view bytes, StoreTable& table);
   /// Answers wait for out() to be sent: the caller then calls hear() again.

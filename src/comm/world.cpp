@@ -228,7 +228,8 @@ std::string World::missing_ranks() const {
 
 void World::lose_store(const std::string& reason) const {
   std::call_once(store_loss_once_, [&] {
-    store_loss_ = fmt::format("the job's store is lost, its process has ended or is frozen: {}", reason);
+    store_loss_ =
+        fmt::format("the job's store is lost, its process has ended or is frozen: {}", reason);
     is_store_lost_ = true;
   });
 }

@@ -61,8 +61,8 @@ class World {
   /// "rank 3 failed: ...", a rank of the job; nothing as long as no other one has failed. Throws
   /// CommError if the store is lost.
   std::optional<std::string> failure_of_another() const;
-  /// Why the store can no longer be asked, once a sign of life had no answer until the deadline: its
-  /// process has ended or is frozen. Nothing as long as it answers.
+  /// Why the store can no longer be asked, once a sign of life had no answer until the deadline:
+  /// its process has ended or is frozen. Nothing as long as it answers.
   std::optional<std::string> lost_store() const;
   /// True after fail().
   bool has_failed() const { return has_failed_; }

@@ -46,8 +46,8 @@ struct Transfer {
   std::string trouble;  ///< why a write failed
   int file = -1;        ///< the body goes here instead
   std::uint64_t begin = 0, written = 0;
-  std::uint64_t most = 0;   ///< bytes of the file, no more of which are written
-  bool is_longer = false;   ///< more came
+  std::uint64_t most = 0;  ///< bytes of the file, no more of which are written
+  bool is_longer = false;  ///< more came
   const std::function<bool(std::uint64_t)>* on_bytes = nullptr;
 };
 

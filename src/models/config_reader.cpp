@@ -142,9 +142,9 @@ void ConfigReader::require_plain_rope() const {
                      : rope->contains("type")    ? &(*rope)["type"]
                                                  : nullptr;
   if (type != nullptr && !type->is_null() && *type != "default" && *type != "mrope") {
-    throw_error<ModelError>("{}: rope_type is '{}': only 'default' is built", source_,
-                            type->is_string() ? text::shown(type->get<std::string>())
-                                              : json::shown(*type));
+    throw_error<ModelError>(
+        "{}: rope_type is '{}': only 'default' is built", source_,
+        type->is_string() ? text::shown(type->get<std::string>()) : json::shown(*type));
   }
 }
 

@@ -41,7 +41,8 @@ Score from_wire(const Json& answer) {
   };
   if (!answer.is_object()) return refused("an answer must be an object with 'reward'");
   if (const auto error = answer.find("error"); error != answer.end() && !error->is_null())
-    return {0, {}, error->is_string() ? text::shown(error->get<std::string>()) : json::shown(*error)};
+    return {
+        0, {}, error->is_string() ? text::shown(error->get<std::string>()) : json::shown(*error)};
   const auto reward = answer.find("reward");
   if (reward == answer.end() || !is_reward(*reward))
     return refused("'reward' must be a finite number, at most 1e9");

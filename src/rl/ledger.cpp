@@ -48,8 +48,7 @@ std::int64_t whole(const Json& value) {
 }
 
 std::uint64_t seed_of(const Json& value) {
-  if (!value.is_number_unsigned())
-    throw_error<InternalError>("{} is no seed", json::shown(value));
+  if (!value.is_number_unsigned()) throw_error<InternalError>("{} is no seed", json::shown(value));
   return value.get<std::uint64_t>();
 }
 

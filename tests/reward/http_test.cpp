@@ -214,7 +214,8 @@ TEST(RewardWire, RefusesWhatNoMetricCanHave) {
        {R"({"reward": 1e300})", R"({"reward": -2e9})", R"({"reward": true})", R"({"reward": "1"})",
         R"({"reward": 1, "parts": [1]})", R"({"reward": 1, "parts": {"a": "1"}})",
         R"({"reward": 1, "parts": {"a": 1e308}})", R"({"reward": 1, "parts": {"": 1}})",
-        R"({"reward": 1, "parts": {"\u001b[2J": 1}})", R"({"reward": 1, "parts": {"a\nerror: b": 1}})",
+        R"({"reward": 1, "parts": {"\u001b[2J": 1}})",
+        R"({"reward": 1, "parts": {"a\nerror: b": 1}})",
         R"({"reward": 1, "parts": {"a": {"b": 1}}})", "[]", "1", "null"}) {
     EXPECT_NE(error_of(text), "") << text;
   }

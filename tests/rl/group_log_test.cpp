@@ -28,10 +28,11 @@ class GroupLogFile : public ::testing::Test {
 TEST_F(GroupLogFile, KeepsWholeRowsUpToAStepAlone) {
   const std::string one = "{\"step\": 1, \"prompt\": \"\\u001b[2J\"}\n", two = "{\"step\": 2}\n";
   for (const std::string& bad :
-       {std::string("{\"step\": 1, \"pro"), std::string("{\"step\": \"1\"}"), std::string("{\"step\": 1e300}"),
-        std::string("{\"step\": [1]}"), std::string("[1]"), std::string("7"), std::string("{}"),
-        std::string(100'000, '['), std::string(1000, '\0'), std::string("{\"step\": 1, \"step\": 1}"),
-        std::string("\xff\xfe"), "{\"step\": 1, \"t\": \"" + std::string(80 << 20, 't') + "\"}"}) {
+       {std::string("{\"step\": 1, \"pro"), std::string("{\"step\": \"1\"}"),
+        std::string("{\"step\": 1e300}"), std::string("{\"step\": [1]}"), std::string("[1]"),
+        std::string("7"), std::string("{}"), std::string(100'000, '['), std::string(1000, '\0'),
+        std::string("{\"step\": 1, \"step\": 1}"), std::string("\xff\xfe"),
+        "{\"step\": 1, \"t\": \"" + std::string(80 << 20, 't') + "\"}"}) {
     EXPECT_EQ(kept_of(one + bad + "\n" + one + two, 1), one + one) << bad.substr(0, 40);
     EXPECT_EQ(kept_of(one + bad, 1), one) << bad.substr(0, 40);
   }

@@ -289,7 +289,8 @@ TEST(Tinker, SaysWhatIsWrongWithARequest) {
                                                                            {"dtype", "float32"}};
   EXPECT_THAT(detail("forward_backward", bad), HasSubstr("input weights has 1 numbers"));
   // No number of a token, and none that an integer can hold.
-  for (const json& number : {json(1.5), json(1e300), json(-1e300), json(1e19), json("1"), json(nullptr)}) {
+  for (const json& number :
+       {json(1.5), json(1e300), json(-1e300), json(1e19), json("1"), json(nullptr)}) {
     for (const char* dtype : {"int64", "float32"}) {
       bad = ApiClient::work(run, 1, {1, 2});
       bad["forward_backward_input"]["data"][0]["loss_fn_inputs"]["target_tokens"] = {

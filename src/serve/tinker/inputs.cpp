@@ -54,9 +54,7 @@ std::vector<Chunk> chunks_of(const Fields& model_input) {
 }
 
 /// A float outside of the range of an integer has no value as one.
-bool is_whole(double number) {
-  return std::trunc(number) == number && std::abs(number) < 0x1p63;
-}
+bool is_whole(double number) { return std::trunc(number) == number && std::abs(number) < 0x1p63; }
 
 template <class Number>
 std::string packed(const json& list, const std::string& where) {
