@@ -3,15 +3,18 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <utility>
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/exp.h>
 #include <ATen/ops/stack.h>
+#include <c10/util/Exception.h>
 
 #include "base/errors.h"
 #include "base/text.h"
+#include "ckpt/checked_tensor.h"
 #include "ckpt/dtype.h"
 #include "ckpt/gguf_file.h"
 #include "ckpt/gguf_vocabulary.h"
@@ -62,6 +65,8 @@ class GgufModel {
       : source_(source),
         text_(source.config().contains("text_config") ? source.config()["text_config"]
                                                       : source.config()) {
+    // Every number below is in its range, and what divides another divides it.
+    models::parse_config(source.config(), (source.path() / "config.json").string());
     const std::string type = text_.value("model_type", source.config().value("model_type", ""));
     const std::optional<models::GgufForm> found = models::gguf_form(type);
     if (!found)
@@ -76,7 +81,7 @@ class GgufModel {
     add_experts();
     GgufReport report;
     report.tensors = file_.tensors();
-    report.bytes = file_.write(output);
+    report.bytes = file_.write(output, [&] { require_unchanged(source_.tensors()); });
     return report;
   }
 
@@ -180,7 +185,10 @@ class GgufModel {
 
   const StoredTensor& embedding() const {
     for (const StoredTensor& tensor : source_.tensors()) {
-      if (name_of(tensor) == "embed_tokens.weight") return tensor;
+      if (name_of(tensor) != "embed_tokens.weight") continue;
+      // A token has a text in the file, also where its row has no weights.
+      if (tensor.numel() == 0) throw_error<ModelError>("{} has no weights", tensor.where());
+      return tensor;
     }
     throw_error<ModelError>("{}: no embed_tokens.weight", source_.path().string());
   }
@@ -352,6 +360,13 @@ GgufReport write_gguf(const ModelDirectory& source, const Path& output) {
   } catch (const nlohmann::json::exception& error) {
     throw_error<ModelError>("{}: configuration or tokenizer is not as expected: {}",
                             source.path().string(), error.what());
+  } catch (const c10::Error& error) {
+    const std::string text = error.what_without_backtrace();
+    throw_error<ModelError>("{}: a tensor has not the shape that config.json gives: {}",
+                            source.path().string(), text.substr(0, text.find('\n')));
+  } catch (const std::out_of_range&) {
+    throw_error<ModelError>("{}: a tensor has fewer dimensions than config.json gives",
+                            source.path().string());
   }
 }
 

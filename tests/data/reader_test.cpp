@@ -159,6 +159,17 @@ TEST(LineReader, GoesOnBehindALineThatIsTooLong) {
   EXPECT_FALSE(reader.next(line));
 }
 
+TEST(LineReader, NamesALineThatIsTooLongBeforeItHasReadItsEnd) {
+  const TemporaryDirectory folder;
+  write(folder / "a", "short\n");
+  std::filesystem::resize_file(folder / "a", std::uintmax_t{1} << 36);  // sparse: zeros
+  LineReader reader(folder / "a", 1 << 20);
+  std::string line;
+  EXPECT_TRUE(reader.next(line));
+  EXPECT_THAT(message_of([&] { reader.next(line); }), HasSubstr("a:2: line is longer than 1"));
+  EXPECT_LT(reader.bytes_consumed(), 4u << 20);
+}
+
 TEST(LineReader, NamesFilesThatItCannotRead) {
   const TemporaryDirectory folder;
   EXPECT_THAT(message_of([&] { LineReader reader(folder / "missing.jsonl"); }),

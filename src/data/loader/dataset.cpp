@@ -103,6 +103,8 @@ class FileTokenizer {
       pending.line = records_->line();
       bytes += pending.text.size();
       chunk_.push_back(std::move(pending));
+      // No further line is needed, and the end of one that is too long may be far.
+      if (options_.bad_rows == BadRowPolicy::kError && !chunk_.back().error.empty()) break;
     }
     return !chunk_.empty();
   }
