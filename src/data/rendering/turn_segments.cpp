@@ -31,6 +31,16 @@ std::vector<std::string> visible_texts(const ordered_json& message) {
   return texts;
 }
 
+bool has_no_text(const ordered_json& message) {
+  const std::vector<std::string> texts = visible_texts(message);
+  return std::all_of(texts.begin(), texts.end(),
+                     [](const std::string& text) { return text.empty(); });
+}
+
+std::size_t leading_space(std::string_view text) {
+  return std::min(text.find_first_not_of(" \t\r\n"), text.size());
+}
+
 std::string_view segment(const ChatTemplate::Rendered& rendered, std::size_t message) {
   const auto& [begin, end] = rendered.message_spans[message];
   return std::string_view(rendered.text).substr(begin, end - begin);
@@ -143,6 +153,8 @@ std::vector<std::optional<TextSpan>> spans_of(const ordered_json& messages,
     }
     std::string_view closing = shown.substr(at + kMarker.size());
     closing = closing.substr(0, without_trailing_space(closing));
+    // Calls of tools follow a text after a line end, and the prompt where there is no text.
+    if (has_no_text(messages[turn])) closing.remove_prefix(leading_space(closing));
     const std::string_view spoken =
         said.substr(0, std::max(shared_marked, without_trailing_space(said)));
     if (spoken.size() < shared_marked + closing.size() || !spoken.ends_with(closing) ||
