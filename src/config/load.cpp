@@ -253,6 +253,8 @@ void fill_in(RunConfig& config, const std::string& name, std::span<const std::st
   if (config.device.name.type != DeviceType::kCpu && !config.is_set("model.dtype"))
     config.model.dtype = Dtype::kBFloat16;
   if (config.train.method == Method::kLora && !config.is_set("optim.lr")) config.optim.lr = 2e-4;
+  if (config.optim.name == OptimName::kMuon && !config.is_set("optim.momentum"))
+    config.optim.momentum = 0.95;
   if (!config.is_set("adapter.seed")) config.adapter.seed = config.train.seed;
 }
 
