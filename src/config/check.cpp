@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/errors.h"
+#include "base/quote.h"
 #include "base/text.h"
 #include "config/field.h"
 #include "config/objective.h"
@@ -184,6 +185,8 @@ class Checker {
         std::find(c_.eval.metrics.begin(), c_.eval.metrics.end(), metric) != c_.eval.metrics.end();
     if (c_.eval.input.empty()) {
       if (!c_.eval.metrics.empty()) fail("eval.metrics", "needs eval.input, the rows to answer");
+    } else if (c_.parallel.cp > 1) {
+      fail("eval.input", "answers are generated in any layout but parallel.cp above 1");
     } else if (objective_of(c_) != Objective::kLanguageModel) {
       fail("eval.input",
            fmt::format("answers are judged with train.objective language_model, found {}",
@@ -274,6 +277,14 @@ class Checker {
       fail("optim.offload", "is for the state of AdamW; optim.name muon keeps it on the device");
   }
 
+  void spike() const {
+    if (c_.train.spike == Spike::kStop && objective_of(c_) == Objective::kPolicy) {
+      fail("train.spike",
+           "stop needs rows that can be read again, which train.objective policy generates; set it "
+           "to skip");
+    }
+  }
+
   /// The noise of embeddings.
   void neftune() const {
     if (c_.train.neftune_alpha == 0) return;
@@ -328,6 +339,7 @@ void check(const RunConfig& config, const std::string& source, Completeness comp
   checker.optimizer_state();
   checker.learning_rates();
   checker.muon();
+  checker.spike();
   checker.neftune();
   checker.offload();
 }
