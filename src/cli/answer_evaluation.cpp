@@ -179,19 +179,20 @@ void AnswerEvaluation::measure_perplexity(MetricTable& table) {
     table.set(group, kPerplexity, std::exp(loss.first / loss.second));
 }
 
-void AnswerEvaluation::generate_and_judge(const std::vector<std::string>& metrics, MetricTable& table) {
+void AnswerEvaluation::generate_and_judge(const std::vector<std::string>& metrics,
+                                          MetricTable& table) {
   std::vector<std::unique_ptr<reward::Verifier>> verifiers;
   for (const std::string& metric : metrics) {
     verifiers.push_back(
-        metric == kF1 ? nullptr : reward::make_verifier(metric, nlohmann::ordered_json::object(), metric));
+        metric == kF1 ? nullptr
+                      : reward::make_verifier(metric, nlohmann::ordered_json::object(), metric));
   }
   rollout::SamplingOptions sampling = options_.sampling;
   const std::vector<std::int32_t> ends = rollout::end_tokens(*tokenizer_, model_.source.get());
   std::vector<rollout::Request> requests;
   for (std::size_t i = 0; i < cases_.size(); ++i) {
     sampling.seed = rollout::seed_of_row(options_.sampling.seed, i);
-    requests.push_back(
-        {cases_[i].prompt, options_.max_new_tokens, sampling, ends, options_.stop});
+    requests.push_back({cases_[i].prompt, options_.max_new_tokens, sampling, ends, options_.stop});
   }
   const auto completions = rollout::generate(model_, tokenizer_, requests, options_.engine);
   for (std::size_t i = 0; i < cases_.size(); ++i) {

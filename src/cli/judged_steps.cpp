@@ -58,10 +58,9 @@ class JudgedSteps : public train::StepSource {
   void require_same_rows(comm::World& world) const {
     std::uint64_t hash = 0;
     for (const EvalCase& one : answers_.cases()) hash = hash::of(one.value.dump(), hash);
-    comm::require_agreement(
-        world, "data",
-        {comm::content_fact("eval.input", fmt::format("{:016x}", hash),
-                            fmt::format("{} rows", answers_.cases().size()))});
+    comm::require_agreement(world, "data",
+                            {comm::content_fact("eval.input", fmt::format("{:016x}", hash),
+                                                fmt::format("{} rows", answers_.cases().size()))});
   }
 
   std::unique_ptr<train::StepSource> steps_;

@@ -9,9 +9,7 @@ namespace heddle::train {
 
 bool is_embedding(const std::string& name) { return name.ends_with("embed_tokens.weight"); }
 
-bool is_head(const std::string& name) {
-  return name == "lm_head.weight" || name == "score.weight";
-}
+bool is_head(const std::string& name) { return name == "lm_head.weight" || name == "score.weight"; }
 
 bool is_hidden_matrix(const nn::Parameter& parameter) {
   const auto& shape = parameter.global_shape();
@@ -39,8 +37,8 @@ void require_groups(const config::OptimSection& optim,
                     const std::vector<nn::Parameter*>& parameters) {
   const auto require = [&](double rate, const char* key, bool (*belongs)(const std::string&),
                            const char* reason) {
-    const bool is_trained = std::any_of(
-        parameters.begin(), parameters.end(), [&](const nn::Parameter* parameter) {
+    const bool is_trained =
+        std::any_of(parameters.begin(), parameters.end(), [&](const nn::Parameter* parameter) {
           return parameter->trainable() && belongs(parameter->name());
         });
     if (rate > 0 && !is_trained) throw_error<ConfigError>("{}: {}", key, reason);

@@ -11,8 +11,8 @@ namespace heddle::train {
 bool is_embedding(const std::string& name);
 bool is_head(const std::string& name);
 
-/// Whether Muon updates it: a matrix inside a block, or a stack of experts' matrices, with more than
-/// one row and column. Embeddings, heads, norms, biases and convolutions are AdamW's.
+/// Whether Muon updates it: a matrix inside a block, or a stack of experts' matrices, with more
+/// than one row and column. Embeddings, heads, norms, biases and convolutions are AdamW's.
 bool is_hidden_matrix(const nn::Parameter& parameter);
 
 /// Learning rates of parameters as shares of optim.lr.

@@ -43,8 +43,7 @@ class Bucket {
     std::int64_t offset = 0;
     for (const DividedMatrix* matrix : matrices) {
       const std::int64_t numel = numel_of(*matrix->parameter);
-      wholes_.push_back(
-          buffer_.narrow(0, offset, numel).view(matrix->parameter->global_shape()));
+      wholes_.push_back(buffer_.narrow(0, offset, numel).view(matrix->parameter->global_shape()));
       offset += numel;
     }
   }
