@@ -27,6 +27,10 @@ std::vector<std::string> metric_names() {
   return names;
 }
 
+bool is_verifier(const std::string& metric) {
+  return metric != kF1 && metric != kLikelihood && metric != kPerplexity;
+}
+
 }  // namespace
 
 void require_metrics(const std::vector<std::string>& metrics, const std::string& key) {
@@ -36,6 +40,7 @@ void require_metrics(const std::vector<std::string>& metrics, const std::string&
       throw_error<ConfigError>("{} is '{}': expected one of {}", key, text::shown(metric),
                                text::join(names, ", "));
     }
+    if (is_verifier(metric)) reward::make_verifier(metric, nlohmann::ordered_json::object(), key);
   }
 }
 
@@ -185,7 +190,7 @@ void AnswerEvaluation::generate_and_judge(const std::vector<std::string>& metric
   for (const std::string& metric : metrics) {
     verifiers.push_back(
         metric == kF1 ? nullptr
-                      : reward::make_verifier(metric, nlohmann::ordered_json::object(), metric));
+                      : reward::make_verifier(metric, nlohmann::ordered_json::object(), options_.metrics_key));
   }
   rollout::SamplingOptions sampling = options_.sampling;
   const std::vector<std::int32_t> ends = rollout::end_tokens(*tokenizer_, model_.source.get());

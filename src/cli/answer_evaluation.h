@@ -19,13 +19,14 @@ namespace heddle::cli {
 struct AnswerEvaluationOptions {
   EvalRowOptions rows;
   std::vector<std::string> metrics;  ///< empty: those that the rows are made for
+  std::string metrics_key = "--metric";
   std::vector<std::string> stop;
   std::int64_t max_new_tokens = 256;
   rollout::SamplingOptions sampling;
   rollout::EngineOptions engine;
 };
 
-/// Throws ConfigError that begins with `key` if one is no metric.
+/// Throws ConfigError that begins with `key` if one is no metric, or needs parameters.
 void require_metrics(const std::vector<std::string>& metrics, const std::string& key);
 
 /// Judges what a language model answers to rows, or a classifier says of them. All ranks of the

@@ -22,6 +22,7 @@ AnswerEvaluationOptions options_of(const config::EvalSection& eval) {
   options.rows.input_key = "eval.input";
   options.rows.answer_key = "eval.answer";
   options.metrics = eval.metrics;
+  options.metrics_key = "eval.metrics";
   options.max_new_tokens = eval.max_new_tokens;
   options.sampling.temperature = 0;
   return options;

@@ -27,8 +27,6 @@ namespace heddle::train {
 /// `optim.offload` they live in the memory of the host.
 class Optimizer {
  public:
-  /// Parameters with one dimension, and those that match `optim.no_decay`, get no weight decay.
-  /// `seed` keys stochastic rounding.
   struct Ranks {
     comm::Group owners = comm::Group("alone");  ///< Those over which the rows are divided.
     /// Of these the ones that hold the same parameters, a pipeline stage: Muon needs whole
@@ -37,6 +35,8 @@ class Optimizer {
     /// Those of a mesh.
     static Ranks of(const comm::Mesh& mesh);
   };
+  /// Parameters with one dimension, and those that match `optim.no_decay`, get no weight decay.
+  /// `seed` keys stochastic rounding.
   Optimizer(std::vector<nn::Parameter*> parameters, const config::OptimSection& options,
             std::uint64_t seed, Ranks ranks, const LearningRates& rates = {});
 

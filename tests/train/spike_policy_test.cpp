@@ -1,6 +1,7 @@
 #include "train/spike_policy.h"
 
 #include <ATen/ops/tensor.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
