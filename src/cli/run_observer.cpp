@@ -279,7 +279,8 @@ void RunObserver::on_finish(const train::Summary& summary) {
                                 : fmt::format("{} steps", summary.steps),
                      text::format_duration(summary.seconds), summary.first_loss, summary.last_loss,
                      is_resumed ? " from the first step to the last" : "");
-  if (summary.has_eval) out << fmt::format(", best evaluation loss {:.4f}", summary.best_eval_loss);
+  if (summary.has_eval)
+    out << fmt::format(", best evaluation {} {:.4f}", summary.best_metric, summary.best_eval);
   out << "\n";
   for (const ui::ReportSample& answer : facts_.samples) {
     out << "prompt: " << answer.prompt << "\n  before: " << answer.before

@@ -83,7 +83,7 @@ class DryRun {
   void run_stage(assembly::ModelOnRanks& placed, std::int64_t rank, std::int64_t stage) {
     DryRank dry{rank, stage};
     const train::Optimizer optimizer(placed.trainable, config_.optim, config_.train.seed,
-                                     placed.context.mesh.world_group());
+                                     train::Optimizer::Ranks::of(placed.context.mesh));
     dry.optimizer = static_cast<double>(optimizer.state_bytes());
     const assembly::RankMemory memory = assembly::rank_memory(*placed.model, placed.adapters.get());
     dry.parameters = memory.parameters;

@@ -112,8 +112,10 @@ void AdapterTrainer::open(Adapter& adapter) {
   adapter.factors->visit_parameters([&](nn::Parameter& factor) {
     if (factor.is_held()) parameters.push_back(&factor);
   });
-  adapter.optimizer = std::make_unique<train::Optimizer>(std::move(parameters), config.optim,
-                                                         config.train.seed, mesh.world_group());
+  train::require_groups(config.optim, parameters);
+  adapter.optimizer = std::make_unique<train::Optimizer>(
+      std::move(parameters), config.optim, config.train.seed, train::Optimizer::Ranks::of(mesh),
+      train::learning_rates(config.optim, config.adapter));
   adapter.loader =
       std::make_unique<data::Loader>(adapter.rows, train::loader_options(config, mesh));
   train::check_schedule(config, adapter.loader->info().total_steps);

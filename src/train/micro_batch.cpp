@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "assembly/model_units.h"
+#include "base/hash.h"
 #include "ops/autograd.h"
 #include "ops/collectives.h"
 #include "ops/context_parallel/context_parallel.h"
@@ -94,7 +95,7 @@ class StepRun {
       const auto i = static_cast<std::size_t>(m);
       in_flight_[m] = std::make_unique<InFlight>(
           options_.uploaded.empty()
-              ? LocalBatch(model_, batches_[i], adapters_, options_.dropout_step)
+              ? LocalBatch(model_, batches_[i], adapters_, options_.dropout_step, options_.neftune)
               : options_.uploaded[i],
           pipeline_.stages().size());
     }
@@ -110,7 +111,7 @@ class StepRun {
     if (stage.is_first) {
       ++begun_;
       const parallel::Acquired table(options_.sharding, ends_.before);
-      hidden = current.embedded = model_.embed(current.batch.device.tokens);
+      hidden = current.embedded = current.batch.embed(model_);
       wants_input_gradient = hidden.requires_grad();
     } else {
       hidden = pipeline_.receive_hidden(stage, m, hidden_sizes(current), hidden_options());
@@ -230,6 +231,10 @@ class StepRun {
 };
 
 }  // namespace
+
+objective::Neftune neftune_of(const config::TrainSection& train) {
+  return {train.neftune_alpha, hash::of("neftune", train.seed)};
+}
 
 MicroBatchLoss run_micro_batches(models::Model& model, const adapters::LoraSet* adapters,
                                  parallel::Pipeline& pipeline,

@@ -71,7 +71,8 @@ struct StepInfo {
 struct Summary {
   std::int64_t steps = 0;
   double first_loss = 0, last_loss = 0;
-  double best_eval_loss = 0;
+  double best_eval = 0;              ///< Of best_metric.
+  std::string best_metric = "loss";  ///< See eval.metric.
   bool has_eval = false;
   bool stopped = false;        ///< On request, before the end.
   bool stopped_early = false;  ///< No improvement for early_stop_patience evaluations.
