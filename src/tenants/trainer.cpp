@@ -214,7 +214,8 @@ void Trainer::State::run(const std::vector<Cut>& cuts, bool wants_gradients) {
                                .head = head_of(*base.model, cut)});
     }
   }
-  const auto sums = run_joint_passes(base, passes, {.wants_gradients = wants_gradients});
+  const auto sums = run_joint_passes(
+      base, passes, {.wants_gradients = wants_gradients, .is_exact = options.deterministic});
   for (std::size_t p = 0; p < planned.size(); ++p) {
     for (std::size_t i = 0; i < planned[p].size(); ++i)
       planned[p][i].result->metrics["loss:sum"] += sums[p][i].loss;
