@@ -153,8 +153,8 @@ void swiglu_backward_fp8(int64_t rows, int64_t width, const InputRows& x, const 
                          const Fp8Rows& grad_x_fp8, const Fp8Rows& grad_gate_fp8,
                          cudaStream_t stream) {
   if (rows == 0 || width == 0) return;
-  const Arguments a{static_cast<int>(width), x,      gate,       grad_y,       y,
-                    grad_x,                  grad_gate, grad_x_fp8, grad_gate_fp8};
+  const Arguments a{
+      static_cast<int>(width), x, gate, grad_y, y, grad_x, grad_gate, grad_x_fp8, grad_gate_fp8};
   dispatch(width, [&](auto threads, auto held) {
     backward_kernel<threads.value, held.value>
         <<<static_cast<unsigned>(rows), threads.value, 0, stream>>>(a);

@@ -76,8 +76,7 @@ TEST_F(GpuEightBit, NormWritesItsOutputAndGradient) {
       expect_same_product(found.y);
       for (const at::Tensor& grad_sum : {at::Tensor(), ds}) {
         const auto [dx, dw] = b.backward(x, weight, found.rstd, dy, grad_sum);
-        const auto [dx_expected, dw_expected] =
-            a.backward(x, weight, expected.rstd, dy, grad_sum);
+        const auto [dx_expected, dw_expected] = a.backward(x, weight, expected.rstd, dy, grad_sum);
         EXPECT_TRUE(identical(dx.cpu(), dx_expected.cpu()));
         EXPECT_TRUE(identical(dw.cpu(), dw_expected.cpu()));
         expect_same_product(dx);
@@ -100,9 +99,9 @@ TEST_F(GpuEightBit, IsGoneWhereTheTensorChanged) {
   y.mul_(2);
   EXPECT_FALSE(cuda::has_beside(y));
   EXPECT_FALSE(cuda::take_beside(y).has_value());
-  EXPECT_FALSE(cuda::has_beside(made(300, 512)));   // few rows
-  EXPECT_FALSE(cuda::has_beside(made(600, 128)));   // narrow
-  EXPECT_FALSE(cuda::has_beside(made(600, 520)));   // not a multiple of 16
+  EXPECT_FALSE(cuda::has_beside(made(300, 512)));    // few rows
+  EXPECT_FALSE(cuda::has_beside(made(600, 128)));    // narrow
+  EXPECT_FALSE(cuda::has_beside(made(600, 520)));    // not a multiple of 16
   EXPECT_FALSE(cuda::has_beside(made(600, 10256)));  // longer than a block holds
 }
 

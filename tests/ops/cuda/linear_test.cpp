@@ -304,13 +304,6 @@ TEST_F(GpuLinear, LowRankGradientsOfSmallShapes) {
                              {600, {136}, {24}}});
 }
 
-/// What a matrix is in 8 bits, in fp64: each row has its own scale.
-at::Tensor in_eight_bits(const at::Tensor& matrix) {
-  const at::Tensor wide = matrix.cpu().to(at::kFloat);
-  const at::Tensor scales = (std::get<0>(wide.abs().max(1, true)) / 448).clamp_min(0x1p-40);
-  return (wide / scales).to(at::kFloat8_e4m3fn).to(at::kDouble) * scales.to(at::kDouble);
-}
-
 /// A sum as the kernel of 8-bit floats takes it: the wide terms in 8 bits, the others exact.
 Products narrowed(const Products& terms, bool b_has_depth_first) {
   Products result;

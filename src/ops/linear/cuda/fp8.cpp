@@ -2,8 +2,6 @@
 // both factors along the dimension they share, sums in fp32, results bf16. The gradients of weights
 // and the low-rank terms stay bf16. A product with nothing to add is libtorch's; all others are
 // sums of our own kernel.
-#include <ATen/ops/_scaled_mm.h>
-#include <ATen/ops/empty.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -18,7 +16,7 @@
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/tensor.h"
 #include "ops/linear/cuda/few_row_tensors.h"
-#include "ops/linear/cuda/fp8_rows.h"
+#include "ops/linear/cuda/fp8_tensors.h"
 #include "ops/linear/cuda/product_sum_tensors.h"
 #include "ops/linear/kernels.h"
 
@@ -68,29 +66,6 @@ struct Work {
   }
 };
 
-EightBitRows rows_of(const at::Tensor& x) {
-  if (std::optional<EightBitRows> made = cuda::take_beside(x)) return *std::move(made);
-  const cuda::OnDevice on(x);
-  EightBitRows result{at::empty(x.sizes(), x.options().dtype(at::kFloat8_e4m3fn)),
-                      at::empty({x.size(0), 1}, x.options().dtype(at::kFloat))};
-  cuda::fp8_rows(x.const_data_ptr(), x.size(0), x.size(1), x.stride(0),
-                 result.values.mutable_data_ptr(), result.scales.mutable_data_ptr<float>(),
-                 on.stream());
-  return result;
-}
-
-/// Of x^T.
-EightBitRows columns_of(const at::Tensor& x) {
-  const cuda::OnDevice on(x);
-  EightBitRows result{at::empty({x.size(1), x.size(0)}, x.options().dtype(at::kFloat8_e4m3fn)),
-                      at::empty({x.size(1), 1}, x.options().dtype(at::kFloat))};
-  const at::Tensor largest = cuda::workspace_on(x, x.size(1));
-  cuda::fp8_columns(x.const_data_ptr(), x.size(0), x.size(1), x.stride(0),
-                    result.values.mutable_data_ptr(), result.scales.mutable_data_ptr<float>(),
-                    largest.mutable_data_ptr<float>(), on.stream());
-  return result;
-}
-
 /// What one call has converted.
 class Converted {
  public:
@@ -122,12 +97,6 @@ class Converted {
   std::set<Rows> seen_;
   std::vector<EightBitRows> weights_;
 };
-
-/// a b^T.
-at::Tensor product_of(const EightBitRows& a, const EightBitRows& b) {
-  return at::_scaled_mm(a.values, b.values.t(), a.scales, b.scales.t(), /*bias=*/{},
-                        /*scale_result=*/{}, at::kBFloat16, /*use_fast_accum=*/true);
-}
 
 /// Whether any product fits, and all that do are worth their conversions.
 bool pays(const std::vector<Products>& sums, Converted& converted) {
