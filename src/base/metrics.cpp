@@ -71,7 +71,7 @@ std::span<const Metric* const> all_metrics() {
   static constexpr std::array kAll = {
       &kStep, &kEpoch, &kLoss, &kLr, &kGradNorm, &kTokens, &kLossTokens, &kTokensPerSecond,
       &kStepSeconds, &kUnixTime, &kMfu, &kMemoryBytes, &kEntropy, &kRecomputedLayers, &kAuxLoss,
-      &kMoeLoad, &kMoeLoadMean, &kEvalLoss, &kEval, &kAccuracyAt1, &kMrrAt10, &kRewardMargin,
+      &kMoeLoad, &kMoeLoadMean, &kEvalLoss, &kEval, &kSkippedSteps, &kAccuracyAt1, &kMrrAt10, &kRewardMargin,
       &kRewardAccuracy, &kLogpsChosen, &kLogpsRejected, &kAccuracy, &kMargin, &kVersion,
       &kRewardMean, &kRewardStd, &kRewardPart, &kLengthMean, &kLengthP99, &kTruncated,
       &kStalenessMean, &kStalenessMax, &kGenTokens, &kGenTokensPerSecond, &kGenSeconds,

@@ -96,7 +96,12 @@ inline constexpr Metric kMoeLoad{"moe_load_max_over_mean", Unit::kNumber,
 inline constexpr Metric kMoeLoadMean{"moe_load_max_over_mean_avg", Unit::kNumber,
                                      "the same, mean over the layers"};
 inline constexpr Metric kEvalLoss{"eval_loss", Unit::kNats, "loss of `data.eval`"};
-inline constexpr Metric kEval{"eval_*", Unit::kNumber, "figure `*` of `data.eval`"};
+inline constexpr Metric kEval{"eval_*", Unit::kNumber,
+                              "figure `*` of `data.eval`, or of `heddle eval` on `eval.input`"};
+/// A figure of judged answers, which reports show as "eval_*".
+inline constexpr Metric kJudged{"*", Unit::kNumber, "mean over the answers"};
+inline constexpr Metric kSkippedSteps{"skipped_steps", Unit::kCount,
+                                      "steps so far that `train.spike: skip` left out"};
 
 // Embeddings.
 inline constexpr Metric kAccuracyAt1{"accuracy_at_1", Unit::kShare,
@@ -171,7 +176,7 @@ inline constexpr Metric kRejectedTokens{"rejected_tokens", Unit::kShare,
 
 }  // namespace metric
 
-/// Every metric above, in its order.
+/// Every metric above in its order, but kJudged, which stands under `eval_*`.
 std::span<const Metric* const> all_metrics();
 
 /// docs/metrics.md: a table of them in Markdown.

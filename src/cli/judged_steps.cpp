@@ -50,7 +50,7 @@ class JudgedSteps : public train::StepSource {
     train::Evaluation evaluation = steps_->evaluate();
     const MetricTable table = answers_.run();
     for (const std::string& metric : table.metrics())
-      evaluation.metrics[metric] = table.mean(metric);
+      evaluation.metrics.set(metric::kJudged, metric, table.mean(metric));
     return evaluation;
   }
 

@@ -9,10 +9,9 @@ namespace heddle::train {
 
 double number_of(const objective::Evaluation& evaluation, const std::string& metric) {
   if (metric == "loss") return evaluation.loss;
-  const auto found = evaluation.metrics.find(metric);
-  if (found != evaluation.metrics.end()) return found->second;
+  if (const double* found = evaluation.metrics.find(metric)) return *found;
   std::vector<std::string> names = {"loss"};
-  for (const auto& [name, value] : evaluation.metrics) names.push_back(name);
+  for (const Metrics::Entry& entry : evaluation.metrics) names.push_back(entry.name);
   throw_error<ConfigError>("eval.metric is '{}': the evaluations of this run have {}", metric,
                            text::join(names, ", "));
 }

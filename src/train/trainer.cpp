@@ -191,7 +191,7 @@ void Trainer::judge_norm(const Learner::Outcome& outcome, const TakenStep& taken
         info.step, outcome.grad_norm, outcome.spike_threshold, config_.train.spike_factor,
         config_.train.spike_window);
   }
-  info.extra["skipped_steps"] = static_cast<double>(loop_.skipped_steps);
+  info.metrics.set(metric::kSkippedSteps, static_cast<double>(loop_.skipped_steps));
 }
 
 StepInfo Trainer::train_step(TakenStep taken) {

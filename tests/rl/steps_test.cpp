@@ -126,12 +126,12 @@ TEST_F(RlTest, PolicyIsTrainedOverTheTokensThatCutsLeave) {
         Words{"rollout.top_k=64", "rollout.min_p=0.97", "rollout.temperature=0.8"}}) {
     const train::StepInfo step = first("cut-" + cuts.back(), cuts);
     // What drew the tokens is what is trained, up to the sampler's 2e-6.
-    EXPECT_NEAR(step.extra.at("ratio_mean"), 1, 1e-5) << cuts.back();
-    EXPECT_LT(step.extra.at("mismatch_abs_max"), 1e-5) << cuts.back();
-    EXPECT_LT(step.extra.at("entropy"), std::log(64) + 1e-9) << cuts.back();
-    EXPECT_GT(step.extra.at("entropy"), 0) << cuts.back();
+    EXPECT_NEAR(step.metrics.at("ratio_mean"), 1, 1e-5) << cuts.back();
+    EXPECT_LT(step.metrics.at("mismatch_abs_max"), 1e-5) << cuts.back();
+    EXPECT_LT(step.metrics.at("entropy"), std::log(64) + 1e-9) << cuts.back();
+    EXPECT_GT(step.metrics.at("entropy"), 0) << cuts.back();
   }
-  EXPECT_GT(all.extra.at("entropy"), std::log(64));
+  EXPECT_GT(all.metrics.at("entropy"), std::log(64));
 }
 
 TEST_F(RlTest, CutsNeedABoundAndNoReference) {
@@ -153,7 +153,7 @@ TEST_F(RlTest, PinnedSequencesEndUnderTheAdapterThatTheyBeganWith) {
                    "rl.update_mode=" + mode}));
     double largest = 0;
     for (const train::StepInfo& step : reports.steps)
-      largest = std::max(largest, step.extra.at("staleness_max"));
+      largest = std::max(largest, step.metrics.at("staleness_max"));
     EXPECT_EQ(reports.steps.size(), 8u) << mode;
     EXPECT_GT(largest, 0) << mode;
     EXPECT_LE(largest, 2) << mode;

@@ -20,7 +20,7 @@ TEST(BestEvaluation, LowerLossAndPerplexityAreBetterAndHigherOthers) {
   EXPECT_TRUE(train::is_better("numeric", 0.5, 0.25));
   EXPECT_FALSE(train::is_better("exact", 0.5, 0.5));
   objective::Evaluation evaluation;
-  evaluation.loss = 2, evaluation.metrics["exact"] = 0.75;
+  evaluation.loss = 2, evaluation.metrics.set(metric::kJudged, "exact", 0.75);
   EXPECT_EQ(train::number_of(evaluation, "loss"), 2);
   EXPECT_EQ(train::number_of(evaluation, "exact"), 0.75);
   EXPECT_THAT(testing::message_of([&] { train::number_of(evaluation, "f1"); }),

@@ -66,7 +66,8 @@ class Norms : public Observer {
  public:
   void on_step(const StepInfo& info) override {
     norms.push_back(info.grad_norm);
-    skipped.push_back(info.extra.contains("skipped_steps") ? info.extra.at("skipped_steps") : -1);
+    const double* count = info.metrics.find(metric::kSkippedSteps);
+    skipped.push_back(count != nullptr ? *count : -1);
   }
   std::vector<double> norms, skipped;
 };
