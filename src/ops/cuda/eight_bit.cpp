@@ -29,7 +29,7 @@ Beside* beside(const at::Tensor& x) {
 }  // namespace
 
 std::optional<EightBitRows> eight_bit_for(const at::Tensor& x) {
-  if (x.scalar_type() != at::kBFloat16 || x.dim() != 2 || x.is_inference() ||
+  if (x.scalar_type() != at::kBFloat16 || x.dim() != 2 || !x.is_contiguous() || x.is_inference() ||
       x.size(0) < kFewestRows || x.size(1) < kNarrowest || x.size(1) % 16 != 0)
     return std::nullopt;
   return EightBitRows{at::empty(x.sizes(), x.options().dtype(at::kFloat8_e4m3fn)),

@@ -1,5 +1,7 @@
 #include "ops/cuda/fused_support.h"
 
+#include <ATen/TensorOperators.h>
+
 namespace heddle::ops::testing {
 
 Tensors rounded(const Tensors& tensors, c10::ScalarType dtype) {

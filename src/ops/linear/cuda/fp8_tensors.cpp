@@ -43,8 +43,8 @@ EightBitRows columns_of(const at::Tensor& x) {
 }
 
 at::Tensor product_of(const EightBitRows& a, const EightBitRows& b) {
-  at::Tensor y = at::empty({a.values.size(0), b.values.size(0)},
-                           a.values.options().dtype(at::kBFloat16));
+  at::Tensor y =
+      at::empty({a.values.size(0), b.values.size(0)}, a.values.options().dtype(at::kBFloat16));
   product_into(y, a, b);
   return y;
 }

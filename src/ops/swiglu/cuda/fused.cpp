@@ -27,8 +27,8 @@ bool halves_of_one(const at::Tensor& gate, const at::Tensor& up) {
          up.storage_offset() == gate.storage_offset() + gate.size(1);
 }
 
-/// Room for `count` results in 8 bits; none unless the kernel that writes them takes these.
-std::vector<cuda::EightBitRows> eight_bit_results(std::size_t count,
+/// Room for the results in 8 bits; none unless the kernel that writes them takes these.
+std::vector<cuda::EightBitRows> eight_bit_results(const std::vector<at::Tensor>& results,
                                                   const std::vector<at::Tensor>& tensors) {
   std::vector<cuda::EightBitRows> rooms;
   for (const at::Tensor& x : tensors) {
@@ -36,8 +36,8 @@ std::vector<cuda::EightBitRows> eight_bit_results(std::size_t count,
         (!cuda::has_rows_of_16_bytes(x) || x.size(1) > cuda::kGatedProductLongestFp8Row))
       return {};
   }
-  for (std::size_t i = 0; i < count; ++i) {
-    std::optional<cuda::EightBitRows> room = cuda::eight_bit_for(tensors[0]);
+  for (const at::Tensor& result : results) {
+    std::optional<cuda::EightBitRows> room = cuda::eight_bit_for(result);
     if (!room) return {};
     rooms.push_back(*std::move(room));
   }
@@ -50,7 +50,7 @@ at::Tensor forward(const at::Tensor& gate, const at::Tensor& up) {
   const at::Tensor g = cuda::with_unit_stride(gate), u = cuda::with_unit_stride(up);
   at::Tensor y = at::empty(gate.sizes(), gate.options());
   if constexpr (kEight) {
-    const std::vector<cuda::EightBitRows> rooms = eight_bit_results(1, {g, u});
+    const std::vector<cuda::EightBitRows> rooms = eight_bit_results({y}, {g, u});
     if (!rooms.empty()) {
       cuda::swiglu_forward_fp8(gate.size(0), gate.size(1), cuda::input_rows(u), cuda::input_rows(g),
                                cuda::output_rows(y), cuda::places_in(rooms[0]), on.stream());
@@ -81,7 +81,8 @@ std::pair<at::Tensor, at::Tensor> gradients(const at::Tensor& gate, const at::Te
     d_up = at::empty(up.sizes(), up.options());
   }
   if constexpr (kEight) {
-    const std::vector<cuda::EightBitRows> rooms = eight_bit_results(2, {g, u, dy, d_gate});
+    const std::vector<cuda::EightBitRows> rooms =
+        eight_bit_results({d_up, d_gate}, {g, u, dy, d_gate, d_up});
     if (!rooms.empty()) {
       cuda::swiglu_backward_fp8(gate.size(0), gate.size(1), cuda::input_rows(u),
                                 cuda::input_rows(g), cuda::input_rows(dy), cuda::output_rows(d_up),
