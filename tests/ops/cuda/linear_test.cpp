@@ -304,17 +304,15 @@ TEST_F(GpuLinear, LowRankGradientsOfSmallShapes) {
                              {600, {136}, {24}}});
 }
 
-/// A sum as the kernel of 8-bit floats takes it: the wide terms in 8 bits, the others exact.
-Products narrowed(const Products& terms, bool b_has_depth_first) {
+/// A sum in fp64: as it is, or as the kernel of 8-bit floats takes it, its wide terms in 8 bits.
+Products in_double(const Products& terms, bool in_8_bits, bool b_has_depth_first = false) {
   Products result;
-  for (const Product& term : terms) {
-    const Product wide = exact({term})[0];
-    if (std::min(term.b.size(0), term.b.size(1)) < 256) {
-      result.push_back(wide);
-    } else if (b_has_depth_first) {
-      result.push_back({in_eight_bits(term.a), in_eight_bits(term.b.t()).t()});
+  for (const auto& [a, b] : terms) {
+    if (!in_8_bits || std::min(b.size(0), b.size(1)) < 256) {
+      result.push_back({a.to(at::kDouble), b.to(at::kDouble)});
     } else {
-      result.push_back({in_eight_bits(term.a), in_eight_bits(term.b)});
+      result.push_back(
+          {in_eight_bits(a), b_has_depth_first ? in_eight_bits(b.t()).t() : in_eight_bits(b)});
     }
   }
   return result;
@@ -336,41 +334,47 @@ TEST_F(GpuLinear, Fp8NamesWhatStaysWide) {
 }
 
 // Rows that end within a tile, rows of very different sizes, rows of zeros, a single product, low
-// ranks, several inputs' gradients, narrow layers beside wide ones, what a sum begins with. In fp64
-// on the CPU from the same 8-bit matrices: what is left is rounding.
+// ranks, several inputs' gradients, narrow layers beside wide ones, what a sum begins with. From
+// the same 8-bit matrices in fp64: what is left is rounding.
 TEST_F(GpuLinear, Fp8SumsEqualReference) {
-  const KernelTable gpu_table = fp8_table(), cpu_table = table("reference", at::kDouble, {});
-  const Linear::Functions &own = gpu_table.get<Linear>(), &reference = cpu_table.get<Linear>();
-  constexpr double kRounding = 5e-3;
+  const KernelTable gpu_table = fp8_table(),
+                    exact_table = table("reference", at::kDouble, {Platform::kCuda});
+  const Linear::Functions &own = gpu_table.get<Linear>(), &reference = exact_table.get<Linear>();
+  constexpr double kRounding = 5e-3, kEightBits = 0.05;
+  const auto expect_close = [](const at::Tensor& found, const at::Tensor& expected, double most) {
+    EXPECT_LT(error(found, expected.cpu()), most);
+  };
+  constexpr std::int64_t kIn = 1552, kOut = 3088, kOther = 2064;
   for (const std::int64_t rows : {4099, 5000}) {
-    at::Tensor x = matrix(rows, 1040, 1, 16), w = matrix(1296, 1040, 2, 0);
-    const at::Tensor w2 = matrix(768, 1040, 3, 0), v = matrix(32, 1040, 4, 0);
+    SCOPED_TRACE(rows);
+    at::Tensor x = matrix(rows, kIn, 1, 16), w = matrix(kOut, kIn, 2, 0);
+    const at::Tensor w2 = matrix(kOther, kIn, 3, 0), v = matrix(32, kIn, 4, 0);
     x.narrow(0, 0, 200).mul_(1e-3);
     x[5].zero_();
     w.narrow(0, 100, 50).mul_(100);
-    const at::Tensor low = matrix(rows, 16, 5, 16), b = matrix(1296, 16, 6, 0);
+    const at::Tensor low = matrix(rows, 16, 5, 16), b = matrix(kOut, 16, 6, 0);
     const std::vector<Products> sums = {{{x, w}, {low, b}}, {{x, v}}, {{x, w2}}};
     const Tensors found = own.forward(sums), again = own.forward(sums);
     for (std::size_t i = 0; i < sums.size(); ++i) {
-      const at::Tensor expected = reference.forward({narrowed(sums[i], false)})[0];
-      EXPECT_LT(error(found[i], expected), kRounding) << rows << " rows, sum " << i;
-      EXPECT_LT(error(found[i], reference.forward({exact(sums[i])})[0]), 0.05);
+      SCOPED_TRACE(i);
+      expect_close(found[i], reference.forward({in_double(sums[i], true)})[0], kRounding);
+      expect_close(found[i], reference.forward({in_double(sums[i], false)})[0], kEightBits);
       EXPECT_TRUE(identical(found[i].cpu(), again[i].cpu()));
       EXPECT_FALSE(found[i].isnan().any().item().toBool());
     }
-    const at::Tensor start = matrix(rows, 1296, 7, 16);
-    EXPECT_LT(error(own.forward_onto(start, sums[0]),
-                    reference.forward_onto(start.cpu().to(at::kDouble), narrowed(sums[0], false))),
-              kRounding);
+    const at::Tensor start = matrix(rows, kOut, 7, 16);
+    expect_close(own.forward_onto(start, sums[0]),
+                 reference.forward_onto(start.to(at::kDouble), in_double(sums[0], true)),
+                 kRounding);
 
-    at::Tensor dy = matrix(rows, 1296, 8, 16), dy2 = matrix(rows, 768, 9, 0).mul_(1e-4);
+    at::Tensor dy = matrix(rows, kOut, 8, 16), dy2 = matrix(rows, kOther, 9, 0).mul_(1e-4);
     dy2[7].zero_();
     const Products terms = {
-        {dy, w}, {matrix(rows, 32, 10, 0), v}, {dy2, w2}, {low, matrix(16, 1040, 11, 0)}};
+        {dy, w}, {matrix(rows, 32, 10, 0), v}, {dy2, w2}, {low, matrix(16, kIn, 11, 0)}};
     for (const Products& part : {terms, Products{terms[0]}}) {
       const at::Tensor dx = own.backward(part);
-      EXPECT_LT(error(dx, reference.backward(narrowed(part, true))), kRounding);
-      EXPECT_LT(error(dx, reference.backward(exact(part))), 0.05);
+      expect_close(dx, reference.backward(in_double(part, true, true)), kRounding);
+      expect_close(dx, reference.backward(in_double(part, false)), kEightBits);
       EXPECT_TRUE(identical(dx.cpu(), own.backward(part).cpu()));
     }
   }
