@@ -39,10 +39,10 @@ void Metrics::set(const Metric& metric, std::string_view part, double value) {
   if (star == std::string_view::npos)
     throw_error<InternalError>("the metric {} has no parts", metric.name);
   std::string name(metric.name);
-  set(metric, name.replace(star, 1, part), value);
+  put(metric, name.replace(star, 1, part), value);
 }
 
-void Metrics::set(const Metric& metric, std::string name, double value) {
+void Metrics::put(const Metric& metric, std::string name, double value) {
   const auto same = [&](const Entry& entry) { return entry.name == name; };
   if (const auto it = std::ranges::find_if(entries_, same); it != entries_.end()) {
     *it = {&metric, std::move(name), value};
@@ -52,7 +52,7 @@ void Metrics::set(const Metric& metric, std::string name, double value) {
 }
 
 void Metrics::add_evaluation(const Metrics& figures) {
-  for (const Entry& entry : figures) set(*entry.metric, "eval_" + entry.name, entry.value);
+  for (const Entry& entry : figures) put(*entry.metric, "eval_" + entry.name, entry.value);
 }
 
 const double* Metrics::find(std::string_view name) const {
@@ -73,7 +73,7 @@ std::span<const Metric* const> all_metrics() {
       &kStepSeconds, &kUnixTime, &kMfu, &kMemoryBytes, &kEntropy, &kRecomputedLayers, &kAuxLoss,
       &kMoeLoad, &kMoeLoadMean, &kEvalLoss, &kEval, &kSkippedSteps, &kAccuracyAt1, &kMrrAt10, &kRewardMargin,
       &kRewardAccuracy, &kLogpsChosen, &kLogpsRejected, &kAccuracy, &kMargin, &kVersion,
-      &kRewardMean, &kRewardStd, &kRewardPart, &kLengthMean, &kLengthP99, &kTruncated,
+      &kRewardMean, &kRewardStd, &kRewardPart, &kReward, &kLength, &kLengthMean, &kLengthP99, &kTruncated,
       &kStalenessMean, &kStalenessMax, &kGenTokens, &kGenTokensPerSecond, &kGenSeconds,
       &kScoreSeconds, &kWaitSeconds, &kSyncSeconds, &kGroupsAllRight, &kGroupsAllWrong,
       &kRejectedFiltered, &kRejectedFailed, &kRejectedStale, &kKl, &kKlReference, &kRatioMean,

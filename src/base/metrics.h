@@ -38,7 +38,7 @@ class Metrics {
   };
 
   /// Replaces an earlier value of the same name.
-  void set(const Metric& metric, double value) { set(metric, std::string(metric.name), value); }
+  void set(const Metric& metric, double value) { put(metric, std::string(metric.name), value); }
   /// A figure by part: `metric`'s name with `part` in place of its `*`.
   void set(const Metric& metric, std::string_view part, double value);
   /// The figures of an evaluation, as "eval_NAME".
@@ -55,7 +55,7 @@ class Metrics {
   std::vector<Entry>::const_iterator end() const { return entries_.end(); }
 
  private:
-  void set(const Metric& metric, std::string name, double value);
+  void put(const Metric& metric, std::string name, double value);
 
   std::vector<Entry> entries_;
 };
@@ -129,6 +129,8 @@ inline constexpr Metric kRewardMean{"reward_mean", Unit::kReward, "of the comple
 inline constexpr Metric kRewardStd{"reward_std", Unit::kReward, "their standard deviation"};
 inline constexpr Metric kRewardPart{"reward_*", Unit::kReward,
                                     "mean of the part that verifier `*` gave"};
+inline constexpr Metric kReward{"reward", Unit::kReward, "mean over the prompts of `data.eval`"};
+inline constexpr Metric kLength{"length", Unit::kTokens, "mean of the answers to them"};
 inline constexpr Metric kLengthMean{"length_mean", Unit::kTokens, "of the completions"};
 inline constexpr Metric kLengthP99{"length_p99", Unit::kTokens, "99 % are not longer"};
 inline constexpr Metric kTruncated{"truncated", Unit::kShare,

@@ -289,7 +289,10 @@ train::Evaluation Steps::evaluate() {
     lengths.push_back(static_cast<double>(completions[i].output_ids.size()));
   }
   const double reward = mean_of(rewards);
-  return {-reward, {{"reward", reward}, {"length", mean_of(lengths)}}};
+  train::Evaluation evaluation{-reward, {}};
+  evaluation.metrics.set(metric::kReward, reward);
+  evaluation.metrics.set(metric::kLength, mean_of(lengths));
+  return evaluation;
 }
 
 train::Subject subject(const config::RunConfig& config, train::Setup& setup) {
