@@ -4,9 +4,9 @@
 //     heddle_sync_bench SHAPE DEVICE [BUCKET_MIB] [REPEATS] [TRAINED]
 //
 // SHAPE: qwen3.5-0.8b, qwen3.5-4b or tiny, published in bf16. DEVICE cuda: cuda:0 publishes to
-// cuda:1. cpu: by Gloo between two threads. TRAINED float32: the sender's memory. Beside it the same
-// tensors one by one: queued one after the other without a check, and each acknowledged before the
-// next, as interfaces do that update one named parameter a call.
+// cuda:1. cpu: by Gloo between two threads. TRAINED float32: the sender's memory. Beside it the
+// same tensors one by one: queued one after the other without a check, and each acknowledged before
+// the next, as interfaces do that update one named parameter a call.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -156,12 +156,13 @@ void send(const Settings& settings, comm::StandaloneMeeting meeting, std::uint64
     hash = report.weights_hash;
   }
   const std::int64_t bytes = publisher.manifest().bytes();
-  fmt::print("{}: {} tensors, {:.3f} GB in {} buckets of at most {:.0f} MiB; {:.2f} GB of memory "
-             "beside the weights\n",
-             settings.preset, parts.size(), static_cast<double>(bytes) / 1e9,
-             publisher.manifest().buckets().size(),
-             static_cast<double>(publisher.manifest().largest_bucket()) / (1 << 20),
-             static_cast<double>(device::memory(settings.sender).peak_bytes - before) / 1e9);
+  fmt::print(
+      "{}: {} tensors, {:.3f} GB in {} buckets of at most {:.0f} MiB; {:.2f} GB of memory "
+      "beside the weights\n",
+      settings.preset, parts.size(), static_cast<double>(bytes) / 1e9,
+      publisher.manifest().buckets().size(),
+      static_cast<double>(publisher.manifest().largest_bucket()) / (1 << 20),
+      static_cast<double>(device::memory(settings.sender).peak_bytes - before) / 1e9);
   print("buckets, checked on both sides", seconds, bytes);
   for (const bool acknowledges : {false, true}) {
     std::vector<double> singly;
@@ -210,17 +211,17 @@ int main(int count, char** words) try {
   const comm::Seconds timeout(60);
   std::uint64_t sent = 0, received = 1;
   std::exception_ptr failure;
-  std::thread receiver([&, meeting = comm::StandaloneMeeting::start(
-                               invitation.options(1, timeout))]() mutable {
-    try {
-      receive(settings, std::move(meeting), received);
-    } catch (...) {
-      failure = std::current_exception();
-    }
-  });
+  std::thread receiver(
+      [&, meeting = comm::StandaloneMeeting::start(invitation.options(1, timeout))]() mutable {
+        try {
+          receive(settings, std::move(meeting), received);
+        } catch (...) {
+          failure = std::current_exception();
+        }
+      });
   try {
-    send(settings, comm::StandaloneMeeting::start(invitation.options(0, timeout), std::move(listener)),
-         sent);
+    send(settings,
+         comm::StandaloneMeeting::start(invitation.options(0, timeout), std::move(listener)), sent);
   } catch (...) {
     receiver.detach();
     throw;

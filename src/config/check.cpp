@@ -125,13 +125,15 @@ class Checker {
       if (c_.train.method != Method::kLora)
         fail("rl.update_mode", "pin keeps versions of adapters: expected train.method lora");
       if (!c_.adapter.modules_to_save.empty())
-        fail("rl.update_mode", "pin keeps versions of adapters alone: adapter.modules_to_save must "
-                               "be empty");
+        fail("rl.update_mode",
+             "pin keeps versions of adapters alone: adapter.modules_to_save must "
+             "be empty");
     }
     if ((c_.rollout.top_p < 1 || c_.rollout.min_p > 0) && c_.rollout.top_k == 0) {
-      fail("rollout.top_k",
-           "0 sets no bound to the tokens that rollout.top_p or rollout.min_p leave, which training "
-           "has to know: expected 1 or more");
+      fail(
+          "rollout.top_k",
+          "0 sets no bound to the tokens that rollout.top_p or rollout.min_p leave, which training "
+          "has to know: expected 1 or more");
     }
     if (c_.rollout.has_cuts() && rl.reference.kl_coef > 0) {
       fail("rl.reference.kl_coef",

@@ -29,8 +29,7 @@ at::Tensor support_of(const std::vector<std::vector<std::int32_t>>& supports,
     return supports[static_cast<std::size_t>(places[static_cast<std::size_t>(rows.tokens[i])])];
   };
   std::size_t widest = 1;
-  for (std::size_t i = 0; i < rows.tokens.size(); ++i)
-    widest = std::max(widest, of_row(i).size());
+  for (std::size_t i = 0; i < rows.tokens.size(); ++i) widest = std::max(widest, of_row(i).size());
   at::Tensor table =
       at::full({std::ssize(rows.tokens), static_cast<std::int64_t>(widest)}, -1, at::kLong);
   auto* entry = table.mutable_data_ptr<std::int64_t>();

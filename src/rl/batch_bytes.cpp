@@ -16,7 +16,8 @@ std::string as_text(const Value& value) {
 }
 
 Value value_of(const Trajectory& t) {
-  return {t.tokens, t.logprobs, t.versions, as_binary(t.text), t.is_truncated, t.reward, t.parts, t.supports};
+  return {t.tokens,       t.logprobs, t.versions, as_binary(t.text),
+          t.is_truncated, t.reward,   t.parts,    t.supports};
 }
 
 Trajectory trajectory_of(const Value& v) {

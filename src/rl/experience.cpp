@@ -167,7 +167,8 @@ std::vector<objective::PolicyRow> Experience::policy_rows() const {
       return values;
     };
     row.advantages = column(advantages[i]);
-    if (!rows_[i].trajectory->supports.empty()) row.supports = column(rows_[i].trajectory->supports);
+    if (!rows_[i].trajectory->supports.empty())
+      row.supports = column(rows_[i].trajectory->supports);
     (is_bypass ? row.old : row.behaviour) = column(rows_[i].trajectory->logprobs);
     if (!has_kl_loss) continue;
     row.reference.resize(size);

@@ -249,8 +249,7 @@ void Generation::take(Running& running, std::size_t place, rollout::Completion c
   trajectory.tokens = std::move(completion.output_ids);
   // The anchor is the distribution that tokens were drawn from.
   const bool is_own = config_.rollout.temperature == 1 && !config_.rollout.has_cuts();
-  trajectory.logprobs =
-      std::move(is_own ? completion.logprobs : completion.sampled_logprobs);
+  trajectory.logprobs = std::move(is_own ? completion.logprobs : completion.sampled_logprobs);
   trajectory.supports = std::move(completion.supports);
   for (std::size_t t = 0; t < trajectory.supports.size(); ++t) {
     // No mass was left but the most likely token's.

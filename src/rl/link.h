@@ -16,8 +16,8 @@ struct Channels {
   std::unique_ptr<sync::Channel> messages, weights;
 };
 
-/// How weights travel between ranks with this device. Throws ConfigError where sync.backend does not
-/// fit it.
+/// How weights travel between ranks with this device. Throws ConfigError where sync.backend does
+/// not fit it.
 sync::SyncOptions sync_options(const config::SyncSection& options, c10::Device device);
 /// "nccl, from device to device", for people.
 std::string carrier_of(const sync::SyncOptions& options);

@@ -223,8 +223,9 @@ void Steps::require_published_weights() {
   if (state.version != source_->version() || expected.empty()) return;
   const auto manifest = [](const std::string& hash) { return hash.substr(0, hash.find('/')); };
   if (manifest(found) != manifest(expected)) {
-    log::info("{}: weights of version {} are not compared: sync.bucket_bytes or the tensors changed",
-              ledger_file(config_).string(), state.version);
+    log::info(
+        "{}: weights of version {} are not compared: sync.bucket_bytes or the tensors changed",
+        ledger_file(config_).string(), state.version);
     return;
   }
   if (found == expected) return;

@@ -45,8 +45,8 @@ at::Tensor seal(const at::Tensor& wire, std::int64_t version, std::int64_t numbe
 Inspection inspect(const at::Tensor& wire, std::int64_t version, std::int64_t number) {
   const std::int64_t words = wire.numel() - kTrailerWords;
   at::Tensor sum = checksum_of(wire, number);
-  const at::Tensor differs =
-      wire.select(0, words).ne(sum).logical_or(wire.select(0, words + 1).ne(key_of(version, number)));
+  const at::Tensor differs = wire.select(0, words).ne(sum).logical_or(
+      wire.select(0, words + 1).ne(key_of(version, number)));
   return {std::move(sum), differs.to(at::kLong)};
 }
 

@@ -44,7 +44,8 @@ class GroupChannel final : public Channel {
  private:
   /// Gloo keeps the caller waiting: another thread calls it, for one broadcast after the other.
   comm::Pending on_a_thread(const at::Tensor& words, std::int64_t root) {
-    last_ = std::async(std::launch::async, [this, same = at::Tensor(words), root, before = last_]() mutable {
+    last_ = std::async(std::launch::async, [this, same = at::Tensor(words), root,
+                                            before = last_]() mutable {
               if (before.valid()) before.get();
               group_.broadcast(same, root);
             }).share();
@@ -71,7 +72,7 @@ class GroupChannel final : public Channel {
   }
 
   comm::Group group_;
-  std::shared_future<void> last_;     ///< For words of the host.
+  std::shared_future<void> last_;      ///< For words of the host.
   std::optional<c10::Stream> stream_;  ///< For words of a CUDA device.
 };
 
@@ -89,8 +90,7 @@ void warm_up(Channel& channel, std::int64_t generation, c10::Device device) {
     auto* expected = pattern.mutable_data_ptr<std::int64_t>();
     const auto key = static_cast<std::uint64_t>(generation * 65536 + root);
     for (std::int64_t at = 0; at < kWords; ++at) {
-      expected[at] =
-          static_cast<std::int64_t>(splitmix::bits(key, static_cast<std::uint64_t>(at)));
+      expected[at] = static_cast<std::int64_t>(splitmix::bits(key, static_cast<std::uint64_t>(at)));
     }
     at::Tensor words =
         (channel.rank() == root ? pattern.clone() : at::zeros({kWords}, at::kLong)).to(device);
@@ -109,7 +109,8 @@ void warm_up(Channel& channel, std::int64_t generation, c10::Device device) {
   channel.sum(wrong_ranks);
   if (!wrong.empty()) throw_error<CommError>("{}", wrong);
   if (wrong_ranks.item<std::int64_t>() > 0)
-    throw_error<CommError>("weight sync: another rank of generation {} got wrong words", generation);
+    throw_error<CommError>("weight sync: another rank of generation {} got wrong words",
+                           generation);
 }
 
 }  // namespace heddle::sync

@@ -126,9 +126,8 @@ std::vector<std::int64_t> Publisher::send(const std::vector<std::int64_t>& bucke
   }
   for (comm::Pending& pending : pair.pending) guarded([&] { pending.wait(); });
   std::vector<std::int64_t> damaged;
-  guarded([&] {
-    damaged = damaged_anywhere(*channel_, a_word_for_each_bucket(manifest(), at::kCPU));
-  });
+  guarded(
+      [&] { damaged = damaged_anywhere(*channel_, a_word_for_each_bucket(manifest(), at::kCPU)); });
   return damaged;
 }
 

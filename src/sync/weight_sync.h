@@ -13,8 +13,8 @@
 ///     trainer ranks --Gather--> rank 0 --Channel--> rollout ranks --Scatter--> in place
 ///
 /// Both sides make the manifest alone and compare it. An update is a header, buckets with a
-/// checksum each, the count of damaged ones (sent once more), and last the version word. On a device
-/// the host queues all buckets and waits once, for the checksums.
+/// checksum each, the count of damaged ones (sent once more), and last the version word. On a
+/// device the host queues all buckets and waits once, for the checksums.
 namespace heddle::sync {
 
 struct SyncOptions {

@@ -99,8 +99,7 @@ TEST(SupportCrossEntropy, RefusesALabelThatCouldNotBeDrawn) {
   auto in = make(9, 8, 40, 3, at::kDouble);
   in.labels[4].fill_(in.support[4].max().item<std::int64_t>() == 39 ? 38 : 39);
   in.support[4].fill_(0);
-  EXPECT_THAT(heddle::testing::message_of(
-                  [&] { linear_cross_entropy(kernels, in, true, true); }),
+  EXPECT_THAT(heddle::testing::message_of([&] { linear_cross_entropy(kernels, in, true, true); }),
               ::testing::HasSubstr("not in the support"));
 }
 

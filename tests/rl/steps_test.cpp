@@ -135,9 +135,7 @@ TEST_F(RlTest, PolicyIsTrainedOverTheTokensThatCutsLeave) {
 }
 
 TEST_F(RlTest, CutsNeedABoundAndNoReference) {
-  const auto message = [&](Words cuts) {
-    return testing::message_of([&] { run("cuts", cuts); });
-  };
+  const auto message = [&](Words cuts) { return testing::message_of([&] { run("cuts", cuts); }); };
   EXPECT_NE(message({"rollout.top_p=0.9"}).find("rollout.top_k"), std::string::npos);
   EXPECT_NE(message({"rollout.top_k=9", "rl.reference.kl_coef=0.1"}).find("rl.reference.kl_coef"),
             std::string::npos);
@@ -146,11 +144,10 @@ TEST_F(RlTest, CutsNeedABoundAndNoReference) {
 TEST_F(RlTest, PinnedSequencesEndUnderTheAdapterThatTheyBeganWith) {
   // The most versions that one completion has tokens of.
   const auto most_versions = [&](const std::string& mode) {
-    const Reports reports = train(
-        run(mode, {"train.method=lora", "adapter.rank=4", "rl.mode=async", "rl.max_staleness=2",
-                   "optim.lr=1e-2", "train.max_steps=8", "model.dtype=float64",
-                   "rl.groups_every=1", "rollout.max_sequences=5", "rollout.max_new_tokens=12",
-                   "rl.update_mode=" + mode}));
+    const Reports reports = train(run(
+        mode, {"train.method=lora", "adapter.rank=4", "rl.mode=async", "rl.max_staleness=2",
+               "optim.lr=1e-2", "train.max_steps=8", "model.dtype=float64", "rl.groups_every=1",
+               "rollout.max_sequences=5", "rollout.max_new_tokens=12", "rl.update_mode=" + mode}));
     double largest = 0;
     for (const train::StepInfo& step : reports.steps)
       largest = std::max(largest, step.metrics.at("staleness_max"));
@@ -168,9 +165,9 @@ TEST_F(RlTest, PinnedSequencesEndUnderTheAdapterThatTheyBeganWith) {
   };
   EXPECT_EQ(most_versions("pin"), 1u);
   EXPECT_GT(most_versions("recompute"), 1u);
-  EXPECT_NE(testing::message_of([&] { run("full", {"rl.update_mode=pin"}); })
-                .find("train.method lora"),
-            std::string::npos);
+  EXPECT_NE(
+      testing::message_of([&] { run("full", {"rl.update_mode=pin"}); }).find("train.method lora"),
+      std::string::npos);
 }
 
 TEST_F(RlTest, LedgerKnowsTheWeightsAndTheCheckpointMustHaveThem) {
@@ -199,8 +196,7 @@ TEST_F(RlTest, LedgerKnowsTheWeightsAndTheCheckpointMustHaveThem) {
   }
   ASSERT_EQ(forged.size(), text.size());
   files::write_atomically(ledger("parts"), forged);
-  EXPECT_NE(testing::message_of([&] { train(run("parts")); })
-                .find("were published as version 3"),
+  EXPECT_NE(testing::message_of([&] { train(run("parts")); }).find("were published as version 3"),
             std::string::npos);
   files::write_atomically(ledger("parts"), text);
   train(run("parts"));

@@ -61,10 +61,9 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
     const at::Tensor hidden = in.hidden.narrow(0, begin, count).to(type);
     const at::Tensor head =
         at::index_select(in.weight, 0, ids.flatten()).to(type).view({count, k, H});
-    const at::Tensor logits =
-        at::bmm(head, hidden.unsqueeze(2))
-            .squeeze(2)
-            .masked_fill(is_none, -std::numeric_limits<double>::infinity());
+    const at::Tensor logits = at::bmm(head, hidden.unsqueeze(2))
+                                  .squeeze(2)
+                                  .masked_fill(is_none, -std::numeric_limits<double>::infinity());
     const at::Tensor log_p = logits - at::logsumexp(logits, {1}, /*keepdim=*/true);
     result.logprobs.narrow(0, begin, count)
         .copy_(at::sum(log_p.masked_fill(is_label.logical_not(), 0), {1}));
@@ -74,8 +73,7 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
           .copy_(-at::sum(p * log_p.masked_fill(is_none, 0), {1}));
     }
     if (!want_grad_hidden && !want_grad_weight) continue;
-    const at::Tensor factor =
-        (weights.narrow(0, begin, count) * in.gradient_scale).unsqueeze(1);
+    const at::Tensor factor = (weights.narrow(0, begin, count) * in.gradient_scale).unsqueeze(1);
     const at::Tensor d_logits = (p - is_label.to(type)) * factor;
     if (want_grad_hidden) {
       result.grad_hidden.narrow(0, begin, count)

@@ -16,8 +16,8 @@ at::Tensor cuda_checksum(const at::Tensor& words, std::uint64_t seed) {
       reinterpret_cast<const std::uint64_t*>(words.const_data_ptr<std::int64_t>());
   TORCH_CHECK(reinterpret_cast<std::uintptr_t>(first) % 16 == 0,
               "checksum: the words must begin at a multiple of 16 bytes");
-  at::Tensor sum = at::full({}, ops::splitmix::number(splitmix::bits(seed, words.nbytes())),
-                            words.options());
+  at::Tensor sum =
+      at::full({}, ops::splitmix::number(splitmix::bits(seed, words.nbytes())), words.options());
   cuda::add_checksum(first, words.numel(),
                      reinterpret_cast<std::uint64_t*>(sum.mutable_data_ptr<std::int64_t>()),
                      on.stream());

@@ -1,5 +1,5 @@
-#include "base/errors.h"
 #include "sync/checksum.h"
+#include "base/errors.h"
 
 namespace heddle::sync {
 
