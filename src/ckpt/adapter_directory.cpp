@@ -203,15 +203,6 @@ class Sorter {
 
 }  // namespace
 
-std::vector<StoredTensor> AdapterDirectory::stored() const {
-  std::vector<StoredTensor> all;
-  for (const auto* pairs : {&pairs_, &vision_pairs_})
-    for (const LoraPair& pair : *pairs) all.insert(all.end(), {pair.a, pair.b});
-  for (const auto* parameters : {&saved_, &vision_saved_})
-    for (const SavedParameter& saved : *parameters) all.push_back(saved.tensor);
-  return all;
-}
-
 bool AdapterDirectory::is_one(const Path& path) {
   std::error_code ignored;
   return std::filesystem::exists(path / kConfigFile, ignored);

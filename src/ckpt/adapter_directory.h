@@ -55,8 +55,6 @@ class AdapterDirectory {
   /// Pairs of the vision tower, through which text does not pass.
   const std::vector<LoraPair>& vision_pairs() const { return vision_pairs_; }
   const std::vector<SavedParameter>& vision_saved() const { return vision_saved_; }
-  /// Every tensor of the four above.
-  std::vector<StoredTensor> stored() const;
 
  private:
   AdapterDirectory() = default;

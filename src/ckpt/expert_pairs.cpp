@@ -8,7 +8,7 @@
 #include <optional>
 
 #include "base/errors.h"
-#include "ckpt/tensor_io.h"
+#include "ckpt/checked_tensor.h"
 
 namespace heddle::ckpt {
 namespace {

@@ -14,6 +14,7 @@
 
 #include "base/errors.h"
 #include "base/text.h"
+#include "ckpt/checked_tensor.h"
 #include "ckpt/dtype.h"
 #include "ckpt/gguf_file.h"
 #include "ckpt/gguf_vocabulary.h"

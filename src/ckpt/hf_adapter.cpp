@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "ckpt/adapter_names.h"
+#include "ckpt/checked_tensor.h"
 #include "ckpt/expert_pairs.h"
 #include "ckpt/hf_vocabulary.h"
 #include "ckpt/staging_directory.h"
@@ -95,6 +96,13 @@ void say_of_vision(const AdapterDirectory& directory) {
       "export` "
       "merges them): {}",
       directory.path().string(), modules.size(), text::list_some(modules));
+}
+
+std::vector<StoredTensor> stored_in(const AdapterDirectory& directory) {
+  std::vector<StoredTensor> all;
+  for (const LoraPair& pair : directory.pairs()) all.insert(all.end(), {pair.a, pair.b});
+  for (const SavedParameter& saved : directory.saved()) all.push_back(saved.tensor);
+  return all;
 }
 
 /// Fills the part of a stored tensor that this rank owns.
@@ -227,7 +235,7 @@ std::unique_ptr<adapters::LoraSet> load_adapter(
   }
   load_saved(directory, model, name_in_model);
   add_to_tables(directory, table_pairs, model);
-  require_unchanged(directory.stored());
+  require_unchanged(stored_in(directory));
   return set;
 }
 

@@ -5,6 +5,7 @@
 
 #include "base/errors.h"
 #include "base/text.h"
+#include "ckpt/checked_tensor.h"
 #include "ckpt/staging_directory.h"
 
 namespace heddle::ckpt {

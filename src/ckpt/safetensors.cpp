@@ -33,14 +33,6 @@ void StoredTensor::drop(std::size_t begin, std::size_t count) const {
   if (map) map->drop(static_cast<std::size_t>(data.data() - map->bytes().data()) + begin, count);
 }
 
-void require_unchanged(const std::vector<StoredTensor>& tensors) {
-  const files::MappedFile* last = nullptr;  // tensors of a file stand together
-  for (const StoredTensor& tensor : tensors) {
-    if (tensor.map.get() != last && tensor.map) tensor.map->require_unchanged();
-    last = tensor.map.get();
-  }
-}
-
 void throw_missing_tensor(const std::string& place, std::string_view name,
                           const std::vector<StoredTensor>& tensors) {
   std::vector<std::string> names;

@@ -46,10 +46,6 @@ struct StoredTensor : TensorSpec {
   void drop(std::size_t begin, std::size_t count) const;
 };
 
-/// Throws UserError that names the file of a tensor that was written to or cut since it was opened:
-/// what was read may be a mixture of two.
-void require_unchanged(const std::vector<StoredTensor>& tensors);
-
 /// Throws ModelError: `place` has no tensor `name`; names the nearest of `tensors`.
 [[noreturn]] void throw_missing_tensor(const std::string& place, std::string_view name,
                                        const std::vector<StoredTensor>& tensors);

@@ -5,11 +5,11 @@
 #include <unordered_map>
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/isfinite.h>
 #include <c10/core/TensorOptions.h>
 
 #include "base/errors.h"
 #include "base/text.h"
+#include "ckpt/checked_tensor.h"
 
 namespace heddle::ckpt {
 namespace {
@@ -178,14 +178,6 @@ at::Tensor read_tensor(const StoredTensor& source, at::ScalarType dtype, at::Dev
 
 at::Tensor read_tensor(const StoredTensor& source) {
   return read_tensor(source, BoxCopy(source, {}).type());
-}
-
-at::Tensor read_finite_tensor(const StoredTensor& source, std::optional<at::ScalarType> dtype) {
-  at::Tensor tensor = dtype ? read_tensor(source, *dtype) : read_tensor(source);
-  if (at::isfinite(tensor).all().item<bool>()) return tensor;
-  throw_error<ModelError>(
-      "{} holds NaN or infinity: the file is damaged, or the training that wrote it had diverged",
-      source.where());
 }
 
 LoadReport load_tensors(const ModelDirectory& directory, std::vector<LoadTarget>& targets,

@@ -39,9 +39,6 @@ at::Tensor read_tensor(const StoredTensor& source, at::ScalarType dtype,
                        at::Device device = at::kCPU, const std::vector<Range>& ranges = {});
 /// In the stored type.
 at::Tensor read_tensor(const StoredTensor& source);
-/// As read_tensor(), for weights that are few enough to be looked at: throws ModelError that names
-/// the tensor if a number in it is NaN or infinite, or becomes so in `dtype`.
-at::Tensor read_finite_tensor(const StoredTensor& source, std::optional<at::ScalarType> dtype = {});
 
 /// One tensor to fill from a model directory.
 struct LoadTarget {
@@ -57,10 +54,9 @@ struct LoadReport {
   std::vector<std::string> converted;  // "name (F32 -> BFloat16)"
 };
 
-/// Fills every target. Throws UserError if a file was changed meanwhile. Before anything is
-/// written, throws one ModelError that lists every target the directory lacks, every shape that
-/// differs, and every tensor of the directory that no target names and no pattern of
-/// `may_be_unused` (shell-like, for example "model.visual.*") allows.
+/// Fills every target. Before anything is written, throws one ModelError that lists every target
+/// the directory lacks, every shape that differs, and every tensor of the directory that no target
+/// names and no pattern of `may_be_unused` (shell-like, for example "model.visual.*") allows.
 LoadReport load_tensors(const ModelDirectory& directory, std::vector<LoadTarget>& targets,
                         const std::vector<std::string>& may_be_unused = {});
 /// Loads whole tensors.

@@ -4,6 +4,7 @@
 #include <ATen/ops/mm.h>
 
 #include "base/errors.h"
+#include "ckpt/checked_tensor.h"
 #include "ckpt/tensor_io.h"
 
 namespace heddle::ckpt {

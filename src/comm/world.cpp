@@ -67,8 +67,7 @@ std::string local_address(const Endpoint& peer) {
 /// A thread that tells the store twice a second that this rank runs, and what it does.
 class World::Pulse {
  public:
-  Pulse(const World& world, Store store, std::int64_t rank)
-      : world_(world), store_(std::move(store)), key_(pulse_key(rank)) {
+  Pulse(Store store, std::int64_t rank) : store_(std::move(store)), key_(pulse_key(rank)) {
     beat();
     thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
   }
@@ -76,6 +75,20 @@ class World::Pulse {
   void set_activity(const std::string& activity) {
     const std::scoped_lock lock(mutex_);
     activity_ = activity;
+  }
+
+  /// From here on nobody asks the store: each question would wait until the deadline.
+  void lose(const std::string& reason) {
+    const std::scoped_lock lock(mutex_);
+    if (loss_.empty()) {
+      loss_ =
+          fmt::format("the job's store is lost, its process has ended or is frozen: {}", reason);
+    }
+  }
+  /// Why the store can no longer be asked; "" as long as it answers.
+  std::string loss() const {
+    const std::scoped_lock lock(mutex_);
+    return loss_;
   }
 
  private:
@@ -98,17 +111,16 @@ class World::Pulse {
       } catch (const std::exception& error) {
         // The next collective says so, also where it would end well without the store: a job that
         // nobody watches any more must not go on.
-        world_.lose_store(error.what());
+        lose(error.what());
         return;
       }
     }
   }
 
-  const World& world_;
   Store store_;
   std::string key_;
-  std::mutex mutex_;
-  std::string activity_ = "starting";
+  mutable std::mutex mutex_;
+  std::string activity_ = "starting", loss_;
   std::int64_t count_ = 0;
   std::jthread thread_;  // last: it uses the others
 };
@@ -160,7 +172,7 @@ std::shared_ptr<World> World::meet(const LaunchEnvironment& environment, const J
   std::shared_ptr<World> world(
       new World(environment, part.name.empty() ? whole : part, job_store, timeout));
   world->arrive();
-  world->pulse_ = std::make_unique<Pulse>(*world, world->store_.reconnected(), world->rank());
+  world->pulse_ = std::make_unique<Pulse>(world->store_.reconnected(), world->rank());
   world->device_watch_ = std::make_unique<DeviceWatch>(*world);
   return world;
 }
@@ -226,21 +238,9 @@ std::string World::missing_ranks() const {
                      text::list_some(missing, 16));
 }
 
-void World::lose_store(const std::string& reason) const {
-  std::call_once(store_loss_once_, [&] {
-    store_loss_ =
-        fmt::format("the job's store is lost, its process has ended or is frozen: {}", reason);
-    is_store_lost_ = true;
-  });
-}
-
-std::optional<std::string> World::lost_store() const {
-  return is_store_lost_ ? std::optional(store_loss_) : std::nullopt;
-}
-
 void World::fail(const std::string& message) noexcept {
   has_failed_ = true;
-  if (is_store_lost_) return;  // nobody would answer until the deadline
+  if (pulse_ && !pulse_->loss().empty()) return;
   try {
     job_store_.set_if_absent(kFailureKey, fmt::format("{} {}", environment_.rank,
                                                       message.substr(0, message.find('\n'))));
@@ -252,12 +252,12 @@ void World::fail(const std::string& message) noexcept {
 }
 
 std::optional<std::string> World::failure_of_another() const {
-  if (is_store_lost_) throw CommError(store_loss_);
+  if (const std::string loss = pulse_->loss(); !loss.empty()) throw CommError(loss);
   std::optional<std::string> found;
   try {
     found = job_store_.find(kFailureKey);
   } catch (const CommError& error) {
-    lose_store(error.what());
+    pulse_->lose(error.what());
     throw;
   }
   if (!found) return std::nullopt;
@@ -268,7 +268,7 @@ std::optional<std::string> World::failure_of_another() const {
 }
 
 void World::leave() noexcept {
-  if (is_store_lost_) return;
+  if (!pulse_->loss().empty()) return;
   try {
     set_activity("leaving");
     device_groups_.clear();
@@ -279,11 +279,15 @@ void World::leave() noexcept {
   }
 }
 
-void World::set_activity(const std::string& activity) { pulse_->set_activity(activity); }
+void World::set_activity(const std::string& activity) {
+  pulse_->set_activity(activity);
+  if (activity.empty()) return;
+  if (const std::string loss = pulse_->loss(); !loss.empty()) throw CommError(loss);
+}
 
 std::string World::diagnose(const std::vector<std::int64_t>& ranks) const {
   std::vector<std::string> silent, busy;
-  if (is_store_lost_) return store_loss_;
+  if (const std::string loss = pulse_->loss(); !loss.empty()) return loss;
   try {
     const Store store = store_.reconnected();
     std::map<std::int64_t, std::string> before;

@@ -5,7 +5,6 @@
 #include <exception>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -58,12 +57,8 @@ class World {
   /// Lets all ranks know that this one cannot go on, in the first line of the message; the first
   /// message of all stands. Does not throw.
   void fail(const std::string& message) noexcept;
-  /// "rank 3 failed: ...", a rank of the job; nothing as long as no other one has failed. Throws
-  /// CommError if the store is lost.
+  /// "rank 3 failed: ...", a rank of the job; nothing as long as no other one has failed.
   std::optional<std::string> failure_of_another() const;
-  /// Why the store can no longer be asked, once a sign of life had no answer until the deadline:
-  /// its process has ended or is frozen. Nothing as long as it answers.
-  std::optional<std::string> lost_store() const;
   /// True after fail().
   bool has_failed() const { return has_failed_; }
   /// Waits until every rank of the job has called it, at most a few seconds: the one that serves
@@ -93,7 +88,6 @@ class World {
                                      const Store& job_store, Seconds timeout);
   void arrive();
   std::string missing_ranks() const;
-  void lose_store(const std::string& reason) const;
 
   LaunchEnvironment environment_;
   JobPart part_;
@@ -103,9 +97,6 @@ class World {
   std::map<std::string, std::int64_t> groups_made_;
   std::map<std::string, std::shared_ptr<DeviceGroup>> device_groups_;
   std::atomic<bool> is_broken_ = false, has_failed_ = false;
-  mutable std::atomic<bool> is_store_lost_ = false;
-  mutable std::string store_loss_;  ///< Written once, before the flag is set.
-  mutable std::once_flag store_loss_once_;
   std::unique_ptr<Pulse> pulse_;
   std::unique_ptr<DeviceWatch> device_watch_;  ///< Last: it uses the others.
 };

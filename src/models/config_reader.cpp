@@ -21,7 +21,8 @@ std::int64_t most_of(std::string_view key) {
 }
 
 bool is_above_zero(const Json& value) {
-  return value.is_number() && value.get<double>() > 0 && value.get<double>() <= kLargestNumber;
+  return value.is_number() && value.get<double>() > 0 &&
+         value.get<double>() <= ConfigReader::kLargestNumber;
 }
 
 }  // namespace
@@ -166,7 +167,7 @@ void check_descriptions(ConfigReader& reader) {
 void read_common(ConfigReader& text, const Json& top, Config& config) {
   config.rms_norm_eps = text.above_zero("rms_norm_eps", 1e-6);
   config.initializer_range = text.number("initializer_range", 0.02);
-  if (!(config.initializer_range >= 0 && config.initializer_range <= kLargestNumber))
+  if (!(config.initializer_range >= 0 && config.initializer_range <= ConfigReader::kLargestNumber))
     text.fail("initializer_range", "a number from 0 on");
   text.require("hidden_act", "silu");
   text.require("attention_bias", false);

@@ -13,6 +13,7 @@
 #include <functional>
 #include <limits>
 
+#include "ckpt/checked_tensor.h"
 #include "fixtures.h"
 #include "testing/temporary_directory.h"
 

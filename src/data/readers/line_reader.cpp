@@ -9,6 +9,8 @@ namespace heddle::data {
 namespace {
 
 constexpr std::size_t kChunk = 1 << 18;
+/// The place in the buffer while the end of a line that is too long has not been found.
+constexpr std::size_t kInLongLine = std::string::npos;
 
 }  // namespace
 
@@ -36,28 +38,25 @@ bool LineReader::fill() {
   return !ended_;
 }
 
-void LineReader::skip_line() {
-  std::size_t end = std::string::npos;
-  while ((end = buffer_.find('\n', position_)) == std::string::npos) {
-    position_ = buffer_.size();
-    if (!fill()) return;
-  }
-  position_ = end + 1;
-}
-
-void LineReader::fail_too_long() const {
-  throw_error<LineTooLong>("{}:{}: line is longer than {}", name_, line_,
-                           text::format_bytes(static_cast<double>(max_line_bytes_)));
-}
-
 bool LineReader::next(std::string& line) {
-  if (std::exchange(is_too_long_, false)) skip_line();
+  const auto fail_too_long = [&] {
+    throw_error<LineTooLong>("{}:{}: line is longer than {}", name_, line_,
+                             text::format_bytes(static_cast<double>(max_line_bytes_)));
+  };
+  if (position_ == kInLongLine) {
+    // Its end may be far: only who goes on after the error has to read as far.
+    std::size_t end = std::string::npos;
+    do {
+      buffer_.clear();
+      position_ = 0;
+    } while (fill() && (end = buffer_.find('\n')) == std::string::npos);
+    position_ = end == std::string::npos ? buffer_.size() : end + 1;
+  }
   while (true) {
     std::size_t searched = position_, end;
     while ((end = buffer_.find('\n', searched)) == std::string::npos) {
       if (buffer_.size() - position_ > max_line_bytes_) {
-        // Its end may be far: only who goes on after the error has to read as far.
-        is_too_long_ = true;
+        position_ = kInLongLine;
         ++line_;
         fail_too_long();
       }

@@ -27,8 +27,6 @@ class LineReader : public RecordReader {
 
  private:
   bool fill();
-  void skip_line();
-  [[noreturn]] void fail_too_long() const;
 
   std::unique_ptr<ByteSource> source_;
   std::string name_;
@@ -36,7 +34,6 @@ class LineReader : public RecordReader {
   std::string buffer_;
   std::size_t position_ = 0;
   bool ended_ = false;
-  bool is_too_long_ = false;  ///< The line whose end has not been found yet.
   std::int64_t line_ = 0;
   std::int64_t blank_lines_ = 0;
 };
