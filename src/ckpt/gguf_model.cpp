@@ -65,14 +65,14 @@ class GgufModel {
       : source_(source),
         text_(source.config().contains("text_config") ? source.config()["text_config"]
                                                       : source.config()) {
-    // Every number below is in its range, and what divides another divides it.
-    models::parse_config(source.config(), (source.path() / "config.json").string());
     const std::string type = text_.value("model_type", source.config().value("model_type", ""));
     const std::optional<models::GgufForm> found = models::gguf_form(type);
     if (!found)
       throw_error<ModelError>("{}: llama.cpp's layout of model_type '{}' is not known",
                               source.path().string(), type);
     form_ = *found;
+    // Every number below is in its range, and what divides another divides it.
+    require_shapes(models::parse_config(source.config(), (source.path() / "config.json").string()));
   }
 
   GgufReport write(const Path& output) {
@@ -86,6 +86,35 @@ class GgufModel {
   }
 
  private:
+  /// Throws ModelError unless the matrices of every layer are there with the shapes that
+  /// config.json gives: the file says these sizes too.
+  void require_shapes(const models::Config& config) const {
+    std::map<std::string, const StoredTensor*> tensors;
+    for (const StoredTensor& tensor : source_.tensors()) tensors[name_of(tensor)] = &tensor;
+    for (std::int64_t i = 0; i < config.num_hidden_layers(); ++i) {
+      for (const models::Product& product : config.layers[i].products()) {
+        if (product.name.starts_with("mlp.experts.")) continue;
+        const auto found = tensors.find(fmt::format("layers.{}.{}.weight", i, product.name));
+        if (found == tensors.end()) {
+          throw_error<ModelError>("{}: layer {} has no {}.weight, which config.json needs",
+                                  source_.path().string(), i, product.name);
+        }
+        require_shape(*found->second, product.out, product.in);
+      }
+    }
+    const std::string beyond = fmt::format("layers.{}.", config.num_hidden_layers());
+    const auto next = tensors.lower_bound(beyond);
+    if (next == tensors.end() || !next->first.starts_with(beyond)) return;
+    throw_error<ModelError>("{}: there is a {}, and config.json has {} layers",
+                            source_.path().string(), next->first, config.num_hidden_layers());
+  }
+
+  static void require_shape(const StoredTensor& tensor, std::int64_t out, std::int64_t in) {
+    if (tensor.shape == std::vector<std::int64_t>{out, in}) return;
+    throw_error<ModelError>("{} is [{}], config.json needs [{}, {}]", tensor.where(),
+                            fmt::join(tensor.shape, ", "), out, in);
+  }
+
   std::int64_t number(const char* key) const {
     const auto found = text_.find(key);
     if (found == text_.end() || !found->is_number_integer() || found->get<std::int64_t>() < 0)
@@ -186,8 +215,9 @@ class GgufModel {
   const StoredTensor& embedding() const {
     for (const StoredTensor& tensor : source_.tensors()) {
       if (name_of(tensor) != "embed_tokens.weight") continue;
-      // A token has a text in the file, also where its row has no weights.
-      if (tensor.numel() == 0) throw_error<ModelError>("{} has no weights", tensor.where());
+      // Each row becomes a token's text in the file, also one without weights.
+      if (tensor.shape.size() != 2) throw_error<ModelError>("{} is no matrix", tensor.where());
+      require_shape(tensor, tensor.shape[0], number("hidden_size"));
       return tensor;
     }
     throw_error<ModelError>("{}: no embed_tokens.weight", source_.path().string());

@@ -81,7 +81,8 @@ class World::Pulse {
   void lose(const std::string& reason) {
     const std::scoped_lock lock(mutex_);
     if (loss_.empty()) {
-      loss_ = fmt::format("the job's store is lost, its process has ended or is frozen: {}", reason);
+      loss_ =
+          fmt::format("the job's store is lost, its process has ended or is frozen: {}", reason);
     }
   }
   /// Why the store can no longer be asked; "" as long as it answers.

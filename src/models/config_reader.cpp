@@ -21,7 +21,8 @@ std::int64_t most_of(std::string_view key) {
 }
 
 bool is_above_zero(const Json& value) {
-  return value.is_number() && value.get<double>() > 0 && value.get<double>() <= ConfigReader::kLargestNumber;
+  return value.is_number() && value.get<double>() > 0 &&
+         value.get<double>() <= ConfigReader::kLargestNumber;
 }
 
 }  // namespace
