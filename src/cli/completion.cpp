@@ -42,8 +42,8 @@ std::vector<std::string> values_of(const CLI::Option& option, const std::string&
   std::vector<std::string> values = text::split(type, separator);
   const bool is_list =
       values.size() > 1 && std::all_of(values.begin(), values.end(), [](const std::string& value) {
-        return !value.empty() && value.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_-") ==
-                                     std::string::npos;
+        return !value.empty() && value.find_first_not_of(
+                                     "abcdefghijklmnopqrstuvwxyz0123456789_-") == std::string::npos;
       });
   if (!is_list) values.clear();
   return values;
@@ -266,9 +266,9 @@ std::string fish_script(const std::vector<CommandWords>& commands) {
     const std::string condition = quoted("__fish_seen_subcommand_from " + command.name);
     for (const OptionWord& option : command.options) {
       const std::string values = quoted(text::join(option.values, " "));
-      out += fmt::format("complete -c heddle -n {} -l {} -d {}{}\n", condition,
-                         option.name.substr(2), quoted(option.description),
-                         option.values.empty() ? "" : " -x -a " + values);
+      out +=
+          fmt::format("complete -c heddle -n {} -l {} -d {}{}\n", condition, option.name.substr(2),
+                      quoted(option.description), option.values.empty() ? "" : " -x -a " + values);
     }
     if (!command.values.empty()) {
       out += fmt::format("complete -c heddle -f -n {} -a {}\n", condition,

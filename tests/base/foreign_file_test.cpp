@@ -22,6 +22,7 @@ namespace fs = std::filesystem;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using testing::message_of;
+using ::testing::Not;
 
 void make_socket(const fs::path& path) {
   sockaddr_un address{};

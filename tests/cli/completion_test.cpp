@@ -70,7 +70,8 @@ TEST(Completion, BashGoesOnAfterLaunch) {
   EXPECT_THAT(bash_completions("heddle launch --nproc 2 -- sc"), ElementsAre("score"));
   EXPECT_THAT(bash_completions("heddle launch --nproc 2 -- sft run.yaml optim.l"),
               ElementsAre("optim.lr="));
-  EXPECT_THAT(bash_completions("heddle launch --nproc 2 -- score --entr"), ElementsAre("--entropy"));
+  EXPECT_THAT(bash_completions("heddle launch --nproc 2 -- score --entr"),
+              ElementsAre("--entropy"));
   EXPECT_THAT(bash_completions("heddle launch -- sft train.method = l"), ElementsAre("lora"));
 }
 

@@ -31,7 +31,7 @@ std::string read(const std::string& path) {
 
 struct Named {
   std::string name, source;
-  bool at_once = true;  ///< Whether no conversation needs to be looked at turn by turn.
+  bool at_once = true;  ///< Whether two renderings tell all turns.
 };
 
 /// Templates of the tree, and small ones with habits that others have.
@@ -94,10 +94,20 @@ class Random {
   int below(int count) { return static_cast<int>(engine_() % static_cast<unsigned>(count)); }
   bool one_in(int count) { return below(count) == 0; }
   std::string text() {
-    static const std::vector<std::string> kTexts = {
-        "a word",          "two\n\nlines",  " space around \n", "<|im_end|>", "x",
-        "<think>",         "assistant",     "<|im_start|>assistant\n",        "{\"k\": 1}",
-        "tail\n",          "\u00e9\u4e16",  "<tool_call>",      "a",          "<think>\n\n</think>\n\n"};
+    static const std::vector<std::string> kTexts = {"a word",
+                                                    "two\n\nlines",
+                                                    " space around \n",
+                                                    "<|im_end|>",
+                                                    "x",
+                                                    "<think>",
+                                                    "assistant",
+                                                    "<|im_start|>assistant\n",
+                                                    "{\"k\": 1}",
+                                                    "tail\n",
+                                                    "\u00e9\u4e16",
+                                                    "<tool_call>",
+                                                    "a",
+                                                    "<think>\n\n</think>\n\n"};
     std::string text = kTexts[static_cast<std::size_t>(below(static_cast<int>(kTexts.size())))];
     return one_in(3) ? text + kTexts[static_cast<std::size_t>(below(5))] : text;
   }
@@ -111,8 +121,8 @@ class Random {
     };
     const auto content = [&]() -> ordered_json {
       if (!has_parts || !one_in(2)) return text();
-      return ordered_json::array({{{"type", "text"}, {"text", text()}},
-                                  {{"type", "text"}, {"text", text()}}});
+      return ordered_json::array(
+          {{{"type", "text"}, {"text", text()}}, {{"type", "text"}, {"text", text()}}});
     };
     if (one_in(3)) add("system", text());
     if (is_odd && one_in(2)) add("assistant", text());
@@ -183,13 +193,49 @@ TEST(AssistantSpans, ToldAtOnceAreThoseToldOneByOne) {
       const Found at_once = find(chat, kSpecial, messages, 1);
       ASSERT_EQ(at_once.error.empty(), one_by_one.error.empty())
           << named.name << " seed " << seed << ": '" << at_once.error << "' '" << one_by_one.error
-          << "'\n" << messages.dump(1);
+          << "'\n"
+          << messages.dump(1);
       ASSERT_EQ(at_once.spans, one_by_one.spans) << named.name << " seed " << seed << "\n"
                                                  << messages.dump(1);
       compared += one_by_one.error.empty();
     }
   }
   EXPECT_GT(compared, 1000);
+}
+
+/// Templates whose turns the two renderings tell alone take no rendering of a turn but the samples:
+/// time grows with the conversation.
+TEST(AssistantSpans, TwoRenderingsTellAllTurns) {
+  for (const Named& named : templates()) {
+    if (!named.at_once) continue;
+    const Chat chat(named.source, named.name, ordered_json::object());
+    ChatTemplate::Options options;
+    options.variables = chat.variables();
+    const auto render = [&](const ordered_json& messages) {
+      return chat.chat_template().render(chat.adapted(messages), options);
+    };
+    const ordered_json question = {{"role", "user"}, {"content", "x"}};
+    options.add_generation_prompt = true;
+    std::string prompt = render(ordered_json::array({question})).text;
+    prompt.erase(0, prompt.rfind("<|im_start|>"));
+    options.add_generation_prompt = false;
+
+    ordered_json messages = ordered_json::array({question});
+    std::vector<std::size_t> turns;
+    for (int i = 0; i < 40; ++i) {
+      turns.push_back(messages.size());
+      messages.push_back({{"role", "assistant"}, {"content", "answer " + std::to_string(i)}});
+      messages.push_back({{"role", "user"}, {"content", "question " + std::to_string(i)}});
+    }
+    ordered_json marked = messages;
+    for (const std::size_t turn : turns)
+      marked[turn] = turn_segments::marked_message(messages[turn]);
+    const auto spans =
+        turn_segments::spans_of(messages, turns, render(messages), render(marked), prompt);
+    ASSERT_EQ(spans.size(), turns.size()) << named.name;
+    for (const auto& span : spans) EXPECT_TRUE(span.has_value()) << named.name;
+    EXPECT_LT(turn_segments::samples_of(messages, turns).size(), 5u) << named.name;
+  }
 }
 
 }  // namespace

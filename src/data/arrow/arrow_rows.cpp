@@ -120,6 +120,7 @@ std::unique_ptr<Batches> open(const char* path) {
                               static_cast<std::size_t>(head->size()));
   if (mark.starts_with("PAR1")) return std::make_unique<ParquetBatches>(file);
   if (mark == "ARROW1") return std::make_unique<IpcFileBatches>(file);
+  require(file->Seek(0));  // ReadAt() leaves the place undefined
   return std::make_unique<IpcStreamBatches>(file);
 }
 

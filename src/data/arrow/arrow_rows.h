@@ -1,5 +1,6 @@
-/* The interface of libheddle_arrow.so, which alone is linked with Arrow's C++ libraries and is loaded when a Parquet or Arrow file is
-   opened. Plain C: the program and the library share no type and no exception. */
+/* The interface of libheddle_arrow.so, which alone is linked with Arrow's C++ libraries and is
+   loaded when a Parquet or Arrow file is opened. Plain C: the program and the library share no type
+   and no exception. */
 #pragma once
 
 #include <cstddef>

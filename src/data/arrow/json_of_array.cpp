@@ -144,8 +144,8 @@ class Writer {
     }
     char digits[32];
     const std::string_view text(
-        digits,
-        static_cast<std::size_t>(std::to_chars(digits, digits + sizeof digits, value).ptr - digits));
+        digits, static_cast<std::size_t>(std::to_chars(digits, digits + sizeof digits, value).ptr -
+                                         digits));
     out_ += text;
     if (text.find_first_of(".e") == std::string_view::npos) out_ += ".0";
   }

@@ -118,8 +118,8 @@ ChatTemplate::Conversation ChatTemplate::prepare(const ordered_json& messages,
 
 namespace {
 
-/// What the passes wrote for each of the first `count` messages. A template hands messages on as
-/// they are, so that a pass knows its message by the address of its values.
+/// Text that the passes wrote for each of the first `count` messages. A template hands messages on
+/// as they are, so that a pass knows its message by the address of its values.
 std::vector<std::pair<std::size_t, std::size_t>> spans_of_messages(
     const jinja::Values& messages, std::size_t count,
     const std::vector<jinja::Interpreter::Pass>& passes) {
@@ -132,8 +132,8 @@ std::vector<std::pair<std::size_t, std::size_t>> spans_of_messages(
     const auto found = index.find(pass.item);
     if (found == index.end()) continue;
     const std::size_t i = found->second;
-    spans[i] = is_known[i] ? std::pair<std::size_t, std::size_t>{0, 0}
-                           : std::pair{pass.begin, pass.end};
+    spans[i] =
+        is_known[i] ? std::pair<std::size_t, std::size_t>{0, 0} : std::pair{pass.begin, pass.end};
     is_known[i] = true;
   }
   return spans;

@@ -96,7 +96,7 @@ class FileTokenizer {
       PendingLine pending;
       try {
         if (!records_->next(pending.text)) break;
-      } catch (const LineTooLong& error) {
+      } catch (const UnusableRow& error) {
         pending.error = error.what();
       }
       if (options_.held_out > 0 && is_held_out(pending.text) != options_.takes_held_out) continue;

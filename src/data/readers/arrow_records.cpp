@@ -86,8 +86,8 @@ const HeddleArrow& functions(const std::string& name) {
         "Heddle, or set {} to the folder 'pyarrow' of such an installation; or convert the file: "
         "python3 -c \"import datasets; datasets.load_dataset('{}', data_files='{}')['train']"
         ".to_json('data.jsonl')\" ({})",
-        name, HEDDLE_PYARROW_VERSION, kFolderVariable, name.ends_with(".parquet") ? "parquet" : "arrow",
-        name, library.failure);
+        name, HEDDLE_PYARROW_VERSION, kFolderVariable,
+        name.ends_with(".parquet") ? "parquet" : "arrow", name, library.failure);
   }
   return *library.functions;
 }
@@ -117,10 +117,10 @@ class ArrowRecords : public RecordReader {
     if (got == -2) {
       throw_error<DataError>("{}:{}: the file cannot be read on: {}", name_, row_, message_.data());
     }
-    // The readers of rows go on after these two.
-    if (got == -1) throw_error<LineTooLong>("{}:{}: {}", name_, row_, message_.data());
+    // Who reads can go on after these two.
+    if (got == -1) throw_error<UnusableRow>("{}:{}: {}", name_, row_, message_.data());
     if (bytes > max_bytes_) {
-      throw_error<LineTooLong>("{}:{}: row is longer than {}", name_, row_,
+      throw_error<UnusableRow>("{}:{}: row is longer than {}", name_, row_,
                                text::format_bytes(static_cast<double>(max_bytes_)));
     }
     json.assign(text, bytes);

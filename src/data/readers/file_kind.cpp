@@ -25,8 +25,10 @@ constexpr Kind kKinds[] = {
     {0, "Rar!\x1a\x07"sv, "a rar archive", "unpack it: unrar x '{}'"},
     {257, "ustar"sv, "a tar archive", "unpack it: tar xf '{}'"},
     // Read from files of their own, by their first bytes (arrow_records).
-    {0, "PAR1"sv, "a Parquet file", "give the name of the file itself, neither packed nor as a pipe"},
-    {0, "ARROW1"sv, "an Arrow file", "give the name of the file itself, neither packed nor as a pipe"},
+    {0, "PAR1"sv, "a Parquet file",
+     "give the name of the file itself, neither packed nor as a pipe"},
+    {0, "ARROW1"sv, "an Arrow file",
+     "give the name of the file itself, neither packed nor as a pipe"},
     {0, "\xff\xff\xff\xff"sv, "an Arrow stream", "give it as a file whose name ends in .arrow"},
     {0, "Obj\x01"sv, "an Avro file", "convert it to JSON Lines, for example with fastavro"},
     {0, "SQLite format 3"sv, "an SQLite database",

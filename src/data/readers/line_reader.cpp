@@ -9,8 +9,6 @@ namespace heddle::data {
 namespace {
 
 constexpr std::size_t kChunk = 1 << 18;
-/// The place in the buffer while the end of a line that is too long has not been found.
-constexpr std::size_t kInLongLine = std::string::npos;
 
 }  // namespace
 
@@ -39,37 +37,28 @@ bool LineReader::fill() {
 }
 
 bool LineReader::next(std::string& line) {
-  const auto fail_too_long = [&] {
-    throw_error<LineTooLong>("{}:{}: line is longer than {}", name_, line_,
-                             text::format_bytes(static_cast<double>(max_line_bytes_)));
-  };
-  if (position_ == kInLongLine) {
-    // Its end may be far: only who goes on after the error has to read as far.
-    std::size_t end = std::string::npos;
-    do {
-      buffer_.clear();
-      position_ = 0;
-    } while (fill() && (end = buffer_.find('\n')) == std::string::npos);
-    position_ = end == std::string::npos ? buffer_.size() : end + 1;
-  }
   while (true) {
     std::size_t searched = position_, end;
+    bool too_long = false;
     while ((end = buffer_.find('\n', searched)) == std::string::npos) {
       if (buffer_.size() - position_ > max_line_bytes_) {
-        position_ = kInLongLine;
-        ++line_;
-        fail_too_long();
+        // Forget what was read of it, so that the memory stays bounded, and go on to its end.
+        too_long = true;
+        position_ = buffer_.size();
       }
       const std::size_t offset = buffer_.size() - position_;
       if (!fill()) break;
       searched = position_ + offset;
     }
     const bool at_end = end == std::string::npos;
-    if (at_end && position_ == buffer_.size()) return false;
+    if (at_end && position_ == buffer_.size() && !too_long) return false;
     std::string_view view(buffer_.data() + position_, (at_end ? buffer_.size() : end) - position_);
     position_ = at_end ? buffer_.size() : end + 1;
     ++line_;
-    if (view.size() > max_line_bytes_) fail_too_long();
+    if (too_long || view.size() > max_line_bytes_) {
+      throw_error<UnusableRow>("{}:{}: line is longer than {}", name_, line_,
+                               text::format_bytes(static_cast<double>(max_line_bytes_)));
+    }
     if (line_ == 1 && view.starts_with("\xef\xbb\xbf")) view.remove_prefix(3);
     if (view.ends_with('\r')) view.remove_suffix(1);
     if (view.find_first_not_of(" \t\r") == std::string_view::npos) {

@@ -72,9 +72,8 @@ std::vector<TextSpan> AssistantSpans::find(const ordered_json& messages,
     }
     return spans;
   }
-  Search search{{chat_template, messages, chat_template.prepare(messages, options), full.text},
-                options,
-                {}};
+  Search search{
+      {chat_template, messages, chat_template.prepare(messages, options), full.text}, options, {}};
   if (turns.size() >= many_turns) {
     if (auto all = find_at_once(search, turns, full)) return *std::move(all);
   }

@@ -23,8 +23,8 @@ namespace heddle::data {
 /// is a marker. A special token that the template puts at the end of any conversation does not
 /// count as a turn's. Each of the last two ways renders the conversation for each turn: of many
 /// turns, all are told from one rendering with every content a marker, and some of each kind are
-/// found by themselves to check that. Every step is checked, and a DataError says that it cannot be told, rather
-/// than a guess.
+/// found by themselves to check that. Every step is checked, and a DataError says that it cannot be
+/// told, rather than a guess.
 class AssistantSpans {
  public:
   /// `special_tokens`: the texts of the tokenizer's special tokens.

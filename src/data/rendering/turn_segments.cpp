@@ -80,10 +80,10 @@ std::string kind_of(const ordered_json& messages, std::size_t turn, bool is_befo
     add("parts");
   } else {
     const std::string& text = content->get_ref<const std::string&>();
-    add(text::trim(text).empty()                             ? "empty"
-        : text.find(kEndOfThinking) != std::string::npos     ? "thinking"
-        : text.find_first_of(" \t\r\n") == 0                 ? "space"
-                                                             : "text");
+    add(text::trim(text).empty()                         ? "empty"
+        : text.find(kEndOfThinking) != std::string::npos ? "thinking"
+        : text.find_first_of(" \t\r\n") == 0             ? "space"
+                                                         : "text");
   }
   // The keys that are there: reasoning by any name, tool_calls, name.
   for (const auto& [key, value] : message.items()) {

@@ -1,5 +1,5 @@
-// Parquet and Arrow files, written by Arrow's own writers, give the rows that JSON Lines of the same
-// data give.
+// Parquet and Arrow files, written by Arrow's own writers, give the rows that JSON Lines of the
+// same data give.
 #include <fstream>
 
 #include <arrow/api.h>
@@ -8,8 +8,8 @@
 #include <arrow/json/api.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
 #include <parquet/arrow/writer.h>
+#include <nlohmann/json.hpp>
 
 #include "base/errors.h"
 #include "data/readers/data_files.h"
@@ -66,8 +66,9 @@ fs::path write(const TemporaryDirectory& folder, const Table& table, Kind kind,
   if (kind == Kind::kParquet) {
     check(parquet::arrow::WriteTable(*table, arrow::default_memory_pool(), file, rows_at_once));
   } else {
-    const auto writer = get(kind == Kind::kFile ? arrow::ipc::MakeFileWriter(file, table->schema())
-                                                : arrow::ipc::MakeStreamWriter(file, table->schema()));
+    const auto writer =
+        get(kind == Kind::kFile ? arrow::ipc::MakeFileWriter(file, table->schema())
+                                : arrow::ipc::MakeStreamWriter(file, table->schema()));
     check(writer->WriteTable(*table, rows_at_once));
     check(writer->Close());
   }
@@ -111,8 +112,10 @@ TEST(ArrowFile, GivesTheRowsOfJsonLines) {
 
 TEST(ArrowFile, WritesValuesOfEveryTypeAsPythonShowsThem) {
   const TemporaryDirectory folder;
+  arrow::StringBuilder words;
+  check(words.AppendValues({"no", "yes"}));
   const auto dictionary = get(arrow::DictionaryArray::FromArrays(
-      array_of(arrow::Int8Builder(), 1, 0), array_of(arrow::StringBuilder(), "no", "yes")));
+      array_of(arrow::Int8Builder(), 1, 0), get(words.Finish())));
   const auto list = [] {
     auto values = std::make_shared<arrow::Int32Builder>();
     arrow::LargeListBuilder builder(arrow::default_memory_pool(), values);
