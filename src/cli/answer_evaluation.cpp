@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <span>
 #include <utility>
 
 #include "base/errors.h"
@@ -188,9 +189,10 @@ void AnswerEvaluation::generate_and_judge(const std::vector<std::string>& metric
                                           MetricTable& table) {
   std::vector<std::unique_ptr<reward::Verifier>> verifiers;
   for (const std::string& metric : metrics) {
-    verifiers.push_back(
-        metric == kF1 ? nullptr
-                      : reward::make_verifier(metric, nlohmann::ordered_json::object(), options_.metrics_key));
+    verifiers.push_back(metric == kF1
+                            ? nullptr
+                            : reward::make_verifier(metric, nlohmann::ordered_json::object(),
+                                                    options_.metrics_key));
   }
   rollout::SamplingOptions sampling = options_.sampling;
   const std::vector<std::int32_t> ends = rollout::end_tokens(*tokenizer_, model_.source.get());

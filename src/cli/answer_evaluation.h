@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -37,6 +36,9 @@ class AnswerEvaluation {
   AnswerEvaluation(const AnswerEvaluationOptions& options, assembly::ModelOnRanks& model,
                    std::shared_ptr<const data::Tokenizer> tokenizer,
                    const data::RenderOptions& rendering, bool is_classifier);
+
+  AnswerEvaluation(const AnswerEvaluation&) = delete;
+  AnswerEvaluation& operator=(const AnswerEvaluation&) = delete;
 
   MetricTable run();
   MetricTable classify();

@@ -10,6 +10,7 @@
 #include "cli/answer_evaluation.h"
 #include "comm/agreement.h"
 #include "comm/world.h"
+#include "data/json/json_text.h"
 
 namespace heddle::cli {
 namespace {
@@ -58,7 +59,8 @@ class JudgedSteps : public train::StepSource {
   /// Each rank answers a part of the rows that it reads.
   void require_same_rows(comm::World& world) const {
     std::uint64_t hash = 0;
-    for (const EvalCase& one : answers_.cases()) hash = hash::of(one.value.dump(), hash);
+    for (const EvalCase& one : answers_.cases())
+      hash = hash::of(data::json_text::dump(one.value), hash);
     comm::require_agreement(world, "data",
                             {comm::content_fact("eval.input", fmt::format("{:016x}", hash),
                                                 fmt::format("{} rows", answers_.cases().size()))});

@@ -1,7 +1,6 @@
 #include "train/parameter_groups.h"
 
 #include <algorithm>
-#include <vector>
 
 #include "base/errors.h"
 

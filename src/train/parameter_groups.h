@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "config/run_config.h"
 #include "nn/parameter.h"

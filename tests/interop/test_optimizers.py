@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from test_model import hf_loss, load, read_rows, token_rows, train
+from conftest import read_rows
+from test_model import hf_loss, load, token_rows, train
 
 
 def steps_of(model, optimizers, steps):

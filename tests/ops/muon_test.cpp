@@ -31,7 +31,8 @@ at::Tensor expected_direction(at::Tensor x) {
 TEST(Muon, OrthogonalizesAsTheFormulaSays) {
   for (const auto& [out, in] : {std::pair<int, int>{5, 5}, {3, 17}, {29, 4}, {64, 33}, {2, 2}}) {
     const at::Tensor x = randn({out, in}, at::kDouble, 7);
-    EXPECT_TRUE(orthogonalized(x).allclose(expected_direction(x), 1e-12, 1e-12)) << out << "x" << in;
+    EXPECT_TRUE(orthogonalized(x).allclose(expected_direction(x), 1e-12, 1e-12))
+        << out << "x" << in;
   }
 }
 

@@ -119,8 +119,9 @@ TEST_F(SpikeRuns, ASkippedStepChangesNothing) {
 
 TEST_F(SpikeRuns, AStoppedRunHasACheckpointAndGoesOnWithSkip) {
   const std::int64_t step = first_skipped();
-  const std::string message =
-      testing::message_of([&] { run("stopped", {"train.spike=stop", "ckpt.every=100"}); });
+  const std::string message = testing::message_of([&] {
+    run("stopped", {"train.spike=stop", "ckpt.every=100"});
+  });
   EXPECT_THAT(message, ::testing::AllOf(
                            ::testing::HasSubstr(fmt::format("step {}: the gradient norm", step)),
                            ::testing::HasSubstr("train.spike_factor 1.02 times the median"),
@@ -128,7 +129,9 @@ TEST_F(SpikeRuns, AStoppedRunHasACheckpointAndGoesOnWithSkip) {
                            ::testing::HasSubstr("train.spike=skip")));
   EXPECT_TRUE(fs::exists(dir_ / fmt::format("stopped/checkpoints/step-{:08}", step - 1)));
   // Once more from the checkpoint it stops at the same step.
-  EXPECT_THAT(testing::message_of([&] { run("stopped", {"train.spike=stop", "ckpt.every=100"}); }),
+  EXPECT_THAT(testing::message_of([&] {
+                run("stopped", {"train.spike=stop", "ckpt.every=100"});
+              }),
               ::testing::HasSubstr(fmt::format("step {}: the gradient norm", step)));
   run("stopped", {"train.spike=skip", "ckpt.every=100"});
   EXPECT_EQ(weights("stopped"), weights("first"));

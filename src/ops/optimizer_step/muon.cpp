@@ -8,6 +8,7 @@
 #include <ATen/ops/linalg_vector_norm.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "ops/autograd.h"
@@ -17,6 +18,7 @@ namespace {
 
 constexpr double kA = 3.4445, kB = -4.7750, kC = 2.0315, kEps = 1e-7;
 constexpr int kSteps = 5;
+constexpr std::array<std::int64_t, 2> kMatrix = {1, 2};  ///< Dimensions of one in a stack.
 /// Elements of a stack that are orthogonalised together: each takes four copies of them.
 constexpr std::int64_t kAtATime = std::int64_t{1} << 26;
 
@@ -30,7 +32,7 @@ at::Tensor orthogonalized_stack(const at::Tensor& stack) {
   const bool is_tall = stack.size(1) > stack.size(2);
   at::Tensor x = stack.to(product_type(stack));
   if (is_tall) x = x.transpose(1, 2);
-  x = x / at::linalg_vector_norm(x, 2, {1, 2}, /*keepdim=*/true).clamp_min(kEps);
+  x = x / at::linalg_vector_norm(x, 2, at::IntArrayRef(kMatrix), /*keepdim=*/true).clamp_min(kEps);
   for (int step = 0; step < kSteps; ++step) {
     const at::Tensor gram = at::bmm(x, x.transpose(1, 2));
     const at::Tensor change = at::baddbmm(gram, gram, gram, kB, kC);
