@@ -8,7 +8,7 @@
 #include <set>
 #include <utility>
 
-#include "nn/low_rank.h"
+#include "nn/changed_rows.h"
 #include "ops/autograd.h"
 #include "ops/linear/few_row_lows.h"
 
@@ -269,6 +269,11 @@ Tensors outputs_of(const LinearInput& given, Product& product, bool has_gradient
 }  // namespace
 
 bool ChangedRows::has_change() const { return changes_any(layers); }
+
+Tensors changed_linears(const ops::KernelTable& kernels, const LinearInput& x,
+                        const std::vector<ChangedLinear>& layers) {
+  return changed_linears(kernels, x, {ChangedRows{x.value.size(0), layers}});
+}
 
 Tensors changed_linears(const ops::KernelTable& kernels, const LinearInput& given,
                         std::vector<ChangedRows> segments) {

@@ -1,5 +1,6 @@
 #include "nn/linear.h"
 
+#include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/cat.h>
@@ -10,7 +11,7 @@
 #include <utility>
 
 #include "nn/adapters.h"
-#include "nn/low_rank.h"
+#include "nn/changed_rows.h"
 #include "nn/pass.h"
 #include "ops/autograd.h"
 #include "ops/embedding/embedding.h"
@@ -206,9 +207,9 @@ std::vector<at::Tensor> forward_all(const Pass& pass, const LinearInput& given,
   if (!found.empty()) return found;
   const LinearInput x = with_norm_applied(*pass.kernels, given);
   const std::vector<AdaptedRows> segments = adapters_of(pass, x.value.size(0));
-  if (segments.size() < 2 || pass.joint_products)
+  if (segments.size() < 2 || !at::globalContext().deterministicAlgorithms())
     return with_adapters(*pass.kernels, x, layers, segments);
-  // Segment by segment: a row's numbers do not depend on what other sets do in the same pass.
+  // Segment by segment: a row's bits do not depend on what other sets do in the same pass.
   std::vector<std::int64_t> sizes;
   for (const AdaptedRows& segment : segments) sizes.push_back(segment.rows);
   const std::vector<at::Tensor> values = x.value.split_with_sizes(sizes, 0);

@@ -74,20 +74,10 @@ struct ChangedLinear {
   std::optional<ops::DropoutMask> mask;  ///< Elements of the input that the change does not see.
 };
 
-/// Consecutive rows of an input, and layers with the changes that they have there.
-struct ChangedRows {
-  std::int64_t rows;
-  std::vector<ChangedLinear> layers;
-
-  bool has_change() const;
-};
-
 /// The outputs of layers that share their input, of which one at least has a change: the input is
-/// read once for all A, and each change is a second term of its layer's product. `segments`: of all
-/// rows in order, each of the same layers; several share the products of the weights, and each
-/// adds its own change. The graph holds the parameters by handle; their gradients are accumulated
-/// by the products themselves.
+/// read once for all A, and each change is a second term of its layer's product. The graph holds
+/// the parameters by handle; their gradients are accumulated by the products themselves.
 std::vector<at::Tensor> changed_linears(const ops::KernelTable& kernels, const LinearInput& x,
-                                        std::vector<ChangedRows> segments);
+                                        const std::vector<ChangedLinear>& layers);
 
 }  // namespace heddle::nn

@@ -28,9 +28,6 @@ struct Pass {
   std::shared_ptr<const CachedSequences> cached;
   /// Of all T rows, in order; empty: the base model.
   std::vector<AdaptedRows> adapters;
-  /// Rows of several sets share the products of the base model's weights. Faster; the last bits of a
-  /// row then depend on how many rows there are. False: each set's rows have products of their own.
-  bool joint_products = false;
   /// The ranks that share each block's heads and widths, and outside of them the rows of hidden
   /// states, T/tp each in order; null if this rank has all.
   const comm::Group* tensor_group = nullptr;

@@ -31,7 +31,6 @@ nn::Pass LocalBatch::pass(const Model& model, bool training) const {
                              device.position_ids, device.real_tokens, training);
   pass.context = context;
   pass.adapters = adapters;
-  pass.joint_products = joint_products;
   return pass;
 }
 

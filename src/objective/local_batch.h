@@ -25,7 +25,6 @@ struct LocalBatch {
   data::Batch device;                                   ///< The batch on the model's device.
   std::shared_ptr<const ops::ContextParallel> context;  ///< Null if the rank has all tokens.
   std::vector<nn::AdaptedRows> adapters;                ///< See nn::Pass.
-  bool joint_products = false;                          ///< See nn::Pass.
 
   nn::Pass pass(const Model& model, bool training) const;
   /// Sizes of this rank's hidden states: [T/tp,H].

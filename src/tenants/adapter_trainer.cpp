@@ -157,8 +157,7 @@ void AdapterTrainer::round(std::vector<Begun> steps) {
       owners[m].push_back(i);
     }
   }
-  const auto sums = run_joint_passes(
-      base_, passes, {.metrics = 1, .is_exact = shared().train.deterministic});
+  const auto sums = run_joint_passes(base_, passes, {.metrics = 1});
   std::vector<double> losses(steps.size()), entropies(steps.size());
   for (std::size_t m = 0; m < passes.size(); ++m) {
     for (std::size_t k = 0; k < owners[m].size(); ++k) {

@@ -24,13 +24,11 @@ using objective::LocalBatch;
 /// The pieces of one pass end to end.
 class JointPass {
  public:
-  JointPass(const assembly::Model& model, std::span<const Piece> pieces,
-            const JointOptions& options)
+  JointPass(const assembly::Model& model, std::span<const Piece> pieces, std::size_t metrics)
       : pieces_(pieces), joint_(join(model, pieces, extents_)) {
-    joint_.joint_products = !options.is_exact;
     const c10::Device device = model.context().device;
     const auto wide = at::TensorOptions().dtype(model.context().wide_dtype()).device(device);
-    sums_.assign(pieces.size(), std::vector<at::Tensor>(1 + options.metrics, at::zeros({}, wide)));
+    sums_.assign(pieces.size(), std::vector<at::Tensor>(1 + metrics, at::zeros({}, wide)));
     for (std::size_t i = 0; i < pieces.size(); ++i) {
       nn::AdaptedRows rows{pieces[i].set, extents_[i].rows, {}};
       if (pieces[i].dropout_step > 0 && pieces[i].set->options().dropout > 0) {
@@ -166,7 +164,7 @@ std::vector<std::vector<PieceSums>> run_joint_passes(assembly::ModelOnRanks& bas
   std::vector<JointPass> joint;
   joint.reserve(passes.size());
   for (const std::vector<Piece>& pieces : passes)
-    joint.emplace_back(*base.model, pieces, options);
+    joint.emplace_back(*base.model, pieces, options.metrics);
   if (options.wants_gradients) {
     differentiate(base, passes, joint);
   } else {

@@ -30,13 +30,10 @@ struct PieceSums {
 struct JointOptions {
   std::size_t metrics = 0;      ///< As many as every head sums.
   bool wants_gradients = true;  ///< False: forward only; heads then give no gradient either.
-  /// A piece has the bits that it has alone. False: pieces share the products of the base model's
-  /// weights, which is faster and rounds differently.
-  bool is_exact = true;
 };
 
 /// Runs passes of several pieces each, which no state connects: a piece's rows, gradients and sums
-/// depend on it alone (see JointOptions::is_exact for their last bits). Gradients are added to those of the pieces' sets. Returns the sums over all
+/// depend on it alone. Gradients are added to those of the pieces' sets. Returns the sums over all
 /// ranks of each pass's pieces. All ranks call it with equally many passes of equally many pieces.
 std::vector<std::vector<PieceSums>> run_joint_passes(assembly::ModelOnRanks& base,
                                                      std::span<const std::vector<Piece>> passes,

@@ -1,5 +1,6 @@
 #include "tenants/trainer.h"
 
+#include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/tensor.h>
@@ -129,6 +130,21 @@ objective::HeadFunction head_of(assembly::Model& model, const Cut& cut) {
   };
 }
 
+/// While it lives, sets of one pass have products of their own if `is_wanted`: see
+/// nn::changed_linears.
+class ExactPasses {
+ public:
+  explicit ExactPasses(bool is_wanted) : before_(at::globalContext().deterministicAlgorithms()) {
+    if (is_wanted && !before_) device::set_deterministic(true);
+  }
+  ~ExactPasses() { device::set_deterministic(before_); }
+  ExactPasses(const ExactPasses&) = delete;
+  ExactPasses& operator=(const ExactPasses&) = delete;
+
+ private:
+  bool before_;
+};
+
 void check_promises(const assembly::ModelOnRanks& base, const TrainerOptions& options) {
   if (options.deterministic && !base.context.device.is_cpu()) {
     throw_error<ConfigError>(
@@ -214,8 +230,7 @@ void Trainer::State::run(const std::vector<Cut>& cuts, bool wants_gradients) {
                                .head = head_of(*base.model, cut)});
     }
   }
-  const auto sums = run_joint_passes(
-      base, passes, {.wants_gradients = wants_gradients, .is_exact = options.deterministic});
+  const auto sums = run_joint_passes(base, passes, {.wants_gradients = wants_gradients});
   for (std::size_t p = 0; p < planned.size(); ++p) {
     for (std::size_t i = 0; i < planned[p].size(); ++i)
       planned[p][i].result->metrics["loss:sum"] += sums[p][i].loss;
@@ -237,6 +252,7 @@ std::vector<WorkResult> Trainer::forward_backward(std::span<const Work> works) {
     std::vector<Cut>& all = works[i].forward_only ? forward : both;
     all.insert(all.end(), cuts.begin(), cuts.end());
   }
+  const ExactPasses exact(state_->options.deterministic);
   state_->run(forward, /*wants_gradients=*/false);
   state_->run(both, /*wants_gradients=*/true);
   return results;
