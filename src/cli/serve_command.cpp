@@ -155,10 +155,9 @@ int serve_model(const ServeOptions& options, const Session& session) {
   service.serve();
   InferenceApi inference(server, *model, data, !keys.is_empty());
   inference.load(options.adapters);
-  serve::admin::Admin admin(server,
-                            {*model, service, data, keys, quotas,
-                             [&inference] { return inference.adapters(); }},
-                            identify_by(keys, settings.limits));
+  serve::admin::Admin admin(
+      server, {*model, service, data, keys, quotas, [&inference] { return inference.adapters(); }},
+      identify_by(keys, settings.limits));
   admin.serve();
   const int port = server.listen(options.host, options.port);
   if (keys.is_empty())

@@ -97,7 +97,8 @@ struct Product {
   at::Tensor backward(const Tensors& grads) const;
 
  private:
-  void add_gradients(const std::vector<LowRankGradients>& low_rank, const Tensors& trained_dy) const;
+  void add_gradients(const std::vector<LowRankGradients>& low_rank,
+                     const Tensors& trained_dy) const;
 };
 
 /// For layers whose changes drop elements.
@@ -209,9 +210,8 @@ void Product::add_gradients(const std::vector<LowRankGradients>& low_rank,
   for (std::size_t s = 0; s < segments.size(); ++s) {
     const Segment& segment = segments[s];
     if (!segment.has_change()) continue;
-    const Tensors d_a =
-        split(gradient_of_a(*products, segment, low_rank[s].d_low, segment.own(x)), 0,
-              segment.layers);
+    const Tensors d_a = split(gradient_of_a(*products, segment, low_rank[s].d_low, segment.own(x)),
+                              0, segment.layers);
     std::size_t next = 0;
     for (std::size_t i = 0; i < weights.size(); ++i) {
       LowRank* const change = segment.layers[i].change;

@@ -11,10 +11,10 @@
 
 namespace heddle::serve {
 
-/// Requests and tokens that tenants use, against the limits of the key that they ask with. A limit a
-/// minute is a bucket: full at first, and filled evenly. Tokens are taken once they are known, so a
-/// request is let in while any are left, and what it takes too much is paid back by the next one's
-/// wait. All functions may be called from any thread.
+/// Requests and tokens that tenants use, against the limits of the key that they ask with. A limit
+/// a minute is a bucket: full at first, and filled evenly. Tokens are taken once they are known, so
+/// a request is let in while any are left, and what it takes too much is paid back by the next
+/// one's wait. All functions may be called from any thread.
 class Quotas {
  public:
   Quotas();

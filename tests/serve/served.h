@@ -85,8 +85,7 @@ class Served {
 /// One client of it.
 class ApiClient {
  public:
-  explicit ApiClient(int port, std::string key = "",
-                     std::string accept = "application/x-protobuf")
+  explicit ApiClient(int port, std::string key = "", std::string accept = "application/x-protobuf")
       : client_(port), key_(std::move(key)), accept_(std::move(accept)) {}
 
   std::string raw(const std::string& method, const std::string& path, const std::string& body,

@@ -11,8 +11,8 @@ namespace heddle::serve {
 namespace {
 
 using nlohmann::json;
-using testing::body_of;
 using testing::ApiClient;
+using testing::body_of;
 using ::testing::HasSubstr;
 using testing::Served;
 using testing::status_of;
@@ -240,6 +240,35 @@ TEST(Tinker, AnswersQuotasWith429UntilThereIsRoom) {
   EXPECT_EQ(caller.status, 200);
 }
 
+TEST(Tinker, JoinsTheWorkOfManyRunsInOnePass) {
+  const Directory folder;
+  Served served(folder.path(), Served::quick(), {});
+  ApiClient caller(served.port());
+  const std::string session = caller.session();
+  std::vector<std::string> runs;
+  for (int number = 0; number < 6; ++number) {
+    const json made = caller.create_model(session, number);
+    caller.wait(made);
+    runs.push_back(made.at("model_id"));
+  }
+  const auto norm_after = [&](const std::string& run, const json& work, int seq) {
+    caller.wait(work);
+    return caller.wait(caller.post("optim_step", ApiClient::step(run, seq)))
+        .at("metrics")
+        .at("grad_norm:mean");
+  };
+  const json alone =
+      norm_after(runs[5], caller.post("forward_backward", ApiClient::work(runs[5], 1, {1, 2})), 2);
+  // While the model is at the first one's, the others' come.
+  caller.post("forward_backward", ApiClient::work(runs[0], 1, {98}));
+  std::vector<json> works;
+  for (int i = 1; i < 5; ++i)
+    works.push_back(caller.post("forward_backward", ApiClient::work(runs[i], 1, {i, i + 1})));
+  const json joined = norm_after(runs[1], works[0], 2);
+  EXPECT_EQ(served.backend().most_joined, 4);
+  EXPECT_EQ(joined, alone) << "as if it had been alone";
+}
+
 TEST(Tinker, TellsOldClientsResultsAsJson) {
   const Directory folder;
   Served served(folder.path());
@@ -262,8 +291,9 @@ TEST(Tinker, TellsOldClientsResultsAsJson) {
                   {"prompt", {{"chunks", {{{"type", "encoded_text"}, {"tokens", {4, 9}}}}}}},
                   {"sampling_params", {{"max_tokens", 3}}}}));
   ASSERT_EQ(answer.at("sequences").size(), 2);
-  EXPECT_EQ(answer["sequences"][1],
-            (json{{"stop_reason", "length"}, {"tokens", {9, 9, 9}}, {"logprobs", {-.5, -.5, -.5}}}));
+  EXPECT_EQ(
+      answer["sequences"][1],
+      (json{{"stop_reason", "length"}, {"tokens", {9, 9, 9}}, {"logprobs", {-.5, -.5, -.5}}}));
 }
 
 TEST(Tinker, CountsTokensAndRequestsOfTraining) {
@@ -274,8 +304,7 @@ TEST(Tinker, CountsTokensAndRequestsOfTraining) {
   const std::string run = caller.create_model(session).at("model_id");
   caller.post("forward_backward", ApiClient::work(run, 1, {1, 2, 3, 4, 5}));
   EXPECT_EQ(caller.status, 200);
-  const std::string refused =
-      caller.raw("POST", "optim_step", ApiClient::step(run, 2).dump());
+  const std::string refused = caller.raw("POST", "optim_step", ApiClient::step(run, 2).dump());
   EXPECT_EQ(status_of(refused), 429);
   EXPECT_THAT(refused, HasSubstr("4 tokens a minute"));
   EXPECT_THAT(refused, HasSubstr("x-ratelimit-remaining-requests: 1"));

@@ -85,7 +85,8 @@ TEST_F(AdapterTrainerTest, SharesProductsUnlessBitsAreAskedFor) {
     const train::Summary &a = exact.adapters[i].summary, &b = shared.adapters[i].summary;
     EXPECT_EQ(a.steps, b.steps);
     EXPECT_NEAR(a.last_loss, b.last_loss, 1e-4 * a.last_loss) << exact.adapters[i].name;
-    differs = differs || result("exact", exact.adapters[i].name) != result("shared", exact.adapters[i].name);
+    differs = differs ||
+              result("exact", exact.adapters[i].name) != result("shared", exact.adapters[i].name);
   }
   EXPECT_TRUE(differs) << "nothing was shared";
 }

@@ -158,9 +158,8 @@ TEST_F(TenantsTest, LossIsTheWeightedSumOfItsOutputsAndForwardOnlyLeavesGradient
 /// With and without products of its own for each set.
 class TenantsInOnePassTest : public TenantsTest, public ::testing::WithParamInterface<bool> {};
 
-INSTANTIATE_TEST_SUITE_P(Products, TenantsInOnePassTest, ::testing::Bool(), [](const auto& info) {
-  return info.param ? "Own" : "Shared";
-});
+INSTANTIATE_TEST_SUITE_P(Products, TenantsInOnePassTest, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "Own" : "Shared"; });
 
 TEST_P(TenantsInOnePassTest, NotANumberStaysInItsSet) {
   place(/*moe=*/true);

@@ -81,23 +81,21 @@ void Admin::login(const Request& request, const Responder& responder) {
   Request with_key;
   with_key.headers["x-api-key"] = field_of(request.body, "key");
   if (!has_admin_key(with_key))
-    return responder.answer(
-        401, login_page("This key is not known, or it lacks the scope admin."), kHtml,
-        page_headers());
+    return responder.answer(401, login_page("This key is not known, or it lacks the scope admin."),
+                            kHtml, page_headers());
   if (logins_.size() >= kMostLogins)
-    logins_.erase(std::ranges::min_element(
-        logins_, {}, [](const auto& entry) { return entry.second.until; }));
+    logins_.erase(std::ranges::min_element(logins_, {},
+                                           [](const auto& entry) { return entry.second.until; }));
   const std::string cookie = random_hex(32);
   logins_[sha256_hex(cookie)] = {with_key.headers["x-api-key"], now_s() + kLogin_s};
-  redirect(responder,
-           {{"Set-Cookie", fmt::format("{}={}{}; Max-Age={:.0f}", kCookie, cookie,
-                                       cookie_attributes(request), kLogin_s)}});
+  redirect(responder, {{"Set-Cookie", fmt::format("{}={}{}; Max-Age={:.0f}", kCookie, cookie,
+                                                  cookie_attributes(request), kLogin_s)}});
 }
 
 void Admin::logout(const Request& request, const Responder& responder) {
   logins_.erase(sha256_hex(cookie_of(request)));
-  redirect(responder, {{"Set-Cookie", fmt::format("{}={}; Max-Age=0", kCookie,
-                                                  cookie_attributes(request))}});
+  redirect(responder,
+           {{"Set-Cookie", fmt::format("{}={}; Max-Age=0", kCookie, cookie_attributes(request))}});
 }
 
 void Admin::show(const Request& request, const Responder& responder) {

@@ -122,22 +122,21 @@ std::string content_of(const Json& state) {
                                  {"answers under way", "answers_under_way"},
                                  {"refused", "refused"}};
   constexpr Column kAdapters[] = {{"name", ""}};
-  constexpr Column kCheckpoints[] = {{"path", "path"},       {"tenant", "tenant"},
-                                     {"bytes", "bytes"},     {"created", "created"},
-                                     {"public", "public"},   {"expires", "expires"}};
-  constexpr Column kKeys[] = {{"number", "number"},   {"begins with", "begins"},
-                              {"tenant", "tenant"},   {"scopes", "scopes"},
-                              {"limits", "limits"},   {"created", "created"},
-                              {"revoked", "revoked"}};
+  constexpr Column kCheckpoints[] = {{"path", "path"},     {"tenant", "tenant"},
+                                     {"bytes", "bytes"},   {"created", "created"},
+                                     {"public", "public"}, {"expires", "expires"}};
+  constexpr Column kKeys[] = {
+      {"number", "number"}, {"begins with", "begins"}, {"tenant", "tenant"},  {"scopes", "scopes"},
+      {"limits", "limits"}, {"created", "created"},    {"revoked", "revoked"}};
   const Json &model = state.at("model"), &queue = state.at("queue"), &series = state.at("series");
   const auto line = [&](const char* title, const char* name) {
     return fmt::format("<tr><th>{}</th><td>{}</td></tr>\n", title,
                        curve(numbers_of(series.at(name))));
   };
-  std::string html = fmt::format("<h1><bdi>{}</bdi></h1>\n<p>{}, {} tokens of context; {}</p>\n",
-                                 escaped(text_of(model.at("name"))),
-                                 escaped(text_of(model.at("architecture"))),
-                                 text_of(model.at("max_context")), text_of(state.at("time")));
+  std::string html =
+      fmt::format("<h1><bdi>{}</bdi></h1>\n<p>{}, {} tokens of context; {}</p>\n",
+                  escaped(text_of(model.at("name"))), escaped(text_of(model.at("architecture"))),
+                  text_of(model.at("max_context")), text_of(state.at("time")));
   html += fmt::format(
       "<h2>Queue</h2>\n<p>{} training requests wait, {} answers are under way, {} promises are "
       "open.</p>\n<table>\n{}{}{}</table>\n",
@@ -166,7 +165,8 @@ std::string login_page(const std::string& message) {
       kHead, escaped(message));
 }
 
-const char* const kScript = R"(// Renews the tables; the server has escaped them, and the page's policy runs no script of theirs.
+const char* const kScript =
+    R"(// Renews the tables; the server has escaped them, and the page's policy runs no script of theirs.
 const main = document.querySelector("main");
 setInterval(async () => {
   if (document.hidden) return;
@@ -178,7 +178,8 @@ setInterval(async () => {
 }, 2000);
 )";
 
-const char* const kStyle = R"(body { font: 14px/1.4 system-ui, sans-serif; margin: 1.5em; color: #222; background: #fff; }
+const char* const kStyle =
+    R"(body { font: 14px/1.4 system-ui, sans-serif; margin: 1.5em; color: #222; background: #fff; }
 body > form { float: right; }
 h1 { font-size: 1.3em; margin: 0; }
 h2 { font-size: 1.05em; margin: 1.4em 0 .3em; }

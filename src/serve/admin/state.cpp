@@ -30,9 +30,14 @@ void State::sample() {
 Json State::runs() const {
   Json list = Json::array();
   for (const tinker::Runs::Status& run : sources_.tinker.runs().status()) {
-    Json entry{{"run", run.id},           {"tenant", run.tenant},   {"steps", run.steps},
-               {"tokens", run.tokens},    {"waiting", run.waiting}, {"state", run.state},
-               {"next_seq", run.next_seq}, {"loss", run.losses}};
+    Json entry{{"run", run.id},
+               {"tenant", run.tenant},
+               {"steps", run.steps},
+               {"tokens", run.tokens},
+               {"waiting", run.waiting},
+               {"state", run.state},
+               {"next_seq", run.next_seq},
+               {"loss", run.losses}};
     Statement row(sources_.data.database(),
                   "SELECT r.options, s.display_name FROM run r JOIN session s ON s.id = r.session "
                   "WHERE r.id = ?");
@@ -66,9 +71,8 @@ Json State::checkpoints() const {
 Json State::keys() const {
   Json list = Json::array();
   for (const Keys::Entry& key : sources_.keys.list()) {
-    Json entry{{"number", key.id},     {"begins", key.prefix},
-               {"tenant", key.tenant}, {"scopes", key.scopes},
-               {"limits", key.limits}, {"created", as_utc(key.created)}};
+    Json entry{{"number", key.id},     {"begins", key.prefix}, {"tenant", key.tenant},
+               {"scopes", key.scopes}, {"limits", key.limits}, {"created", as_utc(key.created)}};
     if (key.revoked) entry["revoked"] = as_utc(*key.revoked);
     list.push_back(std::move(entry));
   }
@@ -76,8 +80,7 @@ Json State::keys() const {
 }
 
 Json State::series() const {
-  Json ago = Json::array(), rate = Json::array(), waiting = Json::array(),
-       answers = Json::array();
+  Json ago = Json::array(), rate = Json::array(), waiting = Json::array(), answers = Json::array();
   const Clock::time_point now = Clock::now();
   for (const Sample& sample : samples_) {
     ago.push_back(std::chrono::duration<double>(now - sample.time).count());

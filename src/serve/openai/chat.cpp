@@ -21,7 +21,8 @@ struct Reading {
 
 class ChatReply : public Reply {
  public:
-  ChatReply(Service& service, Sampling sampling, const Request& request, Responder responder, Reading reading)
+  ChatReply(Service& service, Sampling sampling, const Request& request, Responder responder,
+            Reading reading)
       : Reply(service, std::move(sampling), request, std::move(responder), "chatcmpl-"),
         reading_(std::move(reading)) {
     for (std::int64_t i = 0; i < sampling_.generation.samples; ++i) choices_.emplace_back(reading_);

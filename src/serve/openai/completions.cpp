@@ -12,8 +12,8 @@ constexpr std::int64_t kUsualMaxTokens = 16;
 
 class CompletionReply : public Reply {
  public:
-  CompletionReply(Service& service, Sampling sampling, const Request& request, Responder responder, bool echoes,
-                  bool has_logprobs, std::size_t prompts)
+  CompletionReply(Service& service, Sampling sampling, const Request& request, Responder responder,
+                  bool echoes, bool has_logprobs, std::size_t prompts)
       : Reply(service, std::move(sampling), request, std::move(responder), "cmpl-"),
         echoes_(echoes),
         has_logprobs_(has_logprobs),

@@ -25,8 +25,9 @@ std::string Keys::add(const std::string& tenant, const std::string& scopes,
                                text::shown(scope));
   }
   const std::string key = "tml-" + random_hex(32);
-  Statement(database_,
-            "INSERT INTO key(tenant, prefix, hash, scopes, created, limits) VALUES (?, ?, ?, ?, ?, ?)")
+  Statement(
+      database_,
+      "INSERT INTO key(tenant, prefix, hash, scopes, created, limits) VALUES (?, ?, ?, ?, ?, ?)")
       .bind(tenant)
       .bind(key.substr(0, kPrefixLength))
       .bind(sha256_hex(key))
@@ -39,8 +40,9 @@ std::string Keys::add(const std::string& tenant, const std::string& scopes,
 
 std::vector<Keys::Entry> Keys::list() const {
   std::vector<Entry> entries;
-  Statement rows(database_,
-                 "SELECT id, tenant, prefix, scopes, created, revoked, limits FROM key ORDER BY id");
+  Statement rows(
+      database_,
+      "SELECT id, tenant, prefix, scopes, created, revoked, limits FROM key ORDER BY id");
   while (rows.step()) {
     Entry entry{rows.integer(0), rows.text(1), rows.text(2), rows.text(3), rows.real(4), {}, {}};
     if (!rows.is_null(5)) entry.revoked = rows.real(5);
@@ -74,8 +76,9 @@ bool Keys::is_empty() const { return !Statement(database_, "SELECT 1 FROM key LI
 
 std::optional<Caller> Keys::owner(const std::string& key, const Limits& usual) const {
   // The hash of a guess says nothing of the hashes that are near it, so a look-up leaks nothing.
-  Statement row(database_,
-                "SELECT tenant, prefix, scopes, limits FROM key WHERE hash = ? AND revoked IS NULL");
+  Statement row(
+      database_,
+      "SELECT tenant, prefix, scopes, limits FROM key WHERE hash = ? AND revoked IS NULL");
   if (!row.bind(sha256_hex(key)).step()) return std::nullopt;
   Caller caller{row.text(0), row.text(1), {}, usual};
   const auto limits = nlohmann::json::parse(row.text(3));

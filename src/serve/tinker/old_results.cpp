@@ -50,8 +50,9 @@ void add_field(pbf_reader reader, const std::string& name, json& datums) {
   }
   for (std::size_t i = 0; i + 1 < offsets.size(); ++i) {
     if (datums.size() <= i) datums.push_back(json::object());
-    const auto own = numbers_of<float>(data.substr(static_cast<std::size_t>(offsets[i]),
-                                                   static_cast<std::size_t>(offsets[i + 1] - offsets[i])));
+    const auto own =
+        numbers_of<float>(data.substr(static_cast<std::size_t>(offsets[i]),
+                                      static_cast<std::size_t>(offsets[i + 1] - offsets[i])));
     datums[i][name] = {{"data", list_of(own)}, {"dtype", "float32"}, {"shape", {own.size()}}};
   }
 }

@@ -19,7 +19,8 @@ constexpr std::int64_t kCloneStride =
 }  // namespace
 
 void Promises::give(const Outcome& outcome, const Poll& poll) const {
-  if (outcome.is_proto() && poll.allows_metadata && outcome.bytes.size() > options_.metadata_bytes) {
+  if (outcome.is_proto() && poll.allows_metadata &&
+      outcome.bytes.size() > options_.metadata_bytes) {
     poll.responder.answer(200, dump({{"status", "complete_metadata"},
                                      {"response_payload_size", outcome.bytes.size()}}));
   } else if (outcome.is_proto() && !poll.takes_proto) {

@@ -78,13 +78,16 @@ void Service::serve() {
 
   route("POST", "create_model", "train", &Service::create_model, On::kLoop, Cost::kRequest);
   route("POST", "get_info", "", &Service::get_info);
-  route("POST", "forward_backward", "train", &Service::forward_backward, On::kWorker, Cost::kRequest);
+  route("POST", "forward_backward", "train", &Service::forward_backward, On::kWorker,
+        Cost::kRequest);
   route("POST", "forward", "train", &Service::forward, On::kWorker, Cost::kRequest);
   route("POST", "optim_step", "train", &Service::optim_step, On::kLoop, Cost::kRequest);
   route("POST", "unload_model", "train", &Service::unload_model);
   route("POST", "save_weights", "train", &Service::save_weights, On::kLoop, Cost::kRequest);
-  route("POST", "save_weights_for_sampler", "train", &Service::save_weights_for_sampler, On::kLoop, Cost::kRequest);
-  route("POST", "save_weights_external", "train", &Service::save_weights_external, On::kLoop, Cost::kRequest);
+  route("POST", "save_weights_for_sampler", "train", &Service::save_weights_for_sampler, On::kLoop,
+        Cost::kRequest);
+  route("POST", "save_weights_external", "train", &Service::save_weights_external, On::kLoop,
+        Cost::kRequest);
   route("POST", "load_weights", "train", &Service::load_weights, On::kLoop, Cost::kRequest);
   route("POST", "weights_info", "", &Service::weights_info);
 

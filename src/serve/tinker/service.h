@@ -25,7 +25,7 @@ namespace heddle::serve::tinker {
 struct ServiceOptions {
   Promises::Options promises;
   Runs::Options runs;
-  double session_timeout_s = 1800;    ///< Without a heart-beat.
+  double session_timeout_s = 1800;  ///< Without a heart-beat.
   std::int64_t sessions_per_tenant = 1000;
   std::int64_t samples_in_flight = 4096;  ///< For one tenant.
   std::int64_t max_rank = 256;

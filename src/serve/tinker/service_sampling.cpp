@@ -158,8 +158,8 @@ void Service::sample(const Request& request, const Responder& responder) {
            [this, asked, finish, meter](GenerationResult&& result) {
              for (const GeneratedSequence& sample : result.samples)
                if (meter) meter->add_tokens(std::ssize(sample.ids));
-             auto outcome = Outcome::proto(Outcome::Form::kSample,
-                                          encode(response_of(*asked, result)));
+             auto outcome =
+                 Outcome::proto(Outcome::Form::kSample, encode(response_of(*asked, result)));
              server_.post([finish, outcome = std::move(outcome)] { finish(outcome); });
            },
            [this, finish](const std::string& message, bool is_users) {
