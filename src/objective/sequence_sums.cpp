@@ -19,8 +19,8 @@ c10::ScalarType sum_dtype(const runtime::Context& context) {
   return context.device.is_privateuseone() ? context.wide_dtype() : at::kDouble;
 }
 
-SequenceSums::SequenceSums(comm::Group group, const at::Tensor& sequence,
-                           const at::Tensor& weights, std::int64_t sequences)
+SequenceSums::SequenceSums(comm::Group group, const at::Tensor& sequence, const at::Tensor& weights,
+                           std::int64_t sequences)
     : group_(std::move(group)), sequence_(sequence) {
   const at::Tensor is_in = at::arange(sequences, sequence.options()).unsqueeze(1) == sequence;
   weights_ = is_in * weights;
@@ -38,13 +38,12 @@ at::Tensor SequenceSums::gradient(const at::Tensor& d_sums) const {
 
 at::Tensor SequenceSums::largest(const at::Tensor& values) const {
   constexpr double kNothing = -std::numeric_limits<double>::infinity();
-  at::Tensor largest =
-      values.numel() == 0
-          ? at::full({weights_.size(0)}, kNothing, weights_.options())
-          : at::amax(values.to(weights_.scalar_type())
-                         .expand_as(weights_)
-                         .masked_fill(weights_ == 0, kNothing),
-                     {1});
+  at::Tensor largest = values.numel() == 0
+                           ? at::full({weights_.size(0)}, kNothing, weights_.options())
+                           : at::amax(values.to(weights_.scalar_type())
+                                          .expand_as(weights_)
+                                          .masked_fill(weights_ == 0, kNothing),
+                                      {1});
   group_.all_reduce_max(largest);
   return largest;
 }

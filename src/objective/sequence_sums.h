@@ -5,8 +5,8 @@
 #include <ATen/core/Tensor.h>
 
 #include "comm/group.h"
-#include "objective/loss_rows.h"
 #include "objective/local_batch.h"
+#include "objective/loss_rows.h"
 #include "runtime/context.h"
 
 namespace heddle::objective {

@@ -53,14 +53,15 @@ struct Scene {
   std::vector<double> column(std::vector<double> PolicyRow::*member,
                              const std::vector<std::int64_t>& tokens) const {
     std::vector<double> all, chosen;
-    for (const PolicyRow& row : rows) all.insert(all.end(), (row.*member).begin(), (row.*member).end());
+    for (const PolicyRow& row : rows)
+      all.insert(all.end(), (row.*member).begin(), (row.*member).end());
     for (const std::int64_t token : tokens) chosen.push_back(all[static_cast<std::size_t>(token)]);
     return chosen;
   }
   HeadResult run(Policy& policy, bool wants_gradients = true) const {
     policy.set_rows(rows);
-    const std::vector<HeadFunction> heads = policy.heads(
-        {&batch, 1}, {.gradient_scale = 0.25, .wants_gradients = wants_gradients});
+    const std::vector<HeadFunction> heads =
+        policy.heads({&batch, 1}, {.gradient_scale = 0.25, .wants_gradients = wants_gradients});
     const LocalBatch local(*placed.model, batch);
     return heads[0](share_of(hidden, local), local);
   }
@@ -73,9 +74,7 @@ struct Scene {
   at::Tensor share_of(const at::Tensor& whole, const LocalBatch& local) const {
     const std::int64_t padded = placed.model->padded_tokens(batch.size());
     const at::Tensor rows = at::constant_pad_nd(whole, {0, 0, 0, padded - batch.size()});
-    return rows.index_select(0, places(local))
-        .to(placed.context.dtype)
-        .to(placed.context.device);
+    return rows.index_select(0, places(local)).to(placed.context.dtype).to(placed.context.device);
   }
 };
 
@@ -101,7 +100,8 @@ PolicyOptions options_of(PolicyLoss loss) {
 at::Tensor formula(const at::Tensor& l, const Scene& scene, const LossRows& rows,
                    const PolicyOptions& options) {
   const at::Tensor old = at::tensor(scene.column(&PolicyRow::old, rows.tokens), at::kDouble),
-                   reference = at::tensor(scene.column(&PolicyRow::reference, rows.tokens), at::kDouble),
+                   reference =
+                       at::tensor(scene.column(&PolicyRow::reference, rows.tokens), at::kDouble),
                    A = at::tensor(scene.column(&PolicyRow::advantages, rows.tokens), at::kDouble);
   at::Tensor total = l.sum() * 0;
   for (std::size_t s = 0; s < 3; ++s) {
@@ -118,9 +118,8 @@ at::Tensor formula(const at::Tensor& l, const Scene& scene, const LossRows& rows
                              ? at::exp(log_ratio.mean()) * at::ones_like(log_ratio)
                              : at::exp(log_ratio);
     const at::Tensor clipped = r.clamp(1 - options.clip_low, 1 + options.clip_high);
-    at::Tensor loss = options.loss == PolicyLoss::kCispo
-                          ? -clipped.detach() * of(A) * of(l)
-                          : -at::minimum(r * of(A), clipped * of(A));
+    at::Tensor loss = options.loss == PolicyLoss::kCispo ? -clipped.detach() * of(A) * of(l)
+                                                         : -at::minimum(r * of(A), clipped * of(A));
     const at::Tensor x = of(l) - of(reference);
     loss = loss + options.kl_coefficient * (at::exp(-x) + x - 1);
     total = total + loss.mean();
@@ -225,17 +224,17 @@ TEST_P(PolicyHead, DoesNotWaitForTheDevice) {
   EXPECT_FALSE(device::sim::waits_since(before).empty()) << "waits are counted";
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    ByTokenAndBySequence, PolicyHead,
-    ::testing::Combine(::testing::Values(PolicyLoss::kPpo, PolicyLoss::kCispo, PolicyLoss::kGspo),
-                       ::testing::Bool()),
-    [](const auto& info) {
-      const PolicyLoss loss = std::get<0>(info.param);
-      const std::string name = loss == PolicyLoss::kPpo     ? "Ppo"
-                               : loss == PolicyLoss::kCispo ? "Cispo"
-                                                            : "Gspo";
-      return name + (std::get<1>(info.param) ? "Trained" : "Frozen");
-    });
+INSTANTIATE_TEST_SUITE_P(ByTokenAndBySequence, PolicyHead,
+                         ::testing::Combine(::testing::Values(PolicyLoss::kPpo, PolicyLoss::kCispo,
+                                                              PolicyLoss::kGspo),
+                                            ::testing::Bool()),
+                         [](const auto& info) {
+                           const PolicyLoss loss = std::get<0>(info.param);
+                           const std::string name = loss == PolicyLoss::kPpo     ? "Ppo"
+                                                    : loss == PolicyLoss::kCispo ? "Cispo"
+                                                                                 : "Gspo";
+                           return name + (std::get<1>(info.param) ? "Trained" : "Frozen");
+                         });
 
 }  // namespace
 }  // namespace heddle::objective
