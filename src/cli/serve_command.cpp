@@ -1,6 +1,8 @@
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <filesystem>
 #include <future>
+#include <map>
 #include <memory>
 #include <ostream>
 
@@ -13,10 +15,12 @@
 #include "cli/version.h"
 #include "data/rendering/renderer.h"
 #include "data/tokenizer/tokenizer.h"
+#include "serve/admin/admin.h"
 #include "serve/metrics/registry.h"
 #include "serve/model/engine_backend.h"
 #include "serve/openai/adapters.h"
 #include "serve/openai/api.h"
+#include "serve/quotas.h"
 #include "serve/settings.h"
 #include "serve/store/keys.h"
 
@@ -34,6 +38,7 @@ struct ServeOptions {
 
 struct KeyOptions {
   std::string data_directory = kDataDirectory, tenant, scopes = "train,sample", key;
+  std::map<std::string, std::int64_t> limits;  ///< By the names of serve::kLimitRows.
 };
 
 bool is_loopback(const std::string& host) {
@@ -41,15 +46,17 @@ bool is_loopback(const std::string& host) {
 }
 
 /// Who sent a request: every key has an owner, and without any key everybody is the same one.
-std::function<serve::Caller(const serve::Request&)> identify_by(serve::Keys& keys) {
-  return [&keys](const serve::Request& request) {
-    if (keys.is_empty()) return serve::Caller{"local", "", {"train", "sample", "admin", "read"}};
+std::function<serve::Caller(const serve::Request&)> identify_by(serve::Keys& keys,
+                                                                const serve::Limits& limits) {
+  return [&keys, limits](const serve::Request& request) {
+    if (keys.is_empty())
+      return serve::Caller{"local", "", {"train", "sample", "admin", "read"}, limits};
     std::string key(request.header("x-api-key"));
     constexpr std::string_view kBearer = "Bearer ";
     const std::string_view given = request.header("authorization");
     if (key.empty() && given.starts_with(kBearer)) key = given.substr(kBearer.size());
     if (key.empty()) throw serve::HttpError(401, "no key: send X-API-Key or Authorization: Bearer");
-    const auto owner = keys.owner(key);
+    const auto owner = keys.owner(key, limits);
     if (!owner) throw serve::HttpError(401, "this key is not known, or it was revoked");
     return *owner;
   };
@@ -95,6 +102,8 @@ class InferenceApi {
     }
   }
 
+  std::vector<std::string> adapters() const { return service_.models.adapters(); }
+
  private:
   static serve::openai::Service make_service(serve::ModelThread& model, serve::Registry& registry) {
     const serve::ModelFacts& facts = model.facts();
@@ -123,8 +132,12 @@ int serve_model(const ServeOptions& options, const Session& session) {
   serve::ServerOptions server_options;
   server_options.most_body_bytes = static_cast<std::size_t>(settings.max_body_bytes);
   server_options.drain_s = settings.drain_s;
+  serve::Quotas quotas;
   serve::Server server(server_options);
-  server.authenticate_by(identify_by(keys));
+  server.authenticate_by(identify_by(keys, settings.limits));
+  server.meter_by([&quotas](const serve::Caller& caller, serve::Cost cost) {
+    return quotas.admit(caller, cost);
+  });
   serve::EngineBackendOptions backend;
   backend.directory = find_model(options.model).string();
   backend.name = options.name.empty()
@@ -142,6 +155,10 @@ int serve_model(const ServeOptions& options, const Session& session) {
   service.serve();
   InferenceApi inference(server, *model, data, !keys.is_empty());
   inference.load(options.adapters);
+  serve::admin::Admin admin(
+      server, {*model, service, data, keys, quotas, [&inference] { return inference.adapters(); }},
+      identify_by(keys, settings.limits));
+  admin.serve();
   const int port = server.listen(options.host, options.port);
   if (keys.is_empty())
     log::warning("{} holds no key: everybody on this host may train, sample and read here",
@@ -160,15 +177,18 @@ int serve_model(const ServeOptions& options, const Session& session) {
 
 int add_key(const KeyOptions& options, const Session& session) {
   serve::DataDirectory data(options.data_directory);
-  session.out << serve::Keys(data.database()).add(options.tenant, options.scopes) << "\n";
+  session.out << serve::Keys(data.database()).add(options.tenant, options.scopes, options.limits)
+              << "\n";
   return 0;
 }
 
 int list_keys(const KeyOptions& options, const Session& session) {
   serve::DataDirectory data(options.data_directory);
   for (const auto& key : serve::Keys(data.database()).list()) {
-    session.out << fmt::format("{:>4}  {}...  {}  {}  {}{}\n", key.id, key.prefix,
-                               serve::as_utc(key.created), key.tenant, key.scopes,
+    std::string limits;
+    for (const auto& [name, value] : key.limits) limits += fmt::format("  {}={}", name, value);
+    session.out << fmt::format("{:>4}  {}...  {}  {}  {}{}{}\n", key.id, key.prefix,
+                               serve::as_utc(key.created), key.tenant, key.scopes, limits,
                                key.revoked ? "  revoked " + serve::as_utc(*key.revoked) : "");
   }
   return 0;
@@ -203,6 +223,16 @@ CLI::App* add_key_commands(CLI::App& serve_command, Action& action) {
   add->add_option("--scopes", options->scopes, "Of train, sample, admin, read")
       ->type_name("A,B")
       ->capture_default_str();
+  for (const serve::LimitRow& limit : serve::kLimitRows) {
+    std::string name = limit.name;
+    std::ranges::replace(name, '_', '-');
+    add->add_option_function<std::int64_t>(
+           "--" + name,
+           [options, limit](const std::int64_t& value) { options->limits[limit.name] = value; },
+           std::string("Instead of the server's: ") + limit.meaning + "; 0: no limit")
+        ->type_name("N")
+        ->check(CLI::NonNegativeNumber);
+  }
   command("list", "Show number, first characters, tenant and scopes of all keys", list_keys);
   command("revoke", "Take a key out of force", revoke_key)
       ->add_option("key", options->key, "Number or first characters of the key")

@@ -1,5 +1,6 @@
 #include "nn/linear.h"
 
+#include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/cat.h>
@@ -10,7 +11,7 @@
 #include <utility>
 
 #include "nn/adapters.h"
-#include "nn/low_rank.h"
+#include "nn/changed_rows.h"
 #include "nn/pass.h"
 #include "ops/autograd.h"
 #include "ops/embedding/embedding.h"
@@ -165,20 +166,32 @@ LinearInput with_norm_applied(const ops::KernelTable& kernels, LinearInput x) {
   return x;
 }
 
-std::vector<at::Tensor> with_adapters(const ops::KernelTable& kernels, const LinearInput& x,
-                                      const std::vector<Linear*>& layers, const AdaptedRows& rows) {
-  std::vector<ChangedLinear> changed;
-  std::vector<Parameter*> weights;
-  bool is_changed = false;
+/// The changes of layers in these of the rows of x.
+ChangedRows changes_of(const at::Tensor& x, const std::vector<Linear*>& layers,
+                       const AdaptedRows& rows) {
+  ChangedRows changed{rows.rows, {}};
   for (Linear* layer : layers) {
     LowRank* const change = rows.set != nullptr ? rows.set->of(*layer) : nullptr;
-    weights.push_back(&layer->weight());
-    changed.push_back({change, &layer->weight(), {}});
-    if (change == nullptr) continue;
-    is_changed = true;
-    changed.back().mask = change->mask_of(x.value, rows.draws);
+    changed.layers.push_back({change, &layer->weight(), {}});
+    if (change != nullptr) changed.layers.back().mask = change->mask_of(x, rows.draws);
   }
-  return is_changed ? changed_linears(kernels, x, changed) : linears(kernels, x, weights);
+  return changed;
+}
+
+/// `segments`: of all rows of x.
+std::vector<at::Tensor> with_adapters(const ops::KernelTable& kernels, const LinearInput& x,
+                                      const std::vector<Linear*>& layers,
+                                      const std::vector<AdaptedRows>& segments) {
+  std::vector<ChangedRows> changed;
+  bool is_changed = false;
+  for (const AdaptedRows& segment : segments) {
+    changed.push_back(changes_of(x.value, layers, segment));
+    is_changed = is_changed || changed.back().has_change();
+  }
+  if (is_changed) return changed_linears(kernels, x, std::move(changed));
+  std::vector<Parameter*> weights;
+  for (Linear* layer : layers) weights.push_back(&layer->weight());
+  return linears(kernels, x, weights);
 }
 
 }  // namespace
@@ -194,9 +207,9 @@ std::vector<at::Tensor> forward_all(const Pass& pass, const LinearInput& given,
   if (!found.empty()) return found;
   const LinearInput x = with_norm_applied(*pass.kernels, given);
   const std::vector<AdaptedRows> segments = adapters_of(pass, x.value.size(0));
-  if (segments.empty()) return with_adapters(*pass.kernels, x, layers, {});
-  if (segments.size() == 1) return with_adapters(*pass.kernels, x, layers, segments[0]);
-  // Segment by segment: a row's numbers do not depend on what other sets do in the same pass.
+  if (segments.size() < 2 || !at::globalContext().deterministicAlgorithms())
+    return with_adapters(*pass.kernels, x, layers, segments);
+  // Segment by segment: a row's bits do not depend on what other sets do in the same pass.
   std::vector<std::int64_t> sizes;
   for (const AdaptedRows& segment : segments) sizes.push_back(segment.rows);
   const std::vector<at::Tensor> values = x.value.split_with_sizes(sizes, 0);
@@ -207,7 +220,7 @@ std::vector<at::Tensor> forward_all(const Pass& pass, const LinearInput& given,
   for (std::size_t s = 0; s < segments.size(); ++s) {
     LinearInput part = rows_of(x, values[s], first);
     part.residual = residuals[s];
-    const std::vector<at::Tensor> y = with_adapters(*pass.kernels, part, layers, segments[s]);
+    const std::vector<at::Tensor> y = with_adapters(*pass.kernels, part, layers, {segments[s]});
     for (std::size_t i = 0; i < layers.size(); ++i) outputs[i].push_back(y[i]);
     first += segments[s].rows;
   }

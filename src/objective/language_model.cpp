@@ -119,8 +119,9 @@ TokenLossResult run_token_loss(Model& model, const at::Tensor& hidden, const Los
 }
 
 TokenLogprobs::TokenLogprobs(Model& model, const at::Tensor& hidden, const LossRows& rows,
-                             bool want_gradients, bool want_entropy, double temperature)
-    : model_(model), rows_(rows), trunk_(ops::detached(hidden)) {
+                             bool want_gradients, bool want_entropy, double temperature,
+                             at::Tensor support)
+    : model_(model), rows_(rows), support_(std::move(support)), trunk_(ops::detached(hidden)) {
   values_ = at::zeros({0}, rows.loss_weights.options());
   if (want_entropy) entropy_ = values_;
   if (rows.total == 0) return;
@@ -129,6 +130,7 @@ TokenLogprobs::TokenLogprobs(Model& model, const at::Tensor& hidden, const LossR
   ops::LinearCrossEntropy::Inputs inputs;
   inputs.hidden = normalized_;
   inputs.labels = rows.labels;
+  inputs.support = support_;
   inputs.want_entropy = want_entropy;
   const bool is_one_pass = want_gradients && !model.head_weight().trainable();
   inputs.keep_logits = want_gradients && !is_one_pass;
@@ -154,6 +156,7 @@ at::Tensor TokenLogprobs::gradient_of_normalized(const at::Tensor& d_values) {
   ops::LinearCrossEntropy::Inputs inputs;
   inputs.hidden = normalized_;
   inputs.labels = rows_.labels;
+  inputs.support = support_;
   inputs.loss_weights = -d_values;
   inputs.logits = std::exchange(logits_, {});
   return cross_entropy(model_, inputs, /*want_gradients=*/true).grad_hidden;

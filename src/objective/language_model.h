@@ -10,7 +10,7 @@ namespace heddle::objective {
 class LanguageModel : public Objective {
  public:
   using Objective::Objective;
-  std::vector<std::string> metrics() const override { return {"entropy"}; }
+  std::vector<const Metric*> metrics() const override { return {&metric::kEntropy}; }
   double divisor(const data::Step& step) const override { return step.loss_weight_sum; }
   double weight(const data::Batch& local) const override { return local.loss_weight_sum; }
   bool is_sum_over_tokens() const override { return true; }
@@ -51,8 +51,9 @@ class TokenLogprobs {
  public:
   /// On hidden states [T/tp,H]. All ranks along tp make theirs together. The distributions are
   /// those of the logits divided by `temperature`.
+  /// `support` [n,k] int64: the tokens that each is over, then -1; undefined: all tokens.
   TokenLogprobs(Model& model, const at::Tensor& hidden, const LossRows& rows, bool want_gradients,
-                bool want_entropy = false, double temperature = 1);
+                bool want_entropy = false, double temperature = 1, at::Tensor support = {});
 
   /// [n] of this rank's run of rows.
   const at::Tensor& values() const { return values_; }
@@ -67,6 +68,7 @@ class TokenLogprobs {
 
   Model& model_;
   const LossRows& rows_;
+  at::Tensor support_;
   at::Tensor trunk_, normalized_, values_, entropy_;
   at::Tensor unit_gradient_;  ///< [n,H] of the sum of -values; undefined where the head is trained.
   at::Tensor logits_;         ///< Where the head is trained, of one chunk.

@@ -14,7 +14,7 @@ Evaluation Objective::evaluate(const std::shared_ptr<const data::Dataset>& rows,
   const ops::NoGradient guard;
   data::EvaluationLoader loader(rows, loader_options);
   const parallel::Acquired ends = assembly::acquire_ends(placed_.sharding.get(), model());
-  const std::vector<std::string> names = metrics();
+  const std::vector<const Metric*> names = metrics();
   double loss = 0, weight = 0;
   std::vector<double> sums;
   while (const auto whole = loader.next()) {
@@ -37,7 +37,7 @@ Evaluation Objective::evaluate(const std::shared_ptr<const data::Dataset>& rows,
   if (!group.any(!sums.empty())) return evaluation;
   sums.resize(names.size());
   for (std::size_t i = 0; i < sums.size(); ++i)
-    evaluation.metrics[names[i]] = group.all_reduce_sum(sums[i]) / weight;
+    evaluation.metrics.set(*names[i], group.all_reduce_sum(sums[i]) / weight);
   return evaluation;
 }
 

@@ -4,6 +4,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 
@@ -19,8 +20,27 @@
 namespace heddle::objective {
 namespace {
 
+/// The supports of the labels of `rows` as TokenLogprobs takes them; undefined without any.
+at::Tensor support_of(const std::vector<std::vector<std::int32_t>>& supports,
+                      const LocalBatch& batch, const LossRows& rows, c10::Device device) {
+  if (supports.empty() || rows.tokens.empty()) return {};
+  const std::vector<std::int64_t> places = batch.places_of_tokens();
+  const auto of_row = [&](std::size_t i) -> const std::vector<std::int32_t>& {
+    return supports[static_cast<std::size_t>(places[static_cast<std::size_t>(rows.tokens[i])])];
+  };
+  std::size_t widest = 1;
+  for (std::size_t i = 0; i < rows.tokens.size(); ++i) widest = std::max(widest, of_row(i).size());
+  at::Tensor table =
+      at::full({std::ssize(rows.tokens), static_cast<std::int64_t>(widest)}, -1, at::kLong);
+  auto* entry = table.mutable_data_ptr<std::int64_t>();
+  for (std::size_t i = 0; i < rows.tokens.size(); ++i, entry += widest)
+    std::ranges::copy(of_row(i), entry);
+  return device::upload(table, device);
+}
+
 /// Appends a row's column to that of the batch, from token `first` on.
-void put(std::vector<double>& column, const std::vector<double>& row, std::int64_t first,
+template <class Entry>
+void put(std::vector<Entry>& column, const std::vector<Entry>& row, std::int64_t first,
          std::int64_t tokens) {
   if (row.empty()) return;
   if (column.empty()) column.resize(static_cast<std::size_t>(tokens));
@@ -52,6 +72,7 @@ Policy::Columns Policy::columns_of(const data::Batch& whole) const {
     put(columns.behaviour, row.behaviour, first, whole.size());
     put(columns.reference, row.reference, first, whole.size());
     put(columns.advantages, row.advantages, first, whole.size());
+    put(columns.supports, row.supports, first, whole.size());
     const std::int64_t last = whole.cu_seqlens_host[i + 1];
     const auto chosen = std::count_if(mask + first, mask + last, [](float x) { return x != 0; });
     const auto first_chosen =
@@ -116,7 +137,8 @@ HeadResult Policy::run(const at::Tensor& hidden, const LocalBatch& batch, std::i
   const PolicyTokens tokens = tokens_of(columns, batch, rows);
   PolicySums sums;
   at::Tensor entropy, grad_hidden;
-  if (options_.is_by_token()) {
+  const bool is_by_token = options_.is_by_token();
+  if (is_by_token && columns.supports.empty()) {
     const auto loss = [&](std::int64_t first, const at::Tensor& logprobs) {
       const PolicyLossResult part =
           policy_loss(logprobs.to(type), tokens.narrow(first, logprobs.size(0)), options_, nullptr);
@@ -129,13 +151,14 @@ HeadResult Policy::run(const at::Tensor& hidden, const LocalBatch& batch, std::i
     grad_hidden = result.grad_hidden;
   } else {
     TokenLogprobs own(model(), hidden, rows, options.wants_gradients, /*want_entropy=*/true,
-                      options_.temperature);
+                      options_.temperature,
+                      support_of(columns.supports, batch, rows, hidden.device()));
     const at::Tensor sequence = sequence_of_rows(context, batch, rows);
     const SequenceSums of_sequences(context.mesh.group({comm::Dim::kTp, comm::Dim::kCp}), sequence,
                                     at::ones(sequence.sizes(), sequence.options().dtype(type)),
                                     sequences);
     const PolicyLossResult result =
-        policy_loss(own.values().to(type), tokens, options_, &of_sequences);
+        policy_loss(own.values().to(type), tokens, options_, is_by_token ? nullptr : &of_sequences);
     sums = result.sums;
     entropy = own.entropy();
     if (options.wants_gradients) {

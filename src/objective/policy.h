@@ -13,6 +13,8 @@ namespace heddle::objective {
 /// label of token t. Empty columns as in PolicyTokens.
 struct PolicyRow {
   std::vector<double> old, behaviour, reference, advantages;
+  /// Tokens that each was drawn from, the policy's distribution being over these; empty: all.
+  std::vector<std::vector<std::int32_t>> supports = {};
 };
 
 /// Policy gradients on rows that a policy generated; Batch::row_ids name their PolicyRow, and
@@ -38,6 +40,7 @@ class Policy : public Objective {
   /// Columns [T] of a whole micro-batch, as PolicyTokens; empty ones are undefined there.
   struct Columns {
     std::vector<double> old, behaviour, reference, advantages, sequence_tokens, first_advantage;
+    std::vector<std::vector<std::int32_t>> supports;
   };
   Columns columns_of(const data::Batch& whole) const;
   /// Columns of the rows that this rank takes to the head.

@@ -9,7 +9,9 @@ namespace heddle::objective {
 class Reward : public PairObjective {
  public:
   using PairObjective::PairObjective;
-  std::vector<std::string> metrics() const override { return {"accuracy", "margin"}; }
+  std::vector<const Metric*> metrics() const override {
+    return {&metric::kAccuracy, &metric::kMargin};
+  }
   std::vector<HeadFunction> heads(std::span<const data::Batch> micro_batches,
                                   const PassOptions& options) override;
 

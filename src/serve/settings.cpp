@@ -41,8 +41,24 @@ Key key(const char* name, const char* meaning, Member member, double least) {
           }};
 }
 
-const std::vector<Key>& keys() {
-  static const std::vector<Key> kKeys = {
+std::vector<Key> keys_of_limits() {
+  std::vector<Key> made;
+  static const std::vector<std::pair<std::string, std::string>> kTexts = [] {
+    std::vector<std::pair<std::string, std::string>> texts;
+    for (const LimitRow& row : kLimitRows)
+      texts.emplace_back(std::string("serve.") + row.name,
+                         std::string(row.meaning) + "; 0: no limit");
+    return texts;
+  }();
+  for (std::size_t i = 0; i < kTexts.size(); ++i)
+    made.push_back(key(
+        kTexts[i].first.c_str(), kTexts[i].second.c_str(),
+        [member = kLimitRows[i].member](Settings & s) -> auto& { return s.limits.*member; }, 0));
+  return made;
+}
+
+std::vector<Key> all_keys() {
+  std::vector<Key> all = {
       key(
           "serve.max_sequences", "answers generated at the same time",
           [](Settings & s) -> auto& { return s.max_sequences; }, 1),
@@ -66,9 +82,6 @@ const std::vector<Key>& keys() {
       key(
           "serve.drain_s", "seconds for the answers under way after SIGTERM",
           [](Settings & s) -> auto& { return s.drain_s; }, 0),
-      key(
-          "serve.max_runs", "training runs in memory, of one tenant",
-          [](Settings & s) -> auto& { return s.tinker.runs_per_tenant; }, 1),
       key(
           "serve.max_sessions", "open sessions, of one tenant",
           [](Settings & s) -> auto& { return s.tinker.sessions_per_tenant; }, 1),
@@ -100,6 +113,12 @@ const std::vector<Key>& keys() {
           "serve.poll_s", "seconds that a poll is held",
           [](Settings & s) -> auto& { return s.tinker.promises.poll_s; }, 0),
   };
+  for (Key& limit : keys_of_limits()) all.push_back(std::move(limit));
+  return all;
+}
+
+const std::vector<Key>& keys() {
+  static const std::vector<Key> kKeys = all_keys();
   return kKeys;
 }
 

@@ -33,7 +33,8 @@ struct AdaptersSummary {
 
 /// `heddle sft` with `adapters:`: several adapters on one base model, each with rows, optimizer and
 /// schedule of its own. In a round each makes a step, and their micro-batches share passes. Each
-/// has the numbers of the run that would train it alone.
+/// has the numbers of the run that would train it alone; with train.deterministic on the CPU the
+/// bits too.
 class AdapterTrainer {
  public:
   /// `observers`: one an adapter. `stop` is read after every round. Throws ConfigError for what is

@@ -24,11 +24,15 @@ using objective::LocalBatch;
 /// The pieces of one pass end to end.
 class JointPass {
  public:
-  JointPass(const assembly::Model& model, std::span<const Piece> pieces, std::size_t metrics)
-      : pieces_(pieces), joint_(join(model, pieces, extents_)) {
+  JointPass(const assembly::Model& model, std::span<const Piece> pieces, std::size_t number,
+            const JointOptions& options)
+      : pieces_(pieces),
+        number_(number),
+        pass_head_(options.pass_head),
+        joint_(join(model, pieces, extents_)) {
     const c10::Device device = model.context().device;
     const auto wide = at::TensorOptions().dtype(model.context().wide_dtype()).device(device);
-    sums_.assign(pieces.size(), std::vector<at::Tensor>(1 + metrics, at::zeros({}, wide)));
+    sums_.assign(pieces.size(), std::vector<at::Tensor>(1 + options.metrics, at::zeros({}, wide)));
     for (std::size_t i = 0; i < pieces.size(); ++i) {
       nn::AdaptedRows rows{pieces[i].set, extents_[i].rows, {}};
       if (pieces[i].dropout_step > 0 && pieces[i].set->options().dropout > 0) {
@@ -44,6 +48,12 @@ class JointPass {
   /// Every piece's head; the sum of their gradients, which do not overlap.
   HeadResult apply_heads(const at::Tensor& hidden, const LocalBatch& batch) {
     HeadResult result{at::zeros({}, sums_[0][0].options()), {}, {}};
+    if (pass_head_) {
+      const PassHeadResult all = pass_head_(number_, hidden, batch);
+      for (std::size_t i = 0; i < pieces_.size(); ++i) sums_[i][0] = all.losses[i];
+      result.grad_hidden = all.grad_hidden;
+      return result;
+    }
     std::int64_t first = 0;
     for (std::size_t i = 0; i < pieces_.size(); ++i) {
       LocalBatch own = batch;
@@ -84,6 +94,8 @@ class JointPass {
   }
 
   std::span<const Piece> pieces_;
+  std::size_t number_;  ///< Of the pass.
+  PassHead pass_head_;
   std::vector<Extent> extents_;
   LocalBatch joint_;
   std::vector<std::vector<at::Tensor>> sums_;
@@ -163,8 +175,8 @@ std::vector<std::vector<PieceSums>> run_joint_passes(assembly::ModelOnRanks& bas
   if (passes.empty()) return {};
   std::vector<JointPass> joint;
   joint.reserve(passes.size());
-  for (const std::vector<Piece>& pieces : passes)
-    joint.emplace_back(*base.model, pieces, options.metrics);
+  for (std::size_t p = 0; p < passes.size(); ++p)
+    joint.emplace_back(*base.model, passes[p], p, options);
   if (options.wants_gradients) {
     differentiate(base, passes, joint);
   } else {

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -27,9 +28,19 @@ struct PieceSums {
   std::vector<double> metrics;
 };
 
+/// What a head of all pieces of a pass gives: one gradient, and the loss of each piece, 0-d each.
+struct PassHeadResult {
+  at::Tensor grad_hidden;  ///< Undefined without gradients.
+  std::vector<at::Tensor> losses;
+};
+/// As objective::HeadFunction, on the rows of pass number `pass`.
+using PassHead = std::function<PassHeadResult(std::size_t pass, const at::Tensor& hidden,
+                                              const objective::LocalBatch& batch)>;
+
 struct JointOptions {
   std::size_t metrics = 0;      ///< As many as every head sums.
   bool wants_gradients = true;  ///< False: forward only; heads then give no gradient either.
+  PassHead pass_head = {};      ///< Unless empty, takes the place of the pieces' heads.
 };
 
 /// Runs passes of several pieces each, which no state connects: a piece's rows, gradients and sums

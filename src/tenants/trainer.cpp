@@ -1,5 +1,6 @@
 #include "tenants/trainer.h"
 
+#include <ATen/Context.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/tensor.h>
@@ -98,36 +99,66 @@ data::Batch batch_of(std::span<const Datum> data) {
   return batch;
 }
 
-/// Log-probabilities first, then the loss and its gradient by each; leaves outputs where they go.
-objective::HeadFunction head_of(assembly::Model& model, const Cut& cut) {
-  return [&model, cut](const at::Tensor& hidden, const objective::LocalBatch& batch) {
-    const bool wants_gradients = !cut.work->forward_only;
-    const objective::LossRows rows(model, batch.host, 1);
-    objective::TokenLogprobs logprobs(model, hidden, rows, wants_gradients);
-    const at::Tensor host = logprobs.values().to(at::kCPU, at::kDouble).contiguous();
-    const std::span values(host.const_data_ptr<double>(), static_cast<std::size_t>(host.numel()));
+/// Log-probabilities of all rows of some cuts, in their order, first; then each cut's loss and the
+/// gradient by its own. Leaves outputs where they go.
+PassHeadResult apply_head(assembly::Model& model, std::span<const Cut> cuts,
+                          const at::Tensor& hidden, const objective::LocalBatch& batch) {
+  const bool wants_gradients = !cuts[0].work->forward_only;
+  const objective::LossRows rows(model, batch.host, 1);
+  objective::TokenLogprobs logprobs(model, hidden, rows, wants_gradients);
+  const at::Tensor host = logprobs.values().to(at::kCPU, at::kDouble).contiguous();
+  const std::span all(host.const_data_ptr<double>(), static_cast<std::size_t>(host.numel()));
+  PassHeadResult result;
+  std::vector<double> d_logprobs;
+  std::size_t first = 0;
+  for (const Cut& cut : cuts) {
+    const auto values = all.subspan(first, static_cast<std::size_t>(cut.tokens));
     const LossValues loss = loss_of(*cut.work, cut.data, values);
-    std::size_t first = 0;
+    std::size_t place = 0;
     for (std::size_t i = 0; i < cut.data.size(); ++i) {
       const std::size_t length = cut.data[i].tokens.size();
-      const auto part = values.subspan(first, length);
+      const auto part = values.subspan(place, length);
       cut.outputs[i].logprobs.assign(part.begin(), part.end());
       if (!loss.elementwise.empty()) {
-        const auto own = std::span(loss.elementwise).subspan(first, length);
+        const auto own = std::span(loss.elementwise).subspan(place, length);
         cut.outputs[i].elementwise_loss.assign(own.begin(), own.end());
       }
-      first += length;
+      place += length;
     }
-    objective::HeadResult result;
-    result.loss_sum = at::tensor(loss.sum, rows.loss_weights.options());
-    if (wants_gradients) {
-      const at::Tensor d_logprobs = at::tensor(loss.d_logprobs, at::kDouble);
-      result.grad_hidden = logprobs.gradient(
-          device::upload(d_logprobs.to(logprobs.values().scalar_type()), hidden.device()));
-    }
-    return result;
+    result.losses.push_back(at::tensor(loss.sum, rows.loss_weights.options()));
+    d_logprobs.insert(d_logprobs.end(), loss.d_logprobs.begin(), loss.d_logprobs.end());
+    first += values.size();
+  }
+  if (wants_gradients) {
+    const at::Tensor d = at::tensor(d_logprobs, at::kDouble);
+    result.grad_hidden =
+        logprobs.gradient(device::upload(d.to(logprobs.values().scalar_type()), hidden.device()));
+  }
+  return result;
+}
+
+/// The head of one cut alone, whose products are then those of the cut alone.
+objective::HeadFunction head_of(assembly::Model& model, const Cut& cut) {
+  return [&model, cut](const at::Tensor& hidden, const objective::LocalBatch& batch) {
+    const PassHeadResult own = apply_head(model, {&cut, 1}, hidden, batch);
+    return objective::HeadResult{own.losses[0], own.grad_hidden};
   };
 }
+
+/// While it lives, sets of one pass have products of their own if `is_wanted`: see
+/// nn::changed_linears.
+class ExactPasses {
+ public:
+  explicit ExactPasses(bool is_wanted) : before_(at::globalContext().deterministicAlgorithms()) {
+    if (is_wanted && !before_) device::set_deterministic(true);
+  }
+  ~ExactPasses() { device::set_deterministic(before_); }
+  ExactPasses(const ExactPasses&) = delete;
+  ExactPasses& operator=(const ExactPasses&) = delete;
+
+ private:
+  bool before_;
+};
 
 void check_promises(const assembly::ModelOnRanks& base, const TrainerOptions& options) {
   if (options.deterministic && !base.context.device.is_cpu()) {
@@ -214,7 +245,14 @@ void Trainer::State::run(const std::vector<Cut>& cuts, bool wants_gradients) {
                                .head = head_of(*base.model, cut)});
     }
   }
-  const auto sums = run_joint_passes(base, passes, {.wants_gradients = wants_gradients});
+  JointOptions joint{.wants_gradients = wants_gradients};
+  if (!options.deterministic) {
+    joint.pass_head = [&](std::size_t pass, const at::Tensor& hidden,
+                          const objective::LocalBatch& batch) {
+      return apply_head(*base.model, planned[pass], hidden, batch);
+    };
+  }
+  const auto sums = run_joint_passes(base, passes, joint);
   for (std::size_t p = 0; p < planned.size(); ++p) {
     for (std::size_t i = 0; i < planned[p].size(); ++i)
       planned[p][i].result->metrics["loss:sum"] += sums[p][i].loss;
@@ -236,6 +274,7 @@ std::vector<WorkResult> Trainer::forward_backward(std::span<const Work> works) {
     std::vector<Cut>& all = works[i].forward_only ? forward : both;
     all.insert(all.end(), cuts.begin(), cuts.end());
   }
+  const ExactPasses exact(state_->options.deterministic);
   state_->run(forward, /*wants_gradients=*/false);
   state_->run(both, /*wants_gradients=*/true);
   return results;

@@ -75,8 +75,10 @@ struct StepResult {
 struct TrainerOptions {
   /// A pass holds about so many tokens; a longer sequence has a pass of its own.
   std::int64_t pass_tokens = 16384;
-  /// Promises that a set gets the same bits whatever else is in its passes: true of the CPU in any
-  /// case, and refused on other devices, whose library products are not shown to do so.
+  /// Promises that a set gets the same bits whatever else is in its passes. False: sets share the
+  /// products of the base model's weights, faster and within rounding of the same, unless the
+  /// process is deterministic (device::set_deterministic) for another reason. Refused on other
+  /// devices than the CPU, whose library products are not shown to keep the promise.
   bool deterministic = false;
 };
 

@@ -107,6 +107,32 @@ TEST_P(AdaptersOfRequests, DoNotSeeEachOther) {
   EXPECT_NE(completions.at(0).logprobs, alone(request_of(3, adapters[2])).logprobs);
 }
 
+TEST_P(AdaptersOfRequests, ShareThePassesOfABatch) {
+  Engine engine(placed_, nullptr, {.max_sequences = 8});
+  fill(*placed_.adapters, 0);
+  AdapterSlots slots(placed_, *placed_.adapters, "tenant", 4);
+  std::vector<std::shared_ptr<const Adapter>> adapters;
+  for (const std::int64_t version : {1, 2, 3, 4}) {
+    adapters::LoraSet* const set = slots.free_set(engine);
+    fill(*set, version);
+    adapters.push_back(slots.publish(engine, *set, version));
+  }
+  // A step is one pass over the model.
+  const auto passes_of = [&](std::size_t sets) {
+    for (std::int64_t i = 0; i < 8; ++i)
+      engine.submit(request_of(3 + i, adapters[static_cast<std::size_t>(i) % sets]));
+    std::vector<std::size_t> tokens;
+    while (!engine.is_idle()) {
+      tokens.push_back(0);
+      for (const Progress& progress : engine.step()) tokens.back() += progress.token ? 1 : 0;
+    }
+    return tokens;
+  };
+  const std::vector<std::size_t> expected = passes_of(1);
+  EXPECT_EQ(expected, std::vector<std::size_t>(6, 8)) << "eight tokens in each of six passes";
+  EXPECT_EQ(passes_of(4), expected);
+}
+
 TEST_P(AdaptersOfRequests, KeepTheVersionThatTheyStartedWith) {
   Engine engine(placed_, nullptr, {.max_sequences = 8});
   AdapterSlots slots(placed_, *placed_.adapters, "policy", 2);

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <atomic>
+#include <chrono>
 #include <fstream>
 #include <map>
-#include <mutex>
+#include <thread>
 #include <vector>
 
 #include "base/errors.h"
@@ -25,7 +27,8 @@ class RecordingBackend final : public Backend {
   }
   void remove(tenants::SetId set) override { sets_.erase(set); }
   std::vector<tenants::WorkResult> forward_backward(std::span<const tenants::Work> works) override {
-    most_joined = std::max(most_joined, works.size());
+    if (works.size() > most_joined) most_joined = works.size();
+    if (works[0].data[0].tokens[0] == 98) std::this_thread::sleep_for(kLongWork);
     std::vector<tenants::WorkResult> results;
     for (const tenants::Work& work : works) {
       Set& set = sets_.at(work.set);
@@ -97,7 +100,9 @@ class RecordingBackend final : public Backend {
     return events;
   }
 
-  std::size_t most_joined = 0;
+  std::atomic<std::size_t> most_joined = 0;
+  /// Time that a work takes whose first token is 98.
+  static constexpr std::chrono::milliseconds kLongWork{300};
 
  private:
   struct Set {

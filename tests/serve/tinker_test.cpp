@@ -1,136 +1,21 @@
-#include <atomic>
 #include <filesystem>
-#include <memory>
-#include <thread>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "client.h"
-#include "recording_backend.h"
-#include "serve/store/keys.h"
-#include "serve/tinker/service.h"
+#include "served.h"
 #include "testing/temporary_directory.h"
 
 namespace heddle::serve {
 namespace {
 
 using nlohmann::json;
+using testing::ApiClient;
 using testing::body_of;
-using testing::Client;
 using ::testing::HasSubstr;
-using testing::RecordingBackend;
+using testing::Served;
 using testing::status_of;
-
-/// A server over a recording model; may be started again over the same data.
-class Served {
- public:
-  explicit Served(const std::filesystem::path& path, tinker::ServiceOptions options = quick())
-      : data_(path), keys_(data_.database()) {
-    data_.lock();
-    server_.authenticate_by([this](const Request& request) {
-      if (keys_.is_empty()) return Caller{"local", "", {"train", "sample"}};
-      const auto owner = keys_.owner(std::string(request.header("x-api-key")));
-      if (!owner) throw HttpError(401, "no such key");
-      return *owner;
-    });
-    auto backend = std::make_unique<RecordingBackend>();
-    backend_ = backend.get();
-    model_ = std::make_unique<ModelThread>(std::move(backend));
-    service_ = std::make_unique<tinker::Service>(server_, *model_, data_, options);
-    service_->serve();
-    port_ = server_.listen("127.0.0.1", 0);
-    thread_ = std::thread([this] { server_.run(stop_, [this] { service_->drain(); }); });
-  }
-  ~Served() {
-    stop_ = true;
-    thread_.join();
-    model_.reset();
-  }
-
-  static tinker::ServiceOptions quick() {
-    tinker::ServiceOptions options;
-    options.promises.poll_s = 0.2;
-    options.runs_per_tenant = 3;
-    return options;
-  }
-
-  int port() const { return port_; }
-  Keys& keys() { return keys_; }
-  const RecordingBackend& backend() const { return *backend_; }
-
- private:
-  DataDirectory data_;
-  Keys keys_;
-  Server server_;
-  RecordingBackend* backend_;
-  std::unique_ptr<ModelThread> model_;
-  std::unique_ptr<tinker::Service> service_;
-  std::atomic<bool> stop_ = false;
-  int port_ = 0;
-  std::thread thread_;
-};
-
-/// One client of it.
-class ApiClient {
- public:
-  explicit ApiClient(int port, std::string key = "") : client_(port), key_(std::move(key)) {}
-
-  std::string raw(const std::string& method, const std::string& path, const std::string& body,
-                  const std::string& type = "application/json") {
-    const std::string key = key_.empty() ? "" : "X-API-Key: " + key_ + "\r\n";
-    return client_.ask(method, "/api/v1/" + path, body,
-                       key + "Content-Type: " + type + "\r\nAccept: application/x-protobuf\r\n");
-  }
-  json post(const std::string& path, const json& body) {
-    const std::string answer = raw("POST", path, body.dump());
-    status = status_of(answer);
-    const std::string text = body_of(answer);
-    return json::accept(text) ? json::parse(text) : json(text);
-  }
-  json get(const std::string& path) {
-    const std::string answer = raw("GET", path, "");
-    status = status_of(answer);
-    return json::parse(body_of(answer));
-  }
-  /// The outcome of a promise.
-  json wait(const json& promise) {
-    while (true) {
-      const json answer = post("retrieve_future", {{"request_id", promise.at("request_id")}});
-      if (!answer.is_object() || answer.value("type", "") != "try_again") return answer;
-    }
-  }
-  std::string session() {
-    return post("create_session", {{"tags", json::array()}, {"sdk_version", "0.38.0"}})
-        .at("session_id");
-  }
-  json create_model(const std::string& session, int number = 0, int rank = 8) {
-    return post("create_model", {{"session_id", session},
-                                 {"model_seq_id", number},
-                                 {"base_model", "base"},
-                                 {"lora_config", {{"rank", rank}, {"seed", 1}}}});
-  }
-  static json work(const std::string& run, int seq, std::vector<int> tokens) {
-    return {
-        {"model_id", run},
-        {"seq_id", seq},
-        {"forward_backward_input",
-         {{"loss_fn", "cross_entropy"},
-          {"data",
-           {{{"model_input", {{"chunks", {{{"type", "encoded_text"}, {"tokens", tokens}}}}}},
-             {"loss_fn_inputs", {{"target_tokens", {{"data", tokens}, {"dtype", "int64"}}}}}}}}}}};
-  }
-  static json step(const std::string& run, int seq) {
-    return {{"model_id", run}, {"seq_id", seq}, {"adam_params", {{"learning_rate", 0.5}}}};
-  }
-
-  int status = 0;
-
- private:
-  Client client_;
-  std::string key_;
-};
 
 using Directory = heddle::testing::TemporaryDirectory;
 
@@ -288,6 +173,18 @@ TEST(Tinker, SaysWhatIsWrongWithARequest) {
   bad["forward_backward_input"]["data"][0]["loss_fn_inputs"]["weights"] = {{"data", {1.0}},
                                                                            {"dtype", "float32"}};
   EXPECT_THAT(detail("forward_backward", bad), HasSubstr("input weights has 1 numbers"));
+  // No number of a token, and none that an integer can hold.
+  for (const json& number :
+       {json(1.5), json(1e300), json(-1e300), json(1e19), json("1"), json(nullptr)}) {
+    for (const char* dtype : {"int64", "float32"}) {
+      bad = ApiClient::work(run, 1, {1, 2});
+      bad["forward_backward_input"]["data"][0]["loss_fn_inputs"]["target_tokens"] = {
+          {"data", {1, number}}, {"dtype", dtype}};
+      detail("forward_backward", bad);
+      EXPECT_GE(caller.status, 400) << number << " " << dtype;
+      EXPECT_LT(caller.status, 500) << number << " " << dtype;
+    }
+  }
   EXPECT_THAT(detail("optim_step", {{"model_id", run}, {"seq_id", 1}}),
               HasSubstr("field adam_params: expected an object"));
   EXPECT_EQ(caller.status, 422);
@@ -304,12 +201,115 @@ TEST(Tinker, SaysWhatIsWrongWithARequest) {
   EXPECT_THAT(refused.at("error").get<std::string>(), HasSubstr("rank 13"));
   EXPECT_EQ(refused.at("category"), "user");
   caller.create_model(session, 2);
-  EXPECT_THAT(caller.create_model(session, 3).value("detail", ""), HasSubstr("limit"));
   for (const char* name : {"../x", ".x", "a/b", ""}) {
     const json outcome =
         caller.wait(caller.post("save_weights", {{"model_id", run}, {"path", name}}));
     EXPECT_THAT(outcome.at("error").get<std::string>(), HasSubstr("checkpoint name")) << name;
   }
+}
+
+TEST(Tinker, AnswersQuotasWith429UntilThereIsRoom) {
+  const Directory folder;
+  Served served(folder.path(), Served::quick(), {.max_runs = 1, .max_disk_bytes = 1});
+  const std::string own = served.keys().add("a", "train,sample", {{"max_runs", 2}});
+  ApiClient caller(served.port(), own);
+  const std::string session = caller.session();
+  const std::string run = caller.create_model(session, 0).at("model_id");
+  caller.create_model(session, 1);
+  EXPECT_EQ(caller.status, 200) << "the key's limit is 2";
+  const json refused = caller.create_model(caller.session(), 0);
+  EXPECT_EQ(caller.status, 429);
+  EXPECT_THAT(refused.value("detail", ""), HasSubstr("2 training runs"));
+
+  const auto save = [&](int seq, const char* name) {
+    return caller.post("save_weights", {{"model_id", run}, {"path", name}, {"seq_id", seq}});
+  };
+  const json saved = caller.wait(save(1, "a"));
+  const std::string again = caller.raw(
+      "POST", "save_weights", json{{"model_id", run}, {"path", "b"}, {"seq_id", 2}}.dump());
+  EXPECT_EQ(status_of(again), 429);
+  EXPECT_THAT(again, HasSubstr("Retry-After: 5"));
+  EXPECT_THAT(again, HasSubstr("delete checkpoints"));
+  EXPECT_EQ(caller.wait(save(1, "a")), saved) << "a repeat has its promise";
+  caller.raw("DELETE", "training_runs/" + run + "/checkpoints/weights/a", "");
+  EXPECT_EQ(caller.wait(save(2, "b")).at("path"), "tinker://" + run + "/weights/b");
+
+  caller.post("sessions/" + session + "/finish", {{"reason", {{"type", "success"}}}});
+  EXPECT_EQ(caller.status, 204);
+  caller.create_model(caller.session(), 0);
+  EXPECT_EQ(caller.status, 200);
+}
+
+TEST(Tinker, JoinsTheWorkOfManyRunsInOnePass) {
+  const Directory folder;
+  Served served(folder.path(), Served::quick(), {});
+  ApiClient caller(served.port());
+  const std::string session = caller.session();
+  std::vector<std::string> runs;
+  for (int number = 0; number < 6; ++number) {
+    const json made = caller.create_model(session, number);
+    caller.wait(made);
+    runs.push_back(made.at("model_id"));
+  }
+  const auto norm_after = [&](const std::string& run, const json& work, int seq) {
+    caller.wait(work);
+    return caller.wait(caller.post("optim_step", ApiClient::step(run, seq)))
+        .at("metrics")
+        .at("grad_norm:mean");
+  };
+  const json alone =
+      norm_after(runs[5], caller.post("forward_backward", ApiClient::work(runs[5], 1, {1, 2})), 2);
+  // While the model is at the first one's, the others' come.
+  caller.post("forward_backward", ApiClient::work(runs[0], 1, {98}));
+  std::vector<json> works;
+  for (int i = 1; i < 5; ++i)
+    works.push_back(caller.post("forward_backward", ApiClient::work(runs[i], 1, {i, i + 1})));
+  const json joined = norm_after(runs[1], works[0], 2);
+  EXPECT_EQ(served.backend().most_joined, 4);
+  EXPECT_EQ(joined, alone) << "as if it had been alone";
+}
+
+TEST(Tinker, TellsOldClientsResultsAsJson) {
+  const Directory folder;
+  Served served(folder.path());
+  ApiClient caller(served.port(), "", "application/json");
+  const std::string run = caller.create_model(caller.session()).at("model_id");
+  json request = ApiClient::work(run, 1, {1, 2});
+  json& data = request["forward_backward_input"]["data"];
+  data.push_back(ApiClient::work(run, 1, {5})["forward_backward_input"]["data"][0]);
+  const json result = caller.wait(caller.post("forward_backward", request));
+  EXPECT_EQ(result.at("metrics").at("loss:sum"), 11) << "of 1, 2 and 5, one more each";
+  EXPECT_EQ(result.at("loss_fn_output_type"), "ArrayRecord");
+  ASSERT_EQ(result.at("loss_fn_outputs").size(), 2);
+  EXPECT_EQ(result["loss_fn_outputs"][0]["logprobs"],
+            (json{{"data", {-2.0, -3.0}}, {"dtype", "float32"}, {"shape", {2}}}));
+  EXPECT_EQ(result["loss_fn_outputs"][1]["logprobs"]["data"], json::array({-6.0}));
+
+  const json answer = caller.wait(caller.post(
+      "asample", {{"base_model", "base"},
+                  {"num_samples", 2},
+                  {"prompt", {{"chunks", {{{"type", "encoded_text"}, {"tokens", {4, 9}}}}}}},
+                  {"sampling_params", {{"max_tokens", 3}}}}));
+  ASSERT_EQ(answer.at("sequences").size(), 2);
+  EXPECT_EQ(
+      answer["sequences"][1],
+      (json{{"stop_reason", "length"}, {"tokens", {9, 9, 9}}, {"logprobs", {-.5, -.5, -.5}}}));
+}
+
+TEST(Tinker, CountsTokensAndRequestsOfTraining) {
+  const Directory folder;
+  Served served(folder.path(), Served::quick(), {.requests_per_minute = 3, .tokens_per_minute = 4});
+  ApiClient caller(served.port());
+  const std::string session = caller.session();
+  const std::string run = caller.create_model(session).at("model_id");
+  caller.post("forward_backward", ApiClient::work(run, 1, {1, 2, 3, 4, 5}));
+  EXPECT_EQ(caller.status, 200);
+  const std::string refused = caller.raw("POST", "optim_step", ApiClient::step(run, 2).dump());
+  EXPECT_EQ(status_of(refused), 429);
+  EXPECT_THAT(refused, HasSubstr("4 tokens a minute"));
+  EXPECT_THAT(refused, HasSubstr("x-ratelimit-remaining-requests: 1"));
+  caller.post("session_heartbeat", {{"session_id", session}});
+  EXPECT_EQ(caller.status, 200) << "beats and polls cost nothing";
 }
 
 TEST(Tinker, KeepsTenantsApart) {

@@ -43,8 +43,9 @@ class AdapterTrainerTest : public TrainerTest {
     all.insert(all.end(), more.begin(), more.end());
     return all;
   }
-  AdaptersSummary train(const std::string& run, std::int64_t stop_after = 1000) {
-    const std::vector<config::AdapterRun> runs = config::load_adapters(file(), settings(run));
+  AdaptersSummary train(const std::string& run, std::int64_t stop_after = 1000,
+                        std::vector<std::string> more = {"train.deterministic=true"}) {
+    const std::vector<config::AdapterRun> runs = config::load_adapters(file(), settings(run, more));
     std::atomic<bool> stop = false;
     StopAfter watching(stop_after, stop);
     train::Observer quiet;
@@ -75,6 +76,19 @@ TEST_F(AdapterTrainerTest, EachHasTheBitsOfTheRunThatTrainsItAlone) {
                 weights("alone-" + name, "final/adapter_model.safetensors"))
         << name;
   }
+}
+
+TEST_F(AdapterTrainerTest, SharesProductsUnlessBitsAreAskedFor) {
+  const AdaptersSummary exact = train("exact"), shared = train("shared", 1000, {});
+  bool differs = false;
+  for (std::size_t i = 0; i < 3; ++i) {
+    const train::Summary &a = exact.adapters[i].summary, &b = shared.adapters[i].summary;
+    EXPECT_EQ(a.steps, b.steps);
+    EXPECT_NEAR(a.last_loss, b.last_loss, 1e-4 * a.last_loss) << exact.adapters[i].name;
+    differs = differs ||
+              result("exact", exact.adapters[i].name) != result("shared", exact.adapters[i].name);
+  }
+  EXPECT_TRUE(differs) << "nothing was shared";
 }
 
 TEST_F(AdapterTrainerTest, AStoppedRunGoesOnWithTheSameBits) {

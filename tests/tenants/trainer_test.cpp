@@ -116,6 +116,23 @@ TEST_F(TenantsTest, ASetHasTheBitsOfTrainingAloneWhateverOthersDo) {
   }
 }
 
+TEST_F(TenantsTest, SharedProductsGiveTheNumbersOfTrainingAlone) {
+  for (const bool moe : {false, true}) {
+    place(moe);
+    const std::vector<History> together = train({.pass_tokens = 2000}, {1, 2, 3, 4}, 3);
+    for (int seed = 1; seed <= 4; ++seed) {
+      const History &found = together[seed - 1], alone = train(kExact, {seed}, 3)[0];
+      ASSERT_EQ(found.losses.size(), alone.losses.size());
+      for (std::size_t i = 0; i < found.losses.size(); ++i)
+        EXPECT_NEAR(found.losses[i], alone.losses[i], 2e-4 * std::abs(alone.losses[i]))
+            << "moe " << moe << " set " << seed << " loss " << i;
+      for (std::size_t i = 0; i < found.norms.size(); ++i)
+        EXPECT_NEAR(found.norms[i], alone.norms[i], 2e-4 * alone.norms[i])
+            << "moe " << moe << " set " << seed << " step " << i;
+    }
+  }
+}
+
 TEST_F(TenantsTest, LossIsTheWeightedSumOfItsOutputsAndForwardOnlyLeavesGradients) {
   place(/*moe=*/false);
   Trainer trainer(base_, kExact);
@@ -138,9 +155,15 @@ TEST_F(TenantsTest, LossIsTheWeightedSumOfItsOutputsAndForwardOnlyLeavesGradient
   EXPECT_EQ(trainer.steps(set), 1);
 }
 
-TEST_F(TenantsTest, NotANumberStaysInItsSet) {
+/// With and without products of its own for each set.
+class TenantsInOnePassTest : public TenantsTest, public ::testing::WithParamInterface<bool> {};
+
+INSTANTIATE_TEST_SUITE_P(Products, TenantsInOnePassTest, ::testing::Bool(),
+                         [](const auto& info) { return info.param ? "Own" : "Shared"; });
+
+TEST_P(TenantsInOnePassTest, NotANumberStaysInItsSet) {
   place(/*moe=*/true);
-  Trainer trainer(base_, kExact);
+  Trainer trainer(base_, {.pass_tokens = 300, .deterministic = GetParam()});
   const SetId good = trainer.create(options(1)), bad = trainer.create(options(2));
   std::vector<Work> works = {work(bad, 1), work(good, 2), work(bad, 3)};
   works[0].data[1].inputs["weights"][4] = std::numeric_limits<float>::quiet_NaN();

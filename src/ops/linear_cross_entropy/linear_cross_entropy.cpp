@@ -56,6 +56,15 @@ LinearCrossEntropy::Result linear_cross_entropy(const KernelTable& kernels,
   LinearCrossEntropy::Inputs plain = inputs;
   plain.hidden = detached(inputs.hidden);
   plain.weight = detached(inputs.weight);
+  if (inputs.support.defined()) {
+    TORCH_CHECK(
+        inputs.support.dim() == 2 && inputs.support.size(0) == rows && inputs.support.size(1) > 0 &&
+            inputs.support.scalar_type() == at::kLong && inputs.all_rows_labelled,
+        "linear_cross_entropy: support ", inputs.support.sizes(), " ", inputs.support.scalar_type(),
+        " must be int64 [N,k] with N = ", rows, ", every row labelled");
+    return linear_cross_entropy_over_support::forward(plain, want_grad_hidden, want_grad_weight,
+                                                      grad_weight_buffer);
+  }
   return kernels.get<LinearCrossEntropy>().forward(plain, want_grad_hidden, want_grad_weight,
                                                    grad_weight_buffer);
 }

@@ -28,6 +28,9 @@ struct LinearCrossEntropy {
     /// No label is -100: a device need not be asked, and waited for, which rows to drop.
     bool all_rows_labelled = false;
     bool want_entropy = false;
+    /// [N,k] int64: the tokens that a row's distribution is over, its label among them, then -1;
+    /// undefined: the whole vocabulary. Needs all_rows_labelled; no logits are kept.
+    at::Tensor support;
     /// For a loss of whole sequences, whose derivatives follow from the log-probabilities of all
     /// rows: a call without gradients leaves Result::logits, and the call with gradients of the
     /// same rows takes them.

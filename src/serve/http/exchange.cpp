@@ -16,6 +16,8 @@ const char* reason_of(int status) {
       return "OK";
     case 204:
       return "No Content";
+    case 303:
+      return "See Other";
     case 400:
       return "Bad Request";
     case 401:
@@ -128,7 +130,8 @@ void OpenRequest::put_headers(const std::string& content_type, const Headers& he
   evkeyvalq* out = evhttp_request_get_output_headers(request_);
   if (!content_type.empty()) evhttp_add_header(out, "Content-Type", content_type.c_str());
   evhttp_add_header(out, "x-request-id", id_.c_str());
-  for (const auto& [name, value] : headers) evhttp_add_header(out, name.c_str(), value.c_str());
+  for (const Headers* each : {&headers, static_cast<const Headers*>(&more_headers_)})
+    for (const auto& [name, value] : *each) evhttp_add_header(out, name.c_str(), value.c_str());
 }
 
 void OpenRequest::answer(int status, const std::string& body, const std::string& content_type,

@@ -28,6 +28,8 @@ class OpenRequest : public std::enable_shared_from_this<OpenRequest> {
   void answer(int status, const std::string& body, const std::string& content_type,
               const Headers& headers);
   void start(int status, const std::string& content_type, const Headers& headers);
+  /// Headers of the answer besides those that come with it.
+  void add_headers(Headers headers) { more_headers_.merge(headers); }
   void write(const std::string& piece);
   void end();
   void on_gone(std::function<void()> action);
@@ -54,6 +56,7 @@ class OpenRequest : public std::enable_shared_from_this<OpenRequest> {
   std::size_t most_unread_;
   std::function<void(OpenRequest&, int)> ended_;
   std::function<void()> gone_action_;
+  Headers more_headers_;
   event* hang_up_ = nullptr;  ///< libevent does not read, and so not notice, while we answer.
   std::atomic<bool> is_gone_ = false;
   Phase phase_ = Phase::kOpen;

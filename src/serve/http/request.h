@@ -1,25 +1,34 @@
 #pragma once
 
+#include <cstdint>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "base/errors.h"
+#include "serve/http/limits.h"
 
 namespace heddle::serve {
 
 /// A failure that has an HTTP status. A handler may throw it; the route's ErrorBody words it.
 class HttpError : public Error {
  public:
-  HttpError(int status, const std::string& message, int retry_after_s = 0)
-      : Error(message), status_(status), retry_after_s_(retry_after_s) {}
+  /// `retry_after_s`: seconds of the header Retry-After; 0: no header.
+  HttpError(int status, const std::string& message, int retry_after_s = 0,
+            std::map<std::string, std::string> headers = {})
+      : Error(message), status_(status), headers_(std::move(headers)) {
+    if (retry_after_s > 0) headers_["Retry-After"] = std::to_string(retry_after_s);
+  }
   int status() const { return status_; }
-  /// Seconds of the header Retry-After; 0: no header.
-  int retry_after_s() const { return retry_after_s_; }
+  /// Headers of the answer.
+  const std::map<std::string, std::string>& headers() const { return headers_; }
 
  private:
-  int status_, retry_after_s_;
+  int status_;
+  std::map<std::string, std::string> headers_;
 };
 
 /// throw_http(404, "model '{}' is not known", name)
@@ -33,8 +42,19 @@ struct Caller {
   std::string tenant;      ///< "local" where the server has no keys.
   std::string key_prefix;  ///< First characters of the key, for logs; empty without a key.
   std::set<std::string> scopes;
+  Limits limits = {};  ///< Of the key, else of the server.
 
   bool may(const std::string& scope) const { return scopes.contains(scope); }
+};
+
+/// Use that a request makes of its tenant's quotas. Its calls may come from any thread.
+class Meter {
+ public:
+  virtual ~Meter() = default;
+  virtual void add_tokens(std::int64_t count) = 0;
+  /// The request's work has ended: before its answer is sent, as the client may ask again at once.
+  /// The last holder's end says so too.
+  virtual void finish() = 0;
 };
 
 struct Request {
@@ -46,6 +66,7 @@ struct Request {
   std::map<std::string, std::string> headers;     ///< Names in lower case.
   std::string body;                               ///< Content-Encoding undone.
   Caller caller;
+  std::shared_ptr<Meter> meter;  ///< Null: nobody counts.
   bool is_replay = false;  ///< Did not come now, but before a restart; nobody waits for the answer.
 
   /// Empty if the client did not send it.

@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -17,6 +18,15 @@ using Handler = std::function<void(Request&&, Responder)>;
 /// The JSON text of an error answer, as the API of the route words them.
 using ErrorBody = std::function<std::string(int status, const std::string& message)>;
 
+/// How a route counts against its caller's quotas.
+enum class Cost { kNone, kRequest, kGeneration };
+
+/// A request that quotas have let in.
+struct Admission {
+  std::shared_ptr<Meter> meter;
+  Headers headers;  ///< Of the answer, whatever it is.
+};
+
 struct Route {
   std::string method;   ///< "GET", "POST", "PUT", "DELETE"
   std::string pattern;  ///< "/runs/{run}/checkpoints/{id+}"; {id+} matches one segment or more.
@@ -27,6 +37,7 @@ struct Route {
   /// Runs on the server's worker thread instead of the loop's: for handlers that parse large bodies
   /// or touch the disk.
   bool on_worker = false;
+  Cost cost = Cost::kNone;
 };
 
 /// The route that answers a path.

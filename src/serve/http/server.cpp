@@ -130,6 +130,7 @@ class Server::Loop {
 
   Router router_;
   std::function<Caller(const Request&)> identify_;
+  std::function<Admission(const Caller&, Cost)> meter_;
   std::function<void(const std::string&, int, double)> observe_;
   std::atomic<bool> is_draining_ = false;
   EventLoop loop_;
@@ -196,6 +197,11 @@ class Server::Loop {
       request->parameters = std::move(match.parameters);
       read_query(evhttp_uri_get_query(uri), request->query);
       if (!match.route->is_public) admit(*request, match.route->scope);
+      if (meter_ && match.route->cost != Cost::kNone) {
+        Admission admission = meter_(request->caller, match.route->cost);
+        request->meter = std::move(admission.meter);
+        open->add_headers(std::move(admission.headers));
+      }
       request->body = taken_body(raw);
       if (match.route->on_worker) {
         worker_->add([this, request, responder, error_body, route = match.route] {
@@ -228,15 +234,13 @@ class Server::Loop {
   void guarded(const Request& request, const Responder& responder, const ErrorBody& error_body,
                const Work& work) {
     const std::string id = request.id;  // the handler takes the request
-    const auto fail = [&](int status, const std::string& message, int retry_after_s = 0) {
-      Headers headers;
-      if (retry_after_s > 0) headers["Retry-After"] = std::to_string(retry_after_s);
+    const auto fail = [&](int status, const std::string& message, const Headers& headers = {}) {
       responder.answer(status, error_body(status, message), "application/json", headers);
     };
     try {
       work();
     } catch (const HttpError& error) {
-      fail(error.status(), error.what(), error.retry_after_s());
+      fail(error.status(), error.what(), error.headers());
     } catch (const UserError& error) {
       fail(400, error.what());
     } catch (const std::exception& error) {
@@ -259,6 +263,9 @@ Server::~Server() = default;
 void Server::route(Route route) { loop_->router_.add(std::move(route)); }
 void Server::authenticate_by(std::function<Caller(const Request&)> identify) {
   loop_->identify_ = std::move(identify);
+}
+void Server::meter_by(std::function<Admission(const Caller&, Cost)> meter) {
+  loop_->meter_ = std::move(meter);
 }
 void Server::observe_by(std::function<void(const std::string&, int, double)> observe) {
   loop_->observe_ = std::move(observe);

@@ -33,6 +33,9 @@ class Server {
   /// Who sent a request, by its headers; called for all routes that are not public, on the loop's
   /// thread. Throws HttpError 401. Without it everybody is the caller "local" with every scope.
   void authenticate_by(std::function<Caller(const Request&)> identify);
+  /// Lets a request of a known caller in or throws HttpError 429; called for the routes that cost
+  /// something, on the loop's thread.
+  void meter_by(std::function<Admission(const Caller&, Cost)> meter);
   /// Told of every answer (its status, the pattern of its route or "", and the seconds it took), on
   /// the loop's thread.
   void observe_by(

@@ -15,6 +15,7 @@ std::vector<Route> routes(Service& service, const ApiOptions& options) {
     Route route{method, pattern, answering(std::move(handler)), error_body, scope};
     // Long prompts are rendered and tokenised there.
     route.on_worker = route.method == "POST";
+    if (std::string(pattern).ends_with("completions")) route.cost = Cost::kGeneration;
     routes.push_back(std::move(route));
   };
   using Answer = void (*)(Service&, const Request&, const Responder&);

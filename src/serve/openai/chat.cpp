@@ -21,8 +21,9 @@ struct Reading {
 
 class ChatReply : public Reply {
  public:
-  ChatReply(Service& service, Sampling sampling, Responder responder, Reading reading)
-      : Reply(service, std::move(sampling), std::move(responder), "chatcmpl-"),
+  ChatReply(Service& service, Sampling sampling, const Request& request, Responder responder,
+            Reading reading)
+      : Reply(service, std::move(sampling), request, std::move(responder), "chatcmpl-"),
         reading_(std::move(reading)) {
     for (std::int64_t i = 0; i < sampling_.generation.samples; ++i) choices_.emplace_back(reading_);
   }
@@ -230,7 +231,7 @@ void answer_chat(Service& service, const Request& request, const Responder& resp
   begin_call(choice, reading, prompt.text);
   std::vector<Generation> generations = {
       generation_of(sampling, service.tokenizer->encode(prompt.text), service.facts(), 0)};
-  std::make_shared<ChatReply>(service, std::move(sampling), responder, std::move(reading))
+  std::make_shared<ChatReply>(service, std::move(sampling), request, responder, std::move(reading))
       ->start(std::move(generations));
 }
 

@@ -12,9 +12,9 @@ constexpr std::int64_t kUsualMaxTokens = 16;
 
 class CompletionReply : public Reply {
  public:
-  CompletionReply(Service& service, Sampling sampling, Responder responder, bool echoes,
-                  bool has_logprobs, std::size_t prompts)
-      : Reply(service, std::move(sampling), std::move(responder), "cmpl-"),
+  CompletionReply(Service& service, Sampling sampling, const Request& request, Responder responder,
+                  bool echoes, bool has_logprobs, std::size_t prompts)
+      : Reply(service, std::move(sampling), request, std::move(responder), "cmpl-"),
         echoes_(echoes),
         has_logprobs_(has_logprobs),
         offsets_(prompts * static_cast<std::size_t>(sampling_.generation.samples)) {}
@@ -148,7 +148,7 @@ void answer_completion(Service& service, const Request& request, const Responder
   }
   if (generations[0].max_tokens == 0 && !echoes)
     throw_field("max_tokens", "is 0: expected 1 or more, or 'echo' true");
-  std::make_shared<CompletionReply>(service, std::move(sampling), responder, echoes,
+  std::make_shared<CompletionReply>(service, std::move(sampling), request, responder, echoes,
                                     logprobs.has_value(), generations.size())
       ->start(std::move(generations));
 }

@@ -28,6 +28,7 @@ Json error_object(int status, const std::string& message, const std::string& fie
                   const std::string& code) {
   std::string kind = code;
   if (kind.empty() && status == 503) kind = "overloaded";
+  if (kind.empty() && status == 429) kind = "rate_limit_exceeded";
   return {{"error",
            {{"message", message},
             {"type", type_of(status)},

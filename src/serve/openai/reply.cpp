@@ -5,10 +5,12 @@
 
 namespace heddle::serve::openai {
 
-Reply::Reply(Service& service, Sampling sampling, Responder responder, const std::string& id_prefix)
+Reply::Reply(Service& service, Sampling sampling, const Request& request, Responder responder,
+             const std::string& id_prefix)
     : service_(service),
       sampling_(std::move(sampling)),
       logprobs_(*service.tokenizer, sampling_.shows_tokens_as_ids),
+      meter_(request.meter),
       responder_(std::move(responder)),
       id_(id_prefix + random_name(24)) {}
 
@@ -23,6 +25,7 @@ void Reply::start(std::vector<Generation> generations) {
   for (const Generation& generation : generations_) {
     metrics_.push_back(std::make_unique<GenerationMetrics::Request>(service_.metrics,
                                                                     std::ssize(generation.prompt)));
+    if (meter_) meter_->add_tokens(std::ssize(generation.prompt));
   }
   std::vector<GenerationId> ids;
   for (std::size_t i = 0; i < generations_.size(); ++i) {
@@ -43,6 +46,7 @@ void Reply::start(std::vector<Generation> generations) {
 
 void Reply::on_token(std::size_t index, const GeneratedToken& token) {
   metrics_[index]->token();
+  if (meter_) meter_->add_tokens(1);
   if (!sampling_.streams || has_failed_) return;
   begin_stream();
   const std::size_t choice = index * static_cast<std::size_t>(sampling_.generation.samples) +
@@ -60,6 +64,7 @@ void Reply::on_done(std::size_t index, GenerationResult&& result) {
 void Reply::on_failed(const std::string& message, bool is_users) {
   if (std::exchange(has_failed_, true)) return;
   for (auto& metrics : metrics_) metrics->ended("error");
+  end_metering();
   const int status = is_users ? 400 : 500;
   const std::string body = dump(error_object(status, message));
   if (has_begun_) {
@@ -70,7 +75,12 @@ void Reply::on_failed(const std::string& message, bool is_users) {
   }
 }
 
+void Reply::end_metering() {
+  if (meter_) meter_->finish();
+}
+
 void Reply::finish() {
+  end_metering();
   const auto samples = static_cast<std::size_t>(sampling_.generation.samples);
   const auto each = [&](const auto& use) {
     for (std::size_t i = 0; i < results_.size(); ++i) {

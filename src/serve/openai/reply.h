@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "serve/http/request.h"
 #include "serve/http/responder.h"
 #include "serve/openai/logprobs.h"
 #include "serve/openai/sampling.h"
@@ -17,7 +18,8 @@ namespace heddle::serve::openai {
 /// has ended; all but start() runs on the model's thread.
 class Reply : public std::enable_shared_from_this<Reply> {
  public:
-  Reply(Service& service, Sampling sampling, Responder responder, const std::string& id_prefix);
+  Reply(Service& service, Sampling sampling, const Request& request, Responder responder,
+        const std::string& id_prefix);
   virtual ~Reply();
 
   /// One generation for each prompt; choices count over prompts, then samples.
@@ -62,6 +64,9 @@ class Reply : public std::enable_shared_from_this<Reply> {
   Json envelope(const char* object) const;
   Json usage() const;
 
+  void end_metering();
+
+  std::shared_ptr<Meter> meter_;  ///< Null: nobody counts.
   Responder responder_;
   std::string id_;
   std::time_t created_ = std::time(nullptr);

@@ -176,6 +176,13 @@ std::int64_t Checkpoints::count(const std::string& tenant) {
   return row.integer(0);
 }
 
+std::int64_t Checkpoints::bytes(const std::string& tenant) {
+  Statement row(data_.database(),
+                "SELECT coalesce(sum(bytes), 0) FROM checkpoint WHERE tenant = ?");
+  row.bind(tenant).step();
+  return row.integer(0);
+}
+
 void Checkpoints::remove(const Checkpoint& checkpoint) {
   Statement(data_.database(), "DELETE FROM checkpoint WHERE path = ?").bind(checkpoint.path).run();
   remove_folder(checkpoint.folder);

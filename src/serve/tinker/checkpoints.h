@@ -58,6 +58,7 @@ class Checkpoints {
   std::vector<Checkpoint> of_tenant(const std::string& tenant, std::int64_t limit,
                                     std::int64_t offset);
   std::int64_t count(const std::string& tenant);
+  std::int64_t bytes(const std::string& tenant);
   void remove(const Checkpoint& checkpoint);
   void set_public(const Checkpoint& checkpoint, bool is_public);
   void set_expiry(const Checkpoint& checkpoint, std::optional<double> expires);

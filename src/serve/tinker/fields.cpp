@@ -1,14 +1,17 @@
 #include "serve/tinker/fields.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstdlib>
 
 #include "base/json.h"
 #include "base/quote.h"
-#include "serve/http/request.h"
 
 namespace heddle::serve::tinker {
 
 using nlohmann::json;
+
+constexpr std::int64_t kMostPage = 1000;
 
 Fields::Fields(const std::string& body) {
   try {
@@ -100,6 +103,23 @@ const json& Fields::list(const char* name) const {
   const json* value = find(name);
   if (value == nullptr || !value->is_array()) refuse(name, "a list");
   return *value;
+}
+
+Page page_of(const Request& request) {
+  const auto whole = [&](const char* name, std::int64_t otherwise) {
+    const auto found = request.query.find(name);
+    if (found == request.query.end()) return otherwise;
+    char* end = nullptr;
+    const std::int64_t value = std::strtoll(found->second.c_str(), &end, 10);
+    if (*end != '\0' || value < 0 || found->second.empty())
+      throw_http(422, "{} is {}: expected a count", name, text::shown(found->second, 40));
+    return value;
+  };
+  return {std::min(whole("limit", 20), kMostPage), whole("offset", 0)};
+}
+
+std::string dump(const nlohmann::json& value) {
+  return value.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 }  // namespace heddle::serve::tinker

@@ -6,6 +6,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "serve/http/request.h"
+
 namespace heddle::serve::tinker {
 
 /// Fields of a JSON object of a client. Each reader throws HttpError 422 that names the field, what
@@ -38,5 +40,14 @@ class Fields {
   nlohmann::json value_;
   std::string where_;
 };
+
+/// The part of a list that the query of an address asks for. Throws HttpError 422.
+struct Page {
+  std::int64_t limit, offset;
+};
+Page page_of(const Request& request);
+
+/// JSON text; bytes that are not UTF-8 become U+FFFD.
+std::string dump(const nlohmann::json& value);
 
 }  // namespace heddle::serve::tinker

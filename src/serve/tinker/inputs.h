@@ -21,6 +21,13 @@ ForwardBackwardRequest read_forward_backward(const Fields& fields, const char* i
 /// that are longer than the model's context.
 tenants::Work work_of(const ForwardBackwardRequest& request, const ModelFacts& facts);
 
+/// Chunks of a model_input. Throws HttpError 422.
+std::vector<Chunk> chunks_of(const Fields& model_input);
+/// Their tokens. Throws HttpError 400 for what is no text; `where` names them.
+std::vector<std::int32_t> text_of(const std::vector<Chunk>& chunks, const std::string& where);
+/// Throws HttpError 400 for an id outside the vocabulary.
+void check_token(std::int64_t token, const ModelFacts& facts, const std::string& where);
+
 /// Tokens of a prompt {chunks}. Throws HttpError 400 for what is no text.
 std::vector<std::int32_t> prompt_of(const Fields& model_input);
 

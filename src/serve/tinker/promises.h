@@ -14,12 +14,16 @@ namespace heddle::serve::tinker {
 
 /// Outcome of an operation that a client was promised.
 struct Outcome {
-  bool is_failed = false;
-  bool is_proto = false;  ///< `bytes` is a protobuf message, else JSON text.
-  std::string bytes;      ///< For a failure the object {error, category}.
+  /// JSON text, or which protobuf message. The database keeps the numbers.
+  enum class Form : std::int64_t { kJson = 0, kForwardBackward = 1, kSample = 2 };
 
-  static Outcome json(std::string text) { return {false, false, std::move(text)}; }
-  static Outcome proto(std::string bytes) { return {false, true, std::move(bytes)}; }
+  bool is_failed = false;
+  Form form = Form::kJson;
+  std::string bytes;  ///< For a failure the object {error, category}.
+
+  bool is_proto() const { return form != Form::kJson; }
+  static Outcome json(std::string text) { return {false, Form::kJson, std::move(text)}; }
+  static Outcome proto(Form form, std::string bytes) { return {false, form, std::move(bytes)}; }
   /// `category`: "user" for a wrong request, "server" for anything else.
   static Outcome failure(const std::string& message, const std::string& category);
 };

@@ -1,57 +1,12 @@
 #include "serve/tinker/runs.h"
 
 #include <algorithm>
-#include <memory>
+#include <exception>
 #include <utility>
 
 #include "base/log.h"
-#include "serve/tinker/wire.h"
 
 namespace heddle::serve::tinker {
-namespace {
-
-/// The work's exception as an outcome.
-template <class Work>
-Outcome guarded(const Work& work) {
-  try {
-    return work();
-  } catch (const UserError& error) {
-    return Outcome::failure(error.what(), "user");
-  } catch (const HttpError& error) {
-    return Outcome::failure(error.what(), "user");
-  } catch (const std::exception& error) {
-    log::error("an operation on the model fails: {}", error.what());
-    return Outcome::failure("internal error of the server", "server");
-  }
-}
-
-BatchedTensor batched(const std::vector<tenants::DatumOutput>& data,
-                      std::vector<float> tenants::DatumOutput::*field) {
-  BatchedTensor tensor;
-  tensor.offsets.push_back(0);
-  for (const tenants::DatumOutput& datum : data) {
-    tensor.data += as_bytes(datum.*field);
-    tensor.offsets.push_back(static_cast<std::int64_t>(tensor.data.size()));
-  }
-  return tensor;
-}
-
-}  // namespace
-
-Outcome outcome_of(const tenants::WorkResult& result) {
-  if (!result.error.empty()) return Outcome::failure(result.error, "user");
-  ForwardBackwardOutput output;
-  output.num_datums = static_cast<std::int64_t>(result.data.size());
-  output.fields["logprobs"] = batched(result.data, &tenants::DatumOutput::logprobs);
-  const bool has_losses = std::ranges::any_of(
-      result.data, [](const auto& datum) { return !datum.elementwise_loss.empty(); });
-  if (has_losses)
-    output.fields["elementwise_loss"] =
-        batched(result.data, &tenants::DatumOutput::elementwise_loss);
-  output.metrics = result.metrics;
-  return Outcome::proto(encode(output));
-}
-
 Runs::Runs(Server& server, ModelThread& model, Promises& promises, const Options& options)
     : server_(server), model_(model), promises_(promises), options_(options) {}
 
@@ -64,6 +19,27 @@ std::int64_t Runs::waiting() const {
   std::int64_t count = 0;
   for (const auto& [id, run] : runs_) count += static_cast<std::int64_t>(run.waiting.size());
   return count;
+}
+
+std::vector<Runs::Status> Runs::status() const {
+  std::vector<Status> all;
+  for (const auto& [id, run] : runs_) {
+    Status status{id, run.tenant, "idle"};
+    if (run.is_running) {
+      status.state = "running";
+    } else if (is_ready(run)) {
+      status.state = "queued";
+    } else if (!run.waiting.empty()) {
+      status.state = fmt::format("waits for request {}", run.next_seq);
+    }
+    status.waiting = static_cast<std::int64_t>(run.waiting.size());
+    status.next_seq = run.next_seq;
+    status.steps = run.progress.steps;
+    status.tokens = run.progress.tokens;
+    status.losses.assign(run.progress.losses.begin(), run.progress.losses.end());
+    all.push_back(std::move(status));
+  }
+  return all;
 }
 
 void Runs::open(const std::string& run, const std::string& tenant, Operation first,
@@ -120,10 +96,11 @@ void Runs::fail_waiting(Run& run, const std::string& message) {
 
 void Runs::release(tenants::SetId set) {
   model_.run([set](Backend& backend) {
-    guarded([&] {
+    try {
       backend.remove(set);
-      return Outcome();
-    });
+    } catch (const std::exception& error) {
+      log::error("a set of adapters cannot be removed: {}", error.what());
+    }
   });
 }
 
@@ -152,134 +129,6 @@ void Runs::tick() {
                                     "cannot run before it",
                                     run.next_seq, id, options_.gap_s));
   }
-}
-
-bool Runs::is_ready(const Run& run) const {
-  return !run.is_running && !run.is_closed && run.waiting.contains(run.next_seq);
-}
-
-std::vector<std::string> Runs::ready_runs() const {
-  std::vector<std::string> ready;
-  for (const auto& [id, run] : runs_) {
-    if (is_ready(run)) ready.push_back(id);
-  }
-  const auto served = [this](const std::string& id) {
-    const auto found = served_.find(runs_.at(id).tenant);
-    return found == served_.end() ? 0 : found->second;
-  };
-  std::ranges::stable_sort(ready, {}, served);
-  return ready;
-}
-
-void Runs::pump_soon() {
-  if (is_pump_due_) return;
-  is_pump_due_ = true;
-  const auto pump_now = [this] {
-    is_pump_due_ = false;
-    pump();
-  };
-  if (runs_.size() > 1) {
-    server_.post_after(options_.join_s, pump_now);
-  } else {
-    server_.post(pump_now);
-  }
-}
-
-Runs::Running Runs::take(const std::string& id) {
-  Run& run = runs_.at(id);
-  auto node = run.waiting.extract(run.next_seq);
-  run.is_running = true;
-  run.waiting_bytes -= node.mapped().bytes;
-  Running running{id, std::move(node.mapped()), {}, run.set};
-  // A tenant that comes back from a pause has no claim on the time it did not use.
-  std::int64_t least = INT64_MAX;
-  for (const auto& [other, each] : runs_)
-    if (const auto found = served_.find(each.tenant); found != served_.end())
-      least = std::min(least, found->second);
-  auto& served = served_.try_emplace(run.tenant, least == INT64_MAX ? 0 : least).first->second;
-  served += std::max<std::int64_t>(1, running.operation.tokens);
-  return running;
-}
-
-void Runs::pump() {
-  if (is_busy_ || is_draining_) return;
-  const auto ready = ready_runs();
-  if (ready.empty()) return;
-  is_busy_ = true;
-  auto batch = std::make_shared<std::vector<Running>>();
-  batch->push_back(take(ready.front()));
-  if (batch->front().operation.before) {
-    Running& first = batch->front();
-    first.outcome = guarded([&] {
-      first.operation.before();
-      return Outcome();
-    });
-    if (first.outcome.is_failed) return done(*batch);
-  }
-  if (batch->front().operation.work) {
-    std::int64_t tokens = batch->front().operation.tokens;
-    for (std::size_t i = 1; i < ready.size(); ++i) {
-      const Run& run = runs_.at(ready[i]);
-      const Operation& next = run.waiting.at(run.next_seq);
-      if (!next.work || tokens + next.tokens > options_.pass_tokens) continue;
-      tokens += next.tokens;
-      batch->push_back(take(ready[i]));
-    }
-  }
-  model_.run([this, batch](Backend& backend) {
-    Running& first = batch->front();
-    if (first.operation.work) {
-      const Outcome failure = guarded([&] {
-        std::vector<tenants::Work> works;
-        for (Running& running : *batch) {
-          if (!running.set)
-            throw_error<DataError>("run {} has no weights: it could not be made", running.run);
-          works.push_back(std::move(*running.operation.work));
-          works.back().set = *running.set;
-        }
-        const auto results = backend.forward_backward(works);
-        for (std::size_t i = 0; i < batch->size(); ++i)
-          (*batch)[i].outcome = outcome_of(results[i]);
-        return Outcome();
-      });
-      if (failure.is_failed)
-        for (Running& running : *batch) running.outcome = failure;
-    } else if (first.operation.make) {
-      first.outcome = guarded([&] {
-        const auto old = std::exchange(first.set, first.operation.make(backend));
-        if (old) backend.remove(*old);
-        return Outcome();
-      });
-    } else {
-      first.outcome = guarded([&] {
-        if (!first.set)
-          throw_error<DataError>("run {} has no weights: it could not be made", first.run);
-        return first.operation.act(backend, *first.set);
-      });
-    }
-    server_.post([this, batch] { done(*batch); });
-  });
-}
-
-void Runs::done(std::vector<Running>& finished) {
-  is_busy_ = false;
-  for (Running& running : finished) {
-    if (running.operation.work) trained_tokens_ += running.operation.tokens;
-    if (running.operation.then) running.operation.then(running.outcome);
-    promises_.finish(running.operation.promise, running.outcome);
-    if (running.operation.after && !running.outcome.is_failed) running.operation.after();
-    const auto found = runs_.find(running.run);
-    Run& run = found->second;
-    run.set = running.set;
-    run.is_running = false;
-    run.next_seq = std::max(run.next_seq, running.operation.seq + 1);
-    run.blocked_since = Clock::now();
-    if (run.is_closed) {
-      if (run.set) release(*run.set);
-      runs_.erase(found);
-    }
-  }
-  pump();
 }
 
 }  // namespace heddle::serve::tinker

@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <optional>
@@ -27,6 +28,8 @@ struct Operation {
   /// Makes the run's set of adapters, or another in the place of the one it has.
   std::function<tenants::SetId(Backend&)> make;
   std::function<Outcome(Backend&, tenants::SetId)> act;
+  /// Called before it is promised; throws HttpError for what the tenant may not do now.
+  std::function<void()> check;
   /// Called on the loop's thread before its turn on the model's; what it throws is the outcome.
   std::function<void()> before;
   /// Called on the loop's thread before the promise is finished; may replace the outcome.
@@ -68,12 +71,26 @@ class Runs {
   bool is_busy() const { return is_busy_; }
   std::int64_t waiting() const;
   std::int64_t open_runs() const { return static_cast<std::int64_t>(runs_.size()); }
-  std::int64_t trained_tokens() const { return trained_tokens_; }
+
+  struct Status {
+    std::string id, tenant, state;
+    std::int64_t waiting = 0, next_seq = 0, steps = 0, tokens = 0;
+    std::vector<double> losses = {};  ///< Of a token, before each of the last optimizer steps.
+  };
+  std::vector<Status> status() const;
 
  private:
   using Clock = std::chrono::steady_clock;
+  /// Numbers of a run for those who look at it.
+  struct Progress {
+    std::int64_t steps = 0, tokens = 0;
+    double loss_sum = 0;  ///< Since the last step, over loss_tokens.
+    std::int64_t loss_tokens = 0;
+    std::deque<double> losses;
+  };
   struct Run {
     std::string tenant;
+    Progress progress;
     std::optional<tenants::SetId> set;
     std::int64_t next_seq = 1;
     std::map<std::int64_t, Operation> waiting;
@@ -88,6 +105,7 @@ class Runs {
     Operation operation;
     Outcome outcome;
     std::optional<tenants::SetId> set;  ///< That the run has after it.
+    double loss = 0;                    ///< Sum of a forward_backward.
   };
 
   bool is_ready(const Run& run) const;
@@ -96,6 +114,7 @@ class Runs {
   void pump();
   void pump_soon();
   void done(std::vector<Running>& finished);
+  static void note(Progress& progress, const Running& finished);
   void fail_waiting(Run& run, const std::string& message);
   void release(tenants::SetId set);
 
@@ -106,10 +125,6 @@ class Runs {
   std::map<std::string, Run> runs_;
   std::map<std::string, std::int64_t> served_;  ///< Tokens that each tenant had.
   bool is_busy_ = false, is_draining_ = false, is_pump_due_ = false;
-  std::int64_t trained_tokens_ = 0;
 };
-
-/// The answer to a forward_backward: log-probabilities, losses and metrics of its datums.
-Outcome outcome_of(const tenants::WorkResult& result);
 
 }  // namespace heddle::serve::tinker

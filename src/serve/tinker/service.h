@@ -25,8 +25,7 @@ namespace heddle::serve::tinker {
 struct ServiceOptions {
   Promises::Options promises;
   Runs::Options runs;
-  double session_timeout_s = 1800;    ///< Without a heart-beat.
-  std::int64_t runs_per_tenant = 30;  ///< In memory at a time.
+  double session_timeout_s = 1800;  ///< Without a heart-beat.
   std::int64_t sessions_per_tenant = 1000;
   std::int64_t samples_in_flight = 4096;  ///< For one tenant.
   std::int64_t max_rank = 256;
@@ -55,12 +54,13 @@ class Service {
   using Answer = std::function<void(const Request&, const Responder&)>;
   enum class On { kLoop, kWorker };
   void route(const char* method, const std::string& path, const char* scope,
-             void (Service::*handler)(const Request&, const Responder&), On on = On::kLoop);
+             void (Service::*handler)(const Request&, const Responder&), On on = On::kLoop,
+             Cost cost = Cost::kNone);
   /// Runs the work on the loop's thread; what it throws becomes the answer.
   void on_loop(const Responder& responder, std::function<void()> work);
   void tick();
 
-  // service.cpp: server and sessions
+  // service.cpp
   void client_config(const Request& request, const Responder& responder);
   void dynamic_config(const Request& request, const Responder& responder);
   void capabilities(const Request& request, const Responder& responder);
@@ -70,6 +70,7 @@ class Service {
   void retrieve_future(const Request& request, const Responder& responder);
   void retrieve_futures(const Request& request, const Responder& responder);
   void cancel_future(const Request& request, const Responder& responder);
+  // service_sessions.cpp
   void create_session(const Request& request, const Responder& responder);
   void heartbeat(const Request& request, const Responder& responder);
   void finish_session(const Request& request, const Responder& responder);
@@ -154,7 +155,5 @@ class Service {
   std::int64_t next_version_ = 1;
   std::map<std::string, std::int64_t> steps_;  ///< Since the last kept state, by run.
 };
-
-std::string dump(const nlohmann::json& value);
 
 }  // namespace heddle::serve::tinker

@@ -140,20 +140,26 @@ void Service::sample(const Request& request, const Responder& responder) {
     responder.answer(200, promise.answer);
     if (!promise.is_new) return;
     samples_in_flight_[tenant] += asked->generation.samples;
-    const auto finish = [this, tenant, asked, id = promise.id](const Outcome& outcome) {
+    if (request.meter) request.meter->add_tokens(std::ssize(asked->generation.prompt));
+    const auto finish = [this, tenant, asked, id = promise.id,
+                         meter = request.meter](const Outcome& outcome) {
+      if (meter) meter->finish();
       if (auto& count = samples_in_flight_[tenant]; (count -= asked->generation.samples) == 0)
         samples_in_flight_.erase(tenant);
       promises_.finish(id, outcome);
     };
-    const auto start = [this, asked, finish,
+    const auto start = [this, asked, finish, meter = request.meter,
                         id = promise.id](std::shared_ptr<const SamplerWeights> weights) {
       Generation generation = asked->generation;
       generation.weights = std::move(weights);
       const GenerationId own = model_.generate(
           std::move(generation),
           {nullptr,
-           [this, asked, finish](GenerationResult&& result) {
-             auto outcome = Outcome::proto(encode(response_of(*asked, result)));
+           [this, asked, finish, meter](GenerationResult&& result) {
+             for (const GeneratedSequence& sample : result.samples)
+               if (meter) meter->add_tokens(std::ssize(sample.ids));
+             auto outcome =
+                 Outcome::proto(Outcome::Form::kSample, encode(response_of(*asked, result)));
              server_.post([finish, outcome = std::move(outcome)] { finish(outcome); });
            },
            [this, finish](const std::string& message, bool is_users) {

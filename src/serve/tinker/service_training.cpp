@@ -17,6 +17,8 @@ std::int64_t seq_of(const Fields& fields) {
   return seq > 0 ? seq : -1;
 }
 
+constexpr int kRunRetry_s = 5;  ///< Until a run may have ended.
+
 void require_adamw(const Fields& fields) {
   if (fields.find("optimizer_config") == nullptr) return;
   const std::string type = fields.object("optimizer_config").text("type", "adamw");
@@ -34,10 +36,12 @@ void Service::submit(const Request& request, const Responder& responder, const s
   // A repeat gets its promise also where the run no longer takes new requests.
   const auto answer = [&](const std::string& id) {
     runs_.check(run, operation.seq, operation.bytes);
+    if (operation.check) operation.check();
     return dump({{"request_id", id}, {"model_id", run}});
   };
   const auto promise = promises_.make(submission, answer);
   if (promise.is_new || request.is_replay) {
+    if (request.meter) request.meter->add_tokens(operation.tokens);
     operation.promise = promise.id;
     runs_.add(run, std::move(operation));
   }
@@ -58,11 +62,14 @@ void Service::open_run(const Request& request, const Responder& responder, const
       {tenant, session + "/runs", number, path.empty() ? "create_model" : "load_weights",
        sha256_hex(request.body), true, kept_body(request)},
       [&](const std::string& id) {
-        if (runs_.count(tenant) >= options_.runs_per_tenant)
-          throw_http(400,
-                     "{} training runs of this key's tenant are in memory, which is the limit: "
-                     "finish a session to free its runs",
-                     options_.runs_per_tenant);
+        const std::int64_t most = request.caller.limits.max_runs;
+        if (most > 0 && runs_.count(tenant) >= most)
+          throw HttpError(
+              429,
+              fmt::format("{} training runs of this key's tenant are in memory, which is the "
+                          "limit: finish a session to free its runs",
+                          most),
+              kRunRetry_s);
         return dump({{"request_id", id}, {"model_id", run}});
       });
   if (promise.is_new || request.is_replay) {

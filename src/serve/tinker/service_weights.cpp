@@ -1,6 +1,3 @@
-#include <algorithm>
-#include <cstdlib>
-
 #include "base/quote.h"
 #include "serve/tinker/service.h"
 
@@ -11,7 +8,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::int64_t kLeastTtl_s = 3600, kMostTtl_s = std::int64_t{10} * 366 * 24 * 3600;
-constexpr std::int64_t kMostPage = 1000;
+constexpr int kDiskRetry_s = 5;  ///< Until a client may have deleted something.
 
 std::optional<double> expiry_of(const Fields& fields) {
   const auto seconds = fields.maybe_integer("ttl_seconds");
@@ -19,23 +16,6 @@ std::optional<double> expiry_of(const Fields& fields) {
   if (*seconds < kLeastTtl_s || *seconds > kMostTtl_s)
     fields.refuse("ttl_seconds", "3600 seconds to 10 years");
   return now_s() + static_cast<double>(*seconds);
-}
-
-struct Page {
-  std::int64_t limit, offset;
-};
-
-Page page_of(const Request& request) {
-  const auto whole = [&](const char* name, std::int64_t otherwise) {
-    const auto found = request.query.find(name);
-    if (found == request.query.end()) return otherwise;
-    char* end = nullptr;
-    const std::int64_t value = std::strtoll(found->second.c_str(), &end, 10);
-    if (*end != '\0' || value < 0 || found->second.empty())
-      throw_http(422, "{} is {}: expected a count", name, text::shown(found->second, 40));
-    return value;
-  };
-  return {std::min(whole("limit", 20), kMostPage), whole("offset", 0)};
 }
 
 json cursor_json(const Page& page, std::int64_t total) {
@@ -67,6 +47,15 @@ void Service::save(const Request& request, const Responder& responder, const Fie
   operation.seq = seq > 0 ? seq : -1;
   operation.kind = fmt::format("save_{}", segment_of(kind));
   operation.bytes = request.body.size();
+  operation.check = [this, tenant, most = request.caller.limits.max_disk_bytes] {
+    const std::int64_t bytes = checkpoints_.bytes(tenant);
+    if (most > 0 && bytes >= most)
+      throw HttpError(429,
+                      fmt::format("saved weights of this key's tenant have {} bytes, and {} are "
+                                  "allowed: delete checkpoints, or let them expire",
+                                  bytes, most),
+                      kDiskRetry_s);
+  };
   operation.before = [this, planned, tenant, run, kind, name, overwrite] {
     *planned = checkpoints_.plan(tenant, run, kind, name, overwrite);
   };
@@ -111,8 +100,8 @@ void Service::save_weights_for_sampler(const Request& request, const Responder& 
   save(request, responder, fields, Checkpoint::Kind::kSampler,
        fmt::format("session-{}-{}", fields.integer("seq_id", 0), seq),
        [this, tenant, session, seq](const Checkpoint& saved) {
+         // A path besides is an error to SDKs before 0.24.
          return dump({{"type", "save_weights_for_sampler"},
-                      {"path", saved.path},
                       {"sampling_session_id", add_sampler(tenant, session, seq, saved.path)}});
        });
 }

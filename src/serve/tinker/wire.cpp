@@ -3,7 +3,6 @@
 #include <bit>
 #include <cstring>
 #include <protozero/pbf_reader.hpp>
-#include <protozero/pbf_writer.hpp>
 
 #include "serve/http/request.h"
 
@@ -13,7 +12,6 @@ namespace {
 static_assert(std::endian::native == std::endian::little,
               "the wire's numbers are copied as they are");
 using protozero::pbf_reader;
-using protozero::pbf_writer;
 
 constexpr std::uint32_t length_delimited(std::uint32_t field) {
   return protozero::tag_and_type(field, protozero::pbf_wire_type::length_delimited);
@@ -247,82 +245,10 @@ class Decoder {
   const char* place_;
 };
 
-// proto3 leaves out what has its default value.
-void put(pbf_writer& out, std::uint32_t field, const std::string& bytes) {
-  if (!bytes.empty()) out.add_bytes(field, bytes);
-}
-void put_sizes(pbf_writer& out, std::uint32_t field, const std::vector<std::int64_t>& sizes) {
-  if (!sizes.empty()) out.add_packed_int64(field, sizes.begin(), sizes.end());
-}
-
-/// A message inside another, also an empty one: protozero's own nesting leaves that out.
-template <class Fill>
-void put_message(pbf_writer& out, std::uint32_t field, const Fill& fill) {
-  std::string bytes;
-  pbf_writer message(bytes);
-  fill(message);
-  out.add_message(field, bytes);
-}
-
-void put(pbf_writer& out, std::uint32_t field, const TopkLogprobs& topk) {
-  put_message(out, field, [&](pbf_writer& message) {
-    put(message, 1, as_bytes(topk.token_ids));
-    put(message, 2, as_bytes(topk.logprobs));
-    if (topk.k != 0) message.add_uint32(3, topk.k);
-    if (topk.length != 0) message.add_uint32(4, topk.length);
-  });
-}
-
-void put(pbf_writer& out, std::uint32_t field, const BatchedTensor& tensor) {
-  put_message(out, field, [&](pbf_writer& message) {
-    put(message, 1, tensor.data);
-    put(message, 2, as_bytes(tensor.offsets));
-    if (tensor.dtype != DType::kUnspecified) message.add_enum(3, static_cast<int>(tensor.dtype));
-    put_sizes(message, 4, tensor.trailing_shape);
-  });
-}
-
 }  // namespace
 
 ForwardBackwardRequest decode_forward_backward(std::string_view bytes) {
   return Decoder(bytes).request();
-}
-
-std::string encode(const ForwardBackwardOutput& output) {
-  std::string bytes;
-  pbf_writer out(bytes);
-  put(out, 1, output.loss_fn_output_type);
-  put_message(out, 2, [&](pbf_writer& record) {
-    put(record, 1, output.loss_fn_output_type);
-    for (const auto& [name, tensor] : output.fields) {
-      pbf_writer entry(record, 2);
-      entry.add_string(1, name);
-      put(entry, 2, tensor);
-    }
-    if (output.num_datums != 0) record.add_int64(3, output.num_datums);
-  });
-  for (const auto& [name, value] : output.metrics) {
-    pbf_writer entry(out, 3);
-    entry.add_string(1, name);
-    entry.add_double(2, value);
-  }
-  return bytes;
-}
-
-std::string encode(const SampleResponse& response) {
-  std::string bytes;
-  pbf_writer out(bytes);
-  for (const SampledSequence& sequence : response.sequences) {
-    pbf_writer message(out, 1);
-    if (sequence.is_cut) message.add_enum(1, 1);
-    put(message, 2, as_bytes(sequence.tokens));
-    message.add_bytes(3, as_bytes(sequence.logprobs));
-    if (sequence.topk) put(message, 4, *sequence.topk);
-  }
-  if (response.prompt_logprobs) out.add_bytes(2, as_bytes(*response.prompt_logprobs));
-  if (response.topk_prompt_logprobs) put(out, 3, *response.topk_prompt_logprobs);
-  if (response.prompt_cache_hit_tokens != 0) out.add_int32(4, response.prompt_cache_hit_tokens);
-  return bytes;
 }
 
 }  // namespace heddle::serve::tinker

@@ -69,6 +69,40 @@ void expect_equal(const LinearCrossEntropy::Inputs& in, c10::ScalarType buffer_d
   EXPECT_TRUE(identical(actual.entropy.cpu(), scored.entropy.cpu()));
 }
 
+// The log-probabilities are those of the matrices in 8 bits; the gradients follow from them with
+// the matrices as they are. Odd rows, several chunks, and ignored rows.
+TEST_F(GpuFused, LinearCrossEntropyInEightBitsEqualsReference) {
+  for (const auto& [rows, vocabulary] :
+       std::vector<std::pair<std::int64_t, std::int64_t>>{{777, 4000}, {600, 151936}}) {
+    LinearCrossEntropy::Inputs in = head_inputs(rows, 272, vocabulary, at::kBFloat16);
+    in.weight.mul_(0.2);
+    in.labels[3] = -100;
+    LinearCrossEntropy::Inputs wide = in;
+    wide.hidden = in_eight_bits(in.hidden);
+    wide.weight = in_eight_bits(in.weight);
+    const KernelTable reference = table_of(kHead, "reference", at::kDouble, {Platform::kCuda}),
+                      narrow = table_of(kHead, "cuda.fused_fp8", at::kBFloat16, {Platform::kCuda}),
+                      plain = fused_table(kHead, at::kBFloat16);
+    const auto expected = linear_cross_entropy(reference, wide, true, true);
+    const auto found = linear_cross_entropy(narrow, in, true, true);
+    const auto bf16 = linear_cross_entropy(plain, in, true, true);
+    const auto error = [](const at::Tensor& a, const at::Tensor& b) {
+      const at::Tensor x = a.to(at::kDouble), y = b.to(at::kDouble);
+      return ((x - y).norm() / y.norm()).item().toDouble();
+    };
+    EXPECT_LT(error(found.logprobs, expected.logprobs), 1e-3);
+    EXPECT_LT(error(found.loss_sum, expected.loss_sum), 1e-3);
+    EXPECT_LT(error(found.grad_hidden, bf16.grad_hidden), 0.1);
+    EXPECT_LT(error(found.grad_weight, bf16.grad_weight), 0.1);
+    EXPECT_TRUE(identical(found.logprobs.cpu(),
+                          linear_cross_entropy(narrow, in, true, true).logprobs.cpu()));
+    in.hidden = in.hidden.narrow(0, 0, 300), in.labels = in.labels.narrow(0, 0, 300);
+    in.loss_weights = in.loss_weights.narrow(0, 0, 300);
+    EXPECT_TRUE(identical(linear_cross_entropy(narrow, in, false, false).logprobs.cpu(),
+                          linear_cross_entropy(plain, in, false, false).logprobs.cpu()));
+  }
+}
+
 TEST_F(GpuFused, LinearCrossEntropyEqualsReference) {
   for (const c10::ScalarType dtype : {at::kBFloat16, at::kFloat}) {
     // One CTA, clusters of two and eight, the longest row of a cluster, odd rows, and one too long

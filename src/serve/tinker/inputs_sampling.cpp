@@ -1,0 +1,135 @@
+// Requests for samples, and their answers.
+#include <algorithm>
+
+#include "base/random_hex.h"
+#include "serve/http/request.h"
+#include "serve/tinker/inputs.h"
+
+namespace heddle::serve::tinker {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::int64_t kMostSamples = 256;
+constexpr std::int64_t kMostTopk = 64;
+constexpr float kEmptyCell = -99999.0F;
+
+void refuse_unbuilt(const Fields& fields) {
+  for (const char* name : {"target_prompt_logprobs", "prompt_logprobs_last_n"}) {
+    if (fields.find(name) != nullptr) throw_http(400, "field {} is not built: leave it out", name);
+  }
+  if (fields.integer("prompt_alt_tokens_k", 0) != 0)
+    throw HttpError(400, "field prompt_alt_tokens_k is not built: leave it out");
+  if (fields.boolean("record_stability_info", false))
+    throw HttpError(400,
+                    "field record_stability_info serves the loss stable_reinforce, which is "
+                    "not built: leave it out");
+}
+
+void read_stop(const Fields& params, const ModelFacts& facts, Generation& generation) {
+  const json* stop = params.find("stop");
+  if (stop == nullptr) {
+    generation.stop_ids = facts.end_tokens;
+    return;
+  }
+  if (stop->is_string()) {
+    generation.stop_strings = {stop->get<std::string>()};
+  } else if (stop->is_array()) {
+    for (const json& each : *stop) {
+      if (each.is_string()) {
+        generation.stop_strings.push_back(each);
+      } else if (each.is_number_integer() && each.get<std::int64_t>() >= 0 &&
+                 each.get<std::int64_t>() < facts.vocabulary) {
+        generation.stop_ids.push_back(each);
+      } else {
+        params.refuse("stop", "texts, or token ids of the vocabulary");
+      }
+    }
+  } else {
+    params.refuse("stop", "a text, a list of texts, or a list of token ids");
+  }
+  for (const std::string& text : generation.stop_strings)
+    if (text.empty()) params.refuse("stop", "texts that are not empty");
+}
+
+TopkLogprobs topk_of(const std::vector<std::vector<TokenLogprob>>& rows, std::int64_t k) {
+  TopkLogprobs out;
+  out.k = static_cast<std::uint32_t>(k);
+  out.length = static_cast<std::uint32_t>(rows.size());
+  for (const auto& row : rows) {
+    for (std::size_t i = 0; i < static_cast<std::size_t>(k); ++i) {
+      out.token_ids.push_back(i < row.size() ? row[i].id : 0);
+      out.logprobs.push_back(i < row.size() ? static_cast<float>(row[i].logprob) : kEmptyCell);
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+SampleRequest read_sample(const Fields& fields, const ModelFacts& facts) {
+  refuse_unbuilt(fields);
+  SampleRequest request;
+  Generation& generation = request.generation;
+  generation.prompt = prompt_of(fields.object("prompt"));
+  if (generation.prompt.empty()) throw HttpError(400, "the prompt has no token");
+  for (const std::int32_t token : generation.prompt) check_token(token, facts, "the prompt");
+  const auto length = static_cast<std::int64_t>(generation.prompt.size());
+  if (length >= facts.max_context)
+    throw_http(400, "the prompt has {} tokens: prompt and answer may have {} together", length,
+               facts.max_context);
+  generation.samples = fields.integer("num_samples", 1);
+  if (generation.samples < 1 || generation.samples > kMostSamples)
+    fields.refuse("num_samples", "1 to 256");
+  const Fields params = fields.object("sampling_params");
+  const std::int64_t room = facts.max_context - length;
+  generation.max_tokens = params.integer("max_tokens", room);
+  if (generation.max_tokens < 1) params.refuse("max_tokens", "1 or more");
+  if (generation.max_tokens > room)
+    throw_http(400, "max_tokens {} and a prompt of {} tokens exceed the {} that this server takes",
+               generation.max_tokens, length, facts.max_context);
+  const auto seed = params.maybe_integer("seed");
+  generation.seed =
+      seed ? static_cast<std::uint64_t>(*seed) : std::stoull(random_hex(8), nullptr, 16);
+  generation.temperature = params.number("temperature", 1);
+  if (generation.temperature < 0) params.refuse("temperature", "0 or more");
+  generation.top_p = params.number("top_p", 1);
+  if (!(generation.top_p > 0 && generation.top_p <= 1))
+    params.refuse("top_p", "above 0, at most 1");
+  const std::int64_t top_k = params.integer("top_k", -1);
+  if (top_k < -1) params.refuse("top_k", "-1 for all, or a count");
+  generation.top_k = std::max<std::int64_t>(0, top_k);
+  read_stop(params, facts, generation);
+  const auto topk = [&](const char* name) {
+    const std::int64_t k = fields.integer(name, 0);
+    if (k < 0 || k > kMostTopk) fields.refuse(name, "0 to 64");
+    return k;
+  };
+  generation.top_logprobs = topk("topk_sample_logprobs");
+  request.topk_prompt = topk("topk_prompt_logprobs");
+  request.wants_prompt_logprobs = fields.boolean("prompt_logprobs", false);
+  if (request.wants_prompt_logprobs || request.topk_prompt > 0)
+    generation.prompt_logprobs = request.topk_prompt;
+  return request;
+}
+
+SampleResponse response_of(const SampleRequest& request, const GenerationResult& result) {
+  SampleResponse response;
+  for (const GeneratedSequence& sample : result.samples) {
+    SampledSequence out;
+    out.is_cut = sample.end == GenerationEnd::kLength;
+    out.tokens = sample.ids;
+    out.logprobs.assign(sample.logprobs.begin(), sample.logprobs.end());
+    if (request.generation.top_logprobs > 0)
+      out.topk = topk_of(sample.top, request.generation.top_logprobs);
+    response.sequences.push_back(std::move(out));
+  }
+  if (request.wants_prompt_logprobs)
+    response.prompt_logprobs.emplace(result.prompt_logprobs.begin(), result.prompt_logprobs.end());
+  if (request.topk_prompt > 0)
+    response.topk_prompt_logprobs = topk_of(result.prompt_top, request.topk_prompt);
+  response.prompt_cache_hit_tokens = static_cast<std::int32_t>(result.cached_tokens);
+  return response;
+}
+
+}  // namespace heddle::serve::tinker

@@ -1,0 +1,179 @@
+// Runs in turns on the model.
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "base/log.h"
+#include "serve/tinker/runs.h"
+#include "serve/tinker/work_outcome.h"
+
+namespace heddle::serve::tinker {
+namespace {
+
+constexpr std::size_t kMostLosses = 300;  ///< Of a run, for its curve.
+
+/// The work's exception as an outcome.
+template <class Work>
+Outcome guarded(const Work& work) {
+  try {
+    return work();
+  } catch (const UserError& error) {
+    return Outcome::failure(error.what(), "user");
+  } catch (const HttpError& error) {
+    return Outcome::failure(error.what(), "user");
+  } catch (const std::exception& error) {
+    log::error("an operation on the model fails: {}", error.what());
+    return Outcome::failure("internal error of the server", "server");
+  }
+}
+
+}  // namespace
+
+bool Runs::is_ready(const Run& run) const {
+  return !run.is_running && !run.is_closed && run.waiting.contains(run.next_seq);
+}
+
+std::vector<std::string> Runs::ready_runs() const {
+  std::vector<std::string> ready;
+  for (const auto& [id, run] : runs_) {
+    if (is_ready(run)) ready.push_back(id);
+  }
+  const auto served = [this](const std::string& id) {
+    const auto found = served_.find(runs_.at(id).tenant);
+    return found == served_.end() ? 0 : found->second;
+  };
+  std::ranges::stable_sort(ready, {}, served);
+  return ready;
+}
+
+void Runs::pump_soon() {
+  if (is_pump_due_) return;
+  is_pump_due_ = true;
+  const auto pump_now = [this] {
+    is_pump_due_ = false;
+    pump();
+  };
+  if (runs_.size() > 1) {
+    server_.post_after(options_.join_s, pump_now);
+  } else {
+    server_.post(pump_now);
+  }
+}
+
+Runs::Running Runs::take(const std::string& id) {
+  Run& run = runs_.at(id);
+  auto node = run.waiting.extract(run.next_seq);
+  run.is_running = true;
+  run.waiting_bytes -= node.mapped().bytes;
+  Running running{id, std::move(node.mapped()), {}, run.set};
+  // A tenant that comes back from a pause has no claim on the time it did not use.
+  std::int64_t least = INT64_MAX;
+  for (const auto& [other, each] : runs_)
+    if (const auto found = served_.find(each.tenant); found != served_.end())
+      least = std::min(least, found->second);
+  auto& served = served_.try_emplace(run.tenant, least == INT64_MAX ? 0 : least).first->second;
+  served += std::max<std::int64_t>(1, running.operation.tokens);
+  return running;
+}
+
+void Runs::pump() {
+  if (is_busy_ || is_draining_) return;
+  const auto ready = ready_runs();
+  if (ready.empty()) return;
+  is_busy_ = true;
+  auto batch = std::make_shared<std::vector<Running>>();
+  batch->push_back(take(ready.front()));
+  if (batch->front().operation.before) {
+    Running& first = batch->front();
+    first.outcome = guarded([&] {
+      first.operation.before();
+      return Outcome();
+    });
+    if (first.outcome.is_failed) return done(*batch);
+  }
+  if (batch->front().operation.work) {
+    std::int64_t tokens = batch->front().operation.tokens;
+    for (std::size_t i = 1; i < ready.size(); ++i) {
+      const Run& run = runs_.at(ready[i]);
+      const Operation& next = run.waiting.at(run.next_seq);
+      if (!next.work || tokens + next.tokens > options_.pass_tokens) continue;
+      tokens += next.tokens;
+      batch->push_back(take(ready[i]));
+    }
+  }
+  model_.run([this, batch](Backend& backend) {
+    Running& first = batch->front();
+    if (first.operation.work) {
+      const Outcome failure = guarded([&] {
+        std::vector<tenants::Work> works;
+        for (Running& running : *batch) {
+          if (!running.set)
+            throw_error<DataError>("run {} has no weights: it could not be made", running.run);
+          works.push_back(std::move(*running.operation.work));
+          works.back().set = *running.set;
+        }
+        const auto results = backend.forward_backward(works);
+        for (std::size_t i = 0; i < batch->size(); ++i) {
+          const auto loss = results[i].metrics.find("loss:sum");
+          if (loss != results[i].metrics.end()) (*batch)[i].loss = loss->second;
+          (*batch)[i].outcome = outcome_of(results[i]);
+        }
+        return Outcome();
+      });
+      if (failure.is_failed)
+        for (Running& running : *batch) running.outcome = failure;
+    } else if (first.operation.make) {
+      first.outcome = guarded([&] {
+        const auto old = std::exchange(first.set, first.operation.make(backend));
+        if (old) backend.remove(*old);
+        return Outcome();
+      });
+    } else {
+      first.outcome = guarded([&] {
+        if (!first.set)
+          throw_error<DataError>("run {} has no weights: it could not be made", first.run);
+        return first.operation.act(backend, *first.set);
+      });
+    }
+    server_.post([this, batch] { done(*batch); });
+  });
+}
+
+void Runs::note(Progress& progress, const Running& finished) {
+  if (finished.outcome.is_failed) return;
+  if (finished.operation.kind == "forward_backward") {
+    progress.tokens += finished.operation.tokens;
+    progress.loss_sum += finished.loss;
+    progress.loss_tokens += finished.operation.tokens;
+  } else if (finished.operation.kind == "optim_step") {
+    ++progress.steps;
+    if (progress.loss_tokens == 0) return;
+    progress.losses.push_back(progress.loss_sum / static_cast<double>(progress.loss_tokens));
+    if (progress.losses.size() > kMostLosses) progress.losses.pop_front();
+    progress.loss_sum = 0;
+    progress.loss_tokens = 0;
+  }
+}
+
+void Runs::done(std::vector<Running>& finished) {
+  is_busy_ = false;
+  for (Running& running : finished) {
+    if (running.operation.then) running.operation.then(running.outcome);
+    promises_.finish(running.operation.promise, running.outcome);
+    if (running.operation.after && !running.outcome.is_failed) running.operation.after();
+    const auto found = runs_.find(running.run);
+    Run& run = found->second;
+    note(run.progress, running);
+    run.set = running.set;
+    run.is_running = false;
+    run.next_seq = std::max(run.next_seq, running.operation.seq + 1);
+    run.blocked_since = Clock::now();
+    if (run.is_closed) {
+      if (run.set) release(*run.set);
+      runs_.erase(found);
+    }
+  }
+  pump();
+}
+
+}  // namespace heddle::serve::tinker

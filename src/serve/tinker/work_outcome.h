@@ -1,0 +1,11 @@
+#pragma once
+
+#include "serve/tinker/promises.h"
+#include "tenants/trainer.h"
+
+namespace heddle::serve::tinker {
+
+/// The answer to a forward_backward: log-probabilities, losses and metrics of its datums.
+Outcome outcome_of(const tenants::WorkResult& result);
+
+}  // namespace heddle::serve::tinker

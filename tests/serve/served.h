@@ -1,0 +1,146 @@
+#pragma once
+
+#include <atomic>
+#include <filesystem>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "client.h"
+#include "recording_backend.h"
+#include "serve/admin/admin.h"
+#include "serve/quotas.h"
+#include "serve/store/keys.h"
+#include "serve/tinker/service.h"
+
+namespace heddle::serve::testing {
+
+using nlohmann::json;
+
+/// A server over a recording model; may be started again over the same data.
+class Served {
+ public:
+  explicit Served(const std::filesystem::path& path, tinker::ServiceOptions options = quick(),
+                  Limits limits = {.max_runs = 3})
+      : data_(path), keys_(data_.database()), limits_(limits) {
+    data_.lock();
+    const auto identify = [this](const Request& request) {
+      if (keys_.is_empty()) return Caller{"local", "", {"train", "sample", "admin"}, limits_};
+      const auto owner = keys_.owner(std::string(request.header("x-api-key")), limits_);
+      if (!owner) throw HttpError(401, "no such key");
+      return *owner;
+    };
+    server_.authenticate_by(identify);
+    server_.meter_by(
+        [this](const Caller& caller, Cost cost) { return quotas_.admit(caller, cost); });
+    auto backend = std::make_unique<RecordingBackend>();
+    backend_ = backend.get();
+    model_ = std::make_unique<ModelThread>(std::move(backend));
+    service_ = std::make_unique<tinker::Service>(server_, *model_, data_, options);
+    service_->serve();
+    admin_ = std::make_unique<admin::Admin>(
+        server_,
+        admin::Sources{*model_, *service_, data_, keys_, quotas_,
+                       [] { return std::vector<std::string>{"adapter"}; }},
+        identify);
+    admin_->serve();
+    port_ = server_.listen("127.0.0.1", 0);
+    thread_ = std::thread([this] { server_.run(stop_, [this] { service_->drain(); }); });
+  }
+  ~Served() {
+    stop_ = true;
+    thread_.join();
+    model_.reset();
+  }
+
+  static tinker::ServiceOptions quick() {
+    tinker::ServiceOptions options;
+    options.promises.poll_s = 0.2;
+    return options;
+  }
+
+  int port() const { return port_; }
+  Keys& keys() { return keys_; }
+  const RecordingBackend& backend() const { return *backend_; }
+
+ private:
+  DataDirectory data_;
+  Keys keys_;
+  Limits limits_;
+  Quotas quotas_;
+  Server server_;
+  RecordingBackend* backend_;
+  std::unique_ptr<ModelThread> model_;
+  std::unique_ptr<tinker::Service> service_;
+  std::unique_ptr<admin::Admin> admin_;
+  std::atomic<bool> stop_ = false;
+  int port_ = 0;
+  std::thread thread_;
+};
+
+/// One client of it.
+class ApiClient {
+ public:
+  explicit ApiClient(int port, std::string key = "", std::string accept = "application/x-protobuf")
+      : client_(port), key_(std::move(key)), accept_(std::move(accept)) {}
+
+  std::string raw(const std::string& method, const std::string& path, const std::string& body,
+                  const std::string& type = "application/json") {
+    const std::string key = key_.empty() ? "" : "X-API-Key: " + key_ + "\r\n";
+    return client_.ask(method, "/api/v1/" + path, body,
+                       key + "Content-Type: " + type + "\r\nAccept: " + accept_ + "\r\n");
+  }
+  json post(const std::string& path, const json& body) {
+    const std::string answer = raw("POST", path, body.dump());
+    status = status_of(answer);
+    const std::string text = body_of(answer);
+    return json::accept(text) ? json::parse(text) : json(text);
+  }
+  json get(const std::string& path) {
+    const std::string answer = raw("GET", path, "");
+    status = status_of(answer);
+    return json::parse(body_of(answer));
+  }
+  /// The outcome of a promise.
+  json wait(const json& promise) {
+    while (true) {
+      const json answer = post("retrieve_future", {{"request_id", promise.at("request_id")}});
+      if (!answer.is_object() || answer.value("type", "") != "try_again") return answer;
+    }
+  }
+  std::string session() {
+    return post("create_session", {{"tags", json::array()}, {"sdk_version", "0.38.0"}})
+        .at("session_id");
+  }
+  json create_model(const std::string& session, int number = 0, int rank = 8) {
+    return post("create_model", {{"session_id", session},
+                                 {"model_seq_id", number},
+                                 {"base_model", "base"},
+                                 {"lora_config", {{"rank", rank}, {"seed", 1}}}});
+  }
+  static json work(const std::string& run, int seq, std::vector<int> tokens) {
+    return {
+        {"model_id", run},
+        {"seq_id", seq},
+        {"forward_backward_input",
+         {{"loss_fn", "cross_entropy"},
+          {"data",
+           {{{"model_input", {{"chunks", {{{"type", "encoded_text"}, {"tokens", tokens}}}}}},
+             {"loss_fn_inputs", {{"target_tokens", {{"data", tokens}, {"dtype", "int64"}}}}}}}}}}};
+  }
+  static json step(const std::string& run, int seq) {
+    return {{"model_id", run}, {"seq_id", seq}, {"adam_params", {{"learning_rate", 0.5}}}};
+  }
+
+  int status = 0;
+
+ private:
+  Client client_;
+  std::string key_, accept_;
+};
+
+}  // namespace heddle::serve::testing
