@@ -68,17 +68,68 @@ double Metrics::at(std::string_view name) const {
 
 std::span<const Metric* const> all_metrics() {
   using namespace metric;
-  static constexpr std::array kAll = {
-      &kStep, &kEpoch, &kLoss, &kLr, &kGradNorm, &kTokens, &kLossTokens, &kTokensPerSecond,
-      &kStepSeconds, &kUnixTime, &kMfu, &kMemoryBytes, &kEntropy, &kRecomputedLayers, &kAuxLoss,
-      &kMoeLoad, &kMoeLoadMean, &kEvalLoss, &kEval, &kSkippedSteps, &kAccuracyAt1, &kMrrAt10, &kRewardMargin,
-      &kRewardAccuracy, &kLogpsChosen, &kLogpsRejected, &kAccuracy, &kMargin, &kVersion,
-      &kRewardMean, &kRewardStd, &kRewardPart, &kReward, &kLength, &kLengthMean, &kLengthP99, &kTruncated,
-      &kStalenessMean, &kStalenessMax, &kGenTokens, &kGenTokensPerSecond, &kGenSeconds,
-      &kScoreSeconds, &kWaitSeconds, &kSyncSeconds, &kGroupsAllRight, &kGroupsAllWrong,
-      &kRejectedFiltered, &kRejectedFailed, &kRejectedStale, &kKl, &kKlReference, &kRatioMean,
-      &kRatioMax, &kClipLow, &kClipHigh, &kMismatchK1, &kMismatchK3, &kMismatchAbsMean,
-      &kMismatchAbsMax, &kMismatchEss, &kRejectedTokens};
+  static constexpr std::array kAll = {&kStep,
+                                      &kEpoch,
+                                      &kLoss,
+                                      &kLr,
+                                      &kGradNorm,
+                                      &kTokens,
+                                      &kLossTokens,
+                                      &kTokensPerSecond,
+                                      &kStepSeconds,
+                                      &kUnixTime,
+                                      &kMfu,
+                                      &kMemoryBytes,
+                                      &kEntropy,
+                                      &kRecomputedLayers,
+                                      &kAuxLoss,
+                                      &kMoeLoad,
+                                      &kMoeLoadMean,
+                                      &kEvalLoss,
+                                      &kEval,
+                                      &kSkippedSteps,
+                                      &kAccuracyAt1,
+                                      &kMrrAt10,
+                                      &kRewardMargin,
+                                      &kRewardAccuracy,
+                                      &kLogpsChosen,
+                                      &kLogpsRejected,
+                                      &kAccuracy,
+                                      &kMargin,
+                                      &kVersion,
+                                      &kRewardMean,
+                                      &kRewardStd,
+                                      &kRewardPart,
+                                      &kReward,
+                                      &kLength,
+                                      &kLengthMean,
+                                      &kLengthP99,
+                                      &kTruncated,
+                                      &kStalenessMean,
+                                      &kStalenessMax,
+                                      &kGenTokens,
+                                      &kGenTokensPerSecond,
+                                      &kGenSeconds,
+                                      &kScoreSeconds,
+                                      &kWaitSeconds,
+                                      &kSyncSeconds,
+                                      &kGroupsAllRight,
+                                      &kGroupsAllWrong,
+                                      &kRejectedFiltered,
+                                      &kRejectedFailed,
+                                      &kRejectedStale,
+                                      &kKl,
+                                      &kKlReference,
+                                      &kRatioMean,
+                                      &kRatioMax,
+                                      &kClipLow,
+                                      &kClipHigh,
+                                      &kMismatchK1,
+                                      &kMismatchK3,
+                                      &kMismatchAbsMean,
+                                      &kMismatchAbsMax,
+                                      &kMismatchEss,
+                                      &kRejectedTokens};
   return kAll;
 }
 
@@ -91,8 +142,8 @@ std::string metrics_document() {
       "0. This page is printed by\n`heddle config --metrics`.\n\n"
       "| metric | unit | meaning |\n|---|---|---|\n";
   for (const Metric* metric : all_metrics())
-    text += fmt::format("| `{}` | {} | {} |\n", metric->name, to_string(metric->unit),
-                        metric->meaning);
+    text +=
+        fmt::format("| `{}` | {} | {} |\n", metric->name, to_string(metric->unit), metric->meaning);
   return text;
 }
 

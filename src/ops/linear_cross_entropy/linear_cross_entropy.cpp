@@ -43,12 +43,12 @@ LinearCrossEntropy::Result linear_cross_entropy(const KernelTable& kernels,
   TORCH_CHECK(!inputs.loss_weights.defined() ||
                   (inputs.loss_weights.dim() == 1 && inputs.loss_weights.size(0) == rows),
               "linear_cross_entropy: loss_weights must be [N] with N = ", rows);
-  TORCH_CHECK(
-      !inputs.token_loss || (inputs.all_rows_labelled && !inputs.loss_weights.defined() &&
-                             inputs.gradient_scale == 1 && !inputs.keep_logits &&
-                             !inputs.logits.defined() && (want_grad_hidden || want_grad_weight)),
-      "linear_cross_entropy: a token_loss wants rows with labels, gradients, and neither "
-      "loss_weights, gradient_scale nor kept logits");
+  TORCH_CHECK(!inputs.token_loss ||
+                  (inputs.all_rows_labelled && !inputs.loss_weights.defined() &&
+                   inputs.gradient_scale == 1 && !inputs.keep_logits && !inputs.logits.defined() &&
+                   !inputs.support.defined() && (want_grad_hidden || want_grad_weight)),
+              "linear_cross_entropy: a token_loss wants rows with labels, gradients, and neither "
+              "loss_weights, gradient_scale, kept logits nor a support");
   TORCH_CHECK(!grad_weight_buffer.defined() || grad_weight_buffer.sizes() == inputs.weight.sizes(),
               "linear_cross_entropy: the gradient buffer must have the weight's shape ",
               inputs.weight.sizes());
