@@ -48,7 +48,7 @@ TEST(Completion, BashOffersCommandsOptionsFilesAndKeys) {
               ::testing::IsSupersetOf({"config", "doctor", "report"}));
   EXPECT_THAT(bash_completions("heddle config --ref"), ElementsAre("--reference"));
   EXPECT_THAT(bash_completions("heddle config run"), ElementsAre("run.yaml"));
-  EXPECT_THAT(bash_completions("heddle config run.yaml optim.l"), ElementsAre("optim.lr="));
+  EXPECT_THAT(bash_completions("heddle config run.yaml optim.nam"), ElementsAre("optim.name="));
   EXPECT_THAT(bash_completions("heddle completion z"), ElementsAre("zsh"));
   EXPECT_THAT(bash_completions("heddle report optim.l"), IsEmpty());
 }
@@ -68,8 +68,8 @@ TEST(Completion, BashOffersValuesOfKeysAndOptions) {
 TEST(Completion, BashGoesOnAfterLaunch) {
   EXPECT_THAT(bash_completions("heddle launch --np"), ElementsAre("--nproc"));
   EXPECT_THAT(bash_completions("heddle launch --nproc 2 -- sc"), ElementsAre("score"));
-  EXPECT_THAT(bash_completions("heddle launch --nproc 2 -- sft run.yaml optim.l"),
-              ElementsAre("optim.lr="));
+  EXPECT_THAT(bash_completions("heddle launch --nproc 2 -- sft run.yaml optim.nam"),
+              ElementsAre("optim.name="));
   EXPECT_THAT(bash_completions("heddle launch --nproc 2 -- score --entr"),
               ElementsAre("--entropy"));
   EXPECT_THAT(bash_completions("heddle launch -- sft train.method = l"), ElementsAre("lora"));
