@@ -100,8 +100,8 @@ void Service::save_weights_for_sampler(const Request& request, const Responder& 
   save(request, responder, fields, Checkpoint::Kind::kSampler,
        fmt::format("session-{}-{}", fields.integer("seq_id", 0), seq),
        [this, tenant, session, seq](const Checkpoint& saved) {
+         // A path besides is an error to SDKs before 0.24.
          return dump({{"type", "save_weights_for_sampler"},
-                      {"path", saved.path},
                       {"sampling_session_id", add_sampler(tenant, session, seq, saved.path)}});
        });
 }
