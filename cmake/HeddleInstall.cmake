@@ -2,6 +2,7 @@
 #
 #   bin/heddle            a launcher of a few lines
 #   lib/heddle/heddle     the program
+#   lib/heddle/libheddle_arrow.so   what reads Parquet and Arrow files (src/data/arrow)
 #   lib/heddle/*.so.*     the small libraries of the distribution that it was linked with
 #   lib/heddle/torch      if it exists (a link will do), the folder of the torch wheel; else HEDDLE_TORCH_DIR of the
 #                         environment, else the one it was built with. libtorch has 0.5 GB (1 GB with CUDA): it is not copied.

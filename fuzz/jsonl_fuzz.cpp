@@ -117,7 +117,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     while (true) {
       try {
         if (!lines.next(line)) break;
-      } catch (const LineTooLong&) {
+      } catch (const UnusableRow&) {
         continue;
       }
       try {

@@ -11,6 +11,8 @@ NCCL_VERSION=2.28.9
 # Headers alone: graphs for the cuDNN that libtorch_cuda loads.
 CUDNN_VERSION=9.19.0.56
 CUDNN_FRONTEND_VERSION=1.32.0
+# The wheel whose C++ libraries read Parquet and Arrow files; a program looks for those of this version.
+PYARROW_VERSION=26.0.1
 # What libtorch_cuda loads on a machine with a GPU.
 CUDA_LIBRARIES="nvidia-cublas==13.1.0.3 nvidia-cuda-nvrtc==13.0.88 nvidia-cudnn-cu13==$CUDNN_VERSION nvidia-cufft==12.0.0.61
   nvidia-cufile==1.15.1.6 nvidia-curand==10.4.0.35 nvidia-cusolver==12.0.4.66 nvidia-cusparse==12.6.3.3

@@ -229,7 +229,7 @@ ModelRecipe recipe_of_run(const config::RunConfig& config, ModelConfig model,
   recipe.freeze = config.train.freeze;
   recipe.kernels = kernel_policy(config);
   recipe.auxiliary_loss = auxiliary_coefficient(config, model) > 0;
-  recipe.generates = !config.log.sample_prompts.empty() ||
+  recipe.generates = !config.log.sample_prompts.empty() || !config.eval.input.empty() ||
                      config::objective_of(config) == config::Objective::kPolicy;
   recipe.context_method = context_method(config);
   recipe.pipeline_chunks = stage_chunks(config);

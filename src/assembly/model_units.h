@@ -12,11 +12,8 @@
 /// A model as parallel/ takes it: units of the sharding, blocks, stages.
 namespace heddle::assembly {
 
-/// Units of the sharding: the embedding, block i as unit i + 1, and after the last block final
-/// norm and head.
-inline constexpr std::size_t kEmbeddingUnit = 0;
-std::size_t head_unit(const models::Model& model);
-/// The units that the embedding and the head need: both for a tied head.
+/// The units before the first layer and after the last one, with those that they read: a tied head
+/// needs the embedding's. Units of the sharding are numbered as Model::units().
 parallel::EndUnits end_units(const models::Model& model);
 /// All of them for the life of the result; `sharding` may be null.
 parallel::Acquired acquire_ends(parallel::Sharding* sharding, const models::Model& model);

@@ -73,23 +73,29 @@ bool is_inside(const Path& path, const Path& folder) {
   return end == folder.end();
 }
 
-/// True where files of `folder` may be links to `real`: from
-/// ".../models--x--y/snapshots/<revision>" into blobs/ beside it, and from the user's own cache
-/// anywhere, as he laid it out.
-bool may_leave(const Path& folder, const Path& real) {
-  std::error_code ignored;
+/// ".../models--x--y" of a folder ".../models--x--y/snapshots/<revision>" or one in it; "" for
+/// others.
+Path repository_of(const Path& folder) {
   for (Path at = folder; at.has_relative_path(); at = at.parent_path()) {
     const Path repository = at.parent_path().parent_path();
     const std::string name = repository.filename().string();
     if (at.parent_path().filename() == "snapshots" &&
         (name.starts_with("models--") || name.starts_with("datasets--"))) {
-      const Path own = std::filesystem::canonical(hugging_face_cache(), ignored);
-      const Path blobs = std::filesystem::canonical(repository / "blobs", ignored);
-      return (!own.empty() && repository.parent_path() == own) ||
-             (!blobs.empty() && is_inside(real, blobs));
+      return repository;
     }
   }
-  return false;
+  return {};
+}
+
+/// True where files of `repository` may be links to `real`: into blobs/ beside its snapshots, and
+/// from the user's own cache anywhere, as he laid it out.
+bool may_leave(const Path& repository, const Path& real) {
+  if (repository.empty()) return false;
+  std::error_code ignored;
+  const Path own = std::filesystem::canonical(hugging_face_cache(), ignored);
+  const Path blobs = std::filesystem::canonical(repository / "blobs", ignored);
+  return (!own.empty() && repository.parent_path() == own) ||
+         (!blobs.empty() && is_inside(real, blobs));
 }
 
 /// Asks the system where the opened file really lies, so that nobody can change a link between the
@@ -103,11 +109,16 @@ void require_inside(const Path& path, int descriptor, const Path& folder) {
   const Path real = length > 0 ? Path(opened) : std::filesystem::canonical(path, error);
   const Path inside = std::filesystem::canonical(folder, error);
   if (error) throw_error<FileError>("cannot find {}: {}", path.string(), error.message());
-  if (is_inside(real, inside) || may_leave(inside, real)) return;
+  const Path repository = repository_of(inside);
+  if (is_inside(real, inside) || may_leave(repository, real)) return;
   throw_error<UserError>(
       "{} is a link to {}, outside its folder: links that lead out of a model's folder are not "
-      "followed; put the file itself there",
-      path.string(), text::shown(real.string()));
+      "followed; put the file itself there{}",
+      path.string(), text::shown(real.string()),
+      repository.empty() ? ""
+                         : fmt::format(", or if {0} is your own cache, whose links are followed, "
+                                       "set HF_HUB_CACHE={0}",
+                                       text::shown(repository.parent_path().string())));
 }
 
 }  // namespace

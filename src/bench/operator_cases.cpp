@@ -150,11 +150,11 @@ std::vector<CaseMaker> expert_cases(const OperatorPlace& place, const Config& co
     one.name = fmt::format("{} tokens, {} of {} experts of {} x {}", tokens.total(), k, experts,
                            width, inner);
     one.kernel = kernels.choices()[0].kernel;
-    one.calls = {
-        {"forward", [=] { functions.forward(*in, true); }, products, bytes},
-        {"backward, frozen experts", [=] { functions.backward(*in, *saved, dy, false); }, products,
-         bytes},
-        {"backward", [=] { functions.backward(*in, *saved, dy, true); }, 2 * products, 2 * bytes}};
+    one.calls = {{"forward", [=] { functions.forward(*in, true); }, products, bytes},
+                 {"backward, frozen experts",
+                  [=] { functions.backward(*in, *saved, dy, false, {}); }, products, bytes},
+                 {"backward", [=] { functions.backward(*in, *saved, dy, true, {}); }, 2 * products,
+                  2 * bytes}};
     return one;
   }};
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <set>
 #include <system_error>
 #include <utility>
@@ -14,15 +15,16 @@
 #include "base/json.h"
 #include "base/quote.h"
 #include "base/text.h"
-#include "ckpt/model_directory.h"
 
 namespace heddle::ckpt {
 namespace {
 
+using Json = nlohmann::ordered_json;
+
 constexpr const char* kFormat = "heddle-training-checkpoint";
 // Raised when a reader of the version before could not read the files.
-constexpr int kFormatVersion = 2;                            // 2: tensors in parts
-constexpr std::int64_t kLastStep = 999'999'999'999'999'999;  // 18 digits, as a folder's name
+constexpr int kFormatVersion = 2;                             // 2: tensors in parts
+constexpr std::uint64_t kLastStep = 999'999'999'999'999'999;  // 18 digits, as a folder's name
 constexpr std::string_view kStepPrefix = "step-";
 constexpr std::size_t kPieceBytes = 8 << 20;
 
@@ -56,6 +58,67 @@ std::string to_text(const Manifest& manifest) {
   return json.dump(2) + "\n";
 }
 
+namespace {
+
+/// A number from 0 on.
+std::uint64_t count_of(const Json& object, const char* key, std::uint64_t most,
+                       const std::string& file) {
+  const Json& value = object.at(key);
+  if (!value.is_number_unsigned() || value > most) {
+    throw_error<ModelError>("{}: '{}' is {}, expected a number from 0 on", file, key,
+                            json::shown(value));
+  }
+  return value.get<std::uint64_t>();
+}
+
+ManifestFile parse_file(const Json& entry, const std::string& file) {
+  ManifestFile found{entry.at("name").get<std::string>(),
+                     count_of(entry, "bytes", std::numeric_limits<std::uint64_t>::max(), file),
+                     entry.at("xxh3_128").get<std::string>()};
+  const Path name = found.name;
+  const bool is_plain = !name.empty() && name.filename() == name && name != "." && name != ".." &&
+                        found.name.find('\0') == std::string::npos;
+  if (!is_plain)
+    throw_error<ModelError>("{}: '{}' is no plain file name", file, text::shown(found.name));
+  return found;
+}
+
+Manifest parse_keys(const Json& json, const std::string& file) {
+  if (json.value("format", "") != kFormat)
+    throw_error<ModelError>("{}: 'format' is not '{}'", file, kFormat);
+  const Json& version = json.at("format_version");
+  if (!version.is_number_integer() || version < 1 || version > kFormatVersion) {
+    throw_error<ModelError>(
+        "{}: 'format_version' is {}, this program reads 1 to {}{}", file, json::shown(version),
+        kFormatVersion,
+        version.is_number_integer() && version > kFormatVersion ? ": it is of a newer one" : "");
+  }
+  Manifest manifest;
+  manifest.step = static_cast<std::int64_t>(count_of(json, "step", kLastStep, file));
+  if (!json.at("metric").is_null()) manifest.metric = json.at("metric").get<double>();
+  if (!json.at("files").is_array()) throw_error<ModelError>("{}: 'files' is no list", file);
+  std::set<std::string> names;
+  for (const Json& entry : json.at("files")) {
+    manifest.files.push_back(parse_file(entry, file));
+    const std::string& name = manifest.files.back().name;
+    if (!names.insert(name).second)
+      throw_error<ModelError>("{}: '{}' stands twice", file, text::shown(name));
+  }
+  if (!names.contains(kStateFile))
+    throw_error<ModelError>("{}: {} is not listed", file, kStateFile);
+  return manifest;
+}
+
+}  // namespace
+
+Manifest parse_manifest(const Json& json, const std::string& file) {
+  try {
+    return parse_keys(json, file);
+  } catch (const Json::exception& error) {
+    throw_error<ModelError>("{}: {}", file, text::shown(error.what()));
+  }
+}
+
 Manifest read_manifest(const Path& checkpoint) {
   const Path path = checkpoint / kManifestFile;
   std::error_code ignored;
@@ -63,57 +126,13 @@ Manifest read_manifest(const Path& checkpoint) {
     throw_error<ModelError>("{}: {} is missing: not a complete training checkpoint",
                             checkpoint.string(), kManifestFile);
   }
-  const auto json = read_json_object(path);
-  Manifest manifest;
-  try {
-    if (json.value("format", "") != kFormat) {
-      throw_error<ModelError>("{}: 'format' is not '{}'", path.string(), kFormat);
-    }
-    const auto& version = json.at("format_version");
-    if (!version.is_number_integer() || version < 1 || version > kFormatVersion) {
-      throw_error<ModelError>(
-          "{}: 'format_version' is {}, this program reads 1 to {}{}", path.string(),
-          json::shown(version), kFormatVersion,
-          version.is_number_integer() && version > kFormatVersion ? ": it is of a newer one" : "");
-    }
-    const auto& step = json.at("step");
-    if (!step.is_number_unsigned() || step > kLastStep) {
-      throw_error<ModelError>("{}: 'step' is {}, expected a number from 0 on", path.string(),
-                              json::shown(step));
-    }
-    manifest.step = step.get<std::int64_t>();
-    if (!json.at("metric").is_null()) manifest.metric = json.at("metric").get<double>();
-    if (!json.at("files").is_array())
-      throw_error<ModelError>("{}: 'files' is no list", path.string());
-    std::set<std::string> names;
-    for (const auto& file : json.at("files")) {
-      const auto& bytes = file.at("bytes");
-      if (!bytes.is_number_unsigned()) {
-        throw_error<ModelError>("{}: 'bytes' is {}, expected a number from 0 on", path.string(),
-                                json::shown(bytes));
-      }
-      manifest.files.push_back({file.at("name").get<std::string>(),
-                                file.at("bytes").get<std::uint64_t>(),
-                                file.at("xxh3_128").get<std::string>()});
-      const Path name = manifest.files.back().name;
-      const bool is_plain = !name.empty() && name.filename() == name && name != "." && name != "..";
-      if (!is_plain || !names.insert(name.string()).second) {
-        throw_error<ModelError>("{}: '{}' is no plain file name, or stands twice", path.string(),
-                                text::shown(name.string()));
-      }
-    }
-  } catch (const nlohmann::json::exception& error) {
-    throw_error<ModelError>("{}: {}", path.string(), error.what());
-  }
+  Manifest manifest = parse_manifest(
+      json::read_object<ModelError>(path, files::kJsonLimit, checkpoint), path.string());
   const auto named = parse_step(checkpoint.filename().string());
   if (named && *named != manifest.step) {
     throw_error<ModelError>("{}: 'step' is {}, its folder is {}", path.string(), manifest.step,
                             checkpoint.filename().string());
   }
-  const bool has_state =
-      std::any_of(manifest.files.begin(), manifest.files.end(),
-                  [](const ManifestFile& file) { return file.name == kStateFile; });
-  if (!has_state) throw_error<ModelError>("{}: {} is not listed", path.string(), kStateFile);
   return manifest;
 }
 
@@ -130,19 +149,21 @@ PartName parse_part_name(const std::string& name, const std::vector<std::int64_t
     for (const std::string& part : text::split(text, ',')) {
       const bool is_number = !part.empty() && part.size() < 19 &&
                              part.find_first_not_of("0123456789") == std::string::npos;
-      if (!is_number) throw_error<ModelError>("'{}' is no name of a part of a tensor", name);
+      if (!is_number)
+        throw_error<ModelError>("'{}' is no name of a part of a tensor", text::shown(name));
       values.push_back(std::stoll(part));
     }
     return values;
   };
   const auto colon = name.find(':', at);
   if (colon == std::string::npos) {
-    throw_error<ModelError>("'{}' is no name of a part of a tensor", name);
+    throw_error<ModelError>("'{}' is no name of a part of a tensor", text::shown(name));
   }
   PartName part = {name.substr(0, at), numbers(name.substr(at + 1, colon - at - 1)),
                    numbers(name.substr(colon + 1))};
   if (part.shape.size() != shape.size() || part.offset.size() != shape.size()) {
-    throw_error<ModelError>("'{}' does not fit a part with {} dimensions", name, shape.size());
+    throw_error<ModelError>("'{}' does not fit a part with {} dimensions", text::shown(name),
+                            shape.size());
   }
   return part;
 }

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include <nlohmann/json.hpp>
+
 #include "ckpt/safetensors.h"
 
 namespace heddle::ckpt {
@@ -32,8 +34,10 @@ std::string step_name(std::int64_t step);
 std::optional<std::int64_t> parse_step(const std::string& name);
 
 std::string to_text(const Manifest& manifest);
-/// Throws ModelError that names the folder: no manifest, not one of ours, of a newer format, of
-/// another step.
+/// Throws ModelError that names `file`: not one of ours, of a newer format, a number or a file's
+/// name that cannot be.
+Manifest parse_manifest(const nlohmann::ordered_json& json, const std::string& file);
+/// Throws as parse_manifest(), and ModelError that names the folder: no manifest, of another step.
 Manifest read_manifest(const Path& checkpoint);
 
 /// Names the part of a tensor that a tensor of a checkpoint's file holds.

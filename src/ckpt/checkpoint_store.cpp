@@ -97,7 +97,6 @@ struct CheckpointStore::Writing {
   std::optional<double> metric;
   std::thread thread;
   std::exception_ptr error;
-  double seconds = 0;
 };
 
 CheckpointStore::CheckpointStore(Path directory, CheckpointStoreOptions options)
@@ -126,7 +125,6 @@ void CheckpointStore::wait() {
   if (!writing_) return;
   if (writing_->thread.joinable()) writing_->thread.join();
   const std::unique_ptr<Writing> ended = std::move(writing_);
-  last_write_s_ = ended->seconds;
   if (ended->error) std::rethrow_exception(ended->error);
 }
 
@@ -147,14 +145,12 @@ void CheckpointStore::save(std::int64_t step, CheckpointState state, std::option
   writing->metric = metric;
   writing->state = std::move(state);
   const auto run = [this](Writing& job) {
-    const auto begun = Clock::now();
     try {
       write(job);
     } catch (...) {
       job.error = std::current_exception();
     }
     job.state = {};
-    job.seconds = seconds_since(begun);
   };
   if (!options_.background) {
     run(*writing);

@@ -8,7 +8,7 @@
 #include <optional>
 
 #include "base/errors.h"
-#include "ckpt/tensor_io.h"
+#include "ckpt/checked_tensor.h"
 
 namespace heddle::ckpt {
 namespace {
@@ -30,7 +30,7 @@ std::optional<ExpertProjection> parse(const std::string& module) {
   const auto [stop, error] = std::from_chars(begin, end, parts.index);
   const bool is_known = parts.projection == "gate_proj" || parts.projection == "up_proj" ||
                         parts.projection == "down_proj";
-  if (error != std::errc() || stop != end || !is_known) return std::nullopt;
+  if (error != std::errc() || stop != end || parts.index < 0 || !is_known) return std::nullopt;
   return parts;
 }
 
@@ -79,11 +79,11 @@ std::pair<at::Tensor, at::Tensor> StackedExperts::factors(std::int64_t experts, 
     // Gate takes the first ranks and rows, up the last ones.
     const std::int64_t first = is_up(*pair) ? rank - pair->rank : 0;
     const std::int64_t first_row = is_up(*pair) ? out - rows : 0;
-    a.select(0, expert).narrow(0, first, pair->rank).copy_(read_tensor(pair->a));
+    a.select(0, expert).narrow(0, first, pair->rank).copy_(read_finite_tensor(pair->a));
     b.select(0, expert)
         .narrow(0, first_row, rows)
         .narrow(1, first, pair->rank)
-        .copy_(read_tensor(pair->b, at::kDouble) * pair->scaling);
+        .copy_(read_finite_tensor(pair->b, at::kDouble) * pair->scaling);
   }
   return {a, b};
 }

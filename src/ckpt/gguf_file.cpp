@@ -84,7 +84,7 @@ void GgufFile::add(const std::string& name, std::vector<std::int64_t> shape, at:
   tensors_.push_back({name, std::move(shape), dtype, std::move(make)});
 }
 
-std::uint64_t GgufFile::write(const files::Path& path) const {
+std::uint64_t GgufFile::write(const files::Path& path, const std::function<void()>& check) const {
   std::string head = "GGUF";
   put<std::uint32_t>(head, 3);
   put<std::uint64_t>(head, tensors_.size());
@@ -111,6 +111,7 @@ std::uint64_t GgufFile::write(const files::Path& path) const {
     const std::string padding(aligned(tensor.bytes()) - tensor.bytes(), '\0');
     file.write(padding);
   }
+  check();
   file.commit();
   return file.bytes_written();
 }

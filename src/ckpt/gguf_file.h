@@ -26,8 +26,9 @@ class GgufFile {
            std::function<at::Tensor()> make);
 
   std::size_t tensors() const { return tensors_.size(); }
-  /// Returns the bytes of the file. Throws FileError.
-  std::uint64_t write(const files::Path& path) const;
+  /// Returns the bytes of the file. `check` is called before the file has its name and may throw.
+  /// Throws FileError.
+  std::uint64_t write(const files::Path& path, const std::function<void()>& check) const;
 
  private:
   struct Tensor {

@@ -3,15 +3,18 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <utility>
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/exp.h>
 #include <ATen/ops/stack.h>
+#include <c10/util/Exception.h>
 
 #include "base/errors.h"
 #include "base/text.h"
+#include "ckpt/checked_tensor.h"
 #include "ckpt/dtype.h"
 #include "ckpt/gguf_file.h"
 #include "ckpt/gguf_vocabulary.h"
@@ -68,6 +71,8 @@ class GgufModel {
       throw_error<ModelError>("{}: llama.cpp's layout of model_type '{}' is not known",
                               source.path().string(), type);
     form_ = *found;
+    // Every number below is in its range, and what divides another divides it.
+    require_shapes(models::parse_config(source.config(), (source.path() / "config.json").string()));
   }
 
   GgufReport write(const Path& output) {
@@ -76,11 +81,40 @@ class GgufModel {
     add_experts();
     GgufReport report;
     report.tensors = file_.tensors();
-    report.bytes = file_.write(output);
+    report.bytes = file_.write(output, [&] { require_unchanged(source_.tensors()); });
     return report;
   }
 
  private:
+  /// Throws ModelError unless the matrices of every layer are there with the shapes that
+  /// config.json gives: the file says these sizes too.
+  void require_shapes(const models::Config& config) const {
+    std::map<std::string, const StoredTensor*> tensors;
+    for (const StoredTensor& tensor : source_.tensors()) tensors[name_of(tensor)] = &tensor;
+    for (std::int64_t i = 0; i < config.num_hidden_layers(); ++i) {
+      for (const models::Product& product : config.layers[i].products()) {
+        if (product.name.starts_with("mlp.experts.")) continue;
+        const auto found = tensors.find(fmt::format("layers.{}.{}.weight", i, product.name));
+        if (found == tensors.end()) {
+          throw_error<ModelError>("{}: layer {} has no {}.weight, which config.json needs",
+                                  source_.path().string(), i, product.name);
+        }
+        require_shape(*found->second, product.out, product.in);
+      }
+    }
+    const std::string beyond = fmt::format("layers.{}.", config.num_hidden_layers());
+    const auto next = tensors.lower_bound(beyond);
+    if (next == tensors.end() || !next->first.starts_with(beyond)) return;
+    throw_error<ModelError>("{}: there is a {}, and config.json has {} layers",
+                            source_.path().string(), next->first, config.num_hidden_layers());
+  }
+
+  static void require_shape(const StoredTensor& tensor, std::int64_t out, std::int64_t in) {
+    if (tensor.shape == std::vector<std::int64_t>{out, in}) return;
+    throw_error<ModelError>("{} is [{}], config.json needs [{}, {}]", tensor.where(),
+                            fmt::join(tensor.shape, ", "), out, in);
+  }
+
   std::int64_t number(const char* key) const {
     const auto found = text_.find(key);
     if (found == text_.end() || !found->is_number_integer() || found->get<std::int64_t>() < 0)
@@ -180,7 +214,11 @@ class GgufModel {
 
   const StoredTensor& embedding() const {
     for (const StoredTensor& tensor : source_.tensors()) {
-      if (name_of(tensor) == "embed_tokens.weight") return tensor;
+      if (name_of(tensor) != "embed_tokens.weight") continue;
+      // Each row becomes a token's text in the file, also one without weights.
+      if (tensor.shape.size() != 2) throw_error<ModelError>("{} is no matrix", tensor.where());
+      require_shape(tensor, tensor.shape[0], number("hidden_size"));
+      return tensor;
     }
     throw_error<ModelError>("{}: no embed_tokens.weight", source_.path().string());
   }
@@ -352,6 +390,13 @@ GgufReport write_gguf(const ModelDirectory& source, const Path& output) {
   } catch (const nlohmann::json::exception& error) {
     throw_error<ModelError>("{}: configuration or tokenizer is not as expected: {}",
                             source.path().string(), error.what());
+  } catch (const c10::Error& error) {
+    const std::string text = error.what_without_backtrace();
+    throw_error<ModelError>("{}: a tensor has not the shape that config.json gives: {}",
+                            source.path().string(), text.substr(0, text.find('\n')));
+  } catch (const std::out_of_range&) {
+    throw_error<ModelError>("{}: a tensor has fewer dimensions than config.json gives",
+                            source.path().string());
   }
 }
 

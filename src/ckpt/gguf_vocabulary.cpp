@@ -1,5 +1,6 @@
 #include "ckpt/gguf_vocabulary.h"
 
+#include <limits>
 #include <optional>
 
 #include "base/errors.h"
@@ -21,7 +22,9 @@ std::string rule_of(const Json& tokenizer) {
 }
 
 std::optional<std::uint32_t> token_id(const Json& value) {
-  if (value.is_number_unsigned()) return value.get<std::uint32_t>();
+  constexpr std::uint64_t kMost = std::numeric_limits<std::uint32_t>::max();
+  if (value.is_number_unsigned() && value.get<std::uint64_t>() <= kMost)
+    return value.get<std::uint32_t>();
   if (value.is_array() && !value.empty()) return token_id(value.front());
   return std::nullopt;
 }
@@ -41,12 +44,12 @@ void add_gguf_vocabulary(GgufFile& file, const ModelDirectory& source, std::int6
                             path.string());
   std::vector<std::string> tokens(static_cast<std::size_t>(vocab_size));
   std::vector<std::int32_t> kinds(tokens.size(), kUnused);
-  const auto set = [&](std::int64_t id, const std::string& text, std::int32_t kind) {
-    if (id < 0 || id >= vocab_size)
-      throw_error<ModelError>("{}: token {} is beyond the model's {} rows", path.string(), id,
-                              vocab_size);
-    tokens[static_cast<std::size_t>(id)] = text;
-    kinds[static_cast<std::size_t>(id)] = kind;
+  const auto set = [&](const Json& id, const std::string& text, std::int32_t kind) {
+    if (!id.is_number_integer() || id < 0 || id >= vocab_size)
+      throw_error<ModelError>("{}: token {} is beyond the model's {} rows", path.string(),
+                              json::shown(id), vocab_size);
+    tokens[id.get<std::size_t>()] = text;
+    kinds[id.get<std::size_t>()] = kind;
   };
   for (std::size_t i = 0; i < tokens.size(); ++i) tokens[i] = fmt::format("[PAD{}]", i);
   for (const auto& [text, id] : model.at("vocab").items()) set(id, text, kNormal);

@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "ckpt/adapter_names.h"
+#include "ckpt/checked_tensor.h"
 #include "ckpt/expert_pairs.h"
 #include "ckpt/hf_vocabulary.h"
 #include "ckpt/staging_directory.h"
@@ -56,7 +57,7 @@ void add_to_tables(const AdapterDirectory& directory, const std::vector<const Lo
                                    [](const LoraPair* pair) { return pair->is_embedding; });
   for (const LoraPair* pair : pairs) {
     const auto dtype = model.context().wide_dtype();
-    const at::Tensor a = read_tensor(pair->a, dtype), b = read_tensor(pair->b, dtype);
+    const at::Tensor a = read_finite_tensor(pair->a, dtype), b = read_finite_tensor(pair->b, dtype);
     if (pair->is_embedding) {
       add_low_rank(model.embedding_weight(), b.t(), a.t(), pair->scaling, pair->a.where());
       continue;
@@ -97,6 +98,13 @@ void say_of_vision(const AdapterDirectory& directory) {
       directory.path().string(), modules.size(), text::list_some(modules));
 }
 
+std::vector<StoredTensor> stored_in(const AdapterDirectory& directory) {
+  std::vector<StoredTensor> all;
+  for (const LoraPair& pair : directory.pairs()) all.insert(all.end(), {pair.a, pair.b});
+  for (const SavedParameter& saved : directory.saved()) all.push_back(saved.tensor);
+  return all;
+}
+
 /// Fills the part of a stored tensor that this rank owns.
 void fill(nn::Parameter& parameter, const StoredTensor& stored) {
   if (stored.shape != parameter.global_shape()) {
@@ -104,7 +112,7 @@ void fill(nn::Parameter& parameter, const StoredTensor& stored) {
                             fmt::join(stored.shape, ", "),
                             fmt::join(parameter.global_shape(), ", "));
   }
-  parameter.write_owned(read_tensor(stored));
+  parameter.write_owned(read_finite_tensor(stored));
 }
 
 }  // namespace
@@ -211,7 +219,7 @@ std::unique_ptr<adapters::LoraSet> load_adapter(
   for (const auto& lora : set->expert_adapters()) by_parameter[lora->parameter()] = lora.get();
   for (const LoraPair* pair : pairs) {
     if (const auto expert = by_parameter.find(key_of(*pair)); expert != by_parameter.end()) {
-      expert->second->set_from_peft(read_tensor(pair->a), read_tensor(pair->b));
+      expert->second->set_from_peft(read_finite_tensor(pair->a), read_finite_tensor(pair->b));
       continue;
     }
     adapters::Lora& lora = *by_module.at(key_of(*pair));
@@ -227,6 +235,7 @@ std::unique_ptr<adapters::LoraSet> load_adapter(
   }
   load_saved(directory, model, name_in_model);
   add_to_tables(directory, table_pairs, model);
+  require_unchanged(stored_in(directory));
   return set;
 }
 

@@ -13,6 +13,7 @@
 #include "base/text.h"
 #include "ckpt/quantisation.h"
 #include "ckpt/training_checkpoint.h"
+#include "ckpt/weight_map.h"
 #include "hub/find.h"
 
 namespace heddle::ckpt {
@@ -20,30 +21,6 @@ namespace {
 
 constexpr const char* kSingleFile = "model.safetensors";
 constexpr const char* kIndexFile = "model.safetensors.index.json";
-
-/// weight_map of the index: tensor name -> file name.
-std::map<std::string, std::string> read_weight_map(const Path& path) {
-  // Not ordered_json: an index has a hundred thousand keys, which that looks up one by one.
-  const auto index =
-      json::read_object<ModelError, nlohmann::json>(path, files::kJsonLimit, path.parent_path());
-  const std::string file = path.string();
-  const auto found = index.find("weight_map");
-  if (found == index.end() || !found->is_object() || found->empty()) {
-    throw_error<ModelError>(
-        "{}: 'weight_map' (an object of tensor name and file name) is missing or empty", file);
-  }
-  std::map<std::string, std::string> weight_map;
-  for (const auto& [name, shard] : found->items()) {
-    const std::string value = shard.is_string() ? shard.get<std::string>() : "";
-    if (value.empty() || value == ".." || Path(value).filename() != Path(value)) {
-      throw_error<ModelError>(
-          "{}: weight_map: '{}' is said to be in {}, which is no plain file name", file,
-          text::shown(name), json::shown(shard));
-    }
-    weight_map.emplace(name, value);
-  }
-  return weight_map;
-}
 
 /// The distinct files of the index. Throws ModelError that lists those that are not there.
 std::vector<Path> find_shards(const Path& path,
@@ -174,7 +151,9 @@ ModelDirectory ModelDirectory::open(const Path& path) {
   }
   std::map<std::string, std::string> weight_map;
   if (is_sharded) {
-    weight_map = read_weight_map(path / kIndexFile);
+    weight_map = parse_weight_map(
+        json::read_object<ModelError, nlohmann::json>(path / kIndexFile, files::kJsonLimit, path),
+        (path / kIndexFile).string());
     const bool lists_single_file =
         std::any_of(weight_map.begin(), weight_map.end(),
                     [](const auto& entry) { return entry.second == kSingleFile; });

@@ -5,6 +5,7 @@
 
 #include "base/errors.h"
 #include "base/text.h"
+#include "ckpt/checked_tensor.h"
 #include "ckpt/staging_directory.h"
 
 namespace heddle::ckpt {
@@ -168,6 +169,9 @@ ModelWriterReport ModelWriter::commit() {
   for (const auto& [name, path] : copies_) report.copied_files.push_back(name);
   for (const auto& [name, content] : files_)
     files::write_atomically(staging.path() / name, content);
+  for (const Item& item : items_) {
+    if (!item.produce) require_unchanged({item.stored});
+  }
 
   const ModelDirectory written_model = ModelDirectory::open(staging.path());
   for (const Item& item : items_) {

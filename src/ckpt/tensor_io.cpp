@@ -9,6 +9,7 @@
 
 #include "base/errors.h"
 #include "base/text.h"
+#include "ckpt/checked_tensor.h"
 
 namespace heddle::ckpt {
 namespace {
@@ -234,6 +235,7 @@ LoadReport load_tensors(const ModelDirectory& directory, std::vector<LoadTarget>
     fill(*stored, target->destination, target->ranges, buffer);
     report.bytes_read += target->destination.numel() * bits_of(stored->dtype) / 8;
   }
+  require_unchanged(directory.tensors());
   return report;
 }
 

@@ -118,8 +118,6 @@ class CheckpointStore {
   void save(std::int64_t step, CheckpointState state, std::optional<double> metric = {});
   /// Returns when the last save is on disk, and throws its error once.
   void wait();
-  /// Seconds that writing took, of the last save that ended.
-  double last_write_s() const { return last_write_s_; }
 
   /// Complete by name, oldest first; contents not verified.
   std::vector<CheckpointInfo> list() const;
@@ -147,7 +145,6 @@ class CheckpointStore {
   std::unique_ptr<Writing> writing_;
   mutable std::unique_ptr<comm::Store> connection_;  ///< Connection of the writing thread, kept.
   std::int64_t saves_ = 0;
-  double last_write_s_ = 0;
 };
 
 /// Whether the folder looks like a training checkpoint; its contents are not read.

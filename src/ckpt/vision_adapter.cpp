@@ -4,6 +4,7 @@
 #include <ATen/ops/mm.h>
 
 #include "base/errors.h"
+#include "ckpt/checked_tensor.h"
 #include "ckpt/tensor_io.h"
 
 namespace heddle::ckpt {
@@ -26,14 +27,17 @@ void add_vision_changes(ModelWriter& writer, const ModelDirectory& source,
         stored_as(pair.module + ".weight", {pair.b.shape[0], pair.a.shape[1]});
     writer.add(stored.name, stored.shape, to_scalar_type(stored.dtype).value(), [&stored, pair] {
       const at::Tensor delta =
-          at::mm(read_tensor(pair.b, at::kDouble), read_tensor(pair.a, at::kDouble)) * pair.scaling;
-      return read_tensor(stored, at::kDouble) + delta;
+          at::mm(read_finite_tensor(pair.b, at::kDouble), read_finite_tensor(pair.a, at::kDouble)) *
+          pair.scaling;
+      const at::Tensor changed = read_tensor(stored, at::kDouble) + delta;
+      require_unchanged({stored});
+      return changed;
     });
   }
   for (const SavedParameter& saved : adapter.vision_saved()) {
     const StoredTensor& stored = stored_as(saved.name, saved.tensor.shape);
     writer.add(stored.name, stored.shape, to_scalar_type(stored.dtype).value(),
-               [tensor = saved.tensor] { return read_tensor(tensor); });
+               [tensor = saved.tensor] { return read_finite_tensor(tensor); });
   }
 }
 

@@ -3,11 +3,14 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <vector>
 
 #include "base/errors.h"
 #include "base/text.h"
 #include "config/config.h"
+#include "config/listed_values.h"
+#include "models/registry.h"
 
 namespace heddle::cli {
 namespace {
@@ -15,6 +18,7 @@ namespace {
 struct OptionWord {
   std::string name;  ///< with dashes
   std::string description;
+  std::vector<std::string> values;  ///< what may follow, if that is a short list
 };
 
 struct CommandWords {
@@ -26,11 +30,30 @@ struct CommandWords {
   bool takes_keys = false;  ///< key=value overrides
 };
 
+/// "lm" and "classify" of "a|b" or of "TEXT:{a,b}", as CLI11 writes the type of a checked option.
+std::vector<std::string> values_of(const CLI::Option& option, const std::string& name) {
+  if (name == "preset") return models::preset_names();
+  std::string type = option.get_type_name();
+  char separator = '|';
+  if (const std::size_t open = type.find('{'); open != std::string::npos && type.ends_with('}')) {
+    type = type.substr(open + 1, type.size() - open - 2);
+    separator = ',';
+  }
+  std::vector<std::string> values = text::split(type, separator);
+  const bool is_list =
+      values.size() > 1 && std::all_of(values.begin(), values.end(), [](const std::string& value) {
+        return !value.empty() && value.find_first_not_of(
+                                     "abcdefghijklmnopqrstuvwxyz0123456789_-") == std::string::npos;
+      });
+  if (!is_list) values.clear();
+  return values;
+}
+
 std::vector<OptionWord> options_of(const CLI::App& app) {
   std::vector<OptionWord> options;
   for (const CLI::Option* option : app.get_options()) {
     for (const std::string& name : option->get_lnames()) {
-      options.push_back({"--" + name, option->get_description()});
+      options.push_back({"--" + name, option->get_description(), values_of(*option, name)});
     }
   }
   return options;
@@ -73,6 +96,27 @@ std::string quoted(const std::string& text) {
   return out + "'";
 }
 
+/// "    init--preset) values='a b' ;;" for the options of all commands that take one of a list.
+std::string option_cases(const std::vector<CommandWords>& commands, const char* open,
+                         const char* close) {
+  std::string cases;
+  for (const CommandWords& command : commands) {
+    for (const OptionWord& option : command.options) {
+      if (option.values.empty()) continue;
+      cases += fmt::format("    {}{}) values={}{}{} ;;\n", command.name, option.name, open,
+                           text::join(option.values, " "), close);
+    }
+  }
+  return cases;
+}
+
+std::string key_cases(const char* open, const char* close) {
+  std::string cases;
+  for (const auto& [key, values] : config::listed_values())
+    cases += fmt::format("    {}) values={}{}{} ;;\n", key, open, text::join(values, " "), close);
+  return cases;
+}
+
 std::string bash_script(const std::vector<CommandWords>& commands) {
   std::string names, cases;
   for (const CommandWords& command : commands) {
@@ -83,15 +127,42 @@ std::string bash_script(const std::vector<CommandWords>& commands) {
   }
   return fmt::format(R"(# bash completion of heddle; use: source <(heddle completion bash)
 _heddle() {{
-  local word=${{COMP_WORDS[COMP_CWORD]}} command=${{COMP_WORDS[1]}} options= values= takes_keys=0
+  local word=${{COMP_WORDS[COMP_CWORD]}} first=1 at name= before= options= values= takes_keys=0
   COMPREPLY=()
-  if ((COMP_CWORD == 1)); then
+  # The command of every rank stands after launch ... --
+  if [[ ${{COMP_WORDS[1]}} == launch ]]; then
+    for ((at = 2; at < COMP_CWORD; at++)); do
+      [[ ${{COMP_WORDS[at]}} == -- ]] && first=$((at + 1)) && break
+    done
+  fi
+  local command=${{COMP_WORDS[first]}}
+  if ((COMP_CWORD == first)); then
     COMPREPLY=($(compgen -W '{0} --help --version' -- "$word"))
+    return
+  fi
+  # bash cuts "key=value" into three words unless it was told otherwise.
+  if [[ $word == [a-z]*=* ]]; then
+    name=${{word%%=*}} before=$name= word=${{word#*=}}
+  elif [[ $word == = ]]; then
+    word= name=${{COMP_WORDS[COMP_CWORD - 1]}}
+  elif [[ ${{COMP_WORDS[COMP_CWORD - 1]}} == = ]]; then
+    name=${{COMP_WORDS[COMP_CWORD - 2]}}
+  elif [[ ${{COMP_WORDS[COMP_CWORD - 1]}} == --* ]]; then
+    name=${{COMP_WORDS[COMP_CWORD - 1]}}
+  fi
+  case $command$name in
+{3}  esac
+  case $name in
+{4}  esac
+  if [[ -n $values ]]; then
+    COMPREPLY=($(compgen -P "$before" -W "$values" -- "$word"))
     return
   fi
   case $command in
 {1}  esac
-  if [[ $word == -* ]]; then
+  if [[ -n $name && $name != --* ]]; then
+    COMPREPLY=($(compgen -P "$before" -f -- "$word"))
+  elif [[ $word == -* ]]; then
     COMPREPLY=($(compgen -W "$options" -- "$word"))
   elif [[ -n $values ]]; then
     COMPREPLY=($(compgen -W "$values" -- "$word"))
@@ -105,7 +176,8 @@ _heddle() {{
 }}
 complete -o filenames -F _heddle heddle
 )",
-                     names, cases, text::join(key_words(), " "));
+                     names, cases, text::join(key_words(), " "), option_cases(commands, "'", "'"),
+                     key_cases("'", "'"));
 }
 
 /// name:description for zsh's _describe, in which a colon of the name must be escaped.
@@ -128,13 +200,35 @@ std::string zsh_script(const std::vector<CommandWords>& commands) {
 # zsh completion of heddle; use: source <(heddle completion zsh)
 _heddle() {{
   local -a commands options values keys
-  local takes_keys=0
+  local takes_keys=0 dashes key
   commands=(
 {0}  )
+  # The command of every rank stands after launch ... --
+  if [[ $words[2] == launch ]]; then
+    dashes=${{words[(i)--]}}
+    if (( dashes < CURRENT )); then
+      words=(heddle "${{(@)words[dashes+1,-1]}}")
+      (( CURRENT -= dashes - 1 ))
+    fi
+  fi
   if (( CURRENT == 2 )); then
     _describe 'command' commands
     return
   fi
+  case $words[2]$words[CURRENT-1] in
+{3}  esac
+  if [[ $PREFIX == [^-]*=* ]]; then
+    key=${{PREFIX%%=*}}
+    compset -P '*='
+    case $key in
+{4}    esac
+    (( $#values )) || _files
+  fi
+  if (( $#values )); then
+    compadd -a values
+    return
+  fi
+  [[ -z $key ]] || return
   case $words[2] in
 {1}  esac
   if [[ $PREFIX == -* ]]; then
@@ -151,18 +245,30 @@ _heddle() {{
 }}
 if [[ $funcstack[1] == _heddle ]]; then _heddle "$@"; else compdef _heddle heddle; fi
 )",
-                     names, cases, text::join(key_words(), " "));
+                     names, cases, text::join(key_words(), " "), option_cases(commands, "(", ")"),
+                     key_cases("(", ")"));
 }
 
 std::string fish_script(const std::vector<CommandWords>& commands) {
   std::string out = "# fish completion of heddle; use: heddle completion fish | source\n";
+  std::vector<std::string> names, words = key_words();
+  for (const CommandWords& command : commands) names.push_back(command.name);
+  out += fmt::format(
+      "complete -c heddle -n '__fish_seen_subcommand_from launch; and contains -- -- (commandline "
+      "-opc)' -a {}\n",
+      quoted(text::join(names, " ")));
+  for (const auto& [key, values] : config::listed_values()) {
+    for (const std::string& value : values) words.push_back(key + "=" + value);
+  }
   for (const CommandWords& command : commands) {
     out += fmt::format("complete -c heddle -f -n __fish_use_subcommand -a {} -d {}\n", command.name,
                        quoted(command.description));
     const std::string condition = quoted("__fish_seen_subcommand_from " + command.name);
     for (const OptionWord& option : command.options) {
-      out += fmt::format("complete -c heddle -n {} -l {} -d {}\n", condition, option.name.substr(2),
-                         quoted(option.description));
+      const std::string values = quoted(text::join(option.values, " "));
+      out +=
+          fmt::format("complete -c heddle -n {} -l {} -d {}{}\n", condition, option.name.substr(2),
+                      quoted(option.description), option.values.empty() ? "" : " -x -a " + values);
     }
     if (!command.values.empty()) {
       out += fmt::format("complete -c heddle -f -n {} -a {}\n", condition,
@@ -170,7 +276,7 @@ std::string fish_script(const std::vector<CommandWords>& commands) {
     }
     if (command.takes_keys) {
       out += fmt::format("complete -c heddle -n {} -a {}\n", condition,
-                         quoted(text::join(key_words(), " ")));
+                         quoted(text::join(words, " ")));
     }
   }
   return out;

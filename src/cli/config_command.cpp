@@ -5,6 +5,7 @@
 #include "assembly/from_config.h"
 #include "base/errors.h"
 #include "base/log.h"
+#include "base/metrics.h"
 #include "cli/command.h"
 #include "config/config.h"
 
@@ -12,7 +13,7 @@ namespace heddle::cli {
 namespace {
 
 struct ConfigOptions {
-  bool is_reference = false;
+  bool is_reference = false, lists_metrics = false;
   bool is_print = false;
   bool is_markdown = false;
   bool is_json = false;
@@ -20,6 +21,10 @@ struct ConfigOptions {
 };
 
 int run_config(const ConfigOptions& options, const Session& session) {
+  if (options.lists_metrics) {
+    session.out << metrics_document();
+    return 0;
+  }
   if (options.is_reference) {
     session.out << (options.is_markdown ? config::reference_markdown() : config::reference_yaml());
     return 0;
@@ -43,6 +48,8 @@ void add_config_command(CLI::App& app, Action& action) {
       app.add_subcommand("config", "Show all configuration keys, or check and print a run's");
   command->add_flag("--reference", options->is_reference,
                     "Every key with default, type and meaning");
+  command->add_flag("--metrics", options->lists_metrics,
+                    "Every figure of metrics.jsonl with unit and meaning");
   command->add_flag("--markdown", options->is_markdown, "The reference as Markdown tables");
   command->add_flag("--print", options->is_print,
                     "The configuration as a run would see it (also without this)");

@@ -62,6 +62,10 @@ void MetricTable::set(const std::string& group, const std::string& metric, doubl
   mean.weight = 1;
 }
 
+double MetricTable::mean(const std::string& metric) const {
+  return means_.at({std::string(), metric}).value();
+}
+
 std::string MetricTable::to_json() const {
   nlohmann::ordered_json json;
   for (const std::string& group : groups_) {

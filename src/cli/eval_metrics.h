@@ -18,6 +18,10 @@ class MetricTable {
   /// Replaces the mean of a metric by what it becomes, such as exp() of a loss.
   void set(const std::string& group, const std::string& metric, double value);
 
+  /// Names of the metrics, and the mean of one over all rows.
+  const std::vector<std::string>& metrics() const { return metrics_; }
+  double mean(const std::string& metric) const;
+
   std::string to_json() const;
   /// A table with a line for each group and a column for each metric.
   std::string to_text(bool has_color, int width) const;

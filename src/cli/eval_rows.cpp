@@ -12,12 +12,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-data::RenderOptions render_options(Json template_variables) {
-  data::RenderOptions options;
-  options.template_variables = std::move(template_variables);
-  return options;
-}
-
 std::string text_of(const Json& value) {
   return value.is_string() ? value.get<std::string>() : data::json_text::dump(value);
 }
@@ -39,12 +33,12 @@ void rename_prompt(Json& value, bool is_user_turn) {
 }  // namespace
 
 EvalRows::EvalRows(const data::Tokenizer& tokenizer, const EvalRowOptions& options,
-                   Json template_variables, bool is_classifier)
+                   const data::RenderOptions& rendering, bool is_classifier)
     : tokenizer_(tokenizer),
       options_(options),
       is_classifier_(is_classifier),
       has_template_(tokenizer.chat_template().has_value()),
-      renderer_(tokenizer, render_options(std::move(template_variables))) {}
+      renderer_(tokenizer, rendering) {}
 
 void EvalRows::fail(const EvalCase& one, const std::string& reason) const {
   throw_error<DataError>("{}:{}: {}", options_.input, one.line, reason);
@@ -55,7 +49,7 @@ std::vector<EvalCase> EvalRows::read() const {
   const auto records = data::RecordReader::open(file);
   std::vector<EvalCase> cases;
   std::string line;
-  while (records->next(line)) {
+  while ((options_.most == 0 || std::ssize(cases) < options_.most) && records->next(line)) {
     const data::Place place{records->name(), records->line()};
     Json value = data::parse_json_line(line, place, {});
     try {
@@ -65,7 +59,8 @@ std::vector<EvalCase> EvalRows::read() const {
     }
   }
   if (cases.empty())
-    throw_error<DataError>("--input: {}: no row; there is nothing to judge", options_.input);
+    throw_error<DataError>("{}: {}: no row; there is nothing to judge", options_.input_key,
+                           options_.input);
   return cases;
 }
 
@@ -104,7 +99,8 @@ Json EvalRows::truth_of(const Json& value, const data::Row& row) const {
   if (!options_.answer.empty()) {
     const auto found = value.find(options_.answer);
     if (found == value.end())
-      throw_error<DataError>("field '{}' is missing, which --answer names", options_.answer);
+      throw_error<DataError>("field '{}' is missing, which {} names", options_.answer,
+                             options_.answer_key);
     return *found;
   }
   for (const char* name : {"answer", "completion", "output"}) {

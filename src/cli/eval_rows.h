@@ -14,9 +14,12 @@ namespace heddle::cli {
 
 struct EvalRowOptions {
   std::string input;
-  std::string answer;  ///< field; "": `answer`, else what the row itself answers
-  std::string group;   ///< field; "": one group
-  bool raw = false;    ///< a text prompt is not a user's turn
+  std::string answer;     ///< field; "": `answer`, else what the row itself answers
+  std::string group;      ///< field; "": one group
+  bool raw = false;       ///< a text prompt is not a user's turn
+  std::int64_t most = 0;  ///< the first so many rows; 0: all
+  /// What input and answer are called where they were given.
+  std::string input_key = "--input", answer_key = "--answer";
 };
 
 /// A row of which a model's answer is judged.
@@ -37,7 +40,7 @@ class EvalRows {
  public:
   /// The tokenizer outlives it.
   EvalRows(const data::Tokenizer& tokenizer, const EvalRowOptions& options,
-           nlohmann::ordered_json template_variables, bool is_classifier);
+           const data::RenderOptions& rendering, bool is_classifier);
 
   /// Throws DataError, also where there is no row.
   std::vector<EvalCase> read() const;

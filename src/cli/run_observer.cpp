@@ -30,7 +30,8 @@ ui::StepMetrics to_metrics(const train::StepInfo& step) {
       std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
   metrics.mfu = step.mfu;
   metrics.memory_bytes = step.memory_bytes;
-  for (const auto& [name, value] : step.extra) metrics.extras.emplace_back(name, value);
+  for (const Metrics::Entry& entry : step.metrics)
+    metrics.extras.emplace_back(entry.name, entry.value);
   return metrics;
 }
 
@@ -237,8 +238,8 @@ void RunObserver::on_step(const train::StepInfo& step) {
 
 void RunObserver::on_evaluation(std::int64_t step, const train::Evaluation& evaluation, bool best) {
   std::string line = fmt::format("step {}: evaluation loss {:.4f}", step, evaluation.loss);
-  for (const auto& [name, value] : evaluation.metrics)
-    line += fmt::format(", {} {:.4f}", name, value);
+  for (const Metrics::Entry& entry : evaluation.metrics)
+    line += fmt::format(", {} {:.4f}", entry.name, entry.value);
   log::info("{}{}", line, best ? " (best so far)" : "");
   if (step > 0) return;
   // No step has been made: a row of its own, without what only training gives.
@@ -278,7 +279,8 @@ void RunObserver::on_finish(const train::Summary& summary) {
                                 : fmt::format("{} steps", summary.steps),
                      text::format_duration(summary.seconds), summary.first_loss, summary.last_loss,
                      is_resumed ? " from the first step to the last" : "");
-  if (summary.has_eval) out << fmt::format(", best evaluation loss {:.4f}", summary.best_eval_loss);
+  if (summary.has_eval)
+    out << fmt::format(", best evaluation {} {:.4f}", summary.best_metric, summary.best_eval);
   out << "\n";
   for (const ui::ReportSample& answer : facts_.samples) {
     out << "prompt: " << answer.prompt << "\n  before: " << answer.before

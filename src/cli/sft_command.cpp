@@ -10,6 +10,7 @@
 #include "cli/application.h"
 #include "cli/command.h"
 #include "cli/continuation.h"
+#include "cli/judged_steps.h"
 #include "cli/names.h"
 #include "cli/run_observer.h"
 #include "cli/stop_request.h"
@@ -32,7 +33,9 @@ train::Summary train_as_rank(const std::string& name, const config::RunConfig& c
                              const StopRequest& stop, const std::shared_ptr<comm::World>& world,
                              const Session& session) {
   const bool generates = config::objective_of(config) == config::Objective::kPolicy;
-  const train::MakeSubject make_subject = generates ? rl::subject : train::dataset_subject;
+  const train::MakeSubject make_subject = generates                    ? rl::subject
+                                          : !config.eval.input.empty() ? judged_subject
+                                                                       : train::dataset_subject;
   return comm::announcing_failure(world.get(), [&] {
     if (world && world->rank() > 0) {
       train::Observer quiet;

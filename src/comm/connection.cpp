@@ -125,7 +125,14 @@ Pending Connection::start(const char* operation, std::vector<at::Tensor> tensors
   const auto begun = Clock::now();
   const std::string activity = describe(operation);
   world_->device_watch().check();
-  world_->set_activity(activity);
+  const auto announce = [this, operation, begun, activity] {
+    try {
+      world_->set_activity(activity);
+    } catch (const CommError& error) {
+      give_up(operation, begun, "", error.what());
+    }
+  };
+  announce();
   c10::intrusive_ptr<c10d::Work> work;
   try {
     work = start(*backend);
@@ -145,8 +152,8 @@ Pending Connection::start(const char* operation, std::vector<at::Tensor> tensors
       }
     });
   }
-  return Pending([this, operation, begun, work, activity, kept = std::move(tensors)] {
-    world_->set_activity(activity);
+  return Pending([this, operation, begun, work, announce, kept = std::move(tensors)] {
+    announce();
     wait(operation, begun, *work);
     world_->set_activity("");
   });

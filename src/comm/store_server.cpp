@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "base/errors.h"
-#include "comm/store_greeting.h"
+#include "comm/store_dialogue.h"
 
 namespace heddle::comm {
 namespace {
@@ -28,8 +28,6 @@ using Clock = std::chrono::steady_clock;
 // the oldest gives way, and ranks need a millisecond.
 constexpr std::chrono::seconds kGreetingTime{5};
 constexpr std::size_t kMostStrangers = 128;
-// A peer that asks and does not read its answers is not heard meanwhile.
-constexpr std::size_t kMostUnread = StoreTable::kLargestMessage;
 constexpr std::chrono::milliseconds kPause{10};
 constexpr std::size_t kReadBytes = 1 << 16;
 
@@ -39,10 +37,7 @@ struct StoreServer::Peer {
   int descriptor = -1;
   std::uint64_t number = 0;  // in the order of arrival
   Clock::time_point arrived;
-  hash::Key128 challenge{};
-  bool is_member = false;
-  bool is_refused = false;
-  std::string in, out;
+  StoreDialogue dialogue;
 };
 
 StoreServer::StoreServer(Listener listener, const std::string& secret)
@@ -73,8 +68,9 @@ void StoreServer::run() {
   while (true) {
     waiting = {{wake_, POLLIN, 0}, {listener_, POLLIN, 0}};
     for (const auto& [descriptor, peer] : peers_) {
-      const bool hears = peer.out.size() < kMostUnread && !peer.is_refused;
-      const auto events = (hears ? POLLIN : 0) | (peer.out.empty() ? 0 : POLLOUT);
+      const std::string& out = peer.dialogue.out();
+      const bool hears = out.size() < StoreDialogue::kMostUnread && !peer.dialogue.is_refused();
+      const auto events = (hears ? POLLIN : 0) | (out.empty() ? 0 : POLLOUT);
       waiting.push_back({descriptor, static_cast<short>(events), 0});
     }
     if (poll(waiting.data(), waiting.size(), 1000) < 0 && errno != EINTR) return;
@@ -85,6 +81,8 @@ void StoreServer::run() {
       bool is_open = (waiting[i].revents & (POLLERR | POLLNVAL)) == 0;
       if (is_open && (waiting[i].revents & (POLLIN | POLLHUP)) != 0) is_open = hear(peer);
       if (is_open) is_open = flush(peer);
+      while (is_open && peer.dialogue.is_paused() && peer.dialogue.out().empty())
+        is_open = peer.dialogue.hear("", table_) && flush(peer);
       if (is_open) continue;
       close(peer.descriptor);
       peers_.erase(waiting[i].fd);
@@ -108,17 +106,14 @@ void StoreServer::accept_all() {
     }
     const int on = 1;
     setsockopt(descriptor, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-    Peer peer;
-    peer.descriptor = descriptor;
-    peer.number = accepted_++;
-    peer.arrived = Clock::now();
+    hash::Key128 challenge;
     try {
-      peer.challenge = hash::random_key();
+      challenge = hash::random_key();
     } catch (const Error&) {
       close(descriptor);
       return;
     }
-    peer.out = std::string(kStoreMagic).append(as_text(peer.challenge));
+    Peer peer{descriptor, accepted_++, Clock::now(), StoreDialogue(secret_, challenge)};
     if (flush(peer)) {
       peers_.emplace(descriptor, std::move(peer));
     } else {
@@ -130,7 +125,7 @@ void StoreServer::accept_all() {
 void StoreServer::drop_strangers(std::size_t most) {
   std::map<std::uint64_t, int> strangers;  // the oldest first
   for (const auto& [descriptor, peer] : peers_) {
-    if (!peer.is_member) strangers.emplace(peer.number, descriptor);
+    if (!peer.dialogue.is_member()) strangers.emplace(peer.number, descriptor);
   }
   std::size_t left = strangers.size();
   for (const auto& [number, descriptor] : strangers) {
@@ -146,50 +141,18 @@ bool StoreServer::hear(Peer& peer) {
   const ssize_t got = recv(peer.descriptor, buffer.data(), buffer.size(), 0);
   if (got < 0) return errno == EAGAIN || errno == EINTR;
   if (got == 0) return false;
-  peer.in.append(buffer.data(), static_cast<std::size_t>(got));
-  if (!peer.is_member && !greet(peer)) return false;
-  return !peer.is_member || answer(peer);
-}
-
-bool StoreServer::greet(Peer& peer) {
-  if (peer.in.size() < kClientHelloBytes) return true;
-  const std::string_view hello = std::string_view(peer.in).substr(0, kClientHelloBytes);
-  const std::string_view number = hello.substr(0, 16), own = as_text(peer.challenge);
-  if (!hash::equal(as_key(hello.substr(16)), proof(secret_, "client", own, number))) {
-    peer.out.append(kStoreReplyBytes, '\0');
-    peer.is_refused = true;
-    peer.in.clear();
-    return true;
-  }
-  peer.is_member = true;
-  peer.out += as_text(proof(secret_, "store", own, number));
-  peer.in.erase(0, kClientHelloBytes);
-  return true;
-}
-
-bool StoreServer::answer(Peer& peer) {
-  std::size_t at = 0;
-  while (peer.in.size() - at >= 4) {
-    std::size_t length = 0;
-    for (std::size_t i = 4; i-- > 0;)
-      length = length << 8 | static_cast<unsigned char>(peer.in[at + i]);
-    if (length > StoreTable::kLargestMessage) return false;
-    if (peer.in.size() - at - 4 < length) break;
-    peer.out += framed(table_.answer(std::string_view(peer.in).substr(at + 4, length)));
-    at += 4 + length;
-  }
-  peer.in.erase(0, at);
-  return true;
+  return peer.dialogue.hear({buffer.data(), static_cast<std::size_t>(got)}, table_);
 }
 
 bool StoreServer::flush(Peer& peer) {
-  while (!peer.out.empty()) {
-    const ssize_t sent = send(peer.descriptor, peer.out.data(), peer.out.size(), MSG_NOSIGNAL);
+  std::string& out = peer.dialogue.out();
+  while (!out.empty()) {
+    const ssize_t sent = send(peer.descriptor, out.data(), out.size(), MSG_NOSIGNAL);
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0) return errno == EAGAIN;
-    peer.out.erase(0, static_cast<std::size_t>(sent));
+    out.erase(0, static_cast<std::size_t>(sent));
   }
-  return !peer.is_refused;
+  return !peer.dialogue.is_refused();
 }
 
 }  // namespace heddle::comm

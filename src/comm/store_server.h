@@ -29,8 +29,6 @@ class StoreServer {
   void drop_strangers(std::size_t most);
   /// False if the connection is over.
   bool hear(Peer& peer);
-  bool greet(Peer& peer);
-  bool answer(Peer& peer);
   static bool flush(Peer& peer);
 
   hash::Key128 secret_;

@@ -77,6 +77,20 @@ class World::Pulse {
     activity_ = activity;
   }
 
+  /// From here on nobody asks the store: each question would wait until the deadline.
+  void lose(const std::string& reason) {
+    const std::scoped_lock lock(mutex_);
+    if (loss_.empty()) {
+      loss_ =
+          fmt::format("the job's store is lost, its process has ended or is frozen: {}", reason);
+    }
+  }
+  /// Why the store can no longer be asked; "" as long as it answers.
+  std::string loss() const {
+    const std::scoped_lock lock(mutex_);
+    return loss_;
+  }
+
  private:
   void beat() {
     std::string text;
@@ -94,16 +108,19 @@ class World::Pulse {
     while (!wake.wait_for(lock, stop, kPulseInterval, [&] { return stop.stop_requested(); })) {
       try {
         beat();
-      } catch (const std::exception&) {
-        return;  // the store is gone; the next collective says so
+      } catch (const std::exception& error) {
+        // The next collective says so, also where it would end well without the store: a job that
+        // nobody watches any more must not go on.
+        lose(error.what());
+        return;
       }
     }
   }
 
   Store store_;
   std::string key_;
-  std::mutex mutex_;
-  std::string activity_ = "starting";
+  mutable std::mutex mutex_;
+  std::string activity_ = "starting", loss_;
   std::int64_t count_ = 0;
   std::jthread thread_;  // last: it uses the others
 };
@@ -223,6 +240,7 @@ std::string World::missing_ranks() const {
 
 void World::fail(const std::string& message) noexcept {
   has_failed_ = true;
+  if (pulse_ && !pulse_->loss().empty()) return;
   try {
     job_store_.set_if_absent(kFailureKey, fmt::format("{} {}", environment_.rank,
                                                       message.substr(0, message.find('\n'))));
@@ -234,7 +252,14 @@ void World::fail(const std::string& message) noexcept {
 }
 
 std::optional<std::string> World::failure_of_another() const {
-  const auto found = job_store_.find(kFailureKey);
+  if (const std::string loss = pulse_->loss(); !loss.empty()) throw CommError(loss);
+  std::optional<std::string> found;
+  try {
+    found = job_store_.find(kFailureKey);
+  } catch (const CommError& error) {
+    pulse_->lose(error.what());
+    throw;
+  }
   if (!found) return std::nullopt;
   const auto space = found->find(' ');
   const std::string who = found->substr(0, space);
@@ -243,6 +268,7 @@ std::optional<std::string> World::failure_of_another() const {
 }
 
 void World::leave() noexcept {
+  if (!pulse_->loss().empty()) return;
   try {
     set_activity("leaving");
     device_groups_.clear();
@@ -253,10 +279,15 @@ void World::leave() noexcept {
   }
 }
 
-void World::set_activity(const std::string& activity) { pulse_->set_activity(activity); }
+void World::set_activity(const std::string& activity) {
+  pulse_->set_activity(activity);
+  if (activity.empty()) return;
+  if (const std::string loss = pulse_->loss(); !loss.empty()) throw CommError(loss);
+}
 
 std::string World::diagnose(const std::vector<std::int64_t>& ranks) const {
   std::vector<std::string> silent, busy;
+  if (const std::string loss = pulse_->loss(); !loss.empty()) return loss;
   try {
     const Store store = store_.reconnected();
     std::map<std::int64_t, std::string> before;

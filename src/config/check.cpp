@@ -1,10 +1,13 @@
 #include "config/check.h"
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 #include <string>
+#include <utility>
 
 #include "base/errors.h"
+#include "base/quote.h"
 #include "base/text.h"
 #include "config/field.h"
 #include "config/objective.h"
@@ -118,6 +121,25 @@ class Checker {
     }
     if (rl.correction.rs_bounds[0] > rl.correction.rs_bounds[1])
       fail("rl.correction.rs_bounds", "the first bound is the lower one");
+    if (rl.update_mode == UpdateMode::kPin) {
+      if (c_.train.method != Method::kLora)
+        fail("rl.update_mode", "pin keeps versions of adapters: expected train.method lora");
+      if (!c_.adapter.modules_to_save.empty())
+        fail("rl.update_mode",
+             "pin keeps versions of adapters alone: adapter.modules_to_save must "
+             "be empty");
+    }
+    if ((c_.rollout.top_p < 1 || c_.rollout.min_p > 0) && c_.rollout.top_k == 0) {
+      fail(
+          "rollout.top_k",
+          "0 sets no bound to the tokens that rollout.top_p or rollout.min_p leave, which training "
+          "has to know: expected 1 or more");
+    }
+    if (c_.rollout.has_cuts() && rl.reference.kl_coef > 0) {
+      fail("rl.reference.kl_coef",
+           "the reference's distribution is over all tokens, the policy's over those that "
+           "rollout.top_k, top_p and min_p leave: expected 0 with these, or none of them");
+    }
     if (rl.trainer_ranks > 0 && !rl.is_disaggregated())
       fail("rl.trainer_ranks", "needs rl.rollout_ranks, the ranks that generate");
     if (rl.is_disaggregated() && rl.rollout_ranks % c_.rollout.tp != 0) {
@@ -175,8 +197,35 @@ class Checker {
     }
   }
 
+  /// Answers that are judged during training, and the number that chooses the best evaluation.
+  void judged_answers() const {
+    const std::string& metric = c_.eval.metric;
+    const bool is_judged =
+        std::find(c_.eval.metrics.begin(), c_.eval.metrics.end(), metric) != c_.eval.metrics.end();
+    if (c_.eval.input.empty()) {
+      if (!c_.eval.metrics.empty()) fail("eval.metrics", "needs eval.input, the rows to answer");
+    } else if (c_.parallel.cp > 1) {
+      fail("eval.input", "answers are generated in any layout but parallel.cp above 1");
+    } else if (objective_of(c_) != Objective::kLanguageModel) {
+      fail("eval.input",
+           fmt::format("answers are judged with train.objective language_model, found {}",
+                       to_string(objective_of(c_))));
+    }
+    if (objective_of(c_) == Objective::kLanguageModel && metric != "loss" && !is_judged) {
+      fail("eval.metric",
+           fmt::format(
+               "'{}': expected loss or one of eval.metrics ({})", text::shown(metric),
+               c_.eval.metrics.empty() ? "none is given" : text::join(c_.eval.metrics, ", ")));
+    }
+  }
+
   void evaluation() const {
     if (!c_.data.eval.empty()) return;
+    if (!c_.eval.input.empty()) {
+      fail("eval.input",
+           "needs data.eval: answers are judged with the evaluations of its loss "
+           "(data.eval=0.02 takes a share of the training rows)");
+    }
     if (c_.train.early_stop_patience > 0) {
       fail("train.early_stop_patience", "early stopping needs data.eval");
     }
@@ -225,6 +274,48 @@ class Checker {
     }
   }
 
+  /// Rates of groups are shares of optim.lr, whose schedule they follow.
+  void learning_rates() const {
+    const std::pair<const char*, double> groups[] = {
+        {"optim.lr_head", c_.optim.lr_head}, {"optim.lr_embeddings", c_.optim.lr_embeddings}};
+    for (const auto& [key, rate] : groups) {
+      if (rate > 0 && c_.optim.lr == 0)
+        fail(
+            key,
+            "follows the schedule of optim.lr, which is 0; train.freeze keeps weights as they are");
+    }
+  }
+
+  void muon() const {
+    if (c_.optim.name != OptimName::kMuon) return;
+    if (c_.optim.state_dtype != StateDtype::kFloat32) {
+      fail("optim.state_dtype", fmt::format("optim.name muon keeps its state in float32, found {}",
+                                            to_string(c_.optim.state_dtype)));
+    }
+    if (c_.optim.offload)
+      fail("optim.offload", "is for the state of AdamW; optim.name muon keeps it on the device");
+  }
+
+  void spike() const {
+    if (c_.train.spike == Spike::kStop && objective_of(c_) == Objective::kPolicy) {
+      fail("train.spike",
+           "stop needs rows that can be read again, which train.objective policy generates; set it "
+           "to skip");
+    }
+  }
+
+  /// The noise of embeddings.
+  void neftune() const {
+    if (c_.train.neftune_alpha == 0) return;
+    const Objective objective = objective_of(c_);
+    if (objective == Objective::kContrastive || objective == Objective::kPolicy) {
+      fail("train.neftune_alpha",
+           fmt::format("train.objective {} compares two passes over the same tokens, which noise "
+                       "would tell apart; set it to 0",
+                       to_string(objective)));
+    }
+  }
+
   void offload() const {
     const Recompute recompute = c_.train.recompute;
     if (c_.train.offload_activations && recompute != Recompute::kSelective &&
@@ -261,9 +352,14 @@ void check(const RunConfig& config, const std::string& source, Completeness comp
   checker.schedule();
   checker.paces();
   checker.adapter();
+  checker.judged_answers();
   checker.evaluation();
   checker.stopping();
   checker.optimizer_state();
+  checker.learning_rates();
+  checker.muon();
+  checker.spike();
+  checker.neftune();
   checker.offload();
 }
 
@@ -317,6 +413,14 @@ std::vector<std::string> unused_keys(const RunConfig& config) {
     note("optim.eps", "optim.name is sgd");
     note("optim.state_dtype", "optim.name is sgd");
     note("optim.offload", "optim.name is sgd");
+  }
+  if (config.train.spike == Spike::kOff) {
+    note("train.spike_factor", "train.spike is off");
+    note("train.spike_window", "train.spike is off");
+  }
+  if (config.eval.input.empty()) {
+    for (const char* key : {"eval.answer", "eval.max_rows", "eval.max_new_tokens"})
+      note(key, "eval.input is empty");
   }
   if (config.device.name.type == DeviceType::kCpu) {
     note("optim.offload", "the device is the host");

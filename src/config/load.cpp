@@ -253,6 +253,8 @@ void fill_in(RunConfig& config, const std::string& name, std::span<const std::st
   if (config.device.name.type != DeviceType::kCpu && !config.is_set("model.dtype"))
     config.model.dtype = Dtype::kBFloat16;
   if (config.train.method == Method::kLora && !config.is_set("optim.lr")) config.optim.lr = 2e-4;
+  if (config.optim.name == OptimName::kMuon && !config.is_set("optim.momentum"))
+    config.optim.momentum = 0.95;
   if (!config.is_set("adapter.seed")) config.adapter.seed = config.train.seed;
 }
 
@@ -303,6 +305,12 @@ std::vector<AdapterRun> load_adapters(const std::filesystem::path& file,
     if (run.config.is_set("train.method") && run.config.train.method != Method::kLora) {
       throw_error<ConfigError>("{}: several adapters are trained by train.method lora",
                                where(run.config, "train.method"));
+    }
+    // What the trainer of several adapters has no place for.
+    for (const char* key : {"train.neftune_alpha", "train.spike", "eval.input", "eval.metric"}) {
+      if (run.config.is_set(key) && find_field(key)->get(run.config) != find_field(key)->get({}))
+        throw_error<ConfigError>("{}: is for runs of one model or adapter, without `adapters`",
+                                 where(run.config, key));
     }
     run.config.train.method = Method::kLora;
     fill_in(run.config, file.string(), overrides, usual);

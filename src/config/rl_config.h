@@ -20,10 +20,10 @@ template <>
 inline constexpr std::array<std::string_view, 2> kNames<StalePolicy>{"wait", "drop"};
 
 /// Fate of running sequences when the weights change.
-enum class UpdateMode { kRecompute, kWait, kAbort, kKeep };
+enum class UpdateMode { kRecompute, kWait, kAbort, kKeep, kPin };
 template <>
-inline constexpr std::array<std::string_view, 4> kNames<UpdateMode>{"recompute", "wait", "abort",
-                                                                    "keep"};
+inline constexpr std::array<std::string_view, 5> kNames<UpdateMode>{"recompute", "wait", "abort",
+                                                                    "keep", "pin"};
 
 enum class OldLogprobs { kRollout, kRecompute };
 template <>
@@ -164,11 +164,23 @@ struct RolloutSection {
   std::int64_t prefill_tokens = 4096;
   std::vector<std::string> stop;
   double temperature = 1;
+  double top_p = 1, min_p = 0;
+  std::int64_t top_k = 0;
   std::int64_t tp = 1;
+
+  /// Some tokens are never drawn: training knows which from the ids that were left.
+  bool has_cuts() const { return top_p < 1 || min_p > 0 || top_k > 0; }
 };
+
+/// Carrier of weights between trainer and rollouts.
+enum class SyncBackend { kAuto, kGloo, kNccl, kHccl };
+template <>
+inline constexpr std::array<std::string_view, 4> kNames<SyncBackend>{"auto", "gloo", "nccl",
+                                                                     "hccl"};
 
 /// Weights on their way from the trainer's ranks to those that generate.
 struct SyncSection {
+  SyncBackend backend = SyncBackend::kAuto;
   std::int64_t bucket_bytes = std::int64_t{256} << 20;
   bool staged = false;
   double rendezvous_timeout_s = 60, timeout_s = 120;

@@ -155,6 +155,11 @@ enum class CudaGraph { kAuto, kOff };
 template <>
 inline constexpr std::array<std::string_view, 2> kNames<CudaGraph>{"auto", "off"};
 
+/// What happens to a step whose gradient norm stands out.
+enum class Spike { kOff, kSkip, kStop };
+template <>
+inline constexpr std::array<std::string_view, 3> kNames<Spike>{"off", "skip", "stop"};
+
 struct TrainSection {
   Objective objective = Objective::kAuto;
   Method method = Method::kFull;
@@ -179,6 +184,20 @@ struct TrainSection {
   std::int64_t early_stop_patience = 0;
   bool deterministic = false;
   CudaGraph cuda_graph = CudaGraph::kAuto;
+  double neftune_alpha = 0;
+  Spike spike = Spike::kOff;
+  double spike_factor = 5;
+  std::int64_t spike_window = 50;
+};
+
+/// Answers of the model in training, judged as `heddle eval` judges them.
+struct EvalSection {
+  std::string input;                 ///< "": no answers are judged
+  std::vector<std::string> metrics;  ///< empty: those that the rows are made for
+  std::string answer;                ///< field; "": `answer`, else what the row itself answers
+  std::int64_t max_rows = 200;       ///< 0: all
+  std::int64_t max_new_tokens = 256;
+  std::string metric = "loss";  ///< by which the best evaluation is chosen
 };
 
 enum class DpoLoss { kSigmoid, kIpo, kHinge };
@@ -192,9 +211,9 @@ struct DpoSection {
   double sft_weight = 0;
 };
 
-enum class OptimName { kAdamW, kSgd };
+enum class OptimName { kAdamW, kSgd, kMuon };
 template <>
-inline constexpr std::array<std::string_view, 2> kNames<OptimName>{"adamw", "sgd"};
+inline constexpr std::array<std::string_view, 3> kNames<OptimName>{"adamw", "sgd", "muon"};
 
 enum class Schedule { kConstant, kLinear, kCosine, kWsd };
 template <>
@@ -203,11 +222,13 @@ inline constexpr std::array<std::string_view, 4> kNames<Schedule>{"constant", "l
 
 struct OptimSection {
   OptimName name = OptimName::kAdamW;
-  double lr = 2e-5;  ///< load() makes it 2e-4 for train.method lora if the user gave none
+  double lr = 2e-5;          ///< load() makes it 2e-4 for train.method lora if the user gave none
+  double lr_head = 0;        ///< 0: lr
+  double lr_embeddings = 0;  ///< 0: lr
   double weight_decay = 0;
   std::array<double, 2> betas = {0.9, 0.999};
   double eps = 1e-8;
-  double momentum = 0;
+  double momentum = 0;  ///< load() makes it 0.95 for muon if the user gave none
   double clip_norm = 1;
   Schedule schedule = Schedule::kCosine;
   std::int64_t warmup_steps = 0;
@@ -228,6 +249,7 @@ struct AdapterSection {
   std::vector<std::string> targets = {"all-linear"};
   std::vector<std::string> target_parameters;
   std::vector<std::string> modules_to_save;
+  double loraplus_lr_ratio = 1;
   std::uint64_t seed = 0;  ///< load() makes it train.seed if the user gave none
 };
 
@@ -325,6 +347,7 @@ struct RunConfig {
   ModelSection model;
   DataSection data;
   TrainSection train;
+  EvalSection eval;
   OptimSection optim;
   DpoSection dpo;
   RlSection rl;

@@ -177,12 +177,51 @@ Section train_section() {
       .key("eval_on_start", &TrainSection::eval_on_start,
            "also evaluate before the first step, as step 0", {.aliases = {"eval_at_start"}})
       .key("early_stop_patience", &TrainSection::early_stop_patience,
-           "evaluations without a better loss before stopping; 0: never", {.range = at_least(0)})
+           "evaluations without a better one (eval.metric) before stopping; 0: never",
+           {.range = at_least(0)})
       .key("deterministic", &TrainSection::deterministic,
            "bit-identical steps also on a GPU, at some cost")
       .key("cuda_graph", &TrainSection::cuda_graph,
            "auto: on one GPU a step whose sequence lengths come again is recorded and replayed as "
-           "one graph");
+           "one graph")
+      .key("neftune_alpha", &TrainSection::neftune_alpha,
+           "NEFTune: in training, uniform noise of +-alpha / sqrt(length of the sequence * "
+           "hidden size) on embedded tokens; 0: none",
+           {.range = at_least(0), .aliases = {"neftune_noise_alpha"}})
+      .key("spike", &TrainSection::spike,
+           "a step whose gradient norm is above spike_factor times the median of the last "
+           "spike_window steps: taken like any other, skipped (nothing changes), or the run stops "
+           "with a checkpoint")
+      .key("spike_factor", &TrainSection::spike_factor, "of the median", {.range = above(1)})
+      .key("spike_window", &TrainSection::spike_window,
+           "steps of the median; no step is judged before there are so many",
+           {.range = within(2, 1000)});
+  return s;
+}
+
+Section eval_section() {
+  Section s = make("eval",
+                   "Answers of the model in training, judged with each evaluation on data.eval as "
+                   "`heddle eval` judges them.");
+  Table<EvalSection>(s, &RunConfig::eval)
+      .key("input", &EvalSection::input,
+           "file of rows with a prompt and its right answer; empty: no answers are judged",
+           {.aliases = {"eval_dataset", "predict_with_generate"}})
+      .key("metrics", &EvalSection::metrics,
+           "exact, numeric, f1, likelihood, perplexity and the others of `heddle eval`; empty: "
+           "those that the rows are made for",
+           {.aliases = {"compute_metrics"}})
+      .key("answer", &EvalSection::answer,
+           "field of the right answer; empty: answer, else the row's own last answer")
+      .key("max_rows", &EvalSection::max_rows, "the first so many are judged; 0: all",
+           {.range = at_least(0), .aliases = {"max_eval_samples", "max_samples"}})
+      .key("max_new_tokens", &EvalSection::max_new_tokens,
+           "length of an answer at most; the likeliest token is taken each time",
+           {.range = at_least(1), .aliases = {"generation_max_length"}})
+      .key("metric", &EvalSection::metric,
+           "what the best checkpoint is chosen and early stopping decided by: loss, or a name of "
+           "metrics; lower is better for loss and perplexity, higher for all others",
+           {.aliases = {"metric_for_best_model"}});
   return s;
 }
 
@@ -205,17 +244,27 @@ Section dpo_section() {
 Section optim_section() {
   Section s = make("optim", "Optimizer and learning-rate schedule.");
   Table<OptimSection>(s, &RunConfig::optim)
-      .key("name", &OptimSection::name, "AdamW or SGD, with float32 master weights",
+      .key("name", &OptimSection::name,
+           "AdamW, SGD, or Muon for the matrices inside the blocks with AdamW for all else; with "
+           "float32 master weights",
            {.aliases = {"optimizer", "optim", "type"}})
       .key("lr", &OptimSection::lr, "peak learning rate; 2e-4 with train.method lora unless given",
            {.range = at_least(0), .aliases = {"learning_rate", "max_lr"}})
+      .key("lr_head", &OptimSection::lr_head,
+           "peak learning rate of the output layer (lm_head, score), on the same schedule; 0: lr",
+           {.range = at_least(0), .aliases = {"head_lr"}})
+      .key("lr_embeddings", &OptimSection::lr_embeddings,
+           "peak learning rate of the embedding, and of a head tied to it; 0: lr",
+           {.range = at_least(0),
+            .aliases = {"embedding_lr", "embedding_learning_rate", "lr_embedding"}})
       .key("weight_decay", &OptimSection::weight_decay, "decoupled; never on 1-D tensors",
            {.range = at_least(0), .aliases = {"wd"}})
       .key("betas", &OptimSection::betas, "AdamW",
            {.range = from_up_to(0, 1), .aliases = {"adam_betas", "adam_beta1", "adam_beta2"}})
       .key("eps", &OptimSection::eps, "AdamW",
            {.range = above(0), .aliases = {"adam_epsilon", "epsilon"}})
-      .key("momentum", &OptimSection::momentum, "SGD", {.range = from_up_to(0, 1)})
+      .key("momentum", &OptimSection::momentum, "SGD, and Muon: 0.95 there unless given",
+           {.range = from_up_to(0, 1), .aliases = {"muon_momentum"}})
       .key("clip_norm", &OptimSection::clip_norm, "largest norm of the whole gradient; 0: off",
            {.range = at_least(0), .aliases = {"max_grad_norm", "grad_clip", "gradient_clipping"}})
       .key("schedule", &OptimSection::schedule, "after warm-up; wsd holds, then decays",
@@ -262,6 +311,9 @@ Section adapter_section() {
            {.aliases = {"lora_target_parameters"}})
       .key("modules_to_save", &AdapterSection::modules_to_save,
            "modules trained in full beside the adapter, as lm_head")
+      .key("loraplus_lr_ratio", &AdapterSection::loraplus_lr_ratio,
+           "LoRA+: learning rate of B over that of A, which is optim.lr",
+           {.range = above(0), .aliases = {"plus_ratio", "lorap_lr_ratio", "loraplus_ratio"}})
       .key("seed", &AdapterSection::seed, "of A; train.seed unless given", {.range = at_least(0)});
   return s;
 }
@@ -314,8 +366,8 @@ Section checkpoint_section() {
       .key("keep_last", &CheckpointSection::keep_last, "older ones are removed",
            {.range = at_least(1), .aliases = {"save_total_limit"}})
       .key("keep_best", &CheckpointSection::keep_best,
-           "also keep the one with the lowest evaluation loss",
-           {.aliases = {"load_best_model_at_end", "save_best", "metric_for_best_model"}});
+           "also keep the one with the best evaluation, see eval.metric",
+           {.aliases = {"load_best_model_at_end", "save_best"}});
   return s;
 }
 
@@ -369,8 +421,8 @@ Section device_section() {
 const std::vector<Section>& schema() {
   static const std::vector<Section> sections = [] {
     std::vector<Section> all = {model_section(),  data_section(),  template_section(),
-                                fields_section(), train_section(), optim_section(),
-                                dpo_section()};
+                                fields_section(), train_section(), eval_section(),
+                                optim_section(),  dpo_section()};
     for (Section& section : rl_sections()) all.push_back(std::move(section));
     for (Section& section :
          std::vector{adapter_section(), parallel_section(), kernels_section(), checkpoint_section(),

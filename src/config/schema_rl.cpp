@@ -23,7 +23,8 @@ Section rl_section() {
       .key("update_mode", &RlSection::update_mode,
            "async: running sequences when the weights change: recompute: go on after their tokens "
            "have passed through the new weights, wait: are finished first, abort: are begun "
-           "again, keep: go on from what the old weights have read")
+           "again, keep: go on from what the old weights have read, pin: end under the adapter "
+           "that they began with (train.method lora)")
       .key("groups_per_step", &RlSection::groups_per_step, "prompts of an optimizer step",
            {.range = at_least(1), .aliases = {"train_batch_size", "rollout_batch_size"}})
       .key("samples_per_group", &RlSection::samples_per_group, "completions of a prompt",
@@ -156,6 +157,18 @@ Section rollout_section() {
       .key("temperature", &RolloutSection::temperature,
            "of the distribution that tokens are drawn from and the policy is trained as",
            {.range = above(0)})
+      .key("top_k", &RolloutSection::top_k,
+           "tokens are drawn from so many most likely ones, over which the policy is trained; 0: "
+           "all",
+           {.range = at_least(0)})
+      .key("top_p", &RolloutSection::top_p,
+           "of these from the fewest that have this probability together; below 1 top_k says how "
+           "many they may be",
+           {.range = within(0, 1)})
+      .key("min_p", &RolloutSection::min_p,
+           "of these from those of at least this share of the most likely one's probability; above "
+           "0 top_k says how many they may be",
+           {.range = within(0, 1)})
       .key("tp", &RolloutSection::tp,
            "tensor parallelism of rl.rollout_ranks; what is left are replicas",
            {.range = at_least(1), .aliases = {"tensor_model_parallel_size"}});
@@ -165,6 +178,9 @@ Section rollout_section() {
 Section sync_section() {
   Section s = make("sync", "Weights on their way to rl.rollout_ranks.");
   Table<SyncSection>(s, &RunConfig::sync)
+      .key("backend", &SyncSection::backend,
+           "what carries them: nccl (hccl) from device to device, gloo through the memory of the "
+           "hosts; auto: the device's own")
       .key("bucket_bytes", &SyncSection::bucket_bytes,
            "of a message; a rank has two of them in memory", {.range = at_least(1024)})
       .key("staged", &SyncSection::staged,

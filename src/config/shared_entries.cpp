@@ -13,6 +13,7 @@ std::vector<std::pair<std::string, std::string>> shared_entries(const RunConfig&
   hide(shared.model.path);
   hide(shared.model.tokenizer);
   hide(shared.data.chat_template);
+  hide(shared.eval.input);
   hide(shared.train.router_record);
   hide(shared.train.router_replay);
   for (std::vector<DataSource>* sources : {&shared.data.train, &shared.data.eval}) {

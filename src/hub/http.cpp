@@ -46,6 +46,8 @@ struct Transfer {
   std::string trouble;  ///< why a write failed
   int file = -1;        ///< the body goes here instead
   std::uint64_t begin = 0, written = 0;
+  std::uint64_t most = 0;  ///< bytes of the file, no more of which are written
+  bool is_longer = false;  ///< more came
   const std::function<bool(std::uint64_t)>* on_bytes = nullptr;
 };
 
@@ -87,6 +89,10 @@ std::size_t on_body(char* data, std::size_t size, std::size_t count, void* user)
     if (ftruncate(transfer->file, 0) != 0) return 0;
     lseek(transfer->file, 0, SEEK_SET);
     transfer->begin = 0;
+  }
+  if (transfer->begin + transfer->written + bytes > transfer->most) {
+    transfer->is_longer = true;  // maybe without end: the disk is not to be filled
+    return 0;
   }
   for (std::size_t done = 0; done < bytes;) {
     const ssize_t put = write(transfer->file, data + done, bytes - done);
@@ -220,6 +226,7 @@ void Http::download(const std::string& url, const files::Path& file, std::uint64
     transfer.file = descriptor.get();
     transfer.begin = descriptor.seek_end();
     transfer.on_bytes = &on_bytes;
+    transfer.most = bytes;
     if (transfer.begin == bytes) break;
     if (transfer.begin > bytes) {
       if (ftruncate(descriptor.get(), 0) != 0)
@@ -229,6 +236,13 @@ void Http::download(const std::string& url, const files::Path& file, std::uint64
     const CURLcode code = perform(url, headers, certificates_, transfer);
     if (!transfer.trouble.empty())
       throw_error<FileError>("cannot write {}: {}", file.string(), transfer.trouble);
+    if (transfer.is_longer) {
+      std::error_code ignored;
+      std::filesystem::remove(file, ignored);
+      throw HttpError(0, fmt::format("{}: sends more than the {} bytes that the hub announces; a "
+                                     "mirror or proxy may change it: nothing of it was kept",
+                                     url, bytes));
+    }
     const bool is_success = transfer.status == 200 || transfer.status == 206;
     if (code == CURLE_OK && is_success && descriptor.seek_end() == bytes) break;
     if (const std::uint64_t end = descriptor.seek_end(); end > farthest) {

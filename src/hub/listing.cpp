@@ -16,6 +16,10 @@ using nlohmann::json;
 
 /// Pages of a list of files; a thousand entries each.
 constexpr int kMostPages = 1000;
+/// A list that never ends must not fill the memory.
+constexpr std::size_t kMostFiles = 1'000'000;
+/// Far above any file, so that sums of a few thousand do not overflow.
+constexpr std::uint64_t kMostBytes = std::uint64_t{1} << 50;
 
 json parsed(const Response& response, const std::string& url) {
   return heddle::json::parse_as<DataError, json>(response.body, url);
@@ -44,6 +48,23 @@ std::string hash_of(const json& object, const char* key, std::size_t digits) {
   if (found == object.end() || !found->is_string()) return "";
   const std::string hash = found->get<std::string>();
   return hash.size() == digits && is_hexadecimal(hash) ? hash : "";
+}
+
+/// The size that the answer gives; 0 if it gives none. Throws DataError for what is no size.
+std::uint64_t size_of(const json& object, const char* key, const RemoteFile& file,
+                      const std::string& url) {
+  const auto found = object.find(key);
+  if (found == object.end() || found->is_null()) return 0;
+  if (!found->is_number_unsigned() || *found > kMostBytes)
+    throw_error<DataError>("{}: gives {} as the size of {}", url, heddle::json::shown(*found),
+                           text::shown(file.path));
+  return found->get<std::uint64_t>();
+}
+
+void add(Listing& listing, RemoteFile file, const std::string& url) {
+  if (listing.files.size() >= kMostFiles)
+    throw_error<DataError>("{}: the list has more than {} files", url, kMostFiles);
+  listing.files.push_back(std::move(file));
 }
 
 /// The URL of the next page: Link: <url>; rel="next".
@@ -78,17 +99,17 @@ Listing list_hugging_face(const Http& http, const Repository& repository) {
       RemoteFile file;
       file.path = entry.value("path", "");
       require_inside(file.path, url);
-      file.bytes = entry.value("size", std::uint64_t{0});
+      file.bytes = size_of(entry, "size", file, url);
       file.git_hash = hash_of(entry, "oid", 40);
       if (const auto lfs = entry.find("lfs"); lfs != entry.end() && lfs->is_object()) {
         file.sha256 = hash_of(*lfs, "oid", 64);
-        file.bytes = lfs->value("size", file.bytes);
+        if (lfs->contains("size")) file.bytes = size_of(*lfs, "size", file, url);
       }
       if (file.etag().empty())
         throw_error<DataError>("{}: gives no hash of {}", url, text::shown(file.path));
       file.url = fmt::format("{}/{}{}/resolve/{}/{}", root, is_model ? "" : "datasets/",
                              repository.name, listing.commit, url_escape(file.path));
-      listing.files.push_back(std::move(file));
+      add(listing, std::move(file), url);
     }
     url = next_page(response);
   }
@@ -112,10 +133,10 @@ Listing list_modelscope(const Http& http, const Repository& repository) {
     RemoteFile file;
     file.path = entry.value("Path", "");
     require_inside(file.path, url);
-    file.bytes = entry.value("Size", std::uint64_t{0});
+    file.bytes = size_of(entry, "Size", file, url);
     file.sha256 = hash_of(entry, "Sha256", 64);
     file.url = fmt::format("{}?Revision={}&FilePath={}", api, revision, url_escape(file.path));
-    listing.files.push_back(std::move(file));
+    add(listing, std::move(file), url);
   }
   return listing;
 }

@@ -1,6 +1,6 @@
 #include "models/config_reader.h"
 
-#include <algorithm>
+#include <cmath>
 #include <set>
 
 #include "base/errors.h"
@@ -9,8 +9,6 @@
 
 namespace heddle::models {
 namespace {
-
-constexpr double kLargestNumber = 1e15;
 
 /// Far above any model, and small enough for the product of three to fit 64 bits before they are
 /// held against the weights in the files.
@@ -23,7 +21,8 @@ std::int64_t most_of(std::string_view key) {
 }
 
 bool is_above_zero(const Json& value) {
-  return value.is_number() && value.get<double>() > 0 && value.get<double>() <= kLargestNumber;
+  return value.is_number() && value.get<double>() > 0 &&
+         value.get<double>() <= ConfigReader::kLargestNumber;
 }
 
 }  // namespace
@@ -54,7 +53,8 @@ double ConfigReader::number(const char* key, double fallback) {
     defaulted_.push_back(fmt::format("{} = {}", key, fallback));
     return fallback;
   }
-  if (!json_[key].is_number()) fail(key, "a number");
+  if (!json_[key].is_number() || !(std::abs(json_[key].get<double>()) <= kLargestNumber))
+    fail(key, fmt::format("a number of at most {}", kLargestNumber));
   return json_[key].get<double>();
 }
 
@@ -68,12 +68,24 @@ bool ConfigReader::boolean(const char* key, bool fallback) {
 }
 
 std::vector<std::int64_t> ConfigReader::integers(const char* key) const {
-  if (!has(key)) return {};
+  return has(key) ? integers_of(key, json_[key]) : std::vector<std::int64_t>();
+}
+
+std::vector<std::int64_t> ConfigReader::rope_integers(const char* key) const {
+  const Json* value = rope(key);
+  return value != nullptr ? integers_of(key, *value) : std::vector<std::int64_t>();
+}
+
+std::vector<std::int64_t> ConfigReader::integers_of(const char* key, const Json& value) const {
+  const Json list = value.is_array() ? value : Json::array({value});
   std::vector<std::int64_t> values;
-  for (const Json& value : json_[key].is_array() ? json_[key] : Json::array({json_[key]})) {
-    if (!value.is_number_integer() || value < 0 || value > most_of(""))
-      fail(key, "a whole number from 0 on, or a list of them");
-    values.push_back(value.get<std::int64_t>());
+  for (const Json& item : list) {
+    if (!item.is_number_integer() || item < 0 || item > most_of("")) {
+      throw_error<ModelError>(
+          "{}: '{}' is {}: expected a whole number from 0 to {}, or a list of them", source_, key,
+          json::shown(value), most_of(""));
+    }
+    values.push_back(item.get<std::int64_t>());
   }
   return values;
 }
@@ -104,15 +116,15 @@ const Json* ConfigReader::rope(const char* key) const {
   return has(key) ? &json_[key] : nullptr;
 }
 
-double ConfigReader::rope_number(const char* key, double fallback) {
+double ConfigReader::rope_number(const char* key, double fallback, double most) {
   const Json* value = rope(key);
   if (value == nullptr) {
     defaulted_.push_back(fmt::format("{} = {}", key, fallback));
     return fallback;
   }
-  if (!is_above_zero(*value)) {
-    throw_error<ModelError>("{}: '{}' is {}: expected a number above 0", source_, key,
-                            json::shown(*value));
+  if (!is_above_zero(*value) || value->get<double>() > most) {
+    throw_error<ModelError>("{}: '{}' is {}: expected a number above 0, at most {}", source_, key,
+                            json::shown(*value), most);
   }
   return value->get<double>();
 }
@@ -125,14 +137,15 @@ void ConfigReader::require_plain_rope() const {
     throw_error<ModelError>(
         "{}: 'rope_parameters' {} and 'rope_scaling' {} differ: remove the one that is not meant "
         "(transformers takes rope_scaling)",
-        source_, rope->dump(), scaling->dump());
+        source_, json::shown(*rope), json::shown(*scaling));
   }
   const Json* type = rope->contains("rope_type") ? &(*rope)["rope_type"]
                      : rope->contains("type")    ? &(*rope)["type"]
                                                  : nullptr;
-  if (type != nullptr && type->is_string() && *type != "default" && *type != "mrope") {
-    throw_error<ModelError>("{}: rope_type is '{}': only 'default' is built", source_,
-                            text::shown(type->get<std::string>()));
+  if (type != nullptr && !type->is_null() && *type != "default" && *type != "mrope") {
+    throw_error<ModelError>(
+        "{}: rope_type is '{}': only 'default' is built", source_,
+        type->is_string() ? text::shown(type->get<std::string>()) : json::shown(*type));
   }
 }
 
@@ -154,7 +167,7 @@ void check_descriptions(ConfigReader& reader) {
 void read_common(ConfigReader& text, const Json& top, Config& config) {
   config.rms_norm_eps = text.above_zero("rms_norm_eps", 1e-6);
   config.initializer_range = text.number("initializer_range", 0.02);
-  if (!(config.initializer_range >= 0 && config.initializer_range <= kLargestNumber))
+  if (!(config.initializer_range >= 0 && config.initializer_range <= ConfigReader::kLargestNumber))
     text.fail("initializer_range", "a number from 0 on");
   text.require("hidden_act", "silu");
   text.require("attention_bias", false);
@@ -170,10 +183,10 @@ void read_common(ConfigReader& text, const Json& top, Config& config) {
 
 std::vector<bool> read_sparse_layers(ConfigReader& text, std::int64_t layers) {
   const std::int64_t step = text.positive("decoder_sparse_step", 1);
-  const std::vector<std::int64_t> dense = text.integers("mlp_only_layers");
   std::vector<bool> sparse(static_cast<std::size_t>(layers));
-  for (std::int64_t i = 0; i < layers; ++i)
-    sparse[i] = (i + 1) % step == 0 && std::find(dense.begin(), dense.end(), i) == dense.end();
+  for (std::int64_t i = 0; i < layers; ++i) sparse[i] = (i + 1) % step == 0;
+  for (const std::int64_t dense : text.integers("mlp_only_layers"))
+    if (dense < layers) sparse[dense] = false;
   return sparse;
 }
 

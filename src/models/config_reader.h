@@ -12,6 +12,9 @@ namespace heddle::models {
 /// and throws ModelError that names file and key.
 class ConfigReader {
  public:
+  /// Above any number of a model; what comes near makes an infinity of a product.
+  static constexpr double kLargestNumber = 1e15;
+
   /// `source` names the file in messages. Both references must outlive the reader.
   ConfigReader(const Json& json, std::string source, std::vector<std::string>& defaulted)
       : json_(json), source_(std::move(source)), defaulted_(defaulted) {}
@@ -33,12 +36,16 @@ class ConfigReader {
 
   /// Reads `rope_parameters`, `rope_scaling` or the object itself.
   const Json* rope(const char* key) const;
-  /// Above zero.
-  double rope_number(const char* key, double fallback);
+  /// Above zero, and `most` at most.
+  double rope_number(const char* key, double fallback, double most = kLargestNumber);
+  /// As integers().
+  std::vector<std::int64_t> rope_integers(const char* key) const;
   /// Throws if positions are scaled (rope_type yarn, dynamic, ...).
   void require_plain_rope() const;
 
  private:
+  std::vector<std::int64_t> integers_of(const char* key, const Json& value) const;
+
   const Json& json_;
   std::string source_;
   std::vector<std::string>& defaulted_;

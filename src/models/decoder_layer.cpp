@@ -71,8 +71,7 @@ nn::BlockOutput DecoderLayer::mlp(const at::Tensor& hidden, const nn::Pass& pass
   const auto [x, residual] = normalized(hidden, post_attention_layernorm_, moe_.has_value(), pass);
   nn::BlockOutput output;
   if (moe_) {
-    output = moe_->forward(x.value, pass, want_auxiliary_loss_);
-    output.hidden = nn::add_to_residual(residual, output.hidden, pass.output_unused);
+    output = moe_->forward(x.value, pass, want_auxiliary_loss_, residual, pass.output_unused);
   } else {
     output.hidden = dense_->forward(x, pass, residual, pass.output_unused);
   }

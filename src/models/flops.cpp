@@ -1,11 +1,15 @@
 #include "models/flops.h"
 
+#include <numeric>
+#include <vector>
+
+#include "models/unit.h"
+
 namespace heddle::models {
 
 std::int64_t matmul_weights_per_token(const Config& config) {
-  std::int64_t weights = config.hidden_size * config.vocab_size;
-  for (const LayerShape& layer : config.layers) weights += layer.matmul_weights();
-  return weights;
+  const std::vector<std::int64_t> costs = unit_costs(config);
+  return std::accumulate(costs.begin(), costs.end(), std::int64_t{0});
 }
 
 double training_flops_per_token(const Config& config, double sequence_length,

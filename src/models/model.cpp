@@ -72,7 +72,24 @@ Model::Model(Config config, std::string prefix, const runtime::Context& context,
     norm_.set_partial_gradient();
     head_weight().set_row_table();
   }
+  units_ = make_units();
   visit_parameters([&](nn::Parameter& parameter) { parameter.place(context_.mesh); });
+}
+
+std::vector<Unit> Model::make_units() {
+  std::vector<Unit> units = {{"embedding", nullptr, {&embed_tokens_}}};
+  for (const auto& layer : layers_) {
+    units.push_back({fmt::format("layer {}", units.size() - 1), layer.get(), {}});
+    layer->visit_parameters(
+        [&](nn::Parameter& parameter) { units.back().parameters.push_back(&parameter); });
+  }
+  units.push_back({"head", nullptr, {&norm_}});
+  if (lm_head_) units.back().parameters.push_back(&lm_head_->weight());
+  if (score_) units.back().parameters.push_back(&score_->weight());
+  if (head() == Head::kLanguageModel && tied()) units.back().reads = {0};
+  const std::vector<std::int64_t> costs = unit_costs(config_);
+  for (std::size_t i = 0; i < units.size(); ++i) units[i].matmul_weights = costs[i];
+  return units;
 }
 
 void Model::allocate() {
@@ -87,11 +104,9 @@ c10::ScalarType Model::dtype_of(const nn::Parameter& parameter) const {
 }
 
 void Model::visit_parameters(const std::function<void(nn::Parameter&)>& visit) {
-  visit(embed_tokens_);
-  for (const auto& layer : layers_) layer->visit_parameters(visit);
-  visit(norm_);
-  if (lm_head_) visit(lm_head_->weight());
-  if (score_) visit(score_->weight());
+  for (const Unit& unit : units_) {
+    for (nn::Parameter* parameter : unit.parameters) visit(*parameter);
+  }
 }
 
 std::vector<nn::Parameter*> Model::parameters() {

@@ -10,6 +10,7 @@
 #include "models/config.h"
 #include "models/decoder_layer.h"
 #include "models/kernel_requests.h"
+#include "models/unit.h"
 #include "nn/block.h"
 #include "nn/cache.h"
 #include "nn/linear.h"
@@ -58,6 +59,10 @@ class Model {
   /// 16); dt_bias = 1; norms neutral), keyed by seed, name and index. `names` empty: all.
   void initialize(std::uint64_t seed, const std::vector<std::string>& names = {});
 
+  /// What a pass runs, in order: the embedding, the layers, final norm with the head. A tied head
+  /// reads the embedding's unit.
+  const std::vector<Unit>& units() const { return units_; }
+  /// By unit; each parameter once.
   void visit_parameters(const std::function<void(nn::Parameter&)>& visit);
   std::vector<nn::Parameter*> parameters();
   /// Every projection, the language model or classification head included.
@@ -101,6 +106,7 @@ class Model {
   nn::Cache make_cache(const nn::CacheSize& size) const;
 
  private:
+  std::vector<Unit> make_units();
   /// A pass but for its cos and sin.
   nn::Pass pass_without_positions(ops::Sequences sequences, std::int64_t real_tokens,
                                   bool training) const;
@@ -115,6 +121,7 @@ class Model {
   std::vector<std::unique_ptr<DecoderLayer>> layers_;
   nn::Parameter norm_;
   std::unique_ptr<nn::Linear> lm_head_, score_;
+  std::vector<Unit> units_;
 };
 
 }  // namespace heddle::models

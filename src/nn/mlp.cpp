@@ -74,21 +74,30 @@ Moe::Moe(const std::string& prefix, const MoeDims& dims)
   shared_expert_gate_->weight().set_partial_gradient();
 }
 
-BlockOutput Moe::forward(const at::Tensor& x, const Pass& pass, bool want_auxiliary_loss) {
+BlockOutput Moe::forward(const at::Tensor& x, const Pass& pass, bool want_auxiliary_loss,
+                         const at::Tensor& residual, bool value_unused) {
   const ops::MoeRouting routing =
       ops::moe_route(*pass.kernels, gate_.forward(pass, x), dims_.num_experts_per_tok,
                      dims_.normalize_top_k, pass.experts);
+  // The gradients of x add up in the reverse of the order in which layers read it.
   at::Tensor shared, shared_gate;
-  const at::Tensor chosen = routed(x, routing, pass, [&] {
-    if (!shared_expert_) return;
-    // The gradients of x add up in the reverse of this order.
-    shared_gate = shared_expert_gate_->forward(pass, x);
-    shared = shared_expert_->forward(x, pass);
+  const auto gate = [&] {
+    if (shared_expert_) shared_gate = shared_expert_gate_->forward(pass, x);
+  };
+  if (pass.expert_group == nullptr) gate();
+  const at::Tensor chosen = routed(x, routing, pass, [&](const at::Tensor& same) {
+    if (pass.expert_group != nullptr) gate();
+    if (shared_expert_) shared = shared_expert_->forward(same, pass);
   });
   BlockOutput output;
-  output.hidden = shared.defined()
-                      ? ops::shared_expert_sum(*pass.kernels, chosen, shared, shared_gate)
-                      : chosen;
+  if (!shared.defined()) {
+    output.hidden = add_to_residual(residual, chosen, value_unused);
+  } else if (value_unused) {
+    output.hidden = add_to_residual(
+        residual, ops::shared_expert_sum(*pass.kernels, chosen, shared, shared_gate), true);
+  } else {
+    output.hidden = ops::shared_expert_sum(*pass.kernels, chosen, shared, shared_gate, residual);
+  }
   output.experts = routing.experts;
   if (!want_auxiliary_loss || !pass.training) return output;
   if (pass.pooled_auxiliary_loss) {
@@ -109,7 +118,7 @@ BlockOutput Moe::forward(const at::Tensor& x, const Pass& pass, bool want_auxili
 }
 
 at::Tensor Moe::routed(const at::Tensor& x, const ops::MoeRouting& routing, const Pass& pass,
-                       const std::function<void()>& meanwhile) {
+                       const std::function<void(const at::Tensor& x)>& other) {
   const std::vector<AdaptedRows> segments = adapters_of(pass, x.size(0));
   const auto changes = [](const AdaptedRows& rows, const ExpertWeights& weights) {
     LowRankExperts* const change = rows.set != nullptr ? rows.set->of(weights) : nullptr;
@@ -129,14 +138,15 @@ at::Tensor Moe::routed(const at::Tensor& x, const ops::MoeRouting& routing, cons
     const auto all =
         inputs(x, routing.weights, routing.experts, segments.empty() ? AdaptedRows{} : segments[0]);
     if (pass.expert_group != nullptr)
-      return ops::moe_experts_parallel(*pass.kernels, all, *pass.expert_group, meanwhile);
-    meanwhile();
-    return ops::moe_experts(*pass.kernels, all);
+      return ops::moe_experts_parallel(*pass.kernels, all, *pass.expert_group, [&] { other(x); });
+    const auto [y, same] = ops::moe_experts_branch(*pass.kernels, all);
+    other(same);
+    return y;
   }
   TORCH_CHECK(pass.expert_group == nullptr,
               "several sets of adapters in one pass while ranks share the routed experts (ep) are "
               "not built: run the sets one after the other");
-  meanwhile();
+  other(x);
   std::vector<std::int64_t> sizes;
   for (const AdaptedRows& segment : segments) sizes.push_back(segment.rows);
   const std::vector<at::Tensor> xs = x.split_with_sizes(sizes, 0),

@@ -40,17 +40,19 @@ struct MoeDims {
 class Moe {
  public:
   Moe(const std::string& prefix, const MoeDims& dims);
-  /// x [T/tp,H]. The auxiliary loss is defined while training if `want_auxiliary_loss`. The experts
-  /// that were chosen, or replayed, are always handed out.
-  BlockOutput forward(const at::Tensor& x, const Pass& pass, bool want_auxiliary_loss);
+  /// x [T/tp,H], as the result, which is added to `residual`. The auxiliary loss is defined while
+  /// training if `want_auxiliary_loss`. The experts that were chosen, or replayed, are always
+  /// handed out. `value_unused`: the hidden states have their gradient, but no value.
+  BlockOutput forward(const at::Tensor& x, const Pass& pass, bool want_auxiliary_loss,
+                      const at::Tensor& residual, bool value_unused);
   void visit_parameters(const std::function<void(Parameter&)>& visit);
   void visit_linears(const std::function<void(Linear&)>& visit);
   void visit_expert_weights(const std::function<void(ExpertWeights&)>& visit);
 
  private:
-  /// The routed experts' sum. `meanwhile` is run once, while the tokens travel if they do.
+  /// The routed experts' sum. `other` is run once with x, while the tokens travel if they do.
   at::Tensor routed(const at::Tensor& x, const ops::MoeRouting& routing, const Pass& pass,
-                    const std::function<void()>& meanwhile);
+                    const std::function<void(const at::Tensor& x)>& other);
 
   MoeDims dims_;
   Linear gate_;

@@ -179,8 +179,10 @@ Evaluation Contrastive::evaluate(const std::shared_ptr<const data::Dataset>& row
   }
   flush(text_of_row.size());
   const Retrieval found = retrieval(embeddings, text_of_row, options_.normalize);
-  return {loss / static_cast<double>(queries),
-          {{"accuracy_at_1", found.accuracy_at_1}, {"mrr_at_10", found.mrr_at_10}}};
+  Evaluation evaluation{loss / static_cast<double>(queries), {}};
+  evaluation.metrics.set(metric::kAccuracyAt1, found.accuracy_at_1);
+  evaluation.metrics.set(metric::kMrrAt10, found.mrr_at_10);
+  return evaluation;
 }
 
 }  // namespace heddle::objective

@@ -1,14 +1,13 @@
 #pragma once
 
-#include <map>
-#include <string>
+#include "base/metrics.h"
 
 namespace heddle::objective {
 
 /// One pass over held-out rows.
 struct Evaluation {
   double loss = 0;
-  std::map<std::string, double> metrics;  ///< Beside the loss: "accuracy_at_1", "mrr_at_10", ...
+  Metrics metrics;  ///< Besides the loss.
 };
 
 }  // namespace heddle::objective

@@ -9,7 +9,6 @@
 
 #include "ops/autograd.h"
 #include "ops/collectives.h"
-#include "ops/linear_cross_entropy/linear_cross_entropy.h"
 
 namespace heddle::objective {
 namespace {
@@ -38,6 +37,18 @@ ops::LinearCrossEntropy::Result cross_entropy(Model& model, ops::LinearCrossEntr
   return result;
 }
 
+/// normalized_rows(), from which the logits divided by `temperature` follow; recorded only if there
+/// will be gradients.
+at::Tensor head_rows(Model& model, const at::Tensor& trunk, const LossRows& rows,
+                     bool want_gradients, double temperature) {
+  const auto forward = [&] {
+    const at::Tensor normalized = normalized_rows(model, trunk, rows);
+    // The head is linear: its logits are divided with the states that it reads.
+    return temperature == 1 ? normalized : normalized / temperature;
+  };
+  return want_gradients ? forward() : ops::run_without_gradient(forward);
+}
+
 }  // namespace
 
 HeadResult run_language_model_head(Model& model, const at::Tensor& hidden, const LossRows& rows,
@@ -50,9 +61,7 @@ HeadResult run_language_model_head(Model& model, const at::Tensor& hidden, const
   const comm::Group& group = model.tensor_group();
   at::Tensor trunk = ops::detached(hidden);
   if (want_gradients) trunk.set_requires_grad(true);
-  // Evaluation records nothing.
-  const auto forward = [&] { return normalized_rows(model, trunk, rows); };
-  const at::Tensor normalized = want_gradients ? forward() : ops::run_without_gradient(forward);
+  const at::Tensor normalized = head_rows(model, trunk, rows, want_gradients, 1);
   ops::LinearCrossEntropy::Inputs inputs;
   inputs.hidden = normalized;
   inputs.labels = rows.labels;
@@ -85,22 +94,43 @@ HeadFunction language_model_head(Model& model, double gradient_scale, bool want_
       };
 }
 
+TokenLossResult run_token_loss(Model& model, const at::Tensor& hidden, const LossRows& rows,
+                               const ops::LinearCrossEntropy::TokenLoss& loss, bool want_gradients,
+                               double temperature) {
+  if (rows.total == 0) {
+    const at::Tensor none = at::zeros({0}, rows.loss_weights.options());
+    return {none, none, want_gradients ? at::zeros_like(hidden) : at::Tensor()};
+  }
+  at::Tensor trunk = ops::detached(hidden);
+  if (want_gradients) trunk.set_requires_grad(true);
+  const at::Tensor normalized = head_rows(model, trunk, rows, want_gradients, temperature);
+  ops::LinearCrossEntropy::Inputs inputs;
+  inputs.hidden = normalized;
+  inputs.labels = rows.labels;
+  inputs.want_entropy = true;
+  if (want_gradients) inputs.token_loss = loss;
+  const auto result = cross_entropy(model, inputs, want_gradients);
+  if (!want_gradients) {
+    if (result.logprobs.numel() > 0) loss(0, result.logprobs);
+    return {result.logprobs, result.entropy, {}};
+  }
+  ops::run_backward({normalized}, {result.grad_hidden});
+  return {result.logprobs, result.entropy, trunk.grad()};
+}
+
 TokenLogprobs::TokenLogprobs(Model& model, const at::Tensor& hidden, const LossRows& rows,
-                             bool want_gradients, bool want_entropy, double temperature)
-    : model_(model), rows_(rows), trunk_(ops::detached(hidden)) {
+                             bool want_gradients, bool want_entropy, double temperature,
+                             at::Tensor support)
+    : model_(model), rows_(rows), support_(std::move(support)), trunk_(ops::detached(hidden)) {
   values_ = at::zeros({0}, rows.loss_weights.options());
   if (want_entropy) entropy_ = values_;
   if (rows.total == 0) return;
   if (want_gradients) trunk_.set_requires_grad(true);
-  const auto forward = [&] {
-    const at::Tensor normalized = normalized_rows(model, trunk_, rows);
-    // The head is linear: its logits are divided with the states that it reads.
-    return temperature == 1 ? normalized : normalized / temperature;
-  };
-  normalized_ = want_gradients ? forward() : ops::run_without_gradient(forward);
+  normalized_ = head_rows(model, trunk_, rows, want_gradients, temperature);
   ops::LinearCrossEntropy::Inputs inputs;
   inputs.hidden = normalized_;
   inputs.labels = rows.labels;
+  inputs.support = support_;
   inputs.want_entropy = want_entropy;
   const bool is_one_pass = want_gradients && !model.head_weight().trainable();
   inputs.keep_logits = want_gradients && !is_one_pass;
@@ -126,6 +156,7 @@ at::Tensor TokenLogprobs::gradient_of_normalized(const at::Tensor& d_values) {
   ops::LinearCrossEntropy::Inputs inputs;
   inputs.hidden = normalized_;
   inputs.labels = rows_.labels;
+  inputs.support = support_;
   inputs.loss_weights = -d_values;
   inputs.logits = std::exchange(logits_, {});
   return cross_entropy(model_, inputs, /*want_gradients=*/true).grad_hidden;

@@ -2,6 +2,7 @@
 
 #include "objective/loss_rows.h"
 #include "objective/objective.h"
+#include "ops/linear_cross_entropy/linear_cross_entropy.h"
 
 namespace heddle::objective {
 
@@ -9,7 +10,7 @@ namespace heddle::objective {
 class LanguageModel : public Objective {
  public:
   using Objective::Objective;
-  std::vector<std::string> metrics() const override { return {"entropy"}; }
+  std::vector<const Metric*> metrics() const override { return {&metric::kEntropy}; }
   double divisor(const data::Step& step) const override { return step.loss_weight_sum; }
   double weight(const data::Batch& local) const override { return local.loss_weight_sum; }
   bool is_sum_over_tokens() const override { return true; }
@@ -26,7 +27,23 @@ HeadResult run_language_model_head(Model& model, const at::Tensor& hidden, const
 /// run_language_model_head as the head of one micro-batch after the other.
 HeadFunction language_model_head(Model& model, double gradient_scale, bool want_gradients = true);
 
-/// Log-probabilities of a micro-batch's labels, for losses that take them together: first their
+/// Numbers [n] of this rank's run of rows, and the gradient [T/tp,H] of the hidden states.
+struct TokenLossResult {
+  at::Tensor logprobs;
+  at::Tensor entropy;      ///< Of the distributions, in nats.
+  at::Tensor grad_hidden;  ///< Undefined without gradients.
+};
+
+/// A loss of tokens, each by itself, in one pass over chunks of logits: `loss` takes the
+/// log-probabilities of each chunk's rows, counted in this rank's run, and gives the loss's
+/// derivatives by them. Adds the gradients of norm and head. Without gradients it is called once,
+/// after the pass. All ranks along tp call together. The distributions are those of the logits
+/// divided by `temperature`.
+TokenLossResult run_token_loss(Model& model, const at::Tensor& hidden, const LossRows& rows,
+                               const ops::LinearCrossEntropy::TokenLoss& loss, bool want_gradients,
+                               double temperature);
+
+/// Log-probabilities of a micro-batch's labels, for losses of whole sequences: first their
 /// values, then, from the derivative of the loss by each, the gradients. A head that is trained
 /// keeps the logits in between if they are one chunk of the kernel's, else computes them twice; a
 /// frozen one keeps the gradient of each row by its log-probability instead.
@@ -34,8 +51,9 @@ class TokenLogprobs {
  public:
   /// On hidden states [T/tp,H]. All ranks along tp make theirs together. The distributions are
   /// those of the logits divided by `temperature`.
+  /// `support` [n,k] int64: the tokens that each is over, then -1; undefined: all tokens.
   TokenLogprobs(Model& model, const at::Tensor& hidden, const LossRows& rows, bool want_gradients,
-                bool want_entropy = false, double temperature = 1);
+                bool want_entropy = false, double temperature = 1, at::Tensor support = {});
 
   /// [n] of this rank's run of rows.
   const at::Tensor& values() const { return values_; }
@@ -50,6 +68,7 @@ class TokenLogprobs {
 
   Model& model_;
   const LossRows& rows_;
+  at::Tensor support_;
   at::Tensor trunk_, normalized_, values_, entropy_;
   at::Tensor unit_gradient_;  ///< [n,H] of the sum of -values; undefined where the head is trained.
   at::Tensor logits_;         ///< Where the head is trained, of one chunk.

@@ -1,29 +1,65 @@
 #include "objective/local_batch.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/tensor.h>
+
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <utility>
 
 #include "data/context_share.h"
+#include "device/upload.h"
 #include "ops/autograd.h"
 #include "ops/collectives.h"
 #include "ops/context_parallel/context_parallel.h"
+#include "ops/embedding/noise.h"
 #include "ops/linear/dropout.h"
 
 namespace heddle::objective {
 
 LocalBatch::LocalBatch(const Model& model, const data::Batch& whole, const adapters::LoraSet* set,
-                       std::uint64_t dropout_step)
-    : host(whole), whole_sequences_(whole.real_sequences) {
+                       std::uint64_t dropout_step, const Neftune& neftune)
+    : host(whole), neftune_(neftune), whole_sequences_(whole.real_sequences) {
   host = data::with_dummy_tail(std::move(host), model.padded_tokens(whole.size()));
   host.number_tokens();
   context = model.context_of(host.cu_seqlens_host);
   if (context) host = data::context_share(host, context->plan);
   device = host.to(model.context().device);
+  if (dropout_step > 0 && neftune.alpha > 0) draw_noise(model, whole, dropout_step);
   if (set == nullptr) return;
   adapters = {{set, host.size(), {}}};
   if (dropout_step > 0 && set->options().dropout > 0)
     adapters[0].draws = ops::dropout_draws(device.token_numbers, dropout_step);
+}
+
+/// +-alpha / sqrt(L H), with L the length of the token's whole sequence. Tokens of the tail have
+/// none.
+void LocalBatch::draw_noise(const Model& model, const data::Batch& whole, std::uint64_t step) {
+  const double of_one = neftune_.alpha / std::sqrt(static_cast<double>(model.config().hidden_size));
+  std::vector<float> by_token;
+  for (std::int64_t s = 0; s < whole.real_sequences; ++s) {
+    const auto i = static_cast<std::size_t>(s);
+    const std::int64_t length = whole.cu_seqlens_host[i + 1] - whole.cu_seqlens_host[i];
+    by_token.insert(by_token.end(), static_cast<std::size_t>(length),
+                    static_cast<float>(of_one / std::sqrt(static_cast<double>(length))));
+  }
+  std::vector<float> scales;
+  for (const std::int64_t place : places_of_tokens()) {
+    const auto i = static_cast<std::size_t>(place);
+    scales.push_back(i < by_token.size() ? by_token[i] : 0.f);
+  }
+  noise_scales = device::upload(at::tensor(scales, at::kFloat), model.context().device);
+  noise_draws = ops::dropout_draws(device.token_numbers, step);
+}
+
+at::Tensor LocalBatch::embed(Model& model) const {
+  const at::Tensor embedded = model.embed(device.tokens);
+  if (!noise_draws.defined()) return embedded;
+  const ops::Rows own = ops::own_rows(host.size(), model.tensor_group());
+  return embedded + ops::embedding_noise(neftune_.key, noise_draws.narrow(0, own.first, own.count),
+                                         noise_scales.narrow(0, own.first, own.count),
+                                         embedded.size(1), embedded.scalar_type());
 }
 
 nn::Pass LocalBatch::pass(const Model& model, bool training) const {

@@ -1,7 +1,5 @@
 #include "objective/objective.h"
 
-#include <ATen/ops/full.h>
-
 #include "assembly/model_units.h"
 #include "ops/autograd.h"
 
@@ -11,18 +9,12 @@ double Objective::divisor(const data::Step& step) const {
   return static_cast<double>(step.sequences);
 }
 
-at::Tensor Objective::number(double value) const {
-  const runtime::Context& context = placed_.context;
-  return at::full({}, value,
-                  at::TensorOptions().dtype(context.wide_dtype()).device(context.device));
-}
-
 Evaluation Objective::evaluate(const std::shared_ptr<const data::Dataset>& rows,
                                const data::EvaluationLoader::Options& loader_options) {
   const ops::NoGradient guard;
   data::EvaluationLoader loader(rows, loader_options);
   const parallel::Acquired ends = assembly::acquire_ends(placed_.sharding.get(), model());
-  const std::vector<std::string> names = metrics();
+  const std::vector<const Metric*> names = metrics();
   double loss = 0, weight = 0;
   std::vector<double> sums;
   while (const auto whole = loader.next()) {
@@ -45,7 +37,7 @@ Evaluation Objective::evaluate(const std::shared_ptr<const data::Dataset>& rows,
   if (!group.any(!sums.empty())) return evaluation;
   sums.resize(names.size());
   for (std::size_t i = 0; i < sums.size(); ++i)
-    evaluation.metrics[names[i]] = group.all_reduce_sum(sums[i]) / weight;
+    evaluation.metrics.set(*names[i], group.all_reduce_sum(sums[i]) / weight);
   return evaluation;
 }
 

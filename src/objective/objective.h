@@ -52,8 +52,8 @@ class Objective {
   Objective(const Objective&) = delete;
   Objective& operator=(const Objective&) = delete;
 
-  /// Names of HeadResult::metric_sums, each a mean like the loss.
-  virtual std::vector<std::string> metrics() const { return {}; }
+  /// What HeadResult::metric_sums are, each a mean like the loss.
+  virtual std::vector<const Metric*> metrics() const { return {}; }
   /// Divisor of a step's sums over all ranks: its rows.
   virtual double divisor(const data::Step& step) const;
   /// The part of the divisor that belongs to what this rank has of a micro-batch.
@@ -76,8 +76,6 @@ class Objective {
 
  protected:
   Model& model() const { return *placed_.model; }
-  /// A 0-d tensor of the type of losses on the model's device.
-  at::Tensor number(double value) const;
 
   const assembly::ModelOnRanks& placed_;
 };

@@ -4,22 +4,7 @@
 #include <ATen/ops/log_sigmoid.h>
 #include <ATen/ops/sigmoid.h>
 
-#include <algorithm>
-#include <cmath>
-
 namespace heddle::objective {
-namespace {
-
-/// -log sigmoid(x) and its derivative, for any size of x.
-double minus_log_sigmoid(double x) {
-  return std::max(-x, 0.0) + std::log1p(std::exp(-std::abs(x)));
-}
-double sigmoid(double x) {
-  return x >= 0 ? 1 / (1 + std::exp(-x)) : std::exp(x) / (1 + std::exp(x));
-}
-double d_minus_log_sigmoid(double x) { return -sigmoid(-x); }
-
-}  // namespace
 
 DpoPairs dpo_loss(const AnswerLogprobs& chosen, const AnswerLogprobs& rejected,
                   const DpoOptions& options) {
@@ -59,9 +44,9 @@ DpoPairs dpo_loss(const AnswerLogprobs& chosen, const AnswerLogprobs& rejected,
   return result;
 }
 
-RankingLoss ranking_loss(double chosen, double rejected) {
-  const double difference = chosen - rejected;
-  return {minus_log_sigmoid(difference), d_minus_log_sigmoid(difference)};
+RankingLoss ranking_loss(const at::Tensor& chosen, const at::Tensor& rejected) {
+  const at::Tensor difference = chosen - rejected;
+  return {-at::log_sigmoid(difference), -at::sigmoid(-difference)};
 }
 
 }  // namespace heddle::objective

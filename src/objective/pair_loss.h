@@ -39,13 +39,15 @@ struct DpoPairs {
 DpoPairs dpo_loss(const AnswerLogprobs& chosen, const AnswerLogprobs& rejected,
                   const DpoOptions& options);
 
+/// [P] each.
 struct RankingLoss {
-  double loss = 0;
-  double d_chosen =
-      0;  ///< Derivative by the score of the chosen text; by the other's its negative.
+  at::Tensor loss;
+  at::Tensor
+      d_chosen;  ///< Derivative by the score of the chosen text; by the other's its negative.
 };
 
-/// Bradley-Terry: -log sigmoid(chosen - rejected) of two scores, as TRL's RewardTrainer.
-RankingLoss ranking_loss(double chosen, double rejected);
+/// Bradley-Terry: -log sigmoid(chosen - rejected) of the two scores [P] of each pair, on the
+/// device, as TRL's RewardTrainer.
+RankingLoss ranking_loss(const at::Tensor& chosen, const at::Tensor& rejected);
 
 }  // namespace heddle::objective

@@ -1,9 +1,7 @@
 #pragma once
 
-#include <cstdint>
-#include <vector>
+#include <cstddef>
 
-#include "objective/loss_rows.h"
 #include "objective/objective.h"
 
 namespace heddle::objective {
@@ -17,39 +15,13 @@ class PairObjective : public Objective {
   double weight(const data::Batch& local) const override;
 
  protected:
-  /// Ranks along cp know the whole loss of a micro-batch: one reports it.
-  bool reports() const;
+  /// 0-d sum over the pairs of a micro-batch, in the type of losses. Ranks along cp know all of
+  /// them: one reports them, the others 0.
+  at::Tensor reported(const at::Tensor& of_pairs) const;
 };
 
 /// Pairs of a whole micro-batch: sequences 2i and 2i + 1 are the chosen and the rejected text.
 /// Throws InternalError if the batch holds others.
 std::size_t count_pairs(const data::Batch& whole);
-
-/// Dtype of sums over a sequence's tokens: float64, but on NPUs, which have none.
-c10::ScalarType sum_dtype(const runtime::Context& context);
-
-/// Sums over the tokens of each real sequence of a whole micro-batch, on the device: the host does
-/// not wait for it.
-class SequenceSums {
- public:
-  /// The tokens `rows` are those that this rank takes to the head; `sequences`: S.
-  SequenceSums(const runtime::Context& context, const LocalBatch& batch, const LossRows& rows,
-               std::int64_t sequences);
-
-  /// [S] sums of loss weight x value over the tokens of all ranks along tp and cp, which call it
-  /// together; `values` [n] belong to rows.tokens.
-  at::Tensor of(const at::Tensor& values) const;
-  /// [n] derivatives by the values, from those [S] by the sums.
-  at::Tensor gradient(const at::Tensor& d_sums) const;
-
- private:
-  comm::Group group_;
-  at::Tensor weights_;  ///< [S,n]: the loss weight of a token in its sequence, 0 elsewhere.
-};
-
-/// Brings together numbers of a micro-batch's real sequences [S] of which ranks along `dims` have a
-/// part each.
-void sum_over_ranks(const comm::Mesh& mesh, const std::vector<comm::Dim>& dims,
-                    std::vector<double>& of_sequences);
 
 }  // namespace heddle::objective

@@ -1,7 +1,12 @@
 #include "objective/policy.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
-#include <ATen/ops/tensor.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <utility>
@@ -9,39 +14,33 @@
 #include "base/errors.h"
 #include "device/upload.h"
 #include "objective/language_model.h"
+#include "objective/sequence_sums.h"
 #include "ops/autograd.h"
 
 namespace heddle::objective {
 namespace {
 
-/// Numbers of a micro-batch's tokens, over tp and cp: [T] log-probabilities, and the sum of
-/// the entropies.
-struct Known {
-  std::vector<double> logprobs;
-  double entropy = 0;
-};
-
-Known bring_together(const comm::Mesh& mesh, const LocalBatch& batch, const LossRows& rows,
-                     const TokenLogprobs& own, std::int64_t tokens) {
-  std::vector<double> table(static_cast<std::size_t>(tokens) + 1);
+/// The supports of the labels of `rows` as TokenLogprobs takes them; undefined without any.
+at::Tensor support_of(const std::vector<std::vector<std::int32_t>>& supports,
+                      const LocalBatch& batch, const LossRows& rows, c10::Device device) {
+  if (supports.empty() || rows.tokens.empty()) return {};
   const std::vector<std::int64_t> places = batch.places_of_tokens();
-  const at::Tensor values = own.values().cpu().to(at::kDouble).contiguous();
-  const auto* value = values.const_data_ptr<double>();
-  for (std::size_t i = 0; i < rows.tokens.size(); ++i)
-    table[static_cast<std::size_t>(places[static_cast<std::size_t>(rows.tokens[i])])] = value[i];
-  table.back() = own.entropy().sum().item<double>();
-  const comm::Group group = mesh.group({comm::Dim::kTp, comm::Dim::kCp});
-  if (group.size() > 1) {
-    at::Tensor all = at::from_blob(table.data(), {std::ssize(table)}, at::kDouble);
-    group.all_reduce_sum(all);
-  }
-  const double entropy = table.back();
-  table.pop_back();
-  return {std::move(table), entropy};
+  const auto of_row = [&](std::size_t i) -> const std::vector<std::int32_t>& {
+    return supports[static_cast<std::size_t>(places[static_cast<std::size_t>(rows.tokens[i])])];
+  };
+  std::size_t widest = 1;
+  for (std::size_t i = 0; i < rows.tokens.size(); ++i) widest = std::max(widest, of_row(i).size());
+  at::Tensor table =
+      at::full({std::ssize(rows.tokens), static_cast<std::int64_t>(widest)}, -1, at::kLong);
+  auto* entry = table.mutable_data_ptr<std::int64_t>();
+  for (std::size_t i = 0; i < rows.tokens.size(); ++i, entry += widest)
+    std::ranges::copy(of_row(i), entry);
+  return device::upload(table, device);
 }
 
 /// Appends a row's column to that of the batch, from token `first` on.
-void put(std::vector<double>& column, const std::vector<double>& row, std::int64_t first,
+template <class Entry>
+void put(std::vector<Entry>& column, const std::vector<Entry>& row, std::int64_t first,
          std::int64_t tokens) {
   if (row.empty()) return;
   if (column.empty()) column.resize(static_cast<std::size_t>(tokens));
@@ -57,7 +56,10 @@ double Policy::divisor(const data::Step& step) const {
 
 Policy::Columns Policy::columns_of(const data::Batch& whole) const {
   Columns columns;
-  columns.advantages.resize(static_cast<std::size_t>(whole.size()));
+  for (std::vector<double>* column :
+       {&columns.advantages, &columns.sequence_tokens, &columns.first_advantage})
+    column->resize(static_cast<std::size_t>(whole.size()));
+  const auto* mask = whole.loss_weights.const_data_ptr<float>();
   for (std::int64_t s = 0; s < whole.real_sequences; ++s) {
     const auto i = static_cast<std::size_t>(s);
     const std::int64_t first = whole.cu_seqlens_host[i];
@@ -70,73 +72,133 @@ Policy::Columns Policy::columns_of(const data::Batch& whole) const {
     put(columns.behaviour, row.behaviour, first, whole.size());
     put(columns.reference, row.reference, first, whole.size());
     put(columns.advantages, row.advantages, first, whole.size());
+    put(columns.supports, row.supports, first, whole.size());
+    const std::int64_t last = whole.cu_seqlens_host[i + 1];
+    const auto chosen = std::count_if(mask + first, mask + last, [](float x) { return x != 0; });
+    const auto first_chosen =
+        std::find_if(mask + first, mask + last, [](float x) { return x != 0; });
+    std::fill(columns.sequence_tokens.begin() + first, columns.sequence_tokens.begin() + last,
+              static_cast<double>(chosen));
+    if (chosen == 0) continue;
+    std::fill(columns.first_advantage.begin() + first, columns.first_advantage.begin() + last,
+              row.advantages[static_cast<std::size_t>(first_chosen - mask - first)]);
   }
   return columns;
+}
+
+PolicyTokens Policy::tokens_of(const Columns& columns, const LocalBatch& batch,
+                               const LossRows& rows) const {
+  const std::vector<std::int64_t> places = batch.places_of_tokens();
+  PolicyTokens tokens;
+  const std::pair<const std::vector<double>*, at::Tensor*> all[] = {
+      {&columns.old, &tokens.old},
+      {&columns.behaviour, &tokens.behaviour},
+      {&columns.reference, &tokens.reference},
+      {&columns.advantages, &tokens.advantages},
+      {&columns.sequence_tokens, &tokens.sequence_tokens},
+      {&columns.first_advantage, &tokens.first_advantage}};
+  // One upload for all.
+  at::Tensor table = at::empty({std::ssize(all), std::ssize(rows.tokens)}, at::kDouble);
+  auto* value = table.mutable_data_ptr<double>();
+  for (const auto& [column, tensor] : all) {
+    for (const std::int64_t token : rows.tokens) {
+      const auto place = static_cast<std::size_t>(places[static_cast<std::size_t>(token)]);
+      *value++ = column->empty() ? 0 : (*column)[place];
+    }
+  }
+  const runtime::Context& context = placed_.context;
+  table = device::upload(table.to(sum_dtype(context)), context.device);
+  std::int64_t i = 0;
+  for (const auto& [column, tensor] : all) {
+    if (!column->empty()) *tensor = table.select(0, i);
+    ++i;
+  }
+  return tokens;
 }
 
 std::vector<HeadFunction> Policy::heads(std::span<const data::Batch> micro_batches,
                                         const PassOptions& options) {
   std::vector<HeadFunction> functions;
   for (const data::Batch& whole : micro_batches) {
-    functions.push_back([this, &whole, options, columns = columns_of(whole)](
-                            const at::Tensor& hidden, const LocalBatch& batch) {
-      return run(hidden, batch, whole, columns, options);
-    });
+    functions.push_back(
+        [this, options, sequences = whole.real_sequences, columns = columns_of(whole)](
+            const at::Tensor& hidden, const LocalBatch& batch) {
+          return run(hidden, batch, sequences, columns, options);
+        });
   }
   return functions;
 }
 
-HeadResult Policy::run(const at::Tensor& hidden, const LocalBatch& batch, const data::Batch& whole,
+HeadResult Policy::run(const at::Tensor& hidden, const LocalBatch& batch, std::int64_t sequences,
                        const Columns& columns, const PassOptions& options) {
-  const comm::Mesh& mesh = placed_.context.mesh;
+  const runtime::Context& context = placed_.context;
+  const c10::ScalarType type = sum_dtype(context);
   const LossRows rows(model(), batch.host, 1);
-  TokenLogprobs own(model(), hidden, rows, options.wants_gradients, /*want_entropy=*/true,
-                    options_.temperature);
-  const Known known = bring_together(mesh, batch, rows, own, whole.size());
-
-  const auto* mask = whole.loss_weights.const_data_ptr<float>();
-  PolicyTokens tokens;
-  tokens.cu_seqlens = whole.cu_seqlens_host;
-  tokens.logprobs = known.logprobs;
-  tokens.old = columns.old;
-  tokens.behaviour = columns.behaviour;
-  tokens.reference = columns.reference;
-  tokens.advantages = columns.advantages;
-  tokens.mask = {mask, static_cast<std::size_t>(whole.size())};
-  PolicyLossResult loss = policy_loss(tokens, options_);
-
-  // Ranks along tp and cp know the whole loss of a micro-batch: one along cp reports it, and the
-  // head's loss is whole on every rank along tp.
-  const bool reports = mesh.coordinate(comm::Dim::kCp) == 0;
-  loss.statistics.entropy = known.entropy;
-  if (reports) statistics_.add(loss.statistics);
-  HeadResult result{number(reports ? loss.loss_sum : 0), {}, {}};
-  if (!options.wants_gradients) return result;
-  const std::vector<std::int64_t> places = batch.places_of_tokens();
-  std::vector<double> d_values;
-  for (const std::int64_t token : rows.tokens)
-    d_values.push_back(
-        options.gradient_scale *
-        loss.d_logprobs[static_cast<std::size_t>(places[static_cast<std::size_t>(token)])]);
-  const at::Tensor d_logprobs = at::tensor(d_values, at::kDouble).to(own.values().scalar_type());
-  result.grad_hidden = own.gradient(device::upload(d_logprobs, hidden.device()));
-  return result;
+  const PolicyTokens tokens = tokens_of(columns, batch, rows);
+  PolicySums sums;
+  at::Tensor entropy, grad_hidden;
+  const bool is_by_token = options_.is_by_token();
+  if (is_by_token && columns.supports.empty()) {
+    const auto loss = [&](std::int64_t first, const at::Tensor& logprobs) {
+      const PolicyLossResult part =
+          policy_loss(logprobs.to(type), tokens.narrow(first, logprobs.size(0)), options_, nullptr);
+      sums.add(part.sums);
+      return part.d_logprobs * options.gradient_scale;
+    };
+    const TokenLossResult result =
+        run_token_loss(model(), hidden, rows, loss, options.wants_gradients, options_.temperature);
+    entropy = result.entropy;
+    grad_hidden = result.grad_hidden;
+  } else {
+    TokenLogprobs own(model(), hidden, rows, options.wants_gradients, /*want_entropy=*/true,
+                      options_.temperature,
+                      support_of(columns.supports, batch, rows, hidden.device()));
+    const at::Tensor sequence = sequence_of_rows(context, batch, rows);
+    const SequenceSums of_sequences(context.mesh.group({comm::Dim::kTp, comm::Dim::kCp}), sequence,
+                                    at::ones(sequence.sizes(), sequence.options().dtype(type)),
+                                    sequences);
+    const PolicyLossResult result =
+        policy_loss(own.values().to(type), tokens, options_, is_by_token ? nullptr : &of_sequences);
+    sums = result.sums;
+    entropy = own.entropy();
+    if (options.wants_gradients) {
+      grad_hidden =
+          own.gradient((result.d_logprobs * options.gradient_scale).to(own.values().scalar_type()));
+    }
+  }
+  at::Tensor loss = at::zeros({}, rows.loss_weights.options());
+  if (sums.loss.defined()) {
+    loss.copy_(sums.loss);
+    sums_.add(sums);
+    const at::Tensor entropy_sum = entropy.to(type).sum();
+    entropy_ = entropy_.defined() ? entropy_ + entropy_sum : entropy_sum;
+  }
+  // Ranks along tp and cp have the loss of their rows each.
+  model().tensor_group().all_reduce_sum(loss);
+  return {loss, grad_hidden, {}};
 }
 
 PolicyStatistics Policy::take_statistics() {
-  PolicyStatistics own = std::exchange(statistics_, {});
-  const comm::Group group = placed_.context.mesh.loss_group();
-  if (group.size() == 1) return own;
-  std::vector<double> sums, largest = {own.ratio_max, own.mismatch_abs_max};
-  for (const auto sum : kPolicySums) sums.push_back(own.*sum);
-  at::Tensor all = at::from_blob(sums.data(), {std::ssize(sums)}, at::kDouble),
+  std::vector<double> numbers(std::size(kPolicySums)), largest(2);
+  const PolicySums own = std::exchange(sums_, {});
+  const at::Tensor entropy = std::exchange(entropy_, {});
+  if (own.loss.defined()) {
+    const at::Tensor host =
+        at::cat({own.sums, entropy.unsqueeze(0), own.largest}).to(at::kCPU, at::kDouble);
+    const auto* number = host.const_data_ptr<double>();
+    numbers.assign(number, number + numbers.size());
+    largest.assign(number + numbers.size(), number + host.numel());
+  }
+  at::Tensor sums = at::from_blob(numbers.data(), {std::ssize(numbers)}, at::kDouble),
              most = at::from_blob(largest.data(), {std::ssize(largest)}, at::kDouble);
-  group.all_reduce_sum(all);
+  const comm::Group group = placed_.context.mesh.world_group();
+  group.all_reduce_sum(sums);
   group.all_reduce_max(most);
-  for (std::size_t i = 0; i < sums.size(); ++i) own.*kPolicySums[i] = sums[i];
-  own.ratio_max = largest[0];
-  own.mismatch_abs_max = largest[1];
-  return own;
+  PolicyStatistics statistics;
+  for (std::size_t i = 0; i < numbers.size(); ++i) statistics.*kPolicySums[i] = numbers[i];
+  statistics.ratio_max = largest[0];
+  statistics.mismatch_abs_max = largest[1];
+  return statistics;
 }
 
 }  // namespace heddle::objective

@@ -3,6 +3,7 @@
 #include <memory>
 #include <vector>
 
+#include "objective/loss_rows.h"
 #include "objective/objective.h"
 #include "objective/policy_loss.h"
 
@@ -12,12 +13,14 @@ namespace heddle::objective {
 /// label of token t. Empty columns as in PolicyTokens.
 struct PolicyRow {
   std::vector<double> old, behaviour, reference, advantages;
+  /// Tokens that each was drawn from, the policy's distribution being over these; empty: all.
+  std::vector<std::vector<std::int32_t>> supports = {};
 };
 
 /// Policy gradients on rows that a policy generated; Batch::row_ids name their PolicyRow, and
-/// tokens that it chose have a label and a loss weight. The ranks along tp and cp bring together
-/// the log-probabilities of a micro-batch, so that a loss may span a sequence; it is computed on
-/// the host in double. Divided as PolicyOptions::mean says.
+/// tokens that it chose have a label and a loss weight. The loss is computed on the device, of
+/// single tokens in one pass of the head, of whole sequences from log-probabilities that the ranks
+/// along tp and cp bring together; the host waits for neither. Divided as PolicyOptions::mean says.
 class Policy : public Objective {
  public:
   Policy(const assembly::ModelOnRanks& placed, const PolicyOptions& options)
@@ -30,21 +33,26 @@ class Policy : public Objective {
 
   /// Rows of the next steps, until others are set.
   void set_rows(std::vector<PolicyRow> rows) { rows_ = std::move(rows); }
-  /// Statistics of all ranks since the last call; called by all ranks.
+  /// Statistics of all ranks since the last call, for which the host waits; called by all ranks.
   PolicyStatistics take_statistics();
 
  private:
-  /// Columns [T] of a whole micro-batch.
+  /// Columns [T] of a whole micro-batch, as PolicyTokens; empty ones are undefined there.
   struct Columns {
-    std::vector<double> old, behaviour, reference, advantages;
+    std::vector<double> old, behaviour, reference, advantages, sequence_tokens, first_advantage;
+    std::vector<std::vector<std::int32_t>> supports;
   };
   Columns columns_of(const data::Batch& whole) const;
-  HeadResult run(const at::Tensor& hidden, const LocalBatch& batch, const data::Batch& whole,
+  /// Columns of the rows that this rank takes to the head.
+  PolicyTokens tokens_of(const Columns& columns, const LocalBatch& batch,
+                         const LossRows& rows) const;
+  HeadResult run(const at::Tensor& hidden, const LocalBatch& batch, std::int64_t sequences,
                  const Columns& columns, const PassOptions& options);
 
   PolicyOptions options_;
   std::vector<PolicyRow> rows_;
-  PolicyStatistics statistics_;  ///< For this rank.
+  PolicySums sums_;  ///< Sums of this rank's rows; nothing where it has run no head.
+  at::Tensor entropy_;
 };
 
 }  // namespace heddle::objective

@@ -1,286 +1,290 @@
 #include "objective/policy_loss.h"
 
-#include <algorithm>
-#include <cmath>
-#include <limits>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/exp.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/minimum.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/sigmoid.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+
+#include "objective/sequence_sums.h"
 
 namespace heddle::objective {
 namespace {
 
 constexpr double kLargestLogRatio = 20, kLargestKl = 10;
 
-/// A clamped number; has_gradient: it was within, so that its derivative is 1.
-struct Clamped {
-  double value;
-  bool has_gradient;
-};
-Clamped clamp(double x, double limit) {
-  return {std::clamp(x, -limit, limit), std::abs(x) <= limit};
+at::Tensor clamp(const at::Tensor& x, double limit) { return x.clamp(-limit, limit); }
+
+/// A derivative, 0 where clamp() cut `x`.
+at::Tensor if_within(const at::Tensor& derivative, const at::Tensor& x, double limit) {
+  return derivative.masked_fill(x.abs() > limit, 0);
 }
 
 /// exp of a clamped log-ratio, with its derivative by the log-ratio.
 struct Ratio {
-  explicit Ratio(double log_ratio) {
-    const Clamped x = clamp(log_ratio, kLargestLogRatio);
-    value = std::exp(x.value);
-    derivative = x.has_gradient ? value : 0;
-  }
-  double value, derivative;
+  explicit Ratio(const at::Tensor& log_ratio)
+      : value(at::exp(clamp(log_ratio, kLargestLogRatio))),
+        derivative(if_within(value, log_ratio, kLargestLogRatio)) {}
+  at::Tensor value, derivative;
 };
 
-/// A function's value and its derivative by l.
+/// A function's values and their derivatives by l.
 struct Term {
-  double value = 0, derivative = 0;
+  at::Tensor value, derivative;
+
+  Term masked(const at::Tensor& is_left_out) const {
+    return {value.masked_fill(is_left_out, 0), derivative.masked_fill(is_left_out, 0)};
+  }
+  template <class Factor>
+  Term operator*(const Factor& factor) const {
+    return {value * factor, derivative * factor};
+  }
 };
 
-double k_of(int form, double log_rho) {
+at::Tensor k_of(int form, const at::Tensor& log_rho) {
   switch (form) {
     case 1:
       return -log_rho;
     case 2:
       return log_rho * log_rho / 2;
     default:
-      return std::exp(log_rho) - log_rho - 1;
+      return at::exp(log_rho) - log_rho - 1;
   }
 }
 
-Term kl_term(KlForm form, double log_ratio) {
-  const Clamped x = clamp(log_ratio, kLargestLogRatio);
-  Term term;
+Term kl_term(KlForm form, const at::Tensor& log_ratio) {
+  const at::Tensor x = clamp(log_ratio, kLargestLogRatio), inverse = at::exp(-x);
+  Term term{inverse + x - 1, x};
   switch (form) {
     case KlForm::kK1:
-      term = {x.value, 1};
+      term = {x, at::ones_like(x)};
       break;
     case KlForm::kK2:
-      term = {x.value * x.value / 2, x.value};
+      term.value = x * x / 2;
       break;
     case KlForm::kK3:
-      term = {std::exp(-x.value) + x.value - 1, 1 - std::exp(-x.value)};
+      term.derivative = 1 - inverse;
       break;
     case KlForm::kK3Plus:
-      term = {std::exp(-x.value) + x.value - 1, x.value};
       break;
   }
-  const Clamped value = clamp(term.value, kLargestKl);
-  return {value.value, value.has_gradient && x.has_gradient ? term.derivative : 0};
+  return {
+      clamp(term.value, kLargestKl),
+      if_within(if_within(term.derivative, log_ratio, kLargestLogRatio), term.value, kLargestKl)};
 }
 
-/// One sequence of the loss.
-class SequenceLoss {
+class Losses {
  public:
-  SequenceLoss(const PolicyTokens& tokens, const PolicyOptions& options, std::size_t first,
-               std::size_t last, PolicyLossResult& result)
-      : t_(tokens), o_(options), result_(result) {
-    for (std::size_t i = first; i < last; ++i) {
-      if (t_.mask[i] != 0) chosen_.push_back(i);
-    }
+  Losses(const at::Tensor& logprobs, const PolicyTokens& tokens, const PolicyOptions& options,
+         const SequenceSums* sequences)
+      : t_(tokens),
+        o_(options),
+        sequences_(sequences),
+        l_(logprobs),
+        old_(tokens.old.defined() ? tokens.old : logprobs),
+        is_bypass_(!tokens.behaviour.defined()),
+        behaviour_(is_bypass_ ? old_ : tokens.behaviour),
+        log_ratio_(l_ - old_),
+        ratio_(log_ratio_),
+        log_rho_(clamp((is_bypass_ ? l_ : old_) - behaviour_, kLargestLogRatio)),
+        rho_(at::exp(log_rho_)),
+        low_(of_token(tokens.clip_low, 1 - options.clip_low)),
+        high_(of_token(tokens.clip_high, 1 + options.clip_high)) {
+    if (o_.loss == PolicyLoss::kGspo) ratio_ = Ratio(mean(log_ratio_));
   }
 
-  void add() {
-    if (chosen_.empty()) return;
-    weigh();
-    const std::size_t kept = static_cast<std::size_t>(
-        std::count(is_kept_.begin(), is_kept_.end(), static_cast<char>(true)));
-    PolicyStatistics& all = result_.statistics;
-    const std::size_t counted = o_.counts_rejected ? chosen_.size() : kept;
-    all.tokens += static_cast<double>(counted);
-    all.sequences += counted > 0;
-    all.rejected += static_cast<double>(chosen_.size() - kept);
-    all.masked += static_cast<double>(chosen_.size());
-    const double share = share_of(counted);
-    const Ratio of_sequence(mean([&](std::size_t i) { return t_.logprobs[i] - old(i); }));
-    for (std::size_t k = 0; k < chosen_.size(); ++k) {
-      const std::size_t i = chosen_[k];
-      const Term kl = reference_kl(i);
-      const Term policy = is_kept_[k] ? policy_term(i, of_sequence, weights_[k]) : Term{};
-      count(i, of_sequence, weights_[k]);
-      const double kl_share = is_kept_[k] ? o_.kl_coefficient : 0;
-      result_.loss_sum += share * (policy.value + kl_share * kl.value);
-      result_.d_logprobs[i] = share * (policy.derivative + kl_share * kl.derivative);
+  PolicyLossResult result() const {
+    const at::Tensor weights = this->weights(), is_rejected = this->is_rejected();
+    Term term = policy_term(weights);
+    if (t_.reference.defined()) {
+      const Term kl = reference_kl();
+      term = {term.value + o_.kl_coefficient * kl.value,
+              term.derivative + o_.kl_coefficient * kl.derivative};
     }
+    term = term.masked(is_rejected);
+    if (o_.mean == LossMean::kSequenceToken) term = term * (1 / t_.sequence_tokens);
+    if (o_.mean == LossMean::kSequenceConstant) term = term * (1 / o_.constant_length);
+    return {{term.value.sum(), sums(weights, is_rejected), largest()}, term.derivative};
   }
 
  private:
-  double old(std::size_t i) const { return t_.old.empty() ? t_.logprobs[i] : t_.old[i]; }
-  bool is_bypass() const { return t_.behaviour.empty(); }
-  double behaviour(std::size_t i) const { return is_bypass() ? old(i) : t_.behaviour[i]; }
-  double log_rho(std::size_t i) const {
-    const double target = is_bypass() ? t_.logprobs[i] : old(i);
-    return std::clamp(target - behaviour(i), -kLargestLogRatio, kLargestLogRatio);
+  at::Tensor of_token(const at::Tensor& column, double value) const {
+    return column.defined() ? column : at::full_like(l_, value);
   }
-  /// Factor of a token's loss in a sequence that counts as so many.
-  double share_of(std::size_t counted) const {
-    if (o_.mean == LossMean::kSequenceToken)
-      return 1 / static_cast<double>(std::max<std::size_t>(1, counted));
-    return o_.mean == LossMean::kSequenceConstant ? 1 / o_.constant_length : 1;
+  at::Tensor sum(const at::Tensor& values) const {
+    return sequences_->at_tokens(sequences_->of(values));
   }
-  template <class F>
-  double sum(F&& of_token) const {
-    double total = 0;
-    for (const std::size_t i : chosen_) total += of_token(i);
-    return total;
+  at::Tensor mean(const at::Tensor& values) const { return sum(values) / t_.sequence_tokens; }
+  at::Tensor largest_of(const at::Tensor& values) const {
+    return sequences_->at_tokens(sequences_->largest(values));
   }
-  template <class F>
-  double mean(F&& of_token) const {
-    return sum(of_token) / static_cast<double>(chosen_.size());
-  }
-  double exp_clamped(double x) const { return Ratio(x).value; }
 
-  bool is_within(double statistic) const {
-    return statistic >= o_.rejection_low && statistic <= o_.rejection_high;
-  }
-  /// A statistic of the whole sequence; kOff and kToken have none.
-  bool keeps_sequence() const {
-    const double advantage = t_.advantages[chosen_.front()];
-    if (o_.off_policy_delta > 0 && advantage < 0 &&
-        mean([&](std::size_t i) { return behaviour(i) - t_.logprobs[i]; }) > o_.off_policy_delta)
-      return false;
-    const auto rho = [&](std::size_t i) { return log_rho(i); };
+  /// The number that o_.rejection bounds.
+  at::Tensor rejection_statistic() const {
     switch (o_.rejection) {
-      case Rejection::kOff:
       case Rejection::kToken:
-        return true;
+        return rho_;
       case Rejection::kSequence:
-        return is_within(exp_clamped(sum(rho)));
+        return at::exp(clamp(sum(log_rho_), kLargestLogRatio));
       case Rejection::kGeometric:
-        return is_within(exp_clamped(mean(rho)));
+        return at::exp(clamp(mean(log_rho_), kLargestLogRatio));
       default:
         break;
     }
     const int place = static_cast<int>(o_.rejection) - static_cast<int>(Rejection::kSumK1);
-    const auto k = [&](std::size_t i) { return k_of(place / 3 + 1, log_rho(i)); };
-    if (place % 3 == 0) return is_within(sum(k));
-    if (place % 3 == 1) return is_within(mean(k));
-    double largest = -std::numeric_limits<double>::infinity();
-    for (const std::size_t i : chosen_) largest = std::max(largest, k(i));
-    return is_within(largest);
+    const at::Tensor k = k_of(place / 3 + 1, log_rho_);
+    if (place % 3 == 0) return sum(k);
+    return place % 3 == 1 ? mean(k) : largest_of(k);
   }
-
-  /// Fills weights_ and is_kept_.
-  void weigh() {
-    const bool keeps = keeps_sequence();
-    const double of_sequence =
-        o_.importance == ImportanceWeight::kSequence
-            ? std::min(o_.importance_cap,
-                       exp_clamped(sum([&](std::size_t i) { return log_rho(i); })))
-            : 1;
-    for (const std::size_t i : chosen_) {
-      const double rho = std::exp(log_rho(i));
-      is_kept_.push_back(keeps && (o_.rejection != Rejection::kToken || is_within(rho)));
-      weights_.push_back(o_.importance == ImportanceWeight::kToken
-                             ? std::min(o_.importance_cap, rho)
-                             : of_sequence);
+  at::Tensor is_rejected() const {
+    at::Tensor is_rejected = at::zeros(l_.sizes(), l_.options().dtype(at::kBool));
+    if (o_.rejection != Rejection::kOff) {
+      const at::Tensor statistic = rejection_statistic();
+      // A statistic that is no number is not within the bounds.
+      is_rejected =
+          ((statistic >= o_.rejection_low) & (statistic <= o_.rejection_high)).logical_not();
     }
+    if (o_.off_policy_delta > 0) {
+      const at::Tensor distance = mean(behaviour_ - l_);
+      is_rejected = is_rejected | ((t_.first_advantage < 0) & (distance > o_.off_policy_delta));
+    }
+    return is_rejected;
+  }
+  at::Tensor weights() const {
+    switch (o_.importance) {
+      case ImportanceWeight::kOff:
+        break;
+      case ImportanceWeight::kToken:
+        return rho_.clamp_max(o_.importance_cap);
+      case ImportanceWeight::kSequence:
+        return at::exp(clamp(sum(log_rho_), kLargestLogRatio)).clamp_max(o_.importance_cap);
+    }
+    return at::ones_like(l_);
   }
 
-  double low(std::size_t i) const { return t_.clip_low.empty() ? 1 - o_.clip_low : t_.clip_low[i]; }
-  double high(std::size_t i) const {
-    return t_.clip_high.empty() ? 1 + o_.clip_high : t_.clip_high[i];
-  }
-
-  Term clipped(std::size_t i, const Ratio& r) const {
-    const double A = t_.advantages[i], free = r.value * A,
-                 bounded = std::clamp(r.value, low(i), high(i)) * A;
-    Term term = free <= bounded ? Term{-free, -A * r.derivative} : Term{-bounded, 0};
-    if (o_.dual_clip > 0 && A < 0 && term.value > -o_.dual_clip * A) term = {-o_.dual_clip * A, 0};
+  at::Tensor clipped_ratio() const { return at::minimum(at::maximum(ratio_.value, low_), high_); }
+  Term clipped() const {
+    const at::Tensor& A = t_.advantages;
+    const at::Tensor free = ratio_.value * A, bounded = clipped_ratio() * A;
+    const at::Tensor is_clipped = free > bounded;
+    Term term{-at::where(is_clipped, bounded, free),
+              -(A * ratio_.derivative).masked_fill(is_clipped, 0)};
+    if (o_.dual_clip > 0) {
+      const at::Tensor bound = -o_.dual_clip * A;
+      const at::Tensor is_above = (A < 0) & (term.value > bound);
+      term = {at::where(is_above, bound, term.value), term.derivative.masked_fill(is_above, 0)};
+    }
     return term;
   }
-
-  /// Loss of the token before aggregation.
-  Term policy_term(std::size_t i, const Ratio& of_sequence, double weight) const {
-    const double A = t_.advantages[i], l = t_.logprobs[i];
-    const Ratio r(l - old(i));
-    const auto times_logprob = [&](double factor) { return Term{-factor * A * l, -factor * A}; };
-    Term term;
+  /// -sg(factor) A l
+  Term times_logprob(const at::Tensor& factor) const {
+    const at::Tensor derivative = -factor * t_.advantages;
+    return {derivative * l_, derivative};
+  }
+  /// Losses of the tokens before aggregation.
+  Term policy_term(const at::Tensor& weights) const {
+    if (o_.loss == PolicyLoss::kReinforce) return times_logprob(weights);
+    const Term term = unweighted_term();
+    return is_bypass_ ? term : term * weights;
+  }
+  Term unweighted_term() const {
+    const at::Tensor& A = t_.advantages;
     switch (o_.loss) {
       case PolicyLoss::kPpo:
-        term = clipped(i, r);
-        break;
       case PolicyLoss::kGspo:
-        term = clipped(i, of_sequence);
         break;
       case PolicyLoss::kCispo:
-        term = times_logprob(std::clamp(r.value, low(i), high(i)));
-        break;
+        return times_logprob(clipped_ratio());
       case PolicyLoss::kSapo: {
-        const double tau = A > 0 ? o_.sapo_tau_positive : o_.sapo_tau_negative;
-        const double s = 1 / (1 + std::exp(-tau * (r.value - 1)));
-        term = {-4 / tau * s * A, -4 * s * (1 - s) * A * r.derivative};
-        break;
+        const at::Tensor tau =
+            at::full_like(A, o_.sapo_tau_negative).masked_fill(A > 0, o_.sapo_tau_positive);
+        const at::Tensor s = at::sigmoid(tau * (ratio_.value - 1));
+        return {-4 / tau * s * A, -4 * s * (1 - s) * A * ratio_.derivative};
       }
       case PolicyLoss::kReinforce:
-        return times_logprob(weight);
-      case PolicyLoss::kDppo: {
-        const double moved = std::exp(l) - std::exp(old(i));
-        term = (A > 0 ? moved : -moved) <= o_.dppo_delta
-                   ? times_logprob(std::min(r.value, o_.dppo_cap))
-                   : Term{};
         break;
+      case PolicyLoss::kDppo: {
+        const at::Tensor moved = at::exp(l_) - at::exp(old_);
+        return times_logprob(ratio_.value.clamp_max(o_.dppo_cap))
+            .masked(at::where(A > 0, moved, -moved) > o_.dppo_delta);
       }
       case PolicyLoss::kDro: {
-        const Clamped x = clamp(l - old(i), kLargestLogRatio);
-        term = {-(A * l - o_.dro_beta / 2 * x.value * x.value),
-                -A + (x.has_gradient ? o_.dro_beta * x.value : 0)};
-        break;
+        const at::Tensor x = clamp(log_ratio_, kLargestLogRatio);
+        return {-(A * l_ - o_.dro_beta / 2 * x * x),
+                if_within(o_.dro_beta * x, log_ratio_, kLargestLogRatio) - A};
       }
     }
-    if (is_bypass()) return term;
-    return {weight * term.value, weight * term.derivative};
+    return clipped();
   }
 
-  Term reference_kl(std::size_t i) const {
-    if (t_.reference.empty()) return {};
-    const Term kl = kl_term(o_.kl_form, t_.logprobs[i] - t_.reference[i]);
+  Term reference_kl() const {
+    const Term kl = kl_term(o_.kl_form, l_ - t_.reference);
     if (!o_.kl_ratio_weighted) return kl;
-    const Ratio r(t_.logprobs[i] - old(i));
+    const Ratio r(log_ratio_);
     return {r.value * kl.value, r.value * kl.derivative + r.derivative * kl.value};
   }
 
-  void count(std::size_t i, const Ratio& of_sequence, double weight) {
-    PolicyStatistics& all = result_.statistics;
-    const double log_ratio = t_.logprobs[i] - old(i);
-    const double r = o_.loss == PolicyLoss::kGspo ? of_sequence.value : Ratio(log_ratio).value;
-    all.ratio += r;
-    all.ratio_max = std::max(all.ratio_max, r);
-    all.clipped_low += r < low(i) && t_.advantages[i] < 0;
-    all.clipped_high += r > high(i) && t_.advantages[i] > 0;
-    all.old_kl -= log_ratio;
-    if (!t_.reference.empty())
-      all.reference_kl += kl_term(KlForm::kK3, t_.logprobs[i] - t_.reference[i]).value;
-    const double rho = log_rho(i);
-    all.mismatch_k1 -= rho;
-    all.mismatch_k3 += std::exp(rho) - rho - 1;
-    all.mismatch_abs += std::abs(rho);
-    all.mismatch_abs_max = std::max(all.mismatch_abs_max, std::abs(rho));
-    all.weight += weight;
-    all.weight_squared += weight * weight;
+  at::Tensor sums(const at::Tensor& weights, const at::Tensor& is_rejected) const {
+    const at::Tensor& A = t_.advantages;
+    const at::Tensor reference_kl =
+        t_.reference.defined() ? kl_term(KlForm::kK3, l_ - t_.reference).value : at::zeros_like(l_);
+    const auto count = [&](const at::Tensor& is_it) { return is_it.to(l_.scalar_type()); };
+    return at::stack({ratio_.value, count((ratio_.value < low_) & (A < 0)),
+                      count((ratio_.value > high_) & (A > 0)), -log_ratio_, reference_kl, -log_rho_,
+                      k_of(3, log_rho_), log_rho_.abs(), weights, weights * weights,
+                      count(is_rejected), at::ones_like(l_)})
+        .sum(1);
+  }
+  at::Tensor largest() const {
+    if (l_.numel() == 0) return at::zeros({2}, l_.options());
+    return at::stack({ratio_.value.max(), log_rho_.abs().max()});
   }
 
   const PolicyTokens& t_;
   const PolicyOptions& o_;
-  PolicyLossResult& result_;
-  std::vector<std::size_t> chosen_;  ///< Tokens of the mask.
-  std::vector<double> weights_;      ///< For them.
-  std::vector<char> is_kept_;
+  const SequenceSums* sequences_;
+  at::Tensor l_, old_;
+  bool is_bypass_;
+  at::Tensor behaviour_, log_ratio_;
+  Ratio ratio_;
+  at::Tensor log_rho_, rho_, low_, high_;
 };
 
 }  // namespace
 
-void PolicyStatistics::add(const PolicyStatistics& other) {
-  for (const auto sum : kPolicySums) this->*sum += other.*sum;
-  ratio_max = std::max(ratio_max, other.ratio_max);
-  mismatch_abs_max = std::max(mismatch_abs_max, other.mismatch_abs_max);
+bool PolicyOptions::is_by_token() const {
+  return loss != PolicyLoss::kGspo && importance != ImportanceWeight::kSequence &&
+         (rejection == Rejection::kOff || rejection == Rejection::kToken) && off_policy_delta == 0;
 }
 
-PolicyLossResult policy_loss(const PolicyTokens& tokens, const PolicyOptions& options) {
-  PolicyLossResult result;
-  result.d_logprobs.resize(tokens.logprobs.size());
-  for (std::size_t s = 0; s + 1 < tokens.cu_seqlens.size(); ++s) {
-    SequenceLoss(tokens, options, static_cast<std::size_t>(tokens.cu_seqlens[s]),
-                 static_cast<std::size_t>(tokens.cu_seqlens[s + 1]), result)
-        .add();
+PolicyTokens PolicyTokens::narrow(std::int64_t first, std::int64_t count) const {
+  PolicyTokens part = *this;
+  for (at::Tensor* column :
+       {&part.old, &part.behaviour, &part.reference, &part.advantages, &part.clip_low,
+        &part.clip_high, &part.sequence_tokens, &part.first_advantage})
+    if (column->defined()) *column = column->narrow(0, first, count);
+  return part;
+}
+
+void PolicySums::add(const PolicySums& other) {
+  if (!loss.defined()) {
+    *this = other;
+    return;
   }
-  return result;
+  loss = loss + other.loss;
+  sums = sums + other.sums;
+  largest = at::maximum(largest, other.largest);
+}
+
+PolicyLossResult policy_loss(const at::Tensor& logprobs, const PolicyTokens& tokens,
+                             const PolicyOptions& options, const SequenceSums* sequences) {
+  return Losses(logprobs, tokens, options, sequences).result();
 }
 
 double divisor_of(LossMean mean, double tokens, double sequences) {

@@ -1,10 +1,12 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
-#include <vector>
+
+#include <ATen/core/Tensor.h>
 
 namespace heddle::objective {
+
+class SequenceSums;
 
 /// Loss of one token, with l = log pi(token), r = exp(l - old), A its advantage and [lo, hi] =
 /// [1 - clip_low, 1 + clip_high]. sg(x): x without a gradient.
@@ -78,61 +80,73 @@ struct PolicyOptions {
   double importance_cap = 2;
   Rejection rejection = Rejection::kOff;
   double rejection_low = 0, rejection_high = 0;
-  bool counts_rejected = true;  ///< Rejected tokens stay in the divisor.
-  /// Drops a sequence of negative advantage whose mean(behaviour - l) is above it (DeepSeek-V3.2);
-  /// 0: off.
+  /// Drops a sequence of negative advantage (its first token's) whose mean(behaviour - l) is above
+  /// it (DeepSeek-V3.2); 0: off.
   double off_policy_delta = 0;
+
+  /// A token's loss depends on no other token's log-probability.
+  bool is_by_token() const;
 };
 
-/// Numbers of sequences laid end to end, [T] each. An empty span of old: sg(l), so that r = 1; of
-/// behaviour: none apart from old (bypass); of reference: no KL; of clips: those of the options.
+/// Columns [n] about tokens that the policy chose, on one device and of one dtype. Undefined old:
+/// sg(l), so that r = 1; behaviour: none apart from old (bypass); reference: no KL; clips: those of
+/// the options.
 struct PolicyTokens {
-  std::span<const std::int32_t> cu_seqlens;  ///< [S+1]
-  std::span<const double> logprobs;
-  std::span<const double> old, behaviour, reference;
-  std::span<const double> advantages;
-  std::span<const float> mask;                  ///< 0: the policy did not choose the token.
-  std::span<const double> clip_low, clip_high;  ///< Ratios lo and hi by token.
+  at::Tensor old, behaviour, reference;
+  at::Tensor advantages;
+  at::Tensor clip_low, clip_high;  ///< Ratios lo and hi by token.
+  // About the sequence of each token:
+  at::Tensor sequence_tokens;  ///< Tokens of it that were chosen, on all ranks.
+  at::Tensor first_advantage;  ///< Its first chosen token's; for off_policy_delta alone.
+
+  /// The tokens from `first` on.
+  PolicyTokens narrow(std::int64_t first, std::int64_t count) const;
 };
 
-/// Sums over tokens of the mask, to be added up over micro-batches and ranks.
+/// Sums over tokens, to be added up over micro-batches and ranks.
 struct PolicyStatistics {
-  double tokens = 0, sequences = 0;  ///< That divide the loss.
   double ratio = 0, clipped_low = 0, clipped_high = 0;
   double old_kl = 0, reference_kl = 0;  ///< k1 of old against pi; k3 of pi against the reference.
-  double entropy = 0;                   ///< For pi's distributions; filled by the objective.
   double mismatch_k1 = 0, mismatch_k3 = 0, mismatch_abs = 0;  ///< k1, k3 and |log| of rho.
   double weight = 0, weight_squared = 0;                      ///< Importance weights.
   double rejected = 0;
-  double masked = 0;                           ///< Tokens of the mask, rejected or not.
+  double tokens = 0;                           ///< All of them, rejected or not.
+  double entropy = 0;                          ///< For pi's distributions; filled by the objective.
   double ratio_max = 0, mismatch_abs_max = 0;  ///< Largest instead of sums.
-
-  void add(const PolicyStatistics& other);
 };
 
-/// The members of PolicyStatistics that add up.
+/// The members of PolicyStatistics that add up; the first ones are PolicySums::sums.
 inline constexpr double PolicyStatistics::*kPolicySums[] = {
-    &PolicyStatistics::tokens,         &PolicyStatistics::sequences,
-    &PolicyStatistics::ratio,          &PolicyStatistics::clipped_low,
-    &PolicyStatistics::clipped_high,   &PolicyStatistics::old_kl,
-    &PolicyStatistics::reference_kl,   &PolicyStatistics::entropy,
-    &PolicyStatistics::mismatch_k1,    &PolicyStatistics::mismatch_k3,
-    &PolicyStatistics::mismatch_abs,   &PolicyStatistics::weight,
-    &PolicyStatistics::weight_squared, &PolicyStatistics::rejected,
-    &PolicyStatistics::masked};
+    &PolicyStatistics::ratio,        &PolicyStatistics::clipped_low,
+    &PolicyStatistics::clipped_high, &PolicyStatistics::old_kl,
+    &PolicyStatistics::reference_kl, &PolicyStatistics::mismatch_k1,
+    &PolicyStatistics::mismatch_k3,  &PolicyStatistics::mismatch_abs,
+    &PolicyStatistics::weight,       &PolicyStatistics::weight_squared,
+    &PolicyStatistics::rejected,     &PolicyStatistics::tokens,
+    &PolicyStatistics::entropy};
+
+/// Loss and statistics of tokens on the device. A new one holds nothing.
+struct PolicySums {
+  at::Tensor loss;     ///< 0-d
+  at::Tensor sums;     ///< In the order of kPolicySums, without the entropy.
+  at::Tensor largest;  ///< ratio_max, mismatch_abs_max
+
+  void add(const PolicySums& other);
+};
 
 struct PolicyLossResult {
-  double loss_sum = 0;
-  std::vector<double> d_logprobs;  ///< [T], of loss_sum.
-  PolicyStatistics statistics;
+  PolicySums sums;
+  at::Tensor d_logprobs;  ///< [n], of the loss.
 };
 
-/// Loss and its gradient by log-probabilities, in double. Log-ratios are clamped to +-20 before
-/// exp, the KL to +-10; a clamped one has no gradient. rho = old / behaviour, and importance
-/// weights multiply the loss; without a behaviour policy apart from old rho = pi / old, which r
-/// holds already: then weights enter kReinforce alone. A step's loss is the sum of loss_sum over
-/// divisor_of().
-PolicyLossResult policy_loss(const PolicyTokens& tokens, const PolicyOptions& options);
+/// Loss and its gradient by the log-probabilities [n] of tokens, in their dtype, on the device: the
+/// host does not wait. Log-ratios are clamped to +-20 before exp, the KL to +-10; a clamped one has
+/// no gradient. rho = old / behaviour, and importance weights multiply the loss; without a
+/// behaviour policy apart from old rho = pi / old, which r holds already: then weights enter
+/// kReinforce alone. A step's loss is the sum of all over divisor_of(). `sequences` (weights of 1)
+/// may be null if options.is_by_token(); else the ranks that share them call together.
+PolicyLossResult policy_loss(const at::Tensor& logprobs, const PolicyTokens& tokens,
+                             const PolicyOptions& options, const SequenceSums* sequences);
 
 /// Divisor of the sum over a step, from its numbers of tokens and of sequences with one.
 double divisor_of(LossMean mean, double tokens, double sequences);

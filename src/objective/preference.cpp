@@ -3,12 +3,12 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
-#include <ATen/ops/zeros_like.h>
 
 #include <numeric>
 
 #include "device/upload.h"
 #include "objective/language_model.h"
+#include "objective/sequence_sums.h"
 
 namespace heddle::objective {
 namespace {
@@ -46,7 +46,7 @@ HeadResult Preference::run(const at::Tensor& hidden, const LocalBatch& batch, co
   const LossRows rows(model(), batch.host, 1);
   TokenLogprobs logprobs(model(), hidden, rows, options.wants_gradients);
   const auto sequences = std::ssize(known.tokens);
-  const SequenceSums sums(placed_.context, batch, rows, sequences);
+  const SequenceSums sums = sums_of_rows(placed_.context, batch, rows, sequences);
   // [2,P]: those of the chosen answers, then those of the rejected ones.
   const auto by_answer = [](const at::Tensor& by_sequence) {
     return by_sequence.view({-1, 2}).t();
@@ -57,10 +57,6 @@ HeadResult Preference::run(const at::Tensor& hidden, const LocalBatch& batch, co
                                                      hidden.device()));
   const DpoPairs pairs = dpo_loss({policy[0], reference[0], tokens[0]},
                                   {policy[1], reference[1], tokens[1]}, options_);
-  const auto reported = [&](const at::Tensor& of_pairs) {
-    const at::Tensor sum = of_pairs.sum().to(placed_.context.wide_dtype());
-    return reports() ? sum : at::zeros_like(sum);
-  };
   HeadResult result{reported(pairs.loss), {}, {}};
   result.metric_sums = {reported(pairs.reward_margin), reported(pairs.reward_margin > 0),
                         reported(pairs.logp_chosen), reported(pairs.logp_rejected)};

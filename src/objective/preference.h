@@ -14,8 +14,9 @@ class Preference : public PairObjective {
              const ReferenceOptions& reference)
       : PairObjective(placed), options_(options), reference_(placed, reference) {}
 
-  std::vector<std::string> metrics() const override {
-    return {"reward_margin", "reward_accuracy", "logps_chosen", "logps_rejected"};
+  std::vector<const Metric*> metrics() const override {
+    return {&metric::kRewardMargin, &metric::kRewardAccuracy, &metric::kLogpsChosen,
+            &metric::kLogpsRejected};
   }
   void prepare(const RunRows& rows) override { reference_.prepare(rows); }
   std::vector<HeadFunction> heads(std::span<const data::Batch> micro_batches,

@@ -14,7 +14,7 @@
 #include "ckpt/tensor_io.h"
 #include "device/upload.h"
 #include "objective/language_model.h"
-#include "objective/pairs.h"
+#include "objective/sequence_sums.h"
 #include "ops/autograd.h"
 
 namespace heddle::objective {
@@ -119,7 +119,7 @@ at::Tensor ReferencePolicy::compute(const data::Batch& whole) const {
   if (!hidden.defined()) return {};
   const LossRows rows(model, batch.host, 1);
   const TokenLogprobs logprobs(model, hidden, rows, /*want_gradients=*/false);
-  return SequenceSums(placed_.context, batch, rows, whole.real_sequences).of(logprobs.values());
+  return sums_of_rows(placed_.context, batch, rows, whole.real_sequences).of(logprobs.values());
 }
 
 at::Tensor ReferencePolicy::logprobs(const data::Batch& whole, bool is_held_out) const {

@@ -1,11 +1,14 @@
 #include "objective/reward.h"
 
-#include <ATen/ops/tensor.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
 #include <ATen/ops/zeros_like.h>
 
 #include "device/upload.h"
 #include "objective/last_token.h"
 #include "objective/pair_loss.h"
+#include "objective/sequence_sums.h"
 #include "ops/autograd.h"
 
 namespace heddle::objective {
@@ -14,21 +17,22 @@ std::vector<HeadFunction> Reward::heads(std::span<const data::Batch> micro_batch
                                         const PassOptions& options) {
   std::vector<HeadFunction> functions;
   for (const data::Batch& whole : micro_batches) {
-    functions.push_back([this, options, pairs = count_pairs(whole)](const at::Tensor& hidden,
-                                                                    const LocalBatch& batch) {
+    const auto pairs = static_cast<std::int64_t>(count_pairs(whole));
+    functions.push_back([this, options, pairs](const at::Tensor& hidden, const LocalBatch& batch) {
       return run(hidden, batch, pairs, options);
     });
   }
   return functions;
 }
 
-HeadResult Reward::run(const at::Tensor& hidden, const LocalBatch& batch, std::size_t pairs,
+HeadResult Reward::run(const at::Tensor& hidden, const LocalBatch& batch, std::int64_t pairs,
                        const PassOptions& options) const {
   Model& model = this->model();
   const std::vector<std::int64_t> here = batch.sequences_ending_here();
-  at::Tensor trunk = ops::detached(hidden), scores;
+  at::Tensor trunk = ops::detached(hidden), scores, index;
   if (options.wants_gradients) trunk.set_requires_grad(true);
-  std::vector<double> all(2 * pairs);
+  at::Tensor all = at::zeros(
+      {2 * pairs}, trunk.options().dtype(sum_dtype(placed_.context)).requires_grad(false));
   if (!here.empty()) {
     const auto forward = [&] {
       return model.score()
@@ -37,36 +41,25 @@ HeadResult Reward::run(const at::Tensor& hidden, const LocalBatch& batch, std::s
           .to(placed_.context.wide_dtype());
     };
     scores = options.wants_gradients ? forward() : ops::run_without_gradient(forward);
-    const at::Tensor host = ops::detached(scores).cpu().to(at::kDouble);
-    for (std::size_t i = 0; i < here.size(); ++i)
-      all[static_cast<std::size_t>(here[i])] = host.const_data_ptr<double>()[i];
+    index = device::upload(here, hidden.device());
+    all.index_copy_(0, index, ops::detached(scores).to(all.scalar_type()));
   }
-  sum_over_ranks(placed_.context.mesh, {comm::Dim::kCp}, all);
+  placed_.context.mesh.group({comm::Dim::kCp}).all_reduce_sum(all);
 
-  double loss = 0, right = 0, margin = 0;
-  std::vector<double> d_scores(2 * pairs);
-  for (std::size_t i = 0; i < pairs; ++i) {
-    const double chosen = all[2 * i], rejected = all[2 * i + 1];
-    const RankingLoss pair = ranking_loss(chosen, rejected);
-    loss += pair.loss;
-    right += chosen > rejected;
-    margin += chosen - rejected;
-    d_scores[2 * i] = options.gradient_scale * pair.d_chosen;
-    d_scores[2 * i + 1] = -d_scores[2 * i];
-  }
   const ops::NoGradient guard;
-  const auto reported = [&](double sum) { return number(reports() ? sum : 0); };
-  HeadResult result{reported(loss), {}, {reported(right), reported(margin)}};
+  const at::Tensor by_pair = all.view({pairs, 2});
+  const at::Tensor chosen = by_pair.select(1, 0), rejected = by_pair.select(1, 1);
+  const RankingLoss loss = ranking_loss(chosen, rejected);
+  HeadResult result{
+      reported(loss.loss), {}, {reported(chosen > rejected), reported(chosen - rejected)}};
   if (!options.wants_gradients) return result;
   if (here.empty()) {
     result.grad_hidden = at::zeros_like(hidden);
     return result;
   }
-  std::vector<double> own;
-  for (const std::int64_t sequence : here)
-    own.push_back(d_scores[static_cast<std::size_t>(sequence)]);
-  ops::run_backward({scores}, {device::upload(at::tensor(own, at::kDouble).to(scores.scalar_type()),
-                                              hidden.device())});
+  const at::Tensor d_chosen = options.gradient_scale * loss.d_chosen;
+  const at::Tensor d_scores = at::stack({d_chosen, -d_chosen}, 1).view({2 * pairs});
+  ops::run_backward({scores}, {d_scores.index_select(0, index).to(scores.scalar_type())});
   result.grad_hidden = trunk.grad();
   return result;
 }

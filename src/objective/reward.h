@@ -9,12 +9,14 @@ namespace heddle::objective {
 class Reward : public PairObjective {
  public:
   using PairObjective::PairObjective;
-  std::vector<std::string> metrics() const override { return {"accuracy", "margin"}; }
+  std::vector<const Metric*> metrics() const override {
+    return {&metric::kAccuracy, &metric::kMargin};
+  }
   std::vector<HeadFunction> heads(std::span<const data::Batch> micro_batches,
                                   const PassOptions& options) override;
 
  private:
-  HeadResult run(const at::Tensor& hidden, const LocalBatch& batch, std::size_t pairs,
+  HeadResult run(const at::Tensor& hidden, const LocalBatch& batch, std::int64_t pairs,
                  const PassOptions& options) const;
 };
 

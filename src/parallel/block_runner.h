@@ -29,6 +29,8 @@ struct BlockEntry {
 /// micro-batch, and `behind` them. Their gather starts while the first or the last block runs.
 struct EndUnits {
   std::vector<std::size_t> before, behind;
+  /// Those of them that stand there, without what they read: whose gradients are summed there.
+  std::vector<std::size_t> own_before, own_behind;
 };
 
 /// Inputs of blocks that the device holds at most where they are sent to the host.

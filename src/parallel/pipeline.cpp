@@ -3,8 +3,9 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <set>
 
-#include "models/flops.h"
+#include "models/unit.h"
 #include "ops/autograd.h"
 #include "ops/collectives.h"
 
@@ -14,11 +15,10 @@ using comm::Dim;
 
 StagePlan StagePlan::balanced(const models::Config& model, std::int64_t ranks,
                               std::int64_t chunks) {
-  std::vector<double> costs;
-  for (const models::LayerShape& layer : model.layers)
-    costs.push_back(static_cast<double>(layer.matmul_weights()));
-  const auto head = static_cast<double>(model.hidden_size * model.vocab_size);
-  return {ranks, chunks, balanced_stages(costs, ranks * chunks, head)};
+  const std::vector<std::int64_t> units = models::unit_costs(model);
+  const std::vector<double> layers(units.begin() + 1, units.end() - 1);
+  return {ranks, chunks,
+          balanced_stages(layers, ranks * chunks, static_cast<double>(units.back()))};
 }
 
 std::vector<std::int64_t> StagePlan::layers_of(std::int64_t rank) const {
@@ -39,19 +39,42 @@ double StagePlan::most_in_flight(std::int64_t rank, double micro_batches) const 
   return static_cast<double>(schedule.most_in_flight(rank)) / static_cast<double>(chunks);
 }
 
+namespace {
+
+/// The stage that runs each unit. What stands before the layers belongs to the first stage, what
+/// stands after them to the last.
+std::vector<std::int64_t> stages_of(const std::vector<models::Unit>& units, const StagePlan& plan) {
+  std::vector<std::int64_t> stages;
+  std::int64_t stage = 0, layer = 0;
+  for (const models::Unit& unit : units) {
+    if (unit.layer != nullptr) {
+      while (layer >= plan.layers[stage].second) ++stage;
+      ++layer;
+    } else if (layer > 0) {
+      stage = plan.stages() - 1;
+    }
+    stages.push_back(stage);
+  }
+  return stages;
+}
+
+}  // namespace
+
 void hold_stages(models::Model& model, const StagePlan& plan, std::int64_t rank) {
   if (plan.ranks == 1) return;
-  const bool is_first = rank == 0, is_last = rank + 1 == plan.ranks;
-  model.visit_parameters([&](nn::Parameter& parameter) { parameter.set_held(is_last); });
-  nn::Parameter& embedding = model.embedding_weight();
-  const bool is_head = model.tied() && model.head() == models::Head::kLanguageModel;
-  embedding.set_held(is_first || (is_last && is_head));
-  if (!is_first) embedding.set_copy();
-  for (std::int64_t stage = 0; stage < plan.stages(); ++stage) {
-    const auto [first, last] = plan.layers[stage];
-    for (std::int64_t i = first; i < last; ++i) {
-      model.layers()[i]->visit_parameters(
-          [&](nn::Parameter& parameter) { parameter.set_held(stage % plan.ranks == rank); });
+  const std::vector<models::Unit>& units = model.units();
+  std::set<std::size_t> held;
+  const std::vector<std::int64_t> stages = stages_of(units, plan);
+  for (std::size_t i = 0; i < units.size(); ++i) {
+    if (stages[i] % plan.ranks != rank) continue;
+    held.insert(i);
+    held.insert(units[i].reads.begin(), units[i].reads.end());
+  }
+  for (std::size_t i = 0; i < units.size(); ++i) {
+    for (nn::Parameter* parameter : units[i].parameters) {
+      parameter->set_held(held.contains(i));
+      // Values count on the rank that runs their own unit, not where another unit reads them.
+      if (held.contains(i) && stages[i] % plan.ranks != rank) parameter->set_copy();
     }
   }
 }

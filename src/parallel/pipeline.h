@@ -27,8 +27,8 @@ struct StagePlan {
   static StagePlan balanced(const models::Config& model, std::int64_t ranks, std::int64_t chunks);
 };
 
-/// Marks what the other ranks of the pipeline hold. A tied embedding is held by the first and the
-/// last rank, and counts on the first.
+/// Marks what this rank of the pipeline holds: the units of its stages and what they read. A tied
+/// embedding is held by the first and the last rank, and counts on the first.
 void hold_stages(models::Model& model, const StagePlan& plan, std::int64_t rank);
 
 /// This rank's stages and its neighbours. One rank is a pipeline of one stage.

@@ -83,7 +83,7 @@ class DryRun {
   void run_stage(assembly::ModelOnRanks& placed, std::int64_t rank, std::int64_t stage) {
     DryRank dry{rank, stage};
     const train::Optimizer optimizer(placed.trainable, config_.optim, config_.train.seed,
-                                     placed.context.mesh.world_group());
+                                     train::Optimizer::Ranks::of(placed.context.mesh));
     dry.optimizer = static_cast<double>(optimizer.state_bytes());
     const assembly::RankMemory memory = assembly::rank_memory(*placed.model, placed.adapters.get());
     dry.parameters = memory.parameters;
@@ -114,8 +114,10 @@ class DryRun {
     run_blocks(placed, batch, dry);
     if (dry.stage_rank + 1 == mesh.size(Dim::kPp)) run_head(placed, batch, dry);
     if (!placed.sharding) return;
-    for (const std::size_t unit : {assembly::head_unit(*placed.model), assembly::kEmbeddingUnit})
-      placed.sharding->reduce(unit);
+    const parallel::EndUnits ends = assembly::end_units(*placed.model);
+    for (const auto& units : {ends.own_behind, ends.own_before}) {
+      for (const std::size_t unit : units) placed.sharding->reduce(unit);
+    }
     placed.sharding->finish_reduction();
   }
 

@@ -96,21 +96,22 @@ void count_parameters(Step& step, double lora_rank) {
   models::ModelOptions options;
   options.kernel_policy.allow_fallback = true;
   models::Model model(step.model, "model.", runtime::Context(), options);
-  for (const auto& layer : model.layers()) {
+  for (const models::Unit& unit : model.units()) {
+    if (unit.layer == nullptr) continue;
     ParameterCount count;
-    layer->visit_parameters([&](nn::Parameter& parameter) {
-      const double numel = as_double(parameter.numel());
-      const auto& placement = parameter.placement();
+    for (const nn::Parameter* parameter : unit.parameters) {
+      const double numel = as_double(parameter->numel());
+      const auto& placement = parameter->placement();
       const auto names = [&](comm::Dim dim) {
         return std::any_of(placement.begin(), placement.end(),
                            [&](const nn::Shard& s) { return s.mesh_dim == dim; });
       };
-      (parameter.is_expert()   ? count.experts
+      (parameter->is_expert()  ? count.experts
        : names(comm::Dim::kTp) ? count.divided
                                : count.replicated) += numel;
-      const auto& shape = parameter.global_shape();
+      const auto& shape = parameter->global_shape();
       if (shape.size() == 2) count.adapters += lora_rank * as_double(shape[0] + shape[1]);
-    });
+    }
     step.parameters.push_back(count);
   }
   step.embedding = step.vocabulary_elements();

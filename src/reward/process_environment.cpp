@@ -3,6 +3,7 @@
 #include "base/errors.h"
 #include "base/json.h"
 #include "reward/environment.h"
+#include "reward/wire.h"
 #include "reward/worker_pool.h"
 
 namespace heddle::reward {
@@ -40,7 +41,8 @@ class ProcessEnvironment final : public Environment {
     if (!step.done || answer.contains("observation"))
       step.observation = text_of(answer, "observation");
     const auto reward = answer.find("reward");
-    if (reward == answer.end() || !reward->is_number()) refuse("'reward' must be a number", answer);
+    if (reward == answer.end() || !is_reward(*reward))
+      refuse("'reward' must be a number, at most 1e9", answer);
     step.reward = reward->get<double>();
     if (step.done) {
       ask({{"op", "close"}});

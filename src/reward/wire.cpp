@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "base/json.h"
+#include "base/quote.h"
 
 namespace heddle::reward {
 
@@ -16,22 +17,43 @@ Json to_wire(const Sample& sample) {
   return object;
 }
 
+namespace {
+
+constexpr std::size_t kMostParts = 256;
+constexpr std::size_t kLongestName = 100;
+
+/// A name becomes one of a metric.
+bool is_plain(const std::string& name) {
+  return !name.empty() && name.size() <= kLongestName && text::shown(name) == name;
+}
+
+}  // namespace
+
+bool is_reward(const Json& value) {
+  // Far above any reward, and small enough for the squares of many to be added.
+  constexpr double kLargest = 1e9;
+  return value.is_number() && std::abs(value.get<double>()) <= kLargest;
+}
+
 Score from_wire(const Json& answer) {
   const auto refused = [&](const std::string& why) {
     return Score{0, {}, why + ", found " + json::shown(answer)};
   };
   if (!answer.is_object()) return refused("an answer must be an object with 'reward'");
   if (const auto error = answer.find("error"); error != answer.end() && !error->is_null())
-    return {0, {}, error->is_string() ? error->get<std::string>() : json::shown(*error)};
+    return {
+        0, {}, error->is_string() ? text::shown(error->get<std::string>()) : json::shown(*error)};
   const auto reward = answer.find("reward");
-  if (reward == answer.end() || !reward->is_number() || !std::isfinite(reward->get<double>()))
-    return refused("'reward' must be a finite number");
+  if (reward == answer.end() || !is_reward(*reward))
+    return refused("'reward' must be a finite number, at most 1e9");
   Score score{reward->get<double>(), {}, {}};
   const auto parts = answer.find("parts");
   if (parts == answer.end() || parts->is_null()) return score;
   if (!parts->is_object()) return refused("'parts' must be an object of numbers");
+  if (parts->size() > kMostParts) return refused("'parts' must hold at most 256 numbers");
   for (const auto& [name, value] : parts->items()) {
-    if (!value.is_number()) return refused("'parts' must be an object of numbers");
+    if (!is_reward(value)) return refused("'parts' must be an object of numbers");
+    if (!is_plain(name)) return refused("names of 'parts' must be of 1 to 100 plain characters");
     score.parts[name] = value.get<double>();
   }
   return score;

@@ -11,8 +11,11 @@ namespace heddle::reward {
 /// {"group", "prompt", "completion", "tokens"?, "truth", "meta"}; who sends it adds "id".
 Json to_wire(const Sample& sample);
 
-/// From {"reward", "parts"?, "error"?}; an error in the score for anything else, or for a reward
-/// that is not finite.
+/// Whether it is a number that a reward may be: finite, and 1e9 at most.
+bool is_reward(const Json& value);
+
+/// From {"reward", "parts"?, "error"?}; an error in the score for anything else, for what
+/// is_reward() refuses, and for more than 256 parts or names that no metric can have.
 Score from_wire(const Json& answer);
 
 /// The JSON text of a value; bytes that are not UTF-8, which a model may print, become U+FFFD.

@@ -16,13 +16,15 @@ std::string as_text(const Value& value) {
 }
 
 Value value_of(const Trajectory& t) {
-  return {t.tokens, t.logprobs, t.versions, as_binary(t.text), t.is_truncated, t.reward, t.parts};
+  return {t.tokens,       t.logprobs, t.versions, as_binary(t.text),
+          t.is_truncated, t.reward,   t.parts,    t.supports};
 }
 
 Trajectory trajectory_of(const Value& v) {
   return {.tokens = v.at(0).get<std::vector<std::int32_t>>(),
           .logprobs = v.at(1).get<std::vector<double>>(),
           .versions = v.at(2).get<std::vector<std::int64_t>>(),
+          .supports = v.at(7).get<std::vector<std::vector<std::int32_t>>>(),
           .text = as_text(v.at(3)),
           .is_truncated = v.at(4).get<bool>(),
           .reward = v.at(5).get<double>(),

@@ -161,12 +161,14 @@ std::vector<objective::PolicyRow> Experience::policy_rows() const {
     const auto size = tokens_[i].size();
     // Completion token t is the label of the token before it.
     const auto first = static_cast<std::size_t>(rows_[i].prompt) - 1;
-    const auto column = [&](const std::vector<double>& of_completion) {
-      std::vector<double> values(size);
+    const auto column = [&]<class Entry>(const std::vector<Entry>& of_completion) {
+      std::vector<Entry> values(size);
       std::ranges::copy(of_completion, values.begin() + static_cast<std::ptrdiff_t>(first));
       return values;
     };
     row.advantages = column(advantages[i]);
+    if (!rows_[i].trajectory->supports.empty())
+      row.supports = column(rows_[i].trajectory->supports);
     (is_bypass ? row.old : row.behaviour) = column(rows_[i].trajectory->logprobs);
     if (!has_kl_loss) continue;
     row.reference.resize(size);

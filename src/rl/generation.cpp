@@ -7,6 +7,7 @@
 
 #include "base/errors.h"
 #include "base/log.h"
+#include "rl/published.h"
 #include "rollout/answers.h"
 
 namespace heddle::rl {
@@ -52,7 +53,14 @@ Generation::Generation(const config::RunConfig& config, assembly::ModelOnRanks& 
       end_(end_of(config, prompts)),
       judge_(config.rl.reward, model.context.mesh.world_group()),
       admission_(admission_options(config.rl)),
-      stop_ids_(rollout::end_tokens(*tokenizer_, model.source.get())) {}
+      stop_ids_(rollout::end_tokens(*tokenizer_, model.source.get())) {
+  // Slots are made when the optimizer has its parameters already.
+  if (pins() && !config.rl.is_disaggregated() && model.context.mesh.world_group().size() > 1) {
+    throw ConfigError(
+        "rl.update_mode: pin on ranks that both train and generate needs a run on one rank; give "
+        "rl.rollout_ranks, or another mode");
+  }
+}
 
 rollout::Engine& Generation::engine() {
   if (!engine_) {
@@ -62,8 +70,36 @@ rollout::Engine& Generation::engine() {
                                .prefill_tokens = config_.rollout.prefill_tokens,
                                .capacity = config_.data.max_length});
     engine_->weights_changed(version());
+    if (pins()) {
+      // Sequences may have each of the versions that the bound admits, and one more is written.
+      slots_ = std::make_unique<rollout::AdapterSlots>(model_, *model_.adapters, "policy",
+                                                       config_.rl.staleness() + 2);
+      publish_adapters();
+    }
   }
   return *engine_;
+}
+
+void Generation::publish_adapters() {
+  auto* free = slots_->free_set(*engine_);
+  while (free == nullptr) {
+    pass();
+    free = slots_->free_set(*engine_);
+  }
+  rollout::copy_factors(*model_.adapters, *free);
+  if (model_.sharding) model_.sharding->publish(/*with_frozen=*/true);
+  slots_->publish(*engine_, *free, version());
+}
+
+std::string Generation::weights_hash() {
+  if (!hashed_) {
+    hashed_ = std::make_unique<sync::Publisher>(
+        model_.context.mesh.world_group(),
+        sync::sent_parts(published(config_, model_), model_.context.mesh),
+        sync::SyncOptions{.bucket_bytes = config_.sync.bucket_bytes,
+                          .device = model_.context.device});
+  }
+  return hash_text(hashed_->manifest(), hashed_->weights_hash());
 }
 
 Batch Generation::next() {
@@ -134,6 +170,10 @@ void Generation::updated() {
 }
 
 void Generation::weights_changed() {
+  if (pins()) {
+    if (engine_) publish_adapters();
+    return;
+  }
   const bool keeps = config_.rl.update_mode == config::UpdateMode::kKeep;
   // At once, so that nobody reads the engine's gathered copies of old weights.
   if (engine_) {
@@ -170,6 +210,10 @@ void Generation::start(std::int64_t cursor, std::int64_t attempt) {
   request.max_new_tokens = config_.rollout.max_new_tokens;
   request.sampling.seed = stream;
   request.sampling.temperature = config_.rollout.temperature;
+  request.sampling.top_p = config_.rollout.top_p;
+  request.sampling.top_k = config_.rollout.top_k;
+  request.sampling.min_p = config_.rollout.min_p;
+  request.return_support = config_.rollout.has_cuts();
   request.stop_ids = stop_ids_;
   request.stop_strings = config_.rollout.stop;
   request.samples = config_.rl.samples_per_group;
@@ -204,9 +248,15 @@ void Generation::take(Running& running, std::size_t place, rollout::Completion c
   Trajectory& trajectory = running.group.trajectories[place];
   trajectory.tokens = std::move(completion.output_ids);
   // The anchor is the distribution that tokens were drawn from.
-  trajectory.logprobs = std::move(config_.rollout.temperature == 1 ? completion.logprobs
-                                                                   : completion.sampled_logprobs);
+  const bool is_own = config_.rollout.temperature == 1 && !config_.rollout.has_cuts();
+  trajectory.logprobs = std::move(is_own ? completion.logprobs : completion.sampled_logprobs);
+  trajectory.supports = std::move(completion.supports);
+  for (std::size_t t = 0; t < trajectory.supports.size(); ++t) {
+    // No mass was left but the most likely token's.
+    if (trajectory.supports[t].empty()) trajectory.supports[t] = {trajectory.tokens[t]};
+  }
   trajectory.versions = std::move(completion.weights_versions);
+  if (pins()) std::ranges::fill(trajectory.versions, completion.adapter_version);
   trajectory.text = std::move(completion.text);
   trajectory.is_truncated = completion.finish_reason == rollout::FinishReason::kLength;
 }

@@ -15,7 +15,9 @@
 #include "rl/group_source.h"
 #include "rl/judge.h"
 #include "rl/prompts.h"
+#include "rollout/adapter_slots.h"
 #include "rollout/engine.h"
+#include "sync/weight_sync.h"
 
 namespace heddle::rl {
 
@@ -33,6 +35,7 @@ class Generation : public GroupSource {
   Batch next() override;
   void updated() override;
   std::int64_t version() const override { return admission_.version(); }
+  std::string weights_hash() override;
   void restore(const nlohmann::json& state, std::int64_t version) override;
 
   /// The next batch if it is there already.
@@ -51,6 +54,9 @@ class Generation : public GroupSource {
   };
 
   rollout::Engine& engine();
+  bool pins() const { return config_.rl.update_mode == config::UpdateMode::kPin; }
+  /// Requests that start from now on have the adapters as they are; pinned ones keep theirs.
+  void publish_adapters();
   void dispatch();
   void start(std::int64_t cursor, std::int64_t attempt);
   /// One pass of the engine, and what follows from the sequences that ended.
@@ -70,8 +76,10 @@ class Generation : public GroupSource {
   Judge judge_;
   Admission admission_;
   std::vector<std::int32_t> stop_ids_;
-  std::unique_ptr<rollout::Engine> engine_;  ///< Made by the first pass.
-  std::map<std::int64_t, Running> running_;  ///< By cursor.
+  std::unique_ptr<rollout::Engine> engine_;       ///< Made by the first pass.
+  std::unique_ptr<rollout::AdapterSlots> slots_;  ///< With the engine, if versions are pinned.
+  std::unique_ptr<sync::Publisher> hashed_;       ///< Made by the first weights_hash().
+  std::map<std::int64_t, Running> running_;       ///< By cursor.
   std::map<rollout::RequestId, std::int64_t> cursor_of_;
   std::map<std::int64_t, Group> finished_;      ///< By cursor.
   std::map<std::int64_t, std::int64_t> again_;  ///< Cursor to issue again -> its attempt.

@@ -14,6 +14,8 @@ struct Trajectory {
   std::vector<std::int32_t> tokens = {};    ///< For the completion, its end token included.
   std::vector<double> logprobs = {};        ///< [tokens] of the policy that drew them.
   std::vector<std::int64_t> versions = {};  ///< [tokens] of the weights that drew them.
+  /// [tokens] ids that each was drawn from; empty: from all.
+  std::vector<std::vector<std::int32_t>> supports = {};
   std::string text = {};
   bool is_truncated = false;  ///< Ended at the limit of its length.
   double reward = 0;          ///< As the verifier gave it.

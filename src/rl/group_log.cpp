@@ -1,25 +1,47 @@
 #include "rl/group_log.h"
 
-#include <fstream>
-#include <sstream>
+#include <unistd.h>
 
+#include <cerrno>
+#include <cstring>
+#include <string_view>
+
+#include "base/errors.h"
 #include "base/files.h"
 #include "base/json.h"
+#include "data/readers/line_reader.h"
 
 namespace heddle::rl {
+namespace {
+
+/// False for a line that a crash tore.
+bool is_up_to(const std::string& line, std::int64_t step) {
+  try {
+    const Json row = json::parse(line);
+    const auto found = row.find("step");
+    return found != row.end() && found->is_number_integer() && *found <= step;
+  } catch (const DataError&) {
+    return false;
+  }
+}
+
+}  // namespace
 
 void GroupLog::keep_up_to(std::int64_t step) const {
   if (!std::filesystem::exists(file_)) return;
-  std::istringstream lines(files::read(file_));
-  std::string line, kept;
-  while (std::getline(lines, line)) {
+  // Line by line: the file of a long run is larger than the memory.
+  data::LineReader lines(file_);
+  files::AtomicFile kept(file_);
+  std::string line;
+  while (true) {
     try {
-      if (json::parse(line).at("step").get<std::int64_t>() <= step) kept += line + "\n";
-    } catch (const std::exception&) {
-      // A line that a crash tore.
+      if (!lines.next(line)) break;
+    } catch (const DataError&) {
+      continue;  // longer than any of ours
     }
+    if (is_up_to(line, step)) kept.write(line + "\n");
   }
-  files::write_atomically(file_, kept);
+  kept.commit();
 }
 
 void GroupLog::write(std::int64_t step, std::int64_t version, const Prompt& prompt,
@@ -47,9 +69,19 @@ void GroupLog::write(std::int64_t step, std::int64_t version, const Prompt& prom
                     {"cursor", group.cursor}, {"attempt", group.attempt},
                     {"prompt", prompt.text},  {"answer", prompt.truth},
                     {"samples", samples}};
-  std::ofstream out(file_, std::ios::app);
-  out << row.dump(-1, ' ', false, Json::error_handler_t::replace) << "\n" << std::flush;
-  if (!out) throw_error<FileError>("{}: cannot be written to", file_.string());
+  const std::string text = row.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+  const int descriptor = files::open_to_append(file_);  // follows no link that somebody put there
+  std::string_view rest = text;
+  while (!rest.empty()) {
+    const ssize_t count = ::write(descriptor, rest.data(), rest.size());
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) break;
+    rest.remove_prefix(static_cast<std::size_t>(count));
+  }
+  const int error = errno;
+  ::close(descriptor);
+  if (!rest.empty())
+    throw_error<FileError>("{}: cannot be written to: {}", file_.string(), std::strerror(error));
 }
 
 }  // namespace heddle::rl

@@ -50,6 +50,9 @@ class GroupSource {
   virtual void updated() = 0;
   /// Version of the weights in training.
   virtual std::int64_t version() const = 0;
+  /// hash_text() of the weights of version(), as whoever generates has them; on rank 0. All ranks
+  /// call it together.
+  virtual std::string weights_hash() = 0;
   /// Goes on from a batch's state, with the weights that the trainer has now.
   virtual void restore(const nlohmann::json& state, std::int64_t version) = 0;
 };

@@ -15,6 +15,7 @@
 #include "base/hash.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/quote.h"
 
 namespace heddle::rl {
 namespace {
@@ -35,7 +36,20 @@ Rejection rejection_of(const std::string& name) {
   for (const Rejection reason : kRejections) {
     if (name == name_of(reason)) return reason;
   }
-  throw_error<InternalError>("unknown reason '{}'", name);
+  throw_error<InternalError>("unknown reason '{}'", text::shown(name));
+}
+
+/// A number of a record: a count, a cursor, a version.
+std::int64_t whole(const Json& value) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 62;  // one more is still a number
+  if (!value.is_number_integer() || value < 0 || value > kMost)
+    throw_error<InternalError>("{} is no whole number from 0 on", json::shown(value));
+  return value.get<std::int64_t>();
+}
+
+std::uint64_t seed_of(const Json& value) {
+  if (!value.is_number_unsigned()) throw_error<InternalError>("{} is no seed", json::shown(value));
+  return value.get<std::uint64_t>();
 }
 
 /// Effect of each record on the state; refuses contradictions. Both the writer and the reader
@@ -56,8 +70,8 @@ void apply(LedgerState& state, const std::string& kind, const Json& value) {
     state.completed.erase(cursor);
   };
   if (kind == "dispatched") {
-    const Dispatch dispatch{value.at("cursor"), value.at("attempt"), value.at("seed"),
-                            value.at("version")};
+    const Dispatch dispatch{whole(value.at("cursor")), whole(value.at("attempt")),
+                            seed_of(value.at("seed")), whole(value.at("version"))};
     const bool is_new = dispatch.cursor == state.next_cursor && dispatch.attempt == 0;
     if (is_new) {
       ++state.next_cursor;
@@ -69,37 +83,37 @@ void apply(LedgerState& state, const std::string& kind, const Json& value) {
     state.pending[dispatch.cursor] = dispatch;
     state.completed.erase(dispatch.cursor);
   } else if (kind == "completed") {
-    const std::int64_t cursor = pending(value.at("cursor"))->first;
+    const std::int64_t cursor = pending(whole(value.at("cursor")))->first;
     if (!state.completed.insert(cursor).second)
       throw_error<InternalError>("group {} completed twice", cursor);
   } else if (kind == "consumed") {
-    const std::int64_t step = value.at("step");
+    const std::int64_t step = whole(value.at("step"));
     if (step <= state.step)
       throw_error<InternalError>("consumed in step {} after step {}", step, state.step);
-    for (const std::int64_t cursor : value.at("groups")) {
-      forget(cursor);
+    for (const Json& cursor : value.at("groups")) {
+      forget(whole(cursor));
       ++state.consumed;
     }
     state.step = step;
   } else if (kind == "rejected") {
-    forget(value.at("cursor"));
+    forget(whole(value.at("cursor")));
     ++state.rejected[rejection_of(value.at("reason"))];
   } else if (kind == "published") {
-    state.version = value.at("version");
+    state.version = whole(value.at("version"));
     state.weights_hash = value.at("hash");
   } else if (kind == "resumed") {
     if (state.next_cursor != 0) throw_error<InternalError>("resumed after other records");
-    state.next_cursor = value.at("next_cursor");
-    state.step = value.at("step");
-    state.version = value.at("version");
+    state.next_cursor = whole(value.at("next_cursor"));
+    state.step = whole(value.at("step"));
+    state.version = whole(value.at("version"));
     for (const Json& entry : value.at("tried")) {
-      const Dispatch dispatch{.cursor = entry.at(0), .attempt = entry.at(1)};
+      const Dispatch dispatch{.cursor = whole(entry.at(0)), .attempt = whole(entry.at(1))};
       state.pending[dispatch.cursor] = dispatch;
     }
   } else if (kind == "epoch") {
-    state.epoch = value.at("number");
+    state.epoch = whole(value.at("number"));
   } else {
-    throw_error<InternalError>("unknown record '{}'", kind);
+    throw_error<InternalError>("unknown record '{}'", text::shown(kind));
   }
 }
 
@@ -165,6 +179,8 @@ std::uint64_t Ledger::replay(const std::string& bytes) {
   while (const auto text = intact_record(bytes, at)) {
     const std::string where = fmt::format("{}: byte {}", path_.string(), at);
     const Json value = json::parse_as<DataError>(*text, where);
+    if (!value.is_object() || value.size() != 1)
+      throw_error<DataError>("{}: {} is no record", where, json::shown(value));
     try {
       const auto record = value.items().begin();
       apply(state_, record.key(), record.value());

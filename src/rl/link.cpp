@@ -53,6 +53,27 @@ comm::StandaloneMeeting start(const config::SyncSection& options, const comm::Wo
 
 }  // namespace
 
+sync::SyncOptions sync_options(const config::SyncSection& options, c10::Device device) {
+  using Backend = config::SyncBackend;
+  const auto require = [&](bool fits, const char* wanted) {
+    if (fits) return;
+    throw_error<ConfigError>(
+        "sync.backend: {} carries the memory of {} devices, and the weights are on {}: expected "
+        "auto or gloo",
+        config::to_string(options.backend), wanted, device.str());
+  };
+  if (options.backend == Backend::kNccl) require(device.is_cuda(), "cuda");
+  if (options.backend == Backend::kHccl) require(device.is_privateuseone(), "npu");
+  return {.bucket_bytes = options.bucket_bytes,
+          .staged = options.staged,
+          .device = options.backend == Backend::kGloo ? c10::Device(c10::kCPU) : device};
+}
+
+std::string carrier_of(const sync::SyncOptions& options) {
+  if (options.device.is_cpu()) return "gloo, through the memory of the hosts";
+  return fmt::format("{}, from device to device", options.device.is_cuda() ? "nccl" : "hccl");
+}
+
 Channels meet(const config::SyncSection& options, const comm::World& world,
               const std::string& run) {
   // Both meetings are under way before either is awaited.

@@ -7,7 +7,7 @@
 
 #include "comm/world.h"
 #include "config/run_config.h"
-#include "sync/channel.h"
+#include "sync/weight_sync.h"
 
 namespace heddle::rl {
 
@@ -15,6 +15,12 @@ namespace heddle::rl {
 struct Channels {
   std::unique_ptr<sync::Channel> messages, weights;
 };
+
+/// How weights travel between ranks with this device. Throws ConfigError where sync.backend does
+/// not fit it.
+sync::SyncOptions sync_options(const config::SyncSection& options, c10::Device device);
+/// "nccl, from device to device", for people.
+std::string carrier_of(const sync::SyncOptions& options);
 
 /// Where the two parts meet: trainer rank 0 listens and leaves invitations in the store of the job,
 /// which the rollout ranks read. Trainer rank 0 is member 0, rollout rank r member r + 1. Both

@@ -1,5 +1,7 @@
 #include "rl/published.h"
 
+#include <fmt/format.h>
+
 #include "ckpt/adapter_names.h"
 
 namespace heddle::rl {
@@ -15,6 +17,10 @@ sync::Visit published(const config::RunConfig& config, const assembly::ModelOnRa
       if (ckpt::is_saved_whole(config.adapter.modules_to_save, parameter.name())) visit(parameter);
     });
   };
+}
+
+std::string hash_text(const sync::Manifest& manifest, std::uint64_t weights_hash) {
+  return fmt::format("{:016x}/{:016x}", manifest.hash(), weights_hash);
 }
 
 }  // namespace heddle::rl

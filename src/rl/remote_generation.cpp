@@ -35,11 +35,15 @@ RemoteGeneration::RemoteGeneration(const config::RunConfig& config,
                                    const assembly::ModelOnRanks& model, const Prompts& prompts)
     : trainers_(model.context.mesh.world_group()),
       publisher_(trainers_, sync::sent_parts(published(config, model), model.context.mesh),
-                 {.bucket_bytes = config.sync.bucket_bytes}) {
+                 sync_options(config.sync, model.context.device)) {
   const comm::World& world = *model.context.mesh.world();
   if (world.rank() > 0) return;
   Channels channels = meet(config.sync, world, facts_of_run(config, prompts));
   publisher_.connect(std::move(channels.weights), 1);
+  log::info("weights go to the rollouts by {}: {:.3g} GB in {} buckets",
+            carrier_of(sync_options(config.sync, model.context.device)),
+            static_cast<double>(publisher_.manifest().bytes()) / 1e9,
+            publisher_.manifest().buckets().size());
   link_ = std::make_unique<Link>(std::move(channels.messages), world,
                                  comm::Seconds(config.sync.timeout_s));
 }
@@ -72,6 +76,7 @@ void RemoteGeneration::publish(const char* message) {
   const auto begin = Clock::now();
   ask(nlohmann::json{{"do", message}, {"version", version_}}.dump());
   const sync::SyncReport report = publisher_.publish(version_);
+  hash_ = report.weights_hash;
   sync_s_ = seconds_since(begin);
   is_published_ = true;
   log::debug("rl: weights {} published: {} bytes in {:.3f} s", version_, report.bytes,
@@ -90,6 +95,10 @@ Batch RemoteGeneration::next() {
 void RemoteGeneration::updated() {
   ++version_;
   publish("update");
+}
+
+std::string RemoteGeneration::weights_hash() {
+  return hash_text(publisher_.manifest(), is_published_ ? hash_ : publisher_.weights_hash());
 }
 
 void RemoteGeneration::restore(const nlohmann::json& state, std::int64_t version) {

@@ -27,6 +27,7 @@ class RemoteGeneration final : public GroupSource {
   Batch next() override;
   void updated() override;
   std::int64_t version() const override { return version_; }
+  std::string weights_hash() override;
   void restore(const nlohmann::json& state, std::int64_t version) override;
 
  private:
@@ -39,6 +40,7 @@ class RemoteGeneration final : public GroupSource {
   sync::Publisher publisher_;
   std::int64_t version_ = 0;
   bool is_published_ = false;
+  std::uint64_t hash_ = 0;  ///< Of what was published last.
   double sync_s_ = 0;
 };
 

@@ -51,7 +51,7 @@ class Service {
         everybody_(model_.context.mesh.world_group()),
         generation_(config, model_, rollouts.tokenizer, prompts),
         subscriber_(sync::received_parts(published(config, model_)),
-                    {.bucket_bytes = config.sync.bucket_bytes, .staged = config.sync.staged}) {
+                    sync_options(config.sync, model_.context.device)) {
     Channels channels = meet(config.sync, world, facts_of_run(config, prompts));
     subscriber_.connect(std::move(channels.weights), 1);
     link_ = std::make_unique<Link>(std::move(channels.messages), world,

@@ -38,57 +38,58 @@ void report_groups(const Batch& batch, std::int64_t version, train::StepInfo& in
       for (const auto& [name, value] : trajectory.parts) parts[name].push_back(value);
     }
   }
-  info.extra["version"] = static_cast<double>(version);
-  info.extra["reward_mean"] = mean_of(rewards);
-  info.extra["reward_std"] = deviation_of(rewards);
+  info.metrics.set(metric::kVersion, static_cast<double>(version));
+  info.metrics.set(metric::kRewardMean, mean_of(rewards));
+  info.metrics.set(metric::kRewardStd, deviation_of(rewards));
   // A single part is the reward itself.
   for (const auto& [name, values] : parts) {
-    if (parts.size() > 1) info.extra["reward_" + name] = mean_of(values);
+    if (parts.size() > 1) info.metrics.set(metric::kRewardPart, name, mean_of(values));
   }
-  info.extra["length_mean"] = mean_of(lengths);
+  info.metrics.set(metric::kLengthMean, mean_of(lengths));
   std::ranges::sort(lengths);
-  info.extra["length_p99"] = lengths[(lengths.size() - 1) * 99 / 100];
-  info.extra["truncated"] = truncated / static_cast<double>(rewards.size());
-  info.extra["staleness_mean"] = staleness / static_cast<double>(batch.groups.size());
-  info.extra["staleness_max"] = largest_staleness;
+  info.metrics.set(metric::kLengthP99, lengths[(lengths.size() - 1) * 99 / 100]);
+  info.metrics.set(metric::kTruncated, truncated / static_cast<double>(rewards.size()));
+  info.metrics.set(metric::kStalenessMean, staleness / static_cast<double>(batch.groups.size()));
+  info.metrics.set(metric::kStalenessMax, largest_staleness);
 }
 
 void report_generation(const Batch& batch, bool has_rollout_ranks, train::StepInfo& info) {
   const GenerationCounts& counts = batch.counts;
   const double generating = counts.seconds - counts.judging_s;
-  info.extra["gen_tokens"] = static_cast<double>(counts.tokens);
-  info.extra["gen_tokens_per_s"] =
-      generating > 0 ? static_cast<double>(counts.tokens) / generating : 0;
-  info.extra["gen_s"] = generating;
+  info.metrics.set(metric::kGenTokens, static_cast<double>(counts.tokens));
+  info.metrics.set(metric::kGenTokensPerSecond,
+                   generating > 0 ? static_cast<double>(counts.tokens) / generating : 0);
+  info.metrics.set(metric::kGenSeconds, generating);
   if (has_rollout_ranks) {
-    info.extra["wait_s"] = batch.waited_s;
-    info.extra["sync_s"] = batch.sync_s;
+    info.metrics.set(metric::kWaitSeconds, batch.waited_s);
+    info.metrics.set(metric::kSyncSeconds, batch.sync_s);
   }
-  info.extra["score_s"] = counts.judging_s;
-  info.extra["groups_all_right"] = static_cast<double>(counts.all_right);
-  info.extra["groups_all_wrong"] = static_cast<double>(counts.all_wrong);
-  info.extra["rejected_filtered"] = static_cast<double>(counts.filtered);
-  info.extra["rejected_failed"] = static_cast<double>(counts.failed);
-  info.extra["rejected_stale"] = static_cast<double>(counts.stale);
+  info.metrics.set(metric::kScoreSeconds, counts.judging_s);
+  info.metrics.set(metric::kGroupsAllRight, static_cast<double>(counts.all_right));
+  info.metrics.set(metric::kGroupsAllWrong, static_cast<double>(counts.all_wrong));
+  info.metrics.set(metric::kRejectedFiltered, static_cast<double>(counts.filtered));
+  info.metrics.set(metric::kRejectedFailed, static_cast<double>(counts.failed));
+  info.metrics.set(metric::kRejectedStale, static_cast<double>(counts.stale));
 }
 
 void report_policy(const objective::PolicyStatistics& all, bool has_reference,
                    train::StepInfo& info) {
-  const auto mean = [&](double sum) { return all.masked > 0 ? sum / all.masked : 0; };
-  info.extra["entropy"] = mean(all.entropy);
-  info.extra["kl"] = mean(all.old_kl);
-  if (has_reference) info.extra["kl_ref"] = mean(all.reference_kl);
-  info.extra["ratio_mean"] = mean(all.ratio);
-  info.extra["ratio_max"] = all.ratio_max;
-  info.extra["clip_low"] = mean(all.clipped_low);
-  info.extra["clip_high"] = mean(all.clipped_high);
-  info.extra["mismatch_k1"] = mean(all.mismatch_k1);
-  info.extra["mismatch_k3"] = mean(all.mismatch_k3);
-  info.extra["mismatch_abs_mean"] = mean(all.mismatch_abs);
-  info.extra["mismatch_abs_max"] = all.mismatch_abs_max;
-  info.extra["mismatch_ess"] =
-      all.weight_squared > 0 ? all.weight * all.weight / (all.masked * all.weight_squared) : 0;
-  info.extra["rejected_tokens"] = mean(all.rejected);
+  const auto mean = [&](double sum) { return all.tokens > 0 ? sum / all.tokens : 0; };
+  info.metrics.set(metric::kEntropy, mean(all.entropy));
+  info.metrics.set(metric::kKl, mean(all.old_kl));
+  if (has_reference) info.metrics.set(metric::kKlReference, mean(all.reference_kl));
+  info.metrics.set(metric::kRatioMean, mean(all.ratio));
+  info.metrics.set(metric::kRatioMax, all.ratio_max);
+  info.metrics.set(metric::kClipLow, mean(all.clipped_low));
+  info.metrics.set(metric::kClipHigh, mean(all.clipped_high));
+  info.metrics.set(metric::kMismatchK1, mean(all.mismatch_k1));
+  info.metrics.set(metric::kMismatchK3, mean(all.mismatch_k3));
+  info.metrics.set(metric::kMismatchAbsMean, mean(all.mismatch_abs));
+  info.metrics.set(metric::kMismatchAbsMax, all.mismatch_abs_max);
+  info.metrics.set(
+      metric::kMismatchEss,
+      all.weight_squared > 0 ? all.weight * all.weight / (all.tokens * all.weight_squared) : 0);
+  info.metrics.set(metric::kRejectedTokens, mean(all.rejected));
 }
 
 }  // namespace heddle::rl

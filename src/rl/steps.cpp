@@ -4,6 +4,7 @@
 
 #include "assembly/from_config.h"
 #include "base/errors.h"
+#include "base/log.h"
 #include "base/text.h"
 #include "comm/agreement.h"
 #include "rl/generation.h"
@@ -210,6 +211,28 @@ void Steps::seek(const nlohmann::json& cursor) {
     ledger_ = reopened_ledger(config_, cursor);
   }
   source_->restore(batch_.state, cursor.at("version").get<std::int64_t>());
+  require_published_weights();
+}
+
+/// The weights that the checkpoint brought are those that were published under its version.
+void Steps::require_published_weights() {
+  const std::string found = source_->weights_hash();
+  if (!ledger_) return;
+  const LedgerState& state = ledger_->state();
+  const std::string& expected = state.weights_hash;
+  if (state.version != source_->version() || expected.empty()) return;
+  const auto manifest = [](const std::string& hash) { return hash.substr(0, hash.find('/')); };
+  if (manifest(found) != manifest(expected)) {
+    log::info(
+        "{}: weights of version {} are not compared: sync.bucket_bytes or the tensors changed",
+        ledger_file(config_).string(), state.version);
+    return;
+  }
+  if (found == expected) return;
+  throw_error<DataError>(
+      "{}: weights {} were published as version {}, and the checkpoint has {}: it is damaged or of "
+      "another run; resume from another checkpoint",
+      ledger_file(config_).string(), expected, state.version, found);
 }
 
 void Steps::on_updated(train::StepInfo& info) {
@@ -228,10 +251,13 @@ void Steps::on_updated(train::StepInfo& info) {
     std::vector<std::int64_t> cursors;
     for (const Group& group : batch_.groups) cursors.push_back(group.cursor);
     ledger_->consumed(done_, cursors);
-    ledger_->published(source_->version() + 1, "");
     ledger_->commit();
   }
   source_->updated();
+  const std::string hash = source_->weights_hash();
+  if (!ledger_) return;
+  ledger_->published(source_->version(), hash);
+  ledger_->commit();
 }
 
 train::Evaluation Steps::evaluate() {
@@ -264,7 +290,10 @@ train::Evaluation Steps::evaluate() {
     lengths.push_back(static_cast<double>(completions[i].output_ids.size()));
   }
   const double reward = mean_of(rewards);
-  return {-reward, {{"reward", reward}, {"length", mean_of(lengths)}}};
+  train::Evaluation evaluation{-reward, {}};
+  evaluation.metrics.set(metric::kReward, reward);
+  evaluation.metrics.set(metric::kLength, mean_of(lengths));
+  return evaluation;
 }
 
 train::Subject subject(const config::RunConfig& config, train::Setup& setup) {

@@ -35,6 +35,7 @@ class Steps : public train::StepSource {
   void place_reference();
   std::vector<train::RowScore> reference_scores(const Experience& experience) const;
   void record_fates();
+  void require_published_weights();
 
   const config::RunConfig& config_;
   train::Setup& setup_;

@@ -74,8 +74,6 @@ class Engine {
   /// again. Does nothing to one that waits.
   void preempt(RequestId id);
 
-  /// Number of the weights that draw the next tokens, 0 at first.
-  std::int64_t weights_version() const { return weights_version_; }
   /// After the model's parameters have other values. Kept states are dropped.
   void weights_changed(std::int64_t version, LiveSequences live = LiveSequences::kRecompute);
 

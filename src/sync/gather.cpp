@@ -65,6 +65,16 @@ at::Tensor in_box(const nn::Box& box, const Region& piece) {
   return box.tensor.narrow(0, piece.offset[0] - box.global.offset[0], piece.size[0]);
 }
 
+/// Zeros after each tensor up to where the next begins, as the checksum reads them too.
+void clear_gaps(const at::Tensor& bytes, const Manifest& manifest, const Bucket& bucket) {
+  for (std::size_t k = 0; k < bucket.rows.size(); ++k) {
+    const Rows& rows = bucket.rows[k];
+    const std::int64_t end = rows.offset + rows.count * manifest.tensors()[rows.tensor].row_bytes(),
+                       next = k + 1 < bucket.rows.size() ? bucket.rows[k + 1].offset : bucket.bytes;
+    if (end < next) bytes.narrow(0, end, next - end).zero_();
+  }
+}
+
 std::vector<Layout> exchanged(const comm::Group& trainers, const std::vector<Part>& parts) {
   std::vector<Layout> layouts;
   for (const std::string& text : trainers.all_gather_objects(Layout::of(parts).to_text()))
@@ -85,10 +95,12 @@ std::vector<TensorInfo> infos_of(const std::vector<Part>& parts) {
   return infos;
 }
 
-Gather::Gather(comm::Group trainers, std::vector<Part> parts, std::int64_t bucket_bytes)
+Gather::Gather(comm::Group trainers, std::vector<Part> parts, std::int64_t bucket_bytes,
+               c10::Device device)
     : trainers_(std::move(trainers)),
       parts_(std::move(parts)),
       layouts_(exchanged(trainers_, parts_)),
+      device_(device),
       manifest_(infos_of(parts_), bucket_bytes) {}
 
 void Gather::collect(std::size_t number, at::Tensor& bytes) const {
@@ -110,19 +122,24 @@ void Gather::collect(std::size_t number, at::Tensor& bytes) const {
     at += (count + 15) / 16 * 16;
     return view;
   };
+  // Libraries of devices carry no single bytes.
+  const auto words_of = [&](std::int64_t total) {
+    return at::empty({total / 8}, at::TensorOptions(device_).dtype(at::kLong));
+  };
   const auto own = static_cast<std::size_t>(trainers_.rank());
   if (own > 0) {
     const std::int64_t total = bytes_from(layouts_[own]);
     if (total == 0) return;
-    const at::Tensor message = at::empty({total}, at::kByte);
+    const at::Tensor message = words_of(total), bytes_out = message.view(at::kByte);
     std::int64_t at = 0;
     for_each_piece(manifest_, bucket, layouts_[own],
                    [&](std::size_t tensor, std::size_t k, const Region& piece, const Rows&) {
-                     take(message, at, parts_[tensor].info, piece)
+                     take(bytes_out, at, parts_[tensor].info, piece)
                          .copy_(in_box(parts_[tensor].boxes[k], piece));
                    });
     return trainers_.send(message, 0);
   }
+  clear_gaps(bytes, manifest_, bucket);
   for_each_piece(manifest_, bucket, layouts_[0],
                  [&](std::size_t tensor, std::size_t k, const Region& piece, const Rows& rows) {
                    in_bucket(bytes, parts_[tensor].info, rows, piece)
@@ -131,8 +148,9 @@ void Gather::collect(std::size_t number, at::Tensor& bytes) const {
   for (std::size_t rank = 1; rank < layouts_.size(); ++rank) {
     const std::int64_t total = bytes_from(layouts_[rank]);
     if (total == 0) continue;
-    at::Tensor message = at::empty({total}, at::kByte);
-    trainers_.receive(message, static_cast<std::int64_t>(rank));
+    at::Tensor words = words_of(total);
+    trainers_.receive(words, static_cast<std::int64_t>(rank));
+    const at::Tensor message = words.view(at::kByte);
     std::int64_t at = 0;
     const Layout& layout = layouts_[rank];
     for_each_piece(manifest_, bucket, layout,

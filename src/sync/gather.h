@@ -14,19 +14,22 @@ namespace heddle::sync {
 class Gather {
  public:
   /// Collective over `trainers`: exchanges the layouts. Throws InternalError unless the ranks
-  /// together have each element once.
-  Gather(comm::Group trainers, std::vector<Part> parts, std::int64_t bucket_bytes);
+  /// together have each element once. `device`: of the buckets, and what messages between the
+  /// trainers are on.
+  Gather(comm::Group trainers, std::vector<Part> parts, std::int64_t bucket_bytes,
+         c10::Device device = c10::DeviceType::CPU);
 
   const Manifest& manifest() const { return manifest_; }
   const comm::Group& trainers() const { return trainers_; }
-  /// Collective. On rank 0, `bytes` (uint8, on the host, at least the bucket's size) receives
-  /// bucket `number`; elsewhere it is not touched.
+  /// Collective. On rank 0, `bytes` (uint8, at least the bucket's size) receives bucket `number`,
+  /// zeros between its tensors; elsewhere it is not touched.
   void collect(std::size_t number, at::Tensor& bytes) const;
 
  private:
   comm::Group trainers_;
   std::vector<Part> parts_;
   std::vector<Layout> layouts_;  ///< Of all ranks.
+  c10::Device device_;
   Manifest manifest_;
 };
 

@@ -1,20 +1,18 @@
 #include "sync/weight_sync.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <cstring>
-#include <future>
 #include <numeric>
 #include <span>
 #include <utility>
 
 #include "base/errors.h"
 #include "base/log.h"
+#include "sync/bucket.h"
 #include "sync/checksum.h"
 
 namespace heddle::sync {
@@ -22,49 +20,31 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// After a bucket's bytes: their checksum, which the version does not enter, and version and
-/// number.
-struct Trailer {
-  std::uint64_t sum = 0, key = 0;
+/// Hash of the weights whose buckets have these checksums.
+std::uint64_t hash_of(const at::Tensor& sums) {
+  const at::Tensor here = sums.cpu();
+  const auto* bytes = reinterpret_cast<const std::uint8_t*>(here.const_data_ptr<std::int64_t>());
+  return checksum(std::span(bytes, here.nbytes()), 0);
+}
+
+at::Tensor a_word_for_each_bucket(const Manifest& manifest, c10::Device device) {
+  return at::zeros({std::ssize(manifest.buckets())}, at::TensorOptions(device).dtype(at::kLong));
+}
+
+/// Words of a queue of two buckets: while one is on the wire the other is packed or written.
+struct Pair {
+  std::array<at::Tensor, 2> memory;
+  std::array<comm::Pending, 2> pending;
 };
-constexpr std::int64_t kTrailerBytes = sizeof(Trailer);
 
-Trailer trailer_of(const at::Tensor& bytes, std::int64_t count, std::int64_t version,
-                   std::int64_t bucket) {
-  const auto number = static_cast<std::uint64_t>(bucket);
-  const std::span payload(bytes.const_data_ptr<std::uint8_t>(), static_cast<std::size_t>(count));
-  return {checksum(payload, number), static_cast<std::uint64_t>(version) << 32 | number};
-}
-
-void write_trailer(at::Tensor& bytes, std::int64_t count, const Trailer& trailer) {
-  std::memcpy(bytes.mutable_data_ptr<std::uint8_t>() + count, &trailer, sizeof trailer);
-}
-
-bool has_trailer(const at::Tensor& bytes, std::int64_t count, const Trailer& expected) {
-  Trailer trailer;
-  std::memcpy(&trailer, bytes.const_data_ptr<std::uint8_t>() + count, sizeof trailer);
-  return trailer.key == expected.key && trailer.sum == expected.sum;
-}
-
-std::uint64_t hash_of(const std::vector<std::uint64_t>& sums) {
-  return checksum(
-      {reinterpret_cast<const std::uint8_t*>(sums.data()), sums.size() * sizeof(sums[0])}, 0);
-}
-
-std::int64_t buffer_bytes(const Manifest& manifest) {
-  return manifest.largest_bucket() + kTrailerBytes;
-}
-
-/// All members say which buckets they got damaged; returns those that anybody did.
-std::vector<std::int64_t> damaged_anywhere(Channel& channel, const Manifest& manifest,
-                                           const std::vector<std::int64_t>& damaged_here) {
-  at::Tensor counts =
-      at::zeros({static_cast<std::int64_t>(manifest.buckets().size()) + 1}, at::kLong);
-  auto* count = counts.mutable_data_ptr<std::int64_t>();
-  for (const std::int64_t bucket : damaged_here) count[bucket] = 1;
+/// All members say which buckets they got damaged ([buckets], not 0); returns those that anybody
+/// did. Waits for the device.
+std::vector<std::int64_t> damaged_anywhere(Channel& channel, const at::Tensor& damaged_here) {
+  at::Tensor counts = damaged_here.cpu().clone();
   channel.sum(counts);
+  const auto* count = counts.const_data_ptr<std::int64_t>();
   std::vector<std::int64_t> damaged;
-  for (std::int64_t k = 0; k + 1 < counts.numel(); ++k) {
+  for (std::int64_t k = 0; k < counts.numel(); ++k) {
     if (count[k] > 0) damaged.push_back(k);
   }
   return damaged;
@@ -105,11 +85,12 @@ constexpr std::int64_t kHeader = 3;  ///< Version, buckets, hash of the manifest
 }  // namespace
 
 Publisher::Publisher(comm::Group trainers, std::vector<Part> parts, SyncOptions options)
-    : gather_(std::move(trainers), std::move(parts), options.bucket_bytes),
-      sums_(manifest().buckets().size()) {}
+    : gather_(std::move(trainers), std::move(parts), options.bucket_bytes, options.device),
+      device_(options.device),
+      sums_(a_word_for_each_bucket(manifest(), options.device)) {}
 
 void Publisher::connect(std::unique_ptr<Channel> channel, std::int64_t generation) {
-  warm_up(*channel, generation);
+  warm_up(*channel, generation, device_);
   compare(*channel, manifest());
   channel_ = std::move(channel);
 }
@@ -118,42 +99,50 @@ void Publisher::connect(std::unique_ptr<Channel> channel, std::int64_t generatio
 /// collecting after the channel has failed, because the other trainer ranks do.
 std::vector<std::int64_t> Publisher::send(const std::vector<std::int64_t>& buckets,
                                           std::int64_t version, std::string& failure) {
-  const bool is_sender = gather_.trainers().rank() == 0;
-  std::array<at::Tensor, 2> buffers;
-  std::array<at::Tensor, 2> sent;
-  std::future<void> on_wire;
-  const auto finish = [&] {
-    if (!on_wire.valid()) return;
+  Pair pair;
+  const auto guarded = [&](const auto& work) {
+    if (!is_sender() || !failure.empty()) return;
     try {
-      on_wire.get();
+      work();
     } catch (const std::exception& error) {
-      if (failure.empty()) failure = error.what();
+      failure = error.what();
     }
   };
   for (std::size_t k = 0; k < buckets.size(); ++k) {
-    const auto number = static_cast<std::size_t>(buckets[k]);
-    at::Tensor& buffer = buffers[k % 2];
-    if (is_sender && !buffer.defined()) buffer = at::zeros({buffer_bytes(manifest())}, at::kByte);
-    gather_.collect(number, buffer);
-    if (!is_sender) continue;
-    const std::int64_t bytes = manifest().buckets()[number].bytes;
-    const Trailer trailer = trailer_of(buffer, bytes, version, buckets[k]);
-    write_trailer(buffer, bytes, trailer);
-    sums_[number] = trailer.sum;
-    finish();
-    if (!failure.empty()) continue;
-    sent[k % 2] = buffer.narrow(0, 0, bytes + kTrailerBytes);
-    on_wire = std::async(std::launch::async,
-                         [this, &tensor = sent[k % 2]] { channel_->broadcast(tensor, 0); });
+    const std::int64_t number = buckets[k];
+    at::Tensor& memory = pair.memory[k % 2];
+    at::Tensor wire, bytes;
+    if (is_sender()) {
+      if (!memory.defined()) memory = bucket_memory(manifest(), device_);
+      wire = on_wire(memory, manifest(), number);
+      bytes = payload(wire);
+    }
+    guarded([&] { pair.pending[k % 2].wait(); });
+    gather_.collect(static_cast<std::size_t>(number), bytes);
+    guarded([&] {
+      sums_.select(0, number).copy_(seal(wire, version, number));
+      pair.pending[k % 2] = channel_->start_broadcast(wire, 0);
+    });
   }
-  finish();
-  if (!is_sender || !failure.empty()) return {};
-  try {
-    return damaged_anywhere(*channel_, manifest(), {});
-  } catch (const std::exception& error) {
-    failure = error.what();
-    return {};
+  for (comm::Pending& pending : pair.pending) guarded([&] { pending.wait(); });
+  std::vector<std::int64_t> damaged;
+  guarded(
+      [&] { damaged = damaged_anywhere(*channel_, a_word_for_each_bucket(manifest(), at::kCPU)); });
+  return damaged;
+}
+
+std::uint64_t Publisher::weights_hash() {
+  at::Tensor wire, bytes, memory;
+  if (is_sender()) memory = bucket_memory(manifest(), device_);
+  for (const std::int64_t number : all_buckets(manifest())) {
+    if (is_sender()) {
+      wire = on_wire(memory, manifest(), number);
+      bytes = payload(wire);
+    }
+    gather_.collect(static_cast<std::size_t>(number), bytes);
+    if (is_sender()) sums_.select(0, number).copy_(inspect(wire, 0, number).sum);
   }
+  return is_sender() ? hash_of(sums_) : 0;
 }
 
 void Publisher::tell_trainers(const std::string& failure) const {
@@ -163,12 +152,11 @@ void Publisher::tell_trainers(const std::string& failure) const {
 
 SyncReport Publisher::publish(std::int64_t version) {
   const auto begin = Clock::now();
-  const bool is_sender = gather_.trainers().rank() == 0;
   const auto count = static_cast<std::int64_t>(manifest().buckets().size());
   std::string failure;
-  if (is_sender && !channel_) failure = "weight sync: no rollout is connected";
+  if (is_sender() && !channel_) failure = "weight sync: no rollout is connected";
   const auto guarded = [&](const auto& work) {
-    if (!is_sender || !failure.empty()) return;
+    if (!is_sender() || !failure.empty()) return;
     try {
       work();
     } catch (const std::exception& error) {
@@ -202,22 +190,23 @@ SyncReport Publisher::publish(std::int64_t version) {
     channel_->broadcast(word, 0);
   });
   // A group whose collective failed is never used again.
-  if (is_sender && !failure.empty()) channel_.reset();
+  if (is_sender() && !failure.empty()) channel_.reset();
   tell_trainers(failure);
   return {manifest().bytes(), count, static_cast<std::int64_t>(damaged.size()),
-          std::chrono::duration<double>(Clock::now() - begin).count(), hash_of(sums_)};
+          std::chrono::duration<double>(Clock::now() - begin).count(),
+          is_sender() ? hash_of(sums_) : 0};
 }
 
 Subscriber::Subscriber(std::vector<Part> parts, SyncOptions options)
     : scatter_(std::move(parts)),
       manifest_(infos_of(scatter_.parts()), options.bucket_bytes),
       options_(options),
-      sums_(manifest_.buckets().size()) {}
+      sums_(a_word_for_each_bucket(manifest_, options.device)) {}
 
 std::uint64_t Subscriber::weights_hash() const { return hash_of(sums_); }
 
 void Subscriber::connect(std::unique_ptr<Channel> channel, std::int64_t generation) {
-  warm_up(*channel, generation);
+  warm_up(*channel, generation, options_.device);
   compare(*channel, manifest_);
   channel_ = std::move(channel);
 }
@@ -226,38 +215,33 @@ void Subscriber::connect(std::unique_ptr<Channel> channel, std::int64_t generati
 std::vector<std::int64_t> Subscriber::receive_buckets(const std::vector<std::int64_t>& buckets,
                                                       std::int64_t version,
                                                       std::vector<at::Tensor>& staged) {
-  std::vector<std::int64_t> damaged;
-  std::array<at::Tensor, 2> buffers;
-  const auto bytes_of = [&](std::size_t k) {
-    return manifest_.buckets()[static_cast<std::size_t>(buckets[k])].bytes;
-  };
+  at::Tensor damaged = a_word_for_each_bucket(manifest_, options_.device);
+  Pair pair;
+  std::array<at::Tensor, 2> wires;
   const auto start = [&](std::size_t k) {
-    at::Tensor& buffer = buffers[k % 2];
-    if (!buffer.defined() || options_.staged)
-      buffer = at::empty({buffer_bytes(manifest_)}, at::kByte);
-    return std::async(std::launch::async,
-                      [this, tensor = buffer.narrow(0, 0, bytes_of(k) + kTrailerBytes)]() mutable {
-                        channel_->broadcast(tensor, 0);
-                      });
+    at::Tensor& memory = pair.memory[k % 2];
+    if (!memory.defined() || options_.staged) memory = bucket_memory(manifest_, options_.device);
+    wires[k % 2] = on_wire(memory, manifest_, buckets[k]);
+    pair.pending[k % 2] = channel_->start_broadcast(wires[k % 2], 0);
   };
-  std::future<void> coming;
+  if (!buckets.empty()) start(0);
   for (std::size_t k = 0; k < buckets.size(); ++k) {
-    if (k == 0) coming = start(0);
-    coming.get();
-    const at::Tensor here = buffers[k % 2];
-    if (k + 1 < buckets.size()) coming = start(k + 1);
+    const at::Tensor wire = wires[k % 2];
+    if (k + 1 < buckets.size()) start(k + 1);
+    pair.pending[k % 2].wait();
     const auto number = static_cast<std::size_t>(buckets[k]);
-    const Trailer trailer = trailer_of(here, bytes_of(k), version, buckets[k]);
-    sums_[number] = trailer.sum;
-    if (!has_trailer(here, bytes_of(k), trailer)) {
-      damaged.push_back(buckets[k]);
-    } else if (options_.staged) {
-      staged[number] = here;
+    const Inspection found = inspect(wire, version, buckets[k]);
+    sums_.select(0, buckets[k]).copy_(found.sum);
+    damaged.select(0, buckets[k]).copy_(found.is_damaged);
+    // A damaged one is written too: the host does not wait for what is found, and it comes again
+    // before the version counts.
+    if (options_.staged) {
+      staged[number] = payload(wire);
     } else {
-      scatter_.write(manifest_, number, here);
+      scatter_.write(manifest_, number, payload(wire));
     }
   }
-  return damaged_anywhere(*channel_, manifest_, damaged);
+  return damaged_anywhere(*channel_, damaged);
 }
 
 std::int64_t Subscriber::receive() {

@@ -13,7 +13,8 @@
 ///     trainer ranks --Gather--> rank 0 --Channel--> rollout ranks --Scatter--> in place
 ///
 /// Both sides make the manifest alone and compare it. An update is a header, buckets with a
-/// checksum each, the count of damaged ones (sent once more), and last the version word.
+/// checksum each, the count of damaged ones (sent once more), and last the version word. On a
+/// device the host queues all buckets and waits once, for the checksums.
 namespace heddle::sync {
 
 struct SyncOptions {
@@ -21,6 +22,9 @@ struct SyncOptions {
   /// Rollout: keeps all buckets until every rank has them whole, so that a failed update leaves the
   /// weights as they were. Costs the memory of a second copy.
   bool staged = false;
+  /// Of the buckets. The weights' own: they travel from device to device by its library, and no
+  /// copy of the weights is on the host. The host: by Gloo. All members have the same kind.
+  c10::Device device = c10::DeviceType::CPU;
 };
 
 struct SyncReport {
@@ -44,16 +48,21 @@ class Publisher {
   /// Collective over the trainers. If the channel fails, all trainer ranks finish their part and
   /// then throw the CommError; the version counts as not published.
   SyncReport publish(std::int64_t version);
+  /// Collective over the trainers: SyncReport::weights_hash of the weights as they are, on rank 0,
+  /// without a channel.
+  std::uint64_t weights_hash();
   const Manifest& manifest() const { return gather_.manifest(); }
 
  private:
   std::vector<std::int64_t> send(const std::vector<std::int64_t>& buckets, std::int64_t version,
                                  std::string& failure);
   void tell_trainers(const std::string& failure) const;
+  bool is_sender() const { return gather_.trainers().rank() == 0; }
 
   Gather gather_;
+  c10::Device device_;
   std::unique_ptr<Channel> channel_;
-  std::vector<std::uint64_t> sums_;  ///< Checksum of each bucket.
+  at::Tensor sums_;  ///< Checksum of each bucket, on the device.
 };
 
 /// The side of one rollout rank.
@@ -81,7 +90,7 @@ class Subscriber {
   Manifest manifest_;
   SyncOptions options_;
   std::unique_ptr<Channel> channel_;
-  std::vector<std::uint64_t> sums_;  ///< Checksum of each bucket.
+  at::Tensor sums_;  ///< Checksum of each bucket, on the device.
   std::int64_t version_ = -1;
   bool is_intact_ = true;
 };

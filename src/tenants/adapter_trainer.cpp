@@ -112,8 +112,10 @@ void AdapterTrainer::open(Adapter& adapter) {
   adapter.factors->visit_parameters([&](nn::Parameter& factor) {
     if (factor.is_held()) parameters.push_back(&factor);
   });
-  adapter.optimizer = std::make_unique<train::Optimizer>(std::move(parameters), config.optim,
-                                                         config.train.seed, mesh.world_group());
+  train::require_groups(config.optim, parameters);
+  adapter.optimizer = std::make_unique<train::Optimizer>(
+      std::move(parameters), config.optim, config.train.seed, train::Optimizer::Ranks::of(mesh),
+      train::learning_rates(config.optim, config.adapter));
   adapter.loader =
       std::make_unique<data::Loader>(adapter.rows, train::loader_options(config, mesh));
   train::check_schedule(config, adapter.loader->info().total_steps);
@@ -181,7 +183,7 @@ void AdapterTrainer::finish_step(const Begun& begun, double loss, double entropy
   info.step = step.step + 1;
   info.lr = train::learning_rate(optim, step.step, adapter.loader->info().total_steps);
   info.loss = loss / step.loss_weight_sum;
-  info.extra["entropy"] = entropy / step.loss_weight_sum;
+  info.metrics.set(metric::kEntropy, entropy / step.loss_weight_sum);
   const StepResult result =
       tenants::step(base_, *adapter.optimizer, *adapter.factors,
                     {.lr = info.lr, .clip_norm = optim.clip_norm, .loss = loss});

@@ -1,13 +1,19 @@
 #include "tenants/loss.h"
 
+#include <ATen/ops/ones.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <utility>
 
 #include "base/errors.h"
 #include "base/text.h"
 #include "objective/policy_loss.h"
+#include "objective/sequence_sums.h"
 
 namespace heddle::tenants {
 namespace {
@@ -75,26 +81,40 @@ LossValues policy(const Work& work, std::span<const Datum> data, std::span<const
                   objective::PolicyOptions options, double low, double high,
                   const char* mask_name = "") {
   options.mean = objective::LossMean::kSum;
-  std::vector<std::int32_t> cu_seqlens = {0};
-  for (const Datum& datum : data) {
-    cu_seqlens.push_back(cu_seqlens.back() + static_cast<std::int32_t>(datum.tokens.size()));
+  const std::vector<double> mask = input_of(data, mask_name, 1);
+  std::vector<std::int64_t> chosen, sequence;
+  std::vector<double> sequence_tokens;
+  std::size_t first = 0;
+  for (std::size_t i = 0; i < data.size(); ++i) {
+    const std::size_t before = chosen.size(), last = first + data[i].tokens.size();
+    for (; first < last; ++first) {
+      if (mask[first] != 0) chosen.push_back(static_cast<std::int64_t>(first));
+    }
+    sequence.resize(chosen.size(), static_cast<std::int64_t>(i));
+    sequence_tokens.resize(chosen.size(), static_cast<double>(chosen.size() - before));
   }
-  const std::vector<double> old = input_of(data, "logprobs"),
-                            advantages = input_of(data, "advantages"),
-                            chosen = input_of(data, mask_name, 1),
-                            clip_low = clip_of(work, data, "clip_low_threshold", low),
-                            clip_high = clip_of(work, data, "clip_high_threshold", high);
-  const std::vector<float> mask(chosen.begin(), chosen.end());
+  const at::Tensor places = at::tensor(chosen, at::kLong);
+  const auto chosen_of = [&](const std::vector<double>& all) {
+    return at::tensor(all, at::kDouble).index_select(0, places);
+  };
   objective::PolicyTokens tokens;
-  tokens.cu_seqlens = cu_seqlens;
-  tokens.logprobs = logprobs;
-  tokens.old = old;
-  tokens.advantages = advantages;
-  tokens.mask = mask;
-  tokens.clip_low = clip_low;
-  tokens.clip_high = clip_high;
-  objective::PolicyLossResult result = objective::policy_loss(tokens, options);
-  return {result.loss_sum, {}, std::move(result.d_logprobs)};
+  tokens.old = chosen_of(input_of(data, "logprobs"));
+  tokens.advantages = chosen_of(input_of(data, "advantages"));
+  tokens.clip_low = chosen_of(clip_of(work, data, "clip_low_threshold", low));
+  tokens.clip_high = chosen_of(clip_of(work, data, "clip_high_threshold", high));
+  tokens.sequence_tokens = at::tensor(sequence_tokens, at::kDouble);
+  std::optional<objective::SequenceSums> sequences;
+  if (!options.is_by_token()) {
+    sequences.emplace(comm::Group("datum"), at::tensor(sequence, at::kLong),
+                      at::ones({places.numel()}, at::kDouble), std::ssize(data));
+  }
+  const objective::PolicyLossResult result =
+      objective::policy_loss(chosen_of({logprobs.begin(), logprobs.end()}), tokens, options,
+                             sequences ? &*sequences : nullptr);
+  const at::Tensor d_logprobs =
+      at::zeros({std::ssize(logprobs)}, at::kDouble).index_copy_(0, places, result.d_logprobs);
+  const auto* d = d_logprobs.const_data_ptr<double>();
+  return {result.sums.loss.item<double>(), {}, {d, d + d_logprobs.numel()}};
 }
 
 constexpr double kUnbounded = std::numeric_limits<double>::infinity();

@@ -45,7 +45,7 @@ std::unique_ptr<train::Optimizer> make_optimizer(assembly::ModelOnRanks& base,
     if (factor.is_held()) parameters.push_back(&factor);
   });
   return std::make_unique<train::Optimizer>(std::move(parameters), config::OptimSection{}, seed,
-                                            base.context.mesh.world_group());
+                                            train::Optimizer::Ranks::of(base.context.mesh));
 }
 
 TrainedSet make_trained_set(assembly::ModelOnRanks& base, const SetOptions& options) {

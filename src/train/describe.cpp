@@ -9,6 +9,7 @@
 #include "ckpt/adapter_names.h"
 #include "device/device.h"
 #include "parallel/block_runner.h"
+#include "train/parameter_groups.h"
 
 namespace heddle::train {
 namespace {
@@ -16,8 +17,8 @@ namespace {
 std::string kind_of(const std::string& name) {
   const auto has = [&](const char* part) { return name.find(part) != std::string::npos; };
   if (has(".lora_")) return "LoRA adapters";
-  if (has("embed_tokens")) return "embedding";
-  if (name == "lm_head.weight" || name == "score.weight") return "head";
+  if (is_embedding(name)) return "embedding";
+  if (is_head(name)) return "head";
   if (has(".mlp.experts.")) return "routed experts";
   if (has(".linear_attn.")) return "Gated DeltaNet";
   if (has(".self_attn.")) return "attention";

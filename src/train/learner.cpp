@@ -18,14 +18,19 @@ Learner::Learner(const config::RunConfig& config, assembly::ModelOnRanks& placed
     : placed_(placed),
       objective_(objective),
       clip_norm_(config.optim.clip_norm),
+      neftune_(neftune_of(config.train)),
       optimizer_(placed.trainable, config.optim, config.train.seed,
-                 placed.context.mesh.world_group()),
-      queued_(queued_steps(config, placed, objective, *placed.pipeline, optimizer_)),
+                 Optimizer::Ranks::of(placed.context.mesh),
+                 learning_rates(config.optim, config.adapter)),
+      spikes_(config.train),
+      queued_(queued_steps(config, placed, objective, *placed.pipeline, optimizer_, spikes_)),
       recompute_(auto_recompute(config.train, placed, *placed.pipeline, optimizer_,
                                 placed.model->padded_tokens(most_tokens))),
       pools_auxiliary_loss_(assembly::auxiliary_coefficient(config, placed.model->config()) > 0 &&
                             config.train.router_aux_loss == config::AuxLoss::kHf),
-      router_(RouterReplay::open(config.train, placed.model->config(), placed.context.device)) {}
+      router_(RouterReplay::open(config.train, placed.model->config(), placed.context.device)) {
+  require_groups(config.optim, placed.model->parameters());
+}
 
 void Learner::continue_after(std::int64_t done) {
   if (router_) router_->continue_after(done, placed_.context.mesh.world_group());
@@ -48,6 +53,7 @@ MicroBatchLoss Learner::forward_backward(std::span<const data::Batch> micro_batc
       {.auxiliary_scale = options.auxiliary_scale,
        .pooled_auxiliary_loss = pools_auxiliary_loss_ && options.auxiliary_scale > 0,
        .dropout_step = dropout_step,
+       .neftune = neftune_,
        .metrics = objective_.metrics().size(),
        .router = router_ ? &*router_ : nullptr,
        .sharding = placed_.sharding.get()});
@@ -61,6 +67,10 @@ double Learner::optim_step(double lr, double loss) {
   const double norm = optimizer_.gradient_norm();
   if (!std::isfinite(norm) || !std::isfinite(loss)) {
     for (nn::Parameter* parameter : placed_.trainable) parameter->clear_gradient();
+    return norm;
+  }
+  if (norm > spikes_.threshold()) {
+    optimizer_.skip_step();
     return norm;
   }
   const double multiplier = clip_norm_ > 0 ? std::min(1.0, clip_norm_ / (norm + 1e-6)) : 1;
@@ -82,7 +92,7 @@ Learner::Outcome Learner::step(std::span<const data::Batch> micro_batches,
 Learner::Outcome Learner::run(std::span<const data::Batch> micro_batches,
                               const StepOptions& options) {
   if (queued_) return queue(micro_batches, options).wait();
-  Outcome outcome{forward_backward(micro_batches, options), 0};
+  Outcome outcome{forward_backward(micro_batches, options), 0, spikes_.threshold()};
   MicroBatchLoss& sums = outcome.sums;
   // One copy for all numbers that the host waits for.
   std::vector<at::Tensor> numbers = sums.metric_sums;

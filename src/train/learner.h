@@ -14,6 +14,7 @@
 #include "train/optimizer.h"
 #include "train/queued_steps.h"
 #include "train/router_replay.h"
+#include "train/spike_policy.h"
 
 namespace heddle::train {
 
@@ -40,7 +41,8 @@ class Learner {
   MicroBatchLoss forward_backward(std::span<const data::Batch> micro_batches,
                                   const StepOptions& options);
   /// Clips by the norm of the whole gradient, updates and clears the gradients; if the norm or
-  /// `loss`, a number that tells of the step, is not finite it changes nothing but clears them.
+  /// `loss`, a number that tells of the step, is not finite, or the norm above
+  /// spikes().threshold(), it changes nothing but clears them and, of a spike, counts the step.
   /// Returns the norm before clipping.
   double optim_step(double lr, double loss);
 
@@ -57,6 +59,8 @@ class Learner {
 
   Optimizer& optimizer() { return optimizer_; }
   const Optimizer& optimizer() const { return optimizer_; }
+  /// Gets every step's norm from whoever awaits its outcome.
+  SpikePolicy& spikes() { return spikes_; }
   /// Null unless train.recompute is auto.
   const AutoRecompute* recompute() const { return recompute_.get(); }
   /// Called once, before the first step after `done` others.
@@ -70,7 +74,9 @@ class Learner {
   assembly::ModelOnRanks& placed_;
   objective::Objective& objective_;
   double clip_norm_;
+  objective::Neftune neftune_;
   Optimizer optimizer_;
+  SpikePolicy spikes_;
   std::unique_ptr<QueuedSteps> queued_;       ///< Null where the host is needed within a step.
   std::unique_ptr<AutoRecompute> recompute_;  ///< Null unless train.recompute is auto.
   bool pools_auxiliary_loss_;                 ///< train.router_aux_loss hf.

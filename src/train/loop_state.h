@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <nlohmann/json.hpp>
 
@@ -16,8 +17,11 @@ struct LoopState {
   std::int64_t optimizer_steps = 0;  ///< Updates done, for the corrections of AdamW.
   nlohmann::json cursor;             ///< Place in the data, see data::Loader.
   double first_loss = 0, last_loss = 0;
-  std::optional<double> best_eval;
+  std::optional<double> best_eval;   ///< Of best_metric.
+  std::string best_metric = "loss";  ///< See eval.metric.
   std::int64_t evaluations_without_gain = 0;
+  std::vector<double> recent_norms;  ///< Of gradients, oldest first; only with train.spike.
+  std::int64_t skipped_steps = 0;    ///< By train.spike.
 
   /// Reads what write() wrote. Throws ConfigError, naming `checkpoint`, for the state of a version
   /// that this program does not know, or one that lacks an entry.

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "assembly/model_units.h"
+#include "base/hash.h"
 #include "ops/autograd.h"
 #include "ops/collectives.h"
 #include "ops/context_parallel/context_parallel.h"
@@ -58,8 +59,12 @@ class StepRun {
       forward(stage, action.micro_batch, action.chunk);
     }
   }
-  /// Of all micro-batches. Routers count this rank's rows; the head's loss is whole on every rank
-  /// along tp.
+  /// Starts the sums of what stands before the layers, after its backward.
+  void reduce_first(bool is_last) {
+    for (const std::size_t unit : ends_.own_before) options_.sharding->reduce(unit, is_last);
+  }
+  /// Sums over all micro-batches. Routers count this rank's rows; the head's loss is whole on every
+  /// rank along tp.
   MicroBatchLoss finish() {
     if (loss_.expert_load.defined()) {
       model_.tensor_group().all_reduce_sum(loss_.auxiliary_sum);
@@ -90,7 +95,7 @@ class StepRun {
       const auto i = static_cast<std::size_t>(m);
       in_flight_[m] = std::make_unique<InFlight>(
           options_.uploaded.empty()
-              ? LocalBatch(model_, batches_[i], adapters_, options_.dropout_step)
+              ? LocalBatch(model_, batches_[i], adapters_, options_.dropout_step, options_.neftune)
               : options_.uploaded[i],
           pipeline_.stages().size());
     }
@@ -106,7 +111,7 @@ class StepRun {
     if (stage.is_first) {
       ++begun_;
       const parallel::Acquired table(options_.sharding, ends_.before);
-      hidden = current.embedded = model_.embed(current.batch.device.tokens);
+      hidden = current.embedded = current.batch.embed(model_);
       wants_input_gradient = hidden.requires_grad();
     } else {
       hidden = pipeline_.receive_hidden(stage, m, hidden_sizes(current), hidden_options());
@@ -137,7 +142,7 @@ class StepRun {
     if (options_.sharding != nullptr) {
       // The rest of the backward does not touch them.
       for (nn::Parameter* parameter : trainable_) parameter->collect_gradient();
-      options_.sharding->reduce(assembly::head_unit(model_), is_last(m));
+      for (const std::size_t unit : ends_.own_behind) options_.sharding->reduce(unit, is_last(m));
     }
     return head;
   }
@@ -208,8 +213,7 @@ class StepRun {
     if (chunk > 0) return;
     in_flight_[m].reset();
     // The last one comes after everything else: see run_micro_batches.
-    if (options_.sharding != nullptr && !is_last(m))
-      options_.sharding->reduce(assembly::kEmbeddingUnit, /*is_last=*/false);
+    if (options_.sharding != nullptr && !is_last(m)) reduce_first(/*is_last=*/false);
   }
 
   models::Model& model_;
@@ -228,6 +232,10 @@ class StepRun {
 
 }  // namespace
 
+objective::Neftune neftune_of(const config::TrainSection& train) {
+  return {train.neftune_alpha, hash::of("neftune", train.seed)};
+}
+
 MicroBatchLoss run_micro_batches(models::Model& model, const adapters::LoraSet* adapters,
                                  parallel::Pipeline& pipeline,
                                  const std::vector<nn::Parameter*>& trainable,
@@ -241,7 +249,7 @@ MicroBatchLoss run_micro_batches(models::Model& model, const adapters::LoraSet* 
     pipeline.drop_arrived(action);
   }
   pipeline.finish_sends();
-  if (options.sharding != nullptr) options.sharding->reduce(assembly::kEmbeddingUnit);
+  if (options.sharding != nullptr) run.reduce_first(/*is_last=*/true);
   return run.finish();
 }
 

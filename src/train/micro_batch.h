@@ -23,6 +23,7 @@ struct MicroBatchOptions {
   double auxiliary_scale = 0;          ///< Scale of the gradient of the router's loss.
   bool pooled_auxiliary_loss = false;  ///< train.router_aux_loss hf.
   std::uint64_t dropout_step = 0;      ///< The step, from 1; 0: no dropout.
+  objective::Neftune neftune;          ///< Noise of embedded tokens in a step with a number.
   std::size_t metrics = 1;             ///< As many as the head functions sum.
   RouterReplay* router = nullptr;      ///< Records or gives the experts of this step; may be null.
   /// The micro-batches, where they lie on the device already.
@@ -30,6 +31,9 @@ struct MicroBatchOptions {
   /// With several ranks: what holds the parameters and sums their gradients.
   parallel::Sharding* sharding = nullptr;
 };
+
+/// Noise of a run's embedded tokens.
+objective::Neftune neftune_of(const config::TrainSection& train);
 
 struct MicroBatchLoss {
   at::Tensor loss_sum;  ///< 0-d, fp32 or wider; 0 where the last stage is elsewhere.

@@ -3,13 +3,13 @@
 #include <array>
 #include <cstdint>
 #include <filesystem>
-#include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
 
+#include "base/metrics.h"
 #include "data/loader/dataset.h"
 #include "objective/evaluation.h"
 
@@ -60,18 +60,19 @@ struct StepInfo {
   std::int64_t tokens = 0, loss_tokens = 0;
   double seconds = 0, tokens_per_s = 0, mfu = 0;  ///< mfu 0: unknown
   std::int64_t memory_bytes = 0;
-  std::map<std::string, double> extra;  ///< "entropy", "aux_loss", "eval_loss", ...
+  Metrics metrics;  ///< What else the run reports.
 
   void add(const Evaluation& evaluation) {
-    extra["eval_loss"] = evaluation.loss;
-    for (const auto& [name, value] : evaluation.metrics) extra["eval_" + name] = value;
+    metrics.set(metric::kEvalLoss, evaluation.loss);
+    metrics.add_evaluation(evaluation.metrics);
   }
 };
 
 struct Summary {
   std::int64_t steps = 0;
   double first_loss = 0, last_loss = 0;
-  double best_eval_loss = 0;
+  double best_eval = 0;              ///< Of best_metric.
+  std::string best_metric = "loss";  ///< See eval.metric.
   bool has_eval = false;
   bool stopped = false;        ///< On request, before the end.
   bool stopped_early = false;  ///< No improvement for early_stop_patience evaluations.

@@ -17,7 +17,9 @@
 #include "ops/optimizer_step/adamw_now.h"
 #include "ops/optimizer_step/eight_bit.h"
 #include "ops/optimizer_step/eight_bit_state.h"
+#include "ops/optimizer_step/muon.h"
 #include "ops/optimizer_step/rounding.h"
+#include "train/whole_matrices.h"
 
 namespace heddle::train {
 namespace {
@@ -53,9 +55,14 @@ bool has_codes(const nn::Parameter& parameter, const config::OptimSection& optio
 
 }  // namespace
 
+Optimizer::Ranks Optimizer::Ranks::of(const comm::Mesh& mesh) {
+  return {mesh.world_group(),
+          mesh.group({comm::Dim::kTp, comm::Dim::kCp, comm::Dim::kFsdp, comm::Dim::kDp})};
+}
+
 Optimizer::Optimizer(std::vector<nn::Parameter*> parameters, const config::OptimSection& options,
-                     std::uint64_t seed, comm::Group owners)
-    : options_(options), owners_(std::move(owners)) {
+                     std::uint64_t seed, Ranks ranks, const LearningRates& rates)
+    : options_(options), ranks_(std::move(ranks)) {
   const ops::NoGradient guard;
   for (nn::Parameter* parameter : parameters) {
     const at::Tensor data = parameter->owned();
@@ -71,18 +78,35 @@ Optimizer::Optimizer(std::vector<nn::Parameter*> parameters, const config::Optim
                                        });
     slot.decays = !exempt;
     if (exempt) slot.weight_decay = 0;
-    const bool is_narrow = data.scalar_type() == at::kBFloat16 || data.scalar_type() == at::kHalf;
-    if (options.name == config::OptimName::kAdamW) {
-      add_moments(slot);
+    slot.rate = place_of_rate(rates.share_of(parameter->name()));
+    slot.is_muon = options.name == config::OptimName::kMuon && is_hidden_matrix(*parameter);
+    if (options.name == config::OptimName::kSgd) {
+      add_momentum(slot, options.momentum != 0);
+    } else if (slot.is_muon) {
+      add_momentum(slot, /*is_used=*/true);
     } else {
-      const at::Tensor wide = is_narrow ? data.to(at::kFloat) : data;
-      if (is_narrow) slot.master = wide;
-      if (options.momentum != 0) slot.momentum = at::zeros_like(wide);
+      add_moments(slot);
     }
+    const bool is_narrow = data.scalar_type() == at::kBFloat16 || data.scalar_type() == at::kHalf;
     if (is_narrow && options.grad_dtype == config::Dtype::kFloat32)
       parameter->set_gradient_dtype(at::kFloat);
     slots_.push_back(std::move(slot));
   }
+}
+
+std::size_t Optimizer::place_of_rate(double share) {
+  const auto known = std::find(rates_.begin(), rates_.end(), share);
+  const std::size_t place = static_cast<std::size_t>(known - rates_.begin());
+  if (known == rates_.end()) rates_.push_back(share);
+  return place;
+}
+
+void Optimizer::add_momentum(Slot& slot, bool is_used) {
+  const at::Tensor& data = slot.owned;
+  const bool is_narrow = data.scalar_type() == at::kBFloat16 || data.scalar_type() == at::kHalf;
+  const at::Tensor wide = is_narrow ? data.to(at::kFloat) : data;
+  if (is_narrow) slot.master = wide;
+  if (is_used) slot.momentum = at::zeros_like(wide);
 }
 
 void Optimizer::add_moments(Slot& slot) {
@@ -117,7 +141,7 @@ double Optimizer::gradient_norm() const {
       gradients.push_back(slot.parameter->gradient());
   }
   const double own = gradients.empty() ? 0 : ops::gradient_norm(gradients);
-  return owners_.size() == 1 ? own : std::sqrt(owners_.all_reduce_sum(own * own));
+  return ranks_.owners.size() == 1 ? own : std::sqrt(ranks_.owners.all_reduce_sum(own * own));
 }
 
 namespace {
@@ -136,13 +160,13 @@ at::Tensor readable(const at::Tensor& gradient) {
 
 }  // namespace
 
-std::vector<ops::AdamwTensor> Optimizer::adamw_tensors() const {
-  std::vector<ops::AdamwTensor> tensors;
+std::vector<std::vector<ops::AdamwTensor>> Optimizer::adamw_tensors() const {
+  std::vector<std::vector<ops::AdamwTensor>> tensors(rates_.size());
   for (const Slot& slot : slots_) {
-    if (slot.owned.numel() == 0) continue;  // another rank's
-    tensors.push_back({slot.owned, gradient_of(*slot.parameter, slot.owned), slot.exp_avg,
-                       slot.exp_avg_sq, slot.master, slot.weight_decay, slot.rounding_key,
-                       slot.exp_avg_scale, slot.exp_avg_sq_scale});
+    if (slot.owned.numel() == 0 || slot.is_muon) continue;  // another rank's, or another rule's
+    tensors[slot.rate].push_back({slot.owned, gradient_of(*slot.parameter, slot.owned),
+                                  slot.exp_avg, slot.exp_avg_sq, slot.master, slot.weight_decay,
+                                  slot.rounding_key, slot.exp_avg_scale, slot.exp_avg_sq_scale});
   }
   return tensors;
 }
@@ -156,12 +180,10 @@ ops::AdamwOptions Optimizer::adamw_options() const {
   return step;
 }
 
-void Optimizer::step(const ops::KernelTable& kernels, double lr, double gradient_multiplier) {
-  const ops::NoGradient guard;
-  ++steps_;
-  ++updates_;
-  if (options_.name == config::OptimName::kAdamW) {
-    std::vector<ops::AdamwTensor> tensors = adamw_tensors();
+void Optimizer::adamw(const ops::KernelTable& kernels, double lr, double gradient_multiplier) {
+  std::vector<std::vector<ops::AdamwTensor>> by_rate = adamw_tensors();
+  for (std::size_t rate = 0; rate < by_rate.size(); ++rate) {
+    std::vector<ops::AdamwTensor>& tensors = by_rate[rate];
     const auto is_here = [&](const ops::AdamwTensor& tensor) {
       return !offload_ || !tensor.exp_avg.is_cpu();
     };
@@ -169,7 +191,7 @@ void Optimizer::step(const ops::KernelTable& kernels, double lr, double gradient
     const std::vector<ops::AdamwTensor> offloaded(away, tensors.end());
     tensors.erase(away, tensors.end());
     ops::AdamwOptions step = adamw_options();
-    step.lr = lr;
+    step.lr = lr * rates_[rate];
     step.gradient_multiplier = gradient_multiplier;
     ops::adamw_step(kernels, tensors, step);
     if (offload_) {
@@ -177,15 +199,53 @@ void Optimizer::step(const ops::KernelTable& kernels, double lr, double gradient
         ops::adamw_step(kernels, piece, step);
       });
     }
-  } else {
-    std::vector<ops::SgdTensor> tensors;
-    for (const Slot& slot : slots_) {
-      if (slot.owned.numel() == 0) continue;
-      tensors.push_back({slot.owned, gradient_of(*slot.parameter, slot.owned), slot.momentum,
-                         slot.master, slot.weight_decay});
-    }
-    ops::sgd_step(tensors, lr, options_.momentum, steps_ == 1, gradient_multiplier);
   }
+}
+
+void Optimizer::sgd(double lr, double gradient_multiplier) {
+  for (const Slot& slot : slots_) {
+    if (slot.owned.numel() == 0) continue;
+    ops::sgd_step({{slot.owned, gradient_of(*slot.parameter, slot.owned), slot.momentum,
+                    slot.master, slot.weight_decay}},
+                  lr * rates_[slot.rate], options_.momentum, steps_ == 1, gradient_multiplier);
+  }
+}
+
+void Optimizer::muon(double lr, double gradient_multiplier) {
+  std::vector<DividedMatrix> updates;
+  std::vector<const Slot*> slots;
+  std::vector<ops::MuonTensor> tensors;
+  for (const Slot& slot : slots_) {
+    if (!slot.is_muon || !slot.parameter->is_held()) continue;
+    slots.push_back(&slot);
+    tensors.push_back({slot.owned, gradient_of(*slot.parameter, slot.owned), slot.momentum,
+                       slot.master, slot.weight_decay});
+    updates.push_back({slot.parameter, ops::muon_direction(tensors.back(), options_.momentum,
+                                                           gradient_multiplier)});
+  }
+  apply_to_whole(updates, ranks_.stage, ops::orthogonalized);
+  for (std::size_t i = 0; i < slots.size(); ++i) {
+    const auto& shape = slots[i]->parameter->global_shape();
+    ops::muon_apply(tensors[i], updates[i].part, lr * rates_[slots[i]->rate],
+                    ops::muon_scale(shape[shape.size() - 2], shape.back()));
+  }
+}
+
+void Optimizer::step(const ops::KernelTable& kernels, double lr, double gradient_multiplier) {
+  const ops::NoGradient guard;
+  ++steps_;
+  ++updates_;
+  if (options_.name == config::OptimName::kSgd) {
+    sgd(lr, gradient_multiplier);
+  } else {
+    adamw(kernels, lr, gradient_multiplier);
+    if (options_.name == config::OptimName::kMuon) muon(lr, gradient_multiplier);
+  }
+  for (Slot& slot : slots_) slot.parameter->clear_gradient();
+}
+
+void Optimizer::skip_step() {
+  ++steps_;
   for (Slot& slot : slots_) slot.parameter->clear_gradient();
 }
 
@@ -209,41 +269,48 @@ bool Optimizer::can_queue(const ops::KernelTable& kernels) const {
 void Optimizer::upload_numbers(double lr) {
   const ops::NoGradient guard;
   ++steps_;
-  const ops::AdamwNow now =
-      ops::adamw_now(lr, options_.betas[0], options_.betas[1], steps_, /*gradient_multiplier=*/1);
-  const at::Tensor host = at::tensor(
-      {now.lr, now.step_size, now.inverse_root_correction2, now.gradient_multiplier, now.step},
-      at::kDouble);
+  std::vector<double> rows;
+  for (const double rate : rates_) {
+    const ops::AdamwNow now = ops::adamw_now(lr * rate, options_.betas[0], options_.betas[1],
+                                             steps_, /*gradient_multiplier=*/1);
+    rows.insert(rows.end(), {now.lr, now.step_size, now.inverse_root_correction2,
+                             now.gradient_multiplier, now.step});
+  }
+  const at::Tensor host =
+      at::tensor(rows, at::kDouble).view({static_cast<std::int64_t>(rates_.size()), -1});
   const at::Tensor numbers = device::upload(host, slots_.at(0).owned.device());
   if (!numbers_.defined()) numbers_ = numbers.clone();
   numbers_.copy_(numbers);
 }
 
 at::Tensor Optimizer::queue_step(const ops::KernelTable& kernels, double clip_norm,
-                                 const at::Tensor& loss) {
+                                 const at::Tensor& loss, const Objection& objection) {
   const ops::NoGradient guard;
-  std::vector<ops::AdamwTensor> tensors = adamw_tensors();
+  std::vector<std::vector<ops::AdamwTensor>> by_rate = adamw_tensors();
   std::vector<at::Tensor> gradients;
-  auto tensor = tensors.begin();
+  std::vector<std::size_t> seen(by_rate.size());
   for (const Slot& slot : slots_) {
     if (slot.owned.numel() == 0) continue;  // as adamw_tensors() does
-    tensor->gradient = readable(tensor->gradient);
-    if (!slot.parameter->is_copy()) gradients.push_back(tensor->gradient);
-    ++tensor;
+    ops::AdamwTensor& tensor = by_rate[slot.rate][seen[slot.rate]++];
+    tensor.gradient = readable(tensor.gradient);
+    if (!slot.parameter->is_copy()) gradients.push_back(tensor.gradient);
   }
   at::Tensor norm =
       gradients.empty() ? at::zeros({}, numbers_.options()) : ops::queued_square_sum(gradients);
-  owners_.all_reduce_sum(norm);
+  ranks_.owners.all_reduce_sum(norm);
   norm.sqrt_();
   at::Tensor multiplier = at::ones_like(norm);
   if (clip_norm > 0) multiplier.mul_(clip_norm).div_(norm.add(1e-6)).clamp_max_(1);
   // NaN unless both are finite, else 0.
   multiplier.add_(norm.mul(0)).add_(loss.to(at::kDouble).mul(0));
-  numbers_.narrow(0, 3, 1).copy_(multiplier);
-  ops::AdamwOptions step = adamw_options();
-  step.on_device = numbers_;
+  if (objection) multiplier.add_(objection(norm));
+  numbers_.narrow(1, 3, 1).copy_(multiplier.expand({numbers_.size(0), 1}));
   ++updates_;
-  ops::adamw_step(kernels, tensors, step);
+  for (std::size_t rate = 0; rate < by_rate.size(); ++rate) {
+    ops::AdamwOptions step = adamw_options();
+    step.on_device = numbers_.select(0, static_cast<std::int64_t>(rate));
+    ops::adamw_step(kernels, by_rate[rate], step);
+  }
   for (Slot& slot : slots_) slot.parameter->clear_gradient();
   return norm;
 }

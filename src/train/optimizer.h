@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -10,30 +11,43 @@
 
 #include "ckpt/training_checkpoint.h"
 #include "comm/group.h"
+#include "comm/mesh.h"
 #include "config/run_config.h"
 #include "nn/parameter.h"
 #include "ops/optimizer_step/optimizer_step.h"
 #include "ops/registry.h"
+#include "train/parameter_groups.h"
 #include "train/state_offload.h"
 
 namespace heddle::train {
 
-/// AdamW or SGD over the trainable parameters, of each the rows that this rank owns; keeps their
-/// moments and, for parameters below fp32, an fp32 master copy unless `optim.state_dtype` is
+/// AdamW, SGD or Muon over the trainable parameters, of each the rows that this rank owns; keeps
+/// their moments and, for parameters below fp32, an fp32 master copy unless `optim.state_dtype` is
 /// bfloat16, or int8 and the parameter a matrix whose rows are whole blocks of codes. With
 /// `optim.offload` they live in the memory of the host.
 class Optimizer {
  public:
+  struct Ranks {
+    comm::Group owners = comm::Group("alone");  ///< Those over which the rows are divided.
+    /// Of these the ones that hold the same parameters, a pipeline stage: Muon needs whole
+    /// matrices.
+    comm::Group stage = comm::Group("alone");
+    /// Those of a mesh.
+    static Ranks of(const comm::Mesh& mesh);
+  };
   /// Parameters with one dimension, and those that match `optim.no_decay`, get no weight decay.
-  /// `seed` keys stochastic rounding. `owners`: the ranks over which the rows are divided.
+  /// `seed` keys stochastic rounding.
   Optimizer(std::vector<nn::Parameter*> parameters, const config::OptimSection& options,
-            std::uint64_t seed, comm::Group owners = comm::Group("alone"));
+            std::uint64_t seed, Ranks ranks, const LearningRates& rates = {});
 
   /// sqrt of the sum of squares of all gradients, after the division by the global loss weight.
   double gradient_norm() const;
   /// One update with gradients multiplied by `gradient_multiplier`; clears the gradients. A
   /// parameter without gradient in this step is updated as with a zero one.
   void step(const ops::KernelTable& kernels, double lr, double gradient_multiplier);
+
+  /// Counts a step that changes nothing, and clears the gradients.
+  void skip_step();
 
   /// Numbers of later AdamW steps; exempt parameters stay without decay.
   void set_adamw(double beta1, double beta2, double eps, double weight_decay);
@@ -45,8 +59,11 @@ class Optimizer {
   /// The numbers of the next queued step go to the device.
   void upload_numbers(double lr);
   /// Norm, clipping at `clip_norm` (0: none) and update; clears the gradients. Returns the norm,
-  /// 0-d fp64 on the device. Changes nothing where it or `loss` (0-d, of all ranks) is not finite.
-  at::Tensor queue_step(const ops::KernelTable& kernels, double clip_norm, const at::Tensor& loss);
+  /// 0-d fp64 on the device. Changes nothing where it or `loss` (0-d, of all ranks) is not finite,
+  /// or where `objection`, which may be empty, gives NaN instead of 0 for the norm.
+  using Objection = std::function<at::Tensor(const at::Tensor& norm)>;
+  at::Tensor queue_step(const ops::KernelTable& kernels, double clip_norm, const at::Tensor& loss,
+                        const Objection& objection);
 
   std::int64_t steps() const { return steps_; }
   /// How often weights began to change: a step that failed before may run again.
@@ -68,17 +85,26 @@ class Optimizer {
     bool decays;
     double weight_decay;
     std::uint64_t rounding_key;
+    std::size_t rate;  ///< Its place in rates_.
+    bool is_muon;      ///< A matrix that Muon updates.
   };
   void add_moments(Slot& slot);
-  std::vector<ops::AdamwTensor> adamw_tensors() const;
+  void add_momentum(Slot& slot, bool is_used);
+  std::size_t place_of_rate(double share);
+  /// AdamW's tensors of each learning rate.
+  std::vector<std::vector<ops::AdamwTensor>> adamw_tensors() const;
   ops::AdamwOptions adamw_options() const;
+  void adamw(const ops::KernelTable& kernels, double lr, double gradient_multiplier);
+  void sgd(double lr, double gradient_multiplier);
+  void muon(double lr, double gradient_multiplier);
 
   std::vector<Slot> slots_;
   std::optional<StateOffload> offload_;
   config::OptimSection options_;
-  comm::Group owners_;
+  Ranks ranks_;
+  std::vector<double> rates_;  ///< Different learning rates, as shares of the step's.
   std::int64_t steps_ = 0, updates_ = 0;
-  at::Tensor numbers_;  ///< Numbers of the step under way, see ops::AdamwOptions::on_device.
+  at::Tensor numbers_;  ///< [rates,5] of the step under way, see ops::AdamwOptions::on_device.
 };
 
 }  // namespace heddle::train

@@ -1,10 +1,12 @@
 #include "train/queued_steps.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/full_like.h>
 #include <ATen/ops/stack.h>
 
 #include <algorithm>
 #include <bit>
+#include <limits>
 #include <string_view>
 #include <utility>
 
@@ -50,6 +52,7 @@ void copy(const LocalBatch& from, LocalBatch& to) {
     copy(from.device.*tensor, to.device.*tensor);
   for (std::size_t i = 0; i < to.adapters.size(); ++i)
     copy(from.adapters[i].draws, to.adapters[i].draws);
+  copy(from.noise_draws, to.noise_draws);
 }
 
 void copy(const LossRows& from, LossRows& to) {
@@ -91,7 +94,9 @@ QueuedSteps::Queued::Outcome QueuedSteps::Queued::wait() {
   // The awaited work may have been given up.
   if (world_) world_->device_watch().check();
   const at::Tensor& numbers = results[0];
-  return {{numbers[0], {numbers[1]}, numbers[2], results[1]}, numbers[3].item<double>()};
+  return {{numbers[0], {numbers[1]}, numbers[2], results[1]},
+          numbers[3].item<double>(),
+          numbers[4].item<double>()};
 }
 
 QueuedSteps::Queued QueuedSteps::queue(std::span<const data::Batch> batches,
@@ -100,13 +105,15 @@ QueuedSteps::Queued QueuedSteps::queue(std::span<const data::Batch> batches,
   step.auxiliary_scale = options.auxiliary_scale;
   step.shape = {std::bit_cast<std::int64_t>(options.auxiliary_scale), options.dropout_step > 0};
   for (const data::Batch& batch : batches) {
-    step.batches.emplace_back(*parts_.model, batch, parts_.adapters, options.dropout_step);
+    step.batches.emplace_back(*parts_.model, batch, parts_.adapters, options.dropout_step,
+                              parts_.neftune);
     const data::Batch& host = step.batches.back().host;
     step.rows.emplace_back(*parts_.model, host, options.loss_scale,
                            record_ ? row_multiple(host.size()) : 1);
     add_shape(step.batches.back(), step.rows.back(), step.shape);
   }
   parts_.optimizer->upload_numbers(options.lr);
+  parts_.spikes->prepare(parts_.model->context().device);
   Results results;
   if (const Recorded* recorded = record_ && options.may_record ? recorded_for(step) : nullptr) {
     recorded->graph->replay();
@@ -181,11 +188,17 @@ QueuedSteps::Results QueuedSteps::enqueue(const Recorded& step) {
                                            .sharding = parts_.sharding});
   sum_over_ranks(parts_.model->context().mesh.loss_group(), step.auxiliary_scale > 0, sums);
   if (parts_.sharding != nullptr) parts_.sharding->finish_reduction();
-  const at::Tensor norm =
-      parts_.optimizer->queue_step(parts_.model->kernels(), parts_.clip_norm, sums.loss_sum);
+  Optimizer::Objection objection;
+  if (parts_.spikes->is_on())
+    objection = [this](const at::Tensor& norm) { return parts_.spikes->object(norm); };
+  const at::Tensor norm = parts_.optimizer->queue_step(parts_.model->kernels(), parts_.clip_norm,
+                                                       sums.loss_sum, objection);
+  const at::Tensor threshold = parts_.spikes->is_on()
+                                   ? parts_.spikes->threshold_on_device()
+                                   : at::full_like(norm, std::numeric_limits<double>::infinity());
   if (parts_.sharding != nullptr) parts_.sharding->publish();
   return {at::stack({sums.loss_sum.to(at::kDouble), sums.metric_sums[0].to(at::kDouble),
-                     sums.auxiliary_sum.to(at::kDouble), norm}),
+                     sums.auxiliary_sum.to(at::kDouble), norm, threshold}),
           sums.expert_load};
 }
 
@@ -202,7 +215,8 @@ bool QueuedSteps::release_graphs() {
 std::unique_ptr<QueuedSteps> queued_steps(const config::RunConfig& config,
                                           assembly::ModelOnRanks& setup,
                                           const objective::Objective& objective,
-                                          parallel::Pipeline& pipeline, Optimizer& optimizer) {
+                                          parallel::Pipeline& pipeline, Optimizer& optimizer,
+                                          SpikePolicy& spikes) {
   const std::string reason = obstacle(config, setup, objective, optimizer);
   const bool is_alone = setup.context.mesh.world_size() == 1,
              is_wanted = config.train.cuda_graph == config::CudaGraph::kAuto;
@@ -212,11 +226,11 @@ std::unique_ptr<QueuedSteps> queued_steps(const config::RunConfig& config,
   }
   if (!reason.empty()) return nullptr;
   return std::make_unique<QueuedSteps>(
-      QueuedSteps::Parts{setup.model.get(), setup.adapters.get(), &pipeline, &setup.trainable,
-                         &optimizer,
-                         config.train.router_aux_loss == config::AuxLoss::kHf &&
-                             assembly::auxiliary_coefficient(config, setup.model->config()) > 0,
-                         config.optim.clip_norm, setup.sharding.get()},
+      QueuedSteps::Parts{
+          setup.model.get(), setup.adapters.get(), &pipeline, &setup.trainable, &optimizer,
+          config.train.router_aux_loss == config::AuxLoss::kHf &&
+              assembly::auxiliary_coefficient(config, setup.model->config()) > 0,
+          config.optim.clip_norm, &spikes, neftune_of(config.train), setup.sharding.get()},
       is_wanted && is_alone);
 }
 

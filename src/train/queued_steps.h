@@ -18,6 +18,7 @@
 #include "objective/language_model.h"
 #include "train/micro_batch.h"
 #include "train/optimizer.h"
+#include "train/spike_policy.h"
 
 namespace heddle::train {
 
@@ -37,6 +38,8 @@ class QueuedSteps {
     Optimizer* optimizer;
     bool pooled_auxiliary_loss;  ///< train.router_aux_loss hf.
     double clip_norm;
+    SpikePolicy* spikes;
+    objective::Neftune neftune;
     parallel::Sharding* sharding = nullptr;  ///< With several ranks.
   };
   QueuedSteps(const Parts& parts, bool record) : parts_(parts), record_(record) {}
@@ -52,8 +55,9 @@ class QueuedSteps {
   class Queued {
    public:
     struct Outcome {
-      MicroBatchLoss sums;  ///< On the host, not divided.
-      double grad_norm;     ///< Before clipping.
+      MicroBatchLoss sums;     ///< On the host, not divided.
+      double grad_norm;        ///< Before clipping.
+      double spike_threshold;  ///< A step with a larger norm updated nothing.
     };
     /// Waits for the step's end, not for that of steps after it. If loss or norm is not finite,
     /// it updated nothing. Throws CommError if the ranks lost each other.
@@ -78,7 +82,8 @@ class QueuedSteps {
   /// Numbers that the launches of a step depend on.
   using Shape = std::vector<std::int64_t>;
   struct Results {
-    at::Tensor numbers;  ///< fp64 [4] on the device: loss, entropy, router's loss, norm
+    at::Tensor
+        numbers;  ///< fp64 [5] on the device: loss, entropy, router's loss, norm, spike threshold
     at::Tensor expert_load;
   };
   struct Recorded {
@@ -107,6 +112,7 @@ class QueuedSteps {
 std::unique_ptr<QueuedSteps> queued_steps(const config::RunConfig& config,
                                           assembly::ModelOnRanks& setup,
                                           const objective::Objective& objective,
-                                          parallel::Pipeline& pipeline, Optimizer& optimizer);
+                                          parallel::Pipeline& pipeline, Optimizer& optimizer,
+                                          SpikePolicy& spikes);
 
 }  // namespace heddle::train

@@ -16,6 +16,7 @@
 #include "models/flops.h"
 #include "ops/autograd.h"
 #include "train/auxiliary_loss.h"
+#include "train/best_evaluation.h"
 #include "train/describe.h"
 #include "train/expert_load.h"
 #include "train/idle_ranks.h"
@@ -83,6 +84,10 @@ Trainer::Trainer(const config::RunConfig& config, Observer& observer, const std:
   }
   objective_.prepare({setup_.train, setup_.eval});
   resume();
+  if (std::exchange(loop_.best_metric, config_.eval.metric) != config_.eval.metric) {
+    loop_.best_eval.reset();
+    loop_.evaluations_without_gain = 0;
+  }
   learner_.continue_after(first_step_);
 }
 
@@ -125,19 +130,23 @@ Learner::StepOptions Trainer::options_of(const data::Step& step) const {
 void Trainer::queue_next(const data::Step& step) {
   if (pause_behind(step.step + 1).any()) return;
   if (setup_.placed.context.mesh.world_group().any(stop_)) return;
-  std::optional<data::Step> next = steps_.next();
-  if (!next) return;
-  ahead_.emplace(TakenStep{std::move(*next), std::nullopt});
+  ahead_ = take_step();
+  if (!ahead_) return;
   // One without a loss is refused when its turn comes.
   if (ahead_->step.loss_weight_sum > 0)
     ahead_->queued = learner_.queue(ahead_->step.micro_batches, options_of(ahead_->step));
 }
 
-std::optional<Trainer::TakenStep> Trainer::next_step() {
-  if (ahead_) return std::exchange(ahead_, std::nullopt);
+std::optional<Trainer::TakenStep> Trainer::take_step() {
+  nlohmann::json cursor;
+  if (learner_.spikes().stops()) cursor = steps_.cursor();
   std::optional<data::Step> step = steps_.next();
   if (!step) return std::nullopt;
-  return TakenStep{std::move(*step), std::nullopt};
+  return TakenStep{std::move(*step), std::nullopt, std::move(cursor)};
+}
+
+std::optional<Trainer::TakenStep> Trainer::next_step() {
+  return ahead_ ? std::exchange(ahead_, std::nullopt) : take_step();
 }
 
 Learner::Outcome Trainer::run(TakenStep& taken) {
@@ -147,6 +156,42 @@ Learner::Outcome Trainer::run(TakenStep& taken) {
                                             : learner_.queue(step.micro_batches, options_of(step));
   queue_next(step);
   return queued.wait();
+}
+
+void Trainer::judge_norm(const Learner::Outcome& outcome, const TakenStep& taken, StepInfo& info) {
+  SpikePolicy& spikes = learner_.spikes();
+  if (!spikes.is_on()) return;
+  const bool is_spike = outcome.grad_norm > outcome.spike_threshold;
+  if (is_spike && spikes.stops()) {
+    // The device was given the next step already, which it refused like this one.
+    if (ahead_ && ahead_->queued) ahead_->queued->wait();
+    ahead_.reset();
+    const std::int64_t done = info.step - 1;
+    if (last_saved_ != done) {
+      // Every step since the last checkpoint was counted once.
+      learner_.optimizer().set_steps(loop_.optimizer_steps + done - loop_.step);
+      save(done, taken.cursor);
+    }
+    checkpoints_->wait();
+    throw_error<Error>(
+        "step {}: the gradient norm {:.4g} is above {:.4g}, train.spike_factor {} times the median "
+        "of the last {} steps; nothing was updated, and {} holds the weights before it. Look at "
+        "the data of this step, lower optim.lr, or continue with train.spike=skip or a larger "
+        "train.spike_factor",
+        info.step, outcome.grad_norm, outcome.spike_threshold, config_.train.spike_factor,
+        config_.train.spike_window, last_checkpoint_.string());
+  }
+  spikes.remember(outcome.grad_norm);
+  loop_.recent_norms = spikes.recent();
+  if (is_spike) {
+    ++loop_.skipped_steps;
+    log::warning(
+        "step {}: skipped, as its gradient norm {:.4g} is above {:.4g}, train.spike_factor {} "
+        "times the median of the last {} steps",
+        info.step, outcome.grad_norm, outcome.spike_threshold, config_.train.spike_factor,
+        config_.train.spike_window);
+  }
+  info.metrics.set(metric::kSkippedSteps, static_cast<double>(loop_.skipped_steps));
 }
 
 StepInfo Trainer::train_step(TakenStep taken) {
@@ -159,17 +204,18 @@ StepInfo Trainer::train_step(TakenStep taken) {
   info.step = step.step + 1;
   info.lr = learning_rate_of(step);
   if (learner_.recompute() != nullptr) {
-    info.extra["recomputed_layers"] =
-        static_cast<double>(learner_.recompute()->recomputed_layers());
+    info.metrics.set(metric::kRecomputedLayers,
+                     static_cast<double>(learner_.recompute()->recomputed_layers()));
   }
   const Learner::Outcome outcome = run(taken);
   const MicroBatchLoss& sums = outcome.sums;
   info.loss = sums.loss_sum.item<double>() / divisors.loss;
-  const std::vector<std::string> names = objective_.metrics();
-  for (std::size_t i = 0; i < names.size(); ++i)
-    info.extra[names[i]] = sums.metric_sums[i].item<double>() / divisors.loss;
+  const std::vector<const Metric*> metrics = objective_.metrics();
+  for (std::size_t i = 0; i < metrics.size(); ++i)
+    info.metrics.set(*metrics[i], sums.metric_sums[i].item<double>() / divisors.loss);
   info.grad_norm = outcome.grad_norm;
   require_finite(info);
+  judge_norm(outcome, taken, info);
   last_end_ = std::chrono::steady_clock::now();
 
   info.seconds = std::chrono::duration<double>(last_end_ - start).count();
@@ -187,11 +233,11 @@ StepInfo Trainer::train_step(TakenStep taken) {
   }
   info.memory_bytes = device::memory(setup_.placed.context.device).peak_bytes;
   if (auxiliary_coefficient_ > 0)
-    info.extra["aux_loss"] = sums.auxiliary_sum.item<double>() / divisors.sparse_tokens;
+    info.metrics.set(metric::kAuxLoss, sums.auxiliary_sum.item<double>() / divisors.sparse_tokens);
   if (sums.expert_load.defined()) {
     const LoadBalance balance = load_max_over_mean(sums.expert_load);
-    info.extra["moe_load_max_over_mean"] = balance.largest;
-    info.extra["moe_load_max_over_mean_avg"] = balance.mean;
+    info.metrics.set(metric::kMoeLoad, balance.largest);
+    info.metrics.set(metric::kMoeLoadMean, balance.mean);
   }
   steps_.on_updated(info);
   return info;
@@ -212,9 +258,11 @@ bool Trainer::evaluate_if_due(StepInfo& info, const Pause& pause) {
   improved_ = false;
   if (!pause.evaluates) return false;
   const Evaluation evaluation = evaluate();
-  last_eval_ = evaluation.loss;
-  improved_ = !loop_.best_eval || *last_eval_ < *loop_.best_eval;
-  if (improved_) loop_.best_eval = last_eval_;
+  const std::string& metric = config_.eval.metric;
+  const double value = number_of(evaluation, metric);
+  last_eval_ = cost_of(metric, value);
+  improved_ = !loop_.best_eval || is_better(metric, value, *loop_.best_eval);
+  if (improved_) loop_.best_eval = value;
   loop_.evaluations_without_gain = improved_ ? 0 : loop_.evaluations_without_gain + 1;
   info.add(evaluation);
   observer_.on_evaluation(info.step, evaluation, improved_);
@@ -244,7 +292,8 @@ void Trainer::fill(Summary& summary, std::int64_t steps) const {
   summary.first_loss = loop_.first_loss;
   summary.last_loss = loop_.last_loss;
   summary.has_eval = loop_.best_eval.has_value();
-  summary.best_eval_loss = loop_.best_eval.value_or(0);
+  summary.best_eval = loop_.best_eval.value_or(0);
+  summary.best_metric = loop_.best_metric;
 }
 
 Summary Trainer::run() {

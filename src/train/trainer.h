@@ -48,6 +48,7 @@ class Trainer {
   struct TakenStep {
     data::Step step;
     std::optional<QueuedSteps::Queued> queued;
+    nlohmann::json cursor;  ///< The place in the data before the step; only with train.spike stop.
   };
   /// Divisors of sums over a step.
   struct Divisors {
@@ -63,6 +64,10 @@ class Trainer {
   /// The step in ahead_, else the source's next one; nothing at the end.
   std::optional<TakenStep> next_step();
   StepInfo train_step(TakenStep taken);
+  /// The source's next step with its place in the data.
+  std::optional<TakenStep> take_step();
+  /// Counts a step whose gradient norm stood out, or ends the run.
+  void judge_norm(const Learner::Outcome& outcome, const TakenStep& taken, StepInfo& info);
   /// Runs or awaits it, and queues the next one where that is possible.
   Learner::Outcome run(TakenStep& taken);
   Pause pause_behind(std::int64_t done) const;
@@ -72,7 +77,8 @@ class Trainer {
   /// This rank's part of a checkpoint: trained and kept parameters.
   std::vector<ckpt::TensorPart> state(bool with_copies) const;
   void keep(nn::Parameter& parameter);
-  void save(std::int64_t step);
+  /// With the place in the data of the next step, or an earlier one.
+  void save(std::int64_t step, std::optional<nlohmann::json> cursor = std::nullopt);
   void resume();
   /// From a checkpoint whose contents have been verified.
   void restore(const ckpt::Path& path);

@@ -82,6 +82,7 @@ void Trainer::restore(const ckpt::Path& path) {
   restore_kept(checkpoint);
   if (setup_.placed.sharding) setup_.placed.sharding->publish(/*with_frozen=*/true);
   learner_.optimizer().set_steps(saved.optimizer_steps);
+  learner_.spikes().restore(saved.recent_norms);
   loop_ = saved;
   first_step_ = saved.step;
   last_saved_ = first_step_;
@@ -108,11 +109,11 @@ void Trainer::keep(nn::Parameter& parameter) {
   if (setup_.placed.adapters) setup_.placed.saved_whole.push_back(&parameter);
 }
 
-void Trainer::save(std::int64_t step) {
+void Trainer::save(std::int64_t step, std::optional<nlohmann::json> cursor) {
   ckpt::CheckpointState state;
   loop_.step = step;
   loop_.optimizer_steps = learner_.optimizer().steps();
-  loop_.cursor = steps_.cursor();
+  loop_.cursor = cursor ? std::move(*cursor) : steps_.cursor();
   loop_.write(state.state);
   state.state["seed"] = config_.train.seed;
   state.state["kernels"] = setup_.placed.model->kernels().lines();

@@ -14,6 +14,7 @@
 #include "base/files.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/metrics.h"
 #include "base/text.h"
 
 namespace heddle::ui {
@@ -22,14 +23,19 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 /// The fixed fields with their names, in the order of the file.
-constexpr auto kFields = std::make_tuple(
-    std::pair{"step", &StepMetrics::step}, std::pair{"epoch", &StepMetrics::epoch},
-    std::pair{"loss", &StepMetrics::loss}, std::pair{"lr", &StepMetrics::lr},
-    std::pair{"grad_norm", &StepMetrics::grad_norm}, std::pair{"tokens", &StepMetrics::tokens},
-    std::pair{"loss_tokens", &StepMetrics::loss_tokens},
-    std::pair{"tokens_per_s", &StepMetrics::tokens_per_s},
-    std::pair{"step_s", &StepMetrics::step_s}, std::pair{"unix_time", &StepMetrics::unix_time},
-    std::pair{"mfu", &StepMetrics::mfu}, std::pair{"memory_bytes", &StepMetrics::memory_bytes});
+constexpr auto kFields =
+    std::make_tuple(std::pair{metric::kStep.name, &StepMetrics::step},
+                    std::pair{metric::kEpoch.name, &StepMetrics::epoch},
+                    std::pair{metric::kLoss.name, &StepMetrics::loss},
+                    std::pair{metric::kLr.name, &StepMetrics::lr},
+                    std::pair{metric::kGradNorm.name, &StepMetrics::grad_norm},
+                    std::pair{metric::kTokens.name, &StepMetrics::tokens},
+                    std::pair{metric::kLossTokens.name, &StepMetrics::loss_tokens},
+                    std::pair{metric::kTokensPerSecond.name, &StepMetrics::tokens_per_s},
+                    std::pair{metric::kStepSeconds.name, &StepMetrics::step_s},
+                    std::pair{metric::kUnixTime.name, &StepMetrics::unix_time},
+                    std::pair{metric::kMfu.name, &StepMetrics::mfu},
+                    std::pair{metric::kMemoryBytes.name, &StepMetrics::memory_bytes});
 
 template <class Visit>
 void for_each_field(Visit visit) {
@@ -49,8 +55,8 @@ std::optional<StepMetrics> parse_row(std::string_view line) {
   }
   if (!row.is_object() || !row.contains("step") || !row["step"].is_number_integer()) return {};
   StepMetrics metrics;
-  for_each_field([&](const char* name, auto member) {
-    const auto entry = row.find(name);
+  for_each_field([&](std::string_view name, auto member) {
+    const auto entry = row.find(std::string(name));
     if (entry == row.end()) return;
     if constexpr (std::is_same_v<decltype(member), double StepMetrics::*>) {
       metrics.*member = number_or_nan(*entry);
@@ -87,7 +93,7 @@ void for_each_row(const std::filesystem::path& file, std::string_view text, Visi
 
 }  // namespace
 
-const double* StepMetrics::extra(const std::string& name) const {
+const double* StepMetrics::extra(std::string_view name) const {
   for (const auto& [key, value] : extras) {
     if (key == name) return &value;
   }
@@ -96,7 +102,8 @@ const double* StepMetrics::extra(const std::string& name) const {
 
 std::string to_json(const StepMetrics& metrics) {
   Json row;
-  for_each_field([&](const char* name, auto member) { row[name] = metrics.*member; });
+  for_each_field(
+      [&](std::string_view name, auto member) { row[std::string(name)] = metrics.*member; });
   for (const auto& [name, value] : metrics.extras) row[name] = value;
   return row.dump();  // nlohmann writes NaN and infinity as null
 }

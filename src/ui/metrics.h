@@ -3,8 +3,11 @@
 #include <cstdint>
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
+
+#include "base/metrics.h"
 
 namespace heddle::ui {
 
@@ -26,7 +29,8 @@ struct StepMetrics {
   std::vector<std::pair<std::string, double>> extras;
 
   /// The extra of that name, or nullptr.
-  const double* extra(const std::string& name) const;
+  const double* extra(std::string_view name) const;
+  const double* extra(const Metric& metric) const { return extra(metric.name); }
 };
 
 /// One JSON object without a line break.

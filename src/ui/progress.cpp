@@ -53,12 +53,12 @@ ProgressStyle ProgressStyle::detect(std::int64_t every) {
 
 std::vector<std::string> facts_of(const StepMetrics& m) {
   std::vector<std::string> facts;
-  if (const double* reward = m.extra("reward_mean"))
+  if (const double* reward = m.extra(metric::kRewardMean))
     facts.push_back(fmt::format("reward {:.3f}", *reward));
   facts.push_back(fmt::format("loss {:.4f}", m.loss));
-  if (const double* length = m.extra("length_mean"))
+  if (const double* length = m.extra(metric::kLengthMean))
     facts.push_back(fmt::format("length {:.1f}", *length));
-  if (const double* eval = m.extra("eval_loss"))
+  if (const double* eval = m.extra(metric::kEvalLoss))
     facts.push_back(fmt::format("eval loss {:.4f}", *eval));
   facts.push_back(fmt::format("lr {:.2e}", m.lr));
   facts.push_back(fmt::format("grad norm {:.3g}", m.grad_norm));

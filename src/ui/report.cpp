@@ -36,7 +36,8 @@ std::string tiles(const ReportFacts& facts, std::span<const StepMetrics> rows) {
     for (const StepMetrics& row : rows) {
       seconds += row.step_s;
       tokens += static_cast<double>(row.tokens);
-      if (const double* eval = row.extra("eval_loss")) best_eval = std::fmin(best_eval, *eval);
+      if (const double* eval = row.extra(metric::kEvalLoss))
+        best_eval = std::fmin(best_eval, *eval);
     }
     out += tile("Steps", fmt::format("{}", steps.back().step));
     out += tile("Loss, first → last",

@@ -20,7 +20,9 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using testing::message_of;
+using ::testing::Not;
 
 void make_socket(const fs::path& path) {
   sockaddr_un address{};
@@ -91,6 +93,13 @@ TEST(ForeignFile, LinksOutOfAFolderAreNotFollowed) {
   EXPECT_THAT(read(snapshot / "sub", "f", "../../../blobs/7"), "(no error)");
   EXPECT_THAT(read(snapshot, "g", "../../../models--x--z/blobs/8"), HasSubstr("outside"));
   EXPECT_THAT(read(snapshot, "h", "../../../secret"), HasSubstr("outside"));
+  // A cache that is not the user's own is told from it by where it is; the message says how.
+  const std::string says = "set HF_HUB_CACHE=";
+  EXPECT_THAT(read(snapshot, "i", "../../../secret"), HasSubstr(says));
+  EXPECT_THAT(read(dir / "model", "k", "../secret"), Not(HasSubstr(says)));
+  setenv("HF_HUB_CACHE", dir.path().c_str(), 1);
+  EXPECT_THAT(read(snapshot, "l", "../../../secret"), "(no error)");
+  unsetenv("HF_HUB_CACHE");
   // A folder that is itself reached through a link is the folder that the user named.
   fs::create_directory_symlink(dir / "model", dir / "alias");
   EXPECT_EQ(files::read(dir / "alias/own", files::kTextLimit, dir / "alias"), "o");

@@ -7,6 +7,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <functional>
+
 #include "ckpt/staging_directory.h"
 #include "fixtures.h"
 #include "testing/temporary_directory.h"
@@ -123,6 +126,41 @@ TEST_F(ModelWriting, ReplacesTheModelThatItCarriesFrom) {
   for (const StoredTensor& tensor : source.tensors()) out.carry(tensor);
   out.commit();
   EXPECT_TRUE(is_identical(read_tensor(ModelDirectory::open(dir_ / "m").at("a")), a));
+}
+
+TEST_F(ModelWriting, ASourceThatChangedBeforeItWasCarriedIsNamedAndNothingIsWritten) {
+  namespace fs = std::filesystem;
+  const auto write_after = [&](const std::function<void(const fs::path&)>& change) {
+    fs::remove_all(dir_ / "source");
+    fs::remove_all(dir_ / "out");
+    testing::write_model(dir_ / "source", {{"mtp.fc.weight", random_tensor("m", {500})}});
+    const auto source = ModelDirectory::open(dir_ / "source");
+    ModelWriter out = writer(dir_ / "out");
+    out.add({"w", random_tensor("w", {2})});
+    out.carry_matching(source, {"mtp.*"});
+    change(dir_ / "source/model.safetensors");
+    try {
+      out.commit();
+    } catch (const UserError& error) {
+      EXPECT_FALSE(fs::exists(dir_ / "out"));
+      return std::string(error.what());
+    }
+    EXPECT_TRUE(fs::exists(dir_ / "out/config.json"));
+    return std::string();
+  };
+  EXPECT_EQ(write_after([](const fs::path&) {}), "");
+  // A new file under the name is not the one that was opened.
+  EXPECT_EQ(write_after([](const fs::path& p) { files::write_atomically(p, "new"); }), "");
+  EXPECT_EQ(write_after([](const fs::path& p) { fs::remove(p); }), "");
+  EXPECT_THAT(write_after([](const fs::path& p) {
+                std::fstream file(p, std::ios::in | std::ios::out);
+                file.seekp(-4, std::ios::end) << "abcd";
+              }),
+              HasSubstr("source/model.safetensors was changed while it was in use"));
+  EXPECT_THAT(write_after([](const fs::path& p) { fs::resize_file(p, fs::file_size(p) + 9); }),
+              HasSubstr("was changed"));
+  EXPECT_THAT(write_after([](const fs::path& p) { fs::last_write_time(p, fs::file_time_type()); }),
+              HasSubstr("was changed"));
 }
 
 TEST_F(ModelWriting, AnInterruptedWriteIsReplacedAndAStrangersFolderIsNot) {

@@ -8,8 +8,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <fstream>
+#include <functional>
+#include <limits>
 
+#include "ckpt/checked_tensor.h"
 #include "fixtures.h"
 #include "testing/temporary_directory.h"
 
@@ -111,6 +115,53 @@ TEST_F(TensorIo, LargeRowsGoInPieces) {
   EXPECT_TRUE(is_identical(read_tensor(on_disk, at::kDouble), x.to(at::kDouble)));
   EXPECT_TRUE(is_identical(read_tensor(on_disk, at::kFloat, at::kCPU, {{2, 17, 1'000'000}}),
                            x.narrow(2, 17, 1'000'000).contiguous()));
+}
+
+TEST_F(TensorIo, NaNAndInfinityAreNamedWithTheTensor) {
+  const double infinity = std::numeric_limits<double>::infinity();
+  const auto read = [&](double value, at::ScalarType stored, at::ScalarType wanted) {
+    at::Tensor x = random_tensor("x", {29, 7}).to(stored);
+    x[28][6] = value;
+    store(x);
+    return message_of<ModelError>([&] { read_finite_tensor(file_->at("x"), wanted); });
+  };
+  for (const at::ScalarType type : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
+    for (const double value : {std::nan(""), infinity, -infinity}) {
+      EXPECT_THAT(read(value, type, type),
+                  HasSubstr("t.safetensors: tensor 'x' holds NaN or infinity"))
+          << type << " " << value;
+    }
+  }
+  EXPECT_THAT(read(1e300, at::kDouble, at::kFloat), HasSubstr("'x' holds NaN or infinity"));
+  EXPECT_THAT(read(1e30, at::kFloat, at::kHalf), HasSubstr("'x' holds NaN or infinity"));
+  EXPECT_TRUE(is_identical(read_finite_tensor(store(at::zeros({0, 3}))), at::zeros({0, 3})));
+}
+
+TEST_F(TensorIo, AFileThatChangesWhileItIsLoadedIsAnError) {
+  namespace fs = std::filesystem;
+  const auto load_after = [&](const std::function<void(const fs::path&)>& change) {
+    fs::remove_all(dir_ / "m");
+    testing::write_model(dir_ / "m", {{"a", random_tensor("a", {64, 8})}});
+    const auto model = ModelDirectory::open(dir_ / "m");
+    change(dir_ / "m/model.safetensors");
+    try {
+      load_tensors(model, {{"a", at::empty({64, 8})}});
+    } catch (const UserError& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(load_after([](const fs::path&) {}), "");
+  EXPECT_EQ(load_after([](const fs::path& p) { files::write_atomically(p, "another file"); }), "");
+  EXPECT_THAT(load_after([](const fs::path& p) {
+                std::fstream file(p, std::ios::in | std::ios::out);
+                file.seekp(-4, std::ios::end) << "abcd";
+              }),
+              HasSubstr("model.safetensors was changed while it was in use"));
+  EXPECT_THAT(load_after([](const fs::path& p) { fs::resize_file(p, fs::file_size(p) + 1); }),
+              HasSubstr("was changed"));
+  EXPECT_THAT(load_after([](const fs::path& p) { fs::last_write_time(p, fs::file_time_type()); }),
+              HasSubstr("was changed"));
 }
 
 TEST_F(TensorIo, WrongShapesRangesAndTypesNameTheTensor) {

@@ -226,7 +226,7 @@ const std::vector<Case>& data() {
       {"Parquet",
        [](const Folder& f) { return f.with_rows("PAR1\1\2\3PAR1"); },
        2,
-       {"this is a Parquet file, expected JSON Lines", "convert it"}},
+       {"{dir}/bad.jsonl: ", "Parquet"}},
       {"Images",
        [](const Folder& f) {
          return f.with_rows(R"({"text": "a", "images": ["x"]})"

@@ -53,6 +53,28 @@ TEST(Completion, BashOffersCommandsOptionsFilesAndKeys) {
   EXPECT_THAT(bash_completions("heddle report optim.l"), IsEmpty());
 }
 
+TEST(Completion, BashOffersValuesOfKeysAndOptions) {
+  // As bash cuts it, and whole where COMP_WORDBREAKS has no "=".
+  EXPECT_THAT(bash_completions("heddle sft run.yaml optim.name = ad"), ElementsAre("adamw"));
+  EXPECT_THAT(bash_completions("heddle sft run.yaml optim.name=ad"),
+              ElementsAre("optim.name=adamw"));
+  EXPECT_THAT(bash_completions("heddle sft run.yaml train.method ="), ElementsAre("full", "lora"));
+  EXPECT_THAT(bash_completions("heddle sft data.train = ru"), ElementsAre("run.yaml"));
+  EXPECT_THAT(bash_completions("heddle sft optim.lr = x"), IsEmpty());
+  EXPECT_THAT(bash_completions("heddle init --preset small-1"), Contains("small-10m"));
+  EXPECT_THAT(bash_completions("heddle export --head = c"), ElementsAre("classify"));
+}
+
+TEST(Completion, BashGoesOnAfterLaunch) {
+  EXPECT_THAT(bash_completions("heddle launch --np"), ElementsAre("--nproc"));
+  EXPECT_THAT(bash_completions("heddle launch --nproc 2 -- sc"), ElementsAre("score"));
+  EXPECT_THAT(bash_completions("heddle launch --nproc 2 -- sft run.yaml optim.l"),
+              ElementsAre("optim.lr="));
+  EXPECT_THAT(bash_completions("heddle launch --nproc 2 -- score --entr"),
+              ElementsAre("--entropy"));
+  EXPECT_THAT(bash_completions("heddle launch -- sft train.method = l"), ElementsAre("lora"));
+}
+
 TEST(Completion, ScriptsOfAllShellsNameEveryCommand) {
   for (const char* shell : {"bash", "zsh", "fish"}) {
     const Outcome outcome = run_command({"completion", shell});

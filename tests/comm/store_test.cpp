@@ -14,6 +14,7 @@
 #include "base/siphash.h"
 #include "comm/launch_environment.h"
 #include "comm/store.h"
+#include "comm/store_dialogue.h"
 #include "comm/store_greeting.h"
 #include "comm/store_table.h"
 #include "testing/message_of.h"
@@ -157,6 +158,29 @@ TEST(StoreGuard, ASilentStoreEndsEveryCallAtTheDeadline) {
   EXPECT_THAT(message_of([&] { Store::connect(listener.local_endpoint(), Seconds(1), kSecret); }),
               HasSubstr("no answer for 1 s"));
   EXPECT_LT(Clock::now() - begin, std::chrono::seconds(6));
+}
+
+TEST(StoreDialogue, AnswersNoMoreThanThePeerReads) {
+  const hash::Key128 secret = hash::key_of(kSecret), challenge{1};
+  StoreTable table;
+  table.answer(store_request(StoreOperation::kSet, {"large", std::string(8 << 20, 'v')}));
+  StoreDialogue dialogue(secret, challenge);
+  const std::string number(16, 'n');
+  ASSERT_TRUE(dialogue.hear(
+      number + std::string(as_text(proof(secret, "client", as_text(challenge), number))), table));
+  ASSERT_TRUE(dialogue.is_member());
+  dialogue.out().clear();
+  std::string requests;
+  for (int i = 0; i < 4000; ++i) requests += framed(store_request(StoreOperation::kGet, {"large"}));
+  std::size_t answered = 0;
+  ASSERT_TRUE(dialogue.hear(requests, table));
+  for (bool is_over = false; !is_over && answered < 40; ++answered) {
+    EXPECT_LE(dialogue.out().size(), StoreDialogue::kMostUnread + (std::size_t{9} << 20));
+    is_over = !dialogue.is_paused();
+    dialogue.out().clear();
+    ASSERT_TRUE(dialogue.hear("", table));
+  }
+  EXPECT_EQ(answered, 40u);  // two at a time: the peer reads, and the rest waits
 }
 
 TEST(StoreTable, RefusesWhatIsNoRequestAndWhatGrowsWithoutBound) {

@@ -114,7 +114,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadConfig{"UnknownValueWithANearOne",
                   after_good("optim: {name: adam}\n"),
                   {},
-                  "run.yaml:4: optim.name: expected adamw|sgd, found 'adam' (did you mean "
+                  "run.yaml:4: optim.name: expected adamw|sgd|muon, found 'adam' (did you mean "
                   "'adamw'?)"},
         BadConfig{"UnknownValue",
                   after_good("model: {path: m, dtype: int4}\n").substr(17),

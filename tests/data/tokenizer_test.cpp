@@ -83,7 +83,6 @@ TEST(Tokenizer, ReadsTheExampleFolder) {
   EXPECT_EQ(tokenizer->vocab_size(), 4096);
   EXPECT_EQ(tokenizer->eos_id(), tokenizer->id_of("<|im_end|>"));
   EXPECT_EQ(tokenizer->pad_id(), tokenizer->id_of("<|endoftext|>"));
-  EXPECT_FALSE(tokenizer->bos_id());
   EXPECT_TRUE(tokenizer->is_special(*tokenizer->id_of("<|im_start|>")));
   EXPECT_FALSE(tokenizer->is_special(*tokenizer->id_of("<think>")));
   EXPECT_THAT(*tokenizer->chat_template(), HasSubstr("{%- generation %}"));
@@ -244,7 +243,6 @@ TEST(Tokenizer, ConfigurationGivesTokensAndTemplate) {
     "added_tokens_decoder": {"261": {"content": "<think>"}, "262": {"content": "<new>", "special": true}},
     "chat_template": [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]})");
   EXPECT_EQ(tokenizer->eos_id(), 260);
-  EXPECT_EQ(tokenizer->bos_id(), 262);
   EXPECT_FALSE(tokenizer->pad_id());
   EXPECT_EQ(tokenizer->vocab_size(), 263);
   EXPECT_THAT(tokenizer->encode("<new>"), ElementsAre(262));

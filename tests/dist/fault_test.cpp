@@ -189,6 +189,25 @@ TEST_F(LaunchFailureTest, TheLaunchersDeathEndsTheRanks) {
     EXPECT_TRUE(testing::has_ended_within(rank, std::chrono::seconds(10)));
 }
 
+TEST_F(LaunchFailureTest, AFrozenLauncherEndsTheRanksAtTheDeadline) {
+  for (const Words& layout : {Words{"parallel.dp=2"}, {"parallel.pp=2"}}) {
+    const std::string run = layout.front().substr(9, 2);
+    const pid_t launcher = start(run, 2, {layout.front(), "parallel.timeout_s=4"});
+    const auto begun = Clock::now();
+    kill(launcher, SIGSTOP);
+    // The ranks' collectives go on without it.
+    for (const pid_t rank : ranks_)
+      EXPECT_TRUE(testing::has_ended_within(rank, std::chrono::seconds(20)));
+    EXPECT_GT(seconds_since(begun), 3);
+    kill(launcher, SIGCONT);
+    EXPECT_EQ(testing::wait_for(launcher), 1);
+    EXPECT_THAT(files::read(runs_.directory() / (run + ".logs") / "rank-1.log"),
+                AnyOf(HasSubstr("store is lost, its process has ended or is frozen"),
+                      HasSubstr("rank 0 failed")));
+    expect_nothing_left(run);
+  }
+}
+
 TEST_F(LaunchFailureTest, AStopRequestSavesOnAllRanks) {
   const pid_t launcher = start("run", 2, {"parallel.fsdp=2"});
   kill(launcher, SIGINT);

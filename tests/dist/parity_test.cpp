@@ -182,6 +182,17 @@ const std::vector<Variant> kVariants = {
      {"model.head=embed", "train.infonce_temperature=1", "train.method=lora", "adapter.rank=4",
       "train.global_batch_size=3", "data.packing=false"},
      "pairs.jsonl"},
+    {"dense, Muon, noisy embeddings, rates by group",
+     "dense",
+     {"optim.name=muon", "optim.weight_decay=0.1", "train.neftune_alpha=5",
+      "optim.lr_embeddings=3e-4", "train.recompute=full"}},
+    {"moe, Muon, noisy embeddings, untied rates",
+     "moe",
+     {"optim.name=muon", "train.neftune_alpha=5", "optim.lr_head=3e-4", "train.spike=skip",
+      "train.spike_factor=1.2", "train.spike_window=3"}},
+    {"dense, LoRA+ by Muon",
+     "dense",
+     {"optim.name=muon", "train.method=lora", "adapter.rank=4", "adapter.loraplus_lr_ratio=4"}},
     {"dpo, full, evaluated",
      "dense",
      {"train.objective=dpo", "data.loss_on=assistant", "train.micro_batch_tokens=128",
@@ -419,6 +430,16 @@ TEST_F(ParityTest, OfExperts) {
   compare(variant("moe, full, accumulated, recomputed"), experts("fsdp2 x dp2 ep2"), kFloat64);
   compare(variant("moe, LoRA on experts, recomputed"), experts("cp2 ep2"), kFloat64);
   compare(variant("moe, LoRA on experts, recomputed"), experts("pp2 x fsdp2 ep2"), kFloat64);
+}
+
+// Matrices come together from what the ranks hold of them; noise, rates and skipped steps are those
+// of one rank.
+TEST_F(ParityTest, OfTrainingOptions) {
+  for (const char* name : {"dp2", "tp2 x fsdp2", "tp4", "pp2 x cp2"})
+    compare(variant("dense, Muon, noisy embeddings, rates by group"), layout(name), kFloat64);
+  for (const char* name : {"fsdp2 ep2", "tp2 x dp2 ep4"})
+    compare(variant("moe, Muon, noisy embeddings, untied rates"), experts(name), kFloat64);
+  compare(variant("dense, LoRA+ by Muon"), layout("tp2 x pp2"), kFloat64);
 }
 
 // A family without Gated DeltaNet, output gates and shared experts.

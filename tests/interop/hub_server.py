@@ -26,13 +26,15 @@ def is_large(path):
 
 class Hub:
     """`faults` maps a part of a path to what happens there: an integer status, ("cut", bytes) once for each connection, ("wrong", n)
-    for other content the first n times, ("busy", n) for n answers 429. `requests` holds (method, path, range, authorization)."""
+    for other content the first n times, ("busy", n) for n answers 429, ("body", bytes) for that body, ("endless",)
+    for a body without end. `requests` holds (method, path, range, authorization)."""
 
     def __init__(self, models=None, datasets=None, faults=None, token=None):
         self.repositories = {"models": models or {}, "datasets": datasets or {}}
         self.faults = faults or {}
         self.token = token
         self.requests = []
+        self.sent = 0  # bytes of bodies without end
         self.lock = threading.Lock()
 
     def __enter__(self):
@@ -90,6 +92,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return self.send(401, X_Error_Message="Invalid username or password.")
         if isinstance(fault, int):
             return self.send(fault)
+        if fault and fault[0] == "body":
+            return self.send(200, fault[1], Content_Type="application/json")
+        if fault and fault[0] == "endless":
+            return self.send_endless()
         if fault and fault[0] == "busy":
             return self.send(429, Retry_After="0.1")
         url = urllib.parse.urlsplit(path)
@@ -102,6 +108,19 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             files = self.hub.repositories["datasets" if match[1] else "models"].get(match[2], {})
             return self.answer_file(files.get(match[4]), match[4], fault)
         return self.send(404)
+
+    def send_endless(self):
+        """At most 400 MB, for the test to end if nobody hangs up."""
+        self.send_response(200)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.close_connection = True
+        try:
+            for _ in range(400):
+                self.wfile.write(b"[" * (1 << 20))
+                self.hub.sent += 1 << 20
+        except OSError:
+            pass
 
     def take_fault(self, path):
         for part, fault in self.hub.faults.items():

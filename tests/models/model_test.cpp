@@ -291,7 +291,22 @@ INSTANTIATE_TEST_SUITE_P(
         BadConfig{"range", {{"initializer_range", -0.02}}, "'initializer_range' is -0.02"},
         BadConfig{"bias", {{"attention_bias", true}}, "'attention_bias' is true: expected false"},
         BadConfig{"act", {{"hidden_act", "gelu"}}, "'hidden_act' is \"gelu\""},
-        BadConfig{"rope", {{"rope_parameters", {{"rope_type", "yarn"}}}}, "rope_type is 'yarn'"}),
+        BadConfig{"rope", {{"rope_parameters", {{"rope_type", "yarn"}}}}, "rope_type is 'yarn'"},
+        BadConfig{"rope_kind", {{"rope_parameters", {{"rope_type", {1}}}}}, "rope_type is '[1]'"},
+        BadConfig{"section",
+                  {{"rope_parameters", {{"mrope_section", {11, "11", 10}}}}},
+                  "'mrope_section' is [11,\"11\",10]: expected a whole number"},
+        BadConfig{"sections",
+                  {{"mrope_section", {{"a", 1}}}},
+                  "'mrope_section' is {\"a\":1}: expected a whole number"},
+        BadConfig{"section_sign", {{"mrope_section", {-11, 11}}}, "'mrope_section' is [-11,11]"},
+        BadConfig{"rotated",
+                  {{"rope_parameters", {{"partial_rotary_factor", 1e14}}}},
+                  "'partial_rotary_factor' is 100000000000000.0: expected a number above 0, at "
+                  "most 1"},
+        BadConfig{"aux_loss",
+                  {{"model_type", "qwen3_5_moe_text"}, {"router_aux_loss_coef", 1e308}},
+                  "'router_aux_loss_coef' is 1e+308: expected a number of at most"}),
     testing::ParameterName());
 
 }  // namespace

@@ -97,9 +97,10 @@ TEST(RankingLoss, EqualsTheFormulaAndItsSlope) {
   const auto formula = [](double c, double r) { return -std::log(1 / (1 + std::exp(r - c))); };
   for (const double chosen : {-3.0, 0.25, 7.5}) {
     for (const double rejected : {-1.0, 0.25, 8.0}) {
-      const RankingLoss pair = ranking_loss(chosen, rejected);
-      EXPECT_NEAR(pair.loss, formula(chosen, rejected), 1e-12);
-      EXPECT_NEAR(pair.d_chosen,
+      const RankingLoss pair =
+          ranking_loss(at::tensor({chosen}, at::kDouble), at::tensor({rejected}, at::kDouble));
+      EXPECT_NEAR(pair.loss.item<double>(), formula(chosen, rejected), 1e-12);
+      EXPECT_NEAR(pair.d_chosen.item<double>(),
                   (formula(chosen + 1e-6, rejected) - formula(chosen - 1e-6, rejected)) / 2e-6,
                   1e-8);
     }

@@ -1,11 +1,19 @@
 #include "objective/policy_loss.h"
 
+#include <ATen/ops/allclose.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/tensor.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <utility>
+
+#include "objective/sequence_sums.h"
 
 namespace heddle::objective {
 namespace {
@@ -25,18 +33,57 @@ struct Case {
   std::vector<float> mask = {1, 1, 1, 0, 1, 1, 0, 0};
   bool has_old = true, has_behaviour = true, has_reference = true;
 
+  /// Places of the tokens that the policy chose.
+  std::vector<std::int64_t> chosen() const {
+    std::vector<std::int64_t> places;
+    for (std::size_t i = 0; i < mask.size(); ++i)
+      if (mask[i] != 0) places.push_back(static_cast<std::int64_t>(i));
+    return places;
+  }
+  at::Tensor column(const Numbers& all) const {
+    Numbers values;
+    for (const std::int64_t place : chosen())
+      values.push_back(all[static_cast<std::size_t>(place)]);
+    return at::tensor(values, at::kDouble);
+  }
   PolicyTokens tokens() const {
     PolicyTokens t;
-    t.cu_seqlens = cu_seqlens;
-    t.logprobs = logprobs;
-    if (has_old) t.old = old;
-    if (has_behaviour) t.behaviour = behaviour;
-    if (has_reference) t.reference = reference;
-    t.advantages = advantages;
-    t.mask = mask;
+    if (has_old) t.old = column(old);
+    if (has_behaviour) t.behaviour = column(behaviour);
+    if (has_reference) t.reference = column(reference);
+    t.advantages = column(advantages);
+    t.sequence_tokens = at::tensor(Numbers{4, 4, 4, 4, 1}, at::kDouble);
+    t.first_advantage = at::tensor(Numbers{0.8, 0.8, 0.8, 0.8, -1.5}, at::kDouble);
     return t;
   }
 };
+
+/// The loss of the case's tokens.
+struct Found {
+  double loss_sum;
+  Numbers d_logprobs;  ///< Of all tokens, chosen or not.
+  PolicyStatistics statistics;
+};
+Found loss_of(const Case& c, const PolicyTokens& tokens, const PolicyOptions& options) {
+  const SequenceSums sequences(comm::Group("test"), at::tensor({0, 0, 0, 0, 1}, at::kLong),
+                               at::ones({5}, at::kDouble), 3);
+  const PolicyLossResult result = policy_loss(c.column(c.logprobs), tokens, options,
+                                              options.is_by_token() ? nullptr : &sequences);
+  Found found{result.sums.loss.item<double>(), Numbers(c.logprobs.size()), {}};
+  const std::vector<std::int64_t> places = c.chosen();
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    found.d_logprobs[static_cast<std::size_t>(places[i])] =
+        result.d_logprobs.const_data_ptr<double>()[i];
+  }
+  for (std::int64_t i = 0; i < result.sums.sums.numel(); ++i)
+    found.statistics.*kPolicySums[i] = result.sums.sums.const_data_ptr<double>()[i];
+  found.statistics.ratio_max = result.sums.largest.const_data_ptr<double>()[0];
+  found.statistics.mismatch_abs_max = result.sums.largest.const_data_ptr<double>()[1];
+  return found;
+}
+Found loss_of(const Case& c, const PolicyOptions& options) {
+  return loss_of(c, c.tokens(), options);
+}
 
 /// The tables of formulas, token by token, from log-probabilities `l` whose gradient is wanted and
 /// `sg`, equal numbers whose gradient is not. Written apart from the code: with quotients of
@@ -176,7 +223,7 @@ class Formula {
     for (const std::size_t i : y) {
       const bool is_kept = o_.rejection != Rejection::kToken ||
                            (o_.rejection_low <= rho(i) && rho(i) <= o_.rejection_high);
-      counted += o_.counts_rejected || is_kept;
+      ++counted;
       const double w = o_.importance == ImportanceWeight::kOff ? 1
                        : o_.importance == ImportanceWeight::kToken
                            ? std::min(rho(i), o_.importance_cap)
@@ -194,7 +241,7 @@ class Formula {
 };
 
 void expect_formula(const Case& c, const PolicyOptions& options, const std::string& what) {
-  const PolicyLossResult result = policy_loss(c.tokens(), options);
+  const Found result = loss_of(c, options);
   const double expected = Formula(c, options, c.logprobs).loss();
   EXPECT_NEAR(result.loss_sum, expected, 1e-10 * (1 + std::abs(expected))) << what;
   for (std::size_t i = 0; i < c.logprobs.size(); ++i) {
@@ -257,16 +304,13 @@ TEST(PolicyLoss, EqualsTheCorrections) {
     for (const PolicyLoss loss : kLosses) {
       for (int importance = 0; importance < 3; ++importance) {
         for (int rejection = 0; rejection < 13; ++rejection) {
-          for (const bool counts : {false, true}) {
-            PolicyOptions options;
-            options.loss = loss;
-            options.mean = LossMean::kSequenceToken;
-            options.importance = static_cast<ImportanceWeight>(importance);
-            options.rejection = static_cast<Rejection>(rejection);
-            options.rejection_low = -0.2, options.rejection_high = 1.3;
-            options.counts_rejected = counts;
-            expect_formula(c, options, "rejection " + std::to_string(rejection));
-          }
+          PolicyOptions options;
+          options.loss = loss;
+          options.mean = LossMean::kSequenceToken;
+          options.importance = static_cast<ImportanceWeight>(importance);
+          options.rejection = static_cast<Rejection>(rejection);
+          options.rejection_low = -0.2, options.rejection_high = 1.3;
+          expect_formula(c, options, "rejection " + std::to_string(rejection));
         }
       }
       PolicyOptions options;
@@ -277,31 +321,24 @@ TEST(PolicyLoss, EqualsTheCorrections) {
   }
 }
 
-TEST(PolicyLoss, CountsWhatDividesTheLoss) {
+TEST(PolicyLoss, RejectedTokensStayInTheDivisor) {
   const Case c;
-  PolicyOptions options;
-  PolicyStatistics all = policy_loss(c.tokens(), options).statistics;
-  EXPECT_EQ(all.tokens, 5);
-  EXPECT_EQ(all.sequences, 2);  // the fully masked sequence does not count
-  EXPECT_EQ(divisor_of(LossMean::kToken, all.tokens, all.sequences), 5);
-  EXPECT_EQ(divisor_of(LossMean::kSequenceSum, all.tokens, all.sequences), 2);
-  EXPECT_EQ(divisor_of(LossMean::kSum, all.tokens, all.sequences), 1);
-
   // The second sequence, of one token with rho = exp(1.25), is dropped.
+  PolicyOptions options;
   options.rejection = Rejection::kSequence;
   options.rejection_low = 0, options.rejection_high = 2;
-  EXPECT_EQ(policy_loss(c.tokens(), options).statistics.tokens, 5);
-  options.counts_rejected = false;
-  all = policy_loss(c.tokens(), options).statistics;
-  EXPECT_EQ(all.tokens, 4);
-  EXPECT_EQ(all.sequences, 1);
+  const PolicyStatistics all = loss_of(c, options).statistics;
+  EXPECT_EQ(all.tokens, 5);
   EXPECT_EQ(all.rejected, 1);
+  EXPECT_EQ(divisor_of(LossMean::kToken, 5, 2), 5);
+  EXPECT_EQ(divisor_of(LossMean::kSequenceSum, 5, 2), 2);
+  EXPECT_EQ(divisor_of(LossMean::kSum, 5, 2), 1);
 }
 
 TEST(PolicyLoss, OnPolicyRatioIsExactlyOne) {
   Case c;
   c.has_old = c.has_behaviour = false;
-  const PolicyStatistics all = policy_loss(c.tokens(), {}).statistics;
+  const PolicyStatistics all = loss_of(c, {}).statistics;
   EXPECT_EQ(all.ratio, 5);
   EXPECT_EQ(all.ratio_max, 1);
   EXPECT_EQ(all.old_kl, 0);
@@ -309,13 +346,49 @@ TEST(PolicyLoss, OnPolicyRatioIsExactlyOne) {
 }
 
 TEST(PolicyLoss, ClipsOfTokensReplaceThoseOfTheOptions) {
-  Case c;
-  const Numbers low(8, 0.7), high(8, 1.1);
+  const Case c;
   PolicyTokens tokens = c.tokens();
-  tokens.clip_low = low, tokens.clip_high = high;
+  tokens.clip_low = at::full({5}, 0.7, at::kDouble);
+  tokens.clip_high = at::full({5}, 1.1, at::kDouble);
   PolicyOptions options;
   options.clip_low = 0.3, options.clip_high = 0.1;
-  EXPECT_NEAR(policy_loss(tokens, {}).loss_sum, policy_loss(c.tokens(), options).loss_sum, 1e-12);
+  EXPECT_NEAR(loss_of(c, tokens, {}).loss_sum, loss_of(c, options).loss_sum, 1e-12);
+}
+
+// The head gives tokens chunk by chunk.
+TEST(PolicyLoss, PiecesOfTokensAddUp) {
+  const Case c;
+  const PolicyTokens tokens = c.tokens();
+  const at::Tensor logprobs = c.column(c.logprobs);
+  for (const PolicyLoss loss : kLosses) {
+    PolicyOptions options;
+    options.loss = loss;
+    options.mean = LossMean::kSequenceToken;
+    options.rejection = Rejection::kToken;
+    options.rejection_low = 0.1, options.rejection_high = 1.3;
+    options.kl_coefficient = 0.2;
+    if (!options.is_by_token()) continue;
+    const PolicyLossResult whole = policy_loss(logprobs, tokens, options, nullptr);
+    PolicySums sums;
+    for (const auto& [first, count] : {std::pair{0, 2}, {2, 1}, {3, 2}}) {
+      const PolicyLossResult part = policy_loss(logprobs.narrow(0, first, count),
+                                                tokens.narrow(first, count), options, nullptr);
+      sums.add(part.sums);
+      EXPECT_TRUE(at::equal(part.d_logprobs, whole.d_logprobs.narrow(0, first, count)));
+    }
+    EXPECT_NEAR(sums.loss.item<double>(), whole.sums.loss.item<double>(), 1e-12);
+    EXPECT_TRUE(at::allclose(sums.sums, whole.sums.sums, 1e-12, 1e-12));
+    EXPECT_TRUE(at::equal(sums.largest, whole.sums.largest));
+  }
+}
+
+TEST(PolicyLoss, LossesOfSequencesAreKnown) {
+  EXPECT_TRUE(PolicyOptions{}.is_by_token());
+  EXPECT_TRUE((PolicyOptions{.rejection = Rejection::kToken}.is_by_token()));
+  EXPECT_FALSE((PolicyOptions{.loss = PolicyLoss::kGspo}.is_by_token()));
+  EXPECT_FALSE((PolicyOptions{.importance = ImportanceWeight::kSequence}.is_by_token()));
+  EXPECT_FALSE((PolicyOptions{.rejection = Rejection::kMaxK3}.is_by_token()));
+  EXPECT_FALSE((PolicyOptions{.off_policy_delta = 0.1}.is_by_token()));
 }
 
 }  // namespace

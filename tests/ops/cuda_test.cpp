@@ -172,7 +172,9 @@ void expect_experts_equal_reference(const GroupedKernel& kernel, const at::Tenso
                     grouped = grouped_experts(kernel);
   const auto run = [&](const KernelTable& kernels, const at::Tensor& some) {
     return [&kernels, some, assignments](const Tensors& x) {
-      return Tensors{moe_experts(kernels, {x[0], x[1], some, x[2], x[3], {}, {}, assignments})};
+      const auto [y, same] =
+          moe_experts_branch(kernels, {x[0], x[1], some, x[2], x[3], {}, {}, assignments});
+      return Tensors{y, same * 0.5};
     };
   };
   const auto on_cpu = run(reference, chosen);
@@ -191,7 +193,8 @@ TEST_F(GpuOps, SharedExpertSumEqualsReference) {
   const KernelTable reference = table_of(any<SharedExpertSum>(), "reference", at::kDouble);
   const auto run = [](const KernelTable& kernels) {
     return [&kernels](const Tensors& x) {
-      return Tensors{shared_expert_sum(kernels, x[0], x[1], x[2])};
+      return Tensors{
+          shared_expert_sum(kernels, x[0], x[1], x[2], x.size() > 3 ? x[3] : at::Tensor())};
     };
   };
   for (const auto& [tokens, width] : {std::pair{1, 8}, {9, 2048}, {300, 264}, {0, 64}}) {
@@ -202,15 +205,22 @@ TEST_F(GpuOps, SharedExpertSumEqualsReference) {
     const Tensors gpu_in = to_gpu(in, at::kBFloat16);
     for (at::Tensor& x : in) x = x.to(at::kDouble);
     const at::Tensor y = run(fused)(gpu_in)[0].cpu();
+    const at::Tensor residual = randn({tokens, width}, at::kBFloat16, 4);
+    Tensors with_residual = in, gpu_with_residual = gpu_in;
+    with_residual.push_back(residual.to(at::kDouble));
+    gpu_with_residual.push_back(residual.to(kGpu));
     if (tokens == 0) {
       EXPECT_EQ(y.numel(), 0);
       continue;
     }
     EXPECT_TRUE(close(y, run(reference)(in)[0], 1e-2)) << tokens << " x " << width;
-    const Tensors actual = gradients_of(run(fused), gpu_in),
-                  expected = gradients_of(run(reference), in),
-                  again = gradients_of(run(fused), gpu_in);
-    for (std::size_t i = 0; i < 3; ++i) {
+    EXPECT_TRUE(
+        close(run(fused)(gpu_with_residual)[0].cpu(), run(reference)(with_residual)[0], 1e-2))
+        << tokens << " x " << width;
+    const Tensors actual = gradients_of(run(fused), gpu_with_residual),
+                  expected = gradients_of(run(reference), with_residual),
+                  again = gradients_of(run(fused), gpu_with_residual);
+    for (std::size_t i = 0; i < 4; ++i) {
       EXPECT_TRUE(close(actual[i].cpu(), expected[i], 1e-2)) << tokens << " gradient " << i;
       EXPECT_TRUE(identical(actual[i].cpu(), again[i].cpu())) << tokens << " gradient " << i;
     }

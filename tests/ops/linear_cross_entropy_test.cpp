@@ -1,6 +1,7 @@
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/exp.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/log_softmax.h>
 #include <ATen/ops/mm.h>
@@ -15,6 +16,7 @@
 #include "ops/builtin.h"
 #include "ops/extreme_logits.h"
 #include "ops/operator_support.h"
+#include "ops/product_counter.h"
 #include "testing/device_name.h"
 
 namespace heddle::ops::testing {
@@ -129,6 +131,99 @@ TEST(LinearCrossEntropy, KeptLogitsGiveTheBitsOfOnePass) {
       EXPECT_FALSE(identical(linear_cross_entropy(kernels, in, true, true).grad_hidden,
                              one_pass.grad_hidden));
     }
+  }
+}
+
+/// A loss of single rows whose derivative depends on their log-probability: sum of w p(label), of
+/// which some rows have none.
+at::Tensor derivatives(const at::Tensor& logprobs, const at::Tensor& weights) {
+  return at::exp(logprobs) * weights;
+}
+
+TEST(LinearCrossEntropy, TokenLossIsKnownBeforeTheGradientsOfItsChunk) {
+  for (const char* name : {"reference", kOwn}) {
+    for (const c10::ScalarType dtype : kernel_dtypes()) {
+      // One chunk; several of the CPU's kernels; several of an NPU's.
+      for (const auto& [rows, hidden, vocab] :
+           {std::tuple{1, 5, 7}, {65, 33, 1031}, {450, 24, 20011}, {2100, 16, 57}}) {
+        SCOPED_TRACE(std::string(name) + " " + c10::toString(dtype) + " " + std::to_string(vocab));
+        const KernelTable kernels = table(name, dtype);
+        LinearCrossEntropy::Inputs in = make(rows, hidden, vocab, dtype);
+        in.labels = in.labels.clamp_min(0);
+        in.all_rows_labelled = true;
+        in.gradient_scale = 1;
+        in.loss_weights = at::Tensor();
+        const at::Tensor weights = randn({rows}, at::kFloat, 6).clamp_min(-0.5);
+        // What two passes give, the second one in double.
+        LinearCrossEntropy::Inputs second = in;
+        second.loss_weights =
+            -derivatives(linear_cross_entropy(kernels, in, false, false).logprobs, weights);
+        const auto expected = dense(second);
+
+        std::int64_t seen = 0;
+        in.token_loss = [&](std::int64_t first, const at::Tensor& logprobs) {
+          EXPECT_EQ(first, seen);
+          seen += logprobs.size(0);
+          return derivatives(logprobs, weights.narrow(0, first, logprobs.size(0)));
+        };
+        const auto wide = dtype == at::kDouble ? at::kDouble : at::kFloat;
+        at::Tensor buffer = at::full({vocab, hidden}, 2.0, in.hidden.options().dtype(wide));
+        const auto r = linear_cross_entropy(kernels, in, true, true, buffer);
+        EXPECT_EQ(seen, rows);
+        const double tolerance = tolerance_of(dtype);
+        EXPECT_TRUE(close(r.logprobs, expected.logprobs, tolerance));
+        EXPECT_TRUE(close(r.entropy, expected.entropy, tolerance));
+        EXPECT_TRUE(close(r.grad_hidden, expected.grad_hidden, tolerance));
+        EXPECT_TRUE(close(buffer - 2, expected.grad_weight, tolerance));
+        seen = 0;
+        const auto frozen = linear_cross_entropy(kernels, in, true, false);
+        EXPECT_FALSE(frozen.grad_weight.defined());
+        EXPECT_TRUE(close(frozen.grad_hidden, expected.grad_hidden, tolerance));
+      }
+    }
+  }
+}
+
+TEST(LinearCrossEntropy, TokenLossRefusesWhatItReplaces) {
+  auto in = make(5, 8, 11, at::kFloat);
+  in.labels = in.labels.clamp_min(0);
+  in.all_rows_labelled = true;
+  in.token_loss = [](std::int64_t, const at::Tensor& logprobs) { return logprobs; };
+  const KernelTable kernels = table(kOwn, at::kFloat);
+  EXPECT_THROW(linear_cross_entropy(kernels, in, true, true), c10::Error);
+  in.loss_weights = at::Tensor(), in.gradient_scale = 1;
+  EXPECT_NO_THROW(linear_cross_entropy(kernels, in, true, true));
+  EXPECT_THROW(linear_cross_entropy(kernels, in, false, false), c10::Error);
+  in.token_loss = [](std::int64_t, const at::Tensor& logprobs) { return logprobs.sum(); };
+  EXPECT_THROW(linear_cross_entropy(kernels, in, true, true), c10::Error);
+}
+
+TEST(HeadProducts, TokenLossComputesTheLogitsOnce) {
+  constexpr std::int64_t kRows = 450, kHidden = 24, kVocab = 20011, kOne = kRows * kHidden * kVocab;
+  auto in = make(kRows, kHidden, kVocab, at::kFloat);
+  in.labels = in.labels.clamp_min(0);
+  in.all_rows_labelled = true;
+  in.loss_weights = at::Tensor(), in.gradient_scale = 1;
+  for (const char* name : {"reference", "cpu"}) {
+    const KernelTable kernels = table(name, at::kFloat);
+    const auto products_of = [&](auto&&... calls) {
+      const ProductCounter counter;
+      (calls(), ...);
+      return counter.multiplications;
+    };
+    auto first = in;
+    first.keep_logits = true;  // which are too many to be kept
+    auto one_pass = in;
+    one_pass.token_loss = [](std::int64_t, const at::Tensor& logprobs) { return logprobs; };
+    EXPECT_EQ(products_of([&] { linear_cross_entropy(kernels, one_pass, true, true); }), 3 * kOne)
+        << name;
+    EXPECT_EQ(products_of([&] { linear_cross_entropy(kernels, one_pass, true, false); }), 2 * kOne)
+        << name;
+    // A loss of whole sequences.
+    EXPECT_EQ(products_of([&] { linear_cross_entropy(kernels, first, false, false); },
+                          [&] { linear_cross_entropy(kernels, in, true, true); }),
+              4 * kOne)
+        << name;
   }
 }
 

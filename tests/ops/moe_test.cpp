@@ -80,6 +80,18 @@ TEST(SharedExpertSum, GradientsMatchFiniteDifferences) {
        randn({5, 1}, at::kDouble, 3)}));
 }
 
+TEST(SharedExpertSum, AddsTheResidual) {
+  const KernelTable kernels = table_of(any<SharedExpertSum>(), "reference", at::kDouble);
+  const auto sum = [&](const Tensors& x) {
+    return Tensors{shared_expert_sum(kernels, x[0], x[1], x[2], x[3])};
+  };
+  const Tensors in = {randn({5, 7}, at::kDouble, 1), randn({5, 7}, at::kDouble, 2),
+                      randn({5, 1}, at::kDouble, 3), randn({5, 7}, at::kDouble, 4)};
+  EXPECT_TRUE(identical(sum(in)[0], in[3] + shared_expert_sum(kernels, in[0], in[1], in[2])));
+  EXPECT_TRUE(gradients_match(sum, in));
+  EXPECT_THROW(sum({in[0], in[1], in[2], randn({4, 7}, at::kDouble, 4)}), c10::Error);
+}
+
 TEST(MoeRoute, ReplaysAChoice) {
   const at::Tensor logits = randn({9, 7}, at::kDouble, 31);
   const at::Tensor earlier = moe_route(randn({9, 7}, at::kDouble, 32), 2, true).experts;
@@ -91,6 +103,25 @@ TEST(MoeRoute, ReplaysAChoice) {
       [&](const Tensors& in) { return Tensors{moe_route(in[0], 2, true, earlier).weights}; },
       {logits}));
   EXPECT_THROW(moe_route(logits, 3, true, earlier), c10::Error);
+}
+
+TEST(MoeExperts, TheBranchAddsItsGradientToThatOfTheInput) {
+  const Case c = make(9, 2, 5, 6, 4, at::kDouble);
+  for (const char* name : {"reference", kOwn}) {
+    const KernelTable kernels = table(name, at::kDouble);
+    // Used with the experts, alone, and not at all.
+    for (const auto& [experts_used, branch_used] : {std::pair{1, 1}, {0, 1}, {1, 0}}) {
+      SCOPED_TRACE(::testing::Message() << name << experts_used << branch_used);
+      const auto both = [&, experts = experts_used, branch = branch_used](const Tensors& in) {
+        const auto [y, same] = moe_experts_branch(kernels, {in[0], in[1], c.experts, in[2], in[3]});
+        Tensors used;
+        if (experts != 0) used.push_back(y);
+        if (branch != 0) used.push_back(same * same);
+        return used;
+      };
+      EXPECT_TRUE(gradients_match(both, c.in));
+    }
+  }
 }
 
 TEST(MoeExperts, EqualsTheFormulaTokenByToken) {

@@ -13,6 +13,7 @@
 
 #include "base/errors.h"
 #include "reward/reward.h"
+#include "reward/wire.h"
 
 namespace heddle::reward {
 namespace {
@@ -202,6 +203,30 @@ TEST(HttpReward, RefusesAnswersThatAreNoScores) {
     Server server([&](const std::string&, const Json&, int) { return Response{200, body}; });
     EXPECT_TRUE(reward_of(quick(server))->score(samples(1))[0].error) << body;
   }
+}
+
+TEST(RewardWire, RefusesWhatNoMetricCanHave) {
+  const auto error_of = [](const std::string& text) {
+    return from_wire(Json::parse(text)).error.value_or("");
+  };
+  EXPECT_EQ(error_of(R"({"reward": -1e9, "parts": {"format": 0.5, "a b/é": -2}})"), "");
+  for (const char* text :
+       {R"({"reward": 1e300})", R"({"reward": -2e9})", R"({"reward": true})", R"({"reward": "1"})",
+        R"({"reward": 1, "parts": [1]})", R"({"reward": 1, "parts": {"a": "1"}})",
+        R"({"reward": 1, "parts": {"a": 1e308}})", R"({"reward": 1, "parts": {"": 1}})",
+        R"({"reward": 1, "parts": {"\u001b[2J": 1}})",
+        R"({"reward": 1, "parts": {"a\nerror: b": 1}})",
+        R"({"reward": 1, "parts": {"a": {"b": 1}}})", "[]", "1", "null"}) {
+    EXPECT_NE(error_of(text), "") << text;
+  }
+  Json many = {{"reward", 1}, {"parts", Json::object()}};
+  for (int i = 0; i < 257; ++i) many["parts"]["p" + std::to_string(i)] = 1;
+  EXPECT_NE(error_of(many.dump()).find("at most 256"), std::string::npos);
+  many["parts"] = {{std::string(101, 'n'), 1}};
+  EXPECT_NE(error_of(many.dump()).find("1 to 100"), std::string::npos);
+  EXPECT_EQ(error_of(R"({"error": "\u001b[2J\nerror: forged"})").find_first_of("\x1b\n"),
+            std::string::npos);
+  EXPECT_LT(error_of("{\"error\": \"" + std::string(100'000, 'e') + "\"}").size(), 300u);
 }
 
 TEST(HttpReward, RefusesOptionsOutOfRange) {

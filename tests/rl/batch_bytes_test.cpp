@@ -13,6 +13,7 @@ TEST(BatchBytesTest, ComesBackAsItWas) {
   batch.groups.back().trajectories.push_back({.tokens = {1, 2, 248319},
                                               .logprobs = {-0.1, -1e-30, -17.25},
                                               .versions = {4, 4, 5},
+                                              .supports = {{1, 9}, {2}, {7, 248319}},
                                               .text = "half a character \xE2\x82",
                                               .is_truncated = true,
                                               .reward = 0.1,
@@ -34,6 +35,7 @@ TEST(BatchBytesTest, ComesBackAsItWas) {
   EXPECT_EQ(other.tokens, one.tokens);
   EXPECT_EQ(other.logprobs, one.logprobs);
   EXPECT_EQ(other.versions, one.versions);
+  EXPECT_EQ(other.supports, one.supports);
   EXPECT_EQ(other.text, one.text);
   EXPECT_TRUE(other.is_truncated);
   EXPECT_EQ(other.reward, one.reward);

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "base/errors.h"
+#include "base/hash.h"
 #include "rl/ledger.h"
 #include "testing/message_of.h"
 #include "testing/temporary_directory.h"
@@ -130,6 +131,37 @@ TEST_F(LedgerFile, RefusesRecordsInAnotherOrder) {
   const std::size_t first = whole.find('\n') + 1, second = whole.find('\n', first) + 1;
   write(path_, whole.substr(first, second - first) + whole.substr(0, first));
   EXPECT_EQ(Ledger(path_).state().next_cursor, 0);
+}
+
+TEST_F(LedgerFile, RefusesRecordsThatOnlyTheirChecksumMakesOurs) {
+  for (
+      const char* text :
+      {"{}",
+       "[]",
+       "7",
+       R"({"epoch": {"number": 1}, "completed": {"cursor": 0}})",
+       R"({"epoch": 7})",
+       R"({"epoch": {"number": -1}})",
+       R"({"epoch": {"number": 1.5}})",
+       R"({"epoch": {"number": 1e300}})",
+       R"({"epoch": {"number": "1"}})",
+       R"({"epoch": {"number": 9223372036854775807}})",
+       R"({"epoch": {}})",
+       R"({"dispatched": {"cursor": 0, "attempt": 0, "seed": -1, "version": 0}})",
+       R"({"dispatched": {"cursor": 18446744073709551615, "attempt": 0, "seed": 1, "version": 0}})",
+       R"({"consumed": {"step": 1, "groups": {"a": 1}}})",
+       R"({"consumed": {"step": 1, "groups": [0.5]}})",
+       R"({"resumed": {"next_cursor": 1, "step": 1, "version": 1, "tried": [1, [2]]}})",
+       R"({"rejected": {"cursor": 0, "reason": "\u001b[2J", "tokens": 1}})",
+       R"({"published": {"version": 1, "hash": 5}})",
+       R"({"\u001b[2J": {}})",
+       "{\"epoch\"",
+       "null"}) {
+    write(path_, fmt::format("{:016x} {}\n", hash::of(text, 0), text));
+    const std::string message = message_of([&] { Ledger{path_}; });
+    EXPECT_NE(message.find("ledger: byte 0: "), std::string::npos) << text << ": " << message;
+    EXPECT_EQ(message.find('\x1b'), std::string::npos) << text;
+  }
 }
 
 TEST_F(LedgerFile, LosesWhatWasNotCommitted) {

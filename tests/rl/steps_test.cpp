@@ -4,7 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <set>
 
+#include "base/errors.h"
+#include "base/hash.h"
+#include "base/text.h"
 #include "train/trainer_fixture.h"
 
 namespace heddle {
@@ -25,7 +29,7 @@ class Reports : public train::Observer {
   }
   double mean(const char* name, std::size_t first, std::size_t count) const {
     double sum = 0;
-    for (std::size_t i = first; i < first + count; ++i) sum += steps.at(i).extra.at(name);
+    for (std::size_t i = first; i < first + count; ++i) sum += steps.at(i).metrics.at(name);
     return sum / static_cast<double>(count);
   }
   std::vector<train::StepInfo> steps;
@@ -81,7 +85,7 @@ TEST_F(RlTest, RewardClimbsAndNotWithShuffledRewards) {
 
 TEST_F(RlTest, FirstStepIsOnPolicy) {
   const Reports reports = train(run("policy", {"model.dtype=float64", "train.max_steps=2"}));
-  const auto& first = reports.steps.front().extra;
+  const auto& first = reports.steps.front().metrics;
   // The engine's log-probabilities are those of the trainer.
   EXPECT_NEAR(first.at("ratio_mean"), 1, 1e-7);
   EXPECT_NEAR(first.at("kl"), 0, 1e-7);
@@ -89,8 +93,8 @@ TEST_F(RlTest, FirstStepIsOnPolicy) {
   EXPECT_EQ(first.at("staleness_max"), 0);
   const Reports recomputed =
       train(run("recomputed", {"rl.old_logprobs=recompute", "train.max_steps=1"}));
-  EXPECT_EQ(recomputed.steps.front().extra.at("ratio_mean"), 1);
-  EXPECT_EQ(recomputed.steps.front().extra.at("kl"), 0);
+  EXPECT_EQ(recomputed.steps.front().metrics.at("ratio_mean"), 1);
+  EXPECT_EQ(recomputed.steps.front().metrics.at("kl"), 0);
 }
 
 TEST_F(RlTest, PolicyIsTrainedAtTheTemperatureThatDrewItsTokens) {
@@ -99,7 +103,7 @@ TEST_F(RlTest, PolicyIsTrainedAtTheTemperatureThatDrewItsTokens) {
                      {"model.dtype=float64", "train.max_steps=1", "rl.reference.kl_coef=0.1",
                       std::string("rollout.temperature=") + temperature}))
         .steps.front()
-        .extra;
+        .metrics;
   };
   const auto cold = first("0.5"), usual = first("1");
   EXPECT_NEAR(cold.at("ratio_mean"), 1, 1e-7);
@@ -108,6 +112,95 @@ TEST_F(RlTest, PolicyIsTrainedAtTheTemperatureThatDrewItsTokens) {
   // Twice the logits of an almost even distribution: four times as far from the even one's entropy.
   const double even = std::log(4096);
   EXPECT_NEAR((even - cold.at("entropy")) / (even - usual.at("entropy")), 4, 0.5);
+}
+
+TEST_F(RlTest, PolicyIsTrainedOverTheTokensThatCutsLeave) {
+  const auto first = [&](const std::string& name, Words cuts) {
+    Words settings = {"model.dtype=float64", "train.max_steps=2", "optim.lr=1e-2"};
+    settings.insert(settings.end(), cuts.begin(), cuts.end());
+    return train(run(name, settings)).steps.front();
+  };
+  const auto all = first("uncut", {});
+  for (const Words& cuts :
+       {Words{"rollout.top_k=20"}, Words{"rollout.top_k=64", "rollout.top_p=0.01"},
+        Words{"rollout.top_k=64", "rollout.min_p=0.97", "rollout.temperature=0.8"}}) {
+    const train::StepInfo step = first("cut-" + cuts.back(), cuts);
+    // What drew the tokens is what is trained, up to the sampler's 2e-6.
+    EXPECT_NEAR(step.metrics.at("ratio_mean"), 1, 1e-5) << cuts.back();
+    EXPECT_LT(step.metrics.at("mismatch_abs_max"), 1e-5) << cuts.back();
+    EXPECT_LT(step.metrics.at("entropy"), std::log(64) + 1e-9) << cuts.back();
+    EXPECT_GT(step.metrics.at("entropy"), 0) << cuts.back();
+  }
+  EXPECT_GT(all.metrics.at("entropy"), std::log(64));
+}
+
+TEST_F(RlTest, CutsNeedABoundAndNoReference) {
+  const auto message = [&](Words cuts) { return testing::message_of([&] { run("cuts", cuts); }); };
+  EXPECT_NE(message({"rollout.top_p=0.9"}).find("rollout.top_k"), std::string::npos);
+  EXPECT_NE(message({"rollout.top_k=9", "rl.reference.kl_coef=0.1"}).find("rl.reference.kl_coef"),
+            std::string::npos);
+}
+
+TEST_F(RlTest, PinnedSequencesEndUnderTheAdapterThatTheyBeganWith) {
+  // The most versions that one completion has tokens of.
+  const auto most_versions = [&](const std::string& mode) {
+    const Reports reports = train(run(
+        mode, {"train.method=lora", "adapter.rank=4", "rl.mode=async", "rl.max_staleness=2",
+               "optim.lr=1e-2", "train.max_steps=8", "model.dtype=float64", "rl.groups_every=1",
+               "rollout.max_sequences=5", "rollout.max_new_tokens=12", "rl.update_mode=" + mode}));
+    double largest = 0;
+    for (const train::StepInfo& step : reports.steps)
+      largest = std::max(largest, step.metrics.at("staleness_max"));
+    EXPECT_EQ(reports.steps.size(), 8u) << mode;
+    EXPECT_GT(largest, 0) << mode;
+    EXPECT_LE(largest, 2) << mode;
+    std::size_t most = 0;
+    std::ifstream groups(dir_ / mode / "groups.jsonl");
+    for (std::string line; std::getline(groups, line);) {
+      const auto group = nlohmann::json::parse(line);
+      for (const auto& sample : group.at("samples"))
+        most = std::max(most, sample.at("versions").size());
+    }
+    return most;
+  };
+  EXPECT_EQ(most_versions("pin"), 1u);
+  EXPECT_GT(most_versions("recompute"), 1u);
+  EXPECT_NE(
+      testing::message_of([&] { run("full", {"rl.update_mode=pin"}); }).find("train.method lora"),
+      std::string::npos);
+}
+
+TEST_F(RlTest, LedgerKnowsTheWeightsAndTheCheckpointMustHaveThem) {
+  train(run("whole"));
+  train(run("parts"), 3);
+  const auto ledger = [&](const char* name) { return dir_ / name / "ledger.log"; };
+  const auto hash_of = [&](const char* name, std::int64_t version) {
+    const std::string text = files::read(ledger(name));
+    const std::string start = fmt::format("{{\"version\":{},\"hash\":\"", version);
+    const auto at = text.find(start);
+    return at == std::string::npos ? "" : text.substr(at + start.size(), 33);
+  };
+  EXPECT_EQ(hash_of("parts", 3), hash_of("whole", 3));
+  EXPECT_NE(hash_of("whole", 3), hash_of("whole", 2));
+  EXPECT_EQ(hash_of("whole", 3).find_first_not_of("0123456789abcdef/"), std::string::npos);
+  // As if other weights had been published: the record's last digit is another one.
+  std::string text = files::read(ledger("parts")), forged;
+  const std::string old = hash_of("parts", 3);
+  for (const std::string& line : text::split(text, '\n')) {
+    if (line.empty()) continue;
+    std::string record = line.substr(17);
+    if (const auto at = record.find(old); at != std::string::npos) {
+      record[at + 32] = record[at + 32] == '0' ? '1' : '0';
+    }
+    forged += fmt::format("{:016x} {}\n", hash::of(record, forged.size()), record);
+  }
+  ASSERT_EQ(forged.size(), text.size());
+  files::write_atomically(ledger("parts"), forged);
+  EXPECT_NE(testing::message_of([&] { train(run("parts")); }).find("were published as version 3"),
+            std::string::npos);
+  files::write_atomically(ledger("parts"), text);
+  train(run("parts"));
+  EXPECT_EQ(weights("whole"), weights("parts"));
 }
 
 TEST_F(RlTest, AsyncWithoutStalenessIsSyncBitForBit) {
@@ -125,7 +218,7 @@ TEST_F(RlTest, StalenessIsBounded) {
                    "train.max_steps=8", "rollout.max_sequences=5", "rl.old_logprobs=recompute"}));
     double largest = 0;
     for (const train::StepInfo& step : reports.steps)
-      largest = std::max(largest, step.extra.at("staleness_max"));
+      largest = std::max(largest, step.metrics.at("staleness_max"));
     EXPECT_LE(largest, 2) << mode;
     if (std::string(mode) != "abort") EXPECT_GT(largest, 0) << mode;
     EXPECT_EQ(reports.steps.size(), 8u) << mode;
@@ -162,19 +255,20 @@ TEST_F(RlTest, ReferenceIsTheModelThatTheRunStartsFrom) {
         train(run(std::string("reference-") + method,
                   {std::string("train.method=") + method, "adapter.rank=4", "model.dtype=float64",
                    "optim.lr=1e-2", "rl.reference.kl_coef=0.1", "train.max_steps=4"}));
-    EXPECT_NEAR(reports.steps.front().extra.at("kl_ref"), 0, 1e-9) << method;
-    EXPECT_GT(reports.steps.back().extra.at("kl_ref"), 1e-4) << method;
+    EXPECT_NEAR(reports.steps.front().metrics.at("kl_ref"), 0, 1e-9) << method;
+    EXPECT_GT(reports.steps.back().metrics.at("kl_ref"), 1e-4) << method;
   }
 }
 
 TEST_F(RlTest, UniformGroupsAreReplaced) {
   const Reports reports = train(run("dynamic", {"rl.dynamic_sampling=true", "train.max_steps=2"}));
   for (const train::StepInfo& step : reports.steps) {
-    const double uniform = step.extra.at("groups_all_right") + step.extra.at("groups_all_wrong");
-    EXPECT_GT(step.extra.at("rejected_filtered"), 0);
+    const double uniform =
+        step.metrics.at("groups_all_right") + step.metrics.at("groups_all_wrong");
+    EXPECT_GT(step.metrics.at("rejected_filtered"), 0);
     // After max_attempts a batch takes what there is.
-    EXPECT_LE(step.extra.at("rejected_filtered"), uniform);
-    EXPECT_GT(step.extra.at("reward_std"), 0);
+    EXPECT_LE(step.metrics.at("rejected_filtered"), uniform);
+    EXPECT_GT(step.metrics.at("reward_std"), 0);
   }
 }
 

@@ -173,6 +173,18 @@ TEST(Tinker, SaysWhatIsWrongWithARequest) {
   bad["forward_backward_input"]["data"][0]["loss_fn_inputs"]["weights"] = {{"data", {1.0}},
                                                                            {"dtype", "float32"}};
   EXPECT_THAT(detail("forward_backward", bad), HasSubstr("input weights has 1 numbers"));
+  // No number of a token, and none that an integer can hold.
+  for (const json& number :
+       {json(1.5), json(1e300), json(-1e300), json(1e19), json("1"), json(nullptr)}) {
+    for (const char* dtype : {"int64", "float32"}) {
+      bad = ApiClient::work(run, 1, {1, 2});
+      bad["forward_backward_input"]["data"][0]["loss_fn_inputs"]["target_tokens"] = {
+          {"data", {1, number}}, {"dtype", dtype}};
+      detail("forward_backward", bad);
+      EXPECT_GE(caller.status, 400) << number << " " << dtype;
+      EXPECT_LT(caller.status, 500) << number << " " << dtype;
+    }
+  }
   EXPECT_THAT(detail("optim_step", {{"model_id", run}, {"seq_id", 1}}),
               HasSubstr("field adam_params: expected an object"));
   EXPECT_EQ(caller.status, 422);

@@ -1,5 +1,6 @@
 #include "sync/weight_sync.h"
 
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/zeros.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -33,9 +34,14 @@ class DamagingChannel final : public Channel {
   std::int64_t size() const override { return channel_->size(); }
   void broadcast(at::Tensor& tensor, std::int64_t root) override {
     channel_->broadcast(tensor, root);
-    // Buckets are the only bytes after the warm-up.
-    if (tensor.scalar_type() == at::kByte && ++count_ > size() && damages_(count_ - size() - 1))
-      tensor.mutable_data_ptr<std::uint8_t>()[tensor.numel() / 2] ^= 16;
+  }
+  comm::Pending start_broadcast(at::Tensor& words, std::int64_t root) override {
+    auto pending = std::make_shared<comm::Pending>(channel_->start_broadcast(words, root));
+    const bool damages = ++count_ > size() && damages_(count_ - size() - 1);
+    return comm::Pending([pending, damages, words]() mutable {
+      pending->wait();
+      if (damages) words.select(0, words.numel() / 2).bitwise_xor_(16);
+    });
   }
   void sum(at::Tensor& counts) override { channel_->sum(counts); }
   std::vector<std::string> gather(const std::string& text) override {
@@ -85,6 +91,19 @@ void expect_syncs(std::int64_t count) {
 TEST(WeightSync, PublishesEachVersionInPlace) { expect_syncs(30); }
 
 TEST(SlowWeightSync, PublishesAThousandVersions) { expect_syncs(1000); }
+
+TEST(WeightSync, HashIsOfTheWeightsWhateverWasSentBefore) {
+  const Weights weights;
+  Publisher publisher(comm::Group("trainers"), weights.parts(), small_buckets());
+  weights.fill(1);
+  const std::uint64_t one = publisher.weights_hash();
+  weights.fill(2);
+  EXPECT_NE(publisher.weights_hash(), one);
+  weights.fill(1);
+  EXPECT_EQ(publisher.weights_hash(), one);
+  weights.b.select(0, 3).fill_(1.5);
+  EXPECT_NE(publisher.weights_hash(), one);
+}
 
 TEST(WeightSync, SendsADamagedBucketOnceMore) {
   const auto errors = run_sides(
@@ -168,11 +187,12 @@ TEST(WeightSync, WarmUpSeesAWrongByte) {
     std::int64_t size() const override { return 2; }
     // As a group that never moved anything.
     void broadcast(at::Tensor&, std::int64_t) override {}
+    comm::Pending start_broadcast(at::Tensor&, std::int64_t) override { return {}; }
     void sum(at::Tensor&) override {}
     std::vector<std::string> gather(const std::string& text) override { return {text, text}; }
   };
   WrongChannel channel;
-  EXPECT_THROW(warm_up(channel, 0), CommError);
+  EXPECT_THROW(warm_up(channel, 0, at::kCPU), CommError);
 }
 
 TEST(WeightSync, GoesOnInANewGenerationAfterARolloutIsGone) {
@@ -181,7 +201,7 @@ TEST(WeightSync, GoesOnInANewGenerationAfterARolloutIsGone) {
   std::jthread lost([&] {
     // Joins, and never answers again.
     const auto channel = first.rollout(1);
-    warm_up(*channel, 0);
+    warm_up(*channel, 0, at::kCPU);
     channel->gather(fmt::format("{:016x}", Manifest(infos_of(Weights().parts()), 4096).hash()));
   });
   std::jthread survivor([&] {

@@ -10,7 +10,11 @@ namespace heddle::sync::testing {
 
 /// A few tensors that one rank holds whole.
 struct Weights {
-  at::Tensor a = at::zeros({50, 33}), b = at::zeros({7}), c = at::zeros({3, 4, 500});
+  explicit Weights(at::TensorOptions options = {})
+      : a(at::zeros({50, 33}, options)),
+        b(at::zeros({7}, options)),
+        c(at::zeros({3, 4, 500}, options)) {}
+  at::Tensor a, b, c;
 
   void fill(double value) const {
     for (const at::Tensor& tensor : {a, b, c}) at::Tensor(tensor).fill_(value);

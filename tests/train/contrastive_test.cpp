@@ -62,7 +62,7 @@ TEST_F(EmbeddingTrainer, RetrievalImproves) {
   EXPECT_LT(after.loss, 0.5 * before.loss);
   EXPECT_GT(after.metrics.at("mrr_at_10"), before.metrics.at("mrr_at_10") + 0.2);
   EXPECT_GT(after.metrics.at("accuracy_at_1"), before.metrics.at("accuracy_at_1") + 0.2);
-  EXPECT_TRUE(kept.steps.back().extra.count("eval_accuracy_at_1"));
+  EXPECT_NE(kept.steps.back().metrics.find("eval_accuracy_at_1"), nullptr);
   // The trained model is the one that score reads.
   ASSERT_EQ(run_cli({"score", (dir_ / "run/final").string(), "--head", "embed", "--input",
                      (dir_ / "train.jsonl").string(), "--output", (dir_ / "out.jsonl").string(),

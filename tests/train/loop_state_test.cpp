@@ -14,6 +14,8 @@ TEST(LoopState, ReadsWhatItWrote) {
   LoopState state;
   state.step = 12, state.optimizer_steps = 11, state.cursor = {{"row", 7}};
   state.first_loss = 2.5, state.last_loss = 1.25, state.evaluations_without_gain = 2;
+  state.best_metric = "numeric";
+  state.recent_norms = {0.1, 3.5}, state.skipped_steps = 3;
   for (const std::optional<double> best : {std::optional<double>(), std::optional<double>(0.75)}) {
     state.best_eval = best;
     nlohmann::ordered_json written;
@@ -26,6 +28,9 @@ TEST(LoopState, ReadsWhatItWrote) {
     EXPECT_EQ(read.last_loss, 1.25);
     EXPECT_EQ(read.best_eval, best);
     EXPECT_EQ(read.evaluations_without_gain, 2);
+    EXPECT_EQ(read.best_metric, "numeric");
+    EXPECT_EQ(read.recent_norms, state.recent_norms);
+    EXPECT_EQ(read.skipped_steps, 3);
   }
 }
 

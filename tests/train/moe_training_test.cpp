@@ -130,9 +130,9 @@ TEST_F(MoeTraining, PooledBalancingDiffersFromThatOfSequences) {
     std::atomic<bool> stop = false;
     struct Keep : train::Observer {
       void on_step(const train::StepInfo& info) override {
-        aux->push_back(info.extra.at("aux_loss"));
-        const double load = info.extra.at("moe_load_max_over_mean");
-        EXPECT_GE(load, info.extra.at("moe_load_max_over_mean_avg"));
+        aux->push_back(info.metrics.at("aux_loss"));
+        const double load = info.metrics.at("moe_load_max_over_mean");
+        EXPECT_GE(load, info.metrics.at("moe_load_max_over_mean_avg"));
         EXPECT_GT(load, 1);
         EXPECT_LE(load, 3);  // E / k
       }

@@ -49,6 +49,31 @@ TEST_F(NpuSteps, WaitOnlyWhereTheyMust) {
               Each(Eq(expected)));
 }
 
+TEST_F(NpuSteps, OfPairsWaitForNoLoss) {
+  std::ofstream rows(dir_ / "pairs.jsonl");
+  for (int i = 0; i < 32; ++i) {
+    rows << nlohmann::json{{"prompt", "Is " + std::to_string(i)},
+                           {"chosen", " yes please"},
+                           {"rejected", " no " + std::to_string(i)}}
+         << "\n";
+  }
+  rows.close();
+  using ::testing::Each;
+  using ::testing::Eq;
+  // As those of a language model, however many micro-batches a step has.
+  const Counts expected = {{"aten::_copy_from", 2}, {"synchronize", 1}};
+  const std::vector<std::string> pairs = {"data.train=" + (dir_ / "pairs.jsonl").string(),
+                                          "model.dtype=bfloat16", "train.global_batch_size=8",
+                                          "train.micro_batch_tokens=64"};
+  std::vector<std::string> dpo = pairs, reward = pairs;
+  dpo.push_back("train.objective=dpo");
+  EXPECT_THAT(waits_of("dpo", dpo), Each(Eq(expected)));
+  for (const char* setting :
+       {"train.objective=reward", "model.head=classify", "model.num_labels=1"})
+    reward.push_back(setting);
+  EXPECT_THAT(waits_of("reward", reward), Each(Eq(expected)));
+}
+
 TEST_F(NpuSteps, OfExpertsReadTheirLoadOnceMore) {
   make_model("moe", {{"model_type", "qwen3_5_moe_text"},
                      {"num_experts", 6},

@@ -78,15 +78,15 @@ TEST_F(PreferenceTrainer, DpoLearnsWhatIsPreferred) {
                                    "train.max_steps=24", "optim.lr=3e-3", "dpo.beta=0.5"})));
     // The policy begins as its own reference.
     EXPECT_NEAR(kept.steps.front().loss, std::log(2), 1e-4) << method;
-    EXPECT_NEAR(kept.steps.front().extra.at("reward_margin"), 0, 1e-3) << method;
-    EXPECT_LT(kept.steps.front().extra.at("logps_chosen"), -1) << method;
-    EXPECT_GT(kept.steps.back().extra.at("reward_margin"), 0.5) << method;
-    EXPECT_GT(kept.steps.back().extra.at("reward_accuracy"), 0.9) << method;
+    EXPECT_NEAR(kept.steps.front().metrics.at("reward_margin"), 0, 1e-3) << method;
+    EXPECT_LT(kept.steps.front().metrics.at("logps_chosen"), -1) << method;
+    EXPECT_GT(kept.steps.back().metrics.at("reward_margin"), 0.5) << method;
+    EXPECT_GT(kept.steps.back().metrics.at("reward_accuracy"), 0.9) << method;
     const train::Evaluation& held = kept.evaluations.back();
     EXPECT_LT(held.loss, 0.6) << method;
     EXPECT_GT(held.metrics.at("reward_accuracy"), 0.9) << method;
-    EXPECT_TRUE(kept.steps.back().extra.count("eval_logps_rejected")) << method;
-    EXPECT_FALSE(kept.steps.back().extra.count("entropy")) << method;
+    EXPECT_NE(kept.steps.back().metrics.find("eval_logps_rejected"), nullptr) << method;
+    EXPECT_EQ(kept.steps.back().metrics.find("entropy"), nullptr) << method;
   }
   EXPECT_TRUE(fs::exists(dir_ / "dpo-full" / "reference_logprobs_train.safetensors"));
   EXPECT_FALSE(fs::exists(dir_ / "dpo-lora" / "reference_logprobs_train.safetensors"));
@@ -168,8 +168,8 @@ TEST_F(PreferenceTrainer, RewardModelsScoreTexts) {
   const KeepReports kept =
       watch(config("reward", pairs("reward", {"train.max_steps=24", "optim.lr=3e-3"})));
   EXPECT_LT(kept.steps.back().loss, 0.3);
-  EXPECT_GT(kept.steps.back().extra.at("accuracy"), 0.9);
-  EXPECT_GT(kept.steps.back().extra.at("margin"), 1);
+  EXPECT_GT(kept.steps.back().metrics.at("accuracy"), 0.9);
+  EXPECT_GT(kept.steps.back().metrics.at("margin"), 1);
   EXPECT_GT(kept.evaluations.back().metrics.at("accuracy"), 0.9);
   std::ofstream(dir_ / "texts.jsonl") << R"({"text": "Is 97?? yes please 6"})"
                                       << "\n"

@@ -1,5 +1,7 @@
 #include "data/jinja/chat_template.h"
 
+#include <unordered_map>
+
 #include "base/errors.h"
 #include "data/jinja/interpreter.h"
 #include "data/jinja/parser.h"
@@ -114,6 +116,31 @@ ChatTemplate::Conversation ChatTemplate::prepare(const ordered_json& messages,
   return conversation;
 }
 
+namespace {
+
+/// Text that the passes wrote for each of the first `count` messages. A template hands messages on
+/// as they are, so that a pass knows its message by the address of its values.
+std::vector<std::pair<std::size_t, std::size_t>> spans_of_messages(
+    const jinja::Values& messages, std::size_t count,
+    const std::vector<jinja::Interpreter::Pass>& passes) {
+  std::unordered_map<const jinja::DictData*, std::size_t> index;
+  index.reserve(count);
+  for (std::size_t i = 0; i < count; ++i) index.emplace(&messages[i].as_dict(), i);
+  std::vector<std::pair<std::size_t, std::size_t>> spans(count, {0, 0});
+  std::vector<bool> is_known(count, false);
+  for (const jinja::Interpreter::Pass& pass : passes) {
+    const auto found = index.find(pass.item);
+    if (found == index.end()) continue;
+    const std::size_t i = found->second;
+    spans[i] =
+        is_known[i] ? std::pair<std::size_t, std::size_t>{0, 0} : std::pair{pass.begin, pass.end};
+    is_known[i] = true;
+  }
+  return spans;
+}
+
+}  // namespace
+
 ChatTemplate::Rendered ChatTemplate::render(const Conversation& conversation, std::size_t count,
                                             bool add_generation_prompt) const {
   using jinja::Value;
@@ -130,7 +157,9 @@ ChatTemplate::Rendered ChatTemplate::render(const Conversation& conversation, st
   jinja::Interpreter interpreter(*template_,
                                  {data.max_steps + weight * kStepsOfInput, data.max_bytes,
                                   data.max_bytes + weight * kBytesOfInput});
-  rendered.text = interpreter.run(std::move(variables), rendered.generation_spans);
+  std::vector<jinja::Interpreter::Pass> passes;
+  rendered.text = interpreter.run(std::move(variables), rendered.generation_spans, passes);
+  rendered.message_spans = spans_of_messages(data.messages, count, passes);
   return rendered;
 }
 

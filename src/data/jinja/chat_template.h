@@ -41,6 +41,9 @@ class ChatTemplate {
     std::string text;
     /// Byte ranges [first, second) of `text` written inside {% generation %} blocks, in order.
     std::vector<std::pair<std::size_t, std::size_t>> generation_spans;
+    /// Byte range of `text` that a pass of the template's loop over the messages wrote for each
+    /// message; empty where no pass wrote anything, or several did.
+    std::vector<std::pair<std::size_t, std::size_t>> message_spans;
   };
 
   /// Messages and variables as the template sees them, for several renderings. Copies are cheap.

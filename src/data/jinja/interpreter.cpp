@@ -102,8 +102,11 @@ void Interpreter::fail_undefined(const Undefined& value) const {
 }
 
 std::string Interpreter::run(std::vector<std::pair<std::string, Value>> variables,
-                             std::vector<std::pair<std::size_t, std::size_t>>& generation_spans) {
+                             std::vector<std::pair<std::size_t, std::size_t>>& generation_spans,
+                             std::vector<Pass>& passes) {
   std::string out;
+  passes_ = &passes;
+  whole_ = &out;
   try {
     const InnerScope given(*this, nullptr);
     for (auto& [name, value] : variables) {
@@ -207,8 +210,14 @@ Interpreter::Flow Interpreter::run_for(const Statement& statement) {
     work(1);
     const InnerScope inner(*this, scope_);
     scope_->set(Template::kLoop, Value::from(loop));
-    assign(statement.target, loop->items[loop->index]);
-    if (run(statement.body) == Flow::kBreak) break;
+    const Value& item = loop->items[loop->index];
+    assign(statement.target, item);
+    const std::size_t begin = out_->size();
+    const Flow flow = run(statement.body);
+    if (item.is_dict() && out_ == whole_ && out_->size() > begin) {
+      passes_->push_back({&item.as_dict(), begin, out_->size()});
+    }
+    if (flow == Flow::kBreak) break;
   }
   return Flow::kNormal;
 }

@@ -40,9 +40,16 @@ class Interpreter {
   Interpreter(const Template& source, const Limits& limits) : template_(source), limits_(limits) {}
   ~Interpreter();
 
-  /// Throws DataError with the template's name, the line and the reason.
+  /// Bytes [begin, end) of the output that one pass of a loop over dictionaries wrote.
+  struct Pass {
+    const DictData* item;
+    std::size_t begin, end;
+  };
+  /// Throws DataError with the template's name, the line and the reason. `passes` gets those that
+  /// wrote something straight into the output.
   std::string run(std::vector<std::pair<std::string, Value>> variables,
-                  std::vector<std::pair<std::size_t, std::size_t>>& generation_spans);
+                  std::vector<std::pair<std::size_t, std::size_t>>& generation_spans,
+                  std::vector<Pass>& passes);
 
   Namespace* make_namespace();
   /// Counts work, so that a template always ends: one per item touched.
@@ -130,8 +137,10 @@ class Interpreter {
   std::uint64_t steps_ = 0;
   std::size_t bytes_built_ = 0;
   std::string* out_ = nullptr;
+  const std::string* whole_ = nullptr;  ///< The output itself: out_ outside of what is captured.
   Scope* scope_ = nullptr;
   std::vector<std::pair<std::size_t, std::size_t>>* spans_ = nullptr;
+  std::vector<Pass>* passes_ = nullptr;
   std::vector<std::unique_ptr<Scope>> kept_scopes_;
   std::vector<std::unique_ptr<Namespace>> namespaces_;
 };

@@ -96,13 +96,15 @@ class FileTokenizer {
       PendingLine pending;
       try {
         if (!records_->next(pending.text)) break;
-      } catch (const LineTooLong& error) {
+      } catch (const UnusableRow& error) {
         pending.error = error.what();
       }
       if (options_.held_out > 0 && is_held_out(pending.text) != options_.takes_held_out) continue;
       pending.line = records_->line();
       bytes += pending.text.size();
       chunk_.push_back(std::move(pending));
+      // No further line is needed, and the end of one that is too long may be far.
+      if (options_.bad_rows == BadRowPolicy::kError && !chunk_.back().error.empty()) break;
     }
     return !chunk_.empty();
   }

@@ -113,7 +113,6 @@ class EvaluationLoader {
   /// This rank's next micro-batch, or nothing at the end; as many on every rank, some with a dummy
   /// token only.
   std::optional<Batch> next();
-  void rewind() { next_ = 0; }
   std::int64_t batches() const { return rounds_; }
 
  private:

@@ -12,7 +12,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kEndings[] = {".jsonl", ".json", ".ndjson", ".csv", ".tsv", ".txt"};
+constexpr std::string_view kEndings[] = {".jsonl", ".json", ".ndjson",  ".csv",
+                                         ".tsv",   ".txt",  ".parquet", ".arrow"};
 
 std::vector<std::string> files_of(const fs::path& folder) {
   std::vector<std::string> files;
@@ -67,7 +68,7 @@ std::vector<std::string> expand_files(const std::string& path) {
     if (files.empty()) {
       throw_error<DataError>(
           "{} is a folder without data files (.jsonl, .json, .csv, .tsv, .txt, also .gz, .zst or "
-          ".xz)",
+          ".xz; .parquet, .arrow)",
           path);
     }
   } else if (!fs::exists(path) && path.find_first_of("*?") != std::string::npos) {

@@ -24,15 +24,12 @@ constexpr Kind kKinds[] = {
     {0, "7z\xbc\xaf\x27\x1c"sv, "a 7-Zip archive", "unpack it: 7z x '{}'"},
     {0, "Rar!\x1a\x07"sv, "a rar archive", "unpack it: unrar x '{}'"},
     {257, "ustar"sv, "a tar archive", "unpack it: tar xf '{}'"},
+    // Read from files of their own, by their first bytes (arrow_records).
     {0, "PAR1"sv, "a Parquet file",
-     "convert it: python3 -c \"import pandas; pandas.read_parquet('{}').to_json('data.jsonl', "
-     "orient='records', lines=True, force_ascii=False)\""},
+     "give the name of the file itself, neither packed nor as a pipe"},
     {0, "ARROW1"sv, "an Arrow file",
-     "convert it: python3 -c \"import pandas; pandas.read_feather('{}').to_json('data.jsonl', "
-     "orient='records', lines=True, force_ascii=False)\""},
-    {0, "\xff\xff\xff\xff"sv, "an Arrow stream",
-     "convert it: python3 -c \"import datasets; datasets.Dataset.from_file('{}').to_json("
-     "'data.jsonl', force_ascii=False)\""},
+     "give the name of the file itself, neither packed nor as a pipe"},
+    {0, "\xff\xff\xff\xff"sv, "an Arrow stream", "give it as a file whose name ends in .arrow"},
     {0, "Obj\x01"sv, "an Avro file", "convert it to JSON Lines, for example with fastavro"},
     {0, "SQLite format 3"sv, "an SQLite database",
      "convert it: sqlite3 '{}' with .mode json, then jq -c '.[]'"},

@@ -56,7 +56,7 @@ bool LineReader::next(std::string& line) {
     position_ = at_end ? buffer_.size() : end + 1;
     ++line_;
     if (too_long || view.size() > max_line_bytes_) {
-      throw_error<LineTooLong>("{}:{}: line is longer than {}", name_, line_,
+      throw_error<UnusableRow>("{}:{}: line is longer than {}", name_, line_,
                                text::format_bytes(static_cast<double>(max_line_bytes_)));
     }
     if (line_ == 1 && view.starts_with("\xef\xbb\xbf")) view.remove_prefix(3);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/text.h"
+#include "data/readers/arrow_records.h"
 #include "data/readers/line_reader.h"
 
 namespace heddle::data {
@@ -289,6 +290,7 @@ std::string ending_of(std::filesystem::path path) {
 
 std::unique_ptr<RecordReader> RecordReader::open(const std::filesystem::path& path,
                                                  std::size_t max_bytes) {
+  if (is_arrow_file(path)) return open_arrow_file(path, max_bytes);
   const std::string name = ByteSource::name_of(path);
   auto source = ByteSource::open(path);
   const std::string ending = ending_of(path);

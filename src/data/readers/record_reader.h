@@ -9,8 +9,9 @@
 
 namespace heddle::data {
 
-/// A line beyond the limit: the reader can go on after it, which it cannot after other errors.
-class LineTooLong : public DataError {
+/// A row that cannot be handed over, such as one beyond the limit: the reader can go on after it,
+/// which it cannot after other errors.
+class UnusableRow : public DataError {
  public:
   using DataError::DataError;
 };
@@ -19,12 +20,13 @@ class LineTooLong : public DataError {
 class RecordReader {
  public:
   virtual ~RecordReader() = default;
-  /// The reader for the file: CSV and TSV by the name's ending, plain text by .txt (one row of the
-  /// whole file), a JSON list by its first character, JSON Lines otherwise.
+  /// The reader for the file: Parquet and Arrow by the first bytes, CSV and TSV by the name's
+  /// ending, plain text by .txt (one row of the whole file), a JSON list by its first character,
+  /// JSON Lines otherwise.
   static std::unique_ptr<RecordReader> open(const std::filesystem::path& path,
                                             std::size_t max_bytes = std::size_t{64} << 20);
 
-  /// False at the end. Throws LineTooLong, after which the next call continues after that row, and
+  /// False at the end. Throws UnusableRow, after which the next call continues after that row, and
   /// DataError for a file that cannot be read on.
   virtual bool next(std::string& json) = 0;
   /// Number of the line on which the row that next() gave last begins, from 1.

@@ -121,16 +121,6 @@ std::string_view name_of(RowFormat format) {
   throw_error<InternalError>("row format {} has no name", static_cast<int>(format));
 }
 
-RowFormat row_format_of(std::string_view name) {
-  std::vector<std::string> names;
-  for (const auto& [format, known] : kNames) {
-    if (known == name) return format;
-    names.emplace_back(known);
-  }
-  throw_error<ConfigError>("unknown row format '{}', expected one of {}", name,
-                           text::list_some(names));
-}
-
 Row parse_row(const ordered_json& value, const RowOptions& options) {
   const RowFormat format = options.format;
   const FieldNames& fields = options.fields;

@@ -25,8 +25,6 @@ enum class RowFormat {
 
 /// "auto", "tokens", "messages", "sharegpt", "prompt_completion", "alpaca", "text", "pairs".
 std::string_view name_of(RowFormat format);
-/// Throws ConfigError that lists the names.
-RowFormat row_format_of(std::string_view name);
 
 /// Purpose of a row.
 enum class Task {

@@ -12,56 +12,13 @@ namespace heddle::data {
 namespace {
 
 using nlohmann::ordered_json;
-
-/// Private-use characters, which no template treats specially and no ordinary text holds.
-constexpr std::string_view kMarker = "\xee\x80\x80turn\xee\x80\x81";
-constexpr std::string_view kEndOfThinking = "</think>";
-
-std::size_t common_prefix(std::string_view a, std::string_view b) {
-  return static_cast<std::size_t>(
-      std::mismatch(a.begin(), a.begin() + std::min(a.size(), b.size()), b.begin()).first -
-      a.begin());
-}
-
-std::size_t without_trailing_space(std::string_view text) {
-  const std::size_t last = text.find_last_not_of(" \t\r\n");
-  return last == std::string_view::npos ? 0 : last + 1;
-}
+using namespace turn_segments;
 
 [[noreturn]] void fail(std::size_t turn, std::string_view reason) {
   throw_error<DataError>(
       "field 'messages[{}]': cannot tell which text of the rendering the assistant wrote: {}. Mark "
       "it in the chat template with {{% generation %}}, or train on all tokens (data.loss_on: all)",
       turn, reason);
-}
-
-/// The texts that a template shows in any case: what follows the thinking, or each part.
-std::vector<std::string> visible_texts(const ordered_json& message) {
-  std::vector<std::string> texts;
-  const auto content = message.find("content");
-  if (content == message.end()) return texts;
-  if (content->is_string()) {
-    std::string_view text = content->get_ref<const std::string&>();
-    if (const auto end = text.rfind(kEndOfThinking); end != std::string_view::npos) {
-      text.remove_prefix(end + kEndOfThinking.size());
-    }
-    texts.emplace_back(text::trim(text));
-    return texts;
-  }
-  for (const ordered_json& part : *content) {
-    texts.emplace_back(text::trim(part["text"].get_ref<const std::string&>()));
-  }
-  return texts;
-}
-
-bool holds_in_order(std::string_view text, const std::vector<std::string>& parts) {
-  std::size_t at = 0;
-  for (const std::string& part : parts) {
-    at = text.find(part, at);
-    if (at == std::string_view::npos) return false;
-    at += part.size();
-  }
-  return true;
 }
 
 }  // namespace
@@ -87,9 +44,16 @@ struct AssistantSpans::Context {
   }
 };
 
+struct AssistantSpans::Search {
+  Context context;
+  const ChatTemplate::Options& options;
+  std::optional<Habit> habit;  ///< Learnt when first asked for.
+};
+
 std::vector<TextSpan> AssistantSpans::find(const ordered_json& messages,
                                            const ChatTemplate::Options& options,
-                                           const ChatTemplate::Rendered& full) const {
+                                           const ChatTemplate::Rendered& full,
+                                           std::size_t many_turns) const {
   const ChatTemplate& chat_template = chat_.chat_template();
   std::vector<std::size_t> turns;
   for (std::size_t i = 0; i < messages.size(); ++i) {
@@ -108,25 +72,66 @@ std::vector<TextSpan> AssistantSpans::find(const ordered_json& messages,
     }
     return spans;
   }
-  const Context context{chat_template, messages, chat_template.prepare(messages, options),
-                        full.text};
-  std::optional<Habit> habit;
-  for (const std::size_t turn : turns) {
-    TextSpan span;
-    if (!find_by_prefix(context, turn, span)) {
-      try {
-        if (!habit) habit = learn(options);
-      } catch (const DataError& error) {
-        fail(turn, std::string("the template refuses a conversation of one question and answer: ") +
-                       error.what());
-      }
-      span = find_by_marker(context, turn, *habit);
-    }
-    if (!spans.empty() && span.begin < spans.back().end) {
-      fail(turn, "it overlaps with an earlier turn");
-    }
-    spans.push_back(span);
+  Search search{
+      {chat_template, messages, chat_template.prepare(messages, options), full.text}, options, {}};
+  if (turns.size() >= many_turns) {
+    if (auto all = find_at_once(search, turns, full)) return *std::move(all);
   }
+  for (const std::size_t turn : turns) spans.push_back(find_turn(search, turn));
+  require_order(turns, spans);
+  return spans;
+}
+
+void AssistantSpans::require_order(const std::vector<std::size_t>& turns,
+                                   const std::vector<TextSpan>& spans) {
+  for (std::size_t i = 1; i < spans.size(); ++i) {
+    if (spans[i].begin < spans[i - 1].end) fail(turns[i], "it overlaps with an earlier turn");
+  }
+}
+
+TextSpan AssistantSpans::find_turn(Search& search, std::size_t turn) const {
+  TextSpan span;
+  if (find_by_prefix(search.context, turn, span)) return span;
+  try {
+    if (!search.habit) search.habit = learn(search.options);
+  } catch (const DataError& error) {
+    fail(turn, std::string("the template refuses a conversation of one question and answer: ") +
+                   error.what());
+  }
+  return find_by_marker(search.context, turn, *search.habit);
+}
+
+std::optional<std::vector<TextSpan>> AssistantSpans::find_at_once(
+    Search& search, const std::vector<std::size_t>& turns,
+    const ChatTemplate::Rendered& full) const {
+  const ordered_json& messages = search.context.messages;
+  ordered_json all_marked = messages;
+  for (const std::size_t turn : turns) {
+    all_marked[turn] = chat_.adapted(ordered_json::array({marked_message(messages[turn])}))[0];
+  }
+  std::vector<std::optional<TextSpan>> proposed;
+  try {
+    if (!search.habit) search.habit = learn(search.options);
+    const ChatTemplate::Rendered marked =
+        search.context.chat_template.render(all_marked, search.options);
+    proposed = spans_of(messages, turns, full, marked, search.habit->generation_prompt);
+  } catch (const DataError&) {
+    return std::nullopt;
+  }
+  if (proposed.empty()) return std::nullopt;
+  // The last turn may be followed by what ends any conversation: it is found by itself, as are
+  // those that the renderings do not tell. One of each kind says whether the others are right.
+  for (const std::size_t i : samples_of(messages, turns)) {
+    const TextSpan found = find_turn(search, turns[i]);
+    const bool is_last = i + 1 == turns.size();
+    if (proposed[i] && !is_last && *proposed[i] != found) return std::nullopt;
+    proposed[i] = found;
+  }
+  std::vector<TextSpan> spans;
+  for (std::size_t i = 0; i < turns.size(); ++i) {
+    spans.push_back(proposed[i] ? *proposed[i] : find_turn(search, turns[i]));
+  }
+  require_order(turns, spans);
   return spans;
 }
 
@@ -212,14 +217,8 @@ TextSpan AssistantSpans::find_by_marker(const Context& context, std::size_t turn
     fail(turn, "the conversation holds the characters that serve as a marker (U+E000, U+E001)");
   }
 
-  // The turn with its content replaced and its thinking gone; tool calls stay, since later turns
-  // may depend on them.
-  ordered_json message = {{"role", "assistant"}, {"content", std::string(kMarker)}};
-  for (const char* kept : {"tool_calls", "name"}) {
-    if (messages[turn].contains(kept)) message[kept] = messages[turn][kept];
-  }
-  const ChatTemplate::Conversation marked =
-      context.conversation.with(turn, chat_.adapted(ordered_json::array({message}))[0]);
+  const ChatTemplate::Conversation marked = context.conversation.with(
+      turn, chat_.adapted(ordered_json::array({marked_message(messages[turn])}))[0]);
   const auto whole = context.try_render(marked, messages.size(), false);
   if (!whole) fail(turn, "the template refuses the conversation with another text in this turn");
   const std::size_t at = whole->find(kMarker);
@@ -278,7 +277,7 @@ TextSpan AssistantSpans::find_by_marker(const Context& context, std::size_t turn
       said.substr(said.size() - closing_end) != closing.substr(closing.size() - closing_end)) {
     fail(turn, "the turn closes differently depending on its content");
   }
-  if (!holds_in_order(said, visible_texts(messages[turn]))) {
+  if (!holds_visible_texts(said, messages[turn])) {
     fail(turn, "the text found there does not hold the message's content");
   }
   return {static_cast<std::int64_t>(begin),

@@ -53,7 +53,7 @@ struct Tokenizer::Parts {
   std::unique_ptr<AddedTokenFinder> raw_added;         // looked for in the text as it is
   std::unique_ptr<AddedTokenFinder> normalized_added;  // looked for after normalisation
   std::vector<std::int32_t> before, after;
-  std::optional<std::int32_t> eos, pad, bos;
+  std::optional<std::int32_t> eos, pad;
   std::map<std::string, std::string> special_tokens;
   std::map<std::string, std::string> chat_templates;
   bool split_special_tokens = false;
@@ -193,7 +193,7 @@ void Tokenizer::Parts::build(const TokenizerFile& file, const std::string& name)
   };
   eos = named("eos_token");
   pad = named("pad_token");
-  bos = named("bos_token");
+  named("bos_token");  // checked only: no row begins with it unless its template says so
 }
 
 void Tokenizer::Parts::words(std::string_view text, std::size_t stage, Workspace& work,
@@ -384,7 +384,6 @@ bool Tokenizer::is_special(std::int32_t id) const {
 
 std::optional<std::int32_t> Tokenizer::eos_id() const { return parts_->eos; }
 std::optional<std::int32_t> Tokenizer::pad_id() const { return parts_->pad; }
-std::optional<std::int32_t> Tokenizer::bos_id() const { return parts_->bos; }
 const std::string& Tokenizer::content_hash() const { return parts_->content_hash; }
 const std::map<std::string, std::string>& Tokenizer::special_tokens() const {
   return parts_->special_tokens;

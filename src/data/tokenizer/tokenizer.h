@@ -67,7 +67,6 @@ class Tokenizer {
   /// From tokenizer_config.json, else special_tokens_map.json.
   std::optional<std::int32_t> eos_id() const;
   std::optional<std::int32_t> pad_id() const;
-  std::optional<std::int32_t> bos_id() const;
   /// Hash of all that decides on the ids of a text; keys the tokenised cache.
   const std::string& content_hash() const;
   /// Texts of the special tokens by the names under which templates read them: "eos_token",

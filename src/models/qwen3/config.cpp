@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "base/errors.h"
+#include "base/json.h"
 #include "models/config_reader.h"
 #include "models/qwen3/family.h"
 
@@ -16,7 +17,7 @@ void require_no_window(ConfigReader& text) {
   for (std::size_t i = 0; i < types.size(); ++i) {
     if (types[i] != "full_attention") {
       throw_error<ModelError>("{}: layer_types[{}] is {}: expected \"full_attention\"",
-                              text.source(), i, types[i].dump());
+                              text.source(), i, json::shown(types[i]));
     }
   }
 }

@@ -97,7 +97,7 @@ void read_layers(ConfigReader& text, Config& config, Variant of) {
   const std::vector<bool> full = attention_layers(text.json(), count, text.source());
   const nn::AttentionDims attention = attention_dims(text, config, of);
   const nn::GatedDeltaNetDims delta_net = delta_net_dims(text, config, of);
-  const double rotated = text.rope_number("partial_rotary_factor", 0.25);
+  const double rotated = text.rope_number("partial_rotary_factor", 0.25, 1);
   config.rotary_dim = static_cast<std::int64_t>(static_cast<double>(attention.head_dim) * rotated);
   std::int64_t width = 0;
   if (!of.moe || of.next) width = text.positive("intermediate_size", of.next ? 5632 : 12288);
@@ -140,8 +140,8 @@ Config parse(const Json& json, const std::string& source) {
   read_common(text, json, config);
   config.rope_theta = text.rope_number("rope_theta", 10000);
   config.mrope_section = {11, 11, 10};
-  if (const Json* section = text.rope("mrope_section"))
-    config.mrope_section = section->get<std::vector<std::int64_t>>();
+  if (const auto section = text.rope_integers("mrope_section"); !section.empty())
+    config.mrope_section = section;
   // Multimodal files give it at the top level, and then that value decides.
   ConfigReader top(json, source, config.defaulted);
   config.tie_word_embeddings = config.nested && json.contains("tie_word_embeddings")

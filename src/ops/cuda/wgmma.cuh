@@ -3,7 +3,8 @@
 //
 //   rs: a in registers     ss: a in shared memory; descriptors by make_descriptor
 //
-// kTransA, kTransB: rows of the operand are the contraction. Nothing is computed but on sm_90a.
+// kTransA, kTransB: rows of the operand are the contraction. Of 8-bit floats only what
+// product_sum.cu takes. Nothing is computed but on sm_90a.
 #pragma once
 
 #include "ops/cuda/ptx.cuh"
@@ -95,6 +96,16 @@ HEDDLE_WGMMA_SS(160, 20, 80, 80, 81, 82, 83, 84)
 HEDDLE_WGMMA_SS(192, 24, 96, 96, 97, 98, 99, 100)
 HEDDLE_WGMMA_SS(224, 28, 112, 112, 113, 114, 115, 116)
 HEDDLE_WGMMA_SS(256, 32, 128, 128, 129, 130, 131, 132)
+
+/// Of e4m3 values over 32 in depth; the contraction is along the rows of both operands.
+__device__ __forceinline__ void wgmma_ss_e4m3(float (&d)[32][4], u64 a, u64 b, int scale_d) {
+  HEDDLE_WGMMA(
+      "{.reg .pred p; setp.ne.b32 p, %130, 0; "
+      "wgmma.mma_async.sync.aligned.m64n256k32.f32.e4m3.e4m3 {" HEDDLE_NAMES_128
+      "}, %128, %129, p, 1, 1;}"
+      : HEDDLE_ROWS_32(d, 0)
+      : "l"(a), "l"(b), "r"(scale_d));
+}
 
 #undef HEDDLE_WGMMA_SS
 #undef HEDDLE_WGMMA

@@ -31,21 +31,30 @@ std::int64_t DropoutMask::threshold() const {
   return std::min<std::int64_t>(std::llround(probability * 65536), 65535);
 }
 
-at::Tensor dropout_factors(const DropoutMask& mask, c10::ScalarType dtype) {
-  const std::int64_t rows = mask.draws.numel(), columns = mask.features.numel();
-  const at::Tensor factors = at::empty({rows, columns}, mask.draws.options().dtype(dtype));
-  const at::Tensor by_token = mask.draws.add(number(mask.key)).unsqueeze(1);
+void for_each_random_bits(
+    std::uint64_t key, const at::Tensor& draws, const at::Tensor& features,
+    const std::function<void(std::int64_t first, const at::Tensor& bits)>& use) {
+  const at::Tensor by_token = draws.add(number(key)).unsqueeze(1);
   const at::Tensor by_feature =
-      at::bitwise_right_shift(mask.features, 2).add_(1).mul_(number(heddle::splitmix::kStride));
-  const at::Tensor shift = at::bitwise_and(mask.features, 3).mul_(16);
+      at::bitwise_right_shift(features, 2).add_(1).mul_(number(heddle::splitmix::kStride));
+  const at::Tensor shift = at::bitwise_and(features, 3).mul_(16);
+  const std::int64_t rows = draws.numel();
   const std::int64_t step =
-      std::max<std::int64_t>(1, kAtATime / std::max<std::int64_t>(1, columns));
+      std::max<std::int64_t>(1, kAtATime / std::max<std::int64_t>(1, features.numel()));
   for (std::int64_t first = 0; first < rows; first += step) {
     const std::int64_t count = std::min(step, rows - first);
-    at::Tensor x = splitmix::mixed(by_token.narrow(0, first, count) + by_feature);
-    x = at::bitwise_right_shift(x, shift).bitwise_and_(0xffff);
-    factors.narrow(0, first, count).copy_(x.ge(mask.threshold())).mul_(mask.kept());
+    const at::Tensor x = splitmix::mixed(by_token.narrow(0, first, count) + by_feature);
+    use(first, at::bitwise_right_shift(x, shift).bitwise_and_(0xffff));
   }
+}
+
+at::Tensor dropout_factors(const DropoutMask& mask, c10::ScalarType dtype) {
+  const at::Tensor factors =
+      at::empty({mask.draws.numel(), mask.features.numel()}, mask.draws.options().dtype(dtype));
+  for_each_random_bits(
+      mask.key, mask.draws, mask.features, [&](std::int64_t first, const at::Tensor& bits) {
+        factors.narrow(0, first, bits.size(0)).copy_(bits.ge(mask.threshold())).mul_(mask.kept());
+      });
   return factors;
 }
 

@@ -9,6 +9,14 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& inputs, boo
 
 }  // namespace heddle::ops::linear_cross_entropy_reference
 
+/// With Inputs::support, on every device: reads those rows of the head alone.
+namespace heddle::ops::linear_cross_entropy_over_support {
+
+LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& inputs, bool want_grad_hidden,
+                                   bool want_grad_weight, at::Tensor& grad_weight_buffer);
+
+}  // namespace heddle::ops::linear_cross_entropy_over_support
+
 namespace heddle::ops::linear_cross_entropy_cpu {
 
 LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& inputs, bool want_grad_hidden,

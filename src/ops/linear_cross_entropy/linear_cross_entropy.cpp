@@ -1,5 +1,7 @@
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 
+#include <ATen/TensorOperators.h>
+
 #include "ops/autograd.h"
 #include "ops/builtin.h"
 #include "ops/compute_type.h"
@@ -10,6 +12,17 @@ namespace heddle::ops {
 at::TensorOptions LinearCrossEntropy::Inputs::gradient_options() const {
   const bool is_given = gradient_dtype != c10::ScalarType::Undefined;
   return weight.options().dtype(is_given ? gradient_dtype : weight.scalar_type());
+}
+
+at::Tensor LinearCrossEntropy::Inputs::token_factors(std::int64_t first,
+                                                     const at::Tensor& logprobs) const {
+  const at::Tensor derivatives = token_loss(first, logprobs);
+  TORCH_CHECK(derivatives.sizes() == logprobs.sizes() && derivatives.device() == logprobs.device(),
+              "linear_cross_entropy: token_loss returned ", derivatives.sizes(), " on ",
+              derivatives.device(), " for log-probabilities ", logprobs.sizes(), " on ",
+              logprobs.device());
+  // d logprob / d logits = one_hot(label) - softmax.
+  return -derivatives.to(logprobs.scalar_type()).unsqueeze(1);
 }
 
 LinearCrossEntropy::Result linear_cross_entropy(const KernelTable& kernels,
@@ -30,6 +43,12 @@ LinearCrossEntropy::Result linear_cross_entropy(const KernelTable& kernels,
   TORCH_CHECK(!inputs.loss_weights.defined() ||
                   (inputs.loss_weights.dim() == 1 && inputs.loss_weights.size(0) == rows),
               "linear_cross_entropy: loss_weights must be [N] with N = ", rows);
+  TORCH_CHECK(
+      !inputs.token_loss || (inputs.all_rows_labelled && !inputs.loss_weights.defined() &&
+                             inputs.gradient_scale == 1 && !inputs.keep_logits &&
+                             !inputs.logits.defined() && (want_grad_hidden || want_grad_weight)),
+      "linear_cross_entropy: a token_loss wants rows with labels, gradients, and neither "
+      "loss_weights, gradient_scale nor kept logits");
   TORCH_CHECK(!grad_weight_buffer.defined() || grad_weight_buffer.sizes() == inputs.weight.sizes(),
               "linear_cross_entropy: the gradient buffer must have the weight's shape ",
               inputs.weight.sizes());
@@ -37,6 +56,15 @@ LinearCrossEntropy::Result linear_cross_entropy(const KernelTable& kernels,
   LinearCrossEntropy::Inputs plain = inputs;
   plain.hidden = detached(inputs.hidden);
   plain.weight = detached(inputs.weight);
+  if (inputs.support.defined()) {
+    TORCH_CHECK(
+        inputs.support.dim() == 2 && inputs.support.size(0) == rows && inputs.support.size(1) > 0 &&
+            inputs.support.scalar_type() == at::kLong && inputs.all_rows_labelled,
+        "linear_cross_entropy: support ", inputs.support.sizes(), " ", inputs.support.scalar_type(),
+        " must be int64 [N,k] with N = ", rows, ", every row labelled");
+    return linear_cross_entropy_over_support::forward(plain, want_grad_hidden, want_grad_weight,
+                                                      grad_weight_buffer);
+  }
   return kernels.get<LinearCrossEntropy>().forward(plain, want_grad_hidden, want_grad_weight,
                                                    grad_weight_buffer);
 }

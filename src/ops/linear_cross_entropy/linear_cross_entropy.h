@@ -1,5 +1,7 @@
 #pragma once
 
+#include <functional>
+
 #include "ops/registry.h"
 
 namespace heddle::ops {
@@ -9,17 +11,29 @@ struct LinearCrossEntropy {
   struct Dims {
     std::int64_t hidden_size = 0, vocab_size = 0;
   };
+  /// A loss of tokens, each by itself, which is known once their log-probabilities are. Takes those
+  /// [n] fp32 (fp64) of the rows from `first` on and returns d loss / d logprob [n], both on the
+  /// device; rows come in order, each once. The kernel calls it between a chunk's logits and the
+  /// gradients of that chunk, so it must not wait for the device.
+  using TokenLoss = std::function<at::Tensor(std::int64_t first, const at::Tensor& logprobs)>;
   struct Inputs {
     at::Tensor hidden;          ///< [N,H]
     at::Tensor weight;          ///< [V,H]
     at::Tensor labels;          ///< [N] int64, -100 = ignored
     at::Tensor loss_weights;    ///< [N] fp32 or wider; undefined = 1
     double gradient_scale = 1;  ///< The gradients are those of gradient_scale * loss_sum.
+    /// If set, the gradients are those of its loss; loss_weights and gradient_scale are left out
+    /// and all rows have a label.
+    TokenLoss token_loss = {};
     /// No label is -100: a device need not be asked, and waited for, which rows to drop.
     bool all_rows_labelled = false;
     bool want_entropy = false;
-    /// For a loss whose derivatives follow from the log-probabilities of all rows: a call without
-    /// gradients leaves Result::logits, and the call with gradients of the same rows takes them.
+    /// [N,k] int64: the tokens that a row's distribution is over, its label among them, then -1;
+    /// undefined: the whole vocabulary. Needs all_rows_labelled; no logits are kept.
+    at::Tensor support;
+    /// For a loss of whole sequences, whose derivatives follow from the log-probabilities of all
+    /// rows: a call without gradients leaves Result::logits, and the call with gradients of the
+    /// same rows takes them.
     bool keep_logits = false;
     at::Tensor logits;  ///< Kept ones, which are used up; undefined: computed again.
     /// Dtype of a grad_weight that is not added to a buffer; Undefined: the weight's.
@@ -27,6 +41,9 @@ struct LinearCrossEntropy {
 
     /// Options of a new grad_weight.
     at::TensorOptions gradient_options() const;
+    /// [n,1] factors of softmax - one_hot(label) in the gradients by the logits of the rows from
+    /// `first` on, by token_loss.
+    at::Tensor token_factors(std::int64_t first, const at::Tensor& logprobs) const;
   };
   struct Result {
     at::Tensor loss_sum;     ///< 0-d fp32 (fp64): sum of loss weight x cross-entropy (not scaled).

@@ -71,7 +71,8 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
     if (in.want_entropy) entropy.narrow(0, begin, count).sub_(at::sum(log_p.mul_(p), {1}));
     if (!want_grad_hidden && !want_grad_weight) continue;
     const at::Tensor factor =
-        (loss_weights.narrow(0, begin, count) * in.gradient_scale).unsqueeze(1);
+        in.token_loss ? in.token_factors(begin, logprobs.narrow(0, begin, count))
+                      : (loss_weights.narrow(0, begin, count) * in.gradient_scale).unsqueeze(1);
     at::Tensor d_logits = p.mul_(factor);
     d_logits.scatter_add_(1, label, -factor);
     if (d_logits.is_cuda()) d_logits = d_logits.to(in.hidden.scalar_type());

@@ -42,7 +42,8 @@ at::Tensor backward(const MoeRoute::Inputs& inputs, const MoeRouting& routing,
 
 namespace heddle::ops::shared_expert_reference {
 
-at::Tensor forward(const at::Tensor& routed, const at::Tensor& shared, const at::Tensor& gate);
+at::Tensor forward(const at::Tensor& routed, const at::Tensor& shared, const at::Tensor& gate,
+                   const at::Tensor& residual);
 std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& shared, const at::Tensor& gate,
                                            const at::Tensor& grad_y);
 
@@ -52,7 +53,8 @@ namespace heddle::ops::moe_experts_reference {
 
 MoeExperts::Forward forward(const MoeExperts::Inputs& inputs, bool keep);
 MoeExperts::Gradients backward(const MoeExperts::Inputs& inputs, const MoeExperts::Forward& saved,
-                               const at::Tensor& grad_y, bool want_weight_gradients);
+                               const at::Tensor& grad_y, bool want_weight_gradients,
+                               const at::Tensor& grad_branch);
 
 }  // namespace heddle::ops::moe_experts_reference
 
@@ -60,7 +62,8 @@ namespace heddle::ops::moe_experts_cpu {
 
 MoeExperts::Forward forward(const MoeExperts::Inputs& inputs, bool keep);
 MoeExperts::Gradients backward(const MoeExperts::Inputs& inputs, const MoeExperts::Forward& saved,
-                               const at::Tensor& grad_y, bool want_weight_gradients);
+                               const at::Tensor& grad_y, bool want_weight_gradients,
+                               const at::Tensor& grad_branch);
 at::Tensor sum(const at::Tensor& rows, const at::Tensor& place, std::int64_t k);
 
 }  // namespace heddle::ops::moe_experts_cpu

@@ -42,6 +42,11 @@ void check(const MoeExperts::Inputs& in) {
 }  // namespace
 
 at::Tensor moe_experts(const KernelTable& kernels, const MoeExperts::Inputs& inputs) {
+  return moe_experts_branch(kernels, inputs).first;
+}
+
+std::pair<at::Tensor, at::Tensor> moe_experts_branch(const KernelTable& kernels,
+                                                     const MoeExperts::Inputs& inputs) {
   check(inputs);
   const MoeExperts::Functions functions = kernels.get<MoeExperts>();
   const Tensors differentiable = {inputs.x,
@@ -58,25 +63,31 @@ at::Tensor moe_experts(const KernelTable& kernels, const MoeExperts::Inputs& inp
       detached(inputs.gate_up),     detached(inputs.down),    detached(inputs.gate_up_change),
       detached(inputs.down_change), inputs.assignments};
   MoeExperts::Forward result = run_without_gradient([&] { return functions.forward(saved, keep); });
-  if (!keep) return result.y;
+  if (!keep) return {result.y, inputs.x};
   const bool want_weight_gradients = inputs.gate_up.requires_grad() || inputs.down.requires_grad();
   const at::Tensor y = std::move(result.y);
   result.y = at::Tensor();
-  return with_gradient("moe_experts", differentiable, {y},
-                       [functions, saved = std::move(saved), result = std::move(result),
-                        want_weight_gradients](const Tensors& grads) -> Tensors {
-                         if (!grads[0].defined()) return Tensors(8);
-                         const MoeExperts::Gradients g =
-                             functions.backward(saved, result, grads[0], want_weight_gradients);
-                         return {g.x,
-                                 g.weights,
-                                 g.gate_up,
-                                 g.down,
-                                 g.gate_up_change.down,
-                                 g.gate_up_change.up,
-                                 g.down_change.down,
-                                 g.down_change.up};
-                       })[0];
+  const Tensors outputs =
+      with_gradient("moe_experts", differentiable, {y, ops::detached(inputs.x)},
+                    [functions, saved = std::move(saved), result = std::move(result),
+                     want_weight_gradients](const Tensors& grads) -> Tensors {
+                      if (!grads[0].defined()) {
+                        Tensors none(8);
+                        none[0] = grads[1];
+                        return none;
+                      }
+                      const MoeExperts::Gradients g = functions.backward(
+                          saved, result, grads[0], want_weight_gradients, grads[1]);
+                      return {g.x,
+                              g.weights,
+                              g.gate_up,
+                              g.down,
+                              g.gate_up_change.down,
+                              g.gate_up_change.up,
+                              g.down_change.down,
+                              g.down_change.up};
+                    });
+  return {outputs[0], outputs[1]};
 }
 
 void register_moe(Registry& registry) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <optional>
+#include <utility>
 
 #include "ops/moe/order.h"
 #include "ops/registry.h"
@@ -85,8 +86,9 @@ struct MoeExperts {
   };
   struct Functions {
     Forward (*forward)(const Inputs&, bool keep);
+    /// `grad_branch` [T,H], unless undefined, is added to the gradient of x.
     Gradients (*backward)(const Inputs&, const Forward&, const at::Tensor& grad_y,
-                          bool want_weight_gradients);
+                          bool want_weight_gradients, const at::Tensor& grad_branch);
     /// As they move rows to experts and back; for rows that travel to other ranks.
     at::Tensor (*gather)(const at::Tensor& x, const at::Tensor& source,
                          std::int64_t k) = gather_rows;
@@ -100,6 +102,10 @@ struct MoeExperts {
 /// neither a changed copy nor a gradient of their size. Differentiable in x, weights, gate_up, down
 /// and the changes.
 at::Tensor moe_experts(const KernelTable& kernels, const MoeExperts::Inputs& inputs);
+/// moe_experts, and x for another layer that reads it: the gradient of that is added where the
+/// experts' own rows are.
+std::pair<at::Tensor, at::Tensor> moe_experts_branch(const KernelTable& kernels,
+                                                     const MoeExperts::Inputs& inputs);
 
 /// The ranks that share the tokens of a batch, of each kind null if one rank has all.
 struct TokenSharing {

@@ -70,7 +70,8 @@ MoeExperts::Forward forward(const MoeExperts::Inputs& in, bool keep) {
 }
 
 MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::Forward& saved,
-                               const at::Tensor& grad_y, bool want_weight_gradients) {
+                               const at::Tensor& grad_y, bool want_weight_gradients,
+                               const at::Tensor& grad_branch) {
   const MoeOrder order = moe_order(in.experts, in.gate_up.size(0), in.assignments);
   const std::int64_t hidden = in.x.size(1), n = order.source.size(0);
   const at::Tensor &gate_up = saved.saved[0], &out = saved.saved[1], &low_1 = saved.saved[2],
@@ -106,6 +107,7 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
     result.gate_up.select(0, e).copy_(at::mm(d_gate_up.t(), rows.narrow(0, begin, count)));
   });
   result.x = sum_rows(dx, order.place, order.top_k);
+  if (grad_branch.defined()) result.x = result.x + grad_branch;
   return result;
 }
 

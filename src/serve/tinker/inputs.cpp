@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "base/quote.h"
 #include "serve/http/request.h"
@@ -14,12 +16,18 @@ namespace {
 
 using nlohmann::json;
 
+/// A float outside of the range of an integer has no value as one.
+bool is_whole(double number) { return std::trunc(number) == number && std::abs(number) < 0x1p63; }
+
 template <class Number>
 std::string packed(const json& list, const std::string& where) {
   std::vector<Number> numbers;
   numbers.reserve(list.size());
   for (const json& value : list) {
     if (!value.is_number()) throw_http(422, "{} must be a list of numbers", where);
+    if (std::is_integral_v<Number> && !is_whole(value.get<double>()))
+      throw_http(422, "{} must be a list of whole numbers, found {}", where,
+                 text::shown(value.dump(), 40));
     numbers.push_back(value.get<Number>());
   }
   return as_bytes(numbers);
@@ -114,6 +122,7 @@ tenants::Datum datum_of(const Datum& datum, std::size_t index, const ModelFacts&
     const auto numbers = row_of(tensor, tokens.size(), input);
     if (name == "target_tokens") {
       for (const double number : numbers) {
+        if (!is_whole(number)) throw_http(400, "{} has {}: expected token ids", input, number);
         check_token(static_cast<std::int64_t>(number), facts, input);
         out.target_tokens.push_back(static_cast<std::int64_t>(number));
       }

@@ -1,5 +1,7 @@
 #include "ops/cuda/fused_support.h"
 
+#include <ATen/TensorOperators.h>
+
 namespace heddle::ops::testing {
 
 Tensors rounded(const Tensors& tensors, c10::ScalarType dtype) {
@@ -45,6 +47,12 @@ void expect_fused_equals_reference(const OpRequest& kernels, const Operator& run
     EXPECT_TRUE(close(gradients[i].cpu(), expected_gradients[i], tolerance)) << "gradient " << i;
     EXPECT_TRUE(identical(gradients[i].cpu(), gradients_again[i].cpu())) << "gradient " << i;
   }
+}
+
+at::Tensor in_eight_bits(const at::Tensor& matrix) {
+  const at::Tensor wide = matrix.to(at::kFloat);
+  const at::Tensor scales = (std::get<0>(wide.abs().max(1, true)) / 448).clamp_min(0x1p-40);
+  return (wide / scales).to(at::kFloat8_e4m3fn).to(at::kDouble) * scales.to(at::kDouble);
 }
 
 }  // namespace heddle::ops::testing

@@ -69,6 +69,39 @@ void expect_equal(const LinearCrossEntropy::Inputs& in, c10::ScalarType buffer_d
   EXPECT_TRUE(identical(actual.entropy.cpu(), scored.entropy.cpu()));
 }
 
+// The log-probabilities are those of the matrices in 8 bits; the gradients follow from them with
+// the matrices as they are. Odd rows, several chunks, and ignored rows.
+TEST_F(GpuFused, LinearCrossEntropyInEightBitsEqualsReference) {
+  for (const auto& [rows, vocabulary] :
+       std::vector<std::pair<std::int64_t, std::int64_t>>{{777, 4000}, {600, 151936}}) {
+    LinearCrossEntropy::Inputs in = head_inputs(rows, 272, vocabulary, at::kBFloat16);
+    in.weight.mul_(0.2);
+    in.labels[3] = -100;
+    LinearCrossEntropy::Inputs wide = in;
+    wide.hidden = in_eight_bits(in.hidden), wide.weight = in_eight_bits(in.weight);
+    const KernelTable reference = table_of(kHead, "reference", at::kDouble, {Platform::kCuda}),
+                      narrow = table_of(kHead, "cuda.fused_fp8", at::kBFloat16, {Platform::kCuda}),
+                      plain = fused_table(kHead, at::kBFloat16);
+    const auto expected = linear_cross_entropy(reference, wide, true, true);
+    const auto found = linear_cross_entropy(narrow, in, true, true);
+    const auto bf16 = linear_cross_entropy(plain, in, true, true);
+    const auto error = [](const at::Tensor& a, const at::Tensor& b) {
+      const at::Tensor x = a.to(at::kDouble), y = b.to(at::kDouble);
+      return ((x - y).norm() / y.norm()).item().toDouble();
+    };
+    EXPECT_LT(error(found.logprobs, expected.logprobs), 1e-3);
+    EXPECT_LT(error(found.loss_sum, expected.loss_sum), 1e-3);
+    EXPECT_LT(error(found.grad_hidden, bf16.grad_hidden), 0.1);
+    EXPECT_LT(error(found.grad_weight, bf16.grad_weight), 0.1);
+    EXPECT_TRUE(identical(found.logprobs.cpu(),
+                          linear_cross_entropy(narrow, in, true, true).logprobs.cpu()));
+    in.hidden = in.hidden.narrow(0, 0, 300), in.labels = in.labels.narrow(0, 0, 300);
+    in.loss_weights = in.loss_weights.narrow(0, 0, 300);
+    EXPECT_TRUE(identical(linear_cross_entropy(narrow, in, false, false).logprobs.cpu(),
+                          linear_cross_entropy(plain, in, false, false).logprobs.cpu()));
+  }
+}
+
 TEST_F(GpuFused, LinearCrossEntropyEqualsReference) {
   for (const c10::ScalarType dtype : {at::kBFloat16, at::kFloat}) {
     // One CTA, clusters of two and eight, the longest row of a cluster, odd rows, and one too long
@@ -90,6 +123,42 @@ TEST_F(GpuFused, LinearCrossEntropyAddsUpOverChunks) {
   in.all_rows_labelled = true;
   expect_equal(in, at::kFloat);
   expect_equal(in, at::kBFloat16);
+}
+
+TEST_F(GpuFused, LinearCrossEntropyTakesALossOfTokensInOnePass) {
+  // One chunk, and two of 4608 and 4392 rows.
+  for (const auto& [rows, vocabulary] :
+       {std::pair<std::int64_t, std::int64_t>{177, 1001}, {9000, 248320}}) {
+    for (const c10::ScalarType dtype : {at::kBFloat16, at::kFloat}) {
+      SCOPED_TRACE(std::to_string(vocabulary) + " " + c10::toString(dtype));
+      LinearCrossEntropy::Inputs in = head_inputs(rows, 32, vocabulary, dtype);
+      in.all_rows_labelled = true;
+      in.gradient_scale = 1;
+      const at::Tensor weights = in.loss_weights;
+      const KernelTable fused = fused_table(kHead, dtype);
+      const at::Tensor before = randn(in.weight.sizes(), at::kFloat, 5).to(gpu()) * 0.1;
+      // The derivatives by log-probabilities that are known from a call before.
+      LinearCrossEntropy::Inputs second = in;
+      second.loss_weights = -linear_cross_entropy(fused, in, false, false).logprobs.exp() * weights;
+      const auto expected = linear_cross_entropy(fused, second, true, true, before.clone());
+
+      in.loss_weights = at::Tensor();
+      std::int64_t seen = 0, calls = 0;
+      in.token_loss = [&](std::int64_t first, const at::Tensor& logprobs) {
+        EXPECT_EQ(first, seen);
+        seen += logprobs.size(0), ++calls;
+        return logprobs.exp() * weights.narrow(0, first, logprobs.size(0));
+      };
+      const auto actual = linear_cross_entropy(fused, in, true, true, before.clone());
+      EXPECT_EQ(seen, rows);
+      EXPECT_EQ(calls > 1, rows == 9000);
+      EXPECT_TRUE(close(actual.logprobs.cpu(), expected.logprobs.cpu(), 1e-6));
+      const double tolerance = dtype == at::kBFloat16 ? 1e-2 : 1e-5;
+      EXPECT_TRUE(close(actual.grad_hidden.cpu(), expected.grad_hidden.cpu(), tolerance));
+      EXPECT_TRUE(close((actual.grad_weight - before).cpu(), (expected.grad_weight - before).cpu(),
+                        tolerance));
+    }
+  }
 }
 
 TEST_F(GpuFused, LinearCrossEntropyEntropyOfExtremeLogits) {

@@ -1,8 +1,7 @@
 // Products of 8-bit floats: "cuda.fp8_rowwise_or_bf16". Values e4m3 with a scale for each row of
 // both factors along the dimension they share, sums in fp32, results bf16. The gradients of weights
-// and the low-rank terms stay bf16.
-#include <ATen/ops/_scaled_mm.h>
-#include <ATen/ops/empty.h>
+// and the low-rank terms stay bf16. A product with nothing to add is libtorch's; all others are
+// sums of our own kernel.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -13,103 +12,186 @@
 #include <string>
 #include <tuple>
 
+#include "ops/cuda/eight_bit.h"
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/tensor.h"
-#include "ops/linear/cuda/fp8_rows.h"
+#include "ops/linear/cuda/few_row_tensors.h"
+#include "ops/linear/cuda/fp8_tensors.h"
+#include "ops/linear/cuda/product_sum_tensors.h"
 #include "ops/linear/kernels.h"
 
 namespace heddle::ops::linear_fp8 {
 namespace {
 
-/// Below these the conversion costs more than the product gains.
-constexpr std::int64_t kFewestRows = 512, kNarrowest = 256;
+using cuda::EightBitRows;
+using linear_cuda::kFewestRows;
+
+constexpr std::int64_t kNarrowest = 256;
 
 /// In both widths alike, as the backward exchanges them.
 bool is_narrow(std::int64_t out, std::int64_t in) {
-  return std::min(out, in) >= kNarrowest && out % 16 == 0 && in % 16 == 0;
+  return std::min(out, in) < kNarrowest || out % 16 != 0 || in % 16 != 0;
 }
 
-bool fits(const at::Tensor& a, std::int64_t columns, std::int64_t depth) {
+bool fits(const Product& product) {
+  const auto& [a, b] = product;
   return a.scalar_type() == at::kBFloat16 && a.size(0) >= kFewestRows &&
-         is_narrow(columns, depth) && a.stride(1) == 1 && a.stride(0) % 8 == 0 &&
-         reinterpret_cast<std::uintptr_t>(a.const_data_ptr()) % 16 == 0;
+         !is_narrow(b.size(0), b.size(1)) && cuda::has_rows_of_16_bytes(a) &&
+         cuda::has_rows_of_16_bytes(b);
 }
 
-struct Fp8 {
-  at::Tensor values;  ///< [n,k] e4m3
-  at::Tensor scales;  ///< [n,1]
+/// Products of the same rows: what is known of them before anything runs.
+struct Work {
+  std::int64_t rows = 0;
+  double products = 0;     ///< Multiplications and additions, halved.
+  double conversions = 0;  ///< Elements of inputs that nobody laid beside them.
+  double weights = 0;      ///< Elements.
+  int layers = 0;
+
+  void add(const Product& product, bool is_converted) {
+    const double weight = static_cast<double>(product.b.numel());
+    rows = product.a.size(0);
+    products += static_cast<double>(rows) * weight;
+    if (!is_converted) conversions += static_cast<double>(product.a.numel());
+    weights += weight;
+    ++layers;
+  }
+  /// Whether 8 bits gain more than the conversions cost, by what an H200 takes in seconds: 650 and
+  /// 1150 TFLOP/s in bf16 and in 8 bits, 3.7 TB/s for an input's 3 bytes an element, 2.5 TB/s for
+  /// a weight's 5, and two launches a layer.
+  bool pays() const {
+    constexpr double kGain = 2 * (1 / 650e12 - 1 / 1150e12), kInput = 3 / 3.7e12,
+                     kWeight = 5 / 2.5e12, kLaunches = 4e-6;
+    return kGain * products > kInput * conversions + kWeight * weights + kLaunches * layers;
+  }
 };
 
-Fp8 fp8(const at::Tensor& x) {
-  const cuda::OnDevice on(x);
-  Fp8 result{at::empty(x.sizes(), x.options().dtype(at::kFloat8_e4m3fn)),
-             at::empty({x.size(0), 1}, x.options().dtype(at::kFloat))};
-  cuda::fp8_rows(x.const_data_ptr(), x.size(0), x.size(1), x.stride(0),
-                 result.values.mutable_data_ptr(), result.scales.mutable_data_ptr<float>(),
-                 on.stream());
-  return result;
+/// What one call has converted.
+class Converted {
+ public:
+  /// Layers share inputs.
+  const EightBitRows& input(const at::Tensor& a) {
+    EightBitRows& input = inputs_[{a.const_data_ptr(), a.size(0), a.size(1), a.stride(0)}];
+    if (!input.values.defined()) input = rows_of(a);
+    return input;
+  }
+  /// Puts the product's matrices, b^T in `b`, in the place of those of a term.
+  void replace(const Product& product, EightBitRows b, cuda::ProductTerm& term) {
+    const EightBitRows& a = input(product.a);
+    term.a = a.values.const_data_ptr();
+    term.a_stride = term.b_stride = term.depth = a.values.size(1);
+    term.a_scales = a.scales.const_data_ptr<float>();
+    term.b = b.values.const_data_ptr();
+    term.b_scales = b.scales.const_data_ptr<float>();
+    weights_.push_back(std::move(b));
+  }
+  /// Whether the input needs no conversion of its own.
+  bool knows(const at::Tensor& a) {
+    return cuda::has_beside(a) ||
+           !seen_.insert({a.const_data_ptr(), a.size(0), a.size(1), a.stride(0)}).second;
+  }
+
+ private:
+  using Rows = std::tuple<const void*, std::int64_t, std::int64_t, std::int64_t>;
+  std::map<Rows, EightBitRows> inputs_;
+  std::set<Rows> seen_;
+  std::vector<EightBitRows> weights_;
+};
+
+/// Whether any product fits, and all that do are worth their conversions.
+bool pays(const std::vector<Products>& sums, Converted& converted) {
+  Work work;
+  for (const Products& terms : sums) {
+    for (const Product& term : terms) {
+      if (fits(term)) work.add(term, converted.knows(term.a));
+    }
+  }
+  return work.pays();
 }
 
-/// a b^T.
-at::Tensor product(const Fp8& a, const Fp8& b) {
-  return at::_scaled_mm(a.values, b.values.t(), a.scales, b.scales.t(), /*bias=*/{},
-                        /*scale_result=*/{}, at::kBFloat16, /*use_fast_accum=*/true);
+/// All of them in one launch.
+Tensors sums_of(const std::vector<Products>& sums, const at::Tensor& start, Converted& converted) {
+  std::vector<std::int64_t> columns;
+  for (const Products& sum : sums) columns.push_back(sum[0].b.size(0));
+  return linear_cuda::sums_of(sums, columns, /*b_has_depth_first=*/false, start,
+                              [&](const Product& product, cuda::ProductTerm& term) {
+                                if (fits(product))
+                                  converted.replace(product, rows_of(product.b), term);
+                              });
+}
+
+bool can_sum(const std::vector<Products>& sums) {
+  std::vector<std::int64_t> columns;
+  for (const Products& sum : sums) columns.push_back(sum[0].b.size(0));
+  return linear_cuda::can_sum(sums, columns);
 }
 
 Tensors forward(const std::vector<Products>& sums) {
-  Tensors results;
-  using Rows = std::tuple<const void*, std::int64_t, std::int64_t, std::int64_t>;
-  std::map<Rows, Fp8> inputs;  // layers share them
+  Converted converted;
+  if (!pays(sums, converted)) return linear_cuda::forward(sums);
+  Tensors results(sums.size());
+  std::vector<Products> others;
+  bool any_eight_bit = false;
   for (const Products& terms : sums) {
-    const auto& [a, b] = terms[0];
-    if (!fits(a, b.size(0), b.size(1))) {
-      results.push_back(linear_cuda::forward({terms})[0]);
-      continue;
-    }
-    auto& input = inputs[{a.const_data_ptr(), a.size(0), a.size(1), a.stride(0)}];
-    if (!input.values.defined()) input = fp8(a);
-    at::Tensor y = product(input, fp8(b));
-    for (std::size_t i = 1; i < terms.size(); ++i) y.addmm_(terms[i].a, terms[i].b.t());
-    results.push_back(std::move(y));
+    if (terms.size() == 1 && fits(terms[0])) continue;
+    others.push_back(terms);
+    any_eight_bit = any_eight_bit || std::any_of(terms.begin(), terms.end(), fits);
+  }
+  Tensors added;
+  if (!others.empty()) {
+    added = any_eight_bit && can_sum(others) ? sums_of(others, {}, converted)
+                                             : linear_cuda::forward(others);
+  }
+  std::size_t next = 0;
+  for (std::size_t i = 0; i < sums.size(); ++i) {
+    const Product& first = sums[i][0];
+    results[i] = sums[i].size() == 1 && fits(first)
+                     ? product_of(converted.input(first.a), rows_of(first.b))
+                     : added[next++];
   }
   return results;
 }
 
-at::Tensor backward(const Products& terms) {
-  Products narrow;
-  at::Tensor dx;
-  for (const auto& [a, b] : terms) {
-    if (!fits(a, b.size(1), b.size(0))) {
-      narrow.push_back({a, b});
-      continue;
-    }
-    const at::Tensor part = product(fp8(a), fp8(b.t().contiguous()));
-    dx = dx.defined() ? dx.add_(part) : part;
-  }
-  if (!dx.defined()) return linear_cuda::backward(narrow);
-  for (const auto& [a, b] : narrow) dx.addmm_(a, b);
-  return dx;
+at::Tensor forward_onto(const at::Tensor& x, const Products& terms) {
+  Converted converted;
+  if (!cuda::has_rows_of_16_bytes(x) || !can_sum({terms}) || !pays({terms}, converted))
+    return linear_cuda::forward_onto(x, terms);
+  return sums_of({terms}, x, converted)[0];
 }
 
-// Layers that are too narrow for 8 bits take our own products.
+at::Tensor backward(const Products& terms) {
+  Converted converted;
+  const std::int64_t columns = terms[0].b.size(1);
+  const bool is_one = terms.size() == 1;
+  if (!pays({terms}, converted) || (!is_one && !linear_cuda::can_sum({terms}, {columns})))
+    return linear_cuda::backward(terms);
+  if (is_one) return product_of(converted.input(terms[0].a), columns_of(terms[0].b));
+  return linear_cuda::sums_of({terms}, {columns}, /*b_has_depth_first=*/true, {},
+                              [&](const Product& product, cuda::ProductTerm& term) {
+                                if (fits(product))
+                                  converted.replace(product, columns_of(product.b), term);
+                              })[0];
+}
+
 std::optional<std::string> refuse_device(const Target&) {
   if (cuda::has_sm90a()) return std::nullopt;
   return "needs a device of compute capability 9.0 and a build with code for sm_90a";
 }
 
-/// Names the layers that are computed in the model's type although others are in 8 bits.
+/// Names what is computed in the model's type although other layers are in 8 bits.
 std::vector<std::string> warnings(const Linear::Dims& dims) {
   std::vector<std::string> result = linear_cuda::rank_warnings(dims);
   if (dims.layers.empty()) return result;
-  std::set<std::string> wide;
+  std::set<std::string> narrow;
   for (const auto& [name, out, in] : dims.layers) {
-    if (!is_narrow(out, in)) wide.insert(fmt::format("{} [{}, {}]", name, out, in));
+    if (is_narrow(out, in)) narrow.insert(fmt::format("{} [{}, {}]", name, out, in));
   }
   result.push_back(fmt::format(
       "in the model's type stay the gradients of weights, the products of adapters, the "
-      "language-model head, micro-batches below {} tokens, and {}",
+      "language-model head, products too small to repay the conversion (at width 1024 below some "
+      "2000 tokens, and always below {}), and {}",
       kFewestRows,
-      wide.empty() ? "no layer" : fmt::format("the layers {}", fmt::join(wide, ", "))));
+      narrow.empty() ? "no layer" : fmt::format("the layers {}", fmt::join(narrow, ", "))));
   return result;
 }
 
@@ -125,11 +207,11 @@ void add_fp8_linear(Registry& registry) {
   info.refuse_device = linear_fp8::refuse_device;
   info.falls_back = fmt::format(
       "the bf16 products of the default kernel for layers narrower than {} or not a multiple of "
-      "16, and for fewer than {} rows",
+      "16, for fewer than {} rows, and where conversions cost more than 8 bits gain",
       linear_fp8::kNarrowest, linear_fp8::kFewestRows);
   registry.add<Linear>(info,
                        {.forward = linear_fp8::forward,
-                        .forward_onto = linear_reference::forward_onto<linear_fp8::forward>,
+                        .forward_onto = linear_fp8::forward_onto,
                         .backward = linear_fp8::backward,
                         .low_rank_backward = linear_cuda::low_rank_backward,
                         .dropped_low = linear_cuda::dropped_low,

@@ -12,6 +12,11 @@
 // What a sum begins with waits in registers, whole lines of memory as they were read (64 a thread,
 // half of them from before the products on), and is exchanged through the tiles on the way out.
 //
+// Terms in 8-bit floats come first in a sum (kEight). A stage holds twice the depth of them in the
+// same bytes, and so do the steps of wgmma: the ring, the boxes and the descriptors are those of
+// bf16. Behind each of these terms the accumulators take its scales, or the ratio to the next
+// one's.
+//
 // full[s]: the bytes of a stage have landed here. empty[s]: the 16 multiplying warps of both CTAs
 // are done with it; both loaders wait for it, because each writes into both CTAs.
 #include <algorithm>
@@ -36,14 +41,15 @@ constexpr u32 kOutBytes = 64 * 64 * 2;
 constexpr u32 kSharedBytes = kStages * kStageBytes + 4 * kOutBytes + 2 * kStages * 8 + 1024;
 struct Term {
   int a, b;   // indices of maps
-  int steps;  // of 16 in depth
+  int steps;  // of 16 in depth, 32 of 8-bit floats
+  const float *a_scales, *b_scales;
 };
 
 struct Args {
   CUtensorMap maps[2 * kMostProductTerms + kMostProductSums];
   Term terms[kMostProductTerms];
   struct Sum {
-    int first_tile, first_term, end_term, map;
+    int first_tile, first_term, first_wide_term, end_term, map;
     bool is_narrow;
     int columns;
     const bf16* start;
@@ -90,7 +96,7 @@ struct Ring {
   }
 };
 
-template <int kTransB>
+template <int kTransB, bool kEight>
 __device__ void load(const Args& a, u32 stages, u32 full, u32 empty, int rank) {
   Ring ring;
   const int tiles = a.row_pairs * a.column_tiles;
@@ -111,7 +117,7 @@ __device__ void load(const Args& a, u32 stages, u32 full, u32 empty, int rank) {
           continue;
         }
         const u32 half = to + kBytesA + rank * (kBytesB / 2);
-        if constexpr (kTransB) {
+        if (kTransB && !(kEight && t < place.sum->first_wide_term)) {
           const int column = place.column + rank * (kColumns / 2);
           load_to_both(half, map_b, column, k, bar);
           load_to_both(half + kBlockBytes, map_b, column + 64, k, bar);
@@ -141,6 +147,63 @@ __device__ __forceinline__ void multiply_stage(float (&acc)[kBlocks][4], u32 sta
                          !first || k > 0);
   MmaHopper::commit();
 }
+
+/// The same of 8-bit floats, whose b lies as in the form that is not transposed.
+__device__ __forceinline__ void multiply_eight_bit_stage(float (&acc)[32][4], u32 stage, int group,
+                                                         bool first) {
+  const u64 da = make_descriptor(stage + group * kBlockBytes);
+  const u64 db = make_descriptor(stage + kBytesA);
+  MmaHopper::fence();
+#pragma unroll
+  for (int k = 0; k < 4; ++k)
+    wgmma_ss_e4m3(acc, da + ((k * 32) >> 4), db + ((k * 32) >> 4), !first || k > 0);
+  MmaHopper::commit();
+}
+
+/// The scales of a term in 8 bits for the sums of a warp: of its rows, and of a part of the columns
+/// in each lane, since all of them would take half as many registers as the sums. Asked for before
+/// the products, so that nothing waits for them. Those outside of the result are any.
+struct Scales {
+  float rows[2];
+  float2 columns[4];  ///< lane: columns 8 n + 2 (lane % 4) for n = lane / 4 * 4 + 0 .. 3
+
+  __device__ __forceinline__ void load(const Args& a, const Place& place, const Term& term,
+                                       int group) {
+    const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
+    const int row = place.row + group * 64 + warp * 16 + lane / 4;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) rows[i] = __ldg(term.a_scales + min(row + i * 8, a.rows - 1));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int column = place.column + (lane / 4 * 4 + i) * 8 + (lane & 3) * 2;
+      columns[i] = __ldg(
+          reinterpret_cast<const float2*>(term.b_scales + min(column, place.sum->columns - 2)));
+    }
+  }
+  /// The ratio to another term's.
+  __device__ __forceinline__ void divide_by(const Scales& other) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) rows[i] = __fdividef(rows[i], other.rows[i]);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      columns[i].x = __fdividef(columns[i].x, other.columns[i].x);
+      columns[i].y = __fdividef(columns[i].y, other.columns[i].y);
+    }
+  }
+  __device__ __forceinline__ void apply_to(float (&acc)[32][4]) const {
+    const int lane = threadIdx.x & 31;
+#pragma unroll
+    for (int n = 0; n < 32; ++n) {
+      const int owner = n / 4 * 4 + (lane & 3);
+      const float x = __shfl_sync(0xffffffffu, columns[n % 4].x, owner);
+      const float y = __shfl_sync(0xffffffffu, columns[n % 4].y, owner);
+      acc[n][0] *= rows[0] * x;
+      acc[n][1] *= rows[0] * y;
+      acc[n][2] *= rows[1] * x;
+      acc[n][3] *= rows[1] * y;
+    }
+  }
+};
 
 /// 64 columns of what a sum begins with, of the 16 rows of a warp: 8 lanes read a line of a row.
 struct Start {
@@ -210,7 +273,7 @@ __device__ __forceinline__ void write_out(const Args& a, const Place& place,
 }
 
 /// The sums of a tile, 8 * kBlocks columns of them, from the ring to memory.
-template <int kTransB, int kBlocks, bool kStarts>
+template <int kTransB, int kBlocks, bool kStarts, bool kEight>
 __device__ __forceinline__ void multiply_tile(const Args& a, const Place& place, Ring& ring,
                                               u32 stages, u32 full, u32 empty, u32 out, int group) {
   const int lane = threadIdx.x & 31;
@@ -226,18 +289,46 @@ __device__ __forceinline__ void multiply_tile(const Args& a, const Place& place,
     for (int c = from; c < to; ++c) start[c].load(a, place, row, c);
   };
   if constexpr (kStarts) load_start(0, kEarly);
-  int previous = -1;
-  for (int t = place.sum->first_term; t < place.sum->end_term; ++t) {
+  int previous = -1, t = place.sum->first_term;
+  bool first = true;
+  if constexpr (kEight) {
+    for (; t < place.sum->first_wide_term; ++t) {
+      Scales scales;
+      scales.load(a, place, a.terms[t], group);
+#pragma unroll 1
+      for (int steps = a.terms[t].steps; steps > 0; steps -= 4, ring.next()) {
+        mbar_wait(full + ring.stage * 8, ring.phase);
+        multiply_eight_bit_stage(acc, stages + ring.stage * kStageBytes, group, first);
+        first = false;
+        MmaHopper::wait<1>();
+        if (previous >= 0) release(previous);
+        previous = ring.stage;
+      }
+      MmaHopper::wait<0>();
+      pin(acc);
+      release(previous);
+      previous = -1;
+      if (t + 1 < place.sum->first_wide_term) {
+        Scales next;
+        next.load(a, place, a.terms[t + 1], group);
+        scales.divide_by(next);
+      }
+      scales.apply_to(acc);
+      pin(acc);
+    }
+  }
+  for (; t < place.sum->end_term; ++t) {
     int steps = a.terms[t].steps;
 #pragma unroll 1
     for (; steps > 0; steps -= 4, ring.next()) {
       mbar_wait(full + ring.stage * 8, ring.phase);
       const u32 stage = stages + ring.stage * kStageBytes;
       if (steps > 1) {
-        multiply_stage<kTransB, 4>(acc, stage, group, previous < 0);
+        multiply_stage<kTransB, 4>(acc, stage, group, first);
       } else {
-        multiply_stage<kTransB, 1>(acc, stage, group, previous < 0);
+        multiply_stage<kTransB, 1>(acc, stage, group, first);
       }
+      first = false;
       MmaHopper::wait<1>();
       if (previous >= 0) release(previous);
       previous = ring.stage;
@@ -246,11 +337,11 @@ __device__ __forceinline__ void multiply_tile(const Args& a, const Place& place,
   if constexpr (kStarts) load_start(kEarly, kBlocks / 8);
   MmaHopper::wait<0>();
   pin(acc);
-  release(previous);
+  if (previous >= 0) release(previous);
   write_out<kStarts>(a, place, acc, out, group, start);
 }
 
-template <int kTransB, bool kStarts>
+template <int kTransB, bool kStarts, bool kEight>
 __device__ void multiply(const Args& a, u32 stages, u32 full, u32 empty, u32 out, int rank) {
   const int group = threadIdx.x / 128 - 1;
   out += group * 2 * kOutBytes;
@@ -260,19 +351,20 @@ __device__ void multiply(const Args& a, u32 stages, u32 full, u32 empty, u32 out
     const Place place = place_of(a, tile, rank);
     if constexpr (!kTransB && !kStarts) {
       if (place.sum->is_narrow) {
-        multiply_tile<kTransB, kNarrowColumns / 8, false>(a, place, ring, stages, full, empty, out,
-                                                          group);
+        multiply_tile<kTransB, kNarrowColumns / 8, false, false>(a, place, ring, stages, full,
+                                                                 empty, out, group);
         continue;
       }
     }
-    multiply_tile<kTransB, kColumns / 8, kStarts>(a, place, ring, stages, full, empty, out, group);
+    multiply_tile<kTransB, kColumns / 8, kStarts, kEight>(a, place, ring, stages, full, empty, out,
+                                                          group);
   }
   if ((threadIdx.x & 127) == 0) bulk_wait_all();
 }
 
 #endif
 
-template <int kTransB, bool kStarts>
+template <int kTransB, bool kStarts, bool kEight>
 __global__ void __launch_bounds__(kThreads, 1)
     product_sum_kernel(const __grid_constant__ Args args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -291,10 +383,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   cluster_sync();
   if (threadIdx.x < 128) {
     set_max_registers_down<40>();
-    if (threadIdx.x == 0) load<kTransB>(args, stages, full, empty, rank);
+    if (threadIdx.x == 0) load<kTransB, kEight>(args, stages, full, empty, rank);
   } else {
     set_max_registers_up<232>();
-    multiply<kTransB, kStarts>(args, stages, full, empty, out, rank);
+    multiply<kTransB, kStarts, kEight>(args, stages, full, empty, out, rank);
   }
   // Neither leaves while the other still sends to it.
   cluster_sync();
@@ -312,10 +404,33 @@ bool product_sum_fills_device(int64_t rows, int64_t columns) {
   return 10 * tiles >= 9 * ((tiles + clusters - 1) / clusters) * clusters;
 }
 
+namespace {
+
+/// A matrix in 8 bits is copied as pairs of bytes: [rows, width / 2] of 16 bits.
+CUtensorMap map_of(const void* data, int64_t rows, int64_t width, int64_t stride, int box_rows,
+                   bool is_eight_bit) {
+  return is_eight_bit ? tensor_map(data, rows, width / 2, stride / 2, box_rows)
+                      : tensor_map(data, rows, width, stride, box_rows);
+}
+
+auto kernel_of(bool b_has_depth_first, bool starts, bool has_eight_bit) {
+  if (has_eight_bit)
+    return b_has_depth_first ? product_sum_kernel<1, false, true>
+           : starts          ? product_sum_kernel<0, true, true>
+                             : product_sum_kernel<0, false, true>;
+  return b_has_depth_first ? product_sum_kernel<1, false, false>
+         : starts          ? product_sum_kernel<0, true, false>
+                           : product_sum_kernel<0, false, false>;
+}
+
+}  // namespace
+
 void product_sums(int64_t rows, const std::vector<ProductSum>& sums, bool b_has_depth_first,
                   cudaStream_t stream) {
   Args args;
   int maps = 0, terms = 0;
+  const auto is_eight_bit = [](const ProductTerm& term) { return term.is_eight_bit(); };
+  bool has_eight_bit = false;
   args.sum_count = static_cast<int>(sums.size());
   args.row_pairs = static_cast<int>((rows + 2 * kRows - 1) / (2 * kRows));
   args.column_tiles = 0;
@@ -330,8 +445,14 @@ void product_sums(int64_t rows, const std::vector<ProductSum>& sums, bool b_has_
     if ((sum.start != nullptr) != starts || (starts && b_has_depth_first))
       throw std::runtime_error("product_sums (cuda): not all of them have a start");
     const bool is_narrow = !b_has_depth_first && !starts && sum.columns <= kNarrowColumns;
+    const auto eight_bit =
+        static_cast<int>(std::count_if(sum.terms.begin(), sum.terms.end(), is_eight_bit));
+    if (eight_bit > 0 && is_narrow)
+      throw std::runtime_error("product_sums (cuda): a narrow sum has terms in 8 bits");
+    has_eight_bit = has_eight_bit || eight_bit > 0;
     args.sums[i] = {args.column_tiles,
                     terms,
+                    terms + eight_bit,
                     terms + static_cast<int>(sum.terms.size()),
                     maps,
                     is_narrow,
@@ -340,21 +461,25 @@ void product_sums(int64_t rows, const std::vector<ProductSum>& sums, bool b_has_
                     sum.start_stride};
     args.maps[maps++] = tensor_map(sum.y, rows, sum.columns, sum.y_stride, 64);
     args.column_tiles += static_cast<int>((sum.columns + kColumns - 1) / kColumns);
-    for (const ProductTerm& term : sum.terms) {
-      args.terms[terms++] = {maps, maps + 1, static_cast<int>((term.depth + 15) / 16)};
-      args.maps[maps++] = tensor_map(term.a, rows, term.depth, term.a_stride, kRows);
-      args.maps[maps++] = b_has_depth_first
-                              ? tensor_map(term.b, term.depth, sum.columns, term.b_stride, kDepth)
-                              : tensor_map(term.b, sum.columns, term.depth, term.b_stride,
-                                           is_narrow ? kNarrowColumns : kColumns / 2);
+    for (const bool eight_bit_ones : {true, false}) {
+      for (const ProductTerm& term : sum.terms) {
+        if (term.is_eight_bit() != eight_bit_ones) continue;
+        const int64_t depth_step = eight_bit_ones ? 32 : 16;
+        args.terms[terms++] = {maps, maps + 1,
+                               static_cast<int>((term.depth + depth_step - 1) / depth_step),
+                               term.a_scales, term.b_scales};
+        args.maps[maps++] = map_of(term.a, rows, term.depth, term.a_stride, kRows, eight_bit_ones);
+        args.maps[maps++] = b_has_depth_first && !eight_bit_ones
+                                ? tensor_map(term.b, term.depth, sum.columns, term.b_stride, kDepth)
+                                : map_of(term.b, sum.columns, term.depth, term.b_stride,
+                                         is_narrow ? kNarrowColumns : kColumns / 2, eight_bit_ones);
+      }
     }
   }
-  const auto kernel = b_has_depth_first ? product_sum_kernel<1, false>
-                      : starts          ? product_sum_kernel<0, true>
-                                        : product_sum_kernel<0, false>;
   const int clusters = std::min(args.row_pairs * args.column_tiles, multiprocessors() / 2);
   if (clusters == 0) return;
-  launch_pairs(kernel, clusters, kThreads, kSharedBytes, stream, args);
+  launch_pairs(kernel_of(b_has_depth_first, starts, has_eight_bit), clusters, kThreads,
+               kSharedBytes, stream, args);
   check_launch("product_sums");
 }
 

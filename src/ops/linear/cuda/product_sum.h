@@ -16,6 +16,12 @@ struct ProductTerm {
   const void* b = nullptr;  ///< [columns, depth], or [depth, columns] in the transposed form
   int64_t b_stride = 0;
   int64_t depth = 0;
+  /// Unless null, both matrices are e4m3 with a scale for each of their rows (fp8_rows.h), b is
+  /// [columns, depth] in either form, the depth a multiple of 16 and the sum wider than 64.
+  const float* a_scales = nullptr;
+  const float* b_scales = nullptr;
+
+  bool is_eight_bit() const { return a_scales != nullptr; }
 };
 
 /// y [rows, columns] = the sum over terms of a b^T (a b in the transposed form), summed in fp32 and

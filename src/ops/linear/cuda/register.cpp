@@ -14,26 +14,11 @@
 #include "ops/linear/cuda/few_row_tensors.h"
 #include "ops/linear/cuda/low_rank.h"
 #include "ops/linear/cuda/product_sum.h"
+#include "ops/linear/cuda/product_sum_tensors.h"
 #include "ops/linear/kernels.h"
 
 namespace heddle::ops::linear_cuda {
 namespace {
-
-/// `columns` of the result of each sum.
-bool can_run(const std::vector<Products>& sums, const std::vector<std::int64_t>& columns) {
-  std::size_t terms = 0;
-  for (const Products& sum : sums) {
-    terms += sum.size();
-    for (const Product& product : sum) {
-      if (!cuda::has_rows_of_16_bytes(product.a) || !cuda::has_rows_of_16_bytes(product.b))
-        return false;
-    }
-  }
-  const std::int64_t rows = sums[0][0].a.size(0);
-  return terms <= cuda::kMostProductTerms && sums.size() <= cuda::kMostProductSums &&
-         rows >= kFewestRows &&
-         std::all_of(columns.begin(), columns.end(), [](std::int64_t n) { return n % 8 == 0; });
-}
 
 bool is_one_product(const std::vector<Products>& sums) {
   return sums.size() == 1 && sums[0].size() == 1;
@@ -42,36 +27,8 @@ bool is_one_product(const std::vector<Products>& sums) {
 /// With tiles for all of the device our product is as fast as cuBLAS's, and x costs less than half
 /// of what an addition after it takes; with few tiles cuBLAS's smaller ones gain more.
 bool fits_onto(const at::Tensor& x, const Products& terms, std::int64_t columns) {
-  return cuda::has_rows_of_16_bytes(x) && can_run({terms}, {columns}) &&
+  return cuda::has_rows_of_16_bytes(x) && can_sum({terms}, {columns}) &&
          (terms.size() > 1 || cuda::product_sum_fills_device(x.size(0), columns));
-}
-
-Tensors run(const std::vector<Products>& sums, const std::vector<std::int64_t>& columns,
-            bool b_has_depth_first, const at::Tensor& start = {}) {
-  const at::Tensor& first = sums[0][0].a;
-  const cuda::OnDevice on(first);
-  Tensors results;
-  std::vector<cuda::ProductSum> work;
-  for (std::size_t i = 0; i < sums.size(); ++i) {
-    const at::Tensor y = at::empty({first.size(0), columns[i]}, first.options());
-    cuda::ProductSum sum;
-    sum.y = y.mutable_data_ptr();
-    sum.y_stride = sum.columns = columns[i];
-    if (start.defined()) {
-      sum.start = start.const_data_ptr();
-      sum.start_stride = start.stride(0);
-    }
-    for (const auto& [a, b] : sums[i]) {
-      TORCH_CHECK(a.size(0) == first.size(0) && a.size(1) == b.size(b_has_depth_first ? 0 : 1),
-                  "a product of ", a.sizes(), " and ", b.sizes());
-      sum.terms.push_back(
-          {a.const_data_ptr(), a.stride(0), b.const_data_ptr(), b.stride(0), a.size(1)});
-    }
-    work.push_back(std::move(sum));
-    results.push_back(y);
-  }
-  cuda::product_sums(first.size(0), work, b_has_depth_first, on.stream());
-  return results;
 }
 
 bool fits(const std::vector<LowRankChange>& changes) {
@@ -106,7 +63,7 @@ Tensors forward(const std::vector<Products>& sums) {
   if (are_some_rows(sums)) return run_some_rows(sums);
   std::vector<std::int64_t> columns;
   for (const Products& sum : sums) columns.push_back(sum[0].b.size(0));
-  return can_run(sums, columns) && !is_one_product(sums) ? run(sums, columns, false)
+  return can_sum(sums, columns) && !is_one_product(sums) ? sums_of(sums, columns, false)
                                                          : linear_reference::forward(sums);
 }
 
@@ -117,13 +74,13 @@ at::Tensor forward_onto(const at::Tensor& x, const Products& terms) {
               x.sizes());
   if (x.stride(1) == 1 && are_few_rows({terms})) return run_few_rows({terms}, x)[0];
   if (x.stride(1) == 1 && are_some_rows({terms})) return run_some_rows({terms}, x)[0];
-  return fits_onto(x, terms, columns) ? run({terms}, {columns}, false, x)[0]
+  return fits_onto(x, terms, columns) ? sums_of({terms}, {columns}, false, x)[0]
                                       : linear_reference::forward_onto<forward>(x, terms);
 }
 
 at::Tensor backward(const Products& terms) {
   const std::vector<std::int64_t> columns = {terms[0].b.size(1)};
-  return can_run({terms}, columns) && terms.size() > 1 ? run({terms}, columns, true)[0]
+  return can_sum({terms}, columns) && terms.size() > 1 ? sums_of({terms}, columns, true)[0]
                                                        : linear_reference::backward(terms);
 }
 

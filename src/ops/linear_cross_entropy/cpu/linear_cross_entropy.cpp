@@ -88,13 +88,20 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
       in.logits.defined() ? in.logits : at::empty({std::min(chunk, count), vocab}, options);
   for (std::int64_t begin = 0; begin < count; begin += chunk) {
     const std::int64_t n = std::min(chunk, count - begin);
-    const at::Tensor h = hidden.narrow(0, begin, n);
+    at::Tensor h = hidden.narrow(0, begin, n);
     at::Tensor logits = buffer.narrow(0, 0, n);
     if (!in.logits.defined()) at::mm_out(logits, h, weight.t());
     softmax_rows(kernels, logits, labels.data(), factor, begin, logprobs, entropy, want_gradient);
+    at::Tensor d_hidden;
     if (want_grad_hidden) {
-      at::Tensor d_hidden = grad_hidden.narrow(0, begin, n);
+      d_hidden = grad_hidden.narrow(0, begin, n);
       at::mm_out(d_hidden, logits, weight);
+    }
+    if (in.token_loss) {
+      // The logits hold softmax - one_hot(label): a row's factor is applied to what is not as wide.
+      const at::Tensor factors = in.token_factors(begin, logprobs.narrow(0, begin, n));
+      if (want_grad_hidden) d_hidden.mul_(factors);
+      if (want_grad_weight) h = h * factors;
     }
     if (want_grad_weight) grad_weight.addmm_(logits.t(), h);
   }

@@ -15,6 +15,8 @@
 
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/tensor.h"
+#include "ops/linear/cuda/few_row_tensors.h"
+#include "ops/linear/cuda/fp8_tensors.h"
 #include "ops/linear_cross_entropy/cuda/softmax_gradient.h"
 #include "ops/linear_cross_entropy/kernels.h"
 
@@ -98,6 +100,30 @@ struct LabelledRows {
   }
 };
 
+/// Logits of rows in 8 bits: a third of the head's work. The products of their gradients stay bf16,
+/// because most probabilities are below what e4m3 holds beside a 1.
+class EightBitLogits {
+ public:
+  EightBitLogits(const at::Tensor& hidden, const at::Tensor& weight) {
+    if (hidden.scalar_type() != at::kBFloat16 || hidden.size(0) < linear_cuda::kFewestRows ||
+        hidden.size(1) % 16 != 0 || weight.size(0) % 16 != 0 ||
+        !cuda::has_rows_of_16_bytes(hidden) || !cuda::has_rows_of_16_bytes(weight))
+      return;
+    hidden_ = linear_fp8::rows_of(hidden);
+    weight_ = linear_fp8::rows_of(weight);
+  }
+  bool run() const { return weight_.values.defined(); }
+  void write(at::Tensor& logits, std::int64_t begin, std::int64_t rows) const {
+    linear_fp8::product_into(
+        logits, {hidden_.values.narrow(0, begin, rows), hidden_.scales.narrow(0, begin, rows)},
+        weight_);
+  }
+
+ private:
+  cuda::EightBitRows hidden_, weight_;
+};
+
+template <bool kEight>
 LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool want_grad_hidden,
                                    bool want_grad_weight, at::Tensor& grad_weight_buffer) {
   const cuda::OnDevice on(in.hidden);
@@ -116,11 +142,17 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
   }
   const at::Tensor logits =
       in.logits.defined() ? in.logits : at::empty({chunk, vocabulary}, in.hidden.options());
+  std::optional<EightBitLogits> eight_bit;
+  if (kEight && !in.logits.defined()) eight_bit.emplace(rows.hidden, in.weight);
   for (std::int64_t begin = 0; begin < count; begin += chunk) {
     const std::int64_t length = std::min(chunk, count - begin);
-    const at::Tensor hidden = rows.hidden.narrow(0, begin, length);
+    at::Tensor hidden = rows.hidden.narrow(0, begin, length);
     at::Tensor part = logits.narrow(0, 0, length);
-    if (!in.logits.defined()) at::mm_out(part, hidden, in.weight.t());
+    if (eight_bit && eight_bit->run()) {
+      eight_bit->write(part, begin, length);
+    } else if (!in.logits.defined()) {
+      at::mm_out(part, hidden, in.weight.t());
+    }
     cuda::SoftmaxGradientRows parameters;
     parameters.labels = rows.labels.const_data_ptr<std::int64_t>() + begin;
     parameters.loss_weights =
@@ -131,9 +163,17 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
     parameters.want_gradient = want_grad_hidden || want_grad_weight;
     cuda::softmax_gradient({cuda::element_of(part), length, vocabulary}, part.mutable_data_ptr(),
                            parameters, on.stream());
+    at::Tensor d_hidden;
     if (want_grad_hidden) {
-      at::Tensor d_hidden = grad_hidden.narrow(0, begin, length);
+      d_hidden = grad_hidden.narrow(0, begin, length);
       at::mm_out(d_hidden, part, in.weight);
+    }
+    if (in.token_loss) {
+      // The logits hold softmax - one_hot(label): a row's factor is applied to what is not as wide,
+      // and the logits are read and written once.
+      const at::Tensor factors = in.token_factors(begin, logprobs.narrow(0, begin, length));
+      if (want_grad_hidden) d_hidden.mul_(factors);
+      if (want_grad_weight) hidden = (hidden * factors).to(hidden.scalar_type());
     }
     if (want_grad_weight) grad_weight->add(part, hidden);
   }
@@ -168,8 +208,18 @@ namespace heddle::ops::cuda {
 
 void add_linear_cross_entropy(Registry& registry) {
   using namespace linear_cross_entropy_cuda;
-  registry.add<LinearCrossEntropy>(KernelInfo::cuda("cuda.fused"), {forward},
+  registry.add<LinearCrossEntropy>(KernelInfo::cuda("cuda.fused"), {forward<false>},
                                    {.warnings = warnings});
+  KernelInfo fp8 = KernelInfo::cuda("cuda.fused_fp8", {c10::ScalarType::BFloat16});
+  fp8.only_by_name = true;
+  fp8.refuse_device = [](const Target&) -> std::optional<std::string> {
+    if (has_sm90a()) return std::nullopt;
+    return "needs a device of compute capability 9.0 and a build with code for sm_90a";
+  };
+  fp8.falls_back = fmt::format(
+      "cuda.fused for fewer than {} rows, and widths or vocabularies not a multiple of 16",
+      linear_cuda::kFewestRows);
+  registry.add<LinearCrossEntropy>(fp8, {forward<true>}, {.warnings = warnings});
 }
 
 }  // namespace heddle::ops::cuda

@@ -54,7 +54,9 @@ LinearCrossEntropy::Result forward(const LinearCrossEntropy::Inputs& in, bool wa
       result.entropy.narrow(0, begin, count).sub_(at::sum(p.mul_(loss[1]), {1}) * kept);
     }
     if (!want_grad_hidden && !want_grad_weight) continue;
-    const at::Tensor d_loss = loss_weights.narrow(0, begin, count) * in.gradient_scale;
+    const at::Tensor d_loss =
+        in.token_loss ? in.token_factors(begin, result.logprobs.narrow(0, begin, count)).squeeze(1)
+                      : loss_weights.narrow(0, begin, count) * in.gradient_scale;
     const at::Tensor d_logits =
         npu::call("npu_cross_entropy_loss_backward", {{"grad_loss", d_loss},
                                                       {"log_prob", loss[1]},

@@ -148,7 +148,8 @@ MoeExperts::Forward forward(const MoeExperts::Inputs& in, bool keep) {
 }
 
 MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::Forward& saved,
-                               const at::Tensor& grad_y_in, bool want_weight_gradients) {
+                               const at::Tensor& grad_y_in, bool want_weight_gradients,
+                               const at::Tensor& grad_branch) {
   const MoeOrder order = moe_order(in.experts, in.gate_up.size(0), in.assignments);
   const std::vector<Expert> experts = non_empty(order);
   const std::int64_t tokens = in.x.size(0), hidden_size = in.x.size(1), k = in.experts.size(1),
@@ -200,6 +201,7 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
                           part(d_gate_up, e), d, result.gate_up_change);
   });
   result.x = sum(dx, order.place, k);
+  if (grad_branch.defined()) result.x = result.x + grad_branch;
   if (!want_weight_gradients) return result;
 
   at::Tensor d_w1 = at::zeros(w1.sizes(), w1.options()), d_w2 = at::zeros(w2.sizes(), w2.options());

@@ -1,9 +1,11 @@
-// Rows of thousands of bytes are moved by accesses of 16 bytes, several of them in flight a thread;
-// the backward of SwiGLU gives a row to a warp, which then holds the sum that is the gradient of
-// the row's weight.
+// Rows of thousands of bytes are moved by accesses of 16 bytes, several of them in flight a thread,
+// or, to all places of a token, by the copy engine through shared memory; the backward of SwiGLU
+// gives a row to a warp, which then holds the sum that is the gradient of the row's weight.
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 
+#include "ops/cuda/ptx.cuh"
 #include "ops/cuda/reduce.cuh"
 #include "ops/cuda/vector.cuh"
 #include "ops/moe/cuda/expert_rows.h"
@@ -13,6 +15,9 @@ namespace {
 
 constexpr int kThreads = 256, kSteps = 4, kWidth = 8;  // elements of an access
 constexpr int kWarps = kThreads / 32;
+constexpr int kSlots = 4;    // rows of a CTA that sends
+constexpr int kSenders = 8;  // CTAs of a multiprocessor that send
+constexpr int64_t kMostSlotBytes = 227 * 1024 / kSenders - 1024;  // beside what a CTA takes itself
 using Packed8 = Packed<bf16, kWidth>;
 
 /// Accesses of `rows` rows, which kernels count in 32 bits, and CTAs that take `each` of them.
@@ -54,14 +59,55 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+/// One thread a CTA, which takes every gridDim.x-th token: kSlots rows are on their way in or out,
+/// half of them each.
+__global__ void __launch_bounds__(32)
+    send_kernel(uint32_t tokens, int64_t count, uint32_t bytes, int k, const unsigned char* x,
+                const int64_t* place, unsigned char* rows) {
+#if __CUDA_ARCH__ >= 900
+  extern __shared__ __align__(128) unsigned char memory[];
+  __shared__ __align__(8) u64 barriers[kSlots];
+  if (threadIdx.x != 0) return;
+  const u32 slots = smem_u32(memory), landed = smem_u32(barriers);
+  for (int s = 0; s < kSlots; ++s) mbar_init(landed + s * 8, 1);
+  fence_async_proxy();
+  const auto fetch = [&](uint32_t token, int slot) {
+    if (token >= tokens) return;
+    mbar_expect(landed + slot * 8, bytes);
+    bulk_load(slots + slot * bytes, x + int64_t{token} * bytes, bytes, landed + slot * 8);
+  };
+  constexpr int kAhead = kSlots / 2;
+  for (int s = 0; s < kAhead; ++s) fetch(blockIdx.x + s * gridDim.x, s);
+  int slot = 0, phase = 0;
+  for (uint32_t token = blockIdx.x; token < tokens; token += gridDim.x) {
+    mbar_wait(landed + slot * 8, phase);
+    for (int j = 0; j < k; ++j) {
+      const int64_t to = place[int64_t{token} * k + j];
+      if (to < count) bulk_store(rows + to * bytes, slots + slot * bytes, bytes);
+    }
+    bulk_commit();
+    // The slot that comes free is that of kSlots - kAhead tokens ago.
+    bulk_wait_read<kSlots - kAhead - 1>();
+    fetch(token + kAhead * gridDim.x, (slot + kAhead) % kSlots);
+    if (++slot == kSlots) {
+      slot = 0;
+      phase ^= 1;
+    }
+  }
+  bulk_wait_all();
+#endif
+}
+
 __global__ void __launch_bounds__(kThreads)
     sum_kernel(const Grid grid, int64_t count, int k, const bf16* rows, const int64_t* place,
-               bf16* y) {
+               const bf16* start, bf16* y) {
   const uint32_t access = blockIdx.x * kThreads + threadIdx.x;
   if (access >= grid.accesses) return;
   const uint32_t token = grid.per_row.divide(access), column = access - token * grid.per_row.value;
   const int64_t* places = place + int64_t{token} * k;
   float total[kWidth] = {};
+  Packed8 first;
+  if (start != nullptr) first = load<kWidth>(start + int64_t{access} * kWidth);
   for (int begin = 0; begin < k; begin += kSteps) {
     Packed8 value[kSteps];
     bool is_row[kSteps];
@@ -79,6 +125,12 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
       for (int e = 0; e < kWidth; ++e) total[e] += x[e];
     }
+  }
+  if (start != nullptr) {
+    float x[kWidth];
+    unpack(first, x);
+#pragma unroll
+    for (int e = 0; e < kWidth; ++e) total[e] += x[e];
   }
   write(y + int64_t{access} * kWidth, total);
 }
@@ -149,13 +201,29 @@ void gather_expert_rows(int64_t count, int64_t width, int64_t k, const void* x,
   check_launch("gather_expert_rows");
 }
 
+bool can_send_rows(int64_t width) {
+  return compute_capability() >= 90 && kSlots * width * 2 <= kMostSlotBytes;
+}
+
+void send_expert_rows(int64_t count, int64_t tokens, int64_t width, int64_t k, const void* x,
+                      const int64_t* place, void* rows, cudaStream_t stream) {
+  if (count == 0) return;
+  const Grid grid(count, width, kThreads);  // for its checks of the sizes
+  const auto bytes = static_cast<uint32_t>(width * 2);
+  const int64_t senders = std::min<int64_t>(tokens, int64_t{multiprocessors()} * kSenders);
+  send_kernel<<<static_cast<unsigned>(senders), 32, kSlots * bytes, stream>>>(
+      static_cast<uint32_t>(tokens), count, bytes, static_cast<int>(k),
+      static_cast<const unsigned char*>(x), place, static_cast<unsigned char*>(rows));
+  check_launch("send_expert_rows");
+}
+
 void sum_expert_rows(int64_t count, int64_t tokens, int64_t width, int64_t k, const void* rows,
-                     const int64_t* place, void* y, cudaStream_t stream) {
+                     const int64_t* place, const void* start, void* y, cudaStream_t stream) {
   if (tokens == 0) return;
   const Grid grid(tokens, width, kThreads);
-  sum_kernel<<<grid.blocks, kThreads, 0, stream>>>(grid, count, static_cast<int>(k),
-                                                   static_cast<const bf16*>(rows), place,
-                                                   static_cast<bf16*>(y));
+  sum_kernel<<<grid.blocks, kThreads, 0, stream>>>(
+      grid, count, static_cast<int>(k), static_cast<const bf16*>(rows), place,
+      static_cast<const bf16*>(start), static_cast<bf16*>(y));
   check_launch("sum_expert_rows");
 }
 

@@ -13,9 +13,17 @@ namespace heddle::ops::cuda {
 void gather_expert_rows(int64_t count, int64_t width, int64_t k, const void* x,
                         const int64_t* source, void* rows, cudaStream_t stream);
 
-/// y [T,width]: the sum over j < k of the rows place[t * k + j] below `count`, in the order of j.
+/// The same rows, each token read once and sent to its places below `count`; faster, and takes only
+/// what `can_send_rows` says.
+void send_expert_rows(int64_t count, int64_t tokens, int64_t width, int64_t k, const void* x,
+                      const int64_t* place, void* rows, cudaStream_t stream);
+/// Whether the current device has bulk copies and some rows fit its shared memory.
+bool can_send_rows(int64_t width);
+
+/// y [T,width]: the sum over j < k of the rows place[t * k + j] below `count`, in the order of j,
+/// and of `start` [T,width] unless it is null; rounded once.
 void sum_expert_rows(int64_t count, int64_t tokens, int64_t width, int64_t k, const void* rows,
-                     const int64_t* place, void* y, cudaStream_t stream);
+                     const int64_t* place, const void* start, void* y, cudaStream_t stream);
 
 /// hidden [N,width]: weights[source[n]] * silu(gate) * up of gate_up [N, 2 width], gate first.
 void weighted_swiglu_forward(int64_t count, int64_t width, const void* gate_up, const void* weights,

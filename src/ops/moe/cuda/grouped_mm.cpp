@@ -40,13 +40,32 @@ at::Tensor gather(const at::Tensor& x, const at::Tensor& source, std::int64_t k)
   return rows;
 }
 
-at::Tensor sum(const at::Tensor& rows, const at::Tensor& place, std::int64_t k) {
+/// The same rows, for an order whose inverse is known.
+at::Tensor send(const at::Tensor& x, const at::Tensor& source, const at::Tensor& place,
+                std::int64_t k) {
+  if (!cuda::can_send_rows(x.size(1))) return gather(x, source, k);
+  const cuda::OnDevice on(x);
+  const at::Tensor from = x.contiguous();
+  at::Tensor rows = rows_like(x, source.size(0), x.size(1));
+  cuda::send_expert_rows(rows.size(0), from.size(0), rows.size(1), k, from.const_data_ptr(),
+                         indices(place), rows.mutable_data_ptr(), on.stream());
+  return rows;
+}
+
+/// `start`, unless undefined, is added.
+at::Tensor sum_onto(const at::Tensor& start, const at::Tensor& rows, const at::Tensor& place,
+                    std::int64_t k) {
   const cuda::OnDevice on(rows);
-  const at::Tensor from = rows.contiguous();
+  const at::Tensor from = rows.contiguous(), first = start.defined() ? start.contiguous() : start;
   at::Tensor y = rows_like(rows, place.size(0) / k, rows.size(1));
   cuda::sum_expert_rows(from.size(0), y.size(0), y.size(1), k, from.const_data_ptr(),
-                        indices(place), y.mutable_data_ptr(), on.stream());
+                        indices(place), first.defined() ? first.const_data_ptr() : nullptr,
+                        y.mutable_data_ptr(), on.stream());
   return y;
+}
+
+at::Tensor sum(const at::Tensor& rows, const at::Tensor& place, std::int64_t k) {
+  return sum_onto({}, rows, place, k);
 }
 
 /// As device_moe_order, in three launches.
@@ -171,7 +190,7 @@ MoeExperts::Forward forward(const MoeExperts::Inputs& in, bool keep) {
   const std::int64_t n = in.assignments.value_or(in.experts.numel());
   const at::Tensor source = order.source.narrow(0, 0, n);
   const at::Tensor& offsets = order.ends;
-  const at::Tensor rows = gather(in.x, source, k);
+  const at::Tensor rows = send(in.x, source, order.place, k);
   at::Tensor gate_up = Products::outputs(rows, in.gate_up, offsets);
   const at::Tensor low_1 = add_change(in.gate_up_change, rows, offsets, gate_up);
   const at::Tensor weights = in.weights.contiguous();
@@ -189,12 +208,13 @@ MoeExperts::Forward forward(const MoeExperts::Inputs& in, bool keep) {
 
 template <class Products>
 MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::Forward& saved,
-                               const at::Tensor& grad_y, bool want_weight_gradients) {
+                               const at::Tensor& grad_y, bool want_weight_gradients,
+                               const at::Tensor& grad_branch) {
   const cuda::OnDevice on(in.x);
   const at::Tensor &gate_up = saved.saved[0], &source = saved.saved[1], &place = saved.saved[2],
                    &offsets = saved.saved[3], &low_1 = saved.saved[4], &low_2 = saved.saved[5];
   const std::int64_t k = in.experts.size(1), n = source.size(0);
-  const at::Tensor dy = gather(grad_y, source, k);
+  const at::Tensor dy = send(grad_y, source, place, k);
   at::Tensor d_hidden = Products::input_gradients(dy, in.down, offsets);
   const at::Tensor d_low_2 = add_change_backward(in.down_change, dy, offsets, d_hidden);
 
@@ -215,21 +235,24 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
 
   at::Tensor dx = Products::input_gradients(d_gate_up, in.gate_up, offsets);
   const at::Tensor d_low_1 = add_change_backward(in.gate_up_change, d_gate_up, offsets, dx);
-  result.x = sum(dx, place, k);
+  result.x = sum_onto(grad_branch, dx, place, k);
   if (!want_weight_gradients && !in.gate_up_change.defined()) return result;
-  const at::Tensor rows = gather(in.x, source, k);
+  const at::Tensor rows = send(in.x, source, place, k);
   if (want_weight_gradients) result.gate_up = at::_grouped_mm(d_gate_up.t(), rows, offsets);
   result.gate_up_change =
       change_gradients(in.gate_up_change, rows, low_1, d_gate_up, d_low_1, offsets);
   return result;
 }
 
-at::Tensor add_shared(const at::Tensor& routed, const at::Tensor& shared, const at::Tensor& gate) {
+at::Tensor add_shared(const at::Tensor& routed, const at::Tensor& shared, const at::Tensor& gate,
+                      const at::Tensor& residual) {
   const cuda::OnDevice on(routed);
-  const at::Tensor a = routed.contiguous(), b = shared.contiguous(), g = gate.contiguous();
+  const at::Tensor a = routed.contiguous(), b = shared.contiguous(), g = gate.contiguous(),
+                   r = residual.defined() ? residual.contiguous() : residual;
   at::Tensor y = at::empty_like(a);
   cuda::shared_expert_forward(a.size(0), a.size(1), a.const_data_ptr(), b.const_data_ptr(),
-                              g.const_data_ptr(), y.mutable_data_ptr(), on.stream());
+                              g.const_data_ptr(), r.defined() ? r.const_data_ptr() : nullptr,
+                              y.mutable_data_ptr(), on.stream());
   return y;
 }
 

@@ -12,7 +12,7 @@ constexpr int kSteps = 4;  // accesses of each tensor in flight
 
 __global__ void __launch_bounds__(kThreads)
     forward_kernel(int64_t tokens, int64_t width, const bf16* routed, const bf16* shared,
-                   const bf16* gate, bf16* y) {
+                   const bf16* gate, const bf16* residual, bf16* y) {
   const int64_t row = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   if (row >= tokens) return;
   const float weight = sigmoid(__bfloat162float(gate[row]));
@@ -24,6 +24,11 @@ __global__ void __launch_bounds__(kThreads)
     read(shared + at, x);
 #pragma unroll
     for (int e = 0; e < kWidth; ++e) sum[e] += weight * x[e];
+    if (residual != nullptr) {
+      read(residual + at, x);
+#pragma unroll
+      for (int e = 0; e < kWidth; ++e) sum[e] += x[e];
+    }
     write(y + at, sum);
   }
 }
@@ -57,11 +62,11 @@ unsigned blocks_of(int64_t tokens) { return static_cast<unsigned>((tokens + kWar
 }  // namespace
 
 void shared_expert_forward(int64_t tokens, int64_t width, const void* routed, const void* shared,
-                           const void* gate, void* y, cudaStream_t stream) {
+                           const void* gate, const void* residual, void* y, cudaStream_t stream) {
   if (tokens == 0) return;
   forward_kernel<<<blocks_of(tokens), kThreads, 0, stream>>>(
       tokens, width, static_cast<const bf16*>(routed), static_cast<const bf16*>(shared),
-      static_cast<const bf16*>(gate), static_cast<bf16*>(y));
+      static_cast<const bf16*>(gate), static_cast<const bf16*>(residual), static_cast<bf16*>(y));
   check_launch("shared_expert_forward");
 }
 

@@ -6,10 +6,10 @@
 
 namespace heddle::ops::cuda {
 
-/// y = routed + sigmoid(gate) * shared; routed, shared, y [T,width], gate [T]. Bytes per
-/// element: 6.
+/// y = routed + sigmoid(gate) * shared, and + residual unless that is null; routed, shared,
+/// residual, y [T,width], gate [T]. Bytes per element: 6, with a residual 8.
 void shared_expert_forward(int64_t tokens, int64_t width, const void* routed, const void* shared,
-                           const void* gate, void* y, cudaStream_t stream);
+                           const void* gate, const void* residual, void* y, cudaStream_t stream);
 
 /// The gradients of shared and gate. Bytes per element: 6.
 void shared_expert_backward(int64_t tokens, int64_t width, const void* shared, const void* gate,

@@ -105,9 +105,10 @@ MoeExperts::Forward forward(const MoeExperts::Inputs& in, bool keep) {
 }
 
 MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::Forward& saved,
-                               const at::Tensor& grad_y, bool want_weight_gradients) {
+                               const at::Tensor& grad_y, bool want_weight_gradients,
+                               const at::Tensor& grad_branch) {
   if (assignments(in) == 0)
-    return moe_experts_reference::backward(in, saved, grad_y, want_weight_gradients);
+    return moe_experts_reference::backward(in, saved, grad_y, want_weight_gradients, grad_branch);
   const at::Tensor &gate_up = saved.saved[0], &out = saved.saved[1], &place = saved.saved[2],
                    &ends = saved.saved[3];
   const auto d_unpermuted =
@@ -134,6 +135,7 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
                                                       {"grad_permuted_tokens", d_rows},
                                                       {"indices", in.experts},
                                                       {"sorted_indices", place}})[0];
+  if (grad_branch.defined()) result.x = result.x + grad_branch;
   if (want_weight_gradients) {
     result.down = outer_product(d_out, hidden, ends);
     result.gate_up = outer_product(d_gate_up, rows, ends);

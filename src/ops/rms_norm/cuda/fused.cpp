@@ -2,6 +2,7 @@
 #include <ATen/ops/empty.h>
 #include <fmt/format.h>
 
+#include "ops/cuda/eight_bit.h"
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/tensor.h"
 #include "ops/rms_norm/cuda/rms_norm.h"
@@ -23,6 +24,18 @@ cuda::RmsNormShape shape_of(const at::Tensor& x, const NormWeight& weight) {
           width, weight.offset};
 }
 
+/// Room for a result in 8 bits; none where rows or the weight do not begin on 16 bytes.
+std::optional<cuda::EightBitRows> eight_bit_result(const at::Tensor& result,
+                                                   const at::Tensor& weight,
+                                                   const std::vector<at::Tensor>& read) {
+  if (reinterpret_cast<std::uintptr_t>(weight.const_data_ptr()) % 16 != 0) return std::nullopt;
+  for (const at::Tensor& x : read) {
+    if (x.defined() && !cuda::has_rows_of_16_bytes(x)) return std::nullopt;
+  }
+  return cuda::eight_bit_for(result);
+}
+
+template <bool kEight>
 RmsNorm::Forward forward(const at::Tensor& x, const at::Tensor& residual, const NormWeight& weight,
                          double eps) {
   const cuda::OnDevice on(x);
@@ -34,14 +47,19 @@ RmsNorm::Forward forward(const at::Tensor& x, const at::Tensor& residual, const 
   result.y = at::empty(x.sizes(), x.options());
   if (residual.defined()) result.sum = at::empty(x.sizes(), x.options());
   result.rstd = at::empty(leading, x.options().dtype(at::kFloat));
+  std::optional<cuda::EightBitRows> narrow;
+  if (kEight) narrow = eight_bit_result(result.y, w, {rows, added});
   cuda::rms_norm_forward(shape, cuda::input_rows(rows), cuda::input_rows(added), w.const_data_ptr(),
                          static_cast<float>(eps), result.y.mutable_data_ptr(),
                          residual.defined() ? result.sum.mutable_data_ptr() : nullptr,
-                         result.rstd.mutable_data_ptr<float>(), on.stream());
+                         result.rstd.mutable_data_ptr<float>(), on.stream(),
+                         narrow ? cuda::places_in(*narrow) : cuda::Fp8Rows{});
+  if (narrow) cuda::lay_beside(result.y, *std::move(narrow));
   return result;
 }
 
 /// `y`, unless undefined, takes the output.
+template <bool kEight>
 std::pair<at::Tensor, at::Tensor> gradients(const at::Tensor& input, const NormWeight& weight,
                                             const at::Tensor& rstd, const at::Tensor& grad_y,
                                             const at::Tensor& grad_sum, const at::Tensor& y) {
@@ -52,27 +70,32 @@ std::pair<at::Tensor, at::Tensor> gradients(const at::Tensor& input, const NormW
   at::Tensor dx = at::empty(input.sizes(), input.options());
   at::Tensor dw = at::empty(weight.value.sizes(), weight.value.options());
   const at::Tensor workspace = cuda::workspace_on(input, cuda::rms_norm_backward_workspace(shape));
-  cuda::rms_norm_backward(shape, cuda::input_rows(rows), w.const_data_ptr(),
-                          rstd.const_data_ptr<float>(), cuda::input_rows(dy), cuda::input_rows(ds),
-                          dx.mutable_data_ptr(), dw.mutable_data_ptr(),
-                          y.defined() ? y.mutable_data_ptr() : nullptr,
-                          workspace.mutable_data_ptr<float>(), on.stream());
+  std::optional<cuda::EightBitRows> narrow;
+  if (kEight) narrow = eight_bit_result(dx, w, {rows, dy, ds, y});
+  cuda::rms_norm_backward(
+      shape, cuda::input_rows(rows), w.const_data_ptr(), rstd.const_data_ptr<float>(),
+      cuda::input_rows(dy), cuda::input_rows(ds), dx.mutable_data_ptr(), dw.mutable_data_ptr(),
+      y.defined() ? y.mutable_data_ptr() : nullptr, workspace.mutable_data_ptr<float>(),
+      on.stream(), narrow ? cuda::places_in(*narrow) : cuda::Fp8Rows{});
+  if (narrow) cuda::lay_beside(dx, *std::move(narrow));
   return {dx, dw};
 }
 
+template <bool kEight>
 std::pair<at::Tensor, at::Tensor> backward(const at::Tensor& input, const NormWeight& weight,
                                            const at::Tensor& rstd, const at::Tensor& grad_y,
                                            const at::Tensor& grad_sum) {
-  return gradients(input, weight, rstd, grad_y, grad_sum, {});
+  return gradients<kEight>(input, weight, rstd, grad_y, grad_sum, {});
 }
 
+template <bool kEight>
 std::tuple<at::Tensor, at::Tensor, at::Tensor> backward_again(const at::Tensor& input,
                                                               const NormWeight& weight,
                                                               const at::Tensor& rstd,
                                                               const at::Tensor& grad_y,
                                                               const at::Tensor& grad_sum) {
   const at::Tensor y = at::empty(input.sizes(), input.options());
-  auto [dx, dw] = gradients(input, weight, rstd, grad_y, grad_sum, y);
+  auto [dx, dw] = gradients<kEight>(input, weight, rstd, grad_y, grad_sum, y);
   return {dx, dw, y};
 }
 
@@ -94,7 +117,15 @@ void add_rms_norm(Registry& registry) {
   using namespace rms_norm_cuda;
   KernelInfo info = KernelInfo::cuda("cuda.fused");
   info.falls_back = "linear's cuda.sm90_or_cublas where a step of generation has up to 16 rows";
-  registry.add<RmsNorm>(info, {forward, backward, backward_again}, {.refuse = refuse});
+  registry.add<RmsNorm>(info, {forward<false>, backward<false>, backward_again<false>},
+                        {.refuse = refuse});
+  KernelInfo fp8 = KernelInfo::cuda("cuda.fused_fp8", {c10::ScalarType::BFloat16});
+  fp8.only_by_name = true;
+  fp8.falls_back =
+      "cuda.fused for fewer than 512 rows, rows narrower than 256, not a multiple of 16 or not "
+      "starting on 16 bytes";
+  registry.add<RmsNorm>(fp8, {forward<true>, backward<true>, backward_again<true>},
+                        {.refuse = refuse});
 }
 
 }  // namespace heddle::ops::cuda

@@ -10,6 +10,7 @@
 
 #include "ops/cuda/column_sum.h"
 #include "ops/cuda/dependent_launch.cuh"
+#include "ops/cuda/fp8.cuh"
 #include "ops/cuda/reduce.cuh"
 #include "ops/cuda/vector.cuh"
 
@@ -25,12 +26,32 @@ struct Arguments {
   void *y, *sum, *grad_x;
   float* rstd;
   float* partial;
+  Fp8Rows fp8;  // of y, or of grad_x
 };
 
-template <class T, int N, int kVectors>
+/// A thread's part of a row in 8 bits; `largest` is that of its own elements.
+template <int N, int kVectors>
+__device__ __forceinline__ void write_fp8(const Fp8Rows& rows,
+                                          const Packed<bf16, N> (&held)[kVectors], uint32_t row,
+                                          uint32_t width, float largest, float* scratch) {
+  const float scale = fp8_scale(block_largest(largest, scratch)), inverse = 1.f / scale;
+  if (threadIdx.x == 0) rows.scales[row] = scale;
+#pragma unroll
+  for (int v = 0; v < kVectors; ++v) {
+    const uint32_t column = (v * blockDim.x + threadIdx.x) * N;
+    if (column >= width) continue;
+    float x[N];
+    unpack<N, bf16>(held[v], x);
+    *reinterpret_cast<uint2*>(static_cast<uint8_t*>(rows.values) + int64_t{row} * width + column) =
+        fp8_of(x, inverse);
+  }
+}
+
+template <class T, int N, int kVectors, bool kEight>
 __global__ void __launch_bounds__(N == 1 ? 1024 : 512, N > 1 && kVectors == 1 ? 4 : 1)
     forward_kernel(const __grid_constant__ Arguments a) {
   __shared__ float scratch[2][32];
+  [[maybe_unused]] __shared__ float largest_scratch[2][32];
   int phase = 0;
   let_next_begin();
   wait_for_previous();
@@ -71,6 +92,7 @@ __global__ void __launch_bounds__(N == 1 ? 1024 : 512, N > 1 && kVectors == 1 ? 
     const float rstd =
         rsqrtf(block_sum(square, scratch[phase]) / static_cast<float>(a.width) + a.eps);
     if (threadIdx.x == 0) a.rstd[row] = rstd;
+    [[maybe_unused]] float largest = 0;
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
       const uint32_t vector = v * blockDim.x + threadIdx.x;
@@ -80,8 +102,11 @@ __global__ void __launch_bounds__(N == 1 ? 1024 : 512, N > 1 && kVectors == 1 ? 
       read_weight(a.weight, a.weight_type, vector * N, w);
 #pragma unroll
       for (int i = 0; i < N; ++i) s[i] = s[i] * rstd * (a.offset + w[i]);
-      write(static_cast<T*>(a.y) + out + vector * N, s);
+      packed[v] = pack<T>(s);
+      store(static_cast<T*>(a.y) + out + vector * N, packed[v]);
+      if constexpr (kEight) largest = fmaxf(largest, largest_of(packed[v]));
     }
+    if constexpr (kEight) write_fp8(a.fp8, packed, row, a.width, largest, largest_scratch[phase]);
   }
 }
 
@@ -107,10 +132,11 @@ struct BackwardRow {
   }
 };
 
-template <class T, int N, int kVectors>
+template <class T, int N, int kVectors, bool kEight>
 __global__ void __launch_bounds__(N == 1 ? 1024 : 512, N > 1 && kVectors == 1 ? 2 : 1)
     backward_kernel(const __grid_constant__ Arguments a) {
   __shared__ float scratch[2][32];
+  [[maybe_unused]] __shared__ float largest_scratch[2][32];
   float dw[kVectors][N] = {};
   int phase = 0;
   // With one access a thread there are registers to spare for the next row's.
@@ -143,6 +169,8 @@ __global__ void __launch_bounds__(N == 1 ? 1024 : 512, N > 1 && kVectors == 1 ? 
       if (a.y != nullptr)
         write(static_cast<T*>(a.y) + static_cast<int64_t>(row) * a.width + vector * N, y);
     }
+    [[maybe_unused]] float largest = 0;
+    Packed<T, N> packed[kVectors];
     const float mean = block_sum(dot, scratch[phase]) / static_cast<float>(a.width);
 #pragma unroll
     for (int v = 0; v < kVectors; ++v) {
@@ -156,8 +184,12 @@ __global__ void __launch_bounds__(N == 1 ? 1024 : 512, N > 1 && kVectors == 1 ? 
 #pragma unroll
         for (int i = 0; i < N; ++i) g[v][i] += s[i];
       }
-      write(static_cast<T*>(a.grad_x) + static_cast<int64_t>(row) * a.width + vector * N, g[v]);
+      packed[v] = pack<T>(g[v]);
+      store(static_cast<T*>(a.grad_x) + static_cast<int64_t>(row) * a.width + vector * N,
+            packed[v]);
+      if constexpr (kEight) largest = fmaxf(largest, largest_of(packed[v]));
     }
+    if constexpr (kEight) write_fp8(a.fp8, packed, row, a.width, largest, largest_scratch[phase]);
   }
 #pragma unroll
   for (int v = 0; v < kVectors; ++v) {
@@ -193,6 +225,18 @@ void dispatch_vectors(int per_thread, const F& f) {
   }
 }
 
+/// Calls f(true or false) by whether rows in 8 bits are wanted, which accesses of 16 bytes alone
+/// write.
+template <class T, int N, class F>
+void with_eight_bit(const Fp8Rows& rows, const F& f) {
+  if constexpr (sizeof(T) == 2 && N == 8) {
+    if (rows.values != nullptr) return f(std::true_type());
+  } else if (rows.values != nullptr) {
+    throw std::invalid_argument("rms_norm: rows in 8 bits of others than bf16 on 16 bytes");
+  }
+  f(std::false_type());
+}
+
 void check_width(int64_t width, bool wide) {
   const int64_t limit = wide ? kRmsNormLongestRow : kRmsNormLongestOddRow;
   if (width > limit) {
@@ -225,7 +269,7 @@ int64_t backward_blocks(const RmsNormShape& shape) {
 
 void rms_norm_forward(const RmsNormShape& shape, const InputRows& x, const InputRows& residual,
                       const void* weight, float eps, void* y, void* sum, float* rstd,
-                      cudaStream_t stream) {
+                      cudaStream_t stream, const Fp8Rows& y_fp8) {
   if (shape.rows == 0 || shape.width == 0) return;
   const bool wide = wide_access(shape, {x, residual, {y, 0, 0}, {sum, 0, 0}}, weight);
   check_width(shape.width, wide);
@@ -248,12 +292,15 @@ void rms_norm_forward(const RmsNormShape& shape, const InputRows& x, const Input
                       sum,
                       nullptr,
                       rstd,
-                      nullptr};
+                      nullptr,
+                      y_fp8};
     const auto blocks = static_cast<unsigned>(
         resident_blocks(shape.rows, plan.threads, plan.vectors_per_thread == 1 ? 2048 : 1024));
     dispatch_vectors(plan.vectors_per_thread, [&](auto v) {
-      launch_dependent(forward_kernel<T, N, v.value>, dim3(blocks),
-                       dim3(static_cast<unsigned>(plan.threads)), 0, stream, a);
+      with_eight_bit<T, N>(y_fp8, [&](auto eight) {
+        launch_dependent(forward_kernel<T, N, v.value, eight.value>, dim3(blocks),
+                         dim3(static_cast<unsigned>(plan.threads)), 0, stream, a);
+      });
     });
   });
   check_launch("rms_norm_forward");
@@ -266,7 +313,7 @@ int64_t rms_norm_backward_workspace(const RmsNormShape& shape) {
 void rms_norm_backward(const RmsNormShape& shape, const InputRows& input, const void* weight,
                        const float* rstd, const InputRows& grad_y, const InputRows& grad_sum,
                        void* grad_input, void* grad_weight, void* y, float* workspace,
-                       cudaStream_t stream) {
+                       cudaStream_t stream, const Fp8Rows& grad_input_fp8) {
   if (shape.width == 0) return;
   const bool wide =
       wide_access(shape, {input, grad_y, grad_sum, {grad_input, 0, 0}, {y, 0, 0}}, weight);
@@ -295,10 +342,13 @@ void rms_norm_backward(const RmsNormShape& shape, const InputRows& input, const 
                         nullptr,
                         grad_input,
                         const_cast<float*>(rstd),
-                        workspace};
+                        workspace,
+                        grad_input_fp8};
       dispatch_vectors(plan.vectors_per_thread, [&](auto v) {
-        backward_kernel<T, N, v.value>
-            <<<static_cast<unsigned>(blocks), plan.threads, 0, stream>>>(a);
+        with_eight_bit<T, N>(grad_input_fp8, [&](auto eight) {
+          backward_kernel<T, N, v.value, eight.value>
+              <<<static_cast<unsigned>(blocks), plan.threads, 0, stream>>>(a);
+        });
       });
     });
     check_launch("rms_norm_backward");

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ops/cuda/element.h"
+#include "ops/cuda/fp8.h"
 
 namespace heddle::ops::cuda {
 
@@ -18,10 +19,11 @@ constexpr int64_t kRmsNormLongestRow = 8192, kRmsNormLongestOddRow = 4096;
 
 /// y = s * rstd * (offset + weight), rstd = rsqrt(mean(s^2) + eps); s = x, or x + residual rounded
 /// to the type and stored in `sum`. y, sum and rstd (fp32 [rows]) are contiguous; residual and sum
-/// are both null or both set. Bytes per row: 2 (4 with a residual) x width x element + 4.
+/// are both null or both set. Bytes per row: 2 (4 with a residual) x width x element + 4. y_fp8,
+/// unless null, takes y in 8 bits as well: bf16 whose rows begin on 16 bytes.
 void rms_norm_forward(const RmsNormShape& shape, const InputRows& x, const InputRows& residual,
                       const void* weight, float eps, void* y, void* sum, float* rstd,
-                      cudaStream_t stream);
+                      cudaStream_t stream, const Fp8Rows& y_fp8 = {});
 
 /// Floats of scratch that the backward needs: one row of partial sums per CTA.
 int64_t rms_norm_backward_workspace(const RmsNormShape& shape);
@@ -29,10 +31,10 @@ int64_t rms_norm_backward_workspace(const RmsNormShape& shape);
 /// grad_input = rstd * (dn - n mean(dn n)) + grad_sum with n = input * rstd, dn = grad_y *
 /// (offset + weight); grad_sum may be null. grad_weight [width], of weight_type, = sum over rows of
 /// grad_y n. grad_input is contiguous, as is y, unless null: the forward's output again. Bytes per
-/// row: 4 (3 without grad_sum, one more with y) x width x element + 4.
+/// row: 4 (3 without grad_sum, one more with y) x width x element + 4. grad_input_fp8 as y_fp8.
 void rms_norm_backward(const RmsNormShape& shape, const InputRows& input, const void* weight,
                        const float* rstd, const InputRows& grad_y, const InputRows& grad_sum,
                        void* grad_input, void* grad_weight, void* y, float* workspace,
-                       cudaStream_t stream);
+                       cudaStream_t stream, const Fp8Rows& grad_input_fp8 = {});
 
 }  // namespace heddle::ops::cuda

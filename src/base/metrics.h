@@ -1,0 +1,187 @@
+#pragma once
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+/// Figures that a run reports. Each is declared here once, with its unit and its meaning;
+/// docs/metrics.md lists them.
+namespace heddle {
+
+struct Metric {
+  enum class Unit {
+    kNumber,
+    kCount,
+    kShare,  ///< 0 .. 1
+    kNats,
+    kReward,
+    kTokens,
+    kSeconds,
+    kTokensPerSecond,
+    kBytes
+  };
+  std::string_view name;  ///< In metrics.jsonl. `*` stands for a part that the run names.
+  Unit unit;
+  std::string_view meaning;
+};
+
+std::string_view to_string(Metric::Unit unit);
+
+/// Figures of one step or evaluation, in the order in which they were set.
+class Metrics {
+ public:
+  struct Entry {
+    const Metric* metric;
+    std::string name;  ///< As it is written, a prefix and a part included.
+    double value;
+  };
+
+  /// Replaces an earlier value of the same name.
+  void set(const Metric& metric, double value) { put(metric, std::string(metric.name), value); }
+  /// A figure by part: `metric`'s name with `part` in place of its `*`.
+  void set(const Metric& metric, std::string_view part, double value);
+  /// The figures of an evaluation, as "eval_NAME".
+  void add_evaluation(const Metrics& figures);
+
+  /// Null if it was not set.
+  const double* find(std::string_view name) const;
+  const double* find(const Metric& metric) const { return find(metric.name); }
+  /// Throws InternalError if it was not set.
+  double at(std::string_view name) const;
+  double at(const Metric& metric) const { return at(metric.name); }
+  bool empty() const { return entries_.empty(); }
+  std::vector<Entry>::const_iterator begin() const { return entries_.begin(); }
+  std::vector<Entry>::const_iterator end() const { return entries_.end(); }
+
+ private:
+  void put(const Metric& metric, std::string name, double value);
+
+  std::vector<Entry> entries_;
+};
+
+namespace metric {
+
+using Unit = Metric::Unit;
+
+// Every step.
+inline constexpr Metric kStep{"step", Unit::kCount,
+                              "1 after the first update; 0: an evaluation before it"};
+inline constexpr Metric kEpoch{"epoch", Unit::kNumber, "passes over the rows so far"};
+inline constexpr Metric kLoss{"loss", Unit::kNats,
+                              "weighted mean over the global batch; RL: its policy loss"};
+inline constexpr Metric kLr{"lr", Unit::kNumber, "learning rate of the step"};
+inline constexpr Metric kGradNorm{"grad_norm", Unit::kNumber,
+                                  "norm of the whole gradient before clipping"};
+inline constexpr Metric kTokens{"tokens", Unit::kTokens, "real tokens of the step, no padding"};
+inline constexpr Metric kLossTokens{"loss_tokens", Unit::kTokens, "tokens that carry loss"};
+inline constexpr Metric kTokensPerSecond{"tokens_per_s", Unit::kTokensPerSecond, "over all ranks"};
+inline constexpr Metric kStepSeconds{"step_s", Unit::kSeconds, "wall time of the step"};
+inline constexpr Metric kUnixTime{"unix_time", Unit::kSeconds,
+                                  "end of the step, since 1970 UTC"};
+inline constexpr Metric kMfu{"mfu", Unit::kShare,
+                             "share of the hardware's speed of light; 0: unknown"};
+inline constexpr Metric kMemoryBytes{"memory_bytes", Unit::kBytes,
+                                     "peak of rank 0's device; resident set on the CPU"};
+
+// Training.
+inline constexpr Metric kEntropy{"entropy", Unit::kNats,
+                                 "mean entropy of the predicted distributions"};
+inline constexpr Metric kRecomputedLayers{"recomputed_layers", Unit::kCount,
+                                          "layers that run again, under `train.recompute: auto`"};
+inline constexpr Metric kAuxLoss{"aux_loss", Unit::kNumber,
+                                 "load-balancing loss without its coefficient"};
+inline constexpr Metric kMoeLoad{"moe_load_max_over_mean", Unit::kNumber,
+                                 "tokens of the busiest expert over the mean, in the worst layer"};
+inline constexpr Metric kMoeLoadMean{"moe_load_max_over_mean_avg", Unit::kNumber,
+                                     "the same, mean over the layers"};
+inline constexpr Metric kEvalLoss{"eval_loss", Unit::kNats, "loss of `data.eval`"};
+inline constexpr Metric kEval{"eval_*", Unit::kNumber,
+                              "figure `*` of `data.eval`, or of `heddle eval` on `eval.input`"};
+/// A figure of judged answers, which reports show as "eval_*".
+inline constexpr Metric kJudged{"*", Unit::kNumber, "mean over the answers"};
+inline constexpr Metric kSkippedSteps{"skipped_steps", Unit::kCount,
+                                      "steps so far that `train.spike: skip` left out"};
+
+// Embeddings.
+inline constexpr Metric kAccuracyAt1{"accuracy_at_1", Unit::kShare,
+                                     "queries whose own positive is the nearest text"};
+inline constexpr Metric kMrrAt10{"mrr_at_10", Unit::kNumber,
+                                 "mean of 1 / rank of the own positive, 0 from rank 11 on"};
+
+// Preferences and reward models.
+inline constexpr Metric kRewardMargin{
+    "reward_margin", Unit::kNats,
+    "beta x: how much more the policy prefers the chosen answer than the reference does"};
+inline constexpr Metric kRewardAccuracy{"reward_accuracy", Unit::kShare,
+                                        "pairs whose margin is above 0"};
+inline constexpr Metric kLogpsChosen{"logps_chosen", Unit::kNats,
+                                     "log-probability of chosen answers under the policy"};
+inline constexpr Metric kLogpsRejected{"logps_rejected", Unit::kNats,
+                                       "log-probability of rejected answers under the policy"};
+inline constexpr Metric kAccuracy{"accuracy", Unit::kShare,
+                                  "pairs whose chosen text has the higher score"};
+inline constexpr Metric kMargin{"margin", Unit::kNumber, "mean difference of the two scores"};
+
+// Reinforcement learning.
+inline constexpr Metric kVersion{"version", Unit::kCount, "updates before the step"};
+inline constexpr Metric kRewardMean{"reward_mean", Unit::kReward, "of the completions, as judged"};
+inline constexpr Metric kRewardStd{"reward_std", Unit::kReward, "their standard deviation"};
+inline constexpr Metric kRewardPart{"reward_*", Unit::kReward,
+                                    "mean of the part that verifier `*` gave"};
+inline constexpr Metric kReward{"reward", Unit::kReward, "mean over the prompts of `data.eval`"};
+inline constexpr Metric kLength{"length", Unit::kTokens, "mean of the answers to them"};
+inline constexpr Metric kLengthMean{"length_mean", Unit::kTokens, "of the completions"};
+inline constexpr Metric kLengthP99{"length_p99", Unit::kTokens, "99 % are not longer"};
+inline constexpr Metric kTruncated{"truncated", Unit::kShare,
+                                   "completions that ended at the limit"};
+inline constexpr Metric kStalenessMean{"staleness_mean", Unit::kCount,
+                                       "versions between drawing and training"};
+inline constexpr Metric kStalenessMax{"staleness_max", Unit::kCount, "the largest of them"};
+inline constexpr Metric kGenTokens{"gen_tokens", Unit::kTokens, "drawn for the step"};
+inline constexpr Metric kGenTokensPerSecond{"gen_tokens_per_s", Unit::kTokensPerSecond,
+                                            "while tokens were drawn"};
+inline constexpr Metric kGenSeconds{"gen_s", Unit::kSeconds, "time of drawing them"};
+inline constexpr Metric kScoreSeconds{"score_s", Unit::kSeconds, "time of judging them"};
+inline constexpr Metric kWaitSeconds{"wait_s", Unit::kSeconds,
+                                     "the trainer's wait for its batch, with `rl.rollout_ranks`"};
+inline constexpr Metric kSyncSeconds{"sync_s", Unit::kSeconds,
+                                     "the update of weights before it, with `rl.rollout_ranks`"};
+inline constexpr Metric kGroupsAllRight{"groups_all_right", Unit::kCount,
+                                        "groups whose completions all earned the most"};
+inline constexpr Metric kGroupsAllWrong{"groups_all_wrong", Unit::kCount,
+                                        "groups whose completions all earned nothing"};
+inline constexpr Metric kRejectedFiltered{"rejected_filtered", Unit::kCount,
+                                          "groups without a difference to learn from"};
+inline constexpr Metric kRejectedFailed{"rejected_failed", Unit::kCount,
+                                        "groups that could not be judged"};
+inline constexpr Metric kRejectedStale{"rejected_stale", Unit::kCount,
+                                       "groups older than `rl.staleness` allows"};
+inline constexpr Metric kKl{"kl", Unit::kNats, "of the policy from the anchor"};
+inline constexpr Metric kKlReference{"kl_ref", Unit::kNats, "of the policy from the reference"};
+inline constexpr Metric kRatioMean{"ratio_mean", Unit::kNumber,
+                                   "probability under the policy over that under the anchor"};
+inline constexpr Metric kRatioMax{"ratio_max", Unit::kNumber, "the largest of them"};
+inline constexpr Metric kClipLow{"clip_low", Unit::kShare, "tokens clipped at the lower bound"};
+inline constexpr Metric kClipHigh{"clip_high", Unit::kShare, "tokens clipped at the upper bound"};
+inline constexpr Metric kMismatchK1{"mismatch_k1", Unit::kNats,
+                                    "estimator k1 of the KL of weights that drew from those that "
+                                    "trained"};
+inline constexpr Metric kMismatchK3{"mismatch_k3", Unit::kNats, "estimator k3 of it"};
+inline constexpr Metric kMismatchAbsMean{"mismatch_abs_mean", Unit::kNats,
+                                         "mean of |log| of the ratio of the two"};
+inline constexpr Metric kMismatchAbsMax{"mismatch_abs_max", Unit::kNats, "the largest of them"};
+inline constexpr Metric kMismatchEss{"mismatch_ess", Unit::kShare,
+                                     "effective sample size of the correction's weights"};
+inline constexpr Metric kRejectedTokens{"rejected_tokens", Unit::kShare,
+                                        "tokens that the correction left out"};
+
+}  // namespace metric
+
+/// Every metric above in its order, but kJudged, which stands under `eval_*`.
+std::span<const Metric* const> all_metrics();
+
+/// docs/metrics.md: a table of them in Markdown.
+std::string metrics_document();
+
+}  // namespace heddle
