@@ -1,6 +1,5 @@
 // config.json of every family: refused with a ModelError or the sizes of layers whose products are
 // positive and can be multiplied.
-#include <array>
 #include <cstdlib>
 #include <string_view>
 

@@ -1,6 +1,6 @@
 // Requests as the server reads them. The first byte says what follows: a body in zstd or gzip, a
 // protobuf message, JSON of the training API or of the inference API, or a path. Each is read or
-// refused with an HttpError.
+// refused with an HttpError or UserError.
 #include <cstdlib>
 #include <string>
 #include <string_view>
@@ -51,6 +51,8 @@ void attempt(const Read& read) {
   try {
     read();
   } catch (const HttpError&) {
+  } catch (const heddle::UserError&) {
+    // Answered with 400 too: a conversation that no template could read.
   }
 }
 

@@ -244,7 +244,7 @@ void experts(c10::ScalarType dtype, std::int64_t tokens, std::int64_t hidden, st
     const auto f = table<MoeExperts>(name, dtype).get<MoeExperts>();
     const auto saved = f.forward(in, true);
     if (!back) return [=] { f.forward(in, true); };
-    return [=] { f.backward(in, saved, dy, true); };
+    return [=] { f.backward(in, saved, dy, true, {}); };
   };
   const std::string shape = fmt::format("{} tokens {} of {} x {}x{} {}", tokens, k, count, hidden,
                                         width, c10::toString(dtype));

@@ -47,7 +47,7 @@ struct Transfer {
   int file = -1;        ///< the body goes here instead
   std::uint64_t begin = 0, written = 0;
   std::uint64_t most = 0;  ///< bytes of the file, no more of which are written
-  bool is_longer = false;  ///< more came
+  bool is_longer = false;  ///< more came than may come
   const std::function<bool(std::uint64_t)>* on_bytes = nullptr;
 };
 
@@ -80,7 +80,10 @@ std::size_t on_body(char* data, std::size_t size, std::size_t count, void* user)
   curl_easy_getinfo(easy->handle, CURLINFO_RESPONSE_CODE, &transfer->status);
   const bool is_success = transfer->status == 200 || transfer->status == 206;
   if (transfer->file < 0 || !is_success) {
-    if (transfer->body.size() + bytes > kLongestBody) return 0;
+    if (transfer->body.size() + bytes > kLongestBody) {
+      transfer->is_longer = true;
+      return 0;
+    }
     transfer->body.append(data, bytes);
     return bytes;
   }
@@ -201,6 +204,8 @@ Response Http::get(const std::string& url) const {
   for (int attempt = 0;; ++attempt) {
     Transfer transfer;
     const CURLcode code = perform(url, headers, certificates_, transfer);
+    if (transfer.is_longer)
+      throw HttpError(0, fmt::format("{}: the answer has more than {} bytes", url, kLongestBody));
     if (code == CURLE_OK && transfer.status == 200)
       return {std::move(transfer.headers), std::move(transfer.body)};
     const bool is_over = code == CURLE_OK ? !is_temporary(transfer.status) : is_lasting(code);

@@ -61,6 +61,10 @@ Optimizer::Ranks Optimizer::Ranks::of(const comm::Mesh& mesh) {
 }
 
 Optimizer::Optimizer(std::vector<nn::Parameter*> parameters, const config::OptimSection& options,
+                     std::uint64_t seed)
+    : Optimizer(std::move(parameters), options, seed, Ranks{}) {}
+
+Optimizer::Optimizer(std::vector<nn::Parameter*> parameters, const config::OptimSection& options,
                      std::uint64_t seed, Ranks ranks, const LearningRates& rates)
     : options_(options), ranks_(std::move(ranks)) {
   const ops::NoGradient guard;

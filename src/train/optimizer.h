@@ -39,6 +39,9 @@ class Optimizer {
   /// `seed` keys stochastic rounding.
   Optimizer(std::vector<nn::Parameter*> parameters, const config::OptimSection& options,
             std::uint64_t seed, Ranks ranks, const LearningRates& rates = {});
+  /// On one rank, with one learning rate.
+  Optimizer(std::vector<nn::Parameter*> parameters, const config::OptimSection& options,
+            std::uint64_t seed);
 
   /// sqrt of the sum of squares of all gradients, after the division by the global loss weight.
   double gradient_norm() const;

@@ -113,7 +113,7 @@ QueuedSteps::Queued QueuedSteps::queue(std::span<const data::Batch> batches,
     add_shape(step.batches.back(), step.rows.back(), step.shape);
   }
   parts_.optimizer->upload_numbers(options.lr);
-  parts_.spikes->prepare(parts_.model->context().device);
+  if (judges_spikes()) parts_.spikes->prepare(parts_.model->context().device);
   Results results;
   if (const Recorded* recorded = record_ && options.may_record ? recorded_for(step) : nullptr) {
     recorded->graph->replay();
@@ -189,11 +189,11 @@ QueuedSteps::Results QueuedSteps::enqueue(const Recorded& step) {
   sum_over_ranks(parts_.model->context().mesh.loss_group(), step.auxiliary_scale > 0, sums);
   if (parts_.sharding != nullptr) parts_.sharding->finish_reduction();
   Optimizer::Objection objection;
-  if (parts_.spikes->is_on())
+  if (judges_spikes())
     objection = [this](const at::Tensor& norm) { return parts_.spikes->object(norm); };
   const at::Tensor norm = parts_.optimizer->queue_step(parts_.model->kernels(), parts_.clip_norm,
                                                        sums.loss_sum, objection);
-  const at::Tensor threshold = parts_.spikes->is_on()
+  const at::Tensor threshold = judges_spikes()
                                    ? parts_.spikes->threshold_on_device()
                                    : at::full_like(norm, std::numeric_limits<double>::infinity());
   if (parts_.sharding != nullptr) parts_.sharding->publish();

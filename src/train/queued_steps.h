@@ -38,8 +38,8 @@ class QueuedSteps {
     Optimizer* optimizer;
     bool pooled_auxiliary_loss;  ///< train.router_aux_loss hf.
     double clip_norm;
-    SpikePolicy* spikes;
-    objective::Neftune neftune;
+    SpikePolicy* spikes = nullptr;  ///< May be null.
+    objective::Neftune neftune = {};
     parallel::Sharding* sharding = nullptr;  ///< With several ranks.
   };
   QueuedSteps(const Parts& parts, bool record) : parts_(parts), record_(record) {}
@@ -100,6 +100,7 @@ class QueuedSteps {
   const Recorded* recorded_for(Recorded& step);
   const Recorded* record(Recorded& step);
   Results enqueue(const Recorded& step);
+  bool judges_spikes() const { return parts_.spikes != nullptr && parts_.spikes->is_on(); }
 
   Parts parts_;
   bool record_;

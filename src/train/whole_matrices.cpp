@@ -103,8 +103,7 @@ void apply_to_whole(std::vector<DividedMatrix>& matrices, const comm::Group& sta
       size += numel_of(*divided[last]->parameter);
       ++last;
     }
-    const std::span all(divided);
-    Bucket bucket(all.subspan(first, last - first));
+    Bucket bucket{std::span(divided).subspan(first, last - first)};
     bucket.bring_together(stage);
     bucket.compute(stage, f);
     bucket.hand_out();

@@ -14,6 +14,8 @@
 namespace heddle {
 namespace {
 
+using ::testing::ElementsAre;
+
 std::vector<std::string> names_of(const Metrics& metrics) {
   std::vector<std::string> names;
   for (const Metrics::Entry& entry : metrics) names.push_back(entry.name);
@@ -25,7 +27,7 @@ TEST(Metrics, KeepTheOrderAndTheLastValue) {
   metrics.set(metric::kKl, 1);
   metrics.set(metric::kEntropy, 2);
   metrics.set(metric::kKl, 3);
-  EXPECT_THAT(names_of(metrics), testing::ElementsAre("kl", "entropy"));
+  EXPECT_THAT(names_of(metrics), ElementsAre("kl", "entropy"));
   EXPECT_EQ(metrics.at(metric::kKl), 3);
   EXPECT_EQ(metrics.find(metric::kAuxLoss), nullptr);
   EXPECT_THROW(metrics.at(metric::kAuxLoss), InternalError);
@@ -36,7 +38,7 @@ TEST(Metrics, NamePartsAndEvaluations) {
   held_out.set(metric::kAccuracy, 0.5);
   metrics.set(metric::kRewardPart, "format", 0.25);
   metrics.add_evaluation(held_out);
-  EXPECT_THAT(names_of(metrics), testing::ElementsAre("reward_format", "eval_accuracy"));
+  EXPECT_THAT(names_of(metrics), ElementsAre("reward_format", "eval_accuracy"));
   EXPECT_EQ(metrics.begin()->metric, &metric::kRewardPart);
   EXPECT_THROW(metrics.set(metric::kLoss, "part", 1), InternalError);
 }

@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 
+from conftest import HEDDLE
 from hub_server import COMMIT, Hub, git_hash
 from test_hub import World
 
@@ -52,7 +53,7 @@ def test_an_answer_is_refused_in_one_line(tmp_path, name):
             resource.setrlimit(resource.RLIMIT_DATA, (2 << 30, 2 << 30))
             resource.setrlimit(resource.RLIMIT_CPU, (20, 20))
 
-        words = [world.heddle.__globals__["HEDDLE"], "score", "org/tiny", "--input", world.rows, "--output", world.out]
+        words = [HEDDLE, "score", "org/tiny", "--input", world.rows, "--output", world.out]
         result = subprocess.run(list(map(str, words)), capture_output=True, env=world.environment, preexec_fn=limited, timeout=120)
         text = result.stderr.decode()
         assert result.returncode == 2, (result.returncode, text)

@@ -5,7 +5,7 @@
 #include <ATen/ops/empty.h>
 
 #include "ops/autograd.h"
-#include "ops/linear/dropout.h"
+#include "ops/linear/random_bits.h"
 
 namespace heddle::ops {
 

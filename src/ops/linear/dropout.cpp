@@ -11,6 +11,7 @@
 #include <cmath>
 
 #include "ops/linear/kernels.h"
+#include "ops/linear/random_bits.h"
 #include "ops/splitmix.h"
 
 namespace heddle::ops {

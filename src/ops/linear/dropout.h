@@ -1,7 +1,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <vector>
 
 #include <ATen/core/Tensor.h>
@@ -11,12 +10,6 @@ namespace heddle::ops {
 /// Random numbers for masks, from tokens [T] int64 (data::Batch::token_numbers) and the step, from
 /// 1: other numbers for every pair. On the device of `tokens`.
 at::Tensor dropout_draws(const at::Tensor& tokens, std::uint64_t step);
-
-/// Calls use(first row, bits [n,k] int64) for runs of n rows of draws [T]: 16 random bits for each
-/// draw and feature [k], those that DropoutMask describes.
-void for_each_random_bits(
-    std::uint64_t key, const at::Tensor& draws, const at::Tensor& features,
-    const std::function<void(std::int64_t first, const at::Tensor& bits)>& use);
 
 /// Choice of the dropped elements of a [T,k] input: a function of key, draw and feature alone, so
 /// that it depends on neither layout nor device. 64 random bits serve four features: those of

@@ -148,6 +148,9 @@ TEST_F(GpuFusedAttention, TakesPacksThatKeepTheDeviceBusy) {
     EXPECT_TRUE(close(chosen[i].cpu(), expected[i], 1e-2)) << i;
   }
   EXPECT_FALSE(attention_cudnn::packed_is_balanced(inputs(random({0, 4096}, 4, 2), {0, 4096})));
+  // On 132 multiprocessors the longest part is 1.5 % above an even share.
+  const std::vector<std::int32_t> two = {0, 4096, 8192};
+  EXPECT_TRUE(attention_cudnn::packed_is_balanced(inputs(random(two, 16, 2), two)));
 }
 
 }  // namespace

@@ -78,7 +78,8 @@ TEST_F(GpuFused, LinearCrossEntropyInEightBitsEqualsReference) {
     in.weight.mul_(0.2);
     in.labels[3] = -100;
     LinearCrossEntropy::Inputs wide = in;
-    wide.hidden = in_eight_bits(in.hidden), wide.weight = in_eight_bits(in.weight);
+    wide.hidden = in_eight_bits(in.hidden);
+    wide.weight = in_eight_bits(in.weight);
     const KernelTable reference = table_of(kHead, "reference", at::kDouble, {Platform::kCuda}),
                       narrow = table_of(kHead, "cuda.fused_fp8", at::kBFloat16, {Platform::kCuda}),
                       plain = fused_table(kHead, at::kBFloat16);

@@ -9,7 +9,7 @@ namespace heddle::ops::attention_cudnn {
 bool packed_fits(const Attention::Inputs& inputs);
 
 /// Whether they keep the device busy: a CTA takes the queries of all heads that read 64 keys, so
-/// the longest sequence must not outlast the others' share.
+/// the longest sequence must not outlast the others' share by more than a tenth.
 bool packed_is_balanced(const Attention::Inputs& inputs);
 
 /// `saved`: of ragged_forward. The same bits on every run.

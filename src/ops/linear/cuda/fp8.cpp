@@ -85,7 +85,7 @@ class Converted {
     term.b_scales = b.scales.const_data_ptr<float>();
     weights_.push_back(std::move(b));
   }
-  /// Whether the input needs no conversion of its own.
+  /// Whether an input needs no conversion of its own: it came with one, or was asked for before.
   bool knows(const at::Tensor& a) {
     return cuda::has_beside(a) ||
            !seen_.insert({a.const_data_ptr(), a.size(0), a.size(1), a.stride(0)}).second;
