@@ -68,6 +68,8 @@ void Service::open_run(const Request& request, const Responder& responder, const
   if (number < 0) fields.refuse("model_seq_id", "a number from 0 on");
   const std::string run = fmt::format("{}:train:{}", session, number);
   const std::string tenant = request.caller.tenant;
+  // Promise and run are entered together: a promise without its run would never end.
+  Transaction entered(data_.database());
   const auto promise = promises_.make(
       {tenant, session + "/runs", number, path.empty() ? "create_model" : "load_weights",
        sha256_hex(request.body), true, kept_body(request)},
@@ -97,6 +99,7 @@ void Service::open_run(const Request& request, const Responder& responder, const
         .bind(as_json(options).dump())
         .bind(metadata)
         .run();
+    entered.commit();
     Operation operation;
     operation.promise = promise.id;
     operation.kind = path.empty() ? "create_model" : "load_weights";
