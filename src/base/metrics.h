@@ -77,7 +77,8 @@ inline constexpr Metric kTokens{"tokens", Unit::kTokens, "real tokens of the ste
 inline constexpr Metric kLossTokens{"loss_tokens", Unit::kTokens, "tokens that carry loss"};
 inline constexpr Metric kTokensPerSecond{"tokens_per_s", Unit::kTokensPerSecond, "over all ranks"};
 inline constexpr Metric kStepSeconds{"step_s", Unit::kSeconds, "wall time of the step"};
-inline constexpr Metric kUnixTime{"unix_time", Unit::kSeconds, "end of the step, since 1970 UTC"};
+inline constexpr Metric kUnixTime{"unix_time", Unit::kSeconds,  // of the wall clock
+                                  "end of the step, since 1970 UTC"};
 inline constexpr Metric kMfu{"mfu", Unit::kShare,
                              "share of the hardware's speed of light; 0: unknown"};
 inline constexpr Metric kMemoryBytes{"memory_bytes", Unit::kBytes,

@@ -18,8 +18,7 @@ struct Unit {
   std::string name;                        ///< "embedding", "layer 3", "head"
   DecoderLayer* layer = nullptr;           ///< Null for what stands before or after the layers.
   std::vector<nn::Parameter*> parameters;  ///< Those that no unit before it has.
-  std::vector<std::size_t>
-      reads;  ///< Units whose parameters it needs besides, as a tied head does.
+  std::vector<std::size_t> reads;          ///< Units whose parameters it needs besides.
   std::int64_t matmul_weights = 0;  ///< Its cost: weights of the products that one token takes.
 };
 
