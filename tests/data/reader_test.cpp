@@ -555,14 +555,5 @@ TEST(Answers, NameWhatIsWrong) {
               HasSubstr("field 'chosen_ids': is an empty list"));
 }
 
-TEST(RowFormat, HasANameEach) {
-  for (const RowFormat format : {RowFormat::kAuto, RowFormat::kTokens, RowFormat::kMessages,
-                                 RowFormat::kConversations, RowFormat::kPromptCompletion,
-                                 RowFormat::kInstruction, RowFormat::kText, RowFormat::kPairs}) {
-    EXPECT_EQ(row_format_of(name_of(format)), format);
-  }
-  EXPECT_THAT(message_of([] { row_format_of("shargpt"); }), HasSubstr("sharegpt"));
-}
-
 }  // namespace
 }  // namespace heddle::data
