@@ -116,7 +116,7 @@ TEST(RecordReader, NamesOtherKindsOfFilesAndTheRemedy) {
       {"tar.gz", packed, "a tar archive", "tar xf"},
       {"7z", "7z\xbc\xaf\x27\x1c"s, "a 7-Zip archive", "7z x"},
       {"lz4", "\x04\x22\x4d\x18xx", "an lz4 file", "lz4 -dc"},
-      {"stream", "\xff\xff\xff\xff\x10\0"s, "an Arrow stream", "datasets"},
+      {"stream", "\xff\xff\xff\xff\x10\0"s, "an Arrow stream", "ends in .arrow"},
       {"utf16", "\xff\xfe{\0\"\0"s, "a text in UTF-16", "iconv -f UTF-16 "},
       {"utf16be", "\0{\0\""s, "a text in UTF-16", "iconv -f UTF-16BE"},
       {"utf32", "\xff\xfe\0\0{\0\0\0"s, "a text in UTF-32", "iconv -f UTF-32"},
