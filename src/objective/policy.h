@@ -20,8 +20,7 @@ struct PolicyRow {
 /// Policy gradients on rows that a policy generated; Batch::row_ids name their PolicyRow, and
 /// tokens that it chose have a label and a loss weight. The loss is computed on the device, of
 /// single tokens in one pass of the head, of whole sequences from log-probabilities that the ranks
-/// along tp and cp bring together; the host waits for neither, unless rows have supports. Divided
-/// as PolicyOptions::mean says.
+/// along tp and cp bring together; the host waits for supports alone. PolicyOptions::mean divides.
 class Policy : public Objective {
  public:
   Policy(const assembly::ModelOnRanks& placed, const PolicyOptions& options)
