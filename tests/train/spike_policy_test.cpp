@@ -1,6 +1,6 @@
 #include "train/spike_policy.h"
 
-#include <ATen/ops/tensor.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -44,7 +44,7 @@ TEST(SpikePolicy, DecidesOnTheDeviceAsOnTheHost) {
     device.prepare(at::kCPU);
     for (int step = 0; step < 40; ++step) {
       const double norm = 1 + 0.9 * std::sin(step * step), threshold = host.threshold();
-      const double refusal = device.object(at::tensor(norm, at::kDouble)).item<double>();
+      const double refusal = device.object(at::scalar_tensor(norm, at::kDouble)).item<double>();
       EXPECT_EQ(device.threshold_on_device().item<double>(), threshold) << window << " " << step;
       EXPECT_EQ(std::isnan(refusal), norm > threshold) << window << " " << step;
       host.remember(norm);
@@ -57,7 +57,8 @@ TEST(SpikePolicy, NothingIsUpdatedAfterASpikeThatStops) {
   spikes.prepare(at::kCPU);
   std::vector<bool> refused;
   for (const double norm : {1., 1., 1., 5., 1., 1.})
-    refused.push_back(std::isnan(spikes.object(at::tensor(norm, at::kDouble)).item<double>()));
+    refused.push_back(
+        std::isnan(spikes.object(at::scalar_tensor(norm, at::kDouble)).item<double>()));
   EXPECT_EQ(refused, (std::vector<bool>{false, false, false, true, true, true}));
 }
 
