@@ -1,4 +1,4 @@
-// What a peer says to the ranks' store. The first byte says whether it is one that has the secret,
+// Words of a peer to the ranks' store. The first byte says whether it is one that has the secret,
 // and how many bytes come at a time. A stranger changes nothing and hears nothing; what a member
 // says is answered or refused, and the store never holds more than it may.
 #include <algorithm>

@@ -180,7 +180,7 @@ void receive(const Settings& settings, comm::StandaloneMeeting meeting, std::uin
   sync::Channel& wire = *channel;
   subscriber.connect(std::move(channel), 0);
   for (int k = 0; k < settings.repeats + 2; ++k) subscriber.receive();
-  // Of what lies in the engine's memory now.
+  // Checksum of what lies in the engine's memory now.
   hash = sync::Publisher(comm::Group("rollout"), parts,
                          {settings.bucket_bytes, false, settings.receiver})
              .weights_hash();

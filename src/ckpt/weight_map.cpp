@@ -18,7 +18,7 @@ std::map<std::string, std::string> parse_weight_map(const nlohmann::json& index,
   std::map<std::string, std::string> weight_map;
   for (const auto& [name, shard] : found->items()) {
     const std::filesystem::path value = shard.is_string() ? shard.get<std::string>() : "";
-    // What the system would cut at a zero byte is another name.
+    // A name with a zero byte would be cut there by the system.
     const bool is_plain = !value.empty() && value != "." && value != ".." &&
                           value.filename() == value &&
                           value.native().find('\0') == std::string::npos;

@@ -18,7 +18,7 @@ struct EvalRowOptions {
   std::string group;      ///< field; "": one group
   bool raw = false;       ///< a text prompt is not a user's turn
   std::int64_t most = 0;  ///< the first so many rows; 0: all
-  /// What input and answer are called where they were given.
+  /// Names of input and answer where they were given.
   std::string input_key = "--input", answer_key = "--answer";
 };
 

@@ -8,7 +8,7 @@
 
 namespace heddle::comm {
 
-/// What a store says to one peer, without a socket: the greeting (store_greeting.h), then an answer
+/// The store's side of a talk with a peer, without a socket: the greeting (store_greeting.h), then an answer
 /// to each request.
 class StoreDialogue {
  public:

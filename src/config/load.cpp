@@ -306,7 +306,7 @@ std::vector<AdapterRun> load_adapters(const std::filesystem::path& file,
       throw_error<ConfigError>("{}: several adapters are trained by train.method lora",
                                where(run.config, "train.method"));
     }
-    // What the trainer of several adapters has no place for.
+    // The trainer of several adapters has no place for these.
     for (const char* key : {"train.neftune_alpha", "train.spike", "eval.input", "eval.metric"}) {
       if (run.config.is_set(key) && find_field(key)->get(run.config) != find_field(key)->get({}))
         throw_error<ConfigError>("{}: is for runs of one model or adapter, without `adapters`",

@@ -155,7 +155,7 @@ enum class CudaGraph { kAuto, kOff };
 template <>
 inline constexpr std::array<std::string_view, 2> kNames<CudaGraph>{"auto", "off"};
 
-/// What happens to a step whose gradient norm stands out.
+/// Fate of a step whose gradient norm stands out.
 enum class Spike { kOff, kSkip, kStop };
 template <>
 inline constexpr std::array<std::string_view, 3> kNames<Spike>{"off", "skip", "stop"};

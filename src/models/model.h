@@ -59,7 +59,7 @@ class Model {
   /// 16); dt_bias = 1; norms neutral), keyed by seed, name and index. `names` empty: all.
   void initialize(std::uint64_t seed, const std::vector<std::string>& names = {});
 
-  /// What a pass runs, in order: the embedding, the layers, final norm with the head. A tied head
+  /// A pass runs these in order: the embedding, the layers, final norm with the head. A tied head
   /// reads the embedding's unit.
   const std::vector<Unit>& units() const { return units_; }
   /// By unit; each parameter once.

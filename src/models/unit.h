@@ -17,7 +17,7 @@ namespace heddle::models {
 struct Unit {
   std::string name;                        ///< "embedding", "layer 3", "head"
   DecoderLayer* layer = nullptr;           ///< Null for what stands before or after the layers.
-  std::vector<nn::Parameter*> parameters;  ///< Those that no unit before it has.
+  std::vector<nn::Parameter*> parameters;  ///< Its own: no unit before it has them.
   std::vector<std::size_t> reads;          ///< Units whose parameters it needs besides.
   std::int64_t matmul_weights = 0;  ///< Its cost: weights of the products that one token takes.
 };

@@ -30,7 +30,7 @@ HeadFunction language_model_head(Model& model, double gradient_scale, bool want_
 /// Numbers [n] of this rank's run of rows, and the gradient [T/tp,H] of the hidden states.
 struct TokenLossResult {
   at::Tensor logprobs;
-  at::Tensor entropy;      ///< Of the distributions, in nats.
+  at::Tensor entropy;      ///< The distributions', in nats.
   at::Tensor grad_hidden;  ///< Undefined without gradients.
 };
 

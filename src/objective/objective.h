@@ -52,7 +52,7 @@ class Objective {
   Objective(const Objective&) = delete;
   Objective& operator=(const Objective&) = delete;
 
-  /// What HeadResult::metric_sums are, each a mean like the loss.
+  /// The figures of HeadResult::metric_sums, means like the loss.
   virtual std::vector<const Metric*> metrics() const { return {}; }
   /// Divisor of a step's sums over all ranks: its rows.
   virtual double divisor(const data::Step& step) const;

@@ -29,7 +29,7 @@ struct BlockEntry {
 /// micro-batch, and `behind` them. Their gather starts while the first or the last block runs.
 struct EndUnits {
   std::vector<std::size_t> before, behind;
-  /// Those of them that stand there, without what they read: whose gradients are summed there.
+  /// Units that stand there, without what they read: their gradients are summed there.
   std::vector<std::size_t> own_before, own_behind;
 };
 

@@ -40,7 +40,7 @@ class RemoteGeneration final : public GroupSource {
   sync::Publisher publisher_;
   std::int64_t version_ = 0;
   bool is_published_ = false;
-  std::uint64_t hash_ = 0;  ///< Of what was published last.
+  std::uint64_t hash_ = 0;  ///< Checksum of what was published last.
   double sync_s_ = 0;
 };
 

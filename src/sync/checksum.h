@@ -12,7 +12,7 @@ namespace heddle::sync {
 /// word is padded with zeros. `seed` distinguishes buckets and versions.
 std::uint64_t checksum(std::span<const std::uint8_t> bytes, std::uint64_t seed);
 
-/// The same of words [n] int64, a 0-d int64 whose pattern stands for the unsigned number, on their
+/// Checksum of words [n] int64, a 0-d int64 whose pattern stands for the unsigned number, on their
 /// device and in its queue: the host does not wait.
 at::Tensor checksum(const at::Tensor& words, std::uint64_t seed);
 

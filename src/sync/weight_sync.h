@@ -22,7 +22,7 @@ struct SyncOptions {
   /// Rollout: keeps all buckets until every rank has them whole, so that a failed update leaves the
   /// weights as they were. Costs the memory of a second copy.
   bool staged = false;
-  /// Of the buckets. The weights' own: they travel from device to device by its library, and no
+  /// Buckets' place. The weights' own: they travel from device to device by its library, and no
   /// copy of the weights is on the host. The host: by Gloo. All members have the same kind.
   c10::Device device = c10::DeviceType::CPU;
 };

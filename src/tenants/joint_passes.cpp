@@ -94,7 +94,7 @@ class JointPass {
   }
 
   std::span<const Piece> pieces_;
-  std::size_t number_;  ///< Of the pass.
+  std::size_t number_;  ///< The pass's place.
   PassHead pass_head_;
   std::vector<Extent> extents_;
   LocalBatch joint_;

@@ -28,7 +28,7 @@ struct PieceSums {
   std::vector<double> metrics;
 };
 
-/// What a head of all pieces of a pass gives: one gradient, and the loss of each piece, 0-d each.
+/// Result of a head of all pieces of a pass: one gradient, and the loss of each piece, 0-d each.
 struct PassHeadResult {
   at::Tensor grad_hidden;  ///< Undefined without gradients.
   std::vector<at::Tensor> losses;

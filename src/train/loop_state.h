@@ -17,10 +17,10 @@ struct LoopState {
   std::int64_t optimizer_steps = 0;  ///< Updates done, for the corrections of AdamW.
   nlohmann::json cursor;             ///< Place in the data, see data::Loader.
   double first_loss = 0, last_loss = 0;
-  std::optional<double> best_eval;   ///< Of best_metric.
+  std::optional<double> best_eval;   ///< Value of best_metric.
   std::string best_metric = "loss";  ///< See eval.metric.
   std::int64_t evaluations_without_gain = 0;
-  std::vector<double> recent_norms;  ///< Of gradients, oldest first; only with train.spike.
+  std::vector<double> recent_norms;  ///< Norms of gradients, oldest first; only with train.spike.
   std::int64_t skipped_steps = 0;    ///< By train.spike.
 
   /// Reads what write() wrote. Throws ConfigError, naming `checkpoint`, for the state of a version

@@ -60,7 +60,7 @@ struct StepInfo {
   std::int64_t tokens = 0, loss_tokens = 0;
   double seconds = 0, tokens_per_s = 0, mfu = 0;  ///< mfu 0: unknown
   std::int64_t memory_bytes = 0;
-  Metrics metrics;  ///< What else the run reports.
+  Metrics metrics;  ///< All other figures of the step.
 
   void add(const Evaluation& evaluation) {
     metrics.set(metric::kEvalLoss, evaluation.loss);
@@ -71,7 +71,7 @@ struct StepInfo {
 struct Summary {
   std::int64_t steps = 0;
   double first_loss = 0, last_loss = 0;
-  double best_eval = 0;              ///< Of best_metric.
+  double best_eval = 0;              ///< Value of best_metric.
   std::string best_metric = "loss";  ///< See eval.metric.
   bool has_eval = false;
   bool stopped = false;        ///< On request, before the end.

@@ -28,11 +28,11 @@ namespace heddle::train {
 class Optimizer {
  public:
   struct Ranks {
-    comm::Group owners = comm::Group("alone");  ///< Those over which the rows are divided.
-    /// Of these the ones that hold the same parameters, a pipeline stage: Muon needs whole
+    comm::Group owners = comm::Group("alone");  ///< The rows are divided over these.
+    /// The ones of them that hold the same parameters, a pipeline stage: Muon needs whole
     /// matrices.
     comm::Group stage = comm::Group("alone");
-    /// Those of a mesh.
+    /// The ranks of a mesh.
     static Ranks of(const comm::Mesh& mesh);
   };
   /// Parameters with one dimension, and those that match `optim.no_decay`, get no weight decay.

@@ -24,7 +24,7 @@ class SpikePolicy {
   /// After each step, in order: its norm.
   void remember(double norm);
 
-  /// The same decision on the device, for steps that are queued before the host knows the norms of
+  /// Decides on the device, for steps that are queued before the host knows the norms of
   /// those before: NaN for a spike, else 0. `norm`: 0-d fp64. Appends the norm to the device's own
   /// list, so that a recorded call works when it is replayed. A step after a spike that stops the
   /// run is refused as well.

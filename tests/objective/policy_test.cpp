@@ -37,7 +37,7 @@ struct Scene {
   data::Batch batch = testing::batch_of({{1, 9}, {2, 29}, {3, 5}}, /*prompt=*/3);
   at::Tensor hidden;
   std::vector<PolicyRow> rows;
-  mutable device::sim::Counts waits = {};  ///< Of the last head, on a simulated device.
+  mutable device::sim::Counts waits = {};  ///< Waits of the last head, on a simulated device.
 
   explicit Scene(assembly::ModelOnRanks model) : placed(std::move(model)) {
     const std::int64_t width = placed.model->config().hidden_size;

@@ -154,7 +154,7 @@ TEST(LinearCrossEntropy, TokenLossIsKnownBeforeTheGradientsOfItsChunk) {
         in.gradient_scale = 1;
         in.loss_weights = at::Tensor();
         const at::Tensor weights = randn({rows}, at::kFloat, 6).clamp_min(-0.5);
-        // What two passes give, the second one in double.
+        // Two passes are the reference, the second one in double.
         LinearCrossEntropy::Inputs second = in;
         second.loss_weights =
             -derivatives(linear_cross_entropy(kernels, in, false, false).logprobs, weights);

@@ -125,7 +125,7 @@ TEST_F(RlTest, PolicyIsTrainedOverTheTokensThatCutsLeave) {
        {Words{"rollout.top_k=20"}, Words{"rollout.top_k=64", "rollout.top_p=0.3"},
         Words{"rollout.top_k=64", "rollout.min_p=0.97", "rollout.temperature=0.8"}}) {
     const train::StepInfo step = first("cut-" + cuts.back(), cuts);
-    // What drew the tokens is what is trained, up to the sampler's 2e-6.
+    // The distribution that drew the tokens is trained, up to the sampler's 2e-6.
     EXPECT_NEAR(step.metrics.at("ratio_mean"), 1, 1e-5) << cuts.back();
     EXPECT_LT(step.metrics.at("mismatch_abs_max"), 1e-5) << cuts.back();
     EXPECT_LT(step.metrics.at("entropy"), std::log(64) + 1e-9) << cuts.back();

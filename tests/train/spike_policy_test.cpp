@@ -38,7 +38,7 @@ TEST(SpikePolicy, JudgesByTheMedianOfTheLastNorms) {
 TEST(SpikePolicy, DecidesOnTheDeviceAsOnTheHost) {
   for (const std::int64_t window : {2, 3, 8}) {
     SpikePolicy host(section(config::Spike::kSkip, 1.5, window)), device = host;
-    // What a run continued from a checkpoint knows.
+    // A run continued from a checkpoint knows this.
     host.restore({0.7});
     device.restore({0.7});
     device.prepare(at::kCPU);

@@ -16,7 +16,7 @@ struct Beside : c10::BackendMeta {
   std::int64_t version = 0;
 };
 
-/// What was laid beside x, unless x is another tensor by now.
+/// The form that was laid beside x, unless x is another tensor now.
 Beside* beside(const at::Tensor& x) {
   auto* const found = dynamic_cast<Beside*>(x.unsafeGetTensorImpl()->get_backend_meta());
   if (found == nullptr || !found->rows.values.defined() || x.is_inference() ||

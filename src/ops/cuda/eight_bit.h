@@ -29,7 +29,7 @@ void lay_beside(const at::Tensor& x, EightBitRows rows);
 
 bool has_beside(const at::Tensor& x);
 
-/// What lies beside x, which afterwards has nothing there, so that it does not outlive its use; nor
+/// The form beside x, which afterwards has nothing there, so that it does not outlive its use; nor
 /// if x was written to since.
 std::optional<EightBitRows> take_beside(const at::Tensor& x);
 

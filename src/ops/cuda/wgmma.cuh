@@ -97,7 +97,7 @@ HEDDLE_WGMMA_SS(192, 24, 96, 96, 97, 98, 99, 100)
 HEDDLE_WGMMA_SS(224, 28, 112, 112, 113, 114, 115, 116)
 HEDDLE_WGMMA_SS(256, 32, 128, 128, 129, 130, 131, 132)
 
-/// Of e4m3 values over 32 in depth; the contraction is along the rows of both operands.
+/// Product of e4m3 values over 32 in depth; the contraction is along the rows of both operands.
 __device__ __forceinline__ void wgmma_ss_e4m3(float (&d)[32][4], u64 a, u64 b, int scale_d) {
   HEDDLE_WGMMA(
       "{.reg .pred p; setp.ne.b32 p, %130, 0; "

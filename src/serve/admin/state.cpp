@@ -6,7 +6,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::size_t kMostSamples = 300;  ///< Ten minutes.
-constexpr std::int64_t kMostRows = 200;    ///< Of a table; the newest.
+constexpr std::int64_t kMostRows = 200;    ///< Rows of a table, the newest.
 
 }  // namespace
 

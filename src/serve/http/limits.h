@@ -4,7 +4,7 @@
 
 namespace heddle::serve {
 
-/// What a tenant may use; 0: no limit.
+/// Bounds of a tenant's use; 0: no limit.
 struct Limits {
   std::int64_t requests_per_minute = 0;
   std::int64_t tokens_per_minute = 0;

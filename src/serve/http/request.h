@@ -42,7 +42,7 @@ struct Caller {
   std::string tenant;      ///< "local" where the server has no keys.
   std::string key_prefix;  ///< First characters of the key, for logs; empty without a key.
   std::set<std::string> scopes;
-  Limits limits = {};  ///< Of the key, else of the server.
+  Limits limits = {};  ///< The key's, else the server's.
 
   bool may(const std::string& scope) const { return scopes.contains(scope); }
 };

@@ -24,7 +24,7 @@ enum class Cost { kNone, kRequest, kGeneration };
 /// A request that quotas have let in.
 struct Admission {
   std::shared_ptr<Meter> meter;
-  Headers headers;  ///< Of the answer, whatever it is.
+  Headers headers;  ///< The answer's, whatever it is.
 };
 
 struct Route {

@@ -75,7 +75,7 @@ class Runs {
   struct Status {
     std::string id, tenant, state;
     std::int64_t waiting = 0, next_seq = 0, steps = 0, tokens = 0;
-    std::vector<double> losses = {};  ///< Of a token, before each of the last optimizer steps.
+    std::vector<double> losses = {};  ///< Means by token before each of the last optimizer steps.
   };
   std::vector<Status> status() const;
 

@@ -10,7 +10,7 @@
 namespace heddle::serve::tinker {
 namespace {
 
-constexpr std::size_t kMostLosses = 300;  ///< Of a run, for its curve.
+constexpr std::size_t kMostLosses = 300;  ///< Points of a run's curve.
 
 /// The work's exception as an outcome.
 template <class Work>

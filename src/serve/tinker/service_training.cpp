@@ -43,7 +43,7 @@ void Service::submit(const Request& request, const Responder& responder, const s
   if (promise.is_new || request.is_replay) {
     if (request.meter) request.meter->add_tokens(operation.tokens);
     operation.promise = promise.id;
-    // What an operation enters in the database and its outcome are there together or not at all: a
+    // An operation's entries in the database and its outcome are there together or not at all: a
     // replay after a crash would else find its own work in the way.
     if (operation.then) {
       operation.then = [this, id = promise.id, then = operation.then](Outcome& outcome) {

@@ -24,7 +24,7 @@ at::Tensor matrix(std::int64_t rows, std::int64_t columns, std::uint64_t seed) {
   return randn({rows, columns}, at::kBFloat16, seed).to(gpu());
 }
 
-/// What lies beside a tensor has the bits that a conversion of it gives: products of both agree in
+/// The form beside a tensor has the bits that a conversion of it gives: products of both agree in
 /// all bits. The product takes it away.
 void expect_same_product(const at::Tensor& x) {
   const KernelTable kernels = table<Linear>("cuda.fp8_rowwise_or_bf16");
@@ -85,7 +85,7 @@ TEST_F(GpuEightBit, NormWritesItsOutputAndGradient) {
   }
 }
 
-// What was written to since is another matrix; so is a part of it.
+// A tensor that was written to since is another matrix; so is a part of it.
 TEST_F(GpuEightBit, IsGoneWhereTheTensorChanged) {
   const KernelTable kernels = table<Swiglu>("cuda.fused_fp8");
   const auto made = [&](std::int64_t rows, std::int64_t width) {

@@ -28,7 +28,7 @@ Tensors on_gpu(const Tensors& tensors, c10::ScalarType dtype);
 void expect_fused_equals_reference(const OpRequest& kernels, const Operator& run,
                                    const Tensors& inputs, c10::ScalarType dtype);
 
-/// What a matrix is in 8 bits, each row with a scale of its own; in fp64.
+/// A matrix in 8 bits, each row with a scale of its own; in fp64.
 at::Tensor in_eight_bits(const at::Tensor& matrix);
 
 /// The fused kernel's table.

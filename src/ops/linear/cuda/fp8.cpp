@@ -66,7 +66,7 @@ struct Work {
   }
 };
 
-/// What one call has converted.
+/// Conversions of one call.
 class Converted {
  public:
   /// Layers share inputs.

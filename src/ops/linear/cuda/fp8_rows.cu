@@ -31,7 +31,7 @@ __device__ __forceinline__ float row_largest(float x) {
   }
 }
 
-/// Of wider rows than are held the rest is read once more.
+/// The rest of rows wider than what is held is read once more.
 template <int kWarps, int kHeld>
 __global__ void __launch_bounds__(kThreads)
     rows_kernel(const bf16* x, int64_t rows, int64_t columns, int64_t stride, uint8_t* y,

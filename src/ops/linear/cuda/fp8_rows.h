@@ -14,7 +14,7 @@ namespace heddle::ops::cuda {
 void fp8_rows(const void* x, int64_t rows, int64_t columns, int64_t stride, void* y, float* scales,
               cudaStream_t stream);
 
-/// The same of the transpose: y [columns,rows] and scales [columns]; `rows` is a multiple of 4.
+/// Converts the transpose: y [columns,rows] and scales [columns]; `rows` is a multiple of 4.
 /// `largest` [columns] is scratch. Bytes: 4 read, half of them from the cache where x fits into
 /// it, and 1 written per element.
 void fp8_columns(const void* x, int64_t rows, int64_t columns, int64_t stride, void* y,

@@ -6,7 +6,7 @@ namespace heddle::ops::linear_fp8 {
 
 /// Rows of a bf16 matrix in 8 bits: what lies beside it, or a conversion.
 cuda::EightBitRows rows_of(const at::Tensor& x);
-/// Those of x^T.
+/// The rows of x^T.
 cuda::EightBitRows columns_of(const at::Tensor& x);
 
 /// a b^T in bf16, by libtorch.

@@ -148,7 +148,7 @@ __device__ __forceinline__ void multiply_stage(float (&acc)[kBlocks][4], u32 sta
   MmaHopper::commit();
 }
 
-/// The same of 8-bit floats, whose b lies as in the form that is not transposed.
+/// This is for 8-bit floats, whose b lies as in the form that is not transposed.
 __device__ __forceinline__ void multiply_eight_bit_stage(float (&acc)[32][4], u32 stage, int group,
                                                          bool first) {
   const u64 da = make_descriptor(stage + group * kBlockBytes);
