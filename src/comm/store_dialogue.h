@@ -8,7 +8,7 @@
 
 namespace heddle::comm {
 
-/// The store's side of a talk with a peer, without a socket: the greeting (store_greeting.h), then an answer
+/// A store's words to one peer, without a socket: the greeting (store_greeting.h), then an answer
 /// to each request.
 class StoreDialogue {
  public:
