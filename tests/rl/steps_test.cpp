@@ -144,10 +144,12 @@ TEST_F(RlTest, CutsNeedABoundAndNoReference) {
 TEST_F(RlTest, PinnedSequencesEndUnderTheAdapterThatTheyBeganWith) {
   // The most versions that one completion has tokens of.
   const auto most_versions = [&](const std::string& mode) {
-    const Reports reports = train(run(
-        mode, {"train.method=lora", "adapter.rank=4", "rl.mode=async", "rl.max_staleness=2",
-               "optim.lr=1e-2", "train.max_steps=8", "model.dtype=float64", "rl.groups_every=1",
-               "rollout.max_sequences=5", "rollout.max_new_tokens=12", "rl.update_mode=" + mode}));
+    const Reports reports = train(
+        run(mode, {"train.method=lora", "adapter.rank=4", "rl.mode=async", "rl.max_staleness=2",
+                   "optim.lr=1e-2", "train.max_steps=8", "model.dtype=float64", "rl.groups_every=1",
+                   // Prompts are read in parts, so that completions do not end all at once.
+                   "rollout.max_sequences=7", "rollout.prefill_tokens=8",
+                   "rollout.max_new_tokens=12", "rl.update_mode=" + mode}));
     double largest = 0;
     for (const train::StepInfo& step : reports.steps)
       largest = std::max(largest, step.metrics.at("staleness_max"));
