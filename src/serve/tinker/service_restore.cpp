@@ -57,7 +57,12 @@ void Service::restore() {
       .bind(now_s())
       .bind(options_.durable_steps)
       .run();
+  // In one step: a start that is killed leaves the next one the same runs.
+  Transaction change(database);
   Statement(database, "UPDATE run SET is_live = 0").run();
+  for (const auto& [run, tenant] : kept)
+    Statement(database, "UPDATE run SET is_live = 1 WHERE id = ?").bind(run).run();
+  change.commit();
   for (const auto& [run, tenant] : kept) restore_run(run, tenant);
 }
 
@@ -73,7 +78,6 @@ void Service::restore_run(const std::string& run, const std::string& tenant) {
       return backend.load(folder, true);
     };
     runs_.open(run, tenant, std::move(load), durable_seq + 1);
-    Statement(database, "UPDATE run SET is_live = 1 WHERE id = ?").bind(run).run();
   } else {
     Statement made(database,
                    "SELECT kind, body FROM request WHERE owner = ? AND ? = ? || ':train:' || seq");
