@@ -33,7 +33,7 @@ class Metrics {
  public:
   struct Entry {
     const Metric* metric;
-    std::string name;  ///< As it is written, a prefix and a part included.
+    std::string name;  ///< The written one, with prefix and part.
     double value;
   };
 

@@ -9,7 +9,7 @@
 
 namespace heddle::ckpt {
 
-/// As read_tensor(), for weights that are few enough to be looked at: throws ModelError that names
+/// Runs read_tensor() for weights that are few enough to be looked at: throws ModelError that names
 /// the tensor if a number in it is NaN or infinite, or becomes so in `dtype`.
 at::Tensor read_finite_tensor(const StoredTensor& source, std::optional<at::ScalarType> dtype = {});
 

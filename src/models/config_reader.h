@@ -38,7 +38,7 @@ class ConfigReader {
   const Json* rope(const char* key) const;
   /// Above zero, and `most` at most.
   double rope_number(const char* key, double fallback, double most = kLargestNumber);
-  /// As integers().
+  /// Works as integers().
   std::vector<std::int64_t> rope_integers(const char* key) const;
   /// Throws if positions are scaled (rope_type yarn, dynamic, ...).
   void require_plain_rope() const;

@@ -15,7 +15,7 @@ struct ChangedRows {
   bool has_change() const;
 };
 
-/// As changed_linears() of the same layers for segments of rows, each with changes of its own:
+/// Runs changed_linears() of these layers for segments of rows, each with changes of its own:
 /// `segments` are all rows in order. They share the products of the weights, and each adds its own
 /// change to its rows.
 std::vector<at::Tensor> changed_linears(const ops::KernelTable& kernels, const LinearInput& x,

@@ -29,7 +29,7 @@ struct Bucket {
   double seconds_until(double wanted) const { return std::max(0.0, (wanted - level) / rate()); }
 };
 
-/// As OpenAI writes it: "20ms", "1.5s", "6m0s".
+/// A duration in OpenAI's form: "20ms", "1.5s", "6m0s".
 std::string duration_text(double seconds) {
   if (seconds < 1) return fmt::format("{:.0f}ms", std::ceil(seconds * 1000));
   if (seconds < kMinute_s) return fmt::format("{:.3g}s", seconds);

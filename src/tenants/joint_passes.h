@@ -33,7 +33,7 @@ struct PassHeadResult {
   at::Tensor grad_hidden;  ///< Undefined without gradients.
   std::vector<at::Tensor> losses;
 };
-/// As objective::HeadFunction, on the rows of pass number `pass`.
+/// An objective::HeadFunction on the rows of pass number `pass`.
 using PassHead = std::function<PassHeadResult(std::size_t pass, const at::Tensor& hidden,
                                               const objective::LocalBatch& batch)>;
 

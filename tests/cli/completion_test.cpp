@@ -54,7 +54,7 @@ TEST(Completion, BashOffersCommandsOptionsFilesAndKeys) {
 }
 
 TEST(Completion, BashOffersValuesOfKeysAndOptions) {
-  // As bash cuts it, and whole where COMP_WORDBREAKS has no "=".
+  // Words are cut as bash does, and whole where COMP_WORDBREAKS has no "=".
   EXPECT_THAT(bash_completions("heddle sft run.yaml optim.name = ad"), ElementsAre("adamw"));
   EXPECT_THAT(bash_completions("heddle sft run.yaml optim.name=ad"),
               ElementsAre("optim.name=adamw"));

@@ -61,7 +61,7 @@ struct Case {
 /// The loss of the case's tokens.
 struct Found {
   double loss_sum;
-  Numbers d_logprobs;  ///< Of all tokens, chosen or not.
+  Numbers d_logprobs;  ///< All tokens have one, chosen or not.
   PolicyStatistics statistics;
 };
 Found loss_of(const Case& c, const PolicyTokens& tokens, const PolicyOptions& options) {

@@ -167,7 +167,7 @@ TEST(LinearCrossEntropy, TokenLossIsKnownBeforeTheGradientsOfItsChunk) {
           return derivatives(logprobs, weights.narrow(0, first, logprobs.size(0)));
         };
         const auto wide = dtype == at::kDouble ? at::kDouble : at::kFloat;
-        // As small as the gradients, so that no digit of theirs is lost.
+        // The buffer is as small as the gradients: no digit of theirs is lost.
         constexpr double kBefore = 1.0 / 1024;
         at::Tensor buffer = at::full({vocab, hidden}, kBefore, in.hidden.options().dtype(wide));
         const auto r = linear_cross_entropy(kernels, in, true, true, buffer);

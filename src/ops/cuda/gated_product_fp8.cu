@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constan
     unpack<kWidth, bf16>(grad[k], dy);
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) {
-      // As gated_product.cu has it, term by term: the same bits.
+      // Terms follow gated_product.cu one by one: the same bits.
       const float g = dg[i], s = sigmoid(g), value = g * s, slope = s * (1.f + g * (1.f - s));
       y[i] = dx[i] * value;
       dg[i] = dy[i] * dx[i] * slope;

@@ -13,7 +13,7 @@ namespace heddle::ops::cuda {
 void gather_expert_rows(int64_t count, int64_t width, int64_t k, const void* x,
                         const int64_t* source, void* rows, cudaStream_t stream);
 
-/// As gather_expert_rows, each token read once and sent to its places below `count`: faster, for
+/// gather_expert_rows, each token read once and sent to its places below `count`: faster, for
 /// the widths of can_send_rows.
 void send_expert_rows(int64_t count, int64_t tokens, int64_t width, int64_t k, const void* x,
                       const int64_t* place, void* rows, cudaStream_t stream);

@@ -40,7 +40,7 @@ at::Tensor gather(const at::Tensor& x, const at::Tensor& source, std::int64_t k)
   return rows;
 }
 
-/// As gather, for an order whose inverse is known.
+/// Gathers for an order whose inverse is known.
 at::Tensor send(const at::Tensor& x, const at::Tensor& source, const at::Tensor& place,
                 std::int64_t k) {
   if (!cuda::can_send_rows(x.size(1))) return gather(x, source, k);
