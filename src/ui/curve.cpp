@@ -6,6 +6,8 @@
 #include <cmath>
 #include <limits>
 
+#include "base/html.h"
+
 namespace heddle::ui {
 namespace {
 
@@ -227,32 +229,6 @@ std::string render_svg(const Curve& curve) {
   }
   out += fmt::format("<line class='cursor' y1='{}' y2='{}' x1='-9' x2='-9'/></svg>", kTop,
                      kHeight - kBottom);
-  return out;
-}
-
-std::string escape_html(std::string_view text) {
-  std::string out;
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      case '\'':
-        out += "&#39;";
-        break;
-      default:
-        out += c;
-    }
-  }
   return out;
 }
 

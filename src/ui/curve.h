@@ -44,7 +44,4 @@ std::vector<double> round_ticks(double low, double high, int count);
 /// the page's script.
 std::string render_svg(const Curve& curve);
 
-/// Text safe inside HTML and SVG, also in attributes.
-std::string escape_html(std::string_view text);
-
 }  // namespace heddle::ui

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/html.h"
 #include "base/text.h"
 #include "ui/curve.h"
 #include "ui/report_page.h"

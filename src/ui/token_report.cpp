@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "base/html.h"
 #include "ui/curve.h"
 #include "ui/report_page.h"
 

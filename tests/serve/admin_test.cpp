@@ -2,6 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/html.h"
 #include "serve/admin/html.h"
 #include "served.h"
 #include "testing/temporary_directory.h"
@@ -135,7 +136,7 @@ TEST_F(AdminPage, LogoutEndsTheLogin) {
 }
 
 TEST(Escaped, LeavesNoMarkup) {
-  EXPECT_EQ(admin::escaped("a<b>'\"&\x01\n"), "a&lt;b&gt;&#39;&quot;&amp;?\n");
+  EXPECT_EQ(escape_html("a<b>'\"&\x01\n"), "a&lt;b&gt;&#39;&quot;&amp;?\n");
 }
 
 }  // namespace

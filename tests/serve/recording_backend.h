@@ -1,10 +1,9 @@
 #pragma once
 
 #include <atomic>
-#include <chrono>
 #include <fstream>
 #include <map>
-#include <thread>
+#include <semaphore>
 #include <vector>
 
 #include "base/errors.h"
@@ -28,7 +27,10 @@ class RecordingBackend final : public Backend {
   void remove(tenants::SetId set) override { sets_.erase(set); }
   std::vector<tenants::WorkResult> forward_backward(std::span<const tenants::Work> works) override {
     if (works.size() > most_joined) most_joined = works.size();
-    if (works[0].data[0].tokens[0] == 98) std::this_thread::sleep_for(kLongWork);
+    if (works[0].data[0].tokens[0] == 98) {
+      long_work_began.release();
+      long_work_may_end.acquire();
+    }
     std::vector<tenants::WorkResult> results;
     for (const tenants::Work& work : works) {
       Set& set = sets_.at(work.set);
@@ -101,8 +103,8 @@ class RecordingBackend final : public Backend {
   }
 
   std::atomic<std::size_t> most_joined = 0;
-  /// Time that a work takes whose first token is 98.
-  static constexpr std::chrono::milliseconds kLongWork{300};
+  /// A work whose first token is 98 says that it has begun, and waits until it may end.
+  std::binary_semaphore long_work_began{0}, long_work_may_end{0};
 
  private:
   struct Set {

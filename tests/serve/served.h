@@ -65,7 +65,7 @@ class Served {
 
   int port() const { return port_; }
   Keys& keys() { return keys_; }
-  const RecordingBackend& backend() const { return *backend_; }
+  RecordingBackend& backend() const { return *backend_; }
 
  private:
   DataDirectory data_;

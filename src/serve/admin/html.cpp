@@ -7,6 +7,8 @@
 #include <span>
 #include <vector>
 
+#include "base/html.h"
+
 namespace heddle::serve::admin {
 namespace {
 
@@ -69,7 +71,7 @@ std::string table(const char* title, const Json& rows, std::span<const Column> c
       html += value.is_array() ? fmt::format("<td>{}</td>", curve(numbers_of(value)))
                                : fmt::format("<td{}><bdi>{}</bdi></td>",
                                              value.is_number() ? " class='number'" : "",
-                                             escaped(text_of(value)));
+                                             escape_html(text_of(value)));
     }
     html += "</tr>\n";
   }
@@ -82,33 +84,6 @@ constexpr const char* kHead =
     "<link rel='stylesheet' href='/admin/style.css'>";
 
 }  // namespace
-
-std::string escaped(const std::string& text) {
-  std::string out;
-  for (const char c : text) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      case '\'':
-        out += "&#39;";
-        break;
-      default:
-        // Other control characters are not text of HTML.
-        out += static_cast<unsigned char>(c) < 0x20 && c != '\n' && c != '\t' ? '?' : c;
-    }
-  }
-  return out;
-}
 
 std::string content_of(const Json& state) {
   constexpr Column kRuns[] = {{"run", "run"},         {"session", "session_name"},
@@ -133,10 +108,10 @@ std::string content_of(const Json& state) {
     return fmt::format("<tr><th>{}</th><td>{}</td></tr>\n", title,
                        curve(numbers_of(series.at(name))));
   };
-  std::string html =
-      fmt::format("<h1><bdi>{}</bdi></h1>\n<p>{}, {} tokens of context; {}</p>\n",
-                  escaped(text_of(model.at("name"))), escaped(text_of(model.at("architecture"))),
-                  text_of(model.at("max_context")), text_of(state.at("time")));
+  std::string html = fmt::format("<h1><bdi>{}</bdi></h1>\n<p>{}, {} tokens of context; {}</p>\n",
+                                 escape_html(text_of(model.at("name"))),
+                                 escape_html(text_of(model.at("architecture"))),
+                                 text_of(model.at("max_context")), text_of(state.at("time")));
   html += fmt::format(
       "<h2>Queue</h2>\n<p>{} training requests wait, {} answers are under way, {} promises are "
       "open.</p>\n<table>\n{}{}{}</table>\n",
@@ -162,7 +137,7 @@ std::string login_page(const std::string& message) {
       "{}</head>\n<body><main><h1>Heddle</h1><form method='post' action='/admin/login'>"
       "<label>Key with the scope admin <input type='password' name='key' autocomplete='off' "
       "required autofocus></label> <button>Log in</button></form><p>{}</p></main></body></html>\n",
-      kHead, escaped(message));
+      kHead, escape_html(message));
 }
 
 const char* const kScript =

@@ -6,9 +6,6 @@
 
 namespace heddle::serve::admin {
 
-/// Text in which nothing is markup, for elements and quoted attributes.
-std::string escaped(const std::string& text);
-
 /// The whole page of a State's JSON. Needs no script: its script only renews <main>.
 std::string page_of(const nlohmann::json& state);
 /// The inside of <main>.
