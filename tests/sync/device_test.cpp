@@ -5,7 +5,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-
 #include "base/errors.h"
 #include "meet.h"
 #include "sync/checksum.h"
