@@ -33,6 +33,8 @@ struct CommandWords {
 /// "lm" and "classify" of "a|b" or of "TEXT:{a,b}", as CLI11 writes the type of a checked option.
 std::vector<std::string> values_of(const CLI::Option& option, const std::string& name) {
   if (name == "preset") return models::preset_names();
+  if (name == "dtype") return {"float32", "bfloat16", "float64"};
+  if (name == "device") return {"cpu", "cuda", "npu"};
   std::string type = option.get_type_name();
   char separator = '|';
   if (const std::size_t open = type.find('{'); open != std::string::npos && type.ends_with('}')) {
