@@ -7,6 +7,7 @@
 #include "assembly/from_config.h"
 #include "base/errors.h"
 #include "base/file_hash.h"
+#include "ckpt/label_names.h"
 #include "ckpt/model_directory.h"
 #include "cli/names.h"
 #include "comm/launch_environment.h"
@@ -88,6 +89,19 @@ std::string head_name(const std::string& directory, const std::string& asked) {
   }
   if (!asked.empty()) return asked;
   return is_classifier ? "classify" : "lm";
+}
+
+std::shared_ptr<const data::Tokenizer> load_tokenizer(const ModelArguments& arguments,
+                                                      const assembly::ModelOnRanks& model) {
+  return data::Tokenizer::load_if_there(tokenizer_directory(arguments),
+                                        model.model->config().vocab_size);
+}
+
+std::vector<std::string> class_names(const assembly::ModelOnRanks& model) {
+  std::vector<std::string> names =
+      ckpt::label_names(model.source->config(), model.source->path().string() + "/config.json");
+  if (std::ssize(names) != model.model->num_labels()) names.clear();
+  return names;
 }
 
 std::string input_file(const std::string& argument) {

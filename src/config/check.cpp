@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -55,9 +56,7 @@ class Checker {
   }
 
   void head() const {
-    if (c_.model.head == Head::kClassify && c_.model.num_labels == 0) {
-      fail("model.head", "classify needs model.num_labels >= 1");
-    }
+    labels();
     if (c_.model.head != Head::kLanguageModel && !c_.log.sample_prompts.empty()) {
       fail("log.sample_prompts", "only model.head lm generates text");
     }
@@ -72,6 +71,20 @@ class Checker {
         if (module == "lm_head")
           fail("adapter.modules_to_save", "head embed has no lm_head to train");
       }
+    }
+  }
+
+  void labels() const {
+    const std::vector<std::string>& names = c_.data.labels;
+    if (names.empty() || c_.model.head != Head::kClassify) return;
+    if (names.size() < 2) fail("data.labels", "one class cannot be told from others: expected two");
+    std::set<std::string> seen;
+    for (const std::string& name : names) {
+      if (!seen.insert(name).second) fail("data.labels", fmt::format("'{}' is given twice", name));
+    }
+    if (c_.model.num_labels != std::ssize(names)) {
+      fail("model.num_labels", fmt::format("is {}, but data.labels names {} classes: leave it out",
+                                           c_.model.num_labels, names.size()));
     }
   }
 
@@ -431,7 +444,10 @@ std::vector<std::string> unused_keys(const RunConfig& config) {
   if (config.optim.schedule == Schedule::kConstant) {
     note("optim.min_lr_ratio", "optim.schedule is constant");
   }
-  if (config.model.head != Head::kClassify) note("model.num_labels", "model.head is not classify");
+  if (config.model.head != Head::kClassify) {
+    note("model.num_labels", "model.head is not classify");
+    note("data.labels", "model.head is not classify");
+  }
   if (objective_of(config) != Objective::kDpo) {
     for (const Field& field : find_section("dpo")->fields)
       note(field.key, "train.objective is not dpo");

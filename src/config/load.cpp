@@ -249,6 +249,7 @@ void fill_in(RunConfig& config, const std::string& name, std::span<const std::st
   const std::int64_t texts = needs_of(objective_of(config)).texts;
   if (config.train.micro_batch_tokens == 0)
     config.train.micro_batch_tokens = config.data.max_length * texts;
+  if (config.model.num_labels == 0) config.model.num_labels = std::ssize(config.data.labels);
   if (texts > 1 && !config.is_set("data.packing")) config.data.packing = false;
   if (config.device.name.type != DeviceType::kCpu && !config.is_set("model.dtype"))
     config.model.dtype = Dtype::kBFloat16;

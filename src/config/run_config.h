@@ -121,6 +121,8 @@ struct DataSection {
   std::string chat_template;
   std::map<std::string, Scalar> template_args;
   std::string cache_dir;
+  /// Names of the classes of head classify; a run finds them before it starts if none are given.
+  std::vector<std::string> labels;
   DataFields fields;
 };
 

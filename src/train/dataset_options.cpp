@@ -105,6 +105,7 @@ data::DatasetOptions dataset_options(const config::RunConfig& config, DataPart p
   options.reader.format = row_format(config.data.format);
   options.reader.fields = field_names(config.data.fields);
   options.reader.classes = config.model.num_labels;
+  options.reader.class_names = config.data.labels;
   options.bad_rows = config.data.on_bad_line == config::BadLine::kSkip ? data::BadRowPolicy::kSkip
                                                                        : data::BadRowPolicy::kError;
   options.rendering.max_length = config.data.max_length;

@@ -10,12 +10,17 @@
 
 namespace heddle::train {
 
-RunTokenizer load_tokenizer(const config::RunConfig& config) {
+RunTokenizer load_tokenizer(const config::RunConfig& config, std::int64_t ids) {
   RunTokenizer result;
   result.source.directory =
       config.model.tokenizer.empty() ? config.model.path : config.model.tokenizer;
   if (config.model.added_tokens.empty()) {
-    result.tokenizer = data::Tokenizer::load(result.source.directory);
+    result.tokenizer = data::Tokenizer::load_if_there(result.source.directory, ids);
+    if (!result.tokenizer->has_texts() && !config.log.sample_prompts.empty()) {
+      throw_error<ConfigError>("{}: {} has no tokenizer.json, so that no text can be answered",
+                               config::where(config, "log.sample_prompts"),
+                               result.source.directory.string());
+    }
     return result;
   }
   data::ExtendedTokenizer extended;

@@ -65,11 +65,14 @@ void refuse_media(const ordered_json& value) {
   }
 }
 
-/// The number of a class: itself, or its digits, which is all that a CSV has.
+/// The number of a class: itself, by its name, or its digits, which is all that a CSV has.
 std::int64_t class_of(const ordered_json& label, const RowOptions& options) {
   const std::string& field = options.fields.label;
   std::optional<std::int64_t> number;
   if (label.is_string()) {
+    const auto& names = options.class_names;
+    const auto named = std::find(names.begin(), names.end(), label.get_ref<const std::string&>());
+    if (named != names.end()) return named - names.begin();
     const std::string& digits = label.get_ref<const std::string&>();
     if (!digits.empty() && digits.size() < 10 &&
         digits.find_first_not_of("0123456789") == std::string::npos) {
@@ -79,7 +82,13 @@ std::int64_t class_of(const ordered_json& label, const RowOptions& options) {
     number = label.get<std::int64_t>();
   }
   if (!number) {
-    fail(field, "is {}, expected the number of a class, from 0", json_text::dump(label));
+    if (!options.class_names.empty()) {
+      fail(field, "is {}, expected one of the {} labels: {} (data.labels names others)",
+           json_text::dump(label), options.class_names.size(),
+           text::list_some(options.class_names));
+    }
+    fail(field, "is {}, expected the number of a class, from 0{}", json_text::dump(label),
+         label.is_string() ? ", or a name of data.labels" : "");
   }
   if (options.classes > 0 && *number >= options.classes) {
     fail(field, "is {}, but model.num_labels is {}: expected 0 to {}", *number, options.classes,

@@ -29,7 +29,7 @@ std::string_view name_of(RowFormat format);
 /// Purpose of a row.
 enum class Task {
   kLanguageModel,
-  kClassification,  ///< needs an integer `label` >= 0
+  kClassification,  ///< needs a `label`: an integer >= 0 or a class's name
   kRegression,      ///< needs a finite number `label`; also rewards
   kEmbedding,       ///< text or tokens only, nothing to predict
   kGroup,           ///< several texts that belong together: see GroupShape
@@ -76,6 +76,8 @@ struct RowOptions {
   GroupShape group;  ///< kGroup.
   /// kClassification: how many classes there are; 0: not known, any number from 0 is one.
   std::int64_t classes = 0;
+  std::vector<std::string>
+      class_names;  ///< kClassification: by number; empty: classes are numbers.
 };
 
 /// A row in one of four normal forms: a conversation, a raw text (whose prompt may be set apart),

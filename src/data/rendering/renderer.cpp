@@ -215,6 +215,7 @@ Renderer::Renderer(const Tokenizer& tokenizer, RenderOptions options)
 Renderer::~Renderer() = default;
 
 const Chat& Renderer::chat_of(const Row& row) const {
+  tokenizer_.require_texts();
   if (!row.tools.is_null() && tool_chat_) return *tool_chat_;
   if (chat_) return *chat_;
   const std::vector<std::string> names = tokenizer_.chat_template_names();
@@ -338,12 +339,14 @@ TokenizedRow Renderer::tokenize(const Row& row) const {
     targets = row.labels.empty() ? row.input_ids : row.labels;
     for (const std::int32_t id : out.tokens) {
       if (id < tokenizer_.vocab_size()) continue;
-      throw_error<DataError>("field 'input_ids': {} is beyond the tokenizer's {} tokens", id,
+      throw_error<DataError>("field 'input_ids': {} is beyond the {} {} tokens", id,
+                             tokenizer_.has_texts() ? "tokenizer's" : "model's",
                              tokenizer_.vocab_size());
     }
     for (const std::int32_t id : targets) {
       if (id >= tokenizer_.vocab_size()) {
-        throw_error<DataError>("field 'labels': {} is beyond the tokenizer's {} tokens", id,
+        throw_error<DataError>("field 'labels': {} is beyond the {} {} tokens", id,
+                               tokenizer_.has_texts() ? "tokenizer's" : "model's",
                                tokenizer_.vocab_size());
       }
       weights.push_back(id == kIgnoredLabel ? 0 : 1);
