@@ -133,7 +133,7 @@ assembly::ModelOnRanks load(const ModelArguments& arguments, assembly::Head head
       layout ? assembly::make_context(*layout, world) : context_of(arguments);
   assembly::ModelRecipe recipe = assembly::recipe_of_directory(
       find_model(arguments.directory), find_model(arguments.adapter), head, purpose);
-  if (layout) recipe.context_method = assembly::context_method(*layout);
+  if (layout) recipe.context_method = layout->parallel.cp_method;
   return assembly::place(recipe, context);
 }
 

@@ -83,7 +83,7 @@ int run(const std::string& name, const std::vector<std::string>& arguments,
     train::find_class_labels(read);
     return read;
   });
-  log::set_level(static_cast<log::Level>(config.log.level));
+  log::set_level(config.log.level);
   for (const std::string& sentence : config::unused_keys(config)) log::warning("{}", sentence);
   StopRequest stop;
   const char* const log_file = std::getenv(comm::kLogVariable);

@@ -14,6 +14,9 @@
 #include "config/objective.h"
 
 namespace heddle::config {
+
+using models::Head;
+using parallel::Recompute;
 namespace {
 
 class Checker {
@@ -60,7 +63,8 @@ class Checker {
     if (c_.model.head != Head::kLanguageModel && !c_.log.sample_prompts.empty()) {
       fail("log.sample_prompts", "only model.head lm generates text");
     }
-    if (objective_of(c_) != Objective::kLanguageModel && c_.data.truncation == Truncation::kSplit) {
+    if (objective_of(c_) != Objective::kLanguageModel &&
+        c_.data.truncation == data::Truncation::kSplit) {
       fail("data.truncation",
            c_.model.head == Head::kLanguageModel
                ? "split is for single texts: the pieces of an answer have no pair"
@@ -101,7 +105,7 @@ class Checker {
                        "1, found {}",
                        c_.model.num_labels));
     }
-    if (objective == Objective::kDpo && c_.data.loss_on == LossOn::kAll) {
+    if (objective == Objective::kDpo && c_.data.loss_on == data::LossOn::kAll) {
       fail("data.loss_on", "train.objective dpo compares the answers alone; set it to assistant");
     }
   }
@@ -120,7 +124,8 @@ class Checker {
       fail("rl.reward", fmt::format("expected one of verifiers, command and url, found {}",
                                     sources == 0 ? "none" : "several"));
     }
-    if (rl.samples_per_group == 1 && rl.algorithm.advantage != Advantage::kReinforcePlusPlus) {
+    if (rl.samples_per_group == 1 &&
+        rl.algorithm.advantage != objective::Advantage::kReinforcePlusPlus) {
       fail("rl.samples_per_group",
            fmt::format("1 gives a completion nothing to be compared with by rl.algorithm.advantage "
                        "{}: expected 2 or more",
@@ -330,7 +335,7 @@ class Checker {
   }
 
   void offload() const {
-    const Recompute recompute = c_.train.recompute;
+    const std::optional<Recompute> recompute = c_.train.recompute;
     if (c_.train.offload_activations && recompute != Recompute::kSelective &&
         recompute != Recompute::kFull) {
       fail("train.offload_activations",
@@ -451,7 +456,7 @@ std::vector<std::string> unused_keys(const RunConfig& config) {
   if (objective_of(config) != Objective::kDpo) {
     for (const Field& field : find_section("dpo")->fields)
       note(field.key, "train.objective is not dpo");
-  } else if (config.dpo.loss != DpoLoss::kSigmoid) {
+  } else if (config.dpo.loss != objective::DpoLoss::kSigmoid) {
     note("dpo.label_smoothing", "dpo.loss is not sigmoid");
   }
   note_policy_keys(config, note);
@@ -459,8 +464,7 @@ std::vector<std::string> unused_keys(const RunConfig& config) {
     note("model.normalize", "model.head is not embed");
     note("train.infonce_temperature", "model.head is not embed");
   }
-  if (config.train.recompute != Recompute::kAuto)
-    note("train.memory_limit_gib", "train.recompute is not auto");
+  if (config.train.recompute) note("train.memory_limit_gib", "train.recompute is not auto");
   if (config.train.max_steps > 0) note("train.epochs", "train.max_steps decides");
   if (config.parallel.cp == 1) note("parallel.cp_method", "parallel.cp is 1");
   if (config.parallel.pp == 1) note("parallel.pp_schedule", "parallel.pp is 1");

@@ -234,15 +234,15 @@ Section eval_section() {
 
 Section dpo_section() {
   Section s = make("dpo", "Preference tuning, for train.objective dpo.");
-  Table<DpoSection>(s, &RunConfig::dpo)
-      .key("beta", &DpoSection::beta, "how strongly the policy is held to the reference",
+  Table<objective::DpoOptions>(s, &RunConfig::dpo)
+      .key("beta", &objective::DpoOptions::beta, "how strongly the policy is held to the reference",
            {.range = above(0)})
-      .key("loss", &DpoSection::loss,
+      .key("loss", &objective::DpoOptions::loss,
            "of the margin between the two answers; ipo compares means over tokens",
            {.aliases = {"loss_type", "pref_loss"}})
-      .key("label_smoothing", &DpoSection::label_smoothing,
+      .key("label_smoothing", &objective::DpoOptions::label_smoothing,
            "loss sigmoid: share of pairs whose labels are wrong", {.range = from_up_to(0, 0.5)})
-      .key("sft_weight", &DpoSection::sft_weight,
+      .key("sft_weight", &objective::DpoOptions::sft_weight,
            "of the mean cross-entropy of the chosen answer, added to the loss",
            {.range = at_least(0), .aliases = {"rpo_alpha", "pref_ftx"}});
   return s;

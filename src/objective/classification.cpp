@@ -80,8 +80,8 @@ Evaluation Classification::evaluate(const std::shared_ptr<const data::Dataset>& 
         }
       });
   placed_.context.mesh.loss_group().all_reduce_sum(counts.table());
-  evaluation.metrics["accuracy"] = counts.accuracy();
-  evaluation.metrics["f1_macro"] = counts.macro_f1();
+  evaluation.metrics.set(metric::kAccuracy, counts.accuracy());
+  evaluation.metrics.set(metric::kMacroF1, counts.macro_f1());
   return evaluation;
 }
 

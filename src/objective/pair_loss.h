@@ -2,16 +2,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "objective/dpo_options.h"
+
 namespace heddle::objective {
-
-enum class DpoLoss { kSigmoid, kIpo, kHinge };
-
-struct DpoOptions {
-  DpoLoss loss = DpoLoss::kSigmoid;
-  double beta = 0.1;
-  double label_smoothing = 0;  ///< kSigmoid: probability that a pair's labels are swapped.
-  double sft_weight = 0;       ///< Weight of the cross-entropy of the chosen answer.
-};
 
 /// Log-probabilities [P] of answers given their prompts, sums over the tokens of loss weight x log
 /// p; all of one dtype.

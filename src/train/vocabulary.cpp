@@ -64,7 +64,7 @@ std::int64_t vocabulary_rows(const config::RunConfig& config, const data::Tokeni
 void check_added_tokens_trained(const config::RunConfig& config, const models::Config& model) {
   if (config.model.added_tokens.empty() || config.train.method != config::Method::kLora) return;
   std::vector<std::string> needed = {"embed_tokens"};
-  const bool has_head = config.model.head == config::Head::kLanguageModel;
+  const bool has_head = config.model.head == models::Head::kLanguageModel;
   if (has_head && !model.tie_word_embeddings) needed.push_back("lm_head");
   const auto& saved = config.adapter.modules_to_save;
   const bool all = std::all_of(needed.begin(), needed.end(), [&](const std::string& module) {

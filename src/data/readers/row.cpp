@@ -1,7 +1,6 @@
 #include "data/readers/row.h"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cmath>
 #include <utility>
@@ -18,16 +17,6 @@ namespace heddle::data {
 namespace {
 
 using namespace row_fields;
-
-constexpr std::array<std::pair<RowFormat, std::string_view>, 8> kNames = {
-    {{RowFormat::kAuto, "auto"},
-     {RowFormat::kTokens, "tokens"},
-     {RowFormat::kMessages, "messages"},
-     {RowFormat::kConversations, "sharegpt"},
-     {RowFormat::kPromptCompletion, "prompt_completion"},
-     {RowFormat::kInstruction, "alpaca"},
-     {RowFormat::kText, "text"},
-     {RowFormat::kPairs, "pairs"}}};
 
 void parse_text(const ordered_json& value, const FieldNames& fields, Row& row) {
   row.form = Row::Form::kText;
@@ -123,13 +112,6 @@ void parse_target(const ordered_json& value, const RowOptions& options, Row& row
 
 }  // namespace
 
-std::string_view name_of(RowFormat format) {
-  for (const auto& [known, name] : kNames) {
-    if (known == format) return name;
-  }
-  throw_error<InternalError>("row format {} has no name", static_cast<int>(format));
-}
-
 Row parse_row(const ordered_json& value, const RowOptions& options) {
   const RowFormat format = options.format;
   const FieldNames& fields = options.fields;
@@ -148,7 +130,7 @@ Row parse_row(const ordered_json& value, const RowOptions& options) {
     }
     throw_error<ConfigError>(
         "data.format is '{}', but this run learns from 'pairs': rows with the fields {}",
-        name_of(format), text::list_some(options.group.texts));
+        to_string(format), text::list_some(options.group.texts));
   }
   row.format = wants_pairs                  ? RowFormat::kPairs
                : format == RowFormat::kAuto ? detect(value, fields)

@@ -125,7 +125,7 @@ Truncation truncation_of(const Row& row, const RenderOptions& options) {
         throw_error<DataError>(
             "field '{}': the row is longer than {} tokens, and data.truncation=split is for plain "
             "text and tokens of a language model; choose auto, keep_start, keep_end or drop",
-            name_of(row.format), options.max_length);
+            to_string(row.format), options.max_length);
       }
       return Truncation::kSplit;
     default:
@@ -222,7 +222,7 @@ const Chat& Renderer::chat_of(const Row& row) const {
   throw_error<DataError>(
       "field '{}': the row is a conversation but the tokenizer has no chat template{}; put "
       "chat_template.jinja beside tokenizer.json or set data.chat_template",
-      name_of(row.format),
+      to_string(row.format),
       names.empty() ? "" : " of the name 'default', only '" + text::list_some(names) + "'");
 }
 
