@@ -14,6 +14,7 @@
 #include "data/readers/jsonl_reader.h"
 #include "data/rendering/renderer.h"
 #include "data/tokenizer/tokenizer.h"
+#include "train/class_labels.h"
 #include "train/setup.h"
 #include "train/vocabulary.h"
 #include "ui/token_colors.h"

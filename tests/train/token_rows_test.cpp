@@ -49,7 +49,7 @@ TEST_F(TokenRows, TrainToTheBitsThatTheyGiveWithATokenizer) {
   EXPECT_EQ(weights("with"), weights("without"));
   EXPECT_FALSE(std::filesystem::exists(dir_ / "without/final/tokenizer.json"));
   // The result is such a folder again; so is the export of a checkpoint.
-  EXPECT_EQ(command("pt", "more", with("without/final", "ids.jsonl", {"train.max_steps=2"})), 0);
+  EXPECT_EQ(command("pt", "more", with("without/final", "ids.jsonl", {"train.max_steps=4"})), 0);
   EXPECT_EQ(run_cli({"export", (dir_ / "without/checkpoints/step-00000012").string(), "--output",
                      (dir_ / "exported").string()}),
             0);
