@@ -11,8 +11,8 @@ namespace {
 void require_only_read(const nn::ExpertWeights& weights, const nn::Parameter& parameter,
                        const ModelOnRanks& placed) {
   const char* reason = nullptr;
-  if (placed.sharding) {
-    reason = "on several ranks";
+  if (placed.context.mesh.world()) {
+    reason = "in a job of several ranks";
   } else if (!placed.adapters) {
     reason = "without train.method=lora";
   } else if (parameter.trainable() || placed.adapters->of(weights) != nullptr) {
@@ -20,7 +20,8 @@ void require_only_read(const nn::ExpertWeights& weights, const nn::Parameter& pa
   }
   if (reason == nullptr) return;
   throw_error<ConfigError>(
-      "kernels.frozen_experts: {} is of experts {}, which only 'as_loaded' keeps; leave the key out",
+      "kernels.frozen_experts: {} is of experts {}, which only 'as_loaded' keeps; leave the key "
+      "out",
       parameter.name(), reason);
 }
 

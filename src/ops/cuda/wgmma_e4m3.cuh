@@ -53,18 +53,18 @@ namespace heddle::ops::cuda {
 
 // N columns, R = N / 8 blocks of them, C = N / 2 accumulators a thread; the names of the operands
 // after these, of which a in registers has A0 to A3.
-#define HEDDLE_WGMMA_E4M3(N, R, C, A0, A1, A2, A3, B)                                            \
-  __device__ __forceinline__ void wgmma_e4m3(float(&d)[R][4], u64 a, u64 b) {                    \
-    HEDDLE_WGMMA("wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" HEDDLE_NAMES_##C   \
-                 "}, %" #A0 ", %" #A1 ", 1, 1, 1;"                                               \
-                 : HEDDLE_ROWS_##R(d, 0)                                                         \
-                 : "l"(a), "l"(b));                                                              \
-  }                                                                                              \
-  __device__ __forceinline__ void wgmma_e4m3(float(&d)[R][4], const u32(&a)[4], u64 b) {         \
-    HEDDLE_WGMMA("wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" HEDDLE_NAMES_##C   \
-                 "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B ", 1, 1, 1;"                \
-                 : HEDDLE_ROWS_##R(d, 0)                                                         \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                          \
+#define HEDDLE_WGMMA_E4M3(N, R, C, A0, A1, A2, A3, B)                                          \
+  __device__ __forceinline__ void wgmma_e4m3(float(&d)[R][4], u64 a, u64 b) {                  \
+    HEDDLE_WGMMA("wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" HEDDLE_NAMES_##C \
+                 "}, %" #A0 ", %" #A1 ", 1, 1, 1;"                                             \
+                 : HEDDLE_ROWS_##R(d, 0)                                                       \
+                 : "l"(a), "l"(b));                                                            \
+  }                                                                                            \
+  __device__ __forceinline__ void wgmma_e4m3(float(&d)[R][4], const u32(&a)[4], u64 b) {       \
+    HEDDLE_WGMMA("wgmma.mma_async.sync.aligned.m64n" #N "k32.f32.e4m3.e4m3 {" HEDDLE_NAMES_##C \
+                 "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B ", 1, 1, 1;"              \
+                 : HEDDLE_ROWS_##R(d, 0)                                                       \
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));                        \
   }
 HEDDLE_WGMMA_E4M3(32, 4, 16, 16, 17, 18, 19, 20)
 HEDDLE_WGMMA_E4M3(64, 8, 32, 32, 33, 34, 35, 36)

@@ -1,4 +1,5 @@
-// Rows and matrices of experts in 8-bit floats. Conventions as in expert_rows.h. Plain C++, no ATen.
+// Rows and matrices of experts in 8-bit floats. Conventions as in expert_rows.h. Plain C++, no
+// ATen.
 #pragma once
 
 #include "ops/cuda/element.h"

@@ -109,13 +109,12 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
   result.weights = n == weights.numel() ? at::empty(weights.sizes(), weights.options())
                                         : at::zeros(weights.sizes(), weights.options());
   const EightBitRows d_gate_up = empty_rows(in.x, n, 2 * width);
-  cuda::weighted_swiglu_backward_fp8(n, width, gate_up.const_data_ptr(), d_hidden.const_data_ptr(),
-                                     weights.const_data_ptr(), indices(source),
-                                     cuda::places_in(d_gate_up), result.weights.mutable_data_ptr(),
-                                     on.stream());
+  cuda::weighted_swiglu_backward_fp8(
+      n, width, gate_up.const_data_ptr(), d_hidden.const_data_ptr(), weights.const_data_ptr(),
+      indices(source), cuda::places_in(d_gate_up), result.weights.mutable_data_ptr(), on.stream());
   result.x = sum_onto(
-      grad_branch,
-      product(d_gate_up.values, {d_gate_up.scales}, first, ends, /*depth_first=*/true), place, k);
+      grad_branch, product(d_gate_up.values, {d_gate_up.scales}, first, ends, /*depth_first=*/true),
+      place, k);
   return result;
 }
 
