@@ -8,10 +8,12 @@ namespace heddle::assembly {
 namespace {
 
 /// Training writes a model or a change of its experts from their weights.
-void require_only_read(const nn::ExpertWeights& weights, const nn::Parameter& parameter,
-                       const ModelOnRanks& placed) {
+void require_only_read(const ModelRecipe& recipe, const nn::ExpertWeights& weights,
+                       const nn::Parameter& parameter, const ModelOnRanks& placed) {
   const char* reason = nullptr;
-  if (placed.context.mesh.world()) {
+  if (recipe.purpose == Purpose::kTenants) {
+    reason = "of a server";
+  } else if (placed.context.mesh.world()) {
     reason = "in a job of several ranks";
   } else if (!placed.adapters) {
     reason = "without train.method=lora";
@@ -28,14 +30,14 @@ void require_only_read(const nn::ExpertWeights& weights, const nn::Parameter& pa
 }  // namespace
 
 void keep_frozen_experts(const ModelRecipe& recipe, ModelOnRanks& placed) {
-  if (!recipe.config.is_moe() || recipe.purpose != Purpose::kTrain) return;
+  if (!recipe.config.is_moe() || !trains(recipe.purpose)) return;
   const auto lay = placed.model->kernels().get<ops::FrozenExperts>().lay;
   if (lay == nullptr) return;
   const ops::NoGradient guard;
   for (const auto& layer : placed.model->layers()) {
     layer->visit_expert_weights([&](nn::ExpertWeights& weights) {
       nn::Parameter& parameter = weights.weight();
-      require_only_read(weights, parameter, placed);
+      require_only_read(recipe, weights, parameter, placed);
       lay(parameter.value());
       parameter.release_memory();
       parameter.set_held(false);
