@@ -214,13 +214,13 @@ void AnswerEvaluation::generate_and_judge(const std::vector<std::string>& metric
   const std::vector<std::int32_t> ends = rollout::end_tokens(*tokenizer_, model_.source.get());
   std::vector<rollout::Request> requests;
   for (std::size_t i = 0; i < cases_.size(); ++i) {
+    rows_.require_answer(cases_[i]);
     sampling.seed = rollout::seed_of_row(options_.sampling.seed, i);
     requests.push_back({cases_[i].prompt, options_.max_new_tokens, sampling, ends, options_.stop});
   }
   const auto completions = rollout::generate(model_, tokenizer_, requests, options_.engine);
   for (std::size_t i = 0; i < cases_.size(); ++i) {
     EvalCase& one = cases_[i];
-    if (one.truth.is_null()) rows_.fail(one, "has no answer to compare with");
     one.value["output"] = completions[i].text;
     reward::Sample sample;
     sample.id = std::to_string(one.line);

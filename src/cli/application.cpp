@@ -158,6 +158,8 @@ std::string explain(const CLI::App& app, const CLI::ParseError& e) {
       message += fmt::format(" (did you mean '{}'?)", near);
     }
   }
+  if (message == "config is required")
+    message = "expected a YAML file, or settings such as model.path=DIR data.train=FILE";
   return fmt::format("{}; see {} --help", first_line(message), call);
 }
 

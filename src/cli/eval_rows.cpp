@@ -44,6 +44,13 @@ void EvalRows::fail(const EvalCase& one, const std::string& reason) const {
   throw_error<DataError>("{}:{}: {}", options_.input, one.line, reason);
 }
 
+void EvalRows::require_answer(const EvalCase& one) const {
+  if (!one.truth.is_null()) return;
+  fail(one, fmt::format("has no answer to compare with: expected 'answer', another field that {} "
+                        "names, or a last turn of the assistant",
+                        options_.answer_key));
+}
+
 std::vector<EvalCase> EvalRows::read() const {
   const std::filesystem::path file = options_.input == "-" ? "/dev/stdin" : options_.input;
   const auto records = data::RecordReader::open(file);
@@ -104,11 +111,23 @@ Json EvalRows::truth_of(const Json& value, const data::Row& row) const {
   for (const char* name : {"answer", "completion", "output"}) {
     if (const auto found = value.find(name); found != value.end()) return *found;
   }
-  if (!row.messages.empty() && row.messages.back()["role"] == "assistant" &&
-      row.messages.back().contains("content")) {
-    return row.messages.back()["content"];
-  }
-  return nullptr;
+  if (row.messages.empty() || row.messages.back()["role"] != "assistant") return nullptr;
+  const Json& turn = row.messages.back();
+  if (const auto calls = turn.find("tool_calls"); calls != turn.end() && !calls->empty())
+    return as_rendered(value);
+  return turn.value("content", Json());
+}
+
+std::string EvalRows::as_rendered(const Json& value) const {
+  const data::TokenizedRow row = renderer_.tokenize(data::parse_row(value));
+  // labels[i] belongs to token i + 1.
+  auto begin = std::ssize(row.labels);
+  while (begin > 0 && row.labels[static_cast<std::size_t>(begin) - 1] < 0) --begin;
+  const auto end = begin;
+  while (begin > 0 && row.labels[static_cast<std::size_t>(begin) - 1] >= 0) --begin;
+  std::vector<std::int32_t> turn(row.labels.begin() + begin, row.labels.begin() + end);
+  if (!turn.empty() && tokenizer_.is_special(turn.back())) turn.pop_back();
+  return tokenizer_.decode(turn);
 }
 
 std::string EvalRows::truth_text(const EvalCase& one) const { return text_of(one.truth); }

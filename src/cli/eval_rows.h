@@ -47,6 +47,9 @@ class EvalRows {
   /// Throws DataError that begins with the row's file and line.
   [[noreturn]] void fail(const EvalCase& one, const std::string& reason) const;
 
+  /// Throws DataError if the row has nothing to compare an answer with.
+  void require_answer(const EvalCase& one) const;
+
   /// Tokens of the prompt and an answer. After a prompt that is plain text
   /// comes a space.
   std::vector<std::int32_t> with_answer(const EvalCase& one, const std::string& answer) const;
@@ -60,6 +63,8 @@ class EvalRows {
  private:
   EvalCase parse(nlohmann::ordered_json value, std::int64_t line) const;
   nlohmann::ordered_json truth_of(const nlohmann::ordered_json& value, const data::Row& row) const;
+  /// The last turn as the chat template writes it, without the token that ends it.
+  std::string as_rendered(const nlohmann::ordered_json& value) const;
 
   const data::Tokenizer& tokenizer_;
   const EvalRowOptions& options_;

@@ -175,6 +175,10 @@ int run(const GenerateOptions& options, const Session& session) {
   }
   if (!options.input.empty() && options.output.empty())
     throw ConfigError("--input needs --output OUT.jsonl");
+  if (options.input.empty() && !options.output.empty())
+    throw ConfigError(
+        "--output takes the answers to the rows of --input IN.jsonl; that to --prompt goes to the "
+        "standard output");
   if (options.continue_final_message && options.input.empty())
     throw ConfigError("--continue-final-message needs --input with conversations");
   const auto require = [](bool holds, const char* option, auto value, const char* expected) {

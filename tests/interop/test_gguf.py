@@ -127,13 +127,13 @@ def with_plain_tokens(model, folder):
 @pytest.mark.parametrize("kind", KINDS)
 def test_llama_cpp_answers_as_generate_does(models, tmp_path, kind):
     model = with_plain_tokens(models / kind, tmp_path / "model")
-    heddle("export", model, "--gguf", "--output", tmp_path / "model.gguf")
+    heddle("export", model, "--gguf", "--output", tmp_path / "made" / "model.gguf")
     draw = random.Random(5)
     prompts = [[draw.randrange(2, 258) for _ in range(length)] for length in (3, 17, 90)]
     rows = write_rows(tmp_path / "in.jsonl", [{"input_ids": ids} for ids in prompts])
     heddle("generate", model, "--input", rows, "--output", tmp_path / "out.jsonl", "--temperature", 0, "--max-new-tokens", 24,
            "--dtype", "float32", "--device", "cpu")
-    server = llama(tmp_path / "model.gguf")
+    server = llama(tmp_path / "made" / "model.gguf")
     for ids, ours in zip(prompts, read_rows(tmp_path / "out.jsonl")):
         theirs, logprobs = ids_and_logprobs(server.handle_completions(
             {"prompt": ids, "max_tokens": 24, "temperature": 0, "logprobs": 1, "cache_prompt": False}))
