@@ -435,8 +435,11 @@ std::vector<std::string> unused_keys(const RunConfig& config) {
   if (objective_of(config) != Objective::kDpo) {
     for (const Field& field : find_section("dpo")->fields)
       note(field.key, "train.objective is not dpo");
-  } else if (config.dpo.loss != DpoLoss::kSigmoid) {
-    note("dpo.label_smoothing", "dpo.loss is not sigmoid");
+  } else {
+    const DpoLoss loss = config.dpo.loss;
+    if (loss != DpoLoss::kSigmoid && loss != DpoLoss::kSimpo)
+      note("dpo.label_smoothing", "dpo.loss is neither sigmoid nor simpo");
+    if (loss != DpoLoss::kSimpo) note("dpo.simpo_gamma", "dpo.loss is not simpo");
   }
   note_policy_keys(config, note);
   if (config.model.head != Head::kEmbed) {

@@ -200,15 +200,17 @@ struct EvalSection {
   std::string metric = "loss";  ///< by which the best evaluation is chosen
 };
 
-enum class DpoLoss { kSigmoid, kIpo, kHinge };
+enum class DpoLoss { kSigmoid, kIpo, kHinge, kOrpo, kSimpo };
 template <>
-inline constexpr std::array<std::string_view, 3> kNames<DpoLoss>{"sigmoid", "ipo", "hinge"};
+inline constexpr std::array<std::string_view, 5> kNames<DpoLoss>{"sigmoid", "ipo", "hinge", "orpo",
+                                                                 "simpo"};
 
 struct DpoSection {
-  double beta = 0.1;
+  double beta = 0.1;  ///< load() makes it 2 for simpo if the user gave none
   DpoLoss loss = DpoLoss::kSigmoid;
   double label_smoothing = 0;
-  double sft_weight = 0;
+  double sft_weight = 0;  ///< load() makes it 1 for orpo if the user gave none
+  double simpo_gamma = 0.5;
 };
 
 enum class OptimName { kAdamW, kSgd, kMuon };

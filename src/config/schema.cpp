@@ -228,16 +228,25 @@ Section eval_section() {
 Section dpo_section() {
   Section s = make("dpo", "Preference tuning, for train.objective dpo.");
   Table<DpoSection>(s, &RunConfig::dpo)
-      .key("beta", &DpoSection::beta, "how strongly the policy is held to the reference",
-           {.range = above(0)})
+      .key("beta", &DpoSection::beta,
+           "how strongly the policy is held to the reference; orpo: weight of the odds ratio; "
+           "simpo: "
+           "scale of the margin, 2 unless given",
+           {.range = above(0), .aliases = {"pref_beta"}})
       .key("loss", &DpoSection::loss,
-           "of the margin between the two answers; ipo compares means over tokens",
+           "of the margin between the two answers; ipo, orpo and simpo compare means over tokens; "
+           "orpo and simpo need no reference",
            {.aliases = {"loss_type", "pref_loss"}})
       .key("label_smoothing", &DpoSection::label_smoothing,
-           "loss sigmoid: share of pairs whose labels are wrong", {.range = from_up_to(0, 0.5)})
-      .key("sft_weight", &DpoSection::sft_weight,
-           "of the mean cross-entropy of the chosen answer, added to the loss",
-           {.range = at_least(0), .aliases = {"rpo_alpha", "pref_ftx"}});
+           "losses sigmoid and simpo: share of pairs whose labels are wrong",
+           {.range = from_up_to(0, 0.5)})
+      .key(
+          "sft_weight", &DpoSection::sft_weight,
+          "of the mean cross-entropy of the chosen answer, added to the loss; orpo: 1 unless given",
+          {.range = at_least(0), .aliases = {"rpo_alpha", "pref_ftx", "cpo_alpha"}})
+      .key("simpo_gamma", &DpoSection::simpo_gamma,
+           "loss simpo: what the chosen answer is to be ahead by, after scaling by beta",
+           {.range = at_least(0)});
   return s;
 }
 

@@ -11,14 +11,29 @@
 namespace heddle::objective {
 namespace {
 
+DpoLoss loss_of(config::DpoLoss loss) {
+  switch (loss) {
+    case config::DpoLoss::kSigmoid:
+      break;
+    case config::DpoLoss::kIpo:
+      return DpoLoss::kIpo;
+    case config::DpoLoss::kHinge:
+      return DpoLoss::kHinge;
+    case config::DpoLoss::kOrpo:
+      return DpoLoss::kOrpo;
+    case config::DpoLoss::kSimpo:
+      return DpoLoss::kSimpo;
+  }
+  return DpoLoss::kSigmoid;
+}
+
 DpoOptions dpo_options(const config::DpoSection& section) {
   DpoOptions options;
-  options.loss = section.loss == config::DpoLoss::kIpo     ? DpoLoss::kIpo
-                 : section.loss == config::DpoLoss::kHinge ? DpoLoss::kHinge
-                                                           : DpoLoss::kSigmoid;
+  options.loss = loss_of(section.loss);
   options.beta = section.beta;
   options.label_smoothing = section.label_smoothing;
   options.sft_weight = section.sft_weight;
+  options.simpo_gamma = section.simpo_gamma;
   return options;
 }
 
