@@ -426,8 +426,10 @@ std::vector<std::string> unused_keys(const RunConfig& config) {
     note("optim.offload", "the device is the host");
     note("train.offload_activations", "the device is the host");
   }
-  if (config.optim.schedule != Schedule::kWsd)
+  if (config.optim.schedule != Schedule::kWsd) {
     note("optim.decay_steps", "optim.schedule is not wsd");
+    note("optim.decay_type", "optim.schedule is not wsd");
+  }
   if (config.optim.schedule == Schedule::kConstant) {
     note("optim.min_lr_ratio", "optim.schedule is constant");
   }

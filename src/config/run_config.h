@@ -222,6 +222,11 @@ template <>
 inline constexpr std::array<std::string_view, 4> kNames<Schedule>{"constant", "linear", "cosine",
                                                                   "wsd"};
 
+/// Form of the final decay of Schedule::kWsd.
+enum class DecayType { kLinear, kCosine, kOneMinusSqrt };
+template <>
+inline constexpr std::array<std::string_view, 3> kNames<DecayType>{"linear", "cosine", "1-sqrt"};
+
 struct OptimSection {
   OptimName name = OptimName::kAdamW;
   double lr = 2e-5;          ///< load() makes it 2e-4 for train.method lora if the user gave none
@@ -236,6 +241,7 @@ struct OptimSection {
   std::int64_t warmup_steps = 0;
   double warmup_ratio = 0;
   std::int64_t decay_steps = 0;
+  DecayType decay_type = DecayType::kLinear;
   double min_lr_ratio = 0;
   std::vector<std::string> no_decay;
   Dtype grad_dtype = Dtype::kFloat32;

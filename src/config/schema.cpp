@@ -284,6 +284,8 @@ Section optim_section() {
            "the same as a share of all steps, instead of warmup_steps", {.range = from_up_to(0, 1)})
       .key("decay_steps", &OptimSection::decay_steps, "wsd: steps of the final decay",
            {.range = at_least(0), .aliases = {"num_decay_steps"}})
+      .key("decay_type", &OptimSection::decay_type, "wsd: form of the final decay",
+           {.aliases = {"lr_wsd_decay_style", "wsd_decay_style"}})
       .key("min_lr_ratio", &OptimSection::min_lr_ratio, "end of the schedule, as a fraction of lr",
            {.range = within(0, 1), .aliases = {"min_lr", "lr_min"}})
       .key("no_decay", &OptimSection::no_decay,
