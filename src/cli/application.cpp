@@ -125,9 +125,13 @@ std::string own_command_for(const std::string& name) {
 }
 
 /// Suggests the key for an option of a command that takes key=value; "" if nothing fits.
-std::string as_key(const std::string& word, const std::string& command) {
-  if (command != "sft" && command != "pt" && command != "config" && command != "tokenize")
-    return "";
+std::string as_key(const std::string& word, const CLI::App& command) {
+  const std::vector<const CLI::Option*> options = command.get_options();
+  const bool takes_keys = std::ranges::any_of(options, [](const CLI::Option* option) {
+    return option->get_positional() &&
+           option->get_type_name().find("key=value") != std::string::npos;
+  });
+  if (!takes_keys) return "";
   const std::string name = word.substr(word.find_first_not_of('-'));
   return fmt::format("settings are key=value without dashes: {}{}", name,
                      name.find('=') == std::string::npos ? "=VALUE" : "");
@@ -149,7 +153,7 @@ std::string explain(const CLI::App& app, const CLI::ParseError& e) {
     std::string near = is_option ? shorter_option(name, accepted(command, true)) : "";
     if (near.empty()) near = text::nearest(name, accepted(command, is_option));
     const std::string own = is_command                  ? own_command_for(word)
-                            : is_option && near.empty() ? as_key(word, command.get_name())
+                            : is_option && near.empty() ? as_key(word, command)
                                                         : "";
     if (!own.empty()) {
       message += fmt::format(" ({})", own);

@@ -191,10 +191,15 @@ void add_training_commands(CLI::App& app, Action& action) {
   for (const TrainingCommand& command : training_commands()) add(app, action, command);
 }
 
+std::vector<std::string> training_command_names() {
+  std::vector<std::string> names;
+  for (const TrainingCommand& command : training_commands()) names.emplace_back(command.name);
+  return names;
+}
+
 bool is_training_command(const std::string& name) {
-  const auto& commands = training_commands();
-  return std::any_of(commands.begin(), commands.end(),
-                     [&](const TrainingCommand& command) { return command.name == name; });
+  const std::vector<std::string> names = training_command_names();
+  return std::ranges::find(names, name) != names.end();
 }
 
 std::vector<std::string> settings_of_training(const std::string& name) {

@@ -163,6 +163,12 @@ const std::vector<Case>& configuration() {
        [](const Folder& f) { return f.train({"--optim.lr=1e-4"}); },
        2,
        {"unknown option '--optim.lr=1e-4' (settings are key=value without dashes: optim.lr=1e-4)"}},
+      {"SettingOfAnyTrainingCommandAsAnOption",
+       [](const Folder&) {
+         return Arguments{"dpo", "run.yaml", "--dpo.beta=0.2"};
+       },
+       2,
+       {"unknown option '--dpo.beta=0.2' (settings are key=value without dashes: dpo.beta=0.2)"}},
       {"DtypeOfAnotherProgram",
        [](const Folder& f) { return f.train({"model.dtype=bf16"}); },
        2,
