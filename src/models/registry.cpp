@@ -7,6 +7,7 @@
 #include "base/text.h"
 #include "models/qwen3/family.h"
 #include "models/qwen3_5/family.h"
+#include "models/qwen3_vl/family.h"
 
 namespace heddle::models {
 namespace {
@@ -15,6 +16,7 @@ const std::vector<Family>& families() {
   static const std::vector<Family> all = {
       qwen3_5::family(),
       qwen3::family(),
+      qwen3_vl::family(),
   };
   return all;
 }

@@ -165,6 +165,7 @@ const std::vector<Variant> kVariants = {
     {"qwen3, LoRA, recomputed",
      "qwen3",
      {"train.method=lora", "adapter.rank=4", "adapter.dropout=0.1", "train.recompute=elementwise"}},
+    {"qwen3_vl, full", "qwen3_vl", {}},
     {"qwen3_moe, full", "qwen3_moe", {}},
     {"qwen3_moe, LoRA on experts, recomputed",
      "qwen3_moe",
@@ -461,6 +462,8 @@ TEST_F(ParityTest, OfQwen3) {
   for (const char* name : {"tp4", "pp2 x cp2", "ulysses2 x dp2"})
     compare(variant("qwen3, full"), layout(name), kFloat64);
   compare(variant("qwen3, LoRA, recomputed"), layout("tp2 x fsdp2"), kFloat64);
+  compare(variant("qwen3_vl, full"), layout("tp2 x fsdp2"), kFloat64);
+  compare(variant("qwen3_vl, full"), layout("pp2 x cp2"), kFloat64);
   compare(variant("qwen3_moe, full"), experts("tp2 ep2"), kFloat64);
   compare(variant("qwen3_moe, full"), layout("pp2 x fsdp2"), kFloat64);
   compare(variant("qwen3_moe, LoRA on experts, recomputed"), experts("cp2 ep2"), kFloat64);

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 SEEDS = {"moe": 300}
-LANGUAGE_MODELS = ["dense_tied", "dense_untied", "moe", "next", "nested", "qwen3", "qwen3_moe"]
+LANGUAGE_MODELS = ["dense_tied", "dense_untied", "moe", "next", "nested", "qwen3", "qwen3_moe", "qwen3_vl"]
 
 
 def load(path):
@@ -155,7 +155,7 @@ def test_full_export_loads_and_loses_nothing(models, tmp_path, kind):
     transformers.AutoTokenizer.from_pretrained(final)
 
 
-@pytest.mark.parametrize("kind", ["dense_tied", "moe", "next", "nested", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("kind", ["dense_tied", "moe", "next", "nested", "qwen3", "qwen3_moe", "qwen3_vl"])
 def test_adapter_loads_in_peft_and_merges(models, tmp_path, kind):
     from peft import PeftModel
 
@@ -245,7 +245,7 @@ def test_embedding_head(models, tmp_path):
         assert scored["embedding"] == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["dense_tied", "dense_untied", "nested"])
+@pytest.mark.parametrize("kind", ["dense_tied", "dense_untied", "nested", "qwen3_vl"])
 def test_added_tokens_grow_tokenizer_and_model(models, tmp_path, kind):
     """VOCAB rows are more than the tokenizer's ids: enough tokens are added to pass both."""
     tokens = [f"<|new-{i}|>" for i in range(70)]
