@@ -24,6 +24,7 @@
 #include "cli/version.h"
 #include "comm/launch_environment.h"
 #include "device/npu_error.h"
+#include "models/registry.h"
 
 namespace heddle::cli {
 namespace {
@@ -165,7 +166,7 @@ std::string explain(const CLI::App& app, const CLI::ParseError& e) {
 }
 
 int parse_and_run(std::span<const std::string> arguments, const Session& session) {
-  CLI::App app("Post-trains hybrid Gated-DeltaNet language models: Qwen3-Next, Qwen3.5.", "heddle");
+  CLI::App app("Post-trains language models: " + models::family_titles() + ".", "heddle");
   Action action;
   add_commands(app, action);
   std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());  // as CLI11 wants them

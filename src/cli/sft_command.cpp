@@ -22,6 +22,7 @@
 #include "rl/rollouts.h"
 #include "rl/steps.h"
 #include "rollout/answers.h"
+#include "train/class_labels.h"
 #include "train/setup.h"
 #include "train/trainer.h"
 
@@ -79,9 +80,10 @@ int run(const std::string& name, const std::vector<std::string>& arguments,
     config::RunConfig read = config::load(split.file, defaults, config::Completeness::kComplete,
                                           assembly::usual_device());
     resolve_names(read);
+    train::find_class_labels(read);
     return read;
   });
-  log::set_level(static_cast<log::Level>(config.log.level));
+  log::set_level(config.log.level);
   for (const std::string& sentence : config::unused_keys(config)) log::warning("{}", sentence);
   StopRequest stop;
   const char* const log_file = std::getenv(comm::kLogVariable);

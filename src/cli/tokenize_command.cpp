@@ -183,6 +183,7 @@ int run(const TokenizeOptions& options, const Session& session) {
     throw ConfigError("model.path is needed: it names the tokenizer");
   if (!options.input.empty() || !options.text.empty()) config.data.train.clear();
   resolve_names(config, hub::Need::kTokenizer);
+  if (!config.data.train.empty()) train::find_class_labels(config);
   const auto tokenizer = train::load_tokenizer(config).tokenizer;
   data::DatasetOptions dataset = train::dataset_options(config, train::DataPart::kTrain);
   const data::Renderer renderer(*tokenizer, dataset.rendering);

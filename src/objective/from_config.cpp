@@ -11,32 +11,6 @@
 namespace heddle::objective {
 namespace {
 
-DpoLoss loss_of(config::DpoLoss loss) {
-  switch (loss) {
-    case config::DpoLoss::kSigmoid:
-      break;
-    case config::DpoLoss::kIpo:
-      return DpoLoss::kIpo;
-    case config::DpoLoss::kHinge:
-      return DpoLoss::kHinge;
-    case config::DpoLoss::kOrpo:
-      return DpoLoss::kOrpo;
-    case config::DpoLoss::kSimpo:
-      return DpoLoss::kSimpo;
-  }
-  return DpoLoss::kSigmoid;
-}
-
-DpoOptions dpo_options(const config::DpoSection& section) {
-  DpoOptions options;
-  options.loss = loss_of(section.loss);
-  options.beta = section.beta;
-  options.label_smoothing = section.label_smoothing;
-  options.sft_weight = section.sft_weight;
-  options.simpo_gamma = section.simpo_gamma;
-  return options;
-}
-
 /// Two answers to a prompt.
 data::GroupShape answers(const config::DataFields& fields, bool learns) {
   return {.texts = {fields.chosen, fields.rejected}, .prompt = fields.prompt, .learns = learns};
@@ -85,7 +59,7 @@ std::unique_ptr<Objective> make_objective(const config::RunConfig& config,
           config.train.global_batch_size);
     case config::Objective::kDpo:
       return std::make_unique<Preference>(
-          placed, dpo_options(config.dpo),
+          placed, config.dpo,
           ReferenceOptions{config.train.output_dir, config.train.micro_batch_tokens});
     case config::Objective::kReward:
       return std::make_unique<Reward>(placed);

@@ -70,10 +70,6 @@ Slopes slopes_of(const DpoPairs& pairs, const at::Tensor& x, const DpoOptions& o
 
 }  // namespace
 
-bool compares_with_reference(DpoLoss loss) {
-  return loss != DpoLoss::kOrpo && loss != DpoLoss::kSimpo;
-}
-
 DpoPairs dpo_loss(const AnswerLogprobs& chosen, const AnswerLogprobs& rejected,
                   const DpoOptions& options) {
   const auto seen = [&](const at::Tensor& sum, const AnswerLogprobs& answer) {

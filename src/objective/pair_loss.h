@@ -2,21 +2,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "objective/dpo_options.h"
+
 namespace heddle::objective {
-
-enum class DpoLoss { kSigmoid, kIpo, kHinge, kOrpo, kSimpo };
-
-/// Whether a loss compares the policy with a reference: kOrpo and kSimpo have none.
-bool compares_with_reference(DpoLoss loss);
-
-struct DpoOptions {
-  DpoLoss loss = DpoLoss::kSigmoid;
-  double beta = 0.1;
-  /// kSigmoid and kSimpo: probability that a pair's labels are swapped.
-  double label_smoothing = 0;
-  double sft_weight = 0;     ///< Weight of the cross-entropy of the chosen answer.
-  double simpo_gamma = 0.5;  ///< kSimpo: margin that the chosen answer is to be ahead by.
-};
 
 /// Log-probabilities [P] of answers given their prompts, sums over the tokens of loss weight x log
 /// p; all of one dtype.

@@ -125,7 +125,7 @@ Truncation truncation_of(const Row& row, const RenderOptions& options) {
         throw_error<DataError>(
             "field '{}': the row is longer than {} tokens, and data.truncation=split is for plain "
             "text and tokens of a language model; choose auto, keep_start, keep_end or drop",
-            name_of(row.format), options.max_length);
+            to_string(row.format), options.max_length);
       }
       return Truncation::kSplit;
     default:
@@ -215,13 +215,14 @@ Renderer::Renderer(const Tokenizer& tokenizer, RenderOptions options)
 Renderer::~Renderer() = default;
 
 const Chat& Renderer::chat_of(const Row& row) const {
+  tokenizer_.require_texts();
   if (!row.tools.is_null() && tool_chat_) return *tool_chat_;
   if (chat_) return *chat_;
   const std::vector<std::string> names = tokenizer_.chat_template_names();
   throw_error<DataError>(
       "field '{}': the row is a conversation but the tokenizer has no chat template{}; put "
       "chat_template.jinja beside tokenizer.json or set data.chat_template",
-      name_of(row.format),
+      to_string(row.format),
       names.empty() ? "" : " of the name 'default', only '" + text::list_some(names) + "'");
 }
 
@@ -338,12 +339,14 @@ TokenizedRow Renderer::tokenize(const Row& row) const {
     targets = row.labels.empty() ? row.input_ids : row.labels;
     for (const std::int32_t id : out.tokens) {
       if (id < tokenizer_.vocab_size()) continue;
-      throw_error<DataError>("field 'input_ids': {} is beyond the tokenizer's {} tokens", id,
+      throw_error<DataError>("field 'input_ids': {} is beyond the {} {} tokens", id,
+                             tokenizer_.has_texts() ? "tokenizer's" : "model's",
                              tokenizer_.vocab_size());
     }
     for (const std::int32_t id : targets) {
       if (id >= tokenizer_.vocab_size()) {
-        throw_error<DataError>("field 'labels': {} is beyond the tokenizer's {} tokens", id,
+        throw_error<DataError>("field 'labels': {} is beyond the {} {} tokens", id,
+                               tokenizer_.has_texts() ? "tokenizer's" : "model's",
                                tokenizer_.vocab_size());
       }
       weights.push_back(id == kIgnoredLabel ? 0 : 1);
