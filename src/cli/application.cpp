@@ -113,10 +113,14 @@ std::string own_command_for(const std::string& name) {
       {"preprocess", "heddle tokenize, to look; sft and pt tokenize by themselves"},
       {"torchrun", "heddle launch"},
       {"rm", "heddle reward"},
+      {"rlhf", "heddle dpo, heddle reward or heddle rl"},
+      {"ppo", "heddle rl"},
+      {"grpo", "heddle rl"},
+      {"ipo", "heddle dpo with dpo.loss=ipo"},
+      {"orpo", "heddle dpo with dpo.loss=orpo"},
+      {"simpo", "heddle dpo with dpo.loss=simpo"},
   };
-  for (const char* name_of_method : {"ppo", "grpo", "rlhf", "orpo", "kto"}) {
-    if (name == name_of_method) return "not built yet; preference tuning is heddle dpo";
-  }
+  if (name == "kto") return "not built yet; preference tuning is heddle dpo";
   const auto found = kOwn.find(name);
   return found == kOwn.end() ? "" : found->second;
 }

@@ -140,7 +140,9 @@ const std::vector<TrainingCommand>& training_commands() {
        "Tune a model on preferences: of two answers the chosen one gets likelier",
        "As sft. Rows hold `prompt`, `chosen` and `rejected` (texts or lists of messages), `chosen` "
        "and\n"
-       "`rejected` as whole conversations, or `prompt_ids`, `chosen_ids` and `rejected_ids`.\n"
+       "`rejected` as whole conversations, or `prompt_ids`, `chosen_ids` and `rejected_ids`. "
+       "dpo.loss\n"
+       "chooses between DPO (sigmoid, ipo, hinge), ORPO and SimPO.\n"
        "\n"
        "Example:\n"
        "  heddle dpo run.yaml data.train=preferences.jsonl train.method=lora optim.lr=5e-6 "

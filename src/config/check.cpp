@@ -444,8 +444,10 @@ std::vector<std::string> unused_keys(const RunConfig& config) {
     note("optim.offload", "the device is the host");
     note("train.offload_activations", "the device is the host");
   }
-  if (config.optim.schedule != Schedule::kWsd)
+  if (config.optim.schedule != Schedule::kWsd) {
     note("optim.decay_steps", "optim.schedule is not wsd");
+    note("optim.decay_type", "optim.schedule is not wsd");
+  }
   if (config.optim.schedule == Schedule::kConstant) {
     note("optim.min_lr_ratio", "optim.schedule is constant");
   }
@@ -456,8 +458,11 @@ std::vector<std::string> unused_keys(const RunConfig& config) {
   if (objective_of(config) != Objective::kDpo) {
     for (const Field& field : find_section("dpo")->fields)
       note(field.key, "train.objective is not dpo");
-  } else if (config.dpo.loss != objective::DpoLoss::kSigmoid) {
-    note("dpo.label_smoothing", "dpo.loss is not sigmoid");
+  } else {
+    const objective::DpoLoss loss = config.dpo.loss;
+    if (loss != objective::DpoLoss::kSigmoid && loss != objective::DpoLoss::kSimpo)
+      note("dpo.label_smoothing", "dpo.loss is neither sigmoid nor simpo");
+    if (loss != objective::DpoLoss::kSimpo) note("dpo.simpo_gamma", "dpo.loss is not simpo");
   }
   note_policy_keys(config, note);
   if (config.model.head != Head::kEmbed) {

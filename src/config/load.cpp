@@ -256,6 +256,10 @@ void fill_in(RunConfig& config, const std::string& name, std::span<const std::st
   if (config.train.method == Method::kLora && !config.is_set("optim.lr")) config.optim.lr = 2e-4;
   if (config.optim.name == OptimName::kMuon && !config.is_set("optim.momentum"))
     config.optim.momentum = 0.95;
+  if (config.dpo.loss == objective::DpoLoss::kSimpo && !config.is_set("dpo.beta"))
+    config.dpo.beta = 2;
+  if (config.dpo.loss == objective::DpoLoss::kOrpo && !config.is_set("dpo.sft_weight"))
+    config.dpo.sft_weight = 1;
   if (!config.is_set("adapter.seed")) config.adapter.seed = config.train.seed;
 }
 

@@ -160,6 +160,10 @@ constexpr auto names_of(OptimName) { return spelled("adamw", "sgd", "muon"); }
 enum class Schedule { kConstant, kLinear, kCosine, kWsd };
 constexpr auto names_of(Schedule) { return spelled("constant", "linear", "cosine", "wsd"); }
 
+/// Form of the final decay of Schedule::kWsd.
+enum class DecayType { kLinear, kCosine, kOneMinusSqrt };
+constexpr auto names_of(DecayType) { return spelled("linear", "cosine", "1-sqrt"); }
+
 struct OptimSection {
   OptimName name = OptimName::kAdamW;
   double lr = 2e-5;          ///< load() makes it 2e-4 for train.method lora if the user gave none
@@ -174,6 +178,7 @@ struct OptimSection {
   std::int64_t warmup_steps = 0;
   double warmup_ratio = 0;
   std::int64_t decay_steps = 0;
+  DecayType decay_type = DecayType::kLinear;
   double min_lr_ratio = 0;
   std::vector<std::string> no_decay;
   Dtype grad_dtype = Dtype::kFloat32;

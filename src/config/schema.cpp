@@ -235,16 +235,25 @@ Section eval_section() {
 Section dpo_section() {
   Section s = make("dpo", "Preference tuning, for train.objective dpo.");
   Table<objective::DpoOptions>(s, &RunConfig::dpo)
-      .key("beta", &objective::DpoOptions::beta, "how strongly the policy is held to the reference",
-           {.range = above(0)})
+      .key("beta", &objective::DpoOptions::beta,
+           "how strongly the policy is held to the reference; orpo: weight of the odds ratio; "
+           "simpo: "
+           "scale of the margin, 2 unless given",
+           {.range = above(0), .aliases = {"pref_beta"}})
       .key("loss", &objective::DpoOptions::loss,
-           "of the margin between the two answers; ipo compares means over tokens",
+           "of the margin between the two answers; ipo, orpo and simpo compare means over tokens; "
+           "orpo and simpo need no reference",
            {.aliases = {"loss_type", "pref_loss"}})
       .key("label_smoothing", &objective::DpoOptions::label_smoothing,
-           "loss sigmoid: share of pairs whose labels are wrong", {.range = from_up_to(0, 0.5)})
-      .key("sft_weight", &objective::DpoOptions::sft_weight,
-           "of the mean cross-entropy of the chosen answer, added to the loss",
-           {.range = at_least(0), .aliases = {"rpo_alpha", "pref_ftx"}});
+           "losses sigmoid and simpo: share of pairs whose labels are wrong",
+           {.range = from_up_to(0, 0.5)})
+      .key(
+          "sft_weight", &objective::DpoOptions::sft_weight,
+          "of the mean cross-entropy of the chosen answer, added to the loss; orpo: 1 unless given",
+          {.range = at_least(0), .aliases = {"rpo_alpha", "pref_ftx", "cpo_alpha"}})
+      .key("simpo_gamma", &objective::DpoOptions::simpo_gamma,
+           "loss simpo: what the chosen answer is to be ahead by, after scaling by beta",
+           {.range = at_least(0)});
   return s;
 }
 
@@ -282,6 +291,8 @@ Section optim_section() {
            "the same as a share of all steps, instead of warmup_steps", {.range = from_up_to(0, 1)})
       .key("decay_steps", &OptimSection::decay_steps, "wsd: steps of the final decay",
            {.range = at_least(0), .aliases = {"num_decay_steps"}})
+      .key("decay_type", &OptimSection::decay_type, "wsd: form of the final decay",
+           {.aliases = {"lr_wsd_decay_style", "wsd_decay_style"}})
       .key("min_lr_ratio", &OptimSection::min_lr_ratio, "end of the schedule, as a fraction of lr",
            {.range = within(0, 1), .aliases = {"min_lr", "lr_min"}})
       .key("no_decay", &OptimSection::no_decay,
