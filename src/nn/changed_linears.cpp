@@ -91,8 +91,8 @@ struct Product {
   std::vector<Parameter*> weights;
   /// One for all rows or, where rows differ, those whose changes drop elements.
   std::vector<Segment> segments;
-  GroupedChanges grouped;  ///< The other changes where rows differ.
-  bool is_one;             ///< All rows have the same changes.
+  GroupedChanges grouped;                    ///< The other changes where rows differ.
+  bool is_one;                               ///< All rows have the same changes.
   std::function<at::Tensor()> input;         ///< x
   std::shared_ptr<PostponedWork> postponed;  ///< See LinearInput.
   bool wants_input_gradient;
@@ -163,10 +163,10 @@ at::Tensor Product::backward(const Tensors& grads) const {
   ops::Products terms;
   Tensors all_dy, trained_dy;
   for (std::size_t i = 0; i < weights.size(); ++i) {
-    all_dy.push_back(grads[i].defined()
-                         ? grads[i]
-                         : at::zeros({defined->size(0), weights[i]->local_shape()[0]},
-                                     defined->options()));
+    all_dy.push_back(
+        grads[i].defined()
+            ? grads[i]
+            : at::zeros({defined->size(0), weights[i]->local_shape()[0]}, defined->options()));
     trained_dy.push_back(weights[i]->trainable() ? all_dy[i] : at::Tensor());
     terms.push_back({all_dy[i], weights[i]->data()});
   }

@@ -49,8 +49,7 @@ void accumulate(const std::vector<Parameter*>& factors, const F& product) {
     if (!sums[i].adds) room += room_of(factor);
   }
   const at::Tensor& like = factors[0]->value();
-  const at::Tensor all =
-      at::empty({room}, at::TensorOptions().dtype(wide).device(like.device()));
+  const at::Tensor all = at::empty({room}, at::TensorOptions().dtype(wide).device(like.device()));
   room = 0;
   for (std::size_t i = 0; i < factors.size(); ++i) {
     const Parameter& factor = *factors[i];

@@ -52,8 +52,7 @@ TEST(GroupedLowRank, EqualsEachSetAlone) {
 TEST(GroupedLowRank, WritesOverWhatIsThereUnlessItAdds) {
   const GroupedCase c = GroupedCase::of(16, {8}, {4, 0}, {{3}, {5}});
   const KernelTable kernels = table("reference", at::kDouble);
-  const Tensors fresh = run(kernels.get<GroupedLowRank>(), c).all(),
-                expected = defined(c, 0).all();
+  const Tensors fresh = run(kernels.get<GroupedLowRank>(), c).all(), expected = defined(c, 0).all();
   for (std::size_t i = 0; i < fresh.size(); ++i)
     EXPECT_TRUE(close(fresh[i], expected[i], 1e-12)) << i;
 }

@@ -28,7 +28,7 @@ using LowRankGroups = std::vector<LowRankRows>;
 
 /// Gets the gradient of a factor, contiguous, not narrower than the compute type.
 struct FactorSum {
-  at::Tensor sum;  ///< Undefined: nobody asks for it.
+  at::Tensor sum;     ///< Undefined: nobody asks for it.
   bool adds = false;  ///< To what is there, instead of over it.
 };
 

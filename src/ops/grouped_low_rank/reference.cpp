@@ -46,8 +46,7 @@ void add_outputs(const Tensors& outputs, const at::Tensor& lows, const LowRankGr
 at::Tensor d_lows(const Tensors& dy, const LowRankGroups& groups) {
   const at::Tensor all = empty_lows(dy.at(0), groups).zero_();
   each(all, groups, [&](const LowRankRows& rows, const Change& change, const at::Tensor& d_low) {
-    at::Tensor(d_low).copy_(
-        at::mm(own(rows, dy.at(change.layer)), change.b).mul_(change.scaling));
+    at::Tensor(d_low).copy_(at::mm(own(rows, dy.at(change.layer)), change.b).mul_(change.scaling));
   });
   return all;
 }

@@ -17,11 +17,10 @@ class GpuGroupedLowRank : public GpuFused {
   static void expect_results(const GroupedCase& exact, std::int64_t gap = 16) {
     const KernelTable gpu_table = table("cuda.sm90_grouped", at::kBFloat16, {Platform::kCuda});
     const KernelTable cpu_table = table("reference", at::kDouble, {});
-    const GroupedCase rounded = exact.with(
-        [](const at::Tensor& x) { return x.to(at::kBFloat16).to(at::kDouble); });
-    const GroupedCase c = exact.with([](const at::Tensor& x) {
-      return x.to(at::kBFloat16).to(gpu());
-    });
+    const GroupedCase rounded =
+        exact.with([](const at::Tensor& x) { return x.to(at::kBFloat16).to(at::kDouble); });
+    const GroupedCase c =
+        exact.with([](const at::Tensor& x) { return x.to(at::kBFloat16).to(gpu()); });
     GroupedCase gapped = c;
     gapped.x = with_poisoned_gaps(c.x, gap);
     for (at::Tensor& dy : gapped.dy) dy = with_poisoned_gaps(dy, gap);
@@ -38,9 +37,9 @@ class GpuGroupedLowRank : public GpuFused {
 };
 
 TEST_F(GpuGroupedLowRank, RaggedAndEmptyRowsEqualReference) {
-  expect_results(GroupedCase::of(1032, {264, 64, 16, 8}, {0, 1, 300, 129, 7},
-                                 {{8, 8, 8, 8}, {26, 0, 45, 1}, {64, 16, 16, 100}, {0, 0, 0, 0},
-                                  {40, 32, 24, 8}}));
+  expect_results(GroupedCase::of(
+      1032, {264, 64, 16, 8}, {0, 1, 300, 129, 7},
+      {{8, 8, 8, 8}, {26, 0, 45, 1}, {64, 16, 16, 100}, {0, 0, 0, 0}, {40, 32, 24, 8}}));
 }
 
 TEST_F(GpuGroupedLowRank, LongSumsEqualReference) {

@@ -1,5 +1,5 @@
-// Products of many matrices with narrow ones in one launch: the low-rank changes of rows that belong
-// to several sets of adapters. bf16, sums in fp32, no atomics. Plain C++, no ATen.
+// Products of many matrices with narrow ones in one launch: the low-rank changes of rows that
+// belong to several sets of adapters. bf16, sums in fp32, no atomics. Plain C++, no ATen.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@ struct NarrowProduct {
   int64_t tall_stride = 0, narrow_stride = 0, out_stride = 0;
   int32_t m = 0, k = 0, n = 0;
   float scale = 1;
-  bool turned = false;      ///< kGradients alone.
+  bool turned = false;       ///< kGradients alone.
   bool accumulates = false;  ///< kGradients alone: adds to `out`.
 };
 

@@ -15,7 +15,8 @@ namespace heddle::ops::cuda {
 namespace {
 
 constexpr int kTileM = 128, kTileN = 64, kDepth = 64, kStages = 4, kThreads = 256;
-constexpr int kTallBytes = kTileM * (kDepth + 8) * 2;  // or kDepth * (kTileM + 8) * 2, which is less
+constexpr int kTallBytes =
+    kTileM * (kDepth + 8) * 2;  // or kDepth * (kTileM + 8) * 2, which is less
 constexpr int kNarrowBytes = kTileN * (kDepth + 8) * 2;
 constexpr int kStageBytes = kTallBytes + kNarrowBytes;
 constexpr int kSumPitch = kTileN + 1;
@@ -45,11 +46,10 @@ __host__ __device__ inline int tiles_along(int size, int tile) { return (size + 
 
 __device__ __forceinline__ float load_from(u32 address, u32 rank) {
   float v;
-  asm volatile(
-      "{.reg .b32 t; mapa.shared::cluster.u32 t, %1, %2; ld.shared::cluster.f32 %0, [t];}"
-      : "=f"(v)
-      : "r"(address), "r"(rank)
-      : "memory");
+  asm volatile("{.reg .b32 t; mapa.shared::cluster.u32 t, %1, %2; ld.shared::cluster.f32 %0, [t];}"
+               : "=f"(v)
+               : "r"(address), "r"(rank)
+               : "memory");
   return v;
 }
 
@@ -87,14 +87,16 @@ struct Tile {
       if constexpr (form == NarrowForm::kRows) {  // rows are n
         if (row >= tiles_along(columns, 16) * 16) break;
         const bool is_in = row < columns && k0 + column < e.k;
-        copy8(to, e.narrow + static_cast<int64_t>(is_in ? n0 + row : 0) * e.narrow_stride +
-                      (is_in ? k0 + column : 0),
+        copy8(to,
+              e.narrow + static_cast<int64_t>(is_in ? n0 + row : 0) * e.narrow_stride +
+                  (is_in ? k0 + column : 0),
               is_in ? e.k - k0 - column : 0, e.is_aligned);
       } else {  // rows are k
         if (column >= tiles_along(columns, 16) * 16) continue;
         const bool is_in = k0 + row < e.k && column < columns;
-        copy8(to, e.narrow + static_cast<int64_t>(is_in ? k0 + row : 0) * e.narrow_stride +
-                      (is_in ? n0 + column : 0),
+        copy8(to,
+              e.narrow + static_cast<int64_t>(is_in ? k0 + row : 0) * e.narrow_stride +
+                  (is_in ? n0 + column : 0),
               is_in ? (form == NarrowForm::kGradients ? 8 : columns - column) : 0, e.is_aligned);
       }
     }
@@ -108,19 +110,21 @@ struct Tile {
     for (int k = 0; k < kDepth; k += 16) {
       u32 left[4];
       if constexpr (form == NarrowForm::kGradients) {
-        ldmatrix4_trans(left, stage + ((k + (m >> 1) * 8 + r) * (kTileM + 8) + warp * 16 +
-                                       (m & 1) * 8) * 2);
+        ldmatrix4_trans(
+            left, stage + ((k + (m >> 1) * 8 + r) * (kTileM + 8) + warp * 16 + (m & 1) * 8) * 2);
       } else {
-        ldmatrix4(left, stage + ((warp * 16 + (m & 1) * 8 + r) * (kDepth + 8) + k + (m >> 1) * 8) * 2);
+        ldmatrix4(left,
+                  stage + ((warp * 16 + (m & 1) * 8 + r) * (kDepth + 8) + k + (m >> 1) * 8) * 2);
       }
 #pragma unroll
       for (int n = 0; n < NB; n += 2) {
         u32 right[4];
         if constexpr (form == NarrowForm::kRows) {
-          ldmatrix4(right, narrow + ((n * 8 + (m >> 1) * 8 + r) * (kDepth + 8) + k + (m & 1) * 8) * 2);
+          ldmatrix4(right,
+                    narrow + ((n * 8 + (m >> 1) * 8 + r) * (kDepth + 8) + k + (m & 1) * 8) * 2);
         } else {
-          ldmatrix4_trans(right,
-                          narrow + ((k + (m & 1) * 8 + r) * (kDepth + 8) + n * 8 + (m >> 1) * 8) * 2);
+          ldmatrix4_trans(
+              right, narrow + ((k + (m & 1) * 8 + r) * (kDepth + 8) + n * 8 + (m >> 1) * 8) * 2);
         }
         mma_bf16(sums[n], left, right[0], right[1]);
         mma_bf16(sums[n + 1], left, right[2], right[3]);
@@ -206,9 +210,9 @@ __global__ void __launch_bounds__(kThreads, 2) narrow_kernel(const __grid_consta
       const int row = begin + (e.turned ? i % share : i / columns),
                 column = e.turned ? i / share : i % columns;
       if (work.m0 + row >= e.m) continue;
-      const int64_t at = e.turned
-                             ? static_cast<int64_t>(work.n0 + column) * e.out_stride + work.m0 + row
-                             : static_cast<int64_t>(work.m0 + row) * e.out_stride + work.n0 + column;
+      const int64_t at =
+          e.turned ? static_cast<int64_t>(work.n0 + column) * e.out_stride + work.m0 + row
+                   : static_cast<int64_t>(work.m0 + row) * e.out_stride + work.n0 + column;
       const float total = e.scale * joined(from, row, column, parts);
       out[at] = e.accumulates ? out[at] + total : total;
     }
@@ -237,15 +241,15 @@ __global__ void __launch_bounds__(kThreads, 2) narrow_kernel(const __grid_consta
 /// The work of a launch.
 struct Load {
   int tiles = 0, deepest = 0;  // steps of the deepest product
-  int64_t steps = 0;           // of all tiles
 };
 
-/// CTAs along the depth of each product: so many that those of the deepest one take no longer than
-/// all steps on all multiprocessors do, none with less than 4 steps.
+/// CTAs along the depth of each product: as many as fill the device, and none of the deepest with
+/// less than 4 steps. More of them for products of unequal depth were slower.
 int parts_of(const Load& load) {
-  const int64_t share = std::max<int64_t>(4, load.steps / (2 * multiprocessors()));
   int parts = 1;
-  while (parts < kMostParts && load.deepest > parts * share) parts *= 2;
+  while (parts < kMostParts && load.tiles * parts < multiprocessors() &&
+         load.deepest / (2 * parts) >= 4)
+    parts *= 2;
   return parts;
 }
 
@@ -309,11 +313,8 @@ void narrow_products(NarrowForm form, const std::vector<NarrowProduct>& products
          p.turned,
          p.accumulates,
          begins_on_16_bytes(p.narrow, p.narrow_stride)};
-    const int tiles = tiles_along(p.m, kTileM) * tiles_along(p.n, kTileN),
-              steps = tiles_along(p.k, kDepth);
-    load.tiles += tiles;
-    load.steps += int64_t{tiles} * steps;
-    load.deepest = std::max(load.deepest, steps);
+    load.tiles += tiles_along(p.m, kTileM) * tiles_along(p.n, kTileN);
+    load.deepest = std::max(load.deepest, tiles_along(p.k, kDepth));
   }
   run();
 }

@@ -138,8 +138,11 @@ void add_input_gradient(const at::Tensor& dx, const at::Tensor& d_lows,
       TORCH_CHECK(&rows != current, "a low-rank change of more than ", cuda::kMostWideTerms,
                   " layers that share an input");
       current = &rows;
-      sums.push_back({const_cast<void*>(row(dx, rows.first)), dx.stride(0), narrow(rows.rows),
-                      narrow(dx.size(1)), {}});
+      sums.push_back({const_cast<void*>(row(dx, rows.first)),
+                      dx.stride(0),
+                      narrow(rows.rows),
+                      narrow(dx.size(1)),
+                      {}});
     }
     sums.back().terms.push_back({d_low.data, change.a.const_data_ptr(), d_low.stride,
                                  change.a.stride(0), narrow(change.a.size(0))});
@@ -213,9 +216,10 @@ void add_grouped_low_rank(Registry& registry) {
   using namespace grouped_low_rank_cuda;
   KernelInfo own = KernelInfo::cuda("cuda.sm90_grouped", {c10::ScalarType::BFloat16});
   own.refuse_device = refuse_device;
-  own.falls_back = "cuBLAS, set by set, for widths not a multiple of 8 or rows not starting on 16 bytes";
-  registry.add<GroupedLowRank>(own, {lows, add_outputs, d_lows, add_input_gradient, gradients_of_b,
-                                     gradients_of_a});
+  own.falls_back =
+      "cuBLAS, set by set, for widths not a multiple of 8 or rows not starting on 16 bytes";
+  registry.add<GroupedLowRank>(
+      own, {lows, add_outputs, d_lows, add_input_gradient, gradients_of_b, gradients_of_a});
   registry.add<GroupedLowRank>(KernelInfo::cuda("cuda.cublas", reference_dtypes()),
                                grouped_low_rank_reference::functions());
 }

@@ -28,8 +28,7 @@ __device__ __forceinline__ void copy8(u32 to, const bf16* from, int valid, bool 
   u32 words[4] = {0, 0, 0, 0};
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
-    if (i < valid)
-      words[i / 2] |= static_cast<u32>(__bfloat16_as_ushort(from[i])) << (i % 2 * 16);
+    if (i < valid) words[i / 2] |= static_cast<u32>(__bfloat16_as_ushort(from[i])) << (i % 2 * 16);
   }
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(words[0]), "r"(words[1]),
                "r"(words[2]), "r"(words[3])

@@ -55,7 +55,8 @@ __device__ __forceinline__ void load(u32 stage, const Entry& e, const Term& t, i
     const int row = i / (kDepth / 8), column = i % (kDepth / 8) * 8;
     const bool is_in = m0 + row < e.m && k0 + column < t.k;
     cp_async16(stage + (row * kRowPitch + column) * 2,
-               is_in ? t.a + static_cast<int64_t>(m0 + row) * t.a_stride + k0 + column : t.a, is_in);
+               is_in ? t.a + static_cast<int64_t>(m0 + row) * t.a_stride + k0 + column : t.a,
+               is_in);
     if constexpr (!kDepthFirst) {
       const bool is_own = n0 + row < e.n && k0 + column < t.k;
       copy8(b + (row * kRowPitch + column) * 2,
@@ -84,15 +85,17 @@ __device__ __forceinline__ void multiply(float (&sums)[2][8][4], u32 stage) {
     u32 left[2][4];
 #pragma unroll
     for (int i = 0; i < 2; ++i)
-      ldmatrix4(left[i], stage + ((row + i * 16 + (m & 1) * 8 + r) * kRowPitch + k + (m >> 1) * 8) * 2);
+      ldmatrix4(left[i],
+                stage + ((row + i * 16 + (m & 1) * 8 + r) * kRowPitch + k + (m >> 1) * 8) * 2);
 #pragma unroll
     for (int n = 0; n < 8; n += 2) {
       u32 right[4];
       if constexpr (kDepthFirst) {
-        ldmatrix4_trans(right, b + ((k + (m & 1) * 8 + r) * kWidePitch + column + n * 8 +
-                                    (m >> 1) * 8) * 2);
+        ldmatrix4_trans(
+            right, b + ((k + (m & 1) * 8 + r) * kWidePitch + column + n * 8 + (m >> 1) * 8) * 2);
       } else {
-        ldmatrix4(right, b + ((column + n * 8 + (m >> 1) * 8 + r) * kRowPitch + k + (m & 1) * 8) * 2);
+        ldmatrix4(right,
+                  b + ((column + n * 8 + (m >> 1) * 8 + r) * kRowPitch + k + (m & 1) * 8) * 2);
       }
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -119,7 +122,8 @@ __global__ void __launch_bounds__(kThreads, 2) wide_kernel(const __grid_constant
 #if __CUDA_ARCH__ >= 800
   extern __shared__ __align__(128) unsigned char memory[];
   const u32 tile = smem_u32(memory), stages = tile + kYBytes;
-  const Entry& e = table.entries[entry_of(table.entries, table.count, static_cast<int>(blockIdx.x))];
+  const Entry& e =
+      table.entries[entry_of(table.entries, table.count, static_cast<int>(blockIdx.x))];
   const int columns = tiles_along(e.n), place = static_cast<int>(blockIdx.x) - e.first_tile;
   const int m0 = place / columns * kTile, n0 = place % columns * kTile;
   const Term* const terms = table.terms + e.first_term;
