@@ -12,8 +12,8 @@ namespace heddle::train {
 
 RunTokenizer load_tokenizer(const config::RunConfig& config) {
   RunTokenizer result;
-  result.source.directory =
-      config.model.tokenizer.empty() ? config.model.path : config.model.tokenizer;
+  result.source = ckpt::TokenizerSource(config.model.tokenizer.empty() ? config.model.path
+                                                                       : config.model.tokenizer);
   if (config.model.added_tokens.empty()) {
     result.tokenizer = data::Tokenizer::load(result.source.directory);
     return result;

@@ -201,8 +201,9 @@ TEST_F(AdapterDirectories, StoresInTheTypeAskedForAndCopiesTheTokenizer) {
   std::filesystem::create_directory(dir_ / "base");
   files::write_atomically(dir_ / "base" / "tokenizer.json", "{}");
   files::write_atomically(dir_ / "base" / "generation_config.json", "{}");
-  write_adapter(dir_ / "a", config(), tensors(), AdapterSpelling::kText, at::kBFloat16,
-                {dir_ / "base", {{"tokenizer_config.json", "{}"}}});
+  TokenizerSource tokenizer(dir_ / "base");
+  tokenizer.changed = {{"tokenizer_config.json", "{}"}};
+  write_adapter(dir_ / "a", config(), tensors(), AdapterSpelling::kText, at::kBFloat16, tokenizer);
   EXPECT_EQ(AdapterDirectory::open(dir_ / "a").pairs()[0].a.dtype, Dtype::kBF16);
   EXPECT_TRUE(std::filesystem::exists(dir_ / "a" / "tokenizer.json"));
   EXPECT_TRUE(std::filesystem::exists(dir_ / "a" / "tokenizer_config.json"));
