@@ -24,6 +24,7 @@
 #include "cli/version.h"
 #include "comm/launch_environment.h"
 #include "device/npu_error.h"
+#include "models/registry.h"
 
 namespace heddle::cli {
 namespace {
@@ -112,10 +113,14 @@ std::string own_command_for(const std::string& name) {
       {"preprocess", "heddle tokenize, to look; sft and pt tokenize by themselves"},
       {"torchrun", "heddle launch"},
       {"rm", "heddle reward"},
+      {"rlhf", "heddle dpo, heddle reward or heddle rl"},
+      {"ppo", "heddle rl"},
+      {"grpo", "heddle rl"},
+      {"ipo", "heddle dpo with dpo.loss=ipo"},
+      {"orpo", "heddle dpo with dpo.loss=orpo"},
+      {"simpo", "heddle dpo with dpo.loss=simpo"},
   };
-  for (const char* name_of_method : {"ppo", "grpo", "rlhf", "orpo", "kto"}) {
-    if (name == name_of_method) return "not built yet; preference tuning is heddle dpo";
-  }
+  if (name == "kto") return "not built yet; preference tuning is heddle dpo";
   const auto found = kOwn.find(name);
   return found == kOwn.end() ? "" : found->second;
 }
@@ -163,7 +168,7 @@ std::string explain(const CLI::App& app, const CLI::ParseError& e) {
 }
 
 int parse_and_run(std::span<const std::string> arguments, const Session& session) {
-  CLI::App app("Post-trains hybrid Gated-DeltaNet language models: Qwen3-Next, Qwen3.5.", "heddle");
+  CLI::App app("Post-trains language models: " + models::family_titles() + ".", "heddle");
   Action action;
   add_commands(app, action);
   std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());  // as CLI11 wants them

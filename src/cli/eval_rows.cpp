@@ -33,10 +33,10 @@ void rename_prompt(Json& value, bool is_user_turn) {
 }  // namespace
 
 EvalRows::EvalRows(const data::Tokenizer& tokenizer, const EvalRowOptions& options,
-                   const data::RenderOptions& rendering, bool is_classifier)
+                   const data::RenderOptions& rendering, const data::RowOptions& reading)
     : tokenizer_(tokenizer),
       options_(options),
-      is_classifier_(is_classifier),
+      reading_(reading),
       has_template_(tokenizer.chat_template().has_value()),
       renderer_(tokenizer, rendering) {}
 
@@ -76,10 +76,8 @@ EvalCase EvalRows::parse(Json value, std::int64_t line) const {
   one.line = line;
   Json readable = value;
   rename_prompt(readable, has_template_ && !options_.raw);
-  data::RowOptions options;
-  options.task = is_classifier_ ? data::Task::kClassification : data::Task::kEmbedding;
-  one.row = data::parse_row(readable, options);
-  if (is_classifier_) {
+  one.row = data::parse_row(readable, reading_);
+  if (reading_.task == data::Task::kClassification) {
     one.prompt = renderer_.tokenize(one.row).tokens;
     one.label = static_cast<std::int64_t>(one.row.target.value_or(0));
   } else {

@@ -38,9 +38,9 @@ struct EvalCase {
 /// `prompt`, `text`, `input_ids`) and the right answer.
 class EvalRows {
  public:
-  /// The tokenizer outlives it.
+  /// The tokenizer outlives it. `reading`: the task, and a classifier's classes.
   EvalRows(const data::Tokenizer& tokenizer, const EvalRowOptions& options,
-           const data::RenderOptions& rendering, bool is_classifier);
+           const data::RenderOptions& rendering, const data::RowOptions& reading);
 
   /// Throws DataError, also where there is no row.
   std::vector<EvalCase> read() const;
@@ -68,7 +68,8 @@ class EvalRows {
 
   const data::Tokenizer& tokenizer_;
   const EvalRowOptions& options_;
-  bool is_classifier_, has_template_;
+  data::RowOptions reading_;
+  bool has_template_;
   data::Renderer renderer_;
 };
 

@@ -9,8 +9,10 @@
 #include "ops/embedding/embedding.h"
 #include "ops/gated_delta_net/gated_delta_net.h"
 #include "ops/gated_delta_net/gated_delta_rule_decode.h"
+#include "ops/grouped_low_rank/grouped_low_rank.h"
 #include "ops/linear/linear.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
+#include "ops/moe/frozen_experts.h"
 #include "ops/moe/moe.h"
 #include "ops/moe/shared_expert.h"
 #include "ops/optimizer_step/optimizer_step.h"
@@ -71,10 +73,12 @@ void add_attention(Requests& requests, const nn::AttentionDims& dims, std::int64
 
 void add_moe(Requests& requests, const nn::MoeDims& dims) {
   requests.add<ops::MoeRoute>({.num_experts = dims.num_experts, .top_k = dims.num_experts_per_tok});
-  requests.add<ops::MoeExperts>({.num_experts = dims.num_experts / requests.degrees.ep,
-                                 .top_k = dims.num_experts_per_tok,
-                                 .hidden_size = dims.hidden_size,
-                                 .intermediate_size = dims.moe_intermediate_size});
+  const ops::MoeExperts::Dims experts = {.num_experts = dims.num_experts / requests.degrees.ep,
+                                         .top_k = dims.num_experts_per_tok,
+                                         .hidden_size = dims.hidden_size,
+                                         .intermediate_size = dims.moe_intermediate_size};
+  requests.add<ops::MoeExperts>(experts);
+  if (requests.duties.use == ops::Use::kTraining) requests.add<ops::FrozenExperts>(experts);
   if (dims.shared_expert_intermediate_size > 0)
     requests.add<ops::SharedExpertSum>({.hidden_size = dims.hidden_size});
 }
@@ -105,6 +109,7 @@ std::vector<ops::OpRequest> kernel_requests(const Config& config, const Degrees&
   requests.add<ops::Embedding>();
   requests.add<ops::RmsNorm>({.dim = config.hidden_size});
   requests.add<ops::Linear>(trained_layers(config, degrees, duties));
+  requests.add<ops::GroupedLowRank>();
   if (const nn::GatedDeltaNetDims* dims = config.gated_delta_net())
     add_gated_delta_net(requests, *dims);
   if (const nn::AttentionDims* dims = config.attention())

@@ -48,6 +48,12 @@ Config parse_config(const Json& json, const std::string& source) {
                           text::join(known, ", "));
 }
 
+std::string family_titles() {
+  std::vector<std::string> titles;
+  for (const Family& family : families()) titles.push_back(family.title);
+  return text::join(titles, ", ");
+}
+
 std::optional<GgufForm> gguf_form(const std::string& model_type) {
   for (const Family& family : families()) {
     const auto found = family.gguf_forms.find(model_type);

@@ -20,6 +20,7 @@
 #include "train/loader_options.h"
 #include "train/schedule.h"
 #include "train/setup.h"
+#include "train/sources.h"
 #include "train/vocabulary.h"
 
 namespace heddle::tenants {
@@ -41,8 +42,7 @@ void check_built(const config::RunConfig& config) {
   refuse(!config.data.eval.empty(), "data.eval", "evaluate final/NAME by heddle score");
   refuse(!config.log.sample_prompts.empty(), "log.sample_prompts",
          "use heddle generate on final/NAME");
-  refuse(train.recompute == config::Recompute::kAuto, "train.recompute",
-         "name off, elementwise, selective or full");
+  refuse(!train.recompute, "train.recompute", "name off, elementwise, selective or full");
   refuse(!train.router_record.empty(), "train.router_record", "leave it out");
   refuse(!train.router_replay.empty(), "train.router_replay", "leave it out");
   refuse(parallel.cp > 1, "parallel.cp", "use dp or tp");
@@ -84,6 +84,7 @@ AdapterTrainer::AdapterTrainer(std::vector<config::AdapterRun> runs,
   tokenizer_ = tokenizer.tokenizer;
   tokenizer_source_ = std::move(tokenizer.source);
   base_ = place_base(shared(), *tokenizer_, std::move(world));
+  sources_ = train::contents_of(*base_.source, tokenizer_source_);
   for (Adapter& adapter : adapters_) open(adapter);
   ckpt::CheckpointStoreOptions store;
   store.keep_last = static_cast<int>(shared().ckpt.keep_last);

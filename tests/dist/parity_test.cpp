@@ -209,6 +209,16 @@ const std::vector<Variant> kVariants = {
      {"train.objective=dpo", "data.loss_on=assistant", "train.method=lora", "adapter.rank=4",
       "train.eval_every=5"},
      "preferences.jsonl"},
+    {"orpo, full, evaluated",
+     "dense",
+     {"train.objective=dpo", "dpo.loss=orpo", "data.loss_on=assistant",
+      "train.micro_batch_tokens=128", "train.eval_every=5"},
+     "preferences.jsonl"},
+    {"moe, simpo, LoRA, fewer rows than ranks",
+     "moe",
+     {"train.objective=dpo", "dpo.loss=simpo", "data.loss_on=assistant", "train.method=lora",
+      "adapter.rank=4", "train.global_batch_size=3"},
+     "preferences.jsonl"},
     {"reward, full, evaluated",
      "dense",
      {"train.objective=reward", "model.head=classify", "model.num_labels=1",
@@ -420,6 +430,10 @@ TEST_F(ParityTest, OfPreferences) {
   compare(variant("dpo, LoRA, fewer rows than ranks"), layout("tp2 x fsdp2"), kFloat64);
   compare(variant("dpo, LoRA, fewer rows than ranks"), layout("cp3"), kFloat64);
   compare(variant("moe, dpo, LoRA"), experts("fsdp2 ep2"), kFloat64);
+  compare(variant("orpo, full, evaluated"), layout("tp2 x cp2"), kFloat64);
+  compare(variant("orpo, full, evaluated"), layout("dp2 x fsdp2"), kFloat64);
+  compare(variant("orpo, full, evaluated"), layout("pp2 x cp2"), kFloat64);
+  compare(variant("moe, simpo, LoRA, fewer rows than ranks"), experts("fsdp2 ep2"), kFloat64);
   compare(variant("reward, full, evaluated"), layout("tp2 x cp2"), kFloat64);
   compare(variant("reward, full, evaluated"), layout("pp2 interleaved"), kFloat64);
 }

@@ -1,7 +1,6 @@
 #include "data/readers/row.h"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cmath>
 #include <utility>
@@ -18,16 +17,6 @@ namespace heddle::data {
 namespace {
 
 using namespace row_fields;
-
-constexpr std::array<std::pair<RowFormat, std::string_view>, 8> kNames = {
-    {{RowFormat::kAuto, "auto"},
-     {RowFormat::kTokens, "tokens"},
-     {RowFormat::kMessages, "messages"},
-     {RowFormat::kConversations, "sharegpt"},
-     {RowFormat::kPromptCompletion, "prompt_completion"},
-     {RowFormat::kInstruction, "alpaca"},
-     {RowFormat::kText, "text"},
-     {RowFormat::kPairs, "pairs"}}};
 
 void parse_text(const ordered_json& value, const FieldNames& fields, Row& row) {
   row.form = Row::Form::kText;
@@ -65,11 +54,14 @@ void refuse_media(const ordered_json& value) {
   }
 }
 
-/// The number of a class: itself, or its digits, which is all that a CSV has.
+/// The number of a class: itself, by its name, or its digits, which is all that a CSV has.
 std::int64_t class_of(const ordered_json& label, const RowOptions& options) {
   const std::string& field = options.fields.label;
   std::optional<std::int64_t> number;
   if (label.is_string()) {
+    const auto& names = options.class_names;
+    const auto named = std::find(names.begin(), names.end(), label.get_ref<const std::string&>());
+    if (named != names.end()) return named - names.begin();
     const std::string& digits = label.get_ref<const std::string&>();
     if (!digits.empty() && digits.size() < 10 &&
         digits.find_first_not_of("0123456789") == std::string::npos) {
@@ -79,7 +71,13 @@ std::int64_t class_of(const ordered_json& label, const RowOptions& options) {
     number = label.get<std::int64_t>();
   }
   if (!number) {
-    fail(field, "is {}, expected the number of a class, from 0", json_text::dump(label));
+    if (!options.class_names.empty()) {
+      fail(field, "is {}, expected one of the {} labels: {} (data.labels names others)",
+           json_text::dump(label), options.class_names.size(),
+           text::list_some(options.class_names));
+    }
+    fail(field, "is {}, expected the number of a class, from 0{}", json_text::dump(label),
+         label.is_string() ? ", or a name of data.labels" : "");
   }
   if (options.classes > 0 && *number >= options.classes) {
     fail(field, "is {}, but model.num_labels is {}: expected 0 to {}", *number, options.classes,
@@ -112,14 +110,41 @@ void parse_target(const ordered_json& value, const RowOptions& options, Row& row
   row.target = number;
 }
 
-}  // namespace
-
-std::string_view name_of(RowFormat format) {
-  for (const auto& [known, name] : kNames) {
-    if (known == format) return name;
+/// Bytes, about, that a copy of the value takes.
+std::size_t bytes_of(const ordered_json& value) {
+  std::size_t bytes = sizeof value;
+  if (value.is_string()) bytes += value.get_ref<const std::string&>().size();
+  if (value.is_array()) {
+    for (const ordered_json& item : value) bytes += bytes_of(item);
   }
-  throw_error<InternalError>("row format {} has no name", static_cast<int>(format));
+  if (value.is_object()) {
+    for (const auto& [key, item] : value.get_ref<const ordered_json::object_t&>())
+      bytes += sizeof key + key.size() + bytes_of(item);
+  }
+  return bytes;
 }
+
+/// Each conversation of the row has the template's variables.
+void share_template_variables(Row& row) {
+  constexpr std::size_t kMostBytes = std::size_t{256} << 20;
+  const auto is_conversation = [](const Row& text) {
+    return text.form == Row::Form::kConversation;
+  };
+  const auto count = static_cast<std::size_t>(std::ranges::count_if(row.texts, is_conversation));
+  if (count == 0 || row.template_variables.is_null()) return;
+  if (const std::size_t bytes = bytes_of(row.template_variables); bytes > kMostBytes / count) {
+    fail("chat_template_kwargs",
+         "takes {} for each of the row's {} conversations, which is more than {} in all; give the "
+         "row fewer or shorter variables",
+         text::format_bytes(static_cast<double>(bytes)), count,
+         text::format_bytes(static_cast<double>(kMostBytes)));
+  }
+  for (Row& text : row.texts) {
+    if (is_conversation(text)) text.template_variables = row.template_variables;
+  }
+}
+
+}  // namespace
 
 Row parse_row(const ordered_json& value, const RowOptions& options) {
   const RowFormat format = options.format;
@@ -139,7 +164,7 @@ Row parse_row(const ordered_json& value, const RowOptions& options) {
     }
     throw_error<ConfigError>(
         "data.format is '{}', but this run learns from 'pairs': rows with the fields {}",
-        name_of(format), text::list_some(options.group.texts));
+        to_string(format), text::list_some(options.group.texts));
   }
   row.format = wants_pairs                  ? RowFormat::kPairs
                : format == RowFormat::kAuto ? detect(value, fields)
@@ -169,7 +194,7 @@ Row parse_row(const ordered_json& value, const RowOptions& options) {
       break;
   }
   parse_template_variables(value, row);
-  for (Row& text : row.texts) text.template_variables = row.template_variables;
+  share_template_variables(row);
   parse_target(value, options, row);
   return row;
 }

@@ -9,6 +9,7 @@
 #include "base/hash.h"
 #include "base/text.h"
 #include "data/batch.h"
+#include "data/json/json_text.h"
 #include "data/rendering/assistant_spans.h"
 #include "data/rendering/chat.h"
 #include "data/tokenizer/tokenizer.h"
@@ -33,8 +34,7 @@ std::string template_source(const Tokenizer& tokenizer, const RenderOptions& opt
 ordered_json template_variables(const Tokenizer& tokenizer, const ordered_json& given) {
   ordered_json variables = ordered_json::object();
   for (const auto& [name, token] : tokenizer.special_tokens()) variables[name] = token;
-  for (const auto& [name, value] : given.items()) variables[name] = value;
-  return variables;
+  return json_text::merged(std::move(variables), given);
 }
 
 /// Ends of the tokens in the bytes they stand for.
@@ -125,7 +125,7 @@ Truncation truncation_of(const Row& row, const RenderOptions& options) {
         throw_error<DataError>(
             "field '{}': the row is longer than {} tokens, and data.truncation=split is for plain "
             "text and tokens of a language model; choose auto, keep_start, keep_end or drop",
-            name_of(row.format), options.max_length);
+            to_string(row.format), options.max_length);
       }
       return Truncation::kSplit;
     default:
@@ -239,20 +239,19 @@ Renderer::Renderer(const Tokenizer& tokenizer, RenderOptions options)
 Renderer::~Renderer() = default;
 
 const Chat& Renderer::chat_of(const Row& row) const {
+  tokenizer_.require_texts();
   if (!row.tools.is_null() && tool_chat_) return *tool_chat_;
   if (chat_) return *chat_;
   const std::vector<std::string> names = tokenizer_.chat_template_names();
   throw_error<DataError>(
       "field '{}': the row is a conversation but the tokenizer has no chat template{}; put "
       "chat_template.jinja beside tokenizer.json or set data.chat_template",
-      name_of(row.format),
+      to_string(row.format),
       names.empty() ? "" : " of the name 'default', only '" + text::list_some(names) + "'");
 }
 
 ordered_json Renderer::variables_of(const Row& row, const Chat& chat) const {
-  ordered_json variables = chat.variables();
-  for (const auto& [name, value] : row.template_variables.items()) variables[name] = value;
-  return variables;
+  return json_text::merged(chat.variables(), row.template_variables);
 }
 
 RenderedText Renderer::render_conversation(const Row& row) const {
@@ -367,12 +366,14 @@ TokenizedRow Renderer::tokenize(const Row& row) const {
     targets = row.labels.empty() ? row.input_ids : row.labels;
     for (const std::int32_t id : out.tokens) {
       if (id < tokenizer_.vocab_size()) continue;
-      throw_error<DataError>("field 'input_ids': {} is beyond the tokenizer's {} tokens", id,
+      throw_error<DataError>("field 'input_ids': {} is beyond the {} {} tokens", id,
+                             tokenizer_.has_texts() ? "tokenizer's" : "model's",
                              tokenizer_.vocab_size());
     }
     for (const std::int32_t id : targets) {
       if (id >= tokenizer_.vocab_size()) {
-        throw_error<DataError>("field 'labels': {} is beyond the tokenizer's {} tokens", id,
+        throw_error<DataError>("field 'labels': {} is beyond the {} {} tokens", id,
+                               tokenizer_.has_texts() ? "tokenizer's" : "model's",
                                tokenizer_.vocab_size());
       }
       weights.push_back(id == kIgnoredLabel ? 0 : 1);

@@ -56,7 +56,10 @@ Config parse(const Json& json, const std::string& source) {
 }
 
 Family family() {
-  return {.model_types = {kNested, "qwen3_vl_text"}, .parse = parse, .presets = presets};
+  return {.title = "Qwen3-VL",
+          .model_types = {kNested, "qwen3_vl_text"},
+          .parse = parse,
+          .presets = presets};
 }
 
 }  // namespace heddle::models::qwen3_vl

@@ -1,5 +1,6 @@
 #include "ops/builtin.h"
 #include "ops/cuda/kernels.h"
+#include "ops/grouped_low_rank/kernels.h"
 
 namespace heddle::ops {
 
@@ -12,6 +13,7 @@ void register_cuda(Registry& registry) {
   cuda::add_embedding(registry);
   cuda::add_rms_norm(registry);
   cuda::add_linear(registry);
+  cuda::add_grouped_low_rank(registry);
   cuda::add_qk_norm_rope(registry);
   cuda::add_attention(registry);
   cuda::add_attention_decode(registry);
@@ -19,6 +21,7 @@ void register_cuda(Registry& registry) {
   cuda::add_swiglu(registry);
   cuda::add_moe_route(registry);
   cuda::add_moe_experts(registry);
+  cuda::add_frozen_experts(registry);
   cuda::add_linear_cross_entropy(registry);
   cuda::add_adamw(registry);
   cuda::add_sample_tokens(registry);
