@@ -272,6 +272,11 @@ std::string fish_script(const std::vector<CommandWords>& commands) {
           fmt::format("complete -c heddle -n {} -l {} -d {}{}\n", condition, option.name.substr(2),
                       quoted(option.description), option.values.empty() ? "" : " -x -a " + values);
     }
+    // fish takes no word behind -- for an option: those of a command there are arguments.
+    out +=
+        fmt::format("complete -c heddle -n '{} {}; and contains -- -- (commandline -opc)' -a {}\n",
+                    "string match -q -- \"-*\" (commandline -ct); and __fish_seen_subcommand_from",
+                    command.name, quoted(text::join(names_of(command.options), " ")));
     if (!command.values.empty()) {
       out += fmt::format("complete -c heddle -f -n {} -a {}\n", condition,
                          quoted(text::join(command.values, " ")));
