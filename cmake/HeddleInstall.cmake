@@ -9,9 +9,9 @@
 function(heddle_install target)
   install(TARGETS ${target}
           RUNTIME_DEPENDENCIES
-            # What every system has, and libtorch with what belongs to it.
-            PRE_EXCLUDE_REGEXES "^ld-linux" "^lib(c|m|dl|rt|pthread|util|gcc_s|stdc[+][+])[.]so"
-                                "^lib(torch|c10|gomp|cu|nv|asan|ubsan|tsan)"
+            # What every system has, and libtorch with what belongs to it; libcurl does not begin like CUDA's libraries.
+            PRE_EXCLUDE_REGEXES "^ld-linux" "^lib(c|m|dl|rt|pthread|util|resolv|gcc_s|stdc[+][+])[.]so"
+                                "^lib(torch|c10|gomp|cuda|cublas|cudnn|cufft|cufile|cupti|curand|cusolver|cusparse|nv|asan|ubsan|tsan)"
           RUNTIME DESTINATION lib/heddle
           LIBRARY DESTINATION lib/heddle)
   install(PROGRAMS ${PROJECT_SOURCE_DIR}/cmake/launcher.sh DESTINATION bin RENAME heddle)

@@ -17,34 +17,6 @@
 namespace heddle::assembly {
 namespace {
 
-Head head_of(config::Head head) {
-  switch (head) {
-    case config::Head::kLanguageModel:
-      return Head::kLanguageModel;
-    case config::Head::kClassify:
-      return Head::kClassify;
-    case config::Head::kEmbed:
-      return Head::kEmbed;
-  }
-  return Head::kLanguageModel;
-}
-
-/// Policy of every layer at the start of the run.
-parallel::Recompute recompute_of(config::Recompute policy) {
-  switch (policy) {
-    case config::Recompute::kOff:
-      return parallel::Recompute::kOff;
-    case config::Recompute::kElementwise:
-      return parallel::Recompute::kElementwise;
-    case config::Recompute::kSelective:
-      return parallel::Recompute::kSelective;
-    case config::Recompute::kFull:
-    case config::Recompute::kAuto:  // AutoRecompute goes on from there
-      return parallel::Recompute::kFull;
-  }
-  return parallel::Recompute::kOff;
-}
-
 /// The device of one of several ranks. Those of a host take its devices in order, from the one that
 /// is named; where the process is shown one alone (as by Slurm's --gpus-per-task) it is that.
 /// Throws DeviceError if there is none.
@@ -95,7 +67,7 @@ config::RunConfig rollout_layout(config::RunConfig config) {
   layout.dp.value = 0;  // what is left
   layout.timeout_s = config.parallel.timeout_s;
   config.parallel = layout;
-  config.train.recompute = config::Recompute::kOff;
+  config.train.recompute = parallel::Recompute::kOff;
   config.train.offload_activations = false;
   return config;
 }
@@ -184,11 +156,6 @@ ops::KernelPolicy kernel_policy(const config::RunConfig& config) {
   return policy;
 }
 
-ops::ContextMethod context_method(const config::RunConfig& config) {
-  return config.parallel.cp_method == config::CpMethod::kUlysses ? ops::ContextMethod::kUlysses
-                                                                 : ops::ContextMethod::kState;
-}
-
 std::int64_t stage_chunks(const config::RunConfig& config) {
   const bool is_interleaved =
       config.parallel.pp > 1 && config.parallel.pp_schedule == config::PpSchedule::kInterleaved;
@@ -219,7 +186,7 @@ ModelRecipe recipe_of_run(const config::RunConfig& config, ModelConfig model,
     recipe.weights = Weights::kDirectory;
     recipe.source = std::move(source);
   }
-  recipe.head = head_of(config.model.head);
+  recipe.head = config.model.head;
   recipe.num_labels = config.model.num_labels > 0 ? config.model.num_labels : model.num_labels;
   recipe.purpose = Purpose::kTrain;
   if (config.train.method == config::Method::kLora) {
@@ -231,12 +198,11 @@ ModelRecipe recipe_of_run(const config::RunConfig& config, ModelConfig model,
   recipe.auxiliary_loss = auxiliary_coefficient(config, model) > 0;
   recipe.generates = !config.log.sample_prompts.empty() || !config.eval.input.empty() ||
                      config::objective_of(config) == config::Objective::kPolicy;
-  recipe.context_method = context_method(config);
+  recipe.context_method = config.parallel.cp_method;
   recipe.pipeline_chunks = stage_chunks(config);
-  recipe.summing = config.parallel.sum_gradients == config::SumGradients::kStep
-                       ? parallel::Sharding::Summing::kStep
-                       : parallel::Sharding::Summing::kMicroBatch;
-  recipe.recompute = recompute_of(config.train.recompute);
+  recipe.summing = config.parallel.sum_gradients;
+  // Where it is auto, train::AutoRecompute goes on from full.
+  recipe.recompute = config.train.recompute.value_or(parallel::Recompute::kFull);
   recipe.offload_activations = config.train.offload_activations;
   recipe.config = std::move(model);
   return recipe;

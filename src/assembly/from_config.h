@@ -48,7 +48,6 @@ runtime::Context context_of_shapes(const config::RunConfig& config,
 
 /// The kernels that the configuration allows.
 ops::KernelPolicy kernel_policy(const config::RunConfig& config);
-ops::ContextMethod context_method(const config::RunConfig& config);
 /// Stages on each rank of the pipeline.
 std::int64_t stage_chunks(const config::RunConfig& config);
 /// Weight of the experts' load-balancing loss in a run: train.router_aux_loss_coef; if that is -1

@@ -43,8 +43,7 @@ std::vector<parallel::BlockEntry> block_entries(models::Model& model,
   return entries;
 }
 
-std::unique_ptr<parallel::Sharding> shard_model(models::Model& model,
-                                                parallel::Sharding::Summing summing) {
+std::unique_ptr<parallel::Sharding> shard_model(models::Model& model, parallel::Summing summing) {
   auto sharding = std::make_unique<parallel::Sharding>(model.context().mesh, summing);
   for (std::size_t i = 0; i < model.units().size(); ++i) {
     const models::Unit& unit = model.units()[i];

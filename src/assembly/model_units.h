@@ -25,7 +25,7 @@ std::vector<parallel::BlockEntry> block_entries(models::Model& model,
 
 /// Divides the model's parameters over the ranks of its mesh: storage, without values.
 std::unique_ptr<parallel::Sharding> shard_model(
-    models::Model& model, parallel::Sharding::Summing summing = parallel::Sharding::Summing::kStep);
+    models::Model& model, parallel::Summing summing = parallel::Summing::kStep);
 /// Divides the adapters alike, each in the unit of its linear layer.
 void shard_adapters(models::Model& model, const adapters::LoraSet& adapters,
                     parallel::Sharding& sharding);

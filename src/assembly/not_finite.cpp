@@ -19,8 +19,9 @@ bool is_finite(const at::Tensor& tensor) { return at::isfinite(tensor).all().ite
 /// Describes the fault in a part of the model whose output is not finite.
 std::string explain(const std::string& part, const std::vector<nn::Parameter*>& parameters) {
   const auto bad =
-      std::find_if(parameters.begin(), parameters.end(),
-                   [](const nn::Parameter* parameter) { return !is_finite(parameter->data()); });
+      std::find_if(parameters.begin(), parameters.end(), [](const nn::Parameter* parameter) {
+        return parameter->is_held() && !is_finite(parameter->data());
+      });
   if (bad != parameters.end())
     return fmt::format("{}: {} holds NaN or infinity", part, (*bad)->name());
   return fmt::format("{}: its weights are finite, so it is an overflow; compute in a wider --dtype",

@@ -1,5 +1,6 @@
 #include <utility>
 
+#include "assembly/frozen_experts.h"
 #include "assembly/model_on_ranks.h"
 #include "assembly/model_units.h"
 #include "assembly/put_on.h"
@@ -138,6 +139,7 @@ ModelOnRanks place(const ModelRecipe& recipe, const runtime::Context& context) {
     if (recipe.weights != Weights::kNone) placed.sharding->publish();
     placed.sharding->freeze_untrained();
   }
+  if (runs(recipe)) keep_frozen_experts(recipe, placed);
   if (runs(recipe)) placed.pipeline = make_pipeline(recipe, placed);
   return placed;
 }

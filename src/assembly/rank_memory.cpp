@@ -4,6 +4,7 @@
 #include <set>
 
 #include "assembly/model_units.h"
+#include "ops/moe/frozen_experts.h"
 
 namespace heddle::assembly {
 namespace {
@@ -14,7 +15,10 @@ std::int64_t bytes_of(const at::Tensor& tensor) {
 
 /// Adds a parameter; returns the bytes of its value if that is gathered when its unit runs, else 0.
 std::int64_t add(RankMemory& memory, const nn::Parameter& parameter, const comm::Mesh& mesh) {
-  if (!parameter.is_held()) return 0;
+  if (!parameter.is_held()) {
+    memory.resident += ops::bytes_beside(parameter.value());
+    return 0;
+  }
   ++memory.parameters;
   memory.owned += bytes_of(parameter.owned());
   if (parameter.trainable()) {

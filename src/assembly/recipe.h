@@ -70,7 +70,7 @@ struct ModelRecipe {
   bool auxiliary_loss = false;  ///< Compute the routers' load-balancing loss while training.
   ops::ContextMethod context_method = ops::ContextMethod::kState;
   std::int64_t pipeline_chunks = 1;  ///< Stages on each rank of the pipeline.
-  parallel::Sharding::Summing summing = parallel::Sharding::Summing::kStep;
+  parallel::Summing summing = parallel::Summing::kStep;
   parallel::Recompute recompute = parallel::Recompute::kOff;  ///< For every layer at the start.
   bool offload_activations = false;  ///< Inputs of recomputed layers wait on the host.
 };

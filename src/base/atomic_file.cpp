@@ -61,6 +61,9 @@ AtomicFile::AtomicFile(Path path) : path_(std::move(path)) {
   const Path parent = path_.parent_path().empty() ? Path(".") : path_.parent_path();
   const std::string name = path_.filename().string();
   folder_ = open(parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (folder_ < 0 && errno == ENOENT)
+    throw_error<FileError>("cannot write {}: there is no folder {}; make it first", path_.string(),
+                           parent.string());
   if (folder_ < 0) fail("write", path_);
   remove_stale(folder_, name);
   for (int attempt = 0; descriptor_ < 0 && attempt < kAttempts; ++attempt) {

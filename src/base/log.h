@@ -5,11 +5,14 @@
 
 #include <fmt/format.h>
 
+#include "base/named_enum.h"
+
 /// Messages to the person at the terminal (stderr). Results go to stdout or to files, never through
 /// here.
 namespace heddle::log {
 
 enum class Level { kDebug, kInfo, kWarning, kError };
+constexpr auto names_of(Level) { return spelled("debug", "info", "warning", "error"); }
 
 /// Messages below `level` are dropped. Default: info.
 void set_level(Level level);

@@ -103,6 +103,13 @@ inline constexpr Metric kJudged{"*", Unit::kNumber, "mean over the answers"};
 inline constexpr Metric kSkippedSteps{"skipped_steps", Unit::kCount,
                                       "steps so far that `train.spike: skip` left out"};
 
+// Classes.
+inline constexpr Metric kAccuracy{
+    "accuracy", Unit::kShare,
+    "rows whose class is the predicted one; reward models: pairs whose chosen text scores higher"};
+inline constexpr Metric kMacroF1{"f1_macro", Unit::kShare,
+                                 "mean of F1 over the classes that rows have or are given"};
+
 // Embeddings.
 inline constexpr Metric kAccuracyAt1{"accuracy_at_1", Unit::kShare,
                                      "queries whose own positive is the nearest text"};
@@ -119,8 +126,6 @@ inline constexpr Metric kLogpsChosen{"logps_chosen", Unit::kNats,
                                      "log-probability of chosen answers under the policy"};
 inline constexpr Metric kLogpsRejected{"logps_rejected", Unit::kNats,
                                        "log-probability of rejected answers under the policy"};
-inline constexpr Metric kAccuracy{"accuracy", Unit::kShare,
-                                  "pairs whose chosen text has the higher score"};
 inline constexpr Metric kMargin{"margin", Unit::kNumber, "mean difference of the two scores"};
 
 // Reinforcement learning.

@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 
 #include "base/errors.h"
+#include "ckpt/staging_directory.h"
 
 namespace heddle::ckpt {
 namespace {
@@ -101,6 +102,7 @@ std::uint64_t GgufFile::write(const files::Path& path, const std::function<void(
     offset += aligned(tensor.bytes());
   }
   head.resize(aligned(head.size()), '\0');
+  require_free_space(path, head.size() + offset);
   files::AtomicFile file(path);
   file.write(head);
   for (const Tensor& tensor : tensors_) {

@@ -15,7 +15,7 @@ using Json = nlohmann::ordered_json;
 // Kinds of tokens as llama.cpp numbers them.
 constexpr std::int32_t kNormal = 1, kControl = 3, kUserDefined = 4, kUnused = 5;
 
-/// The splitting rule, by llama.cpp's names: Qwen3.5 counts marks (\p{M}) as letters.
+/// The splitting rule, by llama.cpp's names: "qwen35" counts marks (\p{M}) as letters.
 std::string rule_of(const Json& tokenizer) {
   const std::string rule = tokenizer.value("pre_tokenizer", Json()).dump();
   return rule.find("\\\\p{M}") != std::string::npos ? "qwen35" : "qwen2";

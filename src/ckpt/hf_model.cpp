@@ -12,6 +12,7 @@
 #include "base/errors.h"
 #include "base/text.h"
 #include "ckpt/hf_vocabulary.h"
+#include "ckpt/label_names.h"
 #include "ckpt/vision_adapter.h"
 #include "ops/autograd.h"
 
@@ -247,16 +248,7 @@ ModelWriterReport export_model(Model& model, const adapters::LoraSet* adapters,
     }
   }
   if (model.head() == Head::kClassify) {
-    nlohmann::ordered_json id2label, label2id;
-    for (std::int64_t i = 0; i < model.num_labels(); ++i) {
-      const std::string label = fmt::format("LABEL_{}", i);
-      id2label[std::to_string(i)] = label;
-      label2id[label] = i;
-    }
-    if (!config.contains("id2label") || config["id2label"].size() != id2label.size()) {
-      config["id2label"] = id2label;
-      config["label2id"] = label2id;
-    }
+    set_label_names(config, options.label_names, model.num_labels());
     config["architectures"] = {model.config().weights.classification_class};
   }
   writer.set_config(std::move(config));

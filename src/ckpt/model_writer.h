@@ -18,6 +18,8 @@ struct ModelWriterOptions {
       5'000'000'000;       // transformers' own default; larger tensors get a shard of their own
   bool overwrite = false;  // replace a model directory that stands at the final name
   Files files = {};        // further ones, before those that are copied
+  // Names of a classifier's classes; empty: those of the source, else LABEL_0 and so on.
+  std::vector<std::string> label_names = {};
 };
 
 struct ModelWriterReport {

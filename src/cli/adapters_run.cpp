@@ -93,7 +93,7 @@ tenants::AdaptersSummary train(const std::vector<config::AdapterRun>& runs, cons
 int run_adapters(const std::vector<config::AdapterRun>& runs, const std::vector<std::string>& begun,
                  const Session& session) {
   const config::RunConfig& shared = runs.front().config;
-  log::set_level(static_cast<log::Level>(shared.log.level));
+  log::set_level(shared.log.level);
   for (const config::AdapterRun& run : runs) {
     for (const std::string& sentence : config::unused_keys(run.config))
       log::warning("adapter {}: {}", run.name, sentence);

@@ -9,7 +9,9 @@
 #include "base/errors.h"
 #include "base/quote.h"
 #include "base/text.h"
+#include "cli/model_arguments.h"
 #include "data/batch.h"
+#include "objective/class_counts.h"
 #include "reward/verifiers.h"
 #include "rollout/answers.h"
 
@@ -32,6 +34,17 @@ bool is_verifier(const std::string& metric) {
   return metric != kF1 && metric != kLikelihood && metric != kPerplexity;
 }
 
+data::RowOptions reading_of(const assembly::ModelOnRanks& model, bool is_classifier) {
+  data::RowOptions reading;
+  reading.task = data::Task::kEmbedding;
+  if (is_classifier) {
+    reading.task = data::Task::kClassification;
+    reading.classes = model.model->num_labels();
+    reading.class_names = class_names(model);
+  }
+  return reading;
+}
+
 }  // namespace
 
 void require_metrics(const std::vector<std::string>& metrics, const std::string& key) {
@@ -52,7 +65,7 @@ AnswerEvaluation::AnswerEvaluation(const AnswerEvaluationOptions& options,
     : options_(options),
       model_(model),
       tokenizer_(std::move(tokenizer)),
-      rows_(*tokenizer_, options_.rows, rendering, is_classifier),
+      rows_(*tokenizer_, options_.rows, rendering, reading_of(model, is_classifier)),
       cases_(rows_.read()) {}
 
 MetricTable AnswerEvaluation::run() {
@@ -73,18 +86,21 @@ MetricTable AnswerEvaluation::run() {
 
 MetricTable AnswerEvaluation::classify() {
   MetricTable table;
-  std::vector<std::pair<std::int64_t, std::int64_t>> predictions;
+  const std::vector<std::string> names = class_names(model_);
+  objective::ClassCounts counts(model_.model->num_labels());
   std::vector<std::vector<std::int32_t>> rows;
   for (const EvalCase& one : cases_) rows.push_back(one.prompt);
   score(rows, [&](std::size_t i, const train::RowScore& scored) {
     const auto best = std::max_element(scored.outputs.begin(), scored.outputs.end());
     const std::int64_t prediction = best - scored.outputs.begin();
     cases_[i].value["prediction"] = prediction;
-    predictions.emplace_back(prediction, cases_[i].label);
+    if (!names.empty())
+      cases_[i].value["predicted_label"] = names[static_cast<std::size_t>(prediction)];
+    counts.add(prediction, cases_[i].label);
     table.add(cases_[i].group, "accuracy", prediction == cases_[i].label ? 1 : 0);
   });
   table.add("", "f1_macro", 0);
-  table.set("", "f1_macro", macro_f1(predictions));
+  table.set("", "f1_macro", counts.macro_f1());
   return table;
 }
 
@@ -198,13 +214,13 @@ void AnswerEvaluation::generate_and_judge(const std::vector<std::string>& metric
   const std::vector<std::int32_t> ends = rollout::end_tokens(*tokenizer_, model_.source.get());
   std::vector<rollout::Request> requests;
   for (std::size_t i = 0; i < cases_.size(); ++i) {
+    rows_.require_answer(cases_[i]);
     sampling.seed = rollout::seed_of_row(options_.sampling.seed, i);
     requests.push_back({cases_[i].prompt, options_.max_new_tokens, sampling, ends, options_.stop});
   }
   const auto completions = rollout::generate(model_, tokenizer_, requests, options_.engine);
   for (std::size_t i = 0; i < cases_.size(); ++i) {
     EvalCase& one = cases_[i];
-    if (one.truth.is_null()) rows_.fail(one, "has no answer to compare with");
     one.value["output"] = completions[i].text;
     reward::Sample sample;
     sample.id = std::to_string(one.line);

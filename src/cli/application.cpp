@@ -24,6 +24,7 @@
 #include "cli/version.h"
 #include "comm/launch_environment.h"
 #include "device/npu_error.h"
+#include "models/registry.h"
 
 namespace heddle::cli {
 namespace {
@@ -112,18 +113,26 @@ std::string own_command_for(const std::string& name) {
       {"preprocess", "heddle tokenize, to look; sft and pt tokenize by themselves"},
       {"torchrun", "heddle launch"},
       {"rm", "heddle reward"},
+      {"rlhf", "heddle dpo, heddle reward or heddle rl"},
+      {"ppo", "heddle rl"},
+      {"grpo", "heddle rl"},
+      {"ipo", "heddle dpo with dpo.loss=ipo"},
+      {"orpo", "heddle dpo with dpo.loss=orpo"},
+      {"simpo", "heddle dpo with dpo.loss=simpo"},
   };
-  for (const char* name_of_method : {"ppo", "grpo", "rlhf", "orpo", "kto"}) {
-    if (name == name_of_method) return "not built yet; preference tuning is heddle dpo";
-  }
+  if (name == "kto") return "not built yet; preference tuning is heddle dpo";
   const auto found = kOwn.find(name);
   return found == kOwn.end() ? "" : found->second;
 }
 
 /// Suggests the key for an option of a command that takes key=value; "" if nothing fits.
-std::string as_key(const std::string& word, const std::string& command) {
-  if (command != "sft" && command != "pt" && command != "config" && command != "tokenize")
-    return "";
+std::string as_key(const std::string& word, const CLI::App& command) {
+  const std::vector<const CLI::Option*> options = command.get_options();
+  const bool takes_keys = std::ranges::any_of(options, [](const CLI::Option* option) {
+    return option->get_positional() &&
+           option->get_type_name().find("key=value") != std::string::npos;
+  });
+  if (!takes_keys) return "";
   const std::string name = word.substr(word.find_first_not_of('-'));
   return fmt::format("settings are key=value without dashes: {}{}", name,
                      name.find('=') == std::string::npos ? "=VALUE" : "");
@@ -145,7 +154,7 @@ std::string explain(const CLI::App& app, const CLI::ParseError& e) {
     std::string near = is_option ? shorter_option(name, accepted(command, true)) : "";
     if (near.empty()) near = text::nearest(name, accepted(command, is_option));
     const std::string own = is_command                  ? own_command_for(word)
-                            : is_option && near.empty() ? as_key(word, command.get_name())
+                            : is_option && near.empty() ? as_key(word, command)
                                                         : "";
     if (!own.empty()) {
       message += fmt::format(" ({})", own);
@@ -153,11 +162,13 @@ std::string explain(const CLI::App& app, const CLI::ParseError& e) {
       message += fmt::format(" (did you mean '{}'?)", near);
     }
   }
+  if (message == "config is required")
+    message = "expected a YAML file, or settings such as model.path=DIR data.train=FILE";
   return fmt::format("{}; see {} --help", first_line(message), call);
 }
 
 int parse_and_run(std::span<const std::string> arguments, const Session& session) {
-  CLI::App app("Post-trains hybrid Gated-DeltaNet language models: Qwen3-Next, Qwen3.5.", "heddle");
+  CLI::App app("Post-trains language models: " + models::family_titles() + ".", "heddle");
   Action action;
   add_commands(app, action);
   std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());  // as CLI11 wants them

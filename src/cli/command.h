@@ -44,7 +44,8 @@ void add_serve_command(CLI::App& app, Action& action);
 /// Where `heddle launch` puts the ranks' messages unless it is told.
 inline constexpr const char* kLaunchLogDirectory = "heddle-logs";
 
-/// True for the names of add_training_commands().
+/// Names of the commands of add_training_commands().
+std::vector<std::string> training_command_names();
 bool is_training_command(const std::string& name);
 /// Overrides that a training command makes before those of the user.
 std::vector<std::string> settings_of_training(const std::string& name);

@@ -43,8 +43,7 @@ MetricTable evaluate(const EvalOptions& options, bool is_classifier) {
   AnswerEvaluationOptions judged = options.judged;
   if (!is_classifier)
     judged.sampling = sampling_of(options.sampling, model.source->generation_config());
-  AnswerEvaluation evaluation(judged, model,
-                              data::Tokenizer::load(tokenizer_directory(options.model)), rendering,
+  AnswerEvaluation evaluation(judged, model, load_tokenizer(options.model, model), rendering,
                               is_classifier);
   MetricTable table = is_classifier ? evaluation.classify() : evaluation.run();
   write(evaluation.cases(), options.output);

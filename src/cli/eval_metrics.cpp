@@ -123,22 +123,4 @@ double word_f1(const std::string& answer, const std::string& truth) {
                   shared / static_cast<double>(right.size()));
 }
 
-double macro_f1(const std::vector<std::pair<std::int64_t, std::int64_t>>& predictions) {
-  std::set<std::int64_t> classes;
-  std::map<std::int64_t, double> predicted, real, right;
-  for (const auto& [prediction, truth] : predictions) {
-    classes.insert({prediction, truth});
-    ++predicted[prediction];
-    ++real[truth];
-    right[truth] += prediction == truth;
-  }
-  double sum = 0;
-  for (const std::int64_t one : classes) {
-    const double hits = right[one];
-    sum += harmonic(predicted[one] > 0 ? hits / predicted[one] : 0,
-                    real[one] > 0 ? hits / real[one] : 0);
-  }
-  return classes.empty() ? 0 : sum / static_cast<double>(classes.size());
-}
-
 }  // namespace heddle::cli

@@ -42,8 +42,4 @@ class MetricTable {
 /// punctuation and English articles.
 double word_f1(const std::string& answer, const std::string& truth);
 
-/// F1 of each class, and their mean, from (predicted, true) pairs. Classes that
-/// occur nowhere count not.
-double macro_f1(const std::vector<std::pair<std::int64_t, std::int64_t>>& predictions);
-
 }  // namespace heddle::cli

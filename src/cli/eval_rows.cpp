@@ -33,15 +33,22 @@ void rename_prompt(Json& value, bool is_user_turn) {
 }  // namespace
 
 EvalRows::EvalRows(const data::Tokenizer& tokenizer, const EvalRowOptions& options,
-                   const data::RenderOptions& rendering, bool is_classifier)
+                   const data::RenderOptions& rendering, const data::RowOptions& reading)
     : tokenizer_(tokenizer),
       options_(options),
-      is_classifier_(is_classifier),
+      reading_(reading),
       has_template_(tokenizer.chat_template().has_value()),
       renderer_(tokenizer, rendering) {}
 
 void EvalRows::fail(const EvalCase& one, const std::string& reason) const {
   throw_error<DataError>("{}:{}: {}", options_.input, one.line, reason);
+}
+
+void EvalRows::require_answer(const EvalCase& one) const {
+  if (!one.truth.is_null()) return;
+  fail(one, fmt::format("has no answer to compare with: expected 'answer', another field that {} "
+                        "names, or a last turn of the assistant",
+                        options_.answer_key));
 }
 
 std::vector<EvalCase> EvalRows::read() const {
@@ -69,10 +76,8 @@ EvalCase EvalRows::parse(Json value, std::int64_t line) const {
   one.line = line;
   Json readable = value;
   rename_prompt(readable, has_template_ && !options_.raw);
-  data::RowOptions options;
-  options.task = is_classifier_ ? data::Task::kClassification : data::Task::kEmbedding;
-  one.row = data::parse_row(readable, options);
-  if (is_classifier_) {
+  one.row = data::parse_row(readable, reading_);
+  if (reading_.task == data::Task::kClassification) {
     one.prompt = renderer_.tokenize(one.row).tokens;
     one.label = static_cast<std::int64_t>(one.row.target.value_or(0));
   } else {
@@ -106,11 +111,23 @@ Json EvalRows::truth_of(const Json& value, const data::Row& row) const {
   for (const char* name : {"answer", "completion", "output"}) {
     if (const auto found = value.find(name); found != value.end()) return *found;
   }
-  if (!row.messages.empty() && row.messages.back()["role"] == "assistant" &&
-      row.messages.back().contains("content")) {
-    return row.messages.back()["content"];
-  }
-  return nullptr;
+  if (row.messages.empty() || row.messages.back()["role"] != "assistant") return nullptr;
+  const Json& turn = row.messages.back();
+  if (const auto calls = turn.find("tool_calls"); calls != turn.end() && !calls->empty())
+    return as_rendered(value);
+  return turn.value("content", Json());
+}
+
+std::string EvalRows::as_rendered(const Json& value) const {
+  const data::TokenizedRow row = renderer_.tokenize(data::parse_row(value));
+  // labels[i] belongs to token i + 1.
+  auto begin = std::ssize(row.labels);
+  while (begin > 0 && row.labels[static_cast<std::size_t>(begin) - 1] < 0) --begin;
+  const auto end = begin;
+  while (begin > 0 && row.labels[static_cast<std::size_t>(begin) - 1] >= 0) --begin;
+  std::vector<std::int32_t> turn(row.labels.begin() + begin, row.labels.begin() + end);
+  if (!turn.empty() && tokenizer_.is_special(turn.back())) turn.pop_back();
+  return tokenizer_.decode(turn);
 }
 
 std::string EvalRows::truth_text(const EvalCase& one) const { return text_of(one.truth); }

@@ -38,14 +38,17 @@ struct EvalCase {
 /// `prompt`, `text`, `input_ids`) and the right answer.
 class EvalRows {
  public:
-  /// The tokenizer outlives it.
+  /// The tokenizer outlives it. `reading`: the task, and a classifier's classes.
   EvalRows(const data::Tokenizer& tokenizer, const EvalRowOptions& options,
-           const data::RenderOptions& rendering, bool is_classifier);
+           const data::RenderOptions& rendering, const data::RowOptions& reading);
 
   /// Throws DataError, also where there is no row.
   std::vector<EvalCase> read() const;
   /// Throws DataError that begins with the row's file and line.
   [[noreturn]] void fail(const EvalCase& one, const std::string& reason) const;
+
+  /// Throws DataError if the row has nothing to compare an answer with.
+  void require_answer(const EvalCase& one) const;
 
   /// Tokens of the prompt and an answer. After a prompt that is plain text
   /// comes a space.
@@ -60,10 +63,13 @@ class EvalRows {
  private:
   EvalCase parse(nlohmann::ordered_json value, std::int64_t line) const;
   nlohmann::ordered_json truth_of(const nlohmann::ordered_json& value, const data::Row& row) const;
+  /// The last turn as the chat template writes it, without the token that ends it.
+  std::string as_rendered(const nlohmann::ordered_json& value) const;
 
   const data::Tokenizer& tokenizer_;
   const EvalRowOptions& options_;
-  bool is_classifier_, has_template_;
+  data::RowOptions reading_;
+  bool has_template_;
   data::Renderer renderer_;
 };
 

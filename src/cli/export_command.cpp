@@ -4,6 +4,7 @@
 #include <ostream>
 
 #include "base/errors.h"
+#include "base/files.h"
 #include "base/text.h"
 #include "ckpt/gguf_model.h"
 #include "ckpt/hf_model.h"
@@ -56,6 +57,8 @@ int run_to_gguf(const ExportOptions& options, const Session& session) {
     throw_error<ConfigError>("--output: {} is there already; --overwrite replaces it",
                              options.output);
   const auto source = ckpt::ModelDirectory::open(find_model(options.model));
+  if (const files::Path folder = files::Path(options.output).parent_path(); !folder.empty())
+    files::make_writable_directory(folder);
   const ckpt::GgufReport report = ckpt::write_gguf(source, options.output);
   session.out << report.tensors << " tensors, "
               << text::format_bytes(static_cast<double>(report.bytes)) << ": " << options.output
@@ -97,8 +100,8 @@ int run(const ExportOptions& options, const Session& session) {
 
 void add_export_command(CLI::App& app, Action& action) {
   auto options = std::make_shared<ExportOptions>();
-  CLI::App* command =
-      app.add_subcommand("export", "Write a Hugging Face model directory, adapter merged");
+  CLI::App* command = app.add_subcommand(
+      "export", "Write a Hugging Face model directory, adapter merged, or a GGUF file");
   command
       ->add_option("model_dir", options->model,
                    "A Hugging Face model directory, or a training checkpoint of a run")
@@ -110,9 +113,9 @@ void add_export_command(CLI::App& app, Action& action) {
       ->add_option("--base", options->base,
                    "Of a training checkpoint: the model that the run started from, if it has moved")
       ->type_name("DIR");
-  command->add_option("--output", options->output, "The directory to make")
+  command->add_option("--output", options->output, "The directory to make; of --gguf the file")
       ->required()
-      ->type_name("DIR");
+      ->type_name("PATH");
   command->add_option("--head", options->head, "lm or classify; default as config.json has it")
       ->check(CLI::IsMember({"lm", "classify"}));
   command

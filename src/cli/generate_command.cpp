@@ -74,8 +74,9 @@ class Generation {
       : options_(options),
         model_(load(options.model, assembly::Head::kLanguageModel, assembly::Purpose::kGenerate,
                     world)),
-        tokenizer_(data::Tokenizer::load(tokenizer_directory(options.model))),
+        tokenizer_(load_tokenizer(options.model, model_)),
         renderer_(*tokenizer_, render_options(options)) {
+    if (!options.stop.empty()) tokenizer_->require_texts();
     sampling_ = sampling_of(options.sampling, model_.source->generation_config());
     if (!options.ignore_eos) stop_ids_ = rollout::end_tokens(*tokenizer_, model_.source.get());
   }
@@ -120,11 +121,13 @@ class Generation {
           "anew; --continue-final-message goes on with it",
           answered, values.size());
     }
-    const auto completions = rollout::generate(model_, tokenizer_, requests, options_.engine);
+    const bool has_texts = tokenizer_->has_texts();
+    const auto completions =
+        rollout::generate(model_, has_texts ? tokenizer_ : nullptr, requests, options_.engine);
     if (!output) return;
     for (std::size_t i = 0; i < values.size(); ++i) {
       values[i]["output_ids"] = completions[i].output_ids;
-      values[i]["text"] = completions[i].text;
+      if (has_texts) values[i]["text"] = completions[i].text;
       values[i]["logprobs"] = completions[i].logprobs;
       values[i]["finish_reason"] =
           completions[i].finish_reason == rollout::FinishReason::kStop ? "stop" : "length";
@@ -141,6 +144,7 @@ class Generation {
   }
 
   std::vector<std::int32_t> prompt_tokens(const std::string& prompt) const {
+    tokenizer_->require_texts();
     const auto source = tokenizer_->chat_template();
     if (options_.raw || !source) return tokenizer_->encode(prompt);
     data::Row row;
@@ -171,6 +175,10 @@ int run(const GenerateOptions& options, const Session& session) {
   }
   if (!options.input.empty() && options.output.empty())
     throw ConfigError("--input needs --output OUT.jsonl");
+  if (options.input.empty() && !options.output.empty())
+    throw ConfigError(
+        "--output takes the answers to the rows of --input IN.jsonl; that to --prompt goes to the "
+        "standard output");
   if (options.continue_final_message && options.input.empty())
     throw ConfigError("--continue-final-message needs --input with conversations");
   const auto require = [](bool holds, const char* option, auto value, const char* expected) {

@@ -106,7 +106,7 @@ void add_init_command(CLI::App& app, Action& action) {
   command->add_option("--dtype", options->dtype, "Of the stored weights")->capture_default_str();
   command->add_flag("--overwrite", options->overwrite, "Replace a model directory that is there");
   const std::string presets = text::join(models::preset_names(), ", ");
-  command->footer("Presets:\n  " + text::join(ui::wrap(presets, 96), "\n  ") +
+  command->footer("Presets:\n  " + text::join(ui::wrap(presets, 78), "\n  ") +
                   "\n\n"
                   "Example:\n"
                   "  heddle init --preset small-10m --tokenizer examples/tokenizer-4k --output "

@@ -22,6 +22,7 @@
 #include "base/files.h"
 #include "base/log.h"
 #include "base/siphash.h"
+#include "base/text.h"
 #include "base/threads.h"
 #include "cli/application.h"
 #include "cli/command.h"
@@ -106,10 +107,9 @@ void check(const LaunchOptions& options) {
   const std::string& command = options.command.front();
   if (!is_training_command(command) && command != "score" && command != "generate" &&
       command != "bench") {
-    fail(fmt::format(
-        "'{}' runs as one process; several ranks are for sft, pt, dpo, reward, score, generate and "
-        "bench",
-        command));
+    fail(
+        fmt::format("'{}' runs as one process; several ranks are for {}, score, generate and bench",
+                    command, text::join(training_command_names(), ", ")));
   }
 }
 

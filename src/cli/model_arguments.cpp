@@ -7,6 +7,7 @@
 #include "assembly/from_config.h"
 #include "base/errors.h"
 #include "base/file_hash.h"
+#include "ckpt/label_names.h"
 #include "ckpt/model_directory.h"
 #include "cli/names.h"
 #include "comm/launch_environment.h"
@@ -90,6 +91,19 @@ std::string head_name(const std::string& directory, const std::string& asked) {
   return is_classifier ? "classify" : "lm";
 }
 
+std::shared_ptr<const data::Tokenizer> load_tokenizer(const ModelArguments& arguments,
+                                                      const assembly::ModelOnRanks& model) {
+  return data::Tokenizer::load_if_there(tokenizer_directory(arguments),
+                                        model.model->config().vocab_size);
+}
+
+std::vector<std::string> class_names(const assembly::ModelOnRanks& model) {
+  std::vector<std::string> names =
+      ckpt::label_names(model.source->config(), model.source->path().string() + "/config.json");
+  if (std::ssize(names) != model.model->num_labels()) names.clear();
+  return names;
+}
+
 std::string input_file(const std::string& argument) {
   return argument == "-" ? "/dev/stdin" : argument;
 }
@@ -119,7 +133,7 @@ assembly::ModelOnRanks load(const ModelArguments& arguments, assembly::Head head
       layout ? assembly::make_context(*layout, world) : context_of(arguments);
   assembly::ModelRecipe recipe = assembly::recipe_of_directory(
       find_model(arguments.directory), find_model(arguments.adapter), head, purpose);
-  if (layout) recipe.context_method = assembly::context_method(*layout);
+  if (layout) recipe.context_method = layout->parallel.cp_method;
   return assembly::place(recipe, context);
 }
 

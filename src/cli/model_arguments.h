@@ -8,6 +8,7 @@
 #include "assembly/model_on_ranks.h"
 #include "comm/agreement.h"
 #include "comm/world.h"
+#include "data/tokenizer/tokenizer.h"
 #include "runtime/context.h"
 
 namespace CLI {
@@ -30,6 +31,13 @@ void add_model_arguments(CLI::App& command, ModelArguments& arguments);
 runtime::Context context_of(const ModelArguments& arguments);
 /// For the commands that several ranks run together.
 void add_layout_argument(CLI::App& command, ModelArguments& arguments);
+
+/// The tokenizer of the adapter or the model; one without texts where neither has any.
+std::shared_ptr<const data::Tokenizer> load_tokenizer(const ModelArguments& arguments,
+                                                      const assembly::ModelOnRanks& model);
+
+/// Names of a classifier's classes as config.json has them; empty: it has none, or others.
+std::vector<std::string> class_names(const assembly::ModelOnRanks& model);
 
 /// The head of a directory as config.json's architectures tell it: "classify" for
 /// "...ForSequenceClassification", else "lm". `asked`, unless empty, is taken instead. Throws

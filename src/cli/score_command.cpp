@@ -76,7 +76,7 @@ class Scoring {
       : options_(options),
         head_(parse_head(options.head)),
         model_(load(options.model, head_, assembly::Purpose::kScore, world)),
-        tokenizer_(data::Tokenizer::load(tokenizer_directory(options.model))),
+        tokenizer_(load_tokenizer(options.model, model_)),
         renderer_(*tokenizer_, render_options(options)),
         scorer_(model_) {
     const comm::Mesh& mesh = model_.context.mesh;
@@ -84,6 +84,8 @@ class Scoring {
     totals_.has_tokens = head_ == Head::kLanguageModel;
     totals_.has_answers = options.answers;
     totals_.has_entropy = options.entropy;
+    if (head_ == Head::kClassify && model_.model->num_labels() > 1)
+      class_names_ = class_names(model_);
     if (mesh.rank() == 0) output_.emplace(options.output);
   }
 
@@ -171,6 +173,7 @@ class Scoring {
         totals_.scored += static_cast<std::int64_t>(rows_[r].size()) - 1;
       } else {
         value[head_ == Head::kClassify ? "logits" : "embedding"] = to_json(scores[r].outputs);
+        if (!class_names_.empty()) value["predicted_label"] = class_names_[best(scores[r].outputs)];
       }
       totals_.tokens += static_cast<std::int64_t>(rows_[r].size());
       ++totals_.rows;
@@ -181,6 +184,11 @@ class Scoring {
     lines_.clear();
     values_.clear();
     waiting_tokens_ = 0;
+  }
+
+  static std::size_t best(const std::vector<double>& logits) {
+    return static_cast<std::size_t>(std::max_element(logits.begin(), logits.end()) -
+                                    logits.begin());
   }
 
   void count_answers(const data::TokenizedRow& row, const std::vector<double>& logprobs) {
@@ -209,6 +217,7 @@ class Scoring {
   assembly::ModelOnRanks model_;
   std::shared_ptr<const data::Tokenizer> tokenizer_;
   data::Renderer renderer_;
+  std::vector<std::string> class_names_;
   train::Scorer scorer_;
   std::optional<files::OutputFile> output_;  ///< Rank 0 alone writes.
   std::int64_t tokens_at_once_ = 0;

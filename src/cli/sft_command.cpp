@@ -22,6 +22,7 @@
 #include "rl/rollouts.h"
 #include "rl/steps.h"
 #include "rollout/answers.h"
+#include "train/class_labels.h"
 #include "train/setup.h"
 #include "train/trainer.h"
 
@@ -79,9 +80,10 @@ int run(const std::string& name, const std::vector<std::string>& arguments,
     config::RunConfig read = config::load(split.file, defaults, config::Completeness::kComplete,
                                           assembly::usual_device());
     resolve_names(read);
+    train::find_class_labels(read);
     return read;
   });
-  log::set_level(static_cast<log::Level>(config.log.level));
+  log::set_level(config.log.level);
   for (const std::string& sentence : config::unused_keys(config)) log::warning("{}", sentence);
   StopRequest stop;
   const char* const log_file = std::getenv(comm::kLogVariable);
@@ -138,7 +140,9 @@ const std::vector<TrainingCommand>& training_commands() {
        "Tune a model on preferences: of two answers the chosen one gets likelier",
        "As sft. Rows hold `prompt`, `chosen` and `rejected` (texts or lists of messages), `chosen` "
        "and\n"
-       "`rejected` as whole conversations, or `prompt_ids`, `chosen_ids` and `rejected_ids`.\n"
+       "`rejected` as whole conversations, or `prompt_ids`, `chosen_ids` and `rejected_ids`. "
+       "dpo.loss\n"
+       "chooses between DPO (sigmoid, ipo, hinge), ORPO and SimPO.\n"
        "\n"
        "Example:\n"
        "  heddle dpo run.yaml data.train=preferences.jsonl train.method=lora optim.lr=5e-6 "
@@ -189,10 +193,15 @@ void add_training_commands(CLI::App& app, Action& action) {
   for (const TrainingCommand& command : training_commands()) add(app, action, command);
 }
 
+std::vector<std::string> training_command_names() {
+  std::vector<std::string> names;
+  for (const TrainingCommand& command : training_commands()) names.emplace_back(command.name);
+  return names;
+}
+
 bool is_training_command(const std::string& name) {
-  const auto& commands = training_commands();
-  return std::any_of(commands.begin(), commands.end(),
-                     [&](const TrainingCommand& command) { return command.name == name; });
+  const std::vector<std::string> names = training_command_names();
+  return std::ranges::find(names, name) != names.end();
 }
 
 std::vector<std::string> settings_of_training(const std::string& name) {

@@ -15,6 +15,7 @@
 #include "data/readers/jsonl_reader.h"
 #include "data/rendering/renderer.h"
 #include "data/tokenizer/tokenizer.h"
+#include "train/class_labels.h"
 #include "train/setup.h"
 #include "train/vocabulary.h"
 #include "ui/token_colors.h"
@@ -195,6 +196,7 @@ int run(const TokenizeOptions& options, const Session& session) {
     throw ConfigError("model.path is needed: it names the tokenizer");
   if (!options.input.empty() || !options.text.empty()) config.data.train.clear();
   resolve_names(config, hub::Need::kTokenizer);
+  if (!config.data.train.empty()) train::find_class_labels(config);
   const auto tokenizer = train::load_tokenizer(config).tokenizer;
   data::DatasetOptions dataset = train::dataset_options(config, train::DataPart::kTrain);
   const data::Renderer renderer(*tokenizer, dataset.rendering);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -13,6 +14,9 @@
 #include "config/objective.h"
 
 namespace heddle::config {
+
+using models::Head;
+using parallel::Recompute;
 namespace {
 
 class Checker {
@@ -55,13 +59,12 @@ class Checker {
   }
 
   void head() const {
-    if (c_.model.head == Head::kClassify && c_.model.num_labels == 0) {
-      fail("model.head", "classify needs model.num_labels >= 1");
-    }
+    labels();
     if (c_.model.head != Head::kLanguageModel && !c_.log.sample_prompts.empty()) {
       fail("log.sample_prompts", "only model.head lm generates text");
     }
-    if (objective_of(c_) != Objective::kLanguageModel && c_.data.truncation == Truncation::kSplit) {
+    if (objective_of(c_) != Objective::kLanguageModel &&
+        c_.data.truncation == data::Truncation::kSplit) {
       fail("data.truncation",
            c_.model.head == Head::kLanguageModel
                ? "split is for single texts: the pieces of an answer have no pair"
@@ -72,6 +75,20 @@ class Checker {
         if (module == "lm_head")
           fail("adapter.modules_to_save", "head embed has no lm_head to train");
       }
+    }
+  }
+
+  void labels() const {
+    const std::vector<std::string>& names = c_.data.labels;
+    if (names.empty() || c_.model.head != Head::kClassify) return;
+    if (names.size() < 2) fail("data.labels", "one class cannot be told from others: expected two");
+    std::set<std::string> seen;
+    for (const std::string& name : names) {
+      if (!seen.insert(name).second) fail("data.labels", fmt::format("'{}' is given twice", name));
+    }
+    if (c_.model.num_labels != std::ssize(names)) {
+      fail("model.num_labels", fmt::format("is {}, but data.labels names {} classes: leave it out",
+                                           c_.model.num_labels, names.size()));
     }
   }
 
@@ -88,7 +105,7 @@ class Checker {
                        "1, found {}",
                        c_.model.num_labels));
     }
-    if (objective == Objective::kDpo && c_.data.loss_on == LossOn::kAll) {
+    if (objective == Objective::kDpo && c_.data.loss_on == data::LossOn::kAll) {
       fail("data.loss_on", "train.objective dpo compares the answers alone; set it to assistant");
     }
   }
@@ -107,7 +124,8 @@ class Checker {
       fail("rl.reward", fmt::format("expected one of verifiers, command and url, found {}",
                                     sources == 0 ? "none" : "several"));
     }
-    if (rl.samples_per_group == 1 && rl.algorithm.advantage != Advantage::kReinforcePlusPlus) {
+    if (rl.samples_per_group == 1 &&
+        rl.algorithm.advantage != objective::Advantage::kReinforcePlusPlus) {
       fail("rl.samples_per_group",
            fmt::format("1 gives a completion nothing to be compared with by rl.algorithm.advantage "
                        "{}: expected 2 or more",
@@ -317,7 +335,7 @@ class Checker {
   }
 
   void offload() const {
-    const Recompute recompute = c_.train.recompute;
+    const std::optional<Recompute> recompute = c_.train.recompute;
     if (c_.train.offload_activations && recompute != Recompute::kSelective &&
         recompute != Recompute::kFull) {
       fail("train.offload_activations",
@@ -426,25 +444,32 @@ std::vector<std::string> unused_keys(const RunConfig& config) {
     note("optim.offload", "the device is the host");
     note("train.offload_activations", "the device is the host");
   }
-  if (config.optim.schedule != Schedule::kWsd)
+  if (config.optim.schedule != Schedule::kWsd) {
     note("optim.decay_steps", "optim.schedule is not wsd");
+    note("optim.decay_type", "optim.schedule is not wsd");
+  }
   if (config.optim.schedule == Schedule::kConstant) {
     note("optim.min_lr_ratio", "optim.schedule is constant");
   }
-  if (config.model.head != Head::kClassify) note("model.num_labels", "model.head is not classify");
+  if (config.model.head != Head::kClassify) {
+    note("model.num_labels", "model.head is not classify");
+    note("data.labels", "model.head is not classify");
+  }
   if (objective_of(config) != Objective::kDpo) {
     for (const Field& field : find_section("dpo")->fields)
       note(field.key, "train.objective is not dpo");
-  } else if (config.dpo.loss != DpoLoss::kSigmoid) {
-    note("dpo.label_smoothing", "dpo.loss is not sigmoid");
+  } else {
+    const objective::DpoLoss loss = config.dpo.loss;
+    if (loss != objective::DpoLoss::kSigmoid && loss != objective::DpoLoss::kSimpo)
+      note("dpo.label_smoothing", "dpo.loss is neither sigmoid nor simpo");
+    if (loss != objective::DpoLoss::kSimpo) note("dpo.simpo_gamma", "dpo.loss is not simpo");
   }
   note_policy_keys(config, note);
   if (config.model.head != Head::kEmbed) {
     note("model.normalize", "model.head is not embed");
     note("train.infonce_temperature", "model.head is not embed");
   }
-  if (config.train.recompute != Recompute::kAuto)
-    note("train.memory_limit_gib", "train.recompute is not auto");
+  if (config.train.recompute) note("train.memory_limit_gib", "train.recompute is not auto");
   if (config.train.max_steps > 0) note("train.epochs", "train.max_steps decides");
   if (config.parallel.cp == 1) note("parallel.cp_method", "parallel.cp is 1");
   if (config.parallel.pp == 1) note("parallel.pp_schedule", "parallel.pp is 1");

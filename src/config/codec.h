@@ -9,6 +9,7 @@
 #include <concepts>
 #include <limits>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -137,6 +138,24 @@ struct Codec<E> {
     mismatch(type(range), node, hint);
   }
   static Json write(E value) { return std::string(to_string(value)); }
+};
+
+/// None: auto.
+template <NamedEnum E>
+struct Codec<std::optional<E>> {
+  static std::string type(const Range& range) { return Codec<E>::type(range) + "|auto"; }
+  static std::optional<E> read(const YAML::Node& node, const Range& range) {
+    if (node.IsScalar() && node.Scalar() == "auto") return std::nullopt;
+    try {
+      return Codec<E>::read(node, range);
+    } catch (BadValue& bad) {
+      bad.expected = type(range);
+      throw;
+    }
+  }
+  static Json write(std::optional<E> value) {
+    return value ? Codec<E>::write(*value) : Json("auto");
+  }
 };
 
 template <>

@@ -249,12 +249,17 @@ void fill_in(RunConfig& config, const std::string& name, std::span<const std::st
   const std::int64_t texts = needs_of(objective_of(config)).texts;
   if (config.train.micro_batch_tokens == 0)
     config.train.micro_batch_tokens = config.data.max_length * texts;
+  if (config.model.num_labels == 0) config.model.num_labels = std::ssize(config.data.labels);
   if (texts > 1 && !config.is_set("data.packing")) config.data.packing = false;
   if (config.device.name.type != DeviceType::kCpu && !config.is_set("model.dtype"))
     config.model.dtype = Dtype::kBFloat16;
   if (config.train.method == Method::kLora && !config.is_set("optim.lr")) config.optim.lr = 2e-4;
   if (config.optim.name == OptimName::kMuon && !config.is_set("optim.momentum"))
     config.optim.momentum = 0.95;
+  if (config.dpo.loss == objective::DpoLoss::kSimpo && !config.is_set("dpo.beta"))
+    config.dpo.beta = 2;
+  if (config.dpo.loss == objective::DpoLoss::kOrpo && !config.is_set("dpo.sft_weight"))
+    config.dpo.sft_weight = 1;
   if (!config.is_set("adapter.seed")) config.adapter.seed = config.train.seed;
 }
 

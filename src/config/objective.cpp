@@ -2,6 +2,8 @@
 
 namespace heddle::config {
 
+using models::Head;
+
 ObjectiveNeeds needs_of(Objective objective) {
   switch (objective) {
     case Objective::kAuto:

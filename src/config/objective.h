@@ -6,7 +6,7 @@ namespace heddle::config {
 
 /// Requirements of an objective on the rest of a configuration.
 struct ObjectiveNeeds {
-  Head head;
+  models::Head head;
   std::int64_t texts;  ///< Sequences of a usual row.
 };
 ObjectiveNeeds needs_of(Objective objective);

@@ -1,41 +1,44 @@
 #pragma once
 
 #include <array>
-#include <concepts>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <variant>
 #include <vector>
 
-#include "config/named_enum.h"
+#include "base/log.h"
+#include "base/named_enum.h"
 #include "config/rl_config.h"
+#include "data/readers/row_format.h"
+#include "data/rendering/row_policies.h"
+#include "models/head.h"
+#include "objective/dpo_options.h"
+#include "ops/context_parallel/method.h"
+#include "parallel/recompute_policy.h"
+#include "parallel/summing.h"
 
 /// Everything a run can be told, one plain struct per section of the YAML file. The members'
 /// initialisers are the defaults; names, documentation, ranges and allowed values stand beside them
 /// in schema.cpp.
 namespace heddle::config {
 
+using heddle::to_string;
+
 /// Dtypes of an optimizer's moments.
 enum class StateDtype { kFloat32, kBFloat16, kInt8 };
-template <>
-inline constexpr std::array<std::string_view, 3> kNames<StateDtype>{"float32", "bfloat16", "int8"};
+constexpr auto names_of(StateDtype) { return spelled("float32", "bfloat16", "int8"); }
 
 enum class Dtype { kFloat64, kFloat32, kBFloat16 };
-template <>
-inline constexpr std::array<std::string_view, 3> kNames<Dtype>{"float64", "float32", "bfloat16"};
-
-enum class Head { kLanguageModel, kClassify, kEmbed };
-template <>
-inline constexpr std::array<std::string_view, 3> kNames<Head>{"lm", "classify", "embed"};
+constexpr auto names_of(Dtype) { return spelled("float64", "float32", "bfloat16"); }
 
 struct ModelSection {
   std::string path;
   std::string tokenizer;
   Dtype dtype = Dtype::kFloat32;  ///< load() makes it bfloat16 on an accelerator if none is given
-  Head head = Head::kLanguageModel;
+  models::Head head = models::Head::kLanguageModel;
   std::int64_t num_labels = 0;
   bool normalize = true;
   std::vector<std::string> added_tokens;
@@ -50,52 +53,8 @@ struct DataSource {
   bool operator==(const DataSource&) const = default;
 };
 
-enum class DataFormat {
-  kAuto,
-  kMessages,
-  kPromptCompletion,
-  kText,
-  kShareGpt,
-  kAlpaca,
-  kTokens,
-  kPairs
-};
-template <>
-inline constexpr std::array<std::string_view, 8> kNames<DataFormat>{
-    "auto", "messages", "prompt_completion", "text", "sharegpt", "alpaca", "tokens", "pairs"};
-
-enum class Truncation { kAuto, kDrop, kKeepStart, kKeepEnd, kSplit };
-template <>
-inline constexpr std::array<std::string_view, 5> kNames<Truncation>{"auto", "drop", "keep_start",
-                                                                    "keep_end", "split"};
-
-enum class BadLine { kError, kSkip };
-template <>
-inline constexpr std::array<std::string_view, 2> kNames<BadLine>{"error", "skip"};
-
-enum class LossOn { kAssistant, kAll };
-template <>
-inline constexpr std::array<std::string_view, 2> kNames<LossOn>{"assistant", "all"};
-
 /// Under which names a row keeps its parts.
-struct DataFields {
-  std::string messages = "messages";
-  std::string tools = "tools";
-  std::string prompt = "prompt";
-  std::string completion = "completion";
-  std::string text = "text";
-  std::string conversations = "conversations";
-  std::string from = "from";
-  std::string value = "value";
-  std::string instruction = "instruction";
-  std::string input = "input";
-  std::string output = "output";
-  std::string system = "system";
-  std::string history = "history";
-  std::string input_ids = "input_ids";
-  std::string labels = "labels";
-  std::string label = "label";
-  std::string weight = "weight";
+struct DataFields : data::FieldNames {
   std::string query = "query";
   std::string positive = "positive";
   std::string negatives = "negatives";
@@ -111,16 +70,18 @@ using Scalar = std::variant<bool, std::int64_t, double, std::string>;
 struct DataSection {
   std::vector<DataSource> train;
   std::vector<DataSource> eval;
-  DataFormat format = DataFormat::kAuto;
+  data::RowFormat format = data::RowFormat::kAuto;
   bool packing = true;  ///< load() makes it false for rows of several texts if the user gave none
   std::int64_t max_length = 2048;
-  Truncation truncation = Truncation::kAuto;
-  BadLine on_bad_line = BadLine::kError;
+  data::Truncation truncation = data::Truncation::kAuto;
+  data::BadRowPolicy on_bad_line = data::BadRowPolicy::kError;
   bool shuffle = true;
-  LossOn loss_on = LossOn::kAssistant;
+  data::LossOn loss_on = data::LossOn::kAssistant;
   std::string chat_template;
   std::map<std::string, Scalar> template_args;
   std::string cache_dir;
+  /// Names of the classes of head classify; a run finds them before it starts if none are given.
+  std::vector<std::string> labels;
   DataFields fields;
 };
 
@@ -134,31 +95,23 @@ enum class Objective {
   kReward,
   kPolicy
 };
-template <>
-inline constexpr std::array<std::string_view, 7> kNames<Objective>{
-    "auto", "language_model", "classification", "contrastive", "dpo", "reward", "policy"};
+constexpr auto names_of(Objective) {
+  return spelled("auto", "language_model", "classification", "contrastive", "dpo", "reward",
+                 "policy");
+}
 
 enum class Method { kFull, kLora };
-template <>
-inline constexpr std::array<std::string_view, 2> kNames<Method>{"full", "lora"};
-
-enum class Recompute { kOff, kElementwise, kSelective, kFull, kAuto };
-template <>
-inline constexpr std::array<std::string_view, 5> kNames<Recompute>{"off", "elementwise",
-                                                                   "selective", "full", "auto"};
+constexpr auto names_of(Method) { return spelled("full", "lora"); }
 
 enum class AuxLoss { kSequence, kHf };
-template <>
-inline constexpr std::array<std::string_view, 2> kNames<AuxLoss>{"sequence", "hf"};
+constexpr auto names_of(AuxLoss) { return spelled("sequence", "hf"); }
 
 enum class CudaGraph { kAuto, kOff };
-template <>
-inline constexpr std::array<std::string_view, 2> kNames<CudaGraph>{"auto", "off"};
+constexpr auto names_of(CudaGraph) { return spelled("auto", "off"); }
 
 /// Fate of a step whose gradient norm stands out.
 enum class Spike { kOff, kSkip, kStop };
-template <>
-inline constexpr std::array<std::string_view, 3> kNames<Spike>{"off", "skip", "stop"};
+constexpr auto names_of(Spike) { return spelled("off", "skip", "stop"); }
 
 struct TrainSection {
   Objective objective = Objective::kAuto;
@@ -171,7 +124,8 @@ struct TrainSection {
   std::string output_dir;  ///< load() replaces "" by runs/<name of the file>
   std::string resume = "auto";
   std::vector<std::string> freeze;
-  Recompute recompute = Recompute::kOff;
+  /// None: auto, chosen for each layer (train::AutoRecompute).
+  std::optional<parallel::Recompute> recompute = parallel::Recompute::kOff;
   double memory_limit_gib = 0;
   bool offload_activations = false;
   double router_aux_loss_coef = -1;
@@ -200,25 +154,15 @@ struct EvalSection {
   std::string metric = "loss";  ///< by which the best evaluation is chosen
 };
 
-enum class DpoLoss { kSigmoid, kIpo, kHinge };
-template <>
-inline constexpr std::array<std::string_view, 3> kNames<DpoLoss>{"sigmoid", "ipo", "hinge"};
-
-struct DpoSection {
-  double beta = 0.1;
-  DpoLoss loss = DpoLoss::kSigmoid;
-  double label_smoothing = 0;
-  double sft_weight = 0;
-};
-
 enum class OptimName { kAdamW, kSgd, kMuon };
-template <>
-inline constexpr std::array<std::string_view, 3> kNames<OptimName>{"adamw", "sgd", "muon"};
+constexpr auto names_of(OptimName) { return spelled("adamw", "sgd", "muon"); }
 
 enum class Schedule { kConstant, kLinear, kCosine, kWsd };
-template <>
-inline constexpr std::array<std::string_view, 4> kNames<Schedule>{"constant", "linear", "cosine",
-                                                                  "wsd"};
+constexpr auto names_of(Schedule) { return spelled("constant", "linear", "cosine", "wsd"); }
+
+/// Form of the final decay of Schedule::kWsd.
+enum class DecayType { kLinear, kCosine, kOneMinusSqrt };
+constexpr auto names_of(DecayType) { return spelled("linear", "cosine", "1-sqrt"); }
 
 struct OptimSection {
   OptimName name = OptimName::kAdamW;
@@ -234,6 +178,7 @@ struct OptimSection {
   std::int64_t warmup_steps = 0;
   double warmup_ratio = 0;
   std::int64_t decay_steps = 0;
+  DecayType decay_type = DecayType::kLinear;
   double min_lr_ratio = 0;
   std::vector<std::string> no_decay;
   Dtype grad_dtype = Dtype::kFloat32;
@@ -253,17 +198,8 @@ struct AdapterSection {
   std::uint64_t seed = 0;  ///< load() makes it train.seed if the user gave none
 };
 
-enum class CpMethod { kState, kUlysses };
-template <>
-inline constexpr std::array<std::string_view, 2> kNames<CpMethod>{"state", "ulysses"};
-
 enum class PpSchedule { kOneForwardOneBackward, kInterleaved };
-template <>
-inline constexpr std::array<std::string_view, 2> kNames<PpSchedule>{"1f1b", "interleaved"};
-
-enum class SumGradients { kStep, kMicroBatch };
-template <>
-inline constexpr std::array<std::string_view, 2> kNames<SumGradients>{"step", "micro_batch"};
+constexpr auto names_of(PpSchedule) { return spelled("1f1b", "interleaved"); }
 
 /// A number of ranks along one dimension of the mesh, or `auto`: what the other dimensions leave of
 /// the ranks that were started.
@@ -280,16 +216,15 @@ struct ParallelSection {
   std::int64_t cp = 1;
   std::int64_t pp = 1;
   std::int64_t ep = 1;
-  CpMethod cp_method = CpMethod::kState;
+  ops::ContextMethod cp_method = ops::ContextMethod::kState;
   PpSchedule pp_schedule = PpSchedule::kOneForwardOneBackward;
-  SumGradients sum_gradients = SumGradients::kStep;
+  parallel::Summing sum_gradients = parallel::Summing::kStep;
   std::int64_t pp_chunks = 2;
   double timeout_s = 600;
 };
 
 enum class Fallback { kRefuse, kAllow };
-template <>
-inline constexpr std::array<std::string_view, 2> kNames<Fallback>{"refuse", "allow"};
+constexpr auto names_of(Fallback) { return spelled("refuse", "allow"); }
 
 struct KernelsSection {
   Fallback fallback = Fallback::kRefuse;
@@ -308,14 +243,9 @@ struct CheckpointSection {
   ExportSection export_;
 };
 
-enum class LogLevel { kDebug, kInfo, kWarning, kError };
-template <>
-inline constexpr std::array<std::string_view, 4> kNames<LogLevel>{"debug", "info", "warning",
-                                                                  "error"};
-
 struct LogSection {
   std::int64_t every = 1;
-  LogLevel level = LogLevel::kInfo;
+  log::Level level = log::Level::kInfo;
   bool tensorboard = true;
   bool report = true;
   std::string command;
@@ -325,8 +255,7 @@ struct LogSection {
 };
 
 enum class DeviceType { kCpu, kCuda, kNpu };
-template <>
-inline constexpr std::array<std::string_view, 3> kNames<DeviceType>{"cpu", "cuda", "npu"};
+constexpr auto names_of(DeviceType) { return spelled("cpu", "cuda", "npu"); }
 
 /// Written cpu, cuda, cuda:1, npu, npu:1.
 struct DeviceName {
@@ -349,7 +278,7 @@ struct RunConfig {
   TrainSection train;
   EvalSection eval;
   OptimSection optim;
-  DpoSection dpo;
+  objective::DpoOptions dpo;
   RlSection rl;
   RolloutSection rollout;
   SyncSection sync;

@@ -21,7 +21,9 @@ Section model_section() {
       .key("head", &ModelSection::head,
            "what the model predicts: next token, labels of a sequence, or an embedding")
       .key("num_labels", &ModelSection::num_labels,
-           "outputs of head classify; 1 is regression or reward", {.range = at_least(0)})
+           "outputs of head classify; 1 is regression or reward; 0: one for each name in "
+           "data.labels",
+           {.range = at_least(0)})
       .key("normalize", &ModelSection::normalize, "head embed: scale embeddings to length 1")
       .key("added_tokens", &ModelSection::added_tokens,
            "new special tokens; the vocabulary grows where the checkpoint has no spare rows",
@@ -63,6 +65,10 @@ Section data_section() {
            {.aliases = {"train_on_inputs"}})
       .key("chat_template", &DataSection::chat_template,
            "Jinja file used instead of the tokenizer's template", {.aliases = {"template"}})
+      .key("labels", &DataSection::labels,
+           "head classify: names of the classes, in the order of their numbers; empty: those of "
+           "the model's config.json, else of the training rows",
+           {.aliases = {"label_list", "class_names", "id2label"}})
       .key("cache_dir", &DataSection::cache_dir,
            "folder of tokenized data; empty: <train.output_dir>/cache");
   return s;
@@ -93,7 +99,8 @@ Section fields_section() {
       .key("history", &DataFields::history, "Alpaca: earlier turns, may be missing")
       .key("input_ids", &DataFields::input_ids, "tokenized beforehand")
       .key("labels", &DataFields::labels, "as input_ids, -100 where there is no loss")
-      .key("label", &DataFields::label, "head classify: class number, or number for regression")
+      .key("label", &DataFields::label,
+           "head classify: name or number of the class, or number for regression")
       .key("weight", &DataFields::weight, "loss weight of a turn")
       .key("query", &DataFields::query, "head embed: what is searched with",
            {.aliases = {"anchor", "sentence1"}})
@@ -227,17 +234,26 @@ Section eval_section() {
 
 Section dpo_section() {
   Section s = make("dpo", "Preference tuning, for train.objective dpo.");
-  Table<DpoSection>(s, &RunConfig::dpo)
-      .key("beta", &DpoSection::beta, "how strongly the policy is held to the reference",
-           {.range = above(0)})
-      .key("loss", &DpoSection::loss,
-           "of the margin between the two answers; ipo compares means over tokens",
+  Table<objective::DpoOptions>(s, &RunConfig::dpo)
+      .key("beta", &objective::DpoOptions::beta,
+           "how strongly the policy is held to the reference; orpo: weight of the odds ratio; "
+           "simpo: "
+           "scale of the margin, 2 unless given",
+           {.range = above(0), .aliases = {"pref_beta"}})
+      .key("loss", &objective::DpoOptions::loss,
+           "of the margin between the two answers; ipo, orpo and simpo compare means over tokens; "
+           "orpo and simpo need no reference",
            {.aliases = {"loss_type", "pref_loss"}})
-      .key("label_smoothing", &DpoSection::label_smoothing,
-           "loss sigmoid: share of pairs whose labels are wrong", {.range = from_up_to(0, 0.5)})
-      .key("sft_weight", &DpoSection::sft_weight,
-           "of the mean cross-entropy of the chosen answer, added to the loss",
-           {.range = at_least(0), .aliases = {"rpo_alpha", "pref_ftx"}});
+      .key("label_smoothing", &objective::DpoOptions::label_smoothing,
+           "losses sigmoid and simpo: share of pairs whose labels are wrong",
+           {.range = from_up_to(0, 0.5)})
+      .key(
+          "sft_weight", &objective::DpoOptions::sft_weight,
+          "of the mean cross-entropy of the chosen answer, added to the loss; orpo: 1 unless given",
+          {.range = at_least(0), .aliases = {"rpo_alpha", "pref_ftx", "cpo_alpha"}})
+      .key("simpo_gamma", &objective::DpoOptions::simpo_gamma,
+           "loss simpo: what the chosen answer is to be ahead by, after scaling by beta",
+           {.range = at_least(0)});
   return s;
 }
 
@@ -275,6 +291,8 @@ Section optim_section() {
            "the same as a share of all steps, instead of warmup_steps", {.range = from_up_to(0, 1)})
       .key("decay_steps", &OptimSection::decay_steps, "wsd: steps of the final decay",
            {.range = at_least(0), .aliases = {"num_decay_steps"}})
+      .key("decay_type", &OptimSection::decay_type, "wsd: form of the final decay",
+           {.aliases = {"lr_wsd_decay_style", "wsd_decay_style"}})
       .key("min_lr_ratio", &OptimSection::min_lr_ratio, "end of the schedule, as a fraction of lr",
            {.range = within(0, 1), .aliases = {"min_lr", "lr_min"}})
       .key("no_decay", &OptimSection::no_decay,

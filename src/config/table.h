@@ -2,6 +2,7 @@
 
 // Inside src/config only: sections of keys, bound to members of the configuration's structs.
 
+#include <concepts>
 #include <functional>
 #include <string>
 #include <type_traits>
@@ -41,8 +42,10 @@ class Table {
                   [=](const RunConfig& c) -> const Owner& { return c.*parent.*owner; }} {}
 
   /// `Wire` is the type whose codec reads and writes the member; the member's own unless given.
-  template <class Wire = void, class T>
-  Table& key(const std::string& name, T Owner::*member, std::string doc, Extra extra = {}) {
+  template <class Wire = void, class T, class Declares>
+  requires std::derived_from<Owner, Declares> Table& key(const std::string& name,
+                                                         T Declares::*member, std::string doc,
+                                                         Extra extra = {}) {
     using W = std::conditional_t<std::is_void_v<Wire>, T, Wire>;
     Field field;
     field.key = section_.key + "." + name;

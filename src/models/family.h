@@ -18,6 +18,7 @@ struct GgufForm {
 
 /// Models that share a reader of config.json, names of weights and presets: one folder.
 struct Family {
+  std::string title;                     ///< Its models as people call them.
   std::vector<std::string> model_types;  ///< Values of `model_type` in config.json.
   /// Reads a config.json with one of these types. `source` names the file in messages. Throws
   /// ModelError naming the key: impossible or contradictory values, features that are not built.

@@ -11,6 +11,7 @@
 #include "ops/gated_delta_net/gated_delta_rule_decode.h"
 #include "ops/linear/linear.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
+#include "ops/moe/frozen_experts.h"
 #include "ops/moe/moe.h"
 #include "ops/moe/shared_expert.h"
 #include "ops/optimizer_step/optimizer_step.h"
@@ -71,10 +72,12 @@ void add_attention(Requests& requests, const nn::AttentionDims& dims, std::int64
 
 void add_moe(Requests& requests, const nn::MoeDims& dims) {
   requests.add<ops::MoeRoute>({.num_experts = dims.num_experts, .top_k = dims.num_experts_per_tok});
-  requests.add<ops::MoeExperts>({.num_experts = dims.num_experts / requests.degrees.ep,
-                                 .top_k = dims.num_experts_per_tok,
-                                 .hidden_size = dims.hidden_size,
-                                 .intermediate_size = dims.moe_intermediate_size});
+  const ops::MoeExperts::Dims experts = {.num_experts = dims.num_experts / requests.degrees.ep,
+                                         .top_k = dims.num_experts_per_tok,
+                                         .hidden_size = dims.hidden_size,
+                                         .intermediate_size = dims.moe_intermediate_size};
+  requests.add<ops::MoeExperts>(experts);
+  if (requests.duties.use == ops::Use::kTraining) requests.add<ops::FrozenExperts>(experts);
   if (dims.shared_expert_intermediate_size > 0)
     requests.add<ops::SharedExpertSum>({.hidden_size = dims.hidden_size});
 }

@@ -63,6 +63,12 @@ Model::Model(Config config, std::string prefix, const runtime::Context& context,
   if (options.head == Head::kClassify) {
     if (options.num_labels < 1)
       throw_error<ConfigError>("model.num_labels must be at least 1 for model.head classify");
+    if (config_.weights.classification_class.empty()) {
+      throw_error<ConfigError>(
+          "model.head classify: transformers has no classifier of model_type '{}' that could read "
+          "the result; take a text model of the same sizes",
+          config_.model_type);
+    }
     score_ = std::make_unique<nn::Linear>("score.weight", options.num_labels, config_.hidden_size);
   }
   // The ranks along tp divide the rows of embedding and language-model head; other heads work on

@@ -9,6 +9,7 @@
 #include "comm/group.h"
 #include "models/config.h"
 #include "models/decoder_layer.h"
+#include "models/head.h"
 #include "models/kernel_requests.h"
 #include "models/unit.h"
 #include "nn/block.h"
@@ -20,9 +21,6 @@
 #include "runtime/context.h"
 
 namespace heddle::models {
-
-/// Output layer on the trunk.
-enum class Head { kLanguageModel, kClassify, kEmbed };
 
 struct ModelOptions {
   Head head = Head::kLanguageModel;

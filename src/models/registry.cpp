@@ -7,6 +7,7 @@
 #include "base/text.h"
 #include "models/qwen3/family.h"
 #include "models/qwen3_5/family.h"
+#include "models/qwen3_vl/family.h"
 
 namespace heddle::models {
 namespace {
@@ -15,6 +16,7 @@ const std::vector<Family>& families() {
   static const std::vector<Family> all = {
       qwen3_5::family(),
       qwen3::family(),
+      qwen3_vl::family(),
   };
   return all;
 }
@@ -44,6 +46,12 @@ Config parse_config(const Json& json, const std::string& source) {
   }
   throw_error<ModelError>("{}: model_type '{}' is not one of {}", source, text::shown(type),
                           text::join(known, ", "));
+}
+
+std::string family_titles() {
+  std::vector<std::string> titles;
+  for (const Family& family : families()) titles.push_back(family.title);
+  return text::join(titles, ", ");
 }
 
 std::optional<GgufForm> gguf_form(const std::string& model_type) {

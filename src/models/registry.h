@@ -14,6 +14,9 @@ namespace heddle::models {
 /// (listing those there are) and for what its family refuses. `source` names the file in messages.
 Config parse_config(const Json& json, const std::string& source);
 
+/// Titles of the families, joined by commas; for help.
+std::string family_titles();
+
 /// llama.cpp's form of a `model_type`; none if it has none that is known.
 std::optional<GgufForm> gguf_form(const std::string& model_type);
 

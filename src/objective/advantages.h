@@ -4,17 +4,9 @@
 #include <span>
 #include <vector>
 
-namespace heddle::objective {
+#include "objective/advantage.h"
 
-/// Baseline of a trajectory's reward; mean and std are of its group.
-enum class Advantage {
-  kGrpo,               ///< (R - mean) / (std + 1e-6), std of n - 1 (arXiv 2402.03300)
-  kDrGrpo,             ///< R - mean (arXiv 2503.20783)
-  kRloo,               ///< R - mean of the others = n / (n - 1) (R - mean) (arXiv 2402.14740)
-  kReinforcePlusPlus,  ///< Returns of each token, whitened over the batch (arXiv 2501.03262)
-  kReinforcePlusPlusBaseline,  ///< R - mean, whitened over the batch
-  kOpo,                        ///< R - sum(length R) / sum(length) (arXiv 2505.23585)
-};
+namespace heddle::objective {
 
 /// Advantages [n] of one group from its rewards [n]; of kReinforcePlusPlus the rewards themselves,
 /// of kReinforcePlusPlusBaseline before whitening. `lengths` [n]: tokens of each, for kOpo. A group

@@ -1,5 +1,7 @@
 #include "objective/classification.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/argmax.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/mse_loss.h>
@@ -8,6 +10,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include "device/upload.h"
+#include "objective/class_counts.h"
 #include "objective/last_token.h"
 #include "ops/autograd.h"
 
@@ -23,11 +26,11 @@ HeadResult classification(Model& model, const at::Tensor& hidden, const data::Ba
   }
   at::Tensor trunk = ops::detached(hidden);
   if (want_gradients) trunk.set_requires_grad(true);
+  at::Tensor logits;
   const auto forward = [&] {
-    const at::Tensor logits =
-        model.score()
-            .forward(model.kernels(), model.final_norm(last_token_rows(model, trunk, batch)))
-            .to(wide);
+    logits = model.score()
+                 .forward(model.kernels(), model.final_norm(last_token_rows(model, trunk, batch)))
+                 .to(wide);
     const bool is_regression = model.num_labels() == 1;
     // The dtype changes on the host: not every device has float64.
     const at::Tensor targets =
@@ -36,7 +39,13 @@ HeadResult classification(Model& model, const at::Tensor& hidden, const data::Ba
     if (is_regression) return at::mse_loss(logits.squeeze(1), targets, at::Reduction::Sum);
     return at::cross_entropy_loss(logits, targets, {}, at::Reduction::Sum);
   };
-  if (!want_gradients) return {ops::run_without_gradient(forward), {}, {}};
+  if (!want_gradients) {
+    const at::Tensor loss = ops::run_without_gradient(forward);
+    HeadResult result;
+    result.loss_sum = loss;
+    result.outputs = logits;
+    return result;
+  }
   const at::Tensor loss = forward();
   ops::run_backward({loss}, {ops::run_without_gradient([&] {
                       return at::full({}, gradient_scale, loss.options().requires_grad(false));
@@ -54,6 +63,26 @@ std::vector<HeadFunction> Classification::heads(std::span<const data::Batch> mic
                           options.wants_gradients);
   };
   return std::vector<HeadFunction>(micro_batches.size(), head);
+}
+
+Evaluation Classification::evaluate(const std::shared_ptr<const data::Dataset>& rows,
+                                    const data::EvaluationLoader::Options& loader_options) {
+  const std::int64_t classes = model().num_labels();
+  if (classes == 1) return Objective::evaluate(rows, loader_options);
+  ClassCounts counts(classes);
+  Evaluation evaluation =
+      evaluate_and(rows, loader_options, [&](const HeadResult& result, const LocalBatch& batch) {
+        if (!result.outputs.defined()) return;
+        const at::Tensor best = at::argmax(result.outputs, 1).cpu();
+        const std::int64_t* const guesses = best.const_data_ptr<std::int64_t>();
+        for (std::size_t i = 0; i < batch.host.targets.size(); ++i) {
+          counts.add(guesses[i], static_cast<std::int64_t>(batch.host.targets[i]));
+        }
+      });
+  placed_.context.mesh.loss_group().all_reduce_sum(counts.table());
+  evaluation.metrics.set(metric::kAccuracy, counts.accuracy());
+  evaluation.metrics.set(metric::kMacroF1, counts.macro_f1());
+  return evaluation;
 }
 
 }  // namespace heddle::objective

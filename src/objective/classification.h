@@ -14,6 +14,9 @@ class Classification : public Objective {
   }
   std::vector<HeadFunction> heads(std::span<const data::Batch> micro_batches,
                                   const PassOptions& options) override;
+  /// With accuracy and macro-F1 over the classes that occur; of regression the loss alone.
+  Evaluation evaluate(const std::shared_ptr<const data::Dataset>& rows,
+                      const data::EvaluationLoader::Options& loader_options) override;
 };
 
 }  // namespace heddle::objective

@@ -11,17 +11,6 @@
 namespace heddle::objective {
 namespace {
 
-DpoOptions dpo_options(const config::DpoSection& section) {
-  DpoOptions options;
-  options.loss = section.loss == config::DpoLoss::kIpo     ? DpoLoss::kIpo
-                 : section.loss == config::DpoLoss::kHinge ? DpoLoss::kHinge
-                                                           : DpoLoss::kSigmoid;
-  options.beta = section.beta;
-  options.label_smoothing = section.label_smoothing;
-  options.sft_weight = section.sft_weight;
-  return options;
-}
-
 /// Two answers to a prompt.
 data::GroupShape answers(const config::DataFields& fields, bool learns) {
   return {.texts = {fields.chosen, fields.rejected}, .prompt = fields.prompt, .learns = learns};
@@ -70,7 +59,7 @@ std::unique_ptr<Objective> make_objective(const config::RunConfig& config,
           config.train.global_batch_size);
     case config::Objective::kDpo:
       return std::make_unique<Preference>(
-          placed, dpo_options(config.dpo),
+          placed, config.dpo,
           ReferenceOptions{config.train.output_dir, config.train.micro_batch_tokens});
     case config::Objective::kReward:
       return std::make_unique<Reward>(placed);

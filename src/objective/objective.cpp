@@ -11,6 +11,12 @@ double Objective::divisor(const data::Step& step) const {
 
 Evaluation Objective::evaluate(const std::shared_ptr<const data::Dataset>& rows,
                                const data::EvaluationLoader::Options& loader_options) {
+  return evaluate_and(rows, loader_options, [](const HeadResult&, const LocalBatch&) {});
+}
+
+Evaluation Objective::evaluate_and(const std::shared_ptr<const data::Dataset>& rows,
+                                   const data::EvaluationLoader::Options& loader_options,
+                                   const UseResult& use) {
   const ops::NoGradient guard;
   data::EvaluationLoader loader(rows, loader_options);
   const parallel::Acquired ends = assembly::acquire_ends(placed_.sharding.get(), model());
@@ -24,6 +30,7 @@ Evaluation Objective::evaluate(const std::shared_ptr<const data::Dataset>& rows,
     const at::Tensor hidden = evaluate_hidden(model(), *placed_.pipeline, batch);
     if (!hidden.defined()) continue;
     const HeadResult result = functions[0](hidden, batch);
+    use(result, batch);
     loss += result.loss_sum.item<double>();
     sums.resize(result.metric_sums.size());
     for (std::size_t i = 0; i < sums.size(); ++i) sums[i] += result.metric_sums[i].item<double>();

@@ -24,6 +24,7 @@ struct HeadResult {
   /// 0-d like loss_sum, in the order of Objective::metrics(), not divided; in evaluation those
   /// alone that need no gradient.
   std::vector<at::Tensor> metric_sums = {};
+  at::Tensor outputs = {};  ///< Classification without gradients: logits [S, num_labels].
 };
 
 /// Final norm, head and loss on the rank's hidden states [T/tp,H] of one micro-batch, forward and
@@ -75,6 +76,11 @@ class Objective {
                               const data::EvaluationLoader::Options& loader_options);
 
  protected:
+  /// evaluate(), with each result of the head and its part of the rows handed to `use`.
+  using UseResult = std::function<void(const HeadResult&, const LocalBatch&)>;
+  Evaluation evaluate_and(const std::shared_ptr<const data::Dataset>& rows,
+                          const data::EvaluationLoader::Options& loader_options,
+                          const UseResult& use);
   Model& model() const { return *placed_.model; }
 
   const assembly::ModelOnRanks& placed_;

@@ -32,7 +32,9 @@ std::vector<HeadFunction> Preference::heads(std::span<const data::Batch> micro_b
   std::vector<HeadFunction> functions;
   for (const data::Batch& whole : micro_batches) {
     count_pairs(whole);
-    Known known{reference_.logprobs(whole, options.is_held_out), token_weights(whole)};
+    Known known{{}, token_weights(whole)};
+    if (compares_with_reference(options_.loss))
+      known.reference = reference_.logprobs(whole, options.is_held_out);
     functions.push_back([this, options, known = std::move(known)](const at::Tensor& hidden,
                                                                   const LocalBatch& batch) {
       return run(hidden, batch, known, options);
@@ -47,16 +49,18 @@ HeadResult Preference::run(const at::Tensor& hidden, const LocalBatch& batch, co
   TokenLogprobs logprobs(model(), hidden, rows, options.wants_gradients);
   const auto sequences = std::ssize(known.tokens);
   const SequenceSums sums = sums_of_rows(placed_.context, batch, rows, sequences);
-  // [2,P]: those of the chosen answers, then those of the rejected ones.
-  const auto by_answer = [](const at::Tensor& by_sequence) {
-    return by_sequence.view({-1, 2}).t();
+  const at::Tensor policy = sums.of(logprobs.values()),
+                   tokens = device::upload(at::tensor(known.tokens, policy.scalar_type()),
+                                           hidden.device());
+  // 0: the chosen answers, 1: the rejected ones.
+  const auto answers = [&](std::int64_t which) {
+    const auto of = [&](const at::Tensor& by_sequence) {
+      return by_sequence.view({-1, 2}).select(1, which);
+    };
+    return AnswerLogprobs{
+        of(policy), known.reference.defined() ? of(known.reference) : at::Tensor(), of(tokens)};
   };
-  const at::Tensor policy = by_answer(sums.of(logprobs.values())),
-                   reference = by_answer(known.reference),
-                   tokens = by_answer(device::upload(at::tensor(known.tokens, policy.scalar_type()),
-                                                     hidden.device()));
-  const DpoPairs pairs = dpo_loss({policy[0], reference[0], tokens[0]},
-                                  {policy[1], reference[1], tokens[1]}, options_);
+  const DpoPairs pairs = dpo_loss(answers(0), answers(1), options_);
   HeadResult result{reported(pairs.loss), {}, {}};
   result.metric_sums = {reported(pairs.reward_margin), reported(pairs.reward_margin > 0),
                         reported(pairs.logp_chosen), reported(pairs.logp_rejected)};

@@ -6,8 +6,9 @@
 
 namespace heddle::objective {
 
-/// Direct preference optimisation: the chosen of two answers to a prompt is to become more likely
-/// than the rejected one, measured from a reference policy.
+/// Preference tuning: the chosen of two answers to a prompt is to become more likely than the
+/// rejected one, measured from a reference policy (DPO) or by itself (ORPO, SimPO), when no
+/// reference is computed.
 class Preference : public PairObjective {
  public:
   Preference(const assembly::ModelOnRanks& placed, const DpoOptions& options,
@@ -18,14 +19,17 @@ class Preference : public PairObjective {
     return {&metric::kRewardMargin, &metric::kRewardAccuracy, &metric::kLogpsChosen,
             &metric::kLogpsRejected};
   }
-  void prepare(const RunRows& rows) override { reference_.prepare(rows); }
+  void prepare(const RunRows& rows) override {
+    if (compares_with_reference(options_.loss)) reference_.prepare(rows);
+  }
   std::vector<HeadFunction> heads(std::span<const data::Batch> micro_batches,
                                   const PassOptions& options) override;
 
  private:
   /// Numbers [S] of a micro-batch's real sequences that are known before the policy runs on it.
   struct Known {
-    at::Tensor reference;        ///< Log-probabilities; undefined without the last stage.
+    /// Log-probabilities; undefined without the last stage, and for a loss without a reference.
+    at::Tensor reference;
     std::vector<double> tokens;  ///< Sums of loss weights.
   };
   HeadResult run(const at::Tensor& hidden, const LocalBatch& batch, const Known& known,

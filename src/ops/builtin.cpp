@@ -16,6 +16,7 @@ const Registry& builtin_registry() {
     register_attention(made);
     register_swiglu(made);
     register_moe(made);
+    register_frozen_experts(made);
     register_linear_cross_entropy(made);
     register_optimizer_step(made);
     register_sampling(made);

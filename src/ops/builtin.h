@@ -19,6 +19,7 @@ void register_rotary(Registry& registry);
 void register_attention(Registry& registry);  ///< attention, output_gate
 void register_swiglu(Registry& registry);
 void register_moe(Registry& registry);
+void register_frozen_experts(Registry& registry);
 void register_linear_cross_entropy(Registry& registry);
 void register_optimizer_step(Registry& registry);
 void register_sampling(Registry& registry);  ///< sample_tokens

@@ -8,17 +8,9 @@
 #include <vector>
 
 #include "device/memory_meter.h"
+#include "parallel/recompute_policy.h"
 
 namespace heddle::parallel {
-
-/// Parts of a block's forward that run again in its backward instead of being kept.
-enum class Recompute {
-  kOff,          ///< Nothing.
-  kElementwise,  ///< Norms, gates: see nn::Pass::recompute_elementwise.
-  kSelective,    ///< Norms, gates and the MLP, whose activations are the widest.
-  kFull,         ///< Everything but the block's input.
-};
-inline constexpr std::size_t kRecomputePolicies = 4;
 
 /// Memory and time of the stages of blocks, measured in steps in which every block is recomputed in
 /// full: a stage that runs again is there alone between its forward and its backward. Memory is

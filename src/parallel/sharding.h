@@ -12,6 +12,7 @@
 #include "comm/group.h"
 #include "comm/mesh.h"
 #include "nn/parameter.h"
+#include "parallel/summing.h"
 
 namespace heddle::parallel {
 
@@ -35,9 +36,6 @@ namespace heddle::parallel {
 /// "ZeRO" (arXiv 1910.02054), "FSDP" (arXiv 2304.11277).
 class Sharding {
  public:
-  /// When a unit's gradients are summed: once a step, for which each rank keeps them whole while it
-  /// accumulates, or in every micro-batch, after which it keeps those of its owned rows.
-  enum class Summing { kStep, kMicroBatch };
   /// Units whose gradients are on their way, and whole, at once: one for each of the two sums, and
   /// one that hides them.
   static constexpr std::size_t kUnitsUnderWay = 3;

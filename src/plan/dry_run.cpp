@@ -172,7 +172,7 @@ class DryRun {
   void run_blocks(assembly::ModelOnRanks& placed, const objective::LocalBatch& batch,
                   DryRank& dry) {
     nn::Pass pass = batch.pass(*placed.model, /*training=*/true);
-    pass.recompute_elementwise = config_.train.recompute != config::Recompute::kOff;
+    pass.recompute_elementwise = config_.train.recompute != parallel::Recompute::kOff;
     pass.pooled_auxiliary_loss = config_.train.router_aux_loss == config::AuxLoss::kHf;
     for (parallel::BlockEntry& entry :
          assembly::block_entries(*placed.model, placed.adapters.get())) {

@@ -33,23 +33,25 @@ std::string layers_of(const parallel::StagePlan& stages, std::int64_t rank) {
 }
 
 /// A run mixes policies over its layers and may find a faster one between these.
-config::Recompute predicted_recompute(const Step& step, const config::RunConfig& config,
-                                      std::int64_t world, const std::optional<Hardware>& hardware) {
+parallel::Recompute predicted_recompute(const Step& step, const config::RunConfig& config,
+                                        std::int64_t world,
+                                        const std::optional<Hardware>& hardware) {
   double memory_gib = config.train.memory_limit_gib;
   if (hardware && (memory_gib == 0 || hardware->memory_gib < memory_gib))
     memory_gib = hardware->memory_gib;
   // In the order of their time.
-  for (const config::Recompute policy :
-       {config::Recompute::kOff, config::Recompute::kElementwise, config::Recompute::kSelective}) {
+  for (const parallel::Recompute policy :
+       {parallel::Recompute::kOff, parallel::Recompute::kElementwise,
+        parallel::Recompute::kSelective}) {
     config::RunConfig fixed = config;
     fixed.train.recompute = policy;
-    const Layout layout(step, fixed, world);
+    const StepOnRanks layout(step, fixed, world);
     double peak = 0;
     for (std::int64_t rank = 0; rank < layout.stages.ranks; ++rank)
       peak = std::max(peak, memory_of(layout, rank).peak);
     if (peak <= kUsableMemory * memory_gib * (1u << 30)) return policy;
   }
-  return config::Recompute::kFull;
+  return parallel::Recompute::kFull;
 }
 
 }  // namespace
@@ -64,11 +66,11 @@ LayoutReport plan_layout(const config::RunConfig& config, const models::Config& 
                          std::int64_t world, const std::optional<Hardware>& hardware) {
   const Step step = describe_step(config, model);
   config::RunConfig fixed = config;
-  const bool is_auto = config.train.recompute == config::Recompute::kAuto;
+  const bool is_auto = !config.train.recompute;
   if (is_auto) fixed.train.recompute = predicted_recompute(step, config, world, hardware);
-  const Layout layout(step, fixed, world);
+  const StepOnRanks layout(step, fixed, world);
   LayoutReport report;
-  report.recompute = fixed.train.recompute;
+  report.recompute = layout.recompute;
   report.is_recompute_auto = is_auto;
   report.mesh = layout.mesh.describe();
   report.groups = groups_of(layout.mesh);

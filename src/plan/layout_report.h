@@ -8,7 +8,7 @@
 #include "config/run_config.h"
 #include "models/config.h"
 #include "plan/hardware.h"
-#include "plan/layout.h"
+#include "plan/step_on_ranks.h"
 #include "plan/step_time.h"
 
 namespace heddle::plan {
@@ -36,7 +36,7 @@ struct LayoutReport {
   /// Policy that the figures below hold for: train.recompute or, where that is auto, the fastest
   /// policy that fits the memory of hardware and train.memory_limit_gib in all layers; full if none
   /// does or neither is known.
-  config::Recompute recompute = config::Recompute::kOff;
+  parallel::Recompute recompute = parallel::Recompute::kOff;
   bool is_recompute_auto = false;
   std::vector<Traffic> traffic;
   double gathered_keys = 0;  ///< Bytes, of one attention layer: see gathered_keys_bytes.

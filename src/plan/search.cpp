@@ -79,22 +79,22 @@ class Searcher {
   }
 
   void by_recomputation(config::RunConfig& config) {
-    std::vector<config::Recompute> policies = {
-        config::Recompute::kOff, config::Recompute::kElementwise, config::Recompute::kSelective,
-        config::Recompute::kFull};
-    const config::Recompute asked = config_.train.recompute;
-    if (config_.is_set("train.recompute") && asked != config::Recompute::kAuto) policies = {asked};
-    for (const config::Recompute recompute : policies) {
+    std::vector<parallel::Recompute> policies = {
+        parallel::Recompute::kOff, parallel::Recompute::kElementwise,
+        parallel::Recompute::kSelective, parallel::Recompute::kFull};
+    const std::optional<parallel::Recompute> asked = config_.train.recompute;
+    if (config_.is_set("train.recompute") && asked) policies = {*asked};
+    for (const parallel::Recompute recompute : policies) {
       config.train.recompute = recompute;
       try {
-        consider(Layout(step_, config, world_), config);
+        consider(StepOnRanks(step_, config, world_), config);
       } catch (const ConfigError&) {
         return;  // what a run refuses is no layout
       }
     }
   }
 
-  void consider(const Layout& layout, const config::RunConfig& config) {
+  void consider(const StepOnRanks& layout, const config::RunConfig& config) {
     ++search_.considered;
     Proposal proposal;
     for (std::int64_t rank = 0; rank < layout.stages.ranks; ++rank)
@@ -134,8 +134,7 @@ class Searcher {
     add("dp", p.dp.value);
     add("pp", p.pp);
     add("ep", p.ep);
-    settings.push_back(
-        fmt::format("train.recompute={}", config::to_string(config.train.recompute)));
+    settings.push_back("train.recompute=" + std::string(to_string(config.train.recompute.value())));
     return settings;
   }
 

@@ -40,7 +40,7 @@ struct Compute {
 
 class Timer {
  public:
-  Timer(const Layout& layout, const Hardware& hardware)
+  Timer(const StepOnRanks& layout, const Hardware& hardware)
       : layout_(layout),
         step_(*layout.step),
         hardware_(hardware),
@@ -159,15 +159,14 @@ class Timer {
 
   Compute again(std::int64_t layer) const {
     switch (layout_.recompute) {
-      case config::Recompute::kAuto:  // a Layout has another
-      case config::Recompute::kOff:
+      case parallel::Recompute::kOff:
         return {};
-      case config::Recompute::kElementwise: {
+      case parallel::Recompute::kElementwise: {
         Compute c;
         c.elementwise = elements(step_.layers[layer].again);
         return c;
       }
-      case config::Recompute::kSelective: {
+      case parallel::Recompute::kSelective: {
         // The MLP runs again; the mixer's elementwise operators do.
         Compute c = compute(
             layer, 2, 0,
@@ -176,7 +175,7 @@ class Timer {
         c.launches += wait(layer);
         return c;
       }
-      case config::Recompute::kFull: {
+      case parallel::Recompute::kFull: {
         Compute c = layer_forward(layer);
         if (!step_.model.layers[layer].moe) c.products -= last_product(layer);
         return c;
@@ -217,7 +216,7 @@ class Timer {
            step_.vocabulary_elements();
   }
 
-  const Layout& layout_;
+  const StepOnRanks& layout_;
   const Step& step_;
   const Hardware& hardware_;
   double product_rate_, expert_rate_, attention_rate_, delta_rate_, memory_rate_, tp_;
@@ -228,7 +227,7 @@ struct Link {
   double bytes_per_s, latency_s;
 };
 
-Link link_over(const Layout& layout, const Traffic& traffic, const Hardware& hardware) {
+Link link_over(const StepOnRanks& layout, const Traffic& traffic, const Hardware& hardware) {
   const std::vector<std::int64_t> ranks = layout.mesh.ranks_along(traffic.over);
   const std::int64_t host = ranks.front() / hardware.gpus_per_host;
   const auto here = std::count_if(ranks.begin(), ranks.end(), [&](std::int64_t rank) {
@@ -256,7 +255,7 @@ double StepTime::communication() const {
   return std::accumulate(exposed.begin(), exposed.end(), 0.0);
 }
 
-StepTime time_of(const Layout& layout, const std::vector<Traffic>& traffic,
+StepTime time_of(const StepOnRanks& layout, const std::vector<Traffic>& traffic,
                  const Hardware& hardware) {
   const Timer timer(layout, hardware);
   const double m = layout.micro_batches, pp = as_double(layout.stages.ranks);

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "plan/hardware.h"
-#include "plan/layout.h"
+#include "plan/step_on_ranks.h"
 
 namespace heddle::plan {
 
@@ -22,7 +22,7 @@ struct StepTime {
 };
 
 /// Time of a step of full rows, by counts of FLOPs and bytes over the rates of the hardware.
-StepTime time_of(const Layout& layout, const std::vector<Traffic>& traffic,
+StepTime time_of(const StepOnRanks& layout, const std::vector<Traffic>& traffic,
                  const Hardware& hardware);
 
 }  // namespace heddle::plan

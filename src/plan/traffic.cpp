@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "plan/layout.h"
+#include "plan/step_on_ranks.h"
 
 namespace heddle::plan {
 namespace {
@@ -9,7 +9,7 @@ using comm::Dim;
 
 class Counter {
  public:
-  explicit Counter(const Layout& layout) : layout_(layout), step_(*layout.step) {
+  explicit Counter(const StepOnRanks& layout) : layout_(layout), step_(*layout.step) {
     depth_ = as_double(step_.model.num_hidden_layers()) / layout.size(Dim::kPp);
     tokens_ = layout.tokens * layout.micro_batches;
     hidden_ = tokens_ * as_double(step_.model.hidden_size) * step_.element;
@@ -56,8 +56,8 @@ class Counter {
     return as_double(std::count(flags.begin(), flags.end(), true)) / layout_.size(Dim::kPp);
   }
   bool reruns_mlp() const {
-    return layout_.recompute == config::Recompute::kFull ||
-           layout_.recompute == config::Recompute::kSelective;
+    return layout_.recompute == parallel::Recompute::kFull ||
+           layout_.recompute == parallel::Recompute::kSelective;
   }
 
   void tensor() {
@@ -65,7 +65,7 @@ class Counter {
     // Mixer and MLP: the gathers forward and backward, the sums forward. When a dense MLP runs
     // again nothing reads its sum.
     double gathers = 4 * depth_, sums = 2 * depth_;
-    if (layout_.recompute == config::Recompute::kFull) {
+    if (layout_.recompute == parallel::Recompute::kFull) {
       gathers += depth_;
       sums += depth_;
     }
@@ -87,7 +87,7 @@ class Counter {
     const double tp = layout_.size(Dim::kTp), cp = layout_.size(Dim::kCp);
     const nn::AttentionDims* attention = step_.model.attention();
     const nn::GatedDeltaNetDims* delta = step_.model.gated_delta_net();
-    const double passes = layout_.recompute == config::Recompute::kFull ? 3 : 2;
+    const double passes = layout_.recompute == parallel::Recompute::kFull ? 3 : 2;
     const double calls = passes * layout_.micro_batches;
     if (layout_.method == ops::ContextMethod::kUlysses) {
       double elements = 0;
@@ -174,7 +174,7 @@ class Counter {
         passes * sparse_layers() * layout_.micro_batches);
   }
 
-  const Layout& layout_;
+  const StepOnRanks& layout_;
   const Step& step_;
   double depth_, tokens_, hidden_;
   std::vector<Traffic> rows_;
@@ -182,6 +182,6 @@ class Counter {
 
 }  // namespace
 
-std::vector<Traffic> traffic_of(const Layout& layout) { return Counter(layout).rows(); }
+std::vector<Traffic> traffic_of(const StepOnRanks& layout) { return Counter(layout).rows(); }
 
 }  // namespace heddle::plan

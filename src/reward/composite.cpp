@@ -40,7 +40,7 @@ class OfRow final : public Verifier {
 
 class Composite final : public Reward {
  public:
-  Composite(const std::vector<Part>& parts, RewardOptions::Combine combine) : combine_(combine) {
+  Composite(const std::vector<Part>& parts, Combine combine) : combine_(combine) {
     std::set<std::string> names;
     for (const Part& part : parts) {
       const std::string where = "reward part '" + part.verifier + "'";
@@ -73,12 +73,12 @@ class Composite final : public Reward {
 
   Score judge(const Sample& sample) const {
     Score total;
-    total.reward = combine_ == RewardOptions::Combine::kSum ? 0 : 1;
+    total.reward = combine_ == Combine::kSum ? 0 : 1;
     for (const Weighted& part : parts_) {
       const Score score = part.verifier->judge(sample);
       if (score.error) return {0, {}, part.name + ": " + *score.error};
       total.parts[part.name] = score.reward;
-      if (combine_ == RewardOptions::Combine::kSum) {
+      if (combine_ == Combine::kSum) {
         total.reward += part.weight * score.reward;
       } else {
         total.reward *= std::pow(score.reward, part.weight);
@@ -90,14 +90,13 @@ class Composite final : public Reward {
     return total;
   }
 
-  RewardOptions::Combine combine_;
+  Combine combine_;
   std::vector<Weighted> parts_;
 };
 
 }  // namespace
 
-std::unique_ptr<Reward> make_composite(const std::vector<Part>& parts,
-                                       RewardOptions::Combine combine) {
+std::unique_ptr<Reward> make_composite(const std::vector<Part>& parts, Combine combine) {
   return std::make_unique<Composite>(parts, combine);
 }
 

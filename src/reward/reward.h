@@ -10,6 +10,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "reward/combine.h"
+
 namespace heddle::reward {
 
 using Json = nlohmann::ordered_json;
@@ -73,9 +75,8 @@ struct HttpOptions {
 
 /// One source of rewards: built-in verifiers, or a process, or a server.
 struct RewardOptions {
-  enum class Combine { kSum, kProduct };
   std::vector<Part> verifiers;
-  Combine combine = Combine::kSum;  ///< Sum of weight x part, or product of part ^ weight.
+  Combine combine = Combine::kSum;
   ProcessOptions process;
   HttpOptions http;
 };

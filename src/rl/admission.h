@@ -5,11 +5,9 @@
 #include <optional>
 #include <vector>
 
-namespace heddle::rl {
+#include "rl/stale_policy.h"
 
-/// For groups that would be too old after the next publication: the trainer waits for them, or they
-/// are aborted and their prompts issued again.
-enum class StalePolicy { kWait, kDrop };
+namespace heddle::rl {
 
 struct AdmissionOptions {
   std::int64_t max_staleness = 1;  ///< K: versions between a group's oldest token and the trainer.

@@ -114,10 +114,10 @@ std::vector<std::vector<double>> Experience::returns(const std::vector<double>& 
 }
 
 std::vector<std::vector<double>> Experience::advantages() const {
-  const config::Advantage kind = config_.rl.algorithm.advantage;
+  const objective::Advantage kind = config_.rl.algorithm.advantage;
   std::vector<double> rewards = this->rewards();
   std::vector<std::vector<double>> all;
-  if (kind == config::Advantage::kReinforcePlusPlus) {
+  if (kind == objective::Advantage::kReinforcePlusPlus) {
     all = returns(rewards);
   } else {
     for (std::size_t i = 0; puts_kl_in_reward() && i < rows_.size(); ++i) {
@@ -129,13 +129,12 @@ std::vector<std::vector<double>> Experience::advantages() const {
       std::vector<std::int64_t> lengths;
       for (std::size_t i = first; i < last; ++i)
         lengths.push_back(std::ssize(rows_[i].trajectory->tokens));
-      const std::vector<double> of_group =
-          objective::group_advantages(static_cast<objective::Advantage>(kind),
-                                      std::span(rewards).subspan(first, last - first), lengths);
+      const std::vector<double> of_group = objective::group_advantages(
+          kind, std::span(rewards).subspan(first, last - first), lengths);
       for (std::size_t i = 0; i < of_group.size(); ++i)
         all.emplace_back(static_cast<std::size_t>(lengths[i]), of_group[i]);
     }
-    if (kind != config::Advantage::kReinforcePlusPlusBaseline) return all;
+    if (kind != objective::Advantage::kReinforcePlusPlusBaseline) return all;
   }
   std::vector<double> values, counts;
   for (std::size_t i = 0; i < all.size(); ++i) {

@@ -17,8 +17,7 @@ AdmissionOptions admission_options(const config::RlSection& rl) {
   return {.max_staleness = rl.staleness(),
           .groups_per_step = rl.groups_per_step,
           .max_inflight = rl.mode == config::RlMode::kAsync ? rl.max_inflight_groups : 0,
-          .policy = rl.stale_policy == config::StalePolicy::kWait ? StalePolicy::kWait
-                                                                  : StalePolicy::kDrop};
+          .policy = rl.stale_policy};
 }
 
 /// Adds the time of its life to a number of seconds.

@@ -21,9 +21,7 @@ reward::RewardOptions options_of(const config::RlReward& section) {
       throw_error<ConfigError>("rl.reward.parameters.{}: rl.reward.verifiers has no '{}'", name,
                                name);
   }
-  options.combine = section.combine == config::CombineRewards::kSum
-                        ? reward::RewardOptions::Combine::kSum
-                        : reward::RewardOptions::Combine::kProduct;
+  options.combine = section.combine;
   options.process.command = section.command;
   options.process.workers = section.workers;
   options.process.timeout_s = options.http.timeout_s = section.timeout_s;

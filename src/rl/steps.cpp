@@ -19,9 +19,8 @@ objective::PolicyOptions policy_options(const config::RunConfig& config) {
   const config::RlSection& rl = config.rl;
   objective::PolicyOptions options;
   options.temperature = config.rollout.temperature;
-  // Both sets of names are in one order.
-  options.loss = static_cast<objective::PolicyLoss>(rl.algorithm.loss);
-  options.mean = static_cast<objective::LossMean>(rl.algorithm.mean);
+  options.loss = rl.algorithm.loss;
+  options.mean = rl.algorithm.mean;
   options.clip_low = rl.algorithm.clip_low;
   options.clip_high = rl.algorithm.clip_high;
   options.dual_clip = rl.algorithm.dual_clip;
@@ -33,11 +32,11 @@ objective::PolicyOptions policy_options(const config::RunConfig& config) {
   options.constant_length = static_cast<double>(config.rollout.max_new_tokens);
   if (rl.reference.kl_where == config::KlWhere::kLoss)
     options.kl_coefficient = rl.reference.kl_coef;
-  options.kl_form = static_cast<objective::KlForm>(rl.reference.kl_form);
+  options.kl_form = rl.reference.kl_form;
   options.kl_ratio_weighted = rl.reference.kl_ratio_weighted;
-  options.importance = static_cast<objective::ImportanceWeight>(rl.correction.is);
+  options.importance = rl.correction.is;
   options.importance_cap = rl.correction.is_cap;
-  options.rejection = static_cast<objective::Rejection>(rl.correction.rs);
+  options.rejection = rl.correction.rs;
   options.rejection_low = rl.correction.rs_bounds[0];
   options.rejection_high = rl.correction.rs_bounds[1];
   options.off_policy_delta = rl.correction.off_policy_delta;

@@ -170,20 +170,43 @@ void Engine::judge_prompts(const at::Tensor& hidden, const std::vector<Part>& pa
 
 bool Engine::can_replay(const std::vector<Part>& parts) const {
   if (!recorded_ || parts[0].sequence->is_prompt()) return false;
+  const bool is_alone = placed_.context.mesh.world_size() == 1;
   const nn::AdapterSet* const set = parts[0].sequence->adapter->set.get();
-  return std::all_of(parts.begin(), parts.end(),
-                     [set](const Part& part) { return part.sequence->adapter->set.get() == set; });
+  return std::all_of(parts.begin(), parts.end(), [&](const Part& part) {
+    // Ranks exchange the three numbers that a plain draw has.
+    return part.sequence->adapter->set.get() == set &&
+           (is_alone || draw_of(*part.sequence).is_plain());
+  });
 }
 
 std::vector<SampledToken> Engine::replay(const std::vector<Part>& parts) {
+  const comm::Mesh& mesh = placed_.context.mesh;
   std::vector<RecordedDecoding::Row> rows;
   std::vector<Draw> draws;
-  for (const Part& part : parts) {
-    const Sequence& sequence = *part.sequence;
+  std::vector<std::int64_t> places;
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const Sequence& sequence = *parts[i].sequence;
+    if (sequence.held.rank != mesh.data_rank()) continue;
     rows.push_back({sequence.tokens.back(), &sequence.held});
     draws.push_back(draw_of(sequence));
+    places.push_back(static_cast<std::int64_t>(i));
   }
-  return recorded_->step(rows, draws, parts[0].sequence->adapter->set);
+  std::vector<SampledToken> own;
+  if (!rows.empty()) own = recorded_->step(rows, draws, parts[0].sequence->adapter->set);
+  if (mesh.world_size() == 1) return own;
+  const TokenTable shape;
+  const auto count = static_cast<std::int64_t>(parts.size());
+  at::Tensor table = at::zeros({count, shape.width()}, at::kDouble);
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    double* const row = table.mutable_data_ptr<double>() + places[i] * shape.width();
+    row[0] = own[i].id;
+    row[1] = own[i].logprob;
+    row[2] = own[i].sampled_logprob;
+  }
+  mesh.world_group().all_reduce_sum(table);
+  std::vector<SampledToken> tokens;
+  for (std::int64_t i = 0; i < count; ++i) tokens.push_back(shape.read(table, i, 0, false));
+  return tokens;
 }
 
 }  // namespace heddle::rollout

@@ -41,7 +41,9 @@ std::int64_t length_bucket(std::int64_t longest, std::int64_t capacity) {
 
 std::string RecordedDecoding::why_not(const assembly::ModelOnRanks& placed) {
   if (!placed.context.device.is_cuda()) return "only CUDA devices record them";
-  if (placed.context.mesh.world_size() > 1) return "several ranks generate together";
+  const comm::Mesh& mesh = placed.context.mesh;
+  // Replicas have whole weights each, and a pass of theirs needs nothing of another rank.
+  if (mesh.world_size() > mesh.size(comm::Dim::kDp)) return "the model is divided over ranks";
   if (placed.model->config().moe() != nullptr) return "the model has routed experts";
   for (const ops::KernelTable::Choice& choice : placed.model->kernels().choices()) {
     if (choice.is_reference && (choice.op.ends_with("_decode") || choice.op == "sample_tokens"))

@@ -31,10 +31,10 @@ struct Request {
   std::int64_t samples = 1;  ///< Answers to the prompt, which is read once. See seed_of_sample.
   std::int64_t top_logprobs = 0;  ///< Alternatives told of each token, see SampledToken::top.
   /// Tells the log-probabilities of the prompt, and so many alternatives of each token.
-  std::optional<std::int64_t> prompt_logprobs;
+  std::optional<std::int64_t> prompt_logprobs = {};
   bool return_support = false;  ///< See SampledToken::support. Needs a top_k above 0.
   /// Null: the engine's adapter at the time it starts. For the base model, an Adapter without set.
-  std::shared_ptr<const Adapter> adapter;
+  std::shared_ptr<const Adapter> adapter = {};
   /// Keeps the state after the prompt and at the end, for prompts that go on from there (the next
   /// turn of a conversation), until the memory is wanted.
   bool keep_state = false;

@@ -39,22 +39,21 @@ at::Tensor in_bucket(const at::Tensor& bytes, const TensorInfo& info, const Rows
 }
 
 std::int64_t bytes_of(const TensorInfo& info, const Region& region) {
-  auto bytes = static_cast<std::int64_t>(c10::elementSize(info.dtype));
-  for (const std::int64_t size : region.size) bytes *= size;
-  return bytes;
+  return static_cast<std::int64_t>(c10::elementSize(info.dtype)) * region.numel();
 }
 
-/// Calls `use` for each region of `layout` in a bucket, in an order that both ends of a message
-/// know: the tensor's place in the layout, which region of it, what lies in the bucket, and its
+/// Calls `use` for each region of `held` in a bucket, in an order that both ends of a message
+/// know: the tensor's place in it, which region of it, what lies in the bucket, and its
 /// rows.
 template <class Use>
-void for_each_piece(const Manifest& manifest, const Bucket& bucket, const Layout& layout, Use use) {
+void for_each_piece(const Manifest& manifest, const Bucket& bucket, const HeldRegions& held,
+                    Use use) {
   std::map<std::string, std::size_t> places;
-  for (std::size_t k = 0; k < layout.tensors.size(); ++k) places[layout.tensors[k].name] = k;
+  for (std::size_t k = 0; k < held.tensors.size(); ++k) places[held.tensors[k].name] = k;
   for (const Rows& rows : bucket.rows) {
     const std::size_t tensor = places.at(manifest.tensors()[rows.tensor].name);
-    for (std::size_t k = 0; k < layout.regions[tensor].size(); ++k) {
-      if (const auto common = intersection(layout.regions[tensor][k], rows))
+    for (std::size_t k = 0; k < held.regions[tensor].size(); ++k) {
+      if (const auto common = intersection(held.regions[tensor][k], rows))
         use(tensor, k, *common, rows);
     }
   }
@@ -75,12 +74,12 @@ void clear_gaps(const at::Tensor& bytes, const Manifest& manifest, const Bucket&
   }
 }
 
-std::vector<Layout> exchanged(const comm::Group& trainers, const std::vector<Part>& parts) {
-  std::vector<Layout> layouts;
-  for (const std::string& text : trainers.all_gather_objects(Layout::of(parts).to_text()))
-    layouts.push_back(Layout::from_text(text));
-  require_each_element_once(layouts);
-  return layouts;
+std::vector<HeldRegions> exchanged(const comm::Group& trainers, const std::vector<Part>& parts) {
+  std::vector<HeldRegions> held;
+  for (const std::string& text : trainers.all_gather_objects(HeldRegions::of(parts).to_text()))
+    held.push_back(HeldRegions::from_text(text));
+  require_each_element_once(held);
+  return held;
 }
 
 }  // namespace
@@ -99,18 +98,18 @@ Gather::Gather(comm::Group trainers, std::vector<Part> parts, std::int64_t bucke
                c10::Device device)
     : trainers_(std::move(trainers)),
       parts_(std::move(parts)),
-      layouts_(exchanged(trainers_, parts_)),
+      held_(exchanged(trainers_, parts_)),
       device_(device),
       manifest_(infos_of(parts_), bucket_bytes) {}
 
 void Gather::collect(std::size_t number, at::Tensor& bytes) const {
   const ops::NoGradient guard;
   const Bucket& bucket = manifest_.buckets()[number];
-  const auto bytes_from = [&](const Layout& layout) {
+  const auto bytes_from = [&](const HeldRegions& held) {
     std::int64_t total = 0;
-    for_each_piece(manifest_, bucket, layout,
+    for_each_piece(manifest_, bucket, held,
                    [&](std::size_t tensor, std::size_t, const Region& piece, const Rows&) {
-                     total += (bytes_of(layout.tensors[tensor], piece) + 15) / 16 * 16;
+                     total += (bytes_of(held.tensors[tensor], piece) + 15) / 16 * 16;
                    });
     return total;
   };
@@ -128,11 +127,11 @@ void Gather::collect(std::size_t number, at::Tensor& bytes) const {
   };
   const auto own = static_cast<std::size_t>(trainers_.rank());
   if (own > 0) {
-    const std::int64_t total = bytes_from(layouts_[own]);
+    const std::int64_t total = bytes_from(held_[own]);
     if (total == 0) return;
     const at::Tensor message = words_of(total), bytes_out = message.view(at::kByte);
     std::int64_t at = 0;
-    for_each_piece(manifest_, bucket, layouts_[own],
+    for_each_piece(manifest_, bucket, held_[own],
                    [&](std::size_t tensor, std::size_t k, const Region& piece, const Rows&) {
                      take(bytes_out, at, parts_[tensor].info, piece)
                          .copy_(in_box(parts_[tensor].boxes[k], piece));
@@ -140,30 +139,30 @@ void Gather::collect(std::size_t number, at::Tensor& bytes) const {
     return trainers_.send(message, 0);
   }
   clear_gaps(bytes, manifest_, bucket);
-  for_each_piece(manifest_, bucket, layouts_[0],
+  for_each_piece(manifest_, bucket, held_[0],
                  [&](std::size_t tensor, std::size_t k, const Region& piece, const Rows& rows) {
                    in_bucket(bytes, parts_[tensor].info, rows, piece)
                        .copy_(in_box(parts_[tensor].boxes[k], piece));
                  });
-  for (std::size_t rank = 1; rank < layouts_.size(); ++rank) {
-    const std::int64_t total = bytes_from(layouts_[rank]);
+  for (std::size_t rank = 1; rank < held_.size(); ++rank) {
+    const std::int64_t total = bytes_from(held_[rank]);
     if (total == 0) continue;
     at::Tensor words = words_of(total);
     trainers_.receive(words, static_cast<std::int64_t>(rank));
     const at::Tensor message = words.view(at::kByte);
     std::int64_t at = 0;
-    const Layout& layout = layouts_[rank];
-    for_each_piece(manifest_, bucket, layout,
+    const HeldRegions& held = held_[rank];
+    for_each_piece(manifest_, bucket, held,
                    [&](std::size_t tensor, std::size_t, const Region& piece, const Rows& rows) {
-                     in_bucket(bytes, layout.tensors[tensor], rows, piece)
-                         .copy_(take(message, at, layout.tensors[tensor], piece));
+                     in_bucket(bytes, held.tensors[tensor], rows, piece)
+                         .copy_(take(message, at, held.tensors[tensor], piece));
                    });
   }
 }
 
 void Scatter::write(const Manifest& manifest, std::size_t number, const at::Tensor& bytes) const {
   const ops::NoGradient guard;
-  for_each_piece(manifest, manifest.buckets()[number], Layout::of(parts_),
+  for_each_piece(manifest, manifest.buckets()[number], HeldRegions::of(parts_),
                  [&](std::size_t tensor, std::size_t k, const Region& piece, const Rows& rows) {
                    in_box(parts_[tensor].boxes[k], piece)
                        .copy_(in_bucket(bytes, parts_[tensor].info, rows, piece));

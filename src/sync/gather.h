@@ -28,7 +28,7 @@ class Gather {
  private:
   comm::Group trainers_;
   std::vector<Part> parts_;
-  std::vector<Layout> layouts_;  ///< Of all ranks.
+  std::vector<HeldRegions> held_;  ///< Of all ranks.
   c10::Device device_;
   Manifest manifest_;
 };

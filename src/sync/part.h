@@ -29,18 +29,18 @@ std::vector<Part> sent_parts(const Visit& visit, const comm::Mesh& mesh);
 /// other's values, call Sharding::publish(true) after an update.
 std::vector<Part> received_parts(const Visit& visit);
 
-/// The rectangles of parts without their memory, as text that another rank reads.
-struct Layout {
+/// The rectangles that one rank holds of each tensor, without its memory, as text that another rank
+/// reads.
+struct HeldRegions {
   std::vector<TensorInfo> tensors;           ///< In the order of the parts.
   std::vector<std::vector<Region>> regions;  ///< For each tensor.
 
-  static Layout of(const std::vector<Part>& parts);
+  static HeldRegions of(const std::vector<Part>& parts);
   std::string to_text() const;
-  static Layout from_text(const std::string& text);
+  static HeldRegions from_text(const std::string& text);
 };
 
-/// Throws InternalError that names the tensor unless the layouts of all ranks together hold each
-/// element once.
-void require_each_element_once(const std::vector<Layout>& ranks);
+/// Throws InternalError that names the tensor unless all ranks together hold each element once.
+void require_each_element_once(const std::vector<HeldRegions>& ranks);
 
 }  // namespace heddle::sync

@@ -42,8 +42,7 @@ void check_built(const config::RunConfig& config) {
   refuse(!config.data.eval.empty(), "data.eval", "evaluate final/NAME by heddle score");
   refuse(!config.log.sample_prompts.empty(), "log.sample_prompts",
          "use heddle generate on final/NAME");
-  refuse(train.recompute == config::Recompute::kAuto, "train.recompute",
-         "name off, elementwise, selective or full");
+  refuse(!train.recompute, "train.recompute", "name off, elementwise, selective or full");
   refuse(!train.router_record.empty(), "train.router_record", "leave it out");
   refuse(!train.router_replay.empty(), "train.router_replay", "leave it out");
   refuse(parallel.cp > 1, "parallel.cp", "use dp or tp");

@@ -319,7 +319,7 @@ std::unique_ptr<AutoRecompute> auto_recompute(const config::TrainSection& train,
                                               assembly::ModelOnRanks& setup,
                                               parallel::Pipeline& pipeline, Optimizer& optimizer,
                                               std::int64_t most_tokens) {
-  if (train.recompute != config::Recompute::kAuto) return nullptr;
+  if (train.recompute) return nullptr;
   return std::make_unique<AutoRecompute>(train, setup, pipeline, optimizer, most_tokens);
 }
 

@@ -9,66 +9,6 @@
 namespace heddle::train {
 namespace {
 
-data::RowFormat row_format(config::DataFormat format) {
-  switch (format) {
-    case config::DataFormat::kAuto:
-      return data::RowFormat::kAuto;
-    case config::DataFormat::kMessages:
-      return data::RowFormat::kMessages;
-    case config::DataFormat::kPromptCompletion:
-      return data::RowFormat::kPromptCompletion;
-    case config::DataFormat::kText:
-      return data::RowFormat::kText;
-    case config::DataFormat::kShareGpt:
-      return data::RowFormat::kConversations;
-    case config::DataFormat::kAlpaca:
-      return data::RowFormat::kInstruction;
-    case config::DataFormat::kTokens:
-      return data::RowFormat::kTokens;
-    case config::DataFormat::kPairs:
-      return data::RowFormat::kPairs;
-  }
-  return data::RowFormat::kAuto;
-}
-
-data::Truncation truncation_of(config::Truncation truncation) {
-  switch (truncation) {
-    case config::Truncation::kAuto:
-      return data::Truncation::kAuto;
-    case config::Truncation::kDrop:
-      return data::Truncation::kDrop;
-    case config::Truncation::kKeepStart:
-      return data::Truncation::kKeepStart;
-    case config::Truncation::kKeepEnd:
-      return data::Truncation::kKeepEnd;
-    case config::Truncation::kSplit:
-      return data::Truncation::kSplit;
-  }
-  return data::Truncation::kAuto;
-}
-
-data::FieldNames field_names(const config::DataFields& fields) {
-  data::FieldNames names;
-  names.messages = fields.messages;
-  names.tools = fields.tools;
-  names.weight = fields.weight;
-  names.conversations = fields.conversations;
-  names.from = fields.from;
-  names.value = fields.value;
-  names.prompt = fields.prompt;
-  names.completion = fields.completion;
-  names.instruction = fields.instruction;
-  names.input = fields.input;
-  names.output = fields.output;
-  names.system = fields.system;
-  names.history = fields.history;
-  names.text = fields.text;
-  names.input_ids = fields.input_ids;
-  names.labels = fields.labels;
-  names.label = fields.label;
-  return names;
-}
-
 nlohmann::ordered_json template_variables(const std::map<std::string, config::Scalar>& arguments) {
   nlohmann::ordered_json variables = nlohmann::ordered_json::object();
   for (const auto& [name, value] : arguments) {
@@ -102,15 +42,14 @@ data::DatasetOptions dataset_options(const config::RunConfig& config, DataPart p
       options.files.push_back({std::move(file), training ? source.weight : 1});
   }
   options.reader = objective::reader_options(config);
-  options.reader.format = row_format(config.data.format);
-  options.reader.fields = field_names(config.data.fields);
+  options.reader.format = config.data.format;
+  options.reader.fields = config.data.fields;
   options.reader.classes = config.model.num_labels;
-  options.bad_rows = config.data.on_bad_line == config::BadLine::kSkip ? data::BadRowPolicy::kSkip
-                                                                       : data::BadRowPolicy::kError;
+  options.reader.class_names = config.data.labels;
+  options.bad_rows = config.data.on_bad_line;
   options.rendering.max_length = config.data.max_length;
-  options.rendering.truncation = truncation_of(config.data.truncation);
-  options.rendering.loss_on =
-      config.data.loss_on == config::LossOn::kAll ? data::LossOn::kAll : data::LossOn::kAssistant;
+  options.rendering.truncation = config.data.truncation;
+  options.rendering.loss_on = config.data.loss_on;
   if (!config.data.chat_template.empty()) {
     options.rendering.chat_template = files::read(config.data.chat_template, files::kTemplateLimit);
     options.rendering.chat_template_name = config.data.chat_template;

@@ -42,15 +42,15 @@ double kept_by_mixer(const models::LayerShape& layer, bool all) {
 
 }  // namespace
 
-double kept_elements(const models::LayerShape& layer, config::Recompute recompute,
+double kept_elements(const models::LayerShape& layer, parallel::Recompute recompute,
                      bool offloads_inputs, std::int64_t tensor_ranks) {
   const auto H = static_cast<double>(layer.hidden_size);
-  const bool is_off = recompute == config::Recompute::kOff;
+  const bool is_off = recompute == parallel::Recompute::kOff;
   // Inputs of the stages.
-  double divided = recompute == config::Recompute::kFull ? H : 2 * H;
+  double divided = recompute == parallel::Recompute::kFull ? H : 2 * H;
   if (offloads_inputs) divided -= H;
-  if (recompute != config::Recompute::kFull) divided += kept_by_mixer(layer, is_off);
-  const bool keeps_mlp = is_off || recompute == config::Recompute::kElementwise;
+  if (recompute != parallel::Recompute::kFull) divided += kept_by_mixer(layer, is_off);
+  const bool keeps_mlp = is_off || recompute == parallel::Recompute::kElementwise;
   if (keeps_mlp) {
     const auto width = static_cast<double>(layer.active_width());
     divided += is_off ? 3 * width : 2 * width;
@@ -58,7 +58,7 @@ double kept_elements(const models::LayerShape& layer, config::Recompute recomput
   // Outputs of the norms are made again, but for rows that came from other ranks.
   double whole = 0;
   if (is_off || tensor_ranks > 1)
-    whole = (recompute != config::Recompute::kFull ? H : 0) + (keeps_mlp ? H : 0);
+    whole = (recompute != parallel::Recompute::kFull ? H : 0) + (keeps_mlp ? H : 0);
   return whole + divided / static_cast<double>(tensor_ranks);
 }
 
@@ -69,7 +69,8 @@ double activation_bytes_per_token(const models::Config& config,
   double elements = 0;
   for (const std::int64_t i : layers) {
     elements +=
-        kept_elements(config.layers[i], train.recompute, train.offload_activations, tensor_ranks);
+        kept_elements(config.layers[i], train.recompute.value_or(parallel::Recompute::kFull),
+                      train.offload_activations, tensor_ranks);
   }
   if (train.offload_activations) {
     elements += static_cast<double>(parallel::kOffloadedInputsOnDevice * config.hidden_size) /
@@ -84,7 +85,6 @@ namespace {
 double activation_bytes(const Setup& setup, const config::RunConfig& config, double micro_batches) {
   const comm::Mesh& mesh = setup.placed.context.mesh;
   config::TrainSection train = config.train;
-  if (train.recompute == config::Recompute::kAuto) train.recompute = config::Recompute::kFull;
   const double tokens =
       static_cast<double>(std::max(config.train.micro_batch_tokens, config.data.max_length)) /
       static_cast<double>(mesh.size(comm::Dim::kCp));
@@ -135,7 +135,7 @@ RunInfo describe_setup(const Setup& setup, const config::RunConfig& config,
   info.ranks = setup.placed.context.mesh.world_size();
   const assembly::RankMemory memory =
       assembly::rank_memory(*setup.placed.model, setup.placed.adapters.get());
-  const bool is_auto = config.train.recompute == config::Recompute::kAuto;
+  const bool is_auto = !config.train.recompute;
   info.memory = {
       {"weights", memory.resident + memory.gathered},
       {"gradients", memory.gradients},

@@ -19,7 +19,7 @@ RunInfo describe_setup(const Setup& setup, const config::RunConfig& config,
 /// Elements that one token leaves for the backward of one layer on one of the ranks along tp. These
 /// divide all but the gathered rows that projections read. `offloads_inputs`:
 /// train.offload_activations, the block's input waits on the host.
-double kept_elements(const models::LayerShape& layer, config::Recompute recompute,
+double kept_elements(const models::LayerShape& layer, parallel::Recompute recompute,
                      bool offloads_inputs, std::int64_t tensor_ranks);
 
 /// Estimate of the bytes that one token leaves for the backward of these layers on one of the ranks

@@ -140,7 +140,7 @@ std::string describe(const LayerPolicies& policies) {
   for (const Recompute policy : kPolicies) {
     const auto count = std::count(policies.begin(), policies.end(), policy);
     if (count == 0) continue;
-    const std::string_view name = config::kNames<config::Recompute>[index_of(policy)];
+    const std::string_view name = to_string(policy);
     if (count == static_cast<std::ptrdiff_t>(policies.size())) return std::string(name);
     const char* unit = !parts.empty() ? "" : count == 1 ? " layer" : " layers";
     parts.push_back(fmt::format("{} in {}{}", name, count, unit));

@@ -48,7 +48,7 @@ Setup setup_of(const config::RunConfig& config) {
   assembly::ModelRecipe recipe =
       assembly::recipe_of_run(config, assembly::read_config(*source), source);
   recipe.weights = assembly::Weights::kNone;
-  RunTokenizer tokenizer = load_tokenizer(config);
+  RunTokenizer tokenizer = load_tokenizer(config, recipe.config.vocab_size);
   setup.tokenizer = tokenizer.tokenizer;
   setup.tokenizer_source = std::move(tokenizer.source);
   setup.sources = contents_of(*source, setup.tokenizer_source);
@@ -73,6 +73,7 @@ void write_result(const config::RunConfig& config, const Setup& setup,
   writer.overwrite = options.overwrite;
   writer.max_shard_bytes = options.max_shard_bytes;
   writer.files = card;
+  writer.label_names = config.data.labels;
   ckpt::export_model(*setup.placed.model, setup.placed.adapters.get(), *setup.placed.source,
                      setup.tokenizer_source, output, writer, read);
 }

@@ -6,6 +6,24 @@
 
 namespace heddle::train {
 
+namespace {
+
+/// What a share `progress` of the final decay leaves of the range, as get_wsd_schedule of
+/// transformers.
+double remaining(config::DecayType type, double progress) {
+  switch (type) {
+    case config::DecayType::kLinear:
+      break;
+    case config::DecayType::kCosine:
+      return 0.5 * (1 + std::cos(std::numbers::pi * progress));
+    case config::DecayType::kOneMinusSqrt:
+      return 1 - std::sqrt(progress);
+  }
+  return 1 - progress;
+}
+
+}  // namespace
+
 double learning_rate(const config::OptimSection& options, std::int64_t step, std::int64_t total) {
   if (step < options.warmup_steps) {
     return options.lr * static_cast<double>(step + 1) / static_cast<double>(options.warmup_steps);
@@ -23,11 +41,11 @@ double learning_rate(const config::OptimSection& options, std::int64_t step, std
       factor = 1 - fraction(options.warmup_steps);
       break;
     case config::Schedule::kCosine:
-      factor = 0.5 * (1 + std::cos(std::numbers::pi * fraction(options.warmup_steps)));
+      factor = remaining(config::DecayType::kCosine, fraction(options.warmup_steps));
       break;
     case config::Schedule::kWsd: {
       const std::int64_t begin = std::max(options.warmup_steps, total - options.decay_steps);
-      factor = step < begin ? 1 : 1 - fraction(begin);
+      factor = step < begin ? 1 : remaining(options.decay_type, fraction(begin));
       break;
     }
   }

@@ -52,12 +52,13 @@ Setup make_setup(const config::RunConfig& config, Observer& observer,
   assembly::check_layout(recipe, context.mesh);  // said before data are tokenised
 
   check_added_tokens_trained(config, recipe.config);
-  RunTokenizer tokenizer = load_tokenizer(config);
+  const bool generates = config::objective_of(config) == config::Objective::kPolicy;
+  RunTokenizer tokenizer = load_tokenizer(config, generates ? 0 : recipe.config.vocab_size);
   setup.tokenizer = tokenizer.tokenizer;
   setup.tokenizer_source = std::move(tokenizer.source);
   setup.sources = contents_of(*source, setup.tokenizer_source);
   recipe.config.vocab_size = vocabulary_rows(config, *setup.tokenizer, recipe.config.vocab_size);
-  if (config::objective_of(config) != config::Objective::kPolicy) {
+  if (!generates) {
     open_data(config, observer, setup);
     require_same_data(setup, context.mesh.world().get());
   }

@@ -10,12 +10,17 @@
 
 namespace heddle::train {
 
-RunTokenizer load_tokenizer(const config::RunConfig& config) {
+RunTokenizer load_tokenizer(const config::RunConfig& config, std::int64_t ids) {
   RunTokenizer result;
   result.source = ckpt::TokenizerSource(config.model.tokenizer.empty() ? config.model.path
                                                                        : config.model.tokenizer);
   if (config.model.added_tokens.empty()) {
-    result.tokenizer = data::Tokenizer::load(result.source.directory);
+    result.tokenizer = data::Tokenizer::load_if_there(result.source.directory, ids);
+    if (!result.tokenizer->has_texts() && !config.log.sample_prompts.empty()) {
+      throw_error<ConfigError>("{}: {} has no tokenizer.json, so that no text can be answered",
+                               config::where(config, "log.sample_prompts"),
+                               result.source.directory.string());
+    }
     return result;
   }
   data::ExtendedTokenizer extended;
@@ -59,7 +64,7 @@ std::int64_t vocabulary_rows(const config::RunConfig& config, const data::Tokeni
 void check_added_tokens_trained(const config::RunConfig& config, const models::Config& model) {
   if (config.model.added_tokens.empty() || config.train.method != config::Method::kLora) return;
   std::vector<std::string> needed = {"embed_tokens"};
-  const bool has_head = config.model.head == config::Head::kLanguageModel;
+  const bool has_head = config.model.head == models::Head::kLanguageModel;
   if (has_head && !model.tie_word_embeddings) needed.push_back("lm_head");
   const auto& saved = config.adapter.modules_to_save;
   const bool all = std::all_of(needed.begin(), needed.end(), [&](const std::string& module) {

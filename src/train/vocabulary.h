@@ -16,9 +16,10 @@ struct RunTokenizer {
   ckpt::TokenizerSource source;
 };
 
-/// Loads the tokenizer of model.tokenizer and puts model.added_tokens on it. Throws ConfigError,
-/// DataError.
-RunTokenizer load_tokenizer(const config::RunConfig& config);
+/// Loads the tokenizer of model.tokenizer and puts model.added_tokens on it. Where its folder has
+/// none, rows of token ids can be learned, up to `ids` of the model; 0: there must be one. Throws
+/// ConfigError, DataError.
+RunTokenizer load_tokenizer(const config::RunConfig& config, std::int64_t ids = 0);
 
 /// How many rows the embedding of this run has: as many as the checkpoint, more where
 /// model.added_tokens needs them or model.resize_vocab asks for them. Throws ConfigError for a size

@@ -149,14 +149,26 @@ const std::vector<Case>& configuration() {
        {"unknown command 'merge' (heddle export MODEL_DIR --adapter DIR --output DIR)"}},
       {"MethodThatIsNotBuilt",
        [](const Folder&) {
-         return Arguments{"grpo", "run.yaml"};
+         return Arguments{"kto", "run.yaml"};
        },
        2,
-       {"unknown command 'grpo' (not built yet; preference tuning is heddle dpo)"}},
+       {"unknown command 'kto' (not built yet; preference tuning is heddle dpo)"}},
+      {"MethodThatIsALoss",
+       [](const Folder&) {
+         return Arguments{"orpo", "run.yaml"};
+       },
+       2,
+       {"unknown command 'orpo' (heddle dpo with dpo.loss=orpo)"}},
       {"SettingAsAnOption",
        [](const Folder& f) { return f.train({"--optim.lr=1e-4"}); },
        2,
        {"unknown option '--optim.lr=1e-4' (settings are key=value without dashes: optim.lr=1e-4)"}},
+      {"SettingOfAnyTrainingCommandAsAnOption",
+       [](const Folder&) {
+         return Arguments{"dpo", "run.yaml", "--dpo.beta=0.2"};
+       },
+       2,
+       {"unknown option '--dpo.beta=0.2' (settings are key=value without dashes: dpo.beta=0.2)"}},
       {"DtypeOfAnotherProgram",
        [](const Folder& f) { return f.train({"model.dtype=bf16"}); },
        2,

@@ -103,6 +103,21 @@ TEST(Config, DefaultsThatFollowFromOtherKeysAreFilledIn) {
   EXPECT_EQ(parse(kSmall, "f", given).adapter.seed, 3u);
 }
 
+// Each loss of preference tuning begins with what its paper and other programs use.
+TEST(Config, LossesOfPreferenceTuningHaveDefaultsOfTheirOwn) {
+  const auto dpo = [](const std::vector<std::string>& settings) {
+    return parse(kSmall, "f", settings).dpo;
+  };
+  EXPECT_EQ(dpo({"dpo.loss=sigmoid"}).beta, 0.1);
+  EXPECT_EQ(dpo({"dpo.loss=orpo"}).beta, 0.1);
+  EXPECT_EQ(dpo({"dpo.loss=orpo"}).sft_weight, 1);
+  EXPECT_EQ(dpo({"dpo.loss=orpo", "dpo.sft_weight=0"}).sft_weight, 0);
+  EXPECT_EQ(dpo({"dpo.loss=simpo"}).beta, 2);
+  EXPECT_EQ(dpo({"dpo.loss=simpo"}).simpo_gamma, 0.5);
+  EXPECT_EQ(dpo({"dpo.loss=simpo"}).sft_weight, 0);
+  EXPECT_EQ(dpo({"dpo.loss=simpo", "dpo.beta=0.1"}).beta, 0.1);
+}
+
 TEST(Config, AnAcceleratorComputesInBfloat16UnlessADtypeIsGiven) {
   const auto dtype = [](const std::vector<std::string>& settings) {
     return parse(kSmall, "f", settings).model.dtype;
@@ -187,6 +202,16 @@ TEST(Config, KeysWithoutEffectAreNamed) {
       ElementsAre("command line: adapter.rank has no effect: train.method is full",
                   "command line: optim.decay_steps has no effect: optim.schedule is not wsd",
                   "command line: train.epochs has no effect: train.max_steps decides"));
+  const auto of_dpo = [](const char* loss) {
+    return unused_keys(
+        parse(kSmall, "f",
+              std::vector<std::string>{"train.objective=dpo", loss, "dpo.label_smoothing=0.1",
+                                       "dpo.simpo_gamma=1"}));
+  };
+  EXPECT_THAT(of_dpo("dpo.loss=simpo"), IsEmpty());
+  EXPECT_THAT(of_dpo("dpo.loss=sigmoid"),
+              ElementsAre("command line: dpo.simpo_gamma has no effect: dpo.loss is not simpo"));
+  EXPECT_THAT(of_dpo("dpo.loss=orpo"), ::testing::SizeIs(2));
   EXPECT_THAT(unused_keys(parse(dump_yaml(parse(kSmall, "a")), "b")), IsEmpty());
 }
 

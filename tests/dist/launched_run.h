@@ -76,6 +76,7 @@ class LaunchedRuns {
     make_model("dense", false);
     make_model("moe", true);
     make_model("qwen3", false, {{"model_type", "qwen3"}});
+    make_model("qwen3_vl", false, {{"model_type", "qwen3_vl_text"}});
     // A dense layer among those with experts.
     make_model("qwen3_moe", true,
                {{"model_type", "qwen3_moe"}, {"norm_topk_prob", true}, {"mlp_only_layers", {1}}});

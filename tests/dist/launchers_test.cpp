@@ -319,7 +319,8 @@ TEST_F(LaunchersTest, WhatRunsAsOneProcessSaysSo) {
     return runs_.printed("one");
   };
   EXPECT_THAT(message_of({"export", "model"}),
-              ::testing::HasSubstr("'export' runs as one process"));
+              ::testing::HasSubstr("'export' runs as one process; several ranks are for sft, pt, "
+                                   "dpo, reward, rl, score, generate and bench"));
   EXPECT_THAT(
       message_of({"bench", "gdn"}),
       ::testing::HasSubstr("bench gdn: times one device; several ranks are for bench step"));

@@ -165,6 +165,7 @@ const std::vector<Variant> kVariants = {
     {"qwen3, LoRA, recomputed",
      "qwen3",
      {"train.method=lora", "adapter.rank=4", "adapter.dropout=0.1", "train.recompute=elementwise"}},
+    {"qwen3_vl, full", "qwen3_vl", {}},
     {"qwen3_moe, full", "qwen3_moe", {}},
     {"qwen3_moe, LoRA on experts, recomputed",
      "qwen3_moe",
@@ -207,6 +208,16 @@ const std::vector<Variant> kVariants = {
      "moe",
      {"train.objective=dpo", "data.loss_on=assistant", "train.method=lora", "adapter.rank=4",
       "train.eval_every=5"},
+     "preferences.jsonl"},
+    {"orpo, full, evaluated",
+     "dense",
+     {"train.objective=dpo", "dpo.loss=orpo", "data.loss_on=assistant",
+      "train.micro_batch_tokens=128", "train.eval_every=5"},
+     "preferences.jsonl"},
+    {"moe, simpo, LoRA, fewer rows than ranks",
+     "moe",
+     {"train.objective=dpo", "dpo.loss=simpo", "data.loss_on=assistant", "train.method=lora",
+      "adapter.rank=4", "train.global_batch_size=3"},
      "preferences.jsonl"},
     {"reward, full, evaluated",
      "dense",
@@ -419,6 +430,10 @@ TEST_F(ParityTest, OfPreferences) {
   compare(variant("dpo, LoRA, fewer rows than ranks"), layout("tp2 x fsdp2"), kFloat64);
   compare(variant("dpo, LoRA, fewer rows than ranks"), layout("cp3"), kFloat64);
   compare(variant("moe, dpo, LoRA"), experts("fsdp2 ep2"), kFloat64);
+  compare(variant("orpo, full, evaluated"), layout("tp2 x cp2"), kFloat64);
+  compare(variant("orpo, full, evaluated"), layout("dp2 x fsdp2"), kFloat64);
+  compare(variant("orpo, full, evaluated"), layout("pp2 x cp2"), kFloat64);
+  compare(variant("moe, simpo, LoRA, fewer rows than ranks"), experts("fsdp2 ep2"), kFloat64);
   compare(variant("reward, full, evaluated"), layout("tp2 x cp2"), kFloat64);
   compare(variant("reward, full, evaluated"), layout("pp2 interleaved"), kFloat64);
 }
@@ -447,6 +462,8 @@ TEST_F(ParityTest, OfQwen3) {
   for (const char* name : {"tp4", "pp2 x cp2", "ulysses2 x dp2"})
     compare(variant("qwen3, full"), layout(name), kFloat64);
   compare(variant("qwen3, LoRA, recomputed"), layout("tp2 x fsdp2"), kFloat64);
+  compare(variant("qwen3_vl, full"), layout("tp2 x fsdp2"), kFloat64);
+  compare(variant("qwen3_vl, full"), layout("pp2 x cp2"), kFloat64);
   compare(variant("qwen3_moe, full"), experts("tp2 ep2"), kFloat64);
   compare(variant("qwen3_moe, full"), layout("pp2 x fsdp2"), kFloat64);
   compare(variant("qwen3_moe, LoRA on experts, recomputed"), experts("cp2 ep2"), kFloat64);

@@ -1,6 +1,8 @@
 """heddle eval against the same sums made with transformers, and against score."""
 import json
 import math
+import pathlib
+import shutil
 
 import torch
 
@@ -66,6 +68,25 @@ def test_answers_are_judged(models, tmp_path):
     rows[0]["answer"] = "something else"
     metrics = evaluate(models / "dense_tied", "--input", write_rows(source, rows), "--max-new-tokens", "5", "--metric", "exact")
     assert metrics["exact"] == 0.5
+
+
+def test_a_turn_that_calls_a_tool_is_the_text_that_the_template_writes(tmp_path):
+    """A model that was taught one call answers exactly right, with and without words before it."""
+    examples = pathlib.Path(__file__).resolve().parents[2] / "examples"
+    tools = [{"type": "function", "function": {"name": "find", "parameters": {"type": "object", "properties": {"k": {"type": "string"}}}}}]
+    call = {"id": "1", "type": "function", "function": {"name": "find", "arguments": '{"k": "v"}'}}
+    rows = [{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": content, "tool_calls": [call]}],
+             "tools": tools} for content in (None, "So.")]
+    for row in rows:
+        source = write_rows(tmp_path / "in.jsonl", [row])
+        heddle("init", "--preset", "small-2m", "--tokenizer", examples / "tokenizer-4k", "--output", tmp_path / "small", "--overwrite")
+        heddle("sft", f"model.path={tmp_path / 'small'}", f"data.train={source}", f"train.output_dir={tmp_path / 'run'}",
+               "train.max_steps=40", "optim.lr=3e-3", "device=cpu")
+        output = tmp_path / "out.jsonl"
+        metrics = evaluate(tmp_path / "run" / "final", "--input", source, "--metric", "exact", "--output", output, "--temperature", "0")
+        assert metrics["exact"] == 1, read_rows(output)
+        assert "find" in read_rows(output)[0]["output"]
+        shutil.rmtree(tmp_path / "run")
 
 
 def test_classifiers(models, tmp_path):

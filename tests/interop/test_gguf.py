@@ -1,12 +1,15 @@
-"""GGUF files against the reader of the `gguf` package and against the tensors that they come from. The transforms are written here
-from their definition, not from the program: heads are moved index by index."""
+"""GGUF files against the reader of the `gguf` package, against the tensors that they come from, and in llama.cpp (the package
+`xllamacpp`). The transforms are written here from their definition, not from the program: heads are moved index by index."""
 import json
+import pathlib
+import random
+import shutil
 
 import numpy
 import pytest
 import torch
 
-from conftest import heddle
+from conftest import heddle, read_rows, write_rows
 from test_model import tensors_of
 
 gguf = pytest.importorskip("gguf")
@@ -89,3 +92,75 @@ def test_refuses_what_it_cannot_say(models, tmp_path):
     assert result.returncode == 2 and "a dense layer among layers with experts" in result.stderr
     result = heddle("export", models / "dense_tied", "--adapter", "x", "--gguf", "--output", tmp_path / "a.gguf", check=False)
     assert result.returncode == 2 and "--adapter x --output DIR" in result.stderr
+
+
+def llama(path):
+    """llama.cpp with one sequence, everything in float32."""
+    xllamacpp = pytest.importorskip("xllamacpp")
+    parameters = xllamacpp.CommonParams()
+    parameters.model.path = str(path)
+    parameters.n_ctx, parameters.n_parallel, parameters.warmup, parameters.fit_params = 512, 1, False, False
+    parameters.use_jinja, parameters.verbosity = True, 0
+    parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = 1
+    parameters.cache_type_k = parameters.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    parameters.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    return xllamacpp.Server(parameters)
+
+
+def ids_and_logprobs(answer):
+    tokens = answer["choices"][0]["logprobs"]["content"]
+    return [t["id"] for t in tokens], [t["logprob"] for t in tokens]
+
+
+def with_plain_tokens(model, folder):
+    """A copy of the model in which every token is ASCII: llama.cpp reports no token that ends within a character."""
+    shutil.copytree(model, folder)
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    rows = json.loads((folder / "config.json").read_text())
+    names = {i: token for token, i in tokenizer["model"]["vocab"].items() if len(token) > 1 or token.isascii()}
+    tokenizer["model"]["vocab"] = {names.get(i, f"t{i}"): i for i in range(rows.get("text_config", rows)["vocab_size"])}
+    path.write_text(json.dumps(tokenizer))
+    return folder
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_llama_cpp_answers_as_generate_does(models, tmp_path, kind):
+    model = with_plain_tokens(models / kind, tmp_path / "model")
+    heddle("export", model, "--gguf", "--output", tmp_path / "made" / "model.gguf")
+    draw = random.Random(5)
+    prompts = [[draw.randrange(2, 258) for _ in range(length)] for length in (3, 17, 90)]
+    rows = write_rows(tmp_path / "in.jsonl", [{"input_ids": ids} for ids in prompts])
+    heddle("generate", model, "--input", rows, "--output", tmp_path / "out.jsonl", "--temperature", 0, "--max-new-tokens", 24,
+           "--dtype", "float32", "--device", "cpu")
+    server = llama(tmp_path / "made" / "model.gguf")
+    for ids, ours in zip(prompts, read_rows(tmp_path / "out.jsonl")):
+        theirs, logprobs = ids_and_logprobs(server.handle_completions(
+            {"prompt": ids, "max_tokens": 24, "temperature": 0, "logprobs": 1, "cache_prompt": False}))
+        assert theirs == ours["output_ids"]
+        assert numpy.allclose(logprobs, ours["logprobs"], atol=3e-5), numpy.abs(numpy.subtract(logprobs, ours["logprobs"])).max()
+
+
+def test_llama_cpp_splits_and_renders_text_as_generate_does(tmp_path):
+    """A token more or less, or another one, would give other log-probabilities."""
+    model, examples = tmp_path / "small", pathlib.Path(__file__).resolve().parents[2] / "examples"
+    heddle("init", "--preset", "small-2m", "--tokenizer", examples / "tokenizer-4k", "--output", model, "--seed", 1)
+    heddle("export", model, "--gguf", "--output", tmp_path / "small.gguf")
+    server = llama(tmp_path / "small.gguf")
+    texts = ["The 12 quick brown foxes' café - naïve \n\n\n  12345 don't", "日本語 हिन्दी <|im_start|>user\nHi<|im_end|>\n",
+             "\t\t tabs  \r\n crlf", "<think>\nx</think> <tool_call>a", "नमस्ते दुनिया \u200d👩\u200d👧 ①½"]
+    rows = write_rows(tmp_path / "in.jsonl", [{"text": text} for text in texts])
+    heddle("generate", model, "--raw", "--input", rows, "--output", tmp_path / "out.jsonl", "--temperature", 0, "--max-new-tokens", 1)
+    for text, ours in zip(texts, read_rows(tmp_path / "out.jsonl")):
+        theirs, logprobs = ids_and_logprobs(server.handle_completions(
+            {"prompt": text, "max_tokens": 1, "temperature": 0, "logprobs": 1}))
+        assert theirs == ours["output_ids"] and numpy.allclose(logprobs, ours["logprobs"], atol=3e-5), text
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is the capital of France?"}]
+    for thinking in (True, False):
+        heddle("generate", model, "--input", write_rows(tmp_path / "in.jsonl", [{"messages": messages}]), "--output",
+               tmp_path / "out.jsonl", "--temperature", 0, "--max-new-tokens", 6, "--template-arg", f"enable_thinking={thinking}".lower())
+        theirs, logprobs = ids_and_logprobs(server.handle_chat_completions(
+            {"messages": messages, "max_tokens": 6, "temperature": 0, "logprobs": True,
+             "chat_template_kwargs": {"enable_thinking": thinking}}))
+        ours = read_rows(tmp_path / "out.jsonl")[0]
+        assert theirs == ours["output_ids"] and numpy.allclose(logprobs, ours["logprobs"], atol=3e-5)

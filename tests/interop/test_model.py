@@ -10,7 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 SEEDS = {"moe": 300}
-LANGUAGE_MODELS = ["dense_tied", "dense_untied", "moe", "next", "nested", "qwen3", "qwen3_moe"]
+LANGUAGE_MODELS = ["dense_tied", "dense_untied", "moe", "next", "nested", "qwen3", "qwen3_moe", "qwen3_vl"]
 
 
 def load(path):
@@ -155,7 +155,7 @@ def test_full_export_loads_and_loses_nothing(models, tmp_path, kind):
     transformers.AutoTokenizer.from_pretrained(final)
 
 
-@pytest.mark.parametrize("kind", ["dense_tied", "moe", "next", "nested", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize("kind", ["dense_tied", "moe", "next", "nested", "qwen3", "qwen3_moe", "qwen3_vl"])
 def test_adapter_loads_in_peft_and_merges(models, tmp_path, kind):
     from peft import PeftModel
 
@@ -245,7 +245,7 @@ def test_embedding_head(models, tmp_path):
         assert scored["embedding"] == pytest.approx(expected, abs=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["dense_tied", "dense_untied", "nested"])
+@pytest.mark.parametrize("kind", ["dense_tied", "dense_untied", "nested", "qwen3_vl"])
 def test_added_tokens_grow_tokenizer_and_model(models, tmp_path, kind):
     """VOCAB rows are more than the tokenizer's ids: enough tokens are added to pass both."""
     tokens = [f"<|new-{i}|>" for i in range(70)]
@@ -466,8 +466,23 @@ def answer_logprob(model, prompt, answer):
     return torch.log_softmax(logits.double(), -1).gather(1, torch.tensor(answer)[:, None]).sum()
 
 
+def loss_without_reference(policy, lengths, loss, beta, smoothing, gamma=0.5):
+    """As ORPOTrainer.odds_ratio_loss and CPOTrainer.cpo_loss (loss_type simpo) of TRL, on [pairs, 2] of chosen and rejected."""
+    chosen, rejected = (policy / lengths).unbind(1)
+    logsigmoid = torch.nn.functional.logsigmoid
+    if loss == "orpo":
+        log_odds = (chosen - rejected) - (torch.log1p(-torch.exp(chosen)) - torch.log1p(-torch.exp(rejected)))
+        losses = -beta * logsigmoid(log_odds)
+    else:
+        logits = chosen - rejected - gamma / beta
+        losses = -logsigmoid(beta * logits) * (1 - smoothing) - logsigmoid(-beta * logits) * smoothing
+    return losses.mean(), beta * (chosen - rejected)
+
+
 def dpo_loss(policy, reference, lengths, loss, beta, smoothing):
     """As DPOTrainer.dpo_loss of TRL, on [pairs, 2] of chosen and rejected."""
+    if loss in ("orpo", "simpo"):
+        return loss_without_reference(policy, lengths, loss, beta, smoothing)
     if loss == "ipo":
         policy, reference = policy / lengths, reference / lengths
     logits = (policy[:, 0] - policy[:, 1]) - (reference[:, 0] - reference[:, 1])
@@ -481,7 +496,8 @@ def dpo_loss(policy, reference, lengths, loss, beta, smoothing):
     return losses.mean(), beta * logits
 
 
-@pytest.mark.parametrize("loss, smoothing, sft", [("sigmoid", 0.1, 0.0), ("ipo", 0.0, 0.2), ("hinge", 0.0, 0.0)])
+@pytest.mark.parametrize("loss, smoothing, sft", [("sigmoid", 0.1, 0.0), ("ipo", 0.0, 0.2), ("hinge", 0.0, 0.0),
+                                                  ("orpo", 0.0, 1.0), ("simpo", 0.1, 0.0)])
 def test_dpo_equals_the_formulas(models, tmp_path, loss, smoothing, sft):
     rows, beta = preference_rows(12), 0.3
     output = train(tmp_path, models / "dense_tied", rows, "train.objective=dpo", "data.format=auto", "train.max_steps=3",
@@ -509,8 +525,8 @@ def test_dpo_equals_the_formulas(models, tmp_path, loss, smoothing, sft):
         assert mine[i]["loss"] == pytest.approx(mean.item(), abs=2e-4, rel=1e-5), i
         assert mine[i]["reward_margin"] == pytest.approx(margins.mean().item(), abs=2e-4), i
         assert mine[i]["reward_accuracy"] == pytest.approx((margins > 0).double().mean().item(), abs=1e-9) or i == 0
-        if loss != "ipo":
-            assert mine[i]["logps_rejected"] == pytest.approx(policy[:, 1].mean().item(), abs=2e-4), i
+        seen = policy if loss in ("sigmoid", "hinge") else policy / lengths
+        assert mine[i]["logps_rejected"] == pytest.approx(seen[:, 1].mean().item(), abs=2e-4), i
     model.save_pretrained(tmp_path / "reference")
     expected, after = tensors_of(tmp_path / "reference"), tensors_of(output / "final")
     for name in before:

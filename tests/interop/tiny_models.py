@@ -2,7 +2,7 @@
 
     python tests/interop/tiny_models.py OUTPUT_DIR
 
-makes OUTPUT_DIR/{dense_tied,dense_untied,moe,next,classify,nested,qwen3,qwen3_moe}, each with a byte-level tokenizer.
+makes OUTPUT_DIR/{dense_tied,dense_untied,moe,next,classify,nested,qwen3,qwen3_moe,qwen3_vl}, each with a byte-level tokenizer.
 """
 import json
 import pathlib
@@ -23,6 +23,8 @@ from transformers import (
     Qwen3MoeForCausalLM,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
 )
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextForSequenceClassification
 
@@ -80,6 +82,13 @@ def build(kind):
         return Qwen3_5MoeForCausalLM(Qwen3_5MoeTextConfig(**COMMON, **EXPERTS, tie_word_embeddings=False))
     if kind == "next":
         return Qwen3NextForCausalLM(Qwen3NextConfig(**COMMON, **EXPERTS, intermediate_size=96, tie_word_embeddings=False))
+    if kind == "qwen3_vl":
+        text = {key: value for key, value in COMMON.items() if not key.startswith("linear_")}
+        text |= dict(intermediate_size=96, tie_word_embeddings=False, rope_parameters={
+            "rope_type": "default", "rope_theta": 5e6, "mrope_section": [6, 5, 5], "mrope_interleaved": True})
+        vision = dict(depth=2, hidden_size=32, intermediate_size=64, num_heads=2, out_hidden_size=64,
+                      num_position_embeddings=16, patch_size=4, deepstack_visual_indexes=[0])
+        return Qwen3VLForConditionalGeneration(Qwen3VLConfig(text_config=text, vision_config=vision))
     if kind.startswith("qwen3"):
         common = {key: value for key, value in COMMON.items() if not key.startswith("linear_")}
         if kind == "qwen3":
@@ -95,7 +104,7 @@ def build(kind):
     return Qwen3_5ForConditionalGeneration(Qwen3_5Config(text_config=text, vision_config=vision, tie_word_embeddings=True))
 
 
-KINDS = ("dense_tied", "dense_untied", "moe", "next", "classify", "nested", "qwen3", "qwen3_moe")
+KINDS = ("dense_tied", "dense_untied", "moe", "next", "classify", "nested", "qwen3", "qwen3_moe", "qwen3_vl")
 
 
 def main(output):

@@ -230,6 +230,44 @@ TEST(Model, RoundedLossRowsChangeNothing) {
   }
 }
 
+TEST(Model, AFamilyWithoutAClassifierInTransformersGetsNone) {
+  runtime::Context context;
+  context.device = at::kCPU;
+  models::ModelOptions options;
+  options.head = models::Head::kClassify;
+  options.num_labels = 3;
+  try {
+    Model(testing::tiny_config(false, "qwen3_vl_text"), "model.", context, options);
+    FAIL() << "accepted";
+  } catch (const ConfigError& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("no classifier of model_type 'qwen3_vl_text'"));
+  }
+}
+
+// The part of the published Qwen3-VL-4B-Instruct that the text model reads.
+TEST(ModelConfig, OfQwen3VlIsThatOfItsTextModel) {
+  const auto json = nlohmann::ordered_json::parse(R"({
+    "architectures": ["Qwen3VLForConditionalGeneration"], "model_type": "qwen3_vl",
+    "image_token_id": 151655, "tie_word_embeddings": true,
+    "text_config": {
+      "model_type": "qwen3_vl_text", "attention_bias": false, "head_dim": 128,
+      "hidden_act": "silu", "hidden_size": 2560, "intermediate_size": 9728,
+      "num_attention_heads": 32, "num_hidden_layers": 36, "num_key_value_heads": 8,
+      "rms_norm_eps": 1e-06, "rope_theta": 5000000, "vocab_size": 151936,
+      "rope_scaling": {"mrope_interleaved": true, "mrope_section": [24, 20, 20],
+                       "rope_type": "default"}},
+    "vision_config": {"model_type": "qwen3_vl", "depth": 24}})");
+  const models::Config config = models::parse_config(json, "config.json");
+  EXPECT_TRUE(config.nested);
+  EXPECT_TRUE(config.tie_word_embeddings);
+  EXPECT_EQ(config.num_hidden_layers(), 36);
+  EXPECT_EQ(config.rope_theta, 5e6);
+  EXPECT_EQ(config.rotary_dim, 128);
+  EXPECT_EQ(config.attention()->num_key_value_heads, 8);
+  EXPECT_FALSE(config.attention()->has_output_gate);
+  EXPECT_EQ(config.gated_delta_net(), nullptr);
+}
+
 TEST(Model, InitialisationDependsOnNameAndSeedOnly) {
   const auto a = testing::tiny_model(at::kDouble), b = testing::tiny_model(at::kFloat);
   auto pa = a->parameters(), pb = b->parameters();
@@ -264,6 +302,9 @@ INSTANTIATE_TEST_SUITE_P(
     Configs, ModelConfigTest,
     ::testing::Values(
         BadConfig{"type", {{"model_type", "llama"}}, "model_type 'llama' is not one of"},
+        BadConfig{"no_text",
+                  {{"model_type", "qwen3_vl"}},
+                  "model_type 'qwen3_vl' needs an object 'text_config'"},
         BadConfig{"layers",
                   {{"layer_types", {"full_attention"}}},
                   "layer_types has 1 entries, num_hidden_layers is 4"},

@@ -31,11 +31,11 @@ DpoPairLoss dpo_loss(const AnswerLogprob& chosen, const AnswerLogprob& rejected,
 
 const AnswerLogprob kAnswers[] = {{-3.5, -4, 3}, {-12, -9.25, 5}, {-0.2, -7, 1}, {-41, -40, 29}};
 
-/// The formulas as the papers and TRL's DPOTrainer write them.
+/// The formulas as the papers and TRL's DPOTrainer, ORPOTrainer and CPOTrainer write them.
 double formula(const AnswerLogprob& chosen, const AnswerLogprob& rejected,
                const DpoOptions& options) {
-  const bool is_ipo = options.loss == DpoLoss::kIpo;
-  const double m = is_ipo ? chosen.tokens : 1, n = is_ipo ? rejected.tokens : 1;
+  const bool is_mean = options.loss != DpoLoss::kSigmoid && options.loss != DpoLoss::kHinge;
+  const double m = is_mean ? chosen.tokens : 1, n = is_mean ? rejected.tokens : 1;
   const double logratios = chosen.policy / m - rejected.policy / n,
                reference = chosen.reference / m - rejected.reference / n,
                logits = logratios - reference, beta = options.beta, e = options.label_smoothing;
@@ -43,15 +43,24 @@ double formula(const AnswerLogprob& chosen, const AnswerLogprob& rejected,
   double loss = 0;
   if (options.loss == DpoLoss::kSigmoid)
     loss = -logsigmoid(beta * logits) * (1 - e) - logsigmoid(-beta * logits) * e;
-  if (is_ipo) loss = std::pow(logits - 1 / (2 * beta), 2);
+  if (options.loss == DpoLoss::kIpo) loss = std::pow(logits - 1 / (2 * beta), 2);
   if (options.loss == DpoLoss::kHinge) loss = std::max(0.0, 1 - beta * logits);
+  if (options.loss == DpoLoss::kOrpo) {
+    const double c = chosen.policy / m, r = rejected.policy / n;
+    loss = -beta * logsigmoid((c - r) - (std::log1p(-std::exp(c)) - std::log1p(-std::exp(r))));
+  }
+  if (options.loss == DpoLoss::kSimpo) {
+    const double simpo = logratios - options.simpo_gamma / beta;
+    loss = -logsigmoid(beta * simpo) * (1 - e) - logsigmoid(-beta * simpo) * e;
+  }
   return loss + options.sft_weight * -chosen.policy / chosen.tokens;
 }
 
 TEST(DpoLoss, EqualsTheFormulasAndTheirSlopes) {
-  for (const DpoLoss loss : {DpoLoss::kSigmoid, DpoLoss::kIpo, DpoLoss::kHinge}) {
+  for (const DpoLoss loss :
+       {DpoLoss::kSigmoid, DpoLoss::kIpo, DpoLoss::kHinge, DpoLoss::kOrpo, DpoLoss::kSimpo}) {
     for (const DpoOptions& options :
-         {DpoOptions{loss, 0.1, 0, 0}, DpoOptions{loss, 0.7, 0.2, 0.5}}) {
+         {DpoOptions{loss, 0.1, 0, 0}, DpoOptions{loss, 0.7, 0.2, 0.5, 1.25}}) {
       for (const AnswerLogprob& chosen : kAnswers) {
         for (const AnswerLogprob& rejected : kAnswers) {
           const DpoPairLoss pair = dpo_loss(chosen, rejected, options);
@@ -90,6 +99,41 @@ TEST(DpoLoss, SurvivesHugeMargins) {
     const DpoPairLoss pair = dpo_loss({far, 0, 1}, {0, 0, 1}, {.beta = 1});
     EXPECT_DOUBLE_EQ(pair.loss, far < 0 ? 1e5 : 0);
     EXPECT_DOUBLE_EQ(pair.d_chosen, far < 0 ? -1 : 0);
+  }
+}
+
+// Both losses as their papers' authors use them: the reference is not there to be read.
+TEST(DpoLoss, WithoutAReferenceReportsMeans) {
+  const auto answer = [](double sum, double tokens) {
+    return AnswerLogprobs{at::tensor({sum}, at::kDouble), {}, at::tensor({tokens}, at::kDouble)};
+  };
+  for (const DpoLoss loss : {DpoLoss::kOrpo, DpoLoss::kSimpo}) {
+    EXPECT_FALSE(compares_with_reference(loss));
+    const DpoPairs pairs =
+        objective::dpo_loss(answer(-6, 3), answer(-20, 5), {.loss = loss, .beta = 2});
+    EXPECT_DOUBLE_EQ(pairs.logp_chosen.item<double>(), -2);
+    EXPECT_DOUBLE_EQ(pairs.logp_rejected.item<double>(), -4);
+    EXPECT_DOUBLE_EQ(pairs.reward_margin.item<double>(), 2 * (-2 - -4));
+  }
+  for (const DpoLoss loss : {DpoLoss::kSigmoid, DpoLoss::kIpo, DpoLoss::kHinge})
+    EXPECT_TRUE(compares_with_reference(loss));
+}
+
+// An answer of which every token is certain has infinite odds.
+TEST(DpoLoss, OddsOfCertainAnswersAreFinite) {
+  for (const at::ScalarType type : {at::kFloat, at::kDouble}) {
+    const auto answer = [&](double sum) {
+      return AnswerLogprobs{at::tensor({sum}, type), {}, at::tensor({4.0}, type)};
+    };
+    for (const auto& [chosen, rejected] :
+         {std::pair(0.0, -8.0), {-8.0, 0.0}, {0.0, 0.0}, {-1e5, -8.0}, {-8.0, -1e5}}) {
+      const DpoPairs pairs = objective::dpo_loss(
+          answer(chosen), answer(rejected), {.loss = DpoLoss::kOrpo, .beta = 0.1, .sft_weight = 1});
+      for (const at::Tensor& value : {pairs.loss, pairs.d_chosen, pairs.d_rejected})
+        EXPECT_TRUE(std::isfinite(value.item<double>())) << chosen << " " << rejected;
+      EXPECT_LE(pairs.d_chosen.item<double>(), 0);
+      EXPECT_GE(pairs.d_rejected.item<double>(), 0);
+    }
   }
 }
 

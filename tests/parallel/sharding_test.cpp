@@ -105,8 +105,7 @@ TEST(Sharding, EachKindIsDividedOverItsOwnRanks) {
 /// Runs units of one parameter through `micro_batches`; gradients of unit u and micro-batch m on
 /// rank r are (r + 1) (m + 1) + u. Tells how many units' whole gradients the sharding holds at
 /// most.
-std::int64_t most_held(const Layout& layout, Sharding::Summing summing,
-                       std::int64_t micro_batches) {
+std::int64_t most_held(const Layout& layout, Summing summing, std::int64_t micro_batches) {
   constexpr std::int64_t kUnits = 8, kRows = 264;
   std::int64_t most = 0;
   const auto errors = testing::run_ranks(4, [&](const std::shared_ptr<comm::World>& world) {
@@ -154,9 +153,9 @@ TEST(Sharding, WholeGradientsOfAFewUnitsAreHeldAtOnce) {
   constexpr auto kFew = static_cast<std::int64_t>(Sharding::kUnitsUnderWay);
   for (const Layout& layout :
        {Layout{{1, 1, 4, 1, 1}, 1}, Layout{{1, 1, 1, 4, 1}, 1}, Layout{{1, 1, 2, 2, 1}, 1}}) {
-    EXPECT_LE(most_held(layout, Sharding::Summing::kStep, 1), kFew);
-    EXPECT_LE(most_held(layout, Sharding::Summing::kMicroBatch, 3), kFew);
-    EXPECT_EQ(most_held(layout, Sharding::Summing::kStep, 3), 8);
+    EXPECT_LE(most_held(layout, Summing::kStep, 1), kFew);
+    EXPECT_LE(most_held(layout, Summing::kMicroBatch, 3), kFew);
+    EXPECT_EQ(most_held(layout, Summing::kStep, 3), 8);
   }
 }
 

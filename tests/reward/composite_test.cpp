@@ -29,7 +29,7 @@ TEST(Composite, MultipliesParts) {
   RewardOptions options;
   options.verifiers = {{"numeric", 1.0},
                        {"length", 2.0, Json::parse(R"({"target": 0, "max": 10})")}};
-  options.combine = RewardOptions::Combine::kProduct;
+  options.combine = Combine::kProduct;
   Sample sample = boxed("5");
   sample.tokens = {1, 2, 3, 4, 5};
   EXPECT_DOUBLE_EQ(make_reward(options)->score(std::vector{sample})[0].reward, 0.25);

@@ -71,12 +71,12 @@ TEST(Checksum, SeesEveryBitAndEveryPlace) {
   EXPECT_NE(checksum(std::vector<std::uint8_t>(8), 5), checksum(std::vector<std::uint8_t>(16), 5));
 }
 
-TEST(Layout, IsReadAgainAndChecked) {
-  Layout first, second;
+TEST(HeldRegions, IsReadAgainAndChecked) {
+  HeldRegions first, second;
   first.tensors = second.tensors = {{"w", {4, 6}, at::kFloat}};
   first.regions = {{{{0, 0}, {2, 6}}}};
   second.regions = {{{{2, 0}, {2, 3}}, {{2, 3}, {2, 3}}}};
-  const Layout again = Layout::from_text(second.to_text());
+  const HeldRegions again = HeldRegions::from_text(second.to_text());
   EXPECT_EQ(again.tensors, second.tensors);
   EXPECT_EQ(again.to_text(), second.to_text());
   EXPECT_NO_THROW(require_each_element_once({first, second}));

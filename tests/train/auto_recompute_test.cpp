@@ -125,7 +125,7 @@ class Steps {
                                              c10::Device(c10::kCPU))) {
     optimizer_.emplace(placed_.trainable, config::OptimSection{}, 5);
     config::TrainSection options;
-    options.recompute = config::Recompute::kAuto;
+    options.recompute = std::nullopt;
     options.memory_limit_gib = limit_gib;
     recompute_ = train::auto_recompute(options, placed_, pipeline(), *optimizer_, 256);
   }

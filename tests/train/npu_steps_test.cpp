@@ -68,6 +68,8 @@ TEST_F(NpuSteps, OfPairsWaitForNoLoss) {
   std::vector<std::string> dpo = pairs, reward = pairs;
   dpo.push_back("train.objective=dpo");
   EXPECT_THAT(waits_of("dpo", dpo), Each(Eq(expected)));
+  dpo.push_back("dpo.loss=orpo");
+  EXPECT_THAT(waits_of("orpo", dpo), Each(Eq(expected)));
   for (const char* setting :
        {"train.objective=reward", "model.head=classify", "model.num_labels=1"})
     reward.push_back(setting);

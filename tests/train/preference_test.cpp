@@ -92,13 +92,38 @@ TEST_F(PreferenceTrainer, DpoLearnsWhatIsPreferred) {
   EXPECT_FALSE(fs::exists(dir_ / "dpo-lora" / "reference_logprobs_train.safetensors"));
 }
 
-TEST_F(PreferenceTrainer, MicroBatchesChangeNothing) {
-  for (const char* objective : {"dpo", "reward"}) {
+// No reference is computed: nothing is written before the first step, and LoRA runs no second pass.
+TEST_F(PreferenceTrainer, LossesWithoutAReferenceLearnWhatIsPreferred) {
+  for (const char* loss : {"orpo", "simpo"}) {
     for (const char* method : {"full", "lora"}) {
-      const auto losses = [&](const char* tokens) {
+      SCOPED_TRACE(fmt::format("{} {}", loss, method));
+      const std::string name = fmt::format("{}-{}", loss, method);
+      const KeepReports kept =
+          watch(config(name, pairs("dpo", {fmt::format("dpo.loss={}", loss),
+                                           fmt::format("train.method={}", method), "adapter.rank=4",
+                                           "train.max_steps=24", "optim.lr=3e-3"})));
+      EXPECT_LT(kept.steps.back().loss, kept.steps.front().loss);
+      EXPECT_GT(kept.steps.back().metrics.at("reward_margin"),
+                kept.steps.front().metrics.at("reward_margin") + 0.02);
+      EXPECT_GT(kept.steps.back().metrics.at("reward_accuracy"), 0.9);
+      // Means over tokens, not sums over answers.
+      EXPECT_GT(kept.steps.front().metrics.at("logps_chosen"), -12);
+      EXPECT_GT(kept.evaluations.back().metrics.at("reward_accuracy"), 0.9);
+      EXPECT_FALSE(fs::exists(dir_ / name / "reference_logprobs_train.safetensors"));
+    }
+  }
+}
+
+TEST_F(PreferenceTrainer, MicroBatchesChangeNothing) {
+  for (const auto& [objective, loss] :
+       {std::pair("dpo", "sigmoid"), std::pair("dpo", "orpo"), std::pair("dpo", "simpo"),
+        std::pair("reward", "sigmoid")}) {
+    for (const char* method : {"full", "lora"}) {
+      const auto losses = [&, objective = objective, loss = loss](const char* tokens) {
         std::vector<double> values;
-        train_until(config(fmt::format("{}-{}-{}", objective, method, tokens),
+        train_until(config(fmt::format("{}-{}-{}-{}", objective, loss, method, tokens),
                            pairs(objective, {"model.dtype=float64", "train.max_steps=4",
+                                             fmt::format("dpo.loss={}", loss),
                                              fmt::format("train.method={}", method),
                                              "adapter.rank=4", "dpo.sft_weight=0.3",
                                              fmt::format("train.micro_batch_tokens={}", tokens)})),
@@ -108,7 +133,7 @@ TEST_F(PreferenceTrainer, MicroBatchesChangeNothing) {
       const std::vector<double> one = losses("4096"), many = losses("96");
       ASSERT_EQ(one.size(), 4u);
       for (std::size_t i = 0; i < one.size(); ++i)
-        EXPECT_NEAR(one[i], many[i], 1e-10) << objective << " " << method << " step " << i;
+        EXPECT_NEAR(one[i], many[i], 1e-10) << objective << loss << method << " step " << i;
       EXPECT_NE(one.front(), one.back());
     }
   }

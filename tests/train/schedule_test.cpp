@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <string>
 
 namespace heddle::train {
@@ -34,6 +35,26 @@ TEST(Schedule, EndsWhereItSays) {
   EXPECT_NEAR(learning_rate(options(config::Schedule::kCosine), 55, 100), 0.55, 1e-12);
   EXPECT_DOUBLE_EQ(learning_rate(options(config::Schedule::kWsd), 79, 100), 1);
   EXPECT_NEAR(learning_rate(options(config::Schedule::kWsd), 90, 100), 0.55, 1e-12);
+}
+
+// Values of transformers.get_wsd_schedule at a quarter, half and the end of the decay.
+TEST(Schedule, DecaysInTheFormAskedFor) {
+  const auto rates = [](config::DecayType type) {
+    config::OptimSection wsd = options(config::Schedule::kWsd);
+    wsd.decay_type = type;
+    EXPECT_DOUBLE_EQ(learning_rate(wsd, 80, 100), 1);
+    return std::array{learning_rate(wsd, 85, 100), learning_rate(wsd, 90, 100),
+                      learning_rate(wsd, 100, 100)};
+  };
+  const auto expect = [&](config::DecayType type, double quarter, double half) {
+    const auto found = rates(type);
+    EXPECT_NEAR(found[0], quarter, 1e-12);
+    EXPECT_NEAR(found[1], half, 1e-12);
+    EXPECT_NEAR(found[2], 0.1, 1e-12);
+  };
+  expect(config::DecayType::kLinear, 0.775, 0.55);
+  expect(config::DecayType::kCosine, 0.1 + 0.9 * 0.85355339059327376, 0.55);
+  expect(config::DecayType::kOneMinusSqrt, 0.55, 0.1 + 0.9 * 0.29289321881345254);
 }
 
 TEST(Schedule, PausesWhereTheWeightsOfAStepAreWanted) {

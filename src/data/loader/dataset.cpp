@@ -53,6 +53,8 @@ std::string reader_fingerprint(const DatasetOptions& dataset) {
         &f.input_ids, &f.labels, &f.label}) {
     all += '\n' + *name;
   }
+  // Rows with classes by number keep their key.
+  for (const std::string& name : options.class_names) all += "\nclass " + name;
   if (dataset.held_out > 0) all += fmt::format("\n{} {}", dataset.held_out, dataset.takes_held_out);
   if (options.task != Task::kGroup) return all + kNoGroup;
   for (const std::string& name : options.group.texts) all += '\n' + name;

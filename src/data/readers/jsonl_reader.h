@@ -13,8 +13,6 @@
 
 namespace heddle::data {
 
-enum class BadRowPolicy { kError, kSkip };
-
 struct ReaderOptions : RowOptions {
   std::size_t max_line_bytes = std::size_t{64} << 20;
   int max_depth = 100;  ///< nesting of lists and objects

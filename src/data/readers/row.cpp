@@ -1,7 +1,6 @@
 #include "data/readers/row.h"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cmath>
 #include <utility>
@@ -18,16 +17,6 @@ namespace heddle::data {
 namespace {
 
 using namespace row_fields;
-
-constexpr std::array<std::pair<RowFormat, std::string_view>, 8> kNames = {
-    {{RowFormat::kAuto, "auto"},
-     {RowFormat::kTokens, "tokens"},
-     {RowFormat::kMessages, "messages"},
-     {RowFormat::kConversations, "sharegpt"},
-     {RowFormat::kPromptCompletion, "prompt_completion"},
-     {RowFormat::kInstruction, "alpaca"},
-     {RowFormat::kText, "text"},
-     {RowFormat::kPairs, "pairs"}}};
 
 void parse_text(const ordered_json& value, const FieldNames& fields, Row& row) {
   row.form = Row::Form::kText;
@@ -65,11 +54,14 @@ void refuse_media(const ordered_json& value) {
   }
 }
 
-/// The number of a class: itself, or its digits, which is all that a CSV has.
+/// The number of a class: itself, by its name, or its digits, which is all that a CSV has.
 std::int64_t class_of(const ordered_json& label, const RowOptions& options) {
   const std::string& field = options.fields.label;
   std::optional<std::int64_t> number;
   if (label.is_string()) {
+    const auto& names = options.class_names;
+    const auto named = std::find(names.begin(), names.end(), label.get_ref<const std::string&>());
+    if (named != names.end()) return named - names.begin();
     const std::string& digits = label.get_ref<const std::string&>();
     if (!digits.empty() && digits.size() < 10 &&
         digits.find_first_not_of("0123456789") == std::string::npos) {
@@ -79,7 +71,13 @@ std::int64_t class_of(const ordered_json& label, const RowOptions& options) {
     number = label.get<std::int64_t>();
   }
   if (!number) {
-    fail(field, "is {}, expected the number of a class, from 0", json_text::dump(label));
+    if (!options.class_names.empty()) {
+      fail(field, "is {}, expected one of the {} labels: {} (data.labels names others)",
+           json_text::dump(label), options.class_names.size(),
+           text::list_some(options.class_names));
+    }
+    fail(field, "is {}, expected the number of a class, from 0{}", json_text::dump(label),
+         label.is_string() ? ", or a name of data.labels" : "");
   }
   if (options.classes > 0 && *number >= options.classes) {
     fail(field, "is {}, but model.num_labels is {}: expected 0 to {}", *number, options.classes,
@@ -111,17 +109,6 @@ void parse_target(const ordered_json& value, const RowOptions& options, Row& row
   }
   row.target = number;
 }
-
-}  // namespace
-
-std::string_view name_of(RowFormat format) {
-  for (const auto& [known, name] : kNames) {
-    if (known == format) return name;
-  }
-  throw_error<InternalError>("row format {} has no name", static_cast<int>(format));
-}
-
-namespace {
 
 /// Bytes, about, that a copy of the value takes.
 std::size_t bytes_of(const ordered_json& value) {
@@ -177,7 +164,7 @@ Row parse_row(const ordered_json& value, const RowOptions& options) {
     }
     throw_error<ConfigError>(
         "data.format is '{}', but this run learns from 'pairs': rows with the fields {}",
-        name_of(format), text::list_some(options.group.texts));
+        to_string(format), text::list_some(options.group.texts));
   }
   row.format = wants_pairs                  ? RowFormat::kPairs
                : format == RowFormat::kAuto ? detect(value, fields)

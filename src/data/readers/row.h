@@ -3,57 +3,21 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include <nlohmann/json.hpp>
 
+#include "data/readers/row_format.h"
+
 namespace heddle::data {
-
-/// How a JSON object is to be understood. kAuto decides row by row from the fields that are there,
-/// in the order of this list.
-enum class RowFormat {
-  kAuto,
-  kTokens,         ///< `input_ids`, optional `labels`
-  kMessages,       ///< `messages`, optional `tools`
-  kConversations,  ///< ShareGPT: `conversations` of `from` and `value`, optional `system`, `tools`
-  kPromptCompletion,  ///< `prompt` and `completion`: two strings or two lists of messages
-  kInstruction,       ///< Alpaca: `instruction`, `input`, `output`, optional `system`, `history`
-  kText,              ///< `text`
-  kPairs,             ///< several texts, for example `query` and `positive`: see GroupShape
-};
-
-/// "auto", "tokens", "messages", "sharegpt", "prompt_completion", "alpaca", "text", "pairs".
-std::string_view name_of(RowFormat format);
 
 /// Purpose of a row.
 enum class Task {
   kLanguageModel,
-  kClassification,  ///< needs an integer `label` >= 0
+  kClassification,  ///< needs a `label`: an integer >= 0 or a class's name
   kRegression,      ///< needs a finite number `label`; also rewards
   kEmbedding,       ///< text or tokens only, nothing to predict
   kGroup,           ///< several texts that belong together: see GroupShape
-};
-
-/// The names of the fields in a data file.
-struct FieldNames {
-  std::string messages = "messages";
-  std::string tools = "tools";
-  std::string weight = "weight";  ///< in a message
-  std::string conversations = "conversations";
-  std::string from = "from";    ///< in a conversation's turn
-  std::string value = "value";  ///< in a conversation's turn
-  std::string prompt = "prompt";
-  std::string completion = "completion";
-  std::string instruction = "instruction";
-  std::string input = "input";
-  std::string output = "output";
-  std::string system = "system";
-  std::string history = "history";
-  std::string text = "text";
-  std::string input_ids = "input_ids";
-  std::string labels = "labels";
-  std::string label = "label";
 };
 
 /// Texts of a row that belong together (strings, lists of messages or of token ids), each a
@@ -76,6 +40,8 @@ struct RowOptions {
   GroupShape group;  ///< kGroup.
   /// kClassification: how many classes there are; 0: not known, any number from 0 is one.
   std::int64_t classes = 0;
+  /// kClassification: names of the classes, by number; empty: classes are numbers.
+  std::vector<std::string> class_names;
 };
 
 /// A row in one of four normal forms: a conversation, a raw text (whose prompt may be set apart),

@@ -125,7 +125,7 @@ Truncation truncation_of(const Row& row, const RenderOptions& options) {
         throw_error<DataError>(
             "field '{}': the row is longer than {} tokens, and data.truncation=split is for plain "
             "text and tokens of a language model; choose auto, keep_start, keep_end or drop",
-            name_of(row.format), options.max_length);
+            to_string(row.format), options.max_length);
       }
       return Truncation::kSplit;
     default:
@@ -170,6 +170,19 @@ void count_losses(TokenizedRow& row) {
   }
 }
 
+/// Throws `error` again, with the first role that templates seldom know.
+[[noreturn]] void throw_with_role(const DataError& error, const ordered_json& messages) {
+  static constexpr std::string_view kKnown[] = {"system", "developer", "user", "assistant", "tool"};
+  for (std::size_t i = 0; i < messages.size(); ++i) {
+    const std::string role = messages[i].value("role", "");
+    if (std::find(std::begin(kKnown), std::end(kKnown), role) != std::end(kKnown)) continue;
+    throw_error<DataError>(
+        "{}; 'messages[{}].role' is '{}': expected system, user, assistant or tool", error.what(),
+        i, role);
+  }
+  throw DataError(error);
+}
+
 }  // namespace
 
 std::vector<TokenizedRow> split(const TokenizedRow& row, std::int64_t length) {
@@ -199,13 +212,24 @@ Renderer::Renderer(const Tokenizer& tokenizer, RenderOptions options)
   }
   const ordered_json variables = template_variables(tokenizer_, options_.template_variables);
   const std::string own = options_.chat_template_name;
+  const auto chat = [&](const std::string& source, const std::string& name) {
+    try {
+      return std::make_unique<Chat>(source, name, variables);
+    } catch (const DataError& error) {
+      if (!own.empty()) throw;
+      throw_error<DataError>(
+          "{}; the template stands in chat_template.jinja or tokenizer_config.json beside "
+          "tokenizer.json; data.chat_template=FILE takes another",
+          error.what());
+    }
+  };
   if (const std::string source = template_source(tokenizer_, options_, "default");
       !source.empty()) {
-    chat_ = std::make_unique<Chat>(source, own.empty() ? "the chat template" : own, variables);
+    chat_ = chat(source, own.empty() ? "the chat template" : own);
   }
   if (const std::string source = template_source(tokenizer_, options_, "tool_use");
       !source.empty()) {
-    tool_chat_ = std::make_unique<Chat>(source, "the chat template 'tool_use'", variables);
+    tool_chat_ = chat(source, "the chat template 'tool_use'");
   }
   for (std::int32_t id = 0; id < tokenizer_.vocab_size(); ++id) {
     if (tokenizer_.is_special(id)) special_tokens_.emplace_back(tokenizer_.bytes_of(id));
@@ -215,13 +239,14 @@ Renderer::Renderer(const Tokenizer& tokenizer, RenderOptions options)
 Renderer::~Renderer() = default;
 
 const Chat& Renderer::chat_of(const Row& row) const {
+  tokenizer_.require_texts();
   if (!row.tools.is_null() && tool_chat_) return *tool_chat_;
   if (chat_) return *chat_;
   const std::vector<std::string> names = tokenizer_.chat_template_names();
   throw_error<DataError>(
       "field '{}': the row is a conversation but the tokenizer has no chat template{}; put "
       "chat_template.jinja beside tokenizer.json or set data.chat_template",
-      name_of(row.format),
+      to_string(row.format),
       names.empty() ? "" : " of the name 'default', only '" + text::list_some(names) + "'");
 }
 
@@ -235,7 +260,12 @@ RenderedText Renderer::render_conversation(const Row& row) const {
   options.tools = row.tools;
   options.variables = variables_of(row, chat);
   const ordered_json messages = chat.adapted(row.messages);
-  const ChatTemplate::Rendered full = chat.chat_template().render(messages, options);
+  ChatTemplate::Rendered full;
+  try {
+    full = chat.chat_template().render(messages, options);
+  } catch (const DataError& error) {
+    throw_with_role(error, messages);
+  }
   RenderedText rendered;
   rendered.text = full.text;
   if (!carries_labels(row.task)) return rendered;
@@ -336,12 +366,14 @@ TokenizedRow Renderer::tokenize(const Row& row) const {
     targets = row.labels.empty() ? row.input_ids : row.labels;
     for (const std::int32_t id : out.tokens) {
       if (id < tokenizer_.vocab_size()) continue;
-      throw_error<DataError>("field 'input_ids': {} is beyond the tokenizer's {} tokens", id,
+      throw_error<DataError>("field 'input_ids': {} is beyond the {} {} tokens", id,
+                             tokenizer_.has_texts() ? "tokenizer's" : "model's",
                              tokenizer_.vocab_size());
     }
     for (const std::int32_t id : targets) {
       if (id >= tokenizer_.vocab_size()) {
-        throw_error<DataError>("field 'labels': {} is beyond the tokenizer's {} tokens", id,
+        throw_error<DataError>("field 'labels': {} is beyond the {} {} tokens", id,
+                               tokenizer_.has_texts() ? "tokenizer's" : "model's",
                                tokenizer_.vocab_size());
       }
       weights.push_back(id == kIgnoredLabel ? 0 : 1);

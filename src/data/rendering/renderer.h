@@ -9,17 +9,12 @@
 #include <nlohmann/json.hpp>
 
 #include "data/readers/row.h"
+#include "data/rendering/row_policies.h"
 
 namespace heddle::data {
 
 class Chat;
 class Tokenizer;
-
-/// Tokens of a conversation or a prompt/completion row that carry loss. Plain text always does.
-enum class LossOn { kAssistant, kAll };
-/// Treatment of a row with more than max_length tokens. kSplit: several rows, text and tokens of
-/// a language model only. kAuto: kSplit for plain text of a language model, kKeepStart for others.
-enum class Truncation { kAuto, kDrop, kKeepStart, kKeepEnd, kSplit };
 
 struct RenderOptions {
   std::int64_t max_length = 0;  ///< tokens of a row; 0 = no limit

@@ -58,6 +58,7 @@ struct Tokenizer::Parts {
   std::map<std::string, std::string> chat_templates;
   bool split_special_tokens = false;
   std::string content_hash;
+  std::string absent_from;  // the folder without a tokenizer; "": there is one
 
   // Workspaces that no thread uses at the moment.
   mutable std::mutex mutex;
@@ -311,8 +312,36 @@ std::shared_ptr<const Tokenizer> Tokenizer::load(const std::filesystem::path& di
   return tokenizer;
 }
 
+std::shared_ptr<const Tokenizer> Tokenizer::absent(const std::filesystem::path& directory,
+                                                   std::int64_t ids) {
+  std::shared_ptr<Tokenizer> tokenizer(new Tokenizer());
+  tokenizer->parts_->tokens.resize(static_cast<std::size_t>(ids));
+  tokenizer->parts_->absent_from = directory.string();
+  tokenizer->parts_->content_hash = fmt::format("none, {} ids", ids);
+  return tokenizer;
+}
+
+std::shared_ptr<const Tokenizer> Tokenizer::load_if_there(const std::filesystem::path& directory,
+                                                          std::int64_t ids) {
+  if (ids > 0 && !std::filesystem::exists(directory / "tokenizer.json"))
+    return absent(directory, ids);
+  return load(directory);
+}
+
+bool Tokenizer::has_texts() const { return parts_->absent_from.empty(); }
+
+void Tokenizer::require_texts() const {
+  if (has_texts()) return;
+  throw_error<DataError>(
+      "{} has no tokenizer.json: without one rows must be token ids (input_ids; prompt_ids, "
+      "chosen_ids, rejected_ids); for texts put it there, or name a folder that has one with "
+      "model.tokenizer",
+      parts_->absent_from);
+}
+
 std::vector<std::int32_t> Tokenizer::encode(std::string_view utf8,
                                             const EncodeOptions& options) const {
+  require_texts();
   if (utf8.size() > kLongestText) {
     throw_error<DataError>("a text of {} bytes is longer than a tokenizer takes at once ({})",
                            utf8.size(), kLongestText);

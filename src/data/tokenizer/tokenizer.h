@@ -39,7 +39,19 @@ class Tokenizer {
                                                 std::string_view tokenizer_config = {},
                                                 std::string_view special_tokens_map = {},
                                                 const std::string& name = "tokenizer");
+  /// Stands for the tokenizer that a model's folder lacks: `ids` ids without texts, for rows of
+  /// token ids. encode() throws DataError that names the folder.
+  static std::shared_ptr<const Tokenizer> absent(const std::filesystem::path& directory,
+                                                 std::int64_t ids);
+  /// load(), or absent() where the folder has no tokenizer.json.
+  static std::shared_ptr<const Tokenizer> load_if_there(const std::filesystem::path& directory,
+                                                        std::int64_t ids);
   ~Tokenizer();
+
+  /// False for absent().
+  bool has_texts() const;
+  /// Throws DataError unless has_texts().
+  void require_texts() const;
 
   /// Token ids of a text. Bytes that are not UTF-8 are read as U+FFFD, as Python's errors="replace"
   /// does. Added tokens that stand in the text are recognised.

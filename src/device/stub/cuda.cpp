@@ -8,9 +8,8 @@ const Backend& backend() {
       .unavailable =
           [] {
             return std::optional<std::string>(
-                "this build has no CUDA back end; rebuild with: cmake --preset cuda && cmake "
-                "--build "
-                "--preset cuda");
+                "this build has no CUDA back end; install the wheel with +cu130 in its version, or "
+                "rebuild with: cmake --preset cuda && cmake --build --preset cuda");
           },
       .list = [] { return std::vector<Accelerator>(); },
       .on_chip_bytes = [](int) { return std::int64_t{0}; },

@@ -95,8 +95,11 @@ Config parse(const Json& json, const std::string& source) {
 }
 
 Family family() {
-  return {
-      {"qwen3", "qwen3_moe"}, parse, presets, {{"qwen3", {"qwen3"}}, {"qwen3_moe", {"qwen3moe"}}}};
+  return {"Qwen3, Qwen3-MoE",
+          {"qwen3", "qwen3_moe"},
+          parse,
+          presets,
+          {{"qwen3", {"qwen3"}}, {"qwen3_moe", {"qwen3moe"}}}};
 }
 
 }  // namespace heddle::models::qwen3

@@ -155,7 +155,8 @@ Config parse(const Json& json, const std::string& source) {
 Family family() {
   const GgufForm next = {"qwen3next", true, false}, dense = {"qwen35", true, true},
                  moe = {"qwen35moe", true, true};
-  return {{"qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"},
+  return {"Qwen3.5, Qwen3.6, Qwen3-Next",
+          {"qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"},
           parse,
           presets,
           {{"qwen3_5", dense},

@@ -5,15 +5,10 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "ops/context_parallel/method.h"
 #include "ops/sequences.h"
 
 namespace heddle::ops {
-
-/// How the ranks along cp share what mixes tokens.
-enum class ContextMethod {
-  kState,    ///< Tokens stay where they are; states, keys and values travel.
-  kUlysses,  ///< Tokens travel: each rank mixes all of them for some heads.
-};
 
 /// A run of tokens of one sequence inside one segment.
 struct Fragment {

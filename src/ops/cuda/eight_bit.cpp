@@ -50,6 +50,12 @@ void lay_beside(const at::Tensor& x, EightBitRows rows) {
 
 bool has_beside(const at::Tensor& x) { return beside(x) != nullptr; }
 
+std::optional<EightBitRows> look_beside(const at::Tensor& x) {
+  const Beside* const found = beside(x);
+  if (found == nullptr) return std::nullopt;
+  return found->rows;
+}
+
 std::optional<EightBitRows> take_beside(const at::Tensor& x) {
   Beside* const found = beside(x);
   if (found == nullptr) return std::nullopt;

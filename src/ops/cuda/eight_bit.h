@@ -29,6 +29,9 @@ void lay_beside(const at::Tensor& x, EightBitRows rows);
 
 bool has_beside(const at::Tensor& x);
 
+/// The form beside x, which stays there for another product; nothing where take_beside gives none.
+std::optional<EightBitRows> look_beside(const at::Tensor& x);
+
 /// The form beside x, which afterwards has nothing there, so that it does not outlive its use; nor
 /// if x was written to since.
 std::optional<EightBitRows> take_beside(const at::Tensor& x);

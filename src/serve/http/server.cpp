@@ -113,7 +113,8 @@ class Server::Loop {
   int listen(const std::string& host, int port) {
     socket_ = evhttp_bind_socket_with_handle(http_, host.c_str(), static_cast<std::uint16_t>(port));
     if (socket_ == nullptr)
-      throw_error<ConfigError>("cannot listen on {} port {}: {}", host, port, std::strerror(errno));
+      throw_error<ConfigError>("cannot listen on {} port {}: {}; --port takes another", host, port,
+                               std::strerror(errno));
     sockaddr_storage address{};
     socklen_t size = sizeof address;
     getsockname(evhttp_bound_socket_get_fd(socket_), reinterpret_cast<sockaddr*>(&address), &size);

@@ -308,7 +308,7 @@ TEST_F(GpuLinear, LowRankGradientsOfSmallShapes) {
 Products in_double(const Products& terms, bool in_8_bits, bool b_has_depth_first = false) {
   Products result;
   for (const auto& [a, b] : terms) {
-    if (!in_8_bits || std::min(b.size(0), b.size(1)) < 256) {
+    if (!in_8_bits || std::min(b.size(0), b.size(1)) < 512) {
       result.push_back({a.to(at::kDouble), b.to(at::kDouble)});
     } else {
       result.push_back(

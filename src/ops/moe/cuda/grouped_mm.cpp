@@ -15,76 +15,23 @@
 
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/tensor.h"
-#include "ops/moe/cuda/expert_order.h"
+#include "ops/moe/cuda/expert_row_tensors.h"
 #include "ops/moe/cuda/expert_rows.h"
+#include "ops/moe/cuda/grouped_fp8.h"
 #include "ops/moe/cuda/grouped_product.h"
 #include "ops/moe/cuda/shared_expert.h"
+#include "ops/moe/frozen_experts.h"
 #include "ops/moe/kernels.h"
 #include "ops/moe/order.h"
 
 namespace heddle::ops::moe_experts_grouped_mm {
 namespace {
 
-const std::int64_t* indices(const at::Tensor& x) { return x.const_data_ptr<std::int64_t>(); }
-
-at::Tensor rows_like(const at::Tensor& x, std::int64_t count, std::int64_t width) {
-  return at::empty({count, width}, x.options());
-}
-
-at::Tensor gather(const at::Tensor& x, const at::Tensor& source, std::int64_t k) {
-  const cuda::OnDevice on(x);
-  const at::Tensor from = x.contiguous();
-  at::Tensor rows = rows_like(x, source.size(0), x.size(1));
-  cuda::gather_expert_rows(rows.size(0), rows.size(1), k, from.const_data_ptr(), indices(source),
-                           rows.mutable_data_ptr(), on.stream());
-  return rows;
-}
-
-/// Gathers for an order whose inverse is known.
-at::Tensor send(const at::Tensor& x, const at::Tensor& source, const at::Tensor& place,
-                std::int64_t k) {
-  if (!cuda::can_send_rows(x.size(1))) return gather(x, source, k);
-  const cuda::OnDevice on(x);
-  const at::Tensor from = x.contiguous();
-  at::Tensor rows = rows_like(x, source.size(0), x.size(1));
-  cuda::send_expert_rows(rows.size(0), from.size(0), rows.size(1), k, from.const_data_ptr(),
-                         indices(place), rows.mutable_data_ptr(), on.stream());
-  return rows;
-}
-
-/// `start`, unless undefined, is added.
-at::Tensor sum_onto(const at::Tensor& start, const at::Tensor& rows, const at::Tensor& place,
-                    std::int64_t k) {
-  const cuda::OnDevice on(rows);
-  const at::Tensor from = rows.contiguous(), first = start.defined() ? start.contiguous() : start;
-  at::Tensor y = rows_like(rows, place.size(0) / k, rows.size(1));
-  cuda::sum_expert_rows(from.size(0), y.size(0), y.size(1), k, from.const_data_ptr(),
-                        indices(place), first.defined() ? first.const_data_ptr() : nullptr,
-                        y.mutable_data_ptr(), on.stream());
-  return y;
-}
-
-at::Tensor sum(const at::Tensor& rows, const at::Tensor& place, std::int64_t k) {
-  return sum_onto({}, rows, place, k);
-}
-
-/// As device_moe_order, in three launches.
-DeviceMoeOrder order_of(const at::Tensor& experts, std::int64_t expert_count) {
-  if (expert_count > cuda::kMostOrderedExperts) return device_moe_order(experts, expert_count);
-  const cuda::OnDevice on(experts);
-  const at::Tensor flat = experts.contiguous().view({-1});
-  const auto ints = flat.options().dtype(at::kInt);
-  DeviceMoeOrder order{at::empty_like(flat), at::empty_like(flat), at::empty({expert_count}, ints)};
-  at::Tensor counts = at::empty({cuda::order_segments(flat.size(0)), expert_count + 1}, ints);
-  cuda::expert_order(
-      flat.size(0), expert_count, indices(flat), order.source.mutable_data_ptr<std::int64_t>(),
-      order.place.mutable_data_ptr<std::int64_t>(), order.ends.mutable_data_ptr<std::int32_t>(),
-      counts.mutable_data_ptr<std::int32_t>(), on.stream());
-  return order;
-}
+using namespace moe_cuda;
 
 /// The two large products, each of all rows with the matrix of their expert; `ends` [E] int32.
 struct Library {
+  static constexpr bool kTakesEightBits = false;
   /// x [N,in] W_e^T, weight [E,out,in].
   static at::Tensor outputs(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& ends) {
     return at::_grouped_mm(x, weight.transpose(1, 2), ends);
@@ -97,6 +44,7 @@ struct Library {
 };
 
 struct Wgmma {
+  static constexpr bool kTakesEightBits = true;
   static at::Tensor outputs(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& ends) {
     return product(x, weight, ends, weight.size(1), /*depth_first=*/false);
   }
@@ -180,11 +128,22 @@ std::optional<std::string> refuse_wgmma(const MoeExperts::Dims& dims) {
   return fmt::format("{} experts, and it takes {} at most", dims.num_experts, cuda::kMostExperts);
 }
 
+/// Whether the weights are what lies beside them.
+template <class Products>
+bool is_in_eight_bits(const MoeExperts::Inputs& in) {
+  const bool found = experts_beside(in.gate_up) != nullptr;
+  TORCH_CHECK(!found || Products::kTakesEightBits,
+              "kernels.moe_experts: cuda.grouped_mm multiplies no experts of "
+              "kernels.frozen_experts=cuda.fp8; leave kernels.moe_experts out");
+  return found;
+}
+
 template <class Products>
 MoeExperts::Forward forward(const MoeExperts::Inputs& in, bool keep) {
   const cuda::OnDevice on(in.x);
   TORCH_CHECK(in.weights.scalar_type() == in.x.scalar_type(), "cuda.grouped_mm: weights of ",
               in.weights.scalar_type(), " and rows of ", in.x.scalar_type());
+  if (is_in_eight_bits<Products>(in)) return moe_experts_fp8::forward(in, keep);
   const std::int64_t k = in.experts.size(1);
   const DeviceMoeOrder order = order_of(in.experts, in.gate_up.size(0));
   const std::int64_t n = in.assignments.value_or(in.experts.numel());
@@ -211,6 +170,8 @@ MoeExperts::Gradients backward(const MoeExperts::Inputs& in, const MoeExperts::F
                                const at::Tensor& grad_y, bool want_weight_gradients,
                                const at::Tensor& grad_branch) {
   const cuda::OnDevice on(in.x);
+  if (is_in_eight_bits<Products>(in))
+    return moe_experts_fp8::backward(in, saved, grad_y, grad_branch);
   const at::Tensor &gate_up = saved.saved[0], &source = saved.saved[1], &place = saved.saved[2],
                    &offsets = saved.saved[3], &low_1 = saved.saved[4], &low_2 = saved.saved[5];
   const std::int64_t k = in.experts.size(1), n = source.size(0);

@@ -15,6 +15,12 @@
 // x 64 features a multiplying warpgroup on the way out, 32 KB, turned by stmatrix; the first tile
 // of each expert, 2 KB; barriers. All tiles have the 128-byte swizzle.
 //
+// In 8-bit floats a stage has twice the depth in the same bytes, and boxes count pairs of values as
+// elements. wgmma wants the contraction along the rows of 8-bit operands: where the depth comes
+// first in the weight, warps bring it to registers (ldmatrix turns pairs of features, byte permutes
+// take them apart), so that one copy of the weights serves the forward and the backward. A warp's
+// features 2 i and 2 i + 1 are then rows i and i + 8 of its fragment.
+//
 // full[s]: the bytes of a stage have landed here. empty[s]: the 16 multiplying warps of both CTAs
 // are done with it; both loaders wait for it, because each writes into both CTAs.
 #include <algorithm>
@@ -24,11 +30,13 @@
 #include "ops/cuda/cta_pair.cuh"
 #include "ops/cuda/mma.cuh"
 #include "ops/cuda/tensor_map.h"
+#include "ops/cuda/wgmma_e4m3.cuh"
 #include "ops/moe/cuda/grouped_product.h"
 
 namespace heddle::ops::cuda {
 namespace {
 
+/// kDepth: of a stage in elements of 2 bytes; in 8-bit floats these are two values.
 constexpr int kFeatures = 128, kTokens = 256, kDepth = 64, kStages = 4, kStep = 32;
 constexpr int kThreads = 384;
 constexpr u32 kBytesWeight = kFeatures * kDepth * 2, kBytesTokens = kTokens * kDepth * 2;
@@ -43,7 +51,14 @@ struct Args {
   CUtensorMap tokens[kTokens / kStep];  ///< Boxes of half a tile's columns: 16, 32, ... 128 rows.
   bf16* out;
   const int32_t* ends;
-  int experts, width, depth, feature_pairs;
+  int experts, width, depth, feature_pairs;  ///< depth in elements of 2 bytes
+  EightBitProduct scales;
+};
+
+/// What is multiplied, and whether the depth comes first in the weight.
+template <bool kIsEightBit, bool kIsDepthFirst>
+struct Kind {
+  static constexpr bool kEightBit = kIsEightBit, kDepthFirst = kIsDepthFirst;
 };
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -82,6 +97,21 @@ __device__ __forceinline__ Place place_of(const Args& a, const int* first, int t
           min(size, n - start)};
 }
 
+/// The next tile of a cluster.
+struct Upcoming {
+  const Args& a;
+  const int* first;
+  int tiles, rank, tile;
+  bool is_any = false;
+  Place place = {};
+
+  __device__ __forceinline__ void look() {
+    is_any = tile < tiles;
+    if (is_any) place = place_of(a, first, tile, rank);
+    tile += gridDim.x / 2;
+  }
+};
+
 struct Ring {
   int stage = 0, phase = 0;
   __device__ __forceinline__ void next() {
@@ -92,7 +122,7 @@ struct Ring {
   }
 };
 
-template <int kTransA>
+template <class K>
 __device__ void load(const Args& a, const int* first, int tiles, u32 stages, u32 full, u32 empty,
                      int rank) {
   Ring ring;
@@ -105,7 +135,9 @@ __device__ void load(const Args& a, const int* first, int tiles, u32 stages, u32
       mbar_wait(empty + ring.stage * 8, ring.phase ^ 1);
       const u32 bar = full + ring.stage * 8, to = stages + ring.stage * kStageBytes;
       mbar_expect(bar, kBytesWeight + columns * kDepth * 2);
-      if constexpr (kTransA) {
+      if constexpr (K::kEightBit && K::kDepthFirst) {
+        bulk_load_box(to, &a.weight, place.feature / 2, (place.expert * a.depth + k) * 2, bar);
+      } else if constexpr (K::kDepthFirst) {
         const int row = place.expert * a.depth + k;
         bulk_load_box(to, &a.weight, place.feature, row, bar);
         bulk_load_box(to + kBlockBytes, &a.weight, place.feature + 64, row, bar);
@@ -130,11 +162,73 @@ __device__ __forceinline__ void store_rows(const Args& a, int row, int rows, int
   }
 }
 
+/// The scales of a tile's tokens with that of its expert: lane l has tokens l, 32 + l, ... They are
+/// found in two steps, each of loads that nothing waits for while products run.
+template <class K, int kColumns>
+struct Scales {
+  float held[kColumns / 32], expert;
+  u32 at[kColumns / 32];
+
+  __device__ __forceinline__ void find(const Args& a, const Place& place) {
+    if constexpr (!K::kEightBit) return;
+    const int lane = static_cast<int>(threadIdx.x & 31);
+    expert = a.scales.weight_scales[place.expert];
+#pragma unroll
+    for (int i = 0; i < kColumns / 32; ++i) {
+      const int row = place.row + min(i * 32 + lane, place.rows - 1);
+      at[i] = a.scales.source == nullptr ? row : static_cast<u32>(a.scales.source[row]);
+    }
+  }
+  __device__ __forceinline__ void load(const Args& a) {
+    if constexpr (!K::kEightBit) return;
+    const u32 k = a.scales.source == nullptr ? 1 : static_cast<u32>(a.scales.k);
+#pragma unroll
+    for (int i = 0; i < kColumns / 32; ++i) held[i] = a.scales.x_scales[at[i] / k];
+  }
+  /// Of column `e`, 0 or 1, of this thread's in block n of 8 columns.
+  __device__ __forceinline__ float of(int n, int e) const {
+    if constexpr (!K::kEightBit) return 1.f;
+    const int lane = static_cast<int>(threadIdx.x & 3) * 2 + e;
+    return expert * __shfl_sync(0xffffffffu, held[n / 4], n % 4 * 8 + lane);
+  }
+};
+
+/// Blocks n and n + 1 of 8 columns, scaled, to rows r0 to r0 + 15 of a tile.
+template <class K, int kColumns>
+__device__ __forceinline__ void put_columns(const float (&acc)[kColumns / 8][4], int n,
+                                            const Scales<K, kColumns>& scales, u32 tile, int r0,
+                                            int warp, int lane) {
+  float v[2][4];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const float s[2] = {scales.of(n + i, 0), scales.of(n + i, 1)};
+#pragma unroll
+    for (int e = 0; e < 4; ++e) v[i][e] = K::kEightBit ? acc[n + i][e] * s[e & 1] : acc[n + i][e];
+  }
+  if constexpr (K::kEightBit && K::kDepthFirst) {
+    // Both features of a token are here, side by side.
+    const int column = warp * 16 + lane / 4 * 2;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        const u32 at = tile_address(tile, 64, r0 + i * 8 + lane % 4 * 2 + e, column & ~7);
+        st_shared4(at + (column & 7) * 2, pack_bf16(v[i][e], v[i][e + 2]));
+      }
+    }
+  } else {
+    const u32 f[4] = {pack_bf16(v[0][0], v[0][1]), pack_bf16(v[0][2], v[0][3]),
+                      pack_bf16(v[1][0], v[1][1]), pack_bf16(v[1][2], v[1][3])};
+    store_fragment_trans(tile, 64, r0, warp * 16, lane, f);
+  }
+}
+
 /// Sums of 64 features and kColumns tokens to memory, 64 tokens at a time through two
 /// shared tiles.
-template <int kColumns>
+template <class K, int kColumns>
 __device__ __forceinline__ void write_out(const Args& a, const Place& place,
-                                          float (&acc)[kColumns / 8][4], u32 out, int group,
+                                          const float (&acc)[kColumns / 8][4],
+                                          const Scales<K, kColumns>& scales, u32 out, int group,
                                           int& turn) {
   const int thread = threadIdx.x & 127, lane = threadIdx.x & 31, warp = thread / 32;
   const int feature = place.feature + group * 64;
@@ -147,10 +241,7 @@ __device__ __forceinline__ void write_out(const Args& a, const Place& place,
     for (int b = 0; b < 4; ++b) {
       const int n = c * 8 + b * 2;
       if (n >= kColumns / 8) continue;
-      const u32 f[4] = {pack_bf16(acc[n][0], acc[n][1]), pack_bf16(acc[n][2], acc[n][3]),
-                        pack_bf16(acc[n + 1][0], acc[n + 1][1]),
-                        pack_bf16(acc[n + 1][2], acc[n + 1][3])};
-      store_fragment_trans(tile, 64, b * 16, warp * 16, lane, f);
+      put_columns<K, kColumns>(acc, n, scales, tile, b * 16, warp, lane);
     }
     const int rows = min(64, place.rows - c * 64), row = place.row + c * 64;
     if (rows < 64) {
@@ -166,64 +257,135 @@ __device__ __forceinline__ void write_out(const Args& a, const Place& place,
   }
 }
 
-template <int kTransA, int kColumns>
+/// 128 in depth of a warp's 16 features, from a tile whose rows are the depth: pairs of features of
+/// four rows in a register each.
+__device__ __forceinline__ void load_pairs(u32 (&m)[4][4], u32 tile, int piece, int lane) {
+  const int r = lane & 7, half = lane >> 4, sub = lane >> 3 & 1, quad = r >> 1;
+  // Lanes 2 and 3 of four have the pairs of rows exchanged: no two rows of a matrix are then in the
+  // same banks.
+  const int row = half * 16 + quad * 4 + (r & 1) + 2 * (sub ^ (quad >> 1));
+  const u32 at = tile + row * 128 + ((piece ^ (row & 7)) << 4);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) ldmatrix4_trans(m[i], at + i * 32 * 128);
+}
+
+/// Four fragments of a from what load_pairs brought.
+__device__ __forceinline__ void take_apart(const u32 (&m)[4][4], u32 (&f)[4][4], int lane) {
+  const u32 even = (lane & 2) == 0 ? 0x6420 : 0x2064, odd = (lane & 2) == 0 ? 0x7531 : 0x3175;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    f[i][0] = __byte_perm(m[i][0], m[i][1], even);
+    f[i][1] = __byte_perm(m[i][0], m[i][1], odd);
+    f[i][2] = __byte_perm(m[i][2], m[i][3], even);
+    f[i][3] = __byte_perm(m[i][2], m[i][3], odd);
+  }
+}
+
+template <class K, int kColumns>
 __device__ __forceinline__ void multiply_tile(const Args& a, const Place& place, Ring& ring,
                                               u32 stages, u32 full, u32 empty, u32 out, int group,
-                                              int& turn) {
+                                              int& turn, Upcoming& upcoming) {
   // Without a value they would be alive from tile to tile, with those of all other widths.
   float acc[kColumns / 8][4];
   zero(acc);
-  const int lane = threadIdx.x & 31;
+  Scales<K, kColumns> scales;
+  // Between a stage's products, which run by themselves, and the wait for them.
+  const auto meanwhile = [&](int k) {
+    if (k == 0) {
+      scales.find(a, place);
+      upcoming.look();
+    } else if (k == kDepth) {
+      scales.load(a);
+    }
+  };
+  const int lane = threadIdx.x & 31, warp = static_cast<int>(threadIdx.x & 127) / 32;
   // Lanes 0 and 1 tell the two CTAs.
   const auto release = [&](int stage) {
     if (lane < 2) arrive_at(empty + stage * 8, lane);
   };
-  int previous = -1;
+  if constexpr (K::kEightBit && K::kDepthFirst) {
+    // Registers of a product may not be written while another is under way (ptxas then puts all in
+    // a row): the next stage's pairs come meanwhile, and are taken apart behind it.
+    u32 pairs[4][4], fragments[4][4];
+    const auto fetch = [&] {
+      mbar_wait(full + ring.stage * 8, ring.phase);
+      load_pairs(pairs, stages + ring.stage * kStageBytes, group * 4 + warp, lane);
+    };
+    fetch();
 #pragma unroll 1
-  for (int k = 0; k < a.depth; k += kDepth, ring.next()) {
-    mbar_wait(full + ring.stage * 8, ring.phase);
-    const u32 stage = stages + ring.stage * kStageBytes;
-    const u64 da = make_descriptor(stage + group * kBlockBytes);
-    const u64 db = make_descriptor(stage + kBytesWeight);
-    MmaHopper::fence();
+    for (int k = 0; k < a.depth; k += kDepth) {
+      take_apart(pairs, fragments, lane);
+      const int stage = ring.stage;
+      const u64 db = make_descriptor(stages + stage * kStageBytes + kBytesWeight);
+      MmaHopper::fence();
 #pragma unroll
-    for (int i = 0; i < kDepth / 16; ++i) {
-      wgmma_ss<kTransA, 0>(acc, da + (MmaHopper::offset<kTransA != 0>(i) >> 4),
-                           db + (MmaHopper::offset<false>(i) >> 4), 1);
+      for (int i = 0; i < 4; ++i)
+        wgmma_e4m3(acc, fragments[i], db + (MmaHopper::offset<false>(i) >> 4));
+      MmaHopper::commit();
+      meanwhile(k);
+      ring.next();
+      if (k + kDepth < a.depth) fetch();
+      MmaHopper::wait<0>();
+      pin(fragments);
+      release(stage);
     }
-    MmaHopper::commit();
-    MmaHopper::wait<1>();
-    if (previous >= 0) release(previous);
-    previous = ring.stage;
+  } else {
+    int previous = -1;
+#pragma unroll 1
+    for (int k = 0; k < a.depth; k += kDepth, ring.next()) {
+      mbar_wait(full + ring.stage * 8, ring.phase);
+      const u32 stage = stages + ring.stage * kStageBytes;
+      const u64 da = make_descriptor(stage + group * kBlockBytes);
+      const u64 db = make_descriptor(stage + kBytesWeight);
+      MmaHopper::fence();
+#pragma unroll
+      for (int i = 0; i < kDepth / 16; ++i) {
+        const u64 b = db + (MmaHopper::offset<false>(i) >> 4);
+        if constexpr (K::kEightBit) {
+          wgmma_e4m3(acc, da + (MmaHopper::offset<false>(i) >> 4), b);
+        } else {
+          wgmma_ss<K::kDepthFirst, 0>(acc, da + (MmaHopper::offset<K::kDepthFirst>(i) >> 4), b, 1);
+        }
+      }
+      MmaHopper::commit();
+      meanwhile(k);
+      MmaHopper::wait<1>();
+      if (previous >= 0) release(previous);
+      previous = ring.stage;
+    }
+    MmaHopper::wait<0>();
+    release(previous);
   }
-  MmaHopper::wait<0>();
   pin(acc);
-  release(previous);
-  write_out<kColumns>(a, place, acc, out, group, turn);
+  if (a.depth == kDepth) scales.load(a);
+  write_out<K, kColumns>(a, place, acc, scales, out, group, turn);
 }
 
 /// Takes the tile with the number of columns that it has, of kColumns and the steps below it.
-template <int kTransA, int kColumns>
+template <class K, int kColumns>
 __device__ __forceinline__ void multiply_any(const Args& a, const Place& place, Ring& ring,
                                              u32 stages, u32 full, u32 empty, u32 out, int group,
-                                             int& turn) {
+                                             int& turn, Upcoming& upcoming) {
   if (place.columns() == kColumns) {
-    multiply_tile<kTransA, kColumns>(a, place, ring, stages, full, empty, out, group, turn);
+    multiply_tile<K, kColumns>(a, place, ring, stages, full, empty, out, group, turn, upcoming);
   } else if constexpr (kColumns > kStep) {
-    multiply_any<kTransA, kColumns - kStep>(a, place, ring, stages, full, empty, out, group, turn);
+    multiply_any<K, kColumns - kStep>(a, place, ring, stages, full, empty, out, group, turn,
+                                      upcoming);
   }
 }
 
-template <int kTransA>
+template <class K>
 __device__ void multiply(const Args& a, const int* first, int tiles, u32 stages, u32 full,
                          u32 empty, u32 out, int rank) {
   const int group = threadIdx.x / 128 - 1;
   out += group * 2 * kOutBytes;
   Ring ring;
   int turn = 0;  // of the two tiles on the way out
-  for (int tile = blockIdx.x / 2; tile < tiles; tile += gridDim.x / 2) {
-    const Place place = place_of(a, first, tile, rank);
-    multiply_any<kTransA, kTokens>(a, place, ring, stages, full, empty, out, group, turn);
+  Upcoming upcoming{a, first, tiles, rank, static_cast<int>(blockIdx.x / 2)};
+  upcoming.look();
+  while (upcoming.is_any) {
+    const Place place = upcoming.place;
+    multiply_any<K, kTokens>(a, place, ring, stages, full, empty, out, group, turn, upcoming);
   }
   if ((threadIdx.x & 127) == 0) bulk_wait_all();
 }
@@ -249,7 +411,7 @@ __device__ void count_tiles(const Args& a, int* first) {
 
 #endif
 
-template <int kTransA>
+template <class K>
 __global__ void __launch_bounds__(kThreads, 1)
     grouped_product_kernel(const __grid_constant__ Args args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -273,10 +435,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int tiles = first[args.experts] * args.feature_pairs;
   if (threadIdx.x < 128) {
     set_max_registers_down<40>();
-    if (threadIdx.x == 0) load<kTransA>(args, first, tiles, stages, full, empty, rank);
+    if (threadIdx.x == 0) load<K>(args, first, tiles, stages, full, empty, rank);
   } else {
     set_max_registers_up<232>();
-    multiply<kTransA>(args, first, tiles, stages, full, empty, out, rank);
+    multiply<K>(args, first, tiles, stages, full, empty, out, rank);
   }
   // Neither leaves while the other still sends to it.
   cluster_sync();
@@ -288,27 +450,35 @@ __global__ void __launch_bounds__(kThreads, 1)
 bool grouped_product_available() { return has_sm90a(); }
 
 void grouped_product(const GroupedProduct& p, cudaStream_t stream) {
-  if (p.experts < 1 || p.experts > kMostExperts || p.depth % kDepth != 0 || p.width % 8 != 0 ||
-      p.rows >= int64_t{1} << 31 || p.experts * std::max(p.depth, p.width) >= int64_t{1} << 31) {
+  const bool is_eight_bit = p.eight_bit.x_scales != nullptr;
+  const int64_t values = is_eight_bit ? 2 : 1;  // in the 2 bytes of an element
+  if (p.experts < 1 || p.experts > kMostExperts || p.depth % (kDepth * values) != 0 ||
+      p.width % 8 != 0 || (is_eight_bit && p.width % 16 != 0) || p.rows >= int64_t{1} << 31 ||
+      p.experts * std::max(p.depth, p.width) >= int64_t{1} << 31) {
     throw std::invalid_argument("grouped_product (cuda): " + std::to_string(p.experts) +
                                 " experts, " + std::to_string(p.rows) + " rows, depth " +
                                 std::to_string(p.depth) + ", width " + std::to_string(p.width));
   }
   if (p.rows == 0) return;
+  const int64_t depth = p.depth / values, width = p.width / values;
+  const int box = kDepth * static_cast<int>(values);
   Args args;
-  args.weight = p.depth_first
-                    ? tensor_map(p.weight, p.experts * p.depth, p.width, p.width, kDepth)
-                    : tensor_map(p.weight, p.experts * p.width, p.depth, p.depth, kFeatures);
+  args.weight = p.depth_first ? tensor_map(p.weight, p.experts * p.depth, width, width, box)
+                              : tensor_map(p.weight, p.experts * p.width, depth, depth, kFeatures);
   for (int i = 0; i < kTokens / kStep; ++i)
-    args.tokens[i] = tensor_map(p.x, p.rows, p.depth, p.depth, (i + 1) * kStep / 2);
+    args.tokens[i] = tensor_map(p.x, p.rows, depth, depth, (i + 1) * kStep / 2);
   args.y = tensor_map(p.y, p.rows, p.width, p.width, 64);
   args.out = static_cast<bf16*>(p.y);
   args.ends = p.ends;
   args.experts = static_cast<int>(p.experts);
   args.width = static_cast<int>(p.width);
-  args.depth = static_cast<int>(p.depth);
+  args.depth = static_cast<int>(depth);
   args.feature_pairs = static_cast<int>((p.width + 2 * kFeatures - 1) / (2 * kFeatures));
-  const auto kernel = p.depth_first ? grouped_product_kernel<1> : grouped_product_kernel<0>;
+  args.scales = p.eight_bit;
+  const auto kernel = is_eight_bit ? (p.depth_first ? grouped_product_kernel<Kind<true, true>>
+                                                    : grouped_product_kernel<Kind<true, false>>)
+                                   : (p.depth_first ? grouped_product_kernel<Kind<false, true>>
+                                                    : grouped_product_kernel<Kind<false, false>>);
   launch_pairs(kernel, multiprocessors() / 2, kThreads, kSharedBytes, stream, args);
   check_launch("grouped_product");
 }

@@ -12,16 +12,16 @@
 namespace heddle::plan {
 
 /// A step divided over ranks. Where ranks differ, the figures of one rank are its largest share.
-struct Layout {
+struct StepOnRanks {
   /// Throws ConfigError where a run of this configuration would refuse to start. train.recompute
   /// auto counts as full.
-  Layout(const Step& step, const config::RunConfig& config, std::int64_t world);
+  StepOnRanks(const Step& step, const config::RunConfig& config, std::int64_t world);
 
   const Step* step;
   comm::Mesh mesh;  ///< The mesh of rank 0.
   parallel::StagePlan stages;
   ops::ContextMethod method;
-  config::Recompute recompute;
+  parallel::Recompute recompute;
   bool sums_every_micro_batch;  ///< parallel.sum_gradients.
   double micro_batches = 0;     ///< Micro-batches of a data rank in a step.
   double tokens = 0;            ///< Tokens of a rank in a micro-batch.
@@ -49,7 +49,7 @@ struct Held {
 
   double all() const { return dense + experts + tables; }
 };
-Held held_by(const Layout& layout, std::int64_t stage_rank);
+Held held_by(const StepOnRanks& layout, std::int64_t stage_rank);
 
 /// Behind what a transfer can hide: the blocks of all micro-batches, or of the last one.
 enum class Hiding { kNothing, kForward, kBackward, kLastBackward };
@@ -62,7 +62,7 @@ struct Traffic {
   double calls = 0;  ///< Collectives.
   Hiding hiding = Hiding::kNothing;
 };
-std::vector<Traffic> traffic_of(const Layout& layout);
+std::vector<Traffic> traffic_of(const StepOnRanks& layout);
 
 /// Memory of one rank of the pipeline, bytes.
 struct Memory {
@@ -73,10 +73,10 @@ struct Memory {
   double working = 0;      ///< Logits of the head, or temporaries of the widest block.
   double peak = 0;  ///< At the worst moment of a step; not all of the above are there at once.
 };
-Memory memory_of(const Layout& layout, std::int64_t stage_rank);
+Memory memory_of(const StepOnRanks& layout, std::int64_t stage_rank);
 
 /// Keys and values of all tokens of a micro-batch in one attention layer, bytes: what each rank
 /// along cp gathers with state passing. 0 where nothing is.
-double gathered_keys_bytes(const Layout& layout);
+double gathered_keys_bytes(const StepOnRanks& layout);
 
 }  // namespace heddle::plan

@@ -1,4 +1,4 @@
-#include "plan/layout.h"
+#include "plan/step_on_ranks.h"
 
 #include <algorithm>
 #include <cmath>
@@ -17,35 +17,34 @@ using comm::Dim;
 /// A mesh that the model can be divided by.
 comm::Mesh checked_mesh(const Step& step, const config::RunConfig& config, std::int64_t world) {
   comm::Mesh mesh(assembly::mesh_sizes(config.parallel, world), 0, world, config.parallel.ep);
-  parallel::check_layout(mesh, step.model, assembly::context_method(config),
+  parallel::check_layout(mesh, step.model, config.parallel.cp_method,
                          assembly::stage_chunks(config));
   return mesh;
 }
 
 }  // namespace
 
-Layout::Layout(const Step& of, const config::RunConfig& config, std::int64_t world)
+StepOnRanks::StepOnRanks(const Step& of, const config::RunConfig& config, std::int64_t world)
     : step(&of),
       mesh(checked_mesh(of, config, world)),
       stages(parallel::StagePlan::balanced(of.model, mesh.size(Dim::kPp),
                                            assembly::stage_chunks(config))),
-      method(assembly::context_method(config)),
-      recompute(config.train.recompute == config::Recompute::kAuto ? config::Recompute::kFull
-                                                                   : config.train.recompute),
-      sums_every_micro_batch(config.parallel.sum_gradients == config::SumGradients::kMicroBatch) {
+      method(config.parallel.cp_method),
+      recompute(config.train.recompute.value_or(parallel::Recompute::kFull)),
+      sums_every_micro_batch(config.parallel.sum_gradients == parallel::Summing::kMicroBatch) {
   const double rows = std::ceil(of.rows / as_double(mesh.data_size()));
   micro_batches = std::ceil(rows * of.length / of.micro_batch_tokens);
   tokens = rows * of.length / micro_batches / size(Dim::kCp);
 }
 
-double Layout::expert_ranks() const {
+double StepOnRanks::expert_ranks() const {
   const nn::MoeDims* moe = step->model.moe();
   if (moe == nullptr) return 0;
   return ops::expected_expert_ranks(moe->num_experts, moe->num_experts_per_tok,
                                     mesh.size(Dim::kEp));
 }
 
-Held held_by(const Layout& layout, std::int64_t stage_rank) {
+Held held_by(const StepOnRanks& layout, std::int64_t stage_rank) {
   const Step& step = *layout.step;
   const double tp = layout.size(Dim::kTp), ep = layout.size(Dim::kEp);
   Held held;
@@ -81,7 +80,7 @@ constexpr double kStateOnDevice = 4 * (1 << 23);
 
 /// Bytes of the head: logits, the gradient of its weight in fp32 where chunks add to it, and its
 /// rows with their gradients.
-double head_bytes(const Layout& layout) {
+double head_bytes(const StepOnRanks& layout) {
   const Step& step = *layout.step;
   const double rows = layout.tokens / layout.size(Dim::kTp);
   const double logits = rows * as_double(step.model.vocab_size) * step.element;
@@ -95,7 +94,7 @@ double head_bytes(const Layout& layout) {
 
 /// Temporaries of one block's backward: gradients of its widest operator, or the states of the
 /// gated delta rule at every 64th token.
-double block_bytes(const Layout& layout) {
+double block_bytes(const StepOnRanks& layout) {
   const auto& model = layout.step->model;
   double width = 0, state = 0;
   for (const models::LayerShape& layer : model.layers)
@@ -111,13 +110,13 @@ double block_bytes(const Layout& layout) {
 
 /// Of the block that runs again as a whole: what it keeps for its backward, where the gradients of
 /// the MLP take the place of one of its widths.
-double block_again_bytes(const Layout& layout, std::int64_t stage_rank) {
+double block_again_bytes(const StepOnRanks& layout, std::int64_t stage_rank) {
   const auto& model = layout.step->model;
-  if (layout.recompute != config::Recompute::kFull) return 0;
+  if (layout.recompute != parallel::Recompute::kFull) return 0;
   double largest = 0;
   for (const std::int64_t i : layout.stages.layers_of(stage_rank)) {
     const double tp = layout.size(Dim::kTp);
-    const double kept = train::kept_elements(model.layers[i], config::Recompute::kElementwise,
+    const double kept = train::kept_elements(model.layers[i], parallel::Recompute::kElementwise,
                                              /*offloads_inputs=*/false, layout.mesh.size(Dim::kTp));
     const double width = as_double(model.layers[i].active_width());
     largest = std::max(largest, kept - width / tp);
@@ -125,12 +124,12 @@ double block_again_bytes(const Layout& layout, std::int64_t stage_rank) {
   return layout.tokens * largest * layout.step->element;
 }
 
-bool is_accumulated(const Layout& layout) {
+bool is_accumulated(const StepOnRanks& layout) {
   return layout.micro_batches * as_double(layout.stages.chunks) > 1;
 }
 
 /// Of all that is trained; `owned` elements are the rank's own.
-double gradient_bytes(const Layout& layout, const Held& held, std::int64_t stage_rank,
+double gradient_bytes(const StepOnRanks& layout, const Held& held, std::int64_t stage_rank,
                       double owned) {
   const double whole = held.trained_dense + held.trained_experts + held.trained_tables;
   double elements = whole;
@@ -145,10 +144,10 @@ double gradient_bytes(const Layout& layout, const Held& held, std::int64_t stage
   return layout.step->gradient * elements;
 }
 
-double activation_bytes(const Layout& layout, std::int64_t stage_rank) {
+double activation_bytes(const StepOnRanks& layout, std::int64_t stage_rank) {
   const Step& step = *layout.step;
-  const bool keeps_mlp = layout.recompute == config::Recompute::kOff ||
-                         layout.recompute == config::Recompute::kElementwise;
+  const bool keeps_mlp = layout.recompute == parallel::Recompute::kOff ||
+                         layout.recompute == parallel::Recompute::kElementwise;
   double elements = 0;
   for (const std::int64_t i : layout.stages.layers_of(stage_rank)) {
     elements += train::kept_elements(step.model.layers[i], layout.recompute, step.offloads_inputs,
@@ -158,7 +157,7 @@ double activation_bytes(const Layout& layout, std::int64_t stage_rank) {
       elements += layout.expert_ranks() * as_double(step.model.hidden_size) / layout.size(Dim::kTp);
     }
     // Keys and values of the other ranks along cp.
-    if (step.model.layers[i].attention && layout.recompute != config::Recompute::kFull) {
+    if (step.model.layers[i].attention && layout.recompute != parallel::Recompute::kFull) {
       elements += gathered_keys_bytes(layout) / layout.tokens / step.element *
                   (1 - 1 / layout.size(Dim::kCp));
     }
@@ -174,7 +173,7 @@ double activation_bytes(const Layout& layout, std::int64_t stage_rank) {
 
 }  // namespace
 
-double gathered_keys_bytes(const Layout& layout) {
+double gathered_keys_bytes(const StepOnRanks& layout) {
   if (layout.size(Dim::kCp) == 1 || layout.method != ops::ContextMethod::kState) return 0;
   const nn::AttentionDims* attention = layout.step->model.attention();
   if (attention == nullptr) return 0;
@@ -185,7 +184,7 @@ double gathered_keys_bytes(const Layout& layout) {
          layout.step->element;
 }
 
-Memory memory_of(const Layout& layout, std::int64_t stage_rank) {
+Memory memory_of(const StepOnRanks& layout, std::int64_t stage_rank) {
   const Step& step = *layout.step;
   const Held held = held_by(layout, stage_rank);
   const double shards = layout.shards(), replicas = layout.size(Dim::kDp);

@@ -1,0 +1,48 @@
+#include "assembly/frozen_experts.h"
+
+#include "base/errors.h"
+#include "ops/autograd.h"
+#include "ops/moe/frozen_experts.h"
+
+namespace heddle::assembly {
+namespace {
+
+/// Training writes a model or a change of its experts from their weights.
+void require_only_read(const ModelRecipe& recipe, const nn::ExpertWeights& weights,
+                       const nn::Parameter& parameter, const ModelOnRanks& placed) {
+  const char* reason = nullptr;
+  if (recipe.purpose == Purpose::kTenants) {
+    reason = "of a server";
+  } else if (placed.context.mesh.world()) {
+    reason = "in a job of several ranks";
+  } else if (!placed.adapters) {
+    reason = "without train.method=lora";
+  } else if (parameter.trainable() || placed.adapters->of(weights) != nullptr) {
+    reason = "that are trained or have adapters";
+  }
+  if (reason == nullptr) return;
+  throw_error<ConfigError>(
+      "kernels.frozen_experts: {} is of experts {}, which only 'as_loaded' keeps; leave the key "
+      "out",
+      parameter.name(), reason);
+}
+
+}  // namespace
+
+void keep_frozen_experts(const ModelRecipe& recipe, ModelOnRanks& placed) {
+  if (!recipe.config.is_moe() || !trains(recipe.purpose)) return;
+  const auto lay = placed.model->kernels().get<ops::FrozenExperts>().lay;
+  if (lay == nullptr) return;
+  const ops::NoGradient guard;
+  for (const auto& layer : placed.model->layers()) {
+    layer->visit_expert_weights([&](nn::ExpertWeights& weights) {
+      nn::Parameter& parameter = weights.weight();
+      require_only_read(recipe, weights, parameter, placed);
+      lay(parameter.value());
+      parameter.release_memory();
+      parameter.set_held(false);
+    });
+  }
+}
+
+}  // namespace heddle::assembly
