@@ -28,11 +28,37 @@ bool is_any_suffix(const std::vector<std::string>& suffixes, std::string_view mo
                      [&](const std::string& suffix) { return is_suffix(suffix, module); });
 }
 
+// Expressions are compiled for every module that they are asked about.
+constexpr std::size_t kMostNames = 65'536, kMostExpressions = 256;
+
+/// Letters, digits, "_", "-" and ".": what a list of modules has.
+bool is_plain(std::string_view pattern) {
+  return std::ranges::all_of(pattern, [](char c) {
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_' ||
+           c == '-' || c == '.';
+  });
+}
+
+/// Whether a plain pattern, whose "." is any character, fits the module or its last parts.
+bool fits_plain(std::string_view pattern, std::string_view module) {
+  if (module.size() < pattern.size()) return false;
+  const std::size_t before = module.size() - pattern.size();
+  for (std::size_t i = 0; i < pattern.size(); ++i) {
+    if (pattern[i] != '.' && pattern[i] != module[before + i]) return false;
+  }
+  return before == 0 || module[before - 1] == '.';
+}
+
 /// The value of the first pattern that fits, as PEFT looks it up.
 template <class T>
 T look_up(const std::vector<std::pair<std::string, T>>& patterns, std::string_view module,
           T otherwise, const char* key) {
+  const bool is_plain_module = is_plain(module);
   for (const auto& [pattern, value] : patterns) {
+    if (is_plain_module && is_plain(pattern)) {
+      if (fits_plain(pattern, module)) return value;
+      continue;
+    }
     if (Pattern("(?:.*\\.)?(?:" + pattern + ")$", std::string("adapter_config.json: ") + key)
             .matches_prefix(module)) {
       return value;
@@ -84,10 +110,14 @@ class Reader {
     const Json* value = find(key);
     if (!value) return;
     if (!value->is_array()) fail(key, "must be a list of names, is {}", json::shown(*value));
+    require_few(key, value->size(), kMostNames);
     for (const Json& item : *value) {
       if (!item.is_string()) fail(key, "must be a list of names, holds {}", json::shown(item));
       out.push_back(item.get<std::string>());
     }
+  }
+  void require_few(const char* key, std::size_t count, std::size_t most) const {
+    if (count > most) fail(key, "has {} entries, at most {} are read", count, most);
   }
   /// Names in a list, or one regular expression.
   void read(const char* key, std::vector<std::string>& names, std::string& pattern) {
@@ -160,7 +190,11 @@ class Reader {
     if (!value) return;
     if (!value->is_object())
       fail(key, "must be an object of pattern and value, is {}", json::shown(*value));
+    require_few(key, value->size(), kMostNames);
+    std::size_t expressions = 0;
     for (const auto& [pattern, item] : value->items()) {
+      if (!is_plain(pattern) && ++expressions > kMostExpressions)
+        fail(key, "has more than {} regular expressions", kMostExpressions);
       [[maybe_unused]] const Pattern compiles("(?:" + pattern + ")",
                                               fmt::format("{}: '{}'", file_, key));
       use(pattern, item);
@@ -313,6 +347,7 @@ AdapterConfig AdapterConfig::from_json(const Json& json, const std::string& file
   reader.read("exclude_modules", config.exclude_modules, config.exclude_pattern);
   reader.read("target_parameters", config.target_parameters);
   reader.read("modules_to_save", config.modules_to_save);
+  reader.require_few("modules_to_save", config.modules_to_save.size(), kMostExpressions);
   reader.read("ensure_weight_tying", config.ensure_weight_tying);
   reader.read("rank_pattern", config.rank_pattern);
   reader.read("alpha_pattern", config.alpha_pattern);

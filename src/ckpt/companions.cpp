@@ -3,6 +3,9 @@
 #include <array>
 #include <system_error>
 
+#include "base/errors.h"
+#include "base/hash.h"
+
 namespace heddle::ckpt {
 namespace {
 
@@ -28,14 +31,30 @@ constexpr std::array kOtherFiles = {
     "README.md",
 };
 
+/// Throws as files::read().
+std::string text_of(const Companion& file) {
+  Path folder = file.path;
+  for ([[maybe_unused]] const Path& part : Path(file.name)) folder = folder.parent_path();
+  return files::read(file.path, files::kTokenizerLimit, folder);
+}
+
+std::string content_of(const std::string& text) { return hash::Hasher().add(text).hex(); }
+
 }  // namespace
 
-std::vector<std::pair<std::string, Path>> find_companions(const Path& directory, Companions which) {
-  std::vector<std::pair<std::string, Path>> found;
+std::vector<Companion> find_companions(const Path& directory, Companions which) {
+  std::vector<Companion> found;
+  const auto add_file = [&](const Path& name) {
+    Companion& file = found.emplace_back(Companion{name.string(), directory / name, ""});
+    try {
+      file.content = content_of(text_of(file));
+    } catch (const Error&) {
+      // Named by whoever needs its text: a command that copies nothing does not.
+    }
+  };
   const auto add = [&](const char* name) {
     std::error_code ignored;
-    if (std::filesystem::is_regular_file(directory / name, ignored))
-      found.emplace_back(name, directory / name);
+    if (std::filesystem::is_regular_file(directory / name, ignored)) add_file(name);
   };
   if (which != Companions::kTokenizer) {
     for (const char* name : kOtherFiles) add(name);
@@ -46,24 +65,29 @@ std::vector<std::pair<std::string, Path>> find_companions(const Path& directory,
   std::error_code ignored;
   const Path templates = "additional_chat_templates";
   for (const auto& entry : std::filesystem::directory_iterator(directory / templates, ignored)) {
-    if (entry.path().extension() == ".jinja" && entry.is_regular_file(ignored)) {
-      found.emplace_back((templates / entry.path().filename()).string(), entry.path());
-    }
+    if (entry.path().extension() == ".jinja" && entry.is_regular_file(ignored))
+      add_file(templates / entry.path().filename());
   }
   return found;
 }
 
-void copy_files(const std::vector<std::pair<std::string, Path>>& sources, const Path& directory) {
-  for (const auto& [name, source] : sources) {
-    Path folder = source;
-    for ([[maybe_unused]] const Path& part : Path(name)) folder = folder.parent_path();
-    files::make_writable_directory((directory / name).parent_path());
-    files::write_atomically(directory / name, files::read(source, files::kTokenizerLimit, folder));
+void copy_files(const std::vector<Companion>& sources, const Path& directory) {
+  for (const Companion& source : sources) {
+    const std::string text = text_of(source);
+    // The bytes that are written are the bytes that are compared: nothing can change in between.
+    if (content_of(text) != source.content) {
+      throw_error<UserError>(
+          "{} was changed while it was in use; put back what it held when the command began, and "
+          "begin again",
+          source.path.string());
+    }
+    files::make_writable_directory((directory / source.name).parent_path());
+    files::write_atomically(directory / source.name, text);
   }
 }
 
 void copy_tokenizer(const TokenizerSource& source, const Path& directory) {
-  copy_files(find_companions(source.directory, Companions::kTokenizer), directory);
+  copy_files(source.files, directory);
   for (const auto& [name, content] : source.changed)
     files::write_atomically(directory / name, content);
 }

@@ -253,7 +253,7 @@ ModelWriterReport export_model(Model& model, const adapters::LoraSet* adapters,
   }
   writer.set_config(std::move(config));
   writer.set_tokenizer(tokenizer);
-  writer.copy_companions_from(source.path());
+  writer.copy_companions(source.companions());
   return writer.commit();
 }
 

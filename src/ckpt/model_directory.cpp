@@ -145,6 +145,7 @@ ModelDirectory ModelDirectory::open(const Path& path) {
 
   ModelDirectory model;
   model.path_ = path;
+  model.companions_ = find_companions(path, Companions::kOther);
   model.config_ = read_json_object(path / "config.json");
   if (exists("generation_config.json")) {
     model.generation_config_ = read_json_object(path / "generation_config.json");

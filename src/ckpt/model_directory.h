@@ -10,6 +10,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "ckpt/companions.h"
 #include "ckpt/safetensors.h"
 
 namespace heddle::ckpt {
@@ -37,6 +38,8 @@ class ModelDirectory {
   /// Bytes of all tensors.
   std::uint64_t bytes() const;
   const std::vector<Path>& weight_files() const { return weight_files_; }
+  /// Files beside weights, configuration and tokenizer, as they were when it was opened.
+  const std::vector<Companion>& companions() const { return companions_; }
 
  private:
   ModelDirectory() = default;
@@ -46,6 +49,7 @@ class ModelDirectory {
   nlohmann::ordered_json config_;
   nlohmann::ordered_json generation_config_;
   std::vector<Path> weight_files_;
+  std::vector<Companion> companions_;
   std::vector<StoredTensor> tensors_;
   std::unordered_map<std::string, std::size_t> index_;
 };

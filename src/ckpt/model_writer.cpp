@@ -77,19 +77,21 @@ std::vector<std::string> ModelWriter::carry_matching(const ModelDirectory& sourc
 void ModelWriter::set_config(nlohmann::ordered_json config) { config_ = std::move(config); }
 
 void ModelWriter::copy_companions_from(const Path& source) {
-  const Companions which = has_tokenizer_ ? Companions::kOther : Companions::kAll;
-  for (auto& companion : find_companions(source, which)) {
-    const bool is_taken = std::any_of(copies_.begin(), copies_.end(), [&](const auto& copy) {
-      return copy.first == companion.first;
+  copy_companions(find_companions(source, has_tokenizer_ ? Companions::kOther : Companions::kAll));
+}
+
+void ModelWriter::copy_companions(const std::vector<Companion>& files) {
+  for (const Companion& file : files) {
+    const bool is_taken = std::any_of(copies_.begin(), copies_.end(), [&](const Companion& copy) {
+      return copy.name == file.name;
     });
-    if (!is_taken) copies_.push_back(std::move(companion));
+    if (!is_taken) copies_.push_back(file);
   }
 }
 
 void ModelWriter::set_tokenizer(const TokenizerSource& source) {
   has_tokenizer_ = true;
-  for (auto& file : find_companions(source.directory, Companions::kTokenizer))
-    copies_.push_back(std::move(file));
+  copy_companions(source.files);
   for (const auto& [name, content] : source.changed) add_file(name, content);
 }
 
@@ -142,6 +144,9 @@ ModelWriterReport ModelWriter::commit() {
   require_free_space(directory_, needed);
 
   ModelWriterReport report;
+  // The small files first: one that was changed is named before gigabytes are written.
+  copy_files(copies_, staging.path());
+  for (const Companion& copy : copies_) report.copied_files.push_back(copy.name);
   const auto shards = plan_shards();
   nlohmann::json weight_map = nlohmann::json::object();
   std::uint64_t elements = 0;
@@ -165,8 +170,6 @@ ModelWriterReport ModelWriter::commit() {
     files::write_atomically(staging.path() / "model.safetensors.index.json", index.dump(2) + "\n");
   }
   files::write_atomically(staging.path() / "config.json", config_.dump(2) + "\n");
-  copy_files(copies_, staging.path());
-  for (const auto& [name, path] : copies_) report.copied_files.push_back(name);
   for (const auto& [name, content] : files_)
     files::write_atomically(staging.path() / name, content);
   for (const Item& item : items_) {

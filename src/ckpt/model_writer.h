@@ -60,6 +60,8 @@ class ModelWriter {
   /// are copied as they are. May be called with several folders: the first that has a file gives
   /// it.
   void copy_companions_from(const Path& source);
+  /// Takes those of `files` that no earlier call gave.
+  void copy_companions(const std::vector<Companion>& files);
   /// Takes the tokenizer from there alone; copy_companions_from() then gives the other files.
   void set_tokenizer(const TokenizerSource& source);
   /// A further file with this content; takes precedence over a copied one.
@@ -68,8 +70,8 @@ class ModelWriter {
   bool has(const std::string& name) const;
 
   /// Writes into "<directory>.tmp", opens that as a check that every tensor is there, and renames
-  /// it. Throws FileError (disk full, no permission), and then nothing new stands at the final
-  /// name.
+  /// it. Throws FileError (disk full, no permission) and UserError (a source was changed since it
+  /// was opened or found), and then nothing new stands at the final name.
   ModelWriterReport commit();
 
  private:
@@ -87,7 +89,7 @@ class ModelWriter {
   std::unordered_map<std::string, std::size_t> index_;
   nlohmann::ordered_json config_;
   bool has_tokenizer_ = false;
-  std::vector<std::pair<std::string, Path>> copies_;
+  std::vector<Companion> copies_;
   std::vector<std::pair<std::string, std::string>> files_;
 };
 

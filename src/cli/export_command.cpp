@@ -76,6 +76,7 @@ int run(const ExportOptions& options, const Session& session) {
   arguments.adapter = options.adapter;
   arguments.dtype = options.dtype;
   arguments.device = "cpu";
+  const ckpt::TokenizerSource tokenizer(tokenizer_directory(arguments));
   const assembly::ModelOnRanks loaded =
       load(arguments,
            head_name(options.model, options.head) == "classify" ? assembly::Head::kClassify
@@ -87,8 +88,8 @@ int run(const ExportOptions& options, const Session& session) {
   std::optional<ckpt::AdapterDirectory> adapter;
   if (!options.adapter.empty()) adapter = ckpt::AdapterDirectory::open(find_model(options.adapter));
   const auto report = ckpt::export_model(*loaded.model, loaded.adapters.get(), *loaded.source,
-                                         {tokenizer_directory(arguments)}, options.output, writer,
-                                         ckpt::read_from_memory, adapter ? &*adapter : nullptr);
+                                         tokenizer, options.output, writer, ckpt::read_from_memory,
+                                         adapter ? &*adapter : nullptr);
   session.out << report.tensors << " tensors, "
               << text::format_bytes(static_cast<double>(report.bytes)) << " in "
               << report.weight_files.size() << " file(s): " << options.output << "\n";

@@ -54,6 +54,7 @@ std::pair<Config, nlohmann::ordered_json> read_config(const InitOptions& options
 }
 
 int run(const InitOptions& options, const Session& session) {
+  const auto companions = ckpt::find_companions(options.tokenizer, ckpt::Companions::kAll);
   const auto tokenizer = data::Tokenizer::load(options.tokenizer);
   auto [config, json] = read_config(options, *tokenizer);
   if (tokenizer->vocab_size() > config.vocab_size) {
@@ -79,7 +80,7 @@ int run(const InitOptions& options, const Session& session) {
     count += parameter.numel();
   });
   writer.set_config(std::move(json));
-  writer.copy_companions_from(options.tokenizer);
+  writer.copy_companions(companions);
   writer.commit();
   session.out << text::format_count(static_cast<double>(count)) << " parameters: " << options.output
               << "\n";

@@ -1,5 +1,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <ostream>
 
@@ -48,10 +49,11 @@ std::string fate_of(const data::TokenizedRow& row, std::int64_t max_length) {
   return "";
 }
 
-/// A row with its tokens as text, and what is to be said of it.
-ui::TokenSample sample_of(const data::Tokenizer& tokenizer, const data::TokenizedRow& row,
-                          std::int64_t max_length, bool ids) {
-  ui::TokenSample sample;
+/// Gives each token of the row as text, one at a time: a row of megabytes has millions. Returns
+/// what is to be said of the row.
+std::string each_token(const data::Tokenizer& tokenizer, const data::TokenizedRow& row,
+                       std::int64_t max_length, bool ids,
+                       const std::function<void(ui::TokenText)>& take) {
   std::int64_t with_loss = 0;
   for (std::size_t i = 0; i < row.tokens.size(); ++i) {
     // labels[i - 1] says whether token i is predicted.
@@ -61,18 +63,28 @@ ui::TokenSample sample_of(const data::Tokenizer& tokenizer, const data::Tokenize
     const std::int32_t id = row.tokens[i];
     std::string text = tokenizer.decode(std::vector<std::int32_t>{id});
     if (ids) text += fmt::format("({})", id);
-    sample.tokens.push_back({std::move(text), loss, tokenizer.is_special(id)});
+    take({std::move(text), loss, tokenizer.is_special(id)});
   }
-  sample.note = fmt::format("{} tokens, {} with loss{}", row.tokens.size(), with_loss,
-                            fate_of(row, max_length));
+  return fmt::format("{} tokens, {} with loss{}", row.tokens.size(), with_loss,
+                     fate_of(row, max_length));
+}
+
+/// A row with its tokens as text, and what is to be said of it.
+ui::TokenSample sample_of(const data::Tokenizer& tokenizer, const data::TokenizedRow& row,
+                          std::int64_t max_length, bool ids) {
+  ui::TokenSample sample;
+  sample.note = each_token(tokenizer, row, max_length, ids,
+                           [&](ui::TokenText token) { sample.tokens.push_back(std::move(token)); });
   return sample;
 }
 
 void show(const data::Tokenizer& tokenizer, const data::TokenizedRow& row, std::int64_t max_length,
           bool ids, const Session& session) {
-  const ui::TokenSample sample = sample_of(tokenizer, row, max_length, ids);
-  session.out << ui::render_tokens(sample.tokens, session.out_has_color) << "\n"
-              << sample.note << "\n\n";
+  ui::TokenRenderer renderer(session.out_has_color);
+  const std::string note =
+      each_token(tokenizer, row, max_length, ids,
+                 [&](const ui::TokenText& token) { session.out << renderer.add(token); });
+  session.out << renderer.finish() << "\n" << note << "\n\n";
 }
 
 /// The rows of one file that a reader of the report wants to see: the first, and the odd ones.

@@ -49,7 +49,7 @@ std::string token(Hub hub) {
   const Path file = stored.empty() ? files::hugging_face_home() / "token" : Path(stored);
   std::error_code ignored;
   if (!std::filesystem::is_regular_file(file, ignored)) return "";
-  return std::string(text::trim(files::read(file)));
+  return std::string(text::trim(files::read(file, {"a hub's token", 4096})));
 }
 
 bool is_offline() {

@@ -9,6 +9,7 @@
 #include "ops/embedding/embedding.h"
 #include "ops/gated_delta_net/gated_delta_net.h"
 #include "ops/gated_delta_net/gated_delta_rule_decode.h"
+#include "ops/grouped_low_rank/grouped_low_rank.h"
 #include "ops/linear/linear.h"
 #include "ops/linear_cross_entropy/linear_cross_entropy.h"
 #include "ops/moe/frozen_experts.h"
@@ -108,6 +109,7 @@ std::vector<ops::OpRequest> kernel_requests(const Config& config, const Degrees&
   requests.add<ops::Embedding>();
   requests.add<ops::RmsNorm>({.dim = config.hidden_size});
   requests.add<ops::Linear>(trained_layers(config, degrees, duties));
+  requests.add<ops::GroupedLowRank>();
   if (const nn::GatedDeltaNetDims* dims = config.gated_delta_net())
     add_gated_delta_net(requests, *dims);
   if (const nn::AttentionDims* dims = config.attention())

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "nn/changed_rows.h"
+#include "nn/grouped_changes.h"
 #include "ops/autograd.h"
 #include "ops/linear/few_row_lows.h"
 
@@ -88,7 +89,10 @@ struct Segment {
 /// A product of layers that share their input, as its backward needs it.
 struct Product {
   std::vector<Parameter*> weights;
+  /// One for all rows or, where rows differ, those whose changes drop elements.
   std::vector<Segment> segments;
+  GroupedChanges grouped;                    ///< The other changes where rows differ.
+  bool is_one;                               ///< All rows have the same changes.
   std::function<at::Tensor()> input;         ///< x
   std::shared_ptr<PostponedWork> postponed;  ///< See LinearInput.
   bool wants_input_gradient;
@@ -154,16 +158,15 @@ at::Tensor gradient_of_a(const ops::Linear::Functions& products, const Segment& 
 
 /// Accumulates the gradients of weights and changes; returns that of the input, if it is wanted.
 at::Tensor Product::backward(const Tensors& grads) const {
-  std::int64_t rows = 0;
-  for (const Segment& segment : segments) rows += segment.rows;
   const auto defined = std::find_if(grads.begin(), grads.end(),
                                     [](const at::Tensor& grad) { return grad.defined(); });
   ops::Products terms;
   Tensors all_dy, trained_dy;
   for (std::size_t i = 0; i < weights.size(); ++i) {
-    all_dy.push_back(grads[i].defined()
-                         ? grads[i]
-                         : at::zeros({rows, weights[i]->local_shape()[0]}, defined->options()));
+    all_dy.push_back(
+        grads[i].defined()
+            ? grads[i]
+            : at::zeros({defined->size(0), weights[i]->local_shape()[0]}, defined->options()));
     trained_dy.push_back(weights[i]->trainable() ? all_dy[i] : at::Tensor());
     terms.push_back({all_dy[i], weights[i]->data()});
   }
@@ -179,14 +182,16 @@ at::Tensor Product::backward(const Tensors& grads) const {
     }
     low_rank.back() = products->low_rank_backward(changes);
   }
+  const at::Tensor d_lows = grouped.backward(all_dy);
   Product rest = *this;
   rest.postponed.reset();  // which is to hold it
-  run_or_postpone(postponed, [rest = std::move(rest), trained_dy, low_rank] {
+  run_or_postpone(postponed, [rest = std::move(rest), trained_dy, low_rank, d_lows] {
     rest.add_gradients(low_rank, trained_dy);
+    if (!rest.grouped.is_empty()) rest.grouped.add_gradients_of_a(rest.input(), d_lows);
   });
   if (!wants_input_gradient) return {};
   // The change of a single segment is one more term of the same product.
-  const bool is_term = segments.size() == 1 && !drops(segments[0].layers);
+  const bool is_term = is_one && !drops(segments[0].layers);
   if (is_term) terms.push_back({low_rank[0].d_low, segments[0].a});
   at::Tensor dx = products->backward(terms);
   for (std::size_t s = 0; s < segments.size() && !is_term; ++s) {
@@ -198,6 +203,7 @@ at::Tensor Product::backward(const Tensors& grads) const {
       own.addmm_(low_rank[s].d_low, segments[s].a);
     }
   }
+  grouped.add_input_gradient(dx, d_lows);
   return dx;
 }
 
@@ -234,12 +240,11 @@ Tensors lows_of(const ops::Linear::Functions& products, Segment& segment, const 
   return split(segment.low, 1, segment.layers);
 }
 
-/// The outputs; several segments add their changes to the shared products.
+/// The outputs; where rows differ, their changes are added to the shared products.
 Tensors outputs_of(const LinearInput& given, Product& product, bool has_gradient) {
   const at::Tensor input = ops::detached(given.value);
   std::vector<ops::Products> sums;
   for (const Parameter* weight : product.weights) sums.push_back({{input, weight->data()}});
-  const bool is_one = product.segments.size() == 1;
   std::vector<Tensors> lows(product.segments.size());
   for (std::size_t s = 0; s < product.segments.size(); ++s) {
     Segment& segment = product.segments[s];
@@ -252,13 +257,14 @@ Tensors outputs_of(const LinearInput& given, Product& product, bool has_gradient
         use(i, lows[s][i], change->b().data());
     }
   };
-  if (is_one) {
+  if (product.is_one) {
     each_change(0, [&](std::size_t i, const at::Tensor& low, const at::Tensor& b) {
       sums[i].push_back({low, b});
     });
   }
   const Tensors outputs = nn::products(*product.products, given, sums);
-  for (std::size_t s = 0; s < lows.size() && !is_one && !given.outputs_unused; ++s) {
+  product.grouped.forward(input, given.outputs_unused ? Tensors() : outputs);
+  for (std::size_t s = 0; s < lows.size() && !product.is_one && !given.outputs_unused; ++s) {
     each_change(s, [&](std::size_t i, const at::Tensor& low, const at::Tensor& b) {
       product.segments[s].own(outputs[i]).addmm_(low, b.t());
     });
@@ -281,10 +287,13 @@ Tensors changed_linears(const ops::KernelTable& kernels, const LinearInput& give
   const bool wants_input = x.requires_grad();
   Product product{.weights = {},
                   .segments = {},
+                  .grouped = {},
+                  .is_one = segments.size() == 1,
                   .input = given.again,
                   .postponed = wants_input ? given.postponed : nullptr,
                   .wants_input_gradient = wants_input,
                   .products = &kernels.get<ops::Linear>()};
+  if (!product.is_one) product.grouped = GroupedChanges(kernels.get<ops::GroupedLowRank>());
   if (!product.input) product.input = [saved = ops::detached(x)] { return saved; };
   Tensors inputs = {x};
   for (const ChangedLinear& layer : segments.at(0).layers) {
@@ -294,12 +303,18 @@ Tensors changed_linears(const ops::KernelTable& kernels, const LinearInput& give
   std::int64_t first = 0;
   for (ChangedRows& part : segments) {
     for (const ChangedLinear& layer : part.layers) {
-      if (layer.change == nullptr) continue;
+      // An input that asks for a gradient is reason enough to visit the operator.
+      if (layer.change == nullptr || wants_input) continue;
       inputs.push_back(layer.change->a().anchor());
       inputs.push_back(layer.change->b().anchor());
     }
-    product.segments.push_back({first, part.rows, std::move(part.layers), {}, {}});
-    first += part.rows;
+    const std::int64_t rows = part.rows;
+    if (!product.is_one && part.has_change() && !drops(part.layers)) {
+      product.grouped.add(first, rows, part.layers);
+    } else if (product.is_one || part.has_change()) {
+      product.segments.push_back({first, rows, std::move(part.layers), {}, {}});
+    }
+    first += rows;
   }
   inputs.push_back(given.residual);
   const bool has_gradient = at::GradMode::is_enabled();

@@ -1,5 +1,7 @@
 #include "ops/builtin.h"
 
+#include "ops/grouped_low_rank/kernels.h"
+
 namespace heddle::ops {
 
 const Registry& builtin_registry() {
@@ -12,6 +14,7 @@ const Registry& builtin_registry() {
     register_embedding(made);
     register_rms_norm(made);
     register_linear(made);
+    register_grouped_low_rank(made);
     register_rotary(made);
     register_attention(made);
     register_swiglu(made);

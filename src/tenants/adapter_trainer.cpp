@@ -20,6 +20,7 @@
 #include "train/loader_options.h"
 #include "train/schedule.h"
 #include "train/setup.h"
+#include "train/sources.h"
 #include "train/vocabulary.h"
 
 namespace heddle::tenants {
@@ -83,6 +84,7 @@ AdapterTrainer::AdapterTrainer(std::vector<config::AdapterRun> runs,
   tokenizer_ = tokenizer.tokenizer;
   tokenizer_source_ = std::move(tokenizer.source);
   base_ = place_base(shared(), *tokenizer_, std::move(world));
+  sources_ = train::contents_of(*base_.source, tokenizer_source_);
   for (Adapter& adapter : adapters_) open(adapter);
   ckpt::CheckpointStoreOptions store;
   store.keep_last = static_cast<int>(shared().ckpt.keep_last);

@@ -80,6 +80,7 @@ class AdapterTrainer {
   assembly::ModelOnRanks base_;
   std::shared_ptr<const data::Tokenizer> tokenizer_;
   ckpt::TokenizerSource tokenizer_source_;
+  nlohmann::ordered_json sources_;  ///< train::contents_of() base model and tokenizer
   std::unique_ptr<ckpt::CheckpointStore> checkpoints_;
   std::int64_t rounds_ = 0, saved_rounds_ = -1;
   ckpt::Path last_checkpoint_;  ///< Empty before the first.

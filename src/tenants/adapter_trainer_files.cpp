@@ -6,6 +6,7 @@
 #include "hub/cache.h"
 #include "ops/autograd.h"
 #include "tenants/adapter_trainer.h"
+#include "train/sources.h"
 
 namespace heddle::tenants {
 namespace {
@@ -38,6 +39,7 @@ void AdapterTrainer::save() {
     own["config"] = config::dump_yaml(adapter.run.config);
   }
   state.state["rounds"] = rounds_;
+  state.state["sources"] = sources_;
   state.state["kernels"] = base_.model->kernels().lines();
   state.parts = this->state(/*with_copies=*/false);
   if (!base_.sharding) {
@@ -81,6 +83,7 @@ void AdapterTrainer::resume() {
         "train.output_dir",
         latest->string(), saved->size(), adapters_.size());
   }
+  train::require_same_sources(checkpoint.state(), sources_, latest->string());
   for (Adapter& adapter : adapters_) {
     const auto own = saved->find(adapter.run.name);
     if (own == saved->end()) {

@@ -12,6 +12,7 @@
 #include "hub/cache.h"
 #include "models/registry.h"
 #include "train/model_card.h"
+#include "train/sources.h"
 #include "train/vocabulary.h"
 
 namespace heddle::train {
@@ -50,6 +51,7 @@ Setup setup_of(const config::RunConfig& config) {
   RunTokenizer tokenizer = load_tokenizer(config, recipe.config.vocab_size);
   setup.tokenizer = tokenizer.tokenizer;
   setup.tokenizer_source = std::move(tokenizer.source);
+  setup.sources = contents_of(*source, setup.tokenizer_source);
   recipe.config.vocab_size = vocabulary_rows(config, *setup.tokenizer, recipe.config.vocab_size);
   setup.placed = assembly::place(recipe, assembly::context_of_shapes(config));
   return setup;
@@ -83,6 +85,7 @@ config::RunConfig export_checkpoint(const std::filesystem::path& checkpoint,
   const auto saved = ckpt::TrainingCheckpoint::open(checkpoint);
   config::RunConfig config = config_of(saved, base);
   Setup setup = setup_of(config);
+  require_same_sources(saved.state(), setup.sources, saved.info().path.string());
   const std::set<const nn::Parameter*> trained(setup.placed.trainable.begin(),
                                                setup.placed.trainable.end());
   // It holds what is frozen, too, where the source does not: a new head, or what was trained

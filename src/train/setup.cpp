@@ -6,6 +6,7 @@
 #include "base/text.h"
 #include "comm/agreement.h"
 #include "config/objective.h"
+#include "train/sources.h"
 #include "train/vocabulary.h"
 
 namespace heddle::train {
@@ -55,6 +56,7 @@ Setup make_setup(const config::RunConfig& config, Observer& observer,
   RunTokenizer tokenizer = load_tokenizer(config, generates ? 0 : recipe.config.vocab_size);
   setup.tokenizer = tokenizer.tokenizer;
   setup.tokenizer_source = std::move(tokenizer.source);
+  setup.sources = contents_of(*source, setup.tokenizer_source);
   recipe.config.vocab_size = vocabulary_rows(config, *setup.tokenizer, recipe.config.vocab_size);
   if (!generates) {
     open_data(config, observer, setup);

@@ -16,6 +16,7 @@ struct Setup {
   assembly::ModelOnRanks placed;
   std::shared_ptr<const data::Tokenizer> tokenizer;
   ckpt::TokenizerSource tokenizer_source;  ///< Files for final/
+  nlohmann::ordered_json sources;          ///< contents_of() model and tokenizer
   /// Null for train.objective policy, which generates its rows; eval also without data.eval.
   std::shared_ptr<const data::Dataset> train, eval;
 };

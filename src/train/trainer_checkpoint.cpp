@@ -5,6 +5,7 @@
 #include "config/config.h"
 #include "ops/autograd.h"
 #include "train/resume.h"
+#include "train/sources.h"
 #include "train/trainer.h"
 
 namespace heddle::train {
@@ -74,6 +75,7 @@ void Trainer::restore(const ckpt::Path& path) {
   }
   check_same_method(before, config_, saved.step);
   check_same_objective(before, config_, saved.step);
+  require_same_sources(state, setup_.sources, path.string());
   for (const std::string& difference : config::differences(before, config_)) {
     log::warning("the configuration changed since the checkpoint: {}", difference);
   }
@@ -118,6 +120,7 @@ void Trainer::save(std::int64_t step, std::optional<nlohmann::json> cursor) {
   state.state["seed"] = config_.train.seed;
   state.state["kernels"] = setup_.placed.model->kernels().lines();
   state.state["config"] = config::dump_yaml(config_);
+  state.state["sources"] = setup_.sources;
   state.parts = this->state(/*with_copies=*/false);
   if (!setup_.placed.sharding) {
     for (ckpt::TensorPart& part : state.parts)

@@ -12,8 +12,8 @@ namespace heddle::train {
 
 RunTokenizer load_tokenizer(const config::RunConfig& config, std::int64_t ids) {
   RunTokenizer result;
-  result.source.directory =
-      config.model.tokenizer.empty() ? config.model.path : config.model.tokenizer;
+  result.source = ckpt::TokenizerSource(config.model.tokenizer.empty() ? config.model.path
+                                                                       : config.model.tokenizer);
   if (config.model.added_tokens.empty()) {
     result.tokenizer = data::Tokenizer::load_if_there(result.source.directory, ids);
     if (!result.tokenizer->has_texts() && !config.log.sample_prompts.empty()) {

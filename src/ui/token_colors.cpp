@@ -52,23 +52,34 @@ std::string painted(const std::string& text, const std::string& codes) {
 
 }  // namespace
 
-std::string render_tokens(std::span<const TokenText> tokens, bool has_color) {
+std::string TokenRenderer::add(const TokenText& token) {
+  const std::string text = visible(token.text);
   std::string out;
-  for (std::size_t i = 0; i < tokens.size(); ++i) {
-    const std::string text = visible(tokens[i].text);
-    if (has_color) {
-      out += painted(text, style_of(tokens[i], i % 2 == 1));
-      continue;
-    }
-    const bool had_loss = i > 0 && tokens[i - 1].has_loss;
-    if (i > 0 && tokens[i].has_loss == had_loss && !out.ends_with('\n')) out += '|';
-    if (tokens[i].has_loss && !had_loss) out += "[[";
-    if (!tokens[i].has_loss && had_loss) out += "]]";
+  if (has_color_) {
+    out = painted(text, style_of(token, is_odd_));
+  } else {
+    if (!is_first_ && token.has_loss == had_loss_ && is_line_begun_) out += '|';
+    if (token.has_loss && !had_loss_) out += "[[";
+    if (!token.has_loss && had_loss_) out += "]]";
     out += text;
   }
-  if (!has_color && !tokens.empty() && tokens.back().has_loss) out += "]]";
-  if (!out.ends_with('\n')) out += '\n';
+  is_first_ = false;
+  is_odd_ = !is_odd_;
+  had_loss_ = token.has_loss;
+  if (!out.empty()) is_line_begun_ = !out.ends_with('\n');
   return out;
+}
+
+std::string TokenRenderer::finish() const {
+  if (!has_color_ && had_loss_) return "]]\n";
+  return is_line_begun_ ? "\n" : "";
+}
+
+std::string render_tokens(std::span<const TokenText> tokens, bool has_color) {
+  TokenRenderer renderer(has_color);
+  std::string out;
+  for (const TokenText& token : tokens) out += renderer.add(token);
+  return out + renderer.finish();
 }
 
 std::string token_legend(bool has_color) {

@@ -129,13 +129,24 @@ TEST(ForeignFile, NothingIsWrittenThroughPlantedLinks) {
 }
 
 TEST(ForeignFile, ModesFollowTheUmask) {
-  const testing::TemporaryDirectory dir;
-  const mode_t before = umask(0007);
-  files::write_atomically(dir / "a", "");
-  umask(before);
-  struct stat status {};
-  ASSERT_EQ(stat((dir / "a").c_str(), &status), 0);
-  EXPECT_EQ(status.st_mode & 0777, 0660);
+  for (const mode_t mask : {0000, 0002, 0007, 0022, 0027, 0077}) {
+    const testing::TemporaryDirectory dir;
+    const mode_t before = umask(mask);
+    files::write_atomically(dir / "whole", "");
+    close(files::open_to_append(dir / "appended"));
+    files::FileLock(dir / "lock").set_text("held");
+    files::make_writable_directory(dir / "folder/in it");
+    umask(before);
+    const auto mode_of = [&](const char* name) {
+      struct stat status {};
+      EXPECT_EQ(stat((dir / name).c_str(), &status), 0) << name;
+      return status.st_mode & 07777;
+    };
+    for (const char* name : {"whole", "appended", "lock"})
+      EXPECT_EQ(mode_of(name), 0666 & ~mask) << name;
+    for (const char* name : {"folder", "folder/in it"})
+      EXPECT_EQ(mode_of(name), 0777 & ~mask) << name;
+  }
 }
 
 TEST(ForeignFile, LeftoversOfDeadWritersGoAndThoseOfLivingOnesStay) {

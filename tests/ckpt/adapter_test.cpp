@@ -7,7 +7,10 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <ctime>
+#include <tuple>
 
+#include "base/json.h"
 #include "ckpt/adapter_directory.h"
 #include "ckpt/expert_pairs.h"
 #include "ckpt/saved_modules.h"
@@ -35,6 +38,53 @@ nlohmann::ordered_json config_json(const nlohmann::ordered_json& changes = {}) {
 
 AdapterConfig parse(const nlohmann::ordered_json& changes) {
   return AdapterConfig::from_json(config_json(changes), "adapter_config.json");
+}
+
+TEST(AdapterConfigs, ManyPatternsTakeLittleTimeOrAreRefused) {
+  const auto patterns = [](const std::string& before, int count, const std::string& after) {
+    nlohmann::json all = nlohmann::json::object();
+    for (int i = 0; i < count; ++i) all[before + std::to_string(i) + after] = 1 + i % 7;
+    return json::parse(all.dump());  // which looks for no key by a scan
+  };
+  const auto names = [](int count) {
+    return nlohmann::ordered_json(std::vector<std::string>(static_cast<std::size_t>(count), "q"));
+  };
+  const auto error = [](const char* key, const nlohmann::ordered_json& value) {
+    return message_of<ModelError>([&] { parse({{key, value}}); });
+  };
+  EXPECT_THAT(error("rank_pattern", patterns("q", 65'537, "")), HasSubstr("has 65537 entries"));
+  EXPECT_THAT(error("alpha_pattern", patterns("(a|b)*", 257, "")),
+              HasSubstr("'alpha_pattern' has more than 256 regular expressions"));
+  EXPECT_THAT(error("target_modules", names(70'000)), HasSubstr("has 70000 entries"));
+  EXPECT_THAT(error("exclude_modules", names(65'537)), HasSubstr("at most 65536 are read"));
+  EXPECT_THAT(error("modules_to_save", names(257)), HasSubstr("at most 256 are read"));
+  const AdapterConfig config = parse({{"rank_pattern", patterns("layers.", 60'000, ".q_proj")}});
+  const std::clock_t begin = std::clock();  // of the processor: machines may be busy
+  for (int i = 59'000; i < 59'200; ++i) {
+    const std::string name = "layers." + std::to_string(i);
+    EXPECT_EQ(config.rank_of("model." + name + ".q_proj"), 1 + i % 7);
+    EXPECT_EQ(config.rank_of(name + ".k_proj"), 4);
+  }
+  EXPECT_LT(std::clock() - begin, 20 * CLOCKS_PER_SEC);
+}
+
+TEST(AdapterConfigs, PlainPatternsFitAsExpressionsDo) {
+  const auto rank = [](const std::string& pattern, const std::string& module) {
+    return parse({{"rank_pattern", {{pattern, 9}}}}).rank_of(module);
+  };
+  for (const auto& [pattern, module, fits] : {std::tuple{"q_proj", "a.q_proj", true},
+                                              {"q_proj", "q_proj", true},
+                                              {"q_proj", "a.xq_proj", false},
+                                              {"q_proj", "a.q_proj.b", false},
+                                              {"a.q", "x.a.q", true},
+                                              {"a.q", "x.a_q", true},
+                                              {"a.q", "xa.q", false},
+                                              {"x.a.q", "a.q", false},
+                                              {"", "a", false},
+                                              {"", "a.", true}}) {
+    EXPECT_EQ(rank(pattern, module) == 9, fits) << pattern << " " << module;
+    EXPECT_EQ(rank("(?:" + std::string(pattern) + ")", module) == 9, fits) << pattern;
+  }
 }
 
 TEST(AdapterConfigs, RoundTripsThroughJson) {
@@ -201,8 +251,9 @@ TEST_F(AdapterDirectories, StoresInTheTypeAskedForAndCopiesTheTokenizer) {
   std::filesystem::create_directory(dir_ / "base");
   files::write_atomically(dir_ / "base" / "tokenizer.json", "{}");
   files::write_atomically(dir_ / "base" / "generation_config.json", "{}");
-  write_adapter(dir_ / "a", config(), tensors(), AdapterSpelling::kText, at::kBFloat16,
-                {dir_ / "base", {{"tokenizer_config.json", "{}"}}});
+  TokenizerSource tokenizer(dir_ / "base");
+  tokenizer.changed = {{"tokenizer_config.json", "{}"}};
+  write_adapter(dir_ / "a", config(), tensors(), AdapterSpelling::kText, at::kBFloat16, tokenizer);
   EXPECT_EQ(AdapterDirectory::open(dir_ / "a").pairs()[0].a.dtype, Dtype::kBF16);
   EXPECT_TRUE(std::filesystem::exists(dir_ / "a" / "tokenizer.json"));
   EXPECT_TRUE(std::filesystem::exists(dir_ / "a" / "tokenizer_config.json"));

@@ -163,6 +163,65 @@ TEST_F(ModelWriting, ASourceThatChangedBeforeItWasCarriedIsNamedAndNothingIsWrit
               HasSubstr("was changed"));
 }
 
+TEST_F(ModelWriting, AFileBesideTheWeightsThatChangedIsNamedAndNothingIsWritten) {
+  namespace fs = std::filesystem;
+  const auto write_after = [&](const std::function<void(const fs::path&)>& change) {
+    for (const char* name : {"source", "tokenizer", "out"}) fs::remove_all(dir_ / name);
+    testing::write_model(dir_ / "source", {{"mtp.fc.weight", random_tensor("m", {5})}});
+    for (const char* name : {"README.md", "generation_config.json"})
+      files::write_atomically(dir_ / "source" / name, "{}");
+    fs::create_directories(dir_ / "tokenizer/additional_chat_templates");
+    for (const char* name : {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
+                             "additional_chat_templates/tools.jinja"})
+      files::write_atomically(dir_ / "tokenizer" / name, "first");
+    const auto source = ModelDirectory::open(dir_ / "source");
+    const TokenizerSource tokenizer(dir_ / "tokenizer");
+    change(dir_.path());
+    ModelWriter out = writer(dir_ / "out");
+    out.add({"w", random_tensor("w", {2})});
+    out.set_tokenizer(tokenizer);
+    out.copy_companions(source.companions());
+    try {
+      out.commit();
+    } catch (const Error& error) {
+      EXPECT_FALSE(fs::exists(dir_ / "out"));
+      return std::string(error.what());
+    }
+    EXPECT_EQ(files::read(dir_ / "out/tokenizer.json"), "first");
+    return std::string();
+  };
+  const auto rewrite = [&](const char* name, const char* text) {
+    return write_after([=](const fs::path& p) { files::write_atomically(p / name, text); });
+  };
+  const auto changed = [](const std::string& name) {
+    return HasSubstr(name + " was changed while it was in use");
+  };
+  EXPECT_EQ(write_after([](const fs::path&) {}), "");
+  EXPECT_THAT(rewrite("tokenizer/tokenizer.json", "other"), changed("tokenizer/tokenizer.json"));
+  EXPECT_THAT(rewrite("tokenizer/chat_template.jinja", ""), changed("chat_template.jinja"));
+  EXPECT_THAT(rewrite("tokenizer/tokenizer_config.json", "first\n"),
+              changed("tokenizer_config.json"));
+  EXPECT_THAT(rewrite("tokenizer/additional_chat_templates/tools.jinja", "First"),
+              changed("additional_chat_templates/tools.jinja"));
+  EXPECT_THAT(rewrite("source/README.md", "[]"), changed("source/README.md"));
+  EXPECT_THAT(rewrite("source/generation_config.json", "{ }"), changed("generation_config.json"));
+  EXPECT_THAT(write_after([](const fs::path& p) {
+                fs::remove(p / "tokenizer/chat_template.jinja");
+                fs::create_symlink(p / "source/README.md", p / "tokenizer/chat_template.jinja");
+              }),
+              HasSubstr("links that lead out of a model's folder are not followed"));
+  EXPECT_THAT(write_after([](const fs::path& p) { fs::remove(p / "tokenizer/tokenizer.json"); }),
+              HasSubstr("cannot open"));
+  // Only contents count: neither a new file of the same bytes nor one that nobody began with.
+  EXPECT_EQ(rewrite("tokenizer/tokenizer.json", "first"), "");
+  EXPECT_EQ(write_after([](const fs::path& p) {
+              fs::last_write_time(p / "tokenizer/tokenizer.json", fs::file_time_type());
+            }),
+            "");
+  EXPECT_EQ(rewrite("tokenizer/special_tokens_map.json", "{}"), "");
+  EXPECT_FALSE(fs::exists(dir_ / "out/special_tokens_map.json"));
+}
+
 TEST_F(ModelWriting, AnInterruptedWriteIsReplacedAndAStrangersFolderIsNot) {
   std::filesystem::create_directory(dir_ / "out.tmp");
   files::write_atomically(dir_ / "out.tmp" / "thesis.txt", "years");

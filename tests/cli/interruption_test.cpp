@@ -112,7 +112,7 @@ class Signals : public ::testing::Test {
 };
 
 TEST_F(Signals, OneSavesAndSaysHowToGoOn) {
-  for (const int signal : {SIGINT, SIGTERM}) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     const pid_t child = start_and_wait_for_checkpoint(
         {"train.max_steps=100000", "ckpt.every=2", "train.output_dir=" + folder_.at("run")});
     kill(child, signal);

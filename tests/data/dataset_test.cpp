@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "base/files.h"
 #include "loader_fixture.h"
 #include "testing/message_of.h"
 #include "testing/paths.h"
@@ -135,6 +136,15 @@ TEST_F(DatasetTest, TokenisesAgainWhenTheCacheIsDamaged) {
     const auto again = Dataset::open(base, *tokenizer_);
     EXPECT_FALSE(again->files()[0].from_cache);
     EXPECT_EQ(again->rows(), 50);
+  }
+  const std::string whole = files::read(cache);
+  for (const std::size_t place : {std::size_t{0}, std::size_t{9}, std::size_t{40}, whole.size() / 4,
+                                  whole.size() / 2, whole.size() - 20, whole.size() - 1}) {
+    std::string flipped = whole;
+    flipped[place] ^= 4;
+    files::write_atomically(cache, flipped);
+    EXPECT_FALSE(Dataset::open(base, *tokenizer_)->files()[0].from_cache) << place;
+    EXPECT_TRUE(Dataset::open(base, *tokenizer_)->files()[0].from_cache);
   }
   // Files of an interrupted run are never taken for a cache.
   std::filesystem::remove(cache);

@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <ctime>
 #include <string>
 #include <thread>
 #include <vector>
@@ -182,6 +183,39 @@ TEST(ChatTemplate, MessagesMustBeAListOfObjects) {
   EXPECT_THROW(chat.render(ordered_json::object(), {}), DataError);
   EXPECT_THROW(chat.render({"text"}, {}), DataError);
   EXPECT_EQ(chat.render(ordered_json::array(), {}).text, "");
+}
+
+// Names and keys are found without a scan for each.
+TEST(ChatTemplate, ManyNamesAndKeysTakeLinearTime) {
+  constexpr int kMany = 20'000;
+  std::string sets, reads;
+  for (int i = 0; i < kMany; ++i) {
+    sets += "{% set v" + std::to_string(i) + "=1 %}";
+    reads += "{{u" + std::to_string(i) + "}}";
+  }
+  nlohmann::json keys = nlohmann::json::object();
+  for (int i = 0; i < 300'000; ++i) keys["u" + std::to_string(i)] = i % 10;
+  const ordered_json many = json_text::parse(keys.dump());
+  ordered_json message = many;
+  message["role"] = "assistant";
+  message["reasoning"] = "r";
+  const std::clock_t begin = std::clock();  // of the processor: machines may be busy
+  const auto text_of = [](const std::string& source, const ordered_json& messages,
+                          const ordered_json& variables = {}) {
+    ChatTemplate::Options options;
+    options.variables = variables;
+    return ChatTemplate::parse(source, "t").render(messages, options).text;
+  };
+  const ordered_json none = ordered_json::array();
+  EXPECT_EQ(text_of(sets + "{% for i in range(9999) %}{{v0}}{{v19999}}{% endfor %}", none).size(),
+            2 * 9999u);
+  EXPECT_EQ(text_of(reads, none, many).size(), std::size_t{kMany});
+  EXPECT_EQ(
+      text_of("{{ messages[0].u77 }}{{ messages[0].thinking }}", ordered_json::array({message})),
+      "7r");
+  EXPECT_EQ(text_of("{{ messages[0].reasoning_content }}", ordered_json::array({message})), "r");
+  EXPECT_EQ(text_of("{{ u299999 }}{{ u300000 is defined }}", none, many), "9False");
+  EXPECT_LT(std::clock() - begin, 20 * CLOCKS_PER_SEC);
 }
 
 // Each would take for ever, or all memory, or the stack, without a bound.

@@ -11,6 +11,7 @@
 
 #include "base/errors.h"
 #include "base/files.h"
+#include "data/json/json_text.h"
 #include "testing/message_of.h"
 #include "testing/parameter_name.h"
 #include "testing/temporary_directory.h"
@@ -491,6 +492,29 @@ TEST(Pairs, NameWhatIsWrong) {
 }
 
 const GroupShape kAnswers = {.texts = {"chosen", "rejected"}, .prompt = "prompt", .learns = true};
+
+TEST(Pairs, ManyTextsAndLargeVariablesAreRefusedBeforeTheyAreCopied) {
+  const auto row = [](const std::string& text, int texts, int variables) {
+    std::string line = R"({"query": "a", "positive": "b", "negatives": [)";
+    for (int i = 0; i < texts; ++i) line += (i > 0 ? "," : "") + text;
+    line += R"(], "chat_template_kwargs": {"x": 0)";
+    for (int i = 0; i < variables; ++i) line += fmt::format(",\"variable {}\": {}", i, i);
+    return line + "}}";
+  };
+  const auto read = [](const std::string& line) {
+    return parse_row(json_text::parse(line), group_options(kQueries));
+  };
+  const std::string word = "\"c\"", turn = R"([{"role": "user", "content": "c"}])";
+  EXPECT_EQ(read(row(word, 65'536, 100'000)).texts.size(), 65'538u);
+  EXPECT_EQ(read(row(turn, 20, 100'000)).texts.back().template_variables.size(), 100'001u);
+  EXPECT_EQ(read(row(turn, 65'536, 3)).texts.back().template_variables.size(), 4u);
+  EXPECT_THAT(message_of([&] { read(row(turn, 1000, 100'000)); }),
+              HasSubstr("field 'chat_template_kwargs': takes"));
+  EXPECT_THAT(message_of([&] { read(row(turn, 60'000, 1000)); }), HasSubstr("60000 conversations"));
+  EXPECT_THAT(message_of([&] { read(row(word, 65'537, 0)); }),
+              HasSubstr("field 'negatives': holds 65537 texts"));
+  EXPECT_THAT(message_of([&] { read(row(turn, 400'000, 400'000)); }), HasSubstr("holds 400000"));
+}
 
 TEST(Answers, FollowAPromptOfTheirOwn) {
   const Row texts = pairs_of(R"({"prompt": "2 + 2 = ", "chosen": "4", "rejected": "5"})", kAnswers);

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <ctime>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -290,6 +291,63 @@ TEST(Tokenizer, ErrorsNameFileAndKey) {
       HasSubstr("dir/tokenizer_config.json: eos_token: token '<nope>' is not in the vocabulary"));
   EXPECT_THAT(error_of(small(), "{"), HasSubstr("dir/tokenizer_config.json: not valid JSON"));
   EXPECT_THROW(Tokenizer::parse("[", "", "", "dir"), DataError);
+}
+
+// Each would take gigabytes, the stack, or minutes, with every text or once.
+TEST(Tokenizer, HostileFilesEndWithAnError) {
+  const auto with = [](const char* path, const ordered_json& value) {
+    ordered_json file = small();
+    file[ordered_json::json_pointer(path)] = value;
+    return error_of(file);
+  };
+  const auto many = [](const ordered_json& value, std::size_t count) {
+    return ordered_json(std::vector<ordered_json>(count, value));
+  };
+  const ordered_json byte_level = {
+      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}};
+  const ordered_json split = {
+      {"type", "Split"}, {"behavior", "Isolated"}, {"pattern", {{"Regex", "x"}}}};
+  ordered_json splits = many(split, 100'000);
+  splits.push_back(byte_level);
+  EXPECT_THAT(with("/pre_tokenizer", {{"type", "Sequence"}, {"pretokenizers", splits}}),
+              HasSubstr("more than 64 pre-tokenizers"));
+  EXPECT_THAT(with("/normalizer",
+                   {{"type", "Sequence"}, {"normalizers", many({{"type", "NFKD"}}, 100'000)}}),
+              HasSubstr("more than 64 normalizers"));
+  EXPECT_THAT(with("/model/vocab/far", (1 << 24) - 1), HasSubstr("has id 16777215"));
+  EXPECT_THAT(with("/post_processor", {{"type", "TemplateProcessing"},
+                                       {"single", many({{"SpecialToken", {{"id", "x"}}}}, 10'000)},
+                                       {"special_tokens", {{"x", {{"ids", many(1, 10'000)}}}}}}),
+              HasSubstr("a template of more than 1024 tokens"));
+  const ordered_json long_token = {{"id", 262}, {"content", std::string(100'000, 'a') + "b"}};
+  EXPECT_THAT(with("/added_tokens/2", long_token), HasSubstr("an added token has 100001 bytes"));
+  ordered_json added = ordered_json::array();
+  for (int i = 0; i < 20'000; ++i)
+    added.push_back({{"id", 260 + i}, {"content", std::to_string(i) + std::string(400, 'a')}});
+  EXPECT_THAT(with("/added_tokens", added), HasSubstr("added_tokens: they have"));
+}
+
+TEST(Tokenizer, ManyAddedTokensAndWhiteSpaceTakeLinearTime) {
+  ordered_json file = small();
+  nlohmann::json decoder = nlohmann::json::object();  // finds a key without a scan
+  for (int i = 0; i < 30'000; ++i) {
+    const std::string content = "<" + std::to_string(i) + ">";
+    file["added_tokens"].push_back({{"id", 262 + i}, {"content", content}});
+    decoder[std::to_string(262 + i)] = {{"content", content}};
+  }
+  file["added_tokens"].push_back({{"id", 30'262}, {"content", "\t"}, {"rstrip", true}});
+  file["added_tokens"].push_back({{"id", 30'263}, {"content", "\v"}});
+  const std::clock_t begin = std::clock();  // of the processor: machines may be busy
+  const auto tokenizer = parse(file, nlohmann::json({{"added_tokens_decoder", decoder}}).dump());
+  std::string space;
+  for (int i = 0; i < 200'000; ++i) space += "\t\v";
+  for (const std::string& text :
+       {space, std::string(400'000, '\t'), std::string(400'000, '\v'), space + "a" + space,
+        std::string(200'000, '\t') + std::string(200'000, '<')}) {
+    EXPECT_GT(tokenizer->encode(text).size(), 100'000u);
+  }
+  // With a scan for each token it takes minutes.
+  EXPECT_LT(std::clock() - begin, 20 * CLOCKS_PER_SEC);
 }
 
 TEST(Tokenizer, FolderWithoutTokenizerIsAnError) {

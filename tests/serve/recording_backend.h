@@ -4,6 +4,7 @@
 #include <fstream>
 #include <map>
 #include <semaphore>
+#include <string>
 #include <vector>
 
 #include "base/errors.h"
@@ -27,6 +28,7 @@ class RecordingBackend final : public Backend {
   void remove(tenants::SetId set) override { sets_.erase(set); }
   std::vector<tenants::WorkResult> forward_backward(std::span<const tenants::Work> works) override {
     if (works.size() > most_joined) most_joined = works.size();
+    calls += " pass of " + std::to_string(works.size());
     if (works[0].data[0].tokens[0] == 98) {
       long_work_began.release();
       long_work_may_end.acquire();
@@ -51,6 +53,7 @@ class RecordingBackend final : public Backend {
     return results;
   }
   tenants::StepResult optim_step(tenants::SetId id, const tenants::AdamParams& params) override {
+    calls += " step";
     Set& set = sets_.at(id);
     set.weights = hash::of(std::to_string(set.weights) + " " + std::to_string(set.gradient) + " " +
                            std::to_string(params.lr));
@@ -103,6 +106,7 @@ class RecordingBackend final : public Backend {
   }
 
   std::atomic<std::size_t> most_joined = 0;
+  std::string calls;  ///< What ran, in its order; to be read when nothing runs.
   /// A work whose first token is 98 says that it has begun, and waits until it may end.
   std::binary_semaphore long_work_began{0}, long_work_may_end{0};
 

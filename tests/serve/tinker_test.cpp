@@ -271,6 +271,31 @@ TEST(Tinker, JoinsTheWorkOfManyRunsInOnePass) {
   EXPECT_EQ(joined, alone) << "as if it had been alone";
 }
 
+TEST(Tinker, RunsThatTrainInStepStayInStep) {
+  const Directory folder;
+  Served served(folder.path(), Served::quick(), {});
+  ApiClient caller(served.port());
+  const std::string session = caller.session();
+  std::vector<std::string> runs;
+  for (int number = 0; number < 4; ++number) {
+    const json made = caller.create_model(session, number);
+    caller.wait(made);
+    runs.push_back(made.at("model_id"));
+  }
+  const json first = caller.post("forward_backward", ApiClient::work(runs[3], 1, {98}));
+  served.backend().long_work_began.acquire();
+  std::vector<json> promises;
+  for (int i = 0; i < 3; ++i) {
+    promises.push_back(caller.post("forward_backward", ApiClient::work(runs[i], 1, {1, 2})));
+    promises.push_back(caller.post("optim_step", ApiClient::step(runs[i], 2)));
+    promises.push_back(caller.post("forward_backward", ApiClient::work(runs[i], 3, {3, 4})));
+  }
+  served.backend().long_work_may_end.release();
+  caller.wait(first);
+  for (const json& promise : promises) caller.wait(promise);
+  EXPECT_EQ(served.backend().calls, " pass of 1 pass of 3 step step step pass of 3");
+}
+
 TEST(Tinker, TellsOldClientsResultsAsJson) {
   const Directory folder;
   Served served(folder.path());

@@ -5,6 +5,7 @@
 #include "base/errors.h"
 #include "data/jinja/interpreter.h"
 #include "data/jinja/parser.h"
+#include "data/json/json_text.h"
 #include "data/tokenizer/utf8.h"
 
 namespace heddle::data {
@@ -21,11 +22,8 @@ ordered_json with_reasoning_names(const ordered_json& message) {
   for (const char* name : kReasoning) {
     const auto found = message.find(name);
     if (found == message.end() || found->is_null()) continue;
-    ordered_json out = ordered_json::object();
-    out["thinking"] = *found;
-    for (const auto& [key, value] : message.items()) out[key] = value;
-    out["reasoning_content"] = *found;
-    return out;
+    return json_text::merged(json_text::merged({{"thinking", *found}}, message),
+                             {{"reasoning_content", *found}});
   }
   return message;
 }

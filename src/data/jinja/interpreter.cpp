@@ -4,23 +4,37 @@
 
 namespace heddle::data::jinja {
 
+const Value* Scope::own(int symbol) const {
+  if (index_) {
+    const auto found = index_->find(symbol);
+    return found == index_->end() ? nullptr : &values_[found->second].second;
+  }
+  for (const auto& [known, value] : values_) {
+    if (known == symbol) return &value;
+  }
+  return nullptr;
+}
+
 const Value* Scope::find(int symbol) const {
   for (const Scope* scope = this; scope != nullptr; scope = scope->outer_) {
-    for (const auto& [known, value] : scope->values_) {
-      if (known == symbol) return &value;
-    }
+    if (const Value* value = scope->own(symbol)) return value;
   }
   return nullptr;
 }
 
 void Scope::set(int symbol, Value value) {
-  for (auto& [known, old] : values_) {
-    if (known == symbol) {
-      old = std::move(value);
-      return;
-    }
+  constexpr std::size_t kIndexedFrom = 32;
+  if (const Value* old = own(symbol)) {
+    const_cast<Value&>(*old) = std::move(value);
+    return;
   }
   values_.emplace_back(symbol, std::move(value));
+  if (index_) {
+    index_->emplace(symbol, values_.size() - 1);
+  } else if (values_.size() >= kIndexedFrom) {
+    index_ = std::make_unique<std::unordered_map<int, std::size_t>>();
+    for (std::size_t i = 0; i < values_.size(); ++i) index_->emplace(values_[i].first, i);
+  }
 }
 
 void Scope::keep() {
@@ -109,11 +123,11 @@ std::string Interpreter::run(std::vector<std::pair<std::string, Value>> variable
   whole_ = &out;
   try {
     const InnerScope given(*this, nullptr);
-    for (auto& [name, value] : variables) {
-      const auto found = std::find(template_.symbols.begin(), template_.symbols.end(), name);
-      if (found != template_.symbols.end()) {
-        scope_->set(static_cast<int>(found - template_.symbols.begin()), std::move(value));
-      }
+    std::unordered_map<std::string_view, Value*> by_name;
+    for (auto& [name, value] : variables) by_name[name] = &value;
+    for (std::size_t i = 0; i < template_.symbols.size(); ++i) {
+      if (const auto found = by_name.find(template_.symbols[i]); found != by_name.end())
+        scope_->set(static_cast<int>(i), std::move(*found->second));
     }
     const InnerScope top(*this, scope_);
     out_ = &out;

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -24,9 +25,13 @@ class Scope {
   bool is_kept() const { return is_kept_; }
 
  private:
+  const Value* own(int symbol) const;
+
   Scope* outer_;
   bool is_kept_ = false;
   std::vector<std::pair<int, Value>> values_;
+  /// Places in values_, of a scope with many: a template may have tens of thousands.
+  std::unique_ptr<std::unordered_map<int, std::size_t>> index_;
 };
 
 /// One rendering of a template. Not reusable.

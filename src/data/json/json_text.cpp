@@ -1,6 +1,7 @@
 #include "data/json/json_text.h"
 
 #include <cstdlib>
+#include <unordered_map>
 #include <utility>
 
 #include "base/errors.h"
@@ -63,6 +64,24 @@ std::string dump(const ordered_json& value) {
   std::string out;
   write(value, out);
   return out;
+}
+
+ordered_json merged(ordered_json base, const ordered_json& more) {
+  if (more.empty()) return base;
+  using Object = ordered_json::object_t;
+  auto& items = base.get_ref<Object&>();
+  items.reserve(items.size() + more.size());  // no key moves from here on
+  std::unordered_map<std::string_view, ordered_json*> places;
+  for (auto& [key, value] : items) places.emplace(key, &value);
+  for (const auto& [key, value] : more.get_ref<const Object&>()) {
+    if (const auto found = places.find(key); found != places.end()) {
+      *found->second = value;
+    } else {
+      // At the end, because emplace() would look through all keys.
+      static_cast<Object::Container&>(items).emplace_back(key, value);
+    }
+  }
+  return base;
 }
 
 const char* type_name(const ordered_json& value) {

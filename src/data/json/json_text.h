@@ -22,6 +22,11 @@ std::optional<std::string> big_integer(const ordered_json& value);
 /// U+FFFD.
 std::string dump(const ordered_json& value);
 
+/// The object `base` with the keys of `more` (an object, or null for none), whose values win; keys
+/// stand in the order in which they come first. Takes linear time, where setting one key after
+/// another looks for each by a scan.
+ordered_json merged(ordered_json base, const ordered_json& more);
+
 /// "string", "number", "array", ...: the JSON type, for messages.
 const char* type_name(const ordered_json& value);
 

@@ -66,6 +66,10 @@ void parse_texts(const ordered_json& value, const FieldNames& fields, const Grou
     row.texts.push_back(parse_group_text(*more, shape.more, fields));
     return;
   }
+  // A text of one letter takes 400 bytes as a row.
+  constexpr std::size_t kMostTexts = std::size_t{1} << 16;
+  if (more->size() > kMostTexts)
+    fail(shape.more, "holds {} texts, at most {} of a row are read", more->size(), kMostTexts);
   for (std::size_t i = 0; i < more->size(); ++i)
     row.texts.push_back(parse_group_text((*more)[i], fmt::format("{}[{}]", shape.more, i), fields));
 }

@@ -110,6 +110,40 @@ void parse_target(const ordered_json& value, const RowOptions& options, Row& row
   row.target = number;
 }
 
+/// Bytes, about, that a copy of the value takes.
+std::size_t bytes_of(const ordered_json& value) {
+  std::size_t bytes = sizeof value;
+  if (value.is_string()) bytes += value.get_ref<const std::string&>().size();
+  if (value.is_array()) {
+    for (const ordered_json& item : value) bytes += bytes_of(item);
+  }
+  if (value.is_object()) {
+    for (const auto& [key, item] : value.get_ref<const ordered_json::object_t&>())
+      bytes += sizeof key + key.size() + bytes_of(item);
+  }
+  return bytes;
+}
+
+/// Each conversation of the row has the template's variables.
+void share_template_variables(Row& row) {
+  constexpr std::size_t kMostBytes = std::size_t{256} << 20;
+  const auto is_conversation = [](const Row& text) {
+    return text.form == Row::Form::kConversation;
+  };
+  const auto count = static_cast<std::size_t>(std::ranges::count_if(row.texts, is_conversation));
+  if (count == 0 || row.template_variables.is_null()) return;
+  if (const std::size_t bytes = bytes_of(row.template_variables); bytes > kMostBytes / count) {
+    fail("chat_template_kwargs",
+         "takes {} for each of the row's {} conversations, which is more than {} in all; give the "
+         "row fewer or shorter variables",
+         text::format_bytes(static_cast<double>(bytes)), count,
+         text::format_bytes(static_cast<double>(kMostBytes)));
+  }
+  for (Row& text : row.texts) {
+    if (is_conversation(text)) text.template_variables = row.template_variables;
+  }
+}
+
 }  // namespace
 
 Row parse_row(const ordered_json& value, const RowOptions& options) {
@@ -160,7 +194,7 @@ Row parse_row(const ordered_json& value, const RowOptions& options) {
       break;
   }
   parse_template_variables(value, row);
-  for (Row& text : row.texts) text.template_variables = row.template_variables;
+  share_template_variables(row);
   parse_target(value, options, row);
   return row;
 }

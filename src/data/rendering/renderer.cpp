@@ -9,6 +9,7 @@
 #include "base/hash.h"
 #include "base/text.h"
 #include "data/batch.h"
+#include "data/json/json_text.h"
 #include "data/rendering/assistant_spans.h"
 #include "data/rendering/chat.h"
 #include "data/tokenizer/tokenizer.h"
@@ -33,8 +34,7 @@ std::string template_source(const Tokenizer& tokenizer, const RenderOptions& opt
 ordered_json template_variables(const Tokenizer& tokenizer, const ordered_json& given) {
   ordered_json variables = ordered_json::object();
   for (const auto& [name, token] : tokenizer.special_tokens()) variables[name] = token;
-  for (const auto& [name, value] : given.items()) variables[name] = value;
-  return variables;
+  return json_text::merged(std::move(variables), given);
 }
 
 /// Ends of the tokens in the bytes they stand for.
@@ -251,9 +251,7 @@ const Chat& Renderer::chat_of(const Row& row) const {
 }
 
 ordered_json Renderer::variables_of(const Row& row, const Chat& chat) const {
-  ordered_json variables = chat.variables();
-  for (const auto& [name, value] : row.template_variables.items()) variables[name] = value;
-  return variables;
+  return json_text::merged(chat.variables(), row.template_variables);
 }
 
 RenderedText Renderer::render_conversation(const Row& row) const {

@@ -76,6 +76,9 @@ std::int32_t AddedTokenFinder::longest_at(std::string_view text, std::size_t at)
 void AddedTokenFinder::split(std::string_view text, bool skip_special,
                              std::vector<Piece>& pieces) const {
   std::size_t done = 0;  // everything before is in `pieces`
+  // The white space that a token swallowed last: others may be found inside it, and do not look for
+  // its end once more.
+  std::size_t space_begin = 0, space_end = 0;
   const auto* bytes = reinterpret_cast<const unsigned char*>(text.data());
   for (std::size_t at = tokens_.empty() ? text.size() : 0; at < text.size();) {
     if (roots_[bytes[at]] < 0) {
@@ -105,11 +108,13 @@ void AddedTokenFinder::split(std::string_view text, bool skip_special,
       begin = std::max(begin, done);
     }
     if (token.rstrip) {
-      while (end < text.size()) {
-        const utf8::Decoded after = utf8::decode(text, end);
+      if (end < space_begin || end > space_end) space_begin = space_end = end;
+      while (space_end < text.size()) {
+        const utf8::Decoded after = utf8::decode(text, space_end);
         if (!is_space(after.code_point)) break;
-        end += after.bytes;
+        space_end += after.bytes;
       }
+      end = space_end;
     }
     if (done < begin) pieces.push_back({-1, done, begin});
     pieces.push_back({token.id, begin, end});

@@ -111,6 +111,8 @@ class RegexSplit final : public Split {
   }
 
   static constexpr std::size_t kWindow = 64;
+  /// Of the interpreter's state; PCRE2 allows 20 GB.
+  static constexpr std::uint32_t kMostHeap_KiB = 128 << 10;
   /// How a match is tried.
   struct Trial {
     std::size_t window = 1;     ///< Bytes in which it may begin.
@@ -150,6 +152,7 @@ class RegexSplit final : public Split {
     const bool reads_all = end >= text.size();
     pcre2_set_offset_limit(search.context.get(), from + trial.window - 1);
     pcre2_set_match_limit(search.context.get(), trial.steps);
+    pcre2_set_heap_limit(search.context.get(), kMostHeap_KiB);
     const auto match = [&](std::uint32_t flags) {
       return pcre2_match(code_, reinterpret_cast<PCRE2_SPTR>(text.data()),
                          reads_all ? text.size() : end, from,

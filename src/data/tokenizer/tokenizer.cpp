@@ -305,7 +305,8 @@ std::shared_ptr<const Tokenizer> Tokenizer::load(const std::filesystem::path& di
   if (const auto more = directory / "additional_chat_templates"; std::filesystem::exists(more)) {
     for (const auto& entry : std::filesystem::directory_iterator(more)) {
       if (entry.path().extension() != ".jinja") continue;
-      templates[entry.path().stem().string()] = files::read(entry.path());
+      templates[entry.path().stem().string()] =
+          files::read(entry.path(), files::kTemplateLimit, directory);
     }
   }
   return tokenizer;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <unordered_set>
 
 #include "base/errors.h"
 #include "base/json.h"
@@ -14,8 +15,14 @@ namespace {
 // Not ordered_json: that looks a key up by a scan, and a vocabulary has 250,000.
 using Json = nlohmann::json;
 
-// No real vocabulary comes near; keeps an id from asking for gigabytes.
+// No real vocabulary comes near these; they keep a small file from asking for gigabytes, for a deep
+// stack or for work that each text then takes again.
 constexpr std::int64_t kHighestId = 1 << 24;
+constexpr std::int64_t kSpareIds = 1 << 20;  // that name no token, besides three for each that does
+constexpr std::size_t kMostStages = 64;      // splits; normalizers
+constexpr std::size_t kMostTemplateIds = 1024;
+constexpr std::size_t kLongestAddedToken = 512;
+constexpr std::size_t kAddedTokenBytes = std::size_t{4} << 20;  // of all of them
 
 /// A value and the path to it, so that every message can say where.
 class Node {
@@ -128,6 +135,7 @@ void read_normalizer(const Node& node, TokenizerFile& out) {
   NormalForm form;
   if (parse_normal_form(type, form)) {
     out.normalizers.push_back(form);
+    if (out.normalizers.size() > kMostStages) node.fail("more than {} normalizers", kMostStages);
   } else if (type == "Sequence") {
     const Node parts = node.at("normalizers");
     for (std::size_t i = 0; i < parts.size(); ++i) read_normalizer(parts.at(i), out);
@@ -144,6 +152,8 @@ void read_pre_tokenizer(const Node& node, TokenizerFile& out) {
     for (std::size_t i = 0; i < parts.size(); ++i) read_pre_tokenizer(parts.at(i), out);
     return;
   }
+  if (out.pre_tokenizers.size() >= kMostStages)
+    node.fail("more than {} pre-tokenizers", kMostStages);
   if (!out.pre_tokenizers.empty() && out.pre_tokenizers.back().kind == Kind::kByteLevel) {
     node.fail("a pre-tokenizer after ByteLevel is not supported");
   }
@@ -207,6 +217,8 @@ void read_post_processor(const Node& node, TokenizerFile& out) {
     const Node ids = node.at("special_tokens").at(token.c_str()).at("ids");
     for (std::size_t j = 0; j < ids.size(); ++j) {
       (seen ? out.template_after : out.template_before).push_back(ids.at(j).id());
+      if (out.template_before.size() + out.template_after.size() > kMostTemplateIds)
+        node.fail("a template of more than {} tokens", kMostTemplateIds);
     }
   }
 }
@@ -214,6 +226,9 @@ void read_post_processor(const Node& node, TokenizerFile& out) {
 AddedToken read_added_token(const Node& node) {
   AddedToken token;
   token.content = node.at("content").string();
+  if (token.content.size() > kLongestAddedToken)
+    node.fail("an added token has {} bytes, at most {} are supported", token.content.size(),
+              kLongestAddedToken);
   token.special = node.boolean("special", false);
   token.single_word = node.boolean("single_word", false);
   token.lstrip = node.boolean("lstrip", false);
@@ -255,6 +270,8 @@ void read_config(const Node& config, TokenizerFile& out) {
   if (config.has("added_tokens_decoder")) {
     const Node added = config.at("added_tokens_decoder");
     std::vector<AddedToken> more;
+    std::unordered_set<std::string> known;
+    for (const AddedToken& token : out.added_tokens) known.insert(token.content);
     if (!added.json().is_object())
       added.fail("expected an object, found {}", added.json().type_name());
     for (const auto& [key, value] : added.json().items()) {
@@ -267,9 +284,7 @@ void read_config(const Node& config, TokenizerFile& out) {
       }
       if (id > kHighestId) node.fail("token id {} is above {}", key, kHighestId);
       token.id = static_cast<std::int32_t>(id);
-      bool known = false;
-      for (const AddedToken& other : out.added_tokens) known |= other.content == token.content;
-      if (!known) more.push_back(std::move(token));
+      if (!known.contains(token.content)) more.push_back(std::move(token));
     }
     // By number, not by spelling: ids that are not in the vocabulary are given out in this order.
     std::sort(more.begin(), more.end(),
@@ -290,6 +305,21 @@ void read_config(const Node& config, TokenizerFile& out) {
   }
   for (std::size_t i = 0; i < chat.size(); ++i) {
     out.chat_templates[chat.at(i).at("name").string()] = chat.at(i).at("template").string();
+  }
+}
+
+/// Memory goes with the highest id and with the bytes of added tokens.
+void check_sizes(const Node& root, const TokenizerFile& file) {
+  const auto tokens = static_cast<std::int64_t>(file.vocab.size() + file.added_tokens.size());
+  for (const auto& [token, id] : file.vocab) {
+    if (id >= kSpareIds + 4 * tokens)
+      root.fail("model.vocab: '{}' has id {} in a vocabulary of {} tokens", token, id, tokens);
+  }
+  std::size_t bytes = 0;
+  for (const AddedToken& token : file.added_tokens) bytes += token.content.size();
+  if (bytes > kAddedTokenBytes) {
+    root.fail("added_tokens: they have {} bytes, at most {} are supported", bytes,
+              kAddedTokenBytes);
   }
 }
 
@@ -335,6 +365,7 @@ TokenizerFile read_tokenizer_file(std::string_view tokenizer_json,
     const Json map = parse(special_tokens_map, map_file);
     read_special_tokens(Node(map, map_file), out);
   }
+  check_sizes(root, out);
   return out;
 }
 

@@ -1,5 +1,6 @@
 #include "ops/builtin.h"
 #include "ops/cuda/kernels.h"
+#include "ops/grouped_low_rank/kernels.h"
 
 namespace heddle::ops {
 
@@ -12,6 +13,7 @@ void register_cuda(Registry& registry) {
   cuda::add_embedding(registry);
   cuda::add_rms_norm(registry);
   cuda::add_linear(registry);
+  cuda::add_grouped_low_rank(registry);
   cuda::add_qk_norm_rope(registry);
   cuda::add_attention(registry);
   cuda::add_attention_decode(registry);

@@ -28,6 +28,8 @@ struct Operation {
   /// Makes the run's set of adapters, or another in the place of the one it has.
   std::function<tenants::SetId(Backend&)> make;
   std::function<Outcome(Backend&, tenants::SetId)> act;
+  /// Its `act` is short and makes its run ready for more: those of all runs go first, together.
+  bool is_step = false;
   /// Called before it is promised; throws HttpError for what the tenant may not do now.
   std::function<void()> check;
   /// Called on the loop's thread before its turn on the model's; what it throws is the outcome.
@@ -39,8 +41,9 @@ struct Operation {
 };
 
 /// The training runs whose adapters are in memory. A run's operations run in the order of their
-/// seq_ids, whatever order they come in; runs take turns by the tokens that their tenants had, and
-/// forward_backwards of several runs share a pass. All calls are made on the loop's thread.
+/// seq_ids, whatever order they come in; runs take turns by the tokens that their tenants had.
+/// forward_backwards of several runs share a pass, and their optimizer steps go before it together,
+/// so that runs that train in step stay in step. All calls are made on the loop's thread.
 class Runs {
  public:
   struct Options {
@@ -109,6 +112,9 @@ class Runs {
   };
 
   bool is_ready(const Run& run) const;
+  /// The operation that a ready run waits for.
+  const Operation& next(const std::string& id) const;
+  /// Those with an optimizer step first.
   std::vector<std::string> ready_runs() const;
   Running take(const std::string& id);
   void pump();

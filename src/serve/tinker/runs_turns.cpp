@@ -33,6 +33,11 @@ bool Runs::is_ready(const Run& run) const {
   return !run.is_running && !run.is_closed && run.waiting.contains(run.next_seq);
 }
 
+const Operation& Runs::next(const std::string& id) const {
+  const Run& run = runs_.at(id);
+  return run.waiting.at(run.next_seq);
+}
+
 std::vector<std::string> Runs::ready_runs() const {
   std::vector<std::string> ready;
   for (const auto& [id, run] : runs_) {
@@ -43,6 +48,7 @@ std::vector<std::string> Runs::ready_runs() const {
     return found == served_.end() ? 0 : found->second;
   };
   std::ranges::stable_sort(ready, {}, served);
+  std::ranges::stable_partition(ready, [this](const std::string& id) { return next(id).is_step; });
   return ready;
 }
 
@@ -91,15 +97,15 @@ void Runs::pump() {
     });
     if (first.outcome.is_failed) return done(*batch);
   }
-  if (batch->front().operation.work) {
-    std::int64_t tokens = batch->front().operation.tokens;
-    for (std::size_t i = 1; i < ready.size(); ++i) {
-      const Run& run = runs_.at(ready[i]);
-      const Operation& next = run.waiting.at(run.next_seq);
-      if (!next.work || tokens + next.tokens > options_.pass_tokens) continue;
-      tokens += next.tokens;
-      batch->push_back(take(ready[i]));
-    }
+  std::int64_t tokens = batch->front().operation.tokens;
+  for (std::size_t i = 1; i < ready.size(); ++i) {
+    const Operation& first = batch->front().operation;
+    const Operation& other = next(ready[i]);
+    const bool shares_pass =
+        first.work && other.work && tokens + other.tokens <= options_.pass_tokens;
+    if (!shares_pass && !(first.is_step && other.is_step && !other.before)) continue;
+    tokens += other.tokens;
+    batch->push_back(take(ready[i]));
   }
   model_.run([this, batch](Backend& backend) {
     Running& first = batch->front();
@@ -129,11 +135,13 @@ void Runs::pump() {
         return Outcome();
       });
     } else {
-      first.outcome = guarded([&] {
-        if (!first.set)
-          throw_error<DataError>("run {} has no weights: it could not be made", first.run);
-        return first.operation.act(backend, *first.set);
-      });
+      for (Running& running : *batch) {
+        running.outcome = guarded([&] {
+          if (!running.set)
+            throw_error<DataError>("run {} has no weights: it could not be made", running.run);
+          return running.operation.act(backend, *running.set);
+        });
+      }
     }
     server_.post([this, batch] { done(*batch); });
   });

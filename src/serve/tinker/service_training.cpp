@@ -209,6 +209,7 @@ void Service::optim_step(const Request& request, const Responder& responder) {
   Operation operation;
   operation.seq = seq_of(fields);
   operation.kind = "optim_step";
+  operation.is_step = true;
   operation.bytes = request.body.size();
   operation.act = [params = read_adam(fields)](Backend& backend, tenants::SetId set) {
     const tenants::StepResult result = backend.optim_step(set, params);

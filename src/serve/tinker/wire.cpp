@@ -23,6 +23,12 @@ constexpr std::uint32_t fixed64(std::uint32_t field) {
   return protozero::tag_and_type(field, protozero::pbf_wire_type::fixed64);
 }
 
+/// Fields of one message, in all of its parts: a part of two bytes becomes an object of a hundred.
+/// A datum has about 25.
+constexpr std::int64_t kMostFields = std::int64_t{1} << 21;
+/// Dimensions of a tensor.
+constexpr std::size_t kMostDimensions = 8;
+
 /// Reads one request and knows how far it has come.
 class Decoder {
  public:
@@ -40,6 +46,9 @@ class Decoder {
  private:
   bool next(pbf_reader& reader) {
     place_ = reader.data().data();
+    if (++fields_ > kMostFields)
+      throw_http(413, "the protobuf message has more than {} fields: send fewer data at once",
+                 kMostFields);
     return reader.next();
   }
 
@@ -210,16 +219,22 @@ class Decoder {
           out.dtype = static_cast<DType>(reader.get_enum());
           break;
         case length_delimited(4):
-          for (const std::int64_t size : reader.get_packed_int64()) out.shape.push_back(size);
+          for (const std::int64_t size : reader.get_packed_int64()) add_size(size, out);
           break;
         case varint(4):
-          out.shape.push_back(reader.get_int64());
+          add_size(reader.get_int64(), out);
           break;
         default:
           reader.skip();
       }
     }
     return out;
+  }
+
+  static void add_size(std::int64_t size, Tensor& out) {
+    if (out.shape.size() == kMostDimensions)
+      throw_http(422, "a tensor has more than {} dimensions", kMostDimensions);
+    out.shape.push_back(size);
   }
 
   void sparse(pbf_reader reader, Tensor& out) {
@@ -243,6 +258,7 @@ class Decoder {
 
   std::string_view bytes_;
   const char* place_;
+  std::int64_t fields_ = 0;
 };
 
 }  // namespace

@@ -1,0 +1,59 @@
+#include "serve/tinker/wire.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "serve/http/request.h"
+
+namespace heddle::serve::tinker {
+namespace {
+
+/// `field` (tag and type in one byte) with these bytes.
+std::string message(char field, const std::string& bytes) {
+  std::string out(1, field);
+  std::size_t size = bytes.size();
+  for (; size >= 0x80; size >>= 7) out += static_cast<char>(0x80 | (size & 0x7F));
+  return out + static_cast<char>(size) + bytes;
+}
+
+std::string repeated(const std::string& part, std::size_t count) {
+  std::string out;
+  out.reserve(part.size() * count);
+  for (std::size_t i = 0; i < count; ++i) out += part;
+  return out;
+}
+
+int status_of(const std::string& bytes) {
+  try {
+    decode_forward_backward(bytes);
+  } catch (const HttpError& error) {
+    return error.status();
+  }
+  return 200;
+}
+
+constexpr char kDatum = 0x1A, kChunk = 0x0A, kEntry = 0x12, kKey = 0x0A, kValue = 0x12;
+
+/// A datum whose tensor "x" has these fields.
+std::string with_tensor(const std::string& fields) {
+  return message(kDatum, message(kEntry, message(kKey, "x") + message(kValue, fields)));
+}
+
+// Two bytes of a message become an object of a hundred: 64 MiB of them would be gigabytes.
+TEST(TinkerWire, PartsAreCountedBeforeTheyFillTheMemory) {
+  constexpr std::size_t kMany = 3'000'000;
+  const std::string empty(1, '\0');
+  EXPECT_EQ(status_of(repeated(kDatum + empty, 1000)), 200);
+  EXPECT_EQ(status_of(repeated(kDatum + empty, kMany)), 413);
+  EXPECT_EQ(status_of(message(kDatum, repeated(kChunk + empty, kMany))), 413);
+  EXPECT_EQ(status_of(message(kDatum, repeated(kEntry + empty, kMany))), 413);
+  EXPECT_EQ(status_of(repeated('\x2A' + empty, kMany)), 413);       // numbers of the loss
+  EXPECT_EQ(status_of(repeated('\x78' + empty, kMany)), 413);       // a field that nobody knows
+  EXPECT_EQ(status_of(with_tensor(repeated("\x20\x01", 9))), 422);  // dimensions one by one
+  EXPECT_EQ(status_of(with_tensor(message('\x22', std::string(1 << 20, '\x01')))), 422);  // packed
+  EXPECT_EQ(status_of(with_tensor(message('\x22', std::string(2, '\x01')))), 200);
+}
+
+}  // namespace
+}  // namespace heddle::serve::tinker
