@@ -83,13 +83,13 @@ Model::Model(Config config, std::string prefix, const runtime::Context& context,
 }
 
 std::vector<Unit> Model::make_units() {
-  std::vector<Unit> units = {{"embedding", nullptr, {&embed_tokens_}}};
+  std::vector<Unit> units = {{"embedding", nullptr, {&embed_tokens_}, {}}};
   for (const auto& layer : layers_) {
-    units.push_back({fmt::format("layer {}", units.size() - 1), layer.get(), {}});
+    units.push_back({fmt::format("layer {}", units.size() - 1), layer.get(), {}, {}});
     layer->visit_parameters(
         [&](nn::Parameter& parameter) { units.back().parameters.push_back(&parameter); });
   }
-  units.push_back({"head", nullptr, {&norm_}});
+  units.push_back({"head", nullptr, {&norm_}, {}});
   if (lm_head_) units.back().parameters.push_back(&lm_head_->weight());
   if (score_) units.back().parameters.push_back(&score_->weight());
   if (head() == Head::kLanguageModel && tied()) units.back().reads = {0};

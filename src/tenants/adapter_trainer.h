@@ -50,13 +50,13 @@ class AdapterTrainer {
   struct Adapter {
     config::AdapterRun run;
     train::Observer* observer;
-    std::shared_ptr<const data::Dataset> rows;
-    std::unique_ptr<adapters::LoraSet> factors;
-    std::unique_ptr<train::Optimizer> optimizer;
-    std::unique_ptr<data::Loader> loader;
-    train::LoopState loop;
+    std::shared_ptr<const data::Dataset> rows = {};
+    std::unique_ptr<adapters::LoraSet> factors = {};
+    std::unique_ptr<train::Optimizer> optimizer = {};
+    std::unique_ptr<data::Loader> loader = {};
+    train::LoopState loop = {};
     bool is_done = false;
-    std::string failure;
+    std::string failure = {};
   };
   /// A round's step of one adapter.
   struct Begun {

@@ -130,8 +130,9 @@ void differentiate(assembly::ModelOnRanks& base, std::span<const std::vector<Pie
       return pass.apply_heads(hidden, batch);
     });
   }
-  train::run_micro_batches(*base.model, nullptr, *base.pipeline, factors_of(passes), batches, heads,
-                           {.metrics = 0, .uploaded = uploaded, .sharding = base.sharding.get()});
+  train::run_micro_batches(
+      *base.model, nullptr, *base.pipeline, factors_of(passes), batches, heads,
+      {.neftune = {}, .metrics = 0, .uploaded = uploaded, .sharding = base.sharding.get()});
   if (base.sharding) base.sharding->finish_reduction();
 }
 

@@ -183,6 +183,7 @@ QueuedSteps::Results QueuedSteps::enqueue(const Recorded& step) {
                                           *parts_.trainable, host, heads,
                                           {.auxiliary_scale = step.auxiliary_scale,
                                            .pooled_auxiliary_loss = parts_.pooled_auxiliary_loss,
+                                           .neftune = {},
                                            .metrics = 1,
                                            .uploaded = step.batches,
                                            .sharding = parts_.sharding});

@@ -8,7 +8,7 @@ namespace heddle::train {
 
 namespace {
 
-/// What a share `progress` of the final decay leaves of the range, as get_wsd_schedule of
+/// Part of the range that a share `progress` of the final decay leaves, as get_wsd_schedule of
 /// transformers.
 double remaining(config::DecayType type, double progress) {
   switch (type) {

@@ -35,7 +35,7 @@ TEST(LeavingReaders, EndNoTraining) {
                            "HEDDLE 2>&1 | head -c 10 > /dev/null; exit ${PIPESTATUS[0]}",
                            "HEDDLE 2> /dev/null | head -n 1 > /dev/null; exit ${PIPESTATUS[0]}",
                            "exec HEDDLE 2>&-", "exec HEDDLE >&- 2>&-"}) {
-    // What was to stand on a standard output that nobody reads is an error, when all is done.
+    // Output that nobody reads is an error, when all is done.
     EXPECT_LE(status_of(line, folder.train()), 1) << line;
     EXPECT_TRUE(fs::exists(folder.at("run/final/model.safetensors"))) << line;
     fs::remove_all(folder.at("run"));

@@ -5,13 +5,8 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <lzma.h>
-#include <zlib.h>
-#include <zstd.h>
 
 #include "base/errors.h"
-#include "base/files.h"
-#include "data/json/json_text.h"
 #include "testing/message_of.h"
 #include "testing/parameter_name.h"
 #include "testing/temporary_directory.h"
@@ -26,154 +21,11 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-void write(const std::filesystem::path& path, const std::string& bytes) {
-  std::ofstream(path, std::ios::binary) << bytes;
-}
-
-std::string gzip(const std::string& text) {
-  z_stream stream{};
-  deflateInit2(&stream, 6, Z_DEFLATED, 15 + 16, 8, Z_DEFAULT_STRATEGY);
-  std::string out(deflateBound(&stream, text.size()) + 64, '\0');
-  stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(text.data()));
-  stream.avail_in = static_cast<uInt>(text.size());
-  stream.next_out = reinterpret_cast<Bytef*>(out.data());
-  stream.avail_out = static_cast<uInt>(out.size());
-  deflate(&stream, Z_FINISH);
-  out.resize(stream.total_out);
-  deflateEnd(&stream);
-  return out;
-}
-
-std::string xz(const std::string& text) {
-  std::string packed(lzma_stream_buffer_bound(text.size()), '\0');
-  std::size_t size = 0;
-  EXPECT_EQ(lzma_easy_buffer_encode(
-                6, LZMA_CHECK_CRC64, nullptr, reinterpret_cast<const std::uint8_t*>(text.data()),
-                text.size(), reinterpret_cast<std::uint8_t*>(packed.data()), &size, packed.size()),
-            LZMA_OK);
-  packed.resize(size);
-  return packed;
-}
-
-std::string zstd(const std::string& text) {
-  std::string out(ZSTD_compressBound(text.size()), '\0');
-  out.resize(ZSTD_compress(out.data(), out.size(), text.data(), text.size(), 3));
-  return out;
-}
-
-std::vector<std::string> lines_of(const std::filesystem::path& path) {
-  LineReader reader(path);
-  std::vector<std::string> lines;
-  std::string line;
-  while (reader.next(line)) lines.push_back(std::to_string(reader.line()) + ":" + line);
-  return lines;
-}
-
 Row parse(const std::string& line, ReaderOptions options = {}) {
   return parse_line(line, {"data.jsonl", 12}, options);
 }
 std::string complaint(const std::string& line, ReaderOptions options = {}) {
   return message_of([&] { parse(line, options); });
-}
-
-TEST(LineReader, StripsMarksAndEndsAndCountsBlankLines) {
-  const TemporaryDirectory folder;
-  write(folder / "a", "\xef\xbb\xbf{\"a\": 1}\r\n\n  \t\r\n{\"b\": 2}\nlast");
-  EXPECT_THAT(lines_of(folder / "a"), ElementsAre("1:{\"a\": 1}", "4:{\"b\": 2}", "5:last"));
-  LineReader reader(folder / "a");
-  std::string line;
-  while (reader.next(line)) {
-  }
-  EXPECT_EQ(reader.blank_lines(), 2);
-  EXPECT_EQ(reader.bytes_consumed(), std::filesystem::file_size(folder / "a"));
-}
-
-TEST(LineReader, ReadsCompressedFilesOfSeveralParts) {
-  const TemporaryDirectory folder;
-  std::string text, half;
-  for (int i = 0; i < 70'000; ++i) {
-    text += "line " + std::to_string(i * 7919) + "\n";
-    if (i == 35'000) half = text;
-  }
-  write(folder / "plain", text);
-  const auto expected = lines_of(folder / "plain");
-  EXPECT_EQ(expected.size(), 70'000u);
-  const std::string rest = text.substr(half.size());
-  // The names say nothing about the content, on purpose.
-  write(folder / "one", gzip(text));
-  write(folder / "two", gzip(half) + gzip(rest) + std::string(512, '\0'));
-  write(folder / "three", zstd(text));
-  write(folder / "four", zstd(half) + zstd("") + zstd(rest));
-  write(folder / "five", xz(half) + xz(rest));
-  for (const char* name : {"one", "two", "three", "four", "five"}) {
-    EXPECT_EQ(lines_of(folder / name), expected) << name;
-  }
-}
-
-TEST(LineReader, SaysThatACompressedFileIsCutOrDamaged) {
-  const TemporaryDirectory folder;
-  std::string text;
-  for (int i = 0; i < 5000; ++i) text += std::to_string(i * 104729) + "\n";
-  for (auto* compress : {&gzip, &zstd, &xz}) {
-    const std::string whole = compress(text);
-    write(folder / "cut", whole.substr(0, whole.size() / 2));
-    EXPECT_THAT(message_of([&] { lines_of(folder / "cut"); }), HasSubstr("it is cut"));
-    std::string damaged = whole;
-    for (std::size_t i = 20; i < damaged.size(); i += 7) damaged[i] ^= 0x55;
-    write(folder / "damaged", damaged);
-    EXPECT_THAT(message_of([&] { lines_of(folder / "damaged"); }),
-                ::testing::AnyOf(HasSubstr("is damaged"), HasSubstr("it is cut")));
-  }
-}
-
-TEST(LineReader, EndsAfterADamagedStream) {
-  const TemporaryDirectory folder;
-  std::string text;
-  for (int i = 0; i < 20'000; ++i) text += "{\"text\": \"" + std::to_string(i * 104729) + "\"}\n";
-  const std::string whole = gzip(text);
-  write(folder / "cut", whole.substr(0, whole.size() / 2));
-  JsonlReader reader(folder / "cut");
-  int rows = 0, errors = 0;
-  for (bool more = true; more && errors < 5;) {
-    try {
-      more = reader.next().has_value();
-      rows += more;
-    } catch (const DataError&) {
-      ++errors;
-    }
-  }
-  EXPECT_EQ(errors, 1);
-  EXPECT_LT(rows, 20'000);
-}
-
-TEST(LineReader, GoesOnBehindALineThatIsTooLong) {
-  const TemporaryDirectory folder;
-  write(folder / "a",
-        "short\n" + std::string(3'000'000, 'x') + "\nafter\n" + std::string(999, 'y'));
-  LineReader reader(folder / "a", 100);
-  std::string line;
-  EXPECT_TRUE(reader.next(line));
-  EXPECT_THAT(message_of([&] { reader.next(line); }), HasSubstr("a:2: line is longer than 100 B"));
-  EXPECT_TRUE(reader.next(line));
-  EXPECT_EQ(line, "after");
-  EXPECT_THROW(reader.next(line), UnusableRow);
-  EXPECT_FALSE(reader.next(line));
-}
-
-TEST(LineReader, NamesFilesThatItCannotRead) {
-  const TemporaryDirectory folder;
-  EXPECT_THAT(message_of([&] { LineReader reader(folder / "missing.jsonl"); }),
-              HasSubstr("missing.jsonl: No such file"));
-  EXPECT_THAT(message_of([&] { LineReader reader(folder.path()); }), HasSubstr("is a folder"));
-  write(folder / "data.parquet", "PAR1\x15\x04");
-  EXPECT_THAT(
-      message_of([&] { LineReader reader(folder / "data.parquet"); }),
-      ::testing::AllOf(HasSubstr("row 1"), HasSubstr("Parquet"), HasSubstr("neither packed")));
-  write(folder / "data.arrow", "ARROW1");
-  EXPECT_THAT(message_of([&] { LineReader reader(folder / "data.arrow"); }),
-              HasSubstr("an Arrow file"));
-  write(folder / "empty", "");
-  EXPECT_THAT(lines_of(folder / "empty"), ElementsAre());
 }
 
 TEST(Row, ReadsMessagesWithToolsAndWeights) {
@@ -418,7 +270,8 @@ TEST(Row, IsNotReadWhenNestedTooDeep) {
 
 TEST(JsonlReader, GoesOnAfterABadLine) {
   const TemporaryDirectory folder;
-  write(folder / "a.jsonl", "{\"text\": \"x\"}\n\n{\"text\": }\n{\"text\": \"z\", \"id\": 9}\n");
+  std::ofstream(folder / "a.jsonl")
+      << "{\"text\": \"x\"}\n\n{\"text\": }\n{\"text\": \"z\", \"id\": 9}\n";
   JsonlReader reader(folder / "a.jsonl");
   EXPECT_EQ(reader.next()->row.text, "x");
   EXPECT_THAT(message_of([&] { reader.next(); }), HasSubstr("a.jsonl:3: not valid JSON"));
@@ -427,156 +280,6 @@ TEST(JsonlReader, GoesOnAfterABadLine) {
   EXPECT_EQ(last->value["id"], 9);
   EXPECT_EQ(last->line, 4);
   EXPECT_FALSE(reader.next());
-}
-
-const GroupShape kQueries = {.texts = {"query", "positive"}, .more = "negatives"};
-
-RowOptions group_options(const GroupShape& shape) {
-  RowOptions options;
-  options.task = Task::kGroup;
-  options.group = shape;
-  return options;
-}
-
-Row pairs_of(const std::string& json, const GroupShape& shape = kQueries) {
-  return parse_row(nlohmann::ordered_json::parse(json), group_options(shape));
-}
-
-TEST(Pairs, AreTextsConversationsOrTokens) {
-  const Row row = pairs_of(
-      R"({"query": "a?", "positive": [{"role": "user", "content": "b"}], "negatives": [[3, 4], "c"]})");
-  ASSERT_EQ(row.form, Row::Form::kGroup);
-  ASSERT_EQ(row.texts.size(), 4u);
-  EXPECT_EQ(row.texts[0].text, "a?");
-  EXPECT_EQ(row.texts[1].form, Row::Form::kConversation);
-  EXPECT_EQ(row.texts[1].messages[0]["content"], "b");
-  EXPECT_EQ(row.texts[2].input_ids, (std::vector<std::int32_t>{3, 4}));
-  EXPECT_EQ(row.texts[3].text, "c");
-  EXPECT_EQ(pairs_of(R"({"query": "a", "positive": ["b"]})").texts.size(), 2u);
-  EXPECT_EQ(pairs_of(R"({"query": "a", "positive": "b", "negatives": []})").texts.size(), 2u);
-  EXPECT_EQ(pairs_of(R"({"query": "a", "positive": "b", "negatives": "c"})").texts[2].text, "c");
-}
-
-TEST(Pairs, TakeTheFieldsOfOtherTrainersByName) {
-  const GroupShape swift = {.texts = {"messages", "positive_messages"},
-                            .more = "negative_messages"};
-  const Row row = pairs_of(R"({"messages": [{"role": "user", "content": "q"}],
-      "positive_messages": [[{"role": "user", "content": "p"}]],
-      "negative_messages": [[{"role": "user", "content": "n1"}], [{"role": "user", "content": "n2"}]]})",
-                           swift);
-  ASSERT_EQ(row.texts.size(), 4u);
-  EXPECT_EQ(row.texts[3].messages[0]["content"], "n2");
-}
-
-TEST(Pairs, NameWhatIsWrong) {
-  const auto error = [](const std::string& json) { return message_of([&] { pairs_of(json); }); };
-  EXPECT_THAT(error(R"({"query": "a", "document": "b"})"),
-              HasSubstr("field 'positive': is missing"));
-  EXPECT_THAT(error(R"({"query": "", "positive": "b"})"), HasSubstr("field 'query': is empty"));
-  EXPECT_THAT(error(R"({"query": "a", "positive": ["b", "c"]})"), HasSubstr("holds 2 texts"));
-  EXPECT_THAT(error(R"({"query": "a", "positive": "b", "negatives": ["c", 3]})"),
-              HasSubstr("field 'negatives[1]'"));
-  EXPECT_THAT(error(R"({"query": {"a": 1}, "positive": "b"})"), HasSubstr("expected a text"));
-  RowOptions options;
-  options.format = RowFormat::kPairs;
-  EXPECT_THAT(message_of([&] {
-                parse_row({{"query", "a"}, {"positive", "b"}}, options);
-              }),
-              HasSubstr("this run learns from single texts"));
-  options = group_options(kQueries);
-  options.format = RowFormat::kText;
-  EXPECT_THAT(message_of([&] {
-                parse_row({{"text", "a"}}, options);
-              }),
-              HasSubstr("learns from 'pairs'"));
-}
-
-const GroupShape kAnswers = {.texts = {"chosen", "rejected"}, .prompt = "prompt", .learns = true};
-
-TEST(Pairs, ManyTextsAndLargeVariablesAreRefusedBeforeTheyAreCopied) {
-  const auto row = [](const std::string& text, int texts, int variables) {
-    std::string line = R"({"query": "a", "positive": "b", "negatives": [)";
-    for (int i = 0; i < texts; ++i) line += (i > 0 ? "," : "") + text;
-    line += R"(], "chat_template_kwargs": {"x": 0)";
-    for (int i = 0; i < variables; ++i) line += fmt::format(",\"variable {}\": {}", i, i);
-    return line + "}}";
-  };
-  const auto read = [](const std::string& line) {
-    return parse_row(json_text::parse(line), group_options(kQueries));
-  };
-  const std::string word = "\"c\"", turn = R"([{"role": "user", "content": "c"}])";
-  EXPECT_EQ(read(row(word, 65'536, 100'000)).texts.size(), 65'538u);
-  EXPECT_EQ(read(row(turn, 20, 100'000)).texts.back().template_variables.size(), 100'001u);
-  EXPECT_EQ(read(row(turn, 65'536, 3)).texts.back().template_variables.size(), 4u);
-  EXPECT_THAT(message_of([&] { read(row(turn, 1000, 100'000)); }),
-              HasSubstr("field 'chat_template_kwargs': takes"));
-  EXPECT_THAT(message_of([&] { read(row(turn, 60'000, 1000)); }), HasSubstr("60000 conversations"));
-  EXPECT_THAT(message_of([&] { read(row(word, 65'537, 0)); }),
-              HasSubstr("field 'negatives': holds 65537 texts"));
-  EXPECT_THAT(message_of([&] { read(row(turn, 400'000, 400'000)); }), HasSubstr("holds 400000"));
-}
-
-TEST(Answers, FollowAPromptOfTheirOwn) {
-  const Row texts = pairs_of(R"({"prompt": "2 + 2 = ", "chosen": "4", "rejected": "5"})", kAnswers);
-  ASSERT_EQ(texts.texts.size(), 2u);
-  EXPECT_EQ(texts.texts[1].prompt, "2 + 2 = ");
-  EXPECT_EQ(texts.texts[1].text, "5");
-  EXPECT_EQ(texts.texts[1].task, Task::kGroup);
-  const Row talks = pairs_of(R"({"prompt": [{"role": "user", "content": "q"}],
-      "chosen": [{"role": "assistant", "content": "a"}],
-      "rejected": [{"role": "assistant", "content": "b"}], "tools": [{"name": "t"}]})",
-                             kAnswers);
-  EXPECT_EQ(talks.texts[0].messages.size(), 2u);
-  EXPECT_EQ(talks.texts[1].messages[1]["content"], "b");
-  EXPECT_EQ(talks.texts[1].message_weights.size(), 2u);
-  EXPECT_EQ(talks.texts[1].prompt_messages, 1u);
-  EXPECT_EQ(talks.texts[1].tools[0]["name"], "t");
-  const Row ids =
-      pairs_of(R"({"prompt_ids": [1, 2], "chosen_ids": [3], "rejected_ids": [4, 5]})", kAnswers);
-  EXPECT_EQ(ids.texts[1].input_ids, (std::vector<std::int32_t>{1, 2, 4, 5}));
-  EXPECT_EQ(ids.texts[1].labels, (std::vector<std::int32_t>{-100, -100, 4, 5}));
-}
-
-TEST(Answers, ShareAPromptInWholeTexts) {
-  const char* const kTalks = R"("chosen": [{"role": "system", "content": "s"},
-      {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}],
-      "rejected": [{"role": "system", "content": "s"}, {"role": "user", "content": "q"},
-      {"role": "assistant", "content": "b"}, {"role": "user", "content": "why?"}])";
-  for (const std::string prompt : {"", R"("prompt": "q", )"}) {
-    const Row row = pairs_of("{" + prompt + kTalks + "}", kAnswers);
-    EXPECT_EQ(row.texts[0].prompt_messages, 2u);
-    EXPECT_EQ(row.texts[1].prompt_messages, 2u);
-    EXPECT_EQ(row.texts[1].messages.size(), 4u);
-  }
-  // Up to the space before the first difference, and not within a character (\u00e9, \u00e8).
-  const Row texts =
-      pairs_of(R"({"chosen": "Is it so? yes", "rejected": "Is it so? no"})", kAnswers);
-  EXPECT_EQ(texts.texts[0].prompt, "Is it so?");
-  EXPECT_EQ(texts.texts[1].text, " no");
-  const Row accents = pairs_of(R"({"chosen": "caf\u00e9", "rejected": "caf\u00e8"})", kAnswers);
-  EXPECT_EQ(accents.texts[0].prompt, "caf");
-  EXPECT_EQ(accents.texts[0].text, "\u00e9");
-}
-
-TEST(Answers, NameWhatIsWrong) {
-  const auto error = [](const std::string& json) {
-    return message_of([&] { pairs_of(json, kAnswers); });
-  };
-  EXPECT_THAT(error(R"({"prompt": "a", "chosen": "b"})"),
-              HasSubstr("field 'rejected': is missing"));
-  EXPECT_THAT(error(R"({"prompt": "a", "chosen": "b", "rejected": ""})"),
-              HasSubstr("field 'rejected': is empty"));
-  EXPECT_THAT(
-      error(R"({"prompt": [{"role": "user", "content": "q"}], "chosen": "b", "rejected": "c"})"),
-      HasSubstr("field 'chosen': does not fit 'prompt'"));
-  EXPECT_THAT(error(R"({"chosen": "yes", "rejected": "yes it is"})"),
-              HasSubstr("field 'chosen': is also the beginning of 'rejected'"));
-  EXPECT_THAT(error(R"({"chosen": "a", "rejected": [{"role": "user", "content": "q"}]})"),
-              HasSubstr("field 'rejected': is of another kind than 'chosen'"));
-  EXPECT_THAT(error(R"({"prompt_ids": [1], "chosen_ids": [2]})"),
-              HasSubstr("field 'rejected_ids': is missing"));
-  EXPECT_THAT(error(R"({"prompt_ids": [1], "chosen_ids": [], "rejected_ids": [3]})"),
-              HasSubstr("field 'chosen_ids': is an empty list"));
 }
 
 }  // namespace

@@ -1,9 +1,10 @@
 // Generation and scoring are one pass: what an engine says of its tokens is what scoring says.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <string>
-#include <tuple>
+#include <utility>
 #include <vector>
 
 #include <ATen/TensorOperators.h>
@@ -113,20 +114,31 @@ void PrintTo(const Case& c, std::ostream* out) { *out << c.name; }
 
 class GeneratedLogprobs : public ::testing::TestWithParam<Case> {};
 
+/// Bound of the difference of a token's log-probability between two passes in bfloat16 that round
+/// in different places: docs/generate.md derives it.
+double bf16_bound(models::Model& model) {
+  constexpr double kUnitRoundoff = 1.0 / 256, kDeviations = 5;
+  const double roundings = 2 * static_cast<double>(model.layers().size()) + 1;
+  const at::Tensor head = model.head_weight().value().to(at::kDouble);
+  const double logits = head.norm().item<double>() / std::sqrt(static_cast<double>(head.size(0)));
+  return kDeviations * logits * kUnitRoundoff * std::sqrt(2.0 / 3 * roundings);
+}
+
 TEST_P(GeneratedLogprobs, AreThoseOfScoring) {
   const auto& [name, model_type, adapted] = GetParam();
   // Weights far larger than a model's, in double, show that both are one function, up to the
   // engine's last rounding: it takes logits in float32. Sizes that models have show what rounding
-  // leaves of it. 2^-8 for bfloat16: steps and chunks round the outputs of each of the four layers
-  // differently.
-  for (const auto& [dtype, weight_range, bound] :
-       {std::tuple{at::kDouble, 0.2, 1e-6}, std::tuple{at::kFloat, 0.06, 1e-5},
-        std::tuple{at::kBFloat16, 0.06, 0.08}}) {
+  // leaves of it.
+  for (const auto& [dtype, weight_range] :
+       {std::pair{at::kDouble, 0.2}, std::pair{at::kFloat, 0.06}, std::pair{at::kBFloat16, 0.06}}) {
     assembly::ModelOnRanks placed =
         place(model_type, dtype, adapted, comm::Mesh::single(), weight_range);
+    const double bound = dtype == at::kDouble  ? 1e-6
+                         : dtype == at::kFloat ? 1e-5
+                                               : bf16_bound(*placed.model);
     const double found = difference(complete(placed), placed);
     EXPECT_LE(found, bound) << c10::toString(dtype);
-    ::testing::Test::RecordProperty(c10::toString(dtype), std::to_string(found));
+    ::testing::Test::RecordProperty(c10::toString(dtype), fmt::format("{} of {}", found, bound));
   }
 }
 

@@ -48,7 +48,7 @@ class SourcesTest : public TrainerTest {
     std::ofstream(dir_ / "model" / name, std::ios::app) << "\n";
   }
 
-  /// What a run says whose sources change after its second step; kFine if it ends well.
+  /// Message of a run whose sources change after its second step; kFine if it ends well.
   std::string train_while(const std::function<void()>& change,
                           std::vector<std::string> more = {}) const {
     more.push_back("train.max_steps=3");
@@ -64,7 +64,7 @@ class SourcesTest : public TrainerTest {
     return message;
   }
 
-  /// What a stopped run says when it is started again after the change; kFine if it goes on.
+  /// Message of a stopped run that is started again after the change; kFine if it goes on.
   std::string resume_after(const std::function<void()>& change,
                            const std::vector<std::string>& more = {}) const {
     fs::remove_all(dir_ / "run");

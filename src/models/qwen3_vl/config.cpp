@@ -59,7 +59,8 @@ Family family() {
   return {.title = "Qwen3-VL",
           .model_types = {kNested, "qwen3_vl_text"},
           .parse = parse,
-          .presets = presets};
+          .presets = presets,
+          .gguf_forms = {}};
 }
 
 }  // namespace heddle::models::qwen3_vl
