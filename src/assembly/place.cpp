@@ -37,6 +37,10 @@ std::unique_ptr<Model> make_model(const ModelRecipe& recipe, const runtime::Cont
   options.duties.generates = recipe.generates || recipe.purpose == Purpose::kGenerate;
   if (const auto* adapters = std::get_if<NewAdapters>(&recipe.adapters))
     options.duties.adapter_rank = adapters->options.rank;
+  // Rows of the base model and of its adapters meet where they generate.
+  options.duties.several_adapters =
+      recipe.purpose == Purpose::kTenants ||
+      (options.duties.generates && !std::holds_alternative<std::monostate>(recipe.adapters));
   options.auxiliary_loss = recipe.auxiliary_loss;
   options.kernel_policy = recipe.kernels;
   options.context_method = recipe.context_method;

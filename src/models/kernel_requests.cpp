@@ -109,7 +109,7 @@ std::vector<ops::OpRequest> kernel_requests(const Config& config, const Degrees&
   requests.add<ops::Embedding>();
   requests.add<ops::RmsNorm>({.dim = config.hidden_size});
   requests.add<ops::Linear>(trained_layers(config, degrees, duties));
-  requests.add<ops::GroupedLowRank>();
+  if (duties.several_adapters) requests.add<ops::GroupedLowRank>();
   if (const nn::GatedDeltaNetDims* dims = config.gated_delta_net())
     add_gated_delta_net(requests, *dims);
   if (const nn::AttentionDims* dims = config.attention())

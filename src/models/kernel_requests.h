@@ -20,6 +20,7 @@ struct Duties {
   ops::Use use = ops::Use::kTraining;
   bool generates = false;         ///< It also decodes token by token.
   std::int64_t adapter_rank = 0;  ///< Rank of the adapters that it trains; 0: none.
+  bool several_adapters = false;  ///< Rows of one pass may have different sets of adapters.
 };
 
 /// The operators that a model calls, with their dimensions on each rank; those that decode only if

@@ -19,6 +19,7 @@
 #include "nn/pass.h"
 #include "ops/autograd.h"
 #include "ops/builtin.h"
+#include "ops/grouped_low_rank/grouped_low_rank.h"
 #include "ops/linear/linear.h"
 #include "ops/swiglu/swiglu.h"
 
@@ -102,7 +103,8 @@ TEST(Lora, PostponedGradientsComeAfterTheInputsWithDropout) { check_postponed(kD
 struct Fixture {
   ops::KernelTable kernels = ops::KernelTable::choose(
       ops::builtin_registry(), {}, at::kDouble,
-      {ops::OpRequest::of<ops::Linear>(), ops::OpRequest::of<ops::Swiglu>({.dim = kIn})});
+      {ops::OpRequest::of<ops::Linear>(), ops::OpRequest::of<ops::GroupedLowRank>(),
+       ops::OpRequest::of<ops::Swiglu>({.dim = kIn})});
   nn::Linear first{"first.weight", 6, kIn}, second{"second.weight", 4, kIn};
   std::vector<nn::Linear*> layers = {&first, &second};
   std::unique_ptr<LoraSet> adapters;

@@ -58,6 +58,7 @@ inline std::unique_ptr<models::Model> tiny_model(c10::ScalarType dtype, bool moe
   models::ModelOptions options;
   options.auxiliary_loss = moe;
   options.duties.generates = true;
+  options.duties.several_adapters = true;
   options.kernel_policy = policy;
   auto model = std::make_unique<models::Model>(tiny_config(moe), "model.", context, options);
   model->allocate();
