@@ -24,8 +24,10 @@ std::string explain(const std::string& part, const std::vector<nn::Parameter*>& 
       });
   if (bad != parameters.end())
     return fmt::format("{}: {} holds NaN or infinity", part, (*bad)->name());
-  return fmt::format("{}: its weights are finite, so it is an overflow; compute in a wider --dtype",
-                     part);
+  const bool are_all_held = std::ranges::all_of(
+      parameters, [](const nn::Parameter* parameter) { return parameter->is_held(); });
+  return fmt::format("{}: {} finite, so it is an overflow; compute in a wider --dtype", part,
+                     are_all_held ? "its weights are" : "those of its weights that are held are");
 }
 
 /// Parameters of a layer, those of adapters on it included.

@@ -78,7 +78,7 @@ void copy_files(const std::vector<Companion>& sources, const Path& directory) {
     if (content_of(text) != source.content) {
       throw_error<UserError>(
           "{} was changed while it was in use; put back what it held when the command began, and "
-          "begin again",
+          "begin again (a licence or README may stay as it is now)",
           source.path.string());
     }
     files::make_writable_directory((directory / source.name).parent_path());

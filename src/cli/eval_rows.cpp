@@ -126,8 +126,8 @@ std::string EvalRows::as_rendered(const Json& value) const {
   const auto end = begin;
   while (begin > 0 && row.labels[static_cast<std::size_t>(begin) - 1] >= 0) --begin;
   std::vector<std::int32_t> turn(row.labels.begin() + begin, row.labels.begin() + end);
-  if (!turn.empty() && tokenizer_.is_special(turn.back())) turn.pop_back();
-  return tokenizer_.decode(turn);
+  // Generated text leaves special tokens out, too.
+  return tokenizer_.decode(turn, /*skip_special_tokens=*/true);
 }
 
 std::string EvalRows::truth_text(const EvalCase& one) const { return text_of(one.truth); }

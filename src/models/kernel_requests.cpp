@@ -78,7 +78,8 @@ void add_moe(Requests& requests, const nn::MoeDims& dims) {
                                          .hidden_size = dims.hidden_size,
                                          .intermediate_size = dims.moe_intermediate_size};
   requests.add<ops::MoeExperts>(experts);
-  if (requests.duties.use == ops::Use::kTraining) requests.add<ops::FrozenExperts>(experts);
+  if (requests.duties.use == ops::Use::kTraining && requests.duties.adapter_rank > 0)
+    requests.add<ops::FrozenExperts>(experts);
   if (dims.shared_expert_intermediate_size > 0)
     requests.add<ops::SharedExpertSum>({.hidden_size = dims.hidden_size});
 }

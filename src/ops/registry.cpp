@@ -149,7 +149,9 @@ KernelTable KernelTable::choose(const Registry& registry, const Target& target,
   for (const auto& [op, kernel] : policy.named) {
     const bool requested = std::ranges::any_of(
         requests, [&, &name = op](const OpRequest& request) { return request.op == name; });
-    if (!requested) throw_error<ConfigError>("kernels.{}: this model has no such operator", op);
+    if (!requested)
+      throw_error<ConfigError>("kernels.{}: this model has no such operator in this kind of run",
+                               op);
   }
   const Chooser chooser{registry, target, dtype, policy};
   KernelTable table;

@@ -49,7 +49,7 @@ void GroupLog::write(std::int64_t step, std::int64_t version, const Prompt& prom
   Json samples = Json::array();
   for (const Trajectory& trajectory : group.trajectories) {
     Json sample = {{"reward", trajectory.reward},
-                   {"tokens", trajectory.tokens.size()},
+                   {"tokens", trajectory.sampled_tokens()},
                    {"finish_reason", trajectory.is_truncated ? "length" : "stop"},
                    {"text", trajectory.text}};
     for (const Turn& turn : trajectory.turns)
@@ -58,7 +58,9 @@ void GroupLog::write(std::int64_t step, std::int64_t version, const Prompt& prom
     if (!trajectory.parts.empty()) sample["parts"] = trajectory.parts;
     // Runs of one version: [version, tokens].
     Json runs = Json::array();
-    for (const std::int64_t v : trajectory.versions) {
+    for (std::size_t t = 0; t < trajectory.versions.size(); ++t) {
+      if (!trajectory.is_sampled(t)) continue;
+      const std::int64_t v = trajectory.versions[t];
       if (!runs.empty() && runs.back()[0] == v) {
         runs.back()[1] = runs.back()[1].get<std::int64_t>() + 1;
       } else {

@@ -111,7 +111,7 @@ class RegexSplit final : public Split {
   }
 
   static constexpr std::size_t kWindow = 64;
-  /// Of the interpreter's state; PCRE2 allows 20 GB.
+  /// Bound of the interpreter's state; PCRE2 allows 20 GB.
   static constexpr std::uint32_t kMostHeap_KiB = 128 << 10;
   /// How a match is tried.
   struct Trial {

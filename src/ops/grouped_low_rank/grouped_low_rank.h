@@ -32,8 +32,8 @@ struct FactorSum {
   bool adds = false;  ///< To what is there, instead of over it.
 };
 
-/// Low-rank changes of rows that belong to several sets of adapters, all of them at once: the time
-/// does not grow with the number of sets. Lows [sum of rows x width] are the blocks of all rows one
+/// Low-rank changes of rows that belong to several sets of adapters, all of them at once: on a GPU
+/// more sets take no more launches. Lows [sum of rows x width] are the blocks of all rows one
 /// after the other, each [rows, width], of the input's dtype; what no change has there are zeros.
 /// Not differentiable by itself; see nn/changed_rows.h.
 struct GroupedLowRank {

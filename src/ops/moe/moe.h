@@ -93,6 +93,7 @@ struct MoeExperts {
     at::Tensor (*gather)(const at::Tensor& x, const at::Tensor& source,
                          std::int64_t k) = gather_rows;
     at::Tensor (*sum)(const at::Tensor& rows, const at::Tensor& place, std::int64_t k) = sum_rows;
+    bool takes_eight_bits = false;  ///< It multiplies what FrozenExperts lays beside weights.
   };
 };
 

@@ -114,7 +114,7 @@ class Runs {
   bool is_ready(const Run& run) const;
   /// The operation that a ready run waits for.
   const Operation& next(const std::string& id) const;
-  /// Those with an optimizer step first.
+  /// Runs that wait for the model: after a pass, those with an optimizer step first.
   std::vector<std::string> ready_runs() const;
   Running take(const std::string& id);
   void pump();
@@ -131,6 +131,7 @@ class Runs {
   std::map<std::string, Run> runs_;
   std::map<std::string, std::int64_t> served_;  ///< Tokens that each tenant had.
   bool is_busy_ = false, is_draining_ = false, is_pump_due_ = false;
+  bool was_step_ = false;  ///< The last turn was one of optimizer steps.
 };
 
 }  // namespace heddle::serve::tinker

@@ -48,7 +48,11 @@ std::vector<std::string> Runs::ready_runs() const {
     return found == served_.end() ? 0 : found->second;
   };
   std::ranges::stable_sort(ready, {}, served);
-  std::ranges::stable_partition(ready, [this](const std::string& id) { return next(id).is_step; });
+  // Runs that train in step stay so; a run that only sends steps keeps nobody waiting.
+  if (!was_step_) {
+    std::ranges::stable_partition(ready,
+                                  [this](const std::string& id) { return next(id).is_step; });
+  }
   return ready;
 }
 
@@ -107,6 +111,7 @@ void Runs::pump() {
     tokens += other.tokens;
     batch->push_back(take(ready[i]));
   }
+  was_step_ = batch->front().operation.is_step;
   model_.run([this, batch](Backend& backend) {
     Running& first = batch->front();
     if (first.operation.work) {

@@ -203,8 +203,8 @@ void gradients_of_a(const at::Tensor& x, const at::Tensor& d_lows, const LowRank
 }
 
 std::optional<std::string> refuse_device(const Target&) {
-  if (cuda::compute_capability() >= 90) return std::nullopt;
-  return "needs a device of compute capability 9.0";
+  if (cuda::has_sm90a()) return std::nullopt;
+  return "needs a device of compute capability 9.0 and a build with code for sm_90a";
 }
 
 }  // namespace

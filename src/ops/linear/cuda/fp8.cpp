@@ -26,7 +26,7 @@ namespace {
 using cuda::EightBitRows;
 using linear_cuda::kFewestRows;
 
-constexpr std::int64_t kNarrowest = 512;  // routers among them: their choices stay those of bf16
+constexpr std::int64_t kNarrowest = 512;  // routers of fewer experts among them
 
 /// In both widths alike, as the backward exchanges them.
 bool is_narrow(std::int64_t out, std::int64_t in) {

@@ -201,9 +201,7 @@ void gather_expert_rows(int64_t count, int64_t width, int64_t k, const void* x,
   check_launch("gather_expert_rows");
 }
 
-bool can_send_rows(int64_t width) {
-  return compute_capability() >= 90 && kSlots * width * 2 <= kMostSlotBytes;
-}
+bool can_send_rows(int64_t width) { return has_sm90a() && kSlots * width * 2 <= kMostSlotBytes; }
 
 void send_expert_rows(int64_t count, int64_t tokens, int64_t width, int64_t k, const void* x,
                       const int64_t* place, void* rows, cudaStream_t stream) {

@@ -244,8 +244,9 @@ void add_moe_experts(Registry& registry) {
   using namespace moe_experts_grouped_mm;
   KernelInfo own = KernelInfo::cuda("cuda.sm90.grouped", {c10::ScalarType::BFloat16});
   own.refuse_device = refuse_wgmma_device;
-  registry.add<MoeExperts>(own, {forward<Wgmma>, backward<Wgmma>, gather, sum},
-                           {.refuse = refuse_wgmma});
+  registry.add<MoeExperts>(
+      own, {forward<Wgmma>, backward<Wgmma>, gather, sum, /*takes_eight_bits=*/true},
+      {.refuse = refuse_wgmma});
   registry.add<MoeExperts>(KernelInfo::cuda("cuda.grouped_mm", {c10::ScalarType::BFloat16}),
                            {forward<Library>, backward<Library>, gather, sum}, {.refuse = refuse});
   registry.add<SharedExpertSum>(KernelInfo::cuda("cuda.fused", {c10::ScalarType::BFloat16}),
