@@ -297,7 +297,7 @@ class BadInput : public ::testing::TestWithParam<BadInputCase> {};
 
 TEST_P(BadInput, IsExplained) {
   const Folder folder;
-  const Case& c = GetParam();
+  const BadInputCase& c = GetParam();
   const int status = wait_for(start(folder, c.command(folder)));
   const std::string text = message(folder);
   EXPECT_EQ(status, c.status) << text;
