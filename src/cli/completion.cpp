@@ -33,6 +33,8 @@ struct CommandWords {
 /// "lm" and "classify" of "a|b" or of "TEXT:{a,b}", as CLI11 writes the type of a checked option.
 std::vector<std::string> values_of(const CLI::Option& option, const std::string& name) {
   if (name == "preset") return models::preset_names();
+  if (name == "dtype") return {"float32", "bfloat16", "float64"};
+  if (name == "device") return {"cpu", "cuda", "npu"};
   std::string type = option.get_type_name();
   char separator = '|';
   if (const std::size_t open = type.find('{'); open != std::string::npos && type.ends_with('}')) {
@@ -270,6 +272,11 @@ std::string fish_script(const std::vector<CommandWords>& commands) {
           fmt::format("complete -c heddle -n {} -l {} -d {}{}\n", condition, option.name.substr(2),
                       quoted(option.description), option.values.empty() ? "" : " -x -a " + values);
     }
+    // fish takes no word behind -- for an option: those of a command there are arguments.
+    out +=
+        fmt::format("complete -c heddle -n '{} {}; and contains -- -- (commandline -opc)' -a {}\n",
+                    "string match -q -- \"-*\" (commandline -ct); and __fish_seen_subcommand_from",
+                    command.name, quoted(text::join(names_of(command.options), " ")));
     if (!command.values.empty()) {
       out += fmt::format("complete -c heddle -f -n {} -a {}\n", condition,
                          quoted(text::join(command.values, " ")));

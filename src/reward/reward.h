@@ -16,12 +16,18 @@ namespace heddle::reward {
 
 using Json = nlohmann::ordered_json;
 
+/// A turn before the one that is judged.
+struct PastTurn {
+  std::string completion, observation;
+};
+
 /// One completion to be judged. Strings are UTF-8; a completion may hold anything that a model
 /// prints.
 struct Sample {
   std::string id;          ///< Names the sample in messages and in answers of a process.
   std::int64_t group = 0;  ///< Samples of one prompt share it.
   std::string prompt, completion;
+  std::vector<PastTurn> turns = {};       ///< Turns before it, in their order.
   std::vector<std::int64_t> tokens = {};  ///< For the completion; empty: verifiers count bytes.
   Json truth = nullptr;                   ///< The row's answer.
   Json meta = nullptr;                    ///< Whatever else the row brings.
@@ -32,6 +38,8 @@ struct Score {
   double reward = 0;
   std::map<std::string, double> parts = {};  ///< By name, before weights.
   std::optional<std::string> error = {};     ///< Set: there is no reward, and why.
+  /// Set: the policy goes on after this text with another turn, whose reward is added.
+  std::optional<std::string> observation = {};
 };
 
 /// Judges completions. Safe to call from one thread at a time.

@@ -14,6 +14,9 @@ Json to_wire(const Sample& sample) {
                  {"truth", sample.truth},
                  {"meta", sample.meta}};
   if (!sample.tokens.empty()) object["tokens"] = sample.tokens;
+  for (const PastTurn& turn : sample.turns) {
+    object["turns"].push_back({{"completion", turn.completion}, {"observation", turn.observation}});
+  }
   return object;
 }
 
@@ -21,6 +24,7 @@ namespace {
 
 constexpr std::size_t kMostParts = 256;
 constexpr std::size_t kLongestName = 100;
+constexpr std::size_t kLongestObservation = std::size_t{1} << 20;
 
 /// A name becomes one of a metric.
 bool is_plain(const std::string& name) {
@@ -43,10 +47,18 @@ Score from_wire(const Json& answer) {
   if (const auto error = answer.find("error"); error != answer.end() && !error->is_null())
     return {
         0, {}, error->is_string() ? text::shown(error->get<std::string>()) : json::shown(*error)};
+  Score score;
+  if (const auto text = answer.find("observation"); text != answer.end() && !text->is_null()) {
+    if (!text->is_string() || text->get_ref<const std::string&>().empty() ||
+        text->get_ref<const std::string&>().size() > kLongestObservation)
+      return refused("'observation' must be text of 1 byte to 1 MiB");
+    score.observation = text->get<std::string>();
+  }
   const auto reward = answer.find("reward");
-  if (reward == answer.end() || !is_reward(*reward))
+  const bool is_missing = reward == answer.end();
+  if (is_missing ? !score.observation : !is_reward(*reward))
     return refused("'reward' must be a finite number, at most 1e9");
-  Score score{reward->get<double>(), {}, {}};
+  if (!is_missing) score.reward = reward->get<double>();
   const auto parts = answer.find("parts");
   if (parts == answer.end() || parts->is_null()) return score;
   if (!parts->is_object()) return refused("'parts' must be an object of numbers");

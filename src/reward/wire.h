@@ -8,13 +8,14 @@
 /// The objects that programs and servers of the user read and write (docs/rewards.md).
 namespace heddle::reward {
 
-/// {"group", "prompt", "completion", "tokens"?, "truth", "meta"}; who sends it adds "id".
+/// {"group", "prompt", "completion", "tokens"?, "turns"?, "truth", "meta"}; who sends it adds "id".
 Json to_wire(const Sample& sample);
 
 /// Whether it is a number that a reward may be: finite, and 1e9 at most.
 bool is_reward(const Json& value);
 
-/// From {"reward", "parts"?, "error"?}; an error in the score for anything else, for what
+/// From {"reward", "parts"?, "observation"?, "error"?}, where the reward may be missing with an
+/// observation; an error in the score for anything else, for what
 /// is_reward() refuses, and for more than 256 parts or names that no metric can have.
 Score from_wire(const Json& answer);
 

@@ -16,8 +16,17 @@ std::string as_text(const Value& value) {
 }
 
 Value value_of(const Trajectory& t) {
-  return {t.tokens,       t.logprobs, t.versions, as_binary(t.text),
-          t.is_truncated, t.reward,   t.parts,    t.supports};
+  Value turns = Value::array();
+  for (const Turn& turn : t.turns)
+    turns.push_back({as_binary(turn.completion), as_binary(turn.observation)});
+  return {t.tokens, t.logprobs, t.versions, as_binary(t.text), t.is_truncated,
+          t.reward, t.parts,    t.supports, t.sampled,         turns};
+}
+
+std::vector<Turn> turns_of(const Value& value) {
+  std::vector<Turn> turns;
+  for (const Value& turn : value) turns.push_back({as_text(turn.at(0)), as_text(turn.at(1))});
+  return turns;
 }
 
 Trajectory trajectory_of(const Value& v) {
@@ -25,6 +34,8 @@ Trajectory trajectory_of(const Value& v) {
           .logprobs = v.at(1).get<std::vector<double>>(),
           .versions = v.at(2).get<std::vector<std::int64_t>>(),
           .supports = v.at(7).get<std::vector<std::vector<std::int32_t>>>(),
+          .sampled = v.at(8).get<std::vector<std::uint8_t>>(),
+          .turns = turns_of(v.at(9)),
           .text = as_text(v.at(3)),
           .is_truncated = v.at(4).get<bool>(),
           .reward = v.at(5).get<double>(),

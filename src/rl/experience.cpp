@@ -51,7 +51,7 @@ Experience::Experience(const config::RunConfig& config, const Prompts& prompts,
           labels_.emplace_back(tokens.size(), static_cast<std::int32_t>(data::kIgnoredLabel));
       std::vector<float>& weights = weights_.emplace_back(tokens.size());
       for (std::size_t t = prompt.size() - 1; t + 1 < tokens.size(); ++t) {
-        if (is_masked(trajectory)) continue;
+        if (is_masked(trajectory) || !trajectory.is_sampled(t + 1 - prompt.size())) continue;
         labels[t] = tokens[t + 1];
         weights[t] = 1;
       }
@@ -76,6 +76,7 @@ bool Experience::puts_kl_in_reward() const {
 }
 
 double Experience::k1(std::size_t row, std::size_t t) const {
+  if (!rows_[row].trajectory->is_sampled(t)) return 0;
   const double reference = reference_[row][static_cast<std::size_t>(rows_[row].prompt) + t];
   return std::clamp(rows_[row].trajectory->logprobs[t] - reference, -20.0, 20.0);
 }
@@ -107,8 +108,9 @@ std::vector<std::vector<double>> Experience::returns(const std::vector<double>& 
       for (std::size_t t = 0; t < n; ++t) of_tokens[t] = -config_.rl.reference.kl_coef * k1(i, t);
     }
     if (n > 0) of_tokens.back() += rewards[i];
-    all.push_back(objective::discounted_returns(of_tokens, std::vector<float>(n, 1),
-                                                config_.rl.algorithm.gamma));
+    std::vector<float> mask;
+    for (std::size_t t = 0; t < n; ++t) mask.push_back(rows_[i].trajectory->is_sampled(t) ? 1 : 0);
+    all.push_back(objective::discounted_returns(of_tokens, mask, config_.rl.algorithm.gamma));
   }
   return all;
 }
@@ -128,18 +130,20 @@ std::vector<std::vector<double>> Experience::advantages() const {
       while (last < rows_.size() && rows_[last].group == rows_[first].group) ++last;
       std::vector<std::int64_t> lengths;
       for (std::size_t i = first; i < last; ++i)
-        lengths.push_back(std::ssize(rows_[i].trajectory->tokens));
+        lengths.push_back(rows_[i].trajectory->sampled_tokens());
       const std::vector<double> of_group = objective::group_advantages(
           kind, std::span(rewards).subspan(first, last - first), lengths);
       for (std::size_t i = 0; i < of_group.size(); ++i)
-        all.emplace_back(static_cast<std::size_t>(lengths[i]), of_group[i]);
+        all.emplace_back(rows_[first + i].trajectory->tokens.size(), of_group[i]);
     }
     if (kind != objective::Advantage::kReinforcePlusPlusBaseline) return all;
   }
   std::vector<double> values, counts;
   for (std::size_t i = 0; i < all.size(); ++i) {
     values.insert(values.end(), all[i].begin(), all[i].end());
-    counts.insert(counts.end(), all[i].size(), is_masked(*rows_[i].trajectory) ? 0 : 1);
+    const Trajectory& trajectory = *rows_[i].trajectory;
+    for (std::size_t t = 0; t < all[i].size(); ++t)
+      counts.push_back(is_masked(trajectory) || !trajectory.is_sampled(t) ? 0 : 1);
   }
   objective::whiten(values, counts);
   auto value = values.begin();
@@ -185,7 +189,7 @@ data::Step Experience::step(std::int64_t number, std::int64_t rank, std::int64_t
     lengths.push_back(length(i));
     step.tokens += length(i);
     if (is_masked(*rows_[i].trajectory)) continue;
-    step.loss_rows += std::ssize(rows_[i].trajectory->tokens);
+    step.loss_rows += rows_[i].trajectory->sampled_tokens();
     ++step.sequences;
   }
   step.loss_weight_sum = static_cast<double>(step.loss_rows);

@@ -8,6 +8,7 @@
 #include "base/errors.h"
 #include "base/log.h"
 #include "rl/published.h"
+#include "rl/turns.h"
 #include "rollout/answers.h"
 
 namespace heddle::rl {
@@ -195,19 +196,16 @@ void Generation::dispatch() {
   }
 }
 
-void Generation::start(std::int64_t cursor, std::int64_t attempt) {
-  admission_.start(cursor, version());
-  Running& running = running_[cursor];
-  running.group = {.cursor = cursor, .attempt = attempt, .row = prompts_.index_of(cursor)};
-  const auto samples = static_cast<std::size_t>(config_.rl.samples_per_group);
-  running.group.trajectories.resize(samples);
-  const std::uint64_t stream = rollout::seed_of_row(
-      rollout::seed_of_row(config_.train.seed, static_cast<std::uint64_t>(cursor)),
-      static_cast<std::uint64_t>(attempt));
+std::uint64_t Generation::stream_of(const Group& group) const {
+  return rollout::seed_of_row(
+      rollout::seed_of_row(config_.train.seed, static_cast<std::uint64_t>(group.cursor)),
+      static_cast<std::uint64_t>(group.attempt));
+}
+
+rollout::Request Generation::request(std::vector<std::int32_t> tokens, std::int64_t drawn) const {
   rollout::Request request;
-  request.prompt = prompts_.row(running.group.row).tokens;
-  request.max_new_tokens = config_.rollout.max_new_tokens;
-  request.sampling.seed = stream;
+  request.prompt = std::move(tokens);
+  request.max_new_tokens = config_.rollout.max_new_tokens - drawn;
   request.sampling.temperature = config_.rollout.temperature;
   request.sampling.top_p = config_.rollout.top_p;
   request.sampling.top_k = config_.rollout.top_k;
@@ -215,6 +213,18 @@ void Generation::start(std::int64_t cursor, std::int64_t attempt) {
   request.return_support = config_.rollout.has_cuts();
   request.stop_ids = stop_ids_;
   request.stop_strings = config_.rollout.stop;
+  return request;
+}
+
+void Generation::start(std::int64_t cursor, std::int64_t attempt) {
+  admission_.start(cursor, version());
+  Running& running = running_[cursor];
+  running.group = {.cursor = cursor, .attempt = attempt, .row = prompts_.index_of(cursor)};
+  const auto samples = static_cast<std::size_t>(config_.rl.samples_per_group);
+  running.group.trajectories.resize(samples);
+  const std::uint64_t stream = stream_of(running.group);
+  rollout::Request request = this->request(prompts_.row(running.group.row).tokens, 0);
+  request.sampling.seed = stream;
   request.samples = config_.rl.samples_per_group;
   const rollout::RequestId first = engine().submit(std::move(request));
   news_.fates.push_back(
@@ -244,34 +254,51 @@ void Generation::pass() {
 }
 
 void Generation::take(Running& running, std::size_t place, rollout::Completion completion) {
-  Trajectory& trajectory = running.group.trajectories[place];
-  trajectory.tokens = std::move(completion.output_ids);
   // The anchor is the distribution that tokens were drawn from.
   const bool is_own = config_.rollout.temperature == 1 && !config_.rollout.has_cuts();
-  trajectory.logprobs = std::move(is_own ? completion.logprobs : completion.sampled_logprobs);
-  trajectory.supports = std::move(completion.supports);
-  for (std::size_t t = 0; t < trajectory.supports.size(); ++t) {
-    // No mass was left but the most likely token's.
-    if (trajectory.supports[t].empty()) trajectory.supports[t] = {trajectory.tokens[t]};
+  const std::int64_t version = pins() ? completion.adapter_version : -1;
+  add_turn(running.group.trajectories[place], std::move(completion), is_own, version);
+  running.ended.push_back(place);
+}
+
+bool Generation::begin_turns(Running& running, Verdict verdict) {
+  Group& group = running.group;
+  running.ended.clear();
+  if (!verdict.error.empty()) return false;
+  for (auto& [place, text] : verdict.observations) {
+    Trajectory& trajectory = group.trajectories[place];
+    if (!add_observation(trajectory, std::move(text), *tokenizer_, config_.rollout.max_new_tokens))
+      continue;
+    std::vector<std::int32_t> tokens = prompts_.row(group.row).tokens;
+    tokens.insert(tokens.end(), trajectory.tokens.begin(), trajectory.tokens.end());
+    rollout::Request request = this->request(std::move(tokens), std::ssize(trajectory.tokens));
+    // Positions begin with 0 in each turn, so that each has a stream of its own.
+    request.sampling.seed =
+        rollout::seed_of_row(rollout::seed_of_sample(stream_of(group), place),
+                             static_cast<std::uint64_t>(std::ssize(trajectory.turns)));
+    const rollout::RequestId id = engine().submit(std::move(request));
+    running.requests[id] = place;
+    cursor_of_[id] = group.cursor;
   }
-  trajectory.versions = std::move(completion.weights_versions);
-  if (pins()) std::ranges::fill(trajectory.versions, completion.adapter_version);
-  trajectory.text = std::move(completion.text);
-  trajectory.is_truncated = completion.finish_reason == rollout::FinishReason::kLength;
+  return !running.requests.empty();
 }
 
 void Generation::finish(std::int64_t cursor) {
-  Group group = std::move(running_.at(cursor).group);
-  running_.erase(cursor);
   GenerationCounts& counts = news_.counts;
-  ++counts.groups;
-  ++generated_since_cut_;
-  news_.fates.push_back({.kind = Fate::Kind::kCompleted, .dispatch = {.cursor = cursor}});
+  Running& running = running_.at(cursor);
   std::string error;
   {
     const Timed timed(counts.judging_s);
-    error = judge_.judge(prompts_.row(group.row), group);
+    std::ranges::sort(running.ended);
+    Verdict verdict = judge_.judge(prompts_.row(running.group.row), running.group, running.ended);
+    error = verdict.error;
+    if (begin_turns(running, std::move(verdict))) return;
   }
+  Group group = std::move(running.group);
+  running_.erase(cursor);
+  ++counts.groups;
+  ++generated_since_cut_;
+  news_.fates.push_back({.kind = Fate::Kind::kCompleted, .dispatch = {.cursor = cursor}});
   const auto reject = [&](Rejection reason) {
     admission_.forget(cursor);
     news_.fates.push_back({.kind = Fate::Kind::kRejected,

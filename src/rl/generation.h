@@ -51,6 +51,7 @@ class Generation : public GroupSource {
   struct Running {
     Group group;
     std::map<rollout::RequestId, std::size_t> requests;  ///< Under way -> its trajectory.
+    std::vector<std::size_t> ended;  ///< Trajectories whose turn waits to be judged.
   };
 
   rollout::Engine& engine();
@@ -62,6 +63,12 @@ class Generation : public GroupSource {
   /// One pass of the engine, and what follows from the sequences that ended.
   void pass();
   void take(Running& running, std::size_t place, rollout::Completion completion);
+  /// A request for the policy's next tokens after those of a prompt.
+  rollout::Request request(std::vector<std::int32_t> tokens, std::int64_t drawn) const;
+  std::uint64_t stream_of(const Group& group) const;
+  /// Judges the turns of a group that have all ended, and starts those that follow. False: there
+  /// are none.
+  bool begin_turns(Running& running, Verdict verdict);
   void finish(std::int64_t cursor);
   /// A group goes back to the prompts.
   void abort(std::int64_t cursor);

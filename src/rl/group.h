@@ -9,17 +9,32 @@
 
 namespace heddle::rl {
 
-/// One completion as it was drawn, and what it is worth.
+/// A turn: text that the policy wrote, and the answer to it.
+struct Turn {
+  std::string completion, observation;
+  bool operator==(const Turn&) const = default;
+};
+
+/// One completion as it was drawn, and what it is worth. With several turns it is all of them, with
+/// the observations between: tokens that the policy did not draw.
 struct Trajectory {
   std::vector<std::int32_t> tokens = {};    ///< For the completion, its end token included.
   std::vector<double> logprobs = {};        ///< [tokens] of the policy that drew them.
   std::vector<std::int64_t> versions = {};  ///< [tokens] of the weights that drew them.
   /// [tokens] ids that each was drawn from; empty: from all.
   std::vector<std::vector<std::int32_t>> supports = {};
-  std::string text = {};
-  bool is_truncated = false;  ///< Ended at the limit of its length.
-  double reward = 0;          ///< As the verifier gave it.
+  /// [tokens] whether the policy drew it: from who gave it, never from its text. Empty: all.
+  std::vector<std::uint8_t> sampled = {};
+  std::vector<Turn> turns = {};  ///< Earlier turns.
+  std::string text = {};         ///< Text of the last turn.
+  bool is_truncated = false;     ///< Ended at the limit of its length.
+  double reward = 0;             ///< As the verifier gave it.
   std::map<std::string, double> parts = {};
+
+  bool is_sampled(std::size_t token) const { return sampled.empty() || sampled[token] != 0; }
+  std::int64_t sampled_tokens() const {
+    return sampled.empty() ? std::ssize(tokens) : std::ranges::count(sampled, 1);
+  }
 };
 
 /// A prompt and its trajectories: what is dispatched, judged and trained on as one.

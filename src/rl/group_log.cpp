@@ -52,6 +52,9 @@ void GroupLog::write(std::int64_t step, std::int64_t version, const Prompt& prom
                    {"tokens", trajectory.tokens.size()},
                    {"finish_reason", trajectory.is_truncated ? "length" : "stop"},
                    {"text", trajectory.text}};
+    for (const Turn& turn : trajectory.turns)
+      sample["turns"].push_back(
+          {{"completion", turn.completion}, {"observation", turn.observation}});
     if (!trajectory.parts.empty()) sample["parts"] = trajectory.parts;
     // Runs of one version: [version, tokens].
     Json runs = Json::array();

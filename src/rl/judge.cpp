@@ -37,32 +37,48 @@ Judge::Judge(const config::RlReward& options, const comm::Group& everybody)
   if (everybody_.rank() == 0) reward_ = reward::make_reward(options_of(options));
 }
 
-std::string Judge::judge(const Prompt& prompt, Group& group) {
+Verdict Judge::judge(const Prompt& prompt, Group& group, std::span<const std::size_t> places) {
   Json scores = Json::array();
   if (reward_) {
     std::vector<reward::Sample> samples;
-    for (const Trajectory& trajectory : group.trajectories) {
-      samples.push_back({.id = fmt::format("{}/{}/{}", group.cursor, group.attempt, samples.size()),
+    for (const std::size_t place : places) {
+      const Trajectory& trajectory = group.trajectories[place];
+      std::vector<std::int64_t> tokens;
+      // The last turn's.
+      std::size_t first = trajectory.tokens.size();
+      while (first > 0 && trajectory.is_sampled(first - 1)) --first;
+      tokens.assign(trajectory.tokens.begin() + static_cast<std::ptrdiff_t>(first),
+                    trajectory.tokens.end());
+      std::vector<reward::PastTurn> turns;
+      for (const Turn& turn : trajectory.turns)
+        turns.push_back({turn.completion, turn.observation});
+      samples.push_back({.id = fmt::format("{}/{}/{}", group.cursor, group.attempt, place),
                          .group = group.cursor,
                          .prompt = prompt.text,
                          .completion = trajectory.text,
-                         .tokens = {trajectory.tokens.begin(), trajectory.tokens.end()},
+                         .turns = std::move(turns),
+                         .tokens = std::move(tokens),
                          .truth = prompt.truth,
                          .meta = prompt.meta,
                          .is_truncated = trajectory.is_truncated});
     }
-    for (const reward::Score& score : reward_->score(samples))
-      scores.push_back({score.reward, Json(score.parts), score.error.value_or("")});
+    for (const reward::Score& score : reward_->score(samples)) {
+      scores.push_back({score.reward, Json(score.parts), score.error.value_or(""),
+                        score.observation ? Json(*score.observation) : Json()});
+    }
   }
   if (everybody_.size() > 1)
     scores = json::parse(everybody_.all_gather_objects(scores.dump()).front());
-  std::string error;
-  for (std::size_t i = 0; i < group.trajectories.size(); ++i) {
-    group.trajectories[i].reward = scores[i][0].get<double>();
-    group.trajectories[i].parts = scores[i][1].get<std::map<std::string, double>>();
-    if (error.empty()) error = scores[i][2].get<std::string>();
+  Verdict verdict;
+  for (std::size_t i = 0; i < places.size(); ++i) {
+    Trajectory& trajectory = group.trajectories[places[i]];
+    trajectory.reward += scores[i][0].get<double>();
+    for (const auto& [name, value] : scores[i][1].items())
+      trajectory.parts[name] += value.get<double>();
+    if (verdict.error.empty()) verdict.error = scores[i][2].get<std::string>();
+    if (!scores[i][3].is_null()) verdict.observations[places[i]] = scores[i][3].get<std::string>();
   }
-  return error;
+  return verdict;
 }
 
 }  // namespace heddle::rl

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <map>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "comm/group.h"
 #include "config/run_config.h"
@@ -11,14 +13,20 @@
 
 namespace heddle::rl {
 
+struct Verdict {
+  std::string error = {};  ///< Why there is no reward; else empty.
+  /// Trajectories that go on -> the text before their next turn.
+  std::map<std::size_t, std::string> observations = {};
+};
+
 /// The reward of a run. Rank 0 asks it; all ranks learn the answers.
 class Judge {
  public:
   Judge(const config::RlReward& options, const comm::Group& everybody);
 
-  /// Fills the rewards of a prompt's trajectories. Called by all ranks. Returns why there are none,
-  /// or "".
-  std::string judge(const Prompt& prompt, Group& group);
+  /// Adds the rewards that the last turns of these trajectories of a prompt earn. Called by all
+  /// ranks.
+  Verdict judge(const Prompt& prompt, Group& group, std::span<const std::size_t> places);
 
  private:
   comm::Group everybody_;

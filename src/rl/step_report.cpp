@@ -33,7 +33,7 @@ void report_groups(const Batch& batch, std::int64_t version, train::StepInfo& in
     largest_staleness = std::max(largest_staleness, age);
     for (const Trajectory& trajectory : group.trajectories) {
       rewards.push_back(trajectory.reward);
-      lengths.push_back(static_cast<double>(trajectory.tokens.size()));
+      lengths.push_back(static_cast<double>(trajectory.sampled_tokens()));
       truncated += trajectory.is_truncated;
       for (const auto& [name, value] : trajectory.parts) parts[name].push_back(value);
     }

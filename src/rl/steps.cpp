@@ -1,6 +1,7 @@
 #include "rl/steps.h"
 
 #include <algorithm>
+#include <array>
 
 #include "assembly/from_config.h"
 #include "base/errors.h"
@@ -10,10 +11,14 @@
 #include "rl/generation.h"
 #include "rl/remote_generation.h"
 #include "rl/step_report.h"
+#include "rl/turns.h"
 #include "rollout/answers.h"
 
 namespace heddle::rl {
 namespace {
+
+/// The one trajectory of a group in evaluation.
+constexpr std::array<std::size_t, 1> kOnly{0};
 
 objective::PolicyOptions policy_options(const config::RunConfig& config) {
   const config::RlSection& rl = config.rl;
@@ -260,33 +265,52 @@ void Steps::on_updated(train::StepInfo& info) {
 }
 
 train::Evaluation Steps::evaluate() {
-  std::vector<rollout::Request> requests;
-  for (std::int64_t i = 0; i < held_out_.size(); ++i) {
-    rollout::Request request;
-    request.prompt = held_out_.row(i).tokens;
-    request.max_new_tokens = config_.rollout.max_new_tokens;
-    request.sampling.temperature = 0;
-    request.stop_ids = rollout::end_tokens(*setup_.tokenizer, setup_.placed.source.get());
-    request.stop_strings = config_.rollout.stop;
-    requests.push_back(std::move(request));
+  std::vector<Group> groups(static_cast<std::size_t>(held_out_.size()));
+  std::vector<std::size_t> active;
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    groups[i].cursor = static_cast<std::int64_t>(i);
+    groups[i].trajectories.resize(1);
+    active.push_back(i);
   }
-  const std::vector<rollout::Completion> completions =
-      rollout::generate(setup_.placed, setup_.tokenizer, requests,
-                        {.max_sequences = config_.rollout.max_sequences,
-                         .prefill_tokens = config_.rollout.prefill_tokens,
-                         .record_steps = false});
+  const std::int64_t most = config_.rollout.max_new_tokens;
+  while (!active.empty()) {
+    std::vector<rollout::Request> requests;
+    for (const std::size_t i : active) {
+      const std::vector<std::int32_t>& drawn = groups[i].trajectories[0].tokens;
+      rollout::Request request;
+      request.prompt = held_out_.row(groups[i].cursor).tokens;
+      request.prompt.insert(request.prompt.end(), drawn.begin(), drawn.end());
+      request.max_new_tokens = most - std::ssize(drawn);
+      request.sampling.temperature = 0;
+      request.stop_ids = rollout::end_tokens(*setup_.tokenizer, setup_.placed.source.get());
+      request.stop_strings = config_.rollout.stop;
+      requests.push_back(std::move(request));
+    }
+    std::vector<rollout::Completion> turns =
+        rollout::generate(setup_.placed, setup_.tokenizer, requests,
+                          {.max_sequences = config_.rollout.max_sequences,
+                           .prefill_tokens = config_.rollout.prefill_tokens,
+                           .record_steps = false});
+    std::vector<std::size_t> go_on;
+    for (std::size_t k = 0; k < active.size(); ++k) {
+      Group& group = groups[active[k]];
+      Trajectory& trajectory = group.trajectories[0];
+      add_turn(trajectory, std::move(turns[k]), /*is_own_distribution=*/true);
+      Verdict verdict = judge_.judge(held_out_.row(group.cursor), group, kOnly);
+      if (!verdict.error.empty()) {
+        throw_error<Error>("data.eval, prompt {}: no reward: {}", group.cursor + 1, verdict.error);
+      }
+      for (auto& [place, text] : verdict.observations) {
+        if (add_observation(trajectory, std::move(text), *setup_.tokenizer, most))
+          go_on.push_back(active[k]);
+      }
+    }
+    active = std::move(go_on);
+  }
   std::vector<double> rewards, lengths;
-  for (std::size_t i = 0; i < completions.size(); ++i) {
-    Group group;
-    group.cursor = static_cast<std::int64_t>(i);
-    group.trajectories.push_back(
-        {.tokens = completions[i].output_ids,
-         .text = completions[i].text,
-         .is_truncated = completions[i].finish_reason == rollout::FinishReason::kLength});
-    const std::string error = judge_.judge(held_out_.row(group.cursor), group);
-    if (!error.empty()) throw_error<Error>("data.eval, prompt {}: no reward: {}", i + 1, error);
-    rewards.push_back(group.trajectories.front().reward);
-    lengths.push_back(static_cast<double>(completions[i].output_ids.size()));
+  for (const Group& group : groups) {
+    rewards.push_back(group.trajectories[0].reward);
+    lengths.push_back(static_cast<double>(group.trajectories[0].sampled_tokens()));
   }
   const double reward = mean_of(rewards);
   train::Evaluation evaluation{-reward, {}};

@@ -185,6 +185,25 @@ const std::vector<BadInputCase>& configuration() {
        },
        2,
        {"--template-arg enable_thinking: 'False' is not JSON: write true, false"}},
+      {"TrainingWithoutSettings",
+       [](const Folder&) { return Arguments{"sft"}; },
+       2,
+       {"expected a YAML file, or settings such as model.path=DIR data.train=FILE"}},
+      {"OutputOfOnePrompt",
+       [](const Folder& f) {
+         return Arguments{"generate", f.at("model"), "--prompt",
+                          "a",        "--output",    f.at("out.jsonl")};
+       },
+       2,
+       {"--output takes the answers to the rows of --input"}},
+      {"OutputInAFolderThatIsNotThere",
+       [](const Folder& f) {
+         f.write("in.jsonl", R"({"text":"a"})");
+         return Arguments{"score",          f.at("model"), "--input",
+                          f.at("in.jsonl"), "--output",    f.at("none/out.jsonl")};
+       },
+       1,
+       {"cannot write {dir}/none/out.jsonl: there is no folder {dir}/none; make it first"}},
   };
   return cases;
 }

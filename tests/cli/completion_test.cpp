@@ -53,6 +53,13 @@ TEST(Completion, BashOffersCommandsOptionsFilesAndKeys) {
   EXPECT_THAT(bash_completions("heddle report optim.l"), IsEmpty());
 }
 
+TEST(Completion, BashOffersTypesAndDevices) {
+  EXPECT_THAT(bash_completions("heddle generate --dtype b"), ElementsAre("bfloat16"));
+  EXPECT_THAT(bash_completions("heddle launch -- score --device c"), ElementsAre("cpu", "cuda"));
+  EXPECT_THAT(bash_completions("heddle sft device=n"), ElementsAre("device=npu"));
+  EXPECT_THAT(bash_completions("heddle sft device.name=cu"), ElementsAre("device.name=cuda"));
+}
+
 TEST(Completion, BashOffersValuesOfKeysAndOptions) {
   // Words are cut as bash does, and whole where COMP_WORDBREAKS has no "=".
   EXPECT_THAT(bash_completions("heddle sft run.yaml optim.name = ad"), ElementsAre("adamw"));

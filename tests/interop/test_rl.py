@@ -1,5 +1,6 @@
 """Policies that `heddle rl` trains and the log-probabilities of rollouts, against transformers and peft; and ranks that only generate."""
 import json
+import sys
 
 import pytest
 import torch
@@ -90,3 +91,36 @@ def test_a_rank_that_only_generates_changes_no_bit(models, tmp_path, method):
     assert all("wait_s" in step for step in read_rows(tmp_path / "apart/metrics.jsonl"))
     name = "adapter_model.safetensors" if method == "lora" else "model.safetensors"
     assert (final / name).read_bytes() == (tmp_path / "apart/final" / name).read_bytes()
+
+
+WORKER = """
+import json, sys
+for line in sys.stdin:
+    sample = json.loads(line)
+    turns = sample.get("turns", [])
+    answer = {"reward": len(sample["completion"]) / 100, "id": sample["id"]}
+    if len(turns) < 2:
+        answer["observation"] = f" you said {len(sample['completion'])} letters, go on:"
+    print(json.dumps(answer), flush=True)
+"""
+
+
+def test_turns_of_a_rollout_have_the_bits_of_one_process(models, tmp_path):
+    worker = tmp_path / "worker.py"
+    worker.write_text(WORKER)
+    turns = [f"rl.reward.command=[{sys.executable}, {worker}]", "rollout.stop=[a, e]", "rl.groups_every=1",
+             "data.max_length=128", "rollout.max_new_tokens=96", "model.dtype=float32"]
+
+    def arguments(name, *more):
+        words = arguments_of(models / "dense_tied", tmp_path, name, "full", *turns, *more)
+        return [word for word in words if not word.startswith("rl.reward.verifiers")]
+
+    heddle(*arguments("one"))
+    heddle("launch", "--nproc", 2, "--log-dir", tmp_path / "logs", "--", *arguments("apart", "rl.rollout_ranks=1", "device.threads=1"))
+    assert_learnt(tmp_path / "one")
+    name = "final/model.safetensors"
+    assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "apart" / name).read_bytes()
+    groups = read_rows(tmp_path / "apart/groups.jsonl")
+    assert groups == read_rows(tmp_path / "one/groups.jsonl")
+    assert {len(sample.get("turns", [])) for group in groups for sample in group["samples"]} >= {2}
+    assert all(step["mismatch_abs_max"] < 1e-4 for step in read_rows(tmp_path / "one/metrics.jsonl")[:1])

@@ -11,6 +11,7 @@
 #include "base/errors.h"
 #include "reward/environment.h"
 #include "reward/reward.h"
+#include "reward/wire.h"
 #include "testing/paths.h"
 #include "testing/temporary_directory.h"
 
@@ -52,6 +53,30 @@ TEST(ProcessReward, GivesScoresInTheOrderOfTheSamples) {
       EXPECT_EQ(scores[k].reward, static_cast<double>(completions[k].size()));
       EXPECT_EQ(scores[k].parts.at("length"), scores[k].reward);
     }
+  }
+}
+
+TEST(ProcessReward, AnswersATurnWithTextForTheNext) {
+  const auto reward = reward_of(program());
+  std::vector<Sample> samples = samples_of({"first"});
+  samples[0].meta = {{"turns", 2}};
+  const Score first = reward->score(samples)[0];
+  EXPECT_EQ(first.observation, " again:");
+  EXPECT_EQ(first.reward, 0.25);
+  samples[0].turns.push_back({"first", " again:"});
+  const Score last = reward->score(samples)[0];
+  EXPECT_FALSE(last.observation);
+  EXPECT_EQ(last.reward, 1);
+}
+
+TEST(RewardWire, ReadsAnObservationOrSaysWhatIsWrongWithIt) {
+  EXPECT_EQ(from_wire({{"observation", "on"}}).observation, "on");
+  EXPECT_EQ(from_wire({{"observation", "on"}}).reward, 0);
+  for (const Json& wrong : {Json(""), Json(1), Json(std::string(1 << 21, 'x'))}) {
+    const Score score = from_wire({{"observation", wrong}, {"reward", 1}});
+    ASSERT_TRUE(score.error);
+    EXPECT_NE(score.error->find("'observation' must be text of 1 byte to 1 MiB"),
+              std::string::npos);
   }
 }
 

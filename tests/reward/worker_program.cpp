@@ -6,6 +6,7 @@
 #include <fstream>
 #include <iostream>
 #include <map>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -15,7 +16,20 @@ using nlohmann::json;
 
 namespace {
 
+/// Rows with meta {"turns": n} have n turns, all but the last worth a quarter.
+std::optional<json> turn_of(const json& sample) {
+  const json& meta = sample.at("meta");
+  if (!meta.is_object() || !meta.contains("turns")) return {};
+  const json past = sample.value("turns", json::array());
+  if (past.size() + 1 == meta.at("turns")) return json{{"reward", 1}};
+  for (const json& turn : past) {
+    if (turn.at("observation") != " again:") return json{{"error", "another observation"}};
+  }
+  return json{{"observation", " again:"}, {"reward", 0.25}};
+}
+
 json judged(const json& sample) {
+  if (const auto answer = turn_of(sample)) return *answer;
   const auto completion = sample.at("completion").get<std::string>();
   const auto argument = completion.substr(completion.find(' ') + 1);
   if (completion == "die") ::_exit(3);

@@ -14,6 +14,8 @@ TEST(BatchBytesTest, ComesBackAsItWas) {
                                               .logprobs = {-0.1, -1e-30, -17.25},
                                               .versions = {4, 4, 5},
                                               .supports = {{1, 9}, {2}, {7, 248319}},
+                                              .sampled = {1, 0, 1},
+                                              .turns = {{"a \xE2", "seen"}, {"", "b"}},
                                               .text = "half a character \xE2\x82",
                                               .is_truncated = true,
                                               .reward = 0.1,
@@ -36,6 +38,8 @@ TEST(BatchBytesTest, ComesBackAsItWas) {
   EXPECT_EQ(other.logprobs, one.logprobs);
   EXPECT_EQ(other.versions, one.versions);
   EXPECT_EQ(other.supports, one.supports);
+  EXPECT_EQ(other.sampled, one.sampled);
+  EXPECT_EQ(other.turns, one.turns);
   EXPECT_EQ(other.text, one.text);
   EXPECT_TRUE(other.is_truncated);
   EXPECT_EQ(other.reward, one.reward);

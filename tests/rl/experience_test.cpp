@@ -98,6 +98,44 @@ TEST_F(ExperienceTest, ColumnsStandAtTheLabelsOfTheCompletion) {
   EXPECT_EQ(rows[3].advantages[rows[3].advantages.size() - 2], 0);
 }
 
+TEST_F(ExperienceTest, ObservationsAreReadAndNotTrained) {
+  std::vector<Group> batch = groups();
+  Trajectory& turns = batch[0].trajectories[1];
+  turns.sampled = {1, 1, 1, 0, 0, 1, 1, 1};
+  const config::RunConfig run = config();
+  const Prompts all = prompts(run);
+  const Experience experience(run, all, batch);
+  const data::Step step = experience.step(0, 0, 1);
+  EXPECT_EQ(step.loss_rows, 3 + 6 + 1 + 5);
+  const std::int64_t prompt = std::ssize(all.row(0).tokens);
+  for (const data::Batch& micro : step.micro_batches) {
+    for (std::size_t s = 0; s < micro.row_ids.size(); ++s) {
+      if (micro.row_ids[s] != 1) continue;
+      const std::int64_t begin = micro.cu_seqlens_host[s] + prompt - 1;
+      for (std::int64_t t = 0; t < 8; ++t) {
+        const bool is_drawn = turns.sampled[static_cast<std::size_t>(t)] != 0;
+        EXPECT_EQ(micro.loss_weights[begin + t].item<float>(), is_drawn ? 1 : 0) << t;
+        EXPECT_EQ(micro.labels[begin + t].item<std::int64_t>(),
+                  is_drawn ? turns.tokens[static_cast<std::size_t>(t)] : data::kIgnoredLabel);
+        // The policy reads what it was told.
+        EXPECT_EQ(micro.tokens[begin + t + 1].item<std::int64_t>(),
+                  turns.tokens[static_cast<std::size_t>(t)]);
+      }
+    }
+  }
+  // Whitened over the tokens that were drawn: their mean is 0.
+  const config::RunConfig whitened = config({"rl.algorithm.advantage=reinforce++_baseline"});
+  const auto rows = Experience(whitened, all, batch).policy_rows();
+  double sum = 0;
+  for (std::size_t i = 0; i < 4; ++i) {
+    const Trajectory& trajectory = batch[i / 2].trajectories[i % 2];
+    const std::size_t first = all.row(batch[i / 2].row).tokens.size() - 1;
+    for (std::size_t t = 0; t < trajectory.tokens.size(); ++t)
+      sum += trajectory.is_sampled(t) ? rows[i].advantages[first + t] : 0;
+  }
+  EXPECT_NEAR(sum, 0, 1e-9);
+}
+
 TEST_F(ExperienceTest, RanksShareTheRowsEqually) {
   const config::RunConfig run = config();
   const Prompts all = prompts(run);

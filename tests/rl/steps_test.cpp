@@ -97,6 +97,45 @@ TEST_F(RlTest, FirstStepIsOnPolicy) {
   EXPECT_EQ(recomputed.steps.front().metrics.at("kl"), 0);
 }
 
+TEST_F(RlTest, TurnsOfAnEpisodeAreTrainedAsTheyWereDrawn) {
+  std::ofstream rows(dir_ / "episodes.jsonl");
+  for (int i = 0; i < 12; ++i)
+    rows << nlohmann::json{{"prompt", "say " + std::to_string(i)}, {"meta", {{"turns", 3}}}}
+         << "\n";
+  rows.close();
+  const std::string file = (dir_ / "episodes.jsonl").string();
+  const config::RunConfig episodes = config(
+      "episodes",
+      {"train.objective=policy", "data.train=" + file, "data.eval=" + file, "data.fields.meta=meta",
+       "data.max_length=64", "model.dtype=float64", "train.micro_batch_tokens=256",
+       "train.max_steps=2", "train.eval_every=1", "optim.warmup_steps=0", "rl.groups_per_step=4",
+       "rl.samples_per_group=4", "rl.groups_every=1", "rl.reference.kl_coef=0.1",
+       "rollout.stop=[e, a]", "rollout.max_new_tokens=32", "rollout.max_sequences=16",
+       "rl.reward.command=[" + testing::built_path("tests/reward/heddle_reward_worker") + "]"});
+  const Reports reports = train(episodes);
+  const auto& first = reports.steps.front().metrics;
+  // Log-probabilities of later turns are those of the tokens before them, observations included.
+  EXPECT_NEAR(first.at("ratio_mean"), 1, 1e-7);
+  EXPECT_NEAR(first.at("mismatch_abs_max"), 0, 1e-6);
+  EXPECT_NEAR(first.at("kl_ref"), 0, 1e-7);
+  std::ifstream log(dir_ / "episodes" / "groups.jsonl");
+  std::string line;
+  ASSERT_TRUE(std::getline(log, line));
+  std::set<std::size_t> past;
+  const nlohmann::json group = nlohmann::json::parse(line);
+  for (const auto& sample : group.at("samples")) {
+    const auto turns = sample.value("turns", nlohmann::json::array());
+    past.insert(turns.size());
+    for (const auto& turn : turns) EXPECT_EQ(turn.at("observation"), " again:");
+    // An episode without room for its last turn has the rewards of its turns.
+    const double last = turns.size() == 2 ? 1 : 0.25;
+    EXPECT_EQ(sample.at("reward"), 0.25 * static_cast<double>(turns.size()) + last);
+    EXPECT_TRUE(turns.size() == 2 || sample.at("finish_reason") == "length");
+  }
+  EXPECT_TRUE(past.contains(2));
+  EXPECT_GE(reports.evaluations.back().metrics.at("reward"), 0.25);
+}
+
 TEST_F(RlTest, PolicyIsTrainedAtTheTemperatureThatDrewItsTokens) {
   const auto first = [&](const char* temperature) {
     return train(run(std::string("at-") + temperature,

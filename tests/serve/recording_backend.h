@@ -106,7 +106,7 @@ class RecordingBackend final : public Backend {
   }
 
   std::atomic<std::size_t> most_joined = 0;
-  std::string calls;  ///< What ran, in its order; to be read when nothing runs.
+  std::string calls;  ///< Passes and steps in the order they ran in; to be read when nothing runs.
   /// A work whose first token is 98 says that it has begun, and waits until it may end.
   std::binary_semaphore long_work_began{0}, long_work_may_end{0};
 

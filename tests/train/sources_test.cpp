@@ -104,14 +104,14 @@ TEST_F(SourcesTest, AResumedRunRefusesOtherSources) {
   };
   EXPECT_THAT(resume_after([&] { touch("tokenizer.json"); }), other("tokenizer.json"));
   EXPECT_THAT(resume_after([&] { touch("chat_template.jinja"); }), other("chat_template.jinja"));
-  EXPECT_THAT(resume_after([&] { fs::remove(dir_ / "model/tokenizer_config.json"); }),
+  EXPECT_THAT(resume_after([&] { touch("tokenizer_config.json"); }),
               other("tokenizer_config.json"));
   EXPECT_THAT(resume_after([&] { write("special_tokens_map.json", "{}"); }),
               other("special_tokens_map.json"));
   EXPECT_THAT(resume_after([&] {
                 auto config =
                     nlohmann::ordered_json::parse(files::read(dir_ / "model/config.json"));
-                config["rope_theta"] = 5000;
+                config["transformers_version"] = "9.9";
                 write("config.json", config.dump());
               }),
               other("config.json of the model"));

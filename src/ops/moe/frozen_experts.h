@@ -25,7 +25,7 @@ struct EightBitExperts {
 
 /// Lays them beside a weight; they go where it is detached, and live as long as it does.
 void lay_experts_beside(const at::Tensor& weight, EightBitExperts experts);
-/// What lies beside a weight; null: nothing.
+/// The experts that lie beside a weight; null: none.
 const EightBitExperts* experts_beside(const at::Tensor& weight);
 /// Bytes of what lies beside it.
 std::int64_t bytes_beside(const at::Tensor& weight);

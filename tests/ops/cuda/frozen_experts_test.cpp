@@ -29,7 +29,7 @@ class GpuFrozenExperts : public GpuFused {
   KernelTable experts_, storage_;
 };
 
-/// Matrices of different scales, the first zero.
+/// Matrices that differ in scale, the first one zero.
 at::Tensor weights_of(std::int64_t experts, std::int64_t out, std::int64_t in, std::uint64_t seed) {
   at::Tensor weight = randn({experts, out, in}, at::kFloat, seed);
   for (std::int64_t e = 0; e < experts; ++e) weight[e] *= 0.02 * static_cast<double>(e % 7);

@@ -55,7 +55,7 @@ struct Args {
   EightBitProduct scales;
 };
 
-/// What is multiplied, and whether the depth comes first in the weight.
+/// A product: its type, and whether the depth comes first in the weight.
 template <bool kIsEightBit, bool kIsDepthFirst>
 struct Kind {
   static constexpr bool kEightBit = kIsEightBit, kDepthFirst = kIsDepthFirst;
@@ -185,7 +185,7 @@ struct Scales {
 #pragma unroll
     for (int i = 0; i < kColumns / 32; ++i) held[i] = a.scales.x_scales[at[i] / k];
   }
-  /// Of column `e`, 0 or 1, of this thread's in block n of 8 columns.
+  /// The scale of column `e`, 0 or 1, of this thread in block n of 8 columns.
   __device__ __forceinline__ float of(int n, int e) const {
     if constexpr (!K::kEightBit) return 1.f;
     const int lane = static_cast<int>(threadIdx.x & 3) * 2 + e;
