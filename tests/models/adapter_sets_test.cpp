@@ -1,4 +1,7 @@
 // Several sets of adapters in one pass: each gets the bits that it has without the others.
+#include <algorithm>
+#include <map>
+
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
@@ -49,8 +52,9 @@ struct Outcome {
   std::map<std::string, at::Tensor> gradients;  ///< By set and name.
 };
 
-/// Forward and backward of all rows in one pass.
-Outcome run(Model& model, const std::vector<Rows>& rows, parallel::Recompute recompute) {
+/// Forward and backward of all rows in one pass, `times` times.
+Outcome run(Model& model, const std::vector<Rows>& rows, parallel::Recompute recompute,
+            int times = 1) {
   std::vector<std::pair<int, int>> sequences;
   for (const Rows& one : rows) sequences.push_back(one.seed_and_length);
   const data::Batch batch = testing::batch_of(sequences);
@@ -66,14 +70,17 @@ Outcome run(Model& model, const std::vector<Rows>& rows, parallel::Recompute rec
   // Every set's parameters are the blocks': each collects its own gradients.
   std::vector<parallel::BlockEntry> blocks = assembly::block_entries(model);
   parallel::BlockRunner runner(blocks, {recompute});
-  parallel::BlockRunner::Tape tape;
   const at::Tensor embedded = model.embed(batch.tokens).detach();
   Outcome outcome;
-  outcome.hidden = runner.forward(embedded, pass, /*wants_input_gradient=*/true, tape);
-  const at::Tensor gradient = at::sin(embedded.mul(50));
-  outcome.input_gradient = runner.backward(gradient, 0, tape);
+  for (int i = 0; i < times; ++i) {
+    parallel::BlockRunner::Tape tape;
+    outcome.hidden = runner.forward(embedded, pass, /*wants_input_gradient=*/true, tape);
+    outcome.input_gradient = runner.backward(at::sin(embedded.mul(50)), 0, tape);
+  }
   for (std::size_t i = 0; i < rows.size(); ++i) {
-    if (rows[i].set == nullptr) continue;
+    const bool is_taken = std::any_of(rows.begin(), rows.begin() + static_cast<std::ptrdiff_t>(i),
+                                      [&](const Rows& one) { return one.set == rows[i].set; });
+    if (rows[i].set == nullptr || is_taken) continue;
     rows[i].set->visit_parameters([&](nn::Parameter& factor) {
       factor.collect_gradient();
       outcome.gradients[std::to_string(rows[i].set->options().rank) + factor.name()] =
@@ -124,6 +131,37 @@ TEST_P(AdapterSets, InOnePassHaveTheBitsThatTheyHaveAlone) {
       first += count;
     }
   }
+}
+
+/// A set whose rows stand in two places of a pass, one of another rank between them, and a second
+/// pass that adds to the gradients of the first.
+TEST(AdapterSet, GradientsOfAllItsRowsAndPassesAddUp) {
+  const auto model = testing::tiny_model(at::kDouble, /*moe=*/false, c10::Device(c10::kCPU));
+  model->visit_parameters([](nn::Parameter& p) { p.set_trainable(false); });
+  const auto a = make_set(*model, 4, 0, {"all-linear"}, {}),
+             b = make_set(*model, 7, 0, {"q_proj", "in_proj_qkv", "down_proj"}, {});
+  const std::vector<Rows> all = {
+      {a.get(), {1, 30}}, {b.get(), {2, 17}}, {nullptr, {3, 10}}, {a.get(), {4, 25}}};
+  std::map<std::string, at::Tensor> expected;
+  std::vector<at::Tensor> hidden, input_gradients;
+  for (const Rows& one : all) {
+    const Outcome alone = run(*model, {one}, parallel::Recompute::kOff);
+    hidden.push_back(alone.hidden);
+    input_gradients.push_back(alone.input_gradient);
+    for (const auto& [name, gradient] : alone.gradients) {
+      at::Tensor& sum = expected[name];
+      sum = sum.defined() ? sum + 2 * gradient : 2 * gradient;
+    }
+  }
+  const Outcome together = run(*model, all, parallel::Recompute::kOff, /*times=*/2);
+  const auto difference = [](const at::Tensor& x, const at::Tensor& y) {
+    return ((x - y).norm() / y.norm()).item<double>();
+  };
+  EXPECT_LE(difference(together.hidden, at::cat(hidden)), 1e-13);
+  EXPECT_LE(difference(together.input_gradient, at::cat(input_gradients)), 1e-13);
+  EXPECT_EQ(together.gradients.size(), expected.size());
+  for (const auto& [name, gradient] : expected)
+    EXPECT_LE(difference(together.gradients.at(name), gradient), 1e-12) << name;
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, AdapterSets,
