@@ -18,7 +18,7 @@ inline std::vector<comm::LaunchEnvironment> environments(std::int64_t count,
                                                          const std::string& nonce = "test") {
   std::vector<comm::LaunchEnvironment> all;
   for (std::int64_t r = 0; r < count; ++r) {
-    all.push_back({"test", r, count, r, count, master, false, false, nonce, {}});
+    all.push_back({"test", r, count, r, count, master, false, false, nonce, false, ""});
   }
   return all;
 }
