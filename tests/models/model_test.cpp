@@ -120,8 +120,9 @@ TEST_P(ModelTest, GenerationInPiecesEqualsOneForwardPass) {
     const auto sequences =
         ops::Sequences::from_host({0, static_cast<std::int32_t>(length)}, testing::device());
     const auto rows = ops::CacheRows::from_host({2}, {done}, {{5, 0, 6, 2, 1}}, testing::device());
-    pieces.push_back(runner.evaluate(model->embed(batch.tokens.narrow(0, done, length)),
-                                     model->cached_pass(sequences, {&cache, rows, {}, {}, {}, {}})));
+    pieces.push_back(
+        runner.evaluate(model->embed(batch.tokens.narrow(0, done, length)),
+                        model->cached_pass(sequences, {&cache, rows, {}, {}, {}, {}})));
     done += length;
   }
   EXPECT_LE((at::cat(pieces) - whole).abs().max().item<double>(), 1e-9);
