@@ -49,6 +49,14 @@ bool fits_plain(std::string_view pattern, std::string_view module) {
   return before == 0 || module[before - 1] == '.';
 }
 
+/// Whether an entry of modules_to_save, plain as the module is, fits it or a module that it is in.
+bool is_within_plain(std::string_view saved, std::string_view module) {
+  for (std::size_t end = module.find('.');; end = module.find('.', end + 1)) {
+    if (fits_plain(saved, module.substr(0, end))) return true;
+    if (end == std::string_view::npos) return false;
+  }
+}
+
 /// The value of the first pattern that fits, as PEFT looks it up.
 template <class T>
 T look_up(const std::vector<std::pair<std::string, T>>& patterns, std::string_view module,
@@ -239,7 +247,12 @@ bool AdapterConfig::targets(std::string_view module) const {
       Pattern(exclude_pattern, where + ": 'exclude_modules'").matches_all(module)) {
     return false;
   }
+  const bool is_plain_module = is_plain(module);
   for (const std::string& saved : modules_to_save) {
+    if (is_plain_module && is_plain(saved)) {
+      if (is_within_plain(saved, module)) return false;
+      continue;
+    }
     if (Pattern("(?:^|.*\\.)(?:" + saved + ")(?:$|\\..*)", where + ": 'modules_to_save'")
             .matches_prefix(module)) {
       return false;
@@ -347,7 +360,11 @@ AdapterConfig AdapterConfig::from_json(const Json& json, const std::string& file
   reader.read("exclude_modules", config.exclude_modules, config.exclude_pattern);
   reader.read("target_parameters", config.target_parameters);
   reader.read("modules_to_save", config.modules_to_save);
-  reader.require_few("modules_to_save", config.modules_to_save.size(), kMostExpressions);
+  const auto expressions = std::ranges::count_if(
+      config.modules_to_save, [](const std::string& name) { return !is_plain(name); });
+  if (static_cast<std::size_t>(expressions) > kMostExpressions) {
+    reader.fail("modules_to_save", "has more than {} regular expressions", kMostExpressions);
+  }
   reader.read("ensure_weight_tying", config.ensure_weight_tying);
   reader.read("rank_pattern", config.rank_pattern);
   reader.read("alpha_pattern", config.alpha_pattern);

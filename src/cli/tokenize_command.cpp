@@ -1,5 +1,6 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <ostream>
@@ -188,6 +189,16 @@ std::vector<std::string> input_files(const std::string& input) {
   return files;
 }
 
+/// Puts the input in the place of data.train, for the names of classes. False where the rows cannot
+/// be read twice, as standard input.
+bool take_as_train(const std::vector<std::string>& files, config::RunConfig& config) {
+  for (const std::string& file : files) {
+    if (!std::filesystem::is_regular_file(file)) return false;
+    config.data.train.push_back({file, 1});
+  }
+  return true;
+}
+
 int run(const TokenizeOptions& options, const Session& session) {
   const ConfigArguments split = split_config_arguments(options.arguments);
   config::RunConfig config =
@@ -196,9 +207,18 @@ int run(const TokenizeOptions& options, const Session& session) {
     throw ConfigError("model.path is needed: it names the tokenizer");
   if (!options.input.empty() || !options.text.empty()) config.data.train.clear();
   resolve_names(config, hub::Need::kTokenizer);
-  if (!config.data.train.empty()) train::find_class_labels(config);
+  std::vector<std::string> files;
+  if (!options.input.empty() && options.text.empty()) files = input_files(options.input);
+  const bool knows_labels = take_as_train(files, config);
+  if (knows_labels && !config.data.train.empty())
+    train::find_class_labels(config, config::Completeness::kPartial);
+  if (!knows_labels) config.data.train.clear();
   const auto tokenizer = train::load_tokenizer(config).tokenizer;
   data::DatasetOptions dataset = train::dataset_options(config, train::DataPart::kTrain);
+  if (!knows_labels && dataset.reader.task == data::Task::kClassification &&
+      config.data.labels.empty()) {
+    dataset.reader.task = data::Task::kEmbedding;  // the same tokens, whatever the label
+  }
   const data::Renderer renderer(*tokenizer, dataset.rendering);
   if (options.report.empty()) session.out << ui::token_legend(session.out_has_color) << "\n\n";
   if (!options.text.empty()) {
@@ -207,8 +227,6 @@ int run(const TokenizeOptions& options, const Session& session) {
     show(*tokenizer, renderer.tokenize(row), config.data.max_length, options.ids, session);
     return 0;
   }
-  std::vector<std::string> files;
-  if (!options.input.empty()) files = input_files(options.input);
   if (files.empty()) {
     for (const data::DataFile& file : dataset.files) files.push_back(file.path);
   }

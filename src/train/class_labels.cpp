@@ -5,10 +5,13 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/errors.h"
 #include "base/log.h"
+#include "base/quote.h"
 #include "base/text.h"
 #include "ckpt/label_names.h"
 #include "ckpt/model_directory.h"
@@ -20,19 +23,35 @@
 namespace heddle::train {
 namespace {
 
-bool is_number(const std::string& label) {
-  return !label.empty() && label.find_first_not_of("0123456789") == std::string::npos;
+/// A text, or a number of JSON, which is no class's name.
+struct Label {
+  std::string text;
+  bool is_json_number = false;
+};
+
+bool is_all_digits(const std::string& text) {
+  return !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
 }
 
-/// The label of a row's JSON, "0" for a number, which says as digits do that classes are numbers;
-/// nothing where the row has none, or is a bad one that is to be left out.
-std::optional<std::string> label_of(const std::string& row, const data::Place& place,
-                                    const data::DatasetOptions& rows) {
+/// Digits say as numbers do that classes are numbers.
+bool is_number(const Label& label) { return label.is_json_number || is_all_digits(label.text); }
+
+/// The label of a row's JSON; nothing where the row is to be left out as a bad one, or has none or
+/// one that is neither text nor number, which is named when the row is tokenised.
+std::optional<Label> label_of(const std::string& row, const data::Place& place,
+                              const data::DatasetOptions& rows) {
   try {
     const auto value = data::parse_json_line(row, place, rows.reader);
     const auto label = value.find(rows.reader.fields.label);
     if (label == value.end()) return std::nullopt;
-    return label->is_string() ? label->get<std::string>() : "0";
+    if (label->is_number()) return Label{label->dump(), true};
+    if (!label->is_string()) return std::nullopt;
+    auto text = label->get<std::string>();
+    if (text.empty()) {
+      throw_error<DataError>("{}:{}: field '{}': is empty, expected the label of a class",
+                             place.file, place.line, rows.reader.fields.label);
+    }
+    return Label{std::move(text)};
   } catch (const DataError&) {
     if (rows.bad_rows == data::BadRowPolicy::kError) throw;
     return std::nullopt;
@@ -54,25 +73,37 @@ void each_label(const data::DatasetOptions& rows, Use use) {
         continue;
       }
       const data::Place place{records->name(), records->line()};
-      const std::optional<std::string> label = label_of(row, place, rows);
+      const std::optional<Label> label = label_of(row, place, rows);
       if (label && !use(*label, place)) return;
     }
   }
 }
 
-std::optional<std::string> first_label(const data::DatasetOptions& rows) {
-  std::optional<std::string> first;
-  each_label(rows, [&](const std::string& label, const data::Place&) {
+std::optional<Label> first_label(const data::DatasetOptions& rows) {
+  std::optional<Label> first;
+  each_label(rows, [&](const Label& label, const data::Place&) {
     first = label;
     return false;
   });
   return first;
 }
 
+/// The labels if they are texts, else nothing. Throws DataError for numbers among texts: the number
+/// of a class means nothing before the classes have numbers.
 std::vector<std::string> sorted_labels(const data::DatasetOptions& rows) {
   std::set<std::string> labels;
-  each_label(rows, [&](const std::string& label, const data::Place& place) {
-    labels.insert(label);
+  std::optional<bool> are_numbers;
+  each_label(rows, [&](const Label& label, const data::Place& place) {
+    if (are_numbers.value_or(label.is_json_number) != label.is_json_number) {
+      throw_error<DataError>(
+          "{}:{}: field '{}': {} is a {}, but labels before it are {}: write all of one kind, or "
+          "name the classes in data.labels",
+          place.file, place.line, rows.reader.fields.label, text::shown(label.text),
+          label.is_json_number ? "number" : "text", *are_numbers ? "numbers" : "texts");
+    }
+    are_numbers = label.is_json_number;
+    if (label.is_json_number) return true;
+    labels.insert(label.text);
     if (labels.size() > kMostClasses) {
       throw_error<DataError>(
           "{}:{}: field '{}': the rows have more than {} different labels; is it the field of the "
@@ -91,26 +122,62 @@ std::string numbered(const std::vector<std::string>& names) {
   return text::list_some(parts, 20);
 }
 
+/// The model's names of its classes, if there are as many as the run's.
+std::vector<std::string> known_labels(const config::RunConfig& config,
+                                      const std::filesystem::path& file) {
+  if (config.model.path.empty() || !std::filesystem::exists(file)) return {};
+  std::vector<std::string> known = ckpt::label_names(ckpt::read_json_object(file), file.string());
+  const bool is_of_size =
+      config.model.num_labels == 0 || config.model.num_labels == std::ssize(known);
+  if (!is_of_size || known.size() < 2) known.clear();
+  return known;
+}
+
+/// Whether each class is named as its number: such names say no more than the numbers.
+bool are_numbers(const std::vector<std::string>& names) {
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (names[i] != std::to_string(i)) return false;
+  }
+  return true;
+}
+
+void require_different(const std::vector<std::string>& names, const std::string& file) {
+  std::set<std::string_view> seen;
+  for (const std::string& name : names) {
+    if (seen.insert(name).second) continue;
+    throw_error<ModelError>(
+        "{}: id2label: '{}' is the name of two classes; name the classes in data.labels", file,
+        text::shown(name));
+  }
+}
+
+/// Whether rows whose first label is this one have the model's names. Where names are digits, rows
+/// by number have them too, as when a row is read.
+bool takes_known(const std::vector<std::string>& known, const Label& first) {
+  if (known.empty()) return false;
+  if (is_number(first)) return !are_numbers(known) && std::ranges::any_of(known, is_all_digits);
+  return std::ranges::find(known, first.text) != known.end() || !ckpt::are_placeholders(known);
+}
+
 }  // namespace
 
-void find_class_labels(config::RunConfig& config) {
+void find_class_labels(config::RunConfig& config, config::Completeness completeness) {
   if (config::objective_of(config) != config::Objective::kClassification ||
       config.model.num_labels == 1 || !config.data.labels.empty()) {
     return;
   }
-  const data::DatasetOptions rows = dataset_options(config, DataPart::kTrain);
+  const bool is_partial = completeness == config::Completeness::kPartial;
+  data::DatasetOptions rows = dataset_options(config, DataPart::kTrain);
+  if (is_partial) rows.bad_rows = data::BadRowPolicy::kSkip;
   data::require_files(rows);
   const std::filesystem::path file = std::filesystem::path(config.model.path) / "config.json";
-  std::vector<std::string> known;
-  if (std::filesystem::exists(file))
-    known = ckpt::label_names(ckpt::read_json_object(file), file.string());
-  const bool is_of_size =
-      config.model.num_labels == 0 || config.model.num_labels == std::ssize(known);
-  if (!is_of_size || known.size() < 2) known.clear();
-  const std::string first = first_label(rows).value_or("0");
-  const bool knows_first = std::find(known.begin(), known.end(), first) != known.end();
+  std::vector<std::string> known = known_labels(config, file);
+  const std::optional<Label> found_first = first_label(rows);
+  if (is_partial && !found_first) return;
+  const Label first = found_first.value_or(Label{"0", true});
   std::string from;
-  if (knows_first || (!is_number(first) && !known.empty() && !ckpt::are_placeholders(known))) {
+  if (takes_known(known, first)) {
+    require_different(known, file.string());
     from = "the model's config.json";
     config.data.labels = std::move(known);
   } else if (is_number(first) && (config.model.num_labels != 0 || !known.empty())) {
@@ -122,18 +189,23 @@ void find_class_labels(config::RunConfig& config) {
     config.data.labels = sorted_labels(rows);
     const std::string found = numbered(config.data.labels);
     const std::int64_t count = std::ssize(config.data.labels);
-    if (count < 2 || (config.model.num_labels != 0 && config.model.num_labels != count)) {
+    const bool fits =
+        count >= 2 && (config.model.num_labels == 0 || config.model.num_labels == count);
+    if (!fits && !is_partial) {
       throw_error<ConfigError>(
           "{}: data.train has {} different labels ({}), model.num_labels is {}: name all classes "
           "in data.labels",
           config::where(config, "model.head"), count, found, config.model.num_labels);
     }
   } else {
+    if (is_partial) return;
+    sorted_labels(rows);  // names a text among the numbers
     throw_error<ConfigError>(
         "{}: classify needs model.num_labels >= 1, as the labels of data.train are numbers",
         config::where(config, "model.head"));
   }
-  config.model.num_labels = std::ssize(config.data.labels);
+  // One class would be regression.
+  config.model.num_labels = std::max<std::int64_t>(std::ssize(config.data.labels), 2);
   log::info("labels, from {}: {}", from, numbered(config.data.labels));
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "config/config.h"
 #include "config/run_config.h"
 
 namespace heddle::train {
@@ -8,9 +9,11 @@ namespace heddle::train {
 /// config.json, where the model is a classifier of as many and knows the rows' labels; else the
 /// labels of data.train, sorted, if they are texts and no digits. Fills data.labels and
 /// model.num_labels, and says which names it took. Does nothing for other heads and for regression.
-/// Throws ConfigError where the number of classes stays unknown, DataError for more than
-/// kMostClasses labels.
-void find_class_labels(config::RunConfig& config);
+/// Throws ConfigError where the number of classes stays unknown, which for kPartial it may,
+/// DataError for more than kMostClasses labels, for an empty one and for numbers among texts,
+/// ModelError for two equal names of the model. kPartial leaves bad rows to the reader.
+void find_class_labels(config::RunConfig& config,
+                       config::Completeness completeness = config::Completeness::kComplete);
 
 /// Texts with more different labels are no classes: a wrong field, most likely.
 inline constexpr int kMostClasses = 1000;

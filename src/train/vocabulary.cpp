@@ -15,7 +15,10 @@ RunTokenizer load_tokenizer(const config::RunConfig& config, std::int64_t ids) {
   result.source = ckpt::TokenizerSource(config.model.tokenizer.empty() ? config.model.path
                                                                        : config.model.tokenizer);
   if (config.model.added_tokens.empty()) {
-    result.tokenizer = data::Tokenizer::load_if_there(result.source.directory, ids);
+    // A folder that the user names for it must have one.
+    const bool is_named =
+        config.is_set("model.tokenizer") && config.model.tokenizer != config.model.path;
+    result.tokenizer = data::Tokenizer::load_if_there(result.source.directory, is_named ? 0 : ids);
     if (!result.tokenizer->has_texts() && !config.log.sample_prompts.empty()) {
       throw_error<ConfigError>("{}: {} has no tokenizer.json, so that no text can be answered",
                                config::where(config, "log.sample_prompts"),

@@ -16,9 +16,9 @@ struct RunTokenizer {
   ckpt::TokenizerSource source;
 };
 
-/// Loads the tokenizer of model.tokenizer and puts model.added_tokens on it. Where its folder has
-/// none, rows of token ids can be learned, up to `ids` of the model; 0: there must be one. Throws
-/// ConfigError, DataError.
+/// Loads the tokenizer of model.tokenizer and puts model.added_tokens on it. Where the model's
+/// folder has none, and no other is given, rows of token ids can be learned, up to `ids` of the
+/// model; 0: there must be one. Throws ConfigError, DataError.
 RunTokenizer load_tokenizer(const config::RunConfig& config, std::int64_t ids = 0);
 
 /// How many rows the embedding of this run has: as many as the checkpoint, more where

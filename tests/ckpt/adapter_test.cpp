@@ -57,7 +57,10 @@ TEST(AdapterConfigs, ManyPatternsTakeLittleTimeOrAreRefused) {
               HasSubstr("'alpha_pattern' has more than 256 regular expressions"));
   EXPECT_THAT(error("target_modules", names(70'000)), HasSubstr("has 70000 entries"));
   EXPECT_THAT(error("exclude_modules", names(65'537)), HasSubstr("at most 65536 are read"));
-  EXPECT_THAT(error("modules_to_save", names(257)), HasSubstr("at most 256 are read"));
+  EXPECT_THAT(error("modules_to_save", std::vector<std::string>(257, "(a|b)*")),
+              HasSubstr("'modules_to_save' has more than 256 regular expressions"));
+  // Names of modules, which a run of all layers writes, are no expressions.
+  EXPECT_EQ(parse({{"modules_to_save", names(300)}}).modules_to_save.size(), 300u);
   const AdapterConfig config = parse({{"rank_pattern", patterns("layers.", 60'000, ".q_proj")}});
   const std::clock_t begin = std::clock();  // of the processor: machines may be busy
   for (int i = 59'000; i < 59'200; ++i) {
@@ -139,6 +142,28 @@ TEST(AdapterConfigs, TargetsAsPeftDoes) {
   EXPECT_FALSE(all.targets("lm_head"));
   const AdapterConfig saved = parse({{"modules_to_save", {"q_proj"}}});
   EXPECT_FALSE(saved.targets("model.layers.0.self_attn.q_proj"));
+}
+
+TEST(AdapterConfigs, PlainSavedModulesFitAsExpressionsDo) {
+  for (const auto& [saved, module, fits] : {std::tuple{"q_proj", "q_proj", true},
+                                            {"q_proj", "a.q_proj", true},
+                                            {"a", "a.b.q_proj", true},
+                                            {"b", "a.b.q_proj", true},
+                                            {"a.b", "x.a.b.q_proj", true},
+                                            {"a.b", "x.a_b.q_proj", true},
+                                            {"b", "a.xb.q_proj", false},
+                                            {"a", "ax.b.q_proj", false},
+                                            {"proj", "a.q_proj", false},
+                                            {"a.b.q_proj.c", "a.b.q_proj", false},
+                                            {"layers.1", "layers.10.q_proj", false},
+                                            {"", "a.q_proj", false},
+                                            {"", ".q_proj", true}}) {
+    const auto is_target = [&, &name = module](const std::string& entry) {
+      return parse({{"modules_to_save", {entry}}, {"target_modules", "all-linear"}}).targets(name);
+    };
+    EXPECT_EQ(is_target(saved), !fits) << saved << " " << module;
+    EXPECT_EQ(is_target("(?:" + std::string(saved) + ")"), !fits) << saved << " " << module;
+  }
 }
 
 TEST(AdapterConfigs, NamesTheKeyOfWhatIsNotSupported) {

@@ -95,6 +95,12 @@ TEST(Row, ReadsTargetsAndRenamedFields) {
   options.classes = 3;
   EXPECT_THAT(complaint(R"({"text": "good", "label": 3})", options),
               HasSubstr("field 'label': is 3, but model.num_labels is 3: expected 0 to 2"));
+  ReaderOptions stars = options;
+  stars.class_names = {"1", "2", "3"};
+  EXPECT_EQ(parse(R"({"text": "good", "label": 3})", stars).target, 2);
+  EXPECT_EQ(parse(R"({"text": "good", "label": "3"})", stars).target, 2);
+  for (const char* row : {R"({"text": "good", "label": 0})", R"({"text": "good", "label": "0"})"})
+    EXPECT_THAT(complaint(row, stars), HasSubstr("expected one of the 3 labels: 1, 2, 3"));
   EXPECT_THAT(complaint(R"({"text": "good", "label": 1.5})", options),
               HasSubstr("field 'label': is 1.5"));
   EXPECT_THAT(complaint(R"({"text": "good", "label": -1})", options),

@@ -103,6 +103,72 @@ TEST_F(ClassLabels, AreRefusedWhereTheyDoNotFit) {
                     HasSubstr("data.labels names others")));
 }
 
+TEST_F(ClassLabels, AreOfOneKind) {
+  const std::string mixed = rows("mixed.jsonl", {"spam", "ham", 1});
+  for (const char* policy : {"error", "skip"}) {
+    EXPECT_THAT(refusal(classifier(mixed, {std::string("data.on_bad_line=") + policy})),
+                HasSubstr("mixed.jsonl:3: field 'label': 1 is a number, but labels before it are "
+                          "texts"));
+  }
+  EXPECT_THAT(refusal(classifier(rows("vice.jsonl", {1, "ham"}))),
+              HasSubstr("vice.jsonl:2: field 'label': ham is a text, but labels before it are "
+                        "numbers"));
+  // Rows without a usable label give no class; they are named, or left out, when tokenised.
+  for (const ordered_json& other : {ordered_json(), ordered_json(true), ordered_json("")}) {
+    const std::string data = rows("holes.jsonl", {"spam", "ham", other});
+    EXPECT_THAT(found(classifier(data, {"data.on_bad_line=skip"})).data.labels,
+                ElementsAre("ham", "spam"));
+  }
+  EXPECT_THAT(refusal(classifier(rows("empty.jsonl", {"spam", "ham", ""}))),
+              HasSubstr("empty.jsonl:3: field 'label': is empty"));
+  EXPECT_THAT(
+      refusal_of(classifier(rows("null.jsonl", {"spam", nullptr}), {"data.labels=[ham, spam]"})),
+      AllOf(HasSubstr("null.jsonl:2: "), HasSubstr("label")));
+}
+
+TEST_F(ClassLabels, OfTheModelAreTakenWhereTheySayMoreThanNumbers) {
+  const auto with_names = [&](const ordered_json& id2label) {
+    std::filesystem::remove_all(dir_ / "named");
+    std::filesystem::copy(dir_ / "model", dir_ / "named");
+    ordered_json config = config_of("model");
+    config["id2label"] = id2label;
+    std::ofstream(dir_ / "named/config.json") << config.dump();
+    return "model.path=" + (dir_ / "named").string();
+  };
+  const std::string numbered = rows("n.jsonl", {0, 1, 2});
+  const config::RunConfig same =
+      found(classifier(numbered, {with_names({{"0", "0"}, {"1", "1"}, {"2", "2"}})}));
+  EXPECT_THAT(same.data.labels, ElementsAre());
+  EXPECT_EQ(same.model.num_labels, 3);
+  // The order of the file is no matter; numbers are looked up among names of digits.
+  const std::string stars = with_names({{"2", "3"}, {"0", "1"}, {"1", "2"}});
+  EXPECT_THAT(found(classifier(rows("s.jsonl", {3, 1, 2}), {stars})).data.labels,
+              ElementsAre("1", "2", "3"));
+  EXPECT_THAT(refusal(classifier(rows("a.jsonl", {"a", "b"}),
+                                 {with_names({{"0", "a"}, {"1", "b"}, {"2", "a"}})})),
+              AllOf(HasSubstr("named/config.json: id2label: 'a' is the name of two classes")));
+  // Names that leave numbers out are none.
+  EXPECT_THAT(
+      found(classifier(rows("a.jsonl", {"x", "y"}), {with_names({{"0", "y"}, {"02", "x"}})}))
+          .data.labels,
+      ElementsAre("x", "y"));
+}
+
+TEST_F(ClassLabels, AreNotNeededToShowRows) {
+  const auto shows = [&](Words arguments) {
+    arguments.insert(arguments.begin(), {"tokenize", "model.path=" + (dir_ / "model").string(),
+                                         "model.head=classify"});
+    std::string output;
+    return run_cli(arguments, &output) == 0 &&
+           output.find(" tokens, 0 with loss") != std::string::npos;
+  };
+  EXPECT_TRUE(shows({"data.train=" + rows("n.jsonl", {0, 1})}));
+  EXPECT_TRUE(shows({"data.train=" + rows("one.jsonl", {"a"})}));
+  EXPECT_TRUE(shows({"--input", rows("a.jsonl", {"a", "b"})}));
+  EXPECT_TRUE(shows({"data.train=" + (dir_ / "nowhere.jsonl").string(), "model.num_labels=3",
+                     "--input", rows("a.jsonl", {"a", "b"})}));
+}
+
 TEST_F(ClassLabels, GoIntoTheResultAndComeBackFromIt) {
   const std::string train = rows("a.jsonl", {"pos", "neg", "so-so"});
   const std::string held = rows("held.jsonl", {"so-so", "neg", "pos"}, 9);

@@ -100,6 +100,13 @@ TEST_F(TokenRows, TextsNeedATokenizer) {
   EXPECT_THAT(refusal_of(with("bare", "ids.jsonl", {"log.sample_prompts=[a]"})),
               AllOf(HasSubstr("log.sample_prompts"), HasSubstr("no tokenizer.json")));
   EXPECT_EQ(run_cli({"generate", (dir_ / "bare").string(), "--prompt", "a"}), 2);
+  // No fault of a row: none is left out for it.
+  EXPECT_THAT(refusal_of(with("bare", "mixed.jsonl", {"data.on_bad_line=skip"})),
+              AllOf(HasSubstr("mixed.jsonl:2: "), HasSubstr("bare has no tokenizer.json")));
+  // Another folder is named for its tokenizer, which has to be there.
+  EXPECT_THAT(refusal_of({"data.train=" + (dir_ / "ids.jsonl").string(),
+                          "model.tokenizer=" + (dir_ / "bare").string()}),
+              HasSubstr("bare: has no tokenizer.json"));
 }
 
 }  // namespace

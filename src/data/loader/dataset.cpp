@@ -34,6 +34,7 @@ struct PendingLine {
   std::int64_t line = 0;
   std::vector<TokenizedRow> rows;  ///< one, but for rows that hold several sequences
   std::string error;
+  bool is_config_error = false;  ///< Not the row's fault: no row is left out for it.
 };
 
 /// Part of the key of single texts since the first version: caches and cursors of earlier runs stay
@@ -125,6 +126,9 @@ class FileTokenizer {
           pending.rows.push_back(renderer_.tokenize(part));
       } catch (const DataError& error) {
         throw_error<DataError>("{}:{}: {}", place.file, place.line, error.what());
+      } catch (const ConfigError& error) {
+        pending.error = fmt::format("{}:{}: {}", place.file, place.line, error.what());
+        pending.is_config_error = true;
       }
     } catch (const DataError& error) {
       pending.error = error.what();
@@ -134,6 +138,7 @@ class FileTokenizer {
   /// In the order of the file, so that the first bad line is the one that is named.
   void settle(PendingLine& pending, TokenStoreWriter& writer) {
     ++report_.lines;
+    if (pending.is_config_error) throw ConfigError(pending.error);
     if (!pending.error.empty()) {
       if (options_.bad_rows == BadRowPolicy::kError) throw DataError(pending.error);
       ++report_.bad_rows;

@@ -54,20 +54,26 @@ void refuse_media(const ordered_json& value) {
   }
 }
 
-/// The number of a class: itself, by its name, or its digits, which is all that a CSV has.
+bool is_all_digits(const std::string& text) {
+  return !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
+}
+
+/// The number of a class: itself, by its name, or its digits, which is all that a CSV has. Where
+/// names are digits, every number is a name: which one is meant else depends on the file's form.
 std::int64_t class_of(const ordered_json& label, const RowOptions& options) {
   const std::string& field = options.fields.label;
-  std::optional<std::int64_t> number;
-  if (label.is_string()) {
-    const auto& names = options.class_names;
-    const auto named = std::find(names.begin(), names.end(), label.get_ref<const std::string&>());
+  const auto& names = options.class_names;
+  const bool numbers_are_names = std::ranges::any_of(names, is_all_digits);
+  if (label.is_string() || (label.is_number_integer() && numbers_are_names)) {
+    const auto named = std::ranges::find(
+        names, label.is_string() ? label.get_ref<const std::string&>() : label.dump());
     if (named != names.end()) return named - names.begin();
+  }
+  std::optional<std::int64_t> number;
+  if (label.is_string() && !numbers_are_names) {
     const std::string& digits = label.get_ref<const std::string&>();
-    if (!digits.empty() && digits.size() < 10 &&
-        digits.find_first_not_of("0123456789") == std::string::npos) {
-      number = std::stoll(digits);
-    }
-  } else if (label.is_number_integer() && label >= 0 && label <= (1 << 30)) {
+    if (digits.size() < 10 && is_all_digits(digits)) number = std::stoll(digits);
+  } else if (label.is_number_integer() && !numbers_are_names && label >= 0 && label <= (1 << 30)) {
     number = label.get<std::int64_t>();
   }
   if (!number) {

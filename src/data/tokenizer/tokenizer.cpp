@@ -332,7 +332,7 @@ bool Tokenizer::has_texts() const { return parts_->absent_from.empty(); }
 
 void Tokenizer::require_texts() const {
   if (has_texts()) return;
-  throw_error<DataError>(
+  throw_error<ConfigError>(
       "{} has no tokenizer.json: without one rows must be token ids (input_ids; prompt_ids, "
       "chosen_ids, rejected_ids); for texts put it there, or name a folder that has one with "
       "model.tokenizer",

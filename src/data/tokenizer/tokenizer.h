@@ -40,7 +40,7 @@ class Tokenizer {
                                                 std::string_view special_tokens_map = {},
                                                 const std::string& name = "tokenizer");
   /// Stands for the tokenizer that a model's folder lacks: `ids` ids without texts, for rows of
-  /// token ids. encode() throws DataError that names the folder.
+  /// token ids. encode() throws ConfigError that names the folder.
   static std::shared_ptr<const Tokenizer> absent(const std::filesystem::path& directory,
                                                  std::int64_t ids);
   /// load(), or absent() where the folder has no tokenizer.json.
@@ -50,7 +50,7 @@ class Tokenizer {
 
   /// False for absent().
   bool has_texts() const;
-  /// Throws DataError unless has_texts().
+  /// Throws ConfigError unless has_texts().
   void require_texts() const;
 
   /// Token ids of a text. Bytes that are not UTF-8 are read as U+FFFD, as Python's errors="replace"
