@@ -89,7 +89,7 @@ struct Segment {
 /// A product of layers that share their input, as its backward needs it.
 struct Product {
   std::vector<Parameter*> weights;
-  /// One for all rows or, where rows differ, those whose changes drop elements.
+  /// One for all rows or, where rows differ, those whose changes are not grouped.
   std::vector<Segment> segments;
   GroupedChanges grouped;                    ///< The other changes where rows differ.
   bool is_one;                               ///< All rows have the same changes.
@@ -293,7 +293,12 @@ Tensors changed_linears(const ops::KernelTable& kernels, const LinearInput& give
                   .postponed = wants_input ? given.postponed : nullptr,
                   .wants_input_gradient = wants_input,
                   .products = &kernels.get<ops::Linear>()};
-  if (!product.is_one) product.grouped = GroupedChanges(kernels.get<ops::GroupedLowRank>());
+  bool has_groups = false;
+  if (!product.is_one) {
+    const auto& functions = kernels.get<ops::GroupedLowRank>();
+    product.grouped = GroupedChanges(functions);
+    has_groups = functions.lows != nullptr;
+  }
   if (!product.input) product.input = [saved = ops::detached(x)] { return saved; };
   Tensors inputs = {x};
   for (const ChangedLinear& layer : segments.at(0).layers) {
@@ -309,7 +314,7 @@ Tensors changed_linears(const ops::KernelTable& kernels, const LinearInput& give
       inputs.push_back(layer.change->b().anchor());
     }
     const std::int64_t rows = part.rows;
-    if (!product.is_one && part.has_change() && !drops(part.layers)) {
+    if (has_groups && part.has_change() && !drops(part.layers)) {
       product.grouped.add(first, rows, part.layers);
     } else if (product.is_one || part.has_change()) {
       product.segments.push_back({first, rows, std::move(part.layers), {}, {}});

@@ -135,8 +135,9 @@ TEST_P(AdapterSets, InOnePassHaveTheBitsThatTheyHaveAlone) {
 
 /// A set whose rows stand in two places of a pass, one of another rank between them, and a second
 /// pass that adds to the gradients of the first.
-TEST(AdapterSet, GradientsOfAllItsRowsAndPassesAddUp) {
-  const auto model = testing::tiny_model(at::kDouble, /*moe=*/false, c10::Device(c10::kCPU));
+void check_sums(const ops::KernelPolicy& policy) {
+  const auto model =
+      testing::tiny_model(at::kDouble, /*moe=*/false, c10::Device(c10::kCPU), policy);
   model->visit_parameters([](nn::Parameter& p) { p.set_trainable(false); });
   const auto a = make_set(*model, 4, 0, {"all-linear"}, {}),
              b = make_set(*model, 7, 0, {"q_proj", "in_proj_qkv", "down_proj"}, {});
@@ -162,6 +163,13 @@ TEST(AdapterSet, GradientsOfAllItsRowsAndPassesAddUp) {
   EXPECT_EQ(together.gradients.size(), expected.size());
   for (const auto& [name, gradient] : expected)
     EXPECT_LE(difference(together.gradients.at(name), gradient), 1e-12) << name;
+}
+
+TEST(AdapterSet, GradientsOfAllItsRowsAndPassesAddUp) { check_sums({}); }
+TEST(AdapterSet, GradientsOfAllItsRowsAndPassesAddUpInGroups) {
+  ops::KernelPolicy policy;
+  policy.named["grouped_low_rank"] = "reference";
+  check_sums(policy);
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, AdapterSets,

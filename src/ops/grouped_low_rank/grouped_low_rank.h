@@ -39,6 +39,7 @@ struct FactorSum {
 struct GroupedLowRank {
   static constexpr const char* kName = "grouped_low_rank";
   using Dims = AnyDims;
+  /// All null: the products of one set come after those of another, as linear's kernel makes them.
   struct Functions {
     /// scaling x a^T, x [T,k].
     at::Tensor (*lows)(const at::Tensor& x, const LowRankGroups& groups);
