@@ -237,8 +237,7 @@ Section dpo_section() {
   Table<objective::DpoOptions>(s, &RunConfig::dpo)
       .key("beta", &objective::DpoOptions::beta,
            "how strongly the policy is held to the reference; orpo: weight of the odds ratio; "
-           "simpo: "
-           "scale of the margin, 2 unless given",
+           "simpo: scale of the margin, 2 unless given",
            {.range = above(0), .aliases = {"pref_beta"}})
       .key("loss", &objective::DpoOptions::loss,
            "of the margin between the two answers; ipo, orpo and simpo compare means over tokens; "

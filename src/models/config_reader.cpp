@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <set>
+#include <utility>
 
 #include "base/errors.h"
 #include "base/json.h"
@@ -163,6 +164,21 @@ void check_descriptions(ConfigReader& reader) {
 }
 
 }  // namespace
+
+const Json& text_of(const Json& top, const Config& config, const std::string& source) {
+  if (!config.nested) return top;
+  if (!top.contains("text_config") || !top["text_config"].is_object()) {
+    throw_error<ModelError>("{}: model_type '{}' needs an object 'text_config'", source,
+                            config.model_type);
+  }
+  return top["text_config"];
+}
+
+void read_mrope_section(const ConfigReader& text, std::vector<std::int64_t> fallback,
+                        Config& config) {
+  config.mrope_section = text.rope_integers("mrope_section");
+  if (config.mrope_section.empty()) config.mrope_section = std::move(fallback);
+}
 
 void read_common(ConfigReader& text, const Json& top, Config& config) {
   config.rms_norm_eps = text.above_zero("rms_norm_eps", 1e-6);

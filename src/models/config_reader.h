@@ -55,6 +55,14 @@ class ConfigReader {
 /// initialisation and labels.
 void read_common(ConfigReader& text, const Json& top, Config& config);
 
+/// The object of the text model: `text_config` of a nested configuration, else `top` itself. Throws
+/// ModelError if it is missing.
+const Json& text_of(const Json& top, const Config& config, const std::string& source);
+
+/// Reads `mrope_section` where the file gives it, else takes `fallback`.
+void read_mrope_section(const ConfigReader& text, std::vector<std::int64_t> fallback,
+                        Config& config);
+
 /// By layer, with `decoder_sparse_step` and `mlp_only_layers`: whether it has experts.
 std::vector<bool> read_sparse_layers(ConfigReader& text, std::int64_t layers);
 

@@ -38,10 +38,10 @@ void copy_page(Cache& cache, std::int32_t from, std::int32_t to);
 struct CachedSequences {
   Cache* cache = nullptr;
   ops::CacheRows rows;  ///< One for each packed sequence.
-  // Of a pass of more than one token a sequence, see ops::CacheRows::append_places:
+  // Set for a pass of more than one token a sequence, see ops::CacheRows::append_places:
   at::Tensor written;            ///< [T] int64: where the keys of its tokens go.
   at::Tensor read;               ///< [K] int64: the keys of all tokens, unless there are no others.
-  ops::Sequences key_sequences;  ///< Of the K keys.
+  ops::Sequences key_sequences;  ///< They divide the K keys.
   /// [N,rotary/2] each: cos and sin of the positions 0 to N - 1, which take in those of the pass;
   /// undefined: the pass computes those of its own.
   std::pair<at::Tensor, at::Tensor> rotary;

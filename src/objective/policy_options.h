@@ -25,7 +25,7 @@ enum class LossMean {
   kToken,             ///< By the tokens (DAPO).
   kSequenceToken,     ///< Mean over the sequences of means over their tokens (GRPO).
   kSequenceSum,       ///< Mean over the sequences of sums over their tokens.
-  kSequenceConstant,  ///< As kSequenceSum, divided by constant_length (Dr. GRPO).
+  kSequenceConstant,  ///< Divides kSequenceSum by constant_length (Dr. GRPO).
   kSum,               ///< Not divided.
 };
 constexpr auto names_of(LossMean) {

@@ -28,7 +28,7 @@ struct Trajectory {
   std::vector<Turn> turns = {};  ///< Earlier turns.
   std::string text = {};         ///< Text of the last turn.
   bool is_truncated = false;     ///< Ended at the limit of its length.
-  double reward = 0;             ///< As the verifier gave it.
+  double reward = 0;             ///< Value that the verifier gave.
   std::map<std::string, double> parts = {};
 
   bool is_sampled(std::size_t token) const { return sampled.empty() || sampled[token] != 0; }

@@ -19,7 +19,7 @@ void add_turn(Trajectory& trajectory, rollout::Completion turn, bool is_own_dist
   const std::size_t count = turn.output_ids.size();
   if (version >= 0) turn.weights_versions.assign(count, version);
   for (std::size_t t = 0; t < turn.supports.size(); ++t) {
-    // No mass was left but the most likely token's.
+    // A support is empty where no mass was left but the most likely token's.
     if (turn.supports[t].empty()) turn.supports[t] = {turn.output_ids[t]};
   }
   append(trajectory.tokens, std::move(turn.output_ids));

@@ -28,7 +28,7 @@ class Gather {
  private:
   comm::Group trainers_;
   std::vector<Part> parts_;
-  std::vector<HeldRegions> held_;  ///< Of all ranks.
+  std::vector<HeldRegions> held_;  ///< One for each rank.
   c10::Device device_;
   Manifest manifest_;
 };

@@ -48,8 +48,7 @@ void require_same_sources(const Json& state, const Json& now, const std::string&
   if (!trained.empty()) {
     throw_error<ConfigError>(
         "{}: the run began with other contents of {} in model.path or model.tokenizer; put back "
-        "what "
-        "it began with, or begin anew in another train.output_dir",
+        "what it began with, or begin anew in another train.output_dir",
         checkpoint, text::list_some(trained));
   }
   for (const std::string& name : differing(*before, now, "carried")) {

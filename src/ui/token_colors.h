@@ -19,14 +19,14 @@ struct TokenText {
 class TokenRenderer {
  public:
   explicit TokenRenderer(bool has_color) : has_color_(has_color) {}
-  /// What the next token adds to the text.
+  /// Adds a token; returns the text that it adds.
   std::string add(const TokenText& token);
-  /// What ends the text: always a line break.
+  /// Returns the end of the text: always a line break.
   std::string finish() const;
 
  private:
   bool has_color_, had_loss_ = false, is_odd_ = false, is_first_ = true;
-  bool is_line_begun_ = true;  ///< What was added last is not a line break.
+  bool is_line_begun_ = true;  ///< The last addition is no line break.
 };
 
 /// All of TokenRenderer's text.

@@ -14,7 +14,7 @@ namespace heddle::ops::testing {
 /// Layers that share an input, rows of several sets, and gradients: all that the operator reads.
 struct GroupedCase {
   std::int64_t rows = 0, width = 0;
-  std::vector<std::int64_t> columns;  ///< Of each layer.
+  std::vector<std::int64_t> columns;  ///< Widths of the layers.
   at::Tensor x;
   Tensors dy;
   LowRankGroups groups;
@@ -58,7 +58,7 @@ struct GroupedCase {
   }
 };
 
-/// What the operator gives for a case.
+/// Results of the operator for a case.
 struct GroupedResult {
   Tensors outputs;  ///< dy with the changes of the outputs on top.
   at::Tensor dx;    ///< x with the input's gradient on top.

@@ -126,22 +126,16 @@ Config parse(const Json& json, const std::string& source) {
   Config config;
   config.model_type = json["model_type"].get<std::string>();
   config.nested = config.model_type == "qwen3_5" || config.model_type == "qwen3_5_moe";
-  if (config.nested && (!json.contains("text_config") || !json["text_config"].is_object())) {
-    throw_error<ModelError>("{}: model_type '{}' needs an object 'text_config'", source,
-                            config.model_type);
-  }
   const std::string type = config.nested ? config.model_type + "_text" : config.model_type;
   const Variant of = {type != "qwen3_5_text", type == "qwen3_next"};
-  ConfigReader text(config.nested ? json["text_config"] : json, source, config.defaulted);
+  ConfigReader text(text_of(json, config, source), source, config.defaulted);
   config.weights = weight_names(type, config.nested);
   config.vocab_size = text.positive("vocab_size", of.next ? 151936 : 248320);
   config.hidden_size = text.positive("hidden_size", of.moe ? 2048 : 4096);
   config.norm_offset = 1;
   read_common(text, json, config);
   config.rope_theta = text.rope_number("rope_theta", 10000);
-  config.mrope_section = {11, 11, 10};
-  if (const auto section = text.rope_integers("mrope_section"); !section.empty())
-    config.mrope_section = section;
+  read_mrope_section(text, {11, 11, 10}, config);
   // Multimodal files give it at the top level, and then that value decides.
   ConfigReader top(json, source, config.defaulted);
   config.tie_word_embeddings = config.nested && json.contains("tie_word_embeddings")

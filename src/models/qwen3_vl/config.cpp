@@ -1,4 +1,3 @@
-#include "base/errors.h"
 #include "models/config_reader.h"
 #include "models/qwen3_vl/family.h"
 
@@ -28,18 +27,12 @@ Config parse(const Json& json, const std::string& source) {
   Config config;
   config.model_type = json["model_type"].get<std::string>();
   config.nested = config.model_type == kNested;
-  if (config.nested && (!json.contains("text_config") || !json["text_config"].is_object())) {
-    throw_error<ModelError>("{}: model_type '{}' needs an object 'text_config'", source,
-                            config.model_type);
-  }
-  ConfigReader text(config.nested ? json["text_config"] : json, source, config.defaulted);
+  ConfigReader text(text_of(json, config, source), source, config.defaulted);
   config.vocab_size = text.positive("vocab_size", 151936);
   config.hidden_size = text.positive("hidden_size", 4096);
   read_common(text, json, config);
   config.rope_theta = text.rope_number("rope_theta", 500000);
-  config.mrope_section = {24, 20, 20};
-  if (const auto section = text.rope_integers("mrope_section"); !section.empty())
-    config.mrope_section = section;
+  read_mrope_section(text, {24, 20, 20}, config);
   // The value at the top level decides where there is one.
   ConfigReader top(json, source, config.defaulted);
   config.tie_word_embeddings =

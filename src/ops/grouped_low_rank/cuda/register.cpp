@@ -55,6 +55,23 @@ void each(const at::Tensor& lows, const LowRankGroups& groups, const F& f) {
   }
 }
 
+/// low = scaling times the rows of `tall` times one factor of the change.
+cuda::NarrowProduct product_of(const at::Tensor& tall, const LowRankRows& rows,
+                               const at::Tensor& factor, const Change& change, const Low& low) {
+  cuda::NarrowProduct product;
+  product.tall = row(tall, rows.first);
+  product.tall_stride = tall.stride(0);
+  product.narrow = factor.const_data_ptr();
+  product.narrow_stride = factor.stride(0);
+  product.out = low.data;
+  product.out_stride = low.stride;
+  product.m = narrow(rows.rows);
+  product.k = narrow(tall.size(1));
+  product.n = narrow(change.a.size(0));
+  product.scale = static_cast<float>(change.scaling);
+  return product;
+}
+
 at::Tensor lows(const at::Tensor& x, const LowRankGroups& groups) {
   if (!fits({x}, groups)) return grouped_low_rank_reference::functions().lows(x, groups);
   const cuda::OnDevice on(x);
@@ -63,18 +80,7 @@ at::Tensor lows(const at::Tensor& x, const LowRankGroups& groups) {
   each(all, groups, [&](const LowRankRows& rows, const Change& change, const Low& low) {
     TORCH_CHECK(change.a.size(1) == x.size(1), "a low-rank change of ", x.sizes(), " by ",
                 change.a.sizes());
-    cuda::NarrowProduct product;
-    product.tall = row(x, rows.first);
-    product.tall_stride = x.stride(0);
-    product.narrow = change.a.const_data_ptr();
-    product.narrow_stride = change.a.stride(0);
-    product.out = low.data;
-    product.out_stride = low.stride;
-    product.m = narrow(rows.rows);
-    product.k = narrow(x.size(1));
-    product.n = narrow(change.a.size(0));
-    product.scale = static_cast<float>(change.scaling);
-    products.push_back(product);
+    products.push_back(product_of(x, rows, change.a, change, low));
   });
   cuda::narrow_products(cuda::NarrowForm::kRows, products, on.stream());
   return all;
@@ -108,19 +114,7 @@ at::Tensor d_lows(const Tensors& dy, const LowRankGroups& groups) {
   at::Tensor all = empty_lows(dy[0], groups);
   std::vector<cuda::NarrowProduct> products;
   each(all, groups, [&](const LowRankRows& rows, const Change& change, const Low& d_low) {
-    const at::Tensor& grad = dy.at(change.layer);
-    cuda::NarrowProduct product;
-    product.tall = row(grad, rows.first);
-    product.tall_stride = grad.stride(0);
-    product.narrow = change.b.const_data_ptr();
-    product.narrow_stride = change.b.stride(0);
-    product.out = d_low.data;
-    product.out_stride = d_low.stride;
-    product.m = narrow(rows.rows);
-    product.k = narrow(grad.size(1));
-    product.n = narrow(change.b.size(1));
-    product.scale = static_cast<float>(change.scaling);
-    products.push_back(product);
+    products.push_back(product_of(dy.at(change.layer), rows, change.b, change, d_low));
   });
   cuda::narrow_products(cuda::NarrowForm::kDeep, products, on.stream());
   return all;

@@ -1,4 +1,4 @@
-// What the kernels of grouped products share.
+// Parts that the kernels of grouped products share: their tables of products.
 #pragma once
 
 #include <cstdint>

@@ -144,7 +144,7 @@ __global__ void __launch_bounds__(kThreads, 2) wide_kernel(const __grid_constant
       next.advance(terms);
     }
     cp_async_commit();
-    // Of the first step the second group is y's, of which nothing is needed yet.
+    // The second group of the first step is y's, which is not needed yet.
     s == 0 ? cp_async_wait<2>() : cp_async_wait<1>();
     __syncthreads();
     multiply<kDepthFirst>(sums, stages + s % kStages * 2 * kMatrixBytes);

@@ -33,7 +33,7 @@ struct FewRowChange {
 struct FewRowSum {
   FewRowTerm terms[kMostFewRowTerms];
   int term_count = 0, columns = 0;
-  float scale = 1;  ///< Of the sum over the terms.
+  float scale = 1;  ///< Multiplies the sum over the terms.
   void* y = nullptr;
   const void* start = nullptr;  ///< May be null: zero. May be y.
   int64_t y_stride = 0, start_stride = 0;

@@ -18,7 +18,7 @@ at::Tensor sum_onto(const at::Tensor& start, const at::Tensor& rows, const at::T
                     std::int64_t k);
 at::Tensor sum(const at::Tensor& rows, const at::Tensor& place, std::int64_t k);
 
-/// As device_moe_order, in three launches.
+/// Gives what device_moe_order gives, in three launches.
 DeviceMoeOrder order_of(const at::Tensor& experts, std::int64_t expert_count);
 
 }  // namespace heddle::ops::moe_cuda
