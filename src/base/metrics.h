@@ -119,7 +119,8 @@ inline constexpr Metric kMrrAt10{"mrr_at_10", Unit::kNumber,
 // Preferences and reward models.
 inline constexpr Metric kRewardMargin{
     "reward_margin", Unit::kNats,
-    "beta x: how much more the policy prefers the chosen answer than the reference does"};
+    "beta x: how much more the policy prefers the chosen answer than the reference does; of orpo "
+    "and simpo, which have none: than the rejected one"};
 inline constexpr Metric kRewardAccuracy{"reward_accuracy", Unit::kShare,
                                         "pairs whose margin is above 0"};
 inline constexpr Metric kLogpsChosen{"logps_chosen", Unit::kNats,

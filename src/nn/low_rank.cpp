@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include <ATen/TensorOperators.h>
+
 #include "device/upload.h"
 
 namespace heddle::nn {
@@ -61,5 +63,7 @@ LowRankExperts::LowRankExperts(const std::string& parameter, ExpertWeights& weig
       b_(parameter + ".lora_B.weight", {weights.experts(), weights.out_features(), rank},
          weights.weight().placement()),
       scaling_(scaling) {}
+
+ops::ExpertLowRank LowRankExperts::change() const { return {a_.value(), b_.value() * scaling_}; }
 
 }  // namespace heddle::nn

@@ -60,7 +60,7 @@ class LowRankExperts {
   std::int64_t rank() const { return a_.global_shape()[1]; }
   double scaling() const { return scaling_; }
   /// The change of the matrices, differentiable in A and B.
-  ops::ExpertLowRank change() const { return {a_.value(), b_.value() * scaling_}; }
+  ops::ExpertLowRank change() const;
 
  private:
   Parameter a_, b_;

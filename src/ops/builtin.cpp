@@ -1,7 +1,5 @@
 #include "ops/builtin.h"
 
-#include "ops/grouped_low_rank/kernels.h"
-
 namespace heddle::ops {
 
 const Registry& builtin_registry() {

@@ -15,6 +15,7 @@ void register_causal_conv1d(Registry& registry);
 void register_embedding(Registry& registry);
 void register_rms_norm(Registry& registry);
 void register_linear(Registry& registry);
+void register_grouped_low_rank(Registry& registry);
 void register_rotary(Registry& registry);
 void register_attention(Registry& registry);  ///< attention, output_gate
 void register_swiglu(Registry& registry);

@@ -13,6 +13,7 @@ void add_conv_decode(Registry& registry);
 void add_embedding(Registry& registry);
 void add_fp8_linear(Registry& registry);
 void add_frozen_experts(Registry& registry);
+void add_grouped_low_rank(Registry& registry);
 void add_gated_delta_net(Registry& registry);  ///< gdn_gates, gated_rms_norm
 void add_gated_delta_rule(Registry& registry);
 void add_gated_delta_rule_decode(Registry& registry);

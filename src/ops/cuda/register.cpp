@@ -1,6 +1,5 @@
 #include "ops/builtin.h"
 #include "ops/cuda/kernels.h"
-#include "ops/grouped_low_rank/kernels.h"
 
 namespace heddle::ops {
 
