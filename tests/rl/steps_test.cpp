@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <numeric>
 #include <set>
 
 #include "base/errors.h"
@@ -120,9 +121,9 @@ TEST_F(RlTest, FirstStepIsOnPolicy) {
 }
 
 TEST_F(RlTest, TurnsOfAnEpisodeAreTrainedAsTheyWereDrawn) {
-  const config::RunConfig episodes = this->episodes(
-      "episodes",
-      {"train.max_steps=2", "rl.groups_every=1", "rl.reference.kl_coef=0.1", "rollout.stop=[e, a]"});
+  const config::RunConfig episodes =
+      this->episodes("episodes", {"train.max_steps=2", "rl.groups_every=1",
+                                  "rl.reference.kl_coef=0.1", "rollout.stop=[e, a]"});
   const Reports reports = train(episodes);
   const auto& first = reports.steps.front().metrics;
   // Log-probabilities of later turns are those of the tokens before them, observations included.
@@ -148,20 +149,22 @@ TEST_F(RlTest, TurnsOfAnEpisodeAreTrainedAsTheyWereDrawn) {
 
 TEST_F(RlTest, EvaluationGoesOnWithTheTurnsOfAnEpisode) {
   // Where nothing is learnt and the likeliest token is always drawn, the training steps of an epoch
-  // are the evaluation.
-  std::string stops;
-  for (char letter = 'a'; letter <= 'z'; ++letter) stops += std::string(stops.empty() ? "" : ", ") + letter;
-  const Reports reports = train(episodes(
-      "held-out", {"data.eval=" + (dir_ / "episodes.jsonl").string(), "train.max_steps=3",
-                   "train.eval_every=3", "optim.lr=0", "rollout.temperature=1e-6",
-                   "rollout.stop=[" + stops + "]"}));
+  // are the evaluation. Every token ends a turn.
+  std::vector<std::int32_t> ends(4096);
+  std::iota(ends.begin(), ends.end(), 0);
+  files::write_atomically(dir_ / "model" / "generation_config.json",
+                          nlohmann::json{{"eos_token_id", ends}}.dump());
+  const Reports reports = train(
+      episodes("held-out", {"data.eval=" + (dir_ / "episodes.jsonl").string(), "train.max_steps=3",
+                            "train.eval_every=3", "optim.lr=0", "rollout.temperature=1e-6"}));
   ASSERT_EQ(reports.steps.size(), 3U);
   const auto& evaluation = reports.evaluations.back();
   EXPECT_DOUBLE_EQ(evaluation.metrics.at("reward"), reports.mean("reward_mean", 0, 3));
   EXPECT_DOUBLE_EQ(evaluation.metrics.at("length"), reports.mean("length_mean", 0, 3));
   EXPECT_DOUBLE_EQ(evaluation.loss, -evaluation.metrics.at("reward"));
-  // Some episodes have all three turns; one without a second turn is worth 0.25.
-  EXPECT_GT(evaluation.metrics.at("reward"), 0.5);
+  // All three turns, of one token each.
+  EXPECT_DOUBLE_EQ(evaluation.metrics.at("reward"), 0.25 + 0.25 + 1);
+  EXPECT_DOUBLE_EQ(evaluation.metrics.at("length"), 3);
 }
 
 TEST_F(RlTest, PolicyIsTrainedAtTheTemperatureThatDrewItsTokens) {

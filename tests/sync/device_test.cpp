@@ -98,13 +98,14 @@ void expect_damage_is_seen(const std::function<c10::Device(std::int64_t)>& place
         device::start(device);
         const Weights weights(device);
         Subscriber subscriber(weights.parts(), {kBucket, false, device});
-        const auto buckets =
-            static_cast<std::int64_t>(Manifest(infos_of(weights.parts()), kBucket).buckets().size());
+        const auto buckets = static_cast<std::int64_t>(
+            Manifest(infos_of(weights.parts()), kBucket).buckets().size());
         // Once in the first version; in the second all.
-        subscriber.connect(std::make_unique<testing::DamagingChannel>(
-                               std::move(channel),
-                               [&](std::int64_t bucket) { return bucket == 2 || bucket > buckets; }),
-                           0);
+        subscriber.connect(
+            std::make_unique<testing::DamagingChannel>(
+                std::move(channel),
+                [&](std::int64_t bucket) { return bucket == 2 || bucket > buckets; }),
+            0);
         EXPECT_EQ(subscriber.receive(), 1);
         EXPECT_TRUE(weights.all_are(3));
         EXPECT_THROW(subscriber.receive(), CommError);

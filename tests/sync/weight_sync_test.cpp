@@ -16,9 +16,9 @@ namespace heddle::sync {
 namespace {
 
 using ::testing::AllOf;
+using testing::DamagingChannel;
 using ::testing::Each;
 using ::testing::HasSubstr;
-using testing::DamagingChannel;
 using testing::run_sides;
 using testing::Weights;
 
