@@ -328,8 +328,7 @@ Tensors changed_linears(const ops::KernelTable& kernels, const LinearInput& give
       ops::run_without_gradient([&] { return outputs_of(given, product, has_gradient); });
   return ops::with_gradient(
       "low_rank_linear", inputs, outputs,
-      [product = std::move(product), count = inputs.size(),
-       has_residual = given.residual.defined(),
+      [product = std::move(product), count = inputs.size(), has_residual = given.residual.defined(),
        place = ops::linear_place()](const Tensors& grads) -> Tensors {
         const ops::AtLinearPlace at(place);
         Tensors result(count);

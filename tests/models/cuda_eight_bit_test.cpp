@@ -54,9 +54,9 @@ struct Layer {
   Products run(const std::string& kernel, const ops::LinearPlace& place) {
     ops::KernelPolicy policy;
     policy.named["linear"] = kernel;
-    const ops::KernelTable kernels = ops::KernelTable::choose(
-        ops::builtin_registry(), ops::target_of(kGpu), at::kBFloat16,
-        {ops::OpRequest::of<ops::Linear>()}, policy);
+    const ops::KernelTable kernels =
+        ops::KernelTable::choose(ops::builtin_registry(), ops::target_of(kGpu), at::kBFloat16,
+                                 {ops::OpRequest::of<ops::Linear>()}, policy);
     at::Tensor input = x.clone().set_requires_grad(true), y;
     {
       const ops::AtLinearPlace at(place);
@@ -90,19 +90,14 @@ TEST_F(GpuEightBitModel, RoutersAndOutputsOfFirstBlocksStayInBf16) {
 
 // Four blocks are a whole model here: its loss has the bits of bf16, its gradients have not.
 TEST_F(GpuEightBitModel, BlocksTellTheirPlace) {
-  const nlohmann::ordered_json json = {{"model_type", "qwen3_5_text"},
-                                       {"vocab_size", 512},
-                                       {"hidden_size", 1024},
-                                       {"intermediate_size", 2048},
-                                       {"num_hidden_layers", 4},
-                                       {"num_attention_heads", 8},
-                                       {"num_key_value_heads", 2},
-                                       {"head_dim", 256},
-                                       {"linear_num_key_heads", 16},
-                                       {"linear_num_value_heads", 16},
-                                       {"linear_key_head_dim", 128},
-                                       {"linear_value_head_dim", 128},
-                                       {"tie_word_embeddings", true}};
+  const nlohmann::ordered_json json = {
+      {"model_type", "qwen3_5_text"}, {"vocab_size", 512},
+      {"hidden_size", 1024},          {"intermediate_size", 2048},
+      {"num_hidden_layers", 4},       {"num_attention_heads", 8},
+      {"num_key_value_heads", 2},     {"head_dim", 256},
+      {"linear_num_key_heads", 16},   {"linear_num_value_heads", 16},
+      {"linear_key_head_dim", 128},   {"linear_value_head_dim", 128},
+      {"tie_word_embeddings", true}};
   const std::vector<data::Batch> batches = {testing::batch_of({{1, 4096}, {2, 4096}})};
   const auto run = [&](const std::string& linear, parallel::Recompute recompute) {
     runtime::Context context;
@@ -184,16 +179,16 @@ TEST_F(GpuEightBitModel, FrozenExpertsAreKeptInEightBitsAlone) {
 }
 
 TEST_F(GpuEightBitModel, FrozenExpertsAreRefusedWithAdaptersOnThem) {
-  EXPECT_THAT(testing::message_of(
-                  [] { placed(mixture({"experts.down_proj"}, {})); }),
+  EXPECT_THAT(testing::message_of([] { placed(mixture({"experts.down_proj"}, {})); }),
               ::testing::AllOf(HasSubstr("kernels.frozen_experts: model.layers.0.mlp.experts."),
                                HasSubstr("that are trained or have adapters"),
                                HasSubstr("leave the key out")));
 }
 
 TEST_F(GpuEightBitModel, FrozenExpertsAreRefusedByOtherProducts) {
-  EXPECT_THAT(testing::message_of(
-                  [] { placed(mixture({}, {{"moe_experts", "cuda.grouped_mm"}})); }),
+  EXPECT_THAT(testing::message_of([] {
+                placed(mixture({}, {{"moe_experts", "cuda.grouped_mm"}}));
+              }),
               HasSubstr("leave kernels.moe_experts out"));
 }
 
@@ -203,8 +198,7 @@ TEST_F(GpuEightBitModel, FrozenExpertsAreRefusedInAJobOfSeveralRanks) {
     if (world->rank() != 0) return;
     assembly::ModelOnRanks model = placed(recipe);
     model.context.mesh = comm::Mesh({1, 1, 1, 2, 1}, world);
-    EXPECT_THAT(testing::message_of(
-                    [&] { assembly::keep_frozen_experts(recipe, model); }),
+    EXPECT_THAT(testing::message_of([&] { assembly::keep_frozen_experts(recipe, model); }),
                 ::testing::AllOf(HasSubstr("in a job of several ranks"), HasSubstr("as_loaded")));
   });
   EXPECT_THAT(errors, ::testing::Each(""));

@@ -1,8 +1,8 @@
 // Products of 8-bit floats: "cuda.fp8_rowwise_or_bf16", and "cuda.fp8_rowwise_from_block_4", whose
-// outputs of the first blocks stay bf16. Values e4m3 with a scale for each row of both factors along
-// the dimension they share, sums in fp32, results bf16. The gradients of weights, the low-rank terms
-// and routers stay bf16. A product with nothing to add is libtorch's; all others are sums of our own
-// kernel.
+// outputs of the first blocks stay bf16. Values e4m3 with a scale for each row of both factors
+// along the dimension they share, sums in fp32, results bf16. The gradients of weights, the
+// low-rank terms and routers stay bf16. A product with nothing to add is libtorch's; all others are
+// sums of our own kernel.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -256,8 +256,8 @@ void add_fp8_linear(Registry& registry) {
                                  .add_dropped = linear_cuda::add_dropped};
   registry.add<Linear>(info, functions, {.warnings = linear_fp8::warnings});
   info.name = fmt::format("cuda.fp8_rowwise_from_block_{}", linear_fp8::kFirstBlocks);
-  info.falls_back += fmt::format("; and for the outputs of the first {} blocks",
-                                 linear_fp8::kFirstBlocks);
+  info.falls_back +=
+      fmt::format("; and for the outputs of the first {} blocks", linear_fp8::kFirstBlocks);
   functions.forward = linear_fp8::forward_after_first_blocks;
   functions.forward_onto = linear_fp8::forward_onto_after_first_blocks;
   registry.add<Linear>(info, functions, {.warnings = linear_fp8::warnings_from_block});
