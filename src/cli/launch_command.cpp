@@ -105,10 +105,12 @@ void check(const LaunchOptions& options) {
   }
   if (options.command.empty()) fail("no command; write it after the options: -- sft run.yaml");
   const std::string& command = options.command.front();
-  const std::vector<std::string> launched = launched_command_names();
+  std::vector<std::string> launched = launched_command_names();
   if (std::ranges::find(launched, command) == launched.end()) {
-    fail(fmt::format("'{}' runs as one process; several ranks are for {}", command,
-                     text::join(launched, ", ")));
+    const std::string last = std::move(launched.back());
+    launched.pop_back();
+    fail(fmt::format("'{}' runs as one process; several ranks are for {} and {}", command,
+                     text::join(launched, ", "), last));
   }
 }
 
