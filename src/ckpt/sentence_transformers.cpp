@@ -62,8 +62,7 @@ void require_last_token(const Path& file, const Path& directory) {
 }
 
 void warn_of_prompts(const Path& file) {
-  const Json config =
-      json::read_object<ModelError>(file, files::kJsonLimit, file.parent_path());
+  const Json config = json::read_object<ModelError>(file, files::kJsonLimit, file.parent_path());
   const auto prompts = config.find("prompts");
   if (prompts == config.end() || !prompts->is_object()) return;
   for (const auto& [name, prompt] : prompts->items()) {
@@ -90,11 +89,10 @@ Files sentence_transformers_files(std::int64_t hidden_size, bool normalize,
   Json pooling = {{"word_embedding_dimension", hidden_size}};
   for (const auto& [key, name] : kPoolings) pooling[key] = name == kLastToken;
   pooling["include_prompt"] = true;
-  Files files = {
-      {kModules, text_of(modules)},
-      {"sentence_bert_config.json",
-       text_of({{"max_seq_length", max_length}, {"do_lower_case", false}})},
-      {"1_Pooling/config.json", text_of(pooling)}};
+  Files files = {{kModules, text_of(modules)},
+                 {"sentence_bert_config.json",
+                  text_of({{"max_seq_length", max_length}, {"do_lower_case", false}})},
+                 {"1_Pooling/config.json", text_of(pooling)}};
   // Older versions ask for the folder of each module.
   if (normalize) files.emplace_back("2_Normalize/config.json", "{}\n");
   return files;
@@ -103,8 +101,8 @@ Files sentence_transformers_files(std::int64_t hidden_size, bool normalize,
 void require_last_token_embeddings(const Path& directory) {
   const Path file = directory / kModules;
   if (!is_there(file)) return;
-  const Json modules = json::parse_as<ModelError>(files::read(file, files::kJsonLimit, directory),
-                                                  file.string());
+  const Json modules =
+      json::parse_as<ModelError>(files::read(file, files::kJsonLimit, directory), file.string());
   if (!modules.is_array()) throw_error<ModelError>("{}: must hold a list", file.string());
   for (const Json& module : modules) {
     if (!module.is_object() || !module.value("type", Json()).is_string() ||
@@ -117,7 +115,8 @@ void require_last_token_embeddings(const Path& directory) {
       require_last_token(directory / path / "config.json", directory);
     } else if (kind != "Transformer" && kind != "Normalize") {
       throw_error<ModelError>(
-          "{}: the model's embeddings pass through '{}' ({}), which is not built: its vectors would "
+          "{}: the model's embeddings pass through '{}' ({}), which is not built: its vectors "
+          "would "
           "be others here",
           file.string(), text::shown(kind), text::shown(path));
     }

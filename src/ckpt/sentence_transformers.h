@@ -8,8 +8,8 @@
 
 namespace heddle::ckpt {
 
-/// Transformer, pooling by the last token and, if `normalize`, scaling to length 1. Texts are cut at
-/// `max_length` tokens. In the form that versions from 2.3 on read.
+/// Transformer, pooling by the last token and, if `normalize`, scaling to length 1. Texts are cut
+/// at `max_length` tokens. In the form that versions from 2.3 on read.
 Files sentence_transformers_files(std::int64_t hidden_size, bool normalize,
                                   std::int64_t max_length);
 

@@ -65,9 +65,9 @@ void write_result(const config::RunConfig& config, const Setup& setup,
                   const ckpt::ReadWhole& read) {
   ckpt::Files card = {{"README.md", model_card(config, setup)}};
   if (setup.placed.model->head() == models::Head::kEmbed) {
-    for (auto& file : ckpt::sentence_transformers_files(setup.placed.model->config().hidden_size,
-                                                        config.model.normalize,
-                                                        config.data.max_length))
+    for (auto& file :
+         ckpt::sentence_transformers_files(setup.placed.model->config().hidden_size,
+                                           config.model.normalize, config.data.max_length))
       card.push_back(std::move(file));
   }
   if (setup.placed.adapters) {

@@ -137,7 +137,7 @@ TEST(Lora, ServableTargetsAreThoseThatServersLoad) {
   for (const char* name :
        {"self_attn.q_proj", "linear_attn.in_proj_qkv", "linear_attn.in_proj_z",
         "linear_attn.in_proj_qkvz", "linear_attn.in_proj_b", "linear_attn.in_proj_a",
-        "linear_attn.in_proj_ba", "linear_attn.out_proj", "mlp.gate", "mlp.shared_expert_gate",
+        "linear_attn.in_proj_ba", "linear_attn.out_proj", "0.mlp.gate", "mlp.shared_expert_gate",
         "mlp.shared_expert.gate_proj"}) {
     layers.push_back(std::make_unique<nn::Linear>(std::string(name) + ".weight", 4, kIn));
     all.push_back(layers.back().get());

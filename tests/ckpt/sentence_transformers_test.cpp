@@ -43,7 +43,8 @@ TEST(SentenceTransformers, OtherPoolingsAndLayersAreNamed) {
     write_files({{"modules.json", fmt::format(R"([
           {{"idx": 0, "path": "", "type": "sentence_transformers.models.Transformer"}},
           {{"idx": 1, "path": "1_Pooling", "type": "sentence_transformers.sentence_transformer.modules.Pooling"}},
-          {{"idx": 2, "path": "2_Last", "type": "sentence_transformers.models.{}"}}])", c.type)},
+          {{"idx": 2, "path": "2_Last", "type": "sentence_transformers.models.{}"}}])",
+                                              c.type)},
                  {"1_Pooling/config.json", c.pooling}},
                 dir.path());
     EXPECT_THAT(testing::message_of([&] { require_last_token_embeddings(dir.path()); }),
@@ -53,7 +54,8 @@ TEST(SentenceTransformers, OtherPoolingsAndLayersAreNamed) {
 }
 
 TEST(SentenceTransformers, ADamagedListIsNamed) {
-  for (const char* text : {"{}", "[1]", R"([{"type": 1, "path": ""}])", R"([{"type": "x.Pooling"}])"}) {
+  for (const char* text :
+       {"{}", "[1]", R"([{"type": 1, "path": ""}])", R"([{"type": "x.Pooling"}])"}) {
     const testing::TemporaryDirectory dir;
     write_files({{"modules.json", text}}, dir.path());
     EXPECT_THAT(testing::message_of([&] { require_last_token_embeddings(dir.path()); }),

@@ -144,8 +144,8 @@ PluginValue plugin_value(std::string_view record) {
   const auto metadata = decode(value.find(9)->second.bytes);
   EXPECT_EQ(metadata.find(4)->second.number, 2u);  // DATA_CLASS_TENSOR
   const auto plugin = decode(metadata.find(1)->second.bytes);
-  return {value.find(1)->second.bytes, plugin.find(1)->second.bytes,
-          plugin.find(2)->second.bytes, decode(value.find(8)->second.bytes)};
+  return {value.find(1)->second.bytes, plugin.find(1)->second.bytes, plugin.find(2)->second.bytes,
+          decode(value.find(8)->second.bytes)};
 }
 
 TEST(TensorBoard, TextsGoToTheirPlugin) {
