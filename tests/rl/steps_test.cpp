@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <numeric>
 #include <set>
 
 #include "base/errors.h"
@@ -61,6 +62,28 @@ class RlTest : public TrainerTest {
     all.insert(all.end(), more.begin(), more.end());
     return config(name, all);
   }
+  /// Twelve episodes of three turns, worth 0.25, 0.25 and 1.
+  config::RunConfig episodes(const std::string& name, Words more) const {
+    std::ofstream rows(dir_ / "episodes.jsonl");
+    for (int i = 0; i < 12; ++i)
+      rows << nlohmann::json{{"prompt", "say " + std::to_string(i)}, {"meta", {{"turns", 3}}}}
+           << "\n";
+    Words all = {
+        "train.objective=policy",
+        "data.train=" + (dir_ / "episodes.jsonl").string(),
+        "data.fields.meta=meta",
+        "data.max_length=64",
+        "model.dtype=float64",
+        "train.micro_batch_tokens=256",
+        "optim.warmup_steps=0",
+        "rl.groups_per_step=4",
+        "rl.samples_per_group=4",
+        "rollout.max_new_tokens=32",
+        "rollout.max_sequences=16",
+        "rl.reward.command=[" + testing::built_path("tests/reward/heddle_reward_worker") + "]"};
+    all.insert(all.end(), more.begin(), more.end());
+    return config(name, all);
+  }
   static Reports train(const config::RunConfig& config, std::int64_t stop_after = 1000) {
     std::atomic<bool> stop = false;
     Reports reports(stop_after, stop);
@@ -98,20 +121,9 @@ TEST_F(RlTest, FirstStepIsOnPolicy) {
 }
 
 TEST_F(RlTest, TurnsOfAnEpisodeAreTrainedAsTheyWereDrawn) {
-  std::ofstream rows(dir_ / "episodes.jsonl");
-  for (int i = 0; i < 12; ++i)
-    rows << nlohmann::json{{"prompt", "say " + std::to_string(i)}, {"meta", {{"turns", 3}}}}
-         << "\n";
-  rows.close();
-  const std::string file = (dir_ / "episodes.jsonl").string();
-  const config::RunConfig episodes = config(
-      "episodes",
-      {"train.objective=policy", "data.train=" + file, "data.eval=" + file, "data.fields.meta=meta",
-       "data.max_length=64", "model.dtype=float64", "train.micro_batch_tokens=256",
-       "train.max_steps=2", "train.eval_every=1", "optim.warmup_steps=0", "rl.groups_per_step=4",
-       "rl.samples_per_group=4", "rl.groups_every=1", "rl.reference.kl_coef=0.1",
-       "rollout.stop=[e, a]", "rollout.max_new_tokens=32", "rollout.max_sequences=16",
-       "rl.reward.command=[" + testing::built_path("tests/reward/heddle_reward_worker") + "]"});
+  const config::RunConfig episodes =
+      this->episodes("episodes", {"train.max_steps=2", "rl.groups_every=1",
+                                  "rl.reference.kl_coef=0.1", "rollout.stop=[e, a]"});
   const Reports reports = train(episodes);
   const auto& first = reports.steps.front().metrics;
   // Log-probabilities of later turns are those of the tokens before them, observations included.
@@ -133,7 +145,26 @@ TEST_F(RlTest, TurnsOfAnEpisodeAreTrainedAsTheyWereDrawn) {
     EXPECT_TRUE(turns.size() == 2 || sample.at("finish_reason") == "length");
   }
   EXPECT_TRUE(past.contains(2));
-  EXPECT_GE(reports.evaluations.back().metrics.at("reward"), 0.25);
+}
+
+TEST_F(RlTest, EvaluationGoesOnWithTheTurnsOfAnEpisode) {
+  // Where nothing is learnt and the likeliest token is always drawn, the training steps of an epoch
+  // are the evaluation. Every token ends a turn.
+  std::vector<std::int32_t> ends(4096);
+  std::iota(ends.begin(), ends.end(), 0);
+  files::write_atomically(dir_ / "model" / "generation_config.json",
+                          nlohmann::json{{"eos_token_id", ends}}.dump());
+  const Reports reports = train(
+      episodes("held-out", {"data.eval=" + (dir_ / "episodes.jsonl").string(), "train.max_steps=3",
+                            "train.eval_every=3", "optim.lr=0", "rollout.temperature=1e-6"}));
+  ASSERT_EQ(reports.steps.size(), 3U);
+  const auto& evaluation = reports.evaluations.back();
+  EXPECT_DOUBLE_EQ(evaluation.metrics.at("reward"), reports.mean("reward_mean", 0, 3));
+  EXPECT_DOUBLE_EQ(evaluation.metrics.at("length"), reports.mean("length_mean", 0, 3));
+  EXPECT_DOUBLE_EQ(evaluation.loss, -evaluation.metrics.at("reward"));
+  // All three turns, of one token each.
+  EXPECT_DOUBLE_EQ(evaluation.metrics.at("reward"), 0.25 + 0.25 + 1);
+  EXPECT_DOUBLE_EQ(evaluation.metrics.at("length"), 3);
 }
 
 TEST_F(RlTest, PolicyIsTrainedAtTheTemperatureThatDrewItsTokens) {
