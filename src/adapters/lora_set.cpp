@@ -22,14 +22,21 @@ bool in_all_linear(const std::string& module) {
   return !is_head(module) && !module.ends_with(".mlp.gate");
 }
 
+/// all-linear without the gates of single rows, which SGLang's servers refuse (its table of LoRA
+/// modules has in_proj_qkvz and out_proj of a linear attention layer, not in_proj_ba).
+bool is_servable(const std::string& module) {
+  return !module.ends_with(".in_proj_b") && !module.ends_with(".in_proj_a") &&
+         !module.ends_with(".in_proj_ba") && !module.ends_with(".shared_expert_gate");
+}
+
 /// A name, a dotted suffix of it, or a glob over the whole of it.
 bool matches_name(const std::string& target, const std::string& name) {
   return name == target || name.ends_with("." + target) || text::matches_glob(target, name);
 }
 
 bool matches(const std::string& target, const std::string& module, const LoraOptions& options) {
-  if (target == "all-linear") {
-    return in_all_linear(module) &&
+  if (target == "all-linear" || target == "servable") {
+    return in_all_linear(module) && (target == "all-linear" || is_servable(module)) &&
            std::none_of(options.excluded.begin(), options.excluded.end(),
                         [&](const std::string& glob) { return text::matches_glob(glob, module); });
   }

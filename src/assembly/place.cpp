@@ -8,6 +8,7 @@
 #include "assembly/trainable.h"
 #include "base/log.h"
 #include "ckpt/hf_adapter.h"
+#include "ckpt/sentence_transformers.h"
 #include "ops/autograd.h"
 
 namespace heddle::assembly {
@@ -128,6 +129,8 @@ std::unique_ptr<parallel::Pipeline> make_pipeline(const ModelRecipe& recipe, Mod
 ModelOnRanks place(const ModelRecipe& recipe, const runtime::Context& context) {
   check_layout(recipe, context.mesh);
   require_same_files(recipe, context.mesh);
+  if (runs(recipe) && recipe.head == Head::kEmbed && recipe.source)
+    ckpt::require_last_token_embeddings(recipe.source->path());
   ModelOnRanks placed;
   placed.context = context;
   placed.source = recipe.source;

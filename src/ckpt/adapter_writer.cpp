@@ -84,7 +84,7 @@ void write_adapter(const Path& path, const AdapterConfig& config, const AdapterT
   writer.commit();
   files::write_atomically(staging.path() / "adapter_config.json", config.to_json().dump(2) + "\n");
   if (!tokenizer.directory.empty()) copy_tokenizer(tokenizer, staging.path());
-  for (const auto& [name, content] : files) files::write_atomically(staging.path() / name, content);
+  write_files(files, staging.path());
   if (add_files) add_files(staging.path());
   AdapterDirectory::open(staging.path());  // what cannot be read back must not take the final name
   staging.commit();

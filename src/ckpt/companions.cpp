@@ -24,6 +24,7 @@ constexpr std::array kOtherFiles = {
     "preprocessor_config.json",
     "processor_config.json",
     "video_preprocessor_config.json",
+    "config_sentence_transformers.json",
     "LICENSE",
     "LICENSE.txt",
     "LICENSE.md",
@@ -86,10 +87,16 @@ void copy_files(const std::vector<Companion>& sources, const Path& directory) {
   }
 }
 
+void write_files(const Files& files, const Path& directory) {
+  for (const auto& [name, content] : files) {
+    files::make_writable_directory((directory / name).parent_path());
+    files::write_atomically(directory / name, content);
+  }
+}
+
 void copy_tokenizer(const TokenizerSource& source, const Path& directory) {
   copy_files(source.files, directory);
-  for (const auto& [name, content] : source.changed)
-    files::write_atomically(directory / name, content);
+  write_files(source.changed, directory);
 }
 
 }  // namespace heddle::ckpt

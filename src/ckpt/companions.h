@@ -35,6 +35,9 @@ std::vector<Companion> find_companions(const Path& directory, Companions which);
 /// no longer holds what it held when it was found.
 void copy_files(const std::vector<Companion>& files, const Path& directory);
 
+/// Writes each file to `directory`/name, in a folder of its own where the name has one.
+void write_files(const Files& files, const Path& directory);
+
 /// Where the tokenizer of a new directory comes from: a folder, its files as they are before the
 /// tokenizer is loaded, and files of which the new directory holds another text (name, content).
 struct TokenizerSource {

@@ -170,8 +170,7 @@ ModelWriterReport ModelWriter::commit() {
     files::write_atomically(staging.path() / "model.safetensors.index.json", index.dump(2) + "\n");
   }
   files::write_atomically(staging.path() / "config.json", config_.dump(2) + "\n");
-  for (const auto& [name, content] : files_)
-    files::write_atomically(staging.path() / name, content);
+  write_files(files_, staging.path());
   for (const Item& item : items_) {
     if (!item.produce) require_unchanged({item.stored});
   }

@@ -24,12 +24,6 @@ constexpr const char* kPerplexity = "perplexity";
 /// Tokens scored in one pass.
 constexpr std::int64_t kBatchTokens = 8192;
 
-std::vector<std::string> metric_names() {
-  std::vector<std::string> names = reward::verifier_names();
-  for (const char* own : {kF1, kLikelihood, kPerplexity}) names.emplace_back(own);
-  return names;
-}
-
 bool is_verifier(const std::string& metric) {
   return metric != kF1 && metric != kLikelihood && metric != kPerplexity;
 }
@@ -46,6 +40,12 @@ data::RowOptions reading_of(const assembly::ModelOnRanks& model, bool is_classif
 }
 
 }  // namespace
+
+std::vector<std::string> metric_names() {
+  std::vector<std::string> names = reward::verifier_names();
+  for (const char* own : {kF1, kLikelihood, kPerplexity}) names.emplace_back(own);
+  return names;
+}
 
 void require_metrics(const std::vector<std::string>& metrics, const std::string& key) {
   const std::vector<std::string> names = metric_names();

@@ -25,6 +25,9 @@ struct AnswerEvaluationOptions {
   rollout::EngineOptions engine;
 };
 
+/// All metrics by name.
+std::vector<std::string> metric_names();
+
 /// Throws ConfigError that begins with `key` if one is no metric, or needs parameters.
 void require_metrics(const std::vector<std::string>& metrics, const std::string& key);
 

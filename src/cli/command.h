@@ -47,6 +47,8 @@ inline constexpr const char* kLaunchLogDirectory = "heddle-logs";
 /// Names of the commands of add_training_commands().
 std::vector<std::string> training_command_names();
 bool is_training_command(const std::string& name);
+/// Commands that several ranks run together: the training commands and some others.
+std::vector<std::string> launched_command_names();
 /// Overrides that a training command makes before those of the user.
 std::vector<std::string> settings_of_training(const std::string& name);
 

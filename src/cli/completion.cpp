@@ -8,9 +8,12 @@
 
 #include "base/errors.h"
 #include "base/text.h"
+#include "cli/answer_evaluation.h"
+#include "cli/command.h"
 #include "config/config.h"
 #include "config/listed_values.h"
 #include "models/registry.h"
+#include "plan/hardware.h"
 
 namespace heddle::cli {
 namespace {
@@ -35,6 +38,8 @@ std::vector<std::string> values_of(const CLI::Option& option, const std::string&
   if (name == "preset") return models::preset_names();
   if (name == "dtype") return {"float32", "bfloat16", "float64"};
   if (name == "device") return {"cpu", "cuda", "npu"};
+  if (name == "hardware") return plan::hardware_names();
+  if (name == "metric") return metric_names();
   std::string type = option.get_type_name();
   char separator = '|';
   if (const std::size_t open = type.find('{'); open != std::string::npos && type.ends_with('}')) {
@@ -130,16 +135,17 @@ std::string bash_script(const std::vector<CommandWords>& commands) {
   return fmt::format(R"(# bash completion of heddle; use: source <(heddle completion bash)
 _heddle() {{
   local word=${{COMP_WORDS[COMP_CWORD]}} first=1 at name= before= options= values= takes_keys=0
+  local commands='{0} --help --version'
   COMPREPLY=()
   # The command of every rank stands after launch ... --
   if [[ ${{COMP_WORDS[1]}} == launch ]]; then
     for ((at = 2; at < COMP_CWORD; at++)); do
-      [[ ${{COMP_WORDS[at]}} == -- ]] && first=$((at + 1)) && break
+      [[ ${{COMP_WORDS[at]}} == -- ]] && first=$((at + 1)) commands='{5}' && break
     done
   fi
   local command=${{COMP_WORDS[first]}}
   if ((COMP_CWORD == first)); then
-    COMPREPLY=($(compgen -W '{0} --help --version' -- "$word"))
+    COMPREPLY=($(compgen -W "$commands" -- "$word"))
     return
   fi
   # bash cuts "key=value" into three words unless it was told otherwise.
@@ -179,7 +185,7 @@ _heddle() {{
 complete -o filenames -F _heddle heddle
 )",
                      names, cases, text::join(key_words(), " "), option_cases(commands, "'", "'"),
-                     key_cases("'", "'"));
+                     key_cases("'", "'"), text::join(launched_command_names(), " "));
 }
 
 /// name:description for zsh's _describe, in which a colon of the name must be escaped.
@@ -211,6 +217,7 @@ _heddle() {{
     if (( dashes < CURRENT )); then
       words=(heddle "${{(@)words[dashes+1,-1]}}")
       (( CURRENT -= dashes - 1 ))
+      commands=(${{(M)commands:#({5}):*}})
     fi
   fi
   if (( CURRENT == 2 )); then
@@ -248,17 +255,16 @@ _heddle() {{
 if [[ $funcstack[1] == _heddle ]]; then _heddle "$@"; else compdef _heddle heddle; fi
 )",
                      names, cases, text::join(key_words(), " "), option_cases(commands, "(", ")"),
-                     key_cases("(", ")"));
+                     key_cases("(", ")"), text::join(launched_command_names(), "|"));
 }
 
 std::string fish_script(const std::vector<CommandWords>& commands) {
   std::string out = "# fish completion of heddle; use: heddle completion fish | source\n";
-  std::vector<std::string> names, words = key_words();
-  for (const CommandWords& command : commands) names.push_back(command.name);
+  std::vector<std::string> words = key_words();
   out += fmt::format(
       "complete -c heddle -n '__fish_seen_subcommand_from launch; and contains -- -- (commandline "
       "-opc)' -a {}\n",
-      quoted(text::join(names, " ")));
+      quoted(text::join(launched_command_names(), " ")));
   for (const auto& [key, values] : config::listed_values()) {
     for (const std::string& value : values) words.push_back(key + "=" + value);
   }

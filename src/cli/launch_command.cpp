@@ -105,11 +105,12 @@ void check(const LaunchOptions& options) {
   }
   if (options.command.empty()) fail("no command; write it after the options: -- sft run.yaml");
   const std::string& command = options.command.front();
-  if (!is_training_command(command) && command != "score" && command != "generate" &&
-      command != "bench") {
-    fail(
-        fmt::format("'{}' runs as one process; several ranks are for {}, score, generate and bench",
-                    command, text::join(training_command_names(), ", ")));
+  std::vector<std::string> launched = launched_command_names();
+  if (std::ranges::find(launched, command) == launched.end()) {
+    const std::string last = std::move(launched.back());
+    launched.pop_back();
+    fail(fmt::format("'{}' runs as one process; several ranks are for {} and {}", command,
+                     text::join(launched, ", "), last));
   }
 }
 
@@ -398,6 +399,12 @@ class Launch {
 };
 
 }  // namespace
+
+std::vector<std::string> launched_command_names() {
+  std::vector<std::string> names = training_command_names();
+  for (const char* other : {"score", "generate", "bench"}) names.emplace_back(other);
+  return names;
+}
 
 void add_launch_command(CLI::App& app, Action& action) {
   auto options = std::make_shared<LaunchOptions>();

@@ -77,6 +77,16 @@ ui::Table startup_table(const train::RunInfo& info) {
   return table;
 }
 
+/// A text as a block of Markdown that shows it as it is.
+std::string as_code(const std::string& text) {
+  std::string block = "    ";
+  for (const char c : text) {
+    block += c;
+    if (c == '\n') block += "    ";
+  }
+  return block;
+}
+
 /// Outcome of each file: rows, lengths, loss, and what was cut or left out.
 ui::ReportTable sources_table(const std::vector<train::DataInfo>& data) {
   ui::ReportTable table{"Sources",
@@ -155,6 +165,7 @@ void RunObserver::on_start(const train::RunInfo& info) {
   if (config_.log.tensorboard) {
     tensorboard_ =
         std::make_unique<ui::TensorBoardWriter>(directory_ / "tensorboard", resumed_step_);
+    tensorboard_->hyper_parameters(config::entries(config_));
   }
   if (!config_.log.command.empty()) {
     metrics_command_ = std::make_unique<ui::MetricsCommand>(config_.log.command);
@@ -167,6 +178,7 @@ void RunObserver::on_start(const train::RunInfo& info) {
     for (std::size_t i = 0; i < answers_before_.size(); ++i) {
       facts_.samples.push_back({config_.log.sample_prompts[i], answers_before_[i], ""});
     }
+    show_samples(0, answers_before_);
   }
   if (resumed_step_ > 0 && std::filesystem::exists(directory_ / "report.json")) {
     // The answers of the untrained model were written when the run began.
@@ -228,6 +240,14 @@ void RunObserver::fill_facts(const train::RunInfo& info) {
   facts_.tables.insert(facts_.tables.begin() + 4, pipeline);
 }
 
+void RunObserver::show_samples(std::int64_t step, const std::vector<std::string>& answers) {
+  if (!tensorboard_) return;
+  for (std::size_t i = 0; i < answers.size(); ++i) {
+    tensorboard_->text(fmt::format("samples/{}", i + 1), step,
+                       as_code(config_.log.sample_prompts[i]) + "\n\n" + as_code(answers[i]));
+  }
+}
+
 void RunObserver::on_step(const train::StepInfo& step) {
   const ui::StepMetrics metrics = to_metrics(step);
   metrics_->write(metrics);
@@ -263,7 +283,9 @@ void RunObserver::on_finish(const train::Summary& summary) {
     const std::vector<std::string> answers = sample();
     for (std::size_t i = 0; i < answers.size() && i < facts_.samples.size(); ++i)
       facts_.samples[i].after = answers[i];
+    show_samples(summary.steps, answers);
   }
+  if (tensorboard_) tensorboard_->end(true);
   facts_.status = summary.stopped ? fmt::format("stopped after step {}", summary.steps)
                   : summary.stopped_early
                       ? fmt::format("stopped early after step {}", summary.steps)
@@ -299,6 +321,7 @@ void RunObserver::on_failure(const std::string& message) {
   if (progress_ == nullptr) return;  // nothing was recorded
   facts_.status = "failed: " + message.substr(0, message.find('\n'));
   try {
+    if (tensorboard_) tensorboard_->end(false);
     if (config_.log.report) ui::write_report(directory_, facts_);
   } catch (const std::exception& error) {
     log::warning("the report does not say that the run failed: {}", error.what());

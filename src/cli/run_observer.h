@@ -49,6 +49,8 @@ class RunObserver : public train::Observer {
   /// Where the result is; of an adapter also the class of transformers that it acts on.
   std::string result_line(const std::filesystem::path& output) const;
   void fill_facts(const train::RunInfo& info);
+  /// Answers to log.sample_prompts, for TensorBoard.
+  void show_samples(std::int64_t step, const std::vector<std::string>& answers);
 
   std::string command_;
   const config::RunConfig& config_;

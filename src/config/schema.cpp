@@ -321,7 +321,8 @@ Section adapter_section() {
       .key("dropout", &AdapterSection::dropout, "on the input of A",
            {.range = from_up_to(0, 1), .aliases = {"lora_dropout"}})
       .key("targets", &AdapterSection::targets,
-           "all-linear (all but the head), or names as q_proj, in_proj_qkv, *.mlp.*",
+           "all-linear (all but the head), servable (of these what vLLM and SGLang load), or names "
+           "as q_proj, in_proj_qkv, *.mlp.*",
            {.aliases = {"target_modules", "lora_target", "lora_target_modules"}})
       .key("target_parameters", &AdapterSection::target_parameters,
            "stacked matrices of routed experts, as mlp.experts.gate_up_proj, mlp.experts.down_proj",

@@ -97,7 +97,10 @@ template <class E>
 bool is_of_model(const std::string& path, Need need) {
   if (need == Need::kShape) return path == "config.json";
   const std::size_t slash = path.rfind('/');
-  if (slash != std::string::npos && !path.starts_with("additional_chat_templates/")) return false;
+  // Folders of sentence-transformers: 1_Pooling/config.json and so on.
+  const bool is_module = path.ends_with("/config.json") && path.find('_') == 1 && slash > 1;
+  if (slash != std::string::npos && !is_module && !path.starts_with("additional_chat_templates/"))
+    return false;
   constexpr std::array<std::string_view, 7> kEndings = {
       ".json", ".jinja", ".txt", ".model", ".md", ".tiktoken", ".safetensors"};
   const std::string name = path.substr(slash + 1);

@@ -12,6 +12,7 @@
 #include "nn/grouped_changes.h"
 #include "ops/autograd.h"
 #include "ops/linear/few_row_lows.h"
+#include "ops/linear/place.h"
 
 namespace heddle::nn {
 
@@ -327,8 +328,9 @@ Tensors changed_linears(const ops::KernelTable& kernels, const LinearInput& give
       ops::run_without_gradient([&] { return outputs_of(given, product, has_gradient); });
   return ops::with_gradient(
       "low_rank_linear", inputs, outputs,
-      [product = std::move(product), count = inputs.size(),
-       has_residual = given.residual.defined()](const Tensors& grads) -> Tensors {
+      [product = std::move(product), count = inputs.size(), has_residual = given.residual.defined(),
+       place = ops::linear_place()](const Tensors& grads) -> Tensors {
+        const ops::AtLinearPlace at(place);
         Tensors result(count);
         if (has_residual) result.back() = grads[0];
         result[0] = product.backward(grads);

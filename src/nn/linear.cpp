@@ -16,6 +16,7 @@
 #include "ops/autograd.h"
 #include "ops/embedding/embedding.h"
 #include "ops/linear/few_row_layers.h"
+#include "ops/linear/place.h"
 #include "ops/rms_norm/rms_norm.h"
 
 namespace heddle::nn {
@@ -100,7 +101,9 @@ std::vector<at::Tensor> linears(const ops::KernelTable& kernels, const LinearInp
   return ops::with_gradient(
       "linear", inputs, outputs,
       [saved, again, postponed = want_input ? input.postponed : nullptr, want_input, has_residual,
-       weights, &functions](const ops::Tensors& grads) -> ops::Tensors {
+       weights, &functions,
+       place = ops::linear_place()](const ops::Tensors& grads) -> ops::Tensors {
+        const ops::AtLinearPlace at(place);
         const auto accumulate = [saved, again, weights, grads] {
           const at::Tensor x = again ? again() : saved;
           for (std::size_t i = 0; i < weights.size(); ++i) {

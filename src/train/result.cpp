@@ -7,6 +7,7 @@
 #include "assembly/from_config.h"
 #include "base/errors.h"
 #include "ckpt/hf_adapter.h"
+#include "ckpt/sentence_transformers.h"
 #include "ckpt/training_checkpoint.h"
 #include "config/config.h"
 #include "hub/cache.h"
@@ -62,7 +63,13 @@ Setup setup_of(const config::RunConfig& config) {
 void write_result(const config::RunConfig& config, const Setup& setup,
                   const std::filesystem::path& output, const ResultOptions& options,
                   const ckpt::ReadWhole& read) {
-  const ckpt::Files card = {{"README.md", model_card(config, setup)}};
+  ckpt::Files card = {{"README.md", model_card(config, setup)}};
+  if (setup.placed.model->head() == models::Head::kEmbed) {
+    for (auto& file :
+         ckpt::sentence_transformers_files(setup.placed.model->config().hidden_size,
+                                           config.model.normalize, config.data.max_length))
+      card.push_back(std::move(file));
+  }
   if (setup.placed.adapters) {
     ckpt::export_adapter(*setup.placed.model, *setup.placed.adapters, setup.placed.saved_whole,
                          *setup.placed.source, hub::model_name(config.model.path),

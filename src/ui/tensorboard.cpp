@@ -7,7 +7,9 @@
 
 #include <array>
 #include <bit>
+#include <charconv>
 #include <chrono>
+#include <system_error>
 
 #include "base/errors.h"
 #include "base/files.h"
@@ -55,6 +57,64 @@ void append_scalar(std::string& summary, std::string_view tag, double value) {
   append_tag(entry, 2, kFixed32);
   append_little_endian(entry, std::bit_cast<std::uint32_t>(static_cast<float>(value)));
   append_bytes(summary, 1, entry);
+}
+
+// Members of tensorflow's DataType and of tensorboard's DataClass and Status.
+constexpr std::uint64_t kFloat = 1, kString = 7;
+constexpr std::uint64_t kTensorData = 2;
+constexpr std::uint64_t kSuccess = 1, kFailure = 2;
+
+void append_number(std::string& out, int field, std::uint64_t value) {
+  append_tag(out, field, kVarint);
+  append_varint(out, value);
+}
+
+void append_double(std::string& out, int field, double value) {
+  append_tag(out, field, kFixed64);
+  append_little_endian(out, std::bit_cast<std::uint64_t>(value));
+}
+
+/// TensorProto { dtype = 1, tensor_shape = 2 { dim = 2 { size = 1 } }, string_val = 8 } with one
+/// dimension.
+std::string tensor(std::uint64_t dtype, const std::vector<std::string_view>& strings) {
+  std::string dim, shape, out;
+  append_number(dim, 1, strings.size());
+  append_bytes(shape, 2, dim);
+  append_number(out, 1, dtype);
+  append_bytes(out, 2, shape);
+  for (const std::string_view text : strings) append_bytes(out, 8, text);
+  return out;
+}
+
+/// Summary { value { tag = 1, tensor = 8, metadata = 9 { plugin_data = 1 { plugin_name = 1,
+/// content = 2 }, data_class = 4 } } }.
+std::string plugin_summary(std::string_view tag, std::string_view plugin, std::string_view content,
+                           std::string_view tensor) {
+  std::string data, metadata, value, summary;
+  append_bytes(data, 1, plugin);
+  append_bytes(data, 2, content);
+  append_bytes(metadata, 1, data);
+  append_number(metadata, 4, kTensorData);
+  append_bytes(value, 1, tag);
+  append_bytes(value, 8, tensor);
+  append_bytes(value, 9, metadata);
+  append_bytes(summary, 1, value);
+  return summary;
+}
+
+/// google.protobuf.Value { number_value = 2, string_value = 3, bool_value = 4 }.
+std::string hparam(const std::string& yaml) {
+  std::string out;
+  double number = 0;
+  const auto [end, error] = std::from_chars(yaml.data(), yaml.data() + yaml.size(), number);
+  if (yaml == "true" || yaml == "false") {
+    append_number(out, 4, yaml == "true" ? 1 : 0);
+  } else if (error == std::errc() && end == yaml.data() + yaml.size()) {
+    append_double(out, 2, number);
+  } else {
+    append_bytes(out, 3, yaml);
+  }
+  return out;
 }
 
 double seconds_since_epoch() {
@@ -128,6 +188,42 @@ void TensorBoardWriter::write(const StepMetrics& m) {
   }
   append_bytes(field, 5, summary);
   event(m.step, field);
+}
+
+void TensorBoardWriter::text(std::string_view tag, std::int64_t step, std::string_view markdown) {
+  std::string field;
+  append_bytes(field, 5, plugin_summary(tag, "text", "", tensor(kString, {markdown})));
+  event(step, field);
+}
+
+/// HParamsPluginData with one of session_start_info = 3 and session_end_info = 4.
+void TensorBoardWriter::hparams_event(std::string_view tag, int field, std::string_view message) {
+  std::string data, event_field;
+  append_bytes(data, field, message);
+  append_bytes(event_field, 5, plugin_summary(tag, "hparams", data, tensor(kFloat, {})));
+  event(0, event_field);
+}
+
+void TensorBoardWriter::hyper_parameters(
+    const std::vector<std::pair<std::string, std::string>>& entries) {
+  // SessionStartInfo { hparams = 1: map, start_time_secs = 5 }.
+  std::string start;
+  for (const auto& [name, value] : entries) {
+    std::string entry;
+    append_bytes(entry, 1, name);
+    append_bytes(entry, 2, hparam(value));
+    append_bytes(start, 1, entry);
+  }
+  append_double(start, 5, seconds_since_epoch());
+  hparams_event("_hparams_/session_start_info", 3, start);
+}
+
+void TensorBoardWriter::end(bool succeeded) {
+  // SessionEndInfo { status = 1, end_time_secs = 2 }.
+  std::string ended;
+  append_number(ended, 1, succeeded ? kSuccess : kFailure);
+  append_double(ended, 2, seconds_since_epoch());
+  hparams_event("_hparams_/session_end_info", 4, ended);
 }
 
 void TensorBoardWriter::event(std::int64_t step, std::string_view field_bytes) {

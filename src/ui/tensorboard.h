@@ -5,6 +5,8 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "ui/metrics.h"
 
@@ -18,7 +20,7 @@ std::uint32_t masked_crc32c(std::string_view bytes);
 
 /// Writes scalars as a TensorBoard event file: TFRecord framing around hand-encoded Event protocol
 /// buffers (tensorflow/core/util/event.proto, fields wall_time 1, step 2, file_version 3, summary
-/// 5, session_log 7).
+/// 5, session_log 7); texts and hyper-parameters in those of the plugins "text" and "hparams".
 class TensorBoardWriter {
  public:
   /// Makes a new file in `folder`. A writer that starts after step `resumed_step` > 0 tells
@@ -32,9 +34,17 @@ class TensorBoardWriter {
   void scalar(std::string_view tag, std::int64_t step, double value);
   /// All figures of a step, under train/, speed/ and eval/, in one event. Throws FileError.
   void write(const StepMetrics& metrics);
+  /// Markdown under `tag` of the page "Text". Throws FileError.
+  void text(std::string_view tag, std::int64_t step, std::string_view markdown);
+  /// (name, value as YAML) for the page "HParams": numbers and true or false become such. Throws
+  /// FileError.
+  void hyper_parameters(const std::vector<std::pair<std::string, std::string>>& entries);
+  /// The end of the run, for the same page. Throws FileError.
+  void end(bool succeeded);
 
  private:
   void event(std::int64_t step, std::string_view field_bytes);
+  void hparams_event(std::string_view tag, int field, std::string_view message);
 
   std::filesystem::path file_;
   int descriptor_ = -1;

@@ -131,6 +131,27 @@ struct Fixture {
   }
 };
 
+TEST(Lora, ServableTargetsAreThoseThatServersLoad) {
+  std::vector<std::unique_ptr<nn::Linear>> layers;
+  std::vector<nn::Linear*> all;
+  for (const char* name :
+       {"self_attn.q_proj", "linear_attn.in_proj_qkv", "linear_attn.in_proj_z",
+        "linear_attn.in_proj_qkvz", "linear_attn.in_proj_b", "linear_attn.in_proj_a",
+        "linear_attn.in_proj_ba", "linear_attn.out_proj", "0.mlp.gate", "mlp.shared_expert_gate",
+        "mlp.shared_expert.gate_proj"}) {
+    layers.push_back(std::make_unique<nn::Linear>(std::string(name) + ".weight", 4, kIn));
+    all.push_back(layers.back().get());
+  }
+  runtime::Context context;
+  context.dtype = at::kDouble;
+  for (nn::Linear* layer : all) layer->weight().place(comm::Mesh::single());
+  const LoraSet set(adaptable(all), {"servable"}, {}, LoraOptions{}, context);
+  EXPECT_EQ(set.modules(),
+            (std::vector<std::string>{"self_attn.q_proj", "linear_attn.in_proj_qkv",
+                                      "linear_attn.in_proj_z", "linear_attn.in_proj_qkvz",
+                                      "linear_attn.out_proj", "mlp.shared_expert.gate_proj"}));
+}
+
 TEST(Lora, UnderDropoutFollowsItsFormula) {
   Fixture f(kDropout);
   at::Tensor x = numbers(kTokens, kIn, 1).set_requires_grad(true);

@@ -72,7 +72,15 @@ TEST(Completion, BashOffersValuesOfKeysAndOptions) {
   EXPECT_THAT(bash_completions("heddle export --head = c"), ElementsAre("classify"));
 }
 
+TEST(Completion, BashOffersMetricsAndHardware) {
+  EXPECT_THAT(bash_completions("heddle eval M --metric lik"), ElementsAre("likelihood"));
+  EXPECT_THAT(bash_completions("heddle eval M --metric num"), ElementsAre("numeric"));
+  EXPECT_THAT(bash_completions("heddle doctor --hardware h2"), Contains("h200"));
+}
+
 TEST(Completion, BashGoesOnAfterLaunch) {
+  EXPECT_THAT(bash_completions("heddle launch -- s"), ElementsAre("sft", "score"));
+  EXPECT_THAT(bash_completions("heddle launch -- doc"), IsEmpty());
   EXPECT_THAT(bash_completions("heddle launch --np"), ElementsAre("--nproc"));
   EXPECT_THAT(bash_completions("heddle launch --nproc 2 -- sc"), ElementsAre("score"));
   EXPECT_THAT(bash_completions("heddle launch --nproc 2 -- sft run.yaml optim.nam"),

@@ -131,6 +131,70 @@ TEST(TensorBoard, AStepIsOneEventWithAllCurves) {
                                              "speed/tokens_per_s", "eval/loss", "train/aux_loss"}));
 }
 
+/// Metadata's plugin of the only value of an event's summary, with what the plugin gets.
+struct PluginValue {
+  std::string_view tag, plugin, content;
+  std::multimap<int, Decoded> tensor;
+};
+
+PluginValue plugin_value(std::string_view record) {
+  const auto event = decode(record);
+  const auto summary = decode(event.find(5)->second.bytes);
+  const auto value = decode(summary.find(1)->second.bytes);
+  const auto metadata = decode(value.find(9)->second.bytes);
+  EXPECT_EQ(metadata.find(4)->second.number, 2u);  // DATA_CLASS_TENSOR
+  const auto plugin = decode(metadata.find(1)->second.bytes);
+  return {value.find(1)->second.bytes, plugin.find(1)->second.bytes, plugin.find(2)->second.bytes,
+          decode(value.find(8)->second.bytes)};
+}
+
+TEST(TensorBoard, TextsGoToTheirPlugin) {
+  const testing::TemporaryDirectory dir;
+  TensorBoardWriter(dir / "tb", 0).text("samples/1", 7, "    hello");
+  const std::string file = only_file(dir / "tb");
+  const PluginValue value = plugin_value(records(file).at(1));
+  EXPECT_EQ(value.tag, "samples/1");
+  EXPECT_EQ(value.plugin, "text");
+  EXPECT_EQ(value.tensor.find(1)->second.number, 7u);  // DT_STRING
+  EXPECT_EQ(value.tensor.find(8)->second.bytes, "    hello");
+}
+
+TEST(TensorBoard, HyperParametersHaveTypes) {
+  const testing::TemporaryDirectory dir;
+  {
+    TensorBoardWriter writer(dir / "tb", 0);
+    writer.hyper_parameters({{"optim.lr", "2e-05"},
+                             {"data.packing", "true"},
+                             {"optim.betas", "[0.9, 0.999]"},
+                             {"train.seed", "0"},
+                             {"model.path", "7b"}});
+    writer.end(false);
+  }
+  const std::string file = only_file(dir / "tb");
+  const auto events = records(file);
+  const PluginValue value = plugin_value(events.at(1));
+  EXPECT_EQ(value.tag, "_hparams_/session_start_info");
+  EXPECT_EQ(value.plugin, "hparams");
+  const auto data = decode(value.content);
+  const auto start = decode(data.find(3)->second.bytes);
+  std::map<std::string_view, std::multimap<int, Decoded>> found;
+  for (auto [at, end] = start.equal_range(1); at != end; ++at) {
+    const auto entry = decode(at->second.bytes);
+    found[entry.find(1)->second.bytes] = decode(entry.find(2)->second.bytes);
+  }
+  EXPECT_EQ(std::bit_cast<double>(found.at("optim.lr").find(2)->second.number), 2e-5);
+  EXPECT_EQ(found.at("data.packing").find(4)->second.number, 1u);
+  EXPECT_EQ(found.at("optim.betas").find(3)->second.bytes, "[0.9, 0.999]");
+  EXPECT_EQ(std::bit_cast<double>(found.at("train.seed").find(2)->second.number), 0);
+  EXPECT_EQ(found.at("model.path").find(3)->second.bytes, "7b");
+  EXPECT_GT(std::bit_cast<double>(start.find(5)->second.number), 1.7e9);
+
+  const PluginValue end = plugin_value(events.at(2));
+  EXPECT_EQ(end.tag, "_hparams_/session_end_info");
+  const auto ended = decode(decode(end.content).find(4)->second.bytes);
+  EXPECT_EQ(ended.find(1)->second.number, 2u);  // STATUS_FAILURE
+}
+
 TEST(TensorBoard, AResumedWriterDeclaresWhereItStarts) {
   const testing::TemporaryDirectory dir;
   { const TensorBoardWriter writer(dir / "tb", 41); }

@@ -7,8 +7,6 @@
 namespace heddle::ops::cuda {
 namespace {
 
-constexpr std::int64_t kFewestRows = 512, kNarrowest = 256;
-
 /// libtorch's place for what a back end adds to a tensor; copies of the tensor share it.
 struct Beside : c10::BackendMeta {
   EightBitRows rows;
@@ -30,7 +28,7 @@ Beside* beside(const at::Tensor& x) {
 
 std::optional<EightBitRows> eight_bit_for(const at::Tensor& x) {
   if (x.scalar_type() != at::kBFloat16 || x.dim() != 2 || !x.is_contiguous() || x.is_inference() ||
-      x.size(0) < kFewestRows || x.size(1) < kNarrowest || x.size(1) % 16 != 0)
+      x.size(0) < kFewestEightBitRows || x.size(1) < kNarrowestEightBit || x.size(1) % 16 != 0)
     return std::nullopt;
   return EightBitRows{at::empty(x.sizes(), x.options().dtype(at::kFloat8_e4m3fn)),
                       at::empty({x.size(0), 1}, x.options().dtype(at::kFloat))};

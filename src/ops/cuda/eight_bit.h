@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <optional>
 
 #include <ATen/core/Tensor.h>
@@ -11,14 +12,18 @@
 /// would read all of it again.
 namespace heddle::ops::cuda {
 
+/// Matrices of fewer rows or columns stay in the model's type: conversions and launches cost more
+/// than such products gain.
+inline constexpr std::int64_t kFewestEightBitRows = 512, kNarrowestEightBit = 512;
+
 /// About scales * values, row by row.
 struct EightBitRows {
   at::Tensor values;  ///< [T,n] e4m3
   at::Tensor scales;  ///< [T,1] fp32
 };
 
-/// Uninitialised, of x's [T,n]; nothing where no product reads such rows in 8 bits: fewer than 512,
-/// narrower than 256, or not multiples of 16.
+/// Uninitialised, of x's [T,n]; nothing where no product reads such rows in 8 bits: too few, too
+/// narrow, or not multiples of 16.
 std::optional<EightBitRows> eight_bit_for(const at::Tensor& x);
 
 /// For a kernel that writes them.

@@ -12,18 +12,31 @@
 namespace heddle::ops::testing {
 namespace {
 
-constexpr std::int64_t kHidden = 384, kWidth = 128;
+/// Of one layer. Rows of up to 2,048 go through kernels of different widths.
+struct Sizes {
+  std::int64_t hidden = 384, width = 128;
+};
+
+/// Assignments of tokens to k experts each; a share of them to any at all.
+struct Load {
+  std::int64_t tokens, k, experts;
+  double share;
+};
 
 class GpuFrozenExperts : public GpuFused {
  protected:
   void SetUp() override {
     GpuFused::SetUp();
     if (IsSkipped()) return;
-    experts_ = table_of(OpRequest::of<MoeExperts>({4, 2, kHidden, kWidth}), "cuda.sm90.grouped",
-                        at::kBFloat16, {Platform::kCuda});
-    storage_ = table_of(OpRequest::of<FrozenExperts>({4, 2, kHidden, kWidth}), "cuda.fp8",
+    choose({});
+  }
+  void choose(const Sizes& sizes) {
+    experts_ = table_of(OpRequest::of<MoeExperts>({4, 2, sizes.hidden, sizes.width}),
+                        "cuda.sm90.grouped", at::kBFloat16, {Platform::kCuda});
+    storage_ = table_of(OpRequest::of<FrozenExperts>({4, 2, sizes.hidden, sizes.width}), "cuda.fp8",
                         at::kBFloat16, {Platform::kCuda});
   }
+  void expect_products(const Sizes& sizes, const std::vector<Load>& loads);
   void lay(const at::Tensor& weight) const { storage_.get<FrozenExperts>().lay(weight); }
 
   KernelTable experts_, storage_;
@@ -56,7 +69,7 @@ void release(const at::Tensor& weight) {
 }
 
 TEST_F(GpuFrozenExperts, LieBesideTheirWeight) {
-  const at::Tensor weight = weights_of(32, 2 * kWidth, kHidden, 1).to(gpu());
+  const at::Tensor weight = weights_of(32, 2 * Sizes().width, Sizes().hidden, 1).to(gpu());
   EXPECT_EQ(experts_beside(weight), nullptr);
   EXPECT_EQ(bytes_beside(weight), 0);
   lay(weight);
@@ -67,17 +80,14 @@ TEST_F(GpuFrozenExperts, LieBesideTheirWeight) {
   EXPECT_EQ(experts_beside(weight.detach()), experts_beside(weight));
 }
 
-TEST_F(GpuFrozenExperts, AreMultipliedInPlaceOfTheirWeight) {
-  // Experts without a row, of a few, and of several tiles; with assignments to no expert.
-  for (const auto& [tokens, k, experts, share] : {std::tuple{0, 2, 4, 1.0},
-                                                  {5, 1, 3, 1.0},
-                                                  {333, 4, 32, 1.0},
-                                                  {1100, 2, 3, 1.0},
-                                                  {333, 4, 32, 0.5},
-                                                  {9, 1, 3, 0.0}}) {
-    SCOPED_TRACE(::testing::Message() << tokens << " tokens, " << experts << " experts, " << share);
-    const at::Tensor gate_up = weights_of(experts, 2 * kWidth, kHidden, 3).to(gpu()),
-                     down = weights_of(experts, kHidden, kWidth, 4).to(gpu());
+void GpuFrozenExperts::expect_products(const Sizes& sizes, const std::vector<Load>& loads) {
+  choose(sizes);
+  const auto [hidden, width] = sizes;
+  for (const auto& [tokens, k, experts, share] : loads) {
+    SCOPED_TRACE(::testing::Message() << hidden << " x " << width << ", " << tokens << " tokens, "
+                                      << experts << " experts, " << share);
+    const at::Tensor gate_up = weights_of(experts, 2 * width, hidden, 3).to(gpu()),
+                     down = weights_of(experts, hidden, width, 4).to(gpu());
     for (const at::Tensor& weight : {gate_up, down}) {
       lay(weight);
       release(weight);
@@ -99,7 +109,7 @@ TEST_F(GpuFrozenExperts, AreMultipliedInPlaceOfTheirWeight) {
         return Tensors{y, same * 0.5};
       };
     };
-    Tensors in = {randn({tokens, kHidden}, at::kBFloat16, 2), routing.weights.to(at::kBFloat16)};
+    Tensors in = {randn({tokens, hidden}, at::kBFloat16, 2), routing.weights.to(at::kBFloat16)};
     const Tensors gpu_in = {in[0].to(gpu()), in[1].to(gpu())};
     for (at::Tensor& x : in) x = x.to(at::kDouble);
     const auto on_cpu = run(reference, chosen, values_of(gate_up), values_of(down));
@@ -124,10 +134,26 @@ TEST_F(GpuFrozenExperts, AreMultipliedInPlaceOfTheirWeight) {
   }
 }
 
+// Experts without a row, of a few, and of several tiles; with assignments to no expert.
+TEST_F(GpuFrozenExperts, AreMultipliedInPlaceOfTheirWeight) {
+  expect_products({}, {{0, 2, 4, 1.0},
+                       {5, 1, 3, 1.0},
+                       {333, 4, 32, 1.0},
+                       {1100, 2, 3, 1.0},
+                       {333, 4, 32, 0.5},
+                       {9, 1, 3, 0.0}});
+}
+
+// SwiGLU and its gradient hold rows in as many threads as they need; the longest row is the last.
+TEST_F(GpuFrozenExperts, TakeEachWidth) {
+  for (const Sizes& sizes : {Sizes{256, 384}, {384, 640}, {128, 1152}, {640, 512}, {128, 2048}})
+    expect_products(sizes, {{333, 4, 32, 1.0}, {700, 2, 3, 0.5}});
+}
+
 TEST_F(GpuFrozenExperts, AreRefusedByOtherProductsAndWithAdapters) {
-  const at::Tensor gate_up = weights_of(4, 2 * kWidth, kHidden, 3).to(gpu()),
-                   down = weights_of(4, kHidden, kWidth, 4).to(gpu()),
-                   x = randn({8, kHidden}, at::kBFloat16, 2).to(gpu());
+  const at::Tensor gate_up = weights_of(4, 2 * Sizes().width, Sizes().hidden, 3).to(gpu()),
+                   down = weights_of(4, Sizes().hidden, Sizes().width, 4).to(gpu()),
+                   x = randn({8, Sizes().hidden}, at::kBFloat16, 2).to(gpu());
   lay(gate_up);
   lay(down);
   const MoeRouting routing = moe_route(randn({8, 4}, at::kBFloat16, 1), 2, true);
@@ -136,8 +162,8 @@ TEST_F(GpuFrozenExperts, AreRefusedByOtherProductsAndWithAdapters) {
       table_of(any<MoeExperts>(), "cuda.grouped_mm", at::kBFloat16, {Platform::kCuda});
   EXPECT_THROW(moe_experts(library, in), c10::Error);
   moe_experts(experts_, in);
-  in.gate_up_change = {randn({4, 8, kHidden}, at::kBFloat16, 5).to(gpu()),
-                       randn({4, 2 * kWidth, 8}, at::kBFloat16, 6).to(gpu())};
+  in.gate_up_change = {randn({4, 8, Sizes().hidden}, at::kBFloat16, 5).to(gpu()),
+                       randn({4, 2 * Sizes().width, 8}, at::kBFloat16, 6).to(gpu())};
   EXPECT_THROW(moe_experts(experts_, in), c10::Error);
 }
 

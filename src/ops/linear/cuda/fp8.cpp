@@ -1,6 +1,7 @@
-// Products of 8-bit floats: "cuda.fp8_rowwise_or_bf16". Values e4m3 with a scale for each row of
-// both factors along the dimension they share, sums in fp32, results bf16. The gradients of weights
-// and the low-rank terms stay bf16. A product with nothing to add is libtorch's; all others are
+// Products of 8-bit floats: "cuda.fp8_rowwise_or_bf16", and "cuda.fp8_rowwise_from_block_4", whose
+// outputs of the first blocks stay bf16. Values e4m3 with a scale for each row of both factors
+// along the dimension they share, sums in fp32, results bf16. The gradients of weights, the
+// low-rank terms and routers stay bf16. A product with nothing to add is libtorch's; all others are
 // sums of our own kernel.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -19,23 +20,26 @@
 #include "ops/linear/cuda/fp8_tensors.h"
 #include "ops/linear/cuda/product_sum_tensors.h"
 #include "ops/linear/kernels.h"
+#include "ops/linear/place.h"
 
 namespace heddle::ops::linear_fp8 {
 namespace {
 
 using cuda::EightBitRows;
-using linear_cuda::kFewestRows;
+using cuda::kFewestEightBitRows, cuda::kNarrowestEightBit;
 
-constexpr std::int64_t kNarrowest = 512;  // routers of fewer experts among them
+/// Blocks whose outputs one of the kernels leaves alone: their rounding is what later blocks
+/// multiply, and it is most of what a loss curve shows of 8 bits (docs/performance-gpu.md).
+constexpr std::int64_t kFirstBlocks = 4;
 
 /// In both widths alike, as the backward exchanges them.
 bool is_narrow(std::int64_t out, std::int64_t in) {
-  return std::min(out, in) < kNarrowest || out % 16 != 0 || in % 16 != 0;
+  return std::min(out, in) < kNarrowestEightBit || out % 16 != 0 || in % 16 != 0;
 }
 
 bool fits(const Product& product) {
   const auto& [a, b] = product;
-  return a.scalar_type() == at::kBFloat16 && a.size(0) >= kFewestRows &&
+  return a.scalar_type() == at::kBFloat16 && a.size(0) >= kFewestEightBitRows &&
          !is_narrow(b.size(0), b.size(1)) && cuda::has_rows_of_16_bytes(a) &&
          cuda::has_rows_of_16_bytes(b);
 }
@@ -128,7 +132,7 @@ bool can_sum(const std::vector<Products>& sums) {
 
 Tensors forward(const std::vector<Products>& sums) {
   Converted converted;
-  if (!pays(sums, converted)) return linear_cuda::forward(sums);
+  if (linear_place().is_router || !pays(sums, converted)) return linear_cuda::forward(sums);
   Tensors results(sums.size());
   std::vector<Products> others;
   bool any_eight_bit = false;
@@ -159,11 +163,35 @@ at::Tensor forward_onto(const at::Tensor& x, const Products& terms) {
   return sums_of({terms}, x, converted)[0];
 }
 
+/// Whether this thread computes one of the first blocks.
+bool is_in_first_blocks() {
+  const std::int64_t block = linear_place().block;
+  return block != LinearPlace::kOutside && block < kFirstBlocks;
+}
+
+/// Frees what producers laid beside the inputs: no product will take it.
+void drop_eight_bits(const Products& terms) {
+  for (const Product& term : terms) cuda::take_beside(term.a);
+}
+
+Tensors forward_after_first_blocks(const std::vector<Products>& sums) {
+  if (linear_place().is_router || !is_in_first_blocks()) return forward(sums);
+  for (const Products& terms : sums) drop_eight_bits(terms);
+  return linear_cuda::forward(sums);
+}
+
+at::Tensor forward_onto_after_first_blocks(const at::Tensor& x, const Products& terms) {
+  if (!is_in_first_blocks()) return forward_onto(x, terms);
+  drop_eight_bits(terms);
+  return linear_cuda::forward_onto(x, terms);
+}
+
 at::Tensor backward(const Products& terms) {
   Converted converted;
   const std::int64_t columns = terms[0].b.size(1);
   const bool is_one = terms.size() == 1;
-  if (!pays({terms}, converted) || (!is_one && !linear_cuda::can_sum({terms}, {columns})))
+  if (linear_place().is_router || !pays({terms}, converted) ||
+      (!is_one && !linear_cuda::can_sum({terms}, {columns})))
     return linear_cuda::backward(terms);
   if (is_one) return product_of(converted.input(terms[0].a), columns_of(terms[0].b));
   return linear_cuda::sums_of({terms}, {columns}, /*b_has_depth_first=*/true, {},
@@ -187,11 +215,21 @@ std::vector<std::string> warnings(const Linear::Dims& dims) {
     if (is_narrow(out, in)) narrow.insert(fmt::format("{} [{}, {}]", name, out, in));
   }
   result.push_back(fmt::format(
-      "in the model's type stay the gradients of weights, the products of adapters, the "
+      "in the model's type stay the gradients of weights, the products of adapters, routers, the "
       "language-model head, products too small to repay the conversion (at width 1024 below some "
       "2000 tokens, and always below {}), and {}",
-      kFewestRows,
+      kFewestEightBitRows,
       narrow.empty() ? "no layer" : fmt::format("the layers {}", fmt::join(narrow, ", "))));
+  return result;
+}
+
+std::vector<std::string> warnings_from_block(const Linear::Dims& dims) {
+  std::vector<std::string> result = warnings(dims);
+  if (!dims.layers.empty())
+    result.push_back(
+        fmt::format("and so do the outputs of the first {} blocks; the gradients of their inputs "
+                    "are in 8 bits",
+                    kFirstBlocks));
   return result;
 }
 
@@ -207,17 +245,22 @@ void add_fp8_linear(Registry& registry) {
   info.refuse_device = linear_fp8::refuse_device;
   info.falls_back = fmt::format(
       "the bf16 products of the default kernel for layers narrower than {} or not a multiple of "
-      "16, for fewer than {} rows, and where conversions cost more than 8 bits gain",
-      linear_fp8::kNarrowest, linear_fp8::kFewestRows);
-  registry.add<Linear>(info,
-                       {.forward = linear_fp8::forward,
-                        .forward_onto = linear_fp8::forward_onto,
-                        .backward = linear_fp8::backward,
-                        .low_rank_backward = linear_cuda::low_rank_backward,
-                        .dropped_low = linear_cuda::dropped_low,
-                        .dropped_gradient = linear_cuda::dropped_gradient,
-                        .add_dropped = linear_cuda::add_dropped},
-                       {.warnings = linear_fp8::warnings});
+      "16, for routers, for fewer than {} rows, and where conversions cost more than 8 bits gain",
+      kNarrowestEightBit, kFewestEightBitRows);
+  Linear::Functions functions = {.forward = linear_fp8::forward,
+                                 .forward_onto = linear_fp8::forward_onto,
+                                 .backward = linear_fp8::backward,
+                                 .low_rank_backward = linear_cuda::low_rank_backward,
+                                 .dropped_low = linear_cuda::dropped_low,
+                                 .dropped_gradient = linear_cuda::dropped_gradient,
+                                 .add_dropped = linear_cuda::add_dropped};
+  registry.add<Linear>(info, functions, {.warnings = linear_fp8::warnings});
+  info.name = fmt::format("cuda.fp8_rowwise_from_block_{}", linear_fp8::kFirstBlocks);
+  info.falls_back +=
+      fmt::format("; and for the outputs of the first {} blocks", linear_fp8::kFirstBlocks);
+  functions.forward = linear_fp8::forward_after_first_blocks;
+  functions.forward_onto = linear_fp8::forward_onto_after_first_blocks;
+  registry.add<Linear>(info, functions, {.warnings = linear_fp8::warnings_from_block});
 }
 
 }  // namespace heddle::ops::cuda

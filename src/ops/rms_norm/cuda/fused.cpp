@@ -121,9 +121,10 @@ void add_rms_norm(Registry& registry) {
                         {.refuse = refuse});
   KernelInfo fp8 = KernelInfo::cuda("cuda.fused_fp8", {c10::ScalarType::BFloat16});
   fp8.only_by_name = true;
-  fp8.falls_back =
-      "cuda.fused for fewer than 512 rows, rows narrower than 256, not a multiple of 16 or not "
-      "starting on 16 bytes";
+  fp8.falls_back = fmt::format(
+      "cuda.fused for fewer than {} rows, rows narrower than {}, not a multiple of 16 or not "
+      "starting on 16 bytes",
+      kFewestEightBitRows, kNarrowestEightBit);
   registry.add<RmsNorm>(fp8, {forward<true>, backward<true>, backward_again<true>},
                         {.refuse = refuse});
 }

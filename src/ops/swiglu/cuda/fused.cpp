@@ -128,9 +128,9 @@ void add_swiglu(Registry& registry) {
   KernelInfo fp8 = KernelInfo::cuda("cuda.fused_fp8", {c10::ScalarType::BFloat16});
   fp8.only_by_name = true;
   fp8.falls_back = fmt::format(
-      "cuda.fused for fewer than 512 rows, rows narrower than 256, longer than {}, not a multiple "
+      "cuda.fused for fewer than {} rows, rows narrower than {}, longer than {}, not a multiple "
       "of 16 or not starting on 16 bytes",
-      cuda::kGatedProductLongestFp8Row);
+      kFewestEightBitRows, kNarrowestEightBit, kGatedProductLongestFp8Row);
   registry.add<Swiglu>(fp8, {forward<true>, backward<true>, backward_again<true>});
 }
 
