@@ -30,6 +30,7 @@ struct BenchOptions {
                warmup = 4;
   std::int64_t samples = 1, top_k = 0;
   double top_p = 1;
+  std::int64_t sets = 0;
   bool json = false, check = false, launch_by_launch = false;
   std::vector<std::string> heads, layouts, sweep;
   std::vector<std::string> overrides;
@@ -51,6 +52,7 @@ std::vector<std::string> works_with(const std::string& option) {
       {"--new-tokens", "generate"},
       {"--sweep", "generate"},
       {"--samples", "generate"},
+      {"--sets", "generate"},
       {"--launch-by-launch", "generate"},
       {"--top-k", "generate"},
       {"--top-p", "generate"},
@@ -236,8 +238,13 @@ int run(const BenchOptions& options, const Session& session) {
                              options.work);
   }
   if (options.work == "generate") {
-    GenerateBench bench{options.preset,           {}, options.samples, options.top_k, options.top_p,
-                        !options.launch_by_launch};
+    GenerateBench bench;
+    bench.preset = options.preset;
+    bench.samples = options.samples;
+    bench.top_k = options.top_k;
+    bench.top_p = options.top_p;
+    bench.sets = options.sets;
+    bench.records = !options.launch_by_launch;
     for (const std::string& point : options.sweep) bench.points.push_back(parse_point(point));
     if (bench.points.empty())
       bench.points.push_back({options.batch, options.length, options.new_tokens});
@@ -293,6 +300,10 @@ void add_bench_command(CLI::App& app, Action& action) {
   command->add_option("--samples", options->samples, "generate: sequences that share a prompt")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  command
+      ->add_option("--sets", options->sets,
+                   "generate: sets of adapters that the sequences have in turn")
+      ->check(CLI::PositiveNumber);
   command->add_flag("--launch-by-launch", options->launch_by_launch,
                     "generate: queue each launch, not steps recorded as graphs");
   command->add_option("--top-k", options->top_k, "generate: draw from the most likely tokens")

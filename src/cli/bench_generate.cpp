@@ -14,8 +14,10 @@
 #include "base/errors.h"
 #include "base/rng.h"
 #include "base/text.h"
+#include "ckpt/hf_adapter.h"
 #include "device/device.h"
 #include "models/registry.h"
+#include "rollout/adapter_slots.h"
 #include "rollout/engine.h"
 #include "ui/table.h"
 
@@ -43,8 +45,29 @@ std::vector<std::int32_t> random_prompt(std::int64_t length, std::int64_t vocabu
   return tokens;
 }
 
+using Adapters = std::vector<std::shared_ptr<const rollout::Adapter>>;
+
+/// Copies of the model's adapters.
+Adapters adapters_of(assembly::ModelOnRanks& placed, std::int64_t count) {
+  Adapters all;
+  if (count == 0) return all;
+  if (placed.adapters == nullptr)
+    throw ConfigError("--sets: the model has no adapters; give train.method=lora");
+  std::vector<adapters::LoraSet::Module> modules;
+  for (const auto& lora : placed.adapters->adapters())
+    modules.push_back({lora->module(), lora->rank(), lora->scaling()});
+  for (std::int64_t i = 0; i < count; ++i) {
+    auto set = std::make_shared<adapters::LoraSet>(ckpt::adaptable(*placed.model), modules,
+                                                   placed.adapters->options(), placed.context);
+    rollout::copy_factors(*placed.adapters, *set);
+    all.push_back(std::make_shared<const rollout::Adapter>(
+        rollout::Adapter{std::to_string(i), 0, std::move(set)}));
+  }
+  return all;
+}
+
 Times generate(rollout::Engine& engine, const GenerateBench& bench, const GeneratePoint& point,
-               std::int64_t vocabulary) {
+               const Adapters& adapters, std::int64_t vocabulary) {
   const auto start = Clock::now();
   for (std::int64_t i = 0; i < point.batch; i += bench.samples) {
     const auto seed = static_cast<std::uint64_t>(i);
@@ -55,6 +78,8 @@ Times generate(rollout::Engine& engine, const GenerateBench& bench, const Genera
     request.sampling.seed = seed;
     request.sampling.top_k = bench.top_k;
     request.sampling.top_p = bench.top_p;
+    if (!adapters.empty())
+      request.adapter = adapters[static_cast<std::size_t>(i) % adapters.size()];
     engine.submit(std::move(request));
   }
   Times times;
@@ -110,7 +135,8 @@ double copy_rate(c10::Device device) {
 }
 
 nlohmann::ordered_json measure(assembly::ModelOnRanks& placed, const GenerateBench& bench,
-                               const GeneratePoint& point, double ceiling) {
+                               const GeneratePoint& point, const Adapters& adapters,
+                               double ceiling) {
   models::Model& model = *placed.model;
   const std::int64_t vocabulary = model.config().vocab_size;
   rollout::EngineOptions options;
@@ -119,8 +145,8 @@ nlohmann::ordered_json measure(assembly::ModelOnRanks& placed, const GenerateBen
   options.record_steps = bench.records;
   rollout::Engine engine(placed, nullptr, options);
   // The first run records what the second replays.
-  generate(engine, bench, point, vocabulary);
-  const Times times = generate(engine, bench, point, vocabulary);
+  generate(engine, bench, point, adapters, vocabulary);
+  const Times times = generate(engine, bench, point, adapters, vocabulary);
 
   const auto steps = static_cast<double>(times.rest_steps),
              tokens = static_cast<double>(times.rest_tokens);
@@ -173,13 +199,15 @@ nlohmann::ordered_json run_generate_bench(const GenerateBench& bench,
   json["preset"] = bench.preset;
   json["device"] = device::properties(placed.context.device, 16).name;
   json["adapters"] = placed.adapters != nullptr;
+  json["sets"] = bench.sets;
   json["steps"] = !bench.records     ? "launched one by one, as asked"
                   : obstacle.empty() ? "recorded"
                                      : "launched: " + obstacle;
   json["copy_gb_per_s"] = ceiling * 1e-9;
   json["points"] = nlohmann::ordered_json::array();
+  const Adapters adapters = adapters_of(placed, bench.sets);
   for (const GeneratePoint& point : bench.points)
-    json["points"].push_back(measure(placed, bench, point, ceiling));
+    json["points"].push_back(measure(placed, bench, point, adapters, ceiling));
   json["kernels"] = placed.model->kernels().lines();
   return json;
 }
@@ -187,7 +215,10 @@ nlohmann::ordered_json run_generate_bench(const GenerateBench& bench,
 std::string generate_bench_table(const nlohmann::ordered_json& result) {
   ui::Table about;
   const auto word = [&](const char* key) { return result[key].get<std::string>(); };
-  about.row({"model", word("preset") + (result["adapters"].get<bool>() ? ", with adapters" : "")});
+  const auto sets = result["sets"].get<std::int64_t>();
+  about.row({"model", word("preset") + (sets > 0 ? fmt::format(", with {} sets of adapters", sets)
+                                        : result["adapters"].get<bool>() ? ", with adapters"
+                                                                         : "")});
   about.row({"device", fmt::format("{}, a copy {:.0f} GB/s", word("device"),
                                    result["copy_gb_per_s"].get<double>())});
   about.row({"steps", word("steps")});

@@ -24,6 +24,9 @@ struct GenerateBench {
   std::int64_t samples = 1;  ///< Sequences that share a prompt.
   std::int64_t top_k = 0;    ///< At temperature 1, as top_p.
   double top_p = 1;
+  /// Different sets of adapters that the sequences have in turn; 0: all have the run's, if it has
+  /// adapters.
+  std::int64_t sets = 0;
   bool records = true;  ///< Steps are recorded as graphs, where the engine can.
 };
 

@@ -65,9 +65,9 @@ std::function<serve::Caller(const serve::Request&)> identify_by(serve::Keys& key
 /// The inference API on a server, its metrics and the adapters that the command line names.
 class InferenceApi {
  public:
-  InferenceApi(serve::Server& server, serve::ModelThread& model, const serve::DataDirectory& data,
-               bool has_keys)
-      : service_(make_service(model, registry_)) {
+  InferenceApi(serve::Server& server, serve::ModelThread& model, serve::Registry& registry,
+               const serve::DataDirectory& data, bool has_keys)
+      : registry_(registry), service_(make_service(model, registry_)) {
     registry_.declare_counter("heddle_http_requests_total", "Answers, by route and status.");
     server.observe_by([this](const std::string& pattern, int status, double) {
       registry_.add("heddle_http_requests_total",
@@ -113,7 +113,7 @@ class InferenceApi {
             serve::GenerationMetrics(registry, facts.name)};
   }
 
-  serve::Registry registry_;
+  serve::Registry& registry_;
   serve::openai::Service service_;
 };
 
@@ -148,12 +148,19 @@ int serve_model(const ServeOptions& options, const Session& session) {
   backend.max_context = settings.max_context;
   backend.pass_tokens = settings.pass_tokens;
   backend.deterministic = settings.deterministic;
-  auto model = std::make_unique<serve::ModelThread>(serve::make_engine_backend(backend));
+  serve::Registry registry;
+  serve::PassMetrics passes(registry);
+  auto model = std::make_unique<serve::ModelThread>(
+      serve::make_engine_backend(backend),
+      [&passes](const std::vector<serve::ModelPass>& done, const serve::ModelQueue& queue) {
+        for (const serve::ModelPass& pass : done) passes.passed(pass);
+        passes.queued(queue);
+      });
   serve::tinker::ServiceOptions tinker = settings.tinker;
   tinker.compresses_bodies = !is_loopback(options.host);
   serve::tinker::Service service(server, *model, data, tinker);
   service.serve();
-  InferenceApi inference(server, *model, data, !keys.is_empty());
+  InferenceApi inference(server, *model, registry, data, !keys.is_empty());
   inference.load(options.adapters);
   serve::admin::Admin admin(
       server, {*model, service, data, keys, quotas, [&inference] { return inference.adapters(); }},

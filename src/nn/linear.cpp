@@ -13,6 +13,7 @@
 #include "nn/adapters.h"
 #include "nn/changed_rows.h"
 #include "nn/pass.h"
+#include "nn/row_adapters.h"
 #include "ops/autograd.h"
 #include "ops/embedding/embedding.h"
 #include "ops/linear/few_row_layers.h"
@@ -152,6 +153,7 @@ ops::Tensors in_one_launch(const Pass& pass, const LinearInput& x,
     call.eps = x.norm->eps;
   }
   const AdapterSet* const set = segments.empty() ? nullptr : segments[0].set;
+  if (pass.row_adapters != nullptr) call.slots = pass.row_adapters->of(layers);
   for (Linear* layer : layers) {
     call.layers.push_back({layer->weight().data(), {}, {}});
     LowRank* const change = set != nullptr ? set->of(*layer) : nullptr;
@@ -161,6 +163,24 @@ ops::Tensors in_one_launch(const Pass& pass, const LinearInput& x,
     call.layers.back().scaling = change->scaling();
   }
   return ops::few_row_layers(*pass.kernels, call);
+}
+
+/// The layers of a pass whose rows' adapters stand in tables; nothing where these change none of
+/// them. `is_gated`: one output, silu of the first times the second.
+ops::Tensors with_row_adapters(const Pass& pass, const LinearInput& x,
+                               const std::vector<Linear*>& layers, bool is_gated) {
+  if (pass.row_adapters == nullptr) return {};
+  const ops::KernelTable& kernels = *pass.kernels;
+  const std::optional<ops::LowRankSlots> slots = pass.row_adapters->of(layers);
+  if (!slots) return {};
+  const ops::GroupedLowRank::Functions& functions = kernels.get<ops::GroupedLowRank>();
+  const at::Tensor lows = functions.slot_lows(x.value, *slots);
+  std::vector<Parameter*> weights;
+  for (Linear* layer : layers) weights.push_back(&layer->weight());
+  ops::Tensors outputs = linears(kernels, x, weights);
+  if (is_gated) return {functions.gated_slot_outputs(outputs[0], outputs[1], lows, *slots)};
+  functions.add_slot_outputs(outputs, lows, *slots);
+  return outputs;
 }
 
 LinearInput with_norm_applied(const ops::KernelTable& kernels, LinearInput x) {
@@ -200,7 +220,11 @@ std::vector<at::Tensor> with_adapters(const ops::KernelTable& kernels, const Lin
 }  // namespace
 
 at::Tensor gated_in_one(const Pass& pass, const LinearInput& x, Linear& gate, Linear& up) {
-  const ops::Tensors found = in_one_launch(pass, x, {&gate, &up}, /*is_gated=*/true);
+  ops::Tensors found = in_one_launch(pass, x, {&gate, &up}, /*is_gated=*/true);
+  if (found.empty() && pass.row_adapters != nullptr) {
+    found = with_row_adapters(pass, with_norm_applied(*pass.kernels, x), {&gate, &up},
+                              /*is_gated=*/true);
+  }
   return found.empty() ? at::Tensor() : found[0];
 }
 
@@ -209,6 +233,8 @@ std::vector<at::Tensor> forward_all(const Pass& pass, const LinearInput& given,
   std::vector<at::Tensor> found = in_one_launch(pass, given, layers, /*is_gated=*/false);
   if (!found.empty()) return found;
   const LinearInput x = with_norm_applied(*pass.kernels, given);
+  found = with_row_adapters(pass, x, layers, /*is_gated=*/false);
+  if (!found.empty()) return found;
   const std::vector<AdaptedRows> segments = adapters_of(pass, x.value.size(0));
   if (segments.size() < 2 || !at::globalContext().deterministicAlgorithms())
     return with_adapters(*pass.kernels, x, layers, segments);

@@ -18,6 +18,8 @@ struct ContextParallel;
 
 namespace heddle::nn {
 
+struct RowAdapters;
+
 /// One forward pass over packed sequences: what every block is given besides its hidden states.
 struct Pass {
   const ops::KernelTable* kernels = nullptr;
@@ -28,6 +30,9 @@ struct Pass {
   std::shared_ptr<const CachedSequences> cached;
   /// Of all T rows, in order; empty: the base model.
   std::vector<AdaptedRows> adapters;
+  /// In their place, for a pass that is recorded, tables on the device say which set each row has.
+  /// They outlive the pass. Null: none.
+  const RowAdapters* row_adapters = nullptr;
   /// The ranks that share each block's heads and widths, and outside of them the rows of hidden
   /// states, T/tp each in order; null if this rank has all.
   const comm::Group* tensor_group = nullptr;

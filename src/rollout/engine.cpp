@@ -7,6 +7,7 @@
 #include <bit>
 #include <cmath>
 #include <iterator>
+#include <unordered_set>
 #include <utility>
 
 #include "assembly/model_units.h"
@@ -177,14 +178,29 @@ Progress Engine::take(Sequence& sequence, SampledToken token) {
   return progress;
 }
 
+PassShape Engine::shape_of(const std::vector<Part>& parts) {
+  PassShape shape;
+  std::unordered_set<const nn::AdapterSet*> sets;
+  for (const Part& part : parts) {
+    shape.draws = !part.sequence->is_prompt();
+    ++shape.sequences;
+    shape.tokens += part.count;
+    sets.insert(part.sequence->adapter->set.get());
+  }
+  shape.sets = static_cast<std::int64_t>(sets.size());
+  return shape;
+}
+
 std::vector<Progress> Engine::step() {
   const ops::NoGradient guard;
   std::vector<Progress> progress = std::exchange(done_, {});
   scheduler_.admit(adapter_);
   std::vector<Part> parts = scheduler_.plan();
+  last_pass_ = shape_of(parts);
   if (parts.empty()) return progress;
   std::vector<SampledToken> tokens;
   if (can_replay(parts)) {
+    last_pass_.recorded = true;
     tokens = replay(parts);
     scheduler_.passed(parts);
   } else {

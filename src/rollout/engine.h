@@ -36,6 +36,14 @@ enum class LiveSequences {
   kKeep,       ///< They go on from the caches of the old weights.
 };
 
+/// A pass of the model.
+struct PassShape {
+  bool draws = false;     ///< One token of each sequence, not prompts.
+  bool recorded = false;  ///< Replayed as a graph.
+  std::int64_t sequences = 0, tokens = 0;
+  std::int64_t sets = 0;  ///< Different sets of adapters, the base model among them.
+};
+
 /// A step's news for a request.
 struct Progress {
   RequestId id = 0;
@@ -85,6 +93,10 @@ class Engine {
   /// Forgets kept states of a set whose numbers are to change.
   void forget_states(const nn::AdapterSet& set);
 
+  /// The pass of the last step(), on all data ranks; without sequences if it had nothing to do.
+  const PassShape& last_pass() const { return last_pass_; }
+  /// Sequences that wait for memory, and those that have it.
+  std::pair<std::int64_t, std::int64_t> queued() const { return scheduler_.queued(); }
   /// Slots and pages of this data rank that nobody has.
   std::pair<std::int64_t, std::int64_t> free_memory() const;
   /// Gives the memory of the caches back until the next step, as a trainer on the same device wants
@@ -93,6 +105,7 @@ class Engine {
 
  private:
   void check(const Request& request) const;
+  static PassShape shape_of(const std::vector<Part>& parts);
   /// Hidden states of this rank's rows; undefined where the last stage is elsewhere.
   at::Tensor run(const std::vector<Part>& parts);
   /// A table row, see TokenTable, from the hidden states of one row of a data rank's pass.
@@ -120,7 +133,8 @@ class Engine {
   CachePool pool_;
   Scheduler scheduler_;
   std::unique_ptr<RecordedDecoding> recorded_;  ///< Null: steps are queued launch by launch.
-  std::vector<Progress> done_;                  ///< Requests that want nothing.
+  PassShape last_pass_;
+  std::vector<Progress> done_;  ///< Requests that want nothing.
   RequestId next_id_ = 0;
   std::int64_t weights_version_ = 0;
 };

@@ -171,12 +171,15 @@ void Engine::judge_prompts(const at::Tensor& hidden, const std::vector<Part>& pa
 bool Engine::can_replay(const std::vector<Part>& parts) const {
   if (!recorded_ || parts[0].sequence->is_prompt()) return false;
   const bool is_alone = placed_.context.mesh.world_size() == 1;
-  const nn::AdapterSet* const set = parts[0].sequence->adapter->set.get();
-  return std::all_of(parts.begin(), parts.end(), [&](const Part& part) {
-    // Ranks exchange the three numbers that a plain draw has.
-    return part.sequence->adapter->set.get() == set &&
-           (is_alone || draw_of(*part.sequence).is_plain());
-  });
+  AdapterTables::Sets sets;
+  for (const Part& part : parts) sets.push_back(part.sequence->adapter->set);
+  if (std::any_of(sets.begin(), sets.end(), [&](const auto& set) { return set != sets[0]; }) &&
+      !recorded_->can_mix(sets))
+    return false;
+  // Ranks exchange the three numbers that a plain draw has.
+  return is_alone || std::all_of(parts.begin(), parts.end(), [](const Part& part) {
+           return draw_of(*part.sequence).is_plain();
+         });
 }
 
 std::vector<SampledToken> Engine::replay(const std::vector<Part>& parts) {
@@ -187,12 +190,12 @@ std::vector<SampledToken> Engine::replay(const std::vector<Part>& parts) {
   for (std::size_t i = 0; i < parts.size(); ++i) {
     const Sequence& sequence = *parts[i].sequence;
     if (sequence.held.rank != mesh.data_rank()) continue;
-    rows.push_back({sequence.tokens.back(), &sequence.held});
+    rows.push_back({sequence.tokens.back(), &sequence.held, sequence.adapter->set});
     draws.push_back(draw_of(sequence));
     places.push_back(static_cast<std::int64_t>(i));
   }
   std::vector<SampledToken> own;
-  if (!rows.empty()) own = recorded_->step(rows, draws, parts[0].sequence->adapter->set);
+  if (!rows.empty()) own = recorded_->step(rows, draws);
   if (mesh.world_size() == 1) return own;
   const TokenTable shape;
   const auto count = static_cast<std::int64_t>(parts.size());

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "device/upload.h"
+#include "nn/row_adapters.h"
 #include "ops/autograd.h"
 
 namespace heddle::rollout {
@@ -28,6 +29,18 @@ std::int64_t batch_bucket(std::int64_t rows) {
     if (rows <= size) return size;
   }
   return (rows + 31) / 32 * 32;
+}
+
+/// Copies `wanted` there unless it is what lies there.
+void bring(const at::Tensor& there, const at::Tensor& known, const at::Tensor& wanted) {
+  if (!known.defined() || !at::equal(known, wanted))
+    there.copy_(device::upload(wanted, there.device()));
+}
+
+AdapterTables::Sets sets_of(const std::vector<RecordedDecoding::Row>& rows) {
+  AdapterTables::Sets sets;
+  for (const RecordedDecoding::Row& row : rows) sets.push_back(row.set);
+  return sets;
 }
 
 /// Parts of a sequence beyond its end cost a launch's empty blocks.
@@ -58,11 +71,22 @@ RecordedDecoding::RecordedDecoding(assembly::ModelOnRanks& placed, CachePool& po
   const ops::NoGradient guard;
   rotary_ = placed_.model->rotary(
       at::arange(capacity_, at::TensorOptions().dtype(at::kLong).device(placed_.context.device)));
+  if (AdapterTables::can_serve(placed)) tables_.emplace(placed, pool.size().slots);
 }
 
 void RecordedDecoding::forget() {
+  forget_steps();
+  if (tables_) tables_->forget();
+}
+
+void RecordedDecoding::forget_steps() {
   steps_.clear();
   neighbour_ = nullptr;
+}
+
+bool RecordedDecoding::can_mix(const AdapterTables::Sets& sets) const {
+  return tables_ && std::all_of(sets.begin(), sets.end(),
+                                [&](const auto& set) { return tables_->takes(set); });
 }
 
 std::uint64_t RecordedDecoding::fingerprint() const {
@@ -84,7 +108,7 @@ void RecordedDecoding::forget_if_moved() {
 
 RecordedDecoding::Step RecordedDecoding::make_step(
     const Key& key, const std::shared_ptr<const nn::AdapterSet>& set) const {
-  const auto [batch, longest, set_address, draws] = key;
+  const std::int64_t batch = key.batch, longest = key.longest;
   const c10::Device device = placed_.context.device;
   Step step;
   step.whole = at::empty({kWhole, batch}, at::TensorOptions().dtype(at::kLong).device(device));
@@ -94,6 +118,7 @@ RecordedDecoding::Step RecordedDecoding::make_step(
   step.drawn_host =
       at::empty({batch, 3}, at::TensorOptions().dtype(at::kDouble).pinned_memory(true));
   step.set = set;
+  step.runs = at::empty({key.runs, 4}, at::TensorOptions().dtype(at::kInt).device(device));
   std::vector<std::int32_t> boundaries(static_cast<std::size_t>(batch) + 1);
   for (std::size_t i = 0; i < boundaries.size(); ++i) boundaries[i] = static_cast<std::int32_t>(i);
   step.sequences = ops::Sequences::from_host(boundaries, device);
@@ -101,7 +126,6 @@ RecordedDecoding::Step RecordedDecoding::make_step(
 }
 
 void RecordedDecoding::run(Step& step, const Key& key) const {
-  const auto [batch, longest, set, draws] = key;
   models::Model& model = *placed_.model;
   nn::CachedSequences cached;
   cached.cache = &pool_.cache();
@@ -109,13 +133,16 @@ void RecordedDecoding::run(Step& step, const Key& key) const {
   cached.rows.slots = step.whole.select(0, kSlot);
   cached.rows.lengths = step.whole.select(0, kLength);
   cached.rows.pages = step.pages;
-  cached.rows.longest = longest;
+  cached.rows.longest = key.longest;
   cached.rotary = rotary_;
   nn::Pass pass = model.cached_pass(step.sequences, std::move(cached));
-  if (set != nullptr) pass.adapters = {{set, batch, {}}};
+  if (key.set != nullptr) pass.adapters = {{key.set, key.batch, {}}};
+  std::optional<nn::RowAdapters> by_row;
+  if (key.rank > 0) by_row = tables_->adapters(step.runs, key.rank);
+  if (by_row) pass.row_adapters = &*by_row;
   const at::Tensor hidden = placed_.pipeline->evaluate(model, step.whole.select(0, kToken), pass);
   step.logits = model.logits(model.final_norm(hidden));
-  if (!draws) return;
+  if (!key.draws) return;
   const DrawTables tables{step.whole.narrow(0, 0, kDraws), step.real};
   const ops::SampleTokens::Tokens tokens =
       ops::sample_tokens(model.kernels(), tables.with(step.logits));
@@ -167,33 +194,56 @@ void RecordedDecoding::fill(Step& step, const std::vector<Row>& rows, Numbers nu
     has_moved = true;
   }
   if (has_moved) step.pages.copy_(device::upload(step.pages_host.clamp_min(0), device));
-  const auto bring = [&](at::Tensor& there, const at::Tensor& known, const at::Tensor& wanted) {
-    if (!known.defined() || !at::equal(known, wanted)) there.copy_(device::upload(wanted, device));
-  };
   bring(step.whole, step.known.whole, numbers.whole);
   bring(step.real, step.known.real, numbers.real);
   step.known = std::move(numbers);
 }
 
-std::vector<SampledToken> RecordedDecoding::step(const std::vector<Row>& rows,
-                                                 const std::vector<Draw>& draws,
-                                                 const std::shared_ptr<const nn::AdapterSet>& set) {
-  const ops::NoGradient guard;
+RecordedDecoding::Key RecordedDecoding::key_of(const std::vector<Row>& rows,
+                                               const AdapterTables::Sets& sets, bool plain) {
   std::int64_t longest = 0;
   for (const Row& row : rows) longest = std::max(longest, row.held->tokens);
+  Key key{batch_bucket(static_cast<std::int64_t>(rows.size())),
+          length_bucket(longest, capacity_),
+          nullptr,
+          0,
+          0,
+          plain};
+  if (!can_mix(sets)) {
+    key.set = sets[0].get();
+    return key;
+  }
+  if (tables_->place(sets)) forget_steps();
+  key.rank = tables_->rank_of(sets);
+  return key;
+}
+
+std::vector<SampledToken> RecordedDecoding::step(const std::vector<Row>& rows,
+                                                 const std::vector<Draw>& draws) {
+  const ops::NoGradient guard;
   const bool plain =
       std::all_of(draws.begin(), draws.end(), [](const Draw& draw) { return draw.is_plain(); });
   const auto count = static_cast<std::int64_t>(rows.size());
-  const Key key{batch_bucket(count), length_bucket(longest, capacity_), set.get(), plain};
+  const AdapterTables::Sets sets = sets_of(rows);
+  Key key = key_of(rows, sets, plain);
+  at::Tensor runs;
+  if (key.rank > 0) {
+    runs = tables_->runs(sets, key.batch);
+    key.runs = runs.size(0);
+  }
   auto entry = steps_.find(key);
-  if (entry != steps_.end() && entry->second.set.lock() != set) {
+  if (entry != steps_.end() && key.set != nullptr && entry->second.set.lock() != sets[0]) {
     steps_.erase(entry);
     entry = steps_.end();
   }
   const bool is_new = entry == steps_.end();
-  if (is_new) entry = steps_.emplace(key, make_step(key, set)).first;
+  if (is_new) entry = steps_.emplace(key, make_step(key, sets[0])).first;
   Step& step = entry->second;
-  fill(step, rows, numbers_of(rows, draws, std::get<0>(key)));
+  fill(step, rows, numbers_of(rows, draws, key.batch));
+  if (key.rank > 0) {
+    bring(step.runs, step.known_runs, runs);
+    step.known_runs = runs;
+  }
   if (is_new) {
     // The first one queues its launches: what libraries set up on their first call is not recorded.
     run(step, key);

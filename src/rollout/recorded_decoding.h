@@ -3,14 +3,15 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "assembly/model_on_ranks.h"
 #include "device/graph.h"
 #include "nn/adapters.h"
+#include "rollout/adapter_tables.h"
 #include "rollout/cache_pool.h"
 #include "rollout/sampler.h"
 
@@ -19,13 +20,15 @@ namespace heddle::rollout {
 /// Steps that continue sequences by one token each, from the token to the drawn one, recorded as
 /// graphs of the device and replayed: a small model's step is hundreds of launches that the device
 /// finishes faster than the host queues them. One graph for each bucket of batch sizes and lengths,
-/// whose inputs lie at fixed addresses. Rows that fill a bucket up work on a dummy slot.
+/// whose inputs lie at fixed addresses, those of adapters too: it serves rows of any sets up to a
+/// rank. Rows that fill a bucket up work on a dummy slot.
 class RecordedDecoding {
  public:
   /// One sequence.
   struct Row {
-    std::int64_t token = 0;         ///< Not yet in the cache.
-    const Holding* held = nullptr;  ///< With room for it.
+    std::int64_t token = 0;                     ///< Not yet in the cache.
+    const Holding* held = nullptr;              ///< With room for it.
+    std::shared_ptr<const nn::AdapterSet> set;  ///< Null: the base model.
   };
 
   /// Why the model's steps are queued launch by launch; empty: they can be recorded.
@@ -34,10 +37,11 @@ class RecordedDecoding {
   /// `placed` and `pool` outlive it.
   RecordedDecoding(assembly::ModelOnRanks& placed, CachePool& pool, std::int64_t capacity);
 
-  /// The next token of each sequence, by its draw, all with this set of adapters or none; the
-  /// caches are continued. At least one row.
-  std::vector<SampledToken> step(const std::vector<Row>& rows, const std::vector<Draw>& draws,
-                                 const std::shared_ptr<const nn::AdapterSet>& set);
+  /// Rows of these sets can share a step.
+  bool can_mix(const AdapterTables::Sets& sets) const;
+  /// The next token of each sequence, by its draw, all with one set of adapters or none unless they
+  /// can mix; the caches are continued. At least one row.
+  std::vector<SampledToken> step(const std::vector<Row>& rows, const std::vector<Draw>& draws);
   /// After the caches have moved.
   void forget();
   /// After parameters may have moved.
@@ -60,14 +64,21 @@ class RecordedDecoding {
     at::Tensor pages_host;
     ops::Sequences sequences;
     std::weak_ptr<const nn::AdapterSet> set;  ///< To tell a new one at the address of an old one.
+    at::Tensor runs, known_runs;              ///< See AdapterTables; the second on the host.
     at::Tensor logits;                        ///< [batch,V] of the last run.
     at::Tensor drawn;                         ///< [batch,3], see TokenTable, of plain draws.
     at::Tensor drawn_host;                    ///< Pinned.
     std::unique_ptr<device::Graph> graph;
   };
 
-  /// Batch, longest, the rows' adapters, and whether the tokens are drawn in the graph.
-  using Key = std::tuple<std::int64_t, std::int64_t, const nn::AdapterSet*, bool>;
+  struct Key {
+    std::int64_t batch, longest;
+    const nn::AdapterSet* set;  ///< All rows'; null where they have none, or tables say which.
+    std::int64_t rank;          ///< Of rows whose sets stand in tables; 0: none do.
+    std::int64_t runs;          ///< Of them, see AdapterTables.
+    bool draws;                 ///< Tokens are drawn in the graph.
+    auto operator<=>(const Key&) const = default;
+  };
 
   Step make_step(const Key& key, const std::shared_ptr<const nn::AdapterSet>& set) const;
   void run(Step& step, const Key& key) const;
@@ -75,6 +86,9 @@ class RecordedDecoding {
                      std::int64_t batch) const;
   /// Brings the rows' numbers and pages to where the graph reads them.
   void fill(Step& step, const std::vector<Row>& rows, Numbers numbers) const;
+  /// The graph that the rows need, but for their runs; sets get slots.
+  Key key_of(const std::vector<Row>& rows, const AdapterTables::Sets& sets, bool plain);
+  void forget_steps();
   /// Of all parameters' addresses.
   std::uint64_t fingerprint() const;
 
@@ -82,6 +96,7 @@ class RecordedDecoding {
   CachePool& pool_;
   std::int64_t capacity_;
   std::pair<at::Tensor, at::Tensor> rotary_;  ///< See nn::CachedSequences.
+  std::optional<AdapterTables> tables_;       ///< Unless the kernels read none.
   std::map<Key, Step> steps_;
   const device::Graph* neighbour_ = nullptr;  ///< All graphs share its memory.
   std::uint64_t fingerprint_ = 0;

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "rollout/kept_states.h"
@@ -45,6 +46,10 @@ class Scheduler {
   std::unique_ptr<Sequence> remove(RequestId id);
   KeptStates& kept() { return kept_; }
   bool uses(const nn::AdapterSet& set) const;
+  /// Sequences that wait, and those that run.
+  std::pair<std::int64_t, std::int64_t> queued() const {
+    return {static_cast<std::int64_t>(waiting_.size()), static_cast<std::int64_t>(running_.size())};
+  }
 
  private:
   enum class Admission { kStarted, kLater, kNoRoom };

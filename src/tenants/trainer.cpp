@@ -182,6 +182,7 @@ struct Trainer::State {
   TrainerOptions options;
   std::map<SetId, TrainedSet> sets = {};
   SetId last_id = 0;
+  std::vector<PassShape> shapes = {};
 
   TrainedSet& at(SetId id) {
     const auto it = sets.find(id);
@@ -239,7 +240,11 @@ void Trainer::State::run(const std::vector<Cut>& cuts, bool wants_gradients) {
   const std::vector<std::vector<Cut>> planned = passes_of(cuts, options.pass_tokens);
   for (const std::vector<Cut>& pass : planned) {
     passes.emplace_back();
+    // A set has one cut in a pass.
+    shapes.push_back({.sets = static_cast<std::int64_t>(pass.size())});
     for (const Cut& cut : pass) {
+      shapes.back().sequences += static_cast<std::int64_t>(cut.data.size());
+      shapes.back().tokens += cut.tokens;
       passes.back().push_back({.set = at(cut.work->set).factors.get(),
                                .batch = batch_of(cut.data),
                                .head = head_of(*base.model, cut)});
@@ -259,7 +264,10 @@ void Trainer::State::run(const std::vector<Cut>& cuts, bool wants_gradients) {
   }
 }
 
+const std::vector<PassShape>& Trainer::last_passes() const { return state_->shapes; }
+
 std::vector<WorkResult> Trainer::forward_backward(std::span<const Work> works) {
+  state_->shapes.clear();
   std::vector<WorkResult> results(works.size());
   std::vector<Cut> forward, both;
   for (std::size_t i = 0; i < works.size(); ++i) {

@@ -82,6 +82,11 @@ struct TrainerOptions {
   bool deterministic = false;
 };
 
+/// A pass over sequences of several sets.
+struct PassShape {
+  std::int64_t sequences = 0, tokens = 0, sets = 0;
+};
+
 /// Many sets of adapters trained on one frozen base model. Work of several sets shares passes; each
 /// set has its own factors, gradients, optimizer state and steps, and nothing that one does reaches
 /// another. Calls come from one thread at a time.
@@ -107,6 +112,8 @@ class Trainer {
   /// Adds the gradients of every work to those of its set, and gives its outputs. A work that
   /// check() refuses carries the reason in its result and leaves the others alone.
   std::vector<WorkResult> forward_backward(std::span<const Work> works);
+  /// Those of the last forward_backward().
+  const std::vector<PassShape>& last_passes() const;
   /// One update of a set from the gradients since its last one, which it clears; without gradients
   /// as from zeros.
   StepResult optim_step(SetId set, const AdamParams& params);

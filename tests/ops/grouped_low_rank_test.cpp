@@ -54,6 +54,32 @@ TEST(GroupedLowRank, WritesOverWhatIsThereUnlessItAdds) {
     EXPECT_TRUE(close(fresh[i], expected[i], 1e-12)) << i;
 }
 
+TEST(GroupedLowRank, SlotsEqualEachRowAlone) {
+  const SlotCase exact = SlotCase::of(48, {64, 24, 7}, {8, 3, 0, 64, 1},
+                                      {0, 0, 0, -1, 1, 1, 2, 3, 3, 3, 3, 3, 3, 3, 3, 3, 4, -1, 0});
+  for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16}) {
+    const SlotCase c = exact.with([&](const at::Tensor& x) { return x.to(dtype); });
+    const Tensors found = run(table("reference", dtype).get<GroupedLowRank>(), c),
+                  expected = exact.defined();
+    for (std::size_t i = 0; i < found.size(); ++i)
+      EXPECT_TRUE(close(found[i], expected[i], 2 * tolerance_of(dtype))) << dtype << " " << i;
+  }
+}
+
+TEST(GroupedLowRank, SlotsOfGatedLayers) {
+  const SlotCase c = SlotCase::of(16, {24, 24}, {3, 0, 8}, {0, -1, 1, 2, 2});
+  const Tensors found = run(table("reference", at::kDouble).get<GroupedLowRank>(), c),
+                expected = c.defined();
+  ASSERT_EQ(found.size(), 3U);
+  EXPECT_TRUE(close(found[2], expected[2], 1e-6));
+}
+
+TEST(GroupedLowRank, SlotsWithoutRowsChangeNothing) {
+  const SlotCase c = SlotCase::of(16, {8}, {4}, {-1, -1});
+  const Tensors found = run(table("reference", at::kDouble).get<GroupedLowRank>(), c);
+  EXPECT_TRUE(identical(found[0], c.y[0]));
+}
+
 TEST(GroupedLowRank, LeavesOutFactorsThatNobodyAsksFor) {
   const GroupedCase c = GroupedCase::of(16, {8, 8}, {4}, {{3, 4}});
   const GroupedLowRank::Functions f = table("reference", at::kDouble).get<GroupedLowRank>();

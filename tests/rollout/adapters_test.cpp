@@ -125,6 +125,9 @@ TEST_P(AdaptersOfRequests, ShareThePassesOfABatch) {
     while (!engine.is_idle()) {
       tokens.push_back(0);
       for (const Progress& progress : engine.step()) tokens.back() += progress.token ? 1 : 0;
+      EXPECT_EQ(engine.last_pass().sets, static_cast<std::int64_t>(sets));
+      EXPECT_EQ(engine.last_pass().sequences, 8);
+      EXPECT_EQ(engine.last_pass().draws, tokens.size() > 1);
     }
     return tokens;
   };

@@ -26,6 +26,24 @@ struct LowRankRows {
 };
 using LowRankGroups = std::vector<LowRankRows>;
 
+/// Rows of one token each whose sets stand in tables on the device, so that a call which was
+/// recorded once serves any sets: "slots", which hold the factors' addresses.
+struct LowRankSlots {
+  static constexpr std::int64_t kMostRows = 8;  ///< Of a run.
+  /// [N,4] int32: consecutive rows of one set, as slot (-1: none, no change), first row, number of
+  /// rows (0: the run is none) and 0. Every row is of one run.
+  at::Tensor runs;
+  /// For each layer that reads the input [slots,3] int64: the addresses of a [r,k] and b [n,r], and
+  /// r in the low half and the bits of the scale, an fp32, in the high half of the third. Factors
+  /// have the input's dtype, are contiguous and begin on 16 bytes. r 0: the set leaves the layer as
+  /// it is.
+  Tensors layers;
+  std::vector<int> columns;  ///< n of each layer.
+  std::int64_t rank = 0;     ///< A multiple of 16, no less than any r that a run has.
+};
+/// A row of LowRankSlots::layers, on the host. `a` undefined: no change.
+at::Tensor slot_entry(const at::Tensor& a, const at::Tensor& b, double scaling);
+
 /// Gets the gradient of a factor, contiguous, not narrower than the compute type.
 struct FactorSum {
   at::Tensor sum;     ///< Undefined: nobody asks for it.
@@ -46,6 +64,15 @@ struct GroupedLowRank {
     /// outputs[layer] [T,n] += low b^T.
     void (*add_outputs)(const Tensors& outputs, const at::Tensor& lows,
                         const LowRankGroups& groups);
+    /// scaling x a^T of each layer's slots, x [T,k]: [T, layers x rank]. May run beside what the
+    /// stream is given next, until add_slot_outputs. With it null where kernels have none.
+    at::Tensor (*slot_lows)(const at::Tensor& x, const LowRankSlots& slots);
+    /// outputs[layer] [T,n] += low b^T.
+    void (*add_slot_outputs)(const Tensors& outputs, const at::Tensor& lows,
+                             const LowRankSlots& slots);
+    /// silu(gate + low b^T) * (up + low b^T) [T,n] of two layers, whose sums are rounded first.
+    at::Tensor (*gated_slot_outputs)(const at::Tensor& gate, const at::Tensor& up,
+                                     const at::Tensor& lows, const LowRankSlots& slots);
     /// scaling dy b, dy[layer] [T,n].
     at::Tensor (*d_lows)(const Tensors& dy, const LowRankGroups& groups);
     /// dx [T,k] += d_low a.

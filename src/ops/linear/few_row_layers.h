@@ -3,6 +3,7 @@
 #include <optional>
 #include <vector>
 
+#include "ops/grouped_low_rank/grouped_low_rank.h"
 #include "ops/linear/linear.h"
 #include "ops/norm_weight.h"
 
@@ -20,7 +21,9 @@ struct FewRowLayers {
   std::optional<NormWeight> norm;  ///< The layers read rms_norm(x) with it and `eps`.
   double eps = 0;
   std::vector<Layer> layers;
-  at::Tensor residual;    ///< [T,out], unless undefined: added to the output of a single layer.
+  at::Tensor residual;  ///< [T,out], unless undefined: added to the output of a single layer.
+  /// Changes of rows whose sets stand in tables, in the place of the layers' own.
+  std::optional<LowRankSlots> slots;
   bool is_gated = false;  ///< Two layers have one output, silu of the first times the second.
 };
 

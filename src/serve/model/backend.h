@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "serve/metrics/pass_metrics.h"
 #include "serve/model/generation.h"
 #include "tenants/trainer.h"
 
@@ -55,6 +56,11 @@ class Backend {
   virtual bool is_generating() const = 0;
   /// One pass over what is being generated.
   virtual std::vector<Event> step() = 0;
+
+  /// Passes since the last call.
+  virtual std::vector<ModelPass> take_passes() { return {}; }
+  /// Answers that wait and run.
+  virtual ModelQueue queue() const { return {}; }
 };
 
 }  // namespace heddle::serve

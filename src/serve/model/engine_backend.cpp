@@ -72,7 +72,10 @@ class EngineBackend final : public Backend {
   }
   void remove(tenants::SetId set) override { trainer_.remove(set); }
   std::vector<tenants::WorkResult> forward_backward(std::span<const tenants::Work> works) override {
-    return trainer_.forward_backward(works);
+    std::vector<tenants::WorkResult> results = trainer_.forward_backward(works);
+    for (const tenants::PassShape& pass : trainer_.last_passes())
+      passes_.push_back({ModelPass::Kind::kTrain, false, pass.sequences, pass.tokens, pass.sets});
+    return results;
   }
   tenants::StepResult optim_step(tenants::SetId set, const tenants::AdamParams& params) override {
     return trainer_.optim_step(set, params);
@@ -109,7 +112,12 @@ class EngineBackend final : public Backend {
   bool is_generating() const override { return !engine_.is_idle(); }
   std::vector<Event> step() override {
     std::vector<Event> events;
-    for (rollout::Progress& progress : engine_.step()) {
+    std::vector<rollout::Progress> news = engine_.step();
+    if (const rollout::PassShape& pass = engine_.last_pass(); pass.sequences > 0) {
+      passes_.push_back({pass.draws ? ModelPass::Kind::kDecode : ModelPass::Kind::kPrompt,
+                         pass.recorded, pass.sequences, pass.tokens, pass.sets});
+    }
+    for (rollout::Progress& progress : news) {
       const auto owner = owner_.find(progress.id);
       if (owner == owner_.end()) continue;
       Open& open = open_.at(owner->second);
@@ -127,6 +135,12 @@ class EngineBackend final : public Backend {
       open_.erase(events.back().id);
     }
     return events;
+  }
+
+  std::vector<ModelPass> take_passes() override { return std::exchange(passes_, {}); }
+  ModelQueue queue() const override {
+    const auto [waiting, running] = engine_.queued();
+    return {waiting, running, 0};
   }
 
  private:
@@ -186,6 +200,7 @@ class EngineBackend final : public Backend {
   std::shared_ptr<const data::Tokenizer> tokenizer_;
   tenants::Trainer trainer_;
   rollout::Engine engine_;
+  std::vector<ModelPass> passes_;
   std::map<rollout::RequestId, Open> open_;                 ///< By the id of the first sample.
   std::map<rollout::RequestId, rollout::RequestId> owner_;  ///< First sample's id, by each.
 };

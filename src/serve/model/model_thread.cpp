@@ -8,8 +8,11 @@
 
 namespace heddle::serve {
 
-ModelThread::ModelThread(std::unique_ptr<Backend> backend)
-    : backend_(std::move(backend)), facts_(backend_->facts()), thread_([this] { loop(); }) {}
+ModelThread::ModelThread(std::unique_ptr<Backend> backend, Observer observer)
+    : backend_(std::move(backend)),
+      observer_(std::move(observer)),
+      facts_(backend_->facts()),
+      thread_([this] { loop(); }) {}
 
 ModelThread::~ModelThread() {
   {
@@ -73,10 +76,20 @@ void ModelThread::loop() {
     for (const auto& request : requests) request();
     if (job) job(*backend_);
     if (backend_->is_generating()) step();
+    if (observer_) observe();
     lock.lock();
   }
   lock.unlock();
   fail_all("the server ends");
+}
+
+void ModelThread::observe() {
+  ModelQueue queue = backend_->queue();
+  {
+    const std::lock_guard lock(mutex_);
+    queue.jobs = static_cast<std::int64_t>(jobs_.size());
+  }
+  observer_(backend_->take_passes(), queue);
 }
 
 void ModelThread::start(GenerationId id, const Generation& generation, GenerationEvents events) {

@@ -17,7 +17,10 @@ namespace heddle::serve {
 /// generation. All calls may come from any thread.
 class ModelThread {
  public:
-  explicit ModelThread(std::unique_ptr<Backend> backend);
+  /// Told of the passes of each turn and of what is left to do, on the model's thread.
+  using Observer = std::function<void(const std::vector<ModelPass>&, const ModelQueue&)>;
+
+  explicit ModelThread(std::unique_ptr<Backend> backend, Observer observer = {});
   /// Ends after the job under way; generations that have not ended fail.
   ~ModelThread();
   ModelThread(const ModelThread&) = delete;
@@ -41,10 +44,12 @@ class ModelThread {
   void loop();
   void start(GenerationId id, const Generation& generation, GenerationEvents events);
   void step();
+  void observe();
   void fail_all(const std::string& message);
   void give(std::function<void()> work);
 
   std::unique_ptr<Backend> backend_;
+  Observer observer_;
   ModelFacts facts_;
   std::atomic<GenerationId> next_id_ = 0;
   std::atomic<std::int64_t> generations_ = 0;

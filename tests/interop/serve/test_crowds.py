@@ -102,6 +102,9 @@ def test_metrics_are_text_that_prometheus_reads(server):
         elif name.endswith("_count") and types[family] == "histogram":
             counts[family] = float(value)
     assert types["vllm:time_to_first_token_seconds"] == "histogram" and buckets
+    for kind in ("prompt", "decode"):
+        assert re.search(r'^heddle_passes_total\{kind="%s",queued="launched"\} [1-9]' % kind, text, re.M), text
+    assert types["heddle_pass_adapter_sets"] == "histogram" and types["heddle_queue_depth"] == "gauge"
     for family, rows in buckets.items():
         assert rows[-1] == ("+Inf", counts[family]), family
         assert [count for _, count in rows] == sorted(count for _, count in rows), family

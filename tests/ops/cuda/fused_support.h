@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/Context.h>
+#include <ATen/TensorOperators.h>
 #include <gtest/gtest.h>
 
 #include "ops/operator_support.h"
@@ -9,6 +10,17 @@
 namespace heddle::ops::testing {
 
 inline c10::Device gpu() { return c10::Device(c10::DeviceType::CUDA, 0); }
+
+/// bf16 rows on the GPU with NaN between them; a gap of a multiple of 16 leaves them aligned.
+inline at::Tensor matrix(std::int64_t rows, std::int64_t columns, std::uint64_t seed,
+                         std::int64_t gap) {
+  return with_poisoned_gaps(randn({rows, columns}, at::kBFloat16, seed).to(gpu()), gap);
+}
+
+/// Relative to the norm of `exact`.
+inline double error(const at::Tensor& found, const at::Tensor& exact) {
+  return ((found.cpu().to(at::kDouble) - exact).norm() / exact.norm()).item().toDouble();
+}
 
 /// An operator as a function of tensors only, run with a table's kernel.
 using Operator = std::function<Tensors(const KernelTable&, const Tensors&)>;

@@ -58,6 +58,42 @@ TEST_F(GpuGroupedLowRank, MoreSetsThanALaunchTakes) {
   expect_results(GroupedCase::of(64, {128, 40, 8}, rows, ranks));
 }
 
+/// The kernels' outputs equal those in double, their own bits a second time, and those of every row
+/// alone.
+void expect_slots(const SlotCase& exact) {
+  const auto rounded = [](const at::Tensor& x) { return x.to(at::kBFloat16).to(at::kDouble); };
+  const SlotCase c = exact.with([](const at::Tensor& x) { return x.to(at::kBFloat16).to(gpu()); });
+  const KernelTable kernels = table_of(OpRequest::of<GroupedLowRank>(), "cuda.sm90_grouped",
+                                       at::kBFloat16, {Platform::kCuda});
+  const GroupedLowRank::Functions& f = kernels.get<GroupedLowRank>();
+  const Tensors found = run(f, c), again = run(f, c), expected = exact.with(rounded).defined();
+  for (std::size_t i = 0; i < found.size(); ++i) {
+    EXPECT_TRUE(close(found[i].cpu(), expected[i], 1e-2)) << i;
+    EXPECT_TRUE(identical(found[i].cpu(), again[i].cpu())) << i;
+  }
+  for (std::int64_t row = 0; row < c.x.size(0); row += 5) {
+    const Tensors alone = run(f, c.rows(row, 1));
+    for (std::size_t i = 0; i < found.size(); ++i)
+      EXPECT_TRUE(identical(alone[i].cpu(), found[i].narrow(0, row, 1).cpu())) << row << " " << i;
+  }
+}
+
+/// Rows of so many sets, one after another, some of none.
+std::vector<std::int64_t> rows_of_slots(std::int64_t rows, std::int64_t slots) {
+  std::vector<std::int64_t> of_row;
+  for (std::int64_t i = 0; i < rows; ++i) of_row.push_back(i * (slots + 1) / rows - 1);
+  return of_row;
+}
+
+TEST_F(GpuGroupedLowRank, SlotsEqualReference) {
+  expect_slots(SlotCase::of(1024, {6144, 2048, 16, 16}, {16, 8, 64, 1, 0}, rows_of_slots(64, 5)));
+  expect_slots(SlotCase::of(1000, {264, 72, 7}, {26, 16, 128}, rows_of_slots(40, 3)));
+  expect_slots(SlotCase::of(1024, {3584, 3584}, {16, 64, 7}, rows_of_slots(33, 3)));
+  expect_slots(SlotCase::of(64, {37, 37}, {5, 16}, rows_of_slots(18, 2)));
+  expect_slots(SlotCase::of(3584, {1024}, {16}, rows_of_slots(17, 1)));
+  expect_slots(SlotCase::of(64, {72, 8}, {2, 3, 5, 12, 45}, rows_of_slots(97, 5)));
+}
+
 TEST_F(GpuGroupedLowRank, LeavesOddWidthsToTheLibrary) {
   expect_results(GroupedCase::of(37, {13, 64}, {5, 9}, {{3, 8}, {0, 4}}), 3);
 }

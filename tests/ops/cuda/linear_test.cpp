@@ -9,10 +9,7 @@
 
 #include "ops/builtin.h"
 #include "ops/cuda/fused_support.h"
-#include "ops/linear/few_row_layers.h"
 #include "ops/linear/few_row_lows.h"
-#include "ops/rms_norm/rms_norm.h"
-#include "ops/swiglu/swiglu.h"
 
 namespace heddle::ops::testing {
 namespace {
@@ -27,11 +24,6 @@ Products exact(const Products& terms) {
   for (const auto& [a, b] : terms)
     moved.push_back({a.cpu().to(at::kDouble), b.cpu().to(at::kDouble)});
   return moved;
-}
-
-/// bf16 rows on the GPU with NaN between them; a gap of a multiple of 16 leaves them aligned.
-at::Tensor matrix(std::int64_t rows, std::int64_t columns, std::uint64_t seed, std::int64_t gap) {
-  return with_poisoned_gaps(randn({rows, columns}, at::kBFloat16, seed).to(gpu()), gap);
 }
 
 struct Case {
@@ -50,10 +42,6 @@ const std::vector<Case> kCases = {
     {600, {64}, {64, 4}},           {600, {64, 32}, {70, 16}, 5},
     {5000, {64, 72, 8}, {328}},     {2049, {512, 16, 16}, {64, 8}},
     {17000, {1024, 48, 56}, {512}}};
-
-double error(const at::Tensor& found, const at::Tensor& exact) {
-  return ((found.cpu().to(at::kDouble) - exact).norm() / exact.norm()).item().toDouble();
-}
 
 class GpuLinear : public GpuFused {};
 
@@ -142,92 +130,6 @@ TEST_F(GpuLinear, LowRankTermsOfSomeRowsEqualReference) {
       EXPECT_TRUE(close(lows[i].cpu(), expected, 1e-2)) << rows;
     }
   }
-}
-
-/// Reference of FewRowLayers, in fp64 on the CPU.
-Tensors exact_layers(const FewRowLayers& call) {
-  const auto wide = [](const at::Tensor& x) { return x.cpu().to(at::kDouble); };
-  at::Tensor x = wide(call.x);
-  if (call.norm) {
-    const at::Tensor rstd = (x.square().mean(1, true) + call.eps).rsqrt();
-    x = x * rstd * (call.norm->offset + wide(call.norm->value));
-  }
-  Tensors outputs;
-  for (const FewRowLayers::Layer& layer : call.layers) {
-    at::Tensor y = x.mm(wide(layer.weight).t());
-    if (layer.a.defined()) y = y + layer.scaling * x.mm(wide(layer.a).t()).mm(wide(layer.b).t());
-    outputs.push_back(call.residual.defined() ? y + wide(call.residual) : y);
-  }
-  if (!call.is_gated) return outputs;
-  return {outputs[0] * outputs[0].sigmoid() * outputs[1]};
-}
-
-struct LayersCase {
-  std::int64_t rows, depth;
-  std::vector<std::int64_t> columns, ranks;  ///< Rank 0: no change.
-  bool has_norm, is_gated, has_residual;
-};
-
-void expect_layers(const std::vector<LayersCase>& cases) {
-  const KernelTable kernels =
-      KernelTable::choose(builtin_registry(), {Platform::kCuda}, at::kBFloat16,
-                          {any<Linear>(), any<RmsNorm>(), any<Swiglu>()});
-  std::uint64_t seed = 900;
-  for (const LayersCase& c : cases) {
-    SCOPED_TRACE(std::to_string(c.rows) + " rows of " + std::to_string(c.depth) + " to " +
-                 std::to_string(c.columns[0]) + ", rank " + std::to_string(c.ranks[0]));
-    FewRowLayers call;
-    call.x = matrix(c.rows, c.depth, ++seed, 16);
-    for (std::size_t i = 0; i < c.columns.size(); ++i) {
-      FewRowLayers::Layer layer{matrix(c.columns[i], c.depth, ++seed, 16), {}, {}};
-      if (c.ranks[i] > 0) {
-        layer.a = matrix(c.ranks[i], c.depth, ++seed, 16);
-        layer.b = matrix(c.columns[i], c.ranks[i], ++seed, 16);
-        layer.scaling = 0.25 * static_cast<double>(i + 1);
-      }
-      call.layers.push_back(layer);
-    }
-    if (c.has_norm) {
-      call.norm = NormWeight(randn({c.depth}, at::kBFloat16, ++seed).to(gpu()), 1);
-      call.eps = 1e-6;
-    }
-    if (c.has_residual) call.residual = matrix(c.rows, c.columns[0], ++seed, 16);
-    call.is_gated = c.is_gated;
-    const Tensors found = few_row_layers(kernels, call), again = few_row_layers(kernels, call),
-                  expected = exact_layers(call);
-    ASSERT_EQ(found.size(), expected.size());
-    for (std::size_t i = 0; i < found.size(); ++i) {
-      EXPECT_LT(error(found[i], expected[i]), 0.01) << "output " << i;
-      EXPECT_TRUE(identical(found[i].cpu(), again[i].cpu())) << "output " << i;
-    }
-    // A row's bits do not depend on the other rows, up to what fits the same launch.
-    FewRowLayers first = call;
-    first.x = call.x.narrow(0, 0, 1);
-    if (c.has_residual) first.residual = call.residual.narrow(0, 0, 1);
-    EXPECT_TRUE(identical(few_row_layers(kernels, first)[0].cpu(), found[0].narrow(0, 0, 1).cpu()));
-  }
-}
-
-TEST_F(GpuLinear, LayersOfFewRowsEqualReference) {
-  expect_layers({{1, 1024, {6144, 2048, 16, 16}, {0, 0, 0, 0}, true, false, false},
-                 {8, 1024, {4096, 512, 512}, {0, 0, 0}, true, false, false},
-                 {1, 2048, {1024}, {0}, false, false, true},
-                 {9, 1000, {520}, {0}, false, false, true},
-                 {1, 1024, {3584, 3584}, {0, 0}, true, true, false},
-                 {16, 72, {1032, 1032}, {0, 0}, false, true, false},
-                 {5, 2560, {516, 516}, {0, 0}, true, true, false}});
-}
-
-TEST_F(GpuLinear, ChangedLayersOfFewRowsEqualReference) {
-  expect_layers({{1, 1024, {6144, 2048, 16, 16}, {16, 16, 16, 16}, true, false, false},
-                 {3, 1024, {4096, 512, 512}, {8, 0, 24}, true, false, false},
-                 {1, 3584, {1024}, {16}, false, false, true},
-                 {11, 2048, {1024}, {64}, false, false, true},
-                 {16, 1000, {520}, {40}, true, false, true},
-                 {1, 1024, {3584, 3584}, {16, 16}, true, true, false},
-                 {16, 1024, {1032, 1032}, {32, 8}, true, true, false},
-                 {7, 72, {516, 516}, {0, 64}, false, true, false},
-                 {2, 64, {600, 8}, {16, 0}, true, false, false}});
 }
 
 void expect_input_gradients(const std::vector<Case>& cases) {

@@ -6,6 +6,7 @@
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/tensor.h"
 #include "ops/grouped_low_rank/cuda/grouped_products.h"
+#include "ops/grouped_low_rank/cuda/slot_tensors.h"
 #include "ops/grouped_low_rank/kernels.h"
 
 namespace heddle::ops::grouped_low_rank_cuda {
@@ -212,10 +213,17 @@ void add_grouped_low_rank(Registry& registry) {
   own.refuse_device = refuse_device;
   own.falls_back =
       "cuBLAS, set by set, for widths not a multiple of 8 or rows not starting on 16 bytes";
+  // Names of the kernels themselves hide those of the functions that join them here.
   registry.add<GroupedLowRank>(
-      own, {lows, add_outputs, d_lows, add_input_gradient, gradients_of_b, gradients_of_a});
-  registry.add<GroupedLowRank>(KernelInfo::cuda("cuda.cublas", reference_dtypes()),
-                               grouped_low_rank_reference::functions());
+      own, {lows, add_outputs, grouped_low_rank_cuda::slot_lows,
+            grouped_low_rank_cuda::add_slot_outputs, grouped_low_rank_cuda::gated_slot_outputs,
+            d_lows, add_input_gradient, gradients_of_b, gradients_of_a});
+  GroupedLowRank::Functions library = grouped_low_rank_reference::functions();
+  // The reference reads the tables on the host, which no recording can.
+  library.slot_lows = nullptr;
+  library.add_slot_outputs = nullptr;
+  library.gated_slot_outputs = nullptr;
+  registry.add<GroupedLowRank>(KernelInfo::cuda("cuda.cublas", reference_dtypes()), library);
 }
 
 }  // namespace heddle::ops::cuda

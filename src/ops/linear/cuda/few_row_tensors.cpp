@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "ops/cuda/tensor.h"
+#include "ops/grouped_low_rank/cuda/slot_tensors.h"
 #include "ops/linear/cuda/few_rows.h"
 #include "ops/linear/few_row_layers.h"
 #include "ops/linear/few_row_lows.h"
@@ -70,34 +71,35 @@ bool uses(const KernelTable& kernels, const char* op, const char* kernel) {
   });
 }
 
-/// `low`: x A^T of the layer.
-cuda::FewRowChange change_of(const FewRowLayers::Layer& layer, const at::Tensor& low) {
-  if (!has_change(layer)) return {};
-  return {low.const_data_ptr(), layer.b.const_data_ptr(), low.stride(0), layer.b.stride(0),
-          static_cast<int>(low.size(1))};
+/// The change of layer `i`; its lows are columns of `lows`, see empty_lows().
+cuda::FewRowChange change_of(const FewRowLayers& call, std::size_t i, const at::Tensor& lows,
+                             std::int64_t first) {
+  const FewRowLayers::Layer& layer = call.layers[i];
+  cuda::FewRowChange change;
+  if (!call.slots && !has_change(layer)) return change;
+  change.low = lows.narrow(1, first, 1).mutable_data_ptr();
+  change.low_stride = lows.stride(0);
+  if (call.slots) {
+    change.slots = static_cast<const cuda::SlotFactors*>(call.slots->layers.at(i).const_data_ptr());
+    return change;
+  }
+  change.a = layer.a.const_data_ptr();
+  change.b = layer.b.const_data_ptr();
+  change.a_stride = layer.a.stride(0);
+  change.b_stride = layer.b.stride(0);
+  change.rank = static_cast<int>(layer.a.size(0));
+  change.scale = static_cast<float>(layer.scaling);
+  return change;
 }
 
-/// x A^T of each layer that has a change, scaled; one launch, none where no layer has one.
-Tensors lows_of(const FewRowLayers& call, const cuda::FewRowNorm& norm, cudaStream_t stream) {
-  Tensors lows;
-  std::vector<cuda::FewRowSum> work;
-  for (const FewRowLayers::Layer& layer : call.layers) {
-    lows.emplace_back();
-    if (!has_change(layer)) continue;
-    lows.back() = at::empty({call.x.size(0), layer.a.size(0)}, call.x.options());
-    work.push_back(sum_into(lows.back(), {}));
-    work.back().terms[0] = term_of(call.x, layer.a);
-    work.back().term_count = 1;
-    work.back().scale = static_cast<float>(layer.scaling);
-  }
-  if (!work.empty()) {
-    cuda::few_row_sums(static_cast<int>(call.x.size(0)), work, stream, norm,
-                       cuda::FewRowOrder::kFirstOfTwo);
-  }
-  return lows;
+/// Columns of a layer's lows: its rank, or that of all its slots, in whole tiles.
+std::int64_t low_columns(const FewRowLayers& call, std::size_t i) {
+  constexpr std::int64_t kTile = 16;
+  if (call.slots) return call.slots->rank;
+  return has_change(call.layers[i]) ? (call.layers[i].a.size(0) + kTile - 1) / kTile * kTile : 0;
 }
 
-/// Whether the layers are one launch, or two with changes.
+/// Whether the layers are one launch.
 bool fit_one_launch(const FewRowLayers& call) {
   std::vector<Products> sums;
   for (const FewRowLayers::Layer& layer : call.layers) {
@@ -187,32 +189,40 @@ Tensors few_row_layers(const KernelTable& kernels, const FewRowLayers& call) {
     return {};
   if (call.norm && !uses(kernels, "rms_norm", "cuda.fused")) return {};
   if (call.is_gated && !uses(kernels, "swiglu", "cuda.fused")) return {};
+  if (call.slots && !uses(kernels, "grouped_low_rank", "cuda.sm90_grouped")) return {};
   const cuda::OnDevice on(call.x);
   cuda::FewRowNorm norm;
   if (call.norm) {
     norm = {call.norm->value.const_data_ptr(), cuda::element_of(call.norm->value),
             call.norm->offset, static_cast<float>(call.eps)};
   }
-  const Tensors lows = lows_of(call, norm, on.stream());
-  bool is_changed = false;
+  std::int64_t width = 0;
+  for (std::size_t i = 0; i < call.layers.size(); ++i) width += low_columns(call, i);
+  const at::Tensor lows = at::empty({call.x.size(0), width}, call.x.options());
+  cuda::FewRowSlots slots;
+  if (call.slots) {
+    const cuda::SlotLayers tables = grouped_low_rank_cuda::slot_layers(*call.slots);
+    slots = {tables.runs, tables.run_count, tables.rank};
+  }
+  std::int64_t first = 0;
   Tensors results;
   std::vector<cuda::FewRowSum> work;
   for (std::size_t i = 0; i < call.layers.size(); ++i) {
     const FewRowLayers::Layer& layer = call.layers[i];
-    is_changed |= has_change(layer);
+    const cuda::FewRowChange change = change_of(call, i, lows, first);
+    first += low_columns(call, i);
     if (call.is_gated && i == 1) {
       work[0].up = layer.weight.const_data_ptr();
-      work[0].up_change = change_of(layer, lows[i]);
+      work[0].up_change = change;
       continue;
     }
     results.push_back(at::empty({call.x.size(0), layer.weight.size(0)}, call.x.options()));
     work.push_back(sum_into(results.back(), call.residual));
     work.back().terms[0] = term_of(call.x, layer.weight);
     work.back().term_count = 1;
-    work.back().change = change_of(layer, lows[i]);
+    work.back().change = change;
   }
-  cuda::few_row_sums(static_cast<int>(call.x.size(0)), work, on.stream(), norm,
-                     is_changed ? cuda::FewRowOrder::kSecondOfTwo : cuda::FewRowOrder::kAlone);
+  cuda::few_row_sums(static_cast<int>(call.x.size(0)), work, on.stream(), norm, slots);
   return results;
 }
 

@@ -15,97 +15,197 @@
 // - The norm of a: its weight is applied while a is read, and the rows' squares, which the warps
 //   see anyway, give the factor of the finished sum.
 // - SwiGLU: the low 8 of a CTA's 16 columns are columns of gate, the high 8 the same ones of up.
-// - Low-rank changes: x A^T is a launch of its own, beside which this one runs. That one lets this
-//   one begin when the rows x are there, so this one reads x at once and waits for the other only
-//   before it multiplies by B.
+// - Low-rank changes: the first CTAs of the launch make low = a A^T, 16 columns of up to 8 rows
+// each,
+//   while the others sum up the wide products; these wait for a count of the first ones before they
+//   multiply by B. CTAs start in the order of their numbers, and the first ones wait for nobody.
+//   Which rows have which A and B may stand in tables on the device, so that a recorded launch
+//   serves any sets; a row's bits depend on neither the others nor their sets.
 //
 // On-chip memory of a CTA: the sums of its warps, 16 x 8 floats each for every 8 rows, and their
 // squares. With changes: the outputs of two.
 #include "ops/linear/cuda/few_rows.h"
 
 #include <algorithm>
+#include <mutex>
 #include <stdexcept>
+#include <string>
 
 #include "ops/cuda/dependent_launch.cuh"
-#include "ops/cuda/mma.cuh"
 #include "ops/cuda/reduce.cuh"
-#include "ops/cuda/vector.cuh"
+#include "ops/linear/cuda/few_row_parts.cuh"
 
 namespace heddle::ops::cuda {
 namespace {
 
-constexpr int kColumns = 16, kDepth = 32, kAhead = 4;
+constexpr int kColumns = kFewRowColumns, kDepth = kFewRowDepth, kAhead = 4;
+using Vector = FewRowVector;
 
 struct Arguments {
   FewRowSum sums[kMostFewRowSums];
-  int first_block[kMostFewRowSums];
+  int first_block[kMostFewRowSums + 1];  ///< Of each sum, and how many there are.
   int count, rows;
   FewRowNorm norm;
-  FewRowOrder order;
+  FewRowSlots slots;
+  // Of the changes: their tiles of 16 columns of the lows, by the CTAs that make them.
+  const void* x;
+  int64_t x_stride;
+  int depth, low_blocks;
+  int resident;                     ///< CTAs that the device holds at a time.
+  int low_change[kMostFewRowSums];  ///< Twice the sum's number; one more: its up_change.
+  int first_low[kMostFewRowSums], low_count;
+  u32* counters;  ///< [2]: CTAs that are done with the lows, and those that have seen it.
 };
-
-using Vector = Packed<bf16, 8>;
-
-/// Adds the products of a block of the depth: 8 columns each of low and high, 8 rows a tile.
-template <int kTiles>
-__device__ __forceinline__ void multiply(float (&total)[kTiles][4], const Vector& low,
-                                         const Vector& high, const Vector (&a)[kTiles]) {
-#pragma unroll
-  for (int r = 0; r < kTiles; ++r) {
-#pragma unroll
-    for (int half = 0; half < 4; half += 2) {
-      const u32 columns[4] = {low.words[half], high.words[half], low.words[half + 1],
-                              high.words[half + 1]};
-      mma_bf16(total[r], columns, a[r].words[half], a[r].words[half + 1]);
-    }
-  }
-}
-
-/// Sums of a warp, by row and column.
-template <int kTiles>
-__device__ __forceinline__ void put(float (&to)[kTiles][8][kColumns],
-                                    const float (&total)[kTiles][4]) {
-  const int lane = threadIdx.x % 32;
-#pragma unroll
-  for (int r = 0; r < kTiles; ++r) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) to[r][lane % 4 * 2 + i % 2][lane / 4 + i / 2 * 8] = total[r][i];
-  }
-}
-
-/// Multiplies 8 elements of each row by the norm's scale, and adds their squares.
-template <int kTiles>
-__device__ __forceinline__ void apply_norm(const FewRowNorm& norm, int column, Vector (&a)[kTiles],
-                                           float (&squares)[kTiles]) {
-  float weight[8];
-  read_weight(norm.weight, norm.weight_type, column, weight);
-#pragma unroll
-  for (int r = 0; r < kTiles; ++r) {
-    float x[8];
-    unpack(a[r], x);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) squares[r] += x[i] * x[i], x[i] *= norm.offset + weight[i];
-    a[r] = pack<bf16>(x);
-  }
-}
 
 template <int kTiles, int kWarps, bool kIsChanged>
 struct Shared {
   float sums[kWarps][kTiles][8][kColumns];
   float squares[kWarps][kTiles][8];
   static constexpr int kChanges = kIsChanged ? 2 : 1;  // one element that is not used
-  float changes[kChanges][kTiles][8][kColumns];
+  float changes[kChanges][kTiles * 8][kColumns];
 };
 
-/// Rows may have been written since the CTA's launch: not by way of the first level of cache.
-__device__ __forceinline__ Vector load_row(const void* row, int64_t at) {
-  const uint4 v = __ldcg(reinterpret_cast<const uint4*>(static_cast<const bf16*>(row) + at));
-  return {{v.x, v.y, v.z, v.w}};
+/// Rows that have the same change.
+struct RunOfChange {
+  int which, first, rows;  ///< Of a gated sum's two changes; the rows.
+  const bf16 *a, *b;
+  int64_t a_stride, b_stride;
+  int rank;
+  float scale;
+};
+
+/// Run `place` of a change; without rows, or of rank 0, if there is nothing to do.
+__device__ __forceinline__ RunOfChange run_of(const Arguments& p, const FewRowChange& change,
+                                              int which, int place) {
+  if (p.slots.runs == nullptr) {
+    return {which,
+            place * 8,
+            min(8, p.rows - place * 8),
+            static_cast<const bf16*>(change.a),
+            static_cast<const bf16*>(change.b),
+            change.a_stride,
+            change.b_stride,
+            change.rank,
+            change.scale};
+  }
+  const SlotRun run = load_run(p.slots.runs, place);
+  if (run.rows == 0 || run.slot < 0 || change.slots == nullptr) return {};
+  const SlotFactors factors = load_factors(change.slots, run.slot);
+  return {which,
+          run.first,
+          run.rows,
+          static_cast<const bf16*>(factors.a),
+          static_cast<const bf16*>(factors.b),
+          p.depth,
+          factors.rank,
+          factors.rank,
+          factors.scale};
 }
 
-__device__ __forceinline__ float load_value(const void* row, int64_t at) {
-  return __uint_as_float(static_cast<u32>(__ldcg(static_cast<const unsigned short*>(row) + at))
-                         << 16);
+/// Job `job` of the changes of a sum.
+template <int kTiles>
+__device__ __forceinline__ RunOfChange run_of_job(const Arguments& p, const FewRowSum& sum,
+                                                  int job) {
+  const int runs = p.slots.runs != nullptr ? p.slots.count : kTiles,
+            which = sum.up != nullptr ? job / runs : 0;
+  if (which > 1 || job - which * runs >= runs) return {};
+  return run_of(p, which == 0 ? sum.change : sum.up_change, which, job - which * runs);
+}
+
+/// 8 elements of a row of b from `at` on, those beyond its rank as zeros. Rows of other ranks than
+/// multiples of 8 begin anywhere.
+__device__ __forceinline__ Vector load_factor(const RunOfChange& run, int column, int at) {
+  const bf16* const from = run.b + column * run.b_stride + at;
+  if (run.rank % 8 == 0) return at < run.rank ? load<8>(from) : Vector{};
+  Vector v{};
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if (at + i < run.rank)
+      v.words[i / 2] |= static_cast<u32>(__bfloat16_as_ushort(from[i])) << (i % 2 * 16);
+  }
+  return v;
+}
+
+__device__ __forceinline__ void prefetch(const void* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+}
+
+__device__ __forceinline__ u32 load_acquired(const u32* address) {
+  u32 v;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(address) : "memory");
+  return v;
+}
+
+/// A CTA's 16 columns of a change's low for one run of rows.
+template <int kTiles, int kWarps, class S>
+__device__ __forceinline__ void make_low(const Arguments& p, S& shared) {
+  const int runs = p.slots.runs != nullptr ? p.slots.count : kTiles,
+            tile = static_cast<int>(blockIdx.x) / runs;
+  int which = 0;
+  while (which + 1 < p.low_count && tile >= p.first_low[which + 1]) ++which;
+  const FewRowSum& sum = p.sums[p.low_change[which] / 2];
+  const FewRowChange& change = p.low_change[which] % 2 == 1 ? sum.up_change : sum.change;
+  const RunOfChange run = run_of(p, change, 0, static_cast<int>(blockIdx.x) % runs);
+  const int first = (tile - p.first_low[which]) * kColumns;
+  if (run.rows > 0 && first < run.rank) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, line = lane / 4,
+              place = lane % 4 * 8;
+    const bool has_low = first + line < run.rank, has_high = first + line + 8 < run.rank;
+    const bf16* const from = run.a + (first + line) * run.a_stride + place;
+    Vector a[kAhead][2];
+    const auto fetch = [&](int base) {
+#pragma unroll
+      for (int n = 0; n < kAhead; ++n) {
+        const int at = base + n * kWarps * kDepth;
+        a[n][0] = {}, a[n][1] = {};
+        if (at + place >= p.depth) continue;
+        if (has_low) a[n][0] = load<8>(from + at);
+        if (has_high) a[n][1] = load<8>(from + 8 * run.a_stride + at);
+      }
+    };
+    fetch(warp * kDepth);
+    wait_for_previous();
+    float total[1][4] = {}, square[1] = {};
+    for (int base = warp * kDepth; base < p.depth; base += kWarps * kDepth * kAhead) {
+      if (base > warp * kDepth) fetch(base);
+      Vector x[kAhead][1];
+#pragma unroll
+      for (int n = 0; n < kAhead; ++n) {
+        const int at = base + n * kWarps * kDepth + place;
+        x[n][0] = {};
+        if (at < p.depth && line < run.rows)
+          x[n][0] = load_row(p.x, (run.first + line) * p.x_stride + at);
+      }
+#pragma unroll
+      for (int n = 0; n < kAhead; ++n) {
+        const int column = base + n * kWarps * kDepth + place;
+        if (p.norm.weight != nullptr && column < p.depth) apply_norm(p.norm, column, x[n], square);
+        multiply(total, a[n][0], a[n][1], x[n]);
+      }
+    }
+    float(&sums)[1][8][kColumns] = reinterpret_cast<float(&)[1][8][kColumns]>(shared.sums[warp]);
+    put(sums, total);
+    const float of_row = lane_sum<4>(square[0]);
+    if (lane % 4 == 0) shared.squares[warp][0][line] = of_row;
+    __syncthreads();
+    const int row = static_cast<int>(threadIdx.x) / kColumns,
+              column = static_cast<int>(threadIdx.x) % kColumns;
+    if (row < run.rows) {
+      float y = 0, squares = 0;
+#pragma unroll
+      for (int w = 0; w < kWarps; ++w) {
+        y += shared.sums[w][0][row][column];
+        squares += shared.squares[w][0][row];
+      }
+      if (p.norm.weight != nullptr) y *= rsqrtf(squares / p.depth + p.norm.eps);
+      static_cast<bf16*>(change.low)[(run.first + row) * change.low_stride + first + column] =
+          __float2bfloat16_rn(y * run.scale);
+    }
+    __syncthreads();
+  }
+  if (threadIdx.x == 0)
+    asm volatile("fence.acq_rel.gpu;\nred.release.gpu.global.add.u32 [%0], 1;" ::"l"(p.counters)
+                 : "memory");
 }
 
 /// kTiles times 8 rows. The more CTAs of 8 warps a multiprocessor holds, the busier is the memory.
@@ -114,12 +214,17 @@ __global__ void __launch_bounds__(kWarps * 32, kWarps > 8 ? 1 : 4 - kTiles)
     sums_kernel(const __grid_constant__ Arguments p) {
   using S = Shared<kTiles, kWarps, kIsChanged>;
   __shared__ __align__(16) S shared;
+  let_next_begin();
+  int block = static_cast<int>(blockIdx.x);
+  if constexpr (kIsChanged) {
+    if (block < p.low_blocks) return make_low<kTiles, kWarps>(p, shared);
+    block -= p.low_blocks;
+  }
   int which = 0;
-  while (which + 1 < p.count && static_cast<int>(blockIdx.x) >= p.first_block[which + 1]) ++which;
+  while (which + 1 < p.count && block >= p.first_block[which + 1]) ++which;
   const FewRowSum& sum = p.sums[which];
   const bool is_gated = sum.up != nullptr, is_normed = p.norm.weight != nullptr;
-  const int first =
-      (static_cast<int>(blockIdx.x) - p.first_block[which]) * (is_gated ? 8 : kColumns);
+  const int first = (block - p.first_block[which]) * (is_gated ? 8 : kColumns);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int line = lane / 4, place = lane % 4 * 8;  // of both operands
   const int row_base = static_cast<int>(blockIdx.y) * kTiles * 8,
@@ -151,14 +256,22 @@ __global__ void __launch_bounds__(kWarps * 32, kWarps > 8 ? 1 : 4 - kTiles)
     }
   };
 
-  const bool is_first = p.order == FewRowOrder::kFirstOfTwo,
-             is_second = p.order == FewRowOrder::kSecondOfTwo;
-  if (!is_first) let_next_begin();
   const auto high_of = [&](int t) { return t == 0 && is_gated ? sum.up : sum.terms[t].b; };
   // The matrices are on their way while the rows of a are still being computed.
   fetch_columns(sum.terms[0], high_of(0), warp * kDepth);
-  if (!is_second) wait_for_previous();
-  if (is_first) let_next_begin();
+  if constexpr (kIsChanged) {
+    // Rows without a change, and halves that a change does not have.
+    float* const changes = &shared.changes[0][0][0];
+    for (int i = threadIdx.x; i < S::kChanges * kTiles * 8 * kColumns; i += kWarps * 32)
+      changes[i] = 0;
+    const RunOfChange run = run_of_job<kTiles>(p, sum, warp);
+    if (run.rows > 0 && place < run.rank) {
+      prefetch(run.b + low_column * run.b_stride + place);
+      if (!is_gated) prefetch(run.b + high_column * run.b_stride + place);
+    }
+    __syncthreads();
+  }
+  wait_for_previous();
 
   // The thread's outputs, and on its way what they are added to.
   constexpr int kOutputs = (kTiles * 8 * kColumns + kWarps * 32 - 1) / (kWarps * 32);
@@ -197,29 +310,68 @@ __global__ void __launch_bounds__(kWarps * 32, kWarps > 8 ? 1 : 4 - kTiles)
     const float square = lane_sum<4>(squares[r]);
     if (lane % 4 == 0) shared.squares[warp][r][line] = square;
   }
+  // While this CTA waits, the memory brings the columns of the one that takes its place.
+  const auto bring_successor_near = [&] {
+    const int next = block + p.resident;
+    if (warp != kWarps - 1 || lane >= kColumns || next >= p.first_block[p.count]) return;
+    int other = which;
+    while (other + 1 < p.count && next >= p.first_block[other + 1]) ++other;
+    const FewRowSum& after = p.sums[other];
+    const bool is_high = after.up != nullptr && lane >= 8;
+    const int column = (next - p.first_block[other]) * (after.up != nullptr ? 8 : kColumns) +
+                       (is_high ? lane - 8 : lane);
+    if (column < after.columns)
+      bring_near(static_cast<const bf16*>(is_high ? after.up : after.terms[0].b) +
+                     column * after.terms[0].b_stride,
+                 static_cast<u32>(after.terms[0].depth * 2));
+  };
   if constexpr (kIsChanged) {
-    if (is_second) wait_for_previous();
-    if (warp < S::kChanges) {
-      const FewRowChange& change = warp == 0 ? sum.change : sum.up_change;
-      float output[kTiles][4] = {};
-      for (int at = 0; at < change.rank; at += kDepth) {
-        Vector columns[2] = {}, low[kTiles] = {};
-        if (at + place < change.rank) {
-          const bf16* const from = static_cast<const bf16*>(change.b) + at + place;
-          if (warp == 0) columns[0] = load<8>(from + low_column * change.b_stride);
-          if (warp == 1 || !is_gated) columns[1] = load<8>(from + high_column * change.b_stride);
-#pragma unroll
-          for (int r = 0; r < kTiles; ++r) {
-            if (r * 8 + line < rows)
-              low[r] = load_row(change.low, (r * 8 + line) * change.low_stride + at + place);
+    const int jobs = (p.slots.runs != nullptr ? p.slots.count : kTiles) * (is_gated ? 2 : 1);
+    bring_successor_near();
+    for (int job = warp; job < jobs; job += kWarps) {
+      const RunOfChange run = run_of_job<kTiles>(p, sum, job);
+      const bool is_idle = run.rows <= 0 || run.rank == 0, has_low = run.which == 0,
+                 has_high = !is_gated || run.which == 1;
+      const FewRowChange& change = has_low ? sum.change : sum.up_change;
+      Vector columns[2] = {};
+      const auto fetch_factor = [&](int at) {
+        columns[0] = has_low ? load_factor(run, low_column, at) : Vector{};
+        columns[1] = has_high ? load_factor(run, high_column, at) : Vector{};
+      };
+      if (!is_idle) fetch_factor(place);
+      if (job == warp) {
+        if (lane == 0) {
+          while (load_acquired(p.counters) < static_cast<u32>(p.low_blocks)) {
           }
         }
+        __syncwarp();
+      }
+      if (is_idle) continue;
+      float output[1][4] = {};
+      for (int at = place; at - place < run.rank; at += kDepth) {
+        if (at > place) fetch_factor(at);
+        Vector low[1] = {};
+        if (line < run.rows && at < run.rank)
+          low[0] = load_row(change.low, (run.first + line) * change.low_stride + at);
         multiply(output, columns[0], columns[1], low);
       }
-      put(shared.changes[warp], output);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int row = lane % 4 * 2 + i % 2;
+        if (row < run.rows && (i < 2 ? has_low : has_high))
+          shared.changes[run.which][run.first + row][lane / 4 + i / 2 * 8] = output[0][i];
+      }
     }
   }
   __syncthreads();
+  if constexpr (kIsChanged) {
+    // The last CTA that has seen the lows leaves the counters as they were.
+    if (threadIdx.x == 0 &&
+        atomicAdd(p.counters + 1, 1U) + 1 == gridDim.x - static_cast<u32>(p.low_blocks)) {
+      p.counters[0] = 0;
+      p.counters[1] = 0;
+    }
+  }
   const auto rstd = [&](int row) {
     if (!is_normed) return 1.f;
     float square = 0;
@@ -239,7 +391,7 @@ __global__ void __launch_bounds__(kWarps * 32, kWarps > 8 ? 1 : 4 - kTiles)
       y *= rstd(row);
       if constexpr (kIsChanged) {
 #pragma unroll
-        for (int c = 0; c < S::kChanges; ++c) y += shared.changes[c][row / 8][row % 8][of];
+        for (int c = 0; c < S::kChanges; ++c) y += shared.changes[c][row][of];
       }
       return y * sum.scale;
     };
@@ -256,16 +408,49 @@ __global__ void __launch_bounds__(kWarps * 32, kWarps > 8 ? 1 : 4 - kTiles)
 
 constexpr int kFewBlocks = 128;
 
+void check(cudaError_t status) {
+  if (status != cudaSuccess)
+    throw std::runtime_error(std::string("few_row_sums: ") + cudaGetErrorString(status));
+}
+
 template <int kTiles, int kWarps, bool kIsChanged>
-void launch(const Arguments& p, int blocks, cudaStream_t stream) {
-  const dim3 grid(static_cast<unsigned>(blocks),
+void launch(Arguments& p, int blocks, cudaStream_t stream) {
+  static const int per_multiprocessor = [] {
+    int count = 0;
+    check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+        &count, sums_kernel<kTiles, kWarps, kIsChanged>, kWarps * 32, 0));
+    return count;
+  }();
+  p.resident = per_multiprocessor * multiprocessors();
+  const dim3 grid(static_cast<unsigned>(blocks + p.low_blocks),
                   static_cast<unsigned>((p.rows + kTiles * 8 - 1) / (kTiles * 8)));
   launch_dependent(sums_kernel<kTiles, kWarps, kIsChanged>, grid, dim3(kWarps * 32), 0, stream, p);
 }
 
+/// A pair of counters, zeros, that no launch under way has: each launch leaves its own as zeros,
+/// and a recorded one has the same in every replay. A recording has a hundred; two that run at
+/// once, on streams of their own, share none unless a process has recorded more than there are.
+u32* next_counters() {
+  constexpr int kMostDevices = 64;
+  constexpr unsigned kPairs = 1 << 16;
+  static std::mutex mutex;
+  static u32* all[kMostDevices] = {};
+  static unsigned next = 0;
+  int device = 0;
+  check(cudaGetDevice(&device));
+  const std::lock_guard lock(mutex);
+  if (device >= kMostDevices) throw std::runtime_error("few_row_sums: too many devices");
+  if (all[device] == nullptr) {
+    check(cudaMalloc(&all[device], kPairs * 2 * sizeof(u32)));
+    check(cudaMemset(all[device], 0, kPairs * 2 * sizeof(u32)));
+    check(cudaDeviceSynchronize());
+  }
+  return all[device] + 2 * (next++ % kPairs);
+}
+
 /// A launch of few CTAs needs more warps in each to keep the memory busy.
 template <int kTiles, bool kIsChanged>
-void launch(const Arguments& p, int blocks, cudaStream_t stream) {
+void launch(Arguments& p, int blocks, cudaStream_t stream) {
   blocks <= kFewBlocks ? launch<kTiles, 16, kIsChanged>(p, blocks, stream)
                        : launch<kTiles, 8, kIsChanged>(p, blocks, stream);
 }
@@ -273,27 +458,45 @@ void launch(const Arguments& p, int blocks, cudaStream_t stream) {
 }  // namespace
 
 void few_row_sums(int rows, const std::vector<FewRowSum>& sums, cudaStream_t stream,
-                  const FewRowNorm& norm, FewRowOrder order) {
+                  const FewRowNorm& norm, const FewRowSlots& slots) {
   if (rows < 1 || sums.empty() || sums.size() > kMostFewRowSums)
     throw std::invalid_argument("few_row_sums: too many sums, or no rows");
   Arguments p{};
   p.count = static_cast<int>(sums.size());
   p.rows = rows;
   p.norm = norm;
-  p.order = order;
-  int blocks = 0, deepest = 0;
-  bool is_changed = false;
+  p.slots = slots;
+  const FewRowTerm& input = sums[0].terms[0];
+  p.x = input.a;
+  p.x_stride = input.a_stride;
+  p.depth = input.depth;
+  const int kept_tiles = rows <= 8 ? 1 : 2, runs = slots.runs != nullptr ? slots.count : kept_tiles;
+  int blocks = 0, deepest = 0, low_tiles = 0;
+  const auto add_low = [&](int place, const FewRowChange& change) {
+    const int rank = slots.runs != nullptr && change.slots != nullptr ? slots.rank : change.rank;
+    if (rank == 0) return;
+    if (p.low_count == kMostFewRowSums)
+      throw std::invalid_argument("few_row_sums: too many changes");
+    p.low_change[p.low_count] = place;
+    p.first_low[p.low_count++] = low_tiles;
+    low_tiles += (rank + kColumns - 1) / kColumns;
+  };
   for (int i = 0; i < p.count; ++i) {
     const FewRowSum& sum = p.sums[i] = sums[static_cast<std::size_t>(i)];
     p.first_block[i] = blocks;
     const int columns = sum.up != nullptr ? 8 : kColumns;
     blocks += (sum.columns + columns - 1) / columns;
-    is_changed |= sum.change.rank + sum.up_change.rank > 0;
+    add_low(2 * i, sum.change);
+    add_low(2 * i + 1, sum.up_change);
     for (int t = 0; t < sum.term_count; ++t) deepest = std::max(deepest, sum.terms[t].depth);
   }
+  p.first_block[p.count] = blocks;
+  const bool is_changed = low_tiles > 0;
   if (rows > kMostFewRows && is_changed)
     throw std::invalid_argument("few_row_sums: too many rows for changes");
   if (is_changed) {
+    p.low_blocks = low_tiles * runs;
+    p.counters = next_counters();
     rows <= 8 ? launch<1, true>(p, blocks, stream) : launch<2, true>(p, blocks, stream);
   } else if (deepest <= kDepth * kAhead) {
     launch<2, 1, false>(p, blocks, stream);  // one warp sums them alone

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "ops/cuda/element.h"
+#include "ops/grouped_low_rank/cuda/slots.h"
 
 namespace heddle::ops::cuda {
 
@@ -19,12 +20,25 @@ struct FewRowTerm {
   int depth = 0;
 };
 
-/// A low-rank change of a sum's first term: + low b^T. low [rows,rank], b [columns,rank], as in a
-/// term; made by the launch before, see FewRowOrder.
+/// A low-rank change of a sum's first term: + low b^T with low = scale a A^T, where a are the
+/// term's rows, normed as the term's. A [rank,depth], b [columns,rank], as in a term.
 struct FewRowChange {
-  const void *low = nullptr, *b = nullptr;
-  int64_t low_stride = 0, b_stride = 0;
-  int rank = 0;  ///< 0: no change.
+  const void *a = nullptr, *b = nullptr;
+  int64_t a_stride = 0, b_stride = 0;
+  int rank = 0;  ///< 0: no change, unless there are slots.
+  float scale = 1;
+  /// A, b, rank and scale of each row's set, found by FewRowSlots; null: all rows have the ones
+  /// above.
+  const SlotFactors* slots = nullptr;
+  void* low = nullptr;  ///< [rows,rank], written; rows of 16 bytes, ranks rounded up to 16.
+  int64_t low_stride = 0;
+};
+
+/// The rows that have changes from slots; null: none.
+struct FewRowSlots {
+  const SlotRun* runs = nullptr;
+  int count = 0;
+  int rank = 0;  ///< No less than any set's, a multiple of 16.
 };
 
 /// y [rows,columns] = start + scale times the sum of a b^T over the terms, bf16, summed in fp32.
@@ -49,12 +63,8 @@ struct FewRowNorm {
   float offset = 0, eps = 0;
 };
 
-/// Launches that read the same rows: the second runs beside the first and waits for it only where
-/// it needs the first one's results, its changes.
-enum class FewRowOrder { kAlone, kFirstOfTwo, kSecondOfTwo };
-
 /// All sums in one launch: 1 to kMostFewRowSums sums.
 void few_row_sums(int rows, const std::vector<FewRowSum>& sums, cudaStream_t stream,
-                  const FewRowNorm& norm = {}, FewRowOrder order = FewRowOrder::kAlone);
+                  const FewRowNorm& norm = {}, const FewRowSlots& slots = {});
 
 }  // namespace heddle::ops::cuda

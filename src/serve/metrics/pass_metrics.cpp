@@ -1,0 +1,57 @@
+#include "serve/metrics/pass_metrics.h"
+
+#include <vector>
+
+namespace heddle::serve {
+namespace {
+
+const std::vector<double> kSequences = {1, 2, 4, 8, 16, 32, 64, 128, 256};
+const std::vector<double> kTokens = {1, 4, 16, 64, 256, 1024, 4096, 16384, 65536};
+const std::vector<double> kSets = {1, 2, 4, 8, 16, 32, 64};
+
+const char* name_of(ModelPass::Kind kind) {
+  switch (kind) {
+    case ModelPass::Kind::kPrompt:
+      return "prompt";
+    case ModelPass::Kind::kDecode:
+      return "decode";
+    case ModelPass::Kind::kTrain:
+      return "train";
+  }
+  return "";
+}
+
+}  // namespace
+
+PassMetrics::PassMetrics(Registry& registry) : registry_(registry) {
+  registry.declare_counter("heddle_passes_total",
+                           "Passes of the model, by kind and by how the device was given them.");
+  registry.declare_histogram("heddle_pass_sequences", "Sequences of a pass.", kSequences);
+  registry.declare_histogram("heddle_pass_tokens", "Tokens of a pass.", kTokens);
+  registry.declare_histogram("heddle_pass_adapter_sets",
+                             "Different sets of adapters of a pass, the base model among them.",
+                             kSets);
+  registry.declare_gauge("vllm:num_requests_waiting", "Answers that wait for memory.");
+  registry.declare_gauge("vllm:num_requests_running", "Answers that are being generated.");
+  registry.declare_gauge("heddle_queue_depth",
+                         "Jobs (training, loading, saving) that wait for the model.");
+  queued({});
+}
+
+void PassMetrics::passed(const ModelPass& pass) {
+  const Labels kind = {{"kind", name_of(pass.kind)}};
+  Labels how = kind;
+  how["queued"] = pass.recorded ? "recorded" : "launched";
+  registry_.add("heddle_passes_total", how);
+  registry_.observe("heddle_pass_sequences", kind, static_cast<double>(pass.sequences));
+  registry_.observe("heddle_pass_tokens", kind, static_cast<double>(pass.tokens));
+  registry_.observe("heddle_pass_adapter_sets", kind, static_cast<double>(pass.sets));
+}
+
+void PassMetrics::queued(const ModelQueue& queue) {
+  registry_.set("vllm:num_requests_waiting", {}, static_cast<double>(queue.waiting));
+  registry_.set("vllm:num_requests_running", {}, static_cast<double>(queue.running));
+  registry_.set("heddle_queue_depth", {}, static_cast<double>(queue.jobs));
+}
+
+}  // namespace heddle::serve

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <cstdint>
+
+#include "serve/metrics/registry.h"
+
+namespace heddle::serve {
+
+/// A pass of the model, with what shared it.
+struct ModelPass {
+  enum class Kind { kPrompt, kDecode, kTrain };
+  Kind kind = Kind::kPrompt;
+  bool recorded = false;  ///< Replayed as a graph, not queued launch by launch.
+  std::int64_t sequences = 0, tokens = 0;
+  std::int64_t sets = 0;  ///< Different sets of adapters, the base model among them.
+};
+
+/// What waits for the model, and what it works on.
+struct ModelQueue {
+  std::int64_t waiting = 0, running = 0;  ///< Answers.
+  std::int64_t jobs = 0;                  ///< Training, loading and saving that wait.
+};
+
+/// Passes of the model and what waits for them. Calls may come from any thread.
+class PassMetrics {
+ public:
+  /// `registry` outlives it.
+  explicit PassMetrics(Registry& registry);
+  void passed(const ModelPass& pass);
+  void queued(const ModelQueue& queue);
+
+ private:
+  Registry& registry_;
+};
+
+}  // namespace heddle::serve
