@@ -87,7 +87,10 @@ MetricTable AnswerEvaluation::run() {
 MetricTable AnswerEvaluation::classify() {
   MetricTable table;
   const std::vector<std::string> names = class_names(model_);
-  objective::ClassCounts counts(model_.model->num_labels());
+  std::map<std::string, objective::ClassCounts> counts;
+  const auto count = [&](const std::string& group, std::int64_t prediction, std::int64_t label) {
+    counts.try_emplace(group, model_.model->num_labels()).first->second.add(prediction, label);
+  };
   std::vector<std::vector<std::int32_t>> rows;
   for (const EvalCase& one : cases_) rows.push_back(one.prompt);
   score(rows, [&](std::size_t i, const train::RowScore& scored) {
@@ -96,11 +99,12 @@ MetricTable AnswerEvaluation::classify() {
     cases_[i].value["prediction"] = prediction;
     if (!names.empty())
       cases_[i].value["predicted_label"] = names[static_cast<std::size_t>(prediction)];
-    counts.add(prediction, cases_[i].label);
+    count("", prediction, cases_[i].label);
+    if (!cases_[i].group.empty()) count(cases_[i].group, prediction, cases_[i].label);
     table.add(cases_[i].group, "accuracy", prediction == cases_[i].label ? 1 : 0);
   });
-  table.add("", "f1_macro", 0);
-  table.set("", "f1_macro", counts.macro_f1());
+  for (const auto& [group, predictions] : counts)
+    table.set(group, "f1_macro", predictions.macro_f1());
   return table;
 }
 

@@ -66,6 +66,15 @@ double MetricTable::mean(const std::string& metric) const {
   return means_.at({std::string(), metric}).value();
 }
 
+std::int64_t MetricTable::rows(const std::string& group) const {
+  std::int64_t most = 0;
+  for (const std::string& metric : metrics_) {
+    const auto found = means_.find({group, metric});
+    if (found != means_.end()) most = std::max(most, found->second.rows);
+  }
+  return most;
+}
+
 std::string MetricTable::to_json() const {
   nlohmann::ordered_json json;
   for (const std::string& group : groups_) {
@@ -74,7 +83,7 @@ std::string MetricTable::to_json() const {
       const auto found = means_.find({group, metric});
       if (found == means_.end()) continue;
       values[metric] = found->second.value();
-      values["rows"] = found->second.rows;
+      values["rows"] = rows(group);
     }
     if (group.empty()) {
       json = values;
@@ -98,8 +107,8 @@ std::string MetricTable::to_text(bool has_color, int width) const {
     for (const std::string& metric : metrics_) {
       const auto found = means_.find({group, metric});
       cells.push_back(found == means_.end() ? "" : fmt::format("{:.4f}", found->second.value()));
-      if (found != means_.end()) cells[1] = std::to_string(found->second.rows);
     }
+    cells[1] = std::to_string(rows(group));
     table.row(cells);
   };
   for (std::size_t i = 1; i < groups_.size(); ++i) line(groups_[i]);

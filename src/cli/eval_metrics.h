@@ -15,7 +15,8 @@ class MetricTable {
  public:
   /// One row's value of a metric.
   void add(const std::string& group, const std::string& metric, double value, double weight = 1);
-  /// Replaces the mean of a metric by what it becomes, such as exp() of a loss.
+  /// Replaces the mean of a metric by what it becomes, such as exp() of a loss, or gives a figure
+  /// of all rows together.
   void set(const std::string& group, const std::string& metric, double value);
 
   /// Names of the metrics, and the mean of one over all rows.
@@ -32,6 +33,8 @@ class MetricTable {
     std::int64_t rows = 0;
     double value() const { return weight > 0 ? sum / weight : 0; }
   };
+  /// Rows of a group: of the metric that has a value for most of them.
+  std::int64_t rows(const std::string& group) const;
   Mean& at(const std::string& group, const std::string& metric);
 
   std::vector<std::string> groups_ = {""}, metrics_;

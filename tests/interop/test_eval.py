@@ -4,6 +4,7 @@ import math
 import pathlib
 import shutil
 
+import pytest
 import torch
 
 from conftest import heddle, read_rows, write_rows
@@ -94,8 +95,19 @@ def test_classifiers(models, tmp_path):
     rows = [{"input_ids": [5 + i, 60, 7], "label": i % 2} for i in range(9)]
     with torch.no_grad():
         predicted = [model(input_ids=torch.tensor([row["input_ids"]])).logits[0].argmax().item() for row in rows]
-    metrics = evaluate(models / "classify", "--input", write_rows(tmp_path / "in.jsonl", rows))
-    assert metrics["accuracy"] == sum(p == row["label"] for p, row in zip(predicted, rows)) / 9
+    rows = [{**row, "kind": "ab"[i > 4]} for i, row in enumerate(rows)]
+    metrics = evaluate(models / "classify", "--input", write_rows(tmp_path / "in.jsonl", rows), "--group", "kind")
+    right = [p == row["label"] for p, row in zip(predicted, rows)]
+    assert metrics["accuracy"] == sum(right) / 9 and metrics["rows"] == 9
+    for group, part in [("a", slice(0, 5)), ("b", slice(5, 9))]:
+        found = metrics["groups"][group]
+        labels, said = [row["label"] for row in rows[part]], predicted[part]
+        assert found["rows"] == len(labels) and found["accuracy"] == pytest.approx(sum(right[part]) / len(labels))
+        f1 = []
+        for c in sorted({*labels, *said}):
+            hits = sum(a == b == c for a, b in zip(labels, said))
+            f1.append(2 * hits / (labels.count(c) + said.count(c)))
+        assert found["f1_macro"] == pytest.approx(sum(f1) / len(f1))
 
 
 def test_mistakes_are_named(models, tmp_path):
