@@ -13,6 +13,7 @@
 #include "base/errors.h"
 #include "base/files.h"
 #include "base/quote.h"
+#include "base/terminal_text.h"
 
 namespace heddle::log {
 namespace {
@@ -70,35 +71,12 @@ spdlog::level::level_enum to_spdlog(Level level) {
 
 constexpr std::size_t kLongestLine = 4000;
 
-/// Bytes of the colour ("\x1b[1;31m") that `text` begins with, 0 for anything else: the only thing
-/// that a terminal may be told, and by tables alone.
-std::size_t color_bytes(std::string_view text) {
-  if (!text.starts_with("\x1b[")) return 0;
-  const std::size_t end = text.find_first_not_of("0123456789;", 2);
-  return end < text.size() && text[end] == 'm' ? end + 1 : 0;
-}
-
-std::string shown_line(std::string_view line) {
-  std::string out;
-  while (!line.empty()) {
-    if (const std::size_t color = color_bytes(line)) {
-      out += line.substr(0, color);
-      line.remove_prefix(color);
-      continue;
-    }
-    const std::string_view plain = line.substr(0, line.find('\x1b', 1));
-    out += text::shown(plain, kLongestLine);
-    line.remove_prefix(plain.size());
-  }
-  return out;
-}
-
 /// A table: its lines and colours stay; no line in it may look like a message of another level.
 std::string shown_lines(std::string_view text) {
   std::string out;
   while (true) {
     const std::size_t end = text.find('\n');
-    out += shown_line(text.substr(0, end));
+    out += text::shown_line(text.substr(0, end), kLongestLine);
     if (end == std::string_view::npos) return out;
     text.remove_prefix(end + 1);
     out += text.starts_with("error:") || text.starts_with("warning:") ? "\\n" : "\n";

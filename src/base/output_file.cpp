@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/errors.h"
+#include "base/terminal_text.h"
 
 namespace heddle::files {
 namespace {
@@ -50,6 +51,7 @@ OutputFile::OutputFile(const Path& path) : path_(link_target(path)) {
   if (path == "-") {
     stream_ = ::dup(STDOUT_FILENO);
     if (stream_ < 0) fail("write to", "the standard output");
+    is_terminal_ = isatty(stream_) == 1;
     return;
   }
   struct stat status {};
@@ -63,6 +65,7 @@ OutputFile::OutputFile(const Path& path) : path_(link_target(path)) {
   // Appended to where it leads to a file that is open already: what is in it is not ours.
   stream_ = ::open(path_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
   if (stream_ < 0) fail("write to", path_);
+  is_terminal_ = isatty(stream_) == 1;
 }
 
 OutputFile::~OutputFile() {
@@ -71,6 +74,8 @@ OutputFile::~OutputFile() {
 
 void OutputFile::write(std::string_view bytes) {
   if (file_) return file_->write(bytes);
+  std::string shown;
+  if (is_terminal_) bytes = shown = text::shown_lines(bytes);
   while (!bytes.empty()) {
     const ssize_t written = ::write(stream_, bytes.data(), bytes.size());
     if (written < 0 && errno == EINTR) continue;

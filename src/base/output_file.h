@@ -9,7 +9,7 @@ namespace heddle::files {
 
 /// A file that the user names for a command's results. A plain file, also at the end of a symbolic
 /// link, appears whole when commit() returns; a pipe, a device or "-" (the standard output) is
-/// written to as the rows come.
+/// written to as the rows come. A terminal gets them without what it would obey (terminal_text.h).
 class OutputFile {
  public:
   /// Throws FileError.
@@ -26,6 +26,7 @@ class OutputFile {
   Path path_;
   std::unique_ptr<AtomicFile> file_;  ///< null: a stream
   int stream_ = -1;
+  bool is_terminal_ = false;
 };
 
 /// "-", or a name of the standard output such as /dev/stdout: results go there, and what a command

@@ -9,6 +9,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/chosen_directory.h"
 #include "base/errors.h"
 #include "base/files.h"
 #include "base/hash.h"
@@ -106,7 +107,7 @@ CheckpointStore::CheckpointStore(Path directory, CheckpointStoreOptions options)
         "checkpoints: keep_last must be at least 1 and keep_best at least 0, they are {} and {}",
         options_.keep_last, options_.keep_best);
   }
-  files::make_writable_directory(directory_);
+  files::make_chosen_directory(directory_, "train.output_dir");
   if (options_.world && options_.world->rank() > 0) return;
   for (const Path& removed : remove_stale_temporaries(directory_)) {
     log::info("removed {}, which an interrupted run left", removed.string());

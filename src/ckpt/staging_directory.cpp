@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <system_error>
@@ -37,9 +38,15 @@ void rename_path(const Path& from, const Path& to) {
   if (::rename(from.c_str(), to.c_str()) != 0) fail("rename to", to, errno);
 }
 
+bool is_staging(const Path& directory) {
+  std::error_code error;
+  return std::filesystem::is_regular_file(
+      std::filesystem::symlink_status(directory / kMarker, error));
+}
+
 void make_marker(const Path& directory) {
   const Path marker = directory / kMarker;
-  const int descriptor = ::open(marker.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+  const int descriptor = ::open(marker.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
   if (descriptor < 0) fail("write", marker, errno);
   ::close(descriptor);
 }
@@ -72,17 +79,16 @@ StagingDirectory::StagingDirectory(Path final, Path temporary)
     : final_(output_place(std::move(final))),
       temporary_(without_trailing_slash(std::move(temporary))) {
   std::error_code error;
-  if (!is_missing_or_empty(temporary_)) {
-    if (!std::filesystem::exists(temporary_ / kMarker, error)) {
-      throw_error<FileError>("{} is in the way and was not made by an interrupted run: move it",
-                             temporary_.string());
-    }
-    std::filesystem::remove_all(temporary_, error);
-    if (error) fail("remove", temporary_, error.value());
+  // A link is in the way also where it leads to an empty folder or to one of ours.
+  if (std::filesystem::is_symlink(temporary_, error) ||
+      (!is_missing_or_empty(temporary_) && !is_staging(temporary_))) {
+    throw_error<FileError>("{} is in the way and was not made by an interrupted run: move it",
+                           temporary_.string());
   }
+  std::filesystem::remove_all(temporary_, error);
+  if (error) fail("remove", temporary_, error.value());
   files::make_writable_directory(parent_of(temporary_));
-  std::filesystem::create_directory(temporary_, error);
-  if (error) fail("make the folder", temporary_, error.value());
+  if (::mkdir(temporary_.c_str(), 0777) != 0) fail("make the folder", temporary_, errno);
   try {
     make_marker(temporary_);
   } catch (...) {

@@ -23,6 +23,7 @@
 #include "cli/help_formatter.h"
 #include "cli/version.h"
 #include "comm/launch_environment.h"
+#include "config/config.h"
 #include "device/npu_error.h"
 #include "models/registry.h"
 
@@ -248,7 +249,8 @@ int run(std::span<const std::string> arguments, const Session& session) {
 
 std::string quote_command(std::span<const std::string> arguments) {
   std::string out = "heddle";
-  for (const std::string& argument : arguments) {
+  for (const std::string& given : arguments) {
+    const std::string argument = config::without_secret(given);
     constexpr std::string_view kPlain = "_-./:=+,@%^";
     const bool is_plain = !argument.empty() && std::ranges::all_of(argument, [&](unsigned char c) {
       return std::isalnum(c) || kPlain.find(static_cast<char>(c)) != std::string_view::npos;

@@ -3,11 +3,13 @@
 #include <unistd.h>
 
 #include <iostream>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/amx.h"
 #include "base/files.h"
+#include "base/terminal_text.h"
 #include "cli/application.h"
 #include "device/device.h"
 #include "ui/terminal.h"
@@ -25,7 +27,11 @@ int main(int argc, char** argv) {
   heddle::files::name_cut_files();
   heddle::avoid_amx_without_tiles();
   const std::vector<std::string> arguments(argv + (argc > 0 ? 1 : 0), argv + argc);
-  heddle::cli::Session session{std::cout};
+  // A terminal gets what models and files say as text; a file or a pipe gets the bytes.
+  std::optional<heddle::text::TerminalBuffer> terminal;
+  if (isatty(STDOUT_FILENO) == 1) terminal.emplace(*std::cout.rdbuf());
+  std::ostream out(terminal ? &*terminal : std::cout.rdbuf());
+  heddle::cli::Session session{out};
   session.out_has_color = heddle::ui::uses_color(STDOUT_FILENO);
   if (heddle::ui::is_terminal(STDOUT_FILENO)) {
     session.out_width = heddle::ui::terminal_width(STDOUT_FILENO);

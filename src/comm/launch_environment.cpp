@@ -11,6 +11,7 @@
 #include "base/errors.h"
 #include "base/files.h"
 #include "base/hash.h"
+#include "base/secret.h"
 #include "base/text.h"
 
 namespace heddle::comm {
@@ -223,6 +224,8 @@ std::int64_t slurm_tasks_of_node(const std::string& variable, const std::string&
   if (!is_same_everywhere) fail("differs from host to host, and SLURM_NODEID is not set");
   return first;
 }
+
+static_assert(kSecretVariable == text::kJobSecretVariable);
 
 std::string read_secret(const std::string& file, const std::string& what) {
   struct stat status {};

@@ -22,7 +22,8 @@ LaunchEnvironment environment_of(const StandaloneOptions& options) {
           : 1;
   environment.master = options.endpoint;
   environment.announces_job = options.rank == 0;
-  environment.nonce = fmt::format("{}#{}", options.nonce, options.generation);
+  environment.secret = options.secret;
+  environment.nonce = fmt::format("{}#{}", options.name, options.generation);
   return environment;
 }
 

@@ -16,8 +16,8 @@ struct StandaloneOptions {
   std::string name = "standalone";
   Endpoint endpoint;
   std::int64_t rank = 0, size = 1;
-  /// A secret of both sides. Another one is refused.
-  std::string nonce;
+  /// A secret of both sides. Who has another one is not heard.
+  std::string secret;
   /// Counts how often the group was made. Both sides name the same; a connection is never repaired
   /// under its old number.
   std::int64_t generation = 0;

@@ -27,10 +27,14 @@ RunConfig parse(std::string_view yaml, const std::string& name,
                 std::span<const std::string> overrides = {},
                 Completeness completeness = Completeness::kComplete, const DeviceName& usual = {});
 
-/// Every key with its value, as YAML that load() reads back to the same configuration.
+/// Every key with its value, as YAML that load() reads back to the same configuration. Tokens and
+/// passwords are text::kHidden there, as in all that is printed below.
 std::string dump_yaml(const RunConfig& config);
 /// Writes one JSON object, for the metadata of checkpoints and reports.
 std::string dump_json(const RunConfig& config);
+
+/// An argument "key=value" of a command line as it may be shown and stored; others as they are.
+std::string without_secret(const std::string& argument);
 
 /// (key, value as YAML) of every key, in the order of the reference; for tables and reports.
 std::vector<std::pair<std::string, std::string>> entries(const RunConfig& config);

@@ -25,12 +25,19 @@ struct BadValue {
   std::string hint;      ///< "did you mean 'adamw'?" or ""
 };
 
+/// How much of a key's value is for nobody else.
+enum class Secret { kNone, kPassword, kWhole };
+
+/// The value as it may be printed, stored and compared.
+Json without_secret(Json value, Secret secret);
+
 struct Field {
   std::string key;   ///< dotted: "optim.lr"
   std::string type;  ///< "number >= 0", "adamw|sgd"
   std::string doc;
   std::vector<std::string> aliases;  ///< what other programs call it, for "did you mean"
   bool required = false;
+  Secret secret = Secret::kNone;
   std::function<void(RunConfig&, const YAML::Node&)> set;  ///< throws BadValue
   std::function<Json(const RunConfig&)> get;
 };

@@ -111,8 +111,8 @@ class Reader {
     try {
       value = override_value(argument.substr(equals + 1));
     } catch (const YAML::Exception& e) {
-      throw_error<ConfigError>("command line: {}: the value is not valid YAML: {}", argument,
-                               e.msg);
+      throw_error<ConfigError>("command line: {}: the value is not valid YAML: {}",
+                               without_secret(argument), e.msg);
     }
     assign(argument.substr(0, equals), value.Mark(), value);
   }

@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 
+#include "base/secret.h"
 #include "base/text.h"
 #include "config/config.h"
 #include "config/field.h"
@@ -132,6 +133,29 @@ std::string to_flow_yaml(const Json& value) {
     return "{" + text::join(parts, ", ") + "}";
   }
   return value.dump();
+}
+
+Json without_secret(Json value, Secret secret) {
+  const auto* text = value.get_ptr<const std::string*>();
+  if (secret == Secret::kNone || text == nullptr || text->empty()) return value;
+  return secret == Secret::kWhole ? std::string(text::kHidden) : text::without_password(*text);
+}
+
+std::string without_secret(const std::string& argument) {
+  const std::size_t equals = argument.find('=');
+  if (equals == std::string::npos) return argument;
+  const std::string key = argument.substr(0, equals), value = argument.substr(equals + 1);
+  const Field* field = find_field(key);
+  if (field != nullptr && field->secret != Secret::kNone)
+    return key + "=" + without_secret(Json(value), field->secret).get<std::string>();
+  // A whole section as one value: rl.reward={url: ..., token: ...}.
+  const bool is_above = std::ranges::any_of(schema(), [&](const Section& section) {
+    return std::ranges::any_of(section.fields, [&](const Field& one) {
+      return one.secret != Secret::kNone && one.key.starts_with(key + ".") &&
+             value.find(last_part(one.key)) != std::string::npos;
+    });
+  });
+  return is_above ? key + "=" + std::string(text::kHidden) : argument;
 }
 
 std::string dump_yaml(const RunConfig& config) { return dump(config, false); }

@@ -119,8 +119,9 @@ Section reward_section() {
       .key("command", &RlReward::command,
            "program and arguments: JSON lines of samples in, of rewards out")
       .key("workers", &RlReward::workers, "processes of the program", {.range = at_least(1)})
-      .key("url", &RlReward::url, "a server that gets lists of samples")
-      .key("token", &RlReward::token, "bearer token for it")
+      .key("url", &RlReward::url, "a server that gets lists of samples",
+           {.secret = Secret::kPassword})
+      .key("token", &RlReward::token, "bearer token for it", {.secret = Secret::kWhole})
       .key("timeout_s", &RlReward::timeout_s, "of one sample or request", {.range = above(0)})
       .key("shuffle", &RlReward::shuffle,
            "permute the rewards of a step: a control, by which nothing can be learnt");

@@ -18,6 +18,8 @@ struct Extra {
   Range range = {};
   std::vector<std::string> aliases = {};
   bool required = false;
+  /// Never printed: a token (Secret::kWhole), or a URL that may hold a password (kPassword).
+  Secret secret = Secret::kNone;
 };
 
 /// Finds a section struct in a configuration.
@@ -57,8 +59,9 @@ class Table {
                                                                     const YAML::Node& node) {
       location.in(c).*member = from_wire<T>(Codec<W>::read(node, range));
     };
-    field.get = [location = location_, member](const RunConfig& c) {
-      return Codec<W>::write(W{location.in_const(c).*member});
+    field.secret = extra.secret;
+    field.get = [location = location_, member, secret = extra.secret](const RunConfig& c) {
+      return without_secret(Codec<W>::write(W{location.in_const(c).*member}), secret);
     };
     section_.fields.push_back(std::move(field));
     return *this;

@@ -6,6 +6,7 @@
 #include <system_error>
 
 #include "base/hugging_face_cache.h"
+#include "base/secret.h"
 #include "base/text.h"
 
 namespace heddle::hub {
@@ -27,9 +28,8 @@ bool is_true(std::string value) {
   return value == "1" || value == "ON" || value == "YES" || value == "TRUE";
 }
 
-}  // namespace
-
-std::string endpoint(Hub hub) {
+/// The address that the environment names, with a password that it may hold.
+std::string named_endpoint(Hub hub) {
   if (hub == Hub::kHuggingFace) {
     const std::string url = without_slash(variable("HF_ENDPOINT"));
     return url.empty() ? "https://huggingface.co" : url;
@@ -38,6 +38,12 @@ std::string endpoint(Hub hub) {
   if (domain.empty()) return "https://www.modelscope.cn";
   return domain.find("://") == std::string::npos ? "https://" + domain : domain;
 }
+
+}  // namespace
+
+std::string endpoint(Hub hub) { return text::split_user(named_endpoint(hub)).rest; }
+
+std::string endpoint_user(Hub hub) { return text::split_user(named_endpoint(hub)).user; }
 
 std::string token(Hub hub) {
   if (hub == Hub::kModelScope) return variable("MODELSCOPE_API_TOKEN");

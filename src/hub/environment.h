@@ -11,8 +11,12 @@ namespace heddle::hub {
 using files::Path;
 
 /// HF_ENDPOINT or https://huggingface.co; MODELSCOPE_DOMAIN or https://www.modelscope.cn. Without a
-/// slash at its end.
+/// slash at its end, and without the name and password that the variable may hold: no message and
+/// no file shows them.
 std::string endpoint(Hub hub);
+
+/// Name and password for the endpoint, "ann:secret", as they stand in the variable; "" without.
+std::string endpoint_user(Hub hub);
 
 /// HF_TOKEN, else what `hf auth login` stored (HF_TOKEN_PATH, HF_HOME/token); MODELSCOPE_API_TOKEN.
 /// "" without one.

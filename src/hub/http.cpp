@@ -128,6 +128,19 @@ class Descriptor {
   int value_;
 };
 
+/// The text whose %XX are the bytes that they stand for.
+std::string unescaped(const std::string& text) {
+  int bytes = 0;
+  const std::unique_ptr<char, void (*)(void*)> plain(
+      curl_easy_unescape(nullptr, text.c_str(), static_cast<int>(text.size()), &bytes), curl_free);
+  return {plain.get(), static_cast<std::size_t>(bytes)};
+}
+
+/// What is shown to the hub alone: no other address gets it.
+struct Credentials {
+  std::string token, user;
+};
+
 bool is_temporary(long status) { return status == 408 || status == 429 || status >= 500; }
 
 /// A name that is not there or a server that does not listen stays so for a while.
@@ -149,22 +162,28 @@ void pause_before(int attempt, const Transfer& last) {
 }  // namespace
 
 Http::Http(Hub hub)
-    : hub_(hub), endpoint_(endpoint(hub)), token_(token(hub)), certificates_(certificate_file()) {
+    : hub_(hub),
+      endpoint_(endpoint(hub)),
+      user_(unescaped(endpoint_user(hub))),
+      token_(token(hub)),
+      certificates_(certificate_file()) {
   start_curl();
 }
 
 namespace {
 
 /// Makes one transfer; the code is CURLE_OK for any answer of the server.
-CURLcode perform(const std::string& url, const std::vector<std::string>& headers,
+CURLcode perform(const std::string& url, const Credentials& credentials,
                  const std::string& certificates, Transfer& transfer) {
   Easy easy;
   if (easy.handle == nullptr) throw Error("libcurl has no memory");
   const auto set = [&](CURLoption option, auto value) {
     curl_easy_setopt(easy.handle, option, value);
   };
-  for (const std::string& header : headers)
-    easy.headers = curl_slist_append(easy.headers, header.c_str());
+  if (!credentials.token.empty())
+    easy.headers =
+        curl_slist_append(nullptr, ("Authorization: Bearer " + credentials.token).c_str());
+  if (!credentials.user.empty()) set(CURLOPT_USERPWD, credentials.user.c_str());
   std::pair<Transfer*, Easy*> user{&transfer, &easy};
   set(CURLOPT_URL, url.c_str());
   set(CURLOPT_HTTPHEADER, easy.headers);
@@ -198,12 +217,11 @@ std::string words_of(const Transfer& transfer) {
 }  // namespace
 
 Response Http::get(const std::string& url) const {
-  std::vector<std::string> headers;
-  if (!token_.empty() && url.starts_with(endpoint_ + "/"))
-    headers.push_back("Authorization: Bearer " + token_);
+  const bool is_hub = url.starts_with(endpoint_ + "/");
+  const Credentials credentials = is_hub ? Credentials{token_, user_} : Credentials{};
   for (int attempt = 0;; ++attempt) {
     Transfer transfer;
-    const CURLcode code = perform(url, headers, certificates_, transfer);
+    const CURLcode code = perform(url, credentials, certificates_, transfer);
     if (transfer.is_longer)
       throw HttpError(0, fmt::format("{}: the answer has more than {} bytes", url, kLongestBody));
     if (code == CURLE_OK && transfer.status == 200)
@@ -221,9 +239,8 @@ Response Http::get(const std::string& url) const {
 
 void Http::download(const std::string& url, const files::Path& file, std::uint64_t bytes,
                     const std::function<bool(std::uint64_t)>& on_bytes) const {
-  std::vector<std::string> headers;
-  if (!token_.empty() && url.starts_with(endpoint_ + "/"))
-    headers.push_back("Authorization: Bearer " + token_);
+  const bool is_hub = url.starts_with(endpoint_ + "/");
+  const Credentials credentials = is_hub ? Credentials{token_, user_} : Credentials{};
   const Descriptor descriptor(file);
   std::uint64_t farthest = descriptor.seek_end();
   for (int attempt = 0;; ++attempt) {
@@ -238,7 +255,7 @@ void Http::download(const std::string& url, const files::Path& file, std::uint64
         throw_error<FileError>("cannot cut {}: {}", file.string(), strerror(errno));
       transfer.begin = descriptor.seek_end();
     }
-    const CURLcode code = perform(url, headers, certificates_, transfer);
+    const CURLcode code = perform(url, credentials, certificates_, transfer);
     if (!transfer.trouble.empty())
       throw_error<FileError>("cannot write {}: {}", file.string(), transfer.trouble);
     if (transfer.is_longer) {

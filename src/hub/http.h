@@ -41,7 +41,7 @@ class Http {
 
  private:
   Hub hub_;
-  std::string endpoint_, token_, certificates_;
+  std::string endpoint_, user_, token_, certificates_;
 };
 
 /// The text with every byte that a URL's path or query may not hold as %XX; '/' stays.

@@ -13,6 +13,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/quote.h"
+#include "base/secret.h"
 #include "reward/wire.h"
 
 namespace heddle::reward {
@@ -102,6 +103,11 @@ class HttpReward final : public Reward {
     }
     if (options_.token.find_first_of("\r\n") != std::string::npos)
       throw_error<ConfigError>("rl.reward.token: expected one line");
+    if (options_.token == text::kHidden || options_.url.find(text::kHidden) != std::string::npos) {
+      throw_error<ConfigError>(
+          "rl.reward: the token or the password of the URL was left out when this configuration "
+          "was written: give it again, as rl.reward.token=TOKEN");
+    }
     static std::once_flag once;
     std::call_once(once, [] { curl_global_init(CURL_GLOBAL_DEFAULT); });
     multi_ = curl_multi_init();
@@ -196,8 +202,9 @@ class HttpReward final : public Reward {
           options_.backoff_s * static_cast<double>(1ull << std::min<std::int64_t>(batch.tries, 16)),
           transfer->retry_after());
       ++batch.tries;
-      log::warning("rl.reward.url {}: {}; try {} of {} in {:.1f} s", options_.url, reason,
-                   batch.tries + 1, options_.retries + 1, std::min(wait, kLongestWait));
+      log::warning("rl.reward.url {}: {}; try {} of {} in {:.1f} s",
+                   text::without_password(options_.url), reason, batch.tries + 1,
+                   options_.retries + 1, std::min(wait, kLongestWait));
       batch.not_before = Clock::now() + seconds(std::min(wait, kLongestWait));
       waiting_.push_back(std::move(batch));
       return;
@@ -207,7 +214,7 @@ class HttpReward final : public Reward {
 
   void fail(const Batch& batch, const std::string& why) {
     for (std::size_t k = batch.first; k < batch.first + batch.count; ++k)
-      scores_[k] = {0, {}, options_.url + ": " + why};
+      scores_[k] = {0, {}, text::without_password(options_.url) + ": " + why};
   }
 
   void take(Transfer& transfer) {

@@ -15,6 +15,7 @@
 #include "base/errors.h"
 #include "base/log.h"
 #include "base/quote.h"
+#include "base/secret.h"
 
 namespace heddle::reward {
 namespace {
@@ -53,8 +54,9 @@ void limit(int resource, std::int64_t most) {
 }
 
 /// In the new process; only calls that are safe after a fork of a program with threads.
-[[noreturn]] void become(const ProcessOptions& options, char* const* arguments, const Pipe& in,
-                         const Pipe& out, const Pipe& err, int failed) {
+[[noreturn]] void become(const ProcessOptions& options, char* const* arguments,
+                         char* const* environment, const Pipe& in, const Pipe& out, const Pipe& err,
+                         int failed) {
   ::setpgid(0, 0);
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   sigset_t none;
@@ -67,7 +69,7 @@ void limit(int resource, std::int64_t most) {
   ::dup2(in.read, STDIN_FILENO);
   ::dup2(out.write, STDOUT_FILENO);
   ::dup2(err.write, STDERR_FILENO);
-  ::execvp(arguments[0], arguments);
+  ::execvpe(arguments[0], arguments, environment);
   const int reason = errno;
   [[maybe_unused]] const ssize_t count = ::write(failed, &reason, sizeof reason);
   ::_exit(127);
@@ -81,10 +83,12 @@ Worker::Worker(const ProcessOptions& options, std::size_t number)
   for (const std::string& argument : options.command)
     arguments.push_back(const_cast<char*>(argument.c_str()));
   arguments.push_back(nullptr);
+  const std::vector<char*> environment = text::environment_of_programs();
   Pipe in, out, err, failed;
   process_ = ::fork();
   if (process_ < 0) throw_error<Error>("{}: cannot be started: {}", name_, std::strerror(errno));
-  if (process_ == 0) become(options, arguments.data(), in, out, err, failed.write);
+  if (process_ == 0)
+    become(options, arguments.data(), environment.data(), in, out, err, failed.write);
   ::close(std::exchange(failed.write, -1));
   int reason = 0;
   // Ends at once: exec closes the other side.

@@ -34,7 +34,7 @@ comm::StandaloneMeeting start(const config::SyncSection& options, const comm::Wo
         comm::make_endpoint(world.address(), 0, "the address of the trainer's rank 0"));
     const sync::Invitation invitation{
         .endpoint = comm::make_endpoint(world.address(), listener.port(), "the listener"),
-        .nonce = random_hex(16),
+        .secret = random_hex(16),
         .generation = generation,
         .size = 1 + world.environment().world - world.size()};
     store.set(key, invitation.to_text());

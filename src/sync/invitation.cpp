@@ -24,7 +24,7 @@ constexpr auto kSlice = std::chrono::milliseconds(5);
 
 std::string Invitation::to_text() const {
   return Json{{"endpoint", endpoint.to_string()},
-              {"nonce", nonce},
+              {"secret", secret},
               {"generation", generation},
               {"size", size}}
       .dump();
@@ -37,7 +37,7 @@ Invitation Invitation::from_text(const std::string& text) {
     Invitation invitation;
     invitation.endpoint =
         comm::parse_endpoint(value.at("endpoint").get_ref<const std::string&>(), kWhat);
-    invitation.nonce = value.at("nonce").get<std::string>();
+    invitation.secret = value.at("secret").get<std::string>();
     invitation.generation = value.at("generation").get<std::int64_t>();
     invitation.size = value.at("size").get<std::int64_t>();
     return invitation;
@@ -47,7 +47,7 @@ Invitation Invitation::from_text(const std::string& text) {
 }
 
 comm::StandaloneOptions Invitation::options(std::int64_t rank, comm::Seconds timeout) const {
-  return {"weights", endpoint, rank, size, nonce, generation, timeout};
+  return {"weights", endpoint, rank, size, secret, generation, timeout};
 }
 
 std::vector<comm::Group> await_all(std::vector<comm::StandaloneMeeting> meetings) {

@@ -11,7 +11,7 @@ namespace heddle::sync {
 /// gives the invitation to the rollouts by whatever way there is; the port stays bound in between.
 struct Invitation {
   comm::Endpoint endpoint;
-  std::string nonce;            ///< For this job.
+  std::string secret;           ///< For this job.
   std::int64_t generation = 0;  ///< Rises with every group that is made.
   std::int64_t size = 2;        ///< The sender and the rollout ranks.
 

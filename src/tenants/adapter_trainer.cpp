@@ -7,6 +7,7 @@
 
 #include "assembly/from_config.h"
 #include "assembly/put_on.h"
+#include "base/chosen_directory.h"
 #include "base/errors.h"
 #include "base/files.h"
 #include "base/log.h"
@@ -90,7 +91,7 @@ AdapterTrainer::AdapterTrainer(std::vector<config::AdapterRun> runs,
   store.keep_last = static_cast<int>(shared().ckpt.keep_last);
   store.keep_best = 0;
   store.world = base_.context.mesh.world();
-  files::make_writable_directory(shared().train.output_dir);
+  files::make_chosen_directory(shared().train.output_dir, "train.output_dir");
   checkpoints_ = std::make_unique<ckpt::CheckpointStore>(
       std::filesystem::path(shared().train.output_dir) / "checkpoints", store);
   resume();

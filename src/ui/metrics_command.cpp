@@ -13,8 +13,7 @@
 
 #include "base/errors.h"
 #include "base/log.h"
-
-extern char** environ;
+#include "base/secret.h"
 
 namespace heddle::ui {
 namespace {
@@ -40,8 +39,8 @@ MetricsCommand::MetricsCommand(const std::string& command) : command_(command) {
   posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
   std::string shell = "/bin/sh", option = "-c";
   char* const arguments[] = {shell.data(), option.data(), command_.data(), nullptr};
-  const int error =
-      posix_spawn(&process_, shell.c_str(), &actions, &attributes, arguments, environ);
+  const int error = posix_spawn(&process_, shell.c_str(), &actions, &attributes, arguments,
+                                text::environment_of_programs().data());
   posix_spawn_file_actions_destroy(&actions);
   posix_spawnattr_destroy(&attributes);
   close(ends[1]);

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "base/errors.h"
+#include "comm/store.h"
 
 namespace heddle::comm {
 namespace {
@@ -23,7 +24,7 @@ StandaloneOptions side(const Endpoint& endpoint, std::int64_t rank, std::int64_t
   options.endpoint = endpoint;
   options.rank = rank;
   options.size = size;
-  options.nonce = "secret";
+  options.secret = "secret";
   options.timeout = Seconds(10);
   return options;
 }
@@ -58,9 +59,29 @@ TEST(StandaloneGroup, WrongSidesAreNamed) {
     auto receiver = StandaloneMeeting::start(wrong);
     return outcome(receiver) + "; " + outcome(sender);
   };
-  EXPECT_THAT(meet([](StandaloneOptions& wrong) { wrong.nonce = "old"; }),
-              AllOf(HasSubstr("another job ('secret#0')"), HasSubstr("did not arrive: rank 1")));
+  EXPECT_THAT(meet([](StandaloneOptions& wrong) { wrong.secret = "old"; }),
+              AllOf(HasSubstr("another job, whose secret is another"),
+                    HasSubstr("did not arrive: rank 1")));
   EXPECT_THAT(meet([](StandaloneOptions& wrong) { wrong.size = 3; }), HasSubstr("was told of"));
+}
+
+TEST(StandaloneGroup, WhoHasNotTheSecretReadsAndChangesNothing) {
+  Listener listener(std::uint16_t{0});
+  const Endpoint endpoint = listener.local_endpoint();
+  auto sender = StandaloneMeeting::start(side(endpoint, 0), std::move(listener));
+  for (const std::string other : {"", "secre", "secret ", "weights#0", "\n"}) {
+    try {
+      const Store store = Store::connect(endpoint, Seconds(5), other);
+      store.set("job", "mine");
+      ADD_FAILURE() << other;
+    } catch (const CommError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("whose secret is another")) << other;
+    }
+  }
+  auto receiver = StandaloneMeeting::start(side(endpoint, 1));
+  const Group a = sender.wait(), b = receiver.wait();
+  std::jthread other([&] { EXPECT_EQ(b.all_reduce_sum(2.0), 5); });
+  EXPECT_EQ(a.all_reduce_sum(3.0), 5);
 }
 
 TEST(StandaloneGroup, ANewGenerationRefusesTheOld) {
@@ -72,7 +93,7 @@ TEST(StandaloneGroup, ANewGenerationRefusesTheOld) {
   stale.generation = 1;
   auto sender = StandaloneMeeting::start(now, std::move(listener));
   auto receiver = StandaloneMeeting::start(stale);
-  EXPECT_THAT(outcome(receiver), HasSubstr("another job ('secret#2')"));
+  EXPECT_THAT(outcome(receiver), HasSubstr("another job ('weights#2')"));
   EXPECT_THAT(outcome(sender), HasSubstr("did not arrive: rank 1"));
 }
 
@@ -121,9 +142,9 @@ void meet_somehow(int kind, std::mt19937& random) {
     case 2:  // a squatter on the port
       EXPECT_THROW(Listener second(wanted), CommError);
       break;
-    case 3:    // a stale process with an old nonce
+    case 3:    // a stale process with an old secret
     case 6: {  // wrong sizes
-      if (kind == 3) receiver.nonce = "old";
+      if (kind == 3) receiver.secret = "old";
       if (kind == 6) receiver.size = 3;
       auto s = StandaloneMeeting::start(sender, std::move(listener));
       auto r = StandaloneMeeting::start(receiver);

@@ -12,6 +12,7 @@
 namespace heddle::config {
 namespace {
 
+using ::testing::AnyOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -62,6 +63,46 @@ TEST(Config, AnOverrideIsOneValueWithoutComments) {
   EXPECT_THROW(directory("'runs/a' # b"), ConfigError);
   const std::vector<std::string> list = {"data.train=[a #1.jsonl, b] # c"};
   EXPECT_THROW(parse("model: {path: m}", "f", list), ConfigError);
+}
+
+TEST(Config, NoTokenOrPasswordIsPrintedStoredOrCompared) {
+  const auto with = [](const std::string& token, const std::string& url) {
+    const std::vector<std::string> overrides = {"rl.reward.token=" + token, "rl.reward.url=" + url};
+    return parse(kSmall, "run.yaml", overrides, Completeness::kPartial);
+  };
+  const RunConfig c = with("t0ken", "https://ann:passw0rd@host/score");
+  EXPECT_EQ(c.rl.reward.token, "t0ken");
+  EXPECT_EQ(c.rl.reward.url, "https://ann:passw0rd@host/score");
+  std::string all = dump_yaml(c) + dump_json(c);
+  for (const auto& [key, value] : entries(c)) all += key + value;
+  for (const std::string& difference : differences(with("", ""), c)) all += difference;
+  EXPECT_THAT(all, Not(AnyOf(HasSubstr("t0ken"), HasSubstr("passw0rd"), HasSubstr("ann"))));
+  EXPECT_THAT(all, HasSubstr("(hidden)@host/score"));
+  EXPECT_THAT(differences(c, with("another", "https://ann:other@host/score")), IsEmpty());
+  const RunConfig again = parse(dump_yaml(c), "run.yaml", {}, Completeness::kPartial);
+  EXPECT_EQ(again.rl.reward.token, "(hidden)");
+  EXPECT_EQ(dump_yaml(with("", "")).find("(hidden)"), std::string::npos);
+}
+
+TEST(Config, NoTokenOfTheCommandLineIsShown) {
+  for (const auto& [argument, shown] :
+       {std::pair{"rl.reward.token=t0ken", "rl.reward.token=(hidden)"},
+        std::pair{"rl.reward.url=http://a:t0ken@h/x", "rl.reward.url=http://(hidden)@h/x"},
+        std::pair{"rl.reward={url: u, token: t0ken}", "rl.reward=(hidden)"},
+        std::pair{"rl={reward: {token: t0ken}}", "rl=(hidden)"},
+        std::pair{"rl={mode: sync}", "rl={mode: sync}"},
+        std::pair{"rl.reward.token=", "rl.reward.token="},
+        std::pair{"rl.mode=sync", "rl.mode=sync"}, std::pair{"run.yaml", "run.yaml"}})
+    EXPECT_EQ(without_secret(argument), shown);
+  for (const char* broken : {"rl.reward.token=[t0ken", "rl.reward.token=\"t0ken"}) {
+    const std::vector<std::string> overrides = {broken};
+    try {
+      parse(kSmall, "run.yaml", overrides);
+      ADD_FAILURE() << broken;
+    } catch (const ConfigError& error) {
+      EXPECT_THAT(error.what(), Not(HasSubstr("t0ken")));
+    }
+  }
 }
 
 TEST(Config, DeviceMayBeAScalarOrASection) {

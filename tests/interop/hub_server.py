@@ -27,7 +27,7 @@ def is_large(path):
 class Hub:
     """`faults` maps a part of a path to what happens there: an integer status, ("cut", bytes) once for each connection, ("wrong", n)
     for other content the first n times, ("busy", n) for n answers 429, ("body", bytes) for that body, ("endless",)
-    for a body without end. `requests` holds (method, path, range, authorization)."""
+    for a body without end, ("redirect", url) to another server, ("header", dict) for 404 with those headers. `requests` holds (method, path, range, authorization)."""
 
     def __init__(self, models=None, datasets=None, faults=None, token=None):
         self.repositories = {"models": models or {}, "datasets": datasets or {}}
@@ -92,6 +92,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return self.send(401, X_Error_Message="Invalid username or password.")
         if isinstance(fault, int):
             return self.send(fault)
+        if fault and fault[0] == "redirect":
+            return self.send(302, Location=fault[1] + self.path)
+        if fault and fault[0] == "header":
+            return self.send(404, **fault[1])
         if fault and fault[0] == "body":
             return self.send(200, fault[1], Content_Type="application/json")
         if fault and fault[0] == "endless":

@@ -236,5 +236,29 @@ TEST(HttpReward, RefusesOptionsOutOfRange) {
   EXPECT_THROW(reward_of(options), ConfigError);
 }
 
+TEST(HttpReward, ShowsNoPasswordAndTakesNoPlaceholder) {
+  HttpOptions options;
+  options.retries = 1;
+  options.backoff_s = 0;
+  options.token = "t0ken";
+  for (const char* url : {"http://ann:passw0rd@127.0.0.1:1/score", "http://passw0rd@127.0.0.1:1/",
+                          "http://ann:passw0rd@no.such.host.invalid/", "ftp://a:passw0rd@host/"}) {
+    options.url = url;
+    ::testing::internal::CaptureStderr();
+    const auto scores = reward_of(options)->score(std::vector<Sample>(1));
+    const std::string said = ::testing::internal::GetCapturedStderr() + *scores[0].error;
+    EXPECT_NE(said.find("(hidden)"), std::string::npos) << url;
+    EXPECT_EQ(said.find("passw0rd"), std::string::npos) << url;
+    EXPECT_EQ(said.find("t0ken"), std::string::npos) << url;
+  }
+  // A written configuration has these in the place of what nobody else may know.
+  options.url = "http://127.0.0.1:1/";
+  options.token = "(hidden)";
+  EXPECT_THROW(reward_of(options), ConfigError);
+  options.token = "";
+  options.url = "http://(hidden)@127.0.0.1:1/";
+  EXPECT_THROW(reward_of(options), ConfigError);
+}
+
 }  // namespace
 }  // namespace heddle::reward

@@ -56,6 +56,21 @@ TEST(ProcessReward, GivesScoresInTheOrderOfTheSamples) {
   }
 }
 
+TEST(ProcessReward, TheProgramGetsTheEnvironmentWithoutTheSecretOfTheJob) {
+  for (const char* name : {"HEDDLE_LAUNCH_SECRET", "HEDDLE_LAUNCH_SECRET_FILE", "HEDDLE_OTHER"})
+    setenv(name, "a value", 1);
+  const auto reward = reward_of(program());
+  const auto scores = reward->score(
+      samples_of({"variable HEDDLE_LAUNCH_SECRET", "variable HEDDLE_LAUNCH_SECRET_FILE",
+                  "variable HEDDLE_OTHER", "variable PATH", "variable HEDDLE_UNSET"}));
+  for (const char* name : {"HEDDLE_LAUNCH_SECRET", "HEDDLE_LAUNCH_SECRET_FILE", "HEDDLE_OTHER"})
+    unsetenv(name);
+  std::vector<double> are_set;
+  for (const Score& score : scores) are_set.push_back(score.reward);
+  // A file is for those who may read it.
+  EXPECT_EQ(are_set, (std::vector<double>{0, 1, 1, 1, 0}));
+}
+
 TEST(ProcessReward, AnswersATurnWithTextForTheNext) {
   const auto reward = reward_of(program());
   std::vector<Sample> samples = samples_of({"first"});

@@ -1,6 +1,11 @@
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
 #include <zlib.h>
 #include <zstd.h>
 
+#include <array>
 #include <future>
 #include <mutex>
 #include <optional>
@@ -208,6 +213,72 @@ TEST_F(Http, LimitsBodiesAndHeaders) {
   const std::string long_header = "X-Long: " + std::string(20'000, 'x') + "\r\n";
   EXPECT_NE(status_of(Client(port_).ask("POST", "/echo", "", long_header)), 200);
   EXPECT_EQ(status_of(Client(port_).ask("POST", "/echo", "x")), 200);
+}
+
+/// A process that keeps `count` connections without a whole request: silent ones, ones that stop in
+/// a header or in a body, and ones that say a byte now and then. It ends when it is killed.
+pid_t start_crowd(int port, int count) {
+  const pid_t crowd = fork();
+  if (crowd != 0) return crowd;
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<std::uint16_t>(port));
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  std::vector<int> connections(static_cast<std::size_t>(count), -1);
+  for (int round = 0;; ++round) {
+    for (std::size_t k = 0; k < connections.size(); ++k) {
+      int& mine = connections[k];
+      const bool is_drop = k % 4 == 3;
+      if (mine >= 0 && !(is_drop && send(mine, "x", 1, MSG_NOSIGNAL | MSG_DONTWAIT) < 0)) continue;
+      if (mine >= 0) close(mine);
+      mine = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK, 0);
+      connect(mine, reinterpret_cast<sockaddr*>(&address), sizeof address);
+      usleep(200);
+      constexpr std::array<std::string_view, 4> kBegun = {
+          "", "POST /echo HTTP/1.1\r\nHost: t\r\nX-Long: ",
+          "POST /echo HTTP/1.1\r\nHost: t\r\nContent-Length: 9\r\n\r\n1", "P"};
+      send(mine, kBegun[k % 4].data(), kBegun[k % 4].size(), MSG_NOSIGNAL);
+    }
+    usleep(50'000);
+  }
+}
+
+TEST_F(Http, ConnectionsThatAskNothingKeepNobodyOut) {
+  add("POST", "/echo", echo());
+  add("POST", "/slow", [this](Request&&, const Responder& responder) {
+    server_.post_after(3, [responder] { responder.answer(200, "slow"); });
+  });
+  start();
+  rlimit before{};
+  getrlimit(RLIMIT_NOFILE, &before);
+  const rlimit few{200, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+  Client waiting(port_);
+  waiting.send("POST /slow HTTP/1.1\r\nHost: t\r\nContent-Length: 0\r\n\r\n");
+  const pid_t crowd = start_crowd(port_, 500);
+  const auto begun = std::chrono::steady_clock::now();
+  int answered = 0;
+  for (int asked = 0; asked < 20; ++asked) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    try {
+      answered += body_of(Client(port_).ask("POST", "/echo", "x")) == "x";
+    } catch (const std::runtime_error&) {
+      // The client is of this process and may find no descriptor either.
+    }
+  }
+  const auto took = std::chrono::steady_clock::now() - begun;
+  kill(crowd, SIGKILL);
+  waitpid(crowd, nullptr, 0);
+  EXPECT_EQ(body_of(waiting.answer()), "slow");
+  setrlimit(RLIMIT_NOFILE, &before);
+  // A client that comes in the same moment may be taken for one of them, and comes again.
+  EXPECT_GE(answered, 10);
+  EXPECT_LT(took, std::chrono::seconds(40));
 }
 
 TEST_F(Http, DrainsBeforeItEnds) {

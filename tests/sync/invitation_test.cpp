@@ -18,13 +18,13 @@ TEST(Invitation, KeepsEveryKindOfAddress) {
        {"127.0.0.1:4000", "node7:29500", "[::1]:29500", "[fe80::1%eth0]:29500"}) {
     Invitation invitation;
     invitation.endpoint = comm::parse_endpoint(endpoint, "test");
-    invitation.nonce = "a \"b\"";
+    invitation.secret = "a \"b\"";
     invitation.generation = 7;
     invitation.size = 5;
     const Invitation again = Invitation::from_text(invitation.to_text());
     EXPECT_EQ(again.endpoint, invitation.endpoint);
     EXPECT_EQ(again.endpoint.kind, invitation.endpoint.kind);
-    EXPECT_EQ(again.nonce, invitation.nonce);
+    EXPECT_EQ(again.secret, invitation.secret);
     EXPECT_EQ(again.options(3, comm::Seconds(1)).generation, 7);
     EXPECT_EQ(again.options(3, comm::Seconds(1)).size, 5);
   }
@@ -32,14 +32,14 @@ TEST(Invitation, KeepsEveryKindOfAddress) {
     EXPECT_THROW(Invitation::from_text(text), ConfigError) << text;
 }
 
-std::vector<comm::StandaloneMeeting> started(const std::string& other_nonce, double timeout_s) {
+std::vector<comm::StandaloneMeeting> started(const std::string& other_secret, double timeout_s) {
   comm::Listener listener(std::uint16_t{0});
   Invitation invitation{listener.local_endpoint(), "right", 0, 2};
   std::vector<comm::StandaloneMeeting> meetings;
   const comm::Seconds timeout(timeout_s);
   meetings.push_back(
       comm::StandaloneMeeting::start(invitation.options(0, timeout), std::move(listener)));
-  invitation.nonce = other_nonce;
+  invitation.secret = other_secret;
   meetings.push_back(comm::StandaloneMeeting::start(invitation.options(1, timeout)));
   return meetings;
 }

@@ -19,7 +19,7 @@ class MeetingPlace {
     options_.name = "weights";
     options_.endpoint = listener_.local_endpoint();
     options_.size = rollouts + 1;
-    options_.nonce = "test";
+    options_.secret = "test";
     options_.generation = generation;
     options_.timeout = comm::Seconds(timeout_s);
   }

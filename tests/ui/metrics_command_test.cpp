@@ -27,6 +27,18 @@ TEST(MetricsCommand, GetsEveryLineBeforeItIsWaitedFor) {
   EXPECT_EQ(files::read(file), expected);
 }
 
+TEST(MetricsCommand, DoesNotGetTheSecretOfTheJob) {
+  const TemporaryDirectory folder;
+  const auto file = folder / "environment";
+  setenv("HEDDLE_LAUNCH_SECRET", "of the job", 1);
+  setenv("HEDDLE_OTHER", "of the user", 1);
+  { MetricsCommand command("env > " + file.string()); }
+  unsetenv("HEDDLE_LAUNCH_SECRET");
+  unsetenv("HEDDLE_OTHER");
+  EXPECT_EQ(files::read(file).find("of the job"), std::string::npos);
+  EXPECT_NE(files::read(file).find("HEDDLE_OTHER=of the user"), std::string::npos);
+}
+
 TEST(MetricsCommand, ThatEndsOrDoesNotReadCostsNoRun) {
   MetricsCommand ended("exit 3");
   MetricsCommand missing("/no/such/program 2> /dev/null");

@@ -112,6 +112,10 @@ OpenRequest::~OpenRequest() {
   if (hang_up_ != nullptr) event_free(hang_up_);
 }
 
+int OpenRequest::descriptor() const {
+  return bufferevent_getfd(evhttp_connection_get_bufferevent(connection_));
+}
+
 void OpenRequest::watch() {
   evhttp_connection_set_closecb(
       connection_,
@@ -119,9 +123,8 @@ void OpenRequest::watch() {
   evhttp_request_set_on_complete_cb(
       request_, [](evhttp_request*, void* self) { static_cast<OpenRequest*>(self)->finish(); },
       this);
-  const auto descriptor = bufferevent_getfd(evhttp_connection_get_bufferevent(connection_));
   hang_up_ = event_new(
-      loop_.base(), descriptor, EV_CLOSED,
+      loop_.base(), descriptor(), EV_CLOSED,
       [](evutil_socket_t, short, void* self) { static_cast<OpenRequest*>(self)->cut(); }, this);
   event_add(hang_up_, nullptr);
 }

@@ -39,6 +39,8 @@ class OpenRequest : public std::enable_shared_from_this<OpenRequest> {
   void cut();
 
   EventLoop& loop() const { return loop_; }
+  /// The connection's.
+  int descriptor() const;
   const std::string& id() const { return id_; }
   std::chrono::steady_clock::time_point since() const { return since_; }
 

@@ -18,6 +18,7 @@
 #include "base/quote.h"
 #include "base/text.h"
 #include "serve/http/body.h"
+#include "serve/http/crowd.h"
 #include "serve/http/event_loop.h"
 #include "serve/http/exchange.h"
 #include "serve/http/work_queue.h"
@@ -106,6 +107,7 @@ class Server::Loop {
   }
   ~Loop() {
     worker_.reset();
+    crowd_.reset();
     for (const auto& [address, request] : std::exchange(open_, {})) request->cut();
     evhttp_free(http_);
   }
@@ -115,6 +117,11 @@ class Server::Loop {
     if (socket_ == nullptr)
       throw_error<ConfigError>("cannot listen on {} port {}: {}; --port takes another", host, port,
                                std::strerror(errno));
+    crowd_ = std::make_unique<Crowd>(loop_, evhttp_bound_socket_get_listener(socket_), [this] {
+      std::unordered_set<int> answered;
+      for (const auto& [address, request] : open_) answered.insert(request->descriptor());
+      return answered;
+    });
     sockaddr_storage address{};
     socklen_t size = sizeof address;
     getsockname(evhttp_bound_socket_get_fd(socket_), reinterpret_cast<sockaddr*>(&address), &size);
@@ -147,6 +154,7 @@ class Server::Loop {
       is_draining_ = true;
       drain_until_ = std::chrono::steady_clock::now() +
                      std::chrono::milliseconds(static_cast<std::int64_t>(options_.drain_s * 1000));
+      crowd_.reset();
       evhttp_del_accept_socket(http_, socket_);
       if (on_drain) on_drain();
     }
@@ -253,6 +261,7 @@ class Server::Loop {
   ServerOptions options_;
   evhttp* http_;
   evhttp_bound_socket* socket_ = nullptr;
+  std::unique_ptr<Crowd> crowd_;
   std::unordered_map<const OpenRequest*, std::shared_ptr<OpenRequest>> open_;
   Time drain_until_;
   std::unique_ptr<WorkQueue> worker_ = std::make_unique<WorkQueue>();

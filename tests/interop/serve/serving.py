@@ -21,11 +21,11 @@ class Server:
         self.model, self.data = model, data
         self.process, self.url, self.port = None, None, "0"
 
-    def start(self, *settings):
+    def start(self, *settings, stderr=None):
         self.process = subprocess.Popen(
             [HEDDLE, "serve", str(self.model), "--name", NAME, "--port", self.port, "--data-dir", str(self.data), "device.name=cpu",
              "device.threads=1", "serve.max_context=256", "serve.max_sequences=8", *settings],
-            stdout=subprocess.PIPE, text=True)
+            stdout=subprocess.PIPE, stderr=stderr, text=True)
         self.url = self.process.stdout.readline().strip()
         assert self.url.startswith("http://127.0.0.1:"), self.url
         self.port = self.url.rsplit(":", 1)[1]  # clients go on with a server that is started again
