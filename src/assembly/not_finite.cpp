@@ -73,4 +73,12 @@ std::string find_not_finite(ModelOnRanks& placed, const std::vector<std::int32_t
   return explain(is_normalized ? "the head" : "the final norm", ends);
 }
 
+std::string not_finite_parameter(const ModelOnRanks& placed) {
+  const ops::NoGradient guard;
+  for (const nn::Parameter* parameter : placed.model->parameters()) {
+    if (parameter->is_held() && !is_finite(parameter->owned())) return parameter->name();
+  }
+  return "";
+}
+
 }  // namespace heddle::assembly

@@ -13,4 +13,7 @@ namespace heddle::assembly {
 /// one rank; of a model on several ranks, which are at other things, it says no more than that.
 std::string find_not_finite(ModelOnRanks& placed, const std::vector<std::int32_t>& tokens);
 
+/// Name of the first parameter whose rows on this rank hold NaN or infinity; "" if there is none.
+std::string not_finite_parameter(const ModelOnRanks& placed);
+
 }  // namespace heddle::assembly

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "assembly/from_config.h"
+#include "assembly/not_finite.h"
 #include "base/errors.h"
 #include "base/files.h"
 #include "base/log.h"
@@ -93,8 +94,15 @@ Trainer::Trainer(const config::RunConfig& config, Observer& observer, const std:
 
 namespace {
 
-void require_finite(const StepInfo& info) {
+void require_finite(const StepInfo& info, const Setup& setup) {
   if (std::isfinite(info.loss) && std::isfinite(info.grad_norm)) return;
+  if (const std::string weight = assembly::not_finite_parameter(setup.placed); !weight.empty()) {
+    throw_error<Error>(
+        "step {}: the loss is {}, because {} holds NaN or infinity; nothing was updated. The run "
+        "needs weights that are finite: look at those of {}",
+        info.step, info.loss, weight,
+        setup.placed.source ? setup.placed.source->path().string() : "the start");
+  }
   throw_error<Error>(
       "step {}: the loss is {} and the gradient norm {}; nothing was updated. Lower optim.lr, "
       "check the data of this step, or resume from the last checkpoint with another train.seed",
@@ -214,7 +222,7 @@ StepInfo Trainer::train_step(TakenStep taken) {
   for (std::size_t i = 0; i < metrics.size(); ++i)
     info.metrics.set(*metrics[i], sums.metric_sums[i].item<double>() / divisors.loss);
   info.grad_norm = outcome.grad_norm;
-  require_finite(info);
+  require_finite(info, setup_);
   judge_norm(outcome, taken, info);
   last_end_ = std::chrono::steady_clock::now();
 

@@ -1,7 +1,6 @@
 #include "data/loader/loader.h"
 
 #include <algorithm>
-#include <chrono>
 #include <fstream>
 #include <set>
 
@@ -175,22 +174,6 @@ TEST_F(DatasetTest, NamesTheFirstBadLineOrSkipsAndCounts) {
   EXPECT_EQ(data->place(1233).line, 1236);
   lenient.reader.max_line_bytes = 40;
   EXPECT_GT(Dataset::open(lenient, *tokenizer_)->report().bad_rows, 100);
-}
-
-TEST_F(DatasetTest, AHugeFileOfNoRowsIsNamedAtOnce) {
-  // To hash a terabyte takes minutes; that its first row is none is seen at its start.
-  for (const auto& [name, begin] :
-       {std::pair{"zeros.jsonl", ""}, std::pair{"begun.jsonl", R"({"text": ")"},
-        std::pair{"list.json", "["}, std::pair{"zeros.csv", ""}, std::pair{"zeros.txt", ""},
-        std::pair{"blank.jsonl", "\n\n\n"}}) {
-    files::write_atomically(folder_ / name, begin);
-    std::filesystem::resize_file(folder_ / name, std::uintmax_t{1} << 40);
-    DatasetOptions dataset = options({});
-    dataset.files = {{(folder_ / name).string(), 1}};
-    const auto begun = std::chrono::steady_clock::now();
-    EXPECT_THAT(message_of([&] { Dataset::open(dataset, *tokenizer_); }), HasSubstr(name));
-    EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(20)) << name;
-  }
 }
 
 TEST_F(DatasetTest, ADataSetWithoutLossTokensIsAnError) {

@@ -1,13 +1,14 @@
 """The same numbers as transformers and peft, in both directions."""
 import json
 import pathlib
+import shutil
 
 import pytest
 import torch
 import transformers
 from conftest import heddle, read_rows, write_rows
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 SEEDS = {"moe": 300}
 LANGUAGE_MODELS = ["dense_tied", "dense_untied", "moe", "next", "nested", "qwen3", "qwen3_moe", "qwen3_vl"]
@@ -621,3 +622,18 @@ def test_template_arguments_equal_transformers(tmp_path):
         heddle("score", tmp_path / "model", "--input", source, "--output", tmp_path / "out.jsonl", "--template-arg",
                f"enable_thinking={json.dumps(value)}")
         assert read_rows(tmp_path / "out.jsonl")[0]["input_ids"] == tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.parametrize("kind, weight", [("dense_tied", "model.layers.2.mlp.down_proj.weight"), ("dense_untied", "lm_head.weight"),
+                                          ("moe", "model.layers.0.mlp.shared_expert.up_proj.weight"), ("dense_tied", "model.norm.weight")])
+def test_training_names_weights_that_are_not_finite(models, tmp_path, kind, weight):
+    shutil.copytree(models / kind, tmp_path / "model")
+    tensors = load_file(tmp_path / "model/model.safetensors")
+    tensors[weight].view(-1)[7] = float("nan")
+    save_file(tensors, tmp_path / "model/model.safetensors", metadata={"format": "pt"})
+    rows = write_rows(tmp_path / "train.jsonl", [{"input_ids": row} for row in token_rows((30, 20))])
+    result = heddle("sft", f"model.path={tmp_path / 'model'}", f"data.train={rows}", "train.max_steps=2", "log.report=false",
+                    f"train.output_dir={tmp_path / 'run'}", check=False)
+    assert result.returncode == 1
+    assert f"step 1: the loss is" in result.stderr and f"because {weight} holds NaN or infinity" in result.stderr
+    assert "optim.lr" not in result.stderr.splitlines()[-1]

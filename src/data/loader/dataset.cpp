@@ -210,14 +210,6 @@ std::shared_ptr<const TokenStore> open_cached(const fs::path& path) {
   return nullptr;
 }
 
-/// Refuses a file whose first row is none before all of it is hashed, which takes time with its
-/// size: one of zeros may have any.
-void require_first_row(const std::string& path, const DatasetOptions& options) {
-  if (options.bad_rows != BadRowPolicy::kError) return;
-  std::string row;
-  RecordReader::open(path, options.reader.max_line_bytes)->next(row);
-}
-
 /// "data.eval: ", what a message about the files begins with.
 std::string key_of(const DatasetOptions& options) {
   return options.files_key.empty() ? "" : options.files_key + ": ";
@@ -277,7 +269,6 @@ std::shared_ptr<const Dataset> Dataset::open(const DatasetOptions& options,
   hash::Hasher whole_key;
   for (const DataFile& file : options.files) {
     if (file.weight == 0) continue;
-    require_first_row(file.path, options);
     hash::Hasher hasher;
     const std::string key = hasher.add(hash::of_file(file.path))
                                 .add(renderer.fingerprint())

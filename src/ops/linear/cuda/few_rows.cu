@@ -15,7 +15,8 @@
 // - The norm of a: its weight is applied while a is read, and the rows' squares, which the warps
 //   see anyway, give the factor of the finished sum.
 // - SwiGLU: the low 8 of a CTA's 16 columns are columns of gate, the high 8 the same ones of up.
-// - Low-rank changes: the first CTAs of the launch make low = a A^T, 16 columns of up to 8 rows each,
+// - Low-rank changes: the first CTAs of the launch make low = a A^T, 16 columns of up to 8 rows
+// each,
 //   while the others sum up the wide products and wait for a count of the first ones before they
 //   multiply by B. CTAs start in the order of their numbers, and the first ones wait for nobody.
 //   Which rows have which A and B may stand in tables on the device, so that a recorded launch
