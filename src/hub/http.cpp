@@ -136,7 +136,7 @@ std::string unescaped(const std::string& text) {
   return {plain.get(), static_cast<std::size_t>(bytes)};
 }
 
-/// What is shown to the hub alone: no other address gets it.
+/// Proof of who asks, for the hub alone: no other address gets it.
 struct Credentials {
   std::string token, user;
 };

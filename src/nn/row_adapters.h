@@ -15,7 +15,7 @@ namespace heddle::nn {
 /// mixtures.
 struct RowAdapters {
   at::Tensor runs;        ///< See ops::LowRankSlots, which it names the slots of.
-  std::int64_t rank = 0;  ///< Of the lows, see there.
+  std::int64_t rank = 0;  ///< Columns of the lows, see there.
   /// The slots of each layer that a set changes.
   std::unordered_map<const Linear*, at::Tensor> layers;
   at::Tensor unchanged;  ///< Slots of a layer that none changes.

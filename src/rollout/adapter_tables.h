@@ -27,7 +27,7 @@ class AdapterTables {
   /// Gives every set a slot. True if layers came to be changed that were not, which recorded steps
   /// do not know.
   bool place(const Sets& sets);
-  // Of sets that have slots:
+  // For sets that have slots:
   /// Columns of the lows of their rows, see ops::LowRankSlots; 0 if all are the base model.
   std::int64_t rank_of(const Sets& sets) const;
   /// [N,4], see ops::LowRankSlots::runs, of so many rows; those beyond these sets' have none. N is
@@ -42,7 +42,7 @@ class AdapterTables {
   struct Slot {
     std::weak_ptr<const nn::AdapterSet> set;
     const nn::AdapterSet* address = nullptr;
-    std::int64_t rank = 0;  ///< Of its widest change.
+    std::int64_t rank = 0;  ///< Its widest change's.
     std::int64_t last_used = 0;
   };
   std::int64_t find(const std::shared_ptr<const nn::AdapterSet>& set) const;

@@ -74,8 +74,8 @@ class RecordedDecoding {
   struct Key {
     std::int64_t batch, longest;
     const nn::AdapterSet* set;  ///< All rows'; null where they have none, or tables say which.
-    std::int64_t rank;          ///< Of rows whose sets stand in tables; 0: none do.
-    std::int64_t runs;          ///< Of them, see AdapterTables.
+    std::int64_t rank;          ///< Widest of sets in tables; 0: there are none.
+    std::int64_t runs;          ///< Runs of such rows, see AdapterTables.
     bool draws;                 ///< Tokens are drawn in the graph.
     auto operator<=>(const Key&) const = default;
   };

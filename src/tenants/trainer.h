@@ -112,7 +112,7 @@ class Trainer {
   /// Adds the gradients of every work to those of its set, and gives its outputs. A work that
   /// check() refuses carries the reason in its result and leaves the others alone.
   std::vector<WorkResult> forward_backward(std::span<const Work> works);
-  /// Those of the last forward_backward().
+  /// Passes of the last forward_backward().
   const std::vector<PassShape>& last_passes() const;
   /// One update of a set from the gradients since its last one, which it clears; without gradients
   /// as from zeros.

@@ -111,7 +111,7 @@ struct SlotCase {
   Tensors y;                                  ///< [T,n] of each layer.
   std::vector<std::int64_t> of_row;           ///< Slot of each row; -1: none.
   std::vector<std::vector<Tensors>> factors;  ///< [layers][slots]: a and b; none: no change.
-  std::vector<double> scales;                 ///< Of the slots.
+  std::vector<double> scales;                 ///< Each slot's.
 
   /// `ranks` of each slot, the same for all layers but that a layer's number is skipped by slot
   /// `number`: that one leaves it as it is.

@@ -9,7 +9,7 @@ namespace heddle::ops {
 struct LinearPlace {
   static constexpr std::int64_t kOutside = -1;
   std::int64_t block = kOutside;  ///< Index of the block among those of the whole model.
-  bool is_router = false;         ///< Of a mixture: its outputs choose experts.
+  bool is_router = false;         ///< A mixture's: its outputs choose experts.
 };
 
 /// That of this thread.

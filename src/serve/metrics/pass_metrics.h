@@ -15,10 +15,10 @@ struct ModelPass {
   std::int64_t sets = 0;  ///< Different sets of adapters, the base model among them.
 };
 
-/// What waits for the model, and what it works on.
+/// Answers that wait for the model, and those that it works on.
 struct ModelQueue {
-  std::int64_t waiting = 0, running = 0;  ///< Answers.
-  std::int64_t jobs = 0;                  ///< Training, loading and saving that wait.
+  std::int64_t waiting = 0, running = 0;
+  std::int64_t jobs = 0;  ///< Training, loading and saving that wait.
 };
 
 /// Passes of the model and what waits for them. Calls may come from any thread.

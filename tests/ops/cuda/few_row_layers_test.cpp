@@ -99,7 +99,7 @@ TEST_F(GpuFewRowLayers, WithChangesEqualReference) {
                  {2, 64, {600, 8}, {16, 0}, true, false, false}});
 }
 
-/// Of rows whose changes stand in tables, like layers of their own: [rows], slots of three ranks.
+/// Rows whose changes stand in tables equal layers of their own: [rows], slots of three ranks.
 void expect_slot_layers(const LayersCase& c, const std::vector<std::int64_t>& ranks) {
   SCOPED_TRACE(std::to_string(c.rows) + " rows of " + std::to_string(c.depth));
   const KernelTable kernels =

@@ -12,7 +12,7 @@
 namespace heddle::ops::testing {
 namespace {
 
-/// Of one layer. Rows of up to 2,048 go through kernels of different widths.
+/// One layer's. Rows of up to 2,048 go through kernels of different widths.
 struct Sizes {
   std::int64_t hidden = 384, width = 128;
 };

@@ -43,11 +43,11 @@ using Vector = FewRowVector;
 
 struct Arguments {
   FewRowSum sums[kMostFewRowSums];
-  int first_block[kMostFewRowSums + 1];  ///< Of each sum, and how many there are.
+  int first_block[kMostFewRowSums + 1];  ///< Each sum's, and the number of all.
   int count, rows;
   FewRowNorm norm;
   FewRowSlots slots;
-  // Of the changes: their tiles of 16 columns of the lows, by the CTAs that make them.
+  // The changes' tiles of 16 columns of the lows, by the CTAs that make them:
   const void* x;
   int64_t x_stride;
   int depth, low_blocks;
@@ -67,7 +67,7 @@ struct Shared {
 
 /// Rows that have the same change.
 struct RunOfChange {
-  int which, first, rows;  ///< Of a gated sum's two changes; the rows.
+  int which, first, rows;  ///< Number of a gated sum's change; the rows.
   const bf16 *a, *b;
   int64_t a_stride, b_stride;
   int rank;
