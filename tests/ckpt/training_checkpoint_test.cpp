@@ -401,9 +401,9 @@ TEST_F(TrainingCheckpoints, AReadOnlyFolderIsAClearError) {
   const std::string nobody = geteuid() == 0 ? "65534" : "";
   std::filesystem::permissions(temporary_.path(), std::filesystem::perms(0755));
   std::filesystem::permissions(dir_, std::filesystem::perms(0555));
-  EXPECT_THAT(
-      SaveLoop(dir_, 2, nobody).line(),
-      AllOf(HasSubstr("error: cannot write to the folder"), HasSubstr("Permission denied")));
+  EXPECT_THAT(SaveLoop(dir_, 2, nobody).line(),
+              AllOf(HasSubstr("error: train.output_dir: cannot write to the folder"),
+                    HasSubstr("Permission denied")));
   std::filesystem::permissions(dir_, std::filesystem::perms(0755));
   EXPECT_EQ(latest_complete_checkpoint(dir_)->step, 1);
 }
