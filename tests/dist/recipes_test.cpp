@@ -43,7 +43,8 @@ class RecipeTest : public ::testing::Test {
     for (const std::string& word :
          runs_.overrides(name, model, {"train.max_steps=" + std::to_string(steps)})) {
       // A recipe's own subject stays.
-      if (!word.starts_with("train.global_batch_size") && !word.starts_with("data."))
+      if (!word.starts_with("train.global_batch_size") &&
+          !word.starts_with("train.micro_batch_tokens") && !word.starts_with("data."))
         words.push_back(word);
     }
     words.push_back("data.train=" +
