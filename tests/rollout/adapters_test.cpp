@@ -6,6 +6,8 @@
 #include <ATen/ops/sin.h>
 
 #include <map>
+#include <memory>
+#include <string>
 #include <tuple>
 
 #include "base/hash.h"
@@ -110,12 +112,14 @@ TEST_P(AdaptersOfRequests, DoNotSeeEachOther) {
 TEST_P(AdaptersOfRequests, ShareThePassesOfABatch) {
   Engine engine(placed_, nullptr, {.max_sequences = 8});
   fill(*placed_.adapters, 0);
-  AdapterSlots slots(placed_, *placed_.adapters, "tenant", 4);
+  std::vector<std::unique_ptr<AdapterSlots>> tenants;
   std::vector<std::shared_ptr<const Adapter>> adapters;
   for (const std::int64_t version : {1, 2, 3, 4}) {
-    adapters::LoraSet* const set = slots.free_set(engine);
+    const std::string name = "tenant " + std::to_string(version);
+    tenants.push_back(std::make_unique<AdapterSlots>(placed_, *placed_.adapters, name, 2));
+    adapters::LoraSet* const set = tenants.back()->free_set(engine);
     fill(*set, version);
-    adapters.push_back(slots.publish(engine, *set, version));
+    adapters.push_back(tenants.back()->publish(engine, *set, version));
   }
   // A step is one pass over the model.
   const auto passes_of = [&](std::size_t sets) {
