@@ -97,17 +97,19 @@ def test_metrics_are_text_that_prometheus_reads(server):
         name, labels, value = found.groups()
         family = re.sub(r"_(bucket|sum|count)$", "", name) if name not in types else name
         assert family in types, line
+        # Each set of labels but the bucket's own is a histogram.
+        series = (family, tuple(sorted(re.findall(r'(\w+)="([^"]*)"', re.sub(r'\ble="[^"]*"', "", labels or "")))))
         if name.endswith("_bucket"):
-            buckets.setdefault(family, []).append((re.search(r'le="([^"]*)"', labels).group(1), float(value)))
+            buckets.setdefault(series, []).append((re.search(r'\ble="([^"]*)"', labels).group(1), float(value)))
         elif name.endswith("_count") and types[family] == "histogram":
-            counts[family] = float(value)
+            counts[series] = float(value)
     assert types["vllm:time_to_first_token_seconds"] == "histogram" and buckets
     for kind in ("prompt", "decode"):
         assert re.search(r'^heddle_passes_total\{kind="%s",queued="launched"\} [1-9]' % kind, text, re.M), text
     assert types["heddle_pass_adapter_sets"] == "histogram" and types["heddle_queue_depth"] == "gauge"
-    for family, rows in buckets.items():
-        assert rows[-1] == ("+Inf", counts[family]), family
-        assert [count for _, count in rows] == sorted(count for _, count in rows), family
+    for series, rows in buckets.items():
+        assert rows[-1] == ("+Inf", counts[series]), series
+        assert [count for _, count in rows] == sorted(count for _, count in rows), series
 
 
 @pytest.mark.parametrize("path", ["/admin", "/admin/content", "/admin/state.json"])
