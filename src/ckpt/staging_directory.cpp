@@ -131,8 +131,8 @@ void check_output_directory(const Path& name, bool overwrite, const std::string&
     throw_error<ConfigError>("{} exists and is no folder", path.string());
   }
   if (!overwrite) {
-    throw_error<ConfigError>(
-        "{} exists and is not empty: give another folder, or ask to overwrite it", path.string());
+    throw_error<ConfigError>("{} exists and is not empty: give another folder, or --overwrite",
+                             path.string());
   }
   if (!std::filesystem::exists(path / expected_file, error)) {
     throw_error<ConfigError>(

@@ -1,4 +1,5 @@
-// The program itself where whoever reads its output leaves, and where files may not grow.
+// The program itself where whoever reads its output leaves, where files may not grow, and where its
+// folder is gone.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -57,6 +58,17 @@ TEST(FileSizes, ALimitIsAnErrorWithTheFilesNameAndNoSignal) {
   }
   EXPECT_EQ(limited("unlimited"), 0) << message(folder);
   EXPECT_TRUE(fs::exists(folder.at("run/final/model.safetensors")));
+}
+
+TEST(WorkingFolder, OneThatIsGoneIsNamed) {
+  const Folder folder;
+  const std::string gone = folder.at("gone");
+  EXPECT_EQ(status_of("mkdir '" + gone + "'; cd '" + gone + "'; rmdir '" + gone + "'; HEDDLE 2> '" +
+                          folder.at("stderr") + "'",
+                      {"--version"}),
+            2);
+  EXPECT_EQ(files::read(folder.at("stderr")),
+            "error: the working folder is gone: change to one that is there\n");
 }
 
 }  // namespace
