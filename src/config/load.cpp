@@ -58,6 +58,7 @@ std::string nearest_key(const std::string& key) {
 /// The value of an override: YAML, but that it is one value and has no comment, so that "runs/a #2"
 /// is whole. Throws YAML::Exception.
 YAML::Node override_value(const std::string& text) {
+  if (text == "-") return YAML::Node(text);  // standard input; in YAML a list begins with it
   const std::string_view trimmed = text::trim(text);
   const bool is_plain =
       !trimmed.empty() && std::string_view("[{\"'").find(trimmed.front()) == std::string_view::npos;

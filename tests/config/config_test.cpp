@@ -56,6 +56,7 @@ TEST(Config, AnOverrideIsOneValueWithoutComments) {
   };
   EXPECT_EQ(directory("runs/trial #2"), "runs/trial #2");
   EXPECT_EQ(directory("#2"), "#2");
+  EXPECT_EQ(directory("-"), "-");
   EXPECT_EQ(directory("runs/a#b"), "runs/a#b");
   EXPECT_EQ(directory("'runs/a #b'"), "runs/a #b");
   EXPECT_EQ(directory("\"runs/a\\tb\""), "runs/a\tb");
