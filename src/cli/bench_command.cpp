@@ -18,6 +18,7 @@
 #include "comm/launch_environment.h"
 #include "comm/world.h"
 #include "config/config.h"
+#include "models/registry.h"
 #include "ui/table.h"
 
 namespace heddle::cli {
@@ -344,15 +345,16 @@ void add_bench_command(CLI::App& app, Action& action) {
   command->add_flag("--check", options->check,
                     "gdn: errors of one sequence of --length tokens against double, no times");
   command->add_flag("--json", options->json, "One JSON object instead of a table");
-  command->footer(
+  command->footer(fmt::format(
       "model.dtype bfloat16 unless given; step: optimizer and clipping included, several ranks:\n"
       "heddle launch --nproc 2 -- bench step ... parallel.fsdp=2\n"
       "\n"
       "Examples:\n"
-      "  heddle bench step --preset qwen3.5-0.8b --batch 8 --length 4096 device=cuda "
+      "  heddle bench step --preset {0} --batch 8 --length 4096 device=cuda "
       "train.method=lora\n"
-      "  heddle bench generate --preset qwen3.5-0.8b --batch 64 --length 128 device=cuda\n"
-      "  heddle bench gdn --heads 16/32 --layout 28672+4096 device=cuda");
+      "  heddle bench generate --preset {0} --batch 64 --length 128 device=cuda\n"
+      "  heddle bench gdn --heads 16/32 --layout 28672+4096 device=cuda",
+      models::kSmallExample));
   command->callback([options, command, &action] {
     for (const CLI::Option* option : command->get_options()) {
       if (option->count() > 0 && !option->get_positional())

@@ -222,7 +222,7 @@ void add_doctor_command(CLI::App& app, Action& action) {
       ->type_name("FILE.yaml");
   command->add_option("overrides", options->overrides, "key=value, over the file")
       ->type_name("[key=value ...]");
-  command->footer(
+  command->footer(fmt::format(
       "Shows what this process may use (cores, memory, disk, accelerators), which libraries it "
       "loaded, which\n"
       "kernels this build holds for each operator, and for everything that is missing how to get "
@@ -236,9 +236,10 @@ void add_doctor_command(CLI::App& app, Action& action) {
       "  heddle doctor\n"
       "  heddle doctor --json > machine.json\n"
       "  heddle doctor --mesh run.yaml --ranks 64 parallel.tp=2 parallel.fsdp=auto\n"
-      "  heddle doctor --preset qwen3.5-27b --ranks 8 --hardware h200 --propose 5 parallel.tp=8\n"
-      "  heddle doctor --mesh run.yaml --preset qwen3.5-397b-a17b --ranks 1024 parallel.ep=64 "
-      "parallel.fsdp=auto");
+      "  heddle doctor --preset {} --ranks 8 --hardware h200 --propose 5 parallel.tp=8\n"
+      "  heddle doctor --mesh run.yaml --preset {} --ranks 1024 parallel.ep=64 "
+      "parallel.fsdp=auto",
+      models::kLargeExample, models::kLargestExample));
   command->callback([options, &action] {
     action = [options](const Session& session) {
       check(*options);

@@ -135,7 +135,7 @@ void add_export_command(CLI::App& app, Action& action) {
       "(lora), in the run's own head and dtype.\n"
       "\n"
       "Examples:\n"
-      "  heddle export Qwen3.5-0.8B --adapter runs/chat/final --output merged\n"
+      "  heddle export models/base --adapter runs/chat/final --output merged\n"
       "  heddle export runs/chat/checkpoints/step-00000200 --output step-200\n"
       "  heddle export merged --gguf --output merged.gguf");
   command->callback([options, &action] {

@@ -1,3 +1,5 @@
+#include <fmt/format.h>
+
 #include <CLI/CLI.hpp>
 #include <memory>
 #include <ostream>
@@ -92,7 +94,9 @@ int run(const InitOptions& options, const Session& session) {
 void add_init_command(CLI::App& app, Action& action) {
   auto options = std::make_shared<InitOptions>();
   CLI::App* command = app.add_subcommand("init", "Make a model directory with random weights");
-  command->add_option("--preset", options->preset, "A named shape (small-10m, qwen3.5-0.8b, ...)")
+  command
+      ->add_option("--preset", options->preset,
+                   fmt::format("A named shape (small-10m, {}, ...)", models::kSmallExample))
       ->type_name("NAME");
   command->add_option("--config", options->config, "Or a config.json of a text model")
       ->type_name("FILE");

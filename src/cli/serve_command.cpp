@@ -289,7 +289,7 @@ void add_serve_command(CLI::App& app, Action& action) {
   command->add_option("settings", options->settings, "serve.*, device.*, model.dtype, kernels.*")
       ->type_name("[key=value ...]");
   const CLI::App* keys = add_key_commands(*command, action);
-  command->footer(help_of_settings() + "\nExample:\n  heddle serve models/qwen --port 0");
+  command->footer(help_of_settings() + "\nExample:\n  heddle serve models/base --port 0");
   command->callback([options, keys, &action] {
     if (keys->parsed()) return;
     action = [options](const Session& session) { return serve_model(*options, session); };

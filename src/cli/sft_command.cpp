@@ -125,7 +125,7 @@ const std::vector<TrainingCommand>& training_commands() {
        "All keys: heddle config --reference\n"
        "\n"
        "Example:\n"
-       "  heddle sft run.yaml model.path=Qwen3.5-0.8B data.train=chat.jsonl train.method=lora",
+       "  heddle sft run.yaml model.path=models/base data.train=chat.jsonl train.method=lora",
        {}},
       {"pt",
        "Train on plain text (continued pretraining, or from `heddle init`)",

@@ -26,5 +26,8 @@ std::optional<GgufForm> gguf_form(const std::string& model_type);
 Json preset_json(const std::string& name);
 Config preset(const std::string& name);
 std::vector<std::string> preset_names();
+/// Presets that the examples of help texts name: small, of one machine, and of many.
+inline constexpr const char *kSmallExample = "qwen3.5-0.8b", *kLargeExample = "qwen3.5-27b",
+                            *kLargestExample = "qwen3.5-397b-a17b";
 
 }  // namespace heddle::models

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::int64_t kRankStep = 16;
 
-/// As ops::LowRankSlots wants factors, rows of them in 16 bytes.
+/// Whether the factors are as ops::LowRankSlots wants them, rows in steps of 16 bytes.
 bool fits(const nn::Parameter& a, const nn::Parameter& b) {
   const auto lies_well = [](const at::Tensor& factor) {
     return factor.scalar_type() == at::kBFloat16 && factor.is_contiguous() &&

@@ -33,7 +33,7 @@ class AdapterTables {
   /// [N,4], see ops::LowRankSlots::runs, of so many rows; those beyond these sets' have none. N is
   /// a power of two: one recorded step serves mixtures of about as many runs.
   at::Tensor runs(const Sets& sets, std::int64_t rows) const;
-  /// As they are now, for runs that are filled in later.
+  /// The tables as they are now, for runs that are filled in later.
   nn::RowAdapters adapters(const at::Tensor& runs, std::int64_t rank) const;
   /// After factors may have moved.
   void forget();

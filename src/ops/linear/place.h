@@ -12,7 +12,7 @@ struct LinearPlace {
   bool is_router = false;         ///< A mixture's: its outputs choose experts.
 };
 
-/// That of this thread.
+/// The place where this thread computes.
 const LinearPlace& linear_place();
 
 /// Sets it for as long as it lives. A backward runs later, perhaps on another thread: whoever hangs
