@@ -1,5 +1,5 @@
-// Arguments of the products of a few rows, and their low-rank changes: which rows have which, and the
-// CTAs that make the lows (few_rows.cu says how the launch goes).
+// Arguments of the products of a few rows, and their low-rank changes: which rows have which, and
+// the CTAs that make the lows (few_rows.cu says how the launch goes).
 #pragma once
 
 #include "ops/cuda/dependent_launch.cuh"

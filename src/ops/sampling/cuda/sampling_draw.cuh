@@ -1,5 +1,5 @@
-// A token drawn by the CTA of a row: from all of it, or from the tokens that its cuts keep (sampling.cu
-// says how the launches go).
+// A token drawn by the CTA of a row: from all of it, or from the tokens that its cuts keep
+// (sampling.cu says how the launches go).
 #pragma once
 
 #include "ops/sampling/cuda/sampling_parts.cuh"

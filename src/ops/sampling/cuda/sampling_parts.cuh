@@ -1,5 +1,5 @@
-// Rows of logits in chunks, what is found of a chunk, and reductions over a CTA (sampling.cu says how
-// the launches go).
+// Rows of logits in chunks, what is found of a chunk, and reductions over a CTA (sampling.cu says
+// how the launches go).
 #pragma once
 
 #include "ops/cuda/vector.cuh"
