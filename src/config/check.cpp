@@ -137,6 +137,11 @@ class Checker {
            fmt::format("expected 1 to rollout.max_new_tokens {} with rl.overlong punish, found {}",
                        c_.rollout.max_new_tokens, rl.overlong_buffer));
     }
+    if (rl.replays_experts() && !c_.train.router_replay.empty()) {
+      fail("train.router_replay",
+           "takes experts from files, and rl.router_replay those of generation: expected "
+           "rl.router_replay off, or no folder");
+    }
     if (rl.correction.rs_bounds[0] > rl.correction.rs_bounds[1])
       fail("rl.correction.rs_bounds", "the first bound is the lower one");
     if (rl.update_mode == UpdateMode::kPin) {

@@ -25,6 +25,11 @@ constexpr auto names_of(UpdateMode) { return spelled("recompute", "wait", "abort
 enum class OldLogprobs { kRollout, kRecompute };
 constexpr auto names_of(OldLogprobs) { return spelled("rollout", "recompute"); }
 
+/// Experts that the trainer takes for a completion's tokens: those of its own router, or those that
+/// generation chose. Auto: the latter for models with experts in mode async.
+enum class RouterReplay { kAuto, kOff, kR3 };
+constexpr auto names_of(RouterReplay) { return spelled("auto", "off", "r3"); }
+
 enum class Overlong { kOff, kPunish, kMask };
 constexpr auto names_of(Overlong) { return spelled("off", "punish", "mask"); }
 
@@ -78,6 +83,7 @@ struct RlSection {
   std::int64_t groups_per_step = 32, samples_per_group = 8;
   std::int64_t max_inflight_groups = 0;
   OldLogprobs old_logprobs = OldLogprobs::kRollout;
+  RouterReplay router_replay = RouterReplay::kAuto;
   Overlong overlong = Overlong::kOff;
   std::int64_t overlong_buffer = 0;
   double overlong_penalty = 1;
@@ -91,6 +97,11 @@ struct RlSection {
 
   /// Other ranks than the trainer's generate.
   bool is_disaggregated() const { return rollout_ranks > 0; }
+  /// Asks for the choices of generation; a model without experts has none.
+  bool replays_experts() const {
+    return router_replay == RouterReplay::kR3 ||
+           (router_replay == RouterReplay::kAuto && mode == RlMode::kAsync);
+  }
   /// Versions that a token may be old when it is trained on.
   std::int64_t staleness() const { return mode == RlMode::kSync ? 0 : max_staleness; }
 };

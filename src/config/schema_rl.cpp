@@ -34,6 +34,10 @@ Section rl_section() {
       .key("old_logprobs", &RlSection::old_logprobs,
            "anchor of the ratio: the policy that drew the tokens, or the weights before the step; "
            "with the latter rl.correction.is weighs the difference")
+      .key("router_replay", &RlSection::router_replay,
+           "experts that completions are trained with: off: those of the trainer's own router, r3: "
+           "those that generation chose, with the weights that the router gives them; auto: r3 for "
+           "models with experts in mode async")
       .key("overlong", &RlSection::overlong,
            "completions near the length limit: a penalty, or truncated ones leave the loss but not "
            "their group's mean")

@@ -1,8 +1,12 @@
 #include "rl/experience.h"
 
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+
 #include <algorithm>
 #include <numeric>
 
+#include "base/errors.h"
 #include "base/rng.h"
 #include "objective/advantages.h"
 
@@ -39,10 +43,11 @@ std::vector<std::vector<std::size_t>> pack(const std::vector<std::int64_t>& leng
 }  // namespace
 
 Experience::Experience(const config::RunConfig& config, const Prompts& prompts,
-                       const std::vector<Group>& groups)
-    : config_(config), first_cursor_(groups.front().cursor) {
+                       const std::vector<Group>& groups, std::int64_t expert_width)
+    : config_(config), first_cursor_(groups.front().cursor), expert_width_(expert_width) {
   for (std::size_t g = 0; g < groups.size(); ++g) {
     const std::vector<std::int32_t>& prompt = prompts.row(groups[g].row).tokens;
+    if (expert_width > 0) require_experts(groups[g], std::ssize(prompt));
     for (const Trajectory& trajectory : groups[g].trajectories) {
       rows_.push_back({&trajectory, g, std::ssize(prompt)});
       std::vector<std::int32_t>& tokens = tokens_.emplace_back(prompt);
@@ -57,6 +62,33 @@ Experience::Experience(const config::RunConfig& config, const Prompts& prompts,
       }
     }
   }
+}
+
+void Experience::require_experts(const Group& group, std::int64_t prompt) const {
+  for (std::size_t i = 0; i < group.trajectories.size(); ++i) {
+    const Trajectory& trajectory = group.trajectories[i];
+    const std::int64_t found = std::ssize(trajectory.experts) / expert_width_,
+                       expected = prompt + std::ssize(trajectory.tokens) - 1;
+    if (found == expected && std::ssize(trajectory.experts) % expert_width_ == 0) continue;
+    throw InternalError(
+        fmt::format("group {}, completion {}: experts of {} tokens are known, expected {}: those "
+                    "of tokens {} to {} are missing",
+                    group.cursor, i, found, expected, found, expected - 1));
+  }
+}
+
+at::Tensor Experience::experts_of(const std::vector<std::size_t>& rows) const {
+  std::vector<at::Tensor> parts;
+  for (const std::size_t i : rows) {
+    const std::vector<std::uint16_t>& experts = rows_[i].trajectory->experts;
+    at::Tensor part = at::empty({length(i), expert_width_}, at::kShort);
+    auto* const numbers = part.mutable_data_ptr<std::int16_t>();
+    std::copy(experts.begin(), experts.end(), numbers);
+    // Nothing follows from the last token; it takes those of the one before.
+    std::copy(experts.end() - expert_width_, experts.end(), numbers + experts.size());
+    parts.push_back(std::move(part));
+  }
+  return at::cat(parts).t().contiguous();
 }
 
 bool Experience::is_masked(const Trajectory& trajectory) const {
@@ -200,7 +232,8 @@ data::Step Experience::step(std::int64_t number, std::int64_t rank, std::int64_t
     std::vector<data::SequenceView> views;
     for (const std::size_t i : bins[b])
       views.push_back({tokens_[i], labels_[i], weights_[i], static_cast<std::int64_t>(i), 0});
-    step.micro_batches.push_back(data::Batch::from_sequences(views));
+    data::Batch& batch = step.micro_batches.emplace_back(data::Batch::from_sequences(views));
+    if (expert_width_ > 0 && !views.empty()) batch.experts = experts_of(bins[b]);
   }
   return step;
 }

@@ -16,8 +16,10 @@ namespace heddle::rl {
 /// order.
 class Experience {
  public:
+  /// `expert_width`: experts that a token of the trajectories names, see rollout::expert_width; 0:
+  /// the trainer's routers choose. Throws InternalError for a trajectory that lacks some.
   Experience(const config::RunConfig& config, const Prompts& prompts,
-             const std::vector<Group>& groups);
+             const std::vector<Group>& groups, std::int64_t expert_width = 0);
 
   /// [rows][tokens] log-probabilities by the reference of each token given those before it; entry 0
   /// of a row is not read.
@@ -40,6 +42,9 @@ class Experience {
     std::size_t group;
     std::int64_t prompt;  ///< Its tokens.
   };
+  void require_experts(const Group& group, std::int64_t prompt) const;
+  /// Those of the rows of a micro-batch, see data::Batch.
+  at::Tensor experts_of(const std::vector<std::size_t>& rows) const;
   std::int64_t length(std::size_t row) const { return std::ssize(tokens_[row]); }
   bool is_masked(const Trajectory& trajectory) const;
   double penalty_of(const Trajectory& trajectory) const;
@@ -51,7 +56,7 @@ class Experience {
   std::vector<std::vector<double>> returns(const std::vector<double>& rewards) const;
 
   const config::RunConfig& config_;
-  std::int64_t first_cursor_;
+  std::int64_t first_cursor_, expert_width_;
   std::vector<Row> rows_;
   std::vector<std::vector<std::int32_t>> tokens_, labels_;
   std::vector<std::vector<float>> weights_;

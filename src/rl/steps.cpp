@@ -13,6 +13,7 @@
 #include "rl/step_report.h"
 #include "rl/turns.h"
 #include "rollout/answers.h"
+#include "rollout/experts.h"
 
 namespace heddle::rl {
 namespace {
@@ -109,6 +110,11 @@ Steps::Steps(const config::RunConfig& config, train::Setup& setup, objective::Po
                             {comm::content_fact("data.train", prompts_.key(),
                                                 fmt::format("{} prompts", prompts_.size()))});
   }
+  if (config.rl.replays_experts()) {
+    expert_width_ = rollout::expert_width(setup.placed.model->config());
+    if (expert_width_ == 0 && config.rl.router_replay == config::RouterReplay::kR3)
+      throw ConfigError("rl.router_replay: r3 is for models with experts, and this one has none");
+  }
   batch_.state = {{"next_cursor", 0}, {"pending", nlohmann::json::array()}};
   if (config.rl.is_disaggregated()) {
     source_ = std::make_unique<RemoteGeneration>(config, setup.placed, prompts_);
@@ -144,7 +150,7 @@ std::optional<data::Step> Steps::next() {
   batch_ = source_->next();
   record_fates();
   if (batch_.groups.empty()) return std::nullopt;
-  Experience experience(config_, prompts_, batch_.groups);
+  Experience experience(config_, prompts_, batch_.groups, expert_width_);
   if (config_.rl.reference.kl_coef > 0) experience.set_reference(reference_scores(experience));
   policy_.set_rows(experience.policy_rows());
   const comm::Mesh& mesh = setup_.placed.context.mesh;

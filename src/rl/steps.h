@@ -48,8 +48,9 @@ class Steps : public train::StepSource {
   std::unique_ptr<Ledger> ledger_;  ///< On rank 0.
   /// A frozen copy of the model as the run began; null where adapters leave the base model so.
   std::unique_ptr<assembly::ModelOnRanks> reference_;
-  std::int64_t done_ = 0;  ///< Steps given.
-  Batch batch_;            ///< For the step under way.
+  std::int64_t done_ = 0;          ///< Steps given.
+  std::int64_t expert_width_ = 0;  ///< See Experience.
+  Batch batch_;                    ///< For the step under way.
 };
 
 /// The subject of `heddle rl`.

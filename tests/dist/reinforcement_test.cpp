@@ -119,6 +119,55 @@ TEST_F(ReinforcementTest, StalenessIsBoundedInEveryLayout) {
   }
 }
 
+TEST_F(ReinforcementTest, ExpertsOfGenerationAreTrainedInEveryLayout) {
+  // With updates in between the router chooses others than those that drew a token.
+  const auto run = [&](const std::string& name, int ranks, Words more) {
+    Words settings = {"model.dtype=float64",
+                      "rl.mode=async",
+                      "rl.max_staleness=2",
+                      "rl.update_mode=keep",
+                      "optim.lr=3e-2",
+                      "rollout.max_sequences=5",
+                      "rollout.max_new_tokens=12",
+                      "model.path=" + (runs_.directory() / "moe").string()};
+    settings.insert(settings.end(), more.begin(), more.end());
+    EXPECT_EQ(train(name, ranks, settings), 0) << runs_.printed(name);
+    return metrics(name);
+  };
+  const auto stale = run("r3", 0, {}), own = run("own", 0, {"rl.router_replay=off"});
+  ASSERT_EQ(stale.size(), 5u);
+  ASSERT_EQ(own.size(), 5u);
+  double differs = 0;
+  for (std::size_t i = 0; i < stale.size(); ++i) {
+    differs = std::max(differs, std::abs(stale[i].at("mismatch_abs_mean").get<double>() -
+                                         own[i].at("mismatch_abs_mean").get<double>()));
+  }
+  EXPECT_GT(differs, 1e-3);
+  // Two data ranks finish completions in another order than one, so that others are stale. In mode
+  // sync none is.
+  const Words in_turn = {"rl.mode=sync", "rl.router_replay=r3"};
+  const auto sync = run("in-turn", 0, in_turn);
+  const struct {
+    const char* name;
+    Words settings;
+    bool is_sync;
+  } layouts[] = {{"experts", {"parallel.fsdp=2", "parallel.ep=2", in_turn[0], in_turn[1]}, true},
+                 {"tensors", {"parallel.tp=2"}, false},
+                 {"stages", {"parallel.pp=2", "train.recompute=full"}, false}};
+  for (const auto& [name, settings, is_sync] : layouts) {
+    const auto& one = is_sync ? sync : stale;
+    const auto found = run(name, 2, settings);
+    ASSERT_EQ(found.size(), one.size()) << name;
+    for (std::size_t i = 0; i < one.size(); ++i) {
+      for (const char* figure : {"loss", "grad_norm", "mismatch_abs_mean"}) {
+        const double expected = one[i].at(figure);
+        EXPECT_NEAR(found[i].at(figure).get<double>(), expected, 1e-8 * (1 + std::abs(expected)))
+            << name << " " << i << " " << figure;
+      }
+    }
+  }
+}
+
 TEST_F(ReinforcementTest, WrongNumbersOfRanksAreRefused) {
   EXPECT_EQ(train("alone", 0, {"rl.rollout_ranks=1"}), 2);
   EXPECT_NE(runs_.printed("alone").find("heddle launch --nproc 2"), std::string::npos)

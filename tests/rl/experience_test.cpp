@@ -6,6 +6,7 @@
 #include <set>
 
 #include "config/config.h"
+#include "testing/message_of.h"
 #include "testing/paths.h"
 #include "testing/temporary_directory.h"
 
@@ -60,6 +61,51 @@ class ExperienceTest : public ::testing::Test {
   testing::TemporaryDirectory dir_;
   std::shared_ptr<const data::Tokenizer> tokenizer_;
 };
+
+TEST_F(ExperienceTest, ExpertsStandAtTheTokensThatChoseThem) {
+  const config::RunConfig run = config({"data.max_length=32", "train.micro_batch_tokens=32"});
+  const Prompts all = prompts(run);
+  std::vector<Group> batch = groups();
+  constexpr std::int64_t kWidth = 6;
+  const auto chosen = [](std::size_t row, std::int64_t token, std::int64_t entry) {
+    return static_cast<std::uint16_t>(100 * (static_cast<std::int64_t>(row) + 1) + 7 * token +
+                                      entry);
+  };
+  std::vector<std::int64_t> lengths;
+  for (std::size_t i = 0; i < 4; ++i) {
+    Trajectory& trajectory = batch[i / 2].trajectories[i % 2];
+    lengths.push_back(std::ssize(all.row(batch[i / 2].row).tokens) + std::ssize(trajectory.tokens));
+    for (std::int64_t t = 0; t + 1 < lengths[i]; ++t) {
+      for (std::int64_t e = 0; e < kWidth; ++e) trajectory.experts.push_back(chosen(i, t, e));
+    }
+  }
+  const data::Step step = Experience(run, all, batch, kWidth).step(0, 0, 1);
+  ASSERT_GT(step.micro_batches.size(), 1u);
+  std::size_t rows = 0;
+  for (const data::Batch& micro : step.micro_batches) {
+    ASSERT_EQ(micro.experts.sizes(), (std::vector{kWidth, micro.size()}));
+    for (std::size_t s = 0; s < micro.row_ids.size(); ++s, ++rows) {
+      const auto row = static_cast<std::size_t>(micro.row_ids[s]);
+      for (std::int64_t t = 0; t < lengths[row]; ++t) {
+        // The last token's are those of the one before.
+        const std::int64_t from = std::min(t, lengths[row] - 2);
+        for (std::int64_t e = 0; e < kWidth; ++e) {
+          EXPECT_EQ(micro.experts[e][micro.cu_seqlens_host[s] + t].item<std::int64_t>(),
+                    chosen(row, from, e));
+        }
+      }
+    }
+  }
+  EXPECT_EQ(rows, 4u);
+
+  EXPECT_FALSE(Experience(run, all, batch).step(0, 0, 1).micro_batches[0].experts.defined());
+  std::vector<std::uint16_t>& experts = batch[1].trajectories[1].experts;
+  experts.resize(experts.size() - kWidth);
+  EXPECT_NE(testing::message_of([&] {
+              Experience(run, all, batch, kWidth);
+            }).find("group 1, completion 1: experts of"),
+            std::string::npos);
+}
 
 TEST_F(ExperienceTest, ColumnsStandAtTheLabelsOfTheCompletion) {
   const config::RunConfig run = config();
