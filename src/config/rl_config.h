@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/named_enum.h"
+#include "config/schedule.h"
 #include "objective/advantage.h"
 #include "objective/policy_options.h"
 #include "reward/combine.h"
@@ -45,7 +46,7 @@ struct RlAlgorithm {
   double sapo_tau_positive = 1, sapo_tau_negative = 1.05;
   double dppo_cap = 20, dppo_delta = 0.2;
   double dro_beta = 0.05;
-  double gamma = 1;
+  double gamma = 1, lambda = 1;
 };
 
 struct RlCorrection {
@@ -61,6 +62,17 @@ struct RlReference {
   KlWhere kl_where = KlWhere::kLoss;
   objective::KlForm kl_form = objective::KlForm::kK3;
   bool kl_ratio_weighted = false;
+};
+
+/// Optimizer of the critic, and the loss of its values; for the rest optim.* are its too.
+struct RlCritic {
+  double lr = 1e-5;
+  Schedule schedule = Schedule::kConstant;
+  std::int64_t lr_warmup_steps = 0;
+  double clip_norm = 1;
+  std::int64_t updates = 1;
+  double clip = 0.5;
+  std::int64_t warmup_steps = 0;
 };
 
 struct RlReward {
@@ -93,8 +105,10 @@ struct RlSection {
   RlAlgorithm algorithm;
   RlCorrection correction;
   RlReference reference;
+  RlCritic critic;
   RlReward reward;
 
+  bool has_critic() const { return algorithm.advantage == objective::Advantage::kGae; }
   /// Other ranks than the trainer's generate.
   bool is_disaggregated() const { return rollout_ranks > 0; }
   /// Asks for the choices of generation; a model without experts has none.

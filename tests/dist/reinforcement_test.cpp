@@ -168,6 +168,53 @@ TEST_F(ReinforcementTest, ExpertsOfGenerationAreTrainedInEveryLayout) {
   }
 }
 
+TEST_F(ReinforcementTest, CriticIsTheSameInEveryLayout) {
+  const auto run = [&](const std::string& name, int ranks, Words more) {
+    Words settings = {"model.dtype=float64",      "rl.algorithm.advantage=gae",
+                      "rl.critic.lr=1e-2",        "rl.algorithm.lambda=0.9",
+                      "rl.critic.warmup_steps=1", "optim.schedule=constant"};
+    settings.insert(settings.end(), more.begin(), more.end());
+    EXPECT_EQ(train(name, ranks, settings), 0) << runs_.printed(name);
+    return metrics(name);
+  };
+  const Words lora = {"train.method=lora", "adapter.rank=4"};
+  const struct {
+    const char* name;
+    int ranks;
+    Words settings;
+    bool is_lora;
+  } layouts[] = {{"sharded", 2, {"parallel.fsdp=2"}, false},
+                 {"tensors", 2, {"parallel.tp=2"}, false},
+                 {"stages", 2, {"parallel.pp=2", "train.recompute=full"}, false},
+                 {"apart", 2, {"rl.rollout_ranks=1"}, false},
+                 {"adapted", 2, {"parallel.fsdp=2", "train.method=lora", "adapter.rank=4"}, true}};
+  const auto full = run("one", 0, {}), adapted = run("one-adapted", 0, lora);
+  ASSERT_EQ(full.size(), 5u);
+  EXPECT_EQ(full[0].at("lr"), 0);
+  for (const auto& [name, ranks, settings, is_lora] : layouts) {
+    const auto& one = is_lora ? adapted : full;
+    const auto found = run(name, ranks, settings);
+    ASSERT_EQ(found.size(), one.size()) << name;
+    for (std::size_t i = 0; i < one.size(); ++i) {
+      for (const char* figure :
+           {"loss", "grad_norm", "value_loss", "explained_variance", "critic_grad_norm"}) {
+        const double expected = one[i].at(figure);
+        EXPECT_NEAR(found[i].at(figure).get<double>(), expected, 1e-8 * (1 + std::abs(expected)))
+            << name << " " << i << " " << figure;
+      }
+    }
+  }
+  // Another layout goes on from what this one saved.
+  const Words half = {"train.max_steps=3"};
+  run("parts", 0, half);
+  run("parts", 2, {"parallel.fsdp=2"});
+  const auto parts = metrics("parts");
+  ASSERT_EQ(parts.size(), 5u);
+  EXPECT_NEAR(parts[4].at("value_loss").get<double>(), full[4].at("value_loss").get<double>(),
+              1e-8);
+  EXPECT_NEAR(parts[4].at("loss").get<double>(), full[4].at("loss").get<double>(), 1e-8);
+}
+
 TEST_F(ReinforcementTest, WrongNumbersOfRanksAreRefused) {
   EXPECT_EQ(train("alone", 0, {"rl.rollout_ranks=1"}), 2);
   EXPECT_NE(runs_.printed("alone").find("heddle launch --nproc 2"), std::string::npos)

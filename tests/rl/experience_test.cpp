@@ -6,6 +6,7 @@
 #include <set>
 
 #include "config/config.h"
+#include "objective/advantages.h"
 #include "testing/message_of.h"
 #include "testing/paths.h"
 #include "testing/temporary_directory.h"
@@ -246,6 +247,58 @@ TEST_F(ExperienceTest, KlInTheRewardLowersIt) {
   const std::size_t first = all.row(0).tokens.size() - 1;
   EXPECT_GT(rows[0].advantages[first], rows[0].advantages[first + 2]);
   EXPECT_TRUE(rows[0].reference.empty());
+}
+
+TEST_F(ExperienceTest, GaeComparesTokensWithTheCriticsValues) {
+  const config::RunConfig run = config({"rl.algorithm.advantage=gae", "rl.algorithm.gamma=0.9",
+                                        "rl.algorithm.lambda=0.8", "rl.overlong=mask"});
+  const Prompts all = prompts(run);
+  std::vector<Group> batch = groups();
+  // The second token of the last completion was told, not drawn.
+  batch[1].trajectories[1].sampled = {1, 0, 1, 1, 1};
+  Experience experience(run, all, batch);
+  std::vector<std::vector<double>> values;
+  for (const auto& tokens : experience.tokens()) {
+    std::vector<double>& row = values.emplace_back();
+    for (std::size_t t = 0; t < tokens.size(); ++t) row.push_back(0.1 * static_cast<double>(t));
+  }
+  experience.set_values(values);
+  const std::vector<objective::PolicyRow> policy = experience.policy_rows();
+  const std::vector<objective::ValueRow> critic = experience.value_rows();
+  std::vector<double> expected, found;
+  double mean_return = 0, mean_error = 0;
+  std::vector<double> returns, errors;
+  for (std::size_t i = 0; i < 4; ++i) {
+    const Trajectory& trajectory = batch[i / 2].trajectories[i % 2];
+    const std::size_t first = all.row(batch[i / 2].row).tokens.size() - 1;
+    double next_value = 0, next = 0;
+    for (std::size_t t = trajectory.tokens.size(); t-- > 0;) {
+      if (!trajectory.is_sampled(t)) continue;
+      const double reward = t + 1 == trajectory.tokens.size() ? trajectory.reward : 0,
+                   value = values[i][first + t];
+      next = reward + 0.9 * next_value - value + 0.9 * 0.8 * next;
+      next_value = value;
+      EXPECT_NEAR(critic[i].returns[first + t], next + value, 1e-12) << i << " " << t;
+      // The truncated completion is in no loss.
+      if (i == 1) continue;
+      expected.push_back(next);
+      found.push_back(policy[i].advantages[first + t]);
+      returns.push_back(next + value);
+      errors.push_back(next);
+    }
+    EXPECT_EQ(critic[i].old, values[i]);
+  }
+  objective::whiten(expected, std::vector<double>(expected.size(), 1));
+  for (std::size_t k = 0; k < expected.size(); ++k) EXPECT_NEAR(found[k], expected[k], 1e-9) << k;
+  const auto n = static_cast<double>(returns.size());
+  double variance = 0, left = 0;
+  for (std::size_t k = 0; k < returns.size(); ++k)
+    mean_return += returns[k] / n, mean_error += errors[k] / n;
+  for (std::size_t k = 0; k < returns.size(); ++k) {
+    variance += (returns[k] - mean_return) * (returns[k] - mean_return);
+    left += (errors[k] - mean_error) * (errors[k] - mean_error);
+  }
+  EXPECT_NEAR(experience.explained_variance(), 1 - left / variance, 1e-9);
 }
 
 TEST_F(ExperienceTest, PromptsNameTheRowThatIsWrong) {
