@@ -27,7 +27,9 @@ struct TokenTiles {
   const int32_t* ends;  ///< [experts], of the rows of each.
   int experts;
 
-  __device__ __forceinline__ static int tiles_of(int rows) { return (rows + kTokens - 1) / kTokens; }
+  __device__ __forceinline__ static int tiles_of(int rows) {
+    return (rows + kTokens - 1) / kTokens;
+  }
   __device__ __forceinline__ static int steps_of(int rows) { return (rows + kStep - 1) / kStep; }
   __device__ __forceinline__ static int begin_of(const int32_t* ends, int expert) {
     return expert == 0 ? 0 : ends[expert - 1];
@@ -87,7 +89,8 @@ struct TokenTiles {
         high = middle - 1;
       }
     }
-    const int expert = table[low] & ((1 << kExpertBits) - 1), index = tile - (table[low] >> kExpertBits);
+    const int expert = table[low] & ((1 << kExpertBits) - 1),
+              index = tile - (table[low] >> kExpertBits);
     const int begin = begin_of(ends, expert), rows = ends[expert] - begin;
     // Equal parts in units of kStep.
     const int steps = steps_of(rows), tiles = tiles_of(rows), each = steps / tiles,
