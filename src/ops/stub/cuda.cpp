@@ -1,5 +1,6 @@
 // A build without the CUDA back end (cmake --preset cuda has it) offers no kernel of it.
 #include "ops/builtin.h"
+#include "ops/grouped_low_rank/in_products.h"
 #include "ops/linear/few_row_layers.h"
 #include "ops/linear/few_row_lows.h"
 #include "ops/optimizer_step/kernels.h"
@@ -12,6 +13,16 @@ Tensors few_row_layers(const KernelTable&, const FewRowLayers&) { return {}; }
 
 Tensors few_row_lows(const Linear::Functions&, const at::Tensor&, const Tensors&,
                      const std::vector<double>&) {
+  return {};
+}
+
+Tensors outputs_with_lows(const Linear::Functions&, const std::vector<Products>&, const at::Tensor&,
+                          const at::Tensor&, const LowRankGroups&) {
+  return {};
+}
+
+at::Tensor input_gradient_with_lows(const Linear::Functions&, const Products&, const at::Tensor&,
+                                    const LowRankGroups&) {
   return {};
 }
 
