@@ -194,7 +194,7 @@ at::Tensor Product::backward(const Tensors& grads) const {
   // The change of a single segment is one more term of the same product.
   const bool is_term = is_one && !drops(segments[0].layers);
   if (is_term) terms.push_back({low_rank[0].d_low, segments[0].a});
-  at::Tensor dx = products->backward(terms);
+  at::Tensor dx = grouped.input_gradient(*products, terms, d_lows);
   for (std::size_t s = 0; s < segments.size() && !is_term; ++s) {
     if (!segments[s].has_change()) continue;
     at::Tensor own = segments[s].own(dx);
@@ -204,7 +204,6 @@ at::Tensor Product::backward(const Tensors& grads) const {
       own.addmm_(low_rank[s].d_low, segments[s].a);
     }
   }
-  grouped.add_input_gradient(dx, d_lows);
   return dx;
 }
 
@@ -263,8 +262,14 @@ Tensors outputs_of(const LinearInput& given, Product& product, bool has_gradient
       sums[i].push_back({low, b});
     });
   }
-  const Tensors outputs = nn::products(*product.products, given, sums);
-  product.grouped.forward(input, given.outputs_unused ? Tensors() : outputs);
+  product.grouped.forward(input);
+  Tensors outputs;
+  if (!given.outputs_unused)
+    outputs = product.grouped.outputs(*product.products, sums, ops::detached(given.residual));
+  if (outputs.empty()) {
+    outputs = nn::products(*product.products, given, sums);
+    if (!given.outputs_unused) product.grouped.add_to(outputs);
+  }
   for (std::size_t s = 0; s < lows.size() && !product.is_one && !given.outputs_unused; ++s) {
     each_change(s, [&](std::size_t i, const at::Tensor& low, const at::Tensor& b) {
       product.segments[s].own(outputs[i]).addmm_(low, b.t());
