@@ -12,7 +12,6 @@
 #include "nn/grouped_changes.h"
 #include "ops/autograd.h"
 #include "ops/linear/few_row_lows.h"
-#include "ops/linear/place.h"
 
 namespace heddle::nn {
 
@@ -169,7 +168,7 @@ at::Tensor Product::backward(const Tensors& grads) const {
             ? grads[i]
             : at::zeros({defined->size(0), weights[i]->local_shape()[0]}, defined->options()));
     trained_dy.push_back(weights[i]->trainable() ? all_dy[i] : at::Tensor());
-    terms.push_back({all_dy[i], weights[i]->data()});
+    terms.push_back({all_dy[i], weights[i]->data(), weights[i]->linear_place()});
   }
   std::vector<LowRankGradients> low_rank;
   for (const Segment& segment : segments) {
@@ -194,7 +193,7 @@ at::Tensor Product::backward(const Tensors& grads) const {
   // The change of a single segment is one more term of the same product.
   const bool is_term = is_one && !drops(segments[0].layers);
   if (is_term) terms.push_back({low_rank[0].d_low, segments[0].a});
-  at::Tensor dx = products->backward(terms);
+  at::Tensor dx = grouped.input_gradient(*products, terms, d_lows);
   for (std::size_t s = 0; s < segments.size() && !is_term; ++s) {
     if (!segments[s].has_change()) continue;
     at::Tensor own = segments[s].own(dx);
@@ -204,7 +203,6 @@ at::Tensor Product::backward(const Tensors& grads) const {
       own.addmm_(low_rank[s].d_low, segments[s].a);
     }
   }
-  grouped.add_input_gradient(dx, d_lows);
   return dx;
 }
 
@@ -245,7 +243,8 @@ Tensors lows_of(const ops::Linear::Functions& products, Segment& segment, const 
 Tensors outputs_of(const LinearInput& given, Product& product, bool has_gradient) {
   const at::Tensor input = ops::detached(given.value);
   std::vector<ops::Products> sums;
-  for (const Parameter* weight : product.weights) sums.push_back({{input, weight->data()}});
+  for (const Parameter* weight : product.weights)
+    sums.push_back({{input, weight->data(), weight->linear_place()}});
   std::vector<Tensors> lows(product.segments.size());
   for (std::size_t s = 0; s < product.segments.size(); ++s) {
     Segment& segment = product.segments[s];
@@ -263,8 +262,14 @@ Tensors outputs_of(const LinearInput& given, Product& product, bool has_gradient
       sums[i].push_back({low, b});
     });
   }
-  const Tensors outputs = nn::products(*product.products, given, sums);
-  product.grouped.forward(input, given.outputs_unused ? Tensors() : outputs);
+  product.grouped.forward(input);
+  Tensors outputs;
+  if (!given.outputs_unused)
+    outputs = product.grouped.outputs(*product.products, sums, ops::detached(given.residual));
+  if (outputs.empty()) {
+    outputs = nn::products(*product.products, given, sums);
+    if (!given.outputs_unused) product.grouped.add_to(outputs);
+  }
   for (std::size_t s = 0; s < lows.size() && !product.is_one && !given.outputs_unused; ++s) {
     each_change(s, [&](std::size_t i, const at::Tensor& low, const at::Tensor& b) {
       product.segments[s].own(outputs[i]).addmm_(low, b.t());
@@ -328,9 +333,8 @@ Tensors changed_linears(const ops::KernelTable& kernels, const LinearInput& give
       ops::run_without_gradient([&] { return outputs_of(given, product, has_gradient); });
   return ops::with_gradient(
       "low_rank_linear", inputs, outputs,
-      [product = std::move(product), count = inputs.size(), has_residual = given.residual.defined(),
-       place = ops::linear_place()](const Tensors& grads) -> Tensors {
-        const ops::AtLinearPlace at(place);
+      [product = std::move(product), count = inputs.size(),
+       has_residual = given.residual.defined()](const Tensors& grads) -> Tensors {
         Tensors result(count);
         if (has_residual) result.back() = grads[0];
         result[0] = product.backward(grads);

@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include "ops/compute_type.h"
+#include "ops/grouped_low_rank/in_products.h"
 
 namespace heddle::nn {
 namespace {
@@ -76,10 +77,19 @@ void GroupedChanges::add(std::int64_t first, std::int64_t rows,
   groups_.push_back(std::move(group));
 }
 
-void GroupedChanges::forward(const at::Tensor& x, const ops::Tensors& outputs) {
-  if (is_empty()) return;
-  lows_ = functions_->lows(x, groups_);
-  if (!outputs.empty()) functions_->add_outputs(outputs, lows_, groups_);
+void GroupedChanges::forward(const at::Tensor& x) {
+  if (!is_empty()) lows_ = functions_->lows(x, groups_);
+}
+
+ops::Tensors GroupedChanges::outputs(const ops::Linear::Functions& linear,
+                                     const std::vector<ops::Products>& sums,
+                                     const at::Tensor& residual) const {
+  if (is_empty()) return {};
+  return ops::outputs_with_lows(linear, sums, residual, lows_, groups_);
+}
+
+void GroupedChanges::add_to(const ops::Tensors& outputs) const {
+  if (!is_empty()) functions_->add_outputs(outputs, lows_, groups_);
 }
 
 at::Tensor GroupedChanges::backward(const ops::Tensors& dy) const {
@@ -92,8 +102,15 @@ at::Tensor GroupedChanges::backward(const ops::Tensors& dy) const {
   return functions_->d_lows(dy, groups_);
 }
 
-void GroupedChanges::add_input_gradient(const at::Tensor& dx, const at::Tensor& d_lows) const {
-  if (!is_empty()) functions_->add_input_gradient(dx, d_lows, groups_);
+at::Tensor GroupedChanges::input_gradient(const ops::Linear::Functions& linear,
+                                          const ops::Products& terms,
+                                          const at::Tensor& d_lows) const {
+  if (is_empty()) return linear.backward(terms);
+  at::Tensor dx = ops::input_gradient_with_lows(linear, terms, d_lows, groups_);
+  if (dx.defined()) return dx;
+  dx = linear.backward(terms);
+  functions_->add_input_gradient(dx, d_lows, groups_);
+  return dx;
 }
 
 void GroupedChanges::add_gradients_of_a(const at::Tensor& x, const at::Tensor& d_lows) const {

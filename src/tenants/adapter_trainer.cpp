@@ -171,24 +171,32 @@ void AdapterTrainer::round(std::vector<Begun> steps) {
   }
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  std::vector<SetStep> updates;
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    const Adapter& adapter = *steps[i].adapter;
+    const config::OptimSection& optim = adapter.run.config.optim;
+    updates.push_back(
+        {.optimizer = adapter.optimizer.get(),
+         .lr = train::learning_rate(optim, steps[i].step.step, adapter.loader->info().total_steps),
+         .clip_norm = optim.clip_norm,
+         .loss = losses[i]});
+  }
+  const std::vector<StepResult> results = tenants::step(base_, updates);
   for (std::size_t i = 0; i < steps.size(); ++i)
-    finish_step(steps[i], losses[i], entropies[i], seconds);
+    finish_step(steps[i], updates[i], results[i], entropies[i], seconds);
   if (base_.sharding) base_.sharding->publish();
   device::synchronize(base_.context.device);
 }
 
-void AdapterTrainer::finish_step(const Begun& begun, double loss, double entropy, double seconds) {
+void AdapterTrainer::finish_step(const Begun& begun, const SetStep& update,
+                                 const StepResult& result, double entropy, double seconds) {
   Adapter& adapter = *begun.adapter;
   const data::Step& step = begun.step;
-  const config::OptimSection& optim = adapter.run.config.optim;
   train::StepInfo info;
   info.step = step.step + 1;
-  info.lr = train::learning_rate(optim, step.step, adapter.loader->info().total_steps);
-  info.loss = loss / step.loss_weight_sum;
+  info.lr = update.lr;
+  info.loss = update.loss / step.loss_weight_sum;
   info.metrics.set(metric::kEntropy, entropy / step.loss_weight_sum);
-  const StepResult result =
-      tenants::step(base_, *adapter.optimizer, *adapter.factors,
-                    {.lr = info.lr, .clip_norm = optim.clip_norm, .loss = loss});
   info.grad_norm = result.grad_norm;
   if (!result.updated) {
     adapter.failure = fmt::format(

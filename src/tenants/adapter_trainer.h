@@ -13,6 +13,7 @@
 #include "config/adapters.h"
 #include "data/loader/loader.h"
 #include "data/tokenizer/tokenizer.h"
+#include "tenants/trained_set.h"
 #include "train/loop_state.h"
 #include "train/observer.h"
 #include "train/optimizer.h"
@@ -69,7 +70,8 @@ class AdapterTrainer {
   /// Adapters that have rows left; marks the others.
   std::vector<Begun> next_steps();
   void round(std::vector<Begun> steps);
-  void finish_step(const Begun& begun, double loss, double entropy, double seconds);
+  void finish_step(const Begun& begun, const SetStep& update, const StepResult& result,
+                   double entropy, double seconds);
   std::vector<ckpt::TensorPart> state(bool with_copies) const;
   void save();
   void resume();

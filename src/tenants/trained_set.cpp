@@ -70,17 +70,23 @@ TrainedSet make_trained_set(assembly::ModelOnRanks& base, const SetOptions& opti
   return set;
 }
 
-StepResult step(assembly::ModelOnRanks& base, train::Optimizer& optimizer, const LoraSet& factors,
-                const StepNumbers& numbers) {
-  const double norm = optimizer.gradient_norm();
-  if (!std::isfinite(norm) || !std::isfinite(numbers.loss)) {
-    factors.visit_parameters([](nn::Parameter& factor) { factor.clear_gradient(); });
-    return {norm, false};
+std::vector<StepResult> step(assembly::ModelOnRanks& base, std::span<const SetStep> steps) {
+  std::vector<const train::Optimizer*> optimizers;
+  for (const SetStep& set : steps) optimizers.push_back(set.optimizer);
+  const std::vector<double> norms = train::Optimizer::gradient_norms(optimizers);
+  std::vector<StepResult> results;
+  std::vector<train::Optimizer::Update> updates;
+  for (std::size_t i = 0; i < steps.size(); ++i) {
+    const auto& [optimizer, lr, clip, loss] = steps[i];
+    results.push_back({norms[i], std::isfinite(norms[i]) && std::isfinite(loss)});
+    if (results.back().updated) {
+      updates.push_back({optimizer, lr, clip > 0 ? std::min(1.0, clip / (norms[i] + 1e-6)) : 1});
+    } else {
+      optimizer->clear_gradients();
+    }
   }
-  const double clip = numbers.clip_norm;
-  optimizer.step(base.model->kernels(), numbers.lr,
-                 clip > 0 ? std::min(1.0, clip / (norm + 1e-6)) : 1);
-  return {norm, true};
+  train::Optimizer::step_together(base.model->kernels(), updates);
+  return results;
 }
 
 std::unique_ptr<LoraSet> copy_of(assembly::ModelOnRanks& base, const LoraSet& factors) {

@@ -3,6 +3,8 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <span>
+#include <vector>
 
 #include "adapters/lora.h"
 #include "assembly/model_on_ranks.h"
@@ -26,13 +28,15 @@ std::unique_ptr<train::Optimizer> make_optimizer(assembly::ModelOnRanks& base,
 /// A new one. Throws ConfigError for options that the model does not take.
 TrainedSet make_trained_set(assembly::ModelOnRanks& base, const SetOptions& options);
 
-struct StepNumbers {
+/// A step of one set.
+struct SetStep {
+  train::Optimizer* optimizer;
   double lr = 0, clip_norm = 0;  ///< 0: no clipping.
   double loss = 0;               ///< Where it is not finite, nothing is updated.
 };
-/// Clips by the set's own norm, updates and clears its gradients.
-StepResult step(assembly::ModelOnRanks& base, train::Optimizer& optimizer,
-                const adapters::LoraSet& factors, const StepNumbers& numbers);
+/// Clips by each set's own norm, updates and clears its gradients: the bits of each set's step by
+/// itself, in launches that the sets share. No set twice.
+std::vector<StepResult> step(assembly::ModelOnRanks& base, std::span<const SetStep> steps);
 
 /// A copy of the factors on the same model.
 std::unique_ptr<adapters::LoraSet> copy_of(assembly::ModelOnRanks& base,

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 #include <utility>
 
 #include "base/errors.h"
@@ -288,13 +289,27 @@ std::vector<WorkResult> Trainer::forward_backward(std::span<const Work> works) {
   return results;
 }
 
-StepResult Trainer::optim_step(SetId id, const AdamParams& params) {
-  TrainedSet& set = state_->at(id);
-  set.optimizer->set_adamw(params.beta1, params.beta2, params.eps, params.weight_decay);
-  const StepResult result = step(state_->base, *set.optimizer, *set.factors,
-                                 {.lr = params.lr, .clip_norm = params.grad_clip_norm});
+StepResult Trainer::optim_step(SetId set, const AdamParams& params) {
+  const SetUpdate update{set, params};
+  return optim_steps({&update, 1})[0];
+}
+
+std::vector<StepResult> Trainer::optim_steps(std::span<const SetUpdate> updates) {
+  std::set<SetId> seen;
+  for (const SetUpdate& update : updates) {
+    state_->at(update.set);
+    if (!seen.insert(update.set).second)
+      throw_error<DataError>("the set of adapters {} has two updates in one step", update.set);
+  }
+  std::vector<SetStep> steps;
+  for (const auto& [id, params] : updates) {
+    train::Optimizer& optimizer = *state_->at(id).optimizer;
+    optimizer.set_adamw(params.beta1, params.beta2, params.eps, params.weight_decay);
+    steps.push_back({.optimizer = &optimizer, .lr = params.lr, .clip_norm = params.grad_clip_norm});
+  }
+  std::vector<StepResult> results = step(state_->base, steps);
   device::synchronize(state_->base.context.device);
-  return result;
+  return results;
 }
 
 void Trainer::save(SetId set, const std::filesystem::path& directory, bool with_optimizer,

@@ -66,6 +66,12 @@ struct AdamParams {
   double grad_clip_norm = 0;  ///< 0: no clipping.
 };
 
+/// The next update of a set.
+struct SetUpdate {
+  SetId set = 0;
+  AdamParams params;
+};
+
 struct StepResult {
   double grad_norm = 0;  ///< Before clipping; 0 without gradients.
   /// False where the norm is not finite: the gradients were dropped and nothing else changed.
@@ -117,6 +123,9 @@ class Trainer {
   /// One update of a set from the gradients since its last one, which it clears; without gradients
   /// as from zeros.
   StepResult optim_step(SetId set, const AdamParams& params);
+  /// optim_step() of several sets, none of them twice: the bits of each by itself, in launches that
+  /// all share.
+  std::vector<StepResult> optim_steps(std::span<const SetUpdate> updates);
 
   /// Writes a PEFT directory; `with_optimizer`: besides moments, steps and gradients that wait for
   /// a step, so that load() goes on with the same bits. Appears whole under its name. Throws

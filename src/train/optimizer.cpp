@@ -138,14 +138,30 @@ void Optimizer::add_moments(Slot& slot) {
     *moment = placed(at::zeros(data.sizes(), data.options().dtype(type)));
 }
 
-double Optimizer::gradient_norm() const {
+std::vector<at::Tensor> Optimizer::counted_gradients() const {
   std::vector<at::Tensor> gradients;
   for (const Slot& slot : slots_) {
     if (slot.parameter->gradient().defined() && !slot.parameter->is_copy())
       gradients.push_back(slot.parameter->gradient());
   }
+  return gradients;
+}
+
+double Optimizer::gradient_norm() const {
+  const std::vector<at::Tensor> gradients = counted_gradients();
   const double own = gradients.empty() ? 0 : ops::gradient_norm(gradients);
   return ranks_.owners.size() == 1 ? own : std::sqrt(ranks_.owners.all_reduce_sum(own * own));
+}
+
+std::vector<double> Optimizer::gradient_norms(std::span<const Optimizer* const> optimizers) {
+  std::vector<std::vector<at::Tensor>> gradients;
+  for (const Optimizer* optimizer : optimizers) gradients.push_back(optimizer->counted_gradients());
+  std::vector<double> norms = ops::gradient_norms(gradients);
+  for (std::size_t i = 0; i < norms.size(); ++i) {
+    const comm::Group& owners = optimizers[i]->ranks_.owners;
+    if (owners.size() > 1) norms[i] = std::sqrt(owners.all_reduce_sum(norms[i] * norms[i]));
+  }
+  return norms;
 }
 
 namespace {
@@ -184,22 +200,28 @@ ops::AdamwOptions Optimizer::adamw_options() const {
   return step;
 }
 
+std::vector<ops::AdamwGroup> Optimizer::adamw_groups(double lr, double gradient_multiplier) const {
+  std::vector<ops::AdamwGroup> groups;
+  for (std::vector<ops::AdamwTensor>& tensors : adamw_tensors()) {
+    ops::AdamwOptions step = adamw_options();
+    step.lr = lr * rates_[groups.size()];
+    step.gradient_multiplier = gradient_multiplier;
+    groups.push_back({std::move(tensors), step});
+  }
+  return groups;
+}
+
 void Optimizer::adamw(const ops::KernelTable& kernels, double lr, double gradient_multiplier) {
-  std::vector<std::vector<ops::AdamwTensor>> by_rate = adamw_tensors();
-  for (std::size_t rate = 0; rate < by_rate.size(); ++rate) {
-    std::vector<ops::AdamwTensor>& tensors = by_rate[rate];
+  for (auto& [tensors, step] : adamw_groups(lr, gradient_multiplier)) {
     const auto is_here = [&](const ops::AdamwTensor& tensor) {
       return !offload_ || !tensor.exp_avg.is_cpu();
     };
     const auto away = std::stable_partition(tensors.begin(), tensors.end(), is_here);
     const std::vector<ops::AdamwTensor> offloaded(away, tensors.end());
     tensors.erase(away, tensors.end());
-    ops::AdamwOptions step = adamw_options();
-    step.lr = lr * rates_[rate];
-    step.gradient_multiplier = gradient_multiplier;
     ops::adamw_step(kernels, tensors, step);
     if (offload_) {
-      offload_->step(offloaded, [&](const std::vector<ops::AdamwTensor>& piece) {
+      offload_->step(offloaded, [&, &step = step](const std::vector<ops::AdamwTensor>& piece) {
         ops::adamw_step(kernels, piece, step);
       });
     }
@@ -237,20 +259,44 @@ void Optimizer::muon(double lr, double gradient_multiplier) {
 
 void Optimizer::step(const ops::KernelTable& kernels, double lr, double gradient_multiplier) {
   const ops::NoGradient guard;
-  ++steps_;
-  ++updates_;
+  begin_step();
   if (options_.name == config::OptimName::kSgd) {
     sgd(lr, gradient_multiplier);
   } else {
     adamw(kernels, lr, gradient_multiplier);
     if (options_.name == config::OptimName::kMuon) muon(lr, gradient_multiplier);
   }
+  clear_gradients();
+}
+
+void Optimizer::step_together(const ops::KernelTable& kernels, std::span<const Update> updates) {
+  const ops::NoGradient guard;
+  std::vector<ops::AdamwGroup> groups;
+  for (const auto& [optimizer, lr, multiplier] : updates) {
+    if (!optimizer->is_plain_adamw()) {
+      optimizer->step(kernels, lr, multiplier);
+      continue;
+    }
+    optimizer->begin_step();
+    for (ops::AdamwGroup& group : optimizer->adamw_groups(lr, multiplier))
+      groups.push_back(std::move(group));
+    optimizer->clear_gradients();  // which the groups hold
+  }
+  ops::adamw_steps(kernels, groups);
+}
+
+void Optimizer::begin_step() {
+  ++steps_;
+  ++updates_;
+}
+
+void Optimizer::clear_gradients() {
   for (Slot& slot : slots_) slot.parameter->clear_gradient();
 }
 
 void Optimizer::skip_step() {
   ++steps_;
-  for (Slot& slot : slots_) slot.parameter->clear_gradient();
+  clear_gradients();
 }
 
 void Optimizer::set_adamw(double beta1, double beta2, double eps, double weight_decay) {
@@ -315,7 +361,7 @@ at::Tensor Optimizer::queue_step(const ops::KernelTable& kernels, double clip_no
     step.on_device = numbers_.select(0, static_cast<std::int64_t>(rate));
     ops::adamw_step(kernels, by_rate[rate], step);
   }
-  for (Slot& slot : slots_) slot.parameter->clear_gradient();
+  clear_gradients();
   return norm;
 }
 

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -51,6 +52,18 @@ class Optimizer {
 
   /// Counts a step that changes nothing, and clears the gradients.
   void skip_step();
+  void clear_gradients();
+
+  // Several optimizers together: the numbers and bits of each by itself, in launches that they
+  // share where the kernels have such.
+  /// gradient_norm() of each.
+  static std::vector<double> gradient_norms(std::span<const Optimizer* const> optimizers);
+  struct Update {
+    Optimizer* optimizer;
+    double lr, gradient_multiplier;
+  };
+  /// step() of each. No optimizer twice.
+  static void step_together(const ops::KernelTable& kernels, std::span<const Update> updates);
 
   /// Numbers of later AdamW steps; exempt parameters stay without decay.
   void set_adamw(double beta1, double beta2, double eps, double weight_decay);
@@ -91,6 +104,13 @@ class Optimizer {
     std::size_t rate;  ///< Its place in rates_.
     bool is_muon;      ///< A matrix that Muon updates.
   };
+  /// Those that count in the norm.
+  std::vector<at::Tensor> counted_gradients() const;
+  /// Whether a step is AdamW's alone, with all tensors where the parameters are.
+  bool is_plain_adamw() const { return options_.name == config::OptimName::kAdamW && !offload_; }
+  /// AdamW's work of the step under way, by learning rate.
+  std::vector<ops::AdamwGroup> adamw_groups(double lr, double gradient_multiplier) const;
+  void begin_step();
   void add_moments(Slot& slot);
   void add_momentum(Slot& slot, bool is_used);
   std::size_t place_of_rate(double share);

@@ -1,6 +1,10 @@
 // The kernels that go through libtorch's CUDA operators, against the reference in fp64 on the CPU.
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/zeros.h>
+
+#include <cmath>
+#include <limits>
 
 #include "ops/attention/attention.h"
 #include "ops/builtin.h"
@@ -185,6 +189,77 @@ TEST_F(GpuOps, FusedAdamwEqualsReference) {
       if (half) {
         EXPECT_TRUE(identical(gpu[i].parameter.cpu(), gpu[i].master.cpu().to(dtype)));
       }
+    }
+  }
+}
+
+/// Parameters of several owners with gradients: fp32 ones and bf16 ones with masters, more than one
+/// launch takes, and sizes that are no multiple of a vector.
+std::vector<AdamwGroup> groups_on_gpu() {
+  std::vector<AdamwGroup> groups;
+  for (std::int64_t g = 0; g < 5; ++g) {
+    AdamwGroup group;
+    group.options.lr = 1e-3 * static_cast<double>(g + 1);
+    group.options.beta1 = 0.9 - 0.1 * static_cast<double>(g), group.options.beta2 = 0.95;
+    group.options.eps = g == 2 ? 1e-12 : 1e-8;
+    group.options.step = 1 + 3 * g;
+    group.options.gradient_multiplier = g == 3 ? 0.25 : 1;
+    // The second has none.
+    for (std::int64_t i = 0; g != 1 && i < 70 + 20 * g; ++i) {
+      const std::int64_t size = i == 7 ? 0 : i == 9 ? 70001 : 1 + 61 * i;
+      const auto seed = static_cast<std::uint64_t>(1000 * g + 5 * i);
+      AdamwTensor t;
+      t.parameter = randn({size}, at::kFloat, seed).to(kGpu);
+      if (i % 2 == 1) t.master = t.parameter, t.parameter = t.master.to(at::kBFloat16);
+      t.gradient = randn({size}, i % 3 == 0 ? at::kFloat : at::kBFloat16, seed + 1).to(kGpu);
+      t.exp_avg = randn({size}, at::kFloat, seed + 2).to(kGpu);
+      t.exp_avg_sq = randn({size}, at::kFloat, seed + 3).abs().to(kGpu);
+      t.weight_decay = g == 4 ? 0.1 : 0;
+      group.tensors.push_back(t);
+    }
+    groups.push_back(std::move(group));
+  }
+  return groups;
+}
+
+TEST_F(GpuOps, AdamwOfGroupsHasTheBitsOfEachAlone) {
+  const KernelTable kernels = gpu_table(any<AdamwStep>(), "cuda.fused", at::kFloat);
+  const std::vector<AdamwGroup> together = groups_on_gpu(), alone = groups_on_gpu();
+  const at::Tensor before = together[0].tensors[9].parameter.clone();
+  adamw_steps(kernels, together);
+  for (const AdamwGroup& group : alone) adamw_step(kernels, group.tensors, group.options);
+  EXPECT_FALSE(at::equal(together[0].tensors[9].parameter, before));
+  for (std::size_t g = 0; g < together.size(); ++g) {
+    for (std::size_t i = 0; i < together[g].tensors.size(); ++i) {
+      const AdamwTensor &a = together[g].tensors[i], &b = alone[g].tensors[i];
+      EXPECT_TRUE(identical(a.parameter.cpu(), b.parameter.cpu())) << g << " " << i;
+      EXPECT_TRUE(identical(a.exp_avg.cpu(), b.exp_avg.cpu())) << g << " " << i;
+      EXPECT_TRUE(identical(a.exp_avg_sq.cpu(), b.exp_avg_sq.cpu())) << g << " " << i;
+      if (a.master.defined()) {
+        EXPECT_TRUE(identical(a.master.cpu(), b.master.cpu())) << g << " " << i;
+      }
+    }
+  }
+}
+
+TEST_F(GpuOps, NormsOfGroupsHaveTheBitsOfEachAlone) {
+  std::vector<std::vector<at::Tensor>> groups;
+  std::vector<double> alone;
+  for (const AdamwGroup& group : groups_on_gpu()) {
+    groups.emplace_back();
+    for (const AdamwTensor& tensor : group.tensors) groups.back().push_back(tensor.gradient);
+    alone.push_back(gradient_norm(groups.back()));
+  }
+  EXPECT_EQ(gradient_norms(groups), alone);
+  EXPECT_EQ(alone[1], 0);
+  // A NaN is its group's alone.
+  groups[2][9].fill_(std::numeric_limits<float>::quiet_NaN());
+  const std::vector<double> found = gradient_norms(groups);
+  for (std::size_t g = 0; g < found.size(); ++g) {
+    if (g == 2) {
+      EXPECT_TRUE(std::isnan(found[g]));
+    } else {
+      EXPECT_EQ(found[g], alone[g]);
     }
   }
 }

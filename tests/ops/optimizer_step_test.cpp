@@ -123,6 +123,37 @@ TEST(Adamw, KernelEqualsReference) {
   }
 }
 
+TEST(Adamw, GroupsStepWithTheirOwnNumbers) {
+  std::vector<AdamwGroup> groups;
+  std::vector<Model> alone;
+  std::vector<std::vector<at::Tensor>> gradients;
+  std::vector<double> norms;
+  const KernelTable kernels = table(kOwn, at::kFloat);
+  for (int g = 0; g < 3; ++g) {
+    Model model = make(at::kFloat), same = make(at::kFloat);
+    AdamwOptions options;
+    options.lr = 1e-3 * (g + 1), options.step = 1 + g, options.gradient_multiplier = 1.0 / (1 + g);
+    gradients.emplace_back();
+    for (std::size_t i = 0; i < kSizes.size(); ++i) {
+      model.tensors[i].gradient = randn({kSizes[i]}, at::kFloat, 100 * g + i);
+      same.tensors[i].gradient = model.tensors[i].gradient;
+      gradients.back().push_back(model.tensors[i].gradient);
+    }
+    groups.push_back({model.tensors, options});
+    adamw_step(kernels, same.tensors, options);
+    alone.push_back(same);
+    norms.push_back(gradient_norm(gradients.back()));
+  }
+  EXPECT_EQ(gradient_norms(gradients), norms);
+  adamw_steps(kernels, groups);
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    for (std::size_t i = 0; i < kSizes.size(); ++i) {
+      EXPECT_TRUE(identical(groups[g].tensors[i].parameter, alone[g].tensors[i].parameter));
+      EXPECT_TRUE(identical(groups[g].tensors[i].exp_avg, alone[g].tensors[i].exp_avg));
+    }
+  }
+}
+
 TEST(Adamw, SameBitsForEveryThreadCount) {
   const int threads = at::get_num_threads();
   at::set_num_threads(1);

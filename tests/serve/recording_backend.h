@@ -52,13 +52,21 @@ class RecordingBackend final : public Backend {
     }
     return results;
   }
-  tenants::StepResult optim_step(tenants::SetId id, const tenants::AdamParams& params) override {
-    calls += " step";
-    Set& set = sets_.at(id);
-    set.weights = hash::of(std::to_string(set.weights) + " " + std::to_string(set.gradient) + " " +
-                           std::to_string(params.lr));
-    set.gradient = 0;
-    return {static_cast<double>(set.weights % 1000), true};
+  /// A learning rate of 13 stands for gradients that are not finite.
+  std::vector<tenants::StepResult> optim_steps(
+      std::span<const tenants::SetUpdate> updates) override {
+    calls += " step of " + std::to_string(updates.size());
+    std::vector<tenants::StepResult> results;
+    for (const auto& [id, params] : updates) {
+      Set& set = sets_.at(id);
+      const bool is_finite = params.lr != 13;
+      if (is_finite)
+        set.weights = hash::of(std::to_string(set.weights) + " " + std::to_string(set.gradient) +
+                               " " + std::to_string(params.lr));
+      set.gradient = 0;
+      results.push_back({static_cast<double>(set.weights % 1000), is_finite});
+    }
+    return results;
   }
   void save(tenants::SetId id, const std::filesystem::path& directory, bool) override {
     std::filesystem::create_directories(directory);

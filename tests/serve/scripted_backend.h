@@ -70,7 +70,9 @@ class ScriptedBackend : public Backend {
   std::vector<tenants::WorkResult> forward_backward(std::span<const tenants::Work>) override {
     refuse();
   }
-  tenants::StepResult optim_step(tenants::SetId, const tenants::AdamParams&) override { refuse(); }
+  std::vector<tenants::StepResult> optim_steps(std::span<const tenants::SetUpdate>) override {
+    refuse();
+  }
   void save(tenants::SetId, const std::filesystem::path&, bool) override { refuse(); }
   tenants::SetId load(const std::filesystem::path&, bool) override { refuse(); }
 

@@ -293,7 +293,38 @@ TEST(Tinker, RunsThatTrainInStepStayInStep) {
   served.backend().long_work_may_end.release();
   caller.wait(first);
   for (const json& promise : promises) caller.wait(promise);
-  EXPECT_EQ(served.backend().calls, " pass of 1 pass of 3 step step step pass of 3");
+  EXPECT_EQ(served.backend().calls, " pass of 1 pass of 3 step of 3 pass of 3");
+}
+
+TEST(Tinker, AStepThatFailsLeavesThoseBesideItAlone) {
+  const Directory folder;
+  Served served(folder.path(), Served::quick(), {});
+  ApiClient caller(served.port());
+  const std::string session = caller.session();
+  std::vector<std::string> runs;
+  for (int number = 0; number < 5; ++number) {
+    // No set of rank 13 can be made: that run's later requests fail.
+    const json made = caller.create_model(session, number, number == 2 ? 13 : 8);
+    caller.wait(made);
+    runs.push_back(made.at("model_id"));
+  }
+  const json first = caller.post("forward_backward", ApiClient::work(runs[4], 1, {98}));
+  served.backend().long_work_began.acquire();
+  std::vector<json> promises;
+  for (int i = 0; i < 4; ++i) {
+    json step = ApiClient::step(runs[i], 1);
+    if (i == 1) step["adam_params"]["learning_rate"] = 13;
+    promises.push_back(caller.post("optim_step", step));
+  }
+  served.backend().long_work_may_end.release();
+  caller.wait(first);
+  EXPECT_TRUE(caller.wait(promises[0]).contains("metrics"));
+  EXPECT_EQ(caller.wait(promises[1]).at("error"),
+            "the norm of the gradients is not finite: the gradients were dropped and nothing else "
+            "changed");
+  EXPECT_EQ(caller.wait(promises[2]).at("category"), "user");
+  EXPECT_TRUE(caller.wait(promises[3]).contains("metrics"));
+  EXPECT_EQ(served.backend().calls, " pass of 1 step of 3");
 }
 
 TEST(Tinker, TellsOldClientsResultsAsJson) {

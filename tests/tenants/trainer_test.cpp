@@ -89,9 +89,11 @@ class TenantsTest : public ::testing::Test {
         for (const DatumOutput& output : results[i].data)
           history.logprobs.push_back(output.logprobs);
       }
-      for (std::size_t i = 0; i < seeds.size(); ++i) {
-        histories[i].norms.push_back(trainer.optim_step(sets[i], adam(seeds[i])).grad_norm);
-      }
+      std::vector<SetUpdate> updates;
+      for (std::size_t i = 0; i < seeds.size(); ++i) updates.push_back({sets[i], adam(seeds[i])});
+      const std::vector<StepResult> stepped = trainer.optim_steps(updates);
+      for (std::size_t i = 0; i < seeds.size(); ++i)
+        histories[i].norms.push_back(stepped[i].grad_norm);
     }
     return histories;
   }
@@ -133,6 +135,48 @@ TEST_F(TenantsTest, SharedProductsGiveTheNumbersOfTrainingAlone) {
   }
 }
 
+TEST_F(TenantsTest, UpdatesOfSetsTogetherAreTheirUpdatesOneByOne) {
+  place(/*moe=*/true);
+  const auto factors_after = [&](bool together) {
+    Trainer trainer(base_, kExact);
+    std::vector<SetUpdate> updates;
+    for (int seed = 1; seed <= 3; ++seed)
+      updates.push_back({trainer.create(options(seed)), adam(seed)});
+    for (int s = 0; s < 3; ++s) {
+      std::vector<Work> works;
+      // One of them has no gradients.
+      for (std::size_t i = 1; i < 3; ++i) works.push_back(work(updates[i].set, s + 5));
+      trainer.forward_backward(works);
+      if (together) {
+        trainer.optim_steps(updates);
+      } else {
+        for (const SetUpdate& update : updates) trainer.optim_step(update.set, update.params);
+      }
+    }
+    std::vector<at::Tensor> values;
+    for (const SetUpdate& update : updates) {
+      EXPECT_EQ(trainer.steps(update.set), 3);
+      trainer.snapshot(update.set)->visit_parameters([&](const nn::Parameter& factor) {
+        values.push_back(factor.data());
+      });
+    }
+    return values;
+  };
+  const auto together = factors_after(true), by_itself = factors_after(false);
+  ASSERT_EQ(together.size(), by_itself.size());
+  for (std::size_t i = 0; i < together.size(); ++i)
+    EXPECT_TRUE(at::equal(together[i], by_itself[i])) << i;
+}
+
+TEST_F(TenantsTest, ASetWithTwoUpdatesInOneStepIsRefused) {
+  place(/*moe=*/false);
+  Trainer trainer(base_, kExact);
+  const SetId set = trainer.create(options(1));
+  const std::vector<SetUpdate> updates = {{set, {}}, {set, {}}};
+  EXPECT_THROW(trainer.optim_steps(updates), DataError);
+  EXPECT_EQ(trainer.steps(set), 0);
+}
+
 TEST_F(TenantsTest, LossIsTheWeightedSumOfItsOutputsAndForwardOnlyLeavesGradients) {
   place(/*moe=*/false);
   Trainer trainer(base_, kExact);
@@ -170,7 +214,9 @@ TEST_P(TenantsInOnePassTest, NotANumberStaysInItsSet) {
   const std::vector<WorkResult> results = trainer.forward_backward(works);
   EXPECT_TRUE(std::isnan(results[0].metrics.at("loss:sum")));
   EXPECT_TRUE(std::isfinite(results[1].metrics.at("loss:sum")));
-  const StepResult refused = trainer.optim_step(bad, {}), taken = trainer.optim_step(good, {});
+  const std::vector<SetUpdate> updates = {{bad, {}}, {good, {}}};
+  const std::vector<StepResult> stepped = trainer.optim_steps(updates);
+  const StepResult &refused = stepped[0], &taken = stepped[1];
   EXPECT_FALSE(refused.updated);
   EXPECT_EQ(trainer.steps(bad), 0);
   EXPECT_TRUE(taken.updated);

@@ -21,6 +21,8 @@ Step step_wide();
 Step step_rounded();
 /// The kernel for uint8 moments.
 Step step_eight_bit();
+/// One launch of the kernel for fp32 moments over all groups.
+void step_groups(const std::vector<AdamwGroup>& groups);
 
 }  // namespace heddle::ops::adamw_cuda
 
@@ -30,6 +32,8 @@ namespace heddle::ops::optimizer_step_cuda {
 bool square_sum_fits(const at::Tensor& x);
 /// Sum of squares over at least one tensor, 0-d fp64 on their device: the host does not wait.
 at::Tensor square_sum(const std::vector<at::Tensor>& tensors);
+/// Those of groups, on the host, which waits once. A group without tensors: 0.
+std::vector<double> square_sums(const std::vector<std::vector<at::Tensor>>& groups);
 
 }  // namespace heddle::ops::optimizer_step_cuda
 

@@ -6,6 +6,7 @@
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/stack.h>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 
@@ -43,6 +44,10 @@ void check_sizes(const AdamwTensor& tensor) {
   }
 }
 
+void check_step(const AdamwOptions& options) {
+  TORCH_CHECK(options.step >= 1, "adamw_step: step ", options.step, " must count from 1");
+}
+
 void check_types(const AdamwTensor& tensor) {
   const c10::ScalarType type = tensor.parameter.scalar_type(), state = tensor.exp_avg.scalar_type();
   TORCH_CHECK(tensor.exp_avg_sq.scalar_type() == state, "adamw_step: moments of ", state, " and ",
@@ -72,7 +77,7 @@ void check_types(const AdamwTensor& tensor) {
 
 void adamw_step(const KernelTable& kernels, const std::vector<AdamwTensor>& tensors,
                 const AdamwOptions& options) {
-  TORCH_CHECK(options.step >= 1, "adamw_step: step ", options.step, " must count from 1");
+  check_step(options);
   const NoGradient guard;
   const AdamwStep::Functions& functions = kernels.get<AdamwStep>();
   TORCH_CHECK(!options.on_device.defined() || functions.reads_device_numbers,
@@ -91,6 +96,30 @@ void adamw_step(const KernelTable& kernels, const std::vector<AdamwTensor>& tens
       step = functions.step_eight_bit ? functions.step_eight_bit : adamw_reference::step_eight_bit;
     step(members, options);
   }
+}
+
+void adamw_steps(const KernelTable& kernels, const std::vector<AdamwGroup>& groups) {
+  const AdamwStep::Functions& functions = kernels.get<AdamwStep>();
+  const auto is_wide = [](const AdamwTensor& tensor) { return state_of(tensor) == State::kWide; };
+  const bool shares_launch =
+      functions.step_groups != nullptr && groups.size() > 1 &&
+      std::all_of(groups.begin(), groups.end(), [&](const AdamwGroup& group) {
+        return !group.options.on_device.defined() &&
+               std::all_of(group.tensors.begin(), group.tensors.end(), is_wide);
+      });
+  if (!shares_launch) {
+    for (const AdamwGroup& group : groups) adamw_step(kernels, group.tensors, group.options);
+    return;
+  }
+  const NoGradient guard;
+  for (const AdamwGroup& group : groups) {
+    check_step(group.options);
+    for (const AdamwTensor& tensor : group.tensors) {
+      check_sizes(tensor);
+      check_types(tensor);
+    }
+  }
+  functions.step_groups(groups);
 }
 
 void sgd_step(const std::vector<SgdTensor>& tensors, double lr, double momentum, bool first_step,
@@ -170,6 +199,21 @@ double gradient_norm(const std::vector<at::Tensor>& gradients) {
   const at::Tensor host = at::stack(norms).cpu().to(at::kDouble);
   const double norm = at::linalg_vector_norm(host).item<double>();
   return std::sqrt(norm * norm + sum);
+}
+
+std::vector<double> gradient_norms(const std::vector<std::vector<at::Tensor>>& groups) {
+  const NoGradient guard;
+  std::vector<double> norms;
+  const bool shares_launches =
+      std::all_of(groups.begin(), groups.end(), [](const std::vector<at::Tensor>& group) {
+        return std::all_of(group.begin(), group.end(), optimizer_step_cuda::square_sum_fits);
+      });
+  if (!shares_launches) {
+    for (const std::vector<at::Tensor>& group : groups) norms.push_back(gradient_norm(group));
+    return norms;
+  }
+  for (const double sum : optimizer_step_cuda::square_sums(groups)) norms.push_back(std::sqrt(sum));
+  return norms;
 }
 
 at::Tensor queued_square_sum(const std::vector<at::Tensor>& gradients) {

@@ -29,6 +29,12 @@ struct AdamwOptions {
   at::Tensor on_device;
 };
 
+/// Parameters that step with the same numbers.
+struct AdamwGroup {
+  std::vector<AdamwTensor> tensors;
+  AdamwOptions options;
+};
+
 struct AdamwStep {
   static constexpr const char* kName = "adamw";
   using Dims = AnyDims;
@@ -39,6 +45,9 @@ struct AdamwStep {
     bool reads_device_numbers = false;
     /// Steps tensors with uint8 moments. Null: the reference does it.
     void (*step_eight_bit)(const std::vector<AdamwTensor>&, const AdamwOptions&) = nullptr;
+    /// Steps groups with fp32 moments in one launch, each with the bits of step(). Null: one group
+    /// after another.
+    void (*step_groups)(const std::vector<AdamwGroup>&) = nullptr;
   };
 };
 
@@ -52,6 +61,10 @@ struct AdamwStep {
 /// in the same way, and a bf16 parameter too.
 void adamw_step(const KernelTable& kernels, const std::vector<AdamwTensor>& tensors,
                 const AdamwOptions& options);
+
+/// adamw_step() of every group, with its bits, in as many launches as one group needs where the
+/// kernel steps groups.
+void adamw_steps(const KernelTable& kernels, const std::vector<AdamwGroup>& groups);
 
 struct SgdTensor {
   at::Tensor parameter, gradient;
@@ -68,6 +81,10 @@ void sgd_step(const std::vector<SgdTensor>& tensors, double lr, double momentum,
 /// Square root of the sum of squares over all tensors, accumulated in fp64 (short runs in fp32 on a
 /// GPU), as a host number (one synchronisation).
 double gradient_norm(const std::vector<at::Tensor>& gradients);
+
+/// gradient_norm() of every group, with its bits. On a GPU all share two launches, and the host
+/// waits once.
+std::vector<double> gradient_norms(const std::vector<std::vector<at::Tensor>>& groups);
 
 /// The square of that norm, 0-d fp64 on the device, for which the host does not wait. bf16 and fp32
 /// gradients on one GPU; at least one.

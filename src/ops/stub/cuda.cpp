@@ -1,5 +1,6 @@
 // A build without the CUDA back end (cmake --preset cuda has it) offers no kernel of it.
 #include "ops/builtin.h"
+#include "ops/grouped_low_rank/in_products.h"
 #include "ops/linear/few_row_layers.h"
 #include "ops/linear/few_row_lows.h"
 #include "ops/optimizer_step/kernels.h"
@@ -15,11 +16,25 @@ Tensors few_row_lows(const Linear::Functions&, const at::Tensor&, const Tensors&
   return {};
 }
 
+Tensors outputs_with_lows(const Linear::Functions&, const std::vector<Products>&, const at::Tensor&,
+                          const at::Tensor&, const LowRankGroups&) {
+  return {};
+}
+
+at::Tensor input_gradient_with_lows(const Linear::Functions&, const Products&, const at::Tensor&,
+                                    const LowRankGroups&) {
+  return {};
+}
+
 namespace optimizer_step_cuda {
 
 bool square_sum_fits(const at::Tensor&) { return false; }
 
 at::Tensor square_sum(const std::vector<at::Tensor>&) { return {}; }
+
+std::vector<double> square_sums(const std::vector<std::vector<at::Tensor>>& groups) {
+  return std::vector<double>(groups.size());
+}
 
 }  // namespace optimizer_step_cuda
 

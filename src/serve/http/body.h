@@ -11,4 +11,7 @@ namespace heddle::serve {
 /// for a body that is broken.
 std::string decoded_body(std::string body, std::string_view encoding, std::size_t most_bytes);
 
+/// Values of a body in JSON. Each takes 16 bytes, and as many again while its list grows.
+inline constexpr std::size_t kMostJsonValues = 4'000'000;
+
 }  // namespace heddle::serve

@@ -36,7 +36,8 @@ class Backend {
   virtual void remove(tenants::SetId set) = 0;
   virtual std::vector<tenants::WorkResult> forward_backward(
       std::span<const tenants::Work> works) = 0;
-  virtual tenants::StepResult optim_step(tenants::SetId set, const tenants::AdamParams& params) = 0;
+  virtual std::vector<tenants::StepResult> optim_steps(
+      std::span<const tenants::SetUpdate> updates) = 0;
   virtual void save(tenants::SetId set, const std::filesystem::path& directory,
                     bool with_optimizer) = 0;
   virtual tenants::SetId load(const std::filesystem::path& directory, bool with_optimizer) = 0;

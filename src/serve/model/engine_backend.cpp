@@ -77,8 +77,9 @@ class EngineBackend final : public Backend {
       passes_.push_back({ModelPass::Kind::kTrain, false, pass.sequences, pass.tokens, pass.sets});
     return results;
   }
-  tenants::StepResult optim_step(tenants::SetId set, const tenants::AdamParams& params) override {
-    return trainer_.optim_step(set, params);
+  std::vector<tenants::StepResult> optim_steps(
+      std::span<const tenants::SetUpdate> updates) override {
+    return trainer_.optim_steps(updates);
   }
   void save(tenants::SetId set, const std::filesystem::path& directory,
             bool with_optimizer) override {

@@ -5,13 +5,14 @@
 
 #include "base/json.h"
 #include "data/json/json_text.h"
+#include "serve/http/body.h"
 
 namespace heddle::serve::openai {
 
 Fields Fields::parse(std::string_view body) {
   Json object;
   try {
-    object = json::parse(body);
+    object = json::parse(body, {.values = kMostJsonValues});
   } catch (const DataError& error) {
     throw ApiError(400, fmt::format("the body is not JSON: {}", error.what()), "");
   }

@@ -6,6 +6,7 @@
 
 #include "base/json.h"
 #include "base/quote.h"
+#include "serve/http/body.h"
 
 namespace heddle::serve::tinker {
 
@@ -15,7 +16,7 @@ constexpr std::int64_t kMostPage = 1000;
 
 Fields::Fields(const std::string& body) {
   try {
-    value_ = heddle::json::parse<json>(body);
+    value_ = heddle::json::parse<json>(body, {.values = kMostJsonValues});
   } catch (const DataError& error) {
     throw_http(422, "the body is no JSON: {}", error.what());
   }

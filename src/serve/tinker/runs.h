@@ -15,7 +15,8 @@
 
 namespace heddle::serve::tinker {
 
-/// One request of a training run. Exactly one of `work`, `make` and `act` is set.
+/// One request of a training run. Exactly one of `work`, `make`, `update` and `act` is set, but
+/// `act` may follow an update.
 struct Operation {
   std::string promise;
   std::int64_t seq = -1;  ///< Its place in the run; -1: after all that have come.
@@ -27,9 +28,11 @@ struct Operation {
   std::optional<tenants::Work> work;
   /// Makes the run's set of adapters, or another in the place of the one it has.
   std::function<tenants::SetId(Backend&)> make;
+  /// An optimizer step. It is short and makes its run ready for more: those of all runs go first,
+  /// together.
+  std::optional<tenants::AdamParams> update;
+  /// Gives the outcome; after an update that succeeded, what else is to be done.
   std::function<Outcome(Backend&, tenants::SetId)> act;
-  /// Its `act` is short and makes its run ready for more: those of all runs go first, together.
-  bool is_step = false;
   /// Called before it is promised; throws HttpError for what the tenant may not do now.
   std::function<void()> check;
   /// Called on the loop's thread before its turn on the model's; what it throws is the outcome.
@@ -111,6 +114,8 @@ class Runs {
     double loss = 0;                    ///< Sum of a forward_backward.
   };
 
+  /// Throws DataError if the run could not be made.
+  static tenants::SetId set_of(const Running& running);
   bool is_ready(const Run& run) const;
   /// The operation that a ready run waits for.
   const Operation& next(const std::string& id) const;
@@ -120,6 +125,8 @@ class Runs {
   void pump();
   void pump_soon();
   void done(std::vector<Running>& finished);
+  /// The optimizer steps of a batch together.
+  static void step(Backend& backend, std::vector<Running>& batch);
   static void note(Progress& progress, const Running& finished);
   void fail_waiting(Run& run, const std::string& message);
   void release(tenants::SetId set);

@@ -29,6 +29,12 @@ Outcome guarded(const Work& work) {
 
 }  // namespace
 
+tenants::SetId Runs::set_of(const Running& running) {
+  if (!running.set)
+    throw_error<DataError>("run {} has no weights: it could not be made", running.run);
+  return *running.set;
+}
+
 bool Runs::is_ready(const Run& run) const {
   return !run.is_running && !run.is_closed && run.waiting.contains(run.next_seq);
 }
@@ -50,8 +56,8 @@ std::vector<std::string> Runs::ready_runs() const {
   std::ranges::stable_sort(ready, {}, served);
   // Runs that train in step stay so; a run that only sends steps keeps nobody waiting.
   if (!was_step_) {
-    std::ranges::stable_partition(ready,
-                                  [this](const std::string& id) { return next(id).is_step; });
+    std::ranges::stable_partition(
+        ready, [this](const std::string& id) { return next(id).update.has_value(); });
   }
   return ready;
 }
@@ -107,19 +113,18 @@ void Runs::pump() {
     const Operation& other = next(ready[i]);
     const bool shares_pass =
         first.work && other.work && tokens + other.tokens <= options_.pass_tokens;
-    if (!shares_pass && !(first.is_step && other.is_step && !other.before)) continue;
+    if (!shares_pass && !(first.update && other.update && !other.before)) continue;
     tokens += other.tokens;
     batch->push_back(take(ready[i]));
   }
-  was_step_ = batch->front().operation.is_step;
+  was_step_ = batch->front().operation.update.has_value();
   model_.run([this, batch](Backend& backend) {
     Running& first = batch->front();
     if (first.operation.work) {
       const Outcome failure = guarded([&] {
         std::vector<tenants::Work> works;
         for (Running& running : *batch) {
-          if (!running.set)
-            throw_error<DataError>("run {} has no weights: it could not be made", running.run);
+          set_of(running);
           works.push_back(std::move(*running.operation.work));
           works.back().set = *running.set;
         }
@@ -139,17 +144,39 @@ void Runs::pump() {
         if (old) backend.remove(*old);
         return Outcome();
       });
+    } else if (first.operation.update) {
+      step(backend, *batch);
     } else {
       for (Running& running : *batch) {
-        running.outcome = guarded([&] {
-          if (!running.set)
-            throw_error<DataError>("run {} has no weights: it could not be made", running.run);
-          return running.operation.act(backend, *running.set);
-        });
+        running.outcome = guarded([&] { return running.operation.act(backend, set_of(running)); });
       }
     }
     server_.post([this, batch] { done(*batch); });
   });
+}
+
+void Runs::step(Backend& backend, std::vector<Running>& batch) {
+  std::vector<tenants::SetUpdate> updates;
+  std::vector<Running*> stepping;
+  for (Running& running : batch) {
+    running.outcome = guarded([&] {
+      updates.push_back({set_of(running), *running.operation.update});
+      stepping.push_back(&running);
+      return Outcome();
+    });
+  }
+  std::vector<tenants::StepResult> results;
+  const Outcome failure = guarded([&] {
+    results = backend.optim_steps(updates);
+    return Outcome();
+  });
+  for (std::size_t i = 0; i < stepping.size(); ++i) {
+    Running& running = *stepping[i];
+    running.outcome = failure.is_failed ? failure : outcome_of(results[i]);
+    if (running.outcome.is_failed || !running.operation.act) continue;
+    const Outcome after = guarded([&] { return running.operation.act(backend, *running.set); });
+    if (after.is_failed) running.outcome = after;
+  }
 }
 
 void Runs::note(Progress& progress, const Running& finished) {

@@ -115,7 +115,6 @@ void Service::replay(const std::string& kind, const std::string& tenant, const s
 }
 
 void Service::keep_state(const std::string& run, const std::string& tenant, Operation& operation) {
-  const auto step = std::move(operation.act);
   const auto seq = operation.seq;
   // Counted where the steps run, in their order.
   auto name = std::make_shared<std::string>();
@@ -124,11 +123,9 @@ void Service::keep_state(const std::string& run, const std::string& tenant, Oper
     steps_[run] = 0;
     *name = "state-" + random_hex(6);
   };
-  operation.act = [this, step, name, run, tenant](Backend& backend, tenants::SetId set) {
-    Outcome outcome = step(backend, set);
-    if (!name->empty() && !outcome.is_failed)
-      backend.save(set, data_.run_directory(tenant, run) / *name, true);
-    return outcome;
+  operation.act = [this, name, run, tenant](Backend& backend, tenants::SetId set) {
+    if (!name->empty()) backend.save(set, data_.run_directory(tenant, run) / *name, true);
+    return Outcome();
   };
   operation.after = [this, name, run, tenant, seq] {
     if (name->empty()) return;

@@ -209,17 +209,8 @@ void Service::optim_step(const Request& request, const Responder& responder) {
   Operation operation;
   operation.seq = seq_of(fields);
   operation.kind = "optim_step";
-  operation.is_step = true;
   operation.bytes = request.body.size();
-  operation.act = [params = read_adam(fields)](Backend& backend, tenants::SetId set) {
-    const tenants::StepResult result = backend.optim_step(set, params);
-    if (!result.updated)
-      throw DataError(
-          "the norm of the gradients is not finite: the gradients were dropped and "
-          "nothing else changed");
-    return Outcome::json(
-        dump({{"type", "optim_step"}, {"metrics", {{"grad_norm:mean", result.grad_norm}}}}));
-  };
+  operation.update = read_adam(fields);
   if (options_.durable_steps > 0 && operation.seq >= 0)
     keep_state(run, request.caller.tenant, operation);
   submit(request, responder, run, std::move(operation));

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "serve/tinker/fields.h"
 #include "serve/tinker/wire.h"
 
 namespace heddle::serve::tinker {
@@ -32,6 +33,16 @@ Outcome outcome_of(const tenants::WorkResult& result) {
         batched(result.data, &tenants::DatumOutput::elementwise_loss);
   output.metrics = result.metrics;
   return Outcome::proto(Outcome::Form::kForwardBackward, encode(output));
+}
+
+Outcome outcome_of(const tenants::StepResult& result) {
+  if (!result.updated)
+    return Outcome::failure(
+        "the norm of the gradients is not finite: the gradients were dropped and nothing else "
+        "changed",
+        "user");
+  return Outcome::json(
+      dump({{"type", "optim_step"}, {"metrics", {{"grad_norm:mean", result.grad_norm}}}}));
 }
 
 }  // namespace heddle::serve::tinker

@@ -1,7 +1,12 @@
 // Low-rank changes of several sets at once on the GPU, against the reference in fp64 on the CPU.
 #include "ops/grouped_low_rank/grouped_low_rank.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/zeros.h>
+
 #include "ops/cuda/fused_support.h"
+#include "ops/grouped_low_rank/in_products.h"
 #include "ops/grouped_low_rank_support.h"
 
 namespace heddle::ops::testing {
@@ -92,6 +97,74 @@ TEST_F(GpuGroupedLowRank, SlotsEqualReference) {
   expect_slots(SlotCase::of(64, {37, 37}, {5, 16}, rows_of_slots(18, 2)));
   expect_slots(SlotCase::of(3584, {1024}, {16}, rows_of_slots(17, 1)));
   expect_slots(SlotCase::of(64, {72, 8}, {2, 3, 5, 12, 45}, rows_of_slots(97, 5)));
+}
+
+/// Products of the layers with the changes as further terms, and of a residual below one layer.
+class GpuGroupedTerms : public GpuFused {
+ protected:
+  static at::Tensor rounded(const at::Tensor& x) { return x.to(at::kBFloat16).to(at::kDouble); }
+  static at::Tensor moved(const at::Tensor& x) { return x.to(at::kBFloat16).to(gpu()); }
+
+  static void expect_results(const GroupedCase& exact, bool has_residual) {
+    const KernelTable linear = table_of(any<Linear>(), "cuda.sm90_or_cublas", at::kBFloat16,
+                                        Target{Platform::kCuda}),
+                      grouped = table_of(OpRequest::of<GroupedLowRank>(), "cuda.sm90_grouped",
+                                         at::kBFloat16, Target{Platform::kCuda});
+    const GroupedLowRank::Functions reference =
+        table_of(OpRequest::of<GroupedLowRank>(), "reference", at::kDouble, Target{})
+            .get<GroupedLowRank>();
+    const GroupedCase in_double = exact.with(rounded), c = exact.with(moved);
+    std::vector<Products> sums;
+    Products terms, terms_in_double;
+    Tensors expected;
+    const at::Tensor residual =
+        has_residual ? randn({c.rows, c.columns[0]}, at::kDouble, 77) : at::Tensor();
+    for (std::size_t i = 0; i < c.columns.size(); ++i) {
+      const at::Tensor weight = randn({c.columns[i], c.width}, at::kDouble, 300 + i);
+      sums.push_back({{c.x, moved(weight)}});
+      terms.push_back({c.dy[i], moved(weight)});
+      terms_in_double.push_back({in_double.dy[i], rounded(weight)});
+      expected.push_back(at::mm(in_double.x, rounded(weight).t()));
+      if (has_residual) expected[i].add_(rounded(residual));
+    }
+    reference.add_outputs(expected, reference.lows(in_double.x, in_double.groups),
+                          in_double.groups);
+    const auto& functions = grouped.get<GroupedLowRank>();
+    const at::Tensor lows = functions.lows(c.x, c.groups),
+                     d_lows = functions.d_lows(c.dy, c.groups);
+    const auto outputs = [&] {
+      return outputs_with_lows(linear.get<Linear>(), sums,
+                               has_residual ? moved(residual) : at::Tensor(), lows, c.groups);
+    };
+    const Tensors found = outputs(), again = outputs();
+    ASSERT_EQ(found.size(), expected.size());
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      EXPECT_TRUE(close(found[i].cpu(), expected[i], 1e-2)) << i;
+      EXPECT_TRUE(identical(found[i].cpu(), again[i].cpu())) << i;
+    }
+    at::Tensor dx = at::zeros({c.rows, c.width}, at::kDouble);
+    for (const auto& [dy, weight] : terms_in_double) dx.add_(at::mm(dy, weight));
+    reference.add_input_gradient(dx, reference.d_lows(in_double.dy, in_double.groups),
+                                 in_double.groups);
+    const at::Tensor found_dx =
+        input_gradient_with_lows(linear.get<Linear>(), terms, d_lows, c.groups);
+    ASSERT_TRUE(found_dx.defined());
+    EXPECT_TRUE(close(found_dx.cpu(), dx, 1e-2));
+  }
+};
+
+TEST_F(GpuGroupedTerms, RaggedAndEmptyRowsEqualReference) {
+  // Segments begin and end inside tiles of 128 and 256 rows.
+  expect_results(
+      GroupedCase::of(
+          320, {264, 64, 16, 520}, {300, 0, 1, 513, 130},
+          {{8, 8, 8, 8}, {16, 8, 8, 8}, {32, 0, 64, 8}, {64, 16, 16, 72}, {0, 0, 24, 0}}),
+      /*has_residual=*/false);
+}
+
+TEST_F(GpuGroupedTerms, OntoAResidual) {
+  expect_results(GroupedCase::of(520, {2560}, {256, 512, 100}, {{16}, {64}, {8}}, 0),
+                 /*has_residual=*/true);
 }
 
 TEST_F(GpuGroupedLowRank, LeavesOddWidthsToTheLibrary) {

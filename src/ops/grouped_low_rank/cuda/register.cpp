@@ -6,6 +6,7 @@
 #include "ops/cuda/kernels.h"
 #include "ops/cuda/tensor.h"
 #include "ops/grouped_low_rank/cuda/grouped_products.h"
+#include "ops/grouped_low_rank/cuda/low_blocks.h"
 #include "ops/grouped_low_rank/cuda/slot_tensors.h"
 #include "ops/grouped_low_rank/kernels.h"
 
@@ -32,28 +33,6 @@ bool fits(const Tensors& wide, const LowRankGroups& groups) {
     }
   }
   return true;
-}
-
-/// A change's part of the lows.
-struct Low {
-  void* data;
-  std::int64_t stride;
-};
-
-/// Runs f(rows, change, low) for each change.
-template <class F>
-void each(const at::Tensor& lows, const LowRankGroups& groups, const F& f) {
-  auto* const all = static_cast<char*>(lows.mutable_data_ptr());
-  std::int64_t first = 0;
-  for (const LowRankRows& rows : groups) {
-    const std::int64_t width = rows.width();
-    std::int64_t column = 0;
-    for (std::size_t i = 0; i < rows.changes.size(); ++i) {
-      column = rows.column_of(i);
-      f(rows, rows.changes[i], Low{all + (first + column) * lows.element_size(), width});
-    }
-    first += rows.rows * width;
-  }
 }
 
 /// low = scaling times the rows of `tall` times one factor of the change.

@@ -4,6 +4,8 @@
 // Work: persistent clusters of two CTAs; a cluster takes tiles of 256 rows x 256 columns, each CTA
 // 128 of the rows. Both need the same 256 columns of b: each loads half of a stage and sends it to
 // both. Warpgroup 0 loads; warpgroups 1 and 2 multiply 64 rows each, 128 accumulators a thread.
+// A term of some rows alone (the change of one of several sets of adapters) is left out of tiles
+// that have none of them; in the others the copies fill its rows of a with zeros.
 // A sum of up to 64 columns takes tiles of 64: products with zeros for the other 192 would take as
 // long as a wide layer's. The first CTA loads their b for both.
 //
@@ -42,6 +44,7 @@ constexpr u32 kSharedBytes = kStages * kStageBytes + 4 * kOutBytes + 2 * kStages
 struct Term {
   int a, b;   // indices of maps
   int steps;  // of 16 in depth, 32 of 8-bit floats
+  int first_row, end_row;
   const float *a_scales, *b_scales;
 };
 
@@ -73,7 +76,12 @@ constexpr int kGroup = 8;
 /// Place of a tile: rows of the pair, columns of a sum.
 struct Place {
   const Args::Sum* sum;
-  int row, column;
+  int row, column, pair_row;
+
+  /// Whether the tile of the pair has rows of the term.
+  __device__ __forceinline__ bool has(const Term& term) const {
+    return pair_row < term.end_row && pair_row + 2 * kRows > term.first_row;
+  }
 };
 
 __device__ __forceinline__ Place place_of(const Args& a, int tile, int rank) {
@@ -83,7 +91,8 @@ __device__ __forceinline__ Place place_of(const Args& a, int tile, int rank) {
   const int pair = group * kGroup + in_group % height, column = in_group / height;
   int s = 0;
   while (s + 1 < a.sum_count && column >= a.sums[s + 1].first_tile) ++s;
-  return {&a.sums[s], (2 * pair + rank) * kRows, (column - a.sums[s].first_tile) * kColumns};
+  return {&a.sums[s], (2 * pair + rank) * kRows, (column - a.sums[s].first_tile) * kColumns,
+          2 * pair * kRows};
 }
 
 struct Ring {
@@ -103,6 +112,8 @@ __device__ void load(const Args& a, u32 stages, u32 full, u32 empty, int rank) {
   for (int tile = blockIdx.x / 2; tile < tiles; tile += gridDim.x / 2) {
     const Place place = place_of(a, tile, rank);
     for (int t = place.sum->first_term; t < place.sum->end_term; ++t) {
+      if (!place.has(a.terms[t])) continue;
+      const int row = place.row - a.terms[t].first_row;
       const void* map_a = &a.maps[a.terms[t].a];
       const void* map_b = &a.maps[a.terms[t].b];
       const int depth = a.terms[t].steps * 16;
@@ -111,7 +122,7 @@ __device__ void load(const Args& a, u32 stages, u32 full, u32 empty, int rank) {
         mbar_wait(empty + ring.stage * 8, ring.phase ^ 1);
         const u32 bar = full + ring.stage * 8, to = stages + ring.stage * kStageBytes;
         mbar_expect(bar, place.sum->is_narrow ? kNarrowStageBytes : kStageBytes);
-        bulk_load_box(to, map_a, k, place.row, bar);
+        bulk_load_box(to, map_a, k, row, bar);
         if (place.sum->is_narrow) {
           if (rank == 0) load_to_both(to + kBytesA, map_b, k, 0, bar);
           continue;
@@ -318,6 +329,7 @@ __device__ __forceinline__ void multiply_tile(const Args& a, const Place& place,
     }
   }
   for (; t < place.sum->end_term; ++t) {
+    if (!place.has(a.terms[t])) continue;
     int steps = a.terms[t].steps;
 #pragma unroll 1
     for (; steps > 0; steps -= 4, ring.next()) {
@@ -465,10 +477,15 @@ void product_sums(int64_t rows, const std::vector<ProductSum>& sums, bool b_has_
       for (const ProductTerm& term : sum.terms) {
         if (term.is_eight_bit() != eight_bit_ones) continue;
         const int64_t depth_step = eight_bit_ones ? 32 : 16;
-        args.terms[terms++] = {maps, maps + 1,
+        const int64_t own = term.term_rows > 0 ? term.term_rows : rows;
+        args.terms[terms++] = {maps,
+                               maps + 1,
                                static_cast<int>((term.depth + depth_step - 1) / depth_step),
-                               term.a_scales, term.b_scales};
-        args.maps[maps++] = map_of(term.a, rows, term.depth, term.a_stride, kRows, eight_bit_ones);
+                               static_cast<int>(term.first_row),
+                               static_cast<int>(term.first_row + own),
+                               term.a_scales,
+                               term.b_scales};
+        args.maps[maps++] = map_of(term.a, own, term.depth, term.a_stride, kRows, eight_bit_ones);
         args.maps[maps++] = b_has_depth_first && !eight_bit_ones
                                 ? tensor_map(term.b, term.depth, sum.columns, term.b_stride, kDepth)
                                 : map_of(term.b, sum.columns, term.depth, term.b_stride,

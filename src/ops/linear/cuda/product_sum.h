@@ -16,6 +16,9 @@ struct ProductTerm {
   const void* b = nullptr;  ///< [columns, depth], or [depth, columns] in the transposed form
   int64_t b_stride = 0;
   int64_t depth = 0;
+  /// Rows of the sum that the term is for, which `a` begins with: [term_rows, depth]. 0: all of
+  /// them.
+  int64_t first_row = 0, term_rows = 0;
   /// Unless null, both matrices are e4m3 with a scale for each of their rows (fp8_rows.h), b is
   /// [columns, depth] in either form, the depth a multiple of 16 and the sum wider than 64.
   const float* a_scales = nullptr;
@@ -39,7 +42,7 @@ struct ProductSum {
 
 /// At most this many sums, and this many terms of all of them, in one launch.
 constexpr int kMostProductSums = 4;
-constexpr int kMostProductTerms = 10;
+constexpr int kMostProductTerms = 44;
 
 /// Whether tiles of one sum keep at least nine of ten multiprocessors busy.
 bool product_sum_fills_device(int64_t rows, int64_t columns);

@@ -13,6 +13,21 @@ namespace {
 constexpr int kThreads = 256, kWidth = 4, kSteps = 4;
 constexpr int kBlockElements = kThreads * kWidth * kSteps;
 using Table = TensorTable<AdamwEntry, kBlockElements>;
+using StoredTable = StoredTensorTable<AdamwEntry, kBlockElements>;
+
+/// Numbers of all tensors.
+struct OneGroup {
+  AdamwScalars scalars;
+  __device__ __forceinline__ const AdamwScalars& of(const AdamwEntry&) const { return scalars; }
+};
+
+/// Numbers by group.
+struct ManyGroups {
+  const AdamwScalars* scalars;
+  __device__ __forceinline__ const AdamwScalars& of(const AdamwEntry& t) const {
+    return scalars[t.group];
+  }
+};
 
 __device__ __forceinline__ void update(float& p, float& m, float& v, float g, float decay,
                                        const AdamwFloats& s) {
@@ -39,13 +54,13 @@ __device__ __forceinline__ void update_at(const AdamwEntry& t, int64_t i, float 
   if (t.rounded != nullptr) write(static_cast<bf16*>(t.rounded) + i, p);
 }
 
+template <class SomeTable, class Groups>
 __global__ void __launch_bounds__(kThreads)
-    adamw_kernel(const __grid_constant__ Table table,
-                 const __grid_constant__ AdamwScalars scalars) {
-  const AdamwFloats s(scalars);
-  if (s.changes_nothing) return;
+    adamw_kernel(const __grid_constant__ SomeTable table, const __grid_constant__ Groups groups) {
   const auto [tensor, begin] = table.place();
   const AdamwEntry& t = table.entries[tensor];
+  const AdamwFloats s(groups.of(t));
+  if (s.changes_nothing) return;
   const float decay = s.decay(t.weight_decay);
 #pragma unroll
   for (int k = 0; k < kSteps; ++k) {
@@ -63,8 +78,24 @@ __global__ void __launch_bounds__(kThreads)
 void adamw(const std::vector<AdamwEntry>& entries, const AdamwScalars& scalars,
            cudaStream_t stream) {
   Table::for_each(entries, [&](const Table& table, int blocks) {
-    adamw_kernel<<<blocks, kThreads, 0, stream>>>(table, scalars);
+    adamw_kernel<<<blocks, kThreads, 0, stream>>>(table, OneGroup{scalars});
   });
+  check_launch("adamw");
+}
+
+void AdamwGroups::add(const AdamwEntry& entry) {
+  const int tensor = static_cast<int>(entries.size());
+  entries.push_back(entry);
+  first_block.push_back(static_cast<int>(tensor_of_block.size()));
+  tensor_of_block.resize(tensor_of_block.size() + static_cast<std::size_t>(Table::blocks_of(entry)),
+                         tensor);
+}
+
+void adamw(const AdamwGroupsOnDevice& groups, cudaStream_t stream) {
+  if (groups.blocks == 0) return;
+  adamw_kernel<<<groups.blocks, kThreads, 0, stream>>>(
+      StoredTable{groups.entries, groups.tensor_of_block, groups.first_block},
+      ManyGroups{groups.scalars});
   check_launch("adamw");
 }
 

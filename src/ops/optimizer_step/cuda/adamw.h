@@ -17,10 +17,29 @@ struct AdamwEntry {
   int64_t count = 0;
   double weight_decay = 0;
   Element gradient_type = Element::kFloat32;
+  int group = 0;  ///< Its numbers, where groups have numbers of their own.
 };
 
 /// Enqueues the update of all parameters. Bytes per element: 24, the gradient's, 2 where rounded.
 void adamw(const std::vector<AdamwEntry>& entries, const AdamwScalars& scalars,
            cudaStream_t stream);
+
+/// The tables of a launch over groups, as they lie on the host and, copied, on the device.
+struct AdamwGroups {
+  std::vector<AdamwScalars> scalars;  ///< By group.
+  std::vector<AdamwEntry> entries;
+  std::vector<int> first_block, tensor_of_block;
+
+  void add(const AdamwEntry& entry);
+};
+/// Places of such tables on the device.
+struct AdamwGroupsOnDevice {
+  const AdamwScalars* scalars;
+  const AdamwEntry* entries;
+  const int *first_block, *tensor_of_block;
+  int blocks;
+};
+/// Enqueues the update of all groups' parameters by one launch, with the bits of adamw().
+void adamw(const AdamwGroupsOnDevice& groups, cudaStream_t stream);
 
 }  // namespace heddle::ops::cuda

@@ -79,8 +79,8 @@ void add_adamw(Registry& registry) {
   info.falls_back =
       "libtorch's fused AdamW for fp64 moments, gradients in another type than fp32 and bf16, and "
       "tensors that do not start on 16 bytes";
-  registry.add<AdamwStep>(
-      info, {step_wide(), step_rounded(), /*reads_device_numbers=*/true, step_eight_bit()});
+  registry.add<AdamwStep>(info, {step_wide(), step_rounded(), /*reads_device_numbers=*/true,
+                                 step_eight_bit(), step_groups});
 }
 
 }  // namespace heddle::ops::cuda

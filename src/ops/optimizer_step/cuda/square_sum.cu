@@ -11,6 +11,7 @@ namespace {
 constexpr int kThreads = 256, kWidth = 8, kSteps = 8;
 constexpr int kBlockElements = kThreads * kWidth * kSteps;
 using Table = TensorTable<SquareSumEntry, kBlockElements>;
+using StoredTable = StoredTensorTable<SquareSumEntry, kBlockElements>;
 
 /// The sum over the block, valid in thread 0.
 __device__ __forceinline__ double block_total(double x) {
@@ -25,8 +26,9 @@ __device__ __forceinline__ double block_total(double x) {
   return total;
 }
 
+template <class SomeTable>
 __global__ void __launch_bounds__(kThreads)
-    parts_kernel(const __grid_constant__ Table table, double* parts) {
+    parts_kernel(const __grid_constant__ SomeTable table, double* parts) {
   const auto [tensor, begin] = table.place();
   const SquareSumEntry& entry = table.entries[tensor];
   float sum = 0;
@@ -50,12 +52,23 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) parts[blockIdx.x] = total;
 }
 
-__global__ void __launch_bounds__(kThreads)
-    total_kernel(const double* parts, int64_t count, double* total) {
+__device__ __forceinline__ void write_total(const double* parts, int64_t count, double* total) {
   double sum = 0;
   for (int64_t i = threadIdx.x; i < count; i += kThreads) sum += parts[i];
   sum = block_total(sum);
   if (threadIdx.x == 0) *total = sum;
+}
+
+__global__ void __launch_bounds__(kThreads)
+    total_kernel(const double* parts, int64_t count, double* total) {
+  write_total(parts, count, total);
+}
+
+/// A block sums the parts of a group.
+__global__ void __launch_bounds__(kThreads)
+    totals_kernel(const double* parts, const int* group_begin, double* totals) {
+  const int begin = group_begin[blockIdx.x];
+  write_total(parts + begin, group_begin[blockIdx.x + 1] - begin, totals + blockIdx.x);
 }
 
 }  // namespace
@@ -75,6 +88,23 @@ void square_sum(const std::vector<SquareSumEntry>& entries, double* workspace, d
   });
   total_kernel<<<1, kThreads, 0, stream>>>(workspace, first, total);
   check_launch("square_sum");
+}
+
+void SquareSumGroups::add(const SquareSumEntry& entry) {
+  const int tensor = static_cast<int>(entries.size());
+  entries.push_back(entry);
+  first_block.push_back(static_cast<int>(tensor_of_block.size()));
+  tensor_of_block.resize(tensor_of_block.size() + static_cast<std::size_t>(Table::blocks_of(entry)),
+                         tensor);
+}
+
+void square_sums(const SquareSumGroupsOnDevice& groups, double* workspace, double* totals,
+                 cudaStream_t stream) {
+  if (groups.blocks > 0)
+    parts_kernel<<<groups.blocks, kThreads, 0, stream>>>(
+        StoredTable{groups.entries, groups.tensor_of_block, groups.first_block}, workspace);
+  totals_kernel<<<groups.groups, kThreads, 0, stream>>>(workspace, groups.group_begin, totals);
+  check_launch("square_sums");
 }
 
 }  // namespace heddle::ops::cuda

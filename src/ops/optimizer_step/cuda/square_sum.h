@@ -22,4 +22,24 @@ int64_t square_sum_workspace(const std::vector<SquareSumEntry>& entries);
 void square_sum(const std::vector<SquareSumEntry>& entries, double* workspace, double* total,
                 cudaStream_t stream);
 
+/// The tables of sums over groups of tensors, as they lie on the host and, copied, on the device.
+struct SquareSumGroups {
+  std::vector<SquareSumEntry> entries;
+  std::vector<int> first_block, tensor_of_block;
+  std::vector<int> group_begin = {0};  ///< First block of each group, and the end.
+
+  void add(const SquareSumEntry& entry);
+  void end_group() { group_begin.push_back(static_cast<int>(tensor_of_block.size())); }
+};
+/// Places of such tables on the device.
+struct SquareSumGroupsOnDevice {
+  const SquareSumEntry* entries;
+  const int *first_block, *tensor_of_block, *group_begin;
+  int blocks, groups;
+};
+/// Writes each group's sum to totals[group], with the bits of square_sum(), in two launches.
+/// `workspace`: a double for each block.
+void square_sums(const SquareSumGroupsOnDevice& groups, double* workspace, double* totals,
+                 cudaStream_t stream);
+
 }  // namespace heddle::ops::cuda

@@ -6,6 +6,7 @@
 #include "ops/cuda/tensor.h"
 #include "ops/optimizer_step/cuda/adamw.h"
 #include "ops/optimizer_step/cuda/kernel_arguments.h"
+#include "ops/optimizer_step/cuda/stored_tables.h"
 #include "ops/optimizer_step/kernels.h"
 
 namespace heddle::ops::adamw_cuda {
@@ -60,5 +61,36 @@ void run(const std::vector<AdamwTensor>& tensors, const AdamwOptions& options) {
 }  // namespace
 
 Step step_wide() { return run; }
+
+void step_groups(const std::vector<AdamwGroup>& groups) {
+  cuda::AdamwGroups tables;
+  const at::Tensor* first = nullptr;
+  for (const AdamwGroup& group : groups) {
+    std::vector<AdamwTensor> others;
+    for (const AdamwTensor& tensor : group.tensors) {
+      if (tensor.parameter.numel() == 0) continue;
+      if (!tensor.parameter.is_cuda() || !fits(tensor) ||
+          (first != nullptr && first->device() != tensor.parameter.device())) {
+        others.push_back(tensor);
+        continue;
+      }
+      if (first == nullptr) first = &tensor.parameter;
+      cuda::AdamwEntry entry = entry_of(tensor);
+      entry.group = static_cast<int>(tables.scalars.size());
+      tables.add(entry);
+    }
+    tables.scalars.push_back(scalars_of(group.options));
+    if (!others.empty()) run(others, group.options);
+  }
+  if (first == nullptr) return;
+  const cuda::OnDevice on(*first);
+  const cuda::StoredTables stored(
+      first->device(),
+      {cuda::bytes_of(tables.scalars), cuda::bytes_of(tables.entries),
+       cuda::bytes_of(tables.first_block), cuda::bytes_of(tables.tensor_of_block)});
+  cuda::adamw({stored.at<cuda::AdamwScalars>(0), stored.at<cuda::AdamwEntry>(1), stored.at<int>(2),
+               stored.at<int>(3), static_cast<int>(tables.tensor_of_block.size())},
+              on.stream());
+}
 
 }  // namespace heddle::ops::adamw_cuda

@@ -1,4 +1,5 @@
-// One launch over many tensors: their table is the kernel's argument, cut into launches that fit.
+// One launch over many tensors: their table is the kernel's argument, cut into launches that fit,
+// or lies in the device's memory.
 #pragma once
 
 #include <algorithm>
@@ -49,6 +50,24 @@ struct TensorTable {
   }
   static std::int64_t blocks_of(const Entry& entry) {
     return (entry.count + kBlockElements - 1) / kBlockElements;
+  }
+};
+
+/// The same of any number of tensors, in the device's memory.
+template <class Entry, int kBlockElements>
+struct StoredTensorTable {
+  const Entry* entries;
+  const int* tensor_of_block;
+  const int* first_block;  ///< Of each tensor.
+
+  struct Place {
+    int tensor;
+    std::int64_t begin;
+  };
+  __device__ __forceinline__ Place place() const {
+    const int tensor = tensor_of_block[blockIdx.x];
+    return {tensor, static_cast<std::int64_t>(static_cast<int>(blockIdx.x) - first_block[tensor]) *
+                        kBlockElements};
   }
 };
 
