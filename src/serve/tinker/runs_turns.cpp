@@ -11,6 +11,7 @@ namespace heddle::serve::tinker {
 namespace {
 
 constexpr std::size_t kMostLosses = 300;  ///< Points of a run's curve.
+constexpr double kLookAgainS = 0.001;     ///< For runs that are awaited.
 
 /// The work's exception as an outcome.
 template <class Work>
@@ -62,18 +63,35 @@ std::vector<std::string> Runs::ready_runs() const {
   return ready;
 }
 
-void Runs::pump_soon() {
-  if (is_pump_due_) return;
-  is_pump_due_ = true;
-  const auto pump_now = [this] {
-    is_pump_due_ = false;
-    pump();
-  };
-  if (runs_.size() > 1) {
-    server_.post_after(options_.join_s, pump_now);
-  } else {
-    server_.post(pump_now);
+bool Runs::awaits_others() const {
+  constexpr auto kIsStep = [](const Operation& operation) { return operation.update.has_value(); };
+  std::int64_t tokens = 0;
+  bool is_any_ready = false, is_any_due = false;
+  for (const auto& [id, run] : runs_) {
+    if (is_ready(run)) {
+      is_any_ready = true;
+      tokens += next(id).tokens;
+      if (kIsStep(next(id)) && !was_step_) return false;
+    } else if (!run.is_running && !run.is_closed && run.waiting.empty()) {
+      is_any_due = is_any_due || (run.returns_soon && is_within_join(run.idle_since));
+    }
   }
+  return is_any_ready && is_any_due && tokens < options_.pass_tokens;
+}
+
+void Runs::join() {
+  if (is_busy_ || is_draining_) return;
+  if (awaits_others()) return join_after(kLookAgainS);
+  pump();
+}
+
+void Runs::join_after(double seconds) {
+  if (is_join_due_) return;
+  is_join_due_ = true;
+  server_.post_after(seconds, [this] {
+    is_join_due_ = false;
+    join();
+  });
 }
 
 Runs::Running Runs::take(const std::string& id) {
@@ -207,13 +225,13 @@ void Runs::done(std::vector<Running>& finished) {
     run.set = running.set;
     run.is_running = false;
     run.next_seq = std::max(run.next_seq, running.operation.seq + 1);
-    run.blocked_since = Clock::now();
+    run.blocked_since = run.idle_since = Clock::now();
     if (run.is_closed) {
       if (run.set) release(*run.set);
       runs_.erase(found);
     }
   }
-  pump();
+  join();
 }
 
 }  // namespace heddle::serve::tinker
